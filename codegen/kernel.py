@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from polydyn.codegen.device import capability, runs_on
+from polydyn.capability import capability, runs_on
 from polydyn.codegen.ir import Compare
 from polydyn.schedules.index import ZERO, Index, IndexLike
 
@@ -84,7 +84,7 @@ class TensorMapOf:
 class Block:
     """How a kernel runs on a device, beside what every kernel has.
 
-    ``threads``: of a block. ``arch``: the oldest architecture that has the instructions (``device.runs_on``).
+    ``threads``: of a block. ``arch``: the oldest architecture that has the instructions (``capability.runs_on``).
     ``maps``: parameters by value (128 bytes each), before the buffers. ``workspace``: bytes, over the symbols, of the
     buffer ``WORKSPACE`` (16-byte aligned, contents undefined before and after), which it shares with what is launched
     after it. ``work``: of a block, for estimates of its time; None: nothing is known. ``factor``: what

@@ -32,6 +32,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-golden", action="store_true", help="rewrite tests/golden from what the code prints now")
 
 
+LONG = ("models", "cuda", "benchmarks", "cli", "kernels", "program")
+"""Folders whose tests take long, begun first: at the end no process waits for the last long one of another."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Long tests first; else the order of the files."""
+    folders = [item.path.relative_to(Path(__file__).parent).parts[0] for item in items]
+    place = {id(item): LONG.index(f) if f in LONG else len(LONG) for item, f in zip(items, folders, strict=True)}
+    items.sort(key=lambda item: place[id(item)])
+
+
 @pytest.fixture(scope="module", autouse=True)
 def verified_passes(request: pytest.FixtureRequest) -> Iterator[None]:
     """The loop IR is checked after each pass where kernels or models are the subject, elsewhere once, as for users."""

@@ -64,9 +64,9 @@ class Scratch:
         return cell["i"] * self.pitch + self._step(cell)
 
     def _step(self, cell: Mapping[str, Index]) -> Index:
-        k = cell["k"]
+        k, axes = cell["k"], self.places.map.iterators
         for x, e in self.product.inner:
-            k = k * e + cell[x]
+            k = k * e + cell[axes[self.product.accumulation.name, x]]
         return k
 
     # -- how much they take --------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 
+from polydyn.capability import capability, runs_on
 from polydyn.codegen.cuda.emit import LONG, short_first, without_repeats
 from polydyn.codegen.cuda.few_rows import gemv_versions
 from polydyn.codegen.cuda.group import ProductGroup
@@ -16,7 +17,6 @@ from polydyn.codegen.cuda.rows import CudaNestKernel
 from polydyn.codegen.cuda.split import SHARES, combining_group, partial_group
 from polydyn.codegen.cuda.tile import CudaTile
 from polydyn.codegen.cuda.wgmma import wgmma_versions, without_wgmma
-from polydyn.codegen.device import capability, runs_on
 from polydyn.codegen.ir import Compare
 from polydyn.codegen.kernel import UNIT, WORKERS, Kernel, with_block
 from polydyn.codegen.printers.cuda_values import BYTES, HALF

@@ -35,8 +35,8 @@ def prefetch_next(
     """Loops ``var`` prefetch their loads of four bytes for the next tile, line by line.
 
     ``following``: what symbols stand for in the next tile; loads that depend on none of them are left alone, and so are
-    those that are not dense along ``var``. A loop over vectors prefetches for every vector, one over elements in strips
-    of a line.
+    those that are not dense along ``var``, or move with a loop inside it. A loop over vectors prefetches for every
+    vector, one over elements in strips of a line.
 
     ``panel``: what symbols stand for in the panel of columns that follows when all row tiles have used this one. The
     tiles share the work of asking for it: each strip asks for its steps [``FIRST``, ``END``). ``whole``: the loop is a
@@ -46,7 +46,8 @@ def prefetch_next(
     def f(n: Node) -> Node | Body:
         if not (isinstance(n, For) and n.var == var and n.lo == ZERO):
             return n
-        loads = list(dict.fromkeys(_loads(n)))
+        inside = {x.var for x in walk(n.body) if isinstance(x, For)}
+        loads = [v for v in dict.fromkeys(_loads(n)) if not v.address.symbols() & inside]
         near = [v for v in loads if following.keys() & v.address.symbols() and _dense(v, var)]
         far = [v for v in loads if panel and panel.keys() & v.address.symbols() and v.address.split(var)[0] == LINE]
         if not near and not far:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from polydyn.codegen.device import capability, runs_on
+from polydyn.capability import capability, runs_on
 from polydyn.errors import UnsupportedError
 
 __all__ = [

@@ -14,13 +14,13 @@ from onnx import TensorProto, helper, numpy_helper
 
 from polydyn.backends import Options
 from polydyn.backends.cuda import Cuda
+from polydyn.capability import runs_on
 from polydyn.codegen.cuda.emit import LONG
 from polydyn.codegen.cuda.group import ProductGroup
 from polydyn.codegen.cuda.product import TiledProduct
 from polydyn.codegen.cuda.tile import CudaTile
 from polydyn.codegen.cuda.versions import CudaContractKernel
 from polydyn.codegen.cuda.wgmma import wgmma_versions
-from polydyn.codegen.device import runs_on
 from polydyn.codegen.kernel import Kernel
 from polydyn.gpu.compiler import compile_cuda, find_nvcc
 from polydyn.gpu.emulator import Counters, EmulatedModule, compile_emulated

@@ -18,6 +18,7 @@ from polydyn.program.assemble import build_artifact
 from polydyn.runtime.artifact import Artifact
 from polydyn.runtime.opening import open_program
 from polydyn.runtime.program import Program
+from polydyn.testing import models
 
 D = 16
 SHAPES = [(1, 1, 1), (1, 8, 8), (2, 7, 7), (1, 33, 33), (2, 65, 65), (1, 130, 130), (3, 1, 31), (1, 13, 64), (0, 4, 4)]
@@ -166,3 +167,24 @@ def test_a_wrong_scale_is_seen() -> None:
     expected = ort.InferenceSession(model.SerializeToString()).run(None, f)[0]
     off = {**f, "q": f["q"] * np.where(np.arange(4 * D) < D, np.float32(1.01), np.float32(1))}
     assert np.abs(compiled("plain").run(off)["y"] - expected).max() > 3e-5
+
+
+def test_scores_of_several_reductions_are_packed_and_prefetched() -> None:
+    """A convolution in place, a norm of its rows and a product are one kernel; taps are a loop inside the channels."""
+    r, node = np.random.default_rng(0), helper.make_node
+    nodes = [
+        node("Conv", ["x", "first"], ["a"], strides=[4]),
+        node("Conv", ["a", "taps"], ["c"], strides=[2]),
+        node("Relu", ["c"], ["g"]),
+        node("Transpose", ["g"], ["t"], perm=[0, 2, 1]),
+        node("LayerNormalization", ["t", "scale"], ["n"], axis=-1),
+        node("MatMul", ["n", "w"], ["y"]),
+    ]
+    sizes = {"first": (48, 1, 5), "taps": (48, 48, 2), "scale": (48,), "w": (48, 24)}
+    constants = {n: r.standard_normal(s, np.float32) / 4 for n, s in sizes.items()}
+    made = models.model("taps", nodes, {"x": ["N", 1, "L"]}, constants)
+    program, other = polydyn.compile(made), ort.InferenceSession(made.SerializeToString())
+    assert [x.kernel.split("_")[0] for x in program.explain(N=2, L=99).launches] == ["contract", "attention"]
+    for shape in ((1, 1, 25), (3, 1, 1033)):
+        x = r.standard_normal(shape, np.float32)
+        np.testing.assert_allclose(program.run({"x": x})["y"], other.run(None, {"x": x})[0], rtol=1e-4, atol=1e-4)

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, field
 from typing import NamedTuple, TypeAlias
 
 from polydyn.build.features import available_cores
-from polydyn.codegen.device import capability, runs_on
+from polydyn.capability import capability, runs_on
 from polydyn.errors import BuildError
 from polydyn.gpu.compiler import compile_cuda, compiler_version, device_headers
 from polydyn.gpu.emulator import compile_emulated
