@@ -4,17 +4,26 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from polydyn.errors import InputError
-from polydyn.runtime.program import numpy_dtype
+from polydyn.runtime.program import Program, numpy_dtype
 from polydyn.session.refusals import Refusing
-from polydyn.session.values import Array, OrtValue, check_device, dtype_name, tensor_type
+from polydyn.session.values import Array, NodeArg, OrtValue, check_device, dtype_name, tensor_type
 
-if TYPE_CHECKING:
-    from polydyn.session.session import InferenceSession
+
+class Bound(Protocol):
+    """What a binding asks of a session."""
+
+    program: Program
+
+    def get_inputs(self) -> list[NodeArg]:
+        """The inputs."""
+
+    def get_outputs(self) -> list[NodeArg]:
+        """The outputs."""
 
 
 class _DevicePointer:
@@ -45,7 +54,7 @@ class IOBinding(Refusing):
     While bindings stay as they are and every output has memory of its own, calls after the first check nothing again.
     """
 
-    def __init__(self, session: InferenceSession) -> None:
+    def __init__(self, session: Bound) -> None:
         self._program = session.program
         args = {"input": session.get_inputs(), "output": session.get_outputs()}
         self._types = {kind: {a.name: a.type for a in some} for kind, some in args.items()}

@@ -1,0 +1,10 @@
+"""What the counts of the house must never show."""
+
+from __future__ import annotations
+
+from benchmarks.house import measure
+from tests.support.paths import ROOT
+
+
+def test_no_modules_import_each_other() -> None:
+    assert measure(ROOT)["circles"] == []
