@@ -137,13 +137,13 @@ class KernelBuilder(Builder):
         build = DotKernel if form.dot else ContractKernel
         kernel = build(_name(form, place.key), group, roles, self.target, form.packed, None, form.fill, form.footprint)
         proofs.prove_contract(kernel.schedule, kernel.tiles())
+        tuned = self.tuner.builders(place.key, replace(form, roles=roles)) if self.tuner and not form.dot else None
         few = None
         if kernel.product.decodes:
             few = DecodingKernel(f"few_{place.key[:12]}", group, roles, self.target, form.packed, None, form.fill)
             proofs.prove_contract(few.schedule, few.tiles())
             if few.product.in_bytes:
                 return replace(place, kernels=(few.build(),))
-        tuned = self.tuner.builders(place.key, replace(form, roles=roles)) if self.tuner and not form.dot else None
         if tuned is None:
             found = replace(place, kernels=(kernel.build(),))
         else:
