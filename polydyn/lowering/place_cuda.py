@@ -27,7 +27,6 @@ from polydyn.schedules.index import Index
 from polydyn.schedules.model import Group, verify_group
 from polydyn.schedules.proof.attention import prove_row_blocks
 from polydyn.schedules.proof.reuse import Proofs
-from polydyn.schedules.ranges import largest
 from polydyn.schedules.solution.schedule import attention_groups, schedule_attention
 from polydyn.shapes.context import ShapeContext
 
@@ -63,9 +62,7 @@ def without_served(p: Placed, facts: ShapeContext) -> Placed:
             return False
         low, high = (c.left, c.right) if c.relation == "<=" else (c.right, c.left)
         low, high = low.subs(launch).subs(params), high.subs(launch).subs(params)
-        most = largest(low, facts.ranges)
-        known_high = most is not None and high.constant is not None and most <= high.constant
-        return known_high or facts.nonnegative(high - low)
+        return facts.nonnegative(high - low)
 
     for k in p.kernels:
         multiples = tuple((i, n) for i, n in k.multiples if not facts.is_multiple(i.subs(params), n))

@@ -109,7 +109,7 @@ def _addresses(s: Statement, array: str, params: Mapping[str, int]) -> Iterator[
     ranges |= {n: (0, max(0, e.evaluate(params) - 1)) for n, e in s.iters}
     for x in loads(s.value):
         if x.buffer == array:
-            yield interval(x.index[0], ranges)[1]
+            yield int(interval(x.index[0], ranges)[1])
 
 
 C = TypeVar("C", bound=Task)

@@ -13,7 +13,7 @@ from polydyn.schedules.model import Group
 from polydyn.schedules.show import show_group
 from polydyn.schedules.tiling import Roles
 from polydyn.schedules.tree.buffers import accumulate, carry, keep, promote, spread
-from polydyn.schedules.tree.gpu import GpuTile, gpu_product
+from polydyn.schedules.tree.gpu import GpuTile, gpu_product, stage_sums
 from polydyn.schedules.tree.limits import assign, clip, mark, pad, unmark
 from polydyn.schedules.tree.loops import (
     Launch,
@@ -107,6 +107,19 @@ REWRITTEN: dict[str, Callable[[], Group]] = {
 @pytest.mark.parametrize("name", REWRITTEN)
 def test_what_a_rewrite_of_the_group_makes(name: str, golden: Golden) -> None:
     golden(f"transformations/{name}.txt", show_group(REWRITTEN[name]()))
+
+
+NAMED: tuple[Callable[..., object], ...] = (
+    accumulate, assign, balance, begins, beside, carry, clip, deal_reduction, distribute, fuse, interchange, keep, mark,
+    merge, pad, promote, pull_out, refine, regroup, rename, sequence_phases, split_reduction, spread, stage_sums, tile,
+    unmark,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("f", NAMED, ids=lambda f: f.__name__)
+def test_a_transformation_says_what_it_is_elsewhere_what_it_makes_and_what_it_refuses(f: Callable[..., object]) -> None:
+    missing = [x for x in ("isl", "Halide", "TVM", "Before", "After", "Refuses") if x not in (f.__doc__ or "")]
+    assert not missing and {*MADE, *REWRITTEN} <= {x.__name__ for x in NAMED}
 
 
 REFUSED: dict[str, tuple[str, Callable[[], object]]] = {
