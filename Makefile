@@ -1,5 +1,5 @@
 # Each target makes what it needs: a virtual environment in .venv (stamp files say which extras are in it), then runs.
-# make demo | MODEL=path.onnx [SHAPES='B=1,L=8 B=4,L=61'] make demo | make test | make unit | make checked | make lint | make types
+# make demo | MODEL=path.onnx [SHAPES='B=1,L=8 B=4,L=61'] make demo | make test | make test-long | make unit | make checked | make lint | make types
 # MODEL=path.onnx [SHAPES=...] [THREADS='1 2'] [ARGS=...] make bench | MODEL=... SHAPES=... make shortfall | make opening
 # make bench-gemm | make bench-stitch | make bench-cpu | make bench-fusion | SEEDS=500 make fuzz | make fuzz-shapes | make damage | make shape-inference | make conformance | make guards | make emulate | make pycuda-test | make pycuda-emulate | make gpu-pack | make gpu | make gpu-rehearsal | make gpu-after | make models | make release-test | make arm-test | make serving | make wheel | make clean
 PYTHON ?= python3
@@ -13,7 +13,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: demo torch test unit lint types check checked pool-tsan bench bench-gemm bench-stitch bench-cpu bench-fusion shortfall opening fuzz fuzz-shapes damage shape-inference conformance guards accuracy emulate pycuda-test pycuda-emulate gpu gpu-pack gpu-rehearsal gpu-after models tiny-models replay docs release-test arm-test serving wheel clean
+.PHONY: demo torch test test-long unit lint types check checked pool-tsan bench bench-gemm bench-stitch bench-cpu bench-fusion shortfall opening fuzz fuzz-shapes damage shape-inference conformance guards accuracy emulate pycuda-test pycuda-emulate gpu gpu-pack gpu-rehearsal gpu-after models tiny-models replay docs release-test arm-test serving wheel clean
 
 $(VENV)/.made:
 	$(PYTHON) -c 'import sys; sys.exit("polydyn needs Python 3.10 or newer") if sys.version_info < (3, 10) else None'
@@ -31,6 +31,10 @@ demo: $(VENV)/.extra-test
 # Each process takes half of the files, in order: what a module has compiled, its tests share.
 test: $(VENV)/.extra-test
 	$(BIN)/python -m pytest -n auto --dist worksteal
+
+# What `make test` leaves out: larger models, further parameters of cases that it has.
+test-long: $(VENV)/.extra-test
+	$(BIN)/python -m pytest -n auto --dist worksteal -m slow
 
 # The suite to run all day: no compiler, less than a minute.
 unit: $(VENV)/.extra-test

@@ -291,7 +291,7 @@ def test_other_targets_keep_the_floats() -> None:
     """A CPU folds the weights to float32; scales that are not known now stay where they are."""
     graph = import_model(layer("float32"))
     assert all("8-bit" not in note for note in Cuda("cuda", Options(without={"float8"})).rewrite(graph).notes)
-    assert any("8-bit" in note for note in Cuda("cuda", Options()).rewrite(graph).notes)
+    assert "8-bit" in "\n".join(Cuda("cuda", Options()).rewrite(graph).notes)
     model = layer("float32")
     (scale,) = (t for t in model.graph.initializer if t.name == "sx")
     model.graph.initializer.remove(scale)

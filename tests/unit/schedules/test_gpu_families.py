@@ -19,6 +19,7 @@ from polydyn.schedules.tree.rewrites import PART
 from polydyn.schedules.tree.scheduled import Scheduled, flat
 from polydyn.schedules.tree.strategies import ACC
 from polydyn.schedules.tree.warpgroups import WarpgroupTile, warpgroup_product
+from tests.support.marks import slow
 from tests.support.schedule_text import text
 from tests.support.scheduled_groups import online_parts, product, roles, run_online, run_product, single
 
@@ -79,7 +80,7 @@ def test_online_softmax_is_proven(sizes: OnlineTile) -> None:
     prove(online(sizes))
 
 
-@pytest.mark.parametrize("step", [4, 16])
+@pytest.mark.parametrize("step", [slow(4), 16])
 def test_online_softmax_computes_at_ragged_sizes(step: int) -> None:
     depth, width = 2 * step - 1, 29
     t = online(OnlineTile(1, 16, 2 * step, 32, step), depth, width)

@@ -25,6 +25,7 @@ from polydyn.schedules.tree.scheduled import Scheduled
 from polydyn.schedules.tree.strategies import CpuTile, cpu_product, nest
 from polydyn.schedules.tree.warpgroups import WarpgroupTile, warpgroup_product
 from polydyn.schedules.tree.windows import window
+from tests.support.marks import slow
 from tests.support.mutants import mutants
 from tests.support.polyhedral_groups import depthwise, softmax
 from tests.support.scheduled_groups import (
@@ -140,7 +141,8 @@ def check(family: Callable[[], tuple[Scheduled, Callable[[Scheduled], bool]]], e
 @pytest.mark.parametrize(
     "family, every",
     [
-        (cpu, 9), (fma, 9), (mma, 25), (lanes, 9), (warpgroups, 27), (online, 70), (rows, 1), (windows, 3), (blocks, 9),
+        (cpu, 9), (fma, 9), (mma, 25), (lanes, 9), (warpgroups, 27), slow(online, 70), (rows, 1),
+        (windows, 3), (blocks, 9),
     ],
 )  # fmt: skip
 def test_what_the_proof_accepts_is_right(
