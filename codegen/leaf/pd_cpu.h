@@ -83,17 +83,19 @@ PD_MEMORY(i64, vi64)
 PD_MEMORY(u8, vu8)
 PD_MEMORY(i8, vi8)
 #if defined(__AVX512F__) && PD_W == 16 && !defined(__clang__)
-/* whole vectors of elements 1 to 4 apart, out of vectors that begin and end at an element */
+/* elements 1 to 4 apart, out of whole vectors; no lane behind the last element is read */
 PD_INLINE vf32 vunzip_f32(const f32 *b, i64 i, i64 s, i64 n) {
-  const vi32 l = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15}, e = l * (i32)s;
-  if (n < 16 || s < 1 || s > 4) return vloads_f32(b, i, s, n);
-  if (s == 1) return vload_f32(b, i);
-  if (s == 2) return __builtin_shuffle(vload_f32(b, i), vload_f32(b, i + 15), l * 2 - (l * 2 >= 16));
-  vf32 low = __builtin_shuffle(vload_f32(b, i), vload_f32(b, i + 16), e), high;
-  if (s == 3) high = __builtin_shuffle(vload_f32(b, i + 30), l * 3 - 30);
-  else high = __builtin_shuffle(vload_f32(b, i + 32), vload_f32(b, i + 45), l * 4 - 32 - 3 * (l * 4 >= 48));
-  vi32 first = e < 32;
-  return (vf32)((first & (vi32)low) | (~first & (vi32)high));
+  const vi32 e = (vi32){0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15} * (i32)s;
+  const i64 m = (PD_MIN(n, 16) - 1) * s + 1;
+  if (s < 1 || s > 4) return vloads_f32(b, i, s, n);
+  if (s == 1) return n < 16 ? vloadm_f32(b, i, n) : vload_f32(b, i);
+  vf32 first = n < 16 ? vloadm_f32(b, i, m) : vload_f32(b, i);
+  vf32 low = __builtin_shuffle(first, vloadm_f32(b, i + 16, m - 16), e), high = {0};
+  if (s == 2) return low;
+  if (s == 3) high = __builtin_shuffle(vloadm_f32(b, i + 32, m - 32), e);
+  else high = __builtin_shuffle(vloadm_f32(b, i + 32, m - 32), vloadm_f32(b, i + 48, m - 48), e);
+  const vi32 left = e < 32;
+  return (vf32)((left & (vi32)low) | (~left & (vi32)high));
 }
 #define vloads_f32 vunzip_f32
 /* the same of bytes two apart: the steps of pairs */

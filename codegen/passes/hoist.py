@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import reduce
+from itertools import takewhile
 
-from polydyn.codegen.indices import map_node_indices, node_indices
+from polydyn.codegen.indices import map_node_indices, mentions, node_indices
 from polydyn.codegen.ir import (
     Between,
     Body,
@@ -19,9 +20,11 @@ from polydyn.codegen.ir import (
     Node,
     Reg,
     Store,
+    Undefined,
     map_values,
     rewrite,
     walk,
+    walk_value,
 )
 from polydyn.schedules.expr import Const, FromIndex, Op, Value
 from polydyn.schedules.index import Atom, Index
@@ -64,6 +67,21 @@ def hoist_masks(loop: For, prefix: str) -> For:
 
     body = map_values(loop.body, f)
     return replace(loop, body=(*(Def(r.name, g, r.lanes) for g, r in masks.items()), *body))
+
+
+def hoist_choice(loop: For) -> Body:
+    """What a loop begins with and does not change, a choice or registers, comes before it."""
+    n = loop.body[0] if len(loop.body) == 1 else None
+    if isinstance(n, If) and loop.var not in mentions(n)[0]:
+        then, orelse = (hoist_choice(replace(loop, body=x)) if x else () for x in (n.then, n.orelse))
+        return (replace(n, then=then, orelse=orelse),)
+    fixed = tuple(takewhile(lambda x: isinstance(x, Def) and _is_fixed(x, loop.var), loop.body))
+    return (*fixed, replace(loop, body=loop.body[len(fixed) :]))
+
+
+def _is_fixed(n: Def, var: str) -> bool:
+    read = any(isinstance(x, (FlatLoad, Reg, Undefined)) for x in walk_value(n.value))
+    return not read and var not in mentions(n)[0]
 
 
 def conjuncts(v: Value) -> Iterator[Value]:

@@ -1,17 +1,19 @@
 """Windows in registers: a tile of neighbouring outputs is straight-line code that loads every input once.
 
 Outputs that lie beside each other read mostly the same inputs. After unrolling, the taps of all outputs of a tile stand
-one after another; ``arrange`` puts those that read the same element together. Every sum adds its taps in the order that
-it had. Guards (a padding, a tile that is not full) are taken apart: a tile that lies inside has none, its twin decides
-once for each element that it reads, and keeps the masks of its vectors in registers.
+one after another; ``_by_loads`` puts those that read the same element together. Every sum adds its taps in the order
+that it had; taps that several sums add alike, such as a line of a pooling, are added up once for all of them. Guards (a
+padding, a tile that is not full) are taken apart: a tile that lies inside has none, its twin decides once for each
+element that it reads, and keeps the masks of its vectors in registers.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import count, groupby
 
-from polydyn.codegen.indices import mentions
+from polydyn.codegen.indices import map_node_indices, mentions
 from polydyn.codegen.ir import (
     Between,
     Body,
@@ -21,21 +23,23 @@ from polydyn.codegen.ir import (
     For,
     If,
     Node,
+    Ramp,
     Reg,
     Set,
     Store,
     bodies,
     lanes_of,
     map_value,
+    map_values,
     rewrite,
     walk,
     walk_value,
     with_bodies,
 )
-from polydyn.codegen.passes.hoist import comparison, conjuncts
+from polydyn.codegen.passes.hoist import comparison, conjuncts, hoist_masks
 from polydyn.codegen.passes.registers import registers, share_loads, unroll
 from polydyn.schedules.errors import CodegenError
-from polydyn.schedules.expr import Op, Value
+from polydyn.schedules.expr import Const, FromIndex, Op, Value
 from polydyn.schedules.index import ZERO, Atom, Index, maximum, minimum
 
 V = Index.of
@@ -60,12 +64,15 @@ class Window:
 
 @dataclass(frozen=True)
 class _Tap:
-    """One addition to a sum. ``live``: its output's number where that may not exist; ``conditions``: of its guard."""
+    """One addition to a sum. ``live``: its output's number where that may not exist; ``conditions``: of its guard;
+    ``key``: what it reads; ``parts``: values that are added up before.
+    """
 
     node: Set
     live: int
     conditions: tuple[Compare, ...]
-    key: tuple[FlatLoad, ...]
+    key: tuple[Value, ...]
+    parts: tuple[Value, ...] = ()
 
 
 def twins(body: Body, window: Window) -> Body:
@@ -79,17 +86,19 @@ def twins(body: Body, window: Window) -> Body:
         plain = registers(plain, name, dtype)
     plain = rewrite(plain, lambda n: n.then if isinstance(n, If) and _live(n) == 0 else n)  # there is one output
     edges: list[Index] = []
-    split = _Guards(frozenset(n.var for n in walk(plain) if isinstance(n, For)), edges)
+    split = _Guards({n.var: n for n in walk(plain) if isinstance(n, For)}, edges)
     if window.live is not None:
         edges.append(window.live - window.count)
-    guarded = _constants_first(_arranged(split.body(plain, False), window))
+    guarded = _constants_first(_arranged(split.body(plain, False), window, count()))
+    guarded = rewrite(guarded, lambda n: hoist_masks(n, "mask") if isinstance(n, For) else n)
     if not edges:
         return share_loads(guarded)
-    conditions = tuple(Compare(">=", e, ZERO) for e in _tightest(edges))
+    tight = tuple(_tightest(edges))
+    conditions = tuple(Compare(">=", e, ZERO) for e in tight)
     if any(c.decided() is False for c in conditions):
         return share_loads(guarded)
-    inside = _constants_first(_arranged(split.body(_without_live(plain), True), window))
-    return (If(conditions, share_loads(inside), share_loads(guarded)),)
+    inside = _arranged(_without_extremes(split.body(_without_live(plain), True), tight), window, count())
+    return (If(conditions, share_loads(_constants_first(inside)), share_loads(guarded)),)
 
 
 def _whole(body: Body, window: Window) -> Body:
@@ -126,11 +135,11 @@ def _without_live(body: Body) -> Body:
 
 @dataclass(frozen=True)
 class _Guards:
-    """Takes guards off values. ``loops``: those that stay; ``edges``: what is >= 0 where guards that none of these
-    loops changes are true.
+    """Takes guards off values. ``loops``: those that stay; ``edges``: what is >= 0 where the guards that are taken off
+    are true, of a range of lanes in every iteration of these loops.
     """
 
-    loops: Collection[str]
+    loops: Mapping[str, For]
     edges: list[Index]
 
     def body(self, body: Body, inside: bool) -> Body:
@@ -163,10 +172,11 @@ class _Guards:
         for part in conjuncts(guard):
             if isinstance(part, Between):
                 ends = [-x for x in _ends(part.low, "max")] + [x - part.lanes for x in _ends(part.high, "min")]
-                if any(self._varies(e) for e in ends):
+                least = [self._least(e) for e in ends]
+                if any(self._varies(e) for e in least):
                     left.append(part)
                     continue
-                self.edges.extend(ends)
+                self.edges.extend(least)
                 left += [] if inside else [part]
                 continue
             c = comparison(part)
@@ -185,6 +195,15 @@ class _Guards:
 
     def _varies(self, e: Index) -> bool:
         return not e.symbols().isdisjoint(self.loops)
+
+    def _least(self, e: Index) -> Index:
+        """The least value in loops along which it moves by a constant."""
+        for x in e.symbols() & self.loops.keys():
+            step, rest = e.split(x)
+            if step.constant is not None and x not in rest.symbols():
+                loop = self.loops[x]
+                e = rest + step * (loop.lo if step.constant > 0 else loop.hi - 1)
+        return e
 
 
 def _has_loads(v: Value) -> bool:
@@ -218,6 +237,42 @@ def _tightest(edges: Sequence[Index]) -> Iterator[Index]:
             yield base + c
 
 
+def _without_extremes(body: Body, edges: Collection[Index]) -> Body:
+    """Minima and maxima that are decided where all ``edges`` are >= 0: counts of taps, most of all."""
+    least = {e - e.terms.get((), 0): -e.terms.get((), 0) for e in edges}
+
+    def above(a: Index, b: Index) -> bool:
+        rest = (a - b).terms.get((), 0)
+        base = a - b - rest
+        return rest >= 0 if not base.terms else base in least and least[base] + rest >= 0
+
+    def atom(a: Atom) -> Index:
+        if a.kind not in ("min", "max"):
+            return Index({(a,): 1})
+        args = list(a.args)
+        for x in a.args:
+            others = [y for y in args if y is not x]
+            if any(above(x, y) if a.kind == "min" else above(y, x) for y in others):
+                args = others
+        return minimum(*args) if a.kind == "min" else maximum(*args)
+
+    def value(v: Value) -> Value:
+        if not (isinstance(v, Op) and v.name in ("min", "max") and isinstance(v.args[0], Ramp)):
+            return v
+        ramp, bound = v.args[0], v.args[1]
+        if not isinstance(bound, (FromIndex, Const)):
+            return v
+        limit = bound.index if isinstance(bound, FromIndex) else V(int(bound.value))
+        ends = (ramp.start, ramp.start + ramp.step * (ramp.lanes - 1))
+        outside = all(above(e, limit) if v.name == "min" else above(limit, e) for e in ends)
+        return bound if outside else v
+
+    def indices(i: Index) -> Index:
+        return i.rebuild(atom)
+
+    return map_values(rewrite(body, lambda n: map_node_indices(n, indices)), value)
+
+
 def _constants_first(body: Body) -> Body:
     """Vectors and quotients that nothing in the tile changes become registers at its top: masks, counts of taps."""
     loops = {n.var for n in walk(body) if isinstance(n, For)}
@@ -240,7 +295,7 @@ def _constants_first(body: Body) -> Body:
 # -- order -----------------------------------------------------------------------------------------------------------
 
 
-def _arranged(body: Body, window: Window) -> Body:
+def _arranged(body: Body, window: Window, fresh: Iterator[int]) -> Body:
     """Runs of taps, those that read the same elements together, under one question for each."""
     out: list[Node] = []
     run: list[_Tap] = []
@@ -249,10 +304,10 @@ def _arranged(body: Body, window: Window) -> Body:
         if tap is not None:
             run.append(tap)
             continue
-        out += _emitted(_by_loads(run), window)
+        out += _emitted(_by_loads(_partial_sums(run)), window, fresh)
         run = []
-        out.append(with_bodies(n, tuple(_arranged(b, window) for b in bodies(n))))
-    return (*out, *_emitted(_by_loads(run), window))
+        out.append(with_bodies(n, tuple(_arranged(b, window, fresh) for b in bodies(n))))
+    return (*out, *_emitted(_by_loads(_partial_sums(run)), window, fresh))
 
 
 def _tap(n: Node, window: Window) -> _Tap | None:
@@ -267,6 +322,23 @@ def _tap(n: Node, window: Window) -> _Tap | None:
         return None
     key = tuple(v for v in walk_value(n.value) if isinstance(v, FlatLoad) and v.buffer in window.moving)
     return _Tap(n, live, conditions, key)
+
+
+def _partial_sums(run: Sequence[_Tap]) -> list[_Tap]:
+    """Taps beside each other that the same sums add become one tap, which adds their sum."""
+    readers: dict[tuple[Value, tuple[Compare, ...]], set[str]] = {}
+    sums: dict[str, list[_Tap]] = {}
+    for t in run:
+        readers.setdefault((t.node.value, t.conditions), set()).add(t.node.reg)
+        sums.setdefault(t.node.reg, []).append(t)
+    out: list[_Tap] = []
+    for taps in sums.values():
+        for (regs, _), group in groupby(taps, lambda t: (readers[t.node.value, t.conditions], t.conditions)):
+            alike = list(group)
+            values = tuple(t.node.value for t in alike)
+            several = len(regs) > 1 and len(values) > 1
+            out += [replace(alike[0], key=values, parts=values)] if several else alike
+    return out
 
 
 def _by_loads(run: Sequence[_Tap]) -> list[list[_Tap]]:
@@ -286,7 +358,7 @@ def _by_loads(run: Sequence[_Tap]) -> list[list[_Tap]]:
     return groups
 
 
-def _emitted(groups: Sequence[Sequence[_Tap]], window: Window) -> Body:
+def _emitted(groups: Sequence[Sequence[_Tap]], window: Window, fresh: Iterator[int]) -> Body:
     """Groups under their conditions; those of all groups are asked once, those of neighbours once too."""
     if not groups:
         return ()
@@ -300,10 +372,21 @@ def _emitted(groups: Sequence[Sequence[_Tap]], window: Window) -> Body:
     out: list[Node] = []
     for g, conditions in zip(groups, asked, strict=True):
         rest = tuple(c for c in conditions if c not in common)
-        nodes = tuple(t.node for t in g)
+        nodes = _added(g, fresh)
         last = out[-1] if out else None
         if rest and isinstance(last, If) and last.cond == rest:
             out[-1] = replace(last, then=(*last.then, *nodes))
         else:
             out += [If(rest, nodes)] if rest else nodes
     return (If(common, tuple(out)),) if common else tuple(out)
+
+
+def _added(group: Sequence[_Tap], fresh: Iterator[int]) -> Body:
+    """The additions of taps that read the same."""
+    parts = group[0].parts
+    if not parts:
+        return tuple(t.node for t in group)
+    first, lanes = group[0].node, group[0].node.lanes
+    part = Reg(first.value.dtype, f"part{next(fresh)}", lanes)
+    sums = tuple(Set(part.name, v, lanes, first.reduce) for v in parts[1:])
+    return (Def(part.name, parts[0], lanes), *sums, *(replace(t.node, value=part) for t in group))

@@ -29,6 +29,7 @@ from polydyn.schedules.model import Group, verify_group
 from polydyn.schedules.proof.attention import prove_attention
 from polydyn.schedules.proof.reuse import Proofs
 from polydyn.schedules.solution.schedule import NestSchedule, attention_groups, schedule_attention
+from polydyn.schedules.tree.rewrites import permute_reduction
 
 Form: TypeAlias = ContractGroup | AttentionGroup | LoweredGroup
 
@@ -179,6 +180,10 @@ class KernelBuilder(Builder):
         axes = fits(group, schedule.band, self.target.width)
         if axes is None:
             return None
+        if axes.taps != group.backbone.iterators[-len(axes.taps) :]:
+            group = permute_reduction(group, axes.taps)
+            proofs = Proofs(group)
+            schedule = proofs.nest()
         kernel = WindowKernel(f"window_{key[:12]}", group, axes, schedule.phases, self.target)
         proofs.prove_nest(kernel.schedule, axes.band, schedule.phases)
         return kernel.build_vectors()

@@ -1,4 +1,4 @@
-"""Rewrites of a group before it is scheduled: reductions as one, a reduction in shares."""
+"""Rewrites of a group before it is scheduled: reductions as one, in another order, in shares."""
 
 from __future__ import annotations
 
@@ -42,6 +42,27 @@ def merge(group: Group, iterators: Sequence[str], into: str) -> tuple[Group, dic
     return replace(group, params=params, statements=statements), env
 
 
+def permute_reduction(group: Group, order: Sequence[str]) -> Group:
+    """The reduction's iterators in this order, outermost first. Halide: reorder.
+
+    Before: for j, k: D[x] += f(x, j, k). After: for k, j. Refuses: a reduction that may not be reassociated; other
+    iterators than the reduction's.
+    """
+    acc = group.backbone
+    reassociated(acc)
+    last = acc.iters[len(acc.iters) - len(order) :]
+    if sorted(order) != sorted(x for x, _ in last):
+        raise refuse(f"{list(order)} are not the iterators of {acc.name}'s reduction: {[x for x, _ in last]}")
+    one = replace(acc, iters=(*acc.iters[: -len(order)], *((x, dict(last)[x]) for x in order)))
+    return replace(group, statements=tuple(one if s is acc else s for s in group.statements))
+
+
+def reassociated(acc: Statement) -> None:
+    """Refuses a reduction whose steps may not be taken in any order."""
+    if acc.reduce not in ("sum", "max", "min"):
+        raise refuse(f"{acc.reduce} may not be reassociated")
+
+
 def split_reduction(group: Group, share: str, shares: str) -> Group:
     """Every statement once for each of ``shares`` parts of the reduction: ``share`` is one more parallel iterator.
 
@@ -50,8 +71,7 @@ def split_reduction(group: Group, share: str, shares: str) -> Group:
     Refuses: a reduction that may not be reassociated.
     """
     acc = group.backbone
-    if acc.reduce not in ("sum", "max", "min"):
-        raise refuse(f"{acc.reduce} may not be reassociated")
+    reassociated(acc)
     more, old = (share, V(shares)), group.arrays[acc.array]
     shape = (*old.shape, V(shares))
     arrays = {**group.arrays, acc.array: replace(old, shape=shape, strides=row_major(shape))}

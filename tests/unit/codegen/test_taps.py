@@ -13,7 +13,7 @@ from polydyn.codegen.passes.taps import Window, twins
 from polydyn.codegen.passes.transpose import dense_along
 from polydyn.codegen.passes.vectorise import vectorise_loop
 from polydyn.schedules.errors import CodegenError, Declined
-from polydyn.schedules.expr import Const, FromIndex, Op, Value, const, neutral, op
+from polydyn.schedules.expr import Const, FromIndex, Op, Value, cast, const, neutral, op
 from polydyn.schedules.index import Index, maximum, minimum
 from polydyn.schedules.model import Group
 from tests.support.polyhedral_groups import depthwise
@@ -119,6 +119,34 @@ def test_every_input_is_loaded_once_and_sums_keep_their_order() -> None:
     made = twins(*tile())
     assert sorted(loaded(made)) == sorted(str(V("i") + k) for k in range(5))
     assert list(sums(made).values()) == [["0", "1", "2"]] * 3 and not [n for n in walk(made) if isinstance(n, If)]
+
+
+def test_taps_that_several_sums_add_alike_are_added_up_once() -> None:
+    """Three sums over windows of 3 x 3 elements have three lines in common with others."""
+    x: Value = FlatLoad(F, "x", (V("u") + "j") * 10 + "k")
+    taps = For("j", V(0), V(3), (For("k", V(0), V(3), (For("u", V(0), V(3), (Store("s", V("u"), x, "sum"),)),)),))
+    first = For("u", V(0), V(3), (Store("s", V("u"), const(0, F)),))
+    made = twins((first, taps), Window("u", 3, None, ("j", "k"), {"s": F}, frozenset({"x"})))
+    held: dict[str, list[int | None]] = {}
+    for n in (x for x in made if isinstance(x, (Def, Set))):
+        read = [v.address.constant for v in walk_value(n.value) if isinstance(v, FlatLoad)]
+        added = held[n.value.name] if isinstance(n.value, Reg) else read
+        held[n.reg] = added if isinstance(n, Def) or not n.reduce else held[n.reg] + added
+    windows = [[10 * (u + j) + k for j in range(3) for k in range(3)] for u in range(3)]
+    assert [v for n, v in held.items() if n.startswith("s_")] == windows
+    assert len(loaded(made)) == 15 and sum(isinstance(n, Set) and n.reduce == "sum" for n in made) == 2 * 3 + 6 + 7
+
+
+def test_inside_a_tile_counts_of_taps_are_numbers() -> None:
+    body, window = tile(guards=True)
+    count = minimum(V("n") - V("i") + 1, 3) - maximum(1 - V("i"), 0)
+    ramp = op("min", Ramp("int64", V("n") - V("i") + 1, V(-1), 3), const(3, "int64"))
+    more = [Store("c", V(0), FromIndex(F, count)), Store("c", V(1), cast(ramp, F), lanes=3)]
+    (choice,) = twins((*body, *more), window)
+    assert isinstance(choice, If)
+    inside, edge = ([n.value for n in walk(b) if isinstance(n, (Store, Def))] for b in (choice.then, choice.orelse))
+    assert FromIndex(F, V(3)) in inside and Op(F, "cast", (const(3, "int64"),)) in inside
+    assert FromIndex(F, count) in edge and cast(ramp, F) in edge
 
 
 def test_a_tile_inside_has_no_guards_and_its_twin_asks_once_for_each_input() -> None:
