@@ -2,22 +2,28 @@
 
 usage: python -m benchmarks.dynamic [--threads 1 2] [--rounds N] [--seconds S] [--quick]
        python -m benchmarks.dynamic --memory
+       python -m benchmarks.dynamic --scatters
 
 Recurrences of 64 to 512 units, a Loop whose number of iterations is data, one that appends a row to what it carries in
 each iteration, a mask whose places are gathered, and a detector's tail (scores, non-maximum suppression, the boxes that
 stay). Protocol: benchmarks/protocol.py. ``--memory``: 1000 calls at random sizes of the mask, the tail and the loop
-that grows; prints the process's memory in between.
+that grows; prints the process's memory in between. ``--scatters``: operators whose places are data, at 1000 to 100000
+elements, least times of interleaved calls.
 """
 
 from __future__ import annotations
 
 import argparse
 import tempfile
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import onnx
 import onnx.parser
+import onnxruntime
 from onnx import helper, numpy_helper
 
 import polydyn
@@ -153,13 +159,60 @@ def memory(calls: int = 1000) -> None:
         programs["loop that grows"].run({"x": rng.standard_normal((rows, 64), np.float32)})
 
 
+SCATTERS = """
+line    (float[N] x, int64[N] i, float[N] u) => (float[N] y) { y = ScatterElements <reduction = "none"> (x, i, u) }
+sums    (float[N] x, int64[N] i, float[N] u) => (float[N] y) { y = ScatterElements <reduction = "add"> (x, i, u) }
+columns (float[N, 16] x, int64[N, 16] i, float[N, 16] u) => (float[N, 16] y) { y = ScatterElements (x, i, u) }
+rows    (float[N, 64] x, int64[N, 1] i, float[N, 64] u) => (float[N, 64] y) {
+    y = ScatterND <reduction = "add"> (x, i, u) }
+"""
+
+
+def _least(calls: Sequence[Callable[[], object]], rounds: int) -> list[float]:
+    """Microseconds of each, in turns."""
+    least = [np.inf] * len(calls)
+    for _ in range(rounds):
+        for k, call in enumerate(calls):
+            begin = time.perf_counter()
+            call()
+            least[k] = min(least[k], 1e6 * (time.perf_counter() - begin))
+    return least
+
+
+def scatters(threads: int, rounds: int = 30) -> None:
+    """Prints the least time of a call in microseconds, beside ONNX Runtime's."""
+    rng = np.random.default_rng(0)
+    for text in SCATTERS.strip().replace("\n   ", "").splitlines():
+        model = parsed(text)
+        program = polydyn.compile(model, threads=threads)
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = threads
+        session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+        for n in (1000, 10000, 100000):
+            feeds = {}
+            for i in model.graph.input:
+                shape = [n, *(d.dim_value for d in i.type.tensor_type.shape.dim[1:])]
+                floats = i.type.tensor_type.elem_type == onnx.TensorProto.FLOAT
+                feeds[i.name] = rng.standard_normal(shape, np.float32) if floats else rng.integers(0, n, shape)
+            mine, theirs = _least([partial(program.run, feeds), partial(session.run, None, feeds)], rounds)
+            print(
+                f"{model.graph.name:8} {n:7}: {mine:9.1f} us, ONNX Runtime {theirs:9.1f}, {theirs / mine:.2f}",
+                flush=True,
+            )
+
+
 def main() -> None:
     """Runs from the command line."""
     parser = arguments.parser(__doc__, seconds=2)
     parser.add_argument("--memory", action="store_true", help="only memory at random sizes")
+    parser.add_argument("--scatters", action="store_true", help="only operators whose places are data")
     args = parser.parse_args()
     if args.memory:
         memory()
+        return
+    if args.scatters:
+        for threads in args.threads:
+            scatters(threads)
         return
     arguments.finish([run(threads, args) for threads in args.threads])
 

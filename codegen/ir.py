@@ -233,7 +233,10 @@ class Alloc:
 
 @dataclass(frozen=True)
 class Store:
-    """``buffer[address ...] = value``, or ``reduce``d with what is there; ``stream`` > 0: may go around the caches."""
+    """``buffer[address ...] = value``, or ``reduce``d with what is there; ``stream`` > 0: may go around the caches.
+
+    ``again``: its task may have written the element before, and means to replace that.
+    """
 
     buffer: str
     address: Index
@@ -243,6 +246,7 @@ class Store:
     stride: Index = ONE
     mask: Index | None = None
     stream: Index | None = None
+    again: bool = False
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,8 @@ PD_INLINE i32 pdc_word(const void *b, i64 i, i64 size, const char *name) {
 }
 #define PD_STACK(T, b, n) T b[n] __attribute__((aligned(64))); pdc_stack(b, n, sizeof(T), #b)
 #define pd_written_soon(b, i, s) ((void)0)
+/* elements that the task may have written and now replaces: as if it had read them */
+#define pd_again(b, i, s, n) ((void)({ for (i64 pdc_k = 0; pdc_k < (n); ++pdc_k) (void)PD_AT(b, (i) + pdc_k * (s)); }))
 #define PD_SCRATCH(T, b, n, from) ((T *)pdc_scratch(from, n, sizeof(T), #b))
 
 /* a NaN whose payload arithmetic hands on, so that a store sees what was made from it */

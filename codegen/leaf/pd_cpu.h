@@ -41,6 +41,7 @@ PD_INLINE i32 pd_word(const void *p) { i32 w; memcpy(&w, p, sizeof w); return w;
 #define PD_STACK(T, b, n) T b[n] __attribute__((aligned(64)))
 #define PD_SCRATCH(T, b, n, from) ((T *)(from))
 #define PD_UNDEFINED(T) ((T)0)                                  /* what a register holds before its first value */
+#define pd_again(b, i, s, n) ((void)0) /* only a checked build looks */
 #define pd_written_soon(b, i, s) ((s) > 0 ? (void)0 : __builtin_prefetch((b) + (i), 1)) /* written soon, not streamed */
 
 #if defined(__AVX512F__) && PD_W == 16

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 
 from polydyn.codegen.ir import (
     Apply,
@@ -154,6 +155,10 @@ class ValuePrinter:
 
     def store(self, n: Store) -> str:
         """The statement that stores (or combines and stores)."""
+        if n.again:
+            lanes = "1" if n.lanes == 1 else "PD_W" if n.mask is None else index_text(n.mask)
+            place = f"{n.buffer}, {index_text(n.address)}, {index_text(n.stride)}, {lanes}"
+            return f"pd_again({place}); {self.store(replace(n, again=False))}"
         dtype = n.value.dtype
         if self.dtypes[n.buffer] != dtype:
             raise CodegenError(f"{dtype} stored to {n.buffer} of {self.dtypes[n.buffer]}")

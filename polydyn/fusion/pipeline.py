@@ -23,6 +23,7 @@ from polydyn.fusion.plan import FusionPlan
 from polydyn.fusion.prologue import join_prologues
 from polydyn.fusion.recompute import recompute_producers
 from polydyn.fusion.rules import elementwise, epilogue, join_columns, stitch
+from polydyn.fusion.scatter import mark_scatters
 from polydyn.fusion.separate import separate, write_in_place
 from polydyn.fusion.show import show_plan
 from polydyn.fusion.siblings import join_siblings
@@ -49,7 +50,7 @@ class Pass:
     """One step: a rewriting of the graph, a rewriting of the groups, or a rule by which groups join.
 
     With none of the three it is the switch of a step that a later stage takes. ``what``: one line for people, with the
-    paper's section. ``cuda``: for CUDA kernels only.
+    paper's section. ``cuda``, ``cpu``: for kernels of that kind only.
     """
 
     name: str
@@ -58,6 +59,7 @@ class Pass:
     groups: Callable[[FusionPlan], FusionPlan] | None = None
     join: Rule | None = None
     cuda: bool = False
+    cpu: bool = False
 
 
 REWRITES: tuple[Pass, ...] = (
@@ -82,6 +84,7 @@ FUSION: tuple[Pass, ...] = (
     Pass("widen", "constants of integer products are widened once", graph=widen_constants),
     Pass("steps", "bytes that products sum lie side by side in constants", graph=lay_out_steps, cuda=True),
     Pass("bands", "constants that are bands of a matrix become comparisons", graph=compare_bands, cuda=True),
+    Pass("scatter", "terms that count for one element update it, in their order", groups=mark_scatters, cpu=True),
     Pass("windows", "parts of a concatenation are written in place", groups=write_in_place),
     Pass("epilogue", "element-wise readers join contractions (TSCompiler 4.2)", join=epilogue),
     Pass("elementwise", "element-wise groups join (BladeDISC 4.1)", join=elementwise),
@@ -122,7 +125,7 @@ def rewrite_graph(graph: Graph, without: Collection[str] = (), cuda: bool = Fals
 
 def fusion_plan(graph: Graph, without: Collection[str] = (), cuda: bool = False) -> FusionPlan:
     """The groups of a rewritten graph: ``FUSION`` without the passes named; ``cuda``: for CUDA kernels."""
-    off = check_names(without) | {p.name for p in FUSION if p.cuda and not cuda}
+    off = check_names(without) | {p.name for p in FUSION if (p.cpu if cuda else p.cuda)}
     plan = separate(_rewritten(graph, FUSION, off), DEVICE_DTYPES if cuda else VECTOR_DTYPES)
     for p in FUSION:
         if p.name not in off and (p.groups or p.join):

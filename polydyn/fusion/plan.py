@@ -41,8 +41,8 @@ class Prologue:
 class FusedGroup:
     """One kernel to be.
 
-    ``kind``: ``contract`` (a sum of products and its epilogue), ``nest`` (element-wise, reductions, stitch) or
-    ``attention`` (contraction, stitch, contraction).
+    ``kind``: ``contract`` (a sum of products and its epilogue), ``nest`` (element-wise, reductions, stitch),
+    ``scatter`` (one reduction, ``fusion/scatter.py``) or ``attention`` (contraction, stitch, contraction).
     ``nodes`` in topological order; ``outputs``: tensors others read; ``rows``: the axes of each node that all share.
     ``reasons``: one line for each node that joined. ``parts`` (attention): the groups it is made of,
     scores, rows, values. ``prologue``: what was put into the body of the first node.

@@ -13,6 +13,7 @@ from polydyn.codegen.kernel import Kernel
 from polydyn.debug import Level, show
 from polydyn.fusion.plan import FusedGroup, FusionPlan
 from polydyn.fusion.products import is_contraction
+from polydyn.fusion.scatter import node_scatter
 from polydyn.fusion.show import show_group as show_fused
 from polydyn.graph.ir import iterators
 from polydyn.lowering.flatten import check_dtypes
@@ -117,7 +118,11 @@ def flops(plan: FusionPlan, group: FusedGroup) -> Index:
 
 
 def _flops(plan: FusionPlan, group: FusedGroup, i: int) -> Index:
-    """Operations of one node: a contraction counts two for each product, everything else one for each element."""
+    """Operations of one node: a contraction counts two for each product, a scatter one for each update, everything else
+    one for each element."""
     node = group.nodes[i]
-    size = product(e for _, e in iterators(plan.graph, node))
+    extents = dict(iterators(plan.graph, node))
+    if group.kind == "scatter" and (found := node_scatter(plan, node)):
+        return product(e for x, e in extents.items() if x not in found.places)
+    size = product(extents.values())
     return size * 2 if group.kind != "nest" and is_contraction(node) else size

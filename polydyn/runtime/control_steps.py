@@ -134,10 +134,13 @@ class Iteration:
 
     def _once(self) -> None:
         """One iteration by a call of its own."""
-        results = self.loop.body.run(self.call, self._arrays())
+        arrays = self._arrays()
+        moving = {id(a) for a in (*arrays[: 2 * int(self.loop.counts)], *arrays[len(arrays) - len(self.slices) :])}
+        results = self.loop.body.run(self.call, arrays)
         first, count = int(self.loop.counts), len(self.carried)
         self.going = not first or bool(results[0].reshape(-1)[0])
-        self.carried = [_dense(a) for a in results[first : first + count]]
+        # a body may hand on what is another one in the next iteration: the number, a slice
+        self.carried = [a.copy() if id(a) in moving else _dense(a) for a in results[first : first + count]]
         for r, row in zip(self.rows, results[first + count :], strict=True):
             r.add(self.k, row)
         self.k += 1

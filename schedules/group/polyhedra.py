@@ -98,13 +98,16 @@ def array_box(group: Group, name: str) -> isl.Set:
 
 
 def access_relation(group: Group, statement: Statement, access: Access, guarded: bool = False) -> isl.Map:
-    """Instances -> elements. Not exact: any element. Guarded: only elements that exist, the rest is excluded."""
+    """Instances -> elements. A subscript that is not exact may be any. Guarded: only elements that exist."""
     f = statement_frame(group, statement)
     if access.array not in group.arrays:
         raise ScheduleError(f"{statement.name} accesses {access.array}, which group {group.name} does not have")
     if not is_exact(access):
+        known = [k for k, i in enumerate(access.index) if _quasi_affine(i)]
+        elements = frame(access.array, tuple(f"%{k}" for k in range(len(access.index))), group.params)
+        shown = elements.map_to("", [Index.of(f"%{k}") for k in known])
         box = array_box(group, access.array)
-        m = isl.Map.from_domain_and_range(f.universe(), box)
+        m = f.map_to("", [access.index[k] for k in known]).apply_range(shown.intersect_domain(box).reverse())
     else:
         m = f.map_to(access.array, access.index)
         if guarded:

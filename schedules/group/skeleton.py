@@ -14,12 +14,15 @@ from dataclasses import dataclass, replace
 
 from polydyn.schedules.errors import LegalityError
 from polydyn.schedules.expr import PRODUCTS, Const, FromIndex, Load, Op, Value, indices, loads, transform
-from polydyn.schedules.index import Index
+from polydyn.schedules.index import Index, fetch
 from polydyn.schedules.isl_util import Condition, at_least
 from polydyn.schedules.model import Array, Group, Statement
 
 OUTSIDE = Array("outside", "float32", (), "input", ())
 """Stands for everything that a group reads and does not write."""
+
+_ANY = fetch(OUTSIDE.name, ())
+"""Stands for a subscript that data decide."""
 
 _SEEN = ("where", *PRODUCTS)
 """Operations that matter: guards of reads, and what makes a sum of products."""
@@ -68,7 +71,7 @@ class Skeleton:
 
 
 def skeleton(group: Group) -> Skeleton | None:
-    """The skeleton of a group; None where positions known only at run time decide what is written."""
+    """The skeleton of a group; None where what it writes is read back at positions known only at run time."""
     plain = form(group)
     if plain is None:
         return None
@@ -123,18 +126,19 @@ def check_instance(s: Skeleton, group: Group) -> None:
 
 
 def form(group: Group) -> Form | None:
-    """The group without what proofs do not look at, in canonical names; None where a fetched position is written or
-    read back.
+    """The group without what proofs do not look at, in canonical names; None where what it writes is read back at a
+    fetched position, or decides one.
     """
     written = {n: f"w{k}" for k, n in enumerate(dict.fromkeys(s.array for s in group.statements))}
     statements = []
     for s in group.statements:
-        bare = replace(s, value=transform(s.value, lambda v: _bare(v, written)), array=written[s.array])
-        if any(i.fetches() for i in (*bare.index, *(i for x in _kept(bare) for i in x.index))):
+        index = tuple(_ANY if i.fetches() else i for i in s.index)
+        bare = replace(s, value=transform(s.value, lambda v: _bare(v, written)), array=written[s.array], index=index)
+        if any(i.fetches() for x in _kept(bare) for i in x.index):
             return None
         statements.append(bare)
     for s in group.statements:
-        if any(f.name in written for i in indices(s.value) for f in i.fetches()):
+        if any(f.name in written for i in (*indices(s.value), *s.index) for f in i.fetches()):
             return None
     arrays = tuple(Array(w, "float32", group.arrays[n].shape, group.arrays[n].role, ()) for n, w in written.items())
     return Form(group.params, arrays, tuple(statements), group.around)

@@ -49,7 +49,7 @@ def prove(t: Scheduled) -> None:
     check_locals(t)
     s, own, seen = skeleton(t.group), form(t.group), structure(t)
     if s is None or own is None:
-        raise ScheduleError(f"{t.group.name} writes at positions known only at run time", rule="digit space")
+        raise ScheduleError(f"{t.group.name} reads its results at positions known only at run time", rule="digit space")
     check_instance(s, t.group)
     try:
         _prove(s.form, seen)

@@ -16,12 +16,13 @@ from polydyn.schedules.model import Group
 from polydyn.schedules.solution.reuse import Solver
 from polydyn.schedules.tiling import Roles, stages
 from polydyn.schedules.tree.buffers import accumulate, carry, promote, spread
-from polydyn.schedules.tree.limits import assign, clip, mark
+from polydyn.schedules.tree.limits import assign, clip, mark, unmark
 from polydyn.schedules.tree.loops import (
     Launch,
     Size,
     balance,
     begins,
+    distribute,
     fuse,
     interchange,
     pull_out,
@@ -184,3 +185,26 @@ def nest(
     t = mark(t, MarkName.ROW, shared[-1] if shared else None, first, under=True)
     t = mark(t, MarkName.TILE, points[0], first) if tiled else t
     return mark(t, MarkName.TASK, shared[0] if shared else None, first)
+
+
+def scatter(group: Group, band: Sequence[str], tiled: bool) -> Scheduled:
+    """An initialiser and updates at places that data decide: tasks share no element, each runs its updates in order.
+
+    ``band``: the iterators that both have. ``tiled``: the last one is innermost, in tiles (axis t) of a size that is an
+    argument of the kernel; its points are lanes.
+    """
+    axes = {band[-1]: "t"} if tiled else {}
+    t = sequence_phases(group, band, [[s.name] for s in group.statements], axes)
+    task = [it(x) for x in band if x not in axes]
+    if tiled:
+        t = begins(tile(t, "t", (b, "B_t"), (it, Launch(extent(p("t"))))), "t", b("t"), "o_t")
+        t = distribute(clip(t, "t", *t.map.views), it("t"), group.statements[0].name)
+        t = unmark(t, MarkName.STAGE)
+        for s in group.statements:
+            own = [it(x) for x in s.iterators[len(band) :]]
+            t = interchange(t, *own, it("t")) if own else t
+        task.append(b("t"))
+    t = assign(assign(t, "task", *task), "lane", *[it(x) for x in axes.values()])
+    first = group.statements[0].name
+    t = mark(t, MarkName.TILE, task[-1], first, under=True) if tiled else t
+    return mark(t, MarkName.TASK, task[0] if task else None, first)

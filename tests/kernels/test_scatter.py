@@ -1,4 +1,4 @@
-"""ScatterND at positions: what ``x[:, 1:] = y`` becomes in exported models."""
+"""ScatterND at positions, which is what ``x[:, 1:] = y`` becomes in exported models; scatters at data."""
 
 from __future__ import annotations
 
@@ -8,9 +8,12 @@ import numpy as np
 import pytest
 
 import polydyn
+from polydyn.checked import CheckedProgram
+from polydyn.compiler import plan_program
 from polydyn.errors import InputError
 from polydyn.graph import reference
 from polydyn.graph.expand import import_model
+from tests.support.one_node import model_of
 from tests.support.tiny import model, node
 
 
@@ -33,10 +36,12 @@ def shifted(attributes: dict[str, Any] | None = None) -> Any:
     )  # fmt: skip
 
 
-COMBINED = {"none": lambda old, new: new, "add": np.add, "max": np.maximum}
+COMBINED: dict[str, Any] = {
+    "none": lambda old, new: new, "add": np.add, "mul": np.multiply, "min": np.minimum, "max": np.maximum,
+}  # fmt: skip
 
 
-@pytest.mark.parametrize("reduction", COMBINED)
+@pytest.mark.parametrize("reduction", ["none", "add", "max"])
 def test_a_slice_is_assigned(reduction: str) -> None:
     graph = import_model(shifted({"reduction": reduction} if reduction != "none" else None))
     for b, length, cut in ((2, 5, 1), (1, 1, 1), (3, 7, 4), (0, 3, 1)):
@@ -52,3 +57,45 @@ def test_positions_outside_are_refused_on_the_call() -> None:
     assert program.run({"x": x, "u": 2 * x[:, :3]})["y"].tolist() == [[1, 2, 2, 2]] * 2
     with pytest.raises(InputError, match="ScatterND"):
         program.run({"x": x, "u": 2 * x})
+
+
+def in_order(x: Any, places: Any, updates: Any, combine: Any) -> Any:
+    """Updates one by one; ``places``: where each goes."""
+    out = x.copy()
+    for place, u in zip(places, updates, strict=True):
+        out[place] = combine(out[place], u)
+    return out
+
+
+@pytest.mark.parametrize("reduction", ["none", "add", "mul", "min"])
+@pytest.mark.parametrize("form", ["line", "columns", "tuples"])
+def test_updates_at_data_come_in_their_order(form: str, reduction: str) -> None:
+    """Many updates meet: the same bits as one after the other, in one kernel, with every access checked."""
+    op = "ScatterND" if form == "tuples" else "ScatterElements"
+    given: Any = {
+        "line": {"x": ("float32", ("N", "M")), "i": ("int64", ("N", "P")), "u": ("float32", ("N", "P"))},
+        "columns": {"x": ("float32", ("N", "M")), "i": ("int64", ("P", "Q")), "u": ("float32", ("P", "Q"))},
+        "tuples": {"x": ("float32", ("N", "M", 5)), "i": ("int64", ("P", 2)), "u": ("float32", ("P", 5))},
+    }[form]
+    attributes = {"reduction": reduction} | ({} if form == "tuples" else {"axis": int(form == "line")})
+    m = model_of(op, given, attributes)
+    program, checked = polydyn.compile(m, threads=2), CheckedProgram(plan_program(m))
+    assert program.launches == ["scatter y"]
+    rng = np.random.default_rng(0)
+    for n, size, count in ((2, 7, 40), (1, 1, 9), (3, 33, 0), (31, 5, 20)):
+        x = rng.standard_normal((n, size, 5) if form == "tuples" else (n, size)).astype(np.float32)
+        if form == "tuples":
+            i = np.stack([rng.integers(-n, n, count), rng.integers(-size, size, count)], 1)
+            places = [(int(a), int(b)) for a, b in i]
+            u = rng.standard_normal((count, 5)).astype(np.float32)
+            wanted = in_order(x, places, u, COMBINED[reduction])
+        else:
+            shape = (n, count) if form == "line" else (count, size - size // 3)
+            i = rng.integers(-x.shape[form == "line"], x.shape[form == "line"], shape)
+            u = rng.standard_normal(shape).astype(np.float32)
+            at = [(r, c) for r, c in np.ndindex(shape)]
+            places = [(r, int(i[r, c])) if form == "line" else (int(i[r, c]), c) for r, c in at]
+            wanted = in_order(x, places, u.reshape(-1), COMBINED[reduction])
+        feeds: dict[str, Any] = {"x": x, "i": i, "u": u}
+        np.testing.assert_array_equal(program.run(feeds)["y"], wanted)
+        np.testing.assert_array_equal(checked.run(feeds)["y"], wanted)

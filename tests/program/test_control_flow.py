@@ -90,6 +90,49 @@ def test_a_branch_may_be_a_tensor_around_it() -> None:
     check(m, {"c": np.array(True), "x": f32(4)}, {"c": np.array(False), "x": f32(0)})
 
 
+def test_a_body_may_hand_on_its_number_its_condition_and_what_it_was_given() -> None:
+    """Results are arrays of their own: later iterations and calls change none of them. (ONNX Runtime gives others.)"""
+    m = parsed("""
+    g (int64 m, bool c, float[N] x0) => (float[N] last, int64 number, bool flag, float[N] same) {
+        x = Exp (x0)
+        before = Constant <value = int64 {-1}> ()
+        last, number, flag, same = Loop (m, c, x, before, c, x) <
+            body = body (int64 i, bool go, float[N] v, int64 k, bool f, float[N] s) =>
+                        (bool on, float[N] w, int64 i, bool go, float[N] s) {
+                on = Identity (go)
+                add = Cast <to = 1> (k)
+                w = Add (v, add)
+            }>
+    }""")
+    program, kept = polydyn.compile(m, threads=1), []
+    for trips, going in ((4, True), (0, True), (1, True), (2, False), (3, True)):
+        x, count = np.exp(f32(3)), trips * going
+        got = program.run({"m": scalar(trips), "c": np.array(going), "x0": np.log(x)})
+        want = {"last": x + sum(range(-1, count - 1)), "number": count - 1, "flag": going, "same": x}
+        kept.append((got, want))
+    for got, want in kept:
+        assert all(np.allclose(got[n], want[n], 1e-5) for n in want)
+
+
+def test_a_state_may_be_the_slice_that_was_read() -> None:
+    m = parsed("""
+    g (float[T, N] x0) => (float[N] last, float[T, N] sums) {
+        x = Exp (x0)
+        none = Constant <value_ints = [0]> ()
+        s0 = ReduceMax <keepdims = 0> (x, none)
+        last, sums = Scan <num_scan_inputs = 1, body = body (float[N] s, float[N] t) => (float[N] t, float[N] row) {
+            row = Add (s, t)
+        }> (s0, x)
+    }""")
+    program, kept = polydyn.compile(m, threads=1), []
+    for t in (4, 1, 4):
+        x = f32(t, 3)
+        kept.append((program.run({"x0": x}), np.exp(x)))
+    for got, x in kept:
+        np.testing.assert_allclose(got["last"], x[-1], 1e-5)
+        np.testing.assert_allclose(got["sums"], np.concatenate([x.max(0)[None], x[:-1]]) + x, 1e-5)
+
+
 def test_branches_of_different_rank_are_refused_by_name() -> None:
     m = parsed("""
     g (bool c, float[N] x) => (float[N] y) {

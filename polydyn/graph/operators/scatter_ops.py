@@ -1,8 +1,8 @@
 """Scatters. ScatterND at positions that are formulas is how exporters write ``x[:, 1:] = y``.
 
-Every kernel of polydyn computes elements where they lie, so a scatter has to be turned round: an element asks whether
-and from where it is written. That is possible when each index of the updates moves along one axis of the data by 1;
-then no element is written twice. Indices that are data are searched for.
+A primitive says what each element is, so a scatter has to be turned round: an element asks whether and from where it is
+written. When each index of the updates moves along one axis of the data by 1 no element is written twice, and the
+answer is a formula. Where indices are data all updates are asked (``polydyn/fusion/scatter.py`` makes that one loop).
 """
 
 from __future__ import annotations

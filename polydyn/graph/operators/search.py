@@ -1,7 +1,8 @@
 """Operators whose places are data, turned round: TopK by counting ranks, scatters and MaxUnpool by asking every update.
 
-A kernel computes its elements where they lie. So an element of the result asks all candidates whether they are meant
-for it: quadratic along the axis, parallel, and the same on every run.
+A primitive says what each element is: it asks all candidates whether they are meant for it. Where a candidate says
+itself for which element it is, a kernel asks each of them once (``polydyn/fusion/scatter.py``); a device asks them all,
+which is quadratic along the axis, parallel, and the same on every run.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from polydyn.graph.operators.common import (
 )
 from polydyn.graph.operators.registry import ExpandContext, InferContext, Inferred, OnnxNode, operator
 from polydyn.graph.subscripts import ints, sizes
-from polydyn.schedules.expr import FromIndex, Value, cast, const, op
+from polydyn.schedules.expr import FromIndex, Value, cast, const, neutral, op
 from polydyn.schedules.index import ONE, ZERO, Index, IndexLike, fetch, product
 
 
@@ -44,11 +45,12 @@ def wrapped(index: Value, size: Dim) -> Value:
 
 
 def last_match(ctx: ExpandContext, shape: Shape, match: Value, extents: Shape) -> str:
-    """Name of an int64 tensor: the last place in row-major order over ``extents`` where ``match`` holds, else -1."""
+    """Name of an int64 tensor: the last place in row-major order over ``extents`` where ``match`` holds, negative
+    where there is none."""
     place = ZERO
     for j, e in enumerate(extents):
         place = place * e + Index.of(f"r{j}")
-    body = op("where", match, integer(place), const(-1, "int64"))
+    body = op("where", match, integer(place), neutral("max", "int64"))
     return ctx.compute(shape, body, reduction=extents, reduce="max") if extents else ctx.compute(shape, body)
 
 

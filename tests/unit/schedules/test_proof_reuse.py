@@ -96,12 +96,13 @@ def test_a_relation_between_constants_is_proven_for_these_constants() -> None:
         wide.nest()
 
 
-def test_positions_known_only_at_run_time_have_no_skeleton() -> None:
-    g = group(
-        "scatter", "M", [array("x", "input", "M"), array("p", "input", "M"), array("y", "output", "M")],
-        [replace(statement("S0", {"i": "M"}, "y", "i", ld("x", "i")), index=(fetch("p", ["i"]),))],
-    )  # fmt: skip
-    assert skeleton(g) is None
+def test_results_read_at_positions_known_only_at_run_time_have_no_skeleton() -> None:
+    arrays = [array("x", "input", "M"), array("p", "input", "M"), array("y", "output", "M"), array("z", "output", "M")]
+    place = fetch("p", ["i"])
+    written = replace(statement("S0", {"i": "M"}, "y", "i", ld("x", "i")), index=(place,))
+    assert skeleton(group("scatter", "M", arrays[:3], [written])) is not None, "updates are in order"
+    read = statement("S1", {"i": "M"}, "z", "i", ld("y", place))
+    assert skeleton(group("gather", "M", arrays, [replace(written, index=(Index.of("i"),)), read])) is None
 
 
 @pytest.mark.parametrize("name", ["bert_tiny", "vit_tiny"])

@@ -1,0 +1,117 @@
+"""CPU kernels of scatters: elements begin with what combining starts from, then updates come in their order.
+
+Updates may meet, so nothing of their loop runs at once. Tasks and lanes are along the axes that updates share with the
+elements: columns of a row that is updated as a whole, lines that are updated one by one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cached_property
+
+from polydyn.codegen.cpu.emit import bound_names, emit
+from polydyn.codegen.cpu.target import CpuTarget
+from polydyn.codegen.ir import Body, Compare, For, If, Let, Node, Store, consume, rewrite, walk
+from polydyn.codegen.kernel import Kernel
+from polydyn.codegen.lower import Lowering, flat, lower
+from polydyn.codegen.passes.bind import bind, fold
+from polydyn.codegen.passes.tiles import task_count, tasks, unswitch
+from polydyn.codegen.passes.vectorise import vectorise_loop
+from polydyn.codegen.pipeline import Step, loops, run
+from polydyn.codegen.places import Places
+from polydyn.schedules.errors import Declined
+from polydyn.schedules.index import ONE, Index, minimum
+from polydyn.schedules.model import Group, Statement
+from polydyn.schedules.tree.names import MarkName, b, extent, it, p
+from polydyn.schedules.tree.scheduled import Scheduled
+from polydyn.schedules.tree.strategies import scatter
+
+COLUMNS = 256
+"""Of a task: a row of them is a few cache lines."""
+
+
+class ScatterKernel:
+    """Builds the kernel of an initialiser and its updates."""
+
+    def __init__(
+        self, name: str, group: Group, band: tuple[str, ...], tiled: bool, conditions: tuple[Compare, ...],
+        target: CpuTarget,
+    ) -> None:  # fmt: skip
+        """``band``: the iterators that both statements share; ``tiled``: vectors run along the last of them.
+        ``conditions``: where there is an update, tested in their order.
+        """
+        self.name, self.group, self.band, self.tiled, self.target = name, group, band, tiled, target
+        self.conditions = conditions
+        self.notes: list[str] = []
+
+    @cached_property
+    def schedule(self) -> Scheduled:
+        """Tree and tile map."""
+        return scatter(self.group, self.band, self.tiled)
+
+    def lowering(self, s: Statement) -> Lowering:
+        """What executes a statement's instance."""
+        places, guards = Places(self.schedule), self.conditions if s.role != "init" else ()
+
+        def f(a: Mapping[str, Index]) -> Body:
+            env = places.env(s.name, a)
+            address = self.group.arrays[s.array].address(tuple(i.subs(env) for i in s.index))
+            again = s.role != "init" and s.reduce is None
+            store = Store(s.array, address, flat(self.group, s.value, env, lambda x: None), s.reduce, again=again)
+            here = tuple(Compare(c.relation, c.left.subs(env), c.right.subs(env)) for c in guards)
+            return (If(here, (store,)),) if here else (store,)
+
+        return f
+
+    def build(self) -> Kernel:
+        """The kernel."""
+        launch = {extent(p("t")): Index.of(COLUMNS)} if self.tiled else {}
+        symbols = (*self.group.params, *launch)
+        names = bound_names(self.group.arrays, symbols)
+        body = run(self.name, loops(self.name, self.schedule.tiled()), self.steps(), names)
+        count = task_count(body)
+        last = (
+            Step("tasks", "the coincident band becomes a range of tasks", lambda x: tasks(x, runs=True)),
+            Step("fold", "decided guards and single trips go", fold),
+        )
+        body = run(self.name, body, last, names)
+        kernel = Kernel(self.name, symbols, count, launch=launch, notes=tuple(dict.fromkeys(self.notes)))
+        return emit(kernel, body, self.group.arrays, inline_math=True)
+
+    def steps(self) -> tuple[Step, ...]:
+        """The passes up to the coincident band."""
+        table = {s.name: self.lowering(s) for s in self.group.statements}
+        counts = {extent(x): e for x, e in self.schedule.extents().items() if x == b("t")}
+        return (
+            Step("bind", "the number of tiles", lambda x: bind(x, counts)),
+            Step("lower", "statements become stores", lambda x: lower(x, table), ("o_t",)),
+            Step("choose", "choices leave the loops that do not decide them", unswitch),
+            Step("stages", "the marks of the stages go", lambda x: consume(x, MarkName.STAGE)),
+            Step("vectorise", "innermost loops become vectors", self._vectors),
+            Step("tile", "the tile begins and ends where its elements do", self._tiles),
+            Step("fold", "decided guards and single trips go", fold),
+        )
+
+    def _vectors(self, body: Body) -> Body:
+        def f(n: Node) -> Node | Body:
+            if not isinstance(n, For) or n.kind == "parallel" or any(isinstance(x, For) for x in walk(n.body)):
+                return n
+            vectors = vectorise_loop(n, self.target.width)
+            if isinstance(vectors, Declined):
+                self.notes.append(f"loop {n.var} stays scalar: {vectors}")
+                return n
+            return vectors
+
+        return rewrite(body, f)
+
+    def _tiles(self, body: Body) -> Body:
+        """The tile's first element, and the extent of its live part."""
+        tm, sizes = self.schedule.map, self.schedule.extents()
+
+        def f(x: Body) -> Body:
+            first = tm.origins["t"].symbol
+            live = Let(extent(it("t")), minimum(sizes[it("t")], tm.extents["t"] - first), x)
+            one = sizes[b("t")] == ONE
+            return (Let(first, tm.origin("t", Index.of(0) if one else Index.of(b("t"))), (live,)),)
+
+        return consume(body, MarkName.TILE, f)

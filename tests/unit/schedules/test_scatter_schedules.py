@@ -1,0 +1,67 @@
+"""Scatters: updates at places that data decide keep their order, and tasks share no element."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from polydyn.schedules.errors import LegalityError
+from polydyn.schedules.expr import const, load
+from polydyn.schedules.index import Index, fetch
+from polydyn.schedules.model import Array, Group, Statement, row_major
+from polydyn.schedules.proof.prove import prove
+from polydyn.schedules.tree import Band, Mark, Sequence, Tree
+from polydyn.schedules.tree.limits import assign, unmark
+from polydyn.schedules.tree.names import MarkName, it
+from polydyn.schedules.tree.scheduled import Scheduled, flat
+from polydyn.schedules.tree.strategies import scatter
+
+V = Index.of
+N, D, R, E = map(V, ("n0", "n1", "n2", "n3"))
+
+
+def group(reduce: str | None = "sum", row: Index | None = None) -> Group:
+    """``out[row, i[b, r], e] += u[b, r, e]`` behind ``out[b, d, e] = 0``; the row is b by default."""
+    out = Array("out", "float32", (N, D, E), "output", row_major((N, D, E)))
+    given = {n: Array(n, t, (V(1),), "input", (V(1),)) for n, t in (("i", "int64"), ("u", "float32"))}
+    number, rows = V("b") * R + "r", (("b", N), ("e", E))
+    update = load("u", (number * E + "e",), "float32")
+    place = (V("b") if row is None else row, fetch("i", (number,)), V("e"))
+    start = Statement("S0", (*rows, ("d", D)), "out", (V("b"), V("d"), V("e")), const(0, "float32"), role="init")
+    statements = (start, Statement("S1", (*rows, ("r", R)), "out", place, update, reduce))
+    return Group("g", ("n0", "n1", "n2", "n3"), {"out": out, **given}, statements)
+
+
+@pytest.mark.parametrize("reduce", ["sum", None])
+@pytest.mark.parametrize("tiled", [True, False])
+def test_rows_and_columns_are_tasks_and_updates_are_in_order(tiled: bool, reduce: str | None) -> None:
+    t = scatter(group(reduce), ("b", "e"), tiled)
+    assert t.parallel[0][1] == (("b", "b_t") if tiled else ("b", "e"))
+    prove(t)
+
+
+def updates_at_once(t: Scheduled) -> Scheduled:
+    return assign(t, "lane", it("r"))
+
+
+def updates_first(t: Scheduled) -> Scheduled:
+    def turn(x: Tree) -> Tree:
+        if isinstance(x, Sequence):
+            return Sequence(tuple(reversed(x.children)))
+        return replace(x, child=turn(x.child)) if isinstance(x, (Band, Mark)) else x
+
+    return replace(t, tree=turn(flat(t.tree)))
+
+
+@pytest.mark.parametrize("wrong", [updates_at_once, updates_first])
+@pytest.mark.parametrize("reduce", ["sum", None])
+def test_other_orders_are_refused(wrong: object, reduce: str | None) -> None:
+    t = unmark(scatter(group(reduce), ("b", "e"), False), MarkName.STAGE)
+    with pytest.raises(LegalityError):
+        prove(wrong(t))  # type: ignore[operator]
+
+
+def test_rows_that_data_decide_are_no_tasks() -> None:
+    with pytest.raises(LegalityError):
+        prove(scatter(group(row=fetch("i", (V("r"),))), ("b", "e"), False))
