@@ -130,15 +130,17 @@ pycuda-test: $(PYCUDA)/.made $(PYCUDA)/.pycuda
 pycuda-emulate: $(PYCUDA)/.made $(PYCUDA)/.pycuda
 	$(PYCUDA)/bin/python -m benchmarks.gpu.emulated $(EMULATED) --driver pycuda $(ARGS)
 
-# For a day with a GPU: make gpu-pack here (eight minutes), then there CALL=1 make gpu (and 2, 3), then here
+# For a day with a GPU: make gpu-pack here (five minutes), then there CALL=1 make gpu (and 2, 3), then here
 # REPORTS="FOLDER ..." make gpu-after. make gpu-rehearsal: all of it on the CPU, faults planted, in a PYTHON312 with numpy alone.
-PACK      ?= benchmarks/out/gpu.tar.xz
+# CPU=1 make gpu-pack: another pack, of the wheels that benchmarks.gpu.cpu needs there.
+CPU       ?=
+PACK      ?= benchmarks/out/gpu$(if $(CPU),-cpu).tar.xz
 CALL      ?= 1
 PYTHON312 ?= $(shell for p in python3.12 $(HOME)/.pyenv/versions/3.12.*/bin/python $(PYTHON); do \
 	if $$p --version >/dev/null 2>&1; then echo $$p; break; fi; done)
 REPORTS   ?= benchmarks/out/gpu
 gpu-pack: $(VENV)/.extra-bench
-	$(BIN)/python -m benchmarks.gpu.pack $(PACK) --pycuda $(PYTHON312) --cpu 3.12 $(ARGS)
+	$(BIN)/python -m benchmarks.gpu.pack $(PACK) $(if $(CPU),--cpu 3.12,--pycuda $(PYTHON312)) $(ARGS)
 
 gpu:
 	$(PYTHON) -m benchmarks.gpu.run_all --pack $(PACK) --call $(CALL) $(ARGS)
