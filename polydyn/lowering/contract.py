@@ -17,7 +17,7 @@ from polydyn.lowering.nibbles import in_bytes, over_nibbles
 from polydyn.lowering.output import output_array
 from polydyn.lowering.pixels import as_matrix_product, in_place, needs_promotion
 from polydyn.lowering.strips import as_strips
-from polydyn.lowering.words import PAIRS, ROUNDED, Words, in_words
+from polydyn.lowering.words import PAIRS, ROUNDED, Words, in_words, strips_in_words
 from polydyn.schedules.expr import (
     DOTS,
     ITEMSIZE,
@@ -164,12 +164,11 @@ def _lower_pixels(plan: FusionPlan, group: FusedGroup, width: int, kinds: Sequen
     columns = [v for v in children(core.body) if (x := read_of(v)) and _packable(plan, core, roles, x)]
     rounded = ROUNDED in kinds and core.dtype == "float32" and not _few_columns(plan, core, roles)
     floats = core.dtype == "float32" and not rounded
-    plain = fill and width and any(isinstance(v, Load) for v in columns) and floats
-    strips = as_strips(plan, flat) if plain else None
+    plain = fill and width and any(isinstance(v, Load) for v in columns)
+    strips = _lower_strips(plan, group, flat, width, () if floats else kinds) if plain else None
     if strips is not None:
-        nodes, roles, footprint = strips
-        return replace(_Builder(plan, group, nodes[0], nodes, roles, width, footprint=footprint).build(), fill=True)
-    lines = in_place(plan, flat) if plain and _stay(core, roles) else None
+        return strips
+    lines = in_place(plan, flat) if plain and floats and _stay(core, roles) else None
     if lines is not None:
         nodes, roles = lines
         return _Builder(plan, group, nodes[0], nodes, roles, width).build()
@@ -181,7 +180,28 @@ def _lower_pixels(plan: FusionPlan, group: FusedGroup, width: int, kinds: Sequen
     if roles.row == "one":
         nodes = tuple(replace(n, shared=(("one", ONE), *n.shared)) for n in nodes)
     built = _Builder(plan, group, nodes[0], nodes, roles, width, steps=steps).build()
-    return replace(built, fill=fill or words, in_words=words)
+    return replace(built, fill=needs_promotion(core, roles), in_words=words)
+
+
+def _lower_strips(
+    plan: FusionPlan, group: FusedGroup, flat: tuple[FlatNode, ...], width: int, kinds: Sequence[Words]
+) -> ContractGroup | None:
+    """The form of a convolution whose rows are copied as their footprint; None: it has none.
+
+    ``kinds``: of words that it must multiply; none: single steps.
+    """
+    found = as_strips(plan, flat)
+    if found is None:
+        return None
+    (core, *rest), roles, footprint = found
+    steps = None
+    if kinds:
+        steps, words = core.reduction[-1][1].constant, strips_in_words(plan, core, footprint, kinds)
+        if words is None:
+            return None
+        core, footprint = words
+    built = _Builder(plan, group, core, (core, *rest), roles, width, steps=steps, footprint=footprint).build()
+    return replace(built, fill=True, in_words=bool(kinds))
 
 
 def _stay(n: FlatNode, roles: Roles) -> bool:
@@ -272,7 +292,8 @@ class _Builder:
         acc = names.local(core.dtype, tuple(e for _, e in iters))
         at = tuple(Index.of(x) for x, _ in iters)
         value = names.value(self._packed(core.body), own, {})
-        footprint = self.footprint and _canonical(self.footprint, names, own, red)
+        single = (*red[:-1], (red[-1][0], Index.of(self.steps))) if self.steps else red
+        footprint = self.footprint and _canonical(self.footprint, names, own, single)
         statements = [
             Statement(INIT, iters, acc, at, neutral("sum", core.dtype), None, "init"),
             Statement(ACC, (*iters, *red), acc, at, value, core.reduce, "backbone"),

@@ -13,6 +13,7 @@ from polydyn.fusion.plan import FusionPlan
 from polydyn.lowering.collapse import Axis, in_order, mergeable, split_divided
 from polydyn.lowering.flatten import FlatNode, map_addresses
 from polydyn.schedules.expr import Load, Op, Value, indices, loads, map_index, read_of, substitute, symbols_of
+from polydyn.schedules.group.words import stored_parts
 from polydyn.schedules.index import ONE, ZERO, Index
 from polydyn.schedules.ranges import simplify
 from polydyn.schedules.tiling import Roles
@@ -87,9 +88,13 @@ def _row(n: FlatNode, column: int) -> Value:
 
 
 def needs_promotion(n: FlatNode, roles: Roles) -> bool:
-    """Whether the row operand is more than a load at an address that is affine in the row and the reductions."""
+    """Whether the row operand is more than a load at an address that is affine in the row and the reductions.
+
+    A word of parts that lie side by side in memory is one load.
+    """
     assert isinstance(n.body, Op)
     (row,) = (v for v in n.body.args if roles.col not in symbols_of(v))
+    row = stored_parts(row) or row
     names = (roles.row, roles.block, *roles.inner)
     return not isinstance(row, Load) or any(
         i.symbols() & set(names) and any(x in i.split(x)[1].symbols() for x in names) for i in row.index
