@@ -43,7 +43,7 @@ def merge(group: Group, iterators: Sequence[str], into: str) -> tuple[Group, dic
 
 
 def permute_reduction(group: Group, order: Sequence[str]) -> Group:
-    """The reduction's iterators in this order, outermost first. Halide: reorder.
+    """The reduction's iterators in this order, outermost first. isl: a band's partial schedule; Halide, TVM: reorder.
 
     Before: for j, k: D[x] += f(x, j, k). After: for k, j. Refuses: a reduction that may not be reassociated; other
     iterators than the reduction's.

@@ -111,9 +111,9 @@ def test_what_a_rewrite_of_the_group_makes(name: str, golden: Golden) -> None:
 
 
 NAMED: tuple[Callable[..., object], ...] = (
-    accumulate, assign, balance, begins, beside, carry, clip, deal_reduction, distribute, fuse, interchange, keep, mark,
-    merge, pad, promote, pull_out, refine, regroup, rename, sequence_phases, split_reduction, spread, stage_sums, tile,
-    unmark,
+    accumulate, assign, balance, begins, beside, carry, clip, deal_reduction, distribute, fuse, interchange, keep,
+    mark, merge, pad, permute_reduction, promote, pull_out, refine, regroup, rename, sequence_phases,
+    split_reduction, spread, stage_sums, tile, unmark,
 )  # fmt: skip
 
 
