@@ -11,9 +11,11 @@ from polydyn.codegen.cpu.target import AVX2, AVX512, NEON, CpuTarget, leaf_heade
 from polydyn.errors import UnsupportedError
 from polydyn.fusion.plan import FusionPlan
 from polydyn.gpu.targets import CUDA_TARGETS
+from polydyn.graph.ir import Graph
 from polydyn.lowering.aliases import without_reshapes
 from polydyn.lowering.place import Builder
 from polydyn.lowering.place_cpu import KernelBuilder
+from polydyn.program.index_checks import with_kept_indices
 from polydyn.program.parallel_launches import join_waves
 from polydyn.program.plan import HostPlan
 from polydyn.search.outcomes import ChosenByRecords
@@ -54,6 +56,10 @@ class Cpu(Target):
         if options.precision == BF16:
             self.without |= {"winograd"}  # sums of tiles would round what cancels
         self.processor = cpu_target(name)
+
+    def rewrite(self, graph: Graph) -> Graph:
+        """As ``Target``, with what index checks must find in memory."""
+        return with_kept_indices(super().rewrite(graph))
 
     def builder(self, plan: FusionPlan, records: Records | None = None) -> KernelBuilder:
         """As ``Target``."""

@@ -120,6 +120,7 @@ class _Builder:
         self.current: OnnxNode | None = None
         self.count = 0
         self.bounds: list[IndexBound] = []
+        self.ranges: dict[str, Dim] = {}
         self.steps: dict[Key, HostStep] = dict(typed.asked.steps)
 
     # -- ExpandContext -------------------------------------------------------------------------------------------
@@ -218,6 +219,8 @@ class _Builder:
         fetched = formula.fetches()
         if not fetched:
             return  # sizes only: ``_inside`` makes a guard
+        if self._lies_inside(formula, size):
+            return
         moving = {str(d) for d, e in zip(at, shape, strict=True) if e != 1}
         for a in fetched if len(fetched) == 1 else ():
             offset = formula - Index({(a,): 1})
@@ -227,6 +230,19 @@ class _Builder:
                 self.bounds.append(IndexBound(a.name, size, place, offset))
                 return
         self.bounds.append(IndexBound(indices, size, place, part=part, formula=formula, shape=shape))
+
+    def below(self, tensor: str, size: Dim) -> None:
+        """Every element of a tensor that the host makes is in [0, size)."""
+        self.ranges[tensor] = size
+
+    def _lies_inside(self, formula: Index, size: Dim) -> bool:
+        """Whether a subscript is in [0, size) because of what it fetches: then a remainder changes nothing."""
+        names = {a: f"fetched {k}" for k, a in enumerate(sorted(formula.fetches(), key=str))}
+        if any(a.name not in self.ranges for a in names):
+            return False
+        ranges = {x: self.ranges[a.name] for a, x in names.items()}
+        free = formula.rebuild(lambda a: Index.of(names[a]) if a in names else Index({(a,): 1}))
+        return self.facts.simplify(free % size, ranges) == self.facts.simplify(free, ranges)
 
     def position(self, indices: str, at: tuple[Index, ...], size: Dim, ranges: Ranges) -> Index | None:
         """A subscript that is a formula, inside its axis; None when it is data or may be negative."""

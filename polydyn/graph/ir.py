@@ -143,7 +143,8 @@ class IndexBound:
     ``node``: the ONNX node that uses it so. ``part``: (first, step) of the integers meant, where tuples of subscripts
     lie one behind the other. ``formula``: where ``tensor`` is a view or arithmetic that nobody computes for itself, the
     integers meant over ``d<axis>`` of ``shape``. Checked on the data of every call; ``status``: the tensor in which
-    a device says what it found (``polydyn/program/index_checks.py``), empty: the host looks.
+    a device says what it found (``polydyn/program/index_checks.py``), empty: the host looks. ``kept``: the tensor in
+    which the host finds them, where they are nowhere else in memory.
     """
 
     tensor: str
@@ -154,6 +155,7 @@ class IndexBound:
     formula: Dim | None = None
     shape: tuple[Dim, ...] = ()
     status: str = ""
+    kept: str = ""
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,8 @@
 
 A gather's index tensor is scanned before the first launch that reads it, in the caller's thread: one pass over a few
 integers. Views of it are followed to the buffer that is really read, as far as they show all of it; what cannot be
-followed (an index cut out of a larger tensor) is not checked and said in the program's notes. On a device a launch of
-its own looks (``index_checks.py``), through any view; only inputs in the host's memory are scanned there.
+followed (an index cut out of a larger tensor) is written down for it and scanned behind all launches. On a device a
+launch of its own looks (``index_checks.py``), through any view; only inputs in the host's memory are scanned there.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from polydyn.errors import ShapeError
 from polydyn.graph.ir import Compute, Graph, Guard, IndexBound, dim_name
 from polydyn.program.plan import Buffer, DeviceCheck, IndexCheck, Launch
 from polydyn.schedules.expr import Array, Load, Op
-from polydyn.schedules.index import ONE, Index, minimum, product
+from polydyn.schedules.index import ONE, ZERO, Index, minimum, product
 
 
 @dataclass(frozen=True)
@@ -50,6 +50,10 @@ def place_bounds(
             first, step = bound.part
             guards += constant_guards(bound, graph.constants[name].reshape(-1)[first::step])
             continue
+        if bound.kept:
+            checks.setdefault((bound.kept, bound.size, ZERO, (0, 1)), readers.at_end(bound))
+            guards += empty_guards(bound)
+            continue
         if bound.status:
             found = device.setdefault(bound.status, readers.on_device(bound))
             scanned = found.check if found.scanned else None
@@ -71,6 +75,8 @@ class _Readers:
 
     def __init__(self, graph: Graph, launches: Iterable[Launch], writers: Mapping[str, int]) -> None:
         self.graph, self.writers = graph, writers
+        launches = tuple(launches)
+        self.end = len(launches)
         written: dict[int, list[str]] = {}
         for b, k in writers.items():
             written.setdefault(k, []).append(b)
@@ -86,6 +92,11 @@ class _Readers:
         first = min((k for k in self.touching.get(name, []) if k > self.writers.get(name, -1)), default=-1)
         message = f"{bound.node}: an index in '{name}' lies outside its axis of size {bound.size}"
         return IndexCheck(name, bound.size, bound.offset, first, message, bound.part)
+
+    def at_end(self, bound: IndexBound) -> IndexCheck:
+        """The bound on integers that are written down: what reads them elsewhere stays inside its axis anyway."""
+        message = f"{bound.node}: an index in '{bound.tensor}' lies outside its axis of size {bound.size}"
+        return IndexCheck(bound.kept, bound.size, ZERO, self.end, message)
 
     def on_device(self, bound: IndexBound) -> DeviceCheck:
         """The bound as a launch of its own sees to it; a launch that has other work too is never skipped."""

@@ -1,4 +1,6 @@
-"""Indices that a device checks: a small reduction looks for those outside their axis, and no host waits for it.
+"""Indices that a device checks, and those that are written down for the host.
+
+On a device a small reduction looks for those outside their axis, and no host waits for it.
 
 No access depends on what it finds: a subscript is the fetched integer modulo the size of its axis (ONNX counts negative
 ones from the end), so a wrong one reads a wrong element, never one outside. What it finds decides whether the call is
@@ -63,6 +65,29 @@ def with_index_checks(graph: Graph) -> Graph:
     return replace(graph, nodes=tuple(nodes), tensors=tensors, outputs=tuple(outputs), bounds=tuple(bounds))
 
 
+def with_kept_indices(graph: Graph) -> Graph:
+    """The graph with a node for every bound on integers that are nowhere in memory, as they are arithmetic or a part of
+    others: it writes them down for the host. The nodes' results are outputs of the graph, and the bounds name them.
+    """
+    read, inputs = graph.consumers(), {*graph.inputs, *graph.outputs}
+    tensors, nodes, bounds = dict(graph.tensors), list(graph.nodes), list[IndexBound]()
+    kept: dict[tuple[Index, tuple[Dim, ...]], str] = {}
+    for b in graph.bounds:
+        sources = {f.name for f in b.formula.fetches()} if b.formula is not None else set()
+        there = b.tensor in inputs or bool(read.get(b.tensor))
+        if b.formula is None or there or not sources <= tensors.keys() or sources <= graph.constants.keys():
+            bounds.append(b)
+            continue
+        key = (b.formula, b.shape)
+        if key not in kept:
+            name = kept[key] = _fresh(b.tensor, tensors, "kept")
+            tensors[name] = Tensor(name, "int64", b.shape)
+            nodes.append(Compute(name, FromIndex("int64", b.formula), origin=b.node))
+        bounds.append(replace(b, kept=kept[key]))
+    outputs = (*graph.outputs, *kept.values())
+    return replace(graph, nodes=tuple(nodes), tensors=tensors, outputs=outputs, bounds=tuple(bounds))
+
+
 class _Question:
     """A bound, and the integers that it is about: ``value``, at the place ``PLACE`` among ``count`` of them.
 
@@ -116,11 +141,11 @@ class _Question:
         return Compute(output, body, (Index.of(SPAN),), "min", b.node)
 
 
-def _fresh(name: str, tensors: dict[str, Tensor]) -> str:
-    fresh, count = f"{name}.outside", 1
+def _fresh(name: str, tensors: dict[str, Tensor], what: str = "outside") -> str:
+    fresh, count = f"{name}.{what}", 1
     while fresh in tensors:
         count += 1
-        fresh = f"{name}.outside.{count}"
+        fresh = f"{name}.{what}.{count}"
     return fresh
 
 

@@ -142,7 +142,11 @@ def _arranged(plan: HostPlan, waves: Sequence[Sequence[int]]) -> HostPlan:
 
 
 def _moved(check: IndexCheck, plan: HostPlan, order: Sequence[int]) -> IndexCheck:
-    """The check before the launch that is now the first to read the buffer, of those that came at or after its own."""
+    """The check before the launch that is now the first to read the buffer, of those that came at or after its own; one
+    behind all launches stays there.
+    """
+    if check.launch == len(order):
+        return check
     readers = (at for at, k in enumerate(order) if k >= check.launch and check.buffer in plan.launches[k].buffers)
     return replace(check, launch=min(readers))
 
@@ -150,7 +154,9 @@ def _moved(check: IndexCheck, plan: HostPlan, order: Sequence[int]) -> IndexChec
 def intermediate_lives(plan: HostPlan) -> tuple[Life, ...]:
     """The life of every intermediate of the plan, in waves."""
     sizes = {b.name: size_bytes(b) for b in plan.buffers.values() if b.role == "intermediate"}
-    return live_ranges(sizes, touched_by_wave(plan))
+    touched = touched_by_wave(plan)
+    at_end = [c.buffer for c in plan.index_checks if c.launch == len(plan.launches)]
+    return live_ranges(sizes, [*touched[:-1], [*touched[-1], *at_end]] if touched else touched)
 
 
 def _arena(plan: HostPlan) -> int:

@@ -121,7 +121,7 @@ class Launch:
 class IndexCheck:
     """Before launch number ``launch``, all integers in ``buffer``, plus ``offset``, must lie in [-size, size).
 
-    ``part``: (first, step) of the integers meant.
+    As many launches as there are: behind all of them. ``part``: (first, step) of the integers meant.
     """
 
     buffer: str

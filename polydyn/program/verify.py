@@ -55,6 +55,7 @@ def verify_host_plan(plan: HostPlan) -> None:
     for c in plan.index_checks:
         _only([c.size, c.offset], symbols, f"the check '{c.message}'")
         inside = 0 <= c.launch < len(plan.launches) and c.buffer in plan.launches[c.launch].buffers
+        inside |= c.launch == len(plan.launches) and c.buffer in plan.buffers and not plan.on_device
         if not inside or "int" not in plan.buffers[c.buffer].dtype:
             raise PolydynError("an index check names no integer buffer of its launch", tensor=c.buffer)
     _verify_device_checks(plan, symbols)

@@ -41,6 +41,20 @@ def test_tuples_outside_are_refused_by_axis(program: polydyn.Program, tuples: li
         program.run({"x": X, "i": np.array(tuples)})
 
 
+def test_tuples_that_are_nowhere_in_memory_are_checked_too() -> None:
+    """A transposed input is read where it lies, arithmetic where it is used."""
+    m = model(
+        [node("Transpose", "i", "t", perm=[1, 0]), node("Mul", "t two", "j"), node("GatherND", "x j", "y")],
+        {"x": ("float32", ["A", "B", "C"]), "i": ("int64", [2, "R"])}, ["y"], {"two": np.array(2)},
+    )  # fmt: skip
+    transposed = polydyn.compile(m, threads=2)
+    i = np.array([[0, -1, 0], [1, 2, 0]])
+    np.testing.assert_array_equal(transposed.run({"x": X, "i": i})["y"], X[2 * i[0], 2 * i[1]])
+    with pytest.raises(InputError, match="axis of size B, here 5: element 1 is 6"):
+        transposed.run({"x": X, "i": np.array([[0, 0], [1, 3]])})
+    assert transposed.run({"x": X, "i": i[:, :0]})["y"].shape == (0, 3)
+
+
 def test_tuples_of_positions_are_a_view() -> None:
     """How torch.export writes ``mask[arange(B)[:, None], arange(L)[None]]``."""
     graph = import_model(

@@ -164,6 +164,9 @@ class ExpandContext(Protocol):
         node that the step runs.
         """
 
+    def below(self, tensor: str, size: Dim) -> None:
+        """Every element of a tensor that the host makes is in [0, size)."""
+
     def inner(self, role: str) -> Any:
         """The body that the shape rule asked for, with its shapes."""
 

@@ -36,6 +36,7 @@ def non_zero(node: OnnxNode, ctx: ExpandContext) -> None:
     """
     x, (_, n) = ctx.tensor(node.inputs[0]), ctx.tensor(node.outputs[0]).shape
     (places,) = ctx.made("non_zero", node.inputs, [(None, "int64", (n,))])
+    ctx.below(places, product(x.shape))
     at = decoded(fetch(places, (Index.of("d1"),)), x.shape)
     if len(at) > 1:
         rows = [ctx.compute((ONE, n), FromIndex("int64", i)) for i in at]

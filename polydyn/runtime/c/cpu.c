@@ -186,7 +186,8 @@ static void run_parts(pd_context *c, int32_t w, int64_t count, int64_t threads) 
     if (count) pd_pool_run(c->program->place, &job);
 }
 
-/* Scans the index tensors that launch k is the first to read; `next` is the first check not yet made. */
+/* Scans the index tensors that launch k is the first to read, behind the last launch those that are kept for it; `next`
+ * is the first check not yet made. */
 static int32_t check_indices(const pd_context *c, int32_t k, int32_t *next) {
     int32_t code = PD_OK;
     for (; *next < plan->index_check_count && plan->index_checks[*next].launch == k && code == PD_OK; ++*next)
@@ -274,6 +275,7 @@ static int32_t run(pd_context *c, const void *const *inputs, void *const *output
                     .noted = noted};
     if (nanoseconds) memset(nanoseconds, 0, (size_t)plan->launch_count * sizeof *nanoseconds);
     for (int32_t w = 0; w < plan->wave_count && code == PD_OK; w++) code = run_wave(c, w, &call);
+    if (code == PD_OK) code = check_indices(c, plan->launch_count, &call.next_check);
     if (parallel) pd_pool_release(c->program->place);
     if (code != PD_OK) return code;
     for (int32_t k = 0; k < plan->copy_count; k++) {

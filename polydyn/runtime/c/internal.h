@@ -115,7 +115,7 @@ typedef struct {
 } pd_copy;
 
 typedef struct {
-    int32_t launch, buffer, dtype; /* the buffer is scanned before this launch */
+    int32_t launch, buffer, dtype; /* the buffer is scanned before this launch; launch_count: behind all of them */
     int32_t count, size, offset;   /* of v[count] integers each one meant plus v[offset] lies in [-v[size], v[size]) */
     int32_t first, step;           /* the integers meant */
     const char *message;

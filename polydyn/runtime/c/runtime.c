@@ -444,7 +444,7 @@ int32_t pd_check_shared(const pd_context *c, void *const *inputs, void *const *o
 }
 
 int32_t pd_check_index(const pd_context *c, const pd_index_check *p, const void *data) {
-    if (c->values[plan->launches[p->launch].elements] <= 0) return PD_OK;
+    if (p->launch < plan->launch_count && c->values[plan->launches[p->launch].elements] <= 0) return PD_OK;
     int64_t found = 0, size = c->values[p->size], offset = c->values[p->offset];
     int64_t low = -size - offset, high = size - offset; /* sizes: far from overflow */
     int64_t at = pd_outside(data, p->first, c->values[p->count], p->step, p->dtype, low, high, &found);
