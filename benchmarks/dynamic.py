@@ -165,6 +165,7 @@ sums    (float[N] x, int64[N] i, float[N] u) => (float[N] y) { y = ScatterElemen
 columns (float[N, 16] x, int64[N, 16] i, float[N, 16] u) => (float[N, 16] y) { y = ScatterElements (x, i, u) }
 rows    (float[N, 64] x, int64[N, 1] i, float[N, 64] u) => (float[N, 64] y) {
     y = ScatterND <reduction = "add"> (x, i, u) }
+running (float[N] x, int64 i) => (float[N] y) { a = Constant <value = int64 {0}> () y = CumSum (x, a) }
 """
 
 

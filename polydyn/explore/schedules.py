@@ -42,7 +42,7 @@ from polydyn.lowering.contract import lower_contract
 from polydyn.lowering.group import LoweredGroup
 from polydyn.lowering.nest import lower_nest
 from polydyn.lowering.pack import pack
-from polydyn.lowering.scatter import lower_scatter
+from polydyn.lowering.serial import lower_serial
 from polydyn.schedules import model as polyhedral
 from polydyn.schedules.group.dependence import analyse
 from polydyn.schedules.group.polyhedra import context
@@ -149,8 +149,8 @@ def groups(model: ModelLike, dims: Dims | None = None, options: Options | None =
 
 def _lowered(plan: FusionPlan, g: FusedGroup) -> Group:
     form = lower_contract(plan, g, 0) if g.kind == "contract" else None
-    if g.kind == "scatter":
-        lowered = lower_scatter(plan, g).lowered
+    if g.kind in ("scatter", "scan"):
+        lowered = lower_serial(plan, g).lowered
     else:
         lowered = form.lowered if form else lower_nest(plan, g)
     return Group(f"{g.kind} {g.outputs[0]}", g, plan, lowered, form.roles if form else None)

@@ -23,6 +23,7 @@ from polydyn.fusion.plan import FusionPlan
 from polydyn.fusion.prologue import join_prologues
 from polydyn.fusion.recompute import recompute_producers
 from polydyn.fusion.rules import elementwise, epilogue, join_columns, stitch
+from polydyn.fusion.scan import mark_scans
 from polydyn.fusion.scatter import mark_scatters
 from polydyn.fusion.separate import separate, write_in_place
 from polydyn.fusion.show import show_plan
@@ -85,6 +86,7 @@ FUSION: tuple[Pass, ...] = (
     Pass("steps", "bytes that products sum lie side by side in constants", graph=lay_out_steps, cuda=True),
     Pass("bands", "constants that are bands of a matrix become comparisons", graph=compare_bands, cuda=True),
     Pass("scatter", "terms that count for one element update it, in their order", groups=mark_scatters, cpu=True),
+    Pass("scan", "running sums go on from the element before", groups=mark_scans, cpu=True),
     Pass("windows", "parts of a concatenation are written in place", groups=write_in_place),
     Pass("epilogue", "element-wise readers join contractions (TSCompiler 4.2)", join=epilogue),
     Pass("elementwise", "element-wise groups join (BladeDISC 4.1)", join=elementwise),

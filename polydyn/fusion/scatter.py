@@ -57,7 +57,7 @@ def scatter_of(
     if reduce is None or not isinstance(body, Op) or body.name not in ("where", "select"):
         return None
     matches, update, rest = body.args
-    found = list(_conditions(matches))
+    found = list(conditions_of(matches))
     if rest != neutral(reduce, body.dtype) or None in found:
         return None
     places: dict[str, Index] = {}
@@ -83,11 +83,11 @@ def _fetches(c: Condition) -> bool:
     return bool(c[1].fetches() or c[2].fetches())
 
 
-def _conditions(v: Value) -> Iterator[Condition | None]:
+def conditions_of(v: Value) -> Iterator[Condition | None]:
     """The comparisons of integers that all must hold; None for one that is nothing of the kind."""
     if isinstance(v, Op) and (v.name == "and" or (v.name in ("where", "select") and v.args[2] == Const("bool", False))):
-        yield from _conditions(v.args[0])
-        yield from _conditions(v.args[1])
+        yield from conditions_of(v.args[0])
+        yield from conditions_of(v.args[1])
         return
     if not isinstance(v, Op) or v.name not in RELATIONS:
         yield None

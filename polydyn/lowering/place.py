@@ -118,10 +118,13 @@ def flops(plan: FusionPlan, group: FusedGroup) -> Index:
 
 
 def _flops(plan: FusionPlan, group: FusedGroup, i: int) -> Index:
-    """Operations of one node: a contraction counts two for each product, a scatter one for each update, everything else
-    one for each element."""
+    """Operations of one node: a contraction counts two for each product, a scatter one for each update, all else one
+    for each element.
+    """
     node = group.nodes[i]
     extents = dict(iterators(plan.graph, node))
+    if group.kind == "scan":
+        return product(plan.graph.tensors[node.output].shape)
     if group.kind == "scatter" and (found := node_scatter(plan, node)):
         return product(e for x, e in extents.items() if x not in found.places)
     size = product(extents.values())

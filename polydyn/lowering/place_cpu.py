@@ -10,7 +10,7 @@ from polydyn.codegen.cpu.decoding import FEW_ROWS, DecodingKernel
 from polydyn.codegen.cpu.dot import COLUMNS, LEAST_ROWS, LEAST_STEPS, DotKernel
 from polydyn.codegen.cpu.product import ContractKernel
 from polydyn.codegen.cpu.rows import NestKernel
-from polydyn.codegen.cpu.scatter import ScatterKernel
+from polydyn.codegen.cpu.serial import SerialKernel
 from polydyn.codegen.cpu.target import CpuTarget
 from polydyn.codegen.cpu.windows import WindowKernel, fits
 from polydyn.codegen.kernel import Kernel
@@ -22,7 +22,7 @@ from polydyn.lowering.group import LoweredGroup
 from polydyn.lowering.nest import lower_nest
 from polydyn.lowering.place import Builder, Noting, Placed
 from polydyn.lowering.prologue import prove_prologue
-from polydyn.lowering.scatter import ScatterGroup, lower_scatter
+from polydyn.lowering.serial import SerialGroup, lower_serial
 from polydyn.lowering.words import PAIRS, QUADS, ROUNDED
 from polydyn.schedules.decision import Decision, Leaf, Split
 from polydyn.schedules.errors import Declined
@@ -34,7 +34,7 @@ from polydyn.schedules.proof.reuse import Proofs
 from polydyn.schedules.solution.schedule import NestSchedule, attention_groups, schedule_attention
 from polydyn.schedules.tree.rewrites import permute_reduction
 
-Form: TypeAlias = ContractGroup | AttentionGroup | ScatterGroup | LoweredGroup
+Form: TypeAlias = ContractGroup | AttentionGroup | SerialGroup | LoweredGroup
 
 
 class Tuner(Noting, Protocol):
@@ -72,8 +72,8 @@ class KernelBuilder(Builder):
 
     def one(self, group: FusedGroup) -> Placed:
         """As ``Builder``."""
-        if group.kind == "scatter":
-            return self._placed(group, lower_scatter(self.plan, group))
+        if group.kind in ("scatter", "scan"):
+            return self._placed(group, lower_serial(self.plan, group))
         form = self._product(group) if group.kind == "contract" else None
         return self._placed(group, form or lower_nest(self.plan, group))
 
@@ -124,7 +124,7 @@ class KernelBuilder(Builder):
             return form.lowered.key(form.roles, sorted(form.packed), form.dot, form.fill, form.footprint, self.target)
         if isinstance(form, AttentionGroup):
             return form.lowered.key(form.parts, self.target)
-        if isinstance(form, ScatterGroup):
+        if isinstance(form, SerialGroup):
             return form.lowered.key(form.band, form.tiled, form.conditions, self.target)
         return form.key(self.target)
 
@@ -134,11 +134,11 @@ class KernelBuilder(Builder):
             return self._contract(form, place)
         if isinstance(form, LoweredGroup):
             return replace(place, kernels=(self._nest(form.group, place.key),))
-        if isinstance(form, ScatterGroup):
+        if isinstance(form, SerialGroup):
             group, name = form.lowered.group, _name(form, place.key)
-            scatter = ScatterKernel(name, group, form.band, form.tiled, form.conditions, self.target)
-            prove(scatter.schedule)
-            return replace(place, kernels=(scatter.build(),))
+            serial = SerialKernel(name, group, form.band, form.tiled, form.conditions, self.target)
+            prove(serial.schedule)
+            return replace(place, kernels=(serial.build(),))
         kernel = self._attention(form, place.key)
         prove_attention(kernel.schedule, kernel.parts)
         return replace(place, kernels=(kernel.build(),))
@@ -209,7 +209,7 @@ class KernelBuilder(Builder):
 
 def _name(form: Form, key: str) -> str:
     """The name of the kernel of a form."""
-    kinds: dict[type, str] = {ContractGroup: "contract", AttentionGroup: "attention", ScatterGroup: "scatter"}
+    kinds: dict[type, str] = {ContractGroup: "contract", AttentionGroup: "attention", SerialGroup: "serial"}
     return f"{kinds.get(type(form), 'nest')}_{key[:12]}"
 
 

@@ -32,6 +32,7 @@ from polydyn.schedules.tree.loops import (
 )
 from polydyn.schedules.tree.names import LANE, Coord, End, MarkName, Role, a, b, c, extent, it, p
 from polydyn.schedules.tree.scheduled import Scheduled
+from polydyn.schedules.tree.space import UNIT
 
 V = Index.of
 INIT, LOAD, ACC, SAVE, PACK, FILL, DONE = "INIT", "LOAD", "ACC", "SAVE", "PACK", "FILL", "DONE"
@@ -187,11 +188,11 @@ def nest(
     return mark(t, MarkName.TASK, shared[0] if shared else None, first)
 
 
-def scatter(group: Group, band: Sequence[str], tiled: bool) -> Scheduled:
-    """An initialiser and updates at places that data decide: tasks share no element, each runs its updates in order.
+def serial(group: Group, band: Sequence[str], tiled: bool) -> Scheduled:
+    """An initialiser and steps that keep their order: tasks share no element.
 
     ``band``: the iterators that both have. ``tiled``: the last one is innermost, in tiles (axis t) of a size that is an
-    argument of the kernel; its points are lanes.
+    argument of the kernel; its points are lanes. Otherwise the last loop of the initialiser has lanes.
     """
     axes = {band[-1]: "t"} if tiled else {}
     t = sequence_phases(group, band, [[s.name] for s in group.statements], axes)
@@ -204,7 +205,10 @@ def scatter(group: Group, band: Sequence[str], tiled: bool) -> Scheduled:
             own = [it(x) for x in s.iterators[len(band) :]]
             t = interchange(t, *own, it("t")) if own else t
         task.append(b("t"))
-    t = assign(assign(t, "task", *task), "lane", *[it(x) for x in axes.values()])
-    first = group.statements[0].name
-    t = mark(t, MarkName.TILE, task[-1], first, under=True) if tiled else t
+    first, initial = group.statements[0].name, group.statements[0].iterators[len(band) :]
+    t = assign(t, "task", *task)
+    if tiled:
+        t = mark(assign(t, "lane", it("t")), MarkName.TILE, task[-1], first, under=True)
+    elif initial:
+        t = assign(t, UNIT, it(initial[-1]))
     return mark(t, MarkName.TASK, task[0] if task else None, first)

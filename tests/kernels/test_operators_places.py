@@ -9,6 +9,8 @@ import pytest
 from test_operators_scalar import compiled_agrees
 
 import polydyn
+from polydyn.checked import CheckedProgram
+from polydyn.compiler import plan_program
 from polydyn.errors import InputError, UnsupportedError
 from tests.support.one_node import check, import_model, model_of
 
@@ -169,3 +171,16 @@ def test_running_sums_and_products(op: str, reverse: int, exclusive: int) -> Non
     given = {"x": ("float64", ("B", "L")), "axis": np.array(1, np.int64)}
     model = model_of(op, given, {"reverse": reverse, "exclusive": exclusive}, opset=26 if op == "CumProd" else 14)
     compiled_agrees(model, *({"x": RNG.uniform(0.5, 1.5, (2, n))} for n in SIZES if n))
+
+
+@pytest.mark.parametrize("reverse", [0, 1])
+def test_running_sums_of_columns_go_row_by_row(reverse: int) -> None:
+    given = {"x": ("float32", ("A", "L", "C")), "axis": np.array(1, np.int64)}
+    model = model_of("CumSum", given, {"reverse": reverse}, opset=14)
+    program, checked = polydyn.compile(model, threads=2), CheckedProgram(plan_program(model))
+    assert program.launches == ["scan y"]
+    for a, n, c in ((1, 1, 1), (2, 33, 7), (3, 2, 31), (1, 0, 3), (2, 7, 300)):
+        x = floats(a, n, c)
+        want = x[:, ::-1].cumsum(1, dtype=np.float32)[:, ::-1] if reverse else x.cumsum(1, dtype=np.float32)
+        for made in (program, checked):
+            np.testing.assert_array_equal(made.run({"x": x})["y"], want)

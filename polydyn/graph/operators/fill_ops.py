@@ -129,7 +129,7 @@ def infer_cum_sum(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
 
 @operator("CumSum", "CumProd", infer=infer_cum_sum)
 def expand_cum_sum(node: OnnxNode, ctx: ExpandContext) -> None:
-    """A sum or product over all positions up to here (``reverse``: from here on), masked: quadratic, but parallel."""
+    """A sum or product over all positions up to here (``reverse``: from here on): ``polydyn/fusion/scan.py``."""
     x, y = ctx.tensor(node.inputs[0]), ctx.tensor(node.outputs[0])
     axis = normalize_axis(node, (ints(node, ctx, 1, "axis") or (0,))[0], len(x.shape))
     d, r = iterators(len(x.shape)), Index.of("r0")

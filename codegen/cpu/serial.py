@@ -1,7 +1,8 @@
-"""CPU kernels of scatters: elements begin with what combining starts from, then updates come in their order.
+"""CPU kernels of what comes in an order: scatters, whose updates may meet, and running sums, where each element goes on
+from the one before.
 
-Updates may meet, so nothing of their loop runs at once. Tasks and lanes are along the axes that updates share with the
-elements: columns of a row that is updated as a whole, lines that are updated one by one.
+Nothing of the loop over steps runs at once. Tasks and lanes are along the axes that initialiser and steps share:
+columns of a row that is updated as a whole, lines that are worked on one by one.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from functools import cached_property
 
 from polydyn.codegen.cpu.emit import bound_names, emit
 from polydyn.codegen.cpu.target import CpuTarget
-from polydyn.codegen.ir import Body, Compare, For, If, Let, Node, Store, consume, rewrite, walk
+from polydyn.codegen.ir import Body, Compare, For, If, Let, Node, Store, consume, rewrite
 from polydyn.codegen.kernel import Kernel
 from polydyn.codegen.lower import Lowering, flat, lower
 from polydyn.codegen.passes.bind import bind, fold
@@ -24,21 +25,21 @@ from polydyn.schedules.index import ONE, Index, minimum
 from polydyn.schedules.model import Group, Statement
 from polydyn.schedules.tree.names import MarkName, b, extent, it, p
 from polydyn.schedules.tree.scheduled import Scheduled
-from polydyn.schedules.tree.strategies import scatter
+from polydyn.schedules.tree.strategies import serial
 
 COLUMNS = 256
 """Of a task: a row of them is a few cache lines."""
 
 
-class ScatterKernel:
-    """Builds the kernel of an initialiser and its updates."""
+class SerialKernel:
+    """Builds the kernel of an initialiser and its steps."""
 
     def __init__(
         self, name: str, group: Group, band: tuple[str, ...], tiled: bool, conditions: tuple[Compare, ...],
         target: CpuTarget,
     ) -> None:  # fmt: skip
         """``band``: the iterators that both statements share; ``tiled``: vectors run along the last of them.
-        ``conditions``: where there is an update, tested in their order.
+        ``conditions``: where there is a step, tested in their order.
         """
         self.name, self.group, self.band, self.tiled, self.target = name, group, band, tiled, target
         self.conditions = conditions
@@ -47,7 +48,7 @@ class ScatterKernel:
     @cached_property
     def schedule(self) -> Scheduled:
         """Tree and tile map."""
-        return scatter(self.group, self.band, self.tiled)
+        return serial(self.group, self.band, self.tiled)
 
     def lowering(self, s: Statement) -> Lowering:
         """What executes a statement's instance."""
@@ -56,7 +57,7 @@ class ScatterKernel:
         def f(a: Mapping[str, Index]) -> Body:
             env = places.env(s.name, a)
             address = self.group.arrays[s.array].address(tuple(i.subs(env) for i in s.index))
-            again = s.role != "init" and s.reduce is None
+            again = s.reduce is None and any(i.fetches() for i in s.index)
             store = Store(s.array, address, flat(self.group, s.value, env, lambda x: None), s.reduce, again=again)
             here = tuple(Compare(c.relation, c.left.subs(env), c.right.subs(env)) for c in guards)
             return (If(here, (store,)),) if here else (store,)
@@ -87,14 +88,16 @@ class ScatterKernel:
             Step("lower", "statements become stores", lambda x: lower(x, table), ("o_t",)),
             Step("choose", "choices leave the loops that do not decide them", unswitch),
             Step("stages", "the marks of the stages go", lambda x: consume(x, MarkName.STAGE)),
-            Step("vectorise", "innermost loops become vectors", self._vectors),
+            Step("vectorise", "loops over lanes become vectors", self._vectors),
             Step("tile", "the tile begins and ends where its elements do", self._tiles),
             Step("fold", "decided guards and single trips go", fold),
         )
 
     def _vectors(self, body: Body) -> Body:
+        lanes = {k for _, loops in self.schedule.parallel[1:] for k in loops}
+
         def f(n: Node) -> Node | Body:
-            if not isinstance(n, For) or n.kind == "parallel" or any(isinstance(x, For) for x in walk(n.body)):
+            if not isinstance(n, For) or n.var not in lanes:
                 return n
             vectors = vectorise_loop(n, self.target.width)
             if isinstance(vectors, Declined):

@@ -1,4 +1,4 @@
-"""Scatters: updates at places that data decide keep their order, and tasks share no element."""
+"""Scatters and running sums: what comes in an order keeps it, and tasks share no element."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from polydyn.schedules.errors import LegalityError
-from polydyn.schedules.expr import const, load
+from polydyn.schedules.expr import const, load, op
 from polydyn.schedules.index import Index, fetch
 from polydyn.schedules.model import Array, Group, Statement, row_major
 from polydyn.schedules.proof.prove import prove
@@ -15,7 +15,7 @@ from polydyn.schedules.tree import Band, Mark, Sequence, Tree
 from polydyn.schedules.tree.limits import assign, unmark
 from polydyn.schedules.tree.names import MarkName, it
 from polydyn.schedules.tree.scheduled import Scheduled, flat
-from polydyn.schedules.tree.strategies import scatter
+from polydyn.schedules.tree.strategies import serial
 
 V = Index.of
 N, D, R, E = map(V, ("n0", "n1", "n2", "n3"))
@@ -33,16 +33,31 @@ def group(reduce: str | None = "sum", row: Index | None = None) -> Group:
     return Group("g", ("n0", "n1", "n2", "n3"), {"out": out, **given}, statements)
 
 
+def running() -> Group:
+    """``out[b, r + 1, e] = out[b, r, e] + u[b, r, e]`` behind ``out[b, 0, e] = 0``."""
+    g, rows = group(), (("b", N), ("e", E))
+    update = g.statements[1].value
+    total = op("add", load("out", ("b", "r", "e"), "float32"), update)
+    start = Statement("S0", rows, "out", (V("b"), V(0), V("e")), const(0, "float32"), role="init")
+    step = Statement("S1", (*rows, ("r", R)), "out", (V("b"), V("r") + 1, V("e")), total)
+    return replace(g, statements=(start, step))
+
+
+@pytest.mark.parametrize("tiled", [True, False])
+def test_running_sums_go_on_from_the_element_before(tiled: bool) -> None:
+    prove(serial(running(), ("b", "e"), tiled))
+
+
 @pytest.mark.parametrize("reduce", ["sum", None])
 @pytest.mark.parametrize("tiled", [True, False])
 def test_rows_and_columns_are_tasks_and_updates_are_in_order(tiled: bool, reduce: str | None) -> None:
-    t = scatter(group(reduce), ("b", "e"), tiled)
+    t = serial(group(reduce), ("b", "e"), tiled)
     assert t.parallel[0][1] == (("b", "b_t") if tiled else ("b", "e"))
     prove(t)
 
 
 def updates_at_once(t: Scheduled) -> Scheduled:
-    return assign(t, "lane", it("r"))
+    return assign(t, "unit", it("r"))
 
 
 def updates_first(t: Scheduled) -> Scheduled:
@@ -55,13 +70,13 @@ def updates_first(t: Scheduled) -> Scheduled:
 
 
 @pytest.mark.parametrize("wrong", [updates_at_once, updates_first])
-@pytest.mark.parametrize("reduce", ["sum", None])
-def test_other_orders_are_refused(wrong: object, reduce: str | None) -> None:
-    t = unmark(scatter(group(reduce), ("b", "e"), False), MarkName.STAGE)
+@pytest.mark.parametrize("g", [group(), group(None), running()], ids=["sum", "last", "running"])
+def test_other_orders_are_refused(wrong: object, g: Group) -> None:
+    t = unmark(serial(g, ("b", "e"), False), MarkName.STAGE)
     with pytest.raises(LegalityError):
         prove(wrong(t))  # type: ignore[operator]
 
 
 def test_rows_that_data_decide_are_no_tasks() -> None:
     with pytest.raises(LegalityError):
-        prove(scatter(group(row=fetch("i", (V("r"),))), ("b", "e"), False))
+        prove(serial(group(row=fetch("i", (V("r"),))), ("b", "e"), False))

@@ -1,0 +1,70 @@
+"""Running sums: reductions over all elements up to this one, or from it on.
+
+``out[d] = reduce over r <= d of g(r)`` is what the element before has, combined with one term more: linear, and in the
+order of the terms. Every element for itself would be quadratic (docs/adr/0009-fusion.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from polydyn.fusion.plan import FusedGroup, FusionPlan
+from polydyn.fusion.scatter import conditions_of
+from polydyn.graph.ir import Compute, dim_name, reduction_name
+from polydyn.schedules.expr import Op, Value, indices, neutral
+from polydyn.schedules.index import ONE, Index
+
+FORMS = {("<=", 0): (False, False), ("<=", -1): (False, True), (">=", 0): (True, False), (">=", 1): (True, True)}
+"""Relation and distance of a term and an element -> (backwards, exclusive)."""
+
+
+@dataclass(frozen=True)
+class Scan:
+    """``out[..., axis, ...]`` combines the terms up to its place, or ``backwards`` from its place on; ``exclusive``:
+    without that of its own place. ``term``: over ``number``, the iterator of the reduction.
+    """
+
+    axis: str
+    number: str
+    term: Value
+    backwards: bool
+    exclusive: bool
+
+
+def scan_of(body: Value, reduce: str | None, outer: Mapping[str, Index], inner: Mapping[str, Index]) -> Scan | None:
+    """A reduction as a running one. ``outer``, ``inner``: extents of the iterators of output and reduction."""
+    if reduce is None or len(inner) != 1 or not isinstance(body, Op) or body.name not in ("where", "select"):
+        return None
+    condition, term, rest = body.args
+    ((number, extent),) = inner.items()
+    found = list(conditions_of(condition))
+    if rest != neutral(reduce, body.dtype) or len(found) != 1 or found[0] is None:
+        return None
+    relation, left, right = found[0]
+    axis = next((x for x, e in outer.items() if e == extent and (right - left).split(x)[0] == ONE), None)
+    if axis is None or axis in {s for i in indices(term) for s in i.symbols()}:
+        return None
+    distance = (right - left - axis + number).constant
+    if distance is None or (relation, distance) not in FORMS:
+        return None
+    backwards, exclusive = FORMS[relation, distance]
+    return Scan(axis, number, term, backwards, exclusive)
+
+
+def node_scan(plan: FusionPlan, n: Compute) -> Scan | None:
+    """A node as a running reduction, over its own iterators but those of one element."""
+    outer = {dim_name(a): e for a, e in enumerate(plan.graph.tensors[n.output].shape) if e != ONE}
+    inner = {reduction_name(j): e for j, e in enumerate(n.reduction) if e != ONE}
+    return scan_of(n.body, n.reduce, outer, inner)
+
+
+def mark_scans(plan: FusionPlan) -> FusionPlan:
+    """The plan with groups of kind ``scan``, which nothing joins: their order is that of the terms."""
+    return replace(plan, groups=tuple(_marked(plan, g) for g in plan.groups))
+
+
+def _marked(plan: FusionPlan, g: FusedGroup) -> FusedGroup:
+    if g.kind != "nest" or len(g.nodes) > 1 or node_scan(plan, g.nodes[0]) is None:
+        return g
+    return replace(g, kind="scan", reasons=(f"{g.nodes[0].output}: goes on from the element before",))
