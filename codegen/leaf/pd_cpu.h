@@ -359,6 +359,8 @@ PD_INLINE vu8 vclip_u8(vf32 x) {
 }
 #define vclip_rint_u8(x) vclip_u8(pd_rint_vf32(x))
 #endif
+/* the whole number next to x, half to even, between two; NaN gives the lower one */
+#define vnear_f32(x, low, high) vless(high, vgreater(pd_rint_vf32(x), low))
 
 /* two integers of 16 bits in one of 32; both products of two such, added */
 PD_INLINE i32 pd_pair_i32(i32 a, i32 b) { return (i32)(((u32)a & 0xffffu) | ((u32)b << 16)); }
