@@ -81,7 +81,7 @@ def fits(group: Group, band: tuple[str, ...], width: int) -> Axes | None:
     maps = all(s.iterators == band for s in group.statements if s is not core)
     if not taps or not maps or core.iterators[: len(band)] != band or not _adds_nothing_outside(core):
         return None
-    if any(a.dtype != "float32" for a in group.arrays.values()):
+    if {a.dtype for a in group.arrays.values()} not in ({"float32"}, {"uint8"}, {"int8"}):
         return None
     extents = dict(core.iters)
     if any(extents[x].constant is None for x in taps):

@@ -333,10 +333,17 @@ PD_INLINE vi32 pd_max_vi32(vi32 a, vi32 b) { return vsel_i32(a > b, a, b); }
 PD_INLINE vi32 pd_min_vi32(vi32 a, vi32 b) { return vsel_i32(a < b, a, b); }
 PD_INLINE vi64 pd_max_vi64(vi64 a, vi64 b) { vi64 m = a > b; return (m & a) | (~m & b); }
 PD_INLINE vi64 pd_min_vi64(vi64 a, vi64 b) { vi64 m = a < b; return (m & a) | (~m & b); }
+#if defined(__AVX512F__) && PD_W == 16 && !defined(__clang__)
+#define PD_BYTES(V, S)                                                                                                \
+  PD_INLINE V pd_max_##V(V a, V b) { return (V)__builtin_ia32_pmax##S##128((pd_sixteen)a, (pd_sixteen)b); }            \
+  PD_INLINE V pd_min_##V(V a, V b) { return (V)__builtin_ia32_pmin##S##128((pd_sixteen)a, (pd_sixteen)b); }
+PD_BYTES(vu8, ub) PD_BYTES(vi8, sb)
+#else
 PD_INLINE vu8 pd_max_vu8(vu8 a, vu8 b) { vu8 m = (vu8)(a > b); return (m & a) | (~m & b); }
 PD_INLINE vu8 pd_min_vu8(vu8 a, vu8 b) { vu8 m = (vu8)(a < b); return (m & a) | (~m & b); }
 PD_INLINE vi8 pd_max_vi8(vi8 a, vi8 b) { vi8 m = a > b; return (m & a) | (~m & b); }
 PD_INLINE vi8 pd_min_vi8(vi8 a, vi8 b) { vi8 m = a < b; return (m & a) | (~m & b); }
+#endif
 
 /* floats clipped to bytes, the second one rounded half to even; NaN gives 0 */
 #if defined(__AVX512F__) && PD_W == 16 && !defined(__clang__)
@@ -355,6 +362,8 @@ PD_INLINE vu8 vclip_u8(vf32 x) {
 }
 #define vclip_rint_u8(x) vclip_u8(pd_rint_vf32(x))
 #endif
+/* the whole number next to x, half to even, between two; NaN gives the lower one */
+#define vnear_f32(x, low, high) vless(high, vgreater(pd_rint_vf32(x), low))
 
 /* two integers of 16 bits in one of 32; both products of two such, added */
 PD_INLINE i32 pd_pair_i32(i32 a, i32 b) { return (i32)(((u32)a & 0xffffu) | ((u32)b << 16)); }
