@@ -14,31 +14,29 @@ would truncate.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import partial
 
+from polydyn.codegen.cuda.boxes import FARTHEST, TensorOperand, tensor_operand
 from polydyn.codegen.cuda.emit import LONG, bound_names, emit, one_block
 from polydyn.codegen.cuda.group import ProductGroup
 from polydyn.codegen.cuda.instructions import TENSOR
-from polydyn.codegen.cuda.product import DEALT, RASTER, UNROLLED, block_limits
+from polydyn.codegen.cuda.product import DEALT, RASTER, UNROLLED, block_limits, split_copies
 from polydyn.codegen.cuda.sums import Sums, lane_points
 from polydyn.codegen.cuda.tile import CudaTile
 from polydyn.codegen.cuda.work import UNITS
 from polydyn.codegen.indices import substitute
-from polydyn.codegen.ir import Alloc, Apply, Body, Call, Compare, For, Inst, Parameter, Pointer, consume, walk
+from polydyn.codegen.ir import Alloc, Apply, Body, Call, Compare, For, Inst, Mark, Pointer, consume, walk
 from polydyn.codegen.kernel import TF32, Block, Kernel, TensorMapOf, Work
 from polydyn.codegen.lower import Lowering, lower
 from polydyn.codegen.passes.bind import fold
-from polydyn.codegen.passes.threads import WARP, assign, rasterise, specialise, unrolled
-from polydyn.codegen.passes.widen import multiples
+from polydyn.codegen.passes.threads import WARP, assign, rasterise, unrolled
+from polydyn.codegen.passes.warpgroups import WARPGROUP, Ring, accumulate, specialise
 from polydyn.codegen.pipeline import Step, loops
 from polydyn.codegen.places import Places
 from polydyn.codegen.printers.cuda_values import BYTES, HALF
-from polydyn.schedules.expr import FLOAT8, ITEMSIZE, FromIndex, Load, Value
+from polydyn.schedules.expr import FLOAT8, ITEMSIZE, FromIndex
 from polydyn.schedules.index import ONE, ZERO, Index, IndexLike
-from polydyn.schedules.model import Group
 from polydyn.schedules.proof.prove import prove
-from polydyn.schedules.ranges import is_nonnegative
 from polydyn.schedules.tree.gpu import COPY_A, COPY_B, SLAB, STAGE, STAGED
 from polydyn.schedules.tree.names import MarkName, b, e, extent, f, g, s, w
 from polydyn.schedules.tree.scheduled import Scheduled
@@ -46,8 +44,8 @@ from polydyn.schedules.tree.strategies import ACC, INIT
 from polydyn.schedules.tree.warpgroups import COLUMNS, WarpgroupTile, warpgroup_product
 
 V = Index.of
-WARPGROUP, ROWS = 128, 64
-"""Threads of a warpgroup, rows of its instruction."""
+ROWS = 64
+"""Rows of an instruction."""
 STEP, POINTS = 128, 32
 """Bytes of the reduction in a tile (the swizzle's width) and in an instruction."""
 CONSUMERS = 2
@@ -61,34 +59,11 @@ CONSUMED = 1
 """The barrier of the consumers behind their last step."""
 ROLLED = {e("g"): "unroll", e("s"): "unroll1"}
 """Epilogues are loops over slabs of columns, or their text would not fit the instruction cache."""
-ALIGN = 16
-"""Bytes: pitches and bases of tensor maps are multiples."""
-FARTHEST = 2**31 - 256
-"""Rows, columns and steps that a tensor map may have: coordinates have 32 bits, a panel may begin beyond the last."""
 REGISTERS = 168
 """Of a thread when a block begins; ``setmaxnreg`` deals them anew."""
 
 
-@dataclass(frozen=True)
-class _TensorOperand:
-    """An operand behind a tensor map: ``along_k`` says which side is contiguous, ``outer`` the batch iterators."""
-
-    buffer: str
-    dtype: str
-    along_k: bool
-    offset: Index
-    pitch: Index
-    outer: tuple[tuple[str, Index], ...]
-    multiples: tuple[tuple[Index, int], ...]
-
-    @property
-    def conditions(self) -> tuple[Compare, ...]:
-        """Strides that are not surely positive have to be: a tensor map has no others."""
-        strides = (self.pitch, *(s for _, s in self.outer))
-        return tuple(Compare(">=", s, ONE) for s in strides if not is_nonnegative(s))
-
-
-_Maps = tuple[_TensorOperand, _TensorOperand]
+_Maps = tuple[TensorOperand, TensorOperand]
 
 
 def wgmma_versions(product: ProductGroup, tf32: bool = False) -> list[Kernel]:
@@ -139,42 +114,15 @@ def _tensor_operands(product: ProductGroup) -> _Maps | str:
     r = product.roles
     if r.inner:
         return "it sums over several dims"
-    operands = []
+    operands, batch = [], {x: product.extents[x] for x in r.batch}
     for side, mn, v in zip(("row", "column"), (r.row, r.col), product.values, strict=True):
-        m = _tensor_operand(product.group, v, mn, r.block, r.batch)
+        m = tensor_operand(product.group, v, mn, r.block, batch)
         if m is None:
             return f"TMA does not reach its {side} operand"
         if not m.along_k and (side == "row" or m.dtype not in HALF):
             return f"its {side} operand is not contiguous along the reduction"
         operands.append(m)
     return operands[0], operands[1]
-
-
-def _tensor_operand(group: Group, v: Value, mn: str, k: str, batch: tuple[str, ...]) -> _TensorOperand | None:
-    """How TMA reaches an operand; None when its address is not linear with aligned pitches."""
-    if not isinstance(v, Load):
-        return None
-    rest = group.arrays[v.buffer].address(v.index)
-    strides: dict[str, Index] = {}
-    for x in (mn, k, *batch):
-        strides[x], rest = rest.split(x)
-    iterators = {mn, k, *batch}
-    if any(i.symbols() & iterators for i in (rest, *strides.values())) or not rest.is_polynomial:
-        return None
-    along_k = strides[k] == ONE
-    if not along_k and strides[mn] != ONE:
-        return None
-    pitch = strides[mn] if along_k else strides[k]
-    outer = tuple((x, strides[x]) for x in batch if strides[x] != ZERO)
-    if len(outer) > 2 or any(is_nonnegative(-s) for s in (pitch, *(s for _, s in outer))):
-        return None
-    alignment: dict[tuple[Index, int], None] = {}
-    for i in (rest, pitch, *(stride for _, stride in outer)):
-        more = multiples(i, ALIGN // ITEMSIZE[v.dtype], ())
-        if more is None:
-            return None
-        alignment |= dict.fromkeys(more)
-    return _TensorOperand(v.buffer, v.dtype, along_k, rest, pitch, outer, tuple(alignment))
 
 
 class _Version:
@@ -266,12 +214,8 @@ class _Version:
         of, out = self.of, []
         for name, m, whole, tile in (("map_a", self.maps[0], of.M, self.tile.bm),
                                      ("map_b", self.maps[1], of.N, self.columns)):  # fmt: skip
-            inner = (of.K, whole) if m.along_k else (whole, of.K)
             box = (self.step, tile) if m.along_k else (PANEL, self.step)
-            dims = (*inner, *(of.extents[x] for x, _ in m.outer))
-            strides = (m.pitch, *(s for _, s in m.outer))
-            dtype = TF32 if self.tile.instruction == "tf32" else m.dtype
-            out.append(TensorMapOf(name, m.buffer, dtype, m.offset, dims, strides, (*box, *[1] * len(m.outer))))
+            out.append(m.tensor_map(name, whole, of.K, box, TF32 if self.tile.instruction == "tf32" else ""))
         return tuple(out)
 
     # -- marks ---------------------------------------------------------------------------------------------------
@@ -279,7 +223,12 @@ class _Version:
     def specialise_warps(self, body: Body) -> Body:
         """Producer and consumers of the ring."""
         sides = (self.tile.bm, self.columns)
-        body = specialise(body, b("k"), self.stages, CONSUMERS, sum(sides) * STEP)
+        (loop,) = (n for n in body if isinstance(n, For) and n.var == b("k"))
+        copies, uses = split_copies(loop.body)
+        ring = Ring("", self.stages, sum(sides) * STEP, loop)
+        used = tuple(n for m in uses if isinstance(m, Mark) for n in m.body)
+        before, after = body[: body.index(loop)], body[body.index(loop) + 1 :]
+        body = specialise([(ring, copies)], CONSUMERS, accumulate(ring, used, before, after))
         for which in (1, 0):
             size = V(sides[which] * self.step * self.stages)
             body = (Alloc("tile_" + "ab"[which], self.of.dtypes[which], size, "shared", body),)
@@ -318,12 +267,9 @@ class _Version:
         """One box of an operand (a panel of it, when it is contiguous along its columns)."""
         m, statement, axis = self.maps[which], (COPY_A, COPY_B)[which], "ij"[which]
         mn, k = (self.places.element(statement, x, a) for x in (axis, "k"))
-        at = (*((k, mn) if m.along_k else (mn, k)), *(a[x] for x, _ in m.outer))
-        bar = Pointer("uint64", "full", a[b("k")] % self.stages)
         place = self._slot(which, a, self.places.cell(statement, "tile_" + "ab"[which], a)[axis] * self.step)
-        coordinates = (FromIndex("int32", i) for i in at)
-        function = f"pd_tma_load_{len(at)}d"
-        return (Call(function, (place, Parameter("uint64", "map_" + "ab"[which]), *coordinates, bar)),)
+        full = Pointer("uint64", "full", a[b("k")] % self.stages)
+        return (m.load("map_" + "ab"[which], place, mn, k, a, full),)
 
     def accumulate(self, a: Mapping[str, Index]) -> Body:
         """The four instructions of a step."""

@@ -113,7 +113,7 @@ class CudaBuilder(Builder):
         for n in group.nodes:
             check_dtypes(n, self.dtypes, self.device)
         if group.kind == "attention":
-            parts = () if self._attention_kernel(group) else group.parts
+            parts = () if self.attention_kernel(group) else group.parts
             yield from (x for part in parts for x in self.products(part))
         elif form := self._product(group):
             yield self._key(form), group, form
@@ -189,7 +189,7 @@ class CudaBuilder(Builder):
 
     def attention(self, group: FusedGroup) -> Placed | None:
         """As ``Builder``."""
-        made = self._attention_kernel(group)
+        made = self.attention_kernel(group)
         if made is None:
             return None
         lowered, key, kernel = made
@@ -201,7 +201,8 @@ class CudaBuilder(Builder):
             found = self._new(group, lowered, key, kernel.versions())
         return found
 
-    def _attention_kernel(self, group: FusedGroup) -> tuple[LoweredGroup, str, CudaAttentionKernel] | None:
+    def attention_kernel(self, group: FusedGroup) -> tuple[LoweredGroup, str, CudaAttentionKernel] | None:
+        """What an attention is built by, beside its lowered form and key; None when its parts are kernels."""
         form = lower_attention(self.plan, group)
         if form is None:
             return None
@@ -217,7 +218,9 @@ class CudaBuilder(Builder):
             if refusal := attention_refusal(parts):
                 self.notes.append(f"{group.outputs[0]}: attention in parts: {refusal}")
                 return None
-            self.attentions[key] = CudaAttentionKernel(f"attention_{key[:12]}", lowered.group, parts, self.tf32)
+            self.attentions[key] = CudaAttentionKernel(
+                f"attention_{key[:12]}", lowered.group, parts, self.arch, self.tf32
+            )
         return lowered, key, self.attentions[key]
 
 
