@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import reduce
 from itertools import takewhile
@@ -118,24 +118,51 @@ def hoist_divisions(body: Body, prefix: str) -> Body:
         return tuple(loop(n) if isinstance(n, For) else n for n in b)
 
     def loop(n: For) -> Node:
-        inner = {x.var for x in walk(n.body) if isinstance(x, (For, Let))}
-        divisions: list[tuple[str, Index]] = []
-        body = n.body
-        while True:
-            atoms = (a for x in walk(body) for i in node_indices(x) for a in _varying(i, n.var))
-            ready = (a for a in atoms if not _symbols(a) & inner)
-            a = next(ready, None)
-            if a is None:
-                break
-            name = names.setdefault(a, f"{prefix}{len(names)}")
-            divisions.append((name, Index({(a,): 1})))
-            body = _named(body, a, name)
-        body = inside(body)
-        for name, value in reversed(divisions):
-            body = (Let(name, value, body),)
-        return replace(n, body=body)
+        body, divisions = _taken_out(n.body, lambda i: _varying(i, n.var), prefix, names)
+        return replace(n, body=_named_before(divisions, inside(body)))
 
     return inside(body)
+
+
+def divide_before(body: Body, prefix: str) -> Body:
+    """Floor divisions by sizes that depend on no loop of the body are computed before it, named as above.
+
+    A compiler leaves them behind the guards of what the body reads: a size might be 0.
+    """
+    body, divisions = _taken_out(body, _by_sizes, prefix, {})
+    return _named_before(divisions, body)
+
+
+def _taken_out(
+    body: Body, of: Callable[[Index], Iterator[Atom]], prefix: str, names: dict[Atom, str]
+) -> tuple[Body, list[tuple[str, Index]]]:
+    """The body with names for those divisions that depend on no name that it binds, and what they stand for."""
+    inner = {x.var for x in walk(body) if isinstance(x, (For, Let))}
+    divisions: list[tuple[str, Index]] = []
+    while True:
+        atoms = (a for x in walk(body) for i in node_indices(x) for a in of(i))
+        a = next((a for a in atoms if not _symbols(a) & inner), None)
+        if a is None:
+            return body, divisions
+        name = names.setdefault(a, f"{prefix}{len(names)}")
+        divisions.append((name, Index({(a,): 1})))
+        body = _named(body, a, name)
+
+
+def _named_before(divisions: list[tuple[str, Index]], body: Body) -> Body:
+    for name, value in reversed(divisions):
+        body = (Let(name, value, body),)
+    return body
+
+
+def _by_sizes(i: Index) -> Iterator[Atom]:
+    """Floor divisions by what is no number, which hold no others of them."""
+    for a in i.atoms():
+        if isinstance(a, Atom):
+            inner = [x for arg in a.args for x in _by_sizes(arg)]
+            yield from inner
+            if a.kind == "floordiv" and a.args[1].constant is None and not inner:
+                yield a
 
 
 def _varying(i: Index, var: str) -> Iterator[Atom]:

@@ -77,7 +77,7 @@ def lower_contract(
     ``ROUNDED`` among them: products of float32 round their operands where they can be words.
     """
     first = group.nodes[0]
-    if promotion and _narrow_groups(flatten(plan, group, first), width):
+    if promotion and width and _narrow_groups(flatten(plan, group, first), width):
         return None
     if promotion and (nibbles := _lower_nibbles(plan, group, width)):
         return nibbles
@@ -156,7 +156,7 @@ def _widens(n: Compute) -> bool:
 def _lower_pixels(plan: FusionPlan, group: FusedGroup, width: int, kinds: Sequence[Words]) -> ContractGroup | None:
     """The form of a convolution, or of another product whose row operand is more than a load, as words always are."""
     flat = tuple(flatten(plan, group, n) for n in group.nodes)
-    found = None if any(n.inner for n in flat) else as_matrix_product(plan, flat)
+    found = None if any(n.inner for n in flat) else as_matrix_product(plan, flat, longest=not width)
     if found is None:
         return None
     (core, *rest), roles = found
@@ -342,10 +342,13 @@ class _Builder:
         return Pack(v.buffer, batch, (col, int(extents[col])), tuple(steps), v.index[0], width, count)
 
     def _turned(self, v: Load) -> int:
-        """1, panels of single columns, where a constant is wanted along the reduction and does not lie so; else 0."""
-        steps = dict(self.core.reduction)[self.roles.block] * ITEMSIZE[v.dtype]
-        turned = v.dtype in self.along_k and not self.roles.inner and v.index[0].split(self.roles.block)[0] != ONE
-        return int(turned and int(steps) % VECTOR == 0)
+        """1, panels of single columns, where a constant is wanted along the reduction and does not lie so; else 0.
+
+        Filters are always wanted so, in the order of the steps.
+        """
+        steps = product(e for _, e in self.core.reduction) * ITEMSIZE[v.dtype]
+        wanted = bool(self.roles.inner) or v.dtype in self.along_k
+        return int(wanted and v.index[0].split(self.core.reduction[-1][0])[0] != ONE and int(steps) % VECTOR == 0)
 
     def _panel(self, v: Load, pack: Pack) -> Load:
         digest = hashlib.sha256(repr(pack).encode()).hexdigest()[:12]

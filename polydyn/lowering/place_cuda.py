@@ -14,12 +14,14 @@ from polydyn.codegen.ir import Compare
 from polydyn.codegen.kernel import BASE, Kernel
 from polydyn.errors import UnsupportedError
 from polydyn.fusion.plan import FusedGroup, FusionPlan
+from polydyn.fusion.products import is_windowed
 from polydyn.lowering.attention import HELD, lower_attention
 from polydyn.lowering.contract import ContractGroup, lower_contract
 from polydyn.lowering.flatten import CUDA_DTYPES, check_dtypes
 from polydyn.lowering.group import LoweredGroup
 from polydyn.lowering.nest import lower_nest
 from polydyn.lowering.place import Builder, Noting, Placed
+from polydyn.lowering.prologue import prove_prologue
 from polydyn.lowering.rounding import round_at_stores
 from polydyn.schedules.decision import Decision, cheapest, members
 from polydyn.schedules.expr import Op, Value, walk
@@ -119,7 +121,10 @@ class CudaBuilder(Builder):
             yield self._key(form), group, form
 
     def _product(self, group: FusedGroup) -> ContractGroup | None:
-        form = lower_contract(self.plan, group, 0, along_k=self.along_k) if group.kind == "contract" else None
+        if group.kind != "contract":
+            return None
+        windowed = group.prologue is not None or is_windowed(group.nodes[0])
+        form = lower_contract(self.plan, group, 0, windowed, self.along_k)
         return replace(form, lowered=self._rounded(form.lowered)) if form else None
 
     def _rounded(self, lowered: LoweredGroup, held: Collection[str] = ()) -> LoweredGroup:
@@ -130,6 +135,7 @@ class CudaBuilder(Builder):
 
     def one(self, group: FusedGroup) -> Placed:
         """As ``Builder``. UnsupportedError: not built, by name."""
+        self.unproven += prove_prologue(self.plan, group)
         contract = self._product(group)
         placed = self._contract(group, contract) if contract is not None else None
         if placed is not None:

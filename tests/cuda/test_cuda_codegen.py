@@ -312,14 +312,17 @@ def test_bfloat16_batched() -> None:
     assert close(got["y"], x.astype(np.float64) @ w.astype(np.float64), 8e-3) and count.mma > 0
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float16"])
-def test_convolution_is_an_implicit_gemm(dtype: str) -> None:
+@pytest.mark.parametrize(("dtype", "channels"), [("float32", 5), ("float16", 32)])
+def test_convolution_is_an_implicit_gemm(dtype: str, channels: int) -> None:
+    """One launch: padding is in the copies. Whole tiles of channels are of one tap, and filters come by 16 bytes."""
     rng = np.random.default_rng(4)
-    w, b = normal(rng, 9, 5, 3, 3).astype(dtype), normal(rng, 9).astype(dtype)
+    w, b = (normal(rng, 9, channels, 3, 3) * channels**-0.5).astype(dtype), normal(rng, 9).astype(dtype)
     nodes = [node("Conv", ["x", "w", "b"], ["c"], pads=[1, 1, 1, 1]), node("Relu", ["c"], ["y"])]
-    plan = plan_of(nodes, {"x": ("B", 5, "H", "W")}, ["y"], {"w": w, "b": b}, dtype)
-    x = normal(rng, 2, 5, 7, 6).astype(dtype)
-    got, _ = run(plan, {"x": x})
+    plan = plan_of(nodes, {"x": ("B", channels, "H", "W")}, ["y"], {"w": w, "b": b}, dtype)
+    x = normal(rng, 2, channels, 7, 11).astype(dtype)
+    got, counts = run(plan, {"x": x})
+    (last,) = (p.kernels[-1] for p in placed(plan))
+    assert len(counts) == 1 and (channels == 5 or ("_2_16" in last.version and "const int64_t q_0" in last.text))
     padded = np.pad(x.astype(np.float64), ((0, 0), (0, 0), (1, 1), (1, 1)))
     windows = np.lib.stride_tricks.sliding_window_view(padded, (3, 3), (2, 3))
     want = np.einsum("bchwij,ocij->bohw", windows, w.astype(np.float64)) + b.astype(np.float64)[:, None, None]
