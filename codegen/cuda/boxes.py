@@ -1,15 +1,15 @@
-"""An operand behind a tensor map, whose boxes TMA brings: how it is reached, the map, the copy of a box."""
+"""An operand behind a tensor map, whose boxes TMA brings and wgmma reads: the map, the copy of a box, descriptors."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from polydyn.codegen.ir import Call, Compare, Parameter, Pointer
+from polydyn.codegen.ir import Apply, Call, Compare, Parameter, Pointer
 from polydyn.codegen.kernel import TensorMapOf
 from polydyn.codegen.passes.widen import multiples
 from polydyn.schedules.expr import ITEMSIZE, FromIndex, Load, Value
-from polydyn.schedules.index import ONE, ZERO, Atom, Index
+from polydyn.schedules.index import ONE, ZERO, Atom, Index, IndexLike
 from polydyn.schedules.model import Group
 from polydyn.schedules.ranges import is_nonnegative
 
@@ -102,3 +102,14 @@ def tensor_operand(group: Group, v: Value, mn: str, k: str, batch: Mapping[str, 
             return None
         alignment |= dict.fromkeys(more)
     return TensorOperand(v.buffer, v.dtype, along_k, rest, pitch, outer, tuple(alignment))
+
+
+def descriptor(place: Pointer, step: IndexLike, panel: int = 0) -> Value:
+    """wgmma's descriptor of an operand in shared memory, ``step`` bytes behind ``place``.
+
+    ``panel``: bytes from one panel to the next of an operand that lies along its own side; 0: it lies along the steps.
+    Adding to a descriptor is cheaper than making one, and the first is made once for all steps.
+    """
+    number = FromIndex("int32", V(panel))
+    first = Apply("uint64", "pd_desc_mn", (place, number)) if panel else Apply("uint64", "pd_desc_k", (place,))
+    return Apply("uint64", "pd_desc_at", (first, FromIndex("int32", V(step))))

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol
 
-from polydyn.codegen.cuda.boxes import FARTHEST, TensorOperand, tensor_operand
+from polydyn.codegen.cuda.boxes import FARTHEST, TensorOperand, descriptor, tensor_operand
 from polydyn.codegen.cuda.emit import bound_names, emit, one_block, without_repeats
 from polydyn.codegen.cuda.group import ProductGroup
 from polydyn.codegen.cuda.instructions import INSTRUCTIONS, TENSOR
@@ -25,7 +25,6 @@ from polydyn.codegen.cuda.work import UNITS
 from polydyn.codegen.indices import substitute
 from polydyn.codegen.ir import (
     Alloc,
-    Apply,
     Body,
     Call,
     Compare,
@@ -337,8 +336,7 @@ class _Version:
         panel, inside = step // self.steps_of_panel * LINE, step % self.steps_of_panel * (STEP * 2)
         row = self.places.cell(SCORE, "tile_a1", a)["i"]
         places = (self._slot(COPY_Q, a, row * PANEL), self._slot(COPY_K, a))
-        sides = (Apply("uint64", "pd_desc_at", (Apply("uint64", "pd_desc_k", (x,)), _number(panel * rows + inside)))
-                 for x, rows in zip(places, (ROWS, TILE_KEYS), strict=True))  # fmt: skip
+        sides = (descriptor(x, panel * rows + inside) for x, rows in zip(places, (ROWS, TILE_KEYS), strict=True))
         function = f"pd_wgmma_m64n{TILE_KEYS}k{STEP}_{TENSOR[self.of.scores.dtypes]}<0>"
         issue = Call(function, (Pointer("float32", "acc1", ZERO), *sides, _number(step)))
         return (For(f(K1), ZERO, V(self.panels[0] * self.steps_of_panel), (issue,)),)
@@ -346,8 +344,7 @@ class _Version:
     def value(self, a: Mapping[str, Index]) -> Body:
         """The instructions that add a tile's values, weights being the row operand."""
         step = V(f(K2))
-        start = Apply("uint64", "pd_desc_mn", (self._slot(COPY_V, a), _number(TILE_KEYS * LINE)))
-        columns = Apply("uint64", "pd_desc_at", (start, _number(step * (STEP * LINE))))
+        columns = descriptor(self._slot(COPY_V, a), step * (STEP * LINE), TILE_KEYS * LINE)
         function = f"pd_wgmma_rs_m64n{self.width}k{STEP}_{TENSOR[self.of.values.dtypes]}<1>"
         args = (Pointer("float32", "acc2", ZERO), Pointer("uint32", "a_frag2", step * 4), columns, _number(1))
         return (For(f(K2), ZERO, V(TILE_KEYS // STEP), (Call(function, args),)),)
