@@ -259,11 +259,11 @@ class WindowKernel(NestKernel):
     def _vectors(self, n: Node) -> Node:
         """A loop over vectors, or its masked tail, with its tile in registers."""
         assert isinstance(n, (For, If)), "full vectors and a tail"
-        return (
-            replace(n, body=self._registers(n.body)) if isinstance(n, For) else replace(n, then=self._registers(n.then))
-        )
+        if isinstance(n, For):
+            return replace(n, body=self._registers(n.body, partial=False))
+        return replace(n, then=self._registers(n.then, partial=True))
 
-    def _registers(self, body: Body) -> Body:
+    def _registers(self, body: Body, partial: bool) -> Body:
         whole = self.schedule.map.extents[OUTPUTS] % self.axes.outputs == ZERO
         locals_ = {n: a.dtype for n, a in self.group.arrays.items() if a.role == "local"}
         arrays, across = self.group.arrays, self.axes.across
@@ -271,7 +271,7 @@ class WindowKernel(NestKernel):
         moving = frozenset(r.buffer for r in read if across in arrays[r.buffer].address(r.index).symbols())
         live = None if whole else V(extent(it(OUTPUTS)))
         unrolled = tuple(map(it, self.axes.unrolled))
-        tile = Window(it(OUTPUTS), self.axes.outputs, live, unrolled, locals_, moving)
+        tile = Window(it(OUTPUTS), self.axes.outputs, live, unrolled, locals_, moving, partial)
         if self.axes.planes is None:
             return fold(twins(fold(body), tile))
         (loop,) = body

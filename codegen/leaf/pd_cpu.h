@@ -184,6 +184,10 @@ PD_BYTES(i8, vi8)
 PD_INLINE vf32 vloadg_f32(const f32 *b, i64 i, vb c) {
   return (vf32)__builtin_ia32_loadups512_mask(b + i, (vf32){0}, (unsigned short)__builtin_ia32_cvtd2mask512(c));
 }
+#elif defined(__AVX__) && PD_W == 8
+PD_INLINE vf32 vloadg_f32(const f32 *b, i64 i, vb c) {
+  return (vf32)__builtin_ia32_maskloadps256((const vf32 *)(b + i), c);
+}
 #else
 PD_INLINE vf32 vloadg_f32(const f32 *b, i64 i, vb c) {
   vf32 v = {0};
@@ -288,11 +292,34 @@ PD_INLINE vb vbool(vu8 x) { return vwide_u8(x) != 0; }
 PD_INLINE vu8 vbyte(vb x) { return __builtin_convertvector(-x, vu8); }
 PD_INLINE vb vlive(i64 n) { return vramp_i32(0, 1) < (i32)(n > PD_W ? PD_W : n < 0 ? 0 : n); }
 PD_INLINE vb vbetween(i64 low, i64 high) { return ~vlive(low) & vlive(high); }
+#if defined(__AVX512DQ__) && PD_W == 16 && !defined(__clang__)
+PD_INLINE vf32 vsel_f32(vb c, vf32 a, vf32 b) {
+  return (vf32)__builtin_ia32_movaps512_mask(a, b, (unsigned short)__builtin_ia32_cvtd2mask512(c));
+}
+#else
 PD_INLINE vf32 vsel_f32(vb c, vf32 a, vf32 b) { return (vf32)((c & (vi32)a) | (~c & (vi32)b)); }
+#endif
 PD_INLINE vi32 vsel_i32(vb c, vi32 a, vi32 b) { return (c & a) | (~c & b); }
 PD_INLINE vi64 vsel_i64(vb c, vi64 a, vi64 b) { vi64 m = __builtin_convertvector(c, vi64); return (m & a) | (~m & b); }
 PD_INLINE vu8 vsel_u8(vb c, vu8 a, vu8 b) { vu8 m = (vu8)__builtin_convertvector(c, vi8); return (m & a) | (~m & b); }
 PD_INLINE vi8 vsel_i8(vb c, vi8 a, vi8 b) { vi8 m = __builtin_convertvector(c, vi8); return (m & a) | (~m & b); }
+
+/* every other element of two vectors, from the first one on and from the second one on */
+#if defined(__clang__)
+PD_INLINE vf32 pd_other(vf32 a, vf32 b, int first) {
+  vf32 v;
+  for (int l = 0; l < PD_W; ++l) v[l] = 2 * l < PD_W ? a[2 * l + first] : b[2 * l - PD_W + first];
+  return v;
+}
+#else
+PD_INLINE vf32 pd_other(vf32 a, vf32 b, int first) {
+  vi32 l;
+  for (int k = 0; k < PD_W; ++k) l[k] = 2 * k + first;
+  return __builtin_shuffle(a, b, l);
+}
+#endif
+PD_INLINE vf32 vevens_f32(vf32 a, vf32 b) { return pd_other(a, b, 0); }
+PD_INLINE vf32 vodds_f32(vf32 a, vf32 b) { return pd_other(a, b, 1); }
 
 /* v, out of a register */
 #if (defined(__AVX__) && !defined(__clang__) && PD_W >= 8)

@@ -15,6 +15,7 @@ from itertools import count, groupby
 
 from polydyn.codegen.indices import map_node_indices, mentions
 from polydyn.codegen.ir import (
+    Apply,
     Between,
     Body,
     Compare,
@@ -37,7 +38,8 @@ from polydyn.codegen.ir import (
     with_bodies,
 )
 from polydyn.codegen.passes.hoist import comparison, conjuncts, hoist_masks
-from polydyn.codegen.passes.registers import registers, share_loads, unroll
+from polydyn.codegen.passes.registers import keep_loads, registers, share_loads, unroll
+from polydyn.codegen.passes.unzip import unzip
 from polydyn.schedules.errors import CodegenError
 from polydyn.schedules.expr import Const, FromIndex, Op, Value
 from polydyn.schedules.index import ZERO, Atom, Index, maximum, minimum
@@ -51,7 +53,7 @@ class Window:
 
     ``outputs``: the loop over its outputs, ``count`` of them, of which ``live`` exist (None: all). ``loops``: of the
     window that are unrolled too; the others stay. ``sums``: buffers of sums and results -> dtype, one vector for each
-    output. ``moving``: buffers that different outputs read at different places.
+    output. ``moving``: buffers that different outputs read at different places. ``partial``: not all lanes exist.
     """
 
     outputs: str
@@ -60,6 +62,7 @@ class Window:
     loops: tuple[str, ...]
     sums: Mapping[str, str]
     moving: frozenset[str]
+    partial: bool = False
 
 
 @dataclass(frozen=True)
@@ -76,7 +79,8 @@ class _Tap:
 
 
 def twins(body: Body, window: Window) -> Body:
-    """The tile without guards where all of it lies inside, else the one with guards.
+    """The tile without guards where all of it lies inside, without those of lines where only lanes lie outside, else
+    the one with guards.
 
     Before: loops over outputs and taps, their results in ``window.sums``. A tap whose guard is false adds nothing to
     its sum (the caller has verified that), so it is left out.
@@ -85,20 +89,32 @@ def twins(body: Body, window: Window) -> Body:
     for name, dtype in window.sums.items():
         plain = registers(plain, name, dtype)
     plain = rewrite(plain, lambda n: n.then if isinstance(n, If) and _live(n) == 0 else n)  # there is one output
-    edges: list[Index] = []
-    split = _Guards({n.var: n for n in walk(plain) if isinstance(n, For)}, edges)
+    lines, lanes = list[Index](), list[Index]()
+    split = _Guards({n.var: n for n in walk(plain) if isinstance(n, For)}, lines, lanes)
     if window.live is not None:
-        edges.append(window.live - window.count)
-    guarded = _constants_first(_arranged(split.body(plain, False), window, count()))
-    guarded = rewrite(guarded, lambda n: hoist_masks(n, "mask") if isinstance(n, For) else n)
-    if not edges:
-        return share_loads(guarded)
-    tight = tuple(_tightest(edges))
-    conditions = tuple(Compare(">=", e, ZERO) for e in tight)
+        lines.append(window.live - window.count)
+    guarded = _finished(split.body(plain), (), window)
+    whole, out = _without_live(plain), guarded
+    if lines:
+        out = _finished(split.body(whole, lines=True), lines, window)
+    if lanes and not window.partial:
+        inside = _finished(split.body(whole, lines=True, lanes=True), (*lines, *lanes), window)
+        out = _choice(lanes, inside, out)
+    return _choice(lines, out, guarded)
+
+
+def _finished(body: Body, edges: Sequence[Index], window: Window) -> Body:
+    """A twin whose guards are taken apart, where all ``edges`` are >= 0."""
+    body = _constants_first(_arranged(_without_extremes(body, tuple(_tightest(edges))), window, count()))
+    return keep_loads(share_loads(rewrite(body, lambda n: hoist_masks(n, "mask") if isinstance(n, For) else n)))
+
+
+def _choice(edges: Sequence[Index], then: Body, orelse: Body) -> Body:
+    """``then`` where all ``edges`` are >= 0."""
+    conditions = tuple(Compare(">=", e, ZERO) for e in _tightest(edges))
     if any(c.decided() is False for c in conditions):
-        return share_loads(guarded)
-    inside = _arranged(_without_extremes(split.body(_without_live(plain), True), tight), window, count())
-    return (If(conditions, share_loads(_constants_first(inside)), share_loads(guarded)),)
+        return orelse
+    return (If(conditions, then, orelse),) if conditions else then
 
 
 def _whole(body: Body, window: Window) -> Body:
@@ -135,59 +151,56 @@ def _without_live(body: Body) -> Body:
 
 @dataclass(frozen=True)
 class _Guards:
-    """Takes guards off values. ``loops``: those that stay; ``edges``: what is >= 0 where the guards that are taken off
-    are true, of a range of lanes in every iteration of these loops.
+    """Takes guards off values. ``loops``: those that stay; ``lines``, ``lanes``: what is >= 0 where the guards that all
+    lanes share, and those of ranges of lanes, are true, of ranges in every iteration of these loops.
     """
 
     loops: Mapping[str, For]
-    edges: list[Index]
+    lines: list[Index]
+    lanes: list[Index]
 
-    def body(self, body: Body, inside: bool) -> Body:
-        """Sets under ``If`` of the scalar part of their guards; ``inside``: of what loops change only."""
+    def body(self, body: Body, lines: bool = False, lanes: bool = False) -> Body:
+        """Sets under ``If`` of the scalar part of their guards. ``lines``, ``lanes``: these are true, and left out."""
 
         def f(n: Node) -> Node:
             if not isinstance(n, Set) or n.reduce is None:
                 return n
             conditions: list[Compare] = []
-            value = map_value(n.value, lambda v: self._part(v, inside, conditions))
+            value = map_value(n.value, lambda v: self._part(v, lines, lanes, conditions))
             new = replace(n, value=value)
             return If(tuple(dict.fromkeys(conditions)), (new,)) if conditions else new
 
         return rewrite(body, f)
 
-    def _part(self, v: Value, inside: bool, conditions: list[Compare]) -> Value:
+    def _part(self, v: Value, lines: bool, lanes: bool, conditions: list[Compare]) -> Value:
         if isinstance(v, FlatLoad) and v.guard is not None:
-            lanes = self._split(v.guard, inside, conditions)
-            if lanes is None or v.mask is None:
-                return replace(v, guard=lanes)
-            return replace(v, mask=None, guard=replace(lanes, high=minimum(lanes.high, v.mask)))
+            left = self._split(v.guard, lines, lanes, conditions)
+            if left is None or v.mask is None:
+                return replace(v, guard=left)
+            return replace(v, mask=None, guard=replace(left, high=minimum(left.high, v.mask)))
         if isinstance(v, Op) and v.name in ("where", "select") and _has_loads(v):
-            lanes = self._split(v.args[0], inside, conditions)
-            return v.args[1] if lanes is None else replace(v, name="select", args=(lanes, *v.args[1:]))
+            left = self._split(v.args[0], lines, lanes, conditions)
+            return v.args[1] if left is None else replace(v, name="select", args=(left, *v.args[1:]))
         return v
 
-    def _split(self, guard: Value, inside: bool, conditions: list[Compare]) -> Between | None:
+    def _split(self, guard: Value, lines: bool, lanes: bool, conditions: list[Compare]) -> Between | None:
         """What is left of a guard in lanes; what all lanes share goes to ``conditions``."""
         left: list[Between] = []
         for part in conjuncts(guard):
             if isinstance(part, Between):
                 ends = [-x for x in _ends(part.low, "max")] + [x - part.lanes for x in _ends(part.high, "min")]
                 least = [self._least(e) for e in ends]
-                if any(self._varies(e) for e in least):
-                    left.append(part)
-                    continue
-                self.edges.extend(least)
-                left += [] if inside else [part]
+                fixed = not any(map(self._varies, least))
+                self.lanes.extend(least if fixed else [])
+                left += [] if fixed and lanes else [part]
                 continue
             c = comparison(part)
             if c is None:
                 raise CodegenError(f"a guard of a tap is no conjunction of comparisons: {part}")
             e = _nonnegative(c)
-            if self._varies(e):
-                conditions.append(c)
-                continue
-            self.edges.append(e)
-            conditions += [] if inside else [c]
+            fixed = not self._varies(e)
+            self.lines.extend([e] if fixed else [])
+            conditions += [] if fixed and lines else [c]
         if not left:
             return None
         low, high = maximum(*(b.low for b in left)), minimum(*(b.high for b in left))
@@ -286,7 +299,7 @@ def _constants_first(body: Body) -> Body:
             return found.setdefault(v, Reg(v.dtype, f"fixed{len(found)}", lanes_of(v)))
         if isinstance(v, FlatLoad) and v.guard is not None:
             return replace(v, guard=replaced(v.guard))
-        return replace(v, args=tuple(map(replaced, v.args))) if isinstance(v, Op) else v
+        return replace(v, args=tuple(map(replaced, v.args))) if isinstance(v, (Op, Apply)) else v
 
     out = rewrite(body, lambda n: replace(n, value=replaced(n.value)) if isinstance(n, (Store, Def, Set)) else n)
     return (*(Def(r.name, v, r.lanes) for v, r in found.items()), *out)
@@ -304,10 +317,10 @@ def _arranged(body: Body, window: Window, fresh: Iterator[int]) -> Body:
         if tap is not None:
             run.append(tap)
             continue
-        out += _emitted(_by_loads(_partial_sums(run)), window, fresh)
+        out += _emitted(_by_loads(_partial_sums(_unzipped(run, window))), window, fresh)
         run = []
         out.append(with_bodies(n, tuple(_arranged(b, window, fresh) for b in bodies(n))))
-    return (*out, *_emitted(_by_loads(_partial_sums(run)), window, fresh))
+    return (*out, *_emitted(_by_loads(_partial_sums(_unzipped(run, window))), window, fresh))
 
 
 def _tap(n: Node, window: Window) -> _Tap | None:
@@ -320,8 +333,27 @@ def _tap(n: Node, window: Window) -> _Tap | None:
         n = n.then[0]
     if not isinstance(n, Set) or n.reduce is None:
         return None
-    key = tuple(v for v in walk_value(n.value) if isinstance(v, FlatLoad) and v.buffer in window.moving)
-    return _Tap(n, live, conditions, key)
+    return _Tap(n, live, conditions, _key(n, window))
+
+
+def _key(n: Set, window: Window) -> tuple[Value, ...]:
+    return tuple(v for v in walk_value(n.value) if isinstance(v, FlatLoad) and v.buffer in window.moving)
+
+
+def _unzipped(run: Sequence[_Tap], window: Window) -> list[_Tap]:
+    """The taps with vectors of every other element taken out of whole ones, shared under the same conditions."""
+    found: dict[tuple[Compare, ...], list[FlatLoad]] = {}
+    for t in run:
+        found.setdefault(t.conditions, []).extend(v for v in walk_value(t.node.value) if isinstance(v, FlatLoad))
+    halves = {c: unzip(loads) for c, loads in found.items()}
+
+    def f(t: _Tap) -> _Tap:
+        of = halves[t.conditions]
+        value = map_value(t.node.value, lambda v: of.get(v, v) if isinstance(v, FlatLoad) else v)
+        node = replace(t.node, value=value)
+        return replace(t, node=node, key=_key(node, window))
+
+    return [f(t) for t in run] if any(halves.values()) else list(run)
 
 
 def _partial_sums(run: Sequence[_Tap]) -> list[_Tap]:

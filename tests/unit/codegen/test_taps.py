@@ -8,9 +8,10 @@ from itertools import product
 import pytest
 
 from polydyn.codegen.cpu.windows import fits
-from polydyn.codegen.ir import Between, Body, Def, FlatLoad, For, If, Ramp, Reg, Set, Store, walk, walk_value
+from polydyn.codegen.ir import Apply, Between, Body, Def, FlatLoad, For, If, Ramp, Reg, Set, Store, walk, walk_value
 from polydyn.codegen.passes.taps import Window, twins
 from polydyn.codegen.passes.transpose import dense_along
+from polydyn.codegen.passes.unzip import unzip
 from polydyn.codegen.passes.vectorise import vectorise_loop
 from polydyn.schedules.errors import CodegenError, Declined
 from polydyn.schedules.expr import Const, FromIndex, Op, Value, cast, const, neutral, op
@@ -225,3 +226,38 @@ def test_counts_of_taps_have_lanes() -> None:
 def test_a_guarded_load_is_no_transpose() -> None:
     load = FlatLoad(F, "x", V("u"), 8, V(64))
     assert dense_along(load, "u", 8) and not dense_along(replace(load, guard=Between("bool", V(0), V(4), 8)), "u", 8)
+
+
+# -- every other element ---------------------------------------------------------------------------------------------
+
+
+def touched(v: Value, at: int) -> list[int | None]:
+    """The elements in the lanes of what ``unzip`` makes; None in lanes that touch nothing."""
+    if isinstance(v, FlatLoad):
+        guards = v.guard.args if isinstance(v.guard, Op) else (v.guard,) if v.guard else ()
+        ranges = [(g.low.evaluate({}), g.high.evaluate({})) for g in guards if isinstance(g, Between)]
+        live = v.lanes if v.mask is None else int(v.mask)
+        inside = [n < live and (not guards or any(a <= n < b for a, b in ranges)) for n in range(v.lanes)]
+        return [int(v.address.evaluate({"i": at})) + n if x else None for n, x in enumerate(inside)]
+    assert isinstance(v, Apply)
+    first, second = (touched(x, at) for x in v.args)
+    return [*first, *second][v.function == "vodds_f32" :: 2]
+
+
+@pytest.mark.parametrize("guarded, mask", [(False, None), (False, 3), (True, None)])
+def test_every_other_element_comes_out_of_whole_vectors_that_neighbours_share(guarded: bool, mask: int | None) -> None:
+    lanes = {0: (1, 4), 1: (0, 4), 2: (0, 3)} if guarded else dict.fromkeys(range(3), (0, 4 if mask is None else mask))
+    made = {
+        c: FlatLoad(F, "x", V("i") + c, 4, V(2), None if mask is None else V(mask),
+                    Between("bool", V(a), V(b), 4) if guarded else None)
+        for c, (a, b) in lanes.items()
+    }  # fmt: skip
+    halves = unzip(made.values())
+    read = {n for v in halves.values() for x in v.args for n in touched(x, 0) if n is not None}  # type: ignore[attr-defined]
+    expected = {c: [c + 2 * n if a <= n < b else None for n in range(4)] for c, (a, b) in lanes.items()}
+    needed = {n for x in expected.values() for n in x if n is not None}
+    assert {min(needed), max(needed)} <= read <= set(range(min(needed), max(needed) + 1))
+    for c, v in made.items():
+        got = touched(halves[v], 0)
+        assert all(a == b for a, b in zip(got, expected[c], strict=True) if b is not None)
+    assert halves[made[0]].args == halves[made[1]].args  # type: ignore[attr-defined]
