@@ -1,5 +1,5 @@
 # Each target makes what it needs: a virtual environment in .venv (stamp files say which extras are in it), then runs.
-# make demo | MODEL=path.onnx [SHAPES='B=1,L=8 B=4,L=61'] make demo | make test | make unit | make checked | make lint | make types
+# make demo | MODEL=path.onnx [SHAPES='B=1,L=8 B=4,L=61'] make demo | make test | make test-long | make unit | make checked | make lint | make types
 # MODEL=path.onnx [SHAPES=...] [THREADS='1 2'] [ARGS=...] make bench | MODEL=... SHAPES=... make shortfall | make opening
 # make bench-gemm | make bench-stitch | make bench-cpu | make bench-fusion | SEEDS=500 make fuzz | make fuzz-shapes | make damage | make shape-inference | make conformance | make guards | make emulate | make pycuda-test | make pycuda-emulate | make gpu-pack | make gpu | make gpu-rehearsal | make gpu-after | make models | make release-test | make arm-test | make serving | make wheel | make clean
 PYTHON ?= python3
@@ -13,7 +13,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: demo torch test unit lint types check checked pool-tsan bench bench-gemm bench-stitch bench-cpu bench-fusion shortfall opening fuzz fuzz-shapes damage shape-inference conformance guards accuracy emulate pycuda-test pycuda-emulate gpu gpu-pack gpu-rehearsal gpu-after models tiny-models replay docs release-test arm-test serving wheel clean
+.PHONY: demo torch test test-long unit lint types check checked pool-tsan bench bench-gemm bench-stitch bench-cpu bench-fusion shortfall opening fuzz fuzz-shapes damage shape-inference conformance guards accuracy emulate pycuda-test pycuda-emulate gpu gpu-pack gpu-rehearsal gpu-after models tiny-models replay docs release-test arm-test serving wheel clean
 
 $(VENV)/.made:
 	$(PYTHON) -c 'import sys; sys.exit("polydyn needs Python 3.10 or newer") if sys.version_info < (3, 10) else None'
@@ -31,6 +31,10 @@ demo: $(VENV)/.extra-test
 # Each process takes half of the files, in order: what a module has compiled, its tests share.
 test: $(VENV)/.extra-test
 	$(BIN)/python -m pytest -n auto --dist worksteal
+
+# What `make test` leaves out: larger models, further parameters of cases that it has.
+test-long: $(VENV)/.extra-test
+	$(BIN)/python -m pytest -n auto --dist worksteal -m slow
 
 # The suite to run all day: no compiler, less than a minute.
 unit: $(VENV)/.extra-test
@@ -126,15 +130,17 @@ pycuda-test: $(PYCUDA)/.made $(PYCUDA)/.pycuda
 pycuda-emulate: $(PYCUDA)/.made $(PYCUDA)/.pycuda
 	$(PYCUDA)/bin/python -m benchmarks.gpu.emulated $(EMULATED) --driver pycuda $(ARGS)
 
-# For a day with a GPU: make gpu-pack here (eight minutes), then there CALL=1 make gpu (and 2, 3), then here
+# For a day with a GPU: make gpu-pack here (five minutes), then there CALL=1 make gpu (and 2, 3), then here
 # REPORTS="FOLDER ..." make gpu-after. make gpu-rehearsal: all of it on the CPU, faults planted, in a PYTHON312 with numpy alone.
-PACK      ?= benchmarks/out/gpu.tar.xz
+# CPU=1 make gpu-pack: another pack, of the wheels that benchmarks.gpu.cpu needs there.
+CPU       ?=
+PACK      ?= benchmarks/out/gpu$(if $(CPU),-cpu).tar.xz
 CALL      ?= 1
 PYTHON312 ?= $(shell for p in python3.12 $(HOME)/.pyenv/versions/3.12.*/bin/python $(PYTHON); do \
 	if $$p --version >/dev/null 2>&1; then echo $$p; break; fi; done)
 REPORTS   ?= benchmarks/out/gpu
 gpu-pack: $(VENV)/.extra-bench
-	$(BIN)/python -m benchmarks.gpu.pack $(PACK) --pycuda $(PYTHON312) --cpu 3.12 $(ARGS)
+	$(BIN)/python -m benchmarks.gpu.pack $(PACK) $(if $(CPU),--cpu 3.12,--pycuda $(PYTHON312)) $(ARGS)
 
 gpu:
 	$(PYTHON) -m benchmarks.gpu.run_all --pack $(PACK) --call $(CALL) $(ARGS)

@@ -116,7 +116,9 @@ def _assignment(n: Store | Def | Set) -> str:
     if isinstance(n, Set):
         return f"{n.reg}{_lanes(n.lanes)} {COMBINED[n.reduce]} {value(n.value)}"
     streamed = "" if n.stream is None else f"  // around the caches if {n.stream} > 0"
-    return f"{n.buffer}{_place(n.address, n.lanes, n.stride, n.mask)} {COMBINED[n.reduce]} {value(n.value)}{streamed}"
+    again = "  // replaces what its task wrote" if n.again else ""
+    place = _place(n.address, n.lanes, n.stride, n.mask)
+    return f"{n.buffer}{place} {COMBINED[n.reduce]} {value(n.value)}{streamed}{again}"
 
 
 def _lanes(lanes: int) -> str:

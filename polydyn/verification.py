@@ -12,11 +12,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from polydyn.backends import target_of
 from polydyn.checked import CheckedProgram
 from polydyn.compiler import Options, plan_program
 from polydyn.errors import UnsupportedError
 from polydyn.fusion.pipeline import rewrite_graph
-from polydyn.gpu.targets import is_cuda
 from polydyn.graph.dtypes import numpy_dtype
 from polydyn.graph.expand import import_model
 from polydyn.graph.importer import ModelLike
@@ -45,7 +45,7 @@ class TensorCheck:
 
 def check_target(target: str) -> None:
     """UnsupportedError: a CUDA target."""
-    if is_cuda(target):
+    if target_of(target).on_device:
         raise UnsupportedError("programs for CUDA are not verified here", rule="targets", remedy="use a CPU target")
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from math import gcd, prod
+from math import gcd, inf, isinf
 from typing import TypeAlias
 
 from polydyn.schedules.index import ZERO, Atom, Index, fetch, floordiv, maximum, minimum, polynomial_division
@@ -101,58 +101,32 @@ def _digits(p: Index, divisions: list[Atom]) -> Iterator[tuple[Atom, Atom, Index
             yield a, b, co, k
 
 
-def largest(e: Index, sizes: Mapping[str, tuple[int, int | None]]) -> int | None:
-    """A number that an expression does not exceed, where nothing is subtracted; None when there is none.
+def interval(e: Index, sizes: Mapping[str, tuple[float, float | None]]) -> tuple[float, float]:
+    """Numbers between which an expression lies, infinite where nothing bounds it.
 
-    ``sizes``: (low, high) of symbols, high None where nothing is known.
+    ``sizes``: (low, high) of its symbols, high None where nothing is known. KeyError: a symbol is missing.
     """
-    total = 0
+    low: float = 0
+    high: float = 0
     for monomial, c in e.terms.items():
-        factors = [_largest_atom(a, sizes) for a in monomial]
-        if c < 0 or any(f is None for f in factors):
-            return None
-        total += c * prod(f for f in factors if f is not None)
-    return total
-
-
-def _largest_atom(a: str | Atom, sizes: Mapping[str, tuple[int, int | None]]) -> int | None:
-    if isinstance(a, str):
-        return sizes.get(a, (0, None))[1]
-    known = [largest(x, sizes) for x in a.args]
-    bounds = [x for x in known if x is not None]
-    if a.kind == "floordiv":
-        n = a.args[1].constant
-        return bounds[0] // n if known[0] is not None and n is not None and n > 0 else None
-    if a.kind == "min":
-        return min(bounds) if bounds and all(map(is_nonnegative, a.args)) else None
-    return max(bounds) if a.kind == "max" and len(bounds) == len(known) else None
-
-
-def interval(e: Index, sizes: Mapping[str, tuple[int, int]]) -> tuple[int, int]:
-    """Numbers between which an expression lies. ``sizes``: (low, high) of its symbols. KeyError: one is missing.
-
-    ValueError: the expression reads a tensor, or divides by what may be negative.
-    """
-    low = high = 0
-    for monomial, c in e.terms.items():
-        ends = (c, c)
+        ends: tuple[float, float] = (c, c)
         for a in monomial:
             x, y = sizes[a] if isinstance(a, str) else _atom_interval(a, sizes)
-            products = [u * v for u in ends for v in (x, y)]
+            products = [u * v if u and v else 0 for u in ends for v in (x, inf if y is None else y)]
             ends = min(products), max(products)
         low, high = low + ends[0], high + ends[1]
     return low, high
 
 
-def _atom_interval(a: Atom, sizes: Mapping[str, tuple[int, int]]) -> tuple[int, int]:
+def _atom_interval(a: Atom, sizes: Mapping[str, tuple[float, float | None]]) -> tuple[float, float]:
     args = [interval(x, sizes) for x in a.args]
     if a.kind in ("min", "max"):
         pick = min if a.kind == "min" else max
         return pick(x for x, _ in args), pick(y for _, y in args)
     if a.kind != "floordiv" or args[1][0] < 0:
-        raise ValueError(f"{a} has no bounds")
+        return -inf, inf
     divisors = [max(1, n) for n in args[1]]
-    quotients = [x // n for x in args[0] for n in divisors] + [0] * (args[1][0] == 0)
+    quotients = [x if isinf(x) else x // n for x in args[0] for n in divisors] + [0] * (args[1][0] == 0)
     return min(quotients), max(quotients)
 
 

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from zlib import crc32
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
 
@@ -26,6 +29,27 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile("deterministic")
+
+
+def seed_numbers(name: str) -> None:
+    """Sets the generators of all test modules, each called RNG, back to a state that belongs to ``name``.
+
+    What a test draws then depends on nothing that ran before it in its process.
+    """
+    state = np.random.default_rng(crc32(name.encode())).bit_generator.state
+    for n, module in list(sys.modules.items()):
+        if n.startswith("tests.") and isinstance(rng := vars(module).get("RNG"), np.random.Generator):
+            rng.bit_generator.state = state
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_call(item: pytest.Item) -> None:
+    seed_numbers(item.nodeid)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_fixture_setup(fixturedef: pytest.FixtureDef[object]) -> None:
+    seed_numbers(f"{fixturedef.baseid} {fixturedef.argname}")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

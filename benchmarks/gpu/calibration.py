@@ -14,13 +14,18 @@ import numpy as np
 
 from benchmarks.gpu.conformance import Machine
 from benchmarks.gpu.processes import Job
-from benchmarks.gpu.stage import Result, Stage
+from benchmarks.gpu.stage import L2_BYTES, Result, Stage
 from polydyn.runtime.cuda.array import DeviceArray
 from polydyn.runtime.cuda.driver import Argument
-from polydyn.runtime.cuda.program import MULTIPROCESSORS
+from polydyn.runtime.cuda.program import MULTIPROCESSORS, SHARED_OPT_IN
 
 CLOCK_KHZ = 13
 """CUdevice_attribute: the clock that it boosts to."""
+LIMITS = {
+    "multiprocessors": MULTIPROCESSORS, "l2_bytes": L2_BYTES, "smem_per_sm": 81, "smem_per_block": SHARED_OPT_IN,
+    "smem_reserved_per_block": 111, "registers_per_sm": 82, "threads_per_sm": 39, "blocks_per_sm": 106,
+}  # fmt: skip
+"""Number of a hardware description -> CUdevice_attribute."""
 RATE_STEPS = 2000
 
 
@@ -50,8 +55,10 @@ class Kernels:
 
 
 def calibration(stage: Stage) -> Iterator[Job]:
-    """All measurements."""
+    """What the driver says of the device, then all measurements."""
     k = Kernels(stage)
+    for name, code in LIMITS.items():
+        yield f"driver's {name}", partial(limit, k, name, code)
     yield "time between kernels", partial(between, k)
     for where, nbytes in (("L2", 4 << 20), ("memory", 1 << 30)):
         yield f"latency of {where}", partial(latency, k, where, nbytes)
@@ -63,6 +70,11 @@ def calibration(stage: Stage) -> Iterator[Job]:
         for n, along in ((64, "k"), (128, "k"), (192, "k"), (256, "k"), (64, "n"), (256, "n")):
             name = f"wgmma_{n}_{along}"
             yield f"rate of {name}", partial(rate, k, name, 2 * 4 * 64 * n * 16 * 2, 128 * 128 + n * 128)
+
+
+def limit(k: Kernels, name: str, code: int) -> Result:
+    """A number of the hardware description that the driver knows."""
+    return {"measured": k.stage.session.driver.attribute(code), "constant": name}
 
 
 def between(k: Kernels) -> Result:

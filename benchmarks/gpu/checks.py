@@ -1,4 +1,4 @@
-"""Programs against the outputs in the pack, and pycuda's way to a device."""
+"""Kernels as the driver takes them, programs against the outputs in the pack, and pycuda's way to a device."""
 
 from __future__ import annotations
 
@@ -14,9 +14,41 @@ import numpy as np
 
 from benchmarks.gpu.processes import Job
 from benchmarks.gpu.stage import Result, Stage, error, in_turn, numbers, text
+from polydyn.gpu.errors import DeviceError, DeviceLostError
+from polydyn.gpu.targets import special_runs
+from polydyn.runtime.cuda.images import ImageSource
+from polydyn.runtime.cuda.program import SHARED_OPT_IN
 
 LAUNCHES = 3
 """Kernels that are named where a model is wrong."""
+
+
+def loading(stage: Stage) -> Iterator[Job]:
+    """Every program of the pack: a kernel that the driver refuses is known before anything is launched."""
+    for case in stage.cases:
+        yield case["name"], partial(load, stage, case)
+
+
+def load(stage: Stage, case: Result) -> Result:
+    """Loads all kernels of a program, with as much shared memory as a block may have; the refused ones, by name."""
+    program, refused = stage.program(case), []
+    kernels = [(k["name"], k["arch"]) for k in program.manifest["kernels"]]
+    source = ImageSource(stage.session.driver, kernels, program._artifact.images, program.sources)
+    fitting = [k for k, (_, arch) in enumerate(kernels) if special_runs(arch, source.special)]
+    modules: dict[bytes, int] = {}
+    with stage.session.use() as driver:
+        for k in fitting[: 1 if stage.emulate else None]:  # each is compiled for the emulation
+            try:
+                image = source.image(k)
+                if image not in modules:
+                    modules[image] = driver.load_module(image)
+                driver.set_smem(driver.get_function(modules[image], kernels[k][0]), driver.attribute(SHARED_OPT_IN))
+            except DeviceLostError:
+                raise
+            except DeviceError as e:
+                refused.append(f"{kernels[k][0]}: {e}")
+    failed = {"message": f"{len(refused)} refused; {refused[0]}", "refused": refused} if refused else {}
+    return {"ok": not refused, "kernels": len(fitting)} | failed
 
 
 def checked(stage: Stage, *kinds: str) -> Iterator[Job]:
@@ -51,9 +83,8 @@ def through_pycuda(stage: Stage, wheels: list[Path]) -> Result:
     """Puts the wheels into a folder and runs the first model in a process that finds them there."""
     case = next(c for c in stage.of("models", "kernels"))
     with tempfile.TemporaryDirectory() as site:
-        chosen = [str(w) for w in wheels if not w.name.startswith("polydyn")]
-        pip = [sys.executable, "-m", "pip", "install", "-q", "--no-index", "--no-deps", "--target", site, *chosen]
-        subprocess.run(pip, check=True, capture_output=True)
+        pip = [sys.executable, "-m", "pip", "install", "-q", "--no-index", "--no-deps", "--target", site]
+        subprocess.run([*pip, *map(str, wheels)], check=True, capture_output=True)
         command = [sys.executable, "-m", "benchmarks.gpu.stages", case["kind"], "--pack", str(stage.folder)]
         command += ["--driver", "pycuda", "--only", case["name"], *(["--emulate"] if stage.emulate else [])]
         done = subprocess.run(command, capture_output=True, text=True, env=with_path(site), timeout=100)

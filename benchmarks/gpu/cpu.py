@@ -3,9 +3,9 @@
     python -m benchmarks.gpu.cpu --pack PACK [--out FOLDER] [--threads 1 2 4 8 16] [--limit SECONDS]
 
 A second run, when time is left. The benchmarks are those of every CPU (``cpu_all``, ``gemm``), with few shapes; models
-are exported on the spot. Needs there: a C compiler, torch, transformers, onnx, numpy; what polydyn's compiler and ONNX
-Runtime need beyond comes from the pack (``pack --cpu``). FOLDER gets the results and a ``cpu.log`` as they grow; each
-step has a time of its own, and one that fails costs itself.
+are exported on the spot. Needs there: a C compiler, torch, transformers, onnx, numpy, click and rich; islpy comes from
+any pack, ONNX Runtime too from one of ``pack --cpu``. FOLDER gets the results and a ``cpu.log`` as they grow; each step
+has a time of its own, and one that fails costs itself.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ from benchmarks.gpu.run_all import unpacked
 ROOT = Path(__file__).parents[2]
 WHEELS = ("islpy", "onnxruntime", "click", "rich", "markdown-it-py", "mdurl", "pygments", "psutil", "flatbuffers")
 PLATFORMS = ("manylinux_2_28_x86_64", "manylinux_2_27_x86_64", "manylinux_2_17_x86_64", "manylinux2014_x86_64")
-FOLDER = "wheels-cpu"
 MODELS = {"bert_base": ("B=1,L=128", "B=8,L=128"), "resnet50": ("N=1,H=224,W=224", "N=8,H=224,W=224")}
 LIMIT = 300.0
 
@@ -62,11 +61,11 @@ def main() -> int:
     end, failed = time.monotonic() + options.limit, 0
     with tempfile.TemporaryDirectory() as scratch, (options.out / "cpu.log").open("w") as log:
         site, models = Path(scratch) / "site", Path(scratch) / "models"
-        wheels = sorted(map(str, (unpacked(options.pack, Path(scratch)) / FOLDER).glob("*.whl")))
+        wheels = sorted(map(str, (unpacked(options.pack, Path(scratch)) / "wheels").glob("*.whl")))
         pip = [sys.executable, "-m", "pip", "install", "-q", "--no-index", "--no-deps", "--target", str(site), *wheels]
         paths = os.pathsep.join(filter(None, [str(ROOT), str(site), os.environ.get("PYTHONPATH", "")]))
         environment = os.environ | {"PYTHONPATH": paths, "PYTHONUNBUFFERED": "1"}
-        first = [("wheels", pip, 0.2)] if wheels else []  # without them everything is there already
+        first = [("wheels", pip, 0.2)] if wheels else []
         for name, command, share in [*first, *steps(sys.executable, models, options.threads)]:
             start, seconds = time.monotonic(), max(5.0, (end - time.monotonic()) * share)
             code = run(command, seconds, environment, log)

@@ -1,15 +1,17 @@
 """What a machine with a GPU needs, in one folder or tarball: compiled programs, their inputs and right outputs, wheels.
 
     python -m benchmarks.gpu.pack OUT [--target cuda:sm_90a] [--quick] [--models PATH.onnx ...] [--only NAME ...]
-                                  [--variants FOLDER] [--pycuda PYTHON]
+                                  [--variants FOLDER] [--pycuda PYTHON | --cpu VERSION]
 
-OUT: a folder, or a name that ends in .tar.xz or .tar.gz (then with polydyn's own wheel). That machine runs ``python -m
-benchmarks.gpu.run_all --pack OUT`` with this repository and numpy; the compiler's own requirements stay here. Programs
-are compiled by as many processes as there are cores; one that does not compile is named and left out.
+OUT: a folder, or a name that ends in .tar.xz or .tar.gz. That machine runs ``python -m benchmarks.gpu.run_all --pack
+OUT`` with this repository and numpy; the compiler's own requirements stay here. Programs are compiled by as many
+processes as there are cores; one that does not compile is named and left out.
 
-``--pycuda``: an interpreter of the version that is there; pycuda and what it imports are built for it as wheels, which
-takes a minute and the package index. ``--cpu``: wheels for the CPU run (``cpu``), from the package index.
-``--variants``: kernels edited by hand (``variants``).
+``--pycuda``: an interpreter of the version that is there; pycuda with what it imports, and islpy, which alone polydyn's
+compiler lacks beside torch and onnx, are built for it as wheels. That takes a minute and the package index. ``--cpu``:
+another pack, of nothing but the wheels that the CPU run (``cpu``) needs in that version of Python, ONNX Runtime among
+them. ``--variants``: kernels edited by hand (``variants``). The exit status is 1 when a case is not in the pack, or the
+pack is larger than ``MOST_MIB``.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ import tarfile
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +38,7 @@ from benchmarks.gpu.halves import NUMPY_TYPE
 from benchmarks.gpu.programs import BOUNDS, KINDS, MODELS, Case, groups, models
 from benchmarks.gpu.timed import timed
 from polydyn.build.features import available_cores
+from polydyn.compiler import compile_artifact
 from polydyn.errors import BuildError
 from polydyn.gpu.compiler import compiler_version
 from polydyn.gpu.targets import EMULATED, architectures
@@ -44,6 +48,10 @@ from polydyn.runtime.artifact import Artifact, write_artifact
 from polydyn.testing.inputs import feeds, model_inputs
 
 ROOT = Path(__file__).parents[2]
+MOST_MIB = 50
+"""Of a pack: with the repository, what can be carried to the machine is 64."""
+WHEELS = "wheels"
+"""A pack's folder of them."""
 
 
 def every_case(quick: bool, paths: Sequence[Path]) -> Iterator[Case]:
@@ -76,15 +84,26 @@ def write(case: Case, folder: Path, target: str, own: Path | None = None) -> lis
     """Compiles a case, and its variants, into the folder; their entries in the list."""
     name = f"{case.kind}-{case.name}"
     options = polydyn.Options(tf32=case.dtype == "tf32")
-    program: Any = polydyn.compile(case.model, target=target, dims=ranges(case), options=options)
-    program.save(folder / f"{name}.polydyn")
+    made, _ = compile_artifact(case.model, target=target, dims=ranges(case), options=options)
+    artifact = for_one_device(made)
+    write_artifact(artifact, folder / f"{name}.polydyn")
     entry = {
         "name": case.name, "kind": case.kind, "file": name, "shapes": [dict(s) for s in case.shapes],
         "checked": min(case.checked, len(case.shapes)), "dtype": case.dtype, "rival": case.rival,
-        "limit": BOUNDS[case.dtype] if case.limit is None else case.limit, "images": program.images,
+        "limit": BOUNDS[case.dtype] if case.limit is None else case.limit,
     }  # fmt: skip
     arrays(case, folder / f"{name}.npz", int(entry["checked"]))
-    return [entry, *varied(case, entry, program._artifact, folder, own)]
+    return [entry, *varied(case, entry, artifact, folder, own)]
+
+
+def for_one_device(artifact: Artifact) -> Artifact:
+    """A program without PTX, where it has kernels for the device already: PTX is for devices that it does not name."""
+    cuda = artifact.manifest["cuda"]
+    kept = [i for i in cuda["images"] if i != "ptx"]
+    if not kept:
+        return artifact
+    images = {n: i for n, i in artifact.images.items() if not n.startswith("ptx/")}
+    return replace(artifact, manifest={**artifact.manifest, "cuda": {**cuda, "images": kept}}, images=images)
 
 
 def ranges(case: Case) -> dict[str, tuple[int, int]]:
@@ -117,7 +136,7 @@ def varied(
         if changed is None:
             continue
         file = f"variant-{case.name}-{name}"
-        write_artifact(changed, folder / f"{file}.polydyn")
+        write_artifact(for_one_device(changed), folder / f"{file}.polydyn")
         shapes = entry["shapes"][: variants.SHAPES]
         yield dict(entry) | {"name": f"{case.name}~{name}", "kind": "variants", "file": file, "shapes": shapes,
                              "checked": 0, "original": entry["file"]}  # fmt: skip
@@ -206,7 +225,7 @@ def main() -> int:
     parser.add_argument("--only", nargs="*", default=[], help="names of cases")
     parser.add_argument("--variants", type=Path, help="a folder of kernels edited by hand")
     parser.add_argument("--pycuda", metavar="PYTHON")
-    parser.add_argument("--cpu", metavar="VERSION", help="wheels for benchmarks.gpu.cpu and this Python (3.12)")
+    parser.add_argument("--cpu", metavar="VERSION", help="wheels alone, for benchmarks.gpu.cpu and this Python (3.12)")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.worker:
@@ -216,27 +235,28 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as scratch:
         archive = options.out.suffix in (".xz", ".gz")
         folder = Path(scratch) / "pack" if archive else options.out
-        left = pack(argparse.Namespace(**vars(options) | {"out": folder}))
-        wheel = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir"]
-        if archive:
-            subprocess.run([*wheel, str(folder / "wheels"), str(ROOT)], check=True)
-        if options.pycuda:
-            pycuda_wheels.build(options.pycuda, folder / "wheels")
+        left = 0
         if options.cpu:
-            cpu.download(folder / cpu.FOLDER, options.cpu)
+            cpu.download(folder / WHEELS, options.cpu)
+        else:
+            left = pack(argparse.Namespace(**vars(options) | {"out": folder}))
+        if options.pycuda:
+            pycuda_wheels.build(options.pycuda, folder / WHEELS, "islpy")
         if archive:
-            compress(folder, options.out)
-            took = f"{time.monotonic() - start:.0f} s, {cpu_seconds():.0f} s of cores"
-            print(f"{options.out}: {options.out.stat().st_size / 2**20:.1f} MiB, {took}")
+            left += compress(folder, options.out)
+            print(f"{time.monotonic() - start:.0f} s, {cpu_seconds():.0f} s of cores")
     return min(left, 1)
 
 
-def compress(folder: Path, out: Path) -> None:
-    """The tarball of a folder, under the name ``pack``."""
+def compress(folder: Path, out: Path) -> bool:
+    """The tarball of a folder, under the name ``pack``; whether it is too large."""
     out.parent.mkdir(parents=True, exist_ok=True)
     kind, how = ("w:xz", {"preset": 1}) if out.suffix == ".xz" else ("w:gz", {"compresslevel": 6})
     with tarfile.open(out, kind, **how) as tar:  # type: ignore[call-overload]
         tar.add(folder, "pack")
+    mib = out.stat().st_size / 2**20
+    print(f"{out}: {mib:.1f} MiB, {'more than' if mib > MOST_MIB else 'at most'} {MOST_MIB} can be carried")
+    return mib > MOST_MIB
 
 
 if __name__ == "__main__":

@@ -36,15 +36,18 @@ def toolkit() -> Path:
     return home
 
 
-def build(python: str, folder: Path) -> None:
-    """Makes the wheels for an interpreter. BuildError; CalledProcessError: pip or the compiler failed, and said so."""
+def build(python: str, folder: Path, *others: str) -> None:
+    """Makes the wheels for an interpreter, with those of other packages.
+
+    BuildError; CalledProcessError: pip or the compiler failed, and said so.
+    """
     with tempfile.TemporaryDirectory() as home:
         stub = Path(home) / "libcuda.so"  # must define what pycuda links, or its name is dropped from the wheel
         shutil.copy(cpu_libcuda.build(), stub)
         settings = {"CUDA_ROOT": str(toolkit()), "CUDADRV_LIB_DIR": [home], "CUDA_ENABLE_CURAND": False}
         settings |= {"CXXFLAGS": ["-g0", "-O1", "-w"]}
         (Path(home) / ".aksetup-defaults.py").write_text("".join(f"{k} = {v!r}\n" for k, v in settings.items()))
-        command = [python, "-m", "pip", "wheel", "--quiet", "--wheel-dir", str(folder), "pycuda"]
+        command = [python, "-m", "pip", "wheel", "--quiet", "--wheel-dir", str(folder), "pycuda", *others]
         subprocess.run(command, check=True, env=os.environ | {"HOME": home})
 
 

@@ -21,16 +21,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from benchmarks.gpu.run_all import STAGES
 from polydyn.runtime.artifact import read_artifact, write_artifact
 
 ROOT = Path(__file__).parents[2]
 CASES = (
     "gemm", "softmax_float32", "column_sum_float32", "layernorm", "broadcast", "gather", "gemm_float16", "add",
     "layer_gelu_72x64", "attention_causal_2x64", "bytes_64x32", "float8_64x32", "bert_tiny", "bert_tiny_float16",
-)  # fmt: skip
-STAGES = (
-    "conformance", "calibration", "kernels", "models", "gemm", "layers", "attention", "stitch", "bytes", "conv", "real",
-    "selector", "overhead", "timeline", "variants", "pycuda", "profiler", "sanitizer",
 )  # fmt: skip
 PATIENCE, LIMIT = 60, 1500
 

@@ -6,8 +6,9 @@
 Needs this repository, numpy, the CUDA driver, and what ``benchmarks.gpu.pack`` made, a folder or a tarball. With a pack
 for the device's architecture nothing is compiled there. torch is compared with where it is. Stages run one after
 the other, each in a process of its own with a time of its own: a case that fails, hangs or breaks the device is
-reported and the others go on (``processes``). Three calls of less than ten minutes each (``CALLS``): what is right,
-what is fast, why. Where a primitive of sm_90a alone fails, the rest is measured without such kernels.
+reported and the others go on (``processes``). Three calls of less than ten minutes each (``CALLS``): what is right and
+how fast, models and why, NVIDIA's checks. Where a primitive of sm_90a alone fails, the rest is measured without such
+kernels; a device that answers nothing ends the call.
 
 FOLDER (default: $OUT, else benchmarks/out/gpu) gets ``report.json``, written after every event, and ``log``, all that
 is printed: the table comes last, then the failures once more. ``--emulate``: the CPU libcuda, to test this.
@@ -33,19 +34,23 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from benchmarks.gpu.processes import PATIENCE, SLACK, results
+from polydyn.gpu.targets import EMULATED, named
 
 STAGES = {
-    "conformance": 60.0, "calibration": 20.0, "kernels": 60.0, "models": 40.0,
-    "gemm": 90.0, "layers": 70.0, "attention": 40.0, "stitch": 30.0, "bytes": 10.0, "conv": 20.0, "real": 120.0,
-    "selector": 90.0, "overhead": 15.0, "timeline": 15.0, "variants": 60.0, "pycuda": 60.0, "profiler": 150.0,
-    "sanitizer": 200.0,
+    "conformance": 60.0, "loading": 20.0, "calibration": 20.0, "kernels": 60.0, "models": 40.0, "attention": 40.0,
+    "gemm": 90.0, "layers": 70.0, "stitch": 30.0,
+    "real": 170.0, "selector": 90.0, "conv": 20.0, "bytes": 10.0, "variants": 60.0, "overhead": 15.0, "timeline": 15.0,
+    "profiler": 120.0,
+    "sanitizer": 150.0, "pycuda": 60.0,
 }  # fmt: skip
-"""Stage -> seconds. Every primitive must conform before anything that is built from them means something."""
+"""Stage -> seconds, what matters most first. Every primitive must conform before anything made of them means much."""
 CALLS = {
-    1: ("conformance", "calibration", "kernels", "models", "attention"),
-    2: ("gemm", "layers", "stitch", "bytes", "conv", "selector", "real"),
-    3: ("variants", "overhead", "timeline", "pycuda", "profiler", "sanitizer"),
+    1: ("conformance", "loading", "calibration", "kernels", "models", "attention", "gemm", "layers", "stitch"),
+    2: ("real", "selector", "conv", "bytes", "variants", "overhead", "timeline", "profiler"),
+    3: ("sanitizer", "pycuda"),
 }
+LENT, STARTING = 30 * 60.0, 2 * 60.0
+"""Seconds that the machine is lent for in all, and what starting it takes of them, for each call."""
 LIMIT = 9 * 60.0
 """Seconds for all of it: what a stage takes beyond its own time is missing at the end."""
 SLOWER = 10
@@ -60,6 +65,7 @@ HOPPER = ("shared_places", "mbarrier", "tma_", "wgmma")
 ALONE = ("tf32", "e4m3", "e5m2")
 """What the names hold of those that matter to products of one type alone."""
 CLOCKS = "clocks.sm,clocks.mem,temperature.gpu,power.draw,clocks_event_reasons.active"
+EMULATION = f"cuda:{EMULATED}"
 WARM = "import torch; torch.ones(1, device='cuda')"
 
 
@@ -215,15 +221,28 @@ def run(options: argparse.Namespace) -> int:
         for stage in options.stages:
             report.say(stage)
             record = run_stage(stage, options, end, report)
-            names = [r["name"] for r in wrong(record) if r["name"].startswith(HOPPER)]
-            broken = [name for name in names if not any(x in name for x in ALONE)]
-            if stage == "conformance" and broken and not options.without_hopper:
-                options.without_hopper = True
-                report.content["without_hopper"] = f"{', '.join(broken)} failed"
-                report.say(f"kernels of sm_90a alone are left out from here on: {', '.join(broken)} failed")
+            if stage == "conformance" and not options.without_hopper:
+                without_broken(record, options, report)
+            if "arch" in record and about.get("target") not in (f"cuda:{named(record['arch'])}", EMULATION):
+                report.say(f"the pack is for {about.get('target')}: kernels for sm_{record['arch']} are compiled there")
+            if not record["results"] and "silent" in record.get("failed", ""):
+                report.content["stopped"] = f"the device does not answer: what follows {stage} is left out"
+                report.say(report.content["stopped"])
+                break
+    report.write()
     report.say(summary(stages))
     report.close()
     return min(sum("failed" in s or bool(wrong(s)) for s in stages.values()), 1)
+
+
+def without_broken(conformance: dict[str, Any], options: argparse.Namespace, report: Report) -> None:
+    """Leaves kernels of sm_90a out of what follows where a primitive failed that they are made of."""
+    names = [r["name"] for r in wrong(conformance) if r["name"].startswith(HOPPER)]
+    broken = [name for name in names if not any(x in name for x in ALONE)]
+    if broken:
+        options.without_hopper = True
+        report.content["without_hopper"] = f"{', '.join(broken)} failed"
+        report.say(f"kernels of sm_90a alone are left out from here on: {', '.join(broken)} failed")
 
 
 def main() -> int:

@@ -3,8 +3,8 @@
     pip install nvidia-cuda-nvdisasm; python -m benchmarks.gpu.sass [--only NAME ...]
 
 Kernels go the way of ``polydyn.compile``, are compiled (no GPU is needed) and disassembled. A line for each: all its
-instructions; those of its inner loop, the one that multiplies most, with how many of them multiply; registers, shared
-memory, blocks on a multiprocessor. Everything goes to
+instructions; those of its inner loop, the one that multiplies most, those of it that no branch steps over, and how many
+of them multiply; registers, shared memory, blocks on a multiprocessor. Everything goes to
 benchmarks/results/gpu_sass.json; the exit status is the number of kernels that lack what they must have, have more
 instructions in the loop than they may, or keep registers in local memory (LDL, STL).
 """
@@ -42,14 +42,15 @@ from polydyn.graph.expand import import_model
 COPIES, TENSOR, WIDE = r"LDGSTS\.E\.BYPASS.*128", ("LDSM", "HMMA"), r"STG\.E\.128"
 SPILLED = ("LDL", "STL")
 TENSOR_CORES = ("HMMA", "IMMA", "QMMA", "HGMMA", "IGMMA", "QGMMA")
-HEADING = "instructions loop multiplications registers shared blocks"
+HEADING = "instructions loop path multiplications registers shared blocks"
 
 
 @dataclass(frozen=True)
 class Kind:
     """A kernel: its model, the version's name begins with ``version``; ``wanted``: patterns of instructions.
 
-    ``most``: instructions that its inner loop may have, ``size``: that all of it may have; 0: any number.
+    ``most``: instructions that its inner loop may have, ``size``: that all of it may have, ``beside``: powers that run
+    beside products in flight, between two waits for them; 0: any number.
     """
 
     name: str
@@ -60,6 +61,7 @@ class Kind:
     tf32: bool = False
     most: int = 0
     size: int = 0
+    beside: int = 0
 
 
 def _product(dtype: str, turned: bool = False) -> Any:
@@ -100,12 +102,13 @@ def _rows(*nodes: Any) -> Any:
 def kinds() -> tuple[Kind, ...]:
     """What is looked at."""
     half, single, turned, quantized = _product("float16"), _product("float32"), _product("float32", True), _quantized()
-    gelu, float8 = _gelu(), float8_layer(2048, 512)
+    gelu, float8, attention = _gelu(), float8_layer(2048, 512), _attention("float16")
     return (
         Kind("product f16", half, "mma_128", (COPIES, *TENSOR, WIDE)),
         Kind("product f16, split", half, "split_mma", (COPIES, *TENSOR)),
         Kind("product f16, few rows", half, "gemv_8", (r"LDG\.E.*128", "SHFL")),
-        Kind("product f16, wgmma", half, "wgmma_128x256", ("HGMMA", "UTMALDG", "SYNCS", WIDE), "sm_90a"),
+        Kind("product f16, wgmma", half, "wgmma_128x256", ("HGMMA", "UTMALDG", "SYNCS", WIDE), "sm_90a", most=75),
+        Kind("product f16, wgmma 64", half, "wgmma_64x128", ("HGMMA", "UTMALDG", "SYNCS", WIDE), "sm_90a", most=65),
         Kind("product f32", single, "fma_128", (COPIES, "FFMA")),
         Kind("product tf32", single, "tf32_128", (COPIES, "LDSM|LDS", r"HMMA\.1688\.F32\.TF32", WIDE), tf32=True),
         Kind("product tf32, wgmma", turned, "wgmma_tf32_128x256", (r"HGMMA.*TF32", "UTMALDG", "SYNCS", WIDE), "sm_90a",
@@ -117,8 +120,10 @@ def kinds() -> tuple[Kind, ...]:
         Kind("product f8", float8, "qmma_128", (COPIES, "LDSM", r"QMMA\.16832\.F32\.E4M3\.E4M3", WIDE), "sm_89"),
         Kind("product f8, wgmma", float8, "wgmma_128x256", (r"QGMMA.*E4M3\.E4M3", "UTMALDG", "SYNCS", WIDE), "sm_90a"),
         Kind("product f16 and gelu, wgmma", gelu, "wgmma_128x256", ("HGMMA", r"MUFU\.EX2", WIDE), "sm_90a", size=1400),
-        Kind("attention f16", _attention("float16"), "attention", (COPIES, *TENSOR, "SHFL", WIDE), most=520),
-        Kind("attention f16", _attention("float16"), "attention", (COPIES, *TENSOR, "SHFL", WIDE), "sm_90a", most=520),
+        Kind("attention f16", attention, "attention_64", (COPIES, *TENSOR, "SHFL", WIDE), most=450),
+        Kind("attention f16", attention, "attention_64", (COPIES, *TENSOR, "SHFL", WIDE), "sm_90a", most=450),
+        Kind("attention f16, wgmma", attention, "attention_wgmma", ("HGMMA", "UTMALDG", "SYNCS", WIDE), "sm_90a",
+             most=600, beside=64),
         Kind("attention f32", _attention("float32"), "attention_lanes", (COPIES, "FFMA", r"LDS\.128", "SHFL", WIDE)),
         Kind("attention tf32", _attention("float32"), "attention_tf32",
              (COPIES, "LDSM", r"HMMA\.1688\.F32\.TF32", WIDE), tf32=True),
@@ -150,21 +155,43 @@ def kernel_of(kind: Kind) -> Kernel:
 
 @dataclass(frozen=True)
 class Code:
-    """The instructions of an image, without operands; ``loops``: (first, behind the last) of each backward branch."""
+    """The instructions of an image, without operands; ``loops``: (first, behind the last) of each backward branch,
+    ``skips``: (branch, where it goes) of each forward one.
+    """
 
     instructions: tuple[str, ...]
     loops: tuple[tuple[int, int], ...]
+    skips: tuple[tuple[int, int], ...] = ()
 
     def inner(self) -> tuple[str, ...]:
-        """The instructions of the loop that multiplies most; of several as good ones the shortest. Empty: none does."""
-        bodies = [self.instructions[a:b] for a, b in self.loops]
-        return max(bodies, key=lambda x: (*multiplications(x), -len(x)), default=())
+        """The instructions of the loop that multiplies most; of several as good ones the shortest. Empty: none does.
+
+        Code behind an end of the kernel is out of line (a wait that was not over at once): it jumps back into others.
+        """
+        return self.instructions[slice(*self._inner())]
+
+    def path(self) -> int:
+        """Those of its instructions that no branch inside it steps over."""
+        a, b = self._inner()
+        over = {n for x, y in self.skips if a <= x and y < b for n in range(x + 1, y)}
+        return b - a - len(over)
+
+    def _inner(self) -> tuple[int, int]:
+        whole = [x for x in self.loops if "EXIT" not in self.instructions[slice(*x)]]
+        most = max(whole, key=lambda x: (*multiplications(self.instructions[slice(*x)]), x[0] - x[1]), default=(0, 0))
+        return most if any(multiplications(self.instructions[slice(*most)])) else (0, 0)
 
 
 def multiplications(code: Sequence[str]) -> tuple[int, int]:
     """Instructions of tensor cores; of CUDA cores where there are none."""
     tensor = sum(i.startswith(TENSOR_CORES) for i in code)
     return tensor, 0 if tensor else sum(i.startswith("FFMA") for i in code)
+
+
+def powers_beside(code: Sequence[str]) -> int:
+    """Powers between the first two waits for products of warpgroups."""
+    waits = [n for n, i in enumerate(code) if i.startswith("WARPGROUP.DEPBAR")]
+    return sum(i.startswith("MUFU.EX2") for i in code[waits[0] : waits[1]]) if len(waits) > 1 else 0
 
 
 def disassembled(cubin: Path) -> Code:
@@ -175,16 +202,17 @@ def disassembled(cubin: Path) -> Code:
     text = subprocess.run([tool, "-c", str(cubin)], capture_output=True, text=True, check=True).stdout
     found: list[str] = []
     labels: dict[str, int] = {}
-    loops: list[tuple[int, int]] = []
+    branches: list[tuple[int, str]] = []
     for line in text.splitlines():
         if label := re.match(r"(\.L_\w+):", line):
             labels[label[1]] = len(found)
         elif i := re.match(r"\s*/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Za-z0-9_.]*)(.*)", line):
             found.append(i[1])
             to = re.search(r"`\((\.L_\w+)\)", i[2])
-            if i[1].startswith("BRA") and to and to[1] in labels:
-                loops.append((labels[to[1]], len(found)))
-    return Code(tuple(found), tuple(loops))
+            if i[1].startswith("BRA") and to:
+                branches.append((len(found) - 1, to[1]))
+    ends = [(n, labels[to]) for n, to in branches if to in labels]
+    return Code(tuple(found), tuple((to, n + 1) for n, to in ends if to <= n), tuple(x for x in ends if x[1] > x[0]))
 
 
 def check(kind: Kind) -> dict[str, Any]:
@@ -199,11 +227,13 @@ def check(kind: Kind) -> dict[str, Any]:
     missing = [w for w in kind.wanted if not any(re.match(w, i) for i in found)]
     missing += [f"a loop of at most {kind.most}"] if kind.most and not 0 < len(inner) <= kind.most else []
     missing += [f"at most {kind.size} instructions"] if 0 < kind.size < len(found) else []
+    missing += [f"{kind.beside} powers beside a product"] if powers_beside(inner) < kind.beside else []
     spilled = [i for i in found if i.startswith(SPILLED)]
     counts = Counter(next((w for w in kind.wanted if re.match(w, i)), i.split(".")[0]) for i in found)
     row = {"kind": kind.name, "version": k.version, "arch": kind.arch, "missing": missing, "spilled": len(spilled),
            "counts": {w: counts[w] for w in kind.wanted}, "instructions": len(found), "loop": len(inner),
-           "multiplications": next(filter(None, multiplications(inner)), 0), "registers": used.registers}  # fmt: skip
+           "path": code.path(), "registers": used.registers,
+           "multiplications": next(filter(None, multiplications(inner)), 0)}  # fmt: skip
     if (shared := k.scratch.constant) is not None:
         device = load(DEVICES[kind.arch])
         row |= {"shared": shared, "blocks": device.resident_blocks(k.device.threads, used.registers, shared)}

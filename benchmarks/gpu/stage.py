@@ -124,9 +124,15 @@ def data(stage: Stage, program: CudaProgram, shape: Mapping[str, int], turn: int
     made = {}
     names = [i["name"] for i in program.manifest["inputs"]]
     for k, (name, (size, dtype)) in enumerate(zip(names, described(program, "inputs", shape), strict=True)):
-        host = np.resize(np.roll(_pattern(dtype), 1009 * (k + 1) + 7919 * turn), size)
-        made[name] = DeviceArray.of(stage.session, host, dtype)
+        host = _numbers(dtype, int(np.prod(size)), 1009 * (k + 1) + 7919 * turn)
+        made[name] = DeviceArray.of(stage.session, host.reshape(size), dtype)
     return made
+
+
+def _numbers(dtype: str, count: int, first: int) -> np.ndarray[Any, Any]:
+    """So many of the numbers, from the ``first`` on and then again from the beginning; few are no copy."""
+    whole, first = _pattern(dtype), first % PATTERN
+    return whole[first : first + count] if first + count <= PATTERN else np.resize(np.roll(whole, -first), count)
 
 
 def outputs(stage: Stage, program: CudaProgram, shape: Mapping[str, int]) -> dict[str, DeviceArray]:

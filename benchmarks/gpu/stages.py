@@ -9,7 +9,7 @@ from pathlib import Path
 
 from benchmarks.gpu import processes
 from benchmarks.gpu.calibration import calibration
-from benchmarks.gpu.checks import checked, pycuda
+from benchmarks.gpu.checks import checked, loading, pycuda
 from benchmarks.gpu.compare import compared, selector
 from benchmarks.gpu.costs import overhead, timeline
 from benchmarks.gpu.processes import Job
@@ -18,6 +18,7 @@ from benchmarks.gpu.stage import Stage
 from benchmarks.gpu.tools import once, profiler, sanitizer
 
 STAGES: dict[str, Callable[[Stage], Iterator[Job]]] = {
+    "loading": loading,
     "calibration": calibration,
     "kernels": lambda s: checked(s, "kernels", "gemm", "layers", "attention", "stitch", "bytes"),
     "models": lambda s: checked(s, "models"),

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from math import prod
 from pathlib import Path
 
@@ -208,8 +208,12 @@ def drawn() -> Iterator[Case]:
 
 
 def cases() -> list[Case]:
-    """The whole list."""
-    return [*of_models(), *drawn()]
+    """The whole list: a model stands in it once, with all its shapes."""
+    shapes: dict[Case, tuple[Ints, ...]] = {}
+    for c in (*of_models(), *drawn()):
+        model = replace(c, shapes=())
+        shapes[model] = (*shapes.get(model, ()), *c.shapes)
+    return [replace(model, shapes=found) for model, found in shapes.items()]
 
 
 def read() -> list[Case]:

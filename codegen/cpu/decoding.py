@@ -17,6 +17,7 @@ from polydyn.codegen.passes.factors import factors_out, in_integers
 from polydyn.codegen.passes.prefetch import prefetch_ahead
 from polydyn.codegen.passes.registers import partial_unroll, split_chains
 from polydyn.codegen.pipeline import Step
+from polydyn.schedules.expr import NIBBLES
 from polydyn.schedules.index import ONE, Index
 from polydyn.schedules.tree.names import p
 
@@ -51,7 +52,7 @@ class DecodingTile(RegisterTile):
         """The steps of a word unrolled, where their numbers become shifts; few sums in chains."""
         step = [n.var for n in walk(body) if isinstance(n, For)][-1]
         split = split_chains(body, step, 2) if len(self._sums(body)) <= SUMS else body
-        return prefetch_ahead(partial_unroll(split, step, 8), p("k"), AHEAD)
+        return prefetch_ahead(partial_unroll(split, step, NIBBLES), p("k"), AHEAD)
 
 
 class DecodingKernel(ContractKernel):

@@ -289,7 +289,8 @@ class NestKernel:
 
     def tile_counts(self) -> tuple[Step, ...]:
         """The passes that all versions share."""
-        counts = {extent(x): e for x, e in self.schedule.extents().items() if x in (b("t"), b("u"))}
+        extents = self.schedule.extents()
+        counts = {extent(b(x)): extents[b(x)] for x in self.schedule.map.origins}
         return (Step("bind", "the number of tiles", lambda b: bind(b, counts)),) if counts else ()
 
     def _versions(self, body: Body, names: tuple[str, ...]) -> tuple[Body, Index, Index]:

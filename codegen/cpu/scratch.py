@@ -10,7 +10,7 @@ from polydyn.codegen.ir import Body, FlatLoad, For, Node, Store, rewrite, walk
 from polydyn.codegen.lower import flat, lower
 from polydyn.codegen.passes.bind import fold
 from polydyn.codegen.passes.hoist import hoist_divisions, hoist_guards, hoist_masks
-from polydyn.codegen.passes.parts import part_of, store_parts
+from polydyn.codegen.passes.parts import part_of, read_word, store_parts
 from polydyn.codegen.passes.registers import partial_unroll
 from polydyn.codegen.passes.tiles import clip
 from polydyn.codegen.passes.transpose import has_transposes, transpose_copies
@@ -176,7 +176,7 @@ class Scratch:
         (row, column), env = self.product.operands, self.places.env(statement, at)
         return (
             FlatLoad(row.dtype, ROWS, self.row(statement, at) * self.rows_parts()[1])
-            if self.plan.fill else flat(self.product.group, row, env, lambda x: None),
+            if self.plan.fill else read_word(flat(self.product.group, row, env, lambda x: None)),
             FlatLoad(column.dtype, PANEL, self.panel(statement, at))
             if self.plan.promote else flat(self.product.group, column, env, lambda x: None),
         )  # fmt: skip

@@ -5,6 +5,7 @@ from __future__ import annotations
 from polydyn.codegen.cpu.contraction import Contraction
 from polydyn.codegen.cpu.plan import Plan
 from polydyn.codegen.kernel import WORKERS
+from polydyn.schedules.expr import ITEMSIZE
 from polydyn.schedules.group.footprint import Footprint
 from polydyn.schedules.index import ONE, Index, IndexLike, maximum, minimum
 from polydyn.schedules.tree.names import b, extent
@@ -13,8 +14,8 @@ ROW_BLOCKS, COLUMN_BLOCKS = extent(b("i")), extent(b("j"))
 """Launch-time symbols: blocks of rows and of columns, in register tiles."""
 BLOCK_ELEMENTS = 1 << 16
 """Elements of rows that a block of them reads or copies: a quarter of a 1 MB L2."""
-STRIP_ELEMENTS = 100_000
-"""Elements of a footprint that stay in a 1 MB L2 beside the columns."""
+STRIP_BYTES = 400_000
+"""Of a footprint that stays in a 1 MB L2 beside the columns."""
 SHARED_ELEMENTS = 1 << 17
 """Elements of a column operand that all blocks of rows read from the cache: half of a 1 MB L2."""
 SHORT = 4
@@ -54,7 +55,7 @@ def strip_tiles(x: Footprint, rows: int) -> Index:
     """Tiles of ``rows`` rows whose footprint stays in the cache, but so many that half of it is no halo."""
     one, two = x.elements(ONE), x.elements(Index.of(2))
     line, halo = maximum(1, two - one), two - 2 * (two - one)
-    lines = maximum(1, (STRIP_ELEMENTS - halo) // line, halo // line)
+    lines = maximum(1, (STRIP_BYTES // ITEMSIZE[x.dtype] - halo) // line, halo // line)
     return maximum(1, lines * x.line // rows)
 
 

@@ -11,16 +11,17 @@ from functools import cached_property
 from polydyn.codegen.cpu.contraction import Contraction
 from polydyn.codegen.cpu.plan import Plan
 from polydyn.codegen.cpu.scratch import Scratch
-from polydyn.codegen.ir import Body, Let
+from polydyn.codegen.ir import Body, Let, Store
 from polydyn.codegen.lower import flat
+from polydyn.codegen.passes.parts import narrow
 from polydyn.codegen.places import Coordinates, Places
-from polydyn.schedules.expr import Value
+from polydyn.schedules.expr import Value, const
 from polydyn.schedules.group.footprint import HIGH, LOW
 from polydyn.schedules.index import ONE, ZERO, Index, maximum, product
 from polydyn.schedules.proof.boxes import ContractTiles
 from polydyn.schedules.proof.footprints import Strip
 from polydyn.schedules.tree.names import a, extent
-from polydyn.schedules.tree.strategies import FILL, SHARE_ROWS, SHARE_ROWS_END
+from polydyn.schedules.tree.strategies import FILL, ROWS, SHARE_ROWS, SHARE_ROWS_END
 
 FIRST_LINE, LINES = "s_lo", "s_n"
 """The first place of a share along the axis of its strip, and how many are copied."""
@@ -53,13 +54,24 @@ class Strips(Scratch):
 
     def row(self, statement: str, at: Coordinates) -> Index:
         """Where the strip holds the element that an instance reads."""
-        return self._address(self.footprint.at(self.places.env(statement, at)))
+        return self._address(self.footprint.read(self.places.env(statement, at)))
 
     def filled(self, at: Coordinates) -> tuple[Index, Value]:
         """Where FILL stores, and what: the element of its places."""
         of = {x: V(a(x)).subs(at) + self._first(x) for x, _ in self.footprint.places}
         batch = {x: self.places.element(FILL, x, at) for x in self.product.roles.batch}
-        return self._address(of), flat(self.product.group, self.footprint.value, {**batch, **of}, lambda x: None)
+        value = flat(self.product.group, self.footprint.value, {**batch, **of}, lambda x: None)
+        return self._address(of), narrow(value, self.footprint.dtype) if self.footprint.word else value
+
+    def fill(self, body: Body) -> Body:
+        """As ``Scratch``; what the last word reaches behind the box is 0."""
+        end = product(self._counts.values())
+        none = const(0, self.footprint.dtype)
+        return (*super().fill(body), *(Store(ROWS, end + k, none) for k in range(self.footprint.beyond)))
+
+    def rows_parts(self) -> tuple[str, int]:
+        """As ``Scratch``: addresses count single steps."""
+        return self.footprint.dtype, 1
 
     def box(self) -> dict[str, Index]:
         """Sizes of the loops that FILL runs."""
@@ -76,7 +88,7 @@ class Strips(Scratch):
         """Elements allocated for at most ``share`` row tiles: n rows meet ``(n + line - 2) // line + 1`` lines."""
         f = self.footprint
         high = (share * self.plan.rows + f.line - 2) // f.line
-        return product(n.subs({LOW: ZERO, HIGH: high}) for _, n in f.box().values()).subs(f.sizes())
+        return product(n.subs({LOW: ZERO, HIGH: high}) for _, n in f.box().values()).subs(f.sizes()) + f.beyond
 
     def tiles(self) -> ContractTiles:
         """As ``Scratch``, with what is to be proven of the strip."""

@@ -21,26 +21,33 @@ from polydyn.codegen.ir import Body, FlatLoad, For, If, Let, Node, Store, consum
 from polydyn.codegen.kernel import Kernel
 from polydyn.codegen.lower import Lowering, flat, lower
 from polydyn.codegen.passes.bind import fold
+from polydyn.codegen.passes.hoist import hoist_choice
 from polydyn.codegen.passes.taps import Window, twins
 from polydyn.codegen.passes.vectorise import vectorise_loop
 from polydyn.codegen.pipeline import Step
 from polydyn.codegen.places import Coordinates
 from polydyn.schedules.errors import CodegenError, Declined
 from polydyn.schedules.expr import Const, FromIndex, Load, Op, Value, loads, neutral, walk
-from polydyn.schedules.index import ONE, ZERO, Index, product
+from polydyn.schedules.index import ONE, ZERO, Index, maximum, minimum, product
 from polydyn.schedules.model import Group, Statement
 from polydyn.schedules.tree.names import MarkName, extent, it
 from polydyn.schedules.tree.scheduled import Scheduled
-from polydyn.schedules.tree.windows import LANES, OUTPUTS, window
+from polydyn.schedules.tree.windows import LANES, OUTPUTS, PLANES, window
 
 MOST_OUTPUTS = 8
 """Of a register tile."""
 MOST_TAPS = 256
 """Of all outputs of a tile that are unrolled."""
+MOST_WEIGHTS = 16
+"""Taps that are all unrolled: their weights stay in registers. Of more, those along the lane are a loop."""
 MOST_STEPS = 6
 """Dilation and stride of an iterator of the window that moves with one of the outputs."""
 TILE = 1024
 """Elements of a task along the lane."""
+PLANE_ELEMENTS = 1 << 14
+"""Of the planes of a task, together."""
+LEAST_SHARES = 16
+"""Of all planes, so that all threads have some."""
 V = Index.of
 
 
@@ -48,13 +55,16 @@ V = Index.of
 class Axes:
     """``band``: the solved band with the lane last; ``across``: the iterator of a tile's outputs, ``outputs`` of them.
 
-    ``unrolled``: iterators of the window that move with one of these two.
+    ``taps``: the window's iterators, of which the last ones, ``unrolled``, are unrolled too. ``planes``: the iterator
+    around planes of pixels, unless guards ask for it.
     """
 
     band: tuple[str, ...]
     across: str
     outputs: int
+    taps: tuple[str, ...]
     unrolled: tuple[str, ...]
+    planes: str | None
 
 
 def fits(group: Group, band: tuple[str, ...], width: int) -> Axes | None:
@@ -71,7 +81,7 @@ def fits(group: Group, band: tuple[str, ...], width: int) -> Axes | None:
     maps = all(s.iterators == band for s in group.statements if s is not core)
     if not taps or not maps or core.iterators[: len(band)] != band or not _adds_nothing_outside(core):
         return None
-    if any(a.dtype != "float32" for a in group.arrays.values()):
+    if {a.dtype for a in group.arrays.values()} not in ({"float32"}, {"uint8"}, {"int8"}):
         return None
     extents = dict(core.iters)
     if any(extents[x].constant is None for x in taps):
@@ -82,12 +92,19 @@ def fits(group: Group, band: tuple[str, ...], width: int) -> Axes | None:
     lane = min(reversed(band), key=lambda x: _cost(group, x, extents[x], width))
     across = min((x for x in reversed(band) if x != lane), key=lambda x: _size(address.split(x)[0]))
     steps = [address.split(x)[0] for x in (lane, across)]
-    unrolled = tuple(j for j in taps if any(_together(address.split(j)[0], s) for s in steps))
+    along, over = (tuple(j for j in taps if _together(address.split(j)[0], s)) for s in steps)
+    unrolled = tuple(j for j in taps if j in (*along, *over))
+    if over and (product(extents[j] for j in unrolled).constant or 1) > MOST_WEIGHTS:
+        unrolled = over
     count = product(extents[j] for j in unrolled).constant or 1
     outputs = min(MOST_OUTPUTS, MOST_TAPS // count, extents[across].constant or MOST_OUTPUTS)
     if outputs < 1 or not unrolled:
         return None
-    return Axes((*(x for x in band if x != lane), lane), across, outputs, unrolled)
+    around = [x for x in band if x not in (lane, across)]
+    asked = {x for v in walk(core.value) if isinstance(v, FromIndex) for x in v.index.symbols()}
+    planes = around[-1] if around and around[-1] not in asked else None
+    inside = tuple(sorted(taps, key=lambda j: j in unrolled))
+    return Axes((*(x for x in band if x != lane), lane), across, outputs, inside, unrolled, planes)
 
 
 def _image(group: Group, core: Statement, band: tuple[str, ...]) -> Index | None:
@@ -172,8 +189,8 @@ class WindowKernel(NestKernel):
     @cached_property
     def schedule(self) -> Scheduled:
         """Tree and tile map."""
-        order = self.group.backbone.iterators[len(self.prefix) :]
-        return window(self.group, self.prefix, self.phases, self.axes.across, self.axes.outputs, order)
+        x = self.axes
+        return window(self.group, self.prefix, self.phases, x.across, x.outputs, x.taps, x.planes)
 
     def build_vectors(self) -> Kernel | Declined:
         """The kernel; declined where its statements have no form in vectors."""
@@ -217,7 +234,7 @@ class WindowKernel(NestKernel):
         cells = [n for n, a in self.group.arrays.items() if a.role == "local"]
         return (
             Step("lower", "statements become stores to memory and to cells of the tile", lambda b: lower(b, table),
-                 ("stream", "o_t", "o_u", *cells)),
+                 ("stream", *(f"o_{x}" for x in self.schedule.map.origins), *cells)),
             Step("tile", "the tile's loops become vectors in registers",
                  lambda b: consume(b, MarkName.TILE, self._tile)),
             Step("fold", "decided guards and single trips go", fold),
@@ -234,16 +251,19 @@ class WindowKernel(NestKernel):
         if isinstance(made, Declined):
             raise _NoVectorsError(str(made))
         tile = Let(vectors, V(first) // self.target.width, tuple(map(self._vectors, made)))
-        return self._live(OUTPUTS, self._live(LANES, (tile,)))
+        body = (tile,)
+        for x in self.schedule.map.origins:
+            body = self._live(x, body)
+        return body
 
     def _vectors(self, n: Node) -> Node:
         """A loop over vectors, or its masked tail, with its tile in registers."""
         assert isinstance(n, (For, If)), "full vectors and a tail"
-        return (
-            replace(n, body=self._registers(n.body)) if isinstance(n, For) else replace(n, then=self._registers(n.then))
-        )
+        if isinstance(n, For):
+            return replace(n, body=self._registers(n.body, partial=False))
+        return replace(n, then=self._registers(n.then, partial=True))
 
-    def _registers(self, body: Body) -> Body:
+    def _registers(self, body: Body, partial: bool) -> Body:
         whole = self.schedule.map.extents[OUTPUTS] % self.axes.outputs == ZERO
         locals_ = {n: a.dtype for n, a in self.group.arrays.items() if a.role == "local"}
         arrays, across = self.group.arrays, self.axes.across
@@ -251,7 +271,18 @@ class WindowKernel(NestKernel):
         moving = frozenset(r.buffer for r in read if across in arrays[r.buffer].address(r.index).symbols())
         live = None if whole else V(extent(it(OUTPUTS)))
         unrolled = tuple(map(it, self.axes.unrolled))
-        return fold(twins(fold(body), Window(it(OUTPUTS), self.axes.outputs, live, unrolled, locals_, moving)))
+        tile = Window(it(OUTPUTS), self.axes.outputs, live, unrolled, locals_, moving, partial)
+        if self.axes.planes is None:
+            return fold(twins(fold(body), tile))
+        (loop,) = body
+        assert isinstance(loop, For), "the tree has a loop over planes"
+        return fold(hoist_choice(replace(loop, body=twins(fold(loop.body), tile))))
 
     def _launch(self) -> dict[str, Index]:
-        return {**super()._launch(), f"P_{LANES}": V(TILE)}
+        launch = {**super()._launch(), f"P_{LANES}": V(TILE)}
+        if self.axes.planes is None:
+            return launch
+        e = self.extents
+        plane, count = e[self.axes.across] * e[self.prefix[-1]], e[self.axes.planes]
+        several = minimum(PLANE_ELEMENTS // maximum(plane, 1), count // LEAST_SHARES)
+        return launch | {f"P_{PLANES}": maximum(several, 1)}

@@ -9,17 +9,20 @@ without keys gives 0. Tiles that a mask of a large negative number hides come la
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 
 from polydyn.codegen.cuda.copies import Copy, Operand, copy_of
 from polydyn.codegen.cuda.emit import bound_names, emit, one_block, short_first, without_repeats
 from polydyn.codegen.cuda.group import ProductGroup, product_refusal
-from polydyn.codegen.cuda.instructions import COLUMN, HALVES, INSTRUCTIONS, KEY, LANE, PAIR
+from polydyn.codegen.cuda.instructions import COLUMN, HALVES, INSTRUCTIONS, KEY, LANE
+from polydyn.codegen.cuda.keys import loops_over_keys
 from polydyn.codegen.cuda.product import DEALT, UNROLLED, deal_copies, products, split_copies
+from polydyn.codegen.cuda.softmax import STATISTICS, WEIGHED, OnlineRows
 from polydyn.codegen.cuda.sums import Sums, lane_points
 from polydyn.codegen.cuda.tile import CudaTile
+from polydyn.codegen.cuda.warpgroup_attention import warpgroup_attention
 from polydyn.codegen.cuda.work import WARP, product_work
 from polydyn.codegen.indices import substitute
 from polydyn.codegen.ir import (
@@ -34,7 +37,6 @@ from polydyn.codegen.ir import (
     If,
     Inst,
     Let,
-    Mark,
     Reg,
     Set,
     Store,
@@ -42,22 +44,19 @@ from polydyn.codegen.ir import (
     walk,
 )
 from polydyn.codegen.kernel import Block, Kernel, Work
-from polydyn.codegen.lower import Lowering, flat, lower
+from polydyn.codegen.lower import Lowering, lower
 from polydyn.codegen.passes.bind import bind, fold
 from polydyn.codegen.passes.threads import assign, combine_lanes, pipeline, unrolled
-from polydyn.codegen.pipeline import Step, loops
+from polydyn.codegen.pipeline import Step
 from polydyn.codegen.places import Places
 from polydyn.codegen.printers.cuda_values import HALF
 from polydyn.schedules.errors import Declined, ScheduleError
 from polydyn.schedules.expr import Const, FromIndex, Load, Value, const, op, transform
-from polydyn.schedules.expr import walk as walk_value
 from polydyn.schedules.index import ONE, ZERO, Index, IndexLike, maximum, minimum
-from polydyn.schedules.isl_util import Condition
-from polydyn.schedules.laws.masks import Axis, Logits, check_conditions, visits
+from polydyn.schedules.laws.masks import Axis, Logits, visits
 from polydyn.schedules.laws.online_softmax import INIT, LOGIT, SCORE, VALUE, softmax_logit
 from polydyn.schedules.model import Array, Group
-from polydyn.schedules.proof.prove import prove
-from polydyn.schedules.tiling import AttentionParts, TiledGroup
+from polydyn.schedules.tiling import AttentionParts
 from polydyn.schedules.tree.gpu import STAGE
 from polydyn.schedules.tree.names import Coord, MarkName, b, f, g, s, w
 from polydyn.schedules.tree.online import (
@@ -82,12 +81,8 @@ TILE_KEYS = {"mma": 64, "tf32": 32, "lanes": 32}
 """Keys of a tile, by instruction: 128 bytes of them."""
 DEPTHS = (32, 64, 128)
 """Head sizes that tiles are made for; others are filled up with zeros."""
-PACK = {"float16": "pd_pack_f16x2", "bfloat16": "pd_pack_bf16x2"}
-LOWEST, LOG2_E = Const("float32", float("-inf")), Const("float32", 1.4426950408889634)
 MORE = "more"
 """The register that says whether tiles beyond the mask's end are visited: 1 or 0."""
-WEIGHED = 8
-"""Instructions for each score: its logit, largest so far, difference, power, sum."""
 LOOPS = (f(J1), f(K1), g(J1), f(J2), f(K2), g(J2), "fragment")
 """Loops over registers, besides those of a product."""
 
@@ -95,11 +90,12 @@ LOOPS = (f(J1), f(K1), g(J1), f(J2), f(K2), g(J2), "fragment")
 class CudaAttentionKernel:
     """Builds the versions of one attention group.
 
-    ``tf32``: float32 on tensor cores, rounded to tf32. The group is one that ``attention_refusal`` has nothing against.
+    ``arch``: those of newer architectures only when asked for; ``tf32``: float32 on tensor cores, rounded to tf32. The
+    group is one that ``attention_refusal`` has nothing against.
     """
 
-    def __init__(self, name: str, group: Group, parts: AttentionParts, tf32: bool = False) -> None:
-        self.name, self.group, self.parts = name, group, parts
+    def __init__(self, name: str, group: Group, parts: AttentionParts, arch: str = "sm_80", tf32: bool = False) -> None:
+        self.name, self.group, self.parts, self.arch = name, group, parts, arch
         self.scores = ProductGroup(name, parts.scores, parts.score_roles)
         self.values = ProductGroup(name, parts.values, parts.value_roles)
         self.kind = "mma" if self.scores.dtype in HALF else "tf32" if tf32 else "lanes"
@@ -107,13 +103,17 @@ class CudaAttentionKernel:
         logit = softmax_logit(parts.rows, parts.row_prefix, parts.score_roles.col)
         (score,) = self.scores.epilogues
         self.logit = transform(logit, lambda x: score.value if isinstance(x, Load) and x.buffer == "scores" else x)
-        r = parts.score_roles
-        row, key = Axis(r.row, self.scores.M, ROWS, b("i")), Axis(r.col, self.scores.N, TILE_KEYS[self.kind], b("l"))
-        self.logits = Logits(self.logit, r.batch, row, key, group.params, (self.scores.acc.array, self.scores.dtype))
-        self.visits = visits(self.logits)
+        self.visits = visits(self.logits(ROWS, TILE_KEYS[self.kind]))
         (depth, width), step = self.depths, INSTRUCTIONS[self.kind].shape[2]
         tile = OnlineTile(WARPS, TILE_KEYS[self.kind], depth, width, step)
         self.schedule = online_attention(parts, self.logit, tile)
+
+    def logits(self, rows: int, keys: int) -> Logits:
+        """The logits, in tiles of so many rows and keys."""
+        r = self.parts.score_roles
+        row, key = Axis(r.row, self.scores.M, rows, b("i")), Axis(r.col, self.scores.N, keys, b("l"))
+        stored = (self.scores.acc.array, self.scores.dtype)
+        return Logits(self.logit, r.batch, row, key, self.group.params, stored)
 
     def versions(self) -> tuple[Kernel, ...]:
         """Versions for wide and for narrower accesses, those that may be launched only where an earlier one may left
@@ -121,7 +121,9 @@ class CudaAttentionKernel:
         """
         narrow = ((8, False), (4, False), (2, False)) if self.kind == "mma" else ((4, False),)
         accesses = ((16, True), (16, False), *narrow)
-        return short_first(without_repeats(_Version(self, width, wide).build() for width, wide in accesses))
+        special = warpgroup_attention(self) if self.arch == "sm_90a" else []
+        own = without_repeats(_Version(self, width, wide).build() for width, wide in accesses)
+        return short_first((*special, *own))
 
 
 def attention_refusal(parts: AttentionParts) -> Declined | None:
@@ -161,6 +163,7 @@ class _Version:
         self.schedule, self.places = of.schedule, Places(of.schedule)
         self.scores = Sums(of.scores, self.kind, self.places, wide, "acc1", ("i", J1))
         self.values = Sums(of.values, self.kind, self.places, wide, "acc2", ("i", J2))
+        self.online = OnlineRows(self.scores, self.values, of.logit)
         self.copies = {c.operand.copy: c for c in (self._copy(width, *x) for x in (
             (of.scores, COPY_Q, FRAG_Q, "a1", "i", K1, (ROWS, depth), None),
             (of.scores, COPY_K, FRAG_K, "b1", J1, K1, (self.keys, depth), b("l")),
@@ -181,8 +184,7 @@ class _Version:
         """The kernel, with indices of both widths."""
         of, version = self.of, self.version
         name, names = f"{self.name}_{version}", bound_names(self._arrays(), self.group.params)
-        body = self._loops(name, of.visits.live)
-        body = body if _walks(body) else self._loops(name, ())
+        body = loops_over_keys(name, self.schedule, of.visits.live, of.logits(ROWS, self.keys))
         body, count = one_block(name, body, self.steps(), self._allocate, names)
         multiples = [*(x for c in self.copies.values() for x in c.multiples), *self.values.multiples]
         few = sum(of.depths) > 128 or self.kind.name != "mma"  # more registers than three blocks leave
@@ -233,13 +235,6 @@ class _Version:
             Step("fold", "decided guards and single trips go", fold),
         )
 
-    def _loops(self, name: str, live: tuple[Condition, ...]) -> Body:
-        """The loops of the tree over tiles of keys that satisfy ``live``, proven."""
-        prove(self.schedule)
-        if live:
-            check_conditions(self.of.logits, live, self.of.logits.hidden())
-        return loops(name, without_hidden(self.schedule.tiled(), live))
-
     def _work(self, keys: Index, blocks: int) -> Work:
         """Both products of a tile of keys; between them a lane has some instructions for each of its scores."""
         tiles, copies = self.tiles, (self.copies[COPY_K], self.copies[COPY_V])
@@ -258,8 +253,9 @@ class _Version:
 
     def rows_of_lanes(self, body: Body) -> Body:
         """What happens to a warp's rows between the products, before them and after."""
-        body = consume(consume(body, MarkName.START, lambda x: self.start()), MarkName.ROWS, lambda x: self.rows())
-        return consume(body, MarkName.FINISH, lambda x: self.finish())
+        body = consume(body, MarkName.START, lambda x: self.online.start())
+        body = consume(body, MarkName.ROWS, lambda x: (*self.online.rows(), *self.online.rescale()))
+        return consume(body, MarkName.FINISH, lambda x: self.online.finish())
 
     def epilogue(self, body: Body) -> Body:
         """Staged rows lie where the ring was."""
@@ -300,7 +296,8 @@ class _Version:
         seen, least = Reg("float32", "seen"), Const("float32", self.of.visits.least or 0.0)
         at: dict[str, Index] = {b("i"): V(b("i")), w("i"): V("warp")}
         row = self.places.element(LOGIT, "i", at) + LANE // 4 + HALVES * 8
-        least_seen = Set("seen", FlatLoad("float32", "top", HALVES), 1, "min")
+        top = op("mul", FlatLoad("float32", "top", HALVES), Const("float32", self.online.factor))
+        least_seen = Set("seen", top, 1, "min")
         enough = op("where", op("ge", seen, least), const(0, "int32"), const(1, "int32"))
         return (
             Def("seen", Const("float32", float("inf"))),
@@ -328,59 +325,12 @@ class _Version:
             FRAG_Q: partial(q.load, self.kind),
             FRAG_K: partial(k.load, self.kind, keys=self.by_keys),
             SCORE: partial(products, self.scores, (q, k), SCORE),
-            LOGIT: self.logits,
+            LOGIT: self.online.logits,
             FRAG_W: self.weights,
             FRAG_V: partial(v.load, self.kind),
             VALUE: partial(products, self.values, (weights, v), VALUE),
             STAGE: self.values.stage,
         }
-
-    def start(self) -> Body:
-        """Nothing seen yet."""
-        zero = Const("float32", 0.0)
-        half: Body = (Store("top", HALVES, LOWEST), Store("total", HALVES, zero), *self._values(lambda v: zero))
-        return (For("row_half", ZERO, V(2), half),)
-
-    def logits(self, a: Mapping[str, Index]) -> Body:
-        """The logit of a score; -inf beyond the last key."""
-        env = self.places.env(LOGIT, a)
-        array, place = self.of.scores.acc.array, self.scores.register(*self.scores.fragment(LOGIT, a))
-        score = FlatLoad("float32", "acc1", place)
-        value = flat(self.group, self.of.logit, env, lambda x: score if x.buffer == array else None)
-        rows, keys = self.scores.live(env)  # a row beyond the last one is not stored: it must read nothing
-        live = (rows, keys) if any(isinstance(x, FlatLoad) and x != score for x in walk_value(value)) else (keys,)
-        return (If(live, (Store("acc1", place, value),), (Store("acc1", place, LOWEST),)),)
-
-    def rows(self) -> Body:
-        """Online softmax: the new maximum, what was there scaled to it, weights and their sum."""
-        top, total = (FlatLoad("float32", n, HALVES) for n in ("top", "total"))
-        peak, base, scale, part = (Reg("float32", n) for n in ("peak", "base", "scale", "part"))
-        score = FlatLoad("float32", "acc1", V("fragment") * 4 + HALVES * 2 + PAIR)
-        zero = Const("float32", 0.0)
-        finite = op("where", op("eq", peak, LOWEST), zero, peak)  # a row that has seen nothing yet has weights of 0
-        half: Body = (
-            Def("peak", top),
-            *self._scores((Set("peak", score, 1, "max"),)),
-            *_across("peak", "max"),
-            Def("base", self._scaled(finite)),
-            Def("scale", self._power(top, base)),
-            Def("part", zero),
-            *self._scores((Store("acc1", score.address, self._power(score, base)), Set("part", score, 1, "sum"))),
-            Store("total", HALVES, op("add", op("mul", total, scale), part)),
-            Store("top", HALVES, peak),
-            *self._values(lambda v: op("mul", v, scale)),
-        )
-        return (For("row_half", ZERO, V(2), half),)
-
-    def _scaled(self, x: Value) -> Value:
-        """What is subtracted from logits: of 16 bits in units of log 2, as ``ex2`` has them."""
-        return op("mul", x, LOG2_E) if self.kind.name == "mma" else x
-
-    def _power(self, x: Value, base: Value) -> Value:
-        """exp(x - base), ``base`` as ``_scaled`` gives it: of 16 bits one multiplication and addition, one ``ex2``."""
-        if self.kind.name == "mma":
-            return Apply("float32", "pd_exp2_fast", (op("sub", op("mul", x, LOG2_E), base),))
-        return op("exp", op("sub", x, base))
 
     def weights(self, a: Mapping[str, Index]) -> Body:
         """Weights as the row operand of an instruction: a lane has them in its fragments of scores, or in its row's.
@@ -388,17 +338,9 @@ class _Version:
         16 bits: two fragments, packed, are 16 keys. tf32: a fragment is 8 keys (``KEY``). CUDA cores: four keys of
         rows g and g + 8, from the lanes that have them.
         """
-        if self.kind.name != "mma":
-            return self._weights_of_float32(a[f(K2)])
-
-        def pack(register: int) -> Value:
-            at = (a[f(K2)] * 2 + register // 2) * 4 + register % 2 * 2
-            pair = tuple(FlatLoad("float32", "acc1", at + e) for e in range(2))
-            return Apply("uint32", PACK[self.of.values.dtype], pair)
-
-        return tuple(Store("a_frag2", V(r), pack(r)) for r in range(4))
-
-    def _weights_of_float32(self, step: Index) -> Body:
+        step = a[f(K2)]
+        if self.kind.name == "mma":
+            return self.online.packed(step, ZERO)
         if self.kind.name == "tf32":  # registers are (row half, half of the keys) = (r % 2, r / 2)
             scores = [FlatLoad("float32", "acc1", step * 4 + (r % 2 * 2 + r // 2)) for r in range(4)]
             return tuple(Store("a_frag2", V(r), Apply("uint32", "pd_f32_to_tf32", (x,))) for r, x in enumerate(scores))
@@ -409,31 +351,11 @@ class _Version:
             out += (Store("a_frag2", V(half * 4 + e), Apply("float32", "pd_shfl_idx", (weight, lane))),)
         return out
 
-    def finish(self) -> Body:
-        """Values over the sum of the weights, unless there are no keys."""
-        whole = Reg("float32", "whole")
-        half: Body = (
-            Def("whole", FlatLoad("float32", "total", HALVES)),
-            *_across("whole", "sum"),
-            *self._values(lambda v: op("div", v, whole)),
-        )
-        return (If((Compare(">", self.of.scores.N, ZERO),), (For("row_half", ZERO, V(2), half),)),)
-
-    def _scores(self, leaf: Body) -> Body:
-        pair = For("column_of_pair", ZERO, V(2), leaf)
-        return (For("fragment", ZERO, V(self.keys // 8), (pair,)),)
-
-    def _values(self, f: Callable[[Value], Value]) -> Body:
-        at = V("fragment") * 4 + HALVES * 2 + PAIR
-        leaf: Body = (Store("acc2", at, f(FlatLoad("float32", "acc2", at))),)
-        pair = For("column_of_pair", ZERO, V(2), leaf)
-        return (For("fragment", ZERO, V(self.of.depths[1] // 8), (pair,)),)
-
     def _registers(self) -> tuple[tuple[str, str, int], ...]:
         """(name, dtype, number) of what a thread holds."""
         columns, kind = self.of.depths[1], self.kind.register
         a, b = self.kind.registers
-        return (("top", "float32", 2), ("total", "float32", 2), ("acc1", "float32", self.keys // 2),
+        return (*STATISTICS, ("acc1", "float32", self.keys // 2),
                 ("acc2", "float32", columns // 2), ("a_frag1", kind, a), ("b_frag1", kind, self.keys // 8 * b),
                 ("a_frag2", kind, a), ("b_frag2", kind, columns // 8 * b))  # fmt: skip
 
@@ -442,28 +364,3 @@ class _Version:
             body = (Alloc(name, dtype, V(size), "register", body),)
         c = self.copies[COPY_Q]
         return (Alloc(c.name, c.dtype, V(c.elements), "shared", body),)
-
-
-def without_hidden(tiled: TiledGroup, live: tuple[Condition, ...]) -> TiledGroup:
-    """The tree without the tiles of keys for which ``live`` does not hold: those that a mask hides."""
-    statements = tuple(
-        replace(s, conditions=(*s.conditions, *live)) if b("l") in s.coords else s for s in tiled.statements
-    )
-    coords = {k for s in tiled.statements for k in s.coords}
-    symbols = dict.fromkeys(x for c in live for x in sorted(c.expr.symbols() - coords))
-    params = dict.fromkeys((*tiled.params, *symbols))
-    return replace(tiled, statements=statements, params=tuple(params))
-
-
-def _walks(body: Body) -> bool:
-    """Whether one loop walks over the keys in every block: not so where masks leave one tile, or nothing of a head."""
-    rings = [n for n in walk(body) if isinstance(n, Mark) and n.name == MarkName.PIPELINE]
-    behind_if = any(m is r for n in walk(body) if isinstance(n, If) for m in walk((n,)) for r in rings)
-    loops = [n for r in rings for n in r.body]
-    return len(loops) == 1 and isinstance(loops[0], For) and not behind_if
-
-
-def _across(register: str, reduce: str) -> Body:
-    """The four lanes of a row agree."""
-    value = Reg("float32", register)
-    return tuple(Set(register, Apply("float32", "pd_shfl_xor", (value, const(o, "int32"))), 1, reduce) for o in (1, 2))

@@ -7,14 +7,15 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from polydyn.codegen.cuda.instructions import Instruction, load
-from polydyn.codegen.ir import Apply, Body, Call, FlatLoad, Pointer, Store, Tile
+from polydyn.codegen.ir import Apply, Body, Call, FlatLoad, Pointer, Store, Tile, walk_value
 from polydyn.codegen.lower import flat
 from polydyn.codegen.passes.widen import multiples
 from polydyn.codegen.places import Places
 from polydyn.codegen.printers.cuda_values import STORAGE, WRITE
-from polydyn.schedules.expr import ITEMSIZE, Const, FromIndex, Load, Op, Value
+from polydyn.schedules.expr import ITEMSIZE, Const, FromIndex, Op, Value, map_index, substitute
 from polydyn.schedules.index import ONE, ZERO, Index, maximum, minimum
 from polydyn.schedules.model import Group
+from polydyn.schedules.ranges import simplify
 from polydyn.schedules.tree.names import Coord, extent
 
 V = Index.of
@@ -92,6 +93,11 @@ class Copy:
         pairs = zip(self.operand.loops, self.operand.extents, strict=True)
         return {extent(x): n // (self.vector if x == self.innermost else 1) for x, n in pairs}
 
+    def _within_tile(self, v: Value) -> Value:
+        """The value at a place of the tile, with divisions resolved that all of a tile agrees in."""
+        ranges: dict[str, Index] = {x: V(n) for x, n in zip(self.operand.loops, self.operand.extents, strict=True)}
+        return map_index(v, lambda i: simplify(i, ranges))
+
     def tile(self, a: Mapping[str, Index], mn: Index, k: Index) -> Tile:
         """An element of the tile that an instance at ``a`` means."""
         (whole, steps), slot = self.operand.extents, self.operand.slot
@@ -104,7 +110,7 @@ class Copy:
         x, at = self.operand, {**a, self.innermost: a[self.innermost] * self.vector}
         mn, k = (at[c] for c in x.loops)
         live, steps = (x.places.left(x.copy, axis, at) for axis in (x.axis, x.steps))
-        value = flat(self.group, x.value, x.places.env(x.copy, at), lambda x: None)
+        value = flat(self.group, self._within_tile(substitute(x.value, x.places.env(x.copy, at))), {}, lambda x: None)
         place = self.tile(a, mn, k)
         if not self.asynchronous:
             return (_through_register(place, value, live, steps),)
@@ -160,25 +166,25 @@ def copy_of(group: Group, x: Operand, stages: int, width: int, by: Instruction) 
     from a tile contiguous along its own side: eight stay together. Rows of bytes have no load that transposes: their
     tile is along the reduction in any case, copied byte by byte where memory is not. Constant bytes have pitches that
     always allow the widest copies (pass ``steps``), which they have whatever the width of the rows' copies.
+
+    What is more than a load, or has unit stride nowhere, as pixels of all lines, is copied element by element. Unless
+    memory is contiguous along the reduction, threads take neighbours along the operand's own iterator: what a pixel
+    costs is then computed once, not for every step, and lanes read neighbours.
     """
     column = x.column
     across = column and not by.warp
     size = ITEMSIZE[x.value.dtype]
     together = 16 // size
     base = Copy(x, group, stages, True, 1, False, together, ())
-    single = replace(base, chunk=1 if across else together)
-    if not isinstance(x.value, Load):
-        return single
     a: dict[str, Index] = {y.coord: V(y.coord) for y in x.places.map.views[x.copy].loops}
     env = x.places.env(x.copy, a)
-    address = flat(group, x.value, env, lambda v: None)
-    assert isinstance(address, FlatLoad)
-    single = replace(single, asynchronous=size >= 4)
-    ways = ((True, x.loops[1]), (False, x.loops[0]))
-    for along_k, unit in ways if column or not by.of_bytes else ways[:1]:
-        stride, rest = address.address.split(unit)
-        if stride != ONE or unit in rest.symbols():
+    value = flat(group, x.value, env, lambda v: None)
+    ways = [(True, x.loops[1]), (False, x.loops[0])][: 2 if column or not by.of_bytes else 1]
+    for along_k, unit in ways if isinstance(value, FlatLoad) else ():
+        assert isinstance(value, FlatLoad)
+        if not _has_unit_stride(value.address, unit):
             continue
+        rest = value.address.split(unit)[1]
         iterators = frozenset(a)
         most = 1 if along_k and across else max(1, width // size)
         if by.of_bytes and multiples(rest, together, iterators) == ():
@@ -187,7 +193,15 @@ def copy_of(group: Group, x: Operand, stages: int, width: int, by: Instruction) 
         chunk = 1 if along_k and across else 8 if by.name == "tf32" and not along_k else together
         return replace(base, along_k=along_k, vector=vector, asynchronous=vector * size >= 4, chunk=chunk,
                        multiples=alignment)  # fmt: skip
-    return single
+    read = [v.address for v in walk_value(value) if isinstance(v, FlatLoad)]
+    along = len(ways) == 1 or any(_has_unit_stride(i, x.loops[1]) for i in read)
+    chunk = 1 if along and across else 8 if by.name == "tf32" and not along else together
+    return replace(base, along_k=along, chunk=chunk, asynchronous=isinstance(value, FlatLoad) and size >= 4)
+
+
+def _has_unit_stride(address: Index, unit: Coord) -> bool:
+    stride, rest = address.split(unit)
+    return stride == ONE and unit not in rest.symbols()
 
 
 def _widest(rest: Index, most: int, size: int, iterators: frozenset[str]) -> tuple[int, tuple[tuple[Index, int], ...]]:

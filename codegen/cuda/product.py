@@ -23,6 +23,7 @@ from polydyn.codegen.ir import Alloc, Body, Call, For, Inst, Mark, consume, walk
 from polydyn.codegen.kernel import Block, Kernel, Work
 from polydyn.codegen.lower import Lowering, lower
 from polydyn.codegen.passes.bind import bind, fold
+from polydyn.codegen.passes.hoist import divide_before
 from polydyn.codegen.passes.threads import assign, pipeline, rasterise, spread, unrolled
 from polydyn.codegen.passes.tiles import balance
 from polydyn.codegen.pipeline import Step, loops
@@ -228,11 +229,15 @@ def products(sums: Sums, copies: tuple[Copy, Copy], statement: str, a: Mapping[s
 
 
 def deal_copies(body: Body, copies: Iterable[Copy], threads: int, at_once: Callable[[Copy], bool]) -> Body:
-    """A copy's loops dealt to the threads of a block, the unit-stride side innermost; ``at_once``: all in flight."""
+    """A copy's loops dealt to the threads of a block, the unit-stride side innermost; ``at_once``: all in flight.
+
+    What is copied element by element divides before the loop: behind a guard no compiler moves a division.
+    """
     inst = next(n for n in walk(body) if isinstance(n, Inst))
     c = next(x for x in copies if x.operand.copy == inst.statement)
     body = lower(bind(body, c.trips()), {inst.statement: c.issue})
-    return spread(body, c.innermost, threads, "unroll" if c.asynchronous and at_once(c) else "unroll2")
+    body = spread(body, c.innermost, threads, "unroll" if c.asynchronous and at_once(c) else "unroll2")
+    return divide_before(body, "q_") if c.vector == 1 else body
 
 
 def split_copies(body: Body) -> tuple[Body, Body]:

@@ -95,10 +95,10 @@ class CudaContractKernel:
         if self.total is not self.product and not runs_on(FLOAT8_ARCH, capability(self.arch)):
             return short_first((*self.few_rows(), *self._widened()))
         chosen = tiles or self._useful(self.tiles)
-        more = () if tiles else self._more()
+        special = [] if tiles else self._hopper()
+        more = () if tiles else tuple(t for t in self._more() if t.bm <= FEW or not special)  # which have their tiles
         self._prove((*more, *chosen))
         whole = {t: _of_tile(self.product, t, t in more) for t in (*chosen[:-1], *more, chosen[-1])}
-        special = [] if tiles else self._hopper()
         every = (*self.few_rows(), *self._splits(chosen, more), *special, *chain(*whole.values()), *self._widened())
         return short_first(every)
 

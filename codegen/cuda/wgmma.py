@@ -17,28 +17,27 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 
+from polydyn.codegen.cuda.boxes import FARTHEST, TensorOperand, descriptor, tensor_operand
 from polydyn.codegen.cuda.emit import LONG, bound_names, emit, one_block
 from polydyn.codegen.cuda.group import ProductGroup
 from polydyn.codegen.cuda.instructions import TENSOR
-from polydyn.codegen.cuda.product import DEALT, RASTER, UNROLLED, block_limits
+from polydyn.codegen.cuda.product import DEALT, RASTER, UNROLLED, block_limits, split_copies
 from polydyn.codegen.cuda.sums import Sums, lane_points
 from polydyn.codegen.cuda.tile import CudaTile
-from polydyn.codegen.cuda.work import UNITS
+from polydyn.codegen.cuda.work import UNITS, bounded_registers
 from polydyn.codegen.indices import substitute
-from polydyn.codegen.ir import Alloc, Apply, Body, Call, Compare, For, Inst, Parameter, Pointer, consume, walk
+from polydyn.codegen.ir import Alloc, Body, Call, Compare, For, Inst, Mark, Pointer, consume, walk
 from polydyn.codegen.kernel import TF32, Block, Kernel, TensorMapOf, Work
 from polydyn.codegen.lower import Lowering, lower
 from polydyn.codegen.passes.bind import fold
-from polydyn.codegen.passes.threads import WARP, assign, rasterise, specialise, unrolled
-from polydyn.codegen.passes.widen import multiples
+from polydyn.codegen.passes.threads import WARP, assign, rasterise, unrolled
+from polydyn.codegen.passes.warpgroups import WARPGROUP, Ring, accumulate, specialise
 from polydyn.codegen.pipeline import Step, loops
 from polydyn.codegen.places import Places
 from polydyn.codegen.printers.cuda_values import BYTES, HALF
-from polydyn.schedules.expr import FLOAT8, ITEMSIZE, FromIndex, Load, Value
+from polydyn.schedules.expr import FLOAT8, ITEMSIZE, FromIndex
 from polydyn.schedules.index import ONE, ZERO, Index, IndexLike
-from polydyn.schedules.model import Group
 from polydyn.schedules.proof.prove import prove
-from polydyn.schedules.ranges import is_nonnegative
 from polydyn.schedules.tree.gpu import COPY_A, COPY_B, SLAB, STAGE, STAGED
 from polydyn.schedules.tree.names import MarkName, b, e, extent, f, g, s, w
 from polydyn.schedules.tree.scheduled import Scheduled
@@ -46,49 +45,46 @@ from polydyn.schedules.tree.strategies import ACC, INIT
 from polydyn.schedules.tree.warpgroups import COLUMNS, WarpgroupTile, warpgroup_product
 
 V = Index.of
-WARPGROUP, ROWS = 128, 64
-"""Threads of a warpgroup, rows of its instruction."""
+ROWS = 64
+"""Rows of an instruction."""
 STEP, POINTS = 128, 32
 """Bytes of the reduction in a tile (the swizzle's width) and in an instruction."""
-CONSUMERS = 2
 PANEL = 64
 """Columns of a panel, when the column operand is contiguous along them."""
-TILES = ((256, 4), (192, 5), (128, 4))
-"""Columns of a block and slots of the ring."""
+
+
+@dataclass(frozen=True)
+class WgmmaTile:
+    """Columns of a block, slots of its ring, warpgroups that consume, with 64 rows each, blocks of a multiprocessor."""
+
+    columns: int
+    stages: int
+    consumers: int = 2
+    blocks: int = 1
+
+    @property
+    def threads(self) -> int:
+        """Of a block."""
+        return (self.consumers + 1) * WARPGROUP
+
+    @property
+    def registers(self) -> tuple[int, int, int]:
+        """Of a thread: when a block begins, then of the producer and of consumers, which ``setmaxnreg`` deals."""
+        start, least = bounded_registers(self.threads, self.blocks), 40 if self.blocks == 1 else 24
+        return start, least, (start * (self.consumers + 1) - least) // self.consumers // 8 * 8
+
+
+TILES = (WgmmaTile(256, 4), WgmmaTile(192, 5), WgmmaTile(128, 4), WgmmaTile(128, 4, 1, 2), WgmmaTile(64, 4, 1, 3))
+"""Largest first; those of 64 rows are for few tiles, and blocks that are beside each other."""
 EXACT = 192
 """Columns that serve where they divide a known number: 768 of them are four blocks where 256 leave a quarter idle."""
+FEW = 1024
+"""Rows up to which tiles of 64 rows are wanted, where their number is known."""
 CONSUMED = 1
 """The barrier of the consumers behind their last step."""
 ROLLED = {e("g"): "unroll", e("s"): "unroll1"}
 """Epilogues are loops over slabs of columns, or their text would not fit the instruction cache."""
-ALIGN = 16
-"""Bytes: pitches and bases of tensor maps are multiples."""
-FARTHEST = 2**31 - 256
-"""Rows, columns and steps that a tensor map may have: coordinates have 32 bits, a panel may begin beyond the last."""
-REGISTERS = 168
-"""Of a thread when a block begins; ``setmaxnreg`` deals them anew."""
-
-
-@dataclass(frozen=True)
-class _TensorOperand:
-    """An operand behind a tensor map: ``along_k`` says which side is contiguous, ``outer`` the batch iterators."""
-
-    buffer: str
-    dtype: str
-    along_k: bool
-    offset: Index
-    pitch: Index
-    outer: tuple[tuple[str, Index], ...]
-    multiples: tuple[tuple[Index, int], ...]
-
-    @property
-    def conditions(self) -> tuple[Compare, ...]:
-        """Strides that are not surely positive have to be: a tensor map has no others."""
-        strides = (self.pitch, *(s for _, s in self.outer))
-        return tuple(Compare(">=", s, ONE) for s in strides if not is_nonnegative(s))
-
-
-_Maps = tuple[_TensorOperand, _TensorOperand]
+_Maps = tuple[TensorOperand, TensorOperand]
 
 
 def wgmma_versions(product: ProductGroup, tf32: bool = False) -> list[Kernel]:
@@ -99,16 +95,17 @@ def wgmma_versions(product: ProductGroup, tf32: bool = False) -> list[Kernel]:
     kind, maps = _kind(product, tf32), _tensor_operands(product)
     if kind is None or isinstance(maps, str) or product.shares != ONE:
         return []
-    tiles = filter(partial(_useful, product.N.constant), TILES)
-    versions = [k for t in tiles for wide in (True, False) for k in _Version(product, kind, maps, *t, wide).build()]
+    tiles = (t for t in TILES if _useful(t, product.M.constant, product.N.constant))
+    versions = [k for t in tiles for wide in (True, False) for k in _Version(product, kind, maps, t, wide).build()]
     return [k for i, k in enumerate(versions) if not any(_alike(k, e) for e in versions[:i])]
 
 
-def _useful(n: int | None, tile: tuple[int, int]) -> bool:
-    """Whether so many columns (None: not known now) want this tile."""
-    if tile[0] == EXACT:
+def _useful(t: WgmmaTile, m: int | None, n: int | None) -> bool:
+    """Whether so many rows and columns (None: not known now) want this tile."""
+    if t.columns == EXACT:
         return n is not None and n % EXACT == 0
-    return n is None or 2 * n > tile[0] or tile is TILES[-1]
+    few = t.consumers > 1 or m is None or m <= FEW
+    return few and (n is None or 2 * n > t.columns or t == TILES[2])
 
 
 def without_wgmma(product: ProductGroup, tf32: bool = False) -> str | None:
@@ -139,9 +136,9 @@ def _tensor_operands(product: ProductGroup) -> _Maps | str:
     r = product.roles
     if r.inner:
         return "it sums over several dims"
-    operands = []
+    operands, batch = [], {x: product.extents[x] for x in r.batch}
     for side, mn, v in zip(("row", "column"), (r.row, r.col), product.values, strict=True):
-        m = _tensor_operand(product.group, v, mn, r.block, r.batch)
+        m = tensor_operand(product.group, v, mn, r.block, batch)
         if m is None:
             return f"TMA does not reach its {side} operand"
         if not m.along_k and (side == "row" or m.dtype not in HALF):
@@ -150,50 +147,23 @@ def _tensor_operands(product: ProductGroup) -> _Maps | str:
     return operands[0], operands[1]
 
 
-def _tensor_operand(group: Group, v: Value, mn: str, k: str, batch: tuple[str, ...]) -> _TensorOperand | None:
-    """How TMA reaches an operand; None when its address is not linear with aligned pitches."""
-    if not isinstance(v, Load):
-        return None
-    rest = group.arrays[v.buffer].address(v.index)
-    strides: dict[str, Index] = {}
-    for x in (mn, k, *batch):
-        strides[x], rest = rest.split(x)
-    iterators = {mn, k, *batch}
-    if any(i.symbols() & iterators for i in (rest, *strides.values())) or not rest.is_polynomial:
-        return None
-    along_k = strides[k] == ONE
-    if not along_k and strides[mn] != ONE:
-        return None
-    pitch = strides[mn] if along_k else strides[k]
-    outer = tuple((x, strides[x]) for x in batch if strides[x] != ZERO)
-    if len(outer) > 2 or any(is_nonnegative(-s) for s in (pitch, *(s for _, s in outer))):
-        return None
-    alignment: dict[tuple[Index, int], None] = {}
-    for i in (rest, pitch, *(stride for _, stride in outer)):
-        more = multiples(i, ALIGN // ITEMSIZE[v.dtype], ())
-        if more is None:
-            return None
-        alignment |= dict.fromkeys(more)
-    return _TensorOperand(v.buffer, v.dtype, along_k, rest, pitch, outer, tuple(alignment))
-
-
 class _Version:
     """One tile; ``kind``: the warps' instruction on the same operands, ``wide``: epilogues store 16 bytes at once."""
 
-    def __init__(self, of: ProductGroup, kind: str, maps: _Maps, columns: int, stages: int, wide: bool) -> None:
-        self.of, self.maps, self.columns, self.stages = of, maps, columns, stages
+    def __init__(self, of: ProductGroup, kind: str, maps: _Maps, size: WgmmaTile, wide: bool) -> None:
+        self.of, self.maps, self.size, self.columns, self.stages = of, maps, size, size.columns, size.stages
         self.group = of.group
         self.step, self.points = STEP // ITEMSIZE[of.dtype], POINTS // ITEMSIZE[of.dtype]
-        self.tile = CudaTile(kind, CONSUMERS * ROWS, columns, self.step, STAGED, columns, stages)
+        self.tile = CudaTile(kind, size.consumers * ROWS, size.columns, self.step, STAGED, size.columns, size.stages)
         self.schedule = self._schedule()
         self.places = Places(self.schedule)
-        unit, slabs = V("warp") - WARPGROUP // WARP, columns // SLAB
+        unit, slabs = V("warp") - WARPGROUP // WARP, size.columns // SLAB
         self.sums = Sums(of, self.tile.kind, self.places, wide, unit=unit, slabs=slabs, buffer="tile_b")
 
     def _schedule(self) -> Scheduled:
         """Tree and tile map."""
         panels, steps = self._panels(), (STEP // POINTS, self.points)
-        tile = WarpgroupTile(CONSUMERS, ROWS // STAGED, panels, self.columns // COLUMNS // panels, steps)
+        tile = WarpgroupTile(self.size.consumers, ROWS // STAGED, panels, self.columns // COLUMNS // panels, steps)
         return warpgroup_product(self.group, self.of.roles, tile)
 
     def _panels(self) -> int:
@@ -252,26 +222,23 @@ class _Version:
         kernel = Kernel(
             name, self.group.params, count, version=self.version, multiples=tuple(dict.fromkeys(multiples)),
             conditions=tuple(conditions),
-            block=Block((CONSUMERS + 1) * WARPGROUP, "sm_90a", self._tensor_maps(), work=self._work()),
+            block=Block(self.size.threads, "sm_90a", self._tensor_maps(), work=self._work()),
         )  # fmt: skip
-        return emit(kernel, body, self.group.arrays, block_limits(of, self.tile, count))
+        return emit(kernel, body, self.group.arrays, block_limits(of, self.tile, count), self.size.blocks)
 
     def _work(self) -> Work:
         t, of = self.tile, self.of
         unit = t.instruction if t.instruction == "tf32" else UNITS[of.dtype]
-        return Work(of.K.ceildiv(self.step), REGISTERS, unit, 2 * t.bm * t.bn * self.step, traffic=(t.bm + t.bn) * STEP,
-                    flight=self.stages - 1, elements=t.bm * t.bn, by_warps=False)  # fmt: skip
+        registers, flops, traffic = self.size.registers[0], 2 * t.bm * t.bn * self.step, (t.bm + t.bn) * STEP
+        return Work(of.K.ceildiv(self.step), registers, unit, flops, traffic=traffic, flight=self.stages - 1,
+                    elements=t.bm * t.bn, by_warps=False)  # fmt: skip
 
     def _tensor_maps(self) -> tuple[TensorMapOf, ...]:
         of, out = self.of, []
         for name, m, whole, tile in (("map_a", self.maps[0], of.M, self.tile.bm),
                                      ("map_b", self.maps[1], of.N, self.columns)):  # fmt: skip
-            inner = (of.K, whole) if m.along_k else (whole, of.K)
             box = (self.step, tile) if m.along_k else (PANEL, self.step)
-            dims = (*inner, *(of.extents[x] for x, _ in m.outer))
-            strides = (m.pitch, *(s for _, s in m.outer))
-            dtype = TF32 if self.tile.instruction == "tf32" else m.dtype
-            out.append(TensorMapOf(name, m.buffer, dtype, m.offset, dims, strides, (*box, *[1] * len(m.outer))))
+            out.append(m.tensor_map(name, whole, of.K, box, TF32 if self.tile.instruction == "tf32" else ""))
         return tuple(out)
 
     # -- marks ---------------------------------------------------------------------------------------------------
@@ -279,7 +246,13 @@ class _Version:
     def specialise_warps(self, body: Body) -> Body:
         """Producer and consumers of the ring."""
         sides = (self.tile.bm, self.columns)
-        body = specialise(body, b("k"), self.stages, CONSUMERS, sum(sides) * STEP)
+        (loop,) = (n for n in body if isinstance(n, For) and n.var == b("k"))
+        copies, uses = split_copies(loop.body)
+        ring = Ring("", self.stages, sum(sides) * STEP, loop)
+        used = tuple(n for m in uses if isinstance(m, Mark) for n in m.body)
+        before, after = body[: body.index(loop)], body[body.index(loop) + 1 :]
+        work = accumulate(ring, used, before, after)
+        body = specialise([(ring, copies)], self.size.consumers, work, self.size.registers[1:])
         for which in (1, 0):
             size = V(sides[which] * self.step * self.stages)
             body = (Alloc("tile_" + "ab"[which], self.of.dtypes[which], size, "shared", body),)
@@ -295,7 +268,7 @@ class _Version:
 
     def epilogue(self, body: Body) -> Body:
         """All sums of a block lie in the ring of the columns, which has as many bytes, once no consumer reads it."""
-        threads = FromIndex("int32", V(CONSUMERS * WARPGROUP))
+        threads = FromIndex("int32", V(self.size.consumers * WARPGROUP))
         return (Call("pd_bar_sync", (FromIndex("int32", V(CONSUMED)), threads)), *body)
 
     # -- statements ----------------------------------------------------------------------------------------------
@@ -318,23 +291,18 @@ class _Version:
         """One box of an operand (a panel of it, when it is contiguous along its columns)."""
         m, statement, axis = self.maps[which], (COPY_A, COPY_B)[which], "ij"[which]
         mn, k = (self.places.element(statement, x, a) for x in (axis, "k"))
-        at = (*((k, mn) if m.along_k else (mn, k)), *(a[x] for x, _ in m.outer))
-        bar = Pointer("uint64", "full", a[b("k")] % self.stages)
         place = self._slot(which, a, self.places.cell(statement, "tile_" + "ab"[which], a)[axis] * self.step)
-        coordinates = (FromIndex("int32", i) for i in at)
-        function = f"pd_tma_load_{len(at)}d"
-        return (Call(function, (place, Parameter("uint64", "map_" + "ab"[which]), *coordinates, bar)),)
+        full = Pointer("uint64", "full", a[b("k")] % self.stages)
+        return (m.load("map_" + "ab"[which], place, mn, k, a, full),)
 
     def accumulate(self, a: Mapping[str, Index]) -> Body:
         """The four instructions of a step."""
         along_k, at = self.maps[1].along_k, {**a, f("k"): V(f("k"))}
         cell = self.places.cell(ACC, "tile_a", at)
-        rows = Apply("uint64", "pd_desc_k", (self._slot(0, a, cell["i"] * self.step + cell["k"]),))
-        if along_k:
-            columns = Apply("uint64", "pd_desc_k", (self._slot(1, a, cell["k"]),))
-        else:
-            panel = FromIndex("int32", V(self.step * STEP))
-            columns = Apply("uint64", "pd_desc_mn", (self._slot(1, a, cell["k"] * PANEL), panel))
+        item = ITEMSIZE[self.of.dtype]
+        rows = descriptor(self._slot(0, a, cell["i"] * self.step), cell["k"] * item)
+        across = (1, 0) if along_k else (PANEL, self.step * STEP)
+        columns = descriptor(self._slot(1, a), cell["k"] * (item * across[0]), across[1])
         function = f"pd_wgmma_m64n{self.columns}k{self.points}_{TENSOR[self.of.dtypes]}"
         if self.of.dtype in HALF:
             function += f"<{int(not along_k)}>"

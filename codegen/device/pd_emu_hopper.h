@@ -4,6 +4,7 @@
 // without it (in reverse order: the newest first); a TMA store reads shared memory at the wait; wgmma reads operands
 // and writes accumulators at the wait that retires its group, until then the accumulator registers hold NaN.
 // Also checked: mbarrier use before init or its fence, over-arrival, descriptors equal in a warpgroup, wgmma.fence,
+// operands that TMA still writes when wgmma is issued (a later wait on their mbarrier would hide it),
 // plain shared stores not fenced before TMA or wgmma reads them, tf32 operands that nothing has rounded, asynchronous
 // work nobody waited for.
 // Not modelled: clusters, multicast, register limits.
@@ -21,7 +22,7 @@ struct Bulk { const pdemu_tensor_map *map; unsigned char *shared; int at[5], own
 struct Accumulator { uint32_t *key; int n, pending; uint32_t *registers[WARPGROUP]; uint32_t value[64][256]; };
 enum Kind { WG_F16, WG_BF16, WG_TF32, WG_E4M3, WG_E5M2, WG_E4M3E5M2, WG_E5M2E4M3, WG_S8, WG_U8, WG_S8U8, WG_U8S8 };
 // operands of a byte come behind the others, integers last
-struct Product { uint64_t a, b; Accumulator *acc; Kind kind; int n, scale_d, trans_b; uint32_t group; };
+struct Product { uint64_t a, b; Accumulator *acc; Kind kind; int n, scale_d, trans_b; uint32_t group; const uint32_t *rows[WARPGROUP]; };
 struct Warpgroup { Meeting meeting; uint32_t groups; std::vector<Product> products; Accumulator acc[4]; };
 
 static std::vector<Bulk> loads, stores;
@@ -194,9 +195,13 @@ template <class Acc> static void multiply(const Product &p) {
   static Acc a[64][32], b[32][256], d[256];
   int e = p.kind == WG_TF32 ? 4 : p.kind >= WG_E4M3 ? 1 : 2, K = 32 / e;
   for (int k = 0; k < K; k++) {
-    for (int r = 0; r < 64; r++) a[r][k] = decode<Acc>(p.kind, true, operand(p.a, r, k, e, false));
+    for (int r = 0; r < 64 && !p.rows[0]; r++) a[r][k] = decode<Acc>(p.kind, true, operand(p.a, r, k, e, false));
     for (int c = 0; c < p.n; c++) b[k][c] = decode<Acc>(p.kind, false, operand(p.b, c, k, e, p.trans_b));
   }
+  for (int t = 0; t < WARPGROUP && p.rows[0]; t++)  // read at the wait, so that registers used again too early are seen
+    for (int i = 0; i < 8; i++)
+      a[t / 32 * 16 + t % 32 / 4 + i / 2 % 2 * 8][i / 4 * 8 + t % 4 * 2 + i % 2] =
+          decode<Acc>(p.kind, true, p.rows[t][i / 2] >> i % 2 * 16 & 0xffff);
   for (int r = 0; r < 64; r++) {
     if (p.scale_d) memcpy(d, p.acc->value[r], sizeof d);
     else memset(d, 0, sizeof d);
@@ -226,14 +231,26 @@ static Accumulator *accumulator(Warpgroup &w, Fiber *lanes, int n, int site) {
   each_register(*free_one, [](uint32_t &value, uint32_t &reg) { value = reg, reg = 0xffffffffu; });
   return free_one;
 }
-static void issue_wgmma(const char *what, Kind kind, int n, void *d, uint64_t da, uint64_t db, int scale_d, int trans_b, int site) {
-  const Product mine = {da, db, nullptr, kind, n, scale_d != 0, trans_b, 0};
+// An operand that TMA still writes: the wait on its mbarrier is missing.
+static void check_landed(uint64_t descriptor, int site) {
+  uint32_t start = (descriptor & 0x3fff) << 4;
+  for (const Bulk &q : loads) {
+    uint32_t from = shared_offset(q.shared);
+    PD_RULE(start < from || start >= from + box_bytes(q.map), PDEMU_FAILED, "wgmma at line %d reads what a TMA copy still writes", site);
+  }
+}
+static void issue_wgmma(const char *what, Kind kind, int n, void *d, uint64_t da, uint64_t db, int scale_d, int trans_b, int site,
+                        const uint32_t *rows = nullptr) {
+  const Product mine = {da, db, nullptr, kind, n, scale_d != 0, trans_b, 0, {rows}};
   PD_RULE(wg_fenced[B->current], PDEMU_FAILED, "wgmma at line %d without pd_wgmma_fence since the last commit", site);
   PD_RULE(!((da | db) & 0x38), PDEMU_FAILED, "wgmma descriptor at line %d does not start in row 0 of a 1024-byte atom", site);
+  if (!rows) check_landed(da, site);
+  check_landed(db, site);
   warpgroup_collective(what, site, d, &mine, [&mine, site](Warpgroup &w, Fiber *lanes) {
     Product p = mine;
     for (int t = 0; t < WARPGROUP; t++) {
       const Product *q = (const Product *)lanes[t].arg[1];
+      p.rows[t] = q->rows[0];
       PD_RULE(q->a == p.a && q->b == p.b && q->scale_d == p.scale_d, PDEMU_FAILED,
               "wgmma operands differ in a warpgroup at line %d", site);
     }
@@ -359,3 +376,13 @@ template <int N> PD_DEV void pd_wgmma_wait(PD_SITE) { pdemu::retire_wgmma(N, sit
   PD_WGMMA_K(n, 32, s8u8, WG_S8U8, int32_t) PD_WGMMA_K(n, 32, u8s8, WG_U8S8, int32_t)
 PD_WGMMA(32) PD_WGMMA(64) PD_WGMMA(96) PD_WGMMA(128) PD_WGMMA(192) PD_WGMMA(256)
 #undef PD_WGMMA
+#define PD_WGMMA_RS(n, type, kind)                                                                                     \
+  template <int TB> PD_DEV void pd_wgmma_rs_m64n##n##k16_##type(float *d, const uint32_t *a, uint64_t b, int scale_d, PD_SITE) { \
+    pdemu::issue_wgmma("wgmma.rs." #type ".n" #n, pdemu::kind, n, d, 0, b, scale_d, TB, site, a);                      \
+  }
+#define PD_WGMMA_RS2(n) PD_WGMMA_RS(n, f16, WG_F16) PD_WGMMA_RS(n, bf16, WG_BF16)
+PD_WGMMA_RS2(32) PD_WGMMA_RS2(64) PD_WGMMA_RS2(128)
+#undef PD_WGMMA_RS
+#undef PD_WGMMA_RS2
+template <int R> PD_DEV void pd_wgmma_keep(float *) {}
+template <int R> PD_DEV void pd_wgmma_keep(uint32_t *) {}

@@ -120,6 +120,25 @@ PD_WGMMA(96, PD_R2, "48", "49", "50", "51")
 PD_WGMMA(128, PD_R3, "64", "65", "66", "67")
 PD_WGMMA(192, PD_R5, "96", "97", "98", "99")
 PD_WGMMA(256, PD_R7, "128", "129", "130", "131")
+// A in registers, 4 a thread of two 16-bit elements: mma.sync's m16n8k16 fragment, warp w holding rows 16w to 16w + 15.
+// They are written before the fence and stay untouched until the wait.
+#define PD_WGMMA_RS(n, type, regs, A0, A1, A2, A3, X, S, T)                                                            \
+  template <int TB> PD_DEV void pd_wgmma_rs_m64n##n##k16_##type(float *d, const uint32_t *a, uint64_t b, int scale_d) { \
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" S ", 0;\nwgmma.mma_async.sync.aligned.m64n" #n "k16.f32." #type "." #type \
+                 " {" regs "}, {%" A0 ",%" A1 ",%" A2 ",%" A3 "}, %" X ", p, 1, 1, %" T ";\n}"                          \
+                 : PD_D_##n("+f") : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(scale_d), "n"(TB));        \
+  }
+#define PD_WGMMA_RS2(n, regs, ...) PD_WGMMA_RS(n, f16, regs, __VA_ARGS__) PD_WGMMA_RS(n, bf16, regs, __VA_ARGS__)
+PD_WGMMA_RS2(32, PD_R0, "16", "17", "18", "19", "20", "21", "22")
+PD_WGMMA_RS2(64, PD_R1, "32", "33", "34", "35", "36", "37", "38")
+PD_WGMMA_RS2(128, PD_R3, "64", "65", "66", "67", "68", "69", "70")
+// No instruction: what uses these registers is not moved over it. Behind a wait, for what the wait delivers.
+template <int R> PD_DEV void pd_wgmma_keep(float *d) {
+  PD_UNROLL for (int i = 0; i < R; i++) asm volatile("" : "+f"(d[i]) :: "memory");
+}
+template <int R> PD_DEV void pd_wgmma_keep(uint32_t *d) {
+  PD_UNROLL for (int i = 0; i < R; i++) asm volatile("" : "+r"(d[i]) :: "memory");
+}
 #endif
 
 // ---- operand descriptors: 128-byte swizzle, atoms of 8 rows of 128 bytes at multiples of 1024 ----------------------
@@ -131,3 +150,5 @@ PD_DEV uint64_t pd_desc_k(const void *p) {
 PD_DEV uint64_t pd_desc_mn(const void *p, int panel) {
   return (uint64_t)((pd_saddr(p) & 0x3ffff) >> 4) | (uint64_t)(panel >> 4) << 16 | (uint64_t)(1024 >> 4) << 32 | (uint64_t)1 << 62;
 }
+// The descriptor of a place `bytes` further on: the field of the address has 14 bits of 16 bytes and does not overflow.
+PD_DEV uint64_t pd_desc_at(uint64_t d, int bytes) { return (d & 0xffffffff00000000ull) | (uint32_t)((uint32_t)d + (bytes >> 4)); }

@@ -84,17 +84,19 @@ PD_MEMORY(i64, vi64)
 PD_MEMORY(u8, vu8)
 PD_MEMORY(i8, vi8)
 #if defined(__AVX512F__) && PD_W == 16 && !defined(__clang__)
-/* whole vectors of elements 1 to 4 apart, out of vectors that begin and end at an element */
+/* elements 1 to 4 apart, out of whole vectors; no lane behind the last element is read */
 PD_INLINE vf32 vunzip_f32(const f32 *b, i64 i, i64 s, i64 n) {
-  const vi32 l = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15}, e = l * (i32)s;
-  if (n < 16 || s < 1 || s > 4) return vloads_f32(b, i, s, n);
-  if (s == 1) return vload_f32(b, i);
-  if (s == 2) return __builtin_shuffle(vload_f32(b, i), vload_f32(b, i + 15), l * 2 - (l * 2 >= 16));
-  vf32 low = __builtin_shuffle(vload_f32(b, i), vload_f32(b, i + 16), e), high;
-  if (s == 3) high = __builtin_shuffle(vload_f32(b, i + 30), l * 3 - 30);
-  else high = __builtin_shuffle(vload_f32(b, i + 32), vload_f32(b, i + 45), l * 4 - 32 - 3 * (l * 4 >= 48));
-  vi32 first = e < 32;
-  return (vf32)((first & (vi32)low) | (~first & (vi32)high));
+  const vi32 e = (vi32){0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15} * (i32)s;
+  const i64 m = (PD_MIN(n, 16) - 1) * s + 1;
+  if (s < 1 || s > 4) return vloads_f32(b, i, s, n);
+  if (s == 1) return n < 16 ? vloadm_f32(b, i, n) : vload_f32(b, i);
+  vf32 first = n < 16 ? vloadm_f32(b, i, m) : vload_f32(b, i);
+  vf32 low = __builtin_shuffle(first, vloadm_f32(b, i + 16, m - 16), e), high = {0};
+  if (s == 2) return low;
+  if (s == 3) high = __builtin_shuffle(vloadm_f32(b, i + 32, m - 32), e);
+  else high = __builtin_shuffle(vloadm_f32(b, i + 32, m - 32), vloadm_f32(b, i + 48, m - 48), e);
+  const vi32 left = e < 32;
+  return (vf32)((left & (vi32)low) | (~left & (vi32)high));
 }
 #define vloads_f32 vunzip_f32
 /* the same of bytes two apart: the steps of pairs */
@@ -181,6 +183,10 @@ PD_BYTES(i8, vi8)
 #if defined(__AVX512DQ__) && PD_W == 16 && !defined(__clang__)
 PD_INLINE vf32 vloadg_f32(const f32 *b, i64 i, vb c) {
   return (vf32)__builtin_ia32_loadups512_mask(b + i, (vf32){0}, (unsigned short)__builtin_ia32_cvtd2mask512(c));
+}
+#elif defined(__AVX__) && PD_W == 8
+PD_INLINE vf32 vloadg_f32(const f32 *b, i64 i, vb c) {
+  return (vf32)__builtin_ia32_maskloadps256((const vf32 *)(b + i), c);
 }
 #else
 PD_INLINE vf32 vloadg_f32(const f32 *b, i64 i, vb c) {
@@ -286,11 +292,34 @@ PD_INLINE vb vbool(vu8 x) { return vwide_u8(x) != 0; }
 PD_INLINE vu8 vbyte(vb x) { return __builtin_convertvector(-x, vu8); }
 PD_INLINE vb vlive(i64 n) { return vramp_i32(0, 1) < (i32)(n > PD_W ? PD_W : n < 0 ? 0 : n); }
 PD_INLINE vb vbetween(i64 low, i64 high) { return ~vlive(low) & vlive(high); }
+#if defined(__AVX512DQ__) && PD_W == 16 && !defined(__clang__)
+PD_INLINE vf32 vsel_f32(vb c, vf32 a, vf32 b) {
+  return (vf32)__builtin_ia32_movaps512_mask(a, b, (unsigned short)__builtin_ia32_cvtd2mask512(c));
+}
+#else
 PD_INLINE vf32 vsel_f32(vb c, vf32 a, vf32 b) { return (vf32)((c & (vi32)a) | (~c & (vi32)b)); }
+#endif
 PD_INLINE vi32 vsel_i32(vb c, vi32 a, vi32 b) { return (c & a) | (~c & b); }
 PD_INLINE vi64 vsel_i64(vb c, vi64 a, vi64 b) { vi64 m = __builtin_convertvector(c, vi64); return (m & a) | (~m & b); }
 PD_INLINE vu8 vsel_u8(vb c, vu8 a, vu8 b) { vu8 m = (vu8)__builtin_convertvector(c, vi8); return (m & a) | (~m & b); }
 PD_INLINE vi8 vsel_i8(vb c, vi8 a, vi8 b) { vi8 m = __builtin_convertvector(c, vi8); return (m & a) | (~m & b); }
+
+/* every other element of two vectors, from the first one on and from the second one on */
+#if defined(__clang__)
+PD_INLINE vf32 pd_other(vf32 a, vf32 b, int first) {
+  vf32 v;
+  for (int l = 0; l < PD_W; ++l) v[l] = 2 * l < PD_W ? a[2 * l + first] : b[2 * l - PD_W + first];
+  return v;
+}
+#else
+PD_INLINE vf32 pd_other(vf32 a, vf32 b, int first) {
+  vi32 l;
+  for (int k = 0; k < PD_W; ++k) l[k] = 2 * k + first;
+  return __builtin_shuffle(a, b, l);
+}
+#endif
+PD_INLINE vf32 vevens_f32(vf32 a, vf32 b) { return pd_other(a, b, 0); }
+PD_INLINE vf32 vodds_f32(vf32 a, vf32 b) { return pd_other(a, b, 1); }
 
 /* v, out of a register */
 #if (defined(__AVX__) && !defined(__clang__) && PD_W >= 8)
@@ -331,10 +360,17 @@ PD_INLINE vi32 pd_max_vi32(vi32 a, vi32 b) { return vsel_i32(a > b, a, b); }
 PD_INLINE vi32 pd_min_vi32(vi32 a, vi32 b) { return vsel_i32(a < b, a, b); }
 PD_INLINE vi64 pd_max_vi64(vi64 a, vi64 b) { vi64 m = a > b; return (m & a) | (~m & b); }
 PD_INLINE vi64 pd_min_vi64(vi64 a, vi64 b) { vi64 m = a < b; return (m & a) | (~m & b); }
+#if defined(__AVX512F__) && PD_W == 16 && !defined(__clang__)
+#define PD_BYTES(V, S)                                                                                                \
+  PD_INLINE V pd_max_##V(V a, V b) { return (V)__builtin_ia32_pmax##S##128((pd_sixteen)a, (pd_sixteen)b); }            \
+  PD_INLINE V pd_min_##V(V a, V b) { return (V)__builtin_ia32_pmin##S##128((pd_sixteen)a, (pd_sixteen)b); }
+PD_BYTES(vu8, ub) PD_BYTES(vi8, sb)
+#else
 PD_INLINE vu8 pd_max_vu8(vu8 a, vu8 b) { vu8 m = (vu8)(a > b); return (m & a) | (~m & b); }
 PD_INLINE vu8 pd_min_vu8(vu8 a, vu8 b) { vu8 m = (vu8)(a < b); return (m & a) | (~m & b); }
 PD_INLINE vi8 pd_max_vi8(vi8 a, vi8 b) { vi8 m = a > b; return (m & a) | (~m & b); }
 PD_INLINE vi8 pd_min_vi8(vi8 a, vi8 b) { vi8 m = a < b; return (m & a) | (~m & b); }
+#endif
 
 /* floats clipped to bytes, the second one rounded half to even; NaN gives 0 */
 #if defined(__AVX512F__) && PD_W == 16 && !defined(__clang__)
@@ -353,6 +389,8 @@ PD_INLINE vu8 vclip_u8(vf32 x) {
 }
 #define vclip_rint_u8(x) vclip_u8(pd_rint_vf32(x))
 #endif
+/* the whole number next to x, half to even, between two; NaN gives the lower one */
+#define vnear_f32(x, low, high) vless(high, vgreater(pd_rint_vf32(x), low))
 
 /* two integers of 16 bits in one of 32; both products of two such, added */
 PD_INLINE i32 pd_pair_i32(i32 a, i32 b) { return (i32)(((u32)a & 0xffffu) | ((u32)b << 16)); }

@@ -32,20 +32,20 @@ from polydyn.codegen.ir import walk as walk_body
 from polydyn.codegen.passes.transpose import by_blocks, transpose_loads
 from polydyn.codegen.passes.vectorise import vectorise_loop, vectorise_tile
 from polydyn.schedules.errors import CodegenError, Declined
-from polydyn.schedules.expr import Op, Value, walk
+from polydyn.schedules.expr import Op, Value, symbols_of, walk
 from polydyn.schedules.index import ZERO, Index
 from polydyn.schedules.model import Statement
 from polydyn.schedules.tree.names import e
 
-MOST_OPERATIONS = 24
+MOST_OPERATIONS = 28
 """Of all epilogues of a tile together, to be written out for every register."""
 ROW, COLUMN, COLUMNS = e("i"), e("j"), e("n")
 """The loops over a finished tile, of which the second counts vectors, and its live columns."""
 
 
 def is_long(epilogues: Iterable[Statement]) -> bool:
-    """Whether epilogues are too many operations to be written out for every register."""
-    return sum(isinstance(v, Op) for s in epilogues for v in walk(s.value)) > MOST_OPERATIONS
+    """Whether epilogues are too many operations to be written out for every register, those on numbers not counted."""
+    return sum(isinstance(v, Op) and bool(symbols_of(v)) for s in epilogues for v in walk(s.value)) > MOST_OPERATIONS
 
 
 def instances(body: Body, names: Collection[str]) -> tuple[list[Inst], tuple[Compare, ...]]:

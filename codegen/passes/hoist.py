@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import reduce
+from itertools import takewhile
 
-from polydyn.codegen.indices import map_node_indices, node_indices
+from polydyn.codegen.indices import map_node_indices, mentions, node_indices
 from polydyn.codegen.ir import (
     Between,
     Body,
@@ -19,9 +20,11 @@ from polydyn.codegen.ir import (
     Node,
     Reg,
     Store,
+    Undefined,
     map_values,
     rewrite,
     walk,
+    walk_value,
 )
 from polydyn.schedules.expr import Const, FromIndex, Op, Value
 from polydyn.schedules.index import Atom, Index
@@ -66,6 +69,21 @@ def hoist_masks(loop: For, prefix: str) -> For:
     return replace(loop, body=(*(Def(r.name, g, r.lanes) for g, r in masks.items()), *body))
 
 
+def hoist_choice(loop: For) -> Body:
+    """What a loop begins with and does not change, a choice or registers, comes before it."""
+    n = loop.body[0] if len(loop.body) == 1 else None
+    if isinstance(n, If) and loop.var not in mentions(n)[0]:
+        then, orelse = (hoist_choice(replace(loop, body=x)) if x else () for x in (n.then, n.orelse))
+        return (replace(n, then=then, orelse=orelse),)
+    fixed = tuple(takewhile(lambda x: isinstance(x, Def) and _is_fixed(x, loop.var), loop.body))
+    return (*fixed, replace(loop, body=loop.body[len(fixed) :]))
+
+
+def _is_fixed(n: Def, var: str) -> bool:
+    read = any(isinstance(x, (FlatLoad, Reg, Undefined)) for x in walk_value(n.value))
+    return not read and var not in mentions(n)[0]
+
+
 def conjuncts(v: Value) -> Iterator[Value]:
     """The parts of a conjunction."""
     if isinstance(v, Op) and v.name == "and":
@@ -100,24 +118,51 @@ def hoist_divisions(body: Body, prefix: str) -> Body:
         return tuple(loop(n) if isinstance(n, For) else n for n in b)
 
     def loop(n: For) -> Node:
-        inner = {x.var for x in walk(n.body) if isinstance(x, (For, Let))}
-        divisions: list[tuple[str, Index]] = []
-        body = n.body
-        while True:
-            atoms = (a for x in walk(body) for i in node_indices(x) for a in _varying(i, n.var))
-            ready = (a for a in atoms if not _symbols(a) & inner)
-            a = next(ready, None)
-            if a is None:
-                break
-            name = names.setdefault(a, f"{prefix}{len(names)}")
-            divisions.append((name, Index({(a,): 1})))
-            body = _named(body, a, name)
-        body = inside(body)
-        for name, value in reversed(divisions):
-            body = (Let(name, value, body),)
-        return replace(n, body=body)
+        body, divisions = _taken_out(n.body, lambda i: _varying(i, n.var), prefix, names)
+        return replace(n, body=_named_before(divisions, inside(body)))
 
     return inside(body)
+
+
+def divide_before(body: Body, prefix: str) -> Body:
+    """Floor divisions by sizes that depend on no loop of the body are computed before it, named as above.
+
+    A compiler leaves them behind the guards of what the body reads: a size might be 0.
+    """
+    body, divisions = _taken_out(body, _by_sizes, prefix, {})
+    return _named_before(divisions, body)
+
+
+def _taken_out(
+    body: Body, of: Callable[[Index], Iterator[Atom]], prefix: str, names: dict[Atom, str]
+) -> tuple[Body, list[tuple[str, Index]]]:
+    """The body with names for those divisions that depend on no name that it binds, and what they stand for."""
+    inner = {x.var for x in walk(body) if isinstance(x, (For, Let))}
+    divisions: list[tuple[str, Index]] = []
+    while True:
+        atoms = (a for x in walk(body) for i in node_indices(x) for a in of(i))
+        a = next((a for a in atoms if not _symbols(a) & inner), None)
+        if a is None:
+            return body, divisions
+        name = names.setdefault(a, f"{prefix}{len(names)}")
+        divisions.append((name, Index({(a,): 1})))
+        body = _named(body, a, name)
+
+
+def _named_before(divisions: list[tuple[str, Index]], body: Body) -> Body:
+    for name, value in reversed(divisions):
+        body = (Let(name, value, body),)
+    return body
+
+
+def _by_sizes(i: Index) -> Iterator[Atom]:
+    """Floor divisions by what is no number, which hold no others of them."""
+    for a in i.atoms():
+        if isinstance(a, Atom):
+            inner = [x for arg in a.args for x in _by_sizes(arg)]
+            yield from inner
+            if a.kind == "floordiv" and a.args[1].constant is None and not inner:
+                yield a
 
 
 def _varying(i: Index, var: str) -> Iterator[Atom]:

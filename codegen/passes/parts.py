@@ -52,6 +52,21 @@ def store_parts(body: Body, buffer: str) -> Body:
     return rewrite(body, f)
 
 
+def read_word(v: Value) -> Value:
+    """A word whose parts lie side by side in memory, as one load; other values as they are."""
+    found = part_of(v)
+    if found is None:
+        return v
+    assert isinstance(v, Op)
+    parts = [narrow(x, found[0]) for x in v.args]
+    first = parts[0]
+    if not isinstance(first, FlatLoad) or parts != [
+        replace(first, address=first.address + k) for k in range(len(parts))
+    ]:
+        return v
+    return replace(first, dtype=v.dtype)
+
+
 def in_turn(values: Sequence[Value], number: Index) -> Value | None:
     """The value that is each of ``values`` where ``number`` is its place; None where they do not move evenly."""
     first, second = (tuple(_indices(v)) for v in values[:2])

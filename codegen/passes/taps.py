@@ -1,18 +1,21 @@
 """Windows in registers: a tile of neighbouring outputs is straight-line code that loads every input once.
 
 Outputs that lie beside each other read mostly the same inputs. After unrolling, the taps of all outputs of a tile stand
-one after another; ``arrange`` puts those that read the same element together. Every sum adds its taps in the order that
-it had. Guards (a padding, a tile that is not full) are taken apart: a tile that lies inside has none, its twin decides
-once for each element that it reads, and keeps the masks of its vectors in registers.
+one after another; ``_by_loads`` puts those that read the same element together. Every sum adds its taps in the order
+that it had; taps that several sums add alike, such as a line of a pooling, are added up once for all of them. Guards (a
+padding, a tile that is not full) are taken apart: a tile that lies inside has none, its twin decides once for each
+element that it reads, and keeps the masks of its vectors in registers.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import count, groupby
 
-from polydyn.codegen.indices import mentions
+from polydyn.codegen.indices import map_node_indices, mentions
 from polydyn.codegen.ir import (
+    Apply,
     Between,
     Body,
     Compare,
@@ -21,21 +24,24 @@ from polydyn.codegen.ir import (
     For,
     If,
     Node,
+    Ramp,
     Reg,
     Set,
     Store,
     bodies,
     lanes_of,
     map_value,
+    map_values,
     rewrite,
     walk,
     walk_value,
     with_bodies,
 )
-from polydyn.codegen.passes.hoist import comparison, conjuncts
-from polydyn.codegen.passes.registers import registers, share_loads, unroll
+from polydyn.codegen.passes.hoist import comparison, conjuncts, hoist_masks
+from polydyn.codegen.passes.registers import keep_loads, registers, share_loads, unroll
+from polydyn.codegen.passes.unzip import unzip
 from polydyn.schedules.errors import CodegenError
-from polydyn.schedules.expr import Op, Value
+from polydyn.schedules.expr import Const, FromIndex, Op, Value
 from polydyn.schedules.index import ZERO, Atom, Index, maximum, minimum
 
 V = Index.of
@@ -47,7 +53,7 @@ class Window:
 
     ``outputs``: the loop over its outputs, ``count`` of them, of which ``live`` exist (None: all). ``loops``: of the
     window that are unrolled too; the others stay. ``sums``: buffers of sums and results -> dtype, one vector for each
-    output. ``moving``: buffers that different outputs read at different places.
+    output. ``moving``: buffers that different outputs read at different places. ``partial``: not all lanes exist.
     """
 
     outputs: str
@@ -56,20 +62,25 @@ class Window:
     loops: tuple[str, ...]
     sums: Mapping[str, str]
     moving: frozenset[str]
+    partial: bool = False
 
 
 @dataclass(frozen=True)
 class _Tap:
-    """One addition to a sum. ``live``: its output's number where that may not exist; ``conditions``: of its guard."""
+    """One addition to a sum. ``live``: its output's number where that may not exist; ``conditions``: of its guard;
+    ``key``: what it reads; ``parts``: values that are added up before.
+    """
 
     node: Set
     live: int
     conditions: tuple[Compare, ...]
-    key: tuple[FlatLoad, ...]
+    key: tuple[Value, ...]
+    parts: tuple[Value, ...] = ()
 
 
 def twins(body: Body, window: Window) -> Body:
-    """The tile without guards where all of it lies inside, else the one with guards.
+    """The tile without guards where all of it lies inside, without those of lines where only lanes lie outside, else
+    the one with guards.
 
     Before: loops over outputs and taps, their results in ``window.sums``. A tap whose guard is false adds nothing to
     its sum (the caller has verified that), so it is left out.
@@ -78,18 +89,32 @@ def twins(body: Body, window: Window) -> Body:
     for name, dtype in window.sums.items():
         plain = registers(plain, name, dtype)
     plain = rewrite(plain, lambda n: n.then if isinstance(n, If) and _live(n) == 0 else n)  # there is one output
-    edges: list[Index] = []
-    split = _Guards(frozenset(n.var for n in walk(plain) if isinstance(n, For)), edges)
+    lines, lanes = list[Index](), list[Index]()
+    split = _Guards({n.var: n for n in walk(plain) if isinstance(n, For)}, lines, lanes)
     if window.live is not None:
-        edges.append(window.live - window.count)
-    guarded = _constants_first(_arranged(split.body(plain, False), window))
-    if not edges:
-        return share_loads(guarded)
+        lines.append(window.live - window.count)
+    guarded = _finished(split.body(plain), (), window)
+    whole, out = _without_live(plain), guarded
+    if lines:
+        out = _finished(split.body(whole, lines=True), lines, window)
+    if lanes and not window.partial:
+        inside = _finished(split.body(whole, lines=True, lanes=True), (*lines, *lanes), window)
+        out = _choice(lanes, inside, out)
+    return _choice(lines, out, guarded)
+
+
+def _finished(body: Body, edges: Sequence[Index], window: Window) -> Body:
+    """A twin whose guards are taken apart, where all ``edges`` are >= 0."""
+    body = _constants_first(_arranged(_without_extremes(body, tuple(_tightest(edges))), window, count()))
+    return keep_loads(share_loads(rewrite(body, lambda n: hoist_masks(n, "mask") if isinstance(n, For) else n)))
+
+
+def _choice(edges: Sequence[Index], then: Body, orelse: Body) -> Body:
+    """``then`` where all ``edges`` are >= 0."""
     conditions = tuple(Compare(">=", e, ZERO) for e in _tightest(edges))
     if any(c.decided() is False for c in conditions):
-        return share_loads(guarded)
-    inside = _constants_first(_arranged(split.body(_without_live(plain), True), window))
-    return (If(conditions, share_loads(inside), share_loads(guarded)),)
+        return orelse
+    return (If(conditions, then, orelse),) if conditions else then
 
 
 def _whole(body: Body, window: Window) -> Body:
@@ -126,58 +151,56 @@ def _without_live(body: Body) -> Body:
 
 @dataclass(frozen=True)
 class _Guards:
-    """Takes guards off values. ``loops``: those that stay; ``edges``: what is >= 0 where guards that none of these
-    loops changes are true.
+    """Takes guards off values. ``loops``: those that stay; ``lines``, ``lanes``: what is >= 0 where the guards that all
+    lanes share, and those of ranges of lanes, are true, of ranges in every iteration of these loops.
     """
 
-    loops: Collection[str]
-    edges: list[Index]
+    loops: Mapping[str, For]
+    lines: list[Index]
+    lanes: list[Index]
 
-    def body(self, body: Body, inside: bool) -> Body:
-        """Sets under ``If`` of the scalar part of their guards; ``inside``: of what loops change only."""
+    def body(self, body: Body, lines: bool = False, lanes: bool = False) -> Body:
+        """Sets under ``If`` of the scalar part of their guards. ``lines``, ``lanes``: these are true, and left out."""
 
         def f(n: Node) -> Node:
             if not isinstance(n, Set) or n.reduce is None:
                 return n
             conditions: list[Compare] = []
-            value = map_value(n.value, lambda v: self._part(v, inside, conditions))
+            value = map_value(n.value, lambda v: self._part(v, lines, lanes, conditions))
             new = replace(n, value=value)
             return If(tuple(dict.fromkeys(conditions)), (new,)) if conditions else new
 
         return rewrite(body, f)
 
-    def _part(self, v: Value, inside: bool, conditions: list[Compare]) -> Value:
+    def _part(self, v: Value, lines: bool, lanes: bool, conditions: list[Compare]) -> Value:
         if isinstance(v, FlatLoad) and v.guard is not None:
-            lanes = self._split(v.guard, inside, conditions)
-            if lanes is None or v.mask is None:
-                return replace(v, guard=lanes)
-            return replace(v, mask=None, guard=replace(lanes, high=minimum(lanes.high, v.mask)))
+            left = self._split(v.guard, lines, lanes, conditions)
+            if left is None or v.mask is None:
+                return replace(v, guard=left)
+            return replace(v, mask=None, guard=replace(left, high=minimum(left.high, v.mask)))
         if isinstance(v, Op) and v.name in ("where", "select") and _has_loads(v):
-            lanes = self._split(v.args[0], inside, conditions)
-            return v.args[1] if lanes is None else replace(v, name="select", args=(lanes, *v.args[1:]))
+            left = self._split(v.args[0], lines, lanes, conditions)
+            return v.args[1] if left is None else replace(v, name="select", args=(left, *v.args[1:]))
         return v
 
-    def _split(self, guard: Value, inside: bool, conditions: list[Compare]) -> Between | None:
+    def _split(self, guard: Value, lines: bool, lanes: bool, conditions: list[Compare]) -> Between | None:
         """What is left of a guard in lanes; what all lanes share goes to ``conditions``."""
         left: list[Between] = []
         for part in conjuncts(guard):
             if isinstance(part, Between):
                 ends = [-x for x in _ends(part.low, "max")] + [x - part.lanes for x in _ends(part.high, "min")]
-                if any(self._varies(e) for e in ends):
-                    left.append(part)
-                    continue
-                self.edges.extend(ends)
-                left += [] if inside else [part]
+                least = [self._least(e) for e in ends]
+                fixed = not any(map(self._varies, least))
+                self.lanes.extend(least if fixed else [])
+                left += [] if fixed and lanes else [part]
                 continue
             c = comparison(part)
             if c is None:
                 raise CodegenError(f"a guard of a tap is no conjunction of comparisons: {part}")
             e = _nonnegative(c)
-            if self._varies(e):
-                conditions.append(c)
-                continue
-            self.edges.append(e)
-            conditions += [] if inside else [c]
+            fixed = not self._varies(e)
+            self.lines.extend([e] if fixed else [])
+            conditions += [] if fixed and lines else [c]
         if not left:
             return None
         low, high = maximum(*(b.low for b in left)), minimum(*(b.high for b in left))
@@ -185,6 +208,15 @@ class _Guards:
 
     def _varies(self, e: Index) -> bool:
         return not e.symbols().isdisjoint(self.loops)
+
+    def _least(self, e: Index) -> Index:
+        """The least value in loops along which it moves by a constant."""
+        for x in e.symbols() & self.loops.keys():
+            step, rest = e.split(x)
+            if step.constant is not None and x not in rest.symbols():
+                loop = self.loops[x]
+                e = rest + step * (loop.lo if step.constant > 0 else loop.hi - 1)
+        return e
 
 
 def _has_loads(v: Value) -> bool:
@@ -218,6 +250,42 @@ def _tightest(edges: Sequence[Index]) -> Iterator[Index]:
             yield base + c
 
 
+def _without_extremes(body: Body, edges: Collection[Index]) -> Body:
+    """Minima and maxima that are decided where all ``edges`` are >= 0: counts of taps, most of all."""
+    least = {e - e.terms.get((), 0): -e.terms.get((), 0) for e in edges}
+
+    def above(a: Index, b: Index) -> bool:
+        rest = (a - b).terms.get((), 0)
+        base = a - b - rest
+        return rest >= 0 if not base.terms else base in least and least[base] + rest >= 0
+
+    def atom(a: Atom) -> Index:
+        if a.kind not in ("min", "max"):
+            return Index({(a,): 1})
+        args = list(a.args)
+        for x in a.args:
+            others = [y for y in args if y is not x]
+            if any(above(x, y) if a.kind == "min" else above(y, x) for y in others):
+                args = others
+        return minimum(*args) if a.kind == "min" else maximum(*args)
+
+    def value(v: Value) -> Value:
+        if not (isinstance(v, Op) and v.name in ("min", "max") and isinstance(v.args[0], Ramp)):
+            return v
+        ramp, bound = v.args[0], v.args[1]
+        if not isinstance(bound, (FromIndex, Const)):
+            return v
+        limit = bound.index if isinstance(bound, FromIndex) else V(int(bound.value))
+        ends = (ramp.start, ramp.start + ramp.step * (ramp.lanes - 1))
+        outside = all(above(e, limit) if v.name == "min" else above(limit, e) for e in ends)
+        return bound if outside else v
+
+    def indices(i: Index) -> Index:
+        return i.rebuild(atom)
+
+    return map_values(rewrite(body, lambda n: map_node_indices(n, indices)), value)
+
+
 def _constants_first(body: Body) -> Body:
     """Vectors and quotients that nothing in the tile changes become registers at its top: masks, counts of taps."""
     loops = {n.var for n in walk(body) if isinstance(n, For)}
@@ -231,7 +299,7 @@ def _constants_first(body: Body) -> Body:
             return found.setdefault(v, Reg(v.dtype, f"fixed{len(found)}", lanes_of(v)))
         if isinstance(v, FlatLoad) and v.guard is not None:
             return replace(v, guard=replaced(v.guard))
-        return replace(v, args=tuple(map(replaced, v.args))) if isinstance(v, Op) else v
+        return replace(v, args=tuple(map(replaced, v.args))) if isinstance(v, (Op, Apply)) else v
 
     out = rewrite(body, lambda n: replace(n, value=replaced(n.value)) if isinstance(n, (Store, Def, Set)) else n)
     return (*(Def(r.name, v, r.lanes) for v, r in found.items()), *out)
@@ -240,7 +308,7 @@ def _constants_first(body: Body) -> Body:
 # -- order -----------------------------------------------------------------------------------------------------------
 
 
-def _arranged(body: Body, window: Window) -> Body:
+def _arranged(body: Body, window: Window, fresh: Iterator[int]) -> Body:
     """Runs of taps, those that read the same elements together, under one question for each."""
     out: list[Node] = []
     run: list[_Tap] = []
@@ -249,10 +317,10 @@ def _arranged(body: Body, window: Window) -> Body:
         if tap is not None:
             run.append(tap)
             continue
-        out += _emitted(_by_loads(run), window)
+        out += _emitted(_by_loads(_partial_sums(_unzipped(run, window))), window, fresh)
         run = []
-        out.append(with_bodies(n, tuple(_arranged(b, window) for b in bodies(n))))
-    return (*out, *_emitted(_by_loads(run), window))
+        out.append(with_bodies(n, tuple(_arranged(b, window, fresh) for b in bodies(n))))
+    return (*out, *_emitted(_by_loads(_partial_sums(_unzipped(run, window))), window, fresh))
 
 
 def _tap(n: Node, window: Window) -> _Tap | None:
@@ -265,8 +333,44 @@ def _tap(n: Node, window: Window) -> _Tap | None:
         n = n.then[0]
     if not isinstance(n, Set) or n.reduce is None:
         return None
-    key = tuple(v for v in walk_value(n.value) if isinstance(v, FlatLoad) and v.buffer in window.moving)
-    return _Tap(n, live, conditions, key)
+    return _Tap(n, live, conditions, _key(n, window))
+
+
+def _key(n: Set, window: Window) -> tuple[Value, ...]:
+    return tuple(v for v in walk_value(n.value) if isinstance(v, FlatLoad) and v.buffer in window.moving)
+
+
+def _unzipped(run: Sequence[_Tap], window: Window) -> list[_Tap]:
+    """The taps with vectors of every other element taken out of whole ones, shared under the same conditions."""
+    found: dict[tuple[Compare, ...], list[FlatLoad]] = {}
+    for t in run:
+        found.setdefault(t.conditions, []).extend(v for v in walk_value(t.node.value) if isinstance(v, FlatLoad))
+    halves = {c: unzip(loads) for c, loads in found.items()}
+
+    def f(t: _Tap) -> _Tap:
+        of = halves[t.conditions]
+        value = map_value(t.node.value, lambda v: of.get(v, v) if isinstance(v, FlatLoad) else v)
+        node = replace(t.node, value=value)
+        return replace(t, node=node, key=_key(node, window))
+
+    return [f(t) for t in run] if any(halves.values()) else list(run)
+
+
+def _partial_sums(run: Sequence[_Tap]) -> list[_Tap]:
+    """Taps beside each other that the same sums add become one tap, which adds their sum."""
+    readers: dict[tuple[Value, tuple[Compare, ...]], set[str]] = {}
+    sums: dict[str, list[_Tap]] = {}
+    for t in run:
+        readers.setdefault((t.node.value, t.conditions), set()).add(t.node.reg)
+        sums.setdefault(t.node.reg, []).append(t)
+    out: list[_Tap] = []
+    for taps in sums.values():
+        for (regs, _), group in groupby(taps, lambda t: (readers[t.node.value, t.conditions], t.conditions)):
+            alike = list(group)
+            values = tuple(t.node.value for t in alike)
+            several = len(regs) > 1 and len(values) > 1
+            out += [replace(alike[0], key=values, parts=values)] if several else alike
+    return out
 
 
 def _by_loads(run: Sequence[_Tap]) -> list[list[_Tap]]:
@@ -286,7 +390,7 @@ def _by_loads(run: Sequence[_Tap]) -> list[list[_Tap]]:
     return groups
 
 
-def _emitted(groups: Sequence[Sequence[_Tap]], window: Window) -> Body:
+def _emitted(groups: Sequence[Sequence[_Tap]], window: Window, fresh: Iterator[int]) -> Body:
     """Groups under their conditions; those of all groups are asked once, those of neighbours once too."""
     if not groups:
         return ()
@@ -300,10 +404,21 @@ def _emitted(groups: Sequence[Sequence[_Tap]], window: Window) -> Body:
     out: list[Node] = []
     for g, conditions in zip(groups, asked, strict=True):
         rest = tuple(c for c in conditions if c not in common)
-        nodes = tuple(t.node for t in g)
+        nodes = _added(g, fresh)
         last = out[-1] if out else None
         if rest and isinstance(last, If) and last.cond == rest:
             out[-1] = replace(last, then=(*last.then, *nodes))
         else:
             out += [If(rest, nodes)] if rest else nodes
     return (If(common, tuple(out)),) if common else tuple(out)
+
+
+def _added(group: Sequence[_Tap], fresh: Iterator[int]) -> Body:
+    """The additions of taps that read the same."""
+    parts = group[0].parts
+    if not parts:
+        return tuple(t.node for t in group)
+    first, lanes = group[0].node, group[0].node.lanes
+    part = Reg(first.value.dtype, f"part{next(fresh)}", lanes)
+    sums = tuple(Set(part.name, v, lanes, first.reduce) for v in parts[1:])
+    return (Def(part.name, parts[0], lanes), *sums, *(replace(t.node, value=part) for t in group))

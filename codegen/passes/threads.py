@@ -7,7 +7,6 @@ from dataclasses import replace
 
 from polydyn.codegen.indices import substitute
 from polydyn.codegen.ir import (
-    Alloc,
     Apply,
     Body,
     Call,
@@ -16,9 +15,7 @@ from polydyn.codegen.ir import (
     For,
     If,
     Let,
-    Mark,
     Node,
-    Pointer,
     Reg,
     Set,
     Store,
@@ -28,13 +25,11 @@ from polydyn.codegen.ir import (
 from polydyn.codegen.passes.bind import bind, fold
 from polydyn.codegen.passes.tiles import tasks
 from polydyn.schedules.errors import CodegenError
-from polydyn.schedules.expr import FromIndex, Value, const
+from polydyn.schedules.expr import Value, const
 from polydyn.schedules.index import Index, IndexLike, minimum
-from polydyn.schedules.tree.names import MarkName
 
 V = Index.of
 WARP = 32
-WARPGROUP = 128
 SHUFFLED = ("float32", "float16", "bfloat16", "int32", "uint32")
 """What the device header can shuffle (16-bit floats are floats in registers)."""
 
@@ -179,53 +174,6 @@ def pipeline(body: Body, var: str, stages: int, split: Callable[[Body], tuple[Bo
         return (*before, replace(n, body=now), Call("pd_cp_async_wait<0>"))
 
     return fold(rewrite(body, f))
-
-
-def specialise(body: Body, var: str, stages: int, consumers: int, size: int) -> Body:
-    """Warp specialisation of ``before; for var: copy; use; after``: a warpgroup copies, the others do the rest.
-
-    Uses are marked ``multiply``, everything else in the loop copies, by asynchronous operations that count ``size``
-    bytes an iteration on the mbarrier ``full[var % stages]``. Consumers issue an iteration's wgmma as one group, and
-    release the slot of the iteration before once that has retired (``empty``). Without iterations nothing happens.
-    """
-    (loop,) = (n for n in body if isinstance(n, For) and n.var == var)
-    uses = tuple(x for n in loop.body if isinstance(n, Mark) and n.name == MarkName.MULTIPLY for x in n.body)
-    copies = tuple(n for n in loop.body if not (isinstance(n, Mark) and n.name == MarkName.MULTIPLY))
-    before, after = body[: body.index(loop)], body[body.index(loop) + 1 :]
-    slot, parity, thread = V(var) % stages, V(var) // stages % 2, V("tid")
-
-    def bar(name: str, at: IndexLike) -> Value:
-        return Pointer("uint64", name, Index.of(at))
-
-    def number(i: IndexLike) -> Value:
-        return FromIndex("int32", Index.of(i))
-
-    init = tuple(
-        Call("pd_mbar_init", (bar(name, s), number(count)))
-        for s in range(stages)
-        for name, count in (("full", 1), ("empty", consumers))
-    )
-    fill = (
-        Call("pd_mbar_wait", (bar("empty", slot), number(1 - parity))),
-        Call("pd_mbar_expect_tx", (bar("full", slot), number(size))),
-        *copies,
-    )
-    first = Compare("==", thread % WARPGROUP, V(0))
-    release = Call("pd_mbar_arrive", (bar("empty", (V(var) + stages - 1) % stages),))
-    use = (
-        Call("pd_mbar_wait", (bar("full", slot), number(parity))),
-        Call("pd_wgmma_fence"), *uses, Call("pd_wgmma_commit"), Call("pd_wgmma_wait<1>"),
-        If((Compare(">", V(var), loop.lo), first), (release,)),
-    )  # fmt: skip
-    produce: Body = (Call("pd_reg_dec<40>"), If((Compare("==", thread, V(0)),), (replace(loop, body=fill),)))
-    # ptxas keeps wgmma asynchronous only when it sees that no path around the loop reads the accumulators
-    once = If((Compare(">", loop.hi, loop.lo),), (replace(loop, body=use), Call("pd_wgmma_wait<0>"), *after))
-    rest: Body = (Call("pd_reg_inc<232>"), *before, once)
-    start = If((Compare("==", thread, V(0)),), (*init, Call("pd_fence_mbar_init")))
-    out: Body = (start, Call("pd_syncthreads"), If((Compare("<", thread, V(WARPGROUP)),), produce, rest))
-    for name in ("empty", "full"):
-        out = (Alloc(name, "uint64", V(stages), "shared", out),)
-    return out
 
 
 def reductions(body: Body) -> dict[str, Set]:

@@ -34,7 +34,10 @@ from polydyn.schedules.expr import (
     FromIndex,
     Op,
     Value,
+    cast,
     children,
+    const,
+    op,
 )
 
 CTYPE = {
@@ -51,6 +54,8 @@ INLINE_MATH = ("exp", "tanh", "erf", "sigmoid")
 INFIX = {"add": "+", "sub": "-", "mul": "*"}
 RELATIONS = {"lt": "<", "le": "<=", "eq": "==", "ne": "!=", "gt": ">", "ge": ">="}
 BYTES = ("uint8", "int8")
+BYTE_ENDS = (0.0, 255.0)
+"""Of uint8."""
 OTHER_MASKS = ("int64", "uint8", "int8")
 """Comparisons of these in lanes are not as wide as ``vb``."""
 
@@ -234,6 +239,8 @@ class ValuePrinter:
         if v.dtype == "uint8" and (inside := _clipped(x)) is not None:
             rounded = isinstance(inside, Op) and inside.name == "rint"
             return f"vclip_{'rint_' * rounded}u8({self.text(children(inside)[0] if rounded else inside, lanes)})"
+        if v.dtype == "float32" and (near := _near(x)) is not None:
+            return f"vnear_f32({', '.join(self.text(a, lanes) for a in near)})"
         if v.dtype == "bool":
             ne = f"({s} != 0)"
             return f"__builtin_convertvector({ne}, vi32)" if x.dtype in OTHER_MASKS else ne
@@ -276,11 +283,34 @@ class ValuePrinter:
         return f"vsel_{kind}({self.text(c, lanes)}, {self.text(a, lanes)}, {self.text(b, lanes)})"
 
 
+def _near(v: Value) -> tuple[Value, Value, Value] | None:
+    """(x, low, high) of a byte less its zero point that was ``x`` rounded, plus that, and clipped; None: it is not.
+
+    Low and high are the ends of uint8 less the zero point: so the byte and its two conversions need not be made.
+    """
+    zero: Value | None = None
+    if isinstance(v, Op) and v.name == "sub":
+        v, zero = v.args
+    if not (isinstance(v, Op) and v.name == "cast" and v.dtype == "int32"):
+        return None
+    (byte,) = v.args
+    if not (isinstance(byte, Op) and byte.name == "cast" and byte.dtype == "uint8"):
+        return None
+    x = _clipped(byte.args[0])
+    ends: list[Value] = [const(e, "float32") for e in BYTE_ENDS]
+    if zero is not None:
+        point = cast(zero, "float32")
+        if not (isinstance(x, Op) and x.name == "add" and x.args[1] == point):
+            return None
+        x, ends = x.args[0], [op("sub", e, point) for e in ends]
+    return (x.args[0], ends[0], ends[1]) if isinstance(x, Op) and x.name == "rint" else None
+
+
 def _clipped(v: Value) -> Value | None:
     """What of float32 is clipped to the ends of uint8 and made an integer; None: the value is something else."""
     if not (isinstance(v, Op) and v.name == "cast" and v.dtype == "int32"):
         return None
-    for name, end in (("min", 255.0), ("max", 0.0)):
+    for name, end in zip(("min", "max"), BYTE_ENDS[::-1], strict=True):
         v = v.args[0]
         if not (isinstance(v, Op) and v.name == name and v.args[1] == Const("float32", end)):
             return None

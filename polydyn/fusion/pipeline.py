@@ -21,7 +21,7 @@ from polydyn.fusion.offsets import take_out_offsets
 from polydyn.fusion.order import mark_orders
 from polydyn.fusion.partition import Rule, join_groups
 from polydyn.fusion.plan import FusionPlan
-from polydyn.fusion.prologue import join_prologues
+from polydyn.fusion.prologue import join_pixels, join_prologues
 from polydyn.fusion.recompute import recompute_producers
 from polydyn.fusion.rules import elementwise, epilogue, join_columns, stitch
 from polydyn.fusion.scan import mark_scans
@@ -95,6 +95,7 @@ FUSION: tuple[Pass, ...] = (
     Pass("stitch", "groups around reductions of rows join (BladeDISC 4.2)", join=stitch),
     Pass("siblings", "reductions of the same rows join (input fusion)", groups=join_siblings),
     Pass("prologue", "maps that one product or window reads join it (TSCompiler 5.3)", groups=join_prologues),
+    Pass("pixels", "so do those that one convolution reads, not along its reduction", groups=join_pixels, cuda=True),
     Pass("recompute", "readers compute cheap producers again (BladeDISC 4.2 input-inline)", groups=recompute_producers),
     Pass("sink", "an epilogue that only makes traffic goes to its reader (BladeDISC 4.1)", groups=sink_epilogues),
     Pass("attention", "scores, softmax and values become one kernel", groups=fuse_attention),

@@ -1,8 +1,12 @@
 """Prologues: maps that only one product or window reads are computed where it reads them (TSCompiler 5.3).
 
-On the CPU the row operand of such a product is copied to scratch by a promotion statement; the copy then computes the
-prologue's value instead (a guarded load for a padding), and the prologue's result never exists in memory. Reductions
-other than contractions take in paddings only: one comparison for each tap instead of a padded copy.
+The row operand of such a product is copied by a promotion statement, on a CPU to scratch, on a GPU to shared memory;
+the copy then computes the prologue's value instead (a guarded load for a padding), and the prologue's result never
+exists in memory. Reductions other than contractions take in paddings only: one comparison for each tap instead of a
+padded copy.
+
+A GPU copies rows that lie along the reduction 16 bytes or a box at once, without threads' arithmetic; there a map of
+such rows stays a kernel (``join_pixels``).
 """
 
 from __future__ import annotations
@@ -40,8 +44,16 @@ QUANTIZED = ("float32", "uint8", "int8")
 """What a prologue of an integer product reads and makes."""
 
 
-def join_prologues(plan: FusionPlan) -> FusionPlan:
-    """The plan with maps that a single product or window reads inside it, as far as they are cheap enough."""
+def join_pixels(plan: FusionPlan) -> FusionPlan:
+    """As ``join_prologues``, but for products whose rows lie along the reduction."""
+    return join_prologues(plan, along_rows=False)
+
+
+def join_prologues(plan: FusionPlan, along_rows: bool = True) -> FusionPlan:
+    """The plan with maps that a single product or window reads inside it, as far as they are cheap enough.
+
+    ``along_rows``: also where the product's rows lie along its reduction.
+    """
     once = _read_once(plan)
     chains = {
         g.outputs[0]: g.nodes for g in plan.groups
@@ -51,7 +63,7 @@ def join_prologues(plan: FusionPlan) -> FusionPlan:
     absorbed: set[str] = set()
     groups = []
     for g in plan.groups:
-        core, maps = _joined(plan.graph, g, chains)
+        core, maps = _joined(plan.graph, g, chains, along_rows)
         if maps:
             new[core.output], absorbed = core, absorbed | {m.output for m in maps}
             why = (f"{m.output}: joins the promotion of {core.output}'s operand (prologue)" for m in maps)
@@ -74,7 +86,7 @@ def _read_once(plan: FusionPlan) -> set[str]:
 
 
 def _joined(
-    graph: Graph, g: FusedGroup, chains: Mapping[str, tuple[Compute, ...]]
+    graph: Graph, g: FusedGroup, chains: Mapping[str, tuple[Compute, ...]], along_rows: bool
 ) -> tuple[Compute, tuple[Compute, ...]]:
     """The first node of a group with all that may join it in its body; the maps that joined, in order."""
     core, joined = g.nodes[0], tuple[Compute, ...]()
@@ -88,12 +100,19 @@ def _joined(
             if g.kind == "contract":
                 operand = row_operand(core, t)
                 fits = operand is not None and may_join(graph, core, operand, (*maps, *joined))
+                fits = fits and (along_rows or not lies_along_reduction(core, t))
             else:
                 fits = all(is_guarded_view(m) and not is_shuffled(graph, m) for m in maps)
             if fits:
                 core, joined, more = lifted(compose(core, maps)), (*maps, *joined), True
                 break
     return core, joined
+
+
+def lies_along_reduction(n: Compute, tensor: str) -> bool:
+    """Whether neighbours of a tensor that a product reads are steps of its reduction, and of nothing else."""
+    last = [x.index[-1].symbols() for x in loads(n.body) if x.buffer == tensor and x.index]
+    return any(symbols and all(map(is_reduction, symbols)) for symbols in last)
 
 
 def compose(n: Compute, maps: Sequence[Compute]) -> Compute:

@@ -17,7 +17,7 @@ from polydyn.lowering.nibbles import in_bytes, over_nibbles
 from polydyn.lowering.output import output_array
 from polydyn.lowering.pixels import as_matrix_product, in_place, needs_promotion
 from polydyn.lowering.strips import as_strips
-from polydyn.lowering.words import PAIRS, ROUNDED, Words, in_words
+from polydyn.lowering.words import PAIRS, ROUNDED, Words, in_words, strips_in_words
 from polydyn.schedules.expr import (
     DOTS,
     ITEMSIZE,
@@ -77,7 +77,7 @@ def lower_contract(
     ``ROUNDED`` among them: products of float32 round their operands where they can be words.
     """
     first = group.nodes[0]
-    if promotion and _narrow_groups(flatten(plan, group, first), width):
+    if promotion and width and _narrow_groups(flatten(plan, group, first), width):
         return None
     if promotion and (nibbles := _lower_nibbles(plan, group, width)):
         return nibbles
@@ -156,7 +156,7 @@ def _widens(n: Compute) -> bool:
 def _lower_pixels(plan: FusionPlan, group: FusedGroup, width: int, kinds: Sequence[Words]) -> ContractGroup | None:
     """The form of a convolution, or of another product whose row operand is more than a load, as words always are."""
     flat = tuple(flatten(plan, group, n) for n in group.nodes)
-    found = None if any(n.inner for n in flat) else as_matrix_product(plan, flat)
+    found = None if any(n.inner for n in flat) else as_matrix_product(plan, flat, longest=not width)
     if found is None:
         return None
     (core, *rest), roles = found
@@ -164,12 +164,11 @@ def _lower_pixels(plan: FusionPlan, group: FusedGroup, width: int, kinds: Sequen
     columns = [v for v in children(core.body) if (x := read_of(v)) and _packable(plan, core, roles, x)]
     rounded = ROUNDED in kinds and core.dtype == "float32" and not _few_columns(plan, core, roles)
     floats = core.dtype == "float32" and not rounded
-    plain = fill and width and any(isinstance(v, Load) for v in columns) and floats
-    strips = as_strips(plan, flat) if plain else None
+    plain = fill and width and any(isinstance(v, Load) for v in columns)
+    strips = _lower_strips(plan, group, flat, width, () if floats else kinds) if plain else None
     if strips is not None:
-        nodes, roles, footprint = strips
-        return replace(_Builder(plan, group, nodes[0], nodes, roles, width, footprint=footprint).build(), fill=True)
-    lines = in_place(plan, flat) if plain and _stay(core, roles) else None
+        return strips
+    lines = in_place(plan, flat) if plain and floats and _stay(core, roles) else None
     if lines is not None:
         nodes, roles = lines
         return _Builder(plan, group, nodes[0], nodes, roles, width).build()
@@ -181,7 +180,28 @@ def _lower_pixels(plan: FusionPlan, group: FusedGroup, width: int, kinds: Sequen
     if roles.row == "one":
         nodes = tuple(replace(n, shared=(("one", ONE), *n.shared)) for n in nodes)
     built = _Builder(plan, group, nodes[0], nodes, roles, width, steps=steps).build()
-    return replace(built, fill=fill or words, in_words=words)
+    return replace(built, fill=needs_promotion(core, roles), in_words=words)
+
+
+def _lower_strips(
+    plan: FusionPlan, group: FusedGroup, flat: tuple[FlatNode, ...], width: int, kinds: Sequence[Words]
+) -> ContractGroup | None:
+    """The form of a convolution whose rows are copied as their footprint; None: it has none.
+
+    ``kinds``: of words that it must multiply; none: single steps.
+    """
+    found = as_strips(plan, flat)
+    if found is None:
+        return None
+    (core, *rest), roles, footprint = found
+    steps = None
+    if kinds:
+        steps, words = core.reduction[-1][1].constant, strips_in_words(plan, core, footprint, kinds)
+        if words is None:
+            return None
+        core, footprint = words
+    built = _Builder(plan, group, core, (core, *rest), roles, width, steps=steps, footprint=footprint).build()
+    return replace(built, fill=True, in_words=bool(kinds))
 
 
 def _stay(n: FlatNode, roles: Roles) -> bool:
@@ -272,7 +292,8 @@ class _Builder:
         acc = names.local(core.dtype, tuple(e for _, e in iters))
         at = tuple(Index.of(x) for x, _ in iters)
         value = names.value(self._packed(core.body), own, {})
-        footprint = self.footprint and _canonical(self.footprint, names, own, red)
+        single = (*red[:-1], (red[-1][0], Index.of(self.steps))) if self.steps else red
+        footprint = self.footprint and _canonical(self.footprint, names, own, single)
         statements = [
             Statement(INIT, iters, acc, at, neutral("sum", core.dtype), None, "init"),
             Statement(ACC, (*iters, *red), acc, at, value, core.reduce, "backbone"),
@@ -321,10 +342,13 @@ class _Builder:
         return Pack(v.buffer, batch, (col, int(extents[col])), tuple(steps), v.index[0], width, count)
 
     def _turned(self, v: Load) -> int:
-        """1, panels of single columns, where a constant is wanted along the reduction and does not lie so; else 0."""
-        steps = dict(self.core.reduction)[self.roles.block] * ITEMSIZE[v.dtype]
-        turned = v.dtype in self.along_k and not self.roles.inner and v.index[0].split(self.roles.block)[0] != ONE
-        return int(turned and int(steps) % VECTOR == 0)
+        """1, panels of single columns, where a constant is wanted along the reduction and does not lie so; else 0.
+
+        Filters are always wanted so, in the order of the steps.
+        """
+        steps = product(e for _, e in self.core.reduction) * ITEMSIZE[v.dtype]
+        wanted = bool(self.roles.inner) or v.dtype in self.along_k
+        return int(wanted and v.index[0].split(self.core.reduction[-1][0])[0] != ONE and int(steps) % VECTOR == 0)
 
     def _panel(self, v: Load, pack: Pack) -> Load:
         digest = hashlib.sha256(repr(pack).encode()).hexdigest()[:12]

@@ -13,6 +13,7 @@ from polydyn.fusion.plan import FusionPlan
 from polydyn.lowering.collapse import Axis, in_order, mergeable, split_divided
 from polydyn.lowering.flatten import FlatNode, map_addresses
 from polydyn.schedules.expr import Load, Op, Value, indices, loads, map_index, read_of, substitute, symbols_of
+from polydyn.schedules.group.words import stored_parts
 from polydyn.schedules.index import ONE, ZERO, Index
 from polydyn.schedules.ranges import simplify
 from polydyn.schedules.tiling import Roles
@@ -27,17 +28,21 @@ class Operands:
     rows: tuple[str, ...]
 
 
-def as_matrix_product(plan: FusionPlan, nodes: tuple[FlatNode, ...]) -> tuple[tuple[FlatNode, ...], Roles] | None:
+def as_matrix_product(
+    plan: FusionPlan, nodes: tuple[FlatNode, ...], longest: bool = False
+) -> tuple[tuple[FlatNode, ...], Roles] | None:
     """The nodes of a convolution and its epilogue over (batch.., row, column), and the roles.
 
-    None when no operand is an element of memory with a column of its own. The row is ``one`` when there is no pixel.
+    Innermost is the reduction that the row operand walks fastest, or with ``longest`` the longest one, channels mostly:
+    then a tile of steps is of one tap, and what depends on the tap is computed once for it. None when no operand is an
+    element of memory with a column of its own. The row is ``one`` when there is no pixel.
     """
     nodes = split_divided(nodes)
     found = operands(plan, nodes[0])
     if found is None or not nodes[0].reduction:
         return None
     nodes, roles = merge_pixels(nodes, found)
-    core = _merge_reductions(nodes[0], found.column)
+    core = _merge_reductions(nodes[0], found.column, longest)
     block, *inner = (x for x, _ in core.reduction)
     return (core, *nodes[1:]), replace(roles, block=block, inner=tuple(inner))
 
@@ -87,9 +92,13 @@ def _row(n: FlatNode, column: int) -> Value:
 
 
 def needs_promotion(n: FlatNode, roles: Roles) -> bool:
-    """Whether the row operand is more than a load at an address that is affine in the row and the reductions."""
+    """Whether the row operand is more than a load at an address that is affine in the row and the reductions.
+
+    A word of parts that lie side by side in memory is one load.
+    """
     assert isinstance(n.body, Op)
     (row,) = (v for v in n.body.args if roles.col not in symbols_of(v))
+    row = stored_parts(row) or row
     names = (roles.row, roles.block, *roles.inner)
     return not isinstance(row, Load) or any(
         i.symbols() & set(names) and any(x in i.split(x)[1].symbols() for x in names) for i in row.index
@@ -146,12 +155,16 @@ def _merge_rows(n: FlatNode, core: bool, column: int, at: int) -> FlatNode:
     return replace(n, shared=shared, body=replace(n.body, args=args), address=n.address.subs({x[0]: ZERO}))
 
 
-def _merge_reductions(n: FlatNode, column: int) -> FlatNode:
-    """At most two reductions: what the row operand walks fastest, as far as it walks alike, and all the others."""
+def _merge_reductions(n: FlatNode, column: int, longest: bool) -> FlatNode:
+    """At most two reductions: what the row operand walks fastest, as far as it walks alike, and all the others; with
+    ``longest`` the last one is the longest.
+    """
     assert isinstance(n.body, Op)
     row = n.body.args[1 - column]
     wide = max(loads(row), key=lambda x: len(x.index[0].symbols()))
     n = replace(n, reduction=in_order(n.reduction, wide.index[0]))
+    if longest:
+        n = replace(n, reduction=tuple(sorted(n.reduction, key=lambda x: _size(x[1]))))
     at = len(n.reduction) - 2
     while at >= 0:
         x, y = n.reduction[at : at + 2]

@@ -34,6 +34,7 @@ from polydyn.schedules.proof.attention import prove_attention
 from polydyn.schedules.proof.prove import prove
 from polydyn.schedules.proof.reuse import Proofs
 from polydyn.schedules.solution.schedule import NestSchedule, attention_groups, schedule_attention
+from polydyn.schedules.tree.rewrites import permute_reduction
 
 Form: TypeAlias = ContractGroup | AttentionGroup | SerialGroup | OrderGroup | LoweredGroup
 
@@ -170,13 +171,13 @@ class KernelBuilder(Builder):
         build = DotKernel if form.dot else ContractKernel
         kernel = build(_name(form, place.key), group, roles, self.target, form.packed, None, form.fill, form.footprint)
         proofs.prove_contract(kernel.schedule, kernel.tiles())
+        tuned = self.tuner.builders(place.key, replace(form, roles=roles)) if self.tuner and not form.dot else None
         few = None
         if kernel.product.decodes:
             few = DecodingKernel(f"few_{place.key[:12]}", group, roles, self.target, form.packed, None, form.fill)
             proofs.prove_contract(few.schedule, few.tiles())
             if few.product.in_bytes:
                 return replace(place, kernels=(few.build(),))
-        tuned = self.tuner.builders(place.key, replace(form, roles=roles)) if self.tuner and not form.dot else None
         if tuned is None:
             found = replace(place, kernels=(kernel.build(),))
         else:
@@ -212,6 +213,10 @@ class KernelBuilder(Builder):
         axes = fits(group, schedule.band, self.target.width)
         if axes is None:
             return None
+        if axes.taps != group.backbone.iterators[-len(axes.taps) :]:
+            group = permute_reduction(group, axes.taps)
+            proofs = Proofs(group)
+            schedule = proofs.nest()
         kernel = WindowKernel(f"window_{key[:12]}", group, axes, schedule.phases, self.target)
         proofs.prove_nest(kernel.schedule, axes.band, schedule.phases)
         return kernel.build_vectors()

@@ -14,12 +14,14 @@ from polydyn.codegen.ir import Compare
 from polydyn.codegen.kernel import BASE, Kernel
 from polydyn.errors import UnsupportedError
 from polydyn.fusion.plan import FusedGroup, FusionPlan
+from polydyn.fusion.products import is_windowed
 from polydyn.lowering.attention import HELD, lower_attention
 from polydyn.lowering.contract import ContractGroup, lower_contract
 from polydyn.lowering.flatten import CUDA_DTYPES, check_dtypes
 from polydyn.lowering.group import LoweredGroup
 from polydyn.lowering.nest import lower_nest
 from polydyn.lowering.place import Builder, Noting, Placed
+from polydyn.lowering.prologue import prove_prologue
 from polydyn.lowering.rounding import round_at_stores
 from polydyn.schedules.decision import Decision, cheapest, members
 from polydyn.schedules.expr import Op, Value, walk
@@ -27,7 +29,6 @@ from polydyn.schedules.index import Index
 from polydyn.schedules.model import Group, verify_group
 from polydyn.schedules.proof.attention import prove_row_blocks
 from polydyn.schedules.proof.reuse import Proofs
-from polydyn.schedules.ranges import largest
 from polydyn.schedules.solution.schedule import attention_groups, schedule_attention
 from polydyn.shapes.context import ShapeContext
 
@@ -63,9 +64,7 @@ def without_served(p: Placed, facts: ShapeContext) -> Placed:
             return False
         low, high = (c.left, c.right) if c.relation == "<=" else (c.right, c.left)
         low, high = low.subs(launch).subs(params), high.subs(launch).subs(params)
-        most = largest(low, facts.ranges)
-        known_high = most is not None and high.constant is not None and most <= high.constant
-        return known_high or facts.nonnegative(high - low)
+        return facts.nonnegative(high - low)
 
     for k in p.kernels:
         multiples = tuple((i, n) for i, n in k.multiples if not facts.is_multiple(i.subs(params), n))
@@ -116,13 +115,16 @@ class CudaBuilder(Builder):
         for n in group.nodes:
             check_dtypes(n, self.dtypes, self.device)
         if group.kind == "attention":
-            parts = () if self._attention_kernel(group) else group.parts
+            parts = () if self.attention_kernel(group) else group.parts
             yield from (x for part in parts for x in self.products(part))
         elif form := self._product(group):
             yield self._key(form), group, form
 
     def _product(self, group: FusedGroup) -> ContractGroup | None:
-        form = lower_contract(self.plan, group, 0, along_k=self.along_k) if group.kind == "contract" else None
+        if group.kind != "contract":
+            return None
+        windowed = group.prologue is not None or is_windowed(group.nodes[0])
+        form = lower_contract(self.plan, group, 0, windowed, self.along_k)
         return replace(form, lowered=self._rounded(form.lowered)) if form else None
 
     def _rounded(self, lowered: LoweredGroup, held: Collection[str] = ()) -> LoweredGroup:
@@ -133,6 +135,7 @@ class CudaBuilder(Builder):
 
     def one(self, group: FusedGroup) -> Placed:
         """As ``Builder``. UnsupportedError: not built, by name."""
+        self.unproven += prove_prologue(self.plan, group)
         contract = self._product(group)
         placed = self._contract(group, contract) if contract is not None else None
         if placed is not None:
@@ -192,7 +195,7 @@ class CudaBuilder(Builder):
 
     def attention(self, group: FusedGroup) -> Placed | None:
         """As ``Builder``."""
-        made = self._attention_kernel(group)
+        made = self.attention_kernel(group)
         if made is None:
             return None
         lowered, key, kernel = made
@@ -204,7 +207,8 @@ class CudaBuilder(Builder):
             found = self._new(group, lowered, key, kernel.versions())
         return found
 
-    def _attention_kernel(self, group: FusedGroup) -> tuple[LoweredGroup, str, CudaAttentionKernel] | None:
+    def attention_kernel(self, group: FusedGroup) -> tuple[LoweredGroup, str, CudaAttentionKernel] | None:
+        """What an attention is built by, beside its lowered form and key; None when its parts are kernels."""
         form = lower_attention(self.plan, group)
         if form is None:
             return None
@@ -220,7 +224,9 @@ class CudaBuilder(Builder):
             if refusal := attention_refusal(parts):
                 self.notes.append(f"{group.outputs[0]}: attention in parts: {refusal}")
                 return None
-            self.attentions[key] = CudaAttentionKernel(f"attention_{key[:12]}", lowered.group, parts, self.tf32)
+            self.attentions[key] = CudaAttentionKernel(
+                f"attention_{key[:12]}", lowered.group, parts, self.arch, self.tf32
+            )
         return lowered, key, self.attentions[key]
 
 

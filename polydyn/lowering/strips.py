@@ -32,7 +32,7 @@ def as_strips(plan: FusionPlan, nodes: tuple[FlatNode, ...]) -> tuple[tuple[Flat
     nodes = split_divided(nodes)
     core = nodes[0]
     found = operands(plan, core)
-    if found is None or core.dtype != "float32" or not core.reduction:
+    if found is None or not core.reduction:
         return None
     assert isinstance(core.body, Op)
     value = core.body.args[1 - found.column]

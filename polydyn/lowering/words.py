@@ -14,23 +14,15 @@ from dataclasses import dataclass, replace
 from polydyn.fusion.plan import FusionPlan
 from polydyn.lowering.flatten import FlatNode
 from polydyn.schedules.expr import (
-    INTEGERS,
     PARTS,
     Array,
     Const,
-    FromIndex,
-    Load,
     Op,
     Value,
-    cast,
-    const,
-    map_index,
-    op,
     read_of,
-    substitute,
 )
-from polydyn.schedules.index import Index
-from polydyn.schedules.ranges import simplify
+from polydyn.schedules.group.footprint import Footprint
+from polydyn.schedules.group.words import word
 
 BYTES = ("int8", "uint8")
 LEAST_STEPS = 4
@@ -63,15 +55,36 @@ def in_words(plan: FusionPlan, n: FlatNode, column: Value, kinds: Sequence[Words
     ``kinds``: those that the processor multiplies, the best ones first.
     """
     assert isinstance(n.body, Op)
-    x, steps = n.reduction[-1][0], n.reduction[-1][1].constant
     (row,) = (v for v in n.body.args if v is not column)
-    read = read_of(column)
-    if read is None or steps is None:
+    kind = _kind(plan, n, row, column, kinds)
+    if kind is None:
         return n
-    for kind in kinds:
-        if steps >= kind.least and _holds(kind, n.dtype, row, plan.graph.constants[read.buffer]):
-            return _over(n, kind, row, read, x, steps)
-    return n
+    x, steps = n.reduction[-1]
+    ranges = dict((*n.shared, *n.reduction[:-1], (x, steps.ceildiv(kind.steps))))
+    return _over(n, kind, word(kind.make, row, x, int(steps), ranges), column)
+
+
+def strips_in_words(
+    plan: FusionPlan, n: FlatNode, footprint: Footprint, kinds: Sequence[Words]
+) -> tuple[FlatNode, Footprint] | None:
+    """As ``in_words`` where rows have a footprint, which then holds the parts of words; None: no kind of word fits."""
+    assert isinstance(n.body, Op)
+    row = footprint.operand()
+    (column,) = (v for v in n.body.args if v != row)
+    kind = _kind(plan, n, row, column, kinds)
+    if kind is None or kind.make not in PARTS:
+        return None
+    words = replace(footprint, word=kind.make)
+    return None if words.mistake else (_over(n, kind, words.operand(), column), words)
+
+
+def _kind(plan: FusionPlan, n: FlatNode, row: Value, column: Value, kinds: Sequence[Words]) -> Words | None:
+    """The first kind of word that the operands of a product fit into; None: there is none."""
+    steps, read = n.reduction[-1][1].constant, read_of(column)
+    if read is None or steps is None:
+        return None
+    array = plan.graph.constants[read.buffer]
+    return next((k for k in kinds if steps >= k.least and _holds(k, n.dtype, row, array)), None)
 
 
 def _holds(kind: Words, dtype: str, row: Value, column: Array) -> bool:
@@ -84,45 +97,11 @@ def _holds(kind: Words, dtype: str, row: Value, column: Array) -> bool:
     )
 
 
-def _over(n: FlatNode, kind: Words, row: Value, column: Load, x: str, steps: int) -> FlatNode:
-    """The product over words of a kind."""
-    count = -(-steps // kind.steps)
-    reduction = (*n.reduction[:-1], (x, Index.of(count)))
-    ranges = dict((*n.shared, *reduction))
-    parts = []
-    for k in range(kind.steps):
-        step = Index.of(x) * kind.steps + k
-        part = map_index(substitute(row, {x: step}), lambda i: simplify(i, ranges))
-        if steps % kind.steps:
-            part = _in_a_step(part, op("lt", FromIndex("int64", step), const(steps, "int64")))
-        parts.append(part)
-    return replace(n, reduction=reduction, body=Op(n.dtype, kind.dot, (word(kind.make, parts), column)))
-
-
-def _in_a_step(part: Value, last: Value) -> Value:
-    """A part of a word, under the condition that it is a step at all.
-
-    Columns are 0 beyond the last step. An integer may be anything there, also what a guard puts outside of an image:
-    one condition then serves for both.
-    """
-    wide = isinstance(part, Op) and part.name == "cast" and part.dtype == "int32"
-    v = part.args[0] if wide and isinstance(part, Op) else part
-    if v.dtype in INTEGERS and isinstance(v, Op) and v.name == "where":
-        guard, then, orelse = v.args
-        if isinstance(guard, Op) and guard.name == "and":
-            both = op("and", guard.args[0], op("and", guard.args[1], last))
-            return cast(replace(v, args=(both, then, orelse)), part.dtype)
-    return Op(part.dtype, "where", (last, part, const(0, part.dtype)))
-
-
-def word(make: str, parts: list[Value]) -> Value:
-    """The word of several steps; what guards all of them alike guards the word, unless its parts are stored apart."""
-    first = parts[0]
-    if isinstance(first, Op) and first.name == "where" and make not in PARTS:
-        zero, guards = const(0, first.dtype), [p for p in parts if isinstance(p, Op) and p.name == "where"]
-        if len(guards) == len(parts) and all((g.args[0], g.args[2]) == (first.args[0], zero) for g in guards):
-            return Op("int32", "where", (first.args[0], word(make, [g.args[1] for g in guards]), const(0, "int32")))
-    return Op("int32", make, tuple(parts))
+def _over(n: FlatNode, kind: Words, row: Value, column: Value) -> FlatNode:
+    """The product over words of a kind, of which the rows are ``row``."""
+    *outer, (x, steps) = n.reduction
+    reduction = (*outer, (x, steps.ceildiv(kind.steps)))
+    return replace(n, reduction=reduction, body=Op(n.dtype, kind.dot, (row, read_of(column) or column)))
 
 
 def _ends(v: Value) -> tuple[int, int] | None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from math import lcm
+from math import inf, lcm
 
 from polydyn.schedules.index import Atom, Index
-from polydyn.schedules.ranges import Ranges, is_nonnegative
+from polydyn.schedules.ranges import Ranges, interval, is_nonnegative
 
 
 @dataclass(frozen=True)
@@ -26,6 +26,8 @@ def nonnegative(p: Index, facts: Facts, depth: int = 3) -> bool:
         return c >= 0
     if all(v > 0 for v in p.terms.values()) and all(_atom(a, facts, depth) for a in p.atoms()):
         return True
+    if _least(p, facts) >= 0:
+        return True
     p = _clear_denominators(p)
     inequalities = (*facts.facts, *(e - 1 for e in facts.iterators.values()))
     if _direct(p, facts) or any(_direct(p - f, facts) for f in inequalities):
@@ -35,6 +37,13 @@ def nonnegative(p: Index, facts: Facts, depth: int = 3) -> bool:
     if any(_by_cases(p, a, facts, depth) for a in _extremes(p)):
         return True
     return any(nonnegative(p, looser, depth - 1) for looser in _looser(p, facts))
+
+
+def _least(p: Index, facts: Facts) -> float:
+    """A number that an expression of sizes is not below."""
+    if not p.symbols().isdisjoint(facts.iterators):
+        return -inf
+    return interval(p, {s: facts.sizes.get(s, (0, None)) for s in p.symbols()})[0]
 
 
 def _looser(p: Index, facts: Facts) -> list[Facts]:

@@ -7,6 +7,9 @@ offset for each step of the reduction.
 
     operand(row, steps)  ==  value(places(pixels(row), steps))
 
+Where the product multiplies words of several steps, the operand is a word of these values, and the box holds its parts,
+single steps: those of a word lie side by side, wherever it begins.
+
 Extents are symbols here (``size``), so that what is proven of a footprint holds for all sizes.
 """
 
@@ -15,7 +18,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from polydyn.schedules.expr import Value, substitute
+from polydyn.schedules.expr import INTEGERS, OPS, PARTS, Value, substitute
+from polydyn.schedules.group.words import word
 from polydyn.schedules.index import ONE, ZERO, Index, product
 
 V = Index.of
@@ -34,7 +38,8 @@ class Footprint:
     """``value``: the operand over places (and iterators that all rows of a task share). ``places``: (name, affine
     expression over pixels and steps, coefficients >= 1), as a copy lays them out, outermost first; each pixel and each
     step is in one. ``pixels``: (name, extent) of the iterators whose mixed-radix number is the iterator ``row`` of the
-    group. ``steps``: (name, extent) of the group's reductions.
+    group. ``steps``: (name, extent) of the group's reductions, single steps. ``word``: the operation that makes the
+    group's words of them (in ``PARTS``); its last reduction counts words then.
     """
 
     value: Value
@@ -42,6 +47,32 @@ class Footprint:
     pixels: tuple[Axis, ...]
     steps: tuple[Axis, ...]
     row: str
+    word: str = ""
+
+    @property
+    def parts(self) -> int:
+        """Steps of a word; 1 where there are none."""
+        return OPS[self.word].arity if self.word else 1
+
+    @property
+    def dtype(self) -> str:
+        """Of the elements that are copied."""
+        return PARTS[self.word] if self.word else self.value.dtype
+
+    @property
+    def beyond(self) -> int:
+        """Elements behind the box that the last word of a window may reach."""
+        return -int(self.steps[-1][1]) % self.parts if self.word else 0
+
+    @property
+    def mistake(self) -> str:
+        """Why the box does not hold whole words wherever one begins; empty where it does."""
+        (_, inner), (last, _) = self.places[-1], self.steps[-1]
+        if self.word and inner.split(last)[0] != ONE:
+            return f"the parts of a word, steps {last}, do not lie side by side in {dict(self.places)}"
+        if self.beyond and self.dtype not in INTEGERS:
+            return f"a last word of {self.dtype} holds what may be no number, which columns of 0 do not make 0"
+        return ""
 
     @property
     def strip(self) -> str:
@@ -65,9 +96,15 @@ class Footprint:
         known = {**env, **digits, self.pixels[0][0]: rest}
         return {x: i.subs(known) for x, i in self.places}
 
+    def read(self, env: Mapping[str, Index]) -> dict[str, Index]:
+        """As ``at``; of a word its first part."""
+        last = self.steps[-1][0]
+        return self.at({**env, last: env[last] * self.parts})
+
     def operand(self) -> Value:
         """The operand over the group's iterators."""
-        return substitute(self.value, self.at({}))
+        value, (last, steps) = substitute(self.value, self.at({})), self.steps[-1]
+        return word(self.word, value, last, int(steps)) if self.word else value
 
     def box(self) -> dict[str, tuple[Index, Index]]:
         """Place -> (the first one that is copied for a share of rows, how many), over ``LOW``, ``HIGH`` and sizes.

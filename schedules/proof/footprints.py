@@ -36,12 +36,15 @@ class Strip:
 def check_strip(t: Scheduled, strip: Strip) -> None:
     """LegalityError unless every row of a share finds the elements of its windows in the strip that is copied for it.
 
-    1. The operand that the group reads is the value at the row's places: what is copied is what is meant.
+    1. The operand that the group reads is the value at the row's places: what is copied is what is meant. Of words: the
+       word of the values at consecutive steps, which lie side by side; beyond the last step, where columns are 0, they
+       are numbers.
     2. For first pixels LOW <= h <= HIGH every place that is read is in the box (isl, all sizes). A row of the share has
        such an h, as ``row // line`` grows with the row.
     3. The box is no larger than the hull of what is read, so the copy stays inside the tensor.
     4. The copy runs the box, in loops that no reader is in: it is complete when the first one reads.
-    5. What is allocated holds the box: n rows meet at most ``(n + line - 2) // line + 1`` values of the first pixel.
+    5. What is allocated holds the box: n rows meet at most ``(n + line - 2) // line + 1`` values of the first pixel;
+       and what the last word of a window reaches behind it.
     """
     _check_value(t.group, strip.footprint)
     _check_inside(strip)
@@ -56,10 +59,13 @@ def _refuse(what: str) -> LegalityError:
 
 def _check_value(group: Group, f: Footprint) -> None:
     value = group.backbone.value
+    if f.mistake:
+        raise _refuse(f.mistake)
     if f.operand() not in getattr(value, "args", ()):
         raise _refuse(f"the operand of {group.backbone.name} is not {f.value} at the places {dict(f.places)}")
     extents = dict(group.backbone.iters)
-    if any(extents.get(x) != e for x, e in f.steps):
+    steps = [*f.steps[:-1], (f.steps[-1][0], f.steps[-1][1].ceildiv(f.parts))]
+    if any(extents.get(x) != e for x, e in steps):
         raise _refuse(f"the steps {dict(f.steps)} are not those of {group.backbone.name}")
 
 
@@ -108,6 +114,6 @@ def _check_size(strip: Strip) -> None:
     f = strip.footprint
     rows = V(SHARE) * strip.rows
     lines = {LOW: V(0), HIGH: (rows + f.line - 2) // f.line}
-    needed = product(count.subs(lines) for _, count in strip.box.values()).subs(f.sizes())
+    needed = product(count.subs(lines) for _, count in strip.box.values()).subs(f.sizes()) + f.beyond
     if strip.size != needed and not is_nonnegative(strip.size - needed):
         raise _refuse(f"{strip.size} elements do not hold the {needed} of a strip")

@@ -41,7 +41,7 @@ def keep(
     """A local of the group gets storage for one step of loop ``below``: registers, or rows of scratch.
 
     ``name``: of the buffer; ``scope``: loops of units that have a storage each; ``storage``: its name where several
-    buffers share one. TC: promotion; exo: stage_mem; Halide: store_at.
+    buffers share one. isl: none; Halide: store_at; TVM: set_scope; exo: set_memory; TC: promotion.
     Before: acc[i, j]. After: acc[p_i, p_j] inside each step of c_i.
     Refuses: ``below`` is no loop of all that meet the array, for then one of them would find another one's elements;
     a subscript that is no iterator.
@@ -63,7 +63,11 @@ def keep(
 
 
 def accumulate(t: Scheduled, below: Coord, name: str = "acc", scope: tuple[Coord, ...] = ()) -> Scheduled:
-    """``keep`` for the array that the only reduction sums into."""
+    """``keep`` for the array that the only reduction sums into: its sums are in registers.
+
+    isl: none; Halide: compute_at of the sums; TVM: cache_write. Before: acc[i, j]. After: acc[p_i, p_j] in each step of
+    ``below``. Refuses: what ``keep`` refuses.
+    """
     return keep(t, t.group.backbone.array, name, below, scope)
 
 
@@ -72,7 +76,8 @@ def carry(t: Scheduled, loop: Coord, load: str = "LOAD", save: str = "SAVE") -> 
 
     The memory is the output of the first epilogue of the sums' dtype, whose own store ends the way.
     Before: INIT at b_k = 0; ACC; DONE at b_k = B_k-1.
-    After: INIT; LOAD at b_k >= 1; ACC; SAVE at b_k < B_k-1; DONE. TVM: cache_write across blocks.
+    After: INIT; LOAD at b_k >= 1; ACC; SAVE at b_k < B_k-1; DONE.
+    isl: none; Halide: none, an update's sums stay in memory; TVM: cache_read and cache_write of the sums.
     Refuses: no initialiser is sunk into ``loop`` (then sums stay where they are); the sums have no buffer.
     """
     acc = t.group.backbone
@@ -132,8 +137,8 @@ def promote(
     of its digits; ``hidden``: digits that one instance copies (an instruction does). ``over``: axes that the copy runs
     although no subscript may (what is copied is then the same along them). It reads from where the readers
     found the array until now: memory, or the buffer of an earlier promotion.
-    isl: graft; TVM: cache_read; Halide: compute_at; exo: stage_mem; TC: promoteToShared. Before: band b_k: ACC reads W.
-    After: band b_k: PACK writes panel; ACC reads panel. TSCompiler 5.3.
+    isl: graft; Halide: compute_at; TVM: cache_read; exo: stage_mem; TC: promoteToShared. TSCompiler 5.3.
+    Before: band b_k: ACC reads W. After: band b_k: PACK writes panel; ACC reads panel.
     Refuses: ``below`` is no loop of the reader; a digit that a step touches is not copied, or copied twice.
     """
     reader = readers[0]
@@ -175,7 +180,8 @@ def spread(t: Scheduled, copy: str, places: Seq[str]) -> Scheduled:
     """A copy that hides all digits of its buffer runs loops ``a_x`` over places of what it copies instead.
 
     The digits say when the contents are meant and who reads them, the places what they are: that these are those is
-    the proof's of a footprint (``proof/footprints.py``). Before: b_k: FILL; ACC. After: b_k: band a_x, a_y: FILL; ACC.
+    the proof's of a footprint (``proof/footprints.py``). isl: a map's range; Halide: bounds inference; TVM: the region
+    of compute_at. Before: b_k: FILL; ACC. After: b_k: band a_x, a_y: FILL; ACC.
     Refuses: a copy with loops of its own.
     """
     view = t.view(copy)

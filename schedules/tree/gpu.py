@@ -117,7 +117,9 @@ def stage_sums(
     ``unit``: loops over units; ``outer``, ``fragments``: loops of the epilogues around slabs, and over fragments of the
     columns, which are axis ``j``; ``sums``: their array. The fragment's rows are the digits r3:2 r2:2 r1:2 r0:2; a
     place among the staged rows runs them as ``PLACES``, so that neither those that write nor those that read meet in a
-    bank.
+    bank. isl: graft; Halide: compute_at with GPUShared; TVM: cache_write to shared.
+    Before: band e_i, e_j: DONE reads registers. After: band e_s: STAGE writes stage; band: DONE reads stage.
+    Refuses: fragments of another height than ``STAGED``.
     """
     i, done = "i", [x.name for x in t.group.epilogues]
     points = t.map.digit(j, p(j)).size

@@ -13,8 +13,10 @@ def clip(t: Scheduled, axis: str, *statements: str, whole: int = 0) -> Scheduled
     """These statements run where the element of the axis exists.
 
     ``whole``: so many least significant digits are not cut: a vector is copied when its first lane exists. Passes cut
-    loops or add masks (``Scheduled.live`` gives the condition). isl: domain intersection; Halide: GuardWithIf.
-    Before: c < C, p < P. After: and (c*P + p) < extent. Refuses: an unknown axis; a statement without the axis.
+    loops or add masks (``Scheduled.live`` gives the condition).
+    isl: a domain's intersection; Halide: GuardWithIf; TVM: a block's predicate.
+    Before: c < C, p < P. After: and (c*P + p) < extent.
+    Refuses: an unknown axis; a statement without the axis.
     """
     for n in statements:
         if not any(d.axis in t.map.parts(axis) for d in t.view(n).digits):
@@ -25,7 +27,8 @@ def clip(t: Scheduled, axis: str, *statements: str, whole: int = 0) -> Scheduled
 def pad(t: Scheduled, *statements: str) -> Scheduled:
     """These statements also run on points that the group does not have (DietCode's local padding).
 
-    TVM: pad_einsum. Before: guards around a tile that is not full. After: none; operands are filled with zeros there.
+    isl: none; Halide: RoundUp; TVM: pad_einsum.
+    Before: guards around a tile that is not full. After: none; operands are filled with zeros there.
     Refuses: an unknown statement. That nothing wrong is stored is the proof's (a sum of products, into a local).
     """
     for n in statements:
@@ -37,7 +40,8 @@ def pad(t: Scheduled, *statements: str) -> Scheduled:
 def assign(t: Scheduled, level: str, *loops: Coord) -> Scheduled:
     """These loops run at once: ``task`` (blocks of a grid, parts of threads) or ``unit`` (warps or threads of a block).
 
-    Halide: parallel, gpu_blocks; TVM: bind; TC: mapToBlocks. Before: band b_i, b_j. After: tasks (b_i, b_j).
+    isl: coincident members of a band; Halide: parallel, gpu_blocks; TVM: parallel, bind; TC: mapToBlocks.
+    Before: band b_i, b_j. After: tasks (b_i, b_j).
     Refuses: a loop of a reduction, whose steps meet one sum.
     """
     for s in (x for x in t.group.statements if x.reduce):
@@ -54,7 +58,7 @@ def mark(t: Scheduled, name: MarkName, at: Coord | None, *statements: str, under
     """A mark above (or ``under``) the loop ``at`` of each of these statements; the band is cut there.
 
     Without a loop the mark is above the whole tree. Marks change no order. They come last: transformations look for
-    bands. isl: mark; TVM: annotate. Before: band i, j. After, at j: band i: mark: band j.
+    bands. isl: mark; Halide: none; TVM: annotate. Before: band i, j. After, at j: band i: mark: band j.
     Refuses: a statement without that loop.
     """
     if at is None:
@@ -78,6 +82,7 @@ def mark(t: Scheduled, name: MarkName, at: Coord | None, *statements: str, under
 def unmark(t: Scheduled, *names: MarkName) -> Scheduled:
     """The marks of these names go. They held a part of a tree together while others were distributed.
 
-    isl: delete a mark node. Before: band i: mark row: A; B. After: band i: A; B. Refuses: nothing.
+    isl: delete a mark node; Halide: none; TVM: unannotate. Before: band i: mark row: A; B. After: band i: A; B.
+    Refuses: nothing.
     """
     return replace(t, tree=without_marks(t.tree, names))

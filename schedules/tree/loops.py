@@ -48,7 +48,8 @@ def fuse(
     its solved shifts (0 is ``first``, K-1 is ``last``). ``axes``: iterator -> name of its axis (several may share one);
     ``loops``: iterator -> its loop.
 
-    isl: band over sequence. Before: INIT; ACC; DONE, one after another. After::
+    isl: band over sequence; Halide: compute_at the innermost loop; TVM: compute_at, reverse_compute_at.
+    Before: INIT; ACC; DONE, one after another. After::
 
         band i, j, k
           sequence INIT at k = 0; ACC; DONE at k = K-1
@@ -85,6 +86,7 @@ def sequence_phases(
     their own (BladeDISC 4; TSCompiler 5.2's phase row).
 
     ``stages``: names of statements that share their inner loops; ``axes``, ``loops`` as for ``fuse``.
+    isl: sequence below a band; Halide, TVM: compute_at the shared loops.
     Before: statements one after another. After::
 
         band r
@@ -116,7 +118,8 @@ def sequence_phases(
 def beside(group: Group, band: Seq[Coord], *parts: Scheduled) -> Scheduled:
     """Parts that share their outermost loops, one after another inside them (the matrix' phase row).
 
-    ``group``: of all statements; ``band``: the shared loops. isl: sequence below a band; Halide: compute_with.
+    ``group``: of all statements; ``band``: the shared loops.
+    isl: sequence below a band; Halide: compute_with; TVM: none.
     Before: band i, j: A; band i, d: B. After: band i: sequence (band j: A), (band d: B).
     Refuses: a part that does not begin with these loops; one axis with different digits in two parts.
     """
@@ -192,7 +195,8 @@ def refine(t: Scheduled, axis: str, digit: str, *parts: tuple[str, Size]) -> Sch
     """A digit as several, for everybody; loops stay what they are and now run all of them.
 
     ``parts``: (name, size), most significant first; the size of the first is what the others leave when all are
-    numbers. Before: digit p:12. After, for ``("q", 3), ("lane", 4)``: digits q:3, lane:4, and a loop over p runs both.
+    numbers. isl: band_tile of a member; Halide, TVM: split.
+    Before: digit p:12. After, for ``("q", 3), ("lane", 4)``: digits q:3, lane:4, and a loop over p runs both.
     Refuses: sizes that do not divide the digit. (A digit whose size is a symbol *is* the product of its parts.)
     """
     old = t.map.digit(axis, digit)
@@ -221,7 +225,9 @@ def balance(t: Scheduled, axis: str, tiles: str, elements: str) -> Scheduled:
 
     The first digit counts blocks, the second tiles; the loop of the tiles then counts along the whole axis.
     ``tiles``, ``elements``: what kernels call the first tile and element of the current block. DietCode's and Vortex'
-    answer to uneven sizes is padding; this is exact. Refuses: an axis of fewer than two digits.
+    answer to uneven sizes is padding; this is exact. isl, Halide, TVM: none.
+    Before: block b has tiles [C*b, C*b + C). After: [n*b // B, n*(b+1) // B).
+    Refuses: an axis of fewer than two digits.
     """
     digits = t.map.axes[axis]
     if len(digits) < 2:
@@ -234,7 +240,8 @@ def begins(t: Scheduled, axis: str, tile: Coord, symbol: str, even: bool = False
     """Kernels keep the first element of the current tile of an axis in ``symbol``.
 
     ``even``: the n = ceil(extent / size) tiles have nearly equal sizes, tile c being ``[E*c // n, E*(c+1) // n)``.
-    Refuses: an axis without that digit.
+    isl: none; Halide: a loop's min; TVM: the binding of a block's iterator.
+    Before: c*P + p in subscripts. After: o + p. Refuses: an axis without that digit.
     """
     origins = {**t.map.origins, axis: Origin(t.map.digit(axis, tile), symbol, even)}
     return replace(t, map=replace(t.map, origins=origins))
@@ -267,7 +274,8 @@ def pull_out(t: Scheduled, *loops: Coord, together: bool = False) -> Scheduled:
 
     In loops that are not named they stay, guarded by their step: they are *sunk* there (TSCompiler 5.2). The CPU names
     the steps of a block, the GPU all of the reduction. ``together``: statements of the last step share their loops.
-    TVM: decompose_reduction; exo: fission. Before: band i, k: INIT at k = 0; ACC. After: band i: INIT; band k: ACC.
+    isl: order_before, order_after; Halide: none, an update is apart; TVM: decompose_reduction; exo: fission.
+    Before: band i, k: INIT at k = 0; ACC. After: band i: INIT; band k: ACC.
     Refuses: no band has the loops over such statements; a statement at another step, or whose place in the text
     contradicts its step.
     """
@@ -319,7 +327,8 @@ def regroup(t: Scheduled, statements: Iterable[str], old: Seq[Coord], new: Mappi
     """Loops of these statements as other loops over the same digits, joined, split or permuted.
 
     ``new``: loop -> names of its digits, most significant first; a permuted tuple is a swizzle of the places.
-    Halide: fuse and split; TVM: fuse; exo: mult_loops. Before: band e_f, p_j. After: band e_j with (e_f, p_j).
+    isl: a band's partial schedule; Halide, TVM: fuse and split; exo: mult_loops.
+    Before: band e_f, p_j. After: band e_j with (e_f, p_j).
     Refuses: a digit is lost or run twice; ``old`` are no loops of one band of these statements.
     """
     names = tuple(statements)
@@ -351,7 +360,7 @@ def regroup(t: Scheduled, statements: Iterable[str], old: Seq[Coord], new: Mappi
 def distribute(t: Scheduled, at: Coord, of: str) -> Scheduled:
     """The loops from ``at`` inwards, once for each part of the sequence below them (around statement ``of``).
 
-    isl: band distribution; exo: fission; TVM: none. Before: band i: A; B. After: band i: A; band i: B.
+    isl: a band's distribution; Halide, TVM: none; exo: fission. Before: band i: A; B. After: band i: A; band i: B.
     Refuses: ``of`` has no such loop over a sequence.
     """
     hit: list[Tree] = []
@@ -375,6 +384,7 @@ def rename(t: Scheduled, statements: Iterable[str], new: Mapping[Coord, Coord]) 
     """Loops of these statements by other names, which are variables of the kernel; digits stay what they are.
 
     Parts that stand beside each other may use one name for different loops, as functions do for their variables.
+    isl: an identifier; Halide: a Var's name; TVM: a loop variable's.
     Before: band c_d: B. After: band c_j: B. Refuses: a new name that one of the statements has already.
     """
     names, views = frozenset(statements), {}

@@ -75,6 +75,7 @@ class MarkName(_Text):
     STORE = "store"
     COMBINE = "combine"
     START = "start"
+    RESCALE = "rescale"
     FINISH = "finish"
 
 

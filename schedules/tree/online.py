@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from polydyn.schedules.expr import Value
+from polydyn.schedules.index import Index
 from polydyn.schedules.laws.online_softmax import (
     FINISH,
     INIT,
@@ -67,12 +68,7 @@ def online_attention(parts: AttentionParts, logit: Value, sizes: OnlineTile) -> 
     i, r, done = "i", parts.score_roles, [x.name for x in parts.values.epilogues]
     batch, unit = tuple(map(it, r.batch)), (w(i),)
     block = (*batch, b(i))
-    t = _start(group, parts, done)
-    count, keys = dict(parts.scores.backbone.iters)[r.col], {r.col: key, parts.value_roles.block: key}
-    extents = {**t.map.extents, TILE: count.ceildiv(sizes.keys), KEYS: count}
-    t = replace(
-        t, map=replace(t.map, derived=keys, joined={KEYS: key.subs({KEY: J1})}, open=frozenset({KEYS}), extents=extents)
-    )
+    t = start_online(group, parts, key, sizes.keys)
     t = tile(t, i, (b, "B_i"), (w, sizes.warps), (p, STAGED))
     t = tile(t, K1, (f, sizes.depth // sizes.step), (p, sizes.step))
     t = tile(t, J1, (g, sizes.keys // 16), (h, 2), (p, 8))
@@ -97,7 +93,7 @@ def online_attention(parts: AttentionParts, logit: Value, sizes: OnlineTile) -> 
                 {f(K1): [f(K1)], **scores, p(K1): [p(K1)]})  # fmt: skip
     t = regroup(t, [VALUE], [p(i), g(J2), h(J2), p(J2), g(J1), h(J1), p(J1)],
                 {f(K2): steps, f(J2): [g(J2), h(J2)], p(i): [p(i)], p(J2): [p(J2)], p(K2): within})  # fmt: skip
-    t = _registers(t, parts)
+    t = keep_rows(t, parts, unit)
     t = stage_sums(t, unit, (), (g(J2), h(J2)), parts.values.backbone.array, J2)
     t = _operands(t, parts, (steps, within, points))
     t = assign(assign(t, "task", *block), "unit", *unit)
@@ -106,8 +102,13 @@ def online_attention(parts: AttentionParts, logit: Value, sizes: OnlineTile) -> 
     return _marks(t, block[0], done)
 
 
-def _start(group: Group, parts: AttentionParts, done: Sequence[str]) -> Scheduled:
-    """The group in its original order, tiles around the statements of a tile."""
+def start_online(
+    group: Group, parts: AttentionParts, key: Index, keys: int, phases: Sequence[Sequence[str]] = (ROWS,)
+) -> Scheduled:
+    """The group in its original order, tiles of ``keys`` keys around the statements of a tile.
+
+    ``key``: of the group's iterators; ``phases``: what is between the two products of a tile, in parts.
+    """
     r, q = parts.score_roles, parts.value_roles
     rows = (*r.batch, r.row)
     axes = {r.row: "i", r.block: K1, KEY: J1, q.col: J2}
@@ -118,15 +119,20 @@ def _start(group: Group, parts: AttentionParts, done: Sequence[str]) -> Schedule
         kept = replace(group, statements=tuple(map(group.statement, names)))
         return unmark(sequence_phases(kept, (*rows, *band), [[n] for n in names], axes, loops), MarkName.STAGE)
 
-    inside = [part([n], TILE) for n in (INIT, SCORE, LOGIT)] + [part(ROWS, TILE), part([VALUE], TILE)]
+    inside = [part(x, TILE) for x in ((INIT,), (SCORE,), (LOGIT,), *phases, (VALUE,))]
     middle = beside(group, [*shared, b("l")], *inside)
-    last = beside(group, shared, part([FINISH]), part(done, q.col))
-    return beside(group, shared, part(START), middle, last)
+    last = beside(group, shared, part([FINISH]), part([x.name for x in parts.values.epilogues], q.col))
+    t = beside(group, shared, part(START), middle, last)
+    count, derived = dict(parts.scores.backbone.iters)[r.col], {r.col: key, q.block: key}
+    extents, joined = {**t.map.extents, TILE: count.ceildiv(keys), KEYS: count}, {KEYS: key.subs({KEY: J1})}
+    return replace(t, map=replace(t.map, derived=derived, joined=joined, open=frozenset({KEYS}), extents=extents))
 
 
-def _registers(t: Scheduled, parts: AttentionParts) -> Scheduled:
-    """What a warp keeps: of a tile scores, then logits, then weights; of its rows; values, then the result."""
-    unit = (w("i"),)
+def keep_rows(t: Scheduled, parts: AttentionParts, unit: tuple[Coord, ...]) -> Scheduled:
+    """What a warp keeps: of a tile scores, then logits, then weights; of its rows; values, then the result.
+
+    ``unit``: the loops of units that have a storage each; none where instructions of several warps meet it.
+    """
     for array, name, storage in ((parts.scores.backbone.array, "acc1", "acc1"), (LOGITS, LOGITS, "acc1"),
                                  (WEIGHTS, WEIGHTS, "acc1"), (PEAK, PEAK, ""), (SCALE, SCALE, "")):  # fmt: skip
         t = keep(t, array, name, b("l"), unit, storage)

@@ -1,4 +1,4 @@
-"""Rewrites of a group before it is scheduled: reductions as one, a reduction in shares."""
+"""Rewrites of a group before it is scheduled: reductions as one, in another order, in shares."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ def merge(group: Group, iterators: Sequence[str], into: str) -> tuple[Group, dic
     """The reductions of a group as one, their mixed radix (the first is the most significant).
 
     Returns the group and what each old iterator is of ``into``. A product of parameters has no affine form, so such an
-    extent becomes the parameter ``steps``. Halide, TVM: fuse. Before: for k, r. After: for step, with k = step // R and
-    r = step % R. Refuses: something besides inputs depends on the single ones.
+    extent becomes the parameter ``steps``. isl: none; Halide, TVM: fuse.
+    Before: for k, r. After: for step, with k = step // R and r = step % R.
+    Refuses: something besides inputs depends on the single ones.
     """
     acc = group.backbone
     if len(iterators) == 1 and iterators[0] == into:
@@ -41,16 +42,36 @@ def merge(group: Group, iterators: Sequence[str], into: str) -> tuple[Group, dic
     return replace(group, params=params, statements=statements), env
 
 
+def permute_reduction(group: Group, order: Sequence[str]) -> Group:
+    """The reduction's iterators in this order, outermost first. isl: a band's partial schedule; Halide, TVM: reorder.
+
+    Before: for j, k: D[x] += f(x, j, k). After: for k, j. Refuses: a reduction that may not be reassociated; other
+    iterators than the reduction's.
+    """
+    acc = group.backbone
+    reassociated(acc)
+    last = acc.iters[len(acc.iters) - len(order) :]
+    if sorted(order) != sorted(x for x, _ in last):
+        raise refuse(f"{list(order)} are not the iterators of {acc.name}'s reduction: {[x for x, _ in last]}")
+    one = replace(acc, iters=(*acc.iters[: -len(order)], *((x, dict(last)[x]) for x in order)))
+    return replace(group, statements=tuple(one if s is acc else s for s in group.statements))
+
+
+def reassociated(acc: Statement) -> None:
+    """Refuses a reduction whose steps may not be taken in any order."""
+    if acc.reduce not in ("sum", "max", "min"):
+        raise refuse(f"{acc.reduce} may not be reassociated")
+
+
 def split_reduction(group: Group, share: str, shares: str) -> Group:
     """Every statement once for each of ``shares`` parts of the reduction: ``share`` is one more parallel iterator.
 
     Which steps a part sums is the launch's business (``passes.tiles.balance``: consecutive parts that cover all steps);
-    here each sums all. Halide, TVM: rfactor. Before: D[x] += f(x, k). After: D[x, share] += f(x, k).
+    here each sums all. isl: none; Halide, TVM: rfactor. Before: D[x] += f(x, k). After: D[x, share] += f(x, k).
     Refuses: a reduction that may not be reassociated.
     """
     acc = group.backbone
-    if acc.reduce not in ("sum", "max", "min"):
-        raise refuse(f"{acc.reduce} may not be reassociated")
+    reassociated(acc)
     more, old = (share, V(shares)), group.arrays[acc.array]
     shape = (*old.shape, V(shares))
     arrays = {**group.arrays, acc.array: replace(old, shape=shape, strides=row_major(shape))}
@@ -76,9 +97,10 @@ def deal_reduction(group: Group, iterator: str, lanes: int, points: int) -> tupl
     """The reduction dealt to lanes that sum by themselves, and the sum of their sums.
 
     A lane has ``points`` neighbouring steps in every round. Returns the group and what the old iterator is of the new
-    ones. Beyond the last step nothing is summed: the schedule cuts there (``TileMap.joined``). TVM: rfactor.
-    Before: D[x] = 0; D[x] += f(x, k). After: parts[x, part] = 0; parts[x, part] += f(x, k); D[x] = 0; D[x] +=
-    parts[x, part]. Refuses: a reduction that may not be reassociated, or has other iterators too.
+    ones. Beyond the last step nothing is summed: the schedule cuts there (``TileMap.joined``).
+    isl: none; Halide, TVM: rfactor. Before: D[x] = 0; D[x] += f(x, k).
+    After: parts[x, part] = 0; parts[x, part] += f(x, k); D[x] = 0; D[x] += parts[x, part].
+    Refuses: a reduction that may not be reassociated, or has other iterators too.
     """
     acc, init = group.backbone, group.init
     if acc.reduce != "sum":

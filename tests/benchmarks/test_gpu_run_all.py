@@ -22,8 +22,8 @@ from polydyn.gpu.errors import DeviceLostError
 from tests.support.paths import ROOT
 from tests.support.tiny import model, node
 
-STAGES = ["calibration", "kernels", "models", "gemm", "layers", "attention", "stitch", "variants", "selector",
-          "overhead", "timeline"]  # fmt: skip
+STAGES = ["loading", "calibration", "kernels", "models", "gemm", "layers", "attention", "stitch", "variants",
+          "selector", "overhead", "timeline"]  # fmt: skip
 """test_gpu_driver runs the conformance; the others need a device, or tools that are not there."""
 PACKED = ["softmax_float32", "gemm", "layer_gelu_72x64", "attention_causal_2x64", "bert_tiny"]
 
@@ -140,7 +140,8 @@ def test_each_call_ends_within_its_ten_minutes(tmp_path: Path) -> None:
     assert run_all.LIMIT + run_all.SLACK < 600 and sorted(x for c in run_all.CALLS.values() for x in c) == sorted(
         run_all.STAGES
     )
-    assert all(sum(run_all.STAGES[s] for s in stages) <= run_all.LIMIT for stages in run_all.CALLS.values())
+    calls = [sum(run_all.STAGES[s] for s in stages) for stages in run_all.CALLS.values()]
+    assert max(calls) <= run_all.LIMIT and sum(calls) + len(calls) * run_all.STARTING + cpu.LIMIT <= run_all.LENT
     options = argparse.Namespace(
         pack=tmp_path, driver="ctypes", emulate=True, only=[], without_hopper=False, patience=9
     )
@@ -172,6 +173,23 @@ def test_without_a_primitive_of_hopper_the_rest_goes_on_without_its_kernels(
     assert "--without-hopper" not in asked[0] and "--without-hopper" in asked[1]
     report, said = json.loads((tmp_path / "out/report.json").read_text()), (tmp_path / "out/log").read_text()
     assert report["without_hopper"] == "tma_load_2d failed" and "not in the pack: conv: refused" in said
+
+
+def test_a_device_that_does_not_answer_ends_the_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def silent(command: list[str], seconds: float, patience: float) -> Iterator[dict[str, Any]]:
+        yield {"about": {"arch": 80}}
+        yield {"failed": "silent for 150 s, before its first case: see above"}
+
+    monkeypatch.setattr(run_all, "results", silent)
+    (tmp_path / "cases.json").write_text('{"target": "cuda:sm_90a"}')
+    options = argparse.Namespace(
+        pack=tmp_path, out=tmp_path / "out", stages=["kernels", "gemm"], limit=500, patience=9, driver="ctypes",
+        emulate=True, only=[], without_hopper=False,
+    )  # fmt: skip
+    assert run_all.run(options) == 1
+    report, said = json.loads((tmp_path / "out/report.json").read_text()), (tmp_path / "out/log").read_text()
+    assert list(report["stages"]) == ["kernels"] and "left out" in report["stopped"]
+    assert "the pack is for cuda:sm_90a: kernels for sm_80 are compiled there" in said
 
 
 def test_our_times_stay_when_torch_fails(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

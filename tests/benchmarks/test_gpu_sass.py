@@ -20,7 +20,7 @@ needs_tools = pytest.mark.skipif(
 @pytest.mark.parametrize(
     "name",
     ["product f16", "product f16, wgmma", "product tf32", "product tf32, wgmma", "product s8, wgmma", "attention f16",
-     "element-wise"],
+     "attention f16, wgmma", "element-wise"],
 )  # fmt: skip
 def test_kernels_have_their_instructions(name: str) -> None:
     got = sass.check(KINDS[name])
@@ -58,3 +58,11 @@ def test_instructions_and_loops_are_read_from_listings(tmp_path: Path, monkeypat
     code = sass.disassembled(tmp_path)
     assert code.instructions[:4] == ("LDC", "LDGSTS.E.BYPASS.LTC128B.128", "UTMALDG.2D", "HMMA.16816.F32")
     assert code.loops == ((1, 6), (0, 7)) and len(code.inner()) == 5 and sass.multiplications(code.inner()) == (1, 0)
+    assert code.skips == ((4, 6),) and code.path() == 5, "behind the loop"
+
+
+def test_out_of_line_code_and_what_is_stepped_over() -> None:
+    wait, power = "WARPGROUP.DEPBAR.LE", "MUFU.EX2"
+    code = ("HGMMA.64", wait, "BRA", power, "FMUL", power, wait, "BRA", "EXIT", "HGMMA.64", "BRA")
+    found = sass.Code(code, ((0, 8), (1, 11)), ((2, 5),))
+    assert len(found.inner()) == 8 and found.path() == 6 and sass.powers_beside(found.inner()) == 2

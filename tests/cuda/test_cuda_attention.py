@@ -22,6 +22,7 @@ from polydyn.schedules.index import Index
 from polydyn.schedules.laws.masks import Axis, Logits, check_conditions, tile_conditions
 from polydyn.schedules.laws.online_softmax import softmax_logit
 from tests.support.cuda_groups import first_fit, placed, plan_of, run, with_bugs
+from tests.support.marks import slow
 
 node = helper.make_node
 Array = np.ndarray[Any, Any]
@@ -159,21 +160,26 @@ def causal(dtype: str, low: float = -np.inf, added: bool = False) -> FusionPlan:
     return plan_of(nodes, shapes, ["y"], {n: a for n, a in constants.items() if n in used}, dtype)
 
 
+def causal_case(dtype: str, length: int, keys: int) -> tuple[dict[str, Array], Array]:
+    """Inputs of ``causal`` and the expected output."""
+    rng = np.random.default_rng(length + keys)
+    shape = {"q": length, "k": keys, "v": keys}
+    feeds = {n: rng.standard_normal((1, 2, x, 64)).astype(dtype) for n, x in shape.items()}
+    q, k, v = (feeds[n].astype(np.float64) for n in "qkv")
+    rows, columns = np.indices((length, keys))
+    with np.errstate(invalid="ignore"):
+        s = np.where(columns <= rows + keys - length, q @ k.swapaxes(-1, -2) / 8, -np.inf)
+        e = np.exp(s - s.max(-1, keepdims=True))
+        return feeds, (e / e.sum(-1, keepdims=True)) @ v
+
+
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
 def test_tiles_above_the_diagonal_are_not_computed(dtype: str) -> None:
     plan = causal(dtype)
     kernels = placed(plan)
     tile = 64 if dtype == "float16" else 32
     for length, keys in ((1, 1), (65, 63), (130, 130), (64, 200), (200, 7), (3, 197)):
-        rng = np.random.default_rng(length + keys)
-        shape = {"q": length, "k": keys, "v": keys}
-        feeds = {n: rng.standard_normal((1, 2, x, 64)).astype(dtype) for n, x in shape.items()}
-        q, k, v = (feeds[n].astype(np.float64) for n in "qkv")
-        rows, columns = np.indices((length, keys))
-        with np.errstate(invalid="ignore"):
-            s = np.where(columns <= rows + keys - length, q @ k.swapaxes(-1, -2) / 8, -np.inf)
-            e = np.exp(s - s.max(-1, keepdims=True))
-            want = (e / e.sum(-1, keepdims=True)) @ v
+        feeds, want = causal_case(dtype, length, keys)
         got, (count,) = run(plan, feeds, kernels=kernels)
         y = got["y"].astype(np.float64)
         assert (np.isnan(y) == np.isnan(want)).all(), "rows without a key are NaN, as in the model"
@@ -231,7 +237,7 @@ def test_rows_without_keys_are_zero() -> None:
 
 @pytest.mark.parametrize(
     ("depth", "width", "heads", "groups", "transposed", "dtype"),
-    [(64, 64, 4, 2, False, "float16"), (40, 16, 1, 1, False, "float16"), (128, 128, 1, 1, False, "bfloat16"),
+    [(64, 64, 4, 2, False, "float16"), slow(40, 16, 1, 1, False, "float16"), (128, 128, 1, 1, False, "bfloat16"),
      (32, 64, 2, 1, True, "float16"), (15, 9, 1, 1, False, "float16")],
 )  # fmt: skip
 def test_head_sizes_groups_and_layouts(
@@ -245,8 +251,8 @@ def test_head_sizes_groups_and_layouts(
 
 
 BUGS = {
-    "sums not scaled to the new maximum": ("total[row_half] * scale", "total[row_half] * 1.0f"),
-    "values not scaled to the new maximum": ("* scale);\n        }", "* 1.0f);\n        }"),
+    "sums not scaled to the new maximum": ("total[row_half] * scale[row_half]", "total[row_half] * 1.0f"),
+    "values not scaled to the new maximum": ("] * scale[row_half]);\n", "]);\n"),
     "lanes of a row disagree": ("peak = pd_max(peak, pd_shfl_xor(peak, ((int32_t)2LL)));", ""),
     "-inf minus -inf": ("(peak == pd_bits_to_f32(0xff800000u)) ? 0.0f", "false ? 0.0f"),
     "keys beyond the last": ("} else {\n            acc1[(column_of", "} else {\n            acc2[(column_of"),

@@ -23,6 +23,7 @@ from polydyn.runtime.cuda.session import Session, open_session
 from polydyn.testing.accuracy import TOLERANCE, error, reference
 from polydyn.testing.inputs import feeds as inputs_of
 from tests.support.cuda_programs import W, softmax_and_gather
+from tests.support.marks import slow
 from tests.support.stored import path_of
 from tests.support.tiny import model, node
 
@@ -68,7 +69,7 @@ def on_device(session: Session, f: dict[str, Any]) -> dict[str, Any]:
     return {n: DeviceArray.of(session, a) for n, a in f.items()}
 
 
-@pytest.mark.parametrize("name", ["bert_tiny", "gpt2_tiny"])
+@pytest.mark.parametrize("name", ["bert_tiny", slow("gpt2_tiny")])
 def test_models_run_at_every_shape_compiled_once(name: str) -> None:
     path = path_of(name)
     program, loaded = compiled(path), onnx.load(path)

@@ -25,8 +25,7 @@ from polydyn.runtime.cuda.array import DeviceArray
 from polydyn.runtime.cuda.images import ImageSource, build_images
 from polydyn.runtime.cuda.program import CudaProgram
 from polydyn.runtime.cuda.session import open_session
-from polydyn.schedules.index import Index, maximum, minimum
-from polydyn.schedules.ranges import largest
+from polydyn.schedules.index import Index, minimum
 from polydyn.shapes.sizes import Sizes
 from polydyn.testing.device.cases import to_tf32_even
 from tests.support.cuda_programs import add, one_launch, version, with_block
@@ -225,16 +224,6 @@ def test_what_is_proven_of_the_sizes_leaves_fewer_versions() -> None:
     assert any(relation == "%==" for v in free for _, relation, _ in v.conditions)
     assert not any(relation == "%==" for v in even for _, relation, _ in v.conditions)
     assert not any(v.kernel.endswith("_long") for v in small), "32 bits are enough"
-
-
-def test_bounds_from_above() -> None:
-    ranges: dict[str, tuple[int, int | None]] = {"M": (1, 9), "N": (0, 20), "L": (0, None)}
-    m, n, unbounded = Index.of("M"), Index.of("N"), Index.of("L")
-    assert largest(m * n + 3, ranges) == 183 and largest(((m + 7) // 8) * minimum(n, 5), ranges) == 10
-    assert largest(maximum(m, n), ranges) == 20
-    assert largest(minimum(m, unbounded), ranges) == 9
-    for e in (unbounded, m - n, maximum(m, unbounded), (m + 1) // n, minimum(m - 5, 3)):
-        assert largest(e, ranges) is None
 
 
 def test_generator_and_run_time_mean_the_same_base() -> None:

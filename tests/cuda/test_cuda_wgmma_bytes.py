@@ -43,12 +43,12 @@ node = helper.make_node
 
 @functools.cache
 def built(types: Types) -> tuple[Kernel, ...]:
-    """Two tiles of the main pair, one of which stores 16 bytes at once; the smallest for the others."""
+    """Two tiles of the main pair, one of which stores 16 bytes at once; a smaller one for the others."""
     of = ProductGroup("_".join(types), product(types, TRANS, outputs="P"), ROLES)
     made = [k for k in wgmma_versions(of) if not k.version.endswith(LONG)]
-    names = ["wgmma_128x256x128_4_wide", "wgmma_128x256x128_4", "wgmma_128x128x128_4_wide", "wgmma_128x128x128_4"]
+    names = [f"wgmma_{t}x128_4{wide}" for t in ("128x256", "128x128", "64x128", "64x64") for wide in ("_wide", "")]
     assert [k.version for k in made] == names
-    return tuple(made[1:3] if types == MAIN else made[3:])
+    return tuple(made[1:3] if types == MAIN else made[3:4])
 
 
 def launch(k: Kernel, versions: Sequence[Kernel], types: Types, shape: tuple[int, int, int], reverse: bool) -> Counters:

@@ -22,7 +22,7 @@ from tests.support.programs import B, L, buffers, kernel, launch
 from tests.support.stored import MODELS, compiled, load, path_of, planned
 from tests.support.tiny import model, node
 
-CI = ("bert_tiny", "gpt2_past_tiny", "t5_tiny", "vit_tiny")
+CI = ("gpt2_past_tiny", "vit_tiny")
 COLUMNS, STEPS = 45, 900
 
 
@@ -49,8 +49,8 @@ def test_the_other_models_pass_every_check(name: str) -> None:
 
 # -- one linear layer with a softmax: a contraction of two reduction blocks, tails everywhere -------------------------
 
-rng = np.random.default_rng(0)
-W, BIAS = rng.standard_normal((STEPS * 2, COLUMNS), np.float32), rng.standard_normal(COLUMNS, np.float32)
+RNG = np.random.default_rng(0)
+W, BIAS = RNG.standard_normal((STEPS * 2, COLUMNS), np.float32), RNG.standard_normal(COLUMNS, np.float32)
 
 
 @cache

@@ -9,14 +9,14 @@ from polydyn.checked import CheckedProgram
 from polydyn.compiler import compile, plan_program
 from tests.support.tiny import model, node
 
-R = np.random.default_rng(4)
+RNG = np.random.default_rng(4)
 ROWS = (0, 1, 2, 9, 33)
 
 
 def product(columns: int, steps: int) -> tuple[object, np.ndarray, np.ndarray]:
     """tanh(x w + b): the epilogue has vector functions, and the bias is read by column."""
-    w = (R.standard_normal((steps, columns)) / steps**0.5).astype(np.float32)
-    b = R.standard_normal(columns).astype(np.float32)
+    w = (RNG.standard_normal((steps, columns)) / steps**0.5).astype(np.float32)
+    b = RNG.standard_normal(columns).astype(np.float32)
     nodes = [node("MatMul", "x w", "m"), node("Add", "m b", "a"), node("Tanh", "a", "y")]
     return model(nodes, {"x": ("float32", ["M", steps])}, ["y"], {"w": w, "b": b}), w, b
 
@@ -31,7 +31,7 @@ def test_column_tails(size: tuple[int, int], target: str) -> None:
     m, w, b = product(*size)
     program = compile(m, threads=2, target=target)
     for rows in ROWS:
-        x = R.standard_normal((rows, size[1])).astype(np.float32)
+        x = RNG.standard_normal((rows, size[1])).astype(np.float32)
         np.testing.assert_allclose(program.run({"x": x})["y"], expected(x, w, b), rtol=0, atol=1e-5)
 
 
@@ -41,7 +41,7 @@ def test_column_tails_touch_nothing_else(columns: int, steps: int) -> None:
     m, w, b = product(columns, steps)
     program = CheckedProgram(plan_program(m))
     for rows in (1, 19):
-        x = R.standard_normal((rows, steps)).astype(np.float32)
+        x = RNG.standard_normal((rows, steps)).astype(np.float32)
         np.testing.assert_allclose(program.run({"x": x})["y"], expected(x, w, b), rtol=0, atol=1e-5)
 
 
@@ -51,5 +51,5 @@ def test_rows_in_blocks() -> None:
     for threads in (1, 2, 3):
         program = compile(m, threads=threads)
         for rows in (7, 1500, 3001):
-            x = R.standard_normal((rows, 48)).astype(np.float32)
+            x = RNG.standard_normal((rows, 48)).astype(np.float32)
             np.testing.assert_allclose(program.run({"x": x})["y"], expected(x, w, b), rtol=0, atol=1e-5)

@@ -19,6 +19,7 @@ from polydyn.graph import reference
 from polydyn.graph.dtypes import numpy_dtype
 from polydyn.graph.expand import import_model
 from polydyn.graph.ir import Graph
+from tests.support.marks import slow
 
 RNG = np.random.default_rng(0)
 Array = np.ndarray[Any, Any]
@@ -95,7 +96,7 @@ def test_activations_with_a_bias(op: str) -> None:
     agrees(model_of(op, {"x": ("float32", ("B", "L", 8)), "b": floats(8)}), *ROWS)
 
 
-@pytest.mark.parametrize(("trans_a", "trans_b"), [(0, 0), (1, 0), (0, 1), (1, 1)])
+@pytest.mark.parametrize(("trans_a", "trans_b"), [(0, 0), slow(1, 0), (0, 1), slow(1, 1)])
 def test_fused_products(trans_a: int, trans_b: int) -> None:
     a, b = ("B", "K", "M") if trans_a else ("B", "M", "K"), ("N", "K") if trans_b else ("K", "N")
     given = {"a": ("float32", a), "b": ("float32", b)}
@@ -155,7 +156,7 @@ def test_fused_convolutions(activation: str, parameters: list[float]) -> None:
 # -- attention -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("masked", ["", "lengths", "keys", "pairs"])
+@pytest.mark.parametrize("masked", ["", "lengths", slow("keys"), "pairs"])
 @pytest.mark.parametrize("causal", [0, 1])
 def test_projected_attention(masked: str, causal: int) -> None:
     dims = {"": None, "lengths": ("int32", ("B",)), "keys": ("int32", ("B", "T")), "pairs": ("int32", ("B", "L", "T"))}
@@ -256,7 +257,7 @@ def group_query(rotary: int, window: int, packed: bool, softcap: float = 0.0) ->
 
 
 @pytest.mark.parametrize("packed", [True, False])
-@pytest.mark.parametrize(("rotary", "window", "softcap"), [(0, -1, 0.0), (1, -1, 0.0), (1, 3, 0.0), (0, 2, 5.0)])
+@pytest.mark.parametrize(("rotary", "window", "softcap"), [(0, -1, 0.0), slow(1, -1, 0.0), (1, 3, 0.0), (0, 2, 5.0)])
 def test_group_query_attention(rotary: int, window: int, softcap: float, packed: bool) -> None:
     model = group_query(rotary, window, packed, softcap)
     for b, n, p in ((1, 7, 0), (2, 5, 0), (1, 1, 6), (2, 1, 31)):

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 import onnx
 import pytest
 
+from polydyn.backends.cuda import Cuda
 from polydyn.checked import CheckedProgram
-from polydyn.codegen.ir import FlatLoad, For, Store
-from polydyn.codegen.passes.hoist import hoist_divisions
+from polydyn.codegen.ir import FlatLoad, For, Let, Store
+from polydyn.codegen.passes.hoist import divide_before, hoist_divisions
 from polydyn.codegen.passes.tiles import flatten_loops
 from polydyn.codegen.passes.vectorise import vectorise_loop
 from polydyn.compiler import plan_program
@@ -22,6 +24,7 @@ from polydyn.graph import reference
 from polydyn.graph.expand import import_model
 from polydyn.graph.operators.common import in_range
 from polydyn.lowering.contract import ContractGroup, lower_contract
+from polydyn.lowering.place_cuda import CudaBuilder
 from polydyn.lowering.prologue import prove_prologue
 from polydyn.program.assemble import build_program
 from polydyn.program.plan import HostPlan
@@ -156,7 +159,7 @@ def test_few_rows_and_sums_in_blocks_of_the_reduction() -> None:
     form = lowered(fused(m))
     assert form.fill and form.footprint is None
     plan = agrees(m, {"x": floats(1, 1600, 5, 4)}, {"x": floats(2, 1600, 1, 1)}, checked=True)
-    assert any("reduction block 768, rows copied" in n for k in plan.kernels for n in k.notes)
+    assert "reduction block 768, rows copied" in "\n".join(n for k in plan.kernels for n in k.notes)
 
 
 @pytest.mark.parametrize(("pads", "copied"), [([0, 0, 0, 0], False), ([1, 0, 2, 1], True)])
@@ -175,7 +178,7 @@ def test_footprints_of_strips_that_are_lower_than_their_halo(tail: tuple[str, ..
     """Paddings larger than the image, several strips, several threads; planes and channels last."""
     m = conv((9, 40, 3, 3), tail, pads=[7, 6, 5, 8], dilations=[6, 4])
     plan, graph = plan_program(m), import_model(m)
-    assert any("footprint copied" in n for k in plan.kernels for n in k.notes)
+    assert "footprint copied" in "\n".join(n for k in plan.kernels for n in k.notes)
     programs = [CheckedProgram(plan), build_program(plan, threads=3)]
     for n, h, w in ((1, 5, 3), (2, 40, 37), (1, 1, 70), (0, 4, 4)):
         feeds = {"x": floats(n, 40, h, w)}
@@ -208,7 +211,7 @@ def test_transposed_convolutions_are_products_of_phases(
     shapes = ((2, 5, 18), (1, 2, 2), (0, 3, 3), (1, 33, 3))
     plan = agrees(m, *({"x": floats(n, weight[0], *size)} for n, *size in shapes), checked=True)
     assert len(plan.launches) == launches
-    assert any("footprint copied" in n for k in plan.kernels for n in k.notes)
+    assert "footprint copied" in "\n".join(n for k in plan.kernels for n in k.notes)
 
 
 # -- prologues -------------------------------------------------------------------------------------------------------
@@ -240,14 +243,27 @@ def test_a_costly_map_joins_a_product_but_no_window() -> None:
     assert [g.kind for g in plan(3).groups] == ["nest", "contract"], "it would be computed for each of nine taps"
 
 
+def test_on_a_gpu_maps_of_rows_along_the_reduction_stay_kernels() -> None:
+    """There a copy of whole rows computes nothing; pixels lie across the reduction, and are copied one by one."""
+    maps = [node("Relu", "x", "r"), node("Mul", "r s", "m")]
+    dense = model([*maps, node("MatMul", "m w", "y")], {"x": (F, ["M", 8])}, ["y"], {"s": floats(8), "w": floats(8, 4)})
+    pixels = model([*maps, node("Conv", "m w", "y")], {"x": (F, ["N", 8, "H", "W"])}, ["y"],
+                   {"s": floats(8, 1, 1), "w": floats(4, 8, 1, 1)})  # fmt: skip
+    count = {cuda: [len(fusion_plan(rewrite_graph(import_model(x)), Cuda.unused if cuda else (), cuda).groups)
+                    for x in (dense, pixels)] for cuda in (False, True)}  # fmt: skip
+    assert count == {False: [1, 1], True: [2, 1]}
+
+
 def test_the_prologue_is_proven_and_mistakes_are_refused_with_an_instance() -> None:
     plan = fused(conv((5, 3, 3, 3), pads=[1, 1, 1, 1]))
     (group,) = plan.groups
     assert prove_prologue(plan, group) == () and group.prologue is not None
     guarded = group.nodes[0].body.args[0]  # type: ignore[attr-defined]
     bare = replace(group.nodes[0], body=op("mul", guarded.args[1], group.nodes[0].body.args[1]))  # type: ignore[attr-defined]
-    with pytest.raises(LegalityError, match=r"reads x\[.*outside its shape(.|\n)*for example"):
-        prove_prologue(plan, replace(group, nodes=(bare, *group.nodes[1:])))
+    wrong = replace(group, nodes=(bare, *group.nodes[1:]))
+    for prove in (partial(prove_prologue, plan), CudaBuilder(plan).one):
+        with pytest.raises(LegalityError, match=r"reads x\[.*outside its shape(.|\n)*for example"):
+            prove(wrong)
     (pad,) = group.prologue.maps
     t = plan.graph.tensors[pad.output]
     short = replace(t, shape=(*t.shape[:-1], t.shape[-1] - 1))
@@ -358,3 +374,10 @@ def test_divisions_leave_loops_that_do_not_change_them() -> None:
     text = repr(hoist_divisions(nest, "q"))
     assert text.count("(a + s) // w") == 1 and text.count("// 2") == 1 and text.count("b // 3") == 1
     assert text.index("(a + s) // w") < text.index("var='b'") < text.index("b // 3")
+
+
+def test_divisions_by_sizes_are_done_before_a_loop() -> None:
+    address = V("t") // V("w") + V("t") // 4 + V("u") // V("w")
+    (name,) = divide_before((For("u", V(0), V(7), (Store("y", address, const(0, F)),)),), "q")
+    assert isinstance(name, Let) and (name.var, name.value) == ("q0", V("t") // V("w"))
+    assert repr(name.body).count("q0") == 1 and "t // 4" in repr(name.body) and "u // w" in repr(name.body)

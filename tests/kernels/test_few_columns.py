@@ -8,9 +8,10 @@ from onnx import NodeProto
 
 from polydyn.checked import CheckedProgram
 from polydyn.compiler import compile, plan_program
+from tests.support.marks import slow
 from tests.support.tiny import model, node
 
-R = np.random.default_rng(2)
+RNG = np.random.default_rng(2)
 COLUMNS = (1, 2, 3, 6, 10)
 
 
@@ -21,14 +22,14 @@ def dense(n: int) -> list[NodeProto]:
 @pytest.mark.parametrize("steps", [32, 45, 64, 1500])
 def test_few_columns(steps: int) -> None:
     """A kernel for each number of columns, side by side in one program."""
-    w = {f"w{n}": R.standard_normal((steps, n)).astype(np.float32) for n in COLUMNS}
-    b = {f"b{n}": R.standard_normal(n).astype(np.float32) for n in COLUMNS}
+    w = {f"w{n}": RNG.standard_normal((steps, n)).astype(np.float32) for n in COLUMNS}
+    b = {f"b{n}": RNG.standard_normal(n).astype(np.float32) for n in COLUMNS}
     nodes = [x for n in COLUMNS for x in dense(n)]
     inputs = {f"x{n}": ("float32", ["M", steps]) for n in COLUMNS}
     program = compile(model(nodes, inputs, [f"y{n}" for n in COLUMNS], {**w, **b}), threads=2)
     assert len(program.launches) == len(COLUMNS), "they stay apart"
     for rows in (0, 1, 2, 7, 33, 130):
-        x = {n: R.standard_normal((rows, steps)).astype(np.float32) for n in COLUMNS}
+        x = {n: RNG.standard_normal((rows, steps)).astype(np.float32) for n in COLUMNS}
         got = program.run({f"x{n}": a for n, a in x.items()})
         for n, a in x.items():
             expected = np.maximum(a.astype(np.float64) @ w[f"w{n}"] + b[f"b{n}"], 0)
@@ -41,7 +42,7 @@ def test_dynamic_columns_of_unit_stride() -> None:
     m = model(nodes, {"q": ("float32", ["B", "Q", 48]), "k": ("float32", ["B", 5, 48])}, ["y"])
     program = compile(m, threads=1)
     for b, n in ((1, 1), (3, 7), (2, 64)):
-        q, k = (R.standard_normal(s).astype(np.float32) for s in ((b, n, 48), (b, 5, 48)))
+        q, k = (RNG.standard_normal(s).astype(np.float32) for s in ((b, n, 48), (b, 5, 48)))
         np.testing.assert_allclose(program.run({"q": q, "k": k})["y"], q @ k.transpose(0, 2, 1), rtol=0, atol=1e-4)
 
 
@@ -62,11 +63,11 @@ def computed() -> object:
 
 
 def feeds(b: int, m: int, n: int, k: int) -> tuple[dict[str, np.ndarray], np.ndarray]:
-    x = {s: R.standard_normal(d).astype(np.float32) for s, d in (("a", (b, m, k)), ("b", (b, k, n)), ("c", (n,)))}
+    x = {s: RNG.standard_normal(d).astype(np.float32) for s, d in (("a", (b, m, k)), ("b", (b, k, n)), ("c", (n,)))}
     return x, np.maximum(x["a"].astype(np.float64) @ x["b"] + x["c"], 0)
 
 
-@pytest.mark.parametrize("target", ["cpu", "cpu:avx2"])
+@pytest.mark.parametrize("target", ["cpu", slow("cpu:avx2")])
 def test_computed_columns(target: str) -> None:
     program = compile(computed(), threads=2, target=target)
     for size in SIZES:

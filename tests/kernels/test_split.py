@@ -11,11 +11,11 @@ from polydyn.graph.fold import fold
 from polydyn.graph.reference import evaluate
 from tests.support.tiny import model, node
 
-R = np.random.default_rng(1)
+RNG = np.random.default_rng(1)
 CONSTANTS = {
     "flat": np.array([-1, 12]),
-    "w": R.standard_normal((12, 20)).astype(np.float32),
-    "b": R.standard_normal(20).astype(np.float32),
+    "w": RNG.standard_normal((12, 20)).astype(np.float32),
+    "b": RNG.standard_normal(20).astype(np.float32),
     "two": np.array(2, np.int64),
 }
 BEFORE = [
@@ -36,7 +36,7 @@ def test_the_epilogue_joins_the_product() -> None:
     assert group.kind == "contract"
     program = compile(m, threads=2)
     for b, n in ((1, 1), (2, 7), (3, 33), (0, 5), (4, 0)):
-        feeds = {"x": R.standard_normal((b, n, 12)), "r": R.standard_normal((b, n, 20))}
+        feeds = {"x": RNG.standard_normal((b, n, 12)), "r": RNG.standard_normal((b, n, 20))}
         feeds = {k: v.astype(np.float32) for k, v in feeds.items()}
         np.testing.assert_allclose(program.run(feeds)["y"], evaluate(graph, feeds)["y"], rtol=0, atol=1e-5)
 
@@ -47,7 +47,7 @@ def test_readers_of_the_flat_rows_still_find_them() -> None:
     graph = fold(import_model(m))
     program = compile(m)
     for b, n in ((1, 1), (2, 7), (3, 33)):
-        feeds = {"x": R.standard_normal((b, n, 12)).astype(np.float32)}
+        feeds = {"x": RNG.standard_normal((b, n, 12)).astype(np.float32)}
         expected = evaluate(graph, feeds)
         for name, got in program.run(feeds).items():
             np.testing.assert_allclose(got, expected[name], rtol=0, atol=1e-5)

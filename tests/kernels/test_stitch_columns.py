@@ -25,13 +25,13 @@ from tests.support.graphs import Sheet, wrong
 from tests.support.tiny import model, node
 
 F = "float32"
-R = np.random.default_rng(0)
+RNG = np.random.default_rng(0)
 Nodes = list[onnx.NodeProto]
 CONSTANTS = {
     "ax1": np.array([1]), "eps": np.float32(1e-5), "halves": np.array([0, 2, -1]), "at0": np.array([0]),
-    "at1": np.array([1]), "two": np.array([2]), "g8": R.standard_normal(8).astype(np.float32),
-    "b8": R.standard_normal(8).astype(np.float32), "w": R.standard_normal((8, 3, 3, 3)).astype(np.float32) / 5,
-    "v": R.standard_normal((4, 8, 3, 3)).astype(np.float32) / 8,
+    "at1": np.array([1]), "two": np.array([2]), "g8": RNG.standard_normal(8).astype(np.float32),
+    "b8": RNG.standard_normal(8).astype(np.float32), "w": RNG.standard_normal((8, 3, 3, 3)).astype(np.float32) / 5,
+    "v": RNG.standard_normal((4, 8, 3, 3)).astype(np.float32) / 8,
 }  # fmt: skip
 COLUMNS = {"x": (F, ["B", "C", "L"]), "r": (F, ["B", "C", "L"])}
 PAIRS = {"x": (F, ["B", "L"])}
@@ -104,7 +104,7 @@ def plan_of(m: onnx.ModelProto, *off: str) -> FusionPlan:
 
 
 def numbers(**shapes: tuple[int, ...]) -> dict[str, np.ndarray]:
-    return {n: R.standard_normal(s).astype(np.float32) for n, s in shapes.items()}
+    return {n: RNG.standard_normal(s).astype(np.float32) for n, s in shapes.items()}
 
 
 # -- how many kernels ------------------------------------------------------------------------------------------------

@@ -14,14 +14,14 @@ from polydyn.graph.reference import evaluate
 from tests.support.tiny import model, node
 
 F = "float32"
-R = np.random.default_rng(0)
+RNG = np.random.default_rng(0)
 CONSTANTS = {
     "axes": np.array([-1]), "last": np.array([2, 3]), "eps": np.float32(1e-5), "two": np.float32(2),
     "flat": np.array([-1, 16]), "heads": np.array([0, 0, 4, 4]), "joined": np.array([0, 0, 16]),
     "groups": np.array([0, 2, -1]), "one": np.ones(2, np.float32), "zero": np.zeros(2, np.float32),
-    "g": R.standard_normal(16).astype(np.float32), "b": R.standard_normal(16).astype(np.float32),
-    "g8": R.standard_normal(8).astype(np.float32), "b8": R.standard_normal(8).astype(np.float32),
-    "s8": R.standard_normal((8, 1, 1)).astype(np.float32), "n": np.array([16]),
+    "g": RNG.standard_normal(16).astype(np.float32), "b": RNG.standard_normal(16).astype(np.float32),
+    "g8": RNG.standard_normal(8).astype(np.float32), "b8": RNG.standard_normal(8).astype(np.float32),
+    "s8": RNG.standard_normal((8, 1, 1)).astype(np.float32), "n": np.array([16]),
 }  # fmt: skip
 ROWS = {"x": (F, ["B", "L", 16]), "r": (F, ["B", "L", 16])}
 IMAGES = {"x": (F, ["N", 8, "H", "W"])}
@@ -152,7 +152,7 @@ def test_stitched_kernels_are_right_at_every_size(chains: dict[str, Nodes]) -> N
     images = chains is SPATIAL
     for shape in ((1, 1, 1), (2, 3, 5), (3, 7, 1), (1, 33, 31), (2, 1, 16)):
         dims = (shape[0], 8, *shape[1:]) if images else (*shape[:2], 16)
-        feeds = {n: R.standard_normal(dims).astype(np.float32) for n in graph.inputs}
+        feeds = {n: RNG.standard_normal(dims).astype(np.float32) for n in graph.inputs}
         expected = evaluate(graph, feeds)
         for name, got in program.run(feeds).items():
             assert got.shape == expected[name].shape

@@ -7,6 +7,7 @@ import onnx
 import pytest
 
 import polydyn
+from polydyn.codegen.cpu.streaming import STREAM
 from polydyn.compiler import plan_program
 from polydyn.program.plan import HostPlan
 from polydyn.runtime.native import OUTPUT_BYTES, PAGE
@@ -39,9 +40,9 @@ def squashed() -> onnx.ModelProto:
 
 
 def moved(plan: HostPlan, **dims: int) -> int:
-    (launch,) = plan.launches
+    (launch,), (kernel,) = plan.launches, plan.kernels
     (candidate,) = launch.candidates
-    return candidate.symbols[-1].evaluate({**dims, "nth": 1})
+    return candidate.symbols[kernel.symbols.index(STREAM)].evaluate({**dims, "nth": 1})
 
 
 def test_only_launches_that_no_cache_holds_stream() -> None:

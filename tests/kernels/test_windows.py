@@ -15,6 +15,7 @@ from polydyn.graph.expand import import_model
 from polydyn.program.assemble import build_program
 from polydyn.program.plan import HostPlan
 from polydyn.schedules.expr import Array
+from tests.support.quantized import random_bytes
 from tests.support.tiny import model, node
 
 RNG = np.random.default_rng(11)
@@ -26,7 +27,7 @@ def floats(*shape: int) -> Array:
     return RNG.standard_normal(shape).astype(np.float32)
 
 
-def window(op: str, channels: int, rank: int, last: bool, **attributes: Any) -> onnx.ModelProto:
+def window(op: str, channels: int, rank: int, last: bool, dtype: str = F, **attributes: Any) -> onnx.ModelProto:
     """One window with every size symbolic, between transposes where the data are channels last."""
     constants: dict[str, Array] = {}
     x, y = ("s", "t") if last else ("x", "y")
@@ -39,7 +40,7 @@ def window(op: str, channels: int, rank: int, last: bool, **attributes: Any) -> 
         nodes.insert(0, node("Transpose", "x", "s", perm=[0, rank + 1, *range(1, rank + 1)]))
         nodes.append(node("Transpose", "t", "y", perm=[0, *range(2, rank + 2), 1]))
         dims = ["N", *AXES[:rank], channels]
-    return model(nodes, {"x": (F, dims)}, ["y"], constants)
+    return model(nodes, {"x": (dtype, dims)}, ["y"], constants)
 
 
 def agrees(m: onnx.ModelProto, *shapes: tuple[int, ...], checked: bool = False) -> HostPlan:
@@ -78,6 +79,17 @@ SIZES: dict[int, list[tuple[int, ...]]] = {
     2: [(2, 5, 7), (1, 9, 40), (1, 34, 19), (0, 8, 8)],
     3: [(1, 4, 5, 19), (2, 3, 9, 4)],
 }
+
+
+@pytest.mark.parametrize(("last", "dtype"), [(False, "uint8"), (True, "int8")], ids=["planes", "last"])
+def test_poolings_of_bytes(last: bool, dtype: str) -> None:
+    m = window("MaxPool", 18, 2, last, dtype, kernel_shape=[3, 3], pads=[1, 1, 1, 1], strides=[2, 2])
+    plan = plan_program(m)
+    assert windows_of(plan)
+    x = random_bytes(RNG, dtype, *((2, 9, 40, 18) if last else (2, 18, 9, 40)))
+    expected = reference.evaluate(import_model(m), {"x": x})["y"]
+    np.testing.assert_array_equal(CheckedProgram(plan).run({"x": x})["y"], expected)
+    np.testing.assert_array_equal(build_program(plan, threads=1).run({"x": x})["y"], expected)
 
 
 @pytest.mark.parametrize("last", [False, True], ids=["planes", "channels_last"])

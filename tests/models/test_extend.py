@@ -20,7 +20,7 @@ from polydyn.program_cache import Arguments, program_key
 from tests.support.paths import ROOT
 from tests.support.tiny import node
 
-R = np.random.default_rng(2)
+RNG = np.random.default_rng(2)
 EXAMPLES = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "extending.md").read_text(), re.S)
 
 
@@ -58,7 +58,7 @@ def test_the_examples_of_the_guide(name: str, tmp_path: Path) -> None:
     program.save(tmp_path / "m.polydyn")
     saved = polydyn.load(tmp_path / "m.polydyn")
     for b, n in ((0, 3), (1, 0), (1, 1), (3, 33), (2, 8)):
-        feeds = {"x": R.standard_normal((b, n), np.float32), "limit": R.random(n, np.float32) + 1}
+        feeds = {"x": RNG.standard_normal((b, n), np.float32), "limit": RNG.random(n, np.float32) + 1}
         feeds = {k: v for k, v in feeds.items() if k in program.inputs}
         want = np.maximum(EXPECTED[name](feeds["x"] * 2, *list(feeds.values())[1:]), 0)
         for got in (program.run(feeds)["y"], saved.run(feeds)["y"], evaluate(import_model(model), feeds)["y"]):

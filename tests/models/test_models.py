@@ -12,6 +12,7 @@ import pytest
 import polydyn
 from polydyn.testing.accuracy import TOLERANCE, Starts, error, reference
 from polydyn.testing.inputs import feeds, shapes
+from tests.support.marks import slow
 from tests.support.stored import MODELS, compiled, load, one_head_scaled, path_of
 
 
@@ -20,7 +21,10 @@ def starts() -> Starts:
     return Starts()
 
 
-@pytest.mark.parametrize("name", MODELS)
+LONG = ("albert_tiny", "alexnet_tiny", "densenet121_tiny", "googlenet_tiny")
+
+
+@pytest.mark.parametrize("name", [slow(n) if n in LONG else n for n in MODELS])
 def test_compiled_once_and_right_at_every_shape(name: str, starts: Starts) -> None:
     expected = reference(path_of(name), shapes(name))
     program = polydyn.compile(path_of(name), threads=2)

@@ -18,6 +18,7 @@ from polydyn.testing.fuzz import attempt, difference, run_seeds, shrink, text
 from polydyn.testing.inputs import feeds, shapes
 from polydyn.testing.random_graphs import random_feeds, random_graph, random_sizes
 from tests.support.graphs import Sheet, matmul, random_inputs, wrong
+from tests.support.marks import slow
 from tests.support.stored import compiled, load, path_of
 
 EXTREMES = ({"M": 0, "N": 5, "K": 3}, {"M": 5, "N": 0, "K": 3}, {"M": 5, "N": 37, "K": 0}, {"M": 1, "N": 1, "K": 1})
@@ -37,7 +38,7 @@ def native(name: str) -> str:
     return f"cpu:{name}"
 
 
-@pytest.mark.parametrize("first", [0, 12])
+@pytest.mark.parametrize("first", [0, slow(12)])
 def test_random_graphs_agree_with_the_reference(first: int) -> None:
     assert run_seeds(range(first, first + 12), "cpu", feeds=3) == []
 
@@ -87,7 +88,7 @@ def test_a_failing_graph_is_shrunk_to_what_fails() -> None:
 
 
 @pytest.mark.parametrize("target", ["avx512", "avx2"])
-@pytest.mark.parametrize("form", ["ab", "aTb", "abT", "transposed out", "constant", "dot rows"])
+@pytest.mark.parametrize("form", ["ab", slow("aTb"), slow("abT"), "transposed out", "constant", "dot rows"])
 def test_products_at_ugly_sizes(form: str, target: str) -> None:
     """K of 0 runs initialiser and epilogue; K beyond a block runs LOAD and SAVE; a strided column is packed."""
     s = Sheet(a=("M", "K"), at=("K", "M"), b=("K", "N"), bt=("N", "K"))

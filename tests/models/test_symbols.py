@@ -14,10 +14,10 @@ from polydyn.cli.main import main
 from polydyn.errors import ShapeError
 from tests.support.tiny import model, node
 
-R = np.random.default_rng(5)
+RNG = np.random.default_rng(5)
 HEADS, DEPTH = 3, 4
 WIDTH = HEADS * DEPTH
-W = {n: R.standard_normal((WIDTH, WIDTH)).astype(np.float32) for n in "qkv"}
+W = {n: RNG.standard_normal((WIDTH, WIDTH)).astype(np.float32) for n in "qkv"}
 
 
 def shape(*sizes: int) -> np.ndarray:
@@ -47,9 +47,9 @@ def test_constant_targets_of_reshapes_follow() -> None:
     program = polydyn.compile(static, symbols={"x": ("B", "L", None)})
     dynamic = polydyn.compile(attention("B", "L", (0, -1)))
     for b, n in ((1, 7), (2, 9), (0, 3), (3, 1), (1, 0)):
-        x = R.standard_normal((b, n, WIDTH)).astype(np.float32)
+        x = RNG.standard_normal((b, n, WIDTH)).astype(np.float32)
         np.testing.assert_allclose(program.run({"x": x})["o"], dynamic.run({"x": x})["o"], 1e-6, 1e-6)
-    x = R.standard_normal((1, 7, WIDTH)).astype(np.float32)
+    x = RNG.standard_normal((1, 7, WIDTH)).astype(np.float32)
     np.testing.assert_allclose(program.run({"x": x})["o"], polydyn.compile(static).run({"x": x})["o"], 1e-6, 1e-6)
 
 
@@ -59,7 +59,7 @@ def test_heads_joined_with_the_batch() -> None:
     m = model(nodes, {"x": ("float32", [2, 3, 5, 4])}, ["o"], constants)
     program = polydyn.compile(m, symbols={"x": ("B", None, "L", None)})
     for b, n in ((2, 5), (1, 8), (4, 0)):
-        x = R.standard_normal((b, 3, n, 4)).astype(np.float32)
+        x = RNG.standard_normal((b, 3, n, 4)).astype(np.float32)
         np.testing.assert_array_equal(program.run({"x": x})["o"], np.maximum(x, 0))
 
 

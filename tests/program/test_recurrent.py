@@ -15,6 +15,7 @@ from onnx import helper
 import polydyn
 from polydyn.errors import UnsupportedError
 from polydyn.runtime.parts_program import PartsProgram
+from tests.support.marks import slow
 
 RNG = np.random.default_rng(5)
 GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
@@ -74,7 +75,7 @@ def check(m: onnx.ModelProto, sizes: Any = ((4, 2), (1, 1), (9, 3))) -> PartsPro
     return program
 
 
-@pytest.mark.parametrize("direction", ["forward", "reverse", "bidirectional"])
+@pytest.mark.parametrize("direction", ["forward", slow("reverse"), "bidirectional"])
 @pytest.mark.parametrize("op", GATES)
 def test_directions_with_bias_lengths_and_initial_states(op: str, direction: str) -> None:
     check(recurrent(op, "BSH", direction=direction))

@@ -22,11 +22,11 @@ from tests.support.stored import path_of
 from tests.support.tiny import model, node
 
 BERT = path_of("bert_tiny")
-R = np.random.default_rng(0)
+RNG = np.random.default_rng(0)
 
 
 def feeds(batch: int = 2, length: int = 5) -> dict[str, np.ndarray]:
-    ids = R.integers(0, 100, (batch, length))
+    ids = RNG.integers(0, 100, (batch, length))
     return {"input_ids": ids, "attention_mask": np.ones_like(ids)}
 
 

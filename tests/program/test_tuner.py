@@ -24,6 +24,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 import polydyn
 from polydyn.backends.cpu import cpu_target
+from polydyn.build.features import machine_features
 from polydyn.checked import CheckedProgram
 from polydyn.cli import main
 from polydyn.codegen.kernel import Kernel
@@ -121,9 +122,17 @@ def test_equal_records_give_equal_bytes(records: Path, tmp_path: Path) -> None:
 
 def test_what_was_not_tuned_is_compiled_and_named(records: Path) -> None:
     program = polydyn.compile(linear(n=24), records=records, threads=1)
-    assert any("is not tuned: tuned.db has no search by polydyn" in n for n in program.explain(M=3).notes)
+    assert "is not tuned: tuned.db has no search by polydyn" in "\n".join(program.explain(M=3).notes)
     program = polydyn.compile(linear(), records=records, threads=1, options=Options(strategy="vortex"))
-    assert any("no search by vortex" in n for n in program.explain(M=3).notes)
+    assert "no search by vortex" in "\n".join(program.explain(M=3).notes)
+
+
+def test_products_decoded_in_registers_are_not_tuned_and_named(records: Path) -> None:
+    made = models.linear_of_nibbles(16, 64, accuracy=4)
+    notes = polydyn.compile(made, records=records, threads=1).explain(M=3).notes
+    in_bytes = bool({"avx512_vnni", "avx_vnni"} & set(machine_features()))
+    assert in_bytes == any("is not tuned: its weights of 4 bits are decoded in registers" in n for n in notes)
+    assert in_bytes == (tasks_of(made) == [])
 
 
 def test_missing_files_and_strategies_are_refused(tmp_path: Path) -> None:
@@ -208,7 +217,7 @@ def test_searches_for_several_numbers_of_threads_are_in_one_program(records: Pat
         np.testing.assert_allclose(program.run({"x": inputs(61)})["y"], expected(inputs(61)), rtol=1e-4, atol=1e-5)
         (launch,) = program.explain(M=61).launches
         taken.append((launch.kernel, *launch.choices.items()))
-        assert any(f"nth = {threads} " in line for line in launch.selection)
+        assert f"nth = {threads} " in "\n".join(launch.selection)
     assert taken[0] == taken[1] != taken[2] and taken[2][0] == taken[3][0]
 
 

@@ -25,6 +25,7 @@ from polydyn.runtime.opening import open_program
 from polydyn.schedules.index import Index
 from polydyn.testing.inputs import feeds as model_feeds
 from polydyn.testing.random_graphs import random_feeds, random_graph, union
+from tests.support.marks import slow
 from tests.support.programs import ADD, WEIGHTS, B, L, buffers, example, expected, feeds, kernel, launch
 from tests.support.stored import load, path_of
 
@@ -241,7 +242,7 @@ def test_waves_change_no_bit_of_a_model(branches: HostPlan, joined: Artifact) ->
             assert all(got[o].tobytes() == first[o].tobytes() for o in first)
 
 
-@pytest.mark.parametrize("seeds", [range(5), range(40, 45)])
+@pytest.mark.parametrize("seeds", [range(5), slow(range(40, 45))])
 def test_random_graphs_in_waves(seeds: range) -> None:
     """Graphs side by side, so that there is much to join; small launches are shared out too."""
     graphs = [random_graph(s, f"s{s}_") for s in seeds]

@@ -109,7 +109,7 @@ def _addresses(s: Statement, array: str, params: Mapping[str, int]) -> Iterator[
     ranges |= {n: (0, max(0, e.evaluate(params) - 1)) for n, e in s.iters}
     for x in loads(s.value):
         if x.buffer == array:
-            yield interval(x.index[0], ranges)[1]
+            yield int(interval(x.index[0], ranges)[1])
 
 
 C = TypeVar("C", bound=Task)
@@ -154,7 +154,10 @@ def task_of(key: str, form: ContractGroup, target: CpuTarget, build: str) -> Cpu
         key, acc.value.dtype, target.name, compiler=compiler.version, flags=compile_flags(compiler, build),
         generator=GENERATOR,
     )  # fmt: skip
-    return CpuTask(form, name, backbone_of_roles(group, form.roles, acc.value.dtype), target, build)
+    task = CpuTask(form, name, backbone_of_roles(group, form.roles, acc.value.dtype), target, build)
+    if task.builder(DEFAULT, "asked").product.in_bytes:
+        return Declined(f"group {key} is not tuned: its weights of 4 bits are decoded in registers at all sizes")
+    return task
 
 
 def backbone_of_roles(group: Group, roles: Roles, dtype: str, merged: str = "") -> Backbone:

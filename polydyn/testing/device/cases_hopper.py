@@ -172,6 +172,20 @@ def wgmma_cases() -> list[Case]:
     return cases
 
 
+def register_cases() -> list[Case]:
+    """The same with A in registers."""
+    cases = []
+    for name in ("f16_n64", "f16_n128_mn", "bf16_n32"):
+        kind, n, mn = name.split("_")[0], int(name.split("_")[1][1:]), name.endswith("mn")
+        a, b, va, vb, c = _operands(kind, n)
+        want = (va @ vb + c).astype(c.dtype)
+        b, dtype = b if mn else np.ascontiguousarray(b.T), "bfloat16" if kind == "bf16" else None
+        args = (_map(b, (64, 64 if mn else n), 128, dtype), a.view(np.uint32), c, np.zeros_like(c))
+        cases.append(Case(f"wgmma_rs_{name}", SOURCE, f"wgmma_rs_{name}", 128, args, {3: want}, n * 128 + 8,
+                          tolerance=1e-6, arch=90))  # fmt: skip
+    return cases
+
+
 def rounding_cases() -> list[Case]:
     """float32 through maps that round to tf32: as it lies in shared memory, and as wgmma multiplies it.
 
@@ -200,4 +214,12 @@ def rounding_cases() -> list[Case]:
 
 def all_hopper_cases() -> list[Case]:
     """Every case that needs sm_90a."""
-    return [*tma_cases(), mbarrier_case(), places_case(), *wgmma_cases(), *rounding_cases(), *float8_cases()]
+    return [
+        *tma_cases(),
+        mbarrier_case(),
+        places_case(),
+        *wgmma_cases(),
+        *register_cases(),
+        *rounding_cases(),
+        *float8_cases(),
+    ]

@@ -139,6 +139,42 @@ WGMMA(wgmma_s8u8_n256, 256, int32_t, 0, pd_wgmma_m64n256k32_s8u8)
 WGMMA(wgmma_u8_n128, 128, int32_t, 0, pd_wgmma_m64n128k32_u8)
 WGMMA(wgmma_u8_n256, 256, int32_t, 0, pd_wgmma_m64n256k32_u8)
 
+// ---- the same with A in registers, read from memory as the fragments of four steps; descriptors advanced by bytes ------
+#define WGMMA_RS(name, N, TB, ...)                                                                       \
+  PD_KERNEL(name, 128, 1)(PD_TMAP(tb), const uint32_t *a, const float *c, float *out) {                  \
+    PD_DYN_SMEM(smem);                                                                                   \
+    uint64_t *bar = (uint64_t *)(smem + N * 128);                                                        \
+    int t = pd_tid(), row = t / 32 * 16 + t % 32 / 4;                                                    \
+    if (t == 0) {                                                                                        \
+      pd_mbar_init(bar, 1);                                                                              \
+      pd_fence_mbar_init();                                                                              \
+      pd_mbar_expect_tx(bar, N * 128);                                                                   \
+      for (int p = 0; p < (TB ? N / 64 : 1); p++) pd_tma_load_2d(smem + p * 8192, &tb, p * 64, 0, bar);  \
+    }                                                                                                    \
+    float d[N / 2];                                                                                      \
+    uint32_t r[16];                                                                                      \
+    PD_UNROLL                                                                                            \
+    for (int i = 0; i < N / 2; i++) d[i] = pd_ldg(c + (row + i / 2 % 2 * 8) * N + i / 4 * 8 + t % 4 * 2 + i % 2); \
+    PD_UNROLL                                                                                            \
+    for (int i = 0; i < 16; i++) r[i] = pd_ldg(a + (row + i % 2 * 8) * 32 + i / 2 * 4 + t % 4);          \
+    pd_syncthreads();                                                                                    \
+    pd_mbar_wait(bar, 0);                                                                                \
+    const uint64_t b = TB ? pd_desc_mn(smem, 8192) : pd_desc_k(smem);                                    \
+    pd_wgmma_fence();                                                                                    \
+    PD_UNROLL                                                                                            \
+    for (int k = 0; k < 4; k++) __VA_ARGS__(d, r + k * 4, pd_desc_at(b, k * (TB ? 2048 : 32)), 1);       \
+    pd_wgmma_commit();                                                                                   \
+    pd_wgmma_wait<0>();                                                                                  \
+    pd_wgmma_keep<N / 2>(d);                                                                             \
+    pd_wgmma_keep<16>(r);                                                                                \
+    PD_UNROLL                                                                                            \
+    for (int i = 0; i < N / 2; i++) pd_stg(out + (row + i / 2 % 2 * 8) * N + i / 4 * 8 + t % 4 * 2 + i % 2, d[i]); \
+  }                                                                                                      \
+  PD_EXPORT(name, 128);
+WGMMA_RS(wgmma_rs_f16_n64, 64, 0, pd_wgmma_rs_m64n64k16_f16<0>)
+WGMMA_RS(wgmma_rs_f16_n128_mn, 128, 1, pd_wgmma_rs_m64n128k16_f16<1>)
+WGMMA_RS(wgmma_rs_bf16_n32, 32, 0, pd_wgmma_rs_m64n32k16_bf16<0>)
+
 // ---- warps' products of 8-bit floats: fragments in, fragments out; sm_89 and newer ---------------------------------
 #define MMA(name)                                                                                        \
   PD_KERNEL(mma_##name, 32, 1)(const pd_b128 *a, const pd_b64 *b, const float *c, float *out) {          \

@@ -8,12 +8,13 @@ from itertools import product
 import pytest
 
 from polydyn.codegen.cpu.windows import fits
-from polydyn.codegen.ir import Between, Body, Def, FlatLoad, For, If, Ramp, Reg, Set, Store, walk, walk_value
+from polydyn.codegen.ir import Apply, Between, Body, Def, FlatLoad, For, If, Ramp, Reg, Set, Store, walk, walk_value
 from polydyn.codegen.passes.taps import Window, twins
 from polydyn.codegen.passes.transpose import dense_along
+from polydyn.codegen.passes.unzip import unzip
 from polydyn.codegen.passes.vectorise import vectorise_loop
 from polydyn.schedules.errors import CodegenError, Declined
-from polydyn.schedules.expr import Const, FromIndex, Op, Value, const, neutral, op
+from polydyn.schedules.expr import Const, FromIndex, Op, Value, cast, const, neutral, op
 from polydyn.schedules.index import Index, maximum, minimum
 from polydyn.schedules.model import Group
 from tests.support.polyhedral_groups import depthwise
@@ -121,6 +122,34 @@ def test_every_input_is_loaded_once_and_sums_keep_their_order() -> None:
     assert list(sums(made).values()) == [["0", "1", "2"]] * 3 and not [n for n in walk(made) if isinstance(n, If)]
 
 
+def test_taps_that_several_sums_add_alike_are_added_up_once() -> None:
+    """Three sums over windows of 3 x 3 elements have three lines in common with others."""
+    x: Value = FlatLoad(F, "x", (V("u") + "j") * 10 + "k")
+    taps = For("j", V(0), V(3), (For("k", V(0), V(3), (For("u", V(0), V(3), (Store("s", V("u"), x, "sum"),)),)),))
+    first = For("u", V(0), V(3), (Store("s", V("u"), const(0, F)),))
+    made = twins((first, taps), Window("u", 3, None, ("j", "k"), {"s": F}, frozenset({"x"})))
+    held: dict[str, list[int | None]] = {}
+    for n in (x for x in made if isinstance(x, (Def, Set))):
+        read = [v.address.constant for v in walk_value(n.value) if isinstance(v, FlatLoad)]
+        added = held[n.value.name] if isinstance(n.value, Reg) else read
+        held[n.reg] = added if isinstance(n, Def) or not n.reduce else held[n.reg] + added
+    windows = [[10 * (u + j) + k for j in range(3) for k in range(3)] for u in range(3)]
+    assert [v for n, v in held.items() if n.startswith("s_")] == windows
+    assert len(loaded(made)) == 15 and sum(isinstance(n, Set) and n.reduce == "sum" for n in made) == 2 * 3 + 6 + 7
+
+
+def test_inside_a_tile_counts_of_taps_are_numbers() -> None:
+    body, window = tile(guards=True)
+    count = minimum(V("n") - V("i") + 1, 3) - maximum(1 - V("i"), 0)
+    ramp = op("min", Ramp("int64", V("n") - V("i") + 1, V(-1), 3), const(3, "int64"))
+    more = [Store("c", V(0), FromIndex(F, count)), Store("c", V(1), cast(ramp, F), lanes=3)]
+    (choice,) = twins((*body, *more), window)
+    assert isinstance(choice, If)
+    inside, edge = ([n.value for n in walk(b) if isinstance(n, (Store, Def))] for b in (choice.then, choice.orelse))
+    assert FromIndex(F, V(3)) in inside and Op(F, "cast", (const(3, "int64"),)) in inside
+    assert FromIndex(F, count) in edge and cast(ramp, F) in edge
+
+
 def test_a_tile_inside_has_no_guards_and_its_twin_asks_once_for_each_input() -> None:
     (choice,) = twins(*tile(guards=True, live=True))
     assert isinstance(choice, If)
@@ -197,3 +226,38 @@ def test_counts_of_taps_have_lanes() -> None:
 def test_a_guarded_load_is_no_transpose() -> None:
     load = FlatLoad(F, "x", V("u"), 8, V(64))
     assert dense_along(load, "u", 8) and not dense_along(replace(load, guard=Between("bool", V(0), V(4), 8)), "u", 8)
+
+
+# -- every other element ---------------------------------------------------------------------------------------------
+
+
+def touched(v: Value, at: int) -> list[int | None]:
+    """The elements in the lanes of what ``unzip`` makes; None in lanes that touch nothing."""
+    if isinstance(v, FlatLoad):
+        guards = v.guard.args if isinstance(v.guard, Op) else (v.guard,) if v.guard else ()
+        ranges = [(g.low.evaluate({}), g.high.evaluate({})) for g in guards if isinstance(g, Between)]
+        live = v.lanes if v.mask is None else int(v.mask)
+        inside = [n < live and (not guards or any(a <= n < b for a, b in ranges)) for n in range(v.lanes)]
+        return [int(v.address.evaluate({"i": at})) + n if x else None for n, x in enumerate(inside)]
+    assert isinstance(v, Apply)
+    first, second = (touched(x, at) for x in v.args)
+    return [*first, *second][v.function == "vodds_f32" :: 2]
+
+
+@pytest.mark.parametrize("guarded, mask", [(False, None), (False, 3), (True, None)])
+def test_every_other_element_comes_out_of_whole_vectors_that_neighbours_share(guarded: bool, mask: int | None) -> None:
+    lanes = {0: (1, 4), 1: (0, 4), 2: (0, 3)} if guarded else dict.fromkeys(range(3), (0, 4 if mask is None else mask))
+    made = {
+        c: FlatLoad(F, "x", V("i") + c, 4, V(2), None if mask is None else V(mask),
+                    Between("bool", V(a), V(b), 4) if guarded else None)
+        for c, (a, b) in lanes.items()
+    }  # fmt: skip
+    halves = unzip(made.values())
+    read = {n for v in halves.values() for x in v.args for n in touched(x, 0) if n is not None}  # type: ignore[attr-defined]
+    expected = {c: [c + 2 * n if a <= n < b else None for n in range(4)] for c, (a, b) in lanes.items()}
+    needed = {n for x in expected.values() for n in x if n is not None}
+    assert {min(needed), max(needed)} <= read <= set(range(min(needed), max(needed) + 1))
+    for c, v in made.items():
+        got = touched(halves[v], 0)
+        assert all(a == b for a, b in zip(got, expected[c], strict=True) if b is not None)
+    assert halves[made[0]].args == halves[made[1]].args  # type: ignore[attr-defined]

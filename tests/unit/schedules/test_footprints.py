@@ -16,6 +16,7 @@ from polydyn.codegen.cpu.target import AVX512
 from polydyn.fusion.pipeline import fusion_plan, rewrite_graph
 from polydyn.graph.expand import import_model
 from polydyn.lowering.contract import ContractGroup, lower_contract
+from polydyn.lowering.words import PAIRS, QUADS
 from polydyn.schedules.errors import LegalityError
 from polydyn.schedules.group.footprint import HIGH, LOW, Footprint, size
 from polydyn.schedules.index import Index, product
@@ -36,6 +37,17 @@ def form(weight: tuple[int, ...], **attributes: Any) -> ContractGroup:
     plan = fusion_plan(rewrite_graph(import_model(m)))
     lowered = lower_contract(plan, plan.groups[0], 16, promotion=True)
     assert lowered is not None
+    return lowered
+
+
+def words(weight: tuple[int, ...], **attributes: Any) -> ContractGroup:
+    """The same of bytes, whose products are of words."""
+    dims: list[str | int] = ["N", weight[1], "H", "W"]
+    m = model([node("ConvInteger", "x w", "y", **attributes)], {"x": ("uint8", dims)}, ["y"],
+              {"w": np.ones(weight, np.int8)})  # fmt: skip
+    plan = fusion_plan(rewrite_graph(import_model(m)))
+    lowered = lower_contract(plan, plan.groups[0], 16, promotion=True, kinds=(QUADS, PAIRS))
+    assert lowered is not None and lowered.in_words
     return lowered
 
 
@@ -151,3 +163,25 @@ def test_a_copy_that_readers_loop_around_is_refused(convolution: tuple[Scheduled
     t, s = convolution
     with pytest.raises(LegalityError, match=r"runs .* by itself"):
         check_strip(t, replace(s, loops=dict.fromkeys(s.loops, "c_i")))
+
+
+def test_words_begin_anywhere_in_a_strip_of_their_parts() -> None:
+    """Seven taps are two words, the last of which ends behind the window: at the end of the strip behind that."""
+    t, s = strip(words((8, 3, 7, 7), strides=[2, 2], pads=[3, 3, 3, 3]))
+    f = s.footprint
+    assert (f.word, f.dtype, f.beyond) == ("quad", "uint8", 1)
+    check_strip(t, s)
+    assert right(s)
+    wrong = {
+        "do not hold": replace(s, size=s.size - 1),
+        "is not .* at the places": replace(s, footprint=replace(f, word="")),
+        "do not lie side by side": replace(s, footprint=replace(f, places=f.places[::-1])),
+        "what may be no number": replace(s, footprint=replace(f, word="pair_bf16")),
+    }
+    for why, mutant in wrong.items():
+        with pytest.raises(LegalityError, match=why):
+            check_strip(t, mutant)
+
+
+def test_words_of_steps_apart_have_no_strip() -> None:
+    assert words((8, 3, 3, 7), dilations=[1, 2]).footprint is None

@@ -10,15 +10,18 @@ import pytest
 from polydyn.schedules.errors import LegalityError, ScheduleError
 from polydyn.schedules.expr import Load, Value, transform
 from polydyn.schedules.index import Index
+from polydyn.schedules.proof.overlap import first_conflict
 from polydyn.schedules.proof.prove import prove
 from polydyn.schedules.tree.few_rows import FewRows, few_rows_product
 from polydyn.schedules.tree.names import b, f, lanes, w
 from polydyn.schedules.tree.nodes import Band, Mark, Sequence, Tree
 from polydyn.schedules.tree.online import OnlineTile, online_attention
+from polydyn.schedules.tree.online_warpgroups import WarpgroupOnlineTile, online_warpgroups
 from polydyn.schedules.tree.rewrites import PART
 from polydyn.schedules.tree.scheduled import Scheduled, flat
 from polydyn.schedules.tree.strategies import ACC
 from polydyn.schedules.tree.warpgroups import WarpgroupTile, warpgroup_product
+from tests.support.marks import slow
 from tests.support.schedule_text import text
 from tests.support.scheduled_groups import online_parts, product, roles, run_online, run_product, single
 
@@ -31,6 +34,9 @@ GROUPS = (WarpgroupTile(2, 4, 1, 32, (4, 16)), WarpgroupTile(2, 4, 2, 8, (4, 16)
 """What kernels have: columns in one box, and in panels."""
 ONLINE = (OnlineTile(4, 64, 64, 64, 16), OnlineTile(4, 32, 64, 64, 8), OnlineTile(4, 32, 64, 128, 4))
 """What kernels have: instructions of tensor cores for 16 bits and tf32, and CUDA cores."""
+
+HOPPER = (WarpgroupOnlineTile(2, 128, (1, 4), (1, 8)), WarpgroupOnlineTile(2, 128, (2, 4), (2, 8)))
+"""What kernels have: heads of one panel and of two."""
 
 
 def few_rows(sizes: FewRows = LANES[0]) -> Scheduled:
@@ -45,7 +51,11 @@ def online(sizes: OnlineTile = ONLINE[0], depth: int = 60, width: int = 62) -> S
     return online_attention(*online_parts(depth, width), sizes)
 
 
-@pytest.mark.parametrize("make", [few_rows, warpgroups, online], ids=lambda f: f.__name__)
+def hopper(sizes: WarpgroupOnlineTile = HOPPER[0], depth: int = 60, width: int = 62) -> Scheduled:
+    return online_warpgroups(*online_parts(depth, width), sizes)
+
+
+@pytest.mark.parametrize("make", [few_rows, warpgroups, online, hopper], ids=lambda f: f.__name__)
 def test_the_composition(make: Callable[[], Scheduled], golden: Callable[[str, str], None]) -> None:
     golden(f"families/{make.__name__}.txt", text(make()))
 
@@ -79,12 +89,34 @@ def test_online_softmax_is_proven(sizes: OnlineTile) -> None:
     prove(online(sizes))
 
 
-@pytest.mark.parametrize("step", [4, 16])
+@pytest.mark.parametrize("sizes", HOPPER, ids=str)
+def test_online_softmax_of_warpgroups_is_proven(sizes: WarpgroupOnlineTile) -> None:
+    prove(hopper(sizes))
+
+
+@pytest.mark.parametrize("step", [slow(4), 16])
 def test_online_softmax_computes_at_ragged_sizes(step: int) -> None:
     depth, width = 2 * step - 1, 29
     t = online(OnlineTile(1, 16, 2 * step, 32, step), depth, width)
     for rows, keys in ((1, 1), (17, 19), (2, 0)):
         assert run_online(t, depth, width, rows, keys), (rows, keys)
+
+
+def test_online_softmax_of_warpgroups_computes_at_ragged_sizes() -> None:
+    t = hopper(WarpgroupOnlineTile(1, 16, (2, 1), (1, 4), 2), 3, 29)
+    for rows, keys in ((2, 0), (3, 19)):
+        assert run_online(t, 3, 29, rows, keys), (rows, keys)
+
+
+def test_what_a_product_may_be_late_for() -> None:
+    """All but what scales its sums and packs its operand again; nothing where weights stay with the scores."""
+    t = hopper()
+    nodes = [{"INIT", "ACC1"}, {"LOGIT"}, {"PEAK", "WEIGHT", "TOTAL"}, {"RESCALE"}, {"FRAG_W"}]
+    assert first_conflict(t, "ACC2", nodes) == 3 and first_conflict(t, "ACC2", nodes[:3]) == 3
+    assert first_conflict(t, "ACC2", [*nodes[:3], *nodes[4:]]) == 3
+    together = tuple(replace(x, storage="acc1") if x.name == "a_frag2" else x for x in t.buffers)
+    with pytest.raises(LegalityError, match="ACC2 of a tile is not over"):
+        first_conflict(replace(t, buffers=together), "ACC2", nodes)
 
 
 # -- what is wrong is refused ----------------------------------------------------------------------------------------
@@ -147,6 +179,8 @@ WRONG: dict[str, tuple[str, Callable[[], Scheduled]]] = {
     "keys after they are used": ("FRAG_K reads tile_b1", lambda: swapped(online(), "COPY_K", "ACC1")),
     "weights of another warp": ("share a cell of a_frag2|another epoch", lambda: unscoped(online(), "a_frag2")),
     "logits that overwrite values": ("have not the same cells", lambda: early_weights(online())),
+    "weights packed behind their product": ("ACC2 reads a_frag2", lambda: swapped(hopper(), "FRAG_W", "ACC2")),
+    "weights of another warpgroup": ("share a cell of a_frag2", lambda: unscoped(hopper(), "a_frag2")),
     "an output of all tiles": ("two instances of task|backwards", lambda: replace(
         online(), parallel=(("task", (*online().parallel[0][1], b("l"))), online().parallel[1]))),
     "a warpgroup without its warps": ("is of a unit, but runs no digit", lambda: replace(

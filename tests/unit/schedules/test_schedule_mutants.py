@@ -25,6 +25,7 @@ from polydyn.schedules.tree.scheduled import Scheduled
 from polydyn.schedules.tree.strategies import CpuTile, cpu_product, nest
 from polydyn.schedules.tree.warpgroups import WarpgroupTile, warpgroup_product
 from polydyn.schedules.tree.windows import window
+from tests.support.marks import slow
 from tests.support.mutants import mutants
 from tests.support.polyhedral_groups import depthwise, softmax
 from tests.support.scheduled_groups import (
@@ -105,15 +106,16 @@ def run_softmax(t: Scheduled, rows: int, columns: int) -> bool:
 def windows() -> tuple[Scheduled, Callable[[Scheduled], bool]]:
     g = depthwise()
     m = schedule_nest(g, positive(g))
-    t = window(g, m.band, m.phases, "h", 2, ("j", "k"))
-    return t, lambda x: run_windows(x, 2, 3, 5) and run_windows(x, 1, 1, 1)
+    t = window(g, m.band, m.phases, "h", 2, ("j", "k"), "c")
+    return t, lambda x: run_windows(x, 3, 3, 5) and run_windows(x, 1, 1, 1)
 
 
 def run_windows(t: Scheduled, channels: int, height: int, width: int) -> bool:
     r = np.random.default_rng(0)
     x, v, b = (r.standard_normal(s) for s in ((channels, height + 2, width + 2), (3, 3, channels), channels))
     memory = {"x": x, "v": v, "b": b} | {n: np.full((channels, height, width), np.nan) for n in "sy"}
-    interpret(t, {"C": channels, "H": height, "W": width, "H2": height + 2, "W2": width + 2, "P_t": 2}, memory)
+    sizes = {"C": channels, "H": height, "W": width, "H2": height + 2, "W2": width + 2, "P_t": 2, "P_p": 2}
+    interpret(t, sizes, memory)
     taps = [x[:, j : j + height, k : k + width] * v[j, k, :, None, None] for j in range(3) for k in range(3)]
     return bool(np.allclose(memory["y"], sum(taps) + b[:, None, None]))
 
@@ -140,7 +142,8 @@ def check(family: Callable[[], tuple[Scheduled, Callable[[Scheduled], bool]]], e
 @pytest.mark.parametrize(
     "family, every",
     [
-        (cpu, 9), (fma, 9), (mma, 25), (lanes, 9), (warpgroups, 27), (online, 70), (rows, 1), (windows, 3), (blocks, 9),
+        (cpu, 9), (fma, 9), (mma, 25), (lanes, 9), (warpgroups, 27), slow(online, 70), (rows, 1),
+        (windows, 3), (blocks, 9),
     ],
 )  # fmt: skip
 def test_what_the_proof_accepts_is_right(

@@ -13,7 +13,7 @@ from polydyn.schedules.model import Group
 from polydyn.schedules.show import show_group
 from polydyn.schedules.tiling import Roles
 from polydyn.schedules.tree.buffers import accumulate, carry, keep, promote, spread
-from polydyn.schedules.tree.gpu import GpuTile, gpu_product
+from polydyn.schedules.tree.gpu import GpuTile, gpu_product, stage_sums
 from polydyn.schedules.tree.limits import assign, clip, mark, pad, unmark
 from polydyn.schedules.tree.loops import (
     Launch,
@@ -31,7 +31,7 @@ from polydyn.schedules.tree.loops import (
     tile,
 )
 from polydyn.schedules.tree.names import End, MarkName, a, b, c, e, it, p, s
-from polydyn.schedules.tree.rewrites import deal_reduction, merge, split_reduction
+from polydyn.schedules.tree.rewrites import deal_reduction, merge, permute_reduction, split_reduction
 from polydyn.schedules.tree.scheduled import Scheduled
 from polydyn.schedules.tree.strategies import ROWS, VECTOR, start_product
 from tests.support.polyhedral_groups import matmul, softmax
@@ -99,6 +99,7 @@ def test_what_a_transformation_makes(name: str, golden: Golden) -> None:
 
 REWRITTEN: dict[str, Callable[[], Group]] = {
     "merge": lambda: merge(product(), ("k", "r"), "step")[0],
+    "permute_reduction": lambda: permute_reduction(product(), ("r", "k")),
     "split_reduction": lambda: split_reduction(product(), "share", "shares"),
     "deal_reduction": lambda: deal_reduction(merge(product(), ("k", "r"), "step")[0], "step", 32, 4)[0],
 }
@@ -107,6 +108,19 @@ REWRITTEN: dict[str, Callable[[], Group]] = {
 @pytest.mark.parametrize("name", REWRITTEN)
 def test_what_a_rewrite_of_the_group_makes(name: str, golden: Golden) -> None:
     golden(f"transformations/{name}.txt", show_group(REWRITTEN[name]()))
+
+
+NAMED: tuple[Callable[..., object], ...] = (
+    accumulate, assign, balance, begins, beside, carry, clip, deal_reduction, distribute, fuse, interchange, keep,
+    mark, merge, pad, permute_reduction, promote, pull_out, refine, regroup, rename, sequence_phases,
+    split_reduction, spread, stage_sums, tile, unmark,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("f", NAMED, ids=lambda f: f.__name__)
+def test_a_transformation_says_what_it_is_elsewhere_what_it_makes_and_what_it_refuses(f: Callable[..., object]) -> None:
+    missing = [x for x in ("isl", "Halide", "TVM", "Before", "After", "Refuses") if x not in (f.__doc__ or "")]
+    assert not missing and {*MADE, *REWRITTEN} <= {x.__name__ for x in NAMED}
 
 
 REFUSED: dict[str, tuple[str, Callable[[], object]]] = {
@@ -143,6 +157,8 @@ REFUSED: dict[str, tuple[str, Callable[[], object]]] = {
     "assign": ("runs a reduction", lambda: assign(tiled(), "task", b("k"))),
     "mark": ("DONE0 has no loop v", lambda: mark(tiled(), MarkName.TASK, VECTOR, "DONE0")),
     "merge": ("meets D at a reduction step", lambda: merge(_summed_in_place(), ("k", "r"), "step")),
+    "permute_reduction": ("prod may not be reassociated", lambda: permute_reduction(_reduced("prod"), ("r", "k"))),
+    "permute_reduction of others": ("are not the iterators", lambda: permute_reduction(product(), ("k", "j"))),
     "split_reduction": ("prod may not be reassociated", lambda: split_reduction(_reduced("prod"), "share", "S")),
     "spread": ("FILL has loops of its own", lambda: spread(MADE["promote"](), "FILL", ("y", "x"))),
     "deal_reduction": ("max is not dealt to lanes", lambda: deal_reduction(_reduced("max"), "k", 32, 4)),

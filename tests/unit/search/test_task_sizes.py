@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from math import inf
+
 import pytest
 
-from polydyn.schedules.index import Index, floordiv, maximum
+from polydyn.schedules.index import Index, floordiv, maximum, minimum
 from polydyn.schedules.ranges import interval
 from polydyn.search.tasks.sizes import model_sizes
 
@@ -35,5 +37,16 @@ def test_intervals_hold_every_value() -> None:
     low, high = interval(e, {"x": (0, 9), "n": (1, 3)})
     values = [e.evaluate({"x": a, "n": b}) for a in range(10) for b in (1, 2, 3)]
     assert low <= min(values) <= max(values) <= high
-    with pytest.raises(ValueError, match="no bounds"):
-        interval(floordiv(x, n), {"x": (0, 9), "n": (-1, 3)})
+    assert interval(floordiv(x, n), {"x": (0, 9), "n": (-1, 3)}) == (-inf, inf), "divided by what may be negative"
+
+
+def test_intervals_are_infinite_where_nothing_bounds_a_size() -> None:
+    sizes = {"m": (1, 9), "n": (0, 20), "any": (0, None)}
+    m, n, unbounded = map(Index.of, sizes)
+    ends = [
+        (m * n + 3, (3, 183)), (floordiv(m + 7, Index.of(8)) * minimum(n, Index.of(5)), (0, 10)), (m - n, (-19, 9)),
+        (maximum(m, n), (1, 20)), (minimum(m, unbounded), (0, 9)), (maximum(m, unbounded), (1, inf)),
+        (floordiv(m + 1, unbounded), (0, 10)), (floordiv(unbounded, m), (0, inf)), (m - unbounded, (-inf, 9)),
+    ]  # fmt: skip
+    for e, expected in ends:
+        assert interval(e, sizes) == expected

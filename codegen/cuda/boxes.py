@@ -1,0 +1,115 @@
+"""An operand behind a tensor map, whose boxes TMA brings and wgmma reads: the map, the copy of a box, descriptors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from polydyn.codegen.ir import Apply, Call, Compare, Parameter, Pointer
+from polydyn.codegen.kernel import TensorMapOf
+from polydyn.codegen.passes.widen import multiples
+from polydyn.schedules.expr import ITEMSIZE, FromIndex, Load, Value
+from polydyn.schedules.index import ONE, ZERO, Atom, Index, IndexLike
+from polydyn.schedules.model import Group
+from polydyn.schedules.ranges import is_nonnegative
+
+V = Index.of
+ALIGN = 16
+"""Bytes: pitches and bases of tensor maps are multiples."""
+FARTHEST = 2**31 - 256
+"""Rows, columns and steps that a tensor map may have: coordinates have 32 bits, a panel may begin beyond the last."""
+OUTER = 2
+"""Batch dims of a map at most."""
+
+
+@dataclass(frozen=True)
+class BatchDim:
+    """A batch dim of a tensor map: its ``coordinate`` over batch iterators, which may share elements of it."""
+
+    coordinate: Index
+    extent: Index
+    stride: Index
+
+
+@dataclass(frozen=True)
+class TensorOperand:
+    """An operand behind a tensor map: ``along_k`` says which side is contiguous, ``outer`` its batch dims."""
+
+    buffer: str
+    dtype: str
+    along_k: bool
+    offset: Index
+    pitch: Index
+    outer: tuple[BatchDim, ...]
+    multiples: tuple[tuple[Index, int], ...]
+
+    @property
+    def conditions(self) -> tuple[Compare, ...]:
+        """Strides that are not surely positive have to be: a tensor map has no others."""
+        strides = (self.pitch, *(x.stride for x in self.outer))
+        return tuple(Compare(">=", s, ONE) for s in strides if not is_nonnegative(s))
+
+    def tensor_map(self, name: str, mn: Index, k: Index, box: tuple[int, int], dtype: str = "") -> TensorMapOf:
+        """The map of so many rows or columns and steps, in boxes (contiguous side first); ``dtype``: if another one."""
+        dims = (*((k, mn) if self.along_k else (mn, k)), *(x.extent for x in self.outer))
+        strides = (self.pitch, *(x.stride for x in self.outer))
+        whole = (*box, *[1] * len(self.outer))
+        return TensorMapOf(name, self.buffer, dtype or self.dtype, self.offset, dims, strides, whole)
+
+    def load(self, name: str, place: Pointer, mn: Index, k: Index, a: Mapping[str, Index], full: Value) -> Call:
+        """The copy of the box that begins at row or column ``mn`` and step ``k``, of the batch at ``a``."""
+        at = (*((k, mn) if self.along_k else (mn, k)), *(x.coordinate.subs(a) for x in self.outer))
+        coordinates = (FromIndex("int32", i) for i in at)
+        return Call(f"pd_tma_load_{len(at)}d", (place, Parameter("uint64", name), *coordinates, full))
+
+
+def tensor_operand(group: Group, v: Value, mn: str, k: str, batch: Mapping[str, Index]) -> TensorOperand | None:
+    """How TMA reaches an operand; None when its address is not linear with aligned pitches.
+
+    ``batch``: iterators with their extents. Several values of one may share an element, as heads do that read one key:
+    the address then has quotients of it by a number.
+    """
+    if not isinstance(v, Load):
+        return None
+    dims: dict[str, BatchDim] = {x: BatchDim(V(x), e, ZERO) for x, e in batch.items()}
+
+    def quotient(a: Atom) -> Index:
+        of, by = (a.args[0], a.args[1].constant) if a.kind == "floordiv" else (ZERO, None)
+        if by is None or str(of) not in batch:
+            return a.normal()
+        name = f"{of}/{by}"
+        dims[name] = BatchDim(of // by, batch[str(of)].ceildiv(by), ZERO)
+        return V(name)
+
+    rest = group.arrays[v.buffer].address(v.index).map_atoms(quotient)
+    strides: dict[str, Index] = {}
+    for x in (mn, k, *dims):
+        strides[x], rest = rest.split(x)
+    iterators = {mn, k, *dims}
+    if any(i.symbols() & iterators for i in (rest, *strides.values())) or not rest.is_polynomial:
+        return None
+    along_k = strides[k] == ONE
+    if not along_k and strides[mn] != ONE:
+        return None
+    pitch = strides[mn] if along_k else strides[k]
+    outer = tuple(BatchDim(d.coordinate, d.extent, strides[x]) for x, d in dims.items() if strides[x] != ZERO)
+    if len(outer) > OUTER or any(is_nonnegative(-s) for s in (pitch, *(x.stride for x in outer))):
+        return None
+    alignment: dict[tuple[Index, int], None] = {}
+    for i in (rest, pitch, *(x.stride for x in outer)):
+        more = multiples(i, ALIGN // ITEMSIZE[v.dtype], ())
+        if more is None:
+            return None
+        alignment |= dict.fromkeys(more)
+    return TensorOperand(v.buffer, v.dtype, along_k, rest, pitch, outer, tuple(alignment))
+
+
+def descriptor(place: Pointer, step: IndexLike, panel: int = 0) -> Value:
+    """wgmma's descriptor of an operand in shared memory, ``step`` bytes behind ``place``.
+
+    ``panel``: bytes from one panel to the next of an operand that lies along its own side; 0: it lies along the steps.
+    Adding to a descriptor is cheaper than making one, and the first is made once for all steps.
+    """
+    number = FromIndex("int32", V(panel))
+    first = Apply("uint64", "pd_desc_mn", (place, number)) if panel else Apply("uint64", "pd_desc_k", (place,))
+    return Apply("uint64", "pd_desc_at", (first, FromIndex("int32", V(step))))

@@ -1,0 +1,159 @@
+"""What happens to a warp's rows between the two products of an attention, before them and after: online softmax.
+
+Scores, logits and weights lie one after another in fragments of sums (``acc1``), the values so far in others
+(``acc2``); a lane has two columns of rows g and g + 8, and the four lanes of a row agree by shuffles.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from polydyn.codegen.cuda.instructions import HALVES, PAIR
+from polydyn.codegen.cuda.sums import Sums
+from polydyn.codegen.ir import Alloc, Apply, Body, Compare, Def, FlatLoad, For, If, Reg, Set, Store
+from polydyn.codegen.lower import flat
+from polydyn.codegen.printers.cuda_values import NORMAL
+from polydyn.schedules.expr import Const, Op, Value, const, op
+from polydyn.schedules.expr import walk as walk_value
+from polydyn.schedules.index import ZERO, Index
+from polydyn.schedules.laws.online_softmax import LOGIT
+
+V = Index.of
+LOWEST, LOG2_E = Const("float32", float("-inf")), 1.4426950408889634
+PACK = {"float16": "pd_pack_f16x2", "bfloat16": "pd_pack_bf16x2"}
+STATISTICS = (("top", "float32", 2), ("total", "float32", 2), ("scale", "float32", 2))
+"""(name, dtype, number) of what a thread holds of its two rows: maximum, its own part of the sum, what a tile's new
+maximum scales older sums by.
+"""
+WEIGHED = 8
+"""Instructions for each score: its logit, largest so far, difference, power, sum."""
+
+
+class OnlineRows:
+    """The rows' statements of one attention, as ``logit`` says: a value over the sums of ``scores``.
+
+    16 bits: a positive factor of all logits is left out of them, since a maximum does not need it, and multiplied once
+    where powers are taken, which are powers of 2.
+    """
+
+    def __init__(self, scores: Sums, values: Sums, logit: Value) -> None:
+        self.scores, self.values, self.powers = scores, values, scores.kind.name == "mma"
+        self.factor, self.logit = take_factor(logit) if self.powers else (1.0, logit)
+        self.array, self.group = scores.of.acc.array, scores.of.group
+        loads = {x.buffer for x in walk_value(self.logit) if hasattr(x, "buffer")}
+        self.reads = bool(loads - {self.array})
+        self.bare = getattr(self.logit, "buffer", "") == self.array
+
+    # -- statements ------------------------------------------------------------------------------------------------
+
+    def start(self) -> Body:
+        """Nothing seen yet."""
+        zero = Const("float32", 0.0)
+        half: Body = (Store("top", HALVES, LOWEST), Store("total", HALVES, zero), *self._values(lambda v: zero))
+        return (For("row_half", ZERO, V(2), half),)
+
+    def logits(self, a: Mapping[str, Index], whole: bool = False) -> Body:
+        """The logit of a score; -inf beyond the last key. ``whole``: there is none beyond it in the tile."""
+        env = self.scores.places.env(LOGIT, a)
+        place = self.scores.register(*self.scores.fragment(LOGIT, a))
+        score = FlatLoad("float32", "acc1", place)
+        value = flat(self.group, self.logit, env, lambda x: score if x.buffer == self.array else None)
+        kept: Body = () if self.bare else (Store("acc1", place, value),)
+        rows, keys = self.scores.live(env)  # a row beyond the last one is not stored: it must read nothing
+        live = (rows,) * self.reads + (keys,) * (not whole)
+        if self.bare and live == (keys,):
+            return (If((Compare(">=", keys.left, keys.right),), (Store("acc1", place, LOWEST),)),)
+        return (If(live, kept, (Store("acc1", place, LOWEST),)),) if live else kept
+
+    def rows(self) -> Body:
+        """The new maximum, what was there scaled to it, weights and their sum; values are scaled by ``rescale``."""
+        top, total, scale = (FlatLoad("float32", n, HALVES) for n in ("top", "total", "scale"))
+        peak, base = (Reg("float32", n) for n in ("peak", "base"))
+        two = [[FlatLoad("float32", n, V(e)) for e in range(2)] for n in ("most", "part")]
+        score = FlatLoad("float32", "acc1", V("fragment") * 4 + HALVES * 2 + PAIR)
+        zero = Const("float32", 0.0)
+        finite = op("where", op("eq", peak, LOWEST), zero, peak)  # a row that has seen nothing yet has weights of 0
+        half: Body = (
+            *_pair((Store("most", PAIR, top), Store("part", PAIR, zero))),
+            *self._scores((Store("most", PAIR, score, "max"),)),
+            Def("peak", op("max", *two[0])),
+            *_across("peak", "max"),
+            Def("base", self._scaled(finite)),
+            Store("scale", HALVES, self._power(top, base)),
+            *self._scores((Store("acc1", score.address, self._power(score, base)), Store("part", PAIR, score, "sum"))),
+            Store("total", HALVES, op("add", op("mul", total, scale), op("add", *two[1]))),
+            Store("top", HALVES, peak),
+        )
+        for name in ("most", "part"):  # two chains each, or the lanes would wait for their own sums
+            half = (Alloc(name, "float32", V(2), "register", half),)
+        return (For("row_half", ZERO, V(2), half),)
+
+    def rescale(self) -> Body:
+        """Values so far, scaled to the new maximum."""
+        scale = FlatLoad("float32", "scale", HALVES)
+        return (For("row_half", ZERO, V(2), self._values(lambda v: op("mul", v, scale))),)
+
+    def packed(self, step: Index, to: Index) -> Body:
+        """Weights of 16 keys, two fragments, as the row operand of an instruction: four registers from ``to`` on."""
+
+        def pack(register: int) -> Value:
+            at = (step * 2 + register // 2) * 4 + register % 2 * 2
+            pair = tuple(FlatLoad("float32", "acc1", at + e) for e in range(2))
+            return Apply("uint32", PACK[self.values.of.dtype], pair)
+
+        return tuple(Store("a_frag2", to + r, pack(r)) for r in range(4))
+
+    def finish(self) -> Body:
+        """Values over the sum of the weights, unless there are no keys."""
+        whole = Reg("float32", "whole")
+        half: Body = (
+            Def("whole", FlatLoad("float32", "total", HALVES)),
+            *_across("whole", "sum"),
+            *self._values(lambda v: op("div", v, whole)),
+        )
+        return (If((Compare(">", self.scores.of.N, ZERO),), (For("row_half", ZERO, V(2), half),)),)
+
+    # -- parts -----------------------------------------------------------------------------------------------------
+
+    def _scaled(self, x: Value) -> Value:
+        """What is subtracted from logits: of 16 bits in units of log 2, as ``ex2`` has them."""
+        return op("mul", x, Const("float32", self.factor * LOG2_E)) if self.powers else x
+
+    def _power(self, x: Value, base: Value) -> Value:
+        """exp(x - base), ``base`` as ``_scaled`` gives it: of 16 bits one multiplication and addition, one ``ex2``."""
+        if self.powers:
+            return Apply("float32", "pd_exp2_fast", (op("sub", self._scaled(x), base),))
+        return op("exp", op("sub", x, base))
+
+    def _scores(self, leaf: Body) -> Body:
+        return (For("fragment", ZERO, V(self.scores.fragments[1]), _pair(leaf)),)
+
+    def _values(self, f: Callable[[Value], Value]) -> Body:
+        at = V("fragment") * 4 + HALVES * 2 + PAIR
+        leaf: Body = (Store("acc2", at, f(FlatLoad("float32", "acc2", at))),)
+        return (For("fragment", ZERO, V(self.values.fragments[1]), _pair(leaf)),)
+
+
+def take_factor(logit: Value) -> tuple[float, Value]:
+    """A positive number that a logit is a multiple of, and the logit without it: 1 where none is seen."""
+    if isinstance(logit, Op) and logit.dtype == "float32":
+        if logit.name == "where" and logit.args[2] == LOWEST:
+            factor, rest = take_factor(logit.args[1])
+            return factor, op("where", logit.args[0], rest, LOWEST)
+        pairs = [logit.args] if logit.name == "div" else [logit.args, logit.args[::-1]] if logit.name == "mul" else []
+        for x, y in pairs:
+            if isinstance(y, Const) and NORMAL < (by := float(y.value)) < 1 / NORMAL:
+                factor, rest = take_factor(x)
+                product = factor * (by if logit.name == "mul" else 1 / by)
+                return (product, rest) if NORMAL < product < 1 / NORMAL else (1.0, logit)
+    return 1.0, logit
+
+
+def _pair(leaf: Body) -> Body:
+    return (For("column_of_pair", ZERO, V(2), leaf),)
+
+
+def _across(register: str, reduce: str) -> Body:
+    """The four lanes of a row agree."""
+    value = Reg("float32", register)
+    return tuple(Set(register, Apply("float32", "pd_shfl_xor", (value, const(o, "int32"))), 1, reduce) for o in (1, 2))

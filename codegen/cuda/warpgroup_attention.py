@@ -1,0 +1,364 @@
+"""Attention on sm_90a: both products by wgmma, K and V by TMA, warp-specialised.
+
+One warpgroup produces: a thread brings the queries of the block, then tiles of keys and of values through a ring each.
+The others consume, 64 queries each. Scores come into registers, become weights there, are packed, and are the row
+operand of the second product from registers. A tile's second product and the next tile's scores are in flight
+together, and the next tile's softmax runs beside the second product. Heads are filled up to panels of 128 bytes by TMA.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Protocol
+
+from polydyn.codegen.cuda.boxes import FARTHEST, TensorOperand, descriptor, tensor_operand
+from polydyn.codegen.cuda.emit import bound_names, emit, one_block, without_repeats
+from polydyn.codegen.cuda.group import ProductGroup
+from polydyn.codegen.cuda.instructions import INSTRUCTIONS, TENSOR
+from polydyn.codegen.cuda.keys import loops_over_keys
+from polydyn.codegen.cuda.product import DEALT, UNROLLED
+from polydyn.codegen.cuda.softmax import STATISTICS, WEIGHED, OnlineRows
+from polydyn.codegen.cuda.sums import Sums, lane_points
+from polydyn.codegen.cuda.work import UNITS
+from polydyn.codegen.indices import substitute
+from polydyn.codegen.ir import (
+    Alloc,
+    Body,
+    Call,
+    Compare,
+    For,
+    If,
+    Inst,
+    Mark,
+    Node,
+    Pointer,
+    consume,
+    rewrite,
+    walk,
+)
+from polydyn.codegen.kernel import Block, Kernel, TensorMapOf, Work
+from polydyn.codegen.lower import Lowering, lower
+from polydyn.codegen.passes.bind import bind, fold
+from polydyn.codegen.passes.threads import WARP, assign, unrolled
+from polydyn.codegen.passes.warpgroups import WARPGROUP, Product, Ring, specialise, stagger
+from polydyn.codegen.pipeline import Step
+from polydyn.codegen.places import Places
+from polydyn.codegen.printers.cuda_values import HALF
+from polydyn.schedules.expr import FromIndex, Value
+from polydyn.schedules.index import ONE, ZERO, Index, IndexLike, maximum
+from polydyn.schedules.laws.masks import Logits, visits
+from polydyn.schedules.laws.online_softmax import INIT, LOGIT, SCORE, VALUE
+from polydyn.schedules.model import Array, Group
+from polydyn.schedules.proof.overlap import first_conflict
+from polydyn.schedules.tiling import AttentionParts
+from polydyn.schedules.tree.gpu import SLAB, STAGE
+from polydyn.schedules.tree.names import MarkName, b, e, f, g, h, w
+from polydyn.schedules.tree.online import COPY_K, COPY_Q, COPY_V, FRAG_W, J1, J2, K1, K2, KEYS
+from polydyn.schedules.tree.online_warpgroups import WarpgroupOnlineTile, online_warpgroups
+
+V = Index.of
+GROUPS, TILE_KEYS, STAGES = 2, 128, 2
+"""Warpgroups that consume, with 64 queries each; keys of a tile; slots of both rings."""
+ROWS = 64 * GROUPS
+PANEL, STEP, LINE = 64, 16, 128
+"""Columns of a panel, steps of an instruction; bytes of a panel's row."""
+WIDTHS = (32, 64, 128)
+"""Columns of values that an instruction has."""
+CONSUMED = 1
+"""The barrier of the consumers behind their last step."""
+THREADS, REGISTERS = (GROUPS + 1) * WARPGROUP, 168
+"""Of a block; of a thread when it begins."""
+WHOLE = "WHOLE"
+"""The logits of a tile all of whose keys exist."""
+ROLLED = {e("g"): "unroll", e("s"): "unroll1", "fragment": "unroll", f(J1): "unroll", f(K1): "unroll", f(K2): "unroll"}
+
+
+class Attention(Protocol):
+    """What is known of an attention whatever its kernel."""
+
+    name: str
+    group: Group
+    parts: AttentionParts
+    scores: ProductGroup
+    values: ProductGroup
+    logit: Value
+
+    def logits(self, rows: int, keys: int) -> Logits:
+        """Its logits, in such tiles."""
+
+
+MAPS = {COPY_Q: "map_q", COPY_K: "map_k", COPY_V: "map_v"}
+"""Copies -> tensor maps."""
+
+
+def warpgroup_attention(of: Attention) -> list[Kernel]:
+    """The versions for sm_90a; none where TMA does not reach an operand, or none lies as wgmma wants it.
+
+    Queries and keys lie along the head, values along their columns, all of 16 bits.
+    """
+    if of.scores.dtype not in HALF or int(of.scores.K) > 2 * PANEL or int(of.values.N) > 2 * PANEL:
+        return []
+    r, second = of.parts.score_roles, of.parts.value_roles
+    batch = {x: of.scores.extents[x] for x in r.batch}
+    q, k = (
+        tensor_operand(of.group, v, mn, r.block, batch) for v, mn in zip(of.scores.values, (r.row, r.col), strict=True)
+    )
+    v = tensor_operand(of.group, of.values.values[1], second.col, second.block, batch)
+    if q is None or k is None or v is None or not q.along_k or not k.along_k or v.along_k:
+        return []
+    maps = {COPY_Q: q, COPY_K: k, COPY_V: v}
+    return without_repeats(_Version(of, maps, wide).build() for wide in (True, False))
+
+
+@dataclass(frozen=True)
+class _Boxes:
+    """An operand in shared memory: ``stages`` tiles of so many panels of so many rows."""
+
+    buffer: str
+    rows: int
+    panels: int
+    stages: int
+
+    @property
+    def elements(self) -> int:
+        """Of a tile."""
+        return self.panels * self.rows * PANEL
+
+    def ring(self, loop: For | None = None) -> Ring:
+        """Its mbarriers."""
+        return Ring(f"_{self.buffer}", self.stages, self.panels * self.rows * LINE, loop)
+
+    def slot(self, a: Mapping[str, Index]) -> Index:
+        """The tile that an instance meets."""
+        return a[b("l")] % self.stages if self.stages > 1 else ZERO
+
+
+class _Version:
+    """``wide``: epilogues store 16 bytes at once."""
+
+    def __init__(self, of: Attention, maps: Mapping[str, TensorOperand], wide: bool) -> None:
+        self.of, self.maps, self.group, self.wide = of, maps, of.group, wide
+        depth, width = int(of.scores.K), int(of.values.N)
+        self.panels = -(-depth // PANEL), -(-width // PANEL)
+        self.steps_of_panel = PANEL // STEP if depth > PANEL else -(-depth // STEP)
+        self.width = next(n for n in WIDTHS if width <= n)
+        columns = min(self.width, PANEL)
+        tile = WarpgroupOnlineTile(GROUPS, TILE_KEYS, (self.panels[0], self.steps_of_panel),
+                                   (self.panels[1], columns // 8), STEP)  # fmt: skip
+        self.schedule = online_warpgroups(of.parts, of.logit, tile)
+        self.places = Places(self.schedule)
+        kind, unit = INSTRUCTIONS["mma"], V("warp") - WARPGROUP // WARP
+        self.scores = Sums(of.scores, kind, self.places, wide, "acc1", ("i", J1))
+        self.values = Sums(of.values, kind, self.places, wide, "acc2", ("i", J2), unit, slabs=self.width // SLAB,
+                           buffer="tile_b1")  # fmt: skip
+        self.online = OnlineRows(self.scores, self.values, of.logit)
+        boxes = ((COPY_Q, "tile_a1", ROWS, 1, 0), (COPY_K, "tile_b1", TILE_KEYS, STAGES, 0),
+                 (COPY_V, "tile_b2", TILE_KEYS, STAGES, 1))  # fmt: skip
+        self.boxes = {c: _Boxes(n, rows, self.panels[side], stages) for c, n, rows, stages, side in boxes}
+
+    @property
+    def version(self) -> str:
+        """What the version is called."""
+        wide = any(self.values.vector(s) > 1 for s in self.of.values.epilogues)
+        return f"attention_wgmma_{ROWS}x{TILE_KEYS}x{PANEL * self.panels[0]}" + "_wide" * wide
+
+    def build(self) -> tuple[Kernel, ...]:
+        """The kernel, with indices of both widths."""
+        of, logits = self.of, self.of.logits(ROWS, TILE_KEYS)
+        live = visits(logits).live
+        name, names = f"{of.name}_{self.version}", bound_names(self._arrays(), self.group.params)
+        body = loops_over_keys(name, self.schedule, live, logits)
+        body, count = one_block(name, body, self.steps(), self._allocate, names)
+        multiples = (*(m for x in self.maps.values() for m in x.multiples), *self.values.multiples)
+        extents = (of.scores.M, of.scores.N, *(of.scores.extents[x] for x in of.parts.score_roles.batch))
+        conditions = dict.fromkeys(
+            (Compare(">=", of.scores.N, ONE), *(c for m in self.maps.values() for c in m.conditions))
+        )
+        conditions |= {Compare("<=", x, V(FARTHEST)): None for x in extents if x.constant is None}
+        kernel = Kernel(
+            name, self.group.params, count, version=self.version, multiples=tuple(dict.fromkeys(multiples)),
+            conditions=tuple(conditions), block=Block(THREADS, "sm_90a", self._tensor_maps(), work=self._work()),
+        )  # fmt: skip
+        limits: dict[str, IndexLike] = {
+            b("i"): of.scores.M.ceildiv(ROWS),
+            b("l"): of.scores.N.ceildiv(TILE_KEYS),
+            "task": count,
+        }
+        limits |= {x: of.scores.extents[x] for x in of.parts.score_roles.batch}
+        return emit(kernel, body, self._arrays(), limits)
+
+    def _arrays(self) -> dict[str, Array]:
+        return {n: a for n, a in self.group.arrays.items() if a.role != "rows"}
+
+    def _work(self) -> Work:
+        keys, depth = self.of.scores.N.ceildiv(TILE_KEYS), PANEL * self.panels[0]
+        flops = 2 * ROWS * TILE_KEYS * (depth + self.width)
+        traffic = TILE_KEYS * LINE * sum(self.panels)
+        return Work(keys, REGISTERS, UNITS[self.of.scores.dtype], flops, traffic=traffic,
+                    instructions=ROWS * TILE_KEYS // WARP * WEIGHED, flight=STAGES - 1,
+                    elements=ROWS * self.width, by_warps=False)  # fmt: skip
+
+    def _tensor_maps(self) -> tuple[TensorMapOf, ...]:
+        x, y = self.of.scores, self.of.values
+        sides = {COPY_Q: (x.M, x.K), COPY_K: (x.N, x.K), COPY_V: (y.N, x.N)}
+        return tuple(m.tensor_map(MAPS[n], *sides[n], (PANEL, self.boxes[n].rows)) for n, m in self.maps.items())
+
+    def steps(self) -> tuple[Step, ...]:
+        """The passes up to the coincident band."""
+        sizes = {n: x for n, x in self.schedule.parameters().items() if n not in DEALT}
+        unit, group = self.values.unit, V("tid") // WARPGROUP - 1
+        units: dict[str, IndexLike] = {w("i"): unit, g("i"): group, h("i"): unit - group * (WARPGROUP // WARP)}
+        registers = tuple(n for n, _, _ in self._registers())
+        rows = ((MarkName.START, self.online.start), (MarkName.ROWS, self.online.rows),
+                (MarkName.RESCALE, self.online.rescale), (MarkName.FINISH, self.online.finish))  # fmt: skip
+
+        def lanes(x: Body) -> Body:
+            for name, made in rows:
+                x = consume(x, name, lambda _, made=made: made())  # type: ignore[misc]
+            return x
+
+        return (
+            Step(
+                "instruction",
+                "points become an instruction",
+                lambda x: consume(x, MarkName.INSTRUCTION, self.instruction),
+            ),
+            Step("bind", "sizes become constants", lambda x: bind(x, sizes)),
+            Step("assign", "units are warpgroups and warps", lambda x: assign(x, units)),
+            Step("roles", "a producer and consumers", lambda x: consume(x, MarkName.ROLES, self.roles), registers),
+            Step("rows", "a warp's rows are its lanes'", lanes, registers),
+            Step(
+                "store", "epilogues on staged rows", lambda x: consume(x, MarkName.STORE, self.values.store), ("stage",)
+            ),
+            Step("epilogue", "rows are staged in the rings", lambda x: consume(x, MarkName.EPILOGUE, self.epilogue)),
+            Step("lower", "statements become instructions", lambda x: lower(x, self._table())),
+            Step("unroll", "loops over registers", lambda x: unrolled(x, UNROLLED | ROLLED)),
+            Step("fold", "decided guards and single trips go", fold),
+        )
+
+    def _registers(self) -> tuple[tuple[str, str, int], ...]:
+        """(name, dtype, number) of what a thread holds."""
+        return (*STATISTICS, ("acc1", "float32", TILE_KEYS // 2), ("acc2", "float32", self.width // 2),
+                ("a_frag2", "uint32", TILE_KEYS // 4))  # fmt: skip
+
+    def _allocate(self, body: Body) -> Body:
+        for name, dtype, size in self._registers():
+            body = (Alloc(name, dtype, V(size), "register", body),)
+        return body
+
+    # -- marks ---------------------------------------------------------------------------------------------------
+
+    def instruction(self, body: Body) -> Body:
+        """Tensorization: a warpgroup's product of a tile is one group; elsewhere a lane's points."""
+        inst = next(n for n in walk(body) if isinstance(n, Inst))
+        points = [n.var for n in walk(body) if isinstance(n, For)]
+        if inst.statement in (SCORE, VALUE):
+            return substitute((inst,), dict.fromkeys(points, ZERO))
+        return lane_points(inst, points)
+
+    def roles(self, body: Body) -> Body:
+        """Producer and consumers of the rings of keys and values; queries are brought once."""
+        (loop,) = (n for n in body if isinstance(n, For) and n.var == b("l"))
+        at = body.index(loop)
+        # a tile that no row sees changes nothing; a block without tiles would need a path of its own
+        tiles = replace(loop, hi=maximum(loop.hi, loop.lo + 1))
+        rings = {c: x.ring(tiles if x.stages > 1 else None) for c, x in self.boxes.items()}
+        q, k, v = rings.values()
+        scores, values = (n for n in loop.body if isinstance(n, Mark) and n.name == MarkName.MULTIPLY)
+        between = [n for n in loop.body if not _of(n) & {COPY_K, COPY_V, INIT, SCORE, VALUE}]
+        split = first_conflict(self.schedule, VALUE, [{INIT, SCORE}, *map(_of, between)]) - 1
+        beside, behind = self._bounded(between[:split]), tuple(between[split:])
+        weights = _keep("a_frag2", TILE_KEYS // 4, "uint32")
+        first = Product(scores.body, k, (_keep("acc1", TILE_KEYS // 2),))
+        second = Product(values.body, v, (_keep("acc2", self.width // 2), weights))
+        # a wait that is over ends the basic block: ptxas would move the powers behind the products
+        work = stagger(first, second, beside, behind, (q.wait(),))
+        before = tuple(n for n in body[:at] if _of(n) != {COPY_Q})
+        every = (*body[:at], *loop.body)
+        copies = [(ring, tuple(n for n in every if _of(n) == {c})) for c, ring in rings.items()]
+        out = specialise(copies, GROUPS, (*before, q.wait(), *work, *body[at + 1 :]))
+        for x in reversed(tuple(self.boxes.values())):
+            out = (Alloc(x.buffer, self.of.scores.dtype, V(x.stages * x.elements), "shared", out),)
+        return out
+
+    def _bounded(self, body: Sequence[Node]) -> Body:
+        """Logits without bounds where all keys of the tile exist."""
+        if self.online.reads:
+            return tuple(body)
+        inside = Compare("<=", (V(b("l")) + 1) * TILE_KEYS, self.of.scores.N)
+
+        def split(n: Node) -> Node:
+            if _of(n) != {LOGIT}:
+                return n
+            whole = rewrite((n,), lambda x: Inst(WHOLE, x.args, x.coords) if isinstance(x, Inst) else x)
+            return If((inside,), whole, (n,))
+
+        return tuple(map(split, body))
+
+    def epilogue(self, body: Body) -> Body:
+        """Sums are staged in the rings once no consumer reads them."""
+        threads = FromIndex("int32", V(GROUPS * WARPGROUP))
+        return (Call("pd_bar_sync", (FromIndex("int32", V(CONSUMED)), threads)), *body)
+
+    # -- statements ----------------------------------------------------------------------------------------------
+
+    def _table(self) -> dict[str, Lowering]:
+        return {
+            INIT: lambda a: (),  # the first instruction of a tile starts from zero
+            **{c: partial(self.copy, c) for c in self.maps},
+            SCORE: self.score,
+            LOGIT: self.online.logits,
+            WHOLE: partial(self.online.logits, whole=True),
+            FRAG_W: lambda a: self.online.packed(a[f(K2)], a[f(K2)] * 4),
+            VALUE: self.value,
+            STAGE: self.values.stage,
+        }
+
+    def _slot(self, copy: str, a: Mapping[str, Index], more: IndexLike = 0) -> Pointer:
+        """An element of the current slot of an operand's ring."""
+        x = self.boxes[copy]
+        return Pointer(self.of.scores.dtype, x.buffer, x.slot(a) * x.elements + more)
+
+    def copy(self, copy: str, a: Mapping[str, Index]) -> Body:
+        """One panel of an operand."""
+        mn, k = {COPY_Q: ("i", K1), COPY_K: (KEYS, K1), COPY_V: (J2, KEYS)}[copy]
+        at = [self.places.element(copy, x, a) for x in (mn, k)]
+        x = self.boxes[copy]
+        across = self.places.cell(copy, x.buffer, a)[J2 if copy == COPY_V else K1]
+        place, full = self._slot(copy, a, across * x.rows), x.ring().full(x.slot(a))
+        return (self.maps[copy].load(MAPS[copy], place, at[0], at[1], a, full),)
+
+    def score(self, a: Mapping[str, Index]) -> Body:
+        """The instructions of a tile's scores, from zero."""
+        step = V(f(K1))
+        panel, inside = step // self.steps_of_panel * LINE, step % self.steps_of_panel * (STEP * 2)
+        row = self.places.cell(SCORE, "tile_a1", a)["i"]
+        places = (self._slot(COPY_Q, a, row * PANEL), self._slot(COPY_K, a))
+        sides = (descriptor(x, panel * rows + inside) for x, rows in zip(places, (ROWS, TILE_KEYS), strict=True))
+        function = f"pd_wgmma_m64n{TILE_KEYS}k{STEP}_{TENSOR[self.of.scores.dtypes]}<0>"
+        issue = Call(function, (Pointer("float32", "acc1", ZERO), *sides, _number(step)))
+        return (For(f(K1), ZERO, V(self.panels[0] * self.steps_of_panel), (issue,)),)
+
+    def value(self, a: Mapping[str, Index]) -> Body:
+        """The instructions that add a tile's values, weights being the row operand."""
+        step = V(f(K2))
+        columns = descriptor(self._slot(COPY_V, a), step * (STEP * LINE), TILE_KEYS * LINE)
+        function = f"pd_wgmma_rs_m64n{self.width}k{STEP}_{TENSOR[self.of.values.dtypes]}<1>"
+        args = (Pointer("float32", "acc2", ZERO), Pointer("uint32", "a_frag2", step * 4), columns, _number(1))
+        return (For(f(K2), ZERO, V(TILE_KEYS // STEP), (Call(function, args),)),)
+
+
+def _of(n: Node) -> set[str]:
+    """The statements below a node."""
+    return {x.statement for x in walk((n,)) if isinstance(x, Inst)}
+
+
+def _keep(buffer: str, registers: int, dtype: str = "float32") -> Call:
+    """What a product writes, or holds, while it runs: nobody moves its uses over the wait."""
+    return Call(f"pd_wgmma_keep<{registers}>", (Pointer(dtype, buffer, ZERO),))
+
+
+def _number(i: IndexLike) -> Value:
+    return FromIndex("int32", V(i))

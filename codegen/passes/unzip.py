@@ -1,0 +1,51 @@
+"""Vectors of every other element, as halves of whole vectors that two of them share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from functools import reduce
+
+from polydyn.codegen.ir import Apply, Between, FlatLoad
+from polydyn.schedules.expr import Value, op
+from polydyn.schedules.index import ONE, ZERO, Index, minimum
+
+V = Index.of
+
+
+def unzip(loads: Iterable[FlatLoad]) -> dict[FlatLoad, Value]:
+    """Vectors of every other element -> the same out of two whole vectors.
+
+    Two that begin one element apart are the even and the odd elements of the same whole vectors. These are loaded from
+    the first to the last element that one of the two reads: between two elements of a buffer lie others of it, so
+    nothing outside of it is touched. All loads must be made at the same place.
+    """
+    apart = {v.address: v for v in loads if v.lanes > 1 and v.stride == 2 and v.dtype == "float32"}
+    left = {(v.buffer, i): v for i, v in sorted(apart.items(), key=lambda x: x[0].terms.get((), 0))}
+    out: dict[FlatLoad, Value] = {}
+    while left:
+        first = left.pop(next(iter(left)))
+        second = left.pop((first.buffer, first.address + 1), None)
+        whole = tuple(_whole(first, second, behind) for behind in (ZERO, V(first.lanes)))
+        out[first] = Apply(first.dtype, "vevens_f32", whole)
+        if second:
+            out[second] = Apply(second.dtype, "vodds_f32", whole)
+    return out
+
+
+def _whole(first: FlatLoad, second: FlatLoad | None, behind: Index) -> FlatLoad:
+    """The vector from ``behind`` the first element on, of what one of the two reads."""
+    width, both = V(first.lanes), [(v, d) for d, v in enumerate((first, second)) if v]
+    whole = replace(first, address=first.address + behind, stride=ONE, mask=None, guard=None)
+
+    def end(v: FlatLoad, d: int, lanes: Index) -> Index:
+        return 2 * (lanes if v.mask is None else minimum(lanes, v.mask)) - 1 + d - behind
+
+    if not any(v.guard for v, _ in both):
+        count = end(*both[-1], width)
+        return whole if count.constant is not None and count.constant >= first.lanes else replace(whole, mask=count)
+    ranges: list[Value] = []
+    for v, d in both:
+        lanes = v.guard if isinstance(v.guard, Between) else Between("bool", ZERO, width, first.lanes)
+        ranges.append(replace(lanes, low=2 * lanes.low + d - behind, high=end(v, d, lanes.high)))
+    return replace(whole, guard=reduce(lambda a, b: op("or", a, b), ranges))

@@ -1,0 +1,153 @@
+"""Passes for sm_90a: one thread lets TMA fill rings of buffers, warpgroups issue asynchronous products on them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from polydyn.codegen.indices import substitute
+from polydyn.codegen.ir import Alloc, Body, Call, Compare, For, If, Pointer
+from polydyn.schedules.expr import FromIndex, Value
+from polydyn.schedules.index import ONE, ZERO, Index, IndexLike
+
+V = Index.of
+WARPGROUP = 128
+"""Threads of a warpgroup."""
+
+
+@dataclass(frozen=True)
+class Ring:
+    """Buffers in shared memory that asynchronous copies fill in turn, ``size`` bytes at a time; two mbarriers for each.
+
+    ``loop``: iteration n of it fills slot ``n % stages``. A slot is *full* when its bytes have come, *empty* when all
+    consumers have released it. One stage without a loop is filled once and never empty.
+    """
+
+    name: str
+    stages: int
+    size: int
+    loop: For | None = None
+
+    def _bar(self, which: str, at: IndexLike) -> Value:
+        return Pointer("uint64", which + self.name, V(at) % self.stages)
+
+    def full(self, at: IndexLike = 0) -> Value:
+        """The mbarrier that the copies of an iteration count their bytes on."""
+        return self._bar("full", at)
+
+    def _parity(self, at: Index) -> Index:
+        return (at - self.loop.lo) // self.stages % 2 if self.loop else ZERO
+
+    def fill(self, copies: Body) -> Body:
+        """What the producer does in an iteration."""
+        at = V(self.loop.var) if self.loop else ZERO
+        ready = (Call("pd_mbar_wait", (self._bar("empty", at), _number(1 - self._parity(at)))),) if self.loop else ()
+        return (*ready, Call("pd_mbar_expect_tx", (self.full(at), _number(self.size))), *copies)
+
+    def wait(self, at: Index = ZERO) -> Call:
+        """Until the copies of iteration ``at`` have come."""
+        return Call("pd_mbar_wait", (self.full(at), _number(self._parity(at))))
+
+    def release(self, at: Index) -> Call:
+        """Says, in one thread of a consumer, that it no longer reads the slot of iteration ``at``."""
+        return Call("pd_mbar_arrive", (self._bar("empty", at),))
+
+    def barriers(self, consumers: int) -> tuple[tuple[str, int], ...]:
+        """(name, arrivals) of its mbarriers."""
+        return ((f"full{self.name}", 1), *(((f"empty{self.name}", consumers),) if self.loop else ()))
+
+
+@dataclass(frozen=True)
+class Product:
+    """A product that is issued as a group: its text, the ring it reads, what is written or held while it runs."""
+
+    body: Body
+    ring: Ring
+    keep: Body
+
+    def issue(self, at: Index) -> Body:
+        """The group of iteration ``at`` of the ring's loop."""
+        assert self.ring.loop is not None
+        body = substitute(self.body, {self.ring.loop.var: at})
+        return (self.ring.wait(at), Call("pd_wgmma_fence"), *body, Call("pd_wgmma_commit"))
+
+    def retire(self, at: Index, later: int) -> Body:
+        """Waits for it, of which ``later`` groups were issued behind it, and releases what it has read."""
+        return (Call(f"pd_wgmma_wait<{later}>"), *self.keep, If((_first_thread(),), (self.ring.release(at),)))
+
+
+def specialise(
+    rings: Sequence[tuple[Ring, Body]], consumers: int, consume: Body, registers: tuple[int, int] = (40, 232)
+) -> Body:
+    """Warp specialisation: a warpgroup's first thread runs the copies of all rings, the others ``consume``.
+
+    ``rings``: with the copies of an iteration; all loops are the same, and what has none is filled first.
+    ``registers``: of a thread of both kinds, which ``setmaxnreg`` deals.
+    """
+    thread = V("tid")
+    bars = [(ring, bar) for ring, _ in rings for bar in ring.barriers(consumers)]
+    init = tuple(
+        Call("pd_mbar_init", (Pointer("uint64", name, V(slot)), _number(count)))
+        for ring, _ in rings for slot in range(ring.stages) for name, count in ring.barriers(consumers)
+    )  # fmt: skip
+    once = tuple(n for ring, copies in rings if ring.loop is None for n in ring.fill(copies))
+    loop = next(ring.loop for ring, _ in rings if ring.loop is not None)
+    fill = tuple(n for ring, copies in rings if ring.loop is not None for n in ring.fill(copies))
+    only = If((Compare("==", thread, ZERO),), (*once, replace(loop, body=fill)))
+    start = If((Compare("==", thread, ZERO),), (*init, Call("pd_fence_mbar_init")))
+    produce: Body = (Call(f"pd_reg_dec<{registers[0]}>"), only)
+    work: Body = (Call(f"pd_reg_inc<{registers[1]}>"), *consume)
+    split = If((Compare("<", thread, V(WARPGROUP)),), produce, work)
+    out: Body = (start, Call("pd_syncthreads"), split)
+    for ring, (name, _) in reversed(bars):
+        out = (Alloc(name, "uint64", V(ring.stages), "shared", out),)
+    return out
+
+
+def accumulate(ring: Ring, uses: Body, before: Body, after: Body) -> Body:
+    """A consumer of ``before; for step: uses; after`` whose steps add to one sum.
+
+    A step's wgmma are one group. The slot of the step before is released once that has retired. Without steps nothing
+    happens.
+    """
+    loop = ring.loop
+    assert loop is not None
+    at = V(loop.var)
+    done = If((Compare(">", at, loop.lo), _first_thread()), (ring.release(at + (ring.stages - 1)),))
+    use = (
+        ring.wait(at), Call("pd_wgmma_fence"), *uses, Call("pd_wgmma_commit"), Call("pd_wgmma_wait<1>"), done,
+    )  # fmt: skip
+    # ptxas keeps wgmma asynchronous only when it sees that no path around the loop reads the accumulators
+    once = If((Compare(">", loop.hi, loop.lo),), (replace(loop, body=use), Call("pd_wgmma_wait<0>"), *after))
+    return (*before, once)
+
+
+def stagger(first: Product, second: Product, beside: Body, behind: Body, fence: Body) -> Body:
+    """A consumer of ``for step: first; beside; behind; second``, of at least one step.
+
+    Both products of neighbouring steps are in flight together, and ``beside`` runs while the second one of the step
+    before does: it meets nothing that this one does, ``behind`` does. ``fence``: what keeps a compiler from moving
+    ``beside`` behind the wait.
+    """
+    loop = first.ring.loop
+    assert loop is not None and loop == second.ring.loop
+    at, last = V(loop.var), loop.hi - 1
+    begin = substitute((*beside, *behind), {loop.var: loop.lo})
+    step = (
+        *first.issue(at), *second.issue(at - 1), *first.retire(at, 1), *beside, *fence, *second.retire(at - 1, 0),
+        *behind,
+    )  # fmt: skip
+    return (
+        *first.issue(loop.lo), *first.retire(loop.lo, 0), *begin,
+        replace(loop, lo=loop.lo + ONE, body=step),
+        *second.issue(last), *second.retire(last, 0),
+    )  # fmt: skip
+
+
+def _first_thread() -> Compare:
+    """Whether a thread is the first one of its warpgroup."""
+    return Compare("==", V("tid") % WARPGROUP, ZERO)
+
+
+def _number(i: IndexLike) -> Value:
+    return FromIndex("int32", V(i))

@@ -1,0 +1,165 @@
+"""Attention by wgmma, with K and V by TMA, on the strict emulation against numpy."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from onnx import helper
+
+from polydyn.codegen.cuda.emit import LONG
+from polydyn.codegen.cuda.warpgroup_attention import warpgroup_attention
+from polydyn.codegen.kernel import Kernel
+from polydyn.fusion.plan import FusionPlan
+from polydyn.gpu.compiler import compile_cuda, find_nvcc
+from polydyn.gpu.errors import DeviceError
+from polydyn.lowering.place import Placed
+from polydyn.lowering.place_cuda import CudaBuilder
+from tests.cuda.test_cuda_attention import BOUND, attention, case, causal, causal_case
+from tests.support.cuda_groups import ARCH, SHARED, Arrays, placed, plan_of, run, with_bugs
+
+node = helper.make_node
+
+
+def hopper(plan: FusionPlan) -> Placed:
+    """The versions for sm_90a of a plan's one kernel."""
+    (group,) = plan.groups
+    made = CudaBuilder(plan, ARCH).attention_kernel(group)
+    assert made is not None
+    return Placed(group, made[0], "", tuple(warpgroup_attention(made[2])))
+
+
+def right(plan: FusionPlan, p: Placed, feeds: Arrays, want: np.ndarray[Any, Any], k: Kernel | None = None) -> int:
+    """Both orders of warps give the reference, and the same bits; how many products there were."""
+    of = p.kernels[0] if k is None else k
+    both = []
+    for reverse in (False, True):
+        got, (count,) = run(plan, feeds, lambda p, env: of, (p,), reverse)
+        y = got["y"].astype(np.float64)
+        assert (np.isnan(y) == np.isnan(want)).all()
+        assert np.abs(np.nan_to_num(y) - np.nan_to_num(want)).max(initial=0) <= BOUND[str(feeds["q"].dtype)]
+        assert count.shared_conflicts == 0 and count.wgmma > 0
+        both.append(got["y"].view(np.uint16))
+    assert (both[0] == both[1]).all()
+    return count.wgmma
+
+
+def test_every_length_and_mask() -> None:
+    """A tile, tails of rows and keys, more tiles than the rings have slots."""
+    plan = attention()
+    p = hopper(plan)
+    assert p.kernels[0].version == "attention_wgmma_128x128x64_wide"
+    for length, keys, mask in (
+        (1, 1, "none"), (65, 63, "row"), (130, 128, "causal"), (3, 641, "late"), (7, 385, "none"),
+    ):  # fmt: skip
+        feeds, want = case(plan, length, keys, mask, 2 if length < 8 else 1)
+        right(plan, p, feeds, want)
+
+
+HEADS = (("bfloat16", 128, 128, 1), ("float16", 24, 32, 2), ("float16", 96, 104, 1))
+
+
+@pytest.mark.parametrize(("dtype", "depth", "width", "groups"), HEADS)
+def test_heads_and_groups(dtype: str, depth: int, width: int, groups: int) -> None:
+    """Heads are filled up to panels; some of them read one key."""
+    plan = attention(dtype, depth, width, heads=4 if groups > 1 else 2, groups=groups)
+    feeds, want = case(plan, 67, 300)
+    right(plan, hopper(plan), feeds, want)
+
+
+def test_tiles_above_the_diagonal_are_not_computed() -> None:
+    """The rows of the last block see all tiles, those without a key one of them, to become NaN as in the model."""
+    plan = causal("float16")
+    p = hopper(plan)
+    for length, keys in ((300, 300), (200, 7), (3, 260)):
+        feeds, want = causal_case("float16", length, keys)
+        last = [min(b * 128 + 127, length - 1) + keys - length for b in range(-(-length // 128))]
+        tiles = sum(min(max(n // 128 + 1, 1), -(-keys // 128)) for n in last)
+        assert right(plan, p, feeds, want) == 2 * tiles * 2 * (4 + 8), (length, keys)
+
+
+def test_heads_inside_rows() -> None:
+    """[B, L, H, D] needs no transposition: a tensor map has its strides."""
+    names = [("q", "qh", (0, 2, 1, 3)), ("k", "kt", (0, 2, 3, 1)), ("v", "vh", (0, 2, 1, 3))]
+    nodes = [node("Transpose", [a], [b], perm=p) for a, b, p in names]
+    nodes += [node("MatMul", ["qh", "kt"], ["s"]), node("Softmax", ["s"], ["w"], axis=-1),
+              node("MatMul", ["w", "vh"], ["o"]), node("Transpose", ["o"], ["y"], perm=(0, 2, 1, 3))]  # fmt: skip
+    shapes = {n: ("B", "L" if n == "q" else "T", 3, 64) for n in "qkv"}
+    plan = plan_of(nodes, shapes, ["y"], dtype="float16")
+    rng = np.random.default_rng(0)
+    feeds = {
+        n: (rng.standard_normal((2, x, 3, 64)) / 3).astype(np.float16)
+        for n, x in zip("qkv", (70, 150, 150), strict=True)
+    }
+    q, k, v = (feeds[n].astype(np.float64).swapaxes(1, 2) for n in "qkv")
+    e = np.exp(q @ k.swapaxes(-1, -2))
+    right(plan, hopper(plan), feeds, ((e / e.sum(-1, keepdims=True)) @ v).swapaxes(1, 2))
+
+
+def test_what_wgmma_and_tma_do_not_reach_has_other_kernels() -> None:
+    for plan in (attention(transposed=True), attention("float32"), attention(depth=9)):
+        assert hopper(plan).kernels == ()
+    (p,) = placed(attention(), ARCH)
+    dims = {"n0": 128, "n1": 128, "n2": 1}
+    wgmma, *others = (k for k in p.kernels if not k.version.endswith(LONG))
+    assert wgmma.version.startswith("attention_wgmma") and wgmma.fits(dims, SHARED, 132, ARCH)
+    empty = {**dims, "n0": 0}
+    assert not wgmma.fits(empty, SHARED, 132, ARCH) and any(k.fits(empty, SHARED, 132, ARCH) for k in others)
+
+
+QUERIES, KEYS, FREE_KEYS, VALUES, FREE_VALUES = (f"pd_mbar_wait((uint64_t *)(smem + {81920 + 16 * n}" for n in range(5))
+"""Waits for what has come, and for slots that are free."""
+
+
+def unwaited(wait: str, before: str = "") -> tuple[str, str]:
+    return before + wait, before + wait.replace("pd_mbar_wait", "(void)")
+
+
+LOOP = "++b_l) {\n      "
+BUGS = {
+    "scores not waited for": ("pd_wgmma_wait<1>();", "pd_wgmma_wait<2>();"),
+    "values not waited for": ("pd_wgmma_wait<0>();\n      pd_wgmma_keep<32>(acc2", "pd_wgmma_keep<32>(acc2"),
+    "packed while weights are multiplied": ("pd_wgmma_wait<0>();\n      pd_wgmma_keep<32>(acc2",
+        "a_frag2[0] = pd_pack_f16x2(acc1[0], acc1[1]);\n      pd_wgmma_wait<0>();\n      pd_wgmma_keep<32>(acc2"),
+    "no fence before the group": ("pd_wgmma_fence();", ""),
+    "queries before they have come": unwaited(QUERIES),
+    "keys before they have come": unwaited(KEYS, LOOP),
+    "values before they have come": unwaited(VALUES, "pd_wgmma_commit();\n      "),
+    "keys over keys in use": unwaited(FREE_KEYS),
+    "values over values in use": unwaited(FREE_VALUES),
+    "values of another slot": ("(8192*b_l + (-16384)*((b_l + 1)/2) + 8192)", "(8192*b_l + (-16384)*(b_l/2))"),
+    "the other warpgroup's queries": ("4096*(tid/128) + (-4096)", "0*(tid/128)"),
+    "scores added to old ones": ("((int32_t)f_k1));", "((int32_t)1));"),
+    "steps of half their bytes": ("(32*f_k1", "(16*f_k1"),
+    "steps of values": ("(2048*f_k2)", "(1024*f_k2)"),
+    "expects too few bytes": ("((int32_t)16384));\n", "((int32_t)8192));\n"),
+    "values not scaled to the new maximum": ("] * scale[row_half]);\n", "]);\n"),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def broken() -> tuple[FusionPlan, Placed]:
+    plan = attention()
+    p = hopper(plan)
+    return plan, replace(p, kernels=with_bugs(p.kernels[0], BUGS))
+
+
+@pytest.mark.parametrize("bug", BUGS)
+def test_planted_bugs_are_caught(bug: str, broken: tuple[FusionPlan, Placed]) -> None:
+    plan, p = broken
+    feeds, want = case(plan, 128, 641)
+    with contextlib.suppress(DeviceError, AssertionError):
+        right(plan, p, feeds, want, p.kernels[list(BUGS).index(bug)])
+        pytest.fail(bug)
+
+
+@pytest.mark.skipif(find_nvcc() is None, reason="no nvcc")
+@pytest.mark.parametrize("depth", [64, 128])
+def test_compiles_without_spills_and_stays_asynchronous(depth: int) -> None:
+    k = hopper(attention("bfloat16", depth, depth)).kernels[0]
+    made = compile_cuda(k.text, "sm_90a")
+    use = made.kernels[k.name]
+    assert use.spill_stores == use.spill_loads == 0 and "C75" not in made.log, "serialized wgmma"
