@@ -118,7 +118,7 @@ def kinds() -> tuple[Kind, ...]:
         Kind("product s8, few rows", quantized, "gemv_8", (r"LDG\.E.*128", r"IDP\.4A", "SHFL")),
         Kind("product s8, wgmma", quantized, "wgmma_128x256", (r"IGMMA.*U8\.S8", "UTMALDG", "SYNCS", WIDE), "sm_90a"),
         Kind("product f8", float8, "qmma_128", (COPIES, "LDSM", r"QMMA\.16832\.F32\.E4M3\.E4M3", WIDE), "sm_89"),
-        Kind("product f8, wgmma", float8, "wgmma_128x256", (r"QGMMA.*E4M3\.E4M3", "UTMALDG", "SYNCS", WIDE), "sm_90a"),
+        Kind("product f8, wgmma", float8, "wgmma_128x128", (r"QGMMA.*E4M3\.E4M3", "UTMALDG", "SYNCS", WIDE), "sm_90a"),
         Kind("product f16 and gelu, wgmma", gelu, "wgmma_128x256", ("HGMMA", r"MUFU\.EX2", WIDE), "sm_90a", size=1400),
         Kind("attention f16", attention, "attention_64", (COPIES, *TENSOR, "SHFL", WIDE), most=450),
         Kind("attention f16", attention, "attention_64", (COPIES, *TENSOR, "SHFL", WIDE), "sm_90a", most=450),

@@ -16,12 +16,13 @@ from functools import partial
 from polydyn.codegen.cuda.copies import Copy, Operand, copy_of
 from polydyn.codegen.cuda.emit import bound_names, emit, one_block, short_first, without_repeats
 from polydyn.codegen.cuda.group import ProductGroup, product_refusal
-from polydyn.codegen.cuda.instructions import COLUMN, HALVES, INSTRUCTIONS, KEY, LANE
+from polydyn.codegen.cuda.instructions import COLUMN, INSTRUCTIONS, KEY, LANE
 from polydyn.codegen.cuda.keys import loops_over_keys
 from polydyn.codegen.cuda.product import DEALT, UNROLLED, deal_copies, products, split_copies
 from polydyn.codegen.cuda.softmax import STATISTICS, WEIGHED, OnlineRows
 from polydyn.codegen.cuda.sums import Sums, lane_points
 from polydyn.codegen.cuda.tile import CudaTile
+from polydyn.codegen.cuda.turns import MORE, VOTES, turns, vote
 from polydyn.codegen.cuda.warpgroup_attention import warpgroup_attention
 from polydyn.codegen.cuda.work import WARP, product_work
 from polydyn.codegen.indices import substitute
@@ -30,15 +31,9 @@ from polydyn.codegen.ir import (
     Apply,
     Body,
     Call,
-    Compare,
-    Def,
     FlatLoad,
     For,
-    If,
     Inst,
-    Let,
-    Reg,
-    Set,
     Store,
     consume,
     walk,
@@ -46,13 +41,13 @@ from polydyn.codegen.ir import (
 from polydyn.codegen.kernel import Block, Kernel, Work
 from polydyn.codegen.lower import Lowering, lower
 from polydyn.codegen.passes.bind import bind, fold
-from polydyn.codegen.passes.threads import assign, combine_lanes, pipeline, unrolled
+from polydyn.codegen.passes.threads import assign, pipeline, unrolled
 from polydyn.codegen.pipeline import Step
 from polydyn.codegen.places import Places
 from polydyn.codegen.printers.cuda_values import HALF
 from polydyn.schedules.errors import Declined, ScheduleError
-from polydyn.schedules.expr import Const, FromIndex, Load, Value, const, op, transform
-from polydyn.schedules.index import ONE, ZERO, Index, IndexLike, maximum, minimum
+from polydyn.schedules.expr import FromIndex, Load, transform
+from polydyn.schedules.index import ZERO, Index, IndexLike, maximum, minimum
 from polydyn.schedules.laws.masks import Axis, Logits, visits
 from polydyn.schedules.laws.online_softmax import INIT, LOGIT, SCORE, VALUE, softmax_logit
 from polydyn.schedules.model import Array, Group
@@ -81,8 +76,6 @@ TILE_KEYS = {"mma": 64, "tf32": 32, "lanes": 32}
 """Keys of a tile, by instruction: 128 bytes of them."""
 DEPTHS = (32, 64, 128)
 """Head sizes that tiles are made for; others are filled up with zeros."""
-MORE = "more"
-"""The register that says whether tiles beyond the mask's end are visited: 1 or 0."""
 LOOPS = (f(J1), f(K1), g(J1), f(J2), f(K2), g(J2), "fragment")
 """Loops over registers, besides those of a product."""
 
@@ -275,37 +268,13 @@ class _Version:
     def _turns(self, body: Body) -> Body:
         """Tiles before the mask's end, then the others if a row of the block has seen nothing above their logits."""
         (loop,) = body
-        assert isinstance(loop, For) and loop.lo == ZERO and self.of.visits.end is not None
-        end = maximum(0, minimum(loop.hi, self.of.visits.end))
-        zero, one = const(0, "int32"), const(1, "int32")
-        votes: Value = zero
-        for n in range(WARPS):
-            votes = op("add", votes, FlatLoad("int32", "votes", V(n)))
-        some = op("and", op("gt", FromIndex("int32", V("turn")), zero), op("gt", votes, zero))
-        last = end + V(MORE) * (loop.hi - end)
-        walk: Body = self._walk((replace(loop, lo=V("first"), hi=V("last")),))
-        turn: Body = (
-            If((Compare("==", V("turn"), ONE),), self._vote()),
-            Def(MORE, op("where", some, one, zero)),
-            Let("first", V("turn") * end, (Let("last", last, walk),)),
-        )
-        return (Alloc("votes", "int32", V(WARPS), "shared", (For("turn", ZERO, V(2), turn, "unroll1"),)),)
-
-    def _vote(self) -> Body:
-        """Whether a warp has a row for which masked logits may count: 1 or 0."""
-        seen, least = Reg("float32", "seen"), Const("float32", self.of.visits.least or 0.0)
-        at: dict[str, Index] = {b("i"): V(b("i")), w("i"): V("warp")}
-        row = self.places.element(LOGIT, "i", at) + LANE // 4 + HALVES * 8
-        top = op("mul", FlatLoad("float32", "top", HALVES), Const("float32", self.online.factor))
-        least_seen = Set("seen", top, 1, "min")
-        enough = op("where", op("ge", seen, least), const(0, "int32"), const(1, "int32"))
-        return (
-            Def("seen", Const("float32", float("inf"))),
-            For("row_half", ZERO, V(2), (If((Compare("<", row, self.of.scores.M),), (least_seen,)),)),
-            *combine_lanes("seen", seen, "min"),
-            If((Compare("==", LANE, ZERO),), (Store("votes", V("warp"), enough),)),
-            Call("pd_syncthreads"),
-        )
+        visits = self.of.visits
+        assert isinstance(loop, For) and loop.lo == ZERO and visits.end is not None
+        row = self.places.element(LOGIT, "i", {b("i"): V(b("i")), w("i"): V("warp")})
+        decide = (*vote(self.online, visits.least or 0.0, row, V("warp")), Call("pd_syncthreads"))
+        end = maximum(0, minimum(loop.hi, visits.end))
+        walk = turns(loop, end, WARPS, decide, lambda x: self._walk((x,)))
+        return (Alloc(VOTES, "int32", V(WARPS), "shared", walk),)
 
     def instruction(self, body: Body) -> Body:
         """Tensorization: products are one instruction; elsewhere a lane takes its own points of a fragment."""

@@ -53,14 +53,14 @@ class OnlineRows:
         return (For("row_half", ZERO, V(2), half),)
 
     def logits(self, a: Mapping[str, Index], whole: bool = False) -> Body:
-        """The logit of a score; -inf beyond the last key. ``whole``: there is none beyond it in the tile."""
+        """The logit of a score; -inf beyond the last key. ``whole``: no row or key of the tile is beyond the last."""
         env = self.scores.places.env(LOGIT, a)
         place = self.scores.register(*self.scores.fragment(LOGIT, a))
         score = FlatLoad("float32", "acc1", place)
         value = flat(self.group, self.logit, env, lambda x: score if x.buffer == self.array else None)
         kept: Body = () if self.bare else (Store("acc1", place, value),)
         rows, keys = self.scores.live(env)  # a row beyond the last one is not stored: it must read nothing
-        live = (rows,) * self.reads + (keys,) * (not whole)
+        live = () if whole else (rows, keys) if self.reads else (keys,)
         if self.bare and live == (keys,):
             return (If((Compare(">=", keys.left, keys.right),), (Store("acc1", place, LOWEST),)),)
         return (If(live, kept, (Store("acc1", place, LOWEST),)),) if live else kept

@@ -8,19 +8,20 @@ together, and the next tile's softmax runs beside the second product. Heads are 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
 from polydyn.codegen.cuda.boxes import FARTHEST, TensorOperand, descriptor, tensor_operand
 from polydyn.codegen.cuda.emit import bound_names, emit, one_block, without_repeats
 from polydyn.codegen.cuda.group import ProductGroup
-from polydyn.codegen.cuda.instructions import INSTRUCTIONS, TENSOR
+from polydyn.codegen.cuda.instructions import INSTRUCTIONS, LANE, TENSOR
 from polydyn.codegen.cuda.keys import loops_over_keys
 from polydyn.codegen.cuda.product import DEALT, UNROLLED
 from polydyn.codegen.cuda.softmax import STATISTICS, WEIGHED, OnlineRows
 from polydyn.codegen.cuda.sums import Sums, lane_points
+from polydyn.codegen.cuda.turns import MORE, VOTES, turns, vote
 from polydyn.codegen.cuda.work import UNITS
 from polydyn.codegen.indices import substitute
 from polydyn.codegen.ir import (
@@ -47,7 +48,7 @@ from polydyn.codegen.pipeline import Step
 from polydyn.codegen.places import Places
 from polydyn.codegen.printers.cuda_values import HALF
 from polydyn.schedules.expr import FromIndex, Value
-from polydyn.schedules.index import ONE, ZERO, Index, IndexLike, maximum
+from polydyn.schedules.index import ONE, ZERO, Index, IndexLike, maximum, minimum
 from polydyn.schedules.laws.masks import Logits, visits
 from polydyn.schedules.laws.online_softmax import INIT, LOGIT, SCORE, VALUE
 from polydyn.schedules.model import Array, Group
@@ -61,17 +62,17 @@ from polydyn.schedules.tree.online_warpgroups import WarpgroupOnlineTile, online
 V = Index.of
 GROUPS, TILE_KEYS, STAGES = 2, 128, 2
 """Warpgroups that consume, with 64 queries each; keys of a tile; slots of both rings."""
-ROWS = 64 * GROUPS
+ROWS, WARPS = 64 * GROUPS, 4 * GROUPS
 PANEL, STEP, LINE = 64, 16, 128
 """Columns of a panel, steps of an instruction; bytes of a panel's row."""
 WIDTHS = (32, 64, 128)
 """Columns of values that an instruction has."""
-CONSUMED = 1
-"""The barrier of the consumers behind their last step."""
+CONSUMED, DECIDED = 1, "decided"
+"""The barrier of the consumers behind their last step; the mbarrier of warps that have voted."""
 THREADS, REGISTERS = (GROUPS + 1) * WARPGROUP, 168
 """Of a block; of a thread when it begins."""
 WHOLE = "WHOLE"
-"""The logits of a tile all of whose keys exist."""
+"""The logits of a tile all of whose keys, and rows where they matter, exist."""
 ROLLED = {e("g"): "unroll", e("s"): "unroll1", "fragment": "unroll", f(J1): "unroll", f(K1): "unroll", f(K2): "unroll"}
 
 
@@ -98,7 +99,7 @@ def warpgroup_attention(of: Attention) -> list[Kernel]:
 
     Queries and keys lie along the head, values along their columns, all of 16 bits.
     """
-    if of.scores.dtype not in HALF or int(of.scores.K) > 2 * PANEL or int(of.values.N) > 2 * PANEL:
+    if of.scores.dtype not in HALF:
         return []
     r, second = of.parts.score_roles, of.parts.value_roles
     batch = {x: of.scores.extents[x] for x in r.batch}
@@ -154,6 +155,8 @@ class _Version:
         self.values = Sums(of.values, kind, self.places, wide, "acc2", ("i", J2), unit, slabs=self.width // SLAB,
                            buffer="tile_b1")  # fmt: skip
         self.online = OnlineRows(self.scores, self.values, of.logit)
+        self.logits = of.logits(ROWS, TILE_KEYS)
+        self.visits = visits(self.logits)
         boxes = ((COPY_Q, "tile_a1", ROWS, 1, 0), (COPY_K, "tile_b1", TILE_KEYS, STAGES, 0),
                  (COPY_V, "tile_b2", TILE_KEYS, STAGES, 1))  # fmt: skip
         self.boxes = {c: _Boxes(n, rows, self.panels[side], stages) for c, n, rows, stages, side in boxes}
@@ -166,10 +169,9 @@ class _Version:
 
     def build(self) -> tuple[Kernel, ...]:
         """The kernel, with indices of both widths."""
-        of, logits = self.of, self.of.logits(ROWS, TILE_KEYS)
-        live = visits(logits).live
+        of, live = self.of, self.visits.live
         name, names = f"{of.name}_{self.version}", bound_names(self._arrays(), self.group.params)
-        body = loops_over_keys(name, self.schedule, live, logits)
+        body = loops_over_keys(name, self.schedule, live, self.logits)
         body, count = one_block(name, body, self.steps(), self._allocate, names)
         multiples = (*(m for x in self.maps.values() for m in x.multiples), *self.values.multiples)
         extents = (of.scores.M, of.scores.N, *(of.scores.extents[x] for x in of.parts.score_roles.batch))
@@ -185,6 +187,7 @@ class _Version:
             b("i"): of.scores.M.ceildiv(ROWS),
             b("l"): of.scores.N.ceildiv(TILE_KEYS),
             "task": count,
+            MORE: 1,
         }
         limits |= {x: of.scores.extents[x] for x in of.parts.score_roles.batch}
         return emit(kernel, body, self._arrays(), limits)
@@ -265,35 +268,61 @@ class _Version:
         # a tile that no row sees changes nothing; a block without tiles would need a path of its own
         tiles = replace(loop, hi=maximum(loop.hi, loop.lo + 1))
         rings = {c: x.ring(tiles if x.stages > 1 else None) for c, x in self.boxes.items()}
-        q, k, v = rings.values()
-        scores, values = (n for n in loop.body if isinstance(n, Mark) and n.name == MarkName.MULTIPLY)
-        between = [n for n in loop.body if not _of(n) & {COPY_K, COPY_V, INIT, SCORE, VALUE}]
-        split = first_conflict(self.schedule, VALUE, [{INIT, SCORE}, *map(_of, between)]) - 1
-        beside, behind = self._bounded(between[:split]), tuple(between[split:])
-        weights = _keep("a_frag2", TILE_KEYS // 4, "uint32")
-        first = Product(scores.body, k, (_keep("acc1", TILE_KEYS // 2),))
-        second = Product(values.body, v, (_keep("acc2", self.width // 2), weights))
-        # a wait that is over ends the basic block: ptxas would move the powers behind the products
-        work = stagger(first, second, beside, behind, (q.wait(),))
-        before = tuple(n for n in body[:at] if _of(n) != {COPY_Q})
-        every = (*body[:at], *loop.body)
+        every, queries = (*body[:at], *loop.body), rings[COPY_Q].wait()
         copies = [(ring, tuple(n for n in every if _of(n) == {c})) for c, ring in rings.items()]
-        out = specialise(copies, GROUPS, (*before, q.wait(), *work, *body[at + 1 :]))
+        before = tuple(n for n in body[:at] if _of(n) != {COPY_Q})
+        # a wait that is over ends the basic block: ptxas would move the powers behind the products
+        products = partial(stagger, fence=(queries,), **self._products(loop, rings))
+        consume = (*before, queries, *self._walk(tiles, self._vote(), products), *body[at + 1 :])
+        two = ((DECIDED, WARPS),) if self.visits.end is not None else ()
+        out = specialise(copies, GROUPS, consume, walk=self._fill, barriers=two)
+        out = (Alloc(VOTES, "int32", V(WARPS), "shared", out),) if two else out
         for x in reversed(tuple(self.boxes.values())):
             out = (Alloc(x.buffer, self.of.scores.dtype, V(x.stages * x.elements), "shared", out),)
         return out
 
+    def _products(self, loop: For, rings: Mapping[str, Ring]) -> dict[str, Any]:
+        """Both products of a tile, what runs beside the second one, and what waits for it."""
+        scores, values = (n for n in loop.body if isinstance(n, Mark) and n.name == MarkName.MULTIPLY)
+        between = [n for n in loop.body if not _of(n) & {COPY_K, COPY_V, INIT, SCORE, VALUE}]
+        split = first_conflict(self.schedule, VALUE, [{INIT, SCORE}, *map(_of, between)]) - 1
+        weights = _keep("a_frag2", TILE_KEYS // 4, "uint32")
+        return {
+            "first": Product(scores.body, rings[COPY_K], (_keep("acc1", TILE_KEYS // 2),)),
+            "second": Product(values.body, rings[COPY_V], (_keep("acc2", self.width // 2), weights)),
+            "beside": self._bounded(between[:split]), "behind": tuple(between[split:]),
+        }  # fmt: skip
+
+    def _walk(self, tiles: For, decide: Body, walk: Callable[[For], Body]) -> Body:
+        """All tiles; or those before the mask's end, at least one, and then the others if a warp wants them."""
+        if self.visits.end is None:
+            return walk(tiles)
+        assert tiles.lo == ZERO
+        end = maximum(1, minimum(tiles.hi, self.visits.end))
+        return turns(tiles, end, WARPS, decide, lambda x: (If((Compare(">", x.hi, x.lo),), walk(x)),))
+
+    def _fill(self, tiles: For) -> Body:
+        """The producer's walk."""
+        return self._walk(tiles, (_decided(),), lambda x: (x,))
+
+    def _vote(self) -> Body:
+        """A consumer's vote, and those of all others."""
+        row = self.places.element(LOGIT, "i", {b("i"): V(b("i")), w("i"): self.values.unit})
+        arrive = Call("pd_mbar_arrive", (Pointer("uint64", DECIDED, ZERO),))
+        voted = If((Compare("==", LANE, ZERO),), (arrive,))
+        return (*vote(self.online, self.visits.least or 0.0, row, self.values.unit), voted, _decided())
+
     def _bounded(self, body: Sequence[Node]) -> Body:
-        """Logits without bounds where all keys of the tile exist."""
-        if self.online.reads:
-            return tuple(body)
-        inside = Compare("<=", (V(b("l")) + 1) * TILE_KEYS, self.of.scores.N)
+        """Logits without bounds where all keys of the tile exist, and, if they read a mask, all rows of the block."""
+        keys = Compare("<=", (V(b("l")) + 1) * TILE_KEYS, self.of.scores.N)
+        rows = Compare("<=", (V(b("i")) + 1) * ROWS, self.of.scores.M)
+        inside = (keys, rows) if self.online.reads else (keys,)
 
         def split(n: Node) -> Node:
             if _of(n) != {LOGIT}:
                 return n
             whole = rewrite((n,), lambda x: Inst(WHOLE, x.args, x.coords) if isinstance(x, Inst) else x)
-            return If((inside,), whole, (n,))
+            return If(inside, whole, (n,))
 
         return tuple(map(split, body))
 
@@ -348,6 +377,11 @@ class _Version:
         function = f"pd_wgmma_rs_m64n{self.width}k{STEP}_{TENSOR[self.of.values.dtypes]}<1>"
         args = (Pointer("float32", "acc2", ZERO), Pointer("uint32", "a_frag2", step * 4), columns, _number(1))
         return (For(f(K2), ZERO, V(TILE_KEYS // STEP), (Call(function, args),)),)
+
+
+def _decided() -> Call:
+    """Until all warps have voted."""
+    return Call("pd_mbar_wait", (Pointer("uint64", DECIDED, ZERO), _number(0)))
 
 
 def _of(n: Node) -> set[str]:

@@ -26,7 +26,7 @@ from polydyn.codegen.cuda.sums import Sums, lane_points
 from polydyn.codegen.cuda.tile import CudaTile
 from polydyn.codegen.cuda.work import UNITS, bounded_registers
 from polydyn.codegen.indices import substitute
-from polydyn.codegen.ir import Alloc, Body, Call, Compare, For, Inst, Mark, Pointer, consume, walk
+from polydyn.codegen.ir import Alloc, Body, Call, Compare, FlatLoad, For, Inst, Mark, Pointer, Store, consume, walk
 from polydyn.codegen.kernel import TF32, Block, Kernel, TensorMapOf, Work
 from polydyn.codegen.lower import Lowering, lower
 from polydyn.codegen.passes.bind import fold
@@ -71,11 +71,13 @@ class WgmmaTile:
     def registers(self) -> tuple[int, int, int]:
         """Of a thread: when a block begins, then of the producer and of consumers, which ``setmaxnreg`` deals."""
         start, least = bounded_registers(self.threads, self.blocks), 40 if self.blocks == 1 else 24
-        return start, least, (start * (self.consumers + 1) - least) // self.consumers // 8 * 8
+        return start, least, min(240, (start * (self.consumers + 1) - least) // self.consumers // 8 * 8)
 
 
 TILES = (WgmmaTile(256, 4), WgmmaTile(192, 5), WgmmaTile(128, 4), WgmmaTile(128, 4, 1, 2), WgmmaTile(64, 4, 1, 3))
 """Largest first; those of 64 rows are for few tiles, and blocks that are beside each other."""
+FLOAT8_TILES = (WgmmaTile(128, 4), WgmmaTile(128, 4, 1), WgmmaTile(64, 4, 1, 2))
+"""For floats of 8 bits, whose sums of a step are beside those of all steps in registers."""
 EXACT = 192
 """Columns that serve where they divide a known number: 768 of them are four blocks where 256 leave a quarter idle."""
 FEW = 1024
@@ -95,7 +97,8 @@ def wgmma_versions(product: ProductGroup, tf32: bool = False) -> list[Kernel]:
     kind, maps = _kind(product, tf32), _tensor_operands(product)
     if kind is None or isinstance(maps, str) or product.shares != ONE:
         return []
-    tiles = (t for t in TILES if _useful(t, product.M.constant, product.N.constant))
+    every = FLOAT8_TILES if kind == "qmma" else TILES
+    tiles = (t for t in every if _useful(t, product.M.constant, product.N.constant))
     versions = [k for t in tiles for wide in (True, False) for k in _Version(product, kind, maps, t, wide).build()]
     return [k for i, k in enumerate(versions) if not any(_alike(k, e) for e in versions[:i])]
 
@@ -152,7 +155,7 @@ class _Version:
 
     def __init__(self, of: ProductGroup, kind: str, maps: _Maps, size: WgmmaTile, wide: bool) -> None:
         self.of, self.maps, self.size, self.columns, self.stages = of, maps, size, size.columns, size.stages
-        self.group = of.group
+        self.group, self.apart = of.group, kind == "qmma"
         self.step, self.points = STEP // ITEMSIZE[of.dtype], POINTS // ITEMSIZE[of.dtype]
         self.tile = CudaTile(kind, size.consumers * ROWS, size.columns, self.step, STAGED, size.columns, size.stages)
         self.schedule = self._schedule()
@@ -193,6 +196,7 @@ class _Version:
                 "roles",
                 "a producer and consumers around a ring",
                 lambda x: consume(x, MarkName.ROLES, self.specialise_warps),
+                ("acc", "part"),
             ),
             Step("fold", "decided guards and single trips go", fold),
             Step("assign", "units are warpgroups and warps", lambda b: assign(b, units)),
@@ -200,14 +204,16 @@ class _Version:
                 "store", "epilogues on staged rows", lambda x: consume(x, MarkName.STORE, self.sums.store), ("stage",)
             ),
             Step("epilogue", "rows are staged in the ring", lambda x: consume(x, MarkName.EPILOGUE, self.epilogue)),
-            Step("lower", "statements become instructions", lambda b: lower(b, self._table()), ("acc",)),
+            Step("lower", "statements become instructions", lambda b: lower(b, self._table()), ("acc", "part")),
             Step("unroll", "loops over registers", lambda b: unrolled(b, UNROLLED | ROLLED)),
             Step("fold", "decided guards and single trips go", fold),
             Step("rasterise", "blocks that share operands", lambda x: rasterise(x, b("i"), b("j"), RASTER)),
         )
 
     def _allocate(self, body: Body) -> Body:
-        return (Alloc("acc", self.of.sums, V(self.columns // 2), "register", body),)
+        for name in ("acc", *["part"] * self.apart):
+            body = (Alloc(name, self.of.sums, V(self.columns // 2), "register", body),)
+        return body
 
     def build(self) -> tuple[Kernel, ...]:
         """The kernel, with indices of both widths."""
@@ -251,12 +257,20 @@ class _Version:
         ring = Ring("", self.stages, sum(sides) * STEP, loop)
         used = tuple(n for m in uses if isinstance(m, Mark) for n in m.body)
         before, after = body[: body.index(loop)], body[body.index(loop) + 1 :]
-        work = accumulate(ring, used, before, after)
+        work = accumulate(ring, used, before, after, self._added())
         body = specialise([(ring, copies)], self.size.consumers, work, self.size.registers[1:])
         for which in (1, 0):
             size = V(sides[which] * self.step * self.stages)
             body = (Alloc("tile_" + "ab"[which], self.of.dtypes[which], size, "shared", body),)
         return body
+
+    def _added(self) -> Body:
+        """A step's sums added to those so far, in float32: the tensor cores keep few bits of sums of 8-bit floats."""
+        if not self.apart:
+            return ()
+        part, number = FlatLoad(self.of.sums, "part", V("fragment")), V(self.columns // 2)
+        keep = Call(f"pd_wgmma_keep<{self.columns // 2}>", (Pointer(self.of.sums, "part", ZERO),))
+        return (keep, For("fragment", ZERO, number, (Store("acc", V("fragment"), part, "sum"),), "unroll"))
 
     def instruction(self, body: Body) -> Body:
         """Tensorization: a warpgroup's step of the reduction is one asynchronous group; elsewhere a lane's points."""
@@ -306,5 +320,6 @@ class _Version:
         function = f"pd_wgmma_m64n{self.columns}k{self.points}_{TENSOR[self.of.dtypes]}"
         if self.of.dtype in HALF:
             function += f"<{int(not along_k)}>"
-        args = (Pointer(self.of.sums, "acc", ZERO), rows, columns, FromIndex("int32", ONE))
+        sums, more = ("part", V(f("k"))) if self.apart else ("acc", ONE)  # the first one of a step begins with zero
+        args = (Pointer(self.of.sums, sums, ZERO), rows, columns, FromIndex("int32", more))
         return (For(f("k"), ZERO, V(STEP // POINTS), (Call(function, args),), "unroll"),)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from polydyn.codegen.indices import substitute
@@ -77,69 +77,73 @@ class Product:
 
 
 def specialise(
-    rings: Sequence[tuple[Ring, Body]], consumers: int, consume: Body, registers: tuple[int, int] = (40, 232)
-) -> Body:
+    rings: Sequence[tuple[Ring, Body]], consumers: int, consume: Body, registers: tuple[int, int] = (40, 232),
+    walk: Callable[[For], Body] = lambda loop: (loop,), barriers: Sequence[tuple[str, int]] = (),
+) -> Body:  # fmt: skip
     """Warp specialisation: a warpgroup's first thread runs the copies of all rings, the others ``consume``.
 
     ``rings``: with the copies of an iteration; all loops are the same, and what has none is filled first.
-    ``registers``: of a thread of both kinds, which ``setmaxnreg`` deals.
+    ``registers``: of a thread of both kinds, which ``setmaxnreg`` deals. ``walk``: what becomes of the producer's loop.
+    ``barriers``: more mbarriers, with their arrivals.
     """
     thread = V("tid")
-    bars = [(ring, bar) for ring, _ in rings for bar in ring.barriers(consumers)]
-    init = tuple(
-        Call("pd_mbar_init", (Pointer("uint64", name, V(slot)), _number(count)))
-        for ring, _ in rings for slot in range(ring.stages) for name, count in ring.barriers(consumers)
-    )  # fmt: skip
+    bars = [(name, slot, count) for ring, _ in rings for slot in range(ring.stages)
+            for name, count in ring.barriers(consumers)] + [(name, 0, count) for name, count in barriers]  # fmt: skip
+    init = (Call("pd_mbar_init", (Pointer("uint64", name, V(slot)), _number(count))) for name, slot, count in bars)
     once = tuple(n for ring, copies in rings if ring.loop is None for n in ring.fill(copies))
     loop = next(ring.loop for ring, _ in rings if ring.loop is not None)
     fill = tuple(n for ring, copies in rings if ring.loop is not None for n in ring.fill(copies))
-    only = If((Compare("==", thread, ZERO),), (*once, replace(loop, body=fill)))
+    only = If((Compare("==", thread, ZERO),), (*once, *walk(replace(loop, body=fill))))
     start = If((Compare("==", thread, ZERO),), (*init, Call("pd_fence_mbar_init")))
     produce: Body = (Call(f"pd_reg_dec<{registers[0]}>"), only)
     work: Body = (Call(f"pd_reg_inc<{registers[1]}>"), *consume)
     split = If((Compare("<", thread, V(WARPGROUP)),), produce, work)
     out: Body = (start, Call("pd_syncthreads"), split)
-    for ring, (name, _) in reversed(bars):
-        out = (Alloc(name, "uint64", V(ring.stages), "shared", out),)
+    for name in reversed(dict.fromkeys(name for name, _, _ in bars)):
+        slots = 1 + max(slot for of, slot, _ in bars if of == name)
+        out = (Alloc(name, "uint64", V(slots), "shared", out),)
     return out
 
 
-def accumulate(ring: Ring, uses: Body, before: Body, after: Body) -> Body:
+def accumulate(ring: Ring, uses: Body, before: Body, after: Body, add: Body = ()) -> Body:
     """A consumer of ``before; for step: uses; after`` whose steps add to one sum.
 
     A step's wgmma are one group. The slot of the step before is released once that has retired. Without steps nothing
-    happens.
+    happens. ``add``: what adds the sums of a step to those so far, where these are not the instructions' own: then each
+    step is waited for, while other warpgroups multiply.
     """
     loop = ring.loop
     assert loop is not None
     at = V(loop.var)
-    done = If((Compare(">", at, loop.lo), _first_thread()), (ring.release(at + (ring.stages - 1)),))
-    use = (
-        ring.wait(at), Call("pd_wgmma_fence"), *uses, Call("pd_wgmma_commit"), Call("pd_wgmma_wait<1>"), done,
-    )  # fmt: skip
+    issue = (ring.wait(at), Call("pd_wgmma_fence"), *uses, Call("pd_wgmma_commit"))
+    last: Body
+    if add:
+        use = (*issue, Call("pd_wgmma_wait<0>"), If((_first_thread(),), (ring.release(at),)), *add)
+        last = ()
+    else:
+        done = If((Compare(">", at, loop.lo), _first_thread()), (ring.release(at + (ring.stages - 1)),))
+        use = (*issue, Call("pd_wgmma_wait<1>"), done)
+        last = (Call("pd_wgmma_wait<0>"),)
     # ptxas keeps wgmma asynchronous only when it sees that no path around the loop reads the accumulators
-    once = If((Compare(">", loop.hi, loop.lo),), (replace(loop, body=use), Call("pd_wgmma_wait<0>"), *after))
-    return (*before, once)
+    return (*before, If((Compare(">", loop.hi, loop.lo),), (replace(loop, body=use), *last, *after)))
 
 
-def stagger(first: Product, second: Product, beside: Body, behind: Body, fence: Body) -> Body:
-    """A consumer of ``for step: first; beside; behind; second``, of at least one step.
+def stagger(tiles: For, first: Product, second: Product, beside: Body, behind: Body, fence: Body) -> Body:
+    """A consumer of ``for tiles: first; beside; behind; second``, where there is at least one.
 
     Both products of neighbouring steps are in flight together, and ``beside`` runs while the second one of the step
     before does: it meets nothing that this one does, ``behind`` does. ``fence``: what keeps a compiler from moving
     ``beside`` behind the wait.
     """
-    loop = first.ring.loop
-    assert loop is not None and loop == second.ring.loop
-    at, last = V(loop.var), loop.hi - 1
-    begin = substitute((*beside, *behind), {loop.var: loop.lo})
+    at, last = V(tiles.var), tiles.hi - 1
+    begin = substitute((*beside, *behind), {tiles.var: tiles.lo})
     step = (
         *first.issue(at), *second.issue(at - 1), *first.retire(at, 1), *beside, *fence, *second.retire(at - 1, 0),
         *behind,
     )  # fmt: skip
     return (
-        *first.issue(loop.lo), *first.retire(loop.lo, 0), *begin,
-        replace(loop, lo=loop.lo + ONE, body=step),
+        *first.issue(tiles.lo), *first.retire(tiles.lo, 0), *begin,
+        replace(tiles, lo=tiles.lo + ONE, body=step),
         *second.issue(last), *second.retire(last, 0),
     )  # fmt: skip
 

@@ -81,6 +81,24 @@ def test_tiles_above_the_diagonal_are_not_computed() -> None:
         assert right(plan, p, feeds, want) == 2 * tiles * 2 * (4 + 8), (length, keys)
 
 
+def test_finite_masks_hide_tiles_until_a_row_needs_them() -> None:
+    """Half as many tiles as keys where every row has seen one of its own; all where a padding leaves it none."""
+    plan = causal("float16", -6e4)
+    p = hopper(plan)
+    for length, keys in ((300, 300), (200, 7), (3, 260)):
+        feeds, _ = causal_case("float16", length, keys)
+        s = feeds["q"].astype(np.float64) @ feeds["k"].astype(np.float64).swapaxes(-1, -2) / 8
+        rows, columns = np.indices((length, keys))
+        s = np.where(columns <= rows + keys - length, s, -6e4)
+        e = np.exp(s - s.max(-1, keepdims=True))
+        want = (e / e.sum(-1, keepdims=True)) @ feeds["v"].astype(np.float64)
+        whole = -(-keys // 128)
+        last = [min(b * 128 + 127, length - 1) + keys - length for b in range(-(-length // 128))]
+        first = [b * 128 + keys - length for b in range(len(last))]
+        tiles = sum(whole if start < 0 else min(end // 128 + 1, whole) for start, end in zip(first, last, strict=True))
+        assert right(plan, p, feeds, want) == 2 * tiles * 2 * (4 + 8), (length, keys)
+
+
 def test_heads_inside_rows() -> None:
     """[B, L, H, D] needs no transposition: a tensor map has its strides."""
     names = [("q", "qh", (0, 2, 1, 3)), ("k", "kt", (0, 2, 3, 1)), ("v", "vh", (0, 2, 1, 3))]
@@ -157,9 +175,9 @@ def test_planted_bugs_are_caught(bug: str, broken: tuple[FusionPlan, Placed]) ->
 
 
 @pytest.mark.skipif(find_nvcc() is None, reason="no nvcc")
-@pytest.mark.parametrize("depth", [64, 128])
-def test_compiles_without_spills_and_stays_asynchronous(depth: int) -> None:
-    k = hopper(attention("bfloat16", depth, depth)).kernels[0]
+@pytest.mark.parametrize("plan", [attention("bfloat16", 128, 128), causal("float16", -6e4)], ids=["128", "turns"])
+def test_compiles_without_spills_and_stays_asynchronous(plan: FusionPlan) -> None:
+    k = hopper(plan).kernels[0]
     made = compile_cuda(k.text, "sm_90a")
     use = made.kernels[k.name]
     assert use.spill_stores == use.spill_loads == 0 and "C75" not in made.log, "serialized wgmma"
