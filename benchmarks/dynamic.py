@@ -166,6 +166,8 @@ columns (float[N, 16] x, int64[N, 16] i, float[N, 16] u) => (float[N, 16] y) { y
 rows    (float[N, 64] x, int64[N, 1] i, float[N, 64] u) => (float[N, 64] y) {
     y = ScatterND <reduction = "add"> (x, i, u) }
 running (float[N] x, int64 i) => (float[N] y) { a = Constant <value = int64 {0}> () y = CumSum (x, a) }
+first   (float[N] x) => (float[K] y, int64[K] p) { k = Constant <value_ints = [100]> () y, p = TopK (x, k) }
+order   (float[N] x) => (float[N] y, int64[N] p) { k = Shape (x) y, p = TopK (x, k) }
 """
 
 

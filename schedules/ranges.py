@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import lru_cache
 from math import gcd, inf, isinf
 from typing import TypeAlias
 
@@ -156,16 +157,19 @@ def _may_be_negative(a: str | Atom) -> bool:
 
 def simplify(p: Index, ranges: Ranges) -> Index:
     """Resolves floor divisions (and min, max) whose outcome follows from the ranges of iterators."""
+    return p if p.is_polynomial else p.map_atoms(lambda a: _simplify_atom(a, tuple(ranges.items())))
 
-    def atom(a: Atom) -> Index:
-        args = tuple(simplify(x, ranges) for x in a.args)
-        if a.kind == "fetch":
-            return fetch(a.name, args)
-        if a.kind == "floordiv":
-            return divide(args[0], args[1], ranges)
-        return _simplify_extreme(a.kind, args, ranges)
 
-    return p if p.is_polynomial else p.map_atoms(atom)
+@lru_cache(maxsize=1 << 14)
+def _simplify_atom(a: Atom, extents: tuple[tuple[str, Index], ...]) -> Index:
+    """Remembered: loads of a node, and the forms that are tried for it, share subscripts."""
+    ranges = dict(extents)
+    args = tuple(simplify(x, ranges) for x in a.args)
+    if a.kind == "fetch":
+        return fetch(a.name, args)
+    if a.kind == "floordiv":
+        return divide(args[0], args[1], ranges)
+    return _simplify_extreme(a.kind, args, ranges)
 
 
 def _simplify_extreme(kind: str, args: tuple[Index, ...], ranges: Ranges) -> Index:

@@ -61,7 +61,7 @@ def _float8(torch: Any, k: int, n: int) -> Rival:
     """As a framework does it: rounded to bytes, then one product with both scales."""
     kind, scale = torch.float8_e4m3fn, weights.FLOAT8_SCALE
     w = (torch.from_numpy(weights.scaled("w", k, n)).cuda() / scale).to(kind).T.contiguous().T  # by columns
-    one = torch.full((), scale, device="cuda")
+    one = torch.full((), scale).cuda()
     product = torch._scaled_mm
 
     def layer(x: Any, w: Any) -> Any:

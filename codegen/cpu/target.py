@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from importlib.resources import files
 
-LEAVES = ("pd_cpu.h", "pd_math.h", "pd_storage.h")
+LEAVES = ("pd_cpu.h", "pd_math.h", "pd_storage.h", "pd_order.h")
 """Headers of CPU kernels; the first includes the others."""
 
 

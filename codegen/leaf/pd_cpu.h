@@ -664,4 +664,5 @@ static __attribute__((noinline, unused)) void pd_transpose_rows_f32(
     vstore_f32(d, (at) + pd_c * PD_W, vloads_f32(b, (i) + pd_c, s, PD_MIN(n, PD_W)))
 #endif
 #include "pd_storage.h"
+#include "pd_order.h"
 #endif

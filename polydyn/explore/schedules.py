@@ -41,6 +41,7 @@ from polydyn.graph.importer import ModelLike
 from polydyn.lowering.contract import lower_contract
 from polydyn.lowering.group import LoweredGroup
 from polydyn.lowering.nest import lower_nest
+from polydyn.lowering.order import lower_order
 from polydyn.lowering.pack import pack
 from polydyn.lowering.serial import lower_serial
 from polydyn.schedules import model as polyhedral
@@ -151,6 +152,8 @@ def _lowered(plan: FusionPlan, g: FusedGroup) -> Group:
     form = lower_contract(plan, g, 0) if g.kind == "contract" else None
     if g.kind in ("scatter", "scan"):
         lowered = lower_serial(plan, g).lowered
+    elif g.kind == "order":
+        lowered = lower_order(plan, g).lowered
     else:
         lowered = form.lowered if form else lower_nest(plan, g)
     return Group(f"{g.kind} {g.outputs[0]}", g, plan, lowered, form.roles if form else None)

@@ -18,6 +18,7 @@ from polydyn.fusion.inline import absorb_permutations, inline_views
 from polydyn.fusion.layout import channels_last
 from polydyn.fusion.masks import compute_masks
 from polydyn.fusion.offsets import take_out_offsets
+from polydyn.fusion.order import mark_orders
 from polydyn.fusion.partition import Rule, join_groups
 from polydyn.fusion.plan import FusionPlan
 from polydyn.fusion.prologue import join_pixels, join_prologues
@@ -85,6 +86,7 @@ FUSION: tuple[Pass, ...] = (
     Pass("widen", "constants of integer products are widened once", graph=widen_constants),
     Pass("steps", "bytes that products sum lie side by side in constants", graph=lay_out_steps, cuda=True),
     Pass("bands", "constants that are bands of a matrix become comparisons", graph=compare_bands, cuda=True),
+    Pass("order", "places of the first elements in order are found by sorting", groups=mark_orders, cpu=True),
     Pass("scatter", "terms that count for one element update it, in their order", groups=mark_scatters, cpu=True),
     Pass("scan", "running sums go on from the element before", groups=mark_scans, cpu=True),
     Pass("windows", "parts of a concatenation are written in place", groups=write_in_place),

@@ -42,7 +42,7 @@ class FusedGroup:
     """One kernel to be.
 
     ``kind``: ``contract`` (a sum of products and its epilogue), ``nest`` (element-wise, reductions, stitch),
-    ``scatter``, ``scan`` (``fusion/scatter.py``, ``fusion/scan.py``) or ``attention`` (contraction, stitch,
+    ``scatter``, ``scan``, ``order`` (the modules of ``fusion`` of these names) or ``attention`` (contraction, stitch,
     contraction).
     ``nodes`` in topological order; ``outputs``: tensors others read; ``rows``: the axes of each node that all share.
     ``reasons``: one line for each node that joined. ``parts`` (attention): the groups it is made of,

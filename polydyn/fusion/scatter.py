@@ -141,8 +141,8 @@ def mark_scatters(plan: FusionPlan) -> FusionPlan:
     groups: list[FusedGroup] = []
     finishing: dict[str, Compute] = {}
     for g in plan.groups:
-        (n,) = g.nodes
-        if _is_scatter(plan, n):
+        n = g.nodes[0]
+        if g.kind == "nest" and _is_scatter(plan, n):
             readers = plan.readers.get(n.output, ())
             last = next((m for m in plan.graph.nodes if readers == (m.output,)), None)
             if isinstance(last, Compute) and n.output not in plan.stored and finished(n, last) is not None:

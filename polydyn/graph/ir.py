@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from polydyn.schedules.expr import Array, Load, Value, indices, loads, walk
@@ -52,7 +53,7 @@ class Compute:
     reduce: str | None = None
     origin: str = ""
 
-    @property
+    @cached_property
     def inputs(self) -> tuple[str, ...]:
         """Names of the tensors read, each once, in order of first use (fetched ones included)."""
         names = [x.buffer for x in loads(self.body)]

@@ -123,7 +123,7 @@ def _flops(plan: FusionPlan, group: FusedGroup, i: int) -> Index:
     """
     node = group.nodes[i]
     extents = dict(iterators(plan.graph, node))
-    if group.kind == "scan":
+    if group.kind in ("scan", "order"):
         return product(plan.graph.tensors[node.output].shape)
     if group.kind == "scatter" and (found := node_scatter(plan, node)):
         return product(e for x, e in extents.items() if x not in found.places)

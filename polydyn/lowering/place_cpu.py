@@ -8,6 +8,7 @@ from typing import Protocol, TypeAlias
 from polydyn.codegen.cpu.attention import AttentionKernel
 from polydyn.codegen.cpu.decoding import FEW_ROWS, DecodingKernel
 from polydyn.codegen.cpu.dot import COLUMNS, LEAST_ROWS, LEAST_STEPS, DotKernel
+from polydyn.codegen.cpu.order import OrderKernel
 from polydyn.codegen.cpu.product import ContractKernel
 from polydyn.codegen.cpu.rows import NestKernel
 from polydyn.codegen.cpu.serial import SerialKernel
@@ -20,6 +21,7 @@ from polydyn.lowering.contract import ContractGroup, lower_contract
 from polydyn.lowering.flatten import CPU_DTYPES
 from polydyn.lowering.group import LoweredGroup
 from polydyn.lowering.nest import lower_nest
+from polydyn.lowering.order import OrderGroup, lower_order
 from polydyn.lowering.place import Builder, Noting, Placed
 from polydyn.lowering.prologue import prove_prologue
 from polydyn.lowering.serial import SerialGroup, lower_serial
@@ -34,7 +36,14 @@ from polydyn.schedules.proof.reuse import Proofs
 from polydyn.schedules.solution.schedule import NestSchedule, attention_groups, schedule_attention
 from polydyn.schedules.tree.rewrites import permute_reduction
 
-Form: TypeAlias = ContractGroup | AttentionGroup | SerialGroup | LoweredGroup
+Form: TypeAlias = ContractGroup | AttentionGroup | SerialGroup | OrderGroup | LoweredGroup
+
+
+KINDS: dict[type, str] = {
+    ContractGroup: "contract", AttentionGroup: "attention", SerialGroup: "serial", OrderGroup: "order",
+    LoweredGroup: "nest",
+}  # fmt: skip
+"""What names of kernels begin with."""
 
 
 class Tuner(Noting, Protocol):
@@ -72,6 +81,8 @@ class KernelBuilder(Builder):
 
     def one(self, group: FusedGroup) -> Placed:
         """As ``Builder``."""
+        if group.kind == "order":
+            return self._placed(group, lower_order(self.plan, group))
         if group.kind in ("scatter", "scan"):
             return self._placed(group, lower_serial(self.plan, group))
         form = self._product(group) if group.kind == "contract" else None
@@ -124,6 +135,9 @@ class KernelBuilder(Builder):
             return form.lowered.key(form.roles, sorted(form.packed), form.dot, form.fill, form.footprint, self.target)
         if isinstance(form, AttentionGroup):
             return form.lowered.key(form.parts, self.target)
+        if isinstance(form, OrderGroup):
+            sizes = (form.count, form.stride, form.most, form.step)
+            return form.lowered.key(form.band, sizes, form.largest, self.target)
         if isinstance(form, SerialGroup):
             return form.lowered.key(form.band, form.tiled, form.conditions, self.target)
         return form.key(self.target)
@@ -134,6 +148,13 @@ class KernelBuilder(Builder):
             return self._contract(form, place)
         if isinstance(form, LoweredGroup):
             return replace(place, kernels=(self._nest(form.group, place.key),))
+        if isinstance(form, OrderGroup):
+            order = OrderKernel(
+                _name(form, place.key), form.lowered.group, form.band, form.count, form.stride, form.most, form.step,
+                form.largest,
+            )  # fmt: skip
+            prove(order.schedule)
+            return replace(place, kernels=(order.build(),))
         if isinstance(form, SerialGroup):
             group, name = form.lowered.group, _name(form, place.key)
             serial = SerialKernel(name, group, form.band, form.tiled, form.conditions, self.target)
@@ -209,8 +230,7 @@ class KernelBuilder(Builder):
 
 def _name(form: Form, key: str) -> str:
     """The name of the kernel of a form."""
-    kinds: dict[type, str] = {ContractGroup: "contract", AttentionGroup: "attention", SerialGroup: "serial"}
-    return f"{kinds.get(type(form), 'nest')}_{key[:12]}"
+    return f"{KINDS[type(form)]}_{key[:12]}"
 
 
 def _solved(form: Form) -> tuple[Group, ...]:

@@ -12,7 +12,7 @@ import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from benchmarks import opening, scheduling
+from benchmarks import opening, overhead, scheduling
 from benchmarks.bound import bound, products
 from benchmarks.limits import Limits
 from benchmarks.models.light import redraw
@@ -34,6 +34,13 @@ def test_every_model_has_eight_shapes_over_its_symbols() -> None:
         assert len(shapes(name)) == 8
         assert all(set(s) == set(symbols(load(name))) for s in shapes(name)), name
     assert {family(n) for n in MODELS} == set(SHAPES) - {"resnet50"}
+
+
+def test_hollow_kernels_have_no_body() -> None:
+    x, y = (helper.make_tensor_value_info(n, TensorProto.FLOAT, ["N"]) for n in "xy")
+    made = helper.make_model(helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "g", [x], [y]))
+    plan = overhead.hollow(made)
+    assert plan.kernels and all(k.text.count("{}") == 1 and len(k.text) < 200 for k in plan.kernels)
 
 
 def test_scheduling_costs_have_all_parts() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from typing import Any
 
 import numpy as np
@@ -34,18 +35,20 @@ def test_rivals_compute_what_cases_do(kind: str, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(timed, "LAYERS", {(after, 768, 3072): (1,) for after in timed.EPILOGUES})
     found = [c for c in timed.timed(True) if c.kind == kind]
     assert found
+    kinds = defaultdict(lambda: "float32", bytes="int8", float8="float16")  # of what torch is given here
     for case in found:
-        rng, shape = np.random.default_rng(0), case.shapes[0]
+        rng, shape, whole = np.random.default_rng(0), case.shapes[0], case.rival == "bytes"
         given: dict[str, Any] = {}
         for v in case.model.graph.input:
             size = [d.dim_value or shape[d.dim_param] for d in v.type.tensor_type.shape.dim]
-            whole = kind == "bytes"
-            given[v.name] = rng.integers(-9, 9, size, np.int8) if whole else rng.standard_normal(size).astype("float32")
+            given[v.name] = (rng.integers(-9, 9, size) if whole else rng.standard_normal(size)).astype(
+                kinds[case.rival]
+            )
         function, constants = rivals.rival(torch, {"name": case.name, "rival": case.rival})
         tensors = [torch.from_numpy(a) for a in given.values()]
-        got = function(*tensors, *(t if kind == "bytes" else t.float() for t in constants)).numpy()
+        got = function(*tensors, *(t.float() if t.dtype == torch.float16 else t for t in constants)).float().numpy()
         graph = import_model(case.model)
-        halves = {n: a if kind == "bytes" else a.astype("float16") for n, a in given.items()}
+        halves = {n: a if whole else a.astype("float16") for n, a in given.items()}
         if case.dtype == "float32":
             halves = given
         (want,) = evaluate(graph, halves).values()

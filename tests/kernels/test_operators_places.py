@@ -23,22 +23,30 @@ def floats(*shape: int) -> Array:
     return RNG.standard_normal(shape).astype(np.float32)
 
 
-@pytest.mark.parametrize("largest", [0, 1])
-@pytest.mark.parametrize("dtype", ["float32", "int64", "uint8"])
-def test_top_k_with_ties(largest: int, dtype: str) -> None:
-    k = np.array([3], np.int64)
+@pytest.mark.parametrize(
+    ("dtype", "most", "largest"),
+    [("float32", 3, 1), ("int64", 3, 0), ("uint8", 40, 1), ("float16", 40, 0), ("float64", 40, 1), ("uint64", 40, 0)],
+)
+def test_top_k_with_ties(dtype: str, most: int, largest: int) -> None:
+    """Few elements, many, and few of many: the leaf has another way for each."""
+    k = np.array([most], np.int64)
     model = model_of(
         "TopK", {"x": (dtype, ("B", "L")), "k": k}, {"largest": largest, "axis": 1}, outputs=("values", "places"),
     )  # fmt: skip
-    calls = [{"x": RNG.integers(0, 9, (b, n)).astype(dtype)} for b in (0, 1, 3) for n in SIZES if n >= 3]
-    graph, program = import_model(model), polydyn.compile(model, threads=1)
+    calls = [{"x": RNG.integers(0, 9, (b, n)).astype(dtype)} for b in (0, 1, 3) for n in (*SIZES, 40, 400) if n >= most]
+    graph, program, checked = (
+        import_model(model),
+        polydyn.compile(model, threads=1),
+        CheckedProgram(plan_program(model)),
+    )
+    assert program.launches[0] == "order places"
     for feeds in calls:
         x = feeds["x"].astype(np.float64)
-        order = np.argsort(-x if largest else x, axis=1, kind="stable")[:, :3]
-        for got in (program.run(feeds), polydyn.graph.reference.evaluate(graph, feeds)):
+        order = np.argsort(-x if largest else x, axis=1, kind="stable")[:, :most]
+        for got in (program.run(feeds), checked.run(feeds), polydyn.graph.reference.evaluate(graph, feeds)):
             np.testing.assert_array_equal(got["places"], order)
             np.testing.assert_array_equal(got["values"], np.take_along_axis(feeds["x"], order, 1))
-    with pytest.raises(InputError, match="3 elements"):
+    with pytest.raises(InputError, match=f"{most} elements"):
         program.run({"x": np.zeros((2, 2), dtype)})
 
 

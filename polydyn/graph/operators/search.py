@@ -19,7 +19,6 @@ from polydyn.graph.operators.common import (
     emit,
     given,
     in_range,
-    is_float,
     iterators,
     like,
     normalize_axis,
@@ -31,6 +30,7 @@ from polydyn.graph.operators.registry import ExpandContext, InferContext, Inferr
 from polydyn.graph.subscripts import ints, sizes
 from polydyn.schedules.expr import FromIndex, Value, cast, const, neutral, op
 from polydyn.schedules.index import ONE, ZERO, Index, IndexLike, fetch, product
+from polydyn.schedules.laws.order import before
 
 
 def integer(i: IndexLike) -> Value:
@@ -78,14 +78,16 @@ def infer_top_k(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
 
 @operator("TopK", infer=infer_top_k)
 def top_k(node: OnnxNode, ctx: ExpandContext) -> None:
-    """An element's rank is the number of those before it: greater ones, and equal ones at smaller positions."""
+    """An element's rank is the number of those before it: greater ones, and equal ones at smaller positions. (On a CPU
+    they are sorted: ``polydyn/fusion/order.py``.)
+    """
     x = ctx.tensor(node.inputs[0])
     axis = normalize_axis(node, node.attribute("axis", -1), len(x.shape))
     here, r = iterators(len(x.shape)), Index.of("r0")
     there = (*here[:axis], r, *here[axis + 1 :])
     mine, other = wide(at(ctx, x.name, here)), wide(at(ctx, x.name, there))
-    before = _before(other, mine, bool(node.attribute("largest", 1)), op("lt", integer(r), integer(here[axis])))
-    rank = ctx.compute(x.shape, cast(before, "int32"), reduction=(x.shape[axis],), reduce="sum")
+    sooner = before(other, mine, bool(node.attribute("largest", 1)), op("lt", integer(r), integer(here[axis])))
+    rank = ctx.compute(x.shape, cast(sooner, "int32"), reduction=(x.shape[axis],), reduce="sum")
     shape = next(ctx.tensor(o).shape for o in node.outputs if o)
     wanted = op("eq", cast(at(ctx, rank, there), "int64"), integer(here[axis]))
     body = op("where", wanted, integer(r), const(0, "int64"))
@@ -93,16 +95,6 @@ def top_k(node: OnnxNode, ctx: ExpandContext) -> None:
     if given(node.outputs, 0):
         source = (*here[:axis], fetch(place, here), *here[axis + 1 :])
         emit(ctx, node, at(ctx, x.name, source))
-
-
-def _before(a: Value, b: Value, largest: bool, earlier: Value) -> Value:
-    """Whether ``a`` comes before ``b``: equal ones in their order; NaN counts as the greatest."""
-    first, equal = op("gt" if largest else "lt", a, b), op("eq", a, b)
-    if is_float(a.dtype):
-        x, y = (a, b) if largest else (b, a)
-        first = op("or", first, op("and", op("isnan", x), op("not", op("isnan", y))))
-        equal = op("or", equal, op("and", op("isnan", a), op("isnan", b)))
-    return op("or", first, op("and", equal, earlier))
 
 
 # -- others ----------------------------------------------------------------------------------------------------------

@@ -7,8 +7,9 @@ from dataclasses import replace
 import pytest
 
 from polydyn.schedules.errors import LegalityError
-from polydyn.schedules.expr import const, load, op
+from polydyn.schedules.expr import FromIndex, cast, const, load, op
 from polydyn.schedules.index import Index, fetch
+from polydyn.schedules.laws.order import before, counts_before
 from polydyn.schedules.model import Array, Group, Statement, row_major
 from polydyn.schedules.proof.prove import prove
 from polydyn.schedules.tree import Band, Mark, Sequence, Tree
@@ -80,3 +81,13 @@ def test_other_orders_are_refused(wrong: object, g: Group) -> None:
 def test_rows_that_data_decide_are_no_tasks() -> None:
     with pytest.raises(LegalityError):
         prove(serial(group(row=fetch("i", (V("r"),))), ("b", "e"), False))
+
+
+def test_only_counts_in_a_total_order_are_places() -> None:
+    a, b = (load("x", (V(i),), "float32") for i in ("r", "d"))
+    earlier = op("lt", FromIndex("int64", V("r")), FromIndex("int64", V("d")))
+    for largest in (True, False):
+        assert counts_before(cast(before(a, b, largest, earlier), "int32"), "d", "r") == (a, largest)
+    later = op("le", *earlier.args)  # type: ignore[attr-defined]
+    for other in (before(a, b, True, later), before(a, load("y", (V("d"),), "float32"), True, earlier), earlier):
+        assert counts_before(cast(other, "int32"), "d", "r") is None

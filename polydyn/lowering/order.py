@@ -1,0 +1,70 @@
+"""Lowering of orders: one statement, which reads a line and writes places at positions that data decide."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from polydyn.fusion.order import TERM, order_of
+from polydyn.fusion.plan import FusedGroup, FusionPlan
+from polydyn.graph.ir import Compute
+from polydyn.lowering.collapse import collapse_shared
+from polydyn.lowering.flatten import flatten
+from polydyn.lowering.group import Canonical, LoweredGroup
+from polydyn.lowering.output import output_array
+from polydyn.schedules.expr import Load, Value, substitute
+from polydyn.schedules.index import ONE, ZERO, Index, fetch
+from polydyn.schedules.model import Statement
+
+
+@dataclass(frozen=True)
+class OrderGroup:
+    """A lowered order. ``band``: its lines. ``count``: elements of a line, ``stride`` apart; ``most``: places, ``step``
+    apart; all over the group's parameters.
+    """
+
+    lowered: LoweredGroup
+    band: tuple[str, ...]
+    count: Index
+    stride: Index
+    most: Index
+    step: Index
+    largest: bool
+
+
+def lower_order(plan: FusionPlan, group: FusedGroup) -> OrderGroup:
+    """The statement of a group of kind order."""
+    rank, place = group.nodes
+    found = order_of(plan, rank, place)
+    assert found is not None, "it was an order when the group was made"
+    most = plan.graph.tensors[place.output].shape[found.axis]
+    alone = replace(group, nodes=(place,), outputs=(place.output,), rows={place.output: ()})
+    n, second = (flatten(plan, alone, Compute(place.output, substitute(found.element, {TERM: k}))) for k in (ZERO, ONE))
+    stride = _address(second.body) - _address(n.body)
+    along = tuple(x for x in n.inner if x[0] == _axis_name(plan, place, found.axis))
+    (n,) = collapse_shared((replace(n, shared=tuple(x for x in n.inner if x not in along), inner=along),))
+    names = Canonical({t: x.dtype for t, x in plan.graph.tensors.items()})
+    rows, places = (tuple((x, names.extent(e)) for x, e in axes) for axes in (n.shared, along))
+    array, index = output_array(names, n, (*rows, *places))
+    made = names.arrays[array]
+    if not along:  # a line of one place
+        names.arrays[array] = made = replace(made, shape=(*made.shape, ONE), strides=(*made.strides, ONE))
+    value = names.value(n.body, frozenset(x for x, _ in rows), {})
+    assert isinstance(value, Load)
+    anywhere = fetch(value.buffer, value.index)
+    statement = Statement("S0", rows, array, (*index[: len(rows)], anywhere), value)
+    count, apart, first = (names.index(i, frozenset()) for i in (found.count, stride, most))
+    lowered = LoweredGroup(names.group((statement,)), names.buffers, names.params)
+    return OrderGroup(lowered, tuple(x for x, _ in rows), count, apart, first, made.strides[-1], found.largest)
+
+
+def _address(v: Value) -> Index:
+    """Where a load reads."""
+    assert isinstance(v, Load)
+    return v.index[0]
+
+
+def _axis_name(plan: FusionPlan, place: Compute, axis: int) -> str:
+    """The iterator that an axis has in a flat node whose axes are all its own, "" for one of one element."""
+    shape = plan.graph.tensors[place.output].shape
+    kept = [a for a, e in enumerate(shape) if e != ONE]
+    return f"j{kept.index(axis)}" if axis in kept else ""
