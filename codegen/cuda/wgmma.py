@@ -5,6 +5,9 @@ The others consume: a warpgroup's whole step of the reduction is one group of as
 slot is released when the group after it has been issued and its own has retired. Tensor maps carry extents and pitches,
 so one kernel serves every shape whose pitches are multiples of 16 bytes.
 
+A tile belongs to all consumers of a block, or to one of them: then blocks are as many as multiprocessors and go from
+tile to tile, consumers take tiles in turn, and one's epilogue runs beside another's products.
+
 A step is 128 bytes of the reduction, an instruction 32: 16 of float16 or bfloat16, 8 of tf32, 32 of bytes, in any pair
 of signs, or of 8-bit floats, in any pair. Operands are K-major; columns of 16 bits may be contiguous along themselves
 (only those the instruction transposes: PTX ISA, wgmma.mma_async). TMA rounds float32 to tf32, which the instruction
@@ -13,8 +16,8 @@ would truncate.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from functools import partial
 
 from polydyn.codegen.cuda.boxes import FARTHEST, TensorOperand, descriptor, tensor_operand
@@ -26,17 +29,32 @@ from polydyn.codegen.cuda.sums import Sums, lane_points
 from polydyn.codegen.cuda.tile import CudaTile
 from polydyn.codegen.cuda.work import UNITS, bounded_registers
 from polydyn.codegen.indices import substitute
-from polydyn.codegen.ir import Alloc, Body, Call, Compare, FlatLoad, For, Inst, Mark, Pointer, Store, consume, walk
-from polydyn.codegen.kernel import TF32, Block, Kernel, TensorMapOf, Work
+from polydyn.codegen.ir import (
+    Alloc,
+    Body,
+    Call,
+    Compare,
+    FlatLoad,
+    For,
+    Inst,
+    Let,
+    Mark,
+    Pointer,
+    Store,
+    consume,
+    walk,
+)
+from polydyn.codegen.kernel import TF32, WORKERS, Block, Kernel, TensorMapOf, Work
 from polydyn.codegen.lower import Lowering, lower
 from polydyn.codegen.passes.bind import fold
-from polydyn.codegen.passes.threads import WARP, assign, rasterise, unrolled
-from polydyn.codegen.passes.warpgroups import WARPGROUP, Ring, accumulate, specialise
+from polydyn.codegen.passes.threads import ROUND, WARP, WORKER, assign, rasterise, rounds, unrolled
+from polydyn.codegen.passes.tiles import TASK
+from polydyn.codegen.passes.warpgroups import TURN, WARPGROUP, Ring, accumulate, in_turn, specialise
 from polydyn.codegen.pipeline import Step, loops
 from polydyn.codegen.places import Places
 from polydyn.codegen.printers.cuda_values import BYTES, HALF
 from polydyn.schedules.expr import FLOAT8, ITEMSIZE, FromIndex
-from polydyn.schedules.index import ONE, ZERO, Index, IndexLike
+from polydyn.schedules.index import ONE, ZERO, Index, IndexLike, product
 from polydyn.schedules.proof.prove import prove
 from polydyn.schedules.tree.gpu import COPY_A, COPY_B, SLAB, STAGE, STAGED
 from polydyn.schedules.tree.names import MarkName, b, e, extent, f, g, s, w
@@ -55,12 +73,21 @@ PANEL = 64
 
 @dataclass(frozen=True)
 class WgmmaTile:
-    """Columns of a block, slots of its ring, warpgroups that consume, with 64 rows each, blocks of a multiprocessor."""
+    """Columns of a tile, slots of the ring, warpgroups that consume, blocks of a multiprocessor.
+
+    Consumers have 64 rows of a tile each; ``in_turn``: 128 rows, a whole tile, and blocks are persistent.
+    """
 
     columns: int
     stages: int
     consumers: int = 2
     blocks: int = 1
+    in_turn: bool = False
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Consumers that share a tile, and instructions that the rows of each are."""
+        return (1, 2) if self.in_turn else (self.consumers, 1)
 
     @property
     def threads(self) -> int:
@@ -74,8 +101,10 @@ class WgmmaTile:
         return start, least, min(240, (start * (self.consumers + 1) - least) // self.consumers // 8 * 8)
 
 
-TILES = (WgmmaTile(256, 4), WgmmaTile(192, 5), WgmmaTile(128, 4), WgmmaTile(128, 4, 1, 2), WgmmaTile(64, 4, 1, 3))
-"""Largest first; those of 64 rows are for few tiles, and blocks that are beside each other."""
+TILES = (WgmmaTile(256, 4), WgmmaTile(192, 5), WgmmaTile(128, 4), WgmmaTile(128, 4, 1, 2), WgmmaTile(64, 4, 1, 3),
+         WgmmaTile(192, 3, in_turn=True), WgmmaTile(128, 5, in_turn=True))  # fmt: skip
+"""Those of 64 rows are for few tiles, and blocks that are beside each other; those in turn for more tiles than
+multiprocessors."""
 FLOAT8_TILES = (WgmmaTile(128, 4), WgmmaTile(128, 4, 1), WgmmaTile(64, 4, 1, 2))
 """For floats of 8 bits, whose sums of a step are beside those of all steps in registers."""
 EXACT = 192
@@ -84,6 +113,8 @@ FEW = 1024
 """Rows up to which tiles of 64 rows are wanted, where their number is known."""
 CONSUMED = 1
 """The barrier of the consumers behind their last step."""
+BLOCKS, BEFORE = "blocks", "before"
+"""Blocks of a persistent grid, an argument of the launch; steps of a block's tiles before the current one."""
 ROLLED = {e("g"): "unroll", e("s"): "unroll1"}
 """Epilogues are loops over slabs of columns, or their text would not fit the instruction cache."""
 _Maps = tuple[TensorOperand, TensorOperand]
@@ -92,6 +123,7 @@ _Maps = tuple[TensorOperand, TensorOperand]
 def wgmma_versions(product: ProductGroup, tf32: bool = False) -> list[Kernel]:
     """The versions for sm_90a, largest tile first; none when wgmma or TMA cannot do it.
 
+    Of tiles in turn there is one version, with 32-bit indices and wide stores: others serve what it does not.
     ``tf32``: float32 may be rounded to tf32.
     """
     kind, maps = _kind(product, tf32), _tensor_operands(product)
@@ -99,14 +131,16 @@ def wgmma_versions(product: ProductGroup, tf32: bool = False) -> list[Kernel]:
         return []
     every = FLOAT8_TILES if kind == "qmma" else TILES
     tiles = (t for t in every if _useful(t, product.M.constant, product.N.constant))
-    versions = [k for t in tiles for wide in (True, False) for k in _Version(product, kind, maps, t, wide).build()]
+    forms = (_Version(product, kind, maps, t, wide) for t in tiles for wide in (True, False)[: 1 if t.in_turn else 2])
+    versions = [k for x in forms for k in x.build()[: 1 if x.size.in_turn else 2]]
     return [k for i, k in enumerate(versions) if not any(_alike(k, e) for e in versions[:i])]
 
 
 def _useful(t: WgmmaTile, m: int | None, n: int | None) -> bool:
     """Whether so many rows and columns (None: not known now) want this tile."""
-    if t.columns == EXACT:
-        return n is not None and n % EXACT == 0
+    exact = n is not None and n % EXACT == 0
+    if t.columns == EXACT or (t.in_turn and exact):
+        return exact and t.columns == EXACT
     few = t.consumers > 1 or m is None or m <= FEW
     return few and (n is None or 2 * n > t.columns or t == TILES[2])
 
@@ -157,16 +191,20 @@ class _Version:
         self.of, self.maps, self.size, self.columns, self.stages = of, maps, size, size.columns, size.stages
         self.group, self.apart = of.group, kind == "qmma"
         self.step, self.points = STEP // ITEMSIZE[of.dtype], POINTS // ITEMSIZE[of.dtype]
-        self.tile = CudaTile(kind, size.consumers * ROWS, size.columns, self.step, STAGED, size.columns, size.stages)
+        rows = size.shape[0] * size.shape[1] * ROWS
+        self.tile = CudaTile(kind, rows, size.columns, self.step, STAGED, size.columns, size.stages)
         self.schedule = self._schedule()
         self.places = Places(self.schedule)
         unit, slabs = V("warp") - WARPGROUP // WARP, size.columns // SLAB
-        self.sums = Sums(of, self.tile.kind, self.places, wide, unit=unit, slabs=slabs, buffer="tile_b")
+        buffer = "stage" if size.in_turn else "tile_b"
+        self.sums = Sums(of, self.tile.kind, self.places, wide, unit=unit, slabs=slabs, buffer=buffer)
+        self.ring = Ring("", self.stages, (rows + self.columns) * STEP, None, V(BEFORE) if size.in_turn else ZERO)
+        self.symbols = (*self.group.params, *[BLOCKS] * size.in_turn)
 
     def _schedule(self) -> Scheduled:
         """Tree and tile map."""
         panels, steps = self._panels(), (STEP // POINTS, self.points)
-        tile = WarpgroupTile(self.size.consumers, ROWS // STAGED, panels, self.columns // COLUMNS // panels, steps)
+        tile = WarpgroupTile(*self.size.shape, ROWS // STAGED, panels, self.columns // COLUMNS // panels, steps)
         return warpgroup_product(self.group, self.of.roles, tile)
 
     def _panels(self) -> int:
@@ -178,6 +216,7 @@ class _Version:
         """What the version is called: tile, slots of the ring."""
         t = self.tile
         version = "wgmma_" + "tf32_" * (t.instruction == "tf32") + f"{t.bm}x{t.bn}x{t.bk}_{self.stages}"
+        version += "_turns" * self.size.in_turn
         return version + "_wide" * (max(map(self.sums.vector, self.of.epilogues)) > 1)
 
     def steps(self) -> tuple[Step, ...]:
@@ -185,6 +224,13 @@ class _Version:
         sizes = {n: e for n, e in self.schedule.parameters().items() if n not in DEALT}
         sizes |= {extent(s("j")): V(self._panels())}
         units: dict[str, IndexLike] = {w("i"): self.sums.unit, g("i"): V("tid") // WARPGROUP - 1}
+        roles: Callable[[Body], Body] = self.specialise_warps
+        mark = MarkName.ROLES
+        last: tuple[Step, ...] = ()
+        if self.size.in_turn:
+            units = {w("i"): self.sums.unit % (WARPGROUP // WARP), g("i"): ZERO}
+            roles, mark = self.specialise_blocks, MarkName.TASK
+            last = (Step("rounds", "a block has several tiles", self.rounds),)
         return (
             Step(
                 "instruction",
@@ -195,49 +241,69 @@ class _Version:
             Step(
                 "roles",
                 "a producer and consumers around a ring",
-                lambda x: consume(x, MarkName.ROLES, self.specialise_warps),
-                ("acc", "part"),
+                lambda x: consume(x, mark, roles),
+                ("acc", "part", ROUND),
             ),
             Step("fold", "decided guards and single trips go", fold),
             Step("assign", "units are warpgroups and warps", lambda b: assign(b, units)),
             Step(
                 "store", "epilogues on staged rows", lambda x: consume(x, MarkName.STORE, self.sums.store), ("stage",)
             ),
-            Step("epilogue", "rows are staged in the ring", lambda x: consume(x, MarkName.EPILOGUE, self.epilogue)),
+            Step("epilogue", "where rows are staged", lambda x: consume(x, MarkName.EPILOGUE, self.epilogue)),
             Step("lower", "statements become instructions", lambda b: lower(b, self._table()), ("acc", "part")),
             Step("unroll", "loops over registers", lambda b: unrolled(b, UNROLLED | ROLLED)),
             Step("fold", "decided guards and single trips go", fold),
             Step("rasterise", "blocks that share operands", lambda x: rasterise(x, b("i"), b("j"), RASTER)),
+            *last,
         )
+
+    def rounds(self, body: Body) -> Body:
+        """Blocks are workers, whose roles go through the same tiles."""
+        deal = consume(body, MarkName.TASK, lambda x: rounds((Mark(MarkName.TASK, x),), V(BLOCKS)))
+        return (Mark(MarkName.TASK, (For(WORKER, ZERO, V(BLOCKS), deal, "parallel"),)),)
 
     def _allocate(self, body: Body) -> Body:
         for name in ("acc", *["part"] * self.apart):
-            body = (Alloc(name, self.of.sums, V(self.columns // 2), "register", body),)
+            body = (Alloc(name, self.of.sums, V(self.sums.registers), "register", body),)
         return body
 
     def build(self) -> tuple[Kernel, ...]:
         """The kernel, with indices of both widths."""
         of = self.of
-        name, names = f"{of.name}_{self.version}", bound_names(self.group.arrays, self.group.params)
+        name, names = f"{of.name}_{self.version}", bound_names(self.group.arrays, self.symbols)
         prove(self.schedule)
         body, count = one_block(name, loops(name, self.schedule.tiled()), self.steps(), self._allocate, names)
         multiples = (*(w for m in self.maps for w in m.multiples), *self.sums.multiples)
         extents = (of.M, of.N, of.K, *(of.extents[x] for x in of.roles.batch))
         conditions = dict.fromkeys((Compare(">=", of.K, ONE), *(c for m in self.maps for c in m.conditions)))
         conditions |= {Compare("<=", x, V(FARTHEST)): None for x in extents if x.constant is None}
+        limits, launch = block_limits(of, self.tile, count), {}
+        if self.size.in_turn:
+            conditions |= {Compare(">", self._tiles(), V(BLOCKS)): None}
+            limits, launch = limits | self._rounds(), {BLOCKS: V(WORKERS)}
         kernel = Kernel(
-            name, self.group.params, count, version=self.version, multiples=tuple(dict.fromkeys(multiples)),
-            conditions=tuple(conditions),
+            name, self.symbols, count, launch=launch, version=self.version,
+            multiples=tuple(dict.fromkeys(multiples)), conditions=tuple(conditions),
             block=Block(self.size.threads, "sm_90a", self._tensor_maps(), work=self._work()),
         )  # fmt: skip
-        return emit(kernel, body, self.group.arrays, block_limits(of, self.tile, count), self.size.blocks)
+        return emit(kernel, body, self.group.arrays, limits, self.size.blocks)
+
+    def _tiles(self) -> Index:
+        of = self.of
+        return product(of.extents[x] for x in of.roles.batch) * of.M.ceildiv(self.tile.bm) * of.N.ceildiv(self.columns)
+
+    def _rounds(self) -> dict[str, IndexLike]:
+        """Upper bounds of what counts tiles of a persistent block."""
+        tiles = self._tiles()
+        return {TASK: tiles, ROUND: tiles, BEFORE: tiles * self.of.K.ceildiv(self.step)}
 
     def _work(self) -> Work:
         t, of = self.tile, self.of
         unit = t.instruction if t.instruction == "tf32" else UNITS[of.dtype]
         registers, flops, traffic = self.size.registers[0], 2 * t.bm * t.bn * self.step, (t.bm + t.bn) * STEP
-        return Work(of.K.ceildiv(self.step), registers, unit, flops, traffic=traffic, flight=self.stages - 1,
-                    elements=t.bm * t.bn, by_warps=False)  # fmt: skip
+        steps = of.K.ceildiv(self.step) * (self._tiles().ceildiv(V(BLOCKS)) if self.size.in_turn else 1)
+        return Work(steps, registers, unit, flops, traffic=traffic, flight=self.stages - 1, elements=t.bm * t.bn,
+                    by_warps=False)  # fmt: skip
 
     def _tensor_maps(self) -> tuple[TensorMapOf, ...]:
         of, out = self.of, []
@@ -251,16 +317,37 @@ class _Version:
 
     def specialise_warps(self, body: Body) -> Body:
         """Producer and consumers of the ring."""
-        sides = (self.tile.bm, self.columns)
+        filled, multiply = self._roles(body)
+        return self._shared(specialise([filled], self.size.consumers, multiply(()), self.size.registers[1:]))
+
+    def specialise_blocks(self, band: Body) -> Body:
+        """The same around all tiles of a block: the band is there twice, for the producer and for the consumers."""
+        (body,) = (n.body for n in walk(band) if isinstance(n, Mark) and n.name == MarkName.ROLES)
+        filled, multiply = self._roles(body)
+        steps = self.of.K.ceildiv(self.step)
+
+        def tiles(part: Body) -> Body:
+            inside = (Let(BEFORE, V(ROUND) * steps, part),)
+            return (Mark(MarkName.TASK, consume(band, MarkName.ROLES, lambda _: inside)),)
+
+        work = tiles(in_turn(V(ROUND), self.size.consumers, multiply))
+        body = specialise([filled], 1, work, self.size.registers[1:], lambda x: tiles((x,)), ((TURN, 1),))
+        rows = V(self.size.consumers * ROWS * self.columns)  # each consumer stages those of one instruction at a time
+        return self._shared((Alloc("stage", self.of.sums, rows, "shared", body),))
+
+    def _roles(self, body: Body) -> tuple[tuple[Ring, Body], Callable[[Body], Body]]:
+        """The ring with its copies; what consumers do, given what is done once all steps are issued."""
         (loop,) = (n for n in body if isinstance(n, For) and n.var == b("k"))
         copies, uses = split_copies(loop.body)
-        ring = Ring("", self.stages, sum(sides) * STEP, loop)
+        ring = replace(self.ring, loop=loop)
         used = tuple(n for m in uses if isinstance(m, Mark) for n in m.body)
         before, after = body[: body.index(loop)], body[body.index(loop) + 1 :]
-        work = accumulate(ring, used, before, after, self._added())
-        body = specialise([(ring, copies)], self.size.consumers, work, self.size.registers[1:])
-        for which in (1, 0):
-            size = V(sides[which] * self.step * self.stages)
+        return (ring, copies), lambda issued: accumulate(ring, used, before, after, self._added(), issued)
+
+    def _shared(self, body: Body) -> Body:
+        """The body with its rings."""
+        for which, side in ((1, self.columns), (0, self.tile.bm)):
+            size = V(side * self.step * self.stages)
             body = (Alloc("tile_" + "ab"[which], self.of.dtypes[which], size, "shared", body),)
         return body
 
@@ -281,7 +368,12 @@ class _Version:
         return lane_points(inst, points)
 
     def epilogue(self, body: Body) -> Body:
-        """All sums of a block lie in the ring of the columns, which has as many bytes, once no consumer reads it."""
+        """All sums of a tile lie in the ring of the columns, which has as many bytes, once no consumer reads it.
+
+        In turn each consumer has a place of its own.
+        """
+        if self.size.in_turn:
+            return body
         threads = FromIndex("int32", V(self.size.consumers * WARPGROUP))
         return (Call("pd_bar_sync", (FromIndex("int32", V(CONSUMED)), threads)), *body)
 
@@ -299,27 +391,28 @@ class _Version:
     def _slot(self, which: int, a: Mapping[str, Index], more: IndexLike = 0) -> Pointer:
         """An element of the current slot of an operand's ring."""
         size = (self.tile.bm if which == 0 else self.columns) * self.step
-        return Pointer(self.of.dtypes[which], "tile_" + "ab"[which], a[b("k")] % self.stages * size + more)
+        return Pointer(self.of.dtypes[which], "tile_" + "ab"[which], self.ring.slot(a[b("k")]) * size + more)
 
     def copy(self, which: int, a: Mapping[str, Index]) -> Body:
         """One box of an operand (a panel of it, when it is contiguous along its columns)."""
         m, statement, axis = self.maps[which], (COPY_A, COPY_B)[which], "ij"[which]
         mn, k = (self.places.element(statement, x, a) for x in (axis, "k"))
         place = self._slot(which, a, self.places.cell(statement, "tile_" + "ab"[which], a)[axis] * self.step)
-        full = Pointer("uint64", "full", a[b("k")] % self.stages)
-        return (m.load("map_" + "ab"[which], place, mn, k, a, full),)
+        return (m.load("map_" + "ab"[which], place, mn, k, a, self.ring.full(a[b("k")])),)
 
     def accumulate(self, a: Mapping[str, Index]) -> Body:
-        """The four instructions of a step."""
+        """The four instructions of a step, for every 64 rows."""
         along_k, at = self.maps[1].along_k, {**a, f("k"): V(f("k"))}
         cell = self.places.cell(ACC, "tile_a", at)
         item = ITEMSIZE[self.of.dtype]
-        rows = descriptor(self._slot(0, a, cell["i"] * self.step), cell["k"] * item)
+        rows = descriptor(self._slot(0, a, cell["i"] * self.step), cell["k"] * item + V(f("i")) * (ROWS * STEP))
         across = (1, 0) if along_k else (PANEL, self.step * STEP)
         columns = descriptor(self._slot(1, a), cell["k"] * (item * across[0]), across[1])
         function = f"pd_wgmma_m64n{self.columns}k{self.points}_{TENSOR[self.of.dtypes]}"
         if self.of.dtype in HALF:
             function += f"<{int(not along_k)}>"
         sums, more = ("part", V(f("k"))) if self.apart else ("acc", ONE)  # the first one of a step begins with zero
-        args = (Pointer(self.of.sums, sums, ZERO), rows, columns, FromIndex("int32", more))
-        return (For(f("k"), ZERO, V(STEP // POINTS), (Call(function, args),), "unroll"),)
+        first = V(f("i")) * (self.columns // 2)
+        args = (Pointer(self.of.sums, sums, first), rows, columns, FromIndex("int32", more))
+        every = For(f("i"), ZERO, V(self.size.shape[1]), (Call(function, args),), "unroll")
+        return (For(f("k"), ZERO, V(STEP // POINTS), (every,), "unroll"),)

@@ -23,13 +23,15 @@ from polydyn.codegen.ir import (
     walk,
 )
 from polydyn.codegen.passes.bind import bind, fold
-from polydyn.codegen.passes.tiles import tasks
+from polydyn.codegen.passes.tiles import task_count, tasks
 from polydyn.schedules.errors import CodegenError
 from polydyn.schedules.expr import Value, const
 from polydyn.schedules.index import Index, IndexLike, minimum
 
 V = Index.of
 WARP = 32
+WORKER, ROUND = "worker", "round"
+"""Of a band that is dealt to workers: the number of one of them, and of a task among those of it."""
 SHUFFLED = ("float32", "float16", "bfloat16", "int32", "uint32")
 """What the device header can shuffle (16-bit floats are floats in registers)."""
 
@@ -61,6 +63,15 @@ def unrolled(body: Body, kinds: Mapping[str, str]) -> Body:
 def one_each(body: Body, number: IndexLike = "bid") -> Body:
     """Every block (thread, warp) of the given ``number`` runs one task of the coincident band."""
     return bind(tasks(body), {"begin": number, "end": Index.of(number) + 1})
+
+
+def rounds(body: Body, workers: IndexLike) -> Body:
+    """The coincident band dealt to so many ``workers``, whose tasks follow each other: every ``workers``-th is one's.
+
+    Before: parallel t: body. After: for round < ceil((T - worker) / workers): body at t = worker + round * workers.
+    """
+    last = (task_count(body) - V(WORKER)).ceildiv(workers)
+    return (For(ROUND, V(0), last, one_each(body, V(WORKER) + V(ROUND) * workers)),)
 
 
 def rasterise(body: Body, rows: str, columns: str, height: int) -> Body:

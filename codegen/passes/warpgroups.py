@@ -13,6 +13,8 @@ from polydyn.schedules.index import ONE, ZERO, Index, IndexLike
 V = Index.of
 WARPGROUP = 128
 """Threads of a warpgroup."""
+TURN = "turn"
+"""The mbarrier of tiles whose steps are all issued, where consumers take tiles in turn: a phase for each tile."""
 
 
 @dataclass(frozen=True)
@@ -20,23 +22,29 @@ class Ring:
     """Buffers in shared memory that asynchronous copies fill in turn, ``size`` bytes at a time; two mbarriers for each.
 
     ``loop``: iteration n of it fills slot ``n % stages``. A slot is *full* when its bytes have come, *empty* when all
-    consumers have released it. One stage without a loop is filled once and never empty.
+    consumers have released it. One stage without a loop is filled once and never empty. ``before``: iterations of the
+    loop in earlier tiles, whose slots these follow.
     """
 
     name: str
     stages: int
     size: int
     loop: For | None = None
+    before: Index = ZERO
+
+    def slot(self, at: IndexLike) -> Index:
+        """The slot of an iteration."""
+        return (self.before + at) % self.stages
 
     def _bar(self, which: str, at: IndexLike) -> Value:
-        return Pointer("uint64", which + self.name, V(at) % self.stages)
+        return Pointer("uint64", which + self.name, self.slot(at))
 
     def full(self, at: IndexLike = 0) -> Value:
         """The mbarrier that the copies of an iteration count their bytes on."""
         return self._bar("full", at)
 
     def _parity(self, at: Index) -> Index:
-        return (at - self.loop.lo) // self.stages % 2 if self.loop else ZERO
+        return (self.before + at - self.loop.lo) // self.stages % 2 if self.loop else ZERO
 
     def fill(self, copies: Body) -> Body:
         """What the producer does in an iteration."""
@@ -105,12 +113,13 @@ def specialise(
     return out
 
 
-def accumulate(ring: Ring, uses: Body, before: Body, after: Body, add: Body = ()) -> Body:
+def accumulate(ring: Ring, uses: Body, before: Body, after: Body, add: Body = (), issued: Body = ()) -> Body:
     """A consumer of ``before; for step: uses; after`` whose steps add to one sum.
 
     A step's wgmma are one group. The slot of the step before is released once that has retired. Without steps nothing
     happens. ``add``: what adds the sums of a step to those so far, where these are not the instructions' own: then each
-    step is waited for, while other warpgroups multiply.
+    step is waited for, while other warpgroups multiply. ``issued``: what is done once all steps are issued, where the
+    ring goes on with other tiles: then the last slot is released too.
     """
     loop = ring.loop
     assert loop is not None
@@ -123,9 +132,24 @@ def accumulate(ring: Ring, uses: Body, before: Body, after: Body, add: Body = ()
     else:
         done = If((Compare(">", at, loop.lo), _first_thread()), (ring.release(at + (ring.stages - 1)),))
         use = (*issue, Call("pd_wgmma_wait<1>"), done)
-        last = (Call("pd_wgmma_wait<0>"),)
+        last = (*issued, Call("pd_wgmma_wait<0>"))
+        last += (If((_first_thread(),), (ring.release(loop.hi - 1),)),) if issued else ()
     # ptxas keeps wgmma asynchronous only when it sees that no path around the loop reads the accumulators
     return (*before, If((Compare(">", loop.hi, loop.lo),), (replace(loop, body=use), *last, *after)))
+
+
+def in_turn(tile: Index, consumers: int, consume: Callable[[Body], Body]) -> Body:
+    """What a consumer does in tile number ``tile`` of a block, where consumers take tiles in turn (ping-pong).
+
+    ``consume``: the tile, given what says that all of its steps are issued. Only then the next one begins to multiply:
+    its slots of the ring are behind this one's, and a parity does not tell a phase from the one before the last. So the
+    epilogue of one runs beside the products of the other.
+    """
+    turn = Pointer("uint64", TURN, ZERO)
+    wait = Call("pd_mbar_wait", (turn, _number((tile + 1) % 2)))
+    done = If((_first_thread(),), (Call("pd_mbar_arrive", (turn,)),))
+    mine = Compare("==", tile % consumers, V("tid") // WARPGROUP - 1)
+    return (If((mine,), (wait, *consume((done,)))),)
 
 
 def stagger(tiles: For, first: Product, second: Product, beside: Body, behind: Body, fence: Body) -> Body:

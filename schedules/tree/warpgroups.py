@@ -22,11 +22,13 @@ COLUMNS = 8
 class WarpgroupTile:
     """Sizes of a product of warpgroups.
 
-    ``groups``: warpgroups of a block, ``warps`` of each, with 16 rows. ``panels``: boxes that bring the columns,
-    ``fragments`` of 8 columns in each. ``steps``: instructions of a tile of the reduction, and steps of an instruction.
+    ``groups``: warpgroups that share a tile, ``rows``: of instructions of each, ``warps`` of each, with 16 rows of an
+    instruction. ``panels``: boxes that bring the columns, ``fragments`` of 8 columns in each. ``steps``: instructions
+    of a tile of the reduction, and steps of an instruction.
     """
 
     groups: Size
+    rows: Size
     warps: Size
     panels: Size
     fragments: Size
@@ -44,22 +46,22 @@ def warpgroup_product(group: Group, roles: Roles, sizes: WarpgroupTile) -> Sched
     i, j, k = "i", "j", "k"
     block, done = (*map(it, roles.batch), b(i), b(j)), [x.name for x in group.epilogues]
     t = start_product(group, roles)
-    t = tile(t, i, (b, f"B_{i}"), (g, sizes.groups), (h, sizes.warps), (p, STAGED))
+    t = tile(t, i, (b, f"B_{i}"), (g, sizes.groups), (f, sizes.rows), (h, sizes.warps), (p, STAGED))
     t = tile(t, j, (b, f"B_{j}"), (s, sizes.panels), (f, sizes.fragments), (p, COLUMNS))
     t = tile(t, k, (b, f"B_{k}"), (f, sizes.steps[0]), (p, sizes.steps[1]))
-    t = interchange(t, *block, b(k), g(i), f(k), h(i), p(i), s(j), f(j), p(j), p(k))
+    t = interchange(t, *block, b(k), g(i), f(k), f(i), h(i), p(i), s(j), f(j), p(j), p(k))
     t = pull_out(t, b(k), f(k), p(k), together=True)  # out of the whole reduction
     t = accumulate(t, b(j))
     (array, along), steps = row_operand(group, roles), (f(k), p(k))
     t = promote(t, operand(group, roles.col), j, COPY_B, "tile_b", b(k), [ACC], {s(j): [s(j)]},
                 (f(j), p(j), *steps))  # fmt: skip
-    t = promote(t, array, along, COPY_A, "tile_a", b(k), [ACC], {}, (g(i), h(i), p(i), *steps), over=(i,))
+    t = promote(t, array, along, COPY_A, "tile_a", b(k), [ACC], {}, (g(i), f(i), h(i), p(i), *steps), over=(i,))
     t = regroup(t, [ACC], [h(i), p(i)], {q(i): [h(i), p(i)]})
     t = regroup(t, [ACC], [s(j), f(j), p(j)], {q(j): [s(j), f(j), p(j)]})
     t = regroup(t, [INIT, *done], [g(i), h(i)], {w(i): [g(i), h(i)]})
     t = regroup(t, [INIT], [s(j), f(j)], {f(j): [s(j), f(j)]})
-    t = interchange(t, w(i), f(j), p(i), p(j))
-    t = stage_sums(t, (w(i),), (w(i),), (s(j), f(j)), group.backbone.array, whole=True)
+    t = interchange(t, w(i), f(i), f(j), p(i), p(j))
+    t = stage_sums(t, (w(i),), (w(i), f(i)), (s(j), f(j)), group.backbone.array, whole=True)
     t = assign(assign(assign(t, "task", *block), "unit", w(i)), "unit", g(i))
     t = pad(t, INIT, ACC)  # boxes are filled with zeros; epilogues are guarded
     t = clip(clip(t, i, *done), j, *done)

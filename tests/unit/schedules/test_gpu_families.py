@@ -30,8 +30,8 @@ ONE = single()
 ROLES = roles(ONE)
 LANES = (FewRows(8, (4, 2), (4, 8), (1, 8)), FewRows(2, (1, 8), (4, 8), (4, 1)))
 """What kernels have: vectors along the reduction, and along the columns."""
-GROUPS = (WarpgroupTile(2, 4, 1, 32, (4, 16)), WarpgroupTile(2, 4, 2, 8, (4, 16)))
-"""What kernels have: columns in one box, and in panels."""
+GROUPS = (WarpgroupTile(1, 2, 4, 1, 16, (4, 16)), WarpgroupTile(2, 1, 4, 2, 8, (4, 16)))
+"""What kernels have: columns in one box, rows of one warpgroup in two instructions; columns in panels, rows of two."""
 ONLINE = (OnlineTile(4, 64, 64, 64, 16), OnlineTile(4, 32, 64, 64, 8), OnlineTile(4, 32, 64, 128, 4))
 """What kernels have: instructions of tensor cores for 16 bits and tf32, and CUDA cores."""
 
@@ -77,7 +77,7 @@ def test_few_rows_compute_at_ragged_sizes(sizes: FewRows) -> None:
         assert run_product(t, {}, m, n, k), (m, n, k)
 
 
-@pytest.mark.parametrize("sizes", [WarpgroupTile(2, 1, 2, 4, (2, 2)), WarpgroupTile(1, 2, 1, 4, (2, 3))], ids=str)
+@pytest.mark.parametrize("sizes", [WarpgroupTile(2, 1, 1, 2, 4, (2, 2)), WarpgroupTile(1, 2, 1, 1, 4, (2, 3))], ids=str)
 def test_warpgroups_compute_at_ragged_sizes(sizes: WarpgroupTile) -> None:
     t = warpgroups(sizes)
     for m, n, k in ((1, 1, 1), (33, 37, 5), (16, 32, 4), (5, 3, 0)):

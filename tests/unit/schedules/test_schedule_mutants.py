@@ -81,7 +81,7 @@ def lanes() -> tuple[Scheduled, Callable[[Scheduled], bool]]:
 
 
 def warpgroups() -> tuple[Scheduled, Callable[[Scheduled], bool]]:
-    t = warpgroup_product(single(), roles(single()), WarpgroupTile(2, 1, 2, 4, (2, 2)))
+    t = warpgroup_product(single(), roles(single()), WarpgroupTile(1, 2, 1, 2, 4, (2, 2)))
     return t, lambda x: run_product(x, {}, M=33, N=37, K=5, B=1)
 
 
@@ -142,7 +142,7 @@ def check(family: Callable[[], tuple[Scheduled, Callable[[Scheduled], bool]]], e
 @pytest.mark.parametrize(
     "family, every",
     [
-        (cpu, 9), (fma, 9), (mma, 25), (lanes, 9), (warpgroups, 27), slow(online, 70), (rows, 1),
+        (cpu, 9), (fma, 9), (mma, 25), (lanes, 9), (warpgroups, 29), slow(online, 70), (rows, 1),
         (windows, 3), (blocks, 9),
     ],
 )  # fmt: skip

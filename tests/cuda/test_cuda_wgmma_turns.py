@@ -1,0 +1,97 @@
+"""Products of a persistent grid, whose consumers take tiles in turn, on the strict emulation against numpy."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from polydyn.codegen.cuda.wgmma import BLOCKS
+from polydyn.codegen.kernel import Kernel
+from polydyn.fusion.plan import FusionPlan
+from polydyn.gpu.compiler import compile_cuda, find_nvcc
+from polydyn.gpu.errors import DeviceError
+from polydyn.lowering.place import Placed
+from polydyn.schedules.index import Index
+from tests.cuda.test_cuda_wgmma import case, hopper, node, product, right, wgmma_only
+from tests.support.cuda_groups import MULTIPROCESSORS, SHARED, params_of, plan_of, with_bugs
+
+VERSION = "wgmma_128x128x64_5_turns_wide"
+TILES = (300, 200)
+"""Rows and columns of six tiles with tails."""
+
+
+def of_blocks(k: Kernel, blocks: int) -> Kernel:
+    """The kernel as a device of so many multiprocessors launches it."""
+    return replace(k, launch={BLOCKS: Index.of(blocks)})
+
+
+@pytest.fixture(scope="module")
+def made() -> tuple[FusionPlan, Placed]:
+    plan = product("float16", False)
+    k = hopper(wgmma_only(plan), VERSION)
+    return plan, replace(wgmma_only(plan), kernels=(k, *with_bugs(k, BUGS)))
+
+
+@pytest.mark.parametrize(("blocks", "k"), [(1, 72), (2, 456), (4, 8), (5, 712)])
+def test_blocks_go_from_tile_to_tile(blocks: int, k: int, made: tuple[FusionPlan, Placed]) -> None:
+    """Even and odd numbers of tiles for a block; fewer steps than the ring has slots, and more."""
+    plan, p = made
+    feeds, want = case("float16", False, *TILES, k)
+    assert right(plan, of_blocks(p.kernels[0], blocks), p, feeds, want)
+
+
+def test_columns_that_192_divide() -> None:
+    """Columns that lie along the reduction; batches are tiles too."""
+    rng = np.random.default_rng(0)
+    w = rng.standard_normal((2, 192, 136)).astype(np.float16)
+    nodes = [node("Transpose", ["w"], ["t"], perm=[0, 2, 1]), node("MatMul", ["x", "t"], ["y"])]
+    plan = plan_of(nodes, {"x": (2, "M", 136), "w": (2, 192, 136)}, ["y"], dtype="float16")
+    x = rng.standard_normal((2, 131, 136)).astype(np.float16)
+    want = x.astype(np.float64) @ w.astype(np.float64).swapaxes(1, 2)
+    p = wgmma_only(plan)
+    k = hopper(p, "wgmma_128x192x64_3_turns_wide")
+    assert right(plan, of_blocks(k, 3), replace(p, kernels=(k,)), {"x": x, "w": w}, want)
+
+
+def test_only_for_more_tiles_than_multiprocessors(made: tuple[FusionPlan, Placed]) -> None:
+    _, p = made
+    k = p.kernels[0]
+    for rows, wanted in ((128 * 66, False), (128 * 66 + 1, True)):
+        dims = params_of(p, {"M": rows, "N": 256, "K": 64})
+        assert k.fits(dims, SHARED, MULTIPROCESSORS, "sm_90a") == wanted
+        assert k.tasks.evaluate(k.values(dims, MULTIPROCESSORS)) == MULTIPROCESSORS
+
+
+RELEASE = "            pd_mbar_arrive((uint64_t *)(smem + 229424"
+TURN = "pd_mbar_{}((uint64_t *)(smem + 229472"
+BUGS = {
+    "begins before the other has issued all": (TURN.format("wait"), "(void)((uint64_t *)(smem + 229472"),
+    "the other may never begin": (TURN.format("arrive"), "(void)((uint64_t *)(smem + 229472"),
+    "slots begin again with each tile": ("const int32_t before = (round*((n2 + 63)/64))", "const int32_t before = 0"),
+    "last slot not released": (f"if ((tid + (-128)*(tid/128)) == 0) {{\n{RELEASE}", f"if (0) {{\n{RELEASE}"),
+    "last slot released while it is read": ("          pd_wgmma_wait<0>();\n", ""),
+    "a tile left out": ("block = (blocks*round + worker)", "block = (blocks*round + worker/2)"),
+    "both have all tiles": ("== ((tid/128) + (-1))", ">= 0"),
+    "rows of the other instruction": ("(8192*f_i + 32*f_k)", "(8192*(1 - f_i) + 32*f_k)"),
+    "sums of the other instruction": ("acc + (64*f_i)", "acc + (64*(1 - f_i))"),
+    "staged in the other's place": ("2048*e_g + 8192*warp", "2048*e_g + 8192*(warp^4)"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("bug", BUGS)
+def test_planted_bugs_are_caught(bug: str, made: tuple[FusionPlan, Placed]) -> None:
+    plan, p = made
+    feeds, want = case("float16", False, *TILES, 456)
+    k = p.kernels[1 + list(BUGS).index(bug)]
+    with contextlib.suppress(DeviceError):
+        assert not right(plan, of_blocks(k, 2), p, feeds, want)
+
+
+@pytest.mark.skipif(find_nvcc() is None, reason="no nvcc")
+def test_compiles_without_spills_and_stays_asynchronous(made: tuple[FusionPlan, Placed]) -> None:
+    k = made[1].kernels[0]
+    use = compile_cuda(k.text, "sm_90a")
+    assert use.kernels[k.name].spill_stores == use.kernels[k.name].spill_loads == 0 and "C75" not in use.log
