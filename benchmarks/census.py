@@ -1,12 +1,13 @@
 """A census of architectures: what polydyn makes of models that people have, beside ONNX Runtime.
 
-usage: python -m benchmarks.census FOLDER [NAME or FAMILY ...] [--limit 300] [--again] [--read] [--report]
+usage: python -m benchmarks.census FOLDER [NAME or FAMILY ...] [--limit 300] [--again] [--read] [--report] [--keep]
 
 Each model of ``benchmarks/models/architectures.py`` is exported with random weights and dynamic sizes, compiled, and
 compared with ONNX Runtime at four shapes; then again with ``Options(fallback="onnxruntime")`` where it is not right.
 Every model runs in a process of its own, one after another, with a time limit. FOLDER/census.jsonl gets a line for
-each; what is there already is not done again, without ``--again``. ``--report`` prints the table alone. ``--read``
-only imports the models, without and with fallback, into FOLDER/read.jsonl: what is refused shows in seconds.
+each, with its commit; what is there already is not done again, without ``--again``. ``--report`` prints the table
+alone, ``--keep`` also writes it to benchmarks/results/census.json. ``--read`` only imports the models, without and with
+fallback, into FOLDER/read.jsonl: what is refused shows in seconds.
 
 The states: *right*; *refused* (by name: an UnsupportedError, or a ShapeError or InputError about sizes); *wrong*;
 *internal error* (anything else that polydyn raises); *over the limit*. What ONNX Runtime does not run does not count.
@@ -32,6 +33,7 @@ import onnx
 import onnxruntime
 
 import polydyn
+from benchmarks import record
 from benchmarks.models.architectures import FAMILIES, SIZES, export
 from polydyn.errors import InputError, ShapeError, UnsupportedError
 from polydyn.graph.expand import import_parts
@@ -210,6 +212,7 @@ def main() -> int:
     parser.add_argument("--again", action="store_true", help="also what has a row already")
     parser.add_argument("--read", action="store_true", help="only import the models")
     parser.add_argument("--report", action="store_true", help="examine nothing")
+    parser.add_argument("--keep", action="store_true", help="keep the table in benchmarks/results")
     args = parser.parse_intermixed_args()
     args.folder.mkdir(parents=True, exist_ok=True)
     file = args.folder / ("read.jsonl" if args.read else "census.jsonl")
@@ -225,7 +228,7 @@ def main() -> int:
         start = time.time()
         row = in_child(lambda f=family, n=name: examine(f, n, args.folder, args.read), args.limit)  # type: ignore[misc]
         row = row or {"family": family, "name": name, "state": "over the limit", "why": f"{args.limit} s, or it died"}
-        row["seconds"] = round(time.time() - start, 1)
+        row |= {"seconds": round(time.time() - start, 1), "commit": record.commit()}
         with file.open("a") as lines:
             lines.write(json.dumps(row) + "\n")
         print(json.dumps(row), flush=True)
@@ -233,6 +236,8 @@ def main() -> int:
         if path.exists() and path.stat().st_size > KEPT:
             path.unlink()
     report(file)
+    if args.keep:
+        record.save("census", rows=list(rows(file).values()))
     bad = ("wrong", "internal error", "over the limit")
     return int(any(r["state"] in bad or r.get("fallback", r)["state"] in bad for r in rows(file).values()))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
 from math import gcd, inf, isinf
 from typing import TypeAlias
@@ -24,14 +24,20 @@ def _bound(p: Index, ranges: Ranges, upper: bool) -> Index | None:
     for m, v in p.terms.items():
         ranged = [a for a in m if isinstance(a, str) and a in extra]
         moving = [a for a in m if isinstance(a, Atom) and any(x.symbols() & extra.keys() for x in a.args)]
+        if not ranged and not moving:
+            total = total + Index({m: v})
+            continue
+        sign = v * _sign(a for a in m if a not in moving)
+        if not sign:
+            return None
         if moving:
-            quotient = _quotient_bound(moving[0], extra, (v > 0) == upper) if len(moving) == 1 and not ranged else None
+            quotient = (
+                _quotient_bound(moving[0], extra, (sign > 0) == upper) if len(moving) == 1 and not ranged else None
+            )
             if quotient is None:
                 return None
             total = total + quotient * Index({tuple(a for a in m if a != moving[0]): v})
-        elif not ranged:
-            total = total + Index({m: v})
-        elif (v > 0) == upper:
+        elif (sign > 0) == upper:
             t = Index({tuple(a for a in m if a not in ranged): v})
             for a in ranged:
                 t = t * (extra[str(a)] - 1)
@@ -144,7 +150,24 @@ def is_nonnegative(p: Index, ranges: Ranges | None = None) -> bool:
         return False
     positive = {a for e in (ranges or {}).values() if len(e.terms) == 1 for a in next(iter(e.terms))}
     low = low.subs({a: Index.of(a) + 1 for a in positive if isinstance(a, str)})
-    return all(v >= 0 for v in low.terms.values()) and not any(_may_be_negative(a) for a in low.atoms())
+    return all(v * _sign(m) > 0 for m, v in low.terms.items())
+
+
+def _sign(factors: Iterable[str | Atom]) -> int:
+    """1 for a product that is never negative, -1 for one that is never positive, 0 for one that may be both."""
+    sign = 1
+    for a in factors:
+        if _may_be_negative(a):
+            sign = -sign if _never_positive(a) else 0
+    return sign
+
+
+def _never_positive(a: str | Atom) -> bool:
+    if isinstance(a, str) or a.kind == "fetch":
+        return False
+    if a.kind == "floordiv":
+        return is_nonnegative(-a.args[0])
+    return (any if a.kind == "min" else all)(is_nonnegative(-x) for x in a.args)
 
 
 def _may_be_negative(a: str | Atom) -> bool:

@@ -1,6 +1,6 @@
 """Exports models to ONNX with symbolic shapes and seeded random weights.
 
-usage: python -m benchmarks.models.export OUT NAME...     NAME: a model, ``all`` (full size) or ``tiny``
+usage: python -m benchmarks.models.export OUT NAME...     NAME: a model, ``all`` (full size), ``vision`` or ``tiny``
 
 Each file is written only when it passes onnx.checker; a file that exists is left alone. Prints one line per model:
 name, size, and its operators with their counts. Needs torch, transformers, onnxscript (``pip install -e .[export]``).
@@ -101,19 +101,20 @@ def forget_machine(model: onnx.ModelProto) -> None:
 
 
 def names_of(words: list[str]) -> list[str]:
-    """Expands ``all`` and ``tiny``."""
+    """Expands ``all``, ``tiny`` and ``vision``."""
     from benchmarks.models.light import LIGHT_MODELS
-    from benchmarks.models.zoo import BY_NAME_ONLY, TORCH_MODELS
+    from benchmarks.models.zoo import BY_NAME_ONLY, TORCH_MODELS, VISION
 
     every = [*TORCH_MODELS, *LIGHT_MODELS]
     groups = {
         "all": [n for n in every if not n.endswith("_tiny") and n not in BY_NAME_ONLY],
-        "tiny": [n for n in every if n.endswith("_tiny")],
+        "tiny": [n for n in every if n.endswith("_tiny") and n not in VISION],
+        "vision": list(VISION),
     }
     names = [n for w in words for n in groups.get(w, [w])]
     unknown = [n for n in names if n not in every]
     if unknown:
-        raise SystemExit(f"unknown models: {', '.join(unknown)}; known: all, tiny, {', '.join(every)}")
+        raise SystemExit(f"unknown models: {', '.join(unknown)}; known: all, tiny, vision, {', '.join(every)}")
     return names
 
 

@@ -176,6 +176,12 @@ def resnet(**config: Any) -> Source:
     return _image(module, (75, 58), free=True, output="last_hidden_state")
 
 
+def vision(kind: str, part: str = "Model", **config: Any) -> Source:
+    """One of transformers' networks for images of any size, ``kind`` its name there: symbols N, H, W."""
+    module = getattr(hf, f"{kind}{part}")(getattr(hf, f"{kind}Config")(**config))
+    return _image(module, (204, 173), free=True, output="logits" if "Segmentation" in part else "last_hidden_state")
+
+
 # Tiny models are narrow: only with larger weights do attention scores reach the size they have in the full models.
 _BERT_TINY = {"vocab_size": 120, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
               "intermediate_size": 64, "max_position_embeddings": 160, "initializer_range": 0.25}  # fmt: skip
@@ -197,8 +203,23 @@ def build_source(name: str) -> Source:
     return source
 
 
-BY_NAME_ONLY = {"bert_large"}
-"""Not among ``all``: 1.2 GB of weights (the vocabulary is cut), needed to count its kernels only."""
+VISION: dict[str, Callable[[], Source]] = {
+    "mobilenet_v2": lambda: vision("MobileNetV2", tf_padding=False),
+    "efficientnet_b0": lambda: vision(
+        "EfficientNet", width_coefficient=1.0, depth_coefficient=1.0, image_size=224, hidden_dim=1280
+    ),
+    "regnet_y_400mf": lambda: vision(
+        "RegNet", hidden_sizes=[48, 104, 208, 440], depths=[1, 3, 6, 6], groups_width=8, layer_type="y"
+    ),
+    "convnext_tiny": lambda: vision("ConvNext"),
+    "poolformer_s12": lambda: vision("PoolFormer"),
+    "segformer_b0": lambda: vision("Segformer"),
+    "deeplab_mobilenet": lambda: vision("MobileNetV2", "ForSemanticSegmentation", tf_padding=False),
+}
+"""Networks for images, by themselves the group ``vision``."""
+
+BY_NAME_ONLY = {"bert_large", *VISION}
+"""Not among ``all``. bert_large: 1.2 GB of weights (the vocabulary is cut), needed to count its kernels only."""
 
 TORCH_MODELS: dict[str, Callable[[], Source]] = {
     "bert_base": bert,
@@ -212,6 +233,7 @@ TORCH_MODELS: dict[str, Callable[[], Source]] = {
     "vit_base": vit,
     "vit_base_hw": vit_free,
     "resnet50": resnet,
+    **VISION,
     "bert_tiny": lambda: bert(**_BERT_TINY),
     "albert_tiny": lambda: albert(embedding_size=16, **_BERT_TINY),
     "gpt2_tiny": lambda: gpt2(**_GPT2_TINY),

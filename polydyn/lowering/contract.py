@@ -301,7 +301,7 @@ class _Builder:
         made = epilogue_values(names, self.nodes, own, Load(core.dtype, acc, at))
         for n in self.nodes:
             if n.output in self.outputs:
-                array, index = output_array(names, n, iters)
+                array, index = output_array(names, n, iters, shared=bool(self.width))
                 name = f"{DONE}{len(statements) - 2}"
                 statements.append(Statement(name, iters, array, index, made[n.output], None, "epilogue"))
         lowered = LoweredGroup(names.group(tuple(statements)), names.buffers, names.params, self.packs)

@@ -7,6 +7,7 @@ what each stands for in this place of the model.
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -82,6 +83,14 @@ class Canonical:
             name = f"n{len(self.params)}"
             self._by_value[e], self.params[name] = name, e
         return self._by_value[e]
+
+    def factor(self, i: Index) -> Index:
+        """The expression with the number that divides all of it as a parameter; a stride of 1 as it is."""
+        divisor = math.gcd(*i.terms.values())
+        if i == ONE:
+            return i
+        whole = Index({m: c // divisor for m, c in i.terms.items()}) if divisor else ONE
+        return whole * self._param(Index.of(divisor))
 
     def index(self, i: Index, iterators: frozenset[str]) -> Index:
         """The expression with model symbols replaced by parameters and fetched buffers renamed."""

@@ -8,8 +8,13 @@ from polydyn.lowering.group import Canonical
 from polydyn.schedules.index import Index
 
 
-def output_array(names: Canonical, n: FlatNode, iters: tuple[tuple[str, Index], ...]) -> tuple[str, tuple[Index, ...]]:
-    """Declares the output of a node over its iterators; returns the array and the subscripts (the iterators)."""
+def output_array(
+    names: Canonical, n: FlatNode, iters: tuple[tuple[str, Index], ...], shared: bool = False
+) -> tuple[str, tuple[Index, ...]]:
+    """Declares the output of a node over its iterators; returns the array and the subscripts (the iterators).
+
+    ``shared``: where a window of a tensor lies is a parameter, so that one kernel writes all windows.
+    """
     symbols = frozenset(x for x, _ in iters)
     rest = names.index(n.address, symbols)
     strides: list[Index] = []
@@ -18,5 +23,7 @@ def output_array(names: Canonical, n: FlatNode, iters: tuple[tuple[str, Index], 
         strides.append(stride)
     if rest.symbols() & symbols:
         raise CodegenError(f"{n.output} is not written at an affine address: {n.address}", tensor=n.output)
+    if shared and n.buffer != n.output:
+        strides, rest = [names.factor(s) for s in strides], names.factor(rest)
     array = names.output(n.buffer, n.dtype, tuple(e for _, e in iters), tuple(strides), rest)
     return array, tuple(Index.of(x) for x, _ in iters)

@@ -144,12 +144,14 @@ class ShapeContext(DimFacts):
         if a.is_symbol and b.constant is not None:
             low, high = self.ranges.get(str(a), (0, None))
             self.ranges[str(a)] = (low, int(b) if high is None else min(high, int(b)))
+            self._changed()
         elif b.is_symbol and a.constant is not None:
             low, high = self.ranges.get(str(b), (0, None))
             self.ranges[str(b)] = (max(low, int(a)), high)
+            self._changed()
         else:
             self._facts.append((b - a, why))
-        self._changed()
+            self._changed(b - a)
 
     def assume_multiple(self, a: IndexLike, n: IndexLike, why: str) -> None:
         """Learns that ``a`` is a multiple of ``n``, with a guard when it was not known."""
@@ -229,9 +231,10 @@ class ShapeContext(DimFacts):
     def _assume(self, left: Index, relation: str, right: Index, why: str) -> None:
         self._guards.setdefault((left, relation, right), Assumed(left, relation, right, why))
 
-    def _changed(self) -> None:
+    def _changed(self, inequality: Index | None = None) -> None:
+        """After a new fact; ``inequality``: it is that this is not negative, and nothing else."""
         self.version += 1
-        self._forget()
+        self._forget(None if self._divisible else inequality)
         if self._divisible:
             self._divide_again()
             self._forget()

@@ -27,6 +27,7 @@ class DimFacts:
         self._exact: set[Atom] = set()
         self._cache: dict[Index, Index] = {}
         self._answers: dict[tuple[Index, tuple[tuple[str, Index], ...]], bool] = {}
+        self._proofs: dict[int, prove.Facts] = {}
 
     def level(self, *dims: IndexLike) -> int:
         """The part of the program from which on dims are there: 0 where they follow from the inputs' sizes."""
@@ -105,17 +106,30 @@ class DimFacts:
 
     def _nonnegative(self, p: Index, iterated: tuple[tuple[str, Index], ...]) -> bool:
         inside = self._multiples.inside
-        level = self.level(p, *(e for _, e in iterated))  # what is known late does not hold early
-        facts = tuple(inside(f) for f, _ in self._facts if self._rules.level(f) <= level)
-        iterators = {v: inside(e) for v, e in iterated}
-        return prove.nonnegative(
-            inside(p), prove.Facts(self._multiples.ranges(self.ranges), facts, iterators)
-        )  # fmt: skip
+        level = self.level(p, *(e for _, e in iterated))
+        return prove.nonnegative(inside(p), self._known(level), {v: inside(e) for v, e in iterated})
 
-    def _forget(self) -> None:
-        """Drops what was answered from fewer facts."""
-        self._cache.clear()
-        self._answers.clear()
+    def _known(self, level: int) -> prove.Facts:
+        """The facts of a proof about sizes of a level: what is known late does not hold early."""
+        if level not in self._proofs:
+            facts = tuple(self._multiples.inside(f) for f, _ in self._facts if self._rules.level(f) <= level)
+            self._proofs[level] = prove.Facts(self._multiples.ranges(self.ranges), facts)
+        return self._proofs[level]
+
+    def _forget(self, fact: Index | None = None) -> None:
+        """Drops what was answered from fewer facts: everything, or what ``fact >= 0`` helps. What is proven stays."""
+
+        def stays(*of: Index) -> bool:
+            if fact is None:
+                return False
+            return self._rules.level(fact) > self._rules.level(*of) or not prove.helps(fact, of, self.ranges)
+
+        self._proofs.clear()
+        self._cache = {p: q for p, q in self._cache.items() if stays(q)}
+        self._answers = {
+            (p, ranges): known for (p, ranges), known in self._answers.items()
+            if known or stays(p, *(e for _, e in ranges))
+        }  # fmt: skip
 
     def equal(self, a: IndexLike, b: IndexLike) -> bool | None:
         """True or False when proven, None when undecided."""

@@ -13,6 +13,7 @@ import pytest
 
 from polydyn.backends.cuda import Cuda
 from polydyn.checked import CheckedProgram
+from polydyn.codegen.cpu.target import AVX2
 from polydyn.codegen.ir import FlatLoad, For, Let, Store
 from polydyn.codegen.passes.hoist import divide_before, hoist_divisions
 from polydyn.codegen.passes.tiles import flatten_loops
@@ -24,12 +25,14 @@ from polydyn.graph import reference
 from polydyn.graph.expand import import_model
 from polydyn.graph.operators.common import in_range
 from polydyn.lowering.contract import ContractGroup, lower_contract
+from polydyn.lowering.place_cpu import KernelBuilder
 from polydyn.lowering.place_cuda import CudaBuilder
 from polydyn.lowering.prologue import prove_prologue
 from polydyn.program.assemble import build_program
 from polydyn.program.plan import HostPlan
 from polydyn.schedules.errors import Declined, LegalityError
 from polydyn.schedules.expr import Array, const, load, op
+from polydyn.schedules.group.addresses import check_addresses
 from polydyn.schedules.group.dependence import analyse
 from polydyn.schedules.group.polyhedra import context
 from polydyn.schedules.group.promotion import check_loads
@@ -308,12 +311,21 @@ def test_the_order_spreads_to_what_reads_channels_and_stops_at_outputs() -> None
     agrees(m, {"x": floats(2, 3, 5, 7)}, {"x": floats(1, 3, 4, 4)})
 
 
-def test_a_tensor_that_stays_joins_one_that_moved() -> None:
-    nodes = [node("Conv", "x w", "c"), node("Concat", "c x", "k", axis=1), node("Relu", "k", "y")]
-    m = model(nodes, {"x": (F, ["N", 3, "H", "W"])}, ["y"], {"w": floats(5, 3, 1, 1)})
-    agrees(m, {"x": floats(2, 3, 3, 5)})
+def test_a_tensor_that_stays_joins_ones_that_moved() -> None:
+    """Convolutions that write windows share a kernel: where a window lies is a parameter, checked at every place."""
+    image = (F, ["N", 3, "H", "W"])
+    nodes = [node("Conv", "x w", "c"), node("Conv", "z v", "d"), node("Concat", "c x d", "k", axis=1)]
+    m = model([*nodes, node("Relu", "k", "y")], {"x": image, "z": image}, ["y"],
+              {"w": floats(5, 3, 1, 1), "v": floats(5, 3, 1, 1)})  # fmt: skip
+    agrees(m, {"x": floats(2, 3, 3, 5), "z": floats(2, 3, 3, 5)})
+    builder = KernelBuilder(fused(m), AVX2)
+    first, second = (builder.place(g)[0] for g in builder.plan.groups if g.kind == "contract")
+    assert first.kernels == second.kernels
+    group, params = first.lowered.group, first.lowered.params
+    with pytest.raises(LegalityError, match="share addresses: dim"):
+        check_addresses(group, {p: V(4) if e == V(13) else e for p, e in params.items()})
     nodes = [node("Conv", "x w", "c"), node("Concat", "c x", "y", axis=1)]
-    agrees(model(nodes, {"x": (F, ["N", 3, "H", "W"])}, ["y"], {"w": floats(5, 3, 1, 1)}), {"x": floats(2, 3, 3, 5)})
+    agrees(model(nodes, {"x": image}, ["y"], {"w": floats(5, 3, 1, 1)}), {"x": floats(2, 3, 3, 5)})
 
 
 def test_shuffled_channels_are_padded_in_order_and_read_by_vectors() -> None:

@@ -13,18 +13,20 @@ from polydyn.schedules.ranges import is_nonnegative, simplify, upper_bound
 ITERATORS = tuple(map(Index.of, "ijk"))
 EXTENTS = {"i": 4, "j": 6, "k": 3}
 RANGES = {v: Index.of(n) for v, n in EXTENTS.items()}
+SIZE = Index.of("S")
+SIZES = (0, 1, 7)
 POINTS = [dict(zip(EXTENTS, p, strict=True)) for p in product(*map(range, EXTENTS.values()))]
 
 
 @st.composite
 def quasi_affine(draw: st.DrawFn, depth: int = 2) -> Index:
-    """Sums of iterators and of divisions of such sums by small constants, remainders among them."""
+    """Sums of iterators, a size, and divisions of such sums by small constants times one of these; remainders too."""
     out = Index.of(draw(st.integers(-6, 6)))
-    for v in ITERATORS:
+    for v in (*ITERATORS, SIZE):
         out = out + v * draw(st.integers(-8, 8))
     for _ in range(draw(st.integers(0, 2)) if depth else 0):
         x, n, k = draw(quasi_affine(depth=depth - 1)), draw(st.integers(1, 9)), draw(st.integers(1, 5))
-        c = draw(st.integers(-8, 8))
+        c = draw(st.sampled_from((Index.of(1), *ITERATORS, SIZE))) * draw(st.integers(-8, 8))
         out = out + (x // n) * c - (x // (n * k)) * (c * k * draw(st.booleans()))
     return out
 
@@ -32,11 +34,20 @@ def quasi_affine(draw: st.DrawFn, depth: int = 2) -> Index:
 @settings(max_examples=60, deadline=None)
 @given(quasi_affine(), st.integers(1, 24))
 def test_ranges_decide_nothing_wrongly(p: Index, n: int) -> None:
-    values = [p.evaluate(at) for at in POINTS]
-    assert [simplify(p // n, RANGES).evaluate(at) for at in POINTS] == [v // n for v in values]
     high = upper_bound(p, RANGES)
-    assert high is None or max(values) <= high.evaluate({})
-    assert not is_nonnegative(p, RANGES) or min(values) >= 0
+    for size in ({"S": s} for s in SIZES):
+        values = [p.evaluate(at | size) for at in POINTS]
+        assert [simplify(p // n, RANGES).evaluate(at | size) for at in POINTS] == [v // n for v in values]
+        assert high is None or max(values) <= high.evaluate(size)
+        assert not is_nonnegative(p, RANGES) or min(values) >= 0
+
+
+def test_a_negative_factor_turns_a_bound_around() -> None:
+    """Places of padded rows: 512 * b for each ``-(-L // 512)``."""
+    down, b = -SIZE // 512, ITERATORS[0]
+    ranges = {"i": Index.of("B")}
+    assert upper_bound(b * down * -512, ranges) == (Index.of("B") - 1) * down * -512
+    assert is_nonnegative(b * down * -1, ranges) and not is_nonnegative(b * down, ranges)
 
 
 def test_digits_of_folded_images_stay_inside_them() -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
+
 from polydyn.schedules.index import Index, maximum, minimum
+from polydyn.shapes import prove
 from polydyn.shapes.context import ShapeContext
 
 
@@ -78,3 +81,27 @@ def test_a_late_equation_decides_nothing_early() -> None:
     facts.unify(2 * n, 3 * Index.of("B"), "late")
     facts.unify(n, "C", "late")
     assert facts.equal(2 * Index.of("C"), 3 * Index.of("B")) is None
+
+
+def test_a_size_of_its_own_asks_nothing_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """ssdlite320 has 180 of them; asking everything again after each took longer than an hour."""
+    facts, n = context("H", "W")
+    total = (Index.of("H") + 31) // 32 * ((Index.of("W") + 31) // 32) * 6
+    facts.promise(n, total, "as many as there are")
+    sizes = [minimum(n, 300), minimum(n, total), maximum(Index.of("H"), Index.of("W"))]
+    before = [facts.canonical(x) for x in sizes]
+    asked, nonnegative = list[str](), prove.nonnegative
+    facts.promise(facts.fresh("m"), total, "as many as there are")
+    monkeypatch.setattr(prove, "nonnegative", lambda p, *rest: asked.append(str(p)) or nonnegative(p, *rest))
+    assert [facts.canonical(x) for x in sizes] == before == [sizes[0], n, sizes[2]] and not asked
+    facts.at_most("W", "H", "a fact about what was asked")
+    assert facts.canonical(sizes[2]) == Index.of("H"), "what a fact helps is asked again"
+
+
+def test_a_fact_helps_where_what_it_adds_is_bounded() -> None:
+    facts, _ = context("H", "S", "W")
+    facts.at_most(Index.of("S") + 5, "H", "H is at least 5")
+    assert facts.nonnegative(Index.of("H") - 5)
+    facts.at_most("W", 7, "a table")
+    facts.at_most("S", "W", "as many as there are")
+    assert facts.nonnegative(7 - Index.of("S"))
