@@ -86,8 +86,8 @@ def _quantized() -> Any:
     return model(nodes, {"a": ("uint8", ["M", 2048])}, w=np.ones((2048, 512), np.int8), s=np.float32(0.01))
 
 
-def _attention(dtype: str) -> Any:
-    sizes: dict[str, tuple[str, Sequence[Any]]] = {n: (dtype, ["B", 4, "L" if n == "q" else "T", 64]) for n in "qkv"}
+def _attention(dtype: str, head: int = 64) -> Any:
+    sizes: dict[str, tuple[str, Sequence[Any]]] = {n: (dtype, ["B", 4, "L" if n == "q" else "T", head]) for n in "qkv"}
     nodes = [
         node("Transpose", "k", to="kt", perm=[0, 1, 3, 2]), node("MatMul", "q", "kt", to="s"),
         node("Softmax", "s", to="w", axis=-1), node("MatMul", "w", "v"),
@@ -128,6 +128,9 @@ def kinds() -> tuple[Kind, ...]:
         Kind("attention f16", attention, "attention_64", (COPIES, *TENSOR, "SHFL", WIDE), "sm_90a", most=450),
         Kind("attention f16, wgmma", attention, "attention_wgmma", ("HGMMA", "UTMALDG", "SYNCS", WIDE), "sm_90a",
              most=600, beside=64),
+        Kind("attention f16, 256", _attention("float16", 256), "attention_64", (COPIES, *TENSOR, "SHFL", WIDE)),
+        Kind("attention f16, 256, wgmma", _attention("float16", 256), "attention_wgmma",
+             ("HGMMA", "UTMALDG", "SYNCS", WIDE), "sm_90a", beside=32),
         Kind("attention f32", _attention("float32"), "attention_lanes", (COPIES, "FFMA", r"LDS\.128", "SHFL", WIDE)),
         Kind("attention tf32", _attention("float32"), "attention_tf32",
              (COPIES, "LDSM", r"HMMA\.1688\.F32\.TF32", WIDE), tf32=True),

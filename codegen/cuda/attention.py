@@ -74,8 +74,10 @@ V = Index.of
 ROWS, STAGES, WARPS = 64, 2, 4
 TILE_KEYS = {"mma": 64, "tf32": 32, "lanes": 32}
 """Keys of a tile, by instruction: 128 bytes of them."""
-DEPTHS = (32, 64, 128)
-"""Head sizes that tiles are made for; others are filled up with zeros."""
+DEPTHS, DEEP = (32, 64, 128), (192, 256)
+"""Head sizes that tiles are made for; others are filled up with zeros. ``DEEP``: of 16 bits alone, and of fewer keys,
+so that sums fit the registers and rings the shared memory."""
+DEEP_KEYS = 32
 LOOPS = (f(J1), f(K1), g(J1), f(J2), f(K2), g(J2), "fragment")
 """Loops over registers, besides those of a product."""
 
@@ -93,12 +95,14 @@ class CudaAttentionKernel:
         self.values = ProductGroup(name, parts.values, parts.value_roles)
         self.kind = "mma" if self.scores.dtype in HALF else "tf32" if tf32 else "lanes"
         self.depths = tuple(_depth(x) for x in (self.scores.K, self.values.N))
+        self.deep = max(self.depths) in DEEP
+        self.keys = DEEP_KEYS if self.deep else TILE_KEYS[self.kind]
         logit = softmax_logit(parts.rows, parts.row_prefix, parts.score_roles.col)
         (score,) = self.scores.epilogues
         self.logit = transform(logit, lambda x: score.value if isinstance(x, Load) and x.buffer == "scores" else x)
-        self.visits = visits(self.logits(ROWS, TILE_KEYS[self.kind]))
+        self.visits = visits(self.logits(ROWS, self.keys))
         (depth, width), step = self.depths, INSTRUCTIONS[self.kind].shape[2]
-        tile = OnlineTile(WARPS, TILE_KEYS[self.kind], depth, width, step)
+        tile = OnlineTile(WARPS, self.keys, depth, width, step)
         self.schedule = online_attention(parts, self.logit, tile)
 
     def logits(self, rows: int, keys: int) -> Logits:
@@ -129,9 +133,10 @@ def attention_refusal(parts: AttentionParts) -> Declined | None:
     floats = scores.sums == values.sums == "float32"
     if values.dtype != scores.dtype or parts.score_roles.inner or not floats:
         return Declined(f"an attention of {scores.dtype} and {values.dtype}")
+    most = (DEEP if scores.dtype in HALF else DEPTHS)[-1]
     for extent in (scores.K, values.N):
-        if extent.constant is None or extent.constant > DEPTHS[-1]:
-            return Declined(f"an attention with heads of {extent}, more than {DEPTHS[-1]}")
+        if extent.constant is None or extent.constant > most:
+            return Declined(f"an attention of {scores.dtype} with heads of {extent}, more than {most}")
     try:
         softmax_logit(parts.rows, parts.row_prefix, parts.score_roles.col)
     except ScheduleError as e:
@@ -141,7 +146,7 @@ def attention_refusal(parts: AttentionParts) -> Declined | None:
 
 def _depth(extent: Index) -> int:
     """The head size of the tiles."""
-    return next(d for d in DEPTHS if int(extent) <= d)
+    return next(d for d in (*DEPTHS, *DEEP) if int(extent) <= d)
 
 
 class _Version:
@@ -150,7 +155,7 @@ class _Version:
     def __init__(self, of: CudaAttentionKernel, width: int, wide: bool) -> None:
         self.of, self.name, self.group, self.parts = of, of.name, of.group, of.parts
         depth, columns = of.depths
-        self.kind, self.keys, self.by_keys = INSTRUCTIONS[of.kind], TILE_KEYS[of.kind], of.kind == "tf32"
+        self.kind, self.keys, self.by_keys = INSTRUCTIONS[of.kind], of.keys, of.kind == "tf32"
         self.tiles = (CudaTile(of.kind, ROWS, self.keys, depth, ROWS // WARPS, self.keys, STAGES),
                       CudaTile(of.kind, ROWS, columns, self.keys, ROWS // WARPS, columns, STAGES))  # fmt: skip
         self.schedule, self.places = of.schedule, Places(of.schedule)
@@ -203,7 +208,9 @@ class _Version:
     def steps(self) -> tuple[Step, ...]:
         """The passes up to the coincident band."""
         sizes, values = {n: x for n, x in self.schedule.parameters().items() if n not in DEALT}, self.values
-        kinds = UNROLLED | dict.fromkeys(LOOPS, "unroll") | ({f(K1): "unroll2"} if self.kind.name == "lanes" else {})
+        kinds = UNROLLED | dict.fromkeys(LOOPS, "unroll")
+        if self.kind.name == "lanes" or self.of.deep:  # or fragments of all queries stay in registers
+            kinds |= {f(K1): "unroll2"}
         tiles, registers = tuple(c.name for c in self.copies.values()), tuple(n for n, _, _ in self._registers())
         return (
             Step("copy", "copies are dealt to threads", lambda x: consume(x, MarkName.COPY, self.copy), tiles),
@@ -242,7 +249,7 @@ class _Version:
 
     def copy(self, body: Body) -> Body:
         """Global -> shared, dealt to all threads of the block."""
-        return deal_copies(body, self.copies.values(), WARPS * 32, lambda c: True)
+        return deal_copies(body, self.copies.values(), WARPS * 32, lambda c: c.bytes == 16 or not self.of.deep)
 
     def rows_of_lanes(self, body: Body) -> Body:
         """What happens to a warp's rows between the products, before them and after."""

@@ -60,12 +60,14 @@ from polydyn.schedules.tree.online import COPY_K, COPY_Q, COPY_V, FRAG_W, J1, J2
 from polydyn.schedules.tree.online_warpgroups import WarpgroupOnlineTile, online_warpgroups
 
 V = Index.of
-GROUPS, TILE_KEYS, STAGES = 2, 128, 2
-"""Warpgroups that consume, with 64 queries each; keys of a tile; slots of both rings."""
+GROUPS, STAGES = 2, 2
+"""Warpgroups that consume, with 64 queries each; slots of both rings."""
+TILE_KEYS, DEEP_KEYS, DEEP = 128, 64, 128
+"""Keys of a tile, and where a head is deeper than ``DEEP``: sums of 256 columns take 128 registers of a thread."""
 ROWS, WARPS = 64 * GROUPS, 4 * GROUPS
 PANEL, STEP, LINE = 64, 16, 128
 """Columns of a panel, steps of an instruction; bytes of a panel's row."""
-WIDTHS = (32, 64, 128)
+WIDTHS = (32, 64, 128, 192, 256)
 """Columns of values that an instruction has."""
 CONSUMED, DECIDED = 1, "decided"
 """The barrier of the consumers behind their last step; the mbarrier of warps that have voted."""
@@ -97,9 +99,11 @@ MAPS = {COPY_Q: "map_q", COPY_K: "map_k", COPY_V: "map_v"}
 def warpgroup_attention(of: Attention) -> list[Kernel]:
     """The versions for sm_90a; none where TMA does not reach an operand, or none lies as wgmma wants it.
 
-    Queries and keys lie along the head, values along their columns, all of 16 bits.
+    Queries and keys lie along the head, values along their columns, all of 16 bits. Deep heads have values that are not
+    wider than they: the rings of fewer keys have no room for the sums of others.
     """
-    if of.scores.dtype not in HALF:
+    deep = max(int(of.scores.K), int(of.values.N)) > DEEP
+    if of.scores.dtype not in HALF or (deep and int(of.values.N) > int(of.scores.K)):
         return []
     r, second = of.parts.score_roles, of.parts.value_roles
     batch = {x: of.scores.extents[x] for x in r.batch}
@@ -145,8 +149,9 @@ class _Version:
         self.panels = -(-depth // PANEL), -(-width // PANEL)
         self.steps_of_panel = PANEL // STEP if depth > PANEL else -(-depth // STEP)
         self.width = next(n for n in WIDTHS if width <= n)
+        self.keys = DEEP_KEYS if max(depth, width) > DEEP else TILE_KEYS
         columns = min(self.width, PANEL)
-        tile = WarpgroupOnlineTile(GROUPS, TILE_KEYS, (self.panels[0], self.steps_of_panel),
+        tile = WarpgroupOnlineTile(GROUPS, self.keys, (self.panels[0], self.steps_of_panel),
                                    (self.panels[1], columns // 8), STEP)  # fmt: skip
         self.schedule = online_warpgroups(of.parts, of.logit, tile)
         self.places = Places(self.schedule)
@@ -155,17 +160,17 @@ class _Version:
         self.values = Sums(of.values, kind, self.places, wide, "acc2", ("i", J2), unit, slabs=self.width // SLAB,
                            buffer="tile_b1")  # fmt: skip
         self.online = OnlineRows(self.scores, self.values, of.logit)
-        self.logits = of.logits(ROWS, TILE_KEYS)
+        self.logits = of.logits(ROWS, self.keys)
         self.visits = visits(self.logits)
-        boxes = ((COPY_Q, "tile_a1", ROWS, 1, 0), (COPY_K, "tile_b1", TILE_KEYS, STAGES, 0),
-                 (COPY_V, "tile_b2", TILE_KEYS, STAGES, 1))  # fmt: skip
+        boxes = ((COPY_Q, "tile_a1", ROWS, 1, 0), (COPY_K, "tile_b1", self.keys, STAGES, 0),
+                 (COPY_V, "tile_b2", self.keys, STAGES, 1))  # fmt: skip
         self.boxes = {c: _Boxes(n, rows, self.panels[side], stages) for c, n, rows, stages, side in boxes}
 
     @property
     def version(self) -> str:
         """What the version is called."""
         wide = any(self.values.vector(s) > 1 for s in self.of.values.epilogues)
-        return f"attention_wgmma_{ROWS}x{TILE_KEYS}x{PANEL * self.panels[0]}" + "_wide" * wide
+        return f"attention_wgmma_{ROWS}x{self.keys}x{PANEL * self.panels[0]}" + "_wide" * wide
 
     def build(self) -> tuple[Kernel, ...]:
         """The kernel, with indices of both widths."""
@@ -185,7 +190,7 @@ class _Version:
         )  # fmt: skip
         limits: dict[str, IndexLike] = {
             b("i"): of.scores.M.ceildiv(ROWS),
-            b("l"): of.scores.N.ceildiv(TILE_KEYS),
+            b("l"): of.scores.N.ceildiv(self.keys),
             "task": count,
             MORE: 1,
         }
@@ -196,11 +201,11 @@ class _Version:
         return {n: a for n, a in self.group.arrays.items() if a.role != "rows"}
 
     def _work(self) -> Work:
-        keys, depth = self.of.scores.N.ceildiv(TILE_KEYS), PANEL * self.panels[0]
-        flops = 2 * ROWS * TILE_KEYS * (depth + self.width)
-        traffic = TILE_KEYS * LINE * sum(self.panels)
+        keys, depth = self.of.scores.N.ceildiv(self.keys), PANEL * self.panels[0]
+        flops = 2 * ROWS * self.keys * (depth + self.width)
+        traffic = self.keys * LINE * sum(self.panels)
         return Work(keys, REGISTERS, UNITS[self.of.scores.dtype], flops, traffic=traffic,
-                    instructions=ROWS * TILE_KEYS // WARP * WEIGHED, flight=STAGES - 1,
+                    instructions=ROWS * self.keys // WARP * WEIGHED, flight=STAGES - 1,
                     elements=ROWS * self.width, by_warps=False)  # fmt: skip
 
     def _tensor_maps(self) -> tuple[TensorMapOf, ...]:
@@ -243,8 +248,8 @@ class _Version:
 
     def _registers(self) -> tuple[tuple[str, str, int], ...]:
         """(name, dtype, number) of what a thread holds."""
-        return (*STATISTICS, ("acc1", "float32", TILE_KEYS // 2), ("acc2", "float32", self.width // 2),
-                ("a_frag2", "uint32", TILE_KEYS // 4))  # fmt: skip
+        return (*STATISTICS, ("acc1", "float32", self.keys // 2), ("acc2", "float32", self.width // 2),
+                ("a_frag2", "uint32", self.keys // 4))  # fmt: skip
 
     def _allocate(self, body: Body) -> Body:
         for name, dtype, size in self._registers():
@@ -286,9 +291,9 @@ class _Version:
         scores, values = (n for n in loop.body if isinstance(n, Mark) and n.name == MarkName.MULTIPLY)
         between = [n for n in loop.body if not _of(n) & {COPY_K, COPY_V, INIT, SCORE, VALUE}]
         split = first_conflict(self.schedule, VALUE, [{INIT, SCORE}, *map(_of, between)]) - 1
-        weights = _keep("a_frag2", TILE_KEYS // 4, "uint32")
+        weights = _keep("a_frag2", self.keys // 4, "uint32")
         return {
-            "first": Product(scores.body, rings[COPY_K], (_keep("acc1", TILE_KEYS // 2),)),
+            "first": Product(scores.body, rings[COPY_K], (_keep("acc1", self.keys // 2),)),
             "second": Product(values.body, rings[COPY_V], (_keep("acc2", self.width // 2), weights)),
             "beside": self._bounded(between[:split]), "behind": tuple(between[split:]),
         }  # fmt: skip
@@ -314,7 +319,7 @@ class _Version:
 
     def _bounded(self, body: Sequence[Node]) -> Body:
         """Logits without bounds where all keys of the tile exist, and, if they read a mask, all rows of the block."""
-        keys = Compare("<=", (V(b("l")) + 1) * TILE_KEYS, self.of.scores.N)
+        keys = Compare("<=", (V(b("l")) + 1) * self.keys, self.of.scores.N)
         rows = Compare("<=", (V(b("i")) + 1) * ROWS, self.of.scores.M)
         inside = (keys, rows) if self.online.reads else (keys,)
 
@@ -365,18 +370,18 @@ class _Version:
         panel, inside = step // self.steps_of_panel * LINE, step % self.steps_of_panel * (STEP * 2)
         row = self.places.cell(SCORE, "tile_a1", a)["i"]
         places = (self._slot(COPY_Q, a, row * PANEL), self._slot(COPY_K, a))
-        sides = (descriptor(x, panel * rows + inside) for x, rows in zip(places, (ROWS, TILE_KEYS), strict=True))
-        function = f"pd_wgmma_m64n{TILE_KEYS}k{STEP}_{TENSOR[self.of.scores.dtypes]}<0>"
+        sides = (descriptor(x, panel * rows + inside) for x, rows in zip(places, (ROWS, self.keys), strict=True))
+        function = f"pd_wgmma_m64n{self.keys}k{STEP}_{TENSOR[self.of.scores.dtypes]}<0>"
         issue = Call(function, (Pointer("float32", "acc1", ZERO), *sides, _number(step)))
         return (For(f(K1), ZERO, V(self.panels[0] * self.steps_of_panel), (issue,)),)
 
     def value(self, a: Mapping[str, Index]) -> Body:
         """The instructions that add a tile's values, weights being the row operand."""
         step = V(f(K2))
-        columns = descriptor(self._slot(COPY_V, a), step * (STEP * LINE), TILE_KEYS * LINE)
+        columns = descriptor(self._slot(COPY_V, a), step * (STEP * LINE), self.keys * LINE)
         function = f"pd_wgmma_rs_m64n{self.width}k{STEP}_{TENSOR[self.of.values.dtypes]}<1>"
         args = (Pointer("float32", "acc2", ZERO), Pointer("uint32", "a_frag2", step * 4), columns, _number(1))
-        return (For(f(K2), ZERO, V(TILE_KEYS // STEP), (Call(function, args),)),)
+        return (For(f(K2), ZERO, V(self.keys // STEP), (Call(function, args),)),)
 
 
 def _decided() -> Call:

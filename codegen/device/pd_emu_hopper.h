@@ -381,7 +381,7 @@ PD_WGMMA(32) PD_WGMMA(64) PD_WGMMA(96) PD_WGMMA(128) PD_WGMMA(192) PD_WGMMA(256)
     pdemu::issue_wgmma("wgmma.rs." #type ".n" #n, pdemu::kind, n, d, 0, b, scale_d, TB, site, a);                      \
   }
 #define PD_WGMMA_RS2(n) PD_WGMMA_RS(n, f16, WG_F16) PD_WGMMA_RS(n, bf16, WG_BF16)
-PD_WGMMA_RS2(32) PD_WGMMA_RS2(64) PD_WGMMA_RS2(128)
+PD_WGMMA_RS2(32) PD_WGMMA_RS2(64) PD_WGMMA_RS2(128) PD_WGMMA_RS2(192) PD_WGMMA_RS2(256)
 #undef PD_WGMMA_RS
 #undef PD_WGMMA_RS2
 template <int R> PD_DEV void pd_wgmma_keep(float *) {}

@@ -132,6 +132,8 @@ PD_WGMMA(256, PD_R7, "128", "129", "130", "131")
 PD_WGMMA_RS2(32, PD_R0, "16", "17", "18", "19", "20", "21", "22")
 PD_WGMMA_RS2(64, PD_R1, "32", "33", "34", "35", "36", "37", "38")
 PD_WGMMA_RS2(128, PD_R3, "64", "65", "66", "67", "68", "69", "70")
+PD_WGMMA_RS2(192, PD_R5, "96", "97", "98", "99", "100", "101", "102")
+PD_WGMMA_RS2(256, PD_R7, "128", "129", "130", "131", "132", "133", "134")
 // No instruction: what uses these registers is not moved over it. Behind a wait, for what the wait delivers.
 template <int R> PD_DEV void pd_wgmma_keep(float *d) {
   PD_UNROLL for (int i = 0; i < R; i++) asm volatile("" : "+f"(d[i]) :: "memory");

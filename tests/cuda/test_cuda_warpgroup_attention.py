@@ -59,7 +59,7 @@ def test_every_length_and_mask() -> None:
         right(plan, p, feeds, want)
 
 
-HEADS = (("bfloat16", 128, 128, 1), ("float16", 24, 32, 2), ("float16", 96, 104, 1))
+HEADS = (("bfloat16", 128, 128, 1), ("float16", 24, 32, 2), ("float16", 96, 104, 1), ("float16", 256, 248, 1))
 
 
 @pytest.mark.parametrize(("dtype", "depth", "width", "groups"), HEADS)
@@ -118,7 +118,7 @@ def test_heads_inside_rows() -> None:
 
 
 def test_what_wgmma_and_tma_do_not_reach_has_other_kernels() -> None:
-    for plan in (attention(transposed=True), attention("float32"), attention(depth=9)):
+    for plan in (attention(transposed=True), attention("float32"), attention(depth=9), attention("float16", 64, 192)):
         assert hopper(plan).kernels == ()
     (p,) = placed(attention(), ARCH)
     dims = {"n0": 128, "n1": 128, "n2": 1}
@@ -175,7 +175,7 @@ def test_planted_bugs_are_caught(bug: str, broken: tuple[FusionPlan, Placed]) ->
 
 
 @pytest.mark.skipif(find_nvcc() is None, reason="no nvcc")
-@pytest.mark.parametrize("plan", [attention("bfloat16", 128, 128), causal("float16", -6e4)], ids=["128", "turns"])
+@pytest.mark.parametrize("plan", [attention("bfloat16", 256, 256), causal("float16", -6e4)], ids=["256", "turns"])
 def test_compiles_without_spills_and_stays_asynchronous(plan: FusionPlan) -> None:
     k = hopper(plan).kernels[0]
     made = compile_cuda(k.text, "sm_90a")
