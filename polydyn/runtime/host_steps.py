@@ -1,13 +1,12 @@
-"""What the host does between the parts of a program: sizes that data decide, and what has no schedule tree.
+"""What Python does between the parts of a program: sizes that data decide, and what has no schedule tree.
 
-A step is a function of a ``Call``; it gives arrays and sizes (one that only answers how many gives no
-arrays). Order is ascending and ties go to the lower place, so results do not depend on threads.
+Other steps run in C (``sequence.KINDS``). A step is a function of a ``Call``; it gives arrays and sizes (one that only
+answers how many gives no arrays). Order is ascending and ties go to the lower place, so results do not depend on threads.
 Standard library and numpy only.
 """
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Callable, Mapping, Sequence
 from math import ceil, prod
 from typing import Any, NamedTuple
@@ -15,35 +14,26 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from polydyn.errors import InputError, PolydynError
+from polydyn.errors import InputError
 from polydyn.runtime.program import Program
 
 Array = npt.NDArray[Any]
 
 
 class Call(NamedTuple):
-    """What a step is given: arrays, aligned to their elements, with address and (shape, strides); sizes, settings, the
-    models that it may run, C code.
+    """What a step is given: arrays, aligned to their elements, None for an absent one; sizes, settings, the models that
+    it may run.
 
     ``kept``: for what the step needs again in the next call; no two calls have it at the same time. Arrays are those of
     this call: a result may not be one of them, nor a view.
     """
 
-    held: Sequence[Any]
+    arrays: Sequence[Any]
     dims: Sequence[int]
     settings: Mapping[str, Any]
     bodies: Mapping[str, Program]
-    native: ctypes.CDLL | None
     kept: dict[str, Any]
 
-    @property
-    def arrays(self) -> list[Any]:
-        """The inputs, None for an absent one."""
-        return [h[0] for h in self.held]
-
-
-IN_C = ("suppress",)
-"""Kinds of steps that need the library of ``runtime/c/host_steps.c``."""
 
 Result = tuple[Sequence[Array], Sequence[int]]
 Step = Callable[[Call], Result]
@@ -64,16 +54,6 @@ def step(kind: str) -> Callable[[Step], Step]:
 
 def _refuse(message: str, rule: str) -> InputError:
     return InputError(message, rule=rule, remedy="pass data that give such sizes")
-
-
-@step("sizes")
-def sizes(call: Call) -> Result:
-    """The elements of one tensor, each of which must be a size."""
-    values = call.arrays[0].reshape(-1)
-    for k, v in enumerate(values):
-        if not 0 <= v < 2**62 or v != int(v):
-            raise _refuse(f"element {k} of {call.settings['tensor']} is {v}", "a size is a whole number, not negative")
-    return (), [int(v) for v in values]
 
 
 @step("reshape")
@@ -103,15 +83,6 @@ def broadcast(call: Call) -> Result:
     if any(p != q and 1 not in (p, q) for p, q in zip(a, b, strict=True)) or min(b, default=0) < 0:
         raise _refuse(f"a tensor of shape {list(call.dims)} cannot be expanded to {wanted}", "sizes are equal or 1")
     return (), [q if p == 1 else p for p, q in zip(a, b, strict=True)]
-
-
-@step("common")
-def common(call: Call) -> Result:
-    """The size of the broadcast of two sizes."""
-    a, b = call.dims
-    if a != b and 1 not in (a, b):
-        raise InputError(f"{call.settings['why']}: {a} and {b} are not equal, nor is one of them 1", rule="broadcast")
-    return (), [b if a == 1 else a]
 
 
 @step("count")
@@ -190,13 +161,6 @@ def pads(call: Call) -> Result:
     return (), out
 
 
-@step("non_zero")
-def non_zero(call: Call) -> Result:
-    """The places, in row-major order, of all elements that are not 0."""
-    found = call.arrays[0].reshape(-1).nonzero()[0].astype(np.int64, copy=False)
-    return (found,), [len(found)]
-
-
 @step("unique")
 def unique(call: Call) -> Result:
     """Different elements, or slices along an axis: they, the first place of each, the number of each element, counts.
@@ -214,43 +178,3 @@ def unique(call: Call) -> Result:
         first, inverse, counts = first[order], place[inverse], counts[order]
     found = (values, *(a.astype(np.int64, copy=False) for a in (first, inverse, counts)))
     return found, [len(first)]
-
-
-@step("suppress")
-def suppress(call: Call) -> Result:
-    """Non-maximum suppression: rows (batch, class, box), in each class from the highest score down, ties by place.
-
-    ``arrays``: boxes [B, N, 4], scores [B, C, N], the most boxes of a class, the overlap above which a box is
-    dropped, and the score that a box must exceed; the last three may be absent.
-    """
-    boxes, scores, *given = call.arrays
-    most, overlap, least = (None if a is None else a.reshape(-1)[0].item() for a in given)
-    corners = np.ascontiguousarray(_corners(boxes.astype(np.float32, copy=False), bool(call.settings["center"])))
-    scores = np.ascontiguousarray(scores, np.float32)
-    batches, classes, count = scores.shape
-    most = min(max(int(most or 0), 0), count)
-    rows = np.empty((batches * classes * most, 3), np.int64)
-    if call.native is None:
-        raise PolydynError("the library of the host's steps is missing")
-    call.native.pd_suppress.restype = ctypes.c_int64
-    found = call.native.pd_suppress(
-        *map(_pointer, (corners, scores)), *map(ctypes.c_int64, (batches, classes, count, most)),
-        ctypes.c_float(overlap or 0.0), None if least is None else ctypes.byref(ctypes.c_float(least)), _pointer(rows),
-    ) if rows.size else 0  # fmt: skip
-    if found < 0:
-        raise PolydynError("there is no memory for boxes and their scores", remedy="free memory")
-    return (rows[:found].copy(),), [found]
-
-
-def _pointer(array: Array) -> ctypes.c_void_p:
-    return ctypes.c_void_p(array.ctypes.data)
-
-
-def _corners(boxes: Array, center: bool) -> Array:
-    """Boxes as [..., (y1, x1, y2, x2)], the lower corner first; given by two corners, or by centre and size."""
-    if center:
-        x, y, w, h = (boxes[..., k] for k in range(4))
-        half = np.float32(0.5)
-        return np.stack([y - h * half, x - w * half, y + h * half, x + w * half], -1)
-    low, high = np.minimum(boxes[..., :2], boxes[..., 2:]), np.maximum(boxes[..., :2], boxes[..., 2:])
-    return np.concatenate([low, high], -1)

@@ -434,7 +434,7 @@ class Program:
         """What each thread did and when, in order of beginning: of the shortest of ``repeats`` calls after one that
         warms up. Launches of a wave run side by side, as in ``run``.
 
-        UnsupportedError: a program for a device, of parts, or saved by a polydyn that had no traces.
+        UnsupportedError: a program for a device, or of parts.
         """
         refuse_trace(self.manifest)
         check_repeats(repeats)

@@ -244,7 +244,7 @@ def test_iterations_run_in_c_and_a_row_that_is_carried_lies_once(monkeypatch: py
                 on = Less (c, most)
             }>
     }""")
-    monkeypatch.setattr(control_steps.Iteration, "_once", None)
+    monkeypatch.setattr(control_steps.Iteration, "once", None)
     check(m, *({"m": scalar(n), "x": f32(k), "b": np.full(k, 0.5, np.float32)}
                for n, k in [(10**12, 1), (10**12, 3), (5, 2), (1, 7), (0, 2), (64, 1), (65, 1)]))  # fmt: skip
 
@@ -266,7 +266,7 @@ def test_what_grows_has_room_in_c(monkeypatch: pytest.MonkeyPatch) -> None:
                 w2 = Concat <axis = 1> (w, d, d)
             }>
     }""")
-    monkeypatch.setattr(control_steps.Iteration, "_once", None)
+    monkeypatch.setattr(control_steps.Iteration, "once", None)
     check(m, *({"m": scalar(k), "x": f32(n, 8)} for k, n in [(300, 3), (1, 1), (0, 2), (70, 17)]))
 
 
