@@ -199,10 +199,12 @@ class Frame:
             roles = ("then_branch", "else_branch")
             more = {"bodies": tables.branches([bodies[r] for r in roles], [settings[r] for r in roles])}
         else:
-            name = settings.get("tensor", settings.get("why", "")).encode()
-            more = {
-                "scratch": ctypes.pointer(self._scratch[k]), "name": name, "center": int(bool(settings.get("center"))),
-            }  # fmt: skip
+            name, setting = (
+                settings.get("tensor", settings.get("why", "")),
+                settings.get("center", settings.get("allowzero")),
+            )
+            scratch = ctypes.pointer(self._scratch[k])
+            more = {"scratch": scratch, "name": name.encode(), "setting": int(bool(setting))}
         return tables.stage(stage["step"], stage, outputs, **more)
 
     # -- a call ------------------------------------------------------------------------------------------------------

@@ -13,7 +13,10 @@ from polydyn.runtime.native import DTYPE_CODES, Context, Tensor
 from polydyn.runtime.program import Program
 
 STOP_PYTHON, STOP_MEMORY, STOP_SIGNALS = -1, -2, -3
-KINDS = ("part", "python", "sizes", "common", "non_zero", "suppress", "branch", "iterate")
+KINDS = (
+    "part", "python", "branch", "iterate", "non_zero", "suppress",
+    "sizes", "common", "count", "reshape", "broadcast", "slice", "unsqueeze", "squeeze", "pads",
+)  # fmt: skip
 """``PD_PART`` ... in order."""
 COUNTED = ("non_zero", "suppress")
 """Steps that count while they work: what they give lies in a room even where it is a result."""
@@ -97,7 +100,7 @@ class Stage(ctypes.Structure):
         *((n, c_void_p) for n in ("inputs", "outputs", "symbols", "dims")),
         ("unit", POINTER(Unit)), ("bodies", POINTER(Body)), ("loop", POINTER(Loop)), ("scratch", POINTER(Room)),
         ("name", c_char_p),
-        *((n, c_int32) for n in ("kind", "input_count", "output_count", "dim_count", "center")),
+        *((n, c_int32) for n in ("kind", "input_count", "output_count", "dim_count", "setting")),
     )  # fmt: skip
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -112,6 +113,16 @@ def test_a_body_may_hand_on_its_number_its_condition_and_what_it_was_given() -> 
         kept.append((got, want))
     for got, want in kept:
         assert all(np.allclose(got[n], want[n], 1e-5) for n in want)
+
+    def alarm(*_: object) -> None:
+        raise TimeoutError
+
+    before = signal.signal(signal.SIGALRM, alarm)
+    signal.setitimer(signal.ITIMER_REAL, 0.02)
+    with pytest.raises(TimeoutError):  # a loop that never ends looks at signals
+        program.run({"m": scalar(10**15), "c": np.array(True), "x0": f32(3)})
+    signal.signal(signal.SIGALRM, before)
+    assert program.run({"m": scalar(2), "c": np.array(True), "x0": f32(3)})["number"] == 1
 
 
 def test_a_state_may_be_the_slice_that_was_read() -> None:

@@ -20,7 +20,7 @@ CUDA_HEADERS = ("polydyn_cuda.h", "cuda_internal.h")
 PUBLIC = ("polydyn.h", "polydyn_cuda.h")
 """Headers that callers include."""
 
-STEPS = ("sequence.c", "control.c", "host_steps.c", "strided.c", "sequence.h", *HEADERS)
+STEPS = ("sequence.c", "control.c", "host_steps.c", "size_steps.c", "strided.c", "sequence.h", *HEADERS)
 """Of a program of several parts: what runs them in turn, and the steps in between; opened from C it refuses by name."""
 
 

@@ -1,7 +1,4 @@
-/* host_steps.c: steps of a sequence that have no body: sizes that are data, and loops that depend on what they found before. */
-#include <inttypes.h>
-#include <math.h>
-#include <stdio.h>
+/* host_steps.c: steps of a sequence that count what they find: non-maximum suppression, places of what is not 0. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -104,7 +101,7 @@ static void corners_of(const float *boxes, int64_t count, int center, float *to)
 }
 
 static const char *given(const pd_sequence *s, const pd_stage *g, int32_t i) {
-    return g->inputs[i] < 0 ? NULL : s->tensors[g->inputs[i]].data;
+    return g->inputs[i] < 0 || !pd_elements(&s->tensors[g->inputs[i]]) ? NULL : s->tensors[g->inputs[i]].data;
 }
 
 /* Non-maximum suppression: boxes [B, N, 4], scores [B, C, N], the most boxes of a class, the overlap above which a box is
@@ -120,7 +117,7 @@ static int32_t run_suppress(pd_sequence *s, const pd_stage *g) {
     int32_t code = pd_reserve(s, g->scratch, corners + room * 3 * (int64_t)sizeof(int64_t), 0);
     if (code != PD_OK) return code;
     int64_t *rows = (int64_t *)(void *)(g->scratch->data + corners);
-    corners_of((const float *)(const void *)boxes->data, corners / 16, g->center, (float *)(void *)g->scratch->data);
+    corners_of((const float *)(const void *)boxes->data, corners / 16, g->setting, (float *)(void *)g->scratch->data);
     if (room)
         found = suppress((const float *)(const void *)g->scratch->data, (const float *)(const void *)scores->data, batches,
                          classes, count, most, overlap ? *(const float *)(const void *)overlap : 0,
@@ -132,77 +129,6 @@ static int32_t run_suppress(pd_sequence *s, const pd_stage *g) {
     if (code != PD_OK) return code;
     memcpy(t->data, rows, (size_t)pd_bytes(t));
     s->values[g->symbols[0]] = found;
-    return PD_OK;
-}
-
-/* ---- sizes that are data ---- */
-
-static int32_t refuse(pd_sequence *s, const char *message, const char *rule) {
-    return pd_refuse(s, PD_INPUT, "%s\n  rule: %s\n  remedy: pass data that give such sizes", message, rule);
-}
-
-static double float_of(uint32_t bits) {
-    float x;
-    memcpy(&x, &bits, sizeof x);
-    return x;
-}
-
-static double half_of(uint16_t h) {
-    int e = h >> 10 & 31, m = h & 1023;
-    double x = e == 31 ? (m ? NAN : INFINITY) : e ? ldexp(1024 + m, e - 25) : ldexp(m, -24);
-    return h >> 15 ? -x : x;
-}
-
-/* Element k of a tensor of numbers. */
-static long double number(const pd_held *t, int64_t k) {
-    const void *at = t->data + k * pd_item_bytes[t->dtype];
-    switch (t->dtype) {
-#define NUMBER(T, type)                                                                                               \
-    case T: {                                                                                                         \
-        type x;                                                                                                       \
-        memcpy(&x, at, sizeof x);                                                                                     \
-        return (long double)x;                                                                                        \
-    }
-        case PD_FLOAT16: return half_of(((const uint16_t *)(const void *)t->data)[k]);
-        case PD_BFLOAT16: return float_of((uint32_t)((const uint16_t *)(const void *)t->data)[k] << 16);
-        NUMBER(PD_FLOAT32, float)
-        NUMBER(PD_FLOAT64, double)
-        NUMBER(PD_INT8, int8_t)
-        NUMBER(PD_INT16, int16_t)
-        NUMBER(PD_INT32, int32_t)
-        NUMBER(PD_INT64, int64_t)
-        NUMBER(PD_UINT16, uint16_t)
-        NUMBER(PD_UINT32, uint32_t)
-        NUMBER(PD_UINT64, uint64_t)
-        default: NUMBER(PD_UINT8, uint8_t)
-#undef NUMBER
-    }
-}
-
-/* The elements of a tensor, each of which must be a size. */
-static int32_t read_sizes(pd_sequence *s, const pd_stage *g) {
-    const pd_held *t = &s->tensors[g->inputs[0]];
-    int64_t count = pd_elements(t);
-    for (int64_t k = 0; k < count; k++) {
-        long double v = number(t, k);
-        int64_t n = v >= 0 && v < 0x1p62L ? (int64_t)v : -1;
-        if (n < 0 || (long double)n != v) {
-            char text[256];
-            snprintf(text, sizeof text, "element %" PRId64 " of %s is %.17Lg", k, g->name, v);
-            return refuse(s, text, "a size is a whole number, not negative");
-        }
-        s->values[g->symbols[k]] = n;
-    }
-    return PD_OK;
-}
-
-/* The size of the broadcast of two sizes. */
-static int32_t common(pd_sequence *s, const pd_stage *g) {
-    int64_t a = pd_value_of(g->dims[0], s->values), b = pd_value_of(g->dims[1], s->values);
-    if (a != b && a != 1 && b != 1)
-        return pd_refuse(s, PD_INPUT, "%s: %" PRId64 " and %" PRId64 " are not equal, nor is one of them 1\n  rule: broadcast",
-                         g->name, a, b);
-    s->values[g->symbols[0]] = a == 1 ? b : a;
     return PD_OK;
 }
 
@@ -254,13 +180,8 @@ static int32_t non_zero(pd_sequence *s, const pd_stage *g) {
     return PD_OK;
 }
 
-int32_t pd_step(pd_sequence *s, const pd_stage *g) {
-    switch (g->kind) {
-    case PD_SIZES: return read_sizes(s, g);
-    case PD_COMMON: return common(s, g);
-    case PD_NON_ZERO: return non_zero(s, g);
-    default: return run_suppress(s, g);
-    }
+int32_t pd_counting_step(pd_sequence *s, const pd_stage *g) {
+    return g->kind == PD_NON_ZERO ? non_zero(s, g) : run_suppress(s, g);
 }
 
 /* From C a program of several parts is refused by name. */

@@ -156,7 +156,9 @@ static int32_t run_stage(pd_sequence *s, const pd_stage *g, int64_t *times) {
     case PD_PYTHON: return PD_STOP_PYTHON;
     case PD_BRANCH: code = pd_branch(s, g); break;
     case PD_ITERATE: code = pd_iterate(s, g); break;
-    default: code = pd_step(s, g);
+    case PD_NON_ZERO:
+    case PD_SUPPRESS: code = pd_counting_step(s, g); break;
+    default: code = pd_size_step(s, g);
     }
     if (times) *times += now_ns() - begun;
     return code;

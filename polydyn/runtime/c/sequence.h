@@ -78,7 +78,10 @@ typedef struct {
     uint8_t condition;
 } pd_loop;
 
-enum { PD_PART, PD_PYTHON, PD_SIZES, PD_COMMON, PD_NON_ZERO, PD_SUPPRESS, PD_BRANCH, PD_ITERATE };
+enum {
+    PD_PART, PD_PYTHON, PD_BRANCH, PD_ITERATE, PD_NON_ZERO, PD_SUPPRESS,
+    PD_SIZES, PD_COMMON, PD_COUNT, PD_RESHAPE, PD_BROADCAST, PD_SLICE, PD_UNSQUEEZE, PD_SQUEEZE, PD_PADS
+};
 
 /* A part: `inputs`, then the sizes `dims`, to `outputs`. A step: also to `symbols`, places of values. */
 typedef struct {
@@ -90,7 +93,7 @@ typedef struct {
     pd_room *scratch;
     const char *name; /* of the tensor whose elements are sizes, or why two sizes are equal */
     int32_t kind, input_count, output_count, dim_count;
-    int32_t center; /* boxes are given by their centre */
+    int32_t setting; /* boxes are given by their centre; a 0 in a shape is a size */
 } pd_stage;
 
 enum { PD_STOP_PYTHON = -1, PD_STOP_MEMORY = -2, PD_STOP_SIGNALS = -3 };
@@ -137,7 +140,8 @@ int32_t pd_unit_run(pd_sequence *s, pd_unit *u);
 /* The dims of output o, as pd_unit_shapes has left them. */
 const int64_t *pd_unit_dims(const pd_unit *u, int32_t o);
 
-int32_t pd_step(pd_sequence *s, const pd_stage *g); /* steps.c: what has no body */
+int32_t pd_counting_step(pd_sequence *s, const pd_stage *g);
+int32_t pd_size_step(pd_sequence *s, const pd_stage *g);
 int32_t pd_branch(pd_sequence *s, const pd_stage *g);
 int32_t pd_iterate(pd_sequence *s, const pd_stage *g);
 
