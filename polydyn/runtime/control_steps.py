@@ -1,6 +1,6 @@
-"""Control flow over bodies of several parts: one of two models, or one model again and again (docs/adr/0027-parts.md).
+"""Control flow over bodies with steps in Python: one of two models, or one again and again (docs/adr/0027-parts.md).
 
-Bodies of one part run in C (``control.c``). Standard library and numpy only.
+Other bodies run in C (``control.c``). Standard library and numpy only.
 """
 
 from __future__ import annotations

@@ -26,6 +26,7 @@ from polydyn.runtime.sequence import (
     Chain,
     Held,
     Loop,
+    Model,
     Room,
     Stage,
     Tables,
@@ -46,6 +47,7 @@ class Layout:
     that C writes to memory of the caller's. ``dtypes``: of all that are known before a call.
     """
 
+    manifest: Mapping[str, Any]
     order: Sequence[Mapping[str, Any]]
     parts: Sequence[Program]
     bodies: Sequence[Mapping[str, Program]]
@@ -60,14 +62,16 @@ class Layout:
     dtypes: Mapping[str, str]
 
     @staticmethod
-    def of(manifest: Mapping[str, Any], parts: Sequence[Program], constants: Mapping[str, Array]) -> Layout:
-        """The layout of a program."""
+    def of(
+        manifest: Mapping[str, Any], parts: Sequence[Program], constants: Mapping[str, Array], inner: bool
+    ) -> Layout:
+        """The layout of a program; ``inner``: of one that is a body, whose results lie in rooms too."""
         order = manifest["order"]
         bodies = [{r: parts[k] for r, k in s.get("bodies", {}).items()} for s in order]
         results = list(dict.fromkeys(o.get("of", o["name"]) for o in manifest["outputs"]))
         outputs = [_outputs(k, s, b, parts) for k, (s, b) in enumerate(zip(order, bodies, strict=True))]
         gone = _last_uses(order, outputs, results)
-        rooms = _rooms(order, bodies, outputs, gone, set(results))
+        rooms = _rooms(order, bodies, outputs, gone, set() if inner else set(results))
         dtypes = _dtypes(manifest, parts, bodies, outputs) | {n: str(a.dtype) for n, a in constants.items()}
         dtypes |= _taken(order, parts, bodies)
         symbols = {s["symbol"]: k for k, s in enumerate(manifest["symbols"])}
@@ -75,7 +79,7 @@ class Layout:
         given = [n for n in results if n in made and n not in rooms]
         inputs = [x["name"] for x in manifest["inputs"]]
         return Layout(
-            order, parts, bodies, outputs, gone, rooms, inputs, results, given, constants, symbols, dtypes,
+            manifest, order, parts, bodies, outputs, gone, rooms, inputs, results, given, constants, symbols, dtypes,
         )  # fmt: skip
 
 
@@ -167,10 +171,13 @@ class Frame:
         self.values = (ctypes.c_int64 * (len(layout.symbols) + 1))()
         self._tables = Tables(self._numbers, layout.symbols)
         self._loops: list[Loop] = []
+        self._inner: list[Frame] = []
         self.contexts: dict[int, Context] = {}
         self._stages = (Stage * (len(layout.order) + 1))(*map(self._stage, range(len(layout.order))))
-        at = (ctypes.addressof(x) for x in (self._tensors, self._rooms, self.values, self._stages))
-        self._chain = Chain(*at, count=len(layout.order))
+        first = (ctypes.addressof(x) for x in (self._tensors, self._rooms, self.values))
+        sources, checks, *counts = self._tables.sizes(layout.manifest)
+        stages = ctypes.addressof(self._stages)
+        self._chain = Chain(*first, sources, checks, stages, None, *counts, len(layout.order))
         self._pointer = ctypes.pointer(self._chain)
         self._last: dict[str, tuple[int, ...]] = {}
         self._given = layout.given
@@ -193,11 +200,11 @@ class Frame:
         settings = stage["settings"]
         more: dict[str, Any] = {}
         if stage["step"] == "iterate":
-            self._loops.append(tables.loop(bodies["body"], settings))
+            self._loops.append(tables.loop(self._model(bodies["body"]), settings))
             more = {"loop": tables.pointer(self._loops[-1])}
         elif stage["step"] == "branch":
             roles = ("then_branch", "else_branch")
-            more = {"bodies": tables.branches([bodies[r] for r in roles], [settings[r] for r in roles])}
+            more = {"bodies": tables.branches([self._model(bodies[r]) for r in roles], [settings[r] for r in roles])}
         else:
             name, setting = (
                 settings.get("tensor", settings.get("why", "")),
@@ -205,7 +212,14 @@ class Frame:
             )
             scratch = ctypes.pointer(self._scratch[k])
             more = {"scratch": scratch, "name": name.encode(), "setting": int(bool(setting))}
-        return tables.stage(stage["step"], stage, outputs, **more)
+        return tables.stage(stage["step"], stage, outputs, origin=stage["origin"].encode(), **more)
+
+    def _model(self, program: Program) -> Model:
+        if program.one_part:
+            return Model(program)
+        frame = program._inner_frame()  # type: ignore[attr-defined]
+        self._inner.append(frame)
+        return Model(program, ctypes.addressof(frame._chain), frame._numbers)
 
     # -- a call ------------------------------------------------------------------------------------------------------
 
@@ -236,6 +250,11 @@ class Frame:
     def stage(self) -> int:
         """The number of the stage that comes next, or that has failed."""
         return int(self._chain.at)
+
+    @property
+    def entered(self) -> bool:
+        """Whether a stage has begun: the inputs fit."""
+        return int(self._chain.begun) >= 0
 
     @property
     def message(self) -> str:
@@ -286,7 +305,7 @@ class Frame:
         for loop in self._loops:
             rooms += [r for c in loop.carried[: loop.carried_count] for r in c.rooms]
             rooms += [r.room for r in loop.rows[: loop.row_count]]
-        return sum(r.bytes for r in rooms)
+        return int(sum(r.bytes for r in rooms)) + sum(f.bytes for f in self._inner)
 
     def _take(self, name: str, array: Array) -> None:
         """Lets a tensor be an array."""

@@ -34,7 +34,7 @@ from polydyn.runtime.program import (
     launch_times,
     numpy_dtype,
 )  # fmt: skip
-from polydyn.runtime.sequence import STOP_PYTHON
+from polydyn.runtime.sequence import STOP_PYTHON, in_c
 from polydyn.runtime.symbols import holds
 
 
@@ -66,10 +66,6 @@ class PartsProgram(Program):
             other._lender = runs[0]
         self._library = open_library(artifact.library)
         self._order: list[Mapping[str, Any]] = manifest["order"]
-        self._early = [s for s in manifest["symbols"] if s["input"]]
-        self._late = [s["symbol"] for s in manifest["symbols"] if not s["input"]]
-        first = self._order[0]
-        self._checked_by_part = "part" in first and first["inputs"] == [n for n, _, _ in self._inputs]
         self._results = [
             (o["name"], o.get("of", o["name"]), o["dims"]) for o in manifest["outputs"]
         ]  # fmt: skip
@@ -77,7 +73,9 @@ class PartsProgram(Program):
         self._takes = {
             i["name"]: (p, numpy_dtype(i["dtype"])) for p in self.parts for i in p.manifest["inputs"]
         }  # fmt: skip
-        self._layout = Layout.of(manifest, self._parts, constants_of(artifact))
+        self._layout = Layout.of(manifest, self._parts, constants_of(artifact), False)
+        whole = all(in_c(s, b) for s, b in zip(self._order, self._layout.bodies, strict=True))
+        self.whole_in_c = whole and not self._late_guards and all(n == of for n, of, _ in self._results)
         self._dense = {n for s in self._order if "step" in s for n in s["inputs"]}
         self._frames: list[Frame] = []
         self._free_frames: list[Frame] = []
@@ -102,10 +100,6 @@ class PartsProgram(Program):
         arrays = self._arrays(feeds)
         frame = self._take_frame()
         try:
-            for s in self._early:
-                frame.values[self._layout.symbols[s["symbol"]]] = arrays[s["input"]].shape[s["axis"]]
-            if not self._checked_by_part:
-                self._check_dims(arrays, self._sizes(frame))
             times = None if rows is None else self._new_times()
             frame.begin(arrays, None if times is None else address_of(times))
             while code := frame.run():
@@ -141,14 +135,9 @@ class PartsProgram(Program):
             self._frames.append(frame)
             return frame
 
-    def _check_dims(self, arrays: Mapping[str, Array], sizes: Mapping[str, int]) -> None:
-        """A first part that has all inputs checks them itself; where a step comes first, they are checked here."""
-        for i in self.manifest["inputs"]:
-            for axis, (text, dim) in enumerate(zip(i["shape"], i["dims"], strict=True)):
-                size = arrays[i["name"]].shape[axis]
-                if size != evaluate(dim, sizes):
-                    what = f"axis {axis} of input '{i['name']}' has size {size}, expected {text}"
-                    raise InputError(what, tensor=i["name"], dim=text)
+    def _inner_frame(self) -> Frame:
+        """A frame for a step whose body this is."""
+        return Frame(Layout.of(self.manifest, self._parts, self._layout.constants, True), self._library)
 
     def _arrays(self, feeds: Mapping[str, Any]) -> dict[str, Array]:
         """The inputs as parts and steps take them."""
@@ -168,9 +157,9 @@ class PartsProgram(Program):
     def _failure(self, frame: Frame, code: int) -> PolydynError:
         """The error of the stage that has failed: after which sizes, or of which node."""
         error, stage = failure(code, frame.message), self._order[frame.stage]
-        if "step" in stage:
+        if "step" in stage and frame.entered:
             return type(error)(str(error), node=stage["origin"])
-        if not isinstance(error, InputError):
+        if not isinstance(error, InputError) or not frame.entered:
             return error
         sizes = self._sizes(frame)
         found = [s for before in self._order[: frame.stage] for s in before.get("symbols", ())]
@@ -261,7 +250,8 @@ class PartsProgram(Program):
     def symbols(self) -> dict[str, str]:
         """Symbol -> where its value comes from."""
         late = {s: f"data: {_label(t)}" for t in self._order if "step" in t for s in t["symbols"]}
-        early = {s["symbol"]: f"axis {s['axis']} of input '{s['input']}'" for s in self._early}
+        inputs = [s for s in self.manifest["symbols"] if s["input"]]
+        early = {s["symbol"]: f"axis {s['axis']} of input '{s['input']}'" for s in inputs}
         return early | late
 
     @property

@@ -59,7 +59,8 @@ class Body(ctypes.Structure):
 
     _fields_ = (
         ("unit", Unit),
-        *((n, c_int32) for n in ("formal_count", "captured_count", "size_count", "result_count")),
+        ("inner", c_void_p),
+        *((n, c_int32) for n in ("entered", "formal_count", "captured_count", "size_count", "result_count")),
         *((n, c_void_p) for n in ("formals", "captured", "sizes", "results", "direct")),
     )
 
@@ -99,8 +100,17 @@ class Stage(ctypes.Structure):
     _fields_ = (
         *((n, c_void_p) for n in ("inputs", "outputs", "symbols", "dims")),
         ("unit", POINTER(Unit)), ("bodies", POINTER(Body)), ("loop", POINTER(Loop)), ("scratch", POINTER(Room)),
-        ("name", c_char_p),
+        ("origin", c_char_p), ("name", c_char_p),
         *((n, c_int32) for n in ("kind", "input_count", "output_count", "dim_count", "setting")),
+    )  # fmt: skip
+
+
+class Size(ctypes.Structure):
+    """``pd_size``."""
+
+    _fields_ = (
+        *((n, c_int32) for n in ("tensor", "axis", "value")),
+        ("dim", c_void_p), ("name", c_char_p), ("text", c_char_p),
     )  # fmt: skip
 
 
@@ -108,9 +118,10 @@ class Chain(ctypes.Structure):
     """``pd_sequence``."""
 
     _fields_ = (
-        *((n, c_void_p) for n in ("tensors", "rooms", "values", "stages", "times")),
-        *((n, c_int32) for n in ("count", "at", "begun", "lacks")), ("text", ctypes.c_char * 1024),
-    )  # fmt: skip
+        *((n, c_void_p) for n in ("tensors", "rooms", "values", "sources", "checks", "stages", "times")),
+        *((n, c_int32) for n in ("source_count", "check_count", "count", "at", "begun", "lacks")),
+        ("text", ctypes.c_char * 1024),
+    )
 
 
 class Tables:
@@ -138,11 +149,32 @@ class Tables:
         self._keep.append(x)
         return ctypes.pointer(x)
 
+    def sizes(self, manifest: Mapping[str, Any]) -> tuple[int, int, int, int]:
+        """Where symbols come from, and what is checked of the inputs: addresses, numbers. A first part that has all
+        inputs checks them itself.
+        """
+        sources = [
+            Size(self.tensors[s["input"]], s["axis"], self.symbols[s["symbol"]])
+            for s in manifest["symbols"] if s["input"]
+        ]  # fmt: skip
+        first, names = manifest["order"][0], [i["name"] for i in manifest["inputs"]]
+        checks = [
+            Size(self.tensors[i["name"]], axis, 0, self.expression(dim), i["name"].encode(), text.encode())
+            for i in manifest["inputs"] if "part" not in first or first["inputs"] != names
+            for axis, (text, dim) in enumerate(zip(i["shape"], i["dims"], strict=True))
+        ]  # fmt: skip
+        self._keep += [*sources, *checks]
+        return self.array(Size, sources), self.array(Size, checks), len(sources), len(checks)
+
     def dims(self, dims: Sequence[Expression]) -> int:
         """The address of an array of expressions."""
-        if any(_depth(d) > DEPTH for d in dims):
+        return self.array(c_void_p, [self.expression(d) for d in dims])
+
+    def expression(self, x: Expression) -> int:
+        """The address of an expression."""
+        if _depth(x) > DEPTH:
             raise CodegenError("a size that data decide is an expression of too many levels")
-        return self.array(c_void_p, [self.array(c_int64, self._words(d)) for d in dims])
+        return self.array(c_int64, self._words(x))
 
     def _words(self, x: Expression) -> list[int]:
         """In postfix order; the word behind the last is 0, ``PD_END``."""
@@ -186,39 +218,39 @@ class Tables:
             count, len(ranks), len(manifest["launches"]),
         )  # fmt: skip
 
-    def body(self, program: Program, settings: Mapping[str, Any], direct: Sequence[bool]) -> Body:
+    def body(self, model: Model, settings: Mapping[str, Any], direct: Sequence[bool]) -> Body:
         """A body of a step; ``direct``: the results that the program writes to their place."""
-        inputs, outputs = names(program)
+        inputs = model.inputs
         captured, sizes = ([x for n, k in settings[key] for x in (inputs[n], k)] for key in ("captured", "sizes"))
-        results = [outputs[n] if n in outputs else -1 - inputs[n] for n in settings["results"]]
+        results = [model.result(n) for n in settings["results"]]
         lists = ([inputs[n] for n in settings["formals"]], captured, sizes, results, direct)
+        unit = self.unit(model.program, model.program._take()) if model.chain is None else Unit()
         return Body(
-            self.unit(program, program._take()), len(lists[0]), len(captured) // 2, len(sizes) // 2, len(results),
+            unit, model.chain, 0, len(lists[0]), len(captured) // 2, len(sizes) // 2, len(results),
             *(self.array(c_int32, x) for x in lists),
         )  # fmt: skip
 
-    def branches(self, programs: Sequence[Program], settings: Sequence[Mapping[str, Any]]) -> Any:
+    def branches(self, models: Sequence[Model], settings: Sequence[Mapping[str, Any]]) -> Any:
         """A pointer to two bodies."""
         made = []
-        for p, s in zip(programs, settings, strict=True):
-            _, outputs = names(p)
+        for m, s in zip(models, settings, strict=True):
             results = s["results"]
-            made.append(self.body(p, s, [n in outputs and n not in results[:k] for k, n in enumerate(results)]))
+            made.append(self.body(m, s, [n in m.written and n not in results[:k] for k, n in enumerate(results)]))
         both = (Body * len(made))(*made)
         self._keep.append(both)
         return ctypes.cast(both, POINTER(Body))
 
-    def loop(self, program: Program, settings: Mapping[str, Any]) -> Loop:
+    def loop(self, model: Model, settings: Mapping[str, Any]) -> Loop:
         """A body that is repeated."""
         first, count = int(settings["loop"]), settings["carried"]
-        formals, (_, outputs) = settings["formals"][2 * first :], names(program)
+        formals, program = settings["formals"][2 * first :], model.program
         condition, rows = settings["results"][:first], settings["results"][first + count :]
         carried = settings["results"][first : first + count]
         written: set[str] = set()
 
         def has_place(name: str) -> bool:
             """Whether the program writes it there; it writes every output once."""
-            first_use = name in outputs and name not in written
+            first_use = name in model.written and name not in written
             written.add(name)
             return first_use
 
@@ -229,7 +261,7 @@ class Tables:
         made = [
             Carried(
                 in_place=int(d and program.appendable.get(n) == f and n not in strided),
-                row=rows.index(n) if n in rows else -1, stays=int(n == f),
+                row=rows.index(n) if n in rows and n in model.written else -1, stays=int(n == f),
             )
             for n, f, d in zip(carried, formals, own, strict=False)
         ]  # fmt: skip
@@ -240,7 +272,7 @@ class Tables:
                  axis=axis, backwards=int(back))
             for (axis, back, tail), d in zip(settings["scans"], settings["row_dtypes"], strict=True)
         ]  # fmt: skip
-        slices, body = settings["slices"], self.body(program, settings, [*ends, *own, *lie])
+        slices, body = settings["slices"], self.body(model, settings, [*ends, *own, *lie])
         return Loop(
             body, (Carried * (count + 1))(*made), (Rows * (len(rows) + 1))(*places), self.room(Held, len(slices)),
             self.array(c_int32, [int(x) for s in slices for x in s]), self.room(c_int64, len(slices)),
@@ -253,15 +285,33 @@ def _depth(x: Expression) -> int:
     return max(_depth(y) + (k > 0) for k, y in enumerate(x[1:])) if isinstance(x, list) else 1
 
 
-def names(program: Program) -> tuple[dict[str, int], dict[str, int]]:
-    """The places of a program's inputs, and of its outputs."""
-    inputs, outputs = program.manifest["inputs"], program.manifest["outputs"]
-    return {i["name"]: k for k, i in enumerate(inputs)}, {o["name"]: k for k, o in enumerate(outputs)}
+class Model:
+    """A model that a step runs. ``inputs``: the number of each. ``written``: outputs that it writes where it is told.
+
+    ``chain``: the address of the sequence of a model of several parts, else None.
+    """
+
+    def __init__(self, program: Program, chain: int | None = None, tensors: Mapping[str, int] | None = None) -> None:
+        """``tensors``: the numbers of those of several parts."""
+        self.program, self.chain = program, chain
+        self.inputs, self._outputs = (
+            numbers(program, n) if tensors is None else tensors for n in ("inputs", "outputs")
+        )
+        self.written = self._outputs.keys() if tensors is None else set()
+
+    def result(self, name: str) -> int:
+        """A result as ``pd_body`` has it."""
+        return self._outputs[name] if name in self._outputs else -1 - self.inputs[name]
+
+
+def numbers(program: Program, which: str) -> Mapping[str, int]:
+    """The places of ``inputs`` or ``outputs`` by name."""
+    return {x["name"]: k for k, x in enumerate(program.manifest[which])}
 
 
 def in_c(stage: Mapping[str, Any], bodies: Mapping[str, Program]) -> bool:
-    """Whether C runs a stage; a body of several parts needs Python."""
-    return "part" in stage or (stage["step"] in KINDS and all(b.one_part for b in bodies.values()))
+    """Whether C runs a stage."""
+    return "part" in stage or (stage["step"] in KINDS and all(b.whole_in_c for b in bodies.values()))
 
 
 def made_dtypes(stage: Mapping[str, Any], bodies: Mapping[str, Program]) -> list[str]:

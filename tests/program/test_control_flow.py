@@ -202,7 +202,7 @@ def test_a_count_that_sizes_say() -> None:
     assert program.outputs["r"] == "float32[N, H]", "sizes say how many rows there are"
 
 
-def test_nested_loops_capture_from_every_level() -> None:
+def test_nested_loops_capture_from_every_level(monkeypatch: pytest.MonkeyPatch) -> None:
     m = parsed("""
     g (int64 m, int64 k, float[N] x) => (float[N] y) {
         t = Constant <value = bool {1}> ()
@@ -221,7 +221,29 @@ def test_nested_loops_capture_from_every_level() -> None:
             }>
     }""")
     calls = [(3, 2, 4), (1, 5, 1), (4, 1, 9), (0, 3, 2)]
+    monkeypatch.setattr(control_steps.Iteration, "once", None)  # bodies of several parts run in C too
     check(m, *({"m": scalar(a), "k": scalar(b), "x": f32(n)} for a, b, n in calls))
+
+
+def test_bodies_with_steps_in_python() -> None:
+    m = parsed("""
+    g (int64 m, int64[N] x, bool c) => (int64[P] y, int64[T] rows, int64[Q] z) {
+        t = Constant <value = bool {1}> ()
+        y, rows = Loop (m, t, x) <
+            body = body (int64 i, bool go, int64[K] v) => (bool on, int64[L] w, int64 s) {
+                three = Constant <value_ints = [3]> ()
+                half = Div (v, three)
+                w = Unique (half)
+                s = ReduceSum <keepdims = 0> (w)
+                zero = Constant <value = int64 {0}> ()
+                on = Greater (s, zero)
+            }>
+        z = If (c) <then_branch = a () => (int64[A] p) { p = Unique (x) },
+                    else_branch = b () => (int64[B] q) { q = Identity (x) }>
+    }""")
+    calls = [(5, 9, True), (70, 4, False), (0, 3, True), (1, 0, True)]
+    program = check(m, *({"m": scalar(n), "x": RNG.integers(0, 99, k), "c": np.array(c)} for n, k, c in calls))
+    assert not program.whole_in_c
 
 
 def test_a_condition_that_is_carried_ends_a_bound_loop() -> None:

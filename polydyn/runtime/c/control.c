@@ -10,19 +10,48 @@
 
 /* ---- bodies ---- */
 
-/* What the body reads from around it. */
-static void feed_around(pd_sequence *s, const pd_stage *g, pd_body *b) {
-    for (int32_t k = 0; k < b->captured_count; k++)
-        pd_feed(&b->unit, b->captured[2 * k], &s->tensors[g->inputs[b->captured[2 * k + 1]]]);
-    for (int32_t k = 0; k < b->size_count; k++)
-        pd_feed_size(&b->unit, b->sizes[2 * k], pd_value_of(g->dims[b->sizes[2 * k + 1]], s->values));
+static void feed(pd_body *b, int32_t i, const pd_held *t) {
+    if (!b->inner) {
+        pd_feed(&b->unit, i, t);
+        return;
+    }
+    pd_held *to = &b->inner->tensors[i];
+    pd_take_shape(to, t->rank, t->shape);
+    memcpy(to->strides, t->strides, (size_t)t->rank * sizeof *t->strides);
+    to->data = t->data;
 }
 
-/* A result as it lies there, behind pd_unit_shapes. */
+/* What the body reads from around it. */
+static void feed_around(const pd_sequence *s, const pd_stage *g, pd_body *b) {
+    for (int32_t k = 0; k < b->captured_count; k++)
+        feed(b, b->captured[2 * k], &s->tensors[g->inputs[b->captured[2 * k + 1]]]);
+    for (int32_t k = 0; k < b->size_count; k++) {
+        int64_t size = pd_value_of(g->dims[b->sizes[2 * k + 1]], s->values);
+        if (b->inner) pd_take_shape(&b->inner->tensors[b->sizes[2 * k]], 1, &size);
+        else pd_feed_size(&b->unit, b->sizes[2 * k], size);
+    }
+}
+
+/* Makes the shapes of the results known; a body of several parts has run then. */
+static int32_t start(pd_sequence *s, pd_body *b) {
+    pd_sequence *n = b->inner;
+    if (!n) return pd_unit_shapes(s, &b->unit);
+    if (!b->entered) n->at = 0, n->begun = -1;
+    int32_t code = pd_sequence_run(n);
+    b->entered = code == PD_STOP_SIGNALS;
+    if (code <= 0) return code;
+    const char *origin = n->begun < 0 ? NULL : n->stages[n->at].origin;
+    return pd_refuse(s, code, "%s%s%s", n->text, origin ? "\n  node: " : "", origin ? origin : "");
+}
+
+static int32_t run(pd_sequence *s, pd_body *b) { return b->inner ? PD_OK : pd_unit_run(s, &b->unit); }
+
+/* A result as it lies there, behind `start`. */
 static pd_held result_of(const pd_body *b, int32_t r, int32_t dtype) {
     const pd_unit *u = &b->unit;
     pd_held t = {.dtype = dtype, .room = -1};
     int32_t from = b->results[r];
+    if (b->inner) return b->inner->tensors[from];
     if (from >= 0) {
         pd_take_shape(&t, u->ranks[from], pd_unit_dims(u, from));
         t.data = u->to[from];
@@ -51,14 +80,14 @@ int32_t pd_branch(pd_sequence *s, const pd_stage *g) {
         return pd_refuse(s, PD_INPUT, "a condition with %lld elements\n  rule: one element", (long long)pd_elements(c));
     pd_body *b = &g->bodies[*c->data ? 0 : 1];
     feed_around(s, g, b);
-    int32_t code = pd_unit_shapes(s, &b->unit);
+    int32_t code = start(s, b);
     for (int32_t r = 0; r < b->result_count && code == PD_OK; r++) {
         pd_held *t = &s->tensors[g->outputs[r]], of = result_of(b, r, t->dtype);
         pd_take_shape(t, of.rank, of.shape);
         code = pd_place(s, t);
         if (b->direct[r]) b->unit.to[b->results[r]] = t->data;
     }
-    if (code == PD_OK) code = pd_unit_run(s, &b->unit);
+    if (code == PD_OK) code = run(s, b);
     for (int32_t r = 0; r < b->result_count && code == PD_OK; r++) {
         pd_held *t = &s->tensors[g->outputs[r]], of = result_of(b, r, t->dtype);
         if (!b->direct[r]) pd_copy_held(&of, t->data);
@@ -71,12 +100,9 @@ int32_t pd_branch(pd_sequence *s, const pd_stage *g) {
 static int more(const pd_loop *l) { return l->going && (l->trips < 0 || l->k < l->trips); }
 
 /* Whether the body may end the loop. A body that hands its condition on does not. */
-static int asks(const pd_loop *l) { return l->counts && l->body.results[0] != -1 - l->body.formals[1]; }
-
-static void feed_cell(pd_unit *u, int32_t i, void *cell, int32_t dtype) {
-    static const int64_t none;
-    u->tensors[i] = (pd_tensor){.shape = &none, .strides = &none, .dtype = dtype};
-    u->from[i] = cell;
+static int asks(const pd_loop *l) {
+    const pd_body *b = &l->body;
+    return l->counts && b->results[0] != (b->inner ? b->formals[1] : -1 - b->formals[1]);
 }
 
 /* Slices of a tensor: the first of them, and by how many bytes the next one lies behind it. */
@@ -108,9 +134,9 @@ static int32_t begin(pd_sequence *s, const pd_stage *g, pd_loop *l) {
     }
     for (int32_t k = 0; k < l->slice_count; k++) cut(l, k, &s->tensors[*in++]);
     for (int32_t r = 0; r < l->row_count; r++) l->rows[r].capacity = -1;
-    if (l->counts) {
-        feed_cell(&l->body.unit, l->body.formals[0], &l->number, PD_INT64);
-        feed_cell(&l->body.unit, l->body.formals[1], &l->condition, PD_BOOL);
+    if (l->counts) { /* numbers have no shape that somebody looks at later */
+        feed(&l->body, l->body.formals[0], &(pd_held){.data = (char *)&l->number, .dtype = PD_INT64});
+        feed(&l->body, l->body.formals[1], &(pd_held){.data = (char *)&l->condition, .dtype = PD_BOOL});
     }
     feed_around(s, g, &l->body);
     l->phase = PD_RUNS;
@@ -206,8 +232,8 @@ static int32_t place_results(pd_sequence *s, const pd_stage *g, pd_loop *l, char
 static void feed_iteration(pd_loop *l) {
     const int32_t *formal = l->body.formals + 2 * l->counts;
     l->number = l->k, l->condition = 1;
-    for (int32_t j = 0; j < l->carried_count; j++) pd_feed(&l->body.unit, *formal++, &l->carried[j].now);
-    for (int32_t k = 0; k < l->slice_count; k++) pd_feed(&l->body.unit, *formal++, &l->slices[k]);
+    for (int32_t j = 0; j < l->carried_count; j++) feed(&l->body, *formal++, &l->carried[j].now);
+    for (int32_t k = 0; k < l->slice_count; k++) feed(&l->body, *formal++, &l->slices[k]);
 }
 
 static void go_on(pd_loop *l) {
@@ -221,11 +247,11 @@ static int32_t iteration(pd_sequence *s, const pd_stage *g, pd_loop *l) {
     const int32_t first = l->counts, rows = first + l->carried_count;
     char *next[l->carried_count + 1];
     feed_iteration(l);
-    int32_t code = pd_unit_shapes(s, &l->body.unit);
+    int32_t code = start(s, &l->body);
     if (code == PD_OK) code = place_results(s, g, l, next);
     if (code != PD_OK) return code;
     feed_iteration(l); /* some lie elsewhere now */
-    code = pd_unit_run(s, &l->body.unit);
+    code = run(s, &l->body);
     if (code != PD_OK) return code;
     pd_held of[rows + l->row_count + 1];
     for (int32_t r = 0; r < rows + l->row_count; r++) {

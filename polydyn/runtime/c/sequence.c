@@ -164,14 +164,35 @@ static int32_t run_stage(pd_sequence *s, const pd_stage *g, int64_t *times) {
     return code;
 }
 
+/* Symbols get the sizes of the inputs. */
+static int32_t take_sizes(pd_sequence *s) {
+    for (const pd_size *x = s->sources; x < s->sources + s->source_count; x++)
+        s->values[x->value] = s->tensors[x->tensor].shape[x->axis];
+    for (const pd_size *x = s->checks; x < s->checks + s->check_count; x++) {
+        int64_t size = s->tensors[x->tensor].shape[x->axis];
+        if (size != pd_value_of(x->dim, s->values))
+            return pd_refuse(s, PD_INPUT, "axis %d of input '%s' has size %lld, expected %s", x->axis, x->name,
+                             (long long)size, x->text);
+    }
+    return PD_OK;
+}
+
+/* A step that begins, in contrast to one that goes on. */
+static void begin(const pd_stage *g) {
+    if (g->loop) g->loop->phase = PD_BEGINS, g->loop->body.entered = 0;
+    for (int32_t b = 0; g->bodies && b < 2; b++) g->bodies[b].entered = 0;
+}
+
 PD_EXPORT int32_t pd_sequence_run(pd_sequence *s) {
     int64_t *times = s->times;
+    int32_t code = s->begun < 0 ? take_sizes(s) : PD_OK;
+    if (code != PD_OK) return code;
     for (int32_t k = 0; times && k < s->at; k++) times += s->stages[k].unit ? s->stages[k].unit->launch_count : 1;
     for (; s->at < s->count; s->at++) {
         const pd_stage *g = &s->stages[s->at];
-        if (s->begun != s->at && g->loop) g->loop->phase = PD_BEGINS;
+        if (s->begun != s->at) begin(g);
         s->begun = s->at;
-        int32_t code = run_stage(s, g, times);
+        code = run_stage(s, g, times);
         if (code != PD_OK) return code;
         if (times) times += g->unit ? g->unit->launch_count : 1;
     }

@@ -34,11 +34,13 @@ typedef struct {
     int32_t input_count, output_count, launch_count;
 } pd_unit;
 
-/* A model that a step runs. `results`: an output of it, or -1 - an input. Pairs: an input of it, and an input (a dim) of the
- * step. `direct`: per result 1 where the output is written in the result's place; else it is copied there. */
+/* A model that a step runs: a program, or several parts, `inner`. Pairs: an input of it, and an input (a dim) of the step.
+ * `results`: an output, or -1 - an input. Inputs and results of several parts are its tensors. `direct`: per result 1 where the
+ * program writes it to its place; else it is copied there. `entered`: `inner` has stopped for signals. */
 typedef struct {
     pd_unit unit;
-    int32_t formal_count, captured_count, size_count, result_count;
+    struct pd_sequence *inner;
+    int32_t entered, formal_count, captured_count, size_count, result_count;
     const int32_t *formals, *captured, *sizes, *results, *direct;
 } pd_body;
 
@@ -91,6 +93,7 @@ typedef struct {
     pd_body *bodies;
     pd_loop *loop;
     pd_room *scratch;
+    const char *origin; /* its node, NULL: a part */
     const char *name; /* of the tensor whose elements are sizes, or why two sizes are equal */
     int32_t kind, input_count, output_count, dim_count;
     int32_t setting; /* boxes are given by their centre; a 0 in a shape is a size */
@@ -98,17 +101,26 @@ typedef struct {
 
 enum { PD_STOP_PYTHON = -1, PD_STOP_MEMORY = -2, PD_STOP_SIGNALS = -3 };
 
+/* The size of a tensor along an axis is that of symbol `value`, or must be `dim`, which is `text` of input `name`. */
 typedef struct {
+    int32_t tensor, axis, value;
+    const int64_t *dim;
+    const char *name, *text;
+} pd_size;
+
+typedef struct pd_sequence {
     pd_held *tensors;
     pd_room *rooms;
     int64_t *values; /* of symbols */
+    const pd_size *sources, *checks;
     const pd_stage *stages;
     int64_t *times; /* nanoseconds of every launch and every step in order; NULL: nobody asks */
+    int32_t source_count, check_count;
     int32_t count, at, begun, lacks; /* the stage that is next, or failed; the last one begun; the tensor without memory */
     char text[1024];
 } pd_sequence;
 
-/* Runs the stages from `at` on. PD_OK: all have run; an error code, with `text`; PD_STOP_PYTHON: `at` is not for C;
+/* Runs the stages from `at` on; from 0 on with `begun` -1 it first takes the sizes of the inputs, and checks them. PD_OK: all have run; an error code, with `text`; PD_STOP_PYTHON: `at` is not for C;
  * PD_STOP_MEMORY: `lacks` needs memory of its shape; PD_STOP_SIGNALS: a long loop, look at signals. Then it goes on when it
  * is called again. */
 int32_t pd_sequence_run(pd_sequence *s);
