@@ -165,6 +165,8 @@ sums    (float[N] x, int64[N] i, float[N] u) => (float[N] y) { y = ScatterElemen
 columns (float[N, 16] x, int64[N, 16] i, float[N, 16] u) => (float[N, 16] y) { y = ScatterElements (x, i, u) }
 rows    (float[N, 64] x, int64[N, 1] i, float[N, 64] u) => (float[N, 64] y) {
     y = ScatterND <reduction = "add"> (x, i, u) }
+unpool  (float[1, 1, N] x, int64[1, 1, N] i) => (float[1, 1, M] y) {
+    y = MaxUnpool <kernel_shape = [2], strides = [2]> (x, i) }
 running (float[N] x, int64 i) => (float[N] y) { a = Constant <value = int64 {0}> () y = CumSum (x, a) }
 first   (float[N] x) => (float[K] y, int64[K] p) { k = Constant <value_ints = [100]> () y, p = TopK (x, k) }
 order   (float[N] x) => (float[N] y, int64[N] p) { k = Shape (x) y, p = TopK (x, k) }
@@ -194,7 +196,7 @@ def scatters(threads: int, rounds: int = 30) -> None:
         for n in (1000, 10000, 100000):
             feeds = {}
             for i in model.graph.input:
-                shape = [n, *(d.dim_value for d in i.type.tensor_type.shape.dim[1:])]
+                shape = [d.dim_value or n for d in i.type.tensor_type.shape.dim]
                 floats = i.type.tensor_type.elem_type == onnx.TensorProto.FLOAT
                 feeds[i.name] = rng.standard_normal(shape, np.float32) if floats else rng.integers(0, n, shape)
             mine, theirs = _least([partial(program.run, feeds), partial(session.run, None, feeds)], rounds)

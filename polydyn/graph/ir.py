@@ -98,9 +98,10 @@ def size_input(symbol: str) -> str:
 class HostStep:
     """What the host does between two parts of a program (docs/adr/0027-parts.md).
 
-    ``kind``: a key of ``polydyn.runtime.host_steps.STEPS``, a function of the arrays ``inputs`` (tensor names, ``""``
-    for absent ones), the sizes ``dims`` and ``settings`` (JSON values by name). It gives the tensors ``outputs``
-    (``""``: nobody asks) and, for each of ``symbols``, a size. ``bodies``: the models that it runs, by name.
+    ``kind``: one of ``polydyn.runtime.sequence.KINDS`` or of ``host_steps.STEPS``, a function of the arrays ``inputs``
+    (tensor names, ``""`` for absent ones), the sizes ``dims`` and ``settings`` (JSON values by name). It gives the
+    tensors ``outputs`` (``""``: nobody asks) and, for each of ``symbols``, a size. ``bodies``: the models that it runs,
+    by name.
     ``level``: of the part before it; it is done no earlier. ``origin``: the ONNX node.
     """
 

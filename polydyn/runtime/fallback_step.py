@@ -6,6 +6,8 @@ import base64
 from functools import lru_cache
 from typing import Any
 
+import numpy as np
+
 from polydyn.errors import InputError, UnsupportedError
 from polydyn.runtime.host_steps import Call, Result, step
 
@@ -28,7 +30,9 @@ def _session(model: str) -> Any:
 
 @step("onnxruntime")
 def other_runtime(call: Call) -> Result:
-    """The outputs of the region, and all their sizes in order. Arrays go in and come out without copies."""
+    """The outputs of the region, and all their sizes in order. Arrays go in and come out without copies,
+    but for one that is handed through: no result lies where an input does.
+    """
     feeds = dict(zip(call.settings["names"], call.arrays, strict=True))
     session = _session(call.settings["model"])
     try:
@@ -37,4 +41,5 @@ def other_runtime(call: Call) -> Result:
         raise InputError(str(e).strip().split("\n")[0], rule="ONNX Runtime") from e
     if [o.ndim for o in outputs] != call.settings["ranks"]:
         raise InputError("results have other ranks than the model says", rule="ONNX Runtime")
-    return outputs, [n for o in outputs for n in o.shape]
+    own = [o.copy() if any(np.may_share_memory(o, a) for a in call.arrays) else o for o in outputs]
+    return own, [n for o in own for n in o.shape]

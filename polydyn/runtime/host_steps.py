@@ -1,49 +1,36 @@
-"""What the host does between the parts of a program: sizes that data decide, and what has no schedule tree.
+"""What Python does between the parts of a program: sizes that data decide, and what has no schedule tree.
 
-A step is a function of a ``Call``; it gives arrays and sizes (one that only answers how many gives no
-arrays). Order is ascending and ties go to the lower place, so results do not depend on threads.
-Standard library and numpy only.
+Other steps run in C (``sequence.KINDS``). A step is a function of a ``Call``; it gives arrays and sizes. Order is
+ascending and ties go to the lower place, so results do not depend on threads. Standard library and numpy only.
 """
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Callable, Mapping, Sequence
-from math import ceil, prod
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from polydyn.errors import InputError, PolydynError
 from polydyn.runtime.program import Program
 
 Array = npt.NDArray[Any]
 
 
 class Call(NamedTuple):
-    """What a step is given: arrays, aligned to their elements, with address and (shape, strides); sizes, settings, the
-    models that it may run, C code.
+    """What a step is given: arrays, aligned to their elements, None for an absent one; sizes, settings, the models that
+    it may run.
 
     ``kept``: for what the step needs again in the next call; no two calls have it at the same time. Arrays are those of
     this call: a result may not be one of them, nor a view.
     """
 
-    held: Sequence[Any]
+    arrays: Sequence[Any]
     dims: Sequence[int]
     settings: Mapping[str, Any]
     bodies: Mapping[str, Program]
-    native: ctypes.CDLL | None
     kept: dict[str, Any]
 
-    @property
-    def arrays(self) -> list[Any]:
-        """The inputs, None for an absent one."""
-        return [h[0] for h in self.held]
-
-
-IN_C = ("suppress",)
-"""Kinds of steps that need the library of ``runtime/c/host_steps.c``."""
 
 Result = tuple[Sequence[Array], Sequence[int]]
 Step = Callable[[Call], Result]
@@ -60,141 +47,6 @@ def step(kind: str) -> Callable[[Step], Step]:
         return f
 
     return register
-
-
-def _refuse(message: str, rule: str) -> InputError:
-    return InputError(message, rule=rule, remedy="pass data that give such sizes")
-
-
-@step("sizes")
-def sizes(call: Call) -> Result:
-    """The elements of one tensor, each of which must be a size."""
-    values = call.arrays[0].reshape(-1)
-    for k, v in enumerate(values):
-        if not 0 <= v < 2**62 or v != int(v):
-            raise _refuse(f"element {k} of {call.settings['tensor']} is {v}", "a size is a whole number, not negative")
-    return (), [int(v) for v in values]
-
-
-@step("reshape")
-def reshape(call: Call) -> Result:
-    """The sizes that a shape with 0 (copies a size) and -1 (takes what is left) stands for."""
-    wanted = [int(x) for x in call.arrays[0].reshape(-1)]
-    copies = 0 if call.settings["allowzero"] else len(call.dims)
-    out = [call.dims[k] if d == 0 and k < copies else d for k, d in enumerate(wanted)]
-    place = f"a tensor of shape {list(call.dims)} cannot be reshaped to {wanted}"
-    free = [k for k, d in enumerate(out) if d == -1]
-    if len(free) > 1 or any(d < -1 for d in out):
-        raise _refuse(place, "at most one size is -1")
-    if free:
-        rest = prod(d for d in out if d != -1)
-        out[free[0]] = prod(call.dims) // rest if rest else 0
-    if prod(out) != prod(call.dims):
-        raise _refuse(place, "as many elements before as after")
-    return (), out
-
-
-@step("broadcast")
-def broadcast(call: Call) -> Result:
-    """The common sizes of a shape that is data and of one that is not."""
-    wanted = [int(x) for x in call.arrays[0].reshape(-1)]
-    rank = max(len(wanted), len(call.dims))
-    a, b = [1] * (rank - len(call.dims)) + list(call.dims), [1] * (rank - len(wanted)) + wanted
-    if any(p != q and 1 not in (p, q) for p, q in zip(a, b, strict=True)) or min(b, default=0) < 0:
-        raise _refuse(f"a tensor of shape {list(call.dims)} cannot be expanded to {wanted}", "sizes are equal or 1")
-    return (), [q if p == 1 else p for p, q in zip(a, b, strict=True)]
-
-
-@step("common")
-def common(call: Call) -> Result:
-    """The size of the broadcast of two sizes."""
-    a, b = call.dims
-    if a != b and 1 not in (a, b):
-        raise InputError(f"{call.settings['why']}: {a} and {b} are not equal, nor is one of them 1", rule="broadcast")
-    return (), [b if a == 1 else a]
-
-
-@step("count")
-def count(call: Call) -> Result:
-    """How many numbers lie between a start and a limit, by a step."""
-    arrays = map(_floats, call.arrays) if call.settings["dtype"] == "bfloat16" else call.arrays
-    start, limit, delta = (a.reshape(-1)[0] for a in arrays)
-    if delta == 0:
-        raise _refuse("a range by steps of 0", "the step of a range is not 0")
-    if start.dtype.kind == "f":
-        steps = float(limit - start) / float(delta)
-        if steps != steps or steps == float("inf"):
-            raise _refuse(f"a range from {start} to {limit} by {delta}", "a range ends")
-        return (), [max(0, ceil(max(steps, 0.0)))]
-    return (), [max(0, -((int(start) - int(limit)) // int(delta)))]
-
-
-def _floats(bits: Array) -> Array:
-    """bfloat16 as float32."""
-    return (bits.astype(np.uint32) << 16).view(np.float32)
-
-
-@step("slice")
-def slices(call: Call) -> Result:
-    """For every axis where a slice begins, how many elements it has, its step forwards and its step backwards."""
-    starts, ends = ([int(x) for x in a.reshape(-1)] for a in call.arrays[:2])
-    given = [None if a is None else [int(x) for x in a.reshape(-1)] for a in call.arrays[2:]]
-    axes, steps = given[0] or list(range(len(starts))), given[1] or [1] * len(starts)
-    if not len(starts) == len(ends) == len(axes) == len(steps) or 0 in steps:
-        raise _refuse(f"a slice from {starts} to {ends} along {axes} by {steps}", "as many of each, no step of 0")
-    found = [(0, n, 1) for n in call.dims]
-    for s, e, a, k in zip(starts, ends, _axes(axes, len(call.dims)), steps, strict=True):
-        n = call.dims[a]
-        low, high = (0, n) if k > 0 else (0, n - 1)
-        first = min(max(s + n if s < 0 else s, low), high)
-        last = min(max(e + n if e < 0 else e, 0 if k > 0 else -1), high)
-        found[a] = max(first, 0), max(0, -((first - last) // k)), k
-    return (), [x for first, size, k in found for x in (first, size, max(k, 0), max(-k, 0))]
-
-
-def _axes(axes: Sequence[int], rank: int) -> list[int]:
-    """Axes counted from the front, each once."""
-    out = [a + rank if a < 0 else a for a in axes]
-    if len(set(out)) != len(out) or not all(0 <= a < rank for a in out):
-        raise _refuse(f"the axes {list(axes)} of a tensor with {rank} axes", "each is an axis, and only once")
-    return out
-
-
-@step("unsqueeze")
-def unsqueeze(call: Call) -> Result:
-    """The sizes with a 1 at every axis that is named."""
-    axes = [int(x) for x in call.arrays[0].reshape(-1)]
-    rank = len(call.dims) + len(axes)
-    new, rest = set(_axes(axes, rank)), iter(call.dims)
-    return (), [1 if a in new else next(rest) for a in range(rank)]
-
-
-@step("squeeze")
-def squeeze(call: Call) -> Result:
-    """The sizes without those axes, which are 1."""
-    axes = _axes([int(x) for x in call.arrays[0].reshape(-1)], len(call.dims))
-    if any(call.dims[a] != 1 for a in axes):
-        raise _refuse(f"a tensor of shape {list(call.dims)} is squeezed along {axes}", "such an axis has size 1")
-    return (), [n for a, n in enumerate(call.dims) if a not in axes]
-
-
-@step("pads")
-def pads(call: Call) -> Result:
-    """For every axis how many elements come before it and after it."""
-    values, axes = ([int(x) for x in a.reshape(-1)] for a in call.arrays)
-    if len(values) != 2 * len(axes) or min(values, default=0) < 0:
-        raise _refuse(f"pads {values} along {axes}", "two for each axis, not negative")
-    out = [0] * (2 * len(call.dims))
-    for k, a in enumerate(_axes(axes, len(call.dims))):
-        out[2 * a], out[2 * a + 1] = values[k], values[k + len(axes)]
-    return (), out
-
-
-@step("non_zero")
-def non_zero(call: Call) -> Result:
-    """The places, in row-major order, of all elements that are not 0."""
-    found = call.arrays[0].reshape(-1).nonzero()[0].astype(np.int64, copy=False)
-    return (found,), [len(found)]
 
 
 @step("unique")
@@ -214,43 +66,3 @@ def unique(call: Call) -> Result:
         first, inverse, counts = first[order], place[inverse], counts[order]
     found = (values, *(a.astype(np.int64, copy=False) for a in (first, inverse, counts)))
     return found, [len(first)]
-
-
-@step("suppress")
-def suppress(call: Call) -> Result:
-    """Non-maximum suppression: rows (batch, class, box), in each class from the highest score down, ties by place.
-
-    ``arrays``: boxes [B, N, 4], scores [B, C, N], the most boxes of a class, the overlap above which a box is
-    dropped, and the score that a box must exceed; the last three may be absent.
-    """
-    boxes, scores, *given = call.arrays
-    most, overlap, least = (None if a is None else a.reshape(-1)[0].item() for a in given)
-    corners = np.ascontiguousarray(_corners(boxes.astype(np.float32, copy=False), bool(call.settings["center"])))
-    scores = np.ascontiguousarray(scores, np.float32)
-    batches, classes, count = scores.shape
-    most = min(max(int(most or 0), 0), count)
-    rows = np.empty((batches * classes * most, 3), np.int64)
-    if call.native is None:
-        raise PolydynError("the library of the host's steps is missing")
-    call.native.pd_suppress.restype = ctypes.c_int64
-    found = call.native.pd_suppress(
-        *map(_pointer, (corners, scores)), *map(ctypes.c_int64, (batches, classes, count, most)),
-        ctypes.c_float(overlap or 0.0), None if least is None else ctypes.byref(ctypes.c_float(least)), _pointer(rows),
-    ) if rows.size else 0  # fmt: skip
-    if found < 0:
-        raise PolydynError("there is no memory for boxes and their scores", remedy="free memory")
-    return (rows[:found].copy(),), [found]
-
-
-def _pointer(array: Array) -> ctypes.c_void_p:
-    return ctypes.c_void_p(array.ctypes.data)
-
-
-def _corners(boxes: Array, center: bool) -> Array:
-    """Boxes as [..., (y1, x1, y2, x2)], the lower corner first; given by two corners, or by centre and size."""
-    if center:
-        x, y, w, h = (boxes[..., k] for k in range(4))
-        half = np.float32(0.5)
-        return np.stack([y - h * half, x - w * half, y + h * half, x + w * half], -1)
-    low, high = np.minimum(boxes[..., :2], boxes[..., 2:]), np.maximum(boxes[..., :2], boxes[..., 2:])
-    return np.concatenate([low, high], -1)

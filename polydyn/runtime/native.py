@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from polydyn.build.cache import open_library
-from polydyn.errors import ArtifactError, InputError, PolydynError, UnsupportedError
+from polydyn.errors import ArtifactError, InputError, PolydynError
 from polydyn.runtime.artifact import ABI, Artifact
 
 DTYPE_CODES = (
@@ -131,14 +131,16 @@ class Native:
         """Raises what the library's error code means."""
         if code == OK:
             return
-        message = (self.library.pd_error() or b"").decode(errors="replace")
-        if code == INPUT:
-            raise InputError(message)
-        if code == OVERFLOW:
-            raise InputError(message, remedy="pass smaller shapes")
-        if code == MEMORY:
-            raise PolydynError(message, remedy="pass smaller shapes, or free memory")
-        raise PolydynError(message)
+        raise failure(code, (self.library.pd_error() or b"").decode(errors="replace"))
+
+
+def failure(code: int, message: str) -> PolydynError:
+    """The error of a code."""
+    if code == INPUT:
+        return InputError(message)
+    if code == OVERFLOW:
+        return InputError(message, remedy="pass smaller shapes")
+    return PolydynError(message, remedy="pass smaller shapes, or free memory" if code == MEMORY else None)
 
 
 class Context:
@@ -203,15 +205,6 @@ class Context:
         self.output_shapes = [tuple([next(dims) for _ in range(rank)]) for rank in self._output_ranks]
         self.key = key
 
-    def shape_memory(self) -> tuple[int, int]:
-        """Where shapes and strides of the inputs lie, as ``pd_tensor``, and the dims of the outputs."""
-        return ctypes.addressof(self._tensors), ctypes.addressof(self._output_dims)
-
-    def input_shape(self, position: int) -> tuple[int, ...]:
-        """The shape of an input as it lies there."""
-        t = self._tensors[position]
-        return tuple((ctypes.c_int64 * t.rank).from_address(t.shape)) if t.rank else ()
-
     def point(self, inputs: list[int], outputs: list[int]) -> None:
         """Lets ``input_pointers`` and ``output_pointers``, the arguments of ``run_call``, hold these addresses."""
         self._input_pack(self.input_pointers, 0, *inputs)
@@ -233,14 +226,10 @@ class Context:
         return list(table)[:launches]
 
     def trace(self, inputs: list[int], outputs: list[int], room: int) -> npt.NDArray[Any]:
-        """``pd_trace``: what each thread worked on, as ``SPAN``, in order of beginning. ``room``: a guess of how many.
+        """``pd_trace``: what each thread worked on, as ``SPAN``, in order of beginning.
 
-        UnsupportedError: the program was saved before there were traces.
+        ``room``: a guess of how many.
         """
-        if not hasattr(self._native.library, "pd_trace"):
-            raise UnsupportedError(
-                "the program was saved by a polydyn without traces", rule="trace", remedy="compile the model again"
-            )
         self.point(inputs, outputs)
         found = ctypes.c_int64(room)
         spans = np.empty(0, SPAN)

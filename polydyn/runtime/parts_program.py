@@ -7,9 +7,8 @@ memory and kernels are those of any program. Standard library and numpy only.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from statistics import median
 from typing import Any
 
@@ -23,9 +22,19 @@ from polydyn.runtime.bound import BoundCall, refuse_conversions
 from polydyn.runtime.composite import constants_of
 from polydyn.runtime.explain import Explanation
 from polydyn.runtime.expressions import Expression, evaluate
-from polydyn.runtime.frames import ABSENT, Frame, Held, PartRun, held
-from polydyn.runtime.host_steps import IN_C, STEPS, Call
-from polydyn.runtime.program import Array, LaunchTime, Program, check_repeats, check_threads, numpy_dtype
+from polydyn.runtime.frames import Frame, Layout
+from polydyn.runtime.host_steps import STEPS, Call
+from polydyn.runtime.native import address_of, failure
+from polydyn.runtime.program import (
+    Array,
+    LaunchTime,
+    Program,
+    check_repeats,
+    check_threads,
+    launch_times,
+    numpy_dtype,
+)  # fmt: skip
+from polydyn.runtime.sequence import STOP_PYTHON, in_c
 from polydyn.runtime.symbols import holds
 
 
@@ -55,26 +64,19 @@ class PartsProgram(Program):
         for other in runs[1:]:
             other._native.borrow_threads(runs[0]._native)
             other._lender = runs[0]
-        self._constants = {n: held(a) for n, a in constants_of(artifact).items()}
+        self._library = open_library(artifact.library)
         self._order: list[Mapping[str, Any]] = manifest["order"]
-        in_c = any(s.get("step") in IN_C for s in self._order)
-        self._steps_in_c = open_library(artifact.library) if in_c else None
-        self._early = [s for s in manifest["symbols"] if s["input"]]
-        self._late = [s["symbol"] for s in manifest["symbols"] if not s["input"]]
-        first = self._order[0]
-        self._checked_by_part = "part" in first and first["inputs"] == [n for n, _, _ in self._inputs]
         self._results = [
             (o["name"], o.get("of", o["name"]), o["dims"]) for o in manifest["outputs"]
         ]  # fmt: skip
-        outputs = [of for _, of, _ in self._results]
-        drop = _last_uses(self._order, self._parts, outputs)
-        bodies = [{r: self._parts[k] for r, k in s.get("bodies", {}).items()} for s in self._order]
-        self._stages = list(zip(self._order, bodies, drop, strict=True))
         self._late_guards = manifest["late_guards"]
         self._takes = {
             i["name"]: (p, numpy_dtype(i["dtype"])) for p in self.parts for i in p.manifest["inputs"]
         }  # fmt: skip
-        self._new_frame = partial(Frame, self._order, self._parts, drop, outputs)
+        self._layout = Layout.of(manifest, self._parts, constants_of(artifact), False)
+        whole = all(in_c(s, b) for s, b in zip(self._order, self._layout.bodies, strict=True))
+        self.whole_in_c = whole and not self._late_guards and all(n == of for n, of, _ in self._results)
+        self._dense = {n for s in self._order if "step" in s for n in s["inputs"]}
         self._frames: list[Frame] = []
         self._free_frames: list[Frame] = []
 
@@ -93,97 +95,117 @@ class PartsProgram(Program):
                 raise
         return self.general.run(feeds, out)  # type: ignore[union-attr]
 
-    def _run(self, feeds: Mapping[str, Any], times: list[LaunchTime] | None) -> dict[str, Array]:
-        there = self._constants | self._arrays(feeds)
-        sizes = {s["symbol"]: there[s["input"]][2][0][s["axis"]] for s in self._early}
-        self._check_dims(there, sizes)
+    def _run(self, feeds: Mapping[str, Any], rows: list[LaunchTime] | None) -> dict[str, Array]:
+        """``rows``, where somebody asks, gets the launches and steps."""
+        arrays = self._arrays(feeds)
         frame = self._take_frame()
         try:
-            for (stage, bodies, gone), work in zip(self._stages, frame.work, strict=True):
-                if type(work) is PartRun:
-                    self._run_part(work, there, sizes, times)
-                else:
-                    start = time.perf_counter_ns()
-                    self._run_step(stage, bodies, work, there, sizes)
-                    if times is not None:
-                        spent = time.perf_counter_ns() - start
-                        times.append(LaunchTime(f"host: {_label(stage)}", "", spent, 0, 0, 1, 1))
-                for name in gone:
-                    del there[name]
-            _check_guards(self._late_guards, sizes)
-            return {
-                n: there[of][0] if n == of else there[of][0].reshape([_size(d, sizes) for d in dims])
-                for n, of, dims in self._results
-            }
+            times = None if rows is None else self._new_times()
+            frame.begin(arrays, None if times is None else address_of(times))
+            while code := frame.run():
+                if code != STOP_PYTHON:
+                    raise self._failure(frame, code)
+                self._run_step(frame, times)
+            if rows is not None and times is not None:
+                rows += self._rows(frame, times)
+            return self._named(frame)
         finally:
             self._free_frames.append(frame)
+
+    def _named(self, frame: Frame) -> dict[str, Array]:
+        """The outputs. InputError: sizes that no part has seen break a guard."""
+        sizes = self._sizes(frame)
+        _check_guards(self._late_guards, sizes)
+        made = frame.results()
+        return {
+            n: made[of] if n == of else made[of].reshape([_size(d, sizes) for d in dims])
+            for n, of, dims in self._results
+        }
+
+    def _sizes(self, frame: Frame) -> dict[str, int]:
+        """The value of every symbol; of those that are not known yet what they were before."""
+        return dict(zip(self._layout.symbols, frame.values, strict=False))
 
     def _take_frame(self) -> Frame:
         """A frame for one call. Several threads may ask at once."""
         try:
             return self._free_frames.pop()
         except IndexError:
-            frame = self._new_frame()
+            frame = Frame(self._layout, self._library)
             self._frames.append(frame)
             return frame
 
-    def _check_dims(self, there: Mapping[str, Held], sizes: Mapping[str, int]) -> None:
-        """A first part that has all inputs checks them itself; where a step comes first, they are checked here."""
-        if self._checked_by_part:
-            return
-        for i in self.manifest["inputs"]:
-            for axis, (text, dim) in enumerate(zip(i["shape"], i["dims"], strict=True)):
-                size = there[i["name"]][2][0][axis]
-                if size != evaluate(dim, sizes):
-                    what = f"axis {axis} of input '{i['name']}' has size {size}, expected {text}"
-                    raise InputError(what, tensor=i["name"], dim=text)
+    def _inner_frame(self) -> Frame:
+        """A frame for a step whose body this is."""
+        return Frame(Layout.of(self.manifest, self._parts, self._layout.constants, True), self._library)
 
-    def _arrays(self, feeds: Mapping[str, Any]) -> dict[str, Held]:
+    def _arrays(self, feeds: Mapping[str, Any]) -> dict[str, Array]:
+        """The inputs as parts and steps take them."""
         if len(feeds) != len(self._inputs) or any(n not in feeds for n, _, _ in self._inputs):
             self._refuse_names(feeds)
-        there = {}
+        arrays = {}
         for name, dtype, misaligned in self._inputs:
             array = feeds[name]
             if type(array) is not np.ndarray or array.dtype is not dtype:
                 array = self._convert(name, dtype, array)
-            found = held(array)
-            there[name] = held(array.copy()) if found[1] & misaligned else found
-        self._check_ranks([x[0] for x in there.values()])
-        return there
+            if name in self._dense and not array.flags.c_contiguous:
+                array = np.ascontiguousarray(array)
+            arrays[name] = array.copy() if address_of(array) & misaligned else array
+        self._check_ranks(list(arrays.values()))
+        return arrays
 
-    def _run_part(
-        self, part: PartRun, there: dict[str, Held], sizes: Mapping[str, int], times: list[LaunchTime] | None
-    ) -> None:
-        try:
-            part.run(there, sizes, times)
-        except (MemoryError, ValueError) as e:  # ValueError: numpy has no such array, not even an empty one
-            raise PolydynError(f"there is no memory for a tensor whose size data decide: {e}") from e
-        except InputError as e:
-            if found := [f"  after {s} = {sizes[s]}" for s in self._late if s in sizes]:
-                raise InputError("\n".join([str(e), *found])) from e
-            raise
+    def _failure(self, frame: Frame, code: int) -> PolydynError:
+        """The error of the stage that has failed: after which sizes, or of which node."""
+        error, stage = failure(code, frame.message), self._order[frame.stage]
+        if "step" in stage and frame.entered:
+            return type(error)(str(error), node=stage["origin"])
+        if not isinstance(error, InputError) or not frame.entered:
+            return error
+        sizes = self._sizes(frame)
+        found = [s for before in self._order[: frame.stage] for s in before.get("symbols", ())]
+        return InputError("\n".join([str(error), *(f"  after {s} = {sizes[s]}" for s in found)])) if found else error
 
-    def _run_step(
-        self, stage: Mapping[str, Any], bodies: Mapping[str, Program], kept: dict[str, Any],
-        there: dict[str, Held], sizes: dict[str, int],
-    ) -> None:  # fmt: skip
-        given = [there[n] if n else ABSENT for n in stage["inputs"]]
+    def _run_step(self, frame: Frame, times: Array | None) -> None:
+        """The next step, which needs Python."""
+        begun, k = time.perf_counter_ns(), frame.stage
+        stage, sizes = self._order[k], self._sizes(frame)
+        given = [frame.array(n) if n else None for n in stage["inputs"]]
         dims = [_size(d, sizes) for d in stage["dims"]]
+        call = Call(given, dims, stage["settings"], self._layout.bodies[k], frame.kept[k])
         try:
-            made, found = STEPS[stage["step"]](Call(given, dims, stage["settings"], bodies, self._steps_in_c, kept))
+            made, found = STEPS[stage["step"]](call)
         except PolydynError as e:
             raise type(e)(str(e), node=stage["origin"]) if e.node is None else e from None
-        for name, array in zip(stage["outputs"], made, strict=bool(stage["outputs"])):
-            if name:
-                there[name] = held(self._checked(name, array))
         for symbol, n in zip(stage["symbols"], found, strict=True):
-            sizes[symbol] = int(n)
+            frame.values[self._layout.symbols[symbol]] = int(n)
+        named = zip(stage["outputs"], made, strict=bool(stage["outputs"]))
+        frame.go_on({name: self._checked(name, array) for name, array in named if name})
+        if times is not None:
+            times[sum(map(self._count, self._order[:k]))] = time.perf_counter_ns() - begun
 
     def _checked(self, name: str, array: Array) -> Array:
         """What a step gives, as the parts take it."""
         part, dtype = self._takes.get(name, (self, array.dtype))
         array = array if array.dtype is dtype else part._convert(name, dtype, array)
         return array if array.flags.aligned else array.copy()
+
+    def _count(self, stage: Mapping[str, Any]) -> int:
+        """How many times a stage has: of its launches, or its own."""
+        return len(self._parts[stage["part"]].manifest["launches"]) if "part" in stage else 1
+
+    def _new_times(self) -> Array:
+        return np.zeros(sum(map(self._count, self._order)) + 1, np.int64)
+
+    def _rows(self, frame: Frame, times: Array) -> list[LaunchTime]:
+        """The launches and steps of a call, with their times."""
+        rows: list[LaunchTime] = []
+        for k, stage in enumerate(self._order):
+            took = [int(t) for t in times[len(rows) : len(rows) + self._count(stage)]]
+            if "part" in stage:
+                rows += launch_times([frame.contexts[k].launch(i) for i in range(len(took))], [took])
+            else:
+                rows.append(LaunchTime(f"host: {_label(stage)}", "", took[0], 0, 0, 1, 1))
+        return rows
 
     def bind(self, feeds: Mapping[str, Any], out: Mapping[str, Array] | None = None) -> BoundCall:
         """``run`` on these very arrays, to be repeated. Sizes that data decide may differ from call to call, so
@@ -194,9 +216,8 @@ class PartsProgram(Program):
                 "a bound call of a program whose sizes data decide makes its own outputs", rule="bind with out",
                 remedy="leave out away, or use run()",
             )  # fmt: skip
-        there = self._arrays(feeds)
-        arrays = {n: x[0] for n, x in there.items()}
-        refuse_conversions(list(arrays), feeds, [x[1] for x in there.values()])
+        arrays = self._arrays(feeds)
+        refuse_conversions(list(arrays), feeds, [address_of(a) for a in arrays.values()])
         call = BoundCall(lambda: 0, lambda code: None, list(arrays.values()), {})
 
         def run() -> int:
@@ -229,7 +250,8 @@ class PartsProgram(Program):
     def symbols(self) -> dict[str, str]:
         """Symbol -> where its value comes from."""
         late = {s: f"data: {_label(t)}" for t in self._order if "step" in t for s in t["symbols"]}
-        early = {s["symbol"]: f"axis {s['axis']} of input '{s['input']}'" for s in self._early}
+        inputs = [s for s in self.manifest["symbols"] if s["input"]]
+        early = {s["symbol"]: f"axis {s['axis']} of input '{s['input']}'" for s in inputs}
         return early | late
 
     @property
@@ -310,16 +332,3 @@ def _size(dim: Expression, sizes: Mapping[str, int]) -> int:
 
 def _label(stage: Mapping[str, Any]) -> str:
     return f"{stage['step']} of {stage['origin']}"
-
-
-def _last_uses(
-    order: Sequence[Mapping[str, Any]], parts: Sequence[Program], outputs: Iterable[str]
-) -> list[tuple[str, ...]]:
-    """After each stage the tensors that nobody reads any more: their memory goes back."""
-    last: dict[str, int] = {}
-    for k, stage in enumerate(order):  # what a step gives without a name is ""
-        made = stage["outputs"] if "step" in stage else parts[stage["part"]].outputs
-        for name in (*stage["inputs"], *made):
-            last[name] = k
-    kept = {"", *outputs}
-    return [tuple(n for n, at in last.items() if at == k and n not in kept) for k in range(len(order))]

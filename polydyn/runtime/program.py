@@ -78,6 +78,8 @@ class Program:
     """On whose threads it runs; is not closed before this one."""
     one_part = True
     """Whether all sizes follow from those of the inputs; else the host has steps in between (0027-parts.md)."""
+    whole_in_c = True
+    """Whether a call needs no Python but for memory."""
 
     def __init__(self, artifact: Artifact, *, threads: int | None = None, compilations: int = 0) -> None:
         """``threads``: per call, the caller's included; default all cores that this process may use."""
@@ -434,7 +436,7 @@ class Program:
         """What each thread did and when, in order of beginning: of the shortest of ``repeats`` calls after one that
         warms up. Launches of a wave run side by side, as in ``run``.
 
-        UnsupportedError: a program for a device, of parts, or saved by a polydyn that had no traces.
+        UnsupportedError: a program for a device, or of parts.
         """
         refuse_trace(self.manifest)
         check_repeats(repeats)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -113,6 +114,16 @@ def test_a_body_may_hand_on_its_number_its_condition_and_what_it_was_given() -> 
     for got, want in kept:
         assert all(np.allclose(got[n], want[n], 1e-5) for n in want)
 
+    def alarm(*_: object) -> None:
+        raise TimeoutError
+
+    before = signal.signal(signal.SIGALRM, alarm)
+    signal.setitimer(signal.ITIMER_REAL, 0.02)
+    with pytest.raises(TimeoutError):  # a loop that never ends looks at signals
+        program.run({"m": scalar(10**15), "c": np.array(True), "x0": f32(3)})
+    signal.signal(signal.SIGALRM, before)
+    assert program.run({"m": scalar(2), "c": np.array(True), "x0": f32(3)})["number"] == 1
+
 
 def test_a_state_may_be_the_slice_that_was_read() -> None:
     m = parsed("""
@@ -191,7 +202,7 @@ def test_a_count_that_sizes_say() -> None:
     assert program.outputs["r"] == "float32[N, H]", "sizes say how many rows there are"
 
 
-def test_nested_loops_capture_from_every_level() -> None:
+def test_nested_loops_capture_from_every_level(monkeypatch: pytest.MonkeyPatch) -> None:
     m = parsed("""
     g (int64 m, int64 k, float[N] x) => (float[N] y) {
         t = Constant <value = bool {1}> ()
@@ -210,7 +221,29 @@ def test_nested_loops_capture_from_every_level() -> None:
             }>
     }""")
     calls = [(3, 2, 4), (1, 5, 1), (4, 1, 9), (0, 3, 2)]
+    monkeypatch.setattr(control_steps.Iteration, "once", None)  # bodies of several parts run in C too
     check(m, *({"m": scalar(a), "k": scalar(b), "x": f32(n)} for a, b, n in calls))
+
+
+def test_bodies_with_steps_in_python() -> None:
+    m = parsed("""
+    g (int64 m, int64[N] x, bool c) => (int64[P] y, int64[T] rows, int64[Q] z) {
+        t = Constant <value = bool {1}> ()
+        y, rows = Loop (m, t, x) <
+            body = body (int64 i, bool go, int64[K] v) => (bool on, int64[L] w, int64 s) {
+                three = Constant <value_ints = [3]> ()
+                half = Div (v, three)
+                w = Unique (half)
+                s = ReduceSum <keepdims = 0> (w)
+                zero = Constant <value = int64 {0}> ()
+                on = Greater (s, zero)
+            }>
+        z = If (c) <then_branch = a () => (int64[A] p) { p = Unique (x) },
+                    else_branch = b () => (int64[B] q) { q = Identity (x) }>
+    }""")
+    calls = [(5, 9, True), (70, 4, False), (0, 3, True), (1, 0, True)]
+    program = check(m, *({"m": scalar(n), "x": RNG.integers(0, 99, k), "c": np.array(c)} for n, k, c in calls))
+    assert not program.whole_in_c
 
 
 def test_a_condition_that_is_carried_ends_a_bound_loop() -> None:
@@ -244,7 +277,7 @@ def test_iterations_run_in_c_and_a_row_that_is_carried_lies_once(monkeypatch: py
                 on = Less (c, most)
             }>
     }""")
-    monkeypatch.setattr(control_steps.Iteration, "_once", None)
+    monkeypatch.setattr(control_steps.Iteration, "once", None)
     check(m, *({"m": scalar(n), "x": f32(k), "b": np.full(k, 0.5, np.float32)}
                for n, k in [(10**12, 1), (10**12, 3), (5, 2), (1, 7), (0, 2), (64, 1), (65, 1)]))  # fmt: skip
 
@@ -266,7 +299,7 @@ def test_what_grows_has_room_in_c(monkeypatch: pytest.MonkeyPatch) -> None:
                 w2 = Concat <axis = 1> (w, d, d)
             }>
     }""")
-    monkeypatch.setattr(control_steps.Iteration, "_once", None)
+    monkeypatch.setattr(control_steps.Iteration, "once", None)
     check(m, *({"m": scalar(k), "x": f32(n, 8)} for k, n in [(300, 3), (1, 1), (0, 2), (70, 17)]))
 
 

@@ -132,6 +132,21 @@ def test_a_failing_node_says_where() -> None:
         program.run(bad)
 
 
+def test_what_a_node_hands_through_is_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Through:
+        def run(self, names: None, feeds: dict[str, Any]) -> list[Any]:
+            return [feeds["q"].reshape(-1, 3, 2, 3)]
+
+    monkeypatch.setattr(fallback_step, "_session", lambda model: Through())
+    m = model([node("Mul", "x x", "q"), node("MaxRoiPool", "q rois", "y", pooled_shape=[2, 3])],
+              {"x": (F, ["N", 3, 2, 3]), "rois": (F, ["R", 5])}, ["y"])  # fmt: skip
+    program, kept = compiled(m), []
+    for n in (2, 2, 1):
+        x = np.random.default_rng(n).standard_normal((n, 3, 2, 3)).astype(F) + len(kept)
+        kept.append((program.run({"x": x, "rois": np.zeros((n, 5), F)})["y"], x * x))
+    assert all(np.array_equal(got, want) for got, want in kept), "results of earlier calls stay as they are"
+
+
 def test_devices_refuse_it() -> None:
     with pytest.warns(FallbackWarning), pytest.raises(UnsupportedError, match="run on the CPU"):
         polydyn.compile(pooled(), options=S, target="cuda:sm_80")

@@ -375,8 +375,8 @@ def test_memory_between_parts_is_used_again() -> None:
         x = rng.standard_normal(rng.integers(0, most)).astype(np.float32)
         assert np.array_equal(program.run({"x": x})["v4"], x)
     assert program.counters["arena_bytes"] == before, "smaller calls need nothing more"
-    (frame,) = program._frames
-    assert len(set(frame.rooms.values())) < len(frame.rooms), "tensors that are never there at once share a room"
+    rooms = program._layout.rooms
+    assert len(set(rooms.values())) < len(rooms), "tensors that are never there at once share a room"
 
 
 def test_a_failure_between_parts_leaves_what_a_call_has_usable() -> None:

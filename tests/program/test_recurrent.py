@@ -126,6 +126,27 @@ def test_a_step_is_few_launches_and_the_input_one_product() -> None:
     assert sum("contract" in x for x in program.launches) == 1, "the product of all steps"
 
 
+class Counted:
+    """A library whose runs are counted."""
+
+    def __init__(self, library: Any) -> None:
+        self.library, self.calls = library, 0
+
+    def pd_sequence_run(self, sequence: Any) -> int:
+        self.calls += 1
+        return int(self.library.pd_sequence_run(sequence))
+
+
+def test_a_call_is_one_call_of_c_and_one_more_where_a_result_has_another_shape() -> None:
+    program = check(recurrent("LSTM", "B", direction="bidirectional"), [(4, 2)])
+    (frame,) = program._frames
+    counted = frame._library = Counted(frame._library)  # type: ignore[assignment]
+    for time, batch, calls in ((4, 2, 1), (4, 2, 1), (5, 2, 2), (5, 2, 1)):
+        counted.calls = 0
+        program.run({"x": f32(time, batch, WIDTH)})
+        assert counted.calls == calls, "no Python between parts, steps and iterations"
+
+
 def test_what_is_not_built_is_refused_by_name() -> None:
     with pytest.raises(UnsupportedError, match="the activation Nonsense"):
         polydyn.compile(recurrent("RNN", activations=["Nonsense"]))

@@ -145,11 +145,12 @@ def max_unpool(node: OnnxNode, ctx: ExpandContext) -> None:
     x, y, indices = ctx.tensor(node.inputs[0]), ctx.tensor(node.outputs[0]), node.inputs[1]
     inferred, extents = _unpooled(node, x.shape), x.shape[2:]
     d = iterators(len(y.shape))
-    linear = ZERO
-    for i, n in zip(d, inferred, strict=True):
-        linear = linear * n + i
     taps = tuple(Index.of(f"r{j}") for j in range(len(extents)))
-    match = op("eq", at(ctx, indices, (*d[:2], *taps)), integer(linear))
+    flat, image = fetch(indices, (*d[:2], *taps)), product(inferred[2:])
+    pairs = [(flat // image, d[0] * inferred[1] + d[1])]  # place by place, so that it is a scatter
+    pairs += zip(decoded(flat % image, inferred[2:]), d[2:], strict=True)
+    match = all_of([op("eq", integer(a), integer(b)) for a, b in pairs])
+    assert match is not None
     last = last_match(ctx, y.shape, match, extents)
     new = at(ctx, x.name, (*d[:2], *decoded(fetch(last, d), extents)))
     found = op("ge", at(ctx, last, d), const(0, "int64"))

@@ -1,6 +1,6 @@
 """Operators whose results are as long as data say: NonZero, Compress, Unique, NonMaxSuppression.
 
-The host finds the places (``polydyn/runtime/host_steps.py``); what is computed from them is a gather like any other.
+The host finds the places (``polydyn/runtime/c/host_steps.c``); what is computed from them is a gather like any other.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ from pathlib import Path
 
 COMMON = ("runtime.c", "strided.c", "indices.c", "seen.c")
 PLACES = {
-    "cpu": ("cpu.c", "pool.c", "repeat.c", "waves.c"),
+    "cpu": ("cpu.c", "pool.c", "waves.c"),
     "cuda": ("cuda.c", "cuda_choose.c", "cuda_indices.c", "cuda_run.c"),
 }
 """Where a program runs -> the translation units for it, beside the common ones."""
@@ -20,14 +20,13 @@ CUDA_HEADERS = ("polydyn_cuda.h", "cuda_internal.h")
 PUBLIC = ("polydyn.h", "polydyn_cuda.h")
 """Headers that callers include."""
 
-
-STEPS = "host_steps.c"
-"""The unit of a program of several parts: what its steps do in C; opened from C it refuses by name."""
+STEPS = ("sequence.c", "control.c", "host_steps.c", "size_steps.c", "strided.c", "sequence.h", *HEADERS)
+"""Of a program of several parts: what runs them in turn, and the steps in between; opened from C it refuses by name."""
 
 
 def step_sources() -> dict[str, str]:
-    """File name -> text of that unit and the public header."""
-    return {name: (Path(__file__).parent / name).read_text(encoding="utf-8") for name in (STEPS, "polydyn.h")}
+    """File name -> text of those."""
+    return {name: (Path(__file__).parent / name).read_text(encoding="utf-8") for name in STEPS}
 
 
 def sources(place: str = "cpu") -> dict[str, str]:

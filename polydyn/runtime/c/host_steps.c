@@ -1,10 +1,9 @@
-/* What steps of the host do in C (polydyn/runtime/host_steps.py): loops that depend on what they found before. */
-#include <stdint.h>
+/* host_steps.c: steps of a sequence that count what they find: non-maximum suppression, places of what is not 0. */
 #include <stdlib.h>
+#include <string.h>
 
-#include "polydyn.h"
+#include "sequence.h"
 
-#define EXPORT __attribute__((visibility("default")))
 #define BLOCK 8 /* boxes that are compared at once */
 
 typedef struct {
@@ -58,7 +57,7 @@ static int overlaps(const pd_kept *kept, int64_t blocks, const float *a, float o
 /* Rows (batch, class, box) of the boxes that stay, at most `most` of a class; their number, -1: no memory. `corners`
  * [batches, boxes, 4] as y1 x1 y2 x2, `scores` [batches, classes, boxes], `rows` with room for all. `least`: NULL, or
  * what a score must exceed. */
-EXPORT int64_t pd_suppress(const float *corners, const float *scores, int64_t batches, int64_t classes, int64_t boxes,
+static int64_t suppress(const float *corners, const float *scores, int64_t batches, int64_t classes, int64_t boxes,
                            int64_t most, float overlap, const float *least, int64_t *rows) {
     pd_scored *heap = malloc((size_t)(boxes + 1) * sizeof *heap);
     pd_kept *kept = malloc((size_t)(most / BLOCK + 1) * sizeof *kept);
@@ -88,20 +87,117 @@ EXPORT int64_t pd_suppress(const float *corners, const float *scores, int64_t ba
     return count;
 }
 
-/* From C a program of several parts is refused by name. */
-EXPORT int32_t pd_abi_version(void) { return PD_ABI_VERSION; }
+/* Boxes as [..., (y1, x1, y2, x2)], the lower corner first; given by two corners, or by centre and size. */
+static void corners_of(const float *boxes, int64_t count, int center, float *to) {
+    for (int64_t k = 0; k < count; k++, boxes += 4, to += 4) {
+        float a = boxes[0], b = boxes[1], c = boxes[2], d = boxes[3];
+        if (center) {
+            to[0] = b - d * 0.5f, to[1] = a - c * 0.5f, to[2] = b + d * 0.5f, to[3] = a + c * 0.5f;
+        } else {
+            to[0] = a < c || a != a ? a : c, to[1] = b < d || b != b ? b : d;
+            to[2] = a > c || a != a ? a : c, to[3] = b > d || b != b ? b : d;
+        }
+    }
+}
 
-EXPORT const char *pd_error(void) {
+static const char *given(const pd_sequence *s, const pd_stage *g, int32_t i) {
+    return g->inputs[i] < 0 || !pd_elements(&s->tensors[g->inputs[i]]) ? NULL : s->tensors[g->inputs[i]].data;
+}
+
+/* Non-maximum suppression: boxes [B, N, 4], scores [B, C, N], the most boxes of a class, the overlap above which a box is
+ * dropped, the score that a box must exceed; the last three may be absent. */
+static int32_t run_suppress(pd_sequence *s, const pd_stage *g) {
+    const pd_held *boxes = &s->tensors[g->inputs[0]], *scores = &s->tensors[g->inputs[1]];
+    const char *most_given = given(s, g, 2), *overlap = given(s, g, 3);
+    int64_t batches = scores->shape[0], classes = scores->shape[1], count = scores->shape[2], most = 0;
+    if (most_given) memcpy(&most, most_given, sizeof most);
+    most = pd_min(pd_max(most, 0), count);
+    int64_t room = batches * classes * most, found = 0;
+    int64_t corners = pd_bytes(boxes);
+    int32_t code = pd_reserve(s, g->scratch, corners + room * 3 * (int64_t)sizeof(int64_t), 0);
+    if (code != PD_OK) return code;
+    int64_t *rows = (int64_t *)(void *)(g->scratch->data + corners);
+    corners_of((const float *)(const void *)boxes->data, corners / 16, g->setting, (float *)(void *)g->scratch->data);
+    if (room)
+        found = suppress((const float *)(const void *)g->scratch->data, (const float *)(const void *)scores->data, batches,
+                         classes, count, most, overlap ? *(const float *)(const void *)overlap : 0,
+                         (const float *)(const void *)given(s, g, 4), rows);
+    if (found < 0) return pd_refuse(s, PD_MEMORY, "there is no memory for boxes and their scores");
+    pd_held *t = &s->tensors[g->outputs[0]];
+    pd_take_shape(t, 2, (const int64_t[]){found, 3});
+    code = pd_place(s, t);
+    if (code != PD_OK) return code;
+    memcpy(t->data, rows, (size_t)pd_bytes(t));
+    s->values[g->symbols[0]] = found;
+    return PD_OK;
+}
+
+/* ---- places of what is not 0 ---- */
+
+#define PLACES(name, type, test)                                                                                      \
+    static int64_t count_##name(const void *data, int64_t n) {                                                        \
+        const type *x = data;                                                                                         \
+        int64_t found = 0;                                                                                            \
+        for (int64_t k = 0; k < n; k++) found += (test) != 0;                                                         \
+        return found;                                                                                                 \
+    }                                                                                                                 \
+    static void put_##name(const void *data, int64_t found, int64_t *to) {                                            \
+        const type *x = data;                                                                                         \
+        for (int64_t k = 0, at = 0; at < found; k++) {                                                                \
+            to[at] = k; /* one that is 0 is written over: a branch would be guessed wrong */                          \
+            at += (test) != 0;                                                                                        \
+        }                                                                                                             \
+    }
+PLACES(8, uint8_t, x[k])
+PLACES(16, uint16_t, x[k])
+PLACES(32, uint32_t, x[k])
+PLACES(64, uint64_t, x[k])
+PLACES(half, uint16_t, (uint16_t)(x[k] << 1))
+PLACES(float, float, x[k] != 0)
+PLACES(double, double, x[k] != 0)
+
+static const struct {
+    int64_t (*count)(const void *, int64_t);
+    void (*put)(const void *, int64_t, int64_t *);
+} places[] = {
+    [PD_FLOAT16] = {count_half, put_half}, [PD_BFLOAT16] = {count_half, put_half}, [PD_FLOAT32] = {count_float, put_float},
+    [PD_FLOAT64] = {count_double, put_double}, [PD_INT8] = {count_8, put_8}, [PD_INT16] = {count_16, put_16},
+    [PD_INT32] = {count_32, put_32}, [PD_INT64] = {count_64, put_64}, [PD_UINT8] = {count_8, put_8},
+    [PD_UINT16] = {count_16, put_16}, [PD_UINT32] = {count_32, put_32}, [PD_UINT64] = {count_64, put_64},
+};
+
+/* The places, in row-major order, of all elements that are not 0. */
+static int32_t non_zero(pd_sequence *s, const pd_stage *g) {
+    const pd_held *x = &s->tensors[g->inputs[0]];
+    pd_held *t = &s->tensors[g->outputs[0]];
+    int32_t dtype = x->dtype < PD_BOOL ? x->dtype : PD_UINT8;
+    int64_t n = pd_elements(x), found = places[dtype].count(x->data, n);
+    pd_take_shape(t, 1, &found);
+    int32_t code = pd_place(s, t);
+    if (code != PD_OK) return code;
+    places[dtype].put(x->data, found, (int64_t *)(void *)t->data);
+    s->values[g->symbols[0]] = found;
+    return PD_OK;
+}
+
+int32_t pd_counting_step(pd_sequence *s, const pd_stage *g) {
+    return g->kind == PD_NON_ZERO ? non_zero(s, g) : run_suppress(s, g);
+}
+
+/* From C a program of several parts is refused by name. */
+PD_EXPORT int32_t pd_abi_version(void) { return PD_ABI_VERSION; }
+
+PD_EXPORT const char *pd_error(void) {
     return "this program has steps of the host between its parts (sizes that data decide, loops): run it by "
            "polydyn.load in Python";
 }
 
-EXPORT int64_t pd_weight_bytes(const pd_program *program) {
+PD_EXPORT int64_t pd_weight_bytes(const pd_program *program) {
     (void)program;
     return 0;
 }
 
-EXPORT int32_t pd_open(const char *path, const void *memory, int64_t offset, int64_t bytes, pd_program **program) {
+PD_EXPORT int32_t pd_open(const char *path, const void *memory, int64_t offset, int64_t bytes, pd_program **program) {
     (void)path, (void)memory, (void)offset, (void)bytes;
     *program = NULL;
     return PD_USAGE;

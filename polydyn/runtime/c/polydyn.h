@@ -20,7 +20,7 @@
 extern "C" {
 #endif
 
-#define PD_ABI_VERSION 4
+#define PD_ABI_VERSION 5
 #define PD_MAX_RANK 16
 #define PD_MAX_THREADS 256
 #define PD_SHAPES_SEEN 4096
@@ -98,37 +98,6 @@ int32_t pd_shapes(pd_context *context, const pd_tensor *inputs, const int64_t *c
  * may begin at that input's address with the same strides; then those elements are not copied. PD_INPUT:
  * an index tensor holds an index outside its axis; the outputs are then in part written. */
 int32_t pd_run(pd_context *context, const void *const *inputs, void *const *outputs);
-
-/* Where an array of repeated runs lies: in run k at base[k % 2] + k * step, in bytes; the first run of a call has it at
- * `first`, where that is not NULL. */
-typedef struct {
-    char *base[2], *first;
-    int64_t step;
-} pd_moving;
-
-/* What is carried and may have another shape in each run: run k + 1 reads as `input` what run k wrote as `output`, where
- * there is room for so many bytes. */
-typedef struct {
-    int32_t input, output;
-    int64_t room;
-} pd_grown;
-
-/* Shapes that change while runs are repeated: `inputs` as pd_shapes has them, dense, with memory that is changed, for the
- * next run; `output_dims` of the last one. All other outputs keep their shapes. */
-typedef struct {
-    const pd_grown *grown;
-    int32_t count;
-    const pd_tensor *inputs;
-    int64_t *output_dims;
-} pd_growth;
-
-/* pd_run for k = *next, *next + 1, ... below `end`, as the body of a loop. Before run k it writes k to `number`, behind it
- * goes on while `condition` is not 0 (each may be NULL: nobody reads it, always). *next: the k that would come next, or
- * the one that failed. `state`: PD_ENDED when the condition has ended it; with `growth`, which may be NULL, it also ends
- * before a run that needs more room, or that changes the shape of another output. Not on a device. */
-enum { PD_ENDED = 0, PD_GOING = 1, PD_ROOM = 2, PD_SHAPE = 3 };
-int32_t pd_repeat(pd_context *context, const pd_moving *inputs, const pd_moving *outputs, const pd_growth *growth,
-                  int64_t *number, const uint8_t *condition, int64_t end, int64_t *next, int32_t *state);
 
 /* pd_run, and the time of every launch in nanoseconds. Launches that pd_run starts together run one by one here. */
 int32_t pd_profile(pd_context *context, const void *const *inputs, void *const *outputs, int64_t *nanoseconds);

@@ -1,0 +1,358 @@
+/* control.c: steps of a sequence that run models: one of two, or one again and again. */
+#include <stdio.h>
+#include <string.h>
+
+#include "sequence.h"
+
+#define AT_ONCE 65536   /* so many iterations run without a look at the process's signals */
+#define FIRST_ROWS 64   /* rows that there is room for at first, where their number is not known */
+#define FIRST_ROOM 4096 /* bytes for what grows, beside twice what it has */
+
+/* ---- bodies ---- */
+
+static void feed(pd_body *b, int32_t i, const pd_held *t) {
+    if (!b->inner) {
+        pd_feed(&b->unit, i, t);
+        return;
+    }
+    pd_held *to = &b->inner->tensors[i];
+    pd_take_shape(to, t->rank, t->shape);
+    memcpy(to->strides, t->strides, (size_t)t->rank * sizeof *t->strides);
+    to->data = t->data;
+}
+
+/* What the body reads from around it. */
+static void feed_around(const pd_sequence *s, const pd_stage *g, pd_body *b) {
+    for (int32_t k = 0; k < b->captured_count; k++)
+        feed(b, b->captured[2 * k], &s->tensors[g->inputs[b->captured[2 * k + 1]]]);
+    for (int32_t k = 0; k < b->size_count; k++) {
+        int64_t size = pd_value_of(g->dims[b->sizes[2 * k + 1]], s->values);
+        if (b->inner) pd_take_shape(&b->inner->tensors[b->sizes[2 * k]], 1, &size);
+        else pd_feed_size(&b->unit, b->sizes[2 * k], size);
+    }
+}
+
+/* Makes the shapes of the results known; a body of several parts has run then. */
+static int32_t start(pd_sequence *s, pd_body *b) {
+    pd_sequence *n = b->inner;
+    if (!n) return pd_unit_shapes(s, &b->unit);
+    if (!b->entered) n->at = 0, n->begun = -1;
+    int32_t code = pd_sequence_run(n);
+    b->entered = code == PD_STOP_SIGNALS;
+    if (code <= 0) return code;
+    const char *origin = n->begun < 0 ? NULL : n->stages[n->at].origin;
+    return pd_refuse(s, code, "%s%s%s", n->text, origin ? "\n  node: " : "", origin ? origin : "");
+}
+
+static int32_t run(pd_sequence *s, pd_body *b) { return b->inner ? PD_OK : pd_unit_run(s, &b->unit); }
+
+/* A result as it lies there, behind `start`. */
+static pd_held result_of(const pd_body *b, int32_t r, int32_t dtype) {
+    const pd_unit *u = &b->unit;
+    pd_held t = {.dtype = dtype, .room = -1};
+    int32_t from = b->results[r];
+    if (b->inner) return b->inner->tensors[from];
+    if (from >= 0) {
+        pd_take_shape(&t, u->ranks[from], pd_unit_dims(u, from));
+        t.data = u->to[from];
+    } else {
+        const pd_tensor *i = &u->tensors[-1 - from];
+        pd_take_shape(&t, i->rank, i->shape);
+        memcpy(t.strides, i->strides, (size_t)i->rank * sizeof *t.strides);
+        t.data = (char *)u->from[-1 - from];
+    }
+    return t;
+}
+
+/* The sizes of all outputs are what the step says. */
+static int32_t tell_sizes(pd_sequence *s, const pd_stage *g) {
+    const int32_t *symbol = g->symbols;
+    for (int32_t o = 0; o < g->output_count; o++) {
+        const pd_held *t = &s->tensors[g->outputs[o]];
+        for (int32_t a = 0; a < t->rank; a++) s->values[*symbol++] = t->shape[a];
+    }
+    return PD_OK;
+}
+
+int32_t pd_branch(pd_sequence *s, const pd_stage *g) {
+    const pd_held *c = &s->tensors[g->inputs[0]];
+    if (pd_elements(c) != 1)
+        return pd_refuse(s, PD_INPUT, "a condition with %lld elements\n  rule: one element", (long long)pd_elements(c));
+    pd_body *b = &g->bodies[*c->data ? 0 : 1];
+    feed_around(s, g, b);
+    int32_t code = start(s, b);
+    for (int32_t r = 0; r < b->result_count && code == PD_OK; r++) {
+        pd_held *t = &s->tensors[g->outputs[r]], of = result_of(b, r, t->dtype);
+        pd_take_shape(t, of.rank, of.shape);
+        code = pd_place(s, t);
+        if (b->direct[r]) b->unit.to[b->results[r]] = t->data;
+    }
+    if (code == PD_OK) code = run(s, b);
+    for (int32_t r = 0; r < b->result_count && code == PD_OK; r++) {
+        pd_held *t = &s->tensors[g->outputs[r]], of = result_of(b, r, t->dtype);
+        if (!b->direct[r]) pd_copy_held(&of, t->data);
+    }
+    return code == PD_OK ? tell_sizes(s, g) : code;
+}
+
+/* ---- loops: before the first iteration ---- */
+
+static int more(const pd_loop *l) { return l->going && (l->trips < 0 || l->k < l->trips); }
+
+/* Whether the body may end the loop. A body that hands its condition on does not. */
+static int asks(const pd_loop *l) {
+    const pd_body *b = &l->body;
+    return l->counts && b->results[0] != (b->inner ? b->formals[1] : -1 - b->formals[1]);
+}
+
+/* Slices of a tensor: the first of them, and by how many bytes the next one lies behind it. */
+static void cut(pd_loop *l, int32_t k, const pd_held *x) {
+    int32_t axis = l->slice_forms[2 * k], back = l->slice_forms[2 * k + 1];
+    int64_t count = x->shape[axis], step = x->strides[axis];
+    pd_held *t = &l->slices[k];
+    *t = *x;
+    t->rank = 0;
+    for (int32_t a = 0; a < x->rank; a++)
+        if (a != axis) t->shape[t->rank] = x->shape[a], t->strides[t->rank++] = x->strides[a];
+    if (back) t->data += (count - 1) * step;
+    l->slice_steps[k] = back ? -step : step;
+    if (k == 0) l->trips = count;
+}
+
+static int32_t begin(pd_sequence *s, const pd_stage *g, pd_loop *l) {
+    const int32_t *in = g->inputs + 2;
+    l->k = 0, l->trips = -1, l->going = 1, l->steady = 0;
+    for (int32_t i = 0; i < 2; i++)
+        if (g->inputs[i] >= 0 && pd_elements(&s->tensors[g->inputs[i]]) != 1)
+            return pd_refuse(s, PD_INPUT, "a number of iterations or a condition with %lld elements\n  rule: one element",
+                             (long long)pd_elements(&s->tensors[g->inputs[i]]));
+    if (g->inputs[0] >= 0) l->trips = pd_max(0, *(const int64_t *)(const void *)s->tensors[g->inputs[0]].data);
+    if (g->inputs[1] >= 0) l->going = *s->tensors[g->inputs[1]].data != 0;
+    for (int32_t j = 0; j < l->carried_count; j++) {
+        l->carried[j].now = s->tensors[*in++];
+        l->carried[j].at = -1;
+    }
+    for (int32_t k = 0; k < l->slice_count; k++) cut(l, k, &s->tensors[*in++]);
+    for (int32_t r = 0; r < l->row_count; r++) l->rows[r].capacity = -1;
+    if (l->counts) { /* numbers have no shape that somebody looks at later */
+        feed(&l->body, l->body.formals[0], &(pd_held){.data = (char *)&l->number, .dtype = PD_INT64});
+        feed(&l->body, l->body.formals[1], &(pd_held){.data = (char *)&l->condition, .dtype = PD_BOOL});
+    }
+    feed_around(s, g, &l->body);
+    l->phase = PD_RUNS;
+    return PD_OK;
+}
+
+/* ---- loops: an iteration ---- */
+
+static int same_shape(const pd_held *a, const pd_held *b) {
+    return a->rank == b->rank && !memcmp(a->shape, b->shape, (size_t)a->rank * sizeof *a->shape);
+}
+
+static char *row_at(const pd_rows *x, int64_t k) { return x->start + k * x->step; }
+
+/* Room for the rows of an output: in the output itself where their number is known, else doubled when it is full. */
+static int32_t enlarge(pd_sequence *s, const pd_stage *g, pd_loop *l, pd_rows *x) {
+    pd_held *t = &s->tensors[g->outputs[l->carried_count + (x - l->rows)]];
+    int64_t bytes = pd_bytes(&x->row), count = l->k ? 2 * l->k : l->trips < 0 ? FIRST_ROWS : pd_min(l->trips, FIRST_ROWS);
+    int32_t code;
+    x->direct = l->trips >= 0 && !asks(l) && x->axis == 0;
+    if (x->direct) {
+        int64_t shape[PD_MAX_RANK] = {count = l->trips};
+        memcpy(shape + 1, x->row.shape, (size_t)x->row.rank * sizeof *shape);
+        pd_take_shape(t, x->row.rank + 1, shape);
+        code = pd_place(s, t);
+    } else code = pd_reserve(s, &x->room, count * bytes, l->k * bytes);
+    if (code != PD_OK) return code;
+    int back = x->direct && x->backwards;
+    x->start = (x->direct ? t->data : x->room.data) + (back ? (count - 1) * bytes : 0);
+    x->step = back ? -bytes : bytes;
+    x->capacity = count;
+    return PD_OK;
+}
+
+static int32_t place_row(pd_sequence *s, const pd_stage *g, pd_loop *l, int32_t r, const pd_held *of) {
+    pd_rows *x = &l->rows[r];
+    if (x->capacity < 0) pd_take_shape(&x->row, of->rank, of->shape);
+    else if (!same_shape(&x->row, of))
+        return pd_refuse(s, PD_INPUT, "iteration %lld gives a row of another shape than those before\n"
+                         "  rule: all rows of an output have one shape", (long long)l->k);
+    if (l->k < x->capacity) return PD_OK;
+    int32_t code = enlarge(s, g, l, x);
+    for (int32_t j = 0; j < l->carried_count && code == PD_OK && l->k; j++)
+        if (l->carried[j].row == r) l->carried[j].now.data = row_at(x, l->k - 1);
+    return code;
+}
+
+/* Where the next value of something carried goes: what grows at its end stays, the rest goes to and fro. */
+static int32_t place_carried(pd_sequence *s, pd_carried *c, const pd_held *of, char **to) {
+    int64_t bytes = pd_bytes(of), had = pd_bytes(&c->now);
+    int other = !same_shape(&c->now, of), next = c->at == 0;
+    int64_t ample = other ? 2 * bytes + FIRST_ROOM : bytes;
+    if (!other || !c->in_place) {
+        int32_t code = bytes > c->rooms[next].bytes ? pd_reserve(s, &c->rooms[next], ample, 0) : PD_OK;
+        *to = c->rooms[next].data;
+        return code;
+    }
+    int32_t first = c->at < 0, at = first ? 0 : c->at;
+    int32_t code = bytes > c->rooms[at].bytes ? pd_reserve(s, &c->rooms[at], ample, first ? 0 : had) : PD_OK;
+    if (code != PD_OK) return code;
+    if (first) pd_copy_held(&c->now, c->rooms[0].data);
+    c->at = at;
+    *to = c->now.data = c->rooms[at].data;
+    return PD_OK;
+}
+
+/* Makes room for all results of an iteration; what it does may be done again. */
+static int32_t place_results(pd_sequence *s, const pd_stage *g, pd_loop *l, char **next) {
+    const pd_body *b = &l->body;
+    const int32_t first = l->counts, rows = first + l->carried_count;
+    int32_t code = PD_OK;
+    for (int32_t r = 0; r < l->row_count && code == PD_OK; r++) {
+        pd_held of = result_of(b, rows + r, l->rows[r].row.dtype);
+        code = place_row(s, g, l, r, &of);
+        if (code == PD_OK && b->direct[rows + r]) b->unit.to[b->results[rows + r]] = row_at(&l->rows[r], l->k);
+    }
+    for (int32_t j = 0; j < l->carried_count && code == PD_OK; j++) {
+        pd_carried *c = &l->carried[j];
+        pd_held of = result_of(b, first + j, c->now.dtype);
+        if (c->row >= 0) next[j] = row_at(&l->rows[c->row], l->k);
+        else if (c->stays) next[j] = c->now.data;
+        else code = place_carried(s, c, &of, &next[j]);
+        if (b->direct[first + j]) b->unit.to[b->results[first + j]] = next[j];
+    }
+    if (code != PD_OK || !asks(l)) return code;
+    pd_held of = result_of(b, 0, PD_BOOL);
+    if (pd_elements(&of) != 1)
+        return pd_refuse(s, PD_INPUT, "a condition with %lld elements\n  rule: one element", (long long)pd_elements(&of));
+    if (b->direct[0]) b->unit.to[b->results[0]] = &l->condition;
+    return PD_OK;
+}
+
+static void feed_iteration(pd_loop *l) {
+    const int32_t *formal = l->body.formals + 2 * l->counts;
+    l->number = l->k, l->condition = 1;
+    for (int32_t j = 0; j < l->carried_count; j++) feed(&l->body, *formal++, &l->carried[j].now);
+    for (int32_t k = 0; k < l->slice_count; k++) feed(&l->body, *formal++, &l->slices[k]);
+}
+
+static void go_on(pd_loop *l) {
+    for (int32_t k = 0; k < l->slice_count; k++) l->slices[k].data += l->slice_steps[k];
+    l->k++;
+}
+
+/* One iteration whose shapes may differ from those of the one before. */
+static int32_t iteration(pd_sequence *s, const pd_stage *g, pd_loop *l) {
+    const pd_body *b = &l->body;
+    const int32_t first = l->counts, rows = first + l->carried_count;
+    char *next[l->carried_count + 1];
+    feed_iteration(l);
+    int32_t code = start(s, &l->body);
+    if (code == PD_OK) code = place_results(s, g, l, next);
+    if (code != PD_OK) return code;
+    feed_iteration(l); /* some lie elsewhere now */
+    code = run(s, &l->body);
+    if (code != PD_OK) return code;
+    pd_held of[rows + l->row_count + 1];
+    for (int32_t r = 0; r < rows + l->row_count; r++) {
+        int32_t j = r - first, dtype = r < first ? PD_BOOL : r < rows ? l->carried[j].now.dtype : l->rows[r - rows].row.dtype;
+        of[r] = result_of(b, r, dtype);
+        if (r < first || b->direct[r] || (r < rows && (l->carried[j].stays || l->carried[j].row >= 0))) continue;
+        pd_copy_held(&of[r], r < rows ? next[j] : row_at(&l->rows[r - rows], l->k));
+    }
+    if (asks(l)) l->going = *of[0].data != 0;
+    l->steady = l->plain;
+    for (int32_t j = 0; j < l->carried_count; j++) {
+        pd_carried *c = &l->carried[j];
+        if (c->stays) continue;
+        l->steady &= same_shape(&c->now, &of[first + j]);
+        if (c->row < 0 && next[j] != c->now.data) c->at = c->at == 0;
+        pd_take_shape(&c->now, of[first + j].rank, of[first + j].shape);
+        c->now.data = next[j];
+    }
+    go_on(l);
+    return PD_OK;
+}
+
+/* Iterations with the shapes of the one before, while there is room for rows. */
+static int32_t iterations(pd_sequence *s, pd_loop *l, int64_t end) {
+    pd_unit *u = &l->body.unit;
+    const int32_t *formals = l->body.formals + 2 * l->counts, *results = l->body.results + l->counts;
+    int32_t code = PD_OK, asked = asks(l);
+    for (int32_t j = 0; j < l->carried_count && code == PD_OK; j++) {
+        pd_carried *c = &l->carried[j];
+        if (c->row < 0 && !c->stays) code = pd_reserve(s, &c->rooms[c->at == 0], pd_bytes(&c->now), 0);
+    }
+    for (int32_t r = 0; r < l->row_count; r++) end = pd_min(end, l->rows[r].capacity);
+    while (code == PD_OK && l->going && l->k < end) {
+        l->number = l->k, l->condition = 1;
+        for (int32_t k = 0; k < l->slice_count; k++) u->from[formals[l->carried_count + k]] = l->slices[k].data;
+        for (int32_t r = 0; r < l->row_count; r++) u->to[results[l->carried_count + r]] = row_at(&l->rows[r], l->k);
+        for (int32_t j = 0; j < l->carried_count; j++) {
+            pd_carried *c = &l->carried[j];
+            u->from[formals[j]] = c->now.data;
+            if (c->stays) continue;
+            if (c->row < 0) u->to[results[j]] = c->rooms[c->at = c->at == 0].data;
+            c->now.data = u->to[results[j]];
+        }
+        code = pd_unit_run(s, u);
+        if (code != PD_OK) break;
+        if (asked) l->going = l->condition;
+        go_on(l);
+    }
+    l->steady = l->k < end;
+    return code;
+}
+
+/* ---- loops: behind the last iteration ---- */
+
+static int32_t give_rows(pd_sequence *s, pd_held *t, const pd_loop *l, const pd_rows *x) {
+    if (x->direct && x->capacity >= 0) return PD_OK;
+    pd_held every = x->row;
+    if (x->capacity < 0) pd_take_shape(&every, x->tail_rank, x->tail);
+    for (int32_t a = every.rank++; a > x->axis; a--)
+        every.shape[a] = every.shape[a - 1], every.strides[a] = every.strides[a - 1];
+    every.shape[x->axis] = l->k;
+    every.strides[x->axis] = x->backwards ? -x->step : x->step;
+    every.data = x->backwards ? row_at(x, l->k - 1) : x->start;
+    pd_take_shape(t, every.rank, every.shape);
+    int32_t code = pd_place(s, t);
+    if (code == PD_OK) pd_copy_held(&every, t->data);
+    return code;
+}
+
+static int32_t finish(pd_sequence *s, const pd_stage *g, pd_loop *l) {
+    int32_t code = PD_OK;
+    for (int32_t o = 0; o < g->output_count && code == PD_OK; o++) {
+        pd_held *t = &s->tensors[g->outputs[o]];
+        if (o >= l->carried_count) code = give_rows(s, t, l, &l->rows[o - l->carried_count]);
+        else {
+            pd_take_shape(t, l->carried[o].now.rank, l->carried[o].now.shape);
+            code = pd_place(s, t);
+            if (code == PD_OK) pd_copy_held(&l->carried[o].now, t->data);
+        }
+    }
+    return code == PD_OK ? tell_sizes(s, g) : code;
+}
+
+int32_t pd_iterate(pd_sequence *s, const pd_stage *g) {
+    pd_loop *l = g->loop;
+    int32_t code = l->phase == PD_BEGINS ? begin(s, g, l) : PD_OK;
+    for (int64_t end = l->k + AT_ONCE; code == PD_OK && l->phase == PD_RUNS && more(l);) {
+        if (l->k >= end) return PD_STOP_SIGNALS;
+        int64_t until = l->trips < 0 ? end : pd_min(end, l->trips);
+        code = l->steady ? iterations(s, l, until) : iteration(s, g, l);
+    }
+    if (code > 0) {
+        size_t length = strlen(s->text);
+        snprintf(s->text + length, sizeof s->text - length, "\n  in iteration %lld", (long long)l->k);
+    }
+    if (code != PD_OK) return code;
+    l->phase = PD_HAS_ENDED;
+    return finish(s, g, l);
+}
+
+PD_EXPORT void pd_free_loop(pd_loop *l) {
+    for (int32_t j = 0; j < l->carried_count; j++) pd_free_rooms(l->carried[j].rooms, 2);
+    for (int32_t r = 0; r < l->row_count; r++) pd_free_rooms(&l->rows[r].room, 1);
+}
