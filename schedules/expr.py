@@ -387,3 +387,27 @@ def show(v: Value) -> str:
     if isinstance(v, Op):
         return f"{v.dtype if v.name == 'cast' else v.name}({', '.join(map(show, v.args))})"
     return repr(v)
+
+
+def conjuncts(v: Value) -> Iterator[Value]:
+    """The parts of a conjunction."""
+    if isinstance(v, Op) and v.name == "and":
+        for a in v.args:
+            yield from conjuncts(a)
+    else:
+        yield v
+
+
+def at_least_zero(v: Value) -> Index | None:
+    """What is >= 0 exactly where a comparison of integers that are no data holds; None: it is no such comparison."""
+    if not isinstance(v, Op) or v.name not in ("ge", "gt", "le", "lt"):
+        return None
+    a, b = map(integer, v.args if v.name[0] == "g" else v.args[::-1])
+    return None if a is None or b is None else a - b - (v.name[1] == "t")
+
+
+def integer(v: Value) -> Index | None:
+    """An integer that is no data; None: it is something else."""
+    if isinstance(v, FromIndex):
+        return v.index
+    return Index.of(v.value) if isinstance(v, Const) and isinstance(v.value, int) else None

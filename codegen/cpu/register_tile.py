@@ -9,21 +9,21 @@ from polydyn.codegen.cpu.contraction import Contraction
 from polydyn.codegen.cpu.plan import Plan
 from polydyn.codegen.cpu.scratch import Scratch
 from polydyn.codegen.cpu.strips import FIRST_LINE, LINES
-from polydyn.codegen.ir import Alloc, Body, Compare, Def, FlatLoad, For, Let, Node, Store, consume, walk
+from polydyn.codegen.ir import Alloc, Body, Compare, Def, FlatLoad, For, If, Let, Node, Store, consume, walk
 from polydyn.codegen.lower import Lowering, flat, lower
 from polydyn.codegen.operands import multiplied
 from polydyn.codegen.passes.bind import bind
 from polydyn.codegen.passes.columns import Columns, vector_columns
 from polydyn.codegen.passes.epilogues import COLUMN, ROW, finished, finished_across, instances
 from polydyn.codegen.passes.pointers import row_pointers
-from polydyn.codegen.passes.prefetch import END, FIRST, LINE, prefetch_next
+from polydyn.codegen.passes.prefetch import END, FIRST, LINE, prefetch_next, prefetch_results
 from polydyn.codegen.passes.registers import Copies, partial_unroll, registers, share_loads, split_chains, unroll
-from polydyn.codegen.passes.tiles import clip, flatten_loops
+from polydyn.codegen.passes.tiles import clip, flatten_loops, shorten
 from polydyn.codegen.passes.transpose import has_transposes
 from polydyn.codegen.pipeline import Step, names_of, run
 from polydyn.schedules.errors import Declined
 from polydyn.schedules.expr import neutral
-from polydyn.schedules.index import ONE, ZERO, Index, minimum
+from polydyn.schedules.index import ONE, ZERO, Index, minimum, product
 from polydyn.schedules.model import Statement
 from polydyn.schedules.tree.names import MarkName, c, extent, it, p
 from polydyn.schedules.tree.strategies import (
@@ -43,6 +43,10 @@ RUN_FIRST, RUN_ROWS = "run_first", "run_rows"
 """The first row of a run of register tiles, and its rows."""
 RUN = 48
 """Rows of a run: three blocks of vectors."""
+NEAR_RESULTS = 1 << 18
+"""Elements of results that stay in a 1 MB L2."""
+LONG_STEPS = 128
+"""Reduction steps in which a tile asks for its results by the way."""
 V = Index.of
 
 
@@ -65,6 +69,7 @@ class RegisterTile:
         self.dtype = product.accumulation.value.dtype
         self.copies: Copies = {}
         self.across: Body = ()
+        self.results: tuple[Store, ...] = ()
 
     # -- sizes ---------------------------------------------------------------------------------------------------
 
@@ -173,13 +178,17 @@ class RegisterTile:
         made = finished_across((self.sums, self.dtype), stores, V(RUN_ROWS), self.stored_columns(), self.plan.lanes)
         always = all(c.decided() for c in when)
         self.across = made if always and not isinstance(made, Declined) else ()
+        self.results = stores
 
     def run(self, loop: For, origin: Callable[[Index], Index]) -> Node:
         """The loop over row tiles, in runs whose sums lie in memory until all of them are there."""
         tiles = max(1, RUN // self.plan.rows)
         low, high = V("run_lo"), V("run_hi")
         memory = V(tiles * self.plan.rows * self.plan.columns)
-        body: Body = (replace(loop, lo=low, hi=high), *self.across)
+        body: Body = (
+            replace(loop, lo=low, hi=high, body=(*self._asked(V(c("i")) - low, high - low), *loop.body)),
+            *self.across,
+        )
         body = (Alloc(self.sums, self.dtype, memory, "stack", body),)
         first = origin(low)
         names = {"run_lo": loop.lo + V("run") * tiles, "run_hi": minimum(low + tiles, loop.hi), RUN_FIRST: first,
@@ -187,6 +196,17 @@ class RegisterTile:
         for name, value in reversed(names.items()):
             body = (Let(name, value, body),)
         return For("run", ZERO, (loop.hi - loop.lo).ceildiv(tiles), body)
+
+    def _asked(self, number: Index, tiles: Index) -> Body:
+        """The share of a row tile in asking for where a run's results go, when these are beyond the cache, and a tile
+        takes long enough to do it by the way.
+        """
+        x = self.product
+        if ((x.steps * x.inner_steps).constant or LONG_STEPS) < LONG_STEPS:
+            return ()
+        results = sum((product(x.group.arrays[s.array].shape) for s in x.group.epilogues), ZERO)
+        calls = prefetch_results(self.results, V(RUN_ROWS), self.stored_columns(), number, tiles)
+        return (If((Compare(">", results, V(NEAR_RESULTS)),), calls),)
 
     def stored_columns(self) -> Index:
         """Columns of the current tile, a number where that is known."""
@@ -237,6 +257,8 @@ class RegisterTile:
         unrolled, in_registers, shared = self._register_steps(rows)
         steps = (p("k"), *self.product.roles.inner)
         pointers = Step("pointers", "where each row begins", lambda b: row_pointers(b, ROWS, steps, self.product.short))
+        needed = Step("taps", "taps that read zeros alone are left out", lambda b: self._needed(b, rows))
+        needed = Step("taps", "taps that read zeros alone are left out", lambda b: self._needed(b, rows))
         return (
             unrolled,
             in_registers,
@@ -248,12 +270,20 @@ class RegisterTile:
                 lambda b: self._reduction(b, rows),
                 (FIRST, END) if self.streams else (),
             ),
-            *((pointers,) if self.product.footprint else ()),
+            *((needed, pointers) if self.product.footprint else ()),
         )
 
     def _flattened(self, body: Body) -> Body:
         for x in reversed((p("k"), *map(it, self.product.roles.inner[:-1]))):
             body = flatten_loops(body, x)
+        return body
+
+    def _needed(self, body: Body, rows: int) -> Body:
+        """Loops over taps without those that read zeros. Few steps take no longer than to find out."""
+        x = self.product
+        extents = dict(x.inner) | {x.roles.block: x.steps}
+        for step, ends in (self.scratch.taps(rows) if not x.short else {}).items():
+            body = shorten(body, p("k") if step == x.roles.block else it(step), extents[step], ends)
         return body
 
     def _register_steps(self, rows: int) -> tuple[Step, Step, Step]:

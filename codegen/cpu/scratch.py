@@ -11,6 +11,7 @@ from polydyn.codegen.lower import flat, lower
 from polydyn.codegen.passes.bind import fold
 from polydyn.codegen.passes.hoist import hoist_divisions, hoist_guards, hoist_masks
 from polydyn.codegen.passes.parts import part_of, read_word, store_parts
+from polydyn.codegen.passes.prefetch import prefetch_next
 from polydyn.codegen.passes.registers import partial_unroll
 from polydyn.codegen.passes.tiles import clip
 from polydyn.codegen.passes.transpose import has_transposes, transpose_copies
@@ -110,6 +111,14 @@ class Scratch:
         """What a share knows besides its rows: nothing."""
         return body
 
+    def following(self) -> dict[str, Index]:
+        """What the copy of rows asks for while it copies: nothing."""
+        return {}
+
+    def taps(self, rows: int) -> dict[str, tuple[Index, Index]]:
+        """Reduction -> the steps that a tile of so many rows needs, where not all: none."""
+        return {}
+
     # -- what fills them -----------------------------------------------------------------------------------------
 
     def pack(self, body: Body) -> Body:
@@ -137,7 +146,7 @@ class Scratch:
             if isinstance(vectors, Declined):
                 self.notes.append(f"rows are copied element by element: {vectors}")
                 return n
-            return partial_unroll(vectors, n.var, ROW_UNROLL)
+            return partial_unroll(prefetch_next(vectors, n.var, self.following()), n.var, ROW_UNROLL)
 
         body = store_parts(self._copied(body, FILL, ROWS, self.filled), ROWS)
         body = rewrite(body, lambda n: hoist_guards(n) if isinstance(n, For) else n)

@@ -17,11 +17,11 @@ from polydyn.codegen.passes.parts import narrow
 from polydyn.codegen.places import Coordinates, Places
 from polydyn.schedules.expr import Value, const
 from polydyn.schedules.group.footprint import HIGH, LOW
-from polydyn.schedules.index import ONE, ZERO, Index, maximum, product
+from polydyn.schedules.index import ONE, ZERO, Index, maximum, minimum, product
 from polydyn.schedules.proof.boxes import ContractTiles
 from polydyn.schedules.proof.footprints import Strip
 from polydyn.schedules.tree.names import a, extent
-from polydyn.schedules.tree.strategies import FILL, ROWS, SHARE_ROWS, SHARE_ROWS_END
+from polydyn.schedules.tree.strategies import FILL, FIRST_ROW, ROWS, SHARE_ROWS, SHARE_ROWS_END
 
 FIRST_LINE, LINES = "s_lo", "s_n"
 """The first place of a share along the axis of its strip, and how many are copied."""
@@ -69,6 +69,27 @@ class Strips(Scratch):
         none = const(0, self.footprint.dtype)
         return (*super().fill(body), *(Store(ROWS, end + k, none) for k in range(self.footprint.beyond)))
 
+    def following(self) -> dict[str, Index]:
+        """The next plane: of each a strip is some lines, a stream of its own."""
+        (outer, _), *_ = self.footprint.places
+        return {} if outer == self.footprint.strip else {a(outer): V(a(outer)) + 1}
+
+    def taps(self, rows: int) -> dict[str, tuple[Index, Index]]:
+        """Reduction -> the first step that a tile of so many rows from ``FIRST_ROW`` on needs, and the end of those.
+
+        Others read zeros. Along a line they do for all rows of a tile only where they are further apart than these.
+        """
+        f, first = self.footprint, V(FIRST_ROW)
+        env, steps = f.span(first, first + rows - 1) | f.sizes(), dict(f.steps)
+        out = {}
+        for step, (low, high) in f.taps().items():
+            x, at = next((x, at) for x, at in f.places if step in at.symbols())
+            apart, of_pixels = at.split(step)
+            reach = int(apart * (steps[step] - 1))
+            if x == f.strip or reach >= 2 * rows * max(of_pixels.terms.values()):
+                out[step] = maximum(ZERO, low.subs(env)), minimum(steps[step], high.subs(env))
+        return out
+
     def rows_parts(self) -> tuple[str, int]:
         """As ``Scratch``: addresses count single steps."""
         return self.footprint.dtype, 1
@@ -94,5 +115,5 @@ class Strips(Scratch):
         """As ``Scratch``, with what is to be proven of the strip."""
         f, tiles = self.footprint, super().tiles()
         loops = {x: a(x) for x, _ in f.places}
-        strip = Strip(f, FILL, loops, f.box(), self.rows_size(V("S")), self.plan.rows)
+        strip = Strip(f, FILL, loops, f.box(), self.rows_size(V("S")), self.plan.rows, f.taps())
         return ContractTiles(**{**vars(tiles), "strip": strip})

@@ -68,6 +68,7 @@ static __attribute__((noinline, unused)) hf32 pdc_hload_f32(const f32 *b, i64 i,
 }
 PD_INLINE void pd_prefetch_f32(const f32 *b, i64 i) { (void)b; (void)i; }
 PD_INLINE void pd_prefetch_far_f32(const f32 *b, i64 i) { (void)b; (void)i; }
+PD_INLINE void pd_prefetch_write_f32(const f32 *b, i64 i) { (void)b; (void)i; }
 PD_INLINE void pd_prefetch_i32(const i32 *b, i64 i) { (void)b; (void)i; }
 PD_INLINE void pd_prefetch_far_i32(const i32 *b, i64 i) { (void)b; (void)i; }
 

@@ -130,6 +130,7 @@ PD_INLINE hf32 hloadm_f32(const f32 *b, i64 i, i64 n) {
 #endif
 PD_INLINE void pd_prefetch_f32(const f32 *b, i64 i) { __builtin_prefetch(b + i); }
 PD_INLINE void pd_prefetch_far_f32(const f32 *b, i64 i) { __builtin_prefetch(b + i, 0, 2); }
+PD_INLINE void pd_prefetch_write_f32(const f32 *b, i64 i) { __builtin_prefetch(b + i, 1); }
 PD_INLINE void pd_prefetch_i32(const i32 *b, i64 i) { __builtin_prefetch(b + i); }
 PD_INLINE void pd_prefetch_far_i32(const i32 *b, i64 i) { __builtin_prefetch(b + i, 0, 2); }
 /* Where s > 0 an aligned vector goes around the caches: its line is not read first, and drives nothing out. pd_drain

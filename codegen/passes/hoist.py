@@ -26,7 +26,7 @@ from polydyn.codegen.ir import (
     walk,
     walk_value,
 )
-from polydyn.schedules.expr import Const, FromIndex, Op, Value
+from polydyn.schedules.expr import Op, Value, conjuncts, integer
 from polydyn.schedules.index import Atom, Index
 
 
@@ -84,27 +84,13 @@ def _is_fixed(n: Def, var: str) -> bool:
     return not read and var not in mentions(n)[0]
 
 
-def conjuncts(v: Value) -> Iterator[Value]:
-    """The parts of a conjunction."""
-    if isinstance(v, Op) and v.name == "and":
-        for a in v.args:
-            yield from conjuncts(a)
-    else:
-        yield v
-
-
 def comparison(v: Value) -> Compare | None:
     """A comparison of integers that are no data."""
     relation = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}.get(v.name) if isinstance(v, Op) else None
     if relation is None or not isinstance(v, Op):
         return None
-    sides = []
-    for a in v.args:
-        if isinstance(a, FromIndex):
-            sides.append(a.index)
-        elif isinstance(a, Const) and isinstance(a.value, int):
-            sides.append(Index.of(a.value))
-    return Compare(relation, *sides) if len(sides) == 2 else None
+    left, right = map(integer, v.args)
+    return None if left is None or right is None else Compare(relation, left, right)
 
 
 def hoist_divisions(body: Body, prefix: str) -> Body:

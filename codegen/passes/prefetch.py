@@ -7,15 +7,16 @@ for by line, spread over the loop. A prefetch reads nothing and may name any add
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from polydyn.codegen.indices import substitute
-from polydyn.codegen.ir import Body, Call, Def, FlatLoad, For, Let, Node, Pointer, Set, rewrite, walk, walk_value
+from polydyn.codegen.ir import Body, Call, Def, FlatLoad, For, Let, Node, Pointer, Set, Store, rewrite, walk, walk_value
+from polydyn.codegen.passes.epilogues import COLUMN, ROW
 from polydyn.schedules.index import ONE, ZERO, Index, maximum, minimum
 
-LEAF, FAR = "pd_prefetch", "pd_prefetch_far"
-"""Into the first cache, into the second."""
+LEAF, FAR, WRITE = "pd_prefetch", "pd_prefetch_far", "pd_prefetch_write"
+"""Into the first cache, into the second, and into the first to be written."""
 TYPES = {"float32": "f32", "int32": "i32"}
 """What is prefetched: four bytes an element."""
 FIRST, END = "far_lo", "far_hi"
@@ -92,9 +93,21 @@ def share_panel(body: Body, number: Index, tiles: Index) -> Body:
     return body
 
 
+def prefetch_results(stores: Sequence[Store], rows: Index, columns: Index, number: Index, tiles: Index) -> Body:
+    """What row tile ``number`` of ``tiles`` asks for, of the results that are stored when all of them are there.
+
+    ``stores``: of one element at ``ROW`` and ``COLUMN``, dense along rows. Each column is a stream of its own that ends
+    after a few lines: stores would wait for every one of them.
+    """
+    line = Index.of("line")
+    asked = (Pointer("float32", s.buffer, s.address.subs({ROW: line * LINE})) for s in stores)
+    lines = For("line", ZERO, rows.ceildiv(LINE), tuple(Call(f"{WRITE}_f32", (x,)) for x in asked))
+    return (For(COLUMN, number * columns // tiles, (number + 1) * columns // tiles, (lines,)),)
+
+
 def _loads(n: For) -> Iterator[FlatLoad]:
     for x in walk(n.body):
-        if isinstance(x, (Def, Set)):
+        if isinstance(x, (Def, Set, Store)):
             yield from (v for v in walk_value(x.value) if isinstance(v, FlatLoad) and v.dtype in TYPES)
 
 

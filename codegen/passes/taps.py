@@ -37,11 +37,11 @@ from polydyn.codegen.ir import (
     walk_value,
     with_bodies,
 )
-from polydyn.codegen.passes.hoist import comparison, conjuncts, hoist_masks
+from polydyn.codegen.passes.hoist import comparison, hoist_masks
 from polydyn.codegen.passes.registers import keep_loads, registers, share_loads, unroll
 from polydyn.codegen.passes.unzip import unzip
 from polydyn.schedules.errors import CodegenError
-from polydyn.schedules.expr import Const, FromIndex, Op, Value
+from polydyn.schedules.expr import Const, FromIndex, Op, Value, conjuncts
 from polydyn.schedules.index import ZERO, Atom, Index, maximum, minimum
 
 V = Index.of

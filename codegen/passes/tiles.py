@@ -187,6 +187,23 @@ def one_vector(nest: For, before: Index, width: int) -> Body:
     return rewrite((nest,), f)
 
 
+def shorten(body: Body, var: str, extent: Index, ends: tuple[Index, Index]) -> Body:
+    """Loops ``var`` over all of ``extent`` run from the first to the second of the ``ends`` only, which are computed
+    once, around the body.
+    """
+    names = f"{var}_lo", f"{var}_hi"
+    lo, hi = map(Index.of, names)
+
+    def f(n: Node) -> Node:
+        return replace(n, lo=lo, hi=hi) if isinstance(n, For) and (n.var, n.lo, n.hi) == (var, ZERO, extent) else n
+
+    found = rewrite(body, f)
+    if found != body:
+        for name, end in zip(names, ends, strict=True):
+            found = (Let(name, end, found),)
+    return found
+
+
 def allocated(body: Body, buffer: str, dtype: str, size: Index) -> Body:
     """Scratch inside the loop over reduction blocks: new for each, so that a checked build sees what the last left."""
 

@@ -15,12 +15,13 @@ Extents are symbols here (``size``), so that what is proven of a footprint holds
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from polydyn.schedules.expr import INTEGERS, OPS, PARTS, Value, substitute
+from polydyn.schedules.expr import INTEGERS, OPS, PARTS, Const, Op, Value, at_least_zero, conjuncts, substitute
 from polydyn.schedules.group.words import word
-from polydyn.schedules.index import ONE, ZERO, Index, product
+from polydyn.schedules.index import ONE, ZERO, Index, minimum, product
 
 V = Index.of
 Axis = tuple[str, Index]
@@ -31,6 +32,16 @@ LOW, HIGH = "line_lo", "line_hi"
 def size(iterator: str) -> str:
     """The symbol that stands for an iterator's extent."""
     return f"size.{iterator}"
+
+
+def first(pixel: str) -> str:
+    """The symbol that stands for the least value of a pixel iterator in a run of rows."""
+    return f"first.{pixel}"
+
+
+def last(pixel: str) -> str:
+    """The symbol that stands for the greatest one."""
+    return f"last.{pixel}"
 
 
 @dataclass(frozen=True)
@@ -116,6 +127,48 @@ class Footprint:
             step, _ = at.split(first)
             last = at.subs({n: V(size(n)) - 1 for n in at.symbols() if n != first} | {first: V(HIGH) - LOW})
             out[x] = step * LOW, last + ONE
+        return out
+
+    def inside(self) -> dict[str, tuple[Index, Index]]:
+        """Place -> (low, high): outside of low <= place < high the value is 0, whatever the other places are."""
+        v, out = self.value, dict[str, tuple[Index, Index]]()
+        outside = v.args[2] if isinstance(v, Op) and v.name == "where" else None
+        if self.word or not (isinstance(v, Op) and isinstance(outside, Const) and outside.value == 0):
+            return out
+        slacks = [i for part in conjuncts(v.args[0]) if (i := at_least_zero(part)) is not None]
+        for slack, (x, at) in itertools.product(slacks, self.places):
+            step, rest = slack.split(x)
+            if step in (ONE, -ONE) and rest.symbols().isdisjoint(dict(self.places)):
+                low, high = out.get(x, (ZERO, at.subs({n: V(size(n)) - 1 for n in at.symbols()}) + 1))
+                out[x] = (-rest, high) if step == ONE else (low, rest + 1)
+        return out
+
+    def taps(self) -> dict[str, tuple[Index, Index]]:
+        """Step -> (low, high): other steps read zeros, for pixels from ``first`` to ``last``; only steps that move
+        together with pixels.
+        """
+        out = {}
+        for x, (low, high) in self.inside().items():
+            at = dict(self.places)[x]
+            steps = [n for n, _ in self.steps if n in at.symbols()]
+            if len(steps) == 1 and at.symbols() - {*steps}:
+                apart, begin = at.split(steps[0])
+                least, most = (begin.subs({n: V(f(n)) for n in begin.symbols()}) for f in (first, last))
+                out[steps[0]] = ((low - most).ceildiv(apart), (high - 1 - least) // apart + 1)
+        return out
+
+    def span(self, low: Index, high: Index) -> dict[str, Index]:
+        """What ``first`` and ``last`` stand for in the rows from ``low`` to ``high``: of a pixel inside others that all
+        rows share its own values, else all.
+        """
+        out, inner = dict[str, Index](), ONE
+        for n, (x, e) in enumerate(reversed(self.pixels)):
+            a, b = low // inner, high // inner
+            if n < len(self.pixels) - 1:
+                begin = a // e * e
+                a, b = (a - begin) * (1 - minimum(1, b // e - a // e)), minimum(b - begin, e - 1)
+            out |= {first(x): a, last(x): b}
+            inner = inner * e
         return out
 
     def elements(self, lines: Index) -> Index:

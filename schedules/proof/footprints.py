@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from polydyn.schedules.errors import LegalityError
-from polydyn.schedules.group.footprint import HIGH, LOW, Footprint, size
+from polydyn.schedules.group.footprint import HIGH, LOW, Footprint, first, last, size
 from polydyn.schedules.index import Index, product
 from polydyn.schedules.isl_util import at_least, below, between, frame, param_set, sample
 from polydyn.schedules.model import Group
@@ -22,7 +22,8 @@ SHARE = "S"
 @dataclass(frozen=True)
 class Strip:
     """A copy of a footprint as a kernel makes it. ``copy``, ``loops``: its statement, and its loop for each place;
-    ``box``: as ``Footprint.box``; ``size``: elements allocated for ``SHARE`` tiles of ``rows`` rows.
+    ``box``: as ``Footprint.box``; ``size``: elements allocated for ``SHARE`` tiles of ``rows`` rows. ``taps``: as
+    ``Footprint.taps``, the steps that a run of rows goes through.
     """
 
     footprint: Footprint
@@ -31,6 +32,7 @@ class Strip:
     box: Mapping[str, tuple[Index, Index]]
     size: Index
     rows: int
+    taps: Mapping[str, tuple[Index, Index]]
 
 
 def check_strip(t: Scheduled, strip: Strip) -> None:
@@ -45,12 +47,14 @@ def check_strip(t: Scheduled, strip: Strip) -> None:
     4. The copy runs the box, in loops that no reader is in: it is complete when the first one reads.
     5. What is allocated holds the box: n rows meet at most ``(n + line - 2) // line + 1`` values of the first pixel;
        and what the last word of a window reaches behind it.
+    6. Steps that are left out read zeros for all pixels of their rows (isl, all sizes).
     """
     _check_value(t.group, strip.footprint)
     _check_inside(strip)
     _check_hull(strip)
     _check_loops(t, strip)
     _check_size(strip)
+    _check_taps(strip)
 
 
 def _refuse(what: str) -> LegalityError:
@@ -77,12 +81,12 @@ def _check_inside(strip: Strip) -> None:
     read = [at_least(LOW, 0), *between(LOW, h, V(HIGH) + 1), *(c for x in inner for c in between(0, x, V(size(x))))]
     context = param_set(sizes)
     for x, at in f.places:
-        first, count = strip.box[x]
-        for missed in (below(at, first), at_least(at, first + count)):
+        low, count = strip.box[x]
+        for missed in (below(at, low), at_least(at, low + count)):
             bad = space.where([*read, missed]).intersect_params(context)
             if not bad.is_empty():
                 raise _refuse(
-                    f"place {x} = {at} is read outside [{first}, {first + count}), which is copied\n"
+                    f"place {x} = {at} is read outside [{low}, {low + count}), which is copied\n"
                     f"  for example {sample(bad)}"
                 )
 
@@ -90,11 +94,11 @@ def _check_inside(strip: Strip) -> None:
 def _check_hull(strip: Strip) -> None:
     f = strip.footprint
     for x, at in f.places:
-        first, count = strip.box[x]
+        begin, count = strip.box[x]
         ends = {n: V(size(n)) - 1 for n in at.symbols()}
         low, high = (at.subs({**dict.fromkeys(ends, 0), f.pixels[0][0]: LOW}), at.subs({**ends, f.pixels[0][0]: HIGH}))
-        if first != low or first + count - 1 != high:
-            raise _refuse(f"place {x} is copied from {first} to {first + count - 1}, read from {low} to {high}")
+        if begin != low or begin + count - 1 != high:
+            raise _refuse(f"place {x} is copied from {begin} to {begin + count - 1}, read from {low} to {high}")
 
 
 def _check_loops(t: Scheduled, strip: Strip) -> None:
@@ -117,3 +121,25 @@ def _check_size(strip: Strip) -> None:
     needed = product(count.subs(lines) for _, count in strip.box.values()).subs(f.sizes()) + f.beyond
     if strip.size != needed and not is_nonnegative(strip.size - needed):
         raise _refuse(f"{strip.size} elements do not hold the {needed} of a strip")
+
+
+def _check_taps(strip: Strip) -> None:
+    f = strip.footprint
+    for step, (low, high) in strip.taps.items():
+        x, at = next((x, at) for x, at in f.places if step in at.symbols())
+        inside = f.inside().get(x)
+        if inside is None:
+            raise _refuse(f"steps {step} are left out, and the operand is not 0 outside of any range of place {x}")
+        pixels = [n for n in at.symbols() if n != step]
+        dims = (step, *(g for n in pixels for g in (first(n), n, last(n))))
+        sizes = tuple(sorted({size(step), *(n for i in inside for n in i.symbols())}))
+        space = frame("left_out", dims, sizes)
+        read = [*between(0, step, size(step)), *between(inside[0], at, inside[1])]
+        read += [c for n in pixels for c in between(first(n), n, V(last(n)) + 1)]
+        for missed in (below(step, low), at_least(step, high)):
+            bad = space.where([*read, missed])
+            if not bad.is_empty():
+                raise _refuse(
+                    f"step {step} is left out outside [{low}, {high}), where {x} = {at} reads an element\n"
+                    f"  for example {sample(bad)}"
+                )

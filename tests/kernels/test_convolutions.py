@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -178,13 +179,16 @@ def test_patches_are_read_in_place_and_padded_ones_have_a_footprint(pads: list[i
 
 @pytest.mark.parametrize("tail", [("Relu",), ("Relu", "GlobalAveragePool")])
 def test_footprints_of_strips_that_are_lower_than_their_halo(tail: tuple[str, ...]) -> None:
-    """Paddings larger than the image, several strips, several threads; planes and channels last."""
-    m = conv((9, 40, 3, 3), tail, pads=[7, 6, 5, 8], dilations=[6, 4])
+    """Paddings larger than the image, whose taps are left out, several strips, several threads; planes and channels
+    last.
+    """
+    m = conv((9, 60, 3, 3), tail, pads=[7, 16, 5, 18], dilations=[6, 16])
     plan, graph = plan_program(m), import_model(m)
     assert "footprint copied" in "\n".join(n for k in plan.kernels for n in k.notes)
+    assert any(len(set(re.findall(r"(?:p_k|j\d)_lo = ", k.text))) == 2 for k in plan.kernels)
     programs = [CheckedProgram(plan), build_program(plan, threads=3)]
     for n, h, w in ((1, 5, 3), (2, 40, 37), (1, 1, 70), (0, 4, 4)):
-        feeds = {"x": floats(n, 40, h, w)}
+        feeds = {"x": floats(n, 60, h, w)}
         want = reference.evaluate(graph, feeds)
         for p in programs:
             np.testing.assert_allclose(p.run(feeds)["y"], want["y"], 1e-4, 1e-4)
@@ -194,6 +198,9 @@ def test_planes_are_stored_in_whole_vectors() -> None:
     """Sums of a run of register tiles are transposed; a sum over channels behind it keeps its columns together."""
     texts = ["".join(k.text for k in plan_program(conv((21, 3, 3, 3), t)).kernels) for t in (("Relu",), ("Softmax",))]
     assert "pd_transpose_f32" in texts[0] and not any("vstores_f32" in t for t in texts)
+    long = plan_program(conv((21, 15, 3, 3), pads=[1, 1, 1, 1])).kernels[0].text
+    assert "pd_prefetch_write_f32" in long and "pd_prefetch_write_f32" not in texts[0]
+    assert "pd_prefetch_f32(a" in long, "the copy asks for the next plane"
 
 
 SPREAD: list[tuple[Sequence[int], dict[str, Any], int]] = [
