@@ -175,7 +175,7 @@ def wgmma_cases() -> list[Case]:
 def register_cases() -> list[Case]:
     """The same with A in registers."""
     cases = []
-    for name in ("f16_n64", "f16_n128_mn", "bf16_n32"):
+    for name in ("f16_n64", "f16_n128_mn", "f16_n256_mn", "bf16_n32", "bf16_n192_mn"):
         kind, n, mn = name.split("_")[0], int(name.split("_")[1][1:]), name.endswith("mn")
         a, b, va, vb, c = _operands(kind, n)
         want = (va @ vb + c).astype(c.dtype)

@@ -173,7 +173,9 @@ WGMMA(wgmma_u8_n256, 256, int32_t, 0, pd_wgmma_m64n256k32_u8)
   PD_EXPORT(name, 128);
 WGMMA_RS(wgmma_rs_f16_n64, 64, 0, pd_wgmma_rs_m64n64k16_f16<0>)
 WGMMA_RS(wgmma_rs_f16_n128_mn, 128, 1, pd_wgmma_rs_m64n128k16_f16<1>)
+WGMMA_RS(wgmma_rs_f16_n256_mn, 256, 1, pd_wgmma_rs_m64n256k16_f16<1>)
 WGMMA_RS(wgmma_rs_bf16_n32, 32, 0, pd_wgmma_rs_m64n32k16_bf16<0>)
+WGMMA_RS(wgmma_rs_bf16_n192_mn, 192, 1, pd_wgmma_rs_m64n192k16_bf16<1>)
 
 // ---- warps' products of 8-bit floats: fragments in, fragments out; sm_89 and newer ---------------------------------
 #define MMA(name)                                                                                        \
