@@ -215,7 +215,10 @@ def _transformers(family: str, name: str) -> Source:
         side = side[0] if isinstance(side, (list, tuple)) else side if isinstance(side, int) else 224
         channels = getattr(settings, "num_channels", 3) or 3
         data = torch.randn(2, channels, min(side, 512), min(side, 512))
-        return Source(module, {"pixel_values": data}, {"pixel_values": {0: "N"}})
+        inputs = {"pixel_values": data}
+        if name == "vit_mae":  # else it masks at random
+            inputs["noise"] = torch.rand(2, (side // settings.patch_size) ** 2)
+        return Source(module, inputs, {x: {0: "N"} for x in inputs})
     if name in ("encodec", "dac"):
         return Source(module, {"input_values": torch.randn(2, 1, 9600)}, {"input_values": {0: "B", 2: "S"}})
     if name == "audio-spectrogram-transformer":

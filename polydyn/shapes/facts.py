@@ -58,20 +58,25 @@ class DimFacts:
         """
         if not any(isinstance(a, Atom) for a in p.atoms()):
             return p
-        return self._multiples.outside(self._simplify(self._multiples.inside(p), ranges))
+        return self._multiples.outside(self._simplify(self._multiples.inside(p), ranges or {}, {}))
 
-    def _simplify(self, p: Index, ranges: Ranges | None) -> Index:
+    def _simplify(self, p: Index, ranges: Ranges, done: dict[Atom, Index]) -> Index:
+        """``done``: atoms that were met, which many places share."""
+
         def atom(a: Atom) -> Index:
-            args = tuple(self._simplify(x, ranges) for x in a.args)
-            if a.kind == "fetch":
-                return Index({(Atom("fetch", args, a.name),): 1})
-            if a.kind == "floordiv":
-                return self._quotient(args[0], args[1], ranges)
-            return self._extreme(a.kind, args, ranges)
+            if a not in done:
+                args = tuple(self._simplify(x, ranges, done) for x in a.args)
+                if a.kind == "fetch":
+                    done[a] = Index({(Atom("fetch", args, a.name),): 1})
+                elif a.kind == "floordiv":
+                    done[a] = self._quotient(args[0], args[1], ranges)
+                else:
+                    done[a] = self._extreme(a.kind, args, ranges)
+            return done[a]
 
         return self._divide_exact(p.map_atoms(atom))
 
-    def _quotient(self, x: Index, n: Index, ranges: Ranges | None) -> Index:
+    def _quotient(self, x: Index, n: Index, ranges: Ranges) -> Index:
         q = floordiv(x, n)
         for a in [a for a in q.atoms() if isinstance(a, Atom) and a.kind == "floordiv" and a.args[1] == n]:
             r = a.args[0]
@@ -79,7 +84,7 @@ class DimFacts:
                 q = q - Index({(a,): 1})
         return q
 
-    def _extreme(self, kind: str, args: tuple[Index, ...], ranges: Ranges | None) -> Index:
+    def _extreme(self, kind: str, args: tuple[Index, ...], ranges: Ranges) -> Index:
         keep = list(args)
         for a in args:
             others = [b for b in keep if b != a]

@@ -105,3 +105,15 @@ def test_a_fact_helps_where_what_it_adds_is_bounded() -> None:
     facts.at_most("W", 7, "a table")
     facts.at_most("S", "W", "as many as there are")
     assert facts.nonnegative(7 - Index.of("S"))
+
+
+def test_what_is_false_somewhere_is_not_looked_for_in_all_cases() -> None:
+    """Boxes of 90 classes, each at most 300: two cases for each of them, three deep."""
+    facts, _ = context()
+    found = [facts.fresh("n") for _ in range(90)]
+    for n in found[:3]:
+        facts.promise(n, 2, "a fact about some")
+    boxes = Index.of(0)
+    for n in found:
+        boxes = boxes + minimum(n, 300)
+    assert not facts.nonnegative(1 - boxes) and not facts.nonnegative(boxes - 4) and facts.nonnegative(27000 - boxes)
