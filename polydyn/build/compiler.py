@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import tempfile
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -34,6 +35,9 @@ the code, and nothing runs faster.
 X86_FLAGS = ("-mprefer-vector-width=512",)
 
 LINK_FLAGS = ("-shared", "-Wl,--build-id=none", "-lm", "-lpthread")
+
+POLL = 0.005
+"""Seconds between looks at compilers that run."""
 
 TARGETS = {
     "cpu": ("-march=native",),
@@ -199,19 +203,26 @@ def _compile(compiler: Compiler, flags: Sequence[str], names: Sequence[str], wor
                     running[name] = subprocess.Popen(
                         command, cwd=work, env=environment, stdout=log, stderr=log, text=True, start_new_session=True
                     )
-            name = next(iter(running))
-            if running[name].wait() or not _object(work, name).exists():
-                log_text = (work / f"{name}.log").read_text(errors="replace")
-                raise BuildError(
-                    f"{shlex.join(compiler.command)} refused {name}:\n{log_text[:4000]}",
-                    remedy="this is a bug in the generated code, or the compiler is too old (gcc >= 9, clang >= 10)",
-                )
-            del running[name]
+            done = [name for name, process in running.items() if process.poll() is not None]
+            for name in done:
+                if running.pop(name).returncode or not _object(work, name).exists():
+                    raise _refusal(compiler, name, work)
+            if not done:
+                time.sleep(POLL)
     finally:
         for process in running.values():
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
+
+
+def _refusal(compiler: Compiler, name: str, work: Path) -> BuildError:
+    """Why a unit has no object, in the compiler's words."""
+    text = (work / f"{name}.log").read_text(errors="replace")
+    return BuildError(
+        f"{shlex.join(compiler.command)} refused {name}:\n{text[:4000]}",
+        remedy="this is a bug in the generated code, or the compiler is too old (gcc >= 9, clang >= 10)",
+    )
 
 
 def _link(compiler: Compiler, objects: Sequence[str], work: Path) -> bytes:
