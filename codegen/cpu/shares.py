@@ -51,12 +51,16 @@ def rows_for_all(rows: int, columns: int, steps: int) -> int:
     return rows_that_stay(rows, Index.of(steps)) if columns * steps <= SHARED_ELEMENTS else 0
 
 
-def strip_tiles(x: Footprint, rows: int) -> Index:
-    """Tiles of ``rows`` rows whose footprint stays in the cache, but so many that half of it is no halo."""
+def strip_tiles(x: Footprint, rows: int, part: Index) -> Index:
+    """Tiles of ``rows`` rows whose footprint stays in the cache, but so many that half of it is no halo.
+
+    No more than ``part`` of them, as far as about a ninth of the footprint at most is halo then.
+    """
     one, two = x.elements(ONE), x.elements(Index.of(2))
     line, halo = maximum(1, two - one), two - 2 * (two - one)
     lines = maximum(1, (STRIP_BYTES // ITEMSIZE[x.dtype] - halo) // line, halo // line)
-    return maximum(1, lines * x.line // rows)
+    least = maximum(1, 8 * halo // line)
+    return maximum(1, minimum(lines * x.line // rows, maximum(least * x.line // rows, part)))
 
 
 def row_blocks(mt: Index, nt: Index, most: IndexLike, need: Index, cheap_rows: bool) -> dict[str, Index]:
@@ -101,8 +105,7 @@ def in_pieces(
     """
     bi, bj = blocks[ROW_BLOCKS], blocks[COLUMN_BLOCKS]
     several = minimum(1, threads - 1)
-    pieces = maximum(1, minimum(PIECES, steps // (threads * PIECE)))
-    more = 1 + several * (maximum(1, (threads * pieces).ceildiv(maximum(1, others * bi * bj))) - 1)
+    more = 1 + several * (maximum(1, (threads * _pieces(steps, threads)).ceildiv(maximum(1, others * bi * bj))) - 1)
     columns = maximum(bj, minimum(nt, bj * more))
     if packs:
         return {ROW_BLOCKS: bi, COLUMN_BLOCKS: columns}
@@ -113,6 +116,11 @@ def in_pieces(
     return {ROW_BLOCKS: bi * rows, COLUMN_BLOCKS: columns}
 
 
+def _pieces(steps: Index, threads: Index) -> Index:
+    """Tasks of each thread, for so many multiply-adds of everything."""
+    return maximum(1, minimum(PIECES, steps // (threads * PIECE)))
+
+
 def product_blocks(x: Contraction, plan: Plan, tiles: tuple[Index, Index]) -> dict[str, Index]:
     """Blocks of a product for the threads: whole batches first, then column panels or rows.
 
@@ -120,8 +128,11 @@ def product_blocks(x: Contraction, plan: Plan, tiles: tuple[Index, Index]) -> di
     """
     (mt, nt), n, steps, threads = tiles, x.columns, x.steps * x.inner_steps, Index.of(WORKERS)
     need = maximum(1, threads.ceildiv(maximum(1, x.batches)))
+    work = x.batches * maximum(x.rows, STREAMED) * n * steps
     if x.footprint is not None:
-        return row_blocks(mt, nt, strip_tiles(x.footprint, plan.rows), need, cheap_rows=False)
+        several = minimum(1, threads - 1) * threads * _pieces(work, threads) // 2  # each copies lines of its neighbours
+        parts = maximum(1, several.ceildiv(maximum(1, x.batches)))
+        return row_blocks(mt, nt, strip_tiles(x.footprint, plan.rows, mt.ceildiv(parts)), need, cheap_rows=False)
     if plan.fill:
         copied = plan.block * x.inner_steps
         return row_blocks(mt, nt, rows_that_stay(plan.rows, copied), need, cheap_rows=False)
@@ -134,5 +145,4 @@ def product_blocks(x: Contraction, plan: Plan, tiles: tuple[Index, Index]) -> di
     if x.decodes and plan.promote:  # what is decoded stays in the cache
         panel = int(plan.block * x.inner_steps) * plan.columns
         blocks[COLUMN_BLOCKS] = maximum(blocks[COLUMN_BLOCKS], nt.ceildiv(max(1, SHARED_ELEMENTS // panel)))
-    work = x.batches * maximum(x.rows, STREAMED) * n * steps
     return in_pieces(blocks, mt, nt, threads, x.batches, work, plan.promote)

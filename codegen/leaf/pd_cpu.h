@@ -614,18 +614,26 @@ PD_INLINE f32 pd_sum_vf32(vf32 v) { return PD_W > 4 ? pd_sum_four(v, 0) + pd_sum
 #endif
 
 /* d[at + PD_W*c + l] = b[i + l*s + c] for columns c < m, lanes l < n (0 in the other lanes): a block transposed in
-   registers, in log2(PD_W) steps that exchange off-diagonal blocks */
+   registers, in log2(PD_W) steps */
 #if defined(PD_LANES) && !defined(PD_CHECKED)
-#define PD_EXCHANGE(S)                                                                                                \
+#define PD_MEET(S, LOW, FAR)                                                                                          \
   if (S < PD_W) {                                                                                                     \
-    const vi32 lanes = PD_LANES, low = lanes + (((lanes & S) != 0) & (PD_W - S)), high = low + S;                      \
+    const vi32 lanes = PD_LANES, low = LOW, high = low + FAR;                                                          \
     _Pragma("GCC unroll 16") for (int r = 0; r < PD_W; ++r) if (!(r & S)) {                                            \
       vf32 a = v[r], b = v[(r + S) & (PD_W - 1)];                                                                      \
       v[r] = __builtin_shuffle(a, b, low);                                                                            \
       v[(r + S) & (PD_W - 1)] = __builtin_shuffle(a, b, high);                                                         \
     }                                                                                                                 \
   }
-PD_INLINE void pd_transpose_block(vf32 *restrict v) { PD_EXCHANGE(1) PD_EXCHANGE(2) PD_EXCHANGE(4) PD_EXCHANGE(8) }
+#define PD_HALF (PD_W / 2)
+/* blocks of 4 x 4 inside of four lanes, then these: shuffles that need no lanes from memory */
+PD_INLINE void pd_transpose_block(vf32 *restrict v) {
+  PD_MEET(1, (lanes & ~3) + (lanes >> 1 & 1) + (lanes & 1) * PD_W, 2)
+  PD_MEET(2, (lanes & ~3) + (lanes & 1) + (lanes >> 1 & 1) * PD_W, 2)
+  _Pragma("GCC unroll 4") for (int r = 1; r < PD_W; r += 4) { vf32 x = v[r]; v[r] = v[r + 1]; v[r + 1] = x; }
+  PD_MEET(4, (lanes & 3) + (lanes & (PD_HALF - 4)) * 2 + (((lanes & PD_HALF) != 0) & PD_W), 4)
+  PD_MEET(8, (lanes & 3) + (lanes & (PD_HALF - 4)) * 2 + (((lanes & PD_HALF) != 0) & PD_W), 4)
+}
 static __attribute__((noinline, unused)) void pd_transpose_f32(f32 *d, i64 at, const f32 *b, i64 i, i64 s, i64 n, i64 m) {
   vf32 v[PD_W];
   if (n >= PD_W && m >= PD_W) {

@@ -12,7 +12,9 @@ import onnx
 import pytest
 
 from polydyn.codegen.cpu.product import ContractKernel
+from polydyn.codegen.cpu.shares import ROW_BLOCKS
 from polydyn.codegen.cpu.target import AVX512
+from polydyn.codegen.kernel import WORKERS
 from polydyn.fusion.pipeline import fusion_plan, rewrite_graph
 from polydyn.graph.expand import import_model
 from polydyn.lowering.contract import ContractGroup, lower_contract
@@ -168,6 +170,21 @@ def test_what_the_proof_of_a_strip_accepts_is_right(convolution: tuple[Scheduled
     assert all(m.footprint == s.footprint and m.loops == s.loops and right(m) for m in accepted)
     assert len(accepted) < 7, "twice nothing is nothing, and steps too many read zeros"
     assert len(s.taps) == 2
+
+
+def test_strips_of_several_threads_are_lower_but_no_halo() -> None:
+    """A thread that comes late leaves some to another one; lines that two strips copy stay few."""
+    f = form((64, 3, 7, 7), pads=[3, 3, 3, 3])
+    group = f.lowered.group
+    roles = Proofs(group).contract(f.roles)
+    kernel = ContractKernel("k", group, roles, AVX512, f.packed, None, f.fill, f.footprint)
+    blocks = []
+    for threads in (1, 2):
+        for side in (30, 224):
+            dims = {"N": 1, "H": side, "W": side}
+            env = {x: i.evaluate(dims) for x, i in f.lowered.params.items()} | {WORKERS: threads}
+            blocks.append(kernel.launch[ROW_BLOCKS].evaluate(env))
+    assert blocks == [1, 2, 2, 6]
 
 
 def test_refusals_name_the_place_and_an_instance(convolution: tuple[Scheduled, Strip]) -> None:
