@@ -35,6 +35,9 @@ Opsets: the versions of the operator that ONNX defines, from the oldest on; a pa
 refused by name. Cases: ONNX's node cases of this operator alone that pass compiled for the CPU, of all there are.
 Numbers of random generators follow from place and seed, the same ones in every call; their cases count by type and
 shape (`docs/adr/0023-types.md`). Operators of other domains can be registered (`docs/extending.md`).
+
+On CUDA an element asks every update of ScatterElements, ScatterND and MaxUnpool, every other element of TopK, CumSum
+and CumProd: time grows with the product of both. On the CPU they are linear (`docs/adr/0009-fusion.md`).
 """
 
 

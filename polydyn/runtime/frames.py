@@ -179,6 +179,7 @@ class Frame:
         stages = ctypes.addressof(self._stages)
         self._chain = Chain(*first, sources, checks, stages, None, *counts, len(layout.order))
         self._pointer = ctypes.pointer(self._chain)
+        self._shapes: list[tuple[int, ...]] = []
         self._last: dict[str, tuple[int, ...]] = {}
         self._given = layout.given
         self.kept: list[dict[str, Any]] = [{} for _ in layout.order]
@@ -206,10 +207,8 @@ class Frame:
             roles = ("then_branch", "else_branch")
             more = {"bodies": tables.branches([self._model(bodies[r]) for r in roles], [settings[r] for r in roles])}
         else:
-            name, setting = (
-                settings.get("tensor", settings.get("why", "")),
-                settings.get("center", settings.get("allowzero")),
-            )
+            name = settings.get("tensor", settings.get("why", ""))
+            setting = settings.get("center", settings.get("allowzero"))
             scratch = ctypes.pointer(self._scratch[k])
             more = {"scratch": scratch, "name": name.encode(), "setting": int(bool(setting))}
         return tables.stage(stage["step"], stage, outputs, origin=stage["origin"].encode(), **more)
@@ -224,10 +223,16 @@ class Frame:
     # -- a call ------------------------------------------------------------------------------------------------------
 
     def begin(self, arrays: Mapping[str, Array], times: int | None) -> None:
-        """Takes the inputs; results get memory of the shapes of the call before. ``times``: where they go."""
-        self.arrays = {}
+        """Takes the inputs; when they have the shapes of the call before, results get memory of theirs then.
+
+        ``times``: the address where those of launches and steps go, None: nobody asks.
+        """
         for name, array in arrays.items():
             self._take(name, array)
+        shapes = [a.shape for a in arrays.values()]
+        if shapes != self._shapes:
+            self._shapes = shapes
+            self._last.clear()
         for name in self._given:
             if name in self._last:
                 self._give(name, self._last[name])
@@ -295,7 +300,6 @@ class Frame:
                 shape = self._last[name] = tuple(t.shape[: t.rank])
                 array = array if array.shape == shape else array.reshape(shape)
             made[name] = array
-        self.arrays = {}
         return made
 
     @property

@@ -110,6 +110,7 @@ class PartsProgram(Program):
                 rows += self._rows(frame, times)
             return self._named(frame)
         finally:
+            frame.arrays = {}
             self._free_frames.append(frame)
 
     def _named(self, frame: Frame) -> dict[str, Array]:
