@@ -70,6 +70,7 @@ class RegisterTile:
         self.copies: Copies = {}
         self.across: Body = ()
         self.results: tuple[Store, ...] = ()
+        self.waiting = self.dtype
 
     # -- sizes ---------------------------------------------------------------------------------------------------
 
@@ -132,12 +133,15 @@ class RegisterTile:
         if not (self.long or self.across):
             return table | {s.name: done(s) for s in x.group.epilogues}
         table |= {s.name: lambda at: () for s in x.group.epilogues}
-        first = x.group.epilogues[0].name
+        first = x.group.epilogues[0]
         before = (V(FIRST_ROW) - RUN_FIRST) * self.plan.columns if self.across else ZERO
-        table[first] = lambda at: (
-            Store(self.sums, self._cell(first, at, self.plan.columns) + before, local(first, at)),
-        )
-        return table
+
+        def wait(at: Mapping[str, Index]) -> Body:
+            value = local(first.name, at)
+            made = self._done(first, at, value).value if self.waiting != dtype else value
+            return (Store(self.sums, self._cell(first.name, at, self.plan.columns) + before, made),)
+
+        return table | {first.name: wait}
 
     def _cell(self, statement: str, at: Mapping[str, Index], columns: int) -> Index:
         """Where an instance's sum is in a tile of so many columns."""
@@ -165,23 +169,28 @@ class RegisterTile:
         return finished(tile, (self.sums, self.dtype), stores, when, rows, self.stored_columns(), sizes)
 
     def turn(self, micro: Body) -> None:
-        """Decides how results are stored: by columns, or where they lie together along rows by runs of tiles."""
+        """Decides how results are stored: by columns, or where they lie together along rows by runs of tiles.
+
+        What waits for the end of a run are sums, or where these are integers the results, which are made in registers.
+        """
         x = self.product
         arrays = [x.group.arrays[s.array] for s in x.group.epilogues]
         at = [a.address(s.index) for a, s in zip(arrays, x.group.epilogues, strict=True)]
         planes = all(i.split(x.roles.row)[0] == ONE != i.split(x.roles.col)[0] for i in at)
-        floats = self.dtype == "float32" and all(a.dtype == "float32" for a in arrays)
+        floats = all(a.dtype == "float32" for a in arrays)
         whole = self.plan.blocks == ONE and self.plan.lanes == x.target.width and has_transposes(x.target)
-        if not (planes and floats and whole):
+        if not (planes and floats and whole) or (self.dtype != "float32" and (self.long or len(arrays) > 1)):
             return
         stores, when = self._apart(micro, V(ROW) + RUN_FIRST - FIRST_ROW)
-        made = finished_across((self.sums, self.dtype), stores, V(RUN_ROWS), self.stored_columns(), self.plan.lanes)
-        always = all(c.decided() for c in when)
-        self.across = made if always and not isinstance(made, Declined) else ()
         self.results = stores
+        if self.dtype != "float32":
+            stores = tuple(replace(s, value=FlatLoad("float32", self.sums, self._waiting())) for s in stores)
+        made = finished_across((self.sums, "float32"), stores, V(RUN_ROWS), self.stored_columns(), self.plan.lanes)
+        if all(c.decided() for c in when) and not isinstance(made, Declined):
+            self.across, self.waiting = made, "float32"
 
     def run(self, loop: For, origin: Callable[[Index], Index]) -> Node:
-        """The loop over row tiles, in runs whose sums lie in memory until all of them are there."""
+        """The loop over row tiles, in runs whose sums or results lie in memory until all of them are there."""
         tiles = max(1, RUN // self.plan.rows)
         low, high = V("run_lo"), V("run_hi")
         memory = V(tiles * self.plan.rows * self.plan.columns)
@@ -189,7 +198,7 @@ class RegisterTile:
             replace(loop, lo=low, hi=high, body=(*self._asked(V(c("i")) - low, high - low), *loop.body)),
             *self.across,
         )
-        body = (Alloc(self.sums, self.dtype, memory, "stack", body),)
+        body = (Alloc(self.sums, self.waiting, memory, "stack", body),)
         first = origin(low)
         names = {"run_lo": loop.lo + V("run") * tiles, "run_hi": minimum(low + tiles, loop.hi), RUN_FIRST: first,
                  RUN_ROWS: origin(high) - V(RUN_FIRST)}  # fmt: skip
@@ -217,9 +226,13 @@ class RegisterTile:
         """The stores of the epilogues, of sums in memory, and when they run; ``row``: which of the tile's."""
         epilogues = {s.name: s for s in self.product.group.epilogues}
         done, when = instances(micro, epilogues)
-        total = FlatLoad(self.dtype, self.sums, V(ROW) * self.plan.columns + COLUMN)
+        total = FlatLoad(self.dtype, self.sums, self._waiting())
         places = ({**i.at, p("i"): row, p("j"): V(COLUMN)} for i in done)
         return tuple(self._done(epilogues[i.statement], at, total) for i, at in zip(done, places, strict=True)), when
+
+    def _waiting(self) -> Index:
+        """Where a sum or result of the loop behind a tile or run lies in memory."""
+        return V(ROW) * self.plan.columns + COLUMN
 
     # -- passes --------------------------------------------------------------------------------------------------
 

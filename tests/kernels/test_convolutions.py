@@ -195,12 +195,22 @@ def test_footprints_of_strips_that_are_lower_than_their_halo(tail: tuple[str, ..
 
 
 def test_planes_are_stored_in_whole_vectors() -> None:
-    """Sums of a run of register tiles are transposed; a sum over channels behind it keeps its columns together."""
+    """Sums of a run of register tiles are transposed; a sum over channels behind it keeps its columns together.
+
+    Of integers the results are, which read a residual channels last as it lies.
+    """
     texts = ["".join(k.text for k in plan_program(conv((21, 3, 3, 3), t)).kernels) for t in (("Relu",), ("Softmax",))]
     assert "pd_transpose_f32" in texts[0] and not any("vstores_f32" in t for t in texts)
     long = plan_program(conv((21, 15, 3, 3), pads=[1, 1, 1, 1])).kernels[0].text
     assert "pd_prefetch_write_f32" in long and "pd_prefetch_write_f32" not in texts[0]
     assert "pd_prefetch_f32(a" in long, "the copy asks for the next plane"
+    nodes = [node("ConvInteger", "x w", "i"), node("ConvInteger", "x v", "j"), node("Cast", "j", "b", to=2)]
+    nodes += [node("Cast", n, f"{n}f", to=1) for n in "ib"]
+    m = model([*nodes, node("Add", "if bf", "y")], {"x": ("uint8", ["N", 6, "H", "W"])}, ["y"],
+              {n: RNG.integers(-9, 9, (21, 6, 1, 1)).astype(np.int8) for n in "wv"})  # fmt: skip
+    plan = agrees(m, {"x": RNG.integers(0, 255, (2, 6, 11, 5)).astype(np.uint8)})
+    text = "".join(k.text for k in plan.kernels)
+    assert len(plan.launches) == 2 and "pd_transpose_rows_f32" in text and "vstores_f32" not in text
 
 
 SPREAD: list[tuple[Sequence[int], dict[str, Any], int]] = [
