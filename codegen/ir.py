@@ -50,7 +50,7 @@ class Undefined(Value):
 
 @dataclass(frozen=True)
 class Broadcast(Value):
-    """A scalar in every lane."""
+    """A scalar in every lane, or what is in every lane of a wider register."""
 
     value: Value
     lanes: int

@@ -240,6 +240,7 @@ PD_APART(i8, vi8)
 #endif
 
 PD_INLINE hf32 hbcast_f32(f32 x) { return x - (hf32){0}; }
+PD_INLINE hf32 hlow_f32(vf32 v) { hf32 h; memcpy(&h, &v, sizeof h); return h; }
 #if PD_W == 16 && __GNUC__ >= 12
 PD_INLINE vf32 vwiden_f32(hf32 h) {
   return __builtin_shufflevector(h, h, 0, 1, 2, 3, 4, 5, 6, 7, -1, -1, -1, -1, -1, -1, -1, -1);

@@ -164,7 +164,8 @@ def registers(body: Body, buffer: str, dtype: str) -> Body:
 def share_loads(body: Body, prefix: str = "t") -> Body:
     """Within straight-line runs, a load that occurs more than once is read once into a register.
 
-    A scalar load that feeds vectors is broadcast once. A store ends the sharing of its own buffer's loads.
+    A scalar load that feeds vectors is broadcast once, for narrow ones too. A store ends the sharing of its own
+    buffer's loads.
     """
     fresh = count()
 
@@ -183,7 +184,9 @@ def share_loads(body: Body, prefix: str = "t") -> Body:
                     source = Broadcast(v.dtype, v, lanes) if v.lanes < lanes else v
                     copies[v] = Reg(v.dtype, f"{prefix}{next(fresh)}", lanes)
                     out.append(Def(copies[v].name, source, lanes))
-                return copies[v] if copies[v].lanes in (1, width) else v
+                if copies[v].lanes in (1, width):
+                    return copies[v]
+                return Broadcast(v.dtype, copies[v], width) if v.lanes == 1 < width < copies[v].lanes else v
 
             out.append(replace(n, value=map_value(n.value, shared)))
             if isinstance(n, Store):

@@ -87,7 +87,9 @@ class ValuePrinter:
         return "h"
 
     def text(self, v: Value, want: int = 1) -> str:
-        """C text with ``want`` lanes: a scalar is broadcast, a narrow vector gets further lanes that hold anything."""
+        """C text with ``want`` lanes: a scalar is broadcast, a narrow vector gets further lanes that hold anything, a
+        whole one keeps its first lanes.
+        """
         lanes = lanes_of(v)
         if lanes == want or want == 1:
             return self._text(v, lanes)
@@ -95,7 +97,7 @@ class ValuePrinter:
             return self._text(v, want)
         s = self._text(v, lanes)
         if lanes > 1:
-            return f"vwiden_{SHORT[v.dtype]}({s})"
+            return f"{'vwiden' if want > lanes else 'hlow'}_{SHORT[v.dtype]}({s})"
         if v.dtype == "bool":
             return f"vbcast_i32(-(({s}) != 0))"
         return f"{self.prefix(want, v.dtype)}bcast_{SHORT[v.dtype]}({s})"

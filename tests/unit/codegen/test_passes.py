@@ -180,6 +180,9 @@ def test_loads_are_shared_until_a_store_to_their_buffer() -> None:
     run: Body = (copy(ix(0), op("add", x, x)), Store("x", ZERO, x), copy(ix(1), x))
     assert show(share_loads(run)) == "def t0 = x[0]\ny[0] = add(t0, t0)\nx[0] = t0\ndef t1 = x[0]\ny[1] = t1\n"
     assert share_loads((copy(ix(0), x),)) == (copy(ix(0), x),)
+    vectors = tuple(Store("y", ix(16 * k), op("add", x, x), None, n) for k, n in enumerate((16, 8)))
+    text = show(share_loads(vectors))
+    assert text.count("x[0]") == 1 and "broadcast<8>(t0<16>)" in text
 
 
 def test_shares_partition_and_clip_is_exact() -> None:
