@@ -63,12 +63,13 @@ def cut(graph: Graph) -> Parts:
     last = max((*homes.values(), *(levels.step(s) for s in graph.steps), 0))
     order: list[Part | HostStep] = []
     waiting = list(graph.guards)
+    bounds = _bounds(graph, levels, homes)
     for level in range(-1, last + 1):
         nodes = [n for n in graph.nodes if homes[n.output] == level]
         if nodes:
             guards = [g for g in waiting if levels.of(g.left, g.right) <= level]
             waiting = [g for g in waiting if g not in guards]
-            part = _part(graph, levels, homes, level, nodes, guards)
+            part = _part(graph, bounds, homes, level, nodes, guards)
             verify_graph(part.graph)
             order.append(part)
         order += [s for s in graph.steps if levels.step(s) == level]
@@ -162,19 +163,19 @@ def _is_free(n: Node) -> bool:
 
 
 def _part(
-    graph: Graph, levels: _Levels, homes: Mapping[str, int], level: int, nodes: Sequence[Node],
-    guards: Sequence[Guard],
+    graph: Graph, checked: Sequence[tuple[IndexBound, int]], homes: Mapping[str, int], level: int,
+    nodes: Sequence[Node], guards: Sequence[Guard],
 ) -> Part:  # fmt: skip
     made = {n.output for n in nodes}
     read = list(dict.fromkeys(x for n in nodes for x in n.inputs if x not in made))
-    bounds = [b for b in graph.bounds if _bound_here(graph, levels, homes, b) == level]
+    bounds = [b for b, at in checked if at == level]
     read += [b.tensor for b in bounds if b.tensor not in made and b.tensor not in read and b.tensor in graph.tensors]
     inputs = [x for x in read if x not in graph.constants]
     if not level:  # the model's own, in their order: a part before any step has the interface of the model
         inputs = [*graph.inputs, *(x for x in inputs if x not in graph.inputs)]
     later = {x for n in graph.nodes if homes[n.output] > level for x in n.inputs}
     later |= {x for s in graph.steps for x in s.inputs} | set(graph.outputs)
-    later |= {b.tensor for b in graph.bounds if (_bound_here(graph, levels, homes, b) or 0) > level}
+    later |= {b.tensor for b, at in checked if at > level}
     tensors = {x: graph.tensors[x] for x in dict.fromkeys([*inputs, *read, *(n.output for n in nodes)])}
     used = {s for t in tensors.values() for d in t.shape for s in d.symbols()} | {
         s for n in nodes for s in free_symbols(n)
@@ -207,12 +208,18 @@ def _sources(
     return (*found.values(), *(SymbolSource(s, x, 0) for x, s in sizes.items())), sizes
 
 
-def _bound_here(graph: Graph, levels: _Levels, homes: Mapping[str, int], bound: IndexBound) -> int | None:
-    """The level of the part that checks a bound: the first that reads the integers and knows the size."""
-    names = {bound.tensor} if bound.formula is None else {a.name for a in bound.formula.fetches()}
-    least = max((levels.of(bound.size, bound.offset, *bound.shape), *map(levels.tensor, names & graph.tensors.keys())))
-    readers = sorted(homes[n.output] for n in graph.nodes if names & set(n.inputs) and homes[n.output] >= least)
-    return readers[0] if readers else None
+def _bounds(graph: Graph, levels: _Levels, homes: Mapping[str, int]) -> list[tuple[IndexBound, int]]:
+    """The bounds with the level of the part that checks each: the first that reads the integers and knows the size.
+
+    One that nobody reads is left out.
+    """
+    consumers, out = graph.consumers(), list[tuple[IndexBound, int]]()
+    for b in graph.bounds:
+        names = {b.tensor} if b.formula is None else {a.name for a in b.formula.fetches()}
+        least = max((levels.of(b.size, b.offset, *b.shape), *map(levels.tensor, names & graph.tensors.keys())))
+        at = [homes[n.output] for x in names for n in consumers.get(x, ()) if homes[n.output] >= least]
+        out += [(b, min(at))] if at else []
+    return out
 
 
 def verify_parts(parts: Parts) -> None:
