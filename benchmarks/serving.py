@@ -76,6 +76,7 @@ def served(runtime: str, model: Path, threads: int, most: int, folder: Path) -> 
     environment = os.environ | {"MODEL": str(model), "THREADS": str(threads), "MOST": str(most)}
     environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), environment.get("PYTHONPATH", "")])
     command = [sys.executable, "-m", "uvicorn", "server:app", "--port", str(port), "--log-level", "warning"]
+    command += ["--timeout-keep-alive", "600"]  # a client's idle connection stays
     process = subprocess.Popen(command, cwd=place, env=environment)
     try:
         deadline = time.monotonic() + 120
