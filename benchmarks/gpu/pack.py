@@ -132,7 +132,11 @@ def varied(
     if case.kind not in variants.OF:
         return
     for name, edit in variants.edits(case.name, own):
-        changed = variants.edited(artifact, edit)
+        try:
+            changed = variants.edited(artifact, edit)
+        except BuildError as e:  # the case itself stays
+            yield {"name": f"{case.name}~{name}", "failed": f"{type(e).__name__}: {e}"}
+            continue
         if changed is None:
             continue
         file = f"variant-{case.name}-{name}"

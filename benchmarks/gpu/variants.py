@@ -27,7 +27,7 @@ OF = ("layers", "attention", "stitch")
 SHAPES = 5
 PATTERNS: dict[str, tuple[str, tuple[tuple[str, str], ...]]] = {
     "one-block": ("attention_", ((r"(PD_KERNEL\(\w+, \d+), \d+\)", r"\1, 1)"),)),
-    "two-blocks": ("attention_", ((r"(PD_KERNEL\(\w+, \d+), \d+\)", r"\1, 2)"),)),
+    "two-blocks": ("attention_", ((r"(PD_KERNEL\(\w+, (?:128|256)), \d+\)", r"\1, 2)"),)),
     "rolled": ("layer_gelu_", ((r"#pragma unroll\n(?=\s*for \(int\w* e_)", "#pragma unroll 1\n"),)),
 }  # fmt: skip
 """Name -> the cases that it is for, and (pattern, replacement) for their texts."""

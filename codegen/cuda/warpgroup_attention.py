@@ -105,6 +105,9 @@ def warpgroup_attention(of: Attention) -> list[Kernel]:
     deep = max(int(of.scores.K), int(of.values.N)) > DEEP
     if of.scores.dtype not in HALF or (deep and int(of.values.N) > int(of.scores.K)):
         return []
+    keys = of.scores.N.constant
+    if keys is not None and keys <= (DEEP_KEYS if deep else TILE_KEYS):  # one tile: no copy runs beside a product
+        return []
     r, second = of.parts.score_roles, of.parts.value_roles
     batch = {x: of.scores.extents[x] for x in r.batch}
     q, k = (

@@ -29,8 +29,9 @@ Array = np.ndarray[Any, Any]
 
 
 def attention(
-    dtype: str = "float16", depth: int = 64, width: int = 64, heads: int = 2, groups: int = 1, transposed: bool = False
-) -> FusionPlan:
+    dtype: str = "float16", depth: int = 64, width: int = 64, heads: int = 2, groups: int = 1, transposed: bool = False,
+    keys: str | int = "T",
+) -> FusionPlan:  # fmt: skip
     """softmax(q k' / 8 + mask) v with ``heads`` heads, ``groups`` of them on one key; keys perhaps as (depth, T)."""
     kv = heads // groups
     nodes = []
@@ -52,8 +53,8 @@ def attention(
     ]  # fmt: skip
     kind = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16, "float32": np.float32}[dtype]
     shapes = {
-        "q": ("B", heads, "L", depth), "k": ("B", kv, depth, "T") if transposed else ("B", kv, "T", depth),
-        "v": ("B", kv, "T", width), "m": ("B", 1, "L", "T"),
+        "q": ("B", heads, "L", depth), "k": ("B", kv, depth, keys) if transposed else ("B", kv, keys, depth),
+        "v": ("B", kv, keys, width), "m": ("B", 1, "L", keys),
     }  # fmt: skip
     return plan_of(nodes, shapes, ["y"], {"c": np.array(0.125, kind)}, dtype)
 

@@ -118,8 +118,12 @@ def test_heads_inside_rows() -> None:
 
 
 def test_what_wgmma_and_tma_do_not_reach_has_other_kernels() -> None:
-    for plan in (attention(transposed=True), attention("float32"), attention(depth=9), attention("float16", 64, 192)):
+    one_tile = attention(keys=17)
+    for plan in (
+        attention(transposed=True), attention("float32"), attention(depth=9), attention("float16", 64, 192), one_tile
+    ):  # fmt: skip
         assert hopper(plan).kernels == ()
+    assert hopper(attention(keys=200)).kernels
     (p,) = placed(attention(), ARCH)
     dims = {"n0": 128, "n1": 128, "n2": 1}
     wgmma, *others = (k for k in p.kernels if not k.version.endswith(LONG))
