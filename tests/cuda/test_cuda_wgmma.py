@@ -23,6 +23,7 @@ from polydyn.lowering.place import Placed
 from polydyn.runtime.cuda import tensormap
 from polydyn.testing.device.cases import to_tf32_even
 from tests.support.cuda_groups import ARCH, first_fit, params_of, placed, plan_of, run, with_bugs
+from tests.support.marks import slow
 
 node = helper.make_node
 Array = np.ndarray[Any, Any]
@@ -91,7 +92,7 @@ SINGLES = ((1, 1, 4), (7, 31, 20), (127, 129, 28), (128, 128, 32), (129, 127, 36
 
 
 @pytest.mark.parametrize(
-    ("dtype", "trans_b"), [("float16", False), ("float16", True), ("bfloat16", False), ("float32", True)]
+    ("dtype", "trans_b"), [slow("float16", False), ("float16", True), slow("bfloat16", False), ("float32", True)]
 )
 def test_every_tile_and_tail(dtype: str, trans_b: bool) -> None:
     plan = product(dtype, trans_b)
@@ -235,7 +236,7 @@ def test_planted_bugs_in_tf32_are_caught(bug: str, broken_single: tuple[FusionPl
 
 
 @pytest.mark.skipif(find_nvcc() is None, reason="no nvcc")
-@pytest.mark.parametrize(("dtype", "trans_b"), [("float16", False), ("float16", True), ("float32", True)])
+@pytest.mark.parametrize(("dtype", "trans_b"), [slow("float16", False), ("float16", True), ("float32", True)])
 def test_compiles_without_spills_and_stays_asynchronous(dtype: str, trans_b: bool) -> None:
     p = wgmma_only(product(dtype, trans_b))
     for word in ("wgmma_128x256", "wgmma_128x128") if dtype == "float16" else ("wgmma_tf32_128x256",):

@@ -39,6 +39,7 @@ from polydyn.schedules.group.polyhedra import context
 from polydyn.schedules.group.promotion import check_loads
 from polydyn.schedules.index import Index
 from polydyn.schedules.solution.schedule import schedule_contract
+from tests.support.marks import slow
 from tests.support.tiny import model, node
 
 RNG = np.random.default_rng(5)
@@ -142,7 +143,9 @@ def test_convolutions_in_the_middle_of_a_model_are_channels_last(case: int) -> N
     assert any(b.name.endswith("@last") for b in plan.buffers.values())
 
 
-@pytest.mark.parametrize(("channels", "of_group", "strides"), [(20, 4, [1, 1]), (40, 8, [2, 1]), (34, 2, [1, 2])])
+@pytest.mark.parametrize(
+    ("channels", "of_group", "strides"), [slow(20, 4, [1, 1]), slow(40, 8, [2, 1]), (34, 2, [1, 2])]
+)
 def test_narrow_groups_lie_together_in_vectors(channels: int, of_group: int, strides: list[int]) -> None:
     """Loads are spread over the groups of a vector, the last vector is cut in a group; planes stay products."""
     weight, groups = (channels, of_group, 3, 3), channels // of_group

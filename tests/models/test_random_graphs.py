@@ -87,7 +87,7 @@ def test_a_failing_graph_is_shrunk_to_what_fails() -> None:
     assert attempt(small, random_feeds, 0, "cpu") == ""
 
 
-@pytest.mark.parametrize("target", ["avx512", "avx2"])
+@pytest.mark.parametrize("target", ["avx512", slow("avx2")])
 @pytest.mark.parametrize("form", ["ab", slow("aTb"), slow("abT"), "transposed out", "constant", "dot rows"])
 def test_products_at_ugly_sizes(form: str, target: str) -> None:
     """K of 0 runs initialiser and epilogue; K beyond a block runs LOAD and SAVE; a strided column is packed."""
