@@ -81,7 +81,7 @@ def test_every_width_of_copies(main: tuple[Kernel, ...]) -> None:
 
 @pytest.mark.parametrize(
     ("types", "trans"),
-    [(("int8", "int8"), (False, True)), (("int8", "uint8"), (True, False)), (("uint8", "uint8"), (True, True))],
+    [slow(("int8", "int8"), (False, True)), (("int8", "uint8"), (True, False)), slow(("uint8", "uint8"), (True, True))],
 )
 def test_other_signs_and_transpositions(types: Types, trans: Trans) -> None:
     """Rows that memory does not have along the reduction are copied byte by byte, and the version says so."""

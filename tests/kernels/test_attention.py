@@ -111,7 +111,7 @@ def compiled(name: str, threads: int | None = None) -> Program:
     return open_program(_artifact(name), threads=threads)
 
 
-LONG = ("full mask", "grouped queries")
+LONG = ("full mask", "grouped queries", "one kv head")
 
 
 @pytest.mark.parametrize("name", [slow(n) if n in LONG else n for n in CASES])

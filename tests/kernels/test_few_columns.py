@@ -76,6 +76,7 @@ def test_computed_columns(target: str) -> None:
         np.testing.assert_allclose(program.run(x)["y"], expected, rtol=0, atol=bound, err_msg=str(size))
 
 
+@pytest.mark.slow
 def test_computed_columns_touch_nothing_else() -> None:
     """The same bits as the normal build, no access out of bounds, in both versions."""
     checked, plain = CheckedProgram(plan_program(computed())), compile(computed(), threads=1)

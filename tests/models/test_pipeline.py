@@ -91,6 +91,7 @@ def test_each_pass_says_what_it_does() -> None:
     assert all(p.what and sum(x is not None for x in (p.graph, p.groups, p.join)) <= 1 for p in PASSES)
 
 
+@pytest.mark.slow
 def test_the_command_line_has_the_switch(tmp_path: Path) -> None:
     onnx.save_model(block(), str(tmp_path / "m.onnx"))
     arguments = ["explain", str(tmp_path / "m.onnx"), "--shape", "B=1,L=8", "--why", "--without", "attention"]

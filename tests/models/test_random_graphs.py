@@ -43,6 +43,7 @@ def test_random_graphs_agree_with_the_reference(first: int) -> None:
     assert run_seeds(range(first, first + 12), "cpu", feeds=3) == []
 
 
+@pytest.mark.slow
 def test_random_graphs_on_narrower_vectors() -> None:
     assert run_seeds(range(24, 34), native("avx2"), feeds=3) == []
 

@@ -18,6 +18,7 @@ from polydyn.errors import InputError, UnsupportedError
 from polydyn.runtime import control_steps
 from polydyn.runtime.parts_program import PartsProgram
 from polydyn.runtime.program import Program
+from tests.support.marks import slow
 
 RNG = np.random.default_rng(11)
 Feeds = Mapping[str, Any]
@@ -327,7 +328,7 @@ def test_a_wrong_call_of_a_body_says_its_iteration() -> None:
     assert program.run({"m": scalar(2), "x": np.array([1, 2], np.float32)})["y"].tolist() == [1, 2]
 
 
-@pytest.mark.parametrize("back", [0, 1])
+@pytest.mark.parametrize("back", [slow(0), 1])
 def test_scans_along_other_axes_and_backwards(back: int) -> None:
     m = parsed(f"""
     g (float[H] h, float[B, T, H] x, float[H, H] r) => (float[B, H] last, float[B, H, T] y, float[T, B, H] z) {{

@@ -218,6 +218,7 @@ def test_sizes_of_dims_by_name_and_by_denotation(tmp_path: Path) -> None:
         polydyn.InferenceSession(m.SerializeToString(), options)
 
 
+@pytest.mark.slow
 def test_the_optimized_model_opens_as_a_session(tmp_path: Path) -> None:
     options = polydyn.SessionOptions()
     options.optimized_model_filepath = str(tmp_path / "bert.polydyn")
