@@ -187,7 +187,9 @@ def _transformers(family: str, name: str) -> Source:
     settings = _configuration(name)
     if family != "audio":
         settings._attn_implementation = settings._experts_implementation = "eager"
-    own = getattr(transformers, type(settings).__name__.removesuffix("Config") + "Model", None)
+    stem = type(settings).__name__.removesuffix("Config")
+    classes = (getattr(transformers, stem + kind, None) for kind in ("Model", "ForKeypointDetection"))
+    own = next((c for c in classes if c is not None), None)
     known = type(settings) in transformers.AutoModel._model_mapping
     module = transformers.AutoModel.from_config(settings) if known or own is None else own(settings)
 
@@ -214,6 +216,9 @@ def _transformers(family: str, name: str) -> Source:
         side = getattr(settings, "image_size", None) or 224
         side = side[0] if isinstance(side, (list, tuple)) else side if isinstance(side, int) else 224
         channels = getattr(settings, "num_channels", 3) or 3
+        if name == "superpoint":  # the keypoints of one image
+            axes = {"pixel_values": {2: "H", 3: "W"}}
+            return Source(module, {"pixel_values": torch.rand(1, channels, side, side)}, axes)
         data = torch.randn(2, channels, min(side, 512), min(side, 512))
         inputs = {"pixel_values": data}
         if name == "vit_mae":  # else it masks at random
@@ -262,6 +267,7 @@ def export(family: str, name: str, path: Path) -> None:
             found = list(_tensors(result))
             return tuple(x for x in found if x.is_floating_point())[:3] or tuple(found[:3])
 
+    torch.backends.mha.set_fastpath_enabled(False)  # else an attention is one operator that is not exported
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         torch.onnx.export(
