@@ -254,9 +254,19 @@ class Index:
 
     def rebuild(self, f: Callable[[Atom], Index]) -> Index:
         """Replaces every Atom by ``f(atom)``, innermost first: its arguments are rebuilt already."""
+        return self._rebuild(f, {})
+
+    def _rebuild(self, f: Callable[[Atom], Index], done: dict[Atom, Index]) -> Index:
+        """``done``: as for ``_subs``."""
         if self.is_polynomial:
             return self
-        return self.map_atoms(lambda a: f(Atom(a.kind, tuple(x.rebuild(f) for x in a.args), a.name)))
+
+        def atom(a: Atom) -> Index:
+            if a not in done:
+                done[a] = f(Atom(a.kind, tuple(x._rebuild(f, done) for x in a.args), a.name))
+            return done[a]
+
+        return self.map_atoms(atom)
 
     def evaluate(self, env: Mapping[str, int], fetch: Callable[[str, tuple[int, ...]], int] | None = None) -> int:
         """The value for given symbols; ``fetch(name, subscripts)`` serves fetch atoms. KeyError: unknown symbol."""
