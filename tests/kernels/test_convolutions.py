@@ -169,6 +169,25 @@ def test_few_rows_and_sums_in_blocks_of_the_reduction() -> None:
     assert "reduction block 768, rows copied" in "\n".join(n for k in plan.kernels for n in k.notes)
 
 
+def test_pixels_that_leave_vectors_too_empty_are_rows() -> None:
+    """49 columns need a fourth vector for one of them; as rows they are exact, and weights are columns. At 64 vectors
+    are full. What is known when the model is compiled is chosen then.
+    """
+    m = conv((64, 66, 1, 1))
+    sizes = ((1, 7, 7), (2, 1, 17), (1, 8, 8), (1, 2, 2), (0, 7, 7))
+    program, graph = build_program(plan_program(m), threads=2), import_model(m)
+    for n, h, w in sizes:
+        x = floats(n, 66, h, w)
+        np.testing.assert_allclose(program.run({"x": x})["y"], reference.evaluate(graph, {"x": x})["y"], 1e-4, 1e-4)
+    chosen = [program.explain(N=n, H=h, W=w).launches[0].kernel.split("_")[0] for n, h, w in sizes[:4]]
+    assert chosen == ["turned", "turned", "contract", "dot"]
+    for side, turned in ((7, True), (8, False)):
+        for dim in m.graph.input[0].type.tensor_type.shape.dim[2:]:
+            dim.dim_value = side
+        form = lowered(fused(m))
+        assert form.turned is None and bool(form.packed) == turned
+
+
 @pytest.mark.parametrize(("pads", "copied"), [([0, 0, 0, 0], False), ([1, 0, 2, 1], True)])
 def test_patches_are_read_in_place_and_padded_ones_have_a_footprint(pads: list[int], copied: bool) -> None:
     """Rows are pixels of a line, and results are stored in whole vectors; a padding tells taps from channels."""
