@@ -203,27 +203,30 @@ def test_a_count_that_sizes_say() -> None:
     assert program.outputs["r"] == "float32[N, H]", "sizes say how many rows there are"
 
 
+NESTED = parsed("""
+g (int64 m, int64 k, float[N] x) => (float[N] y) {
+    t = Constant <value = bool {1}> ()
+    y = Loop (m, t, x) <
+        body = outer (int64 i, bool go, float[N] v) => (bool go, float[N] v3) {
+            f = Cast <to = 1> (i)
+            v3 = Loop (k, t, v) <
+                body = inner (int64 j, bool go2, float[N] w) => (bool go2, float[N] w3) {
+                    g = Cast <to = 1> (j)
+                    a = Add (f, g)
+                    c = Less (g, f)
+                    w2 = If (c) <then_branch = p () => (float[N] q) { q = Add (w, a) },
+                                 else_branch = e () => (float[N] r) { r = Mul (w, x) }>
+                    w3 = Tanh (w2)
+                }>
+        }>
+}
+""")
+
+
 def test_nested_loops_capture_from_every_level(monkeypatch: pytest.MonkeyPatch) -> None:
-    m = parsed("""
-    g (int64 m, int64 k, float[N] x) => (float[N] y) {
-        t = Constant <value = bool {1}> ()
-        y = Loop (m, t, x) <
-            body = outer (int64 i, bool go, float[N] v) => (bool go, float[N] v3) {
-                f = Cast <to = 1> (i)
-                v3 = Loop (k, t, v) <
-                    body = inner (int64 j, bool go2, float[N] w) => (bool go2, float[N] w3) {
-                        g = Cast <to = 1> (j)
-                        a = Add (f, g)
-                        c = Less (g, f)
-                        w2 = If (c) <then_branch = p () => (float[N] q) { q = Add (w, a) },
-                                     else_branch = e () => (float[N] r) { r = Mul (w, x) }>
-                        w3 = Tanh (w2)
-                    }>
-            }>
-    }""")
     calls = [(3, 2, 4), (1, 5, 1), (4, 1, 9), (0, 3, 2)]
     monkeypatch.setattr(control_steps.Iteration, "once", None)  # bodies of several parts run in C too
-    check(m, *({"m": scalar(a), "k": scalar(b), "x": f32(n)} for a, b, n in calls))
+    check(NESTED, *({"m": scalar(a), "k": scalar(b), "x": f32(n)} for a, b, n in calls))
 
 
 def test_bodies_with_steps_in_python() -> None:
