@@ -79,7 +79,8 @@ def right(plan: FusionPlan, k: Kernel, p: Placed, feeds: dict[str, Array], want:
     """Both orders give the reference, the same bits, and no bank conflicts."""
     got = [run(plan, feeds, lambda p, env: k, (p,), reverse) for reverse in (False, True)]
     tolerance = TOLERANCE[str(feeds["x"].dtype)]
-    error = np.abs(got[0][0]["y"].astype(np.float64) - want).max(initial=0)
+    with np.errstate(invalid="ignore"):
+        error = np.abs(got[0][0]["y"].astype(np.float64) - want).max(initial=0)
     same = (got[0][0]["y"].view(np.uint16) == got[1][0]["y"].view(np.uint16)).all()
     near = bool(error <= tolerance * max(1.0, np.abs(want).max()))
     counts = got[0][1][0]
@@ -100,8 +101,8 @@ def test_every_tile_and_tail(dtype: str, trans_b: bool) -> None:
     names = [k.version for k in p.kernels if k.device.arch == "sm_90a" and not k.version.endswith(LONG)]
     start, end = ("tf32_", 32) if dtype == "float32" else ("", 64)
     tiles = [f"wgmma_{start}{t}x{end}_4_wide" for t in ("128x256", "128x128", "64x128", "64x64")]
-    assert [n for n in names if n.endswith("wide")] == [*tiles, f"wgmma_{start}128x128x{end}_5_turns_wide"]
-    assert {m.dtype for k in p.kernels for m in k.device.maps} == {TF32 if dtype == "float32" else dtype}
+    assert [n for n in names if n.endswith("wide")] == tiles and f"wgmma_{start}128x128x{end}_5_turns_boxes" in names
+    assert {m.dtype for k in p.kernels for m in k.device.maps[:2]} == {TF32 if dtype == "float32" else dtype}
     names = [n for n in names if n in (tiles[0].removesuffix("_wide"), *tiles[1:3])]
     p = replace(p, kernels=tuple(k for k in p.kernels if k.version in names))
     for shape in SINGLES if dtype == "float32" else HALVES:
