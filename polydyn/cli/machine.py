@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import click
@@ -87,18 +87,8 @@ class How:
         if not is_artifact(path):
             return self.compile(path)
         program = load(path, threads=self.threads)
-        others = self.target in ("cpu", program.manifest["target"])
-        shapes = self.dims or self.symbols
-        if (
-            shapes
-            or self.without
-            or self.tf32
-            or self.fallback
-            or self.precision
-            or self.records
-            or not others
-            or self.strategy != Options.strategy
-        ):
+        said = replace(self, threads=None, target="cpu") != How()
+        if said or self.target not in ("cpu", program.manifest["target"]):
             raise InputError(
                 f"{path} is compiled already, for {program.manifest['target']}",
                 rule="--dim, --symbol, --without, --records, --strategy, --tf32, --precision, --fallback, --target are "
