@@ -13,7 +13,7 @@ from polydyn.build.compiler import architecture_of, build_library
 from polydyn.build.features import architecture
 from polydyn.graph.cut import Part, Parts
 from polydyn.graph.ir import Graph, HostStep, Tensor
-from polydyn.program.frame import add_frame
+from polydyn.program.frame import add_frame, waits
 from polydyn.program.guards import guard_to_json
 from polydyn.program.host import shape_text
 from polydyn.program.words import Words
@@ -51,6 +51,7 @@ def assemble_parts(
         "order": order,
         "own_parts": len(made),
         "notes": [*graph.notes, *_notes(parts)],
+        **next(({k: m[k] for k in ("cuda", "estimates")} for m in (*manifests, *inside) if "cuda" in m), {}),
         **_launches(manifests),
         "kernels": list({k["name"]: k for m in (*manifests, *inside) for k in m["kernels"]}.values()),
     }
@@ -92,6 +93,7 @@ def join_parts(
         for (n, a), offset in zip(constants.items(), offsets[1 + len(parts) :], strict=False)
     }
     whole = add_frame(manifest, entries, {n: c["dtype"] for n, c in places.items()})
+    whole["notes"] = [*whole["notes"], *waits(whole, entries)]
     ranges = [[*e["weights"].values(), *e["library"].values()] for e in entries]
     words = np.array(Words(whole, entries, ranges, places).all, np.int64)
     weights = aligned_bytes(offsets[-1] + words.nbytes)

@@ -108,7 +108,7 @@ class Words:
         self._put(len(m["tensors"]))
         for t in m["tensors"]:
             constant = constants.get(t["name"])
-            self._put(DTYPES.index(t["dtype"] or DTYPES[0]), t["room"], t["result"])
+            self._put(DTYPES.index(t["dtype"] or DTYPES[0]), t["room"], t["result"], t["device"])
             self._put(-1 if constant is None else constant["offset"])
             if constant is not None:
                 self._list(constant["shape"])

@@ -78,6 +78,10 @@ class Frame:
         self.kept: list[dict[str, Any]] = [{} for _ in layout.gone]
         self.arrays: dict[str, Array] = {}
 
+    def free(self) -> None:
+        """Nobody uses it any more."""
+        self._library.pd_context_free(self.handle)
+
     # -- a call ------------------------------------------------------------------------------------------------------
 
     def begin(self, arrays: Mapping[str, Array], times: int | None) -> None:
@@ -113,6 +117,11 @@ class Frame:
     def stage(self) -> int:
         """The number of the stage that comes next, or that has failed; behind the last one: a late guard."""
         return int(self._chain.at)
+
+    @property
+    def waits(self) -> int:
+        """How often calls have waited for a device."""
+        return int(self._chain.waits)
 
     @property
     def entered(self) -> bool:

@@ -284,7 +284,7 @@ class PartsProgram(Program):
 def _close_around(native: NativeOfParts, frames: list[Frame], parts: list[Program]) -> None:
     """Closes the program, then lets go of those around which it was opened."""
     for frame in frames:
-        native.library.pd_context_free(frame.handle)
+        frame.free()
     frames.clear()
     native.library.pd_close(native.program)
     parts.clear()

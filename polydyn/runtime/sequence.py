@@ -15,7 +15,7 @@ class Held(ctypes.Structure):
 
     _fields_ = (
         ("data", c_void_p), ("shape", c_int64 * AXES), ("strides", c_int64 * AXES), ("given", c_int64),
-        *((n, c_int32) for n in ("dtype", "rank", "room", "result")),
+        *((n, c_int32) for n in ("dtype", "rank", "room", "result", "device")),
     )  # fmt: skip
 
 
@@ -23,6 +23,6 @@ class Chain(ctypes.Structure):
     """The first members of ``pd_sequence``."""
 
     _fields_ = (
-        ("tensors", c_void_p), ("values", POINTER(c_int64)), ("times", c_void_p),
+        ("tensors", c_void_p), ("values", POINTER(c_int64)), ("times", c_void_p), ("waits", c_int64),
         *((n, c_int32) for n in ("asks", "at", "begun", "lacks")), ("text", c_char * 1024),
     )  # fmt: skip

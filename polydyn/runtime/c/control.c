@@ -352,7 +352,7 @@ int32_t pd_iterate(pd_sequence *s, const pd_stage *g) {
     return finish(s, g, l);
 }
 
-void pd_free_loop(pd_loop *l) {
-    for (int32_t j = 0; j < l->carried_count; j++) pd_free_rooms(l->carried[j].rooms, 2);
-    for (int32_t r = 0; r < l->row_count; r++) pd_free_rooms(&l->rows[r].room, 1);
+void pd_free_loop(const pd_sequence *s, pd_loop *l) {
+    for (int32_t j = 0; j < l->carried_count; j++) pd_free_rooms(s, l->carried[j].rooms, 2);
+    for (int32_t r = 0; r < l->row_count; r++) pd_free_rooms(s, &l->rows[r].room, 1);
 }

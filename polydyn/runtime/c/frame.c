@@ -70,6 +70,7 @@ static int32_t make_unit(maker *m, pd_unit *u) {
     m->s->units[m->s->unit_count++] = u;
     u->launch_count = model->launch_count(model->program);
     if (model->sequence_of) return PD_OK; /* its tensors take the arguments */
+    if (model->cuda_run && !m->s->device) m->s->device = u, m->s->stream = model->cuda_stream(u->context);
     model->inputs(model->program, &u->input_count);
     const pd_io *outputs = model->outputs(model->program, &u->output_count);
     MAKE(u->ranks, u->output_count);
@@ -78,6 +79,9 @@ static int32_t make_unit(maker *m, pd_unit *u) {
     MAKE(u->sizes, u->input_count);
     MAKE(u->from, u->input_count);
     MAKE(u->to, u->output_count);
+    MAKE(u->places, u->input_count + u->output_count);
+    MAKE(u->told, u->input_count + u->output_count);
+    for (int32_t o = 0; o < u->output_count; o++) u->places[u->input_count + o] = PD_ON_HOST;
     MAKE(u->output_dims, dims);
     return PD_OK;
 }
@@ -146,7 +150,7 @@ static int32_t make_tensors(maker *m, const char *weights) {
     MAKE(s->tensors, s->tensor_count);
     for (pd_held *t = s->tensors; t < s->tensors + s->tensor_count; t++) {
         t->dtype = (int32_t)pd_next(&m->w), t->room = (int32_t)pd_next(&m->w), t->result = (int32_t)pd_next(&m->w);
-        t->given = -1;
+        t->device = (int32_t)pd_next(&m->w), t->given = -1;
         int64_t constant = pd_next(&m->w); /* where it lies among the weights */
         if (constant < 0) continue;
         int32_t rank;
@@ -209,11 +213,11 @@ int32_t pd_sequence_new(const pd_parts *p, const char *weights, int32_t threads,
 }
 
 void pd_sequence_free(pd_sequence *s) {
-    for (int32_t k = 0; k < s->unit_count; k++) s->units[k]->model->context_free(s->units[k]->context);
-    for (int32_t k = 0; k < s->loop_count; k++) pd_free_loop(s->loops[k]);
+    for (int32_t k = 0; k < s->loop_count; k++) pd_free_loop(s, s->loops[k]);
     for (int32_t k = 0; s->stages && k < s->count; k++)
-        if (s->stages[k].scratch) pd_free_rooms(s->stages[k].scratch, 1);
-    if (s->rooms) pd_free_rooms(s->rooms, s->room_count);
+        if (s->stages[k].scratch) pd_free_rooms(s, s->stages[k].scratch, 1);
+    if (s->rooms) pd_free_rooms(s, s->rooms, s->room_count);
+    for (int32_t k = 0; k < s->unit_count; k++) s->units[k]->model->context_free(s->units[k]->context);
     pd_free_zeros(s->memory);
     free(s);
 }

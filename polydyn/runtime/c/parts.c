@@ -22,7 +22,8 @@ static int32_t find_calls(pd_model *m) {
     m->name = (__typeof__(m->name))dlsym(m->library, "pd_" #name);                                                    \
     if (!m->name) missing = "pd_" #name;
     PD_CALLS(FIND)
-    m->sequence_of = (__typeof__(m->sequence_of))dlsym(m->library, "pd_sequence_of");
+#define FIND_OWN(name) m->name = (__typeof__(m->name))dlsym(m->library, "pd_" #name);
+    PD_OWN_CALLS(FIND_OWN)
     if (missing) return fail(PD_USAGE, "the library of a part has no %s", missing);
     return m->abi_version() == PD_ABI_VERSION ? PD_OK : fail(PD_USAGE, "the library of a part has another C interface");
 }
@@ -56,7 +57,7 @@ static const pd_program *lender_in(const pd_program *p) {
     const pd_parts *x = parts_of(p);
     for (int32_t k = 0; k < x->model_count; k++) {
         const pd_model *m = &x->models[k];
-        const pd_program *found = m->sequence_of ? lender_in(m->program) : m->program;
+        const pd_program *found = m->sequence_of ? lender_in(m->program) : m->borrow_threads ? m->program : NULL;
         if (found) return found;
     }
     return NULL;
@@ -65,7 +66,7 @@ static const pd_program *lender_in(const pd_program *p) {
 EXPORT void pd_borrow_threads(pd_program *p, const pd_program *lender) {
     const pd_parts *x = parts_of(p);
     for (int32_t k = 0; k < x->model_count; k++)
-        if (x->models[k].program != lender) x->models[k].borrow_threads(x->models[k].program, lender);
+        if (x->models[k].program != lender && x->models[k].borrow_threads) x->models[k].borrow_threads(x->models[k].program, lender);
 }
 
 /* ---- programs ---- */
@@ -121,6 +122,8 @@ static int32_t read_models(pd_program *p, pd_words *w, void *const *libraries, p
             continue;
         }
         code = load(m, p->weights + at[2], at[3]);
+        if (code == PD_OK && m->cuda_run)
+            code = fail(PD_USAGE, "a program of several parts for a device needs Python: run it by polydyn.load");
         if (code == PD_OK && (code = m->open(NULL, p->weights + at[0], 0, at[1], &m->program)) != PD_OK)
             fail(code, "%s", m->error());
     }

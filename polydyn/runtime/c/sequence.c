@@ -72,6 +72,17 @@ int32_t pd_reserve(pd_sequence *s, pd_room *room, int64_t bytes, int64_t kept) {
     return PD_OK;
 }
 
+static int32_t on_device(const pd_sequence *s, pd_room *room, int64_t bytes) {
+    return s->device->model->cuda_room(s->device->context, s->stream, (void **)(void *)&room->data, &room->bytes, bytes);
+}
+
+static int32_t reserve_on_device(pd_sequence *s, pd_room *room, int64_t bytes) {
+    room->device = 1;
+    if (bytes <= room->bytes) return PD_OK;
+    int32_t code = on_device(s, room, bytes);
+    return code == PD_OK ? code : pd_refuse(s, code, "%s", s->device->model->error());
+}
+
 int32_t pd_place(pd_sequence *s, pd_held *t) {
     int64_t bytes = pd_item_bytes[t->dtype], bad = pd_dense_strides(t->rank, t->shape, bytes, t->strides);
     for (int32_t a = 0; a < t->rank; a++) bad |= __builtin_mul_overflow(bytes, t->shape[a], &bytes);
@@ -81,14 +92,15 @@ int32_t pd_place(pd_sequence *s, pd_held *t) {
         s->lacks = (int32_t)(t - s->tensors);
         return PD_STOP_MEMORY;
     }
-    int32_t code = pd_reserve(s, &s->rooms[t->room], bytes, 0);
+    int32_t code = t->device ? reserve_on_device(s, &s->rooms[t->room], bytes) : pd_reserve(s, &s->rooms[t->room], bytes, 0);
     t->data = s->rooms[t->room].data;
     return code;
 }
 
-void pd_free_rooms(pd_room *rooms, int64_t count) {
+void pd_free_rooms(const pd_sequence *s, pd_room *rooms, int64_t count) {
     for (int64_t k = 0; k < count; k++) {
-        free(rooms[k].data);
+        if (rooms[k].device) on_device(s, &rooms[k], 0);
+        else free(rooms[k].data);
         rooms[k] = (pd_room){0};
     }
 }
@@ -100,12 +112,14 @@ static const int64_t one_byte[] = {1};
 void pd_feed(pd_unit *u, int32_t i, const pd_held *t) {
     u->tensors[i] = (pd_tensor){.shape = t->shape, .strides = t->strides, .dtype = t->dtype, .rank = t->rank};
     u->from[i] = t->data;
+    u->places[i] = !t->device ? PD_ON_HOST : (uintptr_t)t->data % 16 ? PD_TO_COPY : PD_ON_DEVICE;
 }
 
 void pd_feed_size(pd_unit *u, int32_t i, int64_t size) {
     u->sizes[i] = size;
     u->tensors[i] = (pd_tensor){.shape = &u->sizes[i], .strides = one_byte, .dtype = PD_UINT8, .rank = 1};
     u->from[i] = NULL; /* nobody reads its elements */
+    u->places[i] = PD_ON_DEVICE;
 }
 
 static int32_t said(pd_sequence *s, const pd_unit *u, int32_t code) {
@@ -113,11 +127,37 @@ static int32_t said(pd_sequence *s, const pd_unit *u, int32_t code) {
 }
 
 int32_t pd_unit_shapes(pd_sequence *s, pd_unit *u) {
+    size_t bytes = (size_t)(u->input_count + u->output_count) * sizeof *u->places;
+    if (u->model->cuda_places && memcmp(u->places, u->told, bytes)) {
+        memcpy(u->told, u->places, bytes);
+        u->model->cuda_places(u->context, u->places);
+    }
     return said(s, u, u->model->shapes(u->context, u->tensors, NULL, u->output_dims));
 }
 
+/* On a device the run is only waited for where a result of it is in host memory. */
+static int32_t run_on_device(pd_sequence *s, pd_unit *u, int64_t *times) {
+    s->pending = u->unread = !times;
+    for (int32_t o = 0; o < u->output_count; o++) s->pending &= u->places[u->input_count + o] == PD_ON_DEVICE;
+    s->waits += !s->pending;
+    return said(s, u, u->model->cuda_run(u->context, u->from, u->to, s->stream, !times, times));
+}
+
 int32_t pd_unit_run(pd_sequence *s, pd_unit *u) {
-    return said(s, u, u->model->run(u->context, u->from, u->to));
+    return s->device ? run_on_device(s, u, NULL) : said(s, u, u->model->run(u->context, u->from, u->to));
+}
+
+/* What runs that nobody has waited for have to say; `code`: what is known already. */
+static int32_t wait(pd_sequence *s, int32_t code) {
+    s->waits += s->pending;
+    s->pending = 0;
+    for (int32_t k = 0; s->device && k < s->unit_count; k++) {
+        pd_unit *u = s->units[k];
+        int32_t own = u->unread ? u->model->cuda_wait(u->context) : PD_OK;
+        u->unread = 0;
+        if (code == PD_OK) code = said(s, u, own);
+    }
+    return code;
 }
 
 const int64_t *pd_unit_dims(const pd_unit *u, int32_t o) {
@@ -130,6 +170,8 @@ int32_t pd_part_shapes(pd_sequence *s, const pd_stage *g) {
     pd_unit *u = g->unit;
     for (int32_t i = 0; i < g->input_count; i++) pd_feed(u, i, &s->tensors[g->inputs[i]]);
     for (int32_t k = 0; k < g->dim_count; k++) pd_feed_size(u, g->input_count + k, pd_value_of(g->dims[k], s->values));
+    for (int32_t o = 0; o < g->output_count; o++)
+        u->places[u->input_count + o] = s->tensors[g->outputs[o]].device ? PD_ON_DEVICE : PD_ON_HOST;
     return pd_unit_shapes(s, u);
 }
 
@@ -144,6 +186,7 @@ static int32_t run_part(pd_sequence *s, const pd_stage *g, int64_t *times) {
         u->to[o] = t->data;
     }
     if (code != PD_OK) return code;
+    if (s->device && times) return run_on_device(s, u, times);
     return times ? said(s, u, u->model->profile(u->context, u->from, u->to, times)) : pd_unit_run(s, u);
 }
 
@@ -209,8 +252,9 @@ PD_EXPORT int32_t pd_sequence_run(pd_sequence *s) {
         if (s->begun != s->at) begin(g);
         s->begun = s->at;
         code = run_stage(s, g, times);
-        if (code != PD_OK) return code;
+        if (code != PD_OK) return code < 0 ? code : wait(s, code);
         if (times) times += g->unit ? g->unit->launch_count : 1;
     }
-    return check_guards(s);
+    code = wait(s, code);
+    return code == PD_OK ? check_guards(s) : code;
 }

@@ -4,11 +4,13 @@
 #define POLYDYN_SEQUENCE_H
 
 #include "internal.h"
+#include "polydyn_cuda.h"
 
 /* Memory that grows to the largest tensor in it; tensors that are never there at the same time share one. */
 typedef struct {
     char *data;
     int64_t bytes;
+    int32_t device; /* it is a device's */
 } pd_room;
 
 /* A tensor of a call. */
@@ -19,20 +21,24 @@ typedef struct {
     int32_t dtype, rank;
     int32_t room;   /* -1: an input, a constant, or what Python makes */
     int32_t result; /* it is an output, and goes to memory of the caller's where that is given */
+    int32_t device; /* it lies on the device: only parts and bodies read it */
 } pd_held;
 
 /* The library of a part or a body, and its program. */
 #define PD_CALLS(X)                                                                                                   \
     X(open) X(close) X(weight_bytes) X(abi_version) X(inputs) X(outputs) X(launch_count) X(context_new) X(context_free)  \
-    X(shapes) X(run) X(profile) X(launch) X(error) X(arena_bytes) X(copied_bytes) X(evaluations) X(symbol)                \
-    X(shapes_seen) X(borrow_threads)
+    X(shapes) X(run) X(launch) X(error) X(arena_bytes) X(copied_bytes) X(evaluations) X(symbol) X(shapes_seen)
+/* On the CPU, on a device, or of several parts; else NULL. */
+#define PD_OWN_CALLS(X)                                                                                               \
+    X(profile) X(borrow_threads) X(cuda_run) X(cuda_wait) X(cuda_places) X(cuda_stream) X(cuda_room) X(sequence_of)
+struct pd_sequence *pd_sequence_of(pd_context *context);
 #define PD_CALL(name) __typeof__(pd_##name) *name;
 typedef struct {
     void *library;
     int file; /* that it was loaded from, -1: somebody else loaded it */
     pd_program *program;
     PD_CALLS(PD_CALL)
-    struct pd_sequence *(*sequence_of)(pd_context *); /* NULL: it has one part */
+    PD_OWN_CALLS(PD_CALL)
 } pd_model;
 
 /* A model with a context that nobody else uses, and room for the arguments of a call. */
@@ -44,7 +50,9 @@ typedef struct {
     const void **from;
     void **to;
     int32_t *ranks; /* of the outputs */
+    int32_t *places, *told; /* on a device: where inputs and then outputs lie, and where the context supposes them */
     int32_t input_count, output_count, launch_count;
+    int32_t unread; /* it ran on a device, and nobody has waited for it */
 } pd_unit;
 
 /* A model that a step runs: a program, or several parts, `inner`. Pairs: an input of it, and an input (a dim) of the step.
@@ -133,6 +141,7 @@ typedef struct pd_sequence {
     pd_held *tensors;
     int64_t *values; /* of symbols */
     int64_t *times;  /* nanoseconds of every launch and every step in order; NULL: nobody asks */
+    int64_t waits;   /* how often it has waited for a device */
     int32_t asks;    /* it stops where a result has no memory of the caller's; else that is the context's */
     int32_t at, begun, lacks; /* the stage that is next, or failed; the last one begun; the tensor without memory */
     char text[1024];
@@ -142,6 +151,9 @@ typedef struct pd_sequence {
     pd_stage *stages;
     pd_unit **units;
     pd_loop **loops;
+    const pd_unit *device; /* one of the units on a device, whose stream all of them use; NULL: there is none */
+    void *stream;
+    int32_t pending; /* a run on the device that nobody has waited for */
     int32_t count, tensor_count, room_count, value_count, source_count, check_count, guard_count, unit_count, loop_count;
     void *memory; /* of all these tables, see frame.c */
 } pd_sequence;
@@ -203,7 +215,6 @@ void pd_free_zeros(void *memory);
 /* A sequence of its own, with contexts of so many threads; PD_MEMORY, or why a context cannot be had. */
 int32_t pd_sequence_new(const pd_parts *p, const char *weights, int32_t threads, pd_sequence **out);
 void pd_sequence_free(pd_sequence *s);
-pd_sequence *pd_sequence_of(pd_context *context);
 /* Bytes of the rooms. */
 int64_t pd_room_bytes(const pd_sequence *s);
 
@@ -219,8 +230,8 @@ int64_t pd_elements(const pd_held *t);
 int64_t pd_bytes(const pd_held *t);
 void pd_take_shape(pd_held *t, int32_t rank, const int64_t *shape);
 void pd_copy_held(const pd_held *from, char *to);
-void pd_free_rooms(pd_room *rooms, int64_t count);
-void pd_free_loop(pd_loop *l);
+void pd_free_rooms(const pd_sequence *s, pd_room *rooms, int64_t count);
+void pd_free_loop(const pd_sequence *s, pd_loop *l);
 /* Input i of a program. */
 void pd_feed(pd_unit *u, int32_t i, const pd_held *t);
 void pd_feed_size(pd_unit *u, int32_t i, int64_t size);
