@@ -77,6 +77,8 @@ SMALL: Mapping[str, int] = {
     "first_k_dense_replace": 1, "rotary_dim": 16, "expand": 1, "n_groups": 1, "mamba_n_heads": 8, "mamba_d_head": 16,
     "num_kv_shared_layers": 0,
 }  # fmt: skip
+PICTURES = {"vitpose": (256, 192), "upernet": (192, 192)}
+"""Height and width where a configuration does not say them: people are upright; pools of 6 places divide them."""
 UNSET = ("head_dim", "num_key_value_heads", "num_experts_per_tok")
 """Settings that are also put in place where a configuration has None."""
 SIZES = (
@@ -223,8 +225,7 @@ def _transformers(family: str, name: str) -> Source:
         side = getattr(settings, "image_size", None) or 224
         side = side[0] if isinstance(side, (list, tuple)) else side if isinstance(side, int) else 224
         channels = getattr(settings, "num_channels", 3) or 3
-        sides = (256, 192) if name == "vitpose" else (min(side, 512), min(side, 512))  # people are upright
-        data = torch.randn(2, channels, *sides)
+        data = torch.randn(2, channels, *PICTURES.get(name, (min(side, 512), min(side, 512))))
         inputs = {"pixel_values": data}
         if name == "vit_mae":  # else it masks at random
             inputs["noise"] = torch.rand(2, (side // settings.patch_size) ** 2)
@@ -277,6 +278,6 @@ def export(family: str, name: str, path: Path) -> None:
         warnings.simplefilter("ignore")
         torch.onnx.export(
             Flat().eval(), tuple(model.inputs.values()), str(path), input_names=list(model.inputs),
-            dynamic_axes={k: dict(v) for k, v in model.axes.items()}, opset_version=17, dynamo=False,
-            external_data=False,
+            dynamic_axes={k: dict(v) for k, v in model.axes.items()}, dynamo=False, external_data=False,
+            opset_version=18 if name == "volo_d1_224" else 17,  # Col2Im
         )  # fmt: skip

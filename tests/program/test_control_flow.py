@@ -363,8 +363,8 @@ def test_saved(tmp_path: Path) -> None:
 
 
 def test_sequences_whose_elements_are_known_are_written_away() -> None:
-    m = parsed("""
-    g (float[N, 6] x, float[N, 2] z) => (float[N, 7] y, float[K, N, 2] s, int64 n, float[N, 3] last) {
+    text = """
+    g (float[N, 6] x, float[N, 2] z) => (float[N, 7] y, float[K, N, 2] s, int64 n, float[N, 3] last, float[N, M] t) {
         sizes = Constant <value_ints = [2, 1, 3]> ()
         q = SplitToSequence <axis = 1> (x, sizes)
         one = Constant <value = int64 {1}> ()
@@ -378,5 +378,18 @@ def test_sequences_whose_elements_are_known_are_written_away() -> None:
         pair = SequenceConstruct (a, z)
         s = ConcatFromSequence <axis = 0, new_axis = 1> (pair)
         n = SequenceLength (longer)
-    }""")
-    check(m, *({"x": f32(n, 6), "z": f32(n, 2)} for n in (1, 7)))
+        empty = SequenceEmpty ()
+        yes = Constant <value = bool {1}> ()
+        turns = Constant <value = int64 {2}> ()
+        filled = Loop <body = body (int64 i, bool c, seq(float[N, 2]) before) => (bool c2, seq(float[N, 2]) after) {
+            c2 = Identity (c)
+            f = Cast <to = 1> (i)
+            w = Add (z, f)
+            after = SequenceInsert (before, w)
+        }> (turns, yes, empty)
+        t = ConcatFromSequence <axis = 1> (filled)
+    }"""
+    check(parsed(text), *({"x": f32(n, 6), "z": f32(n, 2)} for n in (1, 7)))
+    data = text.replace("turns = Constant <value = int64 {2}> ()", "turns = Size (x)")
+    with pytest.raises(UnsupportedError, match="SequenceEmpty"):
+        polydyn.compile(parsed(data))
