@@ -205,6 +205,7 @@ def test_footprints_of_strips_that_are_lower_than_their_halo(tail: tuple[str, ..
     plan, graph = plan_program(m), import_model(m)
     assert "footprint copied" in "\n".join(n for k in plan.kernels for n in k.notes)
     assert any(len(set(re.findall(r"(?:p_k|j\d)_lo = ", k.text))) == 2 for k in plan.kernels)
+    assert any("pd_prefetch_far_f32" in k.text for k in plan.kernels), "tiles ask for the next strip of every plane"
     programs = [CheckedProgram(plan), build_program(plan, threads=3)]
     for n, h, w in ((1, 5, 3), (2, 40, 37), (1, 1, 70), (0, 4, 4)):
         feeds = {"x": floats(n, 60, h, w)}
