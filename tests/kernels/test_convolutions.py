@@ -214,6 +214,14 @@ def test_footprints_of_strips_that_are_lower_than_their_halo(tail: tuple[str, ..
             np.testing.assert_allclose(p.run(feeds)["y"], want["y"], 1e-4, 1e-4)
 
 
+def test_few_uneven_images_are_tasks_of_some_columns() -> None:
+    """Three images are six tasks for two threads; two images, or many, are tasks of all columns."""
+    (launch,) = plan_program(conv((100, 3, 3, 3), pads=[1, 1, 1, 1])).launches
+    tasks = launch.candidates[0].tasks
+    found = {(n, t): tasks.evaluate({"N": n, "H": 5, "W": 6, "nth": t}) for n, t in ((3, 1), (3, 2), (2, 2), (17, 2))}
+    assert found == {(3, 1): 3, (3, 2): 6, (2, 2): 2, (17, 2): 17}
+
+
 def test_planes_are_stored_in_whole_vectors() -> None:
     """Sums of a run of register tiles are transposed; a sum over channels behind it keeps its columns together.
 
