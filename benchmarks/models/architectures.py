@@ -35,9 +35,9 @@ FAMILIES = {
     """,
     "text": """
         bert distilbert albert mpnet ernie splinter gpt2 opt gptj gpt_neo gpt_neox mpt falcon xlm flaubert layoutlm
-        megatron-bert modernbert nomic_bert eurobert mistral gemma phi3 olmo olmoe stablelm starcoder2 cohere2
-        granite ministral nemotron xglm ctrl convbert squeezebert rembert longformer gemma3n_text mamba2 recurrent_gemma
-        bamba rwkv exaone4 deepseek_v3 jetmoe helium hunyuan_v1_dense bert-generation siglip_text_model
+        megatron-bert modernbert nomic_bert eurobert mistral gemma phi3 olmo olmoe stablelm starcoder2 gemma2
+        granite ministral nemotron xglm ctrl convbert squeezebert rembert longformer gemma3n_text mamba recurrent_gemma
+        jamba rwkv exaone4 deepseek_v3 jetmoe olmo2 hunyuan_v1_dense bert-generation siglip_text_model
         jina_embeddings_v3 gte doge qwen3_moe smollm3 seed_oss mixtral qwen2_moe
     """,
     "translator": "t5 mt5 umt5 bart plbart longt5 switch_transformers bigbird_pegasus nllb-moe",
