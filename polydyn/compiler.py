@@ -141,12 +141,6 @@ def _prepare(
         ahead = None if backend.on_device else begun.enter_context(KernelsAhead(backend.name, backend.headers))
         plan = replace(_plan(stage, graph, backend, records, ahead), dims=sizes_by_name(dims))
         return lambda: stage("build", build_artifact(plan, backend.name, ahead.building if ahead else None))
-    if backend.on_device:
-        step = graph.steps[0]
-        raise UnsupportedError(
-            f"{step.origin} needs a step of the host ({step.kind}) between two parts of the program", node=step.origin,
-            rule="programs of several parts run on the CPU", remedy="compile for the cpu",
-        )  # fmt: skip
     parts = cut(graph)
     verify_parts(parts)
     inner = {f"{s.origin}.{role}": g for s in graph.steps for role, g in s.bodies}

@@ -8,9 +8,8 @@ from pathlib import Path
 import click
 
 from polydyn.build.cache import write_atomically
-from polydyn.cli.machine import as_json, print_json
-from polydyn.cli.main import console, main
-from polydyn.errors import ArtifactError
+from polydyn.cli.machine import as_json
+from polydyn.cli.main import answer, main
 from polydyn.runtime.artifact import read_artifact
 from polydyn.runtime.c import PUBLIC
 
@@ -36,11 +35,6 @@ def extract(artifact: Path, folder: Path, as_json: bool) -> None:
     The library is FOLDER/lib/lib<name>.so. The copy holds the weights, which are mapped from it.
     """
     read = read_artifact(artifact, check_machine=False)
-    if not read.library:
-        raise ArtifactError(
-            f"{artifact} is a program of several parts, which has no C interface",
-            remedy="run it from Python; docs/adr/0027-parts.md",
-        )
     name = artifact.stem
     files = {f"include/{h}": read.sources[h].encode() for h in PUBLIC if h in read.sources}
     files["include/polydyn.hpp"] = (Path(__file__).parent.parent / "runtime" / "c" / "polydyn.hpp").read_bytes()
@@ -54,7 +48,4 @@ def extract(artifact: Path, folder: Path, as_json: bool) -> None:
     if not (target.exists() and target.samefile(artifact)):
         shutil.copyfile(artifact, target)
     written = [str(folder / inside) for inside in (*files, artifact.name)]
-    if as_json:
-        print_json({"output": str(folder), "files": written})
-    for made in written if not as_json else ():
-        console.print(made, markup=False)
+    answer(as_json, {"output": str(folder), "files": written}, *written)
