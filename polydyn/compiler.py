@@ -129,24 +129,27 @@ def _with_general(
     return with_general(artifact, second, pairs), compiled + more
 
 
-def _prepare(stage: Stage, graph: Graph, backend: Target, records: Records | None, dims: Dims | None) -> Build:
+def _prepare(
+    stage: Stage, graph: Graph, backend: Target, records: Records | None, dims: Dims | None, inner: bool = False
+) -> Build:
     """Plans a graph of one part, or of several with the host's steps; what it returns builds the artifact.
+    ``inner``: it is the body of a step.
 
     One part does not need the graph for that, so a caller that lets go of it holds the constants once less.
     """
     if not graph.steps:
         plan = replace(_plan(stage, graph, backend, records), dims=sizes_by_name(dims))
         return lambda: stage("build", build_artifact(plan, backend.name))
-    parts = cut(graph)
+    parts = cut(graph, inner)
     verify_parts(parts)
-    inner = {f"{s.origin}.{role}": g for s in graph.steps for role, g in s.bodies}
+    bodies = {f"{s.origin}.{role}": g for s in graph.steps for role, g in s.bodies}
 
     def build() -> tuple[Artifact, int]:
         made = [_prepare(stage, p.graph, backend, records, None)() for p in parts.order if isinstance(p, Part)]
-        bodies = {name: _prepare(stage, g, backend, records, None)() for name, g in inner.items()}
-        inside = {n: a for n, (a, _) in bodies.items()}
+        made_inside = {name: _prepare(stage, g, backend, records, None, True)() for name, g in bodies.items()}
+        inside = {n: a for n, (a, _) in made_inside.items()}
         whole = assemble_parts(parts, [a for a, _ in made], inside, sizes_by_name(dims), backend.name)
-        return whole, sum(n for _, n in (*made, *bodies.values()))
+        return whole, sum(n for _, n in (*made, *made_inside.values()))
 
     return build
 
