@@ -121,7 +121,7 @@ def _torchvision(family: str, name: str) -> Source:
         images = {"image1": torch.randn(1, 3, 128, 128), "image2": torch.randn(1, 3, 128, 128)}
         return Source(module, images, {x: {0: "N"} for x in images})
     if family == "video":
-        side = 224 if "mvit" in name else 112
+        side = 224 if name in ("mvit_v2_s", "s3d") else 112
         return Source(module, {"x": torch.randn(1, 3, 16, side, side)}, {"x": {0: "N"}})
     if name == "googlenet":
         module.aux_logits = False
