@@ -1,13 +1,15 @@
 """Whole models through the real pipeline on the CPU libcuda: results against ONNX Runtime, at shapes around the tiles.
 
-    python -m benchmarks.gpu.emulated tests/data/bert_tiny.onnx [...] [--dtype float32 float16 bfloat16] [--quick]
-                                      [--driver ctypes|pycuda]
+    python -m benchmarks.gpu.emulated tests/data/bert_tiny.onnx [...] [--dtype float32 float16 bfloat16 dynamic QDQ]
+                                      [--quick] [--driver ctypes|pycuda]
 
-Each model is compiled once (target ``cuda:emulated``) and run by its host program through our own driver interface:
-kernels are executed strictly (late copies, NaN poison, bounds, alignment, divergence), every shape with warps in
-forward and, as a bound call, in reverse order. Wanted: results within the type's bound of the float32 model, equal bits
-in both orders, no bank conflicts. Results are added to benchmarks/results/gpu_emulated.json, in place of what it has
-for the same model and type; the exit status is the number of failures.
+A model is compiled once in each type, and where its family is in ``QUANTIZED`` as ONNX Runtime's tools quantize it to
+bytes (target ``cuda:emulated``), and run by its host program through our own driver interface: kernels are executed
+strictly (late copies, NaN poison, bounds, alignment, divergence), every shape with warps in forward and, as a bound
+call, in reverse order. Wanted: results within the type's bound of the float32 model, of bytes within that of ONNX
+Runtime on the same model, equal bits in both orders, no bank conflicts. Results are added to
+benchmarks/results/gpu_emulated.json, in place of what it has for the same model and type; the exit status is the number
+of failures.
 
 ``--driver pycuda``: the context is pycuda's, and bound calls read arrays that pycuda made, on a stream of pycuda's. The
 results are in gpu_pycuda.json.
@@ -20,6 +22,7 @@ import ctypes
 import importlib
 import json
 import os
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from importlib import metadata
@@ -37,9 +40,14 @@ from polydyn.runtime.cuda.program import CudaProgram
 from polydyn.runtime.cuda.session import LIBRARY, open_session
 from polydyn.testing.accuracy import error, reference
 from polydyn.testing.inputs import Shape, family, feeds, shapes
+from polydyn.testing.quantizer import quantize
 
 Arrays = dict[str, np.ndarray[Any, Any]]
 FILES = {"ctypes": "gpu_emulated", "pycuda": "gpu_pycuda"}
+QUANTIZED = {"bert": ("dynamic", "QDQ"), "resnet": ("QDQ",), "mobilenet_v2": ("QDQ",)}
+"""Family -> how its bytes are made (``polydyn.testing.quantizer``), by channel."""
+FEW = 0.1
+"""Tolerated error of bytes, over the scale of the output: a number that rounds the other way moves those behind it."""
 REVERSE = "PDEMU_REVERSE"
 """The CPU libcuda's setting for the order of warps."""
 
@@ -98,7 +106,7 @@ def run(program: CudaProgram, given: Mapping[str, Any], dtype: str, reverse: boo
 
     In reverse it is a bound call, which must give the same bits.
     """
-    kind = np.dtype(NUMPY_TYPE[dtype])
+    kind = np.dtype(NUMPY_TYPE.get(dtype, np.float32))
     plain = np.dtype(np.uint16) if dtype == "bfloat16" else kind
     feeds = {n: a.astype(kind).view(plain) if a.dtype == np.float32 else a for n, a in given.items()}
     os.environ[REVERSE] = str(int(reverse))
@@ -109,15 +117,28 @@ def run(program: CudaProgram, given: Mapping[str, Any], dtype: str, reverse: boo
         del os.environ[REVERSE]
 
 
+def quantized(path: Path, how: str, folder: str) -> Path:
+    """A model of bytes, calibrated at two of its shapes."""
+    to, original = Path(folder) / f"{path.stem}_{how}.onnx", onnx.load(path)
+    more: dict[str, Any] = {"weight_type": "QInt8"}
+    more |= {} if how == "dynamic" else {"activation_type": "QUInt8", "per_channel": True}
+    quantize(str(path), to, how, [feeds(original, s, seed=3) for s in shapes(path.stem)[1:3]], **more)
+    return to
+
+
 def check(path: Path, dtype: str, wanted: Sequence[Shape], driver: str = "ctypes") -> dict[str, Any]:
     """Compiles a model of a type once and runs it at shapes; what came out."""
-    start, original = time.perf_counter(), onnx.load(path)
+    start, bound_of = time.perf_counter(), BOUND.get(dtype, FEW)
     session = open_session(prefer=driver)
-    program = CudaProgram(polydyn.compile(of_type(path, dtype), target="cuda:emulated")._artifact, session=session)
+    with tempfile.TemporaryDirectory() as folder:
+        source = path if dtype in BOUND else quantized(path, dtype, folder)
+        original, expected = onnx.load(source), reference(str(source), wanted)
+        model = of_type(path, dtype) if dtype in BOUND else original
+    program = CudaProgram(polydyn.compile(model, target="cuda:emulated")._artifact, session=session)
     compiling = time.perf_counter() - start
     rows: list[dict[str, Any]] = []
     used: set[str] = set()
-    for shape, want in zip(wanted, reference(str(path), wanted), strict=True):
+    for shape, want in zip(wanted, expected, strict=True):
         given = feeds(original, shape)
         before = counters(session.library)
         got, again = run(program, given, dtype, False), run(program, given, dtype, True)
@@ -125,14 +146,14 @@ def check(path: Path, dtype: str, wanted: Sequence[Shape], driver: str = "ctypes
         conflicts = sum(getattr(after, c) - getattr(before, c) for c in ("shared_conflicts", "ldmatrix_conflicts"))
         same = all(a.tobytes() == again[n].tobytes() for n, a in got.items())
         off = error({n: got[n].astype(w.dtype) for n, w in want.items()}, want)
-        right = off <= BOUND[dtype] and same and not conflicts
+        right = off <= bound_of and same and not conflicts
         rows.append({"shape": dict(shape), "error": off, "equal_bits": same, "conflicts": conflicts, "right": right})
         used |= {x.kernel for x in program.explain(**shape).launches if x.tasks}
     versions = {v["kernel"]: v["name"] for x in program.manifest["launches"] for v in x["candidates"]}
     return {
         "model": path.stem, "dtype": dtype, "driver": session.driver.name,
         "launches": len(program.manifest["launches"]), "kernels": len(used),
-        "versions": sorted({versions.get(k, k) for k in used}), "bound": BOUND[dtype], "shapes": rows,
+        "versions": sorted({versions.get(k, k) for k in used}), "bound": bound_of, "shapes": rows,
         "right": all(r["right"] for r in rows), "compile_seconds": round(compiling, 1),
         "seconds": round(time.perf_counter() - start, 1),
     }  # fmt: skip
@@ -153,14 +174,14 @@ def main() -> int:
     """Prints a line for each model and type; the number of those that are wrong."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("models", nargs="+", type=Path)
-    parser.add_argument("--dtype", nargs="+", choices=BOUND, default=list(BOUND))
+    parser.add_argument("--dtype", nargs="+", choices=(*BOUND, "dynamic", "QDQ"))
     parser.add_argument("--quick", action="store_true", help="two shapes each, results under benchmarks/out")
     parser.add_argument("--driver", default="ctypes", choices=FILES)
     options = parser.parse_args()
     os.environ[LIBRARY] = "emulated"
     folder, wrong = record.SCRATCH if options.quick else record.RESULTS, 0
     for path in options.models:
-        for dtype in options.dtype:
+        for dtype in options.dtype or (*BOUND, *QUANTIZED.get(family(path.stem), ())):
             r = check(path, dtype, wanted(path, options.quick), options.driver)
             wrong += not r["right"]
             save(r, folder)

@@ -223,6 +223,12 @@ VISION: dict[str, Callable[[], Source]] = {
     "convnext_tiny": lambda: vision("ConvNext"),
     "poolformer_s12": lambda: vision("PoolFormer"),
     "segformer_b0": lambda: vision("Segformer"),
+    "mobilenet_v2_tiny": lambda: vision(
+        "MobileNetV2", tf_padding=False, depth_multiplier=0.1, finegrained_output=False
+    ),
+    "segformer_tiny": lambda: vision(
+        "Segformer", hidden_sizes=[16, 32, 40, 64], depths=[1, 1, 1, 1], mlp_ratios=[2, 2, 2, 2], initializer_range=0.2
+    ),
     "deeplab_mobilenet": lambda: vision("MobileNetV2", "ForSemanticSegmentation", tf_padding=False),
     "resnext50": lambda: torchvision_network("resnext50_32x4d"),
     "mobilenet_v3_large": lambda: torchvision_network("mobilenet_v3_large"),
