@@ -14,6 +14,7 @@ from polydyn.search.explorers.explore import Trial
 from polydyn.search.finals import LONG, TURNS, sizes_to_measure
 from polydyn.search.hardware import Hardware
 from polydyn.search.records import Records
+from polydyn.search.select import Instance
 from polydyn.search.strategies import MEASURED_SECONDS, Tuned
 from polydyn.search.tasks.sized import SizedTask
 
@@ -32,7 +33,11 @@ def search_sizes(
     if not shapes:
         limit = MEASURED_SECONDS * hardware.memory_bandwidth / 4
         shapes, weights = select.sample_free_shapes(task.backbone, flops=limit)
-    instances, tiles = [task.backbone.sizes(dict(s)) for s in shapes], task.tiles(trials)
+    together: dict[Instance, float] = {}
+    for shape, weight in zip(shapes, weights, strict=True):
+        launch = tuple(task.launched(task.backbone.sizes(dict(shape))).items())
+        together[launch] = together.get(launch, 0.0) + weight
+    instances, weights, tiles = list(map(dict, together)), tuple(together.values()), task.tiles(trials)
     least = [task.moved(s) / hardware.memory_bandwidth for s in instances]
     least = [max(t, task.backbone.flops(s) / hardware.peak("float32")) for t, s in zip(least, instances, strict=True)]
     chosen = sizes_to_measure(least, weights, MEASURED_SECONDS, LONG * MEASURED_SECONDS / len(tiles))

@@ -83,6 +83,8 @@ def test_what_a_search_keeps_is_compiled_proven_and_right(name: str, tmp_path: P
         bench = Machine()
         first, again = (search_sizes(task.task, problem, machine, bench, records, "polydyn", 4) for _ in range(2))
         assert first.kernels == again.kernels and bench.asked == 2, "two sizes, once"
+        free = search_sizes(task.task, replace(problem, shapes=(), weights=()), machine, bench, records, "polydyn", 2)
+        assert all(task.task.launched(s) == s for s in free.instances), "rows and keys of an attention are one size"
         default, other = (k.tile for k in first.kernels)
         assert default == DEFAULT and {n for n, _ in (*other.compile, *other.launch)} == sizes
         records.put([search_record(outcome(first, machine, 2 * LEAST_GAIN), task.task)])

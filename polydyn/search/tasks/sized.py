@@ -75,6 +75,11 @@ class SizedTask(Task[Group]):
         """The values of the launch-time symbols, over the kernel's other symbols."""
         return builder.launched(dict(tile.launch))
 
+    def launched(self, shape: Shape) -> dict[str, int]:
+        """The extents of the loops in the launch that stands for a shape: two of them may be one size of the model."""
+        params = self.params(shape)
+        return {n: e.evaluate(params) for n, e in self.extents.items()}
+
     def moved(self, shape: Shape) -> int:
         """Bytes of everything that it reads and writes at extents of its loops."""
         params = self.params(shape)
