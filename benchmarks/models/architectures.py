@@ -45,7 +45,7 @@ FAMILIES = {
     "image": """
         deit beit dinov2 mobilevit levit mobilenet_v1 mobilenet_v2 poolformer resnet regnet cvt swin
         swinv2 yolos focalnet vit_mae siglip_vision_model aimv2_vision_model conditional_detr rt_detr swin2sr
-        depth_anything zoedepth superpoint vitmatte mask2former upernet
+        depth_anything zoedepth vitpose vitmatte mask2former upernet
     """,
     "audio": "wav2vec2 wavlm hubert unispeech-sat data2vec-audio sew encodec dac audio-spectrogram-transformer",
 }
@@ -77,6 +77,8 @@ SMALL: Mapping[str, int] = {
     "first_k_dense_replace": 1, "rotary_dim": 16, "expand": 1, "n_groups": 1, "mamba_n_heads": 8, "mamba_d_head": 16,
     "num_kv_shared_layers": 0,
 }  # fmt: skip
+PICTURES = {"vitpose": (256, 192), "upernet": (192, 192)}
+"""Height and width where a configuration does not say them: people are upright; pools of 6 places divide them."""
 UNSET = ("head_dim", "num_key_value_heads", "num_experts_per_tok")
 """Settings that are also put in place where a configuration has None."""
 SIZES = (
@@ -168,6 +170,8 @@ def _configuration(name: str) -> Any:
         known["num_key_value_heads"] = SMALL["num_attention_heads"]
     if getattr(base, "layer_types", None) and not isinstance(getattr(kind, "layer_types", None), property):
         known["layer_types"] = list(base.layer_types[:2])
+    if name == "swin2sr":  # 6 heads share the channels
+        del known["hidden_size"]
     try:
         small = kind(**known)
     except Exception:  # of any class: settings that do not go together; those that can be set one by one
@@ -175,6 +179,9 @@ def _configuration(name: str) -> Any:
         for k, v in known.items():
             with contextlib.suppress(AttributeError):
                 setattr(small, k, v)
+    if name == "vitmatte":  # which adds the sizes to a list; the first is its backbone's
+        small.fusion_hidden_sizes = list(small.fusion_hidden_sizes)
+        small.hidden_size = small.backbone_config.hidden_size
     if hasattr(small, "use_cache"):
         small.use_cache = False
     return small
@@ -187,9 +194,13 @@ def _transformers(family: str, name: str) -> Source:
     settings = _configuration(name)
     if family != "audio":
         settings._attn_implementation = settings._experts_implementation = "eager"
-    own = getattr(transformers, type(settings).__name__.removesuffix("Config") + "Model", None)
-    known = type(settings) in transformers.AutoModel._model_mapping
-    module = transformers.AutoModel.from_config(settings) if known or own is None else own(settings)
+    stem = type(settings).__name__.removesuffix("Config")
+    kinds = [n for n in (stem + "Model", *dir(transformers)) if n == stem + "Model" or n.startswith(stem + "For")]
+    model = next((c for n in kinds if (c := getattr(transformers, n, None)) is not None), None)
+    if model is None or type(settings) in transformers.AutoModel._model_mapping:
+        module = transformers.AutoModel.from_config(settings)
+    else:  # the first with a task
+        module = model(settings)
 
     def ids(length: int) -> Any:
         return torch.randint(3, 90, (2, length))
@@ -214,7 +225,7 @@ def _transformers(family: str, name: str) -> Source:
         side = getattr(settings, "image_size", None) or 224
         side = side[0] if isinstance(side, (list, tuple)) else side if isinstance(side, int) else 224
         channels = getattr(settings, "num_channels", 3) or 3
-        data = torch.randn(2, channels, min(side, 512), min(side, 512))
+        data = torch.randn(2, channels, *PICTURES.get(name, (min(side, 512), min(side, 512))))
         inputs = {"pixel_values": data}
         if name == "vit_mae":  # else it masks at random
             inputs["noise"] = torch.rand(2, (side // settings.patch_size) ** 2)
@@ -262,10 +273,11 @@ def export(family: str, name: str, path: Path) -> None:
             found = list(_tensors(result))
             return tuple(x for x in found if x.is_floating_point())[:3] or tuple(found[:3])
 
+    torch.backends.mha.set_fastpath_enabled(False)  # else an attention is one operator that is not exported
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         torch.onnx.export(
             Flat().eval(), tuple(model.inputs.values()), str(path), input_names=list(model.inputs),
-            dynamic_axes={k: dict(v) for k, v in model.axes.items()}, opset_version=17, dynamo=False,
-            external_data=False,
+            dynamic_axes={k: dict(v) for k, v in model.axes.items()}, dynamo=False, external_data=False,
+            opset_version=18 if name == "volo_d1_224" else 17,  # Col2Im
         )  # fmt: skip

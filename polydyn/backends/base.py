@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from polydyn.errors import InputError
@@ -87,9 +87,12 @@ class Target(ABC):
     def builder(self, plan: FusionPlan, records: Records | None = None) -> Builder:
         """What places the groups of a plan; ``records``: whose tiles products have."""
 
-    def place(self, builder: Builder) -> Kernels:
-        """The kernels of all groups: lowered, scheduled, proven, generated."""
-        placed = [p for g in builder.plan.groups for p in builder.place(g)]
+    def place(self, builder: Builder, made: Callable[[Sequence[Placed]], None] = lambda _: None) -> Kernels:
+        """The kernels of all groups: lowered, scheduled, proven, generated. ``made`` gets those so far after each."""
+        placed: list[Placed] = []
+        for group in builder.plan.groups:
+            placed += builder.place(group)
+            made(placed)
         unproven = (f"{x}: its addresses are right by construction, they are not proven" for x in builder.unproven)
         notes = (*builder.notes, *builder.roundings, *builder.untuned, *dict.fromkeys(unproven))
         return Kernels(builder.plan, placed, notes)

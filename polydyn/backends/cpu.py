@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from polydyn.backends.base import BF16, Kernels, Options, Target
@@ -13,7 +13,7 @@ from polydyn.fusion.plan import FusionPlan
 from polydyn.gpu.targets import CUDA_TARGETS
 from polydyn.graph.ir import Graph
 from polydyn.lowering.aliases import without_reshapes
-from polydyn.lowering.place import Builder
+from polydyn.lowering.place import Builder, Placed
 from polydyn.lowering.place_cpu import KernelBuilder
 from polydyn.program.index_checks import with_kept_indices
 from polydyn.program.parallel_launches import join_waves
@@ -68,11 +68,11 @@ class Cpu(Target):
             tuner = ChosenByRecords(records, strategy(self.options.strategy).name, self.processor, self.name)
         return KernelBuilder(plan, self.processor, tuner, rounded=self.options.precision == BF16)
 
-    def place(self, builder: Builder) -> Kernels:
+    def place(self, builder: Builder, made: Callable[[Sequence[Placed]], None] = lambda _: None) -> Kernels:
         """As ``Target``; outputs that are another tensor in another shape are not copied."""
-        made = super().place(builder)
-        placed, aliases = without_reshapes(made.plan, made.placed)
-        return Kernels(made.plan, placed, (*made.notes, *aliases))
+        every = super().place(builder, made)
+        placed, aliases = without_reshapes(every.plan, every.placed)
+        return Kernels(every.plan, placed, (*every.notes, *aliases))
 
     @property
     def headers(self) -> Mapping[str, str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from polydyn.backends.base import Kernels, Options, Target
@@ -12,7 +12,7 @@ from polydyn.fusion.plan import FusionPlan
 from polydyn.gpu.compiler import device_headers
 from polydyn.gpu.targets import newest
 from polydyn.graph.ir import Graph
-from polydyn.lowering.place import Builder
+from polydyn.lowering.place import Builder, Placed
 from polydyn.lowering.place_cuda import CudaBuilder, without_served
 from polydyn.program.index_checks import with_index_checks
 from polydyn.program.plan import HostPlan
@@ -49,11 +49,11 @@ class Cuda(Target):
             tuner = ChosenTiles(records, strategy(self.options.strategy).name, self.name, self.options.tf32)
         return CudaBuilder(plan, self.arch, self.options.tf32, tuner, STRICT in self.without)
 
-    def place(self, builder: Builder) -> Kernels:
+    def place(self, builder: Builder, made: Callable[[Sequence[Placed]], None] = lambda _: None) -> Kernels:
         """As ``Target``; versions that no size needs are left out."""
-        made = super().place(builder)
-        facts = facts_of(made.plan.graph.guards)
-        return replace(made, placed=[without_served(p, facts) for p in made.placed])
+        every = super().place(builder, made)
+        facts = facts_of(every.plan.graph.guards)
+        return replace(every, placed=[without_served(p, facts) for p in every.placed])
 
     @property
     def headers(self) -> Mapping[str, str]:

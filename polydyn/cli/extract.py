@@ -10,7 +10,6 @@ import click
 from polydyn.build.cache import write_atomically
 from polydyn.cli.machine import as_json
 from polydyn.cli.main import answer, main
-from polydyn.errors import ArtifactError
 from polydyn.runtime.artifact import read_artifact
 from polydyn.runtime.c import PUBLIC
 
@@ -36,11 +35,6 @@ def extract(artifact: Path, folder: Path, as_json: bool) -> None:
     The library is FOLDER/lib/lib<name>.so. The copy holds the weights, which are mapped from it.
     """
     read = read_artifact(artifact, check_machine=False)
-    if not read.library:
-        raise ArtifactError(
-            f"{artifact} is a program of several parts, which has no C interface",
-            remedy="run it from Python; docs/adr/0027-parts.md",
-        )
     name = artifact.stem
     files = {f"include/{h}": read.sources[h].encode() for h in PUBLIC if h in read.sources}
     files["include/polydyn.hpp"] = (Path(__file__).parent.parent / "runtime" / "c" / "polydyn.hpp").read_bytes()

@@ -111,13 +111,10 @@ def _rewrite(graph: Graph, n: Compute, sources: Mapping[str, Compute]) -> Comput
         return source.at(v.index)
 
     def atom(a: Atom) -> Index:
-        args = tuple(x.map_atoms(atom) for x in a.args)
-        if a.kind != "fetch":
-            return Index({(replace(a, args=args),): 1})
-        source = sources.get(a.name)
+        source = sources.get(a.name) if a.kind == "fetch" else None
         if source is None:
-            return fetch(a.name, args)
-        env = {dim_name(k): x for k, x in enumerate(args)}
+            return Index({(a,): 1})
+        env = {dim_name(k): x for k, x in enumerate(a.args)}
         if isinstance(source.body, Load):
             return fetch(source.body.buffer, (i.subs(env) for i in source.body.index))
         index = as_index(source.body)
@@ -126,7 +123,7 @@ def _rewrite(graph: Graph, n: Compute, sources: Mapping[str, Compute]) -> Comput
         return index.subs(env)
 
     body = transform(n.body, value)
-    body = map_index(body, lambda i: simplify(i.map_atoms(atom), ranges))
+    body = map_index(body, lambda i: simplify(i.rebuild(atom), ranges))
     return replace(n, body=body)
 
 

@@ -61,7 +61,7 @@ def import_model(model: ModelLike, dims: Dims | None = None, symbols: Symbols | 
         step = graph.steps[0]
         raise UnsupportedError(
             f"{step.origin} needs a step of the host ({step.kind}) between two parts of the program", node=step.origin,
-            rule="one part", remedy="polydyn.compile has programs of several parts, on the CPU",
+            rule="one part", remedy="polydyn.compile has programs of several parts",
         )  # fmt: skip
     return graph
 

@@ -17,7 +17,7 @@ from polydyn.codegen.cpu.windows import WindowKernel, fits
 from polydyn.codegen.kernel import Kernel
 from polydyn.fusion.plan import FusedGroup, FusionPlan
 from polydyn.lowering.attention import AttentionGroup, lower_attention
-from polydyn.lowering.contract import ContractGroup, lower_contract
+from polydyn.lowering.contract import ContractGroup, lower_contract, missing_to_turn
 from polydyn.lowering.flatten import CPU_DTYPES
 from polydyn.lowering.group import LoweredGroup
 from polydyn.lowering.nest import lower_nest
@@ -132,7 +132,9 @@ class KernelBuilder(Builder):
 
     def _key(self, form: Form) -> str:
         if isinstance(form, ContractGroup):
-            return form.lowered.key(form.roles, sorted(form.packed), form.dot, form.fill, form.footprint, self.target)
+            turned = (form.turned.roles,) if form.turned else ()
+            kind = (form.roles, sorted(form.packed), form.dot, form.fill, form.footprint, *turned)
+            return form.lowered.key(*kind, self.target)
         if isinstance(form, AttentionGroup):
             return form.lowered.key(form.parts, self.target)
         if isinstance(form, OrderGroup):
@@ -190,11 +192,25 @@ class KernelBuilder(Builder):
             found = replace(place, kernels=options, decision=tuned.decision, reasons=tuned.reasons)
         if few is not None:
             return _with_few(few, found)
+        if form.turned:
+            found = self._with_turned(form.turned, found)
         if form.dot or form.fill or not DotKernel.fits(group, roles):
             return found
         dot = DotKernel(f"dot_{place.key[:12]}", group, roles, self.target, form.packed)
         proofs.prove_contract(dot.schedule, dot.tiles())
         return _with_dot(dot, found)
+
+    def _with_turned(self, form: ContractGroup, others: Placed) -> Placed:
+        """The place with one kernel more, for columns that leave much of their vectors empty: rows are exact."""
+        group = form.lowered.group
+        proofs = Proofs(group)
+        kernel = ContractKernel(
+            f"turned_{others.key[:12]}", group, proofs.contract(form.roles), self.target, form.packed
+        )
+        proofs.prove_contract(kernel.schedule, kernel.tiles())
+        x = kernel.product
+        missing = missing_to_turn(x.columns, x.rows, self.target.width)
+        return _with(others, kernel, missing, 0, "vectors along the columns would be too empty: they are rows")
 
     def _nest(self, group: Group, key: str) -> Kernel:
         proofs = Proofs(group)

@@ -5,16 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 import polydyn
-from polydyn.build.compiler import build_library
+from polydyn.build.compiler import architecture_of, build_library
 from polydyn.build.features import architecture
 from polydyn.graph.cut import Part, Parts
 from polydyn.graph.ir import Graph, HostStep, Tensor
+from polydyn.program.frame import add_frame, waits
 from polydyn.program.guards import guard_to_json
 from polydyn.program.host import shape_text
-from polydyn.runtime.artifact import ABI, FORMAT, Artifact
+from polydyn.program.words import Words
+from polydyn.runtime.artifact import ABI, ALIGN, FORMAT, Artifact, Bytes, aligned_bytes
 from polydyn.runtime.c import step_sources
-from polydyn.runtime.composite import join
 from polydyn.runtime.expressions import to_json
 from polydyn.shapes.sizes import Sizes
 
@@ -34,7 +38,7 @@ def assemble_parts(
         "polydyn": polydyn.__version__,
         "name": graph.name,
         "target": target,
-        "architecture": architecture(),
+        "architecture": architecture_of(target),
         "compiler": next((a.manifest["compiler"] for a in (*made, *bodies.values())), "no compiler"),
         "features": sorted({f for a in (*made, *bodies.values()) for f in a.manifest["features"]}),
         "inputs": [_io(graph.tensors[x]) for x in graph.inputs],
@@ -47,13 +51,65 @@ def assemble_parts(
         "order": order,
         "own_parts": len(made),
         "notes": [*graph.notes, *_notes(parts)],
+        **next(({k: m[k] for k in ("cuda", "estimates")} for m in (*manifests, *inside) if "cuda" in m), {}),
         **_launches(manifests),
         "kernels": list({k["name"]: k for m in (*manifests, *inside) for k in m["kernels"]}.values()),
     }
     files = step_sources()
     units = {n: t for n, t in files.items() if n.endswith(".c")}
-    library = build_library(units, {n: t for n, t in files.items() if n not in units}, "cpu:baseline").data
-    return join(manifest, [*made, *bodies.values()], {n: graph.constants[n] for n in parts.constants}, files, library)
+    host = "cpu:baseline" if architecture_of(target) == architecture() else target
+    library = build_library(units, {n: t for n, t in files.items() if n not in units}, host).data
+    constants = {n: graph.constants[n] for n in parts.constants}
+    return join_parts(manifest, [*made, *bodies.values()], constants, files, library)
+
+
+def join_parts(
+    manifest: Mapping[str, Any], parts: Sequence[Artifact], constants: Mapping[str, npt.NDArray[Any]],
+    sources: Mapping[str, str], library: bytes,
+) -> Artifact:  # fmt: skip
+    """One artifact with ``parts``, and arrays, sources and a library of its own; ``manifest``: what it says besides.
+
+    Its weights: a head that tells C where the words begin (``pd_head``), the parts' weights, arrays, the parts'
+    libraries, the words.
+    """
+    arrays = [np.ascontiguousarray(a).reshape(-1).view(np.uint8) for a in constants.values()]
+    libraries = list(dict.fromkeys(p.library for p in parts))
+    blocks: list[Bytes] = [np.zeros(HEAD, np.uint8), *(p.weights for p in parts), *arrays]
+    blocks += [np.frombuffer(x, np.uint8) for x in libraries]
+    offsets = [0]
+    for b in blocks:
+        offsets.append(offsets[-1] + -(-b.size // ALIGN) * ALIGN)
+    at = dict(zip(libraries, offsets[1 + len(parts) + len(arrays) :], strict=False))
+    entries = [
+        dict(p.manifest)
+        | {
+            "weights": {"offset": offset, "bytes": int(p.weights.size)},
+            "library": {"offset": at[p.library], "bytes": len(p.library)},
+        }
+        for p, offset in zip(parts, offsets[1:], strict=False)
+    ]
+    places: dict[str, dict[str, Any]] = {
+        n: {"offset": offset, "dtype": str(a.dtype), "shape": list(a.shape)}
+        for (n, a), offset in zip(constants.items(), offsets[1 + len(parts) :], strict=False)
+    }
+    whole = add_frame(manifest, entries, {n: c["dtype"] for n, c in places.items()})
+    whole["notes"] = [*whole["notes"], *waits(whole, entries)]
+    ranges = [[*e["weights"].values(), *e["library"].values()] for e in entries]
+    words = np.array(Words(whole, entries, ranges, places).all, np.int64)
+    weights = aligned_bytes(offsets[-1] + words.nbytes)
+    weights[:32] = np.array([MAGIC, ABI, weights.size, offsets[-1]], np.int64).view(np.uint8)
+    for b, offset in zip([*blocks, words.view(np.uint8)], offsets, strict=True):
+        if offset:
+            weights[offset : offset + b.size] = b
+    files = dict(sources) | {f"{k}/{n}": t for k, p in enumerate(parts) for n, t in p.sources.items()}
+    images = {f"{k}/{n}": i for k, p in enumerate(parts) for n, i in p.images.items()}
+    return Artifact(whole | {"parts": entries, "constants": places}, files, library, weights, images)
+
+
+HEAD = 64
+"""Bytes before the first weights, of which ``pd_head`` takes some."""
+MAGIC = 0x7374726170796470
+"""``PD_MAGIC``."""
 
 
 def _io(t: Tensor) -> dict[str, Any]:

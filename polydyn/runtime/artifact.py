@@ -35,7 +35,7 @@ from polydyn.runtime.expressions import fold, unfold
 FORMAT = 7
 """Version of the file's layout and manifest."""
 
-ABI = 5
+ABI = 6
 """``PD_ABI_VERSION`` of polydyn.h."""
 
 WEIGHTS, MANIFEST, LIBRARY, SOURCES, IMAGES = "weights.bin", "manifest.json", "lib.so", "sources/", "images/"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import math
 import struct
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -105,13 +106,12 @@ class Native:
             )
         self.weights = artifact.weights  # must outlive the program
         self.program = ctypes.c_void_p()
-        size = ctypes.c_int64(self.weights.size)
         memory = ctypes.c_void_p(self.weights.ctypes.data if self.weights.size else None)
-        self.check(lib.pd_open(None, memory, ctypes.c_int64(0), size, ctypes.byref(self.program)))
+        self.check(self._open(memory, ctypes.c_int64(self.weights.size)))
 
-    def borrow_threads(self, lender: Native) -> None:
-        """``pd_borrow_threads``."""
-        self.library.pd_borrow_threads(self.program, lender.program)
+    def _open(self, memory: ctypes.c_void_p, size: ctypes.c_int64) -> int:
+        code: int = self.library.pd_open(None, memory, ctypes.c_int64(0), size, ctypes.byref(self.program))
+        return code
 
     def shapes_seen(self, symbols: int) -> tuple[list[list[int]], int]:
         """``pd_shapes_seen``: rows of the sizes of the symbols and the number of runs; runs that found no room."""
@@ -124,6 +124,21 @@ class Native:
         numbers, width = list(memory), symbols + 1
         return [numbers[k * width : (k + 1) * width] for k in range(found)], others.value
 
+    def launch(self, context: ctypes.c_void_p, index: int) -> LaunchInfo:
+        """``pd_launch``."""
+        info = LaunchInfo()
+        self.check(self.library.pd_launch(context, index, ctypes.byref(info)))
+        return info
+
+    def statistics(self, context: ctypes.c_void_p) -> dict[str, int]:
+        """Of a context: bytes of the arena, number of evaluations of new shapes, bytes moved without computing."""
+        lib: Any = self.library
+        return {
+            "arena_bytes": lib.pd_arena_bytes(context),
+            "evaluations": lib.pd_evaluations(context),
+            "bytes_copied": lib.pd_copied_bytes(context),
+        }
+
     def before_close(self) -> None:
         """Called before contexts and the program are freed."""
 
@@ -132,6 +147,21 @@ class Native:
         if code == OK:
             return
         raise failure(code, (self.library.pd_error() or b"").decode(errors="replace"))
+
+
+class NativeOfParts(Native):
+    """A program of several parts around programs that are open."""
+
+    def __init__(self, artifact: Artifact, models: Sequence[Native]) -> None:
+        self._models = models
+        super().__init__(artifact)
+
+    def _open(self, memory: ctypes.c_void_p, size: ctypes.c_int64) -> int:
+        handles = ctypes.c_void_p * (len(self._models) + 1)
+        libraries = handles(*(m.library._handle for m in self._models))
+        programs = handles(*(m.program.value for m in self._models))
+        code: int = self.library.pd_open_around(memory, size, libraries, programs, ctypes.byref(self.program))
+        return code
 
 
 def failure(code: int, message: str) -> PolydynError:
@@ -244,15 +274,8 @@ class Context:
 
     def launch(self, index: int) -> LaunchInfo:
         """``pd_launch``."""
-        info = LaunchInfo()
-        self._native.check(self._native.library.pd_launch(self.handle, index, ctypes.byref(info)))
-        return info
+        return self._native.launch(self.handle, index)
 
     def statistics(self) -> dict[str, int]:
-        """Bytes of the arena, number of evaluations of new shapes, bytes moved without computing."""
-        lib: Any = self._native.library
-        return {
-            "arena_bytes": lib.pd_arena_bytes(self.handle),
-            "evaluations": lib.pd_evaluations(self.handle),
-            "bytes_copied": lib.pd_copied_bytes(self.handle),
-        }
+        """``Native.statistics``."""
+        return self._native.statistics(self.handle)

@@ -23,6 +23,10 @@ def open_program(artifact: Artifact, *, threads: int | None = None, compilations
 def _open(artifact: Artifact, threads: int | None, compilations: int) -> Program:
     if "order" in artifact.manifest:
         parts = [open_program(p, threads=threads) for p in split(artifact)]
+        if "cuda" in artifact.manifest:
+            from polydyn.runtime.cuda.parts import CudaPartsProgram
+
+            return CudaPartsProgram(artifact, parts, compilations=compilations)
         return PartsProgram(artifact, parts, threads=threads, compilations=compilations)
     if "cuda" in artifact.manifest:
         from polydyn.runtime.cuda.program import CudaProgram

@@ -7,6 +7,7 @@ memory and kernels are those of any program. Standard library and numpy only.
 from __future__ import annotations
 
 import time
+import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from statistics import median
@@ -14,17 +15,15 @@ from typing import Any
 
 import numpy as np
 
-from polydyn.build.cache import open_library
 from polydyn.errors import InputError, PolydynError, UnsupportedError
 from polydyn.runtime import control_steps, fallback_step  # noqa: F401  they register their steps
 from polydyn.runtime.artifact import Artifact
 from polydyn.runtime.bound import BoundCall, refuse_conversions
-from polydyn.runtime.composite import constants_of
 from polydyn.runtime.explain import Explanation
 from polydyn.runtime.expressions import Expression, evaluate
 from polydyn.runtime.frames import Frame, Layout
 from polydyn.runtime.host_steps import STEPS, Call
-from polydyn.runtime.native import address_of, failure
+from polydyn.runtime.native import NativeOfParts, address_of, failure
 from polydyn.runtime.program import (
     Array,
     LaunchTime,
@@ -34,8 +33,7 @@ from polydyn.runtime.program import (
     launch_times,
     numpy_dtype,
 )  # fmt: skip
-from polydyn.runtime.sequence import STOP_PYTHON, in_c
-from polydyn.runtime.symbols import holds
+from polydyn.runtime.sequence import STOP_PYTHON
 
 
 class PartsProgram(Program):
@@ -62,23 +60,20 @@ class PartsProgram(Program):
         self._parts = list(parts)
         runs = leaves(self._parts)
         for other in runs[1:]:
-            other._native.borrow_threads(runs[0]._native)
             other._lender = runs[0]
-        self._library = open_library(artifact.library)
+        self._native = NativeOfParts(artifact, [p._native for p in self._parts])
         self._order: list[Mapping[str, Any]] = manifest["order"]
-        self._results = [
-            (o["name"], o.get("of", o["name"]), o["dims"]) for o in manifest["outputs"]
-        ]  # fmt: skip
-        self._late_guards = manifest["late_guards"]
+        self._results = [(o["name"], o["of"], o["dims"]) for o in manifest["outputs"]]
         self._takes = {
             i["name"]: (p, numpy_dtype(i["dtype"])) for p in self.parts for i in p.manifest["inputs"]
         }  # fmt: skip
-        self._layout = Layout.of(manifest, self._parts, constants_of(artifact), False)
-        whole = all(in_c(s, b) for s, b in zip(self._order, self._layout.bodies, strict=True))
-        self.whole_in_c = whole and not self._late_guards and all(n == of for n, of, _ in self._results)
+        self._layout = Layout.of(manifest)
+        self.whole_in_c = manifest["whole_in_c"]
         self._dense = {n for s in self._order if "step" in s for n in s["inputs"]}
         self._frames: list[Frame] = []
         self._free_frames: list[Frame] = []
+        close = weakref.finalize(self, _close_around, self._native, self._frames, self._parts)
+        close.atexit = False  # as that of a program of one part
 
     # -- running -----------------------------------------------------------------------------------------------------
 
@@ -114,10 +109,8 @@ class PartsProgram(Program):
             self._free_frames.append(frame)
 
     def _named(self, frame: Frame) -> dict[str, Array]:
-        """The outputs. InputError: sizes that no part has seen break a guard."""
-        sizes = self._sizes(frame)
-        _check_guards(self._late_guards, sizes)
-        made = frame.results()
+        """The outputs."""
+        sizes, made = self._sizes(frame), frame.results()
         return {
             n: made[of] if n == of else made[of].reshape([_size(d, sizes) for d in dims])
             for n, of, dims in self._results
@@ -132,13 +125,9 @@ class PartsProgram(Program):
         try:
             return self._free_frames.pop()
         except IndexError:
-            frame = Frame(self._layout, self._library)
+            frame = Frame(self._layout, self._native, self.threads)
             self._frames.append(frame)
             return frame
-
-    def _inner_frame(self) -> Frame:
-        """A frame for a step whose body this is."""
-        return Frame(Layout.of(self.manifest, self._parts, self._layout.constants, True), self._library)
 
     def _arrays(self, feeds: Mapping[str, Any]) -> dict[str, Array]:
         """The inputs as parts and steps take them."""
@@ -157,9 +146,9 @@ class PartsProgram(Program):
 
     def _failure(self, frame: Frame, code: int) -> PolydynError:
         """The error of the stage that has failed: after which sizes, or of which node."""
-        error, stage = failure(code, frame.message), self._order[frame.stage]
-        if "step" in stage and frame.entered:
-            return type(error)(str(error), node=stage["origin"])
+        error, failed = failure(code, frame.message), self._order[frame.stage : frame.stage + 1]
+        if frame.entered and failed and "step" in failed[0]:
+            return type(error)(str(error), node=failed[0]["origin"])
         if not isinstance(error, InputError) or not frame.entered:
             return error
         sizes = self._sizes(frame)
@@ -172,7 +161,8 @@ class PartsProgram(Program):
         stage, sizes = self._order[k], self._sizes(frame)
         given = [frame.array(n) if n else None for n in stage["inputs"]]
         dims = [_size(d, sizes) for d in stage["dims"]]
-        call = Call(given, dims, stage["settings"], self._layout.bodies[k], frame.kept[k])
+        bodies = {role: self._parts[at] for role, at in stage["bodies"].items()}
+        call = Call(given, dims, stage["settings"], bodies, frame.kept[k])
         try:
             made, found = STEPS[stage["step"]](call)
         except PolydynError as e:
@@ -195,18 +185,12 @@ class PartsProgram(Program):
         return len(self._parts[stage["part"]].manifest["launches"]) if "part" in stage else 1
 
     def _new_times(self) -> Array:
-        return np.zeros(sum(map(self._count, self._order)) + 1, np.int64)
+        return np.zeros(sum(map(self._count, self._order)), np.int64)
 
     def _rows(self, frame: Frame, times: Array) -> list[LaunchTime]:
         """The launches and steps of a call, with their times."""
-        rows: list[LaunchTime] = []
-        for k, stage in enumerate(self._order):
-            took = [int(t) for t in times[len(rows) : len(rows) + self._count(stage)]]
-            if "part" in stage:
-                rows += launch_times([frame.contexts[k].launch(i) for i in range(len(took))], [took])
-            else:
-                rows.append(LaunchTime(f"host: {_label(stage)}", "", took[0], 0, 0, 1, 1))
-        return rows
+        infos = [self._native.launch(frame.handle, k) for k in range(len(times))]
+        return launch_times(infos, [times.tolist()])
 
     def bind(self, feeds: Mapping[str, Any], out: Mapping[str, Array] | None = None) -> BoundCall:
         """``run`` on these very arrays, to be repeated. Sizes that data decide may differ from call to call, so
@@ -263,11 +247,11 @@ class PartsProgram(Program):
     @property
     def counters(self) -> dict[str, int]:
         """Sums of the parts' counters; arena_bytes with what lies between parts, compilations those of the whole."""
-        every = [p.counters for p in self._parts]
+        frames = list(self._frames)
+        every = [p.counters for p in self._parts] + [self._native.statistics(f.handle) for f in frames]
         names = ("contexts", "arena_bytes", "evaluations", "bytes_copied", "runs_not_logged")
-        sums = {n: sum(c[n] for c in every) for n in names}
-        sums["arena_bytes"] += sum(f.bytes for f in list(self._frames))
-        return {"compilations": self.compilations} | sums
+        sums = {n: sum(c.get(n, 0) for c in every) for n in names}
+        return {"compilations": self.compilations} | sums | {"contexts": len(frames)}
 
     def shapes_seen(self) -> list[dict[str, Any]]:
         """Of the first part: the shapes of the inputs that calls had."""
@@ -297,6 +281,15 @@ class PartsProgram(Program):
         return Explanation(self.manifest["name"], dict(dims), self.threads, launches, notes, sizes)
 
 
+def _close_around(native: NativeOfParts, frames: list[Frame], parts: list[Program]) -> None:
+    """Closes the program, then lets go of those around which it was opened."""
+    for frame in frames:
+        frame.free()
+    frames.clear()
+    native.library.pd_close(native.program)
+    parts.clear()
+
+
 def leaves(parts: Sequence[Program]) -> list[Program]:
     """The programs of one part that these are made of, those of bodies included."""
     return [x for p in parts for x in (leaves(p._parts) if isinstance(p, PartsProgram) else [p])]
@@ -318,13 +311,6 @@ def _given(results: dict[str, Array], out: Mapping[str, Array]) -> dict[str, Arr
         given[...] = results[name]
         results[name] = given
     return results
-
-
-def _check_guards(guards: Sequence[Mapping[str, Any]], sizes: Mapping[str, int]) -> None:
-    for g in guards:
-        left, right = evaluate(g["left"], sizes), evaluate(g["right"], sizes)
-        if not holds(left, g["relation"], right):
-            raise InputError(g["message"], rule=f"{g['rule']}, here {left} and {right}")
 
 
 def _size(dim: Expression, sizes: Mapping[str, int]) -> int:

@@ -1,7 +1,7 @@
 /* Runs a compiled program on tensors from stdin, outputs to stdout: run_stdin LIBRARY ARTIFACT THREADS.
  *
  * Each tensor: int64 rank, int64 sizes, the elements. Inputs follow each other in the program's order until stdin ends, so
- * that one process makes many calls; outputs are written the same way. */
+ * that one process makes many calls; outputs are written the same way. Sizes that data decide are asked behind a run. */
 #include <dlfcn.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -39,6 +39,7 @@ int main(int count, char **arguments) {
     LOAD(pd_context_free);
     LOAD(pd_shapes);
     LOAD(pd_run);
+    LOAD(pd_result);
     pd_program *program;
     pd_context *context;
     CHECK(f_pd_open(arguments[2], NULL, 4096, f_pd_weight_bytes(NULL), &program));
@@ -68,14 +69,18 @@ int main(int count, char **arguments) {
         const int64_t *d = dims;
         for (int k = 0; k < outs; d += out[k++].rank) {
             size[k] = bytes(out[k].dtype);
-            for (int i = 0; i < out[k].rank; i++) size[k] *= (size_t)d[i];
-            to[k] = malloc(size[k] + 1);
+            int late = 0;
+            for (int i = 0; i < out[k].rank; i++) size[k] *= (size_t)d[i], late |= d[i] == PD_LATE;
+            to[k] = late ? NULL : malloc(size[k] + 1);
         }
         CHECK(f_pd_run(context, (const void *const *)from, to));
-        d = dims;
-        for (int k = 0; k < outs; d += out[k++].rank) {
-            int64_t rank = out[k].rank;
-            fwrite(&rank, 8, 1, stdout), fwrite(d, 8, (size_t)rank, stdout), fwrite(to[k], size[k], 1, stdout);
+        for (int k = 0; k < outs; k++) {
+            int64_t rank = out[k].rank, found[PD_MAX_RANK];
+            const void *late = f_pd_result(context, k, found);
+            if (!to[k]) size[k] = bytes(out[k].dtype);
+            for (int i = 0; i < rank && !to[k]; i++) size[k] *= (size_t)found[i];
+            fwrite(&rank, 8, 1, stdout), fwrite(found, 8, (size_t)rank, stdout);
+            fwrite(to[k] ? to[k] : late, size[k], 1, stdout);
             free(to[k]);
         }
         for (int k = 0; k < ins; k++) free(from[k]);

@@ -15,6 +15,7 @@ import polydyn
 from polydyn.cli import main
 from tests.support.paths import ROOT
 from tests.support.stored import path_of
+from tests.support.tiny import model, node
 
 PAGE = (ROOT / "docs" / "c.md").read_text()
 
@@ -60,6 +61,36 @@ def test_the_pages_c_program_runs(folder: Path) -> None:
     subprocess.run(["gcc", *strict, "ids.c", "-o", "ids", *link], cwd=folder, check=True)
     said = subprocess.run(["./ids"], cwd=folder, check=True, capture_output=True, text=True).stdout
     assert said == "1 x 3 x 32\n"
+
+
+FOUND = """
+#include <cstdio>
+#include "polydyn.hpp"
+int main() {
+    polydyn::Program program("out/lib/libfound.so", "out/found.polydyn");
+    polydyn::Context context(program);
+    for (float least : {1.0f, 9.0f, 0.0f}) {
+        const float x[] = {1, 2, least};
+        std::printf("%ld ", (long)context.shapes({{x, {1, 3}}})[0][1]);
+        auto out = context.run({{x, {1, 3}}});
+        std::printf("%ld:", (long)out[0].shape()[1]);
+        for (int64_t k = 0; k < out[0].size(); k++) std::printf(" %ld", (long)out[0].as<int64_t>()[k]);
+        std::puts("");
+    }
+}
+"""
+
+
+def test_a_size_that_data_decide_is_known_behind_a_run(tmp_path: Path) -> None:
+    found = model([node("NonZero", "x", "i")], {"x": ("float32", ["H", "W"])}, ["i"])
+    polydyn.compile(found).save(tmp_path / "found.polydyn")
+    done = CliRunner().invoke(main, ["extract", str(tmp_path / "found.polydyn"), "-o", str(tmp_path / "out")])
+    assert done.exit_code == 0, done.output
+    (tmp_path / "found.cpp").write_text(FOUND)
+    flags = ["-std=c++17", "-Wall", "-Wextra", "-Werror", "-Iout/include"]
+    subprocess.run(["g++", *flags, "found.cpp", "-o", "found", "-ldl"], cwd=tmp_path, check=True)
+    lines = subprocess.run(["./found"], cwd=tmp_path, check=True, capture_output=True, text=True).stdout.splitlines()
+    assert lines == ["-1 3: 0 0 0 0 1 2", "-1 3: 0 0 0 0 1 2", "-1 2: 0 0 0 1"]
 
 
 @pytest.mark.skipif(shutil.which("cmake") is None, reason="cmake is not installed")

@@ -15,7 +15,7 @@ import pytest
 
 from polydyn import compiler
 from polydyn.build.cache import FileCache, digest, write_atomically
-from polydyn.build.compiler import build_library, find_compiler, required_features
+from polydyn.build.compiler import Building, build_library, find_compiler, required_features
 from polydyn.build.features import available_cores, machine_features
 from polydyn.errors import BuildError
 from polydyn.graph.expand import import_parts
@@ -42,6 +42,18 @@ def test_only_changed_units_are_compiled() -> None:
     assert build_library(UNITS | {"u1.c": "int f1(void) { return 7; }\n"}, HEADERS).compiled == 1
     assert build_library(UNITS, {"k.h": "#define K 2\n"}).compiled == 3
     assert build_library(UNITS, HEADERS, "cpu:baseline").compiled == 3
+
+
+def test_units_that_are_asked_for_early_are_compiled_once(cache: Path) -> None:
+    """One whose text changes is given up, and so is one that the library has no use for: neither could be compiled."""
+    with Building(HEADERS) as building:
+        building.ask({"u0.c": UNITS["u0.c"], "u1.c": "int f( {", "gone.c": "int f( {"})
+        early = building.library(UNITS)
+    assert early.compiled == 3 and build_library(UNITS, HEADERS).data == early.data
+    with pytest.raises(BuildError, match=r"refused bad\.c"), Building(HEADERS) as building:
+        building.ask({"bad.c": "int f( {"})
+        while True:
+            building.ask({})
 
 
 def test_damaged_cache_entries_are_compiled_again(cache: Path) -> None:

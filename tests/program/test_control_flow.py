@@ -18,6 +18,7 @@ from polydyn.errors import InputError, UnsupportedError
 from polydyn.runtime import control_steps
 from polydyn.runtime.parts_program import PartsProgram
 from polydyn.runtime.program import Program
+from tests.support.marks import slow
 
 RNG = np.random.default_rng(11)
 Feeds = Mapping[str, Any]
@@ -202,27 +203,30 @@ def test_a_count_that_sizes_say() -> None:
     assert program.outputs["r"] == "float32[N, H]", "sizes say how many rows there are"
 
 
+NESTED = parsed("""
+g (int64 m, int64 k, float[N] x) => (float[N] y) {
+    t = Constant <value = bool {1}> ()
+    y = Loop (m, t, x) <
+        body = outer (int64 i, bool go, float[N] v) => (bool go, float[N] v3) {
+            f = Cast <to = 1> (i)
+            v3 = Loop (k, t, v) <
+                body = inner (int64 j, bool go2, float[N] w) => (bool go2, float[N] w3) {
+                    g = Cast <to = 1> (j)
+                    a = Add (f, g)
+                    c = Less (g, f)
+                    w2 = If (c) <then_branch = p () => (float[N] q) { q = Add (w, a) },
+                                 else_branch = e () => (float[N] r) { r = Mul (w, x) }>
+                    w3 = Tanh (w2)
+                }>
+        }>
+}
+""")
+
+
 def test_nested_loops_capture_from_every_level(monkeypatch: pytest.MonkeyPatch) -> None:
-    m = parsed("""
-    g (int64 m, int64 k, float[N] x) => (float[N] y) {
-        t = Constant <value = bool {1}> ()
-        y = Loop (m, t, x) <
-            body = outer (int64 i, bool go, float[N] v) => (bool go, float[N] v3) {
-                f = Cast <to = 1> (i)
-                v3 = Loop (k, t, v) <
-                    body = inner (int64 j, bool go2, float[N] w) => (bool go2, float[N] w3) {
-                        g = Cast <to = 1> (j)
-                        a = Add (f, g)
-                        c = Less (g, f)
-                        w2 = If (c) <then_branch = p () => (float[N] q) { q = Add (w, a) },
-                                     else_branch = e () => (float[N] r) { r = Mul (w, x) }>
-                        w3 = Tanh (w2)
-                    }>
-            }>
-    }""")
     calls = [(3, 2, 4), (1, 5, 1), (4, 1, 9), (0, 3, 2)]
     monkeypatch.setattr(control_steps.Iteration, "once", None)  # bodies of several parts run in C too
-    check(m, *({"m": scalar(a), "k": scalar(b), "x": f32(n)} for a, b, n in calls))
+    check(NESTED, *({"m": scalar(a), "k": scalar(b), "x": f32(n)} for a, b, n in calls))
 
 
 def test_bodies_with_steps_in_python() -> None:
@@ -327,7 +331,7 @@ def test_a_wrong_call_of_a_body_says_its_iteration() -> None:
     assert program.run({"m": scalar(2), "x": np.array([1, 2], np.float32)})["y"].tolist() == [1, 2]
 
 
-@pytest.mark.parametrize("back", [0, 1])
+@pytest.mark.parametrize("back", [slow(0), 1])
 def test_scans_along_other_axes_and_backwards(back: int) -> None:
     m = parsed(f"""
     g (float[H] h, float[B, T, H] x, float[H, H] r) => (float[B, H] last, float[B, H, T] y, float[T, B, H] z) {{
@@ -359,8 +363,8 @@ def test_saved(tmp_path: Path) -> None:
 
 
 def test_sequences_whose_elements_are_known_are_written_away() -> None:
-    m = parsed("""
-    g (float[N, 6] x, float[N, 2] z) => (float[N, 7] y, float[K, N, 2] s, int64 n, float[N, 3] last) {
+    text = """
+    g (float[N, 6] x, float[N, 2] z) => (float[N, 7] y, float[K, N, 2] s, int64 n, float[N, 3] last, float[N, M] t) {
         sizes = Constant <value_ints = [2, 1, 3]> ()
         q = SplitToSequence <axis = 1> (x, sizes)
         one = Constant <value = int64 {1}> ()
@@ -374,5 +378,18 @@ def test_sequences_whose_elements_are_known_are_written_away() -> None:
         pair = SequenceConstruct (a, z)
         s = ConcatFromSequence <axis = 0, new_axis = 1> (pair)
         n = SequenceLength (longer)
-    }""")
-    check(m, *({"x": f32(n, 6), "z": f32(n, 2)} for n in (1, 7)))
+        empty = SequenceEmpty ()
+        yes = Constant <value = bool {1}> ()
+        turns = Constant <value = int64 {2}> ()
+        filled = Loop <body = body (int64 i, bool c, seq(float[N, 2]) before) => (bool c2, seq(float[N, 2]) after) {
+            c2 = Identity (c)
+            f = Cast <to = 1> (i)
+            w = Add (z, f)
+            after = SequenceInsert (before, w)
+        }> (turns, yes, empty)
+        t = ConcatFromSequence <axis = 1> (filled)
+    }"""
+    check(parsed(text), *({"x": f32(n, 6), "z": f32(n, 2)} for n in (1, 7)))
+    data = text.replace("turns = Constant <value = int64 {2}> ()", "turns = Size (x)")
+    with pytest.raises(UnsupportedError, match="SequenceEmpty"):
+        polydyn.compile(parsed(data))

@@ -147,6 +147,11 @@ def test_what_a_node_hands_through_is_copied(monkeypatch: pytest.MonkeyPatch) ->
     assert all(np.array_equal(got, want) for got, want in kept), "results of earlier calls stay as they are"
 
 
-def test_devices_refuse_it() -> None:
-    with pytest.warns(FallbackWarning), pytest.raises(UnsupportedError, match="run on the CPU"):
-        polydyn.compile(pooled(), options=S, target="cuda:sm_80")
+@pytest.mark.slow
+def test_it_runs_between_parts_on_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("POLYDYN_LIBCUDA", "emulated")
+    m, rng = pooled(), np.random.default_rng(8)
+    with pytest.warns(FallbackWarning):
+        program = polydyn.compile(m, options=S, target="cuda:emulated")
+    feeds = {"x": rng.standard_normal((1, 3, 9, 9)).astype(F), "rois": rois(2, 1, rng)}
+    np.testing.assert_allclose(program.run(feeds)["y"], expected(m, feeds)[0], rtol=1e-5)

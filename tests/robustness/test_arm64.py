@@ -6,8 +6,6 @@ What is checked is the code: qemu keeps the order in which this processor's memo
 from __future__ import annotations
 
 import shutil
-import struct
-import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,17 +17,19 @@ from click.testing import CliRunner
 import polydyn
 from polydyn.build.features import architecture
 from polydyn.cli import main
-from polydyn.compiler import plan_graph
+from polydyn.compiler import compile_artifact, plan_graph
 from polydyn.errors import ArtifactError, UnsupportedError
 from polydyn.graph.reference import evaluate
 from polydyn.program.assemble import build_artifact
-from polydyn.runtime.artifact import read_artifact, write_artifact
+from polydyn.runtime.artifact import write_artifact
 from polydyn.testing.accuracy import TOLERANCE, error, reference
 from polydyn.testing.fuzz import difference
 from polydyn.testing.inputs import feeds, shapes
 from polydyn.testing.quantizer import quantize
 from polydyn.testing.random_graphs import random_feeds, random_graph
-from tests.support.paths import DATA, ROOT, TESTS
+from tests.program.test_parts import MASKED
+from tests.support.from_c import build, run
+from tests.support.paths import DATA
 from tests.support.stored import load, path_of
 
 CROSS, QEMU, SYSROOT = "aarch64-linux-gnu-gcc", "qemu-aarch64", "/usr/aarch64-linux-gnu"
@@ -50,37 +50,12 @@ def cross(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="module")
 def runner(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """tests/c/run_stdin.c for arm64."""
-    made = tmp_path_factory.mktemp("arm") / "run"
-    command = [CROSS, "-O1", f"-I{ROOT / 'polydyn' / 'runtime' / 'c'}", TESTS / "c" / "run_stdin.c", "-o", made, "-ldl"]
-    subprocess.run(command, check=True)
-    return made
+    return build([CROSS], tmp_path_factory.mktemp("arm"))
 
 
 def call(runner: Path, artifact: Path, calls: Sequence[Feeds], threads: int = 2) -> list[dict[str, Any]]:
     """The outputs of a saved program for each call, computed by qemu."""
-    read = read_artifact(artifact, check_machine=False)
-    library = artifact.with_suffix(".so")
-    library.write_bytes(read.library)
-    inputs, outputs = ([(io["name"], io["dtype"]) for io in read.manifest[k]] for k in ("inputs", "outputs"))
-    data = b""
-    for given in calls:
-        for name, _ in inputs:
-            a = np.ascontiguousarray(given[name])
-            data += struct.pack(f"<{a.ndim + 1}q", a.ndim, *a.shape) + a.tobytes()
-    command = [QEMU, "-L", SYSROOT, runner, library, artifact, str(threads)]
-    done = subprocess.run(command, input=data, capture_output=True, timeout=600)
-    assert done.returncode == 0, done.stderr.decode()
-    found, at = [], 0
-    for _ in calls:
-        row = {}
-        for name, dtype in outputs:
-            (rank,) = struct.unpack_from("<q", done.stdout, at)
-            shape = struct.unpack_from(f"<{rank}q", done.stdout, at + 8)
-            a = np.frombuffer(done.stdout, dtype, int(np.prod(shape)), at + 8 * (rank + 1)).reshape(shape)
-            row[name], at = a, at + 8 * (rank + 1) + a.nbytes
-        found.append(row)
-    assert at == len(done.stdout)
-    return found
+    return run([QEMU, "-L", SYSROOT, str(runner)], artifact, calls, threads)
 
 
 def compiled(model: str, to: Path) -> Path:
@@ -96,6 +71,13 @@ def test_models_are_right_at_every_shape(name: str, runner: Path, tmp_path: Path
     got = call(runner, compiled(path_of(name), tmp_path / "m.polydyn"), [feeds(load(name), s) for s in wanted])
     worst = [error(g, e) for g, e in zip(got, reference(path_of(name), wanted), strict=True)]
     assert max(worst) <= TOLERANCE, dict(zip(map(str, wanted), worst, strict=True))
+
+
+def test_a_program_of_parts_is_right(runner: Path, tmp_path: Path) -> None:
+    write_artifact(compile_artifact(MASKED, target=TARGET)[0], tmp_path / "m.polydyn")
+    x = np.random.default_rng(2).standard_normal((5, 7)).astype(np.float32)
+    (got,) = call(runner, tmp_path / "m.polydyn", [{"x": x}])
+    np.testing.assert_allclose(got["y"], np.exp(x[x > 0]), 1e-5)
 
 
 def test_bytes_are_right(runner: Path, tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-COMMON = ("runtime.c", "strided.c", "indices.c", "seen.c")
+COMMON = ("opening.c", "runtime.c", "strided.c", "indices.c", "seen.c")
 PLACES = {
     "cpu": ("cpu.c", "pool.c", "waves.c"),
     "cuda": ("cuda.c", "cuda_choose.c", "cuda_indices.c", "cuda_run.c"),
@@ -20,8 +20,11 @@ CUDA_HEADERS = ("polydyn_cuda.h", "cuda_internal.h")
 PUBLIC = ("polydyn.h", "polydyn_cuda.h")
 """Headers that callers include."""
 
-STEPS = ("sequence.c", "control.c", "host_steps.c", "size_steps.c", "strided.c", "sequence.h", *HEADERS)
-"""Of a program of several parts: what runs them in turn, and the steps in between; opened from C it refuses by name."""
+STEPS = (
+    "opening.c", "parts.c", "frame.c", "sequence.c", "control.c", "host_steps.c", "size_steps.c", "strided.c",
+    "sequence.h", *HEADERS, "polydyn_cuda.h",
+)  # fmt: skip
+"""Of a program of several parts: its C interface, what runs them in turn, and the steps in between."""
 
 
 def step_sources() -> dict[str, str]:

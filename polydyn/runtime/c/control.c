@@ -10,9 +10,9 @@
 
 /* ---- bodies ---- */
 
-static void feed(pd_body *b, int32_t i, const pd_held *t) {
+static void feed(pd_body *b, int64_t i, const pd_held *t) {
     if (!b->inner) {
-        pd_feed(&b->unit, i, t);
+        pd_feed(&b->unit, (int32_t)i, t);
         return;
     }
     pd_held *to = &b->inner->tensors[i];
@@ -28,7 +28,7 @@ static void feed_around(const pd_sequence *s, const pd_stage *g, pd_body *b) {
     for (int32_t k = 0; k < b->size_count; k++) {
         int64_t size = pd_value_of(g->dims[b->sizes[2 * k + 1]], s->values);
         if (b->inner) pd_take_shape(&b->inner->tensors[b->sizes[2 * k]], 1, &size);
-        else pd_feed_size(&b->unit, b->sizes[2 * k], size);
+        else pd_feed_size(&b->unit, (int32_t)b->sizes[2 * k], size);
     }
 }
 
@@ -50,10 +50,10 @@ static int32_t run(pd_sequence *s, pd_body *b) { return b->inner ? PD_OK : pd_un
 static pd_held result_of(const pd_body *b, int32_t r, int32_t dtype) {
     const pd_unit *u = &b->unit;
     pd_held t = {.dtype = dtype, .room = -1};
-    int32_t from = b->results[r];
+    int64_t from = b->results[r];
     if (b->inner) return b->inner->tensors[from];
     if (from >= 0) {
-        pd_take_shape(&t, u->ranks[from], pd_unit_dims(u, from));
+        pd_take_shape(&t, u->ranks[from], pd_unit_dims(u, (int32_t)from));
         t.data = u->to[from];
     } else {
         const pd_tensor *i = &u->tensors[-1 - from];
@@ -66,7 +66,7 @@ static pd_held result_of(const pd_body *b, int32_t r, int32_t dtype) {
 
 /* The sizes of all outputs are what the step says. */
 static int32_t tell_sizes(pd_sequence *s, const pd_stage *g) {
-    const int32_t *symbol = g->symbols;
+    const int64_t *symbol = g->symbols;
     for (int32_t o = 0; o < g->output_count; o++) {
         const pd_held *t = &s->tensors[g->outputs[o]];
         for (int32_t a = 0; a < t->rank; a++) s->values[*symbol++] = t->shape[a];
@@ -107,7 +107,7 @@ static int asks(const pd_loop *l) {
 
 /* Slices of a tensor: the first of them, and by how many bytes the next one lies behind it. */
 static void cut(pd_loop *l, int32_t k, const pd_held *x) {
-    int32_t axis = l->slice_forms[2 * k], back = l->slice_forms[2 * k + 1];
+    int32_t axis = (int32_t)l->slice_forms[2 * k], back = (int32_t)l->slice_forms[2 * k + 1];
     int64_t count = x->shape[axis], step = x->strides[axis];
     pd_held *t = &l->slices[k];
     *t = *x;
@@ -120,7 +120,7 @@ static void cut(pd_loop *l, int32_t k, const pd_held *x) {
 }
 
 static int32_t begin(pd_sequence *s, const pd_stage *g, pd_loop *l) {
-    const int32_t *in = g->inputs + 2;
+    const int64_t *in = g->inputs + 2;
     l->k = 0, l->trips = -1, l->going = 1, l->steady = 0;
     for (int32_t i = 0; i < 2; i++)
         if (g->inputs[i] >= 0 && pd_elements(&s->tensors[g->inputs[i]]) != 1)
@@ -230,7 +230,7 @@ static int32_t place_results(pd_sequence *s, const pd_stage *g, pd_loop *l, char
 }
 
 static void feed_iteration(pd_loop *l) {
-    const int32_t *formal = l->body.formals + 2 * l->counts;
+    const int64_t *formal = l->body.formals + 2 * l->counts;
     l->number = l->k, l->condition = 1;
     for (int32_t j = 0; j < l->carried_count; j++) feed(&l->body, *formal++, &l->carried[j].now);
     for (int32_t k = 0; k < l->slice_count; k++) feed(&l->body, *formal++, &l->slices[k]);
@@ -277,7 +277,7 @@ static int32_t iteration(pd_sequence *s, const pd_stage *g, pd_loop *l) {
 /* Iterations with the shapes of the one before, while there is room for rows. */
 static int32_t iterations(pd_sequence *s, pd_loop *l, int64_t end) {
     pd_unit *u = &l->body.unit;
-    const int32_t *formals = l->body.formals + 2 * l->counts, *results = l->body.results + l->counts;
+    const int64_t *formals = l->body.formals + 2 * l->counts, *results = l->body.results + l->counts;
     int32_t code = PD_OK, asked = asks(l);
     for (int32_t j = 0; j < l->carried_count && code == PD_OK; j++) {
         pd_carried *c = &l->carried[j];
@@ -352,7 +352,7 @@ int32_t pd_iterate(pd_sequence *s, const pd_stage *g) {
     return finish(s, g, l);
 }
 
-PD_EXPORT void pd_free_loop(pd_loop *l) {
-    for (int32_t j = 0; j < l->carried_count; j++) pd_free_rooms(l->carried[j].rooms, 2);
-    for (int32_t r = 0; r < l->row_count; r++) pd_free_rooms(&l->rows[r].room, 1);
+void pd_free_loop(const pd_sequence *s, pd_loop *l) {
+    for (int32_t j = 0; j < l->carried_count; j++) pd_free_rooms(s, l->carried[j].rooms, 2);
+    for (int32_t r = 0; r < l->row_count; r++) pd_free_rooms(s, &l->rows[r].room, 1);
 }

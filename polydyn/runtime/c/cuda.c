@@ -268,6 +268,28 @@ int32_t pd_cuda_pinned(pd_device *d, char **memory, int64_t *has, int64_t bytes)
     return PD_OK;
 }
 
+static int32_t room(pd_device *d, void *stream, void **memory, int64_t *has, int64_t bytes) {
+    char what[80];
+    snprintf(what, sizeof what, "%" PRId64 " bytes for tensors between parts", bytes);
+    TRY(cuStreamSynchronize(stream), what);
+    if (*memory) d->cuda.cuMemFree_v2((uint64_t)(uintptr_t)*memory);
+    *memory = NULL, *has = 0;
+    uint64_t made = 0;
+    if (bytes) TRY(cuMemAlloc_v2(&made, (size_t)bytes), what);
+    *memory = (void *)(uintptr_t)made, *has = bytes;
+    return PD_OK;
+}
+
+PD_EXPORT int32_t pd_cuda_room(const pd_context *c, void *stream, void **memory, int64_t *has, int64_t bytes) {
+    pd_device *d = c->program->place;
+    if (((const pd_cuda *)c->place)->generation != d->generation || !d->ready) {
+        *memory = NULL, *has = 0; /* it went with the CUcontext */
+        return bytes ? pd_fail(PD_USAGE, "the context's device was lost") : PD_OK;
+    }
+    int32_t code = pd_cuda_enter(d);
+    return code == PD_OK ? pd_cuda_leave(d, room(d, stream, memory, has, bytes)) : code;
+}
+
 static int32_t grow(pd_context *c) {
     pd_device *d = c->program->place;
     pd_cuda *x = c->place;

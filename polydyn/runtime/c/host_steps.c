@@ -183,22 +183,3 @@ static int32_t non_zero(pd_sequence *s, const pd_stage *g) {
 int32_t pd_counting_step(pd_sequence *s, const pd_stage *g) {
     return g->kind == PD_NON_ZERO ? non_zero(s, g) : run_suppress(s, g);
 }
-
-/* From C a program of several parts is refused by name. */
-PD_EXPORT int32_t pd_abi_version(void) { return PD_ABI_VERSION; }
-
-PD_EXPORT const char *pd_error(void) {
-    return "this program has steps of the host between its parts (sizes that data decide, loops): run it by "
-           "polydyn.load in Python";
-}
-
-PD_EXPORT int64_t pd_weight_bytes(const pd_program *program) {
-    (void)program;
-    return 0;
-}
-
-PD_EXPORT int32_t pd_open(const char *path, const void *memory, int64_t offset, int64_t bytes, pd_program **program) {
-    (void)path, (void)memory, (void)offset, (void)bytes;
-    *program = NULL;
-    return PD_USAGE;
-}

@@ -7,7 +7,8 @@
 
 #include "polydyn.h"
 
-/* runtime.c, strided.c, indices.c, seen.c: any program. cpu.c and pool.c: on the CPU. cuda.c: on a CUDA device. */
+/* opening.c, strided.c: any program. runtime.c, indices.c, seen.c: one of one part; cpu.c and pool.c: on the CPU, cuda.c: on a
+ * CUDA device. sequence.h has what runs several parts. */
 
 #define PD_EXPORT __attribute__((visibility("default")))
 
@@ -217,7 +218,16 @@ void pd_log_free(pd_log *log);
 /* Where runs with these sizes of the symbols are counted; without room where those of all others are. */
 int64_t *pd_log_runs(pd_log *log, const int64_t *sizes);
 
-/* ---- programs and contexts (runtime.c) ---- */
+/* ---- what programs of any number of parts share (opening.c) ---- */
+
+__attribute__((format(printf, 2, 3))) int32_t pd_fail(int32_t code, const char *format, ...);
+/* Where the weights are: in a file, which is mapped, or in memory. */
+int32_t pd_find_weights(pd_program *p, const char *path, const void *memory, int64_t offset, int64_t bytes);
+void pd_unmap_weights(pd_program *p);
+/* Refuses another type or rank, and negative sizes. */
+int32_t pd_check_tensor(const pd_io *io, const pd_tensor *t);
+
+/* ---- programs and contexts (runtime.c; parts.c: those of several parts) ---- */
 
 struct pd_program {
     const char *weights;   /* in host memory */
@@ -225,7 +235,7 @@ struct pd_program {
     void *map;
     size_t map_bytes;
     pd_log *log;
-    void *place; /* what cpu.c or cuda.c keeps: the pool, the device */
+    void *place; /* what cpu.c or cuda.c keeps: the pool, the device; parts.c: the parts */
     int borrowed; /* the pool is another program's */
 };
 
@@ -248,10 +258,9 @@ struct pd_context {
     int64_t *runs; /* where those with these sizes are counted */
     char *arena;
     int64_t arena_bytes;
-    void *place; /* what cpu.c or cuda.c keeps */
+    void *place; /* what cpu.c or cuda.c keeps; parts.c: the sequence */
 };
 
-__attribute__((format(printf, 2, 3))) int32_t pd_fail(int32_t code, const char *format, ...);
 /* Bytes of output o, dense. */
 int64_t pd_output_bytes(const pd_context *c, int32_t o);
 /* Refuses an output that begins where its beginning is, but walks the memory in another way. */

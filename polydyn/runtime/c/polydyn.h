@@ -10,6 +10,11 @@
  *
  * A program is immutable and may be used by many threads; a context serves one call at a time. Every function that
  * returns int32_t returns PD_OK or an error code; pd_error() then says what is wrong and what to do.
+ *
+ * Where data decide the size of an output, pd_shapes gives PD_LATE for it and pd_run takes NULL for the output, which lies
+ * in the context's memory afterwards:
+ *
+ *     const float *found = pd_result(context, 0, dims);      its sizes and its elements, until the next call
  */
 #ifndef POLYDYN_H
 #define POLYDYN_H
@@ -20,10 +25,11 @@
 extern "C" {
 #endif
 
-#define PD_ABI_VERSION 5
+#define PD_ABI_VERSION 6
 #define PD_MAX_RANK 16
 #define PD_MAX_THREADS 256
 #define PD_SHAPES_SEEN 4096
+#define PD_LATE (-1) /* in the dims that pd_shapes gives: a size that data decide */
 
 enum { PD_OK = 0, PD_INPUT = 1, PD_OVERFLOW = 2, PD_MEMORY = 3, PD_WEIGHTS = 4, PD_USAGE = 5 };
 
@@ -67,7 +73,8 @@ int32_t pd_abi_version(void);
 
 /* Opens the program. Weights come from `bytes` bytes at `offset` of the file `path` (mapped, never copied), or, when
  * path is NULL, from `memory` + offset, which must be 64-byte aligned and outlive the program. In an artifact the
- * weights are the first member of the zip, at offset 4096. */
+ * weights are the first member of the zip, at offset 4096. Of a program of several parts pd_weight_bytes(NULL) is the size of
+ * the head of its weights, which says how many bytes follow; its parts are libraries among them. */
 int32_t pd_open(const char *path, const void *memory, int64_t offset, int64_t bytes, pd_program **program);
 
 /* Stops the threads and unmaps the weights. Free all contexts first. */
@@ -89,17 +96,22 @@ void pd_context_free(pd_context *context);
 /* Checks the inputs (in the program's order): dtype, rank, every dim, every guard. Then evaluates all sizes, grows
  * the arena, and writes the outputs' dims one after the other to `output_dims`. Cheap when shapes and strides are those
  * of the context's last call. `output_strides`: NULL when all outputs will be dense row-major; else for each output
- * NULL (dense) or its strides in bytes, free on its first `strided` axes. */
+ * NULL (dense) or its strides in bytes, free on its first `strided` axes. A size that data decide is PD_LATE. */
 int32_t pd_shapes(pd_context *context, const pd_tensor *inputs, const int64_t *const *output_strides,
                   int64_t *output_dims);
 
 /* Computes. Inputs and outputs have the shapes and strides given to pd_shapes, aligned to their elements. An output
  * overlaps no other array, with one exception: an output that begins with the elements of an input (a cache that grows)
  * may begin at that input's address with the same strides; then those elements are not copied. PD_INPUT:
- * an index tensor holds an index outside its axis; the outputs are then in part written. */
+ * an index tensor holds an index outside its axis; the outputs are then in part written. An output with a PD_LATE size is
+ * NULL in `outputs`, see pd_result. */
 int32_t pd_run(pd_context *context, const void *const *inputs, void *const *outputs);
 
-/* pd_run, and the time of every launch in nanoseconds. Launches that pd_run starts together run one by one here. */
+/* After pd_run: the dims of an output, and where its elements lie, dense: in the context's memory, until its next call.
+ * NULL: they are where the caller wanted them, or there are none. */
+const void *pd_result(const pd_context *context, int32_t output, int64_t *dims);
+
+/* pd_run, and the time of every launch in nanoseconds (of every step of the host too, where there are some). Launches that pd_run starts together run one by one here. */
 int32_t pd_profile(pd_context *context, const void *const *inputs, void *const *outputs, int64_t *nanoseconds);
 
 /* Thread `thread` (0: the caller) at work on `count` tasks of a launch, from task `first`; nanoseconds of CLOCK_MONOTONIC. */
@@ -109,7 +121,7 @@ typedef struct {
 } pd_span;
 
 /* pd_run, and when each thread worked on what: at most `room` spans, in no particular order; *count: how many there were.
- * Not on a device. */
+ * Not on a device, nor of several parts. */
 int32_t pd_trace(pd_context *context, const void *const *inputs, void *const *outputs, pd_span *spans, int64_t room,
                  int64_t *count);
 
@@ -125,7 +137,8 @@ int64_t pd_copied_bytes(const pd_context *context);
 /* How often the context evaluated its sizes (calls with new shapes or strides). */
 int64_t pd_evaluations(const pd_context *context);
 
-/* The name of symbol k: a size that is not known before a call; NULL when there are fewer. */
+/* The name of symbol k: a size that is not known before a call; NULL when there are fewer. Of a program of several parts, as
+ * pd_shapes_seen: what its first part has. */
 const char *pd_symbol(const pd_program *program, int32_t k);
 
 /* The sizes that calls of pd_run had, of all contexts (pd_profile is not counted). Writes at most `room` rows, each the

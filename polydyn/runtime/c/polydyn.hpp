@@ -11,8 +11,10 @@
 
 #include <dlfcn.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <cstdlib>
+#include <cstring>
 #include <memory>
 #include <stdexcept>
 #include <string>
@@ -126,7 +128,7 @@ public:
         load(abi_version, "pd_abi_version"), load(error, "pd_error"), load(open, "pd_open"), load(close, "pd_close");
         load(get_inputs, "pd_inputs"), load(get_outputs, "pd_outputs"), load(weight_bytes, "pd_weight_bytes");
         load(context_new, "pd_context_new"), load(context_free, "pd_context_free");
-        load(shapes, "pd_shapes"), load(run, "pd_run");
+        load(shapes, "pd_shapes"), load(run, "pd_run"), load(result, "pd_result");
         if (abi_version() != PD_ABI_VERSION) throw Error(library + " has another version of the C interface");
         check(open(weights.c_str(), nullptr, 4096, weight_bytes(nullptr), &program));
         inputs_ = arguments(get_inputs), outputs_ = arguments(get_outputs);
@@ -172,6 +174,7 @@ private:
     decltype(pd_context_free) *context_free;
     decltype(pd_shapes) *shapes;
     decltype(pd_run) *run;
+    decltype(pd_result) *result;
 };
 
 class Context {
@@ -184,7 +187,7 @@ public:
     Context(const Context &) = delete;
     Context &operator=(const Context &) = delete;
 
-    // The outputs' shapes for these inputs, in the program's order. Checks every dim and guard.
+    // The outputs' shapes for these inputs, in the program's order. Checks every dim and guard. PD_LATE: data decide the size.
     std::vector<std::vector<int64_t>> shapes(const std::vector<View> &inputs) {
         if (inputs.size() != program_.inputs().size())
             throw Error("the program has " + std::to_string(program_.inputs().size()) + " inputs, the call " +
@@ -214,14 +217,28 @@ public:
         std::vector<Tensor> out;
         std::vector<const void *> from;
         std::vector<void *> to;
-        for (size_t k = 0; k < sizes.size(); k++) out.emplace_back(sizes[k], program_.outputs()[k].dtype);
+        for (size_t k = 0; k < sizes.size(); k++) {
+            const bool late = std::find(sizes[k].begin(), sizes[k].end(), PD_LATE) != sizes[k].end();
+            out.emplace_back(late ? std::vector<int64_t>{0} : sizes[k], program_.outputs()[k].dtype);
+            to.push_back(late ? nullptr : out.back().data());
+        }
         for (const View &v : inputs) from.push_back(v.data);
-        for (Tensor &t : out) to.push_back(t.data());
         program_.check(program_.run(context_, from.data(), to.data()));
+        for (size_t k = 0; k < out.size(); k++)
+            if (!to[k]) out[k] = result(static_cast<int32_t>(k));
         return out;
     }
 
 private:
+    // A copy of an output whose size data have decided.
+    Tensor result(int32_t k) const {
+        const Argument &o = program_.outputs()[static_cast<size_t>(k)];
+        std::vector<int64_t> dims(static_cast<size_t>(o.rank));
+        const void *found = program_.result(context_, k, dims.data());
+        Tensor made(std::move(dims), o.dtype);
+        if (made.size()) std::memcpy(made.data(), found, static_cast<size_t>(made.size() * item_bytes(o.dtype)));
+        return made;
+    }
     const Program &program_;
     pd_context *context_ = nullptr;
 };

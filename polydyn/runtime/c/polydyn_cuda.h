@@ -78,6 +78,10 @@ int64_t pd_cuda_choices(const pd_context *context);
 /* The context's own stream. */
 void *pd_cuda_stream(const pd_context *context);
 
+/* Memory of the device that other contexts use too, on `stream`: waits for the stream, and makes `*memory`, which has `*has`
+ * bytes, one of at least `bytes` bytes; what was in it is gone. bytes 0: gives it back. */
+int32_t pd_cuda_room(const pd_context *context, void *stream, void **memory, int64_t *has, int64_t bytes);
+
 /* pd_launch tells, after a run, the kernel that was chosen, its blocks (`tasks`) and the threads of a block. */
 
 #ifdef __cplusplus

@@ -1,66 +1,17 @@
 /* runtime.c: programs, contexts, checks and memory. The program itself is data: pd_the_plan; cpu.c or cuda.c runs it. */
-#define _GNU_SOURCE
-#include <errno.h>
-#include <fcntl.h>
 #include <inttypes.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 #include "internal.h"
 
 #define EXPORT PD_EXPORT
 #define fail pd_fail
-#define ALIGN 64 /* of weights */
 #define LARGE 65536 /* bytes of what is worth a page of its own */
 
 static const pd_plan *const plan = &pd_the_plan;
-static const char *const dtype_names[] = {"float16", "bfloat16", "float32", "float64", "int8",   "int16", "int32",
-                                          "int64",   "uint8",    "uint16",  "uint32",  "uint64", "bool",
-                                          "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz",
-                                          "float8_e8m0fnu", "float4_e2m1fn", "int4", "uint4", "int2", "uint2"};
-
-/* ---- errors ---- */
-
-static _Thread_local char error_text[1024];
-
-int32_t pd_fail(int32_t code, const char *format, ...) {
-    va_list list;
-    va_start(list, format);
-    vsnprintf(error_text, sizeof error_text, format, list);
-    va_end(list);
-    return code;
-}
-
-EXPORT const char *pd_error(void) { return error_text; }
-EXPORT int32_t pd_abi_version(void) { return PD_ABI_VERSION; }
-
 /* ---- programs ---- */
-
-static int32_t map_weights(pd_program *p, const char *path, int64_t offset, int64_t bytes) {
-    int file = open(path, O_RDONLY | O_CLOEXEC);
-    if (file < 0) return fail(PD_WEIGHTS, "cannot open weights %s: %s", path, strerror(errno));
-    struct stat s;
-    if (fstat(file, &s) || offset < 0 || bytes < 0 || offset > s.st_size || bytes > s.st_size - offset) {
-        close(file);
-        return fail(PD_WEIGHTS, "%s is shorter than the weights that should be in it; is it truncated?", path);
-    }
-    int64_t before = offset % sysconf(_SC_PAGESIZE);
-    p->map_bytes = (size_t)(before + bytes);
-    p->map = mmap(NULL, p->map_bytes, PROT_READ, MAP_PRIVATE, file, offset - before);
-    int problem = errno;
-    close(file);
-    if (p->map == MAP_FAILED) {
-        p->map = NULL;
-        return fail(PD_WEIGHTS, "cannot map weights %s: %s", path, strerror(problem));
-    }
-    p->weights = (const char *)p->map + before;
-    return PD_OK;
-}
 
 EXPORT int32_t pd_open(const char *path, const void *memory, int64_t offset, int64_t bytes, pd_program **out) {
     *out = NULL;
@@ -74,10 +25,7 @@ EXPORT int32_t pd_open(const char *path, const void *memory, int64_t offset, int
         free(p);
         return fail(code, "out of memory");
     }
-    if (!path) p->weights = (const char *)memory + offset;
-    else if (bytes) code = map_weights(p, path, offset, bytes);
-    if (code == PD_OK && (uintptr_t)p->weights % ALIGN)
-        code = fail(PD_WEIGHTS, "weights must be aligned to %d bytes", ALIGN);
+    code = pd_find_weights(p, path, memory, offset, bytes);
     p->constants = p->weights;
     if (code != PD_OK) pd_close(p);
     else *out = p;
@@ -87,7 +35,7 @@ EXPORT int32_t pd_open(const char *path, const void *memory, int64_t offset, int
 EXPORT void pd_close(pd_program *p) {
     if (!p) return;
     pd_displace_program(p);
-    if (p->map) munmap(p->map, p->map_bytes);
+    pd_unmap_weights(p);
     pd_log_free(p->log);
     free(p);
 }
@@ -173,21 +121,6 @@ EXPORT int64_t pd_copied_bytes(const pd_context *c) { return c->copied_bytes; }
 EXPORT int64_t pd_evaluations(const pd_context *c) { return c->evaluations; }
 
 /* ---- pd_shapes: checks ---- */
-
-static int32_t check_tensor(int32_t i, const pd_tensor *t) {
-    const pd_io *io = &plan->inputs[i];
-    if (t->dtype != io->dtype) {
-        int known = t->dtype >= 0 && t->dtype <= PD_UINT2;
-        return fail(PD_INPUT, "input '%s' is %s, the program takes %s", io->name,
-                    known ? dtype_names[t->dtype] : "of an unknown type", dtype_names[io->dtype]);
-    }
-    if (t->rank != io->rank)
-        return fail(PD_INPUT, "input '%s' has %d axes, the program takes %d: %s", io->name, t->rank, io->rank,
-                    io->shape);
-    for (int32_t a = 0; a < t->rank; a++)
-        if (t->shape[a] < 0) return fail(PD_INPUT, "input '%s': axis %d is negative", io->name, a);
-    return PD_OK;
-}
 
 static int32_t check_dims(const pd_context *c) {
     const int64_t *v = c->values, *dims = c->dims;
@@ -401,7 +334,7 @@ EXPORT int32_t pd_shapes(pd_context *c, const pd_tensor *inputs, const int64_t *
                          int64_t *output_dims) {
     int32_t code = PD_OK, ready = c->ready;
     c->ready = 0;
-    for (int32_t i = 0; i < plan->input_count && code == PD_OK; i++) code = check_tensor(i, &inputs[i]);
+    for (int32_t i = 0; i < plan->input_count && code == PD_OK; i++) code = pd_check_tensor(&plan->inputs[i], &inputs[i]);
     if (code != PD_OK) return code;
     if (take(c, inputs, output_strides) || !ready) {
         int plain = is_plain(c);
@@ -416,6 +349,12 @@ EXPORT int32_t pd_shapes(pd_context *c, const pd_tensor *inputs, const int64_t *
     for (int32_t k = 0; k < plan->output_dim_count; k++) output_dims[k] = c->values[plan->output_dims[k]];
     c->ready = 1;
     return PD_OK;
+}
+
+EXPORT const void *pd_result(const pd_context *c, int32_t output, int64_t *dims) {
+    int32_t first = pd_first_axis(plan->outputs, output);
+    for (int32_t a = 0; a < plan->outputs[output].rank; a++) dims[a] = c->values[plan->output_dims[first + a]];
+    return NULL;
 }
 
 /* ---- what a launch takes ---- */

@@ -72,23 +72,35 @@ int32_t pd_reserve(pd_sequence *s, pd_room *room, int64_t bytes, int64_t kept) {
     return PD_OK;
 }
 
+static int32_t on_device(const pd_sequence *s, pd_room *room, int64_t bytes) {
+    return s->device->model->cuda_room(s->device->context, s->stream, (void **)(void *)&room->data, &room->bytes, bytes);
+}
+
+static int32_t reserve_on_device(pd_sequence *s, pd_room *room, int64_t bytes) {
+    room->device = 1;
+    if (bytes <= room->bytes) return PD_OK;
+    int32_t code = on_device(s, room, bytes);
+    return code == PD_OK ? code : pd_refuse(s, code, "%s", s->device->model->error());
+}
+
 int32_t pd_place(pd_sequence *s, pd_held *t) {
     int64_t bytes = pd_item_bytes[t->dtype], bad = pd_dense_strides(t->rank, t->shape, bytes, t->strides);
     for (int32_t a = 0; a < t->rank; a++) bad |= __builtin_mul_overflow(bytes, t->shape[a], &bytes);
     if (bad) return pd_refuse(s, PD_MEMORY, "there is no memory for a tensor whose size data decide: its size overflows");
-    if (t->room >= 0) {
-        int32_t code = pd_reserve(s, &s->rooms[t->room], bytes, 0);
-        t->data = s->rooms[t->room].data;
-        return code;
+    if (t->result && t->given == bytes) return PD_OK;
+    if (t->result && s->asks) {
+        s->lacks = (int32_t)(t - s->tensors);
+        return PD_STOP_MEMORY;
     }
-    if (t->given == bytes) return PD_OK;
-    s->lacks = (int32_t)(t - s->tensors);
-    return PD_STOP_MEMORY;
+    int32_t code = t->device ? reserve_on_device(s, &s->rooms[t->room], bytes) : pd_reserve(s, &s->rooms[t->room], bytes, 0);
+    t->data = s->rooms[t->room].data;
+    return code;
 }
 
-PD_EXPORT void pd_free_rooms(pd_room *rooms, int64_t count) {
+void pd_free_rooms(const pd_sequence *s, pd_room *rooms, int64_t count) {
     for (int64_t k = 0; k < count; k++) {
-        free(rooms[k].data);
+        if (rooms[k].device) on_device(s, &rooms[k], 0);
+        else free(rooms[k].data);
         rooms[k] = (pd_room){0};
     }
 }
@@ -100,23 +112,53 @@ static const int64_t one_byte[] = {1};
 void pd_feed(pd_unit *u, int32_t i, const pd_held *t) {
     u->tensors[i] = (pd_tensor){.shape = t->shape, .strides = t->strides, .dtype = t->dtype, .rank = t->rank};
     u->from[i] = t->data;
+    u->places[i] = !t->device ? PD_ON_HOST : (uintptr_t)t->data % 16 ? PD_TO_COPY : PD_ON_DEVICE;
 }
 
 void pd_feed_size(pd_unit *u, int32_t i, int64_t size) {
     u->sizes[i] = size;
     u->tensors[i] = (pd_tensor){.shape = &u->sizes[i], .strides = one_byte, .dtype = PD_UINT8, .rank = 1};
     u->from[i] = NULL; /* nobody reads its elements */
+    u->places[i] = PD_ON_DEVICE;
 }
 
 static int32_t said(pd_sequence *s, const pd_unit *u, int32_t code) {
-    return code == PD_OK ? PD_OK : pd_refuse(s, code, "%s", u->error());
+    return code == PD_OK ? PD_OK : pd_refuse(s, code, "%s", u->model->error());
 }
 
 int32_t pd_unit_shapes(pd_sequence *s, pd_unit *u) {
-    return said(s, u, u->shapes(u->context, u->tensors, NULL, u->output_dims));
+    size_t bytes = (size_t)(u->input_count + u->output_count) * sizeof *u->places;
+    if (u->model->cuda_places && memcmp(u->places, u->told, bytes)) {
+        memcpy(u->told, u->places, bytes);
+        u->model->cuda_places(u->context, u->places);
+    }
+    return said(s, u, u->model->shapes(u->context, u->tensors, NULL, u->output_dims));
 }
 
-int32_t pd_unit_run(pd_sequence *s, pd_unit *u) { return said(s, u, u->run(u->context, u->from, u->to)); }
+/* On a device the run is only waited for where a result of it is in host memory. */
+static int32_t run_on_device(pd_sequence *s, pd_unit *u, int64_t *times) {
+    s->pending = u->unread = !times;
+    for (int32_t o = 0; o < u->output_count; o++) s->pending &= u->places[u->input_count + o] == PD_ON_DEVICE;
+    s->waits += !s->pending;
+    return said(s, u, u->model->cuda_run(u->context, u->from, u->to, s->stream, !times, times));
+}
+
+int32_t pd_unit_run(pd_sequence *s, pd_unit *u) {
+    return s->device ? run_on_device(s, u, NULL) : said(s, u, u->model->run(u->context, u->from, u->to));
+}
+
+/* What runs that nobody has waited for have to say; `code`: what is known already. */
+static int32_t wait(pd_sequence *s, int32_t code) {
+    s->waits += s->pending;
+    s->pending = 0;
+    for (int32_t k = 0; s->device && k < s->unit_count; k++) {
+        pd_unit *u = s->units[k];
+        int32_t own = u->unread ? u->model->cuda_wait(u->context) : PD_OK;
+        u->unread = 0;
+        if (code == PD_OK) code = said(s, u, own);
+    }
+    return code;
+}
 
 const int64_t *pd_unit_dims(const pd_unit *u, int32_t o) {
     const int64_t *dims = u->output_dims;
@@ -124,11 +166,18 @@ const int64_t *pd_unit_dims(const pd_unit *u, int32_t o) {
     return dims;
 }
 
-static int32_t run_part(pd_sequence *s, const pd_stage *g, int64_t *times) {
+int32_t pd_part_shapes(pd_sequence *s, const pd_stage *g) {
     pd_unit *u = g->unit;
     for (int32_t i = 0; i < g->input_count; i++) pd_feed(u, i, &s->tensors[g->inputs[i]]);
     for (int32_t k = 0; k < g->dim_count; k++) pd_feed_size(u, g->input_count + k, pd_value_of(g->dims[k], s->values));
-    int32_t code = pd_unit_shapes(s, u);
+    for (int32_t o = 0; o < g->output_count; o++)
+        u->places[u->input_count + o] = s->tensors[g->outputs[o]].device ? PD_ON_DEVICE : PD_ON_HOST;
+    return pd_unit_shapes(s, u);
+}
+
+static int32_t run_part(pd_sequence *s, const pd_stage *g, int64_t *times) {
+    pd_unit *u = g->unit;
+    int32_t code = pd_part_shapes(s, g);
     const int64_t *dims = u->output_dims;
     for (int32_t o = 0; o < g->output_count && code == PD_OK; dims += u->ranks[o++]) {
         pd_held *t = &s->tensors[g->outputs[o]];
@@ -137,7 +186,8 @@ static int32_t run_part(pd_sequence *s, const pd_stage *g, int64_t *times) {
         u->to[o] = t->data;
     }
     if (code != PD_OK) return code;
-    return times ? said(s, u, u->profile(u->context, u->from, u->to, times)) : pd_unit_run(s, u);
+    if (s->device && times) return run_on_device(s, u, times);
+    return times ? said(s, u, u->model->profile(u->context, u->from, u->to, times)) : pd_unit_run(s, u);
 }
 
 /* ---- the whole ---- */
@@ -164,8 +214,7 @@ static int32_t run_stage(pd_sequence *s, const pd_stage *g, int64_t *times) {
     return code;
 }
 
-/* Symbols get the sizes of the inputs. */
-static int32_t take_sizes(pd_sequence *s) {
+int32_t pd_take_sizes(pd_sequence *s) {
     for (const pd_size *x = s->sources; x < s->sources + s->source_count; x++)
         s->values[x->value] = s->tensors[x->tensor].shape[x->axis];
     for (const pd_size *x = s->checks; x < s->checks + s->check_count; x++) {
@@ -183,9 +232,19 @@ static void begin(const pd_stage *g) {
     for (int32_t b = 0; g->bodies && b < 2; b++) g->bodies[b].entered = 0;
 }
 
+static int32_t check_guards(pd_sequence *s) {
+    for (const pd_late_guard *g = s->guards; g < s->guards + s->guard_count; g++) {
+        int64_t a = pd_value_of(g->left, s->values), b = pd_value_of(g->right, s->values);
+        int holds = g->relation == '=' ? a == b : g->relation == '<' ? a <= b : b ? a % b == 0 : a == 0;
+        if (!holds)
+            return pd_refuse(s, PD_INPUT, "%s\n  rule: %s, here %lld and %lld", g->message, g->text, (long long)a, (long long)b);
+    }
+    return PD_OK;
+}
+
 PD_EXPORT int32_t pd_sequence_run(pd_sequence *s) {
     int64_t *times = s->times;
-    int32_t code = s->begun < 0 ? take_sizes(s) : PD_OK;
+    int32_t code = s->begun < 0 ? pd_take_sizes(s) : PD_OK;
     if (code != PD_OK) return code;
     for (int32_t k = 0; times && k < s->at; k++) times += s->stages[k].unit ? s->stages[k].unit->launch_count : 1;
     for (; s->at < s->count; s->at++) {
@@ -193,8 +252,9 @@ PD_EXPORT int32_t pd_sequence_run(pd_sequence *s) {
         if (s->begun != s->at) begin(g);
         s->begun = s->at;
         code = run_stage(s, g, times);
-        if (code != PD_OK) return code;
+        if (code != PD_OK) return code < 0 ? code : wait(s, code);
         if (times) times += g->unit ? g->unit->launch_count : 1;
     }
-    return PD_OK;
+    code = wait(s, code);
+    return code == PD_OK ? check_guards(s) : code;
 }

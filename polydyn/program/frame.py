@@ -1,0 +1,186 @@
+"""What every call of a program of several parts needs: its tensors, and the rooms that they lie in.
+
+What parts give, and the steps that C runs, lies in a room. A room serves tensors that are never there at the same time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+KINDS = (
+    "part", "python", "branch", "iterate", "non_zero", "suppress",
+    "sizes", "common", "count", "reshape", "broadcast", "slice", "unsqueeze", "squeeze", "pads",
+)  # fmt: skip
+"""``PD_PART`` ... in order."""
+COUNTED = ("non_zero", "suppress")
+"""Steps that count while they work: what they give lies in a room even where it is a result."""
+
+Manifest = Mapping[str, Any]
+
+
+def add_frame(manifest: Manifest, models: Sequence[Manifest], constants: Mapping[str, str]) -> dict[str, Any]:
+    """The manifest of a program of several parts with its tensors in order: inputs, ``constants`` (name -> dtype), what
+    stages make. ``models``: the manifests of its parts and bodies.
+
+    ``tensors``: name, dtype (None where only a call shows it), room (-1: none), whether it goes to memory of the
+    caller's, and whether it lies on a device. Of every stage ``in_c``, ``made``: its tensors, and ``gone``: those that
+    nobody reads behind it.
+    """
+    order = manifest["order"]
+    in_c = [is_in_c(s, models) for s in order]
+    made = [_made(k, s, c, models) for k, (s, c) in enumerate(zip(order, in_c, strict=True))]
+    results = list(dict.fromkeys(o["of"] for o in manifest["outputs"]))
+    gone = _last_uses(order, made, results)
+    device = _on_device(order, in_c, models) - {*results}
+    rooms = _rooms(in_c, made, gone, device)
+    counted = {n for s, names in zip(order, made, strict=True) if s.get("step") in COUNTED for n in names}
+    dtypes = _dtypes(manifest, models, in_c, made) | dict(constants) | _taken(order, models)
+    names = dict.fromkeys([*(i["name"] for i in manifest["inputs"]), *constants, *(n for x in made for n in x if n)])
+    placed = {n for n in results if n in rooms} - counted
+    return dict(manifest) | {
+        "tensors": [
+            {
+                "name": n,
+                "dtype": dtypes.get(n),
+                "room": rooms.get(n, -1),
+                "result": int(n in placed),
+                "device": int(n in device),
+            }
+            for n in names
+        ],
+        "order": [
+            dict(s) | {"in_c": c, "made": m, "gone": g} for s, c, m, g in zip(order, in_c, made, gone, strict=True)
+        ],
+        "whole_in_c": all(in_c) and all(o["name"] == o["of"] for o in manifest["outputs"]),
+    }
+
+
+def waits(manifest: Manifest, models: Sequence[Manifest]) -> list[str]:
+    """Where a call waits for a device, as notes: of a program with ``add_frame``'s entries."""
+    order, notes = manifest["order"], []
+    device = {t["name"] for t in manifest["tensors"] if t["device"]}
+    for s in order:
+        inside = [models[k] for k in s.get("bodies", {}).values()]
+        if any("cuda" in m for m in inside):
+            notes.append(f"{label(s)} waits for the device after every run of its body")
+        if "part" not in s or "cuda" not in models[s["part"]]:
+            continue
+        host = [n for n in s["made"] if n not in device]
+        readers = [label(r) for r in order if "step" in r and {*host} & {*r["inputs"]}]
+        why = f"{', '.join(readers)} reads it" if readers else "it is a result"
+        if host:
+            notes.append(f"a call waits for the device behind part {s['part']}, which gives {', '.join(host)}: {why}")
+    return notes
+
+
+def label(stage: Manifest) -> str:
+    """What a step does, of which node."""
+    return f"{stage['step']} of {stage['origin']}"
+
+
+def is_in_c(stage: Manifest, models: Sequence[Manifest]) -> bool:
+    """Whether C runs a stage."""
+    inside = stage.get("bodies", {}).values()
+    return "part" in stage or (stage["step"] in KINDS and all(models[k].get("whole_in_c", True) for k in inside))
+
+
+def _made(k: int, stage: Manifest, in_c: bool, models: Sequence[Manifest]) -> list[str]:
+    """The tensors of a stage; what C makes has a name even when nobody reads it."""
+    if "part" in stage:
+        return [o["name"] for o in models[stage["part"]]["outputs"]]
+    if not in_c:
+        return list(stage["outputs"])
+    found = stage["outputs"] or [""] * len(_step_dtypes(stage, models))
+    return [n or f"output {o} of stage {k}" for o, n in enumerate(found)]
+
+
+def _last_uses(
+    order: Sequence[Manifest], made: Sequence[Sequence[str]], results: Iterable[str]
+) -> list[list[str]]:  # fmt: skip
+    """After each stage the tensors that nobody reads any more."""
+    last = {n: k for k, stage in enumerate(order) for n in (*stage["inputs"], *made[k])}
+    kept = {"", *results}
+    return [[n for n, at in last.items() if at == k and n not in kept] for k in range(len(order))]
+
+
+def _rooms(
+    in_c: Sequence[bool], made: Sequence[Sequence[str]], gone: Sequence[Sequence[str]], device: set[str]
+) -> dict[str, int]:  # fmt: skip
+    """The room of every tensor that C makes; one on a device shares with such tensors only."""
+    found: dict[str, int] = {}
+    free: dict[bool, list[int]] = {False: [], True: []}
+    for c, names, over in zip(in_c, made, gone, strict=True):
+        for name in names if c else ():
+            own = free[name in device]
+            found[name] = own.pop() if own else len(set(found.values()))
+        for name in over:
+            if name in found:
+                free[name in device].append(found[name])
+    return found
+
+
+def _on_device(order: Sequence[Manifest], in_c: Sequence[bool], models: Sequence[Manifest]) -> set[str]:
+    """What parts on a device give and no step reads; bodies of one part may read it."""
+    device = [s for s in order if "part" in s and "cuda" in models[s["part"]]]
+    made = {o["name"] for s in device for o in models[s["part"]]["outputs"]}
+    return made - {n for s, c in zip(order, in_c, strict=True) if "step" in s for n in read_by_host(s, c, models)}
+
+
+def read_by_host(stage: Manifest, in_c: bool, models: Sequence[Manifest]) -> list[str]:
+    """The tensors that a step reads itself: not those that it only hands to bodies of one part, which do not give
+    them back.
+    """
+    settings, bodies = stage["settings"], stage["bodies"]
+    captured: set[int] = set()
+    if in_c and bodies and not any("tensors" in models[k] for k in bodies.values()):
+        every = [settings.get(role, settings) for role in bodies]
+        back = {n for s in every for n in s["results"]}
+        captured = {k for s in every for n, k in s["captured"]}
+        captured -= {k for s in every for n, k in s["captured"] if n in back}
+        captured -= {*range(1 if stage["step"] == "branch" else 2 + settings["carried"] + len(settings["slices"]))}
+    return [n for k, n in enumerate(stage["inputs"]) if n and k not in captured]
+
+
+def _dtypes(
+    manifest: Manifest, models: Sequence[Manifest], in_c: Sequence[bool], made: Sequence[Sequence[str]]
+) -> dict[str, str]:
+    """The types of inputs, and of what C makes."""
+    found = {i["name"]: i["dtype"] for i in manifest["inputs"]}
+    for stage, c, names in zip(manifest["order"], in_c, made, strict=True):
+        if "part" in stage:
+            found |= {o["name"]: o["dtype"] for o in models[stage["part"]]["outputs"]}
+        elif c:
+            found |= zip(names, _step_dtypes(stage, models), strict=True)
+    return found
+
+
+def _taken(order: Sequence[Manifest], models: Sequence[Manifest]) -> dict[str, str]:
+    """The types that parts and bodies take tensors as."""
+    found: dict[str, str] = {}
+    for stage in order:
+        for role, k in stage.get("bodies", {}).items():
+            types = _types(models[k], "inputs")
+            captured = stage["settings"].get(role, stage["settings"])["captured"]
+            found |= {stage["inputs"][at]: types[n] for n, at in captured if n in types}
+    for stage in order:
+        if "part" in stage:
+            found |= _types(models[stage["part"]], "inputs")
+    return found
+
+
+def _step_dtypes(stage: Manifest, models: Sequence[Manifest]) -> list[str]:
+    """What a step in C gives."""
+    settings = stage["settings"]
+    if stage["step"] not in ("branch", "iterate"):
+        return ["int64"] * (stage["step"] in COUNTED)
+    if stage["step"] == "iterate":
+        first, types = 2 * int(settings["loop"]), _types(models[stage["bodies"]["body"]], "inputs", "outputs")
+        carried = settings["formals"][first : first + settings["carried"]]
+        return [*(types[n] for n in carried), *settings["row_dtypes"]]
+    types = _types(models[stage["bodies"]["then_branch"]], "inputs", "outputs")
+    return [types[n] for n in settings["then_branch"]["results"]]
+
+
+def _types(model: Manifest, *which: str) -> dict[str, str]:
+    return {x["name"]: x["dtype"] for w in which for x in model[w]}

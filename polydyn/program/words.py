@@ -1,0 +1,230 @@
+"""A program of several parts as words: what ``runtime/c/parts.c`` and ``frame.c`` read, in the order in which they do.
+
+Numbers of 64 bits. A list has its length before it; a text is a list of words that ends in zeros; an expression is a
+list in postfix order. ``sequence.h`` says what each thing means.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from polydyn.errors import CodegenError
+from polydyn.program.frame import KINDS, is_in_c, label
+from polydyn.runtime.expressions import Expression
+from polydyn.runtime.native import DTYPE_CODES as DTYPES
+
+OPERATORS = {"+": 3, "*": 4, "//": 5, "min": 6, "max": 7}
+"""``PD_PLUS`` ..."""
+END, NUMBER, SYMBOL = 0, 1, 2
+DEPTH = 32
+"""``PD_EXPRESSION_DEPTH``."""
+RELATIONS = {"==": "=", "<=": "<", "%==": "%"}
+"""As ``pd_late_guard`` has them."""
+
+Manifest = Mapping[str, Any]
+
+
+class Words:
+    """A program's words; ``manifest`` with what ``frame.add_frame`` adds.
+
+    ``models``: the manifests of its parts and bodies. ``places``: of each where its weights begin and their bytes, and
+    the same of its library; ``constants``: where those are, by name.
+    """
+
+    def __init__(
+        self, manifest: Manifest, models: Sequence[Manifest], places: Sequence[Sequence[int]], constants: Manifest
+    ) -> None:
+        self.manifest, self.models = manifest, models
+        self.tensors = {t["name"]: k for k, t in enumerate(manifest["tensors"])}
+        self.symbols = {s["symbol"]: k for k, s in enumerate(manifest["symbols"])}
+        self.all: list[int] = []
+        self._program(places)
+        self._tensors(constants)
+        self._checks()
+        uses = sum(1 if "part" in s else len(s["bodies"]) for s in manifest["order"])
+        self._put(uses, len(manifest["order"]))
+        for stage in manifest["order"]:
+            self._stage(stage)
+
+    # -- how things are written ----------------------------------------------------------------------------------------
+
+    def _put(self, *numbers: int) -> None:
+        self.all += map(int, numbers)
+
+    def _list(self, numbers: Iterable[int]) -> None:
+        every = list(numbers)
+        self._put(len(every), *every)
+
+    def _text(self, text: str) -> None:
+        data = text.encode() + b"\0"
+        data += b"\0" * (-len(data) % 8)
+        self._list(int.from_bytes(data[k : k + 8], "little", signed=True) for k in range(0, len(data), 8))
+
+    def _expression(self, x: Expression) -> None:
+        if _depth(x) > DEPTH:
+            raise CodegenError("a size that data decide is an expression of too many levels")
+        self._list([*self._postfix(x), END])
+
+    def _postfix(self, x: Expression) -> list[int]:
+        if isinstance(x, int):
+            return [NUMBER, x]
+        if isinstance(x, str):
+            return [SYMBOL, self.symbols[x]]
+        operator, first, *rest = x
+        return [*self._postfix(first), *(w for y in rest for w in (*self._postfix(y), OPERATORS[operator]))]
+
+    # -- the program ---------------------------------------------------------------------------------------------------
+
+    def _program(self, places: Sequence[Sequence[int]]) -> None:
+        m = self.manifest
+        self._text(next((label(s) for s in m["order"] if not is_in_c(s, self.models)), ""))
+        self._put(len(places), m["own_parts"])
+        for place in places:
+            self._put(*place)
+        launches = [len(self.models[s["part"]]["launches"]) if "part" in s else 1 for s in m["order"]]
+        self._put(sum(launches), sum(bool(s["input"]) for s in m["symbols"]))
+        self._put(len(m["inputs"]))
+        self._ios(m["inputs"])
+        read = {n for s in m["order"] if "step" in s for n in s["inputs"]}
+        self._list(i["name"] in read for i in m["inputs"])
+        self._put(len(m["outputs"]))
+        self._ios(m["outputs"])
+        for o in m["outputs"]:
+            self._put(self.tensors[o["of"]])
+            for dim in o["dims"]:
+                self._expression(dim)
+
+    def _ios(self, ios: Sequence[Manifest]) -> None:
+        for io in ios:
+            self._text(io["name"])
+            self._text(f"[{', '.join(io['shape'])}]")
+            self._put(DTYPES.index(io["dtype"]), len(io["shape"]))
+
+    # -- the sequence --------------------------------------------------------------------------------------------------
+
+    def _tensors(self, constants: Manifest) -> None:
+        m = self.manifest
+        self._put(len(m["tensors"]))
+        for t in m["tensors"]:
+            constant = constants.get(t["name"])
+            self._put(DTYPES.index(t["dtype"] or DTYPES[0]), t["room"], t["result"], t["device"])
+            self._put(-1 if constant is None else constant["offset"])
+            if constant is not None:
+                self._list(constant["shape"])
+        self._put(1 + max((t["room"] for t in m["tensors"]), default=-1), len(m["symbols"]))
+
+    def _checks(self) -> None:
+        """Where symbols come from, what is checked of the inputs (a first part that has them all checks them itself),
+        and what no part has seen.
+        """
+        m = self.manifest
+        sources = [s for s in m["symbols"] if s["input"]]
+        self._put(len(sources))
+        for s in sources:
+            self._put(self.tensors[s["input"]], s["axis"], self.symbols[s["symbol"]])
+        first, names = m["order"][0], [i["name"] for i in m["inputs"]]
+        seen = "part" in first and first["inputs"] == names
+        checks = [] if seen else [(i, a) for i in m["inputs"] for a in range(len(i["shape"]))]
+        self._put(len(checks))
+        for i, axis in checks:
+            self._put(self.tensors[i["name"]], axis)
+            self._expression(i["dims"][axis])
+            self._text(i["name"])
+            self._text(i["shape"][axis])
+        self._put(len(m["late_guards"]))
+        for g in m["late_guards"]:
+            self._put(ord(RELATIONS[g["relation"]]))
+            self._expression(g["left"])
+            self._expression(g["right"])
+            self._text(g["rule"])
+            self._text(g["message"])
+
+    def _stage(self, stage: Manifest) -> None:
+        in_c, part = is_in_c(stage, self.models), "part" in stage
+        settings = stage.get("settings", {})
+        setting = settings.get("center", settings.get("allowzero"))
+        self._put(KINDS.index("part" if part else stage["step"] if in_c else "python"), bool(setting))
+        self._text("" if part else f"host: {label(stage)}")
+        self._text(stage.get("origin", ""))
+        self._text(settings.get("tensor", settings.get("why", "")))
+        self._list(self.tensors[n] if n else -1 for n in stage["inputs"])
+        self._list(self.tensors[n] for n in stage["made"] if in_c)
+        self._list(self.symbols[s] for s in stage.get("symbols", ()))
+        model = self.models[stage["part"]] if part else None
+        dims = stage["dims"] if model is None else _sizes(stage, model)
+        self._put(len(dims))
+        for dim in dims:
+            self._expression(dim)
+        if part:
+            self._put(stage["part"])
+        elif in_c and stage["step"] == "iterate":
+            self._loop(stage["bodies"]["body"], settings)
+        elif in_c and stage["step"] == "branch":
+            for role in ("then_branch", "else_branch"):
+                own = settings[role]["results"]
+                written = self._written(stage["bodies"][role])
+                direct = [n in written and n not in own[:k] for k, n in enumerate(own)]
+                self._body(stage["bodies"][role], settings[role], direct)
+
+    # -- bodies --------------------------------------------------------------------------------------------------------
+
+    def _written(self, model: int) -> set[str]:
+        """The outputs that a body's program writes where it is told; what one of several parts gives is copied."""
+        m = self.models[model]
+        return set() if "tensors" in m else {o["name"] for o in m["outputs"]}
+
+    def _body(self, model: int, settings: Manifest, direct: Sequence[bool]) -> None:
+        m = self.models[model]
+        several = "tensors" in m
+        inputs, outputs = ([x["name"] for x in m["tensors" if several else which]] for which in ("inputs", "outputs"))
+        self._put(model)
+        self._list(inputs.index(n) for n in settings["formals"])
+        for key in ("captured", "sizes"):
+            self._list(x for n, k in settings[key] for x in (inputs.index(n), k))
+        self._list(outputs.index(n) if n in outputs else -1 - inputs.index(n) for n in settings["results"])
+        self._list(direct)
+
+    def _loop(self, model: int, settings: Manifest) -> None:
+        m, written = self.models[model], self._written(model)
+        first, count = int(settings["loop"]), settings["carried"]
+        formals = settings["formals"][2 * first :][:count]
+        condition, rows = settings["results"][:first], settings["results"][first + count :]
+        carried = settings["results"][first : first + count]
+        placed: set[str] = set()
+
+        def has_place(name: str) -> bool:
+            """Whether the program writes it there; it writes every output once."""
+            first_use = name in written and name not in placed
+            placed.add(name)
+            return first_use
+
+        ends = [has_place(n) for n in condition]
+        own = [n not in rows and has_place(n) for n in carried]  # a row that is carried lies among the rows
+        lie = [has_place(n) for n in rows]
+        strided = {o["name"] for o in m["outputs"] if o["strided"]}
+        grows = {(a["output"], a["input"]) for a in m["appendable"] if a["output"] not in strided}
+        forms = [
+            (d and (n, f) in grows, rows.index(n) if n in rows and n in written else -1, n == f)
+            for n, f, d in zip(carried, formals, own, strict=True)
+        ]
+        plain = all(d or stays or row >= 0 for (_, row, stays), d in zip(forms, own, strict=True)) and all(lie)
+        plain &= all(d or n == settings["formals"][1] for n, d in zip(condition, ends, strict=True))
+        self._body(model, settings, [*ends, *own, *lie])
+        self._put(first, plain)
+        self._list(x for f in forms for x in f)
+        self._put(len(rows))
+        for (axis, back, tail), dtype in zip(settings["scans"], settings["row_dtypes"], strict=True):
+            self._put(DTYPES.index(dtype), axis, back)
+            self._list(tail)
+        self._list(x for s in settings["slices"] for x in s)
+
+
+def _sizes(stage: Manifest, model: Manifest) -> list[Expression]:
+    """The inputs of a part behind its tensors only bring sizes."""
+    return [stage["sizes"][i["name"]] for i in model["inputs"][len(stage["inputs"]) :]]
+
+
+def _depth(x: Expression) -> int:
+    """How many values lie on the stack at once."""
+    return max(_depth(y) + (k > 0) for k, y in enumerate(x[1:])) if isinstance(x, list) else 1

@@ -1,0 +1,58 @@
+"""Saved programs run from C, without Python: tests/c/run_stdin.c."""
+
+from __future__ import annotations
+
+import struct
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from polydyn.runtime.artifact import read_artifact
+from tests.support.paths import ROOT, TESTS
+
+
+def build(compiler: Sequence[str], folder: Path) -> Path:
+    """The program, built in a folder."""
+    made, include = folder / "run_stdin", ROOT / "polydyn" / "runtime" / "c"
+    strict = ["-std=gnu11", "-Wall", "-Wextra", "-Werror", "-O1"]
+    source = TESTS / "c" / "run_stdin.c"
+    subprocess.run([*compiler, *strict, f"-I{include}", str(source), "-o", str(made), "-ldl"], check=True)
+    return made
+
+
+class RefusedError(Exception):
+    """The program ended with this text."""
+
+
+def run(
+    command: Sequence[str], artifact: Path, calls: Sequence[Mapping[str, Any]], threads: int = 2
+) -> list[dict[str, Any]]:
+    """The outputs of a saved program for each call; ``command`` runs ``build``'s program. RefusedError."""
+    read = read_artifact(artifact, check_machine=False)
+    library = artifact.with_suffix(".so")
+    library.write_bytes(read.library)
+    inputs, outputs = ([(io["name"], io["dtype"]) for io in read.manifest[k]] for k in ("inputs", "outputs"))
+    data = b""
+    for given in calls:
+        for name, _ in inputs:
+            a = np.asarray(given[name])
+            data += struct.pack(f"<{a.ndim + 1}q", a.ndim, *a.shape) + a.tobytes()
+    done = subprocess.run(
+        [*command, str(library), str(artifact), str(threads)], input=data, capture_output=True, timeout=600
+    )
+    if done.returncode:
+        raise RefusedError(done.stderr.decode())
+    found, at = [], 0
+    for _ in calls:
+        row = {}
+        for name, dtype in outputs:
+            (rank,) = struct.unpack_from("<q", done.stdout, at)
+            shape = struct.unpack_from(f"<{rank}q", done.stdout, at + 8)
+            a = np.frombuffer(done.stdout, dtype, int(np.prod(shape)), at + 8 * (rank + 1)).reshape(shape)
+            row[name], at = a, at + 8 * (rank + 1) + a.nbytes
+        found.append(row)
+    assert at == len(done.stdout)
+    return found
