@@ -59,6 +59,7 @@ class Kind:
     wanted: tuple[str, ...]
     arch: str = "sm_80"
     tf32: bool = False
+    precision: str | None = None
     most: int = 0
     size: int = 0
     beside: int = 0
@@ -113,6 +114,8 @@ def kinds() -> tuple[Kind, ...]:
              "sm_90a", most=100),
         Kind("product f32", single, "fma_128", (COPIES, "FFMA")),
         Kind("product tf32", single, "tf32_128", (COPIES, "LDSM|LDS", r"HMMA\.1688\.F32\.TF32", WIDE), tf32=True),
+        Kind("product 3xtf32", single, "tf32x3_128", (COPIES, "LDSM|LDS", r"HMMA\.1688\.F32\.TF32", WIDE),
+             precision="3xtf32"),
         Kind("product tf32, wgmma", turned, "wgmma_tf32_128x256", (r"HGMMA.*TF32", "UTMALDG", "SYNCS", WIDE), "sm_90a",
              tf32=True),
         Kind("product s8", quantized, "imma_128", (COPIES, "LDSM", r"IMMA\.16832\.U8\.S8", WIDE)),
@@ -154,7 +157,7 @@ def find_nvdisasm() -> str | None:
 
 def kernel_of(kind: Kind) -> Kernel:
     """The version with 32-bit indices."""
-    backend = Cuda(f"cuda:{kind.arch}", Options(tf32=kind.tf32))
+    backend = Cuda(f"cuda:{kind.arch}", Options(tf32=kind.tf32, precision=kind.precision))
     plan = backend.fuse(backend.rewrite(import_model(kind.model)))
     versions = (k for p in backend.place(backend.builder(plan)).placed for k in p.kernels)
     return next(k for k in versions if k.version.startswith(kind.version) and not k.version.endswith(LONG))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from polydyn.backends.base import BF16, Kernels, Options, Target
+from polydyn.backends.base import BF16, TF32X3, Kernels, Options, Target
 from polydyn.build.features import architecture, machine_features
 from polydyn.codegen.cpu.target import AVX2, AVX512, NEON, CpuTarget, leaf_headers
 from polydyn.errors import UnsupportedError
@@ -51,8 +51,9 @@ class Cpu(Target):
     def __init__(self, name: str, options: Options) -> None:
         """UnsupportedError: no such target, or it has no tensor cores."""
         super().__init__(name, options)
-        if options.tf32:
-            raise UnsupportedError(f"tf32 on {name}", rule="tensor cores", remedy="a CUDA target, or no tf32")
+        if options.tf32 or options.precision == TF32X3:
+            asked = "tf32" if options.tf32 else TF32X3
+            raise UnsupportedError(f"{asked} on {name}", rule="tensor cores", remedy=f"a CUDA target, or no {asked}")
         if options.precision == BF16:
             self.without |= {"winograd"}  # sums of tiles would round what cancels
         self.processor = cpu_target(name)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from polydyn.backends.base import Kernels, Options, Target
+from polydyn.backends.base import BF16, TF32X3, Kernels, Options, Target
 from polydyn.errors import UnsupportedError
 from polydyn.fusion.facts import facts_of
 from polydyn.fusion.plan import FusionPlan
@@ -34,7 +34,7 @@ class Cuda(Target):
 
     def __init__(self, name: str, options: Options) -> None:
         super().__init__(name, options)
-        if options.precision:
+        if options.precision == BF16:
             raise UnsupportedError(f"precision {options.precision} on {name}", rule="a CPU", remedy="tf32, or a CPU")
         self.arch = newest(name)
 
@@ -47,7 +47,8 @@ class Cuda(Target):
         tuner = None
         if records is not None:
             tuner = ChosenTiles(records, strategy(self.options.strategy).name, self.name, self.options.tf32)
-        return CudaBuilder(plan, self.arch, self.options.tf32, tuner, STRICT in self.without)
+        thrice = self.options.precision == TF32X3
+        return CudaBuilder(plan, self.arch, self.options.tf32, tuner, STRICT in self.without, thrice)
 
     def place(self, builder: Builder, made: Callable[[Sequence[Placed]], None] = lambda _: None) -> Kernels:
         """As ``Target``; versions that no size needs are left out."""

@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from polydyn.backends.base import BF16
+from polydyn.backends.base import BF16, TF32X3
 from polydyn.build.compiler import architecture_of
 from polydyn.build.features import architecture
 from polydyn.cli.inputs import dim_sizes, named_axes
@@ -113,7 +113,11 @@ def of_machine(f: Callable[..., Any]) -> Callable[..., Any]:
         option("--records", help="A record file of polydyn tune, which chooses tiles."),
         option("--fallback", type=click.Choice([FALLBACK]), help="Runs nodes that are not built, with a warning."),
         option("--tf32", is_flag=True, help="On CUDA, float32 products on tensor cores, operands rounded to 10 bits."),
-        option("--precision", type=click.Choice([BF16]), help="On a CPU, products with constants round operands."),
+        option(
+            "--precision",
+            type=click.Choice([BF16, TF32X3]),
+            help="Products that round operands: bf16 on a CPU, 3xtf32 on CUDA.",
+        ),
         option("--strategy", default=default, show_default=True, type=strategies, help="Whose searches count."),
         option("--threads", type=click.IntRange(1, 256), help="Per call; default all cores."),
         option("--target", default="cpu", show_default=True, help="cpu, cpu:avx2, cpu:neon, cuda:sm_80 ..."),

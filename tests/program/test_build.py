@@ -16,7 +16,7 @@ import pytest
 from polydyn import compiler
 from polydyn.build.cache import FileCache, digest, write_atomically
 from polydyn.build.compiler import Building, build_library, find_compiler, required_features
-from polydyn.build.features import available_cores, machine_features
+from polydyn.build.features import available_cores, data_cache, machine_features
 from polydyn.errors import BuildError
 from polydyn.graph.expand import import_parts
 from polydyn.graph.ir import Graph
@@ -97,6 +97,16 @@ def test_features_of_this_machine() -> None:
     assert set(required_features(compiler, "cpu")) <= machine_features()
     assert set(required_features(compiler, "cpu:baseline")) < set(required_features(compiler, "cpu:avx2"))
     assert machine_features("/nowhere") == frozenset()
+
+
+def test_the_system_says_what_caches_a_core_has(tmp_path: Path) -> None:
+    assert data_cache(2, str(tmp_path)) is None
+    rows = ("1 Instruction 32K 8", "1 Data 48K 12", "2 Unified 512K 16", "3 Unified much 16")
+    for number, row in enumerate(rows):
+        (tmp_path / f"index{number}").mkdir()
+        for name, text in zip(("level", "type", "size", "ways_of_associativity"), row.split(), strict=True):
+            (tmp_path / f"index{number}" / name).write_text(f"{text}\n")
+    assert [data_cache(n, str(tmp_path)) for n in (1, 2, 3)] == [(48 << 10, 12), (512 << 10, 16), None]
 
 
 def test_cores_respect_the_quota_of_a_container(tmp_path: Path) -> None:
