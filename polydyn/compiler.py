@@ -130,9 +130,11 @@ def _with_general(
 
 
 def _prepare(
-    stage: Stage, graph: Graph, backend: Target, records: Records | None, dims: Dims | None, begun: ExitStack
-) -> Build:
+    stage: Stage, graph: Graph, backend: Target, records: Records | None, dims: Dims | None, begun: ExitStack,
+    inner: bool = False,
+) -> Build:  # fmt: skip
     """Plans a graph of one part, or of several with the host's steps; what it returns builds the artifact.
+    ``inner``: it is the body of a step.
 
     One part does not need the graph for that, so a caller that lets go of it holds the constants once less. Kernels
     for the CPU begin to be compiled before (``begun``).
@@ -141,17 +143,17 @@ def _prepare(
         ahead = None if backend.on_device else begun.enter_context(KernelsAhead(backend.name, backend.headers))
         plan = replace(_plan(stage, graph, backend, records, ahead), dims=sizes_by_name(dims))
         return lambda: stage("build", build_artifact(plan, backend.name, ahead.building if ahead else None))
-    parts = cut(graph)
+    parts = cut(graph, inner)
     verify_parts(parts)
-    inner = {f"{s.origin}.{role}": g for s in graph.steps for role, g in s.bodies}
+    bodies = {f"{s.origin}.{role}": g for s in graph.steps for role, g in s.bodies}
 
     def build() -> tuple[Artifact, int]:
         prepare = partial(_prepare, stage, backend=backend, records=records, dims=None, begun=begun)
         made = [prepare(p.graph)() for p in parts.order if isinstance(p, Part)]
-        bodies = {name: prepare(g)() for name, g in inner.items()}
-        inside = {n: a for n, (a, _) in bodies.items()}
+        made_inside = {name: prepare(g, inner=True)() for name, g in bodies.items()}
+        inside = {n: a for n, (a, _) in made_inside.items()}
         whole = assemble_parts(parts, [a for a, _ in made], inside, sizes_by_name(dims), backend.name)
-        return whole, sum(n for _, n in (*made, *bodies.values()))
+        return whole, sum(n for _, n in (*made, *made_inside.values()))
 
     return build
 

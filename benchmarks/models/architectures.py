@@ -31,13 +31,13 @@ FAMILIES = {
         levit_128s cs3darknet_s pit_ti_224 crossvit_tiny_240 hgnetv2_b0 tnt_s_patch16_224 coatnet_nano_rw_224
         maxvit_tiny_rw_224 visformer_tiny botnet26t_256 efficientformer_l1 poolformer_s12 selecsls42
         res2net50_14w_8s resnetv2_50 rdnet_tiny davit_tiny caformer_s18 gmlp_s16_224 sequencer2d_s tresnet_m
-        volo_d1_224 xception41
+        convit_tiny xception41
     """,
     "text": """
         bert distilbert albert mpnet ernie splinter gpt2 opt gptj gpt_neo gpt_neox mpt falcon xlm flaubert layoutlm
-        megatron-bert modernbert nomic_bert eurobert mistral gemma phi3 olmo olmoe stablelm starcoder2 cohere2
-        granite ministral nemotron xglm ctrl convbert squeezebert rembert longformer gemma3n_text mamba2 recurrent_gemma
-        bamba rwkv exaone4 deepseek_v3 jetmoe helium hunyuan_v1_dense bert-generation siglip_text_model
+        megatron-bert modernbert nomic_bert eurobert mistral gemma phi3 olmo olmoe stablelm starcoder2 gemma2
+        granite ministral nemotron xglm ctrl convbert squeezebert rembert longformer gemma3n_text mamba recurrent_gemma
+        jamba rwkv exaone4 deepseek_v3 jetmoe olmo2 hunyuan_v1_dense bert-generation siglip_text_model
         jina_embeddings_v3 gte doge qwen3_moe smollm3 seed_oss mixtral qwen2_moe
     """,
     "translator": "t5 mt5 umt5 bart plbart longt5 switch_transformers bigbird_pegasus nllb-moe",
@@ -146,7 +146,6 @@ def _timm(name: str) -> Source:
         "coat",
         "gcvit",
         "nest",
-        "volo",
         "botnet",
         "eva",
         "xcit",
@@ -278,6 +277,6 @@ def export(family: str, name: str, path: Path) -> None:
         warnings.simplefilter("ignore")
         torch.onnx.export(
             Flat().eval(), tuple(model.inputs.values()), str(path), input_names=list(model.inputs),
-            dynamic_axes={k: dict(v) for k, v in model.axes.items()}, dynamo=False, external_data=False,
-            opset_version=18 if name == "volo_d1_224" else 17,  # Col2Im
+            dynamic_axes={k: dict(v) for k, v in model.axes.items()}, opset_version=17, dynamo=False,
+            external_data=False,
         )  # fmt: skip

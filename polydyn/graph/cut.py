@@ -52,11 +52,11 @@ class Parts:
     """Output -> the step's tensor that it is in another shape."""
 
 
-def cut(graph: Graph) -> Parts:
+def cut(graph: Graph, inner: bool = False) -> Parts:
     """The parts of a graph and the steps between them, verified. An output that is a step's tensor, perhaps in another
-    shape, is that tensor.
+    shape, is that tensor; ``inner``: of a body, which gives tensors as they are.
     """
-    reshaped = _reshaped(graph)
+    reshaped = {} if inner else _reshaped(graph)
     graph = replace(graph, nodes=tuple(n for n in graph.nodes if n.output not in reshaped))
     levels = _Levels(graph)
     homes = _homes(graph, levels)

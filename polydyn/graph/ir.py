@@ -102,7 +102,7 @@ def size_input(symbol: str) -> str:
 class HostStep:
     """What the host does between two parts of a program (docs/adr/0027-parts.md).
 
-    ``kind``: one of ``polydyn.runtime.sequence.KINDS`` or of ``host_steps.STEPS``, a function of the arrays ``inputs``
+    ``kind``: one of ``polydyn.program.frame.KINDS``, or "onnxruntime": a function of the arrays ``inputs``
     (tensor names, ``""`` for absent ones), the sizes ``dims`` and ``settings`` (JSON values by name). It gives the
     tensors ``outputs`` (``""``: nobody asks) and, for each of ``symbols``, a size. ``bodies``: the models that it runs,
     by name.

@@ -6,14 +6,15 @@ What parts give, and the steps that C runs, lies in a room. A room serves tensor
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 KINDS = (
-    "part", "python", "branch", "iterate", "non_zero", "suppress",
+    "part", "python", "branch", "iterate", "non_zero", "suppress", "unique",
     "sizes", "common", "count", "reshape", "broadcast", "slice", "unsqueeze", "squeeze", "pads",
 )  # fmt: skip
 """``PD_PART`` ... in order."""
-COUNTED = ("non_zero", "suppress")
+COUNTED = ("non_zero", "suppress", "unique")
 """Steps that count while they work: what they give lies in a room even where it is a result."""
 
 Manifest = Mapping[str, Any]
@@ -24,18 +25,17 @@ def add_frame(manifest: Manifest, models: Sequence[Manifest], constants: Mapping
     stages make. ``models``: the manifests of its parts and bodies.
 
     ``tensors``: name, dtype (None where only a call shows it), room (-1: none), whether it goes to memory of the
-    caller's, and whether it lies on a device. Of every stage ``in_c``, ``made``: its tensors, and ``gone``: those that
-    nobody reads behind it.
+    caller's, and whether it lies on a device. Of every stage ``made``: its tensors, and ``gone``: those that nobody
+    reads behind it.
     """
     order = manifest["order"]
-    in_c = [is_in_c(s, models) for s in order]
-    made = [_made(k, s, c, models) for k, (s, c) in enumerate(zip(order, in_c, strict=True))]
+    made = [_made(k, s, models) for k, s in enumerate(order)]
     results = list(dict.fromkeys(o["of"] for o in manifest["outputs"]))
     gone = _last_uses(order, made, results)
-    device = _on_device(order, in_c, models) - {*results}
-    rooms = _rooms(in_c, made, gone, device)
+    device = _on_device(order, models) - {*results}
+    rooms = _rooms(order, made, gone, device)
     counted = {n for s, names in zip(order, made, strict=True) if s.get("step") in COUNTED for n in names}
-    dtypes = _dtypes(manifest, models, in_c, made) | dict(constants) | _taken(order, models)
+    dtypes = _dtypes(manifest, models, made) | dict(constants) | _taken(order, models)
     names = dict.fromkeys([*(i["name"] for i in manifest["inputs"]), *constants, *(n for x in made for n in x if n)])
     placed = {n for n in results if n in rooms} - counted
     return dict(manifest) | {
@@ -49,10 +49,7 @@ def add_frame(manifest: Manifest, models: Sequence[Manifest], constants: Mapping
             }
             for n in names
         ],
-        "order": [
-            dict(s) | {"in_c": c, "made": m, "gone": g} for s, c, m, g in zip(order, in_c, made, gone, strict=True)
-        ],
-        "whole_in_c": all(in_c) and all(o["name"] == o["of"] for o in manifest["outputs"]),
+        "order": [dict(s) | {"made": m, "gone": g} for s, m, g in zip(order, made, gone, strict=True)],
     }
 
 
@@ -63,7 +60,9 @@ def waits(manifest: Manifest, models: Sequence[Manifest]) -> list[str]:
     for s in order:
         inside = [models[k] for k in s.get("bodies", {}).values()]
         if any("cuda" in m for m in inside):
-            notes.append(f"{label(s)} waits for the device after every run of its body")
+            forms = loop_forms(inside[0], s["settings"]) if s["step"] == "iterate" else None
+            last = forms and forms.on_device and not any(forms.counts) and not forms.asks
+            notes.append(f"{label(s)} waits for the device behind {'its last' if last else 'every'} run of its body")
         if "part" not in s or "cuda" not in models[s["part"]]:
             continue
         host = [n for n in s["made"] if n not in device]
@@ -79,17 +78,16 @@ def label(stage: Manifest) -> str:
     return f"{stage['step']} of {stage['origin']}"
 
 
-def is_in_c(stage: Manifest, models: Sequence[Manifest]) -> bool:
+def is_in_c(stage: Manifest) -> bool:
     """Whether C runs a stage."""
-    inside = stage.get("bodies", {}).values()
-    return "part" in stage or (stage["step"] in KINDS and all(models[k].get("whole_in_c", True) for k in inside))
+    return "part" in stage or stage["step"] in KINDS
 
 
-def _made(k: int, stage: Manifest, in_c: bool, models: Sequence[Manifest]) -> list[str]:
+def _made(k: int, stage: Manifest, models: Sequence[Manifest]) -> list[str]:
     """The tensors of a stage; what C makes has a name even when nobody reads it."""
     if "part" in stage:
         return [o["name"] for o in models[stage["part"]]["outputs"]]
-    if not in_c:
+    if not is_in_c(stage):
         return list(stage["outputs"])
     found = stage["outputs"] or [""] * len(_step_dtypes(stage, models))
     return [n or f"output {o} of stage {k}" for o, n in enumerate(found)]
@@ -105,13 +103,13 @@ def _last_uses(
 
 
 def _rooms(
-    in_c: Sequence[bool], made: Sequence[Sequence[str]], gone: Sequence[Sequence[str]], device: set[str]
+    order: Sequence[Manifest], made: Sequence[Sequence[str]], gone: Sequence[Sequence[str]], device: set[str]
 ) -> dict[str, int]:  # fmt: skip
     """The room of every tensor that C makes; one on a device shares with such tensors only."""
     found: dict[str, int] = {}
     free: dict[bool, list[int]] = {False: [], True: []}
-    for c, names, over in zip(in_c, made, gone, strict=True):
-        for name in names if c else ():
+    for stage, names, over in zip(order, made, gone, strict=True):
+        for name in names if is_in_c(stage) else ():
             own = free[name in device]
             found[name] = own.pop() if own else len(set(found.values()))
         for name in over:
@@ -120,20 +118,22 @@ def _rooms(
     return found
 
 
-def _on_device(order: Sequence[Manifest], in_c: Sequence[bool], models: Sequence[Manifest]) -> set[str]:
+def _on_device(order: Sequence[Manifest], models: Sequence[Manifest]) -> set[str]:
     """What parts on a device give and no step reads; bodies of one part may read it."""
     device = [s for s in order if "part" in s and "cuda" in models[s["part"]]]
     made = {o["name"] for s in device for o in models[s["part"]]["outputs"]}
-    return made - {n for s, c in zip(order, in_c, strict=True) if "step" in s for n in read_by_host(s, c, models)}
+    return made - {n for s in order if "step" in s for n in _read_by_host(s, models)}
 
 
-def read_by_host(stage: Manifest, in_c: bool, models: Sequence[Manifest]) -> list[str]:
+def _read_by_host(stage: Manifest, models: Sequence[Manifest]) -> list[str]:
     """The tensors that a step reads itself: not those that it only hands to bodies of one part, which do not give
-    them back.
+    them back, nor what a loop carries on the device.
     """
     settings, bodies = stage["settings"], stage["bodies"]
+    if stage["step"] == "iterate" and loop_forms(models[bodies["body"]], settings).on_device:
+        return [n for n in stage["inputs"][:2] if n]
     captured: set[int] = set()
-    if in_c and bodies and not any("tensors" in models[k] for k in bodies.values()):
+    if bodies and not any("tensors" in models[k] for k in bodies.values()):
         every = [settings.get(role, settings) for role in bodies]
         back = {n for s in every for n in s["results"]}
         captured = {k for s in every for n, k in s["captured"]}
@@ -142,15 +142,13 @@ def read_by_host(stage: Manifest, in_c: bool, models: Sequence[Manifest]) -> lis
     return [n for k, n in enumerate(stage["inputs"]) if n and k not in captured]
 
 
-def _dtypes(
-    manifest: Manifest, models: Sequence[Manifest], in_c: Sequence[bool], made: Sequence[Sequence[str]]
-) -> dict[str, str]:
+def _dtypes(manifest: Manifest, models: Sequence[Manifest], made: Sequence[Sequence[str]]) -> dict[str, str]:
     """The types of inputs, and of what C makes."""
     found = {i["name"]: i["dtype"] for i in manifest["inputs"]}
-    for stage, c, names in zip(manifest["order"], in_c, made, strict=True):
+    for stage, names in zip(manifest["order"], made, strict=True):
         if "part" in stage:
             found |= {o["name"]: o["dtype"] for o in models[stage["part"]]["outputs"]}
-        elif c:
+        elif is_in_c(stage):
             found |= zip(names, _step_dtypes(stage, models), strict=True)
     return found
 
@@ -172,6 +170,8 @@ def _taken(order: Sequence[Manifest], models: Sequence[Manifest]) -> dict[str, s
 def _step_dtypes(stage: Manifest, models: Sequence[Manifest]) -> list[str]:
     """What a step in C gives."""
     settings = stage["settings"]
+    if stage["step"] == "unique":
+        return [settings["dtype"], "int64", "int64", "int64"]
     if stage["step"] not in ("branch", "iterate"):
         return ["int64"] * (stage["step"] in COUNTED)
     if stage["step"] == "iterate":
@@ -180,6 +180,61 @@ def _step_dtypes(stage: Manifest, models: Sequence[Manifest]) -> list[str]:
         return [*(types[n] for n in carried), *settings["row_dtypes"]]
     types = _types(models[stage["bodies"]["then_branch"]], "inputs", "outputs")
     return [types[n] for n in settings["then_branch"]["results"]]
+
+
+@dataclass(frozen=True)
+class LoopForms:
+    """How a loop runs its body. ``direct``: the results that the program writes to their place. ``carried``: whether
+    each grows at its end in place, which row it is too (-1: none), whether it stays. ``plain``: no result is copied.
+    ``counts``: whether it reads the number of the iteration, and the condition; ``asks``: whether it may end the loop.
+    ``on_device``: what is carried, and rows whose number is known and whose bytes are multiples of 16, stay there.
+    """
+
+    direct: tuple[bool, ...]
+    carried: tuple[tuple[bool, int, bool], ...]
+    plain: bool
+    counts: tuple[bool, ...]
+    asks: bool
+    on_device: bool
+
+
+def written_by(model: Manifest) -> set[str]:
+    """The outputs that a body's program writes where it is told; what one of several parts gives is copied."""
+    return set() if "tensors" in model else {o["name"] for o in model["outputs"]}
+
+
+def loop_forms(model: Manifest, settings: Manifest) -> LoopForms:
+    """The forms of a loop over a body."""
+    written = written_by(model)
+    first, count = int(settings["loop"]), settings["carried"]
+    formals = settings["formals"][2 * first :][:count]
+    condition, rows = settings["results"][:first], settings["results"][first + count :]
+    carried = settings["results"][first : first + count]
+    placed: set[str] = set()
+
+    def has_place(name: str) -> bool:
+        """Whether the program writes it there; it writes every output once."""
+        first_use = name in written and name not in placed
+        placed.add(name)
+        return first_use
+
+    ends = [has_place(n) for n in condition]
+    own = [n not in rows and has_place(n) for n in carried]  # a row that is carried lies among the rows
+    lie = [has_place(n) for n in rows]
+    strided = {o["name"] for o in model["outputs"] if o["strided"]}
+    grows = {(a["output"], a["input"]) for a in model["appendable"] if a["output"] not in strided}
+    forms = tuple(
+        (d and (n, f) in grows, rows.index(n) if n in rows and n in written else -1, n == f)
+        for n, f, d in zip(carried, formals, own, strict=True)
+    )
+    plain = all(d or stays or row >= 0 for (_, row, stays), d in zip(forms, own, strict=True)) and all(lie)
+    plain &= all(d or n == settings["formals"][1] for n, d in zip(condition, ends, strict=True))
+    still = not any(in_place for in_place, _, _ in forms) and all(axis == 0 for axis, _ in settings["slices"])
+    read = {b for x in model["launches"] for c in x["candidates"] for b in c["buffers"]}
+    counts = tuple(n in read for n in settings["formals"][: 2 * first])
+    asks = any(n != settings["formals"][1] for n in condition)
+    on_device = plain and still and "cuda" in model and "tensors" not in model
+    return LoopForms((*ends, *own, *lie), forms, plain, counts, asks, on_device)
 
 
 def _types(model: Manifest, *which: str) -> dict[str, str]:

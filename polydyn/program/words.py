@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from polydyn.errors import CodegenError
-from polydyn.program.frame import KINDS, is_in_c, label
+from polydyn.program.frame import KINDS, is_in_c, label, loop_forms, written_by
 from polydyn.runtime.expressions import Expression
 from polydyn.runtime.native import DTYPE_CODES as DTYPES
 
@@ -78,7 +78,7 @@ class Words:
 
     def _program(self, places: Sequence[Sequence[int]]) -> None:
         m = self.manifest
-        self._text(next((label(s) for s in m["order"] if not is_in_c(s, self.models)), ""))
+        self._text(next((label(s) for s in m["order"] if not is_in_c(s)), ""))
         self._put(len(places), m["own_parts"])
         for place in places:
             self._put(*place)
@@ -141,10 +141,13 @@ class Words:
             self._text(g["message"])
 
     def _stage(self, stage: Manifest) -> None:
-        in_c, part = is_in_c(stage, self.models), "part" in stage
+        in_c, part = is_in_c(stage), "part" in stage
         settings = stage.get("settings", {})
-        setting = settings.get("center", settings.get("allowzero"))
-        self._put(KINDS.index("part" if part else stage["step"] if in_c else "python"), bool(setting))
+        setting = int(bool(settings.get("center", settings.get("allowzero"))))
+        if in_c and stage.get("step") == "unique":
+            axis = settings["axis"]
+            setting = settings["sorted"] + 2 * (0 if axis is None else 1 + axis)
+        self._put(KINDS.index("part" if part else stage["step"] if in_c else "python"), setting)
         self._text("" if part else f"host: {label(stage)}")
         self._text(stage.get("origin", ""))
         self._text(settings.get("tensor", settings.get("why", "")))
@@ -163,16 +166,11 @@ class Words:
         elif in_c and stage["step"] == "branch":
             for role in ("then_branch", "else_branch"):
                 own = settings[role]["results"]
-                written = self._written(stage["bodies"][role])
+                written = written_by(self.models[stage["bodies"][role]])
                 direct = [n in written and n not in own[:k] for k, n in enumerate(own)]
                 self._body(stage["bodies"][role], settings[role], direct)
 
     # -- bodies --------------------------------------------------------------------------------------------------------
-
-    def _written(self, model: int) -> set[str]:
-        """The outputs that a body's program writes where it is told; what one of several parts gives is copied."""
-        m = self.models[model]
-        return set() if "tensors" in m else {o["name"] for o in m["outputs"]}
 
     def _body(self, model: int, settings: Manifest, direct: Sequence[bool]) -> None:
         m = self.models[model]
@@ -186,34 +184,12 @@ class Words:
         self._list(direct)
 
     def _loop(self, model: int, settings: Manifest) -> None:
-        m, written = self.models[model], self._written(model)
-        first, count = int(settings["loop"]), settings["carried"]
-        formals = settings["formals"][2 * first :][:count]
-        condition, rows = settings["results"][:first], settings["results"][first + count :]
-        carried = settings["results"][first : first + count]
-        placed: set[str] = set()
-
-        def has_place(name: str) -> bool:
-            """Whether the program writes it there; it writes every output once."""
-            first_use = name in written and name not in placed
-            placed.add(name)
-            return first_use
-
-        ends = [has_place(n) for n in condition]
-        own = [n not in rows and has_place(n) for n in carried]  # a row that is carried lies among the rows
-        lie = [has_place(n) for n in rows]
-        strided = {o["name"] for o in m["outputs"] if o["strided"]}
-        grows = {(a["output"], a["input"]) for a in m["appendable"] if a["output"] not in strided}
-        forms = [
-            (d and (n, f) in grows, rows.index(n) if n in rows and n in written else -1, n == f)
-            for n, f, d in zip(carried, formals, own, strict=True)
-        ]
-        plain = all(d or stays or row >= 0 for (_, row, stays), d in zip(forms, own, strict=True)) and all(lie)
-        plain &= all(d or n == settings["formals"][1] for n, d in zip(condition, ends, strict=True))
-        self._body(model, settings, [*ends, *own, *lie])
-        self._put(first, plain)
-        self._list(x for f in forms for x in f)
-        self._put(len(rows))
+        f = loop_forms(self.models[model], settings)
+        self._body(model, settings, f.direct)
+        self._put(int(settings["loop"]), f.plain, f.on_device)
+        self._list(f.counts)
+        self._list(x for form in f.carried for x in form)
+        self._put(len(settings["scans"]))
         for (axis, back, tail), dtype in zip(settings["scans"], settings["row_dtypes"], strict=True):
             self._put(DTYPES.index(dtype), axis, back)
             self._list(tail)

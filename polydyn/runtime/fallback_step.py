@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import base64
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
 from polydyn.errors import InputError, UnsupportedError
-from polydyn.runtime.host_steps import Call, Result, step
 
 
 @lru_cache(maxsize=256)
@@ -28,18 +28,17 @@ def _session(model: str) -> Any:
     return onnxruntime.InferenceSession(base64.b64decode(model), options, providers=["CPUExecutionProvider"])
 
 
-@step("onnxruntime")
-def other_runtime(call: Call) -> Result:
+def other_runtime(arrays: Sequence[Any], settings: Mapping[str, Any]) -> tuple[list[Any], list[int]]:
     """The outputs of the region, and all their sizes in order. Arrays go in and come out without copies,
-    but for one that is handed through: no result lies where an input does.
+    but for one that is handed through: no result lies where an input does. InputError: what ONNX Runtime says.
     """
-    feeds = dict(zip(call.settings["names"], call.arrays, strict=True))
-    session = _session(call.settings["model"])
+    feeds = dict(zip(settings["names"], arrays, strict=True))
+    session = _session(settings["model"])
     try:
         outputs = session.run(None, feeds)
     except Exception as e:  # of many classes, none of them documented
         raise InputError(str(e).strip().split("\n")[0], rule="ONNX Runtime") from e
-    if [o.ndim for o in outputs] != call.settings["ranks"]:
+    if [o.ndim for o in outputs] != settings["ranks"]:
         raise InputError("results have other ranks than the model says", rule="ONNX Runtime")
-    own = [o.copy() if any(np.may_share_memory(o, a) for a in call.arrays) else o for o in outputs]
+    own = [o.copy() if any(np.may_share_memory(o, a) for a in arrays) else o for o in outputs]
     return own, [n for o in own for n in o.shape]

@@ -58,12 +58,11 @@ class Layout:
 class Frame:
     """The memory of one call, which stays for later ones.
 
-    ``handle``: the ``pd_context``. ``kept``: what the steps that Python runs keep, by number of the stage. ``arrays``:
-    during a call, the tensors whose memory is numpy's.
+    ``handle``: the ``pd_context``. ``arrays``: during a call, the tensors whose memory is numpy's.
     """
 
     def __init__(self, layout: Layout, native: Native, threads: int) -> None:
-        self.layout, self._library = layout, native.library
+        self.layout, self._native, self._library = layout, native, native.library
         self.handle = ctypes.c_void_p()
         native.check(native.library.pd_context_new(native.program, threads, ctypes.byref(self.handle)))
         native.library.pd_sequence_of.restype = ctypes.POINTER(Chain)
@@ -75,12 +74,11 @@ class Frame:
         self._names = list(layout.numbers)
         self._shapes: list[tuple[int, ...]] = []
         self._last: dict[str, tuple[int, ...]] = {}
-        self.kept: list[dict[str, Any]] = [{} for _ in layout.gone]
         self.arrays: dict[str, Array] = {}
 
     def free(self) -> None:
         """Nobody uses it any more."""
-        self._library.pd_context_free(self.handle)
+        self._native.library.pd_context_free(self.handle)
 
     # -- a call ------------------------------------------------------------------------------------------------------
 

@@ -16,13 +16,12 @@ from typing import Any
 import numpy as np
 
 from polydyn.errors import InputError, PolydynError, UnsupportedError
-from polydyn.runtime import control_steps, fallback_step  # noqa: F401  they register their steps
 from polydyn.runtime.artifact import Artifact
 from polydyn.runtime.bound import BoundCall, refuse_conversions
 from polydyn.runtime.explain import Explanation
 from polydyn.runtime.expressions import Expression, evaluate
+from polydyn.runtime.fallback_step import other_runtime
 from polydyn.runtime.frames import Frame, Layout
-from polydyn.runtime.host_steps import STEPS, Call
 from polydyn.runtime.native import NativeOfParts, address_of, failure
 from polydyn.runtime.program import (
     Array,
@@ -42,8 +41,6 @@ class PartsProgram(Program):
     What a call needs beside its results is in a ``Frame``. It stays for later calls; calls at the same time have
     one each.
     """
-
-    one_part = False
 
     def __init__(
         self, artifact: Artifact, parts: Sequence[Program], *, threads: int | None = None, compilations: int = 0
@@ -68,7 +65,6 @@ class PartsProgram(Program):
             i["name"]: (p, numpy_dtype(i["dtype"])) for p in self.parts for i in p.manifest["inputs"]
         }  # fmt: skip
         self._layout = Layout.of(manifest)
-        self.whole_in_c = manifest["whole_in_c"]
         self._dense = {n for s in self._order if "step" in s for n in s["inputs"]}
         self._frames: list[Frame] = []
         self._free_frames: list[Frame] = []
@@ -156,15 +152,12 @@ class PartsProgram(Program):
         return InputError("\n".join([str(error), *(f"  after {s} = {sizes[s]}" for s in found)])) if found else error
 
     def _run_step(self, frame: Frame, times: Array | None) -> None:
-        """The next step, which needs Python."""
+        """The next step, which is a region in ONNX Runtime."""
         begun, k = time.perf_counter_ns(), frame.stage
-        stage, sizes = self._order[k], self._sizes(frame)
+        stage = self._order[k]
         given = [frame.array(n) if n else None for n in stage["inputs"]]
-        dims = [_size(d, sizes) for d in stage["dims"]]
-        bodies = {role: self._parts[at] for role, at in stage["bodies"].items()}
-        call = Call(given, dims, stage["settings"], bodies, frame.kept[k])
         try:
-            made, found = STEPS[stage["step"]](call)
+            made, found = other_runtime(given, stage["settings"])
         except PolydynError as e:
             raise type(e)(str(e), node=stage["origin"]) if e.node is None else e from None
         for symbol, n in zip(stage["symbols"], found, strict=True):

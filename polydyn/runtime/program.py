@@ -76,10 +76,6 @@ class Program:
     """The version for calls in which sizes that were taken to be equal are not, but one of them is 1."""
     _lender: Program | None = None
     """On whose threads it runs; is not closed before this one."""
-    one_part = True
-    """Whether all sizes follow from those of the inputs; else the host has steps in between (0027-parts.md)."""
-    whole_in_c = True
-    """Whether a call needs no Python but for memory."""
 
     def __init__(self, artifact: Artifact, *, threads: int | None = None, compilations: int = 0) -> None:
         """``threads``: per call, the caller's included; default all cores that this process may use."""

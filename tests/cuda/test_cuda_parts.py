@@ -17,6 +17,7 @@ from polydyn.runtime.cuda.parts import CudaPartsProgram
 from polydyn.runtime.cuda.session import Session, open_session
 from tests.program.test_control_flow import IF, f32, parsed
 from tests.program.test_parts_from_c import CASES
+from tests.program.test_recurrent import recurrent
 from tests.support.cuda_programs import shift
 from tests.support.marks import slow
 from tests.support.tiny import model, node
@@ -111,8 +112,10 @@ def test_a_loop_whose_count_data_decide() -> None:
         z = Constant <value = int64 {0}> ()
         big = Exp (b)
         y, k = Loop (, t, x, z) <
-            body = body (int64 i, bool go, float[N] v, int64 c) => (bool on, float[N] w, int64 i) {
+            body = body (int64 i, bool go, float[N] v, int64 c) => (bool on, float[N] w, int64 d) {
                 w = Add (v, big)
+                one = Constant <value = int64 {1}> ()
+                d = Add (c, one)
                 m = ReduceMax <keepdims = 0> (w)
                 least = Constant <value = float {20}> ()
                 on = Less (m, least)
@@ -123,15 +126,42 @@ def test_a_loop_whose_count_data_decide() -> None:
         x, b = np.zeros(n, np.float32), np.linspace(0, 1, n, dtype=np.float32)
         got, steps = program.run({"x": x, "b": b}), int(np.ceil(20 / np.exp(b.max())))
         np.testing.assert_allclose(got["y"], steps * np.exp(b), 1e-5)
-        assert got["k"] == steps - 1
+        assert got["k"] == steps
     notes = [n for n in program.manifest["notes"] if "waits for the device" in n]
-    assert "iterate of Loop_3 waits for the device after every run of its body" in "\n".join(notes)
+    assert "iterate of Loop_3 waits for the device behind every run of its body" in "\n".join(notes)
 
 
-MODELS = CASES | {"branches": (IF, [{"x": s * np.ones((2, 3), np.float32), "b": f32(2, 3)} for s in (1, -1)])}
+def test_what_a_loop_carries_stays_on_the_device() -> None:
+    """Rows too, unless they begin where kernels may not write: those of 12 bytes are waited for."""
+    program = compiled(
+        parsed("""
+    g (float[T, W] x, float[W] s) => (float[W] last, float[T, W] rows) {
+        e = Exp (x)
+        last, rows = Scan <num_scan_inputs = 1, body = b (float[W] a, float[W] v) => (float[W] c, float[W] r) {
+            c = Add (a, v)
+            r = Neg (c)
+        }> (s, e)
+    }""")
+    )
+    assert [t["name"] for t in program.manifest["tensors"] if t["device"]] == ["e"]
+    for steps, width, waits in [(9, 4, 2), (9, 3, 10), (1, 8, 2), (5, 4, 2)]:
+        x, s = np.random.default_rng(steps).random((steps, width), np.float32), np.ones(width, np.float32)
+        before = program.counters.get("waits", 0)
+        got, want = program.run({"x": x, "s": s}), s + np.exp(x).cumsum(0)
+        np.testing.assert_allclose(got["last"], want[-1], 1e-5)
+        np.testing.assert_allclose(got["rows"], -want, 1e-5)
+        assert program.counters["waits"] - before == waits, (steps, width)
+    notes = [n for n in program.manifest["notes"] if "waits for the device" in n]
+    assert notes == [n for n in notes if "behind its last run of its body" in n] and len(notes) == 1
 
 
-@pytest.mark.parametrize("case", [slow(n) for n in ("counts", "bodies of parts", "recurrence", "branches")])
+MODELS = CASES | {
+    "branches": (IF, [{"x": s * np.ones((2, 3), np.float32), "b": f32(2, 3)} for s in (1, -1)]),
+    "backwards": (recurrent("RNN", hidden=4, direction="reverse"), [{"x": f32(t, b, 3)} for t, b in [(4, 2), (1, 1)]]),
+}
+
+
+@pytest.mark.parametrize("case", [*map(slow, ["counts", "bodies of parts", "recurrence", "branches", "backwards"])])
 def test_control_flow_gives_what_it_gives_on_the_cpu(case: str) -> None:
     m, calls = MODELS[case]
     program, here = compiled(m), polydyn.compile(m)

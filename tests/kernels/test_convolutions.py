@@ -208,12 +208,21 @@ def test_footprints_of_strips_that_are_lower_than_their_halo(tail: tuple[str, ..
     plan, graph = plan_program(m), import_model(m)
     assert "footprint copied" in "\n".join(n for k in plan.kernels for n in k.notes)
     assert any(len(set(re.findall(r"(?:p_k|j\d)_lo = ", k.text))) == 2 for k in plan.kernels)
+    assert any("pd_prefetch_far_f32" in k.text for k in plan.kernels), "tiles ask for the next strip of every plane"
     programs = [CheckedProgram(plan), build_program(plan, threads=3)]
     for n, h, w in ((1, 5, 3), (2, 40, 37), (1, 1, 70), (0, 4, 4)):
         feeds = {"x": floats(n, 60, h, w)}
         want = reference.evaluate(graph, feeds)
         for p in programs:
             np.testing.assert_allclose(p.run(feeds)["y"], want["y"], 1e-4, 1e-4)
+
+
+def test_few_uneven_images_are_tasks_of_some_columns() -> None:
+    """Three images are six tasks for two threads; two images, or many, are tasks of all columns."""
+    (launch,) = plan_program(conv((100, 3, 3, 3), pads=[1, 1, 1, 1])).launches
+    tasks = launch.candidates[0].tasks
+    found = {(n, t): tasks.evaluate({"N": n, "H": 5, "W": 6, "nth": t}) for n, t in ((3, 1), (3, 2), (2, 2), (17, 2))}
+    assert found == {(3, 1): 3, (3, 2): 6, (2, 2): 2, (17, 2): 17}
 
 
 def test_planes_are_stored_in_whole_vectors() -> None:

@@ -15,7 +15,6 @@ import pytest
 
 import polydyn
 from polydyn.errors import InputError, UnsupportedError
-from polydyn.runtime import control_steps
 from polydyn.runtime.parts_program import PartsProgram
 from polydyn.runtime.program import Program
 from tests.support.marks import slow
@@ -223,13 +222,12 @@ g (int64 m, int64 k, float[N] x) => (float[N] y) {
 """)
 
 
-def test_nested_loops_capture_from_every_level(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nested_loops_capture_from_every_level() -> None:
     calls = [(3, 2, 4), (1, 5, 1), (4, 1, 9), (0, 3, 2)]
-    monkeypatch.setattr(control_steps.Iteration, "once", None)  # bodies of several parts run in C too
     check(NESTED, *({"m": scalar(a), "k": scalar(b), "x": f32(n)} for a, b, n in calls))
 
 
-def test_bodies_with_steps_in_python() -> None:
+def test_bodies_that_find_sizes() -> None:
     m = parsed("""
     g (int64 m, int64[N] x, bool c) => (int64[P] y, int64[T] rows, int64[Q] z) {
         t = Constant <value = bool {1}> ()
@@ -246,8 +244,7 @@ def test_bodies_with_steps_in_python() -> None:
                     else_branch = b () => (int64[B] q) { q = Identity (x) }>
     }""")
     calls = [(5, 9, True), (70, 4, False), (0, 3, True), (1, 0, True)]
-    program = check(m, *({"m": scalar(n), "x": RNG.integers(0, 99, k), "c": np.array(c)} for n, k, c in calls))
-    assert not program.whole_in_c
+    check(m, *({"m": scalar(n), "x": RNG.integers(0, 99, k), "c": np.array(c)} for n, k, c in calls))
 
 
 def test_a_condition_that_is_carried_ends_a_bound_loop() -> None:
@@ -266,7 +263,7 @@ def test_a_condition_that_is_carried_ends_a_bound_loop() -> None:
     check(m, *({"m": scalar(n), "x": scalar(x, "float32")} for n, x in [(50, 0), (3, 0), (50, 20), (50, 7.5)]))
 
 
-def test_iterations_run_in_c_and_a_row_that_is_carried_lies_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_iterations_and_a_row_that_is_carried_lies_once() -> None:
     m = parsed("""
     g (int64 m, float[N] x, float[N] b) => (float[N] last, float[N] kept, float[T, N] rows, float[T] sums) {
         t = Constant <value = bool {1}> ()
@@ -281,12 +278,11 @@ def test_iterations_run_in_c_and_a_row_that_is_carried_lies_once(monkeypatch: py
                 on = Less (c, most)
             }>
     }""")
-    monkeypatch.setattr(control_steps.Iteration, "once", None)
     check(m, *({"m": scalar(n), "x": f32(k), "b": np.full(k, 0.5, np.float32)}
                for n, k in [(10**12, 1), (10**12, 3), (5, 2), (1, 7), (0, 2), (64, 1), (65, 1)]))  # fmt: skip
 
 
-def test_what_grows_has_room_in_c(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_grows_has_room() -> None:
     """Along the first axis in one place, along another to and fro; beyond the room that it has at first."""
     m = parsed("""
     g (int64 m, float[N, 8] x) => (float[P, 8] long, float[N, Q] wide, float[T, 8] rows) {
@@ -303,7 +299,6 @@ def test_what_grows_has_room_in_c(monkeypatch: pytest.MonkeyPatch) -> None:
                 w2 = Concat <axis = 1> (w, d, d)
             }>
     }""")
-    monkeypatch.setattr(control_steps.Iteration, "once", None)
     check(m, *({"m": scalar(k), "x": f32(n, 8)} for k, n in [(300, 3), (1, 1), (0, 2), (70, 17)]))
 
 

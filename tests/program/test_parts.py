@@ -198,9 +198,15 @@ def test_unique(axis: int | None, sort: int) -> None:
     check(m, *({"x": RNG.integers(0, 3, s)} for s in [(7, 2), (1, 1), (40, 3)]))
 
 
-def test_unique_of_nothing() -> None:
-    program = polydyn.compile(model([node("Unique", "x", "y")], {"x": (T.FLOAT, ["N"])}, "y"))
-    assert program.run({"x": np.empty(0, np.float32)})["y"].shape == (0,)
+@pytest.mark.parametrize("dtype", [T.FLOAT16, T.FLOAT, T.DOUBLE, T.INT8, T.UINT64, T.BOOL])
+def test_unique_of_every_kind_of_number(dtype: int) -> None:
+    """NaNs are one number, and the last; so are -0 and 0."""
+    program = polydyn.compile(model([node("Unique", "x", "y i j c")], {"x": (dtype, ["N"])}, "y i j c"))
+    number = helper.tensor_dtype_to_np_dtype(dtype)
+    odd = [np.nan, -0.0, 3, 0.0, np.nan, np.inf, -3, 1e-7, -np.inf, 3, -1e-7] if number.kind == "f" else [3, 0, -3, 3]
+    many = numbers(300) if number.kind == "f" else RNG.integers(0, 9, 300)
+    for x in (np.array(odd).astype(number), many.astype(number), np.empty(0, number)):
+        same(program.run({"x": x}), [*np.unique(x, True, True, True)])
 
 
 def boxes(*shape: int) -> Any:

@@ -21,6 +21,7 @@ from tests.program.test_fallback import pooled
 from tests.program.test_parts import LATE, MASKED
 from tests.program.test_recurrent import f32, recurrent
 from tests.support.from_c import RefusedError, build, run
+from tests.support.tiny import model, node
 
 Feeds = Mapping[str, Any]
 
@@ -48,6 +49,10 @@ CASES: dict[str, tuple[onnx.ModelProto, list[Feeds]]] = {
     "sizes": (MASKED, [{"x": f32(*s)} for s in [(5, 6), (0, 3), (31, 33), (1, 1)]]),
     "counts": (LOOP, [loop(5, 3), loop(40, 7), loop(1, 1)]),
     "bodies of parts": (NESTED, [nested(3, 2, 4), nested(0, 3, 2), nested(4, 1, 9)]),
+    "different ones": (
+        model([node("Unique", "x", "y i j c", axis=1)], {"x": ("float32", ["H", "W"])}, ["y", "i", "j", "c"]),
+        [{"x": np.round(f32(*s))} for s in [(1, 9), (2, 40), (3, 0)]],
+    ),
     "recurrence": (recurrent("LSTM", "B"), [{"x": f32(t, b, 3)} for t, b in [(4, 2), (9, 3), (1, 1)]]),
 }
 

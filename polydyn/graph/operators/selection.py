@@ -9,7 +9,7 @@ import numpy as np
 
 from polydyn.errors import ShapeError
 from polydyn.graph.ir import Dim
-from polydyn.graph.operators.common import given, iterators, normalize_axis, refuse
+from polydyn.graph.operators.common import given, iterators, normalize_axis
 from polydyn.graph.operators.registry import Context, ExpandContext, InferContext, Inferred, OnnxNode, operator
 from polydyn.graph.operators.search import decoded
 from polydyn.graph.subscripts import boxed
@@ -94,8 +94,6 @@ def _unique_settings(node: OnnxNode, ctx: Context) -> dict[str, int | None]:
 def infer_unique(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
     """n different elements, or slices along an axis; three vectors of places and counts."""
     x, settings = ctx.tensor(node.inputs[0]), _unique_settings(node, ctx)
-    if x.dtype in ("float16", "bfloat16"):
-        raise refuse(node, f"{x.dtype}")
     (n,) = ctx.ask("unique", node.inputs, ["n"], settings=settings)
     axis = settings["axis"]
     size = product(x.shape) if axis is None else x.shape[axis]
@@ -115,7 +113,7 @@ def unique(node: OnnxNode, ctx: ExpandContext) -> None:
     shape = (n,) if axis is None else (*x.shape[:axis], n, *x.shape[axis + 1 :])
     types = [(given(node.outputs, 0), x.dtype, shape)]
     types += [(given(node.outputs, k), "int64", v) for k, v in enumerate([(n,), (size,), (n,)], 1)]
-    ctx.made("unique", node.inputs, types, settings=settings)
+    ctx.made("unique", node.inputs, types, settings=settings, more={"dtype": x.dtype})
 
 
 def _suppress_inputs(node: OnnxNode) -> tuple[str, ...]:

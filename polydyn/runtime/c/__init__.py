@@ -21,8 +21,8 @@ PUBLIC = ("polydyn.h", "polydyn_cuda.h")
 """Headers that callers include."""
 
 STEPS = (
-    "opening.c", "parts.c", "frame.c", "sequence.c", "control.c", "host_steps.c", "size_steps.c", "strided.c",
-    "sequence.h", *HEADERS, "polydyn_cuda.h",
+    "opening.c", "parts.c", "frame.c", "sequence.c", "control.c", "host_steps.c", "size_steps.c", "unique.c",
+    "strided.c", "sequence.h", *HEADERS, "polydyn_cuda.h",
 )  # fmt: skip
 """Of a program of several parts: its C interface, what runs them in turn, and the steps in between."""
 

@@ -133,10 +133,12 @@ static int32_t begin(pd_sequence *s, const pd_stage *g, pd_loop *l) {
         l->carried[j].at = -1;
     }
     for (int32_t k = 0; k < l->slice_count; k++) cut(l, k, &s->tensors[*in++]);
-    for (int32_t r = 0; r < l->row_count; r++) l->rows[r].capacity = -1;
+    for (int32_t r = 0; r < l->row_count; r++) l->rows[r].capacity = -1, l->rows[r].row.device = 0;
     if (l->counts) { /* numbers have no shape that somebody looks at later */
         feed(&l->body, l->body.formals[0], &(pd_held){.data = (char *)&l->number, .dtype = PD_INT64});
         feed(&l->body, l->body.formals[1], &(pd_held){.data = (char *)&l->condition, .dtype = PD_BOOL});
+        for (int32_t i = 0; i < 2 && l->device; i++) /* what is not read need not be sent */
+            if (!l->reads[i]) l->body.unit.places[l->body.formals[i]] = PD_ON_DEVICE;
     }
     feed_around(s, g, &l->body);
     l->phase = PD_RUNS;
@@ -155,16 +157,18 @@ static char *row_at(const pd_rows *x, int64_t k) { return x->start + k * x->step
 static int32_t enlarge(pd_sequence *s, const pd_stage *g, pd_loop *l, pd_rows *x) {
     pd_held *t = &s->tensors[g->outputs[l->carried_count + (x - l->rows)]];
     int64_t bytes = pd_bytes(&x->row), count = l->k ? 2 * l->k : l->trips < 0 ? FIRST_ROWS : pd_min(l->trips, FIRST_ROWS);
-    int32_t code;
-    x->direct = l->trips >= 0 && !asks(l) && x->axis == 0;
+    int32_t code, counted = l->trips >= 0 && !asks(l) && x->axis == 0;
+    x->row.device = counted && l->device && bytes % 16 == 0; /* else kernels could not write it where it belongs */
+    x->direct = counted && !x->row.device;
     if (x->direct) {
         int64_t shape[PD_MAX_RANK] = {count = l->trips};
         memcpy(shape + 1, x->row.shape, (size_t)x->row.rank * sizeof *shape);
         pd_take_shape(t, x->row.rank + 1, shape);
         code = pd_place(s, t);
-    } else code = pd_reserve(s, &x->room, count * bytes, l->k * bytes);
+    } else if (x->row.device) code = pd_reserve_on(s, &x->room, (count = l->trips) * bytes, 1);
+    else code = pd_reserve(s, &x->room, count * bytes, l->k * bytes);
     if (code != PD_OK) return code;
-    int back = x->direct && x->backwards;
+    int back = counted && x->backwards;
     x->start = (x->direct ? t->data : x->room.data) + (back ? (count - 1) * bytes : 0);
     x->step = back ? -bytes : bytes;
     x->capacity = count;
@@ -185,12 +189,12 @@ static int32_t place_row(pd_sequence *s, const pd_stage *g, pd_loop *l, int32_t 
 }
 
 /* Where the next value of something carried goes: what grows at its end stays, the rest goes to and fro. */
-static int32_t place_carried(pd_sequence *s, pd_carried *c, const pd_held *of, char **to) {
+static int32_t place_carried(pd_sequence *s, pd_carried *c, const pd_held *of, char **to, int32_t device) {
     int64_t bytes = pd_bytes(of), had = pd_bytes(&c->now);
     int other = !same_shape(&c->now, of), next = c->at == 0;
     int64_t ample = other ? 2 * bytes + FIRST_ROOM : bytes;
     if (!other || !c->in_place) {
-        int32_t code = bytes > c->rooms[next].bytes ? pd_reserve(s, &c->rooms[next], ample, 0) : PD_OK;
+        int32_t code = bytes > c->rooms[next].bytes ? pd_reserve_on(s, &c->rooms[next], ample, device) : PD_OK;
         *to = c->rooms[next].data;
         return code;
     }
@@ -218,7 +222,7 @@ static int32_t place_results(pd_sequence *s, const pd_stage *g, pd_loop *l, char
         pd_held of = result_of(b, first + j, c->now.dtype);
         if (c->row >= 0) next[j] = row_at(&l->rows[c->row], l->k);
         else if (c->stays) next[j] = c->now.data;
-        else code = place_carried(s, c, &of, &next[j]);
+        else code = place_carried(s, c, &of, &next[j], l->device);
         if (b->direct[first + j]) b->unit.to[b->results[first + j]] = next[j];
     }
     if (code != PD_OK || !asks(l)) return code;
@@ -233,7 +237,27 @@ static void feed_iteration(pd_loop *l) {
     const int64_t *formal = l->body.formals + 2 * l->counts;
     l->number = l->k, l->condition = 1;
     for (int32_t j = 0; j < l->carried_count; j++) feed(&l->body, *formal++, &l->carried[j].now);
-    for (int32_t k = 0; k < l->slice_count; k++) feed(&l->body, *formal++, &l->slices[k]);
+    for (int32_t k = 0; k < l->slice_count; k++, formal++) {
+        feed(&l->body, *formal, &l->slices[k]);
+        if (l->slices[k].device && l->slice_steps[k] % 16) l->body.unit.places[*formal] = PD_TO_COPY; /* as others will be */
+    }
+}
+
+/* Where what is carried lies behind an iteration. */
+static int32_t lies_on_device(const pd_loop *l, const pd_carried *c) {
+    return c->stays ? c->now.device : c->row >= 0 ? l->rows[c->row].row.device : l->device;
+}
+
+/* Tells the program which results it leaves on the device. */
+static int32_t tell_places(pd_sequence *s, pd_loop *l) {
+    pd_body *b = &l->body;
+    const int32_t first = l->counts, rows = first + l->carried_count;
+    for (int32_t j = 0; j < l->carried_count; j++)
+        if (b->direct[first + j]) b->unit.places[b->unit.input_count + b->results[first + j]] = l->device ? PD_ON_DEVICE : PD_ON_HOST;
+    for (int32_t r = 0; r < l->row_count; r++)
+        if (b->direct[rows + r])
+            b->unit.places[b->unit.input_count + b->results[rows + r]] = l->rows[r].row.device ? PD_ON_DEVICE : PD_ON_HOST;
+    return pd_unit_shapes(s, &b->unit);
 }
 
 static void go_on(pd_loop *l) {
@@ -251,7 +275,8 @@ static int32_t iteration(pd_sequence *s, const pd_stage *g, pd_loop *l) {
     if (code == PD_OK) code = place_results(s, g, l, next);
     if (code != PD_OK) return code;
     feed_iteration(l); /* some lie elsewhere now */
-    code = run(s, &l->body);
+    code = l->device ? tell_places(s, l) : PD_OK;
+    if (code == PD_OK) code = run(s, &l->body);
     if (code != PD_OK) return code;
     pd_held of[rows + l->row_count + 1];
     for (int32_t r = 0; r < rows + l->row_count; r++) {
@@ -265,7 +290,9 @@ static int32_t iteration(pd_sequence *s, const pd_stage *g, pd_loop *l) {
     for (int32_t j = 0; j < l->carried_count; j++) {
         pd_carried *c = &l->carried[j];
         if (c->stays) continue;
-        l->steady &= same_shape(&c->now, &of[first + j]);
+        int32_t device = lies_on_device(l, c);
+        l->steady &= same_shape(&c->now, &of[first + j]) && c->now.device == device;
+        c->now.device = device;
         if (c->row < 0 && next[j] != c->now.data) c->at = c->at == 0;
         pd_take_shape(&c->now, of[first + j].rank, of[first + j].shape);
         c->now.data = next[j];
@@ -281,7 +308,7 @@ static int32_t iterations(pd_sequence *s, pd_loop *l, int64_t end) {
     int32_t code = PD_OK, asked = asks(l);
     for (int32_t j = 0; j < l->carried_count && code == PD_OK; j++) {
         pd_carried *c = &l->carried[j];
-        if (c->row < 0 && !c->stays) code = pd_reserve(s, &c->rooms[c->at == 0], pd_bytes(&c->now), 0);
+        if (c->row < 0 && !c->stays) code = pd_reserve_on(s, &c->rooms[c->at == 0], pd_bytes(&c->now), l->device);
     }
     for (int32_t r = 0; r < l->row_count; r++) end = pd_min(end, l->rows[r].capacity);
     while (code == PD_OK && l->going && l->k < end) {
@@ -306,8 +333,10 @@ static int32_t iterations(pd_sequence *s, pd_loop *l, int64_t end) {
 
 /* ---- loops: behind the last iteration ---- */
 
-static int32_t give_rows(pd_sequence *s, pd_held *t, const pd_loop *l, const pd_rows *x) {
-    if (x->direct && x->capacity >= 0) return PD_OK;
+/* What output o is to hold. */
+static pd_held outcome(const pd_loop *l, int32_t o) {
+    if (o < l->carried_count) return l->carried[o].now;
+    const pd_rows *x = &l->rows[o - l->carried_count];
     pd_held every = x->row;
     if (x->capacity < 0) pd_take_shape(&every, x->tail_rank, x->tail);
     for (int32_t a = every.rank++; a > x->axis; a--)
@@ -315,22 +344,26 @@ static int32_t give_rows(pd_sequence *s, pd_held *t, const pd_loop *l, const pd_
     every.shape[x->axis] = l->k;
     every.strides[x->axis] = x->backwards ? -x->step : x->step;
     every.data = x->backwards ? row_at(x, l->k - 1) : x->start;
-    pd_take_shape(t, every.rank, every.shape);
-    int32_t code = pd_place(s, t);
-    if (code == PD_OK) pd_copy_held(&every, t->data);
-    return code;
+    return every;
 }
 
+static int is_there(const pd_loop *l, int32_t o) {
+    const pd_rows *x = o < l->carried_count ? NULL : &l->rows[o - l->carried_count];
+    return x && x->direct && x->capacity >= 0;
+}
+
+/* All outputs get memory before one is copied: the run may stop for it, and this is done again. */
 static int32_t finish(pd_sequence *s, const pd_stage *g, pd_loop *l) {
     int32_t code = PD_OK;
     for (int32_t o = 0; o < g->output_count && code == PD_OK; o++) {
-        pd_held *t = &s->tensors[g->outputs[o]];
-        if (o >= l->carried_count) code = give_rows(s, t, l, &l->rows[o - l->carried_count]);
-        else {
-            pd_take_shape(t, l->carried[o].now.rank, l->carried[o].now.shape);
-            code = pd_place(s, t);
-            if (code == PD_OK) pd_copy_held(&l->carried[o].now, t->data);
-        }
+        if (is_there(l, o)) continue;
+        pd_held of = outcome(l, o);
+        pd_take_shape(&s->tensors[g->outputs[o]], of.rank, of.shape);
+        code = pd_place(s, &s->tensors[g->outputs[o]]);
+    }
+    for (int32_t o = 0; o < g->output_count && code == PD_OK; o++) {
+        pd_held of = outcome(l, o);
+        if (!is_there(l, o)) code = pd_fetch_held(s, &of, s->tensors[g->outputs[o]].data);
     }
     return code == PD_OK ? tell_sizes(s, g) : code;
 }

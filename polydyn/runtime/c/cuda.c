@@ -290,6 +290,18 @@ PD_EXPORT int32_t pd_cuda_room(const pd_context *c, void *stream, void **memory,
     return code == PD_OK ? pd_cuda_leave(d, room(d, stream, memory, has, bytes)) : code;
 }
 
+static int32_t fetch(pd_device *d, void *stream, void *to, const void *from, int64_t bytes) {
+    TRY(cuMemcpyDtoHAsync_v2(to, (uint64_t)(uintptr_t)from, (size_t)bytes, stream), "a tensor between parts");
+    TRY(cuStreamSynchronize(stream), "a tensor between parts");
+    return PD_OK;
+}
+
+PD_EXPORT int32_t pd_cuda_fetch(const pd_context *c, void *stream, void *to, const void *from, int64_t bytes) {
+    pd_device *d = c->program->place;
+    int32_t code = bytes ? pd_cuda_enter(d) : PD_OK;
+    return code == PD_OK && bytes ? pd_cuda_leave(d, fetch(d, stream, to, from, bytes)) : code;
+}
+
 static int32_t grow(pd_context *c) {
     pd_device *d = c->program->place;
     pd_cuda *x = c->place;

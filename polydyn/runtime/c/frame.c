@@ -104,7 +104,8 @@ static int32_t make_loop(maker *m, pd_stage *g) {
     m->s->loops[m->s->loop_count++] = g->loop = l;
     int32_t code = make_body(m, &l->body), numbers;
     if (code != PD_OK) return code;
-    l->counts = (int32_t)pd_next(&m->w), l->plain = (int32_t)pd_next(&m->w);
+    l->counts = (int32_t)pd_next(&m->w), l->plain = (int32_t)pd_next(&m->w), l->device = (int32_t)pd_next(&m->w);
+    l->reads = pd_next_list(&m->w, &numbers);
     const int64_t *forms = pd_next_list(&m->w, &numbers);
     l->carried_count = numbers / 3;
     MAKE(l->carried, l->carried_count);

@@ -82,6 +82,9 @@ void *pd_cuda_stream(const pd_context *context);
  * bytes, one of at least `bytes` bytes; what was in it is gone. bytes 0: gives it back. */
 int32_t pd_cuda_room(const pd_context *context, void *stream, void **memory, int64_t *has, int64_t bytes);
 
+/* Copies from the device to host memory behind all that is on `stream`, and waits for it. */
+int32_t pd_cuda_fetch(const pd_context *context, void *stream, void *to, const void *from, int64_t bytes);
+
 /* pd_launch tells, after a run, the kernel that was chosen, its blocks (`tasks`) and the threads of a block. */
 
 #ifdef __cplusplus

@@ -63,6 +63,7 @@ void pd_copy_held(const pd_held *from, char *to) {
 /* ---- memory ---- */
 
 int32_t pd_reserve(pd_sequence *s, pd_room *room, int64_t bytes, int64_t kept) {
+    if (room->device) pd_free_rooms(s, room, 1);
     if (bytes <= room->bytes) return PD_OK;
     char *data = aligned_alloc(PD_PAGE, ((size_t)bytes + PD_PAGE - 1) / PD_PAGE * PD_PAGE);
     if (!data) return pd_refuse(s, PD_MEMORY, "there is no memory for a tensor whose size data decide: %lld bytes", (long long)bytes);
@@ -76,10 +77,19 @@ static int32_t on_device(const pd_sequence *s, pd_room *room, int64_t bytes) {
     return s->device->model->cuda_room(s->device->context, s->stream, (void **)(void *)&room->data, &room->bytes, bytes);
 }
 
-static int32_t reserve_on_device(pd_sequence *s, pd_room *room, int64_t bytes) {
+int32_t pd_reserve_on(pd_sequence *s, pd_room *room, int64_t bytes, int32_t device) {
+    if (!device) return pd_reserve(s, room, bytes, 0);
+    if (!room->device) pd_free_rooms(s, room, 1);
     room->device = 1;
     if (bytes <= room->bytes) return PD_OK;
     int32_t code = on_device(s, room, bytes);
+    return code == PD_OK ? code : pd_refuse(s, code, "%s", s->device->model->error());
+}
+
+int32_t pd_fetch_held(pd_sequence *s, const pd_held *from, char *to) {
+    if (!from->device) return pd_copy_held(from, to), PD_OK;
+    s->waits++, s->pending = 0;
+    int32_t code = s->device->model->cuda_fetch(s->device->context, s->stream, to, from->data, pd_bytes(from));
     return code == PD_OK ? code : pd_refuse(s, code, "%s", s->device->model->error());
 }
 
@@ -92,7 +102,7 @@ int32_t pd_place(pd_sequence *s, pd_held *t) {
         s->lacks = (int32_t)(t - s->tensors);
         return PD_STOP_MEMORY;
     }
-    int32_t code = t->device ? reserve_on_device(s, &s->rooms[t->room], bytes) : pd_reserve(s, &s->rooms[t->room], bytes, 0);
+    int32_t code = pd_reserve_on(s, &s->rooms[t->room], bytes, t->device);
     t->data = s->rooms[t->room].data;
     return code;
 }
@@ -208,6 +218,7 @@ static int32_t run_stage(pd_sequence *s, const pd_stage *g, int64_t *times) {
     case PD_ITERATE: code = pd_iterate(s, g); break;
     case PD_NON_ZERO:
     case PD_SUPPRESS: code = pd_counting_step(s, g); break;
+    case PD_UNIQUE: code = pd_unique(s, g); break;
     default: code = pd_size_step(s, g);
     }
     if (times) *times += now_ns() - begun;

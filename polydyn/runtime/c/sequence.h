@@ -30,7 +30,8 @@ typedef struct {
     X(shapes) X(run) X(launch) X(error) X(arena_bytes) X(copied_bytes) X(evaluations) X(symbol) X(shapes_seen)
 /* On the CPU, on a device, or of several parts; else NULL. */
 #define PD_OWN_CALLS(X)                                                                                               \
-    X(profile) X(borrow_threads) X(cuda_run) X(cuda_wait) X(cuda_places) X(cuda_stream) X(cuda_room) X(sequence_of)
+    X(profile) X(borrow_threads) X(cuda_run) X(cuda_wait) X(cuda_places) X(cuda_stream) X(cuda_room) X(cuda_fetch) \
+    X(sequence_of)
 struct pd_sequence *pd_sequence_of(pd_context *context);
 #define PD_CALL(name) __typeof__(pd_##name) *name;
 typedef struct {
@@ -95,14 +96,16 @@ typedef struct {
     pd_held *slices;
     const int64_t *slice_forms; /* pairs: axis, backwards */
     int64_t *slice_steps;
+    const int64_t *reads; /* with `counts`: whether the body reads the number of the iteration, and the condition */
     int32_t carried_count, row_count, slice_count, counts;
     int32_t phase, going, plain, steady; /* plain: no result is copied; steady: shapes are those of the iteration before */
+    int32_t device; /* what it carries, and rows whose number is known, stay on the device */
     int64_t number, k, trips;
     uint8_t condition;
 } pd_loop;
 
 enum {
-    PD_PART, PD_PYTHON, PD_BRANCH, PD_ITERATE, PD_NON_ZERO, PD_SUPPRESS,
+    PD_PART, PD_PYTHON, PD_BRANCH, PD_ITERATE, PD_NON_ZERO, PD_SUPPRESS, PD_UNIQUE,
     PD_SIZES, PD_COMMON, PD_COUNT, PD_RESHAPE, PD_BROADCAST, PD_SLICE, PD_UNSQUEEZE, PD_SQUEEZE, PD_PADS
 };
 
@@ -117,7 +120,7 @@ typedef struct {
     const char *label, *origin; /* of a step: what it does of which node, and the node; NULL: a part */
     const char *name; /* of the tensor whose elements are sizes, or why two sizes are equal */
     int32_t kind, input_count, output_count, dim_count, symbol_count;
-    int32_t setting; /* boxes are given by their centre; a 0 in a shape is a size */
+    int32_t setting; /* boxes are given by their centre; a 0 in a shape is a size; of PD_UNIQUE 1: in order, plus 2 * (1 + axis) */
 } pd_stage;
 
 enum { PD_STOP_PYTHON = -1, PD_STOP_MEMORY = -2, PD_STOP_SIGNALS = -3 };
@@ -223,6 +226,8 @@ int64_t pd_room_bytes(const pd_sequence *s);
 __attribute__((format(printf, 3, 4))) int32_t pd_refuse(pd_sequence *s, int32_t code, const char *format, ...);
 /* At least so many bytes; `kept` of them stay. */
 int32_t pd_reserve(pd_sequence *s, pd_room *room, int64_t bytes, int64_t kept);
+/* Alike, of a device's memory where `device` says so; nothing stays. */
+int32_t pd_reserve_on(pd_sequence *s, pd_room *room, int64_t bytes, int32_t device);
 /* Makes `t` a dense tensor of its shape, and gives it memory. */
 int32_t pd_place(pd_sequence *s, pd_held *t);
 void pd_make_dense(pd_held *t);
@@ -230,6 +235,8 @@ int64_t pd_elements(const pd_held *t);
 int64_t pd_bytes(const pd_held *t);
 void pd_take_shape(pd_held *t, int32_t rank, const int64_t *shape);
 void pd_copy_held(const pd_held *from, char *to);
+/* Also from the device, where tensors are dense. */
+int32_t pd_fetch_held(pd_sequence *s, const pd_held *from, char *to);
 void pd_free_rooms(const pd_sequence *s, pd_room *rooms, int64_t count);
 void pd_free_loop(const pd_sequence *s, pd_loop *l);
 /* Input i of a program. */
@@ -241,6 +248,7 @@ int32_t pd_unit_run(pd_sequence *s, pd_unit *u);
 /* The dims of output o, as pd_unit_shapes has left them. */
 const int64_t *pd_unit_dims(const pd_unit *u, int32_t o);
 
+int32_t pd_unique(pd_sequence *s, const pd_stage *g);
 int32_t pd_counting_step(pd_sequence *s, const pd_stage *g);
 int32_t pd_size_step(pd_sequence *s, const pd_stage *g);
 int32_t pd_branch(pd_sequence *s, const pd_stage *g);
