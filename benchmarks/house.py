@@ -82,6 +82,11 @@ def graph(root: Path) -> nx.DiGraph[str]:
     return g
 
 
+def circles(g: nx.DiGraph[str]) -> list[list[str]]:
+    """Modules that import each other."""
+    return [sorted(c) for c in nx.strongly_connected_components(g) if len(c) > 1]
+
+
 @cache
 def parse(path: Path) -> ast.Module:
     """The syntax tree of a file."""
@@ -101,7 +106,6 @@ def measure(root: Path) -> dict[str, object]:
     marks = Counter(x for p in rooms for x in literals(parse(p)) if MARKS.fullmatch(x))
     g = graph(root)
     condensed = nx.condensation(g)
-    circles = [sorted(c) for c in nx.strongly_connected_components(g) if len(c) > 1]
     twins = pairs(root)
     return {
         "files": len(lines),
@@ -117,7 +121,7 @@ def measure(root: Path) -> dict[str, object]:
             {n.name for t in trees for n in ast.walk(t) if isinstance(n, ast.ClassDef)} & LAUNCHED
         ),
         "floors": nx.dag_longest_path_length(condensed) + 1,
-        "circles": circles,
+        "circles": circles(g),
         "goldens": sum(1 for p in (root / "tests" / "golden").rglob("*") if p.is_file()),
     }
 

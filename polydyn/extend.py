@@ -11,7 +11,6 @@ program holds them. What is registered holds for this process; a name that polyd
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Callable
 from functools import partial
@@ -20,6 +19,7 @@ from typing import Any
 import onnx
 import onnx.defs
 
+from polydyn.build.cache import digest
 from polydyn.errors import ModelError
 from polydyn.graph.bodies import BODIES, FUNCTIONS, split_name
 from polydyn.graph.ir import Dim
@@ -38,6 +38,7 @@ from polydyn.graph.operators.common import (
 from polydyn.graph.operators.elementwise import operands
 from polydyn.graph.operators.registry import (
     OPERATORS,
+    Context,
     ExpandContext,
     ExpandRule,
     InferContext,
@@ -50,9 +51,9 @@ from polydyn.graph.propagate import load_operators
 from polydyn.schedules.expr import FLOATS, INTEGERS, Array, Const, Value, c_function, cast, const, load, op
 
 __all__ = [
-    "Const", "Dim", "ExpandContext", "InferContext", "Inferred", "OnnxNode", "ReductionIndices", "Value", "aligned",
-    "at", "broadcast_infer", "c_operator", "cast", "const", "emit", "fingerprint", "function", "iterators", "like",
-    "load", "op", "operands", "operator", "reduce_to", "refuse", "same_as_input",
+    "Const", "Context", "Dim", "ExpandContext", "InferContext", "Inferred", "OnnxNode", "ReductionIndices", "Value",
+    "aligned", "at", "broadcast_infer", "c_operator", "cast", "const", "emit", "fingerprint", "function", "iterators",
+    "like", "load", "op", "operands", "operator", "reduce_to", "refuse", "same_as_input",
 ]  # fmt: skip
 
 _REGISTERED: dict[str, str] = {}
@@ -68,7 +69,7 @@ def operator(name: str, *, infer: InferRule) -> Callable[[ExpandRule], ExpandRul
 
     def register(expand: ExpandRule) -> ExpandRule:
         OPERATORS[name] = Operator(name, infer, expand)
-        _REGISTERED[name] = _digest(*_code(infer), *_code(expand))
+        _REGISTERED[name] = digest(*_code(infer), *_code(expand))
         return expand
 
     return register
@@ -82,7 +83,7 @@ def function(proto: onnx.FunctionProto) -> str:
     name = f"{proto.domain}::{proto.name}"
     _take(name)
     FUNCTIONS[name] = proto
-    _REGISTERED[name] = _digest(proto.SerializeToString(deterministic=True))
+    _REGISTERED[name] = digest(proto.SerializeToString(deterministic=True))
     return name
 
 
@@ -110,12 +111,12 @@ def c_operator(
         raise ModelError(f"{name}: C functions of {dtype} are not built", remedy="float32, float64 or an integer type")
     c_function(symbol, inputs, reference, text)
     OPERATORS[name] = Operator(name, infer, partial(_call, symbol, inputs, dtype))
-    _REGISTERED[name] = _digest(symbol, text, dtype, str(inputs), *_code(infer))
+    _REGISTERED[name] = digest(symbol, text, dtype, str(inputs), *_code(infer))
 
 
 def fingerprint() -> str:
     """A digest of everything registered, part of the keys of cached programs; empty when there is nothing."""
-    return _digest(*(f"{n}={d}" for n, d in sorted(_REGISTERED.items()))) if _REGISTERED else ""
+    return digest(*(f"{n}={d}" for n, d in sorted(_REGISTERED.items()))) if _REGISTERED else ""
 
 
 def _call(symbol: str, inputs: int, dtype: str, node: OnnxNode, ctx: ExpandContext) -> None:
@@ -145,11 +146,3 @@ def _code(f: Callable[..., Any]) -> list[bytes | str]:
     f = getattr(f, "func", f)
     code = getattr(f, "__code__", None)
     return [repr(f)] if code is None else [code.co_code, repr(code.co_consts), repr(code.co_names)]
-
-
-def _digest(*parts: bytes | str) -> str:
-    h = hashlib.sha256()
-    for part in parts:
-        data = part if isinstance(part, bytes) else part.encode()
-        h.update(len(data).to_bytes(8, "little") + data)
-    return h.hexdigest()

@@ -70,10 +70,7 @@ def cached_program(model: ModelLike, arguments: Arguments | None = None, *, thre
         touch(path)
         with contextlib.suppress(ArtifactError):  # damaged, or evicted just now: made again
             return load(path, threads=threads)
-    program = compile(
-        model, target=arguments.target, dims=arguments.dims, threads=threads, options=arguments.options,
-        records=arguments.records, symbols=arguments.symbols,
-    )  # fmt: skip
+    program = compile(model, threads=threads, **vars(arguments))
     program.save(path, with_threads=False)
     grown(path.parent.parent, path.stat().st_size)
     return program

@@ -15,7 +15,7 @@ import io
 import logging
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -300,8 +300,7 @@ class _Call:
         model = export(capture.exportable(constants), tensors, symbols)
         said = settings.arguments
         target = said.target or (_cuda_target(tensors) if self._on_device else "cpu")
-        arguments_ = Arguments(target, said.dims, said.options, said.records)
-        self.program = cached_program(model, arguments_, threads=settings.threads)
+        self.program = cached_program(model, replace(said, target=target), threads=settings.threads)
         self._names = [i.name for i in model.graph.input]
         self._results = [o.name for o in model.graph.output]
         self._outputs = capture.outputs

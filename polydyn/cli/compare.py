@@ -13,11 +13,12 @@ from typing import Any
 import click
 
 from polydyn.cli.inputs import feeds_for, named_files, sizes
-from polydyn.cli.machine import DIFFERENT, How, as_json, is_artifact, of_machine
+from polydyn.cli.machine import DIFFERENT, How, as_json, of_machine
 from polydyn.cli.main import answer, main
 from polydyn.cli.progress import working
 from polydyn.cli.rivals import Call, Source, open_rival, rival_names
 from polydyn.errors import InputError
+from polydyn.runtime.artifact import is_artifact
 from polydyn.runtime.explain import text_table
 from polydyn.runtime.program import Program
 from polydyn.session.trace import call_events, write_trace

@@ -10,11 +10,12 @@ from pathlib import Path
 import click
 
 from polydyn.build.cache import writable
-from polydyn.cli.machine import How, as_json, is_artifact, of_machine
+from polydyn.cli.machine import How, as_json, of_machine
 from polydyn.cli.main import answer, main
 from polydyn.cli.progress import working
 from polydyn.compiler import plan_program
 from polydyn.errors import InputError
+from polydyn.runtime.artifact import is_artifact
 
 
 @main.command()
@@ -47,7 +48,7 @@ def _stages(model: str, output: Path, how: How) -> None:
     os.environ["POLYDYN_DUMP_DIR"] = str(output)
     try:
         with working(f"compiling {model}"):
-            plan_program(model, target=how.target, dims=dict(how.dims), options=how.options, records=how.records)
+            plan_program(model, **how.arguments)
     finally:
         os.environ.pop("POLYDYN_DUMP_DIR")
         if before is not None:

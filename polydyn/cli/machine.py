@@ -21,7 +21,7 @@ from polydyn.errors import InputError
 from polydyn.fusion.pipeline import NAMES
 from polydyn.graph.importer import ModelLike
 from polydyn.graph.regions import KIND as FALLBACK
-from polydyn.runtime.artifact import Artifact
+from polydyn.runtime.artifact import Artifact, is_artifact
 from polydyn.runtime.opening import load
 from polydyn.runtime.program import Program
 from polydyn.search.strategies import STRATEGIES
@@ -53,6 +53,14 @@ class How:
         """What changes the program."""
         return Options(frozenset(self.without), self.strategy, self.tf32, self.fallback, self.precision)
 
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """What ``polydyn.compile`` takes besides the model and the threads."""
+        return {
+            "target": self.target, "dims": dict(self.dims), "options": self.options, "records": self.records,
+            "symbols": dict(self.symbols),
+        }  # fmt: skip
+
     def compile(self, model: str) -> Program:
         """The program of a model's file."""
         with working(f"compiling {model}"):
@@ -60,10 +68,7 @@ class How:
 
     def compile_model(self, model: ModelLike) -> Program:
         """The program of a model."""
-        return compile_model(
-            model, target=self.target, dims=dict(self.dims), threads=self.threads, options=self.options,
-            records=self.records, symbols=dict(self.symbols),
-        )  # fmt: skip
+        return compile_model(model, threads=self.threads, **self.arguments)
 
     @property
     def foreign(self) -> bool:
@@ -73,11 +78,7 @@ class How:
     def artifact(self, model: str) -> Artifact:
         """The program of a model's file, not opened."""
         with working(f"compiling {model} for {self.target}"):
-            made, _ = compile_artifact(
-                model, target=self.target, dims=dict(self.dims), options=self.options, records=self.records,
-                symbols=dict(self.symbols),
-            )  # fmt: skip
-        return made
+            return compile_artifact(model, **self.arguments)[0]
 
     def open(self, path: str) -> Program:
         """The program in an artifact, or a model compiled now (fast when the cache has its kernels).
@@ -96,15 +97,6 @@ class How:
                 remedy="leave them out, or give the model",
             )
         return program
-
-
-def is_artifact(path: str) -> bool:
-    """Whether a file is a saved program; compiling says what is wrong with a path that cannot be read."""
-    try:
-        with open(path, "rb") as f:
-            return f.read(4) == b"PK\x03\x04"
-    except OSError:
-        return False
 
 
 def of_machine(f: Callable[..., Any]) -> Callable[..., Any]:

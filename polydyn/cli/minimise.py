@@ -20,10 +20,11 @@ import onnx
 
 from polydyn.build.cache import writable, write_atomically
 from polydyn.cli.inputs import feeds_for, sizes
-from polydyn.cli.machine import How, as_json, is_artifact, of_machine
+from polydyn.cli.machine import How, as_json, of_machine
 from polydyn.cli.main import answer, main
 from polydyn.cli.progress import working
 from polydyn.errors import InputError, ModelError, PolydynError
+from polydyn.runtime.artifact import is_artifact
 from polydyn.verification import verify_model
 
 Failure = Callable[[onnx.ModelProto], "str | None"]

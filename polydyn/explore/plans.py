@@ -46,8 +46,8 @@ def kernel_graph(plan: FusionPlan | HostPlan, sizes: Mapping[str, int] | None = 
     writers: dict[str, list[str]] = {}
     for s in nodes:
         shapes = {n: tuple(map(at, tensors[n].shape)) for n in s.writes or s.reads}
-        own = {"kind": s.kind, "shapes": shapes, "flops": at(s.flops), "bytes": at(s.bytes), "reasons": s.reasons}
-        graph.add_node(s.label, **own)
+        facts = {"kind": s.kind, "shapes": shapes, "flops": at(s.flops), "bytes": at(s.bytes), "reasons": s.reasons}
+        graph.add_node(s.label, **facts)
         for n in s.writes:
             writers.setdefault(n, []).append(s.label)
     for reader, n, writer in [(s.label, b, w) for s in nodes for b in s.reads for w in writers.get(b, ())]:

@@ -21,7 +21,7 @@ from polydyn.graph.bodies import split_name, to_proto
 from polydyn.graph.dtypes import numpy_dtype
 from polydyn.graph.importer import ImportedGraph
 from polydyn.graph.ir import Dim, Graph, Tensor
-from polydyn.graph.operators.registry import ExpandContext, InferContext, Inferred, OnnxNode, Operator
+from polydyn.graph.operators.registry import Context, ExpandContext, InferContext, Inferred, OnnxNode, Operator
 from polydyn.graph.regions import KIND, CannotCross, members
 from polydyn.schedules.index import Index
 
@@ -34,7 +34,7 @@ TYPES = (
 """Of tensors that may cross."""
 
 
-def standalone(node: OnnxNode, ctx: InferContext | ExpandContext) -> tuple[onnx.ModelProto, tuple[str, ...]]:
+def standalone(node: OnnxNode, ctx: Context) -> tuple[onnx.ModelProto, tuple[str, ...]]:
     """A region as a model over the names of its tensors, and the tensors that it is fed.
 
     Sizes are left open, so that the model does not depend on what was learned. CannotCross: it is fed a tensor of a
@@ -87,7 +87,7 @@ def _refusal(node: OnnxNode, why: str) -> UnsupportedError:
     )
 
 
-def results(node: OnnxNode, ctx: InferContext | ExpandContext) -> list[tuple[str, str, list[Dim | None]]]:
+def results(node: OnnxNode, ctx: Context) -> list[tuple[str, str, list[Dim | None]]]:
     """Name, dtype and shape of every output: what ONNX Runtime says of the model.
 
     UnsupportedError: ONNX Runtime is not installed or refuses a node. CannotCross: an output is no tensor of a rank.

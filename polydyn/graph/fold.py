@@ -2,74 +2,35 @@
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import replace
+from math import prod
 
-import numpy as np
-
-from polydyn.graph.dtypes import numpy_dtype
 from polydyn.graph.ir import Graph, Node
-from polydyn.graph.verify import free_symbols, verify_graph
+from polydyn.graph.reference import evaluate_node
+from polydyn.graph.rewriting import pruned
+from polydyn.graph.verify import free_symbols
 from polydyn.schedules.expr import Array
 
-Evaluator = Callable[[Graph, Mapping[str, Array]], Mapping[str, Array]]
 
-
-@dataclass(frozen=True)
-class _Foldable:
-    nodes: tuple[Node, ...]
-    names: frozenset[str]
-
-
-def fold(graph: Graph, evaluate: Evaluator | None = None) -> Graph:
+def fold(graph: Graph) -> Graph:
     """Replaces primitives that read only constants by their results.
 
-    ``evaluate(graph, feeds)`` gives the outputs by name (default: the reference evaluator). Nodes that would
-    grow the constants (an Expand of one number) stay, fusion absorbs them.
+    Nodes that would grow the constants (an Expand of one number) stay, fusion absorbs them.
     """
-    found = _foldable(graph)
-    if not found.nodes:
-        return graph
-    if evaluate is None:
-        evaluate = importlib.import_module("polydyn.graph.reference").evaluate
-        assert evaluate is not None
-    read = {t for n in graph.nodes if n.output not in found.names for t in n.inputs}
-    wanted = tuple(n.output for n in found.nodes if n.output in read)
-    needed = {t for n in found.nodes for t in n.inputs}
-    part = Graph(
-        name=f"{graph.name}.constants", inputs=(), outputs=wanted,
-        tensors={t: graph.tensors[t] for t in (*needed, *(n.output for n in found.nodes))},
-        constants={t: a for t, a in graph.constants.items() if t in needed}, nodes=found.nodes,
-    )  # fmt: skip
-    results = evaluate(part, {})
-    constants = {t: a for t, a in graph.constants.items() if t in read}
-    constants |= {t: np.asarray(results[t], numpy_dtype(graph.tensors[t].dtype)) for t in wanted}
-    nodes = tuple(n for n in graph.nodes if n.output not in found.names)
-    kept = {*graph.inputs, *constants, *(n.output for n in nodes)}
-    out = Graph(
-        name=graph.name, inputs=graph.inputs, outputs=graph.outputs,
-        tensors={t: x for t, x in graph.tensors.items() if t in kept}, constants=constants, nodes=nodes,
-        sources=graph.sources, guards=graph.guards, notes=graph.notes, bounds=graph.bounds,
-    )  # fmt: skip
-    verify_graph(out)
-    return out
-
-
-def _foldable(graph: Graph) -> _Foldable:
-    known = {t: a.size for t, a in graph.constants.items()}
-    nodes: list[Node] = []
+    constants, nodes = dict(graph.constants), list[Node]()
     for n in graph.nodes:
-        sizes = [d.constant for d in graph.tensors[n.output].shape]
-        if not n.inputs or any(t not in known for t in n.inputs) or None in sizes or n.output in graph.outputs:
-            continue
-        size = int(np.prod([s or 0 for s in sizes], dtype=np.int64))
-        if size <= max(1024, 2 * sum(known[t] for t in n.inputs)) and not _symbolic(n):
-            known[n.output] = size
+        if n.output not in graph.outputs and _is_foldable(graph, n, constants):
+            constants[n.output] = evaluate_node(n, graph.tensors[n.output], {}, constants)
+        else:
             nodes.append(n)
-    return _Foldable(tuple(nodes), frozenset(n.output for n in nodes))
+    return pruned(replace(graph, nodes=tuple(nodes), constants=constants))
 
 
-def _symbolic(node: Node) -> bool:
-    """True when the body or a reduction's extent depends on a size that is only known at run time."""
-    return bool(free_symbols(node))
+def _is_foldable(graph: Graph, n: Node, constants: Mapping[str, Array]) -> bool:
+    """Whether a node reads constants only, is of a constant size that is not much larger, and depends on no size."""
+    sizes = [d.constant for d in graph.tensors[n.output].shape]
+    if not n.inputs or any(t not in constants for t in n.inputs) or None in sizes:
+        return False
+    most = max(1024, 2 * sum(constants[t].size for t in n.inputs))
+    return prod(s or 0 for s in sizes) <= most and not free_symbols(n)

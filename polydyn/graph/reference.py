@@ -7,7 +7,7 @@ reference is more accurate than what it checks.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -38,8 +38,8 @@ BLOCK_BYTES = 64 << 20
 """Largest piece of an iteration space that is materialised at once, in bytes."""
 
 
-def evaluate(graph: Graph, feeds: Mapping[str, Array], keep: Iterable[str] = ()) -> dict[str, Array]:
-    """All outputs of the graph for the given inputs, by name; ``keep`` names further tensors to return.
+def evaluate(graph: Graph, feeds: Mapping[str, Array]) -> dict[str, Array]:
+    """All outputs of the graph for the given inputs, by name.
 
     InputError: an input is missing, has another dtype, rank or size than its tensor, or breaks a guard.
     """
@@ -47,7 +47,7 @@ def evaluate(graph: Graph, feeds: Mapping[str, Array], keep: Iterable[str] = ())
     arrays: dict[str, Array] = {**graph.constants, **{n: np.asarray(feeds[n]) for n in graph.inputs}}
     for node in graph.nodes:
         arrays[node.output] = evaluate_node(node, graph.tensors[node.output], symbols, arrays)
-    return {n: arrays[n] for n in (*graph.outputs, *keep)}
+    return {n: arrays[n] for n in graph.outputs}
 
 
 def bind_symbols(graph: Graph, feeds: Mapping[str, Array]) -> dict[str, int]:

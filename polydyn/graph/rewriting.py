@@ -75,10 +75,12 @@ def live_nodes(nodes: Iterable[Node], outputs: Iterable[str]) -> tuple[Node, ...
 
 def live(graph: Graph) -> Graph:
     """The graph without nodes, constants and tensors that nothing needs any more."""
-    checked = {b.tensor for b in graph.bounds}
-    nodes = live_nodes(graph.nodes, {*graph.outputs, *checked})
-    needed = {*graph.inputs, *graph.outputs, *checked, *(t for n in nodes for t in (n.output, *n.inputs))}
-    return replace(
-        graph, nodes=nodes, tensors={t: x for t, x in graph.tensors.items() if t in needed},
-        constants={t: a for t, a in graph.constants.items() if t in needed},
-    )  # fmt: skip
+    return pruned(replace(graph, nodes=live_nodes(graph.nodes, {*graph.outputs, *(b.tensor for b in graph.bounds)})))
+
+
+def pruned(graph: Graph) -> Graph:
+    """The graph without constants that nobody reads, and without tensors that are not there."""
+    read = {*graph.outputs, *(b.tensor for b in graph.bounds), *(t for n in graph.nodes for t in n.inputs)}
+    constants = {t: a for t, a in graph.constants.items() if t in read}
+    kept = {*graph.inputs, *constants, *(n.output for n in graph.nodes)}
+    return replace(graph, tensors={t: x for t, x in graph.tensors.items() if t in kept}, constants=constants)

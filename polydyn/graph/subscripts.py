@@ -8,7 +8,7 @@ import numpy as np
 
 from polydyn.errors import UnsupportedError
 from polydyn.graph.ir import Dim
-from polydyn.graph.operators.registry import ExpandContext, InferContext, OnnxNode
+from polydyn.graph.operators.registry import Context, OnnxNode
 from polydyn.schedules.expr import Array
 from polydyn.schedules.index import ONE, ZERO, Index, floordiv, product
 
@@ -21,7 +21,7 @@ def boxed(items: Sequence[Index] | Index, shape: tuple[int, ...] | None = None) 
     return out
 
 
-def ints(node: OnnxNode, ctx: InferContext | ExpandContext, position: int, attribute: str) -> tuple[int, ...] | None:
+def ints(node: OnnxNode, ctx: Context, position: int, attribute: str) -> tuple[int, ...] | None:
     """Constant integers from an input or, in older opsets, an attribute; None when the node gives neither."""
     if attribute in node.attributes:
         given = node.attributes[attribute]
@@ -36,7 +36,7 @@ def ints(node: OnnxNode, ctx: InferContext | ExpandContext, position: int, attri
     return tuple(int(x) for x in array.reshape(-1))
 
 
-def sizes(node: OnnxNode, ctx: InferContext | ExpandContext, position: int, attribute: str) -> tuple[Dim, ...] | None:
+def sizes(node: OnnxNode, ctx: Context, position: int, attribute: str) -> tuple[Dim, ...] | None:
     """Like ``ints``, but any shape arithmetic will do."""
     if attribute in node.attributes:
         return tuple(map(Index.of, ints(node, ctx, position, attribute) or ()))
@@ -50,13 +50,13 @@ def sizes(node: OnnxNode, ctx: InferContext | ExpandContext, position: int, attr
     return tuple(value.reshape(-1))
 
 
-def is_data(node: OnnxNode, ctx: InferContext | ExpandContext, position: int) -> bool:
+def is_data(node: OnnxNode, ctx: Context, position: int) -> bool:
     """Whether an input is there and neither constant nor arithmetic on sizes."""
     name = node.inputs[position] if position < len(node.inputs) else ""
     return bool(name) and ctx.constant(name) is None and ctx.value(name) is None
 
 
-def data_count(node: OnnxNode, ctx: InferContext | ExpandContext, name: str, attribute: str) -> int:
+def data_count(node: OnnxNode, ctx: Context, name: str, attribute: str) -> int:
     """How many integers a tensor has that the host reads. UnsupportedError: not known, too many, or no numbers."""
     t = ctx.tensor(name)
     count = product(t.shape).constant
@@ -68,7 +68,7 @@ def data_count(node: OnnxNode, ctx: InferContext | ExpandContext, name: str, att
     return count
 
 
-def data_sizes(node: OnnxNode, ctx: InferContext | ExpandContext, name: str, attribute: str) -> tuple[Dim, ...]:
+def data_sizes(node: OnnxNode, ctx: Context, name: str, attribute: str) -> tuple[Dim, ...]:
     """The elements of a tensor as sizes that data decide."""
     names = [f"{attribute}{k}" for k in range(data_count(node, ctx, name, attribute))]
     return ctx.ask("sizes", (name,), names, settings={"tensor": name})

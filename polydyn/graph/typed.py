@@ -123,10 +123,6 @@ class Asking:
         """numpy's rule for one axis."""
         return self.known.facts.broadcast(a, b, self.because(why), self.assume)
 
-    def assume_multiple(self, a: Index, n: Index, why: str) -> None:
-        """Learns a divisibility that the node needs."""
-        self.known.facts.assume_multiple(a, n, self.because(why))
-
     def undecided(self, question: str, dims: Sequence[Index], remedy: str) -> ShapeError:
         """The error for a question that no fact decides."""
         kind = ShapeError if self.assume else Undecided

@@ -97,7 +97,7 @@ def _separable(n: FlatNode, row: str, col: str) -> bool:
 class _Builder:
     def __init__(self, plan: FusionPlan, group: FusedGroup, axes: list[str]) -> None:
         self.plan, self.group, self.axes = plan, group, axes
-        self.names = Canonical({n: t.dtype for n, t in plan.graph.tensors.items()})
+        self.names = Canonical(plan.graph.tensors)
         self.row = Index.of(axes[-1])
 
     def build(
@@ -126,11 +126,7 @@ class _Builder:
             first, middle, last = (tuple(map(_wide_rows, x)) for x in (first, middle, last))
         parts = [Group(n, tuple(self.names.params), dict(self.names.arrays), x) for n, x in
                  (("scores", first), ("rows", middle), ("values", last))]  # fmt: skip
-        lowered = LoweredGroup(
-            self.names.group((*first, *middle, *last)),
-            self.names.buffers,
-            self.names.params,
-        )
+        lowered = self.names.group((*first, *middle, *last))
         batch = tuple(self.axes[:-1])
         block, *inner = (x for x, _ in scores[0].reduction)
         return AttentionGroup(

@@ -110,11 +110,16 @@ def _lower_nibbles(plan: FusionPlan, group: FusedGroup, width: int) -> ContractG
         return None
     if not all(_packable(plan, core, roles, x) for v in children(core.body) if is_decoded(v) for x in loads(v)):
         return None
-    if roles.row == "one":
-        core, *rest = (replace(n, shared=(("one", ONE), *n.shared)) for n in (core, *nodes[1:]))
-        nodes = (core, *rest)
-    fill = needs_promotion(core, roles) and not in_bytes(core, roles)
-    return replace(_Builder(plan, group, core, (core, *nodes[1:]), roles, width).build(), fill=fill)
+    nodes = _with_rows((core, *nodes[1:]), roles)
+    fill = needs_promotion(nodes[0], roles) and not in_bytes(nodes[0], roles)
+    return replace(_Builder(plan, group, nodes[0], nodes, roles, width).build(), fill=fill)
+
+
+def _with_rows(nodes: tuple[FlatNode, ...], roles: Roles) -> tuple[FlatNode, ...]:
+    """The nodes with the one row that a product of a vector has."""
+    if roles.row != "one":
+        return nodes
+    return tuple(replace(n, shared=(("one", ONE), *n.shared)) for n in nodes)
 
 
 def _narrow_groups(n: FlatNode, width: int) -> bool:
@@ -142,9 +147,7 @@ def _lower_matrix(plan: FusionPlan, group: FusedGroup, width: int, along_k: Coll
     if roles is None:
         return None
     dot = _few_columns(plan, core, roles)
-    if roles.row == "one":
-        nodes = tuple(replace(n, shared=(("one", ONE), *n.shared)) for n in nodes)
-        core = replace(core, shared=(("one", ONE), *core.shared))
+    nodes, (core,) = _with_rows(nodes, roles), _with_rows((core,), roles)
     turns, better = width > 0 and not dot and _turnable(plan, core, roles), None
     if turns:
         sizes = dict(core.shared)
@@ -216,9 +219,7 @@ def _lower_pixels(plan: FusionPlan, group: FusedGroup, width: int, kinds: Sequen
         steps, core = core.reduction[-1][1].constant, in_words(plan, core, columns[0], kinds)
     assert isinstance(core.body, Op)
     words = core.body.name in DOTS
-    nodes = (core, *rest)
-    if roles.row == "one":
-        nodes = tuple(replace(n, shared=(("one", ONE), *n.shared)) for n in nodes)
+    nodes = _with_rows((core, *rest), roles)
     built = _Builder(plan, group, nodes[0], nodes, roles, width, steps=steps).build()
     return replace(built, fill=needs_promotion(core, roles), in_words=words)
 
@@ -320,7 +321,7 @@ class _Builder:
         self.plan, self.core, self.nodes, self.roles, self.width = plan, core, nodes, roles, width
         self.along_k, self.steps = along_k, steps
         self.outputs = group.outputs
-        self.names = Canonical({n: t.dtype for n, t in plan.graph.tensors.items()})
+        self.names = Canonical(plan.graph.tensors)
         self.packs: dict[str, Pack] = {}
 
     def build(self) -> ContractGroup:
@@ -344,7 +345,7 @@ class _Builder:
                 array, index = output_array(names, n, iters, shared=bool(self.width))
                 name = f"{DONE}{len(statements) - 2}"
                 statements.append(Statement(name, iters, array, index, made[n.output], None, "epilogue"))
-        lowered = LoweredGroup(names.group(tuple(statements)), names.buffers, names.params, self.packs)
+        lowered = names.group(statements, self.packs)
         packed = frozenset(a for a, b in names.buffers.items() if b in self.packs)
         return ContractGroup(lowered, self.roles, packed, footprint=footprint)
 
@@ -414,7 +415,7 @@ class _Builder:
         w = pack.width
         dtype = "int32" if pack.steps > 1 else v.dtype
         self.names.packed(name, dtype, tuple(map(Index.of, pack.shape)))
-        self.names.dtypes = {**self.names.dtypes, name: dtype}
+        self.names.dtypes[name] = dtype
         col = Index.of(pack.col[0])
         steps = [Index.of(x) for x, _ in pack.reduction]
         if pack.steps == NIBBLES:  # one word, of which the product takes one step after the other

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
+from polydyn.graph.ir import Tensor
 from polydyn.schedules.expr import Load, Value, map_index, transform
 from polydyn.schedules.index import ONE, Atom, Index
 from polydyn.schedules.model import Array, Group, Statement, row_major
@@ -65,9 +66,9 @@ class LoweredGroup:
 class Canonical:
     """Hands out canonical names and remembers what they stand for."""
 
-    def __init__(self, dtypes: Mapping[str, str]) -> None:
-        """``dtypes``: of the program's buffers (a fetched index may be of any integer dtype)."""
-        self.dtypes = dtypes
+    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+        """``tensors``: the program's buffers (a fetched index may be of any integer dtype)."""
+        self.dtypes = {name: t.dtype for name, t in tensors.items()}
         self.params: dict[str, Index] = {}
         self._by_value: dict[Index, str] = {}
         self.buffers: dict[str, str] = {}
@@ -142,6 +143,7 @@ class Canonical:
 
         return transform(map_index(v, lambda i: self.index(i, iterators)), f)
 
-    def group(self, statements: tuple[Statement, ...]) -> Group:
-        """The canonical group."""
-        return Group("group", tuple(self.params), dict(self.arrays), statements)
+    def group(self, statements: Iterable[Statement], packs: dict[str, Pack] | None = None) -> LoweredGroup:
+        """The canonical group of statements in these names."""
+        group = Group("group", tuple(self.params), dict(self.arrays), tuple(statements))
+        return LoweredGroup(group, self.buffers, self.params, {} if packs is None else packs)

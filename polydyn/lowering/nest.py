@@ -22,10 +22,10 @@ def lower_nest(plan: FusionPlan, group: FusedGroup) -> LoweredGroup:
     if len(nodes) == 1 and nodes[0].reduce is None:
         nodes = (_reads_in_order(nodes[0]),)
     nodes = tuple(collapse_reduction(_reduced_in_order(n)) for n in collapse_shared(nodes))
-    builder = NestBuilder(Canonical({n: t.dtype for n, t in plan.graph.tensors.items()}), group.outputs, nodes)
+    builder = NestBuilder(Canonical(plan.graph.tensors), group.outputs, nodes)
     for n in nodes:
         builder.add(n)
-    return LoweredGroup(builder.names.group(tuple(builder.statements)), builder.names.buffers, builder.names.params)
+    return builder.names.group(builder.statements)
 
 
 def _reads_in_order(n: FlatNode) -> FlatNode:

@@ -42,7 +42,7 @@ def lower_order(plan: FusionPlan, group: FusedGroup) -> OrderGroup:
     stride = _address(second.body) - _address(n.body)
     along = tuple(x for x in n.inner if x[0] == _axis_name(plan, place, found.axis))
     (n,) = collapse_shared((replace(n, shared=tuple(x for x in n.inner if x not in along), inner=along),))
-    names = Canonical({t: x.dtype for t, x in plan.graph.tensors.items()})
+    names = Canonical(plan.graph.tensors)
     rows, places = (tuple((x, names.extent(e)) for x, e in axes) for axes in (n.shared, along))
     array, index = output_array(names, n, (*rows, *places))
     made = names.arrays[array]
@@ -53,7 +53,7 @@ def lower_order(plan: FusionPlan, group: FusedGroup) -> OrderGroup:
     anywhere = fetch(value.buffer, value.index)
     statement = Statement("S0", rows, array, (*index[: len(rows)], anywhere), value)
     count, apart, first = (names.index(i, frozenset()) for i in (found.count, stride, most))
-    lowered = LoweredGroup(names.group((statement,)), names.buffers, names.params)
+    lowered = names.group((statement,))
     return OrderGroup(lowered, tuple(x for x, _ in rows), count, apart, first, made.strides[-1], found.largest)
 
 

@@ -56,7 +56,7 @@ def _extents(names: Canonical, axes: tuple[Axis, ...]) -> tuple[Axis, ...]:
 def _lowered(
     names: Canonical, band: tuple[Axis, ...], tiled: bool, *statements: Statement, conditions: tuple[Compare, ...] = ()
 ) -> SerialGroup:
-    lowered = LoweredGroup(names.group(statements), names.buffers, names.params)
+    lowered = names.group(statements)
     return SerialGroup(lowered, tuple(x for x, _ in band), tiled, conditions)
 
 
@@ -85,7 +85,7 @@ def _updates(n: FlatNode, outer: tuple[Axis, ...]) -> Scatter:
 
 
 def _scattered(plan: FusionPlan, start: FlatNode, n: FlatNode, found: Scatter) -> SerialGroup:
-    names = Canonical({t: x.dtype for t, x in plan.graph.tensors.items()})
+    names = Canonical(plan.graph.tensors)
     band, tiled = _columns_last(n)
     elements, updates = _extents(names, (*band, *n.inner)), _extents(names, (*band, *n.reduction))
     array, index = output_array(names, n, elements)
@@ -112,7 +112,7 @@ def _scan(plan: FusionPlan, group: FusedGroup) -> SerialGroup:
     (n,) = collapse_shared((replace(flat, shared=shared, inner=along),))
     assert isinstance(n.body, Op)
     term = n.body.args[1]
-    names = Canonical({t: x.dtype for t, x in plan.graph.tensors.items()})
+    names = Canonical(plan.graph.tensors)
     band, tiled = _columns_last(n)
     array, index = output_array(names, n, _extents(names, (*band, *along)))
     rows, steps = _extents(names, band), _extents(names, ((found.number, along[0][1] - 1),))

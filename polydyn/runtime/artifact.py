@@ -49,6 +49,8 @@ PART = 1 << 22
 """Bytes of weights that are hashed at a time, each part by any thread."""
 
 Bytes = npt.NDArray[np.uint8]
+ZIP = b"PK\x03\x04"
+"""How a saved program begins."""
 _DATE = (1980, 1, 1, 0, 0, 0)
 _PADDING_ID = 0xD935  # the extra-field id that zipalign uses for the same purpose
 _ZIP64_EXTRA = 20
@@ -154,6 +156,15 @@ def _write(artifact: Artifact, f: IO[bytes]) -> None:
             info.external_attr = 0o644 << 16
             z.writestr(info, data, zipfile.ZIP_DEFLATED, 6)
         z.comment = hashlib.sha256(text).hexdigest().encode()
+
+
+def is_artifact(path: str | os.PathLike[str]) -> bool:
+    """Whether a file is a saved program, by its first bytes; one that cannot be read is none."""
+    try:
+        with open(path, "rb") as f:
+            return f.read(len(ZIP)) == ZIP
+    except OSError:
+        return False
 
 
 # -- reading ---------------------------------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ from polydyn.errors import InputError, PolydynError, UnsupportedError
 from polydyn.gpu.errors import DeviceError
 from polydyn.gpu.targets import EMULATED, named
 from polydyn.program_cache import cached_program
+from polydyn.runtime.artifact import ZIP, is_artifact
 from polydyn.runtime.cuda.images import is_emulated
 from polydyn.runtime.cuda.session import open_session
 from polydyn.runtime.opening import load
@@ -30,7 +31,6 @@ from polydyn.session.values import ModelMetadata, NodeArg, OrtValue, tensor_type
 Provider = str | tuple[str, Mapping[str, Any]]
 
 CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
-_ARTIFACT = b"PK\x03\x04"
 
 
 def get_available_providers() -> list[str]:
@@ -264,16 +264,12 @@ def choose_provider(
 def _saved(model: Any) -> Path | None:
     """The path of a saved program; None: a model. InputError: neither a path nor bytes."""
     if isinstance(model, (bytes, bytearray, memoryview)):
-        if bytes(model[:4]) == _ARTIFACT:
+        if bytes(model[: len(ZIP)]) == ZIP:
             raise InputError("a saved program is opened by its path", remedy="write the bytes to a file")
         return None
     if not isinstance(model, (str, os.PathLike)):
         raise InputError(f"a {type(model).__name__} is no model", remedy="give a path or bytes")
-    try:
-        with open(model, "rb") as f:
-            return Path(model) if f.read(4) == _ARTIFACT else None
-    except OSError:
-        return None  # compiling says what is wrong with the path
+    return Path(model) if is_artifact(model) else None  # compiling says what is wrong with the path
 
 
 def _headers(model: Any) -> onnx.ModelProto:

@@ -39,13 +39,12 @@ class SolvedMatrix:
     """A matrix without unknowns, proven legal.
 
     ``shifts``: unknown -> its value (piecewise affine over the parameters). ``rows``: statement -> one PwAff per row
-    and, last, the position in the leaf's sequence. ``textual``: the dependences that only that sequence satisfies.
+    and, last, the position in the leaf's sequence.
     """
 
     matrix: ScheduleMatrix
     shifts: dict[str, isl.PwAff]
     rows: dict[str, tuple[isl.PwAff, ...]]
-    textual: isl.UnionMap
 
     def shift(self, name: str) -> Index:
         """The value of an unknown. ScheduleError when it is piecewise."""
@@ -115,7 +114,7 @@ def solve(matrix: ScheduleMatrix, group: Group, deps: Dependences, allow_reassoc
     _check_textual(live, group, ctx)
     for i, s in enumerate(group.statements):
         rows[s.name].append(isl.PwAff.from_aff(statement_frame(group, s).aff(i)))
-    return SolvedMatrix(matrix, shifts, {n: tuple(r) for n, r in rows.items()}, union_maps(live, group.params))
+    return SolvedMatrix(matrix, shifts, {n: tuple(r) for n, r in rows.items()})
 
 
 def _open(shift: Shift, solved: dict[str, isl.PwAff]) -> str:

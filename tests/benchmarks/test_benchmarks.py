@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import onnx.parser
 import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper, numpy_helper
@@ -43,12 +44,24 @@ def test_hollow_kernels_have_no_body() -> None:
     assert plan.kernels and all(k.text.count("{}") == 1 and len(k.text) < 200 for k in plan.kernels)
 
 
-def test_scheduling_costs_have_all_parts() -> None:
-    row = scheduling.measure(path_of("bert_tiny"), AVX2, 1)
-    groups = row["groups"]
-    assert isinstance(groups, list) and len(groups) >= 8
-    for g in groups:
-        kind = g["kernel"].partition("_")[0]
+KERNELS = """<ir_version: 9, opset_import: ["": 17]>
+kernels (float[B, L, 8] x, float[8, 8] w, float[8] scale) => (float[B, L, 8] y) {
+  q = MatMul(x, w)
+  keys = Transpose<perm = [0, 2, 1]>(x)
+  scores = MatMul(q, keys)
+  weights = Softmax(scores)
+  z = MatMul(weights, x)
+  y = LayerNormalization(z, scale)
+}"""
+"""A product, an attention and a nest."""
+
+
+def test_scheduling_costs_have_all_parts(tmp_path: Path) -> None:
+    onnx.save(onnx.parser.parse_model(KERNELS), tmp_path / "kernels.onnx")
+    groups = scheduling.measure(str(tmp_path / "kernels.onnx"), AVX2, 1)["groups"]
+    kinds = [g["kernel"].partition("_")[0] for g in groups]
+    assert {"contract", "attention", "nest"} <= set(kinds)
+    for g, kind in zip(groups, kinds, strict=True):
         parts = {"schedule", "proof", "tree", *(() if kind == "attention" else ("dependences",))}
         assert parts <= set(g) and abs(g["once"] - sum(g[p] for p in parts)) < 0.02
         assert ("gpu tile" in g) == (kind == "contract") and g["cpu tile"] > 0

@@ -31,17 +31,17 @@ def call(program: Program, feeds: Mapping[str, Any], hardware: Hardware | None =
     spans = program.trace(feeds)
     shapes = {i["name"]: getattr(feeds[i["name"]], "shape", ()) for i in program.manifest["inputs"]}
     dims = {s["symbol"]: int(shapes[s["input"]][s["axis"]]) for s in program.manifest["symbols"]}
-    told = program.explain(**dims)
-    first = timeline(told, spans)
+    report = program.explain(**dims)
+    first = timeline(report, spans)
     if hardware is None:
         return first
-    return Picture(first.title, first.svg, (("roofline", roofline(told, program.profile(feeds), hardware)),))
+    return Picture(first.title, first.svg, (("roofline", roofline(report, program.profile(feeds), hardware)),))
 
 
-def _running(told: Explanation, times: Sequence[LaunchTime]) -> Pairs:
-    if [x.label for x in told.launches] != [t.label for t in times]:
+def _running(report: Explanation, times: Sequence[LaunchTime]) -> Pairs:
+    if [x.label for x in report.launches] != [t.label for t in times]:
         raise _apart("profile")
-    return [(e, t) for e, t in zip(told.launches, times, strict=True) if e.tasks > 0]
+    return [(e, t) for e, t in zip(report.launches, times, strict=True) if e.tasks > 0]
 
 
 def _apart(what: str) -> InputError:
@@ -75,16 +75,16 @@ def _joined(spans: Sequence[Span]) -> list[Span]:
     return out
 
 
-def timeline(told: Explanation, spans: Sequence[Span], note: str = "") -> Picture:
+def timeline(report: Explanation, spans: Sequence[Span], note: str = "") -> Picture:
     """What each thread did in a call and when: a lane for each thread, grey is waiting.
 
-    ``told``: ``Program.explain`` at the shape; ``spans``: ``Program.trace`` there. InputError: the two do not belong
+    ``report``: ``Program.explain`` at the shape; ``spans``: ``Program.trace`` there. InputError: the two do not belong
     together.
     """
-    if any(s.launch >= len(told.launches) or told.launches[s.launch].label != s.label for s in spans):
+    if any(s.launch >= len(report.launches) or report.launches[s.launch].label != s.label for s in spans):
         raise _apart("trace")
-    dims = ", ".join(f"{k}={v}" for k, v in told.dims.items())
-    title = f"{told.name or 'model'}{' at ' + dims if dims else ''}"
+    dims = ", ".join(f"{k}={v}" for k, v in report.dims.items())
+    title = f"{report.name or 'model'}{' at ' + dims if dims else ''}"
     if not spans:
         return Sheet(f"{title}: nothing runs", "no launch has tasks at this shape").picture()
     start = min(s.begin for s in spans)
@@ -94,16 +94,16 @@ def timeline(told: Explanation, spans: Sequence[Span], note: str = "") -> Pictur
         spent[s.kernel] += s.end - s.begin
     names = sorted(spent, key=lambda n: -spent[n])
     launches, busy = {s.launch for s in spans}, max(1, sum(spent.values()))
-    lanes = max(1, told.threads, *(s.thread + 1 for s in spans))
-    flops = sum(told.launches[k].flops for k in launches)
+    lanes = max(1, report.threads, *(s.thread + 1 for s in spans))
+    flops = sum(report.launches[k].flops for k in launches)
     sheet = Sheet(
         f"{title}: {total / 1e6:.3g} ms on {lanes} thread{'s' * (lanes > 1)}",
-        f"{len(launches)} launches in {len(told.waves)} waves, {flops / total:.1f} GFLOP/s; "
+        f"{len(launches)} launches in {len(report.waves)} waves, {flops / total:.1f} GFLOP/s; "
         f"threads are busy {busy / total / lanes:.0%} of the time{'; ' + note if note else ''}",
     )
-    y = _lanes(sheet, told, _joined(spans), lanes, start, Axis(0, total), names) + 26
+    y = _lanes(sheet, report, _joined(spans), lanes, start, Axis(0, total), names) + 26
     for n, colour in hues(names).items():
-        mine = [told.launches[k] for k in sorted(launches) if told.launches[k].kernel == n]
+        mine = [report.launches[k] for k in sorted(launches) if report.launches[k].kernel == n]
         sheet.rect(LEFT, y - 11, 16, 16, colour, r=3, opacity=0.9)
         sheet.text(LEFT + 8, y + 1.5, _letters(names)[n], 11.5, "b", "middle", DARK)
         sheet.text(
@@ -115,7 +115,7 @@ def timeline(told: Explanation, spans: Sequence[Span], note: str = "") -> Pictur
 
 
 def _lanes(
-    sheet: Sheet, told: Explanation, spans: Sequence[Span], lanes: int, start: int, axis: Axis, names: Sequence[str]
+    sheet: Sheet, report: Explanation, spans: Sequence[Span], lanes: int, start: int, axis: Axis, names: Sequence[str]
 ) -> float:
     """The lanes and the axis below them; where that ends."""
     y, h, colour, letter = sheet.top + 8.0, 24.0 if lanes < 6 else 15.0, hues(names), _letters(names)
@@ -123,7 +123,7 @@ def _lanes(
         sheet.text(LEFT - 8, y + lane * (h + 3) + h * 0.7, f"thr {lane}", 11.5, "s m", "end")
         sheet.rect(LEFT, y + lane * (h + 3), WIDTH, h, "currentColor", r=2, opacity=0.07, tip="waiting")
     for s in spans:
-        e, length = told.launches[s.launch], max(1, s.end - s.begin)
+        e, length = report.launches[s.launch], max(1, s.end - s.begin)
         x, wide, top = LEFT + axis.at(s.begin - start) * WIDTH, axis.at(length) * WIDTH, y + s.thread * (h + 3)
         tip = (f"{s.label}\n{s.kernel}\nwave {e.wave}, {s.tasks} of {e.tasks} tasks\n{length / 1e3:.1f} µs, "
                f"{e.flops / e.tasks * s.tasks / length:.1f} GFLOP/s")  # fmt: skip
@@ -154,21 +154,21 @@ class _Point:
         return self.flops / self.nanoseconds * 1e9
 
 
-def roofline(told: Explanation, times: Sequence[LaunchTime], hardware: Hardware) -> Picture:
+def roofline(report: Explanation, times: Sequence[LaunchTime], hardware: Hardware) -> Picture:
     """Operations a second of each kernel over its operations a byte, below what the machine can do.
 
     Bytes are those of the distinct buffers, so a kernel whose data were in a cache may lie above the memory's line.
     """
-    pairs = _running(told, times)
+    pairs = _running(report, times)
     points: dict[str, _Point] = {}
     for n in _by_time(pairs):
         mine = [(e, t) for e, t in pairs if e.kernel == n]
         p = _Point(sum(e.flops for e, _ in mine), sum(e.bytes for e, _ in mine), sum(t.nanoseconds for _, t in mine))
         if p.flops and p.bytes and p.nanoseconds:
             points[n] = p
-    peak = max((i.rate for i in hardware.instructions), default=0.0) * max(1, told.threads)
-    memory, cache = hardware.memory_bandwidth, hardware.local_bandwidth * max(1, told.threads)
-    s = Sheet(f"roofline of {told.name or 'model'}", f"limits of {hardware.name} on {told.threads} threads; "
+    peak = max((i.rate for i in hardware.instructions), default=0.0) * max(1, report.threads)
+    memory, cache = hardware.memory_bandwidth, hardware.local_bandwidth * max(1, report.threads)
+    s = Sheet(f"roofline of {report.name or 'model'}", f"limits of {hardware.name} on {report.threads} threads; "
               "area of a point: its share of the time")  # fmt: skip
     if not points or not peak or not memory or not cache:
         s.text(12, s.top + 16, "nothing computes and moves bytes at this shape", 13)

@@ -49,9 +49,9 @@ def listing(t: Scheduled, text: str, rules: Sequence[tuple[str, str]] = DEVICE, 
     """A given text beside a tree; the first rule (statement, pattern) that a line has says whose it is. Copies from
     memory need none: they are the lines that copy the array of their buffer.
     """
-    own, compiled = {s.name for s in t.group.statements}, [(n, re.compile(p)) for n, p in rules]
+    original, compiled = {s.name for s in t.group.statements}, [(n, re.compile(p)) for n, p in rules]
     for f in t.flow:
-        if f.meets is Meets.WRITES and f.statement not in own:
+        if f.meets is Meets.WRITES and f.statement not in original:
             array = re.escape(t.buffer(f.buffer).array)
             compiled.append((f.statement, re.compile(rf"pd_(cp_async\w*<\d+>|tma_load\w*)\(.*\b{array}\b")))
     owners = [next((n for n, p in compiled if p.search(x)), "") for x in text.splitlines()]

@@ -49,12 +49,12 @@ def domain(t: Scheduled, sizes: Mapping[str, int], statement: str = "", title: s
     y = s.top + 34
     first, *more = _planes(chosen)
     right, bottom = draw.panel(12, y, first, 560 if more else s.width - 24)
-    own = [d for d in found if d.source[0] == d.sink[0] == chosen.name]
-    draw.arrows(first, own, wrong)
+    recurrences = [d for d in found if d.source[0] == d.sink[0] == chosen.name]
+    draw.arrows(first, recurrences, wrong)
     draw.tasks(first)
     if more:
         bottom = max(bottom, draw.panel(right + 46, y, more[0], s.width - right - 58)[1])
-        draw.arrows(more[0], own, wrong)
+        draw.arrows(more[0], recurrences, wrong)
     for n in range(60):
         s.rect(12 + n * 5, bottom + 26, 5.5, 11, scale(n / 59))
     s.text(12, bottom + 52, "runs first", 12, "s")
@@ -71,8 +71,8 @@ def footprint(t: Scheduled, sizes: Mapping[str, int], at: Mapping[str, int] | No
     InputError: an array is too large to be drawn, or nothing has these coordinates.
     """
     _check_small(t, sizes)
-    group, own = t.group, {s.name: s for s in t.group.statements}
-    run = [x for x in instances(t, sizes) if x.statement in own]
+    group, statements = t.group, {s.name: s for s in t.group.statements}
+    run = [x for x in instances(t, sizes) if x.statement in statements]
     parallel = [c for _, cs in t.parallel for c in cs]
     if at is None:
         at = {c: run[0].at[c] for c in parallel if c in run[0].at} if run else {}
@@ -82,7 +82,7 @@ def footprint(t: Scheduled, sizes: Mapping[str, int], at: Mapping[str, int] | No
     reads: dict[str, Counter[int]] = defaultdict(Counter)
     writes: dict[str, Counter[int]] = defaultdict(Counter)
     for x in here:
-        of, env = own[x.statement], {**sizes, **x.iterators}
+        of, env = statements[x.statement], {**sizes, **x.iterators}
         for access, into in ((of.write, writes), *((r, reads) for r in of.reads)):
             array = group.arrays[access.array]
             if array.role != "local" and not access.opaque:
@@ -312,7 +312,7 @@ class _Panels:
                 self.s.text(cx, cy + 4, str(len(seen)), min(11.0, cell / 2), "b", "middle", DARK)
                 seen[task] = None
 
-    def arrows(self, plane: tuple[str, str], own: Sequence[Dependence], wrong: Sequence[Dependence]) -> None:
+    def arrows(self, plane: tuple[str, str], recurrences: Sequence[Dependence], wrong: Sequence[Dependence]) -> None:
         """Dependences inside a plane: of one row in the middle, and all that are violated."""
         px, py, cell = self.places[plane]
         names = self.statement.iterators
@@ -321,7 +321,7 @@ class _Panels:
         middle = sorted(py)[min(len(py) - 1, 2)]
         bad = {(d.source, d.sink) for d in wrong}
         drawn = 0
-        for d in (*own, *(w for w in wrong if w.source[0] == w.sink[0] == self.statement.name)):
+        for d in (*recurrences, *(w for w in wrong if w.source[0] == w.sink[0] == self.statement.name)):
             a, b = d.source[1], d.sink[1]
             inside = all(p[k] == self.low[names[k]] for p in (a, b) for k in others)
             red = (d.source, d.sink) in bad

@@ -30,21 +30,21 @@ def limits(peak: float, bandwidth: float, threads: int) -> Hardware:
 
 
 def explain_page(
-    program: Program, told: Explanation, times: Sequence[LaunchTime] | None = None,
+    program: Program, report: Explanation, times: Sequence[LaunchTime] | None = None,
     spans: Sequence[Span] | None = None, hardware: Hardware | None = None,
 ) -> str:  # fmt: skip
-    """The page. ``times`` and ``spans``: ``program.profile`` and ``program.trace`` at the shape of ``told``; without
+    """The page. ``times`` and ``spans``: ``program.profile`` and ``program.trace`` at the shape of ``report``; without
     ``spans`` there is no timeline, without ``times`` or ``hardware`` no roofline.
     """
     m = program.manifest
-    title = str(told).partition("\n")[0]
+    title = str(report).partition("\n")[0]
     parts = [f"<h1>{_text(m['name'] or 'model')}</h1><p>{_text(title)}.<br>polydyn {_text(m['polydyn'])}, target "
              f"{_text(m['target'])}, weights {program.weight_bytes / 1e6:.2f} MB.</p>"]  # fmt: skip
     if spans is not None:
-        parts.append(f"<h2>Where the time goes</h2>{timeline(told, spans)._repr_html_()}")
+        parts.append(f"<h2>Where the time goes</h2>{timeline(report, spans)._repr_html_()}")
     if times and hardware is not None:
-        parts.append(f"<h2>Roofline</h2>{roofline(told, times, hardware)._repr_html_()}")
-    parts += [f"<h2>Launches</h2>{_launches(told, times)}", f"<h2>What a call must meet</h2>{_demands(m)}"]
+        parts.append(f"<h2>Roofline</h2>{roofline(report, times, hardware)._repr_html_()}")
+    parts += [f"<h2>Launches</h2>{_launches(report, times)}", f"<h2>What a call must meet</h2>{_demands(m)}"]
     parts.append(f"<h2>Memory plan</h2>{_memory(m)}")
     if m["notes"]:
         parts.append(f"<h2>Notes</h2><ul>{''.join(f'<li>{_text(n)}' for n in m['notes'])}</ul>")
@@ -61,9 +61,9 @@ def _table(heading: Iterable[str], rows: Iterable[str]) -> str:
     return f"<table><tr>{''.join(f'<th>{_text(h)}' for h in heading)}{''.join(rows)}</table>"
 
 
-def _launches(told: Explanation, times: Sequence[LaunchTime] | None) -> str:
+def _launches(report: Explanation, times: Sequence[LaunchTime] | None) -> str:
     rows = []
-    for k, x in enumerate(told.launches):
+    for k, x in enumerate(report.launches):
         spent = f"{times[k].nanoseconds / 1e3:.1f}" if times else ""
         choices = " ".join(f"{n}={v}" for n, v in x.choices.items())
         why = "\n".join((*x.reasons, *x.selection))
@@ -89,6 +89,6 @@ def _memory(m: Mapping[str, Any]) -> str:
 
 
 def _sources(sources: Mapping[str, str]) -> str:
-    own = {n: t for n, t in sources.items() if n.startswith(("kernels", "host")) or n.endswith(".cu")}
+    generated = {n: t for n, t in sources.items() if n.startswith(("kernels", "host")) or n.endswith(".cu")}
     return "".join(f"<details><summary>{_text(n)}, {len(t.splitlines())} lines</summary><pre>{_text(t)}</pre></details>"
-                   for n, t in sorted(own.items()))  # fmt: skip
+                   for n, t in sorted(generated.items()))  # fmt: skip

@@ -197,8 +197,8 @@ def _parts(t: Tree, scope: tuple[str, ...] = ()) -> frozenset[tuple[object, ...]
         return frozenset[tuple[object, ...]]().union(*inside)
     if isinstance(t, Leaf):
         return frozenset()
-    own = {("mark", t.name, scope)} if isinstance(t, nodes.Mark) else {("band", t.members, scope)}
-    return _parts(t.child, scope) | own
+    here = {("mark", t.name, scope)} if isinstance(t, nodes.Mark) else {("band", t.members, scope)}
+    return _parts(t.child, scope) | here
 
 
 class _Drawing:

@@ -63,12 +63,12 @@ def fits(node: OnnxNode, ctx: InferContext, name: str, shape: Shape) -> None:
     if len(given_shape) > len(shape):
         raise ShapeError(f"{name} has {len(given_shape)} axes, at most {len(shape)} fit", tensor=name, node=node.name)
     for axis, dim in enumerate(given_shape):
-        wanted = shape[len(shape) - len(given_shape) + axis]
+        size = shape[len(shape) - len(given_shape) + axis]
         why = f"axis {axis} of {name} fits {list(shape)}"
         if dim.constant is None:
-            dim = ctx.broadcast(wanted, dim, why)
+            dim = ctx.broadcast(size, dim, why)
         if dim != 1:
-            ctx.unify(dim, wanted, why)
+            ctx.unify(dim, size, why)
 
 
 def broadcast_infer(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
@@ -83,6 +83,11 @@ def broadcast_infer(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
 def at(ctx: ExpandContext, name: str, index: Sequence[IndexLike]) -> Value:
     """A load of a tensor at the given subscripts."""
     return load(name, tuple(index), ctx.tensor(name).dtype)
+
+
+def single(ctx: ExpandContext, name: str) -> Value:
+    """The only element of a tensor."""
+    return at(ctx, name, (ZERO,) * len(ctx.tensor(name).shape))
 
 
 def aligned(ctx: ExpandContext, name: str, index: Sequence[IndexLike]) -> Value:

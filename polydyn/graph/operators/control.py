@@ -7,7 +7,7 @@ from typing import Any
 
 from polydyn.graph.ir import Dim, size_input
 from polydyn.graph.operators.common import given, normalize_axis, refuse
-from polydyn.graph.operators.registry import ExpandContext, InferContext, Inferred, OnnxNode, operator
+from polydyn.graph.operators.registry import Context, ExpandContext, InferContext, Inferred, OnnxNode, operator
 from polydyn.schedules.index import ZERO, Index, maximum
 
 BRANCHES = ("then_branch", "else_branch")
@@ -117,11 +117,11 @@ def infer_loop(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
     inner, shapes = _settled(node, ctx, [("int64", ()), ("bool", ())], carried, [], 1)
     count = _trips(ctx, inner, trips, condition)
     scans = range(1 + len(carried), len(inner.results))
-    wanted: list[Sequence[Dim | None]] = [*shapes, *((count, *inner.shape(k)) for k in scans)]
+    expected: list[Sequence[Dim | None]] = [*shapes, *((count, *inner.shape(k)) for k in scans)]
     inputs = (trips, condition, *carried, *inner.captured)
-    symbols = ctx.ask("iterate", inputs, _axis_names(wanted), _symbols(inner), {"node": node.name})
+    symbols = ctx.ask("iterate", inputs, _axis_names(expected), _symbols(inner), {"node": node.name})
     dtypes = [ctx.tensor(x).dtype for x in carried] + [inner.dtype(k) for k in scans]
-    return tuple(Inferred(d, s) for d, s in zip(dtypes, _filled(wanted, symbols), strict=True))
+    return tuple(Inferred(d, s) for d, s in zip(dtypes, _filled(expected, symbols), strict=True))
 
 
 def _trips(ctx: InferContext, inner: Any, trips: str, condition: str) -> Dim | None:
@@ -159,9 +159,7 @@ def _iterate(
     ctx.made("iterate", inputs, types, sizes, {"node": node.name}, described | more, ("body",))
 
 
-def _scan_parts(
-    node: OnnxNode, ctx: InferContext | ExpandContext
-) -> tuple[tuple[str, ...], tuple[str, ...], list[int]]:
+def _scan_parts(node: OnnxNode, ctx: Context) -> tuple[tuple[str, ...], tuple[str, ...], list[int]]:
     """States, inputs that are gone through slice by slice, and along which axes."""
     if node.opset < 9:
         raise refuse(node, "opset 8, with its batches,", "export with a newer opset")
@@ -182,14 +180,14 @@ def infer_scan(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
         length = t.shape[a] if length is None else ctx.unify(length, t.shape[a], f"{x} is as long as the others")
         slices.append((t.dtype, (*t.shape[:a], *t.shape[a + 1 :])))
     inner, shapes = _settled(node, ctx, [], states, slices, 0)
-    wanted: list[Sequence[Dim | None]] = list(shapes)
+    expected: list[Sequence[Dim | None]] = list(shapes)
     for k, a in _scan_outputs(node, inner, len(states)):
         row = list(inner.shape(k))
-        wanted.append([*row[:a], length, *row[a:]])
+        expected.append([*row[:a], length, *row[a:]])
     inputs = ("", "", *states, *scanned, *inner.captured)
-    symbols = ctx.ask("iterate", inputs, _axis_names(wanted), _symbols(inner), {"node": node.name})
+    symbols = ctx.ask("iterate", inputs, _axis_names(expected), _symbols(inner), {"node": node.name})
     dtypes = [ctx.tensor(x).dtype for x in states] + [inner.dtype(k) for k in range(len(states), len(inner.results))]
-    return tuple(Inferred(d, s) for d, s in zip(dtypes, _filled(wanted, symbols), strict=True))
+    return tuple(Inferred(d, s) for d, s in zip(dtypes, _filled(expected, symbols), strict=True))
 
 
 def _scan_outputs(node: OnnxNode, inner: Any, states: int) -> list[tuple[int, int]]:

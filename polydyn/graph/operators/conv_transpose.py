@@ -28,7 +28,8 @@ from polydyn.graph.operators.common import (
     refuse,
     wide,
 )
-from polydyn.graph.operators.registry import ExpandContext, InferContext, Inferred, OnnxNode, operator
+from polydyn.graph.operators.registry import Context, ExpandContext, InferContext, Inferred, OnnxNode, operator
+from polydyn.graph.operators.windows import moves
 from polydyn.schedules.expr import Value, op
 from polydyn.schedules.index import ONE, ZERO, Index
 
@@ -88,26 +89,22 @@ class Spread:
         return room - self.before // self.stride, self.blocks + room
 
 
-def _spreads(node: OnnxNode, ctx: InferContext | ExpandContext) -> tuple[Spread, ...]:
+def _spreads(node: OnnxNode, ctx: Context) -> tuple[Spread, ...]:
     """The axes from the attributes. ModelError: attributes of another rank; UnsupportedError: negative padding."""
     sizes, kernel = (ctx.tensor(n).shape[2:] for n in node.inputs[:2])
     rank = len(sizes)
-    strides, dilations, extra = (
-        node.attribute(name) or [default] * rank
-        for name, default in (("strides", 1), ("dilations", 1), ("output_padding", 0))
-    )
-    pads = node.attribute("pads") or [0] * (2 * rank)
-    if not len(kernel) == len(strides) == len(dilations) == len(extra) == len(pads) // 2 == rank:
-        raise ModelError("kernel, strides, dilations, pads and output_padding do not fit the rank", node=node.name)
+    (strides, dilations, pads), extra = moves(node, rank), node.attribute("output_padding") or [0] * rank
+    if not len(kernel) == len(extra) == rank:
+        raise ModelError("kernel and output_padding do not fit the rank", node=node.name)
     if any(p < 0 for p in pads):
         raise refuse(node, "negative padding")
-    mode, wanted = node.attribute("auto_pad", "NOTSET"), node.attribute("output_shape")
+    mode, output_shape = node.attribute("auto_pad", "NOTSET"), node.attribute("output_shape")
     out = []
     for a in range(rank):
         reach = (kernel[a] - 1) * dilations[a] + 1
         full = (sizes[a] - 1) * strides[a] + reach + extra[a]
-        if mode in ("SAME_UPPER", "SAME_LOWER") or wanted:
-            length = Index.of(wanted[a]) if wanted else sizes[a] * strides[a]
+        if mode in ("SAME_UPPER", "SAME_LOWER") or output_shape:
+            length = Index.of(output_shape[a]) if output_shape else sizes[a] * strides[a]
             cut = (full - length).constant
             if cut is None or cut < 0:
                 raise refuse(node, f"an output of {length} elements on spatial axis {a}", "give pads instead")

@@ -19,13 +19,13 @@ from polydyn.graph.operators.common import (
     refuse,
     wide,
 )
-from polydyn.graph.operators.registry import ExpandContext, InferContext, Inferred, OnnxNode, operator
+from polydyn.graph.operators.registry import Context, ExpandContext, InferContext, Inferred, OnnxNode, operator
 from polydyn.graph.operators.windows import Window, fit, windows
 from polydyn.schedules.expr import Value, op
 from polydyn.schedules.index import ZERO, Index
 
 
-def windows_of(node: OnnxNode, ctx: InferContext | ExpandContext) -> tuple[Window, ...]:
+def windows_of(node: OnnxNode, ctx: Context) -> tuple[Window, ...]:
     """The windows of the spatial axes."""
     return windows(node, ctx.tensor(node.inputs[0]).shape[2:], ctx.tensor(node.inputs[1]).shape[2:])
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from polydyn.errors import ShapeError, UnsupportedError
-from polydyn.graph.operators.common import iterators, normalize_axis
-from polydyn.graph.operators.registry import ExpandContext, InferContext, Inferred, OnnxNode, operator
+from polydyn.graph.operators.common import iterators, normalize_axis, single
+from polydyn.graph.operators.registry import Context, ExpandContext, InferContext, Inferred, OnnxNode, operator
 from polydyn.graph.shape_values import LIMIT, Ratio
 from polydyn.graph.subscripts import boxed, ints, sizes
 from polydyn.schedules.expr import FLOATS, FromIndex, Value, const, load, neutral, op
@@ -31,7 +31,7 @@ def infer_range(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
     return (Inferred(dtype, (n,), value),)
 
 
-def _of_data(node: OnnxNode, ctx: InferContext | ExpandContext) -> bool:
+def _of_data(node: OnnxNode, ctx: Context) -> bool:
     return any(ctx.constant(x) is None and ctx.elements(x) is None for x in node.inputs)
 
 
@@ -54,7 +54,7 @@ def _count_of_floats(node: OnnxNode, ctx: InferContext, dtype: str) -> Index:
     return maximum(way.ceildiv(limit.bottom * start.bottom * abs(step)), 0)
 
 
-def _ratio(node: OnnxNode, ctx: InferContext | ExpandContext, name: str) -> Ratio:
+def _ratio(node: OnnxNode, ctx: Context, name: str) -> Ratio:
     found = ctx.elements(name)
     if found is None:
         raise UnsupportedError(
@@ -64,7 +64,7 @@ def _ratio(node: OnnxNode, ctx: InferContext | ExpandContext, name: str) -> Rati
     return x if isinstance(x, Ratio) else Ratio(x, 1)
 
 
-def _bounds(node: OnnxNode, ctx: InferContext | ExpandContext) -> tuple[Index, Index, Index]:
+def _bounds(node: OnnxNode, ctx: Context) -> tuple[Index, Index, Index]:
     names = ("start", "limit", "delta")
     start, limit, delta = ((sizes(node, ctx, i, name) or (ZERO,))[0] for i, name in enumerate(names))
     return start, limit, delta
@@ -75,7 +75,7 @@ def expand_range(node: OnnxNode, ctx: ExpandContext) -> None:
     """``start + d0 * delta``."""
     y = ctx.tensor(node.outputs[0])
     if _of_data(node, ctx):
-        base, factor = (load(x, (0,) * len(ctx.tensor(x).shape), y.dtype) for x in (node.inputs[0], node.inputs[2]))
+        base, factor = single(ctx, node.inputs[0]), single(ctx, node.inputs[2])
         ctx.compute(y.shape, op("add", base, op("mul", FromIndex(y.dtype, Index.of("d0")), factor)), output=y.name)
         return
     if y.dtype in FLOATS:

@@ -73,25 +73,25 @@ def _fits_side(node: OnnxNode, ctx: InferContext, name: str, operand: Shape, axi
 
     UnsupportedError: it changes along the reduction.
     """
-    own = ctx.tensor(name).shape
-    if all(d == 1 for d in own):
+    sizes = ctx.tensor(name).shape
+    if all(d == 1 for d in sizes):
         return
-    if len(own) == 1 and len(operand) > 1:
+    if len(sizes) == 1 and len(operand) > 1:
         fits_axis(node, ctx, name, operand, axis)
         return
-    if len(own) < 2 or len(own) != len(operand) or own[ROW + COLUMN - axis] != 1:
-        raise refuse(node, f"{name} of shape {list(map(str, own))}", "give one number, or one for each row or column")
-    for d, e in zip(own, operand, strict=True):
+    if len(sizes) < 2 or len(sizes) != len(operand) or sizes[ROW + COLUMN - axis] != 1:
+        raise refuse(node, f"{name} of shape {list(map(str, sizes))}", "give one number, or one for each row or column")
+    for d, e in zip(sizes, operand, strict=True):
         if d != 1:
             ctx.unify(d, e, f"{node.op} {node.name}: {name} fits its operand")
 
 
 def _on_side(ctx: ExpandContext, name: str, index: Sequence[Index], axis: int) -> Value:
     """The number that holds for the element of an operand at ``index``."""
-    own = ctx.tensor(name).shape
-    if len(own) < 2 or all(d == 1 for d in own):
+    sizes = ctx.tensor(name).shape
+    if len(sizes) < 2 or all(d == 1 for d in sizes):
         return along_axis(ctx, name, index, axis)
-    return wide(at(ctx, name, tuple(ZERO if d == 1 else i for d, i in zip(own, index, strict=True))))
+    return wide(at(ctx, name, tuple(ZERO if d == 1 else i for d, i in zip(sizes, index, strict=True))))
 
 
 def _matmul_infer(node: OnnxNode, ctx: InferContext, s: Sides) -> Shape:

@@ -17,13 +17,13 @@ from polydyn.graph.operators.common import (
     square,
     wide,
 )
-from polydyn.graph.operators.registry import ExpandContext, InferContext, Inferred, OnnxNode, operator
+from polydyn.graph.operators.registry import Context, ExpandContext, InferContext, Inferred, OnnxNode, operator
 from polydyn.graph.operators.windows import Window, fit, windows
 from polydyn.schedules.expr import FLOATS, FromIndex, Value, const, neutral, op
 from polydyn.schedules.index import ONE, Index, product
 
 
-def _windows(node: OnnxNode, ctx: InferContext | ExpandContext) -> tuple[Window, ...]:
+def _windows(node: OnnxNode, ctx: Context) -> tuple[Window, ...]:
     kernel = tuple(Index.of(int(k)) for k in node.attribute("kernel_shape"))
     return windows(node, ctx.tensor(node.inputs[0]).shape[2:], kernel)
 

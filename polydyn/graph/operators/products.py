@@ -20,7 +20,7 @@ from polydyn.graph.operators.common import (
     reduce_to,
     wide,
 )
-from polydyn.graph.operators.registry import ExpandContext, InferContext, Inferred, OnnxNode, operator
+from polydyn.graph.operators.registry import Context, ExpandContext, InferContext, Inferred, OnnxNode, operator
 from polydyn.schedules.expr import Value, op
 from polydyn.schedules.index import Index
 
@@ -100,7 +100,7 @@ def _scaled(factor: float, x: Value) -> Value:
     return x if factor == 1 else op("mul", like(factor, x), x)
 
 
-def _equation(node: OnnxNode, ctx: InferContext | ExpandContext) -> tuple[list[list[str]], list[str]]:
+def _equation(node: OnnxNode, ctx: Context) -> tuple[list[list[str]], list[str]]:
     """The labels of each operand and of the output; axes behind an ellipsis have numbers, 0 being the last.
 
     ModelError: labels that do not fit an operand's axes.

@@ -40,12 +40,12 @@ def is_zero(ctx: ExpandContext, name: str | None) -> bool:
 
 def fits_blocks(node: OnnxNode, ctx: InferContext, name: str, shape: Shape, axis: int, block: int) -> None:
     """A scale or zero point has one number for each ``block`` elements along ``axis``."""
-    own, axis = ctx.tensor(name).shape, normalize_axis(node, axis, len(shape))
-    if len(own) != len(shape):
-        raise ModelError(f"{name} has {len(own)} axes, not {len(shape)}", node=node.name, tensor=name)
-    for a, (dim, size) in enumerate(zip(own, shape, strict=True)):
-        wanted = size.ceildiv(block) if a == axis else size
-        ctx.unify(dim, wanted, f"{node.op} {node.name}: axis {a} of {name} has a number for each block")
+    sizes, axis = ctx.tensor(name).shape, normalize_axis(node, axis, len(shape))
+    if len(sizes) != len(shape):
+        raise ModelError(f"{name} has {len(sizes)} axes, not {len(shape)}", node=node.name, tensor=name)
+    for a, (dim, size) in enumerate(zip(sizes, shape, strict=True)):
+        expected = size.ceildiv(block) if a == axis else size
+        ctx.unify(dim, expected, f"{node.op} {node.name}: axis {a} of {name} has a number for each block")
 
 
 def fits_axis(node: OnnxNode, ctx: InferContext, name: str, shape: Shape, axis: int) -> None:
@@ -54,10 +54,10 @@ def fits_axis(node: OnnxNode, ctx: InferContext, name: str, shape: Shape, axis: 
 
     UnsupportedError: it has several axes, which means one number for each block of elements.
     """
-    own = ctx.tensor(name).shape
-    if len(own) > 1:
-        raise refuse(node, f"{name} with {len(own)} axes (blocks of elements)", "quantize by tensor or by axis")
-    for dim in own:
+    sizes = ctx.tensor(name).shape
+    if len(sizes) > 1:
+        raise refuse(node, f"{name} with {len(sizes)} axes (blocks of elements)", "quantize by tensor or by axis")
+    for dim in sizes:
         if dim != 1:
             one = dim.constant is None and not -len(shape) <= axis < len(shape)
             size = ONE if one else shape[normalize_axis(node, axis, len(shape))]

@@ -11,8 +11,8 @@ import struct
 import zlib
 
 from polydyn.graph.dtypes import onnx_dtype
-from polydyn.graph.operators.common import at, emit, given, iterators, like, refuse, wide
-from polydyn.graph.operators.registry import ExpandContext, InferContext, Inferred, OnnxNode, operator
+from polydyn.graph.operators.common import at, emit, given, iterators, like, refuse, single, wide
+from polydyn.graph.operators.registry import Context, ExpandContext, InferContext, Inferred, OnnxNode, operator
 from polydyn.schedules.expr import WIDENED, FromIndex, Value, cast, const, op
 from polydyn.schedules.index import ZERO, Index
 
@@ -100,7 +100,7 @@ def random_normal(node: OnnxNode, ctx: ExpandContext) -> None:
 # -- Dropout ----------------------------------------------------------------------------------------------------------
 
 
-def _is_identity(node: OnnxNode, ctx: InferContext | ExpandContext) -> bool:
+def _is_identity(node: OnnxNode, ctx: Context) -> bool:
     """Whether nothing is dropped, as far as the model says: in inference, or with a ratio of 0."""
     training, ratio = (given(node.inputs, k) for k in (2, 1))
     if training is None:
@@ -126,8 +126,8 @@ def dropout(node: OnnxNode, ctx: ExpandContext) -> None:
             ctx.compute(x.shape, const(True, "bool"), output=mask)
         return
     here = iterators(len(x.shape))
-    ratio, training = given(node.inputs, 1), _scalar(ctx, node.inputs[2])
-    part = cast(wide(_scalar(ctx, ratio)), "float32") if ratio else const(0.5, "float32")
+    ratio, training = given(node.inputs, 1), single(ctx, node.inputs[2])
+    part = cast(wide(single(ctx, ratio)), "float32") if ratio else const(0.5, "float32")
     kept = op("ge", uniform(_place(ctx, x.name), _key(node), "float32"), part)
     kept = op("or", kept, op("not", training))
     if mask:
@@ -135,8 +135,3 @@ def dropout(node: OnnxNode, ctx: ExpandContext) -> None:
     element = wide(at(ctx, x.name, here))
     rest = op("where", training, op("sub", const(1, "float32"), part), const(1, "float32"))
     emit(ctx, node, op("where", kept, op("div", element, cast(rest, element.dtype)), like(0, element)))
-
-
-def _scalar(ctx: ExpandContext, name: str) -> Value:
-    """The only element of a tensor."""
-    return at(ctx, name, (ZERO,) * len(ctx.tensor(name).shape))

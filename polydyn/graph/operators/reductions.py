@@ -23,11 +23,9 @@ from polydyn.graph.operators.common import (
     square,
     wide,
 )
-from polydyn.graph.operators.registry import ExpandContext, InferContext, Inferred, OnnxNode, operator
+from polydyn.graph.operators.registry import Context, ExpandContext, InferContext, Inferred, OnnxNode, operator
 from polydyn.schedules.expr import Array, FromIndex, Value, const, op
 from polydyn.schedules.index import ONE, ZERO, Index, maximum, minimum, product
-
-Context = InferContext | ExpandContext
 
 
 def reduced_axes(node: OnnxNode, ctx: Context) -> tuple[int, ...] | None:

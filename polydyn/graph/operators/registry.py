@@ -48,11 +48,11 @@ class Inferred:
     value: Array | None = None
 
 
-class InferContext(Protocol):
-    """What an ``infer`` rule may ask. Every method that meets an undecidable question raises ShapeError by name."""
+class Context(Protocol):
+    """What rules and expansions may both ask. A question that is undecidable raises ShapeError by name."""
 
     def tensor(self, name: str) -> Tensor:
-        """Type and shape of an input of the node."""
+        """Type and shape of a tensor: in a rule of an input of the node, in an expansion of any."""
 
     def value(self, name: str) -> Array | None:
         """Object array of Dims when the tensor's elements are known as shape arithmetic, else None."""
@@ -62,6 +62,24 @@ class InferContext(Protocol):
 
     def constant(self, name: str) -> Array | None:
         """The numpy value when the tensor is a constant, else None."""
+
+    def ask(
+        self,
+        kind: str,
+        inputs: Sequence[str],
+        names: Sequence[str],
+        dims: Sequence[Dim] = (),
+        settings: Mapping[str, Any] | None = None,
+    ) -> tuple[Dim, ...]:
+        """Sizes that data decide, one for each of ``names``: the host finds them by a step of this kind (``HostStep``).
+
+        Asked again, with equal inputs and settings, it gives the same symbols. Facts come first: a node that asks is
+        processed when nothing else is left to do. Its expansion gets them by the same arguments.
+        """
+
+
+class InferContext(Context, Protocol):
+    """What an ``infer`` rule may ask."""
 
     def equal(self, a: Dim, b: Dim) -> bool | None:
         """True or False when proven from the facts, None when undecided."""
@@ -81,20 +99,6 @@ class InferContext(Protocol):
         While facts may still arrive it is one that has the node asked again.
         """
 
-    def ask(
-        self,
-        kind: str,
-        inputs: Sequence[str],
-        names: Sequence[str],
-        dims: Sequence[Dim] = (),
-        settings: Mapping[str, Any] | None = None,
-    ) -> tuple[Dim, ...]:
-        """Sizes that data decide, one for each of ``names``: the host finds them by a step of this kind (``HostStep``).
-
-        Asked again, with equal inputs and settings, it gives the same symbols. Facts come first: a node that asks is
-        processed when nothing else is left to do.
-        """
-
     def inside(self, role: str, types: Sequence[tuple[str, Sequence[Dim | None]]]) -> Any:
         """The body that is an attribute of the node, for inputs of these dtypes and shapes: a ``graph.inner.Inner``."""
 
@@ -102,20 +106,8 @@ class InferContext(Protocol):
         """``a <= b`` holds by construction."""
 
 
-class ExpandContext(Protocol):
-    """What an ``expand`` function may use to write primitives."""
-
-    def tensor(self, name: str) -> Tensor:
-        """Type and shape of any tensor, shapes fully known."""
-
-    def value(self, name: str) -> Array | None:
-        """Shape arithmetic held by the tensor, as in InferContext."""
-
-    def elements(self, name: str) -> Array | None:
-        """As ``value``, with fractions too: elements are Dims and Ratios."""
-
-    def constant(self, name: str) -> Array | None:
-        """The numpy value when the tensor is a constant, else None."""
+class ExpandContext(Context, Protocol):
+    """What an ``expand`` function may use to write primitives. Shapes are fully known."""
 
     def compute(
         self,
@@ -142,16 +134,6 @@ class ExpandContext(Protocol):
 
         It is >= 0 and, with a guard where that is needed, below ``size``. None: data, or a sign that is not known.
         """
-
-    def ask(
-        self,
-        kind: str,
-        inputs: Sequence[str],
-        names: Sequence[str],
-        dims: Sequence[Dim] = (),
-        settings: Mapping[str, Any] | None = None,
-    ) -> tuple[Dim, ...]:
-        """The sizes that the node's shape rule asked for by the same arguments."""
 
     def made(
         self, kind: str, inputs: Sequence[str], types: Sequence[tuple[str | None, str, tuple[Dim, ...]]],

@@ -19,7 +19,7 @@ from polydyn.graph.operators.common import (
     normalize_axis,
     refuse,
 )
-from polydyn.graph.operators.registry import ExpandContext, InferContext, Inferred, OnnxNode, operator
+from polydyn.graph.operators.registry import Context, ExpandContext, InferContext, Inferred, OnnxNode, operator
 from polydyn.graph.subscripts import data_sizes
 from polydyn.schedules.expr import FromIndex, Value, cast, const, op
 from polydyn.schedules.index import Index, maximum, minimum
@@ -92,7 +92,7 @@ def _check(node: OnnxNode) -> tuple[str, str]:
     return mode, coordinates
 
 
-def resized_axes(node: OnnxNode, ctx: InferContext | ExpandContext) -> tuple[Axis, ...]:
+def resized_axes(node: OnnxNode, ctx: Context) -> tuple[Axis, ...]:
     """The axes whose size changes, or of which a part is taken."""
     shape = ctx.tensor(node.inputs[0]).shape
     axes = [normalize_axis(node, a, len(shape)) for a in node.attribute("axes") or range(len(shape))]
@@ -142,7 +142,7 @@ def _whole(node: OnnxNode, axes: list[Axis]) -> None:
             raise refuse(node, f"align_corners with the scale {scale}, which gives no whole size,", "give sizes")
 
 
-def _with_parts(node: OnnxNode, ctx: InferContext | ExpandContext, axes: list[Axis]) -> list[Axis]:
+def _with_parts(node: OnnxNode, ctx: Context, axes: list[Axis]) -> list[Axis]:
     name = given(node.inputs, 1)
     roi = ctx.constant(name) if name else None
     if roi is None or roi.size != 2 * len(axes):

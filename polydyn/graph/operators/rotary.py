@@ -6,12 +6,12 @@ from polydyn.errors import ModelError
 from polydyn.graph.ir import Dim
 from polydyn.graph.operators.common import at, emit, given, iterators, like, refuse, same_as_input, wide
 from polydyn.graph.operators.gather_ops import element
-from polydyn.graph.operators.registry import ExpandContext, InferContext, Inferred, OnnxNode, operator
+from polydyn.graph.operators.registry import Context, ExpandContext, InferContext, Inferred, OnnxNode, operator
 from polydyn.schedules.expr import FromIndex, Value, cast, const, op
 from polydyn.schedules.index import ZERO, Index
 
 
-def _geometry(node: OnnxNode, ctx: InferContext | ExpandContext) -> tuple[Dim, int]:
+def _geometry(node: OnnxNode, ctx: Context) -> tuple[Dim, int]:
     """(head size, how many of its elements are turned). UnsupportedError: a number that is not constant."""
     x, cos = ctx.tensor(node.inputs[0]), ctx.tensor(node.inputs[1])
     heads = node.attribute("num_heads", 0)

@@ -40,10 +40,10 @@ def infer_scatter_nd(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
         raise refuse(node, "a tuple length that is not constant")
     if k > len(data.shape):
         raise ShapeError(f"index tuples of length {k} for rank {len(data.shape)}", tensor=indices.name)
-    wanted = indices.shape[:-1] + data.shape[int(k) :]
-    if len(updates.shape) != len(wanted):
-        raise ShapeError(f"{len(updates.shape)} axes of updates, not {len(wanted)}", tensor=updates.name)
-    for a, (have, want) in enumerate(zip(updates.shape, wanted, strict=True)):
+    expected = indices.shape[:-1] + data.shape[int(k) :]
+    if len(updates.shape) != len(expected):
+        raise ShapeError(f"{len(updates.shape)} axes of updates, not {len(expected)}", tensor=updates.name)
+    for a, (have, want) in enumerate(zip(updates.shape, expected, strict=True)):
         ctx.unify(have, want, f"ScatterND {node.name}: axis {a} of {updates.name} fits the indices and the data")
     return same_as_input(node, ctx)
 

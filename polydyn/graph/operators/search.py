@@ -27,6 +27,7 @@ from polydyn.graph.operators.common import (
     wide,
 )
 from polydyn.graph.operators.registry import ExpandContext, InferContext, Inferred, OnnxNode, operator
+from polydyn.graph.operators.windows import moves
 from polydyn.graph.subscripts import ints, sizes
 from polydyn.schedules.expr import FromIndex, Value, cast, const, neutral, op
 from polydyn.schedules.index import ONE, ZERO, Index, IndexLike, fetch, product
@@ -89,8 +90,8 @@ def top_k(node: OnnxNode, ctx: ExpandContext) -> None:
     sooner = before(other, mine, bool(node.attribute("largest", 1)), op("lt", integer(r), integer(here[axis])))
     rank = ctx.compute(x.shape, cast(sooner, "int32"), reduction=(x.shape[axis],), reduce="sum")
     shape = next(ctx.tensor(o).shape for o in node.outputs if o)
-    wanted = op("eq", cast(at(ctx, rank, there), "int64"), integer(here[axis]))
-    body = op("where", wanted, integer(r), const(0, "int64"))
+    match = op("eq", cast(at(ctx, rank, there), "int64"), integer(here[axis]))
+    body = op("where", match, integer(r), const(0, "int64"))
     place = ctx.compute(shape, body, output=given(node.outputs, 1), reduction=(x.shape[axis],), reduce="sum")
     if given(node.outputs, 0):
         source = (*here[:axis], fetch(place, here), *here[axis + 1 :])
@@ -125,13 +126,13 @@ def reverse_sequence(node: OnnxNode, ctx: ExpandContext) -> None:
 def infer_max_unpool(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
     """[N, C, ...] of the pooling's input, or the shape that is asked for."""
     x = ctx.tensor(node.inputs[0])
-    wanted = sizes(node, ctx, 2, "output_shape")
-    return (Inferred(x.dtype, wanted or _unpooled(node, x.shape)),)
+    requested = sizes(node, ctx, 2, "output_shape")
+    return (Inferred(x.dtype, requested or _unpooled(node, x.shape)),)
 
 
 def _unpooled(node: OnnxNode, shape: Shape) -> Shape:
     kernel = node.attribute("kernel_shape")
-    strides, pads = node.attribute("strides") or [1] * len(kernel), node.attribute("pads") or [0] * 2 * len(kernel)
+    strides, _, pads = moves(node, len(kernel))
     spatial: Sequence[Dim] = [
         (n - 1) * s + k - pads[i] - pads[len(kernel) + i]
         for i, (n, s, k) in enumerate(zip(shape[2:], strides, kernel, strict=True))
@@ -186,17 +187,8 @@ def infer_col_to_im(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
     return (Inferred(x.dtype, (x.shape[0], x.shape[1] // count, *image)),)
 
 
-def _moves(node: OnnxNode, rank: int) -> tuple[Sequence[int], Sequence[int], Sequence[int]]:
-    """(strides, dilations, pads) of a Col2Im."""
-    return (
-        node.attribute("strides") or [1] * rank,
-        node.attribute("dilations") or [1] * rank,
-        node.attribute("pads") or [0] * 2 * rank,
-    )
-
-
 def _blocks(node: OnnxNode, image: Shape, block: tuple[int, ...]) -> Shape:
-    strides, dilations, pads = _moves(node, len(block))
+    strides, dilations, pads = moves(node, len(block))
     return tuple(
         (n + pads[i] + pads[len(block) + i] - (dilations[i] * (block[i] - 1) + 1)) // strides[i] + 1
         for i, n in enumerate(image)
@@ -208,7 +200,7 @@ def col_to_im(node: OnnxNode, ctx: ExpandContext) -> None:
     """The sum of all elements of blocks that lie on a pixel."""
     x, y = ctx.tensor(node.inputs[0]), ctx.tensor(node.outputs[0])
     block = ints(node, ctx, 2, "block_shape") or ()
-    strides, dilations, pads = _moves(node, len(block))
+    strides, dilations, pads = moves(node, len(block))
     blocks = _blocks(node, y.shape[2:], block)
     n, c, *pixel = iterators(len(y.shape))
     channel, column = c, ZERO

@@ -10,7 +10,7 @@ import numpy as np
 from polydyn.errors import ShapeError
 from polydyn.graph.ir import Dim
 from polydyn.graph.operators.common import given, iterators, normalize_axis
-from polydyn.graph.operators.registry import ExpandContext, InferContext, Inferred, OnnxNode, operator
+from polydyn.graph.operators.registry import Context, ExpandContext, InferContext, Inferred, OnnxNode, operator
 from polydyn.graph.operators.search import decoded
 from polydyn.graph.subscripts import boxed
 from polydyn.schedules.expr import FromIndex, Value, const, load
@@ -46,7 +46,7 @@ def non_zero(node: OnnxNode, ctx: ExpandContext) -> None:
     ctx.compute((Index.of(len(at)), n), body, output=node.outputs[0])
 
 
-def _compressed(node: OnnxNode, ctx: InferContext | ExpandContext) -> tuple[int | None, Dim]:
+def _compressed(node: OnnxNode, ctx: Context) -> tuple[int | None, Dim]:
     """The axis of a Compress, None for all in one, and its size."""
     x = ctx.tensor(node.inputs[0])
     axis = node.attribute("axis")
@@ -84,7 +84,7 @@ def compress(node: OnnxNode, ctx: ExpandContext) -> None:
     ctx.compute(y.shape, load(x.name, at, x.dtype), output=y.name)
 
 
-def _unique_settings(node: OnnxNode, ctx: InferContext | ExpandContext) -> dict[str, int | None]:
+def _unique_settings(node: OnnxNode, ctx: Context) -> dict[str, int | None]:
     axis = node.attribute("axis")
     rank = len(ctx.tensor(node.inputs[0]).shape)
     settings = {"sorted": int(node.attribute("sorted", 1))}

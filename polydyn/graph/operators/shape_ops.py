@@ -68,11 +68,11 @@ def infer_reshape(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
     x = ctx.tensor(node.inputs[0])
     if is_data(node, ctx, 1):
         return (Inferred(x.dtype, _shape_of_data(node, ctx)),)
-    wanted = sizes(node, ctx, 1, "shape")
-    if wanted is None:
+    requested = sizes(node, ctx, 1, "shape")
+    if requested is None:
         raise ShapeError("Reshape without a shape", tensor=node.inputs[0])
     shape: list[Dim] = []
-    for axis, d in enumerate(wanted):
+    for axis, d in enumerate(requested):
         if d == 0 and not node.attribute("allowzero", 0):
             if axis >= len(x.shape):
                 raise ShapeError(f"0 at position {axis} copies a dim that does not exist", tensor=x.name)
@@ -81,7 +81,7 @@ def infer_reshape(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
     free = [axis for axis, d in enumerate(shape) if d == -1]
     if len(free) > 1:
         raise ShapeError(f"{len(free)} sizes are -1", tensor=x.name, rule="at most one size of Reshape is -1")
-    why = f"{x.name} {list(x.shape)} is reshaped to {list(wanted)}"
+    why = f"{x.name} {list(x.shape)} is reshaped to {list(requested)}"
     left, right = _unshared(x.shape, [d for d in shape if d != -1])
     if free:
         shape[free[0]] = floordiv(left, right)
@@ -281,12 +281,12 @@ def infer_expand(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
     x = ctx.tensor(node.inputs[0])
     if is_data(node, ctx, 1):
         return (Inferred(x.dtype, _expanded_by_data(node, ctx)),)
-    wanted = sizes(node, ctx, 1, "shape") or ()
-    rank = max(len(wanted), len(x.shape))
+    requested = sizes(node, ctx, 1, "shape") or ()
+    rank = max(len(requested), len(x.shape))
     a = (ONE,) * (rank - len(x.shape)) + x.shape
-    b = (ONE,) * (rank - len(wanted)) + wanted
+    b = (ONE,) * (rank - len(requested)) + requested
     shape = tuple(
-        ctx.broadcast(p, q, f"axis {i} of {x.name} {list(x.shape)} is expanded to {list(wanted)}")
+        ctx.broadcast(p, q, f"axis {i} of {x.name} {list(x.shape)} is expanded to {list(requested)}")
         for i, (p, q) in enumerate(zip(a, b, strict=True))
     )
     value = ctx.value(x.name)

@@ -8,8 +8,8 @@ import numpy as np
 
 from polydyn.errors import ShapeError, UnsupportedError
 from polydyn.graph.ir import Dim
-from polydyn.graph.operators.common import all_of, given, iterators, normalize_axis
-from polydyn.graph.operators.registry import ExpandContext, InferContext, Inferred, OnnxNode, operator
+from polydyn.graph.operators.common import all_of, given, iterators, normalize_axis, single
+from polydyn.graph.operators.registry import Context, ExpandContext, InferContext, Inferred, OnnxNode, operator
 from polydyn.graph.subscripts import data_count, ints, is_data, sizes
 from polydyn.schedules.expr import FromIndex, Value, const, load, op
 from polydyn.schedules.index import ZERO, Index, maximum, minimum
@@ -51,7 +51,7 @@ def cut(n: Dim, start: Dim, end: Dim, step: int) -> Cut:
     return Cut(first, step, maximum((first - last).ceildiv(-step), 0))
 
 
-def cuts(node: OnnxNode, ctx: InferContext | ExpandContext) -> dict[int, Cut]:
+def cuts(node: OnnxNode, ctx: Context) -> dict[int, Cut]:
     """The axes that a Slice touches."""
     x = ctx.tensor(node.inputs[0])
     if _by_data(node, ctx):
@@ -69,12 +69,12 @@ def cuts(node: OnnxNode, ctx: InferContext | ExpandContext) -> dict[int, Cut]:
     return out
 
 
-def _by_data(node: OnnxNode, ctx: InferContext | ExpandContext) -> bool:
+def _by_data(node: OnnxNode, ctx: Context) -> bool:
     """Whether data say where a Slice begins, ends, along which axes, or by which steps."""
     return any(is_data(node, ctx, k) for k in (1, 2, 3, 4))
 
 
-def _cuts_by_data(node: OnnxNode, ctx: InferContext | ExpandContext) -> dict[int, Cut]:
+def _cuts_by_data(node: OnnxNode, ctx: Context) -> dict[int, Cut]:
     """The host finds where the part begins along every axis, how long it is, and the step; it lies inside the axes."""
     x, count = ctx.tensor(node.inputs[0]), data_count(node, ctx, node.inputs[1], "starts")
     axes, steps = given(node.inputs, 3), given(node.inputs, 4)
@@ -129,7 +129,7 @@ def expand_slice(node: OnnxNode, ctx: ExpandContext) -> None:
     ctx.compute(y.shape, load(x.name, at, x.dtype), output=y.name)
 
 
-def parts_of(node: OnnxNode, ctx: InferContext | ExpandContext) -> tuple[int, tuple[Dim, ...]]:
+def parts_of(node: OnnxNode, ctx: Context) -> tuple[int, tuple[Dim, ...]]:
     """The axis of a Split and the sizes of its parts."""
     x = ctx.tensor(node.inputs[0])
     axis = normalize_axis(node, node.attribute("axis", 0), len(x.shape))
@@ -205,7 +205,7 @@ def expand_concat(node: OnnxNode, ctx: ExpandContext) -> None:
     ctx.concat(node.inputs, axis, output=node.outputs[0])
 
 
-def pads_of(node: OnnxNode, ctx: InferContext | ExpandContext) -> dict[int, tuple[Dim, Dim]]:
+def pads_of(node: OnnxNode, ctx: Context) -> dict[int, tuple[Dim, Dim]]:
     """Axis -> (elements before, elements after); negative ones crop."""
     rank = len(ctx.tensor(node.inputs[0]).shape)
     if is_data(node, ctx, 3):
@@ -279,8 +279,7 @@ def _fill(node: OnnxNode, ctx: ExpandContext, dtype: str) -> Value:
     known = ctx.constant(node.inputs[2])
     if known is not None:
         return const(known.reshape(-1)[0].item(), dtype)
-    rank = len(ctx.tensor(node.inputs[2]).shape)
-    return load(node.inputs[2], (0,) * rank, dtype)
+    return single(ctx, node.inputs[2])
 
 
 def infer_trilu(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
@@ -298,8 +297,7 @@ def expand_trilu(node: OnnxNode, ctx: ExpandContext) -> None:
     d = iterators(len(x.shape))
     diagonal: Value = const(0, "int64")
     if len(node.inputs) > 1 and node.inputs[1]:
-        k = ctx.tensor(node.inputs[1])
-        diagonal = load(k.name, (0,) * len(k.shape), k.dtype)
+        diagonal = single(ctx, node.inputs[1])
     relation = "ge" if node.attribute("upper", 1) else "le"
     keep = op(relation, FromIndex("int64", d[-1]), op("add", FromIndex("int64", d[-2]), diagonal))
     body = op("where", keep, load(x.name, d, x.dtype), const(0, x.dtype))

@@ -78,17 +78,22 @@ def windows(node: OnnxNode, sizes: tuple[Dim, ...], kernel: tuple[Dim, ...]) -> 
     rank = len(sizes)
     if len(kernel) != rank:
         raise ModelError(f"a kernel of {len(kernel)} axes for {rank} spatial axes", node=node.name)
-    strides = node.attribute("strides") or [1] * rank
-    dilations = node.attribute("dilations") or [1] * rank
-    pads = node.attribute("pads") or [0] * (2 * rank)
-    if not len(strides) == len(dilations) == len(pads) // 2 == rank:
-        raise ModelError("strides, dilations and pads do not fit the rank", node=node.name)
+    strides, dilations, pads = moves(node, rank)
     ceil = bool(node.attribute("ceil_mode", 0))
     out = []
     for i, size in enumerate(sizes):
         before, after = _padding(node, size, kernel[i], strides[i], dilations[i], pads[i], pads[rank + i])
         out.append(Window(size, kernel[i], int(strides[i]), int(dilations[i]), before, after, ceil))
     return tuple(out)
+
+
+def moves(node: OnnxNode, rank: int) -> tuple[Sequence[int], Sequence[int], Sequence[int]]:
+    """(strides, dilations, pads) of a node over windows. ModelError: attributes of another rank."""
+    strides, dilations = (node.attribute(name) or [1] * rank for name in ("strides", "dilations"))
+    pads = node.attribute("pads") or [0] * (2 * rank)
+    if not len(strides) == len(dilations) == len(pads) // 2 == rank:
+        raise ModelError("strides, dilations and pads do not fit the rank", node=node.name)
+    return strides, dilations, pads
 
 
 def fit(node: OnnxNode, ctx: InferContext, axes: Sequence[Window]) -> None:

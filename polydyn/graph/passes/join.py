@@ -20,6 +20,7 @@ import numpy as np
 
 from polydyn.graph.ir import Compute, Concat, Dim, Graph, Node, Tensor, dim_name
 from polydyn.graph.passes.order import Dependences, in_order
+from polydyn.graph.rewriting import pruned
 from polydyn.schedules.expr import (
     Array,
     Const,
@@ -114,12 +115,7 @@ class Workplace:
 
     def finish(self) -> Graph:
         """The graph without constants that nothing reads any more, with the notes."""
-        g = self.graph
-        used = {t for n in g.nodes for t in n.inputs} | set(g.outputs)
-        constants = {n: a for n, a in g.constants.items() if n in used}
-        known = {*g.inputs, *constants, *(n.output for n in g.nodes)}
-        tensors = {n: t for n, t in g.tensors.items() if n in known}
-        return replace(g, tensors=tensors, constants=constants, notes=(*g.notes, *self.notes))
+        return pruned(replace(self.graph, notes=(*self.graph.notes, *self.notes)))
 
 
 class Join:

@@ -7,11 +7,13 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import numpy as np
+import onnx
 import pytest
 
 from polydyn.compiler import plan_program
 from polydyn.debug import DebugError, Level, show, stages, verifying
-from tests.support.paths import DATA
+from tests.support.tiny import model, node
 
 
 def never() -> str:
@@ -107,15 +109,26 @@ def test_a_failure_is_passed_on_and_closes_the_compilation(
     assert "KeyError" in capsys.readouterr().err
 
 
+def kernels() -> onnx.ModelProto:
+    """A product, an attention, and a convolution with an epilogue."""
+    nodes = [
+        node("MatMul", "x w", "q"), node("Transpose", "x", "k", perm=[0, 2, 1]), node("MatMul", "q k", "scores"),
+        node("Softmax", "scores", "weights", axis=-1), node("MatMul", "weights x", "y"),
+        node("Conv", "image v", "c", pads=[1, 1, 1, 1]), node("Relu", "c", "z"),
+    ]  # fmt: skip
+    inputs = {"x": ("float32", ["B", "L", 16]), "image": ("float32", ["B", 16, "H", "W"])}
+    weights = {"w": np.eye(16, dtype=np.float32), "v": np.ones((8, 16, 3, 3), np.float32)}
+    return model(nodes, inputs, ["y", "z"], weights)
+
+
 @pytest.mark.parametrize("target", ["cpu:avx2", "cuda:sm_90a"])
 def test_watching_a_model_changes_nothing_and_shows_no_repr(
     target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    model = DATA / "resnet_tiny.onnx"
-    plain = plan_program(model, target=target)
+    plain = plan_program(kernels(), target=target)
     monkeypatch.setenv("POLYDYN_DEBUG", "5")
     monkeypatch.setenv("POLYDYN_DUMP_DIR", str(tmp_path))
-    watched = plan_program(model, target=target)
+    watched = plan_program(kernels(), target=target)
     assert (watched.kernels, watched.launches, watched.notes) == (plain.kernels, plain.launches, plain.notes)
     (folder,) = tmp_path.iterdir()
     assert [p.name for p in sorted(folder.glob("*.txt"))] == [
