@@ -28,13 +28,12 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from polydyn.compiler import Options, plan_program
+from polydyn.compiler import plan_program
 from polydyn.errors import BuildError
 from polydyn.gpu.hardware import device_of
 from polydyn.gpu.targets import is_cuda
-from polydyn.graph.expand import import_model
 from polydyn.measure import tune
-from polydyn.measure.cpu import tasks_of_graph
+from polydyn.measure.cpu import tasks_of
 from polydyn.program.assemble import _manifest
 from polydyn.program.estimates import estimated
 from polydyn.program.host import host_program
@@ -90,7 +89,7 @@ def simulate_records(model: str, target: str, path: Path) -> None:
         return
     machine, row = cpu(1, lanes=16 if target == "cpu:avx512" else 8), strategy("polydyn")
     with Records.open(path) as records:
-        for placed in tasks_of_graph(import_model(model), target, Options()):
+        for placed in tasks_of(model, target=target):
             task = placed.task
             problem = Problem(task.key, task.backbone, *placed.instances(()))
             tuned = tune_task(row, problem, machine, Simulated(task.backbone, machine), trials=TRIALS, seed=0)

@@ -1,9 +1,11 @@
 """What ``polydyn tune`` gains for whole models: with its records beside without, at the sizes tuned for and others.
 
 usage: python -m benchmarks.tuned MODEL.onnx ... [--targets cpu] [--threads 1] [--trials 64] [--shapes H=224,W=224 ...]
+       [--records FOLDER]
 
 Every second of the model's stored shapes (polydyn/testing/inputs.py), or of ``--shapes``, is what the model is tuned
-for; the others are sizes that nobody foresaw. Records begin empty. Both programs take turns in this process; a turn is
+for; the others are sizes that nobody foresaw. Records begin empty, or with what ``--records FOLDER`` has of the model:
+a run that was stopped goes on from there. Both programs take turns in this process; a turn is
 one call, and medians over all turns are compared. Above 1 tuning gains. Results go to benchmarks/results/tuned.json,
 by model, target and number of threads.
 """
@@ -16,6 +18,7 @@ import math
 import statistics
 import tempfile
 import time
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -36,12 +39,13 @@ def measure(path: str, target: str, args: argparse.Namespace) -> dict[str, Any]:
     """The row of one model."""
     model, points = onnx.load(path), args.shapes or shapes(Path(path).stem)
     start = time.perf_counter()
-    with tempfile.TemporaryDirectory() as folder:
-        records = Path(folder) / "records.db"
+    with tempfile.TemporaryDirectory() if args.records is None else nullcontext(args.records) as folder:
+        records = Path(folder) / f"{Path(path).stem}_{target.replace(':', '_')}.db"
         groups = polydyn.tune(
             path, records, target=target, threads=args.threads, trials=args.trials, seen=[(s, 1) for s in points[::2]]
         )
         seconds = time.perf_counter() - start
+        print(f"{Path(path).stem} on {target}: {len(groups)} groups tuned in {seconds:.0f} s", flush=True)
         programs = {
             name: polydyn.compile(path, target=target, threads=args.threads, records=r)
             for name, r in (("default", None), ("tuned", records))
@@ -76,6 +80,7 @@ def main() -> None:
     parser.add_argument("models", nargs="+")
     parser.add_argument("--targets", nargs="+", default=["cpu"])
     parser.add_argument("--shapes", nargs="+", type=sizes, default=[])
+    parser.add_argument("--records", type=Path)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--trials", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=15)

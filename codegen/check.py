@@ -16,7 +16,6 @@ from polydyn.codegen.ir import (
     Inst,
     Let,
     Mark,
-    Node,
     Outline,
     Reg,
     Set,
@@ -97,18 +96,42 @@ def _check(body: Body, bound: frozenset[str], regs: dict[str, int], buffers: fro
             _check(b, inner, scope, reachable, rules)
 
 
-def _check_values(n: Node, regs: dict[str, int], buffers: frozenset[str], rules: _Rules) -> None:
-    assert isinstance(n, (Store, Def, Set))
-    for v in walk_value(n.value):
-        if isinstance(v, Reg) and regs.get(v.name) != v.lanes:
-            raise CodegenError(f"register {v.name} is used with {v.lanes} lanes, defined with {regs.get(v.name)}")
-        if isinstance(v, FlatLoad) and v.buffer not in buffers | rules.open:
-            raise CodegenError(f"load from unknown buffer {v.buffer}")
-        if rules.lowered and isinstance(v, Load):
-            raise CodegenError(f"logical load of {v.buffer} was not lowered")
-    if lanes_of(n.value) > n.lanes:
-        raise CodegenError(f"{lanes_of(n.value)} lanes assigned to {n.lanes} in {type(n).__name__}")
-    if isinstance(n, Store) and n.buffer not in buffers | rules.open:
+@dataclass(frozen=True)
+class _Reads:
+    """What the value of a node reads: registers with their lanes, buffers, arrays by logical loads; its own lanes."""
+
+    registers: frozenset[tuple[str, int]]
+    buffers: frozenset[str]
+    arrays: frozenset[str]
+    lanes: int
+
+
+def _reads(n: Store | Def | Set) -> _Reads:
+    """Remembered by the node, which never changes: passes leave most nodes as they are."""
+    cache: _Reads | None = n.__dict__.get("_reads")
+    if cache is None:
+        parts = list(walk_value(n.value))
+        cache = n.__dict__["_reads"] = _Reads(
+            frozenset((v.name, v.lanes) for v in parts if isinstance(v, Reg)),
+            frozenset(v.buffer for v in parts if isinstance(v, FlatLoad)),
+            frozenset(v.buffer for v in parts if isinstance(v, Load)),
+            lanes_of(n.value),
+        )
+    return cache
+
+
+def _check_values(n: Store | Def | Set, regs: dict[str, int], buffers: frozenset[str], rules: _Rules) -> None:
+    reads = _reads(n)
+    for name, lanes in reads.registers:
+        if regs.get(name) != lanes:
+            raise CodegenError(f"register {name} is used with {lanes} lanes, defined with {regs.get(name)}")
+    if missing := reads.buffers - buffers - rules.open:
+        raise CodegenError(f"load from unknown buffer {min(missing)}")
+    if rules.lowered and reads.arrays:
+        raise CodegenError(f"logical load of {min(reads.arrays)} was not lowered")
+    if reads.lanes > n.lanes:
+        raise CodegenError(f"{reads.lanes} lanes assigned to {n.lanes} in {type(n).__name__}")
+    if isinstance(n, Store) and n.buffer not in buffers and n.buffer not in rules.open:
         raise CodegenError(f"store to unknown buffer {n.buffer}")
     if isinstance(n, Set) and regs.get(n.reg) != n.lanes:
         raise CodegenError(f"register {n.reg} is set with {n.lanes} lanes, defined with {regs.get(n.reg)}")

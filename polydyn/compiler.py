@@ -6,14 +6,14 @@ import ctypes
 import os
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TypeAlias
 
 from polydyn.backends import Options, Target, target_of
-from polydyn.backends.launches import host_plan
+from polydyn.backends.launches import distinct_kernels, host_plan
 from polydyn.build.compiler import architecture_of
 from polydyn.build.features import architecture
 from polydyn.debug import Stage, stages
@@ -26,7 +26,7 @@ from polydyn.graph.fallback import fallback_notes
 from polydyn.graph.importer import ModelLike
 from polydyn.graph.ir import Dim, Graph
 from polydyn.graph.show import show_graph
-from polydyn.program.assemble import build_artifact
+from polydyn.program.assemble import KernelsAhead, build_artifact
 from polydyn.program.assemble_parts import assemble_parts
 from polydyn.program.plan import HostPlan
 from polydyn.program.show import show_host_plan
@@ -96,31 +96,31 @@ def compile_artifact(
     Also for another architecture than this machine's, where ``CC`` names a compiler for it.
     """
     backend = target_of(target, options)
-    with stages(_name(model)) as stage, _opened(records) as tiles:
+    with stages(_name(model)) as stage, _opened(records) as tiles, ExitStack() as begun:
         read = partial(import_parts, model, dims, symbols, fallback=backend.options.fallback is not None)
         graph = stage("import", read(), show_graph)
         for note in fallback_notes(graph):
             warnings.warn(note, FallbackWarning, stacklevel=3)
-        build = _prepare(stage, graph, backend, tiles, dims)
+        build = _prepare(stage, graph, backend, tiles, dims, begun)
         guessed, metadata = graph.guessed, dict(graph.metadata)
         del graph  # with its constants, which are packed by now
         artifact, compiled = build()
         if guessed and not backend.on_device:
             general = partial(read, general=True)
-            artifact, compiled = _with_general(stage, general, guessed, artifact, compiled, backend, tiles)
+            artifact, compiled = _with_general(stage, general, guessed, artifact, compiled, backend, tiles, begun)
         return replace(artifact, manifest={**artifact.manifest, "metadata": metadata}), compiled
 
 
 def _with_general(
     stage: Stage, general: Callable[[], Graph], guessed: Sequence[tuple[Dim, Dim]], artifact: Artifact, compiled: int,
-    backend: Target, records: Records | None,
+    backend: Target, records: Records | None, begun: ExitStack,
 ) -> tuple[Artifact, int]:  # fmt: skip
     """The artifact with a second version, for calls in which one of two sizes that are taken to be equal is 1."""
     try:
         other = stage("import for sizes of 1", general(), show_graph)
         if not any(s.kind == "common" for s in other.steps):  # something else makes them equal
             return artifact, compiled
-        second, more = _prepare(stage, other, backend, records, None)()
+        second, more = _prepare(stage, other, backend, records, None, begun)()
     except (ShapeError, UnsupportedError) as e:
         note = f"calls in which one of two sizes that are taken to be equal is 1 are refused: {e}"
         notes = {"notes": [*artifact.manifest["notes"], note]}
@@ -130,23 +130,27 @@ def _with_general(
 
 
 def _prepare(
-    stage: Stage, graph: Graph, backend: Target, records: Records | None, dims: Dims | None, inner: bool = False
-) -> Build:
+    stage: Stage, graph: Graph, backend: Target, records: Records | None, dims: Dims | None, begun: ExitStack,
+    inner: bool = False,
+) -> Build:  # fmt: skip
     """Plans a graph of one part, or of several with the host's steps; what it returns builds the artifact.
     ``inner``: it is the body of a step.
 
-    One part does not need the graph for that, so a caller that lets go of it holds the constants once less.
+    One part does not need the graph for that, so a caller that lets go of it holds the constants once less. Kernels
+    for the CPU begin to be compiled before (``begun``).
     """
     if not graph.steps:
-        plan = replace(_plan(stage, graph, backend, records), dims=sizes_by_name(dims))
-        return lambda: stage("build", build_artifact(plan, backend.name))
+        ahead = None if backend.on_device else begun.enter_context(KernelsAhead(backend.name, backend.headers))
+        plan = replace(_plan(stage, graph, backend, records, ahead), dims=sizes_by_name(dims))
+        return lambda: stage("build", build_artifact(plan, backend.name, ahead.building if ahead else None))
     parts = cut(graph, inner)
     verify_parts(parts)
     bodies = {f"{s.origin}.{role}": g for s in graph.steps for role, g in s.bodies}
 
     def build() -> tuple[Artifact, int]:
-        made = [_prepare(stage, p.graph, backend, records, None)() for p in parts.order if isinstance(p, Part)]
-        made_inside = {name: _prepare(stage, g, backend, records, None, True)() for name, g in bodies.items()}
+        prepare = partial(_prepare, stage, backend=backend, records=records, dims=None, begun=begun)
+        made = [prepare(p.graph)() for p in parts.order if isinstance(p, Part)]
+        made_inside = {name: prepare(g, inner=True)() for name, g in bodies.items()}
         inside = {n: a for n, (a, _) in made_inside.items()}
         whole = assemble_parts(parts, [a for a, _ in made], inside, sizes_by_name(dims), backend.name)
         return whole, sum(n for _, n in (*made, *made_inside.values()))
@@ -154,11 +158,15 @@ def _prepare(
     return build
 
 
-def _plan(stage: Stage, graph: Graph, backend: Target, records: Records | None) -> HostPlan:
-    """The stages that need no C compiler."""
+def _plan(
+    stage: Stage, graph: Graph, backend: Target, records: Records | None, ahead: KernelsAhead | None = None
+) -> HostPlan:
+    """The stages that need no C compiler. ``ahead`` gets kernels as soon as they are there."""
     rewritten = stage("rewrite", backend.rewrite(graph), show_graph)
     fused = stage("fuse", backend.fuse(rewritten), show_plan)
-    kernels = stage("kernels", backend.place(backend.builder(fused, records)))
+    builder = backend.builder(fused, records)
+    placed = backend.place(builder, lambda some: ahead(distinct_kernels(some)) if ahead else None)
+    kernels = stage("kernels", placed)
     return stage("host plan", host_plan(replace(rewritten, outputs=graph.outputs), kernels, backend), show_host_plan)
 
 

@@ -254,16 +254,37 @@ class Index:
 
     def rebuild(self, f: Callable[[Atom], Index]) -> Index:
         """Replaces every Atom by ``f(atom)``, innermost first: its arguments are rebuilt already."""
+        return self._rebuild(f, {})
+
+    def _rebuild(self, f: Callable[[Atom], Index], done: dict[Atom, Index]) -> Index:
+        """``done``: as for ``_subs``."""
         if self.is_polynomial:
             return self
-        return self.map_atoms(lambda a: f(Atom(a.kind, tuple(x.rebuild(f) for x in a.args), a.name)))
+
+        def atom(a: Atom) -> Index:
+            if a not in done:
+                done[a] = f(Atom(a.kind, tuple(x._rebuild(f, done) for x in a.args), a.name))
+            return done[a]
+
+        return self.map_atoms(atom)
 
     def evaluate(self, env: Mapping[str, int], fetch: Callable[[str, tuple[int, ...]], int] | None = None) -> int:
         """The value for given symbols; ``fetch(name, subscripts)`` serves fetch atoms. KeyError: unknown symbol."""
+        return self._evaluate(env, fetch, {})
+
+    def _evaluate(
+        self, env: Mapping[str, int], fetch: Callable[[str, tuple[int, ...]], int] | None, done: dict[Atom, int]
+    ) -> int:
+        """``done``: as for ``_subs``."""
         total = 0
         for m, v in self.terms.items():
             for a in m:
-                v *= env[a] if isinstance(a, str) else _evaluate_atom(a, env, fetch)
+                if isinstance(a, str):
+                    v *= env[a]
+                    continue
+                if a not in done:
+                    done[a] = _evaluate_atom(a, tuple(x._evaluate(env, fetch, done) for x in a.args), fetch)
+                v *= done[a]
             total += v
         return total
 
@@ -305,8 +326,7 @@ def _print(p: Index) -> str:
     return f"({out})" if len(p.terms) > 1 else out
 
 
-def _evaluate_atom(a: Atom, env: Mapping[str, int], fetch: Callable[[str, tuple[int, ...]], int] | None) -> int:
-    args = tuple(x.evaluate(env, fetch) for x in a.args)
+def _evaluate_atom(a: Atom, args: tuple[int, ...], fetch: Callable[[str, tuple[int, ...]], int] | None) -> int:
     if a.kind == "floordiv":
         return args[0] // args[1] if args[1] else 0
     if a.kind == "fetch":

@@ -175,13 +175,17 @@ class _Run:
         array[at] = combine(array[at], value) if combine else value
 
     def copy(self, n: str, env: Env) -> None:
-        """A statement that a transformation added: from a buffer or memory into a buffer."""
+        """A statement that a transformation added: from a buffer or memory into a buffer, or results to memory."""
         met = {f.meets: self.t.buffer(f.buffer) for f in self.t.flow if f.statement == n}
-        into, source = met[Meets.WRITES], met.get(Meets.READS)
+        into, source = met.get(Meets.WRITES), met.get(Meets.READS)
         if source is not None:
-            cell = self._cell(n, source, env)
-            value = self._held(n, cell)
+            value = self._held(n, self._cell(n, source, env))
+            if into is None:
+                s = next(s for s in self.t.group.statements if s.array == source.array)
+                self.memory[s.array][self._at(n, s.index, env)] = value
+                return
         else:
+            assert into is not None
             reader = next(f.statement for f in self.t.flow if f.buffer == into.name and f.meets is Meets.READS)
             value = self._operand(n, self._root(reader), into, env)
         self.cells[self._cell(n, into, env)] = value

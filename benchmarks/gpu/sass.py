@@ -59,6 +59,7 @@ class Kind:
     wanted: tuple[str, ...]
     arch: str = "sm_80"
     tf32: bool = False
+    precision: str | None = None
     most: int = 0
     size: int = 0
     beside: int = 0
@@ -109,10 +110,12 @@ def kinds() -> tuple[Kind, ...]:
         Kind("product f16, few rows", half, "gemv_8", (r"LDG\.E.*128", "SHFL")),
         Kind("product f16, wgmma", half, "wgmma_128x256", ("HGMMA", "UTMALDG", "SYNCS", WIDE), "sm_90a", most=75),
         Kind("product f16, wgmma 64", half, "wgmma_64x128", ("HGMMA", "UTMALDG", "SYNCS", WIDE), "sm_90a", most=65),
-        Kind("product f16, in turn", half, "wgmma_128x128x64_5_turns", ("HGMMA", "UTMALDG", "SYNCS", WIDE),
+        Kind("product f16, in turn", half, "wgmma_128x128x64_5_turns", ("HGMMA", "UTMALDG", "SYNCS", "UTMASTG"),
              "sm_90a", most=100),
         Kind("product f32", single, "fma_128", (COPIES, "FFMA")),
         Kind("product tf32", single, "tf32_128", (COPIES, "LDSM|LDS", r"HMMA\.1688\.F32\.TF32", WIDE), tf32=True),
+        Kind("product 3xtf32", single, "tf32x3_128", (COPIES, "LDSM|LDS", r"HMMA\.1688\.F32\.TF32", WIDE),
+             precision="3xtf32"),
         Kind("product tf32, wgmma", turned, "wgmma_tf32_128x256", (r"HGMMA.*TF32", "UTMALDG", "SYNCS", WIDE), "sm_90a",
              tf32=True),
         Kind("product s8", quantized, "imma_128", (COPIES, "LDSM", r"IMMA\.16832\.U8\.S8", WIDE)),
@@ -122,8 +125,8 @@ def kinds() -> tuple[Kind, ...]:
         Kind("product f8", float8, "qmma_128", (COPIES, "LDSM", r"QMMA\.16832\.F32\.E4M3\.E4M3", WIDE), "sm_89"),
         Kind("product f8, wgmma", float8, "wgmma_128x128", (r"QGMMA.*E4M3\.E4M3", "UTMALDG", "SYNCS", WIDE), "sm_90a"),
         Kind("product f16 and gelu, wgmma", gelu, "wgmma_128x256", ("HGMMA", r"MUFU\.EX2", WIDE), "sm_90a", size=1400),
-        Kind("product f16, gelu, in turn", gelu, "wgmma_128x192x64_3_turns", ("HGMMA", r"MUFU\.EX2", WIDE),
-             "sm_90a", most=100, size=1400),
+        Kind("product f16, gelu, in turn", gelu, "wgmma_128x192x64_3_turns", ("HGMMA", r"MUFU\.EX2", "UTMASTG"),
+             "sm_90a", most=100, size=1450),
         Kind("attention f16", attention, "attention_64", (COPIES, *TENSOR, "SHFL", WIDE), most=450),
         Kind("attention f16", attention, "attention_64", (COPIES, *TENSOR, "SHFL", WIDE), "sm_90a", most=450),
         Kind("attention f16, wgmma", attention, "attention_wgmma", ("HGMMA", "UTMALDG", "SYNCS", WIDE), "sm_90a",
@@ -154,7 +157,7 @@ def find_nvdisasm() -> str | None:
 
 def kernel_of(kind: Kind) -> Kernel:
     """The version with 32-bit indices."""
-    backend = Cuda(f"cuda:{kind.arch}", Options(tf32=kind.tf32))
+    backend = Cuda(f"cuda:{kind.arch}", Options(tf32=kind.tf32, precision=kind.precision))
     plan = backend.fuse(backend.rewrite(import_model(kind.model)))
     versions = (k for p in backend.place(backend.builder(plan)).placed for k in p.kernels)
     return next(k for k in versions if k.version.startswith(kind.version) and not k.version.endswith(LONG))

@@ -31,13 +31,13 @@ FAMILIES = {
         levit_128s cs3darknet_s pit_ti_224 crossvit_tiny_240 hgnetv2_b0 tnt_s_patch16_224 coatnet_nano_rw_224
         maxvit_tiny_rw_224 visformer_tiny botnet26t_256 efficientformer_l1 poolformer_s12 selecsls42
         res2net50_14w_8s resnetv2_50 rdnet_tiny davit_tiny caformer_s18 gmlp_s16_224 sequencer2d_s tresnet_m
-        volo_d1_224 xception41
+        convit_tiny xception41
     """,
     "text": """
         bert distilbert albert mpnet ernie splinter gpt2 opt gptj gpt_neo gpt_neox mpt falcon xlm flaubert layoutlm
-        megatron-bert modernbert nomic_bert eurobert mistral gemma phi3 olmo olmoe stablelm starcoder2 cohere2
-        granite ministral nemotron xglm ctrl convbert squeezebert rembert longformer gemma3n_text mamba2 recurrent_gemma
-        bamba rwkv exaone4 deepseek_v3 jetmoe helium hunyuan_v1_dense bert-generation siglip_text_model
+        megatron-bert modernbert nomic_bert eurobert mistral gemma phi3 olmo olmoe stablelm starcoder2 gemma2
+        granite ministral nemotron xglm ctrl convbert squeezebert rembert longformer gemma3n_text mamba recurrent_gemma
+        jamba rwkv exaone4 deepseek_v3 jetmoe olmo2 hunyuan_v1_dense bert-generation siglip_text_model
         jina_embeddings_v3 gte doge qwen3_moe smollm3 seed_oss mixtral qwen2_moe
     """,
     "translator": "t5 mt5 umt5 bart plbart longt5 switch_transformers bigbird_pegasus nllb-moe",
@@ -45,7 +45,7 @@ FAMILIES = {
     "image": """
         deit beit dinov2 mobilevit levit mobilenet_v1 mobilenet_v2 poolformer resnet regnet cvt swin
         swinv2 yolos focalnet vit_mae siglip_vision_model aimv2_vision_model conditional_detr rt_detr swin2sr
-        depth_anything zoedepth superpoint vitmatte mask2former upernet
+        depth_anything zoedepth vitpose vitmatte mask2former upernet
     """,
     "audio": "wav2vec2 wavlm hubert unispeech-sat data2vec-audio sew encodec dac audio-spectrogram-transformer",
 }
@@ -77,6 +77,8 @@ SMALL: Mapping[str, int] = {
     "first_k_dense_replace": 1, "rotary_dim": 16, "expand": 1, "n_groups": 1, "mamba_n_heads": 8, "mamba_d_head": 16,
     "num_kv_shared_layers": 0,
 }  # fmt: skip
+PICTURES = {"vitpose": (256, 192), "upernet": (192, 192)}
+"""Height and width where a configuration does not say them: people are upright; pools of 6 places divide them."""
 UNSET = ("head_dim", "num_key_value_heads", "num_experts_per_tok")
 """Settings that are also put in place where a configuration has None."""
 SIZES = (
@@ -144,7 +146,6 @@ def _timm(name: str) -> Source:
         "coat",
         "gcvit",
         "nest",
-        "volo",
         "botnet",
         "eva",
         "xcit",
@@ -168,6 +169,8 @@ def _configuration(name: str) -> Any:
         known["num_key_value_heads"] = SMALL["num_attention_heads"]
     if getattr(base, "layer_types", None) and not isinstance(getattr(kind, "layer_types", None), property):
         known["layer_types"] = list(base.layer_types[:2])
+    if name == "swin2sr":  # 6 heads share the channels
+        del known["hidden_size"]
     try:
         small = kind(**known)
     except Exception:  # of any class: settings that do not go together; those that can be set one by one
@@ -175,6 +178,9 @@ def _configuration(name: str) -> Any:
         for k, v in known.items():
             with contextlib.suppress(AttributeError):
                 setattr(small, k, v)
+    if name == "vitmatte":  # which adds the sizes to a list; the first is its backbone's
+        small.fusion_hidden_sizes = list(small.fusion_hidden_sizes)
+        small.hidden_size = small.backbone_config.hidden_size
     if hasattr(small, "use_cache"):
         small.use_cache = False
     return small
@@ -187,9 +193,13 @@ def _transformers(family: str, name: str) -> Source:
     settings = _configuration(name)
     if family != "audio":
         settings._attn_implementation = settings._experts_implementation = "eager"
-    own = getattr(transformers, type(settings).__name__.removesuffix("Config") + "Model", None)
-    known = type(settings) in transformers.AutoModel._model_mapping
-    module = transformers.AutoModel.from_config(settings) if known or own is None else own(settings)
+    stem = type(settings).__name__.removesuffix("Config")
+    kinds = [n for n in (stem + "Model", *dir(transformers)) if n == stem + "Model" or n.startswith(stem + "For")]
+    model = next((c for n in kinds if (c := getattr(transformers, n, None)) is not None), None)
+    if model is None or type(settings) in transformers.AutoModel._model_mapping:
+        module = transformers.AutoModel.from_config(settings)
+    else:  # the first with a task
+        module = model(settings)
 
     def ids(length: int) -> Any:
         return torch.randint(3, 90, (2, length))
@@ -214,7 +224,7 @@ def _transformers(family: str, name: str) -> Source:
         side = getattr(settings, "image_size", None) or 224
         side = side[0] if isinstance(side, (list, tuple)) else side if isinstance(side, int) else 224
         channels = getattr(settings, "num_channels", 3) or 3
-        data = torch.randn(2, channels, min(side, 512), min(side, 512))
+        data = torch.randn(2, channels, *PICTURES.get(name, (min(side, 512), min(side, 512))))
         inputs = {"pixel_values": data}
         if name == "vit_mae":  # else it masks at random
             inputs["noise"] = torch.rand(2, (side // settings.patch_size) ** 2)
@@ -262,6 +272,7 @@ def export(family: str, name: str, path: Path) -> None:
             found = list(_tensors(result))
             return tuple(x for x in found if x.is_floating_point())[:3] or tuple(found[:3])
 
+    torch.backends.mha.set_fastpath_enabled(False)  # else an attention is one operator that is not exported
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         torch.onnx.export(

@@ -182,6 +182,15 @@ def vision(kind: str, part: str = "Model", **config: Any) -> Source:
     return _image(module, (204, 173), free=True, output="logits" if "Segmentation" in part else "last_hidden_state")
 
 
+def torchvision_network(name: str) -> Source:
+    """One of torchvision's classifiers for images of any size: symbols N, H, W."""
+    import torchvision
+
+    axes = {"pixel_values": {0: "N", 2: "H", 3: "W"}, "logits": {0: "N"}}
+    pixels = {"pixel_values": torch.randn(2, 3, 204, 173)}
+    return Source(getattr(torchvision.models, name)(), pixels, ("logits",), axes)
+
+
 # Tiny models are narrow: only with larger weights do attention scores reach the size they have in the full models.
 _BERT_TINY = {"vocab_size": 120, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
               "intermediate_size": 64, "max_position_embeddings": 160, "initializer_range": 0.25}  # fmt: skip
@@ -215,6 +224,8 @@ VISION: dict[str, Callable[[], Source]] = {
     "poolformer_s12": lambda: vision("PoolFormer"),
     "segformer_b0": lambda: vision("Segformer"),
     "deeplab_mobilenet": lambda: vision("MobileNetV2", "ForSemanticSegmentation", tf_padding=False),
+    "resnext50": lambda: torchvision_network("resnext50_32x4d"),
+    "mobilenet_v3_large": lambda: torchvision_network("mobilenet_v3_large"),
 }
 """Networks for images, by themselves the group ``vision``."""
 

@@ -6,9 +6,10 @@ of the current rows lie in scratch (arrays ``scores`` and ``weights``, row strid
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cached_property, partial
 
+from polydyn.codegen.cpu.choices import Choices, beside
 from polydyn.codegen.cpu.contraction import Contraction, plan_part, plan_product
 from polydyn.codegen.cpu.emit import bound_names, emit
 from polydyn.codegen.cpu.register_tile import RegisterTile
@@ -33,6 +34,9 @@ from polydyn.schedules.tree.names import LANE, MarkName, b, c, extent, p
 from polydyn.schedules.tree.scheduled import Scheduled
 from polydyn.schedules.tree.strategies import FIRST_ROW, PANEL, VECTOR
 
+ROWS_OF_BLOCKS = (2, 3, 4, 6, 8, 10, 12)
+SHARES = (1, 2, 4, 8)
+"""What a search may choose: rows of a block, and blocks for each thread."""
 V = Index.of
 
 
@@ -44,7 +48,7 @@ class AttentionKernel:
         rows: int | None = None,
     ) -> None:  # fmt: skip
         """``packed``: arrays already laid out in panels. ``rows``: of a block, those of a product when not given."""
-        self.name, self.group, self.parts, self.target = name, group, parts, target
+        self.name, self.group, self.parts, self.target, self.packed = name, group, parts, target, packed
         products = ((parts.scores, parts.score_roles), (parts.values, parts.value_roles))
         self.products = [Contraction(x, roles, target, packed) for x, roles in products]
         self.rows = rows or plan_product(self.products[0]).rows
@@ -88,12 +92,30 @@ class AttentionKernel:
             Step("fold", "decided guards and single trips go", fold),
         )
         count, body = task_count(body), run(self.name, body, tail, names)
-        tiles, batches = self.products[0].rows.ceildiv(self.rows), self.products[0].batches
-        launch = {ROW_BLOCKS: maximum(1, minimum(tiles, V(WORKERS).ceildiv(maximum(1, batches))))}
         scratch = scratch_bytes(body).subs({ROW_STRIDE: self._row_stride()})
         note = f"row blocks of {self.rows}" + ", keys packed" * self.plans[0].promote
-        kernel = Kernel(self.name, symbols, count, scratch, launch, (note, *self.nest.notes))
+        kernel = Kernel(self.name, symbols, count, scratch, self.launch, (note, *self.nest.notes))
         return emit(kernel, body, arrays, True, self.target.width)
+
+    def choices(self) -> Choices:
+        """The sizes that a search may choose: rows of a block, and shares of the rows for each thread."""
+        return Choices({"rows": beside(self.rows, ROWS_OF_BLOCKS)}, {"shares": SHARES})
+
+    def resized(self, name: str, built: Mapping[str, int]) -> AttentionKernel:
+        """The same kernel under another name, with other sizes that are bound when it is built."""
+        rows = built.get("rows", self.rows)
+        return AttentionKernel(name, self.group, self.parts, self.target, self.packed, rows)
+
+    def launched(self, sizes: Mapping[str, int]) -> dict[str, Index]:
+        """``launch`` with other shares."""
+        tiles, batches = self.products[0].rows.ceildiv(self.rows), self.products[0].batches
+        shares = (V(WORKERS) * sizes.get("shares", 1)).ceildiv(maximum(1, batches))
+        return {ROW_BLOCKS: maximum(1, minimum(tiles, shares))}
+
+    @property
+    def launch(self) -> dict[str, Index]:
+        """The values of the launch-time symbols, over the group's parameters."""
+        return self.launched({})
 
     def steps(self) -> tuple[Step, ...]:
         """The passes up to the coincident band."""

@@ -140,7 +140,7 @@ class ContractKernel:
             Step("balance_rows", "rows in equal shares", lambda x: balance(x, c("i"), mt, ROW_BLOCKS, b("i"))),
             Step("micro", "a micro-kernel for each size of a tile",
                  lambda x: consume(x, MarkName.MICRO, self._variants),
-                 (SHARE_COLUMNS, PANEL, SHARE_ROWS, ROWS, FIRST_LINE, LINES, RUN_FIRST, self.tile.name,
+                 (SHARE_COLUMNS, PANEL, SHARE_ROWS, SHARE_ROWS_END, ROWS, FIRST_LINE, LINES, RUN_FIRST, self.tile.name,
                   self.tile.sums)),
             Step("runs", "results of several tiles are stored together", self._runs),
             Step("shares", "a share's scratch", lambda x: consume(x, MarkName.KBLOCK, self._shares)),
@@ -178,7 +178,7 @@ class ContractKernel:
             return variants(tile.live_columns(), {c: kernel(r, c) for c in tile.column_cases()}, f"{self.name}_{r}")
 
         switch: Body = variants(following - V(FIRST_ROW), {r: columns(r) for r in tile.row_cases()})
-        switch = (Let(FIRST_ROW, first, tile.finished(switch, body, following - V(FIRST_ROW))),)
+        switch = tile.asking((Let(FIRST_ROW, first, tile.finished(switch, body, following - V(FIRST_ROW))),))
         if not self.streams:
             return switch
         lo, hi = (tm.share("i", V(b("i")) + n) for n in (0, 1))

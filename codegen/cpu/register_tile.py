@@ -16,16 +16,25 @@ from polydyn.codegen.passes.bind import bind
 from polydyn.codegen.passes.columns import Columns, vector_columns
 from polydyn.codegen.passes.epilogues import COLUMN, ROW, finished, finished_across, instances
 from polydyn.codegen.passes.pointers import row_pointers
-from polydyn.codegen.passes.prefetch import END, FIRST, LINE, prefetch_next, prefetch_results
+from polydyn.codegen.passes.prefetch import (
+    ASKED,
+    END,
+    FIRST,
+    LINE,
+    prefetch_lines,
+    prefetch_next,
+    prefetch_results,
+    share_lines,
+)
 from polydyn.codegen.passes.registers import Copies, partial_unroll, registers, share_loads, split_chains, unroll
 from polydyn.codegen.passes.tiles import clip, flatten_loops, shorten
 from polydyn.codegen.passes.transpose import has_transposes
 from polydyn.codegen.pipeline import Step, names_of, run
 from polydyn.schedules.errors import Declined
 from polydyn.schedules.expr import neutral
-from polydyn.schedules.index import ONE, ZERO, Index, minimum, product
+from polydyn.schedules.index import ONE, ZERO, Index, maximum, minimum, product
 from polydyn.schedules.model import Statement
-from polydyn.schedules.tree.names import MarkName, c, extent, it, p
+from polydyn.schedules.tree.names import MarkName, b, c, extent, it, p
 from polydyn.schedules.tree.strategies import (
     FIRST_ROW,
     LOAD,
@@ -44,7 +53,7 @@ RUN_FIRST, RUN_ROWS = "run_first", "run_rows"
 RUN = 48
 """Rows of a run: three blocks of vectors."""
 NEAR_RESULTS = 1 << 18
-"""Elements of results that stay in a 1 MB L2."""
+"""Elements of results, or of an image, that stay in a 1 MB L2."""
 LONG_STEPS = 128
 """Reduction steps in which a tile asks for its results by the way."""
 V = Index.of
@@ -71,6 +80,7 @@ class RegisterTile:
         self.across: Body = ()
         self.results: tuple[Store, ...] = ()
         self.waiting = self.dtype
+        self.planes: tuple[FlatLoad, ...] = ()
 
     # -- sizes ---------------------------------------------------------------------------------------------------
 
@@ -211,11 +221,32 @@ class RegisterTile:
         takes long enough to do it by the way.
         """
         x = self.product
-        if ((x.steps * x.inner_steps).constant or LONG_STEPS) < LONG_STEPS:
+        if not self._long_steps():
             return ()
         results = sum((product(x.group.arrays[s.array].shape) for s in x.group.epilogues), ZERO)
         calls = prefetch_results(self.results, V(RUN_ROWS), self.stored_columns(), number, tiles)
         return (If((Compare(">", results, V(NEAR_RESULTS)),), calls),)
+
+    def _long_steps(self) -> bool:
+        """Whether a tile takes long enough to ask for memory by the way."""
+        return ((self.product.steps * self.product.inner_steps).constant or LONG_STEPS) >= LONG_STEPS
+
+    def _asked_names(self) -> tuple[str, ...]:
+        """What the addresses of the next strip's planes are made of."""
+        return (*ASKED, *(x for v in self.planes for x in v.address.symbols())) if self.planes else ()
+
+    def asking(self, tile: Body) -> Body:
+        """A row tile with its share in asking for the next strip's lines, while the last panel of a share is used: when
+        the image is beyond the cache.
+        """
+        x, tm = self.product, self.places.map
+        if not self.planes or x.footprint is None:
+            return tile
+        lo, hi = (tm.share("i", V(b("i")) + n) for n in (0, 1))
+        image = x.batches * x.footprint.elements(x.footprint.pixels[0][1])
+        far = minimum(1, maximum(0, image - NEAR_RESULTS))
+        last = 1 - minimum(1, tm.share("j", V(b("j")) + 1) - 1 - c("j"))
+        return share_lines(tile, V(c("i")) - lo, hi - lo, self.scratch.lines() * far * last)
 
     def stored_columns(self) -> Index:
         """Columns of the current tile, a number where that is known."""
@@ -239,6 +270,9 @@ class RegisterTile:
     def micro_kernels(self, body: Body) -> Callable[[int, int], Body]:
         """(rows, columns) -> the micro-kernel of a tile for so many live ones; the debug ladder shows the full tile."""
         cases, names = self.column_cases(), names_of(self.product.group)
+        if self.product.footprint and self._long_steps():
+            (acc, *_), _ = instances(body, {self.product.accumulation.name})
+            self.planes = self.scratch.next_strip(acc.at)
         full = max(cases)
         wide = {c: run(self.part, body, self.column_steps(c), names, c == full) for c in cases}
 
@@ -281,7 +315,7 @@ class RegisterTile:
                 "reduction",
                 "several steps in flight, the next tile prefetched",
                 lambda b: self._reduction(b, rows),
-                (FIRST, END) if self.streams else (),
+                (*((FIRST, END) if self.streams else ()), *self._asked_names()),
             ),
             *((needed, pointers) if self.product.footprint else ()),
         )
@@ -328,6 +362,8 @@ class RegisterTile:
         chains = -(-(CHAINS if max(lanes) == plan.lanes else 2 * CHAINS) // len(lanes))
         if chains > 1 and len(steps) == 1:
             return split_chains(body, steps[-1], chains)
+        if self.planes:
+            body = prefetch_lines(body, p("k"), self.planes)
         body = partial_unroll(body, steps[-1] if steps else p("k"), plan.unroll)
         near = plan.fill or (x.steps.constant or LINE) < 2 * LINE  # in the cache, or rows are one stream
         panel: dict[str, Index] = {}

@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from functools import cached_property, partial
 
 from polydyn.codegen.cpu.band import Band
+from polydyn.codegen.cpu.choices import Choices, beside
 from polydyn.codegen.cpu.emit import bound_names, emit
 from polydyn.codegen.cpu.streaming import CACHE, STREAM, STREAMS, moved_bytes, reading_order
 from polydyn.codegen.cpu.target import CpuTarget
@@ -65,6 +66,9 @@ MAP_TILE = 1024
 TURNED_TILE = (16, 512)
 """Elements of a task's tile along the output's rows and along those of a transposed operand, which are read in long
 runs: few of them at a time, so that prefetchers follow."""
+MAP_TILES = tuple(1 << n for n in range(6, 15))
+TURNED_TILES = (16, 32, 64), (128, 256, 512, 1024)
+"""What a search may choose instead."""
 REDUCE_TILE = 64
 """Elements per task when every element runs a reduction of its own."""
 STACK_BYTES = 8192
@@ -277,7 +281,7 @@ class NestKernel:
 
     def build(self) -> Kernel:
         """The kernel."""
-        launch = self._launch()
+        launch = self.launch
         symbols = (*self.group.params, *launch)
         names = bound_names(self.group.arrays, symbols)
         body = run(self.name, loops(self.name, self.tree()), self.tile_counts(), names)
@@ -376,9 +380,32 @@ class NestKernel:
         live = Let(extent(it(x)), minimum(tile, tm.extents[x] - first), body)
         return (Let(first, tm.origin(x, ZERO if extents[b(x)] == ONE else V(b(x))), (live,)),)
 
-    def _launch(self) -> dict[str, Index]:
-        reduces = any(s.reduce for s in self.group.statements)
-        tile, long = TURNED_TILE if self.across else (REDUCE_TILE if reduces else MAP_TILE, 0)
+    def choices(self) -> Choices:
+        """The sizes that a search may choose: elements of a task. Rows of their own have none."""
+        if not self.tiled:
+            return Choices({}, {})
+        if self.across:
+            values = map(beside, TURNED_TILE, TURNED_TILES)
+            return Choices({}, dict(zip(("along", "across"), values, strict=True)))
+        return Choices({}, {"along": beside(self._elements(), MAP_TILES)})
+
+    def _elements(self) -> int:
+        """Of a task along the band."""
+        return REDUCE_TILE if any(s.reduce for s in self.group.statements) else MAP_TILE
+
+    def resized(self, name: str, built: Mapping[str, int]) -> NestKernel:
+        """The same kernel under another name, with other sizes that are bound when it is built."""
+        return NestKernel(name, self.group, self.prefix, self.phases, self.target)
+
+    def launched(self, sizes: Mapping[str, int]) -> dict[str, Index]:
+        """``launch`` with other sizes of a task."""
+        names = {"along": extent(p("t")), "across": extent(p("u"))}
+        return self.launch | {names[n]: V(v) for n, v in sizes.items()}
+
+    @property
+    def launch(self) -> dict[str, Index]:
+        """The values of the launch-time symbols, over the group's parameters."""
+        tile, long = TURNED_TILE if self.across else (self._elements(), 0)
         launch = {extent(p("t")): V(tile)} if self.tiled else {}
         launch |= {extent(p("u")): V(long)} if self.across else {}
         if not self.streams:

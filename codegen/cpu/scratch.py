@@ -19,7 +19,7 @@ from polydyn.codegen.passes.vectorise import tile_in_vectors, vectorise_loop
 from polydyn.codegen.places import Coordinates, Places
 from polydyn.schedules.errors import Declined
 from polydyn.schedules.expr import NIBBLES, Value, loads, symbols_of
-from polydyn.schedules.index import ONE, Index, minimum
+from polydyn.schedules.index import ONE, ZERO, Index, minimum
 from polydyn.schedules.proof.boxes import ContractTiles
 from polydyn.schedules.tree.names import LANE, a, it
 from polydyn.schedules.tree.strategies import (
@@ -114,6 +114,14 @@ class Scratch:
     def following(self) -> dict[str, Index]:
         """What the copy of rows asks for while it copies: nothing."""
         return {}
+
+    def next_strip(self, at: Coordinates) -> tuple[FlatLoad, ...]:
+        """What the next share's copy reads first of every plane: of rows nothing."""
+        return ()
+
+    def lines(self) -> Index:
+        """Lines of the cache that it reads of every plane."""
+        return ZERO
 
     def taps(self, rows: int) -> dict[str, tuple[Index, Index]]:
         """Reduction -> the steps that a tile of so many rows needs, where not all: none."""

@@ -72,9 +72,13 @@ def row_blocks(mt: Index, nt: Index, most: IndexLike, need: Index, cheap_rows: b
     bi = minimum(mt, mt.ceildiv(most).ceildiv(need) * need)
     parts = need // maximum(1, mt)  # 10 parts of 7 rows would be two tasks for some of 64 threads, 9 are one for all
     if cheap_rows:
-        uneven = minimum(1, bi % need) * minimum(1, maximum(0, FEW_BLOCKS * need - bi))
-        parts = maximum(parts, 1 + uneven * (need - 1))
+        parts = maximum(parts, 1 + _uneven(bi, need) * (need - 1))
     return {ROW_BLOCKS: maximum(1, bi), COLUMN_BLOCKS: maximum(1, minimum(nt, parts))}
+
+
+def _uneven(blocks: Index, need: Index) -> Index:
+    """1 where so few blocks are no multiple of ``need``, else 0."""
+    return minimum(1, blocks % need) * minimum(1, maximum(0, FEW_BLOCKS * need - blocks))
 
 
 def even_shares(mt: Index, nt: Index, need: Index, columns: Index, tile: tuple[int, int]) -> dict[str, Index]:
@@ -132,7 +136,10 @@ def product_blocks(x: Contraction, plan: Plan, tiles: tuple[Index, Index]) -> di
     if x.footprint is not None:
         several = minimum(1, threads - 1) * threads * _pieces(work, threads) // 2  # each copies lines of its neighbours
         parts = maximum(1, several.ceildiv(maximum(1, x.batches)))
-        return row_blocks(mt, nt, strip_tiles(x.footprint, plan.rows, mt.ceildiv(parts)), need, cheap_rows=False)
+        blocks = row_blocks(mt, nt, strip_tiles(x.footprint, plan.rows, mt.ceildiv(parts)), need, cheap_rows=False)
+        uneven = _uneven(x.batches * blocks[ROW_BLOCKS], threads)  # three images on two threads
+        blocks[COLUMN_BLOCKS] = maximum(blocks[COLUMN_BLOCKS], minimum(nt, 1 + uneven))
+        return blocks
     if plan.fill:
         copied = plan.block * x.inner_steps
         return row_blocks(mt, nt, rows_that_stay(plan.rows, copied), need, cheap_rows=False)

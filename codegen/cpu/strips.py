@@ -11,16 +11,17 @@ from functools import cached_property
 from polydyn.codegen.cpu.contraction import Contraction
 from polydyn.codegen.cpu.plan import Plan
 from polydyn.codegen.cpu.scratch import Scratch
-from polydyn.codegen.ir import Body, Let, Store
+from polydyn.codegen.ir import Body, FlatLoad, Let, Store, walk_value
 from polydyn.codegen.lower import flat
 from polydyn.codegen.passes.parts import narrow
+from polydyn.codegen.passes.prefetch import LINE
 from polydyn.codegen.places import Coordinates, Places
 from polydyn.schedules.expr import Value, const
 from polydyn.schedules.group.footprint import HIGH, LOW
 from polydyn.schedules.index import ONE, ZERO, Index, maximum, minimum, product
 from polydyn.schedules.proof.boxes import ContractTiles
 from polydyn.schedules.proof.footprints import Strip
-from polydyn.schedules.tree.names import a, extent
+from polydyn.schedules.tree.names import a, extent, p
 from polydyn.schedules.tree.strategies import FILL, FIRST_ROW, ROWS, SHARE_ROWS, SHARE_ROWS_END
 
 FIRST_LINE, LINES = "s_lo", "s_n"
@@ -73,6 +74,28 @@ class Strips(Scratch):
         """The next plane: of each a strip is some lines, a stream of its own."""
         (outer, _), *_ = self.footprint.places
         return {} if outer == self.footprint.strip else {a(outer): V(a(outer)) + 1}
+
+    def next_strip(self, at: Coordinates) -> tuple[FlatLoad, ...]:
+        """What the copy of the next share reads first of plane ``p_k``, where a strip is lines of many planes.
+
+        ``at``: coordinates of the accumulation. After the last lines of an image come the first ones of the next.
+        """
+        f, x = self.footprint, self.product
+        (outer, plane), *_ = f.places
+        if outer == f.strip or plane != V(x.roles.block) or f.word:
+            return ()
+        more = minimum(1, maximum(0, x.rows - SHARE_ROWS_END))
+        batch = {n: self.places.element(x.accumulation.name, n, at) for n in x.roles.batch}
+        if x.roles.batch:
+            batch[x.roles.batch[-1]] += 1 - more
+        places = dict.fromkeys(dict(f.places), ZERO) | {outer: V(p("k")), f.strip: more * (V(FIRST_LINE) + LINES)}
+        value = flat(x.group, f.value, batch | places, lambda y: None)
+        return tuple(v for v in walk_value(value) if isinstance(v, FlatLoad) and p("k") in v.address.symbols())
+
+    def lines(self) -> Index:
+        """Lines of the cache that the strip of a share has in each plane."""
+        (outer, _), *_ = self.footprint.places
+        return product(n for x, n in self._counts.items() if x != outer).ceildiv(LINE)
 
     def taps(self, rows: int) -> dict[str, tuple[Index, Index]]:
         """Reduction -> the first step that a tile of so many rows from ``FIRST_ROW`` on needs, and the end of those.

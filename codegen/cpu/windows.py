@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
 
+from polydyn.codegen.cpu.choices import Choices, beside
 from polydyn.codegen.cpu.rows import NestKernel
 from polydyn.codegen.cpu.streaming import SAMPLE
 from polydyn.codegen.cpu.target import CpuTarget
@@ -46,6 +47,10 @@ TILE = 1024
 """Elements of a task along the lane."""
 PLANE_ELEMENTS = 1 << 14
 """Of the planes of a task, together."""
+OUTPUTS_OF_TILES = (1, 2, 3, 4, 6, 8, 12, 16)
+TILES = (256, 512, 1024, 2048, 4096)
+PLANE_SIZES = (1 << 12, 1 << 13, 1 << 14, 1 << 15, 1 << 16)
+"""What a search may choose instead of MOST_OUTPUTS, TILE and PLANE_ELEMENTS."""
 LEAST_SHARES = 16
 """Of all planes, so that all threads have some."""
 V = Index.of
@@ -278,11 +283,31 @@ class WindowKernel(NestKernel):
         assert isinstance(loop, For), "the tree has a loop over planes"
         return fold(hoist_choice(replace(loop, body=twins(fold(loop.body), tile))))
 
-    def _launch(self) -> dict[str, Index]:
-        launch = {**super()._launch(), f"P_{LANES}": V(TILE)}
+    def choices(self) -> Choices:
+        """As ``NestKernel``: outputs of a register tile, elements of a task along the lane, those of its planes."""
+        x, extents = self.axes, dict(self.group.backbone.iters)
+        most = MOST_TAPS // (product(extents[j] for j in x.unrolled).constant or 1)
+        most = min(most, self.extents[x.across].constant or most)
+        planes = {} if x.planes is None else {"planes": beside(PLANE_ELEMENTS, PLANE_SIZES)}
+        outputs = beside(x.outputs, (n for n in OUTPUTS_OF_TILES if n <= most))
+        return Choices({"outputs": outputs}, {"along": beside(TILE, TILES)} | planes)
+
+    def resized(self, name: str, built: Mapping[str, int]) -> WindowKernel:
+        """As ``NestKernel``."""
+        axes = replace(self.axes, outputs=built.get("outputs", self.axes.outputs))
+        return WindowKernel(name, self.group, axes, self.phases, self.target)
+
+    def launched(self, sizes: Mapping[str, int]) -> dict[str, Index]:
+        """As ``NestKernel``."""
+        launch = {**super().launch, f"P_{LANES}": V(sizes.get("along", TILE))}
         if self.axes.planes is None:
             return launch
         e = self.extents
         plane, count = e[self.axes.across] * e[self.prefix[-1]], e[self.axes.planes]
-        several = minimum(PLANE_ELEMENTS // maximum(plane, 1), count // LEAST_SHARES)
+        several = minimum(sizes.get("planes", PLANE_ELEMENTS) // maximum(plane, 1), count // LEAST_SHARES)
         return launch | {f"P_{PLANES}": maximum(several, 1)}
+
+    @property
+    def launch(self) -> dict[str, Index]:
+        """As ``NestKernel``."""
+        return self.launched({})

@@ -1,4 +1,4 @@
-"""An operand behind a tensor map, whose boxes TMA brings and wgmma reads: the map, the copy of a box, descriptors."""
+"""An array behind a tensor map, whose boxes TMA brings and wgmma reads: the map, copies of a box, descriptors."""
 
 from __future__ import annotations
 
@@ -58,9 +58,17 @@ class TensorOperand:
 
     def load(self, name: str, place: Pointer, mn: Index, k: Index, a: Mapping[str, Index], full: Value) -> Call:
         """The copy of the box that begins at row or column ``mn`` and step ``k``, of the batch at ``a``."""
+        at = self._at(mn, k, a)
+        return Call(f"pd_tma_load_{len(at)}d", (place, Parameter("uint64", name), *at, full))
+
+    def store(self, name: str, place: Pointer, mn: Index, k: Index, a: Mapping[str, Index]) -> Call:
+        """The copy of a box the other way."""
+        at = self._at(mn, k, a)
+        return Call(f"pd_tma_store_{len(at)}d", (Parameter("uint64", name), place, *at))
+
+    def _at(self, mn: Index, k: Index, a: Mapping[str, Index]) -> tuple[Value, ...]:
         at = (*((k, mn) if self.along_k else (mn, k)), *(x.coordinate.subs(a) for x in self.outer))
-        coordinates = (FromIndex("int32", i) for i in at)
-        return Call(f"pd_tma_load_{len(at)}d", (place, Parameter("uint64", name), *coordinates, full))
+        return tuple(FromIndex("int32", i) for i in at)
 
 
 def tensor_operand(group: Group, v: Value, mn: str, k: str, batch: Mapping[str, Index]) -> TensorOperand | None:

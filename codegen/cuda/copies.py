@@ -161,11 +161,11 @@ def _through_register(place: Tile, value: Value, live: Index, steps: Index) -> C
 def copy_of(group: Group, x: Operand, stages: int, width: int, by: Instruction) -> Copy:
     """Decides how an operand is copied, by at most ``width`` bytes at once, for an instruction ``by``.
 
-    Threads of ``fma`` read it along its own iterator one element each, so a tile
-    contiguous along the reduction is permuted by single elements. Lanes of ``tf32`` read eight elements of four steps
-    from a tile contiguous along its own side: eight stay together. Rows of bytes have no load that transposes: their
-    tile is along the reduction in any case, copied byte by byte where memory is not. Constant bytes have pitches that
-    always allow the widest copies (pass ``steps``), which they have whatever the width of the rows' copies.
+    Threads of ``fma`` read it along its own iterator one element each, so a tile contiguous along the reduction is
+    permuted by single elements. Lanes that round float32 read eight elements of four steps from a tile contiguous along
+    its own side: eight stay together. Rows of bytes have no load that transposes: their tile is along the reduction in
+    any case, copied byte by byte where memory is not. Constant bytes have pitches that always allow the widest copies
+    (pass ``steps``), which they have whatever the width of the rows' copies.
 
     What is more than a load, or has unit stride nowhere, as pixels of all lines, is copied element by element. Unless
     memory is contiguous along the reduction, threads take neighbours along the operand's own iterator: what a pixel
@@ -190,12 +190,12 @@ def copy_of(group: Group, x: Operand, stages: int, width: int, by: Instruction) 
         if by.of_bytes and multiples(rest, together, iterators) == ():
             most = together  # always, whatever the other operand asks for
         vector, alignment = _widest(rest, most, size, iterators)
-        chunk = 1 if along_k and across else 8 if by.name == "tf32" and not along_k else together
+        chunk = 1 if along_k and across else 8 if by.rounds and not along_k else together
         return replace(base, along_k=along_k, vector=vector, asynchronous=vector * size >= 4, chunk=chunk,
                        multiples=alignment)  # fmt: skip
     read = [v.address for v in walk_value(value) if isinstance(v, FlatLoad)]
     along = len(ways) == 1 or any(_has_unit_stride(i, x.loops[1]) for i in read)
-    chunk = 1 if along and across else 8 if by.name == "tf32" and not along else together
+    chunk = 1 if along and across else 8 if by.rounds and not along else together
     return replace(base, along_k=along, chunk=chunk, asynchronous=isinstance(value, FlatLoad) and size >= 4)
 
 

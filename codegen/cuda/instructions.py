@@ -3,6 +3,7 @@
 ``fma``   a thread and one element, float32 or int32 on CUDA cores;
 ``lanes`` a warp and m16n8k4, float32 on CUDA cores with the sums held as tensor cores hold them (attention);
 ``tf32``  a warp and m16n8k8 on tensor cores: float32 rounded to 10 bits of mantissa, sums in float32;
+``tf32x3`` the same three times, on float32 in two parts of 10 bits: what is rounded away, times what is left;
 ``mma``   a warp and m16n8k16 on tensor cores: float16 or bfloat16, sums in float32;
 ``imma``  a warp and m16n8k32 on tensor cores: int8 or uint8, each operand either, sums in int32 (they wrap);
 ``qmma``  the same of float8_e4m3fn or float8_e5m2, sums in float32: sm_89 and newer.
@@ -14,10 +15,10 @@ columns a lane holds four columns, 4t to 4t + 3, in two fragments: the even ones
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
-from polydyn.codegen.ir import Apply, Body, Call, FlatLoad, Pointer, Store, Tile
+from polydyn.codegen.ir import Alloc, Apply, Body, Call, FlatLoad, Pointer, Store, Tile
 from polydyn.codegen.kernel import BASE
 from polydyn.codegen.printers.cuda_values import BYTES, HALF
 from polydyn.schedules.expr import FLOAT8, FromIndex, Op, Value
@@ -30,6 +31,8 @@ ROW, COLUMN = LANE // 4 + HALVES * 8, LANE % 4 * 2 + PAIR
 """A lane's row and column in a fragment of sums."""
 KEY = LANE % 4 + PAIR * 4
 """Its column, where the columns are the steps of another product."""
+RAW = "raw"
+"""What a load brings, before it is taken apart."""
 FLOAT8_ARCH = "sm_89"
 """The oldest architecture that multiplies floats of 8 bits."""
 At = Callable[[Index, Index], Tile]
@@ -40,7 +43,8 @@ At = Callable[[Index, Index], Tile]
 class Instruction:
     """One instruction: (m, n, k), threads of a unit, operands' dtypes, registers of a fragment of A and of B.
 
-    ``register``: what holds operands (where a thread has single elements, the dtype of the sums does).
+    ``register``: what holds operands (where a thread has single elements, the dtype of the sums does). ``times``: how
+    often it is issued for a fragment, on operands in parts.
     """
 
     name: str
@@ -49,6 +53,12 @@ class Instruction:
     dtypes: tuple[str, ...]
     registers: tuple[int, int]
     register: str
+    times: int = 1
+
+    @property
+    def rounds(self) -> bool:
+        """Whether it multiplies float32 that is rounded to tf32."""
+        return self.name.startswith("tf32")
 
     @property
     def warp(self) -> bool:
@@ -77,6 +87,7 @@ INSTRUCTIONS = {
         Instruction("fma", (1, 1, 1), 1, ("float32", "int32"), (1, 1), ""),
         Instruction("lanes", (16, 8, 4), 32, ("float32",), (8, 8), "float32"),
         Instruction("tf32", (16, 8, 8), 32, ("float32",), (4, 2), "uint32"),
+        Instruction("tf32x3", (16, 8, 8), 32, ("float32",), (8, 4), "uint32", 3),
         Instruction("mma", (16, 8, 16), 32, HALF, (4, 2), "uint32"),
         Instruction("imma", (16, 8, 32), 32, BYTES, (4, 2), "uint32"),
         Instruction("qmma", (16, 8, 32), 32, FLOAT8, (4, 2), "uint32"),
@@ -108,8 +119,8 @@ def load(
     place = number * (i.registers[which] * (1 if which == 0 else 2))
     if i.name == "lanes":
         return _by_lane(which, along_k, at, frag, place, mn, k)
-    if i.name == "tf32" and not along_k:
-        return _round_columns(which, at, frag, place, mn, k, keys)
+    if i.rounds and not along_k:
+        return _round_columns(i, which, at, frag, place, mn, k, keys)
     if i.of_bytes and not along_k:
         assert which == 1, "copies bring rows of bytes along the steps"
         return _byte_columns(at, frag, place, mn, k)
@@ -122,11 +133,25 @@ def load(
     else:
         mn, k = (mn + split_high, k + LANE // 8 % 2 * step) if along_k else (mn + LANE // 16 * 8, k + low)
     function = "pd_ldmatrix_x4_trans" if not along_k else "pd_ldmatrix_x4"
+    if i.times > 1:
+        whole = tuple(Apply("float32", "pd_bits_to_f32", (FlatLoad("uint32", RAW, V(r)),)) for r in range(4))
+        read = Call(function, (Pointer("uint32", RAW, ZERO), at(mn, k)))
+        return (Alloc(RAW, "uint32", V(4), "register", (read, *_parts(which, frag, place, whole))),)
     out: Body = (Call(function, (Pointer("uint32", frag, place), at(mn, k))),)
-    if i.name == "tf32":
+    if i.rounds:
         for r in range(4):
             value = Apply("float32", "pd_bits_to_f32", (FlatLoad("uint32", frag, place + r),))
             out += (Store(frag, place + r, Apply("uint32", "pd_f32_to_tf32", (value,))),)
+    return out
+
+
+def _parts(which: int, frag: str, place: Index, whole: Sequence[Value]) -> Body:
+    """The four registers of a load, each in its two parts: of a fragment first all it rounds to, then the rest."""
+    out: Body = ()
+    for r, x in enumerate(whole):
+        first, size = (r, 4) if which == 0 else (r // 2 * 4 + r % 2, 2)
+        out += (Store(frag, place + first, Apply("uint32", "pd_f32_to_tf32", (x,))),
+                Store(frag, place + (first + size), Apply("uint32", "pd_tf32_rest", (x,))))  # fmt: skip
     return out
 
 
@@ -142,15 +167,20 @@ def _byte_columns(at: At, frag: str, place: Index, mn: Index, k: Index) -> Body:
     return (read, Call("pd_byte_columns", (pointer, FromIndex("int32", LANE))))
 
 
-def _round_columns(which: int, at: At, frag: str, place: Index, mn: Index, k: Index, keys: bool) -> Body:
+def _round_columns(
+    i: Instruction, which: int, at: At, frag: str, place: Index, mn: Index, k: Index, keys: bool
+) -> Body:  # fmt: skip
     """The same for a tile of float32 that is contiguous along its own side, where ldmatrix has no transposition."""
     first = permute(LANE // 4) if keys else LANE // 4
-    out: Body = ()
+    elements = []
     for r in range(4):
         side, half = (r % 2, r // 2) if which == 0 else (r // 2, r % 2)
-        element = at(mn + first + side * 8, k + LANE % 4 + half * 4)
-        out += (Store(frag, place + r, Apply("uint32", "pd_f32_to_tf32", (element,))),)
-    return out
+        elements.append(at(mn + first + side * 8, k + LANE % 4 + half * 4))
+    if i.times == 1:
+        return tuple(Store(frag, place + r, Apply("uint32", "pd_f32_to_tf32", (x,))) for r, x in enumerate(elements))
+    read = tuple(Store(RAW, V(r), x) for r, x in enumerate(elements))
+    whole = [FlatLoad("float32", RAW, V(r)) for r in range(4)]
+    return (Alloc(RAW, "float32", V(4), "register", (*read, *_parts(which, frag, place, whole))),)
 
 
 def _by_lane(which: int, along_k: bool, at: At, frag: str, place: Index, mn: Index, k: Index) -> Body:
@@ -202,4 +232,9 @@ def multiply(
         Pointer("uint32", frags[0], a * i.registers[0]),
         Pointer("uint32", frags[1], b * i.registers[1]),
     )
-    return (Call(f"pd_mma_m16n8k{i.shape[2]}_{TENSOR[dtypes]}", args),)
+    function = f"pd_mma_m16n8k{i.shape[2]}_{TENSOR[dtypes]}"
+    if i.times == 1:
+        return (Call(function, args),)
+    rest = tuple(replace(x, address=x.address + n // 2) for x, n in zip(args[1:], i.registers, strict=True))
+    pairs = ((rest[0], args[2]), (args[1], rest[1]), args[1:])  # the least first
+    return tuple(Call(function, (args[0], *x)) for x in pairs)

@@ -6,9 +6,10 @@ where addresses allow it. What is where is asked of the schedule's tile map, wha
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
+from polydyn.codegen.cuda.boxes import TensorOperand
 from polydyn.codegen.cuda.group import ProductGroup
 from polydyn.codegen.cuda.instructions import COLUMN, HALVES, LANE, PAIR, ROW, Instruction
 from polydyn.codegen.indices import substitute
@@ -16,15 +17,20 @@ from polydyn.codegen.ir import Alloc, Body, Call, Compare, FlatLoad, For, If, In
 from polydyn.codegen.lower import lower
 from polydyn.codegen.passes.bind import bind
 from polydyn.codegen.passes.threads import WARP, spread
-from polydyn.codegen.passes.widen import widen
+from polydyn.codegen.passes.widen import stored_value, widen
 from polydyn.codegen.places import Places
 from polydyn.schedules.expr import ITEMSIZE, Const, Value, const
 from polydyn.schedules.index import ZERO, Index, IndexLike
 from polydyn.schedules.model import Statement, stored
 from polydyn.schedules.tree.gpu import SHARE, SLAB, STAGE, STAGED, place_of_row
-from polydyn.schedules.tree.names import b, e, extent
+from polydyn.schedules.tree.names import Meets, b, e, extent
 
 V = Index.of
+LINE = 128
+"""Bytes of a row of a box: the width of the swizzle."""
+RESULT, WORDS, TRIP = "result", "words", V("u")
+"""A vector of results in registers, and the 16 bytes that it is: those of each of a lane's trips over a slab
+(``spread``) are kept until they may go to a box."""
 
 
 class Sums:
@@ -32,17 +38,18 @@ class Sums:
 
     ``axes``: of rows and columns. ``wide``: epilogues store 16 bytes at once. ``unit``: the number of the warp that
     stages rows; ``slabs``: of columns that it stages at once, ``buffer``: where. ``in_pairs``: even and odd columns are
-    in fragments of their own. ``multiples``: what addresses must be multiples of.
+    in fragments of their own. ``box``: columns that leave as a box, 0 where lanes store what they have computed.
+    ``multiples``: what addresses must be multiples of.
     """
 
     def __init__(
         self, of: ProductGroup, kind: Instruction, places: Places, wide: bool, acc: str = "acc",
         axes: tuple[str, str] = ("i", "j"), unit: IndexLike = "warp", in_pairs: bool = False, slabs: int = 1,
-        buffer: str = "stage",
+        buffer: str = "stage", box: int = 0,
     ) -> None:  # fmt: skip
         self.of, self.kind, self.places, self.wide, self.acc, self.axes = of, kind, places, wide, acc, axes
         self.unit, self.in_pairs, self.group, self.roles = V(unit), in_pairs, of.group, of.roles
-        self.slabs, self.buffer = slabs, buffer
+        self.slabs, self.buffer, self.box = slabs, buffer, box
         self.multiples: dict[tuple[Index, int], None] = {}
         self.fragments = tuple(places.pieces(acc, x, n) for x, n in zip(axes, kind.shape, strict=False))
 
@@ -105,8 +112,26 @@ class Sums:
 
     def _row_place(self, row: Index, column: Index, slab: Index = ZERO) -> Tile:
         """A place of the rows that the warp has staged."""
-        first = (self.unit * self.slabs + slab) * (STAGED * SLAB)
-        return Tile(self.of.sums, self.buffer, first, row, column, SLAB, 4)
+        return Tile(self.of.sums, self.buffer, self._first(slab), row, column, SLAB, 4)
+
+    def _first(self, slab: Index) -> Index:
+        """The first of the staged sums of a slab."""
+        return (self.unit * self.slabs + slab) * (STAGED * SLAB)
+
+    def _slab_of_box(self, a: Mapping[str, Index]) -> Index:
+        return a[e("p")] * (self.box // SLAB) if self.box else ZERO
+
+    def _box_place(self, s: Statement, a: Mapping[str, Index]) -> Tile:
+        """A place of the box of results: rows of 128 bytes, swizzled as TMA does, where the box's first slab was.
+
+        It has no more bytes than that, and the warp has read all of the slab's sums by then.
+        """
+        item = ITEMSIZE[s.value.dtype]
+        out = next(f.buffer for f in self.places.schedule.flow if f.statement == s.name and f.meets is Meets.WRITES)
+        cell = self.places.cell(s.name, out, a)
+        first = self._first(self._slab_of_box(a)) * ITEMSIZE[self.of.sums] // item
+        row, column = (cell[x] for x in self.axes)
+        return Tile(s.value.dtype, self.buffer, first, row, column, LINE // item, 16 // item)
 
     def epilogue(self, s: Statement, a: Mapping[str, Index]) -> Body:
         """An epilogue on registers, stored where the element exists (CUDA cores: a thread has one)."""
@@ -117,14 +142,17 @@ class Sums:
         return (If(self.live(env), (Store(s.array, address, value),)),)
 
     def epilogue_of_rows(self, s: Statement, a: Mapping[str, Index]) -> Body:
-        """An epilogue on a vector of a row that lies in shared memory."""
-        v, part, slab = self.vector(s), a[e("j")], a[e("s")] if self.slabs > 1 else ZERO
-        row = self.places.element(s.name, self.axes[0], a)
-        vector = self.places.element(s.name, self.axes[1], {**a, e("j"): part * v}) // v
-        at = {**self.places.env(s.name, a), self.roles.row: V("e_row"), self.roles.col: V("e_vec") * v + e("v")}
+        """An epilogue on a vector of a row that lies in shared memory: to memory, or where it leaves as a box to
+        registers.
+        """
+        v, part = self.vector(s), a[e("j")]
+        slab = a[e("s")] + self._slab_of_box(a) if self.slabs > 1 else ZERO
+        at = self._vector(s, a)
         value = self.of.epilogue_value(s, at, FlatLoad(self.of.sums, "sum", V(e("v"))))
         address = self.group.arrays[s.array].address(tuple(i.subs(at) for i in s.index))
         element: Body = (Store(s.array, address, value),)
+        if self.box:
+            element = (Store(RESULT, V(e("v")), stored_value(value)),)
         if v > 1:
             vectors = widen(element, e("v"), v, self._global(), (*self.roles.batch, "e_row", "e_vec", e("v"), b("s")))
             assert vectors is not None, "vector has tried"
@@ -135,9 +163,33 @@ class Sums:
         piece = min(v, 4)
         pieces = ((V(x), self._row_place(a[e("i")], part * v + x, slab)) for x in range(0, v, piece))
         loads = tuple(Call(f"pd_lds_wide<{piece}>", (Pointer(self.of.sums, "sum", x), at)) for x, at in pieces)
-        live = self.live({k: i.subs({e("v"): 0}) for k, i in at.items()})
-        body: Body = (Alloc("sum", self.of.sums, V(v), "register", (*loads, If(live, element))),)
+        if self.box:
+            of_type, result = (Pointer(s.value.dtype, x, ZERO) for x in (s.array, RESULT))
+            pack = Call(f"pd_pack<{v}>", (of_type, Pointer("uint32", WORDS, TRIP * 4), result))
+            element = (Alloc(RESULT, s.value.dtype, V(v), "register", (*element, pack)),)
+        body: Body = (*loads, If(self._live_vector(at), element))
+        return self._named(s, a, (Alloc("sum", self.of.sums, V(v), "register", body),))
+
+    def result_to_box(self, s: Statement, a: Mapping[str, Index]) -> Body:
+        """The vector that ``epilogue_of_rows`` has left in registers to its place in a box."""
+        place = self._box_place(s, {**a, e("j"): a[e("j")] * self.vector(s)})
+        move = Call("pd_sts_wide<4>", (place, Pointer("uint32", WORDS, TRIP * 4)))
+        return self._named(s, a, (If(self._live_vector(self._vector(s, a)), (move,)),))
+
+    def _named(self, s: Statement, a: Mapping[str, Index], body: Body) -> Body:
+        """With names for the row and the vector of an instance."""
+        v = self.vector(s)
+        row = self.places.element(s.name, self.axes[0], a)
+        vector = self.places.element(s.name, self.axes[1], {**a, e("j"): a[e("j")] * v}) // v
         return (Let("e_row", row, (Let("e_vec", vector, body),)),)
+
+    def _vector(self, s: Statement, a: Mapping[str, Index]) -> dict[str, Index]:
+        """The iterators of element ``e_v`` of the vector that has those names."""
+        column = V("e_vec") * self.vector(s) + e("v")
+        return {**self.places.env(s.name, a), self.roles.row: V("e_row"), self.roles.col: column}
+
+    def _live_vector(self, at: Mapping[str, Index]) -> tuple[Compare, ...]:
+        return self.live({k: i.subs({e("v"): 0}) for k, i in at.items()})
 
     def live(self, env: Mapping[str, Index]) -> tuple[Compare, ...]:
         """Whether an element exists."""
@@ -149,6 +201,8 @@ class Sums:
     def vector(self, s: Statement) -> int:
         """Columns that an epilogue loads and stores at once: 16 bytes of its result, or one."""
         v = 16 // ITEMSIZE[s.value.dtype]
+        if self.box:
+            return v
         if not self.wide or v not in (4, 8, 16) or (self.of.N.constant or 0) % v:
             return 1
         env = {self.roles.col: V("e_vec") * v + e("v")}
@@ -156,6 +210,14 @@ class Sums:
         symbols = frozenset((*self.of.extents, "e_vec", e("v"), SHARE))
         vectors = widen((Store(s.array, address, Const(s.value.dtype, 0.0)),), e("v"), v, self._global(), symbols)
         return v if vectors is not None else 1
+
+    def send(self, s: Statement, sender: str, to: TensorOperand, a: Mapping[str, Index]) -> Body:
+        """A box of results to memory. A warp's box is nobody else's, so the warp alone has to be there."""
+        row, column = (self.places.element(sender, x, a) for x in self.axes)
+        place = Pointer(self.of.sums, self.buffer, self._first(self._slab_of_box(a)))
+        store = to.store(f"map_{s.array}", place, row, column, self.places.env(sender, a))
+        first = If((Compare("==", LANE, ZERO),), (store, Call("pd_tma_store_commit")))
+        return (Call("pd_fence_proxy_async"), Call("pd_syncwarp"), first)
 
     # -- marks ---------------------------------------------------------------------------------------------------
 
@@ -166,9 +228,15 @@ class Sums:
         v = self.vector(s)
         # the point band is one access
         body = bind(body, {extent(e("i")): STAGED, extent(e("j")): SLAB // v, extent(e("v")): 1})
-        body = lower(body, {inst.statement: partial(self.epilogue_of_rows, s)})
-        sync = Call("pd_syncwarp")
-        return (sync, *spread(body, e("j"), WARP, "unroll" if v > 1 else "unroll2", "lane"), sync)
+        sync, kind = Call("pd_syncwarp"), "unroll" if v > 1 else "unroll2"
+
+        def dealt(f: Callable[[Statement, Mapping[str, Index]], Body]) -> Body:
+            return spread(lower(body, {s.name: partial(f, s)}), e("j"), WARP, kind, "lane")
+
+        if not self.box:
+            return (sync, *dealt(self.epilogue_of_rows), sync)
+        rows = (sync, *dealt(self.epilogue_of_rows), sync, *dealt(self.result_to_box))
+        return (Alloc(WORDS, "uint32", V(STAGED * SLAB // v // WARP * 4), "register", rows),)
 
     def stage_rows(self, body: Body, warps: int) -> Body:
         """The sums' way through shared memory: where rows are staged."""

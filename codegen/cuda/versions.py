@@ -36,6 +36,7 @@ WAVES = 2
 """Blocks for each multiprocessor that a split reduction fills the device with."""
 FMA_TILES = (CudaTile("fma", 128, 128, 16, 8, 8, 3, 1), CudaTile("fma", 64, 64, 16, 4, 4, 3, 2))
 TF32_TILES = (CudaTile("tf32", 128, 128, 16, 64, 32, 4, 2), CudaTile("tf32", 64, 64, 16, 32, 32, 4, 4))
+TF32X3_TILES = (CudaTile("tf32x3", 128, 128, 16, 64, 32, 4), CudaTile("tf32x3", 64, 64, 16, 32, 32, 4, 3))
 MMA_TILES = (CudaTile("mma", 128, 128, 32, 64, 32, 4, 2), CudaTile("mma", 64, 64, 32, 32, 32, 4, 4))
 IMMA_TILES = (CudaTile("imma", 128, 128, 64, 64, 32, 4, 2), CudaTile("imma", 64, 64, 64, 32, 32, 4, 4))
 QMMA_TILES = tuple(replace(t, instruction="qmma") for t in IMMA_TILES)
@@ -64,14 +65,18 @@ class TileFactors:
 class CudaContractKernel:
     """Builds the versions of one matmul-like group.
 
-    ``arch``: those of newer architectures only when asked for; ``tf32``: float32 on tensor cores, rounded to tf32.
-    Products of 8-bit floats end with versions that widen them, for devices and shapes without their instructions.
+    ``arch``: those of newer architectures only when asked for; ``tf32``: float32 on tensor cores, rounded to tf32;
+    ``thrice``: float32 there in two parts, three products of which are nearly float32's. Products of 8-bit floats end
+    with versions that widen them, for devices and shapes without their instructions.
     """
 
-    def __init__(self, name: str, group: Group, roles: Roles, arch: str = "sm_80", tf32: bool = False) -> None:
+    def __init__(
+        self, name: str, group: Group, roles: Roles, arch: str = "sm_80", tf32: bool = False, thrice: bool = False
+    ) -> None:
         self.name, self.group, self.roles, self.arch, self.tf32 = name, group, roles, arch, tf32
         self.product = ProductGroup(name, group, roles)
-        self.tiles = TF32_TILES if tf32 and self.product.dtype == "float32" else TILES[self.product.dtype]
+        single = TF32_TILES if tf32 else TF32X3_TILES if thrice else FMA_TILES
+        self.tiles = single if self.product.dtype == "float32" else TILES[self.product.dtype]
         self.total = self.product
         if self.product.dtype in FLOAT8:
             self.total = ProductGroup(f"{name}_widened", group, roles, widened=True)
@@ -80,6 +85,11 @@ class CudaContractKernel:
     def dtype(self) -> str:
         """What its tiles are for: the dtype of the rows as they are stored, or ``TF32``."""
         return TF32 if self.tiles is TF32_TILES else self.product.dtype
+
+    @property
+    def tunable(self) -> bool:
+        """Whether tiles of records are of its instructions."""
+        return self.tiles is not TF32X3_TILES
 
     @property
     def defaults(self) -> tuple[CudaTile, ...]:

@@ -23,9 +23,9 @@ from functools import partial
 from polydyn.codegen.cuda.boxes import FARTHEST, TensorOperand, descriptor, tensor_operand
 from polydyn.codegen.cuda.emit import LONG, bound_names, emit, one_block
 from polydyn.codegen.cuda.group import ProductGroup
-from polydyn.codegen.cuda.instructions import TENSOR
+from polydyn.codegen.cuda.instructions import LANE, TENSOR
 from polydyn.codegen.cuda.product import DEALT, RASTER, UNROLLED, block_limits, split_copies
-from polydyn.codegen.cuda.sums import Sums, lane_points
+from polydyn.codegen.cuda.sums import LINE, Sums, lane_points
 from polydyn.codegen.cuda.tile import CudaTile
 from polydyn.codegen.cuda.work import UNITS, bounded_registers
 from polydyn.codegen.indices import substitute
@@ -36,6 +36,7 @@ from polydyn.codegen.ir import (
     Compare,
     FlatLoad,
     For,
+    If,
     Inst,
     Let,
     Mark,
@@ -53,10 +54,10 @@ from polydyn.codegen.passes.warpgroups import TURN, WARPGROUP, Ring, accumulate,
 from polydyn.codegen.pipeline import Step, loops
 from polydyn.codegen.places import Places
 from polydyn.codegen.printers.cuda_values import BYTES, HALF
-from polydyn.schedules.expr import FLOAT8, ITEMSIZE, FromIndex
+from polydyn.schedules.expr import FLOAT8, ITEMSIZE, FromIndex, Load
 from polydyn.schedules.index import ONE, ZERO, Index, IndexLike, product
 from polydyn.schedules.proof.prove import prove
-from polydyn.schedules.tree.gpu import COPY_A, COPY_B, SLAB, STAGE, STAGED
+from polydyn.schedules.tree.gpu import COPY_A, COPY_B, SLAB, STAGE, STAGED, senders
 from polydyn.schedules.tree.names import MarkName, b, e, extent, f, g, s, w
 from polydyn.schedules.tree.scheduled import Scheduled
 from polydyn.schedules.tree.strategies import ACC, INIT
@@ -115,8 +116,10 @@ CONSUMED = 1
 """The barrier of the consumers behind their last step."""
 BLOCKS, BEFORE = "blocks", "before"
 """Blocks of a persistent grid, an argument of the launch; steps of a block's tiles before the current one."""
-ROLLED = {e("g"): "unroll", e("s"): "unroll1"}
+ROLLED = {e("g"): "unroll", e("s"): "unroll1", e("p"): "unroll1"}
 """Epilogues are loops over slabs of columns, or their text would not fit the instruction cache."""
+SENT = If((Compare("==", LANE, ZERO),), (Call("pd_tma_store_wait_read<0>"),))
+"""Waits until TMA has read the boxes that a warp has sent."""
 _Maps = tuple[TensorOperand, TensorOperand]
 
 
@@ -193,19 +196,35 @@ class _Version:
         self.step, self.points = STEP // ITEMSIZE[of.dtype], POINTS // ITEMSIZE[of.dtype]
         rows = size.shape[0] * size.shape[1] * ROWS
         self.tile = CudaTile(kind, rows, size.columns, self.step, STAGED, size.columns, size.stages)
+        self.out = self._out() if size.in_turn else None
+        self.box = LINE // ITEMSIZE[of.epilogues[0].value.dtype] if self.out else 0
         self.schedule = self._schedule()
         self.places = Places(self.schedule)
         unit, slabs = V("warp") - WARPGROUP // WARP, size.columns // SLAB
         buffer = "stage" if size.in_turn else "tile_b"
-        self.sums = Sums(of, self.tile.kind, self.places, wide, unit=unit, slabs=slabs, buffer=buffer)
+        self.sums = Sums(of, self.tile.kind, self.places, wide, unit=unit, slabs=slabs, buffer=buffer, box=self.box)
         self.ring = Ring("", self.stages, (rows + self.columns) * STEP, None, V(BEFORE) if size.in_turn else ZERO)
         self.symbols = (*self.group.params, *[BLOCKS] * size.in_turn)
 
     def _schedule(self) -> Scheduled:
         """Tree and tile map."""
         panels, steps = self._panels(), (STEP // POINTS, self.points)
-        tile = WarpgroupTile(*self.size.shape, ROWS // STAGED, panels, self.columns // COLUMNS // panels, steps)
+        fragments = self.columns // COLUMNS // panels
+        tile = WarpgroupTile(*self.size.shape, ROWS // STAGED, panels, fragments, steps, self.box)
         return warpgroup_product(self.group, self.of.roles, tile)
+
+    def _out(self) -> TensorOperand | None:
+        """The result as TMA reaches it; None where lanes store it.
+
+        Results take the place of sums, which other epilogues would have to read.
+        """
+        s, r = self.of.epilogues[0], self.of.roles
+        item = ITEMSIZE[s.value.dtype]
+        if len(self.of.epilogues) > 1 or item > 4 or self.columns % (LINE // item):
+            return None
+        batch = {x: self.of.extents[x] for x in r.batch}
+        out = tensor_operand(self.group, Load(s.value.dtype, s.array, s.index), r.row, r.col, batch)
+        return out if out and out.along_k else None
 
     def _panels(self) -> int:
         """Parts of the columns that a box of TMA brings at once."""
@@ -217,7 +236,7 @@ class _Version:
         t = self.tile
         version = "wgmma_" + "tf32_" * (t.instruction == "tf32") + f"{t.bm}x{t.bn}x{t.bk}_{self.stages}"
         version += "_turns" * self.size.in_turn
-        return version + "_wide" * (max(map(self.sums.vector, self.of.epilogues)) > 1)
+        return version + ("_boxes" if self.out else "_wide" * (max(map(self.sums.vector, self.of.epilogues)) > 1))
 
     def steps(self) -> tuple[Step, ...]:
         """The passes up to the coincident band."""
@@ -250,6 +269,7 @@ class _Version:
                 "store", "epilogues on staged rows", lambda x: consume(x, MarkName.STORE, self.sums.store), ("stage",)
             ),
             Step("epilogue", "where rows are staged", lambda x: consume(x, MarkName.EPILOGUE, self.epilogue)),
+            Step("reuse", "boxes leave before others come", lambda x: consume(x, MarkName.START, self.reuse)),
             Step("lower", "statements become instructions", lambda b: lower(b, self._table()), ("acc", "part")),
             Step("unroll", "loops over registers", lambda b: unrolled(b, UNROLLED | ROLLED)),
             Step("fold", "decided guards and single trips go", fold),
@@ -273,9 +293,10 @@ class _Version:
         name, names = f"{of.name}_{self.version}", bound_names(self.group.arrays, self.symbols)
         prove(self.schedule)
         body, count = one_block(name, loops(name, self.schedule.tiled()), self.steps(), self._allocate, names)
-        multiples = (*(w for m in self.maps for w in m.multiples), *self.sums.multiples)
+        mapped = (*self.maps, *([self.out] if self.out else []))
+        multiples = (*(w for m in mapped for w in m.multiples), *self.sums.multiples)
         extents = (of.M, of.N, of.K, *(of.extents[x] for x in of.roles.batch))
-        conditions = dict.fromkeys((Compare(">=", of.K, ONE), *(c for m in self.maps for c in m.conditions)))
+        conditions = dict.fromkeys((Compare(">=", of.K, ONE), *(c for m in mapped for c in m.conditions)))
         conditions |= {Compare("<=", x, V(FARTHEST)): None for x in extents if x.constant is None}
         limits, launch = block_limits(of, self.tile, count), {}
         if self.size.in_turn:
@@ -311,6 +332,8 @@ class _Version:
                                      ("map_b", self.maps[1], of.N, self.columns)):  # fmt: skip
             box = (self.step, tile) if m.along_k else (PANEL, self.step)
             out.append(m.tensor_map(name, whole, of.K, box, TF32 if self.tile.instruction == "tf32" else ""))
+        if self.out:
+            out.append(self.out.tensor_map(f"map_{self.out.buffer}", of.M, of.N, (self.box, STAGED)))
         return tuple(out)
 
     # -- marks ---------------------------------------------------------------------------------------------------
@@ -331,6 +354,7 @@ class _Version:
             return (Mark(MarkName.TASK, consume(band, MarkName.ROLES, lambda _: inside)),)
 
         work = tiles(in_turn(V(ROUND), self.size.consumers, multiply))
+        work += (SENT,) if self.out else ()  # a block's memory stays until boxes are read
         body = specialise([filled], 1, work, self.size.registers[1:], lambda x: tiles((x,)), ((TURN, 1),))
         rows = V(self.size.consumers * ROWS * self.columns)  # each consumer stages those of one instruction at a time
         return self._shared((Alloc("stage", self.of.sums, rows, "shared", body),))
@@ -377,10 +401,18 @@ class _Version:
         threads = FromIndex("int32", V(self.size.consumers * WARPGROUP))
         return (Call("pd_bar_sync", (FromIndex("int32", V(CONSUMED)), threads)), *body)
 
+    def reuse(self, body: Body) -> Body:
+        """A warp stages sums where its boxes are: once these are read."""
+        return (SENT, Call("pd_syncwarp"), *body)
+
     # -- statements ----------------------------------------------------------------------------------------------
 
     def _table(self) -> dict[str, Lowering]:
-        return {
+        sent: dict[str, Lowering] = {}
+        if self.out:
+            (s,), ((sender, _),) = self.of.epilogues, senders(self.group)
+            sent = {sender: partial(self.sums.send, s, sender, self.out)}
+        return sent | {
             INIT: partial(self.sums.init, INIT),
             COPY_A: partial(self.copy, 0),
             COPY_B: partial(self.copy, 1),

@@ -39,9 +39,9 @@ def product_work(tile: CudaTile, copies: Sequence[Copy], steps: Index, blocks: i
     units = tile.bm // tile.wm * (tile.bn // tile.wn)
     # threads of a warp read one element each, many of them the same: a wavefront for each
     shared = units * (tile.wm + tile.wn) * tile.bk * (WAVEFRONT // WARP if cores else item)
-    flops = 2 * tile.bm * tile.bn * tile.bk
+    flops = 2 * tile.bm * tile.bn * tile.bk * tile.kind.times
     instructions += shared // WAVEFRONT + (flops // (2 * WARP) if cores else 0)
-    unit = "tf32" if tile.instruction == "tf32" else UNITS[copies[0].dtype]
+    unit = "tf32" if tile.kind.rounds else UNITS[copies[0].dtype]
     traffic = sum(c.elements * ITEMSIZE[c.dtype] for c in copies)
     return Work(
         steps, bounded_registers(tile.threads, blocks), unit, flops, shared, traffic, instructions, 1, tile.stages - 1,

@@ -1,8 +1,9 @@
 // pd_emu_hopper.h -- strict CPU semantics of pd_hopper.cuh: mbarrier, TMA, wgmma.
 //
 // As late as the ISA allows: a TMA copy poisons its destination when issued and lands only when no thread can go on
-// without it (in reverse order: the newest first); a TMA store reads shared memory at the wait; wgmma reads operands
-// and writes accumulators at the wait that retires its group, until then the accumulator registers hold NaN.
+// without it (in reverse order: the newest first); a TMA store reads shared memory at the wait, and what it reads may
+// not change meanwhile; wgmma reads operands and writes accumulators at the wait that retires its group, until then the
+// accumulator registers hold NaN.
 // Also checked: mbarrier use before init or its fence, over-arrival, descriptors equal in a warpgroup, wgmma.fence,
 // operands that TMA still writes when wgmma is issued (a later wait on their mbarrier would hide it),
 // plain shared stores not fenced before TMA or wgmma reads them, tf32 operands that nothing has rounded, asynchronous
@@ -18,7 +19,7 @@ namespace pdemu {
 constexpr int WARPGROUP = 128, MBAR_MAGIC = 0xB5;
 struct MBarrier { uint64_t magic : 7, fenced : 1, phase : 1, init : 11, pending : 12; int64_t tx : 32; };
 static_assert(sizeof(MBarrier) == 8, "an mbarrier has 8 bytes");
-struct Bulk { const pdemu_tensor_map *map; unsigned char *shared; int at[5], owner; uint32_t group; MBarrier *bar; };
+struct Bulk { const pdemu_tensor_map *map; unsigned char *shared; int at[5], owner; uint32_t group; MBarrier *bar; std::vector<unsigned char> seen; };
 struct Accumulator { uint32_t *key; int n, pending; uint32_t *registers[WARPGROUP]; uint32_t value[64][256]; };
 enum Kind { WG_F16, WG_BF16, WG_TF32, WG_E4M3, WG_E5M2, WG_E4M3E5M2, WG_E5M2E4M3, WG_S8, WG_U8, WG_S8U8, WG_U8S8 };
 // operands of a byte come behind the others, integers last
@@ -111,7 +112,7 @@ static void issue_load(void *s, const pd_tmap *t, int rank, const int *at, uint6
   const pdemu_tensor_map *m = tensor_map(t, rank, site);
   uint32_t bytes = box_bytes(m);
   check_shared(s, bytes, m->swizzle ? 1024 : 128, site);
-  Bulk q = {m, (unsigned char *)s, {0}, B->current, 0, mbarrier(bar, true, site)};
+  Bulk q = {m, (unsigned char *)s, {0}, B->current, 0, mbarrier(bar, true, site), {}};
   std::copy(at, at + rank, q.at);
   memset(s, 0xff, bytes);
   loads.push_back(q);
@@ -130,15 +131,20 @@ static void issue_store(const pd_tmap *t, const void *s, int rank, const int *at
   const pdemu_tensor_map *m = tensor_map(t, rank, site);
   check_shared(s, box_bytes(m), m->swizzle ? 1024 : 128, site);
   for (uint32_t o = 0; o < box_bytes(m); o += 16) check_fenced(shared_offset(s) + o, "TMA store", site);
-  Bulk q = {m, (unsigned char *)s, {0}, B->current, store_groups[B->current], nullptr};
+  const unsigned char *p = (const unsigned char *)s;
+  Bulk q = {m, (unsigned char *)s, {0}, B->current, store_groups[B->current], nullptr, {p, p + box_bytes(m)}};
   std::copy(at, at + rank, q.at);
   stores.push_back(q);
   count(PDEMU_TMA);
 }
-static void retire_stores(uint32_t keep) {
+static void retire_stores(uint32_t keep, int site) {
   auto done = [keep](const Bulk &q) { return q.owner == B->current && q.group + keep < store_groups[B->current]; };
   for (const Bulk &q : stores)
-    if (done(q)) move_box(q, false);
+    if (done(q)) {
+      PD_RULE(std::equal(q.seen.begin(), q.seen.end(), q.shared), PDEMU_FAILED,
+              "a TMA store that is waited for at line %d reads shared memory that was written after it was issued", site);
+      move_box(q, false);
+    }
   stores.erase(std::remove_if(stores.begin(), stores.end(), done), stores.end());
 }
 
@@ -341,9 +347,13 @@ PD_DEV void pd_tma_store_3d(const pd_tmap *t, const void *s, int x, int y, int z
   int at[] = {x, y, z};
   pdemu::issue_store(t, s, 3, at, site);
 }
+PD_DEV void pd_tma_store_4d(const pd_tmap *t, const void *s, int x, int y, int z, int w, PD_SITE) {
+  int at[] = {x, y, z, w};
+  pdemu::issue_store(t, s, 4, at, site);
+}
 PD_DEV void pd_tma_store_commit() { pdemu::store_groups[pdemu::B->current]++; }
-template <int N> PD_DEV void pd_tma_store_wait_read() { pdemu::retire_stores(N); }
-template <int N> PD_DEV void pd_tma_store_wait() { pdemu::retire_stores(N); }
+template <int N> PD_DEV void pd_tma_store_wait_read(PD_SITE) { pdemu::retire_stores(N, site); }
+template <int N> PD_DEV void pd_tma_store_wait(PD_SITE) { pdemu::retire_stores(N, site); }
 PD_DEV void pd_tma_prefetch(const pd_tmap *) {}
 PD_DEV void pd_fence_proxy_async() {
   using namespace pdemu;

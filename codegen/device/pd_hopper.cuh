@@ -54,6 +54,10 @@ PD_DEV void pd_tma_store_2d(const pd_tmap *t, const void *s, int x, int y) {
 PD_DEV void pd_tma_store_3d(const pd_tmap *t, const void *s, int x, int y, int z) {
   asm volatile(PD_TMA_STORE("3d") "[%0, {%1, %2, %3}], [%4];" ::"l"(t), "r"(x), "r"(y), "r"(z), "r"(pd_saddr(s)) : "memory");
 }
+PD_DEV void pd_tma_store_4d(const pd_tmap *t, const void *s, int x, int y, int z, int w) {
+  asm volatile(PD_TMA_STORE("4d") "[%0, {%1, %2, %3, %4}], [%5];" ::"l"(t), "r"(x), "r"(y), "r"(z), "r"(w), "r"(pd_saddr(s))
+               : "memory");
+}
 PD_DEV void pd_tma_store_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 template <int N> PD_DEV void pd_tma_store_wait_read() { asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(N) : "memory"); }
 template <int N> PD_DEV void pd_tma_store_wait() { asm volatile("cp.async.bulk.wait_group %0;" ::"n"(N) : "memory"); }

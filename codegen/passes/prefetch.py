@@ -20,6 +20,8 @@ LEAF, FAR, WRITE = "pd_prefetch", "pd_prefetch_far", "pd_prefetch_write"
 TYPES = {"float32": "f32", "int32": "i32"}
 """What is prefetched: four bytes an element."""
 FIRST, END = "far_lo", "far_hi"
+ASKED = "ask_lo", "ask_hi"
+"""The first line that a row tile asks for of every plane of the next strip, and the end of those."""
 LINE = 16
 """Elements of a cache line."""
 AHEAD = 4096
@@ -91,6 +93,21 @@ def share_panel(body: Body, number: Index, tiles: Index) -> Body:
     for name, k in ((FIRST, 0), (END, 1)):
         body = (Let(name, several * ((number + k) * LINE // tiles), body),)
     return body
+
+
+def share_lines(body: Body, number: Index, tiles: Index, lines: Index) -> Body:
+    """Around a row tile, ``number`` of ``tiles``: its share of the ``lines`` of each plane of the next strip."""
+    for k, name in enumerate(ASKED):
+        body = (Let(name, (number + k) * lines // maximum(1, tiles), body),)
+    return body
+
+
+def prefetch_lines(body: Body, var: str, planes: Sequence[FlatLoad]) -> Body:
+    """The loop ``var`` over planes asks in each for the lines of its tile's share; ``planes``: their first element."""
+    line = Index.of("line")
+    calls = _calls(FAR, [replace(v, address=v.address + line * LINE) for v in planes], {})
+    asked = For("line", Index.of(ASKED[0]), Index.of(ASKED[1]), calls)
+    return rewrite(body, lambda n: _first(n, (asked,)) if isinstance(n, For) and n.var == var else n)
 
 
 def prefetch_results(stores: Sequence[Store], rows: Index, columns: Index, number: Index, tiles: Index) -> Body:

@@ -9,6 +9,7 @@ element that it reads, and keeps the masks of its vectors in registers.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import count, groupby
@@ -18,6 +19,7 @@ from polydyn.codegen.ir import (
     Apply,
     Between,
     Body,
+    Broadcast,
     Compare,
     Def,
     FlatLoad,
@@ -41,9 +43,11 @@ from polydyn.codegen.passes.hoist import comparison, hoist_masks
 from polydyn.codegen.passes.registers import keep_loads, registers, share_loads, unroll
 from polydyn.codegen.passes.unzip import unzip
 from polydyn.schedules.errors import CodegenError
-from polydyn.schedules.expr import Const, FromIndex, Op, Value, conjuncts
+from polydyn.schedules.expr import Const, FromIndex, Op, Value, conjuncts, const
 from polydyn.schedules.index import ZERO, Atom, Index, maximum, minimum
 
+LONG_SUM = 5
+"""Taps of a sum that a loop adds each time, from which they are two chains."""
 V = Index.of
 
 
@@ -93,7 +97,7 @@ def twins(body: Body, window: Window) -> Body:
     split = _Guards({n.var: n for n in walk(plain) if isinstance(n, For)}, lines, lanes)
     if window.live is not None:
         lines.append(window.live - window.count)
-    guarded = _finished(split.body(plain), (), window)
+    guarded = _two_chains(_finished(split.body(plain), (), window))
     whole, out = _without_live(plain), guarded
     if lines:
         out = _finished(split.body(whole, lines=True), lines, window)
@@ -106,6 +110,7 @@ def twins(body: Body, window: Window) -> Body:
 def _finished(body: Body, edges: Sequence[Index], window: Window) -> Body:
     """A twin whose guards are taken apart, where all ``edges`` are >= 0."""
     body = _constants_first(_arranged(_without_extremes(body, tuple(_tightest(edges))), window, count()))
+    body = _before_questions(body, window)
     return keep_loads(share_loads(rewrite(body, lambda n: hoist_masks(n, "mask") if isinstance(n, For) else n)))
 
 
@@ -303,6 +308,53 @@ def _constants_first(body: Body) -> Body:
 
     out = rewrite(body, lambda n: replace(n, value=replaced(n.value)) if isinstance(n, (Store, Def, Set)) else n)
     return (*(Def(r.name, v, r.lanes) for v, r in found.items()), *out)
+
+
+def _before_questions(body: Body, window: Window) -> Body:
+    """What taps under several questions read alike, their weights, is read once before all of them."""
+    body = tuple(with_bodies(n, tuple(_before_questions(b, window) for b in bodies(n))) for n in body)
+    asked = [n for n in body if isinstance(n, If)]
+    readers, wide = Counter[FlatLoad](), dict[FlatLoad, int]()
+    for n in asked:
+        sets = [x for x in walk((n,)) if isinstance(x, Set)]
+        found = {v: x.lanes for x in sets for v in walk_value(x.value) if isinstance(v, FlatLoad) and v.guard is None}
+        readers.update(found.keys())
+        wide |= found
+    alike = [v for v in readers if readers[v] > 1 and v.buffer not in window.moving]
+    held: dict[Value, Reg] = {v: Reg(v.dtype, f"held{k}", wide[v]) for k, v in enumerate(alike)}
+    if not held:
+        return body
+    first = (Def(held[v].name, v if v.lanes == wide[v] else Broadcast(v.dtype, v, wide[v]), wide[v]) for v in alike)
+    at = body.index(asked[0])
+    return (*body[:at], *first, *map_values(body[at:], lambda v: held.get(v, v)))
+
+
+def _two_chains(body: Body) -> Body:
+    """Sums of loops over taps in two chains each. At an edge few sums have all taps, and would be waited for."""
+    each = (_chained(n) if isinstance(n, For) else (with_bodies(n, tuple(map(_two_chains, bodies(n)))),) for n in body)
+    return tuple(n for nodes in each for n in nodes)
+
+
+def _chained(loop: For) -> Body:
+    """A loop over taps: every other addition to a sum goes to a register of its own, which is added behind the loop."""
+    inside = {x.reg for x in walk(loop.body) if isinstance(x, Def)}
+    taps, second = Counter[str](), dict[Reg, str]()
+
+    def f(x: Node) -> Node:
+        if not (isinstance(x, Set) and x.reduce == "sum" and x.value.dtype == "float32" and x.reg not in inside):
+            return x
+        taps[x.reg] += 1
+        if taps[x.reg] % 2:
+            return x
+        register = Reg("float32", f"{x.reg}_second", x.lanes)
+        second[register] = x.reg
+        return replace(x, reg=register.name)
+
+    (new,) = rewrite((loop,), f)
+    if max(taps.values(), default=0) < LONG_SUM:
+        return (loop,)
+    zeros = (Def(r.name, Broadcast("float32", const(0, "float32"), r.lanes), r.lanes) for r in second)
+    return (*zeros, new, *(Set(sum_, r, r.lanes, "sum") for r, sum_ in second.items()))
 
 
 # -- order -----------------------------------------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from polydyn.errors import InputError
@@ -15,7 +15,7 @@ from polydyn.lowering.place import Builder, Placed
 from polydyn.program.plan import HostPlan
 from polydyn.search.records import Records
 
-BF16 = "bf16"
+BF16, TF32X3 = "bf16", "3xtf32"
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,9 @@ class Options:
     of that name. ``strategy``: whose searches in the records choose tiles (``polydyn.search.strategies``). ``tf32``: on
     CUDA, products of float32 take tensor cores, which round their operands to 10 bits of mantissa; sums stay float32.
     ``precision``: "bf16" lets products of float32 with constants round both operands to bfloat16 on a CPU; sums stay
-    float32, and notes say of every product what it does (docs/adr/0023-types.md). None: never.
+    float32, and notes say of every product what it does (docs/adr/0023-types.md). "3xtf32": on CUDA, products of
+    float32 take tensor cores three times, on operands in two parts of 10 bits: each is right to 3/2^22 of its size
+    (docs/adr/0015-cuda-products.md). None: never.
     ``fallback``: "onnxruntime" leaves nodes that are not built to ONNX Runtime, each with a note and a warning; None
     refuses them by name.
     """
@@ -39,8 +41,8 @@ class Options:
     precision: str | None = None
 
     def __post_init__(self) -> None:
-        if self.precision not in (None, BF16):
-            remedy = f"None or {BF16!r}"
+        if self.precision not in (None, BF16, TF32X3) or (self.tf32 and self.precision == TF32X3):
+            remedy = f"None, {BF16!r} or {TF32X3!r}, this one without tf32"
             raise InputError(f"no precision {self.precision!r}", rule="Options(precision=...)", remedy=remedy)
         object.__setattr__(self, "without", check_names(self.without))
         if self.fallback not in (None, FALLBACK):
@@ -87,9 +89,12 @@ class Target(ABC):
     def builder(self, plan: FusionPlan, records: Records | None = None) -> Builder:
         """What places the groups of a plan; ``records``: whose tiles products have."""
 
-    def place(self, builder: Builder) -> Kernels:
-        """The kernels of all groups: lowered, scheduled, proven, generated."""
-        placed = [p for g in builder.plan.groups for p in builder.place(g)]
+    def place(self, builder: Builder, made: Callable[[Sequence[Placed]], None] = lambda _: None) -> Kernels:
+        """The kernels of all groups: lowered, scheduled, proven, generated. ``made`` gets those so far after each."""
+        placed: list[Placed] = []
+        for group in builder.plan.groups:
+            placed += builder.place(group)
+            made(placed)
         unproven = (f"{x}: its addresses are right by construction, they are not proven" for x in builder.unproven)
         notes = (*builder.notes, *builder.roundings, *builder.untuned, *dict.fromkeys(unproven))
         return Kernels(builder.plan, placed, notes)

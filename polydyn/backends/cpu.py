@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from polydyn.backends.base import BF16, Kernels, Options, Target
+from polydyn.backends.base import BF16, TF32X3, Kernels, Options, Target
 from polydyn.build.features import architecture, machine_features
 from polydyn.codegen.cpu.target import AVX2, AVX512, NEON, CpuTarget, leaf_headers
 from polydyn.errors import UnsupportedError
@@ -13,7 +13,7 @@ from polydyn.fusion.plan import FusionPlan
 from polydyn.gpu.targets import CUDA_TARGETS
 from polydyn.graph.ir import Graph
 from polydyn.lowering.aliases import without_reshapes
-from polydyn.lowering.place import Builder
+from polydyn.lowering.place import Builder, Placed
 from polydyn.lowering.place_cpu import KernelBuilder
 from polydyn.program.index_checks import with_kept_indices
 from polydyn.program.parallel_launches import join_waves
@@ -51,8 +51,9 @@ class Cpu(Target):
     def __init__(self, name: str, options: Options) -> None:
         """UnsupportedError: no such target, or it has no tensor cores."""
         super().__init__(name, options)
-        if options.tf32:
-            raise UnsupportedError(f"tf32 on {name}", rule="tensor cores", remedy="a CUDA target, or no tf32")
+        if options.tf32 or options.precision == TF32X3:
+            asked = "tf32" if options.tf32 else TF32X3
+            raise UnsupportedError(f"{asked} on {name}", rule="tensor cores", remedy=f"a CUDA target, or no {asked}")
         if options.precision == BF16:
             self.without |= {"winograd"}  # sums of tiles would round what cancels
         self.processor = cpu_target(name)
@@ -68,11 +69,11 @@ class Cpu(Target):
             tuner = ChosenByRecords(records, strategy(self.options.strategy).name, self.processor, self.name)
         return KernelBuilder(plan, self.processor, tuner, rounded=self.options.precision == BF16)
 
-    def place(self, builder: Builder) -> Kernels:
+    def place(self, builder: Builder, made: Callable[[Sequence[Placed]], None] = lambda _: None) -> Kernels:
         """As ``Target``; outputs that are another tensor in another shape are not copied."""
-        made = super().place(builder)
-        placed, aliases = without_reshapes(made.plan, made.placed)
-        return Kernels(made.plan, placed, (*made.notes, *aliases))
+        every = super().place(builder, made)
+        placed, aliases = without_reshapes(every.plan, every.placed)
+        return Kernels(every.plan, placed, (*every.notes, *aliases))
 
     @property
     def headers(self) -> Mapping[str, str]:

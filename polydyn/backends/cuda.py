@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from polydyn.backends.base import Kernels, Options, Target
+from polydyn.backends.base import BF16, TF32X3, Kernels, Options, Target
 from polydyn.errors import UnsupportedError
 from polydyn.fusion.facts import facts_of
 from polydyn.fusion.plan import FusionPlan
 from polydyn.gpu.compiler import device_headers
 from polydyn.gpu.targets import newest
 from polydyn.graph.ir import Graph
-from polydyn.lowering.place import Builder
+from polydyn.lowering.place import Builder, Placed
 from polydyn.lowering.place_cuda import CudaBuilder, without_served
 from polydyn.program.index_checks import with_index_checks
 from polydyn.program.plan import HostPlan
@@ -34,7 +34,7 @@ class Cuda(Target):
 
     def __init__(self, name: str, options: Options) -> None:
         super().__init__(name, options)
-        if options.precision:
+        if options.precision == BF16:
             raise UnsupportedError(f"precision {options.precision} on {name}", rule="a CPU", remedy="tf32, or a CPU")
         self.arch = newest(name)
 
@@ -47,13 +47,14 @@ class Cuda(Target):
         tuner = None
         if records is not None:
             tuner = ChosenTiles(records, strategy(self.options.strategy).name, self.name, self.options.tf32)
-        return CudaBuilder(plan, self.arch, self.options.tf32, tuner, STRICT in self.without)
+        thrice = self.options.precision == TF32X3
+        return CudaBuilder(plan, self.arch, self.options.tf32, tuner, STRICT in self.without, thrice)
 
-    def place(self, builder: Builder) -> Kernels:
+    def place(self, builder: Builder, made: Callable[[Sequence[Placed]], None] = lambda _: None) -> Kernels:
         """As ``Target``; versions that no size needs are left out."""
-        made = super().place(builder)
-        facts = facts_of(made.plan.graph.guards)
-        return replace(made, placed=[without_served(p, facts) for p in made.placed])
+        every = super().place(builder, made)
+        facts = facts_of(every.plan.graph.guards)
+        return replace(every, placed=[without_served(p, facts) for p in every.placed])
 
     @property
     def headers(self) -> Mapping[str, str]:

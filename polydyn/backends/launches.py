@@ -39,7 +39,7 @@ def host_plan(graph: Graph, kernels: Kernels, target: Target) -> HostPlan:
         constants,
         graph.sources,
         without_duplicates((*graph.guards, *bounds.guards)),
-        _distinct(placed),
+        distinct_kernels(placed),
         launches,
         (*plan.graph.notes, *kernels.notes, *_copies(placed), *bounds.notes),
         dict(target.headers),
@@ -50,7 +50,7 @@ def host_plan(graph: Graph, kernels: Kernels, target: Target) -> HostPlan:
     return target.finish(made)
 
 
-def _distinct(placed: Sequence[Placed]) -> tuple[Kernel, ...]:
+def distinct_kernels(placed: Sequence[Placed]) -> tuple[Kernel, ...]:
     """Each kernel once; also those that are launched after another."""
     every = (k for p in placed for first in p.kernels for k in (first, *first.after))
     return tuple({k.name: k for k in every}.values())

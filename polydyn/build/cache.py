@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import IO
 
 from polydyn.build.eviction import grown, touch
-from polydyn.errors import BuildError
+from polydyn.errors import BuildError, InputError
 
 
 def cache_root() -> Path:
@@ -78,6 +78,15 @@ def write_atomically(path: Path, *chunks: bytes | memoryview) -> None:
     with replacing(path) as f:
         for chunk in chunks:
             f.write(chunk)
+
+
+@contextlib.contextmanager
+def writable(path: Path) -> Iterator[None]:
+    """Around writing what a user asked for. InputError: there is no such folder, or it cannot be written."""
+    try:
+        yield
+    except OSError as e:
+        raise InputError(f"cannot write {path}: {e.strerror}", remedy="choose a writable folder") from e
 
 
 class FileCache:

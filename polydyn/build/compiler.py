@@ -9,7 +9,8 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -136,43 +137,124 @@ def required_features(compiler: Compiler, target: str) -> tuple[str, ...]:
     return tuple(sorted(name for macro, name in MACROS.items() if macro in defined))
 
 
-def build_library(units: Mapping[str, str], headers: Mapping[str, str], target: str = "cpu") -> Library:
-    """Compiles translation units (file name -> C text) and links them into one shared library.
+class Building:
+    """A library whose translation units are compiled while others are still being written.
 
-    Objects and the library are cached by content: text, headers, flags, compiler, generator version. Units are
-    compiled in parallel, one process per core. BuildError: no compiler, or it refuses a unit.
+    A context: at its end what still runs is stopped, and nothing is left behind. Objects and the library are cached by
+    content: text, headers, flags, compiler, generator version. Units are compiled in parallel, one process per core.
+    BuildError, from all of it: no compiler, it refuses a unit, or a folder cannot be written.
     """
-    compiler = find_compiler()
-    flags = compile_flags(compiler, target)
-    features = required_features(compiler, target)
-    machine = digest(*features)  # -march=native means something else on another machine
-    common = digest(GENERATOR, *compiler.command, compiler.version, machine, *flags, *_flat(headers))
-    keys = {name: digest(common, name, text) for name, text in units.items()}
-    link_key = digest(common, *LINK_FLAGS, *keys.values())
-    cache = FileCache("objects")
-    library = cache.get(link_key)
-    if library is not None:
-        return Library(library, 0, features, compiler.version)
-    cached = {name: cache.get(key) for name, key in keys.items()}
-    missing = [name for name, data in cached.items() if data is None]
+
+    def __init__(self, headers: Mapping[str, str], target: str = "cpu") -> None:
+        """``headers``: file name -> C text."""
+        self._compiler, self._headers = find_compiler(), headers
+        self._flags = compile_flags(self._compiler, target)
+        self._features = required_features(self._compiler, target)
+        machine = digest(*self._features)  # -march=native means something else on another machine
+        command = (*self._compiler.command, self._compiler.version)
+        self._common = digest(GENERATOR, *command, machine, *self._flags, *_flat(headers))
+        self._cache = FileCache("objects")
+        self._keys: dict[str, str] = {}
+        self._waiting: list[str] = []
+        self._running: dict[str, subprocess.Popen[str]] = {}
+        self._compiled = 0
+
+    def __enter__(self) -> Building:
+        with _own_folder():
+            self._folder = tempfile.TemporaryDirectory(prefix="polydyn-", ignore_cleanup_errors=True)
+            self._work = Path(self._folder.name)
+            for name, text in self._headers.items():
+                (self._work / name).write_text(text, encoding="utf-8")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for name in list(self._running):
+            self._stop(name)
+        self._folder.cleanup()
+
+    def ask(self, units: Mapping[str, str]) -> None:
+        """Compilers for units (file name -> C text) that the library will have: as many as there are cores begin now,
+        others when it is called again. A text replaces an earlier one of its name.
+        """
+        with _own_folder():
+            for name, text in units.items():
+                key = self._key(name, text)
+                if self._keys.get(name) == key:
+                    continue
+                self._stop(name)
+                self._keys[name] = key
+                (self._work / name).write_text(text, encoding="utf-8")
+                known = self._cache.get(key)
+                if known is None:
+                    self._waiting.append(name)
+                else:
+                    _object(self._work, name).write_bytes(known)
+            self._step()
+
+    def library(self, units: Mapping[str, str]) -> Library:
+        """The library of these units, whether they were asked for before or not."""
+        for name in self._keys.keys() - units.keys():
+            self._stop(name)
+        link_key = digest(self._common, *LINK_FLAGS, *map(self._key, units.keys(), units.values()))
+        library = self._cache.get(link_key)
+        if library is None:
+            self.ask(units)
+            with _own_folder():
+                while self._waiting or self._running:
+                    if not self._step():
+                        time.sleep(POLL)
+                library = _link(self._compiler, [_object(Path(), n).name for n in units], self._work)
+            self._cache.put(link_key, library)
+        return Library(library, self._compiled, self._features, self._compiler.version)
+
+    def _key(self, name: str, text: str) -> str:
+        return digest(self._common, name, text)
+
+    def _step(self) -> bool:
+        """Takes the objects that are done, and starts the largest units that wait; whether any was done."""
+        done = [name for name, process in self._running.items() if process.poll() is not None]
+        for name in done:
+            if self._running.pop(name).returncode or not _object(self._work, name).exists():
+                raise _refusal(self._compiler, name, self._work)
+            self._cache.put(self._keys[name], _object(self._work, name).read_bytes())
+            self._compiled += 1
+        self._waiting.sort(key=lambda n: -(self._work / n).stat().st_size)
+        while self._waiting and len(self._running) < available_cores():
+            name = self._waiting.pop(0)
+            command = [*self._compiler.command, *self._flags, "-c", name, "-o", _object(Path(), name).name]
+            with (self._work / f"{name}.log").open("w") as log:  # a session of its own: stopped with all that it starts
+                self._running[name] = subprocess.Popen(
+                    command, cwd=self._work, env=_environment(self._work), stdout=log, stderr=log, text=True,
+                    start_new_session=True,
+                )  # fmt: skip
+        return bool(done)
+
+    def _stop(self, name: str) -> None:
+        """Gives up a unit that is not done."""
+        if name in self._waiting:
+            self._waiting.remove(name)
+        process = self._running.pop(name, None)
+        if process is not None:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def build_library(units: Mapping[str, str], headers: Mapping[str, str], target: str = "cpu") -> Library:
+    """Compiles translation units (file name -> C text) and links them into one library. Errors as of ``Building``."""
+    with Building(headers, target) as building:
+        return building.library(units)
+
+
+@contextmanager
+def _own_folder() -> Iterator[None]:
+    """BuildError where the folder of sources and objects cannot be used."""
     try:
-        with tempfile.TemporaryDirectory(prefix="polydyn-", ignore_cleanup_errors=True) as folder:
-            work = Path(folder)
-            for name, text in (*headers.items(), *units.items()):
-                (work / name).write_text(text, encoding="utf-8")
-            for name, data in cached.items():
-                if data is not None:
-                    _object(work, name).write_bytes(data)
-            _compile(compiler, flags, missing, work)
-            for name in missing:
-                cache.put(keys[name], _object(work, name).read_bytes())
-            library = _link(compiler, [_object(Path(), n).name for n in units], work)
+        yield
     except OSError as e:
         raise BuildError(
             f"building in a temporary folder failed: {e}", remedy="set TMPDIR to a writable folder with free space"
         ) from e
-    cache.put(link_key, library)
-    return Library(library, len(missing), features, compiler.version)
 
 
 def _object(work: Path, unit: str) -> Path:
@@ -187,33 +269,6 @@ def _flat(files: Mapping[str, str]) -> list[str]:
 def _environment(work: Path) -> dict[str, str]:
     """The environment of a compiler: its temporary files lie in the folder that is always removed."""
     return {**os.environ, "TMPDIR": str(work)}
-
-
-def _compile(compiler: Compiler, flags: Sequence[str], names: Sequence[str], work: Path) -> None:
-    """Compiles the named units of the folder, as many at once as there are cores; all stop at the first failure."""
-    waiting = sorted(names, key=lambda n: -(work / n).stat().st_size)
-    running: dict[str, subprocess.Popen[str]] = {}
-    environment = _environment(work)
-    try:
-        while waiting or running:
-            while waiting and len(running) < available_cores():
-                name = waiting.pop(0)
-                command = [*compiler.command, *flags, "-c", name, "-o", _object(Path(), name).name]
-                with (work / f"{name}.log").open("w") as log:  # a session of its own: stopped with all that it starts
-                    running[name] = subprocess.Popen(
-                        command, cwd=work, env=environment, stdout=log, stderr=log, text=True, start_new_session=True
-                    )
-            done = [name for name, process in running.items() if process.poll() is not None]
-            for name in done:
-                if running.pop(name).returncode or not _object(work, name).exists():
-                    raise _refusal(compiler, name, work)
-            if not done:
-                time.sleep(POLL)
-    finally:
-        for process in running.values():
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
 
 
 def _refusal(compiler: Compiler, name: str, work: Path) -> BuildError:

@@ -42,6 +42,19 @@ def architecture() -> str:
     return platform.machine()
 
 
+def data_cache(level: int, root: str = "/sys/devices/system/cpu/cpu0/cache") -> tuple[int, int] | None:
+    """(bytes, ways) of a core's data cache of a level, as the system describes it; None where it does not."""
+    for folder in sorted(Path(root).glob("index*")):
+        try:
+            at, kind, size, ways = ((folder / n).read_text().strip() for n in
+                                    ("level", "type", "size", "ways_of_associativity"))  # fmt: skip
+            if at == str(level) and kind != "Instruction" and size.endswith("K"):
+                return int(size[:-1]) << 10, int(ways)
+        except (OSError, ValueError):
+            continue
+    return None
+
+
 def available_cores(groups: str = "/proc/self/cgroup", root: str = "/sys/fs/cgroup") -> int:
     """How many cores this process may keep busy: its mask and the least quota of its control groups, at least 1.
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import sys
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import click
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from polydyn.cli.machine import DIFFERENT, as_json, print_json
-from polydyn.cli.main import console, main
+from polydyn.build.cache import writable
+from polydyn.cli.machine import DIFFERENT, as_json
+from polydyn.cli.main import answer, console, main
 from polydyn.errors import InputError
 from polydyn.jobs.ledger import Attempt, Ledger, folder_of, latest
 from polydyn.jobs.report import write_report
@@ -60,13 +62,9 @@ def run(jobs: Path, workers: int, scheduler: str | None, files: str, as_json: bo
 
         result = Batch(jobs, workers, scheduler, files == "path", say).run()
     s = result.state
-    if as_json:
-        counts = {"steps": s.steps, "done": s.done, "skipped": s.skipped, "failed": s.failed}
-        print_json(counts | {"report": str(result.report)})
-    else:
-        console.print(
-            f"{s.steps} steps: {s.done} done, {s.skipped} done before, {s.failed} failed; {result.report}", markup=False
-        )
+    counts = {"steps": s.steps, "done": s.done, "skipped": s.skipped, "failed": s.failed}
+    summary = f"{s.steps} steps: {s.done} done, {s.skipped} done before, {s.failed} failed; {result.report}"
+    answer(as_json, counts | {"report": str(result.report)}, summary)
     sys.exit(DIFFERENT if s.failed else 0)
 
 
@@ -79,18 +77,17 @@ def status(jobs: Path, as_json: bool) -> None:
     final, attempts = latest(ledger.attempts()), ledger.attempts()
     runs = ledger.runs()
     ledger.close()
-    if as_json:
-        print_json({"runs": len(runs), "steps": [_plain(a) for a in final.values()]})
-        return
     heading = ("step", "outcome", "attempts", "seconds", "what")
     tried = {job: sum(a.job == job for a in attempts) for job in final}
     rows = [
         (job, a.outcome, str(tried[job]), f"{a.facts.get('seconds', 0.0):.1f}", a.error.partition("\n")[0])
         for job, a in sorted(final.items())
     ]
-    console.print(text_table(heading, rows), markup=False)
     done = sum(a.outcome == "done" for a in final.values())
-    console.print(f"{len(final)} steps begun, {done} done, {len(attempts)} attempts in {len(runs)} runs")
+    answer(
+        as_json, {"runs": len(runs), "steps": [_plain(a) for a in final.values()]}, text_table(heading, rows),
+        f"{len(final)} steps begun, {done} done, {len(attempts)} attempts in {len(runs)} runs",
+    )  # fmt: skip
 
 
 @batch.command()
@@ -100,16 +97,9 @@ def status(jobs: Path, as_json: bool) -> None:
 def report(jobs: Path, output: Path, as_json: bool) -> None:
     """Write the report of the last run as one HTML page."""
     ledger = _ledger(jobs)
-    try:
+    with closing(ledger), writable(output):
         write_report(ledger, jobs.name, output)
-    except OSError as e:
-        raise InputError(f"cannot write {output}: {e.strerror}", remedy="choose a writable folder") from e
-    finally:
-        ledger.close()
-    if as_json:
-        print_json({"output": str(output)})
-    else:
-        console.print(f"{output}", markup=False)
+    answer(as_json, {"output": str(output)}, str(output))
 
 
 def _ledger(jobs: Path) -> Ledger:

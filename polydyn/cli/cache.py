@@ -8,8 +8,8 @@ import click
 
 from polydyn.build.cache import cache_root
 from polydyn.build.eviction import KINDS, cache_limit, clear, entries
-from polydyn.cli.machine import as_json, print_json
-from polydyn.cli.main import console, main
+from polydyn.cli.machine import as_json
+from polydyn.cli.main import answer, main
 from polydyn.runtime.explain import text_table
 
 
@@ -26,10 +26,8 @@ def cache(emptied: bool, as_json: bool) -> None:
     if emptied:
         gone = clear(root)
         size = sum(e.bytes for e in gone)
-        if as_json:
-            print_json({"folder": str(root), "removed": len(gone), "bytes": size})
-        else:
-            console.print(f"{root}: removed {_amount(len(gone), size)}", markup=False)
+        facts = {"folder": str(root), "removed": len(gone), "bytes": size}
+        answer(as_json, facts, f"{root}: removed {_amount(len(gone), size)}")
         return
     rows, now = [], time.time_ns()
     total = files = 0
@@ -39,12 +37,12 @@ def cache(emptied: bool, as_json: bool) -> None:
         oldest = f"{(now - min(e.used for e in found)) / 86_400e9:.1f}" if found else "-"
         rows.append((kind, what, str(len(found)), f"{size / 1e6:.1f}", oldest))
         total, files = total + size, files + len(found)
-    if as_json:
-        kinds = {r[0]: {"entries": int(r[2]), "megabytes": float(r[3])} for r in rows}
-        print_json({"folder": str(root), "limit_bytes": limit, "entries": files, "bytes": total, "kinds": kinds})
-        return
-    console.print(f"{root}: {_amount(files, total)}, at most {limit / 1e6:g} MB\n", markup=False)
-    console.print(text_table(("kind", "", "entries", "MB", "days unused, at most"), rows), markup=False)
+    kinds = {r[0]: {"entries": int(r[2]), "megabytes": float(r[3])} for r in rows}
+    answer(
+        as_json, {"folder": str(root), "limit_bytes": limit, "entries": files, "bytes": total, "kinds": kinds},
+        f"{root}: {_amount(files, total)}, at most {limit / 1e6:g} MB\n",
+        text_table(("kind", "", "entries", "MB", "days unused, at most"), rows),
+    )  # fmt: skip
 
 
 def _amount(count: int, size: int) -> str:

@@ -13,8 +13,8 @@ from typing import Any
 import click
 
 from polydyn.cli.inputs import feeds_for, named_files, sizes
-from polydyn.cli.machine import DIFFERENT, How, as_json, is_artifact, of_machine, print_json
-from polydyn.cli.main import console, main
+from polydyn.cli.machine import DIFFERENT, How, as_json, is_artifact, of_machine
+from polydyn.cli.main import answer, main
 from polydyn.cli.progress import working
 from polydyn.cli.rivals import Call, Source, open_rival, rival_names
 from polydyn.errors import InputError
@@ -68,18 +68,17 @@ def bench(
     worst = max((e for row in rows for e in row["error"].values()), default=0.0)
     if plot is not None:
         _draw(plot, Path(model).name, rows)
-    if as_json:
-        print_json({"model": model, "threads": program.threads, "rounds": rounds, "shapes": rows})
-    else:
-        heading = ("shape", "polydyn ms", "spread", *(x for n in rivals for x in (f"{n} ms", "times ours", "error")))
-        table = [
-            (_text(r["shape"]), f"{r['ms']['polydyn']:.3f}", f"{r['spread']:.0%}",
-             *(x for n in rivals for x in
-               (f"{r['ms'][n]:.3f}", f"{r['ms'][n] / r['ms']['polydyn']:.2f}", f"{r['error'][n]:.1e}")))
-            for r in rows
-        ]  # fmt: skip
-        console.print(text_table(heading, table), markup=False)
-        console.print(f"{program.threads} threads, medians of {rounds} calls in turns")
+    heading = ("shape", "polydyn ms", "spread", *(x for n in rivals for x in (f"{n} ms", "times ours", "error")))
+    table = [
+        (_text(r["shape"]), f"{r['ms']['polydyn']:.3f}", f"{r['spread']:.0%}",
+         *(x for n in rivals for x in
+           (f"{r['ms'][n]:.3f}", f"{r['ms'][n] / r['ms']['polydyn']:.2f}", f"{r['error'][n]:.1e}")))
+        for r in rows
+    ]  # fmt: skip
+    answer(
+        as_json, {"model": model, "threads": program.threads, "rounds": rounds, "shapes": rows},
+        text_table(heading, table), f"{program.threads} threads, medians of {rounds} calls in turns",
+    )  # fmt: skip
     sys.exit(DIFFERENT if worst > _limit(program) else 0)
 
 
@@ -159,19 +158,17 @@ def compare(first: str, second: str, shapes: tuple[dict[str, int], ...], rounds:
         ms = [statistics.median(times[n]) * 1e3 for n in ("first", "second")]
         ok = len(checks) == len(results["first"]) == len(results["second"]) and all(c.ok for c in checks)
         rows.append({"shape": shape, "ms": ms, "error": max((c.error for c in checks), default=0.0), "ok": ok})
-    if as_json:
-        print_json({"programs": facts, "shapes": rows})
-    else:
-        heading = ("", "target", "launches", "kernels", "only here", "weights MB")
-        both = {k["name"] for k in a.manifest["kernels"]} & {k["name"] for k in b.manifest["kernels"]}
-        table = [
-            (f["path"], f["target"], str(f["launches"]), str(f["kernels"]), str(f["kernels"] - len(both)),
-             f"{f['weight_bytes'] / 1e6:.2f}")
-            for f in facts
-        ]  # fmt: skip
-        console.print(text_table(heading, table), markup=False)
-        heading = ("shape", "first ms", "second ms", "second / first", "error", "")
-        console.print(text_table(heading, [_row(r) for r in rows]), markup=False)
+    both = {k["name"] for k in a.manifest["kernels"]} & {k["name"] for k in b.manifest["kernels"]}
+    table = [
+        (f["path"], f["target"], str(f["launches"]), str(f["kernels"]), str(f["kernels"] - len(both)),
+         f"{f['weight_bytes'] / 1e6:.2f}")
+        for f in facts
+    ]  # fmt: skip
+    answer(
+        as_json, {"programs": facts, "shapes": rows},
+        text_table(("", "target", "launches", "kernels", "only here", "weights MB"), table),
+        text_table(("shape", "first ms", "second ms", "second / first", "error", ""), list(map(_row, rows))),
+    )  # fmt: skip
     sys.exit(0 if all(r["ok"] for r in rows) else DIFFERENT)
 
 
@@ -209,19 +206,17 @@ def verify(
         found = verify_model(
             model, feeds, target=how.target, dims=dict(how.dims), options=how.options, tolerance=tolerance
         )  # fmt: skip
-    bad = [c for c in found if not c.ok]
-    if as_json:
-        print_json({"checked": len(found), "different": [asdict(c) for c in bad],
-                    "worst": max((c.error for c in found), default=0.0)})  # fmt: skip
-    elif bad:
+    bad, worst = [c for c in found if not c.ok], max(found, key=lambda c: c.error, default=None)
+    if bad:
         c = bad[0]
         what = f"element {list(c.at)} is {c.got:.8g}, the reference has {c.want:.8g}"
-        console.print(f"{c.tensor} {list(c.shape)} differs first: {what} (error {c.error:.1e} of its scale); "
-                      f"{len(bad)} of {len(found)} tensors differ", markup=False)  # fmt: skip
+        line = f"{c.tensor} {list(c.shape)} differs first: {what} (error {c.error:.1e} of its scale); "
+        line += f"{len(bad)} of {len(found)} tensors differ"
     else:
-        worst = max(found, key=lambda c: c.error, default=None)
         most = f"largest error {worst.error:.1e} of its scale, in {worst.tensor}" if worst else "nothing to compare"
-        console.print(f"{len(found)} tensors are the reference's; {most}", markup=False)
+        line = f"{len(found)} tensors are the reference's; {most}"
+    data = {"checked": len(found), "different": [asdict(c) for c in bad], "worst": worst.error if worst else 0.0}
+    answer(as_json, data, line)
     sys.exit(DIFFERENT if bad else 0)
 
 
@@ -244,10 +239,8 @@ def trace(
     write_trace(output, events)
     spent = max((e["ts"] + e["dur"] for e in events), default=0.0) / 1e3
     rows = len({e["tid"] for e in events})
-    if as_json:
-        print_json({"output": str(output), "spans": len(events), "rows": rows, "ms": spent})
-    else:
-        console.print(f"{output}: {len(events)} spans in {rows} rows, {spent:.3f} ms", markup=False)
+    facts = {"output": str(output), "spans": len(events), "rows": rows, "ms": spent}
+    answer(as_json, facts, f"{output}: {len(events)} spans in {rows} rows, {spent:.3f} ms")
 
 
 @main.command()

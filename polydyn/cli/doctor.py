@@ -26,7 +26,7 @@ EXTRAS = {
     "lint": ("ruff", "mypy"),
     "tune": ("scikit-learn", "scipy"),
     "bench": ("onnxruntime", "psutil", "matplotlib", "sympy"),
-    "export": ("torch", "transformers", "onnxscript"),
+    "export": ("torch", "torchvision", "transformers", "onnxscript"),
     "torch": ("torch", "onnxscript"),
     "serve": ("fastapi", "uvicorn"),
     "docs": ("mkdocs-material",),

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import click
 
-from polydyn.cli.machine import How, as_json, is_artifact, of_machine, print_json
-from polydyn.cli.main import console, main
+from polydyn.build.cache import writable
+from polydyn.cli.machine import How, as_json, is_artifact, of_machine
+from polydyn.cli.main import answer, main
 from polydyn.cli.progress import working
 from polydyn.compiler import plan_program
 from polydyn.errors import InputError
@@ -29,10 +30,8 @@ def dump(model: str, output: Path, as_json: bool, how: How) -> None:
     """
     if output.exists() and any(output.iterdir()):
         raise InputError(f"{output} is not empty", rule="polydyn dump", remedy="name a new folder")
-    try:
+    with writable(output):
         output.mkdir(parents=True, exist_ok=True)
-    except OSError as e:
-        raise InputError(f"cannot make {output}: {e.strerror}", remedy="choose a writable folder") from e
     try:
         _saved(model, output, how) if is_artifact(model) else _stages(model, output, how)
     except BaseException:
@@ -40,10 +39,7 @@ def dump(model: str, output: Path, as_json: bool, how: How) -> None:
             shutil.rmtree(output)
         raise
     files = sorted(str(f.relative_to(output)) for f in output.rglob("*") if f.is_file())
-    if as_json:
-        print_json({"output": str(output), "files": files})
-    else:
-        console.print(f"{output}: {len(files)} files", markup=False)
+    answer(as_json, {"output": str(output), "files": files}, f"{output}: {len(files)} files")
 
 
 def _stages(model: str, output: Path, how: How) -> None:

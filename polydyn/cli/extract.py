@@ -8,8 +8,8 @@ from pathlib import Path
 import click
 
 from polydyn.build.cache import write_atomically
-from polydyn.cli.machine import as_json, print_json
-from polydyn.cli.main import console, main
+from polydyn.cli.machine import as_json
+from polydyn.cli.main import answer, main
 from polydyn.runtime.artifact import read_artifact
 from polydyn.runtime.c import PUBLIC
 
@@ -48,7 +48,4 @@ def extract(artifact: Path, folder: Path, as_json: bool) -> None:
     if not (target.exists() and target.samefile(artifact)):
         shutil.copyfile(artifact, target)
     written = [str(folder / inside) for inside in (*files, artifact.name)]
-    if as_json:
-        print_json({"output": str(folder), "files": written})
-    for made in written if not as_json else ():
-        console.print(made, markup=False)
+    answer(as_json, {"output": str(folder), "files": written}, *written)

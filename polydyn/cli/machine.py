@@ -5,12 +5,12 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import click
 
-from polydyn.backends.base import BF16
+from polydyn.backends.base import BF16, TF32X3
 from polydyn.build.compiler import architecture_of
 from polydyn.build.features import architecture
 from polydyn.cli.inputs import dim_sizes, named_axes
@@ -87,18 +87,8 @@ class How:
         if not is_artifact(path):
             return self.compile(path)
         program = load(path, threads=self.threads)
-        others = self.target in ("cpu", program.manifest["target"])
-        shapes = self.dims or self.symbols
-        if (
-            shapes
-            or self.without
-            or self.tf32
-            or self.fallback
-            or self.precision
-            or self.records
-            or not others
-            or self.strategy != Options.strategy
-        ):
+        said = replace(self, threads=None, target="cpu") != How()
+        if said or self.target not in ("cpu", program.manifest["target"]):
             raise InputError(
                 f"{path} is compiled already, for {program.manifest['target']}",
                 rule="--dim, --symbol, --without, --records, --strategy, --tf32, --precision, --fallback, --target are "
@@ -131,7 +121,11 @@ def of_machine(f: Callable[..., Any]) -> Callable[..., Any]:
         option("--records", help="A record file of polydyn tune, which chooses tiles."),
         option("--fallback", type=click.Choice([FALLBACK]), help="Runs nodes that are not built, with a warning."),
         option("--tf32", is_flag=True, help="On CUDA, float32 products on tensor cores, operands rounded to 10 bits."),
-        option("--precision", type=click.Choice([BF16]), help="On a CPU, products with constants round operands."),
+        option(
+            "--precision",
+            type=click.Choice([BF16, TF32X3]),
+            help="Products that round operands: bf16 on a CPU, 3xtf32 on CUDA.",
+        ),
         option("--strategy", default=default, show_default=True, type=strategies, help="Whose searches count."),
         option("--threads", type=click.IntRange(1, 256), help="Per call; default all cores."),
         option("--target", default="cpu", show_default=True, help="cpu, cpu:avx2, cpu:neon, cuda:sm_80 ..."),

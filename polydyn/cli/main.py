@@ -19,11 +19,11 @@ from rich.console import Console
 from rich.table import Table
 
 import polydyn
-from polydyn.build.cache import write_atomically
+from polydyn.build.cache import writable, write_atomically
 from polydyn.cli.doctor import findings
 from polydyn.cli.inputs import feeds_for, file_names, named_files, sizes
 from polydyn.cli.machine import How, as_json, of_machine, print_json
-from polydyn.errors import InputError, PolydynError
+from polydyn.errors import PolydynError
 from polydyn.runtime.artifact import write_artifact
 from polydyn.runtime.explain import Explanation, declared, text_table
 from polydyn.runtime.program import Program
@@ -31,6 +31,14 @@ from polydyn.runtime.spans import has_spans
 
 console = Console(highlight=False, soft_wrap=True)
 errors = Console(stderr=True, highlight=False, soft_wrap=True)
+
+
+def answer(as_json: bool, data: Any, *lines: str) -> None:
+    """The result of a command: one line of JSON, or lines for people."""
+    if as_json:
+        print_json(data)
+    for line in lines if not as_json else ():
+        console.print(line, markup=False)
 
 
 class Commands(click.Group):
@@ -66,27 +74,23 @@ def compile_(model: str, output: str, as_json: bool, how: How) -> None:
         made = how.artifact(model)
         write_artifact(made, output)
         what = {"output": output, "bytes": Path(output).stat().st_size, "architecture": made.manifest["architecture"]}
-        if as_json:
-            print_json(what)
-        else:
-            console.print(f"{output}: {what['bytes'] / 1e6:.1f} MB, opens on {what['architecture']}")
+        answer(as_json, what, f"{output}: {what['bytes'] / 1e6:.1f} MB, opens on {what['architecture']}")
         return
     program = how.compile(model)
     seconds = time.perf_counter() - start
     program.save(output)
     peak = max(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)) / 1024
     size = Path(output).stat().st_size
-    if as_json:
-        print_json({
-            "output": output, "bytes": size, "seconds": seconds, "launches": len(program.launches),
-            "kernels": program.kernel_count, "compilations": program.compilations, "peak_bytes": int(peak * 2**20),
-        })  # fmt: skip
-        return
-    console.print(
+    facts = {
+        "output": output, "bytes": size, "seconds": seconds, "launches": len(program.launches),
+        "kernels": program.kernel_count, "compilations": program.compilations, "peak_bytes": int(peak * 2**20),
+    }  # fmt: skip
+    answer(
+        as_json, facts,
         f"compiled in {seconds:.1f} s: {len(program.launches)} kernels, {program.kernel_count} unique, "
-        f"{program.compilations} translation units compiled (the others were in the cache), peak memory {peak:.0f} MB"
-    )
-    console.print(f"{output}: {size / 1e6:.1f} MB")
+        f"{program.compilations} translation units compiled (the others were in the cache), peak memory {peak:.0f} MB",
+        f"{output}: {size / 1e6:.1f} MB",
+    )  # fmt: skip
 
 
 @main.command()
@@ -216,10 +220,8 @@ def _write_page(
         feeds = feeds_for(program, shape, {})
         times, spans = program.profile(feeds), program.trace(feeds)
     hardware = limits(limit[0] * 1e9, limit[1] * 1e9, program.threads) if all(limit) else None
-    try:
+    with writable(path):
         write_atomically(path, explain_page(program, explained, times, spans, hardware).encode())
-    except OSError as e:
-        raise InputError(f"cannot write {path}: {e.strerror}", remedy="choose a writable folder") from e
 
 
 @main.command()
@@ -235,9 +237,6 @@ def profile(
     """The time of every kernel of PROGRAM at a shape (medians of five calls)."""
     opened = how.open(program)
     times = opened.profile(feeds_for(opened, shape or {}, named_files(files)))
-    if as_json:
-        print_json({"threads": opened.threads, "launches": [asdict(t) for t in times]})
-        return
     total = sum(t.nanoseconds for t in times) or 1
     heading = ("kernel", "first launch", "calls", "time us", "GFLOP/s", "GB/s", "share")
     table: list[tuple[str, ...]] = []
@@ -248,8 +247,10 @@ def profile(
         ns, flops, moved = (sum(getattr(t, f) for t in rows) for f in ("nanoseconds", "flops", "bytes"))
         rates = [f"{x / ns:.1f}" if ns else "-" for x in (flops, moved)]
         table.append((name, rows[0].label, str(len(rows)), f"{ns / 1e3:.1f}", *rates, f"{ns / total:.1%}"))
-    console.print(text_table(heading, table), markup=False)
-    console.print(f"{len(times)} launches, {total / 1e6:.3f} ms, {opened.threads} threads")
+    answer(
+        as_json, {"threads": opened.threads, "launches": [asdict(t) for t in times]},
+        text_table(heading, table), f"{len(times)} launches, {total / 1e6:.3f} ms, {opened.threads} threads",
+    )  # fmt: skip
 
 
 @main.command()
@@ -257,8 +258,5 @@ def profile(
 def doctor(as_json: bool) -> None:
     """What this machine offers: compiler, processor, cache, packages."""
     found = list(findings())
-    if as_json:
-        print_json([asdict(f) for f in found])
-    for finding in found if not as_json else ():
-        console.print(f"{'ok ' if finding.ok else '-- '} {finding.what}: {finding.text}", markup=False)
+    answer(as_json, [asdict(f) for f in found], *(f"{'ok ' if f.ok else '-- '} {f.what}: {f.text}" for f in found))
     sys.exit(0 if all(f.ok for f in found) else 1)

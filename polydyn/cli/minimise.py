@@ -18,10 +18,10 @@ from typing import Any
 import click
 import onnx
 
-from polydyn.build.cache import write_atomically
+from polydyn.build.cache import writable, write_atomically
 from polydyn.cli.inputs import feeds_for, sizes
-from polydyn.cli.machine import How, as_json, is_artifact, of_machine, print_json
-from polydyn.cli.main import console, main
+from polydyn.cli.machine import How, as_json, is_artifact, of_machine
+from polydyn.cli.main import answer, main
 from polydyn.cli.progress import working
 from polydyn.errors import InputError, ModelError, PolydynError
 from polydyn.verification import verify_model
@@ -61,17 +61,12 @@ def minimise(
     with working("minimising", tries) as step:
         search = Search(whole, fails, wanted, tries, step)
         kept = search.smallest()
-    try:
+    with writable(output):
         write_atomically(output, search.part(kept).SerializeToString())
-    except OSError as e:
-        raise InputError(f"cannot write {output}: {e.strerror}", remedy="choose a writable folder") from e
     facts = {"output": str(output), "nodes": len(kept), "of": len(whole.graph.node), "tries": search.tried}
-    if as_json:
-        print_json(facts | {"failure": wanted})
-    else:
-        left = "" if search.tried < tries else "; --tries ended the search"
-        console.print(f"{output}: {len(kept)} of {facts['of']} nodes, {search.tried} models tried{left}", markup=False)
-        console.print(f"it fails so: {wanted}", markup=False)
+    left = "" if search.tried < tries else "; --tries ended the search"
+    line = f"{output}: {len(kept)} of {facts['of']} nodes, {search.tried} models tried{left}"
+    answer(as_json, facts | {"failure": wanted}, line, f"it fails so: {wanted}")
 
 
 def _read(path: str) -> onnx.ModelProto:

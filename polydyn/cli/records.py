@@ -6,8 +6,8 @@ from collections import Counter
 
 import click
 
-from polydyn.cli.machine import as_json, print_json
-from polydyn.cli.main import console, main
+from polydyn.cli.machine import as_json
+from polydyn.cli.main import answer, main
 from polydyn.errors import InputError
 from polydyn.runtime.explain import text_table
 from polydyn.search.records import Records
@@ -26,14 +26,14 @@ def show(file: str, as_json: bool) -> None:
     with Records.open(file, readonly=True) as opened:
         rows, digest = opened.rows(), opened.digest()
     counts = Counter((r.hardware.name, r.group.digest, r.kind, r.source) for r in rows)
-    if as_json:
-        names = ("hardware", "group", "kind", "source")
-        data = [dict(zip(names, k, strict=True)) | {"count": n} for k, n in sorted(counts.items())]
-        print_json({"digest": digest, "records": len(rows), "counts": data})
-        return
+    names = ("hardware", "group", "kind", "source")
+    data = [dict(zip(names, k, strict=True)) | {"count": n} for k, n in sorted(counts.items())]
     heading = ("machine", "group", "kind", "source", "records")
-    console.print(text_table(heading, [(*k, str(n)) for k, n in sorted(counts.items())]), markup=False)
-    console.print(f"{len(rows)} records of {len({r.group.digest for r in rows})} groups, content {digest}")
+    answer(
+        as_json, {"digest": digest, "records": len(rows), "counts": data},
+        text_table(heading, [(*k, str(n)) for k, n in sorted(counts.items())]),
+        f"{len(rows)} records of {len({r.group.digest for r in rows})} groups, content {digest}",
+    )  # fmt: skip
 
 
 @records.command()
@@ -47,10 +47,7 @@ def merge(target: str, sources: tuple[str, ...], as_json: bool) -> None:
             pass  # nothing is written before all of them can be read
     with Records.open(target) as opened:
         new = {source: opened.merge(source) for source in sources}
-    if as_json:
-        print_json({"target": target, "new": new})
-    for source, count in new.items() if not as_json else ():
-        console.print(f"{source}: {count} new records", markup=False)
+    answer(as_json, {"target": target, "new": new}, *(f"{s}: {count} new records" for s, count in new.items()))
 
 
 @records.command()
@@ -62,10 +59,7 @@ def export(file: str, copy: str, as_json: bool) -> None:
     with Records.open(file, readonly=True) as opened:
         rows = opened.rows()
         opened.export(copy, rows)
-    if as_json:
-        print_json({"copy": copy, "records": len(rows)})
-    else:
-        console.print(f"{copy}: {len(rows)} records", markup=False)
+    answer(as_json, {"copy": copy, "records": len(rows)}, f"{copy}: {len(rows)} records")
 
 
 @records.command()
@@ -86,7 +80,5 @@ def prune(file: str, copy: str, kinds: tuple[str, ...], machines: tuple[str, ...
             raise InputError(f"{file} has nothing of {unknown[0]}", remedy=f"it has {', '.join(sorted(known))}")
         kept = [r for r in rows if (not kinds or r.kind in kinds) and (not machines or r.hardware.name in machines)]
         opened.export(copy, kept)
-    if as_json:
-        print_json({"copy": copy, "records": len(kept), "of": len(rows)})
-    else:
-        console.print(f"{copy}: {len(kept)} of {len(rows)} records", markup=False)
+    facts = {"copy": copy, "records": len(kept), "of": len(rows)}
+    answer(as_json, facts, f"{copy}: {len(kept)} of {len(rows)} records")

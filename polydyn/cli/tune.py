@@ -27,7 +27,7 @@ from polydyn.search.outcomes import LEAST_GAIN
 @as_json
 @of_machine
 def tune(model: str, trials: int, seed: int, log: str | None, as_json: bool, how: How) -> None:
-    """Tune the matmul-like kernels of MODEL on this machine, or for a CUDA device: measured on it where it is there,
+    """Tune the kernels of MODEL on this machine, or for a CUDA device: measured on it where it is there,
     ranked by a model where it is not. Results are added to --records. Stopped, it goes on from there when called again.
     """
     if how.records is None:

@@ -8,27 +8,25 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from polydyn.graph.ir import Compute, Graph, dim_name, iterators
-from polydyn.graph.passes.steps import dequantization, live, number
-from polydyn.schedules.expr import Load, Value, loads, map_index, substitute, transform
-from polydyn.schedules.ranges import simplify
+from polydyn.graph.ir import Compute, Graph, iterators
+from polydyn.graph.passes.steps import dequantization, number
+from polydyn.graph.rewriting import compose, live
 
 
 def dequantize_in_readers(graph: Graph) -> Graph:
     """The graph in which maps dequantize for themselves what is quantized with one scale, where maps alone read it."""
     consumers = graph.consumers()
-    gone = dict[str, Compute]()
+    gone = list[Compute]()
     for n in graph.nodes:
         if isinstance(n, Compute) and n.output not in graph.outputs and _one_scale(graph, n):
             readers = consumers[n.output]
             shape = graph.tensors[n.output].shape
             if all(isinstance(r, Compute) and r.is_map and graph.tensors[r.output].shape == shape for r in readers):
-                gone[n.output] = n
+                gone.append(n)
     if not gone:
         return graph
-    return live(
-        replace(graph, nodes=tuple(_inlined(graph, n, gone) if isinstance(n, Compute) else n for n in graph.nodes))
-    )
+    nodes = (compose(n, gone, dict(iterators(graph, n))) if isinstance(n, Compute) else n for n in graph.nodes)
+    return live(replace(graph, nodes=tuple(nodes)))
 
 
 def _one_scale(graph: Graph, n: Compute) -> bool:
@@ -37,17 +35,3 @@ def _one_scale(graph: Graph, n: Compute) -> bool:
     if step is None or step.x.dtype not in ("int8", "uint8") or step.x.buffer in graph.constants:
         return False
     return all(number(graph.constants, v) is not None for v in (step.scale, step.zero))
-
-
-def _inlined(graph: Graph, n: Compute, gone: dict[str, Compute]) -> Compute:
-    if not any(x.buffer in gone for x in loads(n.body)):
-        return n
-    ranges = dict(iterators(graph, n))
-
-    def put(v: Value) -> Value:
-        if not (isinstance(v, Load) and v.buffer in gone):
-            return v
-        inside = substitute(gone[v.buffer].body, {dim_name(a): i for a, i in enumerate(v.index)})
-        return map_index(inside, lambda i: simplify(i, ranges))
-
-    return replace(n, body=transform(n.body, put))

@@ -21,7 +21,6 @@ from polydyn.schedules.expr import (
     Value,
     loads,
     map_index,
-    substitute,
     transform,
     walk,
 )
@@ -109,16 +108,13 @@ def _rewrite(graph: Graph, n: Compute, sources: Mapping[str, Compute]) -> Comput
         source = sources.get(v.buffer)
         if source is None:
             return v
-        return substitute(source.body, {dim_name(a): i for a, i in enumerate(v.index)})
+        return source.at(v.index)
 
     def atom(a: Atom) -> Index:
-        args = tuple(x.map_atoms(atom) for x in a.args)
-        if a.kind != "fetch":
-            return Index({(replace(a, args=args),): 1})
-        source = sources.get(a.name)
+        source = sources.get(a.name) if a.kind == "fetch" else None
         if source is None:
-            return fetch(a.name, args)
-        env = {dim_name(k): x for k, x in enumerate(args)}
+            return Index({(a,): 1})
+        env = {dim_name(k): x for k, x in enumerate(a.args)}
         if isinstance(source.body, Load):
             return fetch(source.body.buffer, (i.subs(env) for i in source.body.index))
         index = as_index(source.body)
@@ -127,7 +123,7 @@ def _rewrite(graph: Graph, n: Compute, sources: Mapping[str, Compute]) -> Comput
         return index.subs(env)
 
     body = transform(n.body, value)
-    body = map_index(body, lambda i: simplify(i.map_atoms(atom), ranges))
+    body = map_index(body, lambda i: simplify(i.rebuild(atom), ranges))
     return replace(n, body=body)
 
 
@@ -162,12 +158,12 @@ def absorb_permutations(graph: Graph) -> Graph:
         view = n.body if n.is_view and isinstance(n.body, Load) else None
         source = movable(view.buffer) if view and _is_permutation(tensors, n, view) else None
         if view and source:
-            n = nodes[name] = replace(source, output=name, body=_reordered(source.body, view.index))
+            n = nodes[name] = replace(source, output=name, body=source.at(view.index))
             del nodes[source.output]
         for x in dict.fromkeys(loads(n.body)) if n.is_map and not n.is_view else ():
             source, alone = movable(x.buffer), all(y == x for y in loads(n.body) if y.buffer == x.buffer)
             if source and alone and x.index != _in_order(x).index and _is_permutation(tensors, n, x):
-                nodes[x.buffer] = replace(source, body=_reordered(source.body, x.index))
+                nodes[x.buffer] = replace(source, body=source.at(x.index))
                 tensors[x.buffer] = replace(tensors[x.buffer], shape=tensors[name].shape)
                 n = nodes[name] = replace(n, body=transform(n.body, partial(_put, x, _in_order(x))))
     return replace(graph, tensors=tensors, nodes=tuple(nodes[m.output] for m in graph.nodes if m.output in nodes))
@@ -181,11 +177,6 @@ def _in_order(x: Load) -> Load:
 def _put(old: Value, new: Value, v: Value) -> Value:
     """``new`` in place of ``old``."""
     return new if v == old else v
-
-
-def _reordered(body: Value, index: tuple[Index, ...]) -> Value:
-    """The body of a node whose axes are where ``index`` reads them."""
-    return substitute(body, {dim_name(a): i for a, i in enumerate(index)})
 
 
 def _is_permutation(tensors: Mapping[str, Tensor], n: Compute, x: Load) -> bool:

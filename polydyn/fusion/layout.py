@@ -14,8 +14,8 @@ from dataclasses import replace
 import numpy as np
 
 from polydyn.fusion.products import has_column, has_narrow_groups, is_contraction, is_windowed
-from polydyn.fusion.prologue import compose
-from polydyn.graph.ir import Compute, Concat, Graph, Node, Tensor, dim_name, iterators
+from polydyn.graph.ir import Compute, Concat, Graph, Tensor, dim_name, iterators
+from polydyn.graph.rewriting import Rewriting, compose
 from polydyn.schedules.expr import (
     FLOATS,
     Load,
@@ -24,13 +24,11 @@ from polydyn.schedules.expr import (
     indices,
     load,
     loads,
-    map_index,
     substitute,
     symbols_of,
     transform,
 )  # fmt: skip
 from polydyn.schedules.index import Index
-from polydyn.schedules.ranges import simplify
 
 SUFFIX = "@last"
 MOVED = (*FLOATS, "int8", "uint8", "int32")
@@ -47,14 +45,11 @@ def channels_last_axis(axis: int, rank: int) -> int:
     return axis if axis == 0 else rank - 1 if axis == 1 else axis - 1
 
 
-class _Layout:
+class _Layout(Rewriting):
     def __init__(self, graph: Graph) -> None:
-        self.graph = graph
-        self.tensors = dict(graph.tensors)
-        self.constants = dict(graph.constants)
+        super().__init__(graph)
         self.last: dict[str, str] = {}
         """Tensor -> the one that holds the same elements channels last."""
-        self.nodes: list[Node] = []
         self.readers = graph.consumers()
         self.parts: dict[str, Compute] = {}
         """Maps that are computed in their reader."""
@@ -77,7 +72,7 @@ class _Layout:
                 self._concat(n)
             else:
                 self._compute(n)
-        return replace(self.graph, nodes=tuple(self.nodes), tensors=self.tensors, constants=self.constants)
+        return self.result()
 
     def _compute(self, n: Compute) -> None:
         n = self._with_parts(n)
@@ -100,11 +95,7 @@ class _Layout:
         image itself.
         """
         parts = [self.parts[x.buffer] for x in loads(n.body) if x.buffer in self.parts]
-        if not parts:
-            return n
-        ranges = dict(iterators(self.graph, n))
-        composed = compose(n, parts)
-        return replace(composed, body=map_index(composed.body, lambda i: simplify(i, ranges)))
+        return compose(n, parts, dict(iterators(self.graph, n))) if parts else n
 
     def _is_part(self, n: Compute) -> bool:
         """Whether a map of such a tensor has another rank than it, and than the one map that alone reads it, once."""

@@ -14,7 +14,8 @@ from polydyn.fusion.facts import facts_of
 from polydyn.fusion.plan import FusedGroup, FusionPlan
 from polydyn.fusion.recompute import CHEAP
 from polydyn.graph.ir import Compute, Node, dim_name, iterators, value_size
-from polydyn.schedules.expr import Const, Load, Op, Value, indices, loads, map_index, substitute, transform, walk
+from polydyn.graph.rewriting import live_nodes
+from polydyn.schedules.expr import Const, Load, Op, Value, indices, loads, map_index, transform, walk
 from polydyn.schedules.index import ONE, Atom, Index
 from polydyn.schedules.ranges import is_nonnegative, simplify
 
@@ -28,7 +29,7 @@ def compute_masks(plan: FusionPlan) -> FusionPlan:
     swap = {n.output: masks.rewritten(n) for g in plan.groups if g.kind == "attention" for n in _readers(plan, g)}
     if all(n is swap.get(n.output, n) for g in plan.groups for n in g.nodes):
         return plan
-    nodes = _needed(plan, tuple(swap.get(n.output, n) for n in plan.graph.nodes))
+    nodes = live_nodes((swap.get(n.output, n) for n in plan.graph.nodes), plan.stored)
     after = replace(plan, graph=replace(plan.graph, nodes=nodes))
     now = {n.output: n for n in nodes}
     return replace(after, groups=tuple(x for g in plan.groups if (x := _group(after, g, now)) is not None))
@@ -73,7 +74,7 @@ class _Masks:
         n = self.producer.get(v.buffer)
         if not isinstance(n, Compute) or not n.is_map or any(i.fetches() for i in v.index):
             return None
-        body = substitute(n.body, {dim_name(a): i for a, i in enumerate(v.index)})
+        body = n.at(v.index)
         cheap = all(isinstance(x, Const) or not isinstance(x, Op) or x.name in CHEAP for x in walk(body))
         if not cheap or any(i.fetches() for i in indices(body)) or value_size(body) > MOST_OPERATIONS:
             return None
@@ -114,17 +115,6 @@ def _divided(i: Index, plane: frozenset[str]) -> bool:
     """Whether every element would cost a division by a size."""
     divisions = (a for a in i.atoms() if isinstance(a, Atom) and a.kind == "floordiv" and a.args[1].constant is None)
     return any(plane & {s for x in a.args for s in x.symbols()} for a in divisions)
-
-
-def _needed(plan: FusionPlan, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
-    """The nodes that still have readers."""
-    read: set[str] = set()
-    out: list[Node] = []
-    for n in reversed(nodes):
-        if n.output in read or n.output in plan.stored:
-            out.append(n)
-            read |= {*n.inputs}
-    return tuple(reversed(out))
 
 
 def _group(plan: FusionPlan, g: FusedGroup, now: dict[str, Node]) -> FusedGroup | None:

@@ -13,10 +13,10 @@ import numpy as np
 
 from polydyn.fusion.products import has_column, is_contraction
 from polydyn.fusion.widen import over_constant, values_of
-from polydyn.graph.ir import Compute, Graph, Node, Tensor, dim_name
+from polydyn.graph.ir import Compute, Graph, Node, dim_name
 from polydyn.graph.passes.integers import column_sums
+from polydyn.graph.rewriting import Rewriting
 from polydyn.schedules.expr import Array, Const, Load, Op, Value, bitcast, cast, const, load, op
-from polydyn.schedules.index import Index
 
 BYTES = ("int8", "uint8")
 SIGN = 128
@@ -27,26 +27,22 @@ LEAST, MOST = -128, 127
 
 def take_out_offsets(graph: Graph) -> Graph:
     """The graph in which products of bytes with constants of bytes have rows of uint8 without a zero point."""
-    tensors, constants, nodes = dict(graph.tensors), dict(graph.constants), list[Node]()
+    made = Rewriting(graph)
     for n in graph.nodes:
         found = _split(graph, n)
         if found is None or not isinstance(n, Compute):
-            nodes.append(n)
+            made.nodes.append(n)
             continue
         body, zero, (sums, index) = found
-        total, offsets = _fresh(tensors, f"{n.output}@total"), _fresh(tensors, f"{n.output}@offsets")
-        shape = tensors[n.output].shape
-        tensors[total] = Tensor(total, "int32", shape)
-        tensors[offsets] = Tensor(offsets, "int32", tuple(map(Index.of, sums.shape)))
-        constants[offsets] = sums
-        rest: Value = load(offsets, index, "int32")
         if isinstance(zero, Const):
-            constants[offsets] = (sums.astype(np.int64) * int(zero.value)).astype(np.int32)
-        else:
-            rest = op("mul", zero, rest)
+            sums = (sums.astype(np.int64) * int(zero.value)).astype(np.int32)
+        rest: Value = load(made.constant(f"{n.output}@offsets", sums), index, "int32")
+        rest = rest if isinstance(zero, Const) else op("mul", zero, rest)
+        shape = graph.tensors[n.output].shape
+        total = made.add(replace(n, output=made.fresh(f"{n.output}@total"), body=body), shape)
         here = load(total, tuple(map(dim_name, range(len(shape)))), "int32")
-        nodes += [replace(n, output=total, body=body), Compute(n.output, op("sub", here, rest), origin=n.origin)]
-    return replace(graph, nodes=tuple(nodes), tensors=tensors, constants=constants)
+        made.nodes.append(Compute(n.output, op("sub", here, rest), origin=n.origin))
+    return made.result()
 
 
 def _split(graph: Graph, n: Node) -> tuple[Value, Value, tuple[Array, tuple[str, ...]]] | None:
@@ -86,9 +82,3 @@ def _row(v: Value) -> tuple[Load, Value | None] | None:
             return None
     x = v.args[0] if isinstance(v, Op) and v.name == "cast" else None
     return (x, zero) if isinstance(x, Load) and x.dtype in BYTES else None
-
-
-def _fresh(tensors: dict[str, Tensor], name: str) -> str:
-    while name in tensors:
-        name += "@"
-    return name

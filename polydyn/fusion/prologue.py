@@ -19,6 +19,7 @@ from polydyn.fusion.plan import FusedGroup, FusionPlan, Prologue
 from polydyn.fusion.products import axes_of, is_reduction
 from polydyn.graph.ir import Compute, Graph, Node, dim_name
 from polydyn.graph.reference import evaluate_value
+from polydyn.graph.rewriting import compose
 from polydyn.schedules.expr import (
     INTEGERS,
     Const,
@@ -30,7 +31,6 @@ from polydyn.schedules.expr import (
     indices,
     loads,
     read_of,
-    substitute,
     transform,
     walk,
 )  # fmt: skip
@@ -113,18 +113,6 @@ def lies_along_reduction(n: Compute, tensor: str) -> bool:
     """Whether neighbours of a tensor that a product reads are steps of its reduction, and of nothing else."""
     last = [x.index[-1].symbols() for x in loads(n.body) if x.buffer == tensor and x.index]
     return any(symbols and all(map(is_reduction, symbols)) for symbols in last)
-
-
-def compose(n: Compute, maps: Sequence[Compute]) -> Compute:
-    """The node with every read of the maps replaced by what they compute."""
-    bodies = {m.output: m.body for m in maps}
-
-    def put(v: Value) -> Value:
-        if not isinstance(v, Load) or v.buffer not in bodies:
-            return v
-        return transform(substitute(bodies[v.buffer], {dim_name(a): i for a, i in enumerate(v.index)}), put)
-
-    return replace(n, body=transform(n.body, put))
 
 
 def lifted(n: Compute) -> Compute:

@@ -12,10 +12,10 @@ from dataclasses import replace
 from polydyn.fusion.facts import facts_of
 from polydyn.fusion.plan import FusedGroup, FusionPlan
 from polydyn.fusion.traffic import may_rise
-from polydyn.graph.ir import Compute, Graph, dim_name, iterators, value_size
-from polydyn.schedules.expr import Load, Op, Value, loads, map_index, substitute, transform, walk
+from polydyn.graph.ir import Compute, Graph, iterators, value_size
+from polydyn.graph.rewriting import compose
+from polydyn.schedules.expr import Op, loads, walk
 from polydyn.schedules.index import product
-from polydyn.schedules.ranges import simplify
 
 MOST_OPERATIONS = 6
 """Of a value that is computed again."""
@@ -46,7 +46,7 @@ def recompute_producers(plan: FusionPlan) -> FusionPlan:
 
 def _dissolved(plan: FusionPlan, g: FusedGroup, readers: list[FusedGroup]) -> FusionPlan | str:
     """The plan with one group dissolved into its readers, or why not."""
-    producer = replace(g.nodes[-1], body=_body(g))
+    producer = compose(g.nodes[-1], g.nodes[:-1])
     why = _too_much(plan, producer, readers)
     if why:
         return why
@@ -58,20 +58,6 @@ def _dissolved(plan: FusionPlan, g: FusedGroup, readers: list[FusedGroup]) -> Fu
     groups = tuple(swap.get(id(r), r) for r in plan.groups if r is not g)
     after = replace(plan, graph=replace(plan.graph, nodes=nodes), groups=groups)
     return may_rise(plan, (g, *readers), grown, after) or after
-
-
-def _body(g: FusedGroup) -> Value:
-    """The value of the last node of an element-wise group over what the group reads."""
-    bodies: dict[str, Value] = {}
-
-    def put(v: Value) -> Value:
-        if not isinstance(v, Load) or v.buffer not in bodies:
-            return v
-        return substitute(bodies[v.buffer], {dim_name(a): i for a, i in enumerate(v.index)})
-
-    for n in g.nodes:
-        bodies[n.output] = transform(n.body, put)
-    return bodies[g.nodes[-1].output]
 
 
 def _too_much(plan: FusionPlan, producer: Compute, readers: list[FusedGroup]) -> str | None:
@@ -97,19 +83,5 @@ def _too_much(plan: FusionPlan, producer: Compute, readers: list[FusedGroup]) ->
 
 def _grown(graph: Graph, r: FusedGroup, producer: Compute) -> FusedGroup:
     """A reader with the value of ``producer`` in place of its loads."""
-    nodes = tuple(_inlined(graph, n, producer) for n in r.nodes)
+    nodes = tuple(compose(n, [producer], dict(iterators(graph, n))) for n in r.nodes)
     return replace(r, nodes=nodes, reasons=(*r.reasons, f"{producer.output}: computed again here (input-inline)"))
-
-
-def _inlined(graph: Graph, n: Compute, producer: Compute) -> Compute:
-    if not any(x.buffer == producer.output for x in loads(n.body)):
-        return n
-    ranges = dict(iterators(graph, n))
-
-    def put(v: Value) -> Value:
-        if not (isinstance(v, Load) and v.buffer == producer.output):
-            return v
-        inside = substitute(producer.body, {dim_name(a): i for a, i in enumerate(v.index)})
-        return map_index(inside, lambda i: simplify(i, ranges))
-
-    return replace(n, body=transform(n.body, put))

@@ -9,7 +9,8 @@ from polydyn.fusion.plan import FusedGroup, FusionPlan, Window
 from polydyn.fusion.products import has_column, is_contraction, is_windowed
 from polydyn.fusion.rows import node_rows
 from polydyn.fusion.rules import is_tileable
-from polydyn.graph.ir import Compute, Graph, Node, Tensor, dim_name
+from polydyn.graph.ir import Compute, Graph, Tensor, dim_name
+from polydyn.graph.rewriting import live_nodes
 from polydyn.schedules.expr import load
 from polydyn.schedules.index import ZERO, Index
 from polydyn.schedules.lanes import VECTOR_DTYPES
@@ -23,7 +24,7 @@ def separate(graph: Graph, lanes: tuple[str, ...] = VECTOR_DTYPES) -> FusionPlan
     tensors = dict(graph.tensors)
     windows: dict[str, Window] = {}
     nodes: list[Compute] = []
-    for n in _needed(graph):
+    for n in live_nodes(graph.nodes, graph.outputs):
         if isinstance(n, Compute):
             nodes.append(n)
             continue
@@ -40,17 +41,6 @@ def separate(graph: Graph, lanes: tuple[str, ...] = VECTOR_DTYPES) -> FusionPlan
     graph = replace(graph, tensors=tensors, nodes=tuple(nodes))
     groups = tuple(_alone(graph, n, lanes) for n in nodes)
     return FusionPlan(graph, groups, windows, appends, free_strides(appends), lanes=lanes)
-
-
-def _needed(graph: Graph) -> list[Node]:
-    """The nodes that an output depends on."""
-    live = set(graph.outputs)
-    nodes = []
-    for n in reversed(graph.nodes):
-        if n.output in live:
-            live |= set(n.inputs)
-            nodes.append(n)
-    return nodes[::-1]
 
 
 def _alone(graph: Graph, n: Compute, lanes: tuple[str, ...]) -> FusedGroup:

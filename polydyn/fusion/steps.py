@@ -13,7 +13,7 @@ import numpy as np
 
 from polydyn.fusion.products import is_reduction
 from polydyn.fusion.widen import OperandRewriting, over_constant, values_of
-from polydyn.graph.ir import Graph, Tensor
+from polydyn.graph.ir import Graph
 from polydyn.schedules.expr import FLOAT8, Array, Load, Op, Value, cast
 from polydyn.schedules.index import ZERO, Index
 
@@ -73,10 +73,7 @@ class _Rewriting(OperandRewriting):
         values = array if _is_byte(v) else _as_bytes(values_of(self.graph, load, body))
         if values is None:
             return None
-        name = f"{load.buffer}{SUFFIX}{len(self.names) or ''}"
-        self.constants[name] = ordered = layout.of(values)
-        self.tensors[name] = Tensor(name, str(ordered.dtype), tuple(map(Index.of, ordered.shape)))
-        return name
+        return self.constant(f"{load.buffer}{SUFFIX}{len(self.names) or ''}", layout.of(values))
 
 
 def _layout(x: Load, graph: Graph) -> _Layout | None:

@@ -11,6 +11,7 @@ from dataclasses import replace
 from polydyn.fusion.products import has_column, is_contraction
 from polydyn.graph.ir import Compute, Graph, Node, Tensor, dim_name
 from polydyn.graph.reference import evaluate_node
+from polydyn.graph.rewriting import Rewriting
 from polydyn.schedules.expr import Array, Load, Op, Value, loads, substitute, transform
 from polydyn.schedules.index import Index
 
@@ -22,15 +23,10 @@ def widen_constants(graph: Graph) -> Graph:
     return _Widening(graph).run()
 
 
-class OperandRewriting:
+class OperandRewriting(Rewriting):
     """Rewrites the operands of products that are summed in ``dtypes``; a replacement may add constants."""
 
     dtypes: tuple[str, ...] = ("int32",)
-
-    def __init__(self, graph: Graph) -> None:
-        self.graph = graph
-        self.tensors = dict(graph.tensors)
-        self.constants = dict(graph.constants)
 
     def operand(self, v: Value) -> Value:
         """The replacement of an operand."""
@@ -38,8 +34,8 @@ class OperandRewriting:
 
     def run(self) -> Graph:
         """The rewritten graph."""
-        nodes = tuple(map(self._node, self.graph.nodes))
-        return replace(self.graph, nodes=nodes, tensors=self.tensors, constants=self.constants)
+        self.nodes += map(self._node, self.graph.nodes)
+        return self.result()
 
     def _node(self, n: Node) -> Node:
         if not isinstance(n, Compute) or n.body.dtype not in self.dtypes or not is_contraction(n) or not has_column(n):
@@ -60,9 +56,7 @@ class _Widening(OperandRewriting):
         load, body = operand
         if body not in self.names:
             name = f"{load.buffer}{SUFFIX}{len(self.names) or ''}"
-            self.tensors[name] = Tensor(name, "int32", self.tensors[load.buffer].shape)
-            self.constants[name] = values_of(self.graph, load, body)
-            self.names[body] = name
+            self.names[body] = self.constant(name, values_of(self.graph, load, body))
         return Load("int32", self.names[body], load.index)
 
 

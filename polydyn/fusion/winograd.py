@@ -25,7 +25,8 @@ import numpy as np
 
 from polydyn.fusion.products import is_axis, is_contraction, is_reduction
 from polydyn.fusion.prologue import is_guarded_view
-from polydyn.graph.ir import Compute, Dim, Graph, Node, Tensor, dim_name, reduction_name
+from polydyn.graph.ir import Compute, Dim, Graph, Node, dim_name, reduction_name
+from polydyn.graph.rewriting import Rewriting
 from polydyn.schedules.expr import (
     Array,
     FromIndex,
@@ -81,12 +82,10 @@ def pays(channels: int, outputs: int) -> bool:
     return 5 * channels * outputs > BALANCE * 4 * (4 * channels + 8 * outputs)
 
 
-class _Winograd:
+class _Winograd(Rewriting):
     def __init__(self, graph: Graph) -> None:
-        self.graph = graph
-        self.tensors, self.constants = dict(graph.tensors), dict(graph.constants)
+        super().__init__(graph)
         self.producer, self.readers = graph.producer(), graph.consumers()
-        self.nodes: list[Node] = []
 
     def run(self) -> Graph:
         """The rewritten graph."""
@@ -97,8 +96,8 @@ class _Winograd:
             else:
                 self._rewrite(found)
         read = {*self.graph.outputs, *(t for n in self.nodes for t in n.inputs)}
-        nodes = tuple(n for n in self.nodes if n.output in read or not _is_padding(n))
-        return replace(self.graph, nodes=nodes, tensors=self.tensors, constants=self.constants)
+        self.nodes = [n for n in self.nodes if n.output in read or not _is_padding(n)]
+        return self.result()
 
     def _convolution(self, n: Node) -> _Convolution | None:
         """The node as a convolution of 3x3 taps without strides and groups that gains; None: it is none."""
@@ -153,10 +152,8 @@ class _Winograd:
         self.nodes.append(replace(c.node, body=body, reduction=(), reduce=None))
 
     def _add(self, c: _Convolution, what: str, shape: tuple[Dim, ...], body: Value, sum_: tuple[Dim, ...] = ()) -> str:
-        name = f"{c.node.output}{SUFFIX}.{what}"
-        self.tensors[name] = Tensor(name, "float32", shape)
-        self.nodes.append(Compute(name, body, sum_, "sum" if sum_ else None, c.node.origin))
-        return name
+        name = self.fresh(f"{c.node.output}{SUFFIX}.{what}")
+        return self.add(Compute(name, body, sum_, "sum" if sum_ else None, c.node.origin), shape)
 
     def _weights(self, c: _Convolution) -> str:
         """``u`` as [2, 2, 2, 2, channels, outputs], a new constant."""
@@ -164,10 +161,7 @@ class _Winograd:
         order = [[str(i) for i in c.weights.index].index(x) for x in wanted]
         g = self.constants[c.weights.buffer].transpose(order).astype(np.float64)
         u = np.einsum("ai,bj,ijco->abco", G, G, g).astype(np.float32)
-        name = f"{c.node.output}{SUFFIX}.u"
-        self.constants[name] = np.ascontiguousarray(u.reshape(2, 2, 2, 2, *u.shape[2:]))
-        self.tensors[name] = Tensor(name, "float32", tuple(map(V, self.constants[name].shape)))
-        return name
+        return self.constant(f"{c.node.output}{SUFFIX}.u", np.ascontiguousarray(u.reshape(2, 2, 2, 2, *u.shape[2:])))
 
     def _image(self, c: _Convolution, batch: Sequence[int], tiles: tuple[Dim, ...]) -> str:
         """The image as [batch.., (2*tiles + 2) * dilation, channels], zeros behind its end."""
@@ -192,7 +186,7 @@ class _Winograd:
         if isinstance(source, Compute) and _is_padding(source) and self._alone(source.output):
             assert isinstance(source.body, Op)
             guarded = frozenset(s for i in indices(source.body.args[0]) for s in i.symbols())
-            body = substitute(source.body, {dim_name(a): i for a, i in enumerate(index)})
+            body = source.at(index)
         for a in (a for a, *_ in c.windows if dim_name(a) not in guarded):
             end = FromIndex("int64", self.tensors[c.image.buffer].shape[a])
             body = op("where", op("lt", FromIndex("int64", index[a]), end), body, const(0, "float32"))

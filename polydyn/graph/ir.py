@@ -7,12 +7,12 @@ looking at its body, never by an operator's name (``docs/adr/0002-one-primitive.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from polydyn.schedules.expr import Array, Load, Value, indices, loads, walk
+from polydyn.schedules.expr import Array, Load, Value, indices, loads, substitute, walk
 from polydyn.schedules.index import ZERO, Index
 
 Dim = Index
@@ -59,6 +59,10 @@ class Compute:
         names = [x.buffer for x in loads(self.body)]
         names += [a.name for i in indices(self.body) for a in sorted(i.fetches(), key=str)]
         return tuple(dict.fromkeys(names))
+
+    def at(self, index: Sequence[Index]) -> Value:
+        """The body for the output's element at ``index``."""
+        return substitute(self.body, {dim_name(a): i for a, i in enumerate(index)})
 
     @property
     def is_view(self) -> bool:

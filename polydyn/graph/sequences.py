@@ -1,22 +1,26 @@
 """Sequences and optionals whose elements are known where the model is read: written away, before anything else.
 
-A sequence is the names of its tensors. What cannot be told (a position that is data, a sequence that a Loop fills) is
-left as it is, with the nodes that make what it reads, and refused by name with all other operators that are not built.
+A sequence is the names of its tensors. A Loop over sequences is written out where its turns are counted. What cannot be
+told (a position that is data, a Loop that data end) is left as it is, with the nodes that make what it reads, and
+refused by name with all other operators that are not built.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from polydyn.graph.importer import ImportedGraph
+from polydyn.graph.importer import ImportedGraph, renamed
 from polydyn.graph.inner import captured_by
 from polydyn.graph.operators.registry import OnnxNode
 from polydyn.schedules.expr import Array
 
 OPSET = 21
+MOST_TURNS = 64
+"""A Loop that runs more often is not written out."""
 
 
 @dataclass
@@ -159,12 +163,51 @@ RULES: dict[str, Rule] = {
 }  # fmt: skip
 
 
+def _turns(w: _Writer, n: OnnxNode) -> int | None:
+    """How often a Loop runs; None: data decide, or too often, or it has more results than what it carries."""
+    body, carried = n.attribute("body"), len(n.inputs) - 2
+    if not isinstance(body, ImportedGraph) or (len(body.inputs), len(body.outputs)) != (carried + 2, carried + 1):
+        return None
+    again, makers = body.outputs[0], {o: m for m in body.nodes for o in m.outputs}
+    while again in makers and makers[again].op == "Identity":
+        again = makers[again].inputs[0]
+    count, first, stays = (w.constants.get(x, body.constants.get(x)) for x in (*n.inputs[:2], again))
+    always = again == body.inputs[1].name or (stays is not None and stays.all())
+    if count is None or not always or not (first.all() if first is not None else not n.inputs[1]):
+        return None
+    return turns if (turns := max(0, int(count.reshape(-1)[0]))) <= MOST_TURNS else None
+
+
+def _written_out(w: _Writer, n: OnnxNode) -> list[OnnxNode] | None:
+    """The nodes of all turns of a Loop that carries or reads sequences; None where it stays."""
+    read = (*n.inputs, *captured_by(n))
+    turns = _turns(w, n) if n.op == "Loop" and any(x in w.elements for x in read) else None
+    if turns is None:
+        return None
+    body, carried, nodes = n.attributes["body"], n.inputs[2:], list[OnnxNode]()
+    for k in range(turns):
+        turn, again, *formals = (i.name for i in body.inputs)
+        inside = {*body.constants, turn, again, *(o for m in body.nodes for o in m.outputs if o)}
+        names = {x: f"{n.name}.{k}.{x}" for x in inside} | dict(zip(formals, carried, strict=True))
+        written = renamed(body, names)
+        w.constants |= {**written.constants, names[turn]: np.array(k, np.int64), names[again]: np.array(True)}
+        nodes += [replace(m, name=f"{m.name}.{k}") for m in written.nodes]
+        carried = written.outputs[1:]
+    kept = [(x, o) for x, o in zip(carried, n.outputs, strict=False) if o]
+    return nodes + [OnnxNode(f"{n.name}/{o}", "Identity", (x,), (o,), {}, OPSET) for x, o in kept]
+
+
 def without_sequences(graph: ImportedGraph) -> ImportedGraph:
     """The graph without the sequences and optionals whose elements are known; others stay."""
     if not any(n.op in RULES and n.op != "Identity" for n in graph.nodes):
         return graph
-    w = _Writer(dict(graph.constants))
-    for n in graph.nodes:
+    w, todo = _Writer(dict(graph.constants)), deque(graph.nodes)
+    while todo:
+        n = todo.popleft()
+        turns = _written_out(w, n)
+        if turns is not None:
+            todo.extendleft(reversed(turns))
+            continue
         rule = RULES.get(n.op)
         if rule is not None and rule(w, n):
             w.dropped[n.outputs[0]] = n

@@ -30,7 +30,7 @@ KEYS = {
     "without": "fusion passes to leave out",
     "strategy": "whose searches in the records count",
     "tf32": "on CUDA, float32 products on tensor cores",
-    "precision": "bf16: on a CPU, products with constants round to bfloat16",
+    "precision": "bf16: on a CPU, products with constants round to bfloat16; 3xtf32: on CUDA, tensor cores for float32",
     "fallback": "onnxruntime: nodes that are not built run there",
     "records": "a record file; {name} and so on as in output",
     "tune": "true, or {trials: 64, seed: 0, shapes: log.json}: tune into the records first",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Collection, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 
 from polydyn.codegen.cpu.shares import SHARED_ELEMENTS
@@ -44,6 +45,10 @@ DOT_COLUMNS, DOT_STEPS = 10, 32
 """Up to so many columns, and from so many reduction steps on, vectors run along the reduction."""
 VECTOR = 16
 """Bytes that a GPU copies at once."""
+LEAST_TURNED = 64
+"""Rows of a constant, and steps, from which they may be columns."""
+TURNED = 8
+"""A product is turned where that saves more than one of so many of its operations: results are moved once more then."""
 LARGE = 1000
 """What a symbolic extent counts for when iterators are ranked."""
 
@@ -53,7 +58,8 @@ class ContractGroup:
     """A lowered group of kind contract, the roles of its iterators, and its packed arrays.
 
     ``dot``: few columns, so that vectors run along the reduction. ``fill``: the row operand is copied to scratch; as
-    its ``footprint`` where it has one. ``in_words``: operands are words of several steps.
+    its ``footprint`` where it has one. ``in_words``: operands are words of several steps. ``turned``: the product with
+    its constant rows as columns, in panels, under the same names.
     """
 
     lowered: LoweredGroup
@@ -63,6 +69,7 @@ class ContractGroup:
     fill: bool = False
     footprint: Footprint | None = None
     in_words: bool = False
+    turned: ContractGroup | None = None
 
 
 def lower_contract(
@@ -138,7 +145,40 @@ def _lower_matrix(plan: FusionPlan, group: FusedGroup, width: int, along_k: Coll
     if roles.row == "one":
         nodes = tuple(replace(n, shared=(("one", ONE), *n.shared)) for n in nodes)
         core = replace(core, shared=(("one", ONE), *core.shared))
-    return replace(_Builder(plan, group, core, nodes, roles, 1 if dot else width, along_k).build(), dot=dot)
+    turns, better = width > 0 and not dot and _turnable(plan, core, roles), None
+    if turns:
+        sizes = dict(core.shared)
+        better = missing_to_turn(sizes[roles.row], sizes[roles.col], width).constant
+    if better is not None and better <= 0:
+        roles = _turned(roles)
+    builder = _Builder(plan, group, core, nodes, roles, 1 if dot else width, along_k)
+    built = replace(builder.build(), dot=dot)
+    return replace(built, turned=builder.turned(built)) if turns and better is None else built
+
+
+def missing_to_turn(rows: Index, columns: Index, width: int) -> Index:
+    """At most 0: a product of so many constant rows is better turned, as vectors of columns would be too empty."""
+
+    def lanes(n: Index) -> Index:
+        return n.ceildiv(width) * width
+
+    return lanes(rows) * columns * (TURNED + 1) - rows * lanes(columns) * TURNED
+
+
+def _turnable(plan: FusionPlan, n: FlatNode, roles: Roles) -> bool:
+    """Whether rows are a constant, of so many rows and steps that they may be columns, and columns are none."""
+    sizes = dict((*n.shared, *n.reduction))
+    few = min(sizes[x].constant or 0 for x in (roles.row, roles.block)) < LEAST_TURNED
+    if few or roles.inner or n.dtype != "float32":
+        return False
+    operands = [v for v in children(n.body) if isinstance(v, Load)]
+    rows = [v for v in operands if roles.row in v.index[0].symbols() and _packable(plan, n, _turned(roles), v)]
+    return len(operands) == 2 and len(rows) == 1 and not any(_packable(plan, n, roles, v) for v in operands)
+
+
+def _turned(roles: Roles) -> Roles:
+    """Roles with rows and columns exchanged."""
+    return replace(roles, row=roles.col, col=roles.row)
 
 
 def _converts(n: Compute) -> bool:
@@ -291,7 +331,7 @@ class _Builder:
         own = frozenset(x for x, _ in (*iters, *red))
         acc = names.local(core.dtype, tuple(e for _, e in iters))
         at = tuple(Index.of(x) for x, _ in iters)
-        value = names.value(self._packed(core.body), own, {})
+        value = self._value()
         single = (*red[:-1], (red[-1][0], Index.of(self.steps))) if self.steps else red
         footprint = self.footprint and _canonical(self.footprint, names, own, single)
         statements = [
@@ -307,6 +347,23 @@ class _Builder:
         lowered = LoweredGroup(names.group(tuple(statements)), names.buffers, names.params, self.packs)
         packed = frozenset(a for a, b in names.buffers.items() if b in self.packs)
         return ContractGroup(lowered, self.roles, packed, footprint=footprint)
+
+    def turned(self, built: ContractGroup) -> ContractGroup:
+        """What ``build`` has made, with rows and columns exchanged. Its panels join the buffers of both."""
+        other = copy(self)
+        other.roles = _turned(self.roles)
+        value = other._value()
+        made = tuple(replace(s, value=value) if s.name == ACC else s for s in built.lowered.group.statements)
+        used = {a.array for s in made for a in (s.write, *s.reads)}
+        arrays = {n: a for n, a in self.names.arrays.items() if n in used}
+        packed = frozenset(n for n in used if self.names.buffers.get(n) in self.packs)
+        group = replace(built.lowered.group, arrays=arrays, statements=made)
+        return ContractGroup(replace(built.lowered, group=group), other.roles, packed)
+
+    def _value(self) -> Value:
+        """What is summed, in names of the group."""
+        own = frozenset(x for x, _ in (*self.core.shared, *self.core.reduction))
+        return self.names.value(self._packed(self.core.body), own, {})
 
     def _packed(self, body: Value) -> Value:
         """The column operand from panels, when it is a constant with constant extents."""

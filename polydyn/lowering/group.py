@@ -9,10 +9,10 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from polydyn.schedules.expr import Load, Value, map_index, transform
-from polydyn.schedules.index import ONE, Atom, Index, fetch
+from polydyn.schedules.index import ONE, Atom, Index
 from polydyn.schedules.model import Array, Group, Statement, row_major
 
 
@@ -95,13 +95,10 @@ class Canonical:
     def index(self, i: Index, iterators: frozenset[str]) -> Index:
         """The expression with model symbols replaced by parameters and fetched buffers renamed."""
         env = {s: self._param(Index.of(s)) for s in sorted(i.symbols() - iterators)}
-        return i.subs(env).map_atoms(self._atom)
+        return i.subs(env).rebuild(self._atom)
 
     def _atom(self, a: Atom) -> Index:
-        args = tuple(x.map_atoms(self._atom) for x in a.args)
-        if a.kind == "fetch":
-            return fetch(self.buffer(a.name), args)
-        return Index({(Atom(a.kind, args, a.name),): 1})
+        return Index({(replace(a, name=self.buffer(a.name)) if a.kind == "fetch" else a,): 1})
 
     def buffer(self, name: str) -> str:
         """The array that stands for a buffer that is read at flat addresses."""

@@ -44,8 +44,8 @@ class Placed:
     @property
     def written(self) -> tuple[str, ...]:
         """The buffers that it writes."""
-        arrays = self.lowered.group.arrays
-        return tuple(b for a, b in self.lowered.buffers.items() if arrays[a].role == "output")
+        lowered = self.lowered
+        return tuple(lowered.buffers[n] for n, a in lowered.group.arrays.items() if a.role == "output")
 
 
 class Noting(Protocol):

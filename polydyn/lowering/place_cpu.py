@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Protocol, TypeAlias
+from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
 from polydyn.codegen.cpu.attention import AttentionKernel
 from polydyn.codegen.cpu.decoding import FEW_ROWS, DecodingKernel
@@ -17,7 +18,7 @@ from polydyn.codegen.cpu.windows import WindowKernel, fits
 from polydyn.codegen.kernel import Kernel
 from polydyn.fusion.plan import FusedGroup, FusionPlan
 from polydyn.lowering.attention import AttentionGroup, lower_attention
-from polydyn.lowering.contract import ContractGroup, lower_contract
+from polydyn.lowering.contract import ContractGroup, lower_contract, missing_to_turn
 from polydyn.lowering.flatten import CPU_DTYPES
 from polydyn.lowering.group import LoweredGroup
 from polydyn.lowering.nest import lower_nest
@@ -46,18 +47,26 @@ KINDS: dict[type, str] = {
 """What names of kernels begin with."""
 
 
-class Tuner(Noting, Protocol):
-    """What chooses a contraction's sizes from measurements; ``polydyn.search.outcomes.ChosenByRecords`` is one."""
+SizedKernel: TypeAlias = NestKernel | AttentionKernel
+"""What builds a kernel that is no product, with the sizes that it may have (``choices``)."""
+K = TypeVar("K", ContractKernel, SizedKernel)
 
-    def builders(self, key: str, form: ContractGroup) -> TunedBuilders | None:
-        """The tuned forms of a group whose roles are solved; None when nothing is known of it."""
+
+class Tuner(Noting, Protocol):
+    """What chooses sizes of kernels from measurements; ``polydyn.search.outcomes.ChosenByRecords`` is one."""
+
+    def builders(self, key: str, form: ContractGroup) -> TunedBuilders[ContractKernel] | None:
+        """The tuned forms of a product whose roles are solved; None when nothing is known of it."""
+
+    def sized(self, key: str, kernel: SizedKernel) -> TunedBuilders[SizedKernel] | None:
+        """The tuned forms of another kernel; None when nothing is known of it."""
 
 
 @dataclass(frozen=True)
-class TunedBuilders:
+class TunedBuilders(Generic[K]):
     """Tuned forms of one group, before they are proven and built: a builder and launch for each option."""
 
-    options: tuple[tuple[ContractKernel, dict[str, Index]], ...]
+    options: tuple[tuple[K, dict[str, Index]], ...]
     decision: Decision
     reasons: tuple[str, ...] = ()
 
@@ -66,7 +75,7 @@ class KernelBuilder(Builder):
     """Schedules, proves and builds each distinct kernel once.
 
     ``forms``: what each group was built from, by key. ``products``: whether those of float32 round their operands, by
-    output.
+    output. ``sized``: what built the kernels of groups whose sizes a search may choose, by key.
     """
 
     dtypes, device = CPU_DTYPES, "CPU"
@@ -77,6 +86,7 @@ class KernelBuilder(Builder):
         self.target, self.tuner, self.rounded = target, tuner, rounded
         self.forms: dict[str, Form] = {}
         self.attentions: dict[str, AttentionKernel] = {}
+        self.sized: dict[str, SizedKernel] = {}
         self.products: dict[str, bool] = {}
 
     def one(self, group: FusedGroup) -> Placed:
@@ -132,7 +142,9 @@ class KernelBuilder(Builder):
 
     def _key(self, form: Form) -> str:
         if isinstance(form, ContractGroup):
-            return form.lowered.key(form.roles, sorted(form.packed), form.dot, form.fill, form.footprint, self.target)
+            turned = (form.turned.roles,) if form.turned else ()
+            kind = (form.roles, sorted(form.packed), form.dot, form.fill, form.footprint, *turned)
+            return form.lowered.key(*kind, self.target)
         if isinstance(form, AttentionGroup):
             return form.lowered.key(form.parts, self.target)
         if isinstance(form, OrderGroup):
@@ -147,7 +159,7 @@ class KernelBuilder(Builder):
         if isinstance(form, ContractGroup):
             return self._contract(form, place)
         if isinstance(form, LoweredGroup):
-            return replace(place, kernels=(self._nest(form.group, place.key),))
+            return self._nest(form.group, place)
         if isinstance(form, OrderGroup):
             order = OrderKernel(
                 _name(form, place.key), form.lowered.group, form.band, form.count, form.stride, form.most, form.step,
@@ -162,7 +174,7 @@ class KernelBuilder(Builder):
             return replace(place, kernels=(serial.build(),))
         kernel = self._attention(form, place.key)
         prove_attention(kernel.schedule, kernel.parts)
-        return replace(place, kernels=(kernel.build(),))
+        return self._tuned(kernel, lambda x: prove_attention(x.schedule, x.parts), place, kernel.build())
 
     def _contract(self, form: ContractGroup, place: Placed) -> Placed:
         group = form.lowered.group
@@ -181,35 +193,53 @@ class KernelBuilder(Builder):
         if tuned is None:
             found = replace(place, kernels=(kernel.build(),))
         else:
-            built: dict[str, Kernel] = {}
-            for builder, _ in tuned.options:
-                if builder.name not in built:
-                    proofs.prove_contract(builder.schedule, builder.tiles())
-                    built[builder.name] = builder.build()
-            options = tuple(replace(built[b.name], launch=launch) for b, launch in tuned.options)
-            found = replace(place, kernels=options, decision=tuned.decision, reasons=tuned.reasons)
+            found = _with_tuned(tuned, lambda x: proofs.prove_contract(x.schedule, x.tiles()), place)
         if few is not None:
             return _with_few(few, found)
+        if form.turned:
+            found = self._with_turned(form.turned, found)
         if form.dot or form.fill or not DotKernel.fits(group, roles):
             return found
         dot = DotKernel(f"dot_{place.key[:12]}", group, roles, self.target, form.packed)
         proofs.prove_contract(dot.schedule, dot.tiles())
         return _with_dot(dot, found)
 
-    def _nest(self, group: Group, key: str) -> Kernel:
+    def _with_turned(self, form: ContractGroup, others: Placed) -> Placed:
+        """The place with one kernel more, for columns that leave much of their vectors empty: rows are exact."""
+        group = form.lowered.group
+        proofs = Proofs(group)
+        kernel = ContractKernel(
+            f"turned_{others.key[:12]}", group, proofs.contract(form.roles), self.target, form.packed
+        )
+        proofs.prove_contract(kernel.schedule, kernel.tiles())
+        x = kernel.product
+        missing = missing_to_turn(x.columns, x.rows, self.target.width)
+        return _with(others, kernel, missing, 0, "vectors along the columns would be too empty: they are rows")
+
+    def _tuned(self, kernel: SizedKernel, proven: Callable[[Any], None], place: Placed, built: Kernel) -> Placed:
+        """The place with ``built``, what ``kernel`` builds by rule, or with the kernels that a search chose."""
+        self.sized[place.key] = kernel
+        tuned = self.tuner.sized(place.key, kernel) if self.tuner else None
+        return replace(place, kernels=(built,)) if tuned is None else _with_tuned(tuned, proven, place)
+
+    def _nest(self, group: Group, place: Placed) -> Placed:
         proofs = Proofs(group)
         schedule = proofs.nest()
-        window = self._window(group, key, schedule, proofs)
-        if isinstance(window, Kernel):
+        window = self._window(group, place, schedule, proofs)
+        if isinstance(window, Placed):
             return window
         why = () if window is None else (f"no register tiles of the window: {window}",)
-        kernel = NestKernel(f"nest_{key[:12]}", group, schedule.band, schedule.phases, self.target)
-        proofs.prove_nest(kernel.schedule, schedule.band, schedule.phases)
-        built = kernel.build()
-        return replace(built, notes=(*built.notes, *schedule.notes, *why))
+        kernel = NestKernel(f"nest_{place.key[:12]}", group, schedule.band, schedule.phases, self.target)
 
-    def _window(self, group: Group, key: str, schedule: NestSchedule, proofs: Proofs) -> Kernel | Declined | None:
-        """The kernel of a window in register tiles, or why it has none; None where the group is no window."""
+        def proven(x: NestKernel) -> None:
+            proofs.prove_nest(x.schedule, schedule.band, schedule.phases)
+
+        proven(kernel)
+        built = kernel.build()
+        return self._tuned(kernel, proven, place, replace(built, notes=(*built.notes, *schedule.notes, *why)))
+
+    def _window(self, group: Group, place: Placed, schedule: NestSchedule, proofs: Proofs) -> Placed | Declined | None:
+        """The place with a window in register tiles, or why it has none; None where the group is no window."""
         axes = fits(group, schedule.band, self.target.width)
         if axes is None:
             return None
@@ -217,9 +247,14 @@ class KernelBuilder(Builder):
             group = permute_reduction(group, axes.taps)
             proofs = Proofs(group)
             schedule = proofs.nest()
-        kernel = WindowKernel(f"window_{key[:12]}", group, axes, schedule.phases, self.target)
-        proofs.prove_nest(kernel.schedule, axes.band, schedule.phases)
-        return kernel.build_vectors()
+        kernel = WindowKernel(f"window_{place.key[:12]}", group, axes, schedule.phases, self.target)
+
+        def proven(x: WindowKernel) -> None:
+            proofs.prove_nest(x.schedule, axes.band, schedule.phases)
+
+        proven(kernel)
+        built = kernel.build_vectors()
+        return built if isinstance(built, Declined) else self._tuned(kernel, proven, place, built)
 
     def _attention(self, form: AttentionGroup, key: str) -> AttentionKernel:
         if key not in self.attentions:
@@ -238,6 +273,17 @@ def _solved(form: Form) -> tuple[Group, ...]:
     if isinstance(form, AttentionGroup):
         return attention_groups(form.parts)
     return (form.group if isinstance(form, LoweredGroup) else form.lowered.group,)
+
+
+def _with_tuned(tuned: TunedBuilders[K], proven: Callable[[K], None], place: Placed) -> Placed:
+    """The place with the kernels that a search chose, each built once after it is ``proven``."""
+    built: dict[str, Kernel] = {}
+    for builder, _ in tuned.options:
+        if builder.name not in built:
+            proven(builder)
+            built[builder.name] = builder.build()
+    options = tuple(replace(built[b.name], launch=launch) for b, launch in tuned.options)
+    return replace(place, kernels=options, decision=tuned.decision, reasons=tuned.reasons)
 
 
 def _with_few(few: DecodingKernel, others: Placed) -> Placed:

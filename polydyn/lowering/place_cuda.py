@@ -96,6 +96,7 @@ class CudaBuilder(Builder):
 
     ``arch``: with ``sm_90a`` also versions that only it can run, for launchers that make tensor maps. ``tf32``: large
     products of float32 on tensor cores, their operands rounded to tf32. ``tuner``: whose tiles products have.
+    ``thrice``: those products in two parts, which loses little.
     ``strict``: floats of 16 bits are rounded after every node, and not only where they are stored.
     """
 
@@ -103,11 +104,13 @@ class CudaBuilder(Builder):
 
     def __init__(
         self, plan: FusionPlan, arch: str = BASE, tf32: bool = False, tuner: CudaTuner | None = None,
-        strict: bool = False,
+        strict: bool = False, thrice: bool = False,
     ) -> None:  # fmt: skip
         super().__init__(plan, tuner)
-        self.arch, self.tf32, self.tuner, self.strict = arch, tf32, tuner, strict
-        self.along_k = ("float32",) if tf32 else ()  # what wgmma wants, and ldmatrix; pass ``steps`` does so for bytes
+        self.arch, self.tf32, self.tuner, self.strict, self.thrice = arch, tf32, tuner, strict, thrice
+        self.along_k = (
+            ("float32",) if tf32 or thrice else ()
+        )  # what wgmma wants, and ldmatrix; pass ``steps`` does so for bytes
         self.attentions: dict[str, CudaAttentionKernel] = {}
 
     def products(self, group: FusedGroup) -> Iterator[tuple[str, FusedGroup, ContractGroup]]:
@@ -179,14 +182,16 @@ class CudaBuilder(Builder):
                 str(refusal), tensor=group.outputs[0],
                 remedy="float32, float16, bfloat16, int32, or int8 and uint8 with sums in int32, or floats of 8 bits",
             )  # fmt: skip
-        kernel = CudaContractKernel(f"contract_{key[:12]}", lowered.group, form.roles, self.arch, self.tf32)
+        kernel = CudaContractKernel(
+            f"contract_{key[:12]}", lowered.group, form.roles, self.arch, self.tf32, self.thrice
+        )
         if form.roles.row == "one" and not kernel.few_rows():
             return None
         found = self.again(group, lowered, key)
         if found is None:
             verify_group(lowered.group)
             self.show(group, kernel.name, lowered.group)
-            tuned = self.tuner.tiles(key, form) if self.tuner else None
+            tuned = self.tuner.tiles(key, form) if self.tuner and kernel.tunable else None
             versions = kernel.tuned_versions(tuned.factors) if tuned else kernel.versions()
             found = self._new(group, lowered, key, versions, tuned)
         if why := kernel.without_wgmma():

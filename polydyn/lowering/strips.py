@@ -106,8 +106,9 @@ def _footprint(
 
     new = map_index(value, moved)
     back = substitute(new, {names[x]: e.subs({PIXEL + x: V(x)}) for x, e in at.items()})
-    if back != value or not symbols_of(new).issuperset(names.values()):
-        return None
+    left = symbols_of(new)
+    if back != value or not left.issuperset(names.values()) or left & {*names, *joined}:
+        return None  # an iterator inside a quotient or a minimum is in no place
     wide = max(loads(new), key=lambda x: len(x.index[0].symbols()))
     places = in_order(tuple((names[x], e) for x, e in at.items()), wide.index[0])
     steps = tuple((x, e) for _, p in places for x, e in reduction if x in p.symbols())

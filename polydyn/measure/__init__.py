@@ -79,7 +79,7 @@ def tune(
     symbols: Symbols | None = None,
     report: Callable[[Progress], None] | None = None,
 ) -> list[TunedGroup]:
-    """Tunes every matmul-like group of a model and adds what it measures to a record file.
+    """Tunes every group of a model that has sizes to choose, and adds what it measures to a record file.
 
     On this machine, or on the device of a CUDA target (``$POLYDYN_LIBCUDA``); where that is not there an analytical
     model ranks tuples, the compiler refuses those that spill, and the records say so.
@@ -117,4 +117,4 @@ def tune(
             seconds = time.monotonic() - begin
             found = TunedGroup(placed.label, len(search.tiles), binaries, measured, seconds, search.source)
             done.append(replace(found, gain=search.gain))
-    return done
+    return done + [TunedGroup(label, 0, 0, 0, 0.0, "", reason) for label, reason in side.declined.items()]

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from polydyn.build.cache import FileCache, digest
 from polydyn.build.compiler import build_library
-from polydyn.build.features import machine_features
+from polydyn.build.features import data_cache, machine_features
 from polydyn.codegen.cpu.target import CpuTarget
 from polydyn.errors import BuildError
 from polydyn.measure.cpu_timing import TIMER
@@ -22,7 +22,9 @@ from polydyn.runtime.c import sources
 from polydyn.search.hardware import Hardware, cpu
 
 FMA_STEPS, CACHED_BYTES, MEMORY_BYTES, TIMES = 1 << 16, 256 << 10, 128 << 20, 8
-FORMAT = "2"
+FORMAT = "3"
+L2, WAYS = 1 << 20, 8
+"""Of a core's second cache the bytes, of its first the ways, where the system does not say."""
 REGISTERS = {"avx512": 32, "neon": 32}
 
 
@@ -49,7 +51,7 @@ def processor() -> str:
 
 
 def calibrate(target: CpuTarget, build: str, threads: int) -> Hardware:
-    """Measures multiply-adds, cache reads of one thread, and memory reads of all threads."""
+    """Measures multiply-adds, cache reads of one thread and memory reads of all; asks the system for the caches."""
     runtime = sources()
     here = Path(__file__).parent / "runtime"
     limits = f"#define PD_W {target.width}\n{(here / 'limits.c').read_text()}"
@@ -74,8 +76,11 @@ def calibrate(target: CpuTarget, build: str, threads: int) -> Hardware:
         cached = 64 * CACHED_BYTES / seconds(workers, 1, [CACHED_BYTES, 4096], [CACHED_BYTES // 4, 64], 1)
         share = MEMORY_BYTES // 4 // threads
         memory = 4 * share * threads / seconds(workers, 1, [MEMORY_BYTES, 4096], [share, 1], threads)
+    (_, ways), (l2, _) = data_cache(1) or (0, WAYS), data_cache(2) or (L2, 0)
     return cpu(
         threads,
+        l2=l2,
+        ways=ways,
         lanes=target.width,
         registers=REGISTERS.get(target.name, 16),
         hertz=fma / (4 * target.width),

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, TypeVar
 
 from polydyn.build.cache import digest
-from polydyn.build.compiler import build_library
+from polydyn.build.compiler import Building, build_library
 from polydyn.build.eviction import touch
 from polydyn.codegen.cpu.product import ContractKernel
 from polydyn.codegen.cpu.target import LEAVES, leaf_headers
 from polydyn.codegen.kernel import Kernel
 from polydyn.errors import BuildError, PolydynError, ScheduleError
+from polydyn.lowering.place_cpu import SizedKernel
 from polydyn.measure.launches import BLOCKS, SHORT, LaunchBench, Part
 from polydyn.measure.sketch import FEW_ROWS, Sketch
 from polydyn.measure.workers import Answer, Workers
@@ -23,8 +27,9 @@ from polydyn.schedules.index import Index
 from polydyn.search.backbone import Shape, Tile
 from polydyn.search.cost import MacroKernel
 from polydyn.search.hardware import Hardware
-from polydyn.search.spaces.space import usage
+from polydyn.search.spaces.space import Usage, usage
 from polydyn.search.tasks.cpu import DEFAULT, CpuTask
+from polydyn.search.tasks.sized import SizedTask
 
 POOL = ("pool.c", "internal.h", "polydyn.h")
 Form = tuple[Part, bool]
@@ -40,88 +45,70 @@ class Built:
     source: Kernel
 
 
-class CpuBench(LaunchBench[CpuTask]):
-    """Measures kernels of one task on this machine. ``kernels``: what was built.
+T = TypeVar("T", bound=CpuTask | SizedTask)
+
+
+class BuiltBench(LaunchBench[T]):
+    """Launches kernels of one task on this machine. ``kernels``: what was built.
 
     ``workers``: one process that runs ``TIMER``. ``hardware.units`` threads are used.
     """
 
-    def __init__(self, task: CpuTask, hardware: Hardware, workers: Workers) -> None:
+    def __init__(self, task: T, hardware: Hardware, workers: Workers) -> None:
         super().__init__(task, hardware, workers)
         self.kernels: dict[Form, Built] = {}
         self._refused: set[Part] = set()
-
-    # -- Bench ---------------------------------------------------------------------------------------------------
-
-    def kernel(self, tile: Tile) -> MacroKernel:
-        """As ``Bench``. BuildError: the tuple does not run."""
-        full, alone = self.waves(tile, (self.hardware.units, 1))
-        used = usage(self.task.backbone, self.hardware, tile)
-        return MacroKernel(tile, used, *full, *alone, *self._partial(tile))
-
-    def _partial(self, tile: Tile) -> list[float]:
-        """The times of register tiles of one and of three rows over that of a full one; where columns are dynamic, of
-        one vector of all rows and of one row over that of a full tile too.
-        """
-        row, col = self.task.form.roles.row, self.task.form.roles.col
-        full, wide = tile.get(f"w.{row}"), tile[f"w.{col}"]
-        sizes = {x.name: x.extent or (BLOCKS * tile[f"b.{x.name}"]) for x in self.task.backbone.loops}
-        sizes |= {x.name: x.extent or tile[f"b.{x.name}"] for x in self.task.backbone.parallel}
-        spent = self.ran(tile, [sizes | {row: m} for m in (FEW_ROWS[0], min(FEW_ROWS[1], full), full)], 1)
-        shares = [t / spent[-1] for t in spent[:-1]]
-        if next(x for x in self.task.backbone.loops if x.name == col).extent is not None:
-            return shares
-        lanes = self.task.target.width
-        asked = ((full, lanes), (1, lanes), (full, wide))
-        # longer ones would measure the memory of the wide ones
-        sizes |= {x.name: SHORT for x in self.task.backbone.reduction if x.extent is None}
-        narrow = self.ran(tile, [sizes | {row: m, col: n} for m, n in asked], 1)
-        return [*shares, *(t / narrow[-1] for t in narrow[:-1])]
-
-    # -- building and running ------------------------------------------------------------------------------------
 
     def build(self, tiles: Sequence[Tile]) -> None:
         """Generates and compiles the whole kernels that are missing, all units of the batch in parallel."""
         self._build([(t, False) for t in tiles])
 
     def _build(self, wanted: Sequence[tuple[Tile, bool]]) -> None:
-        new: dict[Form, Kernel] = {}
+        missing: dict[Form, Tile] = {}
         for tile, sketched in wanted:
             form = tile.compile, sketched
             if form in self.kernels and not touch(Path(self.kernels[form].library)):
                 del self.kernels[form]  # the cache has lost it
-            if form in self.kernels or form in new or tile.compile in self._refused:
-                continue
-            try:
-                new[form] = self.task.kernel(tile, self._builder(tile, sketched))
-            except ScheduleError as e:  # the tuple breaks a rule; what else fails is a bug
-                self._refuse(tile.compile, e)
-        if new:
-            self._compile(new)
+            if form not in self.kernels and tile.compile not in self._refused:
+                missing.setdefault(form, tile)
+        if not missing:
+            return
+        new: dict[Form, Kernel] = {}
+        with Building(timing_units((), self.task.target.width)[1], self.task.build) as building:
+            for (part, sketched), tile in missing.items():
+                try:
+                    kernel = self.task.kernel(tile, self._builder(tile, sketched))
+                except ScheduleError as e:  # the tuple breaks a rule; what else fails is a bug
+                    self._refuse(part, e)
+                    continue
+                new[part, sketched] = kernel
+                if len(missing) > 1:  # it compiles while the others are generated
+                    with suppress(BuildError):  # who is to blame is found below
+                        building.ask({f"{kernel.name}.c": unit(kernel)})
+            if new:
+                self._compile(new, building)
 
     def _refuse(self, part: Part, why: PolydynError) -> None:
         """Gives up a compile-time part that does not build; one that failed at a size may run at others."""
         self._refused.add(part)
         self.failures[part] = str(why)
 
-    def _builder(self, tile: Tile, sketched: bool) -> ContractKernel:
-        name = f"tuned_{digest(self.task.key.digest, repr((tile.compile, sketched)))[:12]}"
-        return self.task.builder(tile, name, Sketch if sketched else ContractKernel)
+    @abstractmethod
+    def _builder(self, tile: Tile, sketched: bool) -> Any:
+        """What builds the kernel of a tuple."""
+
+    def _name(self, tile: Tile, sketched: bool) -> str:
+        return f"tuned_{digest(self.task.key.digest, repr((tile.compile, sketched)))[:12]}"
 
     def _sketched(self, tile: Tile, shape: Shape) -> bool:
         """Whether a launch does without the whole kernel."""
-        if tile == DEFAULT or (tile.compile, False) in self.kernels:
-            return False
-        try:
-            builder = self.task.builder(tile, "sketch", Sketch)
-        except ScheduleError:
-            return False  # the whole kernel is refused for the same reason, which is then noted
-        return isinstance(builder, Sketch) and builder.covers(self.task.params(shape))
+        return False
 
-    def _compile(self, kernels: Mapping[Form, Kernel]) -> None:
+    def _compile(self, kernels: Mapping[Form, Kernel], building: Building | None = None) -> None:
         names = [k.name for k in kernels.values()]
+        units, headers = timing_units(list(kernels.values()), self.task.target.width)
         try:
-            library = build_library(*timing_units(list(kernels.values()), self.task.target.width), self.task.build)
+            library = building.library(units) if building else build_library(units, headers, self.task.build)
         except BuildError as e:
             if len(kernels) == 1:
                 ((part, _),) = kernels
@@ -159,7 +146,7 @@ class CpuBench(LaunchBench[CpuTask]):
     def _arguments(self, built: Built, tile: Tile, shape: Shape, tasks: int | None) -> dict[str, object]:
         k, params = built.source, self.task.params(shape)
         env: dict[str, Index] = {n: Index.of(v) for n, v in (params | {THREADS: self.hardware.units}).items()}
-        shares = self.task.shares(self.task.builder(tile, k.name), tile)
+        shares = self.task.shares(self._builder(tile, sketched=False), tile)
         env |= {n: v.subs(env) for n, v in shares.items()}
         number = {n: int(env[n]) for n in k.symbols}
         total = k.tasks.evaluate(number)
@@ -174,11 +161,68 @@ class CpuBench(LaunchBench[CpuTask]):
         }
 
 
+class SizedBench(BuiltBench[SizedTask]):
+    """Kernels that are no products: they are launched whole."""
+
+    def kernel(self, tile: Tile) -> MacroKernel:
+        """As ``Bench``: its resources and its waves say nothing."""
+        return MacroKernel(tile, Usage(0, 0, 1), 0.0, 0.0, 0.0, 0.0)
+
+    def _builder(self, tile: Tile, sketched: bool) -> SizedKernel:
+        return self.task.builder(tile, self._name(tile, sketched))
+
+
+class CpuBench(BuiltBench[CpuTask]):
+    """Products, sketched first."""
+
+    def kernel(self, tile: Tile) -> MacroKernel:
+        """As ``Bench``. BuildError: the tuple does not run."""
+        full, alone = self.waves(tile, (self.hardware.units, 1))
+        used = usage(self.task.backbone, self.hardware, tile)
+        return MacroKernel(tile, used, *full, *alone, *self._partial(tile))
+
+    def _partial(self, tile: Tile) -> list[float]:
+        """The times of register tiles of one and of three rows over that of a full one; where columns are dynamic, of
+        one vector of all rows and of one row over that of a full tile too.
+        """
+        row, col = self.task.form.roles.row, self.task.form.roles.col
+        full, wide = tile.get(f"w.{row}"), tile[f"w.{col}"]
+        sizes = {x.name: x.extent or (BLOCKS * tile[f"b.{x.name}"]) for x in self.task.backbone.loops}
+        sizes |= {x.name: x.extent or tile[f"b.{x.name}"] for x in self.task.backbone.parallel}
+        spent = self.ran(tile, [sizes | {row: m} for m in (FEW_ROWS[0], min(FEW_ROWS[1], full), full)], 1)
+        shares = [t / spent[-1] for t in spent[:-1]]
+        if next(x for x in self.task.backbone.loops if x.name == col).extent is not None:
+            return shares
+        lanes = self.task.target.width
+        asked = ((full, lanes), (1, lanes), (full, wide))
+        # longer ones would measure the memory of the wide ones
+        sizes |= {x.name: SHORT for x in self.task.backbone.reduction if x.extent is None}
+        narrow = self.ran(tile, [sizes | {row: m, col: n} for m, n in asked], 1)
+        return [*shares, *(t / narrow[-1] for t in narrow[:-1])]
+
+    def _builder(self, tile: Tile, sketched: bool) -> ContractKernel:
+        return self.task.builder(tile, self._name(tile, sketched), Sketch if sketched else ContractKernel)
+
+    def _sketched(self, tile: Tile, shape: Shape) -> bool:
+        if tile == DEFAULT or (tile.compile, False) in self.kernels:
+            return False
+        try:
+            builder = self.task.builder(tile, "sketch", Sketch)
+        except ScheduleError:
+            return False  # the whole kernel is refused for the same reason, which is then noted
+        return isinstance(builder, Sketch) and builder.covers(self.task.params(shape))
+
+
+def unit(kernel: Kernel) -> str:
+    """The translation unit of a kernel."""
+    return f'#include <stdint.h>\n#include "{LEAVES[0]}"\n\n{kernel.text}\n'
+
+
 def timing_units(kernels: Sequence[Kernel], width: int) -> tuple[dict[str, str], dict[str, str]]:
     """Translation units and headers of a measuring library."""
     runtime = sources()
     headers = {n: runtime[n] for n in POOL if n.endswith(".h")} | leaf_headers(width)
-    units = {f"{k.name}.c": f'#include <stdint.h>\n#include "{LEAVES[0]}"\n\n{k.text}\n' for k in kernels}
+    units = {f"{k.name}.c": unit(k) for k in kernels}
     table = "\n".join(
         [
             '#include "internal.h"',

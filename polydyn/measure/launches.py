@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from polydyn.errors import BuildError
 from polydyn.measure.workers import Workers
@@ -20,7 +20,7 @@ each block: what a short product spends on its tasks and accumulators is in the 
 """
 
 Part = tuple[tuple[str, int], ...]
-T = TypeVar("T", bound=Task)
+T = TypeVar("T", bound=Task[Any])
 
 
 class LaunchBench(ABC, Generic[T]):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from polydyn.errors import InputError
 from polydyn.schedules.index import Index
@@ -14,7 +14,7 @@ from polydyn.shapes.sizes import Dims, Sizes, sizes_by_name
 
 Seen = tuple[Mapping[str, int], float]
 """A shape of a model (every symbol's size) and how often it was met, or is expected."""
-T = TypeVar("T", bound=Task)
+T = TypeVar("T", bound=Task[Any])
 
 
 @dataclass(frozen=True)

@@ -46,11 +46,13 @@ class Side(ABC, Generic[T]):
     """A machine that kernels are tuned for; while it is entered as a context manager its worker measures.
 
     ``hardware``: how cost models see it. ``function``: what the worker runs; None where nothing can be measured.
+    ``declined``: groups that ``tasks`` left out, and why.
     """
 
     def __init__(self, hardware: Hardware, function: str | None) -> None:
         self.hardware, self.function = hardware, function
         self.workers: Workers | None = None
+        self.declined: dict[str, str] = {}
 
     @abstractmethod
     def tasks(self, graph: Graph, options: Options) -> list[PlacedTask[T]]:

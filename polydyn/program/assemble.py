@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import polydyn
-from polydyn.build.compiler import Library, architecture_of, build_library
+from polydyn.build.compiler import Building, Library, architecture_of, build_library
 from polydyn.codegen.kernel import Block, Kernel, TensorMapOf
 from polydyn.debug import Level, show
 from polydyn.errors import BuildError
@@ -28,8 +28,10 @@ from polydyn.runtime.opening import open_program
 from polydyn.runtime.program import Program
 from polydyn.schedules.decision import Decision
 
-BATCH = 10
-"""Kernels per translation unit: headers are parsed once per unit, and units compile in parallel."""
+BATCH = 4
+"""Kernels per translation unit: few enough that the first ones compile while others are planned, and headers, which
+every unit parses, take little time.
+"""
 
 
 def build_program(plan: HostPlan, *, target: str = "cpu", threads: int | None = None) -> Program:
@@ -43,10 +45,37 @@ def build_program(plan: HostPlan, *, target: str = "cpu", threads: int | None = 
     return open_program(artifact, threads=threads, compilations=compiled)
 
 
-def build_artifact(plan: HostPlan, target: str = "cpu") -> tuple[Artifact, int]:
+class KernelsAhead:
+    """Compiles the kernels of a program for the CPU while others are planned, and what comes with all of them.
+
+    ``headers``: what kernels include. A context, as ``Building`` is.
+    """
+
+    def __init__(self, target: str, headers: Mapping[str, str]) -> None:
+        self._units, every = _split(sources("cpu") | dict(headers))
+        self._headers, self._done = headers, 0
+        self.building = Building(every, target)
+
+    def __enter__(self) -> KernelsAhead:
+        self.building.__enter__()
+        self.building.ask(self._units)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.building.__exit__(*error)
+
+    def __call__(self, kernels: Sequence[Kernel]) -> None:
+        """``kernels``: those so far, in the order of the program; a unit begins as soon as its last kernel is there."""
+        full = len(kernels) // BATCH * BATCH
+        self.building.ask(_units(kernels[self._done : full], self._headers, self._done // BATCH))
+        self._done = full
+
+
+def build_artifact(plan: HostPlan, target: str = "cpu", building: Building | None = None) -> tuple[Artifact, int]:
     """The artifact of a host plan, and how many translation units had to be compiled.
 
-    On a device the kernels are compiled first: how many blocks of one are resident decides its estimates.
+    On a device the kernels are compiled first: how many blocks of one are resident decides its estimates. On a CPU some
+    may be under way (``building``).
     """
     verify_host_plan(plan)
     units = kernel_units(plan)
@@ -66,7 +95,12 @@ def build_artifact(plan: HostPlan, target: str = "cpu") -> tuple[Artifact, int]:
     host = host_program(plan, offsets, int(weights.size))
     show(Level.TEXTS, "", "host", lambda: host.text, "c")
     files = sources(plan.place) | plan.headers | {"host.c": host.text} | units
-    library = build_library(*_split(files), host_target(target, plan.on_device))
+    units, headers = _split(files)
+    library = (
+        build_library(units, headers, host_target(target, plan.on_device))
+        if building is None
+        else building.library(units)
+    )
     artifact = Artifact(_manifest(plan, host) | _built_by(library, target) | more, files, library.data, weights)
     return (artifact if built is None else with_images(artifact, built)), library.compiled
 
@@ -134,12 +168,15 @@ def kernel_units(plan: HostPlan) -> dict[str, str]:
     """Translation units (file name -> C text) with a plan's kernels; on a device, a CUDA file for each."""
     if plan.on_device:
         return {f"{k.name}.cu": k.text for k in plan.kernels}
-    units = {}
-    includes = "\n".join(["#include <stdint.h>", *(f'#include "{h}"' for h in plan.headers)])
-    for start in range(0, len(plan.kernels), BATCH):
-        texts = "\n\n".join(k.text for k in plan.kernels[start : start + BATCH])
-        units[f"kernels_{start // BATCH:03}.c"] = f"{includes}\n\n{texts}\n"
-    return units
+    return _units(plan.kernels, plan.headers)
+
+
+def _units(kernels: Sequence[Kernel], headers: Mapping[str, str], first: int = 0) -> dict[str, str]:
+    """Units of ``BATCH`` kernels each, numbered from ``first`` on."""
+    includes = "\n".join(["#include <stdint.h>", *(f'#include "{h}"' for h in headers)])
+    parts = (kernels[start : start + BATCH] for start in range(0, len(kernels), BATCH))
+    texts = ("\n\n".join(k.text for k in part) for part in parts)
+    return {f"kernels_{number:03}.c": f"{includes}\n\n{text}\n" for number, text in enumerate(texts, first)}
 
 
 def _index_check(c: IndexCheck) -> dict[str, Any]:

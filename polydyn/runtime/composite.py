@@ -41,9 +41,9 @@ GENERAL = "general/"
 def with_general(artifact: Artifact, general: Artifact, pairs: Sequence[tuple[Any, Any]]) -> Artifact:
     """An artifact with a second version, for calls in which not all of ``pairs`` of sizes are equal but one is 1."""
     first, second = artifact.weights, general.weights
-    at = 0 if np.array_equal(first, second) else -(-first.size // ALIGN) * ALIGN
-    weights = first
-    if at:
+    at, weights = 0, first
+    if not np.array_equal(first, second):
+        at = -(-first.size // ALIGN) * ALIGN
         weights = aligned_bytes(at + second.size)
         weights[: first.size], weights[at:] = first, second
     sources = dict(artifact.sources) | {GENERAL + n: t for n, t in general.sources.items()}

@@ -23,7 +23,7 @@ from polydyn.codegen.kernel import UNIT
 from polydyn.errors import Declined, ScheduleError
 from polydyn.gpu.targets import single
 from polydyn.lowering.contract import ContractGroup
-from polydyn.lowering.place_cpu import TunedBuilders
+from polydyn.lowering.place_cpu import SizedKernel, TunedBuilders
 from polydyn.lowering.place_cuda import TunedTiles
 from polydyn.runtime.expressions import decision_from_json, decision_to_json
 from polydyn.runtime.symbols import THREADS
@@ -36,12 +36,13 @@ from polydyn.search.records import Record, Records
 from polydyn.search.strategies import Tuned
 from polydyn.search.tasks.cpu import DEFAULT, CpuTask, Task, task_of
 from polydyn.search.tasks.cuda import CudaTask, cuda_task_of
+from polydyn.search.tasks.sized import SizedTask, sized_task
 
 KIND, DECLINED = "search", "declined"
 """Kinds of records."""
 LEAST_GAIN = 1.01
 """Tiles that gain less over the default are within the noise of a measurement, and not kept."""
-T = TypeVar("T", bound=Task)
+T = TypeVar("T", bound=Task[Any])
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,7 @@ def outcome(tuned: Tuned, hardware: Hardware, gain: float | None = None) -> Sear
     return Search(tuned.strategy, tiles, len(tuned.trials), hardware, decision, gain=gain)
 
 
-def search_record(search: Search, task: Task) -> Record:
+def search_record(search: Search, task: Task[Any]) -> Record:
     """The record of a search."""
     note: dict[str, Any] = {
         "strategy": search.strategy,
@@ -82,13 +83,13 @@ def search_record(search: Search, task: Task) -> Record:
     return Record(task.key, search.hardware, Tile(()), KIND, values, source=search.source, note=canonical(note))
 
 
-def declined_record(refused: Declined, task: Task, hardware: Hardware, strategy: str) -> Record:
+def declined_record(refused: Declined, task: Task[Any], hardware: Hardware, strategy: str) -> Record:
     """The record of a group that a strategy cannot search."""
     note = canonical({"strategy": strategy, "reason": refused.reason})
     return Record(task.key, hardware, Tile(()), DECLINED, (), source="model", note=note)
 
 
-def _read(records: Records, task: Task, strategy: str) -> Iterator[Search]:
+def _read(records: Records, task: Task[Any], strategy: str) -> Iterator[Search]:
     """A strategy's searches of a task. ScheduleError: one names tiles that it lacks."""
     symbols = frozenset(x.name for x in task.backbone.loops if x.extent is None)
     for r in records.rows(group=task.key, kind=KIND):
@@ -110,7 +111,7 @@ def _read(records: Records, task: Task, strategy: str) -> Iterator[Search]:
         yield Search(strategy, tiles, explored, r.hardware, decision, factors, r.source, gain)
 
 
-def searches(records: Records, task: Task, strategy: str) -> list[Search]:
+def searches(records: Records, task: Task[Any], strategy: str) -> list[Search]:
     """A strategy's searches of a task, by number of threads: of each number the one that tried most."""
     found = [s for s in _read(records, task, strategy) if s.decision is not None]
     ordered = sorted(found, key=lambda s: (s.hardware.units, -s.explored, repr(s)))
@@ -150,7 +151,7 @@ class _FromRecords(Generic[T]):
         return what + (f", but for {', '.join(others)}" if others else "")
 
 
-class ChosenByRecords(_FromRecords[CpuTask]):
+class ChosenByRecords(_FromRecords["CpuTask | SizedTask"]):
     """``lowering.kernels.Tuner``: the kernels of the searches in a record file."""
 
     def __init__(self, records: Records, strategy: str, target: CpuTarget, build: str) -> None:
@@ -158,23 +159,30 @@ class ChosenByRecords(_FromRecords[CpuTask]):
         super().__init__(records, strategy, build)
         self.processor = target
 
-    def builders(self, key: str, form: ContractGroup) -> TunedBuilders | None:
+    def builders(self, key: str, form: ContractGroup) -> TunedBuilders[ContractKernel] | None:
         """As ``Tuner``; None when the group cannot be tuned or was not."""
-        task = task_of(key, form, self.processor, self.target)
+        return self._tuned(key, task_of(key, form, self.processor, self.target), "contract")
+
+    def sized(self, key: str, kernel: SizedKernel) -> TunedBuilders[SizedKernel] | None:
+        """As ``Tuner``; None when the group cannot be tuned or was not."""
+        return self._tuned(key, sized_task(key, kernel, self.target), kernel.name.partition("_")[0])
+
+    def _tuned(self, key: str, task: CpuTask | SizedTask | Declined, kind: str) -> TunedBuilders[Any] | None:
         known = self.known(task, key, lambda t: searches(self.records, t, self.strategy))
-        return builders(task, known) if known and not isinstance(task, Declined) else None
+        return builders(task, known, kind) if known and not isinstance(task, Declined) else None
 
 
-def builders(task: CpuTask, known: Sequence[Search]) -> TunedBuilders:
+def builders(task: CpuTask | SizedTask, known: Sequence[Search], kind: str = "contract") -> TunedBuilders[Any]:
     """Searches as what lowering proves and builds: launches over the group's parameters, binaries by name.
 
-    ``known``: by number of threads; a number between two takes the nearer one by ratio.
+    ``known``: by number of threads; a number between two takes the nearer one by ratio. ``kind``: what names
+    begin with.
     """
     tiles = list(dict.fromkeys(t for s in known for t in s.tiles))
     parts = list(dict.fromkeys(t.compile for t in tiles))
-    options: list[tuple[ContractKernel, dict[str, Index]]] = []
+    options: list[tuple[Any, dict[str, Index]]] = []
     for tile in tiles:
-        builder = task.builder(tile, f"contract_{task.key.digest[:12]}_{parts.index(tile.compile)}")
+        builder: Any = task.builder(tile, f"{kind}_{task.key.digest[:12]}_{parts.index(tile.compile)}")
         options.append((builder, task.shares(builder, tile)))
     own = [(s.decision, s.tiles) for s in known if s.decision is not None]
     decisions = [_placed(map_indices(d, lambda i: i.subs(task.extents)), t, tiles) for d, t in own]

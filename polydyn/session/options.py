@@ -94,7 +94,7 @@ class SessionOptions(_Entries):
     ``enable_profiling`` with ``profile_file_prefix``, ``optimized_model_filepath`` (the compiled program is saved there
     and can be opened as a session), ``add_free_dimension_override_by_name`` and ``..._by_denotation``, and the config
     entries ``polydyn.dim.NAME`` ("1:64", as ``--dim`` has it), ``polydyn.records``, ``polydyn.strategy``,
-    ``polydyn.without`` ("stitch,merge"), ``polydyn.tf32`` ("1"), ``polydyn.precision`` ("bf16"),
+    ``polydyn.without`` ("stitch,merge"), ``polydyn.tf32`` ("1"), ``polydyn.precision`` ("bf16", "3xtf32"),
     ``polydyn.fallback`` ("onnxruntime") and ``polydyn.target``.
     ``NO_MEANING`` lists what changes nothing.
     """

@@ -92,6 +92,7 @@ def check_map(t: Scheduled) -> None:
         for loop in view.loops:
             _check_loop(t, n, loop)
     _check_copies(t)
+    _check_sent(t)
     _check_places(t)
     for axis, digits in t.map.axes.items():
         _check_axis(t.map, axis, digits)
@@ -151,6 +152,22 @@ def _check_copies(t: Scheduled) -> None:
                 if s == r and (axis in axes or mine in axes) and mine != axis:
                     what = f"{f.statement} takes iterator {x} of {r} for axis {mine}, it is {axis}"
                     raise LegalityError(what, node=f"{f.statement} -> {r}", tensor=f.buffer, rule="tile map")
+
+
+def _check_sent(t: Scheduled) -> None:
+    """Results that stay in a buffer are sent to memory, every element once and as the element that it is."""
+    own = {s.name: s for s in t.group.statements if t.group.arrays[s.array].role == "output"}
+    kept = [f for f in t.flow if f.meets is Meets.WRITES and f.statement in own]
+    for f in (f for f in kept if t.buffer(f.buffer).array == own[f.statement].array):
+        n, senders = f.statement, [x.statement for x in t.flow if x.buffer == f.buffer and x.meets is Meets.READS]
+        has, want = [d for m in senders for d in t.view(m).digits], t.view(n).digits
+        if sorted(map(repr, has)) != sorted(map(repr, want)):
+            what = f"{senders} send the digits {has} of what {n} writes, which are {list(want)}"
+            raise LegalityError(what, node=n, tensor=f.buffer, rule="coverage")
+        for m, x in ((m, x) for m in senders for x in own[n].iterators):
+            if (axis := t.map.iterators.get((m, x))) != t.map.iterators[n, x]:
+                what = f"{m} takes iterator {x} of {n} for axis {axis}, it is {t.map.iterators[n, x]}"
+                raise LegalityError(what, node=f"{n} -> {m}", tensor=f.buffer, rule="tile map")
 
 
 def _check_axis(tm: TileMap, axis: str, digits: tuple[Digit, ...]) -> None:

@@ -202,6 +202,56 @@ def spread(t: Scheduled, copy: str, places: Seq[str]) -> Scheduled:
     return replace(t, tree=tree, map=replace(t.map, axes=axes, extents=extents, views=views))
 
 
+def send(
+    t: Scheduled,
+    of: str,
+    name: str,
+    into: str,
+    below: Coord,
+    loops: Mapping[Coord, Seq[str]],
+    scope: tuple[Coord, ...] = (),
+) -> Scheduled:
+    """Results of statement ``of`` stay in buffer ``into`` for one step of loop ``below``; then a statement ``name``
+    sends them to memory.
+
+    ``loops``: its loops -> names of their digits; all other digits of a step one instance sends, as the copy of a box
+    does. isl: graft; Halide: a Func's in(); TVM: cache_write; exo: stage_mem.
+    Before: band c_i, p_i: DONE writes y. After: band c_i: band p_i: DONE writes out; SEND reads out.
+    Refuses: ``below`` is no loop of ``of``; a statement that finds the results in memory; a digit that is not below.
+    """
+    order = path(flat(t.tree), of)
+    if below not in order:
+        raise refuse(f"{below} is no loop of {of}: {list(order)}")
+    s, view = t.group.statement(of), t.view(of)
+    readers = [x.name for x in _meeting(t, s.array) if x.name != of]
+    if readers:
+        raise refuse(f"{readers} meet {s.array}, which {of} has not sent by then")
+    above = tuple(x for k in order[: order.index(below) + 1] if (x := view.loop(k)))
+    fixed = frozenset(d for x in above for d in x.digits)
+    free = {d.name: d for d in view.digits if d not in fixed}
+    own = {k: tuple(ds) for k, ds in loops.items()}
+    if lost := [n for ds in own.values() for n in ds if n not in free]:
+        raise refuse(f"{name} runs the digits {lost}, one step of {below} has {sorted(free)}")
+    hidden = tuple(d for n, d in free.items() if all(n not in ds for ds in own.values()))
+    mine = View((*above, *(Loop(k, tuple(free[n] for n in ds)) for k, ds in own.items())), Role.SAVE, hidden)
+    sent: tuple[frozenset[str], Tree] = (frozenset((name,)), Band(tuple(own)) if own else Leaf())
+
+    def f(node: Tree, names: frozenset[str]) -> Tree | None:
+        if of not in names or not isinstance(node, Band) or below not in node.members:
+            return None
+        n = node.members.index(below) + 1
+        rest = Band(node.members[n:], node.child) if node.members[n:] else node.child
+        return Band(node.members[:n], Sequence(((names, rest), sent)))
+
+    axes = tuple(dict.fromkeys(t.map.iterators[of, x] for x in s.iterators))
+    flow = (Flow(of, Meets.WRITES, into), Flow(name, Meets.READS, into))
+    iterators = {(name, x): ax for (n, x), ax in t.map.iterators.items() if n == of}
+    tm = replace(t.map, views={**t.map.views, name: mine}, iterators={**t.map.iterators, **iterators})
+    tree = relist(rewrite(flat(t.tree), all_of(t), f))
+    buffers = (*t.buffers, Buffer(into, s.array, axes, fixed, scope))
+    return replace(t, tree=tree, map=tm, buffers=buffers, flow=(*t.flow, *flow))
+
+
 def operand_axes(t: Scheduled, reader: str, array: str, along: str) -> tuple[str, ...]:
     """The axes that an operand's subscripts run: of the read of ``array`` that runs axis ``along``."""
     on = {x: ax for (s, x), ax in t.map.iterators.items() if s == reader}

@@ -12,10 +12,10 @@ from polydyn.schedules.errors import ScheduleError
 from polydyn.schedules.index import Index, IndexLike, product
 from polydyn.schedules.model import Group
 from polydyn.schedules.tiling import Roles
-from polydyn.schedules.tree.buffers import accumulate, promote
+from polydyn.schedules.tree.buffers import accumulate, promote, send
 from polydyn.schedules.tree.limits import assign, clip, mark, pad
 from polydyn.schedules.tree.loops import Size, distribute, interchange, pull_out, refine, regroup, tile
-from polydyn.schedules.tree.names import Coord, MarkName, b, e, f, g, it, p, s, w
+from polydyn.schedules.tree.names import Coord, MarkName, b, e, extent, f, g, it, p, s, w
 from polydyn.schedules.tree.rewrites import merge, split_reduction
 from polydyn.schedules.tree.scheduled import Scheduled, refuse
 from polydyn.schedules.tree.strategies import ACC, INIT, operand, row_operand, start_product
@@ -137,6 +137,28 @@ def stage_sums(
     return distribute(t, e(i), done[0]) if len(done) > 1 else t
 
 
+def send_boxes(t: Scheduled, unit: tuple[Coord, ...], columns: int) -> Scheduled:
+    """Results of the epilogues behind ``stage_sums`` leave as boxes of a fragment's rows and so many columns.
+
+    isl: graft; Halide: a Func's in(); TVM: cache_write.
+    Before: band e_s, ...: DONE writes memory. After: band e_p: band e_s, ...: DONE writes out; SEND reads out.
+    Refuses: what ``send`` refuses; columns that are no whole slabs.
+    """
+    done = [x.name for x in t.group.epilogues]
+    if columns % SLAB:
+        raise refuse(f"boxes of {columns} columns are no slabs of {SLAB}", rule="whole tiles")
+    t, boxes, slabs = _slabs(t, list(_loop(t, done[0], e("s"))), columns // SLAB, (e("p"), e("q")))
+    t = regroup(t, done, [e("s")], {e("p"): boxes, e("s"): slabs})
+    for x, (name, into) in zip(done, senders(t.group), strict=True):
+        t = send(t, x, name, into, e("p"), {}, unit)
+    return t
+
+
+def senders(group: Group) -> list[tuple[str, str]]:
+    """The statements that send the results of each epilogue, and the buffers in which these are until then."""
+    return [(f"SEND{n}", f"out{n}") for n in range(len(group.epilogues))]
+
+
 def _loop(t: Scheduled, statement: str, loop: Coord) -> tuple[Digit, ...]:
     """The digits of a loop."""
     x = t.view(statement).loop(loop)
@@ -145,8 +167,13 @@ def _loop(t: Scheduled, statement: str, loop: Coord) -> tuple[Digit, ...]:
     return x.digits
 
 
-def _slabs(t: Scheduled, fragments: list[Digit], slab: int) -> tuple[Scheduled, list[str], list[str]]:
-    """Fragments in slabs of ``slab``: names of the digits that count slabs, and of those inside one."""
+def _slabs(
+    t: Scheduled, fragments: list[Digit], slab: int, names: tuple[Coord, Coord] = (e("s"), e("f"))
+) -> tuple[Scheduled, list[str], list[str]]:
+    """Fragments in slabs of ``slab``: names of the digits that count slabs, and of those inside one.
+
+    ``names``: of the digits that one becomes which slabs cut.
+    """
     inside: list[str] = []
     while len(fragments) > 1 and slab > 1:  # the last digits: loads fill several fragments
         *fragments, last = fragments
@@ -156,9 +183,9 @@ def _slabs(t: Scheduled, fragments: list[Digit], slab: int) -> tuple[Scheduled, 
         inside, slab = [last.name, *inside], slab // last.size.constant
     if slab > 1:
         last = fragments.pop()
-        inner = "e_g" if inside else e("f")
-        t = refine(t, last.axis, last.name, (e("s"), "E_s"), (inner, slab))
-        return t, [*(d.name for d in fragments), e("s")], [inner, *inside]
+        outer, inner = names[0], "e_g" if inside else names[1]
+        t = refine(t, last.axis, last.name, (outer, extent(outer)), (inner, slab))
+        return t, [*(d.name for d in fragments), outer], [inner, *inside]
     return t, [d.name for d in fragments], inside
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from polydyn.schedules.model import Group
 from polydyn.schedules.tiling import Roles
 from polydyn.schedules.tree.buffers import accumulate, promote
-from polydyn.schedules.tree.gpu import COPY_A, COPY_B, STAGE, STAGED, stage_sums
+from polydyn.schedules.tree.gpu import COPY_A, COPY_B, STAGE, STAGED, send_boxes, senders, stage_sums
 from polydyn.schedules.tree.limits import assign, clip, mark, pad
 from polydyn.schedules.tree.loops import Size, interchange, pull_out, regroup, tile
 from polydyn.schedules.tree.names import MarkName, b, e, f, g, h, it, p, q, s, w
@@ -24,7 +24,8 @@ class WarpgroupTile:
 
     ``groups``: warpgroups that share a tile, ``rows``: of instructions of each, ``warps`` of each, with 16 rows of an
     instruction. ``panels``: boxes that bring the columns, ``fragments`` of 8 columns in each. ``steps``: instructions
-    of a tile of the reduction, and steps of an instruction.
+    of a tile of the reduction, and steps of an instruction. ``box``: columns of results that are sent to memory at
+    once; 0: epilogues store them.
     """
 
     groups: Size
@@ -33,6 +34,7 @@ class WarpgroupTile:
     panels: Size
     fragments: Size
     steps: tuple[Size, Size]
+    box: int = 0
 
 
 def warpgroup_product(group: Group, roles: Roles, sizes: WarpgroupTile) -> Scheduled:
@@ -62,10 +64,13 @@ def warpgroup_product(group: Group, roles: Roles, sizes: WarpgroupTile) -> Sched
     t = regroup(t, [INIT], [s(j), f(j)], {f(j): [s(j), f(j)]})
     t = interchange(t, w(i), f(i), f(j), p(i), p(j))
     t = stage_sums(t, (w(i),), (w(i), f(i)), (s(j), f(j)), group.backbone.array, whole=True)
+    if sizes.box:
+        t = mark(send_boxes(t, (w(i),), sizes.box), MarkName.START, e("g"), STAGE)
+        done += [n for n, _ in senders(group)]
     t = assign(assign(assign(t, "task", *block), "unit", w(i)), "unit", g(i))
     t = pad(t, INIT, ACC)  # boxes are filled with zeros; epilogues are guarded
     t = clip(clip(t, i, *done), j, *done)
     t = mark(mark(t, MarkName.TASK, block[0], ACC), MarkName.ROLES, b(j), ACC, under=True)
     t = mark(mark(t, MarkName.MULTIPLY, g(i), ACC), MarkName.INSTRUCTION, f(k), ACC)
-    t = mark(mark(t, MarkName.EPILOGUE, w(i), done[0]), MarkName.STORE, e(i), *done)
+    t = mark(mark(t, MarkName.EPILOGUE, w(i), done[0]), MarkName.STORE, e(i), *(x.name for x in group.epilogues))
     return mark(t, MarkName.INSTRUCTION, p(i), INIT, STAGE)

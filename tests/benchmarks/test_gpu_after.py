@@ -69,6 +69,7 @@ def test_reports_of_several_calls_are_one(tmp_path: Path) -> None:
         after.read([tmp_path / "1"])
 
 
+@pytest.mark.slow
 def test_constants_are_found_again() -> None:
     """Times that the model itself gives with another constant: fitting goes back to it."""
     case = next(c for c in timed(True) if c.name == "gemm")

@@ -46,6 +46,7 @@ def run(folder: Path, out: Path, *stages: str) -> tuple[int, dict[str, Any], str
     return done.returncode, json.loads((out / "report.json").read_text()), done.stdout + done.stderr
 
 
+@pytest.mark.slow
 def test_every_stage_answers(folder: Path, tmp_path: Path) -> None:
     with tarfile.open(tmp_path / "pack.tar.gz", "w:gz", compresslevel=1) as tar:
         tar.add(folder, "pack")

@@ -100,6 +100,7 @@ def test_every_argument_of_compile_and_tune_is_a_key() -> None:
     assert {f.name for f in fields(Options)} <= set(KEYS)
 
 
+@pytest.mark.slow
 def test_a_static_export_becomes_dynamic(models: Path) -> None:
     """The names of axes reach compiling and tuning, and programs with other names are other programs."""
     w = np.ones((8, 16), np.float32)
@@ -346,6 +347,7 @@ def test_files_travel_by_content(models: Path) -> None:
     assert polydyn.load(models / "out.polydyn").kernel_count == answer["facts"]["kernels"]
 
 
+@pytest.mark.slow
 def test_a_scheduler_by_its_address(models: Path) -> None:
     """Workers that share nothing with the client: files go and come by content; artifacts are those of a local run."""
     distributed = pytest.importorskip("distributed", reason="the extra [jobs] is not installed")

@@ -124,7 +124,12 @@ def test_every_length_and_mask() -> None:
         right(plan, kernels, length, keys, mask, 2 if length < 8 else 1)
 
 
-FLOATS = [("float32", 64, 64, False), ("float32", 15, 40, False), ("tf32", 32, 128, False), ("tf32", 64, 9, True)]
+FLOATS = [
+    ("float32", 64, 64, False),
+    slow("float32", 15, 40, False),
+    slow("tf32", 32, 128, False),
+    ("tf32", 64, 9, True),
+]
 
 
 @pytest.mark.parametrize(("dtype", "depth", "width", "transposed"), FLOATS)
@@ -174,7 +179,7 @@ def causal_case(dtype: str, length: int, keys: int) -> tuple[dict[str, Array], A
         return feeds, (e / e.sum(-1, keepdims=True)) @ v
 
 
-@pytest.mark.parametrize("dtype", ["float16", "float32"])
+@pytest.mark.parametrize("dtype", ["float16", slow("float32")])
 def test_tiles_above_the_diagonal_are_not_computed(dtype: str) -> None:
     plan = causal(dtype)
     kernels = placed(plan)
@@ -238,8 +243,8 @@ def test_rows_without_keys_are_zero() -> None:
 
 @pytest.mark.parametrize(
     ("depth", "width", "heads", "groups", "transposed", "dtype"),
-    [(64, 64, 4, 2, False, "float16"), slow(40, 16, 1, 1, False, "float16"), (128, 128, 1, 1, False, "bfloat16"),
-     (32, 64, 2, 1, True, "float16"), (15, 9, 1, 1, False, "float16"), (200, 256, 1, 1, False, "float16")],
+    [(64, 64, 4, 2, False, "float16"), slow(40, 16, 1, 1, False, "float16"), slow(128, 128, 1, 1, False, "bfloat16"),
+     slow(32, 64, 2, 1, True, "float16"), (15, 9, 1, 1, False, "float16"), (200, 256, 1, 1, False, "float16")],
 )  # fmt: skip
 def test_head_sizes_groups_and_layouts(
     depth: int, width: int, heads: int, groups: int, transposed: bool, dtype: str
@@ -320,7 +325,7 @@ def test_what_is_no_softmax_stays_in_parts() -> None:
 
 
 @pytest.mark.skipif(find_nvcc() is None, reason="no nvcc")
-@pytest.mark.parametrize(("dtype", "depth"), [("float16", 64), ("float16", 256), ("float32", 32), ("tf32", 64)])
+@pytest.mark.parametrize(("dtype", "depth"), [slow("float16", 64), ("float16", 256), slow("float32", 32), ("tf32", 64)])
 def test_attention_compiles_without_spills(dtype: str, depth: int) -> None:
     plan = attention("float16" if dtype == "float16" else "float32", depth, depth)
     (p,) = tf32(plan) if dtype == "tf32" else placed(plan)

@@ -22,6 +22,7 @@ from polydyn.runtime.cuda.program import Call, CudaProgram
 from polydyn.runtime.cuda.session import Session, open_session
 from polydyn.schedules.index import Index
 from tests.support.cuda_programs import add, check, one_launch, relu, shift, softmax_and_gather, version, with_block
+from tests.support.marks import slow
 from tests.support.programs import B
 from tests.support.tiny import model, node
 
@@ -158,7 +159,7 @@ def test_a_stream_that_captures_is_refused(layer: CudaProgram, device: Session) 
         driver.free_stream(stream)
 
 
-@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+@pytest.mark.parametrize("order", [slow((0, 1)), (1, 0)])
 def test_calls_of_several_shapes_side_by_side_freed_in_any_order(
     layer: CudaProgram, device: Session, order: tuple[int, int]
 ) -> None:

@@ -194,11 +194,12 @@ def tiled(plan: FusionPlan, tile: CudaTile) -> tuple[Placed, ...]:
 
 @pytest.mark.parametrize(
     ("dtype", "tile", "trans"),
-    [("float32", SMALL_FMA, (False, False)), ("float32", SMALL_FMA, (True, True)),
-     ("float32", SMALL_TF32, (False, False)), ("float32", SMALL_TF32, (True, True)),
-     ("float16", SMALL_MMA, (False, False)), ("float16", SMALL_MMA, (True, True)),
+    [slow("float32", SMALL_FMA, (False, False)), ("float32", SMALL_FMA, (True, True)),
+     ("float32", SMALL_TF32, (False, False)), slow("float32", SMALL_TF32, (True, True)),
+     slow("float16", SMALL_MMA, (False, False)), ("float16", SMALL_MMA, (True, True)),
      slow("float16", SMALL_MMA, (False, True)), slow("float16", SMALL_MMA, (True, False)),
-     ("float16", MIDDLE, (False, False)), ("float16", FEW_ROWS, (False, False)), ("float16", FEW_ROWS, (True, True))],
+     ("float16", MIDDLE, (False, False)), slow("float16", FEW_ROWS, (False, False)),
+     ("float16", FEW_ROWS, (True, True))],
 )  # fmt: skip
 def test_gemm_with_fused_epilogue(dtype: str, tile: CudaTile, trans: tuple[bool, bool]) -> None:
     """Every width of copies that an address allows, both warp orders, no bank conflicts."""
@@ -230,7 +231,7 @@ def test_narrow_versions_give_the_same_bits() -> None:
     assert all((r == results[0]).all() for r in results) and close(results[0], want, 2e-3)
 
 
-@pytest.mark.parametrize(("dtype", "tile"), [("float32", SMALL_FMA), ("float16", SMALL_MMA), ("float16", FEW_ROWS)])
+@pytest.mark.parametrize(("dtype", "tile"), [("float32", SMALL_FMA), slow("float16", SMALL_MMA), ("float16", FEW_ROWS)])
 def test_split_reduction(dtype: str, tile: CudaTile) -> None:
     """Partial sums in the workspace, added in order by a second launch: equal bits in any order of blocks."""
     plan = gemm(dtype)
@@ -244,7 +245,7 @@ def test_split_reduction(dtype: str, tile: CudaTile) -> None:
     assert not first_fit(kernels[0], full).after, "enough blocks without"
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float32", "float16", slow("bfloat16")])
 @pytest.mark.parametrize("trans_b", [False, True])
 def test_few_rows(dtype: str, trans_b: bool) -> None:
     """Vectors along the reduction or along the columns, lanes combined; equal bits in any order of warps."""
@@ -383,7 +384,7 @@ def test_what_is_not_built_is_refused_by_name() -> None:
 
 @pytest.mark.skipif(find_nvcc() is None, reason="no nvcc")
 @pytest.mark.parametrize("arch", [slow("sm_80"), "sm_90a"])
-@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("dtype", [slow("float32"), "float16"])
 def test_contractions_compile_without_spills(dtype: str, arch: str) -> None:
     (p,) = placed(gemm(dtype))
     tile = "fma" if dtype == "float32" else "mma"

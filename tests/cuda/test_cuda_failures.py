@@ -19,7 +19,7 @@ from polydyn.program.plan import Candidate, HostPlan, Launch
 from polydyn.program.verify import verify_host_plan
 from polydyn.runtime.cuda import session
 from polydyn.runtime.cuda.array import DeviceArray
-from polydyn.runtime.cuda.driver_ctypes import CtypesDriver
+from polydyn.runtime.cuda.driver import Driver
 from polydyn.runtime.cuda.images import ImageSource
 from polydyn.runtime.cuda.native import _Images
 from polydyn.runtime.cuda.session import Session, open_session
@@ -61,7 +61,7 @@ def test_another_driver_of_the_process_may_renew_the_context(device: Session) ->
     good, x = relu(), np.arange(100, dtype=np.float32)
     check(good, 2)
     kept, before = DeviceArray.of(device, x), device.generation
-    CtypesDriver(library=device.library).renew()
+    Driver(library=device.library).renew()
     assert device.generation == before + 1
     with pytest.raises(DeviceLostError, match="the memory was lost"):
         kept.numpy()
@@ -189,13 +189,13 @@ def test_a_kernel_that_cannot_be_had_is_the_failure_of_who_asked() -> None:
 def test_threads_that_meet_a_new_context_keep_what_they_allocate(
     device: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    driver = CtypesDriver(library=device.library)
+    driver = Driver(library=device.library)
     adopted: list[int] = []
 
     def retain() -> int:
         adopted.append(threading.get_ident())
         time.sleep(0.05)
-        return CtypesDriver._retain(driver)
+        return Driver._retain(driver)
 
     driver.renew()
     monkeypatch.setattr(driver, "_retain", retain)

@@ -34,6 +34,7 @@ from polydyn.schedules.model import Group, Statement, verify_group
 from tests.support.cuda_bytes import ROLES, Trans, Types, V, array
 from tests.support.cuda_groups import ARCH, MULTIPROCESSORS, SHARED, launch, with_bugs
 from tests.support.cuda_groups import run as run_plan
+from tests.support.marks import slow
 
 E4M3, E5M2 = FLOAT8
 PAIRS: tuple[Types, ...] = tuple(itertools.product(FLOAT8, FLOAT8))
@@ -283,7 +284,7 @@ def layer(dtype: str, types: tuple[str, str] = (E4M3, E4M3), k: int = 80, n: int
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 19)])
 
 
-@pytest.mark.parametrize("dtype", ("float32", "float16"))
+@pytest.mark.parametrize("dtype", (slow("float32"), "float16"))
 def test_quantized_models_reach_them(dtype: str) -> None:
     """Two launches: one that quantizes, one that multiplies bytes, scales, and adds."""
     model = layer(dtype)

@@ -27,6 +27,7 @@ from polydyn.runtime.cuda.session import Session, open_session
 from polydyn.schedules.expr import load, op
 from polydyn.schedules.index import Index
 from tests.support.cuda_programs import add, one_launch, version
+from tests.support.marks import slow
 from tests.support.programs import B
 from tests.support.tiny import model, node, run
 
@@ -196,7 +197,7 @@ def test_on_a_callers_stream_the_error_comes_with_the_wait(program: CudaProgram,
 # -- bound calls -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("case", ["above", "computed", "cut", "second"])
+@pytest.mark.parametrize("case", ["above", slow("computed"), slow("cut"), "second"])
 def test_bound_calls(program: CudaProgram, device: Session, case: str) -> None:
     name, _, _, said = WRONG[case]
     bad, good = wrong(case)[0], feeds()

@@ -19,6 +19,7 @@ from polydyn.gpu.compiler import compile_cuda, find_nvcc
 from polydyn.gpu.errors import DeviceError
 from tests.support.cuda_bytes import ROLES, Choose, Trans, Types, product, run
 from tests.support.cuda_groups import launch, with_bugs
+from tests.support.marks import slow
 
 SMALL = CudaTile("imma", 64, 64, 64, 32, 32, 3, 2)
 SMALL_FMA = CudaTile("fma", 32, 32, 16, 4, 4, 3)
@@ -80,7 +81,7 @@ def test_every_width_of_copies(main: tuple[Kernel, ...]) -> None:
 
 @pytest.mark.parametrize(
     ("types", "trans"),
-    [(("int8", "int8"), (False, True)), (("int8", "uint8"), (True, False)), (("uint8", "uint8"), (True, True))],
+    [slow(("int8", "int8"), (False, True)), (("int8", "uint8"), (True, False)), slow(("uint8", "uint8"), (True, True))],
 )
 def test_other_signs_and_transpositions(types: Types, trans: Trans) -> None:
     """Rows that memory does not have along the reduction are copied byte by byte, and the version says so."""
@@ -217,7 +218,7 @@ def test_two_builds_are_the_same(main: tuple[Kernel, ...]) -> None:
 
 
 @pytest.mark.skipif(find_nvcc() is None, reason="no nvcc")
-@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
+@pytest.mark.parametrize("arch", [slow("sm_80"), "sm_90a"])
 def test_products_of_bytes_compile_without_spills(arch: str) -> None:
     other: tuple[Types, Trans] = ("int8", "int8"), (False, True)
     rows = [CudaContractKernel("rows", product(*x, outputs="F"), ROLES).few_rows()[-1] for x in (MAIN, other)]

@@ -23,6 +23,7 @@ from polydyn.schedules.index import Index
 from polydyn.schedules.laws.masks import Axis, Logits, Visits, visits
 from tests.support.cuda_groups import Arrays, dims_of, first_fit, launch, params_of, placed, plan_of, with_bugs
 from tests.support.graphs import Sheet
+from tests.support.marks import slow
 from tests.support.stored import path_of
 
 node = helper.make_node
@@ -178,7 +179,7 @@ def check(form: str, length: int, past: int, padded: int = 0, bug: str = "") -> 
         assert count.ldmatrix_conflicts == count.shared_conflicts == 0
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", [slow(f) if f in ("stored triangle", "padding") else f for f in FORMS])
 def test_what_becomes_of_tiles_above_the_diagonal(form: str) -> None:
     _, p = kernel(form)
     loop = next(x for x in p.kernels[0].text.splitlines() if "for (int32_t b_l" in x)

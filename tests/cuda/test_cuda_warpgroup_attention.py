@@ -20,6 +20,7 @@ from polydyn.lowering.place import Placed
 from polydyn.lowering.place_cuda import CudaBuilder
 from tests.cuda.test_cuda_attention import BOUND, attention, case, causal, causal_case
 from tests.support.cuda_groups import ARCH, SHARED, Arrays, placed, plan_of, run, with_bugs
+from tests.support.marks import slow
 
 node = helper.make_node
 
@@ -59,7 +60,7 @@ def test_every_length_and_mask() -> None:
         right(plan, p, feeds, want)
 
 
-HEADS = (("bfloat16", 128, 128, 1), ("float16", 24, 32, 2), ("float16", 96, 104, 1), ("float16", 256, 248, 1))
+HEADS = (slow("bfloat16", 128, 128, 1), ("float16", 24, 32, 2), slow("float16", 96, 104, 1), ("float16", 256, 248, 1))
 
 
 @pytest.mark.parametrize(("dtype", "depth", "width", "groups"), HEADS)

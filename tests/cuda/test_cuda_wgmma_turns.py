@@ -18,7 +18,7 @@ from polydyn.schedules.index import Index
 from tests.cuda.test_cuda_wgmma import case, hopper, node, product, right, wgmma_only
 from tests.support.cuda_groups import MULTIPROCESSORS, SHARED, params_of, plan_of, with_bugs
 
-VERSION = "wgmma_128x128x64_5_turns_wide"
+VERSION = "wgmma_128x128x64_5_turns_boxes"
 TILES = (300, 200)
 """Rows and columns of six tiles with tails."""
 
@@ -52,8 +52,29 @@ def test_columns_that_192_divide() -> None:
     x = rng.standard_normal((2, 131, 136)).astype(np.float16)
     want = x.astype(np.float64) @ w.astype(np.float64).swapaxes(1, 2)
     p = wgmma_only(plan)
-    k = hopper(p, "wgmma_128x192x64_3_turns_wide")
+    k = hopper(p, "wgmma_128x192x64_3_turns_boxes")
+    assert [len(m.dims) for m in k.device.maps] == [3, 3, 3]
     assert right(plan, of_blocks(k, 3), replace(p, kernels=(k,)), {"x": x, "w": w}, want)
+
+
+def test_results_of_four_bytes() -> None:
+    """A box is a slab of the sums, and takes all of its place."""
+    plan = product("float32", True)
+    p = wgmma_only(plan)
+    k = hopper(p, "wgmma_tf32_128x128x32_5_turns_boxes")
+    feeds, want = case("float32", True, *TILES, 36)
+    assert k.device.maps[2].box == (32, 16) and k.device.maps[2].dtype == "float32"
+    assert right(plan, of_blocks(k, 2), replace(p, kernels=(k,)), feeds, want)
+
+
+def test_what_lanes_store() -> None:
+    """Results that other epilogues' sums lie beside, and those that no tensor map reaches."""
+    two = plan_of([node("MatMul", ["x", "w"], ["p"]), node("Relu", ["p"], ["y"]), node("Neg", ["p"], ["z"])],
+                  {"x": ("M", "K"), "w": ("K", "N")}, ["y", "z"], dtype="float16")  # fmt: skip
+    odd = plan_of([node("Transpose", ["w"], ["t"]), node("MatMul", ["x", "t"], ["y"])],
+                  {"x": ("M", 64), "w": (77, 64)}, ["y"], dtype="float16")  # fmt: skip
+    for plan, version in ((two, "wgmma_128x128x64_5_turns_wide"), (odd, "wgmma_128x128x64_5_turns")):
+        assert version in [k.version for k in wgmma_only(plan).kernels]
 
 
 def test_only_for_more_tiles_than_multiprocessors(made: tuple[FusionPlan, Placed]) -> None:
@@ -67,6 +88,9 @@ def test_only_for_more_tiles_than_multiprocessors(made: tuple[FusionPlan, Placed
 
 RELEASE = "            pd_mbar_arrive((uint64_t *)(smem + 229424"
 TURN = "pd_mbar_{}((uint64_t *)(smem + 229472"
+FENCE = "pd_fence_proxy_async();\n"
+READ = "pd_tma_store_wait_read<0>();\n"
+SWIZZLE, TURNED = "pd_swizzled<64, 8, 8, 2>((int)(8*u + ", "(-3)*(lane/16) + 6*(lane/32) + 4*(lane/4) + (-6)*(lane/8)"
 BUGS = {
     "begins before the other has issued all": (TURN.format("wait"), "(void)((uint64_t *)(smem + 229472"),
     "the other may never begin": (TURN.format("arrive"), "(void)((uint64_t *)(smem + 229472"),
@@ -78,6 +102,13 @@ BUGS = {
     "rows of the other instruction": ("(8192*f_i + 32*f_k)", "(8192*(1 - f_i) + 32*f_k)"),
     "sums of the other instruction": ("acc + (64*f_i)", "acc + (64*(1 - f_i))"),
     "staged in the other's place": ("2048*e_g + 8192*warp", "2048*e_g + 8192*(warp^4)"),
+    "results not fenced": (FENCE, ""),
+    "sent before other lanes are done": (f"{FENCE}{' ' * 14}pd_syncwarp();", FENCE),
+    "staged where boxes are not read yet": (f"{' ' * 14}{READ}", ""),
+    "memory left before boxes are read": (f"\n{' ' * 6}{READ}", "\n"),
+    "results where others still read sums": (f"}}\n{' ' * 16}pd_syncwarp();\n", "}\n"),
+    "rows of a box as they were staged": (f"{SWIZZLE}{TURNED}", f"{SWIZZLE}(lane/4)"),
+    "the first box twice": ("(1024*e_p + 2048*warp", "(2048*warp"),
 }  # fmt: skip
 
 

@@ -15,7 +15,7 @@ import pytest
 from polydyn.gpu import cpu_libcuda
 from polydyn.gpu.emulator import compile_emulated
 from polydyn.gpu.errors import DeviceError, DeviceLostError
-from polydyn.runtime.cuda.driver_ctypes import CtypesDriver
+from polydyn.runtime.cuda.driver import Driver
 
 INVALID_VALUE, INVALID_HANDLE, ILLEGAL_STATE, NOT_SUPPORTED = 1, 400, 401, 801
 UNSUPPORTED, INVALIDATED, ISOLATION, IMPLICIT, CAPTURED_EVENT, WRONG_THREAD = 900, 901, 905, 906, 907, 908
@@ -27,7 +27,7 @@ PD_EXPORT(add_one, 32);
 """
 
 
-class Cuda(CtypesDriver):
+class Cuda(Driver):
     """The CPU driver, with calls that return their CUresult; integers are handles and addresses."""
 
     def __call__(self, name: str, *arguments: Any) -> int:

@@ -23,7 +23,6 @@ from polydyn.gpu.errors import (
     WrongArchitectureError,
 )
 from polydyn.runtime.cuda.driver import Driver
-from polydyn.runtime.cuda.driver_ctypes import CtypesDriver
 from polydyn.runtime.cuda.driver_pycuda import pycuda_installed
 from polydyn.runtime.cuda.drivers import open_driver
 from polydyn.runtime.cuda.tensormap import TF32, TensorMap
@@ -100,7 +99,7 @@ def test_copies_and_empty_arrays(driver: Driver) -> None:
     driver.h2d(empty, x[:0])
     assert np.array_equal(x, y) and p != empty
     with pytest.raises(DeviceError, match="contiguous"):
-        CtypesDriver.h2d(driver, p, x[::2])  # type: ignore[arg-type]
+        Driver.h2d(driver, p, x[::2])  # type: ignore[arg-type]
     driver.free(p)
     with pytest.raises(DeviceError, match="not a"):
         driver.free(p)
@@ -209,9 +208,9 @@ def test_refusals_name_the_numbers(driver: Driver) -> None:
 
 def test_missing_driver_and_device(library: str) -> None:
     with pytest.raises(DriverMissingError, match="no CUDA driver"):
-        CtypesDriver(library="libno-such-cuda.so.1")
+        Driver(library="libno-such-cuda.so.1")
     with pytest.raises(DriverMissingError, match="device 3"):
-        CtypesDriver(3, library)
+        Driver(3, library)
 
 
 @pytest.mark.parametrize(
@@ -232,7 +231,7 @@ def test_tensor_map_rules(change: dict, rule: str) -> None:
 
 
 def test_emulated_and_driver_tensor_maps_agree(library: str) -> None:
-    driver = CtypesDriver(library=library)
+    driver = Driver(library=library)
     bfloat = TensorMap("bfloat16", (100, 9, 4), (208, 2000), (64, 8, 2))
     for described in (bfloat, *(TensorMap(t, (100, 9), (416,), (32, 8)) for t in ("float32", TF32))):
         assert driver.encode_tensor_map(described, 4096) == described.emulated(4096)

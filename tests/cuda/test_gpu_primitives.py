@@ -11,6 +11,7 @@ from polydyn.gpu.emulator import Counters, EmulatedModule, compile_emulated
 from polydyn.gpu.errors import DeviceError
 from polydyn.testing.device.cases import HERE, Case, Mapped, all_cases, mismatch
 from polydyn.testing.device.cases_hopper import all_hopper_cases
+from tests.support.marks import slow
 
 CASES = {c.name: c for c in [*all_cases(), *all_hopper_cases()]}
 
@@ -77,10 +78,10 @@ def test_tma_store_protocol(old: str, new: str, message: str | None) -> None:
     ("name", "old", "new"),
     [
         ("mma_u8s8", "int32_t, pd_mma_m16n8k32_u8s8)", "int32_t, pd_mma_m16n8k32_s8u8)"),
-        ("mma_s8u8", "int32_t, pd_mma_m16n8k32_s8u8)", "int32_t, pd_mma_m16n8k32_u8)"),
-        ("mma_u8", "int32_t, pd_mma_m16n8k32_u8)", "int32_t, pd_mma_m16n8k32_s8)"),
+        slow("mma_s8u8", "int32_t, pd_mma_m16n8k32_s8u8)", "int32_t, pd_mma_m16n8k32_u8)"),
+        slow("mma_u8", "int32_t, pd_mma_m16n8k32_u8)", "int32_t, pd_mma_m16n8k32_s8)"),
         ("byte_columns", "pd_byte_columns(r, t)", "pd_byte_columns(r, 0)"),
-        ("byte_columns", "(m + i / 4) % 2 * 2", "m % 2 * 2"),
+        slow("byte_columns", "(m + i / 4) % 2 * 2", "m % 2 * 2"),
         ("byte_columns", "pd_ldmatrix_x4_trans(", "pd_ldmatrix_x4("),
     ],
 )

@@ -24,7 +24,7 @@ from polydyn.gpu import cpu_libcuda
 from polydyn.gpu.emulator import compile_emulated
 from polydyn.gpu.errors import DeviceError, DeviceLostError, DeviceMemoryError
 from polydyn.runtime.cuda.array import DeviceArray
-from polydyn.runtime.cuda.driver_ctypes import CtypesDriver
+from polydyn.runtime.cuda.driver import Driver
 from polydyn.runtime.cuda.driver_pycuda import PycudaDriver
 from polydyn.runtime.cuda.drivers import open_driver
 from polydyn.runtime.cuda.program import CudaProgram
@@ -331,7 +331,7 @@ def test_another_driver_resets_the_context(driver: PycudaDriver) -> None:
     image = compile_emulated(KERNELS).read_bytes()
     lost, stream = driver.load_module(image), driver.stream()
     function = driver.get_function(lost, "twice")
-    CtypesDriver(library=driver._key[0]).renew()
+    Driver(library=driver._key[0]).renew()
     for what in (lambda: driver.get_function(lost, "twice"), lambda: driver.free_stream(stream)):
         with pytest.raises(DeviceError, match="not a handle of this context"):
             what()

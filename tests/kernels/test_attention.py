@@ -19,6 +19,7 @@ from polydyn.runtime.artifact import Artifact
 from polydyn.runtime.opening import open_program
 from polydyn.runtime.program import Program
 from polydyn.testing import models
+from tests.support.marks import slow
 
 D = 16
 SHAPES = [(1, 1, 1), (1, 8, 8), (2, 7, 7), (1, 33, 33), (2, 65, 65), (1, 130, 130), (3, 1, 31), (1, 13, 64), (0, 4, 4)]
@@ -110,7 +111,10 @@ def compiled(name: str, threads: int | None = None) -> Program:
     return open_program(_artifact(name), threads=threads)
 
 
-@pytest.mark.parametrize("name", CASES)
+LONG = ("full mask", "grouped queries", "one kv head")
+
+
+@pytest.mark.parametrize("name", [slow(n) if n in LONG else n for n in CASES])
 def test_one_kernel_and_right_at_every_length(name: str) -> None:
     model = CASES[name]
     program = compiled(name, 2)

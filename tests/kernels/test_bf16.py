@@ -19,6 +19,7 @@ from polydyn.schedules.expr import OPS
 from polydyn.session import SessionOptions
 from polydyn.testing.halves import in_halves, rounded, widened
 from polydyn.testing.inputs import feeds, shapes
+from tests.support.marks import slow
 from tests.support.stored import compiled, load
 from tests.support.tiny import model, node
 
@@ -110,7 +111,7 @@ def test_other_precisions_and_devices_are_refused_by_name() -> None:
         polydyn.compile(linear(4, 4)[0], target="cuda:emulated", options=BF16)
 
 
-@pytest.mark.parametrize("name", ["bert_tiny", pytest.param("resnet_tiny", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", [slow("bert_tiny"), slow("resnet_tiny")])
 def test_models_are_right_within_the_rounding_of_products(name: str) -> None:
     program, plain, proto = polydyn.compile(load(name), threads=1, options=BF16), compiled(name, 1), load(name)
     for shape in shapes(name)[:2]:

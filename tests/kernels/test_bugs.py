@@ -220,3 +220,13 @@ def test_columns_that_no_vector_loads_are_packed_element_by_element() -> None:
     for b, length in ((1, 4), (2, 17), (3, 70)):
         x = {"x": r.standard_normal((b, 32, length), np.float32)}
         np.testing.assert_allclose(program.run(x)["y"], other.run(None, x)[0], 1e-4, 1e-4)
+
+
+def test_patches_of_a_resized_picture_have_no_footprint() -> None:
+    """Channels moved together with lines of patches, columns stood inside a quotient: an iterator was unbound."""
+    r = np.random.default_rng(0)
+    nodes = [node("Resize", "x none scales", "z", mode="cubic"), node("Conv", "z w", "y", strides=[4, 4])]
+    constants = {"w": r.standard_normal((16, 3, 4, 4), np.float32), "scales": np.array([1, 1, 1, 14 / 15], np.float32)}
+    constants["none"] = np.zeros(0, np.float32)
+    plan = plan_program(model(nodes, {"x": ("float32", ["N", 3, 28, 30])}, ["y"], constants, opset=20))
+    assert any(k.name.startswith("contract_") for k in plan.kernels)

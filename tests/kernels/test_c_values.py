@@ -37,6 +37,7 @@ from polydyn.schedules.expr import (
     walk,
 )  # fmt: skip
 from polydyn.schedules.index import ZERO, Index
+from tests.support.marks import slow
 from tests.support.paths import ROOT
 
 LEAF = ROOT / "codegen" / "leaf"
@@ -252,7 +253,7 @@ def disagreement(name: str, v: Value, got: np.ndarray, want: np.ndarray) -> str:
 
 
 @pytest.mark.parametrize("vector", [False, True], ids=["scalar", "vector"])
-@pytest.mark.parametrize("width", [16, 8, 4])
+@pytest.mark.parametrize("width", [16, slow(8), slow(4)])
 def test_every_operation_means_what_numpy_means(width: int, vector: bool, tmp_path: Path) -> None:
     if TARGETS[width] == "cpu:avx512" and "avx512f" not in Path("/proc/cpuinfo").read_text():
         pytest.skip("this machine has no AVX-512")

@@ -7,6 +7,7 @@ import pytest
 
 from polydyn.checked import CheckedProgram
 from polydyn.compiler import compile, plan_program
+from tests.support.marks import slow
 from tests.support.tiny import model, node
 
 RNG = np.random.default_rng(4)
@@ -25,7 +26,7 @@ def expected(x: np.ndarray, w: np.ndarray, b: np.ndarray) -> np.ndarray:
     return np.tanh(x.astype(np.float64) @ w + b)
 
 
-@pytest.mark.parametrize("target", ["cpu", "cpu:avx2"])
+@pytest.mark.parametrize("target", ["cpu", slow("cpu:avx2")])
 @pytest.mark.parametrize("size", [(5, 7), (8, 25), (24, 40), (35, 70), (40, 1), (52, 40), (98, 33), (49, 1100)])
 def test_column_tails(size: tuple[int, int], target: str) -> None:
     m, w, b = product(*size)

@@ -96,7 +96,7 @@ def test_activations_with_a_bias(op: str) -> None:
     agrees(model_of(op, {"x": ("float32", ("B", "L", 8)), "b": floats(8)}), *ROWS)
 
 
-@pytest.mark.parametrize(("trans_a", "trans_b"), [(0, 0), slow(1, 0), (0, 1), slow(1, 1)])
+@pytest.mark.parametrize(("trans_a", "trans_b"), [slow(0, 0), slow(1, 0), (0, 1), slow(1, 1)])
 def test_fused_products(trans_a: int, trans_b: int) -> None:
     a, b = ("B", "K", "M") if trans_a else ("B", "M", "K"), ("N", "K") if trans_b else ("K", "N")
     given = {"a": ("float32", a), "b": ("float32", b)}
@@ -142,7 +142,9 @@ def test_embeddings(segments: bool) -> None:
     agrees(model, *calls)
 
 
-@pytest.mark.parametrize(("activation", "parameters"), [("Relu", []), ("LeakyRelu", [0.2]), ("Clip", [-0.5, 0.5])])
+@pytest.mark.parametrize(
+    ("activation", "parameters"), [slow("Relu", []), slow("LeakyRelu", [0.2]), ("Clip", [-0.5, 0.5])]
+)
 def test_fused_convolutions(activation: str, parameters: list[float]) -> None:
     given = {"x": ("float32", ("N", 3, "H", "W")), "w": floats(4, 3, 3, 3), "b": floats(4)}
     attributes: dict[str, Any] = {"activation": activation, "pads": [1, 1, 1, 1]}
@@ -156,7 +158,7 @@ def test_fused_convolutions(activation: str, parameters: list[float]) -> None:
 # -- attention -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("masked", ["", "lengths", slow("keys"), "pairs"])
+@pytest.mark.parametrize("masked", ["", slow("lengths"), slow("keys"), "pairs"])
 @pytest.mark.parametrize("causal", [0, 1])
 def test_projected_attention(masked: str, causal: int) -> None:
     dims = {"": None, "lengths": ("int32", ("B",)), "keys": ("int32", ("B", "T")), "pairs": ("int32", ("B", "L", "T"))}
@@ -181,7 +183,7 @@ def test_projected_attention_with_a_cache() -> None:
     agrees(model, *({"x": floats(b, n, 6), "past": floats(2, b, 2, p, 4)} for b, n, p in ((1, 1, 5), (2, 3, 7))))
 
 
-@pytest.mark.parametrize("cached", [True, False])
+@pytest.mark.parametrize("cached", [slow(True), False])
 @pytest.mark.parametrize("causal", [0, 1])
 def test_multi_head_attention(cached: bool, causal: int) -> None:
     row = ("float32", ("B", "L", 8))
@@ -257,7 +259,9 @@ def group_query(rotary: int, window: int, packed: bool, softcap: float = 0.0) ->
 
 
 @pytest.mark.parametrize("packed", [True, False])
-@pytest.mark.parametrize(("rotary", "window", "softcap"), [(0, -1, 0.0), slow(1, -1, 0.0), (1, 3, 0.0), (0, 2, 5.0)])
+@pytest.mark.parametrize(
+    ("rotary", "window", "softcap"), [(0, -1, 0.0), slow(1, -1, 0.0), slow(1, 3, 0.0), (0, 2, 5.0)]
+)
 def test_group_query_attention(rotary: int, window: int, softcap: float, packed: bool) -> None:
     model = group_query(rotary, window, packed, softcap)
     for b, n, p in ((1, 7, 0), (2, 5, 0), (1, 1, 6), (2, 1, 31)):

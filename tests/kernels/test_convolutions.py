@@ -39,6 +39,7 @@ from polydyn.schedules.group.polyhedra import context
 from polydyn.schedules.group.promotion import check_loads
 from polydyn.schedules.index import Index
 from polydyn.schedules.solution.schedule import schedule_contract
+from tests.support.marks import slow
 from tests.support.tiny import model, node
 
 RNG = np.random.default_rng(5)
@@ -142,7 +143,9 @@ def test_convolutions_in_the_middle_of_a_model_are_channels_last(case: int) -> N
     assert any(b.name.endswith("@last") for b in plan.buffers.values())
 
 
-@pytest.mark.parametrize(("channels", "of_group", "strides"), [(20, 4, [1, 1]), (40, 8, [2, 1]), (34, 2, [1, 2])])
+@pytest.mark.parametrize(
+    ("channels", "of_group", "strides"), [slow(20, 4, [1, 1]), slow(40, 8, [2, 1]), (34, 2, [1, 2])]
+)
 def test_narrow_groups_lie_together_in_vectors(channels: int, of_group: int, strides: list[int]) -> None:
     """Loads are spread over the groups of a vector, the last vector is cut in a group; planes stay products."""
     weight, groups = (channels, of_group, 3, 3), channels // of_group
@@ -166,6 +169,25 @@ def test_few_rows_and_sums_in_blocks_of_the_reduction() -> None:
     assert "reduction block 768, rows copied" in "\n".join(n for k in plan.kernels for n in k.notes)
 
 
+def test_pixels_that_leave_vectors_too_empty_are_rows() -> None:
+    """49 columns need a fourth vector for one of them; as rows they are exact, and weights are columns. At 64 vectors
+    are full. What is known when the model is compiled is chosen then.
+    """
+    m = conv((64, 66, 1, 1))
+    sizes = ((1, 7, 7), (2, 1, 17), (1, 8, 8), (1, 2, 2), (0, 7, 7))
+    program, graph = build_program(plan_program(m), threads=2), import_model(m)
+    for n, h, w in sizes:
+        x = floats(n, 66, h, w)
+        np.testing.assert_allclose(program.run({"x": x})["y"], reference.evaluate(graph, {"x": x})["y"], 1e-4, 1e-4)
+    chosen = [program.explain(N=n, H=h, W=w).launches[0].kernel.split("_")[0] for n, h, w in sizes[:4]]
+    assert chosen == ["turned", "turned", "contract", "dot"]
+    for side, turned in ((7, True), (8, False)):
+        for dim in m.graph.input[0].type.tensor_type.shape.dim[2:]:
+            dim.dim_value = side
+        form = lowered(fused(m))
+        assert form.turned is None and bool(form.packed) == turned
+
+
 @pytest.mark.parametrize(("pads", "copied"), [([0, 0, 0, 0], False), ([1, 0, 2, 1], True)])
 def test_patches_are_read_in_place_and_padded_ones_have_a_footprint(pads: list[int], copied: bool) -> None:
     """Rows are pixels of a line, and results are stored in whole vectors; a padding tells taps from channels."""
@@ -186,12 +208,21 @@ def test_footprints_of_strips_that_are_lower_than_their_halo(tail: tuple[str, ..
     plan, graph = plan_program(m), import_model(m)
     assert "footprint copied" in "\n".join(n for k in plan.kernels for n in k.notes)
     assert any(len(set(re.findall(r"(?:p_k|j\d)_lo = ", k.text))) == 2 for k in plan.kernels)
+    assert any("pd_prefetch_far_f32" in k.text for k in plan.kernels), "tiles ask for the next strip of every plane"
     programs = [CheckedProgram(plan), build_program(plan, threads=3)]
     for n, h, w in ((1, 5, 3), (2, 40, 37), (1, 1, 70), (0, 4, 4)):
         feeds = {"x": floats(n, 60, h, w)}
         want = reference.evaluate(graph, feeds)
         for p in programs:
             np.testing.assert_allclose(p.run(feeds)["y"], want["y"], 1e-4, 1e-4)
+
+
+def test_few_uneven_images_are_tasks_of_some_columns() -> None:
+    """Three images are six tasks for two threads; two images, or many, are tasks of all columns."""
+    (launch,) = plan_program(conv((100, 3, 3, 3), pads=[1, 1, 1, 1])).launches
+    tasks = launch.candidates[0].tasks
+    found = {(n, t): tasks.evaluate({"N": n, "H": 5, "W": 6, "nth": t}) for n, t in ((3, 1), (3, 2), (2, 2), (17, 2))}
+    assert found == {(3, 1): 3, (3, 2): 6, (2, 2): 2, (17, 2): 17}
 
 
 def test_planes_are_stored_in_whole_vectors() -> None:

@@ -19,7 +19,7 @@ def dense(n: int) -> list[NodeProto]:
     return [node("MatMul", f"x{n} w{n}", f"m{n}"), node("Add", f"m{n} b{n}", f"a{n}"), node("Relu", f"a{n}", f"y{n}")]
 
 
-@pytest.mark.parametrize("steps", [32, 45, 64, 1500])
+@pytest.mark.parametrize("steps", [slow(32), 45, slow(64), 1500])
 def test_few_columns(steps: int) -> None:
     """A kernel for each number of columns, side by side in one program."""
     w = {f"w{n}": RNG.standard_normal((steps, n)).astype(np.float32) for n in COLUMNS}
@@ -76,6 +76,7 @@ def test_computed_columns(target: str) -> None:
         np.testing.assert_allclose(program.run(x)["y"], expected, rtol=0, atol=bound, err_msg=str(size))
 
 
+@pytest.mark.slow
 def test_computed_columns_touch_nothing_else() -> None:
     """The same bits as the normal build, no access out of bounds, in both versions."""
     checked, plain = CheckedProgram(plan_program(computed())), compile(computed(), threads=1)

@@ -11,6 +11,7 @@ from test_operators_scalar import compiled_agrees
 
 import polydyn
 from polydyn.errors import InputError, UnsupportedError
+from tests.support.marks import slow
 from tests.support.one_node import import_model, model_of
 
 RNG = np.random.default_rng(0)
@@ -21,7 +22,7 @@ def floats(*shape: int) -> np.ndarray[Any, Any]:
 
 
 @pytest.mark.parametrize("padding", ["zeros", "border", "reflection"])
-@pytest.mark.parametrize("mode", ["nearest", "linear", "cubic"])
+@pytest.mark.parametrize("mode", ["nearest", slow("linear"), "cubic"])
 def test_grid_sample(mode: str, padding: str) -> None:
     given = {"x": ("float32", ("N", 2, "H", "W")), "g": ("float32", ("N", "P", "Q", 2))}
     for corners in (0, 1):
@@ -69,7 +70,7 @@ def test_roi_align(mode: str, corners: str) -> None:
         program.run({"x": floats(1, 3, 4, 4), "r": floats(1, 4), "b": np.array([1])})
 
 
-@pytest.mark.parametrize(("group", "offset_group"), [(1, 1), (2, 1), (1, 2)])
+@pytest.mark.parametrize(("group", "offset_group"), [slow(1, 1), (2, 1), slow(1, 2)])
 def test_deformed_convolutions(group: int, offset_group: int) -> None:
     given = {
         "x": ("float32", ("N", 4, "H", "W")), "w": floats(6, 4 // group, 3, 2),

@@ -22,6 +22,7 @@ from polydyn.testing.plans import bytes_at
 from tests.support.cuda_groups import placed, run
 from tests.support.cuda_groups import plan_of as cuda_plan_of
 from tests.support.graphs import Sheet, wrong
+from tests.support.marks import slow
 from tests.support.tiny import model, node
 
 F = "float32"
@@ -159,7 +160,7 @@ def assert_right(m: onnx.ModelProto, target: str, shapes: list[dict[str, tuple[i
         assert all(got[o].tobytes() == again[o].tobytes() for o in got), s
 
 
-@pytest.mark.parametrize("target", ["cpu", "cpu:avx2"])
+@pytest.mark.parametrize("target", ["cpu", slow("cpu:avx2")])
 def test_columns_are_right_at_every_size(target: str) -> None:
     m = side_by_side(CHAINS, COLUMNS)
     shapes = ((1, 1, 1), (2, 3, 5), (1, 33, 17), (3, 2, 70), (2, 7, 130), (0, 3, 4), (2, 0, 3), (2, 3, 0))

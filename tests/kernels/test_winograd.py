@@ -22,6 +22,7 @@ from polydyn.program.assemble import build_program
 from polydyn.schedules.errors import LegalityError
 from polydyn.schedules.expr import Array
 from polydyn.schedules.index import ONE
+from tests.support.marks import slow
 from tests.support.tiny import model, node
 
 RNG = np.random.default_rng(7)
@@ -53,7 +54,7 @@ def products(plan: FusionPlan) -> list[str]:
     return [n.output for n in plan.graph.nodes if n.output.endswith(f"{SUFFIX}.sums")]
 
 
-@pytest.mark.parametrize("target", ["cpu:avx512", "cpu:avx2"])
+@pytest.mark.parametrize("target", [slow("cpu:avx512"), "cpu:avx2"])
 def test_tiles_agree_with_the_sums_at_every_edge(target: str) -> None:
     """Odd and even sizes, one pixel, no batch; images in planes and channels last; two threads."""
     m = two()

@@ -22,6 +22,7 @@ from polydyn.lowering.pack import pack
 from polydyn.program.plan import HostPlan
 from polydyn.schedules.expr import OPS, Array
 from polydyn.schedules.index import Index
+from tests.support.marks import slow
 from tests.support.quantized import Qdq, quantized_model, random_bytes, same_as_reference
 from tests.support.tiny import node
 
@@ -46,7 +47,7 @@ def products(plan: HostPlan) -> str:
     return "".join(k.text for k in plan.kernels)
 
 
-@pytest.mark.parametrize("dtype", ["uint8", "int8"])
+@pytest.mark.parametrize("dtype", ["uint8", slow("int8")])
 def test_products_of_bytes(processor: None, dtype: str) -> None:
     """A zero point given at run time; steps that fill their words and steps that do not; the ends of all dtypes."""
     for k, n in ((68, 50), (71, 5)):

@@ -270,6 +270,7 @@ def test_refuses_malformed_strides_in_plans() -> None:
             build_program(plan)
 
 
+@pytest.mark.slow
 def test_free_strides_leave_vector_code_alone(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(separate, "find_appends", lambda graph: ())
     dense = polydyn.compile(path_of("gpt2_past_tiny"), threads=1)

@@ -21,7 +21,7 @@ def starts() -> Starts:
     return Starts()
 
 
-LONG = ("albert_tiny", "alexnet_tiny", "densenet121_tiny", "googlenet_tiny")
+LONG = ("albert_tiny", "alexnet_tiny", "densenet121_tiny", "googlenet_tiny", "squeezenet_tiny", "vit_hw_tiny")
 
 
 @pytest.mark.parametrize("name", [slow(n) if n in LONG else n for n in MODELS])

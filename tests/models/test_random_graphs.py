@@ -43,6 +43,7 @@ def test_random_graphs_agree_with_the_reference(first: int) -> None:
     assert run_seeds(range(first, first + 12), "cpu", feeds=3) == []
 
 
+@pytest.mark.slow
 def test_random_graphs_on_narrower_vectors() -> None:
     assert run_seeds(range(24, 34), native("avx2"), feeds=3) == []
 
@@ -87,7 +88,7 @@ def test_a_failing_graph_is_shrunk_to_what_fails() -> None:
     assert attempt(small, random_feeds, 0, "cpu") == ""
 
 
-@pytest.mark.parametrize("target", ["avx512", "avx2"])
+@pytest.mark.parametrize("target", ["avx512", slow("avx2")])
 @pytest.mark.parametrize("form", ["ab", slow("aTb"), slow("abT"), "transposed out", "constant", "dot rows"])
 def test_products_at_ugly_sizes(form: str, target: str) -> None:
     """K of 0 runs initialiser and epilogue; K beyond a block runs LOAD and SAVE; a strided column is packed."""

@@ -15,8 +15,8 @@ import pytest
 
 from polydyn import compiler
 from polydyn.build.cache import FileCache, digest, write_atomically
-from polydyn.build.compiler import build_library, find_compiler, required_features
-from polydyn.build.features import available_cores, machine_features
+from polydyn.build.compiler import Building, build_library, find_compiler, required_features
+from polydyn.build.features import available_cores, data_cache, machine_features
 from polydyn.errors import BuildError
 from polydyn.graph.expand import import_parts
 from polydyn.graph.ir import Graph
@@ -42,6 +42,18 @@ def test_only_changed_units_are_compiled() -> None:
     assert build_library(UNITS | {"u1.c": "int f1(void) { return 7; }\n"}, HEADERS).compiled == 1
     assert build_library(UNITS, {"k.h": "#define K 2\n"}).compiled == 3
     assert build_library(UNITS, HEADERS, "cpu:baseline").compiled == 3
+
+
+def test_units_that_are_asked_for_early_are_compiled_once(cache: Path) -> None:
+    """One whose text changes is given up, and so is one that the library has no use for: neither could be compiled."""
+    with Building(HEADERS) as building:
+        building.ask({"u0.c": UNITS["u0.c"], "u1.c": "int f( {", "gone.c": "int f( {"})
+        early = building.library(UNITS)
+    assert early.compiled == 3 and build_library(UNITS, HEADERS).data == early.data
+    with pytest.raises(BuildError, match=r"refused bad\.c"), Building(HEADERS) as building:
+        building.ask({"bad.c": "int f( {"})
+        while True:
+            building.ask({})
 
 
 def test_damaged_cache_entries_are_compiled_again(cache: Path) -> None:
@@ -85,6 +97,16 @@ def test_features_of_this_machine() -> None:
     assert set(required_features(compiler, "cpu")) <= machine_features()
     assert set(required_features(compiler, "cpu:baseline")) < set(required_features(compiler, "cpu:avx2"))
     assert machine_features("/nowhere") == frozenset()
+
+
+def test_the_system_says_what_caches_a_core_has(tmp_path: Path) -> None:
+    assert data_cache(2, str(tmp_path)) is None
+    rows = ("1 Instruction 32K 8", "1 Data 48K 12", "2 Unified 512K 16", "3 Unified much 16")
+    for number, row in enumerate(rows):
+        (tmp_path / f"index{number}").mkdir()
+        for name, text in zip(("level", "type", "size", "ways_of_associativity"), row.split(), strict=True):
+            (tmp_path / f"index{number}" / name).write_text(f"{text}\n")
+    assert [data_cache(n, str(tmp_path)) for n in (1, 2, 3)] == [(48 << 10, 12), (512 << 10, 16), None]
 
 
 def test_cores_respect_the_quota_of_a_container(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ import pytest
 import polydyn
 import polydyn.session
 from polydyn.errors import InputError, ModelError, ShapeError, UnsupportedError
+from tests.support.marks import slow
 from tests.support.stored import path_of
 from tests.support.tiny import model, node
 
@@ -38,7 +39,9 @@ def both(example: Callable[[ModuleType], Any]) -> tuple[Any, Any]:
 # -- ONNX Runtime's own Python examples, with the module as the argument -----------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["bert_tiny", "gpt2_past_tiny", "t5_tiny", "vit_hw_tiny", "squeezenet_tiny"])
+@pytest.mark.parametrize(
+    "name", ["bert_tiny", "gpt2_past_tiny", "t5_tiny", slow("vit_hw_tiny"), slow("squeezenet_tiny")]
+)
 def test_inputs_and_outputs_are_described_alike(name: str) -> None:
     def example(ort: Any) -> Any:
         s = ort.InferenceSession(path_of(name), providers=["CPUExecutionProvider"])
@@ -215,6 +218,7 @@ def test_sizes_of_dims_by_name_and_by_denotation(tmp_path: Path) -> None:
         polydyn.InferenceSession(m.SerializeToString(), options)
 
 
+@pytest.mark.slow
 def test_the_optimized_model_opens_as_a_session(tmp_path: Path) -> None:
     options = polydyn.SessionOptions()
     options.optimized_model_filepath = str(tmp_path / "bert.polydyn")

@@ -24,6 +24,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 import polydyn
 from polydyn.backends.cpu import cpu_target
+from polydyn.build.compiler import Building
 from polydyn.build.features import machine_features
 from polydyn.checked import CheckedProgram
 from polydyn.cli import main
@@ -45,6 +46,7 @@ from polydyn.search.records import Records
 from polydyn.search.spaces.loop_model import loop_model
 from polydyn.search.tasks.cpu import placed_task
 from polydyn.testing import models
+from tests.support.marks import slow
 from tests.support.paths import ROOT
 
 TRIALS = 6
@@ -158,7 +160,7 @@ def test_a_search_that_names_kernels_it_lacks_is_refused(records: Path, tmp_path
         polydyn.compile(linear(), records=tmp_path / "torn.db", threads=1)
 
 
-@pytest.mark.parametrize("name", ["tscompiler", "vortex", "dietcode", "ftuner", "bladedisc"])
+@pytest.mark.parametrize("name", ["tscompiler", slow("vortex"), "dietcode", slow("ftuner"), slow("bladedisc")])
 def test_every_strategy_compiles_to_right_kernels(name: str, tmp_path: Path) -> None:
     options = Options(strategy=name)
     seen = [({"M": m}, 1) for m in (1, 5, 40)]
@@ -171,11 +173,11 @@ def test_every_strategy_compiles_to_right_kernels(name: str, tmp_path: Path) -> 
 
 @pytest.mark.parametrize(
     "made",
-    [models.convolution("Conv", 3, 16, (3, 3), (2, 2), (), (1, 1)), models.dynamic_linear(32, 24)],
+    [slow(models.convolution("Conv", 3, 16, (3, 3), (2, 2), (), (1, 1))), models.dynamic_linear(32, 24)],
     ids=["convolution", "bytes"],
 )
 def test_convolutions_and_products_of_bytes_are_tuned(made: onnx.ModelProto, tmp_path: Path) -> None:
-    (group,) = tune(made, tmp_path / "r.db", threads=1, trials=2)
+    (group,) = (g for g in tune(made, tmp_path / "r.db", threads=1, trials=2) if not g.declined)
     assert group.tuples
     tuned, plain = (polydyn.compile(made, records=r) for r in (tmp_path / "r.db", None))
     assert "tuned by polydyn" in tuned.explain(**dict.fromkeys(tuned.symbols, 9)).details()
@@ -288,7 +290,7 @@ class Uncompiled(CpuBench):
 
         super().__init__(placed.task, cpu(1, lanes=cpu_target("cpu").width), Stub())
 
-    def _compile(self, kernels: Mapping[Form, Kernel]) -> None:
+    def _compile(self, kernels: Mapping[Form, Kernel], building: Building | None = None) -> None:
         self.kernels |= {form: Built("", 0, k) for form, k in kernels.items()}
 
 
@@ -356,7 +358,7 @@ tune(linear(), sys.argv[1], threads=1, trials=TRIALS)
 """
 
 
-@pytest.mark.parametrize("count", [3, pytest.param(50, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [slow(3), slow(50)])
 def test_killed_at_any_moment_it_goes_on_and_loses_nothing(count: int, tmp_path: Path) -> None:
     path, kept, r = tmp_path / "r.db", 0, random.Random(0)
     for _ in range(count):

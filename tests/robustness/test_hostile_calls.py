@@ -16,6 +16,7 @@ import polydyn
 from polydyn.errors import InputError, PolydynError
 from polydyn.runtime.program import Program
 from polydyn.testing.inputs import feeds, symbols
+from tests.support.marks import slow
 from tests.support.stored import compiled, load
 from tests.support.tiny import model, node
 
@@ -114,7 +115,7 @@ def test_outputs_that_do_not_fit_are_refused(program: Program) -> None:
 # -- sizes -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["bert_tiny", "gpt2_past_tiny", "vit_tiny", "resnet_tiny", "t5_tiny"])
+@pytest.mark.parametrize("name", ["bert_tiny", "gpt2_past_tiny", slow("vit_tiny"), slow("resnet_tiny"), "t5_tiny"])
 def test_every_combination_of_empty_dims_is_run_or_refused_by_name(name: str) -> None:
     program, proto = compiled(name, 2), load(name)
     names = symbols(proto)

@@ -20,6 +20,7 @@ import pytest
 import polydyn
 from polydyn.errors import ArtifactError, BuildError, PolydynError
 from polydyn.runtime.artifact import WEIGHTS_OFFSET
+from tests.support.marks import slow
 from tests.support.paths import ROOT
 from tests.support.tiny import model, node
 
@@ -77,7 +78,7 @@ def in_child(work: Callable[[], str]) -> str:
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-@pytest.mark.parametrize("limit", [0, 100, 3000, 9000, 30_000])
+@pytest.mark.parametrize("limit", [0, slow(100), 3000, slow(9000), 30_000])
 def test_a_full_disk_is_named_and_what_was_written_before_it_is_of_use(cache: Path, limit: int, tmp_path: Path) -> None:
     def full() -> str:
         resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))

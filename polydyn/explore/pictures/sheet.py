@@ -12,7 +12,7 @@ from html import escape
 from math import ceil
 from pathlib import Path
 
-from polydyn.build.cache import write_atomically
+from polydyn.build.cache import writable, write_atomically
 from polydyn.errors import InputError
 from polydyn.explore.pictures.colours import GREY, safe
 
@@ -66,10 +66,8 @@ class Picture:
         if p.suffix not in (".svg", ".html"):
             raise InputError(f"{p.name} is no picture", rule="Picture.save", remedy="end it in .svg or .html")
         page = f"<!doctype html><meta charset=utf-8><title>{escape(safe(self.title))}</title>{self._repr_html_()}\n"
-        try:
+        with writable(p):
             write_atomically(p, (page if p.suffix == ".html" else self.svg + "\n").encode())
-        except OSError as e:
-            raise InputError(f"cannot write {p}: {e.strerror}", remedy="choose a writable folder") from e
 
 
 class Sheet:

@@ -17,14 +17,15 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from polydyn.graph.ir import Compute, Dim, Graph, Node, Tensor, dim_name, reduction_name
+from polydyn.graph.ir import Compute, Graph, Node, dim_name, reduction_name
 from polydyn.graph.operators.common import all_of, wide
 from polydyn.graph.operators.quantization import HALF, centred
 from polydyn.graph.passes.join import as_contraction
-from polydyn.graph.passes.steps import Step, dequantization, is_ordinary, live, number, quantization, through_views
+from polydyn.graph.passes.steps import Step, dequantization, is_ordinary, number, quantization, through_views
 from polydyn.graph.reference import evaluate_node
+from polydyn.graph.rewriting import Rewriting, live
 from polydyn.schedules.expr import FLOAT8, Array, Load, Op, Value, cast, const, load, loads, op
-from polydyn.schedules.index import Index, product
+from polydyn.schedules.index import product
 
 BYTES = ("int8", "uint8")
 
@@ -53,17 +54,12 @@ def float8_products(graph: Graph) -> Graph:
     return _Products(graph, FLOAT8).run()
 
 
-class _Products:
+class _Products(Rewriting):
     """``dtypes``: of the operands that are looked for."""
 
     def __init__(self, graph: Graph, dtypes: Collection[str]) -> None:
-        self.whole, self.dtypes = graph, dtypes
-        self.graph = graph = _with_bytes(graph)
-        self.makers = graph.producer()
-        self.tensors = dict(graph.tensors)
-        self.constants = dict(graph.constants)
-        self.nodes: list[Node] = []
-        self.notes: list[str] = []
+        super().__init__(_with_bytes(graph))
+        self.whole, self.dtypes, self.makers = graph, dtypes, self.graph.producer()
         self.paddings: dict[str, str] = {}
         """A padding in float32 -> the same one in bytes."""
 
@@ -72,11 +68,7 @@ class _Products:
         for n in self.graph.nodes:
             if not self._rewritten(n):
                 self.nodes.append(n)
-        if not self.notes:
-            return self.whole
-        nodes, notes = tuple(self.nodes), (*self.graph.notes, *self.notes)
-        whole = replace(self.graph, nodes=nodes, tensors=self.tensors, constants=self.constants, notes=notes)
-        return live(whole)
+        return live(self.result()) if self.notes else self.whole
 
     def _rewritten(self, node: Node) -> bool:
         """Writes a product as a sum over what was quantized and its scaling, where that is the same."""
@@ -96,25 +88,21 @@ class _Products:
         if offset is not None:
             row = replace(row, step=replace(row.step, zero=None))
         body = op("mul", *(row.value if x is rows[0] else x.value for x in found))
-        self._write(n, body, offset, load(self._constant(n, "scale", factor), column.step.scale.index, "float32"))
+        self._write(
+            n, body, offset, load(self.constant(f"{n.output}@scale", factor), column.step.scale.index, "float32")
+        )
         return True
 
     def _write(self, n: Compute, body: Value, offset: Load | None, factor: Load) -> None:
         """The sum, and the node as this sum less the offset, times the factor."""
         shape = self.tensors[n.output].shape
-        total = self._fresh(f"{n.output}@sum")
-        self._add(replace(n, output=total, body=body), shape)
+        total = self.fresh(f"{n.output}@sum")
+        self.add(replace(n, output=total, body=body), shape)
         sums: Value = load(total, tuple(map(dim_name, range(len(shape)))), body.dtype)
         sums = sums if offset is None else op("sub", sums, offset)
         self.nodes.append(Compute(n.output, op("mul", cast(sums, "float32"), factor), origin=n.origin))
         what = "integers" if body.dtype == "int32" else "8-bit floats"
         self.notes.append(f"{n.output}: a product of {what}, scaled once (its operands are dequantized)")
-
-    def _constant(self, n: Compute, what: str, array: Array) -> str:
-        name = self._fresh(f"{n.output}@{what}")
-        self.constants[name] = array
-        self.tensors[name] = Tensor(name, str(array.dtype), tuple(map(Index.of, array.shape)))
-        return name
 
     def _offset(self, n: Compute, rows: Step, weights: Step) -> Load | None:
         """What the zero point of the rows adds to a sum: ``zero * sum(w)``; None where there is none to take out.
@@ -128,16 +116,7 @@ class _Products:
             return None
         sums, index = found
         offsets = (sums.astype(np.int64) * int(zero)).astype(np.int32)
-        return load(self._constant(n, "zero", offsets), index, "int32")
-
-    def _add(self, n: Compute, shape: tuple[Dim, ...]) -> None:
-        self.tensors[n.output] = Tensor(n.output, n.body.dtype, shape)
-        self.nodes.append(n)
-
-    def _fresh(self, name: str) -> str:
-        while name in self.tensors:
-            name += "@"
-        return name
+        return load(self.constant(f"{n.output}@zero", offsets), index, "int32")
 
     # -- operands ------------------------------------------------------------------------------------------------
 
@@ -180,9 +159,9 @@ class _Products:
         assert step is not None and found is not None
         if x.padded.output not in self.paddings:
             fill = const(0, step.x.dtype) if step.zero is None else step.zero
-            name = self.paddings[x.padded.output] = self._fresh(f"{x.padded.output}@bytes")
+            name = self.paddings[x.padded.output] = self.fresh(f"{x.padded.output}@bytes")
             body = op("where", found[0], step.x, fill)
-            self._add(replace(x.padded, output=name, body=body), self.tensors[x.padded.output].shape)
+            self.add(replace(x.padded, output=name, body=body), self.tensors[x.padded.output].shape)
         place = replace(x.step.x, buffer=self.paddings[x.padded.output])
         return replace(x, step=replace(x.step, x=place))
 

@@ -14,11 +14,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from polydyn.graph.ir import Compute, Graph, Node, Tensor, reduction_name
+from polydyn.graph.ir import Compute, Graph, Node, reduction_name
 from polydyn.graph.operators.quantization import dequantized
 from polydyn.graph.passes.join import as_contraction
-from polydyn.graph.passes.steps import Step, dequantization, live, through_views
+from polydyn.graph.passes.steps import Step, dequantization, through_views
 from polydyn.graph.reference import evaluate_node
+from polydyn.graph.rewriting import Rewriting, live, live_nodes
 from polydyn.graph.verify import free_symbols
 from polydyn.schedules.expr import NIBBLES, Array, Load, Op, Value, load, map_index, op, substitute
 from polydyn.schedules.index import Index
@@ -41,18 +42,14 @@ class _Weights:
 def products_of_nibbles(graph: Graph) -> Graph:
     """The graph in which products with constants of 4 bits read these."""
     found = _Nibbles(graph)
-    nodes = tuple(found.node(n) for n in graph.nodes)
-    if not found.notes:
-        return graph
-    notes = (*graph.notes, *found.notes)
-    return live(replace(graph, nodes=nodes, tensors=found.tensors, constants=found.constants, notes=notes))
+    found.nodes += map(found.node, graph.nodes)
+    return live(found.result()) if found.notes else graph
 
 
-class _Nibbles:
+class _Nibbles(Rewriting):
     def __init__(self, graph: Graph) -> None:
-        self.graph, self.makers = graph, graph.producer()
-        self.tensors, self.constants = dict(graph.tensors), dict(graph.constants)
-        self.notes: list[str] = []
+        super().__init__(graph)
+        self.makers = graph.producer()
 
     def node(self, node: Node) -> Node:
         """A node over constants of 4 bits, where it is a product with such; else as it is."""
@@ -113,35 +110,28 @@ class _Nibbles:
         blocks = w.s.shape[1]
         sizes = (blocks, steps // blocks // NIBBLES, NIBBLES)
         block, word, step = (Index.of(reduction_name(k)) for k in range(3))
-        q = load(self._constant(n, "q", w.q.reshape(columns, *sizes)), (w.column, block, word, step), "int8")
-        s = load(self._constant(n, "s", w.s), (w.column, block), "float32")
-        z = None if w.z is None else load(self._constant(n, "z", w.z), (w.column, block), "int8")
+
+        def constant(what: str, array: Array) -> str:
+            return self.constant(f"{n.output}@{what}", np.ascontiguousarray(array))
+
+        q = load(constant("q", w.q.reshape(columns, *sizes)), (w.column, block, word, step), "int8")
+        s = load(constant("s", w.s), (w.column, block), "float32")
+        z = None if w.z is None else load(constant("z", w.z), (w.column, block), "int8")
         here = substitute(row, {reduction_name(0): (block * sizes[1] + word) * NIBBLES + step})
         ranges = {reduction_name(k): Index.of(e) for k, e in enumerate(sizes)}
         here = map_index(here, lambda i: simplify(i, ranges))
         self.notes.append(f"{n.output}: its weights stay integers of 4 bits")
         return replace(n, body=op("mul", here, dequantized(q, s, z)), reduction=tuple(map(Index.of, sizes)))
 
-    def _constant(self, n: Compute, what: str, array: Array) -> str:
-        name = f"{n.output}@{what}"
-        while name in self.tensors:
-            name += "@"
-        self.constants[name] = np.ascontiguousarray(array)
-        self.tensors[name] = Tensor(name, str(array.dtype), tuple(map(Index.of, array.shape)))
-        return name
-
 
 def _computed_now(graph: Graph, names: Collection[str]) -> dict[str, Array] | None:
     """The values of tensors that nodes make of constants alone; None: something else is read."""
-    makers, needed, nodes = graph.producer(), set(names), list[Node]()
-    for n in reversed(graph.nodes):
-        if n.output in needed:
-            nodes.append(n)
-            needed.update(n.inputs)
-    if any(t not in graph.constants and t not in makers for t in needed) or any(map(free_symbols, nodes)):
+    nodes = live_nodes(graph.nodes, names)
+    needed, made = {*names, *(t for n in nodes for t in n.inputs)}, {n.output for n in nodes}
+    if needed - made - graph.constants.keys() or any(map(free_symbols, nodes)):
         return None
     found = {t: a for t, a in graph.constants.items() if t in needed}
-    for n in reversed(nodes):
+    for n in nodes:
         found[n.output] = evaluate_node(n, graph.tensors[n.output], {}, found)
     return {t: found[t] for t in names}
 

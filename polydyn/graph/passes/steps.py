@@ -14,7 +14,8 @@ import numpy as np
 from polydyn.graph.ir import Compute, Graph, Node, dim_name, iterators
 from polydyn.graph.operators.common import wide
 from polydyn.graph.operators.quantization import QUANTIZED, REAL, dequantized, quantized
-from polydyn.schedules.expr import Array, Load, Op, Value, load, loads, map_index, neutral, substitute
+from polydyn.graph.rewriting import live
+from polydyn.schedules.expr import Array, Load, Op, Value, load, loads, map_index, neutral
 from polydyn.schedules.index import ONE, ZERO, Index
 from polydyn.schedules.ranges import simplify
 
@@ -68,8 +69,7 @@ def through_views(graph: Graph, makers: Mapping[str, Node], v: Load, n: Compute)
     """What a load of the node ``n`` reads when it reads views: an element of the tensor that they rename."""
     ranges = dict(iterators(graph, n))
     while isinstance(view := makers.get(v.buffer), Compute) and view.is_view:
-        moved = substitute(view.body, {dim_name(a): i for a, i in enumerate(v.index)})
-        moved = map_index(moved, lambda i: simplify(i, ranges))
+        moved = map_index(view.at(v.index), lambda i: simplify(i, ranges))
         assert isinstance(moved, Load)
         v = moved
     return v
@@ -180,17 +180,3 @@ def _as_extreme(graph: Graph, makers: Mapping[str, Node], n: Compute, again: Ste
         body = Op(body.dtype, "where", (inside, body, neutral(m.reduce, body.dtype)))
     ranges = dict(iterators(graph, m))
     return replace(n, body=map_index(body, lambda i: simplify(i, ranges)), reduction=m.reduction, reduce=m.reduce)
-
-
-def live(graph: Graph) -> Graph:
-    """The graph without nodes, constants and tensors that nothing needs any more."""
-    needed, kept = {*graph.outputs, *(b.tensor for b in graph.bounds)}, list[Node]()
-    for n in reversed(graph.nodes):
-        if n.output in needed:
-            kept.append(n)
-            needed.update(n.inputs)
-    needed |= set(graph.inputs)
-    return replace(
-        graph, nodes=tuple(reversed(kept)), tensors={t: x for t, x in graph.tensors.items() if t in needed},
-        constants={t: a for t, a in graph.constants.items() if t in needed},
-    )  # fmt: skip

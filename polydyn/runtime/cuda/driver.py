@@ -1,8 +1,8 @@
-"""The small driver interface that everything above the CUDA driver uses, and the choice of an implementation.
+"""The driver interface that everything above the CUDA driver uses, over ``libcuda.so.1`` through ctypes.
 
-``open_driver`` gives pycuda when it is importable (the extra ``polydyn[gpu]``) and plain ctypes on ``libcuda.so.1``
-otherwise; both share the device's primary context, so torch and cupy tensors are usable next to them. Handles are
-integers. Sizes are bytes, times milliseconds.
+It needs no package; ``driver_pycuda`` has another one for what pycuda can do, ``drivers.open_driver`` chooses. Both
+share the device's primary context, so torch and cupy tensors are usable next to them. Handles are integers. Sizes are
+bytes, times milliseconds.
 
 When a kernel breaks its context (illegal address and the like), every pointer, module, function, stream and event is
 gone. The driver then makes a new context (``renew``), counts ``generation`` up and raises DeviceLostError; the next
@@ -11,16 +11,23 @@ call works. With ``deferred`` it only raises: ``session``, which shares it betwe
 
 from __future__ import annotations
 
-import abc
+import ctypes
+import threading
 from collections.abc import Sequence
 from typing import Any, NoReturn, TypeAlias
 
 import numpy as np
 
-from polydyn.gpu.errors import DeviceError, DeviceMemoryError, WrongArchitectureError
+from polydyn.gpu.errors import (
+    DeviceError,
+    DeviceLostError,
+    DeviceMemoryError,
+    DriverMissingError,
+    WrongArchitectureError,
+)
 from polydyn.runtime.cuda.tensormap import TensorMap
 
-__all__ = ["LEGACY", "Argument", "Driver"]
+__all__ = ["LEGACY", "Argument", "Driver", "resets"]
 
 Argument: TypeAlias = "int | np.generic | bytes"
 """A kernel argument: an int is a device pointer (8 bytes), a numpy scalar its own bytes, bytes go in as they are."""
@@ -31,79 +38,222 @@ LEGACY = 1
 LOST = frozenset({214, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719, 720})
 """CUresult values after which the context is unusable (ECC, illegal address, timeout, assert, ... launch failed)."""
 
+_MAJOR, _MINOR = 75, 76  # CUdevice_attribute: compute capability
+_SMEM = 8  # CUfunction_attribute: dynamic shared memory
+_NON_BLOCKING = 1
+_CONTEXT = 1  # CUpointer_attribute
+_THREAD_LOCAL = 1  # CUstreamCaptureMode
+_resets: dict[tuple[str, int], int] = {}
 
-class Driver(abc.ABC):
-    """One device and its primary context."""
 
-    name: str
+def resets(key: tuple[str, int]) -> int:
+    """How often the primary context of a (library, device) was reset by the drivers of this process."""
+    return _resets.get(key, 0)
+
+
+class Driver:
+    """One device and its primary context. Calls may come from any thread; a launch is one foreign call."""
+
+    name = "ctypes"
     device_name: str
     """As the driver calls it; ``hardware.match`` finds its description."""
     device: int
     """Its number among those of the process, as DLPack tells it."""
     arch: int
     """Compute capability as a number: 80, 86, 89, 90, 100."""
-    deferred: bool = False
+    deferred = False
     """Whether a broken context is left to somebody else to renew."""
 
+    def __init__(self, device: int = 0, library: str = "libcuda.so.1") -> None:
+        try:
+            self._cuda = ctypes.CDLL(library)
+        except OSError as e:
+            raise DriverMissingError(
+                f"no CUDA driver: {e}", remedy="install the NVIDIA driver, or compile for target='cpu'"
+            ) from None
+        code = self._cuda.cuInit(0)
+        if code:
+            raise DriverMissingError(f"the CUDA driver does not start: {self._describe(code)}", code=code)
+        count = ctypes.c_int()
+        self._cuda.cuDeviceGetCount(ctypes.byref(count))
+        if not 0 <= device < count.value:
+            raise DriverMissingError(f"no CUDA device {device}: the driver sees {count.value}", code=101)
+        self.device, number = device, ctypes.c_int()
+        self._cuda.cuDeviceGet(ctypes.byref(number), device)
+        self._device = number.value
+        room = ctypes.create_string_buffer(256)
+        self._cuda.cuDeviceGetName(room, 256, self._device)
+        self.device_name = room.value.decode()
+        self._allocated: dict[int, int] = {}
+        self._key = (library, device)
+        self._renewing = threading.RLock()  # taken again by an array that ends while it is held
+        self._seen = self.generation
+        self._launch = self._cuda.cuLaunchKernel
+        self._launch.argtypes = [ctypes.c_void_p, *[ctypes.c_uint] * 7, *[ctypes.c_void_p] * 3]
+        self._context = self._retain()
+        self.arch = self.attribute(_MAJOR) * 10 + self.attribute(_MINOR)
+
+    # ---- context and errors
+
+    def _retain(self) -> int:
+        context = ctypes.c_void_p()
+        code = self._cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), self._device)
+        if code:
+            raise DriverMissingError(f"no context on the device: {self._describe(code)}", code=code)
+        return int(context.value or 0)
+
     @property
-    @abc.abstractmethod
     def generation(self) -> int:
-        """Counts the contexts that were lost; all drivers of a device in a process share its primary context."""
+        """Counts the contexts that were lost, by whichever driver of this process noticed."""
+        return resets(self._key)
 
     @property
-    @abc.abstractmethod
     def context(self) -> int:
-        """The CUcontext."""
+        """The CUcontext; a new one when another driver has renewed it."""
+        if self._seen != self.generation:
+            with self._renewing:  # who comes second must not forget what has been allocated meanwhile
+                now = self.generation
+                if self._seen != now:
+                    self._context = self._retain()
+                    self._cuda.cuDevicePrimaryCtxRelease_v2(self._device)  # what was lost was not given back
+                    self._allocated.clear()
+                    self._seen = now
+        return self._context
 
-    @abc.abstractmethod
-    def renew(self) -> None:
-        """A new context in place of a broken one. Raises DriverMissingError when none can be made."""
+    def _describe(self, code: int) -> str:
+        name, text = ctypes.c_char_p(), ctypes.c_char_p()
+        self._cuda.cuGetErrorName(code, ctypes.byref(name))
+        self._cuda.cuGetErrorString(code, ctypes.byref(text))
+        return f"{(text.value or b'unknown error').decode()} ({(name.value or b'unknown').decode()}, {code})"
 
-    @abc.abstractmethod
+    def _enter(self) -> int:
+        """Makes the context current, always: other users of the device (torch, pycuda) change what is current.
+
+        Returns the context to make current again afterwards: that of another library, or 0.
+        """
+        mine, before = self.context, ctypes.c_void_p()
+        self._cuda.cuCtxGetCurrent(ctypes.byref(before))
+        self._cuda.cuCtxSetCurrent(ctypes.c_void_p(mine))
+        return 0 if before.value in (None, mine) else int(before.value)
+
+    def _leave(self, before: int) -> None:
+        if before:
+            self._cuda.cuCtxSetCurrent(ctypes.c_void_p(before))
+
+    def _call(self, function: str, *args: Any, detail: str = "") -> None:
+        before = self._enter()
+        code = getattr(self._cuda, function)(*args)
+        self._leave(before)
+        if code:
+            self.fail(code, function, detail)
+
     def fail(self, code: int, call: str, detail: str = "") -> NoReturn:
         """Raises what a CUresult other than 0 means; a broken context is renewed before."""
+        more = f"; {detail}" if detail else ""
+        if code not in LOST:
+            raise driver_error(code, f"{call} failed: {self._describe(code)}{more}")
+        message = f"a kernel broke the context: {self._describe(code)}, seen at {call}{more}"
+        remedy = "load modules and buffers again; run under compute-sanitizer"
+        if not self.deferred:
+            try:
+                self.renew()
+            except DriverMissingError as e:
+                message, remedy = f"{message}; a new context failed: {e}", "restart the process"
+        raise DeviceLostError(message, code=code, remedy=remedy)
 
-    @abc.abstractmethod
+    def renew(self) -> None:
+        """Resets the primary context: a new one in place of a broken one. DriverMissingError: none can be made."""
+        self._cuda.cuDevicePrimaryCtxReset_v2(self._device)
+        _resets[self._key] = self.generation + 1
+        self._leave(self._enter())
+
+    def close(self) -> None:
+        """Releases the primary context; the object cannot be used afterwards."""
+        self._cuda.cuDevicePrimaryCtxRelease_v2(self._device)
+
+    # ---- device
+
     def attribute(self, code: int) -> int:
         """A CUdevice_attribute."""
+        value = ctypes.c_int()
+        self._call("cuDeviceGetAttribute", ctypes.byref(value), code, self._device)
+        return value.value
 
-    @abc.abstractmethod
     def memory(self) -> tuple[int, int]:
         """(free, total) bytes of device memory."""
+        free, total = ctypes.c_size_t(), ctypes.c_size_t()
+        self._call("cuMemGetInfo_v2", ctypes.byref(free), ctypes.byref(total))
+        return free.value, total.value
 
-    @abc.abstractmethod
+    # ---- memory
+
     def alloc(self, nbytes: int) -> int:
-        """A device pointer to at least ``nbytes`` (256-byte aligned; 0 bytes are allowed). Raises DeviceMemoryError."""
+        """A device pointer to at least ``nbytes`` (256-byte aligned; 0 bytes get one, so that pointers differ).
+        DeviceMemoryError.
+        """
+        pointer = ctypes.c_uint64()
+        self._call(
+            "cuMemAlloc_v2", ctypes.byref(pointer), ctypes.c_size_t(max(nbytes, 1)), detail=f"{nbytes} bytes asked for"
+        )
+        self._allocated[pointer.value] = nbytes
+        return pointer.value
 
-    @abc.abstractmethod
     def free(self, pointer: int) -> None:
         """Gives an allocation back. Raises DeviceError when it is not one of this context's."""
+        _ = self.context  # notices a new one, and forgets what the old one had
+        if self._allocated.pop(pointer, None) is None:
+            raise DeviceError(
+                f"{pointer:#x} is not an allocation of this context", remedy="was it lost with a failed kernel?"
+            )
+        self._call("cuMemFree_v2", ctypes.c_uint64(pointer))
 
-    @abc.abstractmethod
-    def owner(self, pointer: int) -> int:
-        """The CUcontext that device memory belongs to; 0 where the driver does not say."""
-
-    @abc.abstractmethod
     def h2d(self, pointer: int, array: np.ndarray[Any, Any], stream: int = 0) -> None:
         """Copies a C-contiguous array to the device; done when it returns unless ``stream`` is given."""
+        self._copy("cuMemcpyHtoD", ctypes.c_uint64(pointer), ctypes.c_void_p(_contiguous(array)), array.nbytes, stream)
 
-    @abc.abstractmethod
     def d2h(self, array: np.ndarray[Any, Any], pointer: int, stream: int = 0) -> None:
         """Copies device memory into a C-contiguous array; done when it returns unless ``stream`` is given."""
+        self._copy("cuMemcpyDtoH", ctypes.c_void_p(_contiguous(array)), ctypes.c_uint64(pointer), array.nbytes, stream)
 
-    @abc.abstractmethod
+    def _copy(self, call: str, to: Any, source: Any, nbytes: int, stream: int) -> None:
+        if not nbytes:
+            return
+        if stream:
+            self._call(call + "Async_v2", to, source, ctypes.c_size_t(nbytes), ctypes.c_void_p(stream))
+        else:
+            self._call(call + "_v2", to, source, ctypes.c_size_t(nbytes))
+            if call == "cuMemcpyHtoD":  # a copy from pageable memory may return before it has arrived
+                self._call("cuStreamSynchronize", None)
+
+    def owner(self, pointer: int) -> int:
+        """The CUcontext that device memory belongs to; 0 where the driver does not say."""
+        context, before = ctypes.c_void_p(), self._enter()
+        code = self._cuda.cuPointerGetAttribute(ctypes.byref(context), _CONTEXT, ctypes.c_uint64(pointer))
+        self._leave(before)
+        return 0 if code else int(context.value or 0)
+
+    # ---- modules
+
     def load_module(self, image: bytes) -> int:
         """Loads a cubin (or PTX, zero-terminated). Raises WrongArchitectureError."""
+        module = ctypes.c_void_p()
+        self._call(
+            "cuModuleLoadData", ctypes.byref(module), ctypes.c_char_p(image), detail=f"the device is sm_{self.arch}"
+        )
+        return int(module.value or 0)
 
-    @abc.abstractmethod
     def get_function(self, module: int, name: str) -> int:
         """A kernel of a module. Raises DeviceError when there is none of that name."""
+        function = ctypes.c_void_p()
+        call = "cuModuleGetFunction"
+        self._call(call, ctypes.byref(function), ctypes.c_void_p(module), name.encode(), detail=f"kernel {name}")
+        return int(function.value or 0)
 
-    @abc.abstractmethod
     def set_smem(self, function: int, nbytes: int) -> None:
         """Allows a kernel ``nbytes`` of dynamic shared memory; needed above 48 KB. Raises DeviceError."""
+        detail = f"{nbytes} bytes of shared memory per block"
+        self._call("cuFuncSetAttribute", ctypes.c_void_p(function), _SMEM, ctypes.c_int(nbytes), detail=detail)
 
-    @abc.abstractmethod
     def launch(
         self,
         function: int,
@@ -114,58 +264,53 @@ class Driver(abc.ABC):
         stream: int = 0,
     ) -> None:
         """Starts a kernel; errors of the kernel itself appear at a later call (``synchronize``)."""
+        before = self._enter()
+        values = [_value(a) for a in args]
+        params = (ctypes.c_void_p * max(len(values), 1))(*[ctypes.addressof(v) for v in values])
+        code = self._launch(function, *grid, threads, 1, 1, smem, stream or None, ctypes.addressof(params), None)
+        self._leave(before)
+        if code:
+            self.fail(code, "cuLaunchKernel", f"grid {grid}, {threads} threads, {smem} bytes of shared memory")
 
-    @abc.abstractmethod
+    # ---- streams and events
+
     def stream(self) -> int:
         """A new stream that does not wait for the default one."""
+        return self._create("cuStreamCreate", _NON_BLOCKING)
 
-    @abc.abstractmethod
     def free_stream(self, stream: int) -> None:
         """Destroys a stream."""
+        self._call("cuStreamDestroy_v2", ctypes.c_void_p(stream))
 
-    @abc.abstractmethod
     def synchronize(self, stream: int | None = None) -> None:
         """Waits for a stream, or for everything. Raises what the kernels did wrong."""
+        if stream is None:
+            self._call("cuCtxSynchronize")
+        else:
+            self._call("cuStreamSynchronize", ctypes.c_void_p(stream))
 
-    @abc.abstractmethod
     def event(self) -> int:
-        """A new event."""
+        """A new event, with timing."""
+        return self._create("cuEventCreate", 0)
 
-    @abc.abstractmethod
     def free_event(self, event: int) -> None:
         """Destroys an event."""
+        self._call("cuEventDestroy_v2", ctypes.c_void_p(event))
 
-    @abc.abstractmethod
     def record(self, event: int, stream: int = 0) -> None:
         """Marks the end of a stream's work so far."""
+        self._call("cuEventRecord", ctypes.c_void_p(event), ctypes.c_void_p(stream))
 
-    @abc.abstractmethod
     def elapsed(self, start: int, end: int) -> float:
         """Milliseconds between two recorded events; waits for the second."""
+        self._call("cuEventSynchronize", ctypes.c_void_p(end))
+        time = ctypes.c_float()
+        self._call("cuEventElapsedTime", ctypes.byref(time), ctypes.c_void_p(start), ctypes.c_void_p(end))
+        return time.value
 
-    @abc.abstractmethod
     def wait_event(self, stream: int, event: int) -> None:
         """Later work of ``stream`` waits for ``event``."""
-
-    @abc.abstractmethod
-    def begin_capture(self, stream: int) -> None:
-        """What this thread puts on ``stream`` from here on is kept for a graph instead of done."""
-
-    @abc.abstractmethod
-    def end_capture(self, stream: int) -> int:
-        """What was kept, as a graph that can be launched. Raises DeviceError: something was not to be captured."""
-
-    @abc.abstractmethod
-    def launch_graph(self, graph: int, stream: int) -> None:
-        """Starts all that a graph holds, in order."""
-
-    @abc.abstractmethod
-    def free_graph(self, graph: int) -> None:
-        """Destroys a graph."""
-
-    @abc.abstractmethod
-    def occupancy(self, function: int, threads: int, smem: int) -> int:
-        """Blocks of a kernel that a multiprocessor holds at a time, as the driver says."""
+        self._call("cuStreamWaitEvent", ctypes.c_void_p(stream), ctypes.c_void_p(event), 0)
 
     def order(self, stream: int, after: int) -> None:
         """Later work of ``stream`` waits for all that is on the stream ``after`` by now."""
@@ -176,29 +321,92 @@ class Driver(abc.ABC):
         finally:
             self.free_event(event)
 
-    @abc.abstractmethod
+    def _create(self, call: str, flags: int) -> int:
+        handle = ctypes.c_void_p()
+        self._call(call, ctypes.byref(handle), flags)
+        return int(handle.value or 0)
+
+    # ---- graphs
+
+    def begin_capture(self, stream: int) -> None:
+        """What this thread puts on ``stream`` from here on is kept for a graph instead of done.
+        Other threads go on meanwhile.
+        """
+        self._call("cuStreamBeginCapture_v2", ctypes.c_void_p(stream), _THREAD_LOCAL)
+
+    def end_capture(self, stream: int) -> int:
+        """What was kept, as a graph that can be launched. Raises DeviceError: something was not to be captured."""
+        graph, executable = ctypes.c_void_p(), ctypes.c_void_p()
+        self._call("cuStreamEndCapture", ctypes.c_void_p(stream), ctypes.byref(graph))
+        try:
+            self._call("cuGraphInstantiateWithFlags", ctypes.byref(executable), graph, ctypes.c_uint64(0))
+        finally:
+            self._call("cuGraphDestroy", graph)
+        return int(executable.value or 0)
+
+    def launch_graph(self, graph: int, stream: int) -> None:
+        """Starts all that a graph holds, in order."""
+        self._call("cuGraphLaunch", ctypes.c_void_p(graph), ctypes.c_void_p(stream))
+
+    def free_graph(self, graph: int) -> None:
+        """Destroys a graph."""
+        self._call("cuGraphExecDestroy", ctypes.c_void_p(graph))
+
+    # ---- kernels
+
+    def occupancy(self, function: int, threads: int, smem: int) -> int:
+        """Blocks of a kernel that a multiprocessor holds at a time, as the driver says."""
+        blocks, handle = ctypes.c_int(), ctypes.c_void_p(function)
+        call = "cuOccupancyMaxActiveBlocksPerMultiprocessor"
+        self._call(call, ctypes.byref(blocks), handle, ctypes.c_int(threads), ctypes.c_size_t(smem))
+        return blocks.value
+
+    # ---- tensor maps
+
     def encode_tensor_map(self, tensor_map: TensorMap, pointer: int) -> bytes:
-        """The 128 bytes of a CUtensorMap over device memory; pass them as a kernel argument. Needs sm_90."""
+        """The 128 bytes of a CUtensorMap over device memory; pass them as a kernel argument. Needs sm_90.
+        Zero fill, no interleave, 256-byte L2 promotion.
+        """
+        tensor_map.check_address(pointer)
+        if self.arch < 90:
+            raise DeviceError(f"tensor maps need sm_90, the device is sm_{self.arch}")
+        rank = len(tensor_map.dims)
+        room = (ctypes.c_char * 192)()
+        aligned = (ctypes.addressof(room) + 63) & ~63
+        swizzle = 3 if tensor_map.swizzle else 0
+        self._call(
+            "cuTensorMapEncodeTiled", ctypes.c_void_p(aligned), tensor_map.type_code, rank, ctypes.c_void_p(pointer),
+            (ctypes.c_uint64 * rank)(*tensor_map.dims), (ctypes.c_uint64 * rank)(*tensor_map.strides),
+            (ctypes.c_uint32 * rank)(*tensor_map.box), (ctypes.c_uint32 * rank)(*[1] * rank), 0, swizzle, 3, 0,
+            detail=str(tensor_map),
+        )  # fmt: skip
+        return ctypes.string_at(aligned, 128)
 
-    @abc.abstractmethod
-    def close(self) -> None:
-        """Releases the context."""
+
+def _contiguous(array: np.ndarray[Any, Any]) -> int:
+    if not array.flags.c_contiguous:
+        raise DeviceError("only C-contiguous arrays are copied", remedy="numpy.ascontiguousarray")
+    return array.ctypes.data
 
 
-def driver_error(code: int, name: str, text: str, call: str, detail: str = "") -> DeviceError:
+def _value(argument: Argument) -> Any:
+    """A ctypes object that holds the argument's bytes."""
+    if isinstance(argument, int):
+        return ctypes.c_uint64(argument)
+    raw = argument if isinstance(argument, bytes) else argument.tobytes()
+    return ctypes.create_string_buffer(raw, len(raw))
+
+
+def driver_error(code: int, message: str) -> DeviceError:
     """The exception for a failed call whose context is still sound."""
-    message = f"{call} failed: {text} ({name}, {code})" + (f"; {detail}" if detail else "")
     if code == 2:
-        return DeviceMemoryError(
-            message, code=code, remedy="smaller dims, or Options(max_memory) to refuse such shapes early"
-        )
+        return DeviceMemoryError(message, code=code, remedy="take smaller dims")
     if code in (200, 209, 218, 222):
         remedy = "compile for this device's architecture, or keep PTX in the artifact"
         return WrongArchitectureError(message, code=code, remedy=remedy)
     if code == 400:
         remedy = "streams and memory must be of the device's primary context (with pycuda: pycuda.autoprimaryctx)"
-        return DeviceError(message, code=code, remedy=remedy)
-    if 900 <= code <= 908:
-        remedy = "try again: no other thread may wait for the whole device while work is captured"
-        return DeviceError(message, code=code, remedy=remedy)
-    return DeviceError(message, code=code)
+    else:
+        captured = "try again: no other thread may wait for the whole device while work is captured"
+        remedy = captured if 900 <= code <= 908 else ""
+    return DeviceError(message, code=code, remedy=remedy or None)

@@ -21,8 +21,7 @@ from typing import Any
 import numpy as np
 
 from polydyn.gpu.errors import DeviceError, DeviceMemoryError, DriverMissingError, WrongArchitectureError
-from polydyn.runtime.cuda.driver import Argument
-from polydyn.runtime.cuda.driver_ctypes import CtypesDriver, resets
+from polydyn.runtime.cuda.driver import Argument, Driver, resets
 
 __all__ = ["PycudaDriver", "pycuda_installed"]
 
@@ -139,7 +138,7 @@ class _Hold:
                 context.detach()
 
 
-class PycudaDriver(CtypesDriver):
+class PycudaDriver(Driver):
     """See Driver. Handles are those of pycuda's objects, which this object keeps alive."""
 
     name = "pycuda"

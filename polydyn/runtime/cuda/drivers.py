@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from polydyn.gpu.errors import DeviceError
 from polydyn.runtime.cuda.driver import Driver
-from polydyn.runtime.cuda.driver_ctypes import CtypesDriver
 from polydyn.runtime.cuda.driver_pycuda import PycudaDriver, pycuda_installed
 
 
@@ -21,5 +20,5 @@ def open_driver(prefer: str | None = None, device: int = 0, library: str = "libc
     """
     if prefer not in (None, "pycuda", "ctypes"):
         raise DeviceError(f"no driver called {prefer!r}", remedy='"pycuda" or "ctypes"')
-    kind = PycudaDriver if (prefer or preferred()) == "pycuda" else CtypesDriver
+    kind = PycudaDriver if (prefer or preferred()) == "pycuda" else Driver
     return kind(device, library)

@@ -1,14 +1,14 @@
 """Tuning tasks: the matmul-like groups of a plan, each with its backbone and the arguments of its kernels.
 
 On a CPU the register tile, the reduction block and the tasks of ``codegen.cpu_contract`` are tuned (docs/cpu.md 1 and
-2); groups of other kinds have one form each and no sizes to choose. Tasks for CUDA: ``cuda_task.py``.
+2). Groups of other kinds: ``sized.py``. Tasks for CUDA: ``cuda.py``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TypeVar
+from typing import Any, Generic, TypeVar
 
 from polydyn.build.compiler import GENERATOR, compile_flags, find_compiler
 from polydyn.codegen.cpu.plan import ContractTuple
@@ -29,15 +29,17 @@ from polydyn.schedules.tiling import Roles
 from polydyn.search.backbone import Backbone, GroupKey, Loop, Operand, Shape, Tile
 from polydyn.search.tasks.sizes import model_sizes
 
+F = TypeVar("F", ContractGroup, Group)
+
 
 @dataclass(frozen=True)
-class Task:
-    """A group to tune. ``extents``: loop -> extent over the group's parameters.
+class Task(Generic[F]):
+    """A group to tune. ``form``: what it is lowered to. ``extents``: loop -> extent over the group's parameters.
 
     ``place``: parameter -> extent over a model's symbols, where a parameter is not the extent of a loop.
     """
 
-    form: ContractGroup
+    form: F
     key: GroupKey
     backbone: Backbone
     place: Mapping[str, Index] = field(default_factory=dict, kw_only=True)
@@ -45,7 +47,7 @@ class Task:
     @property
     def group(self) -> Group:
         """The polyhedral group."""
-        return self.form.lowered.group
+        return self.form if isinstance(self.form, Group) else self.form.lowered.group
 
     @property
     def extents(self) -> dict[str, Index]:
@@ -64,7 +66,8 @@ class Task:
         """Bytes that a buffer needs for given parameters."""
         a = self.group.arrays[array]
         if a.role == "input":
-            last = max((x for s in self.group.statements for x in _addresses(s, array, params)), default=0)
+            reads = (_addresses(s, array, params, a.address) for s in self.group.statements)
+            last = max((x for every in reads for x in every), default=0)
         else:
             last = a.address(tuple(e - 1 for e in a.shape)).evaluate(params)
         return (max(last, 0) + 1) * ITEMSIZE[a.dtype]
@@ -75,7 +78,7 @@ DEFAULT = Tile(())
 
 
 @dataclass(frozen=True)
-class CpuTask(Task):
+class CpuTask(Task[ContractGroup]):
     """A group to tune on a CPU. ``build``: name of the compiler target."""
 
     target: CpuTarget
@@ -103,21 +106,24 @@ class CpuTask(Task):
         return builder.shares(tile.get(f"b.{self.form.roles.row}"), tile[f"b.{self.form.roles.col}"])
 
 
-def _addresses(s: Statement, array: str, params: Mapping[str, int]) -> Iterator[int]:
-    """Bounds of the addresses that a statement reads."""
+def _addresses(
+    s: Statement, array: str, params: Mapping[str, int], address: Callable[[tuple[Index, ...]], Index]
+) -> Iterator[int]:
+    """Bounds of the addresses that a statement reads. ``address``: of an element of the array."""
     ranges = {n: (v, v) for n, v in params.items()}
     ranges |= {n: (0, max(0, e.evaluate(params) - 1)) for n, e in s.iters}
     for x in loads(s.value):
         if x.buffer == array:
-            yield int(interval(x.index[0], ranges)[1])
+            yield int(interval(address(x.index), ranges)[1])
 
 
-C = TypeVar("C", bound=Task)
+C = TypeVar("C", bound=Task[Any])
 
 
 def accumulation(group: Group) -> Statement:
-    """The backbone statement."""
-    return next(s for s in group.statements if s.reduce)
+    """The backbone statement; where nothing reduces, the first one of most loops."""
+    sums = [s for s in group.statements if s.reduce]
+    return sums[0] if sums else max(group.statements, key=lambda s: len(s.iters))
 
 
 def declined_data(key: str, group: Group, reason: str = "") -> Declined | None:
@@ -125,6 +131,11 @@ def declined_data(key: str, group: Group, reason: str = "") -> Declined | None:
     if not reason and any(i.fetches() for s in group.statements for i in indices(s.value)):
         reason = "it reads at places that data decide"
     return Declined(f"group {key} is not tuned: {reason}") if reason else None
+
+
+def why(refused: Declined) -> str:
+    """The reason alone, without the group."""
+    return refused.reason.rpartition("is not tuned: ")[2]
 
 
 def placed_task(task: C, params: Mapping[str, Index]) -> C | Declined:
@@ -149,15 +160,20 @@ def task_of(key: str, form: ContractGroup, target: CpuTarget, build: str) -> Cpu
         return refused
     roles, _ = schedule_contract(group, form.roles, analyse(group, positive=False).under(context(group)))
     form = replace(form, roles=roles)
-    compiler = find_compiler()
-    name = GroupKey(
-        key, acc.value.dtype, target.name, compiler=compiler.version, flags=compile_flags(compiler, build),
-        generator=GENERATOR,
-    )  # fmt: skip
+    name = group_key(key, group, target, build)
     task = CpuTask(form, name, backbone_of_roles(group, form.roles, acc.value.dtype), target, build)
     if task.builder(DEFAULT, "asked").product.in_bytes:
         return Declined(f"group {key} is not tuned: its weights of 4 bits are decoded in registers at all sizes")
     return task
+
+
+def group_key(key: str, group: Group, target: CpuTarget, build: str) -> GroupKey:
+    """What measurements of a group are kept under. ``build``: name of the compiler target."""
+    compiler = find_compiler()
+    return GroupKey(
+        key, accumulation(group).value.dtype, target.name, compiler=compiler.version,
+        flags=compile_flags(compiler, build), generator=GENERATOR,
+    )  # fmt: skip
 
 
 def backbone_of_roles(group: Group, roles: Roles, dtype: str, merged: str = "") -> Backbone:

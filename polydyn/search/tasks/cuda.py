@@ -79,7 +79,7 @@ def hardware_of(device: Device) -> Hardware:
 
 
 @dataclass(frozen=True)
-class CudaTask(Task):
+class CudaTask(Task[ContractGroup]):
     """A group to tune for a CUDA target. ``kernel``: what builds its versions; ``device``: whose limits count."""
 
     kernel: CudaContractKernel

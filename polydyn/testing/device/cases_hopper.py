@@ -59,7 +59,12 @@ def tma_cases() -> list[Case]:
         cases.append(
             Case(f"{kernel}_{name}", SOURCE, kernel, 128, args, {6: raw.view(np.uint32)}, raw.size + 1024, arch=90)
         )
-    for rank, at, box in ((2, (88, 30), (16, 12)), (3, (16, -2, 3), (16, 6, 4))):
+    for name, at, box in (
+        ("2d", (88, 30), (16, 12)),
+        ("2d_swizzled", (64, 30), (64, 16)),
+        ("3d", (16, -2, 3), (16, 6, 4)),
+    ):
+        rank, swizzle = len(box), 128 * name.endswith("swizzled")
         shape = (37, 104) if rank == 2 else (5, 9, 24)
         target, block = np.zeros(shape, np.uint16), r.integers(1, 60000, box[::-1]).astype(np.uint16)
         want = target.copy()
@@ -68,9 +73,10 @@ def tma_cases() -> list[Case]:
             if all(0 <= w < n for w, n in zip(where, shape, strict=True)):
                 want[where] = block[index]
         coords = [np.int32(c) for c in (*at, 0)[:3]]
-        args = (_map(target, box, 0), block, np.int32(block.nbytes), *coords)
+        given = _swizzle(block.reshape(-1, 64)).view(np.uint16) if swizzle else block
+        args = (_map(target, box, swizzle), given, np.int32(block.nbytes), *coords)
         cases.append(
-            Case(f"tma_store_{rank}d", SOURCE, f"tma_store_{rank}d", 128, args, {0: want}, block.nbytes, arch=90)
+            Case(f"tma_store_{name}", SOURCE, f"tma_store_{rank}d", 128, args, {0: want}, block.nbytes, arch=90)
         )
     return cases
 

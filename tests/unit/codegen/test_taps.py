@@ -161,6 +161,9 @@ def test_a_tile_inside_has_no_guards_and_its_twin_asks_once_for_each_input() -> 
     assert not [n for n in walk(choice.then) if isinstance(n, If)]
     asked = [n for n in walk(choice.orelse) if isinstance(n, If) and any(isinstance(x, Set) for x in n.then)]
     assert len(asked) == 5 and len(loaded(choice.orelse)) == 5
+    weights = [v for n in walk(choice.orelse) if isinstance(n, (Def, Set)) for v in walk_value(n.value)
+               if isinstance(v, FlatLoad) and v.buffer == "w"]  # fmt: skip
+    assert len(weights) == 3, "what several of them multiply with is read once, before the first"
 
 
 def test_taps_that_read_the_same_under_different_guards_ask_one_by_one() -> None:

@@ -30,8 +30,9 @@ ONE = single()
 ROLES = roles(ONE)
 LANES = (FewRows(8, (4, 2), (4, 8), (1, 8)), FewRows(2, (1, 8), (4, 8), (4, 1)))
 """What kernels have: vectors along the reduction, and along the columns."""
-GROUPS = (WarpgroupTile(1, 2, 4, 1, 16, (4, 16)), WarpgroupTile(2, 1, 4, 2, 8, (4, 16)))
-"""What kernels have: columns in one box, rows of one warpgroup in two instructions; columns in panels, rows of two."""
+GROUPS = (WarpgroupTile(2, 1, 4, 1, 16, (4, 16)), WarpgroupTile(1, 2, 4, 2, 8, (4, 16), 64))
+"""What kernels have: columns in one box, rows of two warpgroups; columns in panels, rows of one warpgroup in two
+instructions, results that leave as boxes."""
 ONLINE = (OnlineTile(4, 64, 64, 64, 16), OnlineTile(4, 32, 64, 64, 8), OnlineTile(4, 32, 64, 128, 4))
 """What kernels have: instructions of tensor cores for 16 bits and tf32, and CUDA cores."""
 
@@ -77,7 +78,9 @@ def test_few_rows_compute_at_ragged_sizes(sizes: FewRows) -> None:
         assert run_product(t, {}, m, n, k), (m, n, k)
 
 
-@pytest.mark.parametrize("sizes", [WarpgroupTile(2, 1, 1, 2, 4, (2, 2)), WarpgroupTile(1, 2, 1, 1, 4, (2, 3))], ids=str)
+@pytest.mark.parametrize(
+    "sizes", [WarpgroupTile(2, 1, 1, 2, 4, (2, 2)), WarpgroupTile(1, 2, 1, 1, 8, (2, 3), 32)], ids=str
+)
 def test_warpgroups_compute_at_ragged_sizes(sizes: WarpgroupTile) -> None:
     t = warpgroups(sizes)
     for m, n, k in ((1, 1, 1), (33, 37, 5), (16, 32, 4), (5, 3, 0)):
@@ -153,6 +156,10 @@ def early_weights(t: Scheduled) -> Scheduled:
     return replace(t, buffers=tuple(replace(x, storage="acc2") if x.name == "logits" else x for x in t.buffers))
 
 
+def without(t: Scheduled, name: str) -> Scheduled:
+    return replace(t, flow=tuple(x for x in t.flow if x.statement != name))
+
+
 def units(t: Scheduled, *loops: object) -> Scheduled:
     return replace(t, parallel=(t.parallel[0], ("unit", loops)))  # type: ignore[arg-type]
 
@@ -168,6 +175,11 @@ WRONG: dict[str, tuple[str, Callable[[], Scheduled]]] = {
         few_rows(), map=replace(few_rows().map, joined={"k": few_rows().map.joined["k"] + V(PART)}))),
     "boxes after they are read": ("ACC reads tile_a", lambda: swapped(warpgroups(), "COPY_A", "ACC")),
     "rows before they are staged": ("DONE. reads stage", lambda: swapped(warpgroups(), "STAGE", "DONE0")),
+    "boxes before their results": ("SEND0 reads out0", lambda: swapped(warpgroups(), "SEND0", "DONE0")),
+    "a box that nobody sends": ("send the digits", lambda: without(warpgroups(), "SEND1")),
+    "half of a box": ("send the digits", lambda: warpgroups().put({"SEND0": replace(
+        warpgroups().view("SEND0"), hidden=warpgroups().view("SEND0").hidden[1:])})),
+    "results of another warp": ("share a cell of out0|another epoch", lambda: unscoped(warpgroups(), "out0")),
     "one panel of two": ("ACC reads tile_b", lambda: warpgroups().put({"COPY_B": replace(
         warpgroups().view("COPY_B"), guard=(("s_j", 0, 1),))})),  # type: ignore[arg-type]
     "staged rows shared by warps": ("share a cell of stage|another epoch", lambda: replace(

@@ -60,7 +60,7 @@ def test_digits_of_folded_images_stay_inside_them() -> None:
     assert simplify((c * 8 + place + 1) // 192, ranges) != Index.of(0)  # 184 + 8 is the next one's
 
 
-def test_expressions_of_shared_parts_are_compared_part_by_part() -> None:
+def test_expressions_of_shared_parts_are_walked_part_by_part() -> None:
     """Each level reads the one below it twice: walking all ways would take 2**80 steps."""
 
     def deep(last: int) -> Index:
@@ -71,6 +71,8 @@ def test_expressions_of_shared_parts_are_compared_part_by_part() -> None:
 
     assert deep(5) == deep(5) and hash(deep(5)) == hash(deep(5))
     assert deep(5) != deep(7)
+    assert deep(5).rebuild(lambda a: Index({(a,): 1})) == deep(5)
+    assert deep(5).evaluate({"i": 2}) == 0
 
 
 def test_quotients_of_sizes_alone_cancel() -> None:

@@ -12,7 +12,7 @@ from polydyn.schedules.index import Index
 from polydyn.schedules.model import Group
 from polydyn.schedules.show import show_group
 from polydyn.schedules.tiling import Roles
-from polydyn.schedules.tree.buffers import accumulate, carry, keep, promote, spread
+from polydyn.schedules.tree.buffers import accumulate, carry, keep, promote, send, spread
 from polydyn.schedules.tree.gpu import GpuTile, gpu_product, stage_sums
 from polydyn.schedules.tree.limits import assign, clip, mark, pad, unmark
 from polydyn.schedules.tree.loops import (
@@ -74,6 +74,7 @@ MADE: dict[str, Callable[[], Scheduled]] = {
     "carry": lambda: carry(accumulate(pulled(), c("i")), b("k")),
     "promote": lambda: promote(pulled(), "A", "i", "FILL", ROWS, b("k"), ["ACC"],
                                {s("i"): (c("i"), p("i")), a("k"): (p("k"),)}, ["r"]),
+    "send": lambda: send(pulled(), "DONE0", "SEND", "out", c("i"), {s("i"): [p("i")]}),
     "regroup": lambda: regroup(pulled(), ["DONE0"], [p("i"), p("j")], {e("v"): (p("j"), p("i"))}),
     "distribute": lambda: distribute(whole(), it("k"), "ACC"),
     "rename": lambda: rename(distribute(whole(), it("k"), "ACC"), ["DONE0"], {it("k"): p("k")}),
@@ -112,7 +113,7 @@ def test_what_a_rewrite_of_the_group_makes(name: str, golden: Golden) -> None:
 
 NAMED: tuple[Callable[..., object], ...] = (
     accumulate, assign, balance, begins, beside, carry, clip, deal_reduction, distribute, fuse, interchange, keep,
-    mark, merge, pad, permute_reduction, promote, pull_out, refine, regroup, rename, sequence_phases,
+    mark, merge, pad, permute_reduction, promote, pull_out, refine, regroup, rename, send, sequence_phases,
     split_reduction, spread, stage_sums, tile, unmark,
 )  # fmt: skip
 
@@ -140,6 +141,10 @@ REFUSED: dict[str, tuple[str, Callable[[], object]]] = {
         fuse(product(), "nij", "kr", {"INIT": End.LAST, "DONE0": End.FIRST, "DONE1": End.LAST}), it("k"), it("r"))),
     "keep": ("b_k is no loop of INIT", lambda: keep(_outside(), "D", "acc", b("k"))),
     "carry": ("no initialiser is sunk into c_i", lambda: carry(accumulate(pulled(), c("i")), c("i"))),
+    "send": ("k is no loop of DONE0", lambda: send(pulled(), "DONE0", "SEND", "out", it("k"), {})),
+    "send what is above": ("runs the digits .'b_i'.", lambda: send(
+        pulled(), "DONE0", "SEND", "out", c("i"), {s("i"): [b("i")]})),
+    "send what is read": ("meet m, which M0 has not sent", lambda: send(phases(), "M0", "SEND", "out", it("r"), {})),
     "carry nothing": ("the sums have no buffer", lambda: carry(pulled(), b("k"))),
     "promote": ("copies the digits", lambda: promote(pulled(), "A", "i", "FILL", ROWS, b("k"), ["ACC"],
                                                      {s("i"): (p("i"),), a("k"): (p("k"),)})),

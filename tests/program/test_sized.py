@@ -1,0 +1,110 @@
+"""Tuning of kernels that are no products: their spaces, searches and what a compilation makes of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper
+from onnx.reference import ReferenceEvaluator
+
+from polydyn.backends import Options
+from polydyn.checked import CheckedProgram
+from polydyn.compiler import plan_program
+from polydyn.errors import Declined, ScheduleError
+from polydyn.graph.expand import import_model
+from polydyn.measure import tune
+from polydyn.measure.cpu import others, placed_builder
+from polydyn.measure.placed import PlacedTask
+from polydyn.schedules.decision import Leaf, Split
+from polydyn.search.backbone import Problem, Tile
+from polydyn.search.cost import MacroKernel
+from polydyn.search.hardware import cpu
+from polydyn.search.outcomes import LEAST_GAIN, outcome, search_record
+from polydyn.search.records import Records
+from polydyn.search.sized import search_sizes
+from polydyn.search.spaces.space import Usage
+from polydyn.search.tasks.cpu import DEFAULT
+from polydyn.search.tasks.sized import ROWS, SizedTask
+from polydyn.testing import models
+from polydyn.testing.inputs import feeds
+
+LARGE = 20
+"""From this size on the machine of these tests likes the last tuple best."""
+
+
+class Machine:
+    """Times whole launches without running any."""
+
+    source = "measured"
+    asked = 0
+
+    def per_operation(self, tiles: Sequence[Tile]) -> list[float]:
+        raise AssertionError("launches are whole")
+
+    def kernel(self, tile: Tile) -> MacroKernel:
+        return MacroKernel(tile, Usage(0, 0, 1), 0.0, 0.0, 0.0, 0.0)
+
+    def seconds(self, tiles: Sequence[Tile], shape: Mapping[str, int], turns: int = 1) -> list[float]:
+        self.asked += 1
+        return [1.0 if t == (tiles[-1] if max(shape.values()) >= LARGE else DEFAULT) else 2.0 for t in tiles]
+
+
+def depthwise() -> onnx.ModelProto:
+    w = np.random.default_rng(0).standard_normal((5, 1, 3, 3)).astype(np.float32)
+    node = helper.make_node("Conv", ["x", "w"], ["y"], group=5, pads=[1, 1, 1, 1], strides=[2, 2])
+    return models.model("depthwise", [node], {"x": ["N", 5, "H", "W"]}, {"w": w})
+
+
+def placed(made: onnx.ModelProto) -> list[PlacedTask[SizedTask]]:
+    found = others(placed_builder(import_model(made), "cpu", Options())[0], "cpu").values()
+    return [task for task in found if not isinstance(task, Declined)]
+
+
+CASES = {
+    "window": (depthwise(), {"outputs", "along", "planes"}, [{"N": n, "H": h, "W": 7} for n, h in ((1, 1), (2, 44))]),
+    "attention": (models.attention(2, 4), {"rows", "shares"}, [{"B": 1, "L": n} for n in (1, 33)]),
+    "map": (models.unary("Abs", ["R", 3]), {"along"}, [{"R": n} for n in (1, 600)]),
+    "turned": (models.transpose(["R", 17], [1, 0], "turned"), {"along", "across"}, [{"R": n} for n in (1, 33)]),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_a_search_keeps_is_compiled_proven_and_right(name: str, tmp_path: Path) -> None:
+    made, sizes, shapes = CASES[name]
+    task = placed(made)[-1]
+    machine = cpu(1)
+    with Records.open(tmp_path / "r.db") as records:
+        problem = Problem(task.task.key, task.task.backbone, *task.instances([(s, 1) for s in shapes]))
+        bench = Machine()
+        first, again = (search_sizes(task.task, problem, machine, bench, records, "polydyn", 4) for _ in range(2))
+        assert first.kernels == again.kernels and bench.asked == 2, "two sizes, once"
+        default, other = (k.tile for k in first.kernels)
+        assert default == DEFAULT and {n for n, _ in (*other.compile, *other.launch)} == sizes
+        records.put([search_record(outcome(first, machine, 2 * LEAST_GAIN), task.task)])
+    plan = plan_program(made, records=tmp_path / "r.db")
+    *before, launch = plan.launches
+    assert isinstance(launch.decision, Split) and len(launch.candidates) == 2
+    reference = ReferenceEvaluator(made)
+    for kernel in (0, 1):
+        checked = CheckedProgram(replace(plan, launches=(*before, replace(launch, decision=Leaf(kernel)))))
+        for shape in shapes:
+            given = feeds(made, shape)
+            np.testing.assert_allclose(checked.run(given)["y"], reference.run(None, given)[0], rtol=1e-4, atol=1e-5)
+
+
+def test_a_size_that_a_kernel_does_not_offer_is_refused_by_name() -> None:
+    """A window's tiles begin with vectors; a file of records could say anything."""
+    (window,) = placed(depthwise())
+    with pytest.raises(ScheduleError, match="along=100"):
+        window.task.builder(Tile((), (("along", 100),)), "x")
+
+
+def test_rows_have_no_size_and_say_so(tmp_path: Path) -> None:
+    (group,) = tune(models.layer_norm(8), tmp_path / "r.db", threads=1)
+    assert group.declined == ROWS and not group.tuples
+    assert any(n.endswith(ROWS) for n in plan_program(models.layer_norm(8), records=tmp_path / "r.db").notes)
