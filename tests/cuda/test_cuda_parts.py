@@ -104,6 +104,7 @@ def test_what_stays_out_is_refused_by_name(picked: CudaPartsProgram, device: Ses
         picked.run(f | {"x": DeviceArray.of(device, f["x"])})
 
 
+@pytest.mark.slow
 def test_a_loop_whose_count_data_decide() -> None:
     program = compiled(
         parsed("""
