@@ -170,6 +170,8 @@ unpool  (float[1, 1, N] x, int64[1, 1, N] i) => (float[1, 1, M] y) {
 running (float[N] x, int64 i) => (float[N] y) { a = Constant <value = int64 {0}> () y = CumSum (x, a) }
 first   (float[N] x) => (float[K] y, int64[K] p) { k = Constant <value_ints = [100]> () y, p = TopK (x, k) }
 order   (float[N] x) => (float[N] y, int64[N] p) { k = Shape (x) y, p = TopK (x, k) }
+unique  (float[N] x) => (float[K] y, int64[K] f, int64[N] v, int64[K] c) { y, f, v, c = Unique (x) }
+kinds   (int64[N, 4] x) => (int64[K, 4] y, int64[K] f, int64[N] v, int64[K] c) { y, f, v, c = Unique <axis = 0> (x) }
 """
 
 

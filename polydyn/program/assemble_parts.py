@@ -29,7 +29,7 @@ def assemble_parts(
     """``made``: the artifacts of the parts in order, for ``target``. ``bodies``: those of the models that steps run."""
     graph, numbers = parts.graph, {name: len(made) + k for k, name in enumerate(bodies)}
     count = iter(range(len(made)))
-    order = [_part(s, next(count)) if isinstance(s, Part) else _step(s, numbers) for s in parts.order]
+    order = [_part(s, next(count)) if isinstance(s, Part) else _step(s, numbers, graph) for s in parts.order]
     manifests = [a.manifest for a in made]
     inside = [a.manifest for a in bodies.values()]
     manifest = {
@@ -127,12 +127,26 @@ def _part(part: Part, number: int) -> dict[str, Any]:
     return {"part": number, "inputs": inputs, "sizes": dict(part.sizes)}
 
 
-def _step(step: HostStep, bodies: Mapping[str, int]) -> dict[str, Any]:
+def _step(step: HostStep, bodies: Mapping[str, int], graph: Graph) -> dict[str, Any]:
+    settings = dict(step.settings)
+    if step.kind == "iterate":
+        settings["scans"] = _row_shapes(step, graph)
     return {
         "step": step.kind, "origin": step.origin, "inputs": list(step.inputs), "outputs": list(step.outputs),
-        "dims": [to_json(d) for d in step.dims], "settings": dict(step.settings), "symbols": list(step.symbols),
+        "dims": [to_json(d) for d in step.dims], "settings": settings, "symbols": list(step.symbols),
         "bodies": {role: bodies[f"{step.origin}.{role}"] for role, _ in step.bodies},
     }  # fmt: skip
+
+
+def _row_shapes(step: HostStep, graph: Graph) -> list[list[Any]]:
+    """The forms of a loop's rows, the shape of each as expressions; a size that only an iteration shows is 0."""
+    settings = dict(step.settings)
+    forms = [list(x) for x in settings["scans"]]
+    for form, name in zip(forms, step.outputs[settings["carried"] :], strict=False):
+        if name:
+            dims = [d for a, d in enumerate(graph.tensors[name].shape) if a != form[0]]
+            form[2] = [0 if d.symbols() & {*step.symbols} else to_json(d) for d in dims]
+    return forms
 
 
 def _notes(parts: Parts) -> list[str]:

@@ -192,7 +192,9 @@ class Words:
         self._put(len(settings["scans"]))
         for (axis, back, tail), dtype in zip(settings["scans"], settings["row_dtypes"], strict=True):
             self._put(DTYPES.index(dtype), axis, back)
-            self._list(tail)
+            self._put(len(tail))
+            for dim in tail:
+                self._expression(dim)
         self._list(x for s in settings["slices"] for x in s)
 
 

@@ -104,6 +104,7 @@ def test_what_stays_out_is_refused_by_name(picked: CudaPartsProgram, device: Ses
         picked.run(f | {"x": DeviceArray.of(device, f["x"])})
 
 
+@pytest.mark.slow
 def test_a_loop_whose_count_data_decide() -> None:
     program = compiled(
         parsed("""
@@ -144,11 +145,11 @@ def test_what_a_loop_carries_stays_on_the_device() -> None:
     }""")
     )
     assert [t["name"] for t in program.manifest["tensors"] if t["device"]] == ["e"]
-    for steps, width, waits in [(9, 4, 2), (9, 3, 10), (1, 8, 2), (5, 4, 2)]:
+    for steps, width, waits in [(9, 4, 2), (9, 3, 10), (1, 8, 2), (0, 4, 1)]:
         x, s = np.random.default_rng(steps).random((steps, width), np.float32), np.ones(width, np.float32)
         before = program.counters.get("waits", 0)
         got, want = program.run({"x": x, "s": s}), s + np.exp(x).cumsum(0)
-        np.testing.assert_allclose(got["last"], want[-1], 1e-5)
+        np.testing.assert_allclose(got["last"], want[-1] if steps else s, 1e-5)
         np.testing.assert_allclose(got["rows"], -want, 1e-5)
         assert program.counters["waits"] - before == waits, (steps, width)
     notes = [n for n in program.manifest["notes"] if "waits for the device" in n]

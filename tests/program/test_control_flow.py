@@ -37,8 +37,9 @@ def check(m: onnx.ModelProto, *calls: Feeds) -> Program:
         before = {n: a.copy() for n, a in feeds.items()}
         got, expected = program.run(feeds), session.run(None, dict(feeds))
         for (name, a), b in zip(got.items(), expected, strict=True):
-            assert (a.dtype, a.shape) == (b.dtype, b.shape), name
-            np.testing.assert_allclose(a, b, 1e-4, 1e-5, err_msg=name)
+            shape = tuple(n if b.size == 0 == m else m for n, m in zip(a.shape, b.shape, strict=True))
+            assert (a.dtype, a.shape) == (b.dtype, shape), name  # rows that nobody saw have size 0 in ONNX Runtime
+            np.testing.assert_allclose(a.reshape(b.shape), b, 1e-4, 1e-5, err_msg=name)
             assert not any(np.may_share_memory(a, x) for x in feeds.values()), f"{name} is memory of the caller"
         assert all(np.array_equal(feeds[n], x) for n, x in before.items()), "inputs are never written"
         kept += [(a, a.copy()) for a in got.values()]
@@ -178,7 +179,7 @@ def test_loops_with_carried_grown_and_scanned_tensors() -> None:
         for m, c, n, step in [(5, True, 3, 0), (1, True, 1, 0), (40, True, 7, 90), (3, False, 4, 0)]
     ]
     program = check(LOOP, *feeds)
-    assert program.run(feeds[0] | {"m": scalar(0)})["rows"].shape[0] == 0
+    assert program.run(feeds[0] | {"m": scalar(0)})["rows"].shape == (0, 3)
 
 
 def test_a_count_that_sizes_say() -> None:

@@ -47,7 +47,7 @@ def nested(outer: int, inner: int, size: int) -> Feeds:
 
 CASES: dict[str, tuple[onnx.ModelProto, list[Feeds]]] = {
     "sizes": (MASKED, [{"x": f32(*s)} for s in [(5, 6), (0, 3), (31, 33), (1, 1)]]),
-    "counts": (LOOP, [loop(5, 3), loop(40, 7), loop(1, 1)]),
+    "counts": (LOOP, [loop(5, 3), loop(40, 7), loop(0, 2), loop(1, 1)]),
     "bodies of parts": (NESTED, [nested(3, 2, 4), nested(0, 3, 2), nested(4, 1, 9)]),
     "different ones": (
         model([node("Unique", "x", "y i j c", axis=1)], {"x": ("float32", ["H", "W"])}, ["y", "i", "j", "c"]),

@@ -334,11 +334,13 @@ static int32_t iterations(pd_sequence *s, pd_loop *l, int64_t end) {
 /* ---- loops: behind the last iteration ---- */
 
 /* What output o is to hold. */
-static pd_held outcome(const pd_loop *l, int32_t o) {
+static pd_held outcome(const pd_sequence *s, const pd_loop *l, int32_t o) {
     if (o < l->carried_count) return l->carried[o].now;
     const pd_rows *x = &l->rows[o - l->carried_count];
     pd_held every = x->row;
-    if (x->capacity < 0) pd_take_shape(&every, x->tail_rank, x->tail);
+    int64_t tail[PD_MAX_RANK];
+    for (int32_t a = 0; x->capacity < 0 && a < x->tail_rank; a++) tail[a] = pd_value_of(x->tail[a], s->values);
+    if (x->capacity < 0) pd_take_shape(&every, x->tail_rank, tail);
     for (int32_t a = every.rank++; a > x->axis; a--)
         every.shape[a] = every.shape[a - 1], every.strides[a] = every.strides[a - 1];
     every.shape[x->axis] = l->k;
@@ -357,12 +359,12 @@ static int32_t finish(pd_sequence *s, const pd_stage *g, pd_loop *l) {
     int32_t code = PD_OK;
     for (int32_t o = 0; o < g->output_count && code == PD_OK; o++) {
         if (is_there(l, o)) continue;
-        pd_held of = outcome(l, o);
+        pd_held of = outcome(s, l, o);
         pd_take_shape(&s->tensors[g->outputs[o]], of.rank, of.shape);
         code = pd_place(s, &s->tensors[g->outputs[o]]);
     }
     for (int32_t o = 0; o < g->output_count && code == PD_OK; o++) {
-        pd_held of = outcome(l, o);
+        pd_held of = outcome(s, l, o);
         if (!is_there(l, o)) code = pd_fetch_held(s, &of, s->tensors[g->outputs[o]].data);
     }
     return code == PD_OK ? tell_sizes(s, g) : code;

@@ -116,7 +116,8 @@ static int32_t make_loop(maker *m, pd_stage *g) {
     for (pd_rows *x = l->rows; x < l->rows + l->row_count; x++) {
         x->row = (pd_held){.dtype = (int32_t)pd_next(&m->w), .room = -1};
         x->axis = (int32_t)pd_next(&m->w), x->backwards = (int32_t)pd_next(&m->w);
-        x->tail = pd_next_list(&m->w, &x->tail_rank);
+        code = make_expressions(m, &x->tail, &x->tail_rank);
+        if (code != PD_OK) return code;
     }
     l->slice_forms = pd_next_list(&m->w, &numbers), l->slice_count = numbers / 2;
     MAKE(l->slices, l->slice_count);

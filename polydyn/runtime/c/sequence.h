@@ -83,7 +83,7 @@ typedef struct {
     pd_room room;
     char *start;
     int64_t step, capacity; /* capacity: in rows, -1: none has come */
-    const int64_t *tail;
+    const int64_t *const *tail; /* expressions */
     int32_t tail_rank, axis, backwards, direct;
 } pd_rows;
 
