@@ -132,6 +132,7 @@ def test_every_combination_of_empty_dims_is_run_or_refused_by_name(name: str) ->
 @pytest.mark.parametrize("rows", [2**45, 2**55, 2**58])  # the least: more than can be addressed
 def test_huge_dims_are_refused(program: Program, rows: int) -> None:
     given = np.broadcast_to(np.zeros(6, np.float32), (rows, 6))
+    program.run({"x": x()})
     before = program.counters["contexts"]
     for call in (program.run, program.bind, program.profile):
         with pytest.raises(PolydynError, match=r"64 bits|overflows|needs \d+ bytes|no memory for output"):
