@@ -103,6 +103,9 @@ class ValuePrinter:
         return f"{self.prefix(want, v.dtype)}bcast_{SHORT[v.dtype]}({s})"
 
     def _text(self, v: Value, lanes: int) -> str:
+        if 1 < lanes < self.width and not _of_any_lanes(v):  # functions are of whole vectors
+            self.prefix(lanes, v.dtype)
+            return f"hlow_{SHORT[v.dtype]}({self._text(v, self.width)})"
         if isinstance(v, Const):
             return _constant(v)
         if isinstance(v, Undefined):
@@ -118,7 +121,7 @@ class ValuePrinter:
         if isinstance(v, Between):
             return f"vbetween({index_text(v.low)}, {index_text(v.high)})"
         if isinstance(v, Broadcast):
-            return self.text(v.value, v.lanes)
+            return self.text(v.value, lanes)
         if isinstance(v, Horizontal):
             return f"pd_h{v.reduction}_{vector_type(v.dtype)}({self.text(v.value, lanes_of(v.value))})"
         if isinstance(v, Blend):
@@ -283,6 +286,15 @@ class ValuePrinter:
             return f"(({self.text(c)}) ? {self.text(a, lanes)} : {self.text(b, lanes)})"
         kind = "i32" if v.dtype == "bool" else SHORT[v.dtype]
         return f"vsel_{kind}({self.text(c, lanes)}, {self.text(a, lanes)}, {self.text(b, lanes)})"
+
+
+def _of_any_lanes(v: Value) -> bool:
+    """Whether the C form of a value in lanes is one for narrow vectors too: what is stored, and C's own operators."""
+    if not isinstance(v, Op):
+        return isinstance(v, (Reg, FlatLoad, Broadcast, Const, Undefined))
+    if v.name == "cast":
+        return v.dtype in (v.args[0].dtype, WIDENED.get(v.args[0].dtype))
+    return v.dtype == "float32" and (v.name in INFIX or v.name in ("neg", "div", "reciprocal"))
 
 
 def _near(v: Value) -> tuple[Value, Value, Value] | None:
