@@ -305,7 +305,6 @@ class RegisterTile:
         steps = (p("k"), *self.product.roles.inner)
         pointers = Step("pointers", "where each row begins", lambda b: row_pointers(b, ROWS, steps, self.product.short))
         needed = Step("taps", "taps that read zeros alone are left out", lambda b: self._needed(b, rows))
-        needed = Step("taps", "taps that read zeros alone are left out", lambda b: self._needed(b, rows))
         return (
             unrolled,
             in_registers,

@@ -28,7 +28,7 @@ from polydyn.search.outcomes import Search, outcome
 from polydyn.search.records import Record
 from polydyn.search.sized import search_sizes
 from polydyn.search.strategies import Tuned
-from polydyn.search.tasks.cpu import DEFAULT, C, CpuTask, Task, placed_task, task_of, why
+from polydyn.search.tasks.cpu import DEFAULT, C, CpuTask, Task, placed_task, task_of
 from polydyn.search.tasks.sized import SERIAL, SizedTask, sized_task
 from polydyn.shapes.sizes import Dims
 
@@ -89,7 +89,7 @@ class CpuSide(Side[Any]):
         builder, processor = placed_builder(graph, self.target, options)
         every: dict[str, PlacedTask[Any] | Declined] = {**products(builder, processor, self.target)}
         every |= others(builder, self.target)
-        self.declined = {label: why(task) for label, task in every.items() if isinstance(task, Declined)}
+        self.declined = {label: task.reason for label, task in every.items() if isinstance(task, Declined)}
         return [task for task in every.values() if not isinstance(task, Declined)]
 
     def search(self, task: CpuTask | SizedTask, problem: Problem, how: How) -> tuple[Search, int, int]:

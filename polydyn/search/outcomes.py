@@ -132,12 +132,10 @@ class _FromRecords(Generic[T]):
 
     def known(self, task: T | Declined, key: str, found: Callable[[T], Sequence[Search]]) -> Sequence[Search]:
         """The searches of a task; none, with a note, when the group cannot be tuned or was not."""
-        if isinstance(task, Declined):
-            self.notes.append(task.reason)
-            return ()
-        searches = found(task)
+        searches = () if isinstance(task, Declined) else found(task)
         if not searches:
-            self.notes.append(f"group {key} is not tuned: {self._missing(key, task)}")
+            why = task.reason if isinstance(task, Declined) else self._missing(key, task)
+            self.notes.append(f"group {key} is not tuned: {why}")
         return searches
 
     def _missing(self, key: str, task: T) -> str:

@@ -157,13 +157,6 @@ def promote(
     view = View((*above, *own), Role.COPY, tuple(free[n] for n in hidden))
     copy: tuple[frozenset[str], Tree] = (frozenset((name,)), Band(tuple(loops)) if loops else Leaf())
 
-    def f(node: Tree, names: frozenset[str]) -> Tree | None:
-        if reader not in names or not isinstance(node, Band) or below not in node.members:
-            return None
-        n = node.members.index(below) + 1
-        rest = Band(node.members[n:], node.child) if node.members[n:] else node.child
-        return Band(node.members[:n], Sequence((copy, (names, rest))))
-
     held = {x.name for x in t.buffers if x.array == array and set(x.axes) == set(axes)}
     source = next((x.buffer for x in t.flow if x.statement == reader and x.buffer in held), None)
     flow = [x for x in t.flow if not (x.statement in readers and x.meets is Meets.READS and x.buffer == source)]
@@ -172,7 +165,7 @@ def promote(
     buffer = Buffer(into, array, axes, frozenset(fixed), scope)
     iterators = {(name, x): ax for (s, x), ax in t.map.iterators.items() if s == reader}
     tm = replace(t.map, views={**t.map.views, name: view}, iterators={**t.map.iterators, **iterators})
-    tree = relist(rewrite(flat(t.tree), all_of(t), f))
+    tree = relist(_beside(t, reader, below, copy, before=True))
     return replace(t, tree=tree, map=tm, buffers=(*t.buffers, buffer), flow=tuple(flow))
 
 
@@ -236,20 +229,26 @@ def send(
     mine = View((*above, *(Loop(k, tuple(free[n] for n in ds)) for k, ds in own.items())), Role.SAVE, hidden)
     sent: tuple[frozenset[str], Tree] = (frozenset((name,)), Band(tuple(own)) if own else Leaf())
 
-    def f(node: Tree, names: frozenset[str]) -> Tree | None:
-        if of not in names or not isinstance(node, Band) or below not in node.members:
-            return None
-        n = node.members.index(below) + 1
-        rest = Band(node.members[n:], node.child) if node.members[n:] else node.child
-        return Band(node.members[:n], Sequence(((names, rest), sent)))
-
     axes = tuple(dict.fromkeys(t.map.iterators[of, x] for x in s.iterators))
     flow = (Flow(of, Meets.WRITES, into), Flow(name, Meets.READS, into))
     iterators = {(name, x): ax for (n, x), ax in t.map.iterators.items() if n == of}
     tm = replace(t.map, views={**t.map.views, name: mine}, iterators={**t.map.iterators, **iterators})
-    tree = relist(rewrite(flat(t.tree), all_of(t), f))
+    tree = relist(_beside(t, of, below, sent, before=False))
     buffers = (*t.buffers, Buffer(into, s.array, axes, fixed, scope))
     return replace(t, tree=tree, map=tm, buffers=buffers, flow=(*t.flow, *flow))
+
+
+def _beside(t: Scheduled, of: str, below: Coord, added: tuple[frozenset[str], Tree], before: bool) -> Tree:
+    """The tree with another filtered part in each step of a loop of ``of``, before or behind what the step does."""
+
+    def f(node: Tree, names: frozenset[str]) -> Tree | None:
+        if of not in names or not isinstance(node, Band) or below not in node.members:
+            return None
+        n = node.members.index(below) + 1
+        rest = names, Band(node.members[n:], node.child) if node.members[n:] else node.child
+        return Band(node.members[:n], Sequence((added, rest) if before else (rest, added)))
+
+    return rewrite(flat(t.tree), all_of(t), f)
 
 
 def operand_axes(t: Scheduled, reader: str, array: str, along: str) -> tuple[str, ...]:

@@ -126,16 +126,11 @@ def accumulation(group: Group) -> Statement:
     return sums[0] if sums else max(group.statements, key=lambda s: len(s.iters))
 
 
-def declined_data(key: str, group: Group, reason: str = "") -> Declined | None:
+def declined_data(group: Group, reason: str = "") -> Declined | None:
     """Why a group is not tuned: its kernels cannot be run alone on random data, or for a ``reason``."""
     if not reason and any(i.fetches() for s in group.statements for i in indices(s.value)):
         reason = "it reads at places that data decide"
-    return Declined(f"group {key} is not tuned: {reason}") if reason else None
-
-
-def why(refused: Declined) -> str:
-    """The reason alone, without the group."""
-    return refused.reason.rpartition("is not tuned: ")[2]
+    return Declined(reason) if reason else None
 
 
 def placed_task(task: C, params: Mapping[str, Index]) -> C | Declined:
@@ -147,7 +142,7 @@ def placed_task(task: C, params: Mapping[str, Index]) -> C | Declined:
         return task
     given = {n for e in dynamic for n in e.subs(params).symbols()}
     if lost := sorted({n for e in params.values() for n in e.symbols()} - given):
-        return Declined(f"group {task.key.structure} is not tuned: no loop of it has an extent that tells {lost[0]}")
+        return Declined(f"no loop of it has an extent that tells {lost[0]}")
     return replace(task, place=params)
 
 
@@ -156,14 +151,14 @@ def task_of(key: str, form: ContractGroup, target: CpuTarget, build: str) -> Cpu
     group = form.lowered.group
     acc = accumulation(group)
     dot = "it runs vectors along the reduction" if form.dot else ""
-    if refused := declined_data(key, group, dot):
+    if refused := declined_data(group, dot):
         return refused
     roles, _ = schedule_contract(group, form.roles, analyse(group, positive=False).under(context(group)))
     form = replace(form, roles=roles)
     name = group_key(key, group, target, build)
     task = CpuTask(form, name, backbone_of_roles(group, form.roles, acc.value.dtype), target, build)
     if task.builder(DEFAULT, "asked").product.in_bytes:
-        return Declined(f"group {key} is not tuned: its weights of 4 bits are decoded in registers at all sizes")
+        return Declined("its weights of 4 bits are decoded in registers at all sizes")
     return task
 
 

@@ -151,9 +151,9 @@ def cuda_task_of(key: str, form: ContractGroup, target: str, tf32: bool = False)
     """The task of a group for one architecture, or why it is not tuned."""
     group, roles = form.lowered.group, form.roles
     if refusal := product_refusal(group, roles):
-        return Declined(f"group {key} is not tuned: {refusal}")
+        return refusal
     kernel = CudaContractKernel(f"contract_{key[:12]}", group, roles, newest(target), tf32)
-    if refusal := declined_data(key, group, "it has one row" if roles.row == "one" else ""):
+    if refusal := declined_data(group, "it has one row" if roles.row == "one" else ""):
         return refusal
     backbone = backbone_of_roles(group, roles, kernel.dtype, STEPS if roles.inner else "")
     generator = f"{GENERATOR} {content_key(*device_headers().values())[:12]}"

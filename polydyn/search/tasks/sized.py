@@ -90,7 +90,7 @@ def sized_task(key: str, source: SizedKernel, build: str) -> SizedTask | Decline
     """The task of a group, or why it is not tuned."""
     group, choices = source.group, source.choices()
     fixed = "" if choices.built or choices.launched else ROWS
-    if refused := declined_data(key, group, fixed):
+    if refused := declined_data(group, fixed):
         return refused
     return SizedTask(group, group_key(key, group, source.target, build), backbone_of(group), source, build)
 
