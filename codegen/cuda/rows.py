@@ -70,7 +70,7 @@ MOST_LANES = 8
 """Elements of a vector; of bytes 16 would fit, which is too much arithmetic in a row for one thread."""
 REGISTERS = 40
 """Registers of a thread (``docs/adr/0005-cuda.md``: 18 to 40)."""
-SCALAR = CpuTarget("scalar", 1, ())
+SCALAR = CpuTarget("scalar", 1)
 V = Index.of
 
 

@@ -18,7 +18,8 @@ from polydyn.lowering.place_cpu import KernelBuilder
 from polydyn.program.index_checks import with_kept_indices
 from polydyn.program.parallel_launches import join_waves
 from polydyn.program.plan import HostPlan
-from polydyn.search.outcomes import ChosenByRecords
+from polydyn.search.hardware import Hardware, asked, calibrated
+from polydyn.search.outcomes import ChosenByRecords, first_machine
 from polydyn.search.records import Records
 from polydyn.search.strategies import strategy
 
@@ -29,11 +30,11 @@ def cpu_target(name: str) -> CpuTarget:
     """The code generator's view of a CPU target. UnsupportedError: there is none of that name."""
     if name == "cpu":
         if architecture() in ("aarch64", "arm64"):
-            return NEON
+            return replace(NEON, core=asked(NEON.core))
         features = machine_features()
         if {"avx512f", "avx512dq", "avx512bw", "avx512vl"} <= features:
-            return replace(AVX512, quads="avx512_vnni" in features)
-        return replace(AVX2, quads="avx_vnni" in features)
+            return replace(AVX512, quads="avx512_vnni" in features, core=asked(AVX512.core))
+        return replace(AVX2, quads="avx_vnni" in features, core=asked(AVX2.core))
     if name not in NAMED:
         raise UnsupportedError(
             f"target {name} is not built",
@@ -66,8 +67,14 @@ class Cpu(Target):
         """As ``Target``."""
         tuner = None
         if records is not None:
+            self.calibrate(first_machine(records, self.processor.name))
             tuner = ChosenByRecords(records, strategy(self.options.strategy).name, self.processor, self.name)
         return KernelBuilder(plan, self.processor, tuner, rounded=self.options.precision == BF16)
+
+    def calibrate(self, machine: Hardware | None) -> None:
+        """Sizes that nobody chooses follow from this machine's description, if there is one."""
+        if machine is not None:
+            self.processor = replace(self.processor, core=calibrated(self.processor.core, machine))
 
     def place(self, builder: Builder, made: Callable[[Sequence[Placed]], None] = lambda _: None) -> Kernels:
         """As ``Target``; outputs that are another tensor in another shape are not copied."""

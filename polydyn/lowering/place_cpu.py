@@ -102,7 +102,9 @@ class KernelBuilder(Builder):
         rounded = self.rounded and group.nodes[0].body.dtype == "float32"
         bytes_ = (QUADS, replace(PAIRS, least=QUADS.least)) if self.target.quads else (PAIRS,)
         kinds = (*bytes_, *((ROUNDED,) if rounded else ()))
-        form = lower_contract(self.plan, group, self.target.width, promotion=True, kinds=kinds)
+        form = lower_contract(
+            self.plan, group, self.target.width, promotion=True, kinds=kinds, shared=self.target.core.shared
+        )
         if rounded:
             self.products[group.nodes[0].output] = form is not None and form.in_words
         return form
