@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from importlib.resources import files
 
-LEAVES = ("pd_cpu.h", "pd_math.h", "pd_storage.h", "pd_order.h")
+LEAVES = ("pd_cpu.h", "pd_math.h", "pd_storage.h", "pd_order.h", "pd_amx.h", "pd_amx_emulated.h")
 """Headers of CPU kernels; the first includes the others."""
 
 
@@ -16,7 +16,8 @@ class CpuTarget:
     ``name``: ``avx512``, ``avx2``, ``neon`` or ``generic``. ``width``: float32 lanes. ``tiles``: register tiles
     (rows, vectors) with their share of the peak (docs/cpu.md 2), best first. ``narrow``: lanes of a narrower vector,
     whose operations take half the time where a wide one is made of two; 0: there is none. ``quads``: it multiplies four
-    unsigned bytes by four signed ones in each lane and adds them up (VNNI).
+    unsigned bytes by four signed ones in each lane and adds them up (VNNI). ``amx``: it has a matrix unit, which
+    multiplies tiles of 16 rows of words by 16 columns.
     """
 
     name: str
@@ -24,6 +25,7 @@ class CpuTarget:
     tiles: tuple[tuple[int, int, float], ...]
     narrow: int = 0
     quads: bool = False
+    amx: bool = False
 
 
 AVX512 = CpuTarget("avx512", 16, ((8, 3, 1.0), (6, 4, 0.99), (12, 2, 0.94), (16, 1, 0.75)), 8)
