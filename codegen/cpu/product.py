@@ -116,8 +116,11 @@ class ContractKernel:
         copied = ", footprint copied" if x.footprint else ", rows copied"
         note += ", columns packed" * p.promote + copied * p.fill + ", epilogue apart" * self.tile.long
         notes = (note, *dict.fromkeys(self.scratch.notes))
-        kernel = Kernel(self.name, symbols, count, scratch_bytes(body), self.launch, notes)
-        return emit(kernel, body, x.group.arrays, width=self.target.width)
+        return self.emitted(Kernel(self.name, symbols, count, scratch_bytes(body), self.launch, notes), body)
+
+    def emitted(self, kernel: Kernel, body: Body) -> Kernel:
+        """The kernel with its text."""
+        return emit(kernel, body, self.product.group.arrays, width=self.target.width)
 
     @property
     def launch(self) -> dict[str, Index]:

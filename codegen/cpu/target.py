@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from importlib.resources import files
 
-LEAVES = ("pd_cpu.h", "pd_math.h", "pd_storage.h", "pd_order.h")
+LEAVES = ("pd_cpu.h", "pd_math.h", "pd_storage.h", "pd_order.h", "pd_amx.h", "pd_amx_emulated.h")
 """Headers of CPU kernels; the first includes the others."""
 
 
@@ -60,14 +60,15 @@ class CpuTarget:
 
     ``name``: ``avx512``, ``avx2``, ``neon`` or ``generic``. ``width``: float32 lanes. ``narrow``: lanes of a narrower
     vector, whose operations take half the time where a wide one is made of two; 0: there is none. ``quads``: it
-    multiplies four unsigned bytes by four signed ones in each lane and adds them up (VNNI). ``core``: no part of what
-    records know a group by.
+    multiplies four unsigned bytes by four signed ones in each lane and adds them up (VNNI). ``amx``: it has a matrix
+    unit, which multiplies tiles of 16 rows of words by 16 columns. ``core``: no part of what records know a group by.
     """
 
     name: str
     width: int
     narrow: int = 0
     quads: bool = False
+    amx: bool = False
     core: Core = field(default=Core(), repr=False)
 
     @property

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from polydyn.backends.base import BF16, TF32X3, Kernels, Options, Target
+from polydyn.build.compiler import find_compiler, required_features
 from polydyn.build.features import architecture, machine_features
 from polydyn.codegen.cpu.target import AVX2, AVX512, NEON, CpuTarget, leaf_headers
 from polydyn.errors import UnsupportedError
@@ -23,7 +24,11 @@ from polydyn.search.outcomes import ChosenByRecords, first_machine
 from polydyn.search.records import Records
 from polydyn.search.strategies import strategy
 
-NAMED = {"cpu:avx512": AVX512, "cpu:avx2": AVX2, "cpu:neon": NEON}
+AMX = replace(AVX512, quads=True, amx=True)
+NAMED = {"cpu:avx512": AVX512, "cpu:avx2": AVX2, "cpu:neon": NEON, "cpu:amx": AMX, "cpu:amx-emulated": AMX}
+"""Targets besides this machine's processor; the last one has the matrix unit in C, for tests."""
+UNIT = {"amx_tile", "amx_bf16", "amx_int8"}
+"""Features of a matrix unit that kernels use."""
 
 
 def cpu_target(name: str) -> CpuTarget:
@@ -33,7 +38,9 @@ def cpu_target(name: str) -> CpuTarget:
             return replace(NEON, core=asked(NEON.core))
         features = machine_features()
         if {"avx512f", "avx512dq", "avx512bw", "avx512vl"} <= features:
-            return replace(AVX512, quads="avx512_vnni" in features, core=asked(AVX512.core))
+            unit = features >= UNIT and set(required_features(find_compiler(), name)) >= UNIT
+            wide = AMX if unit else replace(AVX512, quads="avx512_vnni" in features)
+            return replace(wide, core=asked(wide.core))
         return replace(AVX2, quads="avx_vnni" in features, core=asked(AVX2.core))
     if name not in NAMED:
         raise UnsupportedError(
