@@ -40,7 +40,7 @@ class _Worker:
     """One process. ``task`` is the position it works on; None when idle."""
 
     def __init__(self, function: str, timeout: float) -> None:
-        command = [sys.executable, "-m", __name__, function, str(timeout)]
+        command = [sys.executable, "-c", f"from {__name__} import serve; serve()", function, str(timeout)]
         self.process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True, bufsize=0
         )
@@ -173,8 +173,11 @@ class Workers:
         self.close()
 
 
-def _serve(function: str, timeout: float) -> None:
-    """The worker's loop. Standard output is kept for answers; what the function prints goes to standard error."""
+def serve() -> None:
+    """The worker's loop: of a process whose arguments are function and limit. Standard output is kept for answers; what
+    the function prints goes to standard error.
+    """
+    function, timeout = sys.argv[1], float(sys.argv[2])
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     module, name = function.split(":")
@@ -190,7 +193,3 @@ def _serve(function: str, timeout: float) -> None:
             text = json.dumps({"failure": f"{type(e).__name__}: {e}"})
         signal.alarm(0)
         print(text, file=answers)
-
-
-if __name__ == "__main__":
-    _serve(sys.argv[1], float(sys.argv[2]))
