@@ -366,16 +366,8 @@ class NestKernel:
         body = self._vector_tile(body)
         if self.across:
             body = transpose_loads(by_blocks(body, "u", self.target.width), "u", self.target.width)
-            body = self._live("u", body)
-        return self._live("t", body)
-
-    def _live(self, x: str, body: Body) -> Body:
-        """The tile's first element, and the extent of its live part."""
-        tm = self.schedule.map
-        extents = self.schedule.extents()
-        first, tile = tm.origins[x].symbol, extents[it(x)]
-        live = Let(extent(it(x)), minimum(tile, tm.extents[x] - first), body)
-        return (Let(first, tm.origin(x, ZERO if extents[b(x)] == ONE else V(b(x))), (live,)),)
+            body = live_part(self.schedule, "u", body)
+        return live_part(self.schedule, "t", body)
 
     def choices(self) -> Choices:
         """The sizes that a search may choose: elements of a task. Rows of their own have none."""
@@ -409,6 +401,14 @@ class NestKernel:
             return launch
         # lines that are written in no order are fetched one by one: streaming pays from half the size on
         return launch | {STREAM: moved_bytes(self.group) * (2 if self._maps() and self._reading_order() else 1)}
+
+
+def live_part(schedule: Scheduled, x: str, body: Body) -> Body:
+    """Around a tile along axis ``x``: its first element, and the extent of its live part."""
+    tm, extents = schedule.map, schedule.extents()
+    first, size = tm.origins[x].symbol, extents[it(x)]
+    live = Let(extent(it(x)), minimum(size, tm.extents[x] - first), body)
+    return (Let(first, tm.origin(x, ZERO if extents[b(x)] == ONE else V(b(x))), (live,)),)
 
 
 def _drained(body: Body) -> Body:

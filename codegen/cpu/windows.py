@@ -8,13 +8,13 @@ and lines of pixels where planes do. ``fits`` says which groups have this form; 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
 
 from polydyn.codegen.cpu.choices import Choices, beside
-from polydyn.codegen.cpu.rows import NestKernel
+from polydyn.codegen.cpu.rows import NestKernel, live_part
 from polydyn.codegen.cpu.streaming import SAMPLE
 from polydyn.codegen.cpu.target import IN_FLIGHT, CpuTarget
 from polydyn.codegen.indices import substitute
@@ -179,6 +179,29 @@ class _NoVectorsError(Exception):
     """The kernel has no form in vectors. Never leaves this file."""
 
 
+def in_vectors(body: Body, first: str, width: int, registers: Callable[[Body, bool], Body]) -> Body | Declined:
+    """The loop over lanes from element ``first`` on as a loop over vectors and a masked tail.
+
+    ``registers``: what becomes of a tile, and of one of which not all lanes exist. Declined: there is no such form.
+    """
+    vectors = f"{first}_v"  # what lanes share of a group of channels: every tile begins with a vector
+    if TILE % width:
+        raise CodegenError(f"tiles of {TILE} elements do not begin with vectors of {width}")
+    (loop,) = substitute(body, {first: V(vectors) * width})
+    assert isinstance(loop, For), "the tree has a loop over lanes"
+    made = vectorise_loop(loop, width, 1)
+    if isinstance(made, Declined):
+        return made
+
+    def tile(n: Node) -> Node:
+        assert isinstance(n, (For, If)), "full vectors and a tail"
+        if isinstance(n, For):
+            return replace(n, body=registers(n.body, False))
+        return replace(n, then=registers(n.then, True))
+
+    return (Let(vectors, V(first) // width, tuple(map(tile, made))),)
+
+
 class WindowKernel(NestKernel):
     """Builds the kernel of a window over ``axes``."""
 
@@ -242,27 +265,13 @@ class WindowKernel(NestKernel):
         )  # fmt: skip
 
     def _tile(self, body: Body) -> Body:
-        first = self.schedule.map.origins[LANES].symbol
-        vectors = f"{first}_v"  # what lanes share of a group of channels: every tile begins with a vector
-        if TILE % self.target.width:
-            raise CodegenError(f"tiles of {TILE} elements do not begin with vectors of {self.target.width}")
-        (loop,) = substitute(body, {first: V(vectors) * self.target.width})
-        assert isinstance(loop, For), "the tree has a loop over lanes"
-        made = vectorise_loop(loop, self.target.width, 1)
+        made = in_vectors(body, self.schedule.map.origins[LANES].symbol, self.target.width, self._registers)
         if isinstance(made, Declined):
             raise _NoVectorsError(str(made))
-        tile = Let(vectors, V(first) // self.target.width, tuple(map(self._vectors, made)))
-        body = (tile,)
+        body = made
         for x in self.schedule.map.origins:
-            body = self._live(x, body)
+            body = live_part(self.schedule, x, body)
         return body
-
-    def _vectors(self, n: Node) -> Node:
-        """A loop over vectors, or its masked tail, with its tile in registers."""
-        assert isinstance(n, (For, If)), "full vectors and a tail"
-        if isinstance(n, For):
-            return replace(n, body=self._registers(n.body, partial=False))
-        return replace(n, then=self._registers(n.then, partial=True))
 
     def _registers(self, body: Body, partial: bool) -> Body:
         whole = self.schedule.map.extents[OUTPUTS] % self.axes.outputs == ZERO

@@ -45,17 +45,31 @@ class Pack:
 
 
 @dataclass(frozen=True)
+class TurnedWindow:
+    """The group of a window between planes with copies of its image and of its sums, under the same names.
+
+    ``pixels``: iterators of lines and of columns, behind those that all statements share, of which the last one counts
+    planes.
+    """
+
+    group: Group
+    pixels: tuple[str, str]
+
+
+@dataclass(frozen=True)
 class LoweredGroup:
     """A canonical group and what its names stand for.
 
     ``buffers``: array -> buffer of the program (for a packed constant, the name of its ``Pack``); ``params``: parameter
     -> Index over the model's symbols. ``key``: content hash of the group and of everything else that shapes its kernel.
+    ``turned``: the form of a window whose vectors run over planes.
     """
 
     group: Group
     buffers: dict[str, str]
     params: dict[str, Index]
     packs: dict[str, Pack] = field(default_factory=dict)
+    turned: TurnedWindow | None = None
 
     def key(self, *more: object) -> str:
         """Content hash, equal for groups that may share a kernel."""

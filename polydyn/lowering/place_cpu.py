@@ -15,6 +15,7 @@ from polydyn.codegen.cpu.product import ContractKernel
 from polydyn.codegen.cpu.rows import NestKernel
 from polydyn.codegen.cpu.serial import SerialKernel
 from polydyn.codegen.cpu.target import CpuTarget
+from polydyn.codegen.cpu.turned import TurnedWindowKernel
 from polydyn.codegen.cpu.windows import WindowKernel, fits
 from polydyn.codegen.kernel import Kernel
 from polydyn.codegen.passes.matrix import SIDE
@@ -22,14 +23,15 @@ from polydyn.fusion.plan import FusedGroup, FusionPlan
 from polydyn.lowering.attention import AttentionGroup, lower_attention
 from polydyn.lowering.contract import ContractGroup, lower_contract, missing_to_turn
 from polydyn.lowering.flatten import CPU_DTYPES
-from polydyn.lowering.group import LoweredGroup
+from polydyn.lowering.group import LoweredGroup, TurnedWindow
 from polydyn.lowering.nest import lower_nest
 from polydyn.lowering.order import OrderGroup, lower_order
 from polydyn.lowering.place import Builder, Noting, Placed
 from polydyn.lowering.prologue import prove_prologue
 from polydyn.lowering.serial import SerialGroup, lower_serial
+from polydyn.lowering.turned import with_turned
 from polydyn.lowering.words import PAIRS, QUADS, ROUNDED
-from polydyn.schedules.decision import Decision, Leaf, Split
+from polydyn.schedules.decision import ONLY, Decision, Leaf, Split
 from polydyn.schedules.errors import Declined
 from polydyn.schedules.index import Index, maximum, minimum
 from polydyn.schedules.model import Group, verify_group
@@ -100,7 +102,7 @@ class KernelBuilder(Builder):
         if group.kind in ("scatter", "scan"):
             return self._placed(group, lower_serial(self.plan, group))
         form = self._product(group) if group.kind == "contract" else None
-        return self._placed(group, form or lower_nest(self.plan, group))
+        return self._placed(group, form or with_turned(self.plan, lower_nest(self.plan, group), self.target.width))
 
     def _product(self, group: FusedGroup) -> ContractGroup | None:
         rounded = self.rounded and group.nodes[0].body.dtype == "float32"
@@ -158,14 +160,14 @@ class KernelBuilder(Builder):
             return form.lowered.key(form.band, sizes, form.largest, self.target)
         if isinstance(form, SerialGroup):
             return form.lowered.key(form.band, form.tiled, form.conditions, self.target)
-        return form.key(self.target)
+        return form.key(self.target, *((form.turned,) if form.turned else ()))
 
     def _build(self, form: Form, place: Placed) -> Placed:
         """The place with its kernels."""
         if isinstance(form, ContractGroup):
             return self._contract(form, place)
         if isinstance(form, LoweredGroup):
-            return self._nest(form.group, place)
+            return self._nest(form, place)
         if isinstance(form, OrderGroup):
             order = OrderKernel(
                 _name(form, place.key), form.lowered.group, form.band, form.count, form.stride, form.most, form.step,
@@ -236,12 +238,12 @@ class KernelBuilder(Builder):
         tuned = self.tuner.sized(place.key, kernel) if self.tuner else None
         return replace(place, kernels=(built,)) if tuned is None else _with_tuned(tuned, proven, place)
 
-    def _nest(self, group: Group, place: Placed) -> Placed:
-        proofs = Proofs(group)
+    def _nest(self, form: LoweredGroup, place: Placed) -> Placed:
+        group, proofs = form.group, Proofs(form.group)
         schedule = proofs.nest()
         window = self._window(group, place, schedule, proofs)
         if isinstance(window, Placed):
-            return window
+            return self._with_turned_window(form.turned, window) if form.turned else window
         why = () if window is None else (f"no register tiles of the window: {window}",)
         kernel = NestKernel(f"nest_{place.key[:12]}", group, schedule.band, schedule.phases, self.target)
 
@@ -269,6 +271,17 @@ class KernelBuilder(Builder):
         proven(kernel)
         built = kernel.build_vectors()
         return built if isinstance(built, Declined) else self._tuned(kernel, proven, place, built)
+
+    def _with_turned_window(self, form: TurnedWindow, others: Placed) -> Placed:
+        """The place with one kernel more, for planes that leave much of their vectors empty."""
+        kernel = TurnedWindowKernel(f"turned_{others.key[:12]}", form.group, form.pixels, self.target)
+        known = kernel.missing.constant
+        if known is not None and known > 0:
+            return others
+        prove(kernel.schedule)
+        if known is not None:
+            return replace(others, kernels=(kernel.build(),), decision=ONLY)
+        return _with(others, kernel, kernel.missing, 0, "vectors along lines would be too empty: planes lie in lanes")
 
     def _attention(self, form: AttentionGroup, key: str) -> AttentionKernel:
         if key not in self.attentions:
@@ -318,7 +331,9 @@ def _with_matrix(matrix: MatrixKernel, others: Placed) -> Placed:
     return _with(others, matrix, SIDE - matrix.product.rows, 0, IN_TILES)
 
 
-def _with(others: Placed, kernel: ContractKernel, measure: Index, most: int, reason: str) -> Placed:
+def _with(
+    others: Placed, kernel: ContractKernel | TurnedWindowKernel, measure: Index, most: int, reason: str
+) -> Placed:
     """The place with one kernel more, which is taken where ``measure`` is at most ``most``."""
     decision = Split(measure, most, Leaf(len(others.kernels)), others.decision)
     return replace(

@@ -38,12 +38,12 @@ def as_strips(plan: FusionPlan, nodes: tuple[FlatNode, ...]) -> tuple[tuple[Flat
     value = core.body.args[1 - found.column]
     extents = dict((*core.shared, *core.reduction))
     rows = [x for x, _ in core.shared if x in found.rows]
-    taps = _taps(value, rows, core.reduction)
+    taps = taps_of(value, rows, core.reduction)
     if not taps:
         return None
     pixels = rows[rows.index(next(x for x in rows if x in taps)) :]
     nodes, roles = merge_pixels(nodes, replace(found, rows=tuple(pixels)))
-    made = _footprint(value, [(x, extents[x]) for x in pixels], core.reduction, taps, roles.row)
+    made = footprint_of(value, [(x, extents[x]) for x in pixels], core.reduction, taps, roles.row)
     if made is None or set(pixels) & set(roles.batch):
         return None
     body = nodes[0].body
@@ -54,7 +54,7 @@ def as_strips(plan: FusionPlan, nodes: tuple[FlatNode, ...]) -> tuple[tuple[Flat
     return (replace(nodes[0], body=replace(body, args=args), reduction=made.steps), *nodes[1:]), roles, made
 
 
-def _taps(v: Value, pixels: list[str], reduction: tuple[Axis, ...]) -> dict[str, tuple[str, Fraction]]:
+def taps_of(v: Value, pixels: list[str], reduction: tuple[Axis, ...]) -> dict[str, tuple[str, Fraction]]:
     """Pixel -> the reduction that moves together with it, and how far that moves for a step of the pixel.
 
     Of several that do (where sizes are numbers, lines are so many columns), those that move least. Windows overlap, or
@@ -86,7 +86,7 @@ def _ratio(v: Value, pixel: str, tap: str) -> Fraction | None:
     return ratios.pop() if len(ratios) == 1 and min(ratios) > 0 else None
 
 
-def _footprint(
+def footprint_of(
     value: Value, pixels: list[Axis], reduction: tuple[Axis, ...], taps: dict[str, tuple[str, Fraction]], row: str
 ) -> Footprint | None:
     """The footprint, its places from the greatest stride of the operand to the least; steps in the same order."""

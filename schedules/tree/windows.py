@@ -1,4 +1,4 @@
-"""The schedule of a window on the CPU: depthwise convolutions and poolings, by register tiles of neighbouring outputs.
+"""The schedules of a window on the CPU: depthwise convolutions and poolings, by register tiles of neighbouring outputs.
 
 A window reads every input for several outputs. The tile of a task is vectors of one axis (t, the lane) by a few
 outputs of another one (u), and each stage runs all outputs of the tile before the next stage begins. Then the loads of
@@ -8,11 +8,13 @@ a stage stand together, and what they have in common is loaded once (codegen/pas
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
+from dataclasses import replace
 
 from polydyn.schedules.model import Group
 from polydyn.schedules.tiling import stages
+from polydyn.schedules.tree.buffers import keep
 from polydyn.schedules.tree.limits import assign, clip, mark, unmark
-from polydyn.schedules.tree.loops import Launch, Size, begins, distribute, interchange, sequence_phases, tile
+from polydyn.schedules.tree.loops import Launch, Size, begins, beside, distribute, interchange, sequence_phases, tile
 from polydyn.schedules.tree.names import MarkName, b, it
 from polydyn.schedules.tree.scheduled import Scheduled
 
@@ -60,3 +62,59 @@ def window(
     t = interchange(t, *map(it, order), it(OUTPUTS))
     t = assign(assign(t, "task", *task), "lane", *points, it(OUTPUTS))
     return mark(mark(t, MarkName.TILE, it(LANES), first), MarkName.TASK, task[0], first)
+
+
+TURN, KEEP = "TURN", "KEEP"
+"""Statements: one copies the planes of a task, one the sums of a register tile to where the epilogues read them."""
+SUMS = "sums"
+"""The buffer of a register tile."""
+
+
+def turned_window(group: Group, pixels: tuple[str, str], lanes: int, outputs: int, order: Seq[str]) -> Scheduled:
+    """A window over planes whose vectors run over ``lanes`` planes: between two copies, in one task.
+
+    ``group``: TURN, an initialiser, the reduction, KEEP, the maps of what is kept. ``pixels``: iterators of lines and
+    of columns, of which ``outputs`` are a register tile; iterators before them are shared, the last of these counts
+    planes. ``order``: the window's iterators. Before: band n, c, y, x: TURN; band n, c, h, w: the others. After::
+
+        band n, b_t
+          sequence
+          - band y, x, t: TURN
+          - band h, b_u, t
+              sequence
+              - band u: INIT
+              - band order, u: ACC
+              - band u: KEEP
+          - band h, w, t: DONE
+
+    Refuses: nothing; what is wrong is found by the proof.
+    """
+    backbone, names = group.backbone, [s.name for s in group.statements]
+    line, column = pixels
+    shared = backbone.iterators[: backbone.iterators.index(line)]
+    first, last = names.index(TURN), names.index(KEEP)
+    parts = [names[: first + 1], names[first + 1 : last + 1], names[last + 1 :]]
+    axes = [{}, {column: OUTPUTS}, {line: f"{line}_done", column: f"{column}_done"}]
+    made = []
+    for own, axis in zip(parts, axes, strict=True):
+        part = replace(group, statements=tuple(s for s in group.statements if s.name in own))
+        band = group.statement(own[0]).iterators
+        stages = [[x] for x in own] if backbone.name in own else [own]
+        made.append(sequence_phases(part, band, stages, {shared[-1]: LANES, **axis}))
+    t = unmark(beside(group, [*map(it, shared[:-1]), it(LANES)], *made), MarkName.STAGE, MarkName.ROW)
+    t = tile(t, LANES, (b, f"B_{LANES}"), (it, lanes))
+    t = tile(t, OUTPUTS, (b, f"B_{OUTPUTS}"), (it, outputs))
+    for x in (LANES, OUTPUTS):
+        t = begins(t, x, b(x), f"o_{x}")
+        t = clip(t, x, *(n for n, w in t.map.views.items() if any(d.axis == x for d in w.digits)))
+    t = distribute(t, it(LANES), TURN)
+    places, done = ([x.coord for x in t.view(n).loops[len(shared) + 1 :]] for n in (TURN, names[-1]))
+    t = interchange(interchange(t, *places, it(LANES)), *done, it(LANES))
+    t = interchange(t, it(line), b(OUTPUTS), it(LANES), it(OUTPUTS))
+    t = interchange(distribute(t, it(OUTPUTS), backbone.name), *map(it, order), it(OUTPUTS))
+    t = keep(t, backbone.array, SUMS, b(OUTPUTS))
+    task = [*map(it, shared[:-1]), b(LANES)]
+    t = assign(assign(t, "task", *task), "lane", it(LANES))
+    t = mark(mark(t, MarkName.FILL, places[0], TURN), MarkName.STORE, done[0], names[-1])
+    t = mark(t, MarkName.TILE, it(LANES), backbone.name)
+    return mark(mark(t, MarkName.SHARE, b(LANES), TURN, under=True), MarkName.TASK, task[0], TURN)

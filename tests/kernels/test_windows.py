@@ -120,14 +120,30 @@ def test_a_padding_of_ones_at_every_kind_of_tile(size: tuple[int, int]) -> None:
 
 
 def test_what_follows_a_window_is_computed_in_its_tile() -> None:
-    """A residual, a rectifier and a scale in the tile's registers, where not all outputs of the tile exist."""
+    """A residual, a rectifier and a scale in the tile's registers, where not all outputs of the tile exist; where
+    planes are lanes, in vectors along pixels behind it.
+    """
     nodes = [
-        node("Conv", "x w b", "c", kernel_shape=[3, 3], pads=[1, 1, 1, 1], group=5), node("Add", "c x", "r"),
+        node("Conv", "x w b", "c", kernel_shape=[5, 5], pads=[2, 2, 2, 2], group=18), node("Add", "c x", "r"),
         node("Relu", "r", "p"), node("Mul", "p s", "y"),
     ]  # fmt: skip
-    constants = {"w": floats(5, 1, 3, 3), "b": floats(5), "s": floats(5, 1, 1)}
-    plan = agrees(model(nodes, {"x": (F, ["N", 5, "H", "W"])}, ["y"], constants), (1, 5, 9, 21), checked=True)
+    constants = {"w": floats(18, 1, 5, 5), "b": floats(18), "s": floats(18, 1, 1)}
+    m = model(nodes, {"x": (F, ["N", 18, "H", "W"])}, ["y"], constants)
+    sizes = {(1, 9, 40): "window", (2, 5, 7): "turned", (1, 1, 1): "turned", (0, 7, 7): "turned", (1, 8, 16): "window"}
+    plan = agrees(m, *((n, 18, h, w) for n, h, w in sizes), checked=True)
     assert len(plan.launches) == 1 and len(windows_of(plan)) == 1
+    program = build_program(plan, threads=1)
+    chosen = [program.explain(N=n, H=h, W=w).launches[0].kernel.split("_")[0] for n, h, w in sizes]
+    assert chosen == [*sizes.values()], "5 of 16 lanes along a line, or all of them over planes"
+
+
+def test_known_sizes_of_planes_are_decided_when_the_model_is_compiled() -> None:
+    for side, kind in ((7, "turned"), (16, "window")):
+        m = window("Conv", 16, 2, False, kernel_shape=[5, 5], pads=[2, 2, 2, 2])
+        for dim in m.graph.input[0].type.tensor_type.shape.dim[2:]:
+            dim.dim_value = side
+        (kernel,) = plan_program(m).kernels
+        assert kernel.name.startswith(kind)
 
 
 def test_a_pad_of_tokens_is_never_written() -> None:

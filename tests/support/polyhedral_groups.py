@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import reduce
+
 from polydyn.schedules.expr import FromIndex, Value, const, load, op
 from polydyn.schedules.index import Index, IndexLike
 from polydyn.schedules.isl_util import equals
@@ -113,6 +116,31 @@ def depthwise(last: bool = False) -> Group:
             statement("S0", point, "s", "c h w", const(0, F)),
             statement("S1", taps, "s", "c h w", op("mul", read, ld("v", "j", "k", "c")), "sum"),
             statement("Y", point, "y", at, op("add", ld("s", "c", "h", "w"), ld("b", "c"))),
+        ],
+    )  # fmt: skip
+
+
+def turned_depthwise() -> Group:
+    """A depthwise convolution 3x3 with a padding of one, whose image and sums are copied."""
+    image: dict[str, IndexLike] = {"c": "C", "y": "H", "x": "W"}
+    point: dict[str, IndexLike] = {"c": "C", "h": "H", "w": "W"}
+    at = [Index.of("h") + "j" - 1, Index.of("w") + "k" - 1]
+    inside = [
+        op(how, FromIndex("int64", i), FromIndex("int64", Index.of(end)))
+        for i, e in zip(at, "HW", strict=True) for how, end in (("ge", 0), ("lt", e))
+    ]  # fmt: skip
+    read = op("where", reduce(lambda a, b: op("and", a, b), inside), ld("t", "c", *at), const(0, F))
+    return group(
+        "turned",
+        "C H W",
+        [array("x", "input", "C", "H", "W"), array("v", "constant", 3, 3, "C"), array("b", "constant", "C"),
+         *(array(n, "local", "C", "H", "W") for n in "tsk"), array("y", "output", "C", "H", "W")],
+        [
+            statement("TURN", image, "t", "c y x", ld("x", "c", "y", "x")),
+            replace(statement("S0", point, "s", "c h w", const(0, F)), role="init"),
+            statement("S1", point | {"j": 3, "k": 3}, "s", "c h w", op("mul", read, ld("v", "j", "k", "c")), "sum"),
+            statement("KEEP", point, "k", "c h w", ld("s", "c", "h", "w")),
+            statement("Y", point, "y", "c h w", op("add", ld("k", "c", "h", "w"), ld("b", "c"))),
         ],
     )  # fmt: skip
 

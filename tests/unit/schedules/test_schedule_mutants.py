@@ -24,10 +24,10 @@ from polydyn.schedules.tree.online import OnlineTile, online_attention
 from polydyn.schedules.tree.scheduled import Scheduled
 from polydyn.schedules.tree.strategies import CpuTile, cpu_product, nest
 from polydyn.schedules.tree.warpgroups import WarpgroupTile, warpgroup_product
-from polydyn.schedules.tree.windows import window
+from polydyn.schedules.tree.windows import turned_window, window
 from tests.support.marks import slow
 from tests.support.mutants import mutants
-from tests.support.polyhedral_groups import depthwise, softmax
+from tests.support.polyhedral_groups import depthwise, softmax, turned_depthwise
 from tests.support.scheduled_groups import (
     attention,
     online_parts,
@@ -120,6 +120,22 @@ def run_windows(t: Scheduled, channels: int, height: int, width: int) -> bool:
     return bool(np.allclose(memory["y"], sum(taps) + b[:, None, None]))
 
 
+def turned() -> tuple[Scheduled, Callable[[Scheduled], bool]]:
+    t = turned_window(turned_depthwise(), ("h", "w"), 2, 2, ("j", "k"))
+    return t, lambda x: run_turned(x, 3, 3, 5) and run_turned(x, 1, 1, 1)
+
+
+def run_turned(t: Scheduled, channels: int, height: int, width: int) -> bool:
+    r = np.random.default_rng(0)
+    shape = channels, height, width
+    x, v, b = r.standard_normal(shape), r.standard_normal((3, 3, channels)), r.standard_normal(channels)
+    memory = {"x": x, "v": v, "b": b} | {n: np.full(shape, np.nan) for n in "tsky"}
+    interpret(t, {"C": channels, "H": height, "W": width}, memory)
+    padded = np.pad(x, ((0, 0), (1, 1), (1, 1)))
+    taps = [padded[:, j : j + height, k : k + width] * v[j, k, :, None, None] for j in range(3) for k in range(3)]
+    return bool(np.allclose(memory["y"], sum(taps) + b[:, None, None]))
+
+
 def blocks() -> tuple[Scheduled, Callable[[Scheduled], bool]]:
     t = cpu_attention(*attention(), (CpuTile(2, 2, 2, V("K"), 1), CpuTile(2, 1, 2, V("L"), 1)), True)
     return t, lambda x: run_attention(x, {"B_i": 2}, M=7) and run_attention(x, {"B_i": 1}, M=1, L=2, D=1)
@@ -143,7 +159,7 @@ def check(family: Callable[[], tuple[Scheduled, Callable[[Scheduled], bool]]], e
     "family, every",
     [
         (cpu, 9), (fma, 9), (mma, 25), (lanes, 9), (warpgroups, 29), slow(online, 70), (rows, 1),
-        (windows, 3), (blocks, 9),
+        (windows, 3), (turned, 5), (blocks, 9),
     ],
 )  # fmt: skip
 def test_what_the_proof_accepts_is_right(

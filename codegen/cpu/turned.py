@@ -1,0 +1,201 @@
+"""CPU kernels of windows over small planes: the planes of a task lie side by side in scratch, in lanes.
+
+TURN copies the image of as many planes as a vector has lanes, blocks of pixels transposed in registers. The window is a
+register tile as where channels lie together (``windows.py``), and its results are transposed on their way back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import cached_property, partial
+
+from polydyn.codegen.cpu.emit import bound_names, emit
+from polydyn.codegen.cpu.rows import live_part
+from polydyn.codegen.cpu.shares import SHARED_ELEMENTS
+from polydyn.codegen.cpu.target import CpuTarget
+from polydyn.codegen.cpu.windows import MOST_OUTPUTS, MOST_TAPS, in_vectors
+from polydyn.codegen.ir import Alloc, Body, FlatLoad, For, Node, Store, consume, rewrite
+from polydyn.codegen.kernel import Kernel
+from polydyn.codegen.lower import Lowering, flat, lower, scratch_bytes
+from polydyn.codegen.passes.bind import bind, fold
+from polydyn.codegen.passes.taps import Window, twins
+from polydyn.codegen.passes.tiles import flatten_loops, task_count, tasks
+from polydyn.codegen.passes.transpose import by_blocks, transpose_loads
+from polydyn.codegen.passes.vectorise import vectorise_loop, vectorise_tile
+from polydyn.codegen.pipeline import Step, loops, run
+from polydyn.codegen.places import Coordinates, Places
+from polydyn.schedules.errors import CodegenError, Declined
+from polydyn.schedules.expr import Load, Value, loads
+from polydyn.schedules.index import ONE, ZERO, Index, maximum, product
+from polydyn.schedules.model import Group, Statement, row_major
+from polydyn.schedules.tree.names import Coord, MarkName, b, extent, it
+from polydyn.schedules.tree.scheduled import Scheduled
+from polydyn.schedules.tree.windows import LANES, OUTPUTS, TURN, turned_window
+
+STRIDED = 3
+"""Operations of a vector of elements some places apart: two loads and a shuffle."""
+LIVE, TILE_BEGIN, LANES_BEGIN = extent(it(LANES)), f"o_{OUTPUTS}", f"o_{LANES}"
+V = Index.of
+
+
+class TurnedWindowKernel:
+    """Builds the kernel of a window with copies (``lowering/turned.py``)."""
+
+    def __init__(self, name: str, group: Group, pixels: tuple[str, str], target: CpuTarget) -> None:
+        """``pixels``: iterators of lines and of columns."""
+        self.name, self.group, self.pixels, self.target = name, group, pixels, target
+        self.core = group.backbone
+        self.extents = dict(self.core.iters)
+        shared = self.core.iterators.index(pixels[0])
+        self.shared, self.taps = self.core.iterators[:shared], self.core.iterators[shared + 2 :]
+        self.planes = self.shared[-1]
+        read = next(x for x in loads(self.core.value) if x.buffer == group.statement(TURN).array)
+        self.moved = read.index[-1]
+        self.unrolled = tuple(x for x in self.taps if x in self.moved.symbols())
+        count = product(self.extents[x] for x in self.unrolled).constant or MOST_TAPS
+        columns = self.extents[pixels[1]].constant or MOST_OUTPUTS
+        self.outputs = max(1, min(MOST_OUTPUTS, MOST_TAPS // count, columns))
+
+    @cached_property
+    def schedule(self) -> Scheduled:
+        """Tree and tile map."""
+        order = sorted(self.taps, key=lambda x: x in self.unrolled)
+        return turned_window(self.group, self.pixels, self.target.width, self.outputs, order)
+
+    @cached_property
+    def _places(self) -> Places:
+        return Places(self.schedule)
+
+    @property
+    def missing(self) -> Index:
+        """At most 0: the planes of a task stay in the cache, and vectors over planes are fewer operations than vectors
+        along lines, which are not full.
+
+        A copied vector is a load, a store and its share of a transposed block.
+        """
+        w, (lines, columns) = self.target.width, (self.extents[x] for x in self.pixels)
+        taps = product(self.extents[x] for x in self.taps)
+        image = product(e for _, e in self.group.statement(TURN).iters[len(self.shared) :])
+        copied = image + lines * columns
+        apart = STRIDED if self.moved.split(self.pixels[1])[0] != ONE else 1
+        turned = taps * lines * columns + copied * (w.bit_length() + 1)
+        along = taps * lines * columns.ceildiv(w) * (w * apart)
+        return maximum(turned - along, copied * w - SHARED_ELEMENTS)
+
+    # -- where elements lie --------------------------------------------------------------------------------------
+
+    def _size(self, array: str) -> Index:
+        return product(self.group.arrays[array].shape[len(self.shared) :]) * self.target.width
+
+    def _address(self, array: str, index: tuple[Index, ...]) -> Index:
+        a, w = self.group.arrays[array], self.target.width
+        if a.role != "local":
+            return a.address(index)
+        lane = index[len(self.shared) - 1] - V(LANES_BEGIN)
+        if array == self.core.array:
+            return (index[-1] - V(TILE_BEGIN)) * w + lane % w
+        inner = len(self.shared)
+        return sum((i * s for i, s in zip(index[inner:], row_major(a.shape[inner:]), strict=True)), ZERO) * w + lane
+
+    def _lowering(self, s: Statement) -> Lowering:
+        def held(x: Load) -> Value | None:
+            local = self.group.arrays[x.buffer].role == "local"
+            return FlatLoad(x.dtype, x.buffer, self._address(x.buffer, x.index)) if local else None
+
+        def f(at: Coordinates) -> Body:
+            env: Mapping[str, Index] = self._places.env(s.name, at)
+            address = self._address(s.array, tuple(i.subs(env) for i in s.index))
+            return (Store(s.array, address, flat(self.group, s.value, env, held), s.reduce),)
+
+        return f
+
+    # -- passes --------------------------------------------------------------------------------------------------
+
+    def build(self) -> Kernel:
+        """The kernel."""
+        names = bound_names(self.group.arrays, self.group.params)
+        body = run(self.name, loops(self.name, self.schedule.tiled()), self.steps(), names)
+        count = task_count(body)
+        body = run(self.name, body, (
+            Step("tasks", "the coincident band becomes a range of tasks", partial(tasks, runs=True)),
+            Step("scratch", "the planes of a task around all tasks", self._scratch),
+            Step("fold", "decided guards and single trips go", fold),
+        ), names)  # fmt: skip
+        kernel = Kernel(self.name, self.group.params, count, scratch_bytes(body))
+        return emit(kernel, body, self.group.arrays)
+
+    def steps(self) -> tuple[Step, ...]:
+        """The passes up to the coincident band."""
+        table = {s.name: self._lowering(s) for s in self.group.statements}
+        extents = self.schedule.extents()
+        counts = {extent(b(x)): extents[b(x)] for x in (LANES, OUTPUTS)}
+        counts |= {LIVE: V(self.target.width)} if self._whole else {}
+        locals_ = (n for n, a in self.group.arrays.items() if a.role == "local")
+        return (
+            Step("bind", "numbers of tiles", lambda x: bind(x, counts)),
+            Step("lower", "statements become stores", lambda x: lower(x, table),
+                 (LANES_BEGIN, TILE_BEGIN, *locals_)),
+            Step("fill", "planes are copied to lanes", lambda x: consume(x, MarkName.FILL, self._fill)),
+            Step("tile", "the tile's loops become vectors in registers",
+                 lambda x: consume(x, MarkName.TILE, self._tile)),
+            Step("store", "results are copied from lanes", lambda x: consume(x, MarkName.STORE, self._store)),
+            Step("share", "the first plane of a task",
+                 lambda x: consume(x, MarkName.SHARE, lambda y: live_part(self.schedule, LANES, y))),
+            Step("fold", "decided guards and single trips go", fold),
+        )  # fmt: skip
+
+    @property
+    def _whole(self) -> bool:
+        """Whether every task has as many planes as a vector has lanes."""
+        return self.schedule.map.extents[LANES] % self.target.width == ZERO
+
+    def _fill(self, body: Body) -> Body:
+        """Blocks of pixels, transposed in registers."""
+        width, lanes = self.target.width, it(LANES)
+        (body, pixels) = _one_loop(body)
+        loop = rewrite(body, lambda n: replace(n, hi=V(width)) if isinstance(n, For) and n.var == lanes else n)
+        vectors = fold(vectorise_tile(loop, lanes, width, None if self._whole else V(LIVE)))
+        return transpose_loads(by_blocks(vectors, pixels, width), pixels, width)
+
+    def _tile(self, body: Body) -> Body:
+        made = in_vectors(body, LANES_BEGIN, self.target.width, self._registers)
+        if isinstance(made, Declined):
+            raise CodegenError(f"a window over planes in lanes has no form in vectors: {made}")
+        return live_part(self.schedule, OUTPUTS, made)
+
+    def _registers(self, body: Body, partial: bool) -> Body:
+        whole = self.schedule.map.extents[OUTPUTS] % self.outputs == ZERO
+        live = None if whole else V(extent(it(OUTPUTS)))
+        sums, moving = {self.core.array: self.core.value.dtype}, frozenset({self.group.statement(TURN).array})
+        loops = tuple(map(it, self.unrolled))
+        return fold(twins(fold(body), Window(it(OUTPUTS), self.outputs, live, loops, sums, moving, partial)))
+
+    def _store(self, body: Body) -> Body:
+        """Vectors along pixels, blocks of what is kept transposed in registers."""
+        width = self.target.width
+        (body, pixels) = _one_loop(body)
+
+        def f(n: Node) -> Node | Body:
+            made = vectorise_loop(n, width, 1) if isinstance(n, For) and n.var == pixels else n
+            if isinstance(made, Declined):
+                raise CodegenError(f"results of a window have no form in vectors along pixels: {made}")
+            return made
+
+        return transpose_loads(rewrite(body, f), it(LANES), width)
+
+    def _scratch(self, body: Body) -> Body:
+        for n, a in self.group.arrays.items():
+            if a.role == "local" and n != self.core.array:
+                body = (Alloc(n, a.dtype, self._size(n), "scratch", body),)
+        return body
+
+
+def _one_loop(body: Body) -> tuple[Body, str]:
+    """Loops over lines and columns, as one where everything moves alike along both; the innermost of them."""
+    (outer,) = body
+    assert isinstance(outer, For), "the tree has a loop over lines"
+    (made,) = flatten_loops(body, Coord(outer.var))
+    assert isinstance(made, For) and isinstance(made.body[0], For), "the tree has loops over pixels and lanes"
+    inner = made.body[0]
+    return (made,), made.var if inner.var == it(LANES) else inner.var

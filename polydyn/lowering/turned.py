@@ -1,0 +1,145 @@
+"""Windows over small planes, turned: a block of planes is copied so that these lie together, and is copied back.
+
+A line of a small plane fills few lanes of a vector, and every load of it needs a mask. Planes side by side fill all of
+them and need none. The copies cost two operations for each vector and a few shuffles, the weights a second order.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from polydyn.codegen.cpu.windows import fits
+from polydyn.fusion.plan import FusionPlan
+from polydyn.lowering.group import LoweredGroup, Pack, TurnedWindow
+from polydyn.lowering.strips import PIXEL, footprint_of, taps_of
+from polydyn.schedules.expr import Load, Op, Value, loads, substitute, symbols_of, transform, walk
+from polydyn.schedules.index import ONE, Index, IndexLike
+from polydyn.schedules.model import Array, Group, Statement, row_major
+from polydyn.schedules.tree.windows import KEEP, TURN
+
+V = Index.of
+TURNED, KEPT = "turned", "kept"
+"""Locals: the image and the sums of a block of planes, which lie together."""
+
+
+def with_turned(plan: FusionPlan, lowered: LoweredGroup, width: int) -> LoweredGroup:
+    """The group with its form whose vectors run over planes, where it is a window between planes of pixels.
+
+    The image's lines and columns must be places of their own (``strips.footprint_of``), inside a guard for both. The
+    weights must be a constant, which this form reads in panels of ``width`` planes.
+    """
+    group = lowered.group
+    cores = [s for s in group.statements if s.reduce]
+    if len(cores) != 1:
+        return lowered
+    (core,) = cores
+    band = tuple(x for x in core.iterators if any(x in i.symbols() for i in core.index))
+    if len(band) < 3 or fits(group, band, width) is None:
+        return lowered
+    planes, line, column = band[-3:]
+    choice = next((v for v in walk(core.value) if isinstance(v, Op) and v.name == "where"), None)
+    others = [x for x in loads(core.value) if choice is None or x not in loads(choice)]
+    if choice is None or len(others) > 1 or not isinstance(choice.args[1], Load) or core.value.dtype != "float32":
+        return lowered
+    written = [a.address(s.index) for s in group.statements if (a := group.arrays[s.array]).role == "output"]
+    if planes in symbols_of(choice.args[0]) or any(i.split(column)[0] != ONE for i in written):
+        return lowered
+    image = _image(core, choice, band)
+    if image is None:
+        return lowered
+    turn, read = image
+    put: dict[Value, Load] = {choice.args[1]: read}
+    for x in others:
+        panels = _panels(plan, lowered, core, x, planes, width)
+        if panels is None:
+            return lowered
+        pack, name, put[x] = panels
+        buffers, packs = {**lowered.buffers, put[x].buffer: name}, {**lowered.packs, name: pack}
+        lowered = replace(lowered, buffers=buffers, packs=packs)
+        group = replace(group, arrays={**group.arrays, put[x].buffer: _dense(put[x], "constant", pack.shape)})
+    value = transform(core.value, lambda v: put.get(v, v) if isinstance(v, Load) else v)
+    made = _with_copies(group, turn, replace(core, value=value), band[-2:])
+    return replace(lowered, turned=TurnedWindow(made, (line, column)))
+
+
+def _dense(x: Load, role: str, shape: Sequence[IndexLike]) -> Array:
+    """The array that a load reads, its elements side by side."""
+    extents = tuple(map(V, shape))
+    return Array(x.buffer, x.dtype, extents, role, row_major(extents))
+
+
+def _image(core: Statement, choice: Op, band: tuple[str, ...]) -> tuple[Statement, Load] | None:
+    """The statement that copies the image, and what of its copy the window reads."""
+    extents = dict(core.iters)
+    reduction = tuple((x, e) for x, e in core.iters if x not in band)
+    pixels, shared = band[-2:], band[:-2]
+    taps = taps_of(choice, list(pixels), reduction)
+    made = footprint_of(choice, [(x, extents[x]) for x in pixels], reduction, taps, pixels[-1])
+    if made is None or len(made.places) != 2:
+        return None
+    ranges, at = made.inside(), {PIXEL + x: V(x) for x in pixels}
+    counts = {x: (high - low).subs(made.sizes()) for x, (low, high) in ranges.items()}
+    if len(ranges) != 2 or not all(e.constant is not None or e.is_symbol for e in counts.values()):
+        return None
+    whole = next(v for v in walk(made.value) if isinstance(v, Load))
+    moved = substitute(whole, {x: V(x) + low for x, (low, _) in ranges.items()})
+    front, places = tuple(map(V, shared)), [x for x, _ in made.places]
+    iters = (*((x, extents[x]) for x in shared), *((x, counts[x]) for x in places))
+    turn = Statement(TURN, iters, TURNED, (*front, *map(V, places)), moved)
+    index = (*front, *(e.subs(at) - ranges[x][0] for x, e in made.places))
+    return turn, Load(whole.dtype, TURNED, index)
+
+
+def _panels(
+    plan: FusionPlan, lowered: LoweredGroup, core: Statement, x: Load, planes: str, width: int
+) -> tuple[Pack, str, Load] | None:
+    """A constant in panels of ``width`` planes, its name, and the load of it; None: it is no constant, or moves with
+    something else than planes and taps.
+    """
+    source, extents = lowered.buffers[x.buffer], dict(core.iters)
+    steps = tuple((y, e.constant) for y, e in core.iters if y in x.index[0].symbols() and y != planes)
+    count = extents[planes].constant
+    known = tuple((y, e) for y, e in steps if e is not None)
+    if source not in plan.graph.constants or count is None or x.index[0].symbols() != {planes, *dict(known)}:
+        return None
+    pack = Pack(source, (), (planes, count), known, x.index[0], width)
+    name = f"{source}@{hashlib.sha256(repr(pack).encode()).hexdigest()[:12]}"
+    index = (V(planes) // width, *(V(y) for y, _ in known), V(planes) % width)
+    return pack, name, Load(x.dtype, f"a{len(lowered.buffers)}", index)
+
+
+def _with_copies(group: Group, turn: Statement, core: Statement, pixels: tuple[str, ...]) -> Group:
+    """The group with its image copied first, and the results of the window copied last.
+
+    Maps that only others read are put where they are read. What reads nothing along the pixels is computed before the
+    last copy, where planes are lanes.
+    """
+    init, sums, point = group.init, group.arrays[core.array], core.index
+    total, kept = Load(sums.dtype, core.array, point), Load(sums.dtype, KEPT, point)
+    made: dict[str, Value] = {core.array: total}
+    done: list[Statement] = []
+    for s in group.statements:
+        if s.name in (init.name, core.name):
+            continue
+        value = _put(s.value, made)
+        if group.arrays[s.array].role == "local":
+            made[s.array] = value
+        else:
+            done.append(replace(s, value=value))
+    before: Value = total
+    others = [i for s in done for x in loads(s.value) if x != total for i in x.index]
+    if len(done) == 1 and done[0].value.dtype == sums.dtype and not any(i.symbols() & {*pixels} for i in others):
+        before, done = done[0].value, [replace(done[0], value=kept)]
+    done = [replace(s, value=_put(s.value, {core.array: kept})) for s in done]
+    statements = (turn, init, core, Statement(KEEP, init.iters, KEPT, point, before), *done)
+    extents = dict(turn.iters)
+    shapes = {TURNED: tuple(extents[str(i)] for i in turn.index), KEPT: sums.shape}
+    arrays = group.arrays | {n: _dense(Load(sums.dtype, n, ()), "local", x) for n, x in shapes.items()}
+    used = {a.array for s in statements for a in (s.write, *s.reads)}
+    return replace(group, arrays={n: a for n, a in arrays.items() if n in used}, statements=statements)
+
+
+def _put(v: Value, made: Mapping[str, Value]) -> Value:
+    return transform(v, lambda x: made.get(x.buffer, x) if isinstance(x, Load) else x)
