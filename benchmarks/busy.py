@@ -166,7 +166,7 @@ def main() -> None:
         for where, found in pool.items():
             table.add_row(where, *(_text(found[k]) for k in kinds))
         console.print(table)
-    path = record.save("busy", folder=record.SCRATCH, threads=args.threads, rounds=args.rounds, rows=rows, pool=pool)
+    path = record.save("busy", threads=args.threads, rounds=args.rounds, rows=rows, pool=pool)
     print(f"written: {path.name}")
 
 

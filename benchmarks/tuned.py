@@ -40,6 +40,7 @@ def measure(path: str, target: str, args: argparse.Namespace) -> dict[str, Any]:
     model, points = onnx.load(path), args.shapes or shapes(Path(path).stem)
     start = time.perf_counter()
     with tempfile.TemporaryDirectory() if args.records is None else nullcontext(args.records) as folder:
+        Path(folder).mkdir(parents=True, exist_ok=True)
         records = Path(folder) / f"{Path(path).stem}_{target.replace(':', '_')}.db"
         groups = polydyn.tune(
             path, records, target=target, threads=args.threads, trials=args.trials, seen=[(s, 1) for s in points[::2]]

@@ -112,7 +112,8 @@ class Kernel:
     ``version`` names the choice among several kernels of a group. It may be launched where every index of ``multiples``
     is a multiple of its number (elements), all ``conditions`` hold and, on a device, ``scratch`` fits. The kernels
     ``after`` it are launched next, in order, on the same stream, with the same values of the symbols; a launch of no
-    blocks is left out. ``tile``: the number of the kept tile that it is made of, None where nothing was tuned.
+    blocks is left out. ``tile``: the number of the kept tile that it is made of, None where nothing was tuned. ``amx``:
+    it uses a CPU's matrix unit, for which a process needs a permission.
     ``block``: None on a CPU. ``text`` and ``buffers`` come last (``emit`` of the target).
     """
 
@@ -127,6 +128,7 @@ class Kernel:
     conditions: tuple[Compare, ...] = ()
     after: tuple[Kernel, ...] = ()
     tile: int | None = None
+    amx: bool = False
     block: Block | None = None
     text: str = ""
     buffers: tuple[str, ...] = ()

@@ -31,6 +31,8 @@ SCHEDULES = ((1, 1), (1, -1), (2, 1), (3, -1), (7, 1))
 """(threads, direction of the tasks); the first is the reference."""
 MESSAGE = 600
 LEAVES = ("pd_checked.h", "pd_checked.c")
+DEFINED = "#define PD_CHECKED 1\n#define PD_AMX_EMULATED 1\n"
+"""What leaves are compiled with: a processor's matrix unit looks at no memory."""
 
 
 class CheckError(PolydynError):
@@ -80,7 +82,7 @@ class CheckedProgram:
         self.plan = plan
         leaf = files("polydyn.codegen") / "leaf"
         header, source = ((leaf / name).read_text() for name in LEAVES)
-        headers = {n: f"#define PD_CHECKED 1\n{t}" for n, t in plan.headers.items()}
+        headers = {n: f"{DEFINED}{t}" for n, t in plan.headers.items()}
         units = kernel_units(replace(plan, headers=headers)) | {"pd_checked.c": source, "table.c": self._table()}
         library = build_library(units, headers | {"pd_checked.h": header}, target)
         self._library = open_library(library.data)

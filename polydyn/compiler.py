@@ -57,8 +57,8 @@ def compile(
     """Compiles an ONNX model once, for every shape.
 
     ``model``: path, bytes or ``onnx.ModelProto``. ``target``: ``cpu`` (this machine), ``cpu:avx512``, ``cpu:avx2``,
-    ``cpu:neon`` (arm64); ``cuda:sm_80`` (86, 89, 90a, 100), ``cuda`` (all of them), ``cuda:emulated``
-    (docs/adr/0011-cuda-runtime.md).
+    ``cpu:amx`` (AVX-512 and tiles, ``cpu:amx-emulated`` with tiles in C), ``cpu:neon`` (arm64); ``cuda:sm_80`` (86, 89,
+    90a, 100), ``cuda`` (all of them), ``cuda:emulated`` (docs/adr/0011-cuda-runtime.md).
     ``dims``: what is known of dynamic dims by name, an inclusive range (low, high) or ``polydyn.Sizes`` with a multiple
     and likely sizes; ranges and multiples are checked on every call; no range means [0, inf).
     ``threads``: of every call, default all cores of this process. ``records``: a file of ``polydyn.tune``, only

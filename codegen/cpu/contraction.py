@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -9,6 +10,7 @@ from polydyn.codegen.cpu.plan import REDUCTION_BLOCK, ROW_UNROLL, ContractTuple,
 from polydyn.codegen.cpu.target import CpuTarget
 from polydyn.codegen.operands import dense, operands
 from polydyn.codegen.passes.epilogues import is_long
+from polydyn.codegen.passes.prefetch import LINE
 from polydyn.schedules.expr import DOTS, Op, Value, is_decoded, loads, read_of, symbols_of
 from polydyn.schedules.group.footprint import Footprint
 from polydyn.schedules.index import ONE, Index, maximum, product
@@ -20,6 +22,8 @@ SHORT_STEPS = 512
 """Steps of a window of few channels."""
 LEAST_SUMS = 16
 """Vectors of sums of a tile that hide what surrounds so few steps."""
+ALIKE = 1.01
+"""Ratio of times that is no reason to take fewer rows."""
 
 
 @dataclass(frozen=True)
@@ -133,7 +137,8 @@ def _blocked(x: Contraction, plan: Plan, chosen: ContractTuple | None) -> Plan:
         return replace(plan, unroll=chosen.unroll if chosen else ROW_UNROLL)
     carrier = next((s for s in x.group.epilogues if s.value.dtype == x.accumulation.value.dtype), None)
     k, r = x.steps.constant, x.inner_steps.constant
-    steps, unroll = (chosen.block, chosen.unroll) if chosen else (REDUCTION_BLOCK, ROW_UNROLL)
+    stays = x.target.core.floats // 4 // plan.columns // LINE * LINE  # steps whose panel a quarter of the cache holds
+    steps, unroll = (chosen.block, chosen.unroll) if chosen else (max(LINE, min(REDUCTION_BLOCK, stays)), ROW_UNROLL)
     plan = replace(plan, carrier=carrier, unroll=unroll)
     block = max(1 if plan.fill else 16, steps // r) if r else steps
     if carrier is None or (k is not None and k <= block * 4 // 3):
@@ -143,27 +148,32 @@ def _blocked(x: Contraction, plan: Plan, chosen: ContractTuple | None) -> Plan:
 
 def plan_part(x: Contraction, rows: int) -> Plan:
     """The sizes of a product that is a part of an attention: ``rows`` of a register tile, one block."""
-    most = max((v for r, v, _ in x.target.tiles if r >= rows), default=1)
+    most = max((v for r, v in x.target.tiles if r >= rows), default=1)
     n = x.columns.constant
     vectors = most if n is None else min(most, max(1, -(-n // x.target.width)))
     return replace(plan_product(x), rows=rows, vectors=vectors, block=x.steps, blocks=ONE)
 
 
 def register_tile(x: Contraction, chosen: ContractTuple | None) -> tuple[int, int]:
-    """(rows, vectors) with the best share of useful lanes; symbolic columns get the widest: tails are exact."""
+    """(rows, vectors) of least time for all columns; symbolic ones are many: tails are exact.
+
+    Of tiles that hardly differ the tallest: few rows are fewer tiles then.
+    """
     n, w = x.columns.constant, x.target.width
     if chosen:
         return chosen.rows, chosen.vectors if n is None else min(chosen.vectors, max(1, -(-n // w)))
-    if n is None:
-        rows, vectors, _ = x.target.tiles[0]
-        return rows, vectors
     step = x.column_step(w)
 
-    def useful(tile: tuple[int, int, float]) -> float:
-        full, rest = divmod(-(-n // step) * step / w, tile[1])
-        sums = tile[0] * min(tile[1], -(-n // w))
+    def time(tile: tuple[int, int]) -> float:
+        rows, vectors = tile
+        if n is None:
+            return 1 / x.target.share(rows, vectors)
+        full, rest = divmod(-(-n // step) * step / w, vectors)
+        sums = rows * min(vectors, -(-n // w))
         waits = min(1.0, sums / LEAST_SUMS) if x.short else 1.0
-        return waits * (n / w) / (full * tile[1] / tile[2] + rest / (tile[2] * 0.95) + 1e-9)
+        tail = rest / x.target.share(rows, math.ceil(rest)) if rest else 0.0
+        return (full * vectors / x.target.share(rows, vectors) + tail) / waits
 
-    rows, vectors, _ = max(x.target.tiles, key=useful)
-    return rows, min(vectors, max(1, -(-n // w)))
+    times = {tile: time(tile) for tile in x.target.tiles}
+    rows, vectors = max(t for t in times if times[t] <= ALIKE * min(times.values()))
+    return rows, vectors if n is None else min(vectors, max(1, -(-n // w)))

@@ -13,7 +13,7 @@ from polydyn.codegen.cpu.plan import ContractTuple, Plan
 from polydyn.codegen.cpu.product import ContractKernel
 from polydyn.codegen.cpu.register_tile import RegisterTile
 from polydyn.codegen.cpu.scratch import Scratch
-from polydyn.codegen.cpu.shares import SHARED_ELEMENTS
+from polydyn.codegen.cpu.target import IN_FLIGHT
 from polydyn.codegen.ir import Body, Compare, Def, For, If, Node, rewrite
 from polydyn.codegen.operands import dense, operands
 from polydyn.codegen.passes.prefetch import AHEAD, prefetch_next
@@ -29,11 +29,7 @@ from polydyn.schedules.tiling import Roles
 from polydyn.schedules.tree.names import a, p
 from polydyn.schedules.tree.strategies import FIRST_ROW
 
-ACCUMULATORS = {16: 24, 8: 12, 4: 20}
-"""Vector accumulators of a register tile, by lanes; the other registers hold the operands."""
 ROWS = 8
-CHAINS = 8
-"""Independent accumulators that hide the latency of an addition."""
 TILE_COLUMNS = 4
 """Columns of a register tile when their number is not known."""
 PAGE = 1024
@@ -77,7 +73,7 @@ class PartialSums(RegisterTile):
 
     def _lanes_of_steps(self, body: Body, rows: int) -> Body:
         sums = sum(isinstance(n, Def) and n.reg.startswith(self.name) for n in body)
-        chains = max(1, CHAINS // max(1, sums))
+        chains = max(1, IN_FLIGHT // max(1, sums))
 
         def f(n: Node) -> Node | Body:
             if not (isinstance(n, For) and n.var == p("k")):
@@ -101,7 +97,7 @@ class PartialSums(RegisterTile):
         def f(n: Node) -> Node | Body:
             if not (isinstance(n, For) and n.var == p("k")):
                 return n
-            far = (Compare(">", size, V(2 * SHARED_ELEMENTS)),)
+            far = (Compare(">", size, V(self.product.target.core.floats)),)
             following = {FIRST_ROW: V(FIRST_ROW) + 2 * rows}  # the next batch's first rows where the rows end
             if steps is not None:
                 following = self.next_rows(rows, -(-AHEAD // (rows * max(1, steps))))
@@ -133,11 +129,11 @@ class DotKernel(ContractKernel):
         """
         x, plan = self.product, super().sizes(chosen, fill)
         columns = x.columns.constant or TILE_COLUMNS
-        rows = max(1, min(ROWS, ACCUMULATORS[x.target.width] // columns))
+        rows = max(1, min(ROWS, x.target.core.sums // columns))
         loaded = [y for y in loads(x.operands[1]) if y.buffer not in x.packed]
         promote = not all(dense(x.group, y, x.roles.block) for y in loaded)
         plan = replace(plan, rows=rows, vectors=columns, lanes=1, promote=promote)
         size = (x.columns * x.steps).constant
-        if not promote and x.columns.constant is not None and (size is None or size > SHARED_ELEMENTS):
+        if not promote and x.columns.constant is not None and (size is None or size > x.target.core.shared):
             return plan
         return replace(plan, block=x.steps, blocks=ONE)

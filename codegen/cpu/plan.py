@@ -11,7 +11,7 @@ from polydyn.schedules.tree.names import b, extent
 from polydyn.schedules.tree.strategies import CpuTile
 
 REDUCTION_BLOCK = 768
-"""Reduction steps per block: a panel of 768 x 48 floats stays in a 1 MB L2 (docs/cpu.md 2)."""
+"""Most reduction steps per block: what is done once for each hardly shows beside so many (docs/cpu.md 2)."""
 ROW_UNROLL = 4
 """Reduction steps unrolled: with few rows the loop overhead shows otherwise (docs/cpu.md 2)."""
 

@@ -14,7 +14,7 @@ from polydyn.codegen.cpu.emit import bound_names, emit
 from polydyn.codegen.cpu.plan import ContractTuple, Plan
 from polydyn.codegen.cpu.register_tile import RUN_FIRST, RegisterTile
 from polydyn.codegen.cpu.scratch import Scratch
-from polydyn.codegen.cpu.shares import COLUMN_BLOCKS, ROW_BLOCKS, SHARED_ELEMENTS, product_blocks
+from polydyn.codegen.cpu.shares import COLUMN_BLOCKS, ROW_BLOCKS, product_blocks
 from polydyn.codegen.cpu.strips import FIRST_LINE, LINES, Strips
 from polydyn.codegen.cpu.target import CpuTarget
 from polydyn.codegen.ir import Body, For, Let, consume, rewrite
@@ -94,7 +94,7 @@ class ContractKernel:
         if x.decodes:  # their kernels read what PACK has just written, or ask for themselves
             return False
         size = (x.columns * x.steps * x.inner_steps).constant
-        return bool(x.panels_of_constants) and size is not None and size > SHARED_ELEMENTS
+        return bool(x.panels_of_constants) and size is not None and size > x.target.core.shared
 
     def tiles(self) -> ContractTiles:
         """The sizes that the kernel is built for, as the check of the boxes wants them."""
@@ -116,8 +116,11 @@ class ContractKernel:
         copied = ", footprint copied" if x.footprint else ", rows copied"
         note += ", columns packed" * p.promote + copied * p.fill + ", epilogue apart" * self.tile.long
         notes = (note, *dict.fromkeys(self.scratch.notes))
-        kernel = Kernel(self.name, symbols, count, scratch_bytes(body), self.launch, notes)
-        return emit(kernel, body, x.group.arrays, width=self.target.width)
+        return self.emitted(Kernel(self.name, symbols, count, scratch_bytes(body), self.launch, notes), body)
+
+    def emitted(self, kernel: Kernel, body: Body) -> Kernel:
+        """The kernel with its text."""
+        return emit(kernel, body, self.product.group.arrays, width=self.target.width)
 
     @property
     def launch(self) -> dict[str, Index]:

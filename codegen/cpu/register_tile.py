@@ -52,8 +52,6 @@ RUN_FIRST, RUN_ROWS = "run_first", "run_rows"
 """The first row of a run of register tiles, and its rows."""
 RUN = 48
 """Rows of a run: three blocks of vectors."""
-NEAR_RESULTS = 1 << 18
-"""Elements of results, or of an image, that stay in a 1 MB L2."""
 LONG_STEPS = 128
 """Reduction steps in which a tile asks for its results by the way."""
 V = Index.of
@@ -225,7 +223,7 @@ class RegisterTile:
             return ()
         results = sum((product(x.group.arrays[s.array].shape) for s in x.group.epilogues), ZERO)
         calls = prefetch_results(self.results, V(RUN_ROWS), self.stored_columns(), number, tiles)
-        return (If((Compare(">", results, V(NEAR_RESULTS)),), calls),)
+        return (If((Compare(">", results, V(x.target.core.floats)),), calls),)
 
     def _long_steps(self) -> bool:
         """Whether a tile takes long enough to ask for memory by the way."""
@@ -244,7 +242,7 @@ class RegisterTile:
             return tile
         lo, hi = (tm.share("i", V(b("i")) + n) for n in (0, 1))
         image = x.batches * x.footprint.elements(x.footprint.pixels[0][1])
-        far = minimum(1, maximum(0, image - NEAR_RESULTS))
+        far = minimum(1, maximum(0, image - x.target.core.floats))
         last = 1 - minimum(1, tm.share("j", V(b("j")) + 1) - 1 - c("j"))
         return share_lines(tile, V(c("i")) - lo, hi - lo, self.scratch.lines() * far * last)
 

@@ -4,10 +4,9 @@ Vectors run along the last iterator of the band (element-wise, reductions over o
 iterator of every stage (row reductions: softmax, norms), whichever touches memory with unit stride and fills vectors.
 Locals live where they can: in a register of the vector loop when all readers share the loop, in a row register when
 they have one element per row, else in a row buffer; rows in lanes have theirs side by side. Row buffers have versions
-(BladeDISC 4.2; docs/cpu.md 4): on the stack when the row is a short constant, in scratch when all of them fit
-``ROW_BYTES``, and none at all, where every pass over the row computes its elements again from the inputs. Rows of
-unknown length get
-both of the last two and choose at run time, so that scratch is bounded whatever the row.
+(BladeDISC 4.2; docs/cpu.md 4): on the stack when the row is a short constant, in scratch when all of them fit the
+second cache, and none at all, where every pass over the row computes its elements again from the inputs. Rows of
+unknown length get both of the last two and choose at run time, so that scratch is bounded whatever the row.
 Outputs go around the caches where a launch moves more than they hold; the launch says how much (``STREAM``).
 """
 
@@ -77,8 +76,6 @@ CHAINS = 4
 """Independent accumulators of a reduction, of all rows in flight together."""
 FLIGHT = 2
 """Rows of an attention in flight at once: what ends one row overlaps with the other."""
-ROW_BYTES = 1 << 20
-"""Row buffers up to this, all together, lie in scratch: what an L2 cache holds."""
 MOST_OPERATIONS = 64
 """Of a value that is computed again in every pass."""
 V = Index.of
@@ -299,8 +296,8 @@ class NestKernel:
 
     def _versions(self, body: Body, names: tuple[str, ...]) -> tuple[Body, Index, Index]:
         """(body, tasks, bytes of scratch): with row buffers, without, or both and a choice at run time."""
-        size = self._row_bytes()
-        fits = Compare("<=", size, V(ROW_BYTES))
+        size, most = self._row_bytes(), self.target.core.l2
+        fits = Compare("<=", size, V(most))
         if not self._buffered() or not self._can_repeat():
             out, count = self._version(body, names)
             return self._streamed(body, names, out), count, scratch_bytes(out)
@@ -310,8 +307,8 @@ class NestKernel:
         out, count = self._version(body, names)
         if fits.decided():
             return out, count, scratch_bytes(out)
-        self.notes.append(f"rows are kept in scratch up to {ROW_BYTES} bytes, beyond it computed again in every pass")
-        bound = minimum(scratch_bytes(out), V(ROW_BYTES + 64 * len(self._buffered())))
+        self.notes.append(f"rows are kept in scratch up to {most} bytes, beyond it computed again in every pass")
+        bound = minimum(scratch_bytes(out), V(most + 64 * len(self._buffered())))
         return (If((fits,), out, self._version(body, names, again=True)[0]),), count, bound
 
     def _streamed(self, body: Body, names: tuple[str, ...], out: Body) -> Body:

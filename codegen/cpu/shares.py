@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from polydyn.codegen.cpu.contraction import Contraction
 from polydyn.codegen.cpu.plan import Plan
+from polydyn.codegen.cpu.target import Core
 from polydyn.codegen.kernel import WORKERS
 from polydyn.schedules.expr import ITEMSIZE
 from polydyn.schedules.group.footprint import Footprint
@@ -12,20 +13,14 @@ from polydyn.schedules.tree.names import b, extent
 
 ROW_BLOCKS, COLUMN_BLOCKS = extent(b("i")), extent(b("j"))
 """Launch-time symbols: blocks of rows and of columns, in register tiles."""
-BLOCK_ELEMENTS = 1 << 16
-"""Elements of rows that a block of them reads or copies: a quarter of a 1 MB L2."""
-STRIP_BYTES = 400_000
-"""Of a footprint that stays in a 1 MB L2 beside the columns."""
-SHARED_ELEMENTS = 1 << 17
-"""Elements of a column operand that all blocks of rows read from the cache: half of a 1 MB L2."""
 SHORT = 4
 """Reduction steps for each row of a tile up to which its results outweigh what it reads."""
 FEW_BLOCKS = 8
 """Blocks of rows for each thread from which one more for some of them does not matter."""
 PIECES = 8
 """Tasks for each of several threads, so that another one can take what a thread without a core has not come to."""
-PIECE = 160000
-"""Multiply-adds of a task below which more of them do not pay: about 5 us of an AVX-512 core (docs/adr/0026)."""
+PIECE = 10000
+"""Vectors of multiply-adds of a task below which more of them do not pay: about 3 us of a core (docs/adr/0026)."""
 STREAMED = 8
 """Rows up to which a product takes as long as reading its columns: fewer rows make no less work."""
 TALL, LOW = 16, 4
@@ -35,12 +30,12 @@ FEW_TASKS = 4
 """Tasks of each thread from which one more for some of them is a small part."""
 
 
-def rows_that_stay(rows: int, steps: Index) -> int:
-    """Tiles of ``rows`` rows, each of ``steps`` elements, that stay in the cache together."""
-    return 16 if steps.constant is None else max(1, BLOCK_ELEMENTS // (rows * max(1, steps.constant)))
+def rows_that_stay(core: Core, rows: int, steps: Index) -> int:
+    """Tiles of ``rows`` rows, each of ``steps`` elements, that stay together in a quarter of the cache."""
+    return 16 if steps.constant is None else max(1, core.floats // 4 // (rows * max(1, steps.constant)))
 
 
-def rows_for_all(rows: int, columns: int, steps: int) -> int:
+def rows_for_all(core: Core, rows: int, columns: int, steps: int) -> int:
     """Row tiles of a block that goes through all columns; 0: each panel of columns should go through all rows.
 
     Results are most of what moves when the reduction is short: they are written row by row. Columns that stay in the
@@ -48,17 +43,17 @@ def rows_for_all(rows: int, columns: int, steps: int) -> int:
     """
     if steps <= SHORT * rows:
         return 1
-    return rows_that_stay(rows, Index.of(steps)) if columns * steps <= SHARED_ELEMENTS else 0
+    return rows_that_stay(core, rows, Index.of(steps)) if columns * steps <= core.shared else 0
 
 
-def strip_tiles(x: Footprint, rows: int, part: Index) -> Index:
+def strip_tiles(core: Core, x: Footprint, rows: int, part: Index) -> Index:
     """Tiles of ``rows`` rows whose footprint stays in the cache, but so many that half of it is no halo.
 
     No more than ``part`` of them, as far as about a ninth of the footprint at most is halo then.
     """
     one, two = x.elements(ONE), x.elements(Index.of(2))
     line, halo = maximum(1, two - one), two - 2 * (two - one)
-    lines = maximum(1, (STRIP_BYTES // ITEMSIZE[x.dtype] - halo) // line, halo // line)
+    lines = maximum(1, (core.strip // ITEMSIZE[x.dtype] - halo) // line, halo // line)
     least = maximum(1, 8 * halo // line)
     return maximum(1, minimum(lines * x.line // rows, maximum(least * x.line // rows, part)))
 
@@ -98,18 +93,18 @@ def even_shares(mt: Index, nt: Index, need: Index, columns: Index, tile: tuple[i
 
 
 def in_pieces(
-    blocks: dict[str, Index], mt: Index, nt: Index, threads: Index, others: Index, steps: Index, packs: bool
+    blocks: dict[str, Index], mt: Index, nt: Index, threads: Index, others: Index, pieces: Index, packs: bool
 ) -> dict[str, Index]:
-    """``blocks`` in so many more parts that each of several ``threads`` has about PIECES tasks of at least PIECE work.
+    """``blocks`` in so many more parts that each of several ``threads`` has about ``pieces`` tasks.
 
     Columns are divided first: a task goes through all its rows for each panel of columns anyway, and packs no more of
     them than its own. Then rows, into tasks of at least TALL tiles, and of LOW ones while more threads than panels have
     few tasks each; but not where every part would pack (``packs``) columns again. ``others``: tasks for each block
-    (batches); ``steps``: multiply-adds of everything.
+    (batches).
     """
     bi, bj = blocks[ROW_BLOCKS], blocks[COLUMN_BLOCKS]
     several = minimum(1, threads - 1)
-    more = 1 + several * (maximum(1, (threads * _pieces(steps, threads)).ceildiv(maximum(1, others * bi * bj))) - 1)
+    more = 1 + several * (maximum(1, (threads * pieces).ceildiv(maximum(1, others * bi * bj))) - 1)
     columns = maximum(bj, minimum(nt, bj * more))
     if packs:
         return {ROW_BLOCKS: bi, COLUMN_BLOCKS: columns}
@@ -120,9 +115,9 @@ def in_pieces(
     return {ROW_BLOCKS: bi * rows, COLUMN_BLOCKS: columns}
 
 
-def _pieces(steps: Index, threads: Index) -> Index:
-    """Tasks of each thread, for so many multiply-adds of everything."""
-    return maximum(1, minimum(PIECES, steps // (threads * PIECE)))
+def pieces_of(steps: Index, threads: Index, width: int) -> Index:
+    """Tasks of each thread, for so many multiply-adds of everything: PIECES of at least PIECE work."""
+    return maximum(1, minimum(PIECES, steps // (threads * PIECE * width)))
 
 
 def product_blocks(x: Contraction, plan: Plan, tiles: tuple[Index, Index]) -> dict[str, Index]:
@@ -131,25 +126,28 @@ def product_blocks(x: Contraction, plan: Plan, tiles: tuple[Index, Index]) -> di
     ``tiles``: register tiles along rows and columns.
     """
     (mt, nt), n, steps, threads = tiles, x.columns, x.steps * x.inner_steps, Index.of(WORKERS)
+    core = x.target.core
     need = maximum(1, threads.ceildiv(maximum(1, x.batches)))
-    work = x.batches * maximum(x.rows, STREAMED) * n * steps
+    pieces = pieces_of(x.batches * maximum(x.rows, STREAMED) * n * steps, threads, x.target.width)
     if x.footprint is not None:
-        several = minimum(1, threads - 1) * threads * _pieces(work, threads) // 2  # each copies lines of its neighbours
+        several = minimum(1, threads - 1) * threads * pieces // 2  # each copies lines of its neighbours
         parts = maximum(1, several.ceildiv(maximum(1, x.batches)))
-        blocks = row_blocks(mt, nt, strip_tiles(x.footprint, plan.rows, mt.ceildiv(parts)), need, cheap_rows=False)
+        blocks = row_blocks(
+            mt, nt, strip_tiles(core, x.footprint, plan.rows, mt.ceildiv(parts)), need, cheap_rows=False
+        )
         uneven = _uneven(x.batches * blocks[ROW_BLOCKS], threads)  # three images on two threads
         blocks[COLUMN_BLOCKS] = maximum(blocks[COLUMN_BLOCKS], minimum(nt, 1 + uneven))
         return blocks
     if plan.fill:
         copied = plan.block * x.inner_steps
-        return row_blocks(mt, nt, rows_that_stay(plan.rows, copied), need, cheap_rows=False)
+        return row_blocks(mt, nt, rows_that_stay(core, plan.rows, copied), need, cheap_rows=False)
     long = n.constant and steps.constant and n.constant > plan.columns
-    most = rows_for_all(plan.rows, int(n), int(steps)) if long else 0
+    most = rows_for_all(core, plan.rows, int(n), int(steps)) if long else 0
     if most:
         blocks = row_blocks(mt, nt, most, need, cheap_rows=True)
     else:
         blocks = even_shares(mt, nt, need, n, (plan.rows, plan.columns))
     if x.decodes and plan.promote:  # what is decoded stays in the cache
         panel = int(plan.block * x.inner_steps) * plan.columns
-        blocks[COLUMN_BLOCKS] = maximum(blocks[COLUMN_BLOCKS], nt.ceildiv(max(1, SHARED_ELEMENTS // panel)))
-    return in_pieces(blocks, mt, nt, threads, x.batches, work, plan.promote)
+        blocks[COLUMN_BLOCKS] = maximum(blocks[COLUMN_BLOCKS], nt.ceildiv(max(1, core.shared // panel)))
+    return in_pieces(blocks, mt, nt, threads, x.batches, pieces, plan.promote)

@@ -26,8 +26,8 @@ from polydyn.schedules.tree.strategies import FILL, FIRST_ROW, ROWS, SHARE_ROWS,
 
 FIRST_LINE, LINES = "s_lo", "s_n"
 """The first place of a share along the axis of its strip, and how many are copied."""
-LEAST_PLANES = 48
-"""Planes whose lines are asked for by name: the strips of fewer are longer, which the processor follows by itself."""
+FOLLOWED = 8192
+"""Bytes of a strip in one plane, two pages, from which the processor follows it by itself: others are asked for."""
 V = Index.of
 
 
@@ -84,7 +84,8 @@ class Strips(Scratch):
         """
         f, x = self.footprint, self.product
         (outer, plane), *_ = f.places
-        if outer == f.strip or plane != V(x.roles.block) or f.word or (x.steps.constant or 0) < LEAST_PLANES:
+        short = (x.steps.constant or 0) >= x.target.core.strip // FOLLOWED
+        if outer == f.strip or plane != V(x.roles.block) or f.word or not short:
             return ()
         more = minimum(1, maximum(0, x.rows - SHARE_ROWS_END))
         batch = {n: self.places.element(x.accumulation.name, n, at) for n in x.roles.batch}

@@ -16,7 +16,7 @@ from functools import cached_property
 from polydyn.codegen.cpu.choices import Choices, beside
 from polydyn.codegen.cpu.rows import NestKernel
 from polydyn.codegen.cpu.streaming import SAMPLE
-from polydyn.codegen.cpu.target import CpuTarget
+from polydyn.codegen.cpu.target import IN_FLIGHT, CpuTarget
 from polydyn.codegen.indices import substitute
 from polydyn.codegen.ir import Body, FlatLoad, For, If, Let, Node, Store, consume
 from polydyn.codegen.kernel import Kernel
@@ -35,8 +35,6 @@ from polydyn.schedules.tree.names import MarkName, extent, it
 from polydyn.schedules.tree.scheduled import Scheduled
 from polydyn.schedules.tree.windows import LANES, OUTPUTS, PLANES, window
 
-MOST_OUTPUTS = 8
-"""Of a register tile."""
 MOST_TAPS = 256
 """Of all outputs of a tile that are unrolled."""
 MOST_WEIGHTS = 16
@@ -45,12 +43,10 @@ MOST_STEPS = 6
 """Dilation and stride of an iterator of the window that moves with one of the outputs."""
 TILE = 1024
 """Elements of a task along the lane."""
-PLANE_ELEMENTS = 1 << 14
-"""Of the planes of a task, together."""
 OUTPUTS_OF_TILES = (1, 2, 3, 4, 6, 8, 12, 16)
 TILES = (256, 512, 1024, 2048, 4096)
 PLANE_SIZES = (1 << 12, 1 << 13, 1 << 14, 1 << 15, 1 << 16)
-"""What a search may choose instead of MOST_OUTPUTS, TILE and PLANE_ELEMENTS."""
+"""What a search may choose instead of IN_FLIGHT outputs, TILE and the elements of the planes of a task."""
 LEAST_SHARES = 16
 """Of all planes, so that all threads have some."""
 V = Index.of
@@ -102,7 +98,7 @@ def fits(group: Group, band: tuple[str, ...], width: int) -> Axes | None:
     if over and (product(extents[j] for j in unrolled).constant or 1) > MOST_WEIGHTS:
         unrolled = over
     count = product(extents[j] for j in unrolled).constant or 1
-    outputs = min(MOST_OUTPUTS, MOST_TAPS // count, extents[across].constant or MOST_OUTPUTS)
+    outputs = min(IN_FLIGHT, MOST_TAPS // count, extents[across].constant or IN_FLIGHT)
     if outputs < 1 or not unrolled:
         return None
     around = [x for x in band if x not in (lane, across)]
@@ -276,7 +272,8 @@ class WindowKernel(NestKernel):
         moving = frozenset(r.buffer for r in read if across in arrays[r.buffer].address(r.index).symbols())
         live = None if whole else V(extent(it(OUTPUTS)))
         unrolled = tuple(map(it, self.axes.unrolled))
-        tile = Window(it(OUTPUTS), self.axes.outputs, live, unrolled, locals_, moving, partial)
+        origin = self.schedule.map.origins[OUTPUTS].symbol
+        tile = Window(it(OUTPUTS), self.axes.outputs, live, unrolled, locals_, moving, partial, origin)
         if self.axes.planes is None:
             return fold(twins(fold(body), tile))
         (loop,) = body
@@ -288,7 +285,7 @@ class WindowKernel(NestKernel):
         x, extents = self.axes, dict(self.group.backbone.iters)
         most = MOST_TAPS // (product(extents[j] for j in x.unrolled).constant or 1)
         most = min(most, self.extents[x.across].constant or most)
-        planes = {} if x.planes is None else {"planes": beside(PLANE_ELEMENTS, PLANE_SIZES)}
+        planes = {} if x.planes is None else {"planes": beside(self._planes, PLANE_SIZES)}
         outputs = beside(x.outputs, (n for n in OUTPUTS_OF_TILES if n <= most))
         return Choices({"outputs": outputs}, {"along": beside(TILE, TILES)} | planes)
 
@@ -304,10 +301,15 @@ class WindowKernel(NestKernel):
             return launch
         e = self.extents
         plane, count = e[self.axes.across] * e[self.prefix[-1]], e[self.axes.planes]
-        several = minimum(sizes.get("planes", PLANE_ELEMENTS) // maximum(plane, 1), count // LEAST_SHARES)
+        several = minimum(sizes.get("planes", self._planes) // maximum(plane, 1), count // LEAST_SHARES)
         return launch | {f"P_{PLANES}": maximum(several, 1)}
 
     @property
     def launch(self) -> dict[str, Index]:
         """As ``NestKernel``."""
         return self.launched({})
+
+    @property
+    def _planes(self) -> int:
+        """Elements of the planes of a task, together."""
+        return self.target.core.floats // 16

@@ -73,7 +73,7 @@ REGISTERS = 40
 """Registers of a thread (``docs/adr/0005-cuda.md``: 18 to 40)."""
 WIDE_BLOCKS = 4
 """Blocks wanted on a multiprocessor where lanes have vectors of a row, several of which are in flight."""
-SCALAR = CpuTarget("scalar", 1, ())
+SCALAR = CpuTarget("scalar", 1)
 Asked = dict[tuple[Index, int], None]
 """What must be multiples of which number, each once."""
 V = Index.of

@@ -88,6 +88,9 @@ void pdc_write(void *b, i64 i, const void *value, i64 size, int kind, const char
   r->state[i] = own;
 }
 
+/* what an emulated instruction refuses */
+void pdc_fault(const char *what) { fail("%s", what); }
+
 void pdc_lanes(const char *name, i64 stride, i64 lanes) {
   if (stride == 0 && lanes > 1) fail("%lld lanes write one element of %s", (long long)lanes, name);
 }

@@ -675,4 +675,5 @@ static __attribute__((noinline, unused)) void pd_transpose_rows_f32(
 #endif
 #include "pd_storage.h"
 #include "pd_order.h"
+#include "pd_amx.h"
 #endif

@@ -1,6 +1,6 @@
 /* Types of memory only: elements are widened to f32 where they are read, and rounded to nearest even where they are
-   written. Conversions are the processor's where it has them and they are exact: of float16 they are; of bfloat16 its
-   instruction drops subnormal numbers, so that integers round here. */
+   written. Conversions are the processor's where it has them; integers round subnormal numbers to bfloat16, which its
+   instruction drops. */
 #ifndef PD_STORAGE_H
 #define PD_STORAGE_H
 
@@ -158,10 +158,19 @@ PD_INLINE f32 pd_dot2_bf16_i32(i32 a, i32 b) {
 
 /* -- vectors ---------------------------------------------------------------------------------------------------------- */
 PD_INLINE vf32 vwide_bf16(vu16 h) { return (vf32)(__builtin_convertvector(h, vu32) << 16); }
-PD_INLINE vu16 vnarrow_bf16(vf32 x) {
+PD_INLINE vu16 vnarrow_bits_bf16(vf32 x) {
   vu32 u = (vu32)x, nan = (vu32)(x != x), r = (u + 0x7fffu + (u >> 16 & 1u)) >> 16;
   return __builtin_convertvector((r & ~nan) | ((u >> 16 | 0x40u) & nan), vu16);
 }
+#if defined(__AVX512BF16__) && defined(__AVX512DQ__) && PD_W == 16 && !defined(__clang__)
+#define PD_SUBNORMAL 0x20
+PD_INLINE vu16 vnarrow_bf16(vf32 x) {                             /* the instruction takes subnormal numbers for 0 */
+  if (__builtin_expect(__builtin_ia32_fpclassps512_mask(x, PD_SUBNORMAL, 0xffff), 0)) return vnarrow_bits_bf16(x);
+  return (vu16)__builtin_ia32_cvtneps2bf16_v16sf(x);
+}
+#else
+PD_INLINE vu16 vnarrow_bf16(vf32 x) { return vnarrow_bits_bf16(x); }
+#endif
 #define PD_LANEWISE(T)                                                                                                \
   PD_INLINE vf32 vwide_##T(vu16 h) { vf32 v; for (int l = 0; l < PD_W; ++l) v[l] = pd_read_##T(h[l]); return v; }       \
   PD_INLINE vu16 vnarrow_##T(vf32 x) { vu16 v; for (int l = 0; l < PD_W; ++l) v[l] = pd_write_##T(x[l]); return v; }

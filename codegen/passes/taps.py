@@ -40,6 +40,7 @@ from polydyn.codegen.ir import (
     with_bodies,
 )
 from polydyn.codegen.passes.hoist import comparison, hoist_masks
+from polydyn.codegen.passes.reach import end_of, reached
 from polydyn.codegen.passes.registers import keep_loads, registers, share_loads, unroll
 from polydyn.codegen.passes.unzip import unzip
 from polydyn.schedules.errors import CodegenError
@@ -58,6 +59,7 @@ class Window:
     ``outputs``: the loop over its outputs, ``count`` of them, of which ``live`` exist (None: all). ``loops``: of the
     window that are unrolled too; the others stay. ``sums``: buffers of sums and results -> dtype, one vector for each
     output. ``moving``: buffers that different outputs read at different places. ``partial``: not all lanes exist.
+    ``origin``: the symbol of the first output's place.
     """
 
     outputs: str
@@ -67,6 +69,7 @@ class Window:
     sums: Mapping[str, str]
     moving: frozenset[str]
     partial: bool = False
+    origin: str = ""
 
 
 @dataclass(frozen=True)
@@ -202,7 +205,7 @@ class _Guards:
             c = comparison(part)
             if c is None:
                 raise CodegenError(f"a guard of a tap is no conjunction of comparisons: {part}")
-            e = _nonnegative(c)
+            e = end_of(c)
             fixed = not self._varies(e)
             self.lines.extend([e] if fixed else [])
             conditions += [] if fixed and lines else [c]
@@ -226,12 +229,6 @@ class _Guards:
 
 def _has_loads(v: Value) -> bool:
     return any(isinstance(x, FlatLoad) for x in walk_value(v))
-
-
-def _nonnegative(c: Compare) -> Index:
-    """What is >= 0 exactly where the comparison holds."""
-    a, b = (c.left, c.right) if c.relation in (">=", ">") else (c.right, c.left)
-    return a - b - (1 if c.relation in ("<", ">") else 0)
 
 
 def _ends(i: Index, kind: str) -> tuple[Index, ...]:
@@ -446,12 +443,9 @@ def _emitted(groups: Sequence[Sequence[_Tap]], window: Window, fresh: Iterator[i
     """Groups under their conditions; those of all groups are asked once, those of neighbours once too."""
     if not groups:
         return ()
-    asked = []
-    for g in groups:
-        # what one output that exists reads may be read: dead outputs of the tile add it too, and are not stored
-        live = min(t.live for t in g)
-        more = (Compare("<", V(live), window.live),) if live and window.live is not None else ()
-        asked.append((*more, *g[0].conditions))
+    # what one output that exists reads may be read: dead outputs of the tile add it too, and are not stored
+    first = [(min(t.live for t in g), g[0].conditions) for g in groups]
+    asked = reached(first, window.live, window.count, window.origin)
     common = tuple(c for c in asked[0] if all(c in x for x in asked))
     out: list[Node] = []
     for g, conditions in zip(groups, asked, strict=True):

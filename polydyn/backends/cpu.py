@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from polydyn.backends.base import BF16, TF32X3, Kernels, Options, Target
+from polydyn.build.compiler import find_compiler, required_features
 from polydyn.build.features import architecture, machine_features
 from polydyn.codegen.cpu.target import AVX2, AVX512, NEON, CpuTarget, leaf_headers
 from polydyn.errors import UnsupportedError
@@ -18,22 +19,29 @@ from polydyn.lowering.place_cpu import KernelBuilder
 from polydyn.program.index_checks import with_kept_indices
 from polydyn.program.parallel_launches import join_waves
 from polydyn.program.plan import HostPlan
-from polydyn.search.outcomes import ChosenByRecords
+from polydyn.search.hardware import Hardware, asked, calibrated
+from polydyn.search.outcomes import ChosenByRecords, first_machine
 from polydyn.search.records import Records
 from polydyn.search.strategies import strategy
 
-NAMED = {"cpu:avx512": AVX512, "cpu:avx2": AVX2, "cpu:neon": NEON}
+AMX = replace(AVX512, quads=True, amx=True)
+NAMED = {"cpu:avx512": AVX512, "cpu:avx2": AVX2, "cpu:neon": NEON, "cpu:amx": AMX, "cpu:amx-emulated": AMX}
+"""Targets besides this machine's processor; the last one has the matrix unit in C, for tests."""
+UNIT = {"amx_tile", "amx_bf16", "amx_int8"}
+"""Features of a matrix unit that kernels use."""
 
 
 def cpu_target(name: str) -> CpuTarget:
     """The code generator's view of a CPU target. UnsupportedError: there is none of that name."""
     if name == "cpu":
         if architecture() in ("aarch64", "arm64"):
-            return NEON
+            return replace(NEON, core=asked(NEON.core))
         features = machine_features()
         if {"avx512f", "avx512dq", "avx512bw", "avx512vl"} <= features:
-            return replace(AVX512, quads="avx512_vnni" in features)
-        return replace(AVX2, quads="avx_vnni" in features)
+            unit = features >= UNIT and set(required_features(find_compiler(), name)) >= UNIT
+            wide = AMX if unit else replace(AVX512, quads="avx512_vnni" in features)
+            return replace(wide, core=asked(wide.core))
+        return replace(AVX2, quads="avx_vnni" in features, core=asked(AVX2.core))
     if name not in NAMED:
         raise UnsupportedError(
             f"target {name} is not built",
@@ -66,8 +74,14 @@ class Cpu(Target):
         """As ``Target``."""
         tuner = None
         if records is not None:
+            self.calibrate(first_machine(records, self.processor.name))
             tuner = ChosenByRecords(records, strategy(self.options.strategy).name, self.processor, self.name)
         return KernelBuilder(plan, self.processor, tuner, rounded=self.options.precision == BF16)
+
+    def calibrate(self, machine: Hardware | None) -> None:
+        """Sizes that nobody chooses follow from this machine's description, if there is one."""
+        if machine is not None:
+            self.processor = replace(self.processor, core=calibrated(self.processor.core, machine))
 
     def place(self, builder: Builder, made: Callable[[Sequence[Placed]], None] = lambda _: None) -> Kernels:
         """As ``Target``; outputs that are another tensor in another shape are not copied."""

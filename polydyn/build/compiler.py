@@ -45,11 +45,15 @@ TARGETS = {
     "cpu:baseline": (),
     "cpu:avx2": ("-march=x86-64-v3",),
     "cpu:avx512": ("-march=x86-64-v4",),
+    "cpu:amx": ("-march=sapphirerapids",),
+    "cpu:amx-emulated": ("-march=x86-64-v4", "-DPD_AMX_EMULATED"),
     "cpu:neon": ("-march=armv8-a",),
 }
 """Target name -> the flags that choose the instruction set."""
 
-ARCHITECTURES = {"cpu:avx2": "x86_64", "cpu:avx512": "x86_64", "cpu:neon": "aarch64"}
+ARCHITECTURES = {
+    **dict.fromkeys(("cpu:avx2", "cpu:avx512", "cpu:amx", "cpu:amx-emulated"), "x86_64"), "cpu:neon": "aarch64"
+}  # fmt: skip
 """Target name -> the architecture of its code; other targets have that of this machine."""
 
 

@@ -7,7 +7,6 @@ from collections.abc import Collection, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 
-from polydyn.codegen.cpu.shares import SHARED_ELEMENTS
 from polydyn.fusion.plan import FusedGroup, FusionPlan
 from polydyn.fusion.products import NARROW, group_size, is_windowed
 from polydyn.graph.ir import Compute
@@ -74,14 +73,15 @@ class ContractGroup:
 
 def lower_contract(
     plan: FusionPlan, group: FusedGroup, width: int, promotion: bool = False, along_k: Collection[str] = (),
-    kinds: Sequence[Words] = (PAIRS,),
+    kinds: Sequence[Words] = (PAIRS,), shared: int = 0,
 ) -> ContractGroup | None:  # fmt: skip
     """The matmul-like form, or None when no pair of iterators separates the operands.
 
     ``width``: columns of a panel of packed constants; with 0 they stay as they are, but for those of the dtypes
     ``along_k``, laid out along the reduction where that allows copies of 16 bytes. ``promotion``: the target can
     copy a row operand to scratch; without it there are no prologues. ``kinds``: of words that it multiplies;
-    ``ROUNDED`` among them: products of float32 round their operands where they can be words.
+    ``ROUNDED`` among them: products of float32 round their operands where they can be words. ``shared``: elements of
+    columns that stay in a cache, and may be read again for every line of rows.
     """
     first = group.nodes[0]
     if promotion and width and _narrow_groups(flatten(plan, group, first), width):
@@ -89,16 +89,16 @@ def lower_contract(
     if promotion and (nibbles := _lower_nibbles(plan, group, width)):
         return nibbles
     if ROUNDED in kinds:
-        if (words := _lower_pixels(plan, group, width, kinds)) and words.in_words:
+        if (words := _lower_pixels(plan, group, width, kinds, shared)) and words.in_words:
             return words
         kinds = [k for k in kinds if k != ROUNDED]
     if promotion and (group.prologue or is_windowed(first) or _converts(first)):
-        found = _lower_pixels(plan, group, width, kinds)
+        found = _lower_pixels(plan, group, width, kinds, shared)
         if found is not None or group.prologue or is_windowed(first):
             return found
     if promotion and _widens(first):
         dot = _lower_matrix(plan, group, width, along_k)
-        return dot if dot and dot.dot else _lower_pixels(plan, group, width, kinds) or dot
+        return dot if dot and dot.dot else _lower_pixels(plan, group, width, kinds, shared) or dot
     return _lower_matrix(plan, group, width, along_k)
 
 
@@ -196,7 +196,9 @@ def _widens(n: Compute) -> bool:
     return any(not isinstance(v, Load) and read_of(v) for v in n.body.args)
 
 
-def _lower_pixels(plan: FusionPlan, group: FusedGroup, width: int, kinds: Sequence[Words]) -> ContractGroup | None:
+def _lower_pixels(
+    plan: FusionPlan, group: FusedGroup, width: int, kinds: Sequence[Words], shared: int
+) -> ContractGroup | None:
     """The form of a convolution, or of another product whose row operand is more than a load, as words always are."""
     flat = tuple(flatten(plan, group, n) for n in group.nodes)
     found = None if any(n.inner for n in flat) else as_matrix_product(plan, flat, longest=not width)
@@ -211,7 +213,7 @@ def _lower_pixels(plan: FusionPlan, group: FusedGroup, width: int, kinds: Sequen
     strips = _lower_strips(plan, group, flat, width, () if floats else kinds) if plain else None
     if strips is not None:
         return strips
-    lines = in_place(plan, flat) if plain and floats and _stay(core, roles) else None
+    lines = in_place(plan, flat) if plain and floats and _column_elements(core, roles) <= shared else None
     if lines is not None:
         nodes, roles = lines
         return _Builder(plan, group, nodes[0], nodes, roles, width).build()
@@ -245,10 +247,10 @@ def _lower_strips(
     return replace(built, fill=True, in_words=bool(kinds))
 
 
-def _stay(n: FlatNode, roles: Roles) -> bool:
-    """Whether all columns stay in the cache, and may be read again for every line of rows."""
+def _column_elements(n: FlatNode, roles: Roles) -> int:
+    """Of all columns, which are constants."""
     sizes = dict((*n.shared, *n.reduction))
-    return int(product(sizes[x] for x in (roles.col, roles.block, *roles.inner))) <= SHARED_ELEMENTS
+    return int(product(sizes[x] for x in (roles.col, roles.block, *roles.inner)))
 
 
 def _few_columns(plan: FusionPlan, n: FlatNode, roles: Roles) -> bool:

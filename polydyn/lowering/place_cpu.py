@@ -9,6 +9,7 @@ from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 from polydyn.codegen.cpu.attention import AttentionKernel
 from polydyn.codegen.cpu.decoding import FEW_ROWS, DecodingKernel
 from polydyn.codegen.cpu.dot import COLUMNS, LEAST_ROWS, LEAST_STEPS, DotKernel
+from polydyn.codegen.cpu.matrix import MatrixKernel
 from polydyn.codegen.cpu.order import OrderKernel
 from polydyn.codegen.cpu.product import ContractKernel
 from polydyn.codegen.cpu.rows import NestKernel
@@ -16,6 +17,7 @@ from polydyn.codegen.cpu.serial import SerialKernel
 from polydyn.codegen.cpu.target import CpuTarget
 from polydyn.codegen.cpu.windows import WindowKernel, fits
 from polydyn.codegen.kernel import Kernel
+from polydyn.codegen.passes.matrix import SIDE
 from polydyn.fusion.plan import FusedGroup, FusionPlan
 from polydyn.lowering.attention import AttentionGroup, lower_attention
 from polydyn.lowering.contract import ContractGroup, lower_contract, missing_to_turn
@@ -47,6 +49,8 @@ KINDS: dict[type, str] = {
 """What names of kernels begin with."""
 
 
+IN_TILES = f"from {SIDE} rows on: tiles of the matrix unit (AMX)"
+"""Why a product has a kernel of that kind."""
 SizedKernel: TypeAlias = NestKernel | AttentionKernel
 """What builds a kernel that is no product, with the sizes that it may have (``choices``)."""
 K = TypeVar("K", ContractKernel, SizedKernel)
@@ -102,7 +106,9 @@ class KernelBuilder(Builder):
         rounded = self.rounded and group.nodes[0].body.dtype == "float32"
         bytes_ = (QUADS, replace(PAIRS, least=QUADS.least)) if self.target.quads else (PAIRS,)
         kinds = (*bytes_, *((ROUNDED,) if rounded else ()))
-        form = lower_contract(self.plan, group, self.target.width, promotion=True, kinds=kinds)
+        form = lower_contract(
+            self.plan, group, self.target.width, promotion=True, kinds=kinds, shared=self.target.core.shared
+        )
         if rounded:
             self.products[group.nodes[0].output] = form is not None and form.in_words
         return form
@@ -190,6 +196,12 @@ class KernelBuilder(Builder):
             proofs.prove_contract(few.schedule, few.tiles())
             if few.product.in_bytes:
                 return replace(place, kernels=(few.build(),))
+        matrix = None
+        if MatrixKernel.fits(kernel.product, form.fill):
+            matrix = MatrixKernel(f"matrix_{place.key[:12]}", group, roles, self.target, form.packed, None, form.fill)
+            proofs.prove_contract(matrix.schedule, matrix.tiles())
+            if matrix.product.rows.constant is not None:
+                return replace(place, kernels=(matrix.build(),), reasons=(IN_TILES,))
         if tuned is None:
             found = replace(place, kernels=(kernel.build(),))
         else:
@@ -198,6 +210,8 @@ class KernelBuilder(Builder):
             return _with_few(few, found)
         if form.turned:
             found = self._with_turned(form.turned, found)
+        if matrix is not None:
+            return _with_matrix(matrix, found)
         if form.dot or form.fill or not DotKernel.fits(group, roles):
             return found
         dot = DotKernel(f"dot_{place.key[:12]}", group, roles, self.target, form.packed)
@@ -297,6 +311,11 @@ def _with_dot(dot: DotKernel, others: Placed) -> Placed:
     rows = minimum(LEAST_ROWS - x.rows, x.columns - 1)  # one column costs nothing to pack
     missing = maximum(x.columns - COLUMNS, LEAST_STEPS - x.steps, rows)
     return _with(others, dot, missing, 0, f"up to {COLUMNS} columns: vectors along the reduction")
+
+
+def _with_matrix(matrix: MatrixKernel, others: Placed) -> Placed:
+    """The place with one kernel more, for rows that fill a tile of the matrix unit."""
+    return _with(others, matrix, SIDE - matrix.product.rows, 0, IN_TILES)
 
 
 def _with(others: Placed, kernel: ContractKernel, measure: Index, most: int, reason: str) -> Placed:

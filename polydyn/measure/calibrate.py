@@ -14,18 +14,17 @@ from pathlib import Path
 from polydyn.build.cache import FileCache, digest
 from polydyn.build.compiler import build_library
 from polydyn.build.features import data_cache, machine_features
-from polydyn.codegen.cpu.target import CpuTarget
+from polydyn.codegen.cpu.target import STARTED, CpuTarget
 from polydyn.errors import BuildError
 from polydyn.measure.cpu_timing import TIMER
 from polydyn.measure.workers import Workers
 from polydyn.runtime.c import sources
-from polydyn.search.hardware import Hardware, cpu
+from polydyn.search.hardware import Hardware, asked, cpu
 
 FMA_STEPS, CACHED_BYTES, MEMORY_BYTES, TIMES = 1 << 16, 256 << 10, 128 << 20, 8
 FORMAT = "3"
-L2, WAYS = 1 << 20, 8
-"""Of a core's second cache the bytes, of its first the ways, where the system does not say."""
-REGISTERS = {"avx512": 32, "neon": 32}
+WAYS = 8
+"""Of a core's first cache, where the system does not say."""
 
 
 def machine(target: CpuTarget, build: str, threads: int) -> Hardware:
@@ -76,14 +75,14 @@ def calibrate(target: CpuTarget, build: str, threads: int) -> Hardware:
         cached = 64 * CACHED_BYTES / seconds(workers, 1, [CACHED_BYTES, 4096], [CACHED_BYTES // 4, 64], 1)
         share = MEMORY_BYTES // 4 // threads
         memory = 4 * share * threads / seconds(workers, 1, [MEMORY_BYTES, 4096], [share, 1], threads)
-    (_, ways), (l2, _) = data_cache(1) or (0, WAYS), data_cache(2) or (L2, 0)
+    core, (_, ways) = asked(target.core), data_cache(1) or (0, WAYS)
     return cpu(
         threads,
-        l2=l2,
+        l2=core.l2,
         ways=ways,
         lanes=target.width,
-        registers=REGISTERS.get(target.name, 16),
-        hertz=fma / (4 * target.width),
+        registers=core.registers,
+        hertz=fma / (2 * STARTED * target.width),
         l2_bandwidth=cached,
         memory_bandwidth=memory,
         name=processor(),

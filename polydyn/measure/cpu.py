@@ -24,6 +24,7 @@ from polydyn.measure.side import How, Side
 from polydyn.search.backbone import Problem, canonical, digest_of
 from polydyn.search.bench import Bench
 from polydyn.search.gain import GAIN, gain_over
+from polydyn.search.hardware import Hardware
 from polydyn.search.outcomes import Search, outcome
 from polydyn.search.records import Record
 from polydyn.search.sized import search_sizes
@@ -45,9 +46,12 @@ def tasks_of(
     return [task for task in found.values() if not isinstance(task, Declined)]
 
 
-def placed_builder(graph: Graph, target: str, options: Options) -> tuple[KernelBuilder, CpuTarget]:
-    """What has placed the kernels of a graph of primitives."""
+def placed_builder(
+    graph: Graph, target: str, options: Options, machine: Hardware | None = None
+) -> tuple[KernelBuilder, CpuTarget]:
+    """What has placed the kernels of a graph of primitives, for a machine that is described."""
     backend = Cpu(target, options)
+    backend.calibrate(machine)
     builder = backend.builder(backend.fuse(backend.rewrite(graph)))
     backend.place(builder)
     return builder, backend.processor
@@ -86,7 +90,7 @@ class CpuSide(Side[Any]):
 
     def tasks(self, graph: Graph, options: Options) -> list[PlacedTask[Any]]:
         """As ``Side``; products first."""
-        builder, processor = placed_builder(graph, self.target, options)
+        builder, processor = placed_builder(graph, self.target, options, self.hardware)
         every: dict[str, PlacedTask[Any] | Declined] = {**products(builder, processor, self.target)}
         every |= others(builder, self.target)
         self.declined = {label: task.reason for label, task in every.items() if isinstance(task, Declined)}

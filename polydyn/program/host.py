@@ -63,6 +63,7 @@ def host_program(plan: HostPlan, constant_offsets: Mapping[str, int], weight_byt
     launches, functions = launch_tables(plan, values, order)
     tables |= launches
     scalars = _counts(plan, tables) | {"value_count": values.count, "weight_bytes": weight_bytes}
+    scalars |= {"amx": 1} if any(k.amx for k in plan.kernels) else {}
     declarations = "\n".join(f"pd_kernel {k.name};" for k in plan.kernels if not plan.on_device)
     arrays = "\n".join(
         f"static const {kind} {name}[] = {{\n    {_rows(rows) or '0'}\n}};" for name, (kind, rows) in tables.items()

@@ -7,11 +7,18 @@ threads on a CPU. The *local* memory is where a block tile lives: shared memory,
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from polydyn.build.features import data_cache
+from polydyn.codegen.cpu.target import STARTED, Core
 from polydyn.errors import UnsupportedError
 from polydyn.search.backbone import digest_of
+
+MOST_CACHED = 2 << 20
+"""Bytes of a second cache that are believed: virtual machines report more, and cores may share it."""
+READ_STEP = 16
+"""Bytes a cycle that a measured bandwidth is rounded to, so that one measurement hardly differs from the next."""
 
 
 @dataclass(frozen=True)
@@ -100,7 +107,7 @@ def cpu(
 
     A step of an integer product counts as one of floats: the same vectors, and words of bytes in the same pipes.
     """
-    rate = hertz * 2 * 2 * lanes
+    rate = hertz * 2 * STARTED * lanes
     wide = {"float32": lanes, "int32": lanes, "float64": lanes // 2}
     return Hardware(
         f"{name}:{threads}x{lanes}",
@@ -120,3 +127,16 @@ def cpu(
         ),
         ways=ways,
     )
+
+
+def asked(core: Core) -> Core:
+    """A core with the second cache that this machine's system describes; where it does not, as it was."""
+    l2, _ = data_cache(2) or (core.l2, 0)
+    return replace(core, l2=min(l2, MOST_CACHED))
+
+
+def calibrated(core: Core, machine: Hardware) -> Core:
+    """A core with the second cache of a CPU that was measured."""
+    hertz = machine.peak("float32") / machine.units / (2 * machine.lanes * STARTED)
+    read = round(machine.local_bandwidth / hertz / READ_STEP) * READ_STEP
+    return replace(core, l2=machine.local_bytes, read=max(READ_STEP, read))

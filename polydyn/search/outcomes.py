@@ -118,6 +118,12 @@ def searches(records: Records, task: Task[Any], strategy: str) -> list[Search]:
     return [s for k, s in enumerate(ordered) if k == 0 or s.hardware.units != ordered[k - 1].hardware.units]
 
 
+def first_machine(records: Records, target: str) -> Hardware | None:
+    """The machine of the searches for a processor, that of fewest threads; None: there are none."""
+    found = {r.hardware for r in records.rows(kind=KIND) if r.group.target == target}
+    return min(found, key=lambda m: (m.units, m.digest), default=None)
+
+
 def _pairs(data: list[tuple[str, int]]) -> tuple[tuple[str, int], ...]:
     return tuple((n, int(v)) for n, v in data)
 

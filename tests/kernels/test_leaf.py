@@ -27,6 +27,8 @@ PAIR(max) PAIR(min)
 ONE(hsum) ONE(hmax) ONE(hmin) ONE(hprod) ONE64(hsum) ONE64(hmax)
 OPEN void t_exp(const f32 *a, f32 *c) {
   for (i64 i = 0; i < 16; i += PD_W) vstore_f32(c, i, pd_exp_vf32(vload_f32(a, i))); }
+OPEN void t_bf16(const f32 *a, u16 *c, int64_t n) {
+  for (i64 i = 0; i < n; i += PD_W) vstore_u16(c, i, vnarrow_bf16(vload_f32(a, i))); }
 OPEN void t_tail(f32 *a, int64_t n) { vstorem_f32(a, 0, vloadm_f32(a, 0, n) + 1.0f, n); }
 """
 
@@ -91,3 +93,17 @@ def test_masked_lanes_touch_nothing_beyond_a_page(width: int) -> None:
         leaf(width).t_tail(ctypes.c_void_p(begin + page - 4 * n), ctypes.c_int64(n))
     assert whole[page // 4 - 1] == width
     assert protect(ctypes.c_void_p(begin + page), ctypes.c_size_t(page), 3) == 0
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_rounding_to_bfloat16_keeps_subnormal_numbers_and_nan(width: int) -> None:
+    """Every upper half with what is below, at and above a tie; vectors of neighbours, and of all kinds of numbers."""
+    lower = np.array([0, 1, 0x7FFF, 0x8000, 0x8001, 0xFFFF], np.uint32)
+    bits = (np.arange(1 << 16, dtype=np.uint32) << 16 | lower[:, None]).reshape(-1)
+    nan = (bits & 0x7FFFFFFF) > 0x7F800000
+    nearest = (bits.astype(np.uint64) + 0x7FFF + (bits >> 16 & 1) >> 16).astype(np.uint16)
+    expected = np.where(nan, bits >> 16 | 0x40, nearest).astype(np.uint16)
+    for order in (np.arange(bits.size), np.random.default_rng(0).permutation(bits.size)):
+        numbers, got = bits[order].view(F), np.zeros(bits.size, np.uint16)
+        leaf(width).t_bf16(*(ctypes.c_void_p(a.ctypes.data) for a in (numbers, got)), ctypes.c_int64(bits.size))
+        np.testing.assert_array_equal(got, expected[order])

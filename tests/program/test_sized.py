@@ -24,7 +24,7 @@ from polydyn.schedules.decision import Leaf, Split
 from polydyn.search.backbone import Problem, Tile
 from polydyn.search.cost import MacroKernel
 from polydyn.search.hardware import cpu
-from polydyn.search.outcomes import LEAST_GAIN, outcome, search_record
+from polydyn.search.outcomes import LEAST_GAIN, Search, outcome, search_record
 from polydyn.search.records import Records
 from polydyn.search.sized import search_sizes
 from polydyn.search.spaces.space import Usage
@@ -110,3 +110,15 @@ def test_rows_have_no_size_and_say_so(tmp_path: Path) -> None:
     (group,) = tune(models.layer_norm(8), tmp_path / "r.db", threads=1)
     assert group.declined == ROWS and not group.tuples
     assert any(n.endswith(ROWS) for n in plan_program(models.layer_norm(8), records=tmp_path / "r.db").notes)
+
+
+def test_sizes_that_nobody_chose_follow_the_machine_of_the_records(tmp_path: Path) -> None:
+    other, small = placed(CASES["map"][0])[-1].task, replace(cpu(1), local_bytes=3 << 15)
+    with Records.open(tmp_path / "r.db") as records:
+        records.put([search_record(Search("polydyn", (DEFAULT,), 1, small, Leaf(0)), other)])
+    rows = models.unary("Softmax", ["R", "C"])
+    plans = [plan_program(rows, records=r) for r in (None, tmp_path / "r.db")]
+    assert [f"rows are kept in scratch up to {3 << 15} bytes" in str(p.kernels[0].notes) for p in plans] == [
+        False,
+        True,
+    ]

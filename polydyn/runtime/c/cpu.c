@@ -1,5 +1,6 @@
 /* cpu.c: running a program on the CPU: its arena, its threads, the launch loop. */
 #define _GNU_SOURCE
+#include <errno.h>
 #include <inttypes.h>
 #include <stdatomic.h>
 #include <stdlib.h>
@@ -25,7 +26,25 @@ static const pd_plan *const plan = &pd_the_plan;
 const int64_t pd_arena_align = 64;
 #define HUGE_PAGE (2 << 20)
 
-int32_t pd_place_program(pd_program *p) { return (p->place = pd_pool_new()) ? PD_OK : PD_MEMORY; }
+/* Linux gives a process the state of the matrix unit only when it asks (arch/x86, xstate). */
+#if defined(__linux__) && defined(__AMX_TILE__)
+#include <sys/syscall.h>
+#include <unistd.h>
+#define ARCH_REQ_XCOMP_PERM 0x1023
+#define XFEATURE_XTILEDATA 18
+static int32_t ask_for_tiles(void) {
+    if (!syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA)) return PD_OK;
+    return pd_fail(PD_USAGE, "the system refuses this process the matrix unit (AMX): %s. Compile for cpu:avx512, or allow"
+                             " arch_prctl(ARCH_REQ_XCOMP_PERM), which Linux has from 5.16 on", strerror(errno));
+}
+#else
+static int32_t ask_for_tiles(void) { return PD_OK; } /* the emulation needs nothing */
+#endif
+
+int32_t pd_place_program(pd_program *p) {
+    int32_t code = plan->amx ? ask_for_tiles() : PD_OK;
+    return code != PD_OK ? code : (p->place = pd_pool_new()) ? PD_OK : PD_MEMORY;
+}
 void pd_displace_program(pd_program *p) {
     if (!p->borrowed) pd_pool_free(p->place);
 }

@@ -176,6 +176,7 @@ typedef struct {
     int32_t buffer_count, slot_count, copy_count, launch_count, launch_buffer_count, launch_symbol_count;
     int32_t input_dim_count, output_dim_count, index_check_count, wave_count;
     int32_t kernel_count, candidate_count, map_count, device_check_count;
+    int32_t amx; /* whether a kernel uses the matrix unit, for which a process needs a permission */
     int64_t weight_bytes;
     const pd_io *inputs, *outputs;
     const pd_source *sources;

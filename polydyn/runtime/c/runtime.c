@@ -23,7 +23,7 @@ EXPORT int32_t pd_open(const char *path, const void *memory, int64_t offset, int
     if (code != PD_OK) {
         if (p) pd_log_free(p->log);
         free(p);
-        return fail(code, "out of memory");
+        return code == PD_MEMORY ? fail(code, "out of memory") : code;
     }
     code = pd_find_weights(p, path, memory, offset, bytes);
     p->constants = p->weights;

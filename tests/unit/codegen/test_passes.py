@@ -8,7 +8,7 @@ from itertools import product
 
 import pytest
 
-from polydyn.codegen.cpu.shares import PIECE, PIECES, even_shares, in_pieces, row_blocks
+from polydyn.codegen.cpu.shares import PIECE, PIECES, even_shares, in_pieces, pieces_of, row_blocks
 from polydyn.codegen.ir import (
     Body,
     Call,
@@ -330,7 +330,8 @@ def test_several_threads_get_pieces_where_dividing_costs_nothing() -> None:
         packs: bool = False,
     ) -> tuple[int, int]:  # fmt: skip
         given = dict(zip(("B_i", "B_j"), map(ix, blocks), strict=True))
-        got = in_pieces(given, *map(ix, tiles), ix(threads), ix(others), ix(work), packs)
+        number = pieces_of(ix(work), ix(threads), 16)
+        got = in_pieces(given, *map(ix, tiles), ix(threads), ix(others), number, packs)
         return got["B_i"].evaluate({}), got["B_j"].evaluate({})
 
     assert pieces((1, 1), (40, 16), threads=1) == (1, 1), "one thread has nobody to wait for"
@@ -340,7 +341,8 @@ def test_several_threads_get_pieces_where_dividing_costs_nothing() -> None:
     assert pieces((2, 48), (16, 48), threads=64) == (4, 48), "three tasks each, not one or two"
     assert pieces((2, 1), (400, 2), packs=True) == (2, 2), "but columns are not packed again"
     assert pieces((1, 1), (40, 16), others=12) == (1, 2) and pieces((1, 1), (40, 16), others=16) == (1, 1), "batches"
-    assert pieces((1, 2), (40, 64), work=2 * PIECE) == (1, 2) and pieces((1, 2), (40, 64), work=6 * PIECE) == (1, 6)
+    assert pieces((1, 2), (40, 64), work=32 * PIECE) == (1, 2)
+    assert pieces((1, 2), (40, 64), work=96 * PIECE) == (1, 6)
     assert pieces((1, 1), (0, 0), work=0) == (1, 1) and pieces((1, 1), (1, 0), others=0) == (1, 1)
 
 

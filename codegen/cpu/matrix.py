@@ -1,0 +1,116 @@
+"""Products of words by a processor's matrix unit (AMX): register tiles of 2 x 2 tiles of 16 rows and 16 columns.
+
+Panels, copies of rows, shares and epilogues are those of other products of words. A micro-kernel leaves its sums in
+memory, and the loop behind it makes the results (``codegen/passes/epilogues.py``). One micro-kernel serves 16 rows and
+one 17 to 32: no balanced tile has fewer where there are 16.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from polydyn.codegen.cpu.contraction import Contraction
+from polydyn.codegen.cpu.plan import ContractTuple, Plan
+from polydyn.codegen.cpu.product import ContractKernel
+from polydyn.codegen.cpu.register_tile import RegisterTile
+from polydyn.codegen.ir import Body, Call, For, Let, walk
+from polydyn.codegen.kernel import Kernel
+from polydyn.codegen.passes.bind import bind
+from polydyn.codegen.passes.matrix import ADDED, SIDE, Unit, matrix_tiles
+from polydyn.codegen.pipeline import Step
+from polydyn.schedules.expr import FromIndex, Op, read_of
+from polydyn.schedules.group.words import stored_parts
+from polydyn.schedules.index import ONE, ZERO, Index
+from polydyn.schedules.tree.names import c, extent, p
+from polydyn.schedules.tree.strategies import FIRST_ROW
+
+DOWN = ACROSS = 2
+"""Tiles of sums of a register tile: two more of each operand are all eight."""
+LEAST_WORDS = 8
+"""Words of steps that an instruction takes at least: with fewer it is no faster than vectors."""
+LIVE = "live_rows"
+"""Rows of a register tile."""
+V = Index.of
+
+
+def words_of(x: Contraction) -> int:
+    """The most words that instructions may take so that all take as many; 0: too few, or nobody knows."""
+    steps = (x.steps * x.inner_steps).constant
+    return next((w for w in range(SIDE, LEAST_WORDS - 1, -1) if steps and steps % w == 0), 0)
+
+
+class MatrixTiles(RegisterTile):
+    """A register tile in tiles of the matrix unit; its sums always wait in memory."""
+
+    def __init__(self, *args: object, **more: object) -> None:
+        super().__init__(*args, **more)  # type: ignore[arg-type]
+        self.long = True
+
+    def row_cases(self) -> list[int]:
+        """One row of tiles, or two."""
+        return sorted({-(-r // SIDE) * SIDE for r in self._rows()})
+
+    def _rows(self) -> list[int]:
+        """Numbers of live rows that occur: from 16 on."""
+        return [r for r in super().row_cases() if r >= SIDE]
+
+    def column_steps(self, width: int) -> tuple[Step, ...]:
+        """As ``RegisterTile``, without vectors."""
+        return tuple(s for s in super().column_steps(width) if s.name not in ("vectorise", "unroll_columns"))
+
+    def row_steps(self, rows: int) -> tuple[Step, ...]:
+        """The points of the tile in instructions."""
+        exact = [r for r in self._rows() if r > SIDE]
+        live = V(SIDE) if rows == SIDE else V(exact[0]) if len(exact) == 1 else V(LIVE)
+        first = (ZERO,) if rows == SIDE else (ZERO, live - SIDE)
+
+        def tiles(body: Body) -> Body:
+            width = max(int(n.hi) for n in walk(body) if isinstance(n, For) and n.var == p("j"))
+            made = matrix_tiles(body, Unit(self.name, first, tuple(range(0, width, SIDE)), words_of(self.product)))
+            following = self.places.map.origin("i", V(c("i")) + 1)
+            return (Let(LIVE, following - V(FIRST_ROW), made),) if live == V(LIVE) else made
+
+        return (
+            Step("rows", "the tile's rows", lambda b: bind(b, {extent(p("i")): live}), (LIVE,)),
+            Step("flatten", "loops of the reduction become one where they walk alike", self._flattened),
+            Step("tiles", "the matrix unit computes the tile", tiles, (c("i"),)),
+        )
+
+
+class MatrixKernel(ContractKernel):
+    """Builds the kernel of a product of words of at least 16 rows."""
+
+    tile_kind = MatrixTiles
+    streams = False
+
+    @staticmethod
+    def fits(x: Contraction, fill: bool) -> bool:
+        """Whether the unit multiplies such words, and they lie as tiles want them. ``fill``: rows are copied."""
+        value, rows = x.accumulation.value, x.rows.constant
+        if not (x.target.amx and isinstance(value, Op) and value.name in ADDED and words_of(x)):
+            return False
+        if x.footprint is not None or (rows is not None and rows < SIDE):
+            return False
+        column = read_of(x.operands[1])
+        return column is not None and column.buffer in x.packed and (fill or _in_lines(x))
+
+    def sizes(self, chosen: ContractTuple | None, fill: bool) -> Plan:
+        """All of the reduction at once, so that sums stay in their tiles."""
+        plan, n = super().sizes(chosen, fill), self.product.columns.constant
+        across = ACROSS if n is None else min(ACROSS, -(-n // SIDE))
+        return replace(plan, rows=DOWN * SIDE, vectors=across, block=self.product.steps, blocks=ONE, carrier=None)
+
+    def emitted(self, kernel: Kernel, body: Body) -> Kernel:
+        """As ``ContractKernel``, between the calls that give the tiles their shapes and take them away."""
+        begin = Call("pd_amx_begin", (FromIndex("int64", V(words_of(self.product))),))
+        notes = (*kernel.notes, "in tiles of the matrix unit (AMX)")
+        return super().emitted(replace(kernel, amx=True, notes=notes), (begin, *body, Call("pd_amx_end")))
+
+
+def _in_lines(x: Contraction) -> bool:
+    """Whether rows that are not copied lie at a constant distance, and the words of one are one line."""
+    row = stored_parts(x.operands[0])
+    if row is None or x.roles.inner:
+        return False
+    _, rest = x.group.arrays[row.buffer].address(row.index).split(x.roles.row)
+    return x.roles.row not in rest.symbols()

@@ -1,0 +1,128 @@
+"""Products in tiles of the matrix unit (AMX), which no machine here has: disassembled, and emulated strictly."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import onnx
+import pytest
+
+from polydyn import Options
+from polydyn.backends import cpu
+from polydyn.build.features import machine_features
+from polydyn.checked import CheckedProgram, CheckError
+from polydyn.compiler import plan_program
+from polydyn.errors import PolydynError
+from polydyn.program.assemble import build_artifact, build_program
+from polydyn.program.plan import HostPlan
+from polydyn.runtime.native import Native
+from tests.support.quantized import quantized_model
+from tests.support.tiny import node
+
+pytestmark = pytest.mark.skipif("avx512bw" not in machine_features(), reason="the emulation is for AVX-512")
+EMULATED = "cpu:amx-emulated"
+RNG = np.random.default_rng(7)
+W, B = RNG.standard_normal((96, 50)).astype(np.float32), RNG.standard_normal(50).astype(np.float32)
+PLAIN, MOVED = (RNG.integers(-128, 128, s).astype(np.int8) for s in ((128, 40), (40, 9)))
+
+
+def products(rows: str | int = "M") -> onnx.ModelProto:
+    """A layer of float32, bytes that are read where they lie, bytes that are copied: 3, 2 and 1 instructions deep."""
+    nodes = [
+        node("MatMul", "x w", "t"), node("Add", "t b", "u"), node("Relu", "u", "f"), node("MatMulInteger", "a p", "g"),
+        node("MatMulInteger", "c q", "h"),
+    ]  # fmt: skip
+    inputs: Any = {"x": ("float32", ["N", rows, 96]), "a": ("uint8", [rows, 128]), "c": ("int8", [rows, 40])}
+    return quantized_model(nodes, inputs, ["f", "g", "h"], w=W, b=B, p=PLAIN, q=MOVED)
+
+
+def feeds(rows: int, batch: int = 1) -> dict[str, np.ndarray]:
+    x = RNG.standard_normal((batch, rows, 96)).astype(np.float32)
+    return {"x": x, "a": RNG.integers(0, 256, (rows, 128)).astype(np.uint8),
+            "c": RNG.integers(-128, 128, (rows, 40)).astype(np.int8)}  # fmt: skip
+
+
+def check(got: dict[str, np.ndarray], given: dict[str, np.ndarray]) -> None:
+    x, w = (v.astype(ml_dtypes.bfloat16).astype(np.float32) for v in (given["x"], W))
+    np.testing.assert_allclose(got["f"], np.maximum(x @ w + B, 0), 1e-5, 1e-4)
+    np.testing.assert_array_equal(got["g"], given["a"].astype(np.int32) @ PLAIN.astype(np.int32))
+    np.testing.assert_array_equal(got["h"], given["c"].astype(np.int32) @ MOVED.astype(np.int32))
+
+
+@pytest.fixture(scope="module")
+def plan() -> HostPlan:
+    return plan_program(products(), target=EMULATED, options=Options(precision="bf16"))
+
+
+def test_products_at_sizes_around_the_tiles(plan: HostPlan) -> None:
+    assert sum(k.amx for k in plan.kernels) == 3
+    program = build_program(plan, target=EMULATED, threads=2)
+    for rows, batch in ((0, 1), (1, 3), (15, 1), (16, 1), (17, 1), (11, 3), (33, 2), (64, 1), (100, 0)):
+        given = feeds(rows, batch)
+        check(program.run(given), given)
+
+
+def test_few_rows_keep_their_vectors(plan: HostPlan) -> None:
+    matrix = {k.name for k in plan.kernels if k.amx}
+    for launch in plan.launches:
+        texts = " ".join(launch.reasons)
+        assert "from 16 rows on" in texts and {c.kernel for c in launch.candidates} & matrix
+
+
+def test_every_access_of_a_tile_is_in_bounds_and_what_was_written(plan: HostPlan) -> None:
+    checked = CheckedProgram(plan)
+    for rows in (16, 17, 45):
+        given = feeds(rows)
+        check(checked.run(given), given)
+
+
+PLANTED = {
+    "no shapes": (r"pd_amx_begin\(\d+\);", "", "none has a shape"),
+    "shapes that stay": (r"pd_amx_end\(\);", "", "were not released"),
+    "one tile as both operands": (r"add_bf16\(0, 4, 6\)", "add_bf16(0, 4, 4)", "not three"),
+    "other shapes": (r"pd_amx_load\(7,", "pd_amx_begin(8); pd_amx_load(7,", "loaded over others"),
+    "rows behind the last": (r"load\(5, rows, (.*?), 64,", r"load(5, rows, \1 + 12 * 64, 64,", "never written"),
+}
+"""What is done to the text, and what must be said."""
+
+
+@pytest.mark.parametrize("what", PLANTED)
+def test_the_emulation_finds_what_the_unit_refuses(what: str) -> None:
+    pattern, new, said = PLANTED[what]
+    m = quantized_model([node("MatMul", "x w", "y")], {"x": ("float32", [40, 32])}, ["y"], w=W[:32, :32])
+    small = plan_program(m, target=EMULATED, options=Options(precision="bf16"))
+    matrix = [replace(k, text=re.sub(pattern, new, k.text)) if k.amx else k for k in small.kernels]
+    assert [k.text for k in matrix] != [k.text for k in small.kernels]
+    with pytest.raises(CheckError, match=said):
+        CheckedProgram(replace(small, kernels=tuple(matrix))).run({"x": feeds(40)["x"][0, :, :32]})
+
+
+def test_the_instructions_are_the_unit_s_and_a_process_without_permission_is_refused(tmp_path: Path) -> None:
+    plan = plan_program(products(40), target="cpu:amx", options=Options(precision="bf16"))
+    artifact, _ = build_artifact(plan, "cpu:amx")
+    assert set(artifact.manifest["features"]) >= cpu.UNIT
+    if shutil.which("objdump"):
+        (tmp_path / "lib.so").write_bytes(artifact.library)
+        text = subprocess.run(["objdump", "-d", tmp_path / "lib.so"], capture_output=True, text=True, check=True).stdout
+        for name in ("ldtilecfg", "tileloadd", "tilezero", "tdpbf16ps", "tdpbusd", "tilestored", "tilerelease"):
+            assert name in text, name
+    if "amx_tile" not in machine_features():
+        with pytest.raises(PolydynError, match="refuses this process the matrix unit"):
+            Native(artifact)
+
+
+def test_this_machine_s_target_takes_the_unit_where_compiler_and_processor_have_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    wide = {"avx512f", "avx512dq", "avx512bw", "avx512vl"}
+    monkeypatch.setattr(cpu, "machine_features", lambda: frozenset(wide | cpu.UNIT))
+    for known, unit in ((wide | cpu.UNIT, True), (wide, False)):
+        monkeypatch.setattr(cpu, "required_features", lambda *_, known=known: tuple(known))
+        assert cpu.cpu_target("cpu").amx == unit
