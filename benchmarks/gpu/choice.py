@@ -10,7 +10,7 @@ Nothing here is measured: it shows what the model thinks, so that a table that c
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from benchmarks.gpu.programs import model, node
 from polydyn.compiler import plan_program
@@ -35,9 +35,9 @@ def layer(k: int, n: int, dtype: str, device: hardware.Hardware) -> Launch:
     return launch
 
 
-def roofline(launch: Launch, m: int, dtype: str, device: hardware.Hardware) -> float:
+def roofline(launch: Launch, env: Mapping[str, int], dtype: str, device: hardware.Hardware) -> float:
     """Nanoseconds: all operations at the peak, or all bytes at the bandwidth."""
-    flops, moved = (x.evaluate({"M": m}) for x in (launch.flops, launch.bytes))
+    flops, moved = (x.evaluate(env) for x in (launch.flops, launch.bytes))
     return max(flops / (1000 * device.peak_tflops[RATES[dtype]]), moved / device.memory_gb_per_s)
 
 
@@ -50,7 +50,7 @@ def rows(k: int, n: int, dtype: str, device: hardware.Hardware, sizes: Sequence[
         taken = choose(launch, env, device)
         first = next(v for v in launch.candidates if may_run(v, env, device))
         least, older = (times[v.name].evaluate(env) for v in (taken, first))
-        ideal = roofline(launch, m, dtype, device)
+        ideal = roofline(launch, env, dtype, device)
         blocks, share = taken.tasks.evaluate(env), ideal / max(1, least - LAUNCH * len(taken.sequence))
         yield (f"{k:5}x{n:<5} {m:5}  {taken.name:32} {blocks:6} {least / 1000:8.1f} {ideal / 1000:8.1f} {share:6.0%}  "
                f"{first.name:32} {older / 1000:8.1f}")  # fmt: skip

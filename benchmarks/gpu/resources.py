@@ -1,6 +1,6 @@
 """What the CUDA kernels of models take of a multiprocessor: registers, spills, shared memory, resident blocks.
 
-    python -m benchmarks.gpu.resources MODEL.onnx [...] [--dtype float16] [--arch sm_80 sm_90a]
+    python -m benchmarks.gpu.resources MODEL.onnx [...] [--dtype float16] [--arch sm_80 sm_90a] [--shapes B=8,L=512 ...]
 
 For every group the versions that the model's shapes choose are compiled (no GPU is needed) and listed once. The rows
 are added to benchmarks/results/gpu_resources.json, in place of what it has for the same model, type and architecture.
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -19,16 +19,17 @@ from typing import Any
 import onnx
 
 from benchmarks import record
+from benchmarks.arguments import parse_shape
 from benchmarks.gpu.halves import ONNX_TYPE, of_type
 from polydyn.compiler import plan_program
 from polydyn.gpu import hardware
 from polydyn.gpu.compiler import compile_cuda, compiler_version
 from polydyn.program.estimates import estimated
-from polydyn.program.plan import Candidate
+from polydyn.program.plan import Candidate, HostPlan
 from polydyn.runtime.symbols import THREADS
 from polydyn.schedules.index import product
 from polydyn.testing.choice import choose
-from polydyn.testing.inputs import feeds, shapes
+from polydyn.testing.inputs import Shape, feeds, shapes
 
 FILE = "gpu_resources"
 
@@ -60,23 +61,29 @@ class Use:
         return f"{name:44} {self.threads:7} {self.smem:6} {self.registers:9} {self.spills:6} {self.blocks:6}"
 
 
-def chosen(path: Path, dtype: str, arch: str) -> tuple[list[Chosen], tuple[str, ...]]:
+def chosen(path: Path, dtype: str, arch: str, wanted: Sequence[Shape]) -> tuple[list[Chosen], tuple[str, ...]]:
     """The distinct kernels that a model's shapes launch on a device, and the plan's notes."""
     device = hardware.load(hardware.DEVICES[arch])
     plan = estimated(plan_program(of_type(path, dtype), target=f"cuda:{arch}"), device)
     texts = {k.name: k.text for k in plan.kernels}
     model = onnx.load(path)
-    given = [feeds(model, s) for s in shapes(path.stem)]
+    given = [feeds(model, s) for s in wanted]
     found: dict[str, Chosen] = {}
     for f in given:
-        env = {s.symbol: f[s.input].shape[s.axis] for s in plan.sources} | {THREADS: device.multiprocessors}
-        for b in plan.buffers.values():  # whole arrays: no axis of theirs is a part of a longer one
-            env |= {s: product(b.shape[k + 1 :]).evaluate(env) for k, s in enumerate(b.strides)}
+        env = environment(plan, {s.symbol: f[s.input].shape[s.axis] for s in plan.sources}, device)
         for launch in plan.launches:
             for v in choose(launch, env, device).sequence:
                 smem = max(v.scratch.evaluate(env), found[v.kernel].smem if v.kernel in found else 0)
                 found[v.kernel] = Chosen(texts[v.kernel], v, launch.label.split()[0], smem)
     return list(found.values()), plan.notes
+
+
+def environment(plan: HostPlan, sizes: Mapping[str, int], device: hardware.Hardware) -> dict[str, int]:
+    """The symbols of a call on whole arrays: no axis of theirs is a part of a longer one."""
+    env = {**sizes, THREADS: device.multiprocessors}
+    for b in plan.buffers.values():
+        env |= {s: product(b.shape[k + 1 :]).evaluate(env) for k, s in enumerate(b.strides)}
+    return env
 
 
 def use(c: Chosen, arch: str) -> Use:
@@ -88,12 +95,12 @@ def use(c: Chosen, arch: str) -> Use:
     return Use(c.kind, v.name, block.threads, c.smem, u.registers, u.spill_stores + u.spill_loads, blocks)
 
 
-def save(about: dict[str, Any], rows: list[Use], notes: Sequence[str]) -> None:
-    """Replaces or adds a table."""
+def save(about: dict[str, Any], rows: list[Use], **more: Any) -> None:
+    """Replaces or adds a table; ``more`` that it says."""
     path = record.RESULTS / f"{FILE}.json"
     old = json.loads(path.read_text())["tables"] if path.exists() else []
     kept = [t for t in old if any(t[k] != v for k, v in about.items())]
-    table = about | {"kernels": len(rows), "spilling": sum(r.spills > 0 for r in rows), "notes": list(notes)}
+    table = about | {"kernels": len(rows), "spilling": sum(r.spills > 0 for r in rows)} | more
     rows = sorted(set(rows), key=str)  # kernels that are alike stand once
     tables = [*kept, table | {"rows": [asdict(r) for r in rows]}]
     tables.sort(key=lambda t: [t[k] for k in about])
@@ -106,10 +113,12 @@ def main() -> int:
     parser.add_argument("models", nargs="+", type=Path)
     parser.add_argument("--dtype", nargs="+", choices=ONNX_TYPE, default=["float16"])
     parser.add_argument("--arch", nargs="+", choices=hardware.DEVICES, default=["sm_80", "sm_90a"])
+    parser.add_argument("--shapes", nargs="+", type=parse_shape, metavar="B=1,L=8", help="instead of the stored ones")
     options = parser.parse_args()
     spilling = 0
     for path, dtype, arch in ((p, d, a) for p in options.models for d in options.dtype for a in options.arch):
-        kernels, notes = chosen(path, dtype, arch)
+        wanted = options.shapes or shapes(path.stem)
+        kernels, notes = chosen(path, dtype, arch, wanted)
         print(f"\n{path.stem}, {dtype}, {arch}: {len(kernels)} kernels\n"
               f"{'kernel':44} threads   smem registers spills blocks")  # fmt: skip
         rows = []
@@ -118,7 +127,7 @@ def main() -> int:
             spilling += rows[-1].spills > 0
             print(rows[-1], flush=True)
         print("".join(f"note: {n}\n" for n in notes), end="")
-        save({"model": path.stem, "dtype": dtype, "arch": arch}, rows, notes)
+        save({"model": path.stem, "dtype": dtype, "arch": arch}, rows, notes=notes, shapes=wanted)
     print(f"\n{spilling} kernels spill registers")
     return spilling
 

@@ -28,14 +28,13 @@ from typing import Any
 import numpy as np
 
 from benchmarks import record
-from benchmarks.gpu import weights
 from benchmarks.gpu.programs import model, node
-from benchmarks.gpu.timed import EPILOGUES, float8_layer
+from benchmarks.gpu.timed import float8_layer, layer
 from polydyn.backends import Options
 from polydyn.backends.cuda import Cuda
 from polydyn.codegen.cuda.emit import LONG
 from polydyn.codegen.kernel import Kernel
-from polydyn.gpu.compiler import compile_cuda, compiler_version
+from polydyn.gpu.compiler import KernelUse, compile_cuda, compiler_version
 from polydyn.gpu.hardware import DEVICES, load
 from polydyn.graph.expand import import_model
 
@@ -73,14 +72,6 @@ def _product(dtype: str, turned: bool = False) -> Any:
     return model([*first, *nodes], sizes)
 
 
-def _gelu() -> Any:
-    """A layer of constant weights, and gelu by erf."""
-    nodes, product = EPILOGUES["gelu"]
-    constants = {"root": 2**0.5, "one": 1.0, "half": 0.5}
-    arrays = {**weights.dense(768, 3072), **{n: np.float16(x) for n, x in constants.items()}}
-    return model([node("MatMul", "x", "w", to=product), *nodes], {"x": ("float16", ["M", 768])}, **arrays)
-
-
 def _quantized() -> Any:
     """Bytes times constant bytes, scaled."""
     nodes = [node("MatMulInteger", "a", "w", to="t"), node("DequantizeLinear", "t", "s")]
@@ -103,7 +94,7 @@ def _rows(*nodes: Any) -> Any:
 def kinds() -> tuple[Kind, ...]:
     """What is looked at."""
     half, single, turned, quantized = _product("float16"), _product("float32"), _product("float32", True), _quantized()
-    gelu, float8, attention = _gelu(), float8_layer(2048, 512), _attention("float16")
+    gelu, float8, attention = layer("gelu", 768, 3072), float8_layer(2048, 512), _attention("float16")
     return (
         Kind("product f16", half, "mma_128", (COPIES, *TENSOR, WIDE)),
         Kind("product f16, split", half, "split_mma", (COPIES, *TENSOR)),
@@ -186,6 +177,11 @@ class Code:
         over = {n for x, y in self.skips if a <= x and y < b for n in range(x + 1, y)}
         return b - a - len(over)
 
+    def behind(self) -> tuple[str, ...]:
+        """What follows it, up to the end of the kernel."""
+        after = self.instructions[self._inner()[1] :]
+        return after[: after.index("EXIT")] if "EXIT" in after else after
+
     def _inner(self) -> tuple[int, int]:
         whole = [x for x in self.loops if "EXIT" not in self.instructions[slice(*x)]]
         most = max(whole, key=lambda x: (*multiplications(self.instructions[slice(*x)]), x[0] - x[1]), default=(0, 0))
@@ -225,15 +221,20 @@ def disassembled(cubin: Path) -> Code:
     return Code(tuple(found), tuple((to, n + 1) for n, to in ends if to <= n), tuple(x for x in ends if x[1] > x[0]))
 
 
-def check(kind: Kind) -> dict[str, Any]:
-    """What a kernel's machine code has and lacks, and what it takes of a multiprocessor."""
-    k = kernel_of(kind)
-    image = compile_cuda(k.text, kind.arch)
+def built(text: str, name: str, arch: str) -> tuple[Code, KernelUse]:
+    """A kernel's machine code, and what it takes of a multiprocessor."""
+    image = compile_cuda(text, arch)
     with tempfile.TemporaryDirectory() as folder:
         cubin = Path(folder) / "kernel.cubin"
         cubin.write_bytes(image.image)
-        code = disassembled(cubin)
-    found, inner, used = code.instructions, code.inner(), image.kernels[k.name]
+        return disassembled(cubin), image.kernels[name]
+
+
+def check(kind: Kind) -> dict[str, Any]:
+    """What a kernel's machine code has and lacks, and what it takes of a multiprocessor."""
+    k = kernel_of(kind)
+    code, used = built(k.text, k.name, kind.arch)
+    found, inner = code.instructions, code.inner()
     missing = [w for w in kind.wanted if not any(re.match(w, i) for i in found)]
     missing += [f"a loop of at most {kind.most}"] if kind.most and not 0 < len(inner) <= kind.most else []
     missing += [f"at most {kind.size} instructions"] if 0 < kind.size < len(found) else []

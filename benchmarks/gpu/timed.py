@@ -79,14 +79,19 @@ def layers(quick: bool) -> Iterator[Case]:
         if quick and (after, k, n) != ("gelu", 768, 3072):
             continue
         k, n, rows = (72, 64, (5, 33)) if quick else (k, n, rows)
-        nodes, product = EPILOGUES[after]
-        used = {i for x in nodes for i in x.input}
-        constants = {x: a for x, a in weights.dense(k, n).items() if x == "w" or x in used}
-        constants |= {x: np.float16(a) for x, a in {"root": 2**0.5, "one": 1, "half": 0.5}.items() if x in used}
-        given = {"x": ("float16", ["M", k])} | ({"r": ("float16", ["M", n])} if "r" in used else {})
-        made = model([node("MatMul", "x", "w", to=product), *nodes], given, **constants)
         shapes = unique([{"M": m} for m in rows])
+        made = layer(after, k, n)
         yield Case(f"layer_{after}_{k}x{n}", "layers", made, shapes, "float16", int(quick), f"layer_{after}")
+
+
+def layer(after: str, k: int, n: int) -> Any:
+    """x w over x [M, k] with constant weights, in float16, and one of ``EPILOGUES``."""
+    nodes, product = EPILOGUES[after]
+    used = {i for x in nodes for i in x.input}
+    constants = {x: a for x, a in weights.dense(k, n).items() if x == "w" or x in used}
+    constants |= {x: np.float16(a) for x, a in {"root": 2**0.5, "one": 1, "half": 0.5}.items() if x in used}
+    given = {"x": ("float16", ["M", k])} | ({"r": ("float16", ["M", n])} if "r" in used else {})
+    return model([node("MatMul", "x", "w", to=product), *nodes], given, **constants)
 
 
 def attention(quick: bool) -> Iterator[Case]:

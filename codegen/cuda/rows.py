@@ -5,20 +5,21 @@ Mappings of the shared rows (the coincident band) and of the loops inside them:
 - ``thread``: a thread per element of the band, inner reductions serial (element-wise, reductions over outer axes);
 - ``wide``: a thread per 16 bytes of neighbouring elements, without reductions, where addresses allow it;
 - ``warp``: a warp per row, inner loops dealt to lanes, row results combined by shuffles;
-- ``block``: a block per row, combined through shared memory as well.
+- ``block``: a block per row, combined through shared memory as well;
+- ``warp_wide``, ``block_wide``: the same by 16 bytes of neighbouring elements of a row, where addresses allow it.
 
 Rows that later phases read again live in shared memory, or are computed again (``recompute``) for rows of any length.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
 from polydyn.codegen.cpu.rows import NestKernel
 from polydyn.codegen.cpu.target import CpuTarget
 from polydyn.codegen.cuda.emit import bound_names, emit, short_first
-from polydyn.codegen.cuda.work import row_work
+from polydyn.codegen.cuda.work import SERIAL, row_work
 from polydyn.codegen.indices import substitute
 from polydyn.codegen.ir import (
     Alloc,
@@ -70,7 +71,11 @@ MOST_LANES = 8
 """Elements of a vector; of bytes 16 would fit, which is too much arithmetic in a row for one thread."""
 REGISTERS = 40
 """Registers of a thread (``docs/adr/0005-cuda.md``: 18 to 40)."""
+WIDE_BLOCKS = 4
+"""Blocks wanted on a multiprocessor where lanes have vectors of a row, several of which are in flight."""
 SCALAR = CpuTarget("scalar", 1)
+Asked = dict[tuple[Index, int], None]
+"""What must be multiples of which number, each once."""
 V = Index.of
 
 
@@ -88,10 +93,25 @@ class CudaNestKernel:
         along = NestKernel(self.name, light.group, self.prefix, light.phases, SCALAR).tiled
         if (not inner or along or self._short()) and not light._rows():
             return short_first((*light.wide(), *light.build("thread")))
-        out = [*self.build("warp"), *self.build("block")]
-        if self._rows() and not light._rows():
-            out += [replace(k, version=k.version.replace("block", "block recompute")) for k in light.build("block")]
-        return short_first(out)
+        return short_first([k for mapping in ("warp", "block") for k in self._of_rows(mapping, light)])
+
+    def _of_rows(self, mapping: str, light: CudaNestKernel) -> Iterator[Kernel]:
+        """The versions of a mapping of rows: by vectors where no row is kept (``light``); where these ask nothing of
+        addresses, no others.
+        """
+        again = not light._rows()
+        wide = light.build(mapping, light._vector()) if again else ()
+        asked = any(k.multiples for k in wide)
+        yield from wide[:1] if asked else wide
+        if asked or not wide:
+            yield from self.build(mapping)
+        if (asked or not wide) and mapping == "block" and again and self._rows():
+            yield from (replace(k, version=k.version.replace("block", "block recompute")) for k in light.build("block"))
+
+    def _vector(self) -> int:
+        """Elements of a vector: of results at most 16 bytes."""
+        outputs = [a for a in self.group.arrays.values() if a.role == "output"]
+        return min(MOST_LANES, 16 // max(ITEMSIZE[a.dtype] for a in outputs))
 
     def _short(self) -> bool:
         """Whether the inner loops are surely too short for a warp."""
@@ -126,29 +146,35 @@ class CudaNestKernel:
         """The nest with a vector of the band's last iterator for every thread."""
         return NestKernel(self.name, self.group, self.prefix, self.phases, SCALAR, rows=True, tiled=True, size=lanes)
 
-    def build(self, version: str) -> tuple[Kernel, ...]:
-        """The kernel of one mapping, with indices of both widths."""
-        body = self._run(version, loops(f"{self.name}_{version}", self.plain.tree()), self.steps(version))
-        return self._kernels(body, version, {"thread": THREADS, "warp": THREADS // WARP, "block": 1}[version])
+    def build(self, mapping: str, lanes: int = 1) -> tuple[Kernel, ...]:
+        """The kernel of one mapping, with indices of both widths; nothing where vectors (``lanes`` of more than one
+        element) are asked for and no loop has them.
+        """
+        version, found = mapping + "_wide" * (lanes > 1), Asked()
+        steps = self.steps(mapping, lanes, found)
+        body = self._run(version, loops(f"{self.name}_{version}", self.plain.tree()), steps)
+        if lanes > 1 and not any(isinstance(n, Call) and n.function.endswith(f"_wide<{lanes}>") for n in walk(body)):
+            return ()
+        rows = {"thread": THREADS, "warp": THREADS // WARP, "block": 1}[mapping]
+        return self._kernels(body, version, rows, tuple(found), lanes)
 
-    def steps(self, version: str) -> tuple[Step, ...]:
-        """The passes of one mapping, up to the coincident band."""
+    def steps(self, mapping: str, lanes: int, found: Asked) -> tuple[Step, ...]:
+        """The passes of one mapping, up to the coincident band. ``found`` gets what vectors ask of addresses."""
         table = {s.name: self.plain.lowering(s) for s in self.group.statements}
         partial = tuple(f"partial_{d}" for d in SHUFFLED)
         return (
             Step("declare", "registers of a row", lambda b: _on_rows(b, self.plain.row)),
             Step("lower", "statements become stores and registers", lambda b: lower(b, table), tuple(self._rows())),
             Step("stage", "loops are dealt, their results combined",
-                 lambda b: consume(b, MarkName.STAGE, lambda x: self._stage(x, version)), partial),
+                 lambda b: consume(b, MarkName.STAGE, lambda x: self._stage(x, mapping, lanes, found)), partial),
             Step("row", "one lane stores what a row has once",
-                 lambda b: consume(b, MarkName.ROW, lambda x: self._row(x, version))),
+                 lambda b: consume(b, MarkName.ROW, lambda x: self._row(x, mapping))),
             Step("fold", "decided guards and single trips go", fold),
         )  # fmt: skip
 
     def wide(self) -> tuple[Kernel, ...]:
         """A thread per vector of the band's last iterator; nothing when results cannot be stored as vectors."""
-        outputs = [a for a in self.group.arrays.values() if a.role == "output"]
-        lanes = min(MOST_LANES, 16 // max(ITEMSIZE[a.dtype] for a in outputs))
+        lanes = self._vector()
         extent = self.plain.extents[self.prefix[-1]] if self.prefix else ONE
         if lanes == 1 or (extent.constant or 0) % lanes:
             return ()
@@ -207,15 +233,18 @@ class CudaNestKernel:
         limits = {x: self.plain.extents[x] for x in self.prefix} | {"task": count + THREADS}
         if self.prefix:
             limits[b("t")] = self.plain.extents[self.prefix[-1]]
-        work = row_work(self.group, self.prefix, THREADS, THREADS // rows, lanes, REGISTERS)
+        per = THREADS // rows
+        work = row_work(self.group, self.prefix, THREADS, per * (lanes if per > 1 else 1), lanes, REGISTERS)
         block = Block(THREADS, work=work)
         kernel = Kernel(name, self.group.params, grid, version=version, multiples=multiples, block=block)
-        return emit(kernel, body, self.group.arrays, limits)
+        return emit(kernel, body, self.group.arrays, limits, WIDE_BLOCKS if lanes > 1 < per else 1)
 
-    def _stage(self, body: Body, version: str) -> Body:
+    def _stage(self, body: Body, version: str, lanes: int, found: Asked) -> Body:
         if version == "thread":
-            return body
+            return rewrite(body, _in_flight)
         loops_of_lanes = deal(body, version)
+        if lanes > 1:
+            loops_of_lanes = rewrite(loops_of_lanes, lambda n: self._by_vectors(n, version, lanes, found))
         results: Body = ()
         for reg, update in reductions(body).items():
             assert update.reduce is not None
@@ -227,6 +256,21 @@ class CudaNestKernel:
         if any(isinstance(n, Store) and n.buffer in self._rows() for n in walk(body)):
             results += (Call("pd_syncwarp" if version == "warp" else "pd_syncthreads"),)
         return (*loops_of_lanes, *results)
+
+    def _by_vectors(self, n: Node, kind: str, lanes: int, found: Asked) -> Node:
+        """The loop that is dealt, by vectors where it has them: its iterations may be done in any order."""
+        if not (isinstance(n, For) and n.kind == kind) or n.lo != ZERO or (n.hi.constant or 0) % lanes:
+            return n
+        body = substitute(n.body, {n.var: V(n.var) * lanes + "v"})
+        names = frozenset((*self.prefix, *(x.var for x in walk((n,)) if isinstance(x, For)), *self._iterators()))
+        vectors = widen(body, "v", lanes, stored(self.group.arrays), names)
+        if vectors is None:
+            return n
+        found |= dict.fromkeys((*(((n.hi, lanes),) if n.hi.constant is None else ()), *vectors[1]))
+        return replace(n, hi=n.hi // lanes, body=vectors[0])
+
+    def _iterators(self) -> set[str]:
+        return {i for s in self.group.statements for i in s.iterators}
 
     def _row(self, body: Body, version: str) -> Body:
         """What is stored once for a row is stored by one lane."""
@@ -253,6 +297,12 @@ class CudaNestKernel:
 def _on_rows(body: Body, f: Callable[[Body], Body]) -> Body:
     """Changes what the mark of rows holds; a later pass consumes it."""
     return rewrite(body, lambda n: replace(n, body=f(n.body)) if isinstance(n, Mark) and n.name == MarkName.ROW else n)
+
+
+def _in_flight(n: Node) -> Node:
+    """A thread's loop of a number of trips that the compiler does not know, innermost, with loads in flight."""
+    counted = isinstance(n, For) and n.hi.constant is None and not any(isinstance(x, For) for x in walk(n.body))
+    return replace(n, kind=f"unroll{SERIAL}") if counted and isinstance(n, For) else n
 
 
 def _local_type(dtype: str) -> str:

@@ -21,8 +21,8 @@ ASYNCHRONOUS, THROUGH_REGISTER = 4, 12
 UNITS = {"float32": "f32", "int32": "f32", "float16": "f16", "bfloat16": "bf16", "int8": "s8", "uint8": "s8",
          "float8_e4m3fn": "f8", "float8_e5m2": "f8"}  # fmt: skip
 """The peak rate (``polydyn.gpu.hardware.Hardware.peak_tflops``) that products of a dtype are bound by."""
-UNROLLED = 4
-"""Iterations of a lane's loop whose loads are in flight together."""
+UNROLLED, SERIAL = 4, 8
+"""Iterations of a loop whose loads are in flight together: one that is dealt to lanes, one that a thread has alone."""
 
 
 def bounded_registers(threads: int, blocks: int) -> int:
@@ -58,16 +58,19 @@ def row_work(group: Group, prefix: tuple[str, ...], threads: int, per: int, lane
     statements = inner or list(group.statements)
     trips = [product(e for _, e in s.iters[len(prefix) :]).ceildiv(per) for s in inner]
     traffic = sum(_traffic(s, buffers) for s in statements) * threads * lanes
-    operations = sum(sum(isinstance(x, Op) for x in walk(s.value)) + 2 + 2 * len(loads(s.value)) for s in statements)
+    arithmetic = sum(isinstance(x, Op) for s in statements for x in walk(s.value))
+    reads = sum(len(set(loads(s.value))) for s in statements)
+    operations = lanes * (arithmetic + reads) + 2 * len(statements) + reads  # a vector is loaded once, then taken apart
+    flight = SERIAL if per == 1 else UNROLLED
     waits = sum(any(x.buffer in buffers for x in loads(s.value)) for s in statements)
     return Work(
         maximum(*trips) if trips else ONE, registers, traffic=traffic,
-        instructions=threads // WARP * operations * lanes, waits=max(1, waits), flight=UNROLLED if trips else 1,
+        instructions=threads // WARP * operations, waits=max(1, waits), flight=flight if trips else 1,
         by_warps=False,
     )  # fmt: skip
 
 
 def _traffic(s: Statement, buffers: Mapping[str, str]) -> int:
     """Bytes that an iteration loads and stores."""
-    arrays = [*(x.buffer for x in loads(s.value)), s.array]
+    arrays = [*(x.buffer for x in set(loads(s.value))), s.array]
     return sum(ITEMSIZE[buffers[a]] for a in arrays if a in buffers)

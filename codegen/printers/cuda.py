@@ -125,15 +125,14 @@ class CudaPrinter:
     def _for(self, n: For, depth: int) -> str:
         """``unroll`` (fully), ``unroll<n>``; ``warp``, ``block``: dealt to its lanes or threads."""
         t, lo, hi = "  " * depth, self.values.index(n.lo), self.values.index(n.hi)
-        kind, step = self.index_type, f"++{n.var}"
+        step, unrolled = f"++{n.var}", n.kind.startswith("unroll")
+        kind = "int" if unrolled and n.hi.constant is not None else self.index_type
         if n.kind in ("warp", "block"):
             lo = f"{lo} + {'pd_tid() % 32' if n.kind == 'warp' else 'pd_tid()'}"
             step = f"{n.var} += {32 if n.kind == 'warp' else self.threads}"
-        elif n.kind.startswith("unroll"):
-            kind = "int"
-        elif n.kind not in ("serial", "parallel"):
+        elif not unrolled and n.kind not in ("serial", "parallel"):
             raise CodegenError(f"loop {n.var} of kind {n.kind} has no CUDA form")
-        pragma = f"{t}PD_UNROLL\n" if n.kind == "unroll" else f"#pragma unroll {n.kind[6:]}\n" if kind == "int" else ""
+        pragma = f"{t}PD_UNROLL\n" if n.kind == "unroll" else f"#pragma unroll {n.kind[6:]}\n" if unrolled else ""
         head = f"for ({kind} {n.var} = {lo}; {n.var} < {hi}; {step})"
         return f"{pragma}{t}{head} {{\n{self._body(n.body, depth + 1)}{t}}}\n"
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.decode import decode
-from benchmarks.gpu import choice
+from benchmarks.gpu import choice, sass, table
+from polydyn.gpu.compiler import KernelUse
+from polydyn.gpu.hardware import load
 from polydyn.testing.accuracy import TOLERANCE
 from tests.support.stored import path_of
 
@@ -30,3 +32,21 @@ def test_versions_beside_the_roofline(capsys: pytest.CaptureFixture[str], monkey
     assert "A100" in lines[0] and lines[3].split()[1:3] == ["1", "gemv_2_n8"]
     shares = [int(line.split()[6].rstrip("%")) for line in lines[3:]]
     assert len(shares) == 2 and all(0 < s <= 100 for s in shares), "nothing is faster than the roofline"
+
+
+def test_cases_of_the_review_beside_the_fastest_rival(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sass, "built", lambda *kernel: (sass.Code((), ()), KernelUse(200)))
+    rivals = (table.Rival("one", (1e4, 2e4)), table.Rival("other", (1.0, 2.0)))
+    case = table.Case("small", table.layer("relu", 64, 128), {"M": 40}, ("before", (7.0, 9.0)), rivals)
+    row = table.row(case, load("h200"))
+    (kernel,) = row["kernels"]
+    assert row["ratio"] == 1.5 / row["us"] < table.WANTED and "BELOW" in table.line(row)
+    assert row["us"] >= row["bound_us"] + 1.5 and kernel["moved"] == 2 * (40 * 64 + 64 * 128 + 128 + 40 * 128)
+    assert kernel["registers"] == 200 and kernel["flight"] > 0
+
+
+def test_instructions_of_a_result() -> None:
+    loop = ("LDS.128", "FFMA", "BAR", "STG.E.128", "BRA")
+    assert table.of_a_result(sass.Code(("HGMMA", *loop, "EXIT"), ((1, 6), (0, 7)))) == 5 / 8
+    assert table.of_a_result(sass.Code(("HMMA", "BRA", *loop[:4], "EXIT", "NOP"), ((0, 2),))) == 4 / 8
+    assert table.of_a_result(sass.Code(("HMMA", "BRA", "EXIT"), ((0, 2),))) is None

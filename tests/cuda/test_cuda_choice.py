@@ -127,8 +127,9 @@ def test_rows_of_a_block_or_of_a_warp() -> None:
     def name(m: int, n: int) -> str:
         return choose(one, {"nth": 132, "M": m, "N": n}, H200).name
 
-    assert name(100_000, 64) == name(1000, 32) == "warp"
-    assert name(8, 4096) == name(128, 768) == "block" and name(4, 100_000) == "block recompute"
+    assert name(100_000, 63) == name(1000, 31) == "warp"
+    assert name(8, 4095) == name(128, 769) == "block" and name(4, 100_001) == "block recompute"
+    assert name(128, 768) == name(4, 100_000) == "block_wide"
 
 
 # -- the estimates ---------------------------------------------------------------------------------------------------

@@ -92,8 +92,8 @@ def placed(plan: FusionPlan, arch: str = "sm_80", tf32: bool = False) -> tuple[P
 
 
 def version(p: Placed, word: str) -> Kernel:
-    """The version whose name begins with a word."""
-    return next(k for k in p.kernels if k.version.startswith(word))
+    """The version of a name, else the first whose name begins with it."""
+    return min((k for k in p.kernels if k.version.startswith(word)), key=lambda k: k.version != word)
 
 
 def encoded(m: TensorMapOf, a: np.ndarray[Any, Any], env: Mapping[str, int]) -> bytes:

@@ -51,7 +51,7 @@ KERNELS: dict[str, tuple[Graph, str]] = {
     ),
     "softmax": (model([node("Softmax", "x", "y")], {"x": ("R", "C")}), "warp"),
     "layer_norm": (
-        model([node("LayerNormalization", "x g b", "y")], {"x": ("R", 48)}, g=ones(48), b=ones(48)), "warp",
+        model([node("LayerNormalization", "x g b", "y")], {"x": ("R", 48)}, g=ones(48), b=ones(48)), "warp_wide",
     ),
     "attention": (
         model(
