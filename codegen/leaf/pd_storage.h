@@ -157,7 +157,17 @@ PD_INLINE f32 pd_dot2_bf16_i32(i32 a, i32 b) {
 }
 
 /* -- vectors ---------------------------------------------------------------------------------------------------------- */
+#if defined(__AVX512BW__) && PD_W == 16 && !defined(__clang__)
+typedef short pd_words32 __attribute__((vector_size(64)));
+typedef int pd_ints8 __attribute__((vector_size(32)));
+PD_INLINE vf32 vwide_bf16(vu16 h) {                           /* one permutation: element l into the upper half of lane l */
+  const pd_words32 from = {0, 0, 0, 1, 0, 2, 0, 3, 0, 4, 0, 5, 0, 6, 0, 7, 0, 8, 0, 9, 0, 10, 0, 11, 0, 12, 0, 13, 0, 14, 0, 15};
+  pd_words32 v = (pd_words32)__builtin_ia32_si512_256si((pd_ints8)h);
+  return (vf32)__builtin_ia32_permvarhi512_mask(v, from, (pd_words32){0}, 0xaaaaaaaau);
+}
+#else
 PD_INLINE vf32 vwide_bf16(vu16 h) { return (vf32)(__builtin_convertvector(h, vu32) << 16); }
+#endif
 PD_INLINE vu16 vnarrow_bits_bf16(vf32 x) {
   vu32 u = (vu32)x, nan = (vu32)(x != x), r = (u + 0x7fffu + (u >> 16 & 1u)) >> 16;
   return __builtin_convertvector((r & ~nan) | ((u >> 16 | 0x40u) & nan), vu16);
