@@ -27,6 +27,7 @@ from polydyn.lowering.nest import lower_nest
 from polydyn.lowering.order import OrderGroup, lower_order
 from polydyn.lowering.place import Builder, Noting, Placed
 from polydyn.lowering.prologue import prove_prologue
+from polydyn.lowering.rounding import round_once
 from polydyn.lowering.serial import SerialGroup, lower_serial
 from polydyn.lowering.words import PAIRS, QUADS, ROUNDED
 from polydyn.schedules.decision import Decision, Leaf, Split
@@ -100,7 +101,7 @@ class KernelBuilder(Builder):
         if group.kind in ("scatter", "scan"):
             return self._placed(group, lower_serial(self.plan, group))
         form = self._product(group) if group.kind == "contract" else None
-        return self._placed(group, form or lower_nest(self.plan, group))
+        return self._placed(group, form or _settled(lower_nest(self.plan, group)))
 
     def _product(self, group: FusedGroup) -> ContractGroup | None:
         rounded = self.rounded and group.nodes[0].body.dtype == "float32"
@@ -109,7 +110,7 @@ class KernelBuilder(Builder):
         form = lower_contract(self.plan, group, self.target.width, promotion=True, kinds=kinds)
         if rounded:
             self.products[group.nodes[0].output] = form is not None and form.in_words
-        return form
+        return form and replace(form, lowered=_settled(form.lowered))
 
     @property
     def roundings(self) -> tuple[str, ...]:
@@ -273,6 +274,11 @@ class KernelBuilder(Builder):
             name, parts = _name(form, key), schedule_attention(form.parts)
             self.attentions[key] = AttentionKernel(name, form.lowered.group, parts, self.target, frozenset())
         return self.attentions[key]
+
+
+def _settled(lowered: LoweredGroup) -> LoweredGroup:
+    """The group with one rounding for each tensor that differs by one."""
+    return replace(lowered, group=round_once(lowered.group))
 
 
 def _name(form: Form, key: str) -> str:
