@@ -195,12 +195,9 @@ class KernelBuilder(Builder):
             proofs.prove_contract(few.schedule, few.tiles())
             if few.product.in_bytes:
                 return replace(place, kernels=(few.build(),))
-        matrix = None
-        if MatrixKernel.fits(kernel.product, form.fill):
-            matrix = MatrixKernel(f"matrix_{place.key[:12]}", group, roles, self.target, form.packed, None, form.fill)
-            proofs.prove_contract(matrix.schedule, matrix.tiles())
-            if matrix.product.rows.constant is not None:
-                return replace(place, kernels=(matrix.build(),), reasons=(IN_TILES,))
+        matrix = self._matrix(kernel, form, place, proofs)
+        if matrix is not None and matrix.product.rows.constant is not None:
+            return replace(place, kernels=(matrix.build(),), reasons=(IN_TILES,))
         if tuned is None:
             found = replace(place, kernels=(kernel.build(),))
         else:
@@ -210,12 +207,21 @@ class KernelBuilder(Builder):
         if form.turned:
             found = self._with_turned(form.turned, found)
         if matrix is not None:
-            return _with_matrix(matrix, found)
+            return _with(found, matrix, SIDE - matrix.product.rows, 0, IN_TILES)
         if form.dot or form.fill or not DotKernel.fits(group, roles):
             return found
         dot = DotKernel(f"dot_{place.key[:12]}", group, roles, self.target, form.packed)
         proofs.prove_contract(dot.schedule, dot.tiles())
         return _with_dot(dot, found)
+
+    def _matrix(self, other: ContractKernel, form: ContractGroup, place: Placed, proofs: Proofs) -> MatrixKernel | None:
+        """What builds the kernel in tiles of a matrix unit, where ``other`` has such a form, proven."""
+        x = other.product
+        if not MatrixKernel.fits(x, form.fill):
+            return None
+        kernel = MatrixKernel(f"matrix_{place.key[:12]}", x.group, x.roles, x.target, form.packed, None, form.fill)
+        proofs.prove_contract(kernel.schedule, kernel.tiles())
+        return kernel
 
     def _with_turned(self, form: ContractGroup, others: Placed) -> Placed:
         """The place with one kernel more, for columns that leave much of their vectors empty: rows are exact."""
@@ -315,11 +321,6 @@ def _with_dot(dot: DotKernel, others: Placed) -> Placed:
     rows = minimum(LEAST_ROWS - x.rows, x.columns - 1)  # one column costs nothing to pack
     missing = maximum(x.columns - COLUMNS, LEAST_STEPS - x.steps, rows)
     return _with(others, dot, missing, 0, f"up to {COLUMNS} columns: vectors along the reduction")
-
-
-def _with_matrix(matrix: MatrixKernel, others: Placed) -> Placed:
-    """The place with one kernel more, for rows that fill a tile of the matrix unit."""
-    return _with(others, matrix, SIDE - matrix.product.rows, 0, IN_TILES)
 
 
 def _with(others: Placed, kernel: ContractKernel, measure: Index, most: int, reason: str) -> Placed:
