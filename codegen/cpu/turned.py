@@ -13,8 +13,8 @@ from functools import cached_property, partial
 from polydyn.codegen.cpu.emit import bound_names, emit
 from polydyn.codegen.cpu.rows import live_part
 from polydyn.codegen.cpu.shares import SHARED_ELEMENTS
-from polydyn.codegen.cpu.target import CpuTarget
-from polydyn.codegen.cpu.windows import MOST_OUTPUTS, MOST_TAPS, in_vectors
+from polydyn.codegen.cpu.target import IN_FLIGHT, CpuTarget
+from polydyn.codegen.cpu.windows import MOST_TAPS, in_vectors
 from polydyn.codegen.ir import Alloc, Body, FlatLoad, For, Node, Store, consume, rewrite
 from polydyn.codegen.kernel import Kernel
 from polydyn.codegen.lower import Lowering, flat, lower, scratch_bytes
@@ -54,8 +54,8 @@ class TurnedWindowKernel:
         self.moved = read.index[-1]
         self.unrolled = tuple(x for x in self.taps if x in self.moved.symbols())
         count = product(self.extents[x] for x in self.unrolled).constant or MOST_TAPS
-        columns = self.extents[pixels[1]].constant or MOST_OUTPUTS
-        self.outputs = max(1, min(MOST_OUTPUTS, MOST_TAPS // count, columns))
+        columns = self.extents[pixels[1]].constant or IN_FLIGHT
+        self.outputs = max(1, min(IN_FLIGHT, MOST_TAPS // count, columns))
 
     @cached_property
     def schedule(self) -> Scheduled:
@@ -169,7 +169,8 @@ class TurnedWindowKernel:
         live = None if whole else V(extent(it(OUTPUTS)))
         sums, moving = {self.core.array: self.core.value.dtype}, frozenset({self.group.statement(TURN).array})
         loops = tuple(map(it, self.unrolled))
-        return fold(twins(fold(body), Window(it(OUTPUTS), self.outputs, live, loops, sums, moving, partial)))
+        tile = Window(it(OUTPUTS), self.outputs, live, loops, sums, moving, partial, TILE_BEGIN)
+        return fold(twins(fold(body), tile))
 
     def _store(self, body: Body) -> Body:
         """Vectors along pixels, blocks of what is kept transposed in registers."""

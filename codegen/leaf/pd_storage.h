@@ -7,6 +7,7 @@
 typedef u16 f16; typedef u16 bf16;
 typedef u16 vu16 __attribute__((vector_size(2 * PD_W)));
 typedef u16 hu16 __attribute__((vector_size(PD_W)));
+typedef u32 hu32 __attribute__((vector_size(2 * PD_W)));
 
 /* -- memory: as in pd_cpu.h, of 16 bits ------------------------------------------------------------------------------ */
 #ifdef PD_CHECKED
@@ -157,7 +158,17 @@ PD_INLINE f32 pd_dot2_bf16_i32(i32 a, i32 b) {
 }
 
 /* -- vectors ---------------------------------------------------------------------------------------------------------- */
+#if defined(__AVX512BW__) && PD_W == 16 && !defined(__clang__)
+typedef short pd_words32 __attribute__((vector_size(64)));
+typedef int pd_ints8 __attribute__((vector_size(32)));
+PD_INLINE vf32 vwide_bf16(vu16 h) {                           /* one permutation: element l into the upper half of lane l */
+  const pd_words32 from = {0, 0, 0, 1, 0, 2, 0, 3, 0, 4, 0, 5, 0, 6, 0, 7, 0, 8, 0, 9, 0, 10, 0, 11, 0, 12, 0, 13, 0, 14, 0, 15};
+  pd_words32 v = (pd_words32)__builtin_ia32_si512_256si((pd_ints8)h);
+  return (vf32)__builtin_ia32_permvarhi512_mask(v, from, (pd_words32){0}, 0xaaaaaaaau);
+}
+#else
 PD_INLINE vf32 vwide_bf16(vu16 h) { return (vf32)(__builtin_convertvector(h, vu32) << 16); }
+#endif
 PD_INLINE vu16 vnarrow_bits_bf16(vf32 x) {
   vu32 u = (vu32)x, nan = (vu32)(x != x), r = (u + 0x7fffu + (u >> 16 & 1u)) >> 16;
   return __builtin_convertvector((r & ~nan) | ((u >> 16 | 0x40u) & nan), vu16);
@@ -176,7 +187,12 @@ PD_INLINE vu16 vnarrow_bf16(vf32 x) { return vnarrow_bits_bf16(x); }
   PD_INLINE vu16 vnarrow_##T(vf32 x) { vu16 v; for (int l = 0; l < PD_W; ++l) v[l] = pd_write_##T(x[l]); return v; }
 #define PD_HALF_LANEWISE(T)                                                                                           \
   PD_INLINE hf32 hwide_##T(hu16 h) { hf32 v; for (int l = 0; l < PD_W / 2; ++l) v[l] = pd_read_##T(h[l]); return v; }
-PD_HALF_LANEWISE(bf16)
+#if defined(__AVX2__) && PD_W == 16 && !defined(__clang__)
+typedef short pd_shorts8 __attribute__((vector_size(16)));
+PD_INLINE hf32 hwide_bf16(hu16 h) { return (hf32)((hu32)__builtin_ia32_pmovzxwd256((pd_shorts8)h) << 16); }
+#else
+PD_INLINE hf32 hwide_bf16(hu16 h) { return (hf32)(__builtin_convertvector(h, hu32) << 16); }
+#endif
 #if defined(__AVX512F__) && PD_W == 16 && !defined(__clang__)
 typedef short pd_f16v __attribute__((vector_size(32)));
 PD_INLINE vf32 vwide_f16(vu16 h) { return (vf32)__builtin_ia32_vcvtph2ps512_mask((pd_f16v)h, (vf32){0}, 0xffff, 4); }

@@ -209,7 +209,7 @@ def _lower_pixels(
     columns = [v for v in children(core.body) if (x := read_of(v)) and _packable(plan, core, roles, x)]
     rounded = ROUNDED in kinds and core.dtype == "float32" and not _few_columns(plan, core, roles)
     floats = core.dtype == "float32" and not rounded
-    plain = fill and width and any(isinstance(v, Load) for v in columns)
+    plain = fill and width and bool(columns)
     strips = _lower_strips(plan, group, flat, width, () if floats else kinds) if plain else None
     if strips is not None:
         return strips

@@ -28,6 +28,7 @@ from polydyn.lowering.nest import lower_nest
 from polydyn.lowering.order import OrderGroup, lower_order
 from polydyn.lowering.place import Builder, Noting, Placed
 from polydyn.lowering.prologue import prove_prologue
+from polydyn.lowering.rounding import round_once
 from polydyn.lowering.serial import SerialGroup, lower_serial
 from polydyn.lowering.turned import with_turned
 from polydyn.lowering.words import PAIRS, QUADS, ROUNDED
@@ -102,7 +103,8 @@ class KernelBuilder(Builder):
         if group.kind in ("scatter", "scan"):
             return self._placed(group, lower_serial(self.plan, group))
         form = self._product(group) if group.kind == "contract" else None
-        return self._placed(group, form or with_turned(self.plan, lower_nest(self.plan, group), self.target.width))
+        lowered = form or with_turned(self.plan, _settled(lower_nest(self.plan, group)), self.target.width)
+        return self._placed(group, lowered)
 
     def _product(self, group: FusedGroup) -> ContractGroup | None:
         rounded = self.rounded and group.nodes[0].body.dtype == "float32"
@@ -113,7 +115,7 @@ class KernelBuilder(Builder):
         )
         if rounded:
             self.products[group.nodes[0].output] = form is not None and form.in_words
-        return form
+        return form and replace(form, lowered=_settled(form.lowered))
 
     @property
     def roundings(self) -> tuple[str, ...]:
@@ -198,12 +200,9 @@ class KernelBuilder(Builder):
             proofs.prove_contract(few.schedule, few.tiles())
             if few.product.in_bytes:
                 return replace(place, kernels=(few.build(),))
-        matrix = None
-        if MatrixKernel.fits(kernel.product, form.fill):
-            matrix = MatrixKernel(f"matrix_{place.key[:12]}", group, roles, self.target, form.packed, None, form.fill)
-            proofs.prove_contract(matrix.schedule, matrix.tiles())
-            if matrix.product.rows.constant is not None:
-                return replace(place, kernels=(matrix.build(),), reasons=(IN_TILES,))
+        matrix = self._matrix(kernel, form, place, proofs)
+        if matrix is not None and matrix.product.rows.constant is not None:
+            return replace(place, kernels=(matrix.build(),), reasons=(IN_TILES,))
         if tuned is None:
             found = replace(place, kernels=(kernel.build(),))
         else:
@@ -213,12 +212,21 @@ class KernelBuilder(Builder):
         if form.turned:
             found = self._with_turned(form.turned, found)
         if matrix is not None:
-            return _with_matrix(matrix, found)
+            return _with(found, matrix, SIDE - matrix.product.rows, 0, IN_TILES)
         if form.dot or form.fill or not DotKernel.fits(group, roles):
             return found
         dot = DotKernel(f"dot_{place.key[:12]}", group, roles, self.target, form.packed)
         proofs.prove_contract(dot.schedule, dot.tiles())
         return _with_dot(dot, found)
+
+    def _matrix(self, other: ContractKernel, form: ContractGroup, place: Placed, proofs: Proofs) -> MatrixKernel | None:
+        """What builds the kernel in tiles of a matrix unit, where ``other`` has such a form, proven."""
+        x = other.product
+        if not MatrixKernel.fits(x, form.fill):
+            return None
+        kernel = MatrixKernel(f"matrix_{place.key[:12]}", x.group, x.roles, x.target, form.packed, None, form.fill)
+        proofs.prove_contract(kernel.schedule, kernel.tiles())
+        return kernel
 
     def _with_turned(self, form: ContractGroup, others: Placed) -> Placed:
         """The place with one kernel more, for columns that leave much of their vectors empty: rows are exact."""
@@ -288,6 +296,11 @@ class KernelBuilder(Builder):
             name, parts = _name(form, key), schedule_attention(form.parts)
             self.attentions[key] = AttentionKernel(name, form.lowered.group, parts, self.target, frozenset())
         return self.attentions[key]
+
+
+def _settled(lowered: LoweredGroup) -> LoweredGroup:
+    """The group with one rounding for each tensor that differs by one."""
+    return replace(lowered, group=round_once(lowered.group))
 
 
 def _name(form: Form, key: str) -> str:

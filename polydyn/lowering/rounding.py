@@ -1,14 +1,19 @@
-"""Floats of 16 bits are rounded where a kernel stores them, and stay float32 between its nodes."""
+"""Where floats of 16 bits are rounded: on CUDA where a kernel stores them, on a CPU once for each other tensor."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import replace
 
-from polydyn.schedules.expr import Load, Op, Value, cast, transform
+import numpy as np
+
+from polydyn.graph.dtypes import numpy_dtype
+from polydyn.schedules.expr import Const, Load, Op, Value, cast, transform
 from polydyn.schedules.model import Group, Statement
 
 HALF, WIDE = ("float16", "bfloat16"), "float32"
+KEEPING = ("max", "min", "neg", "abs")
+"""Operations that commute with rounding: they choose an operand by an order that it keeps, or change a sign."""
 
 
 def round_at_stores(group: Group, held: Collection[str] = ()) -> Group:
@@ -41,3 +46,31 @@ def _unrounded(v: Value) -> Value:
         if isinstance(x, Op) and x.name == "cast" and x.dtype in HALF and x.args[0].dtype == WIDE:
             return x.args[0]
     return v
+
+
+def round_once(group: Group) -> Group:
+    """The group without roundings whose result another one rounds again: of what is clipped, or changes its sign.
+
+    ``round(max(round(x), 0))`` is ``round(max(x, 0))``, the sign of a zero that x rounds to excepted.
+    """
+    statements = (replace(s, value=transform(s.value, _settled)) for s in group.statements)
+    return replace(group, statements=tuple(statements))
+
+
+def _settled(v: Value) -> Value:
+    if not (isinstance(v, Op) and v.name == "cast" and v.dtype in HALF):
+        return v
+    (x,) = v.args
+    if not (isinstance(x, Op) and x.name in KEEPING and x.dtype == WIDE):
+        return v
+    if not all(_holds(v.dtype, a) for a in x.args):
+        return v
+    return replace(v, args=(replace(x, args=tuple(map(_unrounded, x.args))),))
+
+
+def _holds(dtype: str, v: Value) -> bool:
+    """Whether a type of 16 bits holds a value of float32 whatever is loaded."""
+    if isinstance(v, Const):
+        number = np.asarray(v.value, np.float32)
+        return bool(number.astype(numpy_dtype(dtype)).astype(np.float32) == number)
+    return isinstance(v, Op) and v.name == "cast" and v.args[0].dtype == dtype

@@ -1,4 +1,4 @@
-"""Where floats of 16 bits are rounded: at stores, or after every node."""
+"""Where floats of 16 bits are rounded: at stores, after every node, or after every node that needs it."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from onnx import helper
 
 from polydyn.backends import Options
 from polydyn.backends.cuda import Cuda
-from polydyn.lowering.rounding import round_at_stores
-from polydyn.schedules.expr import Load, Op, cast, op
+from polydyn.lowering.rounding import round_at_stores, round_once
+from polydyn.schedules.expr import Load, Op, Value, cast, const, op
 from polydyn.schedules.index import Index
 from polydyn.schedules.model import Array, Group, Statement, row_major
 from tests.support.cuda_groups import plan_of, run
@@ -47,3 +47,20 @@ def test_operands_that_are_stored_in_16_bits_stay_so() -> None:
     first, second = (s.value for s in made.statements)
     assert first == op("exp", read)
     assert second == Op("float16", "cast", (op("add", op("exp", read), Load("float32", "l0", (n,))),))
+
+
+def test_what_is_clipped_is_rounded_once_and_only_to_its_own_type() -> None:
+    n, shape = Index.of("i"), (Index.of("n0"),)
+    arrays = {k: Array(k, "bfloat16", shape, r, row_major(shape)) for k, r in (("a0", "input"), ("a1", "output"))}
+    total = op("exp", cast(Load("bfloat16", "a0", (n,)), "float32"))
+
+    def clipped(dtype: str, low: float, name: str = "max") -> Value:
+        return cast(op(name, cast(cast(total, dtype), "float32"), const(low, "float32")), "bfloat16")
+
+    def made(v: Value) -> Value:
+        s = Statement("S", (("i", shape[0]),), "a1", (n,), v)
+        return round_once(Group("g", ("n0",), arrays, (s,))).statements[0].value
+
+    assert made(clipped("bfloat16", 0)) == cast(op("max", total, const(0, "float32")), "bfloat16")
+    for stays in (clipped("float16", 0), clipped("bfloat16", 0.1), clipped("bfloat16", 0, "add")):
+        assert made(stays) == stays, "another type, an end that is rounded itself, a sum"

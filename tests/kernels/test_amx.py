@@ -30,28 +30,32 @@ pytestmark = pytest.mark.skipif("avx512bw" not in machine_features(), reason="th
 EMULATED = "cpu:amx-emulated"
 RNG = np.random.default_rng(7)
 W, B = RNG.standard_normal((96, 50)).astype(np.float32), RNG.standard_normal(50).astype(np.float32)
+FILTERS = RNG.standard_normal((24, 32, 1, 1)).astype(np.float32)
 PLAIN, MOVED = (RNG.integers(-128, 128, s).astype(np.int8) for s in ((128, 40), (40, 9)))
 
 
 def products(rows: str | int = "M") -> onnx.ModelProto:
-    """A layer of float32, bytes that are read where they lie, bytes that are copied: 3, 2 and 1 instructions deep."""
+    """A layer of float32, bytes that are read where they lie, bytes that are copied, planes of an image."""
     nodes = [
         node("MatMul", "x w", "t"), node("Add", "t b", "u"), node("Relu", "u", "f"), node("MatMulInteger", "a p", "g"),
-        node("MatMulInteger", "c q", "h"),
+        node("MatMulInteger", "c q", "h"), node("Conv", "i v", "k"),
     ]  # fmt: skip
-    inputs: Any = {"x": ("float32", ["N", rows, 96]), "a": ("uint8", [rows, 128]), "c": ("int8", [rows, 40])}
-    return quantized_model(nodes, inputs, ["f", "g", "h"], w=W, b=B, p=PLAIN, q=MOVED)
+    inputs: Any = {"x": ("float32", ["N", rows, 96]), "a": ("uint8", [rows, 128]), "c": ("int8", [rows, 40]),
+                   "i": ("float32", ["N", 32, rows, 1])}  # fmt: skip
+    return quantized_model(nodes, inputs, ["f", "g", "h", "k"], w=W, b=B, p=PLAIN, q=MOVED, v=FILTERS)
 
 
 def feeds(rows: int, batch: int = 1) -> dict[str, np.ndarray]:
     x = RNG.standard_normal((batch, rows, 96)).astype(np.float32)
     return {"x": x, "a": RNG.integers(0, 256, (rows, 128)).astype(np.uint8),
-            "c": RNG.integers(-128, 128, (rows, 40)).astype(np.int8)}  # fmt: skip
+            "c": RNG.integers(-128, 128, (rows, 40)).astype(np.int8),
+            "i": RNG.standard_normal((batch, 32, rows, 1)).astype(np.float32)}  # fmt: skip
 
 
 def check(got: dict[str, np.ndarray], given: dict[str, np.ndarray]) -> None:
-    x, w = (v.astype(ml_dtypes.bfloat16).astype(np.float32) for v in (given["x"], W))
+    x, w, i, v = (a.astype(ml_dtypes.bfloat16).astype(np.float32) for a in (given["x"], W, given["i"], FILTERS))
     np.testing.assert_allclose(got["f"], np.maximum(x @ w + B, 0), 1e-5, 1e-4)
+    np.testing.assert_allclose(got["k"], np.einsum("nchw,oc->nohw", i, v[..., 0, 0]), 1e-5, 1e-4)
     np.testing.assert_array_equal(got["g"], given["a"].astype(np.int32) @ PLAIN.astype(np.int32))
     np.testing.assert_array_equal(got["h"], given["c"].astype(np.int32) @ MOVED.astype(np.int32))
 
@@ -62,7 +66,7 @@ def plan() -> HostPlan:
 
 
 def test_products_at_sizes_around_the_tiles(plan: HostPlan) -> None:
-    assert sum(k.amx for k in plan.kernels) == 3
+    assert sum(k.amx for k in plan.kernels) == 4
     program = build_program(plan, target=EMULATED, threads=2)
     for rows, batch in ((0, 1), (1, 3), (15, 1), (16, 1), (17, 1), (11, 3), (33, 2), (64, 1), (100, 0)):
         given = feeds(rows, batch)

@@ -94,6 +94,23 @@ def test_every_access_of_a_kernel_of_halves_is_checked(dtype: str) -> None:
         assert np.array_equal(checked.run(x)["o"], program.run(x)["o"])
 
 
+@pytest.mark.parametrize("dtype", [slow("float16"), "bfloat16"])
+def test_a_convolution_copies_its_footprint_and_rounds_what_it_clips_once(dtype: str) -> None:
+    r = np.random.default_rng(4)
+    w = rounded(r.standard_normal((24, 16, 3, 3), np.float32), dtype)
+    nodes = [node("Conv", "x w", "t", pads=[1, 1, 1, 1]), node("Relu", "t", "o")]
+    made = model(nodes, {"x": (dtype, ["N", 16, "H", "W"])}, ["o"], {"w": w})
+    plan = plan_program(made)
+    (kernel,) = plan.kernels
+    assert any("footprint copied" in note for note in kernel.notes) and "vround" not in kernel.text
+    x = rounded(r.standard_normal((1, 16, 7, 5), np.float32), dtype)
+    got = widened(CheckedProgram(plan).run({"x": x})["o"], dtype)
+    padded = np.pad(x.astype(np.float32), ((0, 0), (0, 0), (1, 1), (1, 1)))
+    windows = np.lib.stride_tricks.sliding_window_view(padded, (3, 3), (2, 3))
+    exact = np.maximum(np.einsum("nchwij,ocij->nohw", windows, w.astype(np.float32)), 0)
+    np.testing.assert_allclose(got, rounded(exact, dtype).astype(np.float32), 2 * EPSILON[dtype], 1e-4)
+
+
 @pytest.mark.parametrize("dtype", HALVES)
 def test_weights_stay_in_16_bits(dtype: str, tmp_path: Path) -> None:
     made, w, _ = linear(dtype, 640, 480)

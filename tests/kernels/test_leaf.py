@@ -29,6 +29,8 @@ OPEN void t_exp(const f32 *a, f32 *c) {
   for (i64 i = 0; i < 16; i += PD_W) vstore_f32(c, i, pd_exp_vf32(vload_f32(a, i))); }
 OPEN void t_bf16(const f32 *a, u16 *c, int64_t n) {
   for (i64 i = 0; i < n; i += PD_W) vstore_u16(c, i, vnarrow_bf16(vload_f32(a, i))); }
+OPEN void t_wide(const u16 *a, f32 *c, int64_t n) {
+  for (i64 i = 0; i < n; i += PD_W) vstore_f32(c, i, vload_bf16(a, i)); }
 OPEN void t_tail(f32 *a, int64_t n) { vstorem_f32(a, 0, vloadm_f32(a, 0, n) + 1.0f, n); }
 """
 
@@ -96,7 +98,7 @@ def test_masked_lanes_touch_nothing_beyond_a_page(width: int) -> None:
 
 
 @pytest.mark.parametrize("width", WIDTHS)
-def test_rounding_to_bfloat16_keeps_subnormal_numbers_and_nan(width: int) -> None:
+def test_conversions_of_bfloat16_keep_subnormal_numbers_and_nan(width: int) -> None:
     """Every upper half with what is below, at and above a tie; vectors of neighbours, and of all kinds of numbers."""
     lower = np.array([0, 1, 0x7FFF, 0x8000, 0x8001, 0xFFFF], np.uint32)
     bits = (np.arange(1 << 16, dtype=np.uint32) << 16 | lower[:, None]).reshape(-1)
@@ -107,3 +109,6 @@ def test_rounding_to_bfloat16_keeps_subnormal_numbers_and_nan(width: int) -> Non
         numbers, got = bits[order].view(F), np.zeros(bits.size, np.uint16)
         leaf(width).t_bf16(*(ctypes.c_void_p(a.ctypes.data) for a in (numbers, got)), ctypes.c_int64(bits.size))
         np.testing.assert_array_equal(got, expected[order])
+    every, wide = np.arange(1 << 16, dtype=np.uint16), np.zeros(1 << 16, np.uint32)
+    leaf(width).t_wide(*(ctypes.c_void_p(a.ctypes.data) for a in (every, wide)), ctypes.c_int64(every.size))
+    np.testing.assert_array_equal(wide, every.astype(np.uint32) << 16)
