@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -50,6 +50,8 @@ FAMILIES = {
     "audio": "wav2vec2 wavlm hubert unispeech-sat data2vec-audio sew encodec dac audio-spectrogram-transformer",
 }
 """Family -> its models, small ones first."""
+ROUNDINGS = 16 * 2.0**-24
+"""How far an operator's result moves in a run in float64 that imitates float32: 16 roundings."""
 TORCHVISION = ("classifier", "segmenter", "video", "flow", "detector")
 HIDDEN = ("hidden_size", "d_model", "dim", "n_embd", "emb_dim", "embedding_size")
 LAYERS = (
@@ -251,8 +253,59 @@ def _tensors(result: Any) -> Iterator[Any]:
             yield from _tensors(value)
 
 
+def results(family: str, model: Source, given: Iterable[Any]) -> tuple[Any, ...]:
+    """What a model is compared by: its first three results, of a detector all."""
+    if family == "detector":
+        return tuple(_tensors(model.module(list(given))))
+    if family in TORCHVISION or family == "timm":
+        result = model.module(*given)
+    else:
+        result = model.module(**dict(zip(model.inputs, given, strict=True)), return_dict=True)
+    found = list(_tensors(result))
+    return tuple(x for x in found if x.is_floating_point())[:3] or tuple(found[:3])
+
+
+def in_float64(family: str, name: str) -> Callable[[Mapping[str, Any], int], list[Any]]:
+    """The model in PyTorch with weights, inputs and sums as float64: results for feeds and the number of a run.
+
+    Run 0 is exact. In any other, every element that an operator computes moves by up to ``ROUNDINGS`` of itself, at
+    random (Monte Carlo arithmetic): what changes then is not decided in float32. Whole numbers stay.
+    """
+    import torch
+    from torch.utils._python_dispatch import TorchDispatchMode
+    from torch.utils._pytree import tree_map_only
+
+    class Moved(TorchDispatchMode):  # type: ignore[misc]
+        def __init__(self, run: int) -> None:
+            super().__init__()
+            self.numbers = torch.Generator().manual_seed(run)
+
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            result = func(*args, **(kwargs or {}))
+            if any(r.alias_info for r in func._schema.returns):  # a view, or written in place
+                return result
+            return tree_map_only(torch.Tensor, self.move, result)
+
+        def move(self, x: Any) -> Any:
+            if not x.is_floating_point():
+                return x
+            share = ROUNDINGS * (2 * torch.rand(x.shape, generator=self.numbers) - 1)
+            return torch.where(x == x.round(), x, x * (1 + share.to(x.dtype)))
+
+    model = source(family, name)
+    model.module.eval().double()
+
+    def run(feeds: Mapping[str, Any], number: int) -> list[Any]:
+        given = [torch.from_numpy(feeds[x]) for x in model.inputs]
+        wide = [x.double() if x.is_floating_point() else x for x in given]
+        with torch.no_grad(), Moved(number) if number else contextlib.nullcontext():
+            return [x.numpy() for x in results(family, model, wide)]
+
+    return run
+
+
 def export(family: str, name: str, path: Path) -> None:
-    """Writes the model as ONNX, by the TorchScript exporter, with its first three results (of a detector all)."""
+    """Writes the model as ONNX, by the TorchScript exporter."""
     import torch
 
     model = source(family, name)
@@ -263,14 +316,7 @@ def export(family: str, name: str, path: Path) -> None:
             self.inner = model.module
 
         def forward(self, *given: Any) -> Any:
-            if family == "detector":
-                return tuple(_tensors(self.inner(list(given))))
-            if family in TORCHVISION or family == "timm":
-                result = self.inner(*given)
-            else:
-                result = self.inner(**dict(zip(model.inputs, given, strict=True)), return_dict=True)
-            found = list(_tensors(result))
-            return tuple(x for x in found if x.is_floating_point())[:3] or tuple(found[:3])
+            return results(family, model, given)
 
     torch.backends.mha.set_fastpath_enabled(False)  # else an attention is one operator that is not exported
     with torch.no_grad(), warnings.catch_warnings():
