@@ -12,7 +12,6 @@ from functools import cached_property, partial
 
 from polydyn.codegen.cpu.emit import bound_names, emit
 from polydyn.codegen.cpu.rows import live_part
-from polydyn.codegen.cpu.shares import SHARED_ELEMENTS
 from polydyn.codegen.cpu.target import IN_FLIGHT, CpuTarget
 from polydyn.codegen.cpu.windows import MOST_TAPS, in_vectors
 from polydyn.codegen.ir import Alloc, Body, FlatLoad, For, Node, Store, consume, rewrite
@@ -81,7 +80,7 @@ class TurnedWindowKernel:
         apart = STRIDED if self.moved.split(self.pixels[1])[0] != ONE else 1
         turned = taps * lines * columns + copied * (w.bit_length() + 1)
         along = taps * lines * columns.ceildiv(w) * (w * apart)
-        return maximum(turned - along, copied * w - SHARED_ELEMENTS)
+        return maximum(turned - along, copied * w - self.target.core.shared)
 
     # -- where elements lie --------------------------------------------------------------------------------------
 

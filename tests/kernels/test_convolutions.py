@@ -14,7 +14,7 @@ import pytest
 
 from polydyn.backends.cuda import Cuda
 from polydyn.checked import CheckedProgram
-from polydyn.codegen.cpu.target import AVX2
+from polydyn.codegen.cpu.target import AVX2, AVX512
 from polydyn.codegen.ir import FlatLoad, For, Let, Store
 from polydyn.codegen.passes.hoist import divide_before, hoist_divisions
 from polydyn.codegen.passes.tiles import flatten_loops
@@ -78,7 +78,7 @@ def fused(m: onnx.ModelProto) -> FusionPlan:
 
 
 def lowered(plan: FusionPlan, group: int = 0) -> ContractGroup:
-    form = lower_contract(plan, plan.groups[group], 16, promotion=True)
+    form = lower_contract(plan, plan.groups[group], 16, promotion=True, shared=AVX512.core.shared)
     assert form is not None
     return form
 
