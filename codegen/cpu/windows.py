@@ -244,14 +244,17 @@ class WindowKernel(NestKernel):
     def _tile(self, body: Body) -> Body:
         first = self.schedule.map.origins[LANES].symbol
         vectors = f"{first}_v"  # what lanes share of a group of channels: every tile begins with a vector
-        if TILE % self.target.width:
-            raise CodegenError(f"tiles of {TILE} elements do not begin with vectors of {self.target.width}")
-        (loop,) = substitute(body, {first: V(vectors) * self.target.width})
+        width, lanes = self.target.width, self.extents[self.prefix[-1]].constant
+        if any(n % width for n in (TILE, *TILES)):
+            raise CodegenError(f"tiles of {TILE} elements do not begin with vectors of {width}")
+        (loop,) = substitute(body, {first: V(vectors) * width})
         assert isinstance(loop, For), "the tree has a loop over lanes"
-        made = vectorise_loop(loop, self.target.width, 1)
+        made = vectorise_loop(loop, width, 1)
         if isinstance(made, Declined):
             raise _NoVectorsError(str(made))
-        tile = Let(vectors, V(first) // self.target.width, tuple(map(self._vectors, made)))
+        if lanes is not None:  # whole vectors only, or not a single one
+            made = tuple(n for n in made if (lanes >= width if isinstance(n, For) else lanes % width))
+        tile = Let(vectors, V(first) // width, tuple(map(self._vectors, made)))
         body = (tile,)
         for x in self.schedule.map.origins:
             body = self._live(x, body)
