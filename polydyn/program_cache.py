@@ -23,7 +23,7 @@ import polydyn
 from polydyn.build.cache import cache_dir, digest
 from polydyn.build.compiler import find_compiler
 from polydyn.build.eviction import grown, touch
-from polydyn.build.features import machine_features
+from polydyn.build.features import data_cache, machine_features
 from polydyn.compiler import Options, compile
 from polydyn.errors import ArtifactError, ModelError
 from polydyn.extend import fingerprint
@@ -78,7 +78,7 @@ def cached_program(model: ModelLike, arguments: Arguments | None = None, *, thre
 
 def program_key(model: ModelLike, arguments: Arguments) -> str:
     """SHA-256 of everything that determines the artifact, as hex text. ModelError, ArtifactError: unreadable."""
-    machine = json.dumps([sorted(machine_features()), find_compiler().version])
+    machine = json.dumps([sorted(machine_features()), data_cache(2), find_compiler().version])
     said = json.dumps(arguments.to_json(), sort_keys=True)
     return digest(model_digest(model), said, machine, code_digest(), fingerprint())
 

@@ -258,14 +258,14 @@ class Index:
 
     def _rebuild(self, f: Callable[[Atom], Index], done: dict[Atom, Index]) -> Index:
         """``done``: as for ``_subs``."""
-        if self.is_polynomial:
-            return self
 
         def atom(a: Atom) -> Index:
             if a not in done:
                 done[a] = f(Atom(a.kind, tuple(x._rebuild(f, done) for x in a.args), a.name))
             return done[a]
 
+        if all(isinstance(a, str) or atom(a).terms == {(a,): 1} for m in self.terms for a in m):
+            return self
         return self.map_atoms(atom)
 
     def evaluate(self, env: Mapping[str, int], fetch: Callable[[str, tuple[int, ...]], int] | None = None) -> int:

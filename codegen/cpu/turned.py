@@ -158,7 +158,8 @@ class TurnedWindowKernel:
         return transpose_loads(by_blocks(vectors, pixels, width), pixels, width)
 
     def _tile(self, body: Body) -> Body:
-        made = in_vectors(body, LANES_BEGIN, self.target.width, self._registers)
+        lanes = self.extents[self.planes].constant
+        made = in_vectors(body, LANES_BEGIN, lanes, self.target.width, self._registers)
         if isinstance(made, Declined):
             raise CodegenError(f"a window over planes in lanes has no form in vectors: {made}")
         return live_part(self.schedule, OUTPUTS, made)

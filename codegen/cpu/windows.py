@@ -179,19 +179,24 @@ class _NoVectorsError(Exception):
     """The kernel has no form in vectors. Never leaves this file."""
 
 
-def in_vectors(body: Body, first: str, width: int, registers: Callable[[Body, bool], Body]) -> Body | Declined:
-    """The loop over lanes from element ``first`` on as a loop over vectors and a masked tail.
+def in_vectors(
+    body: Body, first: str, lanes: int | None, width: int, registers: Callable[[Body, bool], Body]
+) -> Body | Declined:
+    """The loop over lanes from element ``first`` on as a loop over vectors and a masked tail, where it has both.
 
-    ``registers``: what becomes of a tile, and of one of which not all lanes exist. Declined: there is no such form.
+    ``lanes``: of all tiles, where that is a number. ``registers``: what becomes of a tile, and of one of which not all
+    lanes exist. Declined: there is no such form.
     """
     vectors = f"{first}_v"  # what lanes share of a group of channels: every tile begins with a vector
-    if TILE % width:
+    if any(n % width for n in (TILE, *TILES)):
         raise CodegenError(f"tiles of {TILE} elements do not begin with vectors of {width}")
     (loop,) = substitute(body, {first: V(vectors) * width})
     assert isinstance(loop, For), "the tree has a loop over lanes"
     made = vectorise_loop(loop, width, 1)
     if isinstance(made, Declined):
         return made
+    if lanes is not None:  # whole vectors only, or not a single one
+        made = tuple(n for n in made if (lanes >= width if isinstance(n, For) else lanes % width))
 
     def tile(n: Node) -> Node:
         assert isinstance(n, (For, If)), "full vectors and a tail"
@@ -265,7 +270,8 @@ class WindowKernel(NestKernel):
         )  # fmt: skip
 
     def _tile(self, body: Body) -> Body:
-        made = in_vectors(body, self.schedule.map.origins[LANES].symbol, self.target.width, self._registers)
+        first, lanes = self.schedule.map.origins[LANES].symbol, self.extents[self.prefix[-1]].constant
+        made = in_vectors(body, first, lanes, self.target.width, self._registers)
         if isinstance(made, Declined):
             raise _NoVectorsError(str(made))
         body = made

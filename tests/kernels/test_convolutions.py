@@ -204,14 +204,14 @@ def test_footprints_of_strips_that_are_lower_than_their_halo(tail: tuple[str, ..
     """Paddings larger than the image, whose taps are left out, several strips, several threads; planes and channels
     last.
     """
-    m = conv((9, 60, 3, 3), tail, pads=[7, 16, 5, 18], dilations=[6, 16])
+    m = conv((9, 100, 3, 3), tail, pads=[7, 16, 5, 18], dilations=[6, 16])
     plan, graph = plan_program(m), import_model(m)
     assert "footprint copied" in "\n".join(n for k in plan.kernels for n in k.notes)
     assert any(len(set(re.findall(r"(?:p_k|j\d)_lo = ", k.text))) == 2 for k in plan.kernels)
     assert any("pd_prefetch_far_f32" in k.text for k in plan.kernels), "tiles ask for the next strip of every plane"
     programs = [CheckedProgram(plan), build_program(plan, threads=3)]
     for n, h, w in ((1, 5, 3), (2, 40, 37), (1, 1, 70), (0, 4, 4)):
-        feeds = {"x": floats(n, 60, h, w)}
+        feeds = {"x": floats(n, 100, h, w)}
         want = reference.evaluate(graph, feeds)
         for p in programs:
             np.testing.assert_allclose(p.run(feeds)["y"], want["y"], 1e-4, 1e-4)

@@ -109,6 +109,15 @@ def test_windows_at_ugly_sizes(case: int, last: bool) -> None:
     assert chains or 7 not in attributes["kernel_shape"], "sums of many taps are two chains at an edge"
 
 
+def test_a_lane_of_whole_vectors_has_no_tail_and_one_of_less_than_a_vector_no_loop() -> None:
+    parts = {}
+    for channels in (12, 32, 40):
+        m = window("Conv", channels, 2, True, kernel_shape=[1, 3])
+        (kernel,) = plan_program(m, target="cpu:avx512").kernels
+        parts[channels] = "for (i64 t =" in kernel.text, "vstorem_f32" in kernel.text
+    assert parts == {12: (False, True), 32: (True, False), 40: (True, True)}
+
+
 @pytest.mark.parametrize("size", [(1, 1), slow((1, 8)), slow((8, 1)), slow((7, 16)), (16, 17), slow((9, 33))])
 def test_a_padding_of_ones_at_every_kind_of_tile(size: tuple[int, int]) -> None:
     """No, one and several whole tiles; in the checked build no access leaves its tensor."""
