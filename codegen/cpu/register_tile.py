@@ -8,6 +8,7 @@ from dataclasses import replace
 from polydyn.codegen.cpu.contraction import Contraction
 from polydyn.codegen.cpu.plan import Plan
 from polydyn.codegen.cpu.scratch import Scratch
+from polydyn.codegen.cpu.streaming import CACHE
 from polydyn.codegen.cpu.strips import FIRST_LINE, LINES
 from polydyn.codegen.ir import Alloc, Body, Compare, Def, FlatLoad, For, If, Let, Node, Store, consume, walk
 from polydyn.codegen.lower import Lowering, flat, lower
@@ -31,7 +32,7 @@ from polydyn.codegen.passes.tiles import clip, flatten_loops, shorten
 from polydyn.codegen.passes.transpose import has_transposes
 from polydyn.codegen.pipeline import Step, names_of, run
 from polydyn.schedules.errors import Declined
-from polydyn.schedules.expr import neutral
+from polydyn.schedules.expr import ITEMSIZE, loads, neutral
 from polydyn.schedules.index import ONE, ZERO, Index, maximum, minimum, product
 from polydyn.schedules.model import Statement
 from polydyn.schedules.tree.names import MarkName, b, c, extent, it, p
@@ -53,7 +54,7 @@ RUN_FIRST, RUN_ROWS = "run_first", "run_rows"
 RUN = 48
 """Rows of a run: three blocks of vectors."""
 LONG_STEPS = 128
-"""Reduction steps in which a tile asks for its results by the way."""
+"""Reduction steps in which a tile asks for its results by the way; in fewer of them only for what is in no cache."""
 V = Index.of
 
 
@@ -77,7 +78,7 @@ class RegisterTile:
         self.copies: Copies = {}
         self.across: Body = ()
         self.results: tuple[Store, ...] = ()
-        self.waiting = self.dtype
+        self.waiting, self.made_first = self.dtype, False
         self.planes: tuple[FlatLoad, ...] = ()
 
     # -- sizes ---------------------------------------------------------------------------------------------------
@@ -146,7 +147,7 @@ class RegisterTile:
 
         def wait(at: Mapping[str, Index]) -> Body:
             value = local(first.name, at)
-            made = self._done(first, at, value).value if self.waiting != dtype else value
+            made = self._done(first, at, value).value if self.made_first else value
             return (Store(self.sums, self._cell(first.name, at, self.plan.columns) + before, made),)
 
         return table | {first.name: wait}
@@ -179,7 +180,8 @@ class RegisterTile:
     def turn(self, micro: Body) -> None:
         """Decides how results are stored: by columns, or where they lie together along rows by runs of tiles.
 
-        What waits for the end of a run are sums, or where these are integers the results, which are made in registers.
+        What waits for the end of a run are sums, or results, which are made in registers: of integers, and where they
+        read nothing along rows, such as a bias.
         """
         x = self.product
         arrays = [x.group.arrays[s.array] for s in x.group.epilogues]
@@ -191,11 +193,14 @@ class RegisterTile:
             return
         stores, when = self._apart(micro, V(ROW) + RUN_FIRST - FIRST_ROW)
         self.results = stores
-        if self.dtype != "float32":
+        read = (r for s in x.group.epilogues for r in loads(s.value) if r.buffer != x.accumulation.array)
+        apart = len(arrays) > 1 or self.long or any(x.roles.row in i.symbols() for r in read for i in r.index)
+        made_first = self.dtype != "float32" or not apart
+        if made_first:
             stores = tuple(replace(s, value=FlatLoad("float32", self.sums, self._waiting())) for s in stores)
         made = finished_across((self.sums, "float32"), stores, V(RUN_ROWS), self.stored_columns(), self.plan.lanes)
         if all(c.decided() for c in when) and not isinstance(made, Declined):
-            self.across, self.waiting = made, "float32"
+            self.across, self.waiting, self.made_first = made, "float32", made_first
 
     def run(self, loop: For, origin: Callable[[Index], Index]) -> Node:
         """The loop over row tiles, in runs whose sums or results lie in memory until all of them are there."""
@@ -215,15 +220,14 @@ class RegisterTile:
         return For("run", ZERO, (loop.hi - loop.lo).ceildiv(tiles), body)
 
     def _asked(self, number: Index, tiles: Index) -> Body:
-        """The share of a row tile in asking for where a run's results go, when these are beyond the cache, and a tile
-        takes long enough to do it by the way.
+        """The share of a row tile in asking for where a run's results go, when these are beyond the cache: the near one
+        where a tile takes long enough to do it by the way, else the last one, of which they may take half.
         """
         x = self.product
-        if not self._long_steps():
-            return ()
         results = sum((product(x.group.arrays[s.array].shape) for s in x.group.epilogues), ZERO)
         calls = prefetch_results(self.results, V(RUN_ROWS), self.stored_columns(), number, tiles)
-        return (If((Compare(">", results, V(x.target.core.floats)),), calls),)
+        held = V(x.target.core.floats) if self._long_steps() else CACHE // (2 * ITEMSIZE["float32"])
+        return (If((Compare(">", results, held),), calls),)
 
     def _long_steps(self) -> bool:
         """Whether a tile takes long enough to ask for memory by the way."""

@@ -9,7 +9,7 @@ from polydyn.codegen.cpu.plan import ROW_UNROLL, Plan
 from polydyn.codegen.ir import Body, FlatLoad, For, Node, Store, rewrite, walk
 from polydyn.codegen.lower import flat, lower
 from polydyn.codegen.passes.bind import fold
-from polydyn.codegen.passes.hoist import hoist_divisions, hoist_guards, hoist_masks
+from polydyn.codegen.passes.hoist import hoist_divisions, hoist_guards, hoist_masks, split_guards
 from polydyn.codegen.passes.parts import part_of, read_word, store_parts
 from polydyn.codegen.passes.prefetch import prefetch_next
 from polydyn.codegen.passes.registers import partial_unroll
@@ -154,7 +154,9 @@ class Scratch:
             if isinstance(vectors, Declined):
                 self.notes.append(f"rows are copied element by element: {vectors}")
                 return n
-            return partial_unroll(prefetch_next(vectors, n.var, self.following()), n.var, ROW_UNROLL)
+            vectors = prefetch_next(vectors, n.var, self.following())
+            parts = (split_guards(x) if isinstance(x, For) else (x,) for x in vectors)
+            return partial_unroll(tuple(x for part in parts for x in part), n.var, ROW_UNROLL)
 
         body = store_parts(self._copied(body, FILL, ROWS, self.filled), ROWS)
         body = rewrite(body, lambda n: hoist_guards(n) if isinstance(n, For) else n)

@@ -69,18 +69,19 @@ class TurnedWindowKernel:
     @property
     def missing(self) -> Index:
         """At most 0: the planes of a task stay in the cache, and vectors over planes are fewer operations than vectors
-        along lines, which are not full.
+        along lines. Of both the last one may not be full.
 
         A copied vector is a load, a store and its share of a transposed block.
         """
-        w, (lines, columns) = self.target.width, (self.extents[x] for x in self.pixels)
+        w, (planes, lines, columns) = self.target.width, (self.extents[x] for x in (self.planes, *self.pixels))
         taps = product(self.extents[x] for x in self.taps)
         image = product(e for _, e in self.group.statement(TURN).iters[len(self.shared) :])
         copied = image + lines * columns
         apart = STRIDED if self.moved.split(self.pixels[1])[0] != ONE else 1
-        turned = taps * lines * columns + copied * (w.bit_length() + 1)
-        along = taps * lines * columns.ceildiv(w) * (w * apart)
-        return maximum(turned - along, copied * w - self.target.core.shared)
+        over_planes = taps * lines * columns + copied * (w.bit_length() + 1)
+        along_lines = taps * lines * columns.ceildiv(w) * apart
+        more = planes.ceildiv(w) * over_planes - planes * along_lines
+        return maximum(more, copied * w - self.target.core.shared)
 
     # -- where elements lie --------------------------------------------------------------------------------------
 

@@ -19,6 +19,7 @@ from polydyn.codegen.ir import (
     Let,
     Node,
     Reg,
+    Set,
     Store,
     Undefined,
     map_values,
@@ -27,7 +28,9 @@ from polydyn.codegen.ir import (
     walk_value,
 )
 from polydyn.schedules.expr import Op, Value, conjuncts, integer
-from polydyn.schedules.index import Atom, Index
+from polydyn.schedules.index import ZERO, Atom, Index, maximum, minimum
+
+V = Index.of
 
 
 def hoist_guards(loop: For) -> Body:
@@ -67,6 +70,42 @@ def hoist_masks(loop: For, prefix: str) -> For:
 
     body = map_values(loop.body, f)
     return replace(loop, body=(*(Def(r.name, g, r.lanes) for g, r in masks.items()), *body))
+
+
+def split_guards(loop: For) -> Body:
+    """A loop over vectors whose loads have one guard, a range of elements: the vectors that are wholly inside it are a
+    loop of their own, without guards, between those before and those behind.
+    """
+    values = (v for n in walk(loop.body) if isinstance(n, (Store, Def, Set)) for v in walk_value(n.value))
+    guards = {v.guard for v in values if isinstance(v, FlatLoad) and v.guard is not None}
+    guard = guards.pop() if len(guards) == 1 else None
+    if not isinstance(guard, Between):
+        return (loop,)
+    first, last, width = loop.lo, loop.hi, guard.lanes
+    inside = [-x for x in arguments(guard.low, "max")] + [x - width for x in arguments(guard.high, "min")]
+    for slack in inside:  # at least 0 where no lane is outside
+        step, rest = slack.split(loop.var)
+        if loop.var in rest.symbols() or step not in (ZERO, V(width), V(-width)):
+            return (loop,)
+        if step == ZERO and (rest.constant is None or rest.constant < 0):
+            return (loop,)
+        if step == width:
+            first = maximum(first, (-rest).ceildiv(width))
+        if step == -width:
+            last = minimum(last, rest // width + 1)
+    first = minimum(first, loop.hi)
+    last = maximum(first, last)
+    whole = map_values(loop.body, lambda v: replace(v, guard=None) if isinstance(v, FlatLoad) else v)
+    return replace(loop, hi=first), replace(loop, lo=first, hi=last, body=whole), replace(loop, lo=last)
+
+
+def arguments(i: Index, kind: str) -> tuple[Index, ...]:
+    """The arguments of a maximum or minimum; of another expression itself."""
+    if len(i.terms) == 1:
+        ((m, c),) = i.terms.items()
+        if c == 1 and len(m) == 1 and isinstance(m[0], Atom) and m[0].kind == kind:
+            return m[0].args
+    return (i,)
 
 
 def hoist_choice(loop: For) -> Body:

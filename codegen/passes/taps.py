@@ -39,7 +39,7 @@ from polydyn.codegen.ir import (
     walk_value,
     with_bodies,
 )
-from polydyn.codegen.passes.hoist import comparison, hoist_masks
+from polydyn.codegen.passes.hoist import arguments, comparison, hoist_masks
 from polydyn.codegen.passes.reach import end_of, reached
 from polydyn.codegen.passes.registers import keep_loads, registers, share_loads, unroll
 from polydyn.codegen.passes.unzip import unzip
@@ -196,7 +196,7 @@ class _Guards:
         left: list[Between] = []
         for part in conjuncts(guard):
             if isinstance(part, Between):
-                ends = [-x for x in _ends(part.low, "max")] + [x - part.lanes for x in _ends(part.high, "min")]
+                ends = [-x for x in arguments(part.low, "max")] + [x - part.lanes for x in arguments(part.high, "min")]
                 least = [self._least(e) for e in ends]
                 fixed = not any(map(self._varies, least))
                 self.lanes.extend(least if fixed else [])
@@ -229,15 +229,6 @@ class _Guards:
 
 def _has_loads(v: Value) -> bool:
     return any(isinstance(x, FlatLoad) for x in walk_value(v))
-
-
-def _ends(i: Index, kind: str) -> tuple[Index, ...]:
-    """The arguments of a maximum or minimum."""
-    if len(i.terms) == 1:
-        ((m, c),) = i.terms.items()
-        if c == 1 and len(m) == 1 and isinstance(m[0], Atom) and m[0].kind == kind:
-            return m[0].args
-    return (i,)
 
 
 def _tightest(edges: Sequence[Index]) -> Iterator[Index]:

@@ -226,14 +226,16 @@ def test_few_uneven_images_are_tasks_of_some_columns() -> None:
 
 
 def test_planes_are_stored_in_whole_vectors() -> None:
-    """Sums of a run of register tiles are transposed; a sum over channels behind it keeps its columns together.
+    """Results of a run of register tiles are transposed; a sum over channels behind it keeps its columns together.
 
-    Of integers the results are, which read a residual channels last as it lies.
+    Where results go is asked for early: by long sums beyond the near cache, by short ones beyond the last. Of integers
+    the results are transposed too, which read a residual channels last as it lies.
     """
     texts = ["".join(k.text for k in plan_program(conv((21, 3, 3, 3), t)).kernels) for t in (("Relu",), ("Softmax",))]
-    assert "pd_transpose_f32" in texts[0] and not any("vstores_f32" in t for t in texts)
+    assert "pd_transpose_rows_f32" in texts[0] and not any("vstores_f32" in t for t in texts)
     long = plan_program(conv((21, 15, 3, 3), pads=[1, 1, 1, 1])).kernels[0].text
-    assert "pd_prefetch_write_f32" in long and "pd_prefetch_write_f32" not in texts[0]
+    assert all("pd_prefetch_write_f32" in t for t in (long, texts[0]))
+    assert "PD_CACHE_BYTES" in texts[0] and "PD_CACHE_BYTES" not in long
     assert "pd_prefetch_f32(a" in long, "the copy asks for the next plane"
     nodes = [node("ConvInteger", "x w", "i"), node("ConvInteger", "x v", "j"), node("Cast", "j", "b", to=2)]
     nodes += [node("Cast", n, f"{n}f", to=1) for n in "ib"]

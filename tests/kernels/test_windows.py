@@ -133,13 +133,13 @@ def test_what_follows_a_window_is_computed_in_its_tile() -> None:
     planes are lanes, in vectors along pixels behind it.
     """
     nodes = [
-        node("Conv", "x w b", "c", kernel_shape=[5, 5], pads=[2, 2, 2, 2], group=18), node("Add", "c x", "r"),
+        node("Conv", "x w b", "c", kernel_shape=[5, 5], pads=[2, 2, 2, 2], group=24), node("Add", "c x", "r"),
         node("Relu", "r", "p"), node("Mul", "p s", "y"),
     ]  # fmt: skip
-    constants = {"w": floats(18, 1, 5, 5), "b": floats(18), "s": floats(18, 1, 1)}
-    m = model(nodes, {"x": (F, ["N", 18, "H", "W"])}, ["y"], constants)
+    constants = {"w": floats(24, 1, 5, 5), "b": floats(24), "s": floats(24, 1, 1)}
+    m = model(nodes, {"x": (F, ["N", 24, "H", "W"])}, ["y"], constants)
     sizes = {(1, 9, 40): "window", (2, 5, 7): "turned", (1, 1, 1): "turned", (0, 7, 7): "turned", (1, 8, 16): "window"}
-    plan = agrees(m, *((n, 18, h, w) for n, h, w in sizes), checked=True)
+    plan = agrees(m, *((n, 24, h, w) for n, h, w in sizes), checked=True)
     assert len(plan.launches) == 1 and len(windows_of(plan)) == 1
     program = build_program(plan, threads=1)
     chosen = [program.explain(N=n, H=h, W=w).launches[0].kernel.split("_")[0] for n, h, w in sizes]

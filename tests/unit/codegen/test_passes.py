@@ -10,6 +10,7 @@ import pytest
 
 from polydyn.codegen.cpu.shares import PIECE, PIECES, even_shares, in_pieces, pieces_of, row_blocks
 from polydyn.codegen.ir import (
+    Between,
     Body,
     Call,
     Compare,
@@ -30,6 +31,7 @@ from polydyn.codegen.ir import (
 from polydyn.codegen.passes.announce import announce_stores, without_announcements
 from polydyn.codegen.passes.bind import bind, fold
 from polydyn.codegen.passes.epilogues import finished, instances
+from polydyn.codegen.passes.hoist import split_guards
 from polydyn.codegen.passes.jam import jam
 from polydyn.codegen.passes.pointers import row_pointers
 from polydyn.codegen.passes.prefetch import prefetch_next, share_panel
@@ -39,7 +41,7 @@ from polydyn.codegen.passes.vectorise import vectorise_loop, vectorise_tile
 from polydyn.codegen.show import show
 from polydyn.schedules.errors import CodegenError, Declined
 from polydyn.schedules.expr import Value, const, op
-from polydyn.schedules.index import ZERO, Index
+from polydyn.schedules.index import ZERO, Index, maximum, minimum
 
 ix = Index.of
 Golden = Callable[[str, str], None]
@@ -195,6 +197,23 @@ def test_shares_partition_and_clip_is_exact() -> None:
             assert [x for p in parts for x in p] == list(range(total))
     (c,) = clip((loop("k", 16, ROW),), ("k",), ix("E"))
     assert isinstance(c, For) and str(c.hi) == "min(16, E)"
+
+
+def test_vectors_inside_a_range_have_no_guard() -> None:
+    """Every vector is in one of three loops, in the middle one exactly when no lane is outside: of no vectors too."""
+    i, n = ix("i"), ix("n")
+    guard = Between("bool", maximum(3 - 16 * i, 0), minimum(n - 16 * i, 16), 16)
+    load = FlatLoad("float32", "x", i * 16, 16, guard=guard)
+    vectors = loop("i", "v", Store("y", i * 16, load, lanes=16))
+    parts = split_guards(vectors)
+    assert [[x.value.guard is None for x in walk((p,)) if isinstance(x, Store)] for p in parts] == [[0], [1], [0]]
+    for size, count in product((0, 2, 15, 16, 19, 35, 48, 70), (0, 1, 2, 4)):
+        env = {"n": size, "v": count}
+        ranges = [range(p.lo.evaluate(env), p.hi.evaluate(env)) for p in parts if isinstance(p, For)]
+        assert [x for r in ranges for x in r] == list(range(count))
+        assert list(ranges[1]) == [k for k in range(count) if 16 * k >= 3 and 16 * k + 16 <= size]
+    apart = replace(load, guard=replace(guard, low=ix("n") - 8 * i))
+    assert len(split_guards(replace(vectors, body=(Store("y", i * 16, apart, lanes=16),)))) == 1
 
 
 def test_variants_switch_only_between_several() -> None:
