@@ -101,6 +101,7 @@ def test_every_tile_and_tail(dtype: str, trans_b: bool) -> None:
     names = [k.version for k in p.kernels if k.device.arch == "sm_90a" and not k.version.endswith(LONG)]
     start, end = ("tf32_", 32) if dtype == "float32" else ("", 64)
     tiles = [f"wgmma_{start}{t}x{end}_4_wide" for t in ("128x256", "128x128", "64x128", "64x64")]
+    tiles.append(f"wgmma_{start}128x256x{end}_4_cluster_i_wide")
     assert [n for n in names if n.endswith("wide")] == tiles and f"wgmma_{start}128x128x{end}_5_turns_boxes" in names
     assert {m.dtype for k in p.kernels for m in k.device.maps[:2]} == {TF32 if dtype == "float32" else dtype}
     names = [n for n in names if n in (tiles[0].removesuffix("_wide"), *tiles[1:3])]
