@@ -75,7 +75,8 @@ PANEL = 64
 CONSUMED = 1
 """The barrier of the consumers behind their last step."""
 BLOCKS, BEFORE = "blocks", "before"
-"""Blocks of a persistent grid, an argument of the launch; steps of a block's tiles before the current one."""
+"""Blocks of a persistent grid, an argument of the launch; steps of a block's tiles before the current one, as far as
+the ring's slots and parities tell."""
 ROLLED = {e("g"): "unroll", e("s"): "unroll1", e("p"): "unroll1"}
 """Epilogues are loops over slabs of columns, or their text would not fit the instruction cache."""
 SENT = If((Compare("==", LANE, ZERO),), (Call("pd_tma_store_wait_read<0>"),))
@@ -280,8 +281,12 @@ class _Version:
 
     def _rounds(self) -> dict[str, IndexLike]:
         """Upper bounds of what counts tiles of a persistent block."""
-        tiles = self._tiles()
-        return {TASK: tiles, ROUND: tiles, BEFORE: tiles * self.of.K.ceildiv(self.step)}
+        rests = dict.fromkeys((f"{ROUND}_rest", "steps_rest", BEFORE), self._period())
+        return {TASK: self._tiles(), ROUND: self._tiles(), **rests}
+
+    def _period(self) -> int:
+        """Steps after which slots of the ring and their parities come again."""
+        return 2 * self.stages
 
     def _work(self) -> Work:
         t, of = self.tile, self.of
@@ -325,7 +330,9 @@ class _Version:
         steps = self.of.K.ceildiv(self.step)
 
         def tiles(part: Body) -> Body:
-            inside = (Let(BEFORE, V(ROUND) * steps, part),)
+            period = self._period()  # numbers of steps themselves would be too large for 32 bits
+            inside: Body = (Let(BEFORE, V(f"{ROUND}_rest") * V("steps_rest") % period, part),)
+            inside = (Let(f"{ROUND}_rest", V(ROUND) % period, (Let("steps_rest", steps % period, inside),)),)
             return (Mark(MarkName.TASK, consume(band, MarkName.ROLES, lambda _: inside)),)
 
         work = tiles(in_turn(V(ROUND), self.size.consumers, multiply))
