@@ -6,7 +6,8 @@ slot is released when the group after it has been issued and its own has retired
 so one kernel serves every shape whose pitches are multiples of 16 bytes.
 
 A tile belongs to all consumers of a block, or to one of them: then blocks are as many as multiprocessors and go from
-tile to tile, consumers take tiles in turn, and one's epilogue runs beside another's products.
+tile to tile, consumers take tiles in turn, and one's epilogue runs beside another's products. Blocks of a cluster
+share an operand: each brings half of it, to both.
 
 A step is 128 bytes of the reduction, an instruction 32: 16 of float16 or bfloat16, 8 of tf32, 32 of bytes, in any pair
 of signs, or of 8-bit floats, in any pair. Operands are K-major; columns of 16 bits may be contiguous along themselves
@@ -16,7 +17,7 @@ would truncate.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 
@@ -27,7 +28,7 @@ from polydyn.codegen.cuda.instructions import LANE, TENSOR
 from polydyn.codegen.cuda.product import DEALT, RASTER, UNROLLED, block_limits, split_copies
 from polydyn.codegen.cuda.sums import LINE, Sums, lane_points
 from polydyn.codegen.cuda.tile import CudaTile
-from polydyn.codegen.cuda.wgmma_tiles import FLOAT8_TILES, ROWS, TILES, WgmmaTile, useful
+from polydyn.codegen.cuda.wgmma_tiles import FLOAT8_TILES, ROWS, STEP, TILES, WgmmaTile, useful
 from polydyn.codegen.cuda.work import UNITS
 from polydyn.codegen.indices import substitute
 from polydyn.codegen.ir import (
@@ -50,7 +51,7 @@ from polydyn.codegen.kernel import TF32, WORKERS, Block, Kernel, TensorMapOf, Wo
 from polydyn.codegen.lower import Lowering, lower
 from polydyn.codegen.passes.bind import fold
 from polydyn.codegen.passes.threads import ROUND, WARP, WORKER, assign, rasterise, rounds, unrolled
-from polydyn.codegen.passes.tiles import TASK
+from polydyn.codegen.passes.tiles import TASK, balance
 from polydyn.codegen.passes.warpgroups import DONE, TURN, WARPGROUP, Ring, accumulate, in_turn, specialise
 from polydyn.codegen.pipeline import Step, loops
 from polydyn.codegen.places import Places
@@ -66,8 +67,8 @@ from polydyn.schedules.tree.strategies import ACC, INIT
 from polydyn.schedules.tree.warpgroups import COLUMNS, WarpgroupTile, warpgroup_product
 
 V = Index.of
-STEP, POINTS = 128, 32
-"""Bytes of the reduction in a tile (the swizzle's width) and in an instruction."""
+POINTS = 32
+"""Bytes of the reduction in an instruction."""
 PANEL = 64
 """Columns of a panel, when the column operand is contiguous along them."""
 
@@ -84,19 +85,19 @@ SENT = If((Compare("==", LANE, ZERO),), (Call("pd_tma_store_wait_read<0>"),))
 _Maps = tuple[TensorOperand, TensorOperand]
 
 
-def wgmma_versions(product: ProductGroup, tf32: bool = False) -> list[Kernel]:
+def wgmma_versions(product: ProductGroup, tf32: bool = False, tiles: Iterable[WgmmaTile] = ()) -> list[Kernel]:
     """The versions for sm_90a, largest tile first; none when wgmma or TMA cannot do it.
 
     Of tiles in turn and of clusters there is one version, with 32-bit indices and wide stores: others serve the rest.
-    ``tf32``: float32 may be rounded to tf32.
+    ``tf32``: float32 may be rounded to tf32. ``tiles``: these only. One version of each where the reduction is split.
     """
     kind, maps = _kind(product, tf32), _tensor_operands(product)
-    if kind is None or isinstance(maps, str) or product.shares != ONE:
+    if kind is None or isinstance(maps, str):
         return []
-    every = FLOAT8_TILES if kind == "qmma" else TILES
-    tiles = (t for t in every if useful(t, product.M.constant, product.N.constant))
-    some = {t: 1 if t.in_turn or t.cluster else 2 for t in every}
-    forms = (_Version(product, kind, maps, t, wide) for t in tiles for wide in (True, False)[: some[t]])
+    every = tuple(tiles) or (FLOAT8_TILES if kind == "qmma" else TILES)
+    chosen = (t for t in every if useful(t, product.M.constant, product.N.constant))
+    some = {t: 1 if t.in_turn or t.cluster or product.shares != ONE else 2 for t in every}
+    forms = (_Version(product, kind, maps, t, wide) for t in chosen for wide in (True, False)[: some[t]])
     versions = [k for x in forms for k in x.build()[: some[x.size]]]
     return [k for i, k in enumerate(versions) if not any(_alike(k, e) for e in versions[:i])]
 
@@ -165,7 +166,7 @@ class _Version:
         panels, steps = self._panels(), (STEP // POINTS, self.points)
         fragments = self.columns // COLUMNS // panels
         tile = WarpgroupTile(*self.size.shape, ROWS // STAGED, panels, fragments, steps, self.box, self.size.cluster)
-        return warpgroup_product(self.group, self.of.roles, tile)
+        return warpgroup_product(self.group, self.of.roles, tile, self.of.shares != ONE)
 
     def _out(self) -> TensorOperand | None:
         """The result as TMA reaches it; None where lanes store it.
@@ -188,7 +189,8 @@ class _Version:
     def version(self) -> str:
         """What the version is called: tile, slots of the ring."""
         t = self.tile
-        version = "wgmma_" + "tf32_" * (t.instruction == "tf32") + f"{t.bm}x{t.bn}x{t.bk}_{self.stages}"
+        version = "split_" * (self.of.shares != ONE) + "wgmma_" + "tf32_" * (t.instruction == "tf32")
+        version += f"{t.bm}x{t.bn}x{t.bk}_{self.stages}"
         version += "_turns" * self.size.in_turn
         version += f"_cluster_{self.size.cluster}" if self.size.cluster else ""
         return version + ("_boxes" if self.out else "_wide" * (max(map(self.sums.vector, self.of.epilogues)) > 1))
@@ -196,7 +198,9 @@ class _Version:
     def steps(self) -> tuple[Step, ...]:
         """The passes up to the coincident band."""
         sizes = {n: e for n, e in self.schedule.parameters().items() if n not in DEALT}
-        sizes |= {extent(s("j")): V(self._panels())}
+        sizes |= {extent(s("j")): V(self._panels()), extent(b("s")): self.of.shares}
+        steps, shares = self.schedule.extents()[b("k")], self.of.shares
+        split = Step("balance", "shares of the reduction", lambda x: balance(x, b("k"), steps, shares, b("s")))
         units: dict[str, IndexLike] = {w("i"): self.sums.unit, g("i"): V("tid") // WARPGROUP - 1}
         roles: Callable[[Body], Body] = self.specialise_warps
         mark = MarkName.ROLES
@@ -206,6 +210,7 @@ class _Version:
             roles, mark = self.specialise_blocks, MarkName.TASK
             last = (Step("rounds", "a block has several tiles", self.rounds),)
         return (
+            *((split,) if shares != ONE else ()),
             Step(
                 "instruction",
                 "points become an instruction",
@@ -294,8 +299,9 @@ class _Version:
         registers, flops = self.size.registers[0], 2 * t.bm * t.bn * self.step
         traffic = sum(n // self._sharers(which) * STEP for which, n in enumerate((t.bm, t.bn)))
         steps = of.K.ceildiv(self.step) * (self._tiles().ceildiv(V(BLOCKS)) if self.size.in_turn else 1)
-        return Work(steps, registers, unit, flops, traffic=traffic, flight=self.stages - 1, elements=t.bm * t.bn,
+        work = Work(steps, registers, unit, flops, traffic=traffic, flight=self.stages - 1, elements=t.bm * t.bn,
                     by_warps=False, cluster=self.size.together)  # fmt: skip
+        return work.shared_by(of.shares)
 
     def _sharers(self, which: int) -> int:
         """Blocks that bring a part each of an operand's tile: those of a cluster, which is along the other axis."""

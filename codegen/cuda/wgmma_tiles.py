@@ -62,6 +62,10 @@ TILES = (WgmmaTile(256, 4), WgmmaTile(192, 5), WgmmaTile(128, 4), WgmmaTile(128,
 multiprocessors; clusters share columns, of which a tile has no fewer than rows."""
 FLOAT8_TILES = (WgmmaTile(128, 4), WgmmaTile(128, 4, 1), WgmmaTile(64, 4, 1, 2))
 """For floats of 8 bits, whose sums of a step are beside those of all steps in registers."""
+SPLIT = TILES[2]
+"""For shares of a reduction."""
+STEP = 128
+"""Bytes of the reduction in a tile: the swizzle's width."""
 EXACT = 192
 """Columns that serve where they divide a known number: 768 of them are four blocks where 256 leave a quarter idle."""
 FEW = 1024

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from polydyn.schedules.model import Group
 from polydyn.schedules.tiling import Roles
 from polydyn.schedules.tree.buffers import accumulate, promote
-from polydyn.schedules.tree.gpu import COPY_A, COPY_B, STAGE, STAGED, send_boxes, senders, stage_sums
+from polydyn.schedules.tree.gpu import COPY_A, COPY_B, SHARE, SHARES, STAGE, STAGED, send_boxes, senders, stage_sums
 from polydyn.schedules.tree.limits import assign, clip, mark, pad
 from polydyn.schedules.tree.loops import Size, interchange, pull_out, regroup, tile
 from polydyn.schedules.tree.names import MarkName, b, c, e, f, g, h, it, p, q, s, w
+from polydyn.schedules.tree.rewrites import split_reduction
 from polydyn.schedules.tree.scheduled import Scheduled, refuse
 from polydyn.schedules.tree.strategies import ACC, INIT, operand, row_operand, start_product
 
@@ -41,20 +42,23 @@ class WarpgroupTile:
     cluster: str = ""
 
 
-def warpgroup_product(group: Group, roles: Roles, sizes: WarpgroupTile) -> Scheduled:
+def warpgroup_product(group: Group, roles: Roles, sizes: WarpgroupTile, split: bool = False) -> Scheduled:
     """A product on sm_90a: one thread copies boxes of both operands, warpgroups multiply what lies in shared memory.
 
     An instance of the accumulation is a whole step of a warpgroup: its rows run the warp as a digit. Warps initialise,
     stage and store sums, as in ``gpu.gpu_product``. Blocks of a cluster are the innermost digit of the tasks, so there
-    are whole clusters: a block whose tile is behind the last row does all but store.
+    are whole clusters: a block whose tile is behind the last row does all but store. ``split``: as there.
     """
     if roles.inner:
         raise refuse(f"a tensor map has one reduction, not {(roles.block, *roles.inner)}")
+    group = split_reduction(group, SHARE, SHARES) if split else group
+    roles, named = replace(roles, batch=(*roles.batch, *[SHARE] * split)), {SHARE: b("s")}
     i, j, k = "i", "j", "k"
     clusters = {x: [(c, CLUSTER)] if x == sizes.cluster else [] for x in (i, j)}
-    block = (*map(it, roles.batch), b(i), b(j), *(level(x) for x in (i, j) for level, _ in clusters[x]))
+    inside = (level(x) for x in (i, j) for level, _ in clusters[x])
+    block = (*(named.get(x, it(x)) for x in roles.batch), b(i), b(j), *inside)
     done = [x.name for x in group.epilogues]
-    t = start_product(group, roles)
+    t = start_product(group, roles, named)
     t = tile(t, i, (b, f"B_{i}"), *clusters[i], (g, sizes.groups), (f, sizes.rows), (h, sizes.warps), (p, STAGED))
     t = tile(t, j, (b, f"B_{j}"), *clusters[j], (s, sizes.panels), (f, sizes.fragments), (p, COLUMNS))
     t = tile(t, k, (b, f"B_{k}"), (f, sizes.steps[0]), (p, sizes.steps[1]))
