@@ -119,7 +119,7 @@ def kinds() -> tuple[Kind, ...]:
         Kind("product f16, clusters in turn", half, "wgmma_128x128x64_5_turns_cluster", ("HGMMA", *SHARED, "UTMASTG"),
              "sm_90a", most=105),
         Kind("product f16, wgmma, split", half, "split_wgmma_128x128", ("HGMMA", "UTMALDG", "SYNCS", WIDE), "sm_90a",
-             most=80),
+             most=90),
         Kind("product f32", single, "fma_128", (COPIES, "FFMA")),
         Kind("product tf32", single, "tf32_128", (COPIES, "LDSM|LDS", r"HMMA\.1688\.F32\.TF32", WIDE), tf32=True),
         Kind("product 3xtf32", single, "tf32x3_128", (COPIES, "LDSM|LDS", r"HMMA\.1688\.F32\.TF32", WIDE),

@@ -286,8 +286,10 @@ class _Version:
 
     def _rounds(self) -> dict[str, IndexLike]:
         """Upper bounds of what counts tiles of a persistent block."""
-        rests = dict.fromkeys((f"{ROUND}_rest", "steps_rest", BEFORE), self._period())
-        return {TASK: self._tiles(), ROUND: self._tiles(), **rests}
+        tiles, steps = self._tiles(), self.of.K.ceildiv(self.step)
+        before: dict[str, IndexLike] = dict.fromkeys((f"{ROUND}_rest", "steps_rest", BEFORE), self._period())
+        before = before if steps.constant is None else {BEFORE: tiles * steps}
+        return {TASK: tiles, ROUND: tiles, **before}
 
     def _period(self) -> int:
         """Steps after which slots of the ring and their parities come again."""
@@ -336,9 +338,11 @@ class _Version:
         steps = self.of.K.ceildiv(self.step)
 
         def tiles(part: Body) -> Body:
-            period = self._period()  # numbers of steps themselves would be too large for 32 bits
-            inside: Body = (Let(BEFORE, V(f"{ROUND}_rest") * V("steps_rest") % period, part),)
-            inside = (Let(f"{ROUND}_rest", V(ROUND) % period, (Let("steps_rest", steps % period, inside),)),)
+            inside: Body = (Let(BEFORE, V(ROUND) * steps, part),)
+            if steps.constant is None:  # their number would often be too large for 32 bits
+                period = self._period()
+                inside = (Let(BEFORE, V(f"{ROUND}_rest") * V("steps_rest") % period, part),)
+                inside = (Let(f"{ROUND}_rest", V(ROUND) % period, (Let("steps_rest", steps % period, inside),)),)
             return (Mark(MarkName.TASK, consume(band, MarkName.ROLES, lambda _: inside)),)
 
         work = tiles(in_turn(V(ROUND), self.size.consumers, multiply))
