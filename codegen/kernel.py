@@ -33,7 +33,7 @@ class Work:
     ``waits``: memory latencies that a step has one after another, of which those of ``flight`` steps overlap.
     ``elements``: results that pass through shared memory at the end. ``registers``: of a thread, where the compiler's
     own number is not known. ``by_warps``: a warp executes its own instructions of ``unit``, and the block meets at a
-    barrier after each step.
+    barrier after each step. ``cluster``: blocks that wait for each other at both ends.
     """
 
     steps: Index
@@ -47,9 +47,19 @@ class Work:
     flight: int = 1
     elements: int = 0
     by_warps: bool = True
+    cluster: int = 1
 
     def _costs(self) -> tuple[int, ...]:
-        return self.flops, self.shared, self.traffic, self.instructions, self.waits, self.elements, self.registers
+        return (
+            self.flops,
+            self.shared,
+            self.traffic,
+            self.instructions,
+            self.waits,
+            self.elements,
+            self.registers,
+            self.cluster,
+        )
 
     def no_slower(self, other: Work) -> bool:
         """Whether nothing of a block is more, for as many steps: then no model says that the other is faster."""
@@ -88,7 +98,8 @@ class Block:
     ``maps``: parameters by value (128 bytes each), before the buffers. ``workspace``: bytes, over the symbols, of the
     buffer ``WORKSPACE`` (16-byte aligned, contents undefined before and after), which it shares with what is launched
     after it. ``work``: of a block, for estimates of its time; None: nothing is known. ``factor``: what
-    estimates are multiplied by, in parts of ``UNIT``: measured over modelled time of kernels like it.
+    estimates are multiplied by, in parts of ``UNIT``: measured over modelled time of kernels like it. ``cluster``:
+    blocks that run at the same time and reach each other's shared memory; the grid is a multiple of it.
     """
 
     threads: int
@@ -97,6 +108,7 @@ class Block:
     workspace: Index = ZERO
     work: Work | None = None
     factor: int = UNIT
+    cluster: int = 1
 
 
 @dataclass(frozen=True)

@@ -56,7 +56,7 @@ def plant(folder: Path, fault: Fault) -> None:
     artifact = read_artifact(path)
     sources = dict(artifact.sources)
     for k in artifact.manifest["kernels"]:
-        head, mark, rest = sources[f"{k['name']}.cu"].partition("PD_KERNEL(")
+        head, mark, rest = sources[f"{k['name']}.cu"].partition("PD_KERNEL")
         before, brace, body = rest.partition(") {")
         assert mark and brace, f"{k['name']} does not begin as kernels do"
         sources[f"{k['name']}.cu"] = f"{head}{mark}{before}{brace}\n  {fault.text}{body}"

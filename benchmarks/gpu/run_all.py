@@ -60,7 +60,7 @@ GEOMEANS = {
     "loss": "geomean loss",
 }  # fmt: skip
 """Of a stage's results -> what their geometric mean is called."""
-HOPPER = ("shared_places", "mbarrier", "tma_", "wgmma")
+HOPPER = ("shared_places", "mbarrier", "tma_", "cluster_", "wgmma")
 """How the primitives begin that kernels of sm_90a alone are made of."""
 ALONE = ("tf32", "e4m3", "e5m2")
 """What the names hold of those that matter to products of one type alone."""

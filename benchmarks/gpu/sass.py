@@ -40,6 +40,8 @@ from polydyn.graph.expand import import_model
 
 COPIES, TENSOR, WIDE = r"LDGSTS\.E\.BYPASS.*128", ("LDSM", "HMMA"), r"STG\.E\.128"
 SPILLED = ("LDL", "STL")
+SHARED = (r"UTMALDG.*MULTICAST", "UCGABAR_WAIT")
+"""What brings boxes to several blocks of a cluster, and the barrier of one."""
 TENSOR_CORES = ("HMMA", "IMMA", "QMMA", "HGMMA", "IGMMA", "QGMMA")
 HEADING = "instructions loop path multiplications registers shared blocks"
 
@@ -103,6 +105,12 @@ def kinds() -> tuple[Kind, ...]:
         Kind("product f16, wgmma 64", half, "wgmma_64x128", ("HGMMA", "UTMALDG", "SYNCS", WIDE), "sm_90a", most=65),
         Kind("product f16, in turn", half, "wgmma_128x128x64_5_turns", ("HGMMA", "UTMALDG", "SYNCS", "UTMASTG"),
              "sm_90a", most=100),
+        Kind("product f16, clusters", half, "wgmma_128x256x64_4_cluster", ("HGMMA", *SHARED, "SYNCS", WIDE), "sm_90a",
+             most=80),
+        Kind("product f16, clusters in turn", half, "wgmma_128x128x64_5_turns_cluster", ("HGMMA", *SHARED, "UTMASTG"),
+             "sm_90a", most=105),
+        Kind("product f16, wgmma, split", half, "split_wgmma_128x128", ("HGMMA", "UTMALDG", "SYNCS", WIDE), "sm_90a",
+             most=90),
         Kind("product f32", single, "fma_128", (COPIES, "FFMA")),
         Kind("product tf32", single, "tf32_128", (COPIES, "LDSM|LDS", r"HMMA\.1688\.F32\.TF32", WIDE), tf32=True),
         Kind("product 3xtf32", single, "tf32x3_128", (COPIES, "LDSM|LDS", r"HMMA\.1688\.F32\.TF32", WIDE),

@@ -43,7 +43,7 @@ def edits(case: str, own: Path | None = None) -> Iterator[tuple[str, Edit]]:
 
 
 def _replaced(changes: tuple[tuple[str, str], ...], _: str, text: str) -> str:
-    head, mark, body = text.partition("PD_KERNEL(")  # what stands before is shared by kernels of a unit
+    head, mark, body = text.partition("PD_KERNEL")  # what stands before is shared by kernels of a unit
     for pattern, by in changes:
         body = re.sub(pattern, by, mark + body)[len(mark) :]
     return head + mark + body

@@ -56,10 +56,18 @@ class TensorOperand:
         whole = (*box, *[1] * len(self.outer))
         return TensorMapOf(name, self.buffer, dtype or self.dtype, self.offset, dims, strides, whole)
 
-    def load(self, name: str, place: Pointer, mn: Index, k: Index, a: Mapping[str, Index], full: Value) -> Call:
-        """The copy of the box that begins at row or column ``mn`` and step ``k``, of the batch at ``a``."""
+    def load(
+        self, name: str, place: Pointer, mn: Index, k: Index, a: Mapping[str, Index], full: Value, blocks: int = 1
+    ) -> Call:
+        """The copy of the box that begins at row or column ``mn`` and step ``k``, of the batch at ``a``.
+
+        ``blocks``: of a cluster, all of which get it.
+        """
         at = self._at(mn, k, a)
-        return Call(f"pd_tma_load_{len(at)}d", (place, Parameter("uint64", name), *at, full))
+        args = (place, Parameter("uint64", name), *at, full)
+        if blocks == 1:
+            return Call(f"pd_tma_load_{len(at)}d", args)
+        return Call(f"pd_tma_load_{len(at)}d_to", (*args, FromIndex("int32", V(2**blocks - 1))))
 
     def store(self, name: str, place: Pointer, mn: Index, k: Index, a: Mapping[str, Index]) -> Call:
         """The copy of a box the other way."""

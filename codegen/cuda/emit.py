@@ -66,7 +66,8 @@ def emit(
 
     def print_kernel(name: str, index_type: str) -> str:
         printer = CudaPrinter(name, buffers, outputs, kernel.symbols, block.threads, index_type,
-                              [m.name for m in block.maps], bool(floats) and floats <= set(HALF))  # fmt: skip
+                              [m.name for m in block.maps], bool(floats) and floats <= set(HALF),
+                              block.cluster)  # fmt: skip
         text = printer.kernel(body, blocks)
         show(Level.TEXTS, kernel.name, f"kernel_{index_type}", lambda: text, "cu")
         return text

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain
 
 from polydyn.capability import capability, runs_on
@@ -17,6 +18,7 @@ from polydyn.codegen.cuda.rows import CudaNestKernel
 from polydyn.codegen.cuda.split import SHARES, combining_group, partial_group
 from polydyn.codegen.cuda.tile import CudaTile
 from polydyn.codegen.cuda.wgmma import wgmma_versions, without_wgmma
+from polydyn.codegen.cuda.wgmma_tiles import SPLIT, STEP
 from polydyn.codegen.ir import Compare
 from polydyn.codegen.kernel import UNIT, WORKERS, Kernel, with_block
 from polydyn.codegen.printers.cuda_values import BYTES, HALF
@@ -160,11 +162,22 @@ class CudaContractKernel:
         for t in tiles:
             prove(schedule_tile(self.product, t))
 
-    def _splits(self, chosen: tuple[CudaTile, ...], more: tuple[CudaTile, ...]) -> Iterable[Kernel]:
-        return chain(*(self._split(t, t in more) for t in (chosen[-1], *(t for t in more if t.bm <= FEW))))
+    def _splits(self, chosen: tuple[CudaTile, ...], more: tuple[CudaTile, ...]) -> Iterator[Kernel]:
+        for t in (chosen[-1], *(t for t in more if t.bm <= FEW)):
+            yield from self._split((t.bm, t.bn, t.bk), WAVES, partial(self._parts, tile=t, wide_only=t in more))
+
+    def _parts(self, parts: ProductGroup, tile: CudaTile, wide_only: bool) -> list[Kernel]:
+        prove(schedule_tile(parts, tile))
+        return _of_tile(parts, tile, wide_only)
 
     def _hopper(self) -> list[Kernel]:
-        return wgmma_versions(self.product, self.tf32) if self.arch == "sm_90a" else []
+        if self.arch != "sm_90a":
+            return []
+        split, (m, n) = [], (x.constant for x in (self.product.M, self.product.N))
+        if (m is None or 2 * m > SPLIT.rows) and (n is None or 2 * n > SPLIT.columns):
+            block = (SPLIT.rows, SPLIT.columns, STEP // ITEMSIZE[self.product.dtype])
+            split = self._split(block, SPLIT.blocks, lambda parts: wgmma_versions(parts, self.tf32, (SPLIT,)))
+        return [*split, *wgmma_versions(self.product, self.tf32)]
 
     def few_rows(self) -> list[Kernel]:
         """The versions for few rows."""
@@ -174,24 +187,30 @@ class CudaContractKernel:
         """Why warps' own instructions multiply on sm_90a too, where those of warpgroups are wanted and do not fit."""
         return without_wgmma(self.product, self.tf32) if self.arch == "sm_90a" else None
 
-    def _split(self, tile: CudaTile, wide_only: bool) -> list[Kernel]:
-        """The versions whose reduction is split, when it can be long enough; ``wide_only`` as for ``_of_tile``."""
-        p = self.product
-        steps = p.K.ceildiv(tile.bk)
-        least = max(1, SHARE_BYTES // (tile.bk * ITEMSIZE[p.dtype]))
+    def _split(
+        self, block: tuple[int, int, int], waves: int, build: Callable[[ProductGroup], Sequence[Kernel]]
+    ) -> list[Kernel]:
+        """The versions whose reduction is split, when it can be long enough.
+
+        ``block``: rows, columns and steps of a tile; ``waves``: blocks for each multiprocessor; ``build``: the shares.
+        """
+        (rows, columns, step), p = block, self.product
+        steps = p.K.ceildiv(step)
+        least = max(1, SHARE_BYTES // (step * ITEMSIZE[p.dtype]))
         if (steps.constant or 2 * least) < 2 * least:
             return []
         batch = product(p.extents[x] for x in self.roles.batch)
-        blocks = batch * p.M.ceildiv(tile.bm) * p.N.ceildiv(tile.bn)
-        shares = minimum(V(WORKERS) * WAVES // maximum(1, blocks), steps // least)
-        parts = ProductGroup(self.name, partial_group(self.group), self.roles, V(SHARES))
-        prove(schedule_tile(parts, tile))
+        blocks = batch * p.M.ceildiv(rows) * p.N.ceildiv(columns)
+        shares = minimum(V(WORKERS) * waves // maximum(1, blocks), steps // least)
+        parts = build(ProductGroup(self.name, partial_group(self.group), self.roles, V(SHARES)))
+        if not parts:
+            return []
         again = CudaNestKernel(f"{self.name}_sum", *combining_group(self.group)).build("thread")[-1]
         size = V(SHARES) * batch * p.M * p.N * ITEMSIZE[p.sums]
         split = Compare(">=", V(SHARES), V(2))
         return [
             replace(x, conditions=(split, *x.conditions), launch={SHARES: shares}, after=(again,))
-            for x in (with_block(k, workspace=size) for k in _of_tile(parts, tile, wide_only))
+            for x in (with_block(k, workspace=size) for k in parts)
         ]
 
     def _more(self) -> tuple[CudaTile, ...]:

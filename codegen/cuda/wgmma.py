@@ -6,7 +6,8 @@ slot is released when the group after it has been issued and its own has retired
 so one kernel serves every shape whose pitches are multiples of 16 bytes.
 
 A tile belongs to all consumers of a block, or to one of them: then blocks are as many as multiprocessors and go from
-tile to tile, consumers take tiles in turn, and one's epilogue runs beside another's products.
+tile to tile, consumers take tiles in turn, and one's epilogue runs beside another's products. Blocks of a cluster
+share an operand: each brings half of it, to both.
 
 A step is 128 bytes of the reduction, an instruction 32: 16 of float16 or bfloat16, 8 of tf32, 32 of bytes, in any pair
 of signs, or of 8-bit floats, in any pair. Operands are K-major; columns of 16 bits may be contiguous along themselves
@@ -16,8 +17,8 @@ would truncate.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from functools import partial
 
 from polydyn.codegen.cuda.boxes import FARTHEST, TensorOperand, descriptor, tensor_operand
@@ -27,7 +28,8 @@ from polydyn.codegen.cuda.instructions import LANE, TENSOR
 from polydyn.codegen.cuda.product import DEALT, RASTER, UNROLLED, block_limits, split_copies
 from polydyn.codegen.cuda.sums import LINE, Sums, lane_points
 from polydyn.codegen.cuda.tile import CudaTile
-from polydyn.codegen.cuda.work import UNITS, bounded_registers
+from polydyn.codegen.cuda.wgmma_tiles import FLOAT8_TILES, ROWS, STEP, TILES, WgmmaTile, useful
+from polydyn.codegen.cuda.work import UNITS
 from polydyn.codegen.indices import substitute
 from polydyn.codegen.ir import (
     Alloc,
@@ -49,73 +51,33 @@ from polydyn.codegen.kernel import TF32, WORKERS, Block, Kernel, TensorMapOf, Wo
 from polydyn.codegen.lower import Lowering, lower
 from polydyn.codegen.passes.bind import fold
 from polydyn.codegen.passes.threads import ROUND, WARP, WORKER, assign, rasterise, rounds, unrolled
-from polydyn.codegen.passes.tiles import TASK
-from polydyn.codegen.passes.warpgroups import TURN, WARPGROUP, Ring, accumulate, in_turn, specialise
+from polydyn.codegen.passes.tiles import TASK, balance
+from polydyn.codegen.passes.warpgroups import DONE, TURN, WARPGROUP, Ring, accumulate, in_turn, specialise
 from polydyn.codegen.pipeline import Step, loops
 from polydyn.codegen.places import Places
 from polydyn.codegen.printers.cuda_values import BYTES, HALF
+from polydyn.schedules.errors import CodegenError
 from polydyn.schedules.expr import FLOAT8, ITEMSIZE, FromIndex, Load
 from polydyn.schedules.index import ONE, ZERO, Index, IndexLike, product
 from polydyn.schedules.proof.prove import prove
 from polydyn.schedules.tree.gpu import COPY_A, COPY_B, SLAB, STAGE, STAGED, senders
-from polydyn.schedules.tree.names import MarkName, b, e, extent, f, g, s, w
+from polydyn.schedules.tree.names import MarkName, b, c, e, extent, f, g, s, w
 from polydyn.schedules.tree.scheduled import Scheduled
 from polydyn.schedules.tree.strategies import ACC, INIT
 from polydyn.schedules.tree.warpgroups import COLUMNS, WarpgroupTile, warpgroup_product
 
 V = Index.of
-ROWS = 64
-"""Rows of an instruction."""
-STEP, POINTS = 128, 32
-"""Bytes of the reduction in a tile (the swizzle's width) and in an instruction."""
+POINTS = 32
+"""Bytes of the reduction in an instruction."""
 PANEL = 64
 """Columns of a panel, when the column operand is contiguous along them."""
 
 
-@dataclass(frozen=True)
-class WgmmaTile:
-    """Columns of a tile, slots of the ring, warpgroups that consume, blocks of a multiprocessor.
-
-    Consumers have 64 rows of a tile each; ``in_turn``: 128 rows, a whole tile, and blocks are persistent.
-    """
-
-    columns: int
-    stages: int
-    consumers: int = 2
-    blocks: int = 1
-    in_turn: bool = False
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        """Consumers that share a tile, and instructions that the rows of each are."""
-        return (1, 2) if self.in_turn else (self.consumers, 1)
-
-    @property
-    def threads(self) -> int:
-        """Of a block."""
-        return (self.consumers + 1) * WARPGROUP
-
-    @property
-    def registers(self) -> tuple[int, int, int]:
-        """Of a thread: when a block begins, then of the producer and of consumers, which ``setmaxnreg`` deals."""
-        start, least = bounded_registers(self.threads, self.blocks), 40 if self.blocks == 1 else 24
-        return start, least, min(240, (start * (self.consumers + 1) - least) // self.consumers // 8 * 8)
-
-
-TILES = (WgmmaTile(256, 4), WgmmaTile(192, 5), WgmmaTile(128, 4), WgmmaTile(128, 4, 1, 2), WgmmaTile(64, 4, 1, 3),
-         WgmmaTile(192, 3, in_turn=True), WgmmaTile(128, 5, in_turn=True))  # fmt: skip
-"""Those of 64 rows are for few tiles, and blocks that are beside each other; those in turn for more tiles than
-multiprocessors."""
-FLOAT8_TILES = (WgmmaTile(128, 4), WgmmaTile(128, 4, 1), WgmmaTile(64, 4, 1, 2))
-"""For floats of 8 bits, whose sums of a step are beside those of all steps in registers."""
-EXACT = 192
-"""Columns that serve where they divide a known number: 768 of them are four blocks where 256 leave a quarter idle."""
-FEW = 1024
-"""Rows up to which tiles of 64 rows are wanted, where their number is known."""
 CONSUMED = 1
 """The barrier of the consumers behind their last step."""
 BLOCKS, BEFORE = "blocks", "before"
-"""Blocks of a persistent grid, an argument of the launch; steps of a block's tiles before the current one."""
+"""Blocks of a persistent grid, an argument of the launch; steps of a block's tiles before the current one, as far as
+the ring's slots and parities tell."""
 ROLLED = {e("g"): "unroll", e("s"): "unroll1", e("p"): "unroll1"}
 """Epilogues are loops over slabs of columns, or their text would not fit the instruction cache."""
 SENT = If((Compare("==", LANE, ZERO),), (Call("pd_tma_store_wait_read<0>"),))
@@ -123,29 +85,21 @@ SENT = If((Compare("==", LANE, ZERO),), (Call("pd_tma_store_wait_read<0>"),))
 _Maps = tuple[TensorOperand, TensorOperand]
 
 
-def wgmma_versions(product: ProductGroup, tf32: bool = False) -> list[Kernel]:
+def wgmma_versions(product: ProductGroup, tf32: bool = False, tiles: Iterable[WgmmaTile] = ()) -> list[Kernel]:
     """The versions for sm_90a, largest tile first; none when wgmma or TMA cannot do it.
 
-    Of tiles in turn there is one version, with 32-bit indices and wide stores: others serve what it does not.
-    ``tf32``: float32 may be rounded to tf32.
+    Of tiles in turn and of clusters there is one version, with 32-bit indices and wide stores: others serve the rest.
+    ``tf32``: float32 may be rounded to tf32. ``tiles``: these only. One version of each where the reduction is split.
     """
     kind, maps = _kind(product, tf32), _tensor_operands(product)
-    if kind is None or isinstance(maps, str) or product.shares != ONE:
+    if kind is None or isinstance(maps, str):
         return []
-    every = FLOAT8_TILES if kind == "qmma" else TILES
-    tiles = (t for t in every if _useful(t, product.M.constant, product.N.constant))
-    forms = (_Version(product, kind, maps, t, wide) for t in tiles for wide in (True, False)[: 1 if t.in_turn else 2])
-    versions = [k for x in forms for k in x.build()[: 1 if x.size.in_turn else 2]]
+    every = tuple(tiles) or (FLOAT8_TILES if kind == "qmma" else TILES)
+    chosen = (t for t in every if useful(t, product.M.constant, product.N.constant))
+    some = {t: 1 if t.in_turn or t.cluster or product.shares != ONE else 2 for t in every}
+    forms = (_Version(product, kind, maps, t, wide) for t in chosen for wide in (True, False)[: some[t]])
+    versions = [k for x in forms for k in x.build()[: some[x.size]]]
     return [k for i, k in enumerate(versions) if not any(_alike(k, e) for e in versions[:i])]
-
-
-def _useful(t: WgmmaTile, m: int | None, n: int | None) -> bool:
-    """Whether so many rows and columns (None: not known now) want this tile."""
-    exact = n is not None and n % EXACT == 0
-    if t.columns == EXACT or (t.in_turn and exact):
-        return exact and t.columns == EXACT
-    few = t.consumers > 1 or m is None or m <= FEW
-    return few and (n is None or 2 * n > t.columns or t == TILES[2])
 
 
 def without_wgmma(product: ProductGroup, tf32: bool = False) -> str | None:
@@ -194,8 +148,7 @@ class _Version:
         self.of, self.maps, self.size, self.columns, self.stages = of, maps, size, size.columns, size.stages
         self.group, self.apart = of.group, kind == "qmma"
         self.step, self.points = STEP // ITEMSIZE[of.dtype], POINTS // ITEMSIZE[of.dtype]
-        rows = size.shape[0] * size.shape[1] * ROWS
-        self.tile = CudaTile(kind, rows, size.columns, self.step, STAGED, size.columns, size.stages)
+        self.tile = CudaTile(kind, size.rows, size.columns, self.step, STAGED, size.columns, size.stages)
         self.out = self._out() if size.in_turn else None
         self.box = LINE // ITEMSIZE[of.epilogues[0].value.dtype] if self.out else 0
         self.schedule = self._schedule()
@@ -203,15 +156,17 @@ class _Version:
         unit, slabs = V("warp") - WARPGROUP // WARP, size.columns // SLAB
         buffer = "stage" if size.in_turn else "tile_b"
         self.sums = Sums(of, self.tile.kind, self.places, wide, unit=unit, slabs=slabs, buffer=buffer, box=self.box)
-        self.ring = Ring("", self.stages, (rows + self.columns) * STEP, None, V(BEFORE) if size.in_turn else ZERO)
+        before = V(BEFORE) if size.in_turn else ZERO
+        self.ring = Ring("", self.stages, (size.rows + self.columns) * STEP, None, before, size.together)
+        self.done: Body = (DONE,) if size.cluster else ()
         self.symbols = (*self.group.params, *[BLOCKS] * size.in_turn)
 
     def _schedule(self) -> Scheduled:
         """Tree and tile map."""
         panels, steps = self._panels(), (STEP // POINTS, self.points)
         fragments = self.columns // COLUMNS // panels
-        tile = WarpgroupTile(*self.size.shape, ROWS // STAGED, panels, fragments, steps, self.box)
-        return warpgroup_product(self.group, self.of.roles, tile)
+        tile = WarpgroupTile(*self.size.shape, ROWS // STAGED, panels, fragments, steps, self.box, self.size.cluster)
+        return warpgroup_product(self.group, self.of.roles, tile, self.of.shares != ONE)
 
     def _out(self) -> TensorOperand | None:
         """The result as TMA reaches it; None where lanes store it.
@@ -234,14 +189,18 @@ class _Version:
     def version(self) -> str:
         """What the version is called: tile, slots of the ring."""
         t = self.tile
-        version = "wgmma_" + "tf32_" * (t.instruction == "tf32") + f"{t.bm}x{t.bn}x{t.bk}_{self.stages}"
+        version = "split_" * (self.of.shares != ONE) + "wgmma_" + "tf32_" * (t.instruction == "tf32")
+        version += f"{t.bm}x{t.bn}x{t.bk}_{self.stages}"
         version += "_turns" * self.size.in_turn
+        version += f"_cluster_{self.size.cluster}" if self.size.cluster else ""
         return version + ("_boxes" if self.out else "_wide" * (max(map(self.sums.vector, self.of.epilogues)) > 1))
 
     def steps(self) -> tuple[Step, ...]:
         """The passes up to the coincident band."""
         sizes = {n: e for n, e in self.schedule.parameters().items() if n not in DEALT}
-        sizes |= {extent(s("j")): V(self._panels())}
+        sizes |= {extent(s("j")): V(self._panels()), extent(b("s")): self.of.shares}
+        steps, shares = self.schedule.extents()[b("k")], self.of.shares
+        split = Step("balance", "shares of the reduction", lambda x: balance(x, b("k"), steps, shares, b("s")))
         units: dict[str, IndexLike] = {w("i"): self.sums.unit, g("i"): V("tid") // WARPGROUP - 1}
         roles: Callable[[Body], Body] = self.specialise_warps
         mark = MarkName.ROLES
@@ -251,6 +210,7 @@ class _Version:
             roles, mark = self.specialise_blocks, MarkName.TASK
             last = (Step("rounds", "a block has several tiles", self.rounds),)
         return (
+            *((split,) if shares != ONE else ()),
             Step(
                 "instruction",
                 "points become an instruction",
@@ -296,45 +256,73 @@ class _Version:
         mapped = (*self.maps, *([self.out] if self.out else []))
         multiples = (*(w for m in mapped for w in m.multiples), *self.sums.multiples)
         extents = (of.M, of.N, of.K, *(of.extents[x] for x in of.roles.batch))
-        conditions = dict.fromkeys((Compare(">=", of.K, ONE), *(c for m in mapped for c in m.conditions)))
+        conditions = dict.fromkeys((Compare(">=", of.K, ONE), *(x for m in mapped for x in m.conditions)))
         conditions |= {Compare("<=", x, V(FARTHEST)): None for x in extents if x.constant is None}
         limits, launch = block_limits(of, self.tile, count), {}
+        limits |= {**self._clusters(), c(self.size.cluster): self.size.together}
         if self.size.in_turn:
+            several = self.size.together
             conditions |= {Compare(">", self._tiles(), V(BLOCKS)): None}
-            limits, launch = limits | self._rounds(), {BLOCKS: V(WORKERS)}
+            conditions |= {Compare(">=", V(BLOCKS), V(several)): None} if several > 1 else {}
+            limits, launch = limits | self._rounds(), {BLOCKS: V(WORKERS) // several * several}
         kernel = Kernel(
             name, self.symbols, count, launch=launch, version=self.version,
             multiples=tuple(dict.fromkeys(multiples)), conditions=tuple(conditions),
-            block=Block(self.size.threads, "sm_90a", self._tensor_maps(), work=self._work()),
+            block=Block(self.size.threads, "sm_90a", self._tensor_maps(), work=self._work(),
+                        cluster=self.size.together),
         )  # fmt: skip
         return emit(kernel, body, self.group.arrays, limits, self.size.blocks)
 
     def _tiles(self) -> Index:
-        of = self.of
-        return product(of.extents[x] for x in of.roles.batch) * of.M.ceildiv(self.tile.bm) * of.N.ceildiv(self.columns)
+        """Tiles of whole clusters."""
+        batch = product(self.of.extents[x] for x in self.of.roles.batch)
+        return batch * product(self._clusters().values()) * self.size.together
+
+    def _clusters(self) -> dict[str, Index]:
+        """Numbers of clusters along rows and columns."""
+        of, side = self.of, {self.size.cluster: self.size.together}
+        sides = (("i", of.M, self.tile.bm), ("j", of.N, self.columns))
+        return {b(axis): x.ceildiv(n * side.get(axis, 1)) for axis, x, n in sides}
 
     def _rounds(self) -> dict[str, IndexLike]:
         """Upper bounds of what counts tiles of a persistent block."""
-        tiles = self._tiles()
-        return {TASK: tiles, ROUND: tiles, BEFORE: tiles * self.of.K.ceildiv(self.step)}
+        tiles, steps = self._tiles(), self.of.K.ceildiv(self.step)
+        before: dict[str, IndexLike] = dict.fromkeys((f"{ROUND}_rest", "steps_rest", BEFORE), self._period())
+        before = before if steps.constant is None else {BEFORE: tiles * steps}
+        return {TASK: tiles, ROUND: tiles, **before}
+
+    def _period(self) -> int:
+        """Steps after which slots of the ring and their parities come again."""
+        return 2 * self.stages
 
     def _work(self) -> Work:
         t, of = self.tile, self.of
         unit = t.instruction if t.instruction == "tf32" else UNITS[of.dtype]
-        registers, flops, traffic = self.size.registers[0], 2 * t.bm * t.bn * self.step, (t.bm + t.bn) * STEP
+        registers, flops = self.size.registers[0], 2 * t.bm * t.bn * self.step
+        traffic = sum(n // self._sharers(which) * STEP for which, n in enumerate((t.bm, t.bn)))
         steps = of.K.ceildiv(self.step) * (self._tiles().ceildiv(V(BLOCKS)) if self.size.in_turn else 1)
-        return Work(steps, registers, unit, flops, traffic=traffic, flight=self.stages - 1, elements=t.bm * t.bn,
-                    by_warps=False)  # fmt: skip
+        work = Work(steps, registers, unit, flops, traffic=traffic, flight=self.stages - 1, elements=t.bm * t.bn,
+                    by_warps=False, cluster=self.size.together)  # fmt: skip
+        return work.shared_by(of.shares)
+
+    def _sharers(self, which: int) -> int:
+        """Blocks that bring a part each of an operand's tile: those of a cluster, which is along the other axis."""
+        return self.size.together if self.size.cluster not in ("", "ij"[which]) else 1
 
     def _tensor_maps(self) -> tuple[TensorMapOf, ...]:
         of, out = self.of, []
-        for name, m, whole, tile in (("map_a", self.maps[0], of.M, self.tile.bm),
-                                     ("map_b", self.maps[1], of.N, self.columns)):  # fmt: skip
-            box = (self.step, tile) if m.along_k else (PANEL, self.step)
-            out.append(m.tensor_map(name, whole, of.K, box, TF32 if self.tile.instruction == "tf32" else ""))
+        for which, (m, whole) in enumerate(zip(self.maps, (of.M, of.N), strict=True)):
+            dtype = TF32 if self.tile.instruction == "tf32" else ""
+            out.append(m.tensor_map("map_" + "ab"[which], whole, of.K, self._box(which), dtype))
         if self.out:
             out.append(self.out.tensor_map(f"map_{self.out.buffer}", of.M, of.N, (self.box, STAGED)))
         return tuple(out)
+
+    def _box(self, which: int) -> tuple[int, int]:
+        """Elements and lines of a copy of an operand."""
+        side = (self.tile.bm, self.columns)[which]
+        line, lines = (self.step, side) if self.maps[which].along_k else (PANEL, self.step)
+        return line, lines // self._sharers(which)
 
     # -- marks ---------------------------------------------------------------------------------------------------
 
@@ -350,10 +338,15 @@ class _Version:
         steps = self.of.K.ceildiv(self.step)
 
         def tiles(part: Body) -> Body:
-            inside = (Let(BEFORE, V(ROUND) * steps, part),)
+            inside: Body = (Let(BEFORE, V(ROUND) * steps, part),)
+            if steps.constant is None:  # their number would often be too large for 32 bits
+                period = self._period()
+                inside = (Let(BEFORE, V(f"{ROUND}_rest") * V("steps_rest") % period, part),)
+                inside = (Let(f"{ROUND}_rest", V(ROUND) % period, (Let("steps_rest", steps % period, inside),)),)
             return (Mark(MarkName.TASK, consume(band, MarkName.ROLES, lambda _: inside)),)
 
         work = tiles(in_turn(V(ROUND), self.size.consumers, multiply))
+        work += self.done
         work += (SENT,) if self.out else ()  # a block's memory stays until boxes are read
         body = specialise([filled], 1, work, self.size.registers[1:], lambda x: tiles((x,)), ((TURN, 1),))
         rows = V(self.size.consumers * ROWS * self.columns)  # each consumer stages those of one instruction at a time
@@ -399,7 +392,8 @@ class _Version:
         if self.size.in_turn:
             return body
         threads = FromIndex("int32", V(self.size.consumers * WARPGROUP))
-        return (Call("pd_bar_sync", (FromIndex("int32", V(CONSUMED)), threads)), *body)
+        consumed = Call("pd_bar_sync", (FromIndex("int32", V(CONSUMED)), threads))
+        return (*self.done, consumed, *body)
 
     def reuse(self, body: Body) -> Body:
         """A warp stages sums where its boxes are: once these are read."""
@@ -426,11 +420,21 @@ class _Version:
         return Pointer(self.of.dtypes[which], "tile_" + "ab"[which], self.ring.slot(a[b("k")]) * size + more)
 
     def copy(self, which: int, a: Mapping[str, Index]) -> Body:
-        """One box of an operand (a panel of it, when it is contiguous along its columns)."""
+        """One box of an operand (a panel of it, when it is contiguous along its columns).
+
+        Where blocks share it, each brings a part of its lines to all. CodegenError: they do not copy the same box.
+        """
         m, statement, axis = self.maps[which], (COPY_A, COPY_B)[which], "ij"[which]
         mn, k = (self.places.element(statement, x, a) for x in (axis, "k"))
-        place = self._slot(which, a, self.places.cell(statement, "tile_" + "ab"[which], a)[axis] * self.step)
-        return (m.load("map_" + "ab"[which], place, mn, k, a, self.ring.full(a[b("k")])),)
+        cell, blocks = self.places.cell(statement, "tile_" + "ab"[which], a)[axis], self._sharers(which)
+        if blocks > 1:
+            rank = a[c(self.size.cluster)]
+            if rank.symbols() & (mn.symbols() | k.symbols()):
+                raise CodegenError(f"blocks of a cluster copy different boxes of {m.buffer}: {mn}, {k}")
+            first = rank * self._box(which)[1]
+            mn, k, cell = (mn + first, k, cell + first) if m.along_k else (mn, k + first, cell + first)
+        place = self._slot(which, a, cell * self.step)
+        return (m.load("map_" + "ab"[which], place, mn, k, a, self.ring.full(a[b("k")]), blocks),)
 
     def accumulate(self, a: Mapping[str, Index]) -> Body:
         """The four instructions of a step, for every 64 rows."""

@@ -4,11 +4,13 @@
 // without it (in reverse order: the newest first); a TMA store reads shared memory at the wait, and what it reads may
 // not change meanwhile; wgmma reads operands and writes accumulators at the wait that retires its group, until then the
 // accumulator registers hold NaN.
+// A copy to several blocks of a cluster lands in each by itself, and counts on each one's own mbarrier.
 // Also checked: mbarrier use before init or its fence, over-arrival, descriptors equal in a warpgroup, wgmma.fence,
-// operands that TMA still writes when wgmma is issued (a later wait on their mbarrier would hide it),
+// operands that TMA still writes when wgmma is issued (a later wait on their mbarrier would hide it), copies over such
+// places, anything sent to a block of the cluster that has not got its mbarrier ready or that has left,
 // plain shared stores not fenced before TMA or wgmma reads them, tf32 operands that nothing has rounded, asynchronous
 // work nobody waited for.
-// Not modelled: clusters, multicast, register limits.
+// Not modelled: register limits; of another block's shared memory, all but its mbarriers and what TMA writes there.
 #pragma once
 
 #define PD_TMAP(name) const pd_tmap name
@@ -19,46 +21,64 @@ namespace pdemu {
 constexpr int WARPGROUP = 128, MBAR_MAGIC = 0xB5;
 struct MBarrier { uint64_t magic : 7, fenced : 1, phase : 1, init : 11, pending : 12; int64_t tx : 32; };
 static_assert(sizeof(MBarrier) == 8, "an mbarrier has 8 bytes");
-struct Bulk { const pdemu_tensor_map *map; unsigned char *shared; int at[5], owner; uint32_t group; MBarrier *bar; std::vector<unsigned char> seen; };
+// `to`: the block whose shared memory is meant, `bar` its mbarrier.
+struct Bulk { const pdemu_tensor_map *map; unsigned char *shared; int at[5], owner; uint32_t group; MBarrier *bar; std::vector<unsigned char> seen; Block *to; };
 struct Accumulator { uint32_t *key; int n, pending; uint32_t *registers[WARPGROUP]; uint32_t value[64][256]; };
 enum Kind { WG_F16, WG_BF16, WG_TF32, WG_E4M3, WG_E5M2, WG_E4M3E5M2, WG_E5M2E4M3, WG_S8, WG_U8, WG_S8U8, WG_U8S8 };
 // operands of a byte come behind the others, integers last
 struct Product { uint64_t a, b; Accumulator *acc; Kind kind; int n, scale_d, trans_b; uint32_t group; const uint32_t *rows[WARPGROUP]; };
 struct Warpgroup { Meeting meeting; uint32_t groups; std::vector<Product> products; Accumulator acc[4]; };
 
-static std::vector<Bulk> loads, stores;
-static Warpgroup groups[MAX_THREADS / WARPGROUP];
-static uint32_t store_groups[MAX_THREADS];
-static bool wg_fenced[MAX_THREADS];
-static struct { MBarrier *bar; unsigned parity; } waits[MAX_THREADS];
-static std::vector<uint16_t> dirty;                  // per 16 bytes of shared memory: 1 + thread of an unfenced store
-static std::vector<uint32_t> dirty_of[MAX_THREADS];
+static std::vector<Bulk> loads;
+static unsigned meetings;                             // of the whole cluster, so far
+static int arrived;                                   // threads, for the next one
+static struct Hopper {                                // of a block
+  std::vector<Bulk> stores;
+  unsigned meeting[MAX_THREADS], met[MAX_THREADS];    // that a thread arrived for, and waited for, last
+  Warpgroup groups[MAX_THREADS / WARPGROUP];
+  uint32_t store_groups[MAX_THREADS];
+  bool wg_fenced[MAX_THREADS];
+  struct { MBarrier *bar; unsigned parity; } waits[MAX_THREADS];
+  std::vector<uint16_t> dirty;                        // per 16 bytes of shared memory: 1 + thread of an unfenced store
+  std::vector<uint32_t> dirty_of[MAX_THREADS];
+} hopper[MAX_CLUSTER];
+static Hopper *own() { return &hopper[B->rank]; }
+// What lies in another block where `p` does in this one.
+template <class T> static T *in_block(T *p, const Block &b) { return (T *)(b.smem + shared_offset(p)); }
 
 // ---- generic proxy against async proxy --------------------------------------------------------------------------
 static void shared_store(const void *p, uint32_t bytes) {
   for (uint32_t c = shared_offset(p) / 16; c <= (shared_offset(p) + bytes - 1) / 16; c++)
-    if (dirty[c] != B->current + 1) dirty[c] = (uint16_t)(B->current + 1), dirty_of[B->current].push_back(c);
+    if (own()->dirty[c] != B->current + 1) own()->dirty[c] = (uint16_t)(B->current + 1), own()->dirty_of[B->current].push_back(c);
 }
 static void check_fenced(uint32_t offset, const char *reader, int site) {
-  PD_RULE(!dirty[offset / 16], PDEMU_FAILED, "%s at line %d reads shared memory that thread %d stored without pd_fence_proxy_async",
-          reader, site, dirty[offset / 16] - 1);
+  PD_RULE(!own()->dirty[offset / 16], PDEMU_FAILED, "%s at line %d reads shared memory that thread %d stored without pd_fence_proxy_async",
+          reader, site, own()->dirty[offset / 16] - 1);
 }
 
 // ---- mbarrier ---------------------------------------------------------------------------------------------------
-static MBarrier *mbarrier(uint64_t *b, bool fenced, int site) {
-  check_shared(b, 8, 8, site);
-  MBarrier *m = (MBarrier *)b;
-  PD_RULE(m->magic == (MBAR_MAGIC & 0x7f), PDEMU_FAILED, "mbarrier used before pd_mbar_init at line %d", site);
-  PD_RULE(!fenced || m->fenced, PDEMU_FAILED, "mbarrier used by TMA before pd_fence_mbar_init at line %d", site);
-  return m;
-}
 static void settle(MBarrier *m) {
   if (m->pending || m->tx) return;
   unsigned done = m->phase;
   m->phase ^= 1, m->pending = m->init;
-  for (int t = 0; t < B->threads; t++)
-    if (B->fiber[t].state == WAITING && waits[t].bar == m && waits[t].parity == done) B->fiber[t].state = READY;
+  for (Block &b : cluster)
+    for (int t = 0; t < b.threads; t++) {
+      const auto &w = hopper[b.rank].waits[t];
+      if (b.fiber[t].state == WAITING && w.bar == m && w.parity == done) b.fiber[t].state = READY;
+    }
 }
+// The mbarrier at the same place in a block of the cluster. Of another block it must be known to be initialised.
+static MBarrier *mbarrier_of(uint64_t *bar, int rank, bool fenced, int site) {
+  PD_RULE(rank >= 0 && rank < (int)cluster.size(), PDEMU_FAILED, "block %d of a cluster of %d at line %d", rank, (int)cluster.size(), site);
+  check_shared(bar, 8, 8, site);
+  Block *here = B, *there = &cluster[(size_t)rank];
+  PD_RULE(there->live > 0, PDEMU_FAILED, "shared memory of block %d of the cluster, which has left, used at line %d", rank, site);
+  MBarrier *m = (MBarrier *)in_block(bar, *there);
+  PD_RULE(m->magic == (MBAR_MAGIC & 0x7f), PDEMU_FAILED, "mbarrier used before pd_mbar_init at line %d", site);
+  PD_RULE((!fenced && there == here) || m->fenced, PDEMU_FAILED, "mbarrier used by TMA or another block before pd_fence_mbar_init at line %d", site);
+  return m;
+}
+static MBarrier *mbarrier(uint64_t *bar, int site) { return mbarrier_of(bar, B->rank, false, site); }
 static void mbar_arrive(MBarrier *m, int site) {
   PD_RULE(m->pending > 0, PDEMU_FAILED, "mbarrier over-arrival at line %d", site);
   m->pending--;
@@ -101,51 +121,62 @@ static void move_box(const Bulk &q, bool load) {
     if (m->swizzle == 3) o ^= (o >> 7 & 7) << 4;
     unsigned char *s = B->smem + o;
     if (inside) check_global((void *)address, e, 1, 0);
-    if (B->code) return;  // the scheduler got here: fail() only recorded
+    if (broken) return;  // the scheduler got here: fail() only recorded
     if (load && inside) memcpy(s, (void *)address, e);
     if (load && !inside) memset(s, 0, e);
     if (load && m->tf32) round_to_tf32(s);
     if (!load && inside) memcpy((void *)address, s, e);
   }
 }
-static void issue_load(void *s, const pd_tmap *t, int rank, const int *at, uint64_t *bar, int site) {
+// A copy to the same place in all blocks of a mask, this one alone if the mask is 0.
+static void issue_load(void *s, const pd_tmap *t, int rank, const int *at, uint64_t *bar, int mask, int site) {
   const pdemu_tensor_map *m = tensor_map(t, rank, site);
   uint32_t bytes = box_bytes(m);
   check_shared(s, bytes, m->swizzle ? 1024 : 128, site);
-  Bulk q = {m, (unsigned char *)s, {0}, B->current, 0, mbarrier(bar, true, site), {}};
-  std::copy(at, at + rank, q.at);
-  memset(s, 0xff, bytes);
-  loads.push_back(q);
+  mask = mask ? mask : 1 << B->rank;
+  for (int block = 0; mask >> block; block++)
+    if (mask >> block & 1) {
+      Bulk q = {m, nullptr, {0}, B->current, 0, mbarrier_of(bar, block, true, site), {}, nullptr};
+      q.to = &cluster[(size_t)block], q.shared = in_block((unsigned char *)s, *q.to);
+      std::copy(at, at + rank, q.at);
+      for (const Bulk &o : loads)
+        PD_RULE(q.shared + bytes <= o.shared || o.shared + box_bytes(o.map) <= q.shared, PDEMU_FAILED,
+                "TMA at line %d overwrites what another copy still writes", site);
+      memset(q.shared, 0xff, bytes);
+      loads.push_back(q);
+    }
   count(PDEMU_TMA);
 }
 static bool land_one_load() {
   if (loads.empty()) return false;
   Bulk q = B->reverse ? loads.back() : loads.front();
   loads.erase(B->reverse ? loads.end() - 1 : loads.begin());
+  B = q.to;
+  PD_RULE(B->live > 0, PDEMU_FAILED, "a TMA copy to a block that has left");
   move_box(q, true);
   q.bar->tx -= box_bytes(q.map);
   settle(q.bar);
-  return !B->code;
+  return !broken;
 }
 static void issue_store(const pd_tmap *t, const void *s, int rank, const int *at, int site) {
   const pdemu_tensor_map *m = tensor_map(t, rank, site);
   check_shared(s, box_bytes(m), m->swizzle ? 1024 : 128, site);
   for (uint32_t o = 0; o < box_bytes(m); o += 16) check_fenced(shared_offset(s) + o, "TMA store", site);
   const unsigned char *p = (const unsigned char *)s;
-  Bulk q = {m, (unsigned char *)s, {0}, B->current, store_groups[B->current], nullptr, {p, p + box_bytes(m)}};
+  Bulk q = {m, (unsigned char *)s, {0}, B->current, own()->store_groups[B->current], nullptr, {p, p + box_bytes(m)}, B};
   std::copy(at, at + rank, q.at);
-  stores.push_back(q);
+  own()->stores.push_back(q);
   count(PDEMU_TMA);
 }
 static void retire_stores(uint32_t keep, int site) {
-  auto done = [keep](const Bulk &q) { return q.owner == B->current && q.group + keep < store_groups[B->current]; };
-  for (const Bulk &q : stores)
+  auto done = [keep](const Bulk &q) { return q.owner == B->current && q.group + keep < own()->store_groups[B->current]; };
+  for (const Bulk &q : own()->stores)
     if (done(q)) {
       PD_RULE(std::equal(q.seen.begin(), q.seen.end(), q.shared), PDEMU_FAILED,
               "a TMA store that is waited for at line %d reads shared memory that was written after it was issued", site);
       move_box(q, false);
     }
-  stores.erase(std::remove_if(stores.begin(), stores.end(), done), stores.end());
+  own()->stores.erase(std::remove_if(own()->stores.begin(), own()->stores.end(), done), own()->stores.end());
 }
 
 // ---- wgmma ------------------------------------------------------------------------------------------------------
@@ -155,9 +186,9 @@ static void warpgroup_collective(const char *what, int site, const void *a0, con
   f->arg[0] = a0, f->arg[1] = a1;
   int w = B->current / WARPGROUP;
   PD_RULE((w + 1) * WARPGROUP <= B->threads, PDEMU_FAILED, "%s at line %d outside a whole warpgroup", what, site);
-  if (!arrive(groups[w].meeting, WARPGROUP, what, site)) return wait(what, site);
+  if (!arrive(own()->groups[w].meeting, WARPGROUP, what, site)) return wait(what, site);
   for (int i = 0; i < WARPGROUP / WARP; i++) settle_accesses(w * 4 + i);
-  act(groups[w], &B->fiber[w * WARPGROUP]);
+  act(own()->groups[w], &B->fiber[w * WARPGROUP]);
   wake(w * WARPGROUP, (w + 1) * WARPGROUP);
 }
 // The accumulator element that register i of a thread holds (PTX ISA, "Register Fragments for wgmma").
@@ -241,14 +272,14 @@ static Accumulator *accumulator(Warpgroup &w, Fiber *lanes, int n, int site) {
 static void check_landed(uint64_t descriptor, int site) {
   uint32_t start = (descriptor & 0x3fff) << 4;
   for (const Bulk &q : loads) {
-    uint32_t from = shared_offset(q.shared);
-    PD_RULE(start < from || start >= from + box_bytes(q.map), PDEMU_FAILED, "wgmma at line %d reads what a TMA copy still writes", site);
+    uint32_t from = (uint32_t)(q.shared - q.to->smem);
+    PD_RULE(q.to != B || start < from || start >= from + box_bytes(q.map), PDEMU_FAILED, "wgmma at line %d reads what a TMA copy still writes", site);
   }
 }
 static void issue_wgmma(const char *what, Kind kind, int n, void *d, uint64_t da, uint64_t db, int scale_d, int trans_b, int site,
                         const uint32_t *rows = nullptr) {
   const Product mine = {da, db, nullptr, kind, n, scale_d != 0, trans_b, 0, {rows}};
-  PD_RULE(wg_fenced[B->current], PDEMU_FAILED, "wgmma at line %d without pd_wgmma_fence since the last commit", site);
+  PD_RULE(own()->wg_fenced[B->current], PDEMU_FAILED, "wgmma at line %d without pd_wgmma_fence since the last commit", site);
   PD_RULE(!((da | db) & 0x38), PDEMU_FAILED, "wgmma descriptor at line %d does not start in row 0 of a 1024-byte atom", site);
   if (!rows) check_landed(da, site);
   check_landed(db, site);
@@ -279,24 +310,47 @@ static void retire_wgmma(uint32_t keep, int site) {
 
 // ---- per block --------------------------------------------------------------------------------------------------
 static void hopper_reset() {
-  loads.clear(), stores.clear();
-  dirty.assign(B->smem_bytes / 16 + 1, 0);
-  for (Warpgroup &w : groups) {
+  meetings = 0, arrived = 0;
+  loads.clear(), own()->stores.clear();
+  own()->dirty.assign(B->smem_bytes / 16 + 1, 0);
+  for (Warpgroup &w : own()->groups) {
     w.products.clear(), w.groups = 0, w.meeting.arrived = 0;
     for (Accumulator &x : w.acc) x.pending = 0;
   }
-  for (int t = 0; t < MAX_THREADS; t++) dirty_of[t].clear(), store_groups[t] = 0, wg_fenced[t] = false, waits[t].bar = nullptr;
+  for (int t = 0; t < MAX_THREADS; t++) own()->dirty_of[t].clear(), own()->store_groups[t] = 0, own()->wg_fenced[t] = false, own()->waits[t].bar = nullptr, own()->meeting[t] = own()->met[t] = 0;
 }
 static void hopper_finish() {
   PD_RULE(loads.empty(), PDEMU_FAILED, "a TMA copy was never waited for");
-  PD_RULE(stores.empty(), PDEMU_FAILED, "a TMA store was never waited for");
-  for (const Warpgroup &w : groups) PD_RULE(w.products.empty(), PDEMU_FAILED, "a wgmma was never waited for");
+  PD_RULE(own()->stores.empty(), PDEMU_FAILED, "a TMA store was never waited for");
+  for (const Warpgroup &w : own()->groups) PD_RULE(w.products.empty(), PDEMU_FAILED, "a wgmma was never waited for");
 }
 [[maybe_unused]] static const bool hopper_installed =
     (hardware_step = land_one_load, hardware_reset = hopper_reset, hardware_finish = hopper_finish, on_shared_store = shared_store, true);
 }  // namespace pdemu
 
 // ---- primitives -------------------------------------------------------------------------------------------------
+PD_DEV int pd_cluster_rank() { return pdemu::B->rank; }
+PD_DEV void pd_cluster_arrive(PD_SITE) {
+  using namespace pdemu;
+  unsigned &mine = own()->meeting[B->current];
+  PD_RULE(mine <= meetings, PDEMU_FAILED, "cluster barrier: a second arrival at line %d without a wait", site);
+  for (const Block &b : cluster)
+    PD_RULE(b.live == b.threads, PDEMU_FAILED, "cluster barrier at line %d: threads of block %d have left the kernel", site, b.rank);
+  mine = meetings + 1;
+  if (++arrived < B->threads * (int)cluster.size()) return;
+  arrived = 0, meetings++;
+  for (Block &b : cluster)
+    for (int t = 0; t < b.threads; t++)
+      if (b.fiber[t].state == WAITING && b.fiber[t].arg[0] == &meetings) b.fiber[t].state = READY;
+}
+PD_DEV void pd_cluster_wait(PD_SITE) {
+  using namespace pdemu;
+  PD_RULE(own()->meeting[B->current] > own()->met[B->current], PDEMU_FAILED, "cluster barrier: a wait at line %d without an arrival", site);
+  own()->met[B->current] = own()->meeting[B->current];
+  self()->arg[0] = &meetings;
+  while (meetings < own()->meeting[B->current]) wait("cluster barrier", site);
+}
+PD_DEV void pd_cluster_start(PD_SITE) { pd_cluster_arrive(site), pd_cluster_wait(site); }
 PD_DEV uint32_t pd_saddr(const void *p) { return pdemu::shared_offset(p); }
 PD_DEV void pd_mbar_init(uint64_t *b, int arrivals, PD_SITE) {
   pdemu::check_shared(b, 8, 8, site);
@@ -307,38 +361,43 @@ PD_DEV void pd_mbar_init(uint64_t *b, int arrivals, PD_SITE) {
 }
 PD_DEV void pd_fence_mbar_init() {
   using namespace pdemu;
-  for (uint32_t c : dirty_of[B->current])
+  for (uint32_t c : own()->dirty_of[B->current])
     for (int half = 0; half < 2; half++) {
       MBarrier *m = (MBarrier *)(B->smem + c * 16 + half * 8);
       if (m->magic == (MBAR_MAGIC & 0x7f)) m->fenced = 1;
     }
 }
-PD_DEV void pd_mbar_arrive(uint64_t *b, PD_SITE) { pdemu::mbar_arrive(pdemu::mbarrier(b, false, site), site); }
+PD_DEV void pd_mbar_arrive(uint64_t *b, PD_SITE) { pdemu::mbar_arrive(pdemu::mbarrier(b, site), site); }
+PD_DEV void pd_mbar_arrive_at(uint64_t *b, int block, PD_SITE) { pdemu::mbar_arrive(pdemu::mbarrier_of(b, block, false, site), site); }
 PD_DEV void pd_mbar_expect_tx(uint64_t *b, int bytes, PD_SITE) {
-  pdemu::MBarrier *m = pdemu::mbarrier(b, false, site);
+  pdemu::MBarrier *m = pdemu::mbarrier(b, site);
   m->tx += bytes;
   pdemu::mbar_arrive(m, site);
 }
 PD_DEV void pd_mbar_wait(uint64_t *b, int parity, PD_SITE) {
   using namespace pdemu;
-  MBarrier *m = mbarrier(b, false, site);
-  waits[B->current] = {m, (unsigned)parity & 1};
+  MBarrier *m = mbarrier(b, site);
+  own()->waits[B->current] = {m, (unsigned)parity & 1};
   self()->arg[0] = m;
   while (m->phase == ((unsigned)parity & 1)) wait("mbarrier wait", site);
-  waits[B->current].bar = nullptr;
+  own()->waits[B->current].bar = nullptr;
 }
-PD_DEV void pd_tma_load_2d(void *s, const pd_tmap *t, int x, int y, uint64_t *bar, PD_SITE) {
-  int at[] = {x, y};
-  pdemu::issue_load(s, t, 2, at, bar, site);
-}
-PD_DEV void pd_tma_load_3d(void *s, const pd_tmap *t, int x, int y, int z, uint64_t *bar, PD_SITE) {
-  int at[] = {x, y, z};
-  pdemu::issue_load(s, t, 3, at, bar, site);
-}
-PD_DEV void pd_tma_load_4d(void *s, const pd_tmap *t, int x, int y, int z, int w, uint64_t *bar, PD_SITE) {
-  int at[] = {x, y, z, w};
-  pdemu::issue_load(s, t, 4, at, bar, site);
-}
+// Loads have the box's coordinates, then the mbarrier; a copy to several blocks of the cluster also their mask.
+#define PD_TMA_LOAD(rank, xs, list)                                                                                   \
+  PD_DEV void pd_tma_load_##rank##d(void *s, const pd_tmap *t, PD_ARGS xs, uint64_t *bar, PD_SITE) {                   \
+    const int at[] = {PD_ARGS list};                                                                                  \
+    pdemu::issue_load(s, t, rank, at, bar, 0, site);                                                                  \
+  }                                                                                                                   \
+  PD_DEV void pd_tma_load_##rank##d_to(void *s, const pd_tmap *t, PD_ARGS xs, uint64_t *bar, int blocks, PD_SITE) {     \
+    const int at[] = {PD_ARGS list};                                                                                  \
+    pdemu::issue_load(s, t, rank, at, bar, blocks, site);                                                             \
+  }
+#define PD_ARGS(...) __VA_ARGS__
+PD_TMA_LOAD(2, (int x, int y), (x, y))
+PD_TMA_LOAD(3, (int x, int y, int z), (x, y, z))
+PD_TMA_LOAD(4, (int x, int y, int z, int w), (x, y, z, w))
+#undef PD_TMA_LOAD
+#undef PD_ARGS
 PD_DEV void pd_tma_store_2d(const pd_tmap *t, const void *s, int x, int y, PD_SITE) {
   int at[] = {x, y};
   pdemu::issue_store(t, s, 2, at, site);
@@ -351,23 +410,23 @@ PD_DEV void pd_tma_store_4d(const pd_tmap *t, const void *s, int x, int y, int z
   int at[] = {x, y, z, w};
   pdemu::issue_store(t, s, 4, at, site);
 }
-PD_DEV void pd_tma_store_commit() { pdemu::store_groups[pdemu::B->current]++; }
+PD_DEV void pd_tma_store_commit() { pdemu::own()->store_groups[pdemu::B->current]++; }
 template <int N> PD_DEV void pd_tma_store_wait_read(PD_SITE) { pdemu::retire_stores(N, site); }
 template <int N> PD_DEV void pd_tma_store_wait(PD_SITE) { pdemu::retire_stores(N, site); }
 PD_DEV void pd_tma_prefetch(const pd_tmap *) {}
 PD_DEV void pd_fence_proxy_async() {
   using namespace pdemu;
-  for (uint32_t c : dirty_of[B->current])
-    if (dirty[c] == B->current + 1) dirty[c] = 0;
-  dirty_of[B->current].clear();
+  for (uint32_t c : own()->dirty_of[B->current])
+    if (own()->dirty[c] == B->current + 1) own()->dirty[c] = 0;
+  own()->dirty_of[B->current].clear();
 }
 template <int R> PD_DEV void pd_reg_inc() { static_assert(R % 8 == 0 && R >= 24 && R <= 256, "setmaxnreg"); }
 template <int R> PD_DEV void pd_reg_dec() { static_assert(R % 8 == 0 && R >= 24 && R <= 256, "setmaxnreg"); }
-PD_DEV void pd_wgmma_fence() { pdemu::wg_fenced[pdemu::B->current] = true; }
+PD_DEV void pd_wgmma_fence() { pdemu::own()->wg_fenced[pdemu::B->current] = true; }
 PD_DEV void pd_wgmma_commit() {
   using namespace pdemu;
-  wg_fenced[B->current] = false;
-  if (B->current % WARPGROUP == 0) groups[B->current / WARPGROUP].groups++;
+  own()->wg_fenced[B->current] = false;
+  if (B->current % WARPGROUP == 0) own()->groups[B->current / WARPGROUP].groups++;
 }
 template <int N> PD_DEV void pd_wgmma_wait(PD_SITE) { pdemu::retire_wgmma(N, site); }
 #define PD_WGMMA_HALF(n, type, kind)                                                                                  \

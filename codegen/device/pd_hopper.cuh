@@ -31,6 +31,24 @@ PD_DEV void pd_mbar_wait(uint64_t *b, int parity) {
                "r"(parity) : "memory");
 }
 
+// ---- clusters (PD_KERNEL_CLUSTER): the same offset names the same thing in every block's shared memory -----------
+PD_DEV int pd_cluster_rank() {
+  int r;
+  asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(r));
+  return r;
+}
+// A barrier of all threads of all blocks, in two halves: between them a thread may do what concerns its own block alone.
+// Arrive is said behind all accesses to other blocks: what has been waited for, one may have left.
+PD_DEV void pd_cluster_arrive() { asm volatile("barrier.cluster.arrive.release;" ::: "memory"); }
+PD_DEV void pd_cluster_wait() { asm volatile("barrier.cluster.wait.acquire;" ::: "memory"); }
+// Both halves behind the fence of mbarriers, which orders what they need.
+PD_DEV void pd_cluster_start() { asm volatile("barrier.cluster.arrive.relaxed;\nbarrier.cluster.wait.acquire;" ::: "memory"); }
+// An arrival at the barrier of that block. It orders no plain stores: it says that what TMA wrote has been read.
+PD_DEV void pd_mbar_arrive_at(uint64_t *b, int block) {
+  asm volatile("{\n.reg .b32 r;\nmapa.shared::cluster.u32 r, %0, %1;\nmbarrier.arrive.shared::cluster.b64 _, [r];\n}" ::"r"(pd_saddr(b)),
+               "r"(block) : "memory");
+}
+
 // ---- TMA: a box of a tensor map to 128-byte aligned shared memory (1024 when swizzled), counted on an mbarrier ----
 #define PD_TMA_LOAD(rank) "cp.async.bulk.tensor." rank ".shared::cluster.global.tile.mbarrier::complete_tx::bytes "
 PD_DEV void pd_tma_load_2d(void *s, const pd_tmap *t, int x, int y, uint64_t *bar) {
@@ -44,6 +62,21 @@ PD_DEV void pd_tma_load_3d(void *s, const pd_tmap *t, int x, int y, int z, uint6
 PD_DEV void pd_tma_load_4d(void *s, const pd_tmap *t, int x, int y, int z, int w, uint64_t *bar) {
   asm volatile(PD_TMA_LOAD("4d") "[%0], [%1, {%2, %3, %4, %5}], [%6];" ::"r"(pd_saddr(s)), "l"(t), "r"(x), "r"(y),
                "r"(z), "r"(w), "r"(pd_saddr(bar)) : "memory");
+}
+// To the same place in every block of a mask, counted on the barrier that each has at the same place.
+#define PD_TMA_LOAD_TO(rank) \
+  "cp.async.bulk.tensor." rank ".shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster "
+PD_DEV void pd_tma_load_2d_to(void *s, const pd_tmap *t, int x, int y, uint64_t *bar, int blocks) {
+  asm volatile(PD_TMA_LOAD_TO("2d") "[%0], [%1, {%2, %3}], [%4], %5;" ::"r"(pd_saddr(s)), "l"(t), "r"(x), "r"(y),
+               "r"(pd_saddr(bar)), "h"((uint16_t)blocks) : "memory");
+}
+PD_DEV void pd_tma_load_3d_to(void *s, const pd_tmap *t, int x, int y, int z, uint64_t *bar, int blocks) {
+  asm volatile(PD_TMA_LOAD_TO("3d") "[%0], [%1, {%2, %3, %4}], [%5], %6;" ::"r"(pd_saddr(s)), "l"(t), "r"(x), "r"(y),
+               "r"(z), "r"(pd_saddr(bar)), "h"((uint16_t)blocks) : "memory");
+}
+PD_DEV void pd_tma_load_4d_to(void *s, const pd_tmap *t, int x, int y, int z, int w, uint64_t *bar, int blocks) {
+  asm volatile(PD_TMA_LOAD_TO("4d") "[%0], [%1, {%2, %3, %4, %5}], [%6], %7;" ::"r"(pd_saddr(s)), "l"(t), "r"(x), "r"(y),
+               "r"(z), "r"(w), "r"(pd_saddr(bar)), "h"((uint16_t)blocks) : "memory");
 }
 // Stores are grouped per thread like cp.async. Between plain shared stores and a TMA store: every storing thread
 // calls pd_fence_proxy_async, then a barrier. Wait_read: shared memory may be reused; wait: the data is written.

@@ -23,7 +23,7 @@ from polydyn.codegen.ir import (
     walk,
 )
 from polydyn.codegen.passes.bind import bind, fold
-from polydyn.codegen.passes.tiles import task_count, tasks
+from polydyn.codegen.passes.tiles import parallel_band, task_count, tasks
 from polydyn.schedules.errors import CodegenError
 from polydyn.schedules.expr import Value, const
 from polydyn.schedules.index import Index, IndexLike, minimum
@@ -77,22 +77,25 @@ def rounds(body: Body, workers: IndexLike) -> Body:
 def rasterise(body: Body, rows: str, columns: str, height: int) -> Body:
     """Blocks in an order that shares operands: strips of ``height`` rows, inside a strip column by column.
 
-    The two parallel loops, ``columns`` directly inside ``rows``, become one; other nests stay as they are.
+    The two parallel loops, ``columns`` directly inside ``rows``, become one, those directly inside (blocks of a
+    cluster) stay inside it; other nests stay as they are.
     """
 
     def f(n: Node) -> Node | Body:
-        inner = n.body[0] if isinstance(n, For) and n.var == rows else None
-        if not (isinstance(n, For) and isinstance(inner, For) and inner.var == columns):
+        band, body = parallel_band((n,))
+        if [x.var for x in band[:2]] != [rows, columns]:
             return n
+        outer, inner = band[:2]
         number, first, live = V("block"), V("strip"), V("strip_rows")
         within = number - first * inner.hi
-        body = inner.body
         for var, value in (
-            (columns, within // live), (rows, first + within % live), ("strip_rows", minimum(height, n.hi - first)),
+            (columns, within // live), (rows, first + within % live), ("strip_rows", minimum(height, outer.hi - first)),
             ("strip", number // (inner.hi * height) * height),
         ):  # fmt: skip
             body = (Let(var, value, body),)
-        return For("block", V(0), n.hi * inner.hi, body, n.kind)
+        for x in reversed(band[2:]):
+            body = (replace(x, body=body),)
+        return For("block", V(0), outer.hi * inner.hi, body, outer.kind)
 
     return rewrite(body, f)
 

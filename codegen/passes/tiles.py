@@ -99,7 +99,7 @@ def task_count(body: Body) -> Index:
     marks = [n for n in walk(body) if isinstance(n, Mark) and n.name == MarkName.TASK]
     if len(marks) != 1:
         raise CodegenError(f"{len(marks)} task marks in one kernel")
-    return product(x.hi for x in _band(marks[0].body)[0])
+    return product(x.hi for x in parallel_band(marks[0].body)[0])
 
 
 def tasks(body: Body, runs: bool = False, order: Sequence[str] = ()) -> Body:
@@ -114,7 +114,7 @@ def tasks(body: Body, runs: bool = False, order: Sequence[str] = ()) -> Body:
     task_count(body)  # there is one band
 
     def f(b: Body) -> Body:
-        band, inner = _band(b)
+        band, inner = parallel_band(b)
         if any(x.lo != ZERO for x in band):
             raise CodegenError("a task loop does not start at 0")
         band.sort(key=lambda x: order.index(x.var) if x.var in order else -1)
@@ -125,7 +125,7 @@ def tasks(body: Body, runs: bool = False, order: Sequence[str] = ()) -> Body:
     return consume(body, MarkName.TASK, f)
 
 
-def _band(body: Body) -> tuple[list[For], Body]:
+def parallel_band(body: Body) -> tuple[list[For], Body]:
     """The parallel loops on top of a body, one inside the other, and what is inside all of them."""
     band: list[For] = []
     while len(body) == 1 and isinstance(body[0], For) and body[0].kind == "parallel":

@@ -13,6 +13,8 @@ from polydyn.schedules.index import ONE, ZERO, Index, IndexLike
 V = Index.of
 WARPGROUP = 128
 """Threads of a warpgroup."""
+DONE = Call("pd_cluster_arrive")
+"""A thread reaches no other block any more."""
 TURN = "turn"
 """The mbarrier of tiles whose steps are all issued, where consumers take tiles in turn: a phase for each tile."""
 
@@ -23,7 +25,8 @@ class Ring:
 
     ``loop``: iteration n of it fills slot ``n % stages``. A slot is *full* when its bytes have come, *empty* when all
     consumers have released it. One stage without a loop is filled once and never empty. ``before``: iterations of the
-    loop in earlier tiles, whose slots these follow.
+    loop in earlier tiles, whose slots these follow. ``blocks``: those of a cluster, of which each copies into the
+    slots of all: a slot is empty when the consumers of all blocks have released it.
     """
 
     name: str
@@ -31,6 +34,7 @@ class Ring:
     size: int
     loop: For | None = None
     before: Index = ZERO
+    blocks: int = 1
 
     def slot(self, at: IndexLike) -> Index:
         """The slot of an iteration."""
@@ -56,13 +60,18 @@ class Ring:
         """Until the copies of iteration ``at`` have come."""
         return Call("pd_mbar_wait", (self.full(at), _number(self._parity(at))))
 
-    def release(self, at: Index) -> Call:
-        """Says, in one thread of a consumer, that it no longer reads the slot of iteration ``at``."""
-        return Call("pd_mbar_arrive", (self._bar("empty", at),))
+    def release(self, at: Index, *where: Compare) -> If:
+        """A consumer no longer reads the slot of iteration ``at``: a thread says so to each block, if ``where``."""
+        empty = self._bar("empty", at)
+        if self.blocks == 1:
+            return If((*where, _first_thread()), (Call("pd_mbar_arrive", (empty,)),))
+        thread = V("tid") % WARPGROUP
+        arrive = Call("pd_mbar_arrive_at", (empty, _number(thread)))
+        return If((*where, Compare("<", thread, V(self.blocks))), (arrive,))
 
     def barriers(self, consumers: int) -> tuple[tuple[str, int], ...]:
         """(name, arrivals) of its mbarriers."""
-        return ((f"full{self.name}", 1), *(((f"empty{self.name}", consumers),) if self.loop else ()))
+        return ((f"full{self.name}", 1), *(((f"empty{self.name}", consumers * self.blocks),) if self.loop else ()))
 
 
 @dataclass(frozen=True)
@@ -81,7 +90,7 @@ class Product:
 
     def retire(self, at: Index, later: int) -> Body:
         """Waits for it, of which ``later`` groups were issued behind it, and releases what it has read."""
-        return (Call(f"pd_wgmma_wait<{later}>"), *self.keep, If((_first_thread(),), (self.ring.release(at),)))
+        return (Call(f"pd_wgmma_wait<{later}>"), *self.keep, self.ring.release(at))
 
 
 def specialise(
@@ -92,9 +101,11 @@ def specialise(
 
     ``rings``: with the copies of an iteration; all loops are the same, and what has none is filled first.
     ``registers``: of a thread of both kinds, which ``setmaxnreg`` deals. ``walk``: what becomes of the producer's loop.
-    ``barriers``: more mbarriers, with their arrivals.
+    ``barriers``: more mbarriers, with their arrivals. Blocks of a cluster begin when all their mbarriers are
+    initialised, and none leaves before all threads have said ``DONE``: ``consume`` says so behind its last release.
     """
-    thread = V("tid")
+    thread, clusters = V("tid"), any(ring.blocks > 1 for ring, _ in rings)
+    meet = Call("pd_cluster_start" if clusters else "pd_syncthreads")
     bars = [(name, slot, count) for ring, _ in rings for slot in range(ring.stages)
             for name, count in ring.barriers(consumers)] + [(name, 0, count) for name, count in barriers]  # fmt: skip
     init = (Call("pd_mbar_init", (Pointer("uint64", name, V(slot)), _number(count))) for name, slot, count in bars)
@@ -103,10 +114,10 @@ def specialise(
     fill = tuple(n for ring, copies in rings if ring.loop is not None for n in ring.fill(copies))
     only = If((Compare("==", thread, ZERO),), (*once, *walk(replace(loop, body=fill))))
     start = If((Compare("==", thread, ZERO),), (*init, Call("pd_fence_mbar_init")))
-    produce: Body = (Call(f"pd_reg_dec<{registers[0]}>"), only)
+    produce: Body = (Call(f"pd_reg_dec<{registers[0]}>"), only, *[DONE] * clusters)
     work: Body = (Call(f"pd_reg_inc<{registers[1]}>"), *consume)
     split = If((Compare("<", thread, V(WARPGROUP)),), produce, work)
-    out: Body = (start, Call("pd_syncthreads"), split)
+    out: Body = (start, meet, split, *[Call("pd_cluster_wait")] * clusters)
     for name in reversed(dict.fromkeys(name for name, _, _ in bars)):
         slots = 1 + max(slot for of, slot, _ in bars if of == name)
         out = (Alloc(name, "uint64", V(slots), "shared", out),)
@@ -127,13 +138,13 @@ def accumulate(ring: Ring, uses: Body, before: Body, after: Body, add: Body = ()
     issue = (ring.wait(at), Call("pd_wgmma_fence"), *uses, Call("pd_wgmma_commit"))
     last: Body
     if add:
-        use = (*issue, Call("pd_wgmma_wait<0>"), If((_first_thread(),), (ring.release(at),)), *add)
+        use = (*issue, Call("pd_wgmma_wait<0>"), ring.release(at), *add)
         last = ()
     else:
-        done = If((Compare(">", at, loop.lo), _first_thread()), (ring.release(at + (ring.stages - 1)),))
+        done = ring.release(at + (ring.stages - 1), Compare(">", at, loop.lo))
         use = (*issue, Call("pd_wgmma_wait<1>"), done)
         last = (*issued, Call("pd_wgmma_wait<0>"))
-        last += (If((_first_thread(),), (ring.release(loop.hi - 1),)),) if issued else ()
+        last += (ring.release(loop.hi - 1),) if issued else ()
     # ptxas keeps wgmma asynchronous only when it sees that no path around the loop reads the accumulators
     return (*before, If((Compare(">", loop.hi, loop.lo),), (replace(loop, body=use), *last, *after)))
 

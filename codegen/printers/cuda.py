@@ -60,15 +60,17 @@ class CudaPrinter:
         index_type: str = "int64_t",
         maps: Sequence[str] = (),
         fast: bool = False,
+        cluster: int = 1,
     ) -> None:
         """``buffers``: parameter name -> dtype, in order; ``outputs``: those written; ``symbols``: int64 parameters.
 
         ``index_type``: of all index arithmetic; the parameters are int64 in any case. ``maps``: tensor maps, which are
         the first parameters. ``fast``: what is computed is rounded to 16 bits in the end (``CudaValues``).
+        ``cluster``: blocks of one.
         """
         self.maps = tuple(maps)
         self.name, self.outputs, self.symbols, self.threads = name, set(outputs), tuple(symbols), threads
-        self.index_type = index_type
+        self.index_type, self.cluster = index_type, cluster
         self.places = {n: Place(d, "global") for n, d in buffers.items()}
         self.values = CudaValues(self.places, index_type, fast)
         self.offset = ZERO
@@ -89,7 +91,10 @@ class CudaPrinter:
             head = "".join(f"  const {t} {s} = ({t}){s}_wide;\n" for s in self.symbols) + head
         smem = "  PD_DYN_SMEM(smem);\n" if "smem" in text else ""
         unused = "".join(f"  (void){s};\n" for s in arguments)
-        head = f"PD_KERNEL({self.name}, {self.threads}, {blocks})({', '.join(params)}) {{\n{smem}{head}{unused}"
+        kind, bounds = "PD_KERNEL", [self.name, self.threads, blocks]
+        if self.cluster > 1:
+            kind, bounds = "PD_KERNEL_CLUSTER", [*bounds, self.cluster]
+        head = f"{kind}({', '.join(map(str, bounds))})({', '.join(params)}) {{\n{smem}{head}{unused}"
         return f"{HOPPER_PRELUDE if self.maps else PRELUDE}{head}{text}}}\nPD_EXPORT({self.name}, {self.threads});\n"
 
     def _body(self, body: Body, depth: int) -> str:

@@ -36,6 +36,8 @@ LATENCY = 350
 """Nanoseconds of a load from memory that is in use; 400 clocks (PMC10448217, Table 3: A100, H100) are 230 to 280."""
 BARRIER = 50
 """Clocks that a block by itself loses in each step: it waits for its own loads of fragments, and for its warps."""
+MEETING = 180
+"""Clocks until a block of a cluster sees what another one says (arXiv 2402.13499: between multiprocessors)."""
 L2_BYTES, SHARED_BYTES, ISSUED = 48, 128, 4
 """Per clock and multiprocessor: bytes from L2 (7219 GB/s of an A100, same table), from shared memory; instructions."""
 RESULT_BYTES = 8
@@ -79,7 +81,8 @@ def resident_blocks(threads: int, registers: int, smem: Index, hardware: Hardwar
 
 def ends_time(work: Work, hardware: Hardware) -> int:
     """Picoseconds of a block besides its steps."""
-    return LATENCY * 1000 + ceil(1000 * work.elements * RESULT_BYTES / SHARED_BYTES / hardware.clock_ghz)
+    clocks = work.elements * RESULT_BYTES / SHARED_BYTES + 2 * MEETING * (work.cluster > 1)
+    return LATENCY * 1000 + ceil(1000 * clocks / hardware.clock_ghz)
 
 
 def step_time(work: Work, threads: int, hardware: Hardware) -> tuple[int, int]:

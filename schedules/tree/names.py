@@ -24,9 +24,9 @@ class Level:
 
 
 a, b, c, e, f, g, h, p, q, s, v, w = map(Level, "abcefghpqsvw")
-"""a: of a copy; b: block; c: register tile; e: of an epilogue; f: fragment; g: load, or warpgroup; h: warp of one;
-p: point; q: vector of a point, or point of a warpgroup; s: of a tile in shared memory; v: vector of a copy; w: unit
-(warp or thread)."""
+"""a: of a copy; b: block; c: register tile, or block of a cluster; e: of an epilogue; f: fragment; g: load, or
+warpgroup; h: warp of one; p: point; q: vector of a point, or point of a warpgroup; s: of a tile in shared memory;
+v: vector of a copy; w: unit (warp or thread)."""
 lanes = Level("l")
 """Lanes of a warp that share a loop."""
 it = Level("")

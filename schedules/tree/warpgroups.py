@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from polydyn.schedules.model import Group
 from polydyn.schedules.tiling import Roles
 from polydyn.schedules.tree.buffers import accumulate, promote
-from polydyn.schedules.tree.gpu import COPY_A, COPY_B, STAGE, STAGED, send_boxes, senders, stage_sums
+from polydyn.schedules.tree.gpu import COPY_A, COPY_B, SHARE, SHARES, STAGE, STAGED, send_boxes, senders, stage_sums
 from polydyn.schedules.tree.limits import assign, clip, mark, pad
 from polydyn.schedules.tree.loops import Size, interchange, pull_out, regroup, tile
-from polydyn.schedules.tree.names import MarkName, b, e, f, g, h, it, p, q, s, w
+from polydyn.schedules.tree.names import MarkName, b, c, e, f, g, h, it, p, q, s, w
+from polydyn.schedules.tree.rewrites import split_reduction
 from polydyn.schedules.tree.scheduled import Scheduled, refuse
 from polydyn.schedules.tree.strategies import ACC, INIT, operand, row_operand, start_product
 
 COLUMNS = 8
 """Columns of a fragment of sums, as warps store them."""
+CLUSTER = 2
+"""Blocks of a cluster, where there are clusters."""
 
 
 @dataclass(frozen=True)
@@ -25,7 +28,8 @@ class WarpgroupTile:
     ``groups``: warpgroups that share a tile, ``rows``: of instructions of each, ``warps`` of each, with 16 rows of an
     instruction. ``panels``: boxes that bring the columns, ``fragments`` of 8 columns in each. ``steps``: instructions
     of a tile of the reduction, and steps of an instruction. ``box``: columns of results that are sent to memory at
-    once; 0: epilogues store them.
+    once; 0: epilogues store them. ``cluster``: the axis along which tiles of a cluster's blocks are neighbours; empty:
+    no clusters.
     """
 
     groups: Size
@@ -35,25 +39,32 @@ class WarpgroupTile:
     fragments: Size
     steps: tuple[Size, Size]
     box: int = 0
+    cluster: str = ""
 
 
-def warpgroup_product(group: Group, roles: Roles, sizes: WarpgroupTile) -> Scheduled:
+def warpgroup_product(group: Group, roles: Roles, sizes: WarpgroupTile, split: bool = False) -> Scheduled:
     """A product on sm_90a: one thread copies boxes of both operands, warpgroups multiply what lies in shared memory.
 
     An instance of the accumulation is a whole step of a warpgroup: its rows run the warp as a digit. Warps initialise,
-    stage and store sums, as in ``gpu.gpu_product``.
+    stage and store sums, as in ``gpu.gpu_product``. Blocks of a cluster are the innermost digit of the tasks, so there
+    are whole clusters: a block whose tile is behind the last row does all but store. ``split``: as there.
     """
     if roles.inner:
         raise refuse(f"a tensor map has one reduction, not {(roles.block, *roles.inner)}")
+    group = split_reduction(group, SHARE, SHARES) if split else group
+    roles, named = replace(roles, batch=(*roles.batch, *[SHARE] * split)), {SHARE: b("s")}
     i, j, k = "i", "j", "k"
-    block, done = (*map(it, roles.batch), b(i), b(j)), [x.name for x in group.epilogues]
-    t = start_product(group, roles)
-    t = tile(t, i, (b, f"B_{i}"), (g, sizes.groups), (f, sizes.rows), (h, sizes.warps), (p, STAGED))
-    t = tile(t, j, (b, f"B_{j}"), (s, sizes.panels), (f, sizes.fragments), (p, COLUMNS))
+    clusters = {x: [(c, CLUSTER)] if x == sizes.cluster else [] for x in (i, j)}
+    inside = (level(x) for x in (i, j) for level, _ in clusters[x])
+    block = (*(named.get(x, it(x)) for x in roles.batch), b(i), b(j), *inside)
+    done = [x.name for x in group.epilogues]
+    t = start_product(group, roles, named)
+    t = tile(t, i, (b, f"B_{i}"), *clusters[i], (g, sizes.groups), (f, sizes.rows), (h, sizes.warps), (p, STAGED))
+    t = tile(t, j, (b, f"B_{j}"), *clusters[j], (s, sizes.panels), (f, sizes.fragments), (p, COLUMNS))
     t = tile(t, k, (b, f"B_{k}"), (f, sizes.steps[0]), (p, sizes.steps[1]))
     t = interchange(t, *block, b(k), g(i), f(k), f(i), h(i), p(i), s(j), f(j), p(j), p(k))
     t = pull_out(t, b(k), f(k), p(k), together=True)  # out of the whole reduction
-    t = accumulate(t, b(j))
+    t = accumulate(t, block[-1])
     (array, along), steps = row_operand(group, roles), (f(k), p(k))
     t = promote(t, operand(group, roles.col), j, COPY_B, "tile_b", b(k), [ACC], {s(j): [s(j)]},
                 (f(j), p(j), *steps))  # fmt: skip
@@ -70,7 +81,7 @@ def warpgroup_product(group: Group, roles: Roles, sizes: WarpgroupTile) -> Sched
     t = assign(assign(assign(t, "task", *block), "unit", w(i)), "unit", g(i))
     t = pad(t, INIT, ACC)  # boxes are filled with zeros; epilogues are guarded
     t = clip(clip(t, i, *done), j, *done)
-    t = mark(mark(t, MarkName.TASK, block[0], ACC), MarkName.ROLES, b(j), ACC, under=True)
+    t = mark(mark(t, MarkName.TASK, block[0], ACC), MarkName.ROLES, block[-1], ACC, under=True)
     t = mark(mark(t, MarkName.MULTIPLY, g(i), ACC), MarkName.INSTRUCTION, f(k), ACC)
     t = mark(mark(t, MarkName.EPILOGUE, w(i), done[0]), MarkName.STORE, e(i), *(x.name for x in group.epilogues))
     return mark(t, MarkName.INSTRUCTION, p(i), INIT, STAGE)

@@ -19,8 +19,8 @@ needs_tools = pytest.mark.skipif(
 @needs_tools
 @pytest.mark.parametrize(
     "name",
-    ["product f16", "product f16, wgmma", "product tf32", "product tf32, wgmma", "product s8, wgmma", "attention f16",
-     "attention f16, wgmma", "element-wise"],
+    ["product f16", "product f16, clusters", "product tf32", "product tf32, wgmma", "product s8, wgmma",
+     "attention f16", "attention f16, wgmma", "element-wise"],
 )  # fmt: skip
 def test_kernels_have_their_instructions(name: str) -> None:
     got = sass.check(KINDS[name])

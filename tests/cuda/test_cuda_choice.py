@@ -100,14 +100,25 @@ def test_it_is_not_the_first_that_fits() -> None:
 @pytest.mark.parametrize(("arch", "large"), [("sm_90a", "wgmma_128x256"), ("sm_80", "mma_128x128")])
 def test_many_rows_take_the_largest_tile(arch: str, large: str) -> None:
     whole = DEVICES[arch].multiprocessors * 128
-    assert taken(arch, whole, 768, 3072).startswith(large)
+    assert taken(arch, whole, 4096, 4096).startswith(large)
     assert len({taken(arch, m, 1024, 1024).split("_4_")[0] for m in (1, 16, 256, whole)}) >= 3
+
+
+def test_clusters_where_bytes_from_l2_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A short reduction takes tiles in turn; one row of clusters is not worth it; nor are bytes that cost nothing."""
+    shapes = [sizes("sm_90a", *x) for x in ((8192, 4096, 8192), (4096, 768, 3072), (256, 512, 512))]
+    names = [choose(launch("sm_90a"), at, H200).name for at in shapes]
+    assert names[0].startswith("wgmma_128x256x64_4_cluster") and names[1].startswith("wgmma_128x128x64_5_turns_cluster")
+    monkeypatch.setattr("polydyn.program.estimates.L2_BYTES", 10**6)
+    (free,) = estimated(planned("sm_90a"), H200).launches
+    assert not any("cluster" in x for x in (names[2], *(choose(free, at, H200).name for at in shapes)))
 
 
 @pytest.mark.parametrize("arch", DEVICES)
 def test_long_reductions_of_small_results_are_split(arch: str) -> None:
     for m, k, n in ((64, 16384, 64), (16, 16384, 128), (128, 32768, 128)):
         assert taken(arch, m, k, n).startswith("split"), (m, k, n)
+    assert arch != "sm_90a" or taken(arch, 256, 8192, 1024).startswith("split_wgmma_128x128")
     at = sizes(arch, 64, 512, 3072)
     fitting = [v.name for v in launch(arch).candidates if may_run(v, at, DEVICES[arch])]
     assert any(n.startswith("split") for n in fitting) and not taken(arch, 64, 512, 3072).startswith("split")
@@ -228,11 +239,11 @@ def gemm() -> FusionPlan:
     return plan_of(nodes, {"x": ("M", "K"), "w": ("K", "N")}, ["y"], dtype="float16")
 
 
-def test_nine_tiles_at_most_and_a_total_version() -> None:
+def test_ten_tiles_at_most_and_a_total_version() -> None:
     (p,) = placed(gemm(), "sm_90a")
     tiles = {"x".join(k.version.split("x")[:2]) for k in p.kernels if "gemv" not in k.version}
-    assert tiles == {"split_mma_64x64", "split_mma_16x64", "wgmma_128x256", "wgmma_128x128", "wgmma_64x128",
-                     "wgmma_64x64", "mma_128x128", "mma_64x64", "mma_16x64"}  # fmt: skip
+    assert tiles == {"split_mma_64x64", "split_mma_16x64", "split_wgmma_128x128", "wgmma_128x256", "wgmma_128x128",
+                     "wgmma_64x128", "wgmma_64x64", "mma_128x128", "mma_64x64", "mma_16x64"}  # fmt: skip
     last = p.kernels[-1]
     assert last.version == "mma_64x64x32_4_2_2" + LONG and not last.multiples and not last.conditions
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import ml_dtypes
@@ -101,6 +102,7 @@ def test_every_tile_and_tail(dtype: str, trans_b: bool) -> None:
     names = [k.version for k in p.kernels if k.device.arch == "sm_90a" and not k.version.endswith(LONG)]
     start, end = ("tf32_", 32) if dtype == "float32" else ("", 64)
     tiles = [f"wgmma_{start}{t}x{end}_4_wide" for t in ("128x256", "128x128", "64x128", "64x64")]
+    tiles.append(f"wgmma_{start}128x256x{end}_4_cluster_i_wide")
     assert [n for n in names if n.endswith("wide")] == tiles and f"wgmma_{start}128x128x{end}_5_turns_boxes" in names
     assert {m.dtype for k in p.kernels for m in k.device.maps[:2]} == {TF32 if dtype == "float32" else dtype}
     names = [n for n in names if n in (tiles[0].removesuffix("_wide"), *tiles[1:3])]
@@ -123,6 +125,21 @@ def test_columns_that_192_divide() -> None:
     want = x.astype(np.float64) @ constants["w"].astype(np.float64)
     k = hopper(p, "wgmma_128x192x64_5_wide")
     assert right(plan, k, replace(p, kernels=(k,)), {"x": x}, want)
+
+
+def test_shares_of_a_reduction() -> None:
+    """The second share begins in another slot of the ring than the first, with the first one's parity."""
+    plan = product("float16", True)
+    (p,) = placed(plan, ARCH)
+    k = next(k for k in p.kernels if k.version == "split_wgmma_128x128x64_4_wide")
+    start = "(b_k + (-1)*((b_s*((n2 + 63)/64))/shares))"
+    kernels = (k, *with_bugs(k, {"parities of the whole reduction": (start, "(b_k)")}))
+    feeds, want = case("float16", True, 131, 80, 648)
+    assert k.values(params_of(p, {"M": 131, "N": 80, "K": 648}), 132)["shares"] == 2
+    good, bad = (partial(right, plan, x, replace(p, kernels=kernels), feeds, want) for x in kernels)
+    assert good()
+    with contextlib.suppress(DeviceError):
+        assert not bad()
 
 
 def test_batched_and_odd_columns() -> None:

@@ -47,7 +47,9 @@ def built(types: Types) -> tuple[Kernel, ...]:
     of = ProductGroup("_".join(types), product(types, TRANS, outputs="P"), ROLES)
     made = [k for k in wgmma_versions(of) if not k.version.endswith(LONG)]
     names = [f"wgmma_{t}x128_4{wide}" for t in ("128x256", "128x128", "64x128", "64x64") for wide in ("_wide", "")]
-    assert [k.version for k in made] == [*names, "wgmma_128x128x128_5_turns_boxes"]
+    names += ["wgmma_128x128x128_5_turns_boxes", "wgmma_128x256x128_4_cluster_i_wide",
+              "wgmma_128x128x128_5_turns_cluster_i_boxes"]  # fmt: skip
+    assert [k.version for k in made] == names
     return tuple(made[1:3] if types == MAIN else made[3:4])
 
 

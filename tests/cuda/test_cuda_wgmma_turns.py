@@ -84,6 +84,8 @@ def test_only_for_more_tiles_than_multiprocessors(made: tuple[FusionPlan, Placed
         dims = params_of(p, {"M": rows, "N": 256, "K": 64})
         assert k.fits(dims, SHARED, MULTIPROCESSORS, "sm_90a") == wanted
         assert k.tasks.evaluate(k.values(dims, MULTIPROCESSORS)) == MULTIPROCESSORS
+    large = params_of(p, dict.fromkeys("MNK", 16384))
+    assert k.fits(large, SHARED, MULTIPROCESSORS, "sm_90a"), "steps of all tiles are more than 32 bits count"
 
 
 RELEASE = "            pd_mbar_arrive((uint64_t *)(smem + 229424"
@@ -94,7 +96,7 @@ SWIZZLE, TURNED = "pd_swizzled<64, 8, 8, 2>((int)(8*u + ", "(-3)*(lane/16) + 6*(
 BUGS = {
     "begins before the other has issued all": (TURN.format("wait"), "(void)((uint64_t *)(smem + 229472"),
     "the other may never begin": (TURN.format("arrive"), "(void)((uint64_t *)(smem + 229472"),
-    "slots begin again with each tile": ("const int32_t before = (round*((n2 + 63)/64))", "const int32_t before = 0"),
+    "slots begin again with each tile": ("const int32_t before = (round", "const int32_t before = 0*(round"),
     "last slot not released": (f"if ((tid + (-128)*(tid/128)) == 0) {{\n{RELEASE}", f"if (0) {{\n{RELEASE}"),
     "last slot released while it is read": ("          pd_wgmma_wait<0>();\n", ""),
     "a tile left out": ("block = (blocks*round + worker)", "block = (blocks*round + worker/2)"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -72,6 +73,55 @@ def test_tma_store_protocol(old: str, new: str, message: str | None) -> None:
     else:
         with pytest.raises(DeviceError, match=message):
             run(case, module, False)
+
+
+ARRIVE, WAIT = "    pd_cluster_arrive();\n", "    pd_cluster_wait();\n"
+CLUSTER_BUGS = {
+    "a block is not told that the other has read": (
+        (("if (t < 2) pd_mbar_arrive_at(empty, t)", "if (t == 0) pd_mbar_arrive(empty)"), ("(empty, 2)", "(empty, 1)")),
+        "overwrites what another copy still writes|WRONG"),
+    "the other's half is not waited for": ((("(full, 2 * bytes)", "(full, bytes)"),), "overwrites|deadlock|WRONG"),
+    "more bytes than come": ((("(full, 2 * bytes)", "(full, 3 * bytes)"),), "deadlock"),
+    "copied to this block only": (((", full, 3)", ", full, 1 << rank)"),), "deadlock"),
+    "copied to a block that is not there": (((", full, 3)", ", full, 7)"),), "block 2 of a cluster of 2"),
+    "no barrier at the start": ((("    pd_cluster_start();", "    pd_syncthreads();"),), "before pd_mbar_init"),
+    "barriers not fenced": ((("      pd_fence_mbar_init();", ""),), "before pd_fence_mbar_init"),
+    "no barrier at the end": (((ARRIVE, ""), (WAIT, "")), "which has left"),
+    "nobody waits at the end": (((WAIT, ""),), "which has left|have left the kernel"),
+    "a block says too early that it is done": (
+        ((ARRIVE, ""), ("    for (int i", f"{ARRIVE}    for (int i")), "which has left"),
+    "a block does not say that it is done": (((ARRIVE, f"    if (rank)\n{ARRIVE}"),), "without an arrival"),
+    "a thread says it twice": (((ARRIVE, ARRIVE * 2),), "a second arrival"),
+}  # fmt: skip
+"""What breaks the protocol of a cluster, and what the emulation says; WRONG: it is seen in the result."""
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+def test_cluster_protocol(reverse: bool) -> None:
+    source = (HERE / "primitives_hopper.cu").read_text()
+    start, end = source.index("#define CLUSTER"), source.index("CLUSTER(cluster_load_3d")
+    part, parts = source[start:end].replace(" \\\n", "\n"), []
+    head, use = part.split("PD_EXPORT(name, 64);\n")
+    text = head[head.index("PD_KERNEL") :] + "PD_EXPORT(name, 64);\n"
+    text = "\n".join(line.rstrip() for line in text.splitlines())
+    text = text.replace("__VA_ARGS__", use[use.index("pd_tma") :].rstrip()[:-1])
+    for n, (edits, _) in enumerate(CLUSTER_BUGS.values()):
+        bug = text.replace("name", f"bug{n}")
+        for old, new in edits:
+            assert bug.count(old) == 1, old
+            bug = bug.replace(old, new)
+        parts.append(bug)
+    module = EmulatedModule(compile_emulated("\n".join(['#include "pd_hopper.cuh"', *parts]), arch=90))
+    case = CASES["cluster_load_2d"]
+    for n, (bug, (_, message)) in enumerate(CLUSTER_BUGS.items()):
+        try:
+            got, _ = run(replace(case, kernel=f"bug{n}"), module, reverse)
+            said = "" if np.array_equal(got[7], case.expect[7]) else "WRONG"
+        except DeviceError as e:
+            said = str(e)
+        assert re.search(message, said), (bug, said)
+    with pytest.raises(DeviceError, match="launch of 3 blocks; the kernel has clusters of 2"):
+        run(replace(case, kernel="bug0", grid=(3, 1, 1)), module, reverse)
 
 
 @pytest.mark.parametrize(

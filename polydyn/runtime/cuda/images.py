@@ -99,7 +99,7 @@ def _units(kernels: Sequence[Kernel], sources: Mapping[str, str]) -> list[_Unit]
 
 def _split(text: str) -> tuple[str, str]:
     """The head of a kernel's file (includes, templates), and the kernel."""
-    head, mark, rest = text.partition("PD_KERNEL(")
+    head, mark, rest = text.partition("PD_KERNEL")
     return head, mark + rest
 
 

@@ -81,6 +81,22 @@ def tma_cases() -> list[Case]:
     return cases
 
 
+def cluster_cases() -> list[Case]:
+    """Two clusters of two blocks; what each block has seen of both halves, twice."""
+    r, cases = RNG(12), []
+    for box in ((64, 8), (64, 8, 2), (16, 4, 2, 3)):
+        rank, swizzle = len(box), 128 * (box[0] == 64)
+        a = r.integers(1, 60000, (6, 7, 40, 72)[4 - rank :]).astype(np.uint16)
+        boxes = [_box(a, (8, 3 + n * box[1], 1, 2)[:rank], box) for n in range(4)]
+        raw = np.stack([_swizzle(x.reshape(-1, 64)) if swizzle else x.view(np.uint8).reshape(-1) for x in boxes])
+        want = np.broadcast_to(raw.reshape(-1), (4, raw.size)).copy().view(np.uint32)
+        numbers = [np.int32(n) for n in (raw[0].size, box[1], 8, 3, 1, 2)]
+        args = (_map(a, box, swizzle), *numbers, np.zeros_like(want))
+        kernel, smem = f"cluster_load_{rank}d", 2 * raw[0].size + 16
+        cases.append(Case(kernel, SOURCE, kernel, 64, args, {7: want}, smem, (4, 1, 1), arch=90))
+    return cases
+
+
 def mbarrier_case() -> Case:
     """Doubled by one warp, plus three by the other, nine times."""
     v = 1
@@ -222,6 +238,7 @@ def all_hopper_cases() -> list[Case]:
     """Every case that needs sm_90a."""
     return [
         *tma_cases(),
+        *cluster_cases(),
         mbarrier_case(),
         places_case(),
         *wgmma_cases(),

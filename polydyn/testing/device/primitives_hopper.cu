@@ -46,6 +46,41 @@ TMA_LOAD(tma_load_4d, pd_tma_load_4d(smem, &map, x, y, z, w, bar))
 TMA_STORE(tma_store_2d, pd_tma_store_2d(&map, smem, x, y))
 TMA_STORE(tma_store_3d, pd_tma_store_3d(&map, smem, x, y, z))
 
+// ---- clusters: each of two blocks brings half of the lines to both, twice; a slot is filled when both have read it --
+#define CLUSTER(name, ...)                                                                               \
+  PD_KERNEL_CLUSTER(name, 64, 1, 2)(PD_TMAP(map), int bytes, int lines, int x, int y, int z, int w, uint32_t *out) { \
+    PD_DYN_SMEM(smem);                                                                                   \
+    uint64_t *full = (uint64_t *)(smem + 2 * bytes), *empty = full + 1;                                  \
+    const int t = pd_tid(), rank = pd_cluster_rank();                                                    \
+    unsigned char *half = smem + rank * bytes;                                                           \
+    if (t == 0) {                                                                                        \
+      pd_mbar_init(full, 1);                                                                             \
+      pd_mbar_init(empty, 2);                                                                            \
+      pd_fence_mbar_init();                                                                              \
+    }                                                                                                    \
+    pd_cluster_start();                                                                                  \
+    for (int i = 0; i < 2; i++) {                                                                        \
+      const int line = y + (2 * i + rank) * lines;                                                       \
+      if (t == 0) {                                                                                      \
+        pd_mbar_wait(empty, 1 - i);                                                                      \
+        pd_mbar_expect_tx(full, 2 * bytes);                                                              \
+        __VA_ARGS__;                                                                                     \
+      }                                                                                                  \
+      pd_mbar_wait(full, i);                                                                             \
+      for (int j = t; j < bytes / 2; j += 64)                                                            \
+        pd_stg(out + (pd_bid_x() * 2 + i) * (bytes / 2) + j, pd_lds<uint32_t>(smem + j * 4));            \
+      pd_syncthreads();                                                                                  \
+      if (t < 2) pd_mbar_arrive_at(empty, t);                                                            \
+    }                                                                                                    \
+    pd_cluster_arrive();                                                                                 \
+    pd_cluster_wait();                                                                                   \
+    (void)z, (void)w;                                                                                    \
+  }                                                                                                      \
+  PD_EXPORT(name, 64);
+CLUSTER(cluster_load_2d, pd_tma_load_2d_to(half, &map, x, line, full, 3))
+CLUSTER(cluster_load_3d, pd_tma_load_3d_to(half, &map, x, line, z, full, 3))
+CLUSTER(cluster_load_4d, pd_tma_load_4d_to(half, &map, x, line, z, w, full, 3))
+
 // ---- mbarrier: two halves hand a counter to and fro -------------------------------------------------------------
 PD_KERNEL(mbarrier_phases, 64, 1)(int rounds, int32_t *out) {
   PD_DYN_SMEM(smem);

@@ -1,0 +1,83 @@
+"""The tiles that products of warpgroups are built for, and which of them numbers of rows and columns want."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from polydyn.codegen.cuda.work import bounded_registers
+from polydyn.codegen.passes.warpgroups import WARPGROUP
+from polydyn.schedules.tree.warpgroups import CLUSTER
+
+ROWS = 64
+"""Rows of an instruction."""
+
+
+@dataclass(frozen=True)
+class WgmmaTile:
+    """Columns of a tile, slots of the ring, warpgroups that consume, blocks of a multiprocessor.
+
+    Consumers have 64 rows of a tile each; ``in_turn``: 128 rows, a whole tile, and blocks are persistent. ``cluster``:
+    two blocks, whose tiles are neighbours along rows ("i") or columns ("j"), bring half of the operand that they share
+    each, to both; empty: every block is alone.
+    """
+
+    columns: int
+    stages: int
+    consumers: int = 2
+    blocks: int = 1
+    in_turn: bool = False
+    cluster: str = ""
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Consumers that share a tile, and instructions that the rows of each are."""
+        return (1, 2) if self.in_turn else (self.consumers, 1)
+
+    @property
+    def rows(self) -> int:
+        """Of a tile."""
+        return self.shape[0] * self.shape[1] * ROWS
+
+    @property
+    def together(self) -> int:
+        """Blocks of a cluster."""
+        return CLUSTER if self.cluster else 1
+
+    @property
+    def threads(self) -> int:
+        """Of a block."""
+        return (self.consumers + 1) * WARPGROUP
+
+    @property
+    def registers(self) -> tuple[int, int, int]:
+        """Of a thread: when a block begins, then of the producer and of consumers, which ``setmaxnreg`` deals."""
+        start, least = bounded_registers(self.threads, self.blocks), 40 if self.blocks == 1 else 24
+        return start, least, min(240, (start * (self.consumers + 1) - least) // self.consumers // 8 * 8)
+
+
+TILES = (WgmmaTile(256, 4), WgmmaTile(192, 5), WgmmaTile(128, 4), WgmmaTile(128, 4, 1, 2), WgmmaTile(64, 4, 1, 3),
+         WgmmaTile(192, 3, in_turn=True), WgmmaTile(128, 5, in_turn=True), WgmmaTile(256, 4, cluster="i"),
+         WgmmaTile(192, 3, in_turn=True, cluster="i"), WgmmaTile(128, 5, in_turn=True, cluster="i"))  # fmt: skip
+"""Those of 64 rows are for few tiles, and blocks that are beside each other; those in turn for more tiles than
+multiprocessors; clusters share columns, of which a tile has no fewer than rows."""
+FLOAT8_TILES = (WgmmaTile(128, 4), WgmmaTile(128, 4, 1), WgmmaTile(64, 4, 1, 2))
+"""For floats of 8 bits, whose sums of a step are beside those of all steps in registers."""
+SPLIT = TILES[2]
+"""For shares of a reduction."""
+STEP = 128
+"""Bytes of the reduction in a tile: the swizzle's width."""
+EXACT = 192
+"""Columns that serve where they divide a known number: 768 of them are four blocks where 256 leave a quarter idle."""
+FEW = 1024
+"""Rows up to which tiles of 64 rows are wanted, where their number is known."""
+
+
+def useful(t: WgmmaTile, m: int | None, n: int | None) -> bool:
+    """Whether so many rows and columns (None: not known now) want this tile."""
+    exact = n is not None and n % EXACT == 0
+    if (t.cluster == "i" and m is not None and m <= t.rows) or (t.cluster == "j" and n is not None and n <= t.columns):
+        return False
+    if t.columns == EXACT or (t.in_turn and exact):
+        return exact and t.columns == EXACT
+    few = t.consumers > 1 or m is None or m <= FEW
+    return few and (n is None or 2 * n > t.columns or t == TILES[2])
