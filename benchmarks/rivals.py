@@ -21,7 +21,13 @@ Feeds = Mapping[str, npt.NDArray[Any]]
 Call = Callable[[], Any]
 """Computes once more; returns outputs (arrays, tensors or a mapping or list of them)."""
 
-KINDS = ("polydyn", "onnxruntime", "onnxruntime-nospin", "torch", "torch-inductor", "openvino", "numpy")
+POLYDYN: Mapping[str, Mapping[str, Any]] = {
+    "polydyn": {},
+    "polydyn-direct": {"without": ("winograd",)},
+    "polydyn-winograd4": {"winograd": 4},
+}
+"""polydyn by default and with ``Options``."""
+KINDS = (*POLYDYN, "onnxruntime", "onnxruntime-nospin", "torch", "torch-inductor", "openvino", "numpy")
 
 NUMPY = ("MatMul", "Add", "Transpose")
 """Operators that numpy has a single function for."""
@@ -74,8 +80,8 @@ def _products(libraries: Sequence[str], threads: int) -> Callable[[], None]:
 
 
 def _load(kind: str, path: str, threads: int) -> Player:
-    if kind == "polydyn":
-        return _polydyn(path, threads)
+    if kind in POLYDYN:
+        return _polydyn(path, threads, POLYDYN[kind])
     if kind.startswith("onnxruntime"):
         return _onnxruntime(path, threads, spinning=kind == "onnxruntime")
     if kind.startswith("torch"):
@@ -87,10 +93,10 @@ def _load(kind: str, path: str, threads: int) -> Player:
     raise ValueError(f"no contestant {kind!r}; known: {', '.join(KINDS)}")
 
 
-def _polydyn(path: str, threads: int) -> Player:
+def _polydyn(path: str, threads: int, options: Mapping[str, Any]) -> Player:
     import polydyn
 
-    program = polydyn.compile(path, threads=threads)
+    program = polydyn.compile(path, threads=threads, options=polydyn.Options(**options))
 
     def prepare(feeds: Feeds) -> Call:
         return program.bind(feeds)
