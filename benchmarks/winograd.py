@@ -5,9 +5,10 @@ usage: python -m benchmarks.winograd [--threads 1 2] [--rounds N] [--seconds S] 
 
 A layer is channels-outputs@side, with padding, between planes, N and both sides symbolic. An error is the largest
 absolute difference from sums in float64, over the largest absolute value, for normal random numbers on 14x14 pixels; it
-needs no quiet machine. Times follow benchmarks/protocol.py, one image of side x side. ``F(4,3)`` is
-``Options(winograd=4)``; where tiles do not pay, a column repeats the one before. Results go to
-benchmarks/results/winograd.json, of quick runs (three rounds, two layers) to benchmarks/out/results/winograd.json.
+needs no quiet machine. Times follow benchmarks/protocol.py, one image of side x side. ``F(2,3)`` is the default and
+``F(4,3)`` ``Options(winograd=4)``, both also where polydyn/fusion/winograd.py:pays would not take them: so one sees
+what its numbers should be. Results go to benchmarks/results/winograd.json, of quick runs (three rounds, two layers) to
+benchmarks/out/results/winograd.json.
 """
 
 from __future__ import annotations
@@ -18,10 +19,9 @@ from pathlib import Path
 
 import numpy as np
 
-import polydyn
 from benchmarks import arguments, record
 from benchmarks.ops.convolutions import Case
-from benchmarks.rivals import POLYDYN
+from benchmarks.rivals import compiled
 from benchmarks.rows import Effort, Field, Row
 from polydyn.graph import reference
 from polydyn.graph.expand import import_model
@@ -29,7 +29,7 @@ from polydyn.testing import models
 from polydyn.testing.accuracy import error
 
 LAYERS = ("48-48@56", "64-64@56", "64-64@112", "64-64@224", "96-96@57", "128-128@28", "256-256@14", "512-512@7")
-WAYS = {"direct": "polydyn-direct", "F(2,3)": "polydyn", "F(4,3)": "polydyn-winograd4"}
+WAYS = {"direct": "polydyn-direct", "F(2,3)": "polydyn-tiles2", "F(4,3)": "polydyn-tiles4"}
 """Column -> contestant of ``benchmarks.rivals``."""
 ERRORS_AT = 14
 
@@ -48,10 +48,9 @@ def errors(case: Case) -> dict[str, float]:
     model, shape = case.model(), (1, case.channels, ERRORS_AT, ERRORS_AT)
     x = np.random.default_rng(1).standard_normal(shape).astype(np.float32)
     exact = reference.evaluate(import_model(model), {"x": x})
-    made = {
-        way: polydyn.compile(model, threads=1, options=polydyn.Options(**POLYDYN[kind])) for way, kind in WAYS.items()
-    }
-    return {way: error(p.run({"x": x}), exact) for way, p in made.items()}
+    with tempfile.TemporaryDirectory() as folder:
+        path = str(models.save(model, Path(folder)))
+        return {way: error(compiled(path, 1, kind).run({"x": x}), exact) for way, kind in WAYS.items()}
 
 
 def times(field: Field, case: Case, effort: Effort) -> Row:

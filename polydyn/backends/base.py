@@ -32,8 +32,8 @@ class Options:
     float32 take tensor cores three times, on operands in two parts of 10 bits: each is right to 3/2^22 of its size
     (docs/adr/0015-cuda-products.md). None: never.
     ``winograd``: pixels along a side of the tiles that convolutions of 3x3 taps become on a CPU. With 4 instead of 2
-    they take 2.25 multiplications for a pixel instead of 4, and errors of sums are about ten times as large
-    (docs/adr/0010-convolutions.md).
+    they take 2.25 multiplications for a pixel instead of 4, and errors are three to five times as large, up to
+    twice those of a direct sum (docs/adr/0010-convolutions.md).
     ``fallback``: "onnxruntime" leaves nodes that are not built to ONNX Runtime, each with a note and a warning; None
     refuses them by name.
     """

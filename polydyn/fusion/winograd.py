@@ -5,11 +5,10 @@ F(m, 3) makes m neighbouring sums of three products from ``a = m + 2`` products 
     u = G g        v = B d        y = A (v * u)
 
 Along two axes there are ``a * a`` for a tile of m x m pixels. With a dilation a tile's pixels and elements are that far
-apart, and so many tiles lie one within the other. A convolution becomes five primitives: a copy of the image with zeros
-around all tiles; B along one axis of pixels (a map); ``v``, which is B along the other (a map, which joins the
-product's promotion); ``a * a`` products over channels; and ``y`` (a map, which what follows joins). The weights ``u``
-are constants. Sums of a tile lie together in memory, ``a * a / (m * m)`` times as large as the result: 4 times for
-m = 2, 2.25 times for m = 4.
+apart, and so many tiles lie one within the other. A convolution becomes four primitives: B along one axis of pixels of
+the image, with zeros around it (a map); ``v``, which is B along the other (a map, which joins the product's promotion);
+``a * a`` products over channels; and ``y`` (a map, which what follows joins). The weights ``u`` are constants. Sums of
+a tile lie together in memory, ``a * a / (m * m)`` times as large as the result: 4 times for m = 2, 2.25 for m = 4.
 
 The points are 0, pairs of p and -p, and infinity. So half of the numbers of the first and the last row of B are 0, as
 are the first and the last one of every other row, and the others of the first and the last column of A. What remains of
@@ -29,7 +28,7 @@ from polydyn.fusion.products import is_axis, is_contraction, is_reduction
 from polydyn.fusion.prologue import is_guarded_view
 from polydyn.fusion.toom_cook import matrices
 from polydyn.graph.ir import Compute, Dim, Graph, Node, dim_name, reduction_name
-from polydyn.graph.rewriting import Rewriting
+from polydyn.graph.rewriting import Rewriting, compose
 from polydyn.schedules.expr import (
     Array,
     FromIndex,
@@ -198,7 +197,9 @@ class _Winograd(Rewriting):
         pixels = tuple((a, d) for _, a, _, d in c.windows)
         batch = [a for a in range(len(shape)) if a not in (*(a for a, _ in pixels), c.column)]
         u = self._weights(c)
-        lines = self._along(c, "lines", self._image(c, batch), 0, len(batch), pixels[0])
+        image = self._image(c, batch)
+        lines = self._along(c, "lines", image.output, 0, len(batch), pixels[0])
+        self.nodes.append(compose(self._taken(), (image,)))
         v = self._along(c, "v", lines, 1, len(self.tensors[lines].shape) - 2, pixels[1])
         *tiles, channels = self.tensors[v].shape[2:]
         *place, i, j, column = (V(dim_name(a)) for a in range(len(tiles) + 3))
@@ -216,6 +217,12 @@ class _Winograd(Rewriting):
     def _add(self, c: _Convolution, what: str, shape: tuple[Dim, ...], body: Value, sum_: tuple[Dim, ...] = ()) -> str:
         name = self.fresh(f"{c.node.output}{SUFFIX}.{what}")
         return self.add(Compute(name, body, sum_, "sum" if sum_ else None, c.node.origin), shape)
+
+    def _taken(self) -> Compute:
+        """The last node, which is not added after all."""
+        node = self.nodes.pop()
+        assert isinstance(node, Compute)
+        return node
 
     def _weights(self, c: _Convolution) -> str:
         """``u`` as [a, a, channels, outputs], a new constant."""
@@ -274,8 +281,8 @@ class _Winograd(Rewriting):
 
         return along(())
 
-    def _image(self, c: _Convolution, batch: Sequence[int]) -> str:
-        """The image as [batch.., (side*tiles + 2) * dilation, channels], zeros behind its end."""
+    def _image(self, c: _Convolution, batch: Sequence[int]) -> Compute:
+        """The image as [batch.., (side*tiles + 2) * dilation, channels], zeros around it; the node is not added."""
         shape = self.tensors[c.image.buffer].shape
         order = [*(V(dim_name(a)) for a in batch), *(V(dim_name(a)) for _, a, *_ in c.windows), V(c.channel)]
         here = {str(x): V(dim_name(k)) for k, x in enumerate(order)} | {t: ZERO for *_, t, _ in c.windows}
@@ -288,7 +295,8 @@ class _Winograd(Rewriting):
         made, side = self.tensors[c.node.output].shape, c.form.side
         rows = ((made[a].ceildiv(side * d) * side + (TAPS - 1)) * d for _, a, _, d in c.windows)
         sizes = (*(made[a] for a in batch), *rows)
-        return self._add(c, "image", (*sizes, shape[[str(i) for i in c.image.index].index(c.channel)]), body)
+        self._add(c, "image", (*sizes, shape[[str(i) for i in c.image.index].index(c.channel)]), body)
+        return self._taken()
 
     def _padded(self, c: _Convolution, index: tuple[Index, ...]) -> Value:
         """An element of the image, of a padding that nobody else reads the element it guards; 0 behind its end."""
