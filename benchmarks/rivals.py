@@ -9,19 +9,31 @@ default form of attention), of other models both run the nodes one after another
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
 
 import numpy as np
 import numpy.typing as npt
 import onnx
 
+if TYPE_CHECKING:
+    from polydyn import Program
+
 Feeds = Mapping[str, npt.NDArray[Any]]
 Call = Callable[[], Any]
 """Computes once more; returns outputs (arrays, tensors or a mapping or list of them)."""
 
-KINDS = ("polydyn", "onnxruntime", "onnxruntime-nospin", "torch", "torch-inductor", "openvino", "numpy")
+POLYDYN: Mapping[str, Mapping[str, Any]] = {
+    "polydyn": {},
+    "polydyn-direct": {"without": ("winograd",)},
+    "polydyn-tiles2": {"winograd": 2},
+    "polydyn-tiles4": {"winograd": 4},
+}
+"""polydyn with ``Options``; with ``tiles`` in its name it makes them also where they would not pay."""
+KINDS = (*POLYDYN, "onnxruntime", "onnxruntime-nospin", "torch", "torch-inductor", "openvino", "numpy")
 
 NUMPY = ("MatMul", "Add", "Transpose")
 """Operators that numpy has a single function for."""
@@ -74,8 +86,8 @@ def _products(libraries: Sequence[str], threads: int) -> Callable[[], None]:
 
 
 def _load(kind: str, path: str, threads: int) -> Player:
-    if kind == "polydyn":
-        return _polydyn(path, threads)
+    if kind in POLYDYN:
+        return _polydyn(path, threads, kind)
     if kind.startswith("onnxruntime"):
         return _onnxruntime(path, threads, spinning=kind == "onnxruntime")
     if kind.startswith("torch"):
@@ -87,10 +99,20 @@ def _load(kind: str, path: str, threads: int) -> Player:
     raise ValueError(f"no contestant {kind!r}; known: {', '.join(KINDS)}")
 
 
-def _polydyn(path: str, threads: int) -> Player:
+def compiled(path: str, threads: int, kind: str) -> Program:
+    """The program of one of ``POLYDYN``."""
+    import polydyn
+    from polydyn.fusion import winograd
+
+    always = patch.object(winograd, "pays", lambda *_: True) if "tiles" in kind else nullcontext()
+    with always:
+        return polydyn.compile(path, threads=threads, options=polydyn.Options(**POLYDYN[kind]))
+
+
+def _polydyn(path: str, threads: int, kind: str) -> Player:
     import polydyn
 
-    program = polydyn.compile(path, threads=threads)
+    program = compiled(path, threads, kind)
 
     def prepare(feeds: Feeds) -> Call:
         return program.bind(feeds)

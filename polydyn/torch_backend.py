@@ -31,7 +31,19 @@ from polydyn.runtime.program import Program
 log = logging.getLogger("polydyn.torch")
 
 OPSET = 18
-KNOWN = {"strict", "freeze", "threads", "target", "dims", "records", "without", "strategy", "tf32", "precision"}
+KNOWN = {
+    "strict",
+    "freeze",
+    "threads",
+    "target",
+    "dims",
+    "records",
+    "without",
+    "strategy",
+    "tf32",
+    "precision",
+    "winograd",
+}
 
 
 @dataclass(frozen=True)
@@ -54,7 +66,7 @@ class Settings:
         unknown = sorted(said.keys() - KNOWN)
         if unknown:
             raise InputError(f"the backend has no option '{unknown[0]}'", remedy=f"{', '.join(sorted(KNOWN))}")
-        choices = {k: said[k] for k in ("without", "strategy", "tf32", "precision") if k in said}
+        choices = {k: said[k] for k in ("without", "strategy", "tf32", "precision", "winograd") if k in said}
         arguments = Arguments(said.get("target", ""), said.get("dims", {}), Options(**choices), said.get("records"))
         return cls(arguments, said.get("threads"), said.get("strict", False), said.get("freeze", False))
 

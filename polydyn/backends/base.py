@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from polydyn.errors import InputError
 from polydyn.fusion.pipeline import check_names, fusion_plan, rewrite_graph
 from polydyn.fusion.plan import FusionPlan
+from polydyn.fusion.winograd import POINTS, SIDE
 from polydyn.graph.ir import Graph
 from polydyn.graph.regions import KIND as FALLBACK
 from polydyn.lowering.place import Builder, Placed
@@ -30,6 +31,9 @@ class Options:
     float32, and notes say of every product what it does (docs/adr/0023-types.md). "3xtf32": on CUDA, products of
     float32 take tensor cores three times, on operands in two parts of 10 bits: each is right to 3/2^22 of its size
     (docs/adr/0015-cuda-products.md). None: never.
+    ``winograd``: pixels along a side of the tiles that convolutions of 3x3 taps become on a CPU. With 4 instead of 2
+    they take 2.25 multiplications for a pixel instead of 4, and errors are three to five times as large, up to
+    twice those of a direct sum (docs/adr/0010-convolutions.md).
     ``fallback``: "onnxruntime" leaves nodes that are not built to ONNX Runtime, each with a note and a warning; None
     refuses them by name.
     """
@@ -39,11 +43,15 @@ class Options:
     tf32: bool = False
     fallback: str | None = None
     precision: str | None = None
+    winograd: int = SIDE
 
     def __post_init__(self) -> None:
         if self.precision not in (None, BF16, TF32X3) or (self.tf32 and self.precision == TF32X3):
             remedy = f"None, {BF16!r} or {TF32X3!r}, this one without tf32"
             raise InputError(f"no precision {self.precision!r}", rule="Options(precision=...)", remedy=remedy)
+        if self.winograd not in POINTS or (self.winograd != SIDE and self.precision == BF16):
+            remedy = f"{' or '.join(map(str, POINTS))}; {SIDE} with precision {BF16}, which makes no tiles"
+            raise InputError(f"no tiles of {self.winograd} pixels", rule="Options(winograd=...)", remedy=remedy)
         object.__setattr__(self, "without", check_names(self.without))
         if self.fallback not in (None, FALLBACK):
             raise InputError(
@@ -83,7 +91,7 @@ class Target(ABC):
 
     def fuse(self, graph: Graph) -> FusionPlan:
         """The groups that become kernels, and why."""
-        return fusion_plan(graph, self.without, cuda=self.on_device)
+        return fusion_plan(graph, self.without, cuda=self.on_device, side=self.options.winograd)
 
     @abstractmethod
     def builder(self, plan: FusionPlan, records: Records | None = None) -> Builder:

@@ -36,6 +36,9 @@ class Cuda(Target):
         super().__init__(name, options)
         if options.precision == BF16:
             raise UnsupportedError(f"precision {options.precision} on {name}", rule="a CPU", remedy="tf32, or a CPU")
+        if options.winograd != Options.winograd:
+            asked = f"winograd {options.winograd}"
+            raise UnsupportedError(f"{asked} on {name}", rule="a CPU", remedy="leave it out: CUDA makes no tiles")
         self.arch = newest(name)
 
     def rewrite(self, graph: Graph) -> Graph:

@@ -45,13 +45,14 @@ class How:
     tf32: bool = False
     fallback: str | None = None
     precision: str | None = None
+    winograd: int = Options.winograd
     records: str | None = None
     symbols: tuple[tuple[str, tuple[str | None, ...]], ...] = ()
 
     @property
     def options(self) -> Options:
         """What changes the program."""
-        return Options(frozenset(self.without), self.strategy, self.tf32, self.fallback, self.precision)
+        return Options(frozenset(self.without), self.strategy, self.tf32, self.fallback, self.precision, self.winograd)
 
     @property
     def arguments(self) -> dict[str, Any]:
@@ -92,8 +93,8 @@ class How:
         if said or self.target not in ("cpu", program.manifest["target"]):
             raise InputError(
                 f"{path} is compiled already, for {program.manifest['target']}",
-                rule="--dim, --symbol, --without, --records, --strategy, --tf32, --precision, --fallback, --target are "
-                "for models",
+                rule="--dim, --symbol, --without, --records, --strategy, --tf32, --precision, --winograd, --fallback, "
+                "--target are for models",
                 remedy="leave them out, or give the model",
             )
         return program
@@ -117,6 +118,13 @@ def of_machine(f: Callable[..., Any]) -> Callable[..., Any]:
             "--precision",
             type=click.Choice([BF16, TF32X3]),
             help="Products that round operands: bf16 on a CPU, 3xtf32 on CUDA.",
+        ),
+        option(
+            "--winograd",
+            type=int,
+            default=Options.winograd,
+            show_default=True,
+            help="Pixels on each side of the tiles of 3x3 convolutions; 4: faster and less exact.",
         ),
         option("--strategy", default=default, show_default=True, type=strategies, help="Whose searches count."),
         option("--threads", type=click.IntRange(1, 256), help="Per call; default all cores."),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
+from functools import partial
 
 from polydyn.debug import Level, show, verifying
 from polydyn.errors import InputError
@@ -34,7 +35,7 @@ from polydyn.fusion.split import split_merged_axes
 from polydyn.fusion.steps import lay_out_steps
 from polydyn.fusion.verify import verify_plan
 from polydyn.fusion.widen import widen_constants
-from polydyn.fusion.winograd import winograd
+from polydyn.fusion.winograd import SIDE, winograd
 from polydyn.graph.fold import fold
 from polydyn.graph.ir import Graph
 from polydyn.graph.passes.batch import batch_contractions
@@ -81,7 +82,7 @@ FUSION: tuple[Pass, ...] = (
     Pass("dequantize", "bytes are dequantized where maps read them", graph=dequantize_in_readers),
     Pass("split", "merged axes come apart where readers use the parts (dim collapse)", graph=split_merged_axes),
     Pass("layout", "convolutions and what follows them are kept channels last", graph=channels_last),
-    Pass("winograd", "convolutions of 3x3 taps are products of tiles, 4 multiplications for 9", graph=winograd),
+    Pass("winograd", "convolutions of 3x3 taps are products of tiles, 4 or 2.25 multiplications for 9", graph=winograd),
     Pass("offsets", "zero points of rows come out of integer products", graph=take_out_offsets),
     Pass("widen", "constants of integer products are widened once", graph=widen_constants),
     Pass("steps", "bytes that products sum lie side by side in constants", graph=lay_out_steps, cuda=True),
@@ -128,10 +129,14 @@ def rewrite_graph(graph: Graph, without: Collection[str] = (), cuda: bool = Fals
     return replace(graph, notes=(*graph.notes, *(f"pass {n} is off" for n in NAMES if n in off)))
 
 
-def fusion_plan(graph: Graph, without: Collection[str] = (), cuda: bool = False) -> FusionPlan:
-    """The groups of a rewritten graph: ``FUSION`` without the passes named; ``cuda``: for CUDA kernels."""
+def fusion_plan(graph: Graph, without: Collection[str] = (), cuda: bool = False, side: int = SIDE) -> FusionPlan:
+    """The groups of a rewritten graph: ``FUSION`` without the passes named.
+
+    ``cuda``: for CUDA kernels; ``side``: pixels of Winograd's tiles.
+    """
     off = check_names(without) | {p.name for p in FUSION if (p.cpu if cuda else p.cuda)}
-    plan = separate(_rewritten(graph, FUSION, off), DEVICE_DTYPES if cuda else VECTOR_DTYPES)
+    passes = tuple(replace(p, graph=partial(winograd, side=side)) if p.graph is winograd else p for p in FUSION)
+    plan = separate(_rewritten(graph, passes, off), DEVICE_DTYPES if cuda else VECTOR_DTYPES)
     for p in FUSION:
         if p.name not in off and (p.groups or p.join):
             plan = p.groups(plan) if p.groups else join_groups(plan, p.join) if p.join else plan

@@ -1,32 +1,34 @@
-"""Winograd's F(2,3): a convolution of 3x3 taps as products of tiles, with 4 multiplications instead of 9 for a pixel.
+"""Winograd's products of tiles: 3x3 taps with 4 or 2.25 multiplications for a pixel instead of 9.
 
-Two neighbouring sums of three products, ``y[r] = sum(d[r + k] * g[k])`` for r = 0, 1, need four multiplications:
+F(m, 3) makes m neighbouring sums of three products from ``a = m + 2`` products (``polydyn/fusion/toom_cook.py``):
 
-    v = (d0 - d2, d1 - d3, d1 + d2, d1 - d2)
-    u = (g0, -g2, (g0 + g1 + g2) / 2, -(g0 - g1 + g2) / 2)
-    y[r] = v[r]*u[r] + (v[2]*u[2] + (1 - 2*r) * v[3]*u[3])
+    u = G g        v = B d        y = A (v * u)
 
-The four are numbered ``2*p + q``, so that ``v`` is one expression, affine but for divisions by 2:
+Along two axes there are ``a * a`` for a tile of m x m pixels. With a dilation a tile's pixels and elements are that far
+apart, and so many tiles lie one within the other. A convolution becomes four primitives: B along one axis of pixels of
+the image, with zeros around it (a map); ``v``, which is B along the other (a map, which joins the product's promotion);
+``a * a`` products over channels; and ``y`` (a map, which what follows joins). The weights ``u`` are constants. Sums of
+a tile lie together in memory, ``a * a / (m * m)`` times as large as the result: 4 times for m = 2, 2.25 for m = 4.
 
-    d[(p + q + 1) // 2] + (2*((p - q + 1) // 2) - 1) * d[2 + (q - p + 1) // 2]
-
-Along two axes there are 16 for a tile of 2x2 pixels. With a dilation a tile's pixels and elements are that far apart,
-and so many tiles lie one within the other. A convolution becomes four primitives: a copy of the image with zeros around
-all tiles, ``v`` (a map, which joins the product's promotion), 16 products over channels, and ``y`` (a map, which what
-follows joins). The weights ``u`` are constants. Sums of tiles lie in memory, four times as large as the result.
+The points are 0, pairs of p and -p, and infinity. So half of the numbers of the first and the last row of B are 0, as
+are the first and the last one of every other row, and the others of the first and the last column of A. What remains of
+a row stands at places that are affine but for a division (``_element_places``, ``_sum_places``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from fractions import Fraction
+from functools import partial, reduce
 
 import numpy as np
 
 from polydyn.fusion.products import is_axis, is_contraction, is_reduction
 from polydyn.fusion.prologue import is_guarded_view
+from polydyn.fusion.toom_cook import matrices
 from polydyn.graph.ir import Compute, Dim, Graph, Node, dim_name, reduction_name
-from polydyn.graph.rewriting import Rewriting
+from polydyn.graph.rewriting import Rewriting, compose
 from polydyn.schedules.expr import (
     Array,
     FromIndex,
@@ -45,20 +47,74 @@ from polydyn.schedules.index import ZERO, Index
 
 SUFFIX = "@tiles"
 TAPS = 3
-DILATION = 4
-"""The largest: tiles of 2 pixels so far apart cover twice an image that is no larger."""
+FARTHEST = 8
+"""Pixels that a tile covers along an axis, dilation and all: more would waste too much of images that are no larger."""
 BALANCE = 8
 """Multiply-adds that a core makes while it moves a byte to or from memory."""
+MOST_WEIGHTS = 8 << 20
+"""Bytes. Layers with more have few pixels, and reading their weights takes as long as what larger tiles save."""
 V = Index.of
-G: Array = np.array([[1, 0, 0], [0, 0, -1], [0.5, 0.5, 0.5], [-0.5, 0.5, -0.5]])
-"""``u`` of three taps, numbered as above."""
+POINTS = {2: (0, 1), 4: (0, Fraction(2, 3), Fraction(3, 2))}
+"""Pixels along a side of a tile -> points that are not negative; with 0, 1 and 2 errors are four times as large."""
+SIDE = 2
+"""Of tiles that are as exact as a direct sum."""
+
+
+@dataclass(frozen=True, eq=False)
+class Form:
+    """F(side, 3) as float32 arrays. ``elements``: [a, a - 2], of each row of B the numbers at ``_element_places``;
+    ``sums``: [side, a - 1], of each row of A those at ``_sum_places``; ``taps``: G, float64 [a, 3].
+    """
+
+    side: int
+    elements: Array
+    sums: Array
+    taps: Array
+
+    @property
+    def size(self) -> int:
+        """Elements of a tile along an axis."""
+        return self.side + TAPS - 1
+
+
+def form(side: int) -> Form:
+    """The form with tiles of ``side`` x ``side`` pixels."""
+    zero, *rest = map(Fraction, POINTS[side])
+    exact = matrices(side, TAPS, (zero, *(x for p in rest for x in (p, -p))))
+    size = len(exact.elements)
+    elements = _at_places(exact.elements, [_element_places(V(x), size) for x in range(size)])
+    sums = _at_places(exact.sums, [_sum_places(V(r), size) for r in range(side)])
+    return Form(side, elements, sums, np.array(exact.taps, np.float64))
+
+
+def _at_places(rows: Sequence[Sequence[Fraction]], places: Sequence[Sequence[Index]]) -> Array:
+    """The numbers of each row at its places; all others are 0."""
+    out = []
+    for row, at in zip(rows, places, strict=True):
+        where = [i.constant for i in at]
+        out.append([row[k] for k in where if k is not None])
+        assert len(set(where)) == len(where) and not any(x for k, x in enumerate(row) if k not in where)
+    return np.array(out, np.float32)
+
+
+def _element_places(x: Index, size: int) -> list[Index]:
+    """Where row ``x`` of B has numbers that are not 0: (0, 2, 3, 4..) in the first row, (1, 3, 2, 5..) in the last,
+    (1, 2, 3, 4..) between them. The third of these is a 0 in the first and the last row.
+    """
+    last = x // (size - 1)
+    return [(x + (size - 2)) // (size - 1), *(j + last * (1 - j % 2 * 2) for j in range(2, size - 1))]
+
+
+def _sum_places(r: Index, size: int) -> list[Index]:
+    """Where row ``r`` of A has numbers that are not 0: the last place instead of the first in the last row."""
+    return [r // (size - TAPS) * (size - 1), *(V(j) for j in range(1, size - 1))]
 
 
 @dataclass(frozen=True)
 class _Convolution:
     """A node of a graph that is one. ``image``, ``weights``: what it multiplies. ``column``: the axis of its output
     channels; ``channel``: the reduction over input channels; ``windows``: (axis of the image, axis of the output,
-    reduction over taps, dilation) of both axes of pixels.
+    reduction over taps, dilation) of both axes of pixels; ``form``: of its tiles.
     """
 
     node: Compute
@@ -67,25 +123,32 @@ class _Convolution:
     column: int
     channel: str
     windows: tuple[tuple[int, int, str, int], ...]
+    form: Form
 
 
-def winograd(graph: Graph) -> Graph:
-    """The graph in which convolutions that gain from it are products of tiles."""
-    return _Winograd(graph).run()
+def winograd(graph: Graph, side: int = SIDE) -> Graph:
+    """The graph in which convolutions that gain from it are products of tiles, ``side`` pixels on each side, or 2."""
+    return _Winograd(graph, side).run()
 
 
-def pays(channels: int, outputs: int) -> bool:
-    """Whether the multiplications that a pixel saves, 5 of 9 for each pair of channels, outweigh the bytes it moves.
+def pays(channels: int, outputs: int, side: int) -> bool:
+    """Whether the multiplications that a pixel saves for each pair of channels outweigh the bytes it moves.
 
-    These are four elements of tiles for each input channel, and four sums for each output channel, written and read.
+    These are the elements of tiles for each input channel, and the sums for each output channel, written and read.
+    Tiles that are not the smallest have weights of no more than MOST_WEIGHTS bytes.
     """
-    return 5 * channels * outputs > BALANCE * 4 * (4 * channels + 8 * outputs)
+    tile, pixels = (side + TAPS - 1) ** 2, side**2
+    if side > SIDE and 4 * tile * channels * outputs > MOST_WEIGHTS:
+        return False
+    return (TAPS**2 * pixels - tile) * channels * outputs > BALANCE * 4 * tile * (channels + 2 * outputs)
 
 
 class _Winograd(Rewriting):
-    def __init__(self, graph: Graph) -> None:
+    def __init__(self, graph: Graph, side: int) -> None:
         super().__init__(graph)
         self.producer, self.readers = graph.producer(), graph.consumers()
+        self.forms = {x: form(x) for x in sorted({side, SIDE}, reverse=True)}
+        self.tables: dict[str, str] = {}
 
     def run(self) -> Graph:
         """The rewritten graph."""
@@ -122,28 +185,28 @@ class _Winograd(Rewriting):
         if plain != sorted((*others, *channel)) or of_weights != sorted((*column, *channel, *taps)):
             return None
         inputs, outputs = extents[channel[0]], shape[_axis(column[0])].constant
-        if any(extents[t] != TAPS for t in taps) or inputs is None or outputs is None or not pays(inputs, outputs):
+        if any(extents[t] != TAPS for t in taps) or inputs is None or outputs is None:
             return None
-        return _Convolution(n, image, weights[0], _axis(column[0]), channel[0], windows)
+        farthest = max(d for *_, d in windows)
+        fit = [f for f in self.forms.values() if f.side * farthest <= FARTHEST and pays(inputs, outputs, f.side)]
+        return _Convolution(n, image, weights[0], _axis(column[0]), channel[0], windows, fit[0]) if fit else None
 
     def _rewrite(self, c: _Convolution) -> None:
         """Adds the primitives of a convolution; a result in planes is copied from one whose channels lie together."""
-        shape = self.tensors[c.node.output].shape
+        shape, size = self.tensors[c.node.output].shape, V(c.form.size)
         pixels = tuple((a, d) for _, a, _, d in c.windows)
         batch = [a for a in range(len(shape)) if a not in (*(a for a, _ in pixels), c.column)]
-        tiles = tuple(shape[a].ceildiv(2 * d) for a, d in pixels)
-        counts = [x for t, (_, d) in zip(tiles, pixels, strict=True) for x in ((t, V(d)) if d > 1 else (t,))]
-        common = (*(V(2),) * 4, *(shape[a] for a in batch), *counts)
-        *digits, last = (V(dim_name(a)) for a in range(len(common) + 1))
-        image, u = self._image(c, batch, tiles), self._weights(c)
-        channels = self.tensors[image].shape[-1]
-        at, left = digits[4 : 4 + len(batch)], iter(digits[4 + len(batch) :])
-        first = [(next(left) * 2 * d + (next(left) if d > 1 else 0), d) for _, d in pixels]
-        v = self._add(c, "v", (*common, channels), _elements(image, at, first, (digits[:2], digits[2:4]), last))
+        u = self._weights(c)
+        image = self._image(c, batch)
+        lines = self._along(c, "lines", image.output, 0, len(batch), pixels[0])
+        self.nodes.append(compose(self._taken(), (image,)))
+        v = self._along(c, "v", lines, 1, len(self.tensors[lines].shape) - 2, pixels[1])
+        *tiles, channels = self.tensors[v].shape[2:]
+        *place, i, j, column = (V(dim_name(a)) for a in range(len(tiles) + 3))
         k = V(reduction_name(0))
-        factors = load(v, (*digits, k), "float32"), load(u, (*digits[:4], k, last), "float32")
-        sums = self._add(c, "sums", (*common, shape[c.column]), op("mul", *factors), (channels,))
-        body = _pixels(sums, [(V(dim_name(a)), d) for a, d in pixels], batch, V(dim_name(c.column)))
+        factors = load(v, (i, j, *place, k), "float32"), load(u, (i, j, k, column), "float32")
+        sums = self._add(c, "sums", (*tiles, size, size, shape[c.column]), op("mul", *factors), (channels,))
+        body = self._pixels(c, sums, [(V(dim_name(a)), d) for a, d in pixels], batch, V(dim_name(c.column)))
         order = [*(a for a in range(len(shape)) if a != c.column), c.column]
         if order[-1] != len(shape) - 1:
             moved = substitute(body, {dim_name(a): V(dim_name(k)) for k, a in enumerate(order)})
@@ -155,16 +218,71 @@ class _Winograd(Rewriting):
         name = self.fresh(f"{c.node.output}{SUFFIX}.{what}")
         return self.add(Compute(name, body, sum_, "sum" if sum_ else None, c.node.origin), shape)
 
+    def _taken(self) -> Compute:
+        """The last node, which is not added after all."""
+        node = self.nodes.pop()
+        assert isinstance(node, Compute)
+        return node
+
     def _weights(self, c: _Convolution) -> str:
-        """``u`` as [2, 2, 2, 2, channels, outputs], a new constant."""
+        """``u`` as [a, a, channels, outputs], a new constant."""
         wanted = (*(t for *_, t, _ in c.windows), c.channel, dim_name(c.column))
         order = [[str(i) for i in c.weights.index].index(x) for x in wanted]
         g = self.constants[c.weights.buffer].transpose(order).astype(np.float64)
-        u = np.einsum("ai,bj,ijco->abco", G, G, g).astype(np.float32)
-        return self.constant(f"{c.node.output}{SUFFIX}.u", np.ascontiguousarray(u.reshape(2, 2, 2, 2, *u.shape[2:])))
+        u = np.einsum("ai,bj,ijco->abco", c.form.taps, c.form.taps, g, optimize=True)
+        return self.constant(f"{c.node.output}{SUFFIX}.u", np.ascontiguousarray(u, np.float32))
 
-    def _image(self, c: _Convolution, batch: Sequence[int], tiles: tuple[Dim, ...]) -> str:
-        """The image as [batch.., (2*tiles + 2) * dilation, channels], zeros behind its end."""
+    def _combine(
+        self, what: str, table: Array, row: Index, places: Sequence[Index], at: Callable[[Index], Value]
+    ) -> Value:
+        """The sum of what lies at places, each times its number in a row of a table."""
+        terms = []
+        for k, place in enumerate(places):
+            term = at(place)
+            if any(table[:, k] != 1):
+                if what not in self.tables:
+                    self.tables[what] = self.constant(f"{SUFFIX}.{what}", table)
+                term = op("mul", load(self.tables[what], (row, V(k)), "float32"), term)
+            terms.append(term)
+        return reduce(partial(op, "add"), terms)
+
+    def _along(self, c: _Convolution, what: str, tensor: str, number: int, axis: int, window: tuple[int, int]) -> str:
+        """B along an axis of a tensor: with the rows of B as axis ``number``, and tiles in the place of pixels.
+
+        ``window``: the axis of the output, dilation.
+        """
+        shape, (of_output, apart) = self.tensors[tensor].shape, window
+        count = self.tensors[c.node.output].shape[of_output].ceildiv(c.form.side * apart)
+        tiles = (count, V(apart)) if apart > 1 else (count,)
+        new = (*shape[:number], V(c.form.size), *shape[number:axis], *tiles, *shape[axis + 1 :])
+        digits = [V(dim_name(a)) for a in range(len(new))]
+        x, tile = digits.pop(number), digits[axis : axis + len(tiles)]
+        first = tile[0] * c.form.side * apart + sum(tile[1:], ZERO)
+        before, after = digits[:axis], digits[axis + len(tiles) :]
+        places = _element_places(x, c.form.size)
+        read = lambda i: load(tensor, (*before, first + i * apart, *after), "float32")  # noqa: E731
+        return self._add(c, what, new, self._combine(f"elements{c.form.side}", c.form.elements, x, places, read))
+
+    def _pixels(
+        self, c: _Convolution, sums: str, pixels: Sequence[tuple[Index, int]], batch: Sequence[int], column: Index
+    ) -> Value:
+        """``y`` of the sums of a tile. ``pixels``: (where, dilation) along each axis."""
+        side = c.form.side
+        tile = (i for x, d in pixels for i in ((x // (side * d), x % d) if d > 1 else (x // side,)))
+        place = (*(V(dim_name(a)) for a in batch), *tile)
+
+        def along(at: tuple[Index, ...]) -> Value:
+            if len(at) == len(pixels):
+                return load(sums, (*place, *at, column), "float32")
+            pixel, apart = pixels[len(at)]
+            r = pixel // apart % side
+            places = _sum_places(r, c.form.size)
+            return self._combine(f"sums{side}", c.form.sums, r, places, lambda i: along((*at, i)))
+
+        return along(())
+
+    def _image(self, c: _Convolution, batch: Sequence[int]) -> Compute:
+        """The image as [batch.., (side*tiles + 2) * dilation, channels], zeros around it; the node is not added."""
         shape = self.tensors[c.image.buffer].shape
         order = [*(V(dim_name(a)) for a in batch), *(V(dim_name(a)) for _, a, *_ in c.windows), V(c.channel)]
         here = {str(x): V(dim_name(k)) for k, x in enumerate(order)} | {t: ZERO for *_, t, _ in c.windows}
@@ -174,9 +292,11 @@ class _Winograd(Rewriting):
         if channel in read.index[:-1]:
             copy = self._in_order(c, read, channel)
             body = transform(body, lambda x: copy if x == read else x)
-        rows = ((t * 2 + (TAPS - 1)) * d for t, (*_, d) in zip(tiles, c.windows, strict=True))
-        sizes = (*(self.tensors[c.node.output].shape[a] for a in batch), *rows)
-        return self._add(c, "image", (*sizes, shape[[str(i) for i in c.image.index].index(c.channel)]), body)
+        made, side = self.tensors[c.node.output].shape, c.form.side
+        rows = ((made[a].ceildiv(side * d) * side + (TAPS - 1)) * d for _, a, _, d in c.windows)
+        sizes = (*(made[a] for a in batch), *rows)
+        self._add(c, "image", (*sizes, shape[[str(i) for i in c.image.index].index(c.channel)]), body)
+        return self._taken()
 
     def _padded(self, c: _Convolution, index: tuple[Index, ...]) -> Value:
         """An element of the image, of a padding that nobody else reads the element it guards; 0 behind its end."""
@@ -205,48 +325,13 @@ class _Winograd(Rewriting):
         return load(copy, tuple(read.index[a] for a in order), read.dtype)
 
 
-def _elements(
-    image: str, batch: Sequence[Index], tile: Sequence[tuple[Index, int]], numbers: Sequence[Sequence[Index]],
-    channel: Index,
-) -> Value:  # fmt: skip
-    """``v`` of a tile: along both axes of pixels a sum or a difference of two elements.
-
-    ``tile``: (its first element, dilation) along each; ``numbers``: ``p, q`` along each.
-    """
-
-    def along(at: tuple[Index, ...]) -> Value:
-        if len(at) == len(numbers):
-            return load(image, (*batch, *at, channel), "float32")
-        (p, q), (first, apart) = numbers[len(at)], tile[len(at)]
-        a, b = (along((*at, first + step * apart)) for step in ((p + q + 1) // 2, 2 + (q - p + 1) // 2))
-        return op("add", a, op("mul", FromIndex("float32", (p - q + 1) // 2 * 2 - 1), b))
-
-    return along(())
-
-
-def _pixels(sums: str, pixels: Sequence[tuple[Index, int]], batch: Sequence[int], column: Index) -> Value:
-    """``y`` of the 16 sums of a tile. ``pixels``: (where, dilation) along each axis."""
-    tile = (i for x, d in pixels for i in ((x // (2 * d), x % d) if d > 1 else (x // 2,)))
-    place = (*(V(dim_name(a)) for a in batch), *tile, column)
-
-    def along(at: tuple[Index, ...]) -> Value:
-        if len(at) == 2 * len(pixels):
-            return load(sums, (*at, *place), "float32")
-        pixel, apart = pixels[len(at) // 2]
-        r = pixel // apart % 2
-        a, b, d = (along((*at, V(p), V(q))) for p, q in ((0, r), (1, 0), (1, 1)))
-        return op("add", a, op("add", b, op("mul", FromIndex("float32", 1 - r * 2), d)))
-
-    return along(())
-
-
 def _window(i: Index) -> tuple[int, str, int] | None:
     """The axis, the reduction and the dilation whose sum a subscript is; None where it is another expression."""
     axes, taps = ([s for s in i.symbols() if f(s)] for f in (is_axis, is_reduction))
     if len(axes) != 1 or len(taps) != 1:
         return None
     apart = i.split(taps[0])[0].constant or 0
-    return (_axis(axes[0]), taps[0], apart) if i == V(axes[0]) + V(taps[0]) * apart and apart <= DILATION else None
+    return (_axis(axes[0]), taps[0], apart) if i == V(axes[0]) + V(taps[0]) * apart else None
 
 
 def _is_padding(n: Node) -> bool:

@@ -31,6 +31,7 @@ KEYS = {
     "strategy": "whose searches in the records count",
     "tf32": "on CUDA, float32 products on tensor cores",
     "precision": "bf16: on a CPU, products with constants round to bfloat16; 3xtf32: on CUDA, tensor cores for float32",
+    "winograd": "4: 3x3 convolutions in tiles of 4x4 pixels, faster and less exact than 2",
     "fallback": "onnxruntime: nodes that are not built run there",
     "records": "a record file; {name} and so on as in output",
     "tune": "true, or {trials: 64, seed: 0, shapes: log.json}: tune into the records first",
@@ -148,14 +149,14 @@ class _Reader:
         """Compiler options. InputError: an unknown pass or strategy."""
         without, tf32 = self("without", _texts, ()), self("tf32", _bool, False)
         strategy, fallback = self("strategy", _text, Options.strategy), self("fallback", _text, None)
-        precision = self("precision", _text, None)
+        precision, side = self("precision", _text, None), self("winograd", _count, Options.winograd)
         if strategy not in STRATEGIES:
             raise self.said["strategy"].refusal(f"there is no strategy {strategy!r}", ", ".join(sorted(STRATEGIES)))
         try:
-            return Options(without, strategy, tf32, fallback, precision)
+            return Options(without, strategy, tf32, fallback, precision, side)
         except PolydynError as e:
             first, rule = str(e).partition("\n")[0], e.rule or ""
-            key = next((k for k in ("fallback", "precision") if k in rule), "without")
+            key = next((k for k in ("fallback", "precision", "winograd") if k in rule), "without")
             raise self.said[key].refusal(first, e.remedy or KEYS[key]) from e
 
 

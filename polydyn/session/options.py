@@ -95,7 +95,7 @@ class SessionOptions(_Entries):
     and can be opened as a session), ``add_free_dimension_override_by_name`` and ``..._by_denotation``, and the config
     entries ``polydyn.dim.NAME`` ("1:64", as ``--dim`` has it), ``polydyn.records``, ``polydyn.strategy``,
     ``polydyn.without`` ("stitch,merge"), ``polydyn.tf32`` ("1"), ``polydyn.precision`` ("bf16", "3xtf32"),
-    ``polydyn.fallback`` ("onnxruntime") and ``polydyn.target``.
+    ``polydyn.winograd`` ("4"), ``polydyn.fallback`` ("onnxruntime") and ``polydyn.target``.
     ``NO_MEANING`` lists what changes nothing.
     """
 
@@ -151,7 +151,7 @@ class SessionOptions(_Entries):
                     remedy="use add_free_dimension_override_by_name",
                 )  # fmt: skip
             dims |= dict.fromkeys(denoted[denotation], sizes)
-        known = {"records", "strategy", "without", "tf32", "target", "fallback", "precision"}
+        known = {"records", "strategy", "without", "tf32", "target", "fallback", "precision", "winograd"}
         said: dict[str, str] = {}
         for key, value in self.entries.items():
             name = key.removeprefix(OWN)
@@ -167,7 +167,10 @@ class SessionOptions(_Entries):
         if self.graph_optimization_level == GraphOptimizationLevel.ORT_DISABLE_ALL:
             without = set(NAMES)
         strategy, tf32 = said.get("strategy", Options.strategy), said.get("tf32", "0") == "1"
-        options = Options(without, strategy, tf32, said.get("fallback"), said.get("precision"))
+        side = said.get("winograd", str(Options.winograd))
+        if not side.isdecimal():
+            raise InputError(f"polydyn.winograd is {side!r}", remedy="a number of pixels")
+        options = Options(without, strategy, tf32, said.get("fallback"), said.get("precision"), int(side))
         return Arguments(said.get("target", target), dims, options, said.get("records"))
 
 
