@@ -255,7 +255,7 @@ def report(path: Path) -> None:
     can = [r for r in found.values() if r["state"] in RUNS]
     states = Counter(r["state"] for r in can)
     helped = Counter(r.get("fallback", r)["state"] for r in can)
-    judges = Counter(r["judge"] for r in can if r["state"] == "right" and "judge" in r)
+    judges = Counter(r.get("judge", "ONNX Runtime") for r in can if r["state"] == "right")
     good = states["right"] + states["read"]
     print(f"{len(can)} models: {dict(states)}, {100 * good / max(len(can), 1):.1f} % right or read")
     print(f"with fallback: {dict(helped)}; right as judged by: {dict(judges)}")
