@@ -13,6 +13,8 @@ from polydyn.codegen.cpu.order import OrderKernel
 from polydyn.codegen.cpu.product import ContractKernel
 from polydyn.codegen.cpu.rows import NestKernel
 from polydyn.codegen.cpu.serial import SerialKernel
+from polydyn.codegen.cpu.shares import FEW_TILES, has_shares
+from polydyn.codegen.cpu.split import SplitKernel
 from polydyn.codegen.cpu.target import CpuTarget
 from polydyn.codegen.cpu.windows import WindowKernel, fits
 from polydyn.codegen.kernel import Kernel
@@ -196,6 +198,8 @@ class KernelBuilder(Builder):
             found = _with_tuned(tuned, lambda x: proofs.prove_contract(x.schedule, x.tiles()), place)
         if few is not None:
             return _with_few(few, found)
+        if not form.dot and has_shares(kernel.product, kernel.plan):
+            found = self._with_split(form, found)
         if form.turned:
             found = self._with_turned(form.turned, found)
         if form.dot or form.fill or not DotKernel.fits(group, roles):
@@ -203,6 +207,18 @@ class KernelBuilder(Builder):
         dot = DotKernel(f"dot_{place.key[:12]}", group, roles, self.target, form.packed)
         proofs.prove_contract(dot.schedule, dot.tiles())
         return _with_dot(dot, found)
+
+    def _with_split(self, form: ContractGroup, others: Placed) -> Placed:
+        """The place with one kernel more, for few results of a long reduction, and the one that adds its shares."""
+        group = form.lowered.group
+        kernel = SplitKernel(f"split_{others.key[:12]}", group, form.roles, self.target, form.packed)
+        Proofs(kernel.product.group).prove_contract(kernel.schedule, kernel.tiles())
+        sums = kernel.sums
+        Proofs(sums.group).prove_nest(sums.schedule, sums.prefix, sums.phases)
+        decision = Split(kernel.count, 0, others.decision, Leaf(len(others.kernels)))
+        reason = f"up to {FEW_TILES} register tiles of a long reduction: it is split"
+        kernels, reasons = (*others.kernels, kernel.build()), (*others.reasons, reason)
+        return replace(others, kernels=kernels, decision=decision, reasons=reasons)
 
     def _with_turned(self, form: ContractGroup, others: Placed) -> Placed:
         """The place with one kernel more, for columns that leave much of their vectors empty: rows are exact."""

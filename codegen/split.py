@@ -1,7 +1,7 @@
 """Split-K: a reduction in shares that run at the same time, as two groups (TSCompiler 5.2's tiles of the reduction).
 
 The first group leaves the sums of each share in the workspace, an array (share, batch.., row, column) of them; the
-second adds the shares of an element in their order and runs the epilogues. Nothing depends on which block is first, so
+second adds the shares of an element in their order and runs the epilogues. Nothing depends on which share is first, so
 equal inputs give equal bits.
 """
 
@@ -13,9 +13,7 @@ from polydyn.codegen.kernel import WORKSPACE
 from polydyn.schedules.expr import Load, const, loads
 from polydyn.schedules.index import Index
 from polydyn.schedules.model import Array, Group, Statement, row_major
-
-SHARE, SHARES = "share", "shares"
-"""The iterator over the shares, and their number (a launch-time symbol)."""
+from polydyn.schedules.tree.rewrites import SHARE, SHARES
 
 
 def partial_group(group: Group) -> Group:
