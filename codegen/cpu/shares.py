@@ -36,7 +36,7 @@ than one thread in two with a task more than the others."""
 FEW_TASKS = 4
 """Tasks of each thread from which one more for some of them is a small part."""
 FEW_TILES, LEAST_SHARES = 32, 4
-"""Register tiles of a result up to which a long reduction is split, where it then has so many shares."""
+"""Tiles of a result up to which a long reduction is split, where it then has so many shares."""
 SHARE_STEPS = 2 * REDUCTION_BLOCK
 """Steps of a share: its columns stay in a 1 MB L2, and to add a share takes a hundredth of its products."""
 
@@ -139,13 +139,22 @@ def reduction_shares(x: Contraction, plan: Plan) -> Index:
     """
     work = x.batches * maximum(x.rows, STREAMED) * x.columns * x.steps
     shares = minimum(x.steps // SHARE_STEPS, work // PIECE)
-    few = minimum(1, maximum(0, FEW_TILES + 1 - _register_tiles(x, plan)))
+    return where_few(shares, _register_tiles(x, plan))
+
+
+def where_few(shares: Index, tiles: Index) -> Index:
+    """The shares where they are enough for so few tiles of the result, else 0."""
+    few = minimum(1, maximum(0, FEW_TILES + 1 - tiles))
     return shares * few * minimum(1, maximum(0, shares + 1 - LEAST_SHARES))
 
 
 def has_shares(x: Contraction, plan: Plan) -> bool:
-    """Whether the reduction is split at some sizes. Operands that are copied, and several reductions, are not."""
-    if x.inner or x.footprint or x.decodes or plan.fill or plan.promote:
+    """Whether the reduction is split at some sizes. Operands that are copied, and several reductions, are not.
+
+    Nor where no size is known: a kernel more takes its time to compile, and nothing says that results are few.
+    """
+    known = any(e.constant is not None for e in (x.rows, x.columns, x.steps))
+    if x.inner or x.footprint or x.decodes or plan.fill or plan.promote or not known:
         return False
     least = LEAST_SHARES * SHARE_STEPS
     tiles = _register_tiles(x, plan)

@@ -34,7 +34,7 @@ def balance(body: Body, var: Coord, total: IndexLike, shares: IndexLike, share: 
     return rewrite(body, f)
 
 
-def share_steps(body: Body, var: Coord, first: Index, end: Index) -> Body:
+def share_steps(body: Body, var: str, first: Index, end: Index) -> Body:
     """Loops ``var`` run over the steps from ``first`` on, up to ``end``; they still count from 0.
 
     Before: ``for k: s += x[k]``; after: ``for k < end - first: s += x[k + first]``.

@@ -114,7 +114,7 @@ def _launches(plan: FusionPlan, p: Placed, buffers: Mapping[str, Buffer]) -> tup
     (adds,) = space.shape
     last = Launch(
         (then,), made.elements * minimum(1, adds), adds, label=f"{space.name}, added", kind="shares", flops=adds,
-        writes=p.written, reasons=made.reasons[-1:],
+        writes=p.written,
     )  # fmt: skip
     first = replace(
         made, candidates=tuple(replace(c, after=()) for c in made.candidates), writes=(*p.written, space.name)
