@@ -36,7 +36,7 @@ than one thread in two with a task more than the others."""
 FEW_TASKS = 4
 """Tasks of each thread from which one more for some of them is a small part."""
 FEW_TILES, LEAST_SHARES = 32, 4
-"""Tiles of a result up to which a long reduction is split, where it then has so many shares."""
+"""Tiles of a result up to which a long reduction is split, where it has so many shares, or a multiple of that."""
 SHARE_STEPS = 2 * REDUCTION_BLOCK
 """Steps of a share: its columns stay in a 1 MB L2, and to add a share takes a hundredth of its products."""
 
@@ -143,9 +143,8 @@ def reduction_shares(x: Contraction, plan: Plan) -> Index:
 
 
 def where_few(shares: Index, tiles: Index) -> Index:
-    """The shares where they are enough for so few tiles of the result, else 0."""
-    few = minimum(1, maximum(0, FEW_TILES + 1 - tiles))
-    return shares * few * minimum(1, maximum(0, shares + 1 - LEAST_SHARES))
+    """The shares where tiles of the result are few, else 0: a multiple of LEAST_SHARES, which threads divide evenly."""
+    return shares // LEAST_SHARES * LEAST_SHARES * minimum(1, maximum(0, FEW_TILES + 1 - tiles))
 
 
 def has_shares(x: Contraction, plan: Plan) -> bool:
