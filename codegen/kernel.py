@@ -95,17 +95,15 @@ class Block:
     """How a kernel runs on a device, beside what every kernel has.
 
     ``threads``: of a block. ``arch``: the oldest architecture that has the instructions (``capability.runs_on``).
-    ``maps``: parameters by value (128 bytes each), before the buffers. ``workspace``: bytes, over the symbols, of the
-    buffer ``WORKSPACE`` (16-byte aligned, contents undefined before and after), which it shares with what is launched
-    after it. ``work``: of a block, for estimates of its time; None: nothing is known. ``factor``: what
-    estimates are multiplied by, in parts of ``UNIT``: measured over modelled time of kernels like it. ``cluster``:
-    blocks that run at the same time and reach each other's shared memory; the grid is a multiple of it.
+    ``maps``: parameters by value (128 bytes each), before the buffers. ``work``: of a block, for estimates of its time;
+    None: nothing is known. ``factor``: what estimates are multiplied by, in parts of ``UNIT``: measured over modelled
+    time of kernels like it. ``cluster``: blocks that run at the same time and reach each other's shared memory; the
+    grid is a multiple of it.
     """
 
     threads: int
     arch: str = BASE
     maps: tuple[TensorMapOf, ...] = ()
-    workspace: Index = ZERO
     work: Work | None = None
     factor: int = UNIT
     cluster: int = 1
@@ -123,10 +121,11 @@ class Kernel:
 
     ``version`` names the choice among several kernels of a group. It may be launched where every index of ``multiples``
     is a multiple of its number (elements), all ``conditions`` hold and, on a device, ``scratch`` fits. The kernels
-    ``after`` it are launched next, in order, on the same stream, with the same values of the symbols; a launch of no
-    blocks is left out. ``tile``: the number of the kept tile that it is made of, None where nothing was tuned. ``amx``:
-    it uses a CPU's matrix unit, for which a process needs a permission.
-    ``block``: None on a CPU. ``text`` and ``buffers`` come last (``emit`` of the target).
+    ``after`` it are launched next, in order, on a device on the same stream, with the same values of the symbols; a
+    launch of no blocks is left out. ``workspace``: bytes, over the symbols, of the buffer ``WORKSPACE`` (16-byte
+    aligned, contents undefined before and after), which it shares with them. ``tile``: the number of the kept tile that
+    it is made of, None where nothing was tuned. ``amx``: it uses a CPU's matrix unit, for which a process needs a
+    permission. ``block``: None on a CPU. ``text`` and ``buffers`` come last (``emit`` of the target).
     """
 
     name: str
@@ -139,6 +138,7 @@ class Kernel:
     multiples: tuple[tuple[Index, int], ...] = ()
     conditions: tuple[Compare, ...] = ()
     after: tuple[Kernel, ...] = ()
+    workspace: Index = ZERO
     tile: int | None = None
     amx: bool = False
     block: Block | None = None

@@ -29,7 +29,8 @@ ALIKE = 1.01
 @dataclass(frozen=True)
 class Contraction:
     """A matmul-like group and the processor that its kernel is for. ``packed``: arrays that already lie in panels along
-    the column iterator. ``footprint``: of the row operand, when that is what is copied.
+    the column iterator. ``footprint``: of the row operand, when that is what is copied. ``shares``: of the reduction,
+    products that share nothing either.
     """
 
     group: Group
@@ -37,6 +38,7 @@ class Contraction:
     target: CpuTarget
     packed: frozenset[str] = frozenset()
     footprint: Footprint | None = None
+    shares: Index = ONE
 
     @cached_property
     def accumulation(self) -> Statement:
@@ -60,13 +62,13 @@ class Contraction:
 
     @property
     def steps(self) -> Index:
-        """K: steps of the reduction that is divided into blocks."""
+        """K: steps of the reduction that is divided into blocks, of all shares."""
         return self.extents[self.roles.block]
 
     @property
     def batches(self) -> Index:
         """Products that share nothing."""
-        return product(self.extents[x] for x in self.roles.batch)
+        return product(self.extents[x] for x in self.roles.batch) * self.shares
 
     @property
     def inner(self) -> list[tuple[str, Index]]:

@@ -279,7 +279,7 @@ class NestKernel:
     def build(self) -> Kernel:
         """The kernel."""
         launch = self.launch
-        symbols = (*self.group.params, *launch)
+        symbols = tuple(dict.fromkeys((*self.group.params, *launch)))
         names = bound_names(self.group.arrays, symbols)
         body = run(self.name, loops(self.name, self.tree()), self.tile_counts(), names)
         body, count, scratch = self._versions(body, names)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from polydyn.codegen.cpu.contraction import Contraction
-from polydyn.codegen.cpu.plan import Plan
+from polydyn.codegen.cpu.plan import REDUCTION_BLOCK, Plan
 from polydyn.codegen.cpu.target import Core
 from polydyn.codegen.kernel import WORKERS
+from polydyn.codegen.passes.prefetch import LINE
 from polydyn.schedules.expr import ITEMSIZE
 from polydyn.schedules.group.footprint import Footprint
 from polydyn.schedules.index import ONE, Index, IndexLike, maximum, minimum
 from polydyn.schedules.tree.names import b, extent
+from polydyn.schedules.tree.rewrites import SHARES
 
 ROW_BLOCKS, COLUMN_BLOCKS = extent(b("i")), extent(b("j"))
 """Launch-time symbols: blocks of rows and of columns, in register tiles."""
@@ -28,6 +30,10 @@ TALL, LOW = 16, 4
 than one thread in two with a task more than the others."""
 FEW_TASKS = 4
 """Tasks of each thread from which one more for some of them is a small part."""
+FEW_TILES, LEAST_SHARES = 32, 4
+"""Tiles of a result up to which a long reduction is split, where it has so many shares, or a multiple of that."""
+SHARE_STEPS = 2 * REDUCTION_BLOCK
+"""Steps of a share: its columns stay in a 1 MB L2, and to add a share takes a hundredth of its products."""
 
 
 def rows_that_stay(core: Core, rows: int, steps: Index) -> int:
@@ -120,12 +126,56 @@ def pieces_of(steps: Index, threads: Index, width: int) -> Index:
     return maximum(1, minimum(PIECES, steps // (threads * PIECE * width)))
 
 
+def reduction_shares(x: Contraction, plan: Plan) -> Index:
+    """The shares of the reduction, over the group's parameters; 0 where it is not split.
+
+    Split are long reductions into few register tiles. A share has SHARE_STEPS at least, and enough work to be a piece.
+    Threads are not asked: results do not depend on them.
+    """
+    work = x.batches * maximum(x.rows, STREAMED) * x.columns * x.steps
+    shares = minimum(x.steps // SHARE_STEPS, work // (PIECE * x.target.width))
+    return where_few(shares, _register_tiles(x, plan))
+
+
+def where_few(shares: Index, tiles: Index) -> Index:
+    """The shares where tiles of the result are few, else 0: a multiple of LEAST_SHARES, which threads divide evenly."""
+    return shares // LEAST_SHARES * LEAST_SHARES * minimum(1, maximum(0, FEW_TILES + 1 - tiles))
+
+
+def has_shares(x: Contraction, plan: Plan) -> bool:
+    """Whether the reduction is split at some sizes. Operands that are copied, and several reductions, are not.
+
+    Nor where no size is known: a kernel more takes its time to compile, and nothing says that results are few.
+    """
+    known = any(e.constant is not None for e in (x.rows, x.columns, x.steps))
+    if x.inner or x.footprint or x.decodes or plan.fill or plan.promote or not known:
+        return False
+    least = LEAST_SHARES * SHARE_STEPS
+    tiles = _register_tiles(x, plan)
+    env = dict.fromkeys(tiles.symbols(), 1) | dict.fromkeys(x.steps.symbols(), least)
+    return (x.steps.constant or least) >= least and tiles.evaluate(env) <= FEW_TILES
+
+
+def _register_tiles(x: Contraction, plan: Plan) -> Index:
+    """Register tiles of the whole result."""
+    return x.batches * x.rows.ceildiv(plan.rows) * x.columns.ceildiv(plan.columns)
+
+
+def share_of_steps(steps: Index, share: Index) -> tuple[Index, Index]:
+    """The first step of a share of the reduction and the one behind its last: whole cache lines of a row's elements.
+
+    The shares are consecutive and cover all steps.
+    """
+    lines, n = steps.ceildiv(LINE), Index.of(SHARES)
+    return lines * share // n * LINE, minimum(steps, lines * (share + 1) // n * LINE)
+
+
 def product_blocks(x: Contraction, plan: Plan, tiles: tuple[Index, Index]) -> dict[str, Index]:
     """Blocks of a product for the threads: whole batches first, then column panels or rows.
 
     ``tiles``: register tiles along rows and columns.
     """
-    (mt, nt), n, steps, threads = tiles, x.columns, x.steps * x.inner_steps, Index.of(WORKERS)
+    (mt, nt), n, steps, threads = tiles, x.columns, x.steps.ceildiv(x.shares) * x.inner_steps, Index.of(WORKERS)
     core = x.target.core
     need = maximum(1, threads.ceildiv(maximum(1, x.batches)))
     pieces = pieces_of(x.batches * maximum(x.rows, STREAMED) * n * steps, threads, x.target.width)

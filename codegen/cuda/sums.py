@@ -22,8 +22,9 @@ from polydyn.codegen.places import Places
 from polydyn.schedules.expr import ITEMSIZE, Const, Value, const
 from polydyn.schedules.index import ZERO, Index, IndexLike
 from polydyn.schedules.model import Statement, stored
-from polydyn.schedules.tree.gpu import SHARE, SLAB, STAGE, STAGED, place_of_row
+from polydyn.schedules.tree.gpu import SLAB, STAGE, STAGED, place_of_row
 from polydyn.schedules.tree.names import Meets, b, e, extent
+from polydyn.schedules.tree.rewrites import SHARE
 
 V = Index.of
 LINE = 128

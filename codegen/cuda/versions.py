@@ -15,19 +15,20 @@ from polydyn.codegen.cuda.instructions import FLOAT8_ARCH
 from polydyn.codegen.cuda.limits import TF32, broken_rule
 from polydyn.codegen.cuda.product import TiledProduct, schedule_tile
 from polydyn.codegen.cuda.rows import CudaNestKernel
-from polydyn.codegen.cuda.split import SHARES, combining_group, partial_group
 from polydyn.codegen.cuda.tile import CudaTile
 from polydyn.codegen.cuda.wgmma import wgmma_versions, without_wgmma
 from polydyn.codegen.cuda.wgmma_tiles import SPLIT, STEP
 from polydyn.codegen.ir import Compare
 from polydyn.codegen.kernel import UNIT, WORKERS, Kernel, with_block
 from polydyn.codegen.printers.cuda_values import BYTES, HALF
+from polydyn.codegen.split import combining_group, partial_group
 from polydyn.schedules.errors import ScheduleError
 from polydyn.schedules.expr import FLOAT8, ITEMSIZE
 from polydyn.schedules.index import Index, maximum, minimum, product
 from polydyn.schedules.model import Group
 from polydyn.schedules.proof.prove import prove
 from polydyn.schedules.tiling import Roles
+from polydyn.schedules.tree.rewrites import SHARES
 
 V = Index.of
 SHARE_BYTES = 512
@@ -209,8 +210,8 @@ class CudaContractKernel:
         size = V(SHARES) * batch * p.M * p.N * ITEMSIZE[p.sums]
         split = Compare(">=", V(SHARES), V(2))
         return [
-            replace(x, conditions=(split, *x.conditions), launch={SHARES: shares}, after=(again,))
-            for x in (with_block(k, workspace=size) for k in parts)
+            replace(x, conditions=(split, *x.conditions), launch={SHARES: shares}, after=(again,), workspace=size)
+            for x in parts
         ]
 
     def _more(self) -> tuple[CudaTile, ...]:

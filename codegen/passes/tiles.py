@@ -34,6 +34,20 @@ def balance(body: Body, var: Coord, total: IndexLike, shares: IndexLike, share: 
     return rewrite(body, f)
 
 
+def share_steps(body: Body, var: str, first: Index, end: Index) -> Body:
+    """Loops ``var`` run over the steps from ``first`` on, up to ``end``; they still count from 0.
+
+    Before: ``for k: s += x[k]``; after: ``for k < end - first: s += x[k + first]``.
+    """
+
+    def f(x: Node) -> Node:
+        if not (isinstance(x, For) and x.var == var):
+            return x
+        return replace(x, hi=end - first, body=substitute(x.body, {var: first + var}))
+
+    return rewrite(body, f)
+
+
 def clip(body: Body, loops: Collection[Coord], extent: Index) -> Body:
     """Serial loops over a tile get the exact extent of the current tile: ``min(hi, extent)``."""
 

@@ -18,7 +18,7 @@ from polydyn.program.plan import WORKSPACE, Buffer, Candidate, HostPlan, Launch,
 from polydyn.runtime.symbols import Condition
 from polydyn.schedules.decision import map_indices
 from polydyn.schedules.expr import ITEMSIZE, Array
-from polydyn.schedules.index import ZERO, Index, product
+from polydyn.schedules.index import ZERO, Index, minimum, product
 
 
 def host_plan(graph: Graph, kernels: Kernels, target: Target) -> HostPlan:
@@ -28,8 +28,8 @@ def host_plan(graph: Graph, kernels: Kernels, target: Target) -> HostPlan:
     plan, placed = kernels.plan, kernels.placed
     constants = _constants(plan, placed)
     buffers = _buffers(plan, placed, constants, graph)
-    launches = tuple(_launch(plan, p, buffers) for p in placed)
-    writers = {b: k for k, p in enumerate(placed) for b in p.written}
+    launches = tuple(x for p in placed for x in _launches(plan, p, buffers))
+    writers = {b: k for k, x in enumerate(launches) for b in x.writes or ()}
     bounds = place_bounds(graph, buffers, launches, writers)
     made = HostPlan(
         graph.name,
@@ -82,13 +82,44 @@ def _buffers(
         t = (plan.graph if name not in graph.outputs else graph).tensors[name]
         role = "input" if name in graph.inputs else "output" if name in graph.outputs else "intermediate"
         out[name] = Buffer(name, t.dtype, t.shape, role, plan.strides.get(name, ()))
-    return out
+    return out | {x.name: x for p in placed if (x := _workspace(p))}
 
 
 def _copies(placed: Sequence[Placed]) -> list[str]:
     """The kernels that only move elements."""
     nodes = [n for p in placed for n in p.fused.nodes if len(p.fused.nodes) == 1]
     return [f"{n.output} is a copy of {n.inputs[0]}" for n in nodes if n.is_view]
+
+
+def _workspace(p: Placed) -> Buffer | None:
+    """What a launch on a CPU leaves for the one after it, sums of four bytes each: an intermediate as any other. A
+    device has memory of its own for it.
+    """
+    split = next((k for k in p.kernels if k.after and k.block is None), None)
+    if split is None:
+        return None
+    size = split.workspace.subs({n: e.subs(p.lowered.params) for n, e in split.launch.items()} | p.lowered.params)
+    sums = size // ITEMSIZE["float32"]
+    return Buffer(f"shares of {p.fused.outputs[0]}", "float32", (sums,), "intermediate")
+
+
+def _launches(plan: FusionPlan, p: Placed, buffers: Mapping[str, Buffer]) -> tuple[Launch, ...]:
+    """The launch of a place; on a CPU what is launched after one of its candidates is a launch too, of nothing where
+    that is not the one.
+    """
+    made, space = _launch(plan, p, buffers), _workspace(p)
+    if space is None:
+        return (made,)
+    (then,) = (x for c in made.candidates for x in c.after)
+    (adds,) = space.shape
+    last = Launch(
+        (then,), made.elements * minimum(1, adds), adds, label=f"{space.name}, added", kind="shares", flops=adds,
+        writes=p.written,
+    )  # fmt: skip
+    first = replace(
+        made, candidates=tuple(replace(c, after=()) for c in made.candidates), writes=(*p.written, space.name)
+    )
+    return tuple(replace(x, bytes=_bytes(x, buffers)) for x in (first, last))
 
 
 def _launch(plan: FusionPlan, p: Placed, buffers: Mapping[str, Buffer]) -> Launch:
@@ -106,7 +137,12 @@ def _launch(plan: FusionPlan, p: Placed, buffers: Mapping[str, Buffer]) -> Launc
         writes=p.written,
         reasons=(*p.fused.reasons, *plan.why_apart(p.fused), *p.reasons),
     )
-    return replace(made, bytes=sum((size_bytes(buffers[b]) for b in sorted(made.buffers)), ZERO))
+    return replace(made, bytes=_bytes(made, buffers))
+
+
+def _bytes(x: Launch, buffers: Mapping[str, Buffer]) -> Index:
+    """Of the buffers that a launch names."""
+    return sum((size_bytes(buffers[b]) for b in sorted(x.buffers)), ZERO)
 
 
 def _shared(plan: FusionPlan, group: FusedGroup) -> tuple[str, str] | None:
@@ -123,7 +159,9 @@ def _copied(plan: FusionPlan, group: FusedGroup) -> Index:
 
 def _candidates(p: Placed) -> tuple[Candidate, ...]:
     """The kernels of a place as what a launch may be; those without a name of their version are numbered."""
-    found = [_candidate(k, p.lowered.params, p.lowered.buffers) for k in p.kernels]
+    space = _workspace(p)
+    names = {**p.lowered.buffers, WORKSPACE_ARRAY: space.name if space else WORKSPACE}
+    found = [_candidate(k, p.lowered.params, names) for k in p.kernels]
     several = len(found) > 1
     return tuple(
         replace(c, name=f"kernel {n}") if several and not k.version else c
@@ -140,7 +178,7 @@ def _candidate(k: Kernel, params: Mapping[str, Index], names: Mapping[str, str])
     multiples = [(i.subs(values), "%==", Index.of(n)) for i, n in k.multiples]
     return Candidate(
         k.name,
-        tuple(WORKSPACE if a == WORKSPACE_ARRAY else names[a] for a in k.buffers),
+        tuple(names[a] for a in k.buffers),
         tuple(values[s] for s in k.symbols),
         k.tasks.subs(values),
         k.scratch.subs(values),
@@ -149,6 +187,7 @@ def _candidate(k: Kernel, params: Mapping[str, Index], names: Mapping[str, str])
         sum(s in k.launch for s in k.symbols),
         (*multiples, *(_condition(c, values) for c in k.conditions)),
         tuple(_candidate(x, values, names) for x in k.after),
+        k.workspace.subs(values),
         None if k.block is None else _block(k.block, values, names),
     )
 
@@ -156,7 +195,7 @@ def _candidate(k: Kernel, params: Mapping[str, Index], names: Mapping[str, str])
 def _block(b: Block, values: Mapping[str, Index], names: Mapping[str, str]) -> Block:
     maps = tuple(_tensor_map(m, values, names) for m in b.maps)
     work = None if b.work is None else replace(b.work, steps=b.work.steps.subs(values))
-    return replace(b, maps=maps, workspace=b.workspace.subs(values), work=work)
+    return replace(b, maps=maps, work=work)
 
 
 def _tensor_map(m: TensorMapOf, values: Mapping[str, Index], names: Mapping[str, str]) -> TensorMapOf:

@@ -14,6 +14,8 @@ from polydyn.codegen.cpu.order import OrderKernel
 from polydyn.codegen.cpu.product import ContractKernel
 from polydyn.codegen.cpu.rows import NestKernel
 from polydyn.codegen.cpu.serial import SerialKernel
+from polydyn.codegen.cpu.shares import FEW_TILES, has_shares
+from polydyn.codegen.cpu.split import SplitKernel, SplitNest
 from polydyn.codegen.cpu.target import CpuTarget
 from polydyn.codegen.cpu.turned import TurnedWindowKernel
 from polydyn.codegen.cpu.windows import WindowKernel, fits
@@ -209,6 +211,10 @@ class KernelBuilder(Builder):
             found = _with_tuned(tuned, lambda x: proofs.prove_contract(x.schedule, x.tiles()), place)
         if few is not None:
             return _with_few(few, found)
+        if not form.dot and has_shares(kernel.product, kernel.plan):
+            split = SplitKernel(f"split_{place.key[:12]}", group, form.roles, self.target, form.packed)
+            Proofs(split.product.group).prove_contract(split.schedule, split.tiles())
+            found = _with_split(split, found)
         if form.turned:
             found = self._with_turned(form.turned, found)
         if matrix is not None:
@@ -260,7 +266,14 @@ class KernelBuilder(Builder):
 
         proven(kernel)
         built = kernel.build()
-        return self._tuned(kernel, proven, place, replace(built, notes=(*built.notes, *schedule.notes, *why)))
+        found = self._tuned(kernel, proven, place, replace(built, notes=(*built.notes, *schedule.notes, *why)))
+        if not SplitNest.fits(group, schedule.band):
+            return found
+        split = SplitNest(f"split_{place.key[:12]}", group, schedule.band, self.target)
+        if not split.useful:
+            return found
+        Proofs(split.group).prove_nest(split.schedule, split.prefix, split.phases)
+        return _with_split(split, found)
 
     def _window(self, group: Group, place: Placed, schedule: NestSchedule, proofs: Proofs) -> Placed | Declined | None:
         """The place with a window in register tiles, or why it has none; None where the group is no window."""
@@ -324,6 +337,17 @@ def _with_tuned(tuned: TunedBuilders[K], proven: Callable[[K], None], place: Pla
             built[builder.name] = builder.build()
     options = tuple(replace(built[b.name], launch=launch) for b, launch in tuned.options)
     return replace(place, kernels=options, decision=tuned.decision, reasons=tuned.reasons)
+
+
+def _with_split(split: SplitKernel | SplitNest, others: Placed) -> Placed:
+    """The place with one kernel more, for few results of a long reduction, and the one that adds its shares."""
+    sums = split.sums
+    Proofs(sums.group).prove_nest(sums.schedule, sums.prefix, sums.phases)
+    decision = Split(split.count, 0, others.decision, Leaf(len(others.kernels)))
+    reason = f"up to {FEW_TILES} tiles of a long reduction: it is split"
+    return replace(
+        others, kernels=(*others.kernels, split.build()), decision=decision, reasons=(*others.reasons, reason)
+    )
 
 
 def _with_few(few: DecodingKernel, others: Placed) -> Placed:

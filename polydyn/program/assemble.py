@@ -225,16 +225,16 @@ def _candidate(c: Candidate) -> dict[str, Any]:
             {"rule": f"{a} {relation} {b}", "left": to_json(a), "relation": relation, "right": to_json(b)}
             for a, relation, b in c.conditions
         ],
-    } | ({} if c.block is None else {"block": _block(c.block, c.after)})
+    } | ({} if c.block is None else {"block": _block(c.block, c)})
 
 
-def _block(b: Block, after: Sequence[Candidate]) -> dict[str, Any]:
+def _block(b: Block, of: Candidate) -> dict[str, Any]:
     return {
         "threads": b.threads,
         "arch": b.arch,
         "maps": list(map(_map, b.maps)),
-        "workspace": to_json(b.workspace),
-        "after": list(map(_candidate, after)),
+        "workspace": to_json(of.workspace),
+        "after": list(map(_candidate, of.after)),
     }
 
 

@@ -127,10 +127,10 @@ class _Estimates:
         b = c.block
         if b is None or b.work is None:
             return ZERO
-        total = self._one(c, b, moved + b.workspace)
+        total = self._one(c, b, moved + c.workspace)
         for x in c.after:
             if x.block is not None:  # no blocks: left out
-                total = total + minimum(1, x.tasks) * self._one(x, x.block, b.workspace)
+                total = total + minimum(1, x.tasks) * self._one(x, x.block, c.workspace)
         return total if b.factor == UNIT else minimum(total, LONGEST) * b.factor // UNIT
 
     def _one(self, c: Candidate, b: Block, moved: Index) -> Index:

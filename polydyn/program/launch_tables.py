@@ -138,7 +138,7 @@ def _evaluated(first: Candidate) -> Iterator[Index]:
     for c in first.sequence:
         yield from (*c.symbols, c.tasks, c.scratch)
         if c.block is not None:
-            yield c.block.workspace
+            yield c.workspace
             yield from (x for m in c.block.maps for x in _map_sizes(m))
 
 

@@ -53,8 +53,9 @@ class Candidate:
     the kernel; on a device its blocks. ``scratch``: bytes for each thread; on a device of shared memory for each block.
     ``name``: of the choice, for people, like ``names`` of the symbols; the last ``choices`` symbols are chosen at
     launch, the others are sizes. It may be launched where every one of ``conditions`` holds and, on a device, where
-    ``scratch`` fits and the architecture is the kernel's. Those ``after`` it are launched next, in order; their
-    conditions count for nothing. ``block``: on a device, its sizes over these symbols; None on a CPU.
+    ``scratch`` fits and the architecture is the kernel's. On a device those ``after`` it are launched next, in order;
+    their conditions count for nothing; they share a ``workspace`` of so many bytes. (On a CPU they are launches.)
+    ``block``: on a device, its sizes over these symbols; None on a CPU.
     """
 
     kernel: str
@@ -67,6 +68,7 @@ class Candidate:
     choices: int = 0
     conditions: tuple[Condition, ...] = ()
     after: tuple[Candidate, ...] = ()
+    workspace: Index = ZERO
     block: Block | None = None
 
     def __post_init__(self) -> None:

@@ -59,7 +59,7 @@ def _candidate(c: Candidate) -> str:
         return text
     text += f", {c.block.threads} threads, {c.block.arch}"
     text += "".join(f", map {m.name} of {m.buffer}" for m in c.block.maps)
-    text += f", {c.block.workspace} bytes of workspace" * (c.block.workspace != ZERO)
+    text += f", {c.workspace} bytes of workspace" * (c.workspace != ZERO)
     return text + "".join(f", then {_candidate(x)}" for x in c.after)
 
 

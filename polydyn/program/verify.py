@@ -172,7 +172,7 @@ def _verify_candidate(
     if len(c.names) not in (0, len(c.symbols)) or not 0 <= c.choices <= len(c.symbols):
         raise PolydynError(f"{place} has {len(c.names)} names of {len(c.symbols)} symbols, {c.choices} of them choices")
     sides = [x for left, _, right in c.conditions for x in (left, right)]
-    _only((*c.symbols, c.tasks, c.scratch, *sides), symbols, place)
+    _only((*c.symbols, c.tasks, c.scratch, c.workspace, *sides), symbols, place)
     if any(relation not in RELATIONS for _, relation, _ in c.conditions):
         raise PolydynError(f"{place} has an unknown condition")
     if (c.block is None) == plan.on_device:
@@ -190,7 +190,7 @@ def _verify_candidate(
 
 def _verify_block(b: Block, symbols: frozenset[str], place: str) -> None:
     steps = () if b.work is None else (b.work.steps,)
-    _only((b.workspace, *steps), symbols, place)
+    _only(steps, symbols, place)
     sizes = [i for m in b.maps for i in (m.offset, *m.dims, *m.strides)]
     _only(sizes, symbols, f"{place}, its tensor maps")
     if any(len(m.dims) != len(m.box) or len(m.strides) != len(m.dims) - 1 for m in b.maps):

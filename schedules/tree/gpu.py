@@ -15,19 +15,16 @@ from polydyn.schedules.tiling import Roles
 from polydyn.schedules.tree.buffers import accumulate, promote, send
 from polydyn.schedules.tree.limits import assign, clip, mark, pad
 from polydyn.schedules.tree.loops import Size, distribute, interchange, pull_out, refine, regroup, tile
-from polydyn.schedules.tree.names import Coord, MarkName, b, e, extent, f, g, it, p, s, w
-from polydyn.schedules.tree.rewrites import merge, split_reduction
+from polydyn.schedules.tree.names import Coord, MarkName, b, e, extent, f, g, p, s, w
+from polydyn.schedules.tree.rewrites import merge
 from polydyn.schedules.tree.scheduled import Scheduled, refuse
-from polydyn.schedules.tree.strategies import ACC, INIT, operand, row_operand, start_product
+from polydyn.schedules.tree.strategies import ACC, INIT, in_shares, loop_of, operand, row_operand, start_product
 from polydyn.schedules.tree.tilemap import Digit
 
 V = Index.of
 COPY_A, COPY_B, FRAG_A, FRAG_B, STAGE = "COPY_A", "COPY_B", "FRAG_A", "FRAG_B", "STAGE"
 SLAB, STAGED = 32, 16
 """Columns and rows of the sums that a warp has in shared memory at a time, on their way to the epilogues."""
-SHARE, SHARES = "share", "shares"
-"""The iterator over the shares of a split reduction, and their number (a launch-time symbol)."""
-
 PLACES = ("r3", "r0", "r1", "r2")
 """Digits of a place among staged rows, of the row r3 r2 r1 r0: bits of a group of eight in reversed order."""
 
@@ -67,13 +64,11 @@ def gpu_product(group: Group, roles: Roles, sizes: GpuTile, split: bool = False)
     """
     steps = product(dict(group.backbone.iters)[x] for x in (roles.block, *roles.inner))
     group, old = merge(group, (roles.block, *roles.inner), roles.block)
-    group = split_reduction(group, SHARE, SHARES) if split else group
-    roles = replace(roles, inner=(), batch=(*roles.batch, *[SHARE] * split))
+    roles = replace(roles, inner=())
     i, j, k = "i", "j", "k"
-    named = {SHARE: b("s")}
-    batch = [named.get(x, it(x)) for x in roles.batch]
-    block, unit = (*batch, b(i), b(j)), (w(i), w(j))
-    t = start_product(group, roles, named)
+    group, roles = in_shares(group, roles) if split else (group, roles)
+    t = start_product(group, roles)
+    block, unit = (*map(loop_of, roles.batch), b(i), b(j)), (w(i), w(j))
     t = replace(t, map=replace(t.map, derived=old, extents={**t.map.extents, k: steps}))
     for n, x in enumerate((i, j)):
         levels = ((w, sizes.units[n]), (f, sizes.fragments[n]), (p, sizes.points[n]))

@@ -63,12 +63,16 @@ def reassociated(acc: Statement) -> None:
         raise refuse(f"{acc.reduce} may not be reassociated")
 
 
-def split_reduction(group: Group, share: str, shares: str) -> Group:
+SHARE, SHARES = "share", "shares"
+"""The iterator over the shares of a split reduction, and their number (a launch-time symbol)."""
+
+
+def split_reduction(group: Group, share: str = SHARE, shares: str = SHARES) -> Group:
     """Every statement once for each of ``shares`` parts of the reduction: ``share`` is one more parallel iterator.
 
-    Which steps a part sums is the launch's business (``passes.tiles.balance``: consecutive parts that cover all steps);
-    here each sums all. isl: none; Halide, TVM: rfactor. Before: D[x] += f(x, k). After: D[x, share] += f(x, k).
-    Refuses: a reduction that may not be reassociated.
+    Which steps a part sums is the kernel's business (``passes.tiles.balance`` and ``share_steps``: consecutive parts
+    that cover all steps); here each sums all. isl: none; Halide, TVM: rfactor. Before: D[x] += f(x, k).
+    After: D[x, share] += f(x, k). Refuses: a reduction that may not be reassociated.
     """
     acc = group.backbone
     reassociated(acc)

@@ -6,8 +6,8 @@ keep their names.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from polydyn.schedules.errors import ScheduleError
 from polydyn.schedules.group.polyhedra import read_accesses
@@ -31,6 +31,7 @@ from polydyn.schedules.tree.loops import (
     tile,
 )
 from polydyn.schedules.tree.names import LANE, Coord, End, MarkName, Role, a, b, c, extent, it, p
+from polydyn.schedules.tree.rewrites import SHARE, split_reduction
 from polydyn.schedules.tree.scheduled import Scheduled
 from polydyn.schedules.tree.space import UNIT
 
@@ -58,11 +59,21 @@ class CpuTile:
     blocks: Size = "B_k"
 
 
-def start_product(group: Group, roles: Roles, loops: Mapping[str, Coord] | None = None) -> Scheduled:
+def in_shares(group: Group, roles: Roles) -> tuple[Group, Roles]:
+    """A product whose reduction is split: the share is one more batch (``rewrites.split_reduction``)."""
+    return split_reduction(group), replace(roles, batch=(*roles.batch, SHARE))
+
+
+def loop_of(iterator: str) -> Coord:
+    """The loop of an iterator that is not tiled; that of the shares of a reduction is ``b_s``."""
+    return b("s") if iterator == SHARE else it(iterator)
+
+
+def start_product(group: Group, roles: Roles) -> Scheduled:
     """The solved matrix of a product: initialiser at the first, epilogues at the last step of every reduction.
 
-    ``roles``: with the steps of sunk statements, or the matrix is solved here. ``loops``: iterator -> its loop, where
-    that has another name. ScheduleError: the group is no product of these roles.
+    ``roles``: with the steps of sunk statements, or the matrix is solved here. ScheduleError: the group is no product
+    of these roles.
     """
     roles = roles if roles.sunk else Solver(group).contract(roles)
     axes = {roles.row: "i", roles.col: "j", roles.block: "k"}
@@ -70,7 +81,7 @@ def start_product(group: Group, roles: Roles, loops: Mapping[str, Coord] | None 
     if clash:
         raise ScheduleError(f"iterators {sorted(clash)} have the names of axes", node=group.name, rule="names")
     sunk = {n: End(side) for n, side in roles.sunk}
-    return fuse(group, (*roles.batch, roles.row, roles.col), (roles.block, *roles.inner), sunk, axes, loops)
+    return fuse(group, (*roles.batch, roles.row, roles.col), (roles.block, *roles.inner), sunk, axes, {SHARE: b("s")})
 
 
 SYMBOLS = CpuTile()
@@ -79,14 +90,15 @@ SYMBOLS = CpuTile()
 
 def cpu_product(
     group: Group, roles: Roles, sizes: CpuTile = SYMBOLS, pack: bool = False, fill: bool = False,
-    places: Sequence[str] = (),
+    places: Sequence[str] = (), split: bool = False,
 ) -> Scheduled:  # fmt: skip
     """A matmul-like group on the CPU (TSCompiler 5.2; BLIS's loops): tasks of register tiles, blocks of the reduction.
 
     ``pack``: PACK copies the columns of a block into panels; ``fill``: FILL copies its rows, or where there are
-    ``places`` a footprint, element by element of a box of places.
+    ``places`` a footprint, element by element of a box of places. ``split``: tasks have shares of the reduction.
     """
-    batch, inner = tuple(map(it, roles.batch)), tuple(map(it, roles.inner))
+    group, roles = in_shares(group, roles) if split else (group, roles)
+    batch, inner = tuple(map(loop_of, roles.batch)), tuple(map(it, roles.inner))
     i, j, k = "i", "j", "k"
     t = start_product(group, roles)
     t = tile(t, i, (b, Launch("B_i")), (c, "C_i"), (p, sizes.rows))

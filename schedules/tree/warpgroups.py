@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from polydyn.schedules.model import Group
 from polydyn.schedules.tiling import Roles
 from polydyn.schedules.tree.buffers import accumulate, promote
-from polydyn.schedules.tree.gpu import COPY_A, COPY_B, SHARE, SHARES, STAGE, STAGED, send_boxes, senders, stage_sums
+from polydyn.schedules.tree.gpu import COPY_A, COPY_B, STAGE, STAGED, send_boxes, senders, stage_sums
 from polydyn.schedules.tree.limits import assign, clip, mark, pad
 from polydyn.schedules.tree.loops import Size, interchange, pull_out, regroup, tile
-from polydyn.schedules.tree.names import MarkName, b, c, e, f, g, h, it, p, q, s, w
-from polydyn.schedules.tree.rewrites import split_reduction
+from polydyn.schedules.tree.names import MarkName, b, c, e, f, g, h, p, q, s, w
 from polydyn.schedules.tree.scheduled import Scheduled, refuse
-from polydyn.schedules.tree.strategies import ACC, INIT, operand, row_operand, start_product
+from polydyn.schedules.tree.strategies import ACC, INIT, in_shares, loop_of, operand, row_operand, start_product
 
 COLUMNS = 8
 """Columns of a fragment of sums, as warps store them."""
@@ -51,14 +50,13 @@ def warpgroup_product(group: Group, roles: Roles, sizes: WarpgroupTile, split: b
     """
     if roles.inner:
         raise refuse(f"a tensor map has one reduction, not {(roles.block, *roles.inner)}")
-    group = split_reduction(group, SHARE, SHARES) if split else group
-    roles, named = replace(roles, batch=(*roles.batch, *[SHARE] * split)), {SHARE: b("s")}
+    group, roles = in_shares(group, roles) if split else (group, roles)
     i, j, k = "i", "j", "k"
     clusters = {x: [(c, CLUSTER)] if x == sizes.cluster else [] for x in (i, j)}
     inside = (level(x) for x in (i, j) for level, _ in clusters[x])
-    block = (*(named.get(x, it(x)) for x in roles.batch), b(i), b(j), *inside)
+    block = (*map(loop_of, roles.batch), b(i), b(j), *inside)
     done = [x.name for x in group.epilogues]
-    t = start_product(group, roles, named)
+    t = start_product(group, roles)
     t = tile(t, i, (b, f"B_{i}"), *clusters[i], (g, sizes.groups), (f, sizes.rows), (h, sizes.warps), (p, STAGED))
     t = tile(t, j, (b, f"B_{j}"), *clusters[j], (s, sizes.panels), (f, sizes.fragments), (p, COLUMNS))
     t = tile(t, k, (b, f"B_{k}"), (f, sizes.steps[0]), (p, sizes.steps[1]))

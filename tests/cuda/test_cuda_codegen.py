@@ -13,9 +13,9 @@ import pytest
 from onnx import helper
 
 from polydyn.codegen.cuda.emit import LONG
-from polydyn.codegen.cuda.split import partial_group
 from polydyn.codegen.cuda.tile import CudaTile
 from polydyn.codegen.cuda.versions import MMA_TILES, MORE_TILES, CudaContractKernel
+from polydyn.codegen.split import partial_group
 from polydyn.errors import CodegenError
 from polydyn.fusion.plan import FusionPlan
 from polydyn.gpu.compiler import compile_cuda, find_nvcc

@@ -102,7 +102,7 @@ def test_launch_time_symbols_know_the_device() -> None:
 def test_kernels_after_share_a_workspace() -> None:
     then = version("b", Index.of(10), WORKSPACE, "y")
     never = replace(version("a", ONE, "y", "y"), tasks=B - B)
-    split = replace(with_block(version("a", ONE, "x", WORKSPACE), workspace=B * 128), after=(never, then))
+    split = replace(version("a", ONE, "x", WORKSPACE), workspace=B * 128, after=(never, then))
     small = replace(version("c", Index.of(7)), conditions=((B, "<=", Index.of(2)),))
     p = program(small, split, kernels=(add("a"), add("b"), add("c")))
     assert [difference(p, b) for b in (2, 3, 100, 1, 5)] == [7, 11, 11, 7, 11]
@@ -112,10 +112,7 @@ def test_kernels_after_share_a_workspace() -> None:
 def growing() -> CudaProgram:
     """Two launches, each with a workspace; the second one's is much larger. ``y = x + 4``."""
     first, second = (
-        replace(
-            with_block(version("a", ONE, source, WORKSPACE), workspace=B * size),
-            after=(version("b", ONE, WORKSPACE, "y"),),
-        )
+        replace(version("a", ONE, source, WORKSPACE), workspace=B * size, after=(version("b", ONE, WORKSPACE, "y"),))
         for source, size in (("x", 128), ("y", 99_000))
     )
     plan = one_launch(first, kernels=(add("a"), add("b")))

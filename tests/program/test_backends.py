@@ -56,8 +56,11 @@ def test_stages_one_by_one_are_what_compile_does(name: str) -> None:
     kernels = target.place(target.builder(target.fuse(rewritten)))
     whole = plan_program(MATMUL, target=name)
     assert {k.text for p in kernels.placed for k in p.kernels} <= {k.text for k in whole.kernels}
-    for launch, p in zip(whole.launches, kernels.placed, strict=True):
-        assert [c.kernel for c in launch.candidates] == [k.name for k in p.kernels] and launch.writes == p.written
+    first = [x for x in whole.launches if x.kind != "shares"]
+    assert len(first) < len(whole.launches) or target.on_device, "K may be long: a launch adds its shares"
+    for launch, p in zip(first, kernels.placed, strict=True):
+        assert [c.kernel for c in launch.candidates] == [k.name for k in p.kernels]
+        assert set(p.written) <= set(launch.writes or ())
         assert all((c.block is not None) == target.on_device for c in launch.candidates)
     assert [c.name for c in whole.launches[0].candidates] == list({c.name: 0 for c in whole.launches[0].candidates})
 

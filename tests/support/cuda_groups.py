@@ -160,7 +160,7 @@ def launch(
     """A version and what comes after it, on the emulator; ``alike``: the versions that it is compiled together with."""
     assert first.fits(env, SHARED, MULTIPROCESSORS, ARCH)
     env = first.values(env, MULTIPROCESSORS)
-    workspace = np.full(first.device.workspace.evaluate(env) // 4, np.nan, np.float32)
+    workspace = np.full(first.workspace.evaluate(env) // 4, np.nan, np.float32)
     counters = []
     for k in (first, *first.after):
         blocks, smem = k.tasks.evaluate(env), k.scratch.evaluate(env)

@@ -15,10 +15,11 @@ from polydyn.schedules.proof import prove as module
 from polydyn.schedules.proof.prove import prove
 from polydyn.schedules.solution.schedule import schedule_contract, schedule_nest
 from polydyn.schedules.tree import Band, Mark, Sequence, Tree
-from polydyn.schedules.tree.gpu import SHARE, SHARES, GpuTile, gpu_product
+from polydyn.schedules.tree.gpu import GpuTile, gpu_product
 from polydyn.schedules.tree.limits import pad
 from polydyn.schedules.tree.loops import distribute
 from polydyn.schedules.tree.names import Coord, End, b, c, f, it, p, w
+from polydyn.schedules.tree.rewrites import SHARE, SHARES
 from polydyn.schedules.tree.scheduled import Scheduled, flat
 from polydyn.schedules.tree.strategies import CpuTile, cpu_product, nest
 from polydyn.schedules.tree.tilemap import Digit, Loop
@@ -250,13 +251,16 @@ def test_a_witness_says_elements() -> None:
 
 def test_an_initialiser_of_all_shares_is_no_split_reduction() -> None:
     """Blocks with shares of the reduction may not store one element: each leaves its part in the workspace."""
-    with pytest.raises(LegalityError, match="two instances of task"):
-        prove(gpu_product(G, ROLES, MMA, split=True))
+    for t in (gpu_product(G, ROLES, MMA, split=True), cpu_product(G, ROLES, CpuTile(6, 2, 16, 64), split=True)):
+        with pytest.raises(LegalityError, match="two instances of task"):
+            prove(t)
     stored = replace(G.arrays["E"], name="parts", shape=(V(SHARES), *G.arrays["E"].shape))
     done = replace(G.statement("DONE1"), name="DONE0", array="parts", index=(V(SHARE), V("n"), V("i"), V("j")))
     parts = replace(G, params=(*G.params, SHARES), arrays={**G.arrays, "parts": stored},
                     statements=(*G.statements[:2], done))  # fmt: skip
-    prove(gpu_product(parts, replace(ROLES, sunk=ROLES.sunk[:2]), MMA, split=True))
+    sunk = replace(ROLES, sunk=ROLES.sunk[:2])
+    prove(gpu_product(parts, sunk, MMA, split=True))
+    prove(cpu_product(parts, sunk, CpuTile(6, 2, 16, "K", 1), split=True))
 
 
 def test_a_local_outside_its_row() -> None:

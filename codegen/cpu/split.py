@@ -1,0 +1,168 @@
+"""CPU kernels for long reductions into few results: shares of the reduction are tasks, a second launch adds their sums.
+
+The same tree as other products, with the share as one more loop over tasks (docs/adr/0012-cpu-kernels.md, Split
+reductions). How many shares there are depends on sizes alone, so results do not depend on the number of threads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import cached_property
+
+from polydyn.codegen.cpu.plan import ContractTuple, Plan
+from polydyn.codegen.cpu.product import ContractKernel
+from polydyn.codegen.cpu.rows import NestKernel
+from polydyn.codegen.cpu.shares import FEW_TILES, LEAST_SHARES, reduction_shares, share_of_steps, where_few
+from polydyn.codegen.cpu.target import CpuTarget
+from polydyn.codegen.ir import Body, Let
+from polydyn.codegen.kernel import WORKSPACE, Kernel
+from polydyn.codegen.passes.prefetch import LINE
+from polydyn.codegen.passes.tiles import share_steps
+from polydyn.codegen.pipeline import Step
+from polydyn.codegen.split import combining_group, partial_group
+from polydyn.schedules.expr import ITEMSIZE
+from polydyn.schedules.index import ONE, Index, minimum, product
+from polydyn.schedules.model import Group
+from polydyn.schedules.tiling import Roles
+from polydyn.schedules.tree.names import b, p
+from polydyn.schedules.tree.rewrites import SHARE, SHARES, split_reduction
+from polydyn.schedules.tree.scheduled import Scheduled
+from polydyn.schedules.tree.strategies import cpu_product
+
+FIRST_STEP, END_STEP = "k_lo", "k_hi"
+"""Steps of a share of the reduction: the first one, and the one behind the last."""
+SHARE_ELEMENTS = 1 << 15
+"""Elements that a share of rows reads at least: several microseconds from memory."""
+MOST_SHARES = 64
+"""Of rows: more tasks than that serve no machine."""
+V = Index.of
+
+
+def split_step(loop: str) -> Step:
+    """The pass that lets loops of the reduction run over a share's steps, which ``share_around`` says."""
+    ends = V(FIRST_STEP), V(END_STEP)
+    return Step("split", "a share of the reduction", lambda x: share_steps(x, loop, *ends), (FIRST_STEP, END_STEP))
+
+
+def share_around(body: Body, steps: Index, share: str) -> Body:
+    """The body with the steps of the share that the loop ``share`` counts."""
+    first, end = share_of_steps(steps, V(share))
+    return (Let(FIRST_STEP, first, (Let(END_STEP, end, body),)),)
+
+
+def followed(kernel: Kernel, by: NestKernel, group: Group) -> Kernel:
+    """The kernel of the group that leaves sums in the workspace, and the one that adds them."""
+    sums = group.arrays[WORKSPACE]
+    return replace(kernel, after=(by.build(),), workspace=product(sums.shape) * ITEMSIZE[sums.dtype])
+
+
+def with_shares(launch: Mapping[str, Index], shares: Index) -> dict[str, Index]:
+    """Launch-time symbols and the number of shares, on which they may depend."""
+    return {SHARES: shares} | {n: e.subs({SHARES: shares}) for n, e in launch.items()}
+
+
+class SplitKernel(ContractKernel):
+    """Builds the kernel that leaves the sums of each share of the reduction in the workspace. ``sums``: what builds the
+    kernel after it.
+    """
+
+    def __init__(self, name: str, group: Group, roles: Roles, target: CpuTarget, packed: frozenset[str]) -> None:
+        """``group``, ``roles``: of the whole product, not yet solved."""
+        super().__init__(name, partial_group(group), roles, target, packed)
+        self.whole = self.product
+        self.product = replace(self.whole, shares=V(SHARES))
+        self.sums = NestKernel(f"{name}_sum", *combining_group(group), target)
+
+    @property
+    def count(self) -> Index:
+        """The shares of the reduction, over the group's parameters; 0 where the kernel is not launched."""
+        return reduction_shares(self.whole, self.plan)
+
+    def sizes(self, chosen: ContractTuple | None, fill: bool) -> Plan:
+        """As other products, but a share is one block."""
+        return replace(super().sizes(chosen, fill), block=self.product.steps, blocks=ONE, carrier=None)
+
+    @cached_property
+    def schedule(self) -> Scheduled:
+        """As of other products, with shares."""
+        return cpu_product(self.product.group, self.product.roles, self.plan.sizes, split=True)
+
+    def build(self) -> Kernel:
+        """The kernel, and the one after it."""
+        return followed(super().build(), self.sums, self.product.group)
+
+    @property
+    def launch(self) -> dict[str, Index]:
+        """As of other products, with the number of shares."""
+        return with_shares(super().launch, self.count)
+
+    def steps(self) -> tuple[Step, ...]:
+        """As of other products; before anything else the reduction runs over a share's steps."""
+        return (split_step(p("k")), *super().steps())
+
+    def _shares(self, body: Body) -> Body:
+        return share_around(super()._shares(body), self.product.steps, b("s"))
+
+
+class SplitNest(NestKernel):
+    """The same for a reduction that is no product. ``sums``: what builds the kernel after it."""
+
+    def __init__(self, name: str, group: Group, band: tuple[str, ...], target: CpuTarget) -> None:
+        """``group``: one reduction and maps of its results, over the iterators ``band`` that they share."""
+        partial = split_reduction(partial_group(group))
+        phases = {s.name: int(s.role == "epilogue") for s in partial.statements}
+        super().__init__(name, partial, (SHARE, *band), phases, target, tiled=None if band else False)
+        self.steps_of, *others = partial.backbone.iterators[1 + len(band) :]
+        self.others = product(self.extents[x] for x in others)
+        self.results = [self.extents[x] for x in band]
+        self.sums = NestKernel(f"{name}_sum", *combining_group(group), target)
+
+    @staticmethod
+    def fits(group: Group, band: tuple[str, ...]) -> bool:
+        """Whether a group is one reduction of float32 and maps of its results."""
+        if len(group.statements) < 3 or group.around is not None:
+            return False
+        init, acc, *done = group.statements
+        sums = init.role == "init" and acc.reduce in ("sum", "max", "min") and acc.value.dtype == "float32"
+        return sums and init.iterators == band and all(s.iterators == band and not s.reduce for s in done)
+
+    @property
+    def count(self) -> Index:
+        """The shares of the reduction, over the group's parameters; 0 where the kernel is not launched."""
+        elements = product(self.results) * self.others * self.extents[self.steps_of]
+        shares = minimum(MOST_SHARES, elements // SHARE_ELEMENTS, self.extents[self.steps_of] // LINE)
+        return where_few(shares, self._tiles())
+
+    @property
+    def useful(self) -> bool:
+        """Whether the reduction is split at some sizes."""
+        tiles, row = self._tiles(), self.extents[self.steps_of] * self.others
+        most = FEW_TILES * (self._elements() if self.tiled else 1) * (row.constant or SHARE_ELEMENTS)
+        return tiles.evaluate(dict.fromkeys(tiles.symbols(), 1)) <= FEW_TILES and most >= LEAST_SHARES * SHARE_ELEMENTS
+
+    def _tiles(self) -> Index:
+        """Tasks of the whole result."""
+        *rows, last = self.results or [ONE]
+        return product(rows) * (last.ceildiv(self._elements()) if self.tiled else last)
+
+    def build(self) -> Kernel:
+        """The kernel, and the one after it."""
+        return followed(super().build(), self.sums, self.group)
+
+    @property
+    def launch(self) -> dict[str, Index]:
+        """As of other nests, with the number of shares."""
+        return with_shares(super().launch, self.count)
+
+    def steps(self, again: bool = False) -> tuple[Step, ...]:
+        """As of other nests; before anything else the reduction runs over a share's steps."""
+        return (split_step(self.steps_of), *super().steps(again))
+
+    def row(self, body: Body) -> Body:
+        """As of other nests, around all a share's rows or vectors."""
+        body = super().row(body)
+        return body if self.tiled else share_around(body, self.extents[self.steps_of], SHARE)
+
+    def _tile(self, body: Body) -> Body:
+        return share_around(super()._tile(body), self.extents[self.steps_of], SHARE)
