@@ -32,7 +32,7 @@ from polydyn.codegen.passes.tiles import clip, flatten_loops, shorten
 from polydyn.codegen.passes.transpose import has_transposes
 from polydyn.codegen.pipeline import Step, names_of, run
 from polydyn.schedules.errors import Declined
-from polydyn.schedules.expr import ITEMSIZE, loads, neutral
+from polydyn.schedules.expr import ITEMSIZE, neutral
 from polydyn.schedules.index import ONE, ZERO, Index, maximum, minimum, product
 from polydyn.schedules.model import Statement
 from polydyn.schedules.tree.names import MarkName, b, c, extent, it, p
@@ -78,7 +78,7 @@ class RegisterTile:
         self.copies: Copies = {}
         self.across: Body = ()
         self.results: tuple[Store, ...] = ()
-        self.waiting, self.made_first = self.dtype, False
+        self.waiting = self.dtype
         self.planes: tuple[FlatLoad, ...] = ()
 
     # -- sizes ---------------------------------------------------------------------------------------------------
@@ -147,7 +147,7 @@ class RegisterTile:
 
         def wait(at: Mapping[str, Index]) -> Body:
             value = local(first.name, at)
-            made = self._done(first, at, value).value if self.made_first else value
+            made = self._done(first, at, value).value if self.waiting != dtype else value
             return (Store(self.sums, self._cell(first.name, at, self.plan.columns) + before, made),)
 
         return table | {first.name: wait}
@@ -180,8 +180,7 @@ class RegisterTile:
     def turn(self, micro: Body) -> None:
         """Decides how results are stored: by columns, or where they lie together along rows by runs of tiles.
 
-        What waits for the end of a run are sums, or results, which are made in registers: of integers, and where they
-        read nothing along rows, such as a bias.
+        What waits for the end of a run are sums, or where these are integers the results, which are made in registers.
         """
         x = self.product
         arrays = [x.group.arrays[s.array] for s in x.group.epilogues]
@@ -193,14 +192,11 @@ class RegisterTile:
             return
         stores, when = self._apart(micro, V(ROW) + RUN_FIRST - FIRST_ROW)
         self.results = stores
-        read = (r for s in x.group.epilogues for r in loads(s.value) if r.buffer != x.accumulation.array)
-        apart = len(arrays) > 1 or self.long or any(x.roles.row in i.symbols() for r in read for i in r.index)
-        made_first = self.dtype != "float32" or not apart
-        if made_first:
+        if self.dtype != "float32":
             stores = tuple(replace(s, value=FlatLoad("float32", self.sums, self._waiting())) for s in stores)
         made = finished_across((self.sums, "float32"), stores, V(RUN_ROWS), self.stored_columns(), self.plan.lanes)
         if all(c.decided() for c in when) and not isinstance(made, Declined):
-            self.across, self.waiting, self.made_first = made, "float32", made_first
+            self.across, self.waiting = made, "float32"
 
     def run(self, loop: For, origin: Callable[[Index], Index]) -> Node:
         """The loop over row tiles, in runs whose sums or results lie in memory until all of them are there."""

@@ -226,13 +226,13 @@ def test_few_uneven_images_are_tasks_of_some_columns() -> None:
 
 
 def test_planes_are_stored_in_whole_vectors() -> None:
-    """Results of a run of register tiles are transposed; a sum over channels behind it keeps its columns together.
+    """Sums of a run of register tiles are transposed; a sum over channels behind it keeps its columns together.
 
     Where results go is asked for early: by long sums beyond the near cache, by short ones beyond the last. Of integers
-    the results are transposed too, which read a residual channels last as it lies.
+    the results are, which read a residual channels last as it lies.
     """
     texts = ["".join(k.text for k in plan_program(conv((21, 3, 3, 3), t)).kernels) for t in (("Relu",), ("Softmax",))]
-    assert "pd_transpose_rows_f32" in texts[0] and not any("vstores_f32" in t for t in texts)
+    assert "pd_transpose_f32" in texts[0] and not any("vstores_f32" in t for t in texts)
     long = plan_program(conv((21, 15, 3, 3), pads=[1, 1, 1, 1])).kernels[0].text
     assert all("pd_prefetch_write_f32" in t for t in (long, texts[0]))
     assert "PD_CACHE_BYTES" in texts[0] and "PD_CACHE_BYTES" not in long
