@@ -14,8 +14,8 @@ from typing import TypeAlias
 
 from polydyn.backends import Options, Target, target_of
 from polydyn.backends.launches import distinct_kernels, host_plan
-from polydyn.build.compiler import architecture_of
-from polydyn.build.features import architecture
+from polydyn.build.compiler import TARGETS, architecture_of, find_compiler, required_features
+from polydyn.build.features import architecture, machine_features
 from polydyn.debug import Stage, stages
 from polydyn.errors import FallbackWarning, ShapeError, UnsupportedError
 from polydyn.fusion.show import show_plan
@@ -68,11 +68,7 @@ def compile(
     first constant that contradicts. Raises PolydynError, see ``polydyn.errors``.
     """
     check_threads(threads)
-    if architecture_of(target) != architecture():
-        raise UnsupportedError(
-            f"target {target} is for {architecture_of(target)}, this is {architecture()}", rule="a program is opened",
-            remedy=f"polydyn compile MODEL --target {target} -o FILE writes it without opening it (docs/c.md)",
-        )  # fmt: skip
+    _refuse_elsewhere(target)
     artifact, compiled = compile_artifact(
         model, target=target, dims=dims, options=options, records=records, symbols=symbols
     )
@@ -80,6 +76,19 @@ def compile(
     del artifact
     _return_memory()
     return program
+
+
+def _refuse_elsewhere(target: str) -> None:
+    """UnsupportedError: code for the target does not run on this machine."""
+    why, here = "", machine_features()
+    if architecture_of(target) != architecture():
+        why = f"target {target} is for {architecture_of(target)}, this is {architecture()}"
+    elif target.startswith("cpu:") and target in TARGETS and here:
+        missing = [f for f in required_features(find_compiler(), target) if f not in here]
+        why = f"target {target} uses processor features that are missing here: {', '.join(missing)}" * bool(missing)
+    if why:
+        remedy = f"polydyn compile MODEL --target {target} -o FILE writes it without opening it (docs/c.md)"
+        raise UnsupportedError(why, rule="a program is opened", remedy=remedy)
 
 
 def compile_artifact(

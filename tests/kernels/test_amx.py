@@ -14,12 +14,13 @@ import numpy as np
 import onnx
 import pytest
 
+import polydyn
 from polydyn import Options
 from polydyn.backends import cpu
 from polydyn.build.features import machine_features
 from polydyn.checked import CheckedProgram, CheckError
 from polydyn.compiler import plan_program
-from polydyn.errors import PolydynError
+from polydyn.errors import PolydynError, UnsupportedError
 from polydyn.program.assemble import build_artifact, build_program
 from polydyn.program.plan import HostPlan
 from polydyn.runtime.native import Native
@@ -120,6 +121,8 @@ def test_the_instructions_are_the_unit_s_and_a_process_without_permission_is_ref
     if "amx_tile" not in machine_features():
         with pytest.raises(PolydynError, match="refuses this process the matrix unit"):
             Native(artifact)
+        with pytest.raises(UnsupportedError, match="features that are missing here: amx_"):
+            polydyn.compile(products(40), target="cpu:amx")
 
 
 def test_this_machine_s_target_takes_the_unit_where_compiler_and_processor_have_it(
