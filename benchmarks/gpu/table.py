@@ -197,7 +197,7 @@ class Program:
         for launch, c in self.launches:
             ideal = roofline(launch, self.env, DTYPE, self.sustained)
             for n, k in enumerate(c.sequence):
-                moved = (ZERO if n else launch.bytes) + (c.block.workspace if c.block else ZERO)
+                moved = (ZERO if n else launch.bytes) + c.workspace
                 row = self._row(k, moved, 0.0 if n else ideal)
                 rows[row] = rows.get(row, 0) + 1
         return sorted((replace(r, count=n) for r, n in rows.items()), key=lambda r: -r.us * r.count)

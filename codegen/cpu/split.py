@@ -125,7 +125,8 @@ class SplitNest(NestKernel):
             return False
         init, acc, *done = group.statements
         sums = init.role == "init" and acc.reduce in ("sum", "max", "min") and acc.value.dtype == "float32"
-        return sums and init.iterators == band and all(s.iterators == band and not s.reduce for s in done)
+        steps = len(acc.iterators) > len(band)
+        return sums and steps and init.iterators == band and all(s.iterators == band and not s.reduce for s in done)
 
     @property
     def count(self) -> Index:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import onnx
 import pytest
 
 import polydyn
+from polydyn.backends import cpu
 from polydyn.checked import CheckedProgram
-from polydyn.codegen.cpu import rows as cpu_nest
 from polydyn.compiler import plan_program
 from tests.support.tiny import model, node
 
@@ -52,7 +54,7 @@ def test_both_versions_of_a_symbolic_row_give_the_same_bits(
 ) -> None:
     assert callable(build)
     kept = polydyn.compile(build("L"), threads=2)
-    monkeypatch.setattr(cpu_nest, "ROW_BYTES", 31 * 4)
+    monkeypatch.setattr(cpu, "asked", lambda core: replace(core, l2=31 * 4))
     bounded = plan_program(build("L"))
     (launch,) = bounded.launches
     assert launch.candidates[0].scratch.evaluate({"B": 4, "L": 10**9, "nth": 1}) <= 31 * 4 + 64 * 3
@@ -73,7 +75,7 @@ def test_short_constant_rows_lie_on_the_stack(length: int) -> None:
 
 
 def test_long_constant_rows_keep_nothing() -> None:
-    plan = plan_program(softmax(cpu_nest.ROW_BYTES // 4 + 1))
+    plan = plan_program(softmax(cpu.cpu_target("cpu").core.l2 // 4 + 1))
     assert "PD_SCRATCH" not in plan.kernels[0].text and plan.launches[0].candidates[0].scratch.constant == 0
 
 

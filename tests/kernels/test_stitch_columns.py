@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 import onnx
 import pytest
 
+from polydyn.backends import cpu
 from polydyn.checked import CheckedProgram
-from polydyn.codegen.cpu import rows as cpu_nest
+from polydyn.codegen.cpu.target import AVX2
 from polydyn.compiler import Options, plan_program
 from polydyn.fusion.pipeline import fusion_plan, rewrite_graph
 from polydyn.fusion.plan import FusionPlan
@@ -188,7 +190,7 @@ def test_columns_kept_and_computed_again_have_the_same_bits(monkeypatch: pytest.
     """Lanes are columns, each with a row buffer of its own; columns too long for scratch are computed in every pass."""
     graph = import_model(build(CHAINS["softmax"], COLUMNS, ["y"]))
     kept, _ = compile_graph(graph, "cpu:avx2")
-    monkeypatch.setattr(cpu_nest, "ROW_BYTES", 8 * 4 * 20)
+    monkeypatch.setitem(cpu.NAMED, "cpu:avx2", replace(AVX2, core=replace(AVX2.core, l2=8 * 4 * 20)))
     bounded, _ = compile_graph(graph, "cpu:avx2")
     (launch,) = plan_program(build(CHAINS["softmax"], COLUMNS, ["y"]), target="cpu:avx2").launches
     assert launch.candidates[0].scratch.evaluate({"B": 4, "C": 10**9, "L": 100, "nth": 1}) <= 8 * 4 * 20 + 64

@@ -282,7 +282,7 @@ def saved(program: PartsProgram, folder: Path) -> str:
 def test_looking_inside(tmp_path: Path) -> None:
     program = check(MASKED, {"x": numbers(5, 6)})
     shown = str(program.explain(**dict.fromkeys(program.symbols, 5)))
-    assert "NonZero_i.n=5" in shown and len(program.launches) == shown.count("nest ")
+    assert "NonZero_i.n=5" in shown and len(program.launches) == shown.count("nest ") + shown.count("shares of ")
     rows = program.profile({"x": numbers(5, 6)}, repeats=2)
     assert [r.label for r in rows if r.label.startswith("host")] == ["host: non_zero of NonZero_i"]
     assert len(rows) == len(program.launches) + 1
