@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 
 from benchmarks.census import MOST_RUNS, Call, judged
+from benchmarks.models import architectures
+from benchmarks.models.architectures import ROUNDINGS, Source
 
 NAMES = ["boxes", "scores"]
 BOXES, SCORES = np.linspace(0, 1, 12).reshape(3, 4), np.array([0.9, 0.5, 0.5])
@@ -46,3 +48,22 @@ def test_float64_is_not_asked_about_what_agrees_and_its_failure_is_told() -> Non
     assert judged(NAMES, [call], [single(BOXES + 1e-4)], lambda: 1 / 0) == {"state": "right", "judge": "ONNX Runtime"}
     row = judged(NAMES, [call], [single(BOXES + 1e-2)], lambda: 1 / 0)
     assert row["state"] == "wrong" and "ZeroDivisionError" in row["judge"]
+
+
+def test_runs_in_float64_move_what_operators_compute_but_whole_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = pytest.importorskip("torch")
+
+    class Model(torch.nn.Module):  # type: ignore[misc]
+        def forward(self, x: Any) -> Any:
+            y = x * 3
+            y[0] = 1 / 3  # written in place, through a view
+            return y, (x * 7 + 1).floor()
+
+    x = np.float32([0.0, 0.1, 2.0, -5.3])
+    monkeypatch.setattr(architectures, "source", lambda *_: Source(Model(), {"x": None}, {}))
+    run = architectures.in_float64("timm", "any")
+    exact, moved, again = run({"x": x}, 0), run({"x": x}, 1), run({"x": x}, 1)
+    assert exact[0].dtype == np.float64 and exact[0].tolist() == [1 / 3, *(np.float64(x[1:]) * 3)]
+    error = np.abs(moved[0] / exact[0] - 1)
+    assert error[0] == error[2] == 0 and 0 < error[1] <= ROUNDINGS and 0 < error[3] <= ROUNDINGS
+    assert np.array_equal(moved[0], again[0]) and np.array_equal(moved[1], exact[1])
