@@ -49,7 +49,7 @@ SUFFIX = "@tiles"
 TAPS = 3
 FARTHEST = 8
 """Pixels that a tile covers along an axis, dilation and all: more would waste too much of images that are no larger."""
-BALANCE = 8
+BALANCE = 6
 """Multiply-adds that a core makes while it moves a byte to or from memory."""
 MOST_WEIGHTS = 8 << 20
 """Bytes. Layers with more have few pixels, and reading their weights takes as long as what larger tiles save."""

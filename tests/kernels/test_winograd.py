@@ -100,8 +100,8 @@ def test_other_convolutions_stay_what_they_are(weight: tuple[int, ...], attribut
 
 
 def test_what_a_pixel_moves_decides() -> None:
-    gains = {2: [(80, 80), (512, 64), (512, 512)], 4: [(48, 48), (512, 16), (192, 192)]}
-    does_not = {2: [(64, 64), (512, 16), (3, 512)], 4: [(32, 32), (3, 512), (256, 256)]}
+    gains = {2: [(64, 64), (512, 64), (512, 512)], 4: [(48, 48), (512, 16), (192, 192)]}
+    does_not = {2: [(48, 48), (512, 16), (3, 512)], 4: [(24, 24), (3, 512), (256, 256)]}
     for side in gains:
         assert all(pays(*x, side) for x in gains[side]) and not any(pays(*x, side) for x in does_not[side])
 
