@@ -98,7 +98,7 @@ class Block:
     ``maps``: parameters by value (128 bytes each), before the buffers. ``work``: of a block, for estimates of its time;
     None: nothing is known. ``factor``: what estimates are multiplied by, in parts of ``UNIT``: measured over modelled
     time of kernels like it. ``cluster``: blocks that run at the same time and reach each other's shared memory; the
-    grid is a multiple of it.
+    grid is a multiple of it. ``features``: what the text uses of ``capability.FEATURES``.
     """
 
     threads: int
@@ -107,6 +107,7 @@ class Block:
     work: Work | None = None
     factor: int = UNIT
     cluster: int = 1
+    features: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
+from polydyn.capability import FEATURES
 from polydyn.codegen.kernel import TensorMapOf
 from polydyn.gpu.targets import special_arch
 from polydyn.program.evaluation import Evaluation, evaluation_function
 from polydyn.program.plan import WORKSPACE, Candidate, HostPlan, Launch
 from polydyn.runtime.cuda.tensormap import element_type
-from polydyn.runtime.symbols import ARCH, SHARED, Condition
+from polydyn.runtime.symbols import ARCH, LACKING, SHARED, Condition
 from polydyn.schedules.decision import ONLY
 from polydyn.schedules.index import ZERO, Index
 
+V = Index.of
 Tables = dict[str, tuple[str, list[str]]]
 """Name of a C array -> element type and one initialiser per element."""
 
@@ -62,10 +64,11 @@ def limits(candidate: Candidate) -> tuple[Condition, ...]:
     if candidate.block is None:
         return candidate.conditions
     arch = special_arch(candidate.block.arch)
-    fits = [(candidate.scratch, "<=", Index.of(SHARED))] if candidate.scratch != ZERO else []
+    fits = [(candidate.scratch, "<=", V(SHARED))] if candidate.scratch != ZERO else []
     only = "==" if candidate.block.arch[-1].isalpha() else ">="
-    runs = [(Index.of(ARCH), only, Index.of(arch))] if arch else []
-    return (*candidate.conditions, *fits, *runs)
+    runs = [(V(ARCH), only, V(arch))] if arch else []
+    bits = [V(LACKING) // 2**n for n, f in enumerate(FEATURES) if f in candidate.features]
+    return (*candidate.conditions, *fits, *runs, *((bit - bit // 2 * 2, "==", ZERO) for bit in bits))
 
 
 class _Rows:

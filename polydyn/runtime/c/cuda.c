@@ -134,6 +134,8 @@ PD_EXPORT int32_t pd_cuda_open(pd_program *p, const char *driver, void *context,
     return code;
 }
 
+PD_EXPORT void pd_cuda_without(pd_program *p, int64_t features) { ((pd_device *)p->place)->lacking = features; }
+
 static int32_t load(pd_device *d, int32_t k) {
     const char *name = plan->kernels[k].name;
     const void *image = d->image(d->user, k);
@@ -190,6 +192,7 @@ int32_t pd_place_context(pd_context *c) {
     x->generation = d->generation;
     c->values[plan->symbol_count + PD_SHARED] = d->shared_limit;
     c->values[plan->symbol_count + PD_ARCH] = d->arch;
+    c->values[plan->symbol_count + PD_LACKING] = d->lacking;
     x->first = calloc((size_t)plan->launch_count + 1, sizeof *x->first);
     x->remembered = calloc((size_t)pd_cuda_remembered_words() + 1, sizeof *x->remembered);
     if (!x->first || !x->remembered) return pd_fail(PD_MEMORY, "out of memory");

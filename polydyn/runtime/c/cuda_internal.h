@@ -68,6 +68,7 @@ typedef struct {
     pd_encode *cuTensorMapEncodeTiled; /* NULL: the driver is older than tensor maps */
     int graphs;                        /* the driver has all of GRAPHS */
     int32_t arch;                      /* whose own instructions may be used, 0: none's */
+    int64_t lacking;                   /* features that kernels do without, a bit for each */
     void *context;
     pd_cuda_image image;
     void *user;
