@@ -62,7 +62,7 @@ def _constants(plan: FusionPlan, placed: Sequence[Placed]) -> dict[str, Array]:
         for name in p.lowered.buffers.values():
             packing = p.lowered.packs.get(name)
             if packing is not None and name not in out:
-                out[name] = pack(packing, plan.graph.constants[packing.source])
+                out[name] = pack(packing, plan.graph.constants)
             elif packing is None and name in plan.graph.constants:
                 out[name] = plan.graph.constants[name]
     return out
