@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import partial, reduce
 
 from polydyn.codegen.cuda.instructions import Instruction, load
 from polydyn.codegen.ir import Apply, Body, Call, FlatLoad, Pointer, Store, Tile, walk_value
@@ -15,7 +15,7 @@ from polydyn.codegen.printers.cuda_values import STORAGE, WRITE
 from polydyn.schedules.expr import ITEMSIZE, Const, FromIndex, Op, Value, indices, map_index, substitute
 from polydyn.schedules.index import ONE, ZERO, Index, IndexLike, maximum, minimum
 from polydyn.schedules.model import Group
-from polydyn.schedules.ranges import simplify
+from polydyn.schedules.ranges import is_nonnegative, simplify
 from polydyn.schedules.tree.names import Coord, extent
 
 V = Index.of
@@ -140,7 +140,9 @@ class Copy:
         source = Pointer(load.dtype, load.buffer, load.address)
         whole, line = (live, steps) if self.along_k else (steps, live)
         if self._never_cut(line):
-            there = _both(guard, _exists(live, steps))
+            parts = [_positive(i) for i in (live, steps) if not self._surely(i)]
+            parts += [guard] if guard is not None else []
+            there = reduce(lambda a, b: Op("bool", "and", (a, b)), parts) if parts else Const("bool", True)
             return (Call(f"pd_cp_async_if<{self.bytes}>", (place, source, there)),)
         inside = minimum(1, maximum(0, whole)) * minimum(self.vector, maximum(0, line))
         size: Value = FromIndex("int32", inside * ITEMSIZE[self.dtype])
@@ -152,6 +154,14 @@ class Copy:
         """Whether what is left of a line is a multiple of the vector wherever the copies may be launched."""
         needed = multiples(line, self.vector, line.symbols() - set(self.group.params))
         return needed is not None and set(needed) <= set(self.multiples)
+
+    def _surely(self, left: Index) -> bool:
+        """Whether something is left of an axis in every tile."""
+        places, ranges = self.operand.places, dict[str, Index]()
+        counts = {n: e for n, (_, e) in places.map.sizes().items()}
+        ranges |= {str(x.coord): x.extent.subs(counts) for x in places.map.views[self.operand.copy].loops}
+        ranges |= {str(c): V(self.trips()[extent(c)]) for c in self.operand.loops}
+        return is_nonnegative(left - 1, ranges)
 
     def load(self, by: Instruction, a: Mapping[str, Index], keys: bool = False) -> Body:
         """Shared memory -> registers: an element, or what a warp's instructions need of 16 rows or columns.
@@ -180,17 +190,14 @@ def guarded_load(v: Value) -> tuple[FlatLoad, Value | None] | None:
     return None
 
 
-def _both(guard: Value | None, exists: Value) -> Value:
-    return exists if guard is None else Op("bool", "and", (exists, guard))
-
-
 def _exists(live: Index, steps: Index) -> Value:
     """Whether an element with so much left of both axes exists."""
+    return Op("bool", "and", (_positive(live), _positive(steps)))
 
-    def positive(i: Index) -> Value:  # of a clamped number: 32 bits hold it whatever the width of indices
-        return Op("bool", "gt", (FromIndex("int32", minimum(1, i)), FromIndex("int32", ZERO)))
 
-    return Op("bool", "and", (positive(live), positive(steps)))
+def _positive(i: Index) -> Value:
+    """Of a clamped number: 32 bits hold it whatever the width of indices."""
+    return Op("bool", "gt", (FromIndex("int32", minimum(1, i)), FromIndex("int32", ZERO)))
 
 
 def _through_register(place: Tile, value: Value, live: Index, steps: Index) -> Call:
