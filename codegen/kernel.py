@@ -86,12 +86,24 @@ class Work:
 
 
 @dataclass(frozen=True)
+class PixelBoxOf:
+    """The pixels that copies in im2col mode walk through (the run time's ``PixelBox``), along dims 1, 2, ... without
+    the last one. Corners are over the symbols.
+    """
+
+    lower: tuple[Index, ...]
+    upper: tuple[Index, ...]
+    steps: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class TensorMapOf:
     """A tensor map that a kernel takes: a strided view of a buffer, in elements; dims innermost first.
 
     ``dtype``: that of the buffer, or ``TF32``. The base is ``offset`` elements into it, dim 0 is dense, ``strides`` are
     those of dims 1, 2, ...; a copy moves a ``box``, swizzled by 128 bytes (the run time's ``TensorMap`` wants
-    strides in bytes). Dims, strides and offset are over the symbols.
+    strides in bytes). Dims, strides and offset are over the symbols. ``pixels``: it is in im2col mode, and the box is
+    channels and pixels.
     """
 
     name: str
@@ -101,6 +113,12 @@ class TensorMapOf:
     dims: tuple[Index, ...]
     strides: tuple[Index, ...]
     box: tuple[int, ...]
+    pixels: PixelBoxOf | None = None
+
+    @property
+    def corners(self) -> tuple[Index, ...]:
+        """Lower ones, then upper ones; none but in im2col mode."""
+        return (*self.pixels.lower, *self.pixels.upper) if self.pixels else ()
 
 
 @dataclass(frozen=True)

@@ -52,15 +52,17 @@ def rows_for_all(core: Core, rows: int, columns: int, steps: int) -> int:
     return rows_that_stay(core, rows, Index.of(steps)) if columns * steps <= core.shared else 0
 
 
-def strip_tiles(core: Core, x: Footprint, rows: int, part: Index) -> Index:
+def strip_tiles(core: Core, x: Footprint, rows: int, part: Index, panel: Index) -> Index:
     """Tiles of ``rows`` rows whose footprint stays in the cache, but so many that half of it is no halo.
 
-    No more than ``part`` of them, as far as about a ninth of the footprint at most is halo then.
+    No more than ``part`` of them, as far as about a ninth of the footprint at most is halo then. A ``panel`` of columns
+    (its elements) that the cache does not hold comes by for every tile, and no footprint stays: there a ninth is halo.
     """
     one, two = x.elements(ONE), x.elements(Index.of(2))
     line, halo = maximum(1, two - one), two - 2 * (two - one)
-    lines = maximum(1, (core.strip // ITEMSIZE[x.dtype] - halo) // line, halo // line)
     least = maximum(1, 8 * halo // line)
+    crowded = minimum(1, maximum(0, panel - core.shared))
+    lines = maximum(1, (core.strip // ITEMSIZE[x.dtype] - halo) // line, halo // line, crowded * least)
     return maximum(1, minimum(lines * x.line // rows, maximum(least * x.line // rows, part)))
 
 
@@ -182,9 +184,9 @@ def product_blocks(x: Contraction, plan: Plan, tiles: tuple[Index, Index]) -> di
     if x.footprint is not None:
         several = minimum(1, threads - 1) * threads * pieces // 2  # each copies lines of its neighbours
         parts = maximum(1, several.ceildiv(maximum(1, x.batches)))
-        blocks = row_blocks(
-            mt, nt, strip_tiles(core, x.footprint, plan.rows, mt.ceildiv(parts)), need, cheap_rows=False
-        )
+        held = steps * minimum(n, plan.columns)
+        strip = strip_tiles(core, x.footprint, plan.rows, mt.ceildiv(parts), held)
+        blocks = row_blocks(mt, nt, strip, need, cheap_rows=False)
         uneven = _uneven(x.batches * blocks[ROW_BLOCKS], threads)  # three images on two threads
         blocks[COLUMN_BLOCKS] = maximum(blocks[COLUMN_BLOCKS], minimum(nt, 1 + uneven))
         return blocks

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
 from polydyn.codegen.cpu.attention import AttentionKernel
-from polydyn.codegen.cpu.decoding import FEW_ROWS, DecodingKernel
+from polydyn.codegen.cpu.decoding import FEW_ROWS, DecodingKernel, tile_vectors
 from polydyn.codegen.cpu.dot import COLUMNS, LEAST_ROWS, LEAST_STEPS, DotKernel
 from polydyn.codegen.cpu.matrix import MatrixKernel
 from polydyn.codegen.cpu.order import OrderKernel
@@ -113,8 +113,9 @@ class KernelBuilder(Builder):
         bytes_ = (QUADS, replace(PAIRS, least=QUADS.least)) if self.target.quads else (PAIRS,)
         kinds = (*bytes_, *((ROUNDED,) if rounded else ()))
         form = lower_contract(
-            self.plan, group, self.target.width, promotion=True, kinds=kinds, shared=self.target.core.shared
-        )
+            self.plan, group, self.target.width, promotion=True, kinds=kinds, shared=self.target.core.shared,
+            vectors=tile_vectors(self.target.core),
+        )  # fmt: skip
         if rounded:
             self.products[group.nodes[0].output] = form is not None and form.in_words
         return form and replace(form, lowered=_settled(form.lowered))

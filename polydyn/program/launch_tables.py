@@ -123,8 +123,9 @@ class _Rows:
     def _map(self, m: TensorMapOf, at: Iterator[int]) -> None:
         code, _ = element_type(m.dtype)
         numbers = f"{self.order[m.buffer]}, {code}, {len(m.dims)}, {next(at)}, {len(self.sizes)}"
-        self.sizes += [str(next(at)) for _ in (*m.dims, *m.strides)]
-        self.maps.append(f"{{{numbers}, {{{', '.join(map(str, m.box))}}}}}")
+        self.sizes += [str(next(at)) for _ in (*m.dims, *m.strides, *m.corners)]
+        steps = m.pixels.steps if m.pixels else (0,)
+        self.maps.append(f"{{{numbers}, {{{', '.join(map(str, m.box))}}}, {{{', '.join(map(str, steps))}}}}}")
 
     def tables(self) -> Tables:
         """All of them; those of devices alone where there are any."""
@@ -146,6 +147,6 @@ def _evaluated(first: Candidate) -> Iterator[Index]:
 
 
 def _map_sizes(m: TensorMapOf) -> Sequence[Index]:
-    """Offset, dims and strides of a tensor map; offset and strides in bytes."""
+    """Offset, dims, strides and corners of a tensor map; offset and strides in bytes."""
     _, item = element_type(m.dtype)
-    return (m.offset * item, *m.dims, *(s * item for s in m.strides))
+    return (m.offset * item, *m.dims, *(s * item for s in m.strides), *m.corners)

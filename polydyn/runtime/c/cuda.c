@@ -96,6 +96,7 @@ static int32_t find_driver(pd_device *d, const char *driver) {
     d->graphs = 1;
     GRAPHS(FIND_GRAPH)
     d->cuTensorMapEncodeTiled = (pd_encode *)dlsym(library, "cuTensorMapEncodeTiled");
+    d->cuTensorMapEncodeIm2col = (pd_encode_pixels *)dlsym(library, "cuTensorMapEncodeIm2col");
     return PD_OK;
 }
 

@@ -59,6 +59,11 @@ typedef int32_t pd_encode(void *map, int32_t dtype, uint32_t rank, void *address
                           const uint64_t *strides, const uint32_t *box, const uint32_t *element_strides,
                           int32_t interleave, int32_t swizzle, int32_t promotion, int32_t fill);
 
+typedef int32_t pd_encode_pixels(void *map, int32_t dtype, uint32_t rank, void *address, const uint64_t *dims,
+                                 const uint64_t *strides, const int32_t *lower, const int32_t *upper, uint32_t channels,
+                                 uint32_t pixels, const uint32_t *element_strides, int32_t interleave, int32_t swizzle,
+                                 int32_t promotion, int32_t fill);
+
 enum { NON_BLOCKING = 1, NO_TIMING = 2, MAX_DYNAMIC_SHARED = 8, CARVE_OUT = 9, SHARED_OPT_IN = 97, ALIGNED = 16 };
 enum { CAPTURE_THREAD_LOCAL = 1, NOT_SUPPORTED = 801 };
 
@@ -66,6 +71,7 @@ enum { CAPTURE_THREAD_LOCAL = 1, NOT_SUPPORTED = 801 };
 typedef struct {
     pd_driver cuda;
     pd_encode *cuTensorMapEncodeTiled; /* NULL: the driver is older than tensor maps */
+    pd_encode_pixels *cuTensorMapEncodeIm2col;
     int graphs;                        /* the driver has all of GRAPHS */
     int32_t arch;                      /* whose own instructions may be used, 0: none's */
     int64_t lacking;                   /* features that kernels do without, a bit for each */

@@ -163,8 +163,9 @@ typedef struct {
 /* A tensor map over a buffer: a view that begins v[offset] bytes into it. */
 typedef struct {
     int32_t buffer, type, rank, offset; /* type: a CUtensorMapDataType */
-    int32_t first_size; /* into map_sizes: values of the dims, innermost first, then of the outer strides in bytes */
-    uint32_t box[5];
+    int32_t first_size; /* into map_sizes: values of the dims, innermost first, of the outer strides in bytes, of corners */
+    uint32_t box[5];    /* in im2col mode channels and pixels */
+    uint32_t steps[3];  /* in im2col mode, along w, h and d; else 0 */
 } pd_tensor_map;
 
 typedef struct {
