@@ -28,6 +28,7 @@ FEATURES = {
     "float8": Feature(r"mma_m\d+n\d+k\d+_e[45]m", r"(wg)?mma_e[45]m.*"),
     "tma_stores": Feature(r"pd_tma_store_", r"tma_store_.*"),
     "clusters": Feature(r"PD_KERNEL_CLUSTER", r"cluster_.*"),
+    "im2col": Feature(r"pd_tma_pixels_", r"tma_pixels_.*"),
 }
 """By name. Compiled programs know them by their position: a new one stands at the end."""
 

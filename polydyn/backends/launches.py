@@ -194,7 +194,7 @@ def _candidate(k: Kernel, params: Mapping[str, Index], names: Mapping[str, str])
 
 def _block(b: Block, values: Mapping[str, Index], names: Mapping[str, str]) -> Block:
     maps = tuple(_tensor_map(m, values, names) for m in b.maps)
-    work = None if b.work is None else replace(b.work, steps=b.work.steps.subs(values))
+    work = None if b.work is None else b.work.subs(values)
     return replace(b, maps=maps, work=work)
 
 

@@ -374,6 +374,7 @@ API(cuFuncSetAttribute)(Function *f, int attribute, int v) {
   LOCK;
   if (!functions.count(f)) return INVALID_HANDLE;
   if (attribute == 8 && (v < 0 || v > shared_limit())) return INVALID_VALUE;
+  if (attribute == 9 && (v < -1 || v > 100)) return INVALID_VALUE;
   if (attribute == 8) f->max_dynamic = v;
   return 0;
 }

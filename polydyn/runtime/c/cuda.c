@@ -137,7 +137,7 @@ PD_EXPORT int32_t pd_cuda_open(pd_program *p, const char *driver, void *context,
 
 PD_EXPORT void pd_cuda_without(pd_program *p, int64_t features) { ((pd_device *)p->place)->lacking = features; }
 
-static int32_t load(pd_device *d, int32_t k) {
+static int32_t load(pd_device *d, int32_t k, int shared) {
     const char *name = plan->kernels[k].name;
     const void *image = d->image(d->user, k);
     int32_t i = 0;
@@ -152,13 +152,14 @@ static int32_t load(pd_device *d, int32_t k) {
     void *function;
     TRY(cuModuleGetFunction(&function, d->modules[i], name), name);
     TRY(cuFuncSetAttribute(function, MAX_DYNAMIC_SHARED, (int32_t)d->shared_limit), name);
+    if (shared) TRY(cuFuncSetAttribute(function, CARVE_OUT, 100), name); /* per cent: as many blocks as it has room for */
     d->functions[k] = function;
     return PD_OK;
 }
 
-int32_t pd_cuda_load(pd_device *d, int32_t k) {
+int32_t pd_cuda_load(pd_device *d, int32_t k, int shared) {
     pthread_mutex_lock(&d->loading);
-    int32_t code = d->functions[k] ? PD_OK : load(d, k);
+    int32_t code = d->functions[k] ? PD_OK : load(d, k, shared);
     pthread_mutex_unlock(&d->loading);
     return code;
 }
