@@ -42,6 +42,8 @@ COPIES, TENSOR, WIDE = r"LDGSTS\.E\.BYPASS.*128", ("LDSM", "HMMA"), r"STG\.E\.12
 SPILLED = ("LDL", "STL")
 SHARED = (r"UTMALDG.*MULTICAST", "UCGABAR_WAIT")
 """What brings boxes to several blocks of a cluster, and the barrier of one."""
+DISTRIBUTED = (r"LD\.E", "UCGABAR_WAIT")
+"""What reads another block's shared memory, and that barrier."""
 TENSOR_CORES = ("HMMA", "IMMA", "QMMA", "HGMMA", "IGMMA", "QGMMA")
 HEADING = "instructions loop path multiplications registers shared blocks"
 
@@ -101,6 +103,8 @@ def kinds() -> tuple[Kind, ...]:
         Kind("product f16", half, "mma_128", (COPIES, *TENSOR, WIDE)),
         Kind("product f16, split", half, "split_mma", (COPIES, *TENSOR)),
         Kind("product f16, few rows", half, "gemv_8", (r"LDG\.E.*128", "SHFL")),
+        Kind("product f16, few rows of clusters", half, "gemv_2_n8_cluster_8", (r"LDG\.E.*128", *DISTRIBUTED),
+             "sm_90a"),
         Kind("product f16, wgmma", half, "wgmma_128x256", ("HGMMA", "UTMALDG", "SYNCS", WIDE), "sm_90a", most=75),
         Kind("product f16, wgmma 64", half, "wgmma_64x128", ("HGMMA", "UTMALDG", "SYNCS", WIDE), "sm_90a", most=65),
         Kind("product f16, in turn", half, "wgmma_128x128x64_5_turns", ("HGMMA", "UTMALDG", "SYNCS", "UTMASTG"),
