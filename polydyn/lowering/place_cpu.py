@@ -15,7 +15,7 @@ from polydyn.codegen.cpu.product import ContractKernel
 from polydyn.codegen.cpu.rows import NestKernel
 from polydyn.codegen.cpu.serial import SerialKernel
 from polydyn.codegen.cpu.shares import FEW_TILES, has_shares
-from polydyn.codegen.cpu.split import SplitKernel, SplitNest
+from polydyn.codegen.cpu.split import SplitDot, SplitKernel, SplitNest
 from polydyn.codegen.cpu.target import CpuTarget
 from polydyn.codegen.cpu.turned import TurnedWindowKernel
 from polydyn.codegen.cpu.windows import WindowKernel, fits
@@ -212,8 +212,9 @@ class KernelBuilder(Builder):
             found = _with_tuned(tuned, lambda x: proofs.prove_contract(x.schedule, x.tiles()), place)
         if few is not None:
             return _with_few(few, found)
-        if not form.dot and has_shares(kernel.product, kernel.plan):
-            split = SplitKernel(f"split_{place.key[:12]}", group, form.roles, self.target, form.packed)
+        if has_shares(kernel.product, kernel.plan):
+            in_shares = SplitDot if form.dot else SplitKernel
+            split = in_shares(f"split_{place.key[:12]}", group, form.roles, self.target, form.packed)
             Proofs(split.product.group).prove_contract(split.schedule, split.tiles())
             found = _with_split(split, found)
         if form.turned:
