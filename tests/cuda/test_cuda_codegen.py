@@ -183,7 +183,7 @@ def test_reductions(axis: int | None, op: str) -> None:
 SMALL_FMA = CudaTile("fma", 32, 32, 16, 4, 4, 3)
 SMALL_TF32 = CudaTile("tf32", 64, 64, 16, 32, 32, 3, 2)
 SMALL_MMA = CudaTile("mma", 64, 64, 32, 32, 32, 3, 2)
-MIDDLE, FEW_ROWS = MORE_TILES
+MIDDLE, _, FEW_ROWS = MORE_TILES
 SHAPES = [(1, 1, 1), (7, 31, 5), (63, 65, 64), (64, 64, 32), (65, 63, 33), (72, 136, 200), (1, 129, 0)]
 
 

@@ -1,0 +1,81 @@
+"""Channels last on CUDA: what lies between convolutions, and how it is copied; on the strict emulation."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from onnx import helper
+
+from polydyn.fusion.plan import FusionPlan
+from polydyn.gpu.errors import DeviceError
+from polydyn.lowering.place import Placed
+from tests.support.cuda_groups import Arrays, placed, plan_of, run, version, with_bugs
+
+node = helper.make_node
+Array = np.ndarray[Any, Any]
+RNG = np.random.default_rng(7)
+
+
+def normal(*shape: int) -> Array:
+    return RNG.standard_normal(shape).astype(np.float16)
+
+
+def close(got: Array, want: Array) -> bool:
+    a = got.astype(np.float64)
+    return a.shape == want.shape and bool(
+        np.abs(a - want).max(initial=0) <= 2e-3 * max(1.0, np.abs(want).max(initial=0))
+    )
+
+
+WEIGHTS: Arrays = {"v": normal(24, 3, 1, 1), "w": normal(32, 24, 3, 3)}
+
+
+@pytest.fixture(scope="module")
+def layers() -> tuple[FusionPlan, tuple[Placed, ...]]:
+    """A second convolution, with strides and dilations, reads 24 channels: three copies, no tile of steps."""
+    nodes = [node("Conv", ["x", "v"], ["c"]), node("Relu", ["c"], ["r"]),
+             node("Conv", ["r", "w"], ["d"], pads=[2, 1, 1, 2], strides=[2, 1], dilations=[1, 2]),
+             node("GlobalAveragePool", ["d"], ["y"])]  # fmt: skip
+    plan = plan_of(nodes, {"x": ("B", 3, "H", "W")}, ["y"], WEIGHTS, "float16")
+    return plan, placed(plan)
+
+
+def by_hand(x: Array) -> Array:
+    """What the layers compute, in float64."""
+    v, w = (WEIGHTS[n].astype(np.float64) for n in ("v", "w"))
+    c = np.maximum(np.einsum("bchw,oc->bohw", x.astype(np.float64), v[..., 0, 0]), 0)
+    padded = np.pad(c, ((0, 0), (0, 0), (2, 1), (1, 2)))
+    windows = np.lib.stride_tricks.sliding_window_view(padded, (3, 5), (2, 3))[:, :, ::2, :, :, ::2]
+    return np.einsum("bchwij,ocij->bohw", windows, w).mean((2, 3), keepdims=True)
+
+
+def test_pixels_come_by_16_bytes_of_channels(layers: tuple[FusionPlan, tuple[Placed, ...]]) -> None:
+    """A copy of 16 bytes is of one tap, inside the image or zeros; nothing is transposed between kernels."""
+    plan, kernels = layers
+    assert len(kernels) == 3 and all("_16_16" in k.version for k in kernels[1].kernels if "gemv" not in k.version)
+    for shape in ((2, 3, 5, 9), (1, 3, 1, 3)):
+        x = normal(*shape)
+        got, counts = run(plan, {"x": x}, kernels=kernels)
+        assert close(got["y"], by_hand(x)) and not any(c.ldmatrix_conflicts for c in counts)
+
+
+BROKEN = {
+    "a line above the image": (">= 0", ">= (-1)"),
+    "another row's place": ("+ (tid/4)), (int)(8*tid", "+ (tid/8)), (int)(8*tid"),
+}
+
+
+@pytest.mark.parametrize("bug", BROKEN)
+def test_a_wrong_copy_is_seen(bug: str, layers: tuple[FusionPlan, tuple[Placed, ...]]) -> None:
+    plan, kernels = layers
+    bugs = with_bugs(version(kernels[1], "mma"), BROKEN)
+    broken = (kernels[0], replace(kernels[1], kernels=(bugs[list(BROKEN).index(bug)],)), kernels[2])
+    x = normal(2, 3, 5, 9)
+    try:
+        got, _ = run(plan, {"x": x}, kernels=broken)
+        assert not close(got["y"], by_hand(x))
+    except DeviceError:
+        pass
