@@ -30,14 +30,21 @@ def close(got: Array, want: Array) -> bool:
     )
 
 
-WEIGHTS: Arrays = {"v": normal(24, 3, 1, 1), "w": normal(32, 24, 3, 3)}
+WEIGHTS: Arrays = {
+    "u": normal(16, 3, 1, 1), "v": normal(24, 3, 1, 1), "s": normal(40, 1, 1), "b": normal(40, 1, 1),
+    "z": normal(24, 40, 1, 1), "w": normal(32, 24, 3, 3),
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
 def layers() -> tuple[FusionPlan, tuple[Placed, ...]]:
-    """A second convolution, with strides and dilations, reads 24 channels: three copies, no tile of steps."""
-    nodes = [node("Conv", ["x", "v"], ["c"]), node("Relu", ["c"], ["r"]),
-             node("Conv", ["r", "w"], ["d"], pads=[2, 1, 1, 2], strides=[2, 1], dilations=[1, 2]),
+    """A norm of a concatenation in the copies of a product; a convolution with strides and dilations, whose 24 channels
+    are three copies, no tile of steps.
+    """
+    nodes = [node("Conv", ["x", "u"], ["c0"]), node("Conv", ["x", "v"], ["c1"]),
+             node("Concat", ["c0", "c1"], ["c"], axis=1), node("Mul", ["c", "s"], ["m"]),
+             node("Add", ["m", "b"], ["n"]), node("Relu", ["n"], ["r"]), node("Conv", ["r", "z"], ["p"]),
+             node("Conv", ["p", "w"], ["d"], pads=[2, 1, 1, 2], strides=[2, 1], dilations=[1, 2]),
              node("GlobalAveragePool", ["d"], ["y"])]  # fmt: skip
     plan = plan_of(nodes, {"x": ("B", 3, "H", "W")}, ["y"], WEIGHTS, "float16")
     return plan, placed(plan)
@@ -45,9 +52,10 @@ def layers() -> tuple[FusionPlan, tuple[Placed, ...]]:
 
 def by_hand(x: Array) -> Array:
     """What the layers compute, in float64."""
-    v, w = (WEIGHTS[n].astype(np.float64) for n in ("v", "w"))
-    c = np.maximum(np.einsum("bchw,oc->bohw", x.astype(np.float64), v[..., 0, 0]), 0)
-    padded = np.pad(c, ((0, 0), (0, 0), (2, 1), (1, 2)))
+    u, v, s, b, z, w = (a.astype(np.float64) for a in WEIGHTS.values())
+    c = np.einsum("bchw,oc->bohw", x.astype(np.float64), np.concatenate([u, v])[..., 0, 0])
+    p = np.einsum("bchw,oc->bohw", np.maximum(c * s + b, 0), z[..., 0, 0])
+    padded = np.pad(p, ((0, 0), (0, 0), (2, 1), (1, 2)))
     windows = np.lib.stride_tricks.sliding_window_view(padded, (3, 5), (2, 3))[:, :, ::2, :, :, ::2]
     return np.einsum("bchwij,ocij->bohw", windows, w).mean((2, 3), keepdims=True)
 
@@ -55,7 +63,10 @@ def by_hand(x: Array) -> Array:
 def test_pixels_come_by_16_bytes_of_channels(layers: tuple[FusionPlan, tuple[Placed, ...]]) -> None:
     """A copy of 16 bytes is of one tap, inside the image or zeros; nothing is transposed between kernels."""
     plan, kernels = layers
-    assert len(kernels) == 3 and all("_16_16" in k.version for k in kernels[1].kernels if "gemv" not in k.version)
+    *_, computed, copied, _ = kernels
+    versions = [k for p in (computed, copied) for k in p.kernels if "gemv" not in k.version]
+    assert len(kernels) == 5 and all("_16_16" in k.version for k in versions)
+    assert "pd_max" in version(computed, "mma").text and "pd_cp_async_if<16>" in version(copied, "mma").text
     for shape in ((2, 3, 5, 9), (1, 3, 1, 3)):
         x = normal(*shape)
         got, counts = run(plan, {"x": x}, kernels=kernels)
@@ -71,8 +82,9 @@ BROKEN = {
 @pytest.mark.parametrize("bug", BROKEN)
 def test_a_wrong_copy_is_seen(bug: str, layers: tuple[FusionPlan, tuple[Placed, ...]]) -> None:
     plan, kernels = layers
-    bugs = with_bugs(version(kernels[1], "mma"), BROKEN)
-    broken = (kernels[0], replace(kernels[1], kernels=(bugs[list(BROKEN).index(bug)],)), kernels[2])
+    *before, copied, mean = kernels
+    bugs = with_bugs(version(copied, "mma"), BROKEN)
+    broken = (*before, replace(copied, kernels=(bugs[list(BROKEN).index(bug)],)), mean)
     x = normal(2, 3, 5, 9)
     try:
         got, _ = run(plan, {"x": x}, kernels=broken)
