@@ -12,7 +12,7 @@ from polydyn.codegen.cuda.copies import Copy
 from polydyn.codegen.cuda.slots import is_fast, of_value
 from polydyn.codegen.cuda.tile import CudaTile
 from polydyn.codegen.kernel import Work
-from polydyn.schedules.expr import ITEMSIZE, loads
+from polydyn.schedules.expr import ITEMSIZE, Op, loads, walk
 from polydyn.schedules.index import ONE, Index, maximum, product
 from polydyn.schedules.model import Group, Statement, stored
 
