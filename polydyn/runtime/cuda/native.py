@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import threading
 from collections.abc import Callable
 from functools import partial
@@ -16,6 +17,9 @@ from polydyn.runtime.native import Context, Native
 
 DEVICE = 6
 """``PD_DEVICE``."""
+
+APART = "POLYDYN_PLAIN_LAUNCHES"
+"""The environment's wish that no launch begins before the one before it has ended."""
 
 _IMAGE = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int32)
 """``pd_cuda_image``."""
@@ -50,6 +54,8 @@ class CudaNative(Native):
         self.session, self._images = session, _Images(source)
         library, context = session.library.encode(), ctypes.c_void_p(session.driver.context)
         self.special = source.special
+        if os.environ.get(APART) and hasattr(self.library, "pd_cuda_overlap"):
+            self.library.pd_cuda_overlap(self.program, 0)
         code = self.library.pd_cuda_open(self.program, library, context, self._images.callback, None, self.special)
         self.check(code)
         self.generation = session.generation
@@ -107,7 +113,7 @@ class _Images:
 class CudaContext(Context):
     """A context on the device; ``places`` say where each input and then each output of a call lies."""
 
-    __slots__ = ("_cuda", "_places", "calls", "stream")
+    __slots__ = ("_cuda", "_kept", "_places", "calls", "stream")
 
     def __init__(
         self,
@@ -121,6 +127,7 @@ class CudaContext(Context):
         self._cuda = native.library
         self._places = (ctypes.c_int32 * (len(inputs) + len(output_ranks) + 1))()
         self.calls = 0
+        self._kept = -1
         self.stream = int(native.library.pd_cuda_stream(self.handle) or 0)
 
     def prepare_at(self, key: list[tuple[int, ...]], places: tuple[int, ...]) -> None:
@@ -155,6 +162,19 @@ class CudaContext(Context):
     def replay(self, stream: int, detached: bool) -> Callable[[], int]:
         """``pd_cuda_replay``, to be called: it returns an error code. ``stream`` 0 is the context's own."""
         return partial(self._cuda.pd_cuda_replay, self.handle, ctypes.c_void_p(stream or None), int(detached))
+
+    def keep(self, most: int) -> None:
+        """``pd_cuda_keep``, when it is another number than before; older programs keep none."""
+        if most != self._kept and hasattr(self._cuda, "pd_cuda_keep"):
+            self._native.check(self._cuda.pd_cuda_keep(self.handle, most))
+            self._kept = most
+
+    def graphs(self) -> tuple[int, ...]:
+        """``pd_cuda_graphs``."""
+        counts = (ctypes.c_int64 * 5)()
+        if hasattr(self._cuda, "pd_cuda_graphs"):
+            self._cuda.pd_cuda_graphs(self.handle, counts)
+        return tuple(counts)
 
     def wait(self) -> None:
         """``pd_cuda_wait``. InputError: an index of the last call, which was not waited for, lies outside its axis."""
