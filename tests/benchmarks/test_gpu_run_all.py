@@ -162,9 +162,11 @@ def test_without_a_primitive_of_hopper_the_rest_goes_on_without_its_kernels(
         asked.append(command)
         yield {"name": "mma_f16", "ok": True}
         yield {"name": "tma_load_2d_tf32", "ok": False}
+        yield {"name": "launches_early graph chains", "ok": "conformance" not in command[2]}
         yield {"name": "tma_load_2d", "ok": "conformance" not in command[2]}
 
     monkeypatch.setattr(run_all, "results", answers)
+    monkeypatch.setenv(run_all.APART, "")
     (tmp_path / "cases.json").write_text('{"left_out": [{"name": "conv", "failed": "refused"}]}')
     options = argparse.Namespace(
         pack=tmp_path, out=tmp_path / "out", stages=["conformance", "gemm"], limit=500, patience=9, driver="ctypes",
@@ -172,6 +174,7 @@ def test_without_a_primitive_of_hopper_the_rest_goes_on_without_its_kernels(
     )  # fmt: skip
     assert run_all.run(options) == 1
     assert "--without-hopper" not in asked[0] and "--without-hopper" in asked[1]
+    assert os.environ.get(run_all.APART) == "1", "launches begin one after the other"
     report, said = json.loads((tmp_path / "out/report.json").read_text()), (tmp_path / "out/log").read_text()
     assert report["without_hopper"] == "tma_load_2d failed" and "not in the pack: conv: refused" in said
 
@@ -265,6 +268,7 @@ def test_conformance_takes_its_kernels_from_the_pack(tmp_path: Path, monkeypatch
         return argparse.Namespace(image=f"{arch} {kind}".encode())
 
     monkeypatch.setattr(conformance, "compile_cuda", compiled)
+    monkeypatch.setattr(pack, "programs", lambda target: iter(()))
     pack.write_conformance(tmp_path / "conformance", ("sm_80", "sm_90a"))
     assert len(list((tmp_path / "conformance").iterdir())) == 9  # three files for both, three for sm_90a
     machine = conformance.Machine(argparse.Namespace(arch=90), False, tmp_path)  # type: ignore[arg-type]
