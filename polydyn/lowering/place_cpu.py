@@ -110,11 +110,13 @@ class KernelBuilder(Builder):
 
     def _product(self, group: FusedGroup) -> ContractGroup | None:
         rounded = self.rounded and group.nodes[0].body.dtype == "float32"
-        bytes_ = (QUADS, replace(PAIRS, least=QUADS.least)) if self.target.quads else (PAIRS,)
+        vectors = tile_vectors(self.target.core)
+        quads = replace(QUADS, vectors=1 if self.target.amx else vectors)  # tiles of the unit want single vectors
+        bytes_ = (quads, replace(PAIRS, least=QUADS.least)) if self.target.quads else (PAIRS,)
         kinds = (*bytes_, *((ROUNDED,) if rounded else ()))
         form = lower_contract(
             self.plan, group, self.target.width, promotion=True, kinds=kinds, shared=self.target.core.shared,
-            vectors=tile_vectors(self.target.core),
+            vectors=vectors,
         )  # fmt: skip
         if rounded:
             self.products[group.nodes[0].output] = form is not None and form.in_words
