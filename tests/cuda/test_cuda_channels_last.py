@@ -34,6 +34,7 @@ WEIGHTS: Arrays = {
     "u": normal(16, 3, 1, 1), "v": normal(24, 3, 1, 1), "s": normal(40, 1, 1), "b": normal(40, 1, 1),
     "z": normal(24, 40, 1, 1), "w": normal(32, 24, 3, 3),
 }  # fmt: skip
+KERNELS = normal(16, 1, 3, 3)
 
 
 @pytest.fixture(scope="module")
@@ -89,5 +90,52 @@ def test_a_wrong_copy_is_seen(bug: str, layers: tuple[FusionPlan, tuple[Placed, 
     try:
         got, _ = run(plan, {"x": x}, kernels=broken)
         assert not close(got["y"], by_hand(x))
+    except DeviceError:
+        pass
+
+
+@pytest.fixture(scope="module")
+def windows() -> tuple[FusionPlan, tuple[Placed, ...]]:
+    """A depthwise convolution, both poolings and a mean, behind a convolution."""
+    nodes = [node("Conv", ["x", "u"], ["a"]),
+             node("Conv", ["a", "k"], ["d"], group=16, pads=[1, 1, 0, 1], strides=[2, 1]),
+             node("Relu", ["d"], ["r"]), node("MaxPool", ["r"], ["m"], kernel_shape=[3, 3], pads=[1, 1, 1, 1]),
+             node("AveragePool", ["m"], ["p"], kernel_shape=[2, 2], pads=[0, 0, 1, 1]),
+             node("GlobalAveragePool", ["p"], ["y"])]  # fmt: skip
+    plan = plan_of(nodes, {"x": ("B", 3, "H", "W")}, ["y"], {"u": WEIGHTS["u"], "k": KERNELS}, "float16")
+    return plan, placed(plan)
+
+
+def windows_by_hand(x: Array) -> Array:
+    def view(a: Array, pads: tuple[tuple[int, int], ...], size: int, outside: float) -> Array:
+        padded = np.pad(a, ((0, 0), (0, 0), *pads), constant_values=outside)
+        return np.lib.stride_tricks.sliding_window_view(padded, (size, size), (2, 3))
+
+    a = np.einsum("bchw,oc->bohw", x.astype(np.float64), WEIGHTS["u"][..., 0, 0].astype(np.float64))
+    d = np.einsum("bchwij,cij->bchw", view(a, ((1, 0), (1, 1)), 3, 0)[:, :, ::2], KERNELS[:, 0].astype(np.float64))
+    m = view(np.maximum(d, 0), ((1, 1), (1, 1)), 3, -np.inf).max((4, 5))
+    p = np.nanmean(view(m, ((0, 1), (0, 1)), 2, np.nan), (4, 5))
+    return p.mean((2, 3), keepdims=True)
+
+
+def test_windows_have_vectors_of_channels(windows: tuple[FusionPlan, tuple[Placed, ...]]) -> None:
+    """A thread has eight channels, and asks once for each tap whether it is inside."""
+    plan, kernels = windows
+    _, *nests = kernels
+    assert [p.kernels[0].version for p in nests] == ["wide"] * 4
+    text = nests[0].kernels[0].text
+    assert "pd_ldg_wide<8>(in0" in text and "pd_ldg_wide<8>(in1" in text and "pd_ldg(a" not in text
+    x = normal(2, 3, 6, 9)
+    got, _ = run(plan, {"x": x}, kernels=kernels)
+    assert close(got["y"], windows_by_hand(x))
+
+
+def test_a_window_without_its_guard_is_seen(windows: tuple[FusionPlan, tuple[Placed, ...]]) -> None:
+    plan, kernels = windows
+    (broken,) = with_bugs(kernels[1].kernels[0], {"left of the image": ("if ((2*i1 + j0 + (-1)) >= 0 && ", "if (")})
+    x = normal(2, 3, 6, 9)
+    try:
+        got, _ = run(plan, {"x": x}, kernels=(kernels[0], replace(kernels[1], kernels=(broken,)), *kernels[2:]))
+        assert not close(got["y"], windows_by_hand(x))
     except DeviceError:
         pass
