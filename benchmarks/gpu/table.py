@@ -25,7 +25,7 @@ from benchmarks.gpu.transformers import build
 from polydyn.compiler import plan_program
 from polydyn.gpu.compiler import KernelUse, compiler_version
 from polydyn.gpu.hardware import DEVICES, Hardware, load
-from polydyn.program.estimates import LAUNCH, estimated, launch_time
+from polydyn.program.estimates import estimated, launch_time
 from polydyn.program.plan import Candidate, HostPlan, Launch
 from polydyn.schedules.index import ZERO, Index
 from polydyn.testing.choice import choose
@@ -216,11 +216,12 @@ class Program:
         assert b is not None
         shared, grid = k.scratch.evaluate(self.env), k.tasks.evaluate(self.env)
         blocks = d.resident_blocks(b.threads, used.registers, shared)
-        time, flight = Index.of(LAUNCH), 0
+        launch = d.costs.launch_ns
+        time, flight = Index.of(round(launch)), 0
         if b.work:
             time = launch_time(b.work, b.threads, k.tasks, k.scratch, moved, d, used.registers)
             flight = min(blocks, -(-grid // d.multiprocessors)) * b.work.flight * b.work.traffic
-        inner, ns = code.inner(), max(time.evaluate(self.env), ideal + LAUNCH)
+        inner, ns = code.inner(), max(time.evaluate(self.env), ideal + launch)
         return Taken(
             k.name, 1, ns / 1000, ideal / 1000, len(code.instructions), len(inner), code.path(),
             next(filter(None, sass.multiplications(inner)), 0), of_a_result(code), used.registers, shared, blocks,

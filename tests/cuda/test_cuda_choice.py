@@ -106,13 +106,12 @@ def test_many_rows_take_the_largest_tile(arch: str, large: str) -> None:
     assert len({taken(arch, m, 1024, 1024).split("_4_")[0] for m in (1, 16, 256, whole)}) >= 3
 
 
-def test_clusters_where_bytes_from_l2_count(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_clusters_where_bytes_from_l2_count() -> None:
     """A short reduction takes tiles in turn; one row of clusters is not worth it; nor are bytes that cost nothing."""
     shapes = [sizes("sm_90a", *x) for x in ((8192, 4096, 8192), (4096, 768, 3072), (256, 512, 512))]
     names = [choose(launch("sm_90a"), at, H200).name for at in shapes]
     assert names[0].startswith("wgmma_128x256x64_4_cluster") and names[1].startswith("wgmma_128x128x64_5_turns_cluster")
-    monkeypatch.setattr("polydyn.program.estimates.L2_BYTES", 10**6)
-    (free,) = estimated(planned("sm_90a"), H200).launches
+    (free,) = estimated(planned("sm_90a"), replace(H200, costs=replace(H200.costs, l2_bytes=10**6))).launches
     assert not any("cluster" in x for x in (names[2], *(choose(free, at, H200).name for at in shapes)))
 
 
