@@ -102,7 +102,7 @@ def cases() -> tuple[Case, ...]:
 
 def few_rows(k: int, n: int) -> Case:
     """One row by constant weights, against the bytes alone at ``WANTED`` of the bandwidth; the review has no times."""
-    us = LAUNCH / 1000 + 2 * k * n / WANTED / SUSTAINED_GB_PER_S / 1000
+    us = load(DEVICES[ARCH]).costs.launch_ns / 1000 + 2 * k * n / WANTED / SUSTAINED_GB_PER_S / 1000
     return Case(f"1x{n}x{k}", layer("plain", k, n), {"M": 1}, ("gemv_2_n8", (us, us)),
                 (Rival("85 % of the bandwidth", (us, us), COUNTED),))  # fmt: skip
 
