@@ -28,10 +28,10 @@ Array = np.ndarray[Any, Any]
 RNG = np.random.default_rng(11)
 LAYERS: tuple[tuple[int, tuple[int, int], dict[str, list[int]], WgmmaTile], ...] = (
     (128, (3, 3), {"pads": [1, 0, 1, 2], "strides": [2, 2]}, WgmmaTile(128, 5, in_turn=True)),
-    (64, (3, 2), {"pads": [2, 0, 2, 3], "dilations": [2, 3]}, WgmmaTile(64, 4, 2, 2)),
+    (72, (3, 2), {"pads": [2, 0, 2, 3], "dilations": [2, 3]}, WgmmaTile(128, 4)),
     (40, (1, 5), {"pads": [0, 1, 0, 2], "strides": [1, 3]}, WgmmaTile(64, 8, in_turn=True)),
 )
-"""Results, kernel, attributes and tile of convolutions one after another, the first one of 64 channels."""
+"""Results, kernel, attributes and tile of convolutions one after another, of 64, 128 and 72 channels."""
 
 
 def network(layers: Any, channels: int = 64) -> tuple[FusionPlan, Arrays]:
@@ -146,6 +146,7 @@ def test_what_is_copied_is_what_is_read() -> None:
         changed(pitch=w.pitch * 2), changed(tap=h.tap), changed(pixel=longer), replace(found, sides=(h, w)),
         replace(found, offset=found.offset + 8), replace(found, between=found.between + 8),
         replace(found, images=found.images + 1), replace(found, channel=w.tap),
+        replace(found, channels=found.channels - 1),
     ]  # fmt: skip
     check_image(found, of.group, of.values[0], of.roles)
     for x in wrong:
@@ -156,7 +157,7 @@ def test_what_is_copied_is_what_is_read() -> None:
 @pytest.mark.parametrize(
     ("layer", "channels"),
     [
-        ((64, (3, 3), {"pads": [1] * 4}), 72),  # a tile of steps has two taps
+        ((64, (3, 3), {"pads": [1] * 4}), 24),  # a tile of steps has several taps
         ((64, (3, 3), {"pads": [1] * 4, "strides": [9, 9]}), 64),
         ((64, (3, 3), {"pads": [1, 129, 1, 1]}), 64),
         ((64, (3, 3), {"pads": [1] * 4, "dilations": [1, 128]}), 64),
