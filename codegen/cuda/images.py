@@ -180,11 +180,11 @@ def image_operand(group: Group, v: Value, roles: Roles, step: int) -> ImageOpera
         images, between = top.extent, strides[top.name]
     exist = next((g + channel.value + 1 for g in read.guards if g.symbols() == {channel.name}), channel.extent)
     made = ImageOperand(load.buffer, load.dtype, offset, channel, exist, sides, batch, images, between)
-    asked = _alignment(made, step), _limits(made)
-    if asked[0] is None or asked[1] is None:
+    alignment, limits = _alignment(made, step), _limits(made, group, roles, read)
+    if alignment is None or limits is None:
         return None
     check_image(made, group, v, roles)
-    return replace(made, multiples=asked[0], conditions=asked[1])
+    return replace(made, multiples=alignment, conditions=limits)
 
 
 def tapped_operand(group: Group, v: Value, roles: Roles, batch: Mapping[str, Index]) -> TensorOperand | None:
@@ -381,9 +381,17 @@ def _alignment(of: ImageOperand, step: int) -> tuple[tuple[Index, int], ...] | N
     return tuple(wanted)
 
 
-def _limits(of: ImageOperand) -> tuple[Compare, ...] | None:
-    """What must hold of corners, offsets and pitches; None: one of them is never right."""
-    out = dict[Compare, None]()
+def _limits(of: ImageOperand, group: Group, roles: Roles, read: _Read) -> tuple[Compare, ...] | None:
+    """What must hold of corners, offsets and pitches, and of rows and steps, which are whole images and taps; None: it
+    never holds.
+    """
+    out, extents = dict[Compare, None](), dict(group.backbone.iters)
+    for x, digits in ((roles.row, read.rows), (roles.block, read.steps)):
+        whole = digits[-1].weight * digits[-1].extent
+        if (extents[x] - whole).constant is None:
+            out[Compare("<=", extents[x], whole)] = None
+        elif extents[x] != whole:
+            return None
     bits = BITS[len(of.sides)]
     half = 1 << (bits - 1)
     bounds = [(s.tap.extent - 1) * s.apart for s in of.sides]

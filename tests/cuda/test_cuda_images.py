@@ -13,6 +13,7 @@ from onnx import helper
 from polydyn.codegen.cuda.group import ProductGroup
 from polydyn.codegen.cuda.images import ImageOperand, check_image, image_operand
 from polydyn.codegen.cuda.wgmma import BLOCKS, WgmmaTile, wgmma_versions, with_one_reduction
+from polydyn.codegen.ir import Compare
 from polydyn.codegen.kernel import Kernel
 from polydyn.fusion.plan import FusionPlan
 from polydyn.gpu.errors import DeviceError
@@ -136,6 +137,9 @@ def test_what_is_copied_is_what_is_read() -> None:
     w, h = found.sides
     assert [(s.step, s.apart, str(s.first)) for s in (w, h)] == [(2, 3, "-1"), (1, 2, "-2")]
     assert (str(found.channel.extent), str(found.offset), str(w.pitch), found.batch) == ("64", "0", "64", "")
+
+    whole = w.pixel.extent * h.pixel.extent * found.images
+    assert Compare("<=", of.M, whole) in found.conditions, "rows that are no whole images would be others' pixels"
 
     def changed(**numbers: Any) -> ImageOperand:
         return replace(found, sides=(replace(w, **numbers), h))
