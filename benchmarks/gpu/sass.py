@@ -43,8 +43,12 @@ COPIES, TENSOR, WIDE = r"LDGSTS\.E\.BYPASS.*128", ("LDSM", "HMMA"), r"STG\.E\.12
 SPILLED = ("LDL", "STL")
 SHARED = (r"UTMALDG.*MULTICAST", "UCGABAR_WAIT")
 """What brings boxes to several blocks of a cluster, and the barrier of one."""
+DISTRIBUTED = (r"LD\.E", "UCGABAR_WAIT")
+"""What reads another block's shared memory, and that barrier."""
 PIXELS = (r"UTMALDG\.4D\.IM2COL", r"UTMALDG\.2D")
 """What brings pixels of an image, and filters."""
+EARLY, PREFETCH = ("ACQBULK", "PREEXIT"), r"UTMACCTL\.PF"
+"""What waits for the launch before and lets the next one begin, on sm_90a; what fetches tensor maps."""
 TENSOR_CORES = ("HMMA", "IMMA", "QMMA", "HGMMA", "IGMMA", "QGMMA")
 HEADING = "instructions loop path multiplications registers shared blocks"
 
@@ -105,6 +109,8 @@ def kinds() -> tuple[Kind, ...]:
         Kind("product f16", half, "mma_128", (COPIES, *TENSOR, WIDE)),
         Kind("product f16, split", half, "split_mma", (COPIES, *TENSOR)),
         Kind("product f16, few rows", half, "gemv_8", (r"LDG\.E.*128", "SHFL")),
+        Kind("product f16, few rows of clusters", half, "gemv_2_n8_cluster_8", (r"LDG\.E.*128", *DISTRIBUTED),
+             "sm_90a"),
         Kind("product f16, wgmma", half, "wgmma_128x256", ("HGMMA", "UTMALDG", "SYNCS", WIDE), "sm_90a", most=75),
         Kind("product f16, wgmma 64", half, "wgmma_64x128", ("HGMMA", "UTMALDG", "SYNCS", WIDE), "sm_90a", most=65),
         Kind("product f16, in turn", half, "wgmma_128x128x64_5_turns", ("HGMMA", "UTMALDG", "SYNCS", "UTMASTG"),
@@ -145,6 +151,7 @@ def kinds() -> tuple[Kind, ...]:
         Kind("attention tf32", _attention("float32"), "attention_tf32",
              (COPIES, "LDSM", r"HMMA\.1688\.F32\.TF32", WIDE), tf32=True),
         Kind("element-wise", _rows(node("Erf", "x")), "wide", (r"LDG\.E.*128", WIDE)),
+        Kind("element-wise", _rows(node("Erf", "x")), "wide", (r"LDG\.E.*128", WIDE), "sm_90a"),
         Kind("softmax, a warp", _rows(node("Softmax", "x", axis=-1)), "warp", ("LDG", "SHFL", "STG")),
         Kind("softmax, a block", _rows(node("Softmax", "x", axis=-1)), "block", ("LDG", "SHFL", "BAR")),
     )  # fmt: skip
@@ -251,7 +258,8 @@ def check(kind: Kind) -> dict[str, Any]:
     k = kernel_of(kind)
     code, used = built(k.text, k.name, kind.arch)
     found, inner = code.instructions, code.inner()
-    missing = [w for w in kind.wanted if not any(re.match(w, i) for i in found)]
+    wanted = (*kind.wanted, *(EARLY if kind.arch == "sm_90a" else ()), *([PREFETCH] if k.device.maps else []))
+    missing = [w for w in wanted if not any(re.match(w, i) for i in found)]
     missing += [f"a loop of at most {kind.most}"] if kind.most and not 0 < len(inner) <= kind.most else []
     missing += [f"at most {kind.size} instructions"] if 0 < kind.size < len(found) else []
     missing += [f"{kind.beside} powers beside a product"] if powers_beside(inner) < kind.beside else []

@@ -25,7 +25,7 @@ from benchmarks.gpu.transformers import build
 from polydyn.compiler import plan_program
 from polydyn.gpu.compiler import KernelUse, compiler_version
 from polydyn.gpu.hardware import DEVICES, Hardware, load
-from polydyn.program.estimates import LAUNCH, estimated, launch_time
+from polydyn.program.estimates import estimated, launch_time
 from polydyn.program.plan import Candidate, HostPlan, Launch
 from polydyn.schedules.index import ZERO, Index
 from polydyn.testing.choice import choose
@@ -86,6 +86,7 @@ def cases() -> tuple[Case, ...]:
              (Rival("cuBLAS", (4, 5)),)),
         Case("1x4096x4096", layer("plain", 4096, 4096), {"M": 1}, ("gemv_2_n8", (12, 14)),
              (Rival("cuBLAS", (9, 10)),)),
+        few_rows(768, 3072), few_rows(3072, 768),
         Case("attention 8x12x512x64", attention("none"), {"B": 8, "L": 512}, ("mma.sync 64x64", (45, 60)),
              (Rival("FlashAttention-3", (20, 24)), Rival("FlashAttention-2", (28, 32)))),
         Case("the same, mask of keys", attention("keys"), {"B": 8, "L": 512}, ("mma.sync 64x64", (60, 75))),
@@ -97,6 +98,13 @@ def cases() -> tuple[Case, ...]:
         Case("BERT-base 8x512, graph", bert, {"B": 8, "L": 512}, ("99 launches", (2400, 2900)),
              (Rival("torch", (2000, 2000)), Rival("TensorRT", (1400, 1400)))),
     )  # fmt: skip
+
+
+def few_rows(k: int, n: int) -> Case:
+    """One row by constant weights, against the bytes alone at ``WANTED`` of the bandwidth; the review has no times."""
+    us = load(DEVICES[ARCH]).costs.launch_ns / 1000 + 2 * k * n / WANTED / SUSTAINED_GB_PER_S / 1000
+    return Case(f"1x{n}x{k}", layer("plain", k, n), {"M": 1}, ("gemv_2_n8", (us, us)),
+                (Rival("85 % of the bandwidth", (us, us), COUNTED),))  # fmt: skip
 
 
 def product() -> Any:
@@ -208,11 +216,12 @@ class Program:
         assert b is not None
         shared, grid = k.scratch.evaluate(self.env), k.tasks.evaluate(self.env)
         blocks = d.resident_blocks(b.threads, used.registers, shared)
-        time, flight = Index.of(LAUNCH), 0
+        launch = d.costs.launch_ns
+        time, flight = Index.of(round(launch)), 0
         if b.work:
             time = launch_time(b.work, b.threads, k.tasks, k.scratch, moved, d, used.registers)
             flight = min(blocks, -(-grid // d.multiprocessors)) * b.work.flight * b.work.traffic
-        inner, ns = code.inner(), max(time.evaluate(self.env), ideal + LAUNCH)
+        inner, ns = code.inner(), max(time.evaluate(self.env), ideal + launch)
         return Taken(
             k.name, 1, ns / 1000, ideal / 1000, len(code.instructions), len(inner), code.path(),
             next(filter(None, sass.multiplications(inner)), 0), of_a_result(code), used.registers, shared, blocks,

@@ -30,7 +30,7 @@ from polydyn.codegen.cuda.product import DEALT, RASTER, UNROLLED, block_limits, 
 from polydyn.codegen.cuda.sums import LINE, Sums, lane_points
 from polydyn.codegen.cuda.tile import CudaTile
 from polydyn.codegen.cuda.wgmma_tiles import FLOAT8_TILES, ROWS, STEP, TILES, WgmmaTile, useful
-from polydyn.codegen.cuda.work import UNITS
+from polydyn.codegen.cuda.work import UNITS, with_epilogues
 from polydyn.codegen.indices import substitute
 from polydyn.codegen.ir import (
     Alloc,
@@ -324,10 +324,11 @@ class _Version:
         unit = t.instruction if t.instruction == "tf32" else UNITS[of.dtype]
         registers, flops = self.size.registers[0], 2 * t.bm * t.bn * self.step
         traffic = sum(n // self._sharers(which) * STEP for which, n in enumerate((t.bm, t.bn)))
-        steps = of.K.ceildiv(self.step) * (self._tiles().ceildiv(V(BLOCKS)) if self.size.in_turn else 1)
-        work = Work(steps, registers, unit, flops, traffic=traffic, flight=self.stages - 1, elements=t.bm * t.bn,
-                    by_warps=False, cluster=self.size.together)  # fmt: skip
-        return work.shared_by(of.shares)
+        tiles = self._tiles().ceildiv(V(BLOCKS)) if self.size.in_turn else ONE
+        work = Work(of.K.ceildiv(self.step), registers, unit, flops, traffic=traffic, flight=self.stages - 1,
+                    elements=t.bm * t.bn, by_warps=False, cluster=self.size.together, tiles=tiles,
+                    strip=RASTER)  # fmt: skip
+        return with_epilogues(work.shared_by(of.shares), of.group, of.epilogues)
 
     def _sharers(self, which: int) -> int:
         """Blocks that bring a part each of an operand's tile: those of a cluster, which is along the other axis."""

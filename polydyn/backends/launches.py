@@ -62,7 +62,7 @@ def _constants(plan: FusionPlan, placed: Sequence[Placed]) -> dict[str, Array]:
         for name in p.lowered.buffers.values():
             packing = p.lowered.packs.get(name)
             if packing is not None and name not in out:
-                out[name] = pack(packing, plan.graph.constants[packing.source])
+                out[name] = pack(packing, plan.graph.constants)
             elif packing is None and name in plan.graph.constants:
                 out[name] = plan.graph.constants[name]
     return out
@@ -194,7 +194,7 @@ def _candidate(k: Kernel, params: Mapping[str, Index], names: Mapping[str, str])
 
 def _block(b: Block, values: Mapping[str, Index], names: Mapping[str, str]) -> Block:
     maps = tuple(_tensor_map(m, values, names) for m in b.maps)
-    work = None if b.work is None else replace(b.work, steps=b.work.steps.subs(values))
+    work = None if b.work is None else b.work.subs(values)
     return replace(b, maps=maps, work=work)
 
 

@@ -232,6 +232,7 @@ def _block(b: Block, of: Candidate) -> dict[str, Any]:
     return {
         "threads": b.threads,
         "arch": b.arch,
+        "features": list(of.features),
         "maps": list(map(_map, b.maps)),
         "workspace": to_json(of.workspace),
         "after": list(map(_candidate, of.after)),

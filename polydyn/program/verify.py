@@ -189,7 +189,7 @@ def _verify_candidate(
 
 
 def _verify_block(b: Block, symbols: frozenset[str], place: str) -> None:
-    steps = () if b.work is None else (b.work.steps,)
+    steps = () if b.work is None else (b.work.steps, b.work.tiles)
     _only(steps, symbols, place)
     sizes = [i for m in b.maps for i in (m.offset, *m.dims, *m.strides, *m.corners)]
     _only(sizes, symbols, f"{place}, its tensor maps")

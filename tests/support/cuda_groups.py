@@ -133,7 +133,7 @@ def run(
     dims = dims_of(plan, feeds)
     kernels = kernels or placed(plan)
     memory: Arrays = {n: np.ascontiguousarray(feeds[n]) for n in feeds}
-    memory |= {n: pack(x, graph.constants[x.source]) for p in kernels for n, x in p.lowered.packs.items()}
+    memory |= {n: pack(x, graph.constants) for p in kernels for n, x in p.lowered.packs.items()}
     counters: list[Counters] = []
 
     def array(name: str) -> np.ndarray[Any, Any]:
