@@ -13,12 +13,22 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import pairwise
 
-from polydyn.codegen.cuda.boxes import ALIGN
+from polydyn.codegen.cuda.boxes import ALIGN, Taps, TensorOperand, tensor_operand
 from polydyn.codegen.ir import Call, Compare, Parameter, Pointer
 from polydyn.codegen.kernel import PixelBoxOf, TensorMapOf
 from polydyn.codegen.passes.widen import multiples
 from polydyn.schedules.errors import LegalityError
-from polydyn.schedules.expr import ITEMSIZE, Const, FromIndex, Load, Op, Value, at_least_zero, conjuncts
+from polydyn.schedules.expr import (
+    ITEMSIZE,
+    Const,
+    FromIndex,
+    Load,
+    Op,
+    Value,
+    at_least_zero,
+    conjuncts,
+    map_index,
+)
 from polydyn.schedules.index import ONE, ZERO, Atom, Index, polynomial_division, product
 from polydyn.schedules.model import Group
 from polydyn.schedules.ranges import is_nonnegative
@@ -100,15 +110,16 @@ class _Read:
 class ImageOperand:
     """The row operand of a convolution behind a tensor map in im2col mode.
 
-    ``channel``: the innermost digit of steps; ``sides``: w, h and d, as far as there are; their pixels are the low
-    digits of a row's number. Above them, and above the iterator ``batch`` if it is not empty, are ``images``,
-    ``between`` elements apart.
+    ``channel``: the innermost digit of steps, of which ``channels`` exist; ``sides``: w, h and d, as far as there are;
+    their pixels are the low digits of a row's number. Above them, and above the iterator ``batch`` if it is not empty,
+    are ``images``, ``between`` elements apart.
     """
 
     buffer: str
     dtype: str
     offset: Index
     channel: Digit
+    channels: Index
     sides: tuple[Side, ...]
     batch: str
     images: Index
@@ -123,7 +134,7 @@ class ImageOperand:
 
     def tensor_map(self, name: str, mn: Index, k: Index, box: tuple[int, int], dtype: str = "") -> TensorMapOf:
         """The map of the image, in boxes of so many channels and pixels; ``dtype``: if another one."""
-        dims = (self.channel.extent, *(s.size for s in self.sides), self.images)
+        dims = (self.channels, *(s.size for s in self.sides), self.images)
         strides = (*(s.pitch for s in self.sides), self.between)
         first, upper, steps = zip(*((s.first, s.upper, s.step) for s in self.sides), strict=True)
         pixels = PixelBoxOf(first, upper, steps)
@@ -167,12 +178,27 @@ def image_operand(group: Group, v: Value, roles: Roles, step: int) -> ImageOpera
         batch, images, between = outer[0], read.batch[outer[0]], strides[outer[0]]
     elif top:
         images, between = top.extent, strides[top.name]
-    made = ImageOperand(load.buffer, load.dtype, offset, channel, sides, batch, images, between)
-    asked = _alignment(made, step), _limits(made)
-    if asked[0] is None or asked[1] is None:
+    exist = next((g + channel.value + 1 for g in read.guards if g.symbols() == {channel.name}), channel.extent)
+    made = ImageOperand(load.buffer, load.dtype, offset, channel, exist, sides, batch, images, between)
+    alignment, limits = _alignment(made, step), _limits(made, group, roles, read)
+    if alignment is None or limits is None:
         return None
     check_image(made, group, v, roles)
-    return replace(made, multiples=asked[0], conditions=asked[1])
+    return replace(made, multiples=alignment, conditions=limits)
+
+
+def tapped_operand(group: Group, v: Value, roles: Roles, batch: Mapping[str, Index]) -> TensorOperand | None:
+    """How TMA reaches columns that are 0 at the last steps of each tap; None when they are not."""
+    load, read = _load(v), _read(group, v, replace(roles, row=roles.col))
+    if load is None or read is None or len(read.guards) != 1 or len(read.steps) != 2:
+        return None
+    channel, tap = read.steps
+    exist = read.guards[0] + channel.value + 1
+    if exist.constant is None:
+        return None
+    at = map_index(load, lambda i: _in_digits(i, roles.block, read.steps))
+    made = tensor_operand(group, at, roles.col, channel.name, {**batch, tap.name: tap.extent})
+    return made and replace(made, taps=Taps(tap.name, channel.extent, exist))
 
 
 def check_image(of: ImageOperand, group: Group, v: Value, roles: Roles) -> None:
@@ -181,8 +207,8 @@ def check_image(of: ImageOperand, group: Group, v: Value, roles: Roles) -> None:
     1. The pixels of the sides, the first the fastest, and the images above them are the digits of a row's number: the
        walk goes from row to row.
     2. The operand's address is that of its places along the sides, of its channel and of its image.
-    3. The operand is 0 just where a place is outside its side: each guard is one end of a side, and an end that no
-       guard names is never passed.
+    3. The operand is 0 just where a place is outside its side, or a channel does not exist: each guard is an end of a
+       side or of the channels, and an end that no guard names is never passed.
     """
     read, places = _read(group, v, roles), [s.place for s in of.sides]
     if read is None:
@@ -203,6 +229,7 @@ def check_image(of: ImageOperand, group: Group, v: Value, roles: Roles) -> None:
     if address + image * of.between != read.address:
         raise _refuse(f"the operand is at {read.address}, the image's element at {address + image * of.between}")
     ends = [e for p, s in zip(places, of.sides, strict=True) for e in (p, s.size - 1 - p)]
+    ends.append(of.channels - 1 - of.channel.value)
     for e in read.guards:
         if e not in ends:
             raise _refuse(f"the operand is 0 where {e} < 0, which is no end of a side of {of.sides}")
@@ -354,9 +381,17 @@ def _alignment(of: ImageOperand, step: int) -> tuple[tuple[Index, int], ...] | N
     return tuple(wanted)
 
 
-def _limits(of: ImageOperand) -> tuple[Compare, ...] | None:
-    """What must hold of corners, offsets and pitches; None: one of them is never right."""
-    out = dict[Compare, None]()
+def _limits(of: ImageOperand, group: Group, roles: Roles, read: _Read) -> tuple[Compare, ...] | None:
+    """What must hold of corners, offsets and pitches, and of rows and steps, which are whole images and taps; None: it
+    never holds.
+    """
+    out, extents = dict[Compare, None](), dict(group.backbone.iters)
+    for x, digits in ((roles.row, read.rows), (roles.block, read.steps)):
+        whole = digits[-1].weight * digits[-1].extent
+        if (extents[x] - whole).constant is None:
+            out[Compare("<=", extents[x], whole)] = None
+        elif extents[x] != whole:
+            return None
     bits = BITS[len(of.sides)]
     half = 1 << (bits - 1)
     bounds = [(s.tap.extent - 1) * s.apart for s in of.sides]
@@ -368,7 +403,7 @@ def _limits(of: ImageOperand) -> tuple[Compare, ...] | None:
         elif not low <= int(i) <= high:
             return None
     # the manual wants pixels to lie behind each other; those that overlap are windows whose taps are channels here
-    apart, pitches = of.sides[0].pitch - of.channel.extent, [of.between, *(s.pitch for s in of.sides[1:])]
+    apart, pitches = of.sides[0].pitch - of.channels, [of.between, *(s.pitch for s in of.sides[1:])]
     for i, least in ((apart, ZERO), *((i, ONE) for i in pitches)):
         if is_nonnegative(least - 1 - i):
             return None
