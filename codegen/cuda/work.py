@@ -21,6 +21,10 @@ ASYNCHRONOUS, THROUGH_REGISTER = 4, 12
 UNITS = {"float32": "f32", "int32": "f32", "float16": "f16", "bfloat16": "bf16", "int8": "s8", "uint8": "s8",
          "float8_e4m3fn": "f8", "float8_e5m2": "f8"}  # fmt: skip
 """The peak rate (``polydyn.gpu.hardware.Hardware.peak_tflops``) that products of a dtype are bound by."""
+ENOUGH = 192
+"""Blocks that leave no multiprocessor of a large device idle. Where blocks might share the reduction, less than twice
+as many as there are without is not worth a meeting.
+"""
 UNROLLED, SERIAL = 4, 8
 """Iterations of a loop whose loads are in flight together: one that is dealt to lanes, one that a thread has alone."""
 
