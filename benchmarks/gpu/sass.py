@@ -119,6 +119,8 @@ def kinds() -> tuple[Kind, ...]:
              most=80),
         Kind("product f16, clusters in turn", half, "wgmma_128x128x64_5_turns_cluster", ("HGMMA", *SHARED, "UTMASTG"),
              "sm_90a", most=105),
+        Kind("product f16, wgmma, parts", half, "wgmma_128x128x64_4_parts_4", ("HGMMA", "UTMALDG", *DISTRIBUTED, WIDE),
+             "sm_90a", most=80),
         Kind("product f16, wgmma, split", half, "split_wgmma_128x128", ("HGMMA", "UTMALDG", "SYNCS", WIDE), "sm_90a",
              most=90),
         Kind("product f32", single, "fma_128", (COPIES, "FFMA")),

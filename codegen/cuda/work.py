@@ -27,6 +27,10 @@ UNITS = {"float32": "f32", "int32": "f32", "float16": "f16", "bfloat16": "bf16",
 """The peak rate (``polydyn.gpu.hardware.Hardware.peak_tflops``) that products of a dtype are bound by."""
 STAGED = 2
 """Instructions for a result besides its arithmetic: read from shared memory, converted, stored, some at a time."""
+ENOUGH = 192
+"""Blocks that leave no multiprocessor of a large device idle. Where blocks might share the reduction, less than twice
+as many as there are without is not worth a meeting.
+"""
 UNROLLED, SERIAL = 4, 8
 """Iterations of a loop whose loads are in flight together: one that is dealt to lanes, one that a thread has alone."""
 
