@@ -5,8 +5,8 @@
 Needs this repository, numpy, the CUDA driver, and kernels compiled ahead (``--pack``) or nvcc or NVRTC. Every
 primitive's kernel runs on the GPU against numpy (data movement and integers: equal bits; arithmetic: the error of the
 norm), then the two hand-written GEMMs at ugly shapes, then a few timings. Cases run in a worker process: one that hangs
-or breaks its context is reported, the worker is replaced, and the rest still runs. ``--emulate`` takes the CPU libcuda
-instead, to test this script.
+or breaks its context is reported, the worker is replaced, and the rest still runs. What failed is kept for the device:
+its kernels do without (``polydyn.gpu.lacking``). ``--emulate`` takes the CPU libcuda instead, to test this script.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from polydyn.gpu import hardware
 from polydyn.gpu.cache import content_key
 from polydyn.gpu.compiler import compile_cuda, device_headers
 from polydyn.gpu.errors import DeviceError
+from polydyn.gpu.lacking import keep
 from polydyn.runtime.cuda.driver import Driver
 from polydyn.runtime.cuda.drivers import open_driver
 from polydyn.testing.device.cases import HERE as DEVICE
@@ -249,6 +250,8 @@ def main() -> int:
         return 0
     report = collect(options)
     failed = [r["name"] for r in report["results"] if not r["ok"]]
+    if "device" in report and not options.emulate:
+        print(f"kept in {keep(report['device'], {r['name']: r['ok'] for r in report['results']})}")
     why = f"; {report['failed']}" if "failed" in report else ""
     print(f"{report.get('device')}: {len(report['results']) - len(failed)} of {len(report['results'])} conform{why}")
     return int(bool(failed) or "failed" in report)

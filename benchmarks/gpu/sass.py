@@ -28,7 +28,8 @@ from typing import Any
 import numpy as np
 
 from benchmarks import record
-from benchmarks.gpu.programs import model, node
+from benchmarks.gpu import weights
+from benchmarks.gpu.programs import inner_convolution, model, node
 from benchmarks.gpu.timed import float8_layer, layer
 from polydyn.backends import Options
 from polydyn.backends.cuda import Cuda
@@ -42,6 +43,10 @@ COPIES, TENSOR, WIDE = r"LDGSTS\.E\.BYPASS.*128", ("LDSM", "HMMA"), r"STG\.E\.12
 SPILLED = ("LDL", "STL")
 SHARED = (r"UTMALDG.*MULTICAST", "UCGABAR_WAIT")
 """What brings boxes to several blocks of a cluster, and the barrier of one."""
+DISTRIBUTED = (r"LD\.E", "UCGABAR_WAIT")
+"""What reads another block's shared memory, and that barrier."""
+PIXELS = (r"UTMALDG\.4D\.IM2COL", r"UTMALDG\.2D")
+"""What brings pixels of an image, and filters."""
 TENSOR_CORES = ("HMMA", "IMMA", "QMMA", "HGMMA", "IGMMA", "QGMMA")
 HEADING = "instructions loop path multiplications registers shared blocks"
 
@@ -97,10 +102,13 @@ def kinds() -> tuple[Kind, ...]:
     """What is looked at."""
     half, single, turned, quantized = _product("float16"), _product("float32"), _product("float32", True), _quantized()
     gelu, float8, attention = layer("gelu", 768, 3072), float8_layer(2048, 512), _attention("float16")
+    image = inner_convolution(weights.convolution(64, 64, 3), ("H", "W"))
     return (
         Kind("product f16", half, "mma_128", (COPIES, *TENSOR, WIDE)),
         Kind("product f16, split", half, "split_mma", (COPIES, *TENSOR)),
         Kind("product f16, few rows", half, "gemv_8", (r"LDG\.E.*128", "SHFL")),
+        Kind("product f16, few rows of clusters", half, "gemv_2_n8_cluster_8", (r"LDG\.E.*128", *DISTRIBUTED),
+             "sm_90a"),
         Kind("product f16, wgmma", half, "wgmma_128x256", ("HGMMA", "UTMALDG", "SYNCS", WIDE), "sm_90a", most=75),
         Kind("product f16, wgmma 64", half, "wgmma_64x128", ("HGMMA", "UTMALDG", "SYNCS", WIDE), "sm_90a", most=65),
         Kind("product f16, in turn", half, "wgmma_128x128x64_5_turns", ("HGMMA", "UTMALDG", "SYNCS", "UTMASTG"),
@@ -126,6 +134,10 @@ def kinds() -> tuple[Kind, ...]:
         Kind("product f16 and gelu, wgmma", gelu, "wgmma_128x256", ("HGMMA", r"MUFU\.EX2", WIDE), "sm_90a", size=1400),
         Kind("product f16, gelu, in turn", gelu, "wgmma_128x192x64_3_turns", ("HGMMA", r"MUFU\.EX2", "UTMASTG"),
              "sm_90a", most=100, size=1450),
+        Kind("convolution f16, wgmma", image, "wgmma_128x64x64_4", ("HGMMA", *PIXELS, "SYNCS", WIDE), "sm_90a",
+             most=80),
+        Kind("convolution f16, in turn", image, "wgmma_128x64x64_8_turns", ("HGMMA", *PIXELS, "UTMASTG"), "sm_90a",
+             most=100),
         Kind("attention f16", attention, "attention_64", (COPIES, *TENSOR, "SHFL", WIDE), most=450),
         Kind("attention f16", attention, "attention_64", (COPIES, *TENSOR, "SHFL", WIDE), "sm_90a", most=450),
         Kind("attention f16, wgmma", attention, "attention_wgmma", ("HGMMA", "UTMALDG", "SYNCS", WIDE), "sm_90a",

@@ -9,6 +9,7 @@ instructions, ``sums`` what becomes of the sums.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from functools import partial
 
 from polydyn.codegen.cuda.copies import Copy, Operand, copy_of
@@ -17,7 +18,7 @@ from polydyn.codegen.cuda.group import ProductGroup
 from polydyn.codegen.cuda.instructions import multiply
 from polydyn.codegen.cuda.sums import Sums, lane_points
 from polydyn.codegen.cuda.tile import CudaTile
-from polydyn.codegen.cuda.work import WARP, product_work
+from polydyn.codegen.cuda.work import WARP, product_work, with_epilogues
 from polydyn.codegen.indices import node_indices, substitute
 from polydyn.codegen.ir import Alloc, Body, Call, For, Inst, Mark, consume, walk
 from polydyn.codegen.kernel import Block, Kernel, Work
@@ -210,7 +211,8 @@ class TiledProduct:
     @property
     def work(self) -> Work:
         """What a block does that has the whole reduction."""
-        return product_work(self.tile, self.copies, self.of.K.ceildiv(self.tile.bk), self.blocks)
+        work = product_work(self.tile, self.copies, self.of.K.ceildiv(self.tile.bk), self.blocks)
+        return with_epilogues(replace(work, strip=RASTER), self.group, self.of.epilogues)
 
 
 def block_limits(of: ProductGroup, tile: CudaTile, count: Index) -> dict[str, IndexLike]:

@@ -185,7 +185,7 @@ class CudaContractKernel:
 
     def few_rows(self) -> list[Kernel]:
         """The versions for few rows."""
-        return gemv_versions(self.product)
+        return gemv_versions(self.product, self.arch == "sm_90a")
 
     def without_wgmma(self) -> str | None:
         """Why warps' own instructions multiply on sm_90a too, where those of warpgroups are wanted and do not fit."""

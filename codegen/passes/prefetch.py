@@ -63,15 +63,16 @@ def prefetch_next(
 
 
 def prefetch_ahead(body: Body, var: str, far: int) -> Body:
-    """Vectors of four bytes that move with loop ``var`` are asked for when those ``far`` bytes before them are loaded.
+    """Vectors of four bytes that move with loop ``var`` are asked for when those ``far`` bytes before them are loaded,
+    in the innermost loop that they move with.
 
     The steps of ``var`` that are between are the same for all: those of what moves most.
     """
 
     def moving(n: For) -> list[FlatLoad]:
-        own = (x for x in n.body if isinstance(x, (Def, Set)))
-        loads = (v for x in own for v in walk_value(x.value) if isinstance(v, FlatLoad) and v.dtype in TYPES)
-        return [v for v in dict.fromkeys(loads) if v.lanes > 1 and v.stride == ONE and var in v.address.symbols()]
+        inside = {x.var for x in walk(n.body) if isinstance(x, For)}
+        loads = (v for v in _loads(n) if v.lanes > 1 and v.stride == ONE)
+        return [v for v in dict.fromkeys(loads) if {var, n.var} <= (own := v.address.symbols()) and not own & inside]
 
     strides = [v.address.split(var)[0].constant or 1 for n in walk(body) if isinstance(n, For) for v in moving(n)]
     steps = Index.of(var) + max(1, far // (4 * max(strides, default=1)))

@@ -15,6 +15,8 @@ WARPGROUP = 128
 """Threads of a warpgroup."""
 DONE = Call("pd_cluster_arrive")
 """A thread reaches no other block any more."""
+MEETING: Body = (DONE, Call("pd_cluster_wait"))
+"""All blocks of a cluster have stored what others read, or have read what others leave."""
 TURN = "turn"
 """The mbarrier of tiles whose steps are all issued, where consumers take tiles in turn: a phase for each tile."""
 

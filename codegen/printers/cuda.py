@@ -22,7 +22,7 @@ template <int P, int C, int L, int S> PD_DEV int pd_swizzled(int row, int column
 """
 """What every file begins with, once."""
 HOPPER_PRELUDE = PRELUDE.replace("pd_device.cuh", "pd_hopper.cuh")
-"""The same for kernels with tensor maps."""
+"""The same for kernels with tensor maps or clusters."""
 ALIGN = 16
 THREAD = {"tid": "pd_tid()", "bid": "pd_bid_x()", "lane": "pd_tid() % 32", "warp": "pd_tid() / 32"}
 """Symbols that every kernel may use."""
@@ -95,7 +95,8 @@ class CudaPrinter:
         if self.cluster > 1:
             kind, bounds = "PD_KERNEL_CLUSTER", [*bounds, self.cluster]
         head = f"{kind}({', '.join(map(str, bounds))})({', '.join(params)}) {{\n{smem}{head}{unused}"
-        return f"{HOPPER_PRELUDE if self.maps else PRELUDE}{head}{text}}}\nPD_EXPORT({self.name}, {self.threads});\n"
+        prelude = HOPPER_PRELUDE if self.maps or self.cluster > 1 else PRELUDE
+        return f"{prelude}{head}{text}}}\nPD_EXPORT({self.name}, {self.threads});\n"
 
     def _body(self, body: Body, depth: int) -> str:
         return "".join(self._node(n, depth) for n in body)

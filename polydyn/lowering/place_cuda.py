@@ -83,6 +83,7 @@ def serves(k: Kernel, other: Kernel) -> bool:
     may = set(k.multiples) <= set(other.multiples) and set(k.conditions) <= set(other.conditions)
     block, rival = k.device, other.device
     may = may and k.launch == other.launch and block.arch in (BASE, rival.arch) and block.factor <= rival.factor
+    may = may and set(block.features) <= set(rival.features)
     most = k.scratch.constant
     may = may and (k.scratch == other.scratch or (most is not None and most <= SHARED))
     if not may or rival.work is None:

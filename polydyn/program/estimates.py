@@ -21,8 +21,9 @@ from polydyn.gpu.hardware import Hardware
 from polydyn.program.plan import Candidate, HostPlan, Launch
 from polydyn.runtime.symbols import THREADS
 from polydyn.schedules.decision import with_costs
-from polydyn.schedules.index import ZERO, Index, maximum, minimum
+from polydyn.schedules.index import ONE, ZERO, Index, maximum, minimum
 
+V = Index.of
 Resources: TypeAlias = "Mapping[str, Mapping[str, Mapping[str, int]]]"
 """Kernel -> architecture -> what the compiler says of it (``registers``)."""
 
@@ -49,40 +50,79 @@ MMA_SHARE = {"sm_90a": 0.63}
 
 
 def launch_time(
-    work: Work, threads: int, grid: Index, smem: Index, moved: Index, hardware: Hardware, registers: int | None = None
-) -> Index:
+    work: Work, threads: int, grid: Index, smem: Index, moved: Index, hardware: Hardware,
+    registers: int | None = None, kept: Index = ZERO,
+) -> Index:  # fmt: skip
     """Nanoseconds of one launch, over the symbols of its arguments and ``nth``, the number of multiprocessors.
 
     ``threads``: of a block; ``grid``: blocks; ``smem``: bytes of shared memory of a block; ``moved``: bytes that the
-    launch moves at least; ``registers``: of a thread, as the compiler says, else as ``work`` supposes.
+    launch moves at least; ``kept``: those of a workspace, which L2 holds for the next launch; ``registers``: of a
+    thread, as the compiler says, else as ``work`` supposes.
     """
     resident = resident_blocks(threads, registers or work.registers, smem, hardware)
     full, alone = step_time(work, threads, hardware)
-    ends = ends_time(work, hardware)
-    steps = minimum(work.steps, MOST)
+    least, end = ends_time(work, threads, hardware)
+    steps, tiles = minimum(work.steps, MOST), minimum(work.tiles, MOST)
     share = minimum(grid.ceildiv(THREADS), MOST)
-    busy = share * _nanoseconds(Index.of(ends).ceildiv(resident) + steps * full)
-    waves = share.ceildiv(resident) * _nanoseconds(ends + steps * alone)
-    busy = maximum(busy, waves)
-    traffic = moved // round(hardware.memory_gb_per_s)
+    waves = minimum(share.ceildiv(resident), MOST)
+    busy = share * _nanoseconds(maximum(V(end).ceildiv(resident), least), tiles, _tile(work, steps * full, end))
+    busy = maximum(busy, waves * _nanoseconds(V(end), tiles, _tile(work, steps * alone, end)))
+    traffic = memory_time(work, grid, waves, resident, moved, kept, hardware)
     return LAUNCH + maximum(busy, traffic) + minimum(busy, traffic) // 8
 
 
-def _nanoseconds(picoseconds: Index) -> Index:
-    return minimum(picoseconds.ceildiv(1000), MOST)
+def _tile(work: Work, steps: Index, end: int) -> Index:
+    """Picoseconds of a tile: of those in turn two are under way, the end of one beside the steps of the other."""
+    return steps if work.tiles == ONE else maximum(steps, (steps + end) // 2)
+
+
+def _nanoseconds(ends: Index, tiles: Index, tile: Index) -> Index:
+    """Of a block with its ends and its tiles, all in picoseconds."""
+    if tiles == ONE:
+        return minimum((ends + tile).ceildiv(1000), MOST)
+    return minimum(ends.ceildiv(1000) + tiles * minimum(tile.ceildiv(1000), MOST), MOST)
+
+
+def memory_time(
+    work: Work, grid: Index, waves: Index, resident: Index, moved: Index, kept: Index, hardware: Hardware
+) -> Index:
+    """Nanoseconds of the traffic with memory. What a launch leaves for the next one stays in L2, as much as fits.
+
+    What else a launch moves comes from memory once. Where L2 does not hold it, blocks of a wave share what they read
+    along a strip and across it, and no wave reads more again than what L2 does not hold.
+    """
+    rate, l2 = round(hardware.memory_gb_per_s), hardware.l2_bytes
+    once = moved // rate
+    if kept != ZERO:
+        once = once + maximum(0, kept - l2) // rate + kept // (round(L2_BYTES * hardware.clock_ghz) * V(THREADS))
+    if not work.strip:
+        return once
+    together = resident * THREADS
+    sharing = maximum(1, 2 * work.strip * together // (work.strip**2 + together))
+    step = ceil(1000 * work.traffic / rate)
+    block = minimum((minimum(work.steps, MOST) * step).ceildiv(1000) * minimum(work.tiles, MOST), MOST)
+    read = minimum(grid, MOST) * block // sharing
+    again = minimum(maximum(0, moved - l2) // rate, MOST) * waves
+    return once + minimum(maximum(0, read - once), again)
 
 
 def resident_blocks(threads: int, registers: int, smem: Index, hardware: Hardware) -> Index:
     """Blocks that a multiprocessor holds at a time (TSCompiler 6, with floors); at least one, so that it divides."""
     most = max(1, hardware.resident_blocks(threads, registers, 0))
-    by_memory = Index.of(hardware.smem_per_sm) // (smem + hardware.smem_reserved_per_block)
+    by_memory = Index.of(hardware.smem_per_sm) // hardware.block_bytes(smem)
     return maximum(1, minimum(most, by_memory))
 
 
-def ends_time(work: Work, hardware: Hardware) -> int:
-    """Picoseconds of a block besides its steps."""
-    clocks = work.elements * RESULT_BYTES / SHARED_BYTES + 2 * MEETING * (work.cluster > 1)
-    return LATENCY * 1000 + ceil(1000 * clocks / hardware.clock_ghz)
+def ends_time(work: Work, threads: int, hardware: Hardware) -> tuple[int, int]:
+    """Picoseconds of the end of a tile: what it takes of a full multiprocessor, and of a block by itself.
+
+    Its results pass through shared memory and on to L2, beside the arithmetic of epilogues. A block by itself waits
+    for memory and for its cluster, too; it may have fewer warps than there are schedulers.
+    """
+    moved = max(work.elements * RESULT_BYTES / SHARED_BYTES, work.results / L2_BYTES)
+    least = _together(work.last / ISSUED, moved)
+    alone = _together(work.last / min(ISSUED, threads / 32), moved) + 2 * MEETING * (work.cluster > 1)
+    return ceil(1000 * least / hardware.clock_ghz), LATENCY * 1000 + ceil(1000 * alone / hardware.clock_ghz)
 
 
 def step_time(work: Work, threads: int, hardware: Hardware) -> tuple[int, int]:
@@ -127,18 +167,18 @@ class _Estimates:
         b = c.block
         if b is None or b.work is None:
             return ZERO
-        total = self._one(c, b, moved + c.workspace)
+        total = self._one(c, b, moved, c.workspace)
         for x in c.after:
             if x.block is not None:  # no blocks: left out
-                total = total + minimum(1, x.tasks) * self._one(x, x.block, c.workspace)
+                total = total + minimum(1, x.tasks) * self._one(x, x.block, ZERO, c.workspace)
         return total if b.factor == UNIT else minimum(total, LONGEST) * b.factor // UNIT
 
-    def _one(self, c: Candidate, b: Block, moved: Index) -> Index:
+    def _one(self, c: Candidate, b: Block, moved: Index, kept: Index) -> Index:
         if b.work is None:
             return Index.of(LAUNCH)
         registers = self.resources.get(c.kernel, {}).get(self.hardware.arch, {}).get("registers")
         arguments = (b.work, b.threads, c.tasks, c.scratch, moved)
-        key = (*arguments, registers)
+        key = (*arguments, registers, kept)
         if key not in self._memo:
-            self._memo[key] = launch_time(*arguments, self.hardware, registers)
+            self._memo[key] = launch_time(*arguments, self.hardware, registers, kept)
         return self._memo[key]

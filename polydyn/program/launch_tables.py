@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
+from polydyn.capability import FEATURES
 from polydyn.codegen.kernel import TensorMapOf
 from polydyn.gpu.targets import special_arch
 from polydyn.program.evaluation import Evaluation, evaluation_function
 from polydyn.program.plan import WORKSPACE, Candidate, HostPlan, Launch
 from polydyn.runtime.cuda.tensormap import element_type
-from polydyn.runtime.symbols import ARCH, SHARED, Condition
+from polydyn.runtime.symbols import ARCH, LACKING, SHARED, Condition
 from polydyn.schedules.decision import ONLY
 from polydyn.schedules.index import ZERO, Index
 
+V = Index.of
 Tables = dict[str, tuple[str, list[str]]]
 """Name of a C array -> element type and one initialiser per element."""
 
@@ -62,10 +64,11 @@ def limits(candidate: Candidate) -> tuple[Condition, ...]:
     if candidate.block is None:
         return candidate.conditions
     arch = special_arch(candidate.block.arch)
-    fits = [(candidate.scratch, "<=", Index.of(SHARED))] if candidate.scratch != ZERO else []
+    fits = [(candidate.scratch, "<=", V(SHARED))] if candidate.scratch != ZERO else []
     only = "==" if candidate.block.arch[-1].isalpha() else ">="
-    runs = [(Index.of(ARCH), only, Index.of(arch))] if arch else []
-    return (*candidate.conditions, *fits, *runs)
+    runs = [(V(ARCH), only, V(arch))] if arch else []
+    bits = [V(LACKING) // 2**n for n, f in enumerate(FEATURES) if f in candidate.features]
+    return (*candidate.conditions, *fits, *runs, *((bit - bit // 2 * 2, "==", ZERO) for bit in bits))
 
 
 class _Rows:
@@ -120,8 +123,9 @@ class _Rows:
     def _map(self, m: TensorMapOf, at: Iterator[int]) -> None:
         code, _ = element_type(m.dtype)
         numbers = f"{self.order[m.buffer]}, {code}, {len(m.dims)}, {next(at)}, {len(self.sizes)}"
-        self.sizes += [str(next(at)) for _ in (*m.dims, *m.strides)]
-        self.maps.append(f"{{{numbers}, {{{', '.join(map(str, m.box))}}}}}")
+        self.sizes += [str(next(at)) for _ in (*m.dims, *m.strides, *m.corners)]
+        steps = m.pixels.steps if m.pixels else (0,)
+        self.maps.append(f"{{{numbers}, {{{', '.join(map(str, m.box))}}}, {{{', '.join(map(str, steps))}}}}}")
 
     def tables(self) -> Tables:
         """All of them; those of devices alone where there are any."""
@@ -143,6 +147,6 @@ def _evaluated(first: Candidate) -> Iterator[Index]:
 
 
 def _map_sizes(m: TensorMapOf) -> Sequence[Index]:
-    """Offset, dims and strides of a tensor map; offset and strides in bytes."""
+    """Offset, dims, strides and corners of a tensor map; offset and strides in bytes."""
     _, item = element_type(m.dtype)
-    return (m.offset * item, *m.dims, *(s * item for s in m.strides))
+    return (m.offset * item, *m.dims, *(s * item for s in m.strides), *m.corners)

@@ -225,6 +225,13 @@ def test_few_uneven_images_are_tasks_of_some_columns() -> None:
     assert found == {(3, 1): 3, (3, 2): 6, (2, 2): 2, (17, 2): 17}
 
 
+def test_strips_beside_columns_that_no_cache_holds_are_larger() -> None:
+    """They would not stay there either, and less of a larger one is copied twice."""
+    plans = [plan_program(conv((outputs, 120, 5, 5), pads=[2, 2, 2, 2])) for outputs in (16, 48)]
+    tasks = [p.launches[0].candidates[0].tasks.evaluate({"N": 1, "H": 16, "W": 100, "nth": 1}) for p in plans]
+    assert tasks == [4, 1]
+
+
 def test_planes_are_stored_in_whole_vectors() -> None:
     """Sums of a run of register tiles are transposed; a sum over channels behind it keeps its columns together.
 

@@ -106,7 +106,7 @@ def test_words_hold_their_steps_from_the_lowest_bits_on() -> None:
     """Panels of five steps and three columns: the second word is not full; and products of words are exact."""
     source = RNG.integers(-128, 128, (5, 3)).astype(np.int32)
     k, n = Index.of("k"), Index.of("n")
-    panels = pack(Pack("w", (), ("n", 3), (("k", 5),), k * 3 + n, 4, 4), source)
+    panels = pack(Pack("w", (), ("n", 3), (("k", 5),), k * 3 + n, 4, 4), {"w": source})
     assert panels.shape == (1, 2, 4) and panels.dtype == np.int32
     parts = panels.view(np.int8).reshape(1, 2, 4, 4)
     np.testing.assert_array_equal(parts[0, :, :3].transpose(0, 2, 1).reshape(8, 3)[:5], source)

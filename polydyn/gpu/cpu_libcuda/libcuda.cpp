@@ -374,6 +374,7 @@ API(cuFuncSetAttribute)(Function *f, int attribute, int v) {
   LOCK;
   if (!functions.count(f)) return INVALID_HANDLE;
   if (attribute == 8 && (v < 0 || v > shared_limit())) return INVALID_VALUE;
+  if (attribute == 9 && (v < -1 || v > 100)) return INVALID_VALUE;
   if (attribute == 8) f->max_dynamic = v;
   return 0;
 }
@@ -443,27 +444,59 @@ API(cuLaunchKernelEx)(const unsigned *config, Function *f, void **params, void *
 }
 
 // ---- tensor maps ------------------------------------------------------------------------------------------------
-API(cuTensorMapEncodeTiled)(void *out, int type, unsigned rank, Address base, const uint64_t *dims, const uint64_t *strides,
-                            const unsigned *box, const unsigned *element_strides, int interleave, int swizzle, int, int) {
+// What a tensor map of either mode has: the tensor. `inner`: elements along dim 0 of what a copy moves.
+static int describe(pdemu_tensor_map *m, const void *out, int type, unsigned rank, Address base, const uint64_t *dims,
+                    const uint64_t *strides, unsigned inner, int interleave, int swizzle) {
   static const uint8_t sizes[] = {1, 2, 4, 4, 8, 8, 2, 4, 8, 2, 0, 4};  // 10, floats flushed to zero, is not modelled
   enum { TFLOAT32 = 11 };
   if (type < 0 || type > TFLOAT32 || !sizes[type]) return INVALID_VALUE;
   if ((uint64_t)out % 64 || rank < 1 || rank > 5 || base % 16 || interleave) return INVALID_VALUE;
   if (swizzle != 0 && swizzle != 3) return NOT_SUPPORTED;
-  pdemu_tensor_map m = {};
-  m.base = base, m.magic = PDEMU_TENSOR_MAP, m.rank = (uint8_t)rank, m.element_bytes = sizes[type];
-  m.swizzle = (uint8_t)swizzle, m.tf32 = type == TFLOAT32;
-  for (int i = 0; i < 5; i++) m.dims[i] = 1, m.box[i] = 1;
+  m->base = base, m->magic = PDEMU_TENSOR_MAP, m->rank = (uint8_t)rank, m->element_bytes = sizes[type];
+  m->swizzle = (uint8_t)swizzle, m->tf32 = type == TFLOAT32;
+  for (int i = 0; i < 5; i++) m->dims[i] = 1, m->box[i] = 1;
   for (unsigned i = 0; i < rank; i++) {
-    if (!dims[i] || dims[i] > 1ull << 32 || !box[i] || box[i] > 256 || element_strides[i] != 1) return INVALID_VALUE;
+    if (!dims[i] || dims[i] > 1ull << 32) return INVALID_VALUE;
     if (i && (strides[i - 1] % 16 || strides[i - 1] >= 1ull << 40)) return INVALID_VALUE;
-    m.dims[i] = (uint32_t)dims[i], m.box[i] = (uint16_t)box[i];
-    if (i) m.strides[i - 1] = strides[i - 1];
+    m->dims[i] = (uint32_t)dims[i];
+    if (i) m->strides[i - 1] = strides[i - 1];
   }
-  if (box[0] * sizes[type] % 16 || (swizzle == 3 && box[0] * sizes[type] > 128)) return INVALID_VALUE;
+  if (!inner || inner > 256 || inner * sizes[type] % 16 || (swizzle == 3 && inner * sizes[type] > 128)) return INVALID_VALUE;
+  return 0;
+}
+static int put(void *out, const pdemu_tensor_map &m) {
   memset(out, 0, 128);
   memcpy(out, &m, sizeof m);
   return 0;
+}
+API(cuTensorMapEncodeTiled)(void *out, int type, unsigned rank, Address base, const uint64_t *dims, const uint64_t *strides,
+                            const unsigned *box, const unsigned *element_strides, int interleave, int swizzle, int, int) {
+  pdemu_tensor_map m = {};
+  if (int code = describe(&m, out, type, rank, base, dims, strides, box[0], interleave, swizzle)) return code;
+  for (unsigned i = 0; i < rank; i++) {
+    if (!box[i] || box[i] > 256 || element_strides[i] != 1) return INVALID_VALUE;
+    m.box[i] = (uint16_t)box[i];
+  }
+  return put(out, m);
+}
+// Corners are along w, h, d, as the dims and strides between channels and images are. A box must hold a pixel.
+API(cuTensorMapEncodeIm2col)(void *out, int type, unsigned rank, Address base, const uint64_t *dims, const uint64_t *strides,
+                             const int *lower, const int *upper, unsigned channels, unsigned pixels,
+                             const unsigned *element_strides, int interleave, int swizzle, int, int) {
+  static const int most[] = {1 << 15, 1 << 7, 1 << 4};
+  pdemu_tensor_map m = {};
+  if (rank < 3) return INVALID_VALUE;
+  if (int code = describe(&m, out, type, rank, base, dims, strides, channels, interleave, swizzle)) return code;
+  if (!pixels || pixels > 1024 || element_strides[rank - 1] != 1) return INVALID_VALUE;
+  m.box[0] = (uint16_t)channels, m.box[1] = (uint16_t)pixels;
+  for (unsigned i = 0; i + 2 < rank; i++) {
+    int limit = most[rank - 3];
+    unsigned step = element_strides[i + 1];
+    if (lower[i] < -limit || lower[i] >= limit || upper[i] < -limit || upper[i] >= limit || !step || step > 8) return INVALID_VALUE;
+    if ((int64_t)dims[i + 1] + upper[i] <= lower[i]) return INVALID_VALUE;
+    m.lower[i] = (int16_t)lower[i], m.upper[i] = (int16_t)upper[i], m.steps[i] = (uint8_t)step;
+  }
+  return put(out, m);
 }
 
 // ---- errors and entry points ------------------------------------------------------------------------------------

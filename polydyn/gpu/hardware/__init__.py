@@ -15,6 +15,7 @@ from typing import Any
 
 from polydyn.errors import PolydynError, UnsupportedError
 from polydyn.gpu.targets import SPECIAL, architectures
+from polydyn.schedules.index import Index
 
 __all__ = ["DEVICES", "Hardware", "device_of", "existing", "load", "match", "names"]
 
@@ -62,7 +63,7 @@ class Hardware:
             return 0
         warps = -(-threads // 32)
         per_warp = -(-max(registers, 1) * 32 // _REGISTER_UNIT) * _REGISTER_UNIT
-        per_block = -(-(smem + self.smem_reserved_per_block) // _SMEM_UNIT) * _SMEM_UNIT
+        per_block = int(self.block_bytes(Index.of(smem)))
         limits = (
             self.blocks_per_sm,
             self.threads_per_sm // (warps * 32),
@@ -70,6 +71,10 @@ class Hardware:
             self.smem_per_sm // per_block,
         )
         return min(limits)
+
+    def block_bytes(self, smem: Index) -> Index:
+        """Bytes of shared memory that a multiprocessor gives a block which asks for ``smem``: whole units."""
+        return (smem + self.smem_reserved_per_block).ceildiv(_SMEM_UNIT) * _SMEM_UNIT
 
 
 def names() -> tuple[str, ...]:

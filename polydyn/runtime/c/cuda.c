@@ -96,6 +96,7 @@ static int32_t find_driver(pd_device *d, const char *driver) {
     d->graphs = 1;
     GRAPHS(FIND_GRAPH)
     d->cuTensorMapEncodeTiled = (pd_encode *)dlsym(library, "cuTensorMapEncodeTiled");
+    d->cuTensorMapEncodeIm2col = (pd_encode_pixels *)dlsym(library, "cuTensorMapEncodeIm2col");
     return PD_OK;
 }
 
@@ -134,7 +135,9 @@ PD_EXPORT int32_t pd_cuda_open(pd_program *p, const char *driver, void *context,
     return code;
 }
 
-static int32_t load(pd_device *d, int32_t k) {
+PD_EXPORT void pd_cuda_without(pd_program *p, int64_t features) { ((pd_device *)p->place)->lacking = features; }
+
+static int32_t load(pd_device *d, int32_t k, int shared) {
     const char *name = plan->kernels[k].name;
     const void *image = d->image(d->user, k);
     int32_t i = 0;
@@ -149,13 +152,14 @@ static int32_t load(pd_device *d, int32_t k) {
     void *function;
     TRY(cuModuleGetFunction(&function, d->modules[i], name), name);
     TRY(cuFuncSetAttribute(function, MAX_DYNAMIC_SHARED, (int32_t)d->shared_limit), name);
+    if (shared) TRY(cuFuncSetAttribute(function, CARVE_OUT, 100), name); /* per cent: as many blocks as it has room for */
     d->functions[k] = function;
     return PD_OK;
 }
 
-int32_t pd_cuda_load(pd_device *d, int32_t k) {
+int32_t pd_cuda_load(pd_device *d, int32_t k, int shared) {
     pthread_mutex_lock(&d->loading);
-    int32_t code = d->functions[k] ? PD_OK : load(d, k);
+    int32_t code = d->functions[k] ? PD_OK : load(d, k, shared);
     pthread_mutex_unlock(&d->loading);
     return code;
 }
@@ -190,6 +194,7 @@ int32_t pd_place_context(pd_context *c) {
     x->generation = d->generation;
     c->values[plan->symbol_count + PD_SHARED] = d->shared_limit;
     c->values[plan->symbol_count + PD_ARCH] = d->arch;
+    c->values[plan->symbol_count + PD_LACKING] = d->lacking;
     x->first = calloc((size_t)plan->launch_count + 1, sizeof *x->first);
     x->remembered = calloc((size_t)pd_cuda_remembered_words() + 1, sizeof *x->remembered);
     if (!x->first || !x->remembered) return pd_fail(PD_MEMORY, "out of memory");

@@ -29,7 +29,7 @@ static int32_t prepare(pd_context *c, int32_t k, const pd_candidate *n, void *st
         x->workspace_bytes = bytes;
     }
     for (const pd_candidate *last = n + n->after; n <= last; n++) {
-        int32_t code = pd_cuda_load(d, n->kernel);
+        int32_t code = pd_cuda_load(d, n->kernel, v[n->scratch] > 0);
         if (code != PD_OK) return code;
         if (v[n->tasks] > INT_MAX)
             return pd_fail(PD_OVERFLOW, "%s needs %" PRId64 " blocks", plan->launches[k].label, v[n->tasks]);

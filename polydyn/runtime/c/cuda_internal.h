@@ -59,15 +59,22 @@ typedef int32_t pd_encode(void *map, int32_t dtype, uint32_t rank, void *address
                           const uint64_t *strides, const uint32_t *box, const uint32_t *element_strides,
                           int32_t interleave, int32_t swizzle, int32_t promotion, int32_t fill);
 
-enum { NON_BLOCKING = 1, NO_TIMING = 2, MAX_DYNAMIC_SHARED = 8, SHARED_OPT_IN = 97, ALIGNED = 16 };
+typedef int32_t pd_encode_pixels(void *map, int32_t dtype, uint32_t rank, void *address, const uint64_t *dims,
+                                 const uint64_t *strides, const int32_t *lower, const int32_t *upper, uint32_t channels,
+                                 uint32_t pixels, const uint32_t *element_strides, int32_t interleave, int32_t swizzle,
+                                 int32_t promotion, int32_t fill);
+
+enum { NON_BLOCKING = 1, NO_TIMING = 2, MAX_DYNAMIC_SHARED = 8, CARVE_OUT = 9, SHARED_OPT_IN = 97, ALIGNED = 16 };
 enum { CAPTURE_THREAD_LOCAL = 1, NOT_SUPPORTED = 801 };
 
 /* What a program has on the device. */
 typedef struct {
     pd_driver cuda;
     pd_encode *cuTensorMapEncodeTiled; /* NULL: the driver is older than tensor maps */
+    pd_encode_pixels *cuTensorMapEncodeIm2col;
     int graphs;                        /* the driver has all of GRAPHS */
     int32_t arch;                      /* whose own instructions may be used, 0: none's */
+    int64_t lacking;                   /* features that kernels do without, a bit for each */
     void *context;
     pd_cuda_image image;
     void *user;
@@ -125,8 +132,8 @@ int64_t pd_cuda_remembered_words(void);
 /* Chooses what launch k takes for the context's sizes, the launches before it being chosen, and makes it ready;
  * `stream` is that of the run. */
 int32_t pd_cuda_choose(pd_context *c, int32_t k, void *stream);
-/* Loads a kernel, if that was not done before. */
-int32_t pd_cuda_load(pd_device *d, int32_t kernel);
+/* Loads a kernel, if that was not done before; `shared`: it has shared memory, which then goes before L1 caches. */
+int32_t pd_cuda_load(pd_device *d, int32_t kernel, int shared);
 /* Device checks of a run (cuda_indices.c). Before it: room for their words; refuses an axis without elements. */
 int32_t pd_cuda_ask(pd_context *c);
 /* Whether launch k does nothing but look at indices that need not be looked at. */

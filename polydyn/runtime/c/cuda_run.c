@@ -60,6 +60,23 @@ static int32_t send(pd_context *c, int32_t i, const pd_call *call) {
 
 /* ---- launches ---- */
 
+/* The 128 bytes of a tensor map over an address; `sizes`: its dims, outer strides and corners. */
+static int32_t encode_map(const pd_device *d, const pd_tensor_map *m, void *map, uint64_t address, const int64_t *sizes) {
+    void *base = (void *)(uintptr_t)address;
+    uint64_t unsigned_sizes[2 * MAP_RANK];
+    for (int32_t s = 0; s < 2 * m->rank - 1; s++) unsigned_sizes[s] = (uint64_t)sizes[s];
+    const uint64_t *strides = unsigned_sizes + m->rank;
+    uint32_t steps[MAP_RANK] = {1, 1, 1, 1, 1};
+    if (!m->steps[0])
+        return d->cuTensorMapEncodeTiled(map, m->type, (uint32_t)m->rank, base, unsigned_sizes, strides, m->box, steps,
+                                         0, SWIZZLE_128B, PROMOTE_256B, 0);
+    int32_t corners[2 * MAP_RANK], along = m->rank - 2;
+    for (int32_t s = 0; s < 2 * along; s++) corners[s] = (int32_t)sizes[2 * m->rank - 1 + s];
+    for (int32_t s = 0; s < along; s++) steps[1 + s] = m->steps[s];
+    return d->cuTensorMapEncodeIm2col(map, m->type, (uint32_t)m->rank, base, unsigned_sizes, strides, corners,
+                                      corners + along, m->box[0], m->box[1], steps, 0, SWIZZLE_128B, PROMOTE_256B, 0);
+}
+
 /* Encodes a candidate's tensor maps where the addresses of their buffers have changed. */
 static int32_t encode(pd_context *c, const pd_candidate *n, const char *label) {
     pd_device *d = c->program->place;
@@ -68,14 +85,13 @@ static int32_t encode(pd_context *c, const pd_candidate *n, const char *label) {
         const pd_tensor_map *m = &plan->maps[i];
         uint64_t address = (uint64_t)(uintptr_t)c->buffers[m->buffer] + (uint64_t)c->values[m->offset];
         if (address == x->map_addresses[i]) continue;
-        uint64_t sizes[2 * MAP_RANK];
-        uint32_t ones[MAP_RANK] = {1, 1, 1, 1, 1};
-        for (int32_t s = 0; s < 2 * m->rank - 1; s++) sizes[s] = (uint64_t)c->values[plan->map_sizes[m->first_size + s]];
-        if (!d->cuTensorMapEncodeTiled) return pd_fail(PD_USAGE, "the driver has no tensor maps, which %s needs", label);
-        int32_t result = d->cuTensorMapEncodeTiled(
-            x->maps + (int64_t)i * MAP_BYTES, m->type, (uint32_t)m->rank, (void *)(uintptr_t)address, sizes,
-            sizes + m->rank, m->box, ones, 0, SWIZZLE_128B, PROMOTE_256B, 0);
-        if (result) return pd_cuda_say(d, result, "cuTensorMapEncodeTiled", label);
+        int64_t sizes[4 * MAP_RANK];
+        int32_t count = 2 * m->rank - 1 + (m->steps[0] ? 2 * (m->rank - 2) : 0);
+        for (int32_t s = 0; s < count; s++) sizes[s] = c->values[plan->map_sizes[m->first_size + s]];
+        if (!d->cuTensorMapEncodeTiled || !d->cuTensorMapEncodeIm2col)
+            return pd_fail(PD_USAGE, "the driver has no tensor maps, which %s needs", label);
+        int32_t result = encode_map(d, m, x->maps + (int64_t)i * MAP_BYTES, address, sizes);
+        if (result) return pd_cuda_say(d, result, m->steps[0] ? "cuTensorMapEncodeIm2col" : "cuTensorMapEncodeTiled", label);
         x->map_addresses[i] = address;
     }
     return PD_OK;

@@ -76,8 +76,8 @@ int64_t pd_outside(const void *data, int64_t first, int64_t count, int64_t step,
  * Every `value` below is a position in it. */
 
 /* Behind the symbols: `nth`; of a device the shared memory that a block may have, in bytes, and the compute capability whose
- * own instructions may be used, 0: none's. */
-enum { PD_NTH, PD_SHARED, PD_ARCH, PD_SPECIALS };
+ * own instructions may be used, 0: none's, and the features that kernels do without, a bit for each. */
+enum { PD_NTH, PD_SHARED, PD_ARCH, PD_LACKING, PD_SPECIALS };
 
 typedef struct {
     int32_t input, axis; /* v[i] is the size of this input along this axis */
@@ -163,8 +163,9 @@ typedef struct {
 /* A tensor map over a buffer: a view that begins v[offset] bytes into it. */
 typedef struct {
     int32_t buffer, type, rank, offset; /* type: a CUtensorMapDataType */
-    int32_t first_size; /* into map_sizes: values of the dims, innermost first, then of the outer strides in bytes */
-    uint32_t box[5];
+    int32_t first_size; /* into map_sizes: values of the dims, innermost first, of the outer strides in bytes, of corners */
+    uint32_t box[5];    /* in im2col mode channels and pixels */
+    uint32_t steps[3];  /* in im2col mode, along w, h and d; else 0 */
 } pd_tensor_map;
 
 typedef struct {

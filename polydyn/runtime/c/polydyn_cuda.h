@@ -41,6 +41,10 @@ typedef const void *(*pd_cuda_image)(void *user, int32_t kernel);
 int32_t pd_cuda_open(pd_program *program, const char *driver, void *cu_context, pd_cuda_image image, void *user,
                      int32_t arch);
 
+/* Features that no kernel may use because the device does them wrong, a bit for each of polydyn.capability.FEATURES.
+ * Before contexts are made; 0 if it is never said. */
+void pd_cuda_without(pd_program *program, int64_t features);
+
 /* The name of a kernel, NULL when its number is too large. */
 const char *pd_cuda_kernel(const pd_program *program, int32_t kernel);
 

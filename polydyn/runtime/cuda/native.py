@@ -7,8 +7,10 @@ import threading
 from collections.abc import Callable
 from functools import partial
 
+from polydyn.capability import FEATURES
 from polydyn.errors import ArtifactError, PolydynError
 from polydyn.gpu.errors import DriverMissingError
+from polydyn.gpu.lacking import lacking
 from polydyn.runtime.artifact import Artifact
 from polydyn.runtime.cuda.images import ImageSource
 from polydyn.runtime.cuda.session import Session
@@ -33,6 +35,8 @@ class CudaNative(Native):
         self._images: _Images | None = None
         self.special = 0
         """The compute capability whose own instructions kernels may use; 0: none's."""
+        self.lacking: frozenset[str] = frozenset()
+        """The features that kernels do without."""
         self.generation = -1
         """Of the session, when ``open`` was last called; -1: never."""
         lib = self.library
@@ -49,10 +53,18 @@ class CudaNative(Native):
         source = ImageSource(session.driver, kernels, artifact.images, artifact.sources)
         self.session, self._images = session, _Images(source)
         library, context = session.library.encode(), ctypes.c_void_p(session.driver.context)
-        self.special = source.special
+        self.lacking = lacking(session.driver.device_name)
+        self.special = source.special if self._leave_out(self.lacking) else 0
         code = self.library.pd_cuda_open(self.program, library, context, self._images.callback, None, self.special)
         self.check(code)
         self.generation = session.generation
+
+    def _leave_out(self, features: frozenset[str]) -> bool:
+        """Says that no kernel may use these; whether that can be said: programs of older polydyns know no features."""
+        without = getattr(self.library, "pd_cuda_without", None)
+        if without is not None:
+            without(self.program, ctypes.c_int64(sum(1 << n for n, f in enumerate(FEATURES) if f in features)))
+        return without is not None or not features
 
     def forget_context(self) -> None:
         """The context is gone with everything in it."""

@@ -232,7 +232,7 @@ class CudaProgram(Program):
         count: int = supposed["multiprocessors"]
         if self._cuda.session is not None:
             driver = self._cuda.session.driver
-            device = Device(driver.attribute(SHARED_OPT_IN), self._cuda.special)
+            device = Device(driver.attribute(SHARED_OPT_IN), self._cuda.special, self._cuda.lacking)
             count = driver.attribute(MULTIPROCESSORS)
         return explain(self.manifest, dims, count, device)
 
