@@ -91,8 +91,8 @@ def row_work(group: Group, prefix: tuple[str, ...], threads: int, per: int, lane
     trips = [product(e for _, e in s.iters[len(prefix) :]).ceildiv(per) for s in inner]
     traffic = sum(_traffic(s, buffers) for s in statements) * threads * lanes
     fast = is_fast(a.dtype for a in group.arrays.values() if a.role == "output")
-    values = {x for s in statements for x in walk(s.value) if isinstance(x, Op)}
-    choices = sum(x.dtype == "bool" and not loads(x) for x in values)  # a guard is that of all lanes
+    guards = {x for s in statements for x in walk(s.value) if isinstance(x, Op) and x.dtype == "bool" and not loads(x)}
+    choices = len(guards)  # of all lanes
     arithmetic = sum(of_value(s.value, fast) for s in statements) - choices
     reads = sum(len(set(loads(s.value))) for s in statements)
     operations = lanes * (arithmetic + reads) + choices + 2 * len(statements) + reads  # a vector is loaded once
