@@ -34,6 +34,8 @@ from polydyn.testing.choice import choose
 ARCH, DTYPE, WANTED = "sm_90a", "float16", 0.85
 SUSTAINED_TFLOPS, SUSTAINED_GB_PER_S = 798.0, 4300.0
 """What an H200 was seen to do: torch's product of 8192^3 (bfloat16, random numbers), and its copy."""
+LAUNCH = load(DEVICES[ARCH]).costs.launch_ns / 1000
+"""Microseconds between launches."""
 MEASURED, COUNTED = "measured on an H200", "estimated from bytes"
 UNCHECKED = "recalled from publications or estimated, not checked"
 Range = tuple[float, float]
@@ -110,7 +112,7 @@ def cases() -> tuple[Case, ...]:
 
 def few_rows(k: int, n: int) -> Case:
     """One row by constant weights, against the bytes alone at ``WANTED`` of the bandwidth; the review has no times."""
-    us = load(DEVICES[ARCH]).costs.launch_ns / 1000 + 2 * k * n / WANTED / SUSTAINED_GB_PER_S / 1000
+    us = LAUNCH + 2 * k * n / WANTED / SUSTAINED_GB_PER_S / 1000
     return Case(f"1x{n}x{k}", layer("plain", k, n), {"M": 1}, ("gemv_2_n8", (us, us)),
                 (Rival("85 % of the bandwidth", (us, us), COUNTED),))  # fmt: skip
 
@@ -122,7 +124,7 @@ def pixels(name: str, channels: int, filters: int, window: int, side: int, strid
     results = 32 * (side // stride) ** 2 * filters
     computed, _ = at_rate((350, 350), 2.0 * results * channels // groups * window**2)
     moved = 2 * (32 * side**2 * channels + results) / WANTED / SUSTAINED_GB_PER_S / 1000
-    us = LAUNCH / 1000 + max(computed, moved)
+    us = LAUNCH + max(computed, moved)
     w = weights.convolution(channels // groups, filters, window)
     rival = Rival("350 TFLOP/s, 85 % of the bandwidth", (us, us), COUNTED)
     made = partial(inner_convolution, w, (side, side), stride, groups)
