@@ -18,9 +18,9 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from benchmarks import record
-from benchmarks.gpu import resources, sass, timed
+from benchmarks.gpu import resources, sass, timed, weights
 from benchmarks.gpu.choice import roofline
-from benchmarks.gpu.programs import model, node
+from benchmarks.gpu.programs import inner_convolution, model, node
 from benchmarks.gpu.transformers import build
 from polydyn.compiler import plan_program
 from polydyn.gpu.compiler import KernelUse, compiler_version
@@ -86,6 +86,7 @@ def cases() -> tuple[Case, ...]:
              (Rival("cuBLAS", (4, 5)),)),
         Case("1x4096x4096", layer("plain", 4096, 4096), {"M": 1}, ("gemv_2_n8", (12, 14)),
              (Rival("cuBLAS", (9, 10)),)),
+        few_rows(768, 3072), few_rows(3072, 768),
         Case("attention 8x12x512x64", attention("none"), {"B": 8, "L": 512}, ("mma.sync 64x64", (45, 60)),
              (Rival("FlashAttention-3", (20, 24)), Rival("FlashAttention-2", (28, 32)))),
         Case("the same, mask of keys", attention("keys"), {"B": 8, "L": 512}, ("mma.sync 64x64", (60, 75))),
@@ -97,6 +98,13 @@ def cases() -> tuple[Case, ...]:
         Case("BERT-base 8x512, graph", bert, {"B": 8, "L": 512}, ("99 launches", (2400, 2900)),
              (Rival("torch", (2000, 2000)), Rival("TensorRT", (1400, 1400)))),
     )  # fmt: skip
+
+
+def few_rows(k: int, n: int) -> Case:
+    """One row by constant weights, against the bytes alone at ``WANTED`` of the bandwidth; the review has no times."""
+    us = load(DEVICES[ARCH]).costs.launch_ns / 1000 + 2 * k * n / WANTED / SUSTAINED_GB_PER_S / 1000
+    return Case(f"1x{n}x{k}", layer("plain", k, n), {"M": 1}, ("gemv_2_n8", (us, us)),
+                (Rival("85 % of the bandwidth", (us, us), COUNTED),))  # fmt: skip
 
 
 def product() -> Any:
@@ -131,8 +139,8 @@ def elementwise() -> Any:
 
 
 def convolution() -> Any:
-    """A layer of resnet50."""
-    return timed.convolution(64, 64, 3, 56, 1, ()).model
+    """A layer of resnet50, channels last as the rival has them."""
+    return inner_convolution(weights.convolution(64, 64, 3), (56, 56))
 
 
 def bert() -> Any:

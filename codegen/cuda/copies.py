@@ -4,23 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import partial, reduce
 
 from polydyn.codegen.cuda.instructions import Instruction, load
-from polydyn.codegen.ir import Apply, Body, Call, FlatLoad, Pointer, Store, Tile, walk_value
+from polydyn.codegen.ir import Alloc, Apply, Body, Call, Compare, FlatLoad, If, Pointer, Store, Tile, walk, walk_value
 from polydyn.codegen.lower import flat
-from polydyn.codegen.passes.widen import Multiples, multiples
+from polydyn.codegen.passes.hoist import comparison
+from polydyn.codegen.passes.widen import Multiples, multiples, stored_value, widen
 from polydyn.codegen.places import Places
 from polydyn.codegen.printers.cuda_values import STORAGE, WRITE
-from polydyn.schedules.expr import ITEMSIZE, Const, FromIndex, Op, Value, indices, map_index, substitute
+from polydyn.schedules.expr import ITEMSIZE, Const, FromIndex, Op, Value, conjuncts, indices, map_index, substitute
 from polydyn.schedules.index import ONE, ZERO, Index, IndexLike, maximum, minimum
-from polydyn.schedules.model import Group
-from polydyn.schedules.ranges import simplify
+from polydyn.schedules.model import Group, stored
+from polydyn.schedules.ranges import is_nonnegative, simplify
 from polydyn.schedules.tree.names import Coord, extent
 
 V = Index.of
 PART = "part"
 """Of a vector: an element."""
+VALUES, WORDS = "values", "words"
+"""A vector that a copy computes, in registers, and the 16 bytes that it is in memory."""
 
 
 @dataclass(frozen=True)
@@ -130,8 +133,10 @@ class Copy:
         x, at = self.operand, {**a, self.innermost: a[self.innermost] * self.vector}
         mn, k = (at[c] for c in x.loops)
         live, steps = (x.places.left(x.copy, axis, at) for axis in (x.axis, x.steps))
-        value = self.value(a, 0)
         place = self.tile(a, mn, k)
+        if not self.asynchronous and self.vector > 1:
+            return self._computed(a, place, live, steps)
+        value = self.value(a, 0)
         if not self.asynchronous:
             return (_through_register(place, value, live, steps),)
         read = guarded_load(value)
@@ -140,7 +145,9 @@ class Copy:
         source = Pointer(load.dtype, load.buffer, load.address)
         whole, line = (live, steps) if self.along_k else (steps, live)
         if self._never_cut(line):
-            there = _both(guard, _exists(live, steps))
+            parts = [_positive(i) for i in (live, steps) if not self._surely(i)]
+            parts += [guard] if guard is not None else []
+            there = reduce(lambda a, b: Op("bool", "and", (a, b)), parts) if parts else Const("bool", True)
             return (Call(f"pd_cp_async_if<{self.bytes}>", (place, source, there)),)
         inside = minimum(1, maximum(0, whole)) * minimum(self.vector, maximum(0, line))
         size: Value = FromIndex("int32", inside * ITEMSIZE[self.dtype])
@@ -148,10 +155,53 @@ class Copy:
             size = Op("int32", "where", (guard, size, Const("int32", 0)))
         return (Call(f"pd_cp_async<{self.bytes}>", (place, source, size)),)
 
+    def _whole_lines(self, line: Index) -> Multiples | None:
+        """What must be multiples of the vector for what is left of a line to be one."""
+        return multiples(line, self.vector, line.symbols() - set(self.group.params))
+
     def _never_cut(self, line: Index) -> bool:
         """Whether what is left of a line is a multiple of the vector wherever the copies may be launched."""
-        needed = multiples(line, self.vector, line.symbols() - set(self.group.params))
+        needed = self._whole_lines(line)
         return needed is not None and set(needed) <= set(self.multiples)
+
+    def computed(self, a: Mapping[str, Index]) -> tuple[tuple[Compare, ...], Body, Multiples] | None:
+        """A vector that is computed of vectors of memory: the guard outside of which it is 0, the statements that leave
+        it in registers, what addresses must be multiples of. None: it has no such form.
+        """
+        guard, value = _guarded(self.value(a))
+        compared = [comparison(x) for x in conjuncts(guard)] if guard is not None else []
+        conditions = tuple(c for c in compared if c is not None)
+        element, buffers = Store(VALUES, V(PART), stored_value(value)), stored(self.group.arrays)
+        made = widen((element,), PART, self.vector, buffers, frozenset((*a, PART)))
+        x = self.operand
+        whole = self._whole_lines(x.places.left(x.copy, x.steps, {**a, self.innermost: V(PART) * self.vector}))
+        cut = any(PART in i.symbols() for c in conditions for i in (c.left, c.right))
+        if None in compared or cut or made is None or whole is None or self.dtype not in buffers.values():
+            return None
+        if not any(isinstance(n, Call) for n in walk(made[0])):
+            return None  # nothing is a vector in memory
+        return conditions, made[0], tuple(dict.fromkeys((*made[1], *whole)))
+
+    def _computed(self, a: Mapping[str, Index], place: Tile, live: Index, steps: Index) -> Body:
+        """One vector, computed in registers."""
+        found = self.computed(a)
+        assert found is not None
+        guard, body, _ = found
+        there = tuple(Compare(">", i, ZERO) for i in (live, steps) if not self._surely(i))
+        words, values = Pointer("uint32", WORDS, ZERO), Pointer(self.dtype, VALUES, ZERO)
+        kind = next(n for n, t in stored(self.group.arrays).items() if t == self.dtype)
+        pack = Call(f"pd_pack<{self.vector}>", (Pointer(self.dtype, kind, ZERO), words, values))
+        zeros = tuple(Store(WORDS, V(n), Const("uint32", 0)) for n in range(4))
+        inside = If((*there, *guard), (Alloc(VALUES, self.dtype, V(self.vector), "register", (*body, pack)),))
+        return (Alloc(WORDS, "uint32", V(4), "register", (*zeros, inside, Call("pd_sts_wide<4>", (place, words)))),)
+
+    def _surely(self, left: Index) -> bool:
+        """Whether something is left of an axis in every tile."""
+        places, ranges = self.operand.places, dict[str, Index]()
+        counts = {n: e for n, (_, e) in places.map.sizes().items()}
+        ranges |= {str(x.coord): x.extent.subs(counts) for x in places.map.views[self.operand.copy].loops}
+        ranges |= {str(c): V(self.trips()[extent(c)]) for c in self.operand.loops}
+        return is_nonnegative(left - 1, ranges)
 
     def load(self, by: Instruction, a: Mapping[str, Index], keys: bool = False) -> Body:
         """Shared memory -> registers: an element, or what a warp's instructions need of 16 rows or columns.
@@ -169,28 +219,27 @@ class Copy:
 
 def guarded_load(v: Value) -> tuple[FlatLoad, Value | None] | None:
     """The load that a value is, and the guard outside of which it is 0 instead; None: it is more than that."""
-    if isinstance(v, FlatLoad):
-        return v, None
+    guard, load = _guarded(v)
+    return (load, guard) if isinstance(load, FlatLoad) else None
+
+
+def _guarded(v: Value) -> tuple[Value | None, Value]:
+    """The guard outside of which a value is 0, which reads no memory, and what the value is inside; None: no guard."""
     if not isinstance(v, Op) or v.name != "where":
-        return None
-    guard, load, other = v.args
+        return None, v
+    guard, inside, other = v.args
     by_data = any(isinstance(x, FlatLoad) for x in walk_value(guard))
-    if isinstance(load, FlatLoad) and isinstance(other, Const) and other.value == 0 and not by_data:
-        return load, guard
-    return None
-
-
-def _both(guard: Value | None, exists: Value) -> Value:
-    return exists if guard is None else Op("bool", "and", (exists, guard))
+    return (guard, inside) if isinstance(other, Const) and other.value == 0 and not by_data else (None, v)
 
 
 def _exists(live: Index, steps: Index) -> Value:
     """Whether an element with so much left of both axes exists."""
+    return Op("bool", "and", (_positive(live), _positive(steps)))
 
-    def positive(i: Index) -> Value:  # of a clamped number: 32 bits hold it whatever the width of indices
-        return Op("bool", "gt", (FromIndex("int32", minimum(1, i)), FromIndex("int32", ZERO)))
 
-    return Op("bool", "and", (positive(live), positive(steps)))
+def _positive(i: Index) -> Value:
+    """Of a clamped number: 32 bits hold it whatever the width of indices."""
+    return Op("bool", "gt", (FromIndex("int32", minimum(1, i)), FromIndex("int32", ZERO)))
 
 
 def _through_register(place: Tile, value: Value, live: Index, steps: Index) -> Call:
@@ -231,6 +280,10 @@ def copy_of(group: Group, x: Operand, stages: int, width: int, by: Instruction) 
             asked = made.asked(a)
             if asked is not None:
                 return replace(made, multiples=asked)
+    wide = replace(base, vector=together)
+    found = wide.computed(a) if width == 16 and not column and by.warp and not guarded_load(value) else None
+    if found is not None:
+        return replace(wide, multiples=found[2])
     read = [v.address for v in walk_value(value) if isinstance(v, FlatLoad)]
     along = (by.of_bytes and not column) or any(map(_has_unit_stride, read))
     chunk = 1 if along and across else 8 if by.rounds and not along else together

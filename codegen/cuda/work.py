@@ -12,14 +12,16 @@ from polydyn.codegen.cuda.copies import Copy
 from polydyn.codegen.cuda.slots import is_fast, of_value
 from polydyn.codegen.cuda.tile import CudaTile
 from polydyn.codegen.kernel import Work
-from polydyn.schedules.expr import ITEMSIZE, loads
+from polydyn.schedules.expr import ITEMSIZE, Op, loads, walk
 from polydyn.schedules.index import ONE, Index, maximum, product
 from polydyn.schedules.model import Group, Statement, stored
 
 WARP, WAVEFRONT, REGISTERS = 32, 128, 65536
 """Threads of a warp; bytes of shared memory that a warp reads at once; 32-bit registers of a multiprocessor."""
-ASYNCHRONOUS, THROUGH_REGISTER = 4, 12
-"""Instructions of a copy: address, bounds and cp.async; address, bounds, load, selection and store."""
+ASYNCHRONOUS, GUARDED, THROUGH_REGISTER = 4, 12, 12
+"""Instructions of a copy: address, bounds and cp.async; the same of pixels, whose taps may be outside; address, bounds,
+load, selection and store.
+"""
 UNITS = {"float32": "f32", "int32": "f32", "float16": "f16", "bfloat16": "bf16", "int8": "s8", "uint8": "s8",
          "float8_e4m3fn": "f8", "float8_e5m2": "f8"}  # fmt: skip
 """The peak rate (``polydyn.gpu.hardware.Hardware.peak_tflops``) that products of a dtype are bound by."""
@@ -37,9 +39,7 @@ def bounded_registers(threads: int, blocks: int) -> int:
 def product_work(tile: CudaTile, copies: Sequence[Copy], steps: Index, blocks: int) -> Work:
     """A tile of a product whose operands come through a ring of shared memory, by instructions of warps or threads."""
     cores, item = not tile.kind.warp, max(ITEMSIZE[c.dtype] for c in copies)
-    instructions = sum(
-        -(-c.elements // c.vector // WARP) * (ASYNCHRONOUS if c.asynchronous else THROUGH_REGISTER) for c in copies
-    )
+    instructions = sum(-(-c.elements // c.vector // WARP) * _of_a_copy(c) for c in copies)
     units = tile.bm // tile.wm * (tile.bn // tile.wn)
     # threads of a warp read one element each, many of them the same: a wavefront for each
     shared = units * (tile.wm + tile.wn) * tile.bk * (WAVEFRONT // WARP if cores else item)
@@ -69,6 +69,14 @@ def with_epilogues(work: Work, group: Group, statements: Sequence[Statement]) ->
     return replace(work, last=work.elements * slots // WARP, results=work.elements * moved)
 
 
+def _of_a_copy(c: Copy) -> int:
+    """Instructions of a copy; what computes a vector does it for each element."""
+    operations = [x for x in walk(c.operand.value) if isinstance(x, Op) and x.name != "cast"]
+    if c.asynchronous:
+        return GUARDED if operations else ASYNCHRONOUS
+    return THROUGH_REGISTER + (c.vector * (len(operations) + 1) if c.vector > 1 else 0)
+
+
 def row_work(
     group: Group, prefix: tuple[str, ...], threads: int, per: int, lanes: int, registers: int, held: bool = False
 ) -> Work:
@@ -83,9 +91,11 @@ def row_work(
     touched = [x for s in statements for x in _touched(s, buffers)]
     traffic = sum(ITEMSIZE[buffers[x]] for x in (dict.fromkeys(touched) if held else touched)) * threads * lanes
     fast = is_fast(a.dtype for a in group.arrays.values() if a.role == "output")
-    arithmetic = sum(of_value(s.value, fast) for s in statements)
+    values = {x for s in statements for x in walk(s.value) if isinstance(x, Op)}
+    choices = sum(x.dtype == "bool" and not loads(x) for x in values)  # a guard is that of all lanes
+    arithmetic = sum(of_value(s.value, fast) for s in statements) - choices
     reads = sum(len(set(loads(s.value))) for s in statements)
-    operations = lanes * (arithmetic + reads) + 2 * len(statements) + reads  # a vector is loaded once, then taken apart
+    operations = lanes * (arithmetic + reads) + choices + 2 * len(statements) + reads  # a vector is loaded once
     flight = SERIAL if per == 1 else UNROLLED
     waits = 1 if held else sum(any(x.buffer in buffers for x in loads(s.value)) for s in statements)
     return Work(

@@ -8,9 +8,10 @@
 // Also checked: mbarrier use before init or its fence, over-arrival, descriptors equal in a warpgroup, wgmma.fence,
 // operands that TMA still writes when wgmma is issued (a later wait on their mbarrier would hide it), copies over such
 // places, anything sent to a block of the cluster that has not got its mbarrier ready or that has left,
+// another block's words that it may still store, or that it stores while they may be read (both: no barrier between),
 // plain shared stores not fenced before TMA or wgmma reads them, tf32 operands that nothing has rounded, asynchronous
 // work nobody waited for.
-// Not modelled: register limits; of another block's shared memory, all but its mbarriers and what TMA writes there.
+// Not modelled: register limits; stores to another block's shared memory.
 #pragma once
 
 #define PD_TMAP(name) const pd_tmap name
@@ -41,6 +42,7 @@ static struct Hopper {                                // of a block
   struct { MBarrier *bar; unsigned parity; } waits[MAX_THREADS];
   std::vector<uint16_t> dirty;                        // per 16 bytes of shared memory: 1 + thread of an unfenced store
   std::vector<uint32_t> dirty_of[MAX_THREADS];
+  std::vector<unsigned> stored, read;                 // per word: meetings that who stored it, or read it from elsewhere, had arrived for
 } hopper[MAX_CLUSTER];
 static Hopper *own() { return &hopper[B->rank]; }
 // What lies in another block where `p` does in this one.
@@ -48,6 +50,10 @@ template <class T> static T *in_block(T *p, const Block &b) { return (T *)(b.sme
 
 // ---- generic proxy against async proxy --------------------------------------------------------------------------
 static void shared_store(const void *p, uint32_t bytes) {
+  for (uint32_t w = shared_offset(p) / 4; w <= (shared_offset(p) + bytes - 1) / 4; w++) {
+    PD_RULE(own()->read[w] <= own()->met[B->current], PDEMU_FAILED, "stored over what another block of the cluster may still read");
+    own()->stored[w] = own()->meeting[B->current];
+  }
   for (uint32_t c = shared_offset(p) / 16; c <= (shared_offset(p) + bytes - 1) / 16; c++)
     if (own()->dirty[c] != B->current + 1) own()->dirty[c] = (uint16_t)(B->current + 1), own()->dirty_of[B->current].push_back(c);
 }
@@ -174,6 +180,7 @@ static void issue_load(void *s, const pd_tmap *t, int rank, const int *at, uint6
   const pdemu_tensor_map *m = tensor_map(t, rank, site, tap != nullptr);
   if (tap) check_column(m, at, tap, site);
   uint32_t bytes = box_bytes(m);
+  check_begun(site);
   check_shared(s, bytes, m->swizzle ? 1024 : 128, site);
   mask = mask ? mask : 1 << B->rank;
   for (int block = 0; mask >> block; block++)
@@ -203,6 +210,7 @@ static bool land_one_load() {
 }
 static void issue_store(const pd_tmap *t, const void *s, int rank, const int *at, int site) {
   const pdemu_tensor_map *m = tensor_map(t, rank, site);
+  check_begun(site);
   check_shared(s, box_bytes(m), m->swizzle ? 1024 : 128, site);
   for (uint32_t o = 0; o < box_bytes(m); o += 16) check_fenced(shared_offset(s) + o, "TMA store", site);
   const unsigned char *p = (const unsigned char *)s;
@@ -356,6 +364,7 @@ static void hopper_reset() {
   meetings = 0, arrived = 0;
   loads.clear(), own()->stores.clear();
   own()->dirty.assign(B->smem_bytes / 16 + 1, 0);
+  own()->stored.assign(B->smem_bytes / 4 + 1, 0), own()->read.assign(B->smem_bytes / 4 + 1, 0);
   for (Warpgroup &w : own()->groups) {
     w.products.clear(), w.groups = 0, w.meeting.arrived = 0;
     for (Accumulator &x : w.acc) x.pending = 0;
@@ -394,6 +403,25 @@ PD_DEV void pd_cluster_wait(PD_SITE) {
   while (meetings < own()->meeting[B->current]) wait("cluster barrier", site);
 }
 PD_DEV void pd_cluster_start(PD_SITE) { pd_cluster_arrive(site), pd_cluster_wait(site); }
+template <int N, class R> PD_DEV void pd_lds_wide_at(R *r, const void *p, int block, PD_SITE) {
+  using namespace pdemu;
+  PD_RULE(block >= 0 && block < (int)cluster.size(), PDEMU_FAILED, "block %d of a cluster of %d at line %d", block, (int)cluster.size(), site);
+  check_shared(p, N * 4, N * 4, site);
+  const Block &there = cluster[(size_t)block];
+  Hopper &of = hopper[block];
+  PD_RULE(there.live == there.threads, PDEMU_FAILED, "shared memory of block %d of the cluster, which has left, used at line %d", block, site);
+  for (uint32_t w = shared_offset(p) / 4; w < shared_offset(p) / 4 + N; w++) {
+    PD_RULE(of.stored[w] < own()->met[B->current], PDEMU_FAILED, "read at line %d from block %d, with no barrier of the cluster behind the store", site, block);
+    of.read[w] = std::max(of.read[w], own()->meeting[B->current] + 1);
+  }
+  note(true, shared_offset(p), N * 4, site);
+  memcpy(r, in_block((unsigned char *)p, there), N * 4);
+}
+template <class T> PD_DEV T pd_lds_at(const T *p, int block, PD_SITE) {
+  T v;
+  pd_lds_wide_at<1>(&v, p, block, site);
+  return v;
+}
 PD_DEV uint32_t pd_saddr(const void *p) { return pdemu::shared_offset(p); }
 PD_DEV void pd_mbar_init(uint64_t *b, int arrivals, PD_SITE) {
   pdemu::check_shared(b, 8, 8, site);
@@ -468,7 +496,9 @@ PD_DEV void pd_tma_store_4d(const pd_tmap *t, const void *s, int x, int y, int z
 PD_DEV void pd_tma_store_commit() { pdemu::own()->store_groups[pdemu::B->current]++; }
 template <int N> PD_DEV void pd_tma_store_wait_read(PD_SITE) { pdemu::retire_stores(N, site); }
 template <int N> PD_DEV void pd_tma_store_wait(PD_SITE) { pdemu::retire_stores(N, site); }
-PD_DEV void pd_tma_prefetch(const pd_tmap *) {}
+PD_DEV void pd_tma_prefetch(const pd_tmap *t, PD_SITE) {
+  PD_RULE(((const pdemu_tensor_map *)t)->magic == PDEMU_TENSOR_MAP, PDEMU_FAILED, "not a tensor map at line %d", site);
+}
 PD_DEV void pd_fence_proxy_async() {
   using namespace pdemu;
   for (uint32_t c : own()->dirty_of[B->current])

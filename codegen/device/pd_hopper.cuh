@@ -43,6 +43,25 @@ PD_DEV void pd_cluster_arrive() { asm volatile("barrier.cluster.arrive.release;"
 PD_DEV void pd_cluster_wait() { asm volatile("barrier.cluster.wait.acquire;" ::: "memory"); }
 // Both halves behind the fence of mbarriers, which orders what they need.
 PD_DEV void pd_cluster_start() { asm volatile("barrier.cluster.arrive.relaxed;\nbarrier.cluster.wait.acquire;" ::: "memory"); }
+// N neighbours of 4 bytes that lie in that block where `p` is here: stored before both blocks' threads arrived at a
+// barrier of the cluster that has been waited for. No block leaves before its memory has been read.
+template <int N, class R> PD_DEV void pd_lds_wide_at(R *r, const void *p, int block) {
+  static_assert(sizeof(R) == 4 && (N == 1 || N == 2 || N == 4), "float or int32_t");
+  uint32_t w[N], at;
+  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(at) : "r"(pd_saddr(p)), "r"(block));
+  if constexpr (N == 4)
+    asm volatile("ld.shared::cluster.v4.b32 {%0, %1, %2, %3}, [%4];" : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3]) : "r"(at) : "memory");
+  else if constexpr (N == 2)
+    asm volatile("ld.shared::cluster.v2.b32 {%0, %1}, [%2];" : "=r"(w[0]), "=r"(w[1]) : "r"(at) : "memory");
+  else
+    asm volatile("ld.shared::cluster.b32 %0, [%1];" : "=r"(w[0]) : "r"(at) : "memory");
+  PD_UNROLL for (int e = 0; e < N; e++) r[e] = pd_element((const R *)0, w, e);
+}
+template <class T> PD_DEV T pd_lds_at(const T *p, int block) {
+  T v;
+  pd_lds_wide_at<1>(&v, p, block);
+  return v;
+}
 // An arrival at the barrier of that block. It orders no plain stores: it says that what TMA wrote has been read.
 PD_DEV void pd_mbar_arrive_at(uint64_t *b, int block) {
   asm volatile("{\n.reg .b32 r;\nmapa.shared::cluster.u32 r, %0, %1;\nmbarrier.arrive.shared::cluster.b64 _, [r];\n}" ::"r"(pd_saddr(b)),

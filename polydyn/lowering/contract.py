@@ -222,10 +222,11 @@ def _lower_pixels(
     if (fill or rounded) and width and columns:
         steps, core = core.reduction[-1][1].constant, in_words(plan, core, columns[0], kinds)
     assert isinstance(core.body, Op)
-    words = core.body.name in DOTS
+    words = next((k for k in kinds if k.dot == core.body.name), None)
+    vectors = words.vectors if words and _column_elements(core, roles) > shared else 1
     nodes = _with_rows((core, *rest), roles)
-    built = _Builder(plan, group, nodes[0], nodes, roles, width, steps=steps).build()
-    return replace(built, fill=needs_promotion(core, roles), in_words=words)
+    built = _Builder(plan, group, nodes[0], nodes, roles, width, steps=steps, vectors=vectors).build()
+    return replace(built, fill=needs_promotion(core, roles), in_words=words is not None)
 
 
 def _lower_strips(
@@ -321,7 +322,7 @@ class _Builder:
         footprint: Footprint | None = None,
         vectors: int = 1,
     ) -> None:
-        """``steps``: of the last reduction, single ones, where the product is over words."""
+        """``steps``: of the last reduction, single ones, where the product is over words. ``vectors``: of a panel."""
         self.footprint, self.vectors = footprint, vectors
         self.plan, self.core, self.nodes, self.roles, self.width = plan, core, nodes, roles, width
         self.along_k, self.steps = along_k, steps
@@ -401,12 +402,8 @@ class _Builder:
         word = next(x.args[0] for x in walk(v) if isinstance(x, Op) and x.name == NIBBLE)
         assert isinstance(scale, Load) and isinstance(word, Load)
         blocks = [x for x in self.reductions if x in scale.index[0].symbols()]
-
-        def packed(x: Load, along: Sequence[str], count: int = 1) -> Pack:
-            made = self._pack(x, along, self.width, count)
-            return replace(made, vectors=min(self.vectors, -(-made.col[1] // self.width)))
-
-        pack = replace(packed(word, self.reductions, NIBBLES), scales=packed(scale, blocks))
+        scales = self._pack(scale, blocks, self.width, 1)
+        pack = replace(self._pack(word, self.reductions, self.width, NIBBLES), scales=scales)
         words = self._panel(word, pack)
         last = len(words.index) - len(pack.lanes)
         line = (*words.index[: last - 2], Index.of(pack.reduction[-2][1]), *words.index[last - 1 :])
@@ -414,7 +411,7 @@ class _Builder:
         def panel(x: Value) -> Value:
             if x in (word, scale):
                 return words if x == word else bitcast(replace(words, index=line), "float32")
-            return self._panel(x, packed(x, blocks)) if isinstance(x, Load) else x
+            return self._panel(x, self._pack(x, blocks, self.width, 1)) if isinstance(x, Load) else x
 
         return transform(v, panel)
 
@@ -426,7 +423,9 @@ class _Builder:
         steps = [(x, int(extents[x])) for x in along]
         if self.steps:
             steps[-1] = (steps[-1][0], self.steps)
-        return Pack(v.buffer, batch, (col, int(extents[col])), tuple(steps), v.index[0], width, count)
+        columns = int(extents[col])
+        vectors = max(1, min(self.vectors, -(-columns // width)))
+        return Pack(v.buffer, batch, (col, columns), tuple(steps), v.index[0], width, count, vectors)
 
     def _turned(self, v: Load) -> int:
         """1, panels of single columns, where a constant is wanted along the reduction and does not lie so; else 0.

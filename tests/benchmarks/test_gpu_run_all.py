@@ -172,6 +172,7 @@ def test_where_a_primitive_fails_the_rest_goes_on_without_kernels_that_use_it(
         yield {"name": "mma_f16", "ok": True}
         yield {"name": "tma_load_2d_tf32", "ok": "conformance" not in command[2]}
         yield {"name": "cluster_load_2d", "ok": "conformance" not in command[2]}
+        yield {"name": "launches_early graph chains", "ok": "conformance" not in command[2]}
 
     monkeypatch.setenv(LACKING, "")
 
@@ -182,9 +183,13 @@ def test_where_a_primitive_fails_the_rest_goes_on_without_kernels_that_use_it(
         emulate=True, only=[],
     )  # fmt: skip
     assert run_all.run(options) == 1
-    assert asked == ["", "tf32_rounding,clusters"]
+    assert asked == ["", "tf32_rounding,clusters,early_launches"]
     report, said = json.loads((tmp_path / "out/report.json").read_text()), (tmp_path / "out/log").read_text()
-    assert report["lacking"] == {"tf32_rounding": ["tma_load_2d_tf32"], "clusters": ["cluster_load_2d"]}
+    assert report["lacking"] == {
+        "tf32_rounding": ["tma_load_2d_tf32"],
+        "clusters": ["cluster_load_2d"],
+        "early_launches": ["launches_early graph chains"],
+    }
     assert "not in the pack: conv: refused" in said
 
 
@@ -277,6 +282,7 @@ def test_conformance_takes_its_kernels_from_the_pack(tmp_path: Path, monkeypatch
         return argparse.Namespace(image=f"{arch} {kind}".encode())
 
     monkeypatch.setattr(conformance, "compile_cuda", compiled)
+    monkeypatch.setattr(pack, "programs", lambda target: iter(()))
     pack.write_conformance(tmp_path / "conformance", ("sm_80", "sm_90a"))
     assert len(list((tmp_path / "conformance").iterdir())) == 9  # three files for both, three for sm_90a
     machine = conformance.Machine(argparse.Namespace(arch=90), False, tmp_path)  # type: ignore[arg-type]

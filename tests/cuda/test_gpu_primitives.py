@@ -96,6 +96,40 @@ CLUSTER_BUGS = {
 """What breaks the protocol of a cluster, and what the emulation says; WRONG: it is seen in the result."""
 
 
+BARRIER = ARRIVE + WAIT
+STORED = "smem + t * 4, pd_ldg(x + (pd_bid_x() * 2 + i) * 64 + t));\n"
+SUMS_BUGS = {
+    "no barrier behind the stores": (STORED + BARRIER, STORED, "no barrier of the cluster behind the store"),
+    "a barrier of the block": (STORED + BARRIER, f"{STORED}    pd_syncthreads();\n", "no barrier of the cluster"),
+    "nobody waits": (STORED + BARRIER, STORED + ARRIVE, "no barrier of the cluster behind|second arrival"),
+    "stored behind the arrival": (STORED + ARRIVE, STORED + ARRIVE + f"    pd_sts<float>({STORED}", "no barrier of"),
+    "nobody waits before storing again or leaving": (f"total[t % 4]);\n{BARRIER}", "total[t % 4]);\n",
+                                                     "may still read|which has left|have left the kernel"),
+    "the wrong block": ("one, smem + first, b)", "one, smem + first, (b + 1) % 3)", "WRONG"),
+    "a block that is not there": ("one, smem + first, b)", "one, smem + first, b + 1)", "block 4 of a cluster of 4"),
+}  # fmt: skip
+"""What is wrong with sums of a cluster's blocks, and what the emulation says."""
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+def test_sums_of_a_cluster_protocol(reverse: bool) -> None:
+    source = (HERE / "primitives_hopper.cu").read_text()
+    text = source[source.index("PD_KERNEL_CLUSTER(cluster_sums") : source.index("// ---- mbarrier: two")]
+    assert all(text.count(old) == 1 for old, _, _ in SUMS_BUGS.values())
+    bugs = (
+        text.replace(old, new).replace("cluster_sums", f"bug{n}") for n, (old, new, _) in enumerate(SUMS_BUGS.values())
+    )
+    module = EmulatedModule(compile_emulated("\n".join(['#include "pd_hopper.cuh"', *bugs]), arch=90))
+    case = CASES["cluster_sums"]
+    for n, (bug, (_, _, message)) in enumerate(SUMS_BUGS.items()):
+        try:
+            got, _ = run(replace(case, kernel=f"bug{n}"), module, reverse)
+            said = "" if np.array_equal(got[1], case.expect[1]) else "WRONG"
+        except DeviceError as e:
+            said = str(e)
+        assert re.search(message, said), (bug, said)
+
+
 @pytest.mark.parametrize("reverse", [False, True])
 def test_cluster_protocol(reverse: bool) -> None:
     source = (HERE / "primitives_hopper.cu").read_text()

@@ -6,6 +6,7 @@ Wide vectors and narrow ones. A machine without the instruction runs its plain C
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -68,6 +69,18 @@ def test_products_of_bytes(processor: None, dtype: str) -> None:
         assert any("rows copied" in note for note in notes) != whole, "whole words are read where they lie"
         checked = CheckedProgram(plan).run(feeds[2])["y"]
         np.testing.assert_array_equal(checked, reference.evaluate(import_model(m), feeds[2])["y"])
+
+
+def test_weights_that_no_cache_holds_are_one_stream(processor: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Panels are as wide as a register tile, of which the last one is not full."""
+    monkeypatch.setattr(cpu, "asked", lambda core: replace(core, l2=1 << 12))
+    k, n = 70, 100
+    inputs: Any = {"a": ("uint8", ["M", k]), "za": ("uint8", [])}
+    m = quantized_model([node("MatMulInteger", "a b za", "y")], inputs, ["y"], b=byte("int8", k, n))
+    plan = same_as_reference(m, *({"a": byte("uint8", r, k), "za": byte("uint8")} for r in (0, 1, 8, 9)))
+    panels = {a.shape for a in plan.constants.values() if a.ndim > 2}
+    assert panels in ({(3, 18, 3, 16)}, {(7, 18, 2, 8)})
+    assert "pd_prefetch_i32" in products(plan)
 
 
 def test_columns_that_are_no_bytes_are_taken_in_pairs(processor: None) -> None:

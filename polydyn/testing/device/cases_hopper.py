@@ -178,6 +178,18 @@ def cluster_cases() -> list[Case]:
     return cases
 
 
+def cluster_sums_case() -> Case:
+    """Two clusters of four blocks: each block has the sums of all of its cluster."""
+    x = RNG(13).standard_normal((2, 4, 128)).astype(np.float32)
+    total = np.zeros((2, 1, 128), np.float32)
+    for block in range(4):
+        total += x[:, block : block + 1]
+    want = np.broadcast_to(total, x.shape).copy()
+    return Case(
+        "cluster_sums", SOURCE, "cluster_sums", 64, (x, np.zeros_like(want)), {1: want}, 256, (8, 1, 1), arch=90
+    )
+
+
 def mbarrier_case() -> Case:
     """Doubled by one warp, plus three by the other, nine times."""
     v = 1
@@ -319,6 +331,7 @@ def all_hopper_cases() -> list[Case]:
         *tma_cases(),
         *pixel_cases(),
         *cluster_cases(),
+        cluster_sums_case(),
         mbarrier_case(),
         places_case(),
         *wgmma_cases(),

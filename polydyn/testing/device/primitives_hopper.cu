@@ -84,6 +84,31 @@ CLUSTER(cluster_load_2d, pd_tma_load_2d_to(half, &map, x, line, full, 3))
 CLUSTER(cluster_load_3d, pd_tma_load_3d_to(half, &map, x, line, z, full, 3))
 CLUSTER(cluster_load_4d, pd_tma_load_4d_to(half, &map, x, line, z, w, full, 3))
 
+// ---- clusters: what a thread of each of four blocks has stored, added in their order, twice ------------------------
+PD_KERNEL_CLUSTER(cluster_sums, 64, 1, 4)(const float *x, float *out) {
+  PD_DYN_SMEM(smem);
+  const int t = pd_tid();
+  float total[4];
+  for (int i = 0; i < 2; i++) {
+    pd_sts<float>(smem + t * 4, pd_ldg(x + (pd_bid_x() * 2 + i) * 64 + t));
+    pd_cluster_arrive();
+    pd_cluster_wait();
+    for (int e = 0; e < 4; e++) total[e] = 0.f;
+    for (int b = 0; b < 4; b++) {
+      float one[1], two[2], four[4];
+      const int first = t / 4 * 16;
+      pd_lds_wide_at<4>(four, smem + first, b);
+      pd_lds_wide_at<2>(two, smem + first + 8, b);
+      pd_lds_wide_at<1>(one, smem + first, b);
+      total[0] += one[0], total[1] += four[1], total[2] += two[0], total[3] += two[1];
+    }
+    pd_stg(out + (pd_bid_x() * 2 + i) * 64 + t, total[t % 4]);
+    pd_cluster_arrive();
+    pd_cluster_wait();
+  }
+}
+PD_EXPORT(cluster_sums, 64);
+
 // ---- mbarrier: two halves hand a counter to and fro -------------------------------------------------------------
 PD_KERNEL(mbarrier_phases, 64, 1)(int rounds, int32_t *out) {
   PD_DYN_SMEM(smem);

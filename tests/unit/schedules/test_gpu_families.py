@@ -28,8 +28,8 @@ from tests.support.scheduled_groups import online_parts, product, roles, run_onl
 V = Index.of
 ONE = single()
 ROLES = roles(ONE)
-LANES = (FewRows(8, (4, 2), (4, 8), (1, 8)), FewRows(2, (1, 8), (4, 8), (4, 1)))
-"""What kernels have: vectors along the reduction, and along the columns."""
+LANES = (FewRows(8, (4, 2), (4, 8), (1, 8)), FewRows(2, (1, 8), (4, 8), (4, 1), 8))
+"""What kernels have: vectors along the reduction, and along the columns, for a cluster of blocks."""
 GROUPS = (WarpgroupTile(2, 1, 4, 1, 16, (4, 16)), WarpgroupTile(1, 2, 4, 2, 8, (4, 16), 64))
 """What kernels have: columns in one box, rows of two warpgroups; columns in panels, rows of one warpgroup in two
 instructions, results that leave as boxes."""
@@ -71,7 +71,7 @@ def test_warpgroups_are_proven(sizes: WarpgroupTile) -> None:
     prove(warpgroups(sizes))
 
 
-@pytest.mark.parametrize("sizes", [FewRows(2, (1, 2), (2, 2), (1, 3)), FewRows(3, (2, 1), (2, 2), (2, 1))], ids=str)
+@pytest.mark.parametrize("sizes", [FewRows(2, (1, 2), (2, 2), (1, 3)), FewRows(3, (2, 1), (2, 2), (2, 1), 2)], ids=str)
 def test_few_rows_compute_at_ragged_sizes(sizes: FewRows) -> None:
     t = few_rows(sizes)
     for m, n, k in ((1, 1, 1), (5, 9, 13), (3, 2, 12), (4, 5, 0), (0, 3, 2)):
@@ -168,6 +168,7 @@ WRONG: dict[str, tuple[str, Callable[[], Scheduled]]] = {
     "epilogues before lanes are added": ("SUM -> DONE0|sums", lambda: swapped(few_rows(), "SUM", "DONE0")),
     "added before they are summed": ("ACC -> SUM|reads acc", lambda: swapped(few_rows(), "ACC", "SUM")),
     "one register for all lanes": ("acc", lambda: one_register(few_rows())),
+    "one register for all blocks": ("acc", lambda: one_register(few_rows(LANES[1]))),
     "rounds at once": ("two instances of unit", lambda: units(few_rows(), w("j"), lanes("j"), b("k"))),
     "steps beyond the last": ("neither cut there nor padded", lambda: replace(
         few_rows(), padded=frozenset({"INIT"}), clips=tuple(x for x in few_rows().clips if x.statement != ACC))),
