@@ -96,8 +96,14 @@ def _attention(dtype: str, head: int = 64) -> Any:
     return model(nodes, sizes)
 
 
-def _rows(*nodes: Any) -> Any:
-    return model(nodes, {"x": ("float16", ["M", "N"])})
+def _rows(*nodes: Any, **constants: Any) -> Any:
+    return model(nodes, {"x": ("float16", ["M", "N"])}, **constants)
+
+
+def _norm(n: int) -> Any:
+    """Of rows of that length."""
+    sizes: dict[str, tuple[str, Sequence[Any]]] = {"x": ("float16", ["M", n]), "s": ("float16", [n])}
+    return model([node("LayerNormalization", "x", "s", "b", axis=-1)], sizes | {"b": ("float16", [n])})
 
 
 def kinds() -> tuple[Kind, ...]:
@@ -158,6 +164,10 @@ def kinds() -> tuple[Kind, ...]:
         Kind("element-wise", _rows(node("Erf", "x")), "wide", (r"LDG\.E.*128", WIDE)),
         Kind("element-wise", _rows(node("Erf", "x")), "wide", (r"LDG\.E.*128", WIDE), "sm_90a"),
         Kind("softmax, a warp", _rows(node("Softmax", "x", axis=-1)), "warp", ("LDG", "SHFL", "STG")),
+        Kind("norm of 64, some lanes", _norm(64), "lanes_wide", (r"LDG\.E.*128", "SHFL", WIDE), "sm_90a", size=160),
+        Kind("norm of 768, a warp", _norm(768), "warp_wide", (r"LDG\.E.*128", "SHFL", WIDE), "sm_90a", size=360),
+        Kind("sum of columns, warps", _rows(node("ReduceSum", "x", "axis"), axis=[0]), "columns", ("LDG", "BAR", "STG"),
+             "sm_90a"),
         Kind("softmax, a block", _rows(node("Softmax", "x", axis=-1)), "block", ("LDG", "SHFL", "BAR")),
     )  # fmt: skip
 
