@@ -30,7 +30,7 @@ class Cuda(Target):
 
     machine = "cuda"
     on_device = True
-    unused = frozenset({"nibbles", "dequantize", "winograd", "offsets", "widen", "prologue", "horizontal"})
+    unused = frozenset({"nibbles", "dequantize", "winograd", "offsets", "widen", "horizontal"})
 
     def __init__(self, name: str, options: Options) -> None:
         super().__init__(name, options)
