@@ -30,7 +30,9 @@ class Cuda(Target):
 
     machine = "cuda"
     on_device = True
-    unused = frozenset({"nibbles", "dequantize", "layout", "winograd", "offsets", "widen", "prologue", "horizontal"})
+    unused = frozenset(
+        {"nibbles", "dequantize", "layout", "winograd", "rowsums", "offsets", "widen", "prologue", "horizontal"}
+    )
 
     def __init__(self, name: str, options: Options) -> None:
         super().__init__(name, options)
