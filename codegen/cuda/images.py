@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import pairwise
+from math import gcd
 
 from polydyn.codegen.cuda.boxes import ALIGN, Taps, TensorOperand, tensor_operand
 from polydyn.codegen.ir import Call, Compare, Parameter, Pointer
@@ -256,13 +257,34 @@ def _read(group: Group, v: Value, roles: Roles) -> _Read | None:
         return None
     guards = [at_least_zero(c) for c in conjuncts(v.args[0])] if isinstance(v, Op) else []
     every = [group.arrays[load.buffer].address(load.index), *(g for g in guards if g is not None)]
-    extents = dict(group.backbone.iters)
-    rows, steps = (_digits(every, x, extents[x]) for x in (roles.row, roles.block))
-    if rows is None or steps is None or len(every) <= len(guards):
+    if len(every) <= len(guards):
+        return None
+    found = _over_digits(every, roles, dict(group.backbone.iters), ())
+    cut = found and _overlap(found)
+    return _over_digits(every, roles, dict(group.backbone.iters), (V(cut),)) if cut else found
+
+
+def _over_digits(
+    every: list[Index], roles: Roles, extents: Mapping[str, Index], cuts: tuple[Index, ...]
+) -> _Read | None:
+    """An address and its guards over digits; ``cuts``: weights of digits of the steps besides those of quotients."""
+    rows, steps = _digits(every, roles.row, extents[roles.row]), _digits(every, roles.block, extents[roles.block], cuts)
+    if rows is None or steps is None:
         return None
     for x, digits in ((roles.row, rows), (roles.block, steps)):
         every = [_in_digits(i, x, digits) for i in every]
     return _Read(every[0], tuple(every[1:]), rows, steps, {x: extents[x] for x in roles.batch})
+
+
+def _overlap(read: _Read) -> int:
+    """Steps of a tap where those of several lie side by side in memory: windows of neighbouring pixels overlap there.
+    0: they do not.
+    """
+    found, steps = read.strides(), read.steps[0].extent.constant
+    pixel = found[0][read.rows[0].name].constant if found else None
+    if steps is None or not pixel or steps <= pixel or any(read.steps[0].name in g.symbols() for g in read.guards):
+        return 0
+    return gcd(int(steps), int(pixel))
 
 
 def _in_digits(i: Index, x: str, digits: tuple[Digit, ...]) -> Index:
@@ -288,9 +310,9 @@ def _quotient(number: Index, by: Index, digits: tuple[Digit, ...]) -> Index | No
     return None if above is None or number.terms else out
 
 
-def _digits(every: Iterable[Index], x: str, extent: Index) -> tuple[Digit, ...] | None:
+def _digits(every: Iterable[Index], x: str, extent: Index, cuts: tuple[Index, ...] = ()) -> tuple[Digit, ...] | None:
     """The digits of an iterator, the fastest first: what it is divided by says their weights. None: there are none."""
-    found = {n for i in every for n in _divisors(i, x)}
+    found = {*cuts, *(n for i in every for n in _divisors(i, x))}
     weights = sorted(found, key=lambda w: (len(max(w.terms, key=len)), w.constant or 0))
     sizes = []
     for low, high in pairwise((ONE, *weights)):
@@ -402,7 +424,7 @@ def _limits(of: ImageOperand, group: Group, roles: Roles, read: _Read) -> tuple[
             out |= {Compare(">=", i, V(low)): None, Compare("<=", i, V(high)): None}
         elif not low <= int(i) <= high:
             return None
-    # the manual wants pixels to lie behind each other; those that overlap are windows whose taps are channels here
+    # the manual wants pixels to lie behind each other
     apart, pitches = of.sides[0].pitch - of.channels, [of.between, *(s.pitch for s in of.sides[1:])]
     for i, least in ((apart, ZERO), *((i, ONE) for i in pitches)):
         if is_nonnegative(least - 1 - i):

@@ -156,6 +156,12 @@ def test_what_is_copied_is_what_is_read() -> None:
         assert mistake(x, of.group, of.values[0], of.roles), x
 
 
+def test_windows_that_overlap_in_memory() -> None:
+    """Without a padding the taps of a line are one run of memory, which is cut into those of the walk."""
+    _, found = operand((64, (3, 3), {"strides": [1, 2]}))
+    assert found and [(s.step, s.apart, str(s.tap.extent)) for s in found.sides] == [(2, 1, "3"), (1, 1, "3")]
+
+
 @pytest.mark.parametrize(
     ("layer", "channels"),
     [
