@@ -18,14 +18,14 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from benchmarks import record
-from benchmarks.gpu import resources, sass, timed
+from benchmarks.gpu import resources, sass, timed, weights
 from benchmarks.gpu.choice import roofline
-from benchmarks.gpu.programs import model, node
+from benchmarks.gpu.programs import inner_convolution, model, node
 from benchmarks.gpu.transformers import build
 from polydyn.compiler import plan_program
 from polydyn.gpu.compiler import KernelUse, compiler_version
 from polydyn.gpu.hardware import DEVICES, Hardware, load
-from polydyn.program.estimates import LAUNCH, estimated, launch_time
+from polydyn.program.estimates import estimated, launch_time
 from polydyn.program.plan import Candidate, HostPlan, Launch
 from polydyn.schedules.index import ZERO, Index
 from polydyn.testing.choice import choose
@@ -102,7 +102,7 @@ def cases() -> tuple[Case, ...]:
 
 def few_rows(k: int, n: int) -> Case:
     """One row by constant weights, against the bytes alone at ``WANTED`` of the bandwidth; the review has no times."""
-    us = LAUNCH / 1000 + 2 * k * n / WANTED / SUSTAINED_GB_PER_S / 1000
+    us = load(DEVICES[ARCH]).costs.launch_ns / 1000 + 2 * k * n / WANTED / SUSTAINED_GB_PER_S / 1000
     return Case(f"1x{n}x{k}", layer("plain", k, n), {"M": 1}, ("gemv_2_n8", (us, us)),
                 (Rival("85 % of the bandwidth", (us, us), COUNTED),))  # fmt: skip
 
@@ -139,8 +139,8 @@ def elementwise() -> Any:
 
 
 def convolution() -> Any:
-    """A layer of resnet50."""
-    return timed.convolution(64, 64, 3, 56, 1, ()).model
+    """A layer of resnet50, channels last as the rival has them."""
+    return inner_convolution(weights.convolution(64, 64, 3), (56, 56))
 
 
 def bert() -> Any:
@@ -216,11 +216,12 @@ class Program:
         assert b is not None
         shared, grid = k.scratch.evaluate(self.env), k.tasks.evaluate(self.env)
         blocks = d.resident_blocks(b.threads, used.registers, shared)
-        time, flight = Index.of(LAUNCH), 0
+        launch = d.costs.launch_ns
+        time, flight = Index.of(round(launch)), 0
         if b.work:
             time = launch_time(b.work, b.threads, k.tasks, k.scratch, moved, d, used.registers)
             flight = min(blocks, -(-grid // d.multiprocessors)) * b.work.flight * b.work.traffic
-        inner, ns = code.inner(), max(time.evaluate(self.env), ideal + LAUNCH)
+        inner, ns = code.inner(), max(time.evaluate(self.env), ideal + launch)
         return Taken(
             k.name, 1, ns / 1000, ideal / 1000, len(code.instructions), len(inner), code.path(),
             next(filter(None, sass.multiplications(inner)), 0), of_a_result(code), used.registers, shared, blocks,

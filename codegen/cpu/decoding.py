@@ -12,9 +12,10 @@ from dataclasses import replace
 from polydyn.codegen.cpu.plan import ContractTuple, Plan
 from polydyn.codegen.cpu.product import ContractKernel
 from polydyn.codegen.cpu.register_tile import RegisterTile
+from polydyn.codegen.cpu.target import Core
 from polydyn.codegen.ir import Body, Def, For, walk
 from polydyn.codegen.passes.factors import factors_out, in_integers
-from polydyn.codegen.passes.prefetch import prefetch_ahead
+from polydyn.codegen.passes.prefetch import STREAM, prefetch_ahead
 from polydyn.codegen.passes.registers import partial_unroll, split_chains
 from polydyn.codegen.pipeline import Step
 from polydyn.schedules.expr import NIBBLES
@@ -27,9 +28,12 @@ ROWS = 4
 """Of a register tile: each sum has a second one for the current block."""
 SUMS = 6
 """Up to so many sums each is made in two chains, which hides the latency of an addition."""
-AHEAD = 4096
-"""Bytes of a panel between what is used and what is asked for."""
 V = Index.of
+
+
+def tile_vectors(core: Core) -> int:
+    """Vectors of columns of a register tile, and of a panel of words, which is one stream of memory then."""
+    return -(-core.sums // (2 * ROWS))
 
 
 class DecodingTile(RegisterTile):
@@ -52,7 +56,7 @@ class DecodingTile(RegisterTile):
         """The steps of a word unrolled, where their numbers become shifts; few sums in chains."""
         step = [n.var for n in walk(body) if isinstance(n, For)][-1]
         split = split_chains(body, step, 2) if len(self._sums(body)) <= SUMS else body
-        return prefetch_ahead(partial_unroll(split, step, NIBBLES), p("k"), AHEAD)
+        return prefetch_ahead(partial_unroll(split, step, NIBBLES), p("k"), STREAM)
 
 
 class DecodingKernel(ContractKernel):
@@ -62,7 +66,5 @@ class DecodingKernel(ContractKernel):
 
     def sizes(self, chosen: ContractTuple | None, fill: bool) -> Plan:
         """One block of the reduction, so that the weights are one stream; nothing is packed."""
-        plan = super().sizes(chosen, fill)
-        return replace(
-            plan, rows=min(plan.rows, ROWS), promote=False, block=self.product.steps, blocks=ONE, carrier=None
-        )
+        plan = super().sizes(chosen or ContractTuple(ROWS, tile_vectors(self.target.core)), fill)
+        return replace(plan, promote=False, block=self.product.steps, blocks=ONE, carrier=None)

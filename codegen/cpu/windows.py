@@ -30,6 +30,7 @@ from polydyn.codegen.places import Coordinates
 from polydyn.schedules.errors import CodegenError, Declined
 from polydyn.schedules.expr import Const, FromIndex, Load, Op, Value, loads, neutral, walk
 from polydyn.schedules.index import ONE, ZERO, Index, maximum, minimum, product
+from polydyn.schedules.lanes import FLOAT_LANES
 from polydyn.schedules.model import Group, Statement
 from polydyn.schedules.tree.names import MarkName, extent, it
 from polydyn.schedules.tree.scheduled import Scheduled
@@ -82,7 +83,8 @@ def fits(group: Group, band: tuple[str, ...], width: int) -> Axes | None:
     maps = all(s.iterators == band for s in group.statements if s is not core)
     if not taps or not maps or core.iterators[: len(band)] != band or not _adds_nothing_outside(core):
         return None
-    if {a.dtype for a in group.arrays.values()} not in ({"float32"}, {"uint8"}, {"int8"}):
+    dtypes = {a.dtype for a in group.arrays.values()}
+    if dtypes not in ({"uint8"}, {"int8"}) and not (dtypes <= {*FLOAT_LANES} and core.value.dtype == "float32"):
         return None
     extents = dict(core.iters)
     if any(extents[x].constant is None for x in taps):
@@ -149,19 +151,19 @@ def _size(stride: Index) -> int:
 def _adds_nothing_outside(s: Statement) -> bool:
     """Whether a tap whose guard is false leaves the result as it is, and the guard can be taken apart.
 
-    A sum of products leaves out zeros, whatever the other factor is.
+    A sum of products leaves out zeros, whatever the other factor is; zeros of 16 bits are widened.
     """
     choices = [v for v in walk(s.value) if isinstance(v, Op) and v.name in ("where", "select")]
     if not choices:
         return True
     v = s.value
-    while isinstance(v, Op) and v.name == "mul" and s.reduce == "sum":
+    while isinstance(v, Op) and v.name in ("mul", "cast") and s.reduce == "sum":
         held = [a for a in v.args if any(x is choices[0] for x in walk(a))]
         if len(held) != 1:
             return False
         v = held[0]
     outside = v.args[2] if isinstance(v, Op) and v is choices[0] and len(choices) == 1 else None
-    return isinstance(outside, Const) and outside == neutral(str(s.reduce), s.value.dtype) and _is_box(choices[0])
+    return isinstance(outside, Const) and outside == neutral(str(s.reduce), v.dtype) and _is_box(choices[0])
 
 
 def _is_box(choice: Op) -> bool:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
+from polydyn.capability import features_of
 from polydyn.codegen.check import verify_body
 from polydyn.codegen.ir import Body, Compare, Let
-from polydyn.codegen.kernel import Kernel
+from polydyn.codegen.kernel import Kernel, with_block
 from polydyn.codegen.passes.bind import fold
 from polydyn.codegen.passes.narrow import LIMIT, narrow_conditions
 from polydyn.codegen.passes.threads import WARP, one_each
@@ -90,7 +91,9 @@ def emit(
         return text
 
     name = kernel.name + "_long"
-    long = replace(kernel, name=name, text=print_kernel(name, "int64_t"), version=kernel.version + LONG)
+    text = print_kernel(name, "int64_t")
+    kernel = with_block(kernel, features=features_of(text))
+    long = replace(kernel, name=name, text=text, version=kernel.version + LONG)
     if guard is None:
         return (long,)
     arithmetic = kernel.tasks * 4  # of block numbers: sums of a few products that are at most the grid each

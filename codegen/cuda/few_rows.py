@@ -16,7 +16,7 @@ from functools import partial
 from polydyn.codegen.cuda.emit import RANK, blocks_step, bound_names, emit
 from polydyn.codegen.cuda.group import ProductGroup
 from polydyn.codegen.cuda.instructions import TENSOR
-from polydyn.codegen.cuda.work import ENOUGH
+from polydyn.codegen.cuda.work import ENOUGH, with_epilogues
 from polydyn.codegen.indices import substitute
 from polydyn.codegen.ir import (
     Alloc,
@@ -223,11 +223,12 @@ class _Gemv:
         at_once = WORDS if item == 1 else 1  # four bytes by one instruction
         instructions = elements * (self.rows + 1) // (32 * at_once) + elements * (self.rows + 1) // (32 * self.vector)
         traffic = elements * item
-        return Work(
+        work = Work(
             self.K.ceildiv(self.step), REGISTERS[self.rows], traffic=traffic, instructions=instructions,
             flight=FLIGHT[self.rows, self.along_k], elements=self.rows * self.block, by_warps=False,
             cluster=self.blocks,
         )  # fmt: skip
+        return with_epilogues(work, self.product.group, self.product.epilogues, self.blocks)
 
     # -- places --------------------------------------------------------------------------------------------------
 

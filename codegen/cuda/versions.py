@@ -48,7 +48,10 @@ TILES = {
     **dict.fromkeys(FLOAT8, QMMA_TILES),
 }  # fmt: skip
 """Dtype of stored operands -> tiles, largest first."""
-MORE_TILES = (CudaTile("mma", 64, 128, 32, 32, 64, 4, 3), CudaTile("mma", 16, 64, 64, 16, 32, 4, 4))
+MORE_TILES = (
+    CudaTile("mma", 64, 128, 32, 32, 64, 4, 3), CudaTile("mma", 128, 64, 32, 64, 32, 4, 3),
+    CudaTile("mma", 16, 64, 64, 16, 32, 4, 4),
+)  # fmt: skip
 """Tiles between the largest and the smallest, and one for few rows: only where copies of 16 bytes are allowed."""
 LONG_STEPS = 256
 """Steps of a reduction of warpgroups that want more shares than a cluster has blocks."""
@@ -223,11 +226,13 @@ class CudaContractKernel:
     def _more(self) -> tuple[CudaTile, ...]:
         """Tiles besides those that serve all shapes, without those that a constant extent would leave half empty."""
         m, n = self.product.M.constant, self.product.N.constant
-        if self.product.dtype not in HALF or self.roles.inner:
+        if self.product.dtype not in HALF:
             return ()
 
         def useful(t: CudaTile) -> bool:
             few = m is None or (m <= 4 * t.bm if t.bm <= FEW else 2 * m > t.bm)
+            if t.bn < t.bm:  # only where a tile of as many columns as rows would be half empty
+                return few and n is not None and 0 < n % t.bm <= t.bn
             return few and (n is None or 2 * n > t.bn)
 
         return tuple(filter(useful, MORE_TILES))

@@ -24,12 +24,13 @@ from functools import partial
 from polydyn.codegen.cuda.boxes import FARTHEST, TensorOperand, descriptor, tensor_operand
 from polydyn.codegen.cuda.emit import LONG, RANK, bound_names, emit, one_block
 from polydyn.codegen.cuda.group import ProductGroup
+from polydyn.codegen.cuda.images import ImageOperand, image_operand
 from polydyn.codegen.cuda.instructions import LANE, TENSOR
 from polydyn.codegen.cuda.product import DEALT, RASTER, UNROLLED, block_limits, split_copies
 from polydyn.codegen.cuda.sums import LINE, Sums, lane_points, share_places
 from polydyn.codegen.cuda.tile import CudaTile
 from polydyn.codegen.cuda.wgmma_tiles import FLOAT8_TILES, ROWS, STEP, TILES, WgmmaTile, useful
-from polydyn.codegen.cuda.work import UNITS
+from polydyn.codegen.cuda.work import UNITS, with_epilogues
 from polydyn.codegen.indices import substitute
 from polydyn.codegen.ir import (
     Alloc,
@@ -62,6 +63,7 @@ from polydyn.schedules.index import ONE, ZERO, Index, IndexLike, product
 from polydyn.schedules.proof.prove import prove
 from polydyn.schedules.tree.gpu import COPY_A, COPY_B, SLAB, STAGE, STAGED, senders
 from polydyn.schedules.tree.names import MarkName, b, c, e, extent, f, g, s, w
+from polydyn.schedules.tree.rewrites import merge
 from polydyn.schedules.tree.scheduled import Scheduled
 from polydyn.schedules.tree.strategies import ACC, INIT
 from polydyn.schedules.tree.warpgroups import COLUMNS, WarpgroupTile, warpgroup_parts, warpgroup_product
@@ -82,7 +84,7 @@ ROLLED = {e("g"): "unroll", e("s"): "unroll1", e("p"): "unroll1"}
 """Epilogues are loops over slabs of columns, or their text would not fit the instruction cache."""
 SENT = If((Compare("==", LANE, ZERO),), (Call("pd_tma_store_wait_read<0>"),))
 """Waits until TMA has read the boxes that a warp has sent."""
-_Maps = tuple[TensorOperand, TensorOperand]
+_Maps = tuple[TensorOperand | ImageOperand, TensorOperand]
 
 
 def wgmma_versions(product: ProductGroup, tf32: bool = False, tiles: Iterable[WgmmaTile] = ()) -> list[Kernel]:
@@ -92,10 +94,14 @@ def wgmma_versions(product: ProductGroup, tf32: bool = False, tiles: Iterable[Wg
     Nor are there more where the reduction is split, or blocks share it. ``tf32``: float32 may be rounded to tf32.
     ``tiles``: these only.
     """
+    product = with_one_reduction(product)
     kind, maps = _kind(product, tf32), _tensor_operands(product)
     if kind is None or isinstance(maps, str):
         return []
     every = tuple(tiles) or (FLOAT8_TILES if kind == "qmma" else TILES)
+    steps = product.K.ceildiv(STEP // ITEMSIZE[product.dtype]).constant
+    exact = isinstance(maps[0], ImageOperand)  # whose pixels are no zeros behind the last step
+    every = tuple(t for t in every if t.parts == 1 or not exact or (steps or 1) % t.parts == 0)
     chosen = (t for t in every if useful(t, product.M.constant, product.N.constant))
     some = {t: 1 if t.in_turn or t.cluster or t.parts > 1 or product.shares != ONE else 2 for t in every}
     forms = (_Version(product, kind, maps, t, wide) for t in chosen for wide in (True, False)[: some[t]])
@@ -103,9 +109,18 @@ def wgmma_versions(product: ProductGroup, tf32: bool = False, tiles: Iterable[Wg
     return [k for i, k in enumerate(versions) if not any(_alike(k, e) for e in versions[:i])]
 
 
+def with_one_reduction(product: ProductGroup) -> ProductGroup:
+    """The product with all its reductions as one, where that one has a number of steps."""
+    r = product.roles
+    group, _ = merge(product.group, (r.block, *r.inner), r.block)
+    if not r.inner or group.params != product.group.params:
+        return product
+    return ProductGroup(product.name, group, replace(r, inner=()), product.shares)
+
+
 def without_wgmma(product: ProductGroup, tf32: bool = False) -> str | None:
     """Why a product of bytes, 8-bit floats or tf32 has no wgmma, though one of 16 bits might; None for all others."""
-    maps = _tensor_operands(product)
+    maps = _tensor_operands(with_one_reduction(product))
     return maps if _kind(product, tf32) in ("imma", "qmma", "tf32") and isinstance(maps, str) else None
 
 
@@ -131,15 +146,17 @@ def _tensor_operands(product: ProductGroup) -> _Maps | str:
     r = product.roles
     if r.inner:
         return "it sums over several dims"
-    operands, batch = [], {x: product.extents[x] for x in r.batch}
-    for side, mn, v in zip(("row", "column"), (r.row, r.col), product.values, strict=True):
-        m = tensor_operand(product.group, v, mn, r.block, batch)
+    batch, (a, b) = {x: product.extents[x] for x in r.batch}, product.values
+    rows: TensorOperand | ImageOperand | None = tensor_operand(product.group, a, r.row, r.block, batch)
+    rows = rows or image_operand(product.group, a, r, STEP // ITEMSIZE[product.dtype])
+    columns = tensor_operand(product.group, b, r.col, r.block, batch)
+    for side, m in (("row", rows), ("column", columns)):
         if m is None:
             return f"TMA does not reach its {side} operand"
         if not m.along_k and (side == "row" or m.dtype not in HALF):
             return f"its {side} operand is not contiguous along the reduction"
-        operands.append(m)
-    return operands[0], operands[1]
+    assert rows and columns
+    return rows, columns
 
 
 class _Version:
@@ -311,10 +328,11 @@ class _Version:
         unit = t.instruction if t.instruction == "tf32" else UNITS[of.dtype]
         registers, flops = self.size.registers[0], 2 * t.bm * t.bn * self.step
         traffic = sum(n // self._sharers(which) * STEP for which, n in enumerate((t.bm, t.bn)))
-        steps = of.K.ceildiv(self.step) * (self._tiles().ceildiv(V(BLOCKS)) if self.size.in_turn else 1)
-        work = Work(steps, registers, unit, flops, traffic=traffic, flight=self.stages - 1, elements=t.bm * t.bn,
-                    by_warps=False, cluster=self.size.together * self.size.parts)  # fmt: skip
-        return work.shared_by(of.shares * self.size.parts)
+        tiles = self._tiles().ceildiv(V(BLOCKS)) if self.size.in_turn else ONE
+        work = Work(of.K.ceildiv(self.step), registers, unit, flops, traffic=traffic, flight=self.stages - 1,
+                    elements=t.bm * t.bn, by_warps=False, cluster=self.size.together * self.size.parts, tiles=tiles,
+                    strip=RASTER)  # fmt: skip
+        return with_epilogues(work.shared_by(of.shares * self.size.parts), of.group, of.epilogues, self.size.parts)
 
     def _sharers(self, which: int) -> int:
         """Blocks that bring a part each of an operand's tile: those of a cluster, which is along the other axis."""

@@ -56,11 +56,13 @@ class WgmmaTile:
         return start, least, min(240, (start * (self.consumers + 1) - least) // self.consumers // 8 * 8)
 
 
-TILES = (WgmmaTile(256, 4), WgmmaTile(192, 5), WgmmaTile(128, 4), WgmmaTile(128, 4, 1, 2), WgmmaTile(64, 4, 1, 3),
-         WgmmaTile(192, 3, in_turn=True), WgmmaTile(128, 5, in_turn=True), WgmmaTile(256, 4, cluster="i"),
+TILES = (WgmmaTile(256, 4), WgmmaTile(192, 5), WgmmaTile(128, 4), WgmmaTile(128, 4, 1, 2), WgmmaTile(64, 4, 2, 2),
+         WgmmaTile(64, 4, 1, 3), WgmmaTile(192, 3, in_turn=True), WgmmaTile(128, 5, in_turn=True),
+         WgmmaTile(64, 8, in_turn=True), WgmmaTile(256, 4, cluster="i"),
          WgmmaTile(192, 3, in_turn=True, cluster="i"), WgmmaTile(128, 5, in_turn=True, cluster="i"))  # fmt: skip
 """Those of 64 rows are for few tiles, and blocks that are beside each other; those in turn for more tiles than
-multiprocessors; clusters share columns, of which a tile has no fewer than rows."""
+multiprocessors; of 64 columns and more rows for columns that leave the last 128 half empty; clusters share columns, of
+which a tile has no fewer than rows."""
 PARTS = (WgmmaTile(128, 4, parts=4), WgmmaTile(128, 4, 1, 2, parts=4), WgmmaTile(64, 4, 1, 3, parts=8))
 """Those whose reduction blocks of a cluster share, for few tiles."""
 FLOAT8_TILES = (WgmmaTile(128, 4), WgmmaTile(128, 4, 1), WgmmaTile(64, 4, 1, 2))
@@ -93,5 +95,7 @@ def useful(t: WgmmaTile, m: int | None, n: int | None) -> bool:
         return False
     if t.columns == EXACT or (t.in_turn and exact):
         return exact and t.columns == EXACT
+    if t.columns < t.rows:
+        return n is not None and 0 < n % t.rows <= t.columns
     few = t.consumers > 1 or m is None or m <= FEW
     return few and (n is None or 2 * n > t.columns or t == TILES[2])

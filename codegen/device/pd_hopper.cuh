@@ -97,6 +97,23 @@ PD_DEV void pd_tma_load_4d_to(void *s, const pd_tmap *t, int x, int y, int z, in
   asm volatile(PD_TMA_LOAD_TO("4d") "[%0], [%1, {%2, %3, %4, %5}], [%6], %7;" ::"r"(pd_saddr(s)), "l"(t), "r"(x), "r"(y),
                "r"(z), "r"(w), "r"(pd_saddr(bar)), "h"((uint16_t)blocks) : "memory");
 }
+// In im2col mode: a column of pixels of an image that lies channels last, from the first one at (w, h, ..., n) on. Pixels
+// follow each other along w, h, ..., n at the map's steps, through the map's bounding box and image after image; the
+// offsets of the tap are added to each. What lies outside the tensor comes as zeros.
+#define PD_TMA_PIXELS(rank) "cp.async.bulk.tensor." rank ".shared::cluster.global.im2col.mbarrier::complete_tx::bytes "
+PD_DEV void pd_tma_pixels_3d(void *s, const pd_tmap *t, int c, int w, int n, int kw, uint64_t *bar) {
+  asm volatile(PD_TMA_PIXELS("3d") "[%0], [%1, {%2, %3, %4}], [%5], {%6};" ::"r"(pd_saddr(s)), "l"(t), "r"(c), "r"(w),
+               "r"(n), "r"(pd_saddr(bar)), "h"((uint16_t)kw) : "memory");
+}
+PD_DEV void pd_tma_pixels_4d(void *s, const pd_tmap *t, int c, int w, int h, int n, int kw, int kh, uint64_t *bar) {
+  asm volatile(PD_TMA_PIXELS("4d") "[%0], [%1, {%2, %3, %4, %5}], [%6], {%7, %8};" ::"r"(pd_saddr(s)), "l"(t), "r"(c),
+               "r"(w), "r"(h), "r"(n), "r"(pd_saddr(bar)), "h"((uint16_t)kw), "h"((uint16_t)kh) : "memory");
+}
+PD_DEV void pd_tma_pixels_5d(void *s, const pd_tmap *t, int c, int w, int h, int d, int n, int kw, int kh, int kd, uint64_t *bar) {
+  asm volatile(PD_TMA_PIXELS("5d") "[%0], [%1, {%2, %3, %4, %5, %6}], [%7], {%8, %9, %10};" ::"r"(pd_saddr(s)), "l"(t),
+               "r"(c), "r"(w), "r"(h), "r"(d), "r"(n), "r"(pd_saddr(bar)), "h"((uint16_t)kw), "h"((uint16_t)kh),
+               "h"((uint16_t)kd) : "memory");
+}
 // Stores are grouped per thread like cp.async. Between plain shared stores and a TMA store: every storing thread
 // calls pd_fence_proxy_async, then a barrier. Wait_read: shared memory may be reused; wait: the data is written.
 #define PD_TMA_STORE(rank) "cp.async.bulk.tensor." rank ".global.shared::cta.tile.bulk_group "

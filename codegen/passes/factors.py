@@ -71,10 +71,15 @@ def _factor(n: Set, loops: Collection[str]) -> tuple[Value, Value] | None:
         return None
     factors, rest = [], []
     for v in n.value.args:
-        scaled = isinstance(v, Op) and v.name == "mul" and isinstance(v.args[1], FlatLoad) and _fixed(v.args[1], loops)
+        scaled = isinstance(v, Op) and v.name == "mul" and _loaded(v.args[1]) and _fixed(v.args[1], loops)
         rest.append(v.args[0] if scaled and isinstance(v, Op) else v)
         factors += [v.args[1]] if scaled and isinstance(v, Op) else []
     return (replace(n.value, args=tuple(rest)), reduce(lambda a, b: op("mul", a, b), factors)) if factors else None
+
+
+def _loaded(v: Value) -> bool:
+    """Whether a value is an element of memory, perhaps bits of another type."""
+    return isinstance(v.args[0] if isinstance(v, Op) and v.name == "bitcast" else v, FlatLoad)
 
 
 def _fixed(v: Value, loops: Collection[str]) -> bool:

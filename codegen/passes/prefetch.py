@@ -26,6 +26,8 @@ LINE = 16
 """Elements of a cache line."""
 AHEAD = 4096
 """Elements of rows between what is used and what is prefetched: a memory's latency times its bandwidth, and more."""
+STREAM = 12288
+"""Bytes of panels that are one stream between what is used and what is asked for."""
 
 
 def prefetch_next(
@@ -52,7 +54,7 @@ def prefetch_next(
         inside = {x.var for x in walk(n.body) if isinstance(x, For)}
         loads = [v for v in dict.fromkeys(_loads(n)) if not v.address.symbols() & inside]
         near = [v for v in loads if following.keys() & v.address.symbols() and _dense(v, var)]
-        far = [v for v in loads if panel and panel.keys() & v.address.symbols() and v.address.split(var)[0] == LINE]
+        far = [v for v in loads if panel and panel.keys() & v.address.symbols() and _lines(v, var)]
         if not near and not far:
             return n
         if n.kind == "vector":
@@ -63,15 +65,16 @@ def prefetch_next(
 
 
 def prefetch_ahead(body: Body, var: str, far: int) -> Body:
-    """Vectors of four bytes that move with loop ``var`` are asked for when those ``far`` bytes before them are loaded.
+    """Vectors of four bytes that move with loop ``var`` are asked for when those ``far`` bytes before them are loaded,
+    in the innermost loop that they move with.
 
     The steps of ``var`` that are between are the same for all: those of what moves most.
     """
 
     def moving(n: For) -> list[FlatLoad]:
-        own = (x for x in n.body if isinstance(x, (Def, Set)))
-        loads = (v for x in own for v in walk_value(x.value) if isinstance(v, FlatLoad) and v.dtype in TYPES)
-        return [v for v in dict.fromkeys(loads) if v.lanes > 1 and v.stride == ONE and var in v.address.symbols()]
+        inside = {x.var for x in walk(n.body) if isinstance(x, For)}
+        loads = (v for v in _loads(n) if v.lanes > 1 and v.stride == ONE)
+        return [v for v in dict.fromkeys(loads) if {var, n.var} <= (own := v.address.symbols()) and not own & inside]
 
     strides = [v.address.split(var)[0].constant or 1 for n in walk(body) if isinstance(n, For) for v in moving(n)]
     steps = Index.of(var) + max(1, far // (4 * max(strides, default=1)))
@@ -126,6 +129,12 @@ def _loads(n: For) -> Iterator[FlatLoad]:
     for x in walk(n.body):
         if isinstance(x, (Def, Set, Store)):
             yield from (v for v in walk_value(x.value) if isinstance(v, FlatLoad) and v.dtype in TYPES)
+
+
+def _lines(v: FlatLoad, var: str) -> bool:
+    """Whether a load moves by whole lines."""
+    stride = v.address.split(var)[0]
+    return stride != ZERO and stride % LINE == ZERO
 
 
 def _dense(v: FlatLoad, var: str) -> bool:

@@ -106,6 +106,7 @@ def specialise(
     ``barriers``: more mbarriers, with their arrivals; ``beside``: what all producers do in the end. Blocks of a cluster
     begin when all their mbarriers are initialised, and none leaves before all threads have said ``DONE``: ``consume``
     says so behind its last release.
+    Barriers are made while the launch before may still run.
     """
     thread, clusters = V("tid"), any(ring.blocks > 1 for ring, _ in rings)
     meet = Call("pd_cluster_start" if clusters else "pd_syncthreads")
@@ -120,7 +121,7 @@ def specialise(
     produce: Body = (Call(f"pd_reg_dec<{registers[0]}>"), only, *[DONE] * clusters, *beside)
     work: Body = (Call(f"pd_reg_inc<{registers[1]}>"), *consume)
     split = If((Compare("<", thread, V(WARPGROUP)),), produce, work)
-    out: Body = (start, meet, split, *[Call("pd_cluster_wait")] * clusters)
+    out: Body = (start, Call("pd_grid_begin"), meet, split, *[Call("pd_cluster_wait")] * clusters)
     for name in reversed(dict.fromkeys(name for name, _, _ in bars)):
         slots = 1 + max(slot for of, slot, _ in bars if of == name)
         out = (Alloc(name, "uint64", V(slots), "shared", out),)

@@ -23,6 +23,8 @@ template <int P, int C, int L, int S> PD_DEV int pd_swizzled(int row, int column
 """What every file begins with, once."""
 HOPPER_PRELUDE = PRELUDE.replace("pd_device.cuh", "pd_hopper.cuh")
 """The same for kernels with tensor maps or clusters."""
+BEGIN = "pd_grid_begin"
+"""What all threads say before they touch global memory, at the beginning of a kernel unless its body says it later."""
 ALIGN = 16
 THREAD = {"tid": "pd_tid()", "bid": "pd_bid_x()", "lane": "pd_tid() % 32", "warp": "pd_tid() / 32"}
 """Symbols that every kernel may use."""
@@ -89,6 +91,10 @@ class CudaPrinter:
         if narrow:
             t = self.index_type
             head = "".join(f"  const {t} {s} = ({t}){s}_wide;\n" for s in self.symbols) + head
+        if not any(isinstance(n, Call) and n.function == BEGIN for n in walk(body)):
+            head += f"  {BEGIN}();\n"
+        first = "".join(f"    pd_tma_prefetch(&{m});\n" for m in self.maps)
+        head += f"  if (pd_tid() == 0) {{\n{first}  }}\n" if first else ""
         smem = "  PD_DYN_SMEM(smem);\n" if "smem" in text else ""
         unused = "".join(f"  (void){s};\n" for s in arguments)
         kind, bounds = "PD_KERNEL", [self.name, self.threads, blocks]

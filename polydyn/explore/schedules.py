@@ -131,9 +131,9 @@ class Group:
         """The kernel that compiling a model takes, of its default tile, to compare with."""
         cpu = Cpu(target, Options())
         placed = cpu.builder(self.plan).one(self.fused)
-        packs = {a: (placed.lowered.packs[b], self.plan.graph.constants[placed.lowered.packs[b].source])
-                 for a, b in placed.lowered.buffers.items() if b in placed.lowered.packs}  # fmt: skip
-        packed = {a: np.ascontiguousarray(pack(p, c)).reshape(-1) for a, (p, c) in packs.items()}
+        packs, constants = placed.lowered.packs, self.plan.graph.constants
+        made = {a: pack(packs[b], constants) for a, b in placed.lowered.buffers.items() if b in packs}
+        packed = {a: np.ascontiguousarray(x).reshape(-1) for a, x in made.items()}
         return Compiled(placed.lowered.group, placed.kernels[0], cpu.processor, target, packed)
 
 

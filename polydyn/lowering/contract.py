@@ -26,6 +26,7 @@ from polydyn.schedules.expr import (
     Load,
     Op,
     Value,
+    bitcast,
     children,
     indices,
     is_decoded,
@@ -33,6 +34,7 @@ from polydyn.schedules.expr import (
     neutral,
     read_of,
     transform,
+    walk,
 )
 from polydyn.schedules.group.footprint import Axis, Footprint
 from polydyn.schedules.index import ONE, ZERO, Index, product
@@ -73,7 +75,7 @@ class ContractGroup:
 
 def lower_contract(
     plan: FusionPlan, group: FusedGroup, width: int, promotion: bool = False, along_k: Collection[str] = (),
-    kinds: Sequence[Words] = (PAIRS,), shared: int = 0,
+    kinds: Sequence[Words] = (PAIRS,), shared: int = 0, vectors: int = 1,
 ) -> ContractGroup | None:  # fmt: skip
     """The matmul-like form, or None when no pair of iterators separates the operands.
 
@@ -81,12 +83,12 @@ def lower_contract(
     ``along_k``, laid out along the reduction where that allows copies of 16 bytes. ``promotion``: the target can
     copy a row operand to scratch; without it there are no prologues. ``kinds``: of words that it multiplies;
     ``ROUNDED`` among them: products of float32 round their operands where they can be words. ``shared``: elements of
-    columns that stay in a cache, and may be read again for every line of rows.
+    columns that stay in a cache, and may be read again for every line of rows. ``vectors``: of a panel of 4-bit words.
     """
     first = group.nodes[0]
     if promotion and width and _narrow_groups(flatten(plan, group, first), width):
         return None
-    if promotion and (nibbles := _lower_nibbles(plan, group, width)):
+    if promotion and (nibbles := _lower_nibbles(plan, group, width, vectors)):
         return nibbles
     if ROUNDED in kinds:
         if (words := _lower_pixels(plan, group, width, kinds, shared)) and words.in_words:
@@ -102,7 +104,7 @@ def lower_contract(
     return _lower_matrix(plan, group, width, along_k)
 
 
-def _lower_nibbles(plan: FusionPlan, group: FusedGroup, width: int) -> ContractGroup | None:
+def _lower_nibbles(plan: FusionPlan, group: FusedGroup, width: int, vectors: int) -> ContractGroup | None:
     """The form of a product with weights of 4 bits; None: it is none, or its columns are not alone in the weights."""
     nodes = collapse_shared(tuple(flatten(plan, group, n) for n in group.nodes))
     core = over_nibbles(plan, nodes[0])
@@ -112,7 +114,7 @@ def _lower_nibbles(plan: FusionPlan, group: FusedGroup, width: int) -> ContractG
         return None
     nodes = _with_rows((core, *nodes[1:]), roles)
     fill = needs_promotion(nodes[0], roles) and not in_bytes(nodes[0], roles)
-    return replace(_Builder(plan, group, nodes[0], nodes, roles, width).build(), fill=fill)
+    return replace(_Builder(plan, group, nodes[0], nodes, roles, width, vectors=vectors).build(), fill=fill)
 
 
 def _with_rows(nodes: tuple[FlatNode, ...], roles: Roles) -> tuple[FlatNode, ...]:
@@ -220,10 +222,11 @@ def _lower_pixels(
     if (fill or rounded) and width and columns:
         steps, core = core.reduction[-1][1].constant, in_words(plan, core, columns[0], kinds)
     assert isinstance(core.body, Op)
-    words = core.body.name in DOTS
+    words = next((k for k in kinds if k.dot == core.body.name), None)
+    vectors = words.vectors if words and _column_elements(core, roles) > shared else 1
     nodes = _with_rows((core, *rest), roles)
-    built = _Builder(plan, group, nodes[0], nodes, roles, width, steps=steps).build()
-    return replace(built, fill=needs_promotion(core, roles), in_words=words)
+    built = _Builder(plan, group, nodes[0], nodes, roles, width, steps=steps, vectors=vectors).build()
+    return replace(built, fill=needs_promotion(core, roles), in_words=words is not None)
 
 
 def _lower_strips(
@@ -317,9 +320,10 @@ class _Builder:
         along_k: Collection[str] = (),
         steps: int | None = None,
         footprint: Footprint | None = None,
+        vectors: int = 1,
     ) -> None:
-        """``steps``: of the last reduction, single ones, where the product is over words."""
-        self.footprint = footprint
+        """``steps``: of the last reduction, single ones, where the product is over words. ``vectors``: of a panel."""
+        self.footprint, self.vectors = footprint, vectors
         self.plan, self.core, self.nodes, self.roles, self.width = plan, core, nodes, roles, width
         self.along_k, self.steps = along_k, steps
         self.outputs = group.outputs
@@ -371,25 +375,45 @@ class _Builder:
     def _packed(self, body: Value) -> Value:
         """The column operand from panels, when it is a constant with constant extents."""
         assert isinstance(body, Op)
-        return replace(body, args=tuple(self._operand(v, body.name, is_decoded(v)) for v in body.args))
+        return replace(body, args=tuple(self._operand(v, body.name) for v in body.args))
 
-    def _operand(self, v: Value, product: str, decoded: bool) -> Value:
-        """An operand of ``product``, from panels where ``_packed`` says so. ``decoded``: from weights of 4 bits."""
+    def _operand(self, v: Value, product: str) -> Value:
+        """An operand of ``product``, from panels where ``_packable`` says so."""
         roles = self.roles
-        reductions = (roles.block, *roles.inner)
-        if isinstance(v, Op) and v.name == NIBBLE:
-            q, step = v.args
-            assert isinstance(q, Load)
-            return replace(v, args=(self._panel(q, self._pack(q, reductions, self.width, NIBBLES)), step))
-        if isinstance(v, Op) and (read_of(v) or decoded):
-            return replace(v, args=tuple(self._operand(x, product, decoded) for x in v.args))
+        if is_decoded(v):
+            return self._decoded(v)
+        if isinstance(v, Op) and read_of(v):
+            return replace(v, args=tuple(self._operand(x, product) for x in v.args))
         if not (isinstance(v, Load) and _packable(self.plan, self.core, roles, v)):
             return v
         width = self.width or self._turned(v)
-        if not width:
-            return v
-        along = [x for x in reductions if not decoded or x in v.index[0].symbols()]
-        return self._panel(v, self._pack(v, along, width, DOTS.get(product, 1)))
+        return self._panel(v, self._pack(v, self.reductions, width, DOTS.get(product, 1))) if width else v
+
+    @property
+    def reductions(self) -> tuple[str, ...]:
+        """Their iterators, the one that is divided into blocks first."""
+        return self.roles.block, *self.roles.inner
+
+    def _decoded(self, v: Value) -> Value:
+        """``(nibble(word, step) - z) * s``: words and scales are one panel, as wide as a register tile, so that memory
+        is read from end to end.
+        """
+        scale = children(v)[1]
+        word = next(x.args[0] for x in walk(v) if isinstance(x, Op) and x.name == NIBBLE)
+        assert isinstance(scale, Load) and isinstance(word, Load)
+        blocks = [x for x in self.reductions if x in scale.index[0].symbols()]
+        scales = self._pack(scale, blocks, self.width, 1)
+        pack = replace(self._pack(word, self.reductions, self.width, NIBBLES), scales=scales)
+        words = self._panel(word, pack)
+        last = len(words.index) - len(pack.lanes)
+        line = (*words.index[: last - 2], Index.of(pack.reduction[-2][1]), *words.index[last - 1 :])
+
+        def panel(x: Value) -> Value:
+            if x in (word, scale):
+                return words if x == word else bitcast(replace(words, index=line), "float32")
+            return self._panel(x, self._pack(x, blocks, self.width, 1)) if isinstance(x, Load) else x
+
+        return transform(v, panel)
 
     def _pack(self, v: Load, along: Sequence[str], width: int, count: int) -> Pack:
         """The panels of a constant, with steps ``along`` reductions, words of ``count`` of them."""
@@ -399,7 +423,9 @@ class _Builder:
         steps = [(x, int(extents[x])) for x in along]
         if self.steps:
             steps[-1] = (steps[-1][0], self.steps)
-        return Pack(v.buffer, batch, (col, int(extents[col])), tuple(steps), v.index[0], width, count)
+        columns = int(extents[col])
+        vectors = max(1, min(self.vectors, -(-columns // width)))
+        return Pack(v.buffer, batch, (col, columns), tuple(steps), v.index[0], width, count, vectors)
 
     def _turned(self, v: Load) -> int:
         """1, panels of single columns, where a constant is wanted along the reduction and does not lie so; else 0.
@@ -414,7 +440,6 @@ class _Builder:
         digest = hashlib.sha256(repr(pack).encode()).hexdigest()[:12]
         name = f"{pack.source}@{digest}"
         self.packs[name] = pack
-        w = pack.width
         dtype = "int32" if pack.steps > 1 else v.dtype
         self.names.packed(name, dtype, tuple(map(Index.of, pack.shape)))
         self.names.dtypes[name] = dtype
@@ -422,7 +447,7 @@ class _Builder:
         steps = [Index.of(x) for x, _ in pack.reduction]
         if pack.steps == NIBBLES:  # one word, of which the product takes one step after the other
             steps[-1] = ZERO
-        index = (*(Index.of(x) for x, _ in pack.batch), col // w, *steps, col % w)
+        index = (*(Index.of(x) for x, _ in pack.batch), col // pack.columns, *steps, *pack.lanes)
         return Load(dtype, name, index)
 
 

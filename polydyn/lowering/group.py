@@ -25,6 +25,9 @@ class Pack:
     ``reduction``; columns beyond the last are 0. All extents are constants. ``steps``: elements are words of so many
     steps of the last reduction, an equal part of the 32 bits each, the first one in the lowest bits and 0 beyond the
     last; ``reduction`` counts single steps.
+
+    ``vectors``: a panel is so many vectors of ``width`` wide; where that is more than one, the last axis is two.
+    ``scales``: a constant of floats for all but the last two reductions, whose bits follow the words of each.
     """
 
     source: str
@@ -34,6 +37,13 @@ class Pack:
     address: Index
     width: int
     steps: int = 1
+    vectors: int = 1
+    scales: Pack | None = None
+
+    @property
+    def columns(self) -> int:
+        """Columns of a panel."""
+        return self.width * self.vectors
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -41,7 +51,16 @@ class Pack:
         steps = [e for _, e in self.reduction]
         if steps:
             steps[-1] = -(-steps[-1] // self.steps)
-        return (*(e for _, e in self.batch), -(-self.col[1] // self.width), *steps, self.width)
+        if self.scales:
+            steps[-2] += 1
+        lanes = (self.vectors, self.width) if self.vectors > 1 else (self.width,)
+        return (*(e for _, e in self.batch), -(-self.col[1] // self.columns), *steps, *lanes)
+
+    @property
+    def lanes(self) -> tuple[Index, ...]:
+        """Subscripts of a column in its panel."""
+        col = Index.of(self.col[0])
+        return (col // self.width % self.vectors, col % self.width) if self.vectors > 1 else (col % self.width,)
 
 
 @dataclass(frozen=True)

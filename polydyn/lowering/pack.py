@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 
 from polydyn.graph.dtypes import numpy_dtype
@@ -11,8 +13,17 @@ from polydyn.schedules.expr import NIBBLES, Array
 from polydyn.schedules.index import Index
 
 
-def pack(p: Pack, source: Array) -> Array:
-    """The array of panels, shape (batch.., ceil(col/width), reduction.., width), zero beyond the last column."""
+def pack(p: Pack, constants: Mapping[str, Array]) -> Array:
+    """The array of panels, of the shape that ``p`` says, zero beyond the last column."""
+    made = _words(_panels(p, constants[p.source]), p.steps)
+    if p.scales:
+        lines = _panels(p.scales, constants[p.scales.source]).view(made.dtype)
+        made = np.concatenate([made, lines[..., None, None, :]], axis=-3)
+    return made.reshape(p.shape)
+
+
+def _panels(p: Pack, source: Array) -> Array:
+    """The panels of single steps: shape (batch.., panels, reduction.., columns of a panel)."""
     names = [*(n for n, _ in p.batch), p.col[0], *(n for n, _ in p.reduction)]
     sizes = [*(e for _, e in p.batch), p.col[1], *(e for _, e in p.reduction)]
     grids = {
@@ -23,18 +34,19 @@ def pack(p: Pack, source: Array) -> Array:
     if dense is None:
         dense = source.reshape(-1)[np.broadcast_to(evaluate_index(p.address, grids, {}), sizes)]
     nb = len(p.batch)
-    panels = -(-p.col[1] // p.width)
-    if p.col[1] % p.width:
-        padded = np.zeros([*sizes[:nb], panels * p.width, *sizes[nb + 1 :]], source.dtype)
+    panels = -(-p.col[1] // p.columns)
+    if p.col[1] % p.columns:
+        padded = np.zeros([*sizes[:nb], panels * p.columns, *sizes[nb + 1 :]], source.dtype)
         padded[(slice(None),) * nb + (slice(0, p.col[1]),)] = dense
         dense = padded
-    split = dense.reshape([*sizes[:nb], panels, p.width, *sizes[nb + 1 :]])
-    laid = np.ascontiguousarray(np.moveaxis(split, nb + 1, -1))
-    return _words(laid, p.steps) if p.steps > 1 else laid
+    split = dense.reshape([*sizes[:nb], panels, p.columns, *sizes[nb + 1 :]])
+    return np.ascontiguousarray(np.moveaxis(split, nb + 1, -1))
 
 
 def _words(panels: Array, steps: int) -> Array:
     """Words of so many steps along the last axis but one, filled up with zeros; floats are rounded to bfloat16."""
+    if steps == 1:
+        return panels
     if panels.dtype.kind != "i":
         panels = panels.astype(numpy_dtype("bfloat16")).view(np.int16)
     bits, count = 32 // steps, panels.shape[-2]

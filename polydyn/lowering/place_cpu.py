@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
 from polydyn.codegen.cpu.attention import AttentionKernel
-from polydyn.codegen.cpu.decoding import FEW_ROWS, DecodingKernel
+from polydyn.codegen.cpu.decoding import FEW_ROWS, DecodingKernel, tile_vectors
 from polydyn.codegen.cpu.dot import COLUMNS, LEAST_ROWS, LEAST_STEPS, DotKernel
 from polydyn.codegen.cpu.matrix import MatrixKernel
 from polydyn.codegen.cpu.order import OrderKernel
@@ -15,7 +15,7 @@ from polydyn.codegen.cpu.product import ContractKernel
 from polydyn.codegen.cpu.rows import NestKernel
 from polydyn.codegen.cpu.serial import SerialKernel
 from polydyn.codegen.cpu.shares import FEW_TILES, has_shares
-from polydyn.codegen.cpu.split import SplitKernel, SplitNest
+from polydyn.codegen.cpu.split import SplitDot, SplitKernel, SplitNest
 from polydyn.codegen.cpu.target import CpuTarget
 from polydyn.codegen.cpu.turned import TurnedWindowKernel
 from polydyn.codegen.cpu.windows import WindowKernel, fits
@@ -110,11 +110,14 @@ class KernelBuilder(Builder):
 
     def _product(self, group: FusedGroup) -> ContractGroup | None:
         rounded = self.rounded and group.nodes[0].body.dtype == "float32"
-        bytes_ = (QUADS, replace(PAIRS, least=QUADS.least)) if self.target.quads else (PAIRS,)
+        vectors = tile_vectors(self.target.core)
+        quads = replace(QUADS, vectors=1 if self.target.amx else vectors)  # tiles of the unit want single vectors
+        bytes_ = (quads, replace(PAIRS, least=QUADS.least)) if self.target.quads else (PAIRS,)
         kinds = (*bytes_, *((ROUNDED,) if rounded else ()))
         form = lower_contract(
-            self.plan, group, self.target.width, promotion=True, kinds=kinds, shared=self.target.core.shared
-        )
+            self.plan, group, self.target.width, promotion=True, kinds=kinds, shared=self.target.core.shared,
+            vectors=vectors,
+        )  # fmt: skip
         if rounded:
             self.products[group.nodes[0].output] = form is not None and form.in_words
         return form and replace(form, lowered=_settled(form.lowered))
@@ -211,8 +214,9 @@ class KernelBuilder(Builder):
             found = _with_tuned(tuned, lambda x: proofs.prove_contract(x.schedule, x.tiles()), place)
         if few is not None:
             return _with_few(few, found)
-        if not form.dot and has_shares(kernel.product, kernel.plan):
-            split = SplitKernel(f"split_{place.key[:12]}", group, form.roles, self.target, form.packed)
+        if has_shares(kernel.product, kernel.plan):
+            in_shares = SplitDot if form.dot else SplitKernel
+            split = in_shares(f"split_{place.key[:12]}", group, form.roles, self.target, form.packed)
             Proofs(split.product.group).prove_contract(split.schedule, split.tiles())
             found = _with_split(split, found)
         if form.turned:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from polydyn.schedules.errors import ScheduleError
-from polydyn.schedules.expr import Load, Value, transform
+from polydyn.schedules.expr import Load, Value, substitute, transform
 from polydyn.schedules.group.polyhedra import read_accesses
 from polydyn.schedules.index import Index, product
 from polydyn.schedules.model import Group, Statement, row_major
@@ -36,7 +36,7 @@ def merge(group: Group, iterators: Sequence[str], into: str) -> tuple[Group, dic
     env[iterators[0]] = rest
     affine = size.constant is not None or size.is_symbol
     iters = (*(x for x in acc.iters if x[0] not in iterators), (into, size if affine else V("steps")))
-    one = replace(acc, iters=iters, value=_moved(acc.value, env))
+    one = replace(acc, iters=iters, value=substitute(acc.value, env))
     statements = tuple(one if s is acc else s for s in group.statements)
     params = group.params if affine else (*group.params, "steps")
     return replace(group, params=params, statements=statements), env
@@ -124,7 +124,7 @@ def deal_reduction(group: Group, iterator: str, lanes: int, points: int) -> tupl
         if s is init:
             statements.append(replace(s, iters=(*s.iters, shares), array=PARTS, index=(*s.index, V(PART))))
         elif s is acc:
-            value = _moved(s.value, {iterator: k})
+            value = substitute(s.value, {iterator: k})
             statements += [replace(s, iters=(*init.iters, *steps), array=PARTS, index=index, value=value),
                            replace(init, name=CLEAR),
                            Statement(SUM, (*init.iters, shares), s.array, s.index, Load(old.dtype, PARTS, index), "sum",
@@ -133,12 +133,3 @@ def deal_reduction(group: Group, iterator: str, lanes: int, points: int) -> tupl
             statements.append(s)
     params = group.params if affine else (*group.params, "rounds")
     return replace(group, params=params, arrays=arrays, statements=tuple(statements)), {iterator: k}
-
-
-def _moved(v: Value, env: Mapping[str, Index]) -> Value:
-    """A value with iterators replaced in its subscripts."""
-
-    def f(x: Value) -> Value:
-        return replace(x, index=tuple(i.subs(env) for i in x.index)) if isinstance(x, Load) else x
-
-    return transform(v, f)

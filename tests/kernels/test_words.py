@@ -6,6 +6,7 @@ Wide vectors and narrow ones. A machine without the instruction runs its plain C
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -70,6 +71,18 @@ def test_products_of_bytes(processor: None, dtype: str) -> None:
         np.testing.assert_array_equal(checked, reference.evaluate(import_model(m), feeds[2])["y"])
 
 
+def test_weights_that_no_cache_holds_are_one_stream(processor: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Panels are as wide as a register tile, of which the last one is not full."""
+    monkeypatch.setattr(cpu, "asked", lambda core: replace(core, l2=1 << 12))
+    k, n = 70, 100
+    inputs: Any = {"a": ("uint8", ["M", k]), "za": ("uint8", [])}
+    m = quantized_model([node("MatMulInteger", "a b za", "y")], inputs, ["y"], b=byte("int8", k, n))
+    plan = same_as_reference(m, *({"a": byte("uint8", r, k), "za": byte("uint8")} for r in (0, 1, 8, 9)))
+    panels = {a.shape for a in plan.constants.values() if a.ndim > 2}
+    assert panels in ({(3, 18, 3, 16)}, {(7, 18, 2, 8)})
+    assert "pd_prefetch_i32" in products(plan)
+
+
 def test_columns_that_are_no_bytes_are_taken_in_pairs(processor: None) -> None:
     constants = {"b": byte("uint8", 40, 9), "zb": np.uint8(3)}
     m = quantized_model([node("MatMulInteger", "a b za zb", "y")], {"a": ("uint8", ["M", 40]), "za": ("uint8", [])},
@@ -106,7 +119,7 @@ def test_words_hold_their_steps_from_the_lowest_bits_on() -> None:
     """Panels of five steps and three columns: the second word is not full; and products of words are exact."""
     source = RNG.integers(-128, 128, (5, 3)).astype(np.int32)
     k, n = Index.of("k"), Index.of("n")
-    panels = pack(Pack("w", (), ("n", 3), (("k", 5),), k * 3 + n, 4, 4), source)
+    panels = pack(Pack("w", (), ("n", 3), (("k", 5),), k * 3 + n, 4, 4), {"w": source})
     assert panels.shape == (1, 2, 4) and panels.dtype == np.int32
     parts = panels.view(np.int8).reshape(1, 2, 4, 4)
     np.testing.assert_array_equal(parts[0, :, :3].transpose(0, 2, 1).reshape(8, 3)[:5], source)

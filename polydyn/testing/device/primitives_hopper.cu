@@ -1,9 +1,9 @@
 // One small kernel per primitive of pd_hopper.cuh (sm_90a); cases_hopper.py feeds them.
 #include "pd_hopper.cuh"
 
-// ---- TMA loads: one box to shared memory, its bytes out as they lie ---------------------------------------------
+// ---- TMA loads: one box or column of pixels to shared memory, its bytes out as they lie -------------------------
 #define TMA_LOAD(name, ...)                                                                              \
-  PD_KERNEL(name, 128, 1)(PD_TMAP(map), int bytes, int x, int y, int z, int w, uint32_t *out) {          \
+  PD_KERNEL(name, 128, 1)(PD_TMAP(map), int bytes, int x, int y, int z, int w, int v, int kx, int ky, int kz, uint32_t *out) { \
     PD_DYN_SMEM(smem);                                                                                   \
     uint64_t *bar = (uint64_t *)(smem + bytes);                                                          \
     int t = pd_tid();                                                                                    \
@@ -19,12 +19,15 @@
     }                                                                                                    \
     pd_mbar_wait(bar, 0);                                                                                \
     for (int i = t; i < bytes / 4; i += 128) pd_stg(out + i, pd_lds<uint32_t>(smem + i * 4));            \
-    (void)z, (void)w;                                                                                    \
+    (void)z, (void)w, (void)v, (void)kx, (void)ky, (void)kz;                                             \
   }                                                                                                      \
   PD_EXPORT(name, 128);
 TMA_LOAD(tma_load_2d, pd_tma_load_2d(smem, &map, x, y, bar))
 TMA_LOAD(tma_load_3d, pd_tma_load_3d(smem, &map, x, y, z, bar))
 TMA_LOAD(tma_load_4d, pd_tma_load_4d(smem, &map, x, y, z, w, bar))
+TMA_LOAD(tma_pixels_3d, pd_tma_pixels_3d(smem, &map, x, y, z, kx, bar))
+TMA_LOAD(tma_pixels_4d, pd_tma_pixels_4d(smem, &map, x, y, z, w, kx, ky, bar))
+TMA_LOAD(tma_pixels_5d, pd_tma_pixels_5d(smem, &map, x, y, z, w, v, kx, ky, kz, bar))
 
 // ---- TMA stores: shared memory written plainly, fenced, then moved ----------------------------------------------
 #define TMA_STORE(name, ...)                                                                             \

@@ -34,7 +34,7 @@ from polydyn.codegen.passes.epilogues import finished, instances
 from polydyn.codegen.passes.hoist import split_guards
 from polydyn.codegen.passes.jam import jam
 from polydyn.codegen.passes.pointers import row_pointers
-from polydyn.codegen.passes.prefetch import prefetch_next, share_panel
+from polydyn.codegen.passes.prefetch import prefetch_ahead, prefetch_next, share_panel
 from polydyn.codegen.passes.registers import registers, share_loads, unroll
 from polydyn.codegen.passes.tiles import balance, clip, mark_parallel, task_count, tasks, unswitch, variants
 from polydyn.codegen.passes.vectorise import vectorise_loop, vectorise_tile
@@ -292,6 +292,20 @@ def test_rows_of_the_next_tile_are_prefetched_by_line() -> None:
     step = ix("k_line") * 16 + "k_far"
     assert calls(row, panel)[1] == ("pd_prefetch_far_f32", "w", str(step * 16 + ix("c") * 640 + 640))
     assert calls({"j": ix("j") + 1}) == [], "no load of the loop depends on j"
+
+
+def test_a_stream_is_asked_for_once_however_often_it_is_read() -> None:
+    words = FlatLoad("int32", "w", ix("j") * 16 + ix("k") * 80, lanes=16)
+    steps = loop("u", 8, Set("v", op("mul", at("x", ix("u") + ix("k") * 8), words), 16, "sum"))
+    scale = Set("v", FlatLoad("int32", "w", ix("k") * 80 + 64, lanes=16), 16, "sum")
+    (outer,) = prefetch_ahead((loop("k", "K", loop("j", 4, steps), scale),), "k", 1600)
+    assert show((outer,)).splitlines()[:5] == [
+        "serial k in [0, K)",
+        "  pd_prefetch_i32(&w[(80*k + 464)] as int32)",
+        "  serial j in [0, 4)",
+        "    pd_prefetch_i32(&w[(16*j + 80*k + 400)] as int32)",
+        "    serial u in [0, 8)",
+    ]
 
 
 def test_row_tiles_share_the_steps_of_a_panel() -> None:
