@@ -228,7 +228,7 @@ class _Gemv:
             flight=FLIGHT[self.rows, self.along_k], elements=self.rows * self.block, by_warps=False,
             cluster=self.blocks,
         )  # fmt: skip
-        return with_epilogues(work, self.product.group, self.product.epilogues)
+        return with_epilogues(work, self.product.group, self.product.epilogues, self.blocks)
 
     # -- places --------------------------------------------------------------------------------------------------
 

@@ -99,6 +99,9 @@ def wgmma_versions(product: ProductGroup, tf32: bool = False, tiles: Iterable[Wg
     if kind is None or isinstance(maps, str):
         return []
     every = tuple(tiles) or (FLOAT8_TILES if kind == "qmma" else TILES)
+    steps = product.K.ceildiv(STEP // ITEMSIZE[product.dtype]).constant
+    exact = isinstance(maps[0], ImageOperand)  # whose pixels are no zeros behind the last step
+    every = tuple(t for t in every if t.parts == 1 or not exact or (steps or 1) % t.parts == 0)
     chosen = (t for t in every if useful(t, product.M.constant, product.N.constant))
     some = {t: 1 if t.in_turn or t.cluster or t.parts > 1 or product.shares != ONE else 2 for t in every}
     forms = (_Version(product, kind, maps, t, wide) for t in chosen for wide in (True, False)[: some[t]])
@@ -339,7 +342,7 @@ class _Version:
         work = Work(of.K.ceildiv(self.step), registers, unit, flops, traffic=traffic, flight=self.stages - 1,
                     elements=t.bm * t.bn, by_warps=False, cluster=self.size.together * self.size.parts, tiles=tiles,
                     strip=RASTER)  # fmt: skip
-        return with_epilogues(work.shared_by(of.shares * self.size.parts), of.group, of.epilogues)
+        return with_epilogues(work.shared_by(of.shares * self.size.parts), of.group, of.epilogues, self.size.parts)
 
     def _sharers(self, which: int) -> int:
         """Blocks that bring a part each of an operand's tile: those of a cluster, which is along the other axis."""

@@ -25,12 +25,12 @@ load, selection and store.
 UNITS = {"float32": "f32", "int32": "f32", "float16": "f16", "bfloat16": "bf16", "int8": "s8", "uint8": "s8",
          "float8_e4m3fn": "f8", "float8_e5m2": "f8"}  # fmt: skip
 """The peak rate (``polydyn.gpu.hardware.Hardware.peak_tflops``) that products of a dtype are bound by."""
-STAGED = 2
-"""Instructions for a result besides its arithmetic: read from shared memory, converted, stored, some at a time."""
 ENOUGH = 192
 """Blocks that leave no multiprocessor of a large device idle. Where blocks might share the reduction, less than twice
 as many as there are without is not worth a meeting.
 """
+STAGED = 2
+"""Instructions for a result besides its arithmetic: read from shared memory, converted, stored, some at a time."""
 UNROLLED, SERIAL = 4, 8
 """Iterations of a loop whose loads are in flight together: one that is dealt to lanes, one that a thread has alone."""
 
@@ -57,10 +57,11 @@ def product_work(tile: CudaTile, copies: Sequence[Copy], steps: Index, blocks: i
     )  # fmt: skip
 
 
-def with_epilogues(work: Work, group: Group, statements: Sequence[Statement]) -> Work:
+def with_epilogues(work: Work, group: Group, statements: Sequence[Statement], parts: int = 1) -> Work:
     """The work with what a block does with its results: the arithmetic, loads and stores of ``statements``.
 
-    What lies along one side of a tile only, a bias, is in a cache when it is read again.
+    What lies along one side of a tile only, a bias, is in a cache when it is read again. ``parts``: blocks that share
+    the results.
     """
     buffers, fast = stored(group.arrays), is_fast(a.dtype for a in group.arrays.values() if a.role == "output")
     slots, moved = STAGED, 0
@@ -70,7 +71,8 @@ def with_epilogues(work: Work, group: Group, statements: Sequence[Statement]) ->
         slots += of_value(s.value, fast) + len(read)
         moved += sum(ITEMSIZE[x.dtype] for x in read if every <= {i for a in x.index for i in a.symbols()})
         moved += ITEMSIZE[buffers[s.array]] if s.array in buffers else 0
-    return replace(work, last=work.elements * slots // WARP, results=work.elements * moved)
+    elements = work.elements // parts
+    return replace(work, last=elements * slots // WARP, results=elements * moved)
 
 
 def _of_a_copy(c: Copy) -> int:
