@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -13,15 +15,16 @@ from onnx import helper
 from polydyn.codegen.cuda.group import ProductGroup
 from polydyn.codegen.cuda.images import ImageOperand, image_operand, mistake
 from polydyn.codegen.cuda.wgmma import BLOCKS, WgmmaTile, wgmma_versions, with_one_reduction
-from polydyn.codegen.ir import Compare
+from polydyn.codegen.ir import Compare, Pointer
 from polydyn.codegen.kernel import Kernel
 from polydyn.fusion.plan import FusionPlan
 from polydyn.gpu.errors import DeviceError
 from polydyn.lowering.place import Placed
 from polydyn.lowering.place_cuda import CudaBuilder
 from polydyn.schedules.decision import ONLY
+from polydyn.schedules.expr import FromIndex, Load, Op, at_least_zero, conjuncts
 from polydyn.schedules.index import Index
-from tests.support.cuda_groups import Arrays, first_fit, plan_of, run, with_bugs
+from tests.support.cuda_groups import Arrays, first_fit, params_of, plan_of, run, with_bugs
 
 node = helper.make_node
 Array = np.ndarray[Any, Any]
@@ -156,10 +159,62 @@ def test_what_is_copied_is_what_is_read() -> None:
         assert mistake(x, of.group, of.values[0], of.roles), x
 
 
-def test_windows_that_overlap_in_memory() -> None:
-    """Without a padding the taps of a line are one run of memory, which is cut into those of the walk."""
-    _, found = operand((64, (3, 3), {"strides": [1, 2]}))
-    assert found and [(s.step, s.apart, str(s.tap.extent)) for s in found.sides] == [(2, 1, "3"), (1, 1, "3")]
+WINDOWS = (
+    ((3, 3), (0, 0, 0, 0), (1, 2), (1, 1), (7, 6)),  # taps of a line are one run of memory, and windows overlap there
+    ((1, 1), (1, 1, 4, 3), (1, 4), (1, 1), (5, 9)), ((4, 2), (3, 0, 0, 1), (4, 3), (3, 2), (13, 8)),
+    ((2, 3), (1, 4, 0, 3), (3, 1), (2, 3), (4, 5)), ((1, 4), (0, 2, 1, 0), (2, 3), (3, 1), (1, 12)),
+)  # fmt: skip
+"""Kernel, paddings, strides, dilations, and sides of the image."""
+
+
+@pytest.mark.parametrize(("kernel", "pads", "strides", "dilations", "sides"), WINDOWS)
+def test_the_walk_is_what_rows_read(kernel: Any, pads: Any, strides: Any, dilations: Any, sides: Any) -> None:
+    """A column of each tile, by TMA's rules, against the group's own address and guards at each row."""
+    layer = (8, kernel, {"pads": pads, "strides": strides, "dilations": dilations})
+    plan, _ = network([layer])
+    p, of = product(plan, 0)
+    v, roles = of.values[0], of.roles
+    found = image_operand(of.group, v, roles, 64)
+    assert found
+    env = params_of(p, {"N": 3, "H": sides[0], "W": sides[1]})
+    extents = {x: e.evaluate(env) for x, e in of.acc.iters}
+    load = v.args[1] if isinstance(v, Op) else v
+    assert isinstance(load, Load) and all(c.holds(env) for c in found.conditions)
+    address = of.group.arrays[load.buffer].address(load.index)
+    guards = [at_least_zero(c) for c in conjuncts(v.args[0])] if isinstance(v, Op) else []
+    for batch in [{x: n} for x in roles.batch for n in range(extents[x])] or [{}]:
+        for first, step in itertools.product(range(0, of.M.evaluate(env), 16), range(0, of.K.evaluate(env), 64)):
+            start = {x: Index.of(n) for x, n in batch.items()}
+            for row, at in zip(range(first, of.M.evaluate(env)), walk(found, first, step, start, env), strict=False):
+                here = {**env, **batch, roles.row: row, roles.block: step}
+                inside = all(g is not None and g.evaluate(here) >= 0 for g in guards)
+                assert at == (address.evaluate(here) if inside else None), (row, step)
+
+
+def walk(of: ImageOperand, row: int, step: int, batch: dict[str, Index], env: dict[str, int]) -> Iterator[int | None]:
+    """Addresses of the first channel of 16 pixels, None outside of the image."""
+    made = of.tensor_map("map", Index.of(0), Index.of(0), (64, 16))
+    box = made.pixels
+    assert box
+    dims, strides, lower, upper = (
+        [i.evaluate(env) for i in x] for x in (made.dims, (Index.of(1), *made.strides), box.lower, box.upper)
+    )
+    place = Pointer(of.dtype, "tile", Index.of(0))
+    call = of.load("map", place, Index.of(row), Index.of(step), batch, FromIndex("int32", Index.of(0)))
+    numbers = [x.index.evaluate(env) for x in call.args[2:-1] if isinstance(x, FromIndex)]
+    at, tap = numbers[: len(dims)], (0, *numbers[len(dims) :], 0)
+    for _ in range(16):
+        x = [a + t for a, t in zip(at, tap, strict=True)]
+        inside = all(0 <= a < n for a, n in zip(x, dims, strict=True))
+        yield made.offset.evaluate(env) + int(np.dot(x, strides)) if inside else None
+        for n, pace in enumerate(box.steps, 1):
+            assert lower[n - 1] <= at[n] < dims[n] + upper[n - 1] and (at[n] - lower[n - 1]) % pace == 0
+            at[n] += pace
+            if at[n] < dims[n] + upper[n - 1]:
+                break
+            at[n] = lower[n - 1]
+        else:
+            at[-1] += 1
 
 
 @pytest.mark.parametrize(
