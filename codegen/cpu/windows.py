@@ -52,7 +52,7 @@ PLANE_SIZES = (1 << 12, 1 << 13, 1 << 14, 1 << 15, 1 << 16)
 LEAST_SHARES = 16
 """Of all planes, so that all threads have some."""
 GAIN = 9, 8
-"""What the operations of a product must be of a window's, to be worth a second kernel and a second order of weights."""
+"""Operations of a product over those of a window, in long lines, that are worth a second kernel and weights twice."""
 V = Index.of
 
 
@@ -206,8 +206,8 @@ def missing_to_be_window(product: ContractKernel, group: Group, axes: Axes) -> I
         return None
     vectors = -(-int(columns) // w)
     moved = vectors * (round(int(steps) / x.target.share(plan.rows, plan.vectors)) + w.bit_length() + 1)
-    summed = int(columns) // axes.outputs * max(axes.outputs, IN_FLIGHT) * int(steps) * GAIN[0] // GAIN[1]
-    if summed >= moved * w:
+    summed = int(columns) // axes.outputs * max(axes.outputs, IN_FLIGHT) * int(steps)
+    if summed * GAIN[0] >= moved * w * GAIN[1]:
         return None
     return (extents[lane].ceildiv(w) + 1) * summed - extents[lane] * moved
 
