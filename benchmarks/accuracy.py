@@ -4,7 +4,8 @@ usage: python -m benchmarks.accuracy MODEL.onnx | FOLDER ... [--threads N]
 
 The error of an output is its largest absolute difference over the largest absolute value of the reference. Processes
 started while running are counted by an audit hook: a second compilation would need a compiler. Exits with 1 when an
-error exceeds the tolerance or anything was started. Results go to benchmarks/results/accuracy.json.
+error exceeds the tolerance or anything was started. Results are added to benchmarks/results/accuracy.json, in place of
+what it has for the same model and number of threads.
 """
 
 from __future__ import annotations
@@ -49,25 +50,23 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     args = parser.parse_args()
     paths = [str(p) for m in args.models for p in (sorted(Path(m).glob("*.onnx")) if Path(m).is_dir() else [Path(m)])]
-    starts = Starts()
-    results = []
+    starts, good, kept = Starts(), True, record.Results("accuracy", record.RESULTS)
     for path in paths:
         try:
             r = check(path, args.threads, starts)
         except Exception as problem:  # one model's failure must not hide the others' results
-            r = {"model": Path(path).stem, "failed": f"{type(problem).__name__}: {problem}"}
-            print(f"{r['model']:24} FAILED {r['failed']}", flush=True)
-        else:
-            extra = r["processes_started_while_running"]
-            print(
-                f"{r['model']:24} compiled in {r['compile_seconds']:6.1f} s, {len(r['rows'])} shapes, worst error "
-                f"{r['worst']:.1e}, processes started while running: {extra}",
-                flush=True,
-            )
-        results.append(r)
-    path = record.save("accuracy", tolerance=TOLERANCE, threads=args.threads, models=results)
-    print(f"written: benchmarks/results/{path.name}")
-    good = all("worst" in r and r["worst"] <= TOLERANCE and not r["processes_started_while_running"] for r in results)
+            good = False
+            print(f"{Path(path).stem:24} FAILED {type(problem).__name__}: {problem}", flush=True)
+            continue
+        extra = r["processes_started_while_running"]
+        print(
+            f"{r['model']:24} compiled in {r['compile_seconds']:6.1f} s, {len(r['rows'])} shapes, worst error "
+            f"{r['worst']:.1e}, processes started while running: {extra}",
+            flush=True,
+        )
+        good = good and r["worst"] <= TOLERANCE and not extra
+        kept.add(r.pop("model"), args.threads, r.pop("rows"), tolerance=TOLERANCE, **r)
+    print(f"written: benchmarks/results/{kept.path.name}")
     sys.exit(0 if good else 1)
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from polydyn.capability import capability, runs_on
 from polydyn.codegen.ir import Compare
-from polydyn.schedules.index import ZERO, Index, IndexLike
+from polydyn.schedules.index import ONE, ZERO, Index, IndexLike
 
 WORKERS = "nth"
 """What ``launch`` expressions may use besides parameters: the number of threads, on a device of multiprocessors
@@ -26,14 +26,17 @@ UNIT = 1024
 
 @dataclass(frozen=True)
 class Work:
-    """The work of one block: a loop of equal steps, and what comes after it.
+    """The work of one block: a loop of equal steps, and what comes after it; ``tiles`` times, one beginning beside the
+    end of the other, where a block has several in turn.
 
     ``steps``: of the loop, over the kernel's symbols. Of a step: ``flops`` at the peak rate of ``unit``, ``shared``
     bytes read from shared memory, ``traffic`` bytes from and to global memory, ``instructions`` of warps.
     ``waits``: memory latencies that a step has one after another, of which those of ``flight`` steps overlap.
-    ``elements``: results that pass through shared memory at the end. ``registers``: of a thread, where the compiler's
-    own number is not known. ``by_warps``: a warp executes its own instructions of ``unit``, and the block meets at a
-    barrier after each step. ``cluster``: blocks that wait for each other at both ends.
+    At the end ``elements`` results pass through shared memory, with ``last`` instructions of warps and ``results``
+    bytes from and to global memory. ``registers``: of a thread, where the compiler's own number is not known.
+    ``by_warps``: a warp executes its own instructions of ``unit``, and the block meets at a barrier after each step.
+    ``cluster``: blocks that wait for each other at both ends. ``strip``: rows of tiles in which neighbouring blocks
+    read the same; 0: blocks share nothing that memory would be read again for.
     """
 
     steps: Index
@@ -48,6 +51,10 @@ class Work:
     elements: int = 0
     by_warps: bool = True
     cluster: int = 1
+    last: int = 0
+    results: int = 0
+    tiles: Index = ONE
+    strip: int = 0
 
     def _costs(self) -> tuple[int, ...]:
         return (
@@ -59,17 +66,34 @@ class Work:
             self.elements,
             self.registers,
             self.cluster,
+            self.last,
+            self.results,
         )
 
     def no_slower(self, other: Work) -> bool:
         """Whether nothing of a block is more, for as many steps: then no model says that the other is faster."""
-        alike = (self.steps, self.unit, self.flight, self.by_warps)
-        same = alike == (other.steps, other.unit, other.flight, other.by_warps)
+        alike = (self.steps, self.unit, self.flight, self.by_warps, self.tiles, self.strip)
+        same = alike == (other.steps, other.unit, other.flight, other.by_warps, other.tiles, other.strip)
         return same and all(a <= b for a, b in zip(self._costs(), other._costs(), strict=True))
+
+    def subs(self, values: Mapping[str, IndexLike]) -> Work:
+        """The same over other symbols."""
+        return replace(self, steps=self.steps.subs(values), tiles=self.tiles.subs(values))
 
     def shared_by(self, shares: IndexLike) -> Work:
         """The same with the steps dealt to so many blocks."""
         return replace(self, steps=self.steps.ceildiv(shares))
+
+
+@dataclass(frozen=True)
+class PixelBoxOf:
+    """The pixels that copies in im2col mode walk through (the run time's ``PixelBox``), along dims 1, 2, ... without
+    the last one. Corners are over the symbols.
+    """
+
+    lower: tuple[Index, ...]
+    upper: tuple[Index, ...]
+    steps: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -78,7 +102,8 @@ class TensorMapOf:
 
     ``dtype``: that of the buffer, or ``TF32``. The base is ``offset`` elements into it, dim 0 is dense, ``strides`` are
     those of dims 1, 2, ...; a copy moves a ``box``, swizzled by 128 bytes (the run time's ``TensorMap`` wants
-    strides in bytes). Dims, strides and offset are over the symbols.
+    strides in bytes). Dims, strides and offset are over the symbols. ``pixels``: it is in im2col mode, and the box is
+    channels and pixels.
     """
 
     name: str
@@ -88,6 +113,12 @@ class TensorMapOf:
     dims: tuple[Index, ...]
     strides: tuple[Index, ...]
     box: tuple[int, ...]
+    pixels: PixelBoxOf | None = None
+
+    @property
+    def corners(self) -> tuple[Index, ...]:
+        """Lower ones, then upper ones; none but in im2col mode."""
+        return (*self.pixels.lower, *self.pixels.upper) if self.pixels else ()
 
 
 @dataclass(frozen=True)
@@ -98,7 +129,7 @@ class Block:
     ``maps``: parameters by value (128 bytes each), before the buffers. ``work``: of a block, for estimates of its time;
     None: nothing is known. ``factor``: what estimates are multiplied by, in parts of ``UNIT``: measured over modelled
     time of kernels like it. ``cluster``: blocks that run at the same time and reach each other's shared memory; the
-    grid is a multiple of it.
+    grid is a multiple of it. ``features``: what the text uses of ``capability.FEATURES``.
     """
 
     threads: int
@@ -107,6 +138,7 @@ class Block:
     work: Work | None = None
     factor: int = UNIT
     cluster: int = 1
+    features: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,8 @@ LANE = "@lane"
 """The symbol of the lane's number."""
 VECTOR_DTYPES = ("float32", "int32", "int64", "bool", "uint8", "int8", "float16", "bfloat16")
 """What values in lanes may be; loops over others stay scalar."""
+FLOAT_LANES = ("float32", "float16", "bfloat16")
+"""Of these, what lanes of a CPU hold as float32."""
 DEVICE_DTYPES = (*VECTOR_DTYPES, *FLOAT8)
 """The same of CUDA kernels, whose lanes are threads."""
 RAMP_DTYPES = ("float32", "int32", "int64")

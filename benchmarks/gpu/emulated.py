@@ -8,8 +8,8 @@ bytes (target ``cuda:emulated``), and run by its host program through our own dr
 strictly (late copies, NaN poison, bounds, alignment, divergence), every shape with warps in forward and, as a bound
 call, in reverse order. Wanted: results within the type's bound of the float32 model, of bytes within that of ONNX
 Runtime on the same model, equal bits in both orders, no bank conflicts. Results are added to
-benchmarks/results/gpu_emulated.json, in place of what it has for the same model and type; the exit status is the number
-of failures.
+benchmarks/results/gpu_emulated.json, with their commit, in place of what it has for the same model and type; the exit
+status is the number of failures.
 
 ``--driver pycuda``: the context is pycuda's, and bound calls read arrays that pycuda made, on a stream of pycuda's. The
 results are in gpu_pycuda.json.
@@ -151,7 +151,7 @@ def check(path: Path, dtype: str, wanted: Sequence[Shape], driver: str = "ctypes
         used |= {x.kernel for x in program.explain(**shape).launches if x.tasks}
     versions = {v["kernel"]: v["name"] for x in program.manifest["launches"] for v in x["candidates"]}
     return {
-        "model": path.stem, "dtype": dtype, "driver": session.driver.name,
+        "model": path.stem, "dtype": dtype, "driver": session.driver.name, "commit": record.commit(),
         "launches": len(program.manifest["launches"]), "kernels": len(used),
         "versions": sorted({versions.get(k, k) for k in used}), "bound": bound_of, "shapes": rows,
         "right": all(r["right"] for r in rows), "compile_seconds": round(compiling, 1),

@@ -1,14 +1,14 @@
 """One script for a day when a GPU is at hand: is everything right there, and how fast is it?
 
     python -m benchmarks.gpu.run_all --pack PACK [--out FOLDER] [--call 1|2|3 | --stages ...] [--only NAME ...]
-                                     [--limit SECONDS] [--without-hopper] [--driver ctypes|pycuda] [--emulate]
+                                     [--limit SECONDS] [--driver ctypes|pycuda] [--emulate]
 
 Needs this repository, numpy, the CUDA driver, and what ``benchmarks.gpu.pack`` made, a folder or a tarball. With a pack
 for the device's architecture nothing is compiled there. torch is compared with where it is. Stages run one after
 the other, each in a process of its own with a time of its own: a case that fails, hangs or breaks the device is
 reported and the others go on (``processes``). Three calls of less than ten minutes each (``CALLS``): what is right and
-how fast, models and why, NVIDIA's checks. Where a primitive of sm_90a alone fails, the rest is measured without such
-kernels; a device that answers nothing ends the call.
+how fast, models and why, NVIDIA's checks. Where a primitive fails that kernels can do without, the rest is measured
+without kernels that use it (``$POLYDYN_LACKING``); a device that answers nothing ends the call.
 
 FOLDER (default: $OUT, else benchmarks/out/gpu) gets ``report.json``, written after every event, and ``log``, all that
 is printed: the table comes last, then the failures once more. ``--emulate``: the CPU libcuda, to test this.
@@ -34,6 +34,8 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from benchmarks.gpu.processes import PATIENCE, SLACK, results
+from polydyn.errors import PolydynError
+from polydyn.gpu.lacking import LACKING, failures, keep
 from polydyn.gpu.targets import EMULATED, named
 
 STAGES = {
@@ -60,10 +62,6 @@ GEOMEANS = {
     "loss": "geomean loss",
 }  # fmt: skip
 """Of a stage's results -> what their geometric mean is called."""
-HOPPER = ("shared_places", "mbarrier", "tma_", "cluster_", "wgmma")
-"""How the primitives begin that kernels of sm_90a alone are made of."""
-ALONE = ("tf32", "e4m3", "e5m2")
-"""What the names hold of those that matter to products of one type alone."""
 CLOCKS = "clocks.sm,clocks.mem,temperature.gpu,power.draw,clocks_event_reasons.active"
 EMULATION = f"cuda:{EMULATED}"
 WARM = "import torch; torch.ones(1, device='cuda')"
@@ -137,7 +135,6 @@ def command(stage: str, options: argparse.Namespace) -> list[str]:
         script = ["-m", "benchmarks.gpu.conformance", "--worker"]
     else:
         script = ["-m", "benchmarks.gpu.stages", stage, "--only", *options.only]
-        script += ["--without-hopper"] if options.without_hopper else []
     emulate = ["--emulate"] if options.emulate else []
     return [sys.executable, *script, "--pack", str(options.pack), "--driver", options.driver, *emulate]
 
@@ -221,8 +218,8 @@ def run(options: argparse.Namespace) -> int:
         for stage in options.stages:
             report.say(stage)
             record = run_stage(stage, options, end, report)
-            if stage == "conformance" and not options.without_hopper:
-                without_broken(record, options, report)
+            if stage == "conformance":
+                without_broken(record, options.emulate, report)
             if "arch" in record and about.get("target") not in (f"cuda:{named(record['arch'])}", EMULATION):
                 report.say(f"the pack is for {about.get('target')}: kernels for sm_{record['arch']} are compiled there")
             if not record["results"] and "silent" in record.get("failed", ""):
@@ -235,14 +232,20 @@ def run(options: argparse.Namespace) -> int:
     return min(sum("failed" in s or bool(wrong(s)) for s in stages.values()), 1)
 
 
-def without_broken(conformance: dict[str, Any], options: argparse.Namespace, report: Report) -> None:
-    """Leaves kernels of sm_90a out of what follows where a primitive failed that they are made of."""
-    names = [r["name"] for r in wrong(conformance) if r["name"].startswith(HOPPER)]
-    broken = [name for name in names if not any(x in name for x in ALONE)]
-    if broken:
-        options.without_hopper = True
-        report.content["without_hopper"] = f"{', '.join(broken)} failed"
-        report.say(f"kernels of sm_90a alone are left out from here on: {', '.join(broken)} failed")
+def without_broken(conformance: dict[str, Any], emulate: bool, report: Report) -> None:
+    """Leaves kernels out of what follows that use a feature of which a primitive failed; of a device it is kept."""
+    results = {r["name"]: r.get("ok", True) for r in conformance["results"]}
+    failed = {feature: cases for feature, cases in failures(results).items() if cases}
+    for feature, cases in failed.items():
+        report.say(f"kernels that use {feature} are left out from here on: {', '.join(cases)} failed")
+    if failed:
+        report.content["lacking"] = failed
+        os.environ[LACKING] = ",".join(failed)
+    if "device" in conformance and not emulate:
+        try:
+            keep(conformance["device"], results)
+        except PolydynError as e:
+            report.say(f"what conforms is not kept: {e}")
 
 
 def main() -> int:
@@ -256,7 +259,6 @@ def main() -> int:
     parser.add_argument("--only", nargs="*", default=[], help="names of cases")
     parser.add_argument("--limit", type=float, default=LIMIT, help="seconds for all of it")
     parser.add_argument("--patience", type=float, help="seconds without a word after which a case counts as hanging")
-    parser.add_argument("--without-hopper", action="store_true", help="no kernels of sm_90a alone")
     parser.add_argument("--emulate", action="store_true")
     options = parser.parse_args()
     options.stages = options.stages or CALLS.get(options.call) or list(STAGES)

@@ -28,7 +28,8 @@ from typing import Any
 import numpy as np
 
 from benchmarks import record
-from benchmarks.gpu.programs import model, node
+from benchmarks.gpu import weights
+from benchmarks.gpu.programs import inner_convolution, model, node
 from benchmarks.gpu.timed import float8_layer, layer
 from polydyn.backends import Options
 from polydyn.backends.cuda import Cuda
@@ -42,6 +43,12 @@ COPIES, TENSOR, WIDE = r"LDGSTS\.E\.BYPASS.*128", ("LDSM", "HMMA"), r"STG\.E\.12
 SPILLED = ("LDL", "STL")
 SHARED = (r"UTMALDG.*MULTICAST", "UCGABAR_WAIT")
 """What brings boxes to several blocks of a cluster, and the barrier of one."""
+DISTRIBUTED = (r"LD\.E", "UCGABAR_WAIT")
+"""What reads another block's shared memory, and that barrier."""
+PIXELS = (r"UTMALDG\.4D\.IM2COL", r"UTMALDG\.2D")
+"""What brings pixels of an image, and filters."""
+EARLY, PREFETCH = ("ACQBULK", "PREEXIT"), r"UTMACCTL\.PF"
+"""What waits for the launch before and lets the next one begin, on sm_90a; what fetches tensor maps."""
 TENSOR_CORES = ("HMMA", "IMMA", "QMMA", "HGMMA", "IGMMA", "QGMMA")
 HEADING = "instructions loop path multiplications registers shared blocks"
 
@@ -89,18 +96,28 @@ def _attention(dtype: str, head: int = 64) -> Any:
     return model(nodes, sizes)
 
 
-def _rows(*nodes: Any) -> Any:
-    return model(nodes, {"x": ("float16", ["M", "N"])})
+def _rows(*nodes: Any, **constants: Any) -> Any:
+    return model(nodes, {"x": ("float16", ["M", "N"])}, **constants)
+
+
+def _norm(n: int) -> Any:
+    """Of rows of that length."""
+    sizes: dict[str, tuple[str, Sequence[Any]]] = {"x": ("float16", ["M", n]), "s": ("float16", [n])}
+    return model([node("LayerNormalization", "x", "s", "b", axis=-1)], sizes | {"b": ("float16", [n])})
 
 
 def kinds() -> tuple[Kind, ...]:
     """What is looked at."""
     half, single, turned, quantized = _product("float16"), _product("float32"), _product("float32", True), _quantized()
     gelu, float8, attention = layer("gelu", 768, 3072), float8_layer(2048, 512), _attention("float16")
+    image = inner_convolution(weights.convolution(64, 64, 3), ("H", "W"))
+    depthwise = inner_convolution(weights.convolution(1, 64, 3), ("H", "W"), groups=64)
     return (
         Kind("product f16", half, "mma_128", (COPIES, *TENSOR, WIDE)),
         Kind("product f16, split", half, "split_mma", (COPIES, *TENSOR)),
         Kind("product f16, few rows", half, "gemv_8", (r"LDG\.E.*128", "SHFL")),
+        Kind("product f16, few rows of clusters", half, "gemv_2_n8_cluster_8", (r"LDG\.E.*128", *DISTRIBUTED),
+             "sm_90a"),
         Kind("product f16, wgmma", half, "wgmma_128x256", ("HGMMA", "UTMALDG", "SYNCS", WIDE), "sm_90a", most=75),
         Kind("product f16, wgmma 64", half, "wgmma_64x128", ("HGMMA", "UTMALDG", "SYNCS", WIDE), "sm_90a", most=65),
         Kind("product f16, in turn", half, "wgmma_128x128x64_5_turns", ("HGMMA", "UTMALDG", "SYNCS", "UTMASTG"),
@@ -109,6 +126,8 @@ def kinds() -> tuple[Kind, ...]:
              most=80),
         Kind("product f16, clusters in turn", half, "wgmma_128x128x64_5_turns_cluster", ("HGMMA", *SHARED, "UTMASTG"),
              "sm_90a", most=105),
+        Kind("product f16, wgmma, parts", half, "wgmma_128x128x64_4_parts_4", ("HGMMA", "UTMALDG", *DISTRIBUTED, WIDE),
+             "sm_90a", most=80),
         Kind("product f16, wgmma, split", half, "split_wgmma_128x128", ("HGMMA", "UTMALDG", "SYNCS", WIDE), "sm_90a",
              most=90),
         Kind("product f32", single, "fma_128", (COPIES, "FFMA")),
@@ -126,6 +145,12 @@ def kinds() -> tuple[Kind, ...]:
         Kind("product f16 and gelu, wgmma", gelu, "wgmma_128x256", ("HGMMA", r"MUFU\.EX2", WIDE), "sm_90a", size=1400),
         Kind("product f16, gelu, in turn", gelu, "wgmma_128x192x64_3_turns", ("HGMMA", r"MUFU\.EX2", "UTMASTG"),
              "sm_90a", most=100, size=1450),
+        Kind("convolution f16", image, "mma_128x64", (COPIES, *TENSOR, WIDE), most=165),
+        Kind("convolution f16, depthwise", depthwise, "wide", (r"LDG\.E.*128", "FFMA", WIDE), most=125),
+        Kind("convolution f16, wgmma", image, "wgmma_128x64x64_4", ("HGMMA", *PIXELS, "SYNCS", WIDE), "sm_90a",
+             most=80),
+        Kind("convolution f16, in turn", image, "wgmma_128x64x64_8_turns", ("HGMMA", *PIXELS, "UTMASTG"), "sm_90a",
+             most=100),
         Kind("attention f16", attention, "attention_64", (COPIES, *TENSOR, "SHFL", WIDE), most=450),
         Kind("attention f16", attention, "attention_64", (COPIES, *TENSOR, "SHFL", WIDE), "sm_90a", most=450),
         Kind("attention f16, wgmma", attention, "attention_wgmma", ("HGMMA", "UTMALDG", "SYNCS", WIDE), "sm_90a",
@@ -137,7 +162,12 @@ def kinds() -> tuple[Kind, ...]:
         Kind("attention tf32", _attention("float32"), "attention_tf32",
              (COPIES, "LDSM", r"HMMA\.1688\.F32\.TF32", WIDE), tf32=True),
         Kind("element-wise", _rows(node("Erf", "x")), "wide", (r"LDG\.E.*128", WIDE)),
+        Kind("element-wise", _rows(node("Erf", "x")), "wide", (r"LDG\.E.*128", WIDE), "sm_90a"),
         Kind("softmax, a warp", _rows(node("Softmax", "x", axis=-1)), "warp", ("LDG", "SHFL", "STG")),
+        Kind("norm of 64, some lanes", _norm(64), "lanes_wide", (r"LDG\.E.*128", "SHFL", WIDE), "sm_90a", size=160),
+        Kind("norm of 768, a warp", _norm(768), "warp_wide", (r"LDG\.E.*128", "SHFL", WIDE), "sm_90a", size=360),
+        Kind("sum of columns, warps", _rows(node("ReduceSum", "x", "axis"), axis=[0]), "columns", ("LDG", "BAR", "STG"),
+             "sm_90a"),
         Kind("softmax, a block", _rows(node("Softmax", "x", axis=-1)), "block", ("LDG", "SHFL", "BAR")),
     )  # fmt: skip
 
@@ -243,7 +273,8 @@ def check(kind: Kind) -> dict[str, Any]:
     k = kernel_of(kind)
     code, used = built(k.text, k.name, kind.arch)
     found, inner = code.instructions, code.inner()
-    missing = [w for w in kind.wanted if not any(re.match(w, i) for i in found)]
+    wanted = (*kind.wanted, *(EARLY if kind.arch == "sm_90a" else ()), *([PREFETCH] if k.device.maps else []))
+    missing = [w for w in wanted if not any(re.match(w, i) for i in found)]
     missing += [f"a loop of at most {kind.most}"] if kind.most and not 0 < len(inner) <= kind.most else []
     missing += [f"at most {kind.size} instructions"] if 0 < kind.size < len(found) else []
     missing += [f"{kind.beside} powers beside a product"] if powers_beside(inner) < kind.beside else []

@@ -15,7 +15,6 @@ import numpy as np
 
 from polydyn.runtime.artifact import read_artifact
 from polydyn.runtime.cuda.array import DeviceArray
-from polydyn.runtime.cuda.images import PLAIN
 from polydyn.runtime.cuda.program import CudaProgram
 from polydyn.runtime.cuda.session import LIBRARY, Session, open_session
 from polydyn.runtime.cuda.timing import (
@@ -50,8 +49,6 @@ class Stage:
     def __init__(self, options: argparse.Namespace) -> None:
         if options.emulate:
             os.environ[LIBRARY] = "emulated"
-        if options.without_hopper:
-            os.environ[PLAIN] = "1"
         self.emulate, self.folder = options.emulate, Path(options.pack)
         self.session: Session = open_session(prefer=options.driver)
         cases = json.loads((self.folder / "cases.json").read_text())["cases"]

@@ -46,7 +46,6 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--driver", default="ctypes", choices=["ctypes", "pycuda"])
     parser.add_argument("--only", nargs="*", default=[], help="names of cases")
     parser.add_argument("--emulate", action="store_true", help="on the CPU libcuda")
-    parser.add_argument("--without-hopper", action="store_true", help="no kernels with instructions of sm_90a alone")
 
 
 def main() -> int:

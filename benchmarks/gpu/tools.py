@@ -60,8 +60,7 @@ def conformance(stage: Stage) -> list[str]:
 
 def itself(stage: Stage, kind: str, name: str) -> list[str]:
     """The process of a stage with one case."""
-    command = [sys.executable, "-m", "benchmarks.gpu.stages", kind, "--pack", str(stage.folder), "--only", name]
-    return [*command, *(["--without-hopper"] if os.environ.get("POLYDYN_PLAIN_KERNELS") else [])]
+    return [sys.executable, "-m", "benchmarks.gpu.stages", kind, "--pack", str(stage.folder), "--only", name]
 
 
 def watched(stage: Stage, tool: str, check: str, command: list[str]) -> Result:

@@ -15,7 +15,7 @@ from polydyn.program.evaluation import THREADS
 from polydyn.runtime.cuda.array import DeviceArray
 from polydyn.runtime.cuda.images import ImageSource
 from polydyn.runtime.cuda.program import MULTIPROCESSORS, SHARED_OPT_IN, CudaProgram
-from polydyn.runtime.cuda.tensormap import TensorMap, element_type
+from polydyn.runtime.cuda.tensormap import PixelBox, TensorMap, element_type
 from polydyn.runtime.cuda.timing import Times, Work
 from polydyn.runtime.explain import Device, refusal, resolve_dims
 from polydyn.runtime.expressions import decision_from_json, evaluate
@@ -110,7 +110,11 @@ class Versions:
         """The bytes of a tensor map over an array."""
         _, item = element_type(m["dtype"])
         dims, strides = (tuple(evaluate(i, self.env) for i in m[x]) for x in ("dims", "strides"))
-        described = TensorMap(m["dtype"], dims, tuple(s * item for s in strides), tuple(m["box"]))
+        pixels = None
+        if of := m.get("pixels"):
+            lower, upper = (tuple(evaluate(i, self.env) for i in of[x]) for x in ("lower", "upper"))
+            pixels = PixelBox(lower, upper, tuple(of["steps"]))
+        described = TensorMap(m["dtype"], dims, tuple(s * item for s in strides), tuple(m["box"]), pixels=pixels)
         return self.session.driver.encode_tensor_map(described, a.pointer + evaluate(m["offset"], self.env) * item)
 
     def work(self, steps: Sequence[Step]) -> Work:

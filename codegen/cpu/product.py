@@ -14,7 +14,7 @@ from polydyn.codegen.cpu.emit import bound_names, emit
 from polydyn.codegen.cpu.plan import ContractTuple, Plan
 from polydyn.codegen.cpu.register_tile import RUN_FIRST, RegisterTile
 from polydyn.codegen.cpu.scratch import Scratch
-from polydyn.codegen.cpu.shares import COLUMN_BLOCKS, ROW_BLOCKS, product_blocks
+from polydyn.codegen.cpu.shares import COLUMN_BLOCKS, ROW_BLOCKS, columns_first, product_blocks
 from polydyn.codegen.cpu.strips import FIRST_LINE, LINES, Strips
 from polydyn.codegen.cpu.target import CpuTarget
 from polydyn.codegen.ir import Body, For, Let, consume, rewrite
@@ -110,7 +110,8 @@ class ContractKernel:
         symbols = (*x.group.params, ROW_BLOCKS, COLUMN_BLOCKS)
         names = bound_names(x.group.arrays, symbols)
         body = run(self.name, loops(self.name, self.tree()), self.steps(), names)
-        ranges = Step("tasks", "the coincident band becomes a range of tasks", partial(tasks, runs=True))
+        order = (b("j"), b("i")) if columns_first(x, p) else ()
+        ranges = Step("tasks", "the coincident band becomes a range of tasks", partial(tasks, runs=True, order=order))
         count, body = task_count(body), run(self.name, body, (ranges,), names)
         note = f"register tile {p.rows}x{p.columns}, reduction block {p.block}"
         copied = ", footprint copied" if x.footprint else ", rows copied"

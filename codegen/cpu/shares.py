@@ -17,6 +17,8 @@ ROW_BLOCKS, COLUMN_BLOCKS = extent(b("i")), extent(b("j"))
 """Launch-time symbols: blocks of rows and of columns, in register tiles."""
 SHORT = 4
 """Reduction steps for each row of a tile up to which its results outweigh what it reads."""
+IN_RUNS = 8
+"""The same up to which results should be written in long runs, where columns are more than stay in the cache."""
 FEW_BLOCKS = 8
 """Blocks of rows for each thread from which one more for some of them does not matter."""
 PIECES = 8
@@ -52,15 +54,28 @@ def rows_for_all(core: Core, rows: int, columns: int, steps: int) -> int:
     return rows_that_stay(core, rows, Index.of(steps)) if columns * steps <= core.shared else 0
 
 
-def strip_tiles(core: Core, x: Footprint, rows: int, part: Index) -> Index:
+def columns_first(x: Contraction, plan: Plan) -> bool:
+    """Whether tasks are row tiles of as many columns as stay in the cache, all rows for these columns in turn.
+
+    So columns that no cache holds are read once, and results are written in long runs. Worth it where steps are few.
+    """
+    n, steps = x.columns.constant, (x.steps * x.inner_steps).constant
+    if n is None or steps is None or plan.fill or plan.promote or x.footprint or x.decodes:
+        return False
+    return steps <= IN_RUNS * plan.rows and n * steps > x.target.core.shared
+
+
+def strip_tiles(core: Core, x: Footprint, rows: int, part: Index, panel: Index) -> Index:
     """Tiles of ``rows`` rows whose footprint stays in the cache, but so many that half of it is no halo.
 
-    No more than ``part`` of them, as far as about a ninth of the footprint at most is halo then.
+    No more than ``part`` of them, as far as about a ninth of the footprint at most is halo then. A ``panel`` of columns
+    (its elements) that the cache does not hold comes by for every tile, and no footprint stays: there a ninth is halo.
     """
     one, two = x.elements(ONE), x.elements(Index.of(2))
     line, halo = maximum(1, two - one), two - 2 * (two - one)
-    lines = maximum(1, (core.strip // ITEMSIZE[x.dtype] - halo) // line, halo // line)
     least = maximum(1, 8 * halo // line)
+    crowded = minimum(1, maximum(0, panel - core.shared))
+    lines = maximum(1, (core.strip // ITEMSIZE[x.dtype] - halo) // line, halo // line, crowded * least)
     return maximum(1, minimum(lines * x.line // rows, maximum(least * x.line // rows, part)))
 
 
@@ -182,15 +197,19 @@ def product_blocks(x: Contraction, plan: Plan, tiles: tuple[Index, Index]) -> di
     if x.footprint is not None:
         several = minimum(1, threads - 1) * threads * pieces // 2  # each copies lines of its neighbours
         parts = maximum(1, several.ceildiv(maximum(1, x.batches)))
-        blocks = row_blocks(
-            mt, nt, strip_tiles(core, x.footprint, plan.rows, mt.ceildiv(parts)), need, cheap_rows=False
-        )
+        held = steps * minimum(n, plan.columns)
+        strip = strip_tiles(core, x.footprint, plan.rows, mt.ceildiv(parts), held)
+        blocks = row_blocks(mt, nt, strip, need, cheap_rows=False)
         uneven = _uneven(x.batches * blocks[ROW_BLOCKS], threads)  # three images on two threads
         blocks[COLUMN_BLOCKS] = maximum(blocks[COLUMN_BLOCKS], minimum(nt, 1 + uneven))
         return blocks
     if plan.fill:
         copied = plan.block * x.inner_steps
         return row_blocks(mt, nt, rows_that_stay(core, plan.rows, copied), need, cheap_rows=False)
+    if columns_first(x, plan):
+        stay = max(1, core.shared // (int(steps) * plan.columns))
+        tasks = minimum(1, threads - 1) * threads * pieces
+        return {ROW_BLOCKS: mt, COLUMN_BLOCKS: maximum(nt.ceildiv(stay), minimum(nt, tasks.ceildiv(maximum(1, mt))))}
     long = n.constant and steps.constant and n.constant > plan.columns
     most = rows_for_all(core, plan.rows, int(n), int(steps)) if long else 0
     if most:

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import cached_property
 
+from polydyn.codegen.cpu.dot import DotKernel
 from polydyn.codegen.cpu.plan import ContractTuple, Plan
 from polydyn.codegen.cpu.product import ContractKernel
 from polydyn.codegen.cpu.rows import NestKernel
@@ -103,6 +104,10 @@ class SplitKernel(ContractKernel):
 
     def _shares(self, body: Body) -> Body:
         return share_around(super()._shares(body), self.product.steps, b("s"))
+
+
+class SplitDot(SplitKernel, DotKernel):
+    """The same for few columns, with vectors along a share's steps."""
 
 
 class SplitNest(NestKernel):

@@ -19,12 +19,12 @@ from polydyn.codegen.cuda.group import ProductGroup, product_refusal
 from polydyn.codegen.cuda.instructions import COLUMN, INSTRUCTIONS, KEY, LANE
 from polydyn.codegen.cuda.keys import loops_over_keys
 from polydyn.codegen.cuda.product import DEALT, UNROLLED, deal_copies, products, split_copies
-from polydyn.codegen.cuda.softmax import STATISTICS, WEIGHED, OnlineRows
+from polydyn.codegen.cuda.softmax import STATISTICS, OnlineRows
 from polydyn.codegen.cuda.sums import Sums, lane_points
 from polydyn.codegen.cuda.tile import CudaTile
 from polydyn.codegen.cuda.turns import MORE, VOTES, turns, vote
 from polydyn.codegen.cuda.warpgroup_attention import warpgroup_attention
-from polydyn.codegen.cuda.work import WARP, product_work
+from polydyn.codegen.cuda.work import WARP, product_work, with_epilogues
 from polydyn.codegen.indices import substitute
 from polydyn.codegen.ir import (
     Alloc,
@@ -239,11 +239,12 @@ class _Version:
         """Both products of a tile of keys; between them a lane has some instructions for each of its scores."""
         tiles, copies = self.tiles, (self.copies[COPY_K], self.copies[COPY_V])
         first, second = (product_work(t, (c,), keys, blocks) for t, c in zip(tiles, copies, strict=True))
-        return replace(
+        both = replace(
             first, flops=first.flops + second.flops, shared=first.shared + second.shared,
-            instructions=first.instructions + second.instructions + ROWS * self.keys // WARP * WEIGHED,
+            instructions=first.instructions + second.instructions + ROWS * self.keys // WARP * self.online.slots,
             traffic=first.traffic + second.traffic, elements=second.elements,
         )  # fmt: skip
+        return with_epilogues(both, self.group, self.of.values.epilogues)
 
     # -- marks ---------------------------------------------------------------------------------------------------
 

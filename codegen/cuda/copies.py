@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import partial, reduce
 
 from polydyn.codegen.cuda.instructions import Instruction, load
-from polydyn.codegen.ir import Apply, Body, Call, FlatLoad, Pointer, Store, Tile, walk_value
+from polydyn.codegen.ir import Alloc, Apply, Body, Call, Compare, FlatLoad, If, Pointer, Store, Tile, walk, walk_value
 from polydyn.codegen.lower import flat
-from polydyn.codegen.passes.widen import multiples
+from polydyn.codegen.passes.hoist import comparison
+from polydyn.codegen.passes.widen import Multiples, multiples, stored_value, widen
 from polydyn.codegen.places import Places
 from polydyn.codegen.printers.cuda_values import STORAGE, WRITE
-from polydyn.schedules.expr import ITEMSIZE, Const, FromIndex, Op, Value, map_index, substitute
-from polydyn.schedules.index import ONE, ZERO, Index, maximum, minimum
-from polydyn.schedules.model import Group
-from polydyn.schedules.ranges import simplify
+from polydyn.schedules.expr import ITEMSIZE, Const, FromIndex, Op, Value, conjuncts, indices, map_index, substitute
+from polydyn.schedules.index import ONE, ZERO, Index, IndexLike, maximum, minimum
+from polydyn.schedules.model import Group, stored
+from polydyn.schedules.ranges import is_nonnegative, simplify
 from polydyn.schedules.tree.names import Coord, extent
 
 V = Index.of
+PART = "part"
+"""Of a vector: an element."""
+VALUES, WORDS = "values", "words"
+"""A vector that a copy computes, in registers, and the 16 bytes that it is in memory."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +66,7 @@ class Copy:
     vector: int
     asynchronous: bool
     chunk: int
-    multiples: tuple[tuple[Index, int], ...]
+    multiples: Multiples
 
     @property
     def name(self) -> str:
@@ -93,10 +98,15 @@ class Copy:
         pairs = zip(self.operand.loops, self.operand.extents, strict=True)
         return {extent(x): n // (self.vector if x == self.innermost else 1) for x, n in pairs}
 
-    def _within_tile(self, v: Value) -> Value:
-        """The value at a place of the tile, with divisions resolved that all of a tile agrees in."""
-        ranges: dict[str, Index] = {x: V(n) for x, n in zip(self.operand.loops, self.operand.extents, strict=True)}
-        return map_index(v, lambda i: simplify(i, ranges))
+    def value(self, a: Mapping[str, Index], part: IndexLike = PART) -> Value:
+        """An element of the vector at a place of the tile, with divisions resolved that all of a tile, or of a vector,
+        agrees in.
+        """
+        x = self.operand
+        ranges = {c: V(self.trips()[extent(c)]) for c in x.loops} | {PART: V(self.vector)}
+        at = {**a, self.innermost: a[self.innermost] * self.vector + PART}
+        inside = map_index(substitute(x.value, x.places.env(x.copy, at)), lambda i: simplify(i, ranges))
+        return flat(self.group, substitute(inside, {PART: V(part)}), {}, lambda x: None)
 
     def tile(self, a: Mapping[str, Index], mn: Index, k: Index) -> Tile:
         """An element of the tile that an instance at ``a`` means."""
@@ -105,28 +115,93 @@ class Copy:
         first = a[slot] % self.stages * self.elements if slot else ZERO
         return Tile(self.dtype, self.name, first, row, column, pitch, self.chunk)
 
+    def asked(self, a: Mapping[str, Index]) -> Multiples | None:
+        """What addresses must be multiples of for copies as wide as this; None: elements of a vector are not
+        neighbours, or some of them alone are outside.
+        """
+        read = guarded_load(self.value(a))
+        if read is None:
+            return None
+        load, guard = read
+        cut = guard is not None and any(PART in i.symbols() for i in indices(guard))
+        if not _has_unit_stride(load.address) or (cut and self.vector > 1):
+            return None
+        return multiples(load.address.split(PART)[1], self.vector, frozenset(a))
+
     def issue(self, a: Mapping[str, Index]) -> Body:
         """One copy: of a vector by cp.async, or of an element through a register; zeros outside the operand."""
         x, at = self.operand, {**a, self.innermost: a[self.innermost] * self.vector}
         mn, k = (at[c] for c in x.loops)
         live, steps = (x.places.left(x.copy, axis, at) for axis in (x.axis, x.steps))
-        value = flat(self.group, self._within_tile(substitute(x.value, x.places.env(x.copy, at))), {}, lambda x: None)
         place = self.tile(a, mn, k)
+        if not self.asynchronous and self.vector > 1:
+            return self._computed(a, place, live, steps)
+        value = self.value(a, 0)
         if not self.asynchronous:
             return (_through_register(place, value, live, steps),)
-        assert isinstance(value, FlatLoad)
-        source = Pointer(value.dtype, value.buffer, value.address)
+        read = guarded_load(value)
+        assert read is not None
+        load, guard = read
+        source = Pointer(load.dtype, load.buffer, load.address)
         whole, line = (live, steps) if self.along_k else (steps, live)
         if self._never_cut(line):
-            return (Call(f"pd_cp_async_if<{self.bytes}>", (place, source, _exists(live, steps))),)
+            parts = [_positive(i) for i in (live, steps) if not self._surely(i)]
+            parts += [guard] if guard is not None else []
+            there = reduce(lambda a, b: Op("bool", "and", (a, b)), parts) if parts else Const("bool", True)
+            return (Call(f"pd_cp_async_if<{self.bytes}>", (place, source, there)),)
         inside = minimum(1, maximum(0, whole)) * minimum(self.vector, maximum(0, line))
-        size = FromIndex("int32", inside * ITEMSIZE[self.dtype])
+        size: Value = FromIndex("int32", inside * ITEMSIZE[self.dtype])
+        if guard is not None:
+            size = Op("int32", "where", (guard, size, Const("int32", 0)))
         return (Call(f"pd_cp_async<{self.bytes}>", (place, source, size)),)
+
+    def _whole_lines(self, line: Index) -> Multiples | None:
+        """What must be multiples of the vector for what is left of a line to be one."""
+        return multiples(line, self.vector, line.symbols() - set(self.group.params))
 
     def _never_cut(self, line: Index) -> bool:
         """Whether what is left of a line is a multiple of the vector wherever the copies may be launched."""
-        needed = multiples(line, self.vector, line.symbols() - set(self.group.params))
+        needed = self._whole_lines(line)
         return needed is not None and set(needed) <= set(self.multiples)
+
+    def computed(self, a: Mapping[str, Index]) -> tuple[tuple[Compare, ...], Body, Multiples] | None:
+        """A vector that is computed of vectors of memory: the guard outside of which it is 0, the statements that leave
+        it in registers, what addresses must be multiples of. None: it has no such form.
+        """
+        guard, value = _guarded(self.value(a))
+        compared = [comparison(x) for x in conjuncts(guard)] if guard is not None else []
+        conditions = tuple(c for c in compared if c is not None)
+        element, buffers = Store(VALUES, V(PART), stored_value(value)), stored(self.group.arrays)
+        made = widen((element,), PART, self.vector, buffers, frozenset((*a, PART)))
+        x = self.operand
+        whole = self._whole_lines(x.places.left(x.copy, x.steps, {**a, self.innermost: V(PART) * self.vector}))
+        cut = any(PART in i.symbols() for c in conditions for i in (c.left, c.right))
+        if None in compared or cut or made is None or whole is None or self.dtype not in buffers.values():
+            return None
+        if not any(isinstance(n, Call) for n in walk(made[0])):
+            return None  # nothing is a vector in memory
+        return conditions, made[0], tuple(dict.fromkeys((*made[1], *whole)))
+
+    def _computed(self, a: Mapping[str, Index], place: Tile, live: Index, steps: Index) -> Body:
+        """One vector, computed in registers."""
+        found = self.computed(a)
+        assert found is not None
+        guard, body, _ = found
+        there = tuple(Compare(">", i, ZERO) for i in (live, steps) if not self._surely(i))
+        words, values = Pointer("uint32", WORDS, ZERO), Pointer(self.dtype, VALUES, ZERO)
+        kind = next(n for n, t in stored(self.group.arrays).items() if t == self.dtype)
+        pack = Call(f"pd_pack<{self.vector}>", (Pointer(self.dtype, kind, ZERO), words, values))
+        zeros = tuple(Store(WORDS, V(n), Const("uint32", 0)) for n in range(4))
+        inside = If((*there, *guard), (Alloc(VALUES, self.dtype, V(self.vector), "register", (*body, pack)),))
+        return (Alloc(WORDS, "uint32", V(4), "register", (*zeros, inside, Call("pd_sts_wide<4>", (place, words)))),)
+
+    def _surely(self, left: Index) -> bool:
+        """Whether something is left of an axis in every tile."""
+        places, ranges = self.operand.places, dict[str, Index]()
+        counts = {n: e for n, (_, e) in places.map.sizes().items()}
+        ranges |= {str(x.coord): x.extent.subs(counts) for x in places.map.views[self.operand.copy].loops}
+        ranges |= {str(c): V(self.trips()[extent(c)]) for c in self.operand.loops}
+        return is_nonnegative(left - 1, ranges)
 
     def load(self, by: Instruction, a: Mapping[str, Index], keys: bool = False) -> Body:
         """Shared memory -> registers: an element, or what a warp's instructions need of 16 rows or columns.
@@ -142,13 +217,29 @@ class Copy:
         return load(by, int(x.column), self.along_k, partial(self.tile, a), x.fragment, number, mn, k, keys)
 
 
+def guarded_load(v: Value) -> tuple[FlatLoad, Value | None] | None:
+    """The load that a value is, and the guard outside of which it is 0 instead; None: it is more than that."""
+    guard, load = _guarded(v)
+    return (load, guard) if isinstance(load, FlatLoad) else None
+
+
+def _guarded(v: Value) -> tuple[Value | None, Value]:
+    """The guard outside of which a value is 0, which reads no memory, and what the value is inside; None: no guard."""
+    if not isinstance(v, Op) or v.name != "where":
+        return None, v
+    guard, inside, other = v.args
+    by_data = any(isinstance(x, FlatLoad) for x in walk_value(guard))
+    return (guard, inside) if isinstance(other, Const) and other.value == 0 and not by_data else (None, v)
+
+
 def _exists(live: Index, steps: Index) -> Value:
     """Whether an element with so much left of both axes exists."""
+    return Op("bool", "and", (_positive(live), _positive(steps)))
 
-    def positive(i: Index) -> Value:  # of a clamped number: 32 bits hold it whatever the width of indices
-        return Op("bool", "gt", (FromIndex("int32", minimum(1, i)), FromIndex("int32", ZERO)))
 
-    return Op("bool", "and", (positive(live), positive(steps)))
+def _positive(i: Index) -> Value:
+    """Of a clamped number: 32 bits hold it whatever the width of indices."""
+    return Op("bool", "gt", (FromIndex("int32", minimum(1, i)), FromIndex("int32", ZERO)))
 
 
 def _through_register(place: Tile, value: Value, live: Index, steps: Index) -> Call:
@@ -177,39 +268,37 @@ def copy_of(group: Group, x: Operand, stages: int, width: int, by: Instruction) 
     together = 16 // size
     base = Copy(x, group, stages, True, 1, False, together, ())
     a: dict[str, Index] = {y.coord: V(y.coord) for y in x.places.map.views[x.copy].loops}
-    env = x.places.env(x.copy, a)
-    value = flat(group, x.value, env, lambda v: None)
-    ways = [(True, x.loops[1]), (False, x.loops[0])][: 2 if column or not by.of_bytes else 1]
-    for along_k, unit in ways if isinstance(value, FlatLoad) else ():
-        assert isinstance(value, FlatLoad)
-        if not _has_unit_stride(value.address, unit):
-            continue
-        rest = value.address.split(unit)[1]
-        iterators = frozenset(a)
+    value = base.value(a)
+    for along_k in (True, False)[: 2 if column or not by.of_bytes else 1] if guarded_load(value) else ():
         most = 1 if along_k and across else max(1, width // size)
-        if by.of_bytes and multiples(rest, together, iterators) == ():
-            most = together  # always, whatever the other operand asks for
-        vector, alignment = _widest(rest, most, size, iterators)
         chunk = 1 if along_k and across else 8 if by.rounds and not along_k else together
-        return replace(base, along_k=along_k, vector=vector, asynchronous=vector * size >= 4, chunk=chunk,
-                       multiples=alignment)  # fmt: skip
+        way = replace(base, along_k=along_k, chunk=chunk)
+        if by.of_bytes and replace(way, vector=together).asked(a) == ():
+            most = together  # always, whatever the other operand asks for
+        for vector in _widths(most, size):
+            made = replace(way, vector=vector, asynchronous=vector * size >= 4)
+            asked = made.asked(a)
+            if asked is not None:
+                return replace(made, multiples=asked)
+    wide = replace(base, vector=together)
+    found = wide.computed(a) if width == 16 and not column and by.warp and not guarded_load(value) else None
+    if found is not None:
+        return replace(wide, multiples=found[2])
     read = [v.address for v in walk_value(value) if isinstance(v, FlatLoad)]
-    along = len(ways) == 1 or any(_has_unit_stride(i, x.loops[1]) for i in read)
+    along = (by.of_bytes and not column) or any(map(_has_unit_stride, read))
     chunk = 1 if along and across else 8 if by.rounds and not along else together
-    return replace(base, along_k=along, chunk=chunk, asynchronous=isinstance(value, FlatLoad) and size >= 4)
+    return replace(base, along_k=along, chunk=chunk, asynchronous=guarded_load(value) is not None and size >= 4)
 
 
-def _has_unit_stride(address: Index, unit: Coord) -> bool:
-    stride, rest = address.split(unit)
-    return stride == ONE and unit not in rest.symbols()
+def _has_unit_stride(address: Index) -> bool:
+    stride, rest = address.split(PART)
+    return stride == ONE and PART not in rest.symbols()
 
 
-def _widest(rest: Index, most: int, size: int, iterators: frozenset[str]) -> tuple[int, tuple[tuple[Index, int], ...]]:
-    """Elements of a copy, at most ``most``, that addresses may allow, and what it asks for; cp.async has 4 bytes."""
+def _widths(most: int, size: int) -> Iterator[int]:
+    """Elements of copies, the most first; cp.async has 4 bytes or more."""
     vector = most
     while vector > 1:
-        more = multiples(rest, vector, iterators)
-        if more is not None:
-            return vector, more
+        yield vector
         vector = vector // 2 if vector * size > 4 else 1
-    return 1, ()
+    yield 1

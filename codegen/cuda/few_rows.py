@@ -3,19 +3,20 @@
 Every lane reads 16 bytes of the column operand at a time (8 where they are 8 columns), along the reduction or along the
 columns, whichever memory has; eight lanes make up the other direction. Few rows are kept in registers, so each element
 is read once. Lanes and warps that share a column are combined by shuffles, then through shared memory, in a fixed
-order.
+order. On sm_90a blocks of a cluster may share the reduction too, where columns alone make too few blocks: each leaves
+its sums in its shared memory, and all finish a part of the results.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
-from polydyn.codegen.cuda.emit import bound_names, emit
+from polydyn.codegen.cuda.emit import RANK, blocks_step, bound_names, emit
 from polydyn.codegen.cuda.group import ProductGroup
 from polydyn.codegen.cuda.instructions import TENSOR
-from polydyn.codegen.cuda.work import UNROLLED
+from polydyn.codegen.cuda.work import ENOUGH, with_epilogues
 from polydyn.codegen.indices import substitute
 from polydyn.codegen.ir import (
     Alloc,
@@ -35,11 +36,12 @@ from polydyn.codegen.ir import (
     consume,
     walk,
 )
-from polydyn.codegen.kernel import Block, Kernel, Work
+from polydyn.codegen.kernel import BASE, Block, Kernel, Work
 from polydyn.codegen.lower import Lowering, flat, lower
 from polydyn.codegen.passes.bind import fold
-from polydyn.codegen.passes.threads import assign, one_each, spread, unrolled
+from polydyn.codegen.passes.threads import assign, spread, unrolled
 from polydyn.codegen.passes.tiles import task_count
+from polydyn.codegen.passes.warpgroups import MEETING
 from polydyn.codegen.passes.widen import Multiples, multiples, widen
 from polydyn.codegen.pipeline import Step, loops, run
 from polydyn.codegen.places import Places
@@ -49,7 +51,7 @@ from polydyn.schedules.index import ONE, ZERO, Index, IndexLike, minimum
 from polydyn.schedules.model import Statement, stored
 from polydyn.schedules.proof.prove import prove
 from polydyn.schedules.tree.few_rows import FewRows, few_rows_product
-from polydyn.schedules.tree.names import MarkName, b, e, lanes, p, w
+from polydyn.schedules.tree.names import MarkName, b, c, e, lanes, p, w
 from polydyn.schedules.tree.rewrites import CLEAR, SUM
 from polydyn.schedules.tree.scheduled import Scheduled
 from polydyn.schedules.tree.strategies import ACC, INIT
@@ -65,12 +67,24 @@ MOST_COLUMNS = 8
 """Most columns of a lane: of bytes 16 would fit, whose sums, for all rows, would not stay in registers."""
 WORDS = 4
 """Of four bytes, in what a lane reads at a time."""
-REGISTERS = {2: 48, 8: 120}
+BESIDE = 2
+"""Blocks of a multiprocessor that registers leave room for."""
+REGISTERS = {2: 96, 8: 128}
 """Registers of a thread, by rows (``docs/adr/0005-cuda.md``, rounded up to what is allocated)."""
+FLIGHT = {(2, True): 8, (2, False): 8, (8, True): 2, (8, False): 3}
+"""Vectors of a lane that are in flight together, by rows and whether they run along the reduction, as those of all rows
+then do: more would not leave room for two blocks."""
+CLUSTERS = (2, 4, 8)
+"""Blocks that may share the reduction."""
+TRIPS = "trips"
+"""Vectors of the reduction that a lane has."""
 
 
-def gemv_versions(product: ProductGroup) -> list[Kernel]:
-    """The versions for few rows, fewest first; none when the column operand cannot be read in vectors."""
+def gemv_versions(product: ProductGroup, hopper: bool = False) -> list[Kernel]:
+    """The versions for few rows, fewest first; none when the column operand cannot be read in vectors.
+
+    ``hopper``: those of clusters too, with 32-bit indices: others serve the rest.
+    """
     column = product.values[1]
     if product.roles.inner or not isinstance(column, Load) or (product.M.constant or 1) > ROWS[-1]:
         return []
@@ -78,22 +92,37 @@ def gemv_versions(product: ProductGroup) -> list[Kernel]:
     for along_k, x in ((True, product.roles.block), (False, product.roles.col)):
         stride, rest = address.split(x)
         if stride == 1 and x not in rest.symbols():
-            return [k for r in ROWS for k in _Gemv(product, r, along_k).build()]
+            whole = [k for r in ROWS for k in _Gemv(product, r, along_k).build()]
+            blocks = _sharers(product, along_k) if hopper else 1
+            shared = [k for r in ROWS for k in _Gemv(product, r, along_k, blocks).build()[:1]] if blocks > 1 else []
+            return [*shared, *whole]
     return []
 
 
-class _Gemv:
-    """One version; ``along_k``: vectors run along the reduction."""
+def _sharers(product: ProductGroup, along_k: bool) -> int:
+    """Blocks of a cluster: the fewest that make enough, where columns are known, and no more than there are steps."""
+    one = _Gemv(product, ROWS[0], along_k)
+    columns, steps = (x.constant for x in (product.N.ceildiv(one.block), product.K.ceildiv(one.step)))
+    most = [x for x in CLUSTERS if steps is None or x <= steps]
+    if columns is None:
+        return max(most, default=1)
+    if 2 * columns >= ENOUGH:
+        return 1
+    return next((x for x in most if x * columns >= ENOUGH), max(most, default=1))
 
-    def __init__(self, product: ProductGroup, rows: int, along_k: bool) -> None:
-        self.name, self.product, self.rows, self.along_k = product.name, product, rows, along_k
+
+class _Gemv:
+    """One version; ``along_k``: vectors run along the reduction; ``blocks``: of a cluster that share it."""
+
+    def __init__(self, product: ProductGroup, rows: int, along_k: bool, blocks: int = 1) -> None:
+        self.name, self.product, self.rows, self.along_k, self.blocks = product.name, product, rows, along_k, blocks
         self.group, self.roles, self.extents = product.group, product.roles, product.extents
         self.M, self.N, self.K, self.sums = product.M, product.N, product.K, product.sums
         vector = 16 // ITEMSIZE[product.values[1].dtype]
         self.vector = vector if along_k else min(vector, MOST_COLUMNS)
         self.columns = 1 if along_k else self.vector
         self.warps = (4, 2) if along_k else (1, 8)  # on columns, on steps
-        self.step = STEPS * self.warps[1] * (self.vector if along_k else 1)
+        self.step = STEPS * self.warps[1] * (self.vector if along_k else 1) * blocks
         self.block = COLUMNS * self.warps[0] * self.columns
         self.schedule = self._schedule()
         self.places = Places(self.schedule)
@@ -109,40 +138,51 @@ class _Gemv:
         name, names = f"{self.name}_{self.version}", bound_names(self.group.arrays, self.group.params)
         prove(self.schedule)
         tiled, rounds = self.schedule.tiled(), self.schedule.parameter(ACC, b("k"))
-        tiled = replace(tiled, extents={**tiled.extents, rounds: self._trips()})
+        tiled = replace(
+            tiled, extents={**tiled.extents, rounds: V(TRIPS) if self._trips().constant is None else self._trips()}
+        )
         body = run(name, loops(name, tiled), self.steps(), names)
         count = task_count(body)
         body = run(name, body, (
-            Step("blocks", "a block is a task", one_each),
+            blocks_step(self.blocks),
             Step("registers", "a lane's sums are registers", self._allocate),
         ), names)  # fmt: skip
         blocks = self.schedule.extents()
-        limits: dict[str, IndexLike] = {b("i"): blocks[b("i")], b("j"): blocks[b("j")], "task": count}
+        limits: dict[str, IndexLike] = {
+            b("i"): blocks[b("i")],
+            b("j"): blocks[b("j")],
+            "task": count,
+            RANK: self.blocks,
+        }
         limits |= {x: self.extents[x] for x in self.roles.batch}
         few = () if self.M.constant else (Compare("<=", self.M, V(self.rows)),)
+        arch = BASE if self.blocks == 1 else "sm_90a"
         kernel = Kernel(
-            name, self.group.params, count, version=self.version, multiples=tuple(self.multiples), conditions=few,
-            block=Block(self._threads(), work=self._work()),
+            name, self.group.params, count * self.blocks, version=self.version, multiples=tuple(self.multiples),
+            conditions=few, block=Block(self._threads(), arch, work=self._work(), cluster=self.blocks),
         )  # fmt: skip
-        return emit(kernel, body, self.group.arrays, limits)
+        return emit(kernel, body, self.group.arrays, limits, BESIDE)
 
     @property
     def version(self) -> str:
-        """What the version is called: most rows, direction and length of its vectors."""
-        return f"gemv_{self.rows}_{'k' if self.along_k else 'n'}{self.vector}"
+        """What the version is called: most rows, direction and length of its vectors, blocks of a cluster."""
+        several = f"_cluster_{self.blocks}" if self.blocks > 1 else ""
+        return f"gemv_{self.rows}_{'k' if self.along_k else 'n'}{self.vector}{several}"
 
     def _schedule(self) -> Scheduled:
         """Tree and tile map."""
         points = (self.columns, self.vector if self.along_k else 1)
-        return few_rows_product(self.group, self.roles, FewRows(self.rows, self.warps, (COLUMNS, STEPS), points))
+        return few_rows_product(
+            self.group, self.roles, FewRows(self.rows, self.warps, (COLUMNS, STEPS), points, self.blocks)
+        )
 
     def steps(self) -> tuple[Step, ...]:
         """The passes up to the coincident band."""
-        places, threads = self._places(), self._threads()
+        places = self._places()
         table: dict[str, Lowering] = {INIT: self.init}
         table |= {s.name: partial(self.epilogue, s) for s in self.product.epilogues}
         points: dict[str, str] = dict.fromkeys((p("i"), p("j")), "unroll")
-        lane, rows = tuple(places), tuple(f"row{r}" for r in range(self.rows))
+        lane, rows = (*places, RANK, TRIPS), tuple(f"row{r}" for r in range(self.rows))
         sizes = self.schedule.parameters()
         return (
             Step("bind", "sizes become constants", lambda b: substitute(b, sizes)),
@@ -154,7 +194,7 @@ class _Gemv:
             Step("combine", "lanes and warps are added up",
                  lambda x: consume(x, MarkName.COMBINE, self.combine), ("sums",)),
             Step("store", "epilogues are dealt to threads",
-                 lambda x: consume(x, MarkName.STORE, lambda y: spread(y, e("j"), threads, "unroll"))),
+                 lambda x: consume(x, MarkName.STORE, self.dealt)),
             Step("lower", "statements become stores", lambda b: lower(b, table)),
             Step("unroll", "loops over registers", lambda b: unrolled(b, points)),
             Step("places", "places of lanes", lambda b: substitute(b, places)),
@@ -166,7 +206,10 @@ class _Gemv:
         lane, warp, warp_j = V("lane"), V("warp"), self.warps[0]
         pair = (lane // STEPS, lane % STEPS) if self.along_k else (lane % COLUMNS, lane // COLUMNS)
         single: dict[str, Index] = {x: ZERO for x in (b("i"), b("j")) if self.schedule.extents()[x] == ONE}
-        return {w("j"): warp % warp_j, w("k"): warp // warp_j, lanes("j"): pair[0], lanes("k"): pair[1], **single}
+        return {
+            c("k"): V(RANK), w("j"): warp % warp_j, w("k"): warp // warp_j, lanes("j"): pair[0], lanes("k"): pair[1],
+            **single,
+        }  # fmt: skip
 
     def _threads(self) -> int:
         return 32 * self.warps[0] * self.warps[1]
@@ -176,14 +219,16 @@ class _Gemv:
         return (Alloc("sums", self.sums, V(self.rows * self.block * self.warps[1]), "shared", body),)
 
     def _work(self) -> Work:
-        elements, item = self.block * self.step, ITEMSIZE[self.product.values[1].dtype]
+        elements, item = self.block * self.step // self.blocks, ITEMSIZE[self.product.values[1].dtype]
         at_once = WORDS if item == 1 else 1  # four bytes by one instruction
         instructions = elements * (self.rows + 1) // (32 * at_once) + elements * (self.rows + 1) // (32 * self.vector)
         traffic = elements * item
-        return Work(
+        work = Work(
             self.K.ceildiv(self.step), REGISTERS[self.rows], traffic=traffic, instructions=instructions,
-            flight=UNROLLED, elements=self.rows * self.block, by_warps=False,
+            flight=FLIGHT[self.rows, self.along_k], elements=self.rows * self.block, by_warps=False,
+            cluster=self.blocks,
         )  # fmt: skip
+        return with_epilogues(work, self.product.group, self.product.epilogues, self.blocks)
 
     # -- places --------------------------------------------------------------------------------------------------
 
@@ -205,6 +250,8 @@ class _Gemv:
     def _trips(self) -> Index:
         """Vectors of the reduction that a lane has."""
         vectors, rest = self.K // self._depth, (self._at("k") // self._depth).split(b("k"))[0]
+        if self.K.constant is not None and self.K.constant % self.step == 0:
+            return vectors // rest  # as many for all
         return (vectors - self._first()).ceildiv(rest)
 
     def _live(self) -> Compare:
@@ -278,7 +325,10 @@ class _Gemv:
 
     def reduce(self, body: Body) -> Body:
         """The loop of a lane, for columns that exist."""
-        loop: Body = unroll_by(body, b("k"), UNROLLED)
+        trips = self._trips()
+        loop: Body = unroll_by(body, b("k"), FLIGHT[self.rows, self.along_k])
+        if trips.constant is None:  # no compiler unrolls a loop whose condition divides
+            loop = (Let(TRIPS, trips, loop),)
         for r in range(self.rows):
             loop = (Let(f"row{r}", minimum(self._at("i", i=r), self.M - 1), loop),)
         return (If((self._live(),), (Let("j_vec", self._at("j") // self.columns, loop),)),)
@@ -297,7 +347,13 @@ class _Gemv:
             for c, column in enumerate(self._columns())
         )
         sums = For("r", ZERO, V(self.rows * self.columns), across, "unroll")
-        return (sums, If((Compare("==", V(lanes("k")), ZERO),), keep), Call("pd_syncthreads"))
+        out: Body = (sums, If((Compare("==", V(lanes("k")), ZERO),), keep), Call("pd_syncthreads"))
+        if self.blocks == 1:
+            return out
+        element, elements = V("tid"), self.rows * self.block
+        assert elements <= self._threads()
+        whole = Store("sums", element, self._added([self._part(n, element) for n in range(self.warps[1])]))
+        return (*out, If((Compare("<", element, V(elements)),), (whole,)), *MEETING)
 
     def _columns(self) -> list[Index]:
         """The lane's columns in the block."""
@@ -308,18 +364,38 @@ class _Gemv:
         """Where a warp leaves its sum of an element of the block."""
         return (warp * self.rows + row) * self.block + column
 
+    def dealt(self, body: Body) -> Body:
+        """Epilogues dealt to threads; blocks of a cluster have a part each."""
+        if self.blocks == 1:
+            return spread(body, e("j"), self._threads(), "unroll")
+        elements = self.rows * self.block
+        mine = elements // self.blocks
+        body = substitute(spread(body, e("j"), elements, "unroll", "thread"), {"thread": V(RANK) * mine + "tid"})
+        return (If((Compare("<", V("tid"), V(mine)),), body),)
+
+    def _part(self, warp: int, element: Index) -> Value:
+        """What a warp has left of an element of the block."""
+        return FlatLoad(self.sums, "sums", element + warp * self.rows * self.block)
+
+    def _added(self, parts: Sequence[Value]) -> Value:
+        """Parts of a sum, in their order."""
+        total = parts[0]
+        for x in parts[1:]:
+            total = op("add", total, x)
+        return total
+
     def epilogue(self, s: Statement, a: Mapping[str, Index]) -> Body:
-        """An element of the block: the warps' sums in their order, then the epilogue."""
+        """An element of the block: the sums of warps, or of a cluster's blocks, in their order, then the epilogue."""
         row, column = a[e("i")], a[e("j")]
-        parts = [FlatLoad(self.sums, "sums", self._sum(V(n), row, column)) for n in range(self.warps[1])]
+        parts = [self._part(n, self._sum(ZERO, row, column)) for n in range(self.warps[1])]
+        if self.blocks > 1:
+            place = Pointer(self.sums, "sums", self._sum(ZERO, row, column))
+            parts = [Apply(self.sums, "pd_lds_at", (place, const(n, "int32"))) for n in range(self.blocks)]
         env = self.places.env(s.name, {**a, e("i"): V("e_row"), e("j"): V("e_column")})
         value = self.product.epilogue_value(s, env, Reg(self.sums, "total"))
         address = self.group.arrays[s.array].address(tuple(i.subs(env) for i in s.index))
-        total: Value = parts[0]
-        for x in parts[1:]:
-            total = op("add", total, x)
         live = (Compare("<", env[self.roles.row], self.M), Compare("<", env[self.roles.col], self.N))
-        body: Body = (If(live, (Def("total", total), Store(s.array, address, value))),)
+        body: Body = (If(live, (Def("total", self._added(parts)), Store(s.array, address, value))),)
         return (Let("e_row", row, (Let("e_column", column, body),)),)
 
 

@@ -9,6 +9,7 @@ instructions, ``sums`` what becomes of the sums.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from functools import partial
 
 from polydyn.codegen.cuda.copies import Copy, Operand, copy_of
@@ -17,13 +18,14 @@ from polydyn.codegen.cuda.group import ProductGroup
 from polydyn.codegen.cuda.instructions import multiply
 from polydyn.codegen.cuda.sums import Sums, lane_points
 from polydyn.codegen.cuda.tile import CudaTile
-from polydyn.codegen.cuda.work import WARP, product_work
-from polydyn.codegen.indices import substitute
+from polydyn.codegen.cuda.work import WARP, product_work, with_epilogues
+from polydyn.codegen.indices import node_indices, substitute
 from polydyn.codegen.ir import Alloc, Body, Call, For, Inst, Mark, consume, walk
 from polydyn.codegen.kernel import Block, Kernel, Work
 from polydyn.codegen.lower import Lowering, lower
 from polydyn.codegen.passes.bind import bind, fold
-from polydyn.codegen.passes.hoist import divide_before
+from polydyn.codegen.passes.hoist import costly_divisions, divide_before, hoist_rows
+from polydyn.codegen.passes.registers import unroll
 from polydyn.codegen.passes.threads import assign, pipeline, rasterise, spread, unrolled
 from polydyn.codegen.passes.tiles import balance
 from polydyn.codegen.pipeline import Step, loops
@@ -109,7 +111,7 @@ class TiledProduct:
 
     def ring(self, body: Body) -> Body:
         """The pipelined loop in its shared memory."""
-        body = pipeline(body, b("k"), self.tile.stages, split_copies)
+        body = hoist_rows(pipeline(body, b("k"), self.tile.stages, split_copies), "row_")
         for c in self.copies:
             body = (Alloc(c.name, c.dtype, V(c.elements * c.stages), "shared", body),)
         return body
@@ -209,7 +211,8 @@ class TiledProduct:
     @property
     def work(self) -> Work:
         """What a block does that has the whole reduction."""
-        return product_work(self.tile, self.copies, self.of.K.ceildiv(self.tile.bk), self.blocks)
+        work = product_work(self.tile, self.copies, self.of.K.ceildiv(self.tile.bk), self.blocks)
+        return with_epilogues(replace(work, strip=RASTER), self.group, self.of.epilogues)
 
 
 def block_limits(of: ProductGroup, tile: CudaTile, count: Index) -> dict[str, IndexLike]:
@@ -231,13 +234,17 @@ def products(sums: Sums, copies: tuple[Copy, Copy], statement: str, a: Mapping[s
 def deal_copies(body: Body, copies: Iterable[Copy], threads: int, at_once: Callable[[Copy], bool]) -> Body:
     """A copy's loops dealt to the threads of a block, the unit-stride side innermost; ``at_once``: all in flight.
 
-    What is copied element by element divides before the loop: behind a guard no compiler moves a division.
+    What is copied element by element divides before the loop: behind a guard no compiler moves a division. Vectors of
+    pixels are so few that ``hoist_rows`` takes all that their rows compute out of the loop over the steps.
     """
     inst = next(n for n in walk(body) if isinstance(n, Inst))
     c = next(x for x in copies if x.operand.copy == inst.statement)
     body = lower(bind(body, c.trips()), {inst.statement: c.issue})
     body = spread(body, c.innermost, threads, "unroll" if c.asynchronous and at_once(c) else "unroll2")
-    return divide_before(body, "q_") if c.vector == 1 else body
+    if c.vector == 1:
+        return divide_before(body, "q_")
+    rows = any(True for n in walk(body) for i in node_indices(n) for _ in costly_divisions(i))
+    return unroll(body, ("u",)) if rows else body  # each of a thread's rows has numbers of its own
 
 
 def split_copies(body: Body) -> tuple[Body, Body]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from polydyn.codegen.cuda.instructions import HALVES, PAIR
+from polydyn.codegen.cuda.slots import of_value
 from polydyn.codegen.cuda.sums import Sums
 from polydyn.codegen.ir import Alloc, Apply, Body, Compare, Def, FlatLoad, For, If, Reg, Set, Store
 from polydyn.codegen.lower import flat
@@ -26,7 +27,8 @@ STATISTICS = (("top", "float32", 2), ("total", "float32", 2), ("scale", "float32
 maximum scales older sums by.
 """
 WEIGHED = 8
-"""Instructions for each score: its logit, largest so far, difference, power, sum."""
+"""Issue slots for each score: scale, largest so far, difference, power, sum; for as long its power takes the special
+unit, which has 16 of a clock."""
 
 
 class OnlineRows:
@@ -41,7 +43,7 @@ class OnlineRows:
         self.factor, self.logit = take_factor(logit) if self.powers else (1.0, logit)
         self.array, self.group = scores.of.acc.array, scores.of.group
         loads = {x.buffer for x in walk_value(self.logit) if hasattr(x, "buffer")}
-        self.reads = bool(loads - {self.array})
+        self.read = loads - {self.array}
         self.bare = getattr(self.logit, "buffer", "") == self.array
 
     # -- statements ------------------------------------------------------------------------------------------------
@@ -52,6 +54,11 @@ class OnlineRows:
         half: Body = (Store("top", HALVES, LOWEST), Store("total", HALVES, zero), *self._values(lambda v: zero))
         return (For("row_half", ZERO, V(2), half),)
 
+    @property
+    def slots(self) -> int:
+        """Issue slots of a warp for a score each, from the sum of its products to its weight."""
+        return WEIGHED + of_value(self.logit, self.powers) + len(self.read)
+
     def logits(self, a: Mapping[str, Index], whole: bool = False) -> Body:
         """The logit of a score; -inf beyond the last key. ``whole``: no row or key of the tile is beyond the last."""
         env = self.scores.places.env(LOGIT, a)
@@ -60,7 +67,7 @@ class OnlineRows:
         value = flat(self.group, self.logit, env, lambda x: score if x.buffer == self.array else None)
         kept: Body = () if self.bare else (Store("acc1", place, value),)
         rows, keys = self.scores.live(env)  # a row beyond the last one is not stored: it must read nothing
-        live = () if whole else (rows, keys) if self.reads else (keys,)
+        live = () if whole else (rows, keys) if self.read else (keys,)
         if self.bare and live == (keys,):
             return (If((Compare(">=", keys.left, keys.right),), (Store("acc1", place, LOWEST),)),)
         return (If(live, kept, (Store("acc1", place, LOWEST),)),) if live else kept

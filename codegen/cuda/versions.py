@@ -17,7 +17,7 @@ from polydyn.codegen.cuda.product import TiledProduct, schedule_tile
 from polydyn.codegen.cuda.rows import CudaNestKernel
 from polydyn.codegen.cuda.tile import CudaTile
 from polydyn.codegen.cuda.wgmma import wgmma_versions, without_wgmma
-from polydyn.codegen.cuda.wgmma_tiles import SPLIT, STEP
+from polydyn.codegen.cuda.wgmma_tiles import SPLIT, STEP, part_tiles
 from polydyn.codegen.ir import Compare
 from polydyn.codegen.kernel import UNIT, WORKERS, Kernel, with_block
 from polydyn.codegen.printers.cuda_values import BYTES, HALF
@@ -48,8 +48,13 @@ TILES = {
     **dict.fromkeys(FLOAT8, QMMA_TILES),
 }  # fmt: skip
 """Dtype of stored operands -> tiles, largest first."""
-MORE_TILES = (CudaTile("mma", 64, 128, 32, 32, 64, 4, 3), CudaTile("mma", 16, 64, 64, 16, 32, 4, 4))
+MORE_TILES = (
+    CudaTile("mma", 64, 128, 32, 32, 64, 4, 3), CudaTile("mma", 128, 64, 32, 64, 32, 4, 3),
+    CudaTile("mma", 16, 64, 64, 16, 32, 4, 4),
+)  # fmt: skip
 """Tiles between the largest and the smallest, and one for few rows: only where copies of 16 bytes are allowed."""
+LONG_STEPS = 256
+"""Steps of a reduction of warpgroups that want more shares than a cluster has blocks."""
 FEW = 16
 """Rows of a tile for few rows, whose reduction is split too."""
 
@@ -174,15 +179,19 @@ class CudaContractKernel:
     def _hopper(self) -> list[Kernel]:
         if self.arch != "sm_90a":
             return []
-        split, (m, n) = [], (x.constant for x in (self.product.M, self.product.N))
-        if (m is None or 2 * m > SPLIT.rows) and (n is None or 2 * n > SPLIT.columns):
-            block = (SPLIT.rows, SPLIT.columns, STEP // ITEMSIZE[self.product.dtype])
+        p, step = self.product, STEP // ITEMSIZE[self.product.dtype]
+        m, n, steps = (x.constant for x in (p.M, p.N, p.K.ceildiv(step)))
+        tiles = () if p.dtype in FLOAT8 else part_tiles(n, steps)  # whose sums of a step take the registers
+        parts, split = wgmma_versions(p, self.tf32, tiles) if tiles else [], []
+        long = steps is None or steps >= LONG_STEPS
+        if long and (m is None or 2 * m > SPLIT.rows) and (n is None or 2 * n > SPLIT.columns):
+            block = (SPLIT.rows, SPLIT.columns, step)
             split = self._split(block, SPLIT.blocks, lambda parts: wgmma_versions(parts, self.tf32, (SPLIT,)))
-        return [*split, *wgmma_versions(self.product, self.tf32)]
+        return [*split, *wgmma_versions(p, self.tf32), *parts]
 
     def few_rows(self) -> list[Kernel]:
         """The versions for few rows."""
-        return gemv_versions(self.product)
+        return gemv_versions(self.product, self.arch == "sm_90a")
 
     def without_wgmma(self) -> str | None:
         """Why warps' own instructions multiply on sm_90a too, where those of warpgroups are wanted and do not fit."""
@@ -217,11 +226,13 @@ class CudaContractKernel:
     def _more(self) -> tuple[CudaTile, ...]:
         """Tiles besides those that serve all shapes, without those that a constant extent would leave half empty."""
         m, n = self.product.M.constant, self.product.N.constant
-        if self.product.dtype not in HALF or self.roles.inner:
+        if self.product.dtype not in HALF:
             return ()
 
         def useful(t: CudaTile) -> bool:
             few = m is None or (m <= 4 * t.bm if t.bm <= FEW else 2 * m > t.bm)
+            if t.bn < t.bm:  # only where a tile of as many columns as rows would be half empty
+                return few and n is not None and 0 < n % t.bm <= t.bn
             return few and (n is None or 2 * n > t.bn)
 
         return tuple(filter(useful, MORE_TILES))

@@ -19,10 +19,10 @@ from polydyn.codegen.cuda.group import ProductGroup
 from polydyn.codegen.cuda.instructions import INSTRUCTIONS, LANE, TENSOR
 from polydyn.codegen.cuda.keys import loops_over_keys
 from polydyn.codegen.cuda.product import DEALT, UNROLLED
-from polydyn.codegen.cuda.softmax import STATISTICS, WEIGHED, OnlineRows
+from polydyn.codegen.cuda.softmax import STATISTICS, OnlineRows
 from polydyn.codegen.cuda.sums import Sums, lane_points
 from polydyn.codegen.cuda.turns import MORE, VOTES, turns, vote
-from polydyn.codegen.cuda.work import UNITS
+from polydyn.codegen.cuda.work import UNITS, with_epilogues
 from polydyn.codegen.indices import substitute
 from polydyn.codegen.ir import (
     Alloc,
@@ -207,9 +207,10 @@ class _Version:
         keys, depth = self.of.scores.N.ceildiv(self.keys), PANEL * self.panels[0]
         flops = 2 * ROWS * self.keys * (depth + self.width)
         traffic = self.keys * LINE * sum(self.panels)
-        return Work(keys, REGISTERS, UNITS[self.of.scores.dtype], flops, traffic=traffic,
-                    instructions=ROWS * self.keys // WARP * WEIGHED, flight=STAGES - 1,
+        work = Work(keys, REGISTERS, UNITS[self.of.scores.dtype], flops, traffic=traffic,
+                    instructions=ROWS * self.keys // WARP * self.online.slots, flight=STAGES - 1,
                     elements=ROWS * self.width, by_warps=False)  # fmt: skip
+        return with_epilogues(work, self.group, self.of.values.epilogues)
 
     def _tensor_maps(self) -> tuple[TensorMapOf, ...]:
         x, y = self.of.scores, self.of.values
@@ -324,7 +325,7 @@ class _Version:
         """Logits without bounds where all keys of the tile exist, and, if they read a mask, all rows of the block."""
         keys = Compare("<=", (V(b("l")) + 1) * self.keys, self.of.scores.N)
         rows = Compare("<=", (V(b("i")) + 1) * ROWS, self.of.scores.M)
-        inside = (keys, rows) if self.online.reads else (keys,)
+        inside = (keys, rows) if self.online.read else (keys,)
 
         def split(n: Node) -> Node:
             if _of(n) != {LOGIT}:

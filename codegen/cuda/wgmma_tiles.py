@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from polydyn.codegen.cuda.work import bounded_registers
+from polydyn.codegen.cuda.work import ENOUGH, bounded_registers
 from polydyn.codegen.passes.warpgroups import WARPGROUP
 from polydyn.schedules.tree.warpgroups import CLUSTER
 
@@ -18,7 +18,7 @@ class WgmmaTile:
 
     Consumers have 64 rows of a tile each; ``in_turn``: 128 rows, a whole tile, and blocks are persistent. ``cluster``:
     two blocks, whose tiles are neighbours along rows ("i") or columns ("j"), bring half of the operand that they share
-    each, to both; empty: every block is alone.
+    each, to both; empty: every block is alone. ``parts``: blocks of a cluster that share the reduction of a tile.
     """
 
     columns: int
@@ -27,6 +27,7 @@ class WgmmaTile:
     blocks: int = 1
     in_turn: bool = False
     cluster: str = ""
+    parts: int = 1
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -55,11 +56,15 @@ class WgmmaTile:
         return start, least, min(240, (start * (self.consumers + 1) - least) // self.consumers // 8 * 8)
 
 
-TILES = (WgmmaTile(256, 4), WgmmaTile(192, 5), WgmmaTile(128, 4), WgmmaTile(128, 4, 1, 2), WgmmaTile(64, 4, 1, 3),
-         WgmmaTile(192, 3, in_turn=True), WgmmaTile(128, 5, in_turn=True), WgmmaTile(256, 4, cluster="i"),
+TILES = (WgmmaTile(256, 4), WgmmaTile(192, 5), WgmmaTile(128, 4), WgmmaTile(128, 4, 1, 2), WgmmaTile(64, 4, 2, 2),
+         WgmmaTile(64, 4, 1, 3), WgmmaTile(192, 3, in_turn=True), WgmmaTile(128, 5, in_turn=True),
+         WgmmaTile(64, 8, in_turn=True), WgmmaTile(256, 4, cluster="i"),
          WgmmaTile(192, 3, in_turn=True, cluster="i"), WgmmaTile(128, 5, in_turn=True, cluster="i"))  # fmt: skip
 """Those of 64 rows are for few tiles, and blocks that are beside each other; those in turn for more tiles than
-multiprocessors; clusters share columns, of which a tile has no fewer than rows."""
+multiprocessors; of 64 columns and more rows for columns that leave the last 128 half empty; clusters share columns, of
+which a tile has no fewer than rows."""
+PARTS = (WgmmaTile(128, 4, parts=4), WgmmaTile(128, 4, 1, 2, parts=4), WgmmaTile(64, 4, 1, 3, parts=8))
+"""Those whose reduction blocks of a cluster share, for few tiles."""
 FLOAT8_TILES = (WgmmaTile(128, 4), WgmmaTile(128, 4, 1), WgmmaTile(64, 4, 1, 2))
 """For floats of 8 bits, whose sums of a step are beside those of all steps in registers."""
 SPLIT = TILES[2]
@@ -72,6 +77,17 @@ FEW = 1024
 """Rows up to which tiles of 64 rows are wanted, where their number is known."""
 
 
+def part_tiles(n: int | None, steps: int | None) -> tuple[WgmmaTile, ...]:
+    """Those of ``PARTS`` that so many columns and steps of the reduction want (None: not known now): each block has a
+    step, and columns alone do not make so many blocks that nothing is idle.
+    """
+
+    def wanted(t: WgmmaTile) -> bool:
+        return (steps is None or steps >= t.parts) and (n is None or 2 * -(-n // t.columns) < ENOUGH)
+
+    return tuple(filter(wanted, PARTS))
+
+
 def useful(t: WgmmaTile, m: int | None, n: int | None) -> bool:
     """Whether so many rows and columns (None: not known now) want this tile."""
     exact = n is not None and n % EXACT == 0
@@ -79,5 +95,7 @@ def useful(t: WgmmaTile, m: int | None, n: int | None) -> bool:
         return False
     if t.columns == EXACT or (t.in_turn and exact):
         return exact and t.columns == EXACT
+    if t.columns < t.rows:
+        return n is not None and 0 < n % t.rows <= t.columns
     few = t.consumers > 1 or m is None or m <= FEW
     return few and (n is None or 2 * n > t.columns or t == TILES[2])

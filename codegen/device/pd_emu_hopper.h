@@ -8,9 +8,10 @@
 // Also checked: mbarrier use before init or its fence, over-arrival, descriptors equal in a warpgroup, wgmma.fence,
 // operands that TMA still writes when wgmma is issued (a later wait on their mbarrier would hide it), copies over such
 // places, anything sent to a block of the cluster that has not got its mbarrier ready or that has left,
+// another block's words that it may still store, or that it stores while they may be read (both: no barrier between),
 // plain shared stores not fenced before TMA or wgmma reads them, tf32 operands that nothing has rounded, asynchronous
 // work nobody waited for.
-// Not modelled: register limits; of another block's shared memory, all but its mbarriers and what TMA writes there.
+// Not modelled: register limits; stores to another block's shared memory.
 #pragma once
 
 #define PD_TMAP(name) const pd_tmap name
@@ -21,8 +22,8 @@ namespace pdemu {
 constexpr int WARPGROUP = 128, MBAR_MAGIC = 0xB5;
 struct MBarrier { uint64_t magic : 7, fenced : 1, phase : 1, init : 11, pending : 12; int64_t tx : 32; };
 static_assert(sizeof(MBarrier) == 8, "an mbarrier has 8 bytes");
-// `to`: the block whose shared memory is meant, `bar` its mbarrier.
-struct Bulk { const pdemu_tensor_map *map; unsigned char *shared; int at[5], owner; uint32_t group; MBarrier *bar; std::vector<unsigned char> seen; Block *to; };
+// `to`: the block whose shared memory is meant, `bar` its mbarrier; `tap`: offsets of pixels, in im2col mode.
+struct Bulk { const pdemu_tensor_map *map; unsigned char *shared; int at[5], owner; uint32_t group; MBarrier *bar; std::vector<unsigned char> seen; Block *to; int tap[3]; };
 struct Accumulator { uint32_t *key; int n, pending; uint32_t *registers[WARPGROUP]; uint32_t value[64][256]; };
 enum Kind { WG_F16, WG_BF16, WG_TF32, WG_E4M3, WG_E5M2, WG_E4M3E5M2, WG_E5M2E4M3, WG_S8, WG_U8, WG_S8U8, WG_U8S8 };
 // operands of a byte come behind the others, integers last
@@ -41,6 +42,7 @@ static struct Hopper {                                // of a block
   struct { MBarrier *bar; unsigned parity; } waits[MAX_THREADS];
   std::vector<uint16_t> dirty;                        // per 16 bytes of shared memory: 1 + thread of an unfenced store
   std::vector<uint32_t> dirty_of[MAX_THREADS];
+  std::vector<unsigned> stored, read;                 // per word: meetings that who stored it, or read it from elsewhere, had arrived for
 } hopper[MAX_CLUSTER];
 static Hopper *own() { return &hopper[B->rank]; }
 // What lies in another block where `p` does in this one.
@@ -48,6 +50,10 @@ template <class T> static T *in_block(T *p, const Block &b) { return (T *)(b.sme
 
 // ---- generic proxy against async proxy --------------------------------------------------------------------------
 static void shared_store(const void *p, uint32_t bytes) {
+  for (uint32_t w = shared_offset(p) / 4; w <= (shared_offset(p) + bytes - 1) / 4; w++) {
+    PD_RULE(own()->read[w] <= own()->met[B->current], PDEMU_FAILED, "stored over what another block of the cluster may still read");
+    own()->stored[w] = own()->meeting[B->current];
+  }
   for (uint32_t c = shared_offset(p) / 16; c <= (shared_offset(p) + bytes - 1) / 16; c++)
     if (own()->dirty[c] != B->current + 1) own()->dirty[c] = (uint16_t)(B->current + 1), own()->dirty_of[B->current].push_back(c);
 }
@@ -86,10 +92,11 @@ static void mbar_arrive(MBarrier *m, int site) {
 }
 
 // ---- TMA --------------------------------------------------------------------------------------------------------
-static const pdemu_tensor_map *tensor_map(const pd_tmap *t, int rank, int site) {
+static const pdemu_tensor_map *tensor_map(const pd_tmap *t, int rank, int site, bool pixels = false) {
   const pdemu_tensor_map *m = (const pdemu_tensor_map *)t;
   PD_RULE((uint64_t)t % 64 == 0 && m->magic == PDEMU_TENSOR_MAP, PDEMU_FAILED, "not a tensor map at line %d", site);
   PD_RULE(m->rank == rank, PDEMU_FAILED, "tensor map of rank %d used as rank %d at line %d", m->rank, rank, site);
+  PD_RULE(pixels == (m->steps[0] > 0), PDEMU_FAILED, "a tensor map of the other mode (tile, im2col) at line %d", site);
   return m;
 }
 static uint32_t box_bytes(const pdemu_tensor_map *m) {
@@ -104,16 +111,42 @@ static void round_to_tf32(unsigned char *s) {
   if ((x & 0x7f800000u) != 0x7f800000u) x = (x + 0xfffu + (x >> 13 & 1)) & 0xffffe000u;
   memcpy(s, &x, 4);
 }
+// Where the element that comes next is in the tensor: in a box, or a channel of the next pixel of a column.
+struct Walk {
+  const Bulk &q;
+  int64_t at[5];
+  uint32_t channel = 0;
+  explicit Walk(const Bulk &of) : q(of) { std::copy(q.at, q.at + 5, at); }
+  int64_t coordinate(uint32_t i, uint32_t d) const {
+    const pdemu_tensor_map *m = q.map;
+    if (m->steps[0]) return at[d] + (d == 0 ? (int64_t)channel : d + 1u < m->rank ? q.tap[d - 1] : 0);
+    for (uint32_t k = 0; k < d; k++) i /= m->box[k];
+    return at[d] + i % m->box[d];
+  }
+  // Past the last channel of a pixel: the next one in the bounding box, in the next image behind the last one.
+  void next() {
+    const pdemu_tensor_map *m = q.map;
+    if (!m->steps[0] || ++channel < m->box[0]) return;
+    channel = 0;
+    for (int d = 1; d + 1 < m->rank; d++) {
+      at[d] += m->steps[d - 1];
+      if (at[d] < (int64_t)m->dims[d] + m->upper[d - 1]) return;
+      at[d] = m->lower[d - 1];
+    }
+    at[m->rank - 1]++;
+  }
+};
 // Moves a box element by element: into shared memory with zeros outside the tensor, or out of it, clipped. On the way
 // in a map of type tf32 rounds.
 static void move_box(const Bulk &q, bool load) {
   const pdemu_tensor_map *m = q.map;
   uint32_t e = m->element_bytes, n = box_bytes(m) / e, start = shared_offset(q.shared);
-  for (uint32_t i = 0; i < n; i++) {
+  Walk walk(q);
+  for (uint32_t i = 0; i < n; i++, walk.next()) {
     uint64_t address = m->base;
     bool inside = true;
-    for (uint32_t d = 0, rest = i; d < m->rank; rest /= m->box[d], d++) {
-      int64_t x = (int64_t)q.at[d] + rest % m->box[d];
+    for (uint32_t d = 0; d < m->rank; d++) {
+      int64_t x = walk.coordinate(i, d);
       inside &= x >= 0 && x < (int64_t)m->dims[d];
       address += (uint64_t)(x * (d ? (int64_t)m->strides[d - 1] : e));
     }
@@ -128,17 +161,34 @@ static void move_box(const Bulk &q, bool load) {
     if (!load && inside) memcpy((void *)address, s, e);
   }
 }
-// A copy to the same place in all blocks of a mask, this one alone if the mask is 0.
-static void issue_load(void *s, const pd_tmap *t, int rank, const int *at, uint64_t *bar, int mask, int site) {
-  const pdemu_tensor_map *m = tensor_map(t, rank, site);
+// The manual does not say what becomes of a column that does not begin at a pixel of the walk (in the bounding box, a
+// whole number of steps from its lower corner), nor of offsets beyond their bits. Both are refused.
+static void check_column(const pdemu_tensor_map *m, const int *at, const int *tap, int site) {
+  static const int bits[] = {16, 8, 5};
+  for (int d = 1; d + 1 < m->rank; d++) {
+    int64_t low = m->lower[d - 1], high = (int64_t)m->dims[d] + m->upper[d - 1];
+    PD_RULE(at[d] >= low && at[d] < high, PDEMU_FAILED, "a column of pixels at line %d begins at %d of dim %d, outside its bounding box from %d to %d",
+            site, at[d], d, (int)low, (int)high - 1);
+    PD_RULE((at[d] - low) % m->steps[d - 1] == 0, PDEMU_FAILED, "a column of pixels at line %d begins at %d of dim %d, between the steps of %d from %d on",
+            site, at[d], d, m->steps[d - 1], (int)low);
+    PD_RULE(tap[d - 1] >= 0 && tap[d - 1] < 1 << bits[m->rank - 3], PDEMU_FAILED, "the offset %d of dim %d at line %d has more than %d bits",
+            tap[d - 1], d, site, bits[m->rank - 3]);
+  }
+}
+// A copy to the same place in all blocks of a mask, this one alone if the mask is 0. `tap`: in im2col mode.
+static void issue_load(void *s, const pd_tmap *t, int rank, const int *at, uint64_t *bar, int mask, int site, const int *tap = nullptr) {
+  const pdemu_tensor_map *m = tensor_map(t, rank, site, tap != nullptr);
+  if (tap) check_column(m, at, tap, site);
   uint32_t bytes = box_bytes(m);
+  check_begun(site);
   check_shared(s, bytes, m->swizzle ? 1024 : 128, site);
   mask = mask ? mask : 1 << B->rank;
   for (int block = 0; mask >> block; block++)
     if (mask >> block & 1) {
-      Bulk q = {m, nullptr, {0}, B->current, 0, mbarrier_of(bar, block, true, site), {}, nullptr};
+      Bulk q = {m, nullptr, {0}, B->current, 0, mbarrier_of(bar, block, true, site), {}, nullptr, {0}};
       q.to = &cluster[(size_t)block], q.shared = in_block((unsigned char *)s, *q.to);
       std::copy(at, at + rank, q.at);
+      if (tap) std::copy(tap, tap + rank - 2, q.tap);
       for (const Bulk &o : loads)
         PD_RULE(q.shared + bytes <= o.shared || o.shared + box_bytes(o.map) <= q.shared, PDEMU_FAILED,
                 "TMA at line %d overwrites what another copy still writes", site);
@@ -160,10 +210,11 @@ static bool land_one_load() {
 }
 static void issue_store(const pd_tmap *t, const void *s, int rank, const int *at, int site) {
   const pdemu_tensor_map *m = tensor_map(t, rank, site);
+  check_begun(site);
   check_shared(s, box_bytes(m), m->swizzle ? 1024 : 128, site);
   for (uint32_t o = 0; o < box_bytes(m); o += 16) check_fenced(shared_offset(s) + o, "TMA store", site);
   const unsigned char *p = (const unsigned char *)s;
-  Bulk q = {m, (unsigned char *)s, {0}, B->current, own()->store_groups[B->current], nullptr, {p, p + box_bytes(m)}, B};
+  Bulk q = {m, (unsigned char *)s, {0}, B->current, own()->store_groups[B->current], nullptr, {p, p + box_bytes(m)}, B, {0}};
   std::copy(at, at + rank, q.at);
   own()->stores.push_back(q);
   count(PDEMU_TMA);
@@ -313,6 +364,7 @@ static void hopper_reset() {
   meetings = 0, arrived = 0;
   loads.clear(), own()->stores.clear();
   own()->dirty.assign(B->smem_bytes / 16 + 1, 0);
+  own()->stored.assign(B->smem_bytes / 4 + 1, 0), own()->read.assign(B->smem_bytes / 4 + 1, 0);
   for (Warpgroup &w : own()->groups) {
     w.products.clear(), w.groups = 0, w.meeting.arrived = 0;
     for (Accumulator &x : w.acc) x.pending = 0;
@@ -351,6 +403,25 @@ PD_DEV void pd_cluster_wait(PD_SITE) {
   while (meetings < own()->meeting[B->current]) wait("cluster barrier", site);
 }
 PD_DEV void pd_cluster_start(PD_SITE) { pd_cluster_arrive(site), pd_cluster_wait(site); }
+template <int N, class R> PD_DEV void pd_lds_wide_at(R *r, const void *p, int block, PD_SITE) {
+  using namespace pdemu;
+  PD_RULE(block >= 0 && block < (int)cluster.size(), PDEMU_FAILED, "block %d of a cluster of %d at line %d", block, (int)cluster.size(), site);
+  check_shared(p, N * 4, N * 4, site);
+  const Block &there = cluster[(size_t)block];
+  Hopper &of = hopper[block];
+  PD_RULE(there.live == there.threads, PDEMU_FAILED, "shared memory of block %d of the cluster, which has left, used at line %d", block, site);
+  for (uint32_t w = shared_offset(p) / 4; w < shared_offset(p) / 4 + N; w++) {
+    PD_RULE(of.stored[w] < own()->met[B->current], PDEMU_FAILED, "read at line %d from block %d, with no barrier of the cluster behind the store", site, block);
+    of.read[w] = std::max(of.read[w], own()->meeting[B->current] + 1);
+  }
+  note(true, shared_offset(p), N * 4, site);
+  memcpy(r, in_block((unsigned char *)p, there), N * 4);
+}
+template <class T> PD_DEV T pd_lds_at(const T *p, int block, PD_SITE) {
+  T v;
+  pd_lds_wide_at<1>(&v, p, block, site);
+  return v;
+}
 PD_DEV uint32_t pd_saddr(const void *p) { return pdemu::shared_offset(p); }
 PD_DEV void pd_mbar_init(uint64_t *b, int arrivals, PD_SITE) {
   pdemu::check_shared(b, 8, 8, site);
@@ -398,6 +469,18 @@ PD_TMA_LOAD(3, (int x, int y, int z), (x, y, z))
 PD_TMA_LOAD(4, (int x, int y, int z, int w), (x, y, z, w))
 #undef PD_TMA_LOAD
 #undef PD_ARGS
+PD_DEV void pd_tma_pixels_3d(void *s, const pd_tmap *t, int c, int w, int n, int kw, uint64_t *bar, PD_SITE) {
+  const int at[] = {c, w, n}, tap[] = {kw};
+  pdemu::issue_load(s, t, 3, at, bar, 0, site, tap);
+}
+PD_DEV void pd_tma_pixels_4d(void *s, const pd_tmap *t, int c, int w, int h, int n, int kw, int kh, uint64_t *bar, PD_SITE) {
+  const int at[] = {c, w, h, n}, tap[] = {kw, kh};
+  pdemu::issue_load(s, t, 4, at, bar, 0, site, tap);
+}
+PD_DEV void pd_tma_pixels_5d(void *s, const pd_tmap *t, int c, int w, int h, int d, int n, int kw, int kh, int kd, uint64_t *bar, PD_SITE) {
+  const int at[] = {c, w, h, d, n}, tap[] = {kw, kh, kd};
+  pdemu::issue_load(s, t, 5, at, bar, 0, site, tap);
+}
 PD_DEV void pd_tma_store_2d(const pd_tmap *t, const void *s, int x, int y, PD_SITE) {
   int at[] = {x, y};
   pdemu::issue_store(t, s, 2, at, site);
@@ -413,7 +496,9 @@ PD_DEV void pd_tma_store_4d(const pd_tmap *t, const void *s, int x, int y, int z
 PD_DEV void pd_tma_store_commit() { pdemu::own()->store_groups[pdemu::B->current]++; }
 template <int N> PD_DEV void pd_tma_store_wait_read(PD_SITE) { pdemu::retire_stores(N, site); }
 template <int N> PD_DEV void pd_tma_store_wait(PD_SITE) { pdemu::retire_stores(N, site); }
-PD_DEV void pd_tma_prefetch(const pd_tmap *) {}
+PD_DEV void pd_tma_prefetch(const pd_tmap *t, PD_SITE) {
+  PD_RULE(((const pdemu_tensor_map *)t)->magic == PDEMU_TENSOR_MAP, PDEMU_FAILED, "not a tensor map at line %d", site);
+}
 PD_DEV void pd_fence_proxy_async() {
   using namespace pdemu;
   for (uint32_t c : own()->dirty_of[B->current])

@@ -43,6 +43,25 @@ PD_DEV void pd_cluster_arrive() { asm volatile("barrier.cluster.arrive.release;"
 PD_DEV void pd_cluster_wait() { asm volatile("barrier.cluster.wait.acquire;" ::: "memory"); }
 // Both halves behind the fence of mbarriers, which orders what they need.
 PD_DEV void pd_cluster_start() { asm volatile("barrier.cluster.arrive.relaxed;\nbarrier.cluster.wait.acquire;" ::: "memory"); }
+// N neighbours of 4 bytes that lie in that block where `p` is here: stored before both blocks' threads arrived at a
+// barrier of the cluster that has been waited for. No block leaves before its memory has been read.
+template <int N, class R> PD_DEV void pd_lds_wide_at(R *r, const void *p, int block) {
+  static_assert(sizeof(R) == 4 && (N == 1 || N == 2 || N == 4), "float or int32_t");
+  uint32_t w[N], at;
+  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(at) : "r"(pd_saddr(p)), "r"(block));
+  if constexpr (N == 4)
+    asm volatile("ld.shared::cluster.v4.b32 {%0, %1, %2, %3}, [%4];" : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3]) : "r"(at) : "memory");
+  else if constexpr (N == 2)
+    asm volatile("ld.shared::cluster.v2.b32 {%0, %1}, [%2];" : "=r"(w[0]), "=r"(w[1]) : "r"(at) : "memory");
+  else
+    asm volatile("ld.shared::cluster.b32 %0, [%1];" : "=r"(w[0]) : "r"(at) : "memory");
+  PD_UNROLL for (int e = 0; e < N; e++) r[e] = pd_element((const R *)0, w, e);
+}
+template <class T> PD_DEV T pd_lds_at(const T *p, int block) {
+  T v;
+  pd_lds_wide_at<1>(&v, p, block);
+  return v;
+}
 // An arrival at the barrier of that block. It orders no plain stores: it says that what TMA wrote has been read.
 PD_DEV void pd_mbar_arrive_at(uint64_t *b, int block) {
   asm volatile("{\n.reg .b32 r;\nmapa.shared::cluster.u32 r, %0, %1;\nmbarrier.arrive.shared::cluster.b64 _, [r];\n}" ::"r"(pd_saddr(b)),
@@ -77,6 +96,23 @@ PD_DEV void pd_tma_load_3d_to(void *s, const pd_tmap *t, int x, int y, int z, ui
 PD_DEV void pd_tma_load_4d_to(void *s, const pd_tmap *t, int x, int y, int z, int w, uint64_t *bar, int blocks) {
   asm volatile(PD_TMA_LOAD_TO("4d") "[%0], [%1, {%2, %3, %4, %5}], [%6], %7;" ::"r"(pd_saddr(s)), "l"(t), "r"(x), "r"(y),
                "r"(z), "r"(w), "r"(pd_saddr(bar)), "h"((uint16_t)blocks) : "memory");
+}
+// In im2col mode: a column of pixels of an image that lies channels last, from the first one at (w, h, ..., n) on. Pixels
+// follow each other along w, h, ..., n at the map's steps, through the map's bounding box and image after image; the
+// offsets of the tap are added to each. What lies outside the tensor comes as zeros.
+#define PD_TMA_PIXELS(rank) "cp.async.bulk.tensor." rank ".shared::cluster.global.im2col.mbarrier::complete_tx::bytes "
+PD_DEV void pd_tma_pixels_3d(void *s, const pd_tmap *t, int c, int w, int n, int kw, uint64_t *bar) {
+  asm volatile(PD_TMA_PIXELS("3d") "[%0], [%1, {%2, %3, %4}], [%5], {%6};" ::"r"(pd_saddr(s)), "l"(t), "r"(c), "r"(w),
+               "r"(n), "r"(pd_saddr(bar)), "h"((uint16_t)kw) : "memory");
+}
+PD_DEV void pd_tma_pixels_4d(void *s, const pd_tmap *t, int c, int w, int h, int n, int kw, int kh, uint64_t *bar) {
+  asm volatile(PD_TMA_PIXELS("4d") "[%0], [%1, {%2, %3, %4, %5}], [%6], {%7, %8};" ::"r"(pd_saddr(s)), "l"(t), "r"(c),
+               "r"(w), "r"(h), "r"(n), "r"(pd_saddr(bar)), "h"((uint16_t)kw), "h"((uint16_t)kh) : "memory");
+}
+PD_DEV void pd_tma_pixels_5d(void *s, const pd_tmap *t, int c, int w, int h, int d, int n, int kw, int kh, int kd, uint64_t *bar) {
+  asm volatile(PD_TMA_PIXELS("5d") "[%0], [%1, {%2, %3, %4, %5, %6}], [%7], {%8, %9, %10};" ::"r"(pd_saddr(s)), "l"(t),
+               "r"(c), "r"(w), "r"(h), "r"(d), "r"(n), "r"(pd_saddr(bar)), "h"((uint16_t)kw), "h"((uint16_t)kh),
+               "h"((uint16_t)kd) : "memory");
 }
 // Stores are grouped per thread like cp.async. Between plain shared stores and a TMA store: every storing thread
 // calls pd_fence_proxy_async, then a barrier. Wait_read: shared memory may be reused; wait: the data is written.

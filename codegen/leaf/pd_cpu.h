@@ -196,15 +196,17 @@ PD_INLINE vf32 vloadg_f32(const f32 *b, i64 i, vb c) {
   return v;
 }
 #endif
+static const u64 pd_every[] __attribute__((unused)) = {0, 0xffff, 0x5555555555555555, 0x9249249249249249, 0x1111111111111111};
 /* the same of elements s apart */
 PD_INLINE vf32 vloadgs_f32(const f32 *b, i64 i, i64 s, vb c) {
 #if defined(__AVX512DQ__) && defined(__BMI2__) && PD_W == 16 && !defined(__clang__)
-  if (s == 2) {
-    const vi32 l = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-    u32 m = __builtin_ia32_pdep_si((u32)__builtin_ia32_cvtd2mask512(c), 0x55555555u);
-    vf32 low = (vf32)__builtin_ia32_loadups512_mask(b + i, (vf32){0}, (unsigned short)m);
-    vf32 high = (vf32)__builtin_ia32_loadups512_mask(b + i + 16, (vf32){0}, (unsigned short)(m >> 16));
-    return __builtin_shuffle(low, high, l * 2);
+  if (s > 1 && s <= 4) {
+    const vi32 e = (vi32){0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15} * (i32)s, left = e < 32;
+    u64 m = __builtin_ia32_pdep_di((unsigned short)__builtin_ia32_cvtd2mask512(c), pd_every[s]);
+    vf32 part[4] = {{0}};
+    for (int k = 0; k < s; ++k) part[k] = (vf32)__builtin_ia32_loadups512_mask(b + i + 16 * k, part[k], (unsigned short)(m >> 16 * k));
+    vf32 low = __builtin_shuffle(part[0], part[1], e), high = __builtin_shuffle(part[2], part[3], e);
+    return s == 2 ? low : (vf32)((left & (vi32)low) | (~left & (vi32)high));
   }
 #endif
   vf32 v = {0};

@@ -23,6 +23,7 @@ static __attribute__((noinline, unused)) hu16 pdc_hload_u16(const u16 *b, i64 i,
 #define hloads_u16(b, i, s, n) pdc_hload_u16(b, i, s, n, #b)
 #define vload_u16(b, i) pdc_vload_u16(b, i, 1, PD_W, #b)
 #define vloadg_u16(b, i, c) pdc_vloadg_u16(b, i, 1, c, #b)
+#define vloadgs_u16(b, i, s, c) pdc_vloadg_u16(b, i, s, c, #b)
 #define vloadm_u16(b, i, n) pdc_vload_u16(b, i, 1, n, #b)
 #define vloads_u16(b, i, s, n) pdc_vload_u16(b, i, s, n, #b)
 #define vstore_u16(b, i, v) pdc_vstore_u16(b, i, 1, v, PD_W, #b)
@@ -36,7 +37,7 @@ PD_INLINE hu16 hloads_u16(const u16 *b, i64 i, i64 s, i64 n) {
   for (i64 l = 0; l < PD_W / 2; ++l) if (l < n) v[l] = b[i + l * s];
   return v;
 }
-#if defined(__AVX512BW__) && defined(__AVX512VL__) && defined(__AVX512DQ__) && PD_W == 16 && !defined(__clang__)
+#if defined(__AVX512BW__) && defined(__AVX512VL__) && defined(__AVX512DQ__) && defined(__BMI2__) && PD_W == 16 && !defined(__clang__)
 typedef short pd_halves16 __attribute__((vector_size(32)));
 typedef short pd_halves8 __attribute__((vector_size(16)));
 PD_INLINE vu16 vloadm_u16(const u16 *b, i64 i, i64 n) {
@@ -49,17 +50,42 @@ PD_INLINE vu16 vloadg_u16(const u16 *b, i64 i, vb c) {
   unsigned short m = (unsigned short)__builtin_ia32_cvtd2mask512(c);
   return (vu16)__builtin_ia32_loaddquhi256_mask((const pd_halves16 *)(b + i), (pd_halves16){0}, m);
 }
+/* elements s apart, from 1 to 4, of those lanes: out of one or two whole vectors */
+PD_INLINE vu16 pd_apart_u16(const u16 *b, i64 i, i64 s, u32 lanes) {
+  typedef short pd_words __attribute__((vector_size(64)));
+  typedef u16 pd_places __attribute__((vector_size(64)));
+  u64 m = __builtin_ia32_pdep_di(lanes, pd_every[s]);
+  pd_words low = __builtin_ia32_loaddquhi512_mask((const pd_words *)(b + i), (pd_words){0}, (u32)m), high = {0};
+  if (s > 2) high = __builtin_ia32_loaddquhi512_mask((const pd_words *)(b + i + 32), high, (u32)(m >> 32));
+  pd_places at;
+  for (int l = 0; l < 32; ++l) at[l] = (u16)(l % 16 * s);
+  pd_words x = __builtin_shuffle(low, high, (pd_words)at);
+  vu16 v;
+  memcpy(&v, &x, sizeof v);
+  return v;
+}
+PD_INLINE vu16 vunzip_u16(const u16 *b, i64 i, i64 s, i64 n) {
+  return s > 0 && s <= 4 ? pd_apart_u16(b, i, s, pd_lanes(n)) : vloads_u16(b, i, s, n);
+}
+#define vloads_u16 vunzip_u16
+PD_INLINE vu16 vloadgs_u16(const u16 *b, i64 i, i64 s, vb c) {
+  vu16 v = {0};
+  if (s > 0 && s <= 4) return pd_apart_u16(b, i, s, (unsigned short)__builtin_ia32_cvtd2mask512(c));
+  for (i64 l = 0; l < PD_W; ++l) if (c[l]) v[l] = b[i + l * s];
+  return v;
+}
 PD_INLINE hu16 hloadm_u16(const u16 *b, i64 i, i64 n) {
   unsigned char m = (unsigned char)((1u << PD_MAX(PD_MIN(n, 8), 0)) - 1u);
   return (hu16)__builtin_ia32_loaddquhi128_mask((const pd_halves8 *)(b + i), (pd_halves8){0}, m);
 }
 #else
 PD_MASKED(u16, vu16)
-PD_INLINE vu16 vloadg_u16(const u16 *b, i64 i, vb c) {
+PD_INLINE vu16 vloadgs_u16(const u16 *b, i64 i, i64 s, vb c) {
   vu16 v = {0};
-  for (i64 l = 0; l < PD_W; ++l) if (c[l]) v[l] = b[i + l];
+  for (i64 l = 0; l < PD_W; ++l) if (c[l]) v[l] = b[i + l * s];
   return v;
 }
+PD_INLINE vu16 vloadg_u16(const u16 *b, i64 i, vb c) { return vloadgs_u16(b, i, 1, c); }
 PD_INLINE hu16 hloadm_u16(const u16 *b, i64 i, i64 n) { return hloads_u16(b, i, 1, n); }
 #endif
 #endif
@@ -235,6 +261,7 @@ PD_INLINE vf32 pd_dot2_bf16_add_vf32(vf32 s, vi32 a, vi32 b) { return s + pd_dot
 #define vloadm_f16(b, i, n) vwide_f16(vloadm_u16(b, i, n))
 #define vloads_f16(b, i, s, n) vwide_f16(vloads_u16(b, i, s, n))
 #define vloadg_f16(b, i, c) vwide_f16(vloadg_u16(b, i, c))
+#define vloadgs_f16(b, i, s, c) vwide_f16(vloadgs_u16(b, i, s, c))
 #define hload_f16(b, i) hwide_f16(hload_u16(b, i))
 #define hloadm_f16(b, i, n) hwide_f16(hloadm_u16(b, i, n))
 #define hloads_f16(b, i, s, n) hwide_f16(hloads_u16(b, i, s, n))
@@ -245,6 +272,7 @@ PD_INLINE vf32 pd_dot2_bf16_add_vf32(vf32 s, vi32 a, vi32 b) { return s + pd_dot
 #define vloadm_bf16(b, i, n) vwide_bf16(vloadm_u16(b, i, n))
 #define vloads_bf16(b, i, s, n) vwide_bf16(vloads_u16(b, i, s, n))
 #define vloadg_bf16(b, i, c) vwide_bf16(vloadg_u16(b, i, c))
+#define vloadgs_bf16(b, i, s, c) vwide_bf16(vloadgs_u16(b, i, s, c))
 #define hload_bf16(b, i) hwide_bf16(hload_u16(b, i))
 #define hloadm_bf16(b, i, n) hwide_bf16(hloadm_u16(b, i, n))
 #define hloads_bf16(b, i, s, n) hwide_bf16(hloads_u16(b, i, s, n))

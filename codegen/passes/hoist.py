@@ -11,6 +11,7 @@ from polydyn.codegen.indices import map_node_indices, mentions, node_indices
 from polydyn.codegen.ir import (
     Between,
     Body,
+    Call,
     Compare,
     Def,
     FlatLoad,
@@ -156,6 +157,35 @@ def divide_before(body: Body, prefix: str) -> Body:
     """
     body, divisions = _taken_out(body, _by_sizes, prefix, {})
     return _named_before(divisions, body)
+
+
+def hoist_rows(body: Body, prefix: str) -> Body:
+    """What a body that runs often computes of rows outside of it comes before it: costly floor divisions that depend on
+    no name that it binds, and the parts of its calls' addresses and conditions that hold them.
+    """
+    inner = {x.var for x in walk(body) if isinstance(x, (For, Let))}
+    body, divisions = _taken_out(body, costly_divisions, f"{prefix}q_", {})
+    quotients, sums = {name for name, _ in divisions}, dict[Index, str]()
+
+    def named(i: Index) -> Index:
+        fixed = Index({m: c for m, c in i.terms.items() if m and inner.isdisjoint(Index({m: 1}).symbols())})
+        if len(fixed.terms) < 2 or quotients.isdisjoint(fixed.symbols()):
+            return i
+        return i - fixed + sums.setdefault(fixed, f"{prefix}{len(sums)}")
+
+    body = rewrite(body, lambda n: map_node_indices(n, named) if isinstance(n, Call) else n)
+    return _named_before([*divisions, *((name, i) for i, name in sums.items())], body)
+
+
+def costly_divisions(i: Index) -> Iterator[Atom]:
+    """Floor divisions by what is no power of two, which hold no others of them."""
+    for a in i.atoms():
+        if isinstance(a, Atom):
+            inner = [x for arg in a.args for x in costly_divisions(arg)]
+            yield from inner
+            n = a.args[1].constant if a.kind == "floordiv" else 1
+            if (n is None or n & (n - 1)) and not inner:
+                yield a
 
 
 def _taken_out(

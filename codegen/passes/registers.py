@@ -31,6 +31,7 @@ from polydyn.codegen.ir import (
 from polydyn.schedules.errors import CodegenError
 from polydyn.schedules.expr import Value, neutral
 from polydyn.schedules.index import ZERO, Index
+from polydyn.schedules.lanes import FLOAT_LANES
 
 Copies: TypeAlias = "dict[tuple[int, Index], tuple[Body, Body]]"
 """(identity of a loop's body, value of its variable) -> (the body, its copy for the value)."""
@@ -117,8 +118,8 @@ def keep_loads(body: Body) -> Body:
     """Vectors that are loaded into registers stay there: a compiler may think that to load them again costs nothing."""
 
     def f(n: Node) -> Node:
-        whole = isinstance(n, Def) and isinstance(n.value, FlatLoad) and n.value.dtype == "float32" and n.lanes > 1
-        return replace(n, value=Apply("float32", "vkeep_f32", (n.value,))) if isinstance(n, Def) and whole else n
+        whole = isinstance(n, Def) and isinstance(n.value, FlatLoad) and n.value.dtype in FLOAT_LANES and n.lanes > 1
+        return replace(n, value=Apply(n.value.dtype, "vkeep_f32", (n.value,))) if isinstance(n, Def) and whole else n
 
     return rewrite(body, f)
 

@@ -9,6 +9,7 @@ from functools import reduce
 from polydyn.codegen.ir import Apply, Between, FlatLoad
 from polydyn.schedules.expr import Value, op
 from polydyn.schedules.index import ONE, ZERO, Index, minimum
+from polydyn.schedules.lanes import FLOAT_LANES
 
 V = Index.of
 
@@ -20,7 +21,7 @@ def unzip(loads: Iterable[FlatLoad]) -> dict[FlatLoad, Value]:
     the first to the last element that one of the two reads: between two elements of a buffer lie others of it, so
     nothing outside of it is touched. All loads must be made at the same place.
     """
-    apart = {v.address: v for v in loads if v.lanes > 1 and v.stride == 2 and v.dtype == "float32"}
+    apart = {v.address: v for v in loads if v.lanes > 1 and v.stride == 2 and v.dtype in FLOAT_LANES}
     left = {(v.buffer, i): v for i, v in sorted(apart.items(), key=lambda x: x[0].terms.get((), 0))}
     out: dict[FlatLoad, Value] = {}
     while left:

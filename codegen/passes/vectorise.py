@@ -42,13 +42,11 @@ from polydyn.codegen.passes.announce import ANNOUNCE
 from polydyn.schedules.errors import CodegenError, Declined
 from polydyn.schedules.expr import C_FUNCTIONS, REDUCTIONS, Const, FromIndex, Op, Value, cast, const, neutral, op
 from polydyn.schedules.index import ONE, ZERO, Atom, Index, maximum, minimum
-from polydyn.schedules.lanes import RAMP_DTYPES, VECTOR_DTYPES, lane_stride
+from polydyn.schedules.lanes import FLOAT_LANES, RAMP_DTYPES, VECTOR_DTYPES, lane_stride
 
 ACCUMULATED = ("float32", "int32", "int64", "float16", "bfloat16")
 GUARDED = ("float32", "uint8", "int8", "float16", "bfloat16")
 """What may be loaded in some lanes only."""
-STRIDED = ("float32", "uint8", "int8")
-"""And some elements apart."""
 PARAMETERS = ("uint8", "int8")
 """The first byte of a tensor is a zero point: it is there, and may be loaded whatever a guard says."""
 
@@ -103,7 +101,7 @@ class _Lanes:
 
     def _spread(self, v: FlatLoad) -> Value | None:
         """A load whose lanes read the first one of their group of m: consecutive elements, spread over the groups."""
-        for m in (2, 4, 8) if v.dtype == "float32" and not v.guard else ():
+        for m in (2, 4, 8) if v.dtype in FLOAT_LANES and not v.guard else ():
             group = Index.of(self.var) // m
             found = lane_stride(v.address - group * m, self.var, self.start, self.width)
             if found is None or found[0] != ZERO or self.width % m:
@@ -202,8 +200,7 @@ def _guarded(v: Op) -> Value:
                 return x
             if x.lanes == 1 and x.dtype in PARAMETERS and x.address == ZERO:
                 return x
-            strided = x.stride != 1 and (x.stride.constant is None or x.dtype not in STRIDED)
-            if x.lanes == 1 or strided or x.dtype not in GUARDED:
+            if x.lanes == 1 or x.stride.constant is None or x.dtype not in GUARDED:
                 raise _NoVectorsError("a guarded load of that stride cannot be speculated in vector lanes")
             if isinstance(guard, Between) and x.mask is not None and x.guard is None:  # one range instead of two
                 return replace(x, mask=None, guard=replace(guard, high=minimum(guard.high, x.mask)))
@@ -212,7 +209,8 @@ def _guarded(v: Op) -> Value:
         return f
 
     then = map_value(then, under(inside))
-    if isinstance(then, FlatLoad) and orelse == const(0, v.dtype):
+    loaded = then.args[0] if isinstance(then, Op) and then.name == "cast" else then
+    if isinstance(loaded, FlatLoad) and orelse == const(0, v.dtype):
         return then  # lanes that are not loaded are 0
     if _loads(orelse):
         orelse = map_value(orelse, under(Op("bool", "not", (inside,))))

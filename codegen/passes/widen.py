@@ -2,11 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from dataclasses import replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
 
-from polydyn.codegen.ir import Alloc, Body, Call, Def, FlatLoad, For, Node, Pointer, Set, Store
-from polydyn.schedules.expr import ITEMSIZE, WIDENED, Op, Value
+from polydyn.codegen.ir import (
+    Alloc,
+    Body,
+    Call,
+    Compare,
+    Def,
+    FlatLoad,
+    For,
+    If,
+    Node,
+    Pointer,
+    Reg,
+    Set,
+    Store,
+    Undefined,
+    walk,
+)
+from polydyn.codegen.passes.hoist import comparison
+from polydyn.schedules.expr import FLOATS, ITEMSIZE, WIDENED, Const, Op, Value, conjuncts
 from polydyn.schedules.index import ONE, ZERO, Atom, Index
 
 Multiples = tuple[tuple[Index, int], ...]
@@ -40,9 +58,10 @@ def widen(
 ) -> tuple[Body, Multiples] | None:
     """``for var in [0, lanes): body`` with wide accesses, and what must be multiples of ``lanes`` for them.
 
-    ``body``: registers and stores only. ``buffers``: those in global memory, with their dtypes; ``iterators``: symbols
-    other than parameters, which addresses may use in any multiple. Loads of unit stride whose alignment can be said
-    become wide, unless a guard may keep them from happening. None when a store cannot become wide.
+    ``body``: registers, stores, and loops around them, through which every lane has registers of its own. ``buffers``:
+    those in global memory, with their dtypes; ``iterators``: symbols other than parameters, which addresses may use in
+    any multiple. Loads of unit stride whose alignment can be said become wide; one under a guard only where the guard
+    is that of all lanes, and what stands for it outside is a number. None when a store cannot become wide.
     """
     return _Widening(var, lanes, buffers, iterators).build(body)
 
@@ -53,27 +72,77 @@ def stored_value(v: Value) -> Value:
     return v.args[0] if rounds and isinstance(v, Op) and v.args[0].dtype == "float32" else v
 
 
+@dataclass(frozen=True)
+class _Source:
+    """Neighbours in memory, from an address on; under ``guard`` only, elsewhere ``other``."""
+
+    buffer: str
+    first: Index
+    guard: tuple[Compare, ...] = ()
+    other: Const | None = None
+
+
 class _Widening:
     def __init__(self, var: str, lanes: int, buffers: Mapping[str, str], iterators: Collection[str]) -> None:
-        self.var, self.lanes, self.buffers, self.iterators = var, lanes, buffers, iterators
+        self.var, self.lanes, self.buffers, self.iterators = var, lanes, buffers, set(iterators)
         self.requirements: dict[tuple[Index, int], None] = {}
-        self.loads: dict[tuple[str, Index], str] = {}
+        self.loads: dict[_Source, str] = {}
         self.stores: dict[tuple[str, Index], str] = {}
+        self.own: dict[str, str] = {}
+        """Registers that live longer than a loop over lanes: arrays of them, with their dtypes."""
 
     def build(self, body: Body) -> tuple[Body, Multiples] | None:
-        if not all(isinstance(n, (Def, Set, Store)) for n in body):
+        nodes = list(walk(body))
+        if not all(isinstance(n, (Def, Set, Store, For)) for n in nodes):
             return None
-        nodes = tuple(map(self._node, body))
+        if any(isinstance(n, For) for n in nodes):
+            self.own = {n.reg: n.value.dtype for n in nodes if isinstance(n, Def)}
+        out = self._nodes(body)
+        if out is None:
+            return None
+        for reg, dtype in self.own.items():
+            out = (Alloc(reg, dtype, Index.of(self.lanes), "register", out),)
+        return out, tuple(self.requirements)
+
+    def _nodes(self, body: Body) -> Body | None:
+        """The body with its loops kept, and a loop over lanes for each run of other statements."""
+        out: Body = ()
+        for loop, part in groupby(body, lambda n: isinstance(n, For)):
+            for run in ([n] for n in part) if loop else [list(part)]:
+                made = self._loop(run[0]) if isinstance(run[0], For) else self._run(run)
+                if made is None:
+                    return None
+                out += made
+        return out
+
+    def _loop(self, n: For) -> Body | None:
+        if self.var in n.lo.symbols() | n.hi.symbols():
+            return None
+        self.iterators.add(n.var)
+        body = self._nodes(n.body)
+        return None if body is None else (replace(n, body=body),)
+
+    def _run(self, run: Sequence[Node]) -> Body | None:
+        self.loads, self.stores = {}, {}
+        nodes = tuple(n for n in map(self._node, run) if n is not None)
         if any(isinstance(n, Store) and n.buffer in self.buffers for n in nodes):
             return None
         out: Body = (
-            *(self._move("pd_ldg_wide", r, b, a, True) for (b, a), r in self.loads.items()),
+            *(self._load(r, x) for x, r in self.loads.items()),
             For(self.var, ZERO, Index.of(self.lanes), nodes, "unroll"),
             *(self._move("pd_stg_wide", r, b, a, False) for (b, a), r in self.stores.items()),
         )
-        for (b, _), r in (*self.loads.items(), *self.stores.items()):
+        names = [*((r, x.buffer) for x, r in self.loads.items()), *((r, b) for (b, _), r in self.stores.items())]
+        for r, b in names:
             out = (Alloc(r, self.buffers[b], Index.of(self.lanes), "register", out),)
-        return out, tuple(self.requirements)
+        return out
+
+    def _load(self, register: str, x: _Source) -> Node:
+        move = self._move("pd_ldg_wide", register, x.buffer, x.first, True)
+        if x.other is None:
+            return move
+        outside = For(self.var, ZERO, Index.of(self.lanes), (Store(register, Index.of(self.var), x.other),), "unroll")
+        return If(x.guard, (move,), (outside,))
 
     def _move(self, function: str, register: str, buffer: str, address: Index, load: bool) -> Node:
         inside, outside = Pointer(self.buffers[buffer], register, ZERO), Pointer(self.buffers[buffer], buffer, address)
@@ -91,7 +160,7 @@ class _Widening:
         self.requirements |= dict.fromkeys(requirements)
         return rest
 
-    def _node(self, n: Node) -> Node:
+    def _node(self, n: Node) -> Node | None:
         assert isinstance(n, (Def, Set, Store))
         n = replace(n, value=self._value(n.value))
         if isinstance(n, Store) and n.buffer in self.buffers and n.reduce is None:
@@ -99,15 +168,48 @@ class _Widening:
             if first is not None:
                 name = self.stores.setdefault((n.buffer, first), f"out{len(self.stores)}")
                 return Store(name, Index.of(self.var), stored_value(n.value))
+        if isinstance(n, (Def, Set)) and n.reg in self.own:
+            if isinstance(n.value, Undefined):
+                return None
+            return Store(n.reg, Index.of(self.var), n.value, n.reduce if isinstance(n, Set) else None)
         return n
 
-    def _value(self, v: Value) -> Value:
+    def _value(self, v: Value, guard: tuple[Compare, ...] = (), other: Const | None = None) -> Value:
+        """A value of a lane, its loads from vectors; with ``other`` they happen only under a guard."""
+        if isinstance(v, Reg) and v.name in self.own:
+            return FlatLoad(v.dtype, v.name, Index.of(self.var))
         if isinstance(v, FlatLoad) and v.buffer in self.buffers:
-            first = self._aligned(v.buffer, v.address)
-            if first is None:
-                return v
-            name = self.loads.setdefault((v.buffer, first), f"in{len(self.loads)}")
-            return FlatLoad(v.dtype, name, Index.of(self.var))
-        if isinstance(v, Op) and v.name == "where":  # the branches may address what does not exist
-            return replace(v, args=(self._value(v.args[0]), *v.args[1:]))
-        return replace(v, args=tuple(map(self._value, v.args))) if isinstance(v, Op) else v
+            return self._from(v, guard, other) or v
+        if isinstance(v, Op) and v.name == "where":
+            return self._choice(v)
+        return replace(v, args=tuple(self._value(a, guard, other) for a in v.args)) if isinstance(v, Op) else v
+
+    def _choice(self, v: Op) -> Value:
+        """One of two values; what stands under a guard may address what does not exist elsewhere."""
+        choice, then, orelse = v.args
+        compared = [comparison(x) for x in conjuncts(choice)]
+        guard = tuple(c for c in compared if c is not None)
+        if None in compared or any(self.var in c.left.symbols() | c.right.symbols() for c in guard):
+            return replace(v, args=(self._value(choice), *map(self._registers, v.args[1:])))
+        read = then.args[0] if isinstance(then, Op) and then.name == "cast" and then.dtype == "float32" else then
+        alike = read is then or (isinstance(read, FlatLoad) and WIDENED.get(read.dtype) == "float32")
+        if isinstance(read, FlatLoad) and isinstance(orelse, Const) and alike:  # nothing is left to choose
+            found = self._from(read, guard, orelse) if read.buffer in self.buffers else None
+            return v if found is None else found if read is then else Op(then.dtype, "cast", (found,))
+        return replace(v, args=(choice, self._value(then, guard, Const("float32", 0.0)), self._registers(orelse)))
+
+    def _registers(self, v: Value) -> Value:
+        """With registers of the lane."""
+        if isinstance(v, Reg) and v.name in self.own:
+            return FlatLoad(v.dtype, v.name, Index.of(self.var))
+        return replace(v, args=tuple(map(self._registers, v.args))) if isinstance(v, Op) else v
+
+    def _from(self, v: FlatLoad, guard: tuple[Compare, ...], other: Const | None) -> Value | None:
+        """A lane's part of a load that becomes wide."""
+        first = self._aligned(v.buffer, v.address)
+        if first is None:
+            return None
+        if other is not None:
+            other = Const(v.dtype, other.value if v.dtype in FLOATS else int(other.value))
+        name = self.loads.setdefault(_Source(v.buffer, first, guard, other), f"in{len(self.loads)}")
+        return FlatLoad(v.dtype, name, Index.of(self.var))

@@ -6,12 +6,12 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from polydyn.codegen.ir import Apply, FlatLoad, Parameter, Pointer, Reg, Store, Tile, Undefined
+from polydyn.codegen.ir import Apply, FlatLoad, Parameter, Pointer, Reg, Store, Tile, Undefined, walk_value
 from polydyn.codegen.passes.widen import stored_value
 from polydyn.codegen.printers.c_values import INFIX, RELATIONS
 from polydyn.codegen.printers.index_text import IndexText
 from polydyn.schedules.errors import CodegenError
-from polydyn.schedules.expr import FLOAT8, FLOATS, ITEMSIZE, REDUCTIONS, Const, FromIndex, Op, Value
+from polydyn.schedules.expr import FLOAT8, FLOATS, ITEMSIZE, REDUCTIONS, Const, FromIndex, Op, Value, integer
 from polydyn.schedules.index import ZERO, Index
 
 STORAGE = {
@@ -153,9 +153,13 @@ class CudaValues:
         if v.name in ("where", "select"):
             return f"({args[0]} ? {args[1]} : {args[2]})"
         if v.name in RELATIONS:
+            numbers = [integer(a) for a in v.args if a.dtype == "int64"]  # of the width that indices have
+            args = [self.index(i) if i is not None else x for i, x in zip(numbers or (None, None), args, strict=True)]
             return f"({args[0]} {RELATIONS[v.name]} {args[1]})"
         if v.name == "isnan":
             return f"({args[0]} != {args[0]})"
+        if v.name == "and" and not any(isinstance(x, FlatLoad) for x in walk_value(v)):
+            return f"({args[0]} & {args[1]})"  # without branches; what reads memory is not read in vain
         if source == "bool":
             return _logic(v.name, args)
         if v.name in INFIX:

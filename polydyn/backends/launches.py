@@ -194,13 +194,17 @@ def _candidate(k: Kernel, params: Mapping[str, Index], names: Mapping[str, str])
 
 def _block(b: Block, values: Mapping[str, Index], names: Mapping[str, str]) -> Block:
     maps = tuple(_tensor_map(m, values, names) for m in b.maps)
-    work = None if b.work is None else replace(b.work, steps=b.work.steps.subs(values))
+    work = None if b.work is None else b.work.subs(values)
     return replace(b, maps=maps, work=work)
 
 
 def _tensor_map(m: TensorMapOf, values: Mapping[str, Index], names: Mapping[str, str]) -> TensorMapOf:
-    dims, strides = (tuple(i.subs(values) for i in x) for x in (m.dims, m.strides))
-    return replace(m, buffer=names[m.buffer], offset=m.offset.subs(values), dims=dims, strides=strides)
+    def of(every: tuple[Index, ...]) -> tuple[Index, ...]:
+        return tuple(i.subs(values) for i in every)
+
+    pixels = m.pixels and replace(m.pixels, lower=of(m.pixels.lower), upper=of(m.pixels.upper))
+    changes = {"offset": m.offset.subs(values), "dims": of(m.dims), "strides": of(m.strides), "pixels": pixels}
+    return replace(m, buffer=names[m.buffer], **changes)  # type: ignore[arg-type]
 
 
 def _condition(c: Compare, values: Mapping[str, Index]) -> Condition:

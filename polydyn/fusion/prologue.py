@@ -6,7 +6,8 @@ exists in memory. Reductions other than contractions take in paddings only: one 
 padded copy.
 
 A GPU copies rows that lie along the reduction 16 bytes or a box at once, without threads' arithmetic; there a map of
-such rows stays a kernel (``join_pixels``).
+such rows stays a kernel where the product has many columns (``may_compute_rows``). Paddings always join: a copy of 16
+bytes is inside an image, or brings zeros.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from dataclasses import replace
 
 from polydyn.fusion.plan import FusedGroup, FusionPlan, Prologue
 from polydyn.fusion.products import axes_of, is_reduction
-from polydyn.graph.ir import Compute, Graph, Node, dim_name
+from polydyn.graph.ir import Compute, Graph, Node, dim_name, iterators
 from polydyn.graph.reference import evaluate_value
 from polydyn.graph.rewriting import compose
 from polydyn.schedules.expr import (
@@ -34,6 +35,7 @@ from polydyn.schedules.expr import (
     transform,
     walk,
 )  # fmt: skip
+from polydyn.schedules.index import product
 
 MOST_OPERATIONS = 8
 """Of a prologue that is computed again for every tap of a window."""
@@ -42,17 +44,14 @@ SINGLE = ("float32", "float16", "bfloat16")
 """What a prologue of a product of floats reads and makes."""
 QUANTIZED = ("float32", "uint8", "int8")
 """What a prologue of an integer product reads and makes."""
+FEW_TIMES = 512
+"""Columns of a product, times its taps, up to which a GPU computes rows in its copies rather than in another kernel."""
 
 
-def join_pixels(plan: FusionPlan) -> FusionPlan:
-    """As ``join_prologues``, but for products whose rows lie along the reduction."""
-    return join_prologues(plan, along_rows=False)
-
-
-def join_prologues(plan: FusionPlan, along_rows: bool = True) -> FusionPlan:
+def join_prologues(plan: FusionPlan, cuda: bool = False) -> FusionPlan:
     """The plan with maps that a single product or window reads inside it, as far as they are cheap enough.
 
-    ``along_rows``: also where the product's rows lie along its reduction.
+    ``cuda``: for kernels of a GPU, and of rows along the reduction only what ``may_compute_rows``.
     """
     once = _read_once(plan)
     chains = {
@@ -63,7 +62,7 @@ def join_prologues(plan: FusionPlan, along_rows: bool = True) -> FusionPlan:
     absorbed: set[str] = set()
     groups = []
     for g in plan.groups:
-        core, maps = _joined(plan.graph, g, chains, along_rows)
+        core, maps = _joined(plan.graph, g, chains, cuda)
         if maps:
             new[core.output], absorbed = core, absorbed | {m.output for m in maps}
             why = (f"{m.output}: joins the promotion of {core.output}'s operand (prologue)" for m in maps)
@@ -86,7 +85,7 @@ def _read_once(plan: FusionPlan) -> set[str]:
 
 
 def _joined(
-    graph: Graph, g: FusedGroup, chains: Mapping[str, tuple[Compute, ...]], along_rows: bool
+    graph: Graph, g: FusedGroup, chains: Mapping[str, tuple[Compute, ...]], cuda: bool
 ) -> tuple[Compute, tuple[Compute, ...]]:
     """The first node of a group with all that may join it in its body; the maps that joined, in order."""
     core, joined = g.nodes[0], tuple[Compute, ...]()
@@ -100,7 +99,7 @@ def _joined(
             if g.kind == "contract":
                 operand = row_operand(core, t)
                 fits = operand is not None and may_join(graph, core, operand, (*maps, *joined))
-                fits = fits and (along_rows or not lies_along_reduction(core, t))
+                fits = fits and (not cuda or may_compute_rows(graph, core, t, maps))
             else:
                 fits = all(is_guarded_view(m) and not is_shuffled(graph, m) for m in maps)
             if fits:
@@ -113,6 +112,20 @@ def lies_along_reduction(n: Compute, tensor: str) -> bool:
     """Whether neighbours of a tensor that a product reads are steps of its reduction, and of nothing else."""
     last = [x.index[-1].symbols() for x in loads(n.body) if x.buffer == tensor and x.index]
     return any(symbols and all(map(is_reduction, symbols)) for symbols in last)
+
+
+def may_compute_rows(graph: Graph, n: Compute, tensor: str, maps: Sequence[Compute]) -> bool:
+    """Whether a GPU may compute the rows of a product in its copies, where it could copy a ``tensor`` as it lies."""
+    if all(map(is_guarded_view, maps)) or not lies_along_reduction(n, tensor):
+        return True
+    operand = row_operand(n, tensor)
+    other = _other_operand(n, operand) if operand else None
+    if operand is None or other is None:
+        return False
+    sizes = dict(iterators(graph, n))
+    taps = {s for x in loads(operand) for i in x.index[:-1] for s in i.symbols() if is_reduction(s)}
+    times = product(sizes[x] for x in (*taps, *(axes_of(other) - axes_of(operand)))).constant
+    return times is not None and times <= FEW_TIMES
 
 
 def lifted(n: Compute) -> Compute:

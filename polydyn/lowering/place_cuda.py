@@ -83,6 +83,7 @@ def serves(k: Kernel, other: Kernel) -> bool:
     may = set(k.multiples) <= set(other.multiples) and set(k.conditions) <= set(other.conditions)
     block, rival = k.device, other.device
     may = may and k.launch == other.launch and block.arch in (BASE, rival.arch) and block.factor <= rival.factor
+    may = may and set(block.features) <= set(rival.features)
     most = k.scratch.constant
     may = may and (k.scratch == other.scratch or (most is not None and most <= SHARED))
     if not may or rival.work is None:
@@ -128,10 +129,10 @@ class CudaBuilder(Builder):
             return None
         windowed = group.prologue is not None or is_windowed(group.nodes[0])
         form = lower_contract(self.plan, group, 0, windowed, self.along_k)
-        return replace(form, lowered=self._rounded(form.lowered)) if form else None
+        return replace(form, lowered=self._rounded(form.lowered, product=True)) if form else None
 
-    def _rounded(self, lowered: LoweredGroup, held: Collection[str] = ()) -> LoweredGroup:
-        return lowered if self.strict else replace(lowered, group=round_at_stores(lowered.group, held))
+    def _rounded(self, lowered: LoweredGroup, held: Collection[str] = (), product: bool = False) -> LoweredGroup:
+        return lowered if self.strict else replace(lowered, group=round_at_stores(lowered.group, held, product))
 
     def _key(self, form: ContractGroup) -> str:
         return form.lowered.key(form.roles, "cuda")

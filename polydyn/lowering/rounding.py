@@ -16,24 +16,34 @@ KEEPING = ("max", "min", "neg", "abs")
 """Operations that commute with rounding: they choose an operand by an order that it keeps, or change a sign."""
 
 
-def round_at_stores(group: Group, held: Collection[str] = ()) -> Group:
+def round_at_stores(group: Group, held: Collection[str] = (), product: bool = False) -> Group:
     """The group whose locals are float32 where they were 16 bits; what is widened again was never rounded.
 
-    ``held``: arrays that no kernel stores, besides locals. An operand that is stored and widened stays as it is.
+    ``held``: arrays that no kernel stores, besides locals. An operand that is stored and widened stays as it is; so
+    does one of a ``product`` that its copies compute: shared memory holds it, for instructions of 16 bits.
     """
     wide = {n for n, a in group.arrays.items() if a.role == "local" and a.dtype in HALF}
     arrays = {n: replace(a, dtype=WIDE) if n in wide else a for n, a in group.arrays.items()}
     own = wide | set(held)
-    return replace(group, arrays=arrays, statements=tuple(_statement(s, own) for s in group.statements))
+    statements = (_statement(s, own, product and s.reduce is not None) for s in group.statements)
+    return replace(group, arrays=arrays, statements=tuple(statements))
 
 
-def _statement(s: Statement, own: Collection[str]) -> Statement:
+def _statement(s: Statement, own: Collection[str], product: bool) -> Statement:
     def value(v: Value) -> Value:
         if isinstance(v, Load) and v.buffer in own and v.dtype in HALF:
             return Op(v.dtype, "cast", (replace(v, dtype=WIDE),))
         return _unrounded(v)
 
-    made = transform(s.value, value)
+    def operand(v: Value) -> Value:
+        copied = isinstance(v, Op) and v.name == "cast" and v.dtype == WIDE and v.args[0].dtype in HALF
+        return replace(v, args=(transform(v.args[0], value),)) if copied and isinstance(v, Op) else transform(v, value)
+
+    made: Value
+    if product and isinstance(s.value, Op) and s.value.name == "mul":
+        made = replace(s.value, args=tuple(map(operand, s.value.args)))
+    else:
+        made = transform(s.value, value)
     if s.array in own and made.dtype in HALF:
         made = _unrounded(cast(made, WIDE))
     return replace(s, value=made)

@@ -27,8 +27,8 @@ TURNED, KEPT = "turned", "kept"
 def with_turned(plan: FusionPlan, lowered: LoweredGroup, width: int) -> LoweredGroup:
     """The group with its form whose vectors run over planes, where it is a window between planes of pixels.
 
-    The image's lines and columns must be places of their own (``strips.footprint_of``), inside a guard for both. The
-    weights must be a constant, which this form reads in panels of ``width`` planes.
+    The image must be of float32, its lines and columns places of their own (``strips.footprint_of``), inside a guard
+    for both. The weights must be a constant, which this form reads in panels of ``width`` planes.
     """
     group = lowered.group
     cores = [s for s in group.statements if s.reduce]
@@ -41,7 +41,7 @@ def with_turned(plan: FusionPlan, lowered: LoweredGroup, width: int) -> LoweredG
     planes, line, column = band[-3:]
     choice = next((v for v in walk(core.value) if isinstance(v, Op) and v.name == "where"), None)
     others = [x for x in loads(core.value) if choice is None or x not in loads(choice)]
-    if choice is None or len(others) > 1 or not isinstance(choice.args[1], Load) or core.value.dtype != "float32":
+    if choice is None or len(others) > 1 or not isinstance(choice.args[1], Load) or choice.dtype != "float32":
         return lowered
     written = [a.address(s.index) for s in group.statements if (a := group.arrays[s.array]).role == "output"]
     if planes in symbols_of(choice.args[0]) or any(i.split(column)[0] != ONE for i in written):

@@ -137,7 +137,7 @@ class ModelBench:
         x = self.kernels.forms(tile)[0]
         used, resident = self.resident(tile)
         full, alone = (p / PICOSECONDS for p in step_time(x.work, x.tile.threads, self.device))
-        ends = ends_time(x.work, self.device) / PICOSECONDS
+        ends = ends_time(x.work, x.tile.threads, self.device)[1] / PICOSECONDS
         return MacroKernel(tile, used, ends, full * resident, ends, alone)
 
 

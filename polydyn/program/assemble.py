@@ -232,6 +232,7 @@ def _block(b: Block, of: Candidate) -> dict[str, Any]:
     return {
         "threads": b.threads,
         "arch": b.arch,
+        "features": list(of.features),
         "maps": list(map(_map, b.maps)),
         "workspace": to_json(of.workspace),
         "after": list(map(_candidate, of.after)),
@@ -239,7 +240,10 @@ def _block(b: Block, of: Candidate) -> dict[str, Any]:
 
 
 def _map(m: TensorMapOf) -> dict[str, Any]:
-    sizes = {"dims": [to_json(d) for d in m.dims], "strides": [to_json(s) for s in m.strides]}
+    sizes: dict[str, Any] = {"dims": [to_json(d) for d in m.dims], "strides": [to_json(s) for s in m.strides]}
+    if m.pixels:
+        lower, upper = (list(map(to_json, x)) for x in (m.pixels.lower, m.pixels.upper))
+        sizes["pixels"] = {"lower": lower, "upper": upper, "steps": list(m.pixels.steps)}
     return {"buffer": m.buffer, "dtype": m.dtype, "offset": to_json(m.offset), "box": list(m.box)} | sizes
 
 

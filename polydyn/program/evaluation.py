@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from polydyn.errors import UnsupportedError
-from polydyn.runtime.symbols import ARCH, SHARED, THREADS, Condition
+from polydyn.runtime.symbols import ARCH, LACKING, SHARED, THREADS, Condition
 from polydyn.schedules.decision import ArgMin, Decision, Leaf
 from polydyn.schedules.index import Atom, Index
 
@@ -22,7 +22,7 @@ class Evaluation:
     """Collects statements; ``of`` gives an expression's position in ``v``."""
 
     def __init__(self, symbols: Iterable[str], strides: Iterable[str] = ()) -> None:
-        names = [*symbols, THREADS, SHARED, ARCH, *strides]
+        names = [*symbols, THREADS, SHARED, ARCH, LACKING, *strides]
         self.count = len(names)
         self.lines: list[str] = []
         self._positions: dict[Index, int] = {Index.of(s): i for i, s in enumerate(names)}

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from polydyn.codegen.kernel import TensorMapOf
+from polydyn.capability import FEATURES
+from polydyn.codegen.kernel import Kernel, TensorMapOf
+from polydyn.codegen.printers.cuda import BEGIN
 from polydyn.gpu.targets import special_arch
 from polydyn.program.evaluation import Evaluation, evaluation_function
 from polydyn.program.plan import WORKSPACE, Candidate, HostPlan, Launch
 from polydyn.runtime.cuda.tensormap import element_type
-from polydyn.runtime.symbols import ARCH, SHARED, Condition
+from polydyn.runtime.symbols import ARCH, LACKING, SHARED, Condition
 from polydyn.schedules.decision import ONLY
 from polydyn.schedules.index import ZERO, Index
 
+V = Index.of
 Tables = dict[str, tuple[str, list[str]]]
 """Name of a C array -> element type and one initialiser per element."""
 
@@ -34,6 +37,7 @@ def launch_tables(plan: HostPlan, values: Evaluation, order: Mapping[str, int]) 
     rows = _Rows(plan, values, order)
     launches: list[str] = []
     functions: list[str] = []
+    touches: list[str] = []
     before = values.lines
     for k, (launch, sizes) in enumerate(zip(plan.launches, numbers, strict=True)):
         if plan.on_device:
@@ -45,9 +49,21 @@ def launch_tables(plan: HostPlan, values: Evaluation, order: Mapping[str, int]) 
             name = f"choose_{k}"
             functions.append(evaluation_function(name, values.lines))
         chooser = f"{len(rows.candidates) - first}, {first}, {choice}, {name}"
-        launches.append(f"{{{quote(launch.label)}, {', '.join(map(str, sizes))}, {chooser}}}")
+        touched = _touched(launch, plan, order)
+        count = -1 if launch.writes is None else len(touched)
+        rest = f", {count}, {len(touches)}" if plan.on_device else ""
+        launches.append(f"{{{quote(launch.label)}, {', '.join(map(str, sizes))}, {chooser}{rest}}}")
+        touches += touched
     values.lines = before
-    return {"launches": ("pd_launch_entry", launches)} | rows.tables(), functions
+    tables = {"launches": ("pd_launch_entry", launches)} | rows.tables()
+    return tables | ({"touches": ("int32_t", touches)} if plan.on_device else {}), functions
+
+
+def _touched(launch: Launch, plan: HostPlan, order: Mapping[str, int]) -> list[str]:
+    """The buffers that the launch reads or writes, as ``pd_plan.touches`` has them."""
+    writes = launch.writes or ()
+    changing = [b for b in launch.buffers if plan.buffers[b].role != "constant"]
+    return [str(2 * order[b] + (b in writes)) for b in changing] if launch.writes is not None else []
 
 
 def _numbers(launch: Launch, plan: HostPlan, values: Evaluation) -> tuple[int, ...]:
@@ -62,10 +78,11 @@ def limits(candidate: Candidate) -> tuple[Condition, ...]:
     if candidate.block is None:
         return candidate.conditions
     arch = special_arch(candidate.block.arch)
-    fits = [(candidate.scratch, "<=", Index.of(SHARED))] if candidate.scratch != ZERO else []
+    fits = [(candidate.scratch, "<=", V(SHARED))] if candidate.scratch != ZERO else []
     only = "==" if candidate.block.arch[-1].isalpha() else ">="
-    runs = [(Index.of(ARCH), only, Index.of(arch))] if arch else []
-    return (*candidate.conditions, *fits, *runs)
+    runs = [(V(ARCH), only, V(arch))] if arch else []
+    bits = [V(LACKING) // 2**n for n, f in enumerate(FEATURES) if f in candidate.features]
+    return (*candidate.conditions, *fits, *runs, *((bit - bit // 2 * 2, "==", ZERO) for bit in bits))
 
 
 class _Rows:
@@ -74,6 +91,7 @@ class _Rows:
     def __init__(self, plan: HostPlan, values: Evaluation, order: Mapping[str, int]) -> None:
         self.values, self.order, self.on_device = values, {**order, WORKSPACE: -1}, plan.on_device
         self.kernels = {k.name: i for i, k in enumerate(plan.kernels)}
+        self.texts = plan.kernels
         self.candidates: list[str] = []
         self.buffers: list[str] = []
         self.symbols: list[str] = []
@@ -120,13 +138,19 @@ class _Rows:
     def _map(self, m: TensorMapOf, at: Iterator[int]) -> None:
         code, _ = element_type(m.dtype)
         numbers = f"{self.order[m.buffer]}, {code}, {len(m.dims)}, {next(at)}, {len(self.sizes)}"
-        self.sizes += [str(next(at)) for _ in (*m.dims, *m.strides)]
-        self.maps.append(f"{{{numbers}, {{{', '.join(map(str, m.box))}}}}}")
+        self.sizes += [str(next(at)) for _ in (*m.dims, *m.strides, *m.corners)]
+        steps = m.pixels.steps if m.pixels else (0,)
+        self.maps.append(f"{{{numbers}, {{{', '.join(map(str, m.box))}}}, {{{', '.join(map(str, steps))}}}}}")
+
+    def _kernel(self, k: Kernel) -> str:
+        if not self.on_device:
+            return f"{{{k.name}, {quote(k.name)}}}"
+        return f"{{0, {quote(k.name)}, {int(BEGIN in k.text)}}}"
 
     def tables(self) -> Tables:
         """All of them; those of devices alone where there are any."""
         return {
-            "kernels": ("pd_named_kernel", [f"{{{0 if self.on_device else n}, {quote(n)}}}" for n in self.kernels]),
+            "kernels": ("pd_named_kernel", list(map(self._kernel, self.texts))),
             "launch_buffers": ("int32_t", self.buffers),
             "launch_symbols": ("int32_t", self.symbols),
             "candidates": ("pd_candidate", self.candidates),
@@ -143,6 +167,6 @@ def _evaluated(first: Candidate) -> Iterator[Index]:
 
 
 def _map_sizes(m: TensorMapOf) -> Sequence[Index]:
-    """Offset, dims and strides of a tensor map; offset and strides in bytes."""
+    """Offset, dims, strides and corners of a tensor map; offset and strides in bytes."""
     _, item = element_type(m.dtype)
-    return (m.offset * item, *m.dims, *(s * item for s in m.strides))
+    return (m.offset * item, *m.dims, *(s * item for s in m.strides), *m.corners)

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from polydyn.capability import FEATURES
 from polydyn.codegen.kernel import Block, Kernel
 from polydyn.graph.ir import Guard, SymbolSource
 from polydyn.runtime.symbols import Condition
@@ -79,6 +80,12 @@ class Candidate:
     def sequence(self) -> tuple[Candidate, ...]:
         """It and those that are launched after it."""
         return (self, *self.after)
+
+    @property
+    def features(self) -> tuple[str, ...]:
+        """What they use of ``capability.FEATURES``, in that order."""
+        used = {f for c in self.sequence if c.block for f in c.block.features}
+        return tuple(f for f in FEATURES if f in used)
 
 
 @dataclass(frozen=True)

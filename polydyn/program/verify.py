@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
-from polydyn.codegen.kernel import Block, Kernel
+from polydyn.codegen.kernel import Block, Kernel, TensorMapOf
 from polydyn.errors import PolydynError, UnsupportedError
 from polydyn.program.host import RELATIONS, ROLES
 from polydyn.program.parallel_launches import verify_waves
@@ -189,14 +189,23 @@ def _verify_candidate(
 
 
 def _verify_block(b: Block, symbols: frozenset[str], place: str) -> None:
-    steps = () if b.work is None else (b.work.steps,)
+    steps = () if b.work is None else (b.work.steps, b.work.tiles)
     _only(steps, symbols, place)
-    sizes = [i for m in b.maps for i in (m.offset, *m.dims, *m.strides)]
+    sizes = [i for m in b.maps for i in (m.offset, *m.dims, *m.strides, *m.corners)]
     _only(sizes, symbols, f"{place}, its tensor maps")
-    if any(len(m.dims) != len(m.box) or len(m.strides) != len(m.dims) - 1 for m in b.maps):
+    if not all(map(_matches, b.maps)):
         raise PolydynError(f"{place} has a tensor map whose dims, strides and box do not match")
     if not 1 <= b.threads <= MAX_BLOCK:
         raise PolydynError(f"{place} has blocks of {b.threads} threads")
+
+
+def _matches(m: TensorMapOf) -> bool:
+    """Whether a tensor map has a stride for each outer dim, a size of the box for each dim, in im2col mode those of
+    channels and pixels, and corners and steps of the dims of an image.
+    """
+    rank, of = len(m.dims), m.pixels
+    pixels = of is None or {len(of.lower), len(of.upper), len(of.steps)} == {rank - 2}
+    return pixels and len(m.strides) == rank - 1 and len(m.box) == (rank if of is None else 2)
 
 
 def _verify_launches(plan: HostPlan, symbols: frozenset[str]) -> None:

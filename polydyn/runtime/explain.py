@@ -163,11 +163,12 @@ class Device:
     """What decides which candidates may be launched.
 
     ``shared_limit``: bytes of shared memory that a block may have; ``special``: the compute capability whose own
-    instructions kernels may use, 0 for none.
+    instructions kernels may use, 0 for none; ``lacking``: the features that they do without.
     """
 
     shared_limit: int
     special: int
+    lacking: frozenset[str] = frozenset()
 
 
 def explain(
@@ -257,6 +258,8 @@ def refusal(c: Mapping[str, Any], env: Mapping[str, int], device: Device | None)
     if device is not None:
         if not special_runs(c["block"]["arch"], device.special):
             return f"it is for {c['block']['arch']}"
+        if wrong := [f for f in c["block"].get("features", ()) if f in device.lacking]:
+            return f"the device does not conform in {' and '.join(wrong)}"
         smem = evaluate(c["scratch"], env)
         if smem > device.shared_limit:
             return f"it needs {smem} bytes of shared memory, a block has {device.shared_limit}"

@@ -9,9 +9,10 @@ from polydyn.schedules.index import Index
 THREADS = "nth"
 """Number of threads of the context; on a device, of its multiprocessors."""
 
-SHARED, ARCH = "%shared", "%arch"
-"""Bytes of shared memory that a block may have; the compute capability whose own instructions may be used, 0: none's.
-No model has symbols of these names. 0 on a CPU, where nothing asks for them."""
+SHARED, ARCH, LACKING = "%shared", "%arch", "%lacking"
+"""Bytes of shared memory that a block may have; the compute capability whose own instructions may be used, 0: none's;
+what the device does wrong, a bit for each of ``capability.FEATURES``. No model has symbols of these names. They are 0
+on a CPU, where nothing asks for them."""
 
 Condition: TypeAlias = tuple[Index, str, Index]
 """Two sizes and the relation that must hold between them, one of a ``Guard``'s."""

@@ -9,7 +9,7 @@ from polydyn.gpu.hardware import Hardware
 from polydyn.gpu.targets import special_arch
 from polydyn.program.launch_tables import limits
 from polydyn.program.plan import Candidate, Launch
-from polydyn.runtime.symbols import ARCH, SHARED, holds
+from polydyn.runtime.symbols import ARCH, LACKING, SHARED, holds
 from polydyn.schedules.decision import ArgMin, walk
 from polydyn.schedules.decision import choose as decide
 from polydyn.schedules.index import Index
@@ -34,5 +34,5 @@ def estimates(launch: Launch) -> dict[str, Index]:
 
 def may_run(c: Candidate, env: Mapping[str, int], hardware: Hardware) -> bool:
     """Whether a candidate may be launched at these sizes."""
-    allowed = {**env, SHARED: hardware.smem_per_block, ARCH: special_arch(hardware.arch)}
+    allowed = {**env, SHARED: hardware.smem_per_block, ARCH: special_arch(hardware.arch), LACKING: 0}
     return all(holds(a.evaluate(allowed), relation, b.evaluate(allowed)) for a, relation, b in limits(c))

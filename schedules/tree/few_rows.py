@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from math import prod
 
-from polydyn.schedules.model import Group, Statement
-from polydyn.schedules.solution.reuse import Solver
+from polydyn.schedules.model import Group
 from polydyn.schedules.tiling import Roles
 from polydyn.schedules.tree.buffers import keep
 from polydyn.schedules.tree.limits import assign, clip, mark, pad
-from polydyn.schedules.tree.loops import beside, distribute, fuse, interchange, pull_out, refine, regroup, tile
-from polydyn.schedules.tree.names import End, MarkName, b, e, it, lanes, p, w
-from polydyn.schedules.tree.rewrites import CLEAR, PART, PARTS, POINT, ROUND, SUM, deal_reduction
+from polydyn.schedules.tree.loops import distribute, interchange, pull_out, refine, regroup, tile
+from polydyn.schedules.tree.names import MarkName, b, c, e, it, lanes, p, w
+from polydyn.schedules.tree.parts import start_in_parts
+from polydyn.schedules.tree.rewrites import CLEAR, PART, PARTS, POINT, SUM
 from polydyn.schedules.tree.scheduled import Scheduled
 from polydyn.schedules.tree.strategies import ACC, INIT
 
@@ -21,13 +21,15 @@ from polydyn.schedules.tree.strategies import ACC, INIT
 class FewRows:
     """Sizes of a kernel for few rows: ``rows`` of a block, ``warps`` on columns and on steps, ``lanes`` likewise.
 
-    ``points``: columns and steps of a lane.
+    ``points``: columns and steps of a lane. ``blocks``: of a cluster, which share the steps; its sums are in the shared
+    memory of all of them.
     """
 
     rows: int
     warps: tuple[int, int]
     lanes: tuple[int, int]
     points: tuple[int, int]
+    blocks: int = 1
 
 
 def few_rows_product(group: Group, roles: Roles, sizes: FewRows) -> Scheduled:
@@ -35,24 +37,22 @@ def few_rows_product(group: Group, roles: Roles, sizes: FewRows) -> Scheduled:
 
     Lanes read 16 bytes of the column operand at a time, once. Warps and lanes along columns are ``w_j``, ``l_j``, those
     along the reduction ``w_k``, ``l_k``; SUM and the epilogues have the block's rows and columns (``e_i``, ``e_j``).
+    Blocks of a cluster are units too (``c_k``), a cluster is a task.
     """
-    roles = roles if roles.sunk else Solver(group).contract(roles)
     i, j, k = "i", "j", "k"
-    whole, derived = deal_reduction(group, roles.block, sizes.warps[1] * sizes.lanes[1], sizes.points[1])
+    parts = [(w(k), sizes.warps[1]), (lanes(k), sizes.lanes[1])]
+    parts = [(c(k), sizes.blocks), *parts] if sizes.blocks > 1 else parts
+    several = prod(n for _, n in parts)
+    t = start_in_parts(group, roles, several, sizes.points[1])
     done = [x.name for x in group.epilogues]
-    t = replace(_start(whole, roles), group=whole)
-    steps, step = dict(group.backbone.iters)[roles.block], derived[roles.block]
-    rounds = steps.ceildiv(sizes.warps[1] * sizes.lanes[1] * sizes.points[1])
-    extents = {**t.map.extents, ROUND: rounds, k: steps}
-    t = replace(t, map=replace(t.map, derived=derived, joined={k: step}, extents=extents))
     batch = tuple(map(it, roles.batch))
-    block, unit = (*batch, b(i), b(j)), (w(j), lanes(j), w(k), lanes(k))
+    block, unit = (*batch, b(i), b(j)), (w(j), lanes(j), *(x for x, _ in parts))
     t = tile(t, i, (b, f"B_{i}"), (p, sizes.rows))
     t = tile(t, j, (b, f"B_{j}"), (w, sizes.warps[0]), (lanes, sizes.lanes[0]), (p, sizes.points[0]))
     t = distribute(interchange(t, *block, w(j), lanes(j), p(i), p(j)), w(j), ACC)
     t = tile(t, POINT, (p, sizes.points[1]))
-    t = refine(t, PART, it(PART), (w(k), sizes.warps[1]), (lanes(k), sizes.lanes[1]))
-    t = regroup(t, [INIT, ACC], [it(PART)], {w(k): [w(k)], lanes(k): [lanes(k)]})
+    t = refine(t, PART, it(PART), *parts)
+    t = regroup(t, [INIT, ACC], [it(PART)], {x: [x] for x, _ in parts})
     t = pull_out(interchange(t, *unit, b(k), p(i), p(j), p(k)), b(k), p(k))
     t = regroup(t, [CLEAR, SUM, *done], [w(j), lanes(j), p(i), p(j)], {e(i): [p(i)], e(j): [w(j), lanes(j), p(j)]})
     t = pull_out(t, it(PART))
@@ -65,20 +65,3 @@ def few_rows_product(group: Group, roles: Roles, sizes: FewRows) -> Scheduled:
     t = mark(mark(t, MarkName.TASK, block[0], ACC), MarkName.REDUCE, b(k), ACC)
     t = mark(mark(t, MarkName.INSTRUCTION, p(i), ACC), MarkName.COMBINE, e(i), SUM)
     return mark(t, MarkName.STORE, e(i), *done)
-
-
-def _start(group: Group, roles: Roles) -> Scheduled:
-    """The solved matrix of each sum, and of each epilogue, beside each other in the shared loops."""
-    band, axes = (*roles.batch, roles.row, roles.col), {roles.row: "i", roles.col: "j"}
-    ends, loops = {n: End(side) for n, side in roles.sunk}, {ROUND: b("k"), POINT: p("k")}
-
-    def part(names: Sequence[str]) -> Group:
-        kept: tuple[Statement, ...] = tuple(map(group.statement, names))
-        return replace(group, statements=kept)
-
-    return beside(
-        group, [*map(it, roles.batch), it("i"), it("j")],
-        fuse(part([INIT, ACC]), (*band, PART), (ROUND, POINT), {INIT: ends[INIT]}, axes, loops),
-        fuse(part([CLEAR, SUM]), band, (PART,), {CLEAR: ends[INIT]}, axes),
-        *(fuse(part([x.name]), band, (), {}, axes) for x in group.epilogues),
-    )  # fmt: skip

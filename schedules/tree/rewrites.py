@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from polydyn.schedules.errors import ScheduleError
-from polydyn.schedules.expr import Load, Value, transform
+from polydyn.schedules.expr import INTEGERS, PRODUCTS, FromIndex, Load, Op, Value, const, op, substitute, transform
 from polydyn.schedules.group.polyhedra import read_accesses
 from polydyn.schedules.index import Index, product
 from polydyn.schedules.model import Group, Statement, row_major
@@ -36,10 +36,42 @@ def merge(group: Group, iterators: Sequence[str], into: str) -> tuple[Group, dic
     env[iterators[0]] = rest
     affine = size.constant is not None or size.is_symbol
     iters = (*(x for x in acc.iters if x[0] not in iterators), (into, size if affine else V("steps")))
-    one = replace(acc, iters=iters, value=_moved(acc.value, env))
+    one = replace(acc, iters=iters, value=substitute(acc.value, env))
     statements = tuple(one if s is acc else s for s in group.statements)
     params = group.params if affine else (*group.params, "steps")
     return replace(group, params=params, statements=statements), env
+
+
+def pad_reduction(group: Group, iterator: str, extent: Index) -> Group:
+    """A sum of products that runs on to ``extent`` along a reduction, where both factors are 0.
+
+    isl: none; Halide: align_bounds; TVM: pad_einsum. Before: for k < n: D[x] += a(x, k) * b(x, k).
+    After: for k < extent: D[x] += (a(x, k) if k < n else 0) * (b(x, k) if k < n else 0).
+    Refuses: what is no sum of products; an extent that is not known.
+    """
+    acc, (low, high) = group.backbone, (dict(group.backbone.iters)[iterator].constant, extent.constant)
+    v = acc.value
+    if (
+        acc.reduce != "sum"
+        or not (isinstance(v, Op) and v.name in PRODUCTS)
+        or low is None
+        or high is None
+        or high < low
+    ):
+        raise refuse(f"{acc.name} is no sum of products of {low} steps that could be {high}")
+    exists = op("lt", FromIndex("int64", V(iterator)), const(low, "int64"))
+
+    def factor(x: Value) -> Value:
+        if isinstance(x, Op) and x.name == "cast":  # it is read as it is stored
+            return replace(x, args=(factor(x.args[0]),))
+        zero = const(0 if x.dtype in INTEGERS else 0.0, x.dtype)
+        if isinstance(x, Op) and x.name == "where" and x.args[2] == zero:
+            return replace(x, args=(op("and", x.args[0], exists), *x.args[1:]))
+        return op("where", exists, x, zero)
+
+    iters = tuple((x, extent if x == iterator else e) for x, e in acc.iters)
+    longer = replace(acc, iters=iters, value=replace(v, args=tuple(map(factor, v.args))))
+    return replace(group, statements=tuple(longer if s is acc else s for s in group.statements))
 
 
 def permute_reduction(group: Group, order: Sequence[str]) -> Group:
@@ -124,7 +156,7 @@ def deal_reduction(group: Group, iterator: str, lanes: int, points: int) -> tupl
         if s is init:
             statements.append(replace(s, iters=(*s.iters, shares), array=PARTS, index=(*s.index, V(PART))))
         elif s is acc:
-            value = _moved(s.value, {iterator: k})
+            value = substitute(s.value, {iterator: k})
             statements += [replace(s, iters=(*init.iters, *steps), array=PARTS, index=index, value=value),
                            replace(init, name=CLEAR),
                            Statement(SUM, (*init.iters, shares), s.array, s.index, Load(old.dtype, PARTS, index), "sum",
@@ -133,12 +165,3 @@ def deal_reduction(group: Group, iterator: str, lanes: int, points: int) -> tupl
             statements.append(s)
     params = group.params if affine else (*group.params, "rounds")
     return replace(group, params=params, arrays=arrays, statements=tuple(statements)), {iterator: k}
-
-
-def _moved(v: Value, env: Mapping[str, Index]) -> Value:
-    """A value with iterators replaced in its subscripts."""
-
-    def f(x: Value) -> Value:
-        return replace(x, index=tuple(i.subs(env) for i in x.index)) if isinstance(x, Load) else x
-
-    return transform(v, f)

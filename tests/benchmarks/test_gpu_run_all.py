@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import subprocess
 import sys
 import tarfile
@@ -17,8 +18,10 @@ import numpy as np
 import onnx
 import pytest
 
-from benchmarks.gpu import compare, conformance, cpu, pack, processes, rehearsal, run_all, stage
+from benchmarks.gpu import calibration, compare, conformance, cpu, pack, processes, rehearsal, run_all, stage
+from polydyn.capability import FEATURES
 from polydyn.gpu.errors import DeviceLostError
+from polydyn.gpu.lacking import LACKING
 from tests.support.paths import ROOT
 from tests.support.tiny import model, node
 
@@ -59,10 +62,10 @@ def test_every_stage_answers(folder: Path, tmp_path: Path) -> None:
     assert all(r["ok"] for name in ("kernels", "models") for r in stages[name]["results"])
     assert stages["gemm"]["results"][0]["tflops"] > 0 and len(stages["stitch"]["results"]) == 2
     assert all(r["cold_us"] > 0 and r["host_us"] > 0 for r in stages["layers"]["results"])
-    assert {r["constant"] for r in stages["calibration"]["results"]} >= {"LAUNCH", "LATENCY", "L2_BYTES", "BARRIER"}
+    assert {r["constant"] for r in stages["calibration"]["results"]} >= {*calibration.MEASURED}
     assert any("two-blocks" in r["name"] for r in stages["variants"]["results"])
     cost = stages["overhead"]["results"][0]
-    assert cost["ok"] and all(cost[k] > 0 for k in ("device_us", "bound_us", "graph_on_device_us", "us_per_launch"))
+    assert cost["ok"] and all(cost[k] > 0 for k in ("device_us", "kept_us", "graph_on_device_us", "graph_apart_us"))
     taken = stages["selector"]["results"][0]
     assert taken["loss"] >= 1 and taken["ok"] and len(taken["versions"]) > 1 and stages["selector"]["geomean loss"] >= 1
     assert "FAIL" not in said
@@ -143,9 +146,7 @@ def test_each_call_ends_within_its_ten_minutes(tmp_path: Path) -> None:
     )
     calls = [sum(run_all.STAGES[s] for s in stages) for stages in run_all.CALLS.values()]
     assert max(calls) <= run_all.LIMIT and sum(calls) + len(calls) * run_all.STARTING + cpu.LIMIT <= run_all.LENT
-    options = argparse.Namespace(
-        pack=tmp_path, driver="ctypes", emulate=True, only=[], without_hopper=False, patience=9
-    )
+    options = argparse.Namespace(pack=tmp_path, driver="ctypes", emulate=True, only=[], patience=9)
     report = run_all.Report(tmp_path / "out")
     late = run_all.run_stage("gemm", options, time.monotonic() + run_all.SLACK, report)
     assert late["failed"] == "no time was left" and late["results"] == []
@@ -153,27 +154,43 @@ def test_each_call_ends_within_its_ten_minutes(tmp_path: Path) -> None:
     report.close()
 
 
-def test_without_a_primitive_of_hopper_the_rest_goes_on_without_its_kernels(
+def test_every_case_beyond_the_base_tests_one_feature() -> None:
+    """And every feature is tested: else nothing could switch it off."""
+    base, hopper = ({n for n, _ in conformance.jobs(arch, True)} for arch in (80, 90))
+    found = {c: [n for n, f in FEATURES.items() if re.fullmatch(f.cases, c)] for c in (*base, *hopper)}
+    assert not [c for c in base if found[c]] and not [c for c in hopper - base if len(found[c]) != 1]
+    assert {n for c in found.values() for n in c} == {*FEATURES}
+
+
+def test_where_a_primitive_fails_the_rest_goes_on_without_kernels_that_use_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[list[str]] = []
+    asked: list[str] = []
 
     def answers(command: list[str], seconds: float, patience: float) -> Iterator[dict[str, Any]]:
-        asked.append(command)
+        asked.append(os.environ[LACKING])
         yield {"name": "mma_f16", "ok": True}
-        yield {"name": "tma_load_2d_tf32", "ok": False}
-        yield {"name": "tma_load_2d", "ok": "conformance" not in command[2]}
+        yield {"name": "tma_load_2d_tf32", "ok": "conformance" not in command[2]}
+        yield {"name": "cluster_load_2d", "ok": "conformance" not in command[2]}
+        yield {"name": "launches_early graph chains", "ok": "conformance" not in command[2]}
+
+    monkeypatch.setenv(LACKING, "")
 
     monkeypatch.setattr(run_all, "results", answers)
     (tmp_path / "cases.json").write_text('{"left_out": [{"name": "conv", "failed": "refused"}]}')
     options = argparse.Namespace(
         pack=tmp_path, out=tmp_path / "out", stages=["conformance", "gemm"], limit=500, patience=9, driver="ctypes",
-        emulate=True, only=[], without_hopper=False,
+        emulate=True, only=[],
     )  # fmt: skip
     assert run_all.run(options) == 1
-    assert "--without-hopper" not in asked[0] and "--without-hopper" in asked[1]
+    assert asked == ["", "tf32_rounding,clusters,early_launches"]
     report, said = json.loads((tmp_path / "out/report.json").read_text()), (tmp_path / "out/log").read_text()
-    assert report["without_hopper"] == "tma_load_2d failed" and "not in the pack: conv: refused" in said
+    assert report["lacking"] == {
+        "tf32_rounding": ["tma_load_2d_tf32"],
+        "clusters": ["cluster_load_2d"],
+        "early_launches": ["launches_early graph chains"],
+    }
+    assert "not in the pack: conv: refused" in said
 
 
 def test_a_device_that_does_not_answer_ends_the_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -185,7 +202,7 @@ def test_a_device_that_does_not_answer_ends_the_call(tmp_path: Path, monkeypatch
     (tmp_path / "cases.json").write_text('{"target": "cuda:sm_90a"}')
     options = argparse.Namespace(
         pack=tmp_path, out=tmp_path / "out", stages=["kernels", "gemm"], limit=500, patience=9, driver="ctypes",
-        emulate=True, only=[], without_hopper=False,
+        emulate=True, only=[],
     )  # fmt: skip
     assert run_all.run(options) == 1
     report, said = json.loads((tmp_path / "out/report.json").read_text()), (tmp_path / "out/log").read_text()
@@ -195,7 +212,7 @@ def test_a_device_that_does_not_answer_ends_the_call(tmp_path: Path, monkeypatch
 
 def test_our_times_stay_when_torch_fails(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("POLYDYN_LIBCUDA", "emulated")
-    here = stage.Stage(argparse.Namespace(emulate=True, without_hopper=False, pack=folder, driver="ctypes", only=[]))
+    here = stage.Stage(argparse.Namespace(emulate=True, pack=folder, driver="ctypes", only=[]))
     here.__dict__["torch"] = object()
 
     def refuses(name: str) -> Any:
@@ -265,6 +282,7 @@ def test_conformance_takes_its_kernels_from_the_pack(tmp_path: Path, monkeypatch
         return argparse.Namespace(image=f"{arch} {kind}".encode())
 
     monkeypatch.setattr(conformance, "compile_cuda", compiled)
+    monkeypatch.setattr(pack, "programs", lambda target: iter(()))
     pack.write_conformance(tmp_path / "conformance", ("sm_80", "sm_90a"))
     assert len(list((tmp_path / "conformance").iterdir())) == 9  # three files for both, three for sm_90a
     machine = conformance.Machine(argparse.Namespace(arch=90), False, tmp_path)  # type: ignore[arg-type]

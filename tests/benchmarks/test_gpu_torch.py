@@ -86,7 +86,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def stage(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stage]:
     monkeypatch.setenv("POLYDYN_LIBCUDA", "emulated")
     monkeypatch.setattr(torch.Tensor, "cuda", lambda t: t)
-    made = Stage(argparse.Namespace(emulate=True, without_hopper=False, pack=folder, driver="ctypes", only=[]))
+    made = Stage(argparse.Namespace(emulate=True, pack=folder, driver="ctypes", only=[]))
     made.__dict__["torch"] = OnTheHost()
     yield made
 

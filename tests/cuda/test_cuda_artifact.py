@@ -119,17 +119,6 @@ def test_with_a_cuda_compiler_programs_hold_cubins_ptx_and_what_ptxas_said(tmp_p
     assert image(80, program) == ptx, "a cubin runs on no older device"
 
 
-def test_kernels_of_one_architecture_can_be_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Device:
-        device_name, arch = "NVIDIA", 90
-
-    image = {"sm_90a/kernels_000.cubin": b"\x7fELF"}
-    source = images.ImageSource(Device(), [("k", "sm_90a")], image, {"k.cu": ""})  # type: ignore[arg-type]
-    assert source.special == 90
-    monkeypatch.setenv(images.PLAIN, "1")
-    assert source.special == 0
-
-
 def test_a_damaged_image_is_found(tmp_path: Path) -> None:
     path = tmp_path / "p.polydyn"
     program = relu()

@@ -16,6 +16,7 @@ from onnx import helper
 import polydyn
 from polydyn.build.compiler import build_library
 from polydyn.codegen.cuda.emit import LONG
+from polydyn.codegen.cuda.slots import is_fast, of_operation, of_value
 from polydyn.codegen.cuda.work import Work
 from polydyn.compiler import plan_program
 from polydyn.errors import InputError, UnsupportedError
@@ -23,11 +24,12 @@ from polydyn.fusion.plan import FusionPlan
 from polydyn.gpu import hardware
 from polydyn.lowering.place_cuda import serves
 from polydyn.program.assemble import build_program
-from polydyn.program.estimates import estimated, launch_time, resident_blocks, step_time
+from polydyn.program.estimates import estimated, launch_time, memory_time, resident_blocks, step_time
 from polydyn.program.evaluation import Evaluation, evaluation_function
 from polydyn.program.plan import HostPlan, Launch
 from polydyn.runtime.c import sources
 from polydyn.runtime.cuda.program import CudaProgram
+from polydyn.schedules.expr import const, load, op
 from polydyn.schedules.index import ZERO, Atom, Index
 from polydyn.shapes.sizes import Sizes
 from polydyn.testing.choice import choose, estimates, may_run
@@ -38,7 +40,7 @@ from tests.support.tiny import model, node
 
 DEVICES = {"sm_90a": hardware.load("h200"), "sm_80": hardware.load("a100")}
 H200 = DEVICES["sm_90a"]
-FEW = ("gemv", "mma_16x64", "split_mma_16x64")
+FEW = ("gemv", "mma_16x64", "split_mma_16x64", "wgmma_64x")
 V = Index.of
 
 
@@ -104,13 +106,12 @@ def test_many_rows_take_the_largest_tile(arch: str, large: str) -> None:
     assert len({taken(arch, m, 1024, 1024).split("_4_")[0] for m in (1, 16, 256, whole)}) >= 3
 
 
-def test_clusters_where_bytes_from_l2_count(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_clusters_where_bytes_from_l2_count() -> None:
     """A short reduction takes tiles in turn; one row of clusters is not worth it; nor are bytes that cost nothing."""
     shapes = [sizes("sm_90a", *x) for x in ((8192, 4096, 8192), (4096, 768, 3072), (256, 512, 512))]
     names = [choose(launch("sm_90a"), at, H200).name for at in shapes]
     assert names[0].startswith("wgmma_128x256x64_4_cluster") and names[1].startswith("wgmma_128x128x64_5_turns_cluster")
-    monkeypatch.setattr("polydyn.program.estimates.L2_BYTES", 10**6)
-    (free,) = estimated(planned("sm_90a"), H200).launches
+    (free,) = estimated(planned("sm_90a"), replace(H200, costs=replace(H200.costs, l2_bytes=10**6))).launches
     assert not any("cluster" in x for x in (names[2], *(choose(free, at, H200).name for at in shapes)))
 
 
@@ -118,7 +119,7 @@ def test_clusters_where_bytes_from_l2_count(monkeypatch: pytest.MonkeyPatch) -> 
 def test_long_reductions_of_small_results_are_split(arch: str) -> None:
     for m, k, n in ((64, 16384, 64), (16, 16384, 128), (128, 32768, 128)):
         assert taken(arch, m, k, n).startswith("split"), (m, k, n)
-    assert arch != "sm_90a" or taken(arch, 256, 8192, 1024).startswith("split_wgmma_128x128")
+    assert arch != "sm_90a" or "_parts_" in taken(arch, 256, 8192, 1024)
     at = sizes(arch, 64, 512, 3072)
     fitting = [v.name for v in launch(arch).candidates if may_run(v, at, DEVICES[arch])]
     assert any(n.startswith("split") for n in fitting) and not taken(arch, 64, 512, 3072).startswith("split")
@@ -199,6 +200,56 @@ def test_more_work_takes_longer() -> None:
     assert resident_blocks(256, 255, V("s"), H200).evaluate({"s": 1024}) == 1
     full, alone = step_time(work, 256, H200)
     assert full < alone and step_time(replace(work, by_warps=False), 256, H200)[0] < full, "wgmma reaches the peak"
+
+
+def test_the_end_of_a_block_takes_time() -> None:
+    """Arithmetic and bytes of epilogues; of tiles in turn they cost what the steps of the next tile do not hide."""
+    work = Work(V("K"), 168, "f16", 2**22, traffic=2**15, flight=3, elements=2**14, by_warps=False)
+
+    def ns(k: int, blocks: int = 132, tiles: int = 1, **changed: int) -> int:
+        made = replace(work, tiles=V("T") if tiles > 1 else V(1), **changed)  # type: ignore[arg-type]
+        at = {"K": k, "G": blocks, "nth": 132, "T": tiles}
+        return launch_time(made, 384, V("G"), V(200_000), ZERO, H200).evaluate(at)
+
+    ends = ({}, {"results": 2**17}, {"last": 10 * 2**14 // 32}, {"last": 100 * 2**14 // 32})
+    assert ns(12) < ns(12, **ends[1]) < ns(12, **ends[3]) and ns(12, **ends[2]) < ns(12, **ends[3])
+    heavy = ends[3]
+    assert ns(12, tiles=9, **heavy) < ns(12, blocks=9 * 132, **heavy), "the end of one beside the steps of the next"
+    assert ns(200, tiles=9, **heavy) - ns(200, tiles=8, **heavy) == ns(200, tiles=9) - ns(200, tiles=8), "hidden"
+    assert ns(1, tiles=9, **heavy) - ns(1, tiles=8, **heavy) > ns(1, tiles=9) - ns(1, tiles=8), "longer than the steps"
+
+
+def test_slots_of_epilogues() -> None:
+    x, y = load("x", (V("i"), V("j")), "float32"), load("y", (V("i"), V("j")), "float32")
+    gelu = op("mul", x, op("add", const(1.0, "float32"), op("erf", op("div", x, const(1.4, "float32")))))
+    assert of_value(gelu, True) == 3 + of_operation("erf", True) < of_value(gelu, False)
+    assert of_value(op("div", x, y), True) == of_operation("div", True) > 1 == of_value(op("max", x, y), True)
+    assert of_operation("acosh", True) > 9, "one that nobody counted is not cheap"
+    assert is_fast(["float16", "int64"]) and not is_fast(["float16", "float32"]) and not is_fast(["int8"])
+    block = next(c.block for c in planned("sm_80").launches[0].candidates if c.name.startswith("mma_128x128"))
+    assert block is not None and block.work is not None
+    assert block.work.results == 128 * 128 * 2 and block.work.last > 128 * 128 // 32
+
+
+def test_what_l2_holds_is_not_read_from_memory() -> None:
+    """A workspace that fits; operands that do not are read again, as far as blocks in a strip do not share them."""
+    work = Work(V(64), 168, "f16", 2**10, traffic=2**15, flight=3, by_warps=False)
+
+    def ns(moved: int, kept: int, strip: int = 8) -> int:
+        x = memory_time(replace(work, strip=strip), V(132 * 40), V(40), V(1), V(moved), V(kept), H200)
+        return x.evaluate({"nth": 132})
+
+    small, large = H200.l2_bytes // 2, H200.l2_bytes * 8
+    assert 0 < ns(0, small) < ns(small, 0) and ns(0, large) > ns(0, small) * 16
+    assert ns(small, 0) == ns(small, 0, strip=0) and ns(large, 0) > ns(large, 0, strip=0)
+    assert ns(large, 0, strip=1) > ns(large, 0), "wide strips share more"
+
+
+def test_shared_memory_is_given_in_units() -> None:
+    """Three blocks of a third of it need more than there is: each has a reserve, and is rounded up to 128 bytes."""
+    third = H200.smem_per_sm // 3 - H200.smem_reserved_per_block
+    held = [resident_blocks(128, 32, V(n), H200) for n in (third, third + 1)]
+    assert held == [3, 2] == [H200.resident_blocks(128, 32, n) for n in (third, third + 1)]
 
 
 def test_the_compilers_registers_count() -> None:
@@ -324,6 +375,8 @@ __attribute__((visibility("default"))) int at(const int64_t *sizes, int64_t *out
 
 def test_choices_are_remembered() -> None:
     program = polydyn.compile(model([node("Relu", "x", "y")], {"x": ("float32", ["N"])}, ["y"]), target="cuda:emulated")
+    assert isinstance(program, CudaProgram)
+    program.graphs = 0  # what is repeated needs no choice
     for n in (3, 5, 3, 5, 0, 3, 0):
         x = np.arange(-1.0, n - 1, dtype=np.float32)
         assert np.array_equal(program.run({"x": x})["y"], np.maximum(x, 0))

@@ -5,13 +5,14 @@ Conditions, launch-time symbols, a workspace and kernels after it, tensor maps, 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from polydyn.codegen.kernel import BASE, TF32, Block, Kernel, TensorMapOf
+from polydyn.codegen.kernel import BASE, TF32, Block, Kernel, PixelBoxOf, TensorMapOf
 from polydyn.codegen.printers.cuda import PRELUDE
 from polydyn.compiler import plan_program
 from polydyn.errors import InputError
@@ -56,6 +57,13 @@ PD_KERNEL(mapped, 32, 1)(PD_TMAP(map), const float *x, float *y) {
 PD_EXPORT(mapped, 32);
 """
 )
+# the same with the second pixel of a column from 2 * block - 1 on, which the swizzle has moved
+EDITS = (
+    ("+ 128)", "+ 256)"), (", 128)", ", 256)"), ("mapped", "pixels"),
+    ("smem + pd_tid()", "smem + 128 + (pd_tid() ^ 4)"),
+    ("load_2d(smem, &map, 0, (int)pd_bid_x()", "pixels_3d(smem, &map, 0, 2 * (int)pd_bid_x() - 1, 0, 0"),
+)  # fmt: skip
+PIXELS = functools.reduce(lambda text, edit: text.replace(*edit), EDITS, MAPPED)
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -205,6 +213,18 @@ def test_tensor_maps_and_architectures(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("polydyn.runtime.cuda.images.ImageSource.special", 80)
     older = program(hopper, version("a", ONE), kernels=kernels)
     assert difference(older, 3) == 1 and "not tma: it is for sm_90a" in older.explain(B=3).details()
+
+
+def test_maps_of_pixels_reach_the_driver() -> None:
+    """Corners and steps of a tensor map in im2col mode, at the sizes of each call."""
+    box = PixelBoxOf((Index.of(-1),), (B,), (2,))
+    image = TensorMapOf("map", "x", "float32", Index.of(0), (ROW, B, Index.of(1)), (ROW, ROW * B), (32, 2), box)
+    of_pixels = Candidate("pixels", ("x", "y"), (), B, Index.of(512), "tma", block=Block(32, "sm_90a", (image,)))
+    p = program(of_pixels, kernels=(made("pixels", PIXELS, 2, 0, Block(32, "sm_90a")),))
+    for b in (1, 7):
+        x = np.random.default_rng(b).standard_normal((b, 32)).astype(np.float32)
+        later = np.concatenate([x[1::2], np.zeros((b - b // 2, 32), np.float32)])
+        assert np.array_equal(p.run({"x": x})["y"], 2 * later)
 
 
 def test_what_is_proven_of_the_sizes_leaves_fewer_versions() -> None:

@@ -67,6 +67,7 @@ def test_where_clusters_are_offered(made: tuple[FusionPlan, Placed, dict[str, Ke
     """Blocks are whole clusters, on devices that hold one; tiles are counted with those that no block of a pair has."""
     _, p, kernels = made
     k = kernels[TURNS]
+    assert k.device.features == ("warpgroups", "tma_stores", "clusters")
     cases = ((132, 128 * 65, 0), (132, 128 * 66 + 1, 132), (131, 128 * 66, 130), (1, 999, 0))
     for multiprocessors, rows, blocks in cases:
         dims = params_of(p, {"M": rows, "N": 256, "K": 64})

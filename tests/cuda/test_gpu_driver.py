@@ -7,6 +7,8 @@ import json
 import subprocess
 import sys
 import threading
+from copy import copy
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -25,7 +27,7 @@ from polydyn.gpu.errors import (
 from polydyn.runtime.cuda.driver import Driver
 from polydyn.runtime.cuda.driver_pycuda import pycuda_installed
 from polydyn.runtime.cuda.drivers import open_driver
-from polydyn.runtime.cuda.tensormap import TF32, TensorMap
+from polydyn.runtime.cuda.tensormap import TF32, PixelBox, TensorMap
 from polydyn.testing.device.cases import Mapped
 from polydyn.testing.device.gemms import MMA_SOURCE, WGMMA_SOURCE, Problem
 from tests.support.paths import ROOT
@@ -230,10 +232,36 @@ def test_tensor_map_rules(change: dict, rule: str) -> None:
         TensorMap(**good).check_address(8)
 
 
+IMAGE = TensorMap("float16", (72, 20, 10, 4), (144, 2880, 28800), (64, 384), pixels=PixelBox((-1, -2), (-1, 0), (2, 1)))
+"""A map in im2col mode."""
+
+
+@pytest.mark.parametrize(
+    ("change", "rule"),
+    [
+        ({"lower": (-129, 0)}, "corners from -128 to 127"), ({"upper": (0, 128)}, "corners"),
+        ({"lower": (-1,)}, "for each dim"), ({"steps": (9, 1)}, "steps from 1 to 8"), ({"steps": (0, 1)}, "steps"),
+        ({"upper": (-21, 0)}, "with a pixel in it"), ({"box": (64, 1025)}, "1 to 1024 pixels"),
+        ({"box": (68, 8)}, "multiple of 16 bytes"), ({"box": (128, 8)}, "no wider than the swizzle"),
+    ],
+)  # fmt: skip
+def test_rules_of_maps_of_pixels(change: dict, rule: str, library: str) -> None:
+    """Python names the rule; a driver refuses the same numbers."""
+    changed = change if "box" in change else {"pixels": replace(IMAGE.pixels, **change)}
+    with pytest.raises(DeviceError, match=rule):
+        replace(IMAGE, **changed)
+    if len(change.get("lower", IMAGE.strides)) > 1:
+        unchecked = copy(IMAGE)
+        for name, value in changed.items():
+            object.__setattr__(unchecked, name, value)
+        with pytest.raises(DeviceError, match="cuTensorMapEncodeIm2col failed: invalid argument"):
+            Driver(library=library).encode_tensor_map(unchecked, 4096)
+
+
 def test_emulated_and_driver_tensor_maps_agree(library: str) -> None:
     driver = Driver(library=library)
     bfloat = TensorMap("bfloat16", (100, 9, 4), (208, 2000), (64, 8, 2))
-    for described in (bfloat, *(TensorMap(t, (100, 9), (416,), (32, 8)) for t in ("float32", TF32))):
+    for described in (bfloat, IMAGE, *(TensorMap(t, (100, 9), (416,), (32, 8)) for t in ("float32", TF32))):
         assert driver.encode_tensor_map(described, 4096) == described.emulated(4096)
 
 

@@ -54,3 +54,18 @@ def test_rows_in_blocks() -> None:
         for rows in (7, 1500, 3001):
             x = RNG.standard_normal((rows, 48)).astype(np.float32)
             np.testing.assert_allclose(program.run({"x": x})["y"], expected(x, w, b), rtol=0, atol=1e-5)
+
+
+def test_few_steps_of_many_columns_go_column_by_column() -> None:
+    """Columns beyond the cache, of 64 steps or fewer: tasks are row tiles, in runs that share some columns."""
+    m, w, b = product(3001, 61)
+    (kernel,) = plan_program(m, target="cpu:avx512").kernels
+    values = [kernel.values({"n0": rows}, workers=2) for rows in (9, 100)]
+    assert [(x["B_i"], x["B_j"]) for x in values] == [(2, 5), (13, 2)], "8 rows, half of a cache, 16 tasks"
+    order = [kernel.text.index(f"for (i64 {x} =") for x in ("b_j", "b_i", "c_j", "c_i")]
+    assert order == sorted(order)
+    for threads in (1, 2, 3):
+        program = compile(m, threads=threads)
+        for rows in (1, 9, 100):
+            x = RNG.standard_normal((rows, 61)).astype(np.float32)
+            np.testing.assert_allclose(program.run({"x": x})["y"], expected(x, w, b), rtol=0, atol=1e-5)

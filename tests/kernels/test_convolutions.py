@@ -225,6 +225,13 @@ def test_few_uneven_images_are_tasks_of_some_columns() -> None:
     assert found == {(3, 1): 3, (3, 2): 6, (2, 2): 2, (17, 2): 17}
 
 
+def test_strips_beside_columns_that_no_cache_holds_are_larger() -> None:
+    """They would not stay there either, and less of a larger one is copied twice."""
+    plans = [plan_program(conv((outputs, 120, 5, 5), pads=[2, 2, 2, 2])) for outputs in (16, 48)]
+    tasks = [p.launches[0].candidates[0].tasks.evaluate({"N": 1, "H": 16, "W": 100, "nth": 1}) for p in plans]
+    assert tasks == [4, 1]
+
+
 def test_planes_are_stored_in_whole_vectors() -> None:
     """Sums of a run of register tiles are transposed; a sum over channels behind it keeps its columns together.
 
@@ -296,15 +303,18 @@ def test_a_costly_map_joins_a_product_but_no_window() -> None:
     assert [g.kind for g in plan(3).groups] == ["nest", "contract"], "it would be computed for each of nine taps"
 
 
-def test_on_a_gpu_maps_of_rows_along_the_reduction_stay_kernels() -> None:
-    """There a copy of whole rows computes nothing; pixels lie across the reduction, and are copied one by one."""
+def test_on_a_gpu_maps_of_rows_along_the_reduction_join_few_columns() -> None:
+    """There a copy of whole rows computes nothing where many columns ask for it; pixels that lie across the reduction
+    are copied one by one.
+    """
     maps = [node("Relu", "x", "r"), node("Mul", "r s", "m")]
-    dense = model([*maps, node("MatMul", "m w", "y")], {"x": (F, ["M", 8])}, ["y"], {"s": floats(8), "w": floats(8, 4)})
+    few, many = (model([*maps, node("MatMul", "m w", "y")], {"x": (F, ["M", 8])}, ["y"],
+                       {"s": floats(8), "w": floats(8, n)}) for n in (512, 513))  # fmt: skip
     pixels = model([*maps, node("Conv", "m w", "y")], {"x": (F, ["N", 8, "H", "W"])}, ["y"],
                    {"s": floats(8, 1, 1), "w": floats(4, 8, 1, 1)})  # fmt: skip
     count = {cuda: [len(fusion_plan(rewrite_graph(import_model(x)), Cuda.unused if cuda else (), cuda).groups)
-                    for x in (dense, pixels)] for cuda in (False, True)}  # fmt: skip
-    assert count == {False: [1, 1], True: [2, 1]}
+                    for x in (few, many, pixels)] for cuda in (False, True)}  # fmt: skip
+    assert count == {False: [1, 1, 1], True: [1, 2, 1]}
 
 
 def test_the_prologue_is_proven_and_mistakes_are_refused_with_an_instance() -> None:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import lru_cache
+from itertools import product
 
 import numpy as np
 import pytest
@@ -31,6 +34,11 @@ OPEN void t_bf16(const f32 *a, u16 *c, int64_t n) {
   for (i64 i = 0; i < n; i += PD_W) vstore_u16(c, i, vnarrow_bf16(vload_f32(a, i))); }
 OPEN void t_wide(const u16 *a, f32 *c, int64_t n) {
   for (i64 i = 0; i < n; i += PD_W) vstore_f32(c, i, vload_bf16(a, i)); }
+#define CASE(s) case s: vstore_f32(c, 0, vloadgs_f32(a, 0, s, m)); vstore_u16(d, 0, vloadgs_u16(h, 0, s, m)); \
+  if (!low) vstore_u16(e, 0, vloads_u16(h, 0, s, n)); break;
+OPEN void t_apart(const f32 *a, const u16 *h, f32 *c, u16 *d, u16 *e, int64_t s, int64_t low, int64_t n) {
+  vb m = vbetween(low, n);
+  switch (s) { CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) } }
 OPEN void t_tail(f32 *a, int64_t n) { vstorem_f32(a, 0, vloadm_f32(a, 0, n) + 1.0f, n); }
 """
 
@@ -82,19 +90,46 @@ def test_horizontal_reductions_see_every_lane(width: int) -> None:
     assert call(width, "t64_hmax", numbers)[0] == numbers[:width].max()
 
 
+@contextmanager
+def page() -> Iterator[tuple[mmap.mmap, int]]:
+    """Memory whose first page may be touched and the next one not, and its address."""
+    memory = mmap.mmap(-1, 2 * mmap.PAGESIZE)
+    begin = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+    protect = ctypes.CDLL(None, use_errno=True).mprotect
+    behind = ctypes.c_void_p(begin + mmap.PAGESIZE), ctypes.c_size_t(mmap.PAGESIZE)
+    assert protect(*behind, 0) == 0
+    yield memory, begin
+    assert protect(*behind, 3) == 0
+
+
 @pytest.mark.parametrize("width", WIDTHS)
 def test_masked_lanes_touch_nothing_beyond_a_page(width: int) -> None:
     """The live elements end where the readable memory ends; one byte further is a fault."""
-    page = mmap.PAGESIZE
-    memory = mmap.mmap(-1, 2 * page)
-    whole = np.frombuffer(memory, F)
-    begin = ctypes.addressof(ctypes.c_char.from_buffer(memory))
-    protect = ctypes.CDLL(None, use_errno=True).mprotect
-    assert protect(ctypes.c_void_p(begin + page), ctypes.c_size_t(page), 0) == 0
-    for n in range(width + 1):
-        leaf(width).t_tail(ctypes.c_void_p(begin + page - 4 * n), ctypes.c_int64(n))
-    assert whole[page // 4 - 1] == width
-    assert protect(ctypes.c_void_p(begin + page), ctypes.c_size_t(page), 3) == 0
+    with page() as (memory, begin):
+        for n in range(width + 1):
+            leaf(width).t_tail(ctypes.c_void_p(begin + mmap.PAGESIZE - 4 * n), ctypes.c_int64(n))
+        assert np.frombuffer(memory, F)[mmap.PAGESIZE // 4 - 1] == width
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("dtype", [np.float32, np.uint16])
+def test_elements_apart_are_read_in_their_lanes_only(width: int, dtype: type[np.generic]) -> None:
+    """The last one that is read ends where the readable memory ends."""
+    size = mmap.PAGESIZE // np.dtype(dtype).itemsize
+    lanes = np.arange(width)
+    with page() as (memory, begin):
+        places = np.frombuffer(memory, dtype, size)
+        places[:] = np.arange(size)
+        for apart, low, n in product(range(1, 6), (0, 1, width // 2), range(1, width + 1)):
+            first = size - apart * (n - 1) - 1
+            at, other = (ctypes.c_void_p(begin + i * places.itemsize) for i in (first, 0))
+            out = [np.zeros(width, x) for x in (np.float32, np.uint16, np.uint16)]
+            pointers = (ctypes.c_void_p(x.ctypes.data) for x in out)
+            pair = (at, other) if dtype is np.float32 else (other, at)
+            leaf(width).t_apart(*pair, *pointers, *map(ctypes.c_int64, (apart, low, n)))
+            expected = np.where((lanes >= low) & (lanes < n), places.take(first + apart * lanes, mode="clip"), 0)
+            for got in out[:1] if dtype is np.float32 else out[1 : 2 + (low == 0)]:
+                np.testing.assert_array_equal(got, expected)
 
 
 @pytest.mark.parametrize("width", WIDTHS)

@@ -21,13 +21,14 @@ RNG = np.random.default_rng(5)
 STEPS, COLUMNS = LEAST_SHARES * SHARE_STEPS + 13, 17
 CONSTANTS = {
     "w": (RNG.standard_normal((STEPS, COLUMNS)) / 80).astype(np.float32),
+    "few": (RNG.standard_normal((STEPS, 4)) / 80).astype(np.float32),
     "b": RNG.standard_normal(COLUMNS).astype(np.float32),
     "rows": np.array([1]), "columns": np.array([0]), "all": np.array([0, 1]),
 }  # fmt: skip
 MODEL = model(
     [
         node("MatMul", "x w", "m"), node("Add", "m b", "s"), node("Relu", "s", "y"),
-        node("MatMul", "p q", "r"), node("Tanh", "r", "z"),
+        node("MatMul", "x few", "h"), node("Neg", "h", "dots"), node("MatMul", "p q", "r"), node("Tanh", "r", "z"),
         node("ReduceSum", "u rows", "v", keepdims=0), node("Abs", "v", "row"),
         node("ReduceSum", "u all", "total", keepdims=0), node("ReduceMax", "t columns", "column", keepdims=0),
     ],
@@ -35,7 +36,7 @@ MODEL = model(
         "x": ("float32", ["M", STEPS]), "p": ("float32", ["B", 3, "K"]), "q": ("float32", ["B", "K", 20]),
         "u": ("float32", ["B", "U"]), "t": ("float32", ["K", 24]),
     },
-    ["y", "z", "row", "total", "column"],
+    ["y", "dots", "z", "row", "total", "column"],
     CONSTANTS,
 )  # fmt: skip
 LONG = LEAST_SHARES * SHARE_STEPS
@@ -63,8 +64,8 @@ def feeds(m: int, b: int, k: int) -> dict[str, np.ndarray]:
 def expected(given: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     x, p, q, u, t = (given[n].astype(np.float64) for n in "xpqut")
     return {
-        "y": np.maximum(x @ CONSTANTS["w"] + CONSTANTS["b"], 0), "z": np.tanh(p @ q), "row": np.abs(u.sum(1)),
-        "total": u.sum(), "column": t.max(0, initial=-np.inf),
+        "y": np.maximum(x @ CONSTANTS["w"] + CONSTANTS["b"], 0), "dots": -(x @ CONSTANTS["few"]),
+        "z": np.tanh(p @ q), "row": np.abs(u.sum(1)), "total": u.sum(), "column": t.max(0, initial=-np.inf),
     }  # fmt: skip
 
 
@@ -80,9 +81,9 @@ def test_shares_depend_on_sizes_alone(programs: dict[int, Program], m: int, b: i
     split = {x.label.split()[2].rstrip(",") for x in launches if x.label.startswith("shares of") and x.tasks > 0}
     least = LEAST_SHARES * SHARE_ELEMENTS
     assert split == {
-        *(["y"] * (0 < m <= 8 * FEW_TILES)), *(["z"] * (0 < b <= FEW_TILES and k >= LONG)),
-        *(["row"] * (b <= FEW_TILES and 10 * b * k >= least)), *(["total"] * (10 * b * k >= least)),
-        *(["column"] * (24 * k >= least)),
+        *(["y"] * (0 < m <= 8 * FEW_TILES)), *(["dots"] * (26 <= m <= 6 * FEW_TILES)),
+        *(["z"] * (0 < b <= FEW_TILES and k >= LONG)), *(["row"] * (b <= FEW_TILES and 10 * b * k >= least)),
+        *(["total"] * (10 * b * k >= least)), *(["column"] * (24 * k >= least)),
     }  # fmt: skip
 
 

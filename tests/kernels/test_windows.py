@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from onnx import numpy_helper
 
 from polydyn.checked import CheckedProgram
 from polydyn.compiler import plan_program
@@ -15,6 +16,7 @@ from polydyn.graph.expand import import_model
 from polydyn.program.assemble import build_program
 from polydyn.program.plan import HostPlan
 from polydyn.schedules.expr import Array
+from polydyn.testing.halves import in_halves, rounded, widened
 from tests.support.marks import slow
 from tests.support.quantized import random_bytes
 from tests.support.tiny import model, node
@@ -75,7 +77,7 @@ CASES: list[tuple[str, int, int, dict[str, Any]]] = [
     ("AveragePool", 20, 2, {"kernel_shape": [3, 2], "pads": [1, 0, 0, 1], "strides": [2, 2], "ceil_mode": 1}),
     ("AveragePool", 4, 3, {"kernel_shape": [2, 2, 2], "pads": [1, 0, 0, 0, 1, 1], "count_include_pad": 1}),
 ]
-LONG = (0, 5, 8, 9)
+LONG = (0, 4, 5, 8, 9, 10)
 """Cases whose run with channels last is left to ``make test-long``."""
 
 SIZES: dict[int, list[tuple[int, ...]]] = {
@@ -107,6 +109,27 @@ def test_windows_at_ugly_sizes(case: int, last: bool) -> None:
     assert len(windows_of(plan)) == 1
     chains = any("_second" in k.text for k in plan.kernels)
     assert chains or 7 not in attributes["kernel_shape"], "sums of many taps are two chains at an edge"
+
+
+@pytest.mark.parametrize(
+    ("case", "last", "dtype"), [(4, False, "bfloat16"), (1, False, "float16"), slow(1, True, "float16"),
+                                slow(2, False, "bfloat16"), slow(6, False, "bfloat16"), slow(9, True, "float16")],
+)  # fmt: skip
+def test_windows_of_halves_are_those_of_floats_rounded_once(case: int, last: bool, dtype: str) -> None:
+    """Elements are widened, sums are float32: the same additions in the same order."""
+    op, channels, rank, attributes = CASES[case]
+    whole = window(op, channels, rank, last, **attributes)
+    for t in whole.graph.initializer:
+        t.CopyFrom(numpy_helper.from_array(widened(rounded(numpy_helper.to_array(t), dtype), dtype), t.name))
+    plan = plan_program(in_halves(whole, dtype))
+    assert len(windows_of(plan)) == 1
+    halves, floats_, checked = build_program(plan, threads=1), build_program(plan_program(whole)), CheckedProgram(plan)
+    for n, *s in SIZES[rank]:
+        x = rounded(floats(n, *s, channels) if last else floats(n, channels, *s), dtype)
+        got = widened(halves.run({"x": x})["y"], dtype)
+        expected = rounded(floats_.run({"x": x.astype(np.float32)})["y"], dtype).astype(np.float32)
+        np.testing.assert_array_equal(got, expected)
+        np.testing.assert_array_equal(widened(checked.run({"x": x})["y"], dtype), got)
 
 
 def test_a_lane_of_whole_vectors_has_no_tail_and_one_of_less_than_a_vector_no_loop() -> None:
@@ -153,6 +176,45 @@ def test_known_sizes_of_planes_are_decided_when_the_model_is_compiled() -> None:
             dim.dim_value = side
         (kernel,) = plan_program(m).kernels
         assert kernel.name.startswith(kind)
+
+
+FEW = {
+    "strided": (
+        (12, 3, 3, 3),
+        {"strides": [1, 2], "dilations": [2, 1], "pads": [2, 1, 0, 1]}, [(2, 5, 96), (1, 3, 131), (0, 3, 96)],
+    ),
+    "dilated": ((5, 2, 2, 3), {"dilations": [1, 2], "pads": [0, 3, 1, 0]}, [(1, 3, 63), (2, 2, 65), (1, 1, 80)]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", ["strided", slow("dilated")])
+def test_convolutions_to_few_planes_run_along_lines(case: str) -> None:
+    """Results in planes, of few channels: all of them read a vector of pixels. In short lines it stays a product."""
+    weight, attributes, shapes = FEW[case]
+    out, channels, *_ = weight
+    nodes = [node("Conv", "x w b", "c", **attributes), node("Tanh", "c", "y")]
+    m = model(nodes, {"x": (F, ["N", channels, "H", "W"])}, ["y"], {"w": floats(*weight), "b": floats(out)})
+    plan = agrees(m, *((n, channels, h, w) for n, h, w in (*shapes, (1, 4, 9))), checked=True)
+    assert len(plan.launches) == 1 and len(windows_of(plan)) == 1
+    program = build_program(plan, threads=1)
+    chosen = [program.explain(N=n, H=h, W=w).launches[0].kernel.split("_")[0] for n, h, w in (*shapes, (1, 4, 9))]
+    assert chosen == ["window"] * len(shapes) + ["contract"]
+
+
+def test_convolutions_that_stay_products() -> None:
+    """Of 64 channels, results that lie together along channels, elements 3 apart. Known sizes have one kernel."""
+    taps: dict[str, Any] = {"pads": [1, 1, 1, 1]}
+    last = [node("Conv", "x w", "c", **taps), node("Softmax", "c", "y", axis=1)]
+    plain = [node("Conv", "x w", "y", **taps)]
+    apart = [node("Conv", "x w", "y", strides=[3, 3], **taps)]
+    kinds: list[tuple[list[onnx.NodeProto], int, Any, list[str]]] = [
+        (plain, 64, "W", ["contract"]), (last, 8, "W", ["contract"]), (apart, 8, "W", ["contract"]),
+        (plain, 8, 128, ["window"]), (plain, 8, 5, ["contract"]),
+    ]  # fmt: skip
+    for nodes, out, w, expected in kinds:
+        m = model(nodes, {"x": (F, ["N", 16, "H", w])}, ["y"], {"w": floats(out, 16, 3, 3)})
+        kernels = [k.name.split("_")[0] for k in plan_program(m).kernels]
+        assert [k for k in kernels if k != "nest"] == expected, (out, w)
 
 
 def test_a_pad_of_tokens_is_never_written() -> None:

@@ -24,7 +24,7 @@ from polydyn.graph.fold import fold
 from polydyn.lowering.pack import pack
 from polydyn.lowering.place import Placed
 from polydyn.lowering.place_cuda import CudaBuilder
-from polydyn.runtime.cuda.tensormap import TensorMap, element_type
+from polydyn.runtime.cuda.tensormap import PixelBox, TensorMap, element_type
 
 Arrays = dict[str, np.ndarray[Any, Any]]
 SHARED = 227 * 1024
@@ -100,7 +100,11 @@ def encoded(m: TensorMapOf, a: np.ndarray[Any, Any], env: Mapping[str, int]) -> 
     """The tensor map of a kernel over an array."""
     _, size = element_type(m.dtype)
     dims, strides = (tuple(i.evaluate(env) for i in x) for x in (m.dims, m.strides))
-    made = TensorMap(m.dtype, dims, tuple(s * size for s in strides), m.box)
+    pixels = None
+    if m.pixels:
+        lower, upper = (tuple(i.evaluate(env) for i in x) for x in (m.pixels.lower, m.pixels.upper))
+        pixels = PixelBox(lower, upper, m.pixels.steps)
+    made = TensorMap(m.dtype, dims, tuple(s * size for s in strides), m.box, pixels=pixels)
     return made.emulated(a.ctypes.data + m.offset.evaluate(env) * size)
 
 

@@ -374,13 +374,14 @@ API(cuFuncSetAttribute)(Function *f, int attribute, int v) {
   LOCK;
   if (!functions.count(f)) return INVALID_HANDLE;
   if (attribute == 8 && (v < 0 || v > shared_limit())) return INVALID_VALUE;
+  if (attribute == 9 && (v < -1 || v > 100)) return INVALID_VALUE;
   if (attribute == 8) f->max_dynamic = v;
   return 0;
 }
 API(cuFuncGetAttribute)(int *v, int attribute, Function *f) {
   LOCK;
   if (!functions.count(f)) return INVALID_HANDLE;
-  *v = attribute == 0 ? (int)f->kernel->threads : attribute == 5 || attribute == 6 ? (int)f->kernel->arch
+  *v = attribute == 0 ? (int)f->kernel->threads : attribute == 5 || attribute == 6 ? capability()  // as compiled for it
      : attribute == 8 ? f->max_dynamic : 0;  // registers and local memory: 0, there are none
   return 0;
 }
@@ -397,8 +398,11 @@ API(cuOccupancyMaxActiveBlocksPerMultiprocessor)(int *blocks, Function *f, int t
 // ---- launch -----------------------------------------------------------------------------------------------------
 extern "C" __attribute__((visibility("default"))) uint64_t pdemu_counters[PDEMU_COUNTERS];
 uint64_t pdemu_counters[PDEMU_COUNTERS];
+// For tests: how many launches have begun before the one before them had ended.
+extern "C" __attribute__((visibility("default"))) uint64_t pdemu_overlaps;
+uint64_t pdemu_overlaps;
 
-struct Launch { Function *function; uint64_t module; uint32_t grid[3], threads, smem; std::vector<std::string> params; };
+struct Launch { Function *function; uint64_t module; uint32_t grid[3], threads, smem; std::vector<std::string> params; bool overlaps; };
 static int run_kernel(const Launch &k) {
   if (!loaded.count(k.module)) return fault("a graph launches a kernel whose module was unloaded");
   // The device copies parameters into constant memory, which is aligned enough for tensor maps.
@@ -412,58 +416,112 @@ static int run_kernel(const Launch &k) {
   std::vector<pdemu_range> ranges;
   for (auto &a : memory)
     if (a.second.owner == here()) ranges.push_back({a.first, a.first + a.second.bytes});
-  pdemu_launch l = {PDEMU_ABI, {k.grid[0], k.grid[1], k.grid[2]}, k.threads, k.smem, (uint32_t)setting("PDEMU_REVERSE", 0),
+  pdemu_launch l = {PDEMU_ABI, {k.grid[0], k.grid[1], k.grid[2]}, k.threads, k.smem, (uint32_t)setting("PDEMU_REVERSE", 0), k.overlaps,
                     (uint32_t)ranges.size(), ranges.data(), aligned.data(), pdemu_counters, {0}};
+  pdemu_overlaps += k.overlaps;
   int code = k.function->kernel->launch(&l);
   if (code == PDEMU_INVALID) return INVALID_VALUE;
   if (code) here()->broken = code, last_message = l.message;  // reported by the next call, as on a GPU
   return 0;
 }
-API(cuLaunchKernel)(Function *f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned smem,
-                    Handle stream, void **params, void **extra) {
-  NEED_CONTEXT;
-  if (!functions.count(f) || !is_stream(stream)) return INVALID_HANDLE;
-  if (!gx || !gy || !gz || gx > INT32_MAX || gy > 65535 || gz > 65535 || !bx || by != 1 || bz != 1) return INVALID_VALUE;
-  if (smem > (unsigned)f->max_dynamic) return INVALID_VALUE;
-  if (bx > f->kernel->threads) return OUT_OF_RESOURCES;
+// Takes down a launch, its parameters with it; what is wrong with it.
+static int describe(Launch *k, Function *f, const unsigned *grid, const unsigned *block, unsigned smem, void **params, void **extra) {
+  if (!functions.count(f)) return INVALID_HANDLE;
+  if (!grid[0] || !grid[1] || !grid[2] || grid[0] > INT32_MAX || grid[1] > 65535 || grid[2] > 65535) return INVALID_VALUE;
+  if (!block[0] || block[1] != 1 || block[2] != 1 || smem > (unsigned)f->max_dynamic) return INVALID_VALUE;
+  if (block[0] > f->kernel->threads) return OUT_OF_RESOURCES;
   const char *buffer = nullptr;
   for (int i = 0; !params && extra && extra[i]; i += 2)
     if (extra[i] == (void *)1) buffer = (const char *)extra[i + 1];
-  Launch k = {f, f->module, {gx, gy, gz}, bx, smem, {}};
+  *k = {f, f->module, {grid[0], grid[1], grid[2]}, block[0], smem, {}, false};
   for (uint32_t i = 0; i < f->kernel->nparams; i++)
-    k.params.emplace_back(buffer ? buffer + f->kernel->offsets[i] : (const char *)params[i], f->kernel->sizes[i]);
+    k->params.emplace_back(buffer ? buffer + f->kernel->offsets[i] : (const char *)params[i], f->kernel->sizes[i]);
+  return 0;
+}
+static int launch(const Launch &k, Handle stream) {
   int code = enqueue(stream, [k] { return run_kernel(k); });
   if (code || !setting("CUDA_LAUNCH_BLOCKING", 0) || capture_of(stream)) return code;
   finish(stream);  // a launch that waits for its kernel answers for it
   return here()->broken;
 }
-API(cuLaunchKernelEx)(const unsigned *config, Function *f, void **params, void **extra) {
-  return cuLaunchKernel(f, config[0], config[1], config[2], config[3], config[4], config[5], config[6],
-                        *(Handle *)(config + 8), params, extra);
+API(cuLaunchKernel)(Function *f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned smem,
+                    Handle stream, void **params, void **extra) {
+  NEED_CONTEXT;
+  if (!is_stream(stream)) return INVALID_HANDLE;
+  const unsigned grid[] = {gx, gy, gz}, block[] = {bx, by, bz};
+  Launch k;
+  int code = describe(&k, f, grid, block, smem, params, extra);
+  return code ? code : launch(k, stream);
+}
+struct Attribute { int id, pad, value, rest[15]; };  // CUlaunchAttribute
+struct Config { unsigned grid[3], block[3], smem; Handle stream; const Attribute *attributes; unsigned count; };  // CUlaunchConfig
+API(cuLaunchKernelEx)(const Config *how, Function *f, void **params, void **extra) {
+  NEED_CONTEXT;
+  enum { PROGRAMMATIC_STREAM_SERIALIZATION = 6 };
+  if (!is_stream(how->stream)) return INVALID_HANDLE;
+  Launch k;
+  if (int code = describe(&k, f, how->grid, how->block, how->smem, params, extra)) return code;
+  for (unsigned i = 0; i < how->count; i++) {
+    if (how->attributes[i].id != PROGRAMMATIC_STREAM_SERIALIZATION || capability() < 90) return NOT_SUPPORTED;
+    k.overlaps |= how->attributes[i].value != 0;
+  }
+  return launch(k, how->stream);
 }
 
 // ---- tensor maps ------------------------------------------------------------------------------------------------
-API(cuTensorMapEncodeTiled)(void *out, int type, unsigned rank, Address base, const uint64_t *dims, const uint64_t *strides,
-                            const unsigned *box, const unsigned *element_strides, int interleave, int swizzle, int, int) {
+// What a tensor map of either mode has: the tensor. `inner`: elements along dim 0 of what a copy moves.
+static int describe(pdemu_tensor_map *m, const void *out, int type, unsigned rank, Address base, const uint64_t *dims,
+                    const uint64_t *strides, unsigned inner, int interleave, int swizzle) {
   static const uint8_t sizes[] = {1, 2, 4, 4, 8, 8, 2, 4, 8, 2, 0, 4};  // 10, floats flushed to zero, is not modelled
   enum { TFLOAT32 = 11 };
   if (type < 0 || type > TFLOAT32 || !sizes[type]) return INVALID_VALUE;
   if ((uint64_t)out % 64 || rank < 1 || rank > 5 || base % 16 || interleave) return INVALID_VALUE;
   if (swizzle != 0 && swizzle != 3) return NOT_SUPPORTED;
-  pdemu_tensor_map m = {};
-  m.base = base, m.magic = PDEMU_TENSOR_MAP, m.rank = (uint8_t)rank, m.element_bytes = sizes[type];
-  m.swizzle = (uint8_t)swizzle, m.tf32 = type == TFLOAT32;
-  for (int i = 0; i < 5; i++) m.dims[i] = 1, m.box[i] = 1;
+  m->base = base, m->magic = PDEMU_TENSOR_MAP, m->rank = (uint8_t)rank, m->element_bytes = sizes[type];
+  m->swizzle = (uint8_t)swizzle, m->tf32 = type == TFLOAT32;
+  for (int i = 0; i < 5; i++) m->dims[i] = 1, m->box[i] = 1;
   for (unsigned i = 0; i < rank; i++) {
-    if (!dims[i] || dims[i] > 1ull << 32 || !box[i] || box[i] > 256 || element_strides[i] != 1) return INVALID_VALUE;
+    if (!dims[i] || dims[i] > 1ull << 32) return INVALID_VALUE;
     if (i && (strides[i - 1] % 16 || strides[i - 1] >= 1ull << 40)) return INVALID_VALUE;
-    m.dims[i] = (uint32_t)dims[i], m.box[i] = (uint16_t)box[i];
-    if (i) m.strides[i - 1] = strides[i - 1];
+    m->dims[i] = (uint32_t)dims[i];
+    if (i) m->strides[i - 1] = strides[i - 1];
   }
-  if (box[0] * sizes[type] % 16 || (swizzle == 3 && box[0] * sizes[type] > 128)) return INVALID_VALUE;
+  if (!inner || inner > 256 || inner * sizes[type] % 16 || (swizzle == 3 && inner * sizes[type] > 128)) return INVALID_VALUE;
+  return 0;
+}
+static int put(void *out, const pdemu_tensor_map &m) {
   memset(out, 0, 128);
   memcpy(out, &m, sizeof m);
   return 0;
+}
+API(cuTensorMapEncodeTiled)(void *out, int type, unsigned rank, Address base, const uint64_t *dims, const uint64_t *strides,
+                            const unsigned *box, const unsigned *element_strides, int interleave, int swizzle, int, int) {
+  pdemu_tensor_map m = {};
+  if (int code = describe(&m, out, type, rank, base, dims, strides, box[0], interleave, swizzle)) return code;
+  for (unsigned i = 0; i < rank; i++) {
+    if (!box[i] || box[i] > 256 || element_strides[i] != 1) return INVALID_VALUE;
+    m.box[i] = (uint16_t)box[i];
+  }
+  return put(out, m);
+}
+// Corners are along w, h, d, as the dims and strides between channels and images are. A box must hold a pixel.
+API(cuTensorMapEncodeIm2col)(void *out, int type, unsigned rank, Address base, const uint64_t *dims, const uint64_t *strides,
+                             const int *lower, const int *upper, unsigned channels, unsigned pixels,
+                             const unsigned *element_strides, int interleave, int swizzle, int, int) {
+  static const int most[] = {1 << 15, 1 << 7, 1 << 4};
+  pdemu_tensor_map m = {};
+  if (rank < 3) return INVALID_VALUE;
+  if (int code = describe(&m, out, type, rank, base, dims, strides, channels, interleave, swizzle)) return code;
+  if (!pixels || pixels > 1024 || element_strides[rank - 1] != 1) return INVALID_VALUE;
+  m.box[0] = (uint16_t)channels, m.box[1] = (uint16_t)pixels;
+  for (unsigned i = 0; i + 2 < rank; i++) {
+    int limit = most[rank - 3];
+    unsigned step = element_strides[i + 1];
+    if (lower[i] < -limit || lower[i] >= limit || upper[i] < -limit || upper[i] >= limit || !step || step > 8) return INVALID_VALUE;
+    if ((int64_t)dims[i + 1] + upper[i] <= lower[i]) return INVALID_VALUE;
+    m.lower[i] = (int16_t)lower[i], m.upper[i] = (int16_t)upper[i], m.steps[i] = (uint8_t)step;
+  }
+  return put(out, m);
 }
 
 // ---- errors and entry points ------------------------------------------------------------------------------------

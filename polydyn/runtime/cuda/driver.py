@@ -373,11 +373,16 @@ class Driver:
         rank = len(tensor_map.dims)
         room = (ctypes.c_char * 192)()
         aligned = (ctypes.addressof(room) + 63) & ~63
-        swizzle = 3 if tensor_map.swizzle else 0
+        swizzle, pixels = 3 if tensor_map.swizzle else 0, tensor_map.pixels
+        steps = (1, *pixels.steps, 1) if pixels else [1] * rank
+        of_mode: tuple[Any, ...] = ((ctypes.c_uint32 * rank)(*tensor_map.box),)
+        if pixels:
+            corners = ((ctypes.c_int * 3)(*x) for x in (pixels.lower, pixels.upper))
+            of_mode = (*corners, *map(ctypes.c_uint32, tensor_map.box))
         self._call(
-            "cuTensorMapEncodeTiled", ctypes.c_void_p(aligned), tensor_map.type_code, rank, ctypes.c_void_p(pointer),
-            (ctypes.c_uint64 * rank)(*tensor_map.dims), (ctypes.c_uint64 * rank)(*tensor_map.strides),
-            (ctypes.c_uint32 * rank)(*tensor_map.box), (ctypes.c_uint32 * rank)(*[1] * rank), 0, swizzle, 3, 0,
+            "cuTensorMapEncodeIm2col" if pixels else "cuTensorMapEncodeTiled", ctypes.c_void_p(aligned),
+            tensor_map.type_code, rank, ctypes.c_void_p(pointer), (ctypes.c_uint64 * rank)(*tensor_map.dims),
+            (ctypes.c_uint64 * rank)(*tensor_map.strides), *of_mode, (ctypes.c_uint32 * rank)(*steps), 0, swizzle, 3, 0,
             detail=str(tensor_map),
         )  # fmt: skip
         return ctypes.string_at(aligned, 128)

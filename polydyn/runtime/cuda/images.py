@@ -7,7 +7,6 @@ no image is compiled from its source when it is first launched; for the CPU libc
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
@@ -22,10 +21,7 @@ from polydyn.gpu.errors import WrongArchitectureError
 from polydyn.gpu.targets import BASE, EMULATED, named, special_arch
 from polydyn.runtime.cuda.driver import Driver
 
-__all__ = ["PLAIN", "ImageSource", "Images", "build_images", "is_emulated"]
-
-PLAIN = "POLYDYN_PLAIN_KERNELS"
-"""The environment's refusal, when not empty, of kernels with the instructions of one architecture alone (sm_90a)."""
+__all__ = ["ImageSource", "Images", "build_images", "is_emulated"]
 
 EMULATION = "polydyn CPU emulation"
 """How the device of the CPU libcuda begins to call itself."""
@@ -147,12 +143,7 @@ class ImageSource:
 
     @property
     def special(self) -> int:
-        """The compute capability whose own instructions the kernels may have: the device's; 0 when they are older.
-
-        Also 0 under ``$POLYDYN_PLAIN_KERNELS``: every group has versions that do without.
-        """
-        if os.environ.get(PLAIN):
-            return 0
+        """The compute capability whose own instructions the kernels may have: the device's; 0 when they are older."""
         native = self._kind is None or self._kind[0] == named(self.driver.arch)
         return self.driver.arch if native else 0
 

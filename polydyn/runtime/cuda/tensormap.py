@@ -7,11 +7,12 @@ The driver answers a bad map with one number; here every rule has a name. Encodi
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from polydyn.gpu.errors import DeviceError
 
-__all__ = ["TF32", "TensorMap", "element_type"]
+__all__ = ["TF32", "PixelBox", "TensorMap", "element_type"]
 
 TF32 = "tfloat32"
 """The type of a map over float32 whose loads round to tf32, to nearest: tensor cores themselves would truncate."""
@@ -29,12 +30,30 @@ def element_type(dtype: str) -> tuple[int, int]:
     return _TYPES[dtype]
 
 
+CORNERS = {1: 1 << 15, 2: 1 << 7, 3: 1 << 4}
+"""Dims of an image -> corners of its box of pixels are from minus so many to one less."""
+
+
+@dataclass(frozen=True)
+class PixelBox:
+    """The pixels that copies of a tensor map in im2col mode walk through, along w, h and d.
+
+    ``lower``, ``upper``: its corners, from the first and from the last pixel of the image; ``steps``: from one pixel
+    to the next. Of dims 1, 2, ...; the last dim counts images.
+    """
+
+    lower: tuple[int, ...]
+    upper: tuple[int, ...]
+    steps: tuple[int, ...]
+
+
 @dataclass(frozen=True)
 class TensorMap:
     """A strided tensor and the box that one copy moves; dims innermost first.
 
     ``dtype``: of the elements, or ``TF32``. ``strides``: bytes, of dims 1, 2, ... (the innermost is dense). ``box``:
-    elements per dim. ``swizzle``: 0 or 128 bytes. DeviceError: a rule of ``cuTensorMapEncodeTiled`` is broken.
+    elements per dim; with ``pixels`` (im2col mode) channels and pixels. ``swizzle``: 0 or 128 bytes. DeviceError: a
+    rule of ``cuTensorMapEncodeTiled`` or ``cuTensorMapEncodeIm2col`` is broken.
     """
 
     dtype: str
@@ -42,27 +61,38 @@ class TensorMap:
     strides: tuple[int, ...]
     box: tuple[int, ...]
     swizzle: int = 128
+    pixels: PixelBox | None = None
 
     def __post_init__(self) -> None:
         inner = self.box[0] * self.element_bytes
+        boxes = len(self.box) == (2 if self.pixels else len(self.dims))
         rules = (
             (1 <= len(self.dims) <= 5, "rank 1 to 5"),
-            (
-                len(self.strides) == len(self.dims) - 1 and len(self.box) == len(self.dims),
-                "a stride per outer dim, a box per dim",
-            ),
+            (len(self.strides) == len(self.dims) - 1 and boxes, "a stride per outer dim, a box per dim"),
             (all(0 < d <= 1 << 32 for d in self.dims), "dims from 1 to 2^32"),
             (all(s % 16 == 0 and 0 < s < 1 << 40 for s in self.strides), "strides that are multiples of 16 bytes"),
-            (all(0 < b <= 256 for b in self.box), "box sizes from 1 to 256"),
+            (self.pixels or all(0 < b <= 256 for b in self.box), "box sizes from 1 to 256"),
             (inner % 16 == 0, "an inner box that is a multiple of 16 bytes"),
             (self.swizzle in (0, 128), "swizzle 0 or 128"),
             (self.swizzle == 0 or inner <= self.swizzle, "an inner box no wider than the swizzle"),
+            *(self._pixel_rules(self.pixels) if self.pixels else ()),
         )
         for holds, rule in rules:
             if not holds:
                 raise DeviceError(
                     f"a tensor map needs {rule}: {self}", remedy="use a kernel without TMA for this layout"
                 )
+
+    def _pixel_rules(self, of: PixelBox) -> Iterator[tuple[bool, str]]:
+        along, (channels, pixels) = len(self.dims) - 2, self.box
+        yield 1 <= along <= 3, "rank 3 to 5 in im2col mode"
+        yield {len(of.lower), len(of.upper), len(of.steps)} == {along}, "corners and a step for each dim of an image"
+        yield 0 < channels <= 256 and 0 < pixels <= 1024, "1 to 256 channels of 1 to 1024 pixels"
+        most = CORNERS[along]
+        yield all(-most <= x < most for x in (*of.lower, *of.upper)), f"corners from {-most} to {most - 1}"
+        yield all(1 <= s <= 8 for s in of.steps), "steps from 1 to 8"
+        sides = zip(self.dims[1:-1], of.lower, of.upper, strict=False)
+        yield all(low < size + high for size, low, high in sides), "a box with a pixel in it"
 
     @property
     def element_bytes(self) -> int:
@@ -82,12 +112,13 @@ class TensorMap:
     def emulated(self, address: int) -> bytes:
         """The 128 bytes of a ``pdemu_tensor_map`` (``pd_emu_abi.h``)."""
         self.check_address(address)
-        pad = 5 - len(self.dims)
-        dims, box = (*self.dims, *[1] * pad), (*self.box, *[1] * pad)
+        dims, box = ((*x, *[1] * (5 - len(x))) for x in (self.dims, self.box))
         strides = (*self.strides, *[0] * (4 - len(self.strides)))
         code = 3 if self.swizzle else 0
+        at = self.pixels or PixelBox((), (), ())
+        of_pixels = ((*x, *[0] * (3 - len(x))) for x in (at.lower, at.upper, at.steps))
         packed = struct.pack(
-            "<Q4QI5I5HBBBB",
+            "<Q4QI5I5HBBBB6h3B",
             address,
             *strides,
             0x70616D74,
@@ -97,5 +128,6 @@ class TensorMap:
             self.element_bytes,
             code,
             self.dtype == TF32,
+            *(n for x in of_pixels for n in x),
         )
         return packed.ljust(128, b"\0")

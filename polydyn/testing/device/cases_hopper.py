@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from polydyn.runtime.cuda.tensormap import TF32, TensorMap
+from polydyn.runtime.cuda.tensormap import TF32, PixelBox, TensorMap
 from polydyn.testing.device.cases import RNG, Array, Case, Mapped, from_bf16, mma_case, to_bf16, to_tf32, to_tf32_even
 
 SOURCE = "primitives_hopper.cu"
@@ -35,6 +35,13 @@ def _box(a: Array, at: tuple[int, ...], box: tuple[int, ...]) -> Array:
     return out
 
 
+def _load_case(name: str, kernel: str, of: Mapped, raw: Array, at: tuple[int, ...], tap: tuple[int, ...] = ()) -> Case:
+    """A copy to shared memory from coordinates (innermost first) on; ``raw``: its bytes there."""
+    numbers = [np.int32(n) for n in (raw.nbytes, *(*at, 0, 0, 0)[:5], *(*tap, 0, 0, 0)[:3])]
+    out, want = np.zeros(raw.nbytes // 4, np.uint32), raw.reshape(-1).view(np.uint32)
+    return Case(f"{kernel}_{name}", SOURCE, kernel, 128, (of, *numbers, out), {10: want}, raw.nbytes + 1024, arch=90)
+
+
 def tma_cases() -> list[Case]:
     """Loads inside, across every border and fully outside; stores clipped; ranks 2 to 4; with and without swizzle."""
     r, cases = RNG(8), []
@@ -53,12 +60,7 @@ def tma_cases() -> list[Case]:
     for name, a, at, box, swizzle in loads:
         want = _box(a, at, box)
         raw = _swizzle(want.reshape(-1, 64)) if swizzle else want.view(np.uint8).reshape(-1)
-        coords = [np.int32(c) for c in (*at, 0, 0)[:4]]
-        args = (_map(a, box, swizzle), np.int32(raw.size), *coords, np.zeros(raw.size // 4, np.uint32))
-        kernel = f"tma_load_{len(box)}d"
-        cases.append(
-            Case(f"{kernel}_{name}", SOURCE, kernel, 128, args, {6: raw.view(np.uint32)}, raw.size + 1024, arch=90)
-        )
+        cases.append(_load_case(name, f"tma_load_{len(box)}d", _map(a, box, swizzle), raw, at))
     for name, at, box in (
         ("2d", (88, 30), (16, 12)),
         ("2d_swizzled", (64, 30), (64, 16)),
@@ -81,6 +83,85 @@ def tma_cases() -> list[Case]:
     return cases
 
 
+@dataclass(frozen=True)
+class Window:
+    """How a convolution walks through an image, along w, h and d: ``before``, ``after``: its paddings."""
+
+    before: tuple[int, ...]
+    after: tuple[int, ...]
+    kernel: tuple[int, ...]
+    steps: tuple[int, ...]
+    dilations: tuple[int, ...]
+
+    def results(self, sizes: tuple[int, ...]) -> tuple[int, ...]:
+        """Pixels of the result along each dim."""
+        sides = zip(sizes, self.before, self.after, self.kernel, self.steps, self.dilations, strict=True)
+        return tuple((n + p + q - d * (k - 1) - 1) // s + 1 for n, p, q, k, s, d in sides)
+
+    def box(self, sizes: tuple[int, ...]) -> PixelBox:
+        """From the first pixel that the first tap reads to the last one: where the walk ends, not where it might."""
+        low = tuple(-p for p in self.before)
+        last = zip(sizes, low, self.results(sizes), self.steps, strict=True)
+        return PixelBox(low, tuple(p + (m - 1) * s - (n - 1) for n, p, m, s in last), self.steps)
+
+
+def _column(a: Array, w: Window, first: int, pixels: int, tap: tuple[int, ...], channels: slice) -> Array:
+    """What so many results from number ``first`` on read at a tap, by the definition of a convolution."""
+    results = w.results(a.shape[-2:0:-1])
+    out = np.zeros((pixels, channels.stop - channels.start), a.dtype)
+    for p in range(pixels):
+        rest, place = first + p, []
+        for m, s, before, k, d in zip(results, w.steps, w.before, tap, w.dilations, strict=True):
+            place.append(rest % m * s - before + k * d)
+            rest //= m
+        inside = rest < a.shape[0] and all(0 <= x < n for x, n in zip(place, a.shape[-2:0:-1], strict=True))
+        if inside:
+            where = (rest, *place[::-1])
+            found = a[where][channels]
+            out[p, : len(found)] = found
+    return out
+
+
+WINDOWS = {
+    "same": Window((1, 1), (1, 1), (3, 3), (1, 1), (1, 1)),
+    "strided": Window((1, 0), (1, 1), (3, 3), (2, 2), (1, 1)),
+    "uneven": Window((2, 0), (0, 3), (5, 2), (3, 1), (1, 2)),
+    "dilated": Window((4, 3), (4, 3), (3, 3), (1, 2), (4, 3)),
+}
+
+
+def pixel_cases() -> list[Case]:
+    """Columns of pixels for every kind of window, at a tap in the middle: across lines, images and behind the last."""
+    r, cases = RNG(13), []
+    for name, w in WINDOWS.items():
+        a = r.integers(1, 60000, (3, 7, 9, 72)).astype(np.uint16)
+        last, tap = 3 * int(np.prod(w.results((9, 7)))) - 5, (1, w.kernel[1] - 1)
+        for at, first in (("first", 0), ("inside", 11), ("last", last)):
+            cases.append(_pixel_case(f"{name}_{at}", a, w, first, 24, tap, 64 * (at == "inside"), 64))
+    line = r.integers(1, 60000, (3, 11, 40)).astype(np.uint16)
+    cases.append(_pixel_case("line", line, Window((2,), (2,), (3,), (2,), (2,)), 3, 13, (2,), 8, 16))
+    cube = r.integers(1, 60000, (2, 4, 5, 6, 16)).astype(np.uint16)
+    solid = Window((1, 0, 1), (1, 1, 0), (3, 2, 2), (1, 2, 1), (1, 1, 2))
+    cases.append(_pixel_case("cube", cube, solid, 7, 40, (2, 1, 1), 0, 16))
+    return cases
+
+
+def _pixel_case(
+    name: str, a: Array, w: Window, first: int, pixels: int, tap: tuple[int, ...], channel: int, channels: int
+) -> Case:
+    sizes = a.shape[-2:0:-1]
+    rest, at = first, []
+    for m, s, before in zip(w.results(sizes), w.steps, w.before, strict=True):
+        at.append(rest % m * s - before)
+        rest //= m
+    want = _column(a, w, first, pixels, tap, slice(channel, channel + channels))
+    swizzle = 128 * (channels == 64)
+    of = TensorMap("uint16", a.shape[::-1], a.strides[-2::-1], (channels, pixels), swizzle, w.box(sizes))
+    raw = _swizzle(want) if swizzle else want
+    offsets = tuple(k * d for k, d in zip(tap, w.dilations, strict=True))
+    return _load_case(name, f"tma_pixels_{a.ndim}d", Mapped(of, a), raw, (channel, *at, rest), offsets)
+
+
 def cluster_cases() -> list[Case]:
     """Two clusters of two blocks; what each block has seen of both halves, twice."""
     r, cases = RNG(12), []
@@ -95,6 +176,18 @@ def cluster_cases() -> list[Case]:
         kernel, smem = f"cluster_load_{rank}d", 2 * raw[0].size + 16
         cases.append(Case(kernel, SOURCE, kernel, 64, args, {7: want}, smem, (4, 1, 1), arch=90))
     return cases
+
+
+def cluster_sums_case() -> Case:
+    """Two clusters of four blocks: each block has the sums of all of its cluster."""
+    x = RNG(13).standard_normal((2, 4, 128)).astype(np.float32)
+    total = np.zeros((2, 1, 128), np.float32)
+    for block in range(4):
+        total += x[:, block : block + 1]
+    want = np.broadcast_to(total, x.shape).copy()
+    return Case(
+        "cluster_sums", SOURCE, "cluster_sums", 64, (x, np.zeros_like(want)), {1: want}, 256, (8, 1, 1), arch=90
+    )
 
 
 def mbarrier_case() -> Case:
@@ -221,10 +314,8 @@ def rounding_cases() -> list[Case]:
     ties = (bits & np.uint32(0xBFFFE000)) | np.uint32(0x1000)  # no NaN: the exponent's highest bit is 0
     for name, a in (("tf32", plain.view(np.float32)), ("tf32_ties", ties.view(np.float32))):
         want = to_tf32_even(_box(a, (13, 12), (32, 16)))
-        args = (_map(a, (32, 16), 128, TF32), np.int32(want.nbytes), *map(np.int32, (13, 12, 0, 0)))
-        out, raw = np.zeros(want.size, np.uint32), _swizzle(want.reshape(-1, 32)).view(np.uint32)
-        cases.append(Case(f"tma_load_2d_{name}", SOURCE, "tma_load_2d", 128, (*args, out), {6: raw}, want.nbytes + 1024,
-                          arch=90))  # fmt: skip
+        raw = _swizzle(want.reshape(-1, 32))
+        cases.append(_load_case(name, "tma_load_2d", _map(a, (32, 16), 128, TF32), raw, (13, 12)))
     a, b, c = (r.standard_normal(s).astype(np.float32) for s in ((64, 32), (128, 32), (64, 128)))
     va, vb = (to_tf32_even(x).view(np.float32).astype(np.float64) for x in (a, b))
     product = (va @ vb.T + c).astype(np.float32)
@@ -238,7 +329,9 @@ def all_hopper_cases() -> list[Case]:
     """Every case that needs sm_90a."""
     return [
         *tma_cases(),
+        *pixel_cases(),
         *cluster_cases(),
+        cluster_sums_case(),
         mbarrier_case(),
         places_case(),
         *wgmma_cases(),

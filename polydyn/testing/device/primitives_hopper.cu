@@ -1,9 +1,9 @@
 // One small kernel per primitive of pd_hopper.cuh (sm_90a); cases_hopper.py feeds them.
 #include "pd_hopper.cuh"
 
-// ---- TMA loads: one box to shared memory, its bytes out as they lie ---------------------------------------------
+// ---- TMA loads: one box or column of pixels to shared memory, its bytes out as they lie -------------------------
 #define TMA_LOAD(name, ...)                                                                              \
-  PD_KERNEL(name, 128, 1)(PD_TMAP(map), int bytes, int x, int y, int z, int w, uint32_t *out) {          \
+  PD_KERNEL(name, 128, 1)(PD_TMAP(map), int bytes, int x, int y, int z, int w, int v, int kx, int ky, int kz, uint32_t *out) { \
     PD_DYN_SMEM(smem);                                                                                   \
     uint64_t *bar = (uint64_t *)(smem + bytes);                                                          \
     int t = pd_tid();                                                                                    \
@@ -19,12 +19,15 @@
     }                                                                                                    \
     pd_mbar_wait(bar, 0);                                                                                \
     for (int i = t; i < bytes / 4; i += 128) pd_stg(out + i, pd_lds<uint32_t>(smem + i * 4));            \
-    (void)z, (void)w;                                                                                    \
+    (void)z, (void)w, (void)v, (void)kx, (void)ky, (void)kz;                                             \
   }                                                                                                      \
   PD_EXPORT(name, 128);
 TMA_LOAD(tma_load_2d, pd_tma_load_2d(smem, &map, x, y, bar))
 TMA_LOAD(tma_load_3d, pd_tma_load_3d(smem, &map, x, y, z, bar))
 TMA_LOAD(tma_load_4d, pd_tma_load_4d(smem, &map, x, y, z, w, bar))
+TMA_LOAD(tma_pixels_3d, pd_tma_pixels_3d(smem, &map, x, y, z, kx, bar))
+TMA_LOAD(tma_pixels_4d, pd_tma_pixels_4d(smem, &map, x, y, z, w, kx, ky, bar))
+TMA_LOAD(tma_pixels_5d, pd_tma_pixels_5d(smem, &map, x, y, z, w, v, kx, ky, kz, bar))
 
 // ---- TMA stores: shared memory written plainly, fenced, then moved ----------------------------------------------
 #define TMA_STORE(name, ...)                                                                             \
@@ -80,6 +83,31 @@ TMA_STORE(tma_store_3d, pd_tma_store_3d(&map, smem, x, y, z))
 CLUSTER(cluster_load_2d, pd_tma_load_2d_to(half, &map, x, line, full, 3))
 CLUSTER(cluster_load_3d, pd_tma_load_3d_to(half, &map, x, line, z, full, 3))
 CLUSTER(cluster_load_4d, pd_tma_load_4d_to(half, &map, x, line, z, w, full, 3))
+
+// ---- clusters: what a thread of each of four blocks has stored, added in their order, twice ------------------------
+PD_KERNEL_CLUSTER(cluster_sums, 64, 1, 4)(const float *x, float *out) {
+  PD_DYN_SMEM(smem);
+  const int t = pd_tid();
+  float total[4];
+  for (int i = 0; i < 2; i++) {
+    pd_sts<float>(smem + t * 4, pd_ldg(x + (pd_bid_x() * 2 + i) * 64 + t));
+    pd_cluster_arrive();
+    pd_cluster_wait();
+    for (int e = 0; e < 4; e++) total[e] = 0.f;
+    for (int b = 0; b < 4; b++) {
+      float one[1], two[2], four[4];
+      const int first = t / 4 * 16;
+      pd_lds_wide_at<4>(four, smem + first, b);
+      pd_lds_wide_at<2>(two, smem + first + 8, b);
+      pd_lds_wide_at<1>(one, smem + first, b);
+      total[0] += one[0], total[1] += four[1], total[2] += two[0], total[3] += two[1];
+    }
+    pd_stg(out + (pd_bid_x() * 2 + i) * 64 + t, total[t % 4]);
+    pd_cluster_arrive();
+    pd_cluster_wait();
+  }
+}
+PD_EXPORT(cluster_sums, 64);
 
 // ---- mbarrier: two halves hand a counter to and fro -------------------------------------------------------------
 PD_KERNEL(mbarrier_phases, 64, 1)(int rounds, int32_t *out) {

@@ -1,0 +1,42 @@
+"""Issue slots of the arithmetic of CUDA kernels, for estimates of their time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from polydyn.codegen.printers.cuda_values import HALF
+from polydyn.schedules.expr import FLOATS, Const, Op, Value, walk
+
+FUNCTIONS = {
+    "div": (8, 35), "sqrt": (8, 18), "exp": (8, 9), "log": (12, 25), "erf": (16, 22), "tanh": (16, 16),
+    "sigmoid": (16, 34), "sin": (85, 85), "cos": (85, 85), "tan": (85, 85), "pow": (86, 86), "asinh": (41, 41),
+}  # fmt: skip
+"""Operation -> slots of a warp for an element each: in kernels whose results have 16 bits, in others.
+
+Counted in the machine code of sm_90a (``python -m benchmarks.gpu.slots``, which says how); all others have one.
+"""
+UNCOUNTED = ("asin", "acos", "atan", "sinh", "cosh", "acosh", "atanh", "fmod")
+"""They are taken for an inverse hyperbolic sine."""
+
+
+KNOWN = {*FUNCTIONS, *UNCOUNTED}
+
+
+def of_operation(name: str, fast: bool) -> int:
+    """Slots of one operation; ``fast``: where results are rounded to 16 bits in the end."""
+    return FUNCTIONS["asinh" if name in UNCOUNTED else name][0 if fast else 1] if name in KNOWN else 1
+
+
+def of_value(v: Value, fast: bool) -> int:
+    """Slots of all operations of a value, each counted once; a division by a constant is a product where it may be."""
+    return sum(
+        1 if x.name == "div" and fast and isinstance(x.args[1], Const) else of_operation(x.name, fast)
+        for x in {*walk(v)}
+        if isinstance(x, Op)
+    )
+
+
+def is_fast(results: Iterable[str]) -> bool:
+    """Whether all results that are floats have 16 bits, by the dtypes of a kernel's outputs."""
+    floats = {*results} & {*FLOATS}
+    return bool(floats) and floats <= {*HALF}

@@ -1,0 +1,177 @@
+"""Convolutions on sm_90a: TMA brings pixels in im2col mode, wgmma multiplies them; on the strict emulation."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from onnx import helper
+
+from polydyn.codegen.cuda.group import ProductGroup
+from polydyn.codegen.cuda.images import ImageOperand, image_operand, mistake
+from polydyn.codegen.cuda.wgmma import BLOCKS, WgmmaTile, wgmma_versions, with_one_reduction
+from polydyn.codegen.ir import Compare
+from polydyn.codegen.kernel import Kernel
+from polydyn.fusion.plan import FusionPlan
+from polydyn.gpu.errors import DeviceError
+from polydyn.lowering.place import Placed
+from polydyn.lowering.place_cuda import CudaBuilder
+from polydyn.schedules.decision import ONLY
+from polydyn.schedules.index import Index
+from tests.support.cuda_groups import Arrays, first_fit, plan_of, run, with_bugs
+
+node = helper.make_node
+Array = np.ndarray[Any, Any]
+RNG = np.random.default_rng(11)
+LAYERS: tuple[tuple[int, tuple[int, int], dict[str, list[int]], WgmmaTile], ...] = (
+    (128, (3, 3), {"pads": [1, 0, 1, 2], "strides": [2, 2]}, WgmmaTile(128, 5, in_turn=True, cluster="i")),
+    (72, (3, 2), {"pads": [2, 0, 2, 3], "dilations": [2, 3]}, WgmmaTile(128, 4)),
+    (40, (1, 5), {"pads": [0, 1, 0, 2], "strides": [1, 3]}, WgmmaTile(64, 8, in_turn=True)),
+)
+"""Results, kernel, attributes and tile of convolutions one after another, of 64, 128 and 72 channels."""
+
+
+def network(layers: Any, channels: int = 64) -> tuple[FusionPlan, Arrays]:
+    """Convolutions one after another, the first one of an input with channels last, and their weights."""
+    nodes, weights = [node("Transpose", ["x"], ["c0"], perm=[0, 3, 1, 2])], {}
+    inputs = {"x": ("N", "H", "W", channels)}
+    for n, (results, kernel, attributes, *_) in enumerate(layers):
+        weights[f"w{n}"] = (RNG.standard_normal((results, channels, *kernel)) / 16).astype(np.float16)
+        nodes.append(node("Conv", [f"c{n}", f"w{n}"], [f"c{n + 1}"], **attributes))
+        channels = results
+    nodes.append(node("GlobalAveragePool", [f"c{len(layers)}"], ["y"]))
+    return plan_of(nodes, inputs, ["y"], weights, "float16"), weights
+
+
+def convolution(x: Array, w: Array, pads: Any = (0, 0, 0, 0), strides: Any = (1, 1), dilations: Any = (1, 1)) -> Array:
+    """In float64."""
+    x = np.pad(x.astype(np.float64), ((0, 0), (0, 0), (pads[0], pads[2]), (pads[1], pads[3])))
+    window = tuple(d * (k - 1) + 1 for k, d in zip(w.shape[2:], dilations, strict=True))
+    every = np.lib.stride_tricks.sliding_window_view(x, window, (2, 3))
+    every = every[:, :, :: strides[0], :: strides[1], :: dilations[0], :: dilations[1]]
+    return np.einsum("bchwij,ocij->bohw", every, w.astype(np.float64), optimize=True)
+
+
+def product(plan: FusionPlan, number: int) -> tuple[Placed, ProductGroup]:
+    """A layer of a network, without kernels."""
+    builder = CudaBuilder(plan, "sm_90a")
+    group = plan.groups[number]
+    form = builder._product(group)
+    assert form
+    of = ProductGroup(f"layer_{number}", form.lowered.group, form.roles)
+    return Placed(group, form.lowered, of.name, (), ONLY), with_one_reduction(of)
+
+
+@pytest.fixture(scope="module")
+def made() -> tuple[FusionPlan, Arrays, tuple[Placed, ...]]:
+    """All layers; the versions of their tiles, and those of the second one with planted bugs, compiled together."""
+    plan, weights = network(LAYERS)
+    layers, kernels = [], []
+    for n, (*_, tile) in enumerate(LAYERS):
+        p, of = product(plan, n)
+        layers.append(p)
+        kernels.append(wgmma_versions(of, tiles=(tile,))[0])
+    kernels += with_bugs(kernels[1], BUGS)
+    pool = CudaBuilder(plan).one(plan.groups[len(LAYERS)])
+    return plan, weights, (*(replace(p, kernels=tuple(kernels)) for p in layers), pool)
+
+
+def right(made: Any, x: Array, second: int = 1, reverse: bool = False) -> bool:
+    """Whether all layers are right, on a multiprocessor or a cluster; ``second``: the number of the second kernel."""
+    plan, weights, layers = made
+    numbers = dict(zip(map(id, layers), (0, second, 2), strict=False))
+
+    def chosen(p: Placed, env: dict[str, int]) -> Kernel:
+        k = p.kernels[numbers[id(p)]] if id(p) in numbers else first_fit(p, env)
+        return replace(k, launch={BLOCKS: Index.of(k.device.cluster)}) if k.launch else k
+
+    want = np.moveaxis(x, 3, 1)
+    for n, (_, _, attributes, _) in enumerate(LAYERS):
+        want = convolution(want.astype(np.float16), weights[f"w{n}"], **attributes)
+    want = want.mean((2, 3), keepdims=True)
+    got, _ = run(plan, {"x": x}, chosen, layers, reverse)
+    return bool(np.abs(got["y"] - want).max() <= 2e-3 * np.abs(want).max())
+
+
+def image(*shape: int) -> Array:
+    return RNG.standard_normal(shape).astype(np.float16)
+
+
+@pytest.mark.parametrize(("shape", "reverse"), [((5, 19, 24, 64), False), ((80, 1, 9, 64), True)])
+def test_windows_of_every_kind(shape: tuple[int, ...], reverse: bool, made: Any) -> None:
+    """Strides, dilations, paddings of each side; tiles that end inside a line, hold many images, or no row at all."""
+    assert right(made, image(*shape), reverse=reverse)
+
+
+BUGS = {
+    "a line too low": ("((128*b_i)/((n2 + 1)/2)) + (-2)", "((128*b_i)/((n2 + 1)/2)) + (-1)"),
+    "the tap's line not dilated": ("(2*((64*b_k)/128) + (-6)", "(((64*b_k)/128) + (-3)"),
+    "the next tap": ("(3*((64*b_k)/384) + (-6)*((64*b_k)/768))", "(3 - (3*((64*b_k)/384) + (-6)*((64*b_k)/768)))"),
+    "always the first channels": ("(64*b_k + (-128)*((64*b_k)/128))", "0"),
+    "always the first image": ("(((128*b_i)/(((n1 + 1)/2)*((n2 + 1)/2))))", "0"),
+    "each tile from a line's first pixel on": ("((-1)*((n2 + 1)/2)*((128*b_i)/((n2 + 1)/2)) + 128*b_i)", "0"),
+}
+
+
+@pytest.mark.parametrize("bug", BUGS)
+def test_planted_bugs_are_caught(bug: str, made: Any) -> None:
+    with contextlib.suppress(DeviceError):
+        assert not right(made, image(5, 19, 24, 64), len(LAYERS) + list(BUGS).index(bug))
+
+
+def operand(layer: tuple[Any, ...], channels: int = 64) -> tuple[ProductGroup, ImageOperand | None]:
+    """The product of a layer, and its rows behind a tensor map."""
+    plan, _ = network([layer], channels)
+    _, of = product(plan, 0)
+    return of, image_operand(of.group, of.values[0], of.roles, 64)
+
+
+def test_what_is_copied_is_what_is_read() -> None:
+    """The map of a layer by hand; and the check refuses each number that is off."""
+    of, found = operand((64, (3, 2), {"pads": [2, 1, 2, 3], "dilations": [2, 3], "strides": [1, 2]}))
+    assert found
+    w, h = found.sides
+    assert [(s.step, s.apart, str(s.first)) for s in (w, h)] == [(2, 3, "-1"), (1, 2, "-2")]
+    assert (str(found.channel.extent), str(found.offset), str(w.pitch), found.batch) == ("64", "0", "64", "")
+
+    whole = w.pixel.extent * h.pixel.extent * found.images
+    assert Compare("<=", of.M, whole) in found.conditions, "rows that are no whole images would be others' pixels"
+
+    def changed(**numbers: Any) -> ImageOperand:
+        return replace(found, sides=(replace(w, **numbers), h))
+
+    longer = replace(w.pixel, extent=w.pixel.extent + 1)
+    wrong = [
+        changed(step=1), changed(apart=1), changed(first=w.first + 1), changed(size=w.size - 1),
+        changed(pitch=w.pitch * 2), changed(tap=h.tap), changed(pixel=longer), replace(found, sides=(h, w)),
+        replace(found, offset=found.offset + 8), replace(found, between=found.between + 8),
+        replace(found, images=found.images + 1), replace(found, channel=w.tap),
+        replace(found, channels=found.channels - 1),
+    ]  # fmt: skip
+    assert not mistake(found, of.group, of.values[0], of.roles)
+    for x in wrong:
+        assert mistake(x, of.group, of.values[0], of.roles), x
+
+
+def test_windows_that_overlap_in_memory() -> None:
+    """Without a padding the taps of a line are one run of memory, which is cut into those of the walk."""
+    _, found = operand((64, (3, 3), {"strides": [1, 2]}))
+    assert found and [(s.step, s.apart, str(s.tap.extent)) for s in found.sides] == [(2, 1, "3"), (1, 1, "3")]
+
+
+@pytest.mark.parametrize(
+    ("layer", "channels"),
+    [
+        ((64, (3, 3), {"pads": [1] * 4}), 24),  # a tile of steps has several taps
+        ((64, (3, 3), {"pads": [1] * 4, "strides": [9, 9]}), 64),
+        ((64, (3, 3), {"pads": [1, 129, 1, 1]}), 64),
+        ((64, (3, 3), {"pads": [1] * 4, "dilations": [1, 128]}), 64),
+    ],
+)
+def test_what_no_map_holds(layer: tuple[Any, ...], channels: int) -> None:
+    """Channels, strides, corners and offsets beyond what TMA has; such layers have their other versions."""
+    _, found = operand(layer, channels)
+    assert found is None
