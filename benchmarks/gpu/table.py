@@ -229,12 +229,11 @@ class Program:
         for launch, c in self.launches:
             ideal = roofline(launch, self.env, DTYPE, self.sustained)
             for n, k in enumerate(c.sequence):
-                moved = (ZERO if n else launch.bytes) + c.workspace
-                row = self._row(k, moved, 0.0 if n else ideal)
+                row = self._row(k, ZERO if n else launch.bytes, c.workspace, 0.0 if n else ideal)
                 rows[row] = rows.get(row, 0) + 1
         return sorted((replace(r, count=n) for r, n in rows.items()), key=lambda r: -r.us * r.count)
 
-    def _row(self, k: Candidate, moved: Index, ideal: float) -> Taken:
+    def _row(self, k: Candidate, moved: Index, kept: Index, ideal: float) -> Taken:
         code, used = self.built[k.kernel]
         b, d = k.block, self.device
         assert b is not None
@@ -243,13 +242,13 @@ class Program:
         launch = d.costs.launch_ns
         time, flight = Index.of(round(launch)), 0
         if b.work:
-            time = launch_time(b.work, b.threads, k.tasks, k.scratch, moved, d, used.registers)
+            time = launch_time(b.work, b.threads, k.tasks, k.scratch, moved, d, used.registers, kept)
             flight = min(blocks, -(-grid // d.multiprocessors)) * b.work.flight * b.work.traffic
         inner, ns = code.inner(), max(time.evaluate(self.env), ideal + launch)
         return Taken(
             k.name, 1, ns / 1000, ideal / 1000, len(code.instructions), len(inner), code.path(),
             next(filter(None, sass.multiplications(inner)), 0), of_a_result(code), used.registers, shared, blocks,
-            moved.evaluate(self.env), flight,
+            (moved + kept).evaluate(self.env), flight,
         )  # fmt: skip
 
 
