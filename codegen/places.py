@@ -38,9 +38,13 @@ class Places:
         return self.map.element(statement, axis, left).subs({**self._zero, **a})
 
     def cell(self, statement: str, buffer: str, a: Coordinates, apart: str = "") -> dict[str, Index]:
-        """The place in a buffer, by axis; ``apart``: a digit that the buffer keeps as a dim of its own."""
+        """The place in a buffer, by axis, also by one that a rewrite took apart; ``apart``: a digit that the buffer
+        keeps as a dim of its own.
+        """
         at = {**self._zero, **a}
-        return {x: e.subs(at) for x, e in self.schedule.cell(statement, buffer, apart).items()}
+        out = {x: e.subs(at) for x, e in self.schedule.cell(statement, buffer, apart).items()}
+        whole = {x: e.subs(out) for x, e in self.map.joined.items() if out.keys() >= set(self.map.parts(x))}
+        return {**out, **whole}
 
     def number(self, statement: str, buffer: str, axis: str, a: Coordinates, size: int) -> Index:
         """Which piece of ``size`` elements of a unit's part of a buffer an instance meets, along an axis."""

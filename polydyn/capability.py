@@ -5,7 +5,11 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-__all__ = ["FEATURES", "Feature", "capability", "features_of", "runs_on"]
+__all__ = ["EARLY", "FEATURES", "Feature", "capability", "features_of", "runs_on"]
+
+
+EARLY = "early_launches"
+"""The feature that launches use, not kernels: a launch begins before the one before it has ended."""
 
 
 class Feature(NamedTuple):
@@ -29,6 +33,7 @@ FEATURES = {
     "tma_stores": Feature(r"pd_tma_store_", r"tma_store_.*"),
     "clusters": Feature(r"PD_KERNEL_CLUSTER", r"cluster_.*"),
     "im2col": Feature(r"pd_tma_pixels_", r"tma_pixels_.*"),
+    EARLY: Feature(r"(?!)", r"launches_early .*"),
 }
 """By name. Compiled programs know them by their position: a new one stands at the end."""
 

@@ -1,11 +1,13 @@
 """After a day with a GPU: its reports as a result, what the cost model should suppose, what to mend first.
 
-    python -m benchmarks.gpu.after FOLDER [...] [--name gpu_h200] [--fit] [--out benchmarks/results]
+    python -m benchmarks.gpu.after FOLDER [...] [--name gpu_h200] [--fit] [--describe FILE] [--out benchmarks/results]
 
 FOLDER: what ``run_all`` left, one for each call; a stage that was run again takes the place of the older one. Prints
 
 - what is wrong, then families of cases beside what they should reach, the farthest from it first, with their worst;
-- constants of the cost model beside what calibration measured;
+- constants of the cost model beside what calibration measured, and which were not;
+- with ``--describe``: nothing more; a description of the device with the costs that were measured is in that file
+  (``polydyn/gpu/hardware/h200.json``, say);
 - with ``--fit``: the constants that would have made the selector choose best among what was timed (minutes).
 """
 
@@ -16,7 +18,7 @@ import json
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -24,7 +26,6 @@ from typing import Any
 from benchmarks.gpu.run_all import wrong
 from benchmarks.record import RESULTS
 from polydyn.gpu import hardware
-from polydyn.program import estimates as cuda_cost
 
 Stages = dict[str, dict[str, Any]]
 WORST = 3
@@ -41,7 +42,8 @@ class Goal:
 
 GOALS = {
     "large products": Goal(0.8, 0.5), "products": Goal(0.8, 0.5), "few rows": Goal(1.0, 0.5), "layers": Goal(0.8, 0.5),
-    "attention": Goal(0.6, 0.3), "softmax": Goal(1.0), "layernorm": Goal(1.0), "element-wise": Goal(1.0),
+    "attention": Goal(0.6, 0.3), "softmax": Goal(1.0), "layernorm": Goal(1.0), "column": Goal(1.0),
+    "element-wise": Goal(1.0),
     "bytes": Goal(0.8), "convolutions": Goal(0.5), "bert_base": Goal(1.0, key="over_inductor"),
     "gpt2": Goal(1.0, key="over_inductor"), "selector": Goal(0.93, 0.5, key="of_best"),
 }  # fmt: skip
@@ -78,7 +80,8 @@ def family(stage: str, name: str) -> str:
     if stage == "gemm":
         return "large products" if math.prod(at.values()) >= LARGE else "products"
     if stage == "stitch":
-        return name.partition("_")[0] if name.startswith(("softmax", "layernorm")) else "element-wise"
+        rows = ("softmax", "layernorm", "column")
+        return name.partition("_")[0] if name.startswith(rows) else "element-wise"
     if stage == "real":
         return name.partition(" ")[0]
     return {"conv": "convolutions"}.get(stage, stage)
@@ -134,15 +137,45 @@ def calibrated(stages: Stages, device: hardware.Hardware) -> Iterator[tuple[str,
     """(constant, of what, supposed, measured) for each measurement that stands for a constant."""
     for r in stages.get("calibration", {}).get("results", ()):
         name, measured = r.get("constant", ""), float(r.get("measured", 0))
-        if name == "MMA_SHARE":
-            share = cuda_cost.MMA_SHARE.get(device.arch, 1.0)
-            yield name, r["of"], share, measured / device.peak_tflops["f16"]
-        elif name == "peak_tflops":
+        if name == "peak_tflops":
             yield name, r["of"], device.peak_tflops["f16"], measured
         elif hasattr(device, name):
             yield name, r.get("of", ""), float(getattr(device, name)), measured
-        elif hasattr(cuda_cost, name):
-            yield name, r.get("of", ""), float(getattr(cuda_cost, name)), measured
+        elif hasattr(device.costs, name):
+            share = device.peak_tflops["f16"] if name == "mma_share" else 1.0
+            yield name, r.get("of", ""), float(getattr(device.costs, name)), measured / share
+
+
+def costs(stages: Stages, device: hardware.Hardware) -> dict[str, float]:
+    """The costs that were measured; of a latency that of memory counts."""
+    every = ((n, of, x) for n, of, _, x in calibrated(stages, device) if hasattr(device.costs, n))
+    found = [(n, x) for n, of, x in every if (n, of) != ("latency_ns", "L2")]
+    return {n: float(f"{x:.4g}") for n, x in found if math.isfinite(x) and x > 0}
+
+
+def unmeasured(stages: Stages, device: hardware.Hardware) -> list[str]:
+    """The costs that stay supposed."""
+    found = costs(stages, device)
+    return [
+        f"{f.name:16} {getattr(device.costs, f.name):g} is supposed"
+        for f in fields(device.costs)
+        if f.name not in found
+    ]
+
+
+def describe(path: Path, report: Mapping[str, Any], device: hardware.Hardware) -> None:
+    """Writes the description of the device with what was measured in place of what was supposed."""
+    raw = json.loads((hardware.HERE / f"{file_of(device)}.json").read_text())
+    measured = costs(report["stages"], device)
+    source = f"{', '.join(measured)}: benchmarks.gpu.calibration on {report['device']}, {report.get('date', '')}"
+    raw["costs"], raw["sources"] = raw["costs"] | measured, raw["sources"] | {"measured costs": source}
+    path.write_text(json.dumps(raw, indent=2) + "\n")
+    hardware.load(path)
+
+
+def file_of(device: hardware.Hardware) -> str:
+    """The name of a description's file."""
+    return next(n for n in hardware.names() if hardware.load(n).name == device.name)
 
 
 def biases(stages: Stages) -> Iterator[tuple[str, float, int]]:
@@ -172,6 +205,7 @@ def main() -> int:
     parser.add_argument("--name", default="gpu")
     parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument("--fit", action="store_true")
+    parser.add_argument("--describe", type=Path, help="a description of the device with what was measured")
     options = parser.parse_args()
     report = read(options.folders)
     stages, device = report["stages"], hardware.match(report["device"]) or hardware.load("h200")
@@ -183,9 +217,12 @@ def main() -> int:
             "constants: supposed, measured",
             (f"{n:16} {of:12} {a:10.4g} {b:10.4g}" for n, of, a, b in calibrated(stages, device)),
         ),
+        ("not measured", unmeasured(stages, device)),
         ("measured over estimated time", (f"{k:24} {ratio:6.2f}  {count} timed" for k, ratio, count in biases(stages))),
     ):
         print(f"\n{heading}", *(list(lines) or ["nothing"]), sep="\n")
+    if options.describe:
+        describe(options.describe, report, device)
     if options.fit:
         from benchmarks.gpu.fit import fitted
 

@@ -1,7 +1,7 @@
-"""What the cost model supposes of a device, measured: launches, latencies, bandwidths, barriers, tensor cores' rates.
+"""What the cost model supposes of a device, measured: launches, latencies, bandwidths, barriers, rates, overlaps.
 
-Each result has ``measured`` in the unit of the constant it stands for (``constant``, of ``program.cuda_cost`` or of the
-device's description); ``after`` puts both side by side.
+Each result has ``measured`` in the unit of the constant it stands for (``constant``, a field of the device's
+description or of its ``Costs``); ``after`` puts both side by side, and writes costs into a description.
 """
 
 from __future__ import annotations
@@ -27,6 +27,11 @@ LIMITS = {
 }  # fmt: skip
 """Number of a hardware description -> CUdevice_attribute."""
 RATE_STEPS = 2000
+MEASURED = ("launch_ns", "latency_ns", "barrier_clocks", "meeting_clocks", "l2_bytes", "shared_bytes", "issued",
+            "mma_share", "hidden", "hidden_memory")  # fmt: skip
+"""Fields of ``Costs`` that stand for a measurement; others are only fitted (``after --fit``)."""
+ARITHMETIC, COPIES = 1, 2
+"""Bits of what the kernel ``beside`` does."""
 
 
 class Kernels:
@@ -42,7 +47,7 @@ class Kernels:
         """Of a launch; ``many``: short ones, of which a graph has many."""
         kept = [DeviceArray.of(self.stage.session, a) if isinstance(a, np.ndarray) else a for a in args]
         values: list[Argument] = [a.pointer if isinstance(a, DeviceArray) else np.int32(a) for a in kept]
-        source = "calibration_hopper.cu" if name.startswith("wgmma") else "calibration.cu"
+        source = "calibration_hopper.cu" if name.startswith(("wgmma", "meetings")) else "calibration.cu"
         with self.stage.session.use() as driver:
             function = self.machine.kernel(source, name, smem)
 
@@ -64,9 +69,14 @@ def calibration(stage: Stage) -> Iterator[Job]:
         yield f"latency of {where}", partial(latency, k, where, nbytes)
     for where, nbytes in (("L2", 16 << 20), ("memory", 1 << 30)):
         yield f"bandwidth of {where}", partial(bandwidth, k, where, nbytes)
-    yield "a barrier", partial(barrier, k)
+    yield "a barrier", partial(barrier, k, "barriers", 1, 256, "barrier_clocks")
+    yield "bandwidth of shared memory", partial(shared, k)
+    yield "instructions of a clock", partial(issue, k)
+    for where, nbytes in (("L2", 16 << 20), ("memory", 1 << 30)):
+        yield f"arithmetic beside {where}", partial(hidden, k, where, nbytes)
     yield "rate of mma.sync", partial(rate, k, "mma_rate", 8 * 8 * 16 * 8 * 16 * 2, 0)
     if stage.session.driver.arch == 90:
+        yield "a meeting of a cluster", partial(barrier, k, "meetings", 2, 128, "meeting_clocks")
         for n, along in ((64, "k"), (128, "k"), (192, "k"), (256, "k"), (64, "n"), (256, "n")):
             name = f"wgmma_{n}_{along}"
             yield f"rate of {name}", partial(rate, k, name, 2 * 4 * 64 * n * 16 * 2, 128 * 128 + n * 128)
@@ -80,7 +90,7 @@ def limit(k: Kernels, name: str, code: int) -> Result:
 def between(k: Kernels) -> Result:
     """From the end of a kernel to the first instruction of the next, in a graph."""
     ns = k.seconds("nothing", 1, 32, 0, [np.zeros(1, np.uint32)], True) * 1e9
-    return {"measured": ns, "unit": "ns", "constant": "LAUNCH"}
+    return {"measured": ns, "unit": "ns", "constant": "launch_ns"}
 
 
 def latency(k: Kernels, where: str, nbytes: int) -> Result:
@@ -91,7 +101,7 @@ def latency(k: Kernels, where: str, nbytes: int) -> Result:
     table[order * 32] = np.roll(order, -1) * 32
     given = [table, steps, np.zeros(1, np.uint32)]
     ns = (k.seconds("chase", 1, 32, 0, given) - k.seconds("nothing", 1, 32, 0, given[2:])) * 1e9 / steps
-    return {"measured": ns, "unit": "ns", "constant": "LATENCY", "of": where}
+    return {"measured": ns, "unit": "ns", "constant": "latency_ns", "of": where}
 
 
 def bandwidth(k: Kernels, where: str, nbytes: int) -> Result:
@@ -103,14 +113,47 @@ def bandwidth(k: Kernels, where: str, nbytes: int) -> Result:
     if where == "memory":
         return {"measured": rate_, "unit": "GB/s", "constant": "memory_gb_per_s"}
     clock = rate_ / k.multiprocessors / k.ghz
-    return {"measured": clock, "unit": "bytes a clock and multiprocessor", "constant": "L2_BYTES", "gb_per_s": rate_}
+    return {"measured": clock, "unit": "bytes a clock and multiprocessor", "constant": "l2_bytes", "gb_per_s": rate_}
 
 
-def barrier(k: Kernels) -> Result:
-    """Clocks of a barrier of eight warps."""
+def barrier(k: Kernels, name: str, blocks: int, threads: int, constant: str) -> Result:
+    """Clocks of a barrier of a block, or of a cluster."""
     steps = 10_000 if not k.stage.emulate else 4
-    seconds = k.seconds("barriers", 1, 256, 0, [steps, np.zeros(1, np.float32)])
-    return {"measured": seconds / steps * k.ghz * 1e9, "unit": "clocks", "constant": "BARRIER"}
+    seconds = k.seconds(name, blocks, threads, 0, [steps, np.zeros(1, np.float32)])
+    return {"measured": seconds / steps * k.ghz * 1e9, "unit": "clocks", "constant": constant}
+
+
+def of_a_clock(k: Kernels, name: str, amount: int, smem: int) -> float:
+    """What a multiprocessor does of something in a clock; ``amount``: of a block of 512 threads in a step."""
+    steps = RATE_STEPS if not k.stage.emulate else 1
+    blocks = k.multiprocessors if not k.stage.emulate else 1
+    seconds = k.seconds(name, blocks, 512, smem, [steps, np.zeros(blocks * 512, np.float32)])
+    return amount * steps * blocks / k.multiprocessors / seconds / k.ghz / 1e9
+
+
+def shared(k: Kernels) -> Result:
+    """Bytes from shared memory, 16 of them a thread."""
+    measured = of_a_clock(k, "shared_read", 8 * 512 * 16, 512 * 16)
+    return {"measured": measured, "unit": "bytes a clock and multiprocessor", "constant": "shared_bytes"}
+
+
+def issue(k: Kernels) -> Result:
+    """Instructions of warps: multiply-adds that do not wait for one another."""
+    measured = of_a_clock(k, "multiply_adds", 64 * 512 // 32, 0)
+    return {"measured": measured, "unit": "instructions a clock and multiprocessor", "constant": "issued"}
+
+
+def hidden(k: Kernels, where: str, nbytes: int) -> Result:
+    """The part of the shorter of products and loads that is beside the longer, one thread doing both in turn."""
+    size, steps = (nbytes, 4000) if not k.stage.emulate else (1 << 14, 1)
+    blocks = 2 * k.multiprocessors if not k.stage.emulate else 1
+    data, out = np.zeros(size, np.uint8), np.zeros(blocks * 256, np.float32)
+    alone, copies, both = (
+        k.seconds("beside", blocks, 256, 0, [data, size // 16, steps, what, out])
+        for what in (ARITHMETIC, COPIES, ARITHMETIC | COPIES)
+    )
+    found = min(1.0, max(0.0, (alone + copies - both) / min(alone, copies)))
+    return {"measured": found, "constant": "hidden" if where == "L2" else "hidden_memory", "of": where}
 
 
 def rate(k: Kernels, name: str, operations: int, smem: int) -> Result:
@@ -122,5 +165,5 @@ def rate(k: Kernels, name: str, operations: int, smem: int) -> Result:
     if k.stage.emulate:
         blocks = 1
     found = operations * steps * blocks / k.seconds(name, blocks, 256, smem, given) / 1e12
-    constant = "MMA_SHARE" if name == "mma_rate" else "peak_tflops"
+    constant = "mma_share" if name == "mma_rate" else "peak_tflops"
     return {"measured": found, "unit": "TFLOP/s", "constant": constant, "of": name}

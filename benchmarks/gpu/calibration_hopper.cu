@@ -1,4 +1,4 @@
-// Rates of wgmma from shared memory; calibration.py launches them.
+// Rates of wgmma from shared memory, and meetings of a cluster; calibration.py launches them.
 #include "pd_hopper.cuh"
 
 // Two warpgroups, each m64nNk16 on a tile of its own in shared memory: 4 instructions a group, two groups in flight.
@@ -31,3 +31,13 @@ WGMMA_RATE(192, 0, wgmma_192_k)
 WGMMA_RATE(256, 0, wgmma_256_k)
 WGMMA_RATE(64, 1, wgmma_64_n)
 WGMMA_RATE(256, 1, wgmma_256_n)
+
+// `steps` meetings of a cluster of two blocks.
+PD_KERNEL_CLUSTER(meetings, 128, 1, 2)(int steps, float *out) {
+  for (int i = 0; i < steps; i++) {
+    pd_cluster_arrive();
+    pd_cluster_wait();
+  }
+  if (steps < 0) pd_stg(out, 0.f);
+}
+PD_EXPORT(meetings, 128);

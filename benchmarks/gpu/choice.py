@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from benchmarks.gpu.programs import model, node
 from polydyn.compiler import plan_program
 from polydyn.gpu import hardware
-from polydyn.program.estimates import LAUNCH, estimated
+from polydyn.program.estimates import estimated
 from polydyn.program.plan import Launch
 from polydyn.runtime.symbols import THREADS
 from polydyn.testing.choice import choose, estimates, may_run
@@ -51,7 +51,7 @@ def rows(k: int, n: int, dtype: str, device: hardware.Hardware, sizes: Sequence[
         first = next(v for v in launch.candidates if may_run(v, env, device))
         least, older = (times[v.name].evaluate(env) for v in (taken, first))
         ideal = roofline(launch, env, dtype, device)
-        blocks, share = taken.tasks.evaluate(env), ideal / max(1, least - LAUNCH * len(taken.sequence))
+        blocks, share = taken.tasks.evaluate(env), ideal / max(1, least - device.costs.launch_ns * len(taken.sequence))
         yield (f"{k:5}x{n:<5} {m:5}  {taken.name:32} {blocks:6} {least / 1000:8.1f} {ideal / 1000:8.1f} {share:6.0%}  "
                f"{first.name:32} {older / 1000:8.1f}")  # fmt: skip
 

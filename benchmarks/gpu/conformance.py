@@ -4,14 +4,16 @@
 
 Needs this repository, numpy, the CUDA driver, and kernels compiled ahead (``--pack``) or nvcc or NVRTC. Every
 primitive's kernel runs on the GPU against numpy (data movement and integers: equal bits; arithmetic: the error of the
-norm), then the two hand-written GEMMs at ugly shapes, then a few timings. Cases run in a worker process: one that hangs
-or breaks its context is reported, the worker is replaced, and the rest still runs. What failed is kept for the device:
-its kernels do without (``polydyn.gpu.lacking``). ``--emulate`` takes the CPU libcuda instead, to test this script.
+norm), then the two hand-written GEMMs at ugly shapes, launches that must wait for one another, then a few timings.
+Cases run in a worker process: one that hangs or breaks its context is reported, the worker is replaced, and the rest
+still runs. What failed is kept for the device: its kernels do without (``polydyn.gpu.lacking``). ``--emulate`` takes
+the CPU libcuda instead, to test this script.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import sys
 import time
@@ -22,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.gpu import processes
+from benchmarks.gpu import launch_order, processes
 from polydyn.gpu import hardware
 from polydyn.gpu.cache import content_key
 from polydyn.gpu.compiler import compile_cuda, device_headers
@@ -30,6 +32,7 @@ from polydyn.gpu.errors import DeviceError
 from polydyn.gpu.lacking import keep
 from polydyn.runtime.cuda.driver import Driver
 from polydyn.runtime.cuda.drivers import open_driver
+from polydyn.runtime.cuda.session import Session
 from polydyn.testing.device.cases import HERE as DEVICE
 from polydyn.testing.device.cases import Array, Case, Mapped, all_cases, mismatch
 from polydyn.testing.device.cases_hopper import all_hopper_cases
@@ -70,8 +73,9 @@ def images(archs: tuple[str, ...]) -> Iterator[tuple[str, bytes]]:
 class Machine:
     """A driver and the modules that cases load through it; ``pack``: a folder with images."""
 
-    def __init__(self, driver: Driver, emulate: bool, pack: Path | None = None) -> None:
-        self.driver, self.emulate, self.pack = driver, emulate, pack
+    def __init__(self, driver: Driver, emulate: bool, pack: Path | None = None, library: str = "") -> None:
+        """``library``: the file that the driver opened."""
+        self.driver, self.emulate, self.pack, self.library = driver, emulate, pack, library
         self.modules: dict[str, int] = {}
 
     @classmethod
@@ -84,7 +88,13 @@ class Machine:
             library = str(cpu_libcuda.build())
         driver = open_driver(kind, library=library)
         driver.deferred = True
-        return cls(driver, emulate, pack)
+        return cls(driver, emulate, pack, library)
+
+    @functools.cached_property
+    def place(self) -> launch_order.Place:
+        """Where programs run."""
+        arch = "emulated" if self.emulate else ARCH.get(self.driver.arch, "sm_80")
+        return launch_order.Place(Session(self.driver, self.library), self.pack, f"cuda:{arch}")
 
     def kernel(self, source: str, name: str, smem: int) -> int:
         """A kernel of a file beside this one, for this device, allowed its shared memory."""
@@ -190,6 +200,7 @@ def jobs(arch: int, emulate: bool) -> list[Job]:
         for shape in SHAPES:
             if kind == "mma" or shape[2]:
                 out.append((f"gemm_{kind} {'x'.join(map(str, shape))}", gemm(kind, shape)))
+    out += [(name, lambda machine, job=job: job(machine.place)) for name, job in launch_order.jobs(arch)]
     if not emulate:
         out += [(f"time gemm_{kind} {'x'.join(map(str, s))}", gemm(kind, s, 20)) for s in TIMED for kind in kinds]
     return out

@@ -8,23 +8,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from benchmarks.gpu.programs import Case
 from benchmarks.gpu.timed import timed
 from polydyn.compiler import plan_program
-from polydyn.gpu.hardware import Hardware
-from polydyn.program import estimates as cuda_cost
+from polydyn.gpu.hardware import Costs, Hardware
 from polydyn.program.estimates import estimated
 from polydyn.program.evaluation import THREADS
 from polydyn.program.plan import HostPlan
 from polydyn.testing.choice import estimates
 
-CONSTANTS = ("LAUNCH", "LATENCY", "BARRIER", "L2_BYTES", "SHARED_BYTES", "ISSUED", "RESULT_BYTES")
-"""Numbers of ``cuda_cost``; those that it no longer has are left out. MMA_SHARE is fitted for the device."""
-SHARE = "MMA_SHARE"
+SHARES = ("mma_share", "hidden", "hidden_memory")
+"""Costs that are at most 1."""
 FACTORS = (0.5, 0.7, 0.85, 0.95, 1.05, 1.18, 1.4, 2.0)
 ROUNDS, OF_ERROR = 4, 0.1
 
@@ -46,24 +43,14 @@ def choices(stages: Mapping[str, Any]) -> list[Choice]:
     return [Choice(r["name"].partition(" ")[0], sizes(r["name"]), r["versions"]) for r in rows if r.get("versions")]
 
 
-@contextmanager
-def supposing(values: Mapping[str, float], device: Hardware) -> Iterator[None]:
-    """The cost model with other constants."""
-    before = {n: getattr(cuda_cost, n) for n in values}
-    for n, v in values.items():
-        setattr(cuda_cost, n, before[n] | {device.arch: v} if n == SHARE else type(before[n])(round(v) or 1))
-    try:
-        yield
-    finally:
-        for n, v in before.items():
-            setattr(cuda_cost, n, v)
+def supposing(values: Mapping[str, float], device: Hardware) -> Hardware:
+    """The device with other costs."""
+    return replace(device, costs=Costs(**{n: min(v, 1.0) if n in SHARES else v for n, v in values.items()}))
 
 
 def supposed(device: Hardware) -> dict[str, float]:
-    """The constants as they are."""
-    found = {n: float(getattr(cuda_cost, n)) for n in CONSTANTS if hasattr(cuda_cost, n)}
-    share = getattr(cuda_cost, SHARE, {})
-    return found | ({SHARE: float(share[device.arch])} if device.arch in share else {})
+    """The costs as they are."""
+    return asdict(device.costs)
 
 
 class Fit:
@@ -78,8 +65,7 @@ class Fit:
     def cost(self, values: Mapping[str, float]) -> float:
         """The logarithm of the loss, and a share of the estimates' error."""
         losses, errors = [], []
-        with supposing(values, self.device):
-            made = {n: estimated(p, self.device) for n, p in self.plans.items()}
+        made = {n: estimated(p, supposing(values, self.device)) for n, p in self.plans.items()}
         for row in self.rows:
             (launch,) = made[row.case].launches
             env = {**row.shape, THREADS: self.device.multiprocessors}

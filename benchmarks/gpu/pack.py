@@ -33,8 +33,9 @@ import numpy as np
 import onnx
 
 import polydyn
-from benchmarks.gpu import conformance, cpu, pycuda_wheels, variants
+from benchmarks.gpu import conformance, cpu, launch_order, pycuda_wheels, variants
 from benchmarks.gpu.halves import NUMPY_TYPE
+from benchmarks.gpu.launch_programs import programs
 from benchmarks.gpu.programs import BOUNDS, KINDS, MODELS, Case, groups, models
 from benchmarks.gpu.timed import timed
 from polydyn.build.features import available_cores
@@ -208,13 +209,16 @@ def compiler(archs: tuple[str, ...]) -> str:
 
 
 def write_conformance(folder: Path, archs: tuple[str, ...]) -> None:
-    """The kernels of ``conformance`` and ``calibration``, compiled; nothing where there is no compiler."""
+    """The kernels of ``conformance`` and ``calibration``, compiled, and its programs; nothing without a compiler."""
     if archs == (EMULATED,):
         return
     folder.mkdir(exist_ok=True)
     try:
         for name, image in conformance.images(archs):
             (folder / name).write_bytes(image)
+        for arch in archs:
+            for name, artifact in programs(f"cuda:{arch}"):
+                write_artifact(artifact, folder / launch_order.file_name(name, f"cuda:{arch}"))
     except BuildError as e:
         print(f"the conformance kernels are not in the pack: {e}")
 

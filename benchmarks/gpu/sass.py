@@ -47,6 +47,8 @@ DISTRIBUTED = (r"LD\.E", "UCGABAR_WAIT")
 """What reads another block's shared memory, and that barrier."""
 PIXELS = (r"UTMALDG\.4D\.IM2COL", r"UTMALDG\.2D")
 """What brings pixels of an image, and filters."""
+EARLY, PREFETCH = ("ACQBULK", "PREEXIT"), r"UTMACCTL\.PF"
+"""What waits for the launch before and lets the next one begin, on sm_90a; what fetches tensor maps."""
 TENSOR_CORES = ("HMMA", "IMMA", "QMMA", "HGMMA", "IGMMA", "QGMMA")
 HEADING = "instructions loop path multiplications registers shared blocks"
 
@@ -94,8 +96,14 @@ def _attention(dtype: str, head: int = 64) -> Any:
     return model(nodes, sizes)
 
 
-def _rows(*nodes: Any) -> Any:
-    return model(nodes, {"x": ("float16", ["M", "N"])})
+def _rows(*nodes: Any, **constants: Any) -> Any:
+    return model(nodes, {"x": ("float16", ["M", "N"])}, **constants)
+
+
+def _norm(n: int) -> Any:
+    """Of rows of that length."""
+    sizes: dict[str, tuple[str, Sequence[Any]]] = {"x": ("float16", ["M", n]), "s": ("float16", [n])}
+    return model([node("LayerNormalization", "x", "s", "b", axis=-1)], sizes | {"b": ("float16", [n])})
 
 
 def kinds() -> tuple[Kind, ...]:
@@ -118,6 +126,8 @@ def kinds() -> tuple[Kind, ...]:
              most=80),
         Kind("product f16, clusters in turn", half, "wgmma_128x128x64_5_turns_cluster", ("HGMMA", *SHARED, "UTMASTG"),
              "sm_90a", most=105),
+        Kind("product f16, wgmma, parts", half, "wgmma_128x128x64_4_parts_4", ("HGMMA", "UTMALDG", *DISTRIBUTED, WIDE),
+             "sm_90a", most=80),
         Kind("product f16, wgmma, split", half, "split_wgmma_128x128", ("HGMMA", "UTMALDG", "SYNCS", WIDE), "sm_90a",
              most=90),
         Kind("product f32", single, "fma_128", (COPIES, "FFMA")),
@@ -152,7 +162,12 @@ def kinds() -> tuple[Kind, ...]:
         Kind("attention tf32", _attention("float32"), "attention_tf32",
              (COPIES, "LDSM", r"HMMA\.1688\.F32\.TF32", WIDE), tf32=True),
         Kind("element-wise", _rows(node("Erf", "x")), "wide", (r"LDG\.E.*128", WIDE)),
+        Kind("element-wise", _rows(node("Erf", "x")), "wide", (r"LDG\.E.*128", WIDE), "sm_90a"),
         Kind("softmax, a warp", _rows(node("Softmax", "x", axis=-1)), "warp", ("LDG", "SHFL", "STG")),
+        Kind("norm of 64, some lanes", _norm(64), "lanes_wide", (r"LDG\.E.*128", "SHFL", WIDE), "sm_90a", size=160),
+        Kind("norm of 768, a warp", _norm(768), "warp_wide", (r"LDG\.E.*128", "SHFL", WIDE), "sm_90a", size=360),
+        Kind("sum of columns, warps", _rows(node("ReduceSum", "x", "axis"), axis=[0]), "columns", ("LDG", "BAR", "STG"),
+             "sm_90a"),
         Kind("softmax, a block", _rows(node("Softmax", "x", axis=-1)), "block", ("LDG", "SHFL", "BAR")),
     )  # fmt: skip
 
@@ -258,7 +273,8 @@ def check(kind: Kind) -> dict[str, Any]:
     k = kernel_of(kind)
     code, used = built(k.text, k.name, kind.arch)
     found, inner = code.instructions, code.inner()
-    missing = [w for w in kind.wanted if not any(re.match(w, i) for i in found)]
+    wanted = (*kind.wanted, *(EARLY if kind.arch == "sm_90a" else ()), *([PREFETCH] if k.device.maps else []))
+    missing = [w for w in wanted if not any(re.match(w, i) for i in found)]
     missing += [f"a loop of at most {kind.most}"] if kind.most and not 0 < len(inner) <= kind.most else []
     missing += [f"at most {kind.size} instructions"] if 0 < kind.size < len(found) else []
     missing += [f"{kind.beside} powers beside a product"] if powers_beside(inner) < kind.beside else []

@@ -26,7 +26,7 @@ from benchmarks.gpu.transformers import build
 from polydyn.compiler import plan_program
 from polydyn.gpu.compiler import KernelUse, compiler_version
 from polydyn.gpu.hardware import DEVICES, Hardware, load
-from polydyn.program.estimates import LAUNCH, estimated, launch_time
+from polydyn.program.estimates import estimated, launch_time
 from polydyn.program.plan import Candidate, HostPlan, Launch
 from polydyn.schedules.index import ZERO, Index
 from polydyn.testing.choice import choose
@@ -34,6 +34,8 @@ from polydyn.testing.choice import choose
 ARCH, DTYPE, WANTED = "sm_90a", "float16", 0.85
 SUSTAINED_TFLOPS, SUSTAINED_GB_PER_S = 798.0, 4300.0
 """What an H200 was seen to do: torch's product of 8192^3 (bfloat16, random numbers), and its copy."""
+LAUNCH = load(DEVICES[ARCH]).costs.launch_ns / 1000
+"""Microseconds between launches."""
 MEASURED, COUNTED = "measured on an H200", "estimated from bytes"
 UNCHECKED = "recalled from publications or estimated, not checked"
 Range = tuple[float, float]
@@ -110,7 +112,7 @@ def cases() -> tuple[Case, ...]:
 
 def few_rows(k: int, n: int) -> Case:
     """One row by constant weights, against the bytes alone at ``WANTED`` of the bandwidth; the review has no times."""
-    us = LAUNCH / 1000 + 2 * k * n / WANTED / SUSTAINED_GB_PER_S / 1000
+    us = LAUNCH + 2 * k * n / WANTED / SUSTAINED_GB_PER_S / 1000
     return Case(f"1x{n}x{k}", layer("plain", k, n), {"M": 1}, ("gemv_2_n8", (us, us)),
                 (Rival("85 % of the bandwidth", (us, us), COUNTED),))  # fmt: skip
 
@@ -122,7 +124,7 @@ def pixels(name: str, channels: int, filters: int, window: int, side: int, strid
     results = 32 * (side // stride) ** 2 * filters
     computed, _ = at_rate((350, 350), 2.0 * results * channels // groups * window**2)
     moved = 2 * (32 * side**2 * channels + results) / WANTED / SUSTAINED_GB_PER_S / 1000
-    us = LAUNCH / 1000 + max(computed, moved)
+    us = LAUNCH + max(computed, moved)
     w = weights.convolution(channels // groups, filters, window)
     rival = Rival("350 TFLOP/s, 85 % of the bandwidth", (us, us), COUNTED)
     made = partial(inner_convolution, w, (side, side), stride, groups)
@@ -238,11 +240,12 @@ class Program:
         assert b is not None
         shared, grid = k.scratch.evaluate(self.env), k.tasks.evaluate(self.env)
         blocks = d.resident_blocks(b.threads, used.registers, shared)
-        time, flight = Index.of(LAUNCH), 0
+        launch = d.costs.launch_ns
+        time, flight = Index.of(round(launch)), 0
         if b.work:
             time = launch_time(b.work, b.threads, k.tasks, k.scratch, moved, d, used.registers)
             flight = min(blocks, -(-grid // d.multiprocessors)) * b.work.flight * b.work.traffic
-        inner, ns = code.inner(), max(time.evaluate(self.env), ideal + LAUNCH)
+        inner, ns = code.inner(), max(time.evaluate(self.env), ideal + launch)
         return Taken(
             k.name, 1, ns / 1000, ideal / 1000, len(code.instructions), len(inner), code.path(),
             next(filter(None, sass.multiplications(inner)), 0), of_a_result(code), used.registers, shared, blocks,

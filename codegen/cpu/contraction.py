@@ -108,10 +108,24 @@ class Contraction:
 
     def column_step(self, lanes: int) -> int:
         """Micro-kernels exist for every multiple of so many columns: the last vector may be a narrow one."""
-        value = self.accumulation.value
-        words = (isinstance(value, Op) and value.name in DOTS) or self.decodes
-        narrow = lanes == self.target.width and value.dtype == "float32" and not words
+        floats = self.accumulation.value.dtype == "float32" and not (self.in_words or self.decodes)
+        narrow = lanes == self.target.width and floats
         return self.target.narrow if narrow and self.target.narrow else lanes
+
+    @property
+    def panel_vectors(self) -> int:
+        """Vectors of columns that lie side by side in panels of words."""
+        read = next((v for v in loads(self.operands[1]) if v.buffer in self.packed), None)
+        if read is None or not self.in_words:
+            return 1
+        address = self.group.arrays[read.buffer].address(read.index)
+        return (address.split((self.roles.block, *self.roles.inner)[-1])[0].constant or 1) // self.target.width
+
+    @property
+    def in_words(self) -> bool:
+        """Whether words of several steps are multiplied."""
+        value = self.accumulation.value
+        return isinstance(value, Op) and value.name in DOTS
 
     @property
     def panels_of_constants(self) -> frozenset[str]:
@@ -176,6 +190,7 @@ def register_tile(x: Contraction, chosen: ContractTuple | None) -> tuple[int, in
         tail = rest / x.target.share(rows, math.ceil(rest)) if rest else 0.0
         return (full * vectors / x.target.share(rows, vectors) + tail) / waits
 
-    times = {tile: time(tile) for tile in x.target.tiles}
+    tiles = [t for t in x.target.tiles if x.panel_vectors in (1, t[1])] or x.target.tiles
+    times = {tile: time(tile) for tile in tiles}
     rows, vectors = max(t for t in times if times[t] <= ALIKE * min(times.values()))
     return rows, vectors if n is None else min(vectors, max(1, -(-n // w)))

@@ -15,7 +15,7 @@ from polydyn.codegen.cpu.register_tile import RegisterTile
 from polydyn.codegen.cpu.target import Core
 from polydyn.codegen.ir import Body, Def, For, walk
 from polydyn.codegen.passes.factors import factors_out, in_integers
-from polydyn.codegen.passes.prefetch import prefetch_ahead
+from polydyn.codegen.passes.prefetch import STREAM, prefetch_ahead
 from polydyn.codegen.passes.registers import partial_unroll, split_chains
 from polydyn.codegen.pipeline import Step
 from polydyn.schedules.expr import NIBBLES
@@ -28,8 +28,6 @@ ROWS = 4
 """Of a register tile: each sum has a second one for the current block."""
 SUMS = 6
 """Up to so many sums each is made in two chains, which hides the latency of an addition."""
-AHEAD = 12288
-"""Bytes of a panel between what is used and what is asked for."""
 V = Index.of
 
 
@@ -58,7 +56,7 @@ class DecodingTile(RegisterTile):
         """The steps of a word unrolled, where their numbers become shifts; few sums in chains."""
         step = [n.var for n in walk(body) if isinstance(n, For)][-1]
         split = split_chains(body, step, 2) if len(self._sums(body)) <= SUMS else body
-        return prefetch_ahead(partial_unroll(split, step, NIBBLES), p("k"), AHEAD)
+        return prefetch_ahead(partial_unroll(split, step, NIBBLES), p("k"), STREAM)
 
 
 class DecodingKernel(ContractKernel):

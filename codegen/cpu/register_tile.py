@@ -22,6 +22,8 @@ from polydyn.codegen.passes.prefetch import (
     END,
     FIRST,
     LINE,
+    STREAM,
+    prefetch_ahead,
     prefetch_lines,
     prefetch_next,
     prefetch_results,
@@ -357,8 +359,11 @@ class RegisterTile:
         steps = [n.var for n in walk(body) if isinstance(n, For) and n.var in (p("k"), *x.roles.inner)]
         lanes = [n.lanes for n in body if isinstance(n, Def) and n.reg.startswith(f"{self.name}_")]
         chains = -(-(CHAINS if max(lanes) == plan.lanes else 2 * CHAINS) // len(lanes))
+        stream = self.streams and x.panel_vectors > 1
         if chains > 1 and len(steps) == 1:
-            return split_chains(body, steps[-1], chains)
+            split = split_chains(body, steps[-1], chains)
+            return prefetch_ahead(split, p("k"), STREAM) if stream else split
+        body = prefetch_ahead(body, p("k"), STREAM) if stream else body
         if self.planes:
             body = prefetch_lines(body, p("k"), self.planes)
         body = partial_unroll(body, steps[-1] if steps else p("k"), plan.unroll)

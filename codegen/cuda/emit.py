@@ -7,12 +7,13 @@ from dataclasses import replace
 
 from polydyn.capability import features_of
 from polydyn.codegen.check import verify_body
-from polydyn.codegen.ir import Body, Compare
+from polydyn.codegen.ir import Body, Compare, Let
 from polydyn.codegen.kernel import Kernel, with_block
 from polydyn.codegen.passes.bind import fold
 from polydyn.codegen.passes.narrow import LIMIT, narrow_conditions
 from polydyn.codegen.passes.threads import WARP, one_each
 from polydyn.codegen.passes.tiles import task_count
+from polydyn.codegen.passes.warpgroups import MEETING
 from polydyn.codegen.pipeline import Step, run
 from polydyn.codegen.printers.cuda import THREAD, CudaPrinter, shared_bytes
 from polydyn.codegen.printers.cuda_values import HALF
@@ -23,6 +24,9 @@ from polydyn.schedules.model import Array, stored
 
 LONG = " int64"
 """What the versions with 64-bit indices have at the end of their name."""
+RANK = "rank"
+"""The number of a block in its cluster."""
+V = Index.of
 
 
 def bound_names(arrays: Mapping[str, Array], symbols: Sequence[str]) -> tuple[str, ...]:
@@ -31,20 +35,33 @@ def bound_names(arrays: Mapping[str, Array], symbols: Sequence[str]) -> tuple[st
 
 
 def one_block(
-    name: str, body: Body, steps: Iterable[Step], registers: Callable[[Body], Body], names: Collection[str]
-) -> tuple[Body, Index]:
-    """What a block does after the ``steps`` of a kernel family, and the number of blocks.
+    name: str, body: Body, steps: Iterable[Step], registers: Callable[[Body], Body], names: Collection[str],
+    parts: int = 1,
+) -> tuple[Body, Index]:  # fmt: skip
+    """What a block does after the ``steps`` of a kernel family, and the number of tasks.
 
-    ``registers`` allocates what a thread holds; ``names``: as for ``pipeline.run``.
+    ``registers`` allocates what a thread holds; ``names``: as for ``pipeline.run``; ``parts``: blocks of a cluster that
+    share a task.
     """
     body = run(name, body, steps, names)
     count = task_count(body)
     last = (
-        Step("blocks", "a block is a task", one_each),
+        blocks_step(parts),
         Step("registers", "what a thread holds are registers", registers),
         Step("fold", "decided guards and single trips go", fold),
     )
     return run(name, body, last, names), count
+
+
+def blocks_step(parts: int) -> Step:
+    """Tasks become blocks, or ``parts`` blocks of a cluster each: none leaves before all have read what it has left."""
+    if parts == 1:
+        return Step("blocks", "a block is a task", one_each)
+
+    def cluster(body: Body) -> Body:
+        return (Let(RANK, V("bid") % parts, (*one_each(body, V("bid") // parts), *MEETING)),)
+
+    return Step("blocks", "a cluster is a task", cluster)
 
 
 def emit(

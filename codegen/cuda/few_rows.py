@@ -13,10 +13,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
-from polydyn.codegen.cuda.emit import bound_names, emit
+from polydyn.codegen.cuda.emit import RANK, blocks_step, bound_names, emit
 from polydyn.codegen.cuda.group import ProductGroup
 from polydyn.codegen.cuda.instructions import TENSOR
-from polydyn.codegen.cuda.work import with_epilogues
+from polydyn.codegen.cuda.work import ENOUGH, with_epilogues
 from polydyn.codegen.indices import substitute
 from polydyn.codegen.ir import (
     Alloc,
@@ -39,7 +39,7 @@ from polydyn.codegen.ir import (
 from polydyn.codegen.kernel import BASE, Block, Kernel, Work
 from polydyn.codegen.lower import Lowering, flat, lower
 from polydyn.codegen.passes.bind import fold
-from polydyn.codegen.passes.threads import assign, one_each, spread, unrolled
+from polydyn.codegen.passes.threads import assign, spread, unrolled
 from polydyn.codegen.passes.tiles import task_count
 from polydyn.codegen.passes.warpgroups import MEETING
 from polydyn.codegen.passes.widen import Multiples, multiples, widen
@@ -74,11 +74,10 @@ REGISTERS = {2: 96, 8: 128}
 FLIGHT = {(2, True): 8, (2, False): 8, (8, True): 2, (8, False): 3}
 """Vectors of a lane that are in flight together, by rows and whether they run along the reduction, as those of all rows
 then do: more would not leave room for two blocks."""
-CLUSTERS, ENOUGH = (2, 4, 8), 192
-"""Blocks that may share the reduction; blocks that leave no multiprocessor of a large device idle. Less than twice as
-many as there are is not worth a meeting."""
-RANK, TRIPS = "rank", "trips"
-"""The number of a block in its cluster; vectors of the reduction that a lane has."""
+CLUSTERS = (2, 4, 8)
+"""Blocks that may share the reduction."""
+TRIPS = "trips"
+"""Vectors of the reduction that a lane has."""
 
 
 def gemv_versions(product: ProductGroup, hopper: bool = False) -> list[Kernel]:
@@ -145,8 +144,7 @@ class _Gemv:
         body = run(name, loops(name, tiled), self.steps(), names)
         count = task_count(body)
         body = run(name, body, (
-            Step("blocks", "a block, or a cluster, is a task", lambda x: one_each(x, V("bid") // self.blocks)),
-            Step("rank", "blocks of a cluster", self._ranked),
+            blocks_step(self.blocks),
             Step("registers", "a lane's sums are registers", self._allocate),
         ), names)  # fmt: skip
         blocks = self.schedule.extents()
@@ -220,12 +218,6 @@ class _Gemv:
         body = (Alloc("acc", self.sums, V(self.rows * self.columns), "register", body),)
         return (Alloc("sums", self.sums, V(self.rows * self.block * self.warps[1]), "shared", body),)
 
-    def _ranked(self, body: Body) -> Body:
-        """With a name for the number of the block, and an end at which no block leaves before all are done."""
-        if self.blocks == 1:
-            return body
-        return (Let(RANK, V("bid") % self.blocks, (*body, *MEETING)),)
-
     def _work(self) -> Work:
         elements, item = self.block * self.step // self.blocks, ITEMSIZE[self.product.values[1].dtype]
         at_once = WORDS if item == 1 else 1  # four bytes by one instruction
@@ -236,7 +228,7 @@ class _Gemv:
             flight=FLIGHT[self.rows, self.along_k], elements=self.rows * self.block, by_warps=False,
             cluster=self.blocks,
         )  # fmt: skip
-        return with_epilogues(work, self.product.group, self.product.epilogues)
+        return with_epilogues(work, self.product.group, self.product.epilogues, self.blocks)
 
     # -- places --------------------------------------------------------------------------------------------------
 

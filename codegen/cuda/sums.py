@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from polydyn.codegen.cuda.boxes import TensorOperand
+from polydyn.codegen.cuda.emit import RANK
 from polydyn.codegen.cuda.group import ProductGroup
 from polydyn.codegen.cuda.instructions import COLUMN, HALVES, LANE, PAIR, ROW, Instruction
 from polydyn.codegen.indices import substitute
@@ -19,12 +20,13 @@ from polydyn.codegen.passes.bind import bind
 from polydyn.codegen.passes.threads import WARP, spread
 from polydyn.codegen.passes.widen import stored_value, widen
 from polydyn.codegen.places import Places
-from polydyn.schedules.expr import ITEMSIZE, Const, Value, const
+from polydyn.schedules.expr import ITEMSIZE, Const, FromIndex, Value, const, op
 from polydyn.schedules.index import ZERO, Index, IndexLike
 from polydyn.schedules.model import Statement, stored
 from polydyn.schedules.tree.gpu import SLAB, STAGE, STAGED, place_of_row
-from polydyn.schedules.tree.names import Meets, b, e, extent
-from polydyn.schedules.tree.rewrites import SHARE
+from polydyn.schedules.tree.names import Meets, b, e, extent, f, w
+from polydyn.schedules.tree.rewrites import SHARE, SUM
+from polydyn.schedules.tree.scheduled import Scheduled
 
 V = Index.of
 LINE = 128
@@ -40,17 +42,18 @@ class Sums:
     ``axes``: of rows and columns. ``wide``: epilogues store 16 bytes at once. ``unit``: the number of the warp that
     stages rows; ``slabs``: of columns that it stages at once, ``buffer``: where. ``in_pairs``: even and odd columns are
     in fragments of their own. ``box``: columns that leave as a box, 0 where lanes store what they have computed.
+    ``parts``: blocks of a cluster that have staged sums each, which are added (``tree.gpu.add_parts``).
     ``multiples``: what addresses must be multiples of.
     """
 
     def __init__(
         self, of: ProductGroup, kind: Instruction, places: Places, wide: bool, acc: str = "acc",
         axes: tuple[str, str] = ("i", "j"), unit: IndexLike = "warp", in_pairs: bool = False, slabs: int = 1,
-        buffer: str = "stage", box: int = 0,
+        buffer: str = "stage", box: int = 0, parts: int = 1,
     ) -> None:  # fmt: skip
         self.of, self.kind, self.places, self.wide, self.acc, self.axes = of, kind, places, wide, acc, axes
         self.unit, self.in_pairs, self.group, self.roles = V(unit), in_pairs, of.group, of.roles
-        self.slabs, self.buffer, self.box = slabs, buffer, box
+        self.slabs, self.buffer, self.box, self.parts = slabs, buffer, box, parts
         self.multiples: dict[tuple[Index, int], None] = {}
         self.fragments = tuple(places.pieces(acc, x, n) for x, n in zip(axes, kind.shape, strict=False))
 
@@ -88,8 +91,9 @@ class Sums:
         """
         if self.in_pairs:
             return self._stage_pair(a)
-        column = self.places.cell(STAGE, "stage", {**a, e("g"): ZERO})[self.axes[1]]
-        place = self._row_place(place_of_row(LANE // 4) + HALVES * 8, column, a.get(e("g"), ZERO))
+        column = self.places.cell(STAGE, "stage", {**a, e("g"): ZERO, w("j"): ZERO})[self.axes[1]]
+        slab = self._slab_of_part(a, a.get(e("g"), ZERO))
+        place = self._row_place(place_of_row(LANE // 4) + HALVES * 8, column, slab)
         first = self.register(*self.fragment(STAGE, a)).subs({"column_of_pair": 0})
         return (Call("pd_sts_wide<2>", (place, Pointer(self.of.sums, self.acc, first))),)
 
@@ -122,6 +126,37 @@ class Sums:
     def _slab_of_box(self, a: Mapping[str, Index]) -> Index:
         return a[e("p")] * (self.box // SLAB) if self.box else ZERO
 
+    def _slab_of_part(self, a: Mapping[str, Index], slab: Index) -> Index:
+        """The number of a slab among those of a unit: of a part of the sums those of all fragments are staged."""
+        return slab if self.parts == 1 else a[f("i")] * self.slabs + slab
+
+    def _rows(self) -> int:
+        """Staged rows that a block finishes, of a fragment."""
+        return STAGED if self.parts == 1 else STAGED // int(_rows_dealt(self.places.schedule))
+
+    def _staged(self, a: Mapping[str, Index]) -> tuple[Index, Index]:
+        """The place of a row among staged ones, and the slab, of an instance of an epilogue."""
+        if self.parts == 1:
+            return a[e("i")], a[e("s")] + self._slab_of_box(a) if self.slabs > 1 else ZERO
+        slab = self.places.cell(SUM, "stage", {x: a[x] for x in (e("c"), e("s"))})[self.axes[1]] // SLAB
+        return a[e("r")] * self._rows() + a[e("i")], self._slab_of_part(a, slab)
+
+    def _load(self, v: int, place: Callable[[int], Tile]) -> Body:
+        """A vector of sums from its place: of all parts in their order, where there are several."""
+        piece = min(v, 4)
+        if self.parts == 1:
+            at = ((Pointer(self.of.sums, "sum", V(x)), place(x)) for x in range(0, v, piece))
+            return tuple(Call(f"pd_lds_wide<{piece}>", x) for x in at)
+        reads: Body = ()
+        for n in range(self.parts):
+            at = ((Pointer(self.of.sums, "of_parts", V(n * v + x)), place(x)) for x in range(0, v, piece))
+            reads += tuple(Call(f"pd_lds_wide_at<{piece}>", (*x, FromIndex("int32", V(n)))) for x in at)
+        total: Value = FlatLoad(self.of.sums, "of_parts", V("element"))
+        for n in range(1, self.parts):
+            total = op("add", total, FlatLoad(self.of.sums, "of_parts", V("element") + n * v))
+        added = For("element", ZERO, V(v), (Store("sum", V("element"), total),), "unroll")
+        return (Alloc("of_parts", self.of.sums, V(self.parts * v), "register", (*reads, added)),)
+
     def _box_place(self, s: Statement, a: Mapping[str, Index]) -> Tile:
         """A place of the box of results: rows of 128 bytes, swizzled as TMA does, where the box's first slab was.
 
@@ -147,7 +182,7 @@ class Sums:
         registers.
         """
         v, part = self.vector(s), a[e("j")]
-        slab = a[e("s")] + self._slab_of_box(a) if self.slabs > 1 else ZERO
+        row, slab = self._staged(a)
         at = self._vector(s, a)
         value = self.of.epilogue_value(s, at, FlatLoad(self.of.sums, "sum", V(e("v"))))
         address = self.group.arrays[s.array].address(tuple(i.subs(at) for i in s.index))
@@ -161,9 +196,7 @@ class Sums:
             self.multiples |= dict.fromkeys((*vectors[1], *(((self.of.N, v),) if self.of.N.constant is None else ())))
         else:
             element = substitute(element, {e("v"): 0})
-        piece = min(v, 4)
-        pieces = ((V(x), self._row_place(a[e("i")], part * v + x, slab)) for x in range(0, v, piece))
-        loads = tuple(Call(f"pd_lds_wide<{piece}>", (Pointer(self.of.sums, "sum", x), at)) for x, at in pieces)
+        loads = self._load(v, lambda x: self._row_place(row, part * v + x, slab))
         if self.box:
             of_type, result = (Pointer(s.value.dtype, x, ZERO) for x in (s.array, RESULT))
             pack = Call(f"pd_pack<{v}>", (of_type, Pointer("uint32", WORDS, TRIP * 4), result))
@@ -228,7 +261,7 @@ class Sums:
         s = self.group.statement(inst.statement)
         v = self.vector(s)
         # the point band is one access
-        body = bind(body, {extent(e("i")): STAGED, extent(e("j")): SLAB // v, extent(e("v")): 1})
+        body = bind(body, {extent(e("i")): self._rows(), extent(e("j")): SLAB // v, extent(e("v")): 1})
         sync, kind = Call("pd_syncwarp"), "unroll" if v > 1 else "unroll2"
 
         def dealt(f: Callable[[Statement, Mapping[str, Index]], Body]) -> Body:
@@ -250,3 +283,16 @@ def lane_points(inst: Inst, points: Sequence[str], column: Index = COLUMN) -> Bo
     if inst.statement == STAGE:  # both columns move at once
         return (For("row_half", ZERO, V(2), substitute(leaf, {"column_of_pair": 0})),)
     return (For("row_half", ZERO, V(2), (For("column_of_pair", ZERO, V(2), leaf),)),)
+
+
+def share_places(schedule: Scheduled) -> dict[str, Index]:
+    """Which slabs and rows a block of a cluster finishes, by its number."""
+    rows = _rows_dealt(schedule)
+    return {e("c"): V(RANK) // rows, e("r"): V(RANK) % rows}
+
+
+def _rows_dealt(schedule: Scheduled) -> Index:
+    """Blocks of a cluster that have rows each of a slab."""
+    loop = schedule.view(SUM).loop(e("r"))
+    assert loop is not None
+    return loop.extent

@@ -17,7 +17,7 @@ from polydyn.codegen.cuda.product import TiledProduct, schedule_tile
 from polydyn.codegen.cuda.rows import CudaNestKernel
 from polydyn.codegen.cuda.tile import CudaTile
 from polydyn.codegen.cuda.wgmma import wgmma_versions, without_wgmma
-from polydyn.codegen.cuda.wgmma_tiles import SPLIT, STEP
+from polydyn.codegen.cuda.wgmma_tiles import SPLIT, STEP, part_tiles
 from polydyn.codegen.ir import Compare
 from polydyn.codegen.kernel import UNIT, WORKERS, Kernel, with_block
 from polydyn.codegen.printers.cuda_values import BYTES, HALF
@@ -53,6 +53,8 @@ MORE_TILES = (
     CudaTile("mma", 16, 64, 64, 16, 32, 4, 4),
 )  # fmt: skip
 """Tiles between the largest and the smallest, and one for few rows: only where copies of 16 bytes are allowed."""
+LONG_STEPS = 256
+"""Steps of a reduction of warpgroups that want more shares than a cluster has blocks."""
 FEW = 16
 """Rows of a tile for few rows, whose reduction is split too."""
 
@@ -177,11 +179,15 @@ class CudaContractKernel:
     def _hopper(self) -> list[Kernel]:
         if self.arch != "sm_90a":
             return []
-        split, (m, n) = [], (x.constant for x in (self.product.M, self.product.N))
-        if (m is None or 2 * m > SPLIT.rows) and (n is None or 2 * n > SPLIT.columns):
-            block = (SPLIT.rows, SPLIT.columns, STEP // ITEMSIZE[self.product.dtype])
+        p, step = self.product, STEP // ITEMSIZE[self.product.dtype]
+        m, n, steps = (x.constant for x in (p.M, p.N, p.K.ceildiv(step)))
+        tiles = () if p.dtype in FLOAT8 else part_tiles(n, steps)  # whose sums of a step take the registers
+        parts, split = wgmma_versions(p, self.tf32, tiles) if tiles else [], []
+        long = steps is None or steps >= LONG_STEPS
+        if long and (m is None or 2 * m > SPLIT.rows) and (n is None or 2 * n > SPLIT.columns):
+            block = (SPLIT.rows, SPLIT.columns, step)
             split = self._split(block, SPLIT.blocks, lambda parts: wgmma_versions(parts, self.tf32, (SPLIT,)))
-        return [*split, *wgmma_versions(self.product, self.tf32)]
+        return [*split, *wgmma_versions(p, self.tf32), *parts]
 
     def few_rows(self) -> list[Kernel]:
         """The versions for few rows."""

@@ -22,12 +22,12 @@ from dataclasses import replace
 from functools import partial
 
 from polydyn.codegen.cuda.boxes import FARTHEST, TensorOperand, descriptor, tensor_operand
-from polydyn.codegen.cuda.emit import LONG, bound_names, emit, one_block
+from polydyn.codegen.cuda.emit import LONG, RANK, bound_names, emit, one_block
 from polydyn.codegen.cuda.group import ProductGroup
-from polydyn.codegen.cuda.images import ImageOperand, image_operand
+from polydyn.codegen.cuda.images import ImageOperand, image_operand, tapped_operand
 from polydyn.codegen.cuda.instructions import LANE, TENSOR
 from polydyn.codegen.cuda.product import DEALT, RASTER, UNROLLED, block_limits, split_copies
-from polydyn.codegen.cuda.sums import LINE, Sums, lane_points
+from polydyn.codegen.cuda.sums import LINE, Sums, lane_points, share_places
 from polydyn.codegen.cuda.tile import CudaTile
 from polydyn.codegen.cuda.wgmma_tiles import FLOAT8_TILES, ROWS, STEP, TILES, WgmmaTile, useful
 from polydyn.codegen.cuda.work import UNITS, with_epilogues
@@ -53,7 +53,7 @@ from polydyn.codegen.lower import Lowering, lower
 from polydyn.codegen.passes.bind import fold
 from polydyn.codegen.passes.threads import ROUND, WARP, WORKER, assign, rasterise, rounds, unrolled
 from polydyn.codegen.passes.tiles import TASK, balance
-from polydyn.codegen.passes.warpgroups import DONE, TURN, WARPGROUP, Ring, accumulate, in_turn, specialise
+from polydyn.codegen.passes.warpgroups import DONE, MEETING, TURN, WARPGROUP, Ring, accumulate, in_turn, specialise
 from polydyn.codegen.pipeline import Step, loops
 from polydyn.codegen.places import Places
 from polydyn.codegen.printers.cuda_values import BYTES, HALF
@@ -63,10 +63,10 @@ from polydyn.schedules.index import ONE, ZERO, Index, IndexLike, product
 from polydyn.schedules.proof.prove import prove
 from polydyn.schedules.tree.gpu import COPY_A, COPY_B, SLAB, STAGE, STAGED, senders
 from polydyn.schedules.tree.names import MarkName, b, c, e, extent, f, g, s, w
-from polydyn.schedules.tree.rewrites import merge
+from polydyn.schedules.tree.rewrites import merge, pad_reduction
 from polydyn.schedules.tree.scheduled import Scheduled
 from polydyn.schedules.tree.strategies import ACC, INIT
-from polydyn.schedules.tree.warpgroups import COLUMNS, WarpgroupTile, warpgroup_product
+from polydyn.schedules.tree.warpgroups import COLUMNS, WarpgroupTile, warpgroup_parts, warpgroup_product
 
 V = Index.of
 POINTS = 32
@@ -91,27 +91,41 @@ def wgmma_versions(product: ProductGroup, tf32: bool = False, tiles: Iterable[Wg
     """The versions for sm_90a, largest tile first; none when wgmma or TMA cannot do it.
 
     Of tiles in turn and of clusters there is one version, with 32-bit indices and wide stores: others serve the rest.
-    ``tf32``: float32 may be rounded to tf32. ``tiles``: these only. One version of each where the reduction is split.
+    Nor are there more where the reduction is split, or blocks share it. ``tf32``: float32 may be rounded to tf32.
+    ``tiles``: these only.
     """
     product = with_one_reduction(product)
     kind, maps = _kind(product, tf32), _tensor_operands(product)
     if kind is None or isinstance(maps, str):
         return []
     every = tuple(tiles) or (FLOAT8_TILES if kind == "qmma" else TILES)
+    steps = product.K.ceildiv(STEP // ITEMSIZE[product.dtype]).constant
+    exact = isinstance(maps[0], ImageOperand)  # whose pixels are no zeros behind the last step
+    every = tuple(t for t in every if t.parts == 1 or not exact or (steps or 1) % t.parts == 0)
     chosen = (t for t in every if useful(t, product.M.constant, product.N.constant))
-    some = {t: 1 if t.in_turn or t.cluster or product.shares != ONE else 2 for t in every}
+    some = {t: 1 if t.in_turn or t.cluster or t.parts > 1 or product.shares != ONE else 2 for t in every}
     forms = (_Version(product, kind, maps, t, wide) for t in chosen for wide in (True, False)[: some[t]])
     versions = [k for x in forms for k in x.build()[: some[x.size]]]
     return [k for i, k in enumerate(versions) if not any(_alike(k, e) for e in versions[:i])]
 
 
 def with_one_reduction(product: ProductGroup) -> ProductGroup:
-    """The product with all its reductions as one, where that one has a number of steps."""
-    r = product.roles
-    group, _ = merge(product.group, (r.block, *r.inner), r.block)
+    """The product with all its reductions as one, where that one has a number of steps, of taps of whole tiles."""
+    r, group = product.roles, product.group
+    whole = _whole_tiles(product) if r.inner else None
+    group = group if whole is None else pad_reduction(group, r.inner[-1], whole)
+    group, _ = merge(group, (r.block, *r.inner), r.block)
     if not r.inner or group.params != product.group.params:
         return product
     return ProductGroup(product.name, group, replace(r, inner=()), product.shares)
+
+
+def _whole_tiles(product: ProductGroup) -> Index | None:
+    """The channels of a tap rounded up to tiles, where that is not more than twice as many and they are not whole."""
+    channels, step = product.extents[product.roles.inner[-1]].constant, STEP // ITEMSIZE[product.dtype]
+    if channels is None or channels % step == 0 or 2 * channels <= step:
+        return None
+    return V(channels).ceildiv(step) * step
 
 
 def without_wgmma(product: ProductGroup, tf32: bool = False) -> str | None:
@@ -145,7 +159,7 @@ def _tensor_operands(product: ProductGroup) -> _Maps | str:
     batch, (a, b) = {x: product.extents[x] for x in r.batch}, product.values
     rows: TensorOperand | ImageOperand | None = tensor_operand(product.group, a, r.row, r.block, batch)
     rows = rows or image_operand(product.group, a, r, STEP // ITEMSIZE[product.dtype])
-    columns = tensor_operand(product.group, b, r.col, r.block, batch)
+    columns = tensor_operand(product.group, b, r.col, r.block, batch) or tapped_operand(product.group, b, r, batch)
     for side, m in (("row", rows), ("column", columns)):
         if m is None:
             return f"TMA does not reach its {side} operand"
@@ -169,7 +183,8 @@ class _Version:
         self.places = Places(self.schedule)
         unit, slabs = V("warp") - WARPGROUP // WARP, size.columns // SLAB
         buffer = "stage" if size.in_turn else "tile_b"
-        self.sums = Sums(of, self.tile.kind, self.places, wide, unit=unit, slabs=slabs, buffer=buffer, box=self.box)
+        self.sums = Sums(of, self.tile.kind, self.places, wide, unit=unit, slabs=slabs, buffer=buffer, box=self.box,
+                         parts=size.parts)  # fmt: skip
         before = V(BEFORE) if size.in_turn else ZERO
         self.ring = Ring("", self.stages, (size.rows + self.columns) * STEP, None, before, size.together)
         self.done: Body = (DONE,) if size.cluster else ()
@@ -179,7 +194,10 @@ class _Version:
         """Tree and tile map."""
         panels, steps = self._panels(), (STEP // POINTS, self.points)
         fragments = self.columns // COLUMNS // panels
-        tile = WarpgroupTile(*self.size.shape, ROWS // STAGED, panels, fragments, steps, self.box, self.size.cluster)
+        tile = WarpgroupTile(*self.size.shape, ROWS // STAGED, panels, fragments, steps, self.box, self.size.cluster,
+                             self.size.parts)  # fmt: skip
+        if self.size.parts > 1:
+            return warpgroup_parts(self.group, self.of.roles, tile)
         return warpgroup_product(self.group, self.of.roles, tile, self.of.shares != ONE)
 
     def _out(self) -> TensorOperand | None:
@@ -207,6 +225,7 @@ class _Version:
         version += f"{t.bm}x{t.bn}x{t.bk}_{self.stages}"
         version += "_turns" * self.size.in_turn
         version += f"_cluster_{self.size.cluster}" if self.size.cluster else ""
+        version += f"_parts_{self.size.parts}" if self.size.parts > 1 else ""
         return version + ("_boxes" if self.out else "_wide" * (max(map(self.sums.vector, self.of.epilogues)) > 1))
 
     def steps(self) -> tuple[Step, ...]:
@@ -215,7 +234,9 @@ class _Version:
         sizes |= {extent(s("j")): V(self._panels()), extent(b("s")): self.of.shares}
         steps, shares = self.schedule.extents()[b("k")], self.of.shares
         split = Step("balance", "shares of the reduction", lambda x: balance(x, b("k"), steps, shares, b("s")))
-        units: dict[str, IndexLike] = {w("i"): self.sums.unit, g("i"): V("tid") // WARPGROUP - 1}
+        unit = self.sums.unit
+        units: dict[str, IndexLike] = {w("i"): unit, g("i"): V("tid") // WARPGROUP - 1, e("w"): unit}
+        units |= share_places(self.schedule) if self.size.parts > 1 else {}
         roles: Callable[[Body], Body] = self.specialise_warps
         mark = MarkName.ROLES
         last: tuple[Step, ...] = ()
@@ -231,6 +252,8 @@ class _Version:
                 lambda x: consume(x, MarkName.INSTRUCTION, self.instruction),
             ),
             Step("bind", "sizes become constants", lambda b: substitute(b, sizes)),
+            Step("rank", "blocks of a cluster are units", lambda b: assign(b, {c("k"): RANK}), (RANK,)),
+            Step("combine", "they meet", lambda x: consume(x, MarkName.COMBINE, lambda _: MEETING)),
             Step(
                 "roles",
                 "a producer and consumers around a ring",
@@ -266,24 +289,25 @@ class _Version:
         of = self.of
         name, names = f"{of.name}_{self.version}", bound_names(self.group.arrays, self.symbols)
         prove(self.schedule)
-        body, count = one_block(name, loops(name, self.schedule.tiled()), self.steps(), self._allocate, names)
+        steps, parts = self.steps(), self.size.parts
+        body, count = one_block(name, loops(name, self.schedule.tiled()), steps, self._allocate, names, parts)
         mapped = (*self.maps, *([self.out] if self.out else []))
         multiples = (*(w for m in mapped for w in m.multiples), *self.sums.multiples)
         extents = (of.M, of.N, of.K, *(of.extents[x] for x in of.roles.batch))
         conditions = dict.fromkeys((Compare(">=", of.K, ONE), *(x for m in mapped for x in m.conditions)))
         conditions |= {Compare("<=", x, V(FARTHEST)): None for x in extents if x.constant is None}
         limits, launch = block_limits(of, self.tile, count), {}
-        limits |= {**self._clusters(), c(self.size.cluster): self.size.together}
+        limits |= {**self._clusters(), c(self.size.cluster): self.size.together, RANK: parts}
         if self.size.in_turn:
             several = self.size.together
             conditions |= {Compare(">", self._tiles(), V(BLOCKS)): None}
             conditions |= {Compare(">=", V(BLOCKS), V(several)): None} if several > 1 else {}
             limits, launch = limits | self._rounds(), {BLOCKS: V(WORKERS) // several * several}
         kernel = Kernel(
-            name, self.symbols, count, launch=launch, version=self.version,
+            name, self.symbols, count * parts, launch=launch, version=self.version,
             multiples=tuple(dict.fromkeys(multiples)), conditions=tuple(conditions),
             block=Block(self.size.threads, "sm_90a", self._tensor_maps(), work=self._work(),
-                        cluster=self.size.together),
+                        cluster=self.size.together * parts),
         )  # fmt: skip
         return emit(kernel, body, self.group.arrays, limits, self.size.blocks)
 
@@ -316,9 +340,9 @@ class _Version:
         traffic = sum(n // self._sharers(which) * STEP for which, n in enumerate((t.bm, t.bn)))
         tiles = self._tiles().ceildiv(V(BLOCKS)) if self.size.in_turn else ONE
         work = Work(of.K.ceildiv(self.step), registers, unit, flops, traffic=traffic, flight=self.stages - 1,
-                    elements=t.bm * t.bn, by_warps=False, cluster=self.size.together, tiles=tiles,
+                    elements=t.bm * t.bn, by_warps=False, cluster=self.size.together * self.size.parts, tiles=tiles,
                     strip=RASTER)  # fmt: skip
-        return with_epilogues(work.shared_by(of.shares), of.group, of.epilogues)
+        return with_epilogues(work.shared_by(of.shares * self.size.parts), of.group, of.epilogues, self.size.parts)
 
     def _sharers(self, which: int) -> int:
         """Blocks that bring a part each of an operand's tile: those of a cluster, which is along the other axis."""
@@ -344,7 +368,9 @@ class _Version:
     def specialise_warps(self, body: Body) -> Body:
         """Producer and consumers of the ring."""
         filled, multiply = self._roles(body)
-        return self._shared(specialise([filled], self.size.consumers, multiply(()), self.size.registers[1:]))
+        meeting = MEETING if self.size.parts > 1 else ()
+        work = multiply(())
+        return self._shared(specialise([filled], self.size.consumers, work, self.size.registers[1:], beside=meeting))
 
     def specialise_blocks(self, band: Body) -> Body:
         """The same around all tiles of a block: the band is there twice, for the producer and for the consumers."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from polydyn.codegen.cuda.work import bounded_registers
+from polydyn.codegen.cuda.work import ENOUGH, bounded_registers
 from polydyn.codegen.passes.warpgroups import WARPGROUP
 from polydyn.schedules.tree.warpgroups import CLUSTER
 
@@ -18,7 +18,7 @@ class WgmmaTile:
 
     Consumers have 64 rows of a tile each; ``in_turn``: 128 rows, a whole tile, and blocks are persistent. ``cluster``:
     two blocks, whose tiles are neighbours along rows ("i") or columns ("j"), bring half of the operand that they share
-    each, to both; empty: every block is alone.
+    each, to both; empty: every block is alone. ``parts``: blocks of a cluster that share the reduction of a tile.
     """
 
     columns: int
@@ -27,6 +27,7 @@ class WgmmaTile:
     blocks: int = 1
     in_turn: bool = False
     cluster: str = ""
+    parts: int = 1
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -62,6 +63,8 @@ TILES = (WgmmaTile(256, 4), WgmmaTile(192, 5), WgmmaTile(128, 4), WgmmaTile(128,
 """Those of 64 rows are for few tiles, and blocks that are beside each other; those in turn for more tiles than
 multiprocessors; of 64 columns and more rows for columns that leave the last 128 half empty; clusters share columns, of
 which a tile has no fewer than rows."""
+PARTS = (WgmmaTile(128, 4, parts=4), WgmmaTile(128, 4, 1, 2, parts=4), WgmmaTile(64, 4, 1, 3, parts=8))
+"""Those whose reduction blocks of a cluster share, for few tiles."""
 FLOAT8_TILES = (WgmmaTile(128, 4), WgmmaTile(128, 4, 1), WgmmaTile(64, 4, 1, 2))
 """For floats of 8 bits, whose sums of a step are beside those of all steps in registers."""
 SPLIT = TILES[2]
@@ -72,6 +75,17 @@ EXACT = 192
 """Columns that serve where they divide a known number: 768 of them are four blocks where 256 leave a quarter idle."""
 FEW = 1024
 """Rows up to which tiles of 64 rows are wanted, where their number is known."""
+
+
+def part_tiles(n: int | None, steps: int | None) -> tuple[WgmmaTile, ...]:
+    """Those of ``PARTS`` that so many columns and steps of the reduction want (None: not known now): each block has a
+    step, and columns alone do not make so many blocks that nothing is idle.
+    """
+
+    def wanted(t: WgmmaTile) -> bool:
+        return (steps is None or steps >= t.parts) and (n is None or 2 * -(-n // t.columns) < ENOUGH)
+
+    return tuple(filter(wanted, PARTS))
 
 
 def useful(t: WgmmaTile, m: int | None, n: int | None) -> bool:

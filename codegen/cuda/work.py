@@ -25,6 +25,10 @@ load, selection and store.
 UNITS = {"float32": "f32", "int32": "f32", "float16": "f16", "bfloat16": "bf16", "int8": "s8", "uint8": "s8",
          "float8_e4m3fn": "f8", "float8_e5m2": "f8"}  # fmt: skip
 """The peak rate (``polydyn.gpu.hardware.Hardware.peak_tflops``) that products of a dtype are bound by."""
+ENOUGH = 192
+"""Blocks that leave no multiprocessor of a large device idle. Where blocks might share the reduction, less than twice
+as many as there are without is not worth a meeting.
+"""
 STAGED = 2
 """Instructions for a result besides its arithmetic: read from shared memory, converted, stored, some at a time."""
 UNROLLED, SERIAL = 4, 8
@@ -53,10 +57,11 @@ def product_work(tile: CudaTile, copies: Sequence[Copy], steps: Index, blocks: i
     )  # fmt: skip
 
 
-def with_epilogues(work: Work, group: Group, statements: Sequence[Statement]) -> Work:
+def with_epilogues(work: Work, group: Group, statements: Sequence[Statement], parts: int = 1) -> Work:
     """The work with what a block does with its results: the arithmetic, loads and stores of ``statements``.
 
-    What lies along one side of a tile only, a bias, is in a cache when it is read again.
+    What lies along one side of a tile only, a bias, is in a cache when it is read again. ``parts``: blocks that share
+    the results.
     """
     buffers, fast = stored(group.arrays), is_fast(a.dtype for a in group.arrays.values() if a.role == "output")
     slots, moved = STAGED, 0
@@ -66,7 +71,8 @@ def with_epilogues(work: Work, group: Group, statements: Sequence[Statement]) ->
         slots += of_value(s.value, fast) + len(read)
         moved += sum(ITEMSIZE[x.dtype] for x in read if every <= {i for a in x.index for i in a.symbols()})
         moved += ITEMSIZE[buffers[s.array]] if s.array in buffers else 0
-    return replace(work, last=work.elements * slots // WARP, results=work.elements * moved)
+    elements = work.elements // parts
+    return replace(work, last=elements * slots // WARP, results=elements * moved)
 
 
 def _of_a_copy(c: Copy) -> int:
@@ -77,15 +83,19 @@ def _of_a_copy(c: Copy) -> int:
     return THROUGH_REGISTER + (c.vector * (len(operations) + 1) if c.vector > 1 else 0)
 
 
-def row_work(group: Group, prefix: tuple[str, ...], threads: int, per: int, lanes: int, registers: int) -> Work:
+def row_work(
+    group: Group, prefix: tuple[str, ...], threads: int, per: int, lanes: int, registers: int, held: bool = False
+) -> Work:
     """Element-wise and row kernels: ``per`` threads share the inner loops of a row, each takes ``lanes`` elements.
 
-    A loop that reads global memory waits for it; what earlier loops left in shared memory is there.
+    A loop that reads global memory waits for it; what earlier loops left in shared memory is there. ``held``: registers
+    keep a row, which is read once.
     """
     buffers, inner = stored(group.arrays), [s for s in group.statements if len(s.iters) > len(prefix)]
     statements = inner or list(group.statements)
     trips = [product(e for _, e in s.iters[len(prefix) :]).ceildiv(per) for s in inner]
-    traffic = sum(_traffic(s, buffers) for s in statements) * threads * lanes
+    touched = [x for s in statements for x in _touched(s, buffers)]
+    traffic = sum(ITEMSIZE[buffers[x]] for x in (dict.fromkeys(touched) if held else touched)) * threads * lanes
     fast = is_fast(a.dtype for a in group.arrays.values() if a.role == "output")
     guards = {x for s in statements for x in walk(s.value) if isinstance(x, Op) and x.dtype == "bool" and not loads(x)}
     choices = len(guards)  # of all lanes
@@ -93,7 +103,7 @@ def row_work(group: Group, prefix: tuple[str, ...], threads: int, per: int, lane
     reads = sum(len(set(loads(s.value))) for s in statements)
     operations = lanes * (arithmetic + reads) + choices + 2 * len(statements) + reads  # a vector is loaded once
     flight = SERIAL if per == 1 else UNROLLED
-    waits = sum(any(x.buffer in buffers for x in loads(s.value)) for s in statements)
+    waits = 1 if held else sum(any(x.buffer in buffers for x in loads(s.value)) for s in statements)
     return Work(
         maximum(*trips) if trips else ONE, registers, traffic=traffic,
         instructions=threads // WARP * operations, waits=max(1, waits), flight=flight if trips else 1,
@@ -101,7 +111,6 @@ def row_work(group: Group, prefix: tuple[str, ...], threads: int, per: int, lane
     )  # fmt: skip
 
 
-def _traffic(s: Statement, buffers: Mapping[str, str]) -> int:
-    """Bytes that an iteration loads and stores."""
-    arrays = [*(x.buffer for x in set(loads(s.value))), s.array]
-    return sum(ITEMSIZE[buffers[a]] for a in arrays if a in buffers)
+def _touched(s: Statement, buffers: Mapping[str, str]) -> list[str]:
+    """The buffers of what an iteration loads and stores."""
+    return [a for a in (*(x.buffer for x in set(loads(s.value))), s.array) if a in buffers]

@@ -180,6 +180,7 @@ static void issue_load(void *s, const pd_tmap *t, int rank, const int *at, uint6
   const pdemu_tensor_map *m = tensor_map(t, rank, site, tap != nullptr);
   if (tap) check_column(m, at, tap, site);
   uint32_t bytes = box_bytes(m);
+  check_begun(site);
   check_shared(s, bytes, m->swizzle ? 1024 : 128, site);
   mask = mask ? mask : 1 << B->rank;
   for (int block = 0; mask >> block; block++)
@@ -209,6 +210,7 @@ static bool land_one_load() {
 }
 static void issue_store(const pd_tmap *t, const void *s, int rank, const int *at, int site) {
   const pdemu_tensor_map *m = tensor_map(t, rank, site);
+  check_begun(site);
   check_shared(s, box_bytes(m), m->swizzle ? 1024 : 128, site);
   for (uint32_t o = 0; o < box_bytes(m); o += 16) check_fenced(shared_offset(s) + o, "TMA store", site);
   const unsigned char *p = (const unsigned char *)s;
@@ -494,7 +496,9 @@ PD_DEV void pd_tma_store_4d(const pd_tmap *t, const void *s, int x, int y, int z
 PD_DEV void pd_tma_store_commit() { pdemu::own()->store_groups[pdemu::B->current]++; }
 template <int N> PD_DEV void pd_tma_store_wait_read(PD_SITE) { pdemu::retire_stores(N, site); }
 template <int N> PD_DEV void pd_tma_store_wait(PD_SITE) { pdemu::retire_stores(N, site); }
-PD_DEV void pd_tma_prefetch(const pd_tmap *) {}
+PD_DEV void pd_tma_prefetch(const pd_tmap *t, PD_SITE) {
+  PD_RULE(((const pdemu_tensor_map *)t)->magic == PDEMU_TENSOR_MAP, PDEMU_FAILED, "not a tensor map at line %d", site);
+}
 PD_DEV void pd_fence_proxy_async() {
   using namespace pdemu;
   for (uint32_t c : own()->dirty_of[B->current])

@@ -26,6 +26,8 @@ LINE = 16
 """Elements of a cache line."""
 AHEAD = 4096
 """Elements of rows between what is used and what is prefetched: a memory's latency times its bandwidth, and more."""
+STREAM = 12288
+"""Bytes of panels that are one stream between what is used and what is asked for."""
 
 
 def prefetch_next(
@@ -52,7 +54,7 @@ def prefetch_next(
         inside = {x.var for x in walk(n.body) if isinstance(x, For)}
         loads = [v for v in dict.fromkeys(_loads(n)) if not v.address.symbols() & inside]
         near = [v for v in loads if following.keys() & v.address.symbols() and _dense(v, var)]
-        far = [v for v in loads if panel and panel.keys() & v.address.symbols() and v.address.split(var)[0] == LINE]
+        far = [v for v in loads if panel and panel.keys() & v.address.symbols() and _lines(v, var)]
         if not near and not far:
             return n
         if n.kind == "vector":
@@ -127,6 +129,12 @@ def _loads(n: For) -> Iterator[FlatLoad]:
     for x in walk(n.body):
         if isinstance(x, (Def, Set, Store)):
             yield from (v for v in walk_value(x.value) if isinstance(v, FlatLoad) and v.dtype in TYPES)
+
+
+def _lines(v: FlatLoad, var: str) -> bool:
+    """Whether a load moves by whole lines."""
+    stride = v.address.split(var)[0]
+    return stride != ZERO and stride % LINE == ZERO
 
 
 def _dense(v: FlatLoad, var: str) -> bool:

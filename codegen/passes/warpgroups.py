@@ -97,14 +97,15 @@ class Product:
 
 def specialise(
     rings: Sequence[tuple[Ring, Body]], consumers: int, consume: Body, registers: tuple[int, int] = (40, 232),
-    walk: Callable[[For], Body] = lambda loop: (loop,), barriers: Sequence[tuple[str, int]] = (),
+    walk: Callable[[For], Body] = lambda loop: (loop,), barriers: Sequence[tuple[str, int]] = (), beside: Body = (),
 ) -> Body:  # fmt: skip
     """Warp specialisation: a warpgroup's first thread runs the copies of all rings, the others ``consume``.
 
     ``rings``: with the copies of an iteration; all loops are the same, and what has none is filled first.
     ``registers``: of a thread of both kinds, which ``setmaxnreg`` deals. ``walk``: what becomes of the producer's loop.
-    ``barriers``: more mbarriers, with their arrivals. Blocks of a cluster begin when all their mbarriers are
-    initialised, and none leaves before all threads have said ``DONE``: ``consume`` says so behind its last release.
+    ``barriers``: more mbarriers, with their arrivals; ``beside``: what all producers do in the end. Blocks of a cluster
+    begin when all their mbarriers are initialised, and none leaves before all threads have said ``DONE``: ``consume``
+    says so behind its last release. Barriers are made while the launch before may still run.
     """
     thread, clusters = V("tid"), any(ring.blocks > 1 for ring, _ in rings)
     meet = Call("pd_cluster_start" if clusters else "pd_syncthreads")
@@ -116,10 +117,10 @@ def specialise(
     fill = tuple(n for ring, copies in rings if ring.loop is not None for n in ring.fill(copies))
     only = If((Compare("==", thread, ZERO),), (*once, *walk(replace(loop, body=fill))))
     start = If((Compare("==", thread, ZERO),), (*init, Call("pd_fence_mbar_init")))
-    produce: Body = (Call(f"pd_reg_dec<{registers[0]}>"), only, *[DONE] * clusters)
+    produce: Body = (Call(f"pd_reg_dec<{registers[0]}>"), only, *[DONE] * clusters, *beside)
     work: Body = (Call(f"pd_reg_inc<{registers[1]}>"), *consume)
     split = If((Compare("<", thread, V(WARPGROUP)),), produce, work)
-    out: Body = (start, meet, split, *[Call("pd_cluster_wait")] * clusters)
+    out: Body = (start, Call("pd_grid_begin"), meet, split, *[Call("pd_cluster_wait")] * clusters)
     for name in reversed(dict.fromkeys(name for name, _, _ in bars)):
         slots = 1 + max(slot for of, slot, _ in bars if of == name)
         out = (Alloc(name, "uint64", V(slots), "shared", out),)

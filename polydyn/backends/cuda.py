@@ -15,6 +15,7 @@ from polydyn.graph.ir import Graph
 from polydyn.lowering.place import Builder, Placed
 from polydyn.lowering.place_cuda import CudaBuilder, without_served
 from polydyn.program.index_checks import with_index_checks
+from polydyn.program.parallel_launches import join_waves
 from polydyn.program.plan import HostPlan
 from polydyn.search.outcomes import ChosenTiles
 from polydyn.search.records import Records
@@ -30,7 +31,7 @@ class Cuda(Target):
 
     machine = "cuda"
     on_device = True
-    unused = frozenset({"nibbles", "dequantize", "winograd", "offsets", "widen", "horizontal"})
+    unused = frozenset({"nibbles", "dequantize", "winograd", "rowsums", "offsets", "widen"})
 
     def __init__(self, name: str, options: Options) -> None:
         super().__init__(name, options)
@@ -65,7 +66,8 @@ class Cuda(Target):
         return dict(device_headers())
 
     def finish(self, plan: HostPlan) -> HostPlan:
-        """The host plan with a reason for every launch that only looks for wrong indices."""
+        """The host plan with its launches in waves, and a reason for each that only looks for wrong indices."""
+        plan = plan if "horizontal" in self.without else join_waves(plan)
         looking = {d.launch for d in plan.device_checks if d.scanned}
         launches = (replace(x, reasons=(*x.reasons, LOOKS)) if k in looking else x for k, x in enumerate(plan.launches))
         return replace(plan, launches=tuple(launches))

@@ -24,6 +24,7 @@ from polydyn.fusion.partition import Rule, join_groups
 from polydyn.fusion.plan import FusionPlan
 from polydyn.fusion.prologue import join_prologues
 from polydyn.fusion.recompute import recompute_producers
+from polydyn.fusion.rowsums import sum_rows
 from polydyn.fusion.rules import elementwise, epilogue, join_columns, stitch
 from polydyn.fusion.scan import mark_scans
 from polydyn.fusion.scatter import mark_scatters
@@ -83,6 +84,7 @@ FUSION: tuple[Pass, ...] = (
     Pass("split", "merged axes come apart where readers use the parts (dim collapse)", graph=split_merged_axes),
     Pass("layout", "convolutions and what follows them are kept channels last", graph=channels_last),
     Pass("winograd", "convolutions of 3x3 taps are products of tiles, 4 or 2.25 multiplications for 9", graph=winograd),
+    Pass("rowsums", "weights around any zero point are bytes with a sign, and rows summed", graph=sum_rows),
     Pass("offsets", "zero points of rows come out of integer products", graph=take_out_offsets),
     Pass("widen", "constants of integer products are widened once", graph=widen_constants),
     Pass("steps", "bytes that products sum lie side by side in constants", graph=lay_out_steps, cuda=True),

@@ -25,7 +25,7 @@ from polydyn.gpu.errors import DeviceError
 
 __all__ = ["Counters", "EmulatedModule", "compile_emulated", "compile_shared"]
 
-ABI = 1
+ABI = 2
 MESSAGE = 384
 
 
@@ -57,7 +57,8 @@ class _Range(ctypes.Structure):
 class _Launch(ctypes.Structure):
     _fields_ = (
         ("abi", ctypes.c_uint32), ("grid", ctypes.c_uint32 * 3), ("threads", ctypes.c_uint32),
-        ("smem", ctypes.c_uint32), ("reverse", ctypes.c_uint32), ("nranges", ctypes.c_uint32),
+        ("smem", ctypes.c_uint32), ("reverse", ctypes.c_uint32), ("overlaps", ctypes.c_uint32),
+        ("nranges", ctypes.c_uint32),
         ("ranges", ctypes.POINTER(_Range)), ("params", ctypes.c_void_p), ("counters", ctypes.POINTER(ctypes.c_uint64)),
         ("message", ctypes.c_char * MESSAGE),
     )  # fmt: skip
@@ -172,7 +173,7 @@ class EmulatedModule:
         counters = (ctypes.c_uint64 * len(COUNTER_NAMES))()
         gx, gy, gz = (grid, 1, 1) if isinstance(grid, int) else grid
         launch = _Launch(
-            ABI, (ctypes.c_uint32 * 3)(gx, gy, gz), threads, smem, int(reverse), len(spans),
+            ABI, (ctypes.c_uint32 * 3)(gx, gy, gz), threads, smem, int(reverse), 0, len(spans),
             (_Range * max(len(spans), 1))(*[_Range(*span) for span in spans]), ctypes.addressof(params), counters,
         )  # fmt: skip
         code = kernel.launch(ctypes.byref(launch))

@@ -32,7 +32,8 @@ LEAST_STEPS = 4
 @dataclass(frozen=True)
 class Words:
     """A kind of word: ``steps`` in each, the operation ``make`` that makes one of values, ``dot`` that multiplies two,
-    the ends of the integers that rows and columns may hold (None: float32, which is rounded), from how many steps on.
+    the ends of the integers that rows and columns may hold (None: float32, which is rounded), from how many steps on;
+    ``vectors``: of a panel that no cache holds.
     """
 
     steps: int
@@ -41,6 +42,7 @@ class Words:
     rows: tuple[int, int] | None
     columns: tuple[int, int] | None
     least: int = LEAST_STEPS
+    vectors: int = 1
 
 
 PAIRS = Words(2, "pair", "dot2", (-(2**15) + 1, 2**15 - 1), (-(2**15) + 1, 2**15 - 1))

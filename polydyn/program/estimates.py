@@ -17,7 +17,7 @@ from math import ceil
 from typing import TypeAlias
 
 from polydyn.codegen.kernel import UNIT, Block, Work
-from polydyn.gpu.hardware import Hardware
+from polydyn.gpu.hardware import Costs, Hardware
 from polydyn.program.plan import Candidate, HostPlan, Launch
 from polydyn.runtime.symbols import THREADS
 from polydyn.schedules.decision import with_costs
@@ -31,22 +31,12 @@ MOST = 2**30
 """The largest count of waves, of blocks and of nanoseconds of a block that is told from larger ones."""
 LONGEST = 2**40
 """Nanoseconds beyond which measured factors do not tell times apart."""
-LAUNCH = 1500
-"""Nanoseconds between the end of one kernel and the first instruction of the next one on a stream."""
-LATENCY = 350
-"""Nanoseconds of a load from memory that is in use; 400 clocks (PMC10448217, Table 3: A100, H100) are 230 to 280."""
-BARRIER = 50
-"""Clocks that a block by itself loses in each step: it waits for its own loads of fragments, and for its warps."""
-MEETING = 180
-"""Clocks until a block of a cluster sees what another one says (arXiv 2402.13499: between multiprocessors)."""
-L2_BYTES, SHARED_BYTES, ISSUED = 48, 128, 4
-"""Per clock and multiprocessor: bytes from L2 (7219 GB/s of an A100, same table), from shared memory; instructions."""
 RESULT_BYTES = 8
 """Of shared memory for each result: there and back."""
+PARTS = 8
+"""The part of a launch's shorter time that is not hidden is a whole number of these."""
 SCHEDULERS = 4
 """Parts of a multiprocessor, each with tensor cores of its own; a warp has those of one."""
-MMA_SHARE = {"sm_90a": 0.63}
-"""The part of the tensor peak that warps' own instructions reach, where only those of warpgroups reach it all."""
 
 
 def launch_time(
@@ -68,7 +58,8 @@ def launch_time(
     busy = share * _nanoseconds(maximum(V(end).ceildiv(resident), least), tiles, _tile(work, steps * full, end))
     busy = maximum(busy, waves * _nanoseconds(V(end), tiles, _tile(work, steps * alone, end)))
     traffic = memory_time(work, grid, waves, resident, moved, kept, hardware)
-    return LAUNCH + maximum(busy, traffic) + minimum(busy, traffic) // 8
+    exposed = round(PARTS * (1 - hardware.costs.hidden_memory))
+    return round(hardware.costs.launch_ns) + maximum(busy, traffic) + minimum(busy, traffic) // PARTS * exposed
 
 
 def _tile(work: Work, steps: Index, end: int) -> Index:
@@ -94,7 +85,8 @@ def memory_time(
     rate, l2 = round(hardware.memory_gb_per_s), hardware.l2_bytes
     once = moved // rate
     if kept != ZERO:
-        once = once + maximum(0, kept - l2) // rate + kept // (round(L2_BYTES * hardware.clock_ghz) * V(THREADS))
+        near = round(hardware.costs.l2_bytes * hardware.clock_ghz)
+        once = once + maximum(0, kept - l2) // rate + kept // (near * V(THREADS))
     if not work.strip:
         return once
     together = resident * THREADS
@@ -119,27 +111,29 @@ def ends_time(work: Work, threads: int, hardware: Hardware) -> tuple[int, int]:
     Its results pass through shared memory and on to L2, beside the arithmetic of epilogues. A block by itself waits
     for memory and for its cluster, too; it may have fewer warps than there are schedulers.
     """
-    moved = max(work.elements * RESULT_BYTES / SHARED_BYTES, work.results / L2_BYTES)
-    least = _together(work.last / ISSUED, moved)
-    alone = _together(work.last / min(ISSUED, threads / 32), moved) + 2 * MEETING * (work.cluster > 1)
-    return ceil(1000 * least / hardware.clock_ghz), LATENCY * 1000 + ceil(1000 * alone / hardware.clock_ghz)
+    c = hardware.costs
+    moved = max(work.elements * RESULT_BYTES / c.shared_bytes, work.results / c.l2_bytes)
+    least = _together(work.last / c.issued, moved, c)
+    alone = _together(work.last / min(c.issued, threads / 32), moved, c) + 2 * c.meeting_clocks * (work.cluster > 1)
+    return ceil(1000 * least / hardware.clock_ghz), ceil(1000 * (c.latency_ns + alone / hardware.clock_ghz))
 
 
 def step_time(work: Work, threads: int, hardware: Hardware) -> tuple[int, int]:
     """Picoseconds of a step: what it takes of a multiprocessor that has enough blocks, and of a block by itself."""
-    share = MMA_SHARE.get(hardware.arch, 1.0) if work.by_warps and work.unit != "f32" else 1.0
+    c = hardware.costs
+    share = c.mma_share if work.by_warps and work.unit != "f32" else 1.0
     rate = hardware.peak_tflops[work.unit] * 1000 / hardware.multiprocessors * share  # operations in a nanosecond
     few = max(1.0, SCHEDULERS / (threads / 32)) if work.by_warps else 1.0
-    compute = max(work.flops / rate, work.instructions / ISSUED / hardware.clock_ghz)
-    copied = max(work.traffic / L2_BYTES, work.shared / SHARED_BYTES) / hardware.clock_ghz
-    wait = work.waits * LATENCY / work.flight
-    lone = max(wait, _together(compute * few, copied) + BARRIER * work.by_warps / hardware.clock_ghz)
-    return max(1, ceil(1000 * _together(compute, copied))), max(1, ceil(1000 * lone))
+    compute = max(work.flops / rate, work.instructions / c.issued / hardware.clock_ghz)
+    copied = max(work.traffic / c.l2_bytes, work.shared / c.shared_bytes) / hardware.clock_ghz
+    wait = work.waits * c.latency_ns / work.flight
+    lone = max(wait, _together(compute * few, copied, c) + c.barrier_clocks * work.by_warps / hardware.clock_ghz)
+    return max(1, ceil(1000 * _together(compute, copied, c))), max(1, ceil(1000 * lone))
 
 
-def _together(a: float, b: float) -> float:
-    """What arithmetic and copies of a step take: they overlap but for a quarter of the shorter one."""
-    return max(a, b) + min(a, b) / 4
+def _together(a: float, b: float, costs: Costs) -> float:
+    """What arithmetic and copies take that are beside each other."""
+    return max(a, b) + min(a, b) * (1 - costs.hidden)
 
 
 def estimated(plan: HostPlan, hardware: Hardware, resources: Resources | None = None) -> HostPlan:
@@ -175,7 +169,7 @@ class _Estimates:
 
     def _one(self, c: Candidate, b: Block, moved: Index, kept: Index) -> Index:
         if b.work is None:
-            return Index.of(LAUNCH)
+            return V(round(self.hardware.costs.launch_ns))
         registers = self.resources.get(c.kernel, {}).get(self.hardware.arch, {}).get("registers")
         arguments = (b.work, b.threads, c.tasks, c.scratch, moved)
         key = (*arguments, registers, kept)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from polydyn.capability import FEATURES
-from polydyn.codegen.kernel import TensorMapOf
+from polydyn.codegen.kernel import Kernel, TensorMapOf
+from polydyn.codegen.printers.cuda import BEGIN
 from polydyn.gpu.targets import special_arch
 from polydyn.program.evaluation import Evaluation, evaluation_function
 from polydyn.program.plan import WORKSPACE, Candidate, HostPlan, Launch
@@ -36,6 +37,7 @@ def launch_tables(plan: HostPlan, values: Evaluation, order: Mapping[str, int]) 
     rows = _Rows(plan, values, order)
     launches: list[str] = []
     functions: list[str] = []
+    touches: list[str] = []
     before = values.lines
     for k, (launch, sizes) in enumerate(zip(plan.launches, numbers, strict=True)):
         if plan.on_device:
@@ -47,9 +49,21 @@ def launch_tables(plan: HostPlan, values: Evaluation, order: Mapping[str, int]) 
             name = f"choose_{k}"
             functions.append(evaluation_function(name, values.lines))
         chooser = f"{len(rows.candidates) - first}, {first}, {choice}, {name}"
-        launches.append(f"{{{quote(launch.label)}, {', '.join(map(str, sizes))}, {chooser}}}")
+        touched = _touched(launch, plan, order)
+        count = -1 if launch.writes is None else len(touched)
+        rest = f", {count}, {len(touches)}" if plan.on_device else ""
+        launches.append(f"{{{quote(launch.label)}, {', '.join(map(str, sizes))}, {chooser}{rest}}}")
+        touches += touched
     values.lines = before
-    return {"launches": ("pd_launch_entry", launches)} | rows.tables(), functions
+    tables = {"launches": ("pd_launch_entry", launches)} | rows.tables()
+    return tables | ({"touches": ("int32_t", touches)} if plan.on_device else {}), functions
+
+
+def _touched(launch: Launch, plan: HostPlan, order: Mapping[str, int]) -> list[str]:
+    """The buffers that the launch reads or writes, as ``pd_plan.touches`` has them."""
+    writes = launch.writes or ()
+    changing = [b for b in launch.buffers if plan.buffers[b].role != "constant"]
+    return [str(2 * order[b] + (b in writes)) for b in changing] if launch.writes is not None else []
 
 
 def _numbers(launch: Launch, plan: HostPlan, values: Evaluation) -> tuple[int, ...]:
@@ -77,6 +91,7 @@ class _Rows:
     def __init__(self, plan: HostPlan, values: Evaluation, order: Mapping[str, int]) -> None:
         self.values, self.order, self.on_device = values, {**order, WORKSPACE: -1}, plan.on_device
         self.kernels = {k.name: i for i, k in enumerate(plan.kernels)}
+        self.texts = plan.kernels
         self.candidates: list[str] = []
         self.buffers: list[str] = []
         self.symbols: list[str] = []
@@ -127,10 +142,15 @@ class _Rows:
         steps = m.pixels.steps if m.pixels else (0,)
         self.maps.append(f"{{{numbers}, {{{', '.join(map(str, m.box))}}}, {{{', '.join(map(str, steps))}}}}}")
 
+    def _kernel(self, k: Kernel) -> str:
+        if not self.on_device:
+            return f"{{{k.name}, {quote(k.name)}}}"
+        return f"{{0, {quote(k.name)}, {int(BEGIN in k.text)}}}"
+
     def tables(self) -> Tables:
         """All of them; those of devices alone where there are any."""
         return {
-            "kernels": ("pd_named_kernel", [f"{{{0 if self.on_device else n}, {quote(n)}}}" for n in self.kernels]),
+            "kernels": ("pd_named_kernel", list(map(self._kernel, self.texts))),
             "launch_buffers": ("int32_t", self.buffers),
             "launch_symbols": ("int32_t", self.symbols),
             "candidates": ("pd_candidate", self.candidates),

@@ -1,9 +1,10 @@
 """Waves: launches that need nothing of each other run in one fork-join (TSCompiler 4.2, BladeDISC 4.3, horizontally).
 
-The launches of a wave follow each other, are of one kind (so that their work counts can be compared) and none of them
-reads what another one writes; the memory plan treats them as simultaneous. Threads get tasks of all of them, see
-``runtime/waves.c``. Launches are put into another order, still topological, where that makes waves meet: everything
-moves towards its first reader, what nobody reads stays as early as it can.
+The launches of a wave follow each other and none of them reads what another one writes; the memory plan treats them as
+simultaneous. On a CPU they are of one kind, so that their work counts can be compared: threads get tasks of all of
+them, see ``runtime/waves.c``. On a device they are branches of a run's graph, see ``runtime/cuda_nodes.c``. Launches
+are put into another order, still topological, where that makes waves meet: everything moves towards its first reader,
+what nobody reads stays as early as it can.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ def join_waves(plan: HostPlan) -> HostPlan:
     """
     before = _after(plan.launches)
     limit = MEMORY_FACTOR * _arena(plan)
-    for waves in (_by_level(plan.launches, before), _in_order(plan.launches, before)):
+    kinds = ["" if plan.on_device else launch.kind for launch in plan.launches]
+    for waves in (_by_level(plan.launches, kinds, before), _in_order(plan.launches, kinds, before)):
         joined = _arranged(plan, waves)
         if _arena(joined) <= limit:
             verify_waves(joined)
@@ -103,7 +105,7 @@ def _after(launches: Sequence[Launch]) -> list[set[int]]:
     return before
 
 
-def _by_level(launches: Sequence[Launch], before: Sequence[set[int]]) -> list[list[int]]:
+def _by_level(launches: Sequence[Launch], kinds: Sequence[str], before: Sequence[set[int]]) -> list[list[int]]:
     """Waves by (level, kind): one level before the first reader's, or the least possible when there is no reader."""
     early: list[int] = []
     for earlier in before:
@@ -115,19 +117,19 @@ def _by_level(launches: Sequence[Launch], before: Sequence[set[int]]) -> list[li
             late[j] = min(late.get(j, level - 1), level - 1)
     waves: dict[tuple[int, str], list[int]] = {}
     for k, launch in enumerate(launches):
-        kind = f"?{k}" if launch.writes is None else launch.kind
+        kind = f"?{k}" if launch.writes is None else kinds[k]
         waves.setdefault((late[k], kind), []).append(k)
     order = sorted(waves, key=lambda key: (key[0], waves[key][0]))
     return [waves[key] for key in order]
 
 
-def _in_order(launches: Sequence[Launch], before: Sequence[set[int]]) -> list[list[int]]:
+def _in_order(launches: Sequence[Launch], kinds: Sequence[str], before: Sequence[set[int]]) -> list[list[int]]:
     """Waves of launches that stand next to each other already."""
     waves: list[list[int]] = []
     for k, launch in enumerate(launches):
         last = waves[-1] if waves else []
         fits = last and launches[last[0]].writes is not None and launch.writes is not None
-        if fits and launches[last[0]].kind == launch.kind and before[k].isdisjoint(last):
+        if fits and kinds[last[0]] == kinds[k] and before[k].isdisjoint(last):
             last.append(k)
         else:
             waves.append([k])
@@ -138,15 +140,20 @@ def _arranged(plan: HostPlan, waves: Sequence[Sequence[int]]) -> HostPlan:
     order = [k for wave in waves for k in wave]
     launches = tuple(plan.launches[k] for k in order)
     checks = tuple(sorted((_moved(c, plan, order) for c in plan.index_checks), key=lambda c: c.launch))
-    return replace(plan, launches=launches, waves=tuple(map(len, waves)), index_checks=checks)
+    moved = (replace(d, launch=order.index(d.launch), check=_moved(d.check, plan, order)) for d in plan.device_checks)
+    looks = tuple(sorted(moved, key=lambda d: d.launch))
+    waves_of = tuple(map(len, waves))
+    return replace(plan, launches=launches, waves=waves_of, index_checks=checks, device_checks=looks)
 
 
 def _moved(check: IndexCheck, plan: HostPlan, order: Sequence[int]) -> IndexCheck:
     """The check before the launch that is now the first to read the buffer, of those that came at or after its own; one
-    behind all launches stays there.
+    behind all launches stays there. On a device, where nothing waits for it, the reader is the same one.
     """
-    if check.launch == len(order):
+    if not 0 <= check.launch < len(order):
         return check
+    if plan.on_device:
+        return replace(check, launch=order.index(check.launch))
     readers = (at for at, k in enumerate(order) if k >= check.launch and check.buffer in plan.launches[k].buffers)
     return replace(check, launch=min(readers))
 

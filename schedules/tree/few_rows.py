@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import prod
 
-from polydyn.schedules.model import Group, Statement
-from polydyn.schedules.solution.reuse import Solver
+from polydyn.schedules.model import Group
 from polydyn.schedules.tiling import Roles
 from polydyn.schedules.tree.buffers import keep
 from polydyn.schedules.tree.limits import assign, clip, mark, pad
-from polydyn.schedules.tree.loops import beside, distribute, fuse, interchange, pull_out, refine, regroup, tile
-from polydyn.schedules.tree.names import End, MarkName, b, c, e, it, lanes, p, w
-from polydyn.schedules.tree.rewrites import CLEAR, PART, PARTS, POINT, ROUND, SUM, deal_reduction
+from polydyn.schedules.tree.loops import distribute, interchange, pull_out, refine, regroup, tile
+from polydyn.schedules.tree.names import MarkName, b, c, e, it, lanes, p, w
+from polydyn.schedules.tree.parts import start_in_parts
+from polydyn.schedules.tree.rewrites import CLEAR, PART, PARTS, POINT, SUM
 from polydyn.schedules.tree.scheduled import Scheduled
 from polydyn.schedules.tree.strategies import ACC, INIT
 
@@ -40,18 +39,12 @@ def few_rows_product(group: Group, roles: Roles, sizes: FewRows) -> Scheduled:
     along the reduction ``w_k``, ``l_k``; SUM and the epilogues have the block's rows and columns (``e_i``, ``e_j``).
     Blocks of a cluster are units too (``c_k``), a cluster is a task.
     """
-    roles = roles if roles.sunk else Solver(group).contract(roles)
     i, j, k = "i", "j", "k"
     parts = [(w(k), sizes.warps[1]), (lanes(k), sizes.lanes[1])]
     parts = [(c(k), sizes.blocks), *parts] if sizes.blocks > 1 else parts
     several = prod(n for _, n in parts)
-    whole, derived = deal_reduction(group, roles.block, several, sizes.points[1])
+    t = start_in_parts(group, roles, several, sizes.points[1])
     done = [x.name for x in group.epilogues]
-    t = replace(_start(whole, roles), group=whole)
-    steps, step = dict(group.backbone.iters)[roles.block], derived[roles.block]
-    rounds = steps.ceildiv(several * sizes.points[1])
-    extents = {**t.map.extents, ROUND: rounds, k: steps}
-    t = replace(t, map=replace(t.map, derived=derived, joined={k: step}, extents=extents))
     batch = tuple(map(it, roles.batch))
     block, unit = (*batch, b(i), b(j)), (w(j), lanes(j), *(x for x, _ in parts))
     t = tile(t, i, (b, f"B_{i}"), (p, sizes.rows))
@@ -72,20 +65,3 @@ def few_rows_product(group: Group, roles: Roles, sizes: FewRows) -> Scheduled:
     t = mark(mark(t, MarkName.TASK, block[0], ACC), MarkName.REDUCE, b(k), ACC)
     t = mark(mark(t, MarkName.INSTRUCTION, p(i), ACC), MarkName.COMBINE, e(i), SUM)
     return mark(t, MarkName.STORE, e(i), *done)
-
-
-def _start(group: Group, roles: Roles) -> Scheduled:
-    """The solved matrix of each sum, and of each epilogue, beside each other in the shared loops."""
-    band, axes = (*roles.batch, roles.row, roles.col), {roles.row: "i", roles.col: "j"}
-    ends, loops = {n: End(side) for n, side in roles.sunk}, {ROUND: b("k"), POINT: p("k")}
-
-    def part(names: Sequence[str]) -> Group:
-        kept: tuple[Statement, ...] = tuple(map(group.statement, names))
-        return replace(group, statements=kept)
-
-    return beside(
-        group, [*map(it, roles.batch), it("i"), it("j")],
-        fuse(part([INIT, ACC]), (*band, PART), (ROUND, POINT), {INIT: ends[INIT]}, axes, loops),
-        fuse(part([CLEAR, SUM]), band, (PART,), {CLEAR: ends[INIT]}, axes),
-        *(fuse(part([x.name]), band, (), {}, axes) for x in group.epilogues),
-    )  # fmt: skip

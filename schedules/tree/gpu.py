@@ -6,6 +6,7 @@ The levels are TSCompiler 5.2's block, warp and instruction tiles. A *unit* exec
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from polydyn.schedules.errors import ScheduleError
@@ -15,9 +16,11 @@ from polydyn.schedules.tiling import Roles
 from polydyn.schedules.tree.buffers import accumulate, promote, send
 from polydyn.schedules.tree.limits import assign, clip, mark, pad
 from polydyn.schedules.tree.loops import Size, distribute, interchange, pull_out, refine, regroup, tile
-from polydyn.schedules.tree.names import Coord, MarkName, b, e, extent, f, g, p, s, w
-from polydyn.schedules.tree.rewrites import merge
-from polydyn.schedules.tree.scheduled import Scheduled, refuse
+from polydyn.schedules.tree.names import Coord, MarkName, b, c, e, extent, f, g, p, s, w
+from polydyn.schedules.tree.nodes import Sequence as Row
+from polydyn.schedules.tree.nodes import Tree
+from polydyn.schedules.tree.rewrites import CLEAR, PART, PARTS, SUM, merge
+from polydyn.schedules.tree.scheduled import Scheduled, all_of, flat, refuse, rewrite
 from polydyn.schedules.tree.strategies import ACC, INIT, in_shares, loop_of, operand, row_operand, start_product
 from polydyn.schedules.tree.tilemap import Digit
 
@@ -130,6 +133,62 @@ def stage_sums(
     places: dict[Coord, list[str]] = {e(i): list(PLACES), e("j"): [*columns, p(j)], e("v"): []}
     t = regroup(t, done, [e("f"), p(i), p(j)], places)
     return distribute(t, e(i), done[0]) if len(done) > 1 else t
+
+
+def add_parts(
+    t: Scheduled, below: Coord, parts: int, units: Mapping[Coord, Coord], rows: Coord, fragments: tuple[Coord, ...]
+) -> Scheduled:  # fmt: skip
+    """Sums of parts of a reduction through the shared memory of a cluster: block ``c_k`` stages those of its part, all
+    blocks add and finish some.
+
+    ``units``: loops over units -> those of the epilogues over the same digits, which are no units: what warps stage the
+    same warps of all blocks read, behind a barrier of the cluster. ``rows``: of instructions of a unit; ``fragments``:
+    of the columns. Blocks have slabs each (``e_c``), and where these are too few rows of a fragment (``e_r``).
+    isl: graft; Halide, TVM: rfactor. Before: band c_k: ACC; band: SUM and DONE on registers.
+    After: band c_k: ACC; STAGE; band e_c, e_r: SUM reads stage; band e_c, e_r: DONE.
+    Refuses: numbers of blocks that do not divide slabs and rows.
+    """
+    i, j, done = "i", "j", [x.name for x in t.group.epilogues]
+    after = [CLEAR, SUM, *done]
+    t = pull_out(t, c(PART))
+
+    def names(loop: Coord) -> list[str]:
+        return [d.name for d in _loop(t, SUM, loop)]
+
+    points = t.map.digit(j, p(j)).size.constant
+    if points is None or t.map.digit(i, p(i)).size != STAGED:
+        raise refuse("sums are staged by instructions of 16 rows", rule="whole tiles")
+    t, slabs, columns = _slabs(t, [d for k in fragments for d in _loop(t, SUM, k)], SLAB // points)
+    t = refine(t, i, p(i), ("r3", 2), ("r2", 2), ("r1", 2), ("r0", 2))
+    cell: dict[Coord, list[str]] = {c("k"): [d.name for d in t.map.axes[PART]], **{x: names(x) for x in units}}
+    cell |= {rows: names(rows), e("g"): slabs, e("f"): columns, p(i): ["r3", "r2", "r1", "r0"], p(j): [p(j)]}
+    for old, new in units.items():
+        t = regroup(t, after, [old], {new: names(old)})
+    t = promote(t, PARTS, j, STAGE, "stage", below, [SUM], cell)
+    t = replace(t, tree=_move_behind(t, STAGE, ACC))
+    digits = [t.map.digit(j, n) for n in slabs]
+    several = int(product(d.size for d in digits))
+    each = max(1, several // parts)
+    t, dealt, rest = _slabs(t, digits, each, (e("c"), e("q")))
+    lines = PLACES[: (parts * each // several).bit_length() - 1]
+    if several // each * 2 ** len(lines) != parts or several % each:
+        raise refuse(f"{several} slabs of {STAGED} rows have no {parts} equal shares", rule="whole tiles")
+    places: dict[Coord, Sequence[str]] = {e("c"): dealt, e("s"): rest, e("r"): lines, e(i): PLACES[len(lines) :]}
+    return regroup(t, after, [*fragments, p(i), p(j)], {**places, e("j"): [*columns, p(j)], e("v"): []})
+
+
+def _move_behind(t: Scheduled, name: str, of: str) -> Tree:
+    """The tree with a part of a sequence behind another one."""
+
+    def f(node: Tree, _: frozenset[str]) -> Tree | None:
+        if not isinstance(node, Row) or not any(names == {name} for names, _ in node.children):
+            return None
+        moved = [x for x in node.children if x[0] == {name}]
+        rest = [x for x in node.children if x[0] != {name}]
+        at = next(n for n, (names, _) in enumerate(rest) if of in names) + 1
+        return Row((*rest[:at], *moved, *rest[at:]))
+
+    return rewrite(flat(t.tree), all_of(t), f)
 
 
 def send_boxes(t: Scheduled, unit: tuple[Coord, ...], columns: int) -> Scheduled:

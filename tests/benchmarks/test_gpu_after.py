@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from benchmarks.gpu import after, fit
+from benchmarks.gpu import after, calibration, fit
 from benchmarks.gpu.timed import timed
 from polydyn.gpu import hardware
 
@@ -23,8 +24,8 @@ def stages() -> dict[str, Any]:
         {"name": "gemm M5xN7xK9", "ok": False, "message": "DeviceLostError: gone\nmore", "blocking": "launch 3\n"},
     ]
     calibration = [
-        {"name": "time between kernels", "measured": 900.0, "constant": "LAUNCH"},
-        {"name": "rate of mma.sync", "measured": 0.5 * H200.peak_tflops["f16"], "constant": "MMA_SHARE", "of": "mma"},
+        {"name": "time between kernels", "measured": 900.0, "constant": "launch_ns"},
+        {"name": "rate of mma.sync", "measured": 0.5 * H200.peak_tflops["f16"], "constant": "mma_share", "of": "mma"},
         {"name": "bandwidth of memory", "measured": 4300.0, "constant": "memory_gb_per_s"},
     ]
     selector = {"name": "gemm M512xN768xK768", "loss": 1.25, "versions": {"mma_64x64x32_4": 5.0, "gemv_8": 4.0},
@@ -52,9 +53,23 @@ def test_failures_name_the_launch() -> None:
 
 def test_constants_stand_beside_what_was_measured() -> None:
     found = {n: (a, b) for n, _, a, b in after.calibrated(stages(), H200)}
-    assert found["LAUNCH"][1] == 900 and found["memory_gb_per_s"] == (H200.memory_gb_per_s, 4300)
-    assert found["MMA_SHARE"][1] == pytest.approx(0.5)
+    assert found["launch_ns"][1] == 900 and found["memory_gb_per_s"] == (H200.memory_gb_per_s, 4300)
+    assert found["mma_share"][1] == pytest.approx(0.5)
     assert next(after.biases(stages())) == ("mma_64x64x32", 2.0, 1)
+
+
+def test_what_was_measured_becomes_a_description(tmp_path: Path) -> None:
+    after.describe(tmp_path / "new.json", {"stages": stages(), "device": "NVIDIA H200", "date": "today"}, H200)
+    made = hardware.load(tmp_path / "new.json")
+    assert made == replace(H200, costs=replace(H200.costs, launch_ns=900.0, mma_share=0.5), sources=made.sources)
+    assert "launch_ns, mma_share" in made.sources["measured costs"]
+    left = " ".join(after.unmeasured(stages(), H200))
+    assert "latency_ns" in left and "launch_ns" not in left
+
+
+def test_every_cost_is_measured() -> None:
+    """A cost that calibration does not measure is a supposition for ever: say so in ``calibration.MEASURED``."""
+    assert {*calibration.MEASURED} == {f.name for f in fields(hardware.Costs)}
 
 
 def test_reports_of_several_calls_are_one(tmp_path: Path) -> None:
@@ -76,13 +91,13 @@ def test_constants_are_found_again() -> None:
     shapes = [{"M": m, "N": 768, "K": 768} for m in (1, 16, 128, 512, 4096)]
     guess = fit.Fit([fit.Choice("gemm", s, {}) for s in shapes], [case], H200)
     values = fit.supposed(H200)
-    with fit.supposing(values | {"LATENCY": 2 * values["LATENCY"]}, H200):
-        (launch,) = fit.estimated(guess.plans["gemm"], H200).launches
-        env = [{**s, fit.THREADS: H200.multiprocessors} for s in shapes]
-        known = list(fit.estimates(launch).items())[:8]
-        times = [{n: t.evaluate(e) / 1000 for n, t in known} for e in env]
+    (launch,) = fit.estimated(
+        guess.plans["gemm"], fit.supposing(values | {"latency_ns": 2 * values["latency_ns"]}, H200)
+    ).launches
+    env = [{**s, fit.THREADS: H200.multiprocessors} for s in shapes]
+    known = list(fit.estimates(launch).items())[:8]
+    times = [{n: t.evaluate(e) / 1000 for n, t in known} for e in env]
     found = fit.Fit([fit.Choice("gemm", s, t) for s, t in zip(shapes, times, strict=True)], [case], H200)
     fitted, least, first = found.best()
     assert first > 0.02 and least < first / 4
-    assert fitted["LATENCY"] == pytest.approx(2 * values["LATENCY"], rel=0.2)
-    assert fit.supposed(H200) == values, "what is supposed is as it was"
+    assert fitted["latency_ns"] == pytest.approx(2 * values["latency_ns"], rel=0.2)

@@ -1,4 +1,4 @@
-"""Bound calls on a device, captured once into CUDA graphs and replayed, on the CPU libcuda."""
+"""Calls that are CUDA graphs, bound ones and runs that come again, on the CPU libcuda."""
 
 from __future__ import annotations
 
@@ -276,32 +276,33 @@ def test_a_driver_without_graphs(layer: CudaProgram, device: Session, monkeypatc
     layer.run(f)
     before = taken(device)
     monkeypatch.setenv("PDEMU_GRAPHS", "0")
-    with pytest.raises(DeviceError, match=r"cuStreamBeginCapture_v2 failed: operation not supported .*801"):
+    with pytest.raises(DeviceError, match=r"cuGraphCreate failed: operation not supported .*801"):
         layer.bind(f)
-    assert taken(device) == before and same(layer.run(f), layer.run(f))
+    assert taken(device) == before
     monkeypatch.delenv("PDEMU_GRAPHS")
     assert same(layer.bind(f)(), layer.run(f))
 
 
 def test_no_memory_for_the_graph(layer: CudaProgram, device: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     f = feeds(4)
+    monkeypatch.setattr(layer, "graphs", 0)  # kept ones would make room
     layer.run(f)
     before = taken(device)
     monkeypatch.setenv("PDEMU_MEMORY", str(before + 60_000))
     with pytest.raises(DeviceMemoryError, match=r"cuGraphInstantiateWithFlags failed: out of memory .* \d+ nodes"):
         layer.bind(f)
-    assert taken(device) == before and same(layer.run(f), layer.run(f))
+    assert taken(device) == before
     monkeypatch.delenv("PDEMU_MEMORY")
     assert same(layer.bind(f)(), layer.run(f))
 
 
-def test_a_launch_that_is_refused_ends_the_capture() -> None:
+def test_a_launch_that_is_refused_ends_the_recording() -> None:
     small = replace(version("a", Index.of(1)), conditions=((B, "<=", Index.of(2)),))
     wide = with_block(version("a", Index.of(1)), threads=64)
     program: Any = build_program(one_launch(small, wide, kernels=(add("a"),)), target="cuda:emulated")
     x = np.zeros((3, 32), np.float32)
     for _ in range(2):
-        with pytest.raises(DeviceError, match="cuLaunchKernel failed: too many resources"):
+        with pytest.raises(DeviceError, match="cuGraphAddKernelNode failed: too many resources"):
             program.bind({"x": x})
     call = program.bind({"x": x[:2]})  # on the same stream
     assert (call()["y"] == 1).all() and program.counters["contexts"] == 1
@@ -346,6 +347,84 @@ def test_a_context_that_another_library_destroyed(device: Session) -> None:
     del call
     gc.collect()
     assert np.array_equal(program.bind({"x": x})()["y"], x)
+
+
+# -- runs that come again ----------------------------------------------------------------------------------------------
+
+
+def kept(program: CudaProgram, run: Callable[[], Any]) -> tuple[int, int]:
+    """How many runs were recorded, and how many were replayed, while ``run`` ran."""
+    before = program.counters
+    run()
+    return tuple(program.counters[n] - before[n] for n in ("recorded", "replayed"))  # type: ignore[return-value]
+
+
+@pytest.fixture
+def alone(device: Session) -> CudaProgram:
+    """A program with one context that has run nothing."""
+    return relu()
+
+
+def rows(n: int, seed: int = 0) -> dict[str, np.ndarray]:
+    return {"x": np.random.default_rng(seed).standard_normal((n, 8)).astype(np.float32)}
+
+
+def right(program: CudaProgram, f: dict[str, np.ndarray]) -> None:
+    np.testing.assert_allclose(program.run(f)["y"], np.maximum(f["x"], 0), rtol=1e-6)
+
+
+def test_a_run_that_comes_again_is_one_launch(layer: CudaProgram, device: Session) -> None:
+    f = feeds(11)
+    want, moved = layer.run(f), layer.counters["bytes_copied"]
+    x, out = on_device(device, f), out_of(device, 11)
+    assert kept(layer, lambda: same(layer.run(f), want)) == (1, 1), "the second time"
+    copied = layer.counters["bytes_copied"] - moved
+    found: dict[str, np.ndarray] = {}
+    for seed in (1, 2):
+        f.update(feeds(11, seed))  # other arrays on the host, with other contents
+        assert kept(layer, lambda: found.update(layer.run(f))) == (0, 1)
+        assert np.array_equal(found["z"], f["table"][f["i"]] + f["x"])
+    assert layer.counters["bytes_copied"] - moved == 3 * copied
+    wrong = f | {"i": np.full(11, 5)}
+    with pytest.raises(InputError, match="element 0 is 5"):
+        layer.run(wrong)
+    device.driver.h2d(x["i"].pointer, f["i"])
+    assert kept(layer, lambda: [layer.run(x, out) for _ in range(3)]) == (1, 2), "arrays on the device where they are"
+    assert kept(layer, lambda: layer.run(x, out_of(device, 11))) == (0, 0), "another output"
+    for n in x:
+        device.driver.h2d(x[n].pointer, f[n])
+    assert kept(layer, lambda: layer.run(x, out)) == (0, 1) and same(out, layer.run(f))
+    device.driver.h2d(x["i"].pointer, wrong["i"])
+    with pytest.raises(InputError, match="element 0 is 5"):
+        layer.run(x, out)
+
+
+def test_few_graphs_are_kept_however_calls_go_round(alone: CudaProgram, device: Session) -> None:
+    alone.graphs = 2
+    for _ in range(2):
+        right(alone, rows(1))
+        right(alone, rows(2))
+    assert alone.counters["graphs"] == 2 and alone.counters["graph_nodes"] >= 6
+    sizes = (3, 1, 2)
+    assert kept(alone, lambda: [right(alone, rows(n)) for _ in range(4) for n in sizes]) == (0, 8)
+    assert kept(alone, lambda: [right(alone, rows(n, n)) for n in (3, 3, 2, 3)]) == (1, 3), "in place of the oldest"
+    right(alone, rows(500))  # more memory is needed: graphs of the old memory go
+    assert alone.counters["graphs"] == 0
+    assert kept(alone, lambda: [right(alone, rows(500, k)) for k in range(2)]) == (1, 2)
+    before, alone.graphs = taken(device), 0
+    assert kept(alone, lambda: right(alone, rows(500))) == (0, 0) and before - taken(device) >= 65536
+    with pytest.raises(InputError, match="graphs is 65"):
+        alone.graphs = 65
+
+
+@pytest.mark.parametrize("lacking", [("PDEMU_GRAPHS", "0"), ("PDEMU_MEMORY", "")])
+def test_without_graphs_or_memory_for_them_runs_are_plain(
+    alone: CudaProgram, device: Session, monkeypatch: pytest.MonkeyPatch, lacking: tuple[str, str]
+) -> None:
+    right(alone, rows(3))
+    monkeypatch.setenv(lacking[0], lacking[1] or str(taken(device) + 60_000))
+    assert kept(alone, lambda: [right(alone, rows(3, k)) for k in range(3)]) == (0, 0)
+    assert alone.counters["not_recorded"] == 1 and alone.counters["graphs"] == 0
 
 
 # -- callers -----------------------------------------------------------------------------------------------------------

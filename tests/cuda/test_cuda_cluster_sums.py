@@ -10,8 +10,10 @@ import pytest
 
 from polydyn.codegen.kernel import Kernel
 from polydyn.fusion.plan import FusionPlan
+from polydyn.gpu.compiler import compile_cuda, find_nvcc
 from polydyn.gpu.errors import DeviceError
 from polydyn.lowering.place import Placed
+from tests.cuda import test_cuda_wgmma as wgmma
 from tests.cuda.test_cuda_codegen import close, gemm, gemm_case, node, params
 from tests.support.cuda_groups import SHARED, placed, plan_of, run, with_bugs
 
@@ -61,7 +63,54 @@ def test_planted_bugs_of_few_rows_are_caught(bug: str, few: Made) -> None:
         assert not right(few, bug, (2, 32, 1100))
 
 
-@pytest.mark.parametrize(("n", "blocks"), [(768, 8), (1536, 4), (3072, 0)])
+PARTS = "wgmma_128x128x64_4_parts_4_wide"
+PART_BUGS = {
+    "no barrier behind the sums": ("      pd_cluster_arrive();\n      pd_cluster_wait();\n", ""),
+    "the producer does not meet": ("    pd_cluster_arrive();\n    pd_cluster_wait();\n  } else", "  } else"),
+    "a block leaves early": (f"  {MEETING}  }}\n  }}\n}}\nPD_EXPORT", "  }\n  }\n}\nPD_EXPORT"),
+    "another block's sums": (", ((int32_t)3));", ", ((int32_t)2));"),
+    "all blocks have the same steps": ("256*b_k + 64*rank", "256*b_k"),
+    "another block's slab": ("2048*rank + ", "2048*(rank / 2) + "),
+    "staged over what is multiplied": ("pd_bar_sync(((int32_t)1), ((int32_t)256));", ""),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def products() -> Made:
+    """Products of warpgroups whose blocks share the reduction, by version, and with planted bugs; in one module."""
+    plan = wgmma.product("float16", False)
+    (p,) = placed(plan, "sm_90a")
+    found = {k.version: k for k in p.kernels if "_parts_" in k.version}
+    found |= dict(zip(PART_BUGS, with_bugs(found[PARTS], PART_BUGS), strict=True))
+    return plan, replace(p, kernels=tuple(found.values())), found
+
+
+def right_product(made: Made, name: str, shape: tuple[int, int, int], trans_b: bool = False) -> bool:
+    plan, p, kernels = made
+    return wgmma.right(plan, kernels[name], p, *wgmma.case("float16", trans_b, *shape))
+
+
+@pytest.mark.parametrize("version", [PARTS, "wgmma_64x128x64_4_parts_4_wide", "wgmma_64x64x64_4_parts_8_wide"])
+def test_products(version: str, products: Made) -> None:
+    """Whole slabs and rows of them; blocks without a step, with some; more steps than the ring has slots."""
+    for shape in ((131, 136, 2056), (1, 8, 8)):
+        assert right_product(products, version, shape)
+
+
+@pytest.mark.parametrize("bug", PART_BUGS)
+def test_planted_bugs_of_products_are_caught(bug: str, products: Made) -> None:
+    with contextlib.suppress(DeviceError):
+        assert not right_product(products, bug, (70, 136, 712))
+
+
+@pytest.mark.skipif(find_nvcc() is None, reason="no nvcc")
+def test_compiles_without_spills_and_stays_asynchronous(products: Made) -> None:
+    k = products[2][PARTS]
+    use = compile_cuda(k.text, "sm_90a")
+    assert use.kernels[k.name].spill_stores == use.kernels[k.name].spill_loads == 0 and "C75" not in use.log
+
+
+@pytest.mark.parametrize(("n", "blocks"), [(768, 8), (3072, 0)])
 def test_clusters_where_columns_make_few_blocks(n: int, blocks: int) -> None:
     (p,) = placed(
         plan_of([node("MatMul", ["x", "w"], ["y"])], {"x": ("M", "K"), "w": ("K", n)}, ["y"], dtype="float16"), "sm_90a"

@@ -244,6 +244,48 @@ def test_nothing_survives_its_context(cuda: Cuda, things: dict[str, Any]) -> Non
     cuda.free(p)
 
 
+class Side(ctypes.Structure):
+    """Half of a CUDA_MEMCPY3D, of device memory."""
+
+    _fields_ = (
+        ("at", ctypes.c_size_t * 4), ("kind", ctypes.c_uint32), ("host", ctypes.c_void_p), ("device", ctypes.c_uint64),
+        ("rest", ctypes.c_size_t * 4),
+    )  # fmt: skip
+
+
+class Move(ctypes.Structure):
+    """A CUDA_MEMCPY3D."""
+
+    _fields_ = (("source", Side), ("to", Side), ("extent", ctypes.c_size_t * 3))
+
+
+@pytest.mark.parametrize("ordered", [True, False])
+def test_branches_of_a_graph_that_race_break_the_context(cuda: Cuda, ordered: bool) -> None:
+    """Two copies to one place, with an edge between them and without it."""
+    p, stream, graph, made = cuda.alloc(12), cuda.stream(), ctypes.c_void_p(), ctypes.c_void_p()
+    cuda.h2d(p, np.arange(3, dtype=np.float32))
+    assert cuda("cuGraphCreate", ctypes.byref(graph), ctypes.c_uint32(0)) == 0
+    nodes = (ctypes.c_void_p * 2)()
+    for k in range(2):
+        size = ctypes.sizeof(ctypes.c_void_p)
+        move = Move(Side(kind=2, device=p + 4 * k), Side(kind=2, device=p + 8), (4, 1, 1))
+        after = ctypes.c_size_t(k if ordered else 0)
+        node = ctypes.byref(nodes, k * size)
+        context = ctypes.c_void_p(cuda.context)
+        assert cuda("cuGraphAddMemcpyNode", node, graph, nodes, after, ctypes.byref(move), context) == 0
+    code, made = cuda.instantiate(graph.value or 0)
+    assert code == 0 == cuda("cuGraphLaunch", made, stream)
+    if ordered:
+        cuda.synchronize(stream)
+        got = np.zeros(3, np.float32)
+        cuda.d2h(got, p)
+        assert got.tolist() == [0, 1, 1]
+        return
+    with pytest.raises(DeviceLostError, match="branches of a graph race"):
+        cuda.synchronize(stream)
+    cuda.renew()
+
+
 @pytest.mark.parametrize("gone", ["memory", "pinned memory", "module"])
 def test_a_graph_that_uses_what_is_gone_breaks_the_context(cuda: Cuda, things: dict[str, Any], gone: str) -> None:
     stream = cuda.stream()

@@ -46,7 +46,7 @@ def test_a_new_gpu_is_a_file(tmp_path) -> None:
     path = tmp_path / "new.json"
     path.write_text(json.dumps({**text, "name": "New", "multiprocessors": 200}))
     assert hardware.load(path).multiprocessors == 200
-    for change, message in (({"l2_bytes": 0}, "l2_bytes"), ({"colour": 1}, "colour")):
+    for change, message in (({"l2_bytes": 0}, "l2_bytes"), ({"colour": 1}, "colour"), ({"costs": {"blue": 1}}, "blue")):
         path.write_text(json.dumps({**text, **change}))
         with pytest.raises(PolydynError, match=message):
             hardware.load(path)

@@ -55,6 +55,7 @@ def check(program: CudaProgram, n: int) -> None:
 ADD = (
     PRELUDE
     + """PD_KERNEL(NAME, 32, 1)(const float *x, float *y, int64_t by) {
+  pd_grid_begin();
   const int64_t at = pd_bid_x() * 32 + pd_tid();
   pd_stg(y + at, pd_ldg(x + at) + (float)by);
 }

@@ -381,7 +381,7 @@ API(cuFuncSetAttribute)(Function *f, int attribute, int v) {
 API(cuFuncGetAttribute)(int *v, int attribute, Function *f) {
   LOCK;
   if (!functions.count(f)) return INVALID_HANDLE;
-  *v = attribute == 0 ? (int)f->kernel->threads : attribute == 5 || attribute == 6 ? (int)f->kernel->arch
+  *v = attribute == 0 ? (int)f->kernel->threads : attribute == 5 || attribute == 6 ? capability()  // as compiled for it
      : attribute == 8 ? f->max_dynamic : 0;  // registers and local memory: 0, there are none
   return 0;
 }
@@ -398,8 +398,11 @@ API(cuOccupancyMaxActiveBlocksPerMultiprocessor)(int *blocks, Function *f, int t
 // ---- launch -----------------------------------------------------------------------------------------------------
 extern "C" __attribute__((visibility("default"))) uint64_t pdemu_counters[PDEMU_COUNTERS];
 uint64_t pdemu_counters[PDEMU_COUNTERS];
+// For tests: how many launches have begun before the one before them had ended.
+extern "C" __attribute__((visibility("default"))) uint64_t pdemu_overlaps;
+uint64_t pdemu_overlaps;
 
-struct Launch { Function *function; uint64_t module; uint32_t grid[3], threads, smem; std::vector<std::string> params; };
+struct Launch { Function *function; uint64_t module; uint32_t grid[3], threads, smem; std::vector<std::string> params; bool overlaps; };
 static int run_kernel(const Launch &k) {
   if (!loaded.count(k.module)) return fault("a graph launches a kernel whose module was unloaded");
   // The device copies parameters into constant memory, which is aligned enough for tensor maps.
@@ -413,34 +416,56 @@ static int run_kernel(const Launch &k) {
   std::vector<pdemu_range> ranges;
   for (auto &a : memory)
     if (a.second.owner == here()) ranges.push_back({a.first, a.first + a.second.bytes});
-  pdemu_launch l = {PDEMU_ABI, {k.grid[0], k.grid[1], k.grid[2]}, k.threads, k.smem, (uint32_t)setting("PDEMU_REVERSE", 0),
+  pdemu_launch l = {PDEMU_ABI, {k.grid[0], k.grid[1], k.grid[2]}, k.threads, k.smem, (uint32_t)setting("PDEMU_REVERSE", 0), k.overlaps,
                     (uint32_t)ranges.size(), ranges.data(), aligned.data(), pdemu_counters, {0}};
+  pdemu_overlaps += k.overlaps;
   int code = k.function->kernel->launch(&l);
   if (code == PDEMU_INVALID) return INVALID_VALUE;
   if (code) here()->broken = code, last_message = l.message;  // reported by the next call, as on a GPU
   return 0;
 }
-API(cuLaunchKernel)(Function *f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned smem,
-                    Handle stream, void **params, void **extra) {
-  NEED_CONTEXT;
-  if (!functions.count(f) || !is_stream(stream)) return INVALID_HANDLE;
-  if (!gx || !gy || !gz || gx > INT32_MAX || gy > 65535 || gz > 65535 || !bx || by != 1 || bz != 1) return INVALID_VALUE;
-  if (smem > (unsigned)f->max_dynamic) return INVALID_VALUE;
-  if (bx > f->kernel->threads) return OUT_OF_RESOURCES;
+// Takes down a launch, its parameters with it; what is wrong with it.
+static int describe(Launch *k, Function *f, const unsigned *grid, const unsigned *block, unsigned smem, void **params, void **extra) {
+  if (!functions.count(f)) return INVALID_HANDLE;
+  if (!grid[0] || !grid[1] || !grid[2] || grid[0] > INT32_MAX || grid[1] > 65535 || grid[2] > 65535) return INVALID_VALUE;
+  if (!block[0] || block[1] != 1 || block[2] != 1 || smem > (unsigned)f->max_dynamic) return INVALID_VALUE;
+  if (block[0] > f->kernel->threads) return OUT_OF_RESOURCES;
   const char *buffer = nullptr;
   for (int i = 0; !params && extra && extra[i]; i += 2)
     if (extra[i] == (void *)1) buffer = (const char *)extra[i + 1];
-  Launch k = {f, f->module, {gx, gy, gz}, bx, smem, {}};
+  *k = {f, f->module, {grid[0], grid[1], grid[2]}, block[0], smem, {}, false};
   for (uint32_t i = 0; i < f->kernel->nparams; i++)
-    k.params.emplace_back(buffer ? buffer + f->kernel->offsets[i] : (const char *)params[i], f->kernel->sizes[i]);
+    k->params.emplace_back(buffer ? buffer + f->kernel->offsets[i] : (const char *)params[i], f->kernel->sizes[i]);
+  return 0;
+}
+static int launch(const Launch &k, Handle stream) {
   int code = enqueue(stream, [k] { return run_kernel(k); });
   if (code || !setting("CUDA_LAUNCH_BLOCKING", 0) || capture_of(stream)) return code;
   finish(stream);  // a launch that waits for its kernel answers for it
   return here()->broken;
 }
-API(cuLaunchKernelEx)(const unsigned *config, Function *f, void **params, void **extra) {
-  return cuLaunchKernel(f, config[0], config[1], config[2], config[3], config[4], config[5], config[6],
-                        *(Handle *)(config + 8), params, extra);
+API(cuLaunchKernel)(Function *f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned smem,
+                    Handle stream, void **params, void **extra) {
+  NEED_CONTEXT;
+  if (!is_stream(stream)) return INVALID_HANDLE;
+  const unsigned grid[] = {gx, gy, gz}, block[] = {bx, by, bz};
+  Launch k;
+  int code = describe(&k, f, grid, block, smem, params, extra);
+  return code ? code : launch(k, stream);
+}
+struct Attribute { int id, pad, value, rest[15]; };  // CUlaunchAttribute
+struct Config { unsigned grid[3], block[3], smem; Handle stream; const Attribute *attributes; unsigned count; };  // CUlaunchConfig
+API(cuLaunchKernelEx)(const Config *how, Function *f, void **params, void **extra) {
+  NEED_CONTEXT;
+  enum { PROGRAMMATIC_STREAM_SERIALIZATION = 6 };
+  if (!is_stream(how->stream)) return INVALID_HANDLE;
+  Launch k;
+  if (int code = describe(&k, f, how->grid, how->block, how->smem, params, extra)) return code;
+  for (unsigned i = 0; i < how->count; i++) {
+    if (how->attributes[i].id != PROGRAMMATIC_STREAM_SERIALIZATION || capability() < 90) return NOT_SUPPORTED;
+    k.overlaps |= how->attributes[i].value != 0;
+  }
+  return launch(k, how->stream);
 }
 
 // ---- tensor maps ------------------------------------------------------------------------------------------------

@@ -165,8 +165,12 @@ static int enqueue(Handle s, const Work &work) {
 // Breaks the context, as a kernel does: a graph used what is gone.
 static int fault(const char *what) { here()->broken = 700, last_message = what; return 0; }
 
-struct Graph { std::vector<Work> work; };
-struct Executable { std::vector<Work> work; Context *owner; size_t bytes; };
+struct Host { const char *at; size_t bytes; };  // what a copy writes there
+struct Launch;
+struct Node { Work work; std::vector<Node *> after; Host host; std::shared_ptr<Launch> launch; };
+struct Graph { std::deque<Node> nodes; };
+struct Step { Work work; std::vector<size_t> after; Host host; };  // of an executable graph
+struct Executable { std::vector<Step> steps; Context *owner; size_t bytes; bool compared; };
 static std::set<Graph *> graphs;
 static std::set<Executable *> executables;
 

@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from polydyn.errors import PolydynError, UnsupportedError
+from polydyn.gpu.hardware.costs import Costs
 from polydyn.gpu.targets import SPECIAL, architectures
 from polydyn.schedules.index import Index
 
-__all__ = ["DEVICES", "Hardware", "device_of", "existing", "load", "match", "names"]
+__all__ = ["DEVICES", "Costs", "Hardware", "device_of", "existing", "load", "match", "names"]
 
 HERE = Path(__file__).parent
 _REGISTER_UNIT, _SMEM_UNIT = 256, 128  # allocation granules: registers of a warp, bytes of a block
@@ -30,7 +31,8 @@ class Hardware:
     """One GPU. Bytes, GHz, GB/s (10^9), TFLOP/s or TOP/s; ``smem_per_block`` is the largest a kernel may ask for.
 
     ``clock_ghz`` is the boost clock of ordinary arithmetic, ``tensor_clock_ghz`` the one behind the tensor peaks.
-    ``instructions``: what kernels may use beyond plain CUDA, in the words of ``codegen/device``.
+    ``instructions``: what kernels may use beyond plain CUDA, in the words of ``codegen/device``. ``costs``: the file
+    has those that are known, by ``sources``; the others are supposed.
     """
 
     name: str
@@ -51,6 +53,7 @@ class Hardware:
     max_registers_per_thread: int
     peak_tflops: Mapping[str, float]
     instructions: tuple[str, ...]
+    costs: Costs
     sources: Mapping[str, str]
 
     def resident_blocks(self, threads: int, registers: int, smem: int) -> int:
@@ -97,10 +100,13 @@ def load(name: str | Path) -> Hardware:
     if raw.keys() != expected:
         odd = ", ".join(sorted(raw.keys() ^ expected))
         raise PolydynError(f"{path.name}: missing or unknown fields: {odd}", remedy=f"see {HERE.name}/h100.json")
-    senseless = [k for k, v in raw.items() if isinstance(v, int | float) and v <= 0]
+    costs = raw["costs"]
+    if unknown := costs.keys() - {f.name for f in dataclasses.fields(Costs)}:
+        raise PolydynError(f"{path.name}: unknown costs: {', '.join(sorted(unknown))}")
+    senseless = [k for k, v in {**raw, **costs}.items() if isinstance(v, int | float) and v <= 0]
     if senseless:
         raise PolydynError(f"{path.name}: not positive: {', '.join(senseless)}")
-    return Hardware(**{**raw, "instructions": tuple(raw["instructions"])})
+    return Hardware(**{**raw, "instructions": tuple(raw["instructions"]), "costs": Costs(**costs)})
 
 
 def match(device_name: str) -> Hardware | None:

@@ -7,7 +7,7 @@ from pathlib import Path
 COMMON = ("opening.c", "runtime.c", "strided.c", "indices.c", "seen.c")
 PLACES = {
     "cpu": ("cpu.c", "pool.c", "waves.c"),
-    "cuda": ("cuda.c", "cuda_choose.c", "cuda_indices.c", "cuda_run.c"),
+    "cuda": ("cuda.c", "cuda_choose.c", "cuda_indices.c", "cuda_kept.c", "cuda_nodes.c", "cuda_run.c"),
 }
 """Where a program runs -> the translation units for it, beside the common ones."""
 

@@ -48,7 +48,9 @@ int32_t pd_place_program(pd_program *p) {
     d->images = calloc((size_t)plan->kernel_count + 1, sizeof *d->images);
     d->modules = calloc((size_t)plan->kernel_count + 1, sizeof *d->modules);
     d->functions = calloc((size_t)plan->kernel_count + 1, sizeof *d->functions);
-    if (d->images && d->modules && d->functions) return PD_OK;
+    d->early = calloc((size_t)plan->kernel_count + 1, sizeof *d->early);
+    d->overlap = 1;
+    if (d->images && d->modules && d->functions && d->early) return PD_OK;
     pd_displace_program(p);
     return PD_MEMORY;
 }
@@ -74,6 +76,7 @@ void pd_displace_program(pd_program *p) {
     free(d->images);
     free(d->modules);
     free(d->functions);
+    free(d->early);
     pthread_mutex_destroy(&d->loading);
     free(d);
 }
@@ -95,6 +98,9 @@ static int32_t find_driver(pd_device *d, const char *driver) {
     d->graphs &= (d->cuda.name = (int32_t(*) parameters)dlsym(library, #name)) != NULL;
     d->graphs = 1;
     GRAPHS(FIND_GRAPH)
+#define FIND_OVERLAP(name, parameters)                                                                                \
+    d->overlap &= (d->cuda.name = (int32_t(*) parameters)dlsym(library, #name)) != NULL;
+    OVERLAP(FIND_OVERLAP)
     d->cuTensorMapEncodeTiled = (pd_encode *)dlsym(library, "cuTensorMapEncodeTiled");
     d->cuTensorMapEncodeIm2col = (pd_encode_pixels *)dlsym(library, "cuTensorMapEncodeIm2col");
     return PD_OK;
@@ -150,7 +156,10 @@ static int32_t load(pd_device *d, int32_t k, int shared) {
         d->loaded++;
     }
     void *function;
+    int32_t arch = 0; /* what is in the text for newer ones was left out */
     TRY(cuModuleGetFunction(&function, d->modules[i], name), name);
+    TRY(cuFuncGetAttribute(&arch, PTX_VERSION, function), name);
+    d->early[k] = d->overlap && plan->kernels[k].begins && arch >= EARLY_ARCH;
     TRY(cuFuncSetAttribute(function, MAX_DYNAMIC_SHARED, (int32_t)d->shared_limit), name);
     if (shared) TRY(cuFuncSetAttribute(function, CARVE_OUT, 100), name); /* per cent: as many blocks as it has room for */
     d->functions[k] = function;
@@ -163,6 +172,8 @@ int32_t pd_cuda_load(pd_device *d, int32_t k, int shared) {
     pthread_mutex_unlock(&d->loading);
     return code;
 }
+
+PD_EXPORT void pd_cuda_overlap(pd_program *p, int32_t allowed) { ((pd_device *)p->place)->overlap = allowed; }
 
 /* ---- contexts ---- */
 
@@ -208,7 +219,8 @@ int32_t pd_place_context(pd_context *c) {
     x->word_counts = calloc(2 * (size_t)plan->device_check_count + 1, sizeof *x->word_counts);
     x->inputs = calloc((size_t)plan->input_count + 1, sizeof *x->inputs);
     x->outputs = calloc((size_t)plan->output_count + 1, sizeof *x->outputs);
-    if (!x->maps || !x->map_addresses || !x->word_counts || !x->inputs || !x->outputs)
+    x->keeper = pd_keeper_new();
+    if (!x->maps || !x->map_addresses || !x->word_counts || !x->inputs || !x->outputs || !x->keeper)
         return pd_fail(PD_MEMORY, "out of memory");
     int32_t code = pd_cuda_enter(d);
     return code == PD_OK ? pd_cuda_leave(d, make(d, x)) : code;
@@ -226,6 +238,7 @@ void pd_displace_context(pd_context *c) {
     pd_cuda_release(c); /* before the memory that its graphs use */
     if (x->generation == d->generation && d->ready && pd_cuda_enter(d) == PD_OK) {
         pd_cuda_settle(d, x);
+        pd_cuda_drop(c);
         if (c->arena) d->cuda.cuMemFree_v2((uint64_t)(uintptr_t)c->arena);
         if (x->workspace) d->cuda.cuMemFree_v2(x->workspace);
         if (x->pinned) d->cuda.cuMemFreeHost(x->pinned);
@@ -234,6 +247,7 @@ void pd_displace_context(pd_context *c) {
         if (x->stream) d->cuda.cuStreamDestroy_v2(x->stream);
         pd_cuda_leave(d, PD_OK);
     }
+    if (x->keeper) pd_keeper_free(x->keeper);
     free(x->first);
     free(x->remembered);
     free(x->values);
@@ -255,7 +269,8 @@ PD_EXPORT void *pd_cuda_stream(const pd_context *c) { return ((const pd_cuda *)c
 
 void pd_place_info(const pd_context *c, int32_t k, pd_launch_info *info) {
     const pd_candidate *first = &plan->candidates[plan->launches[k].first_candidate];
-    const pd_candidate *n = k < ((const pd_cuda *)c->place)->next ? pd_chosen(c, k) : NULL;
+    const pd_cuda *x = c->place;
+    const pd_candidate *n = x->replayed || k < x->next ? pd_chosen(c, k) : NULL;
     info->kernel = plan->kernels[(n ? n : first)->kernel].name;
     info->tasks = n ? c->values[n->tasks] : 0;
     info->threads = n ? n->threads : 0;
@@ -311,6 +326,7 @@ static int32_t grow(pd_context *c) {
     pd_device *d = c->program->place;
     pd_cuda *x = c->place;
     pd_cuda_settle(d, x);
+    pd_cuda_drop(c);
     if (c->planned_bytes > c->arena_bytes) {
         char what[64];
         snprintf(what, sizeof what, "%" PRId64 " bytes for intermediates", c->planned_bytes);
@@ -335,7 +351,7 @@ int32_t pd_place_sizes(pd_context *c) {
     pd_device *d = c->program->place;
     pd_cuda *x = c->place;
     pd_cuda_release(c);
-    x->next = 0;
+    x->next = x->replayed = 0;
     int64_t staging = c->planned_bytes - c->staging_offset;
     if (c->planned_bytes <= c->arena_bytes && staging <= x->pinned_bytes) return PD_OK;
     int32_t code = pd_cuda_enter(d);

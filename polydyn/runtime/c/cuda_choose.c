@@ -20,6 +20,7 @@ static int32_t prepare(pd_context *c, int32_t k, const pd_candidate *n, void *st
         snprintf(what, sizeof what, "%" PRId64 " bytes of workspace", bytes);
         if (x->workspace) { /* launches before this one may use it, and cuMemFree need not wait */
             TRY(cuStreamSynchronize(stream), what);
+            pd_cuda_drop(c);
             TRY(cuMemFree_v2(x->workspace), what);
         }
         x->workspace = 0;
@@ -53,7 +54,7 @@ static int32_t prepare(pd_context *c, int32_t k, const pd_candidate *n, void *st
 
 #define REMEMBERED 8
 
-static int64_t key_words(void) {
+int64_t pd_cuda_key_words(void) {
     int64_t words = plan->symbol_count + PD_SPECIALS;
     for (int32_t i = 0; i < plan->input_count; i++) words += plan->inputs[i].strided;
     for (int32_t o = 0; o < plan->output_count; o++) words += plan->outputs[o].strided;
@@ -68,7 +69,7 @@ static int64_t *remembered(const pd_cuda *x, int64_t k) { return x->remembered +
 /* Takes back all values of the context's sizes; 0 when they are not remembered. */
 static int recall(pd_context *c) {
     pd_cuda *x = c->place;
-    size_t key = (size_t)key_words() * sizeof *c->values;
+    size_t key = (size_t)pd_cuda_key_words() * sizeof *c->values;
     for (int64_t k = 0; k < pd_min(x->remembered_count, REMEMBERED); k++) {
         if (memcmp(c->values, remembered(x, k), key)) continue;
         memcpy(c->values, remembered(x, k), (size_t)plan->value_count * sizeof *c->values);

@@ -31,7 +31,10 @@ int32_t pd_cuda_ask(pd_context *c) {
         x->word_counts[2 * i + 1] = size;
         all += count * (int64_t)sizeof(int64_t);
     }
-    if (all > x->found_bytes) pd_cuda_settle(d, x); /* the last run may still write there */
+    if (all > x->found_bytes) { /* the last run may still write there */
+        pd_cuda_settle(d, x);
+        pd_cuda_drop(c);
+    }
     return pd_cuda_pinned(d, &x->found, &x->found_bytes, all);
 }
 
@@ -43,18 +46,18 @@ int pd_cuda_on_host(const pd_context *c, int32_t k) {
     return 0;
 }
 
-int32_t pd_cuda_fetch_found(pd_context *c, int32_t k, void *stream) {
-    pd_device *d = c->program->place;
+int32_t pd_cuda_fetch_found(pd_context *c, int32_t k, pd_call *call) {
     pd_cuda *x = c->place;
     char *to = x->found;
-    for (int32_t i = 0; i < plan->device_check_count; i++) {
+    int32_t code = PD_OK;
+    for (int32_t i = 0; i < plan->device_check_count && code == PD_OK; i++) {
         const pd_device_check *p = &plan->device_checks[i];
-        size_t bytes = (size_t)words(c, p) * sizeof(int64_t);
+        int64_t bytes = words(c, p) * (int64_t)sizeof(int64_t);
         if (p->launch == k && bytes)
-            TRY(cuMemcpyDtoHAsync_v2(to, (uint64_t)(uintptr_t)c->buffers[p->buffer], bytes, stream), "fetching checks");
+            code = pd_cuda_copy(c, call, PD_DEVICE_TO_HOST, to, c->buffers[p->buffer], bytes, "fetching checks");
         to += bytes;
     }
-    return PD_OK;
+    return code;
 }
 
 int pd_cuda_checks_indices(const pd_context *c) {

@@ -1,5 +1,5 @@
-/* cuda_internal.h: what cuda.c, cuda_choose.c, cuda_indices.c and cuda_run.c share: the driver's functions, a program and
- * a context on the device. */
+/* cuda_internal.h: what the units of a program on a CUDA device share: the driver's functions, a program and a context on
+ * the device, and a call. */
 #ifndef POLYDYN_CUDA_INTERNAL_H
 #define POLYDYN_CUDA_INTERNAL_H
 
@@ -24,6 +24,7 @@
     X(cuModuleLoadData, (void **, const void *))                                                                      \
     X(cuModuleUnload, (void *))                                                                                       \
     X(cuModuleGetFunction, (void **, void *, const char *))                                                           \
+    X(cuFuncGetAttribute, (int32_t *, int32_t, void *))                                                               \
     X(cuFuncSetAttribute, (void *, int32_t, int32_t))                                                                 \
     X(cuStreamCreate, (void **, uint32_t))                                                                            \
     X(cuStreamDestroy_v2, (void *))                                                                                   \
@@ -39,19 +40,59 @@
     X(cuGetErrorString, (int32_t, const char **))                                                                     \
     X(cuLaunchKernel, (void *, uint32_t, uint32_t, uint32_t, uint32_t, uint32_t, uint32_t, uint32_t, void *, void **, \
                        void **))
-/* Of CUDA 11.4; older drivers run programs, but bind no calls. */
+/* Of CUDA 11.4; older drivers run programs, but bind no calls and keep no graphs. */
 #define GRAPHS(X)                                                                                                     \
-    X(cuStreamBeginCapture_v2, (void *, int32_t))                                                                     \
-    X(cuStreamEndCapture, (void *, void **))                                                                          \
-    X(cuGraphGetNodes, (void *, void **, size_t *))                                                                   \
+    X(cuGraphCreate, (void **, uint32_t))                                                                             \
+    X(cuGraphAddKernelNode, (void **, void *, void *const *, size_t, const pd_kernel_node *))                         \
+    X(cuGraphAddMemcpyNode, (void **, void *, void *const *, size_t, const pd_copy_node *, void *))                   \
     X(cuGraphInstantiateWithFlags, (void **, void *, uint64_t))                                                       \
     X(cuGraphLaunch, (void *, void *))                                                                                \
     X(cuGraphExecDestroy, (void *))                                                                                   \
     X(cuGraphDestroy, (void *))
+
+/* CUDA_KERNEL_NODE_PARAMS_v1 and CUDA_MEMCPY3D of cuda.h; a copy of bytes has height and depth 1. */
+typedef struct {
+    void *function;
+    uint32_t grid[3], block[3], shared;
+    void **parameters, **extra;
+} pd_kernel_node;
+typedef struct {
+    size_t x, y, z, lod;
+    uint32_t kind; /* CU_MEMORYTYPE_HOST, CU_MEMORYTYPE_DEVICE */
+    void *host;
+    uint64_t device;
+    void *array, *reserved;
+    size_t pitch, height;
+} pd_copy_side;
+typedef struct {
+    pd_copy_side from, to;
+    size_t bytes, height, depth;
+} pd_copy_node;
+
+/* What lets a launch begin before the one it follows has ended: of CUDA 11.8 and 12.3, on sm_90 and newer. */
+#define OVERLAP(X)                                                                                                    \
+    X(cuLaunchKernelEx, (const pd_launch_config *, void *, void **, void **))                                         \
+    X(cuGraphAddDependencies_v2, (void *, void *const *, void *const *, const pd_edge *, size_t))
+
+/* CUlaunchAttribute, CUlaunchConfig, CUgraphEdgeData of cuda.h. */
+typedef struct {
+    int32_t id, pad, value, rest[15];
+} pd_launch_attribute;
+typedef struct {
+    uint32_t grid[3], block[3], shared;
+    void *stream;
+    const pd_launch_attribute *attributes;
+    uint32_t count;
+} pd_launch_config;
+typedef struct {
+    uint8_t from_port, to_port, type, reserved[5];
+} pd_edge;
+
 #define MEMBER(name, parameters) int32_t (*name) parameters;
 typedef struct {
     DRIVER(MEMBER)
     GRAPHS(MEMBER)
+    OVERLAP(MEMBER)
 } pd_driver;
 
 enum { MAP_BYTES = 128, MAP_ALIGN = 64, MAP_RANK = 5, SWIZZLE_128B = 3, PROMOTE_256B = 3 };
@@ -65,7 +106,9 @@ typedef int32_t pd_encode_pixels(void *map, int32_t dtype, uint32_t rank, void *
                                  int32_t promotion, int32_t fill);
 
 enum { NON_BLOCKING = 1, NO_TIMING = 2, MAX_DYNAMIC_SHARED = 8, CARVE_OUT = 9, SHARED_OPT_IN = 97, ALIGNED = 16 };
-enum { CAPTURE_THREAD_LOCAL = 1, NOT_SUPPORTED = 801 };
+enum { OUT_OF_MEMORY = 2, NOT_SUPPORTED = 801 };
+/* The kernel's virtual architecture; the launch attribute, the port and the type of an edge of a launch that begins early. */
+enum { PTX_VERSION = 5, BEGINS_EARLY = 6, EARLY_PORT = 1, EARLY_TYPE = 1, EARLY_ARCH = 90 };
 
 /* What a program has on the device. */
 typedef struct {
@@ -83,11 +126,23 @@ typedef struct {
     void **modules;
     int32_t loaded;
     void **functions; /* per kernel, NULL: not yet loaded */
+    char *early;      /* per kernel that is loaded: it may begin before the launch that it follows has ended */
+    int overlap;      /* the driver has all of OVERLAP, and nobody has said no */
     uint64_t weights;
     int64_t shared_limit;
     int32_t generation; /* counts the CUcontexts it has lost */
     int ready;
 } pd_device;
+
+/* A run as a graph. */
+typedef struct {
+    void *graph;    /* a CUgraphExec, NULL: there is nothing to do */
+    int64_t nodes;
+    int64_t copied; /* bytes that a replay moves without computing */
+} pd_recorded;
+
+typedef struct pd_keeper pd_keeper; /* cuda_kept.c */
+typedef struct pd_nodes pd_nodes;   /* cuda_nodes.c */
 
 /* What a context has beyond its sizes. The arena's end, from staging_offset on, has a mirror in pinned memory. */
 typedef struct {
@@ -109,11 +164,12 @@ typedef struct {
     int32_t *first; /* of a launch's parameters */
     char *maps;     /* of all candidates, and the addresses they are of, 0: none yet */
     uint64_t *map_addresses;
-    int recorded;           /* the graph is a whole call on these arrays of the caller */
-    void *graph;            /* a CUgraphExec, NULL: there is nothing to do */
-    int64_t recorded_bytes; /* that a replay moves without computing */
+    int recorded;        /* the graph is a whole call on these arrays of the caller */
+    pd_recorded bound;
     const void **inputs;
     void **outputs;
+    pd_keeper *keeper; /* the graphs of runs */
+    int replayed;      /* the last run was one of them */
 } pd_cuda;
 
 /* Says what a CUresult means, where it came up, and about what; PD_DEVICE. */
@@ -126,9 +182,47 @@ int32_t pd_cuda_say(const pd_device *d, int32_t result, const char *where, const
         if (result_) return pd_cuda_say(d, result_, #call, what);                                                             \
     } while (0)
 
+/* A call: arrays, and where its work goes. */
+typedef struct {
+    const void *const *given; /* the caller's inputs */
+    void *const *outputs;     /* the caller's */
+    void **inputs, **results; /* where kernels read and write */
+    void *stream;
+    pd_nodes *nodes; /* NULL: work is put on the stream; else it becomes nodes of a graph */
+    int behind;      /* what was put on the stream last is a kernel of this call */
+} pd_call;
+
+/* Where a copy goes. */
+enum { PD_HOST_TO_DEVICE, PD_DEVICE_TO_HOST, PD_DEVICE_TO_DEVICE };
+
+/* Puts a copy, or a kernel of launch k, among the work of a call. */
+int32_t pd_cuda_copy(pd_context *c, pd_call *call, int32_t way, void *to, const void *from, int64_t bytes, const char *what);
+int32_t pd_cuda_start(pd_context *c, pd_call *call, int32_t k, const pd_candidate *n, void **parameters);
+/* Everything between arrays in and arrays out: copies, launches, copies. `events`: NULL, or one before each launch and one
+ * behind the last. */
+int32_t pd_cuda_issue(pd_context *c, pd_call *call, void **events);
+
+/* Nodes of a graph (cuda_nodes.c): as pd_cuda_copy and pd_cuda_start. Each waits for those that its memory needs. */
+int32_t pd_nodes_copy(pd_context *c, pd_nodes *g, int32_t way, void *to, const void *from, int64_t bytes, const char *what);
+int32_t pd_nodes_start(pd_context *c, pd_nodes *g, int32_t k, const pd_candidate *n, void **parameters);
+/* Makes what pd_cuda_issue does a graph; all launches are chosen. */
+int32_t pd_cuda_build(pd_context *c, const pd_call *call, pd_recorded *made);
+/* Gives the graph back, if there is one; it must not be at work. */
+void pd_cuda_destroy(pd_context *c, pd_recorded *made);
+
+/* Graphs of runs (cuda_kept.c). */
+pd_keeper *pd_keeper_new(void);
+void pd_keeper_free(pd_keeper *keeper);
+/* The graph of a run that is about to begin, NULL: it is put on the stream. */
+int32_t pd_cuda_kept(pd_context *c, const pd_call *call, const pd_recorded **found);
+/* Gives all of them back: memory that they use goes, or the context does. They must not be at work. */
+void pd_cuda_drop(pd_context *c);
+
 int32_t pd_cuda_enter(pd_device *d);
 /* Room for the choices that a context remembers. */
 int64_t pd_cuda_remembered_words(void);
+/* The first of a context's values, which all others follow from. */
+int64_t pd_cuda_key_words(void);
 /* Chooses what launch k takes for the context's sizes, the launches before it being chosen, and makes it ready;
  * `stream` is that of the run. */
 int32_t pd_cuda_choose(pd_context *c, int32_t k, void *stream);
@@ -139,7 +233,7 @@ int32_t pd_cuda_ask(pd_context *c);
 /* Whether launch k does nothing but look at indices that need not be looked at. */
 int pd_cuda_on_host(const pd_context *c, int32_t k);
 /* Puts what launch k found on its way to the host. */
-int32_t pd_cuda_fetch_found(pd_context *c, int32_t k, void *stream);
+int32_t pd_cuda_fetch_found(pd_context *c, int32_t k, pd_call *call);
 /* Whether the run looks for wrong indices at all. */
 int pd_cuda_checks_indices(const pd_context *c);
 /* Once the run has ended: PD_INPUT for a wrong index; the message ends with `when`. */

@@ -1,17 +1,10 @@
-/* cuda_run.c: runs on a CUDA device: arrays in, launches, arrays out; and calls that are recorded once and replayed. */
+/* cuda_run.c: runs on a CUDA device: arrays in, launches, arrays out; and calls that are bound to their arrays. */
 #include <stdio.h>
 #include <string.h>
 
 #include "cuda_internal.h"
 
 static const pd_plan *const plan = &pd_the_plan;
-
-typedef struct {
-    const void *const *given; /* the caller's inputs */
-    void *const *outputs;     /* the caller's */
-    void **inputs, **results; /* where kernels read and write */
-    void *stream;
-} pd_call;
 
 /* ---- inputs ---- */
 
@@ -42,20 +35,15 @@ static void fill(const pd_context *c, int32_t i, const void *from) {
 }
 
 /* Puts the copy of input i to the arena on its way, when it needs one. */
-static int32_t send(pd_context *c, int32_t i, const pd_call *call) {
-    pd_device *d = c->program->place;
+static int32_t send(pd_context *c, int32_t i, pd_call *call) {
     const char *name = plan->inputs[i].name;
     int64_t bytes = staged_bytes(c, i);
     if (!bytes) return PD_OK;
-    uint64_t to = (uint64_t)(uintptr_t)call->inputs[i], from = (uint64_t)(uintptr_t)call->given[i];
     c->copied_bytes += bytes;
-    if (c->places[i] == PD_ON_HOST) {
-        TRY(cuMemcpyHtoDAsync_v2(to, mirror(c, c->staged[i]), (size_t)bytes, call->stream), name);
-    } else {
-        if (!is_dense(c, i)) return pd_fail(PD_INPUT, "input '%s' is in device memory and not dense", name);
-        TRY(cuMemcpyDtoDAsync_v2(to, from, (size_t)bytes, call->stream), name);
-    }
-    return PD_OK;
+    if (c->places[i] == PD_ON_HOST)
+        return pd_cuda_copy(c, call, PD_HOST_TO_DEVICE, call->inputs[i], mirror(c, c->staged[i]), bytes, name);
+    if (!is_dense(c, i)) return pd_fail(PD_INPUT, "input '%s' is in device memory and not dense", name);
+    return pd_cuda_copy(c, call, PD_DEVICE_TO_DEVICE, call->inputs[i], call->given[i], bytes, name);
 }
 
 /* ---- launches ---- */
@@ -97,8 +85,32 @@ static int32_t encode(pd_context *c, const pd_candidate *n, const char *label) {
     return PD_OK;
 }
 
-static int32_t launch(pd_context *c, int32_t k, const pd_call *call) {
+int32_t pd_cuda_copy(pd_context *c, pd_call *call, int32_t way, void *to, const void *from, int64_t bytes, const char *what) {
     pd_device *d = c->program->place;
+    uint64_t there = (uint64_t)(uintptr_t)to, here = (uint64_t)(uintptr_t)from;
+    if (call->nodes) return pd_nodes_copy(c, call->nodes, way, to, from, bytes, what);
+    call->behind = 0;
+    if (way == PD_HOST_TO_DEVICE) TRY(cuMemcpyHtoDAsync_v2(there, from, (size_t)bytes, call->stream), what);
+    if (way == PD_DEVICE_TO_HOST) TRY(cuMemcpyDtoHAsync_v2(to, here, (size_t)bytes, call->stream), what);
+    if (way == PD_DEVICE_TO_DEVICE) TRY(cuMemcpyDtoDAsync_v2(there, here, (size_t)bytes, call->stream), what);
+    return PD_OK;
+}
+
+int32_t pd_cuda_start(pd_context *c, pd_call *call, int32_t k, const pd_candidate *n, void **parameters) {
+    pd_device *d = c->program->place;
+    if (call->nodes) return pd_nodes_start(c, call->nodes, k, n, parameters);
+    pd_launch_attribute early = {.id = BEGINS_EARLY, .value = 1};
+    pd_launch_config how = {{(uint32_t)c->values[n->tasks], 1, 1}, {(uint32_t)n->threads, 1, 1},
+                            (uint32_t)c->values[n->scratch], call->stream, &early, 1};
+    void *function = d->functions[n->kernel];
+    const char *label = plan->launches[k].label;
+    if (call->behind && d->early[n->kernel]) TRY(cuLaunchKernelEx(&how, function, parameters, NULL), label);
+    else TRY(cuLaunchKernel(function, how.grid[0], 1, 1, how.block[0], 1, 1, how.shared, call->stream, parameters, NULL), label);
+    call->behind = 1;
+    return PD_OK;
+}
+
+static int32_t launch(pd_context *c, int32_t k, pd_call *call) {
     pd_cuda *x = c->place;
     const pd_launch_entry *l = &plan->launches[k];
     int32_t code = k < x->next ? PD_OK : pd_cuda_choose(c, k, call->stream);
@@ -114,11 +126,10 @@ static int32_t launch(pd_context *c, int32_t k, const pd_call *call) {
             int32_t buffer = plan->launch_buffers[n->first_buffer + b];
             x->values[at + n->maps + b] = buffer < 0 ? (int64_t)x->workspace : (int64_t)(uintptr_t)c->buffers[buffer];
         }
-        if (c->values[n->tasks] <= 0) continue;
-        TRY(cuLaunchKernel(d->functions[n->kernel], (uint32_t)c->values[n->tasks], 1, 1, (uint32_t)n->threads, 1, 1,
-                           (uint32_t)c->values[n->scratch], call->stream, x->parameters + at, NULL), l->label);
+        if (c->values[n->tasks] > 0) code = pd_cuda_start(c, call, k, n, x->parameters + at);
+        if (code != PD_OK) return code;
     }
-    return pd_cuda_fetch_found(c, k, call->stream);
+    return pd_cuda_fetch_found(c, k, call);
 }
 
 /* Scans the indices among the inputs in host memory; all others are the device's to look at. */
@@ -132,36 +143,44 @@ static int32_t scan(const pd_context *c) {
     return code;
 }
 
-static int32_t launch_all(pd_context *c, const pd_call *call, void **events) {
+static int32_t launch_all(pd_context *c, pd_call *call, void **events) {
     pd_device *d = c->program->place;
     int32_t code = PD_OK;
     if (events) TRY(cuEventRecord(events[0], call->stream), "profiling");
     for (int32_t k = 0; k < plan->launch_count && code == PD_OK; k++) {
         code = launch(c, k, call);
         if (code == PD_OK && events) TRY(cuEventRecord(events[k + 1], call->stream), "profiling");
+        if (events) call->behind = 0;
     }
     return code;
 }
 
 /* ---- a run ---- */
 
-static int32_t give_outputs(pd_context *c, const pd_call *call) {
-    pd_device *d = c->program->place;
-    for (int32_t k = 0; k < plan->copy_count; k++) {
+static int32_t give_outputs(pd_context *c, pd_call *call) {
+    int32_t code = PD_OK;
+    for (int32_t k = 0; k < plan->copy_count && code == PD_OK; k++) {
         const pd_copy *p = &plan->copies[k];
         int64_t bytes = c->values[p->bytes];
         if (bytes <= 0) continue;
-        uint64_t to = (uint64_t)(uintptr_t)call->results[p->output], from = (uint64_t)(uintptr_t)c->buffers[p->buffer];
-        TRY(cuMemcpyDtoDAsync_v2(to, from, (size_t)bytes, call->stream), plan->outputs[p->output].name);
+        code = pd_cuda_copy(c, call, PD_DEVICE_TO_DEVICE, call->results[p->output], c->buffers[p->buffer], bytes,
+                            plan->outputs[p->output].name);
         c->copied_bytes += bytes;
     }
-    for (int32_t o = 0; o < plan->output_count; o++) {
+    for (int32_t o = 0; o < plan->output_count && code == PD_OK; o++) {
         int64_t at = c->staged[plan->input_count + o], bytes = pd_output_bytes(c, o);
         if (c->places[plan->input_count + o] != PD_ON_HOST || !bytes) continue;
-        uint64_t from = (uint64_t)(uintptr_t)(c->arena + at);
-        TRY(cuMemcpyDtoHAsync_v2(mirror(c, at), from, (size_t)bytes, call->stream), plan->outputs[o].name);
+        code = pd_cuda_copy(c, call, PD_DEVICE_TO_HOST, mirror(c, at), c->arena + at, bytes, plan->outputs[o].name);
     }
-    return PD_OK;
+    return code;
+}
+
+int32_t pd_cuda_issue(pd_context *c, pd_call *call, void **events) {
+    int32_t code = PD_OK;
+    for (int32_t i = 0; i < plan->input_count && code == PD_OK; i++) code = send(c, i, call);
+    if (code == PD_OK) code = launch_all(c, call, events);
+    if (code == PD_OK) code = give_outputs(c, call);
+    return code;
 }
 
 /* Copies outputs from their mirrors to the caller's arrays in host memory. */
@@ -231,14 +250,22 @@ static int32_t end(pd_context *c, void *stream, int32_t code, int32_t detached) 
     return pd_cuda_found(c, "");
 }
 
-static int32_t run(pd_context *c, const pd_call *call, int32_t detached, void **events) {
+/* Puts a graph of the run on the stream. */
+static int32_t repeat(pd_context *c, const pd_recorded *made, void *stream) {
+    pd_device *d = c->program->place;
+    c->copied_bytes += made->copied;
+    if (made->graph) TRY(cuGraphLaunch(made->graph, stream), "repeating a call");
+    return PD_OK;
+}
+
+static int32_t run(pd_context *c, pd_call *call, int32_t detached, void **events) {
+    const pd_recorded *kept = NULL;
     int32_t code = begin(c, call->stream);
     if (code == PD_OK) code = bind(c, call);
     for (int32_t i = 0; i < plan->input_count && code == PD_OK; i++) fill(c, i, call->given[i]);
     if (code == PD_OK) code = scan(c);
-    for (int32_t i = 0; i < plan->input_count && code == PD_OK; i++) code = send(c, i, call);
-    if (code == PD_OK) code = launch_all(c, call, events);
-    if (code == PD_OK) code = give_outputs(c, call);
+    if (code == PD_OK && !events) code = pd_cuda_kept(c, call, &kept);
+    if (code == PD_OK) code = kept ? repeat(c, kept, call->stream) : pd_cuda_issue(c, call, events);
     return end(c, call->stream, code, detached);
 }
 
@@ -251,7 +278,7 @@ static int32_t times(pd_device *d, void **events, int64_t *nanoseconds) {
     return PD_OK;
 }
 
-static int32_t profiled(pd_context *c, const pd_call *call, int64_t *nanoseconds) {
+static int32_t profiled(pd_context *c, pd_call *call, int64_t *nanoseconds) {
     pd_device *d = c->program->place;
     void *events[plan->launch_count + 1];
     int32_t made = 0, result = 0, code = PD_OK;
@@ -284,7 +311,7 @@ PD_EXPORT int32_t pd_cuda_run(pd_context *c, const void *const *inputs, void *co
                               int32_t detached, int64_t *nanoseconds) {
     pd_device *d = c->program->place;
     void *addresses[plan->input_count + 1], *results[plan->output_count + 1];
-    pd_call call = {inputs, outputs, addresses, results, stream ? stream : ((pd_cuda *)c->place)->stream};
+    pd_call call = {inputs, outputs, addresses, results, stream ? stream : ((pd_cuda *)c->place)->stream, NULL, 0};
     int32_t code = ready(c, "pd_cuda_run");
     if (code == PD_OK) code = pd_cuda_enter(d);
     if (code != PD_OK) return code;
@@ -301,36 +328,7 @@ PD_EXPORT int32_t pd_run(pd_context *c, const void *const *inputs, void *const *
     return pd_cuda_run(c, inputs, outputs, NULL, 0, NULL);
 }
 
-/* ---- calls that are recorded ----
- *
- * What a run puts on the stream is captured there into a graph. Everything that may not happen during a capture (loading
- * kernels, memory) happens before it. */
-
-/* Ends a capture, also after a failure, and makes its graph one that can be launched, NULL when nothing was captured. */
-static int32_t finish(pd_device *d, void *stream, int32_t code, void **executable) {
-    void *graph = NULL;
-    size_t nodes = 0;
-    char what[64];
-    int32_t result = d->cuda.cuStreamEndCapture(stream, &graph);
-    if (code == PD_OK && result) code = pd_cuda_say(d, result, "cuStreamEndCapture", "binding a call");
-    if (code == PD_OK && (result = d->cuda.cuGraphGetNodes(graph, NULL, &nodes)))
-        code = pd_cuda_say(d, result, "cuGraphGetNodes", "binding a call");
-    snprintf(what, sizeof what, "%zu nodes of a bound call", nodes);
-    if (code == PD_OK && nodes && (result = d->cuda.cuGraphInstantiateWithFlags(executable, graph, 0)))
-        code = pd_cuda_say(d, result, "cuGraphInstantiateWithFlags", what);
-    if (graph) d->cuda.cuGraphDestroy(graph);
-    return code;
-}
-
-static int32_t capture(pd_context *c, const pd_call *call) {
-    pd_device *d = c->program->place;
-    int32_t code = PD_OK;
-    TRY(cuStreamBeginCapture_v2(call->stream, CAPTURE_THREAD_LOCAL), "binding a call");
-    for (int32_t i = 0; i < plan->input_count && code == PD_OK; i++) code = send(c, i, call);
-    if (code == PD_OK) code = launch_all(c, call, NULL);
-    if (code == PD_OK) code = give_outputs(c, call);
-    return finish(d, call->stream, code, &((pd_cuda *)c->place)->graph);
-}
+/* ---- bound calls: one graph, whatever else the context has kept ---- */
 
 static int32_t record(pd_context *c, const pd_call *call) {
     pd_device *d = c->program->place;
@@ -341,10 +339,7 @@ static int32_t record(pd_context *c, const pd_call *call) {
     if (code == PD_OK) code = pd_cuda_ask(c);
     if (code == PD_OK) code = bind(c, call);
     while (x->next < plan->launch_count && code == PD_OK) code = pd_cuda_choose(c, x->next, call->stream);
-    int64_t before = c->copied_bytes;
-    if (code == PD_OK) code = capture(c, call);
-    x->recorded_bytes = c->copied_bytes - before;
-    c->copied_bytes = before;
+    if (code == PD_OK) code = pd_cuda_build(c, call, &x->bound);
     if (code != PD_OK) return code;
     memcpy(x->inputs, call->given, (size_t)plan->input_count * sizeof *x->inputs);
     memcpy(x->outputs, call->outputs, (size_t)plan->output_count * sizeof *x->outputs);
@@ -355,24 +350,21 @@ static int32_t record(pd_context *c, const pd_call *call) {
 PD_EXPORT int32_t pd_cuda_record(pd_context *c, const void *const *inputs, void *const *outputs) {
     pd_device *d = c->program->place;
     void *addresses[plan->input_count + 1], *results[plan->output_count + 1];
-    pd_call call = {inputs, outputs, addresses, results, ((pd_cuda *)c->place)->stream};
+    pd_call call = {inputs, outputs, addresses, results, ((pd_cuda *)c->place)->stream, NULL, 0};
     int32_t code = ready(c, "pd_cuda_record");
     if (code == PD_OK) code = pd_cuda_enter(d);
     if (code != PD_OK) return code;
     pd_cuda_release(c);
     code = record(c, &call);
-    if (code != PD_OK) pd_cuda_release(c);
     return pd_cuda_leave(d, code);
 }
 
 static int32_t replay(pd_context *c, void *stream, int32_t detached) {
-    pd_device *d = c->program->place;
     pd_cuda *x = c->place;
     int32_t code = begin(c, stream);
     for (int32_t i = 0; i < plan->input_count && code == PD_OK; i++) fill(c, i, x->inputs[i]);
     if (code == PD_OK) code = scan(c);
-    int32_t result = code == PD_OK && x->graph ? d->cuda.cuGraphLaunch(x->graph, stream) : 0;
-    if (result) code = pd_cuda_say(d, result, "cuGraphLaunch", "repeating a bound call");
+    if (code == PD_OK) code = repeat(c, &x->bound, stream);
     return end(c, stream, code, detached);
 }
 
@@ -386,7 +378,6 @@ PD_EXPORT int32_t pd_cuda_replay(pd_context *c, void *stream, int32_t detached) 
     code = refuse_capture(d, stream);
     if (code != PD_OK) return pd_cuda_leave(d, code);
     pd_count_run(c);
-    c->copied_bytes += x->recorded_bytes;
     code = replay(c, stream ? stream : x->stream, detached);
     if (code == PD_OK) deliver(c, x->outputs);
     return pd_cuda_leave(d, code);
@@ -396,11 +387,11 @@ PD_EXPORT void pd_cuda_release(pd_context *c) {
     pd_device *d = c->program->place;
     pd_cuda *x = c->place;
     int lost = x->generation != d->generation || !d->ready;
-    if (x->graph && !lost && pd_cuda_enter(d) == PD_OK) {
+    if (x->bound.graph && !lost && pd_cuda_enter(d) == PD_OK) {
         pd_cuda_settle(d, x); /* a replay may be at work */
-        d->cuda.cuGraphExecDestroy(x->graph);
+        pd_cuda_destroy(c, &x->bound);
         pd_cuda_leave(d, PD_OK);
     }
-    x->graph = NULL;
+    x->bound.graph = NULL;
     x->recorded = 0;
 }

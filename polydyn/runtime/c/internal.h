@@ -136,6 +136,7 @@ typedef struct {
 typedef struct {
     pd_kernel *kernel; /* NULL: it runs on a device */
     const char *name;
+    int32_t begins; /* on a device: its threads say pd_grid_begin before they touch memory */
 } pd_named_kernel;
 
 /* A step of the program: one of its candidates is launched, which is a row of candidates. */
@@ -146,6 +147,8 @@ typedef struct {
     int32_t candidates, first_candidate;          /* rows, those that are launched after a candidate among them */
     int32_t choice;            /* v[choice] is the row, from the first; -1 there: none may run; choice -1: the first row */
     int (*choose)(int64_t *v); /* evaluates choice and row, 1: int64 overflow; NULL: pd_plan.plan does */
+    /* on a device: rows of pd_plan.touches; -1: it may read and write everything */
+    int32_t touches, first_touch;
 } pd_launch_entry;
 
 /* A kernel with its arguments. On a device tasks are blocks, scratch is shared memory of a block. */
@@ -194,6 +197,7 @@ typedef struct {
     const pd_index_check *index_checks; /* by launch */
     const int32_t *launch_buffers, *launch_symbols, *output_dims;
     const pd_candidate *candidates;
+    const int32_t *touches; /* of a launch, on a device: 2 * buffer + whether it is written; no constants */
     const pd_tensor_map *maps;
     const int32_t *map_sizes;
     const pd_device_check *device_checks; /* by launch */

@@ -44,6 +44,9 @@ int32_t pd_cuda_open(pd_program *program, const char *driver, void *cu_context, 
 /* Features that no kernel may use because the device does them wrong, a bit for each of polydyn.capability.FEATURES.
  * Before contexts are made; 0 if it is never said. */
 void pd_cuda_without(pd_program *program, int64_t features);
+/* Whether a launch may begin before the one it follows has ended (programmatic dependent launch), where device and driver can;
+ * they may at first. Before pd_cuda_open. */
+void pd_cuda_overlap(pd_program *program, int32_t allowed);
 
 /* The name of a kernel, NULL when its number is too large. */
 const char *pd_cuda_kernel(const pd_program *program, int32_t kernel);
@@ -61,7 +64,15 @@ void pd_cuda_places(pd_context *context, const int32_t *places);
 int32_t pd_cuda_run(pd_context *context, const void *const *inputs, void *const *outputs, void *stream,
                     int32_t detached, int64_t *nanoseconds);
 
-/* Records what pd_cuda_run on these arrays would do as CUDA graphs, without computing: versions are chosen, kernels loaded,
+/* How many CUDA graphs a context keeps, 0 to 64, at first 8: of runs whose sizes, and addresses of arrays on the device, came
+ * before. Such a run is one launch. */
+int32_t pd_cuda_keep(pd_context *context, int32_t most);
+
+/* Graphs that are kept now, and their nodes; runs so far that were recorded, that were one launch, and for which
+ * the device had no memory or no graphs: that context then keeps none. */
+void pd_cuda_graphs(const pd_context *context, int64_t counts[5]);
+
+/* Records what pd_cuda_run on these arrays would do as a CUDA graph, without computing: versions are chosen, kernels loaded,
  * memory made, once. Arrays in device memory stay where they are; those in host memory are read and written by each
  * replay. The record lasts until the context is used for another call or freed. Needs a driver of CUDA 11.4. */
 int32_t pd_cuda_record(pd_context *context, const void *const *inputs, void *const *outputs);
@@ -69,7 +80,7 @@ int32_t pd_cuda_record(pd_context *context, const void *const *inputs, void *con
 /* Computes once more what was recorded; `stream` and `detached` as for pd_cuda_run. */
 int32_t pd_cuda_replay(pd_context *context, void *stream, int32_t detached);
 
-/* Gives the record's graphs back before the context goes. */
+/* Gives the record's graph back before the context goes. */
 void pd_cuda_release(pd_context *context);
 
 /* Waits for the last run that was `detached`; PD_INPUT when an index that it read lies outside its axis. Nobody having

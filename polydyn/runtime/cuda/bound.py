@@ -1,4 +1,4 @@
-"""A call on fixed arrays of a device, replayed as CUDA graphs. Standard library and numpy only."""
+"""A call on fixed arrays of a device, replayed as a CUDA graph. Standard library and numpy only."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class CallStatus:
 
 
 class CudaBoundCall(BoundCall):
-    """``CudaProgram.run`` on the arrays given to ``CudaProgram.bind``: checked, chosen and captured once.
+    """``CudaProgram.run`` on the arrays given to ``CudaProgram.bind``: checked, chosen and recorded once.
 
     Calling it reads the inputs as they are then, overwrites ``outputs`` (name -> array) and returns them. Arrays in
     device memory are used where they are; numpy arrays are copied in and out by every call. One call runs at a time.

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 from functools import partial
 
-from polydyn.capability import FEATURES
+from polydyn.capability import EARLY, FEATURES
 from polydyn.errors import ArtifactError, PolydynError
 from polydyn.gpu.errors import DriverMissingError
 from polydyn.gpu.lacking import lacking
@@ -55,6 +55,8 @@ class CudaNative(Native):
         library, context = session.library.encode(), ctypes.c_void_p(session.driver.context)
         self.lacking = lacking(session.driver.device_name)
         self.special = source.special if self._leave_out(self.lacking) else 0
+        if EARLY in self.lacking and hasattr(self.library, "pd_cuda_overlap"):
+            self.library.pd_cuda_overlap(self.program, 0)
         code = self.library.pd_cuda_open(self.program, library, context, self._images.callback, None, self.special)
         self.check(code)
         self.generation = session.generation
@@ -119,7 +121,7 @@ class _Images:
 class CudaContext(Context):
     """A context on the device; ``places`` say where each input and then each output of a call lies."""
 
-    __slots__ = ("_cuda", "_places", "calls", "stream")
+    __slots__ = ("_cuda", "_kept", "_places", "calls", "stream")
 
     def __init__(
         self,
@@ -133,6 +135,7 @@ class CudaContext(Context):
         self._cuda = native.library
         self._places = (ctypes.c_int32 * (len(inputs) + len(output_ranks) + 1))()
         self.calls = 0
+        self._kept = -1
         self.stream = int(native.library.pd_cuda_stream(self.handle) or 0)
 
     def prepare_at(self, key: list[tuple[int, ...]], places: tuple[int, ...]) -> None:
@@ -167,6 +170,19 @@ class CudaContext(Context):
     def replay(self, stream: int, detached: bool) -> Callable[[], int]:
         """``pd_cuda_replay``, to be called: it returns an error code. ``stream`` 0 is the context's own."""
         return partial(self._cuda.pd_cuda_replay, self.handle, ctypes.c_void_p(stream or None), int(detached))
+
+    def keep(self, most: int) -> None:
+        """``pd_cuda_keep``, when it is another number than before; older programs keep none."""
+        if most != self._kept and hasattr(self._cuda, "pd_cuda_keep"):
+            self._native.check(self._cuda.pd_cuda_keep(self.handle, most))
+            self._kept = most
+
+    def graphs(self) -> tuple[int, ...]:
+        """``pd_cuda_graphs``."""
+        counts = (ctypes.c_int64 * 5)()
+        if hasattr(self._cuda, "pd_cuda_graphs"):
+            self._cuda.pd_cuda_graphs(self.handle, counts)
+        return tuple(counts)
 
     def wait(self) -> None:
         """``pd_cuda_wait``. InputError: an index of the last call, which was not waited for, lies outside its axis."""

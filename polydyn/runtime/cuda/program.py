@@ -30,6 +30,9 @@ Array = npt.NDArray[Any]
 ALIGNED = 16
 """Bytes: kernels read and write vectors of so many."""
 
+GRAPHS, MOST_GRAPHS = 8, 64
+"""How many graphs of runs a context keeps at first, and how many it may."""
+
 MULTIPROCESSORS, SHARED_OPT_IN = 16, 97
 """CUdevice_attributes: multiprocessors, bytes of dynamic shared memory that a block may ask for."""
 
@@ -48,6 +51,7 @@ class CudaProgram(Program):
         self._chosen = session
         self._loading = threading.RLock()  # taken again by a bound call that ends while it is held
         self._idle: list[CudaContext] = []
+        self._graphs = GRAPHS
 
     def _open_library(self, artifact: Artifact) -> CudaNative:
         self._cuda = CudaNative(artifact)
@@ -106,6 +110,7 @@ class CudaProgram(Program):
         with session.use():
             context = self._take_ready(session)
             try:
+                context.keep(self._graphs)
                 call = Call(self, context, feeds, out or {}, handle)
                 context.run_on(call.inputs, call.outputs, handle, handle != 0)
                 if handle and self._looks:
@@ -117,13 +122,13 @@ class CudaProgram(Program):
     def bind(
         self, feeds: Mapping[str, Any], out: Mapping[str, Any] | None = None, *, stream: Any = None
     ) -> CudaBoundCall:
-        """``run`` on these very arrays, to be repeated: captured into CUDA graphs here, which a call launches.
+        """``run`` on these very arrays, to be repeated: recorded as a CUDA graph here, which a call launches.
 
         ``feeds``, ``out``, ``stream`` as for ``run``, but inputs on the host must be numpy arrays that need no
         conversion. Whoever calls the result may change the arrays' elements in between, not their shapes; work on the
         device that changes them must have ended, or be on ``stream``; of arrays without DLPack (pycuda's) it may also
-        be on the stream they name, the default one when none. InputError; DeviceError: no memory, a driver before CUDA
-        11.4, or another thread waited for the whole device while the call was captured.
+        be on the stream they name, the default one when none. InputError; DeviceError: no memory, or a driver before
+        CUDA 11.4.
         """
         session, handle = self.session, stream_handle(stream)
         with session.use():
@@ -198,13 +203,35 @@ class CudaProgram(Program):
         self._contexts.append(context)
         return context
 
+    @property
+    def graphs(self) -> int:
+        """How many CUDA graphs of runs a context keeps, 0 to 64, at first 8.
+
+        When ``run`` gets the same sizes for the second time, and those arrays that lie on the device at the same
+        addresses, it records what it does, and is one launch from then on. It holds
+        from a context's next run on. InputError: another number.
+        """
+        return self._graphs
+
+    @graphs.setter
+    def graphs(self, most: int) -> None:
+        if not 0 <= most <= MOST_GRAPHS:
+            raise InputError(f"graphs is {most}", remedy=f"0 to {MOST_GRAPHS}")
+        self._graphs = most
+
     # -- looking inside ----------------------------------------------------------------------------------------------
 
     @property
     def counters(self) -> dict[str, int]:
-        """As ``Program.counters``; ``choices``: launches whose version was chosen, not remembered."""
-        every = [c.choices() for c in list(self._contexts) if isinstance(c, CudaContext)]
-        return super().counters | {"choices": sum(every)}
+        """As ``Program.counters``; ``choices``: launches whose version was chosen, not remembered. Of runs as graphs:
+        ``graphs`` that are kept now and their ``graph_nodes``; runs that were ``recorded``, that were ``replayed``, and
+        for which the device had no memory or no graphs: ``not_recorded``, whose context keeps none any more.
+        """
+        contexts = [c for c in list(self._contexts) if isinstance(c, CudaContext)]
+        names = ("graphs", "graph_nodes", "recorded", "replayed", "not_recorded")
+        counts = [c.graphs() for c in contexts]
+        found = {name: sum(c[i] for c in counts) for i, name in enumerate(names)}
+        return super().counters | {"choices": sum(c.choices() for c in contexts)} | found
 
     def profile(self, feeds: Mapping[str, Any], repeats: int = 5) -> list[LaunchTime]:
         """The device's time of every launch (median over ``repeats`` calls after one that warms up), in order."""

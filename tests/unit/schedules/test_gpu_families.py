@@ -13,14 +13,14 @@ from polydyn.schedules.index import Index
 from polydyn.schedules.proof.overlap import first_conflict
 from polydyn.schedules.proof.prove import prove
 from polydyn.schedules.tree.few_rows import FewRows, few_rows_product
-from polydyn.schedules.tree.names import b, f, lanes, w
+from polydyn.schedules.tree.names import b, c, e, f, lanes, w
 from polydyn.schedules.tree.nodes import Band, Mark, Sequence, Tree
 from polydyn.schedules.tree.online import OnlineTile, online_attention
 from polydyn.schedules.tree.online_warpgroups import WarpgroupOnlineTile, online_warpgroups
 from polydyn.schedules.tree.rewrites import PART
 from polydyn.schedules.tree.scheduled import Scheduled, flat
 from polydyn.schedules.tree.strategies import ACC
-from polydyn.schedules.tree.warpgroups import WarpgroupTile, warpgroup_product
+from polydyn.schedules.tree.warpgroups import WarpgroupTile, warpgroup_parts, warpgroup_product
 from tests.support.marks import slow
 from tests.support.schedule_text import text
 from tests.support.scheduled_groups import online_parts, product, roles, run_online, run_product, single
@@ -33,6 +33,8 @@ LANES = (FewRows(8, (4, 2), (4, 8), (1, 8)), FewRows(2, (1, 8), (4, 8), (4, 1), 
 GROUPS = (WarpgroupTile(2, 1, 4, 1, 16, (4, 16)), WarpgroupTile(1, 2, 4, 2, 8, (4, 16), 64))
 """What kernels have: columns in one box, rows of two warpgroups; columns in panels, rows of one warpgroup in two
 instructions, results that leave as boxes."""
+PARTS = WarpgroupTile(2, 1, 4, 2, 8, (4, 16), parts=8)
+"""What kernels have: two slabs of a panel, so blocks have a slab and half of its rows each."""
 ONLINE = (OnlineTile(4, 64, 64, 64, 16), OnlineTile(4, 32, 64, 64, 8), OnlineTile(4, 32, 64, 128, 4))
 """What kernels have: instructions of tensor cores for 16 bits and tf32, and CUDA cores."""
 
@@ -46,6 +48,10 @@ def few_rows(sizes: FewRows = LANES[0]) -> Scheduled:
 
 def warpgroups(sizes: WarpgroupTile = GROUPS[1]) -> Scheduled:
     return warpgroup_product(ONE, ROLES, sizes)
+
+
+def parts(sizes: WarpgroupTile = PARTS) -> Scheduled:
+    return warpgroup_parts(ONE, ROLES, sizes)
 
 
 def online(sizes: OnlineTile = ONLINE[0], depth: int = 60, width: int = 62) -> Scheduled:
@@ -84,6 +90,13 @@ def test_few_rows_compute_at_ragged_sizes(sizes: FewRows) -> None:
 def test_warpgroups_compute_at_ragged_sizes(sizes: WarpgroupTile) -> None:
     t = warpgroups(sizes)
     for m, n, k in ((1, 1, 1), (33, 37, 5), (16, 32, 4), (5, 3, 0)):
+        assert run_product(t, {}, m, n, k, B=1), (m, n, k)
+
+
+def test_parts_of_a_cluster_are_proven_and_compute_at_ragged_sizes() -> None:
+    prove(parts())
+    t = parts(WarpgroupTile(1, 1, 1, 1, 4, (2, 1), parts=2))
+    for m, n, k in ((3, 33, 5), (2, 3, 0)):
         assert run_product(t, {}, m, n, k, B=1), (m, n, k)
 
 
@@ -140,10 +153,10 @@ def swapped(t: Scheduled, m: str, n: str) -> Scheduled:
     return replace(t, tree=go(flat(t.tree)))
 
 
-def one_register(t: Scheduled) -> Scheduled:
+def one_register(t: Scheduled, buffer: str = "acc") -> Scheduled:
     """All lanes of a column sum into one register."""
     lane = set(t.map.axes[PART])
-    return replace(t, buffers=tuple(replace(x, fixed=x.fixed | lane) if x.name == "acc" else x for x in t.buffers))
+    return replace(t, buffers=tuple(replace(x, fixed=x.fixed | lane) if x.name == buffer else x for x in t.buffers))
 
 
 def unscoped(t: Scheduled, storage: str) -> Scheduled:
@@ -174,6 +187,10 @@ WRONG: dict[str, tuple[str, Callable[[], Scheduled]]] = {
         few_rows(), padded=frozenset({"INIT"}), clips=tuple(x for x in few_rows().clips if x.statement != ACC))),
     "a lane counts another step": ("is not the number", lambda: replace(
         few_rows(), map=replace(few_rows().map, joined={"k": few_rows().map.joined["k"] + V(PART)}))),
+    "added before all parts are staged": ("SUM reads stage", lambda: swapped(parts(), "STAGE", "SUM")),
+    "staged where other blocks stage": ("stage", lambda: one_register(parts(), "stage")),
+    "added by the warps that stage": ("share a cell of stage|unit", lambda: replace(
+        parts(), parallel=(*parts().parallel[:1], ("unit", (c("k"), w("i"))), ("unit", (e("c"), e("w")))))),
     "boxes after they are read": ("ACC reads tile_a", lambda: swapped(warpgroups(), "COPY_A", "ACC")),
     "rows before they are staged": ("DONE. reads stage", lambda: swapped(warpgroups(), "STAGE", "DONE0")),
     "boxes before their results": ("SEND0 reads out0", lambda: swapped(warpgroups(), "SEND0", "DONE0")),
@@ -214,6 +231,8 @@ def test_what_does_not_fit_is_declined_by_name() -> None:
         few_rows_product(g, roles(g), LANES[0])
     with pytest.raises(ScheduleError, match="a tensor map has one reduction"):
         warpgroup_product(g, roles(g), GROUPS[0])
+    with pytest.raises(ScheduleError, match="4 slabs of 16 rows have no 3 equal shares"):
+        parts(replace(PARTS, parts=3))
     largest = replace(ONE, statements=tuple(replace(s, reduce="max") if s.reduce else s for s in ONE.statements))
     with pytest.raises(ScheduleError, match="max is not dealt to lanes"):
         few_rows_product(largest, ROLES, LANES[0])

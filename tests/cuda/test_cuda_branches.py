@@ -1,0 +1,134 @@
+"""Branches of a run's graph: launches that share no memory run side by side, on the CPU libcuda in two orders."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from polydyn.gpu.compiler import device_headers
+from polydyn.gpu.errors import DeviceLostError
+from polydyn.graph.ir import SymbolSource
+from polydyn.program import launch_tables, parallel_launches
+from polydyn.program.assemble import build_program
+from polydyn.program.plan import HostPlan, Launch
+from polydyn.runtime.cuda.session import Session, open_session
+from polydyn.schedules.index import Index
+from tests.support.cuda_programs import add, version
+from tests.support.programs import B, buffers
+
+X = np.arange(96, dtype=np.float32).reshape(3, 32)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def device() -> Iterator[Session]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("POLYDYN_LIBCUDA", "emulated")
+        yield open_session()
+
+
+def branches() -> HostPlan:
+    """``o = (x + 1) + 2`` and ``p = (x + 3) + 4``, one after the other: both sums in between have one place."""
+    rows = [("x s", 1), ("s o", 2), ("x t", 3), ("t p", 4)]
+    launches = tuple(
+        Launch((version("a", Index.of(by), *names.split()),), B, Index.of(1), label=names, writes=(names[-1],))
+        for names, by in rows
+    )
+    shape = (B, Index.of(32))
+    return HostPlan(
+        name="p", inputs=("x",), outputs=("o", "p"), launches=launches, kernels=(add("a"),), guards=(), constants={},
+        buffers=buffers(
+            ("x", "float32", shape, "input"), *((n, "float32", shape, "intermediate") for n in "st"),
+            *((n, "float32", shape, "output") for n in "op"),
+        ),
+        sources=(SymbolSource("B", "x", 0),), headers=dict(device_headers()), place="cuda",
+    )  # fmt: skip
+
+
+def counter(session: Session, name: str) -> int:
+    """What the CPU libcuda counts."""
+    return ctypes.c_uint64.in_dll(ctypes.CDLL(session.library), name).value
+
+
+def depth(session: Session, program: Any) -> int:
+    """How many nodes of a call's graph follow one another; the call is right."""
+    call = program.bind({"x": X})
+    got = call()
+    assert np.array_equal(got["o"], X + 3) and np.array_equal(got["p"], X + 7)
+    return counter(session, "pdemu_graph_depth")
+
+
+def test_launches_wait_for_what_they_share_memory_with(device: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = branches()
+    monkeypatch.setattr(parallel_launches, "MEMORY_FACTOR", 2)
+    joined = parallel_launches.join_waves(plan)
+    assert joined.waves == (2, 2)
+    unknown = replace(plan, launches=tuple(replace(x, writes=None) for x in plan.launches))
+    one_by_one = 1 + 4 + 1  # a copy in, the launches, a copy out
+    assert depth(device, build_program(joined, target="cuda:emulated")) == 1 + 2 + 1
+    assert depth(device, build_program(plan, target="cuda:emulated")) == one_by_one, "the place of s is t's"
+    assert depth(device, build_program(unknown, target="cuda:emulated")) == one_by_one
+
+
+def overlaps(session: Session, call: Any) -> int:
+    """How many launches of a call began while the one before was still at work; the call is right."""
+    call()  # a graph's first replay runs it twice
+    before = counter(session, "pdemu_overlaps")
+    got = call()
+    assert np.array_equal(got["o"], X + 3) and np.array_equal(got["p"], X + 7)
+    return counter(session, "pdemu_overlaps") - before
+
+
+def test_launches_begin_while_the_one_before_is_at_work(device: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    x = {"x": X}
+    program: Any = build_program(branches(), target="cuda:emulated")
+    program.graphs = 0
+    assert overlaps(device, lambda: program.run(x)) == 3, "but for the first, which a copy precedes"
+    assert overlaps(device, program.bind(x)) == 3
+    program.profile(x, repeats=1)
+    before = counter(device, "pdemu_overlaps")
+    program.profile(x, repeats=1)
+    assert counter(device, "pdemu_overlaps") == before, "each launch is timed alone"
+    monkeypatch.setattr(parallel_launches, "MEMORY_FACTOR", 2)
+    forked: Any = build_program(parallel_launches.join_waves(branches()), target="cuda:emulated")
+    assert overlaps(device, forked.bind(x)) == 2, "in each branch"
+    for name, value in (("PDEMU_SM", "80"), ("POLYDYN_LACKING", "early_launches")):
+        with monkeypatch.context() as patch:
+            patch.setenv(name, value)
+            plain: Any = build_program(branches(), target="cuda:emulated")
+            assert overlaps(device, lambda p=plain: p.run(x)) == overlaps(device, plain.bind(x)) == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "global memory is touched at line .* before pd_grid_begin"),
+        ("if (pd_tid() < 31) pd_grid_begin();", "thread 31"),
+        ("if (pd_tid() == 31) return;\n  pd_grid_begin();", "ends without pd_grid_begin"),
+        ("pd_ldg(x);\n  pd_grid_begin();", "before pd_grid_begin"),
+    ],
+)
+def test_a_kernel_that_does_not_wait_is_seen(
+    device: Session, monkeypatch: pytest.MonkeyPatch, text: str, message: str
+) -> None:
+    monkeypatch.setattr(launch_tables, "BEGIN", "")  # the tables say that it does
+    kernel = add("a")
+    wrong = replace(kernel, text=kernel.text.replace("pd_grid_begin();", text))
+    program: Any = build_program(replace(branches(), kernels=(wrong,)), target="cuda:emulated")
+    with pytest.raises(DeviceLostError, match=message):
+        program.run({"x": X})
+    if not text:
+        with pytest.raises(DeviceLostError, match=message):
+            program.bind({"x": X})()
+
+
+def test_a_missing_edge_is_seen(device: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch_tables, "_touched", lambda *_: [])
+    program: Any = build_program(branches(), target="cuda:emulated")
+    call = program.bind({"x": X})
+    with pytest.raises(DeviceLostError, match="branches of a graph race"):
+        call()
