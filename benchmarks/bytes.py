@@ -3,7 +3,8 @@
 usage: python -m benchmarks.bytes [MODEL.onnx ...] [--threads 1 2] [--rounds N] [--seconds S] [--only FAMILY ...]
                                  [--quick]
 
-Families: ``linear8`` are layers of BERT-base quantized dynamically (extremes, quantization, product, scale, bias);
+Families: ``linear8`` are layers of BERT-base quantized dynamically (extremes, quantization, product, scale, bias), one
+of them with weights of uint8 too;
 ``linear4`` are products with weights of 4 bits in blocks of 32 (MatMulNBits), at ONNX Runtime's default accuracy
 (float32) and at its level 4 (rows rounded to bytes); ``decoder4`` is a decoder of such products with the layers of one
 of 0.5 billion parameters, 8 of its 24, random weights, with B sequences, L new tokens and P before them; GB/s count its
@@ -34,6 +35,8 @@ from polydyn.testing.quantizer import quantize
 
 LAYERS = ((768, 768), (2304, 768), (3072, 768), (768, 3072))
 """N and K of BERT-base."""
+ASYMMETRIC = 113
+"""A zero point of weights of uint8, which are no bytes with a sign less it."""
 NIBBLES = ((4864, 896), (896, 4864), (4096, 4096))
 ROWS = (1, 2, 4, 8, 32, 128, 244, 1024)
 FEW = (1, 4, 16, 64)
@@ -101,7 +104,10 @@ def run(threads: int, args: argparse.Namespace) -> list[Path]:
 
 def _cases(args: argparse.Namespace, folder: Path) -> Iterator[tuple[Path, str, Sequence[Shape], tuple[int, float]]]:
     """(model, family, shapes, multiply-adds for a row and bytes of weights)."""
-    layers = [(models.dynamic_linear(n, k), "linear8", ROWS, (n * k, float(n * k))) for n, k in LAYERS]
+    layers = [
+        (models.dynamic_linear(n, k, zero), "linear8", ROWS, (n * k, float(n * k)))
+        for (n, k), zero in (*((x, 0) for x in LAYERS), (LAYERS[0], ASYMMETRIC))
+    ]
     layers += [
         (models.linear_of_nibbles(n, k, accuracy=a), "linear4", FEW, (n * k, n * k * SCALED))
         for n, k in NIBBLES for a in (0, 4)

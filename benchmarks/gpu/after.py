@@ -42,7 +42,8 @@ class Goal:
 
 GOALS = {
     "large products": Goal(0.8, 0.5), "products": Goal(0.8, 0.5), "few rows": Goal(1.0, 0.5), "layers": Goal(0.8, 0.5),
-    "attention": Goal(0.6, 0.3), "softmax": Goal(1.0), "layernorm": Goal(1.0), "element-wise": Goal(1.0),
+    "attention": Goal(0.6, 0.3), "softmax": Goal(1.0), "layernorm": Goal(1.0), "column": Goal(1.0),
+    "element-wise": Goal(1.0),
     "bytes": Goal(0.8), "convolutions": Goal(0.5), "bert_base": Goal(1.0, key="over_inductor"),
     "gpt2": Goal(1.0, key="over_inductor"), "selector": Goal(0.93, 0.5, key="of_best"),
 }  # fmt: skip
@@ -79,7 +80,8 @@ def family(stage: str, name: str) -> str:
     if stage == "gemm":
         return "large products" if math.prod(at.values()) >= LARGE else "products"
     if stage == "stitch":
-        return name.partition("_")[0] if name.startswith(("softmax", "layernorm")) else "element-wise"
+        rows = ("softmax", "layernorm", "column")
+        return name.partition("_")[0] if name.startswith(rows) else "element-wise"
     if stage == "real":
         return name.partition(" ")[0]
     return {"conv": "convolutions"}.get(stage, stage)

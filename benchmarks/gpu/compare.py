@@ -117,13 +117,15 @@ def footprint(program: CudaProgram, shape: Mapping[str, int]) -> int:
 
 
 def host_us(stage: Stage, program: CudaProgram, given: Mapping[str, DeviceArray]) -> float:
-    """The host's time of a call on arrays that are on the device."""
+    """The host's time of a call on arrays that are on the device, once it is a graph, if the program keeps any."""
     repeat = 1 if stage.emulate else CALLS
     with stage.session.use() as driver:
         context, stream = program._take_ready(stage.session), driver.stream()
         try:
+            context.keep(program.graphs)
             call = Call(program, context, given, {}, stream)
-            context.run_on(call.inputs, call.outputs, stream, True)
+            for _ in range(2):  # the second one is recorded
+                context.run_on(call.inputs, call.outputs, stream, True)
             driver.synchronize(stream)
             start = time.perf_counter()
             for _ in range(repeat):

@@ -10,9 +10,11 @@ from typing import Any
 import numpy as np
 
 from benchmarks.gpu.compare import bound_us, host_us
+from benchmarks.gpu.launch_order import allowing
 from benchmarks.gpu.processes import Job
 from benchmarks.gpu.stage import Result, Stage, text
 from polydyn.runtime.cuda.array import DeviceArray
+from polydyn.runtime.cuda.program import GRAPHS, CudaProgram
 
 
 def spent_us(work: Callable[[], Any], repeat: int) -> float:
@@ -27,19 +29,20 @@ def spent_us(work: Callable[[], Any], repeat: int) -> float:
 
 
 def overhead(stage: Stage) -> Iterator[Job]:
-    """What a call costs the host: with numpy, with tensors that stay on the device, bound, and its launches alone;
-    and the device, when it is bound, which replays a graph."""
+    """What a call costs the host: with numpy, with tensors that stay on the device, the same as a graph that was kept,
+    bound, and its launches alone; and the device, when it is a graph, with launches that begin early and without.
+    """
     for case in stage.of("models")[:2]:
         yield f"{case['name']} {text(case['shapes'][0])}", partial(costs, stage, case)
 
 
 def costs(stage: Stage, case: Result) -> Result:
-    """Microseconds of the host, and those of the device (``graph_on_device_us``)."""
+    """Microseconds of the host, and those of the device (``graph_on_device_us``, ``graph_apart_us``)."""
     program, host, repeat = stage.program(case), stage.stored(case, 0), 1 if stage.emulate else 50
     kinds = {i["name"]: i["dtype"] for i in program.manifest["inputs"]}
     given = {n: DeviceArray.of(stage.session, a, kinds[n]) for n, a in host.items()}
     with stage.session.use() as driver:
-        stream = driver.stream()
+        stream, program.graphs = driver.stream(), 0
         program.run(host)
         whole = spent_us(lambda: program.run(host), repeat)
         device = spent_us(lambda: program.run(given, stream=stream), repeat)
@@ -47,12 +50,17 @@ def costs(stage: Stage, case: Result) -> Result:
         alone = host_us(stage, program, given)
         want, bound = program.run(given), program.bind(given, stream=stream)
         replay = spent_us(bound, repeat)
+        program.graphs = GRAPHS
+        kept = spent_us(lambda: program.run(given, bound.outputs, stream=stream), 2 + repeat)
+        driver.synchronize(stream)
         same = all(np.array_equal(a.numpy(), want[n].numpy()) for n, a in bound().items())
+    with allowing(early=False):
+        apart = bound_us(stage, CudaProgram(program._artifact, session=stage.session), given)
     count = sum(x.tasks > 0 for x in program.explain(**case["shapes"][0]).launches)
     return {
         "ok": same, "launches": count, "numpy_us": whole, "device_us": device, "host_program_us": alone,
-        "us_per_launch": alone / max(count, 1), "bound_us": replay,
-        "graph_on_device_us": bound_us(stage, program, given),
+        "us_per_launch": alone / max(count, 1), "bound_us": replay, "kept_us": kept,
+        "graph_on_device_us": bound_us(stage, program, given), "graph_apart_us": apart,
     }  # fmt: skip
 
 

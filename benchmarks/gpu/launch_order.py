@@ -74,7 +74,8 @@ class Place:
 
 
 @contextmanager
-def _allowing(early: bool) -> Iterator[None]:
+def allowing(early: bool) -> Iterator[None]:
+    """Programs that are opened meanwhile have launches that begin early, or not."""
     before = os.environ.pop(LACKING, None)
     os.environ[LACKING] = "" if early else EARLY
     try:
@@ -91,7 +92,7 @@ def jobs(arch: int) -> Iterator[tuple[str, Callable[[Place], dict[str, Any]]]]:
     for name, early, bound in product(("chains", "branches"), (False, True)[: 1 + (arch >= OLDEST)], (False, True)):
 
         def job(place: Place, name: str = name, early: bool = early, bound: bool = bound) -> dict[str, Any]:
-            with _allowing(early):
+            with allowing(early):
                 wrong = place.wrong(name, bound)
             return {"error": float(wrong), "allowed": 0.0, "ok": not wrong}
 

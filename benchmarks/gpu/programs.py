@@ -67,12 +67,14 @@ def node(op: str, *inputs: str, to: str = "y", **attributes: Any) -> onnx.NodePr
     return helper.make_node(op, list(inputs), [to], name=f"{op}_{to}", **attributes)
 
 
-def inner_convolution(w: np.ndarray[Any, Any], side: Sequence[int | str], stride: int = 1) -> onnx.ModelProto:
+def inner_convolution(
+    w: np.ndarray[Any, Any], side: Sequence[int | str], stride: int = 1, groups: int = 1
+) -> onnx.ModelProto:
     """A padded convolution as it is inside a network: image and result lie channels last. ``side``: of the image."""
     nodes = [node("Transpose", "x", to="t", perm=[0, 3, 1, 2]),
-             node("Conv", "t", "w", to="u", pads=[w.shape[2] // 2] * 4, strides=[stride] * 2),
+             node("Conv", "t", "w", to="u", pads=[w.shape[2] // 2] * 4, strides=[stride] * 2, group=groups),
              node("Transpose", "u", perm=[0, 2, 3, 1])]  # fmt: skip
-    return model(nodes, {"x": (str(w.dtype), ["B", *side, w.shape[1]])}, w=w)
+    return model(nodes, {"x": (str(w.dtype), ["B", *side, w.shape[1] * groups])}, w=w)
 
 
 def groups(quick: bool) -> Iterator[Case]:
@@ -102,6 +104,8 @@ def groups(quick: bool) -> Iterator[Case]:
         inner = inner_convolution(weights.convolution(64, 64, 3), ("H", "W"), 2)
         edges_of_images = [{"B": b, "H": h, "W": w} for b, h, w in ((1, 1, 1), (2, 31, 17), (3, 64, 57), (40, 56, 56))]
         yield Case("convolution_inside", "kernels", inner, edges_of_images, "float16")
+        depthwise = inner_convolution(weights.convolution(1, 48, 3), ("H", "W"), 2, groups=48)
+        yield Case("depthwise", "kernels", depthwise, edges_of_images, "float16")
     table = {"x": ("float32", [50, "N"]), "i": ("int64", ["M"])}
     yield Case("gather", "kernels", model([node("Gather", "x", "i", axis=0)], table), rows)
     yield from narrow(square)

@@ -96,8 +96,14 @@ def _attention(dtype: str, head: int = 64) -> Any:
     return model(nodes, sizes)
 
 
-def _rows(*nodes: Any) -> Any:
-    return model(nodes, {"x": ("float16", ["M", "N"])})
+def _rows(*nodes: Any, **constants: Any) -> Any:
+    return model(nodes, {"x": ("float16", ["M", "N"])}, **constants)
+
+
+def _norm(n: int) -> Any:
+    """Of rows of that length."""
+    sizes: dict[str, tuple[str, Sequence[Any]]] = {"x": ("float16", ["M", n]), "s": ("float16", [n])}
+    return model([node("LayerNormalization", "x", "s", "b", axis=-1)], sizes | {"b": ("float16", [n])})
 
 
 def kinds() -> tuple[Kind, ...]:
@@ -105,6 +111,7 @@ def kinds() -> tuple[Kind, ...]:
     half, single, turned, quantized = _product("float16"), _product("float32"), _product("float32", True), _quantized()
     gelu, float8, attention = layer("gelu", 768, 3072), float8_layer(2048, 512), _attention("float16")
     image = inner_convolution(weights.convolution(64, 64, 3), ("H", "W"))
+    depthwise = inner_convolution(weights.convolution(1, 64, 3), ("H", "W"), groups=64)
     return (
         Kind("product f16", half, "mma_128", (COPIES, *TENSOR, WIDE)),
         Kind("product f16, split", half, "split_mma", (COPIES, *TENSOR)),
@@ -138,6 +145,8 @@ def kinds() -> tuple[Kind, ...]:
         Kind("product f16 and gelu, wgmma", gelu, "wgmma_128x256", ("HGMMA", r"MUFU\.EX2", WIDE), "sm_90a", size=1400),
         Kind("product f16, gelu, in turn", gelu, "wgmma_128x192x64_3_turns", ("HGMMA", r"MUFU\.EX2", "UTMASTG"),
              "sm_90a", most=100, size=1450),
+        Kind("convolution f16", image, "mma_128x64", (COPIES, *TENSOR, WIDE), most=165),
+        Kind("convolution f16, depthwise", depthwise, "wide", (r"LDG\.E.*128", "FFMA", WIDE), most=125),
         Kind("convolution f16, wgmma", image, "wgmma_128x64x64_4", ("HGMMA", *PIXELS, "SYNCS", WIDE), "sm_90a",
              most=80),
         Kind("convolution f16, in turn", image, "wgmma_128x64x64_8_turns", ("HGMMA", *PIXELS, "UTMASTG"), "sm_90a",
@@ -155,6 +164,10 @@ def kinds() -> tuple[Kind, ...]:
         Kind("element-wise", _rows(node("Erf", "x")), "wide", (r"LDG\.E.*128", WIDE)),
         Kind("element-wise", _rows(node("Erf", "x")), "wide", (r"LDG\.E.*128", WIDE), "sm_90a"),
         Kind("softmax, a warp", _rows(node("Softmax", "x", axis=-1)), "warp", ("LDG", "SHFL", "STG")),
+        Kind("norm of 64, some lanes", _norm(64), "lanes_wide", (r"LDG\.E.*128", "SHFL", WIDE), "sm_90a", size=160),
+        Kind("norm of 768, a warp", _norm(768), "warp_wide", (r"LDG\.E.*128", "SHFL", WIDE), "sm_90a", size=360),
+        Kind("sum of columns, warps", _rows(node("ReduceSum", "x", "axis"), axis=[0]), "columns", ("LDG", "BAR", "STG"),
+             "sm_90a"),
         Kind("softmax, a block", _rows(node("Softmax", "x", axis=-1)), "block", ("LDG", "SHFL", "BAR")),
     )  # fmt: skip
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any
 
 from benchmarks import record
@@ -33,9 +34,17 @@ from polydyn.testing.choice import choose
 ARCH, DTYPE, WANTED = "sm_90a", "float16", 0.85
 SUSTAINED_TFLOPS, SUSTAINED_GB_PER_S = 798.0, 4300.0
 """What an H200 was seen to do: torch's product of 8192^3 (bfloat16, random numbers), and its copy."""
+LAUNCH = load(DEVICES[ARCH]).costs.launch_ns / 1000
+"""Microseconds between launches."""
 MEASURED, COUNTED = "measured on an H200", "estimated from bytes"
 UNCHECKED = "recalled from publications or estimated, not checked"
 Range = tuple[float, float]
+PIXELS = (
+    ("1x1, 256 to 64, 56x56", 256, 64, 1, 56, 1, 1), ("1x1, 64 to 256, 56x56", 64, 256, 1, 56, 1, 1),
+    ("3x3/2, 128, 56x56", 128, 128, 3, 56, 2, 1), ("3x3, 256, 14x14", 256, 256, 3, 14, 1, 1),
+    ("3x3, 512, 7x7", 512, 512, 3, 7, 1, 1), ("depthwise 3x3, 144, 56x56", 144, 144, 3, 56, 1, 144),
+)  # fmt: skip
+"""More convolutions of ResNet-50, one of MobileNet-v2: channels, filters, window, side, stride, groups."""
 
 
 @dataclass(frozen=True)
@@ -95,6 +104,7 @@ def cases() -> tuple[Case, ...]:
              (Rival("torch", elements, COUNTED),)),
         Case("conv 3x3, 64, 56x56, 32 images", convolution, {"B": 32}, ("mma_64x64x32", at_rate((30, 60), conv)),
              (Rival("cuDNN", at_rate((350, 350), conv)),)),
+        *(pixels(*x) for x in PIXELS),
         Case("BERT-base 8x512, graph", bert, {"B": 8, "L": 512}, ("99 launches", (2400, 2900)),
              (Rival("torch", (2000, 2000)), Rival("TensorRT", (1400, 1400)))),
     )  # fmt: skip
@@ -102,9 +112,23 @@ def cases() -> tuple[Case, ...]:
 
 def few_rows(k: int, n: int) -> Case:
     """One row by constant weights, against the bytes alone at ``WANTED`` of the bandwidth; the review has no times."""
-    us = load(DEVICES[ARCH]).costs.launch_ns / 1000 + 2 * k * n / WANTED / SUSTAINED_GB_PER_S / 1000
+    us = LAUNCH + 2 * k * n / WANTED / SUSTAINED_GB_PER_S / 1000
     return Case(f"1x{n}x{k}", layer("plain", k, n), {"M": 1}, ("gemv_2_n8", (us, us)),
                 (Rival("85 % of the bandwidth", (us, us), COUNTED),))  # fmt: skip
+
+
+def pixels(name: str, channels: int, filters: int, window: int, side: int, stride: int, groups: int) -> Case:
+    """A convolution of 32 images, against the rate of cuDNN's above or, where that takes longer, the bytes alone at
+    ``WANTED`` of the bandwidth; the review has no times.
+    """
+    results = 32 * (side // stride) ** 2 * filters
+    computed, _ = at_rate((350, 350), 2.0 * results * channels // groups * window**2)
+    moved = 2 * (32 * side**2 * channels + results) / WANTED / SUSTAINED_GB_PER_S / 1000
+    us = LAUNCH + max(computed, moved)
+    w = weights.convolution(channels // groups, filters, window)
+    rival = Rival("350 TFLOP/s, 85 % of the bandwidth", (us, us), COUNTED)
+    made = partial(inner_convolution, w, (side, side), stride, groups)
+    return Case(f"conv {name}", made, {"B": 32}, ("mma_64x64x32", (us, us)), (rival,))
 
 
 def product() -> Any:

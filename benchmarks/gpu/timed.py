@@ -137,6 +137,13 @@ def stitched(quick: bool) -> Iterator[Case]:
         vectors = x | {"s": (t, ["N"]), "b": (t, ["N"])}
         normal = model([node("LayerNormalization", "x", "s", "b", axis=-1)], vectors)
         yield Case(f"layernorm_{t}", "stitch", normal, some, t, 1, "layernorm")
+    heads = [{"M": m} for m in ((5, 33) if quick else (49152, 384))]
+    short = {"x": ("float16", ["M", 64]), "s": ("float16", [64]), "b": ("float16", [64])}
+    normal = model([node("LayerNormalization", "x", "s", "b", axis=-1)], short)
+    yield Case("layernorm_64", "stitch", normal, heads, "float16", 1, "layernorm")
+    columns = [{"M": m, "N": n} for m, n in (((70, 33),) if quick else ((4096, 64), (49, 2048), (4096, 768)))]
+    total = model([node("ReduceSum", "x", "axis", keepdims=0)], {"x": ("float32", ["M", "N"])}, axis=[0])
+    yield Case("column_sum", "stitch", total, columns, "float32", 1, "column_sum")
     flat = {"x": ("float16", ["N"]), "z": ("float16", ["N"])}
     length = [{"N": 1 << 10}] if quick else [{"N": BANDWIDTH}, {"N": 1 << 20}]
     yield Case("add", "stitch", model([node("Add", "x", "z")], flat), length, "float16", int(quick), "add")

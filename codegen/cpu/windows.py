@@ -14,6 +14,7 @@ from fractions import Fraction
 from functools import cached_property
 
 from polydyn.codegen.cpu.choices import Choices, beside
+from polydyn.codegen.cpu.product import ContractKernel
 from polydyn.codegen.cpu.rows import NestKernel, live_part
 from polydyn.codegen.cpu.streaming import SAMPLE
 from polydyn.codegen.cpu.target import IN_FLIGHT, CpuTarget
@@ -50,12 +51,15 @@ PLANE_SIZES = (1 << 12, 1 << 13, 1 << 14, 1 << 15, 1 << 16)
 """What a search may choose instead of IN_FLIGHT outputs, TILE and the elements of the planes of a task."""
 LEAST_SHARES = 16
 """Of all planes, so that all threads have some."""
+GAIN = 9, 8
+"""Operations of a product over those of a window, in long lines, that are worth a second kernel and weights twice."""
 V = Index.of
 
 
 @dataclass(frozen=True)
 class Axes:
     """``band``: the solved band with the lane last; ``across``: the iterator of a tile's outputs, ``outputs`` of them.
+    ``alike``: these read the same elements, each with weights of its own.
 
     ``taps``: the window's iterators, of which the last ones, ``unrolled``, are unrolled too. ``planes``: the iterator
     around planes of pixels, unless guards ask for it.
@@ -67,11 +71,13 @@ class Axes:
     taps: tuple[str, ...]
     unrolled: tuple[str, ...]
     planes: str | None
+    alike: bool = False
 
 
-def fits(group: Group, band: tuple[str, ...], width: int) -> Axes | None:
+def fits(group: Group, band: tuple[str, ...], width: int, sums: int = IN_FLIGHT) -> Axes | None:
     """The axes of a group that is one reduction over a window of constant size and maps of its result.
 
+    ``sums``: most outputs of a tile that all read the same elements, as the channels of a convolution do.
     A guard in it must be one conjunction of comparisons around what is read, and outside the tap must add nothing:
     then it can be left out.
     """
@@ -94,6 +100,8 @@ def fits(group: Group, band: tuple[str, ...], width: int) -> Axes | None:
         return None
     lane = min(reversed(band), key=lambda x: _cost(group, x, extents[x], width))
     across = min((x for x in reversed(band) if x != lane), key=lambda x: _size(address.split(x)[0]))
+    alike = [x for x in band if x != lane and x not in address.symbols() and extents[x].constant]
+    across = alike[-1] if alike else across
     steps = [address.split(x)[0] for x in (lane, across)]
     along, over = (tuple(j for j in taps if _together(address.split(j)[0], s)) for s in steps)
     unrolled = tuple(j for j in taps if j in (*along, *over))
@@ -101,13 +109,17 @@ def fits(group: Group, band: tuple[str, ...], width: int) -> Axes | None:
         unrolled = over
     count = product(extents[j] for j in unrolled).constant or 1
     outputs = min(IN_FLIGHT, MOST_TAPS // count, extents[across].constant or IN_FLIGHT)
+    if alike:  # no tile has outputs that do not exist: there are no weights for them
+        outputs = max(
+            (n for n in range(1, min(sums, MOST_TAPS // count) + 1) if int(extents[across]) % n == 0), default=0
+        )
     if outputs < 1 or not unrolled:
         return None
     around = [x for x in band if x not in (lane, across)]
     asked = {x for v in walk(core.value) if isinstance(v, FromIndex) for x in v.index.symbols()}
     planes = around[-1] if around and around[-1] not in asked else None
     inside = tuple(sorted(taps, key=lambda j: j in unrolled))
-    return Axes((*(x for x in band if x != lane), lane), across, outputs, inside, unrolled, planes)
+    return Axes((*(x for x in band if x != lane), lane), across, outputs, inside, unrolled, planes, bool(alike))
 
 
 def _image(group: Group, core: Statement, band: tuple[str, ...]) -> Index | None:
@@ -175,6 +187,29 @@ def _is_box(choice: Op) -> bool:
         and not any(isinstance(v, Load) for v in parts)
         and not any(v.index.fetches() for v in parts if isinstance(v, FromIndex))
     )
+
+
+def missing_to_be_window(product: ContractKernel, group: Group, axes: Axes) -> Index | None:
+    """At most 0: vectors along a line, of which the last may not be full, are fewer operations than the product. None:
+    they never are, or are strided by more than 2, or results lie together in another order.
+
+    As a product, each row of vectors of columns is summed, and then stored, transposed and moved once more. As a
+    window, a line takes as long as one vector more, for its ends, and few sums wait for each other.
+    """
+    x, plan, w = product.product, product.plan, product.target.width
+    lane, extents, arrays = axes.band[-1], dict(group.backbone.iters), group.arrays
+    written = [arrays[s.array].address(s.index) for s in group.statements if arrays[s.array].role == "output"]
+    image = _image(group, group.backbone, axes.band)
+    near = image is not None and image.split(lane)[0] in (ONE, V(2)) and all(i.split(lane)[0] == ONE for i in written)
+    steps, columns = x.steps * x.inner_steps, x.columns
+    if not (axes.alike and near) or columns != extents[axes.across]:
+        return None
+    vectors = -(-int(columns) // w)
+    moved = vectors * (round(int(steps) / x.target.share(plan.rows, plan.vectors)) + w.bit_length() + 1)
+    summed = int(columns) // axes.outputs * max(axes.outputs, IN_FLIGHT) * int(steps)
+    if summed * GAIN[0] >= moved * w * GAIN[1]:
+        return None
+    return (extents[lane].ceildiv(w) + 1) * summed - extents[lane] * moved
 
 
 class _NoVectorsError(Exception):
@@ -286,7 +321,8 @@ class WindowKernel(NestKernel):
         locals_ = {n: a.dtype for n, a in self.group.arrays.items() if a.role == "local"}
         arrays, across = self.group.arrays, self.axes.across
         read = loads(self.group.backbone.value)
-        moving = frozenset(r.buffer for r in read if across in arrays[r.buffer].address(r.index).symbols())
+        apart = self.prefix[-1] if self.axes.alike else across
+        moving = frozenset(r.buffer for r in read if apart in arrays[r.buffer].address(r.index).symbols())
         live = None if whole else V(extent(it(OUTPUTS)))
         unrolled = tuple(map(it, self.axes.unrolled))
         origin = self.schedule.map.origins[OUTPUTS].symbol

@@ -32,8 +32,20 @@ class BatchDim:
 
 
 @dataclass(frozen=True)
+class Taps:
+    """Taps of ``length`` steps, the first ``steps`` of which exist; ``name``: of the batch dim that counts them."""
+
+    name: str
+    length: Index
+    steps: Index
+
+
+@dataclass(frozen=True)
 class TensorOperand:
-    """An operand behind a tensor map: ``along_k`` says which side is contiguous, ``outer`` its batch dims."""
+    """An operand behind a tensor map: ``along_k`` says which side is contiguous, ``outer`` its batch dims.
+
+    ``taps``: where not all steps exist; those that do not are zeros.
+    """
 
     buffer: str
     dtype: str
@@ -42,6 +54,7 @@ class TensorOperand:
     pitch: Index
     outer: tuple[BatchDim, ...]
     multiples: tuple[tuple[Index, int], ...]
+    taps: Taps | None = None
 
     @property
     def conditions(self) -> tuple[Compare, ...]:
@@ -51,7 +64,8 @@ class TensorOperand:
 
     def tensor_map(self, name: str, mn: Index, k: Index, box: tuple[int, int], dtype: str = "") -> TensorMapOf:
         """The map of so many rows or columns and steps, in boxes (contiguous side first); ``dtype``: if another one."""
-        dims = (*((k, mn) if self.along_k else (mn, k)), *(x.extent for x in self.outer))
+        steps = self.taps.steps if self.taps else k
+        dims = (*((steps, mn) if self.along_k else (mn, steps)), *(x.extent for x in self.outer))
         strides = (self.pitch, *(x.stride for x in self.outer))
         whole = (*box, *[1] * len(self.outer))
         return TensorMapOf(name, self.buffer, dtype or self.dtype, self.offset, dims, strides, whole)
@@ -75,6 +89,8 @@ class TensorOperand:
         return Call(f"pd_tma_store_{len(at)}d", (Parameter("uint64", name), place, *at))
 
     def _at(self, mn: Index, k: Index, a: Mapping[str, Index]) -> tuple[Value, ...]:
+        if self.taps:
+            k, a = k % self.taps.length, {**a, self.taps.name: k // self.taps.length}
         at = (*((k, mn) if self.along_k else (mn, k)), *(x.coordinate.subs(a) for x in self.outer))
         return tuple(FromIndex("int32", i) for i in at)
 

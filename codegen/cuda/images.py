@@ -12,13 +12,23 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import pairwise
+from math import gcd
 
-from polydyn.codegen.cuda.boxes import ALIGN
+from polydyn.codegen.cuda.boxes import ALIGN, Taps, TensorOperand, tensor_operand
 from polydyn.codegen.ir import Call, Compare, Parameter, Pointer
 from polydyn.codegen.kernel import PixelBoxOf, TensorMapOf
 from polydyn.codegen.passes.widen import multiples
-from polydyn.schedules.errors import LegalityError
-from polydyn.schedules.expr import ITEMSIZE, Const, FromIndex, Load, Op, Value, at_least_zero, conjuncts
+from polydyn.schedules.expr import (
+    ITEMSIZE,
+    Const,
+    FromIndex,
+    Load,
+    Op,
+    Value,
+    at_least_zero,
+    conjuncts,
+    map_index,
+)
 from polydyn.schedules.index import ONE, ZERO, Atom, Index, polynomial_division, product
 from polydyn.schedules.model import Group
 from polydyn.schedules.ranges import is_nonnegative
@@ -100,15 +110,16 @@ class _Read:
 class ImageOperand:
     """The row operand of a convolution behind a tensor map in im2col mode.
 
-    ``channel``: the innermost digit of steps; ``sides``: w, h and d, as far as there are; their pixels are the low
-    digits of a row's number. Above them, and above the iterator ``batch`` if it is not empty, are ``images``,
-    ``between`` elements apart.
+    ``channel``: the innermost digit of steps, of which ``channels`` exist; ``sides``: w, h and d, as far as there are;
+    their pixels are the low digits of a row's number. Above them, and above the iterator ``batch`` if it is not empty,
+    are ``images``, ``between`` elements apart.
     """
 
     buffer: str
     dtype: str
     offset: Index
     channel: Digit
+    channels: Index
     sides: tuple[Side, ...]
     batch: str
     images: Index
@@ -123,7 +134,7 @@ class ImageOperand:
 
     def tensor_map(self, name: str, mn: Index, k: Index, box: tuple[int, int], dtype: str = "") -> TensorMapOf:
         """The map of the image, in boxes of so many channels and pixels; ``dtype``: if another one."""
-        dims = (self.channel.extent, *(s.size for s in self.sides), self.images)
+        dims = (self.channels, *(s.size for s in self.sides), self.images)
         strides = (*(s.pitch for s in self.sides), self.between)
         first, upper, steps = zip(*((s.first, s.upper, s.step) for s in self.sides), strict=True)
         pixels = PixelBoxOf(first, upper, steps)
@@ -148,8 +159,8 @@ class ImageOperand:
 def image_operand(group: Group, v: Value, roles: Roles, step: int) -> ImageOperand | None:
     """How TMA reaches the row operand of a convolution in tiles of ``step`` steps; None when it does not.
 
-    Channels are the innermost steps, rows are pixels in order. A tile of steps has one tap: the channels are a multiple
-    of ``step``, which is asked for where it is not known.
+    Channels are the innermost steps, rows are pixels in order. A tile of steps has one tap: where there are several,
+    the channels are a multiple of ``step``, which is asked for where it is not known.
     """
     load, read = _load(v), _read(group, v, roles)
     found = read.strides() if read else None
@@ -167,52 +178,69 @@ def image_operand(group: Group, v: Value, roles: Roles, step: int) -> ImageOpera
         batch, images, between = outer[0], read.batch[outer[0]], strides[outer[0]]
     elif top:
         images, between = top.extent, strides[top.name]
-    made = ImageOperand(load.buffer, load.dtype, offset, channel, sides, batch, images, between)
-    asked = _alignment(made, step), _limits(made)
-    if asked[0] is None or asked[1] is None:
+    exist = next((g + channel.value + 1 for g in read.guards if g.symbols() == {channel.name}), channel.extent)
+    made = ImageOperand(load.buffer, load.dtype, offset, channel, exist, sides, batch, images, between)
+    alignment = _alignment(made, step if read.steps[1:] else 1)
+    limits = _limits(made, group, roles, read)
+    if alignment is None or limits is None or mistake(made, group, v, roles):
         return None
-    check_image(made, group, v, roles)
-    return replace(made, multiples=asked[0], conditions=asked[1])
+    return replace(made, multiples=alignment, conditions=limits)
 
 
-def check_image(of: ImageOperand, group: Group, v: Value, roles: Roles) -> None:
-    """LegalityError unless a column from any row on, at any tap, is what the operand is at the rows from there on.
+def tapped_operand(group: Group, v: Value, roles: Roles, batch: Mapping[str, Index]) -> TensorOperand | None:
+    """How TMA reaches columns that are 0 at the last steps of each tap; None when they are not."""
+    load, read = _load(v), _read(group, v, replace(roles, row=roles.col))
+    if load is None or read is None or len(read.guards) != 1 or len(read.steps) != 2:
+        return None
+    channel, tap = read.steps
+    exist = read.guards[0] + channel.value + 1
+    if exist.constant is None:
+        return None
+    at = map_index(load, lambda i: _in_digits(i, roles.block, read.steps))
+    made = tensor_operand(group, at, roles.col, channel.name, {**batch, tap.name: tap.extent})
+    return made and replace(made, taps=Taps(tap.name, channel.extent, exist))
+
+
+def mistake(of: ImageOperand, group: Group, v: Value, roles: Roles) -> str:
+    """Why a column from some row on, at some tap, is not what the operand is at the rows from there on; empty: it is.
 
     1. The pixels of the sides, the first the fastest, and the images above them are the digits of a row's number: the
        walk goes from row to row.
     2. The operand's address is that of its places along the sides, of its channel and of its image.
-    3. The operand is 0 just where a place is outside its side: each guard is one end of a side, and an end that no
-       guard names is never passed.
+    3. The operand is 0 just where a place is outside its side, or a channel does not exist: each guard is an end of a
+       side or of the channels, and an end that no guard names is never passed.
     """
     read, places = _read(group, v, roles), [s.place for s in of.sides]
     if read is None:
-        raise _refuse(f"{v} is no element of an image")
+        return f"{v} is no element of an image"
     weight = ONE
     for s in of.sides:
         if s.pixel.extent != ONE and s.pixel != next((d for d in read.rows if d.weight == weight), None):
-            raise _refuse(f"the pixels {s.pixel} are not the next ones of a row's number, {read.rows}")
+            return f"the pixels {s.pixel} are not the next ones of a row's number, {read.rows}"
         weight = weight * s.pixel.extent
     above = [d for d in read.rows if d not in [s.pixel for s in of.sides]]
     image = V(of.batch) if of.batch else above[0].value if above else ZERO
     images = read.batch.get(of.batch, above[0].extent if above else ONE)
     if len(above) > (not of.batch) or any(d.weight != weight for d in above) or of.images != images:
-        raise _refuse(f"{above} are not the {of.images} images above {weight} pixels")
+        return f"{above} are not the {of.images} images above {weight} pixels"
     if of.channel != read.steps[0] or not {s.tap for s in of.sides if s.tap.extent != ONE} <= {*read.steps[1:]}:
-        raise _refuse(f"{of.channel} and the taps of {of.sides} are not the digits of a step, {read.steps}")
+        return f"{of.channel} and the taps of {of.sides} are not the digits of a step, {read.steps}"
     address = sum((p * s.pitch for p, s in zip(places, of.sides, strict=True)), of.offset + of.channel.value)
     if address + image * of.between != read.address:
-        raise _refuse(f"the operand is at {read.address}, the image's element at {address + image * of.between}")
+        return f"the operand is at {read.address}, the image's element at {address + image * of.between}"
     ends = [e for p, s in zip(places, of.sides, strict=True) for e in (p, s.size - 1 - p)]
-    for e in read.guards:
-        if e not in ends:
-            raise _refuse(f"the operand is 0 where {e} < 0, which is no end of a side of {of.sides}")
-    for e in ends:
-        if e not in read.guards and not is_nonnegative(e, read.ranges):
-            raise _refuse(f"{e} may be negative, where the copy has a zero and the operand an element")
+    ends.append(of.channels - 1 - of.channel.value)
+    wrong = [e for e in read.guards if e not in ends]
+    wrong += [e for e in ends if e not in read.guards and not is_nonnegative(_least(e, read.ranges))]
+    return f"the copy and the operand are not 0 together at the ends {wrong}" if wrong else ""
 
 
-def _refuse(what: str) -> LegalityError:
-    return LegalityError(what, rule="image")
+def _least(e: Index, ranges: Mapping[str, Index]) -> Index:
+    """The least value over digits that it is linear in."""
+    for x, extent in ranges.items():
+        pace, _ = e.split(x)
+        e = e.subs({x: ZERO if is_nonnegative(pace) else extent - 1})
+    return e
 
 
 def _load(v: Value) -> Load | None:
@@ -229,13 +257,34 @@ def _read(group: Group, v: Value, roles: Roles) -> _Read | None:
         return None
     guards = [at_least_zero(c) for c in conjuncts(v.args[0])] if isinstance(v, Op) else []
     every = [group.arrays[load.buffer].address(load.index), *(g for g in guards if g is not None)]
-    extents = dict(group.backbone.iters)
-    rows, steps = (_digits(every, x, extents[x]) for x in (roles.row, roles.block))
-    if rows is None or steps is None or len(every) <= len(guards):
+    if len(every) <= len(guards):
+        return None
+    found = _over_digits(every, roles, dict(group.backbone.iters), ())
+    cut = found and _overlap(found)
+    return _over_digits(every, roles, dict(group.backbone.iters), (V(cut),)) if cut else found
+
+
+def _over_digits(
+    every: list[Index], roles: Roles, extents: Mapping[str, Index], cuts: tuple[Index, ...]
+) -> _Read | None:
+    """An address and its guards over digits; ``cuts``: weights of digits of the steps besides those of quotients."""
+    rows, steps = _digits(every, roles.row, extents[roles.row]), _digits(every, roles.block, extents[roles.block], cuts)
+    if rows is None or steps is None:
         return None
     for x, digits in ((roles.row, rows), (roles.block, steps)):
         every = [_in_digits(i, x, digits) for i in every]
     return _Read(every[0], tuple(every[1:]), rows, steps, {x: extents[x] for x in roles.batch})
+
+
+def _overlap(read: _Read) -> int:
+    """Steps of a tap where those of several lie side by side in memory: windows of neighbouring pixels overlap there.
+    0: they do not.
+    """
+    found, steps = read.strides(), read.steps[0].extent.constant
+    pixel = found[0][read.rows[0].name].constant if found else None
+    if steps is None or not pixel or steps <= pixel or any(read.steps[0].name in g.symbols() for g in read.guards):
+        return 0
+    return gcd(int(steps), int(pixel))
 
 
 def _in_digits(i: Index, x: str, digits: tuple[Digit, ...]) -> Index:
@@ -261,9 +310,9 @@ def _quotient(number: Index, by: Index, digits: tuple[Digit, ...]) -> Index | No
     return None if above is None or number.terms else out
 
 
-def _digits(every: Iterable[Index], x: str, extent: Index) -> tuple[Digit, ...] | None:
+def _digits(every: Iterable[Index], x: str, extent: Index, cuts: tuple[Index, ...] = ()) -> tuple[Digit, ...] | None:
     """The digits of an iterator, the fastest first: what it is divided by says their weights. None: there are none."""
-    found = {n for i in every for n in _divisors(i, x)}
+    found = {*cuts, *(n for i in every for n in _divisors(i, x))}
     weights = sorted(found, key=lambda w: (len(max(w.terms, key=len)), w.constant or 0))
     sizes = []
     for low, high in pairwise((ONE, *weights)):
@@ -354,9 +403,17 @@ def _alignment(of: ImageOperand, step: int) -> tuple[tuple[Index, int], ...] | N
     return tuple(wanted)
 
 
-def _limits(of: ImageOperand) -> tuple[Compare, ...] | None:
-    """What must hold of corners, offsets and pitches; None: one of them is never right."""
-    out = dict[Compare, None]()
+def _limits(of: ImageOperand, group: Group, roles: Roles, read: _Read) -> tuple[Compare, ...] | None:
+    """What must hold of corners, offsets and pitches, and of rows and steps, which are whole images and taps; None: it
+    never holds.
+    """
+    out, extents = dict[Compare, None](), dict(group.backbone.iters)
+    for x, digits in ((roles.row, read.rows), (roles.block, read.steps)):
+        whole = digits[-1].weight * digits[-1].extent
+        if (extents[x] - whole).constant is None:
+            out[Compare("<=", extents[x], whole)] = None
+        elif extents[x] != whole:
+            return None
     bits = BITS[len(of.sides)]
     half = 1 << (bits - 1)
     bounds = [(s.tap.extent - 1) * s.apart for s in of.sides]
@@ -367,8 +424,8 @@ def _limits(of: ImageOperand) -> tuple[Compare, ...] | None:
             out |= {Compare(">=", i, V(low)): None, Compare("<=", i, V(high)): None}
         elif not low <= int(i) <= high:
             return None
-    # the manual wants pixels to lie behind each other; those that overlap are windows whose taps are channels here
-    apart, pitches = of.sides[0].pitch - of.channel.extent, [of.between, *(s.pitch for s in of.sides[1:])]
+    # the manual wants pixels to lie behind each other
+    apart, pitches = of.sides[0].pitch - of.channels, [of.between, *(s.pitch for s in of.sides[1:])]
     for i, least in ((apart, ZERO), *((i, ONE) for i in pitches)):
         if is_nonnegative(least - 1 - i):
             return None

@@ -6,7 +6,11 @@ Mappings of the shared rows (the coincident band) and of the loops inside them:
 - ``wide``: a thread per 16 bytes of neighbouring elements, without reductions, where addresses allow it;
 - ``warp``: a warp per row, inner loops dealt to lanes, row results combined by shuffles;
 - ``block``: a block per row, combined through shared memory as well;
-- ``warp_wide``, ``block_wide``: the same by 16 bytes of neighbouring elements of a row, where addresses allow it.
+- ``lanes``: eight lanes per row, for rows that leave most of a warp idle;
+- ``warp_wide``, ``block_wide``, ``lanes_wide``: the same by 16 bytes of neighbouring elements of a row, where addresses
+  allow it;
+- ``columns``: a lane per element of the band, whose long inner reductions the warps of a block share, combined through
+  shared memory: for few columns of many rows.
 
 Rows that later phases read again live in shared memory, or are computed again (``recompute``) for rows of any length.
 """
@@ -15,11 +19,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from math import inf
 
 from polydyn.codegen.cpu.rows import NestKernel
 from polydyn.codegen.cpu.target import CpuTarget
 from polydyn.codegen.cuda.emit import bound_names, emit, short_first
-from polydyn.codegen.cuda.work import SERIAL, row_work
+from polydyn.codegen.cuda.work import SERIAL, UNROLLED, row_work
 from polydyn.codegen.indices import substitute
 from polydyn.codegen.ir import (
     Alloc,
@@ -46,6 +51,7 @@ from polydyn.codegen.passes.threads import (
     SHUFFLED,
     WARP,
     combine_block,
+    combine_columns,
     combine_lanes,
     deal,
     one_each,
@@ -55,17 +61,19 @@ from polydyn.codegen.passes.threads import (
 from polydyn.codegen.passes.tiles import task_count
 from polydyn.codegen.passes.widen import Multiples, widen
 from polydyn.codegen.pipeline import Step, loops, run
+from polydyn.codegen.printers.cuda import LANES
 from polydyn.codegen.printers.cuda_values import HALF
 from polydyn.schedules.errors import CodegenError
 from polydyn.schedules.expr import ITEMSIZE, Load, Value, transform
 from polydyn.schedules.expr import substitute as substitute_in
-from polydyn.schedules.index import ONE, ZERO, Index, IndexLike, product
+from polydyn.schedules.index import ONE, ZERO, Index, IndexLike, minimum, product
 from polydyn.schedules.model import Group, stored
 from polydyn.schedules.tiling import inner_iterators
 from polydyn.schedules.tree.names import MarkName, b, it
 from polydyn.schedules.tree.names import extent as extent_of
 from polydyn.schedules.tree.scheduled import Scheduled
 
+V = Index.of
 THREADS = 256
 MOST_LANES = 8
 """Elements of a vector; of bytes 16 would fit, which is too much arithmetic in a row for one thread."""
@@ -73,10 +81,20 @@ REGISTERS = 40
 """Registers of a thread (``docs/adr/0005-cuda.md``: 18 to 40)."""
 WIDE_BLOCKS = 4
 """Blocks wanted on a multiprocessor where lanes have vectors of a row, several of which are in flight."""
+SHORT, FEW, LONG_COLUMN = 256, 4, 64
+"""Elements up to which rows are short, so many of which each warp can keep; elements from which on a column is long."""
+TASKS = {
+    "thread": (THREADS, V("tid")), "lanes": (THREADS // LANES, V("tid") // LANES), "warp": (THREADS // WARP, V("warp")),
+    "block": (1, ZERO), "columns": (WARP, V("lane")),
+}  # fmt: skip
+"""Mapping -> rows of a block, and which of them is a thread's."""
+STARTS = {"lanes": (V("lane") % LANES, LANES), "warp": (V("lane"), WARP), "block": (V("tid"), THREADS)}
+"""Mapping -> the first iteration of a thread in a loop that is dealt, and how far its next one is."""
+TOGETHER = ("lanes", "columns")
+"""Mappings in which threads of different rows meet at a shuffle or a barrier, so that none may be left out."""
 SCALAR = CpuTarget("scalar", 1)
 Asked = dict[tuple[Index, int], None]
 """What must be multiples of which number, each once."""
-V = Index.of
 
 
 class CudaNestKernel:
@@ -92,8 +110,29 @@ class CudaNestKernel:
         inner = any(inner_iterators(s, self.prefix) for s in self.group.statements)
         along = NestKernel(self.name, light.group, self.prefix, light.phases, SCALAR).tiled
         if (not inner or along or self._short()) and not light._rows():
-            return short_first((*light.wide(), *light.build("thread")))
-        return short_first([k for mapping in ("warp", "block") for k in self._of_rows(mapping, light)])
+            return short_first((*light.wide(), *light._columns(), *light.build("thread")))
+        short = self._longest() <= SHORT and len(self._rows()) <= FEW  # which surely fit, so that warps serve all
+        mappings = ("warp",) if short else ("warp", "block")
+        rest = [k for mapping in mappings for k in self._of_rows(mapping, light)]
+        return short_first([*light._of_lanes(), *rest])
+
+    def _of_lanes(self) -> tuple[Kernel, ...]:
+        """The version of several rows to a warp, where rows may be short and none is kept; others serve elsewhere."""
+        if self._rows() or not any(n is None or n <= SHORT for n in self._lengths()):
+            return ()
+        return (self.build("lanes", self._vector()) or self.build("lanes"))[:1]
+
+    def _columns(self) -> tuple[Kernel, ...]:
+        """The version of columns whose reductions warps share, where these may be long."""
+        return self.build("columns")[:1] if self.prefix and self._longest() >= LONG_COLUMN else ()
+
+    def _lengths(self) -> list[int | None]:
+        """The iterations of each statement's inner loops, as far as they are known."""
+        inner = [s.iters[len(self.prefix) :] for s in self.group.statements]
+        return [product(e for _, e in iters).constant for iters in inner if iters]
+
+    def _longest(self) -> float:
+        return max((inf if n is None else n for n in self._lengths()), default=1)
 
     def _of_rows(self, mapping: str, light: CudaNestKernel) -> Iterator[Kernel]:
         """The versions of a mapping of rows: by vectors where no row is kept (``light``); where these ask nothing of
@@ -155,8 +194,7 @@ class CudaNestKernel:
         body = self._run(version, loops(f"{self.name}_{version}", self.plain.tree()), steps)
         if lanes > 1 and not any(isinstance(n, Call) and n.function.endswith(f"_wide<{lanes}>") for n in walk(body)):
             return ()
-        rows = {"thread": THREADS, "warp": THREADS // WARP, "block": 1}[mapping]
-        return self._kernels(body, version, rows, tuple(found), lanes)
+        return self._kernels(body, version, mapping, tuple(found), lanes)
 
     def steps(self, mapping: str, lanes: int, found: Asked) -> tuple[Step, ...]:
         """The passes of one mapping, up to the coincident band. ``found`` gets what vectors ask of addresses."""
@@ -185,7 +223,7 @@ class CudaNestKernel:
         if not alignments:
             return ()
         multiples = (*(((extent, lanes),) if extent.constant is None else ()), *alignments[0])
-        return self._kernels(body, "wide", THREADS, tuple(dict.fromkeys(multiples)), lanes)
+        return self._kernels(body, "wide", "thread", tuple(dict.fromkeys(multiples)), lanes)
 
     def _wide_steps(
         self, kernel: NestKernel, extent: Index, lanes: int, alignments: list[Multiples]
@@ -218,23 +256,30 @@ class CudaNestKernel:
         return run(f"{self.name}_{version}", body, steps, bound_names(self.group.arrays, self.group.params))
 
     def _kernels(
-        self, body: Body, version: str, rows: int, multiples: tuple[tuple[Index, int], ...] = (), lanes: int = 1
+        self, body: Body, version: str, mapping: str, multiples: tuple[tuple[Index, int], ...] = (), lanes: int = 1
     ) -> tuple[Kernel, ...]:
-        """``rows``: tasks of a block; ``lanes``: elements that a thread has at once."""
-        count = task_count(body)
-        task = V("bid") * rows + {THREADS: V("tid"), THREADS // WARP: V("warp"), 1: V(0)}[rows]
-        guard = Step("guard", "the last block has fewer tasks", lambda b: (If((Compare("<", task, count),), b),))
+        """``lanes``: elements that a thread has at once."""
+        count, (rows, inside) = task_count(body), TASKS[mapping]
+        task, together = V("bid") * rows + inside, mapping in TOGETHER
+        live = Compare("<", task, count)
+        at = minimum(task, count - 1) if together else task  # a surplus row computes what the last one does
+
+        def guard(b: Body) -> Body:
+            return rewrite(b, lambda n: self._if_live(n, live)) if together else (If((live,), b),)
+
         body = self._run(version, body, (
-            Step("tasks", "a thread, warp or block is a task", lambda b: one_each(b, task)),
-            *((guard,) if rows > 1 else ()),
+            Step("tasks", "a thread, some lanes, a warp or a block is a task", lambda b: one_each(b, at)),
+            *((Step("guard", "the last block has fewer tasks", guard),) if rows > 1 else ()),
             Step("shared", "rows in shared memory", lambda b: self._shared(b, version)),
         ))  # fmt: skip
         grid, name = count.ceildiv(rows), f"{self.name}_{version}"
         limits = {x: self.plain.extents[x] for x in self.prefix} | {"task": count + THREADS}
         if self.prefix:
             limits[b("t")] = self.plain.extents[self.prefix[-1]]
-        per = THREADS // rows
-        work = row_work(self.group, self.prefix, THREADS, per * (lanes if per > 1 else 1), lanes, REGISTERS)
+        per = THREADS // rows  # threads of a row
+        across = per * (lanes if per > 1 else 1)
+        held = 1 < lanes < across and self._longest() <= UNROLLED * across
+        work = row_work(self.group, self.prefix, THREADS, across, lanes, REGISTERS, held)
         block = Block(THREADS, work=work)
         kernel = Kernel(name, self.group.params, grid, version=version, multiples=multiples, block=block)
         return emit(kernel, body, self.group.arrays, limits, WIDE_BLOCKS if lanes > 1 < per else 1)
@@ -242,17 +287,20 @@ class CudaNestKernel:
     def _stage(self, body: Body, version: str, lanes: int, found: Asked) -> Body:
         if version == "thread":
             return rewrite(body, _in_flight)
-        loops_of_lanes = deal(body, version)
+        loops_of_lanes: Body = deal(body, version)
         if lanes > 1:
             loops_of_lanes = rewrite(loops_of_lanes, lambda n: self._by_vectors(n, version, lanes, found))
+            loops_of_lanes = rewrite(loops_of_lanes, lambda n: _counted(n, version))
         results: Body = ()
         for reg, update in reductions(body).items():
             assert update.reduce is not None
-            if version == "warp":
-                results += combine_lanes(reg, register(update), update.reduce)
+            partial = f"partial_{update.value.dtype}"
+            if version in ("warp", "lanes"):
+                lanes_of_row = WARP if version == "warp" else LANES
+                results += combine_lanes(reg, register(update), update.reduce, lanes_of_row)
             else:
-                partial = f"partial_{update.value.dtype}"
-                results += combine_block(reg, register(update), update.reduce, THREADS // WARP, partial)
+                combine = combine_block if version == "block" else combine_columns
+                results += combine(reg, register(update), update.reduce, THREADS // WARP, partial)
         if any(isinstance(n, Store) and n.buffer in self._rows() for n in walk(body)):
             results += (Call("pd_syncwarp" if version == "warp" else "pd_syncthreads"),)
         return (*loops_of_lanes, *results)
@@ -276,14 +324,21 @@ class CudaNestKernel:
         """What is stored once for a row is stored by one lane."""
         if version == "thread":
             return body
-        first = Compare("==", V("lane" if version == "warp" else "tid"), V(0))
-        return tuple(If((first,), (n,)) if isinstance(n, Store) else n for n in body)
+        number = {"warp": V("lane"), "lanes": V("lane") % LANES, "block": V("tid"), "columns": V("warp")}[version]
+        first = Compare("==", number, V(0))
+        return tuple(If((first,), (n,)) if isinstance(n, Store) and not _partials(n) else n for n in body)
+
+    def _if_live(self, n: Node, live: Compare) -> Node:
+        """A store to memory, only where its row exists."""
+        call = isinstance(n, Call) and n.function.startswith("pd_stg")
+        return If((live,), (n,)) if call or (isinstance(n, Store) and n.buffer in self.group.arrays) else n
 
     def _shared(self, body: Body, version: str) -> Body:
         """Allocates rows (one for each warp) and the warps' partial results."""
         dtypes = {x.dtype: x for n in walk(body) for x in _partials(n)}
         for dtype in dtypes:
-            body = (Alloc(f"partial_{dtype}", _local_type(dtype), V(THREADS // WARP), "shared", body),)
+            every = V(THREADS if version == "columns" else THREADS // WARP)
+            body = (Alloc(f"partial_{dtype}", _local_type(dtype), every, "shared", body),)
         for n in self._rows():
             a = self.group.arrays[n]
             size = product(a.shape[len(self.prefix) :])
@@ -297,6 +352,20 @@ class CudaNestKernel:
 def _on_rows(body: Body, f: Callable[[Body], Body]) -> Body:
     """Changes what the mark of rows holds; a later pass consumes it."""
     return rewrite(body, lambda n: replace(n, body=f(n.body)) if isinstance(n, Mark) and n.name == MarkName.ROW else n)
+
+
+def _counted(n: Node, kind: str) -> Node:
+    """A dealt loop of a few trips, written out: a compiler then reads a row once and keeps it in registers."""
+    if not (isinstance(n, For) and n.kind == kind and n.hi.constant is not None):
+        return n
+    first, step = STARTS[kind]
+    trips, at = -(-int(n.hi) // step), first + V(n.var) * step
+    if trips > UNROLLED:
+        return n
+    body = substitute(n.body, {n.var: at})
+    return replace(
+        n, hi=V(trips), kind="unroll", body=(If((Compare("<", at, n.hi),), body),) if int(n.hi) % step else body
+    )
 
 
 def _in_flight(n: Node) -> Node:

@@ -24,7 +24,7 @@ from functools import partial
 from polydyn.codegen.cuda.boxes import FARTHEST, TensorOperand, descriptor, tensor_operand
 from polydyn.codegen.cuda.emit import LONG, RANK, bound_names, emit, one_block
 from polydyn.codegen.cuda.group import ProductGroup
-from polydyn.codegen.cuda.images import ImageOperand, image_operand
+from polydyn.codegen.cuda.images import ImageOperand, image_operand, tapped_operand
 from polydyn.codegen.cuda.instructions import LANE, TENSOR
 from polydyn.codegen.cuda.product import DEALT, RASTER, UNROLLED, block_limits, split_copies
 from polydyn.codegen.cuda.sums import LINE, Sums, lane_points, share_places
@@ -63,7 +63,7 @@ from polydyn.schedules.index import ONE, ZERO, Index, IndexLike, product
 from polydyn.schedules.proof.prove import prove
 from polydyn.schedules.tree.gpu import COPY_A, COPY_B, SLAB, STAGE, STAGED, senders
 from polydyn.schedules.tree.names import MarkName, b, c, e, extent, f, g, s, w
-from polydyn.schedules.tree.rewrites import merge
+from polydyn.schedules.tree.rewrites import merge, pad_reduction
 from polydyn.schedules.tree.scheduled import Scheduled
 from polydyn.schedules.tree.strategies import ACC, INIT
 from polydyn.schedules.tree.warpgroups import COLUMNS, WarpgroupTile, warpgroup_parts, warpgroup_product
@@ -110,12 +110,22 @@ def wgmma_versions(product: ProductGroup, tf32: bool = False, tiles: Iterable[Wg
 
 
 def with_one_reduction(product: ProductGroup) -> ProductGroup:
-    """The product with all its reductions as one, where that one has a number of steps."""
-    r = product.roles
-    group, _ = merge(product.group, (r.block, *r.inner), r.block)
+    """The product with all its reductions as one, where that one has a number of steps, of taps of whole tiles."""
+    r, group = product.roles, product.group
+    whole = _whole_tiles(product) if r.inner else None
+    group = group if whole is None else pad_reduction(group, r.inner[-1], whole)
+    group, _ = merge(group, (r.block, *r.inner), r.block)
     if not r.inner or group.params != product.group.params:
         return product
     return ProductGroup(product.name, group, replace(r, inner=()), product.shares)
+
+
+def _whole_tiles(product: ProductGroup) -> Index | None:
+    """The channels of a tap rounded up to tiles, where that is not more than twice as many and they are not whole."""
+    channels, step = product.extents[product.roles.inner[-1]].constant, STEP // ITEMSIZE[product.dtype]
+    if channels is None or channels % step == 0 or 2 * channels <= step:
+        return None
+    return V(channels).ceildiv(step) * step
 
 
 def without_wgmma(product: ProductGroup, tf32: bool = False) -> str | None:
@@ -149,7 +159,7 @@ def _tensor_operands(product: ProductGroup) -> _Maps | str:
     batch, (a, b) = {x: product.extents[x] for x in r.batch}, product.values
     rows: TensorOperand | ImageOperand | None = tensor_operand(product.group, a, r.row, r.block, batch)
     rows = rows or image_operand(product.group, a, r, STEP // ITEMSIZE[product.dtype])
-    columns = tensor_operand(product.group, b, r.col, r.block, batch)
+    columns = tensor_operand(product.group, b, r.col, r.block, batch) or tapped_operand(product.group, b, r, batch)
     for side, m in (("row", rows), ("column", columns)):
         if m is None:
             return f"TMA does not reach its {side} operand"

@@ -83,23 +83,27 @@ def _of_a_copy(c: Copy) -> int:
     return THROUGH_REGISTER + (c.vector * (len(operations) + 1) if c.vector > 1 else 0)
 
 
-def row_work(group: Group, prefix: tuple[str, ...], threads: int, per: int, lanes: int, registers: int) -> Work:
+def row_work(
+    group: Group, prefix: tuple[str, ...], threads: int, per: int, lanes: int, registers: int, held: bool = False
+) -> Work:
     """Element-wise and row kernels: ``per`` threads share the inner loops of a row, each takes ``lanes`` elements.
 
-    A loop that reads global memory waits for it; what earlier loops left in shared memory is there.
+    A loop that reads global memory waits for it; what earlier loops left in shared memory is there. ``held``: registers
+    keep a row, which is read once.
     """
     buffers, inner = stored(group.arrays), [s for s in group.statements if len(s.iters) > len(prefix)]
     statements = inner or list(group.statements)
     trips = [product(e for _, e in s.iters[len(prefix) :]).ceildiv(per) for s in inner]
-    traffic = sum(_traffic(s, buffers) for s in statements) * threads * lanes
+    touched = [x for s in statements for x in _touched(s, buffers)]
+    traffic = sum(ITEMSIZE[buffers[x]] for x in (dict.fromkeys(touched) if held else touched)) * threads * lanes
     fast = is_fast(a.dtype for a in group.arrays.values() if a.role == "output")
-    values = {x for s in statements for x in walk(s.value) if isinstance(x, Op)}
-    choices = sum(x.dtype == "bool" and not loads(x) for x in values)  # a guard is that of all lanes
+    guards = {x for s in statements for x in walk(s.value) if isinstance(x, Op) and x.dtype == "bool" and not loads(x)}
+    choices = len(guards)  # of all lanes
     arithmetic = sum(of_value(s.value, fast) for s in statements) - choices
     reads = sum(len(set(loads(s.value))) for s in statements)
     operations = lanes * (arithmetic + reads) + choices + 2 * len(statements) + reads  # a vector is loaded once
     flight = SERIAL if per == 1 else UNROLLED
-    waits = sum(any(x.buffer in buffers for x in loads(s.value)) for s in statements)
+    waits = 1 if held else sum(any(x.buffer in buffers for x in loads(s.value)) for s in statements)
     return Work(
         maximum(*trips) if trips else ONE, registers, traffic=traffic,
         instructions=threads // WARP * operations, waits=max(1, waits), flight=flight if trips else 1,
@@ -107,7 +111,6 @@ def row_work(group: Group, prefix: tuple[str, ...], threads: int, per: int, lane
     )  # fmt: skip
 
 
-def _traffic(s: Statement, buffers: Mapping[str, str]) -> int:
-    """Bytes that an iteration loads and stores."""
-    arrays = [*(x.buffer for x in set(loads(s.value))), s.array]
-    return sum(ITEMSIZE[buffers[a]] for a in arrays if a in buffers)
+def _touched(s: Statement, buffers: Mapping[str, str]) -> list[str]:
+    """The buffers of what an iteration loads and stores."""
+    return [a for a in (*(x.buffer for x in set(loads(s.value))), s.array) if a in buffers]

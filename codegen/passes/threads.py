@@ -128,7 +128,7 @@ def spread(body: Body, inner: str, threads: int, kind: str, thread: str = "tid")
 
 
 def deal(body: Body, kind: str) -> Body:
-    """Deals one loop of a nest to the lanes of a warp or the threads of a block (``kind``), the innermost that may be.
+    """Deals one loop of a nest to threads (``kind``, of ``printers.cuda.DEALT``), the innermost that may be.
 
     A loop may be dealt when no two of its iterations write the same element; reductions into a register excepted, which
     the caller combines. Other loops stay serial.
@@ -149,11 +149,11 @@ def _independent(n: Node, var: str) -> bool:
     return not isinstance(n, Set) or n.reduce is not None
 
 
-def combine_lanes(reg: str, value: Value, reduce: str) -> Body:
-    """Every lane of the warp gets the combination of all lanes' registers."""
+def combine_lanes(reg: str, value: Value, reduce: str, lanes: int = WARP) -> Body:
+    """Every lane gets the combination of the registers of so many neighbouring lanes, its own among them."""
     if value.dtype not in SHUFFLED:
         raise CodegenError(f"{reduce} of {value.dtype} across lanes is not built", remedy="cast to float32 or int32")
-    steps = (16, 8, 4, 2, 1)
+    steps = [o for o in (16, 8, 4, 2, 1) if o < lanes]
     return tuple(Set(reg, Apply(value.dtype, "pd_shfl_xor", (value, const(o, "int32"))), 1, reduce) for o in steps)
 
 
@@ -163,6 +163,14 @@ def combine_block(reg: str, value: Value, reduce: str, warps: int, partial: str)
     keep = If((Compare("==", V("lane"), V(0)),), (Store(partial, V("warp"), value),))
     read = tuple(Set(reg, FlatLoad(value.dtype, partial, V(w)), 1, reduce if w else None) for w in range(warps))
     return (*first, keep, Call("pd_syncthreads"), *read, Call("pd_syncthreads"))
+
+
+def combine_columns(reg: str, value: Value, reduce: str, warps: int, partial: str) -> Body:
+    """Every lane gets the combination of the same lanes of all warps; ``partial``: shared, one for each thread."""
+    keep = Store(partial, V("tid"), value)
+    every = (V("lane") + WARP * w for w in range(warps))
+    read = tuple(Set(reg, FlatLoad(value.dtype, partial, at), 1, reduce if w else None) for w, at in enumerate(every))
+    return (keep, Call("pd_syncthreads"), *read, Call("pd_syncthreads"))
 
 
 def pipeline(body: Body, var: str, stages: int, split: Callable[[Body], tuple[Body, Body]]) -> Body:

@@ -105,8 +105,7 @@ def specialise(
     ``registers``: of a thread of both kinds, which ``setmaxnreg`` deals. ``walk``: what becomes of the producer's loop.
     ``barriers``: more mbarriers, with their arrivals; ``beside``: what all producers do in the end. Blocks of a cluster
     begin when all their mbarriers are initialised, and none leaves before all threads have said ``DONE``: ``consume``
-    says so behind its last release.
-    Barriers are made while the launch before may still run.
+    says so behind its last release. Barriers are made while the launch before may still run.
     """
     thread, clusters = V("tid"), any(ring.blocks > 1 for ring, _ in rings)
     meet = Call("pd_cluster_start" if clusters else "pd_syncthreads")

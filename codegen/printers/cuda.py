@@ -26,8 +26,15 @@ HOPPER_PRELUDE = PRELUDE.replace("pd_device.cuh", "pd_hopper.cuh")
 BEGIN = "pd_grid_begin"
 """What all threads say before they touch global memory, at the beginning of a kernel unless its body says it later."""
 ALIGN = 16
+LANES = 8
+"""Of a warp, that share a short row."""
 THREAD = {"tid": "pd_tid()", "bid": "pd_bid_x()", "lane": "pd_tid() % 32", "warp": "pd_tid() / 32"}
 """Symbols that every kernel may use."""
+DEALT = {
+    "warp": ("pd_tid() % 32", "32"), "lanes": (f"pd_tid() % {LANES}", f"{LANES}"), "block": ("pd_tid()", "{threads}"),
+    "columns": ("pd_tid() / 32", "{threads} / 32"),
+}  # fmt: skip
+"""Kind of a loop that threads share -> the first iteration of a thread, and how far its next one is."""
 
 
 def shared_bytes(body: Body) -> Index:
@@ -139,9 +146,9 @@ class CudaPrinter:
         t, lo, hi = "  " * depth, self.values.index(n.lo), self.values.index(n.hi)
         step, unrolled = f"++{n.var}", n.kind.startswith("unroll")
         kind = "int" if unrolled and n.hi.constant is not None else self.index_type
-        if n.kind in ("warp", "block"):
-            lo = f"{lo} + {'pd_tid() % 32' if n.kind == 'warp' else 'pd_tid()'}"
-            step = f"{n.var} += {32 if n.kind == 'warp' else self.threads}"
+        if n.kind in DEALT:
+            first, by = DEALT[n.kind]
+            lo, step = f"{lo} + {first}", f"{n.var} += {by.format(threads=self.threads)}"
         elif not unrolled and n.kind not in ("serial", "parallel"):
             raise CodegenError(f"loop {n.var} of kind {n.kind} has no CUDA form")
         pragma = f"{t}PD_UNROLL\n" if n.kind == "unroll" else f"#pragma unroll {n.kind[6:]}\n" if unrolled else ""

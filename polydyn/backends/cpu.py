@@ -65,6 +65,8 @@ class Cpu(Target):
         if options.precision == BF16:
             self.without |= {"winograd"}  # sums of tiles would round what cancels
         self.processor = cpu_target(name)
+        if not self.processor.quads:
+            self.without |= {"rowsums"}  # pairs of 16 bits hold what weights less their zero points are
 
     def rewrite(self, graph: Graph) -> Graph:
         """As ``Target``, with what index checks must find in memory."""

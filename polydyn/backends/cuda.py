@@ -31,7 +31,7 @@ class Cuda(Target):
 
     machine = "cuda"
     on_device = True
-    unused = frozenset({"nibbles", "dequantize", "winograd", "offsets", "widen", "prologue"})
+    unused = frozenset({"nibbles", "dequantize", "winograd", "rowsums", "offsets", "widen"})
 
     def __init__(self, name: str, options: Options) -> None:
         super().__init__(name, options)

@@ -22,8 +22,9 @@ from polydyn.fusion.offsets import take_out_offsets
 from polydyn.fusion.order import mark_orders
 from polydyn.fusion.partition import Rule, join_groups
 from polydyn.fusion.plan import FusionPlan
-from polydyn.fusion.prologue import join_pixels, join_prologues
+from polydyn.fusion.prologue import join_prologues
 from polydyn.fusion.recompute import recompute_producers
+from polydyn.fusion.rowsums import sum_rows
 from polydyn.fusion.rules import elementwise, epilogue, join_columns, stitch
 from polydyn.fusion.scan import mark_scans
 from polydyn.fusion.scatter import mark_scatters
@@ -83,6 +84,7 @@ FUSION: tuple[Pass, ...] = (
     Pass("split", "merged axes come apart where readers use the parts (dim collapse)", graph=split_merged_axes),
     Pass("layout", "convolutions and what follows them are kept channels last", graph=channels_last),
     Pass("winograd", "convolutions of 3x3 taps are products of tiles, 4 or 2.25 multiplications for 9", graph=winograd),
+    Pass("rowsums", "weights around any zero point are bytes with a sign, and rows summed", graph=sum_rows),
     Pass("offsets", "zero points of rows come out of integer products", graph=take_out_offsets),
     Pass("widen", "constants of integer products are widened once", graph=widen_constants),
     Pass("steps", "bytes that products sum lie side by side in constants", graph=lay_out_steps, cuda=True),
@@ -96,7 +98,6 @@ FUSION: tuple[Pass, ...] = (
     Pass("stitch", "groups around reductions of rows join (BladeDISC 4.2)", join=stitch),
     Pass("siblings", "reductions of the same rows join (input fusion)", groups=join_siblings),
     Pass("prologue", "maps that one product or window reads join it (TSCompiler 5.3)", groups=join_prologues),
-    Pass("pixels", "so do those that one convolution reads, not along its reduction", groups=join_pixels, cuda=True),
     Pass("recompute", "readers compute cheap producers again (BladeDISC 4.2 input-inline)", groups=recompute_producers),
     Pass("sink", "an epilogue that only makes traffic goes to its reader (BladeDISC 4.1)", groups=sink_epilogues),
     Pass("attention", "scores, softmax and values become one kernel", groups=fuse_attention),
@@ -138,6 +139,8 @@ def fusion_plan(graph: Graph, without: Collection[str] = (), cuda: bool = False,
     passes = tuple(replace(p, graph=partial(winograd, side=side)) if p.graph is winograd else p for p in FUSION)
     plan = separate(_rewritten(graph, passes, off), DEVICE_DTYPES if cuda else VECTOR_DTYPES)
     for p in FUSION:
+        if p.groups is join_prologues:
+            p = replace(p, groups=partial(join_prologues, cuda=cuda))
         if p.name not in off and (p.groups or p.join):
             plan = p.groups(plan) if p.groups else join_groups(plan, p.join) if p.join else plan
             _show(p, lambda plan=plan: show_plan(plan))  # type: ignore[misc]

@@ -6,8 +6,8 @@ exists in memory. Reductions other than contractions take in paddings only: one 
 padded copy.
 
 A GPU copies rows that lie along the reduction 16 bytes or a box at once, without threads' arithmetic; there a map of
-such rows stays a kernel where the product has many columns (``join_pixels``). Paddings always join: a copy of 16 bytes
-lies inside or outside of an image, and brings zeros.
+such rows stays a kernel where the product has many columns (``may_compute_rows``). Paddings always join: a copy of 16
+bytes is inside an image, or brings zeros.
 """
 
 from __future__ import annotations
@@ -48,15 +48,10 @@ FEW_TIMES = 512
 """Columns of a product, times its taps, up to which a GPU computes rows in its copies rather than in another kernel."""
 
 
-def join_pixels(plan: FusionPlan) -> FusionPlan:
-    """As ``join_prologues``, but of rows that lie along the reduction only what ``may_compute_rows``."""
-    return join_prologues(plan, along_rows=False)
-
-
-def join_prologues(plan: FusionPlan, along_rows: bool = True) -> FusionPlan:
+def join_prologues(plan: FusionPlan, cuda: bool = False) -> FusionPlan:
     """The plan with maps that a single product or window reads inside it, as far as they are cheap enough.
 
-    ``along_rows``: also where the product's rows lie along its reduction.
+    ``cuda``: for kernels of a GPU, and of rows along the reduction only what ``may_compute_rows``.
     """
     once = _read_once(plan)
     chains = {
@@ -67,7 +62,7 @@ def join_prologues(plan: FusionPlan, along_rows: bool = True) -> FusionPlan:
     absorbed: set[str] = set()
     groups = []
     for g in plan.groups:
-        core, maps = _joined(plan.graph, g, chains, along_rows)
+        core, maps = _joined(plan.graph, g, chains, cuda)
         if maps:
             new[core.output], absorbed = core, absorbed | {m.output for m in maps}
             why = (f"{m.output}: joins the promotion of {core.output}'s operand (prologue)" for m in maps)
@@ -90,7 +85,7 @@ def _read_once(plan: FusionPlan) -> set[str]:
 
 
 def _joined(
-    graph: Graph, g: FusedGroup, chains: Mapping[str, tuple[Compute, ...]], along_rows: bool
+    graph: Graph, g: FusedGroup, chains: Mapping[str, tuple[Compute, ...]], cuda: bool
 ) -> tuple[Compute, tuple[Compute, ...]]:
     """The first node of a group with all that may join it in its body; the maps that joined, in order."""
     core, joined = g.nodes[0], tuple[Compute, ...]()
@@ -104,7 +99,7 @@ def _joined(
             if g.kind == "contract":
                 operand = row_operand(core, t)
                 fits = operand is not None and may_join(graph, core, operand, (*maps, *joined))
-                fits = fits and (along_rows or may_compute_rows(graph, core, t, maps))
+                fits = fits and (not cuda or may_compute_rows(graph, core, t, maps))
             else:
                 fits = all(is_guarded_view(m) and not is_shuffled(graph, m) for m in maps)
             if fits:

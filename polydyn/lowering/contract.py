@@ -13,6 +13,7 @@ from polydyn.graph.ir import Compute
 from polydyn.lowering.collapse import collapse_reduction, collapse_shared
 from polydyn.lowering.flatten import FlatNode, flatten
 from polydyn.lowering.group import Canonical, LoweredGroup, Pack
+from polydyn.lowering.nest import lower_nest
 from polydyn.lowering.nibbles import in_bytes, over_nibbles
 from polydyn.lowering.output import output_array
 from polydyn.lowering.pixels import as_matrix_product, in_place, needs_promotion
@@ -38,7 +39,7 @@ from polydyn.schedules.expr import (
 )
 from polydyn.schedules.group.footprint import Axis, Footprint
 from polydyn.schedules.index import ONE, ZERO, Index, product
-from polydyn.schedules.model import Statement
+from polydyn.schedules.model import Array, Group, Statement
 from polydyn.schedules.tiling import Roles
 from polydyn.schedules.tree.strategies import ACC, DONE, INIT
 
@@ -60,7 +61,8 @@ class ContractGroup:
 
     ``dot``: few columns, so that vectors run along the reduction. ``fill``: the row operand is copied to scratch; as
     its ``footprint`` where it has one. ``in_words``: operands are words of several steps. ``turned``: the product with
-    its constant rows as columns, in panels, under the same names.
+    its constant rows as columns, in panels; ``window``: as a window, whose vectors may run along lines of pixels. Both
+    are under the same names.
     """
 
     lowered: LoweredGroup
@@ -71,6 +73,7 @@ class ContractGroup:
     footprint: Footprint | None = None
     in_words: bool = False
     turned: ContractGroup | None = None
+    window: Group | None = None
 
 
 def lower_contract(
@@ -212,7 +215,7 @@ def _lower_pixels(
     rounded = ROUNDED in kinds and core.dtype == "float32" and not _few_columns(plan, core, roles)
     floats = core.dtype == "float32" and not rounded
     plain = fill and width and bool(columns)
-    strips = _lower_strips(plan, group, flat, width, () if floats else kinds) if plain else None
+    strips = _lower_strips(plan, group, flat, width, () if floats else kinds, shared) if plain else None
     if strips is not None:
         return strips
     lines = in_place(plan, flat) if plain and floats and _column_elements(core, roles) <= shared else None
@@ -230,11 +233,12 @@ def _lower_pixels(
 
 
 def _lower_strips(
-    plan: FusionPlan, group: FusedGroup, flat: tuple[FlatNode, ...], width: int, kinds: Sequence[Words]
+    plan: FusionPlan, group: FusedGroup, flat: tuple[FlatNode, ...], width: int, kinds: Sequence[Words], shared: int
 ) -> ContractGroup | None:
     """The form of a convolution whose rows are copied as their footprint; None: it has none.
 
-    ``kinds``: of words that it must multiply; none: single steps.
+    ``kinds``: of words that it must multiply; none: single steps. These may be a window too, which reads the weights
+    again for every line.
     """
     found = as_strips(plan, flat)
     if found is None:
@@ -246,8 +250,18 @@ def _lower_strips(
         if words is None:
             return None
         core, footprint = words
-    built = _Builder(plan, group, core, (core, *rest), roles, width, steps=steps, footprint=footprint).build()
-    return replace(built, fill=True, in_words=bool(kinds))
+    builder = _Builder(plan, group, core, (core, *rest), roles, width, steps=steps, footprint=footprint)
+    built = replace(builder.build(), fill=True, in_words=bool(kinds))
+    if kinds or _column_elements(core, roles) > shared:
+        return built
+    window = lower_nest(plan, group, builder.names).group
+    return replace(built, window=replace(window, arrays=_used(window.arrays, window.statements)))
+
+
+def _used(arrays: Mapping[str, Array], statements: Sequence[Statement]) -> dict[str, Array]:
+    """Those of the arrays of all forms that one of them accesses."""
+    used = {a.array for s in statements for a in (s.write, *s.reads)}
+    return {n: a for n, a in arrays.items() if n in used}
 
 
 def _column_elements(n: FlatNode, roles: Roles) -> int:
@@ -361,9 +375,8 @@ class _Builder:
         other.roles = _turned(self.roles)
         value = other._value()
         made = tuple(replace(s, value=value) if s.name == ACC else s for s in built.lowered.group.statements)
-        used = {a.array for s in made for a in (s.write, *s.reads)}
-        arrays = {n: a for n, a in self.names.arrays.items() if n in used}
-        packed = frozenset(n for n in used if self.names.buffers.get(n) in self.packs)
+        arrays = _used(self.names.arrays, made)
+        packed = frozenset(n for n in arrays if self.names.buffers.get(n) in self.packs)
         group = replace(built.lowered.group, arrays=arrays, statements=made)
         return ContractGroup(replace(built.lowered, group=group), other.roles, packed)
 

@@ -16,13 +16,16 @@ from polydyn.schedules.index import ONE, Index
 from polydyn.schedules.model import Statement
 
 
-def lower_nest(plan: FusionPlan, group: FusedGroup) -> LoweredGroup:
-    """Statements of a nest group: an initialiser and an update for each reduction, one statement for each map."""
+def lower_nest(plan: FusionPlan, group: FusedGroup, names: Canonical | None = None) -> LoweredGroup:
+    """Statements of a nest group: an initialiser and an update for each reduction, one statement for each map.
+
+    ``names``: of another form of the group, which both share then.
+    """
     nodes = tuple(flatten(plan, group, n) for n in group.nodes)
     if len(nodes) == 1 and nodes[0].reduce is None:
         nodes = (_reads_in_order(nodes[0]),)
     nodes = tuple(collapse_reduction(_reduced_in_order(n)) for n in collapse_shared(nodes))
-    builder = NestBuilder(Canonical(plan.graph.tensors), group.outputs, nodes)
+    builder = NestBuilder(names or Canonical(plan.graph.tensors), group.outputs, nodes)
     for n in nodes:
         builder.add(n)
     return builder.names.group(builder.statements)

@@ -18,7 +18,7 @@ from polydyn.codegen.cpu.shares import FEW_TILES, has_shares
 from polydyn.codegen.cpu.split import SplitDot, SplitKernel, SplitNest
 from polydyn.codegen.cpu.target import CpuTarget
 from polydyn.codegen.cpu.turned import TurnedWindowKernel
-from polydyn.codegen.cpu.windows import WindowKernel, fits
+from polydyn.codegen.cpu.windows import Axes, WindowKernel, fits, missing_to_be_window
 from polydyn.codegen.kernel import Kernel
 from polydyn.codegen.passes.matrix import SIDE
 from polydyn.fusion.plan import FusedGroup, FusionPlan
@@ -56,6 +56,8 @@ KINDS: dict[type, str] = {
 
 IN_TILES = f"from {SIDE} rows on: tiles of the matrix unit (AMX)"
 """Why a product has a kernel of that kind."""
+ALONG_LINES = "results in planes, of few channels: vectors along lines of pixels"
+"""Why a convolution has a kernel that is a window."""
 SizedKernel: TypeAlias = NestKernel | AttentionKernel
 """What builds a kernel that is no product, with the sizes that it may have (``choices``)."""
 K = TypeVar("K", ContractKernel, SizedKernel)
@@ -158,7 +160,8 @@ class KernelBuilder(Builder):
     def _key(self, form: Form) -> str:
         if isinstance(form, ContractGroup):
             turned = (form.turned.roles,) if form.turned else ()
-            kind = (form.roles, sorted(form.packed), form.dot, form.fill, form.footprint, *turned)
+            more = (*turned, form.window) if form.window else turned
+            kind = (form.roles, sorted(form.packed), form.dot, form.fill, form.footprint, *more)
             return form.lowered.key(*kind, self.target)
         if isinstance(form, AttentionGroup):
             return form.lowered.key(form.parts, self.target)
@@ -221,8 +224,10 @@ class KernelBuilder(Builder):
             found = _with_split(split, found)
         if form.turned:
             found = self._with_turned(form.turned, found)
+        if form.window:
+            found = self._with_window(form.window, kernel, found)
         if matrix is not None:
-            return _with(found, matrix, SIDE - matrix.product.rows, 0, IN_TILES)
+            return _with(found, matrix.build(), SIDE - matrix.product.rows, 0, IN_TILES)
         if form.dot or form.fill or not DotKernel.fits(group, roles):
             return found
         dot = DotKernel(f"dot_{place.key[:12]}", group, roles, self.target, form.packed)
@@ -248,7 +253,7 @@ class KernelBuilder(Builder):
         proofs.prove_contract(kernel.schedule, kernel.tiles())
         x = kernel.product
         missing = missing_to_turn(x.columns, x.rows, self.target.width)
-        return _with(others, kernel, missing, 0, "vectors along the columns would be too empty: they are rows")
+        return _with(others, kernel.build(), missing, 0, "vectors along the columns would be too empty: they are rows")
 
     def _tuned(self, kernel: SizedKernel, proven: Callable[[Any], None], place: Placed, built: Kernel) -> Placed:
         """The place with ``built``, what ``kernel`` builds by rule, or with the kernels that a search chose."""
@@ -281,21 +286,28 @@ class KernelBuilder(Builder):
 
     def _window(self, group: Group, place: Placed, schedule: NestSchedule, proofs: Proofs) -> Placed | Declined | None:
         """The place with a window in register tiles, or why it has none; None where the group is no window."""
-        axes = fits(group, schedule.band, self.target.width)
+        axes = fits(group, schedule.band, self.target.width, self.target.core.sums)
         if axes is None:
             return None
-        if axes.taps != group.backbone.iterators[-len(axes.taps) :]:
-            group = permute_reduction(group, axes.taps)
-            proofs = Proofs(group)
-            schedule = proofs.nest()
-        kernel = WindowKernel(f"window_{place.key[:12]}", group, axes, schedule.phases, self.target)
-
-        def proven(x: WindowKernel) -> None:
-            proofs.prove_nest(x.schedule, axes.band, schedule.phases)
-
-        proven(kernel)
+        kernel, proven = _in_tiles(f"window_{place.key[:12]}", group, axes, schedule, proofs, self.target)
         built = kernel.build_vectors()
         return built if isinstance(built, Declined) else self._tuned(kernel, proven, place, built)
+
+    def _with_window(self, group: Group, product: ContractKernel, others: Placed) -> Placed:
+        """The place with one kernel more, for a convolution whose vectors along lines are fewer operations."""
+        proofs = Proofs(group)
+        schedule = proofs.nest()
+        axes = fits(group, schedule.band, self.target.width, self.target.core.sums)
+        missing = None if axes is None else missing_to_be_window(product, group, axes)
+        if axes is None or missing is None or (missing.constant or 0) > 0:
+            return others
+        kernel, _ = _in_tiles(f"window_{others.key[:12]}", group, axes, schedule, proofs, self.target)
+        built = kernel.build_vectors()
+        if isinstance(built, Declined):
+            return others
+        if missing.constant is not None:
+            return replace(others, kernels=(built,), decision=ONLY, reasons=(ALONG_LINES,))
+        return _with(others, built, missing, 0, ALONG_LINES)
 
     def _with_turned_window(self, form: TurnedWindow, others: Placed) -> Placed:
         """The place with one kernel more, for planes that leave much of their vectors empty."""
@@ -306,7 +318,9 @@ class KernelBuilder(Builder):
         prove(kernel.schedule)
         if known is not None:
             return replace(others, kernels=(kernel.build(),), decision=ONLY)
-        return _with(others, kernel, kernel.missing, 0, "vectors along lines would be too empty: planes lie in lanes")
+        return _with(
+            others, kernel.build(), kernel.missing, 0, "vectors along lines would be too empty: planes lie in lanes"
+        )
 
     def _attention(self, form: AttentionGroup, key: str) -> AttentionKernel:
         if key not in self.attentions:
@@ -330,6 +344,23 @@ def _solved(form: Form) -> tuple[Group, ...]:
     if isinstance(form, AttentionGroup):
         return attention_groups(form.parts)
     return (form.group if isinstance(form, LoweredGroup) else form.lowered.group,)
+
+
+def _in_tiles(
+    name: str, group: Group, axes: Axes, schedule: NestSchedule, proofs: Proofs, target: CpuTarget
+) -> tuple[WindowKernel, Callable[[WindowKernel], None]]:
+    """What builds the kernel of a window, proven, and what proves others of other sizes."""
+    if axes.taps != group.backbone.iterators[-len(axes.taps) :]:
+        group = permute_reduction(group, axes.taps)
+        proofs = Proofs(group)
+        schedule = proofs.nest()
+    kernel = WindowKernel(name, group, axes, schedule.phases, target)
+
+    def proven(x: WindowKernel) -> None:
+        proofs.prove_nest(x.schedule, axes.band, schedule.phases)
+
+    proven(kernel)
+    return kernel, proven
 
 
 def _with_tuned(tuned: TunedBuilders[K], proven: Callable[[K], None], place: Placed) -> Placed:
@@ -356,7 +387,9 @@ def _with_split(split: SplitKernel | SplitNest, others: Placed) -> Placed:
 
 def _with_few(few: DecodingKernel, others: Placed) -> Placed:
     """The place with one kernel more, for few rows."""
-    return _with(others, few, few.product.rows, FEW_ROWS, f"up to {FEW_ROWS} rows: weights decoded in registers")
+    return _with(
+        others, few.build(), few.product.rows, FEW_ROWS, f"up to {FEW_ROWS} rows: weights decoded in registers"
+    )
 
 
 def _with_dot(dot: DotKernel, others: Placed) -> Placed:
@@ -364,19 +397,15 @@ def _with_dot(dot: DotKernel, others: Placed) -> Placed:
     x = dot.product
     rows = minimum(LEAST_ROWS - x.rows, x.columns - 1)  # one column costs nothing to pack
     missing = maximum(x.columns - COLUMNS, LEAST_STEPS - x.steps, rows)
-    return _with(others, dot, missing, 0, f"up to {COLUMNS} columns: vectors along the reduction")
+    return _with(others, dot.build(), missing, 0, f"up to {COLUMNS} columns: vectors along the reduction")
 
 
 def _with_matrix(matrix: MatrixKernel, others: Placed) -> Placed:
     """The place with one kernel more, for rows that fill a tile of the matrix unit."""
-    return _with(others, matrix, SIDE - matrix.product.rows, 0, IN_TILES)
+    return _with(others, matrix.build(), SIDE - matrix.product.rows, 0, IN_TILES)
 
 
-def _with(
-    others: Placed, kernel: ContractKernel | TurnedWindowKernel, measure: Index, most: int, reason: str
-) -> Placed:
+def _with(others: Placed, kernel: Kernel, measure: Index, most: int, reason: str) -> Placed:
     """The place with one kernel more, which is taken where ``measure`` is at most ``most``."""
     decision = Split(measure, most, Leaf(len(others.kernels)), others.decision)
-    return replace(
-        others, kernels=(*others.kernels, kernel.build()), decision=decision, reasons=(*others.reasons, reason)
-    )
+    return replace(others, kernels=(*others.kernels, kernel), decision=decision, reasons=(*others.reasons, reason))

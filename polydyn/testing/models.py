@@ -207,8 +207,11 @@ def _taps(channels: int, kernel: int, suffix: str) -> dict[str, Array]:
     return {"w": taps.astype(np.float32), f"b{suffix}": r.standard_normal(channels, np.float32)}
 
 
-def dynamic_linear(n: int, k: int) -> onnx.ModelProto:
-    """y[M, n] = x[M, k] @ constant + constant, as dynamic quantization to 8 bits writes it."""
+def dynamic_linear(n: int, k: int, zero: int = 0) -> onnx.ModelProto:
+    """y[M, n] = x[M, k] @ constant + constant, as dynamic quantization to 8 bits writes it.
+
+    ``zero``: the zero point of weights of uint8; 0: they are int8.
+    """
     node = helper.make_node
     nodes = [
         node("DynamicQuantizeLinear", ["x"], ["q", "s", "z"]),
@@ -219,10 +222,14 @@ def dynamic_linear(n: int, k: int) -> onnx.ModelProto:
         node("Add", ["g", "b"], ["y"]),
     ]
     w = _weight(k, n)
-    scale = np.float32(np.abs(w).max() / 127)
-    q: Array = np.rint(w / scale).astype(np.int8)
-    constants = {"w": q, "zw": np.int8(0), "sw": scale, "b": np.linspace(-1, 1, n, dtype=np.float32)}
-    return model(f"linear8_n{n}_k{k}", nodes, {"x": ["M", k]}, {t: np.asarray(a) for t, a in constants.items()})
+    scale = np.float32(np.abs(w).max() / (255 - zero if zero else 127))
+    q: Array = (
+        np.clip(np.rint(w / scale) + zero, 0, 255).astype(np.uint8) if zero else np.rint(w / scale).astype(np.int8)
+    )
+    point = q.dtype.type(zero)
+    constants = {"w": q, "zw": point, "sw": scale, "b": np.linspace(-1, 1, n, dtype=np.float32)}
+    name = f"linear8_n{n}_k{k}" + (f"_zero{zero}" if zero else "")
+    return model(name, nodes, {"x": ["M", k]}, {t: np.asarray(a) for t, a in constants.items()})
 
 
 def linear_of_nibbles(n: int, k: int, block: int = 32, accuracy: int = 0) -> onnx.ModelProto:

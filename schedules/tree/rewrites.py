@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from polydyn.schedules.errors import ScheduleError
-from polydyn.schedules.expr import Load, Value, substitute, transform
+from polydyn.schedules.expr import INTEGERS, PRODUCTS, FromIndex, Load, Op, Value, const, op, substitute, transform
 from polydyn.schedules.group.polyhedra import read_accesses
 from polydyn.schedules.index import Index, product
 from polydyn.schedules.model import Group, Statement, row_major
@@ -40,6 +40,38 @@ def merge(group: Group, iterators: Sequence[str], into: str) -> tuple[Group, dic
     statements = tuple(one if s is acc else s for s in group.statements)
     params = group.params if affine else (*group.params, "steps")
     return replace(group, params=params, statements=statements), env
+
+
+def pad_reduction(group: Group, iterator: str, extent: Index) -> Group:
+    """A sum of products that runs on to ``extent`` along a reduction, where both factors are 0.
+
+    isl: none; Halide: align_bounds; TVM: pad_einsum. Before: for k < n: D[x] += a(x, k) * b(x, k).
+    After: for k < extent: D[x] += (a(x, k) if k < n else 0) * (b(x, k) if k < n else 0).
+    Refuses: what is no sum of products; an extent that is not known.
+    """
+    acc, (low, high) = group.backbone, (dict(group.backbone.iters)[iterator].constant, extent.constant)
+    v = acc.value
+    if (
+        acc.reduce != "sum"
+        or not (isinstance(v, Op) and v.name in PRODUCTS)
+        or low is None
+        or high is None
+        or high < low
+    ):
+        raise refuse(f"{acc.name} is no sum of products of {low} steps that could be {high}")
+    exists = op("lt", FromIndex("int64", V(iterator)), const(low, "int64"))
+
+    def factor(x: Value) -> Value:
+        if isinstance(x, Op) and x.name == "cast":  # it is read as it is stored
+            return replace(x, args=(factor(x.args[0]),))
+        zero = const(0 if x.dtype in INTEGERS else 0.0, x.dtype)
+        if isinstance(x, Op) and x.name == "where" and x.args[2] == zero:
+            return replace(x, args=(op("and", x.args[0], exists), *x.args[1:]))
+        return op("where", exists, x, zero)
+
+    iters = tuple((x, extent if x == iterator else e) for x, e in acc.iters)
+    longer = replace(acc, iters=iters, value=replace(v, args=tuple(map(factor, v.args))))
+    return replace(group, statements=tuple(longer if s is acc else s for s in group.statements))
 
 
 def permute_reduction(group: Group, order: Sequence[str]) -> Group:

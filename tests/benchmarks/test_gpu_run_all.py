@@ -65,7 +65,7 @@ def test_every_stage_answers(folder: Path, tmp_path: Path) -> None:
     assert {r["constant"] for r in stages["calibration"]["results"]} >= {*calibration.MEASURED}
     assert any("two-blocks" in r["name"] for r in stages["variants"]["results"])
     cost = stages["overhead"]["results"][0]
-    assert cost["ok"] and all(cost[k] > 0 for k in ("device_us", "bound_us", "graph_on_device_us", "us_per_launch"))
+    assert cost["ok"] and all(cost[k] > 0 for k in ("device_us", "kept_us", "graph_on_device_us", "graph_apart_us"))
     taken = stages["selector"]["results"][0]
     assert taken["loss"] >= 1 and taken["ok"] and len(taken["versions"]) > 1 and stages["selector"]["geomean loss"] >= 1
     assert "FAIL" not in said

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 from collections.abc import Callable
@@ -129,7 +130,8 @@ def test_transposition_and_integers() -> None:
     assert (got["y"] == np.trunc((x.T + b) / c).astype(np.int64)).all()
 
 
-ROWS = {"warp": (1, 31, 257, 32), "block": (1, 31, 257, 1031), "warp_wide": (4, 132, 1028), "block_wide": (8, 1028)}
+ROWS = {"warp": (1, 31, 257, 32), "block": (1, 31, 257, 1031), "warp_wide": (4, 132, 1028), "block_wide": (8, 1028),
+        "lanes_wide": (4, 60, 132, 8)}  # fmt: skip
 """Versions of rows -> lengths; by vectors only where these are multiples of what a vector has."""
 
 
@@ -161,10 +163,42 @@ def test_layer_norm(dtype: str) -> None:
             assert close(got["y"], z * g + b, 5e-6 if dtype == "float32" else 2e-3)
 
 
+SHARING = {
+    0: ("columns", {"no barrier": ("pd_syncthreads();", ""), "a warp twice": ("(lane + 32)", "(lane + 64)"),
+                    "no surplus lane": ("pd_imin((int32_t)(32*bid + lane), (int32_t)(n0 + (-1)))", "(32*bid + lane)")}),
+    1: ("lanes", {"lanes of other rows": ("4LL", "8LL")}),
+}  # fmt: skip
+"""Axis of a softmax -> the version whose rows share a warp or a block, and bugs that are seen."""
+
+
+@pytest.mark.parametrize("axis", SHARING)
+def test_rows_that_share_a_warp_or_a_block(axis: int) -> None:
+    """Eight lanes a row of 61; a lane a column, of which eight warps take rows in turn."""
+    word, bugs = SHARING[axis]
+    plan = plan_of([node("Softmax", ["x"], ["y"], axis=axis)], {"x": ("M", 61 if axis else "N")}, ["y"])
+    (p,) = placed(plan)
+    p = replace(p, kernels=(version(p, word), *with_bugs(version(p, word), bugs)))
+    shapes = [(m, 61) for m in (1, 33)] if axis else [(1, 1), (70, 33), (9, 64)]
+
+    def right(number: int, shape: tuple[int, int]) -> bool:
+        x = normal(np.random.default_rng(1), *shape)
+        e = np.exp(x.astype(np.float64) - x.max(axis, keepdims=True, initial=-9))
+        want, ok = e / e.sum(axis, keepdims=True), True
+        for reverse in (False, True):
+            got, (count,) = run(plan, {"x": x}, lambda p, env: p.kernels[number], (p,), reverse)
+            ok = ok and close(got["y"], want) and count.shared_conflicts == 0
+        return ok
+
+    assert all(right(0, s) for s in shapes)
+    for number in range(1, len(p.kernels)):
+        with contextlib.suppress(DeviceError):
+            assert not right(number, shapes[1]), list(bugs)[number - 1]
+
+
 def test_rows_too_long_for_shared_memory_are_computed_again() -> None:
     (p,) = placed(plan_of([node("Softmax", ["x"], ["y"])], {"x": ("M", "N")}, ["y"]))
     names = {n: first_fit(p, {"n0": 4, "n1": n}).version for n in (101, 20001, 100001, 100000)}
-    assert names == {101: "warp", 20001: "block", 100001: "block recompute", 100000: "warp_wide"}
+    assert names == {101: "warp", 20001: "block", 100001: "block recompute", 100000: "lanes_wide"}
 
 
 @pytest.mark.parametrize(("axis", "op"), [(0, "ReduceSum"), (1, "ReduceSum"), (1, "ReduceMax"), (None, "ReduceMean")])

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -11,27 +13,28 @@ import pytest
 from onnx import helper
 
 from polydyn.codegen.cuda.group import ProductGroup
-from polydyn.codegen.cuda.images import ImageOperand, check_image, image_operand
+from polydyn.codegen.cuda.images import ImageOperand, image_operand, mistake
 from polydyn.codegen.cuda.wgmma import BLOCKS, WgmmaTile, wgmma_versions, with_one_reduction
+from polydyn.codegen.ir import Compare, Pointer
 from polydyn.codegen.kernel import Kernel
 from polydyn.fusion.plan import FusionPlan
 from polydyn.gpu.errors import DeviceError
 from polydyn.lowering.place import Placed
 from polydyn.lowering.place_cuda import CudaBuilder
 from polydyn.schedules.decision import ONLY
-from polydyn.schedules.errors import LegalityError
+from polydyn.schedules.expr import FromIndex, Load, Op, at_least_zero, conjuncts
 from polydyn.schedules.index import Index
-from tests.support.cuda_groups import Arrays, first_fit, plan_of, run, with_bugs
+from tests.support.cuda_groups import Arrays, first_fit, params_of, plan_of, run, with_bugs
 
 node = helper.make_node
 Array = np.ndarray[Any, Any]
 RNG = np.random.default_rng(11)
 LAYERS: tuple[tuple[int, tuple[int, int], dict[str, list[int]], WgmmaTile], ...] = (
-    (128, (3, 3), {"pads": [1, 0, 1, 2], "strides": [2, 2]}, WgmmaTile(128, 5, in_turn=True)),
-    (64, (3, 2), {"pads": [2, 0, 2, 3], "dilations": [2, 3]}, WgmmaTile(64, 4, 2, 2)),
+    (128, (3, 3), {"pads": [1, 0, 1, 2], "strides": [2, 2]}, WgmmaTile(128, 5, in_turn=True, cluster="i")),
+    (72, (3, 2), {"pads": [2, 0, 2, 3], "dilations": [2, 3]}, WgmmaTile(128, 4)),
     (40, (1, 5), {"pads": [0, 1, 0, 2], "strides": [1, 3]}, WgmmaTile(64, 8, in_turn=True)),
 )
-"""Results, kernel, attributes and tile of convolutions one after another, the first one of 64 channels."""
+"""Results, kernel, attributes and tile of convolutions one after another, of 64, 128 and 72 channels."""
 
 
 def network(layers: Any, channels: int = 64) -> tuple[FusionPlan, Arrays]:
@@ -80,13 +83,13 @@ def made() -> tuple[FusionPlan, Arrays, tuple[Placed, ...]]:
 
 
 def right(made: Any, x: Array, second: int = 1, reverse: bool = False) -> bool:
-    """Whether all layers are right, on one multiprocessor; ``second``: the number of the second one's kernel."""
+    """Whether all layers are right, on a multiprocessor or a cluster; ``second``: the number of the second kernel."""
     plan, weights, layers = made
     numbers = dict(zip(map(id, layers), (0, second, 2), strict=False))
 
     def chosen(p: Placed, env: dict[str, int]) -> Kernel:
         k = p.kernels[numbers[id(p)]] if id(p) in numbers else first_fit(p, env)
-        return replace(k, launch={BLOCKS: Index.of(1)}) if k.launch else k
+        return replace(k, launch={BLOCKS: Index.of(k.device.cluster)}) if k.launch else k
 
     want = np.moveaxis(x, 3, 1)
     for n, (_, _, attributes, _) in enumerate(LAYERS):
@@ -100,9 +103,9 @@ def image(*shape: int) -> Array:
     return RNG.standard_normal(shape).astype(np.float16)
 
 
-@pytest.mark.parametrize(("shape", "reverse"), [((4, 19, 24, 64), False), ((80, 1, 9, 64), True)])
+@pytest.mark.parametrize(("shape", "reverse"), [((5, 19, 24, 64), False), ((80, 1, 9, 64), True)])
 def test_windows_of_every_kind(shape: tuple[int, ...], reverse: bool, made: Any) -> None:
-    """Strides, dilations, paddings of each side; tiles that end inside a line, or hold many images."""
+    """Strides, dilations, paddings of each side; tiles that end inside a line, hold many images, or no row at all."""
     assert right(made, image(*shape), reverse=reverse)
 
 
@@ -119,7 +122,7 @@ BUGS = {
 @pytest.mark.parametrize("bug", BUGS)
 def test_planted_bugs_are_caught(bug: str, made: Any) -> None:
     with contextlib.suppress(DeviceError):
-        assert not right(made, image(4, 19, 24, 64), len(LAYERS) + list(BUGS).index(bug))
+        assert not right(made, image(5, 19, 24, 64), len(LAYERS) + list(BUGS).index(bug))
 
 
 def operand(layer: tuple[Any, ...], channels: int = 64) -> tuple[ProductGroup, ImageOperand | None]:
@@ -137,6 +140,9 @@ def test_what_is_copied_is_what_is_read() -> None:
     assert [(s.step, s.apart, str(s.first)) for s in (w, h)] == [(2, 3, "-1"), (1, 2, "-2")]
     assert (str(found.channel.extent), str(found.offset), str(w.pitch), found.batch) == ("64", "0", "64", "")
 
+    whole = w.pixel.extent * h.pixel.extent * found.images
+    assert Compare("<=", of.M, whole) in found.conditions, "rows that are no whole images would be others' pixels"
+
     def changed(**numbers: Any) -> ImageOperand:
         return replace(found, sides=(replace(w, **numbers), h))
 
@@ -146,17 +152,75 @@ def test_what_is_copied_is_what_is_read() -> None:
         changed(pitch=w.pitch * 2), changed(tap=h.tap), changed(pixel=longer), replace(found, sides=(h, w)),
         replace(found, offset=found.offset + 8), replace(found, between=found.between + 8),
         replace(found, images=found.images + 1), replace(found, channel=w.tap),
+        replace(found, channels=found.channels - 1),
     ]  # fmt: skip
-    check_image(found, of.group, of.values[0], of.roles)
+    assert not mistake(found, of.group, of.values[0], of.roles)
     for x in wrong:
-        with pytest.raises(LegalityError, match="image"):
-            check_image(x, of.group, of.values[0], of.roles)
+        assert mistake(x, of.group, of.values[0], of.roles), x
+
+
+WINDOWS = (
+    ((3, 3), (0, 0, 0, 0), (1, 2), (1, 1), (7, 6)),  # taps of a line are one run of memory, and windows overlap there
+    ((1, 1), (1, 1, 4, 3), (1, 4), (1, 1), (5, 9)), ((4, 2), (3, 0, 0, 1), (4, 3), (3, 2), (13, 8)),
+    ((2, 3), (1, 4, 0, 3), (3, 1), (2, 3), (4, 5)), ((1, 4), (0, 2, 1, 0), (2, 3), (3, 1), (1, 12)),
+)  # fmt: skip
+"""Kernel, paddings, strides, dilations, and sides of the image."""
+
+
+@pytest.mark.parametrize(("kernel", "pads", "strides", "dilations", "sides"), WINDOWS)
+def test_the_walk_is_what_rows_read(kernel: Any, pads: Any, strides: Any, dilations: Any, sides: Any) -> None:
+    """A column of each tile, by TMA's rules, against the group's own address and guards at each row."""
+    layer = (8, kernel, {"pads": pads, "strides": strides, "dilations": dilations})
+    plan, _ = network([layer])
+    p, of = product(plan, 0)
+    v, roles = of.values[0], of.roles
+    found = image_operand(of.group, v, roles, 64)
+    assert found
+    env = params_of(p, {"N": 3, "H": sides[0], "W": sides[1]})
+    extents = {x: e.evaluate(env) for x, e in of.acc.iters}
+    load = v.args[1] if isinstance(v, Op) else v
+    assert isinstance(load, Load) and all(c.holds(env) for c in found.conditions)
+    address = of.group.arrays[load.buffer].address(load.index)
+    guards = [at_least_zero(c) for c in conjuncts(v.args[0])] if isinstance(v, Op) else []
+    for batch in [{x: n} for x in roles.batch for n in range(extents[x])] or [{}]:
+        for first, step in itertools.product(range(0, of.M.evaluate(env), 16), range(0, of.K.evaluate(env), 64)):
+            start = {x: Index.of(n) for x, n in batch.items()}
+            for row, at in zip(range(first, of.M.evaluate(env)), walk(found, first, step, start, env), strict=False):
+                here = {**env, **batch, roles.row: row, roles.block: step}
+                inside = all(g is not None and g.evaluate(here) >= 0 for g in guards)
+                assert at == (address.evaluate(here) if inside else None), (row, step)
+
+
+def walk(of: ImageOperand, row: int, step: int, batch: dict[str, Index], env: dict[str, int]) -> Iterator[int | None]:
+    """Addresses of the first channel of 16 pixels, None outside of the image."""
+    made = of.tensor_map("map", Index.of(0), Index.of(0), (64, 16))
+    box = made.pixels
+    assert box
+    dims, strides, lower, upper = (
+        [i.evaluate(env) for i in x] for x in (made.dims, (Index.of(1), *made.strides), box.lower, box.upper)
+    )
+    place = Pointer(of.dtype, "tile", Index.of(0))
+    call = of.load("map", place, Index.of(row), Index.of(step), batch, FromIndex("int32", Index.of(0)))
+    numbers = [x.index.evaluate(env) for x in call.args[2:-1] if isinstance(x, FromIndex)]
+    at, tap = numbers[: len(dims)], (0, *numbers[len(dims) :], 0)
+    for _ in range(16):
+        x = [a + t for a, t in zip(at, tap, strict=True)]
+        inside = all(0 <= a < n for a, n in zip(x, dims, strict=True))
+        yield made.offset.evaluate(env) + int(np.dot(x, strides)) if inside else None
+        for n, pace in enumerate(box.steps, 1):
+            assert lower[n - 1] <= at[n] < dims[n] + upper[n - 1] and (at[n] - lower[n - 1]) % pace == 0
+            at[n] += pace
+            if at[n] < dims[n] + upper[n - 1]:
+                break
+            at[n] = lower[n - 1]
+        else:
+            at[-1] += 1
 
 
 @pytest.mark.parametrize(
     ("layer", "channels"),
     [
-        ((64, (3, 3), {"pads": [1] * 4}), 72),  # a tile of steps has two taps
+        ((64, (3, 3), {"pads": [1] * 4}), 24),  # a tile of steps has several taps
         ((64, (3, 3), {"pads": [1] * 4, "strides": [9, 9]}), 64),
         ((64, (3, 3), {"pads": [1, 129, 1, 1]}), 64),
         ((64, (3, 3), {"pads": [1] * 4, "dilations": [1, 128]}), 64),

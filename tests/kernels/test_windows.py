@@ -178,6 +178,45 @@ def test_known_sizes_of_planes_are_decided_when_the_model_is_compiled() -> None:
         assert kernel.name.startswith(kind)
 
 
+FEW = {
+    "strided": (
+        (12, 3, 3, 3),
+        {"strides": [1, 2], "dilations": [2, 1], "pads": [2, 1, 0, 1]}, [(2, 5, 96), (1, 3, 131), (0, 3, 96)],
+    ),
+    "dilated": ((5, 2, 2, 3), {"dilations": [1, 2], "pads": [0, 3, 1, 0]}, [(1, 3, 63), (2, 2, 65), (1, 1, 80)]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", ["strided", slow("dilated")])
+def test_convolutions_to_few_planes_run_along_lines(case: str) -> None:
+    """Results in planes, of few channels: all of them read a vector of pixels. In short lines it stays a product."""
+    weight, attributes, shapes = FEW[case]
+    out, channels, *_ = weight
+    nodes = [node("Conv", "x w b", "c", **attributes), node("Tanh", "c", "y")]
+    m = model(nodes, {"x": (F, ["N", channels, "H", "W"])}, ["y"], {"w": floats(*weight), "b": floats(out)})
+    plan = agrees(m, *((n, channels, h, w) for n, h, w in (*shapes, (1, 4, 9))), checked=True)
+    assert len(plan.launches) == 1 and len(windows_of(plan)) == 1
+    program = build_program(plan, threads=1)
+    chosen = [program.explain(N=n, H=h, W=w).launches[0].kernel.split("_")[0] for n, h, w in (*shapes, (1, 4, 9))]
+    assert chosen == ["window"] * len(shapes) + ["contract"]
+
+
+def test_convolutions_that_stay_products() -> None:
+    """Of 64 channels, results that lie together along channels, elements 3 apart. Known sizes have one kernel."""
+    taps: dict[str, Any] = {"pads": [1, 1, 1, 1]}
+    last = [node("Conv", "x w", "c", **taps), node("Softmax", "c", "y", axis=1)]
+    plain = [node("Conv", "x w", "y", **taps)]
+    apart = [node("Conv", "x w", "y", strides=[3, 3], **taps)]
+    kinds: list[tuple[list[onnx.NodeProto], int, Any, list[str]]] = [
+        (plain, 64, "W", ["contract"]), (last, 8, "W", ["contract"]), (apart, 8, "W", ["contract"]),
+        (plain, 8, 128, ["window"]), (plain, 8, 5, ["contract"]),
+    ]  # fmt: skip
+    for nodes, out, w, expected in kinds:
+        m = model(nodes, {"x": (F, ["N", 16, "H", w])}, ["y"], {"w": floats(out, 16, 3, 3)})
+        kernels = [k.name.split("_")[0] for k in plan_program(m).kernels]
+        assert [k for k in kernels if k != "nest"] == expected, (out, w)
+
+
 def test_a_pad_of_tokens_is_never_written() -> None:
     """Segformer's: tokens as an image, padded, through a depthwise convolution; the lane is the channel."""
     nodes = [

@@ -83,8 +83,19 @@ def test_weights_that_no_cache_holds_are_one_stream(processor: None, monkeypatch
     assert "pd_prefetch_i32" in products(plan)
 
 
+@pytest.mark.parametrize("dtype", ["uint8", "int8"])
+def test_columns_of_any_zero_point_are_moved_and_rows_summed(processor: None, dtype: str) -> None:
+    """Weights of uint8 around 3 are bytes with a sign when they are less by 125; also beside batches of rows."""
+    constants = {"b": byte("uint8", 40, 20), "zb": np.uint8(3)}
+    inputs: Any = {"a": (dtype, ["B", "M", 40]), "za": (dtype, [])}
+    m = quantized_model([node("MatMulInteger", "a b za zb", "y")], inputs, ["y"], **constants)
+    ends = np.iinfo(dtype)
+    plan = same_as_reference(m, *({"a": byte(dtype, 2, r, 40), "za": np.array(ends.max, dtype)} for r in (0, 1, 9)))
+    assert "pd_dot4_add" in products(plan) and "pd_dot2_add" not in products(plan)
+
+
 def test_columns_that_are_no_bytes_are_taken_in_pairs(processor: None) -> None:
-    constants = {"b": byte("uint8", 40, 9), "zb": np.uint8(3)}
+    constants = {"b": byte("uint8", 40, 9), "zb": np.linspace(0, 255, 9).astype(np.uint8)}
     m = quantized_model([node("MatMulInteger", "a b za zb", "y")], {"a": ("uint8", ["M", 40]), "za": ("uint8", [])},
                         ["y"], **constants)  # fmt: skip
     plan = same_as_reference(m, {"a": byte("uint8", 7, 40), "za": np.uint8(255)})

@@ -112,3 +112,10 @@ def test_a_dynamically_quantized_model_is_few_kernels(tmp_path: Path) -> None:
     scales = [x for x in plan.launches if any(b.endswith("_scale") for b in x.writes or ())]
     kernels = {x.candidates[0].kernel for x in scales}
     assert len(kernels) == 2 < len(scales), "scales of weights are operands: one kernel for three products, one for one"
+
+
+def test_layers_of_a_qdq_model_share_their_kernels(tmp_path: Path) -> None:
+    """Scales and zero points differ from layer to layer; they are operands."""
+    plan = plan_program(quantized("bert_tiny", "QDQ", {"activation_type": "QUInt8", "per_channel": True}, tmp_path))
+    kernels = [x.candidates[0].kernel for x in plan.launches if x.kind in ("contract", "attention")]
+    assert len(kernels) == 10 and {kernels.count(k) for k in kernels} == {2}, "five in each of two layers"

@@ -31,7 +31,7 @@ from polydyn.schedules.tree.loops import (
     tile,
 )
 from polydyn.schedules.tree.names import End, MarkName, a, b, c, e, it, p, s
-from polydyn.schedules.tree.rewrites import deal_reduction, merge, permute_reduction, split_reduction
+from polydyn.schedules.tree.rewrites import deal_reduction, merge, pad_reduction, permute_reduction, split_reduction
 from polydyn.schedules.tree.scheduled import Scheduled
 from polydyn.schedules.tree.strategies import ROWS, VECTOR, start_product
 from tests.support.polyhedral_groups import matmul, softmax
@@ -100,6 +100,7 @@ def test_what_a_transformation_makes(name: str, golden: Golden) -> None:
 
 REWRITTEN: dict[str, Callable[[], Group]] = {
     "merge": lambda: merge(product(), ("k", "r"), "step")[0],
+    "pad_reduction": lambda: pad_reduction(_few_steps(), "r", V(8)),
     "permute_reduction": lambda: permute_reduction(product(), ("r", "k")),
     "split_reduction": lambda: split_reduction(product(), "share", "shares"),
     "deal_reduction": lambda: deal_reduction(merge(product(), ("k", "r"), "step")[0], "step", 32, 4)[0],
@@ -113,8 +114,8 @@ def test_what_a_rewrite_of_the_group_makes(name: str, golden: Golden) -> None:
 
 NAMED: tuple[Callable[..., object], ...] = (
     accumulate, assign, balance, begins, beside, carry, clip, deal_reduction, distribute, fuse, interchange, keep,
-    mark, merge, pad, permute_reduction, promote, pull_out, refine, regroup, rename, send, sequence_phases,
-    split_reduction, spread, stage_sums, tile, unmark,
+    mark, merge, pad, pad_reduction, permute_reduction, promote, pull_out, refine, regroup, rename, send,
+    sequence_phases, split_reduction, spread, stage_sums, tile, unmark,
 )  # fmt: skip
 
 
@@ -162,6 +163,8 @@ REFUSED: dict[str, tuple[str, Callable[[], object]]] = {
     "assign": ("runs a reduction", lambda: assign(tiled(), "task", b("k"))),
     "mark": ("DONE0 has no loop v", lambda: mark(tiled(), MarkName.TASK, VECTOR, "DONE0")),
     "merge": ("meets D at a reduction step", lambda: merge(_summed_in_place(), ("k", "r"), "step")),
+    "pad_reduction": ("is no sum of products of None steps", lambda: pad_reduction(product(), "r", V(8))),
+    "pad_reduction by less": ("of 5 steps that could be 4", lambda: pad_reduction(_few_steps(), "r", V(4))),
     "permute_reduction": ("prod may not be reassociated", lambda: permute_reduction(_reduced("prod"), ("r", "k"))),
     "permute_reduction of others": ("are not the iterators", lambda: permute_reduction(product(), ("k", "j"))),
     "split_reduction": ("prod may not be reassociated", lambda: split_reduction(_reduced("prod"), "share", "S")),
@@ -184,6 +187,12 @@ def test_what_a_transformation_refuses(name: str) -> None:
 
 def _outside() -> Scheduled:
     return pull_out(tiled(), b("k"), p("k"), it("r"))
+
+
+def _few_steps() -> Group:
+    g = product()
+    iters = tuple((x, V(5) if x == "r" else e) for x, e in g.backbone.iters)
+    return replace(g, statements=tuple(replace(x, iters=iters) if x.reduce else x for x in g.statements))
 
 
 def _reduced(by: str) -> object:
