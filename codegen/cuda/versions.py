@@ -53,6 +53,8 @@ MORE_TILES = (
     CudaTile("mma", 16, 64, 64, 16, 32, 4, 4),
 )  # fmt: skip
 """Tiles between the largest and the smallest, and one for few rows: only where copies of 16 bytes are allowed."""
+MORE_FMA_TILES = (CudaTile("fma", 32, 32, 16, 4, 4, 4, 4), CudaTile("fma", 8, 64, 16, 2, 4, 4, 4))
+"""The same for float32 on CUDA cores; 64x256 is never better than 128x128."""
 LONG_STEPS = 256
 """Steps of a reduction of warpgroups that want more shares than a cluster has blocks."""
 FEW = 16
@@ -116,7 +118,8 @@ class CudaContractKernel:
         special = [] if tiles else self._hopper()
         more = () if tiles else tuple(t for t in self._more() if t.bm <= FEW or not special)  # which have their tiles
         self._prove((*more, *chosen))
-        whole = {t: _of_tile(self.product, t, t in more) for t in (*chosen[:-1], *more, chosen[-1])}
+        beside = (t for t in more if t.kind.warp or t.bm > FEW)  # CUDA cores are too slow for few blocks
+        whole = {t: _of_tile(self.product, t, t in more) for t in (*chosen[:-1], *beside, chosen[-1])}
         every = (*self.few_rows(), *self._splits(chosen, more), *special, *chain(*whole.values()), *self._widened())
         return short_first(every)
 
@@ -226,8 +229,8 @@ class CudaContractKernel:
     def _more(self) -> tuple[CudaTile, ...]:
         """Tiles besides those that serve all shapes, without those that a constant extent would leave half empty."""
         m, n = self.product.M.constant, self.product.N.constant
-        if self.product.dtype not in HALF:
-            return ()
+        single = self.tiles is FMA_TILES and self.product.dtype == "float32" and not self.roles.inner
+        tiles = MORE_TILES if self.product.dtype in HALF else MORE_FMA_TILES if single else ()
 
         def useful(t: CudaTile) -> bool:
             few = m is None or (m <= 4 * t.bm if t.bm <= FEW else 2 * m > t.bm)
@@ -235,7 +238,7 @@ class CudaContractKernel:
                 return few and n is not None and 0 < n % t.bm <= t.bn
             return few and (n is None or 2 * n > t.bn)
 
-        return tuple(filter(useful, MORE_TILES))
+        return tuple(filter(useful, tiles))
 
     def _useful(self, tiles: tuple[CudaTile, ...]) -> tuple[CudaTile, ...]:
         """Tiles from the largest to the smallest, without those that a constant extent would leave half empty."""
@@ -269,11 +272,13 @@ def _of_tile(
 ) -> list[Kernel]:
     """The versions of one tile, without those that may be launched only where an earlier one may.
 
-    ``wide_only``: those whose copies are 16 bytes wide, none when an operand has no such copies. ``others``: what
-    other versions ask of addresses; those that ask no less are left out.
+    ``wide_only``: those whose copies are 16 bytes wide, none when an operand has no such copies; one, with 32-bit
+    indices, on CUDA cores. ``others``: what other versions ask of addresses; those that ask no less are left out.
     """
+    one = wide_only and not tile.kind.warp
     forms = [TiledProduct(product, tile, *a) for a in accesses(product.dtype)[: 2 if wide_only else None]]
     if wide_only and any(c.bytes < WIDEST for c in forms[0].copies):
         return []
     multiples = {x: {m for c in x.copies for m in c.multiples} for x in forms}
-    return without_repeats(x.build() for x in forms if not any(o <= multiples[x] for o in others))
+    found = without_repeats(x.build() for x in forms if not any(o <= multiples[x] for o in others))
+    return found[:1] if one else found

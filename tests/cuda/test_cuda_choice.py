@@ -128,7 +128,8 @@ def test_long_reductions_of_small_results_are_split(arch: str) -> None:
 def test_single_precision_too() -> None:
     assert taken("sm_80", 1, 768, 3072, "float32").startswith("gemv")
     assert taken("sm_80", 13824, 768, 3072, "float32").startswith("fma_128")
-    assert taken("sm_80", 64, 64, 64, "float32").startswith("fma_64")
+    assert taken("sm_80", 32, 3072, 768, "float32").startswith("split_fma_8x64")
+    assert taken("sm_80", 256, 768, 768, "float32").startswith("fma_32x32")
     assert taken("sm_80", 64, 16384, 64, "float32").startswith("split")
 
 

@@ -15,7 +15,7 @@ from onnx import helper
 
 from polydyn.codegen.cuda.emit import LONG
 from polydyn.codegen.cuda.tile import CudaTile
-from polydyn.codegen.cuda.versions import MMA_TILES, MORE_TILES, CudaContractKernel
+from polydyn.codegen.cuda.versions import MMA_TILES, MORE_FMA_TILES, MORE_TILES, CudaContractKernel
 from polydyn.codegen.split import partial_group
 from polydyn.errors import CodegenError
 from polydyn.fusion.plan import FusionPlan
@@ -270,7 +270,9 @@ def test_narrow_versions_give_the_same_bits() -> None:
     assert all((r == results[0]).all() for r in results) and close(results[0], want, 2e-3)
 
 
-@pytest.mark.parametrize(("dtype", "tile"), [("float32", SMALL_FMA), slow("float16", SMALL_MMA), ("float16", FEW_ROWS)])
+@pytest.mark.parametrize(
+    ("dtype", "tile"), [("float32", MORE_FMA_TILES[1]), slow("float16", SMALL_MMA), ("float16", FEW_ROWS)]
+)
 def test_split_reduction(dtype: str, tile: CudaTile) -> None:
     """Partial sums in the workspace, added in order by a second launch: equal bits in any order of blocks."""
     plan = gemm(dtype)

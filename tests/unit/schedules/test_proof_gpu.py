@@ -7,7 +7,14 @@ from dataclasses import replace
 import pytest
 
 from polydyn.codegen.cuda.tile import CudaTile
-from polydyn.codegen.cuda.versions import FMA_TILES, IMMA_TILES, MMA_TILES, MORE_TILES, TF32_TILES
+from polydyn.codegen.cuda.versions import (
+    FMA_TILES,
+    IMMA_TILES,
+    MMA_TILES,
+    MORE_FMA_TILES,
+    MORE_TILES,
+    TF32_TILES,
+)
 from polydyn.schedules.errors import LegalityError, ScheduleError
 from polydyn.schedules.expr import FromIndex, const, op
 from polydyn.schedules.index import Index, IndexLike
@@ -44,7 +51,9 @@ G = batched()
 ROLES = Roles(("b",), "i", "j", "k", ("r",))
 
 
-@pytest.mark.parametrize("tile", [*FMA_TILES, *MMA_TILES, *IMMA_TILES, *MORE_TILES, *TF32_TILES], ids=str)
+@pytest.mark.parametrize(
+    "tile", [*FMA_TILES, *MORE_FMA_TILES, *MMA_TILES, *IMMA_TILES, *MORE_TILES, *TF32_TILES], ids=str
+)
 def test_every_tile_is_proven_for_all_sizes(tile: CudaTile) -> None:
     prove(gpu_product(G, ROLES, tile.sizes()))
 
