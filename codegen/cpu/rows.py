@@ -327,9 +327,7 @@ class NestKernel:
         out, count = self._version(body, names)
         if fits.decided():
             return out, count, scratch_bytes(out)
-        self.notes.append(
-            f"rows are kept in scratch up to {most // self.flight} bytes, beyond it computed again in every pass"
-        )
+        self.notes.append(f"rows are kept in scratch up to {most} bytes, beyond it computed again in every pass")
         bound = minimum(scratch_bytes(out), V(most + 64 * len(self.row_buffers())))
         return (If((fits,), out, self._version(body, names, again=True)[0]),), count, bound
 
