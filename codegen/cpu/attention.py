@@ -192,5 +192,5 @@ class AttentionKernel:
             Step("lower", "statements become stores and registers", lambda b: lower(b, table),
                  (FIRST_ROW, ROW_STRIDE, *buffers)),
             Step("together", "rows in flight", lambda b: self.nest.together(b, p("i"))),
-            Step("vectorise", "loops inside a row become vectors", self.nest.vector_stages),
+            Step("vectorise", "loops inside a row become vectors", lambda b: self.nest.vector_stages(b, FLIGHT)),
         ), names_of(self.parts.rows))  # fmt: skip

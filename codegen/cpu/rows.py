@@ -52,7 +52,7 @@ from polydyn.codegen.pipeline import Step, loops, run
 from polydyn.codegen.places import Places
 from polydyn.schedules.errors import Declined
 from polydyn.schedules.expr import ITEMSIZE, Load, Value
-from polydyn.schedules.index import ONE, ZERO, Index, minimum, product
+from polydyn.schedules.index import ONE, ZERO, Index, maximum, minimum, product
 from polydyn.schedules.model import Group, Statement, row_major
 from polydyn.schedules.tiling import TiledGroup
 from polydyn.schedules.tree.loops import Size
@@ -76,6 +76,10 @@ CHAINS = 4
 """Independent accumulators of a reduction, of all rows in flight together."""
 FLIGHT = 2
 """Rows of an attention in flight at once: what ends one row overlaps with the other."""
+SHORT_ROW, LEAST_PAIRED, PAIRED_BYTES = 1024, 128, 10 << 20
+"""Elements of a row up to which its end shows, rows from which half as many tasks are enough for any machine, and bytes
+of a launch up to which memory is no reason to read one row after another: rows beside each other share pages, in which
+hardware looks ahead for one stream only."""
 MOST_OPERATIONS = 64
 """Of a value that is computed again in every pass."""
 V = Index.of
@@ -95,10 +99,11 @@ class NestKernel:
         flight: int = 1,
         tiled: bool | None = None,
         size: Size | None = None,
+        paired: bool = False,
     ) -> None:
         """``rows``: vectors must run along the rows (the nest is a part of an attention). ``flight``: rows in flight at
         once. ``tiled``: whether vectors run along the band, decided by the strides when None; ``size``: elements of a
-        tile, where they are no argument of the kernel.
+        tile, where they are no argument of the kernel. ``paired``: tasks may be pairs of rows.
         """
         self.name, self.group, self.prefix, self.phases, self.target = name, group, prefix, phases, target
         self.band = Band(group, prefix, phases, target)
@@ -110,7 +115,22 @@ class NestKernel:
         self.streams = not rows and any(a.role == "output" and a.dtype == "float32" for a in arrays)
         self.place = {n: self._place(n) for n, a in group.arrays.items() if a.role == "local"}
         self.notes: list[str] = []
-        self.flight = flight
+        self.in_pairs = paired and not self.tiled and self._at_once() != ONE
+        self.flight = FLIGHT if self.in_pairs else flight
+
+    def _at_once(self) -> Index:
+        """Rows of a task, over the group's parameters: pairs where rows are short, many and come from caches.
+
+        Threads are not asked: sums of rows in pairs have other chains. Rows of a known length stay alone: the compiler
+        unrolls their loops, and the processor overlaps them by itself.
+        """
+        steps = [product(e for _, e in s.iters[len(self.prefix) :]) for s in self.group.statements if s.reduce]
+        inside = [e for e in steps if e != ONE]
+        if not self.prefix or all(e.constant is not None for e in inside):
+            return ONE
+        rows = product(self.extents[x] for x in self.prefix)
+        room = (SHORT_ROW - maximum(*inside), rows - LEAST_PAIRED, PAIRED_BYTES - moved_bytes(self.group))
+        return 1 + product(minimum(1, maximum(0, x + 1)) for x in room)
 
     def _maps(self) -> bool:
         """Whether every statement computes one element of the band, in vectors along it."""
@@ -133,7 +153,7 @@ class NestKernel:
     @cached_property
     def schedule(self) -> Scheduled:
         """Tree and tile map."""
-        return nest(self.group, self.prefix, self.phases, self.tiled, self.across, self.size)
+        return nest(self.group, self.prefix, self.phases, self.tiled, self.across, self.size, self.in_pairs)
 
     @cached_property
     def places(self) -> Places:
@@ -247,18 +267,18 @@ class NestKernel:
 
     # -- vector loops --------------------------------------------------------------------------------------------
 
-    def vector_stages(self, body: Body) -> Body:
-        """Vectorises every innermost loop of the stages that permits it."""
+    def vector_stages(self, body: Body, flight: int) -> Body:
+        """Vectorises every innermost loop of the stages that permits it, for so many rows in flight."""
 
         def f(n: Node) -> Node | Body:
             if not isinstance(n, For) or any(isinstance(x, For) for x in walk(n.body)):
                 return n
-            return self._vector(n)
+            return self._vector(n, CHAINS // flight)
 
         return consume(body, MarkName.STAGE, lambda b: rewrite(b, f))
 
-    def _vector(self, n: For) -> Node | Body:
-        vectors = vectorise_loop(n, self.target.width, CHAINS // self.flight)
+    def _vector(self, n: For, chains: int = CHAINS) -> Node | Body:
+        vectors = vectorise_loop(n, self.target.width, chains)
         if isinstance(vectors, Declined):
             self.notes.append(f"loop {n.var} stays scalar: {vectors}")
             return without_announcements(n)
@@ -296,7 +316,7 @@ class NestKernel:
 
     def _versions(self, body: Body, names: tuple[str, ...]) -> tuple[Body, Index, Index]:
         """(body, tasks, bytes of scratch): with row buffers, without, or both and a choice at run time."""
-        size, most = self._row_bytes(), self.target.core.l2
+        size, most = self._row_bytes() * self.flight, self.target.core.l2
         fits = Compare("<=", size, V(most))
         if not self._buffered() or not self._can_repeat():
             out, count = self._version(body, names)
@@ -308,7 +328,7 @@ class NestKernel:
         if fits.decided():
             return out, count, scratch_bytes(out)
         self.notes.append(f"rows are kept in scratch up to {most} bytes, beyond it computed again in every pass")
-        bound = minimum(scratch_bytes(out), V(most + 64 * len(self._buffered())))
+        bound = minimum(scratch_bytes(out), V(most + 64 * len(self.row_buffers())))
         return (If((fits,), out, self._version(body, names, again=True)[0]),), count, bound
 
     def _streamed(self, body: Body, names: tuple[str, ...], out: Body) -> Body:
@@ -339,7 +359,7 @@ class NestKernel:
         lowered = (
             Step("declare", "registers of a row", lambda b: consume(b, MarkName.ROW, self.row)),
             Step("lower", "statements become stores and registers", lambda b: lower(b, table),
-                 ("stream", "o_t", "o_u", *self._buffered())),
+                 ("stream", "o_t", "o_u", *(copy for _, copy in self.row_buffers()))),
         )  # fmt: skip
         if self.tiled:
             vectors: tuple[Step, ...] = (
@@ -347,11 +367,13 @@ class NestKernel:
                 Step("tile", "the tile's loop becomes vectors", lambda b: consume(b, MarkName.TILE, self._tile)),
             )
         else:
-            vectors = (
-                Step("announce", "lines that the next pass writes",
-                     lambda b: announce_stores(b, MarkName.STAGE, outputs)),
-                Step("vectorise", "loops inside a row become vectors", self.vector_stages),
-            )  # fmt: skip
+            announce = Step("announce", "lines that the next pass writes",
+                            lambda b: announce_stores(b, MarkName.STAGE, outputs))  # fmt: skip
+            vectorise = Step("vectorise", "loops inside a row become vectors",
+                             lambda b: self.vector_stages(b, self.flight))  # fmt: skip
+            pairs = Step("pairs", "loops inside a row become vectors, two rows side by side",
+                         lambda b: consume(b, MarkName.TILE, self._pair))  # fmt: skip
+            vectors = (announce, pairs if self.in_pairs else vectorise)
         return (*lowered, *vectors, Step("fold", "decided guards and single trips go", fold))
 
     def together(self, body: Body, *loops: str) -> Body:
@@ -361,6 +383,12 @@ class NestKernel:
             return jam(n, self.flight, self._buffered()) if isinstance(n, For) and n.var in loops else n
 
         return rewrite(body, f)
+
+    def _pair(self, body: Body) -> Body:
+        """The rows of a task: two side by side, or one."""
+        (both,), (alone,) = (self.vector_stages(body, n) for n in (FLIGHT, 1))
+        assert isinstance(both, For) and isinstance(alone, For), "the tree has a loop over the rows of a task"
+        return live_part(self.schedule, "t", jam(both, FLIGHT, self._buffered(), alone))
 
     def _tile(self, body: Body) -> Body:
         body = self._vector_tile(body)
@@ -396,6 +424,7 @@ class NestKernel:
         """The values of the launch-time symbols, over the group's parameters."""
         tile, long = TURNED_TILE if self.across else (self._elements(), 0)
         launch = {extent(p("t")): V(tile)} if self.tiled else {}
+        launch |= {extent(p("t")): self._at_once()} if self.in_pairs else {}
         launch |= {extent(p("u")): V(long)} if self.across else {}
         if not self.streams:
             return launch

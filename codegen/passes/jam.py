@@ -36,19 +36,20 @@ from polydyn.schedules.expr import Value
 from polydyn.schedules.index import Index
 
 
-def jam(loop: For, copies: int, private: Collection[str]) -> Body:
+def jam(loop: For, copies: int, private: Collection[str], alone: For | None = None) -> Body:
     """``loop`` in ``copies`` equal runs of iterations side by side, then the rest one by one.
 
     Copies are far apart, so that each reads and writes memory in order: neighbours would share pages, in which the
     hardware looks ahead for one stream only. ``private``: buffers that every iteration has for itself; copy ``c`` >= 1
-    uses ``<name>_c<c>``, as it does for registers. CodegenError: an inner loop or a choice depends on the iteration.
+    uses ``<name>_c<c>``, as it does for registers. ``alone``: the loop in another form, for the rest. CodegenError: an
+    inner loop or a choice depends on the iteration.
     """
     run = f"{loop.var}_run"
     registers = {n.reg for n in walk(loop.body) if isinstance(n, Def)}
     plain, x, distance = _without_lets(loop.body), Index.of(loop.var), Index.of(run)
     rows = [_renamed(substitute(plain, {loop.var: x + distance * c}), c, registers, private) for c in range(copies)]
     together = For(loop.var, loop.lo, loop.lo + distance, _merged(rows), loop.kind)
-    both = (together, replace(loop, lo=loop.lo + distance * copies))
+    both = (together, replace(alone or loop, lo=loop.lo + distance * copies))
     return (Let(run, (loop.hi - loop.lo) // copies, both),)
 
 

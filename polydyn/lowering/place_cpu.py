@@ -268,7 +268,7 @@ class KernelBuilder(Builder):
         if isinstance(window, Placed):
             return self._with_turned_window(form.turned, window) if form.turned else window
         why = () if window is None else (f"no register tiles of the window: {window}",)
-        kernel = NestKernel(f"nest_{place.key[:12]}", group, schedule.band, schedule.phases, self.target)
+        kernel = NestKernel(f"nest_{place.key[:12]}", group, schedule.band, schedule.phases, self.target, paired=True)
 
         def proven(x: NestKernel) -> None:
             proofs.prove_nest(x.schedule, schedule.band, schedule.phases)

@@ -177,14 +177,17 @@ def nest(
     tiled: bool,
     across: str | None = None,
     size: Size | None = None,
+    in_flight: bool = False,
 ) -> Scheduled:
     """Element-wise and stitch groups: the shared band as tasks, stages one after another inside (BladeDISC 4).
 
     ``band``, ``phases``: of the solved matrix. ``tiled``: tasks have tiles of the last iterator of the band (axis t),
     with ``across`` of that iterator too (axis u); ``size``: elements of a tile, an argument of the kernel when not
-    given. The points of a tile are lanes: they run at once too.
+    given. The points of a tile are lanes: they run at once too. ``in_flight``: tasks have tiles of the last
+    iterator too, of a size that is an argument, and each point of them runs all stages.
     """
-    axes = {**({band[-1]: "t"} if tiled else {}), **({across: "u"} if across else {})}
+    in_tiles = tiled or in_flight
+    axes = {**({band[-1]: "t"} if in_tiles else {}), **({across: "u"} if across else {})}
     t = sequence_phases(group, band, [[s.name for s in x] for x in stages(group, tuple(band), phases)], axes)
     head = [it(x) for x in band if x not in axes]
     blocks, points = [b(x) for x in axes.values()], [it(x) for x in axes.values()]
@@ -192,11 +195,11 @@ def nest(
         t = begins(tile(t, x, (b, f"B_{x}"), (it, size or Launch(extent(p(x))))), x, b(x), f"o_{x}")
         t = clip(t, x, *t.map.views)
     first, task = group.statements[0].name, [*head, *blocks]
-    t = interchange(t, *task, *points) if tiled else t
+    t = interchange(t, *task, *points) if in_tiles else t
     t = assign(assign(t, "task", *task), "lane", *points)
     shared = [*task, *points]
     t = mark(t, MarkName.ROW, shared[-1] if shared else None, first, under=True)
-    t = mark(t, MarkName.TILE, points[0], first) if tiled else t
+    t = mark(t, MarkName.TILE, points[0], first) if in_tiles else t
     return mark(t, MarkName.TASK, shared[0] if shared else None, first)
 
 

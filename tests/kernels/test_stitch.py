@@ -11,9 +11,12 @@ import pytest
 import polydyn
 from polydyn.backends import cpu
 from polydyn.checked import CheckedProgram
+from polydyn.codegen.cpu.rows import LEAST_PAIRED, PAIRED_BYTES, SHORT_ROW
 from polydyn.compiler import plan_program
+from polydyn.program.assemble import build_program
 from tests.support.tiny import model, node
 
+B = LEAST_PAIRED
 Feeds = dict[str, np.ndarray]
 LENGTHS = (0, 1, 7, 16, 31, 32, 33, 64, 130)
 
@@ -54,16 +57,34 @@ def test_both_versions_of_a_symbolic_row_give_the_same_bits(
 ) -> None:
     assert callable(build)
     kept = polydyn.compile(build("L"), threads=2)
-    monkeypatch.setattr(cpu, "asked", lambda core: replace(core, l2=31 * 4))
+    monkeypatch.setattr(cpu, "asked", lambda core: replace(core, l2=2 * 31 * 4))
     bounded = plan_program(build("L"))
     (launch,) = bounded.launches
-    assert launch.candidates[0].scratch.evaluate({"B": 4, "L": 10**9, "nth": 1}) <= 31 * 4 + 64 * 3
+    assert launch.candidates[0].scratch.evaluate({"B": 4, "L": 10**9, "nth": 1}) <= 2 * (31 * 4 + 64 * 3)
     checked = CheckedProgram(bounded)
     for length in LENGTHS:  # rows of up to 31 elements in scratch, longer ones in passes
         feeds = numbers(5, length, names)
         y = checked.run(feeds)["y"]
         np.testing.assert_allclose(y, expected(feeds), rtol=2e-5, atol=1e-6)
         np.testing.assert_array_equal(y, kept.run(feeds)["y"])
+
+
+def test_pairs_of_rows_are_the_same_ones_for_any_number_of_threads() -> None:
+    """Many short rows that caches hold go two at a time; the last one of an odd number is alone."""
+    plan = plan_program(softmax("L"))
+    (kernel,) = plan.kernels
+    n = SHORT_ROW
+    sizes = (B, n), (B - 1, n), (B, n + 1), (PAIRED_BYTES // 8 // n + 1, n)
+    assert [kernel.values({"n0": b, "n1": n}, workers=64)["P_t"] for b, n in sizes] == [2, 1, 1, 1], (
+        "few, long, and from memory"
+    )
+    programs, checked = [build_program(plan, threads=n) for n in (1, 2, 5)], CheckedProgram(plan)
+    for b, length in ((B + 1, 33), (B, 1), (2 * B + 1, 130), (B, 0)):
+        feeds = numbers(b, length, "x")
+        y = programs[0].run(feeds)["y"]
+        np.testing.assert_allclose(y, expected(feeds), rtol=2e-5, atol=1e-6)
+        for other in (*programs[1:], checked):
+            np.testing.assert_array_equal(other.run(feeds)["y"], y)
 
 
 @pytest.mark.parametrize("length", [0, 16, 33])
