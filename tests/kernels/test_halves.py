@@ -97,7 +97,7 @@ def test_every_access_of_a_kernel_of_halves_is_checked(dtype: str) -> None:
 @pytest.mark.parametrize("dtype", [slow("float16"), "bfloat16"])
 def test_a_convolution_copies_its_footprint_and_rounds_what_it_clips_once(dtype: str) -> None:
     r = np.random.default_rng(4)
-    w = rounded(r.standard_normal((24, 16, 3, 3), np.float32), dtype)
+    w = rounded(r.standard_normal((48, 16, 3, 3), np.float32), dtype)  # more columns than a window in place of it has
     nodes = [node("Conv", "x w", "t", pads=[1, 1, 1, 1]), node("Relu", "t", "o")]
     made = model(nodes, {"x": (dtype, ["N", 16, "H", "W"])}, ["o"], {"w": w})
     plan = plan_program(made)
