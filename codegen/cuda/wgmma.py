@@ -100,8 +100,8 @@ def wgmma_versions(product: ProductGroup, tf32: bool = False, tiles: Iterable[Wg
         return []
     every = tuple(tiles) or (FLOAT8_TILES if kind == "qmma" else TILES)
     steps = product.K.ceildiv(STEP // ITEMSIZE[product.dtype]).constant
-    exact = isinstance(maps[0], ImageOperand)  # whose pixels are no zeros behind the last step
-    every = tuple(t for t in every if t.parts == 1 or not exact or (steps or 1) % t.parts == 0)
+    if isinstance(maps[0], ImageOperand):  # pixels behind the last step are no zeros, and blocks beside others spill
+        every = tuple(t for t in every if t.parts == 1 or (t.blocks == 1 and (steps or 1) % t.parts == 0))
     chosen = (t for t in every if useful(t, product.M.constant, product.N.constant))
     some = {t: 1 if t.in_turn or t.cluster or t.parts > 1 or product.shares != ONE else 2 for t in every}
     forms = (_Version(product, kind, maps, t, wide) for t in chosen for wide in (True, False)[: some[t]])
