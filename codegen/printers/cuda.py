@@ -39,12 +39,18 @@ DEALT = {
 
 def shared_bytes(body: Body) -> Index:
     """Dynamic shared memory of a block: allocations inside one another add up, those side by side share memory."""
-    return _most(_node_bytes(n) for n in body)
+    around = ZERO
+    while len(body) == 1 and len(inside := tuple(bodies(body[0]))) == 1:  # names inside names may be hundreds
+        around, body = around + _own_bytes(body[0]), inside[0]
+    return around + _most(_node_bytes(n) for n in body)
 
 
 def _node_bytes(n: Node) -> Index:
-    inner = _most(map(shared_bytes, bodies(n)))
-    return inner + _bytes(n) if isinstance(n, Alloc) and n.scope == "shared" else inner
+    return _most(map(shared_bytes, bodies(n))) + _own_bytes(n)
+
+
+def _own_bytes(n: Node) -> Index:
+    return _bytes(n) if isinstance(n, Alloc) and n.scope == "shared" else ZERO
 
 
 def _most(sizes: Iterable[Index]) -> Index:

@@ -16,6 +16,8 @@ from onnx import helper
 from polydyn.codegen.cuda.emit import LONG
 from polydyn.codegen.cuda.tile import CudaTile
 from polydyn.codegen.cuda.versions import MMA_TILES, MORE_FMA_TILES, MORE_TILES, CudaContractKernel
+from polydyn.codegen.ir import Alloc, Body, Let
+from polydyn.codegen.printers.cuda import shared_bytes
 from polydyn.codegen.split import partial_group
 from polydyn.errors import CodegenError
 from polydyn.fusion.plan import FusionPlan
@@ -23,6 +25,7 @@ from polydyn.gpu.compiler import compile_cuda, find_nvcc
 from polydyn.gpu.errors import DeviceError
 from polydyn.lowering.contract import lower_contract
 from polydyn.lowering.place import Placed
+from polydyn.schedules.index import Index
 from polydyn.schedules.tree import verify_tree
 from polydyn.schedules.tree.gpu import gpu_product
 from tests.support.cuda_groups import Arrays, first_fit, placed, plan_of, run, version, with_bugs
@@ -464,3 +467,11 @@ def test_the_emulator_refuses_a_broken_kernel(bug: str, broken: tuple[FusionPlan
         except DeviceError:
             wrong += 1
     assert wrong
+
+
+def test_shared_memory_inside_hundreds_of_names_is_counted() -> None:
+    """A convolution of large windows has a name for the place of each row that a thread copies."""
+    body: Body = (Alloc("x", "float32", Index.of(8), "shared", ()), Alloc("y", "float32", Index.of(4), "shared", ()))
+    for k in range(400):
+        body = (Let(f"v{k}", Index.of(k), body),)
+    assert shared_bytes((Alloc("z", "float16", Index.of(8), "shared", body),)) == Index.of(48)
