@@ -103,10 +103,13 @@ class CudaValues:
             text = f"{v.buffer} + {self.index(v.address)}"
             return text if v.dtype == place.dtype else f"({REGISTER[v.dtype]} *)({text})"
         base = f"smem + {self.index(place.offset)}"
+        if place.scope == "global":
+            base = f"(unsigned char *){v.buffer}"
         size = ITEMSIZE[v.dtype]
         shape = f"{v.pitch}, {v.chunk}, {128 // (v.chunk * size)}, {size}"
         swizzled = f"pd_swizzled<{shape}>((int){self.index(v.row)}, (int){self.index(v.column)})"
-        return f"{base} + ({self.index(v.start * size)} + {swizzled})"
+        text = f"{base} + ({self.index(v.start * size)} + {swizzled})"
+        return text if place.scope == "shared" else f"({STORAGE[v.dtype]} *)({text})"
 
     def _read(self, dtype: str, text: str) -> str:
         return f"{READ[dtype]}({text})" if dtype in READ else text
