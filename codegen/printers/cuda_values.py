@@ -197,7 +197,7 @@ def _single(name: str, args: list[str]) -> str:
     raise CodegenError(f"{name} of float32 is not built for CUDA", rule="scalar operations of the device header")
 
 
-def _literal(v: Value) -> float | None:
+def literal(v: Value) -> float | None:
     """The number that a value is, converted or not."""
     while isinstance(v, Op) and v.name == "cast":
         (v,) = v.args
@@ -207,7 +207,7 @@ def _literal(v: Value) -> float | None:
 def _above_one(v: Op, name: str) -> Value | None:
     """x of 1 + erf(x), which is erfc(-x), or of 1 + tanh(x): without cancellation, and without a part for small x."""
     for a, b in (v.args, v.args[::-1]) if v.name == "add" else ():
-        if isinstance(a, Op) and a.name == name and a.dtype == "float32" and _literal(b) == 1:
+        if isinstance(a, Op) and a.name == name and a.dtype == "float32" and literal(b) == 1:
             return a.args[0]
     return None
 
@@ -220,7 +220,7 @@ def _fast(v: Op, args: list[str]) -> str:
         return f"pd_div_fast(1.0f, {args[0]})"
     if v.name != "div":
         return ""
-    by = _literal(v.args[1])
+    by = literal(v.args[1])
     inverse = 1 / by if by else 0.0
     if NORMAL < abs(inverse) < 1 / NORMAL:
         return f"({args[0]} * {constant(Const('float32', inverse))})"
