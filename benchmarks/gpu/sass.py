@@ -45,6 +45,8 @@ SHARED = (r"UTMALDG.*MULTICAST", "UCGABAR_WAIT")
 """What brings boxes to several blocks of a cluster, and the barrier of one."""
 DISTRIBUTED = (r"LD\.E", "UCGABAR_WAIT")
 """What reads another block's shared memory, and that barrier."""
+COUNTED = (r"ATOMG?\.E\.INC", "MEMBAR", r"LDG\.E\.STRONG\.GPU")
+"""What counts blocks, and reads what they have left."""
 PIXELS = (r"UTMALDG\.4D\.IM2COL", r"UTMALDG\.2D")
 """What brings pixels of an image, and filters."""
 EARLY, PREFETCH = ("ACQBULK", "PREEXIT"), r"UTMACCTL\.PF"
@@ -117,6 +119,7 @@ def kinds() -> tuple[Kind, ...]:
         Kind("product f16", half, "mma_128", (COPIES, *TENSOR, WIDE)),
         Kind("product f16, split", half, "split_mma", (COPIES, *TENSOR)),
         Kind("product f16, few rows", half, "gemv_8", (r"LDG\.E.*128", "SHFL")),
+        Kind("product f16, few rows, counted", half, "gemv_2_n8_counted_8", (r"LDG\.E.*128", "SHFL", *COUNTED)),
         Kind("product f16, few rows of clusters", half, "gemv_2_n8_cluster_8", (r"LDG\.E.*128", *DISTRIBUTED),
              "sm_90a"),
         Kind("product f16, wgmma", half, "wgmma_128x256", ("HGMMA", "UTMALDG", "SYNCS", WIDE), "sm_90a", most=75),
