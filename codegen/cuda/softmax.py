@@ -14,7 +14,7 @@ from polydyn.codegen.cuda.sums import Sums
 from polydyn.codegen.ir import Alloc, Apply, Body, Compare, Def, FlatLoad, For, If, Reg, Set, Store
 from polydyn.codegen.lower import flat
 from polydyn.codegen.printers.cuda_values import NORMAL
-from polydyn.schedules.expr import Const, Op, Value, const, op
+from polydyn.schedules.expr import FLOATS, Const, Load, Op, Value, const, op
 from polydyn.schedules.expr import walk as walk_value
 from polydyn.schedules.index import ZERO, Index
 from polydyn.schedules.laws.online_softmax import LOGIT
@@ -25,6 +25,10 @@ PACK = {"float16": "pd_pack_f16x2", "bfloat16": "pd_pack_bf16x2"}
 STATISTICS = (("top", "float32", 2), ("total", "float32", 2), ("scale", "float32", 2))
 """(name, dtype, number) of what a thread holds of its two rows: maximum, its own part of the sum, what a tile's new
 maximum scales older sums by.
+"""
+FAR, NEAR = 2.0**100, 2.0**-60
+"""A maximum below -FAR is a mask's number, of a row that is all masked. In units of log 2 it would be no float, so
+differences count NEAR times: 0 stays 0, and what differs at all, by 2^77 or more, still has a power of 0.
 """
 WEIGHED = 8
 """Issue slots for each score: scale, largest so far, difference, power, sum; for as long its power takes the special
@@ -44,6 +48,7 @@ class OnlineRows:
         self.array, self.group = scores.of.acc.array, scores.of.group
         loads = {x.buffer for x in walk_value(self.logit) if hasattr(x, "buffer")}
         self.read = loads - {self.array}
+        self.far = self.powers and any(_may_be_far(x, self.array) for x in walk_value(self.logit))
         self.bare = getattr(self.logit, "buffer", "") == self.array
 
     # -- statements ------------------------------------------------------------------------------------------------
@@ -80,11 +85,13 @@ class OnlineRows:
         score = FlatLoad("float32", "acc1", V("fragment") * 4 + HALVES * 2 + PAIR)
         zero = Const("float32", 0.0)
         finite = op("where", op("eq", peak, LOWEST), zero, peak)  # a row that has seen nothing yet has weights of 0
+        far = op("lt", peak, const(-FAR / max(1.0, self.factor), "float32"))
         half: Body = (
             *_pair((Store("most", PAIR, top), Store("part", PAIR, zero))),
             *self._scores((Store("most", PAIR, score, "max"),)),
             Def("peak", op("max", *two[0])),
             *_across("peak", "max"),
+            *((Def("unit", op("where", far, const(NEAR, "float32"), self._unit)),) if self.far else ()),
             Def("base", self._scaled(finite)),
             Store("scale", HALVES, self._power(top, base)),
             *self._scores((Store("acc1", score.address, self._power(score, base)), Store("part", PAIR, score, "sum"))),
@@ -122,9 +129,14 @@ class OnlineRows:
 
     # -- parts -----------------------------------------------------------------------------------------------------
 
+    @property
+    def _unit(self) -> Value:
+        """What a logit is multiplied by where powers of 2 are taken."""
+        return Const("float32", self.factor * LOG2_E)
+
     def _scaled(self, x: Value) -> Value:
         """What is subtracted from logits: of 16 bits in units of log 2, as ``ex2`` has them."""
-        return op("mul", x, Const("float32", self.factor * LOG2_E)) if self.powers else x
+        return op("mul", x, Reg("float32", "unit") if self.far else self._unit) if self.powers else x
 
     def _power(self, x: Value, base: Value) -> Value:
         """exp(x - base), ``base`` as ``_scaled`` gives it: of 16 bits one multiplication and addition, one ``ex2``."""
@@ -139,6 +151,13 @@ class OnlineRows:
         at = V("fragment") * 4 + HALVES * 2 + PAIR
         leaf: Body = (Store("acc2", at, f(FlatLoad("float32", "acc2", at))),)
         return (For("fragment", ZERO, V(self.values.fragments[1]), _pair(leaf)),)
+
+
+def _may_be_far(x: Value, scores: str) -> bool:
+    """Whether part of a logit is below -FAR, or is read and may be so; scores are sums that do not overflow."""
+    if isinstance(x, Const) and x.dtype in FLOATS:
+        return float("-inf") < float(x.value) < -FAR
+    return isinstance(x, Load) and x.buffer != scores and x.dtype in FLOATS and x.dtype != "float16"
 
 
 def take_factor(logit: Value) -> tuple[float, Value]:
