@@ -33,7 +33,8 @@ from polydyn.codegen.ir import (
 )
 from polydyn.codegen.lower import flat
 from polydyn.codegen.printers.cuda_values import NORMAL, literal
-from polydyn.schedules.expr import Const, Op, Value, const, loads, op
+from polydyn.schedules.expr import FLOATS, Const, Load, Op, Value, const, loads, op
+from polydyn.schedules.expr import walk as walk_value
 from polydyn.schedules.index import ZERO, Index
 from polydyn.schedules.laws.masks import Logits, open_logit
 from polydyn.schedules.laws.online_softmax import LOGIT
@@ -47,7 +48,10 @@ maximum scales older sums by.
 """
 WHOLE = "WHOLE"
 """The logits of a tile all of whose keys exist, rows where they matter, and no key is hidden."""
-LARGE = 2.0**126
+FAR, NEAR = 2.0**100, 2.0**-60
+"""A maximum below -FAR is a mask's number, of a row that is all masked. In units of log 2 it would be no float, so
+differences count NEAR times: 0 stays 0, and what differs at all, by 2^77 or more, still has a power of 0.
+"""
 WEIGHED = 8
 """Issue slots for each score: scale, largest so far, difference, power, sum; for as long its power takes the special
 unit, which has 16 of a clock."""
@@ -72,6 +76,7 @@ class OnlineRows:
             if factor == other:
                 self.factor, self.logit, self.open = factor, masked, shown
         self.read, self.shown = self._reads(self.logit), self._reads(self.open)
+        self.far = self.powers and any(_may_be_far(x, self.array) for x in walk_value(self.logit))
 
     # -- statements ------------------------------------------------------------------------------------------------
 
@@ -130,11 +135,13 @@ class OnlineRows:
         score = FlatLoad("float32", "acc1", V("fragment") * 4 + HALVES * 2 + PAIR)
         zero = Const("float32", 0.0)
         finite = op("where", op("eq", peak, LOWEST), zero, peak)  # a row that has seen nothing yet has weights of 0
+        far = op("lt", peak, const(-FAR / max(1.0, self.factor), "float32"))
         half: Body = (
             *_pair((Store("most", PAIR, top), Store("part", PAIR, zero))),
             *self._scores((Store("most", PAIR, score, "max"),)),
             Def("peak", op("max", *two[0])),
             *_across("peak", "max"),
+            *((Def("unit", op("where", far, const(NEAR, "float32"), self._unit)),) if self.far else ()),
             Def("base", self._scaled(finite)),
             Store("scale", HALVES, self._power(top, base)),
             *self._scores((Store("acc1", score.address, self._power(score, base)), Store("part", PAIR, score, "sum"))),
@@ -176,9 +183,14 @@ class OnlineRows:
         """Arrays that a logit reads besides scores."""
         return {x.buffer for x in loads(logit)} - {self.array}
 
+    @property
+    def _unit(self) -> Value:
+        """What a logit is multiplied by where powers of 2 are taken."""
+        return Const("float32", self.factor * LOG2_E)
+
     def _scaled(self, x: Value) -> Value:
         """What is subtracted from logits: of 16 bits in units of log 2, as ``ex2`` has them."""
-        return op("mul", x, Const("float32", self.factor * LOG2_E)) if self.powers else x
+        return op("mul", x, Reg("float32", "unit") if self.far else self._unit) if self.powers else x
 
     def _power(self, x: Value, base: Value) -> Value:
         """exp(x - base), ``base`` as ``_scaled`` gives it: of 16 bits one multiplication and addition, one ``ex2``."""
@@ -195,12 +207,19 @@ class OnlineRows:
         return (For("fragment", ZERO, V(self.values.fragments[1]), _pair(leaf)),)
 
 
+def _may_be_far(x: Value, scores: str) -> bool:
+    """Whether part of a logit is below -FAR, or is read and may be so; scores are sums that do not overflow."""
+    if isinstance(x, Const) and x.dtype in FLOATS:
+        return float("-inf") < float(x.value) < -FAR
+    return isinstance(x, Load) and x.buffer != scores and x.dtype in FLOATS and x.dtype != "float16"
+
+
 def take_factor(logit: Value) -> tuple[float, Value]:
     """A positive number that a logit is a multiple of, and the logit without it: 1 where none is seen."""
     if isinstance(logit, Op) and logit.dtype == "float32":
         if logit.name in ("where", "select") and (low := literal(logit.args[2])) is not None:
             factor, rest = take_factor(logit.args[1])
-            if low == float("-inf") or abs(low) < factor * LARGE:  # its quotient is a float32 as well
+            if low == float("-inf") or abs(low) < min(1.0, factor) * FAR:
                 return factor, op(logit.name, logit.args[0], rest, Const("float32", low / factor))
         pairs = [logit.args] if logit.name == "div" else [logit.args, logit.args[::-1]] if logit.name == "mul" else []
         for x, y in pairs:

@@ -236,7 +236,7 @@ def _other(v: Op, args: list[str]) -> str:
         if v.name == "div":
             return f"({args[1]} == 0 ? 0 : {args[0]} / {args[1]})"
         if v.name in ("max", "min"):
-            return f"({args[0]} {'>' if v.name == 'max' else '<'} {args[1]} ? {args[0]} : {args[1]})"
+            return _of_two(v.name, source, args)
         if v.name in BITS:
             return f"(({REGISTER[source]})({BITS[v.name].join(args)}))"
         if v.name == "bitnot":
@@ -248,10 +248,17 @@ def _other(v: Op, args: list[str]) -> str:
     raise CodegenError(f"{v.name} of {source} is not built for CUDA", rule="scalar operations of the device header")
 
 
+def _of_two(name: str, dtype: str, args: list[str]) -> str:
+    """max or min by a function: every lane of a warp evaluates both operands once, of which one may be a shuffle."""
+    return f"pd_{'larger' if name == 'max' else 'smaller'}<{REGISTER[dtype]}>({', '.join(args)})"
+
+
 def _logic(name: str, args: list[str]) -> str:
     if name == "not":
         return f"(!{args[0]})"
-    infix = {"and": "&&", "min": "&&", "or": "||", "max": "||", "xor": "!="}
+    if name in ("max", "min"):
+        return _of_two(name, "bool", args)
+    infix = {"and": "&&", "or": "||", "xor": "!="}
     if name not in infix:
         raise CodegenError(f"{name} of booleans has no CUDA form")
     return f"({args[0]} {infix[name]} {args[1]})"

@@ -62,7 +62,8 @@ def attention(
 def case(
     plan: FusionPlan, length: int, keys: int, mask: str = "none", batch: int = 1
 ) -> tuple[dict[str, Array], Array]:
-    """Inputs and the expected output; masks: ``none``, -inf above a diagonal, in row 0, before the last two keys."""
+    """Inputs and the expected output; masks: ``none``, -inf above a diagonal, in row 0, before the last two keys;
+    in row 0 the lowest number of bfloat16."""
     rng = np.random.default_rng(length * 1009 + keys)
     dims = {"B": batch, "L": length, "T": keys}
     kind = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16, "float32": np.float32}
@@ -75,6 +76,8 @@ def case(
         feeds["m"][..., columns > rows + 3] = -np.inf
     if mask == "row":
         feeds["m"][..., rows == 0] = -np.inf
+    if mask == "lowest":
+        feeds["m"][..., rows == 0] = ml_dtypes.finfo("bfloat16").min
     if mask == "late":
         feeds["m"][..., columns < keys - 2] = -np.inf
     q, k, v, m = (feeds[n].astype(np.float64) for n in ("q", "k", "v", "m"))
@@ -239,6 +242,12 @@ def test_rows_without_keys_are_zero() -> None:
     feeds, _ = case(plan, 5, 0)
     got, _ = run(plan, feeds)
     assert (got["y"] == 0).all() and got["y"].shape == (1, 2, 5, 64)
+
+
+def test_a_row_masked_by_the_lowest_number_weighs_its_keys_alike() -> None:
+    """In units of log 2 the lowest number of bfloat16 is no float: such rows were NaN."""
+    plan = attention("bfloat16", 32, 32, 1)
+    right(plan, placed(plan), 3, 72, "lowest", tolerance=BOUND["bfloat16"])
 
 
 @pytest.mark.parametrize(
