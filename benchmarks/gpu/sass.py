@@ -150,7 +150,7 @@ def kinds() -> tuple[Kind, ...]:
         Kind("product f16, gelu, in turn", gelu, "wgmma_128x192x64_3_turns", ("HGMMA", r"MUFU\.EX2", "UTMASTG"),
              "sm_90a", most=100, size=1450),
         Kind("convolution f16", image, "mma_128x64", (COPIES, *TENSOR, WIDE), most=165),
-        Kind("convolution f16, depthwise", depthwise, "wide", (r"LDG\.E.*128", "FFMA", WIDE), most=125),
+        Kind("convolution f16, depthwise", depthwise, "window", (r"LDG\.E.*128", "FFMA", WIDE), most=285),
         Kind("convolution f16, wgmma", image, "wgmma_128x64x64_4", ("HGMMA", *PIXELS, "SYNCS", WIDE), "sm_90a",
              most=80),
         Kind("convolution f16, in turn", image, "wgmma_128x64x64_8_turns", ("HGMMA", *PIXELS, "UTMASTG"), "sm_90a",
