@@ -119,7 +119,7 @@ class CudaAttentionKernel:
         narrow = ((8, False), (4, False), (2, False)) if self.kind == "mma" else ((4, False),)
         accesses = ((16, True), (16, False), *narrow)
         special = warpgroup_attention(self) if self.arch == "sm_90a" else []
-        own = without_repeats(_Version(self, width, wide).build() for width, wide in accesses)
+        own = without_repeats(_Version(self, width, wide) for width, wide in accesses)
         return short_first((*special, *own))
 
 
@@ -184,7 +184,7 @@ class _Version:
         name, names = f"{self.name}_{version}", bound_names(self._arrays(), self.group.params)
         body = loops_over_keys(name, self.schedule, of.visits.live, of.logits(ROWS, self.keys))
         body, count = one_block(name, body, self.steps(), self._allocate, names)
-        multiples = [*(x for c in self.copies.values() for x in c.multiples), *self.values.multiples]
+        multiples = (*self.asked, *self.values.multiples)
         few = sum(of.depths) > 128 or self.kind.name != "mma"  # more registers than three blocks leave
         blocks = 2 if few else 3
         rows, keys = of.scores.M.ceildiv(ROWS), of.scores.N.ceildiv(self.keys)
@@ -193,6 +193,11 @@ class _Version:
         kernel = Kernel(name, self.group.params, count, version=version, multiples=tuple(dict.fromkeys(multiples)),
                         block=Block(WARPS * 32, work=self._work(keys, blocks)))  # fmt: skip
         return emit(kernel, body, self._arrays(), limits, blocks)
+
+    @property
+    def asked(self) -> tuple[tuple[Index, int], ...]:
+        """What copies as wide as these ask of addresses."""
+        return tuple(x for c in self.copies.values() for x in c.multiples)
 
     @property
     def version(self) -> str:

@@ -114,7 +114,7 @@ def warpgroup_attention(of: Attention) -> list[Kernel]:
     if q is None or k is None or v is None or not q.along_k or not k.along_k or v.along_k:
         return []
     maps = {COPY_Q: q, COPY_K: k, COPY_V: v}
-    return without_repeats(_Version(of, maps, wide).build() for wide in (True, False))
+    return without_repeats(_Version(of, maps, wide) for wide in (True, False))
 
 
 @dataclass(frozen=True)
@@ -167,6 +167,11 @@ class _Version:
         self.boxes = {c: _Boxes(n, rows, self.panels[side], stages) for c, n, rows, stages, side in boxes}
 
     @property
+    def asked(self) -> tuple[tuple[Index, int], ...]:
+        """What tensor maps ask of addresses."""
+        return tuple(m for x in self.maps.values() for m in x.multiples)
+
+    @property
     def version(self) -> str:
         """What the version is called."""
         wide = any(self.values.vector(s) > 1 for s in self.of.values.epilogues)
@@ -178,7 +183,7 @@ class _Version:
         name, names = f"{of.name}_{self.version}", bound_names(self._arrays(), self.group.params)
         body = loops_over_keys(name, self.schedule, live, self.logits)
         body, count = one_block(name, body, self.steps(), self._allocate, names)
-        multiples = (*(m for x in self.maps.values() for m in x.multiples), *self.values.multiples)
+        multiples = (*self.asked, *self.values.multiples)
         extents = (of.scores.M, of.scores.N, *(of.scores.extents[x] for x in of.parts.score_roles.batch))
         conditions = dict.fromkeys(
             (Compare(">=", of.scores.N, ONE), *(c for m in self.maps.values() for c in m.conditions))
