@@ -13,12 +13,15 @@ from polydyn.codegen.kernel import COUNTERS, MOST_COUNTERS, WORKSPACE, Kernel, W
 from polydyn.schedules.expr import ITEMSIZE, const
 from polydyn.schedules.index import Index
 from polydyn.schedules.model import Array, row_major
+from polydyn.schedules.tree.names import c
 
 V = Index.of
 ENDS = 4
 """Memory latencies at the end of a block that is counted: sums leave, are counted, come back, and results leave."""
 BEHIND = (WORKSPACE, COUNTERS)
 """The buffers that such kernels have too."""
+SHARER = c("k")
+"""The loop over blocks that share a task."""
 COME = "come"
 """1 in the last block of those that share its task, behind ``count_block``; 0 in the others."""
 LAST = Compare("==", V(COME), Index.of(1))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
+from typing import Protocol
 
 from polydyn.capability import features_of
 from polydyn.codegen.check import verify_body
@@ -103,12 +104,32 @@ def emit(
     return (short, long) if guard else (short,)
 
 
-def without_repeats(versions: Iterable[tuple[Kernel, ...]]) -> list[Kernel]:
-    """Versions (each with its two widths of indices) without those that only run where an earlier one runs too."""
+class Form(Protocol):
+    """A version before it is built."""
+
+    @property
+    def asked(self) -> Collection[tuple[Index, int]]:
+        """What must be multiples of which number for its copies; the stores of the kernel may ask for more."""
+
+    def build(self) -> tuple[Kernel, ...]:
+        """The kernel, with indices of both widths."""
+
+
+def without_repeats(
+    forms: Iterable[Form], others: Iterable[Collection[tuple[Index, int]]] = (), first: int | None = None
+) -> list[Kernel]:
+    """Versions (each with its two widths of indices, or the ``first`` of them) without those that only run where an
+    earlier one runs too. ``others``: what versions built before ask for.
+    """
     out: list[Kernel] = []
-    for kernels in versions:
-        if kernels and not any(set(earlier.multiples) <= set(kernels[0].multiples) for earlier in out):
+    earlier = [set(o) for o in others]
+    for form in forms:
+        if any(o <= set(form.asked) for o in earlier):  # most are, and need not be built
+            continue
+        kernels = form.build()[:first]
+        if kernels and not any(o <= set(kernels[0].multiples) for o in earlier):
             out += kernels
+            earlier.append(set(kernels[0].multiples))
     return out
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 
-from polydyn.codegen.cuda.carriers import BEHIND, COME, count_block, counted_work, left_behind
+from polydyn.codegen.cuda.carriers import BEHIND, COME, SHARER, count_block, counted_work, left_behind
 from polydyn.codegen.cuda.copies import Copy, Operand, copy_of
 from polydyn.codegen.cuda.emit import RANK, bound_names, emit, one_block
 from polydyn.codegen.cuda.group import ProductGroup
@@ -35,7 +35,7 @@ from polydyn.schedules.errors import CodegenError
 from polydyn.schedules.expr import ITEMSIZE
 from polydyn.schedules.index import ONE, ZERO, Index, IndexLike
 from polydyn.schedules.tree.gpu import COPY_A, COPY_B, FRAG_A, FRAG_B, SLAB, STAGE, STAGED, gpu_parts, gpu_product
-from polydyn.schedules.tree.names import MarkName, b, c, e, extent, f, g, p, s, w
+from polydyn.schedules.tree.names import MarkName, b, e, extent, f, g, p, s, w
 from polydyn.schedules.tree.scheduled import Scheduled
 from polydyn.schedules.tree.strategies import ACC, INIT
 
@@ -119,6 +119,10 @@ class TiledProduct:
             return body
         return (Call("pd_syncthreads"), *self.sums.stage_rows(body, self.tile.threads // WARP))
 
+    def _count(self, _: Body) -> Body:
+        """Blocks that share a tile meet."""
+        return count_block(self.parts)
+
     def ring(self, body: Body) -> Body:
         """The pipelined loop in its shared memory."""
         body = hoist_rows(pipeline(body, b("k"), self.tile.stages, split_copies), "row_")
@@ -135,7 +139,7 @@ class TiledProduct:
         names += BEHIND * (self.parts > 1)
         body = loops(name, self.schedule.tiled())
         body, count = one_block(name, body, self.steps(), self._allocate, names, self.parts, False)
-        wide = tuple(dict.fromkeys((*(x for c in self.copies for x in c.multiples), *self.sums.multiples)))
+        wide = tuple(dict.fromkeys((*self.asked, *self.sums.multiples)))
         work = self.work.shared_by(of.shares * self.parts)
         block = Block(t.threads, t.kind.arch, work=work)
         kernel = Kernel(name, self.group.params, count * self.parts, version=self.version, multiples=wide, block=block)
@@ -153,7 +157,7 @@ class TiledProduct:
         tiles = extents[b("k")]
         unit = V("warp") if t.kind.warp else V("tid")
         units: dict[str, Index] = {w("i"): unit // extents[w("j")], w("j"): unit % extents[w("j")]}
-        units |= {c("k"): V(RANK), e("w"): units[w("i")], e("u"): units[w("j")]} if self.parts > 1 else {}
+        units |= {SHARER: V(RANK), e("w"): units[w("i")], e("u"): units[w("j")]} if self.parts > 1 else {}
         rings = tuple(c.name for c in self.copies)
         registers = (self.sums.acc, *(c.operand.fragment for c in self.copies))
         split = Step("balance", "shares of the reduction", lambda x: balance(x, b("k"), tiles, shares, b("s")))
@@ -163,13 +167,7 @@ class TiledProduct:
             Step("pipeline", "copies run ahead in a ring", lambda x: consume(x, MarkName.PIPELINE, self.ring)),
             Step("bind", "sizes become constants", lambda b: bind(b, sizes)),
             Step("assign", "units are warps or threads", lambda b: assign(b, units), (RANK,) * (self.parts > 1)),
-            *(
-                Step(
-                    "combine", "blocks are counted", lambda x: consume(x, MarkName.COMBINE, lambda _: counted), (COME,)
-                )
-                for counted in (count_block(self.parts),)
-                if self.parts > 1
-            ),
+            Step("combine", "blocks are counted", lambda x: consume(x, MarkName.COMBINE, self._count), (COME,)),
             Step(
                 "instruction",
                 "points become an instruction",
@@ -196,6 +194,11 @@ class TiledProduct:
         if self.tile.kind.of_bytes and tiles.constant is not None and self.of.shares == ONE:
             steps[b("k")] = "unroll1"  # where the compiler knows how many there are
         return steps
+
+    @property
+    def asked(self) -> tuple[tuple[Index, int], ...]:
+        """What copies as wide as these ask of addresses."""
+        return tuple(x for c in self.copies for x in c.multiples)
 
     @property
     def version(self) -> str:

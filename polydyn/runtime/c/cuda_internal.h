@@ -208,6 +208,8 @@ int32_t pd_cuda_issue(pd_context *c, pd_call *call, void **events);
 /* Nodes of a graph (cuda_nodes.c): as pd_cuda_copy and pd_cuda_start. Each waits for those that its memory needs. */
 int32_t pd_nodes_copy(pd_context *c, pd_nodes *g, int32_t way, void *to, const void *from, int64_t bytes, const char *what);
 int32_t pd_nodes_start(pd_context *c, pd_nodes *g, int32_t k, const pd_candidate *n, void **parameters);
+/* How many nodes a graph of this run has at most; all launches are chosen. */
+int32_t pd_cuda_most_nodes(const pd_context *c);
 /* Makes what pd_cuda_issue does a graph; all launches are chosen. */
 int32_t pd_cuda_build(pd_context *c, const pd_call *call, pd_recorded *made);
 /* Gives the graph back, if there is one; it must not be at work. */
@@ -221,6 +223,9 @@ int32_t pd_cuda_kept(pd_context *c, const pd_call *call, const pd_recorded **fou
 /* Gives all of them back: memory that they use goes, or the context does. They must not be at work. */
 void pd_cuda_drop(pd_context *c);
 
+/* Whether the device's context is gone, and with it what this one had there; PD_USAGE then. */
+int pd_cuda_is_lost(const pd_context *c);
+int32_t pd_cuda_alive(const pd_context *c);
 int32_t pd_cuda_enter(pd_device *d);
 /* Room for the choices that a context remembers. */
 int64_t pd_cuda_remembered_words(void);

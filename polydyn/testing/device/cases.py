@@ -210,8 +210,9 @@ def _shuffles() -> Case:
     i = np.arange(32)
     want = np.stack([v[i ^ 5], np.where(i < 29, v[(i + 3) % 32], v), np.where(i >= 7, v[i - 7], v), v[::-1]])
     ballot = np.full(32, sum(int(v[j] > 0) << j for j in range(32)), np.uint32)
-    args = (v, np.zeros((4, 32), np.float32), np.zeros(32, np.uint32))
-    return Case("shuffles", "primitives.cu", "shuffles", 32, args, {1: want, 2: ballot})
+    args = (v, np.zeros((4, 32), np.float32), *(np.zeros(32, t) for t in (np.uint32, np.int64, np.uint8)))
+    wide, narrow = ((i ^ 5) << 40) - (i ^ 5), (255 - (i ^ 5)).astype(np.uint8)
+    return Case("shuffles", "primitives.cu", "shuffles", 32, args, {1: want, 2: ballot, 3: wide, 4: narrow})
 
 
 def _counted_sums() -> Case:

@@ -92,7 +92,7 @@ CP_ASYNC(cp_async_if_8, 8, pd_cp_async_if)
 CP_ASYNC(cp_async_if_4, 4, pd_cp_async_if)
 
 // ---- shuffles and ballot ----------------------------------------------------------------------------------------
-PD_KERNEL(shuffles, 32, 1)(const float *in, float *out, uint32_t *mask) {
+PD_KERNEL(shuffles, 32, 1)(const float *in, float *out, uint32_t *mask, int64_t *wide, uint8_t *narrow) {
   int t = pd_tid();
   float v = pd_ldg(in + t);
   pd_stg(out + t, pd_shfl_xor(v, 5));
@@ -100,6 +100,8 @@ PD_KERNEL(shuffles, 32, 1)(const float *in, float *out, uint32_t *mask) {
   pd_stg(out + 64 + t, pd_shfl_up(v, 7));
   pd_stg(out + 96 + t, pd_shfl_idx(v, 31 - t));
   pd_stg(mask + t, pd_ballot(v > 0.f));
+  pd_stg(wide + t, pd_shfl_xor(((int64_t)t << 40) - t, 5));
+  pd_stg(narrow + t, pd_shfl_xor((uint8_t)(255 - t), 5));
 }
 PD_EXPORT(shuffles, 32);
 
