@@ -121,7 +121,7 @@ class CudaContractKernel:
         self._prove((*more, *chosen))
         beside = (t for t in more if t.kind.warp or t.bm > FEW)  # CUDA cores are too slow for few blocks
         whole = {t: _of_tile(self.product, t, t in more) for t in (*chosen[:-1], *beside, chosen[-1])}
-        shared = () if tiles else self._counted((*(t for t in more if t.bm <= FEW), chosen[-1]))
+        shared = () if tiles or special else self._counted((*(t for t in more if t.bm <= FEW), chosen[-1]))
         splits = (*shared, *self._splits(chosen, more))
         every = (*self.few_rows(), *splits, *special, *chain(*whole.values()), *self._widened())
         return short_first(every)
@@ -179,11 +179,11 @@ class CudaContractKernel:
             yield from self._split((t.bm, t.bn, t.bk), WAVES, partial(self._parts, tile=t, wide_only=t in more))
 
     def _counted(self, tiles: Iterable[CudaTile]) -> Iterator[Kernel]:
-        """The versions of 16 bits whose reduction counted blocks share, in one launch, where there are no clusters: the
+        """The versions of 16 bits whose reduction counted blocks share, in one launch, where warpgroups have none: the
         widest copies alone, with 32-bit indices. Others serve the rest.
         """
         p = self.product
-        if self.arch == "sm_90a" or p.dtype not in HALF or self.roles.inner:
+        if p.dtype not in HALF or self.roles.inner:
             return
         for t in tiles:
             if (parts := sharers(p.N.ceildiv(t.bn), p.K.ceildiv(t.bk))) > 1:
