@@ -26,7 +26,7 @@ from polydyn.runtime.cuda.session import Session
 DEPTH, ROUNDS = 8, 20
 """Launches of a chain, calls."""
 OLDEST = 90
-"""The compute capability of the first devices whose launches can begin before those before them have ended."""
+"""The compute capability of the first devices with clusters, whose launches may begin before the last has ended."""
 MANY, FEW = 1 << 20, 1000
 """Elements of an array: more blocks than a device holds; emulated."""
 EMULATION = f"cuda:{EMULATED}"
@@ -86,10 +86,11 @@ def allowing(early: bool) -> Iterator[None]:
 
 
 def jobs(arch: int) -> Iterator[tuple[str, Callable[[Place], dict[str, Any]]]]:
-    """(name, what says how many elements are wrong) for both plans, on streams and as graphs, apart and, where a device
+    """(name, what says how many elements are wrong) for the plans, on streams and as graphs, apart and, where a device
     can, early.
     """
-    for name, early, bound in product(("chains", "branches"), (False, True)[: 1 + (arch >= OLDEST)], (False, True)):
+    names = ("chains", "branches", "clusters")[: 2 + (arch == OLDEST)]
+    for name, early, bound in product(names, (False, True)[: 1 + (arch >= OLDEST)], (False, True)):
 
         def job(place: Place, name: str = name, early: bool = early, bound: bool = bound) -> dict[str, Any]:
             with allowing(early):
