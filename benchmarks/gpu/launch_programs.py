@@ -2,8 +2,9 @@
 
 Two chains from one input, ``o = x + 1 + ... + 1`` and ``p = x + 2 + ... + 2``. One after the other their intermediates
 take turns in few places, so a launch overwrites what the last but one read; side by side they are branches of a graph.
-Blocks end at different times and write last: who does not wait reads what the call before has left. Every other launch
-may be one of clusters, whose blocks write what their neighbours have computed.
+Blocks end at different times and write last: who does not wait reads what the call before has left. In ``joins`` every
+launch reads what both of the step before have written. In ``clusters`` every other launch is one of clusters, whose
+blocks write what their neighbours have computed.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import cycle, pairwise
 
-from benchmarks.gpu.launch_order import DEPTH, EMULATION
+from benchmarks.gpu.launch_order import ADDED, DEPTH, EMULATION, ON_HOPPER
 from polydyn.codegen.kernel import Block, Kernel
 from polydyn.codegen.printers.cuda import HOPPER_PRELUDE, PRELUDE
 from polydyn.gpu.compiler import device_headers
@@ -32,6 +33,11 @@ SLOW = """PD_KERNEL(slow, 256, 1)(const float *x, float *y, int64_t n, int64_t b
 }
 PD_EXPORT(slow, 256);
 """
+MEAN = (
+    SLOW.replace("slow", "mean")
+    .replace("const float *x, ", "const float *x, const float *z, ")
+    .replace("pd_ldg(x + at)", "(pd_ldg(x + at) + pd_ldg(z + at)) * .5f")
+)
 PAIRED = """PD_KERNEL_CLUSTER(paired, 256, 1, 2)(const float *x, float *y, int64_t n, int64_t by, int64_t spin,
                                        int64_t one) {
   PD_DYN_SMEM(smem);
@@ -50,44 +56,55 @@ PAIRED = """PD_KERNEL_CLUSTER(paired, 256, 1, 2)(const float *x, float *y, int64
 PD_EXPORT(paired, 256);
 """
 N = Index.of("N")
-BLOCKS = {"slow": Block(256), "paired": Block(256, "sm_90a", cluster=2)}
-TASKS = {"slow": N.ceildiv(256), "paired": N.ceildiv(512) * 2}
-SCRATCH = {"slow": Index.of(0), "paired": Index.of(1024)}
-TEXTS = {"slow": PRELUDE + SLOW, "paired": HOPPER_PRELUDE + PAIRED}
+NUMBERS = ("n", "by", "spin", "one")
+KERNELS = {
+    "slow": Kernel("slow", NUMBERS, N.ceildiv(256), text=PRELUDE + SLOW, buffers=("x", "y"), block=Block(256)),
+    "mean": Kernel("mean", NUMBERS, N.ceildiv(256), text=PRELUDE + MEAN, buffers=("x", "z", "y"), block=Block(256)),
+    "paired": Kernel("paired", NUMBERS, N.ceildiv(512) * 2, text=HOPPER_PRELUDE + PAIRED, buffers=("x", "y"),
+                     scratch=Index.of(1024), block=Block(256, "sm_90a", cluster=2)),
+}  # fmt: skip
+
+
+def _launch(kernel: str, buffers: tuple[str, ...], by: int, spin: int) -> Launch:
+    """``by`` is added to what the first buffers have; the last one gets it."""
+    k, numbers = KERNELS[kernel], (N, *map(Index.of, (by, spin, 1)))
+    c = Candidate(kernel, buffers, numbers, k.tasks, scratch=k.scratch, block=k.block)
+    return Launch((c,), N, N, label=buffers[-1], writes=buffers[-1:])
 
 
 def _chain(output: str, by: int, spin: int, kernels: tuple[str, ...]) -> list[Launch]:
     names = ["x", *(f"{output}{k}" for k in range(1, DEPTH)), output]
-    numbers = (N, *map(Index.of, (by, spin, 1)))
-    made = (
-        Candidate(k, pair, numbers, TASKS[k], scratch=SCRATCH[k], block=BLOCKS[k])
-        for k, pair in zip(cycle(kernels), pairwise(names), strict=False)
-    )
-    return [Launch((c,), N, N, label=c.buffers[1], writes=c.buffers[1:]) for c in made]
+    return [_launch(k, pair, by, spin) for k, pair in zip(cycle(kernels), pairwise(names), strict=False)]
 
 
-def plan(side_by_side: bool, spin: int = SPIN, kernels: tuple[str, ...] = ("slow",)) -> HostPlan:
-    """Both chains, one after the other or in waves of two; ``kernels``: which launches of a chain take in turn."""
+def _mean(k: int, output: str, by: int, spin: int) -> Launch:
+    """The mean of both results of step ``k``, and ``by``."""
+    names = [f"{x}{k}" if k else "x" for x in "op"] + [f"{output}{k + 1}" if k + 1 < DEPTH else output]
+    return _launch("mean", tuple(names), by, spin)
+
+
+def plan(name: str, spin: int = SPIN) -> HostPlan:
+    """Both chains, one after the other or in waves of two; or ``joins``."""
+    kernels = ("slow", "paired") if name == "clusters" else ("slow",)
     first, second = _chain("o", 1, spin, kernels), _chain("p", 2, spin, kernels)
     turns = [x for pair in zip(first, second, strict=True) for x in pair]
+    side_by_side = name != "chains"
     launches = turns if side_by_side else [*first, *second]
+    if name == "joins":
+        launches = [_mean(k, x, by, spin) for k in range(DEPTH) for x, by in (("o", 1), ("p", 2))]
     roles = {"x": "input", "o": "output", "p": "output"}
     names = ["x", *(x.label for x in launches)]
     return HostPlan(
         name="launches", inputs=("x",), outputs=("o", "p"), constants={}, guards=(), launches=tuple(launches),
         buffers={b: Buffer(b, "float32", (N,), roles.get(b, "intermediate")) for b in names},
         sources=(SymbolSource("N", "x", 0),), waves=(2,) * DEPTH if side_by_side else (),
-        kernels=tuple(Kernel(k, ("n", "by", "spin", "one"), TASKS[k], text=TEXTS[k], buffers=("x", "y"),
-                             scratch=SCRATCH[k], block=BLOCKS[k]) for k in kernels),
+        kernels=tuple(KERNELS[k] for k in dict.fromkeys(x.candidates[0].kernel for x in launches)),
         headers=dict(device_headers()), place="cuda",
     )  # fmt: skip
 
 
 def programs(target: str) -> Iterator[tuple[str, Artifact]]:
     """Name -> artifact of the plans that the target can run; BuildError: no compiler."""
-    spin = 0 if target == EMULATION else SPIN
-    plans = {"chains": plan(False, spin), "branches": plan(True, spin)}
-    if target in (EMULATION, f"cuda:{BLOCKS['paired'].arch}"):
-        plans["clusters"] = plan(True, spin, ("slow", "paired"))
-    for name, made in plans.items():
-        yield name, build_artifact(made, target)[0]
+    for name in ADDED:
+        if name not in ON_HOPPER or target in (EMULATION, "cuda:sm_90a"):
+            yield name, build_artifact(plan(name, 0 if target == EMULATION else SPIN), target)[0]
