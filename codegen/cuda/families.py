@@ -11,6 +11,8 @@ from itertools import product
 from typing import Any, Protocol
 
 from polydyn.codegen.cuda.group import ProductGroup
+from polydyn.codegen.cuda.warpgroup_attention import Attention, AttentionTile, attention_tiles, warpgroup_attention
+from polydyn.codegen.cuda.warpgroup_attention import broken_rule as attention_rule
 from polydyn.codegen.cuda.wgmma import reaches_wgmma, wgmma_versions
 from polydyn.codegen.cuda.wgmma_tiles import AXES, FLOAT8_TILES, PARTS, TILES, WgmmaTile, broken_rule
 from polydyn.codegen.kernel import Kernel, with_block
@@ -20,8 +22,8 @@ from polydyn.schedules.model import Group
 
 Numbers = tuple[tuple[str, int], ...]
 """A tile: (field, value); an axis is its position in ``AXES``."""
-WARPGROUPS = "warpgroups"
-"""The family of products by warpgroups."""
+WARPGROUPS, ATTENTION = "warpgroups", "attention"
+"""The families of products and of attentions by warpgroups."""
 
 
 class Family(Protocol):
@@ -86,6 +88,30 @@ class WarpgroupProducts:
         if rule := broken_rule(t):
             raise ScheduleError(f"{t} is not built", rule=rule, remedy="tune the group again")
         return wgmma_versions(self.product, self.tf32, (t,), wanted=True)
+
+
+@dataclass(frozen=True)
+class WarpgroupAttention:
+    """Attentions by warpgroups on sm_90a."""
+
+    of: Attention
+    name: str = ATTENTION
+
+    @property
+    def group(self) -> Group:
+        """What its kernels compute."""
+        return self.of.group
+
+    def tiles(self) -> tuple[Numbers, ...]:
+        """As ``Family``; none where warpgroups have no version of it."""
+        return tuple(map(numbers, attention_tiles(self.of)))
+
+    def versions(self, tile: Numbers) -> Sequence[Kernel]:
+        """As ``Family``; none where all its keys are one tile."""
+        t = of_numbers(AttentionTile, tile)
+        if rule := attention_rule(t, int(self.of.scores.K), int(self.of.values.N)):
+            raise ScheduleError(f"{t} is not built", rule=rule, remedy="tune the group again")
+        return warpgroup_attention(self.of, t)
 
 
 def _every_tile() -> tuple[WgmmaTile, ...]:

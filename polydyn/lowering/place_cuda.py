@@ -217,7 +217,9 @@ class CudaBuilder(Builder):
             verify_group(lowered.group)
             self.show(group, kernel.name, *attention_groups(kernel.parts))
             prove_row_blocks(lowered.group, kernel.parts)
-            found = self._new(group, lowered, key, kernel.versions())
+            if self.tuner and self.arch == "sm_90a":
+                kernel.kept = self.tuner.family(key, kernel.group, kernel.family)
+            found = self._new(group, lowered, key, kernel.versions(), None, kernel.kept)
         return found
 
     def attention_kernel(self, group: FusedGroup) -> tuple[LoweredGroup, str, CudaAttentionKernel] | None:

@@ -71,11 +71,17 @@ class CudaSide(Side[Any]):
         super().__init__(hardware_of(self.device), CUDA_TIMER if there else None)
 
     def tasks(self, graph: Graph, options: Options) -> list[PlacedTask[Any]]:
-        """As ``Side``: of a product its tiles, and those of its family on sm_90a."""
+        """As ``Side``: of a product its tiles, and on sm_90a those of families."""
         backend = Cuda(self.target, options)
         builder = backend.builder(backend.fuse(backend.rewrite(graph)))
         out: dict[tuple[str, str], PlacedTask[Any]] = {}
         for group in builder.plan.groups:
+            attention = builder.attention_kernel(group) if group.kind == "attention" else None
+            if attention and newest(self.target) == "sm_90a" and attention[2].family.tiles():
+                lowered, key, kernel = attention
+                one = family_task_of(key, kernel.group, kernel.family, self.target)
+                if (key, "") not in out and (p := _placed(f"attention {group.outputs[0]}", one, lowered)):
+                    out[key, ""] = p
             for key, fused, form in builder.products(group):
                 label, task = f"{fused.kind} {fused.outputs[0]}", cuda_task_of(key, form, self.target, options.tf32)
                 if (key, "") in out or isinstance(task, Declined):  # a compilation with records says so in its notes

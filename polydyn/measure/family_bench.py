@@ -124,7 +124,8 @@ class FamilyDevice:
         path, registers = image_of(k, model.arch)
         if registers is not None:
             model.registers.setdefault(k.name, registers)
-        arrays = {n: (a.dtype, task.bytes(n, params)) for n, a in task.group.arrays.items() if a.role != "local"}
+        known = task.group.arrays
+        arrays = {n: (known[n].dtype, task.bytes(n, params)) for n in k.buffers if n != WORKSPACE}
         arrays[WORKSPACE] = "float32", max(1, first.workspace.evaluate(values))
         (answer,) = self.workers.map([launch_arguments(k, path, arrays, values)])
         self.measured += 1

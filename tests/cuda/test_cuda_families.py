@@ -148,6 +148,28 @@ def test_a_search_is_ranked_by_a_model_and_gives_equal_records(tmp_path: Path, m
     assert digests[0] == digests[1]
 
 
+def test_a_record_decides_the_tile_of_an_attention(tmp_path: Path) -> None:
+    nodes = [
+        node("Transpose", "k", "c", perm=[0, 1, 3, 2]), node("MatMul", "q c", "s"), node("Softmax", "s", "p", axis=-1),
+        node("MatMul", "p v", "y"),
+    ]  # fmt: skip
+    made = model(
+        nodes, {"q": ("float16", ["B", 2, "L", 64]), **dict.fromkeys("kv", ("float16", ["B", 2, "S", 64]))}, ["y"]
+    )
+    (placed,) = CudaSide(TARGET).tasks(import_model(made), Options())
+    task = placed.task
+    assert placed.label == "attention y" and [dict(t.compile) for t in task.every[:2]] == [
+        {"keys": 128, "stages": 2}, {"keys": 128, "stages": 3},
+    ]  # fmt: skip
+    bench = FamilyModel(task, H200, hardware_of(H200))
+    shape = task.backbone.sizes({x.name: 256 for x in task.backbone.loops if x.extent is None})
+    assert all(0 < t < 1 for t in bench.seconds(task.every[:1], shape))
+    found = searched(task, Tile((("keys", 64), ("stages", 4))), factor=1)
+    (launch,) = plan_program(made, target=TARGET, records=written(tmp_path / "r", task, found)).launches
+    versions = [c.name for c in launch.candidates if "wgmma" in c.name and "int64" not in c.name]
+    assert versions == ["attention_wgmma_128x64x64_4_wide"] and "attention tuned by polydyn" in "".join(launch.reasons)
+
+
 def test_a_search_is_measured_where_the_device_is(task: FamilyTask) -> None:
     """On the CPU libcuda, whose times mean nothing: kernels with tensor maps run, and failures are noted."""
     with CudaSide(TARGET) as side:
