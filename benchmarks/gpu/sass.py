@@ -34,6 +34,7 @@ from benchmarks.gpu.timed import attention_model, float8_layer, layer
 from polydyn.backends import Options
 from polydyn.backends.cuda import Cuda
 from polydyn.codegen.cuda.emit import LONG
+from polydyn.codegen.cuda.work import bounded_registers
 from polydyn.codegen.kernel import Kernel
 from polydyn.gpu.compiler import KernelUse, compile_cuda, compiler_version
 from polydyn.gpu.hardware import DEVICES, load
@@ -51,6 +52,8 @@ PIXELS = (r"UTMALDG\.4D\.IM2COL", r"UTMALDG\.2D")
 """What brings pixels of an image, and filters."""
 EARLY, PREFETCH = ("ACQBULK", "PREEXIT"), r"UTMACCTL\.PF"
 """What waits for the launch before and lets the next one begin, on sm_90a; what fetches tensor maps."""
+DEALT = "USETMAXREG"
+"""What gives a producer's registers to consumers; a compiler that finds no bound of them leaves it out."""
 TENSOR_CORES = ("HMMA", "IMMA", "QMMA", "HGMMA", "IGMMA", "QGMMA")
 HEADING = "instructions loop path multiplications registers shared blocks"
 
@@ -278,15 +281,23 @@ def built(text: str, name: str, arch: str) -> tuple[Code, KernelUse]:
         return disassembled(cubin), image.kernels[name]
 
 
+def launched_with(text: str) -> int:
+    """Registers of a thread that the launch bounds of a kernel allow: more are dealt only if it begins with as many."""
+    bounds = re.search(r"PD_KERNEL\w*\(\w+, (\d+), (\d+)", text)
+    return bounded_registers(int(bounds[1]), int(bounds[2])) if bounds else 0
+
+
 def check(kind: Kind) -> dict[str, Any]:
     """What a kernel's machine code has and lacks, and what it takes of a multiprocessor."""
     k = kernel_of(kind)
     code, used = built(k.text, k.name, kind.arch)
     found, inner = code.instructions, code.inner()
     wanted = (*kind.wanted, *(EARLY if kind.arch == "sm_90a" else ()), *([PREFETCH] if k.device.maps else []))
+    wanted += (DEALT,) if "pd_reg_inc" in k.text else ()
     missing = [w for w in wanted if not any(re.match(w, i) for i in found)]
     missing += [f"a loop of at most {kind.most}"] if kind.most and not 0 < len(inner) <= kind.most else []
     missing += [f"at most {kind.size} instructions"] if 0 < kind.size < len(found) else []
+    missing += ["the registers that it deals"] if DEALT in wanted and used.registers != launched_with(k.text) else []
     missing += [f"{kind.beside} powers beside a product"] if powers_beside(inner) < kind.beside else []
     spilled = [i for i in found if i.startswith(SPILLED)]
     counts = Counter(next((w for w in kind.wanted if re.match(w, i)), i.split(".")[0]) for i in found)
