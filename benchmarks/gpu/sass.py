@@ -203,7 +203,7 @@ class Code:
     skips: tuple[tuple[int, int], ...] = ()
 
     def inner(self) -> tuple[str, ...]:
-        """The instructions of the loop that multiplies most; of several as good ones the shortest. Empty: none does.
+        """The instructions of the loop that multiplies and copies most, of several the shortest. Empty: none does.
 
         Code behind an end of the kernel is out of line (a wait that was not over at once): it jumps back into others.
         """
@@ -222,8 +222,13 @@ class Code:
 
     def _inner(self) -> tuple[int, int]:
         whole = [x for x in self.loops if "EXIT" not in self.instructions[slice(*x)]]
-        most = max(whole, key=lambda x: (*multiplications(self.instructions[slice(*x)]), x[0] - x[1]), default=(0, 0))
+        most = max(whole, key=lambda x: (*self._work(x), x[0] - x[1]), default=(0, 0))
         return most if any(multiplications(self.instructions[slice(*most)])) else (0, 0)
+
+    def _work(self, loop: tuple[int, int]) -> tuple[int, ...]:
+        """What a loop multiplies, and its copies: the last steps of a reduction have none."""
+        code = self.instructions[slice(*loop)]
+        return (*multiplications(code), sum(i.startswith("LDGSTS") for i in code))
 
 
 def multiplications(code: Sequence[str]) -> tuple[int, int]:
