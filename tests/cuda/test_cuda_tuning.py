@@ -414,7 +414,7 @@ def test_a_search_is_measured_where_the_device_is(side: CudaSide, tmp_path: Path
         problem = Problem(task.key, task.backbone, *placed.instances([({"M": 5}, 1), ({"M": 70}, 1)]))
         found, binaries, measured = side.search(task, problem, how)
         assert found.source == "measured" and found.hardware.name.startswith("polydyn CPU emulation")
-        assert binaries == 1 and measured > 3 and found.factors[0] >= 1
+        assert 1 <= binaries <= len(task.defaults) and measured > 3 and found.factors[0] >= 1
         assert {r.source for r in opened.rows()} == {"measured"}
         again, _, none = side.search(task, problem, how)
         assert again == found and none == 0
