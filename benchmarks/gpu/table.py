@@ -43,8 +43,12 @@ PIXELS = (
     ("1x1, 256 to 64, 56x56", 256, 64, 1, 56, 1, 1), ("1x1, 64 to 256, 56x56", 64, 256, 1, 56, 1, 1),
     ("3x3/2, 128, 56x56", 128, 128, 3, 56, 2, 1), ("3x3, 256, 14x14", 256, 256, 3, 14, 1, 1),
     ("3x3, 512, 7x7", 512, 512, 3, 7, 1, 1), ("depthwise 3x3, 144, 56x56", 144, 144, 3, 56, 1, 144),
+    ("depthwise 3x3/2, 144, 56x56", 144, 144, 3, 56, 2, 144), ("depthwise 5x5, 240, 28x28", 240, 240, 5, 28, 1, 240),
+    ("depthwise 7x7, 96, 56x56", 96, 96, 7, 56, 1, 96),
 )  # fmt: skip
-"""More convolutions of ResNet-50, one of MobileNet-v2: channels, filters, window, side, stride, groups."""
+"""More convolutions of ResNet-50, depthwise ones of MobileNet-v2, v3 and ConvNeXt: channels, filters, window, side,
+stride, groups.
+"""
 
 
 @dataclass(frozen=True)
@@ -118,15 +122,17 @@ def few_rows(k: int, n: int) -> Case:
 
 
 def pixels(name: str, channels: int, filters: int, window: int, side: int, stride: int, groups: int) -> Case:
-    """A convolution of 32 images, against the rate of cuDNN's above or, where that takes longer, the bytes alone at
-    ``WANTED`` of the bandwidth; the review has no times.
+    """A convolution of 32 images, against the rate of cuDNN's above (in groups ``WANTED`` of that of CUDA cores) or,
+    where that takes longer, the bytes alone at ``WANTED`` of the bandwidth; the review has no times.
     """
-    results = 32 * (side // stride) ** 2 * filters
-    computed, _ = at_rate((350, 350), 2.0 * results * channels // groups * window**2)
+    results, rate = 32 * (side // stride) ** 2 * filters, 350.0
+    if groups > 1:
+        rate = WANTED * load(DEVICES[ARCH]).peak_tflops["f32"]
+    computed, _ = at_rate((rate, rate), 2.0 * results * channels // groups * window**2)
     moved = 2 * (32 * side**2 * channels + results) / WANTED / SUSTAINED_GB_PER_S / 1000
     us = LAUNCH + max(computed, moved)
     w = weights.convolution(channels // groups, filters, window)
-    rival = Rival("350 TFLOP/s, 85 % of the bandwidth", (us, us), COUNTED)
+    rival = Rival(f"{rate:.0f} TFLOP/s, 85 % of the bandwidth", (us, us), COUNTED)
     made = partial(inner_convolution, w, (side, side), stride, groups)
     return Case(f"conv {name}", made, {"B": 32}, ("mma_64x64x32", (us, us)), (rival,))
 
