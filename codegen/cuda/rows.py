@@ -49,7 +49,6 @@ from polydyn.codegen.kernel import Block, Kernel
 from polydyn.codegen.lower import lower
 from polydyn.codegen.passes.bind import bind, fold
 from polydyn.codegen.passes.threads import (
-    SHUFFLED,
     WARP,
     combine_block,
     combine_columns,
@@ -202,7 +201,7 @@ class CudaNestKernel:
     def steps(self, mapping: str, lanes: int, found: Asked) -> tuple[Step, ...]:
         """The passes of one mapping, up to the coincident band. ``found`` gets what vectors ask of addresses."""
         table = {s.name: self.plain.lowering(s) for s in self.group.statements}
-        partial = tuple(f"partial_{d}" for d in SHUFFLED)
+        partial = tuple(f"partial_{d}" for d in ITEMSIZE)
         return (
             Step("declare", "registers of a row", lambda b: _on_rows(b, self.plain.row)),
             Step("lower", "statements become stores and registers", lambda b: lower(b, table), tuple(self._rows())),
