@@ -2,7 +2,8 @@
 
 Two chains from one input, ``o = x + 1 + ... + 1`` and ``p = x + 2 + ... + 2``. One after the other their intermediates
 take turns in few places, so a launch overwrites what the last but one read; side by side they are branches of a graph.
-Blocks end at different times and write last: who does not wait reads what the call before has left.
+Blocks end at different times and write last: who does not wait reads what the call before has left. In ``joins`` every
+launch reads what both of the step before have written.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import pairwise
 
-from benchmarks.gpu.launch_order import DEPTH, EMULATION
+from benchmarks.gpu.launch_order import ADDED, DEPTH, EMULATION
 from polydyn.codegen.kernel import Block, Kernel
 from polydyn.codegen.printers.cuda import PRELUDE
 from polydyn.gpu.compiler import device_headers
@@ -31,6 +32,11 @@ SLOW = """PD_KERNEL(slow, 256, 1)(const float *x, float *y, int64_t n, int64_t b
 }
 PD_EXPORT(slow, 256);
 """
+MEAN = (
+    SLOW.replace("slow", "mean")
+    .replace("const float *x, ", "const float *x, const float *z, ")
+    .replace("pd_ldg(x + at)", "(pd_ldg(x + at) + pd_ldg(z + at)) * .5f")
+)
 
 
 def _chain(output: str, by: int, spin: int) -> list[Launch]:
@@ -41,11 +47,22 @@ def _chain(output: str, by: int, spin: int) -> list[Launch]:
     return [Launch((c,), n, n, label=c.buffers[1], writes=c.buffers[1:]) for c in made]
 
 
-def plan(side_by_side: bool, spin: int = SPIN) -> HostPlan:
-    """Both chains, one after the other or in waves of two."""
+def _mean(k: int, output: str, by: int, spin: int) -> Launch:
+    """The mean of both results of step ``k``, and ``by``."""
+    n, numbers = Index.of("N"), (Index.of("N"), *map(Index.of, (by, spin, 1)))
+    names = [f"{x}{k}" if k else "x" for x in "op"] + [f"{output}{k + 1}" if k + 1 < DEPTH else output]
+    c = Candidate("mean", tuple(names), numbers, n.ceildiv(256), block=Block(256))
+    return Launch((c,), n, n, label=names[-1], writes=(names[-1],))
+
+
+def plan(name: str, spin: int = SPIN) -> HostPlan:
+    """Both chains, one after the other or in waves of two; or ``joins``."""
     first, second = _chain("o", 1, spin), _chain("p", 2, spin)
     turns = [x for pair in zip(first, second, strict=True) for x in pair]
+    side_by_side = name != "chains"
     launches = turns if side_by_side else [*first, *second]
+    if name == "joins":
+        launches = [_mean(k, x, by, spin) for k in range(DEPTH) for x, by in (("o", 1), ("p", 2))]
     n = Index.of("N")
     roles = {"x": "input", "o": "output", "p": "output"}
     names = ["x", *(x.label for x in launches)]
@@ -53,13 +70,15 @@ def plan(side_by_side: bool, spin: int = SPIN) -> HostPlan:
         name="launches", inputs=("x",), outputs=("o", "p"), constants={}, guards=(), launches=tuple(launches),
         buffers={b: Buffer(b, "float32", (n,), roles.get(b, "intermediate")) for b in names},
         sources=(SymbolSource("N", "x", 0),), waves=(2,) * DEPTH if side_by_side else (),
-        kernels=(Kernel("slow", ("n", "by", "spin", "one"), n.ceildiv(256), text=PRELUDE + SLOW, buffers=("x", "y"),
-                        block=Block(256)),),
+        kernels=tuple(
+            Kernel(k, ("n", "by", "spin", "one"), n.ceildiv(256), text=PRELUDE + text, buffers=b, block=Block(256))
+            for k, text, b in (("slow", SLOW, ("x", "y")), ("mean", MEAN, ("x", "z", "y")))
+        ),
         headers=dict(device_headers()), place="cuda",
     )  # fmt: skip
 
 
 def programs(target: str) -> Iterator[tuple[str, Artifact]]:
-    """Name -> artifact of both plans; BuildError: no compiler."""
-    for name, side_by_side in (("chains", False), ("branches", True)):
-        yield name, build_artifact(plan(side_by_side, 0 if target == EMULATION else SPIN), target)[0]
+    """Name -> artifact of all plans; BuildError: no compiler."""
+    for name in ADDED:
+        yield name, build_artifact(plan(name, 0 if target == EMULATION else SPIN), target)[0]

@@ -29,8 +29,8 @@ import numpy as np
 
 from benchmarks import record
 from benchmarks.gpu import weights
-from benchmarks.gpu.programs import inner_convolution, model, node
-from benchmarks.gpu.timed import float8_layer, layer
+from benchmarks.gpu.programs import inner_convolution, mean_of_pixels, model, node
+from benchmarks.gpu.timed import attention_model, float8_layer, layer
 from polydyn.backends import Options
 from polydyn.backends.cuda import Cuda
 from polydyn.codegen.cuda.emit import LONG
@@ -45,6 +45,8 @@ SHARED = (r"UTMALDG.*MULTICAST", "UCGABAR_WAIT")
 """What brings boxes to several blocks of a cluster, and the barrier of one."""
 DISTRIBUTED = (r"LD\.E", "UCGABAR_WAIT")
 """What reads another block's shared memory, and that barrier."""
+COUNTED = (r"ATOMG?\.E\.INC", "MEMBAR", r"LDG\.E\.STRONG\.GPU")
+"""What counts blocks, and reads what they have left."""
 PIXELS = (r"UTMALDG\.4D\.IM2COL", r"UTMALDG\.2D")
 """What brings pixels of an image, and filters."""
 EARLY, PREFETCH = ("ACQBULK", "PREEXIT"), r"UTMACCTL\.PF"
@@ -110,12 +112,14 @@ def kinds() -> tuple[Kind, ...]:
     """What is looked at."""
     half, single, turned, quantized = _product("float16"), _product("float32"), _product("float32", True), _quantized()
     gelu, float8, attention = layer("gelu", 768, 3072), float8_layer(2048, 512), _attention("float16")
+    causal = attention_model(12, 64, "causal")
     image = inner_convolution(weights.convolution(64, 64, 3), ("H", "W"))
     depthwise = inner_convolution(weights.convolution(1, 64, 3), ("H", "W"), groups=64)
     return (
         Kind("product f16", half, "mma_128", (COPIES, *TENSOR, WIDE)),
         Kind("product f16, split", half, "split_mma", (COPIES, *TENSOR)),
         Kind("product f16, few rows", half, "gemv_8", (r"LDG\.E.*128", "SHFL")),
+        Kind("product f16, few rows, counted", half, "gemv_2_n8_counted_8", (r"LDG\.E.*128", "SHFL", *COUNTED)),
         Kind("product f16, few rows of clusters", half, "gemv_2_n8_cluster_8", (r"LDG\.E.*128", *DISTRIBUTED),
              "sm_90a"),
         Kind("product f16, wgmma", half, "wgmma_128x256", ("HGMMA", "UTMALDG", "SYNCS", WIDE), "sm_90a", most=75),
@@ -142,11 +146,13 @@ def kinds() -> tuple[Kind, ...]:
         Kind("product s8, wgmma", quantized, "wgmma_128x256", (r"IGMMA.*U8\.S8", "UTMALDG", "SYNCS", WIDE), "sm_90a"),
         Kind("product f8", float8, "qmma_128", (COPIES, "LDSM", r"QMMA\.16832\.F32\.E4M3\.E4M3", WIDE), "sm_89"),
         Kind("product f8, wgmma", float8, "wgmma_128x128", (r"QGMMA.*E4M3\.E4M3", "UTMALDG", "SYNCS", WIDE), "sm_90a"),
+        Kind("product f8, clusters", float8, "wgmma_128x128x128_4_cluster", (r"QGMMA.*E4M3\.E4M3", *SHARED, WIDE),
+             "sm_90a"),
         Kind("product f16 and gelu, wgmma", gelu, "wgmma_128x256", ("HGMMA", r"MUFU\.EX2", WIDE), "sm_90a", size=1400),
         Kind("product f16, gelu, in turn", gelu, "wgmma_128x192x64_3_turns", ("HGMMA", r"MUFU\.EX2", "UTMASTG"),
              "sm_90a", most=100, size=1450),
         Kind("convolution f16", image, "mma_128x64", (COPIES, *TENSOR, WIDE), most=165),
-        Kind("convolution f16, depthwise", depthwise, "wide", (r"LDG\.E.*128", "FFMA", WIDE), most=125),
+        Kind("convolution f16, depthwise", depthwise, "window", (r"LDG\.E.*128", "FFMA", WIDE), most=285),
         Kind("convolution f16, wgmma", image, "wgmma_128x64x64_4", ("HGMMA", *PIXELS, "SYNCS", WIDE), "sm_90a",
              most=80),
         Kind("convolution f16, in turn", image, "wgmma_128x64x64_8_turns", ("HGMMA", *PIXELS, "UTMASTG"), "sm_90a",
@@ -155,6 +161,9 @@ def kinds() -> tuple[Kind, ...]:
         Kind("attention f16", attention, "attention_64", (COPIES, *TENSOR, "SHFL", WIDE), "sm_90a", most=450),
         Kind("attention f16, wgmma", attention, "attention_wgmma", ("HGMMA", "UTMALDG", "SYNCS", WIDE), "sm_90a",
              most=600, beside=64),
+        Kind("attention f16, causal", causal, "attention_64", (COPIES, *TENSOR, "SHFL", WIDE), most=500),
+        Kind("attention f16, causal, wgmma", causal, "attention_wgmma", ("HGMMA", "UTMALDG", "SYNCS", WIDE), "sm_90a",
+             most=660, beside=64),
         Kind("attention f16, 256", _attention("float16", 256), "attention_64", (COPIES, *TENSOR, "SHFL", WIDE)),
         Kind("attention f16, 256, wgmma", _attention("float16", 256), "attention_wgmma",
              ("HGMMA", "UTMALDG", "SYNCS", WIDE), "sm_90a", beside=32),
@@ -168,6 +177,7 @@ def kinds() -> tuple[Kind, ...]:
         Kind("norm of 768, a warp", _norm(768), "warp_wide", (r"LDG\.E.*128", "SHFL", WIDE), "sm_90a", size=360),
         Kind("sum of columns, warps", _rows(node("ReduceSum", "x", "axis"), axis=[0]), "columns", ("LDG", "BAR", "STG"),
              "sm_90a"),
+        Kind("mean of pixels, shares", mean_of_pixels(64), "split_wide", (r"LDG\.E.*128", "FADD", WIDE), "sm_90a"),
         Kind("softmax, a block", _rows(node("Softmax", "x", axis=-1)), "block", ("LDG", "SHFL", "BAR")),
     )  # fmt: skip
 

@@ -19,7 +19,7 @@ from polydyn.codegen.cuda.group import ProductGroup, product_refusal
 from polydyn.codegen.cuda.instructions import COLUMN, INSTRUCTIONS, KEY, LANE
 from polydyn.codegen.cuda.keys import loops_over_keys
 from polydyn.codegen.cuda.product import DEALT, UNROLLED, deal_copies, products, split_copies
-from polydyn.codegen.cuda.softmax import STATISTICS, OnlineRows
+from polydyn.codegen.cuda.softmax import STATISTICS, WHOLE, OnlineRows
 from polydyn.codegen.cuda.sums import Sums, lane_points
 from polydyn.codegen.cuda.tile import CudaTile
 from polydyn.codegen.cuda.turns import MORE, VOTES, turns, vote
@@ -161,7 +161,7 @@ class _Version:
         self.schedule, self.places = of.schedule, Places(of.schedule)
         self.scores = Sums(of.scores, self.kind, self.places, wide, "acc1", ("i", J1))
         self.values = Sums(of.values, self.kind, self.places, wide, "acc2", ("i", J2))
-        self.online = OnlineRows(self.scores, self.values, of.logit)
+        self.online = OnlineRows(self.scores, self.values, of.logits(ROWS, self.keys))
         self.copies = {c.operand.copy: c for c in (self._copy(width, *x) for x in (
             (of.scores, COPY_Q, FRAG_Q, "a1", "i", K1, (ROWS, depth), None),
             (of.scores, COPY_K, FRAG_K, "b1", J1, K1, (self.keys, depth), b("l")),
@@ -230,6 +230,7 @@ class _Version:
                 "points become an instruction",
                 lambda x: consume(x, MarkName.INSTRUCTION, self.instruction),
             ),
+            Step("open", "tiles without bounds and masks", self.online.split),
             Step("store", "epilogues on staged rows", lambda x: consume(x, MarkName.STORE, values.store), ("stage",)),
             Step(
                 "epilogue", "staged rows lie where the ring was", lambda x: consume(x, MarkName.EPILOGUE, self.epilogue)
@@ -307,7 +308,8 @@ class _Version:
             FRAG_Q: partial(q.load, self.kind),
             FRAG_K: partial(k.load, self.kind, keys=self.by_keys),
             SCORE: partial(products, self.scores, (q, k), SCORE),
-            LOGIT: self.online.logits,
+            LOGIT: self.online.logits_of,
+            WHOLE: partial(self.online.logits_of, whole=True),
             FRAG_W: self.weights,
             FRAG_V: partial(v.load, self.kind),
             VALUE: partial(products, self.values, (weights, v), VALUE),

@@ -9,7 +9,7 @@ from typing import Protocol
 from polydyn.capability import features_of
 from polydyn.codegen.check import verify_body
 from polydyn.codegen.ir import Body, Compare, Let
-from polydyn.codegen.kernel import Kernel, with_block
+from polydyn.codegen.kernel import WORKSPACE, Kernel, with_block
 from polydyn.codegen.passes.bind import fold
 from polydyn.codegen.passes.narrow import LIMIT, narrow_conditions
 from polydyn.codegen.passes.threads import WARP, one_each
@@ -26,7 +26,7 @@ from polydyn.schedules.model import Array, stored
 LONG = " int64"
 """What the versions with 64-bit indices have at the end of their name."""
 RANK = "rank"
-"""The number of a block in its cluster."""
+"""The number of a block among those that share a task: in its cluster."""
 V = Index.of
 
 
@@ -54,15 +54,15 @@ def one_block(
     return run(name, body, last, names), count
 
 
-def blocks_step(parts: int) -> Step:
-    """Tasks become blocks, or ``parts`` blocks of a cluster each: none leaves before all have read what it has left."""
+def blocks_step(parts: int, cluster: bool = True) -> Step:
+    """Tasks become blocks, or ``parts`` blocks each; of a cluster none leaves before all have read what it has left."""
     if parts == 1:
         return Step("blocks", "a block is a task", one_each)
 
-    def cluster(body: Body) -> Body:
-        return (Let(RANK, V("bid") % parts, (*one_each(body, V("bid") // parts), *MEETING)),)
+    def several(body: Body) -> Body:
+        return (Let(RANK, V("bid") % parts, (*one_each(body, V("bid") // parts), *(MEETING if cluster else ()))),)
 
-    return Step("blocks", "a cluster is a task", cluster)
+    return Step("blocks", "blocks that share a task", several)
 
 
 def emit(
@@ -75,7 +75,7 @@ def emit(
     """
     buffers = stored(arrays)
     outputs = [n for n, a in arrays.items() if a.role == "output"]
-    floats = {arrays[n].dtype for n in outputs} & set(FLOATS)
+    floats = {arrays[n].dtype for n in outputs if n != WORKSPACE} & set(FLOATS)
     verify_body(body, (*kernel.symbols, *THREAD), buffers)
     kernel, block = replace(kernel, buffers=tuple(buffers), scratch=shared_bytes(body)), kernel.device
     threads: dict[str, IndexLike] = {"tid": block.threads, "lane": WARP, "warp": block.threads // WARP}

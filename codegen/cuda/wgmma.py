@@ -340,9 +340,10 @@ class _Version:
         registers, flops = self.size.registers[0], 2 * t.bm * t.bn * self.step
         traffic = sum(n // self._sharers(which) * STEP for which, n in enumerate((t.bm, t.bn)))
         tiles = self._tiles().ceildiv(V(BLOCKS)) if self.size.in_turn else ONE
-        work = Work(of.K.ceildiv(self.step), registers, unit, flops, traffic=traffic, flight=self.stages - 1,
-                    elements=t.bm * t.bn, by_warps=False, cluster=self.size.together * self.size.parts, tiles=tiles,
-                    strip=RASTER)  # fmt: skip
+        added = self.apart * t.bm * t.bn // WARP  # sums of a step
+        work = Work(of.K.ceildiv(self.step), registers, unit, flops, traffic=traffic, instructions=added,
+                    flight=self.stages - 1, elements=t.bm * t.bn, by_warps=False,
+                    cluster=self.size.together * self.size.parts, tiles=tiles, strip=RASTER)  # fmt: skip
         return with_epilogues(work.shared_by(of.shares * self.size.parts), of.group, of.epilogues, self.size.parts)
 
     def _sharers(self, which: int) -> int:

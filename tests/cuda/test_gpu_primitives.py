@@ -130,6 +130,43 @@ def test_sums_of_a_cluster_protocol(reverse: bool) -> None:
         assert re.search(message, said), (bug, said)
 
 
+LEAVES = "  if (n == 4) pd_leave<4>(space + here + at, mine);\n"
+LAST = "  if (pd_last_block(counters + task, 4)) {"
+COUNTED_BUGS = {
+    "left behind the count": (LEAVES, LAST, LAST + LEAVES, "no count of both blocks"),
+    "not left": (LEAVES, "", "", "what no block has left"),
+    "loaded as if it were there": ("pd_left<2>(mine, there)", "", "pd_ldg_wide<2>(mine, there)", "WRONG"),
+    "all finish": (LAST, LAST, "  pd_last_block(counters + task, 4);\n  {", "no count of both|no block has left"),
+    "counts of fewer blocks": (LAST, LAST, LAST.replace("4", "3"), "no block has left|no count of both"),
+    "counts of more blocks": (LAST, LAST, LAST.replace("4", "5"), "a counter of blocks ends at 4"),
+    "one counter for all": (LAST, LAST, LAST.replace(" + task", ""), "no block has left|no count of both"),
+    "another task's sums": ("(task * 4 + b)", "", "(task / 2 * 4 + b)", "no count of both|no block has left"),
+}  # fmt: skip
+"""What is removed, and what is replaced by what: what is wrong with counted sums, and what the emulation says."""
+
+
+def test_counted_sums_protocol() -> None:
+    """What depends on the order of blocks is caught in one of the two."""
+    source = (HERE / "primitives.cu").read_text()
+    text = source[source.index("PD_KERNEL(counted_sums") : source.index("// ---- conversions")]
+    bugs = []
+    for n, (old, before, new, _) in enumerate(COUNTED_BUGS.values()):
+        edited = text.replace(old, new) if before in ("", old) else text.replace(old, "").replace(before, new)
+        assert edited != text
+        bugs.append(edited.replace("counted_sums", f"bug{n}"))
+    module = EmulatedModule(compile_emulated("\n".join(['#include "pd_device.cuh"', *bugs])))
+    case = CASES["counted_sums"]
+    for n, (bug, (*_, message)) in enumerate(COUNTED_BUGS.items()):
+        said = ""
+        for reverse in (False, True):
+            try:
+                got, _ = run(replace(case, kernel=f"bug{n}"), module, reverse)
+                said += "" if np.array_equal(got[1], case.expect[1]) else "WRONG"
+            except DeviceError as e:
+                said += str(e)
+        assert re.search(message, said), (bug, said)
+
+
 @pytest.mark.parametrize("reverse", [False, True])
 def test_cluster_protocol(reverse: bool) -> None:
     source = (HERE / "primitives_hopper.cu").read_text()
