@@ -122,7 +122,7 @@ def host_us(stage: Stage, program: CudaProgram, given: Mapping[str, DeviceArray]
     with stage.session.use() as driver:
         context, stream = program._take_ready(stage.session), driver.stream()
         try:
-            context.keep(program.graphs)
+            context.keep(program.graphs, program.graph_bytes)
             call = Call(program, context, given, {}, stream)
             for _ in range(2):  # the second one is recorded
                 context.run_on(call.inputs, call.outputs, stream, True)

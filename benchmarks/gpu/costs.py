@@ -56,12 +56,29 @@ def costs(stage: Stage, case: Result) -> Result:
         same = all(np.array_equal(a.numpy(), want[n].numpy()) for n, a in bound().items())
     with allowing(early=False):
         apart = bound_us(stage, CudaProgram(program._artifact, session=stage.session), given)
+    memory = graph_node_bytes(stage, CudaProgram(program._artifact, session=stage.session), given)
     count = sum(x.tasks > 0 for x in program.explain(**case["shapes"][0]).launches)
     return {
         "ok": same, "launches": count, "numpy_us": whole, "device_us": device, "host_program_us": alone,
         "us_per_launch": alone / max(count, 1), "bound_us": replay, "kept_us": kept,
         "graph_on_device_us": bound_us(stage, program, given), "graph_apart_us": apart,
+        "graph_node_bytes": memory,
     }  # fmt: skip
+
+
+def graph_node_bytes(stage: Stage, program: CudaProgram, given: dict[str, DeviceArray]) -> float:
+    """Device memory of a node of a kept graph, where nobody else uses the device meanwhile.
+
+    ``program`` has not run. Its graphs differ by the arrays that they write.
+    """
+    outputs = [program.run(given) for _ in range(GRAPHS)]
+    with stage.session.use() as driver:
+        before, _ = driver.memory()
+        for out in outputs:
+            for _ in range(2):  # recorded when they come again
+                program.run(given, out)
+        after, _ = driver.memory()
+    return (before - after) / max(1, program.counters["graph_nodes"])
 
 
 def timeline(stage: Stage) -> Iterator[Job]:

@@ -8,7 +8,7 @@ together, and the next tile's softmax runs beside the second product. Heads are 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol
@@ -19,7 +19,7 @@ from polydyn.codegen.cuda.group import ProductGroup
 from polydyn.codegen.cuda.instructions import INSTRUCTIONS, LANE, TENSOR
 from polydyn.codegen.cuda.keys import loops_over_keys
 from polydyn.codegen.cuda.product import DEALT, UNROLLED
-from polydyn.codegen.cuda.softmax import STATISTICS, OnlineRows
+from polydyn.codegen.cuda.softmax import STATISTICS, WHOLE, OnlineRows
 from polydyn.codegen.cuda.sums import Sums, lane_points
 from polydyn.codegen.cuda.turns import MORE, VOTES, turns, vote
 from polydyn.codegen.cuda.work import UNITS, with_epilogues
@@ -36,7 +36,6 @@ from polydyn.codegen.ir import (
     Node,
     Pointer,
     consume,
-    rewrite,
     walk,
 )
 from polydyn.codegen.kernel import Block, Kernel, TensorMapOf, Work
@@ -60,8 +59,8 @@ from polydyn.schedules.tree.online import COPY_K, COPY_Q, COPY_V, FRAG_W, J1, J2
 from polydyn.schedules.tree.online_warpgroups import WarpgroupOnlineTile, online_warpgroups
 
 V = Index.of
-GROUPS, STAGES = 2, 2
-"""Warpgroups that consume, with 64 queries each; slots of both rings."""
+GROUPS = 2
+"""Warpgroups that consume, with 64 queries each."""
 TILE_KEYS, DEEP_KEYS, DEEP = 128, 64, 128
 """Keys of a tile, and where a head is deeper than ``DEEP``: sums of 256 columns take 128 registers of a thread."""
 ROWS, WARPS = 64 * GROUPS, 4 * GROUPS
@@ -69,12 +68,12 @@ PANEL, STEP, LINE = 64, 16, 128
 """Columns of a panel, steps of an instruction; bytes of a panel's row."""
 WIDTHS = (32, 64, 128, 192, 256)
 """Columns of values that an instruction has."""
+MOST_HELD, SHARED = 176, 227 << 10
+"""Registers of a consumer for scores, weights and sums; bytes of shared memory of a block."""
 CONSUMED, DECIDED = 1, "decided"
 """The barrier of the consumers behind their last step; the mbarrier of warps that have voted."""
 THREADS, REGISTERS = (GROUPS + 1) * WARPGROUP, 168
 """Of a block; of a thread when it begins."""
-WHOLE = "WHOLE"
-"""The logits of a tile all of whose keys, and rows where they matter, exist."""
 ROLLED = {e("g"): "unroll", e("s"): "unroll1", "fragment": "unroll", f(J1): "unroll", f(K1): "unroll", f(K2): "unroll"}
 
 
@@ -96,18 +95,61 @@ MAPS = {COPY_Q: "map_q", COPY_K: "map_k", COPY_V: "map_v"}
 """Copies -> tensor maps."""
 
 
-def warpgroup_attention(of: Attention) -> list[Kernel]:
-    """The versions for sm_90a; none where TMA does not reach an operand, or none lies as wgmma wants it.
+@dataclass(frozen=True)
+class AttentionTile:
+    """Keys of a tile, slots of both rings."""
+
+    keys: int
+    stages: int = 2
+
+
+def broken_rule(t: AttentionTile, depth: int, width: int) -> str | None:
+    """The rule that a tile breaks for heads of so many columns, of keys and of values, by name; None: it is built."""
+    panels, columns = (-(-x // PANEL) for x in (depth, width)), next(n for n in WIDTHS if width <= n)
+    queries, values = panels
+    rings = t.stages * t.keys * LINE * (queries + values)
+    rules = {
+        "a tile has 64 or 128 keys": t.keys not in (64, 128),
+        "rings have two slots or more": t.stages < 2,
+        "scores, weights and sums fit the registers": t.keys // 2 + t.keys // 4 + columns // 2 > MOST_HELD,
+        "sums leave through the rings": ROWS * columns * 4 > rings,
+        "queries and rings fit shared memory": ROWS * LINE * queries + rings > SHARED,
+    }
+    return next((rule for rule, broken in rules.items() if broken), None)
+
+
+def attention_tiles(of: Attention) -> tuple[AttentionTile, ...]:
+    """Every tile that can be built, the one that there is without tuning first; none where no version is."""
+    first = _default_tile(of)
+    every = dict.fromkeys((first, *(AttentionTile(k, s) for k in (128, 64) for s in (2, 3, 4))))
+    size = int(of.scores.K), int(of.values.N)
+    return tuple(t for t in every if not broken_rule(t, *size)) if _maps(of, first) else ()
+
+
+def _default_tile(of: Attention) -> AttentionTile:
+    return AttentionTile(DEEP_KEYS if max(int(of.scores.K), int(of.values.N)) > DEEP else TILE_KEYS)
+
+
+def warpgroup_attention(of: Attention, tile: AttentionTile | None = None) -> list[Kernel]:
+    """The versions for sm_90a, of a tile or of the default one; none where TMA does not reach an operand, or none lies
+    as wgmma wants it.
 
     Queries and keys lie along the head, values along their columns, all of 16 bits. Deep heads have values that are not
     wider than they: the rings of fewer keys have no room for the sums of others.
     """
+    tile = tile or _default_tile(of)
+    maps = _maps(of, tile)
+    return without_repeats(_Version(of, maps, tile, wide) for wide in (True, False)) if maps else []
+
+
+def _maps(of: Attention, tile: AttentionTile) -> dict[str, TensorOperand] | None:
+    """The operands behind tensor maps; None where there are no versions."""
     deep = max(int(of.scores.K), int(of.values.N)) > DEEP
     if of.scores.dtype not in HALF or (deep and int(of.values.N) > int(of.scores.K)):
-        return []
+        return None
     keys = of.scores.N.constant
-    if keys is not None and keys <= (DEEP_KEYS if deep else TILE_KEYS):  # one tile: no copy runs beside a product
-        return []
+    if keys is not None and keys <= tile.keys:  # one tile: no copy runs beside a product
+        return None
     r, second = of.parts.score_roles, of.parts.value_roles
     batch = {x: of.scores.extents[x] for x in r.batch}
     q, k = (
@@ -115,9 +157,8 @@ def warpgroup_attention(of: Attention) -> list[Kernel]:
     )
     v = tensor_operand(of.group, of.values.values[1], second.col, second.block, batch)
     if q is None or k is None or v is None or not q.along_k or not k.along_k or v.along_k:
-        return []
-    maps = {COPY_Q: q, COPY_K: k, COPY_V: v}
-    return without_repeats(_Version(of, maps, wide).build() for wide in (True, False))
+        return None
+    return {COPY_Q: q, COPY_K: k, COPY_V: v}
 
 
 @dataclass(frozen=True)
@@ -146,13 +187,13 @@ class _Boxes:
 class _Version:
     """``wide``: epilogues store 16 bytes at once."""
 
-    def __init__(self, of: Attention, maps: Mapping[str, TensorOperand], wide: bool) -> None:
+    def __init__(self, of: Attention, maps: Mapping[str, TensorOperand], size: AttentionTile, wide: bool) -> None:
         self.of, self.maps, self.group, self.wide = of, maps, of.group, wide
         depth, width = int(of.scores.K), int(of.values.N)
         self.panels = -(-depth // PANEL), -(-width // PANEL)
         self.steps_of_panel = PANEL // STEP if depth > PANEL else -(-depth // STEP)
         self.width = next(n for n in WIDTHS if width <= n)
-        self.keys = DEEP_KEYS if max(depth, width) > DEEP else TILE_KEYS
+        self.keys, self.stages = size.keys, size.stages
         columns = min(self.width, PANEL)
         tile = WarpgroupOnlineTile(GROUPS, self.keys, (self.panels[0], self.steps_of_panel),
                                    (self.panels[1], columns // 8), STEP)  # fmt: skip
@@ -162,18 +203,24 @@ class _Version:
         self.scores = Sums(of.scores, kind, self.places, wide, "acc1", ("i", J1))
         self.values = Sums(of.values, kind, self.places, wide, "acc2", ("i", J2), unit, slabs=self.width // SLAB,
                            buffer="tile_b1")  # fmt: skip
-        self.online = OnlineRows(self.scores, self.values, of.logit)
         self.logits = of.logits(ROWS, self.keys)
+        self.online = OnlineRows(self.scores, self.values, self.logits)
         self.visits = visits(self.logits)
-        boxes = ((COPY_Q, "tile_a1", ROWS, 1, 0), (COPY_K, "tile_b1", self.keys, STAGES, 0),
-                 (COPY_V, "tile_b2", self.keys, STAGES, 1))  # fmt: skip
+        boxes = ((COPY_Q, "tile_a1", ROWS, 1, 0), (COPY_K, "tile_b1", self.keys, self.stages, 0),
+                 (COPY_V, "tile_b2", self.keys, self.stages, 1))  # fmt: skip
         self.boxes = {c: _Boxes(n, rows, self.panels[side], stages) for c, n, rows, stages, side in boxes}
+
+    @property
+    def asked(self) -> tuple[tuple[Index, int], ...]:
+        """What tensor maps ask of addresses."""
+        return tuple(m for x in self.maps.values() for m in x.multiples)
 
     @property
     def version(self) -> str:
         """What the version is called."""
         wide = any(self.values.vector(s) > 1 for s in self.of.values.epilogues)
-        return f"attention_wgmma_{ROWS}x{self.keys}x{PANEL * self.panels[0]}" + "_wide" * wide
+        slots = f"_{self.stages}" if self.stages != 2 else ""
+        return f"attention_wgmma_{ROWS}x{self.keys}x{PANEL * self.panels[0]}{slots}" + "_wide" * wide
 
     def build(self) -> tuple[Kernel, ...]:
         """The kernel, with indices of both widths."""
@@ -181,7 +228,7 @@ class _Version:
         name, names = f"{of.name}_{self.version}", bound_names(self._arrays(), self.group.params)
         body = loops_over_keys(name, self.schedule, live, self.logits)
         body, count = one_block(name, body, self.steps(), self._allocate, names)
-        multiples = (*(m for x in self.maps.values() for m in x.multiples), *self.values.multiples)
+        multiples = (*self.asked, *self.values.multiples)
         extents = (of.scores.M, of.scores.N, *(of.scores.extents[x] for x in of.parts.score_roles.batch))
         conditions = dict.fromkeys(
             (Compare(">=", of.scores.N, ONE), *(c for m in self.maps.values() for c in m.conditions))
@@ -208,7 +255,7 @@ class _Version:
         flops = 2 * ROWS * self.keys * (depth + self.width)
         traffic = self.keys * LINE * sum(self.panels)
         work = Work(keys, REGISTERS, UNITS[self.of.scores.dtype], flops, traffic=traffic,
-                    instructions=ROWS * self.keys // WARP * self.online.slots, flight=STAGES - 1,
+                    instructions=ROWS * self.keys // WARP * self.online.slots, flight=self.stages - 1,
                     elements=ROWS * self.width, by_warps=False)  # fmt: skip
         return with_epilogues(work, self.group, self.of.values.epilogues)
 
@@ -299,7 +346,7 @@ class _Version:
         return {
             "first": Product(scores.body, rings[COPY_K], (_keep("acc1", self.keys // 2),)),
             "second": Product(values.body, rings[COPY_V], (_keep("acc2", self.width // 2), weights)),
-            "beside": self._bounded(between[:split]), "behind": tuple(between[split:]),
+            "beside": self.online.split(between[:split]), "behind": tuple(between[split:]),
         }  # fmt: skip
 
     def _walk(self, tiles: For, decide: Body, walk: Callable[[For], Body]) -> Body:
@@ -321,20 +368,6 @@ class _Version:
         voted = If((Compare("==", LANE, ZERO),), (arrive,))
         return (*vote(self.online, self.visits.least or 0.0, row, self.values.unit), voted, _decided())
 
-    def _bounded(self, body: Sequence[Node]) -> Body:
-        """Logits without bounds where all keys of the tile exist, and, if they read a mask, all rows of the block."""
-        keys = Compare("<=", (V(b("l")) + 1) * self.keys, self.of.scores.N)
-        rows = Compare("<=", (V(b("i")) + 1) * ROWS, self.of.scores.M)
-        inside = (keys, rows) if self.online.read else (keys,)
-
-        def split(n: Node) -> Node:
-            if _of(n) != {LOGIT}:
-                return n
-            whole = rewrite((n,), lambda x: Inst(WHOLE, x.args, x.coords) if isinstance(x, Inst) else x)
-            return If(inside, whole, (n,))
-
-        return tuple(map(split, body))
-
     def epilogue(self, body: Body) -> Body:
         """Sums are staged in the rings once no consumer reads them."""
         threads = FromIndex("int32", V(GROUPS * WARPGROUP))
@@ -347,8 +380,8 @@ class _Version:
             INIT: lambda a: (),  # the first instruction of a tile starts from zero
             **{c: partial(self.copy, c) for c in self.maps},
             SCORE: self.score,
-            LOGIT: self.online.logits,
-            WHOLE: partial(self.online.logits, whole=True),
+            LOGIT: self.online.logits_of,
+            WHOLE: partial(self.online.logits_of, whole=True),
             FRAG_W: lambda a: self.online.packed(a[f(K2)], a[f(K2)] * 4),
             VALUE: self.value,
             STAGE: self.values.stage,

@@ -270,7 +270,7 @@ BUGS = {
     "values not scaled to the new maximum": ("] * scale[row_half]);\n", "]);\n"),
     "lanes of a row disagree": ("peak = pd_max(peak, pd_shfl_xor(peak, ((int32_t)2LL)));", ""),
     "-inf minus -inf": ("(peak == pd_bits_to_f32(0xff800000u)) ? 0.0f", "false ? 0.0f"),
-    "keys beyond the last": ("} else {\n            acc1[(column_of", "} else {\n            acc2[(column_of"),
+    "keys beyond the last": ("} else {\n              acc1[(column_of", "} else {\n              acc2[(column_of"),
     "next keys over those in use": ("pd_cp_async_wait<0>();\n    pd_syncthreads();", "pd_cp_async_wait<0>();"),
     "weights in the wrong order": ("pd_pack_f16x2(acc1[(8*f_k2 + 2)]", "pd_pack_f16x2(acc1[(8*f_k2 + 4)]"),
 }  # fmt: skip

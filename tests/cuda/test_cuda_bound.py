@@ -146,7 +146,8 @@ def test_a_stream_that_captures_is_refused(layer: CudaProgram, device: Session) 
         call = layer.bind(x, out, stream=stream)
         assert cuda.cuStreamBeginCapture_v2(ctypes.c_void_p(stream), 1) == 0
         try:
-            for work in (call, lambda: layer.run(x, out, stream=stream)):
+            given, new = lambda: layer.run(x, out, stream=stream), lambda: layer.run(x, stream=stream)
+            for work in (call, given, new, lambda: layer.bind(x, stream=stream)):  # making outputs would end it
                 with pytest.raises(InputError, match="the stream is capturing a graph"):
                     work()
         finally:
@@ -415,6 +416,29 @@ def test_few_graphs_are_kept_however_calls_go_round(alone: CudaProgram, device: 
     assert kept(alone, lambda: right(alone, rows(500))) == (0, 0) and before - taken(device) >= 65536
     with pytest.raises(InputError, match="graphs is 65"):
         alone.graphs = 65
+
+
+def test_graphs_are_kept_while_they_take_few_bytes(alone: CudaProgram) -> None:
+    def again(*sizes: int) -> None:
+        for n in sizes:
+            right(alone, rows(n, n))
+            right(alone, rows(n))
+
+    again(3)
+    most = alone.counters["graph_bytes"]
+    assert most == alone.counters["graph_nodes"] * 16384 > 0 and alone.graph_bytes == 64 << 20
+    alone.graph_bytes = 2 * most
+    assert kept(alone, lambda: again(2, 1)) == (2, 2) and alone.counters["graph_bytes"] == 2 * most
+    assert kept(alone, lambda: [right(alone, rows(n)) for _ in range(3) for n in (4, 2, 1)]) == (0, 6), "round in three"
+    alone.graph_bytes = most
+    assert kept(alone, lambda: right(alone, rows(1))) == (0, 1) and alone.counters["graphs"] == 1, "the oldest go"
+    alone.graph_bytes = most - 1
+    assert kept(alone, lambda: again(1, 1)) == (0, 0), "it would be too large"
+    assert alone.counters["not_recorded"] > 0 and alone.counters["graphs"] == 0
+    alone.graph_bytes = most
+    assert kept(alone, lambda: right(alone, rows(1))) == (1, 1)
+    with pytest.raises(InputError, match="graph_bytes is -1"):
+        alone.graph_bytes = -1
 
 
 @pytest.mark.parametrize("lacking", [("PDEMU_GRAPHS", "0"), ("PDEMU_MEMORY", "")])

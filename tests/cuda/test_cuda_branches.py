@@ -10,16 +10,17 @@ from typing import Any
 import numpy as np
 import pytest
 
+from polydyn.codegen.kernel import Block
 from polydyn.gpu.compiler import device_headers
 from polydyn.gpu.errors import DeviceLostError
 from polydyn.graph.ir import SymbolSource
 from polydyn.program import launch_tables, parallel_launches
 from polydyn.program.assemble import build_program
-from polydyn.program.plan import HostPlan, Launch
+from polydyn.program.plan import Candidate, HostPlan, Launch
 from polydyn.runtime.cuda.session import Session, open_session
 from polydyn.schedules.index import Index
-from tests.support.cuda_programs import add, version
-from tests.support.programs import B, buffers
+from tests.support.cuda_programs import ADD, add, version
+from tests.support.programs import B, buffers, made
 
 X = np.arange(96, dtype=np.float32).reshape(3, 32)
 
@@ -101,6 +102,29 @@ def test_launches_begin_while_the_one_before_is_at_work(device: Session, monkeyp
             patch.setenv(name, value)
             plain: Any = build_program(branches(), target="cuda:emulated")
             assert overlaps(device, lambda p=plain: p.run(x)) == overlaps(device, plain.bind(x)) == 0
+
+
+def joins() -> HostPlan:
+    """``o = (x + 1) + (x + 3)``, which waits for two kernels, and ``p = o + z``, for a kernel and a copy."""
+    plan, shape = branches(), (B, Index.of(32))
+    text = ADD.replace("NAME", "sum").replace("float *y, int64_t by", "const float *z, float *y")
+    both = made("sum", text.replace("(float)by", "pd_ldg(z + at)"), 3, 0, Block(32))
+    sums = [Candidate("sum", tuple(names), (), B, block=Block(32)) for names in ("sto", "ozp")]
+    more = [Launch((c,), B, Index.of(1), label=c.buffers[2], writes=c.buffers[2:]) for c in sums]
+    return replace(
+        plan, inputs=("x", "z"), launches=(plan.launches[0], plan.launches[2], *more), kernels=(*plan.kernels, both),
+        buffers=plan.buffers | buffers(("z", "float32", shape, "input")),
+    )  # fmt: skip
+
+
+def test_a_launch_begins_while_several_are_at_work(device: Session) -> None:
+    program: Any = build_program(joins(), target="cuda:emulated")
+    call = program.bind({"x": X, "z": 2 * X})
+    call()
+    before = counter(device, "pdemu_overlaps")
+    got = call()
+    assert np.array_equal(got["o"], 2 * X + 4) and np.array_equal(got["p"], 4 * X + 4)
+    assert counter(device, "pdemu_overlaps") - before == 2, "both that read what kernels have made"
 
 
 @pytest.mark.parametrize(

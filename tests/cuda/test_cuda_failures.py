@@ -186,6 +186,21 @@ def test_a_kernel_that_cannot_be_had_is_the_failure_of_who_asked() -> None:
     assert images.failure() is None
 
 
+def test_who_interrupts_the_loading_of_a_kernel_is_heard(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A callback that raises has raised for nobody: the program says it, and is as before."""
+    program = relu()
+
+    def interrupted(self: ImageSource, kernel: int) -> bytes:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ImageSource, "image", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            check(program, 2)
+    check(program, 2)
+    assert program.counters["contexts"] == 1
+
+
 def test_threads_that_meet_a_new_context_keep_what_they_allocate(
     device: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:

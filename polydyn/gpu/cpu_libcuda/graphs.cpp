@@ -77,6 +77,7 @@ API(cuGraphAddDependencies_v2)(Graph *g, Node *const *from, Node *const *to, con
     if (!is_node(g, from[i]) || !is_node(g, to[i]) || e.to_port || e.type != e.from_port || e.type > PROGRAMMATIC) return INVALID_VALUE;
     if (e.type && (!from[i]->launch || !to[i]->launch)) return INVALID_VALUE;
     if (e.type && capability() < 90) return NOT_SUPPORTED;
+    if (std::count(to[i]->after.begin(), to[i]->after.end(), from[i])) return INVALID_VALUE;
     to[i]->after.push_back(from[i]);
     if (e.type) to[i]->launch->overlaps = true;
   }

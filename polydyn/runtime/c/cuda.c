@@ -226,6 +226,15 @@ int32_t pd_place_context(pd_context *c) {
     return code == PD_OK ? pd_cuda_leave(d, make(d, x)) : code;
 }
 
+int pd_cuda_is_lost(const pd_context *c) {
+    const pd_device *d = c->program->place;
+    return !d->ready || ((const pd_cuda *)c->place)->generation != d->generation;
+}
+
+int32_t pd_cuda_alive(const pd_context *c) {
+    return pd_cuda_is_lost(c) ? pd_fail(PD_USAGE, "the context's device was lost") : PD_OK;
+}
+
 void pd_cuda_settle(pd_device *d, pd_cuda *x) {
     if (x->busy) d->cuda.cuEventSynchronize(x->done);
     x->busy = 0;
@@ -236,11 +245,11 @@ void pd_displace_context(pd_context *c) {
     pd_cuda *x = c->place;
     if (!x) return;
     pd_cuda_release(c); /* before the memory that its graphs use */
-    if (x->generation == d->generation && d->ready && pd_cuda_enter(d) == PD_OK) {
+    if (!pd_cuda_is_lost(c) && pd_cuda_enter(d) == PD_OK) {
         pd_cuda_settle(d, x);
         pd_cuda_drop(c);
         if (c->arena) d->cuda.cuMemFree_v2((uint64_t)(uintptr_t)c->arena);
-        if (x->workspace) d->cuda.cuMemFree_v2(x->workspace);
+        if (x->counters) d->cuda.cuMemFree_v2(x->counters);
         if (x->pinned) d->cuda.cuMemFreeHost(x->pinned);
         if (x->found) d->cuda.cuMemFreeHost(x->found);
         if (x->done) d->cuda.cuEventDestroy_v2(x->done);
@@ -302,9 +311,9 @@ static int32_t room(pd_device *d, void *stream, void **memory, int64_t *has, int
 
 PD_EXPORT int32_t pd_cuda_room(const pd_context *c, void *stream, void **memory, int64_t *has, int64_t bytes) {
     pd_device *d = c->program->place;
-    if (((const pd_cuda *)c->place)->generation != d->generation || !d->ready) {
+    if (pd_cuda_is_lost(c)) {
         *memory = NULL, *has = 0; /* it went with the CUcontext */
-        return bytes ? pd_fail(PD_USAGE, "the context's device was lost") : PD_OK;
+        return bytes ? pd_cuda_alive(c) : PD_OK;
     }
     int32_t code = pd_cuda_enter(d);
     return code == PD_OK ? pd_cuda_leave(d, room(d, stream, memory, has, bytes)) : code;
@@ -318,7 +327,8 @@ static int32_t fetch(pd_device *d, void *stream, void *to, const void *from, int
 
 PD_EXPORT int32_t pd_cuda_fetch(const pd_context *c, void *stream, void *to, const void *from, int64_t bytes) {
     pd_device *d = c->program->place;
-    int32_t code = bytes ? pd_cuda_enter(d) : PD_OK;
+    int32_t code = pd_cuda_alive(c);
+    if (code == PD_OK && bytes) code = pd_cuda_enter(d);
     return code == PD_OK && bytes ? pd_cuda_leave(d, fetch(d, stream, to, from, bytes)) : code;
 }
 

@@ -96,9 +96,8 @@ int32_t pd_cuda_index_status(pd_context *c, const char *when) {
 
 PD_EXPORT int32_t pd_cuda_wait(pd_context *c) {
     pd_device *d = c->program->place;
-    if (!d->ready || ((const pd_cuda *)c->place)->generation != d->generation)
-        return pd_fail(PD_USAGE, "the context's device was lost");
-    int32_t code = pd_cuda_enter(d);
+    int32_t code = pd_cuda_alive(c);
+    if (code == PD_OK) code = pd_cuda_enter(d);
     if (code != PD_OK) return code;
     code = pd_cuda_index_status(c, "");
     if (code == PD_OK) pd_cuda_settle(d, c->place);

@@ -3,7 +3,10 @@
  * A run is recorded when it comes for the second time. What is known of it: the values that all sizes follow from, where
  * arrays lie, and the addresses of those that are used in place. A context keeps a few graphs. A new one takes the place of
  * the one that was used least recently, if it came again sooner than that one was used: calls that go round in more sizes than
- * are kept would else record all the time. */
+ * are kept would else record all the time.
+ *
+ * No call of the driver tells how much memory an executable graph takes: it is counted by its nodes. */
+#include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -12,6 +15,8 @@
 static const pd_plan *const plan = &pd_the_plan;
 
 enum { KEPT = 8, MOST_KEPT = 64, SEEN = 4 * MOST_KEPT };
+/* Bytes of a node: NVIDIA counts about 10 KB for a kernel's (cccl 3768); and of all graphs of a context. */
+enum { NODE_BYTES = 16 << 10, MOST_BYTES = 64 << 20 };
 
 typedef struct {
     pd_recorded made;
@@ -21,6 +26,7 @@ typedef struct {
 
 struct pd_keeper {
     int32_t most, count; /* graphs: that may be kept, that are */
+    int64_t most_bytes;  /* they may take so much together */
     pd_kept kept[MOST_KEPT];
     int64_t *key; /* of this run */
     struct {
@@ -96,6 +102,18 @@ static int32_t oldest(const pd_keeper *k) {
     return at;
 }
 
+static int64_t bytes_of(const pd_keeper *k) {
+    int64_t nodes = 0;
+    for (int32_t i = 0; i < k->count; i++) nodes += k->kept[i].made.nodes;
+    return nodes * NODE_BYTES;
+}
+
+/* Gives back graphs until there is room for `more` new ones, of so many bytes; they must not be at work. */
+static void shrink(pd_context *c, int32_t more, int64_t bytes) {
+    pd_keeper *k = ((pd_cuda *)c->place)->keeper;
+    while (k->count && (k->count + more > k->most || bytes_of(k) + bytes > k->most_bytes)) give_back(c, oldest(k));
+}
+
 /* Keeps what was recorded of this run; PD_MEMORY. */
 static int32_t keep(pd_context *c, pd_recorded made) {
     pd_keeper *k = ((pd_cuda *)c->place)->keeper;
@@ -113,17 +131,28 @@ static int32_t keep(pd_context *c, pd_recorded made) {
     return PD_OK;
 }
 
-/* Records this run. Where the device has no memory for its graph, or makes none, the context gives back the others and keeps
- * none any more; this run is put on the stream, where nothing is yet. */
-static int32_t record(pd_context *c, const pd_call *call) {
+/* Whether a graph of so many bytes is kept: there is room, or its run, which came `before`, came again sooner than the oldest
+ * one was used. */
+static int wanted(const pd_keeper *k, int64_t bytes, int64_t before) {
+    if (k->count < k->most && bytes_of(k) + bytes <= k->most_bytes) return 1;
+    return k->count && bytes <= k->most_bytes && before > k->kept[oldest(k)].used;
+}
+
+/* Records this run, which came `before`, if it is wanted. Where its graph would be too large, this run is put on the stream,
+ * where nothing is yet; where the device has no memory for it, or makes none, too, and the context gives back the others and
+ * keeps none any more. */
+static int32_t record(pd_context *c, const pd_call *call, int64_t before) {
     pd_cuda *x = c->place;
     pd_keeper *k = x->keeper;
     pd_recorded made = {0};
-    pd_cuda_settle(c->program->place, x); /* graphs may go, and workspace */
-    while (k->count >= k->most) give_back(c, oldest(k));
     int32_t code = PD_OK;
     while (x->next < plan->launch_count && code == PD_OK) code = pd_cuda_choose(c, x->next, call->stream);
     if (code != PD_OK) return code;
+    int64_t bytes = (int64_t)pd_cuda_most_nodes(c) * NODE_BYTES;
+    k->refused += bytes > k->most_bytes;
+    if (!wanted(k, bytes, before)) return PD_OK;
+    pd_cuda_settle(c->program->place, x); /* graphs may go */
+    shrink(c, 1, bytes);
     code = pd_cuda_build(c, call, &made);
     if (code == PD_DEVICE && (pd_cuda_result() == OUT_OF_MEMORY || pd_cuda_result() == NOT_SUPPORTED)) {
         pd_cuda_drop(c);
@@ -151,8 +180,8 @@ int32_t pd_cuda_kept(pd_context *c, const pd_call *call, const pd_recorded **fou
     make_key(c, call, k->key);
     pd_kept *e = find(k);
     int64_t before = e ? 0 : last_seen(k);
-    if (before && (k->count < k->most || before > k->kept[oldest(k)].used)) {
-        int32_t code = record(c, call);
+    if (before && wanted(k, 0, before)) {
+        int32_t code = record(c, call, before);
         if (code != PD_OK) return code;
         e = find(k);
     }
@@ -170,7 +199,7 @@ int32_t pd_cuda_kept(pd_context *c, const pd_call *call, const pd_recorded **fou
 pd_keeper *pd_keeper_new(void) {
     pd_keeper *k = calloc(1, sizeof *k);
     if (k && !(k->key = calloc((size_t)key_words() + 1, sizeof *k->key))) free(k), k = NULL;
-    if (k) k->most = KEPT;
+    if (k) k->most = KEPT, k->most_bytes = MOST_BYTES;
     return k;
 }
 
@@ -180,23 +209,35 @@ void pd_keeper_free(pd_keeper *k) {
     free(k);
 }
 
-PD_EXPORT int32_t pd_cuda_keep(pd_context *c, int32_t most) {
+/* Gives back graphs that are more than may be kept. */
+static int32_t keep_fewer(pd_context *c) {
     pd_device *d = c->program->place;
     pd_cuda *x = c->place;
-    if (most < 0 || most > MOST_KEPT) return pd_fail(PD_USAGE, "graphs is %d, it must be 0 to %d", most, MOST_KEPT);
-    x->keeper->most = most;
-    if (x->generation != d->generation || !d->ready) return PD_OK;
-    int32_t code = x->keeper->count > most ? pd_cuda_enter(d) : PD_OK;
-    if (code != PD_OK || x->keeper->count <= most) return code;
+    pd_keeper *k = x->keeper;
+    if (pd_cuda_is_lost(c)) return PD_OK;
+    if (k->count <= k->most && bytes_of(k) <= k->most_bytes) return PD_OK;
+    int32_t code = pd_cuda_enter(d);
+    if (code != PD_OK) return code;
     pd_cuda_settle(d, x);
-    while (x->keeper->count > most) give_back(c, oldest(x->keeper));
+    shrink(c, 0, 0);
     return pd_cuda_leave(d, PD_OK);
+}
+
+PD_EXPORT int32_t pd_cuda_keep(pd_context *c, int32_t most) {
+    if (most < 0 || most > MOST_KEPT) return pd_fail(PD_USAGE, "graphs is %d, it must be 0 to %d", most, MOST_KEPT);
+    ((pd_cuda *)c->place)->keeper->most = most;
+    return keep_fewer(c);
+}
+
+PD_EXPORT int32_t pd_cuda_keep_bytes(pd_context *c, int64_t most) {
+    if (most < 0) return pd_fail(PD_USAGE, "graphs may take %" PRId64 " bytes, which is less than none", most);
+    ((pd_cuda *)c->place)->keeper->most_bytes = most;
+    return keep_fewer(c);
 }
 
 PD_EXPORT void pd_cuda_graphs(const pd_context *c, int64_t counts[5]) {
     const pd_keeper *k = ((const pd_cuda *)c->place)->keeper;
-    int64_t nodes = 0;
-    for (int32_t i = 0; i < k->count; i++) nodes += k->kept[i].made.nodes;
+    int64_t nodes = bytes_of(k) / NODE_BYTES;
     const int64_t all[5] = {k->count, nodes, k->recorded, k->replayed, k->refused};
     memcpy(counts, all, sizeof all);
 }

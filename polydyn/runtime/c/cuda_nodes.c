@@ -27,9 +27,8 @@ typedef struct {
 
 struct pd_nodes {
     void *graph;
-    void **nodes, **after; /* the last one's own */
+    void **nodes, **after; /* after: of the last one */
     char *kernel;          /* per node: it is one */
-    int32_t latest;        /* of those that the last one waits for */
     int32_t count, room, words;
     uint64_t *earlier, *needs; /* bits: per node those that end before it begins; what the next one touches */
     pd_memory *memory;
@@ -72,10 +71,11 @@ static void touch(pd_nodes *g, const void *at, int32_t buffer, int written) {
     push(g, written ? &m->writers : &m->readers);
 }
 
-/* Sets the nodes that the next one must be told to wait for, those left out that come before one of them; how many. */
-static size_t settle(pd_nodes *g) {
+/* Sets the nodes that the next one must be told to wait for, those left out that come before one of them: copies, of which it
+ * says how many, then kernels. How many they are. */
+static size_t settle(pd_nodes *g, size_t *copies) {
     uint64_t *earlier = g->earlier + (size_t)g->count * (size_t)g->words;
-    size_t count = 0;
+    size_t count = *copies = 0;
     need(g, g->barrier);
     for (int32_t n = g->count - 1; n >= 0; n--) {
         uint64_t bit = UINT64_C(1) << n % 64;
@@ -83,8 +83,10 @@ static size_t settle(pd_nodes *g) {
         const uint64_t *more = g->earlier + (size_t)n * (size_t)g->words;
         for (int32_t w = 0; w < g->words; w++) earlier[w] |= more[w];
         earlier[n / 64] |= bit;
-        if (!count) g->latest = n;
         g->after[count++] = g->nodes[n];
+        if (g->kernel[n]) continue;
+        g->after[count - 1] = g->after[*copies];
+        g->after[(*copies)++] = g->nodes[n];
     }
     memset(g->needs, 0, (size_t)g->words * sizeof *g->needs);
     return count;
@@ -106,7 +108,7 @@ int32_t pd_nodes_copy(pd_context *c, pd_nodes *g, int32_t way, void *to, const v
     n.to = side(way == PD_DEVICE_TO_HOST, to);
     if (way != PD_HOST_TO_DEVICE) touch(g, from, NONE, 0);
     if (way != PD_DEVICE_TO_HOST) touch(g, to, NONE, 1);
-    size_t count = settle(g);
+    size_t copies, count = settle(g, &copies);
     TRY(cuGraphAddMemcpyNode(&g->nodes[g->count], g->graph, g->after, count, &n, d->context), what);
     g->count++;
     return PD_OK;
@@ -135,10 +137,10 @@ int32_t pd_nodes_start(pd_context *c, pd_nodes *g, int32_t k, const pd_candidate
     pd_edge edge = {.from_port = EARLY_PORT, .type = EARLY_TYPE};
     const char *label = plan->launches[k].label;
     touch_all(c, g, k, n);
-    size_t count = settle(g);
-    int early = d->early[n->kernel] && count == 1 && g->kernel[g->latest];
-    TRY(cuGraphAddKernelNode(&g->nodes[g->count], g->graph, g->after, early ? 0 : count, &node), label);
-    if (early) TRY(cuGraphAddDependencies_v2(g->graph, g->after, &g->nodes[g->count], &edge, 1), label);
+    size_t copies, count = settle(g, &copies), full = d->early[n->kernel] ? copies : count;
+    TRY(cuGraphAddKernelNode(&g->nodes[g->count], g->graph, g->after, full, &node), label);
+    for (; full < count; full++) /* it may begin while kernels are at work, not while copies are */
+        TRY(cuGraphAddDependencies_v2(g->graph, &g->after[full], &g->nodes[g->count], &edge, 1), label);
     g->kernel[g->count] = 1;
     g->launch = k, g->last = g->count++;
     return PD_OK;
@@ -146,16 +148,21 @@ int32_t pd_nodes_start(pd_context *c, pd_nodes *g, int32_t k, const pd_candidate
 
 /* ---- graphs ---- */
 
-/* Room for as many nodes as the chosen launches have kernels, and for all copies; PD_MEMORY. */
+int32_t pd_cuda_most_nodes(const pd_context *c) {
+    int32_t all = plan->input_count + plan->copy_count + plan->output_count + plan->device_check_count;
+    for (int32_t k = 0; k < plan->launch_count; k++) all += pd_chosen(c, k) ? 1 + pd_chosen(c, k)->after : 0;
+    return all;
+}
+
+/* Room for as many nodes as there may be; PD_MEMORY. */
 static int32_t make_room(const pd_context *c, pd_nodes *g) {
-    int32_t kernels = 0, links = 0;
+    int32_t links = 0;
     for (int32_t k = 0; k < plan->launch_count; k++) {
         const pd_candidate *n = pd_chosen(c, k);
         if (!n) continue;
-        kernels += 1 + n->after;
         for (int32_t a = 0; a <= n->after; a++) links += (int32_t)pd_max(plan->launches[k].touches, 0) + n[a].buffers;
     }
-    g->room = kernels + plan->input_count + plan->copy_count + plan->output_count + plan->device_check_count;
+    g->room = pd_cuda_most_nodes(c);
     g->words = g->room / 64 + 1;
     links += 2 * g->room;
     g->nodes = calloc((size_t)g->room + 1, sizeof *g->nodes);

@@ -124,7 +124,9 @@ static int32_t launch(pd_context *c, int32_t k, pd_call *call) {
         if (code != PD_OK) return code;
         for (int32_t b = 0; b < n->buffers; b++) {
             int32_t buffer = plan->launch_buffers[n->first_buffer + b];
-            x->values[at + n->maps + b] = buffer < 0 ? (int64_t)x->workspace : (int64_t)(uintptr_t)c->buffers[buffer];
+            x->values[at + n->maps + b] = buffer == -1  ? (int64_t)x->workspace
+                                          : buffer == -2 ? (int64_t)x->counters
+                                                         : (int64_t)(uintptr_t)c->buffers[buffer];
         }
         if (c->values[n->tasks] > 0) code = pd_cuda_start(c, call, k, n, x->parameters + at);
         if (code != PD_OK) return code;
@@ -300,11 +302,7 @@ static int32_t refuse_capture(pd_device *d, void *stream) {
 
 /* Whether the context is ready for a call. */
 static int32_t ready(const pd_context *c, const char *who) {
-    const pd_device *d = c->program->place;
-    if (!c->ready) return pd_fail(PD_USAGE, "%s needs a successful pd_shapes before it", who);
-    if (!d->ready || ((const pd_cuda *)c->place)->generation != d->generation)
-        return pd_fail(PD_USAGE, "the context's device was lost");
-    return PD_OK;
+    return c->ready ? pd_cuda_alive(c) : pd_fail(PD_USAGE, "%s needs a successful pd_shapes before it", who);
 }
 
 PD_EXPORT int32_t pd_cuda_run(pd_context *c, const void *const *inputs, void *const *outputs, void *stream,
@@ -386,8 +384,7 @@ PD_EXPORT int32_t pd_cuda_replay(pd_context *c, void *stream, int32_t detached) 
 PD_EXPORT void pd_cuda_release(pd_context *c) {
     pd_device *d = c->program->place;
     pd_cuda *x = c->place;
-    int lost = x->generation != d->generation || !d->ready;
-    if (x->bound.graph && !lost && pd_cuda_enter(d) == PD_OK) {
+    if (x->bound.graph && !pd_cuda_is_lost(c) && pd_cuda_enter(d) == PD_OK) {
         pd_cuda_settle(d, x); /* a replay may be at work */
         pd_cuda_destroy(c, &x->bound);
         pd_cuda_leave(d, PD_OK);

@@ -67,9 +67,12 @@ int32_t pd_cuda_run(pd_context *context, const void *const *inputs, void *const 
 /* How many CUDA graphs a context keeps, 0 to 64, at first 8: of runs whose sizes, and addresses of arrays on the device, came
  * before. Such a run is one launch. */
 int32_t pd_cuda_keep(pd_context *context, int32_t most);
+/* How many bytes they may take together, at first 64 MiB, a node being counted as 16 KiB: the driver does not tell. A run
+ * of more nodes is not recorded. */
+int32_t pd_cuda_keep_bytes(pd_context *context, int64_t most);
 
 /* Graphs that are kept now, and their nodes; runs so far that were recorded, that were one launch, and for which
- * the device had no memory or no graphs: that context then keeps none. */
+ * the device had no memory or no graphs (that context then keeps none), or whose graph would be too large. */
 void pd_cuda_graphs(const pd_context *context, int64_t counts[5]);
 
 /* Records what pd_cuda_run on these arrays would do as a CUDA graph, without computing: versions are chosen, kernels loaded,

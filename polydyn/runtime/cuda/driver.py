@@ -328,6 +328,12 @@ class Driver:
 
     # ---- graphs
 
+    def captures(self, stream: int) -> bool:
+        """Whether a stream is capturing a graph, still or no longer rightly."""
+        status = ctypes.c_int()
+        self._call("cuStreamIsCapturing", ctypes.c_void_p(stream), ctypes.byref(status))
+        return status.value != 0
+
     def begin_capture(self, stream: int) -> None:
         """What this thread puts on ``stream`` from here on is kept for a graph instead of done.
         Other threads go on meanwhile.

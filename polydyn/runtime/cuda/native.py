@@ -8,7 +8,7 @@ from collections.abc import Callable
 from functools import partial
 
 from polydyn.capability import EARLY, FEATURES
-from polydyn.errors import ArtifactError, PolydynError
+from polydyn.errors import ArtifactError
 from polydyn.gpu.errors import DriverMissingError
 from polydyn.gpu.lacking import lacking
 from polydyn.runtime.artifact import Artifact
@@ -100,17 +100,17 @@ class _Images:
     def __init__(self, source: ImageSource) -> None:
         self._source = source
         self._texts: dict[bytes, ctypes.Array[ctypes.c_char]] = {}
-        self._failed: dict[int, PolydynError] = {}  # by thread
+        self._failed: dict[int, BaseException] = {}  # by thread
         self.callback = _IMAGE(self._give)
 
-    def failure(self) -> PolydynError | None:
+    def failure(self) -> BaseException | None:
         """Why this thread's last image could not be given, once; None when it could."""
         return self._failed.pop(threading.get_ident(), None)
 
     def _give(self, _: object, kernel: int) -> int | None:
         try:
             image = self._source.image(kernel)
-        except PolydynError as e:
+        except BaseException as e:  # also an interruption: what leaves a callback would be dropped
             self._failed[threading.get_ident()] = e
             return None
         if image not in self._texts:
@@ -121,7 +121,7 @@ class _Images:
 class CudaContext(Context):
     """A context on the device; ``places`` say where each input and then each output of a call lies."""
 
-    __slots__ = ("_cuda", "_kept", "_places", "calls", "stream")
+    __slots__ = ("_cuda", "_kept", "_kept_bytes", "_places", "calls", "stream")
 
     def __init__(
         self,
@@ -135,11 +135,12 @@ class CudaContext(Context):
         self._cuda = native.library
         self._places = (ctypes.c_int32 * (len(inputs) + len(output_ranks) + 1))()
         self.calls = 0
-        self._kept = -1
+        self._kept = self._kept_bytes = -1
         self.stream = int(native.library.pd_cuda_stream(self.handle) or 0)
 
     def prepare_at(self, key: list[tuple[int, ...]], places: tuple[int, ...]) -> None:
         """``pd_shapes`` for arrays of these shapes and strides at these places; ``key`` becomes both."""
+        self.key = None  # until all is done: an interruption may come in between
         self._places[: len(places)] = list(places)
         self._cuda.pd_cuda_places(self.handle, self._places)
         self.prepare(key)
@@ -171,11 +172,16 @@ class CudaContext(Context):
         """``pd_cuda_replay``, to be called: it returns an error code. ``stream`` 0 is the context's own."""
         return partial(self._cuda.pd_cuda_replay, self.handle, ctypes.c_void_p(stream or None), int(detached))
 
-    def keep(self, most: int) -> None:
-        """``pd_cuda_keep``, when it is another number than before; older programs keep none."""
+    def keep(self, most: int, most_bytes: int) -> None:
+        """``pd_cuda_keep`` and ``pd_cuda_keep_bytes``, when they are other numbers than before; older programs keep no
+        graphs, or do not count their bytes.
+        """
         if most != self._kept and hasattr(self._cuda, "pd_cuda_keep"):
             self._native.check(self._cuda.pd_cuda_keep(self.handle, most))
             self._kept = most
+        if most_bytes != self._kept_bytes and hasattr(self._cuda, "pd_cuda_keep_bytes"):
+            self._native.check(self._cuda.pd_cuda_keep_bytes(self.handle, ctypes.c_int64(most_bytes)))
+            self._kept_bytes = most_bytes
 
     def graphs(self) -> tuple[int, ...]:
         """``pd_cuda_graphs``."""

@@ -17,7 +17,7 @@ from polydyn.runtime.bound import refuse_conversions
 from polydyn.runtime.cuda.array import DeviceArray
 from polydyn.runtime.cuda.bound import CallStatus, CudaBoundCall
 from polydyn.runtime.cuda.dlpack import CPU, CUDA_HOST, View, device_of, view
-from polydyn.runtime.cuda.driver import LEGACY
+from polydyn.runtime.cuda.driver import LEGACY, Driver
 from polydyn.runtime.cuda.native import ON_DEVICE, ON_HOST, TO_COPY, CudaContext, CudaNative
 from polydyn.runtime.cuda.session import Session, open_session
 from polydyn.runtime.explain import Device, Explanation, explain
@@ -32,6 +32,9 @@ ALIGNED = 16
 
 GRAPHS, MOST_GRAPHS = 8, 64
 """How many graphs of runs a context keeps at first, and how many it may."""
+
+NODE_BYTES, GRAPH_BYTES = 16 << 10, 64 << 20
+"""Bytes of device memory that a node of a graph is counted as, and those that a context's graphs may take at first."""
 
 MULTIPROCESSORS, SHARED_OPT_IN = 16, 97
 """CUdevice_attributes: multiprocessors, bytes of dynamic shared memory that a block may ask for."""
@@ -51,7 +54,7 @@ class CudaProgram(Program):
         self._chosen = session
         self._loading = threading.RLock()  # taken again by a bound call that ends while it is held
         self._idle: list[CudaContext] = []
-        self._graphs = GRAPHS
+        self._graphs, self._graph_bytes = GRAPHS, GRAPH_BYTES
 
     def _open_library(self, artifact: Artifact) -> CudaNative:
         self._cuda = CudaNative(artifact)
@@ -107,10 +110,11 @@ class CudaProgram(Program):
         """
         session = self.session
         handle = stream_handle(stream)
-        with session.use():
+        with session.use() as driver:
+            refuse_capture(driver, handle)
             context = self._take_ready(session)
             try:
-                context.keep(self._graphs)
+                context.keep(self._graphs, self._graph_bytes)
                 call = Call(self, context, feeds, out or {}, handle)
                 context.run_on(call.inputs, call.outputs, handle, handle != 0)
                 if handle and self._looks:
@@ -131,7 +135,8 @@ class CudaProgram(Program):
         CUDA 11.4.
         """
         session, handle = self.session, stream_handle(stream)
-        with session.use():
+        with session.use() as driver:
+            refuse_capture(driver, handle)
             context = self._take_ready(session)
             try:
                 call = Call(self, context, feeds, out or {}, handle)
@@ -219,19 +224,38 @@ class CudaProgram(Program):
             raise InputError(f"graphs is {most}", remedy=f"0 to {MOST_GRAPHS}")
         self._graphs = most
 
+    @property
+    def graph_bytes(self) -> int:
+        """How many bytes of device memory a context's graphs may take together, at first 64 MiB.
+
+        No call of the driver tells what they take: a node is counted as 16 KiB, somewhat more than what others have
+        found (``graph_node_bytes`` of ``benchmarks.gpu.run_all`` measures it). A run with more nodes is not recorded.
+        Bound calls are not counted. It holds from a context's next run on. InputError: less than 0.
+        """
+        return self._graph_bytes
+
+    @graph_bytes.setter
+    def graph_bytes(self, most: int) -> None:
+        if most < 0:
+            raise InputError(f"graph_bytes is {most}", remedy="0 or more")
+        self._graph_bytes = most
+
     # -- looking inside ----------------------------------------------------------------------------------------------
 
     @property
     def counters(self) -> dict[str, int]:
         """As ``Program.counters``; ``choices``: launches whose version was chosen, not remembered. Of runs as graphs:
-        ``graphs`` that are kept now and their ``graph_nodes``; runs that were ``recorded``, that were ``replayed``, and
-        for which the device had no memory or no graphs: ``not_recorded``, whose context keeps none any more.
+        ``graphs`` that are kept now, their ``graph_nodes``, and the ``graph_bytes`` that these are counted as; runs
+        that were ``recorded``, ``replayed``, ``not_recorded``: the device had no memory or no graphs, and the context
+        keeps none any more, or they have too many nodes (``graph_bytes``).
         """
-        contexts = [c for c in list(self._contexts) if isinstance(c, CudaContext)]
         names = ("graphs", "graph_nodes", "recorded", "replayed", "not_recorded")
-        counts = [c.graphs() for c in contexts]
-        found = {name: sum(c[i] for c in counts) for i, name in enumerate(names)}
-        return super().counters | {"choices": sum(c.choices() for c in contexts)} | found
+        with self._loading:  # contexts of a device that was lost go meanwhile
+            contexts = [c for c in list(self._contexts) if isinstance(c, CudaContext)]
+            counts = [c.graphs() for c in contexts]
+            found = {name: sum(c[i] for c in counts) for i, name in enumerate(names)}
+            found |= {"choices": sum(c.choices() for c in contexts)}
+            return super().counters | found | {"graph_bytes": found["graph_nodes"] * NODE_BYTES}
 
     def profile(self, feeds: Mapping[str, Any], repeats: int = 5) -> list[LaunchTime]:
         """The device's time of every launch (median over ``repeats`` calls after one that warms up), in order."""
@@ -315,6 +339,8 @@ class Call:
 
     def follow(self) -> None:
         """Puts the stream of the call behind what exporters have on theirs by now."""
+        if self._after:
+            refuse_capture(self._program.session.driver, self._order)
         for after in self._after:
             self._program.session.driver.order(self._order, after)
 
@@ -413,6 +439,13 @@ def _address(a: Array | View | DeviceArray) -> int:
     if isinstance(a, np.ndarray):
         return int(a.__array_interface__["data"][0])
     return a.pointer
+
+
+def refuse_capture(driver: Driver, stream: int) -> None:
+    """InputError for a stream that captures, before anything is done that would end the capture."""
+    if stream and driver.captures(stream):
+        raise InputError("the stream is capturing a graph, whose replays would use memory of other calls",
+                         remedy="bind the call instead, and call it outside the capture")  # fmt: skip
 
 
 def stream_handle(stream: Any) -> int:

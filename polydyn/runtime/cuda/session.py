@@ -54,9 +54,9 @@ class Session:
             if self._dead:
                 raise DeviceLostError(self._dead, remedy="restart the process")
             self._active += 1
-        self._inside.depth = 1
         broken = False
-        try:
+        try:  # at once: who is interrupted leaves
+            self._inside.depth = 1
             yield self.driver
         except DeviceLostError as e:
             broken = e.code != 0  # 0: no driver call failed, something was used that an earlier context had
