@@ -29,7 +29,7 @@ import numpy as np
 
 from benchmarks import record
 from benchmarks.gpu import weights
-from benchmarks.gpu.programs import inner_convolution, model, node
+from benchmarks.gpu.programs import inner_convolution, mean_of_pixels, model, node
 from benchmarks.gpu.timed import attention_model, float8_layer, layer
 from polydyn.backends import Options
 from polydyn.backends.cuda import Cuda
@@ -180,6 +180,7 @@ def kinds() -> tuple[Kind, ...]:
         Kind("norm of 768, a warp", _norm(768), "warp_wide", (r"LDG\.E.*128", "SHFL", WIDE), "sm_90a", size=360),
         Kind("sum of columns, warps", _rows(node("ReduceSum", "x", "axis"), axis=[0]), "columns", ("LDG", "BAR", "STG"),
              "sm_90a"),
+        Kind("mean of pixels, shares", mean_of_pixels(64), "split_wide", (r"LDG\.E.*128", "FADD", WIDE), "sm_90a"),
         Kind("softmax, a block", _rows(node("Softmax", "x", axis=-1)), "block", ("LDG", "SHFL", "BAR")),
     )  # fmt: skip
 

@@ -233,15 +233,16 @@ class CudaNestKernel:
         first = ZERO if extent == lanes else V(b("t")) * lanes  # of one vector there is no loop
         buffers = stored(self.group.arrays)
 
+        names = (*self.prefix, b("t"), "t", *self.bound)
+
         def tile(body: Body) -> Body:
             (loop,) = body
-            vectors = (
-                widen(loop.body, "t", lanes, buffers, (*self.prefix, b("t"), "t")) if isinstance(loop, For) else None
-            )
+            vectors = widen(loop.body, "t", lanes, buffers, names) if isinstance(loop, For) else None
             alignments.extend((vectors[1],) if vectors else ())
-            return vectors[0] if vectors else body
+            return self.around(rewrite(vectors[0], _in_flight)) if vectors else body
 
         return (
+            *self.first_steps(),
             Step("bind", "the number of vectors", lambda b: bind(b, sizes)),
             Step("declare", "registers of a row", lambda b: consume(b, MarkName.ROW, kernel.row)),
             Step("lower", "statements become stores and registers", lambda b: lower(b, table), ("o_t",)),
@@ -250,6 +251,17 @@ class CudaNestKernel:
             Step("widen", "neighbouring elements become a vector", lambda b: consume(b, MarkName.TILE, tile)),
             Step("fold", "decided guards and single trips go", fold),
         )
+
+    bound: tuple[str, ...] = ()
+    """Names besides loops that ``around`` binds."""
+
+    def first_steps(self) -> tuple[Step, ...]:
+        """Passes before all others of ``wide``."""
+        return ()
+
+    def around(self, body: Body) -> Body:
+        """What stands around the vectors of a thread."""
+        return body
 
     def _run(self, version: str, body: Body, steps: Iterable[Step]) -> Body:
         return run(f"{self.name}_{version}", body, steps, bound_names(self.group.arrays, self.group.params))
@@ -368,8 +380,11 @@ def _counted(n: Node, kind: str) -> Node:
 
 
 def _in_flight(n: Node) -> Node:
-    """A thread's loop of a number of trips that the compiler does not know, innermost, with loads in flight."""
-    counted = isinstance(n, For) and n.hi.constant is None and not any(isinstance(x, For) for x in walk(n.body))
+    """A thread's loop of a number of trips that the compiler does not know, innermost but for lanes of a vector, with
+    loads in flight.
+    """
+    inside = [x for x in walk(n.body) if isinstance(x, For) and x.kind != "unroll"] if isinstance(n, For) else []
+    counted = isinstance(n, For) and n.hi.constant is None and not inside
     return replace(n, kind=f"unroll{SERIAL}") if counted and isinstance(n, For) else n
 
 

@@ -10,6 +10,7 @@ from polydyn.codegen.cuda.attention import CudaAttentionKernel, attention_refusa
 from polydyn.codegen.cuda.emit import short_first
 from polydyn.codegen.cuda.group import product_refusal
 from polydyn.codegen.cuda.rows import CudaNestKernel
+from polydyn.codegen.cuda.split_rows import CudaSplitNest
 from polydyn.codegen.cuda.versions import CudaContractKernel, TileFactors
 from polydyn.codegen.cuda.windows import Axes, CudaWindowKernel, window_axes
 from polydyn.codegen.ir import Compare
@@ -177,7 +178,13 @@ class CudaBuilder(Builder):
             for t in k.schedules():
                 Proofs(k.group).prove_nest(t, k.prefix, k.phases)
         axes = window_axes(group, nest.band)
-        return short_first((*(self._window(group, key, axes) if axes else ()), *kernel.versions()))
+        first = self._window(group, key, axes) if axes else ()
+        if CudaSplitNest.fits(group, nest.band) and not axes:
+            split = CudaSplitNest(kernel.name, group, nest.band)
+            for t in split.schedules():
+                Proofs(split.group).prove_nest(t, split.prefix, split.phases)
+            first = split.versions()
+        return short_first((*first, *kernel.versions()))
 
     def _window(self, group: Group, key: str, axes: Axes) -> tuple[Kernel, ...]:
         """The kernels of a window whose outputs share what they read; nothing where channels are no vectors."""
