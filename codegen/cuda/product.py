@@ -141,7 +141,7 @@ class TiledProduct:
         return body
 
     def _set(self, a: Mapping[str, Index]) -> Index:
-        """Which of them an instance uses."""
+        """Which set of registers for fragments an instance uses."""
         return a[f("k")] % self.tile.sets
 
     def _by_step(self, uses: Body) -> list[tuple[Body, Body]]:

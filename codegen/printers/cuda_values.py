@@ -190,7 +190,10 @@ class CudaValues:
 
 
 def _whole(i: Index, period: int) -> tuple[Index, Index]:
-    """(the terms that are multiples of a number, the rest): a swizzle that repeats itself depends on the rest alone."""
+    """(the terms that are multiples of a number, the rest): a swizzle that repeats itself depends on the rest alone.
+
+    The rest may be negative, which ``pd_swizzled`` allows. Quotients stay with what they were taken of.
+    """
     rest = Index({m: c for m, c in i.terms.items() if c % period or any(isinstance(x, Atom) for x in m)})
     return i - rest, rest
 
