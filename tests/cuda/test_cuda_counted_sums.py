@@ -52,6 +52,7 @@ TILE_BUGS = {
     "one counter for all tiles": ("counters + (bid/8)", "counters + (bid/1024)"),
     "a block too few": ("(bid/8), ((int32_t)8LL)", "(bid/8), ((int32_t)7LL)"),
     "sums where another block's are": ("(16384*bid + ", "(16384*(bid/2) + "),
+    "sums where another warp's are": ("+ 4096*warp) + (1024*row_half)", "+ 2048*warp) + (1024*row_half)"),
     "another block's steps": ("32*rank", "32*(rank / 2)"),
 }  # fmt: skip
 
