@@ -101,7 +101,8 @@ class Apply(Value):
 
 @dataclass(frozen=True)
 class Tile(Value):
-    """The element (``row``, ``column``) of a tile in shared memory; as an argument of ``Call``, its address.
+    """The element (``row``, ``column``) of a tile in shared memory, or of one that lies in memory as it would there; as
+    an argument of ``Call``, its address.
 
     The tile starts at element ``start`` of ``buffer``; rows are ``pitch`` elements apart, and inside a row the chunks
     of ``chunk`` elements are permuted by XOR with the row so that a column of chunks lies in different banks.

@@ -47,7 +47,7 @@ SHARED = (r"UTMALDG.*MULTICAST", "UCGABAR_WAIT")
 """What brings boxes to several blocks of a cluster, and the barrier of one."""
 DISTRIBUTED = (r"LD\.E", "UCGABAR_WAIT")
 """What reads another block's shared memory, and that barrier."""
-COUNTED = (r"ATOMG?\.E\.INC", "MEMBAR", r"LDG\.E\.STRONG\.GPU")
+COUNTED = (r"ATOMG?\.E\.INC", "MEMBAR", r"LDG\.E.*STRONG\.GPU")
 """What counts blocks, and reads what they have left."""
 PIXELS = (r"UTMALDG\.4D\.IM2COL", r"UTMALDG\.2D")
 """What brings pixels of an image, and filters."""
@@ -125,6 +125,7 @@ def kinds() -> tuple[Kind, ...]:
         Kind("product f16", half, "mma_128", (COPIES, *TENSOR, WIDE), most=140),
         Kind("product f16, 64", half, "mma_64x64", (COPIES, *TENSOR, WIDE), most=70),
         Kind("product f16, split", half, "split_mma", (COPIES, *TENSOR), most=80),
+        Kind("product f16, counted", half, "counted_8_mma_16x64", (COPIES, *TENSOR, *COUNTED, WIDE)),
         Kind("product f16, few rows", half, "gemv_8", (r"LDG\.E.*128", "SHFL")),
         Kind("product f16, few rows, counted", half, "gemv_2_n8_counted_8", (r"LDG\.E.*128", "SHFL", *COUNTED)),
         Kind("product f16, few rows of clusters", half, "gemv_2_n8_cluster_8", (r"LDG\.E.*128", *DISTRIBUTED),

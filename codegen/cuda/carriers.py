@@ -9,14 +9,19 @@ from __future__ import annotations
 from dataclasses import replace
 
 from polydyn.codegen.ir import Apply, Body, Compare, Def, Pointer
-from polydyn.codegen.kernel import COUNTERS, MOST_COUNTERS, WORKSPACE, Kernel
+from polydyn.codegen.kernel import COUNTERS, MOST_COUNTERS, WORKSPACE, Kernel, Work
 from polydyn.schedules.expr import ITEMSIZE, const
 from polydyn.schedules.index import Index
 from polydyn.schedules.model import Array, row_major
+from polydyn.schedules.tree.names import c
 
 V = Index.of
+ENDS = 4
+"""Memory latencies at the end of a block that is counted: sums leave, are counted, come back, and results leave."""
 BEHIND = (WORKSPACE, COUNTERS)
 """The buffers that such kernels have too."""
+SHARER = c("k")
+"""The loop over blocks that share a task."""
 COME = "come"
 """1 in the last block of those that share its task, behind ``count_block``; 0 in the others."""
 LAST = Compare("==", V(COME), Index.of(1))
@@ -27,6 +32,11 @@ def count_block(blocks: int) -> Body:
     """A block, of ``blocks`` that share a task and are neighbours in the grid, has left its sums."""
     counter = Pointer("uint32", COUNTERS, V("bid") // blocks)
     return (Def(COME, Apply("int32", "pd_last_block", (counter, const(blocks, "int32")))),)
+
+
+def counted_work(work: Work, parts: int, size: int) -> Work:
+    """The work of a block whose ``work.elements`` sums of ``size`` bytes leave it, and come back from all parts."""
+    return replace(work, ends=ENDS, results=work.results + (1 + parts) * work.elements * size)
 
 
 def left_behind(kernel: Kernel, tasks: Index, sums: int, dtype: str) -> tuple[Kernel, dict[str, Array]]:

@@ -37,17 +37,17 @@ def bound_names(arrays: Mapping[str, Array], symbols: Sequence[str]) -> tuple[st
 
 def one_block(
     name: str, body: Body, steps: Iterable[Step], registers: Callable[[Body], Body], names: Collection[str],
-    parts: int = 1,
+    parts: int = 1, cluster: bool = True,
 ) -> tuple[Body, Index]:  # fmt: skip
     """What a block does after the ``steps`` of a kernel family, and the number of tasks.
 
-    ``registers`` allocates what a thread holds; ``names``: as for ``pipeline.run``; ``parts``: blocks of a cluster that
-    share a task.
+    ``registers`` allocates what a thread holds; ``names``: as for ``pipeline.run``; ``parts``: blocks that share a
+    task, those of a ``cluster`` or not.
     """
     body = run(name, body, steps, names)
     count = task_count(body)
     last = (
-        blocks_step(parts),
+        blocks_step(parts, cluster),
         Step("registers", "what a thread holds are registers", registers),
         Step("fold", "decided guards and single trips go", fold),
     )

@@ -14,11 +14,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
-from polydyn.codegen.cuda.carriers import BEHIND, COME, LAST, count_block, left_behind
+from polydyn.codegen.cuda.carriers import BEHIND, COME, LAST, count_block, counted_work, left_behind
 from polydyn.codegen.cuda.emit import RANK, blocks_step, bound_names, emit
 from polydyn.codegen.cuda.group import ProductGroup
 from polydyn.codegen.cuda.instructions import TENSOR
-from polydyn.codegen.cuda.work import ENOUGH, with_epilogues
+from polydyn.codegen.cuda.work import sharers, with_epilogues
 from polydyn.codegen.indices import substitute
 from polydyn.codegen.ir import (
     Alloc,
@@ -77,10 +77,6 @@ REGISTERS = {2: 96, 8: 128}
 FLIGHT = {(2, True): 8, (2, False): 8, (8, True): 2, (8, False): 3}
 """Vectors of a lane that are in flight together, by rows and whether they run along the reduction, as those of all rows
 then do: more would not leave room for two blocks."""
-SHARERS = (2, 4, 8)
-"""Blocks that may share the reduction."""
-COUNTED = 4
-"""Memory latencies at the end of a block that is counted: sums leave, are counted, come back, and results leave."""
 TRIPS = "trips"
 """Vectors of the reduction that a lane has."""
 
@@ -106,15 +102,9 @@ def gemv_versions(product: ProductGroup, hopper: bool = False) -> list[Kernel]:
 
 
 def _sharers(product: ProductGroup, along_k: bool) -> int:
-    """Blocks that share the reduction: the fewest that make enough, where columns are known; each has a step."""
+    """Blocks that share the reduction."""
     one = _Gemv(product, ROWS[0], along_k)
-    columns, steps = (x.constant for x in (product.N.ceildiv(one.block), product.K.ceildiv(one.step)))
-    most = [x for x in SHARERS if steps is None or x <= steps]
-    if columns is None:
-        return max(most, default=1)
-    if 2 * columns >= ENOUGH:
-        return 1
-    return next((x for x in most if x * columns >= ENOUGH), max(most, default=1))
+    return sharers(product.N.ceildiv(one.block), product.K.ceildiv(one.step))
 
 
 class _Gemv:
@@ -244,9 +234,10 @@ class _Gemv:
         work = Work(
             self.K.ceildiv(self.step), REGISTERS[self.rows], traffic=traffic, instructions=instructions,
             flight=FLIGHT[self.rows, self.along_k], elements=self._elements, by_warps=False,
-            cluster=self.cluster, ends=COUNTED if self.counted else 1,
+            cluster=self.cluster,
         )  # fmt: skip
-        return with_epilogues(work, self.product.group, self.product.epilogues, self.cluster)
+        work = with_epilogues(work, self.product.group, self.product.epilogues, self.cluster)
+        return counted_work(work, self.blocks, ITEMSIZE[self.sums]) if self.counted else work
 
     # -- places --------------------------------------------------------------------------------------------------
 

@@ -12,8 +12,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 
+from polydyn.codegen.cuda.carriers import BEHIND, COME, SHARER, count_block, counted_work, left_behind
 from polydyn.codegen.cuda.copies import Copy, Operand, copy_of
-from polydyn.codegen.cuda.emit import bound_names, emit, one_block
+from polydyn.codegen.cuda.emit import RANK, bound_names, emit, one_block
 from polydyn.codegen.cuda.group import ProductGroup
 from polydyn.codegen.cuda.instructions import multiply
 from polydyn.codegen.cuda.sums import Sums, lane_points
@@ -32,8 +33,9 @@ from polydyn.codegen.passes.tiles import balance
 from polydyn.codegen.pipeline import Step, loops
 from polydyn.codegen.places import Places
 from polydyn.schedules.errors import CodegenError
+from polydyn.schedules.expr import ITEMSIZE
 from polydyn.schedules.index import ONE, ZERO, Index, IndexLike, minimum
-from polydyn.schedules.tree.gpu import COPY_A, COPY_B, FRAG_A, FRAG_B, STAGE, gpu_product
+from polydyn.schedules.tree.gpu import COPY_A, COPY_B, FRAG_A, FRAG_B, SLAB, STAGE, STAGED, gpu_parts, gpu_product
 from polydyn.schedules.tree.names import MarkName, b, e, extent, f, g, p, s, w
 from polydyn.schedules.tree.scheduled import Scheduled
 from polydyn.schedules.tree.strategies import ACC, INIT
@@ -48,25 +50,28 @@ UNROLLED = dict.fromkeys(
 )
 
 
-def schedule_tile(of: ProductGroup, tile: CudaTile) -> Scheduled:
-    """Tree and tile map of a tile."""
+def schedule_tile(of: ProductGroup, tile: CudaTile, parts: int = 1) -> Scheduled:
+    """Tree and tile map of a tile, whose reduction so many blocks share."""
+    if parts > 1:
+        return gpu_parts(of.group, of.roles, tile.sizes(), parts)
     return gpu_product(of.group, of.roles, tile.sizes(), of.shares != ONE)
 
 
 class TiledProduct:
     """One tile with one width of copies; ``wide``: epilogues store 16 bytes at once.
 
-    ``in_pairs``: even and odd columns are in fragments of their own.
+    ``in_pairs``: even and odd columns are in fragments of their own. ``parts``: blocks that share the reduction; they
+    leave their sums in the workspace and are counted.
     """
 
-    def __init__(self, of: ProductGroup, tile: CudaTile, width: int, wide: bool) -> None:
-        self.of, self.tile, self.group, self.extents = of, tile, of.group, of.extents
+    def __init__(self, of: ProductGroup, tile: CudaTile, width: int, wide: bool, parts: int = 1) -> None:
+        self.of, self.tile, self.group, self.extents, self.parts = of, tile, of.group, of.extents, parts
         if not set(of.dtypes) <= set(tile.kind.dtypes):
             remedy = (
                 "mma for floats of 16 bits, qmma for those of 8, imma for int8 and uint8, fma for float32 and int32"
             )
             raise CodegenError(f"{tile.instruction} of {of.dtype} is not built", remedy=remedy)
-        self.schedule = schedule_tile(of, tile)
+        self.schedule = schedule_tile(of, tile, parts)
         self.places = Places(self.schedule)
         operands = (
             Operand("tile_a", "a_frag", of.values[0], "i", "k", (tile.bm, tile.bk), COPY_A, FRAG_A, (s("i"), s("k")),
@@ -76,7 +81,12 @@ class TiledProduct:
         )  # fmt: skip
         row, column = (copy_of(self.group, x, tile.stages, width, tile.kind) for x in operands)
         self.copies, self.in_pairs = (row, column), tile.kind.of_bytes and not column.along_k
-        self.sums = Sums(of, tile.kind, self.places, wide, in_pairs=self.in_pairs)
+        self.sums = Sums(of, tile.kind, self.places, wide, in_pairs=self.in_pairs, slabs=self._slabs(), parts=parts,
+                         left=0 if parts == 1 else tile.bm * tile.bn)  # fmt: skip
+
+    def _slabs(self) -> int:
+        """Those that a warp stages at once: all of its sums where they leave the block."""
+        return 1 if self.parts == 1 else self.tile.wm // STAGED * (self.tile.wn // SLAB)
 
     def accumulate(self, a: Mapping[str, Index]) -> Body:
         """One instruction."""
@@ -118,10 +128,14 @@ class TiledProduct:
 
     def epilogue(self, body: Body) -> Body:
         """The sums' way through shared memory, where the ring was."""
-        if not self.tile.kind.warp:
+        if not self.tile.kind.warp or self.parts > 1:
             return body
         meet = () if self.tile.sets > 1 else (Call("pd_syncthreads"),)  # else all have met behind the last load
         return (*meet, *self.sums.stage_rows(body, self.tile.threads // WARP))
+
+    def _count(self, _: Body) -> Body:
+        """Blocks that share a tile meet."""
+        return count_block(self.parts)
 
     def ring(self, body: Body) -> Body:
         """The pipelined loop in its shared memory."""
@@ -129,11 +143,12 @@ class TiledProduct:
         assert isinstance(loop, For)
         copies, uses = split_copies(loop.body)
         some, whole = (consume(copies, MarkName.COPY, partial(self.copy, whole=x)) for x in (False, True))
-        full = self.of.K // self.tile.bk
+        full = self.of.K // self.tile.bk  # of several blocks every so many-th is one's
+        full = full if self.parts == 1 else (full - V(SHARER)).ceildiv(self.parts)
         body = stream(loop, self.tile.stages, Stream(
             lambda at, is_whole: substitute(whole if is_whole else some, {loop.var: at}),
             lambda at: [(substitute(x, {loop.var: at}), substitute(y, {loop.var: at})) for x, y in self._by_step(uses)],
-            full if self.of.shares == ONE else minimum(loop.hi, full),
+            full if self.of.shares == ONE and self.parts == 1 else minimum(loop.hi, full),
         ))  # fmt: skip
         body = hoist_rows(body, "row_")
         for c in self.copies:
@@ -165,12 +180,18 @@ class TiledProduct:
         """The kernel, with indices of both widths."""
         of, t = self.of, self.tile
         name, names = f"{of.name}_{self.version}", bound_names(self.group.arrays, self.group.params)
-        body, count = one_block(name, loops(name, self.schedule.tiled()), self.steps(), self._allocate, names)
+        names += BEHIND * (self.parts > 1)
+        body = loops(name, self.schedule.tiled())
+        body, count = one_block(name, body, self.steps(), self._allocate, names, self.parts, False)
         wide = tuple(dict.fromkeys((*self.asked, *self.sums.multiples)))
-        work = self.work.shared_by(of.shares)
+        work = self.work.shared_by(of.shares * self.parts)
         block = Block(t.threads, t.kind.arch, work=work)
-        kernel = Kernel(name, self.group.params, count, version=self.version, multiples=wide, block=block)
-        return emit(kernel, body, self.group.arrays, block_limits(of, t, count), self.blocks)
+        kernel = Kernel(name, self.group.params, count * self.parts, version=self.version, multiples=wide, block=block)
+        limits, arrays = block_limits(of, t, count), self.group.arrays
+        if self.parts > 1:
+            kernel, more = left_behind(kernel, count, self.parts * t.bm * t.bn, of.sums)
+            limits, arrays = limits | {RANK: self.parts, COME: 2}, {**arrays, **more}
+        return emit(kernel, body, arrays, limits, self.blocks)
 
     def steps(self) -> tuple[Step, ...]:
         """The passes up to the coincident band."""
@@ -180,6 +201,7 @@ class TiledProduct:
         tiles = extents[b("k")]
         unit = V("warp") if t.kind.warp else V("tid")
         units: dict[str, Index] = {w("i"): unit // extents[w("j")], w("j"): unit % extents[w("j")]}
+        units |= {SHARER: V(RANK), e("w"): units[w("i")], e("u"): units[w("j")]} if self.parts > 1 else {}
         rings = tuple(c.name for c in self.copies)
         registers = (self.sums.acc, *(c.operand.fragment for c in self.copies))
         split = Step("balance", "shares of the reduction", lambda x: balance(x, b("k"), tiles, shares, b("s")))
@@ -187,7 +209,8 @@ class TiledProduct:
             *((split,) if shares != ONE else ()),
             Step("pipeline", "copies run ahead in a ring", lambda x: consume(x, MarkName.PIPELINE, self.ring), rings),
             Step("bind", "sizes become constants", lambda b: bind(b, sizes)),
-            Step("assign", "units are warps or threads", lambda b: assign(b, units)),
+            Step("assign", "units are warps or threads", lambda b: assign(b, units), (RANK,) * (self.parts > 1)),
+            Step("combine", "blocks are counted", lambda x: consume(x, MarkName.COMBINE, self._count), (COME,)),
             Step(
                 "instruction",
                 "points become an instruction",
@@ -224,7 +247,7 @@ class TiledProduct:
     def version(self) -> str:
         """What the version is called: instruction, tile, stages, bytes of the copies."""
         t, of = self.tile, self.of
-        version = "split_" * (of.shares != ONE)
+        version = "split_" * (of.shares != ONE) + (f"counted_{self.parts}_" if self.parts > 1 else "")
         version += f"{t.instruction}_{t.bm}x{t.bn}x{t.bk}_{t.stages}_{'_'.join(str(c.bytes) for c in self.copies)}"
         return version + "_wide" * (max(map(self.sums.vector, of.epilogues)) > 1)
 
@@ -259,7 +282,8 @@ class TiledProduct:
     def work(self) -> Work:
         """What a block does that has the whole reduction."""
         work = product_work(self.tile, self.copies, self.of.K.ceildiv(self.tile.bk), self.blocks)
-        return with_epilogues(replace(work, strip=RASTER), self.group, self.of.epilogues)
+        work = with_epilogues(replace(work, strip=RASTER), self.group, self.of.epilogues)
+        return work if self.parts == 1 else counted_work(work, self.parts, ITEMSIZE[self.of.sums])
 
 
 def block_limits(of: ProductGroup, tile: CudaTile, count: Index) -> dict[str, IndexLike]:

@@ -7,14 +7,17 @@ where addresses allow it. What is where is asked of the schedule's tile map, wha
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 
 from polydyn.codegen.cuda.boxes import TensorOperand
+from polydyn.codegen.cuda.carriers import LAST
 from polydyn.codegen.cuda.emit import RANK
 from polydyn.codegen.cuda.group import ProductGroup
 from polydyn.codegen.cuda.instructions import COLUMN, HALVES, LANE, PAIR, ROW, Instruction
 from polydyn.codegen.indices import substitute
 from polydyn.codegen.ir import Alloc, Body, Call, Compare, FlatLoad, For, If, Inst, Let, Pointer, Store, Tile, walk
+from polydyn.codegen.kernel import WORKSPACE
 from polydyn.codegen.lower import lower
 from polydyn.codegen.passes.bind import bind
 from polydyn.codegen.passes.threads import WARP, spread
@@ -42,18 +45,20 @@ class Sums:
     ``axes``: of rows and columns. ``wide``: epilogues store 16 bytes at once. ``unit``: the number of the warp that
     stages rows; ``slabs``: of columns that it stages at once, ``buffer``: where. ``in_pairs``: even and odd columns are
     in fragments of their own. ``box``: columns that leave as a box, 0 where lanes store what they have computed.
-    ``parts``: blocks of a cluster that have staged sums each, which are added (``tree.gpu.add_parts``).
+    ``parts``: blocks that have staged sums each, which are added (``tree.gpu.add_parts``): in shared memory those of a
+    cluster; in the workspace all that share a task, where each has ``left`` sums, and the last one adds them.
     ``multiples``: what addresses must be multiples of.
     """
 
     def __init__(
         self, of: ProductGroup, kind: Instruction, places: Places, wide: bool, acc: str = "acc",
         axes: tuple[str, str] = ("i", "j"), unit: IndexLike = "warp", in_pairs: bool = False, slabs: int = 1,
-        buffer: str = "stage", box: int = 0, parts: int = 1,
+        buffer: str = "stage", box: int = 0, parts: int = 1, left: int = 0,
     ) -> None:  # fmt: skip
         self.of, self.kind, self.places, self.wide, self.acc, self.axes = of, kind, places, wide, acc, axes
         self.unit, self.in_pairs, self.group, self.roles = V(unit), in_pairs, of.group, of.roles
-        self.slabs, self.buffer, self.box, self.parts = slabs, buffer, box, parts
+        self.slabs, self.box, self.parts, self.left = slabs, box, parts, left
+        self.buffer = WORKSPACE if left else buffer
         self.multiples: dict[tuple[Index, int], None] = {}
         self.fragments = tuple(places.pieces(acc, x, n) for x, n in zip(axes, kind.shape, strict=False))
 
@@ -95,7 +100,11 @@ class Sums:
         slab = self._slab_of_part(a, a.get(e("g"), ZERO))
         place = self._row_place(place_of_row(LANE // 4) + HALVES * 8, column, slab)
         first = self.register(*self.fragment(STAGE, a)).subs({"column_of_pair": 0})
-        return (Call("pd_sts_wide<2>", (place, Pointer(self.of.sums, self.acc, first))),)
+        if self.left:
+            place = self._left_by(V("bid"), place)
+        return (
+            Call("pd_leave<2>" if self.left else "pd_sts_wide<2>", (place, Pointer(self.of.sums, self.acc, first))),
+        )
 
     def _stage_pair(self, a: Mapping[str, Index]) -> Body:
         """The same where two fragments share 16 columns: a lane's four columns of one of its rows.
@@ -123,12 +132,16 @@ class Sums:
         """The first of the staged sums of a slab."""
         return (self.unit * self.slabs + slab) * (STAGED * SLAB)
 
+    def _left_by(self, block: Index, place: Tile) -> Tile:
+        """Where a block of the grid has left what is at a place of its own."""
+        return replace(place, start=place.start + block * self.left)
+
     def _slab_of_box(self, a: Mapping[str, Index]) -> Index:
         return a[e("p")] * (self.box // SLAB) if self.box else ZERO
 
     def _slab_of_part(self, a: Mapping[str, Index], slab: Index) -> Index:
         """The number of a slab among those of a unit: of a part of the sums those of all fragments are staged."""
-        return slab if self.parts == 1 else a[f("i")] * self.slabs + slab
+        return slab if self.parts == 1 else a[f("i")] * (self.slabs // self.fragments[0]) + slab
 
     def _rows(self) -> int:
         """Staged rows that a block finishes, of a fragment."""
@@ -150,7 +163,11 @@ class Sums:
         reads: Body = ()
         for n in range(self.parts):
             at = ((Pointer(self.of.sums, "of_parts", V(n * v + x)), place(x)) for x in range(0, v, piece))
-            reads += tuple(Call(f"pd_lds_wide_at<{piece}>", (*x, FromIndex("int32", V(n)))) for x in at)
+            block = V("bid") // self.parts * self.parts + n
+            if self.left:
+                reads += tuple(Call(f"pd_left<{piece}>", (r, self._left_by(block, x))) for r, x in at)
+            else:
+                reads += tuple(Call(f"pd_lds_wide_at<{piece}>", (*x, FromIndex("int32", V(n)))) for x in at)
         total: Value = FlatLoad(self.of.sums, "of_parts", V("element"))
         for n in range(1, self.parts):
             total = op("add", total, FlatLoad(self.of.sums, "of_parts", V("element") + n * v))
@@ -267,6 +284,8 @@ class Sums:
         def dealt(f: Callable[[Statement, Mapping[str, Index]], Body]) -> Body:
             return spread(lower(body, {s.name: partial(f, s)}), e("j"), WARP, kind, "lane")
 
+        if self.left:
+            return (If((LAST,), dealt(self.epilogue_of_rows)),)
         if not self.box:
             return (sync, *dealt(self.epilogue_of_rows), sync)
         rows = (sync, *dealt(self.epilogue_of_rows), sync, *dealt(self.result_to_box))

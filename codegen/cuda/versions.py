@@ -19,6 +19,7 @@ from polydyn.codegen.cuda.rows import CudaNestKernel
 from polydyn.codegen.cuda.tile import CudaTile
 from polydyn.codegen.cuda.wgmma import wgmma_versions, without_wgmma
 from polydyn.codegen.cuda.wgmma_tiles import SPLIT, STEP, part_tiles
+from polydyn.codegen.cuda.work import sharers
 from polydyn.codegen.ir import Compare
 from polydyn.codegen.kernel import UNIT, WORKERS, Kernel, with_block
 from polydyn.codegen.printers.cuda_values import BYTES, HALF
@@ -123,7 +124,9 @@ class CudaContractKernel:
         self._prove((*more, *chosen))
         beside = (t for t in more if t.kind.warp or t.bm > FEW)  # CUDA cores are too slow for few blocks
         whole = {t: _of_tile(self.product, t, t in more) for t in (*chosen[:-1], *beside, chosen[-1])}
-        every = (*self.few_rows(), *self._splits(chosen, more), *special, *chain(*whole.values()), *self._widened())
+        shared = () if tiles or special else self._counted((*(t for t in more if t.bm <= FEW), chosen[-1]))
+        splits = (*shared, *self._splits(chosen, more))
+        every = (*self.few_rows(), *splits, *special, *chain(*whole.values()), *self._widened())
         return short_first(self._times(every, self.kept.others) if self.kept else every)
 
     def _widened(self) -> Iterator[Kernel]:
@@ -177,6 +180,20 @@ class CudaContractKernel:
     def _splits(self, chosen: tuple[CudaTile, ...], more: tuple[CudaTile, ...]) -> Iterator[Kernel]:
         for t in (chosen[-1], *(t for t in more if t.bm <= FEW)):
             yield from self._split((t.bm, t.bn, t.bk), WAVES, partial(self._parts, tile=t, wide_only=t in more))
+
+    def _counted(self, tiles: Iterable[CudaTile]) -> Iterator[Kernel]:
+        """The versions of 16 bits whose reduction counted blocks share, in one launch, where warpgroups have none: the
+        widest copies alone, with 32-bit indices. Others serve the rest.
+        """
+        p = self.product
+        if p.dtype not in HALF or self.roles.inner:
+            return
+        for t in tiles:
+            if (parts := sharers(p.N.ceildiv(t.bn), p.K.ceildiv(t.bk))) > 1:
+                made = TiledProduct(p, t, WIDEST, True, parts)
+                if all(c.bytes == WIDEST for c in made.copies):
+                    prove(made.schedule)
+                    yield from made.build()[:1]
 
     def _parts(self, parts: ProductGroup, tile: CudaTile, wide_only: bool) -> list[Kernel]:
         prove(schedule_tile(parts, tile))

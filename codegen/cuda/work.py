@@ -34,12 +34,26 @@ ENOUGH = 192
 """Blocks that leave no multiprocessor of a large device idle. Where blocks might share the reduction, less than twice
 as many as there are without is not worth a meeting.
 """
+SHARERS = (2, 4, 8)
+"""Blocks that may share a reduction."""
 STAGED = 2
 """Instructions for a result besides its arithmetic: read from shared memory, converted, stored, some at a time."""
 FLOAT = 4
 """Bytes of a float; of fewer one is converted."""
 UNROLLED, SERIAL = 4, 8
 """Iterations of a loop whose loads are in flight together: one that is dealt to lanes, one that a thread has alone."""
+
+
+def sharers(columns: Index, steps: Index) -> int:
+    """Blocks that share a reduction, where there is one row of ``columns`` tiles: the fewest that make enough blocks,
+    the most where columns are not known now; each has one of the ``steps``.
+    """
+    most = [x for x in SHARERS if steps.constant is None or x <= steps.constant]
+    if columns.constant is None:
+        return max(most, default=1)
+    if 2 * columns.constant >= ENOUGH:
+        return 1
+    return next((x for x in most if x * columns.constant >= ENOUGH), max(most, default=1))
 
 
 def bounded_registers(threads: int, blocks: int) -> int:

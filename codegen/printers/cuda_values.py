@@ -104,13 +104,16 @@ class CudaValues:
             text = f"{v.buffer} + {self.index(v.address)}"
             return text if v.dtype == place.dtype else f"({REGISTER[v.dtype]} *)({text})"
         base = f"smem + {self.index(place.offset)}"
+        if place.scope == "global":
+            base = f"(unsigned char *){v.buffer}"
         size = ITEMSIZE[v.dtype]
         chunks, all_banks = v.pitch // v.chunk, 128 // (v.chunk * size)
         rows, row = _whole(v.row, max(chunks, all_banks) // chunks * min(chunks, all_banks))
         columns, column = _whole(v.column, min(chunks, all_banks) * v.chunk)
         before = "".join(f"{self.index(i * size)} + " for i in (v.start, rows * v.pitch + columns) if i != ZERO)
         swizzled = f"pd_swizzled<{v.pitch}, {v.chunk}, {all_banks}, {size}>"
-        return f"{base} + ({before}{swizzled}((int){self.index(row)}, (int){self.index(column)}))"
+        text = f"{base} + ({before}{swizzled}((int){self.index(row)}, (int){self.index(column)}))"
+        return text if place.scope == "shared" else f"({STORAGE[v.dtype]} *)({text})"
 
     def _read(self, dtype: str, text: str) -> str:
         return f"{READ[dtype]}({text})" if dtype in READ else text

@@ -13,13 +13,14 @@ from polydyn.schedules.errors import ScheduleError
 from polydyn.schedules.index import Index, IndexLike, product
 from polydyn.schedules.model import Group
 from polydyn.schedules.tiling import Roles
-from polydyn.schedules.tree.buffers import accumulate, promote, send
+from polydyn.schedules.tree.buffers import accumulate, keep, promote, send
 from polydyn.schedules.tree.limits import assign, clip, mark, pad
-from polydyn.schedules.tree.loops import Size, distribute, interchange, pull_out, refine, regroup, tile
+from polydyn.schedules.tree.loops import Launch, Size, distribute, interchange, pull_out, refine, regroup, rename, tile
 from polydyn.schedules.tree.names import Coord, MarkName, b, c, e, extent, f, g, p, s, w
 from polydyn.schedules.tree.nodes import Sequence as Row
 from polydyn.schedules.tree.nodes import Tree
-from polydyn.schedules.tree.rewrites import CLEAR, PART, PARTS, SUM, merge
+from polydyn.schedules.tree.parts import start_in_parts
+from polydyn.schedules.tree.rewrites import CLEAR, PART, PARTS, POINT, SUM, merge
 from polydyn.schedules.tree.scheduled import Scheduled, all_of, flat, refuse, rewrite
 from polydyn.schedules.tree.strategies import ACC, INIT, in_shares, loop_of, operand, row_operand, start_product
 from polydyn.schedules.tree.tilemap import Digit
@@ -80,27 +81,86 @@ def gpu_product(group: Group, roles: Roles, sizes: GpuTile, split: bool = False)
     t = tile(t, k, (b, "B_k"), (f, sizes.steps[0]), (p, sizes.steps[1]))
     loads: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {}
     for x, filled in zip((i, j), sizes.filled, strict=True):
-        loads[x] = (f(x),), (p(x),)
-        if filled > 1:
-            t = refine(t, x, f(x), (f"g_{x}", "G"), (f"h_{x}", filled))
-            loads[x] = (f"g_{x}",), (f"h_{x}", p(x))
+        t, loads[x] = _filled(t, x, filled)
     t = interchange(t, *block, b(k), *unit, f(k), f(i), f(j), p(i), p(j), p(k))
     t = pull_out(t, b(k), f(k), p(k), together=sizes.staged)  # out of the whole reduction
     t = accumulate(t, b(j), scope=unit)
     inner = {x: [d.name for d in t.map.axes[x] if d.name != b(x)] for x in (i, j, k)}
-    rows, columns = row_operand(group, roles), (operand(group, roles.col), j)
-    for name, into, (array, along), x in ((COPY_B, "tile_b", columns, j), (COPY_A, "tile_a", rows, i)):
-        order = (x, k) if name == COPY_A else (k, x)
-        t = promote(t, array, along, name, into, b(k), [ACC], {s(y): inner[y] for y in order}, over=(x,))
-    for name, into, (array, along), x in ((FRAG_B, "b_frag", columns, j), (FRAG_A, "a_frag", rows, i)):
-        hidden = (*loads[x][1], p(k))
-        t = promote(t, array, along, name, into, f(k), [ACC], {g(x): loads[x][0]}, hidden, unit, (x,))
+    t = _promoted(t, group, roles, inner, loads, p(k), (), unit)
     t = stage_sums(t, unit, (*unit, f(i)), (f(j),), group.backbone.array) if sizes.staged else t
     t = assign(assign(t, "task", *block), "unit", *unit)
     t = pad(t, INIT, ACC)  # copies fill with zeros; epilogues are guarded
     done = [x.name for x in group.epilogues]
     t = clip(clip(t, i, *done), j, *done)
     return _marks(t, block[0], done, sizes.staged)
+
+
+def gpu_parts(group: Group, roles: Roles, sizes: GpuTile, parts: int) -> Scheduled:
+    """The same where blocks share the reduction of a tile: every so many-th step is one's.
+
+    They are units (``c_k``), all of them a task, and leave their sums where one finds them (``add_parts``).
+    Refuses: several reductions; tiles of steps that are no numbers.
+    """
+    if roles.inner:
+        raise refuse(f"one reduction is shared, not {(roles.block, *roles.inner)}")
+    i, j, k = "i", "j", "k"
+    block, done = (*map(loop_of, roles.batch), b(i), b(j)), [x.name for x in group.epilogues]
+    numbers = [V(n) for n in sizes.steps if not isinstance(n, Launch)]
+    t = start_in_parts(group, roles, parts, int(product(numbers)))
+    loads: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {}
+    for n, x in enumerate((i, j)):
+        t = tile(t, x, (b, f"B_{x}"), (w, sizes.units[n]), (f, sizes.fragments[n]), (p, sizes.points[n]))
+        t, loads[x] = _filled(t, x, sizes.filled[n])
+    inside = (w(i), w(j), f(i), f(j), p(i), p(j))
+    t = distribute(interchange(t, *block, *inside), w(i), ACC)
+    t = tile(tile(t, PART, (c, parts)), POINT, (f, sizes.steps[0]), (p, sizes.steps[1]))
+    t = rename(t, [INIT, ACC], {c(PART): c(k)})
+    t = pull_out(interchange(t, c(k), b(k), *inside, p(k)), b(k), p(k))
+    whole, point = f(POINT), p(POINT)
+    t = regroup(t, [ACC], [p(k)], {f(k): [whole], p(k): [point]})
+    t = interchange(t, b(k), w(i), w(j), f(k), f(i), f(j), p(i), p(j), p(k))
+    t = keep(keep(t, PARTS, "acc", b(j)), group.backbone.array, "sums", b(j))
+    unit = (c(k), w(i), w(j))
+    inner = {x: [d.name for d in t.map.axes[x] if d.name != b(x)] for x in (i, j)} | {k: [whole, point]}
+    t = _promoted(t, group, roles, inner, loads, point, unit[:1], unit)
+    t = add_parts(t, b(j), 1, {w(i): e("w"), w(j): e("u")}, f(i), (f(j),))
+    t = assign(assign(t, "task", *block), "unit", *unit)
+    t = pad(t, INIT, ACC)
+    for axis in (i, j):
+        t = clip(t, axis, CLEAR, SUM, *done)
+    t = mark(mark(t, MarkName.TASK, block[0], ACC), MarkName.PIPELINE, b("k"), ACC)
+    t = mark(mark(t, MarkName.COPY, s("i"), COPY_A), MarkName.COPY, s("k"), COPY_B)
+    t = mark(mark(t, MarkName.MULTIPLY, w("i"), ACC), MarkName.EPILOGUE, w(i), STAGE)
+    t = mark(mark(t, MarkName.COMBINE, e("w"), SUM), MarkName.STORE, e("i"), *done)
+    return mark(t, MarkName.INSTRUCTION, p("i"), INIT, ACC, STAGE)
+
+
+def _filled(t: Scheduled, x: str, filled: int) -> tuple[Scheduled, tuple[tuple[str, ...], tuple[str, ...]]]:
+    """The fragments of an axis in groups that one load fills: the digits that count loads, and those that one hides."""
+    if filled == 1:
+        return t, ((f(x),), (p(x),))
+    return refine(t, x, f(x), (f"g_{x}", "G"), (f"h_{x}", filled)), ((f"g_{x}",), (f"h_{x}", p(x)))
+
+
+def _promoted(
+    t: Scheduled, group: Group, roles: Roles, inner: Mapping[str, list[str]],
+    loads: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]], point: str, block: tuple[Coord, ...],
+    unit: tuple[Coord, ...],
+) -> Scheduled:  # fmt: skip
+    """Both operands copied to shared memory once for each tile of the reduction, to registers once for each step.
+
+    ``inner``: digits inside a tile, by axis; ``loads``: as ``_filled`` gives; ``point``: of an instruction's steps;
+    ``block``, ``unit``: loops that have tiles and fragments of their own.
+    """
+    i, j, k = "i", "j", "k"
+    rows, columns = row_operand(group, roles), (operand(group, roles.col), j)
+    for name, into, (array, along), x in ((COPY_B, "tile_b", columns, j), (COPY_A, "tile_a", rows, i)):
+        order = (x, k) if name == COPY_A else (k, x)
+        t = promote(t, array, along, name, into, b(k), [ACC], {s(y): inner[y] for y in order}, (), block, (x,))
+    for name, into, (array, along), x in ((FRAG_B, "b_frag", columns, j), (FRAG_A, "a_frag", rows, i)):
+        hidden = (*loads[x][1], point)
+        t = promote(t, array, along, name, into, f(k), [ACC], {g(x): loads[x][0]}, hidden, unit, (x,))
+    return t
 
 
 def stage_sums(
@@ -138,8 +198,8 @@ def stage_sums(
 def add_parts(
     t: Scheduled, below: Coord, parts: int, units: Mapping[Coord, Coord], rows: Coord, fragments: tuple[Coord, ...]
 ) -> Scheduled:  # fmt: skip
-    """Sums of parts of a reduction through the shared memory of a cluster: block ``c_k`` stages those of its part, all
-    blocks add and finish some.
+    """Sums of parts of a reduction through memory that all blocks of a task reach: block ``c_k`` stages those of its
+    part, ``parts`` blocks add and finish some.
 
     ``units``: loops over units -> those of the epilogues over the same digits, which are no units: what warps stage the
     same warps of all blocks read, behind a barrier of the cluster. ``rows``: of instructions of a unit; ``fragments``:

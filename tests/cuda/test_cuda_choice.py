@@ -40,7 +40,7 @@ from tests.support.tiny import model, node
 
 DEVICES = {"sm_90a": hardware.load("h200"), "sm_80": hardware.load("a100")}
 H200 = DEVICES["sm_90a"]
-FEW = ("gemv", "mma_16x64", "split_mma_16x64", "wgmma_64x")
+FEW = ("gemv", "mma_16x64", "split_mma_16x64", "counted_8_mma_16x64", "wgmma_64x")
 V = Index.of
 
 

@@ -311,7 +311,8 @@ def test_few_rows(dtype: str, trans_b: bool) -> None:
     plan = gemm(dtype, trans_b=trans_b)
     (p,) = placed(plan)
     assert not first_fit(p, params(p, (9, 64, 64))).version.startswith("gemv")
-    kernels = (replace(p, kernels=tuple(k for k in p.kernels if k.version.startswith("gemv"))),)
+    alone = tuple(k for k in p.kernels if k.version.startswith("gemv") and "counted" not in k.version)
+    kernels = (replace(p, kernels=alone),)
     kind = np.dtype(ml_dtypes.bfloat16) if dtype == "bfloat16" else np.dtype(dtype)
     lanes = 16 // kind.itemsize
     used = set()

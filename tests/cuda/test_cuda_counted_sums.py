@@ -46,11 +46,45 @@ def test_planted_bugs_of_few_rows_are_caught(bug: str, few: Made) -> None:
         assert not right(few, bug, (2, 72, 1100))
 
 
+TILES = ("counted_8_mma_16x64x64_4_16_16_wide", "counted_8_mma_64x64x32_4_16_16_wide")
+TILE_BUGS = {
+    "all blocks finish": ("if (come == 1)", "if (come >= 0)"),
+    "one counter for all tiles": ("counters + (bid/8)", "counters + (bid/1024)"),
+    "a block too few": ("(bid/8), ((int32_t)8LL)", "(bid/8), ((int32_t)7LL)"),
+    "sums where another block's are": ("(16384*bid + ", "(16384*(bid/2) + "),
+    "sums where another warp's are": ("+ 4096*warp) + (1024*row_half)", "+ 2048*warp) + (1024*row_half)"),
+    "another block's steps": ("32*rank", "32*(rank / 2)"),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def tiles() -> Made:
+    """Tiles of mma.sync by version, and with planted bugs; in one module."""
+    plan = gemm("float16")
+    (p,) = placed(plan, "sm_80")
+    found = {k.version: k for k in p.kernels if k.version in TILES}
+    found |= dict(zip(TILE_BUGS, with_bugs(found[TILES[1]], TILE_BUGS), strict=True))
+    return plan, replace(p, kernels=tuple(found.values())), found
+
+
+@pytest.mark.parametrize("version", TILES)
+def test_tiles(version: str, tiles: Made) -> None:
+    """Blocks without steps, with some, with more than the ring has slots; several tiles along both sides."""
+    for shape in ((70, 136, 1320), (3, 8, 8)):
+        assert right(tiles, version, shape)
+
+
+@pytest.mark.parametrize("bug", TILE_BUGS)
+def test_planted_bugs_of_tiles_are_caught(bug: str, tiles: Made) -> None:
+    with contextlib.suppress(DeviceError):
+        assert not right(tiles, bug, (40, 136, 520))
+
+
 @pytest.mark.skipif(find_nvcc() is None, reason="no nvcc")
-def test_compiles_without_spills(few: Made) -> None:
-    k = few[2][FEW]
-    use = compile_cuda(k.text, "sm_80").kernels[k.name]
-    assert use.spill_stores == use.spill_loads == 0
+def test_compiles_without_spills(few: Made, tiles: Made) -> None:
+    for k in (few[2][FEW], tiles[2][TILES[1]]):
+        use = compile_cuda(k.text, "sm_80").kernels[k.name]
+        assert use.spill_stores == use.spill_loads == 0
 
 
 @pytest.mark.parametrize(("n", "blocks"), [(2048, 4), (3072, 0)])

@@ -13,6 +13,7 @@ from polydyn.schedules.index import Index
 from polydyn.schedules.proof.overlap import first_conflict
 from polydyn.schedules.proof.prove import prove
 from polydyn.schedules.tree.few_rows import FewRows, few_rows_product
+from polydyn.schedules.tree.gpu import GpuTile, gpu_parts
 from polydyn.schedules.tree.names import b, c, e, f, lanes, w
 from polydyn.schedules.tree.nodes import Band, Mark, Sequence, Tree
 from polydyn.schedules.tree.online import OnlineTile, online_attention
@@ -35,6 +36,8 @@ GROUPS = (WarpgroupTile(2, 1, 4, 1, 16, (4, 16)), WarpgroupTile(1, 2, 4, 2, 8, (
 instructions, results that leave as boxes."""
 PARTS = WarpgroupTile(2, 1, 4, 2, 8, (4, 16), parts=8)
 """What kernels have: two slabs of a panel, so blocks have a slab and half of its rows each."""
+COUNTED = GpuTile((2, 2), (2, 4), (16, 8), (2, 16), (1, 2), staged=True)
+"""What kernels have: 64 rows and columns, 32 steps."""
 ONLINE = (OnlineTile(4, 64, 64, 64, 16), OnlineTile(4, 32, 64, 64, 8), OnlineTile(4, 32, 64, 128, 4))
 """What kernels have: instructions of tensor cores for 16 bits and tf32, and CUDA cores."""
 
@@ -52,6 +55,10 @@ def warpgroups(sizes: WarpgroupTile = GROUPS[1]) -> Scheduled:
 
 def parts(sizes: WarpgroupTile = PARTS) -> Scheduled:
     return warpgroup_parts(ONE, ROLES, sizes)
+
+
+def counted(sizes: GpuTile = COUNTED) -> Scheduled:
+    return gpu_parts(ONE, ROLES, sizes, 4)
 
 
 def online(sizes: OnlineTile = ONLINE[0], depth: int = 60, width: int = 62) -> Scheduled:
@@ -97,6 +104,13 @@ def test_parts_of_a_cluster_are_proven_and_compute_at_ragged_sizes() -> None:
     prove(parts())
     t = parts(WarpgroupTile(1, 1, 1, 1, 4, (2, 1), parts=2))
     for m, n, k in ((3, 33, 5), (2, 3, 0)):
+        assert run_product(t, {}, m, n, k, B=1), (m, n, k)
+
+
+def test_parts_of_counted_blocks_are_proven_and_compute_at_ragged_sizes() -> None:
+    prove(counted())
+    t = counted(GpuTile((1, 2), (1, 4), (16, 8), (1, 2), staged=True))
+    for m, n, k in ((3, 33, 9), (2, 3, 0)):
         assert run_product(t, {}, m, n, k, B=1), (m, n, k)
 
 
@@ -191,6 +205,9 @@ WRONG: dict[str, tuple[str, Callable[[], Scheduled]]] = {
     "staged where other blocks stage": ("stage", lambda: one_register(parts(), "stage")),
     "added by the warps that stage": ("share a cell of stage|unit", lambda: replace(
         parts(), parallel=(*parts().parallel[:1], ("unit", (c("k"), w("i"))), ("unit", (e("c"), e("w")))))),
+    "counted before their sums are left": ("SUM reads stage", lambda: swapped(counted(), "STAGE", "SUM")),
+    "left where other blocks leave theirs": ("stage", lambda: one_register(counted(), "stage")),
+    "one register for all counted blocks": ("acc", lambda: one_register(counted())),
     "boxes after they are read": ("ACC reads tile_a", lambda: swapped(warpgroups(), "COPY_A", "ACC")),
     "rows before they are staged": ("DONE. reads stage", lambda: swapped(warpgroups(), "STAGE", "DONE0")),
     "boxes before their results": ("SEND0 reads out0", lambda: swapped(warpgroups(), "SEND0", "DONE0")),
