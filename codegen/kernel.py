@@ -19,7 +19,11 @@ BASE = "sm_80"
 TF32 = "tfloat32"
 """The type of a tensor map that rounds float32 to tf32 as it loads them (``TF32`` of the run time, likewise)."""
 WORKSPACE = "workspace"
-"""The buffer that a kernel leaves partial results in for the launches ``after`` it."""
+"""The buffer that a kernel leaves partial results in: for the launches ``after`` it, or for the last of its blocks."""
+COUNTERS = "counters"
+"""The buffer of words that count blocks (``MOST_COUNTERS``): 0 before a launch, and after it again."""
+MOST_COUNTERS = 1024
+"""Words of ``COUNTERS`` (``PD_COUNTERS`` of the run time, likewise)."""
 UNIT = 1024
 """A factor of estimates is a whole number of these parts."""
 
@@ -36,7 +40,8 @@ class Work:
     bytes from and to global memory. ``registers``: of a thread, where the compiler's own number is not known.
     ``by_warps``: a warp executes its own instructions of ``unit``, and the block meets at a barrier after each step.
     ``cluster``: blocks that wait for each other at both ends. ``strip``: rows of tiles in which neighbouring blocks
-    read the same; 0: blocks share nothing that memory would be read again for.
+    read the same; 0: blocks share nothing that memory would be read again for. ``ends``: memory latencies that a block
+    has at its end, one after another.
     """
 
     steps: Index
@@ -55,6 +60,7 @@ class Work:
     results: int = 0
     tiles: Index = ONE
     strip: int = 0
+    ends: int = 1
 
     def _costs(self) -> tuple[int, ...]:
         return (
@@ -68,6 +74,7 @@ class Work:
             self.cluster,
             self.last,
             self.results,
+            self.ends,
         )
 
     def no_slower(self, other: Work) -> bool:
@@ -155,7 +162,8 @@ class Kernel:
     is a multiple of its number (elements), all ``conditions`` hold and, on a device, ``scratch`` fits. The kernels
     ``after`` it are launched next, in order, on a device on the same stream, with the same values of the symbols; a
     launch of no blocks is left out. ``workspace``: bytes, over the symbols, of the buffer ``WORKSPACE`` (16-byte
-    aligned, contents undefined before and after), which it shares with them. ``tile``: the number of the kept tile that
+    aligned, contents undefined before and after), which it shares with them; where it has one, it may have the buffer
+    ``COUNTERS`` too. ``tile``: the number of the kept tile that
     it is made of, None where nothing was tuned. ``amx``: it uses a CPU's matrix unit, for which a process needs a
     permission. ``block``: None on a CPU. ``text`` and ``buffers`` come last (``emit`` of the target).
     """

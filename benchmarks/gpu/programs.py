@@ -77,6 +77,12 @@ def inner_convolution(
     return model(nodes, {"x": (str(w.dtype), ["B", *side, w.shape[1] * groups])}, w=w)
 
 
+def mean_of_pixels(channels: int) -> onnx.ModelProto:
+    """A mean over the image, which lies channels last."""
+    nodes = [node("Transpose", "x", to="t", perm=[0, 3, 1, 2]), node("GlobalAveragePool", "t")]
+    return model(nodes, {"x": ("float16", ["B", "H", "W", channels])})
+
+
 def groups(quick: bool) -> Iterator[Case]:
     """One group of each kind, at the edges of tiles."""
     edges = EDGES[1::3] if quick else EDGES
@@ -102,10 +108,11 @@ def groups(quick: bool) -> Iterator[Case]:
     yield Case("convolution", "kernels", conv, [{"B": 1, "H": 9, "W": 12}, {"B": 2, "H": 31, "W": 17}])
     if not quick:
         inner = inner_convolution(weights.convolution(64, 64, 3), ("H", "W"), 2)
-        edges_of_images = [{"B": b, "H": h, "W": w} for b, h, w in ((1, 1, 1), (2, 31, 17), (3, 64, 57), (40, 56, 56))]
+        edges_of_images = [{"B": b, "H": h, "W": w} for b, h, w in ((1, 1, 1), (2, 31, 17), (3, 64, 57), (5, 120, 118))]
         yield Case("convolution_inside", "kernels", inner, edges_of_images, "float16")
         depthwise = inner_convolution(weights.convolution(1, 48, 3), ("H", "W"), 2, groups=48)
         yield Case("depthwise", "kernels", depthwise, edges_of_images, "float16")
+        yield Case("mean_of_pixels", "kernels", mean_of_pixels(48), edges_of_images, "float16")
     table = {"x": ("float32", [50, "N"]), "i": ("int64", ["M"])}
     yield Case("gather", "kernels", model([node("Gather", "x", "i", axis=0)], table), rows)
     yield from narrow(square)

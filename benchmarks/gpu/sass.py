@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+import itertools
 import os
 import re
 import shutil
@@ -29,11 +30,12 @@ import numpy as np
 
 from benchmarks import record
 from benchmarks.gpu import weights
-from benchmarks.gpu.programs import inner_convolution, model, node
-from benchmarks.gpu.timed import float8_layer, layer
+from benchmarks.gpu.programs import inner_convolution, mean_of_pixels, model, node
+from benchmarks.gpu.timed import attention_model, float8_layer, layer
 from polydyn.backends import Options
 from polydyn.backends.cuda import Cuda
 from polydyn.codegen.cuda.emit import LONG
+from polydyn.codegen.cuda.work import bounded_registers
 from polydyn.codegen.kernel import Kernel
 from polydyn.gpu.compiler import KernelUse, compile_cuda, compiler_version
 from polydyn.gpu.hardware import DEVICES, load
@@ -45,10 +47,14 @@ SHARED = (r"UTMALDG.*MULTICAST", "UCGABAR_WAIT")
 """What brings boxes to several blocks of a cluster, and the barrier of one."""
 DISTRIBUTED = (r"LD\.E", "UCGABAR_WAIT")
 """What reads another block's shared memory, and that barrier."""
+COUNTED = (r"ATOMG?\.E\.INC", "MEMBAR", r"LDG\.E\.STRONG\.GPU")
+"""What counts blocks, and reads what they have left."""
 PIXELS = (r"UTMALDG\.4D\.IM2COL", r"UTMALDG\.2D")
 """What brings pixels of an image, and filters."""
 EARLY, PREFETCH, FETCH = ("ACQBULK", "PREEXIT"), r"UTMACCTL\.PF", r"UTMAPF\.L2"
 """What waits for the launch before and lets the next one begin, on sm_90a; what fetches tensor maps, and weights."""
+DEALT = "USETMAXREG"
+"""What gives a producer's registers to consumers; a compiler that finds no bound of them leaves it out."""
 TENSOR_CORES = ("HMMA", "IMMA", "QMMA", "HGMMA", "IGMMA", "QGMMA")
 HEADING = "instructions loop path multiplications registers shared blocks"
 
@@ -58,7 +64,8 @@ class Kind:
     """A kernel: its model, the version's name begins with ``version``; ``wanted``: patterns of instructions.
 
     ``most``: instructions that its inner loop may have, ``size``: that all of it may have, ``beside``: powers that run
-    beside products in flight, between two waits for them; 0: any number.
+    beside products in flight, between two waits for them, ``ahead``: loads that stand before the first store of a loop
+    that stores; 0: any number.
     """
 
     name: str
@@ -71,6 +78,7 @@ class Kind:
     most: int = 0
     size: int = 0
     beside: int = 0
+    ahead: int = 0
 
 
 def _product(dtype: str, turned: bool = False) -> Any:
@@ -110,12 +118,14 @@ def kinds() -> tuple[Kind, ...]:
     """What is looked at."""
     half, single, turned, quantized = _product("float16"), _product("float32"), _product("float32", True), _quantized()
     gelu, float8, attention = layer("gelu", 768, 3072), float8_layer(2048, 512), _attention("float16")
+    causal = attention_model(12, 64, "causal")
     image = inner_convolution(weights.convolution(64, 64, 3), ("H", "W"))
     depthwise = inner_convolution(weights.convolution(1, 64, 3), ("H", "W"), groups=64)
     return (
         Kind("product f16", half, "mma_128", (COPIES, *TENSOR, WIDE)),
         Kind("product f16, split", half, "split_mma", (COPIES, *TENSOR)),
         Kind("product f16, few rows", half, "gemv_8", (r"LDG\.E.*128", "SHFL")),
+        Kind("product f16, few rows, counted", half, "gemv_2_n8_counted_8", (r"LDG\.E.*128", "SHFL", *COUNTED)),
         Kind("product f16, few rows of clusters", half, "gemv_2_n8_cluster_8", (r"LDG\.E.*128", *DISTRIBUTED),
              "sm_90a"),
         Kind("product f16, wgmma", half, "wgmma_128x256", ("HGMMA", "UTMALDG", "SYNCS", WIDE), "sm_90a", most=75),
@@ -142,11 +152,13 @@ def kinds() -> tuple[Kind, ...]:
         Kind("product s8, wgmma", quantized, "wgmma_128x256", (r"IGMMA.*U8\.S8", "UTMALDG", "SYNCS", WIDE), "sm_90a"),
         Kind("product f8", float8, "qmma_128", (COPIES, "LDSM", r"QMMA\.16832\.F32\.E4M3\.E4M3", WIDE), "sm_89"),
         Kind("product f8, wgmma", float8, "wgmma_128x128", (r"QGMMA.*E4M3\.E4M3", "UTMALDG", "SYNCS", WIDE), "sm_90a"),
+        Kind("product f8, clusters", float8, "wgmma_128x128x128_4_cluster", (r"QGMMA.*E4M3\.E4M3", *SHARED, WIDE),
+             "sm_90a"),
         Kind("product f16 and gelu, wgmma", gelu, "wgmma_128x256", ("HGMMA", r"MUFU\.EX2", WIDE), "sm_90a", size=1400),
         Kind("product f16, gelu, in turn", gelu, "wgmma_128x192x64_3_turns", ("HGMMA", r"MUFU\.EX2", "UTMASTG"),
              "sm_90a", most=100, size=1450),
         Kind("convolution f16", image, "mma_128x64", (COPIES, *TENSOR, WIDE), most=165),
-        Kind("convolution f16, depthwise", depthwise, "wide", (r"LDG\.E.*128", "FFMA", WIDE), most=125),
+        Kind("convolution f16, depthwise", depthwise, "window", (r"LDG\.E.*128", "FFMA", WIDE), most=285),
         Kind("convolution f16, wgmma", image, "wgmma_128x64x64_4", ("HGMMA", *PIXELS, "SYNCS", WIDE), "sm_90a",
              most=80),
         Kind("convolution f16, in turn", image, "wgmma_128x64x64_8_turns", ("HGMMA", *PIXELS, "UTMASTG"), "sm_90a",
@@ -155,6 +167,9 @@ def kinds() -> tuple[Kind, ...]:
         Kind("attention f16", attention, "attention_64", (COPIES, *TENSOR, "SHFL", WIDE), "sm_90a", most=450),
         Kind("attention f16, wgmma", attention, "attention_wgmma", ("HGMMA", "UTMALDG", "SYNCS", WIDE), "sm_90a",
              most=600, beside=64),
+        Kind("attention f16, causal", causal, "attention_64", (COPIES, *TENSOR, "SHFL", WIDE), most=500),
+        Kind("attention f16, causal, wgmma", causal, "attention_wgmma", ("HGMMA", "UTMALDG", "SYNCS", WIDE), "sm_90a",
+             most=660, beside=64),
         Kind("attention f16, 256", _attention("float16", 256), "attention_64", (COPIES, *TENSOR, "SHFL", WIDE)),
         Kind("attention f16, 256, wgmma", _attention("float16", 256), "attention_wgmma",
              ("HGMMA", "UTMALDG", "SYNCS", WIDE), "sm_90a", beside=32),
@@ -163,11 +178,12 @@ def kinds() -> tuple[Kind, ...]:
              (COPIES, "LDSM", r"HMMA\.1688\.F32\.TF32", WIDE), tf32=True),
         Kind("element-wise", _rows(node("Erf", "x")), "wide", (r"LDG\.E.*128", WIDE)),
         Kind("element-wise", _rows(node("Erf", "x")), "wide", (r"LDG\.E.*128", WIDE), "sm_90a"),
-        Kind("softmax, a warp", _rows(node("Softmax", "x", axis=-1)), "warp", ("LDG", "SHFL", "STG")),
+        Kind("softmax, a warp", _rows(node("Softmax", "x", axis=-1)), "warp", ("LDG", "SHFL", "STG"), ahead=4),
         Kind("norm of 64, some lanes", _norm(64), "lanes_wide", (r"LDG\.E.*128", "SHFL", WIDE), "sm_90a", size=160),
         Kind("norm of 768, a warp", _norm(768), "warp_wide", (r"LDG\.E.*128", "SHFL", WIDE), "sm_90a", size=360),
         Kind("sum of columns, warps", _rows(node("ReduceSum", "x", "axis"), axis=[0]), "columns", ("LDG", "BAR", "STG"),
              "sm_90a"),
+        Kind("mean of pixels, shares", mean_of_pixels(64), "split_wide", (r"LDG\.E.*128", "FADD", WIDE), "sm_90a"),
         Kind("softmax, a block", _rows(node("Softmax", "x", axis=-1)), "block", ("LDG", "SHFL", "BAR")),
     )  # fmt: skip
 
@@ -238,6 +254,13 @@ def powers_beside(code: Sequence[str]) -> int:
     return sum(i.startswith("MUFU.EX2") for i in code[waits[0] : waits[1]]) if len(waits) > 1 else 0
 
 
+def loads_ahead(code: Code) -> int:
+    """Loads before the first store of the loop with a store that has most of them."""
+    stores = (itertools.takewhile(lambda i: not i.startswith("STG"), code.instructions[a:b]) for a, b in code.loops
+              if any(i.startswith("STG") for i in code.instructions[a:b]))  # fmt: skip
+    return max((sum(i.startswith("LDG") for i in x) for x in stores), default=0)
+
+
 def disassembled(cubin: Path) -> Code:
     """What nvdisasm says of an image."""
     tool = find_nvdisasm()
@@ -268,6 +291,12 @@ def built(text: str, name: str, arch: str) -> tuple[Code, KernelUse]:
         return disassembled(cubin), image.kernels[name]
 
 
+def launched_with(text: str) -> int:
+    """Registers of a thread that the launch bounds of a kernel allow: more are dealt only if it begins with as many."""
+    bounds = re.search(r"PD_KERNEL\w*\(\w+, (\d+), (\d+)", text)
+    return bounded_registers(int(bounds[1]), int(bounds[2])) if bounds else 0
+
+
 def check(kind: Kind) -> dict[str, Any]:
     """What a kernel's machine code has and lacks, and what it takes of a multiprocessor."""
     k = kernel_of(kind)
@@ -275,10 +304,13 @@ def check(kind: Kind) -> dict[str, Any]:
     found, inner = code.instructions, code.inner()
     wanted = (*kind.wanted, *(EARLY if kind.arch == "sm_90a" else ()), *([PREFETCH] if k.device.maps else []))
     wanted += (FETCH,) * ("pd_tma_fetch" in k.text)
+    wanted += (DEALT,) if "pd_reg_inc" in k.text else ()
     missing = [w for w in wanted if not any(re.match(w, i) for i in found)]
     missing += [f"a loop of at most {kind.most}"] if kind.most and not 0 < len(inner) <= kind.most else []
     missing += [f"at most {kind.size} instructions"] if 0 < kind.size < len(found) else []
+    missing += ["the registers that it deals"] if DEALT in wanted and used.registers != launched_with(k.text) else []
     missing += [f"{kind.beside} powers beside a product"] if powers_beside(inner) < kind.beside else []
+    missing += [f"{kind.ahead} loads before a store"] if loads_ahead(code) < kind.ahead else []
     spilled = [i for i in found if i.startswith(SPILLED)]
     counts = Counter(next((w for w in kind.wanted if re.match(w, i)), i.split(".")[0]) for i in found)
     row = {"kind": kind.name, "version": k.version, "arch": kind.arch, "missing": missing, "spilled": len(spilled),

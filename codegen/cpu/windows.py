@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from fractions import Fraction
 from functools import cached_property
 
 from polydyn.codegen.cpu.choices import Choices, beside
@@ -30,6 +29,7 @@ from polydyn.codegen.pipeline import Step
 from polydyn.codegen.places import Coordinates
 from polydyn.schedules.errors import CodegenError, Declined
 from polydyn.schedules.expr import Const, FromIndex, Load, Op, Value, loads, neutral, walk
+from polydyn.schedules.group.footprint import together
 from polydyn.schedules.index import ONE, ZERO, Index, maximum, minimum, product
 from polydyn.schedules.lanes import FLOAT_LANES
 from polydyn.schedules.model import Group, Statement
@@ -41,8 +41,6 @@ MOST_TAPS = 256
 """Of all outputs of a tile that are unrolled."""
 MOST_WEIGHTS = 16
 """Taps that are all unrolled: their weights stay in registers. Of more, those along the lane are a loop."""
-MOST_STEPS = 6
-"""Dilation and stride of an iterator of the window that moves with one of the outputs."""
 TILE = 1024
 """Elements of a task along the lane."""
 OUTPUTS_OF_TILES = (1, 2, 3, 4, 6, 8, 12, 16)
@@ -103,7 +101,7 @@ def fits(group: Group, band: tuple[str, ...], width: int, sums: int = IN_FLIGHT)
     alike = [x for x in band if x != lane and x not in address.symbols() and extents[x].constant]
     across = alike[-1] if alike else across
     steps = [address.split(x)[0] for x in (lane, across)]
-    along, over = (tuple(j for j in taps if _together(address.split(j)[0], s)) for s in steps)
+    along, over = (tuple(j for j in taps if together(address.split(j)[0], s)) for s in steps)
     unrolled = tuple(j for j in taps if j in (*along, *over))
     if over and (product(extents[j] for j in unrolled).constant or 1) > MOST_WEIGHTS:
         unrolled = over
@@ -127,15 +125,6 @@ def _image(group: Group, core: Statement, band: tuple[str, ...]) -> Index | None
     read = (group.arrays[r.buffer].address(r.index) for r in loads(core.value))
     moving = [x for x in read if not x.symbols().isdisjoint(core.iterators[len(band) :])]
     return max(moving, key=lambda x: len(x.symbols() & set(band)), default=None)
-
-
-def _together(tap: Index, step: Index) -> bool:
-    """Whether a tap moves ``d/s`` times as far as an output, d and s small."""
-    if not tap.terms or tap.terms.keys() != step.terms.keys():
-        return False
-    ratios = {Fraction(c, step.terms[m]) for m, c in tap.terms.items()}
-    ratio = ratios.pop()
-    return not ratios and 0 < ratio.numerator <= MOST_STEPS >= ratio.denominator
 
 
 def _cost(group: Group, x: str, e: Index, width: int) -> tuple[int, int]:

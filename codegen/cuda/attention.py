@@ -20,7 +20,7 @@ from polydyn.codegen.cuda.group import ProductGroup, product_refusal
 from polydyn.codegen.cuda.instructions import COLUMN, INSTRUCTIONS, KEY, LANE
 from polydyn.codegen.cuda.keys import loops_over_keys
 from polydyn.codegen.cuda.product import DEALT, UNROLLED, deal_copies, products, split_copies
-from polydyn.codegen.cuda.softmax import STATISTICS, OnlineRows
+from polydyn.codegen.cuda.softmax import STATISTICS, WHOLE, OnlineRows
 from polydyn.codegen.cuda.sums import Sums, lane_points
 from polydyn.codegen.cuda.tile import CudaTile
 from polydyn.codegen.cuda.turns import MORE, VOTES, turns, vote
@@ -121,7 +121,7 @@ class CudaAttentionKernel:
         """
         narrow = ((8, False), (4, False), (2, False)) if self.kind == "mma" else ((4, False),)
         accesses = ((16, True), (16, False), *narrow)
-        own = without_repeats(_Version(self, width, wide).build() for width, wide in accesses)
+        own = without_repeats(_Version(self, width, wide) for width, wide in accesses)
         special = warpgroup_attention(self) if self.arch == "sm_90a" and not self.kept else []
         if self.kept:
             special, others = self.kept.versions(self.family), self.kept.others
@@ -172,7 +172,7 @@ class _Version:
         self.schedule, self.places = of.schedule, Places(of.schedule)
         self.scores = Sums(of.scores, self.kind, self.places, wide, "acc1", ("i", J1))
         self.values = Sums(of.values, self.kind, self.places, wide, "acc2", ("i", J2))
-        self.online = OnlineRows(self.scores, self.values, of.logit)
+        self.online = OnlineRows(self.scores, self.values, of.logits(ROWS, self.keys))
         self.copies = {c.operand.copy: c for c in (self._copy(width, *x) for x in (
             (of.scores, COPY_Q, FRAG_Q, "a1", "i", K1, (ROWS, depth), None),
             (of.scores, COPY_K, FRAG_K, "b1", J1, K1, (self.keys, depth), b("l")),
@@ -195,7 +195,7 @@ class _Version:
         name, names = f"{self.name}_{version}", bound_names(self._arrays(), self.group.params)
         body = loops_over_keys(name, self.schedule, of.visits.live, of.logits(ROWS, self.keys))
         body, count = one_block(name, body, self.steps(), self._allocate, names)
-        multiples = [*(x for c in self.copies.values() for x in c.multiples), *self.values.multiples]
+        multiples = (*self.asked, *self.values.multiples)
         few = sum(of.depths) > 128 or self.kind.name != "mma"  # more registers than three blocks leave
         blocks = 2 if few else 3
         rows, keys = of.scores.M.ceildiv(ROWS), of.scores.N.ceildiv(self.keys)
@@ -204,6 +204,11 @@ class _Version:
         kernel = Kernel(name, self.group.params, count, version=version, multiples=tuple(dict.fromkeys(multiples)),
                         block=Block(WARPS * 32, work=self._work(keys, blocks)))  # fmt: skip
         return emit(kernel, body, self._arrays(), limits, blocks)
+
+    @property
+    def asked(self) -> tuple[tuple[Index, int], ...]:
+        """What copies as wide as these ask of addresses."""
+        return tuple(x for c in self.copies.values() for x in c.multiples)
 
     @property
     def version(self) -> str:
@@ -236,6 +241,7 @@ class _Version:
                 "points become an instruction",
                 lambda x: consume(x, MarkName.INSTRUCTION, self.instruction),
             ),
+            Step("open", "tiles without bounds and masks", self.online.split),
             Step("store", "epilogues on staged rows", lambda x: consume(x, MarkName.STORE, values.store), ("stage",)),
             Step(
                 "epilogue", "staged rows lie where the ring was", lambda x: consume(x, MarkName.EPILOGUE, self.epilogue)
@@ -313,7 +319,8 @@ class _Version:
             FRAG_Q: partial(q.load, self.kind),
             FRAG_K: partial(k.load, self.kind, keys=self.by_keys),
             SCORE: partial(products, self.scores, (q, k), SCORE),
-            LOGIT: self.online.logits,
+            LOGIT: self.online.logits_of,
+            WHOLE: partial(self.online.logits_of, whole=True),
             FRAG_W: self.weights,
             FRAG_V: partial(v.load, self.kind),
             VALUE: partial(products, self.values, (weights, v), VALUE),

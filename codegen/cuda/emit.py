@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
+from typing import Protocol
 
 from polydyn.capability import features_of
 from polydyn.codegen.check import verify_body
 from polydyn.codegen.ir import Body, Compare, Let
-from polydyn.codegen.kernel import Kernel, with_block
+from polydyn.codegen.kernel import WORKSPACE, Kernel, with_block
 from polydyn.codegen.passes.bind import fold
 from polydyn.codegen.passes.narrow import LIMIT, narrow_conditions
 from polydyn.codegen.passes.threads import WARP, one_each
@@ -25,7 +26,7 @@ from polydyn.schedules.model import Array, stored
 LONG = " int64"
 """What the versions with 64-bit indices have at the end of their name."""
 RANK = "rank"
-"""The number of a block in its cluster."""
+"""The number of a block among those that share a task: in its cluster."""
 V = Index.of
 
 
@@ -53,15 +54,15 @@ def one_block(
     return run(name, body, last, names), count
 
 
-def blocks_step(parts: int) -> Step:
-    """Tasks become blocks, or ``parts`` blocks of a cluster each: none leaves before all have read what it has left."""
+def blocks_step(parts: int, cluster: bool = True) -> Step:
+    """Tasks become blocks, or ``parts`` blocks each; of a cluster none leaves before all have read what it has left."""
     if parts == 1:
         return Step("blocks", "a block is a task", one_each)
 
-    def cluster(body: Body) -> Body:
-        return (Let(RANK, V("bid") % parts, (*one_each(body, V("bid") // parts), *MEETING)),)
+    def several(body: Body) -> Body:
+        return (Let(RANK, V("bid") % parts, (*one_each(body, V("bid") // parts), *(MEETING if cluster else ()))),)
 
-    return Step("blocks", "a cluster is a task", cluster)
+    return Step("blocks", "blocks that share a task", several)
 
 
 def emit(
@@ -74,7 +75,7 @@ def emit(
     """
     buffers = stored(arrays)
     outputs = [n for n, a in arrays.items() if a.role == "output"]
-    floats = {arrays[n].dtype for n in outputs} & set(FLOATS)
+    floats = {arrays[n].dtype for n in outputs if n != WORKSPACE} & set(FLOATS)
     verify_body(body, (*kernel.symbols, *THREAD), buffers)
     kernel, block = replace(kernel, buffers=tuple(buffers), scratch=shared_bytes(body)), kernel.device
     threads: dict[str, IndexLike] = {"tid": block.threads, "lane": WARP, "warp": block.threads // WARP}
@@ -103,12 +104,32 @@ def emit(
     return (short, long) if guard else (short,)
 
 
-def without_repeats(versions: Iterable[tuple[Kernel, ...]]) -> list[Kernel]:
-    """Versions (each with its two widths of indices) without those that only run where an earlier one runs too."""
+class Form(Protocol):
+    """A version before it is built."""
+
+    @property
+    def asked(self) -> Collection[tuple[Index, int]]:
+        """What must be multiples of which number for its copies; the stores of the kernel may ask for more."""
+
+    def build(self) -> tuple[Kernel, ...]:
+        """The kernel, with indices of both widths."""
+
+
+def without_repeats(
+    forms: Iterable[Form], others: Iterable[Collection[tuple[Index, int]]] = (), first: int | None = None
+) -> list[Kernel]:
+    """Versions (each with its two widths of indices, or the ``first`` of them) without those that only run where an
+    earlier one runs too. ``others``: what versions built before ask for.
+    """
     out: list[Kernel] = []
-    for kernels in versions:
-        if kernels and not any(set(earlier.multiples) <= set(kernels[0].multiples) for earlier in out):
+    earlier = [set(o) for o in others]
+    for form in forms:
+        if any(o <= set(form.asked) for o in earlier):  # most are, and need not be built
+            continue
+        kernels = form.build()[:first]
+        if kernels and not any(o <= set(kernels[0].multiples) for o in earlier):
             out += kernels
+            earlier.append(set(kernels[0].multiples))
     return out
 
 

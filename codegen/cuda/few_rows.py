@@ -3,8 +3,9 @@
 Every lane reads 16 bytes of the column operand at a time (8 where they are 8 columns), along the reduction or along the
 columns, whichever memory has; eight lanes make up the other direction. Few rows are kept in registers, so each element
 is read once. Lanes and warps that share a column are combined by shuffles, then through shared memory, in a fixed
-order. On sm_90a blocks of a cluster may share the reduction too, where columns alone make too few blocks: each leaves
-its sums in its shared memory, and all finish a part of the results.
+order. Blocks may share the reduction too, where columns alone make too few of them: on sm_90a those of a cluster, each
+of which leaves its sums in its shared memory, and all finish a part of the results; elsewhere they leave their sums in
+the workspace, and the last one to come finishes all results.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
+from polydyn.codegen.cuda.carriers import BEHIND, COME, LAST, count_block, left_behind
 from polydyn.codegen.cuda.emit import RANK, blocks_step, bound_names, emit
 from polydyn.codegen.cuda.group import ProductGroup
 from polydyn.codegen.cuda.instructions import TENSOR
@@ -30,13 +32,14 @@ from polydyn.codegen.ir import (
     If,
     Inst,
     Let,
+    Node,
     Pointer,
     Reg,
     Store,
     consume,
     walk,
 )
-from polydyn.codegen.kernel import BASE, Block, Kernel, Work
+from polydyn.codegen.kernel import BASE, WORKSPACE, Block, Kernel, Work
 from polydyn.codegen.lower import Lowering, flat, lower
 from polydyn.codegen.passes.bind import fold
 from polydyn.codegen.passes.threads import assign, spread, unrolled
@@ -74,8 +77,10 @@ REGISTERS = {2: 96, 8: 128}
 FLIGHT = {(2, True): 8, (2, False): 8, (8, True): 2, (8, False): 3}
 """Vectors of a lane that are in flight together, by rows and whether they run along the reduction, as those of all rows
 then do: more would not leave room for two blocks."""
-CLUSTERS = (2, 4, 8)
+SHARERS = (2, 4, 8)
 """Blocks that may share the reduction."""
+COUNTED = 4
+"""Memory latencies at the end of a block that is counted: sums leave, are counted, come back, and results leave."""
 TRIPS, EARLY = "trips", "early"
 """Vectors of the reduction that a lane has; those that it fetches before the launch before has ended."""
 
@@ -83,7 +88,8 @@ TRIPS, EARLY = "trips", "early"
 def gemv_versions(product: ProductGroup, hopper: bool = False) -> list[Kernel]:
     """The versions for few rows, fewest first; none when the column operand cannot be read in vectors.
 
-    ``hopper``: those of clusters too, with 32-bit indices: others serve the rest.
+    Where blocks share the reduction there is one version, with 32-bit indices: others serve the rest. ``hopper``: they
+    are those of a cluster.
     """
     column = product.values[1]
     if product.roles.inner or not isinstance(column, Load) or (product.M.constant or 1) > ROWS[-1]:
@@ -93,17 +99,17 @@ def gemv_versions(product: ProductGroup, hopper: bool = False) -> list[Kernel]:
         stride, rest = address.split(x)
         if stride == 1 and x not in rest.symbols():
             whole = [k for r in ROWS for k in _Gemv(product, r, along_k).build()]
-            blocks = _sharers(product, along_k) if hopper else 1
-            shared = [k for r in ROWS for k in _Gemv(product, r, along_k, blocks).build()[:1]] if blocks > 1 else []
-            return [*shared, *whole]
+            blocks = _sharers(product, along_k)
+            shared = (_Gemv(product, r, along_k, blocks, hopper).build()[:1] for r in ROWS if blocks > 1)
+            return [*(k for x in shared for k in x), *whole]
     return []
 
 
 def _sharers(product: ProductGroup, along_k: bool) -> int:
-    """Blocks of a cluster: the fewest that make enough, where columns are known, and no more than there are steps."""
+    """Blocks that share the reduction: the fewest that make enough, where columns are known; each has a step."""
     one = _Gemv(product, ROWS[0], along_k)
     columns, steps = (x.constant for x in (product.N.ceildiv(one.block), product.K.ceildiv(one.step)))
-    most = [x for x in CLUSTERS if steps is None or x <= steps]
+    most = [x for x in SHARERS if steps is None or x <= steps]
     if columns is None:
         return max(most, default=1)
     if 2 * columns >= ENOUGH:
@@ -112,10 +118,12 @@ def _sharers(product: ProductGroup, along_k: bool) -> int:
 
 
 class _Gemv:
-    """One version; ``along_k``: vectors run along the reduction; ``blocks``: of a cluster that share it."""
+    """One version; ``along_k``: vectors run along the reduction; ``blocks``: that share it, ``cluster``: as one."""
 
-    def __init__(self, product: ProductGroup, rows: int, along_k: bool, blocks: int = 1) -> None:
+    def __init__(self, product: ProductGroup, rows: int, along_k: bool, blocks: int = 1, cluster: bool = False) -> None:
         self.name, self.product, self.rows, self.along_k, self.blocks = product.name, product, rows, along_k, blocks
+        self.cluster = blocks if cluster else 1
+        self.counted = blocks > 1 and not cluster
         self.group, self.roles, self.extents = product.group, product.roles, product.extents
         self.M, self.N, self.K, self.sums = product.M, product.N, product.K, product.sums
         vector = 16 // ITEMSIZE[product.values[1].dtype]
@@ -136,6 +144,7 @@ class _Gemv:
         if ((self.K if self.along_k else self.N).constant or 0) % self.vector:
             return ()
         name, names = f"{self.name}_{self.version}", bound_names(self.group.arrays, self.group.params)
+        names += BEHIND * self.counted
         prove(self.schedule)
         tiled, rounds = self.schedule.tiled(), self.schedule.parameter(ACC, b("k"))
         tiled = replace(
@@ -144,7 +153,7 @@ class _Gemv:
         body = run(name, loops(name, tiled), self.steps(), names)
         count = task_count(body)
         body = run(name, body, (
-            blocks_step(self.blocks),
+            blocks_step(self.blocks, not self.counted),
             Step("registers", "a lane's sums are registers", self._allocate),
         ), names)  # fmt: skip
         blocks = self.schedule.extents()
@@ -153,20 +162,24 @@ class _Gemv:
             b("j"): blocks[b("j")],
             "task": count,
             RANK: self.blocks,
+            COME: 2,
         }
         limits |= {x: self.extents[x] for x in self.roles.batch}
         few = () if self.M.constant else (Compare("<=", self.M, V(self.rows)),)
-        arch = BASE if self.blocks == 1 else "sm_90a"
+        arch = BASE if self.cluster == 1 else "sm_90a"
         kernel = Kernel(
             name, self.group.params, count * self.blocks, version=self.version, multiples=tuple(self.multiples),
-            conditions=few, block=Block(self._threads(), arch, work=self._work(), cluster=self.blocks),
+            conditions=few, block=Block(self._threads(), arch, work=self._work(), cluster=self.cluster),
         )  # fmt: skip
-        return emit(kernel, body, self.group.arrays, limits, BESIDE)
+        if not self.counted:
+            return emit(kernel, body, self.group.arrays, limits, BESIDE)
+        kernel, more = left_behind(kernel, count, self.blocks * self._elements, self.sums)
+        return emit(kernel, body, {**self.group.arrays, **more}, limits, BESIDE)
 
     @property
     def version(self) -> str:
-        """What the version is called: most rows, direction and length of its vectors, blocks of a cluster."""
-        several = f"_cluster_{self.blocks}" if self.blocks > 1 else ""
+        """What the version is called: most rows, direction and length of its vectors, blocks that share a reduction."""
+        several = f"_{'counted' if self.counted else 'cluster'}_{self.blocks}" if self.blocks > 1 else ""
         return f"gemv_{self.rows}_{'k' if self.along_k else 'n'}{self.vector}{several}"
 
     def _schedule(self) -> Scheduled:
@@ -214,9 +227,14 @@ class _Gemv:
     def _threads(self) -> int:
         return 32 * self.warps[0] * self.warps[1]
 
+    @property
+    def _elements(self) -> int:
+        """Sums of a block."""
+        return self.rows * self.block
+
     def _allocate(self, body: Body) -> Body:
         body = (Alloc("acc", self.sums, V(self.rows * self.columns), "register", body),)
-        return (Alloc("sums", self.sums, V(self.rows * self.block * self.warps[1]), "shared", body),)
+        return (Alloc("sums", self.sums, V(self._elements * self.warps[1]), "shared", body),)
 
     def _work(self) -> Work:
         elements, item = self.block * self.step // self.blocks, ITEMSIZE[self.product.values[1].dtype]
@@ -225,10 +243,10 @@ class _Gemv:
         traffic = elements * item
         work = Work(
             self.K.ceildiv(self.step), REGISTERS[self.rows], traffic=traffic, instructions=instructions,
-            flight=FLIGHT[self.rows, self.along_k], elements=self.rows * self.block, by_warps=False,
-            cluster=self.blocks,
+            flight=FLIGHT[self.rows, self.along_k], elements=self._elements, by_warps=False,
+            cluster=self.cluster, ends=COUNTED if self.counted else 1,
         )  # fmt: skip
-        return with_epilogues(work, self.product.group, self.product.epilogues, self.blocks)
+        return with_epilogues(work, self.product.group, self.product.epilogues, self.cluster)
 
     # -- places --------------------------------------------------------------------------------------------------
 
@@ -364,10 +382,20 @@ class _Gemv:
         out: Body = (sums, If((Compare("==", V(lanes("k")), ZERO),), keep), Call("pd_syncthreads"))
         if self.blocks == 1:
             return out
-        element, elements = V("tid"), self.rows * self.block
-        assert elements <= self._threads()
-        whole = Store("sums", element, self._added([self._part(n, element) for n in range(self.warps[1])]))
-        return (*out, If((Compare("<", element, V(elements)),), (whole,)), *MEETING)
+        element = V("tid")
+        assert self._elements <= self._threads()
+        whole = self._added([self._part(n, element) for n in range(self.warps[1])])
+        first = If((Compare("<", element, V(self._elements)),), (self._leave(element, whole),))
+        return (*out, first, *(count_block(self.blocks) if self.counted else MEETING))
+
+    def _leave(self, element: Index, whole: Value) -> Node:
+        """A block's sum of an element to where others find it."""
+        if not self.counted:
+            return Store("sums", element, whole)
+        place = Pointer(self.sums, WORKSPACE, V("bid") * self._elements + element)
+        return Alloc("whole", self.sums, ONE, "register", (
+            Store("whole", ZERO, whole), Call("pd_leave<1>", (place, Pointer(self.sums, "whole", ZERO))),
+        ))  # fmt: skip
 
     def _columns(self) -> list[Index]:
         """The lane's columns in the block."""
@@ -379,17 +407,17 @@ class _Gemv:
         return (warp * self.rows + row) * self.block + column
 
     def dealt(self, body: Body) -> Body:
-        """Epilogues dealt to threads; blocks of a cluster have a part each."""
-        if self.blocks == 1:
-            return spread(body, e("j"), self._threads(), "unroll")
-        elements = self.rows * self.block
-        mine = elements // self.blocks
-        body = substitute(spread(body, e("j"), elements, "unroll", "thread"), {"thread": V(RANK) * mine + "tid"})
+        """Epilogues dealt to threads; blocks of a cluster have a part each, elsewhere the last one has all."""
+        if self.cluster == 1:
+            body = spread(body, e("j"), self._threads(), "unroll")
+            return (If((LAST,), body),) if self.counted else body
+        mine = self._elements // self.blocks
+        body = substitute(spread(body, e("j"), self._elements, "unroll", "thread"), {"thread": V(RANK) * mine + "tid"})
         return (If((Compare("<", V("tid"), V(mine)),), body),)
 
     def _part(self, warp: int, element: Index) -> Value:
         """What a warp has left of an element of the block."""
-        return FlatLoad(self.sums, "sums", element + warp * self.rows * self.block)
+        return FlatLoad(self.sums, "sums", element + warp * self._elements)
 
     def _added(self, parts: Sequence[Value]) -> Value:
         """Parts of a sum, in their order."""
@@ -399,12 +427,17 @@ class _Gemv:
         return total
 
     def epilogue(self, s: Statement, a: Mapping[str, Index]) -> Body:
-        """An element of the block: the sums of warps, or of a cluster's blocks, in their order, then the epilogue."""
+        """An element of the block: the sums of warps, or of all blocks, in their order, then the epilogue."""
         row, column = a[e("i")], a[e("j")]
-        parts = [self._part(n, self._sum(ZERO, row, column)) for n in range(self.warps[1])]
+        element = self._sum(ZERO, row, column)
+        parts = [self._part(n, element) for n in range(self.warps[1])]
         if self.blocks > 1:
-            place = Pointer(self.sums, "sums", self._sum(ZERO, row, column))
+            place = Pointer(self.sums, "sums", element)
             parts = [Apply(self.sums, "pd_lds_at", (place, const(n, "int32"))) for n in range(self.blocks)]
+        if self.counted:
+            first = V("bid") // self.blocks * (self.blocks * self._elements) + element
+            places = (Pointer(self.sums, WORKSPACE, first + n * self._elements) for n in range(self.blocks))
+            parts = [Apply(self.sums, "pd_left", (x,)) for x in places]
         env = self.places.env(s.name, {**a, e("i"): V("e_row"), e("j"): V("e_column")})
         value = self.product.epilogue_value(s, env, Reg(self.sums, "total"))
         address = self.group.arrays[s.array].address(tuple(i.subs(env) for i in s.index))

@@ -123,7 +123,7 @@ class TiledProduct:
         of, t = self.of, self.tile
         name, names = f"{of.name}_{self.version}", bound_names(self.group.arrays, self.group.params)
         body, count = one_block(name, loops(name, self.schedule.tiled()), self.steps(), self._allocate, names)
-        wide = tuple(dict.fromkeys((*(x for c in self.copies for x in c.multiples), *self.sums.multiples)))
+        wide = tuple(dict.fromkeys((*self.asked, *self.sums.multiples)))
         work = self.work.shared_by(of.shares)
         block = Block(t.threads, t.kind.arch, work=work)
         kernel = Kernel(name, self.group.params, count, version=self.version, multiples=wide, block=block)
@@ -172,6 +172,11 @@ class TiledProduct:
         if self.tile.kind.of_bytes and tiles.constant is not None and self.of.shares == ONE:
             steps[b("k")] = "unroll1"  # where the compiler knows how many there are
         return steps
+
+    @property
+    def asked(self) -> tuple[tuple[Index, int], ...]:
+        """What copies as wide as these ask of addresses."""
+        return tuple(x for c in self.copies for x in c.multiples)
 
     @property
     def version(self) -> str:

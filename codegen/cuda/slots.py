@@ -28,12 +28,22 @@ def of_operation(name: str, fast: bool) -> int:
 
 
 def of_value(v: Value, fast: bool) -> int:
-    """Slots of all operations of a value, each counted once; a division by a constant is a product where it may be."""
+    """Slots of all operations of a value, each counted once.
+
+    A division by a constant is a product where it may be, a product that is added is one instruction with the sum, and
+    a constant is converted by the compiler.
+    """
+    every = [x for x in {*walk(v)} if isinstance(x, Op)]
+    added = {next(filter(_is_product, x.args), None) for x in every if x.name in ("add", "sub")}
     return sum(
         1 if x.name == "div" and fast and isinstance(x.args[1], Const) else of_operation(x.name, fast)
-        for x in {*walk(v)}
-        if isinstance(x, Op)
+        for x in every
+        if x not in added and not (x.name == "cast" and isinstance(x.args[0], Const))
     )
+
+
+def _is_product(v: Value) -> bool:
+    return isinstance(v, Op) and v.name == "mul" and v.dtype in FLOATS
 
 
 def is_fast(results: Iterable[str]) -> bool:

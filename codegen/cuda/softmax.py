@@ -6,17 +6,37 @@ Scores, logits and weights lie one after another in fragments of sums (``acc1``)
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 from polydyn.codegen.cuda.instructions import HALVES, PAIR
 from polydyn.codegen.cuda.slots import of_value
 from polydyn.codegen.cuda.sums import Sums
-from polydyn.codegen.ir import Alloc, Apply, Body, Compare, Def, FlatLoad, For, If, Reg, Set, Store
+from polydyn.codegen.ir import (
+    Alloc,
+    Apply,
+    Body,
+    Compare,
+    Def,
+    FlatLoad,
+    For,
+    If,
+    Inst,
+    Node,
+    Reg,
+    Set,
+    Store,
+    bodies,
+    rewrite,
+    walk,
+    with_bodies,
+)
 from polydyn.codegen.lower import flat
-from polydyn.codegen.printers.cuda_values import NORMAL
-from polydyn.schedules.expr import Const, Op, Value, const, op
+from polydyn.codegen.printers.cuda_values import NORMAL, literal
+from polydyn.schedules.expr import FLOATS, Const, Load, Op, Value, const, loads, op
 from polydyn.schedules.expr import walk as walk_value
 from polydyn.schedules.index import ZERO, Index
+from polydyn.schedules.laws.masks import Logits, open_logit
 from polydyn.schedules.laws.online_softmax import LOGIT
 
 V = Index.of
@@ -26,25 +46,37 @@ STATISTICS = (("top", "float32", 2), ("total", "float32", 2), ("scale", "float32
 """(name, dtype, number) of what a thread holds of its two rows: maximum, its own part of the sum, what a tile's new
 maximum scales older sums by.
 """
+WHOLE = "WHOLE"
+"""The logits of a tile all of whose keys exist, rows where they matter, and no key is hidden."""
+FAR, NEAR = 2.0**100, 2.0**-60
+"""A maximum below -FAR is a mask's number, of a row that is all masked. In units of log 2 it would be no float, so
+differences count NEAR times: 0 stays 0, and what differs at all, by 2^77 or more, still has a power of 0.
+"""
 WEIGHED = 8
 """Issue slots for each score: scale, largest so far, difference, power, sum; for as long its power takes the special
 unit, which has 16 of a clock."""
 
 
 class OnlineRows:
-    """The rows' statements of one attention, as ``logit`` says: a value over the sums of ``scores``.
+    """The rows' statements of one attention, as its ``logits`` say: values over the sums of ``scores``.
 
-    16 bits: a positive factor of all logits is left out of them, since a maximum does not need it, and multiplied once
-    where powers are taken, which are powers of 2.
+    Tiles that are whole, and in which masks hide nothing, have logits of their own (``split``). 16 bits: a positive
+    factor of all logits is left out of them, since a maximum does not need it, and multiplied once where powers are
+    taken, which are powers of 2.
     """
 
-    def __init__(self, scores: Sums, values: Sums, logit: Value) -> None:
+    def __init__(self, scores: Sums, values: Sums, logits: Logits) -> None:
         self.scores, self.values, self.powers = scores, values, scores.kind.name == "mma"
-        self.factor, self.logit = take_factor(logit) if self.powers else (1.0, logit)
+        self.logits, self.logit = logits, logits.value
         self.array, self.group = scores.of.acc.array, scores.of.group
-        loads = {x.buffer for x in walk_value(self.logit) if hasattr(x, "buffer")}
-        self.read = loads - {self.array}
-        self.bare = getattr(self.logit, "buffer", "") == self.array
+        self.open, self.conditions = open_logit(logits)
+        self.factor = 1.0
+        if self.powers:
+            (factor, masked), (other, shown) = map(take_factor, (self.logit, self.open))
+            if factor == other:
+                self.factor, self.logit, self.open = factor, masked, shown
+        self.read, self.shown = self._reads(self.logit), self._reads(self.open)
+        self.far = self.powers and any(_may_be_far(x, self.array) for x in walk_value(self.logit))
 
     # -- statements ------------------------------------------------------------------------------------------------
 
@@ -56,19 +88,42 @@ class OnlineRows:
 
     @property
     def slots(self) -> int:
-        """Issue slots of a warp for a score each, from the sum of its products to its weight."""
-        return WEIGHED + of_value(self.logit, self.powers) + len(self.read)
+        """Issue slots of a warp for a score each, from the sum of its products to its weight, in a tile as most are."""
+        return WEIGHED + of_value(self.open, self.powers) + len(self.shown)
 
-    def logits(self, a: Mapping[str, Index], whole: bool = False) -> Body:
-        """The logit of a score; -inf beyond the last key. ``whole``: no row or key of the tile is beyond the last."""
+    def split(self, body: Sequence[Node]) -> Body:
+        """Logits as ``whole`` ones in tiles that are, and in which masks hide nothing; in the others as they are."""
+        x = self.logits
+        keys, rows = (Compare("<=", (V(a.tile) + 1) * a.size, a.extent) for a in (x.key, x.row))
+        asked = (Compare("==" if c.equality else ">=", c.expr, ZERO) for c in self.conditions)
+        inside = (keys, *((rows,) if self.shown else ()), *asked)
+
+        def of(n: Node) -> set[str]:
+            return {i.statement for i in walk((n,)) if isinstance(i, Inst)}
+
+        def whole(n: Node) -> Node:
+            return replace(n, statement=WHOLE) if isinstance(n, Inst) else n
+
+        def both(n: Node) -> Node:
+            if of(n) == {LOGIT}:
+                return If(
+                    inside, rewrite((n,), lambda i: replace(i, statement=WHOLE) if isinstance(i, Inst) else i), (n,)
+                )
+            return with_bodies(n, tuple(tuple(map(both, b)) for b in bodies(n))) if LOGIT in of(n) else n
+
+        return tuple(map(both, body))
+
+    def logits_of(self, a: Mapping[str, Index], whole: bool = False) -> Body:
+        """The logit of a score; -inf beyond the last key. ``whole``: of a tile as ``split`` asks."""
         env = self.scores.places.env(LOGIT, a)
         place = self.scores.register(*self.scores.fragment(LOGIT, a))
-        score = FlatLoad("float32", "acc1", place)
-        value = flat(self.group, self.logit, env, lambda x: score if x.buffer == self.array else None)
-        kept: Body = () if self.bare else (Store("acc1", place, value),)
+        score, logit = FlatLoad("float32", "acc1", place), self.open if whole else self.logit
+        value = flat(self.group, logit, env, lambda x: score if x.buffer == self.array else None)
+        bare = getattr(logit, "buffer", "") == self.array
+        kept: Body = () if bare else (Store("acc1", place, value),)
         rows, keys = self.scores.live(env)  # a row beyond the last one is not stored: it must read nothing
         live = () if whole else (rows, keys) if self.read else (keys,)
-        if self.bare and live == (keys,):
+        if bare and live == (keys,):
             return (If((Compare(">=", keys.left, keys.right),), (Store("acc1", place, LOWEST),)),)
         return (If(live, kept, (Store("acc1", place, LOWEST),)),) if live else kept
 
@@ -80,11 +135,13 @@ class OnlineRows:
         score = FlatLoad("float32", "acc1", V("fragment") * 4 + HALVES * 2 + PAIR)
         zero = Const("float32", 0.0)
         finite = op("where", op("eq", peak, LOWEST), zero, peak)  # a row that has seen nothing yet has weights of 0
+        far = op("lt", peak, const(-FAR / max(1.0, self.factor), "float32"))
         half: Body = (
             *_pair((Store("most", PAIR, top), Store("part", PAIR, zero))),
             *self._scores((Store("most", PAIR, score, "max"),)),
             Def("peak", op("max", *two[0])),
             *_across("peak", "max"),
+            *((Def("unit", op("where", far, const(NEAR, "float32"), self._unit)),) if self.far else ()),
             Def("base", self._scaled(finite)),
             Store("scale", HALVES, self._power(top, base)),
             *self._scores((Store("acc1", score.address, self._power(score, base)), Store("part", PAIR, score, "sum"))),
@@ -122,9 +179,18 @@ class OnlineRows:
 
     # -- parts -----------------------------------------------------------------------------------------------------
 
+    def _reads(self, logit: Value) -> set[str]:
+        """Arrays that a logit reads besides scores."""
+        return {x.buffer for x in loads(logit)} - {self.array}
+
+    @property
+    def _unit(self) -> Value:
+        """What a logit is multiplied by where powers of 2 are taken."""
+        return Const("float32", self.factor * LOG2_E)
+
     def _scaled(self, x: Value) -> Value:
         """What is subtracted from logits: of 16 bits in units of log 2, as ``ex2`` has them."""
-        return op("mul", x, Const("float32", self.factor * LOG2_E)) if self.powers else x
+        return op("mul", x, Reg("float32", "unit") if self.far else self._unit) if self.powers else x
 
     def _power(self, x: Value, base: Value) -> Value:
         """exp(x - base), ``base`` as ``_scaled`` gives it: of 16 bits one multiplication and addition, one ``ex2``."""
@@ -141,15 +207,23 @@ class OnlineRows:
         return (For("fragment", ZERO, V(self.values.fragments[1]), _pair(leaf)),)
 
 
+def _may_be_far(x: Value, scores: str) -> bool:
+    """Whether part of a logit is below -FAR, or is read and may be so; scores are sums that do not overflow."""
+    if isinstance(x, Const) and x.dtype in FLOATS:
+        return float("-inf") < float(x.value) < -FAR
+    return isinstance(x, Load) and x.buffer != scores and x.dtype in FLOATS and x.dtype != "float16"
+
+
 def take_factor(logit: Value) -> tuple[float, Value]:
     """A positive number that a logit is a multiple of, and the logit without it: 1 where none is seen."""
     if isinstance(logit, Op) and logit.dtype == "float32":
-        if logit.name == "where" and logit.args[2] == LOWEST:
+        if logit.name in ("where", "select") and (low := literal(logit.args[2])) is not None:
             factor, rest = take_factor(logit.args[1])
-            return factor, op("where", logit.args[0], rest, LOWEST)
+            if low == float("-inf") or abs(low) < min(1.0, factor) * FAR:
+                return factor, op(logit.name, logit.args[0], rest, Const("float32", low / factor))
         pairs = [logit.args] if logit.name == "div" else [logit.args, logit.args[::-1]] if logit.name == "mul" else []
         for x, y in pairs:
-            if isinstance(y, Const) and NORMAL < (by := float(y.value)) < 1 / NORMAL:
+            if (by := literal(y)) is not None and NORMAL < by < 1 / NORMAL:
                 factor, rest = take_factor(x)
                 product = factor * (by if logit.name == "mul" else 1 / by)
                 return (product, rest) if NORMAL < product < 1 / NORMAL else (1.0, logit)

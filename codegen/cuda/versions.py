@@ -170,7 +170,7 @@ class CudaContractKernel:
         """Those with copies of 16 bytes where the operands may have them, else all."""
         forms = list(self.forms(tile))
         wide = [x for x in forms if all(c.bytes == WIDEST for c in x.copies)]
-        return name_by_unit(tile, without_repeats(x.build() for x in wide or forms))
+        return name_by_unit(tile, without_repeats(wide or forms))
 
     def _prove(self, tiles: Iterable[CudaTile]) -> None:
         for t in tiles:
@@ -307,6 +307,4 @@ def _of_tile(
     forms = [TiledProduct(product, tile, *a) for a in accesses(product.dtype)[: 2 if wide_only else None]]
     if wide_only and any(c.bytes < WIDEST for c in forms[0].copies):
         return []
-    multiples = {x: {m for c in x.copies for m in c.multiples} for x in forms}
-    found = without_repeats(x.build() for x in forms if not any(o <= multiples[x] for o in others))
-    return found[:1] if one else found
+    return without_repeats(forms, others)[: 1 if one else None]

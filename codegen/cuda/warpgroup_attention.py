@@ -8,7 +8,7 @@ together, and the next tile's softmax runs beside the second product. Heads are 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol
@@ -19,7 +19,7 @@ from polydyn.codegen.cuda.group import ProductGroup
 from polydyn.codegen.cuda.instructions import INSTRUCTIONS, LANE, TENSOR
 from polydyn.codegen.cuda.keys import loops_over_keys
 from polydyn.codegen.cuda.product import DEALT, UNROLLED
-from polydyn.codegen.cuda.softmax import STATISTICS, OnlineRows
+from polydyn.codegen.cuda.softmax import STATISTICS, WHOLE, OnlineRows
 from polydyn.codegen.cuda.sums import Sums, lane_points
 from polydyn.codegen.cuda.turns import MORE, VOTES, turns, vote
 from polydyn.codegen.cuda.work import UNITS, with_epilogues
@@ -36,7 +36,6 @@ from polydyn.codegen.ir import (
     Node,
     Pointer,
     consume,
-    rewrite,
     walk,
 )
 from polydyn.codegen.kernel import Block, Kernel, TensorMapOf, Work
@@ -75,8 +74,6 @@ CONSUMED, DECIDED = 1, "decided"
 """The barrier of the consumers behind their last step; the mbarrier of warps that have voted."""
 THREADS, REGISTERS = (GROUPS + 1) * WARPGROUP, 168
 """Of a block; of a thread when it begins."""
-WHOLE = "WHOLE"
-"""The logits of a tile all of whose keys, and rows where they matter, exist."""
 ROLLED = {e("g"): "unroll", e("s"): "unroll1", "fragment": "unroll", f(J1): "unroll", f(K1): "unroll", f(K2): "unroll"}
 
 
@@ -142,7 +139,7 @@ def warpgroup_attention(of: Attention, tile: AttentionTile | None = None) -> lis
     """
     tile = tile or _default_tile(of)
     maps = _maps(of, tile)
-    return without_repeats(_Version(of, maps, tile, wide).build() for wide in (True, False)) if maps else []
+    return without_repeats(_Version(of, maps, tile, wide) for wide in (True, False)) if maps else []
 
 
 def _maps(of: Attention, tile: AttentionTile) -> dict[str, TensorOperand] | None:
@@ -206,12 +203,17 @@ class _Version:
         self.scores = Sums(of.scores, kind, self.places, wide, "acc1", ("i", J1))
         self.values = Sums(of.values, kind, self.places, wide, "acc2", ("i", J2), unit, slabs=self.width // SLAB,
                            buffer="tile_b1")  # fmt: skip
-        self.online = OnlineRows(self.scores, self.values, of.logit)
         self.logits = of.logits(ROWS, self.keys)
+        self.online = OnlineRows(self.scores, self.values, self.logits)
         self.visits = visits(self.logits)
         boxes = ((COPY_Q, "tile_a1", ROWS, 1, 0), (COPY_K, "tile_b1", self.keys, self.stages, 0),
                  (COPY_V, "tile_b2", self.keys, self.stages, 1))  # fmt: skip
         self.boxes = {c: _Boxes(n, rows, self.panels[side], stages) for c, n, rows, stages, side in boxes}
+
+    @property
+    def asked(self) -> tuple[tuple[Index, int], ...]:
+        """What tensor maps ask of addresses."""
+        return tuple(m for x in self.maps.values() for m in x.multiples)
 
     @property
     def version(self) -> str:
@@ -226,7 +228,7 @@ class _Version:
         name, names = f"{of.name}_{self.version}", bound_names(self._arrays(), self.group.params)
         body = loops_over_keys(name, self.schedule, live, self.logits)
         body, count = one_block(name, body, self.steps(), self._allocate, names)
-        multiples = (*(m for x in self.maps.values() for m in x.multiples), *self.values.multiples)
+        multiples = (*self.asked, *self.values.multiples)
         extents = (of.scores.M, of.scores.N, *(of.scores.extents[x] for x in of.parts.score_roles.batch))
         conditions = dict.fromkeys(
             (Compare(">=", of.scores.N, ONE), *(c for m in self.maps.values() for c in m.conditions))
@@ -344,7 +346,7 @@ class _Version:
         return {
             "first": Product(scores.body, rings[COPY_K], (_keep("acc1", self.keys // 2),)),
             "second": Product(values.body, rings[COPY_V], (_keep("acc2", self.width // 2), weights)),
-            "beside": self._bounded(between[:split]), "behind": tuple(between[split:]),
+            "beside": self.online.split(between[:split]), "behind": tuple(between[split:]),
         }  # fmt: skip
 
     def _walk(self, tiles: For, decide: Body, walk: Callable[[For], Body]) -> Body:
@@ -366,20 +368,6 @@ class _Version:
         voted = If((Compare("==", LANE, ZERO),), (arrive,))
         return (*vote(self.online, self.visits.least or 0.0, row, self.values.unit), voted, _decided())
 
-    def _bounded(self, body: Sequence[Node]) -> Body:
-        """Logits without bounds where all keys of the tile exist, and, if they read a mask, all rows of the block."""
-        keys = Compare("<=", (V(b("l")) + 1) * self.keys, self.of.scores.N)
-        rows = Compare("<=", (V(b("i")) + 1) * ROWS, self.of.scores.M)
-        inside = (keys, rows) if self.online.read else (keys,)
-
-        def split(n: Node) -> Node:
-            if _of(n) != {LOGIT}:
-                return n
-            whole = rewrite((n,), lambda x: Inst(WHOLE, x.args, x.coords) if isinstance(x, Inst) else x)
-            return If(inside, whole, (n,))
-
-        return tuple(map(split, body))
-
     def epilogue(self, body: Body) -> Body:
         """Sums are staged in the rings once no consumer reads them."""
         threads = FromIndex("int32", V(GROUPS * WARPGROUP))
@@ -392,8 +380,8 @@ class _Version:
             INIT: lambda a: (),  # the first instruction of a tile starts from zero
             **{c: partial(self.copy, c) for c in self.maps},
             SCORE: self.score,
-            LOGIT: self.online.logits,
-            WHOLE: partial(self.online.logits, whole=True),
+            LOGIT: self.online.logits_of,
+            WHOLE: partial(self.online.logits_of, whole=True),
             FRAG_W: lambda a: self.online.packed(a[f(K2)], a[f(K2)] * 4),
             VALUE: self.value,
             STAGE: self.values.stage,

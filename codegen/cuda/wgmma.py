@@ -22,7 +22,7 @@ from dataclasses import replace
 from functools import partial
 
 from polydyn.codegen.cuda.boxes import FARTHEST, TensorOperand, descriptor, tensor_operand
-from polydyn.codegen.cuda.emit import LONG, RANK, bound_names, emit, one_block
+from polydyn.codegen.cuda.emit import RANK, bound_names, emit, one_block, without_repeats
 from polydyn.codegen.cuda.group import ProductGroup
 from polydyn.codegen.cuda.images import ImageOperand
 from polydyn.codegen.cuda.instructions import LANE, TENSOR
@@ -30,7 +30,7 @@ from polydyn.codegen.cuda.product import DEALT, RASTER, UNROLLED, block_limits, 
 from polydyn.codegen.cuda.sums import LINE, Sums, lane_points, share_places
 from polydyn.codegen.cuda.tile import CudaTile
 from polydyn.codegen.cuda.wgmma_operands import Maps, kind_of, tensor_operands, with_one_reduction
-from polydyn.codegen.cuda.wgmma_tiles import FLOAT8_TILES, ROWS, STEP, TILES, WgmmaTile, useful
+from polydyn.codegen.cuda.wgmma_tiles import FLOAT8_TILES, PANEL, POINTS, ROWS, STEP, TILES, WgmmaTile, useful
 from polydyn.codegen.cuda.work import UNITS, with_epilogues
 from polydyn.codegen.indices import substitute
 from polydyn.codegen.ir import (
@@ -79,10 +79,6 @@ from polydyn.schedules.tree.strategies import ACC, INIT
 from polydyn.schedules.tree.warpgroups import COLUMNS, WarpgroupTile, warpgroup_parts, warpgroup_product
 
 V = Index.of
-POINTS = 32
-"""Bytes of the reduction in an instruction."""
-PANEL = 64
-"""Columns of a panel, when the column operand is contiguous along them."""
 FETCH_B = "FETCH_B"
 """The copy of columns, to L2 alone."""
 CONSUMED = 1
@@ -115,16 +111,8 @@ def wgmma_versions(
         every = tuple(t for t in every if t.parts == 1 or (t.blocks == 1 and (steps or 1) % t.parts == 0))
     chosen = (t for t in every if wanted or useful(t, product.M.constant, product.N.constant))
     some = {t: 1 if t.in_turn or t.cluster or t.parts > 1 or product.shares != ONE else 2 for t in every}
-    forms = (_Version(product, kind, maps, t, wide) for t in chosen for wide in (True, False)[: some[t]])
-    versions = [k for x in forms for k in x.build()[: some[x.size]]]
-    return [k for i, k in enumerate(versions) if not any(_alike(k, e) for e in versions[:i])]
-
-
-def _alike(k: Kernel, earlier: Kernel) -> bool:
-    """Whether the earlier one may be launched wherever this one may, with the same tile and width of indices."""
-    tile, other = (x.version.removesuffix(LONG).removesuffix("_wide") for x in (k, earlier))
-    long = [x.version.endswith(LONG) for x in (k, earlier)]
-    return tile == other and long[0] == long[1] and set(earlier.multiples) <= set(k.multiples)
+    forms = ([_Version(product, kind, maps, t, wide) for wide in (True, False)[: some[t]]] for t in chosen)
+    return [k for of_tile in forms for k in without_repeats(of_tile, first=some[of_tile[0].size])]
 
 
 class _Version:
@@ -242,6 +230,16 @@ class _Version:
             body = (Alloc(name, self.of.sums, V(self.sums.registers), "register", body),)
         return body
 
+    @property
+    def _mapped(self) -> tuple[TensorOperand | ImageOperand, ...]:
+        """What has a tensor map."""
+        return (*self.maps, *([self.out] if self.out else []))
+
+    @property
+    def asked(self) -> tuple[tuple[Index, int], ...]:
+        """What tensor maps ask of addresses."""
+        return tuple(x for m in self._mapped for x in m.multiples)
+
     def build(self) -> tuple[Kernel, ...]:
         """The kernel, with indices of both widths."""
         of = self.of
@@ -249,8 +247,7 @@ class _Version:
         prove(self.schedule)
         steps, parts = self.steps(), self.size.parts
         body, count = one_block(name, loops(name, self.schedule.tiled()), steps, self._allocate, names, parts)
-        mapped = (*self.maps, *([self.out] if self.out else []))
-        multiples = (*(w for m in mapped for w in m.multiples), *self.sums.multiples)
+        mapped, multiples = self._mapped, (*self.asked, *self.sums.multiples)
         extents = (of.M, of.N, of.K, *(of.extents[x] for x in of.roles.batch))
         conditions = dict.fromkeys((Compare(">=", of.K, ONE), *(x for m in mapped for x in m.conditions)))
         conditions |= {Compare("<=", x, V(FARTHEST)): None for x in extents if x.constant is None}
@@ -297,9 +294,10 @@ class _Version:
         registers, flops = self.size.registers[0], 2 * t.bm * t.bn * self.step
         traffic = sum(n // self._sharers(which) * STEP for which, n in enumerate((t.bm, t.bn)))
         tiles = self._tiles().ceildiv(V(BLOCKS)) if self.size.in_turn else ONE
-        work = Work(of.K.ceildiv(self.step), registers, unit, flops, traffic=traffic, flight=self.stages - 1,
-                    elements=t.bm * t.bn, by_warps=False, cluster=self.size.together * self.size.parts, tiles=tiles,
-                    strip=RASTER)  # fmt: skip
+        added = self.apart * t.bm * t.bn // WARP  # sums of a step
+        work = Work(of.K.ceildiv(self.step), registers, unit, flops, traffic=traffic, instructions=added,
+                    flight=self.stages - 1, elements=t.bm * t.bn, by_warps=False,
+                    cluster=self.size.together * self.size.parts, tiles=tiles, strip=RASTER)  # fmt: skip
         return with_epilogues(work.shared_by(of.shares * self.size.parts), of.group, of.epilogues, self.size.parts)
 
     def _sharers(self, which: int) -> int:

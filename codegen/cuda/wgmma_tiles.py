@@ -10,6 +10,10 @@ from polydyn.schedules.tree.warpgroups import CLUSTER
 
 ROWS = 64
 """Rows of an instruction."""
+POINTS = 32
+"""Bytes of the reduction in an instruction."""
+PANEL = 64
+"""Columns of a panel, when the column operand is contiguous along them."""
 AXES = ("", "i", "j")
 """No axis, rows, columns."""
 
@@ -67,8 +71,10 @@ multiprocessors; of 64 columns and more rows for columns that leave the last 128
 which a tile has no fewer than rows."""
 PARTS = (WgmmaTile(128, 4, parts=4), WgmmaTile(128, 4, 1, 2, parts=4), WgmmaTile(64, 4, 1, 3, parts=8))
 """Those whose reduction blocks of a cluster share, for few tiles."""
-FLOAT8_TILES = (WgmmaTile(128, 4), WgmmaTile(128, 4, 1), WgmmaTile(64, 4, 1, 2))
-"""For floats of 8 bits, whose sums of a step are beside those of all steps in registers."""
+FLOAT8_TILES = (WgmmaTile(128, 4), WgmmaTile(128, 4, cluster="i"), WgmmaTile(128, 4, 1), WgmmaTile(64, 4, 1, 2))
+"""For floats of 8 bits, whose sums of a step are beside those of all steps in registers: in turn, a tile would have 64
+columns, and nobody would multiply while a step's sums are added.
+"""
 SPLIT = TILES[2]
 """For shares of a reduction."""
 STEP = 128

@@ -5,14 +5,19 @@ Each family of kernels says it for itself, from the tile that it was built with:
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from fractions import Fraction
+from math import ceil, prod
 
 from polydyn.codegen.cuda.copies import Copy
 from polydyn.codegen.cuda.slots import is_fast, of_value
 from polydyn.codegen.cuda.tile import CudaTile
+from polydyn.codegen.ir import Body, Call, For, If, Pointer, Store
+from polydyn.codegen.ir import walk as walk_nodes
 from polydyn.codegen.kernel import Work
-from polydyn.schedules.expr import ITEMSIZE, Op, loads, walk
+from polydyn.schedules.expr import ITEMSIZE, Const, Op, loads, walk
+from polydyn.schedules.group.footprint import together
 from polydyn.schedules.index import ONE, Index, maximum, product
 from polydyn.schedules.model import Group, Statement, stored
 
@@ -31,6 +36,8 @@ as many as there are without is not worth a meeting.
 """
 STAGED = 2
 """Instructions for a result besides its arithmetic: read from shared memory, converted, stored, some at a time."""
+FLOAT = 4
+"""Bytes of a float; of fewer one is converted."""
 UNROLLED, SERIAL = 4, 8
 """Iterations of a loop whose loads are in flight together: one that is dealt to lanes, one that a thread has alone."""
 
@@ -89,13 +96,21 @@ def row_work(
     """Element-wise and row kernels: ``per`` threads share the inner loops of a row, each takes ``lanes`` elements.
 
     A loop that reads global memory waits for it; what earlier loops left in shared memory is there. ``held``: registers
-    keep a row, which is read once.
+    keep a row, which is read once. Where threads have elements of their own, what several of a block read comes from L2
+    once (``brought``).
     """
     buffers, inner = stored(group.arrays), [s for s in group.statements if len(s.iters) > len(prefix)]
     statements = inner or list(group.statements)
     trips = [product(e for _, e in s.iters[len(prefix) :]).ceildiv(per) for s in inner]
     touched = [x for s in statements for x in _touched(s, buffers)]
     traffic = sum(ITEMSIZE[buffers[x]] for x in (dict.fromkeys(touched) if held else touched)) * threads * lanes
+    requests = 0
+    if per == 1:
+        box = points(statements[0], prefix, threads * lanes)
+        written = sum(ITEMSIZE[buffers[s.array]] for s in statements if s.array in buffers)
+        traffic = written * threads * lanes + sum(brought(group, s, box) for s in statements)
+        read = [x for s in statements for x in set(loads(s.value)) if x.buffer in buffers]
+        requests = sum(max(WAVEFRONT, WARP * lanes * ITEMSIZE[x.dtype]) for x in read) * threads // WARP
     fast = is_fast(a.dtype for a in group.arrays.values() if a.role == "output")
     guards = {x for s in statements for x in walk(s.value) if isinstance(x, Op) and x.dtype == "bool" and not loads(x)}
     choices = len(guards)  # of all lanes
@@ -105,10 +120,98 @@ def row_work(
     flight = SERIAL if per == 1 else UNROLLED
     waits = 1 if held else sum(any(x.buffer in buffers for x in loads(s.value)) for s in statements)
     return Work(
-        maximum(*trips) if trips else ONE, registers, traffic=traffic,
+        maximum(*trips) if trips else ONE, registers, shared=requests, traffic=traffic,
         instructions=threads // WARP * operations, waits=max(1, waits), flight=flight if trips else 1,
         by_warps=False,
     )  # fmt: skip
+
+
+def window_work(group: Group, box: Mapping[str, int], body: Body, threads: int, lanes: int, registers: int) -> Work:
+    """A window of which a thread has several outputs, the loads of a step in flight together; ``body``: of a thread.
+
+    ``box``: outputs of a block, iterator -> how many (``brought``).
+    """
+    core, loops = group.backbone, [n for n in walk_nodes(body) if isinstance(n, For) and n.kind != "unroll"]
+    inside = loops[-1].body if loops else ()
+    steps, taps = product(n.hi for n in loops), product(e for x, e in core.iters if x not in box)
+    fast, warps = is_fast(a.dtype for a in group.arrays.values() if a.role == "output"), threads // WARP
+    of_a_step, of_all = _vector_slots(inside, lanes, fast), _vector_slots(body, lanes, fast)
+    loaded = [ITEMSIZE[p.dtype] for p in vectors(inside, "pd_ldg_wide")]
+    moved = [ITEMSIZE[p.dtype] for f in ("pd_ldg_wide", "pd_stg_wide") for p in vectors(body, f)]
+    return Work(
+        steps, registers, shared=sum(loaded) * lanes * threads, traffic=brought(group, core, box) * int(taps // steps),
+        instructions=warps * of_a_step, by_warps=False, last=warps * (of_all - of_a_step),
+        results=(sum(moved) - sum(loaded)) * lanes * threads,
+    )  # fmt: skip
+
+
+def vectors(body: Body, function: str) -> list[Pointer]:
+    """The places in memory of the vectors that a function loads or stores."""
+    calls = (n for n in walk_nodes(body) if isinstance(n, Call) and n.function.startswith(function))
+    return [p for n in calls for p in n.args[function == "pd_ldg_wide" :][:1] if isinstance(p, Pointer)]
+
+
+def _vector_slots(body: Body, lanes: int, fast: bool) -> int:
+    """Instructions of a thread with vectors: arithmetic of all lanes, accesses with their conversions, questions.
+
+    ``python -m benchmarks.gpu.sass`` counts 228 in the machine code of three taps of four outputs, this 225.
+    """
+    total = 0
+    for n in walk_nodes(body):
+        if isinstance(n, Store) and isinstance(n.value, Const):
+            total += lanes * ITEMSIZE[n.value.dtype] // FLOAT
+        elif isinstance(n, Store):
+            casts = sum(x.name == "cast" for x in {*walk(n.value)} if isinstance(x, Op))
+            total += lanes * max(of_value(n.value, fast) - casts, n.reduce is not None)
+        elif isinstance(n, Call):
+            halves = any(isinstance(p, Pointer) and ITEMSIZE[p.dtype] < FLOAT for p in n.args)
+            total += 1 + lanes * halves
+        elif isinstance(n, If):
+            total += len(n.cond)
+    return total
+
+
+def points(s: Statement, band: Sequence[str], count: int) -> dict[str, int]:
+    """So many neighbouring points of a band as a box: iterator -> how many. One of unknown extent has all the rest."""
+    extents, left, found = dict(s.iters), count, dict[str, int]()
+    for x in reversed(band):
+        most = extents[x].constant
+        found[x] = left if most is None else min(left, most)
+        left = -(-left // max(1, found[x]))
+    return found
+
+
+def brought(group: Group, s: Statement, box: Mapping[str, int]) -> int:
+    """Bytes that a block brings from L2 for the loads of a statement, on average for a step of its inner loops: of all
+    taps of a window every element once, however many outputs read it.
+
+    ``box``: the outputs of the block, iterator of the band -> how many. A tap moves a fraction of what an output does;
+    loops of unknown extent, whose elements none shares, are a step. Ferrante, Sarkar and Thrash, "On estimating and
+    enhancing cache effectiveness" (1991), count the elements of a reference so. The first cache holds them: a block's
+    are a few tens of KB.
+    """
+    total = Fraction(0)
+    taps = {x: int(e) for x, e in s.iters if x not in box and e.constant is not None}
+    for load in {x for x in loads(s.value) if x.buffer in stored(group.arrays)}:
+        address, share = group.arrays[load.buffer].address(load.index), Fraction(ITEMSIZE[load.dtype])
+        along = {j: _outputs_along(address, j, box) for j in taps}
+        for x, n in box.items():
+            if x not in address.symbols():
+                continue
+            own = {j: r for j, (y, r) in along.items() if y == x}
+            places = {Fraction(u) for u in range(n)} if own else set()
+            for j, r in own.items():
+                places = {p + r * k for p in places for k in range(taps[j])}
+            share *= Fraction(len(places), prod(taps[j] for j in own)) if own else n
+        total += share
+    return ceil(total)
+
+
+def _outputs_along(address: Index, tap: str, band: Iterable[str]) -> tuple[str, Fraction]:
+    """The iterator of the band that a tap moves along with, and how far; none ("") where there is no such."""
+    steps = {x: together(address.split(tap)[0], address.split(x)[0]) for x in band}
+    found = [(x, r) for x, r in steps.items() if r is not None]
+    return min(found, key=lambda x: max(x[1].numerator, x[1].denominator), default=("", Fraction(0)))
 
 
 def _touched(s: Statement, buffers: Mapping[str, str]) -> list[str]:

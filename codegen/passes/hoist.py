@@ -194,14 +194,15 @@ def _taken_out(
     """The body with names for those divisions that depend on no name that it binds, and what they stand for."""
     inner = {x.var for x in walk(body) if isinstance(x, (For, Let))}
     divisions: list[tuple[str, Index]] = []
+    now = {i: i for x in walk(body) for i in node_indices(x)}  # unrolled bodies repeat their expressions
     while True:
-        atoms = (a for x in walk(body) for i in node_indices(x) for a in of(i))
-        a = next((a for a in atoms if not _symbols(a) & inner), None)
+        a = next((a for i in now.values() for a in of(i) if not _symbols(a) & inner), None)
         if a is None:
-            return body, divisions
+            break
         name = names.setdefault(a, f"{prefix}{len(names)}")
         divisions.append((name, Index({(a,): 1})))
-        body = _named(body, a, name)
+        now = {i: _put(x, a, name) for i, x in now.items()}
+    return rewrite(body, lambda n: map_node_indices(n, now.__getitem__)) if divisions else body, divisions
 
 
 def _named_before(divisions: list[tuple[str, Index]], body: Body) -> Body:
@@ -232,10 +233,6 @@ def _varying(i: Index, var: str) -> Iterator[Atom]:
 
 def _symbols(a: Atom) -> frozenset[str]:
     return frozenset(s for i in a.args for s in i.symbols())
-
-
-def _named(body: Body, a: Atom, name: str) -> Body:
-    return rewrite(body, lambda x: map_node_indices(x, lambda i: _put(i, a, name)))
 
 
 def _put(i: Index, a: Atom, name: str) -> Index:

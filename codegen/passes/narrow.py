@@ -29,7 +29,7 @@ def narrow_conditions(body: Body, limits: Mapping[str, Index]) -> tuple[Compare,
     """
     bounds = _Bounds(limits)
     try:
-        bounds.visit(body, bounds.limits)
+        bounds.visit(body, bounds.limits, set())
     except _UnknownValueError:
         return None
     ceilings = dict.fromkeys(_ceiling(b) for b in bounds.bounds)
@@ -53,21 +53,24 @@ class _Bounds:
         self.bounds: dict[Bound, None] = {}
         self.limits = {n: self.of(i, {}) for n, i in limits.items()}
 
-    def visit(self, body: Body, env: Mapping[str, Bound]) -> None:
+    def visit(self, body: Body, env: Mapping[str, Bound], done: set[Index]) -> None:
+        """``done``: expressions over these names that are bounded."""
         for n in body:
             inner = env
             if isinstance(n, Let) and n.var in self.limits:
-                self.visit(n.body, env)
+                self.visit(n.body, env, done)
                 continue
             for i in node_indices(n):
-                self.of(i, env)
+                if i not in done:
+                    done.add(i)
+                    self.of(i, env)
             if isinstance(n, For):  # dealt loops step over their end
                 step = MOST_THREADS if n.kind in ("warp", "block") else 0
                 inner = {**env, n.var: self.limits.get(n.var) or self.of(n.hi + step, env)}
             elif isinstance(n, Let):
                 inner = {**env, n.var: self.of(n.value, env)}
             for b in bodies(n):
-                self.visit(b, inner)
+                self.visit(b, inner, done if inner is env else set())
 
     def of(self, i: Index, env: Mapping[str, Bound]) -> Bound:
         """The bound of an expression; it and those of its parts are found."""

@@ -32,8 +32,6 @@ V = Index.of
 WARP = 32
 WORKER, ROUND = "worker", "round"
 """Of a band that is dealt to workers: the number of one of them, and of a task among those of it."""
-SHUFFLED = ("float32", "float16", "bfloat16", "int32", "uint32")
-"""What the device header can shuffle (16-bit floats are floats in registers)."""
 
 
 def assign(body: Body, places: Mapping[str, IndexLike]) -> Body:
@@ -151,8 +149,6 @@ def _independent(n: Node, var: str) -> bool:
 
 def combine_lanes(reg: str, value: Value, reduce: str, lanes: int = WARP) -> Body:
     """Every lane gets the combination of the registers of so many neighbouring lanes, its own among them."""
-    if value.dtype not in SHUFFLED:
-        raise CodegenError(f"{reduce} of {value.dtype} across lanes is not built", remedy="cast to float32 or int32")
     steps = [o for o in (16, 8, 4, 2, 1) if o < lanes]
     return tuple(Set(reg, Apply(value.dtype, "pd_shfl_xor", (value, const(o, "int32"))), 1, reduce) for o in steps)
 

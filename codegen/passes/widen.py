@@ -58,10 +58,11 @@ def widen(
 ) -> tuple[Body, Multiples] | None:
     """``for var in [0, lanes): body`` with wide accesses, and what must be multiples of ``lanes`` for them.
 
-    ``body``: registers, stores, and loops around them, through which every lane has registers of its own. ``buffers``:
-    those in global memory, with their dtypes; ``iterators``: symbols other than parameters, which addresses may use in
-    any multiple. Loads of unit stride whose alignment can be said become wide; one under a guard only where the guard
-    is that of all lanes, and what stands for it outside is a number. None when a store cannot become wide.
+    ``body``: registers, stores, and loops and choices around them, through which every lane has registers of its own.
+    ``buffers``: those in global memory, with their dtypes; ``iterators``: symbols other than parameters, which
+    addresses may use in any multiple. Loads of unit stride whose alignment can be said become wide; one under a guard
+    only where the guard is that of all lanes, and what stands for it outside is a number. None when a store cannot
+    become wide.
     """
     return _Widening(var, lanes, buffers, iterators).build(body)
 
@@ -93,9 +94,9 @@ class _Widening:
 
     def build(self, body: Body) -> tuple[Body, Multiples] | None:
         nodes = list(walk(body))
-        if not all(isinstance(n, (Def, Set, Store, For)) for n in nodes):
+        if not all(isinstance(n, (Def, Set, Store, For, If)) for n in nodes):
             return None
-        if any(isinstance(n, For) for n in nodes):
+        if any(isinstance(n, (For, If)) for n in nodes):
             self.own = {n.reg: n.value.dtype for n in nodes if isinstance(n, Def)}
         out = self._nodes(body)
         if out is None:
@@ -105,11 +106,12 @@ class _Widening:
         return out, tuple(self.requirements)
 
     def _nodes(self, body: Body) -> Body | None:
-        """The body with its loops kept, and a loop over lanes for each run of other statements."""
+        """The body with its loops and choices kept, and a loop over lanes for each run of other statements."""
         out: Body = ()
-        for loop, part in groupby(body, lambda n: isinstance(n, For)):
-            for run in ([n] for n in part) if loop else [list(part)]:
-                made = self._loop(run[0]) if isinstance(run[0], For) else self._run(run)
+        for around, part in groupby(body, lambda n: isinstance(n, (For, If))):
+            for run in ([n] for n in part) if around else [list(part)]:
+                n = run[0]
+                made = self._loop(n) if isinstance(n, For) else self._asked(n) if isinstance(n, If) else self._run(run)
                 if made is None:
                     return None
                 out += made
@@ -121,6 +123,13 @@ class _Widening:
         self.iterators.add(n.var)
         body = self._nodes(n.body)
         return None if body is None else (replace(n, body=body),)
+
+    def _asked(self, n: If) -> Body | None:
+        """Under a question that is that of all lanes."""
+        if any(self.var in c.left.symbols() | c.right.symbols() for c in n.cond):
+            return None
+        then, orelse = self._nodes(n.then), self._nodes(n.orelse)
+        return None if then is None or orelse is None else (replace(n, then=then, orelse=orelse),)
 
     def _run(self, run: Sequence[Node]) -> Body | None:
         self.loads, self.stores = {}, {}

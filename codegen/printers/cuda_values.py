@@ -146,8 +146,10 @@ class CudaValues:
             return self._cast(v)
         if v.name == "bitcast" and v.args[0].dtype not in NARROW and v.dtype not in NARROW:
             return f"pd_bitcast<{REGISTER[v.dtype]}>({self.text(v.args[0])})"
-        if self.fast and (x := _erfc_argument(v)):
+        if self.fast and (x := _above_one(v, "erf")):
             return f"pd_erfc_fast(-{self.text(x)})"
+        if self.fast and (x := _above_one(v, "tanh")):
+            return f"pd_one_plus_tanh_fast({self.text(x)})"
         args = [self.text(a) for a in v.args]
         source = v.args[-1].dtype
         if v.name in ("where", "select"):
@@ -195,17 +197,17 @@ def _single(name: str, args: list[str]) -> str:
     raise CodegenError(f"{name} of float32 is not built for CUDA", rule="scalar operations of the device header")
 
 
-def _literal(v: Value) -> float | None:
+def literal(v: Value) -> float | None:
     """The number that a value is, converted or not."""
     while isinstance(v, Op) and v.name == "cast":
         (v,) = v.args
     return float(v.value) if isinstance(v, Const) else None
 
 
-def _erfc_argument(v: Op) -> Value | None:
-    """x of 1 + erf(x), which is erfc(-x) without the cancellation, and without a part for small x."""
+def _above_one(v: Op, name: str) -> Value | None:
+    """x of 1 + erf(x), which is erfc(-x), or of 1 + tanh(x): without cancellation, and without a part for small x."""
     for a, b in (v.args, v.args[::-1]) if v.name == "add" else ():
-        if isinstance(a, Op) and a.name == "erf" and a.dtype == "float32" and _literal(b) == 1:
+        if isinstance(a, Op) and a.name == name and a.dtype == "float32" and literal(b) == 1:
             return a.args[0]
     return None
 
@@ -218,7 +220,7 @@ def _fast(v: Op, args: list[str]) -> str:
         return f"pd_div_fast(1.0f, {args[0]})"
     if v.name != "div":
         return ""
-    by = _literal(v.args[1])
+    by = literal(v.args[1])
     inverse = 1 / by if by else 0.0
     if NORMAL < abs(inverse) < 1 / NORMAL:
         return f"({args[0]} * {constant(Const('float32', inverse))})"
@@ -234,7 +236,7 @@ def _other(v: Op, args: list[str]) -> str:
         if v.name == "div":
             return f"({args[1]} == 0 ? 0 : {args[0]} / {args[1]})"
         if v.name in ("max", "min"):
-            return f"({args[0]} {'>' if v.name == 'max' else '<'} {args[1]} ? {args[0]} : {args[1]})"
+            return _of_two(v.name, source, args)
         if v.name in BITS:
             return f"(({REGISTER[source]})({BITS[v.name].join(args)}))"
         if v.name == "bitnot":
@@ -246,10 +248,17 @@ def _other(v: Op, args: list[str]) -> str:
     raise CodegenError(f"{v.name} of {source} is not built for CUDA", rule="scalar operations of the device header")
 
 
+def _of_two(name: str, dtype: str, args: list[str]) -> str:
+    """max or min by a function: every lane of a warp evaluates both operands once, of which one may be a shuffle."""
+    return f"pd_{'larger' if name == 'max' else 'smaller'}<{REGISTER[dtype]}>({', '.join(args)})"
+
+
 def _logic(name: str, args: list[str]) -> str:
     if name == "not":
         return f"(!{args[0]})"
-    infix = {"and": "&&", "min": "&&", "or": "||", "max": "||", "xor": "!="}
+    if name in ("max", "min"):
+        return _of_two(name, "bool", args)
+    infix = {"and": "&&", "or": "||", "xor": "!="}
     if name not in infix:
         raise CodegenError(f"{name} of booleans has no CUDA form")
     return f"({args[0]} {infix[name]} {args[1]})"

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from polydyn.backends.base import Kernels, Target
 from polydyn.codegen.ir import Compare
+from polydyn.codegen.kernel import COUNTERS as COUNTERS_ARRAY
 from polydyn.codegen.kernel import WORKSPACE as WORKSPACE_ARRAY
 from polydyn.codegen.kernel import Block, Kernel, TensorMapOf
 from polydyn.fusion.plan import FusedGroup, FusionPlan
@@ -14,7 +15,7 @@ from polydyn.graph.ir import Graph
 from polydyn.lowering.pack import pack
 from polydyn.lowering.place import Placed, flops
 from polydyn.program.bounds import place_bounds, without_duplicates
-from polydyn.program.plan import WORKSPACE, Buffer, Candidate, HostPlan, Launch, size_bytes
+from polydyn.program.plan import COUNTERS, WORKSPACE, Buffer, Candidate, HostPlan, Launch, size_bytes
 from polydyn.runtime.symbols import Condition
 from polydyn.schedules.decision import map_indices
 from polydyn.schedules.expr import ITEMSIZE, Array
@@ -160,7 +161,7 @@ def _copied(plan: FusionPlan, group: FusedGroup) -> Index:
 def _candidates(p: Placed) -> tuple[Candidate, ...]:
     """The kernels of a place as what a launch may be; those without a name of their version are numbered."""
     space = _workspace(p)
-    names = {**p.lowered.buffers, WORKSPACE_ARRAY: space.name if space else WORKSPACE}
+    names = {**p.lowered.buffers, WORKSPACE_ARRAY: space.name if space else WORKSPACE, COUNTERS_ARRAY: COUNTERS}
     found = [_candidate(k, p.lowered.params, names) for k in p.kernels]
     several = len(found) > 1
     return tuple(

@@ -7,10 +7,13 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from polydyn.codegen.cuda.attention import CudaAttentionKernel, attention_refusal
+from polydyn.codegen.cuda.emit import short_first
 from polydyn.codegen.cuda.families import Family, FamilyFactors
 from polydyn.codegen.cuda.group import product_refusal
 from polydyn.codegen.cuda.rows import CudaNestKernel
+from polydyn.codegen.cuda.split_rows import CudaSplitNest
 from polydyn.codegen.cuda.versions import CudaContractKernel, TileFactors
+from polydyn.codegen.cuda.windows import Axes, CudaWindowKernel, window_axes
 from polydyn.codegen.ir import Compare
 from polydyn.codegen.kernel import BASE, Kernel
 from polydyn.codegen.operands import operands
@@ -32,6 +35,7 @@ from polydyn.schedules.model import Group, verify_group
 from polydyn.schedules.proof.attention import prove_row_blocks
 from polydyn.schedules.proof.reuse import Proofs
 from polydyn.schedules.solution.schedule import attention_groups, schedule_attention
+from polydyn.schedules.tree.rewrites import permute_reduction
 from polydyn.shapes.context import ShapeContext
 
 SHARED = 48 << 10
@@ -184,6 +188,22 @@ class CudaBuilder(Builder):
         for k in (kernel, kernel.recompute_rows()):
             for t in k.schedules():
                 Proofs(k.group).prove_nest(t, k.prefix, k.phases)
+        axes = window_axes(group, nest.band)
+        first = self._window(group, key, axes) if axes else ()
+        if CudaSplitNest.fits(group, nest.band) and not axes:
+            split = CudaSplitNest(kernel.name, group, nest.band)
+            for t in split.schedules():
+                Proofs(split.group).prove_nest(t, split.prefix, split.phases)
+            first = split.versions()
+        return short_first((*first, *kernel.versions()))
+
+    def _window(self, group: Group, key: str, axes: Axes) -> tuple[Kernel, ...]:
+        """The kernels of a window whose outputs share what they read; nothing where channels are no vectors."""
+        group = permute_reduction(group, axes.taps)
+        proofs = Proofs(group)
+        nest = proofs.nest()
+        kernel = CudaWindowKernel(f"nest_{key[:12]}", group, nest.band, nest.phases, axes)
+        proofs.prove_nest(kernel.schedule, kernel.prefix, nest.phases)
         return kernel.versions()
 
     def _contract(self, group: FusedGroup, form: ContractGroup) -> Placed | None:

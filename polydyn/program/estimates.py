@@ -115,7 +115,7 @@ def ends_time(work: Work, threads: int, hardware: Hardware) -> tuple[int, int]:
     moved = max(work.elements * RESULT_BYTES / c.shared_bytes, work.results / c.l2_bytes)
     least = _together(work.last / c.issued, moved, c)
     alone = _together(work.last / min(c.issued, threads / 32), moved, c) + 2 * c.meeting_clocks * (work.cluster > 1)
-    return ceil(1000 * least / hardware.clock_ghz), ceil(1000 * (c.latency_ns + alone / hardware.clock_ghz))
+    return ceil(1000 * least / hardware.clock_ghz), ceil(1000 * (work.ends * c.latency_ns + alone / hardware.clock_ghz))
 
 
 def step_time(work: Work, threads: int, hardware: Hardware) -> tuple[int, int]:

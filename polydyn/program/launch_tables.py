@@ -9,7 +9,7 @@ from polydyn.codegen.kernel import Kernel, TensorMapOf
 from polydyn.codegen.printers.cuda import BEGIN
 from polydyn.gpu.targets import special_arch
 from polydyn.program.evaluation import Evaluation, evaluation_function
-from polydyn.program.plan import WORKSPACE, Candidate, HostPlan, Launch
+from polydyn.program.plan import COUNTERS, WORKSPACE, Candidate, HostPlan, Launch
 from polydyn.runtime.cuda.tensormap import element_type
 from polydyn.runtime.symbols import ARCH, LACKING, SHARED, Condition
 from polydyn.schedules.decision import ONLY
@@ -89,7 +89,7 @@ class _Rows:
     """The table of candidates, and those it points into."""
 
     def __init__(self, plan: HostPlan, values: Evaluation, order: Mapping[str, int]) -> None:
-        self.values, self.order, self.on_device = values, {**order, WORKSPACE: -1}, plan.on_device
+        self.values, self.order, self.on_device = values, {**order, WORKSPACE: -1, COUNTERS: -2}, plan.on_device
         self.kernels = {k.name: i for i, k in enumerate(plan.kernels)}
         self.texts = plan.kernels
         self.candidates: list[str] = []

@@ -43,6 +43,8 @@ def size_bytes(buffer: Buffer) -> Index:
 
 WORKSPACE = ""
 """Among the buffers of a candidate: its workspace, whose contents nobody else reads."""
+COUNTERS = " counters"
+"""Likewise: the words that count its blocks, of a device alone."""
 
 
 @dataclass(frozen=True)
@@ -123,7 +125,7 @@ class Launch:
         """The buffers that its candidates name, each once."""
         every = [k for c in self.candidates for k in c.sequence]
         named = [b for k in every for b in (*k.buffers, *(m.buffer for m in (k.block.maps if k.block else ())))]
-        return tuple(b for b in dict.fromkeys(named) if b != WORKSPACE)
+        return tuple(b for b in dict.fromkeys(named) if b not in (WORKSPACE, COUNTERS))
 
 
 @dataclass(frozen=True)

@@ -52,7 +52,7 @@ def _launch(launch: Launch) -> Iterator[str]:
 def _candidate(c: Candidate) -> str:
     names = c.names or tuple(f"#{n}" for n in range(len(c.symbols)))
     symbols = ", ".join(f"{n} = {i}" for n, i in zip(names, c.symbols, strict=True))
-    buffers = ", ".join(b or "workspace" for b in c.buffers)
+    buffers = ", ".join(b.strip() or "workspace" for b in c.buffers)
     text = f"{c.kernel}({buffers}; {symbols}), {c.tasks} {'blocks' if c.block else 'tasks'}, {c.scratch} bytes"
     text += f" where {' and '.join(map(_condition, c.conditions))}" * bool(c.conditions)
     if c.block is None:

@@ -20,4 +20,4 @@ Condition: TypeAlias = tuple[Index, str, Index]
 
 def holds(a: int, relation: str, b: int) -> bool:
     """Whether the relation of a guard or condition holds."""
-    return {"==": a == b, "<=": a <= b, "%==": a % b == 0 if b else a == 0}[relation]
+    return {"==": a == b, "<=": a <= b, ">=": a >= b, "%==": a % b == 0 if b else a == 0}[relation]

@@ -18,6 +18,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass
+from fractions import Fraction
 
 from polydyn.schedules.expr import INTEGERS, OPS, PARTS, Const, Op, Value, at_least_zero, conjuncts, substitute
 from polydyn.schedules.group.words import word
@@ -27,6 +28,8 @@ V = Index.of
 Axis = tuple[str, Index]
 LOW, HIGH = "line_lo", "line_hi"
 """The first pixel iterator of the first and of the last row of a share of rows."""
+MOST_STEPS = 6
+"""Dilation and stride of an iterator of a window that moves along with one of the outputs."""
 
 
 def size(iterator: str) -> str:
@@ -175,3 +178,12 @@ class Footprint:
         """Elements of the box of so many values of the first pixel iterator."""
         counts = (count.subs({LOW: ZERO, HIGH: lines - 1}) for _, count in self.box().values())
         return product(counts).subs(self.sizes())
+
+
+def together(tap: Index, step: Index) -> Fraction | None:
+    """d / s where a tap moves d / s times as far in memory as an output, with small d and s; None elsewhere."""
+    if not tap.terms or tap.terms.keys() != step.terms.keys():
+        return None
+    found = {Fraction(c, step.terms[m]) for m, c in tap.terms.items()}
+    ratio = found.pop()
+    return ratio if not found and 0 < ratio.numerator <= MOST_STEPS >= ratio.denominator else None

@@ -7,6 +7,8 @@ isl; of others (a padding that is read) both outcomes count. Two bounds matter:
 - a large negative number: the weight is 0 if the row has seen a logit that is larger by ``NEGLIGIBLE``, and only then
   (a row that holds nothing else gives it weight). Such tiles are visited last, if any row of the block needs them.
 
+A tile in which a mask hides nothing is *open*: its logits need not ask the mask.
+
 What is read, scores among it, is taken to be -inf or to stay below ``REACH`` of the largest number of its dtype:
 products that do not overflow. Only masks that are added rely on it, masks in the place of a score do not.
 """
@@ -15,12 +17,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import islpy as isl
 
 from polydyn.schedules.errors import ScheduleError
-from polydyn.schedules.expr import FLOATS, INTEGERS, ITEMSIZE, Const, FromIndex, Load, Op, Value
+from polydyn.schedules.expr import FLOATS, INTEGERS, ITEMSIZE, Const, FromIndex, Load, Op, Value, loads, transform
 from polydyn.schedules.group.witness import set_error
 from polydyn.schedules.index import Index, minimum
 from polydyn.schedules.isl_util import (
@@ -96,6 +98,10 @@ class Logits:
                 out[span.high] = out[span.high].union(s) if span.high in out else s
         return out
 
+    def shown(self, condition: Value, wanted: bool) -> isl.Set:
+        """Points at which a condition is surely ``wanted``."""
+        return _Spans(self.points, self.scores).truth(condition)[0 if wanted else 1]
+
     def hidden(self) -> isl.Set:
         """Points whose logit is surely -inf."""
         none: isl.Set = isl.Set.empty(self.points.space)
@@ -154,6 +160,100 @@ def check_conditions(logits: Logits, live: tuple[Condition, ...], hidden: isl.Se
     seen = logits.inside().subtract(logits.points.where(live)).subtract(hidden)
     if not seen.is_empty():
         raise set_error("a tile with a visible key is not visited", seen, "ACC1", param_set(logits.params))
+
+
+def open_logit(logits: Logits) -> tuple[Value, tuple[Condition, ...]]:
+    """The logit where masks hide no key of a tile, and the conditions under which that is so, affine over the tiles,
+    ``batch`` and ``params``. No conditions: all logits ask as much. What is read, a padding for one, is always asked.
+    """
+    masks = _Masks(logits)
+    value = transform(logits.value, masks.opened)
+    return value, tuple(dict.fromkeys(masks.conditions))
+
+
+def check_open(logits: Logits, conditions: tuple[Condition, ...], shown: isl.Set) -> None:
+    """Tiles that satisfy the conditions have points of ``shown`` only. LegalityError with another one."""
+    seen = logits.inside().intersect(logits.points.where(conditions)).subtract(shown)
+    if not seen.is_empty():
+        raise set_error("a tile with a hidden key is called open", seen, "LOGIT", param_set(logits.params))
+
+
+class _Masks:
+    """Masks of logits that tiles decide; ``conditions``: those that have been taken for granted."""
+
+    def __init__(self, logits: Logits) -> None:
+        self.logits, self.conditions = logits, list[Condition]()
+        self.spans = _Spans(logits.points, logits.scores)
+
+    def opened(self, v: Value) -> Value:
+        """A choice between a number that hides and something else, without the conditions that tiles decide."""
+        if not isinstance(v, Op):
+            return v
+        if v.name in ("where", "select") and v.dtype in FLOATS:
+            for hides, wanted in ((2, True), (1, False)):
+                if _hides(v.args[hides]):
+                    asked = self._asked(v.args[0], wanted)
+                    return v.args[3 - hides] if asked == _TRUTHS[wanted] else replace(v, args=(asked, *v.args[1:]))
+        if v.dtype in FLOATS and not loads(v):
+            return self._shown_number(v)
+        if v.name == "add" and (zero := next((x for x in v.args if _number(x) == 0), None)):
+            return v.args[1] if v.args[0] is zero else v.args[0]
+        return v
+
+    def _asked(self, c: Value, wanted: bool) -> Value:
+        """What is left of a condition that should be ``wanted``."""
+        if not isinstance(c, Op):
+            return c
+        yes, no = self.spans.truth(c)
+        if yes.union(no).is_equal(self.logits.points.universe()):
+            return _TRUTHS[wanted] if self._granted(yes if wanted else no) else c
+        if c.name == "not":
+            x = self._asked(c.args[0], not wanted)
+            return _TRUTHS[wanted] if x == _TRUTHS[not wanted] else replace(c, args=(x,))
+        if c.name == ("and" if wanted else "or"):
+            left = [x for x in (self._asked(a, wanted) for a in c.args) if x != _TRUTHS[wanted]]
+            return replace(c, args=tuple(left)) if len(left) == 2 else left[0] if left else _TRUTHS[wanted]
+        return c
+
+    def _shown_number(self, v: Value) -> Value:
+        """The number that an added mask is where it hides nothing."""
+        pieces = self.spans.of(v)
+        shown = [(span, s) for span, s in pieces.items() if not span.high <= LOW]
+        if len(pieces) > len(shown) == 1:
+            ((span, points),) = shown
+            if span.low == span.high and self._granted(points):
+                return Const(v.dtype, span.low)
+        return v
+
+    def _granted(self, shown: isl.Set) -> bool:
+        """Whether there are tiles of points of ``shown`` only, which ``conditions`` then say; points beyond the last
+        row or key count too.
+        """
+        x, first = self.logits, len(self.logits.batch) + 2
+        starts = ((a, Index.of(a.tile) * a.size) for a in (x.row, x.key))
+        box = x.points.where([c for a, start in starts for c in between(start, a.iterator, start + a.size)])
+        tiles = without_last(x.points.universe(), first).subtract(without_last(box.subtract(shown), first))
+        found = tuple(map(condition, tiles.simple_hull().remove_divs().get_constraints()))
+        if tiles.is_empty() or not found:
+            return False
+        check_open(x, found, shown)
+        self.conditions += found
+        return True
+
+
+_TRUTHS = {truth: Const("bool", truth) for truth in (False, True)}
+
+
+def _number(v: Value) -> float | None:
+    """The number that a value is, converted or not."""
+    while isinstance(v, Op) and v.name == "cast":
+        (v,) = v.args
+    return float(v.value) if isinstance(v, Const) and v.dtype in FLOATS else None
+
+
+def _hides(v: Value) -> bool:
+    number = _number(v)
+    return number is not None and number <= LOW
 
 
 def _end(logits: Logits, live: tuple[Condition, ...]) -> tuple[Index | None, tuple[Condition, ...]]:

@@ -62,7 +62,8 @@ def attention(
 def case(
     plan: FusionPlan, length: int, keys: int, mask: str = "none", batch: int = 1
 ) -> tuple[dict[str, Array], Array]:
-    """Inputs and the expected output; masks: ``none``, -inf above a diagonal, in row 0, before the last two keys."""
+    """Inputs and the expected output; masks: ``none``, -inf above a diagonal, in row 0, before the last two keys;
+    in row 0 the lowest number of bfloat16."""
     rng = np.random.default_rng(length * 1009 + keys)
     dims = {"B": batch, "L": length, "T": keys}
     kind = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16, "float32": np.float32}
@@ -75,6 +76,8 @@ def case(
         feeds["m"][..., columns > rows + 3] = -np.inf
     if mask == "row":
         feeds["m"][..., rows == 0] = -np.inf
+    if mask == "lowest":
+        feeds["m"][..., rows == 0] = ml_dtypes.finfo("bfloat16").min
     if mask == "late":
         feeds["m"][..., columns < keys - 2] = -np.inf
     q, k, v, m = (feeds[n].astype(np.float64) for n in ("q", "k", "v", "m"))
@@ -241,6 +244,12 @@ def test_rows_without_keys_are_zero() -> None:
     assert (got["y"] == 0).all() and got["y"].shape == (1, 2, 5, 64)
 
 
+def test_a_row_masked_by_the_lowest_number_weighs_its_keys_alike() -> None:
+    """In units of log 2 the lowest number of bfloat16 is no float: such rows were NaN."""
+    plan = attention("bfloat16", 32, 32, 1)
+    right(plan, placed(plan), 3, 72, "lowest", tolerance=BOUND["bfloat16"])
+
+
 @pytest.mark.parametrize(
     ("depth", "width", "heads", "groups", "transposed", "dtype"),
     [(64, 64, 4, 2, False, "float16"), slow(40, 16, 1, 1, False, "float16"), slow(128, 128, 1, 1, False, "bfloat16"),
@@ -261,7 +270,7 @@ BUGS = {
     "values not scaled to the new maximum": ("] * scale[row_half]);\n", "]);\n"),
     "lanes of a row disagree": ("peak = pd_max(peak, pd_shfl_xor(peak, ((int32_t)2LL)));", ""),
     "-inf minus -inf": ("(peak == pd_bits_to_f32(0xff800000u)) ? 0.0f", "false ? 0.0f"),
-    "keys beyond the last": ("} else {\n            acc1[(column_of", "} else {\n            acc2[(column_of"),
+    "keys beyond the last": ("} else {\n              acc1[(column_of", "} else {\n              acc2[(column_of"),
     "next keys over those in use": ("pd_cp_async_wait<0>();\n    pd_syncthreads();", "pd_cp_async_wait<0>();"),
     "weights in the wrong order": ("pd_pack_f16x2(acc1[(8*f_k2 + 2)]", "pd_pack_f16x2(acc1[(8*f_k2 + 4)]"),
 }  # fmt: skip

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 from onnx import helper
 
+from polydyn.codegen.kernel import Kernel
 from polydyn.fusion.plan import FusionPlan
 from polydyn.gpu.errors import DeviceError
 from polydyn.lowering.place import Placed
-from tests.support.cuda_groups import Arrays, placed, plan_of, run, version, with_bugs
+from tests.support.cuda_groups import Arrays, first_fit, placed, plan_of, run, version, with_bugs
 
 node = helper.make_node
 Array = np.ndarray[Any, Any]
@@ -100,7 +102,7 @@ def windows() -> tuple[FusionPlan, tuple[Placed, ...]]:
     nodes = [node("Conv", ["x", "u"], ["a"]),
              node("Conv", ["a", "k"], ["d"], group=16, pads=[1, 1, 0, 1], strides=[2, 1]),
              node("Relu", ["d"], ["r"]), node("MaxPool", ["r"], ["m"], kernel_shape=[3, 3], pads=[1, 1, 1, 1]),
-             node("AveragePool", ["m"], ["p"], kernel_shape=[2, 2], pads=[0, 0, 1, 1]),
+             node("AveragePool", ["m"], ["p"], kernel_shape=[2, 2]),
              node("GlobalAveragePool", ["p"], ["y"])]  # fmt: skip
     plan = plan_of(nodes, {"x": ("B", 3, "H", "W")}, ["y"], {"u": WEIGHTS["u"], "k": KERNELS}, "float16")
     return plan, placed(plan)
@@ -114,28 +116,61 @@ def windows_by_hand(x: Array) -> Array:
     a = np.einsum("bchw,oc->bohw", x.astype(np.float64), WEIGHTS["u"][..., 0, 0].astype(np.float64))
     d = np.einsum("bchwij,cij->bchw", view(a, ((1, 0), (1, 1)), 3, 0)[:, :, ::2], KERNELS[:, 0].astype(np.float64))
     m = view(np.maximum(d, 0), ((1, 1), (1, 1)), 3, -np.inf).max((4, 5))
-    p = np.nanmean(view(m, ((0, 1), (0, 1)), 2, np.nan), (4, 5))
+    p = view(m, ((0, 0), (0, 0)), 2, 0).mean((4, 5))
     return p.mean((2, 3), keepdims=True)
 
 
-def test_windows_have_vectors_of_channels(windows: tuple[FusionPlan, tuple[Placed, ...]]) -> None:
-    """A thread has eight channels, and asks once for each tap whether it is inside."""
+def test_windows_have_vectors_of_channels_and_several_lines(windows: tuple[FusionPlan, tuple[Placed, ...]]) -> None:
+    """A thread has eight channels of four outputs, loads what these share once, and asks once whether it is inside."""
     plan, kernels = windows
     _, *nests = kernels
-    assert [p.kernels[0].version for p in nests] == ["wide"] * 4
+    assert [p.kernels[0].version for p in nests] == [*["window"] * 3, "split_wide"]
     text = nests[0].kernels[0].text
-    assert "pd_ldg_wide<8>(in0" in text and "pd_ldg_wide<8>(in1" in text and "pd_ldg(a" not in text
-    x = normal(2, 3, 6, 9)
-    got, _ = run(plan, {"x": x}, kernels=kernels)
-    assert close(got["y"], windows_by_hand(x))
+    assert text.count("pd_ldg_wide<8>(") == 6 + 3 and "pd_ldg(a" not in text
+    for shape in ((2, 3, 6, 9), (1, 3, 5, 4)):
+        x = normal(*shape)
+        for word in ("window", "wide"):
+            got, _ = run(plan, {"x": x}, partial(preferred, word=word), kernels)
+            assert close(got["y"], windows_by_hand(x))
 
 
-def test_a_window_without_its_guard_is_seen(windows: tuple[FusionPlan, tuple[Placed, ...]]) -> None:
+def preferred(p: Placed, env: dict[str, int], word: str) -> Kernel:
+    """The version of a name, where a group has it."""
+    return next((k for k in p.kernels if k.version == word), None) or first_fit(p, env)
+
+
+BLIND = {
+    "above the image": (1, "if ((2*i1 + j0 + (-1)) >= 0 && ", "if ("),
+    "the line before": (1, "8*b_t + 64*b_u + (-16)*n2 + 16))", "8*b_t + 64*b_u + (-16)*n2))"),
+    "stored where no output is": (1, "if ((4*b_u + 3) < n2) {", "if (1) {"),
+    "read for no output": (3, "if ((4*b_u + 3) < n1) {\n        pd_ldg", "if (1) {\n        pd_ldg"),
+}
+
+
+@pytest.mark.parametrize("bug", BLIND)
+def test_a_window_that_asks_too_little_is_seen(bug: str, windows: tuple[FusionPlan, tuple[Placed, ...]]) -> None:
     plan, kernels = windows
-    (broken,) = with_bugs(kernels[1].kernels[0], {"left of the image": ("if ((2*i1 + j0 + (-1)) >= 0 && ", "if (")})
+    number, old, new = BLIND[bug]
+    bugs = with_bugs(kernels[number].kernels[0], {bug: (old, new)})
+    broken = (*kernels[:number], replace(kernels[number], kernels=bugs), *kernels[number + 1 :])
     x = normal(2, 3, 6, 9)
     try:
-        got, _ = run(plan, {"x": x}, kernels=(kernels[0], replace(kernels[1], kernels=(broken,)), *kernels[2:]))
+        got, _ = run(plan, {"x": x}, kernels=broken)
         assert not close(got["y"], windows_by_hand(x))
     except DeviceError:
         pass
+
+
+def test_pixels_of_a_mean_are_shared() -> None:
+    """Threads have shares of the pixels, also where these are no equal parts; a wrong first pixel is seen."""
+    nodes = [node("Transpose", ["x"], ["t"], perm=[0, 3, 1, 2]), node("GlobalAveragePool", ["t"], ["y"])]
+    plan = plan_of(nodes, {"x": ("B", "H", "W", 24)}, ["y"], dtype="float16")
+    (mean,) = placed(plan)
+    split = version(mean, "split_wide")
+    bugs = with_bugs(split, {"the first pixel again": ("24*j1 + 24*k_lo", "24*j1")})
+    together = replace(mean, kernels=(split, *bugs))
+    for pixels in ((7, 7), (20, 23)):
+        x = normal(2, *pixels, 24)
+        for k in together.kernels:
+            got, _ = run(plan, {"x": x}, partial(preferred, word=k.version), (together,))
+            assert close(got["y"][..., 0, 0], x.astype(np.float64).mean((1, 2))) == (k is split)

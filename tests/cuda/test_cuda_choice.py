@@ -29,7 +29,7 @@ from polydyn.program.evaluation import Evaluation, evaluation_function
 from polydyn.program.plan import HostPlan, Launch
 from polydyn.runtime.c import sources
 from polydyn.runtime.cuda.program import CudaProgram
-from polydyn.schedules.expr import const, load, op
+from polydyn.schedules.expr import cast, const, load, op
 from polydyn.schedules.index import ZERO, Atom, Index
 from polydyn.shapes.sizes import Sizes
 from polydyn.testing.choice import choose, estimates, may_run
@@ -226,6 +226,11 @@ def test_slots_of_epilogues() -> None:
     assert of_value(gelu, True) == 3 + of_operation("erf", True) < of_value(gelu, False)
     assert of_value(op("div", x, y), True) == of_operation("div", True) > 1 == of_value(op("max", x, y), True)
     assert of_operation("acosh", True) > 9, "one that nobody counted is not cheap"
+    half = op("mul", x, cast(const(0.5, "float16"), "float32"))
+    assert of_value(op("add", half, y), True) == 1 == of_value(half, True), (
+        "a constant's conversion, and a product's sum"
+    )
+    assert of_value(op("add", half, op("mul", y, y)), True) == 2
     assert is_fast(["float16", "int64"]) and not is_fast(["float16", "float32"]) and not is_fast(["int8"])
     block = next(c.block for c in planned("sm_80").launches[0].candidates if c.name.startswith("mma_128x128"))
     assert block is not None and block.work is not None

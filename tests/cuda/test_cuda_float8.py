@@ -142,12 +142,12 @@ def warps(types: Types, trans: Trans = NT) -> tuple[Kernel, ...]:
 
 
 @functools.cache
-def warpgroups(types: Types) -> Kernel:
-    """The smallest tile."""
+def warpgroups(types: Types, word: str = "") -> Kernel:
+    """The smallest tile; the last one with a word in its name."""
     of = ProductGroup("_".join(types), product(types, NT), ROLES)
     made = [k for k in wgmma_versions(of) if not k.version.endswith(LONG)]
     assert {m.dtype for m in made[0].device.maps} == set(types)
-    return made[-1]
+    return next(k for k in reversed(made) if word in k.version)
 
 
 def test_products_of_warps() -> None:
@@ -173,6 +173,29 @@ def test_products_of_warpgroups(types: Types) -> None:
     ):
         count = run(warpgroups(types), every, types, NT, shape, reverse)
         assert count.wgmma > 0 and count.mma == count.shared_conflicts == 0
+
+
+CLUSTER_BUGS = {
+    "the other's half is not waited for": ("((int32_t)32768)", "((int32_t)24576)"),
+    "a half for this block only": ("((int32_t)3));", "((int32_t)(1 << c_i)));"),
+    "a slot is free when one block has read it": ("((int32_t)4));", "((int32_t)2));"),
+    "the same half twice": ("(128*b_j + 64*c_i)", "(128*b_j)"),
+    "added before they are there": ("pd_wgmma_wait<0>", "pd_wgmma_wait<1>"),
+}  # fmt: skip
+
+
+def test_products_of_clusters_and_their_planted_bugs() -> None:
+    """Three tiles of rows, so one block of a cluster has none; more steps than slots."""
+    k = warpgroups((E4M3, E5M2), "cluster")
+    every = (k, *with_bugs(k, CLUSTER_BUGS))
+    for bug, x in zip(("", *CLUSTER_BUGS), every, strict=True):
+        caught = 0
+        for reverse in (False, True):
+            try:
+                run(x, every, (E4M3, E5M2), NT, (300, 208, 784) if not bug else (140, 136, 656), reverse)
+            except (AssertionError, DeviceError):
+                caught += 1
+        assert bool(caught) == bool(bug), bug
 
 
 def test_sums_are_as_inexact_as_the_hardware() -> None:
@@ -249,7 +272,8 @@ def test_every_device_has_a_version() -> None:
 @pytest.mark.skipif(find_nvcc() is None, reason="no nvcc")
 def test_compilers_take_them() -> None:
     """In registers alone, and wgmma stays asynchronous."""
-    for k, arch in ((warps((E4M3, E5M2))[0], "sm_89"), (warpgroups((E5M2, E4M3)), ARCH)):
+    for k, arch in ((warps((E4M3, E5M2))[0], "sm_89"), (warpgroups((E5M2, E4M3)), ARCH),
+                    (warpgroups((E4M3, E5M2), "cluster"), ARCH)):  # fmt: skip
         made = compile_cuda(k.text, arch)
         use = made.kernels[k.name]
         assert use.spill_stores == use.spill_loads == use.stack == 0 and "C75" not in made.log

@@ -18,9 +18,11 @@ from polydyn.gpu.errors import DeviceError
 from polydyn.graph import reference
 from polydyn.graph.expand import import_model
 from polydyn.lowering.place import Placed
+from polydyn.schedules.errors import LegalityError
 from polydyn.schedules.expr import FromIndex, Load, Value, cast, const, op
 from polydyn.schedules.index import Index
-from polydyn.schedules.laws.masks import Axis, Logits, Visits, visits
+from polydyn.schedules.isl_util import at_least
+from polydyn.schedules.laws.masks import Axis, Logits, Visits, check_open, open_logit, visits
 from tests.support.cuda_groups import Arrays, dims_of, first_fit, launch, params_of, placed, plan_of, with_bugs
 from tests.support.graphs import Sheet
 from tests.support.marks import slow
@@ -151,7 +153,10 @@ SHAPES = [(1, 0), (7, 24), (63, 2), (64, 64), (65, 63), (130, 67)]
 RUN = ("added", "stored triangle", "padding, finite")
 
 
-BUGS = {"masked keys never visited": (" >= (-6", " >= (-9")}
+BUGS = {
+    "masked keys never visited": (" >= (-6", " >= (-9"),
+    "the diagonal without its mask": (" + n3 + (-63)) >= 0", " + n3) >= 0"),
+}
 
 
 @functools.cache
@@ -255,6 +260,30 @@ def test_bounds_of_logits() -> None:
     kept = op("mul", op("sub", one, cast(op("not", ABOVE), "float32")), number(lowest))
     assert seen(op("add", scaled, kept)).end == seen(op("where", ABOVE, number(-1e30), SCORE)).end is not None
     assert seen(op("add", scaled, op("where", ABOVE, number(-1e9), zero))) == Visits()
+
+
+def test_tiles_in_which_a_mask_hides_nothing() -> None:
+    """Of 64 rows and 32 keys: conditions of tiles decide, what is read is asked."""
+    rows, keys = Axis("i", Index.of("m"), 64, "b_i"), Axis("j", Index.of("n"), 32, "b_l")
+    never, zero, one, low = number(-np.inf), number(0), number(1), number(-1e9)
+    padded = op("eq", Load("int64", "padding", (Index.of("j"),)), const(0, "int64"))
+    hidden = op("or", ABOVE, padded)
+    below_all = (at_least(Index.of("b_i") * 2, Index.of("b_l") + 1),)
+    scaled = op("mul", SCORE, number(0.125))
+    for value, left in (
+        (op("where", ABOVE, never, scaled), scaled),
+        (op("where", op("not", ABOVE), scaled, low), scaled),
+        (op("add", scaled, op("where", ABOVE, never, zero)), scaled),
+        (op("add", op("mul", op("sub", one, cast(op("not", ABOVE), "float32")), low), scaled), scaled),
+        (op("where", hidden, low, scaled), op("where", padded, low, scaled)),
+        (op("where", op("not", hidden), scaled, low), op("where", op("not", padded), scaled, low)),
+    ):
+        logits = Logits(value, (), rows, keys, ("m", "n"))
+        assert open_logit(logits) == (left, below_all), value
+        with pytest.raises(LegalityError, match="a tile with a hidden key is called open"):
+            check_open(logits, (at_least(Index.of("b_i") * 2, Index.of("b_l")),), logits.shown(ABOVE, False))
+    for value in (scaled, op("where", ABOVE, scaled, zero), op("where", padded, low, scaled)):
+        assert open_logit(Logits(value, (), rows, keys, ("m", "n"))) == (value, ())
 
 
 def test_bounds_are_those_of_rounded_numbers() -> None:

@@ -21,7 +21,7 @@ from polydyn.gpu.errors import DeviceError, DeviceMemoryError
 from polydyn.gpu.nvrtc import find_nvrtc
 from polydyn.gpu.targets import special_arch
 from polydyn.program.assemble import build_program
-from polydyn.program.plan import WORKSPACE, Candidate
+from polydyn.program.plan import COUNTERS, WORKSPACE, Candidate
 from polydyn.runtime.cuda.array import DeviceArray
 from polydyn.runtime.cuda.images import ImageSource, build_images
 from polydyn.runtime.cuda.program import CudaProgram
@@ -115,6 +115,34 @@ def test_kernels_after_share_a_workspace() -> None:
     p = program(small, split, kernels=(add("a"), add("b"), add("c")))
     assert [difference(p, b) for b in (2, 3, 100, 1, 5)] == [7, 11, 11, 7, 11]
     assert p.explain(B=3).launches[0].selection[-1] == "followed by b"
+
+
+COUNTED = (
+    PRELUDE
+    + """PD_KERNEL(counted, 32, 1)(const float *x, float *space, uint32_t *counters, float *y, int64_t n) {
+  pd_grid_begin();
+  const int at = pd_tid() * 4 % 32 + pd_bid_x() * 32;
+  float v[4];
+  pd_ldg_wide<4>(v, x + at);
+  if (pd_tid() < 8) pd_leave<4>(space + at, v);
+  if (pd_last_block(counters, (int)n))
+    for (int64_t i = pd_tid(); i < n * 32; i += 32) pd_stg(y + i, pd_left(space + i) + (float)n);
+}
+PD_EXPORT(counted, 32);
+"""
+)
+
+
+def test_counters_of_blocks_are_a_context_s_own_and_zero_between_launches() -> None:
+    """In runs, recorded calls and graphs, beside launches that use the workspace too, and when it grows."""
+    counted = replace(version("counted", B, "x", WORKSPACE, COUNTERS, "y"), workspace=B * 128)
+    then = replace(version("a", ONE, "x", WORKSPACE), workspace=B * 128, after=(version("b", ONE, WORKSPACE, "y"),))
+    counted = replace(counted, conditions=((B, "%==", Index.of(2)),))
+    p = program(counted, then, kernels=(made("counted", COUNTED, 4, 1, Block(32)), add("a"), add("b")))
+    assert [difference(p, b) for b in (4, 3, 5, 6, 2000, 4)] == [4, 2, 2, 6, 2000, 4]
+    x = np.zeros((4, 32), np.float32)
+    one, two = (p.bind({"x": x}) for _ in range(2))
+    assert all((f()["y"] == 4).all() for f in (one, two, one, two))
 
 
 def growing() -> CudaProgram:

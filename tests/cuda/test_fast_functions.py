@@ -11,12 +11,15 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from polydyn.codegen.ir import Reg
+from polydyn.codegen.printers.cuda_values import CudaValues
 from polydyn.gpu.emulator import EmulatedModule, compile_emulated
+from polydyn.schedules.expr import const, op
 
 Array = np.ndarray[Any, Any]
 FUNCTIONS: dict[str, Callable[[Array], Array]] = {
     "exp": np.exp, "log": np.log, "tanh": np.tanh, "erf": np.vectorize(math.erf), "sqrt": np.sqrt,
-    "erfc": np.vectorize(math.erfc),
+    "erfc": np.vectorize(math.erfc), "one_plus_tanh": lambda x: 2 / (1 + np.exp(-2 * x)),
     "sigmoid": lambda x: np.where(x > 0, 1 / (1 + np.exp(-x)), np.exp(x) / (1 + np.exp(x))),
 }  # fmt: skip
 BOUND = 2.0**-16
@@ -69,3 +72,11 @@ def test_fast_functions(dtype: Any, error: float) -> None:
 
 def test_a_coarser_instruction_is_noticed() -> None:
     assert all(e > BOUND for e in worst(np.float16, 2.0**-14).values())
+
+
+@pytest.mark.parametrize(("name", "text"), [("erf", "pd_erfc_fast(-x)"), ("tanh", "pd_one_plus_tanh_fast(x)")])
+def test_sums_with_one_do_not_cancel(name: str, text: str) -> None:
+    one = const(1.0, "float32")
+    sums = [op("add", *pair) for f in [op(name, Reg("float32", "x"))] for pair in ((one, f), (f, one))]
+    assert [CudaValues({}, fast=True).text(v) for v in sums] == [text, text]
+    assert CudaValues({}, fast=False).text(sums[0]) != text

@@ -52,27 +52,31 @@ def test_primitive_equals_numpy(name: str, reverse: bool, modules: dict[str, Emu
         assert mismatch(CASES[name], position, array) <= CASES[name].tolerance, (name, position)
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "message"),
-    [
-        ("    pd_fence_proxy_async();", "    ", "stored without pd_fence_proxy_async"),
-        ("      pd_tma_store_wait_read<0>();", "      ", None),  # the full wait that follows does both
-        ("      pd_tma_store_commit();", "      ", "TMA store was never waited for"),
-    ],
-)
-def test_tma_store_protocol(old: str, new: str, message: str | None) -> None:
+STORE_BUGS = {
+    "    pd_fence_proxy_async();": "stored without pd_fence_proxy_async",
+    "      pd_tma_store_wait_read<0>();": None,  # the full wait that follows does both
+    "      pd_tma_store_commit();": "TMA store was never waited for",
+}
+"""What is left out of a store, and what the emulation says."""
+
+
+def test_tma_store_protocol() -> None:
     source = (HERE / "primitives_hopper.cu").read_text()
-    start, end = source.index("#define TMA_STORE"), source.index("// ---- mbarrier")
-    part = source[start:end].replace(old, new)
-    assert part != source[start:end]
-    module = EmulatedModule(compile_emulated(f'#include "pd_hopper.cuh"\n{part}', arch=90))
-    case = CASES["tma_store_2d"]
-    if message is None:
-        got, _ = run(case, module, False)
-        assert np.array_equal(got[0], case.expect[0])
-    else:
-        with pytest.raises(DeviceError, match=message):
-            run(case, module, False)
+    part, parts = source[source.index("#define TMA_STORE") : source.index("TMA_STORE(tma_store_3d")], []
+    for n, old in enumerate(STORE_BUGS):
+        assert part.count(old) == 1
+        parts.append(
+            part.replace(old, " " * len(old)).replace("TMA_STORE", f"STORE{n}").replace("tma_store_2d,", f"bug{n},")
+        )
+    module = EmulatedModule(compile_emulated("\n".join(['#include "pd_hopper.cuh"', *parts]), arch=90))
+    for n, message in enumerate(STORE_BUGS.values()):
+        case = replace(CASES["tma_store_2d"], kernel=f"bug{n}")
+        if message is None:
+            got, _ = run(case, module, False)
+            assert np.array_equal(got[0], case.expect[0])
+        else:
+            with pytest.raises(DeviceError, match=message):
+                run(case, module, False)
 
 
 ARRIVE, WAIT = "    pd_cluster_arrive();\n", "    pd_cluster_wait();\n"
@@ -89,7 +93,7 @@ CLUSTER_BUGS = {
     "no barrier at the end": (((ARRIVE, ""), (WAIT, "")), "which has left"),
     "nobody waits at the end": (((WAIT, ""),), "which has left|have left the kernel"),
     "a block says too early that it is done": (
-        ((ARRIVE, ""), ("    for (int i", f"{ARRIVE}    for (int i")), "which has left"),
+        ((ARRIVE, ""), ("    for (int i", f"{ARRIVE}    for (int i")), "between arrival and wait"),
     "a block does not say that it is done": (((ARRIVE, f"    if (rank)\n{ARRIVE}"),), "without an arrival"),
     "a thread says it twice": (((ARRIVE, ARRIVE * 2),), "a second arrival"),
 }  # fmt: skip
@@ -101,7 +105,8 @@ STORED = "smem + t * 4, pd_ldg(x + (pd_bid_x() * 2 + i) * 64 + t));\n"
 SUMS_BUGS = {
     "no barrier behind the stores": (STORED + BARRIER, STORED, "no barrier of the cluster behind the store"),
     "a barrier of the block": (STORED + BARRIER, f"{STORED}    pd_syncthreads();\n", "no barrier of the cluster"),
-    "nobody waits": (STORED + BARRIER, STORED + ARRIVE, "no barrier of the cluster behind|second arrival"),
+    "a barrier that orders no stores": (STORED + BARRIER, f"{STORED}    pd_cluster_start();\n", "no barrier of"),
+    "nobody waits": (STORED + BARRIER, STORED + ARRIVE, "no barrier of the cluster|between arrival"),
     "stored behind the arrival": (STORED + ARRIVE, STORED + ARRIVE + f"    pd_sts<float>({STORED}", "no barrier of"),
     "nobody waits before storing again or leaving": (f"total[t % 4]);\n{BARRIER}", "total[t % 4]);\n",
                                                      "may still read|which has left|have left the kernel"),
@@ -127,6 +132,43 @@ def test_sums_of_a_cluster_protocol(reverse: bool) -> None:
             said = "" if np.array_equal(got[1], case.expect[1]) else "WRONG"
         except DeviceError as e:
             said = str(e)
+        assert re.search(message, said), (bug, said)
+
+
+LEAVES = "  if (n == 4) pd_leave<4>(space + here + at, mine);\n"
+LAST = "  if (pd_last_block(counters + task, 4)) {"
+COUNTED_BUGS = {
+    "left behind the count": (LEAVES, LAST, LAST + LEAVES, "no count of both blocks"),
+    "not left": (LEAVES, "", "", "what no block has left"),
+    "loaded as if it were there": ("pd_left<2>(mine, there)", "", "pd_ldg_wide<2>(mine, there)", "WRONG"),
+    "all finish": (LAST, LAST, "  pd_last_block(counters + task, 4);\n  {", "no count of both|no block has left"),
+    "counts of fewer blocks": (LAST, LAST, LAST.replace("4", "3"), "no block has left|no count of both"),
+    "counts of more blocks": (LAST, LAST, LAST.replace("4", "5"), "a counter of blocks ends at 4"),
+    "one counter for all": (LAST, LAST, LAST.replace(" + task", ""), "no block has left|no count of both"),
+    "another task's sums": ("(task * 4 + b)", "", "(task / 2 * 4 + b)", "no count of both|no block has left"),
+}  # fmt: skip
+"""What is removed, and what is replaced by what: what is wrong with counted sums, and what the emulation says."""
+
+
+def test_counted_sums_protocol() -> None:
+    """What depends on the order of blocks is caught in one of the two."""
+    source = (HERE / "primitives.cu").read_text()
+    text = source[source.index("PD_KERNEL(counted_sums") : source.index("// ---- conversions")]
+    bugs = []
+    for n, (old, before, new, _) in enumerate(COUNTED_BUGS.values()):
+        edited = text.replace(old, new) if before in ("", old) else text.replace(old, "").replace(before, new)
+        assert edited != text
+        bugs.append(edited.replace("counted_sums", f"bug{n}"))
+    module = EmulatedModule(compile_emulated("\n".join(['#include "pd_device.cuh"', *bugs])))
+    case = CASES["counted_sums"]
+    for n, (bug, (*_, message)) in enumerate(COUNTED_BUGS.items()):
+        said = ""
+        for reverse in (False, True):
+            try:
+                got, _ = run(replace(case, kernel=f"bug{n}"), module, reverse)
+                said += "" if np.array_equal(got[1], case.expect[1]) else "WRONG"
+            except DeviceError as e:
+                said += str(e)
         assert re.search(message, said), (bug, said)
 
 

@@ -13,10 +13,12 @@ from polydyn.graph.reference import evaluate
 from polydyn.graph.verify import verify_graph
 from polydyn.schedules.expr import FromIndex, op
 from polydyn.schedules.index import Index
+from polydyn.testing import fuzz_layers
 from polydyn.testing.accuracy import TOLERANCE, error, reference
 from polydyn.testing.fuzz import attempt, difference, run_seeds, shrink, text
 from polydyn.testing.inputs import feeds, shapes
 from polydyn.testing.random_graphs import random_feeds, random_graph, random_sizes
+from polydyn.testing.random_layers import FAMILIES, random_layer
 from tests.support.graphs import Sheet, matmul, random_inputs, wrong
 from tests.support.marks import slow
 from tests.support.stored import compiled, load, path_of
@@ -41,6 +43,19 @@ def native(name: str) -> str:
 @pytest.mark.parametrize("first", [0, slow(12)])
 def test_random_graphs_agree_with_the_reference(first: int) -> None:
     assert run_seeds(range(first, first + 12), "cpu", feeds=3) == []
+
+
+def test_random_layers() -> None:
+    """The same seed gives the same layer; one is right, a wrong number of its is seen. The GPU's: make fuzz-layers."""
+    for family in FAMILIES:
+        one, two = random_layer(family, 5), random_layer(family, 5)
+        assert one.shapes == two.shapes and one.model.SerializeToString() == two.model.SerializeToString()
+    layer = random_layer("rows", 3)
+    assert fuzz_layers.run_layer(layer, "float32", "cpu", forced=0) == []
+    want = np.array([1, -2, np.inf], np.float32)
+    for wrong_number in (np.nan, 2, -1.99):
+        assert fuzz_layers.difference(np.array([1, wrong_number, np.inf], np.float32), want, 1e-3)
+    assert not fuzz_layers.difference(want, want, 0)
 
 
 @pytest.mark.slow

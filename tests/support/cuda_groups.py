@@ -13,7 +13,7 @@ from onnx import TensorProto, helper
 
 from polydyn.backends.cuda import Cuda
 from polydyn.codegen.cuda.emit import LONG
-from polydyn.codegen.kernel import WORKSPACE, Kernel, TensorMapOf
+from polydyn.codegen.kernel import COUNTERS, MOST_COUNTERS, WORKSPACE, Kernel, TensorMapOf
 from polydyn.codegen.printers.cuda import HOPPER_PRELUDE, PRELUDE
 from polydyn.fusion.pipeline import fusion_plan
 from polydyn.fusion.plan import FusionPlan
@@ -165,11 +165,13 @@ def launch(
     assert first.fits(env, SHARED, MULTIPROCESSORS, ARCH)
     env = first.values(env, MULTIPROCESSORS)
     workspace = np.full(first.workspace.evaluate(env) // 4, np.nan, np.float32)
+    counts = np.zeros(MOST_COUNTERS, np.uint32)
     counters = []
     for k in (first, *first.after):
         blocks, smem = k.tasks.evaluate(env), k.scratch.evaluate(env)
         args: list[Any] = [encoded(m, array(m.buffer), env) for m in k.device.maps]
-        args += [workspace if a == WORKSPACE else array(a) for a in k.buffers]
+        given = {WORKSPACE: workspace, COUNTERS: counts}
+        args += [given[a] if a in given else array(a) for a in k.buffers]
         args += [np.int64(env[s]) for s in k.symbols]
         if blocks > 0:
             built = module(*(v.text for v in alike)) if k is first else module(k.text)

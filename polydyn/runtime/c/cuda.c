@@ -249,7 +249,7 @@ void pd_displace_context(pd_context *c) {
         pd_cuda_settle(d, x);
         pd_cuda_drop(c);
         if (c->arena) d->cuda.cuMemFree_v2((uint64_t)(uintptr_t)c->arena);
-        if (x->workspace) d->cuda.cuMemFree_v2(x->workspace);
+        if (x->counters) d->cuda.cuMemFree_v2(x->counters);
         if (x->pinned) d->cuda.cuMemFreeHost(x->pinned);
         if (x->found) d->cuda.cuMemFreeHost(x->found);
         if (x->done) d->cuda.cuEventDestroy_v2(x->done);

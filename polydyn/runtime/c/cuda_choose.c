@@ -18,15 +18,17 @@ static int32_t prepare(pd_context *c, int32_t k, const pd_candidate *n, void *st
     if (bytes > x->workspace_bytes) {
         char what[64];
         snprintf(what, sizeof what, "%" PRId64 " bytes of workspace", bytes);
-        if (x->workspace) { /* launches before this one may use it, and cuMemFree need not wait */
+        if (x->counters) { /* launches before this one may use it, and cuMemFree need not wait */
             TRY(cuStreamSynchronize(stream), what);
             pd_cuda_drop(c);
-            TRY(cuMemFree_v2(x->workspace), what);
+            TRY(cuMemFree_v2(x->counters), what);
         }
-        x->workspace = 0;
+        x->counters = x->workspace = 0;
         x->workspace_bytes = 0;
         x->next = 0; /* without memory launches before this one need theirs again */
-        TRY(cuMemAlloc_v2(&x->workspace, (size_t)bytes), what);
+        TRY(cuMemAlloc_v2(&x->counters, PD_COUNTERS * sizeof(uint32_t) + (size_t)bytes), what);
+        TRY(cuMemsetD32Async(x->counters, 0, PD_COUNTERS, stream), what);
+        x->workspace = x->counters + PD_COUNTERS * sizeof(uint32_t);
         x->workspace_bytes = bytes;
     }
     for (const pd_candidate *last = n + n->after; n <= last; n++) {

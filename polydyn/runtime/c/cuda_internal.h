@@ -21,6 +21,7 @@
     X(cuMemcpyHtoDAsync_v2, (uint64_t, const void *, size_t, void *))                                                 \
     X(cuMemcpyDtoHAsync_v2, (void *, uint64_t, size_t, void *))                                                       \
     X(cuMemcpyDtoDAsync_v2, (uint64_t, uint64_t, size_t, void *))                                                     \
+    X(cuMemsetD32Async, (uint64_t, uint32_t, size_t, void *))                                                         \
     X(cuModuleLoadData, (void **, const void *))                                                                      \
     X(cuModuleUnload, (void *))                                                                                       \
     X(cuModuleGetFunction, (void **, void *, const char *))                                                           \
@@ -95,6 +96,7 @@ typedef struct {
     OVERLAP(MEMBER)
 } pd_driver;
 
+enum { PD_COUNTERS = 1024 };
 enum { MAP_BYTES = 128, MAP_ALIGN = 64, MAP_RANK = 5, SWIZZLE_128B = 3, PROMOTE_256B = 3 };
 typedef int32_t pd_encode(void *map, int32_t dtype, uint32_t rank, void *address, const uint64_t *dims,
                           const uint64_t *strides, const uint32_t *box, const uint32_t *element_strides,
@@ -153,6 +155,7 @@ typedef struct {
     int64_t pinned_bytes, found_bytes;
     int64_t *word_counts; /* per device check: how many words, 0 when it was not needed; the size of the axis */
     int unread; /* a run that was not waited for looked for wrong indices, and nobody has read what it found */
+    uint64_t counters; /* PD_COUNTERS words that are 0 between launches, and behind them: */
     uint64_t workspace; /* of the one kernel, and those after it, that uses it at a time */
     int64_t workspace_bytes;
     int32_t next;     /* the first launch that is not chosen for these sizes */

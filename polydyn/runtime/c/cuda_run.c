@@ -124,7 +124,9 @@ static int32_t launch(pd_context *c, int32_t k, pd_call *call) {
         if (code != PD_OK) return code;
         for (int32_t b = 0; b < n->buffers; b++) {
             int32_t buffer = plan->launch_buffers[n->first_buffer + b];
-            x->values[at + n->maps + b] = buffer < 0 ? (int64_t)x->workspace : (int64_t)(uintptr_t)c->buffers[buffer];
+            x->values[at + n->maps + b] = buffer == -1  ? (int64_t)x->workspace
+                                          : buffer == -2 ? (int64_t)x->counters
+                                                         : (int64_t)(uintptr_t)c->buffers[buffer];
         }
         if (c->values[n->tasks] > 0) code = pd_cuda_start(c, call, k, n, x->parameters + at);
         if (code != PD_OK) return code;

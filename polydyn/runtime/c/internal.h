@@ -154,7 +154,7 @@ typedef struct {
 /* A kernel with its arguments. On a device tasks are blocks, scratch is shared memory of a block. */
 typedef struct {
     int32_t kernel;
-    int32_t buffers, first_buffer; /* into launch_buffers, -1 there: the workspace */
+    int32_t buffers, first_buffer; /* into launch_buffers, -1 there: the workspace, -2: its counters */
     int32_t symbols, first_symbol; /* into launch_symbols */
     int32_t tasks, scratch;        /* values */
     /* on a device: */

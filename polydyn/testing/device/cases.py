@@ -210,12 +210,23 @@ def _shuffles() -> Case:
     i = np.arange(32)
     want = np.stack([v[i ^ 5], np.where(i < 29, v[(i + 3) % 32], v), np.where(i >= 7, v[i - 7], v), v[::-1]])
     ballot = np.full(32, sum(int(v[j] > 0) << j for j in range(32)), np.uint32)
-    args = (v, np.zeros((4, 32), np.float32), np.zeros(32, np.uint32))
-    return Case("shuffles", "primitives.cu", "shuffles", 32, args, {1: want, 2: ballot})
+    args = (v, np.zeros((4, 32), np.float32), *(np.zeros(32, t) for t in (np.uint32, np.int64, np.uint8)))
+    wide, narrow = ((i ^ 5) << 40) - (i ^ 5), (255 - (i ^ 5)).astype(np.uint8)
+    return Case("shuffles", "primitives.cu", "shuffles", 32, args, {1: want, 2: ballot, 3: wide, 4: narrow})
+
+
+def _counted_sums() -> Case:
+    """Three tasks of four blocks: the last one of each has the sums of all of them."""
+    x = RNG(14).standard_normal((3, 4, 64)).astype(np.float32)
+    total = np.zeros((3, 64), np.float32)
+    for block in range(4):
+        total += x[:, block]
+    args = (x, np.zeros_like(total), np.zeros_like(x), np.zeros(3, np.uint32))
+    return Case("counted_sums", "primitives.cu", "counted_sums", 32, args, {1: total, 3: args[3]}, grid=(12, 1, 1))
 
 
 def movement_cases() -> list[Case]:
-    """Plain memory, shuffles, barriers, grid indices, atomics."""
+    """Plain memory, shuffles, barriers, grid indices, atomics, sums of blocks."""
     r = RNG(3)
     x = r.integers(-100, 100, 128).astype(np.int32)
     barrier = (x.sum() + 127 - np.arange(64)).astype(np.int32)
@@ -223,6 +234,7 @@ def movement_cases() -> list[Case]:
     blocks = np.arange(12)[:, None] * 100 + np.arange(32)
     cases = [
         _shuffles(),
+        _counted_sums(),
         Case("barriers", "primitives.cu", "barriers", 128, (x, np.zeros(64, np.int32)), {1: barrier}, 2048),
         Case("syncwarp", "primitives.cu", "syncwarp", 32, (warp, np.zeros(32, np.int32)), {1: warp[::-1].copy()}, 128),
         Case("grid", "primitives.cu", "grid", 32, (np.zeros(1, np.uint32), np.zeros((12, 32), np.int32)),

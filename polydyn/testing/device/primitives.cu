@@ -92,7 +92,7 @@ CP_ASYNC(cp_async_if_8, 8, pd_cp_async_if)
 CP_ASYNC(cp_async_if_4, 4, pd_cp_async_if)
 
 // ---- shuffles and ballot ----------------------------------------------------------------------------------------
-PD_KERNEL(shuffles, 32, 1)(const float *in, float *out, uint32_t *mask) {
+PD_KERNEL(shuffles, 32, 1)(const float *in, float *out, uint32_t *mask, int64_t *wide, uint8_t *narrow) {
   int t = pd_tid();
   float v = pd_ldg(in + t);
   pd_stg(out + t, pd_shfl_xor(v, 5));
@@ -100,6 +100,8 @@ PD_KERNEL(shuffles, 32, 1)(const float *in, float *out, uint32_t *mask) {
   pd_stg(out + 64 + t, pd_shfl_up(v, 7));
   pd_stg(out + 96 + t, pd_shfl_idx(v, 31 - t));
   pd_stg(mask + t, pd_ballot(v > 0.f));
+  pd_stg(wide + t, pd_shfl_xor(((int64_t)t << 40) - t, 5));
+  pd_stg(narrow + t, pd_shfl_xor((uint8_t)(255 - t), 5));
 }
 PD_EXPORT(shuffles, 32);
 
@@ -157,6 +159,28 @@ PD_KERNEL(grid, 32, 1)(uint32_t *count, int32_t *out) {
   pd_atomic_add_u32(count, 3);
 }
 PD_EXPORT(grid, 32);
+
+// ---- what each of four blocks has left, added in their order by the last one ------------------------------------
+PD_KERNEL(counted_sums, 32, 1)(const float *x, float *out, float *space, uint32_t *counters) {
+  const int t = pd_tid(), here = pd_bid_x() * 64, task = pd_bid_x() / 4;
+  const int at = t < 8 ? t * 4 : t < 16 ? t * 2 + 16 : t + 32, n = t < 8 ? 4 : t < 16 ? 2 : 1;
+  float mine[4], total[4] = {0.f, 0.f, 0.f, 0.f};
+  for (int e = 0; e < n; e++) mine[e] = pd_ldg(x + here + at + e);
+  if (n == 4) pd_leave<4>(space + here + at, mine);
+  if (n == 2) pd_leave<2>(space + here + at, mine);
+  if (n == 1) pd_leave<1>(space + here + at, mine);
+  if (pd_last_block(counters + task, 4)) {
+    for (int b = 0; b < 4; b++) {
+      const float *there = space + (task * 4 + b) * 64 + at;
+      if (n == 4) pd_left<4>(mine, there);
+      if (n == 2) pd_left<2>(mine, there);
+      if (n == 1) mine[0] = pd_left(there);
+      for (int e = 0; e < n; e++) total[e] += mine[e];
+    }
+    for (int e = 0; e < n; e++) pd_stg(out + task * 64 + at + e, total[e]);
+  }
+}
+PD_EXPORT(counted_sums, 32);
 
 // ---- conversions ------------------------------------------------------------------------------------------------
 PD_KERNEL(convert, 64, 1)(const float *in, int n, uint16_t *f16, uint16_t *bf16, uint32_t *tf32, uint32_t *packed,

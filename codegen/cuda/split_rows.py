@@ -1,0 +1,82 @@
+"""CUDA kernels for long reductions into few results: shares of the reduction are threads of their own, a second launch
+adds their sums. Means over pixels, channels last, and sums of columns: a thread has a vector of neighbouring results.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from polydyn.codegen.cpu.split import END_STEP, FIRST_STEP, SplitNest, share_around, split_step
+from polydyn.codegen.cuda.rows import MOST_LANES, THREADS, CudaNestKernel
+from polydyn.codegen.ir import Body, Compare
+from polydyn.codegen.kernel import WORKERS, WORKSPACE, Kernel, with_block
+from polydyn.codegen.pipeline import Step
+from polydyn.codegen.split import combining_group, partial_group
+from polydyn.schedules.expr import ITEMSIZE, loads
+from polydyn.schedules.index import Index, maximum, minimum, product
+from polydyn.schedules.model import Group
+from polydyn.schedules.tree.rewrites import SHARE, SHARES, split_reduction
+
+LEAST_STEPS = 16
+"""Of a share: two times as many as a thread has loads in flight."""
+BLOCKS, MOST_SHARES = 4, 1024
+"""Blocks for each multiprocessor that shares fill the device with; shares, which the second launch reads one by one."""
+V = Index.of
+
+
+class CudaSplitNest(CudaNestKernel):
+    """Builds the kernels of ``group``, one reduction and maps of its results over the iterators ``band``."""
+
+    bound = FIRST_STEP, END_STEP
+
+    def __init__(self, name: str, group: Group, band: tuple[str, ...]) -> None:
+        partial = split_reduction(partial_group(group))
+        phases = {s.name: int(s.role == "epilogue") for s in partial.statements}
+        super().__init__(f"{name}_split", partial, (SHARE, *band), phases)
+        self.steps_of = partial.backbone.iterators[len(self.prefix)]
+        self.sums = CudaNestKernel(f"{name}_sum", *combining_group(group))
+
+    @staticmethod
+    def fits(group: Group, band: tuple[str, ...]) -> bool:
+        """Whether a group is such a reduction, long enough for shares."""
+        if not band or not SplitNest.fits(group, band):
+            return False
+        first = dict(group.backbone.iters)[group.backbone.iterators[len(band)]]
+        return first.constant is None or first.constant >= 2 * LEAST_STEPS
+
+    @property
+    def shares(self) -> Index:
+        """Shares of the reduction, over the group's parameters: so many that threads fill the device, or fewer."""
+        vectors = product(self.plain.extents[x] for x in self.prefix[1:]) // self._vector()
+        threads = V(WORKERS) * (BLOCKS * THREADS)
+        steps = self.plain.extents[self.steps_of]
+        return minimum(MOST_SHARES, threads // maximum(1, vectors), steps // LEAST_STEPS)
+
+    def versions(self) -> tuple[Kernel, ...]:
+        """The shares by vectors, followed by their sum; nothing where there are no vectors."""
+        sums, split = self.group.arrays[WORKSPACE], Compare(">=", V(SHARES), V(2))
+        size = product(sums.shape) * ITEMSIZE[sums.dtype]
+        again = self.sums.build("columns")[-1]
+
+        def shared(k: Kernel) -> Kernel:
+            work = k.device.work.shared_by(V(SHARES)) if k.device.work else None
+            k = with_block(k, work=work)
+            conditions = (split, *k.conditions)
+            return replace(
+                k, version=f"split_{k.version}", conditions=conditions, launch={SHARES: self.shares}, after=(again,),
+                workspace=size,
+            )  # fmt: skip
+
+        return tuple(map(shared, self.wide()))
+
+    def _vector(self) -> int:
+        """As of others, by what is read: sums are float32, and stored in pieces of 16 bytes."""
+        return min(MOST_LANES, 16 // max(ITEMSIZE[x.dtype] for x in loads(self.group.backbone.value)))
+
+    def first_steps(self) -> tuple[Step, ...]:
+        """The reduction runs over a share's steps."""
+        return (split_step(self.steps_of),)
+
+    def around(self, body: Body) -> Body:
+        """The steps of a share."""
+        return share_around(body, self.plain.extents[self.steps_of], SHARE)

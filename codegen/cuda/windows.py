@@ -1,0 +1,298 @@
+"""CUDA kernels of windows whose outputs share what they read: depthwise convolutions and poolings, channels last.
+
+A thread has a vector of neighbouring channels and a few outputs of the outermost iterator that the window walks along:
+lines of an image. What they read of a line is loaded once for all of them, into registers. Threads beside each other
+are beside each other on the line, so what their windows share comes from the first cache; between lines nothing
+would, as a block seldom has several. So the outputs of a thread are lines and not pixels of a line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from functools import cached_property
+
+from polydyn.codegen.cuda.emit import bound_names, emit
+from polydyn.codegen.cuda.work import bounded_registers, points, vectors, window_work
+from polydyn.codegen.indices import substitute
+from polydyn.codegen.ir import (
+    Alloc,
+    Body,
+    Compare,
+    FlatLoad,
+    For,
+    If,
+    Node,
+    Store,
+    bodies,
+    consume,
+    map_value,
+    rewrite,
+    with_bodies,
+)
+from polydyn.codegen.kernel import Block, Kernel
+from polydyn.codegen.lower import Lowering, flat, lower
+from polydyn.codegen.passes.bind import bind, fold
+from polydyn.codegen.passes.registers import unroll
+from polydyn.codegen.passes.tiles import task_count, tasks
+from polydyn.codegen.passes.widen import Multiples, widen
+from polydyn.codegen.pipeline import Step, loops, run
+from polydyn.codegen.places import Coordinates, Places
+from polydyn.schedules.expr import FLOATS, ITEMSIZE, Const, FromIndex, Load, Op, Value, loads
+from polydyn.schedules.group.footprint import together
+from polydyn.schedules.index import ONE, ZERO, Index, IndexLike
+from polydyn.schedules.model import Group, Statement, stored
+from polydyn.schedules.tree.names import MarkName, b, extent, it
+from polydyn.schedules.tree.scheduled import Scheduled
+from polydyn.schedules.tree.windows import LANES, OUTPUTS, window
+
+THREADS, MOST_LANES = 256, 8
+MOST_OUTPUTS, MOST_TAPS = 4, 64
+"""Outputs of a thread; its taps that are written out, those of all outputs together."""
+HELD = 72
+"""Registers of sums and of what is in flight up to which two blocks fit a multiprocessor without spills."""
+V = Index.of
+
+
+@dataclass(frozen=True)
+class Axes:
+    """``across``: the iterator of a thread's outputs, of which it has ``outputs``; ``taps``: the window's iterators,
+    the last one moves along ``across``.
+    """
+
+    across: str
+    outputs: int
+    taps: tuple[str, ...]
+
+
+def window_axes(group: Group, band: tuple[str, ...]) -> Axes | None:
+    """The axes of a group that is one reduction over a window of constant size and maps of its result, outputs of which
+    read the same elements; else None. ``band``: the shared iterators, vectors run along the last one.
+    """
+    cores = [s for s in group.statements if s.reduce]
+    if len(cores) != 1 or len(band) < 2 or cores[0].reduce not in ("sum", "max", "min"):
+        return None
+    (core,) = cores
+    taps, extents = core.iterators[len(band) :], dict(core.iters)
+    maps = all(s.iterators == band for s in group.statements if s is not core)
+    if not taps or not maps or core.iterators[: len(band)] != band or any(extents[x].constant is None for x in taps):
+        return None
+    found: dict[Axes, Fraction] = {}
+    for across in band[:-1]:
+        for tap in taps:
+            outputs = _outputs(extents[across].constant, int(extents[tap]))
+            if outputs > 1 and (share := _share(group, core, across, tap, outputs)) < 1:
+                found[Axes(across, outputs, (*(j for j in taps if j != tap), tap))] = share
+    return min(found, key=lambda x: found[x], default=None)
+
+
+def _outputs(most: int | None, taps: int) -> int:
+    """Outputs of a thread: of a known number of lines as many as leave few idle."""
+    count = min(MOST_OUTPUTS, MOST_TAPS // taps)
+    return count if not most or not count else -(-most // -(-most // count))
+
+
+def _share(group: Group, core: Statement, across: str, tap: str, outputs: int) -> Fraction:
+    """Elements that neighbouring outputs read over those that each of them reads; 1 where they share none, or where
+    more than one tensor moves along with them.
+    """
+    found = [group.arrays[x.buffer].address(x.index) for x in set(loads(core.value))]
+    moving = [a for a in found if across in a.symbols()]
+    step = together(moving[0].split(tap)[0], moving[0].split(across)[0]) if len(moving) == 1 else None
+    if step is None:
+        return Fraction(1)
+    count = int(dict(core.iters)[tap])
+    return Fraction(len({u + step * j for u in range(outputs) for j in range(count)}), outputs * count)
+
+
+class CudaWindowKernel:
+    """Builds the kernels of a window over ``axes``: the reduction of ``group`` has its iterators in their order."""
+
+    def __init__(self, name: str, group: Group, prefix: tuple[str, ...], phases: Mapping[str, int], axes: Axes) -> None:
+        self.name, self.group, self.prefix, self.phases, self.axes = f"{name}_window", group, prefix, phases, axes
+        self.extents = dict(group.backbone.iters)
+        outputs = [a for a in group.arrays.values() if a.role == "output"]
+        self.lanes = min(MOST_LANES, 16 // max(ITEMSIZE[a.dtype] for a in outputs))
+
+    @cached_property
+    def schedule(self) -> Scheduled:
+        """Tree and tile map."""
+        x = self.axes
+        return window(self.group, self.prefix, dict(self.phases), x.across, x.outputs, x.taps)
+
+    @cached_property
+    def places(self) -> Places:
+        """Where instances are."""
+        return Places(self.schedule)
+
+    def versions(self) -> tuple[Kernel, ...]:
+        """The kernel with indices of both widths; nothing where results cannot be stored as vectors."""
+        along, alignments = self.extents[self.prefix[-1]], list[Multiples]()
+        if self.lanes == 1 or (along.constant or 0) % self.lanes:
+            return ()
+        body = run(self.name, loops(self.name, self.schedule.tiled()), self.steps(alignments), self._names())
+        if not alignments:
+            return ()
+        multiples = dict.fromkeys((*(((along, self.lanes),) if along.constant is None else ()), *alignments[0]))
+        count = task_count(body)
+        body = run(self.name, body, self.deal(count), self._names())
+        tiles = {b(x): self.schedule.map.extents[x] for x in (LANES, OUTPUTS)}
+        limits = {x: self.extents[x] for x in self.prefix} | tiles | {"task": count + THREADS}
+        blocks = 2 if self._held(body) <= HELD else 1
+        work = window_work(self.group, self._box(), body, THREADS, self.lanes, bounded_registers(THREADS, blocks))
+        kernel = Kernel(self.name, self.group.params, count.ceildiv(THREADS), version="window",
+                        multiples=tuple(multiples), block=Block(THREADS, work=work))  # fmt: skip
+        return emit(kernel, body, self.group.arrays, limits, blocks)
+
+    def steps(self, alignments: list[Multiples]) -> tuple[Step, ...]:
+        """Up to the coincident band. ``alignments`` gets what the vectors ask of addresses, when there are vectors."""
+        table = {s.name: self._lowering(s) for s in self.group.statements}
+        origins = {x: self.schedule.map.origins[x].symbol for x in (LANES, OUTPUTS)}
+        first = {origins[x]: self._first(x) for x in (LANES, OUTPUTS)}
+        sizes: dict[str, IndexLike] = {extent(b(x)): self._tiles(x) for x in (LANES, OUTPUTS)}
+        sizes[extent(it(LANES))] = self.lanes
+        cells = [n for n, a in self.group.arrays.items() if a.role == "local"]
+        return (
+            Step("bind", "the number of tiles", lambda x: bind(x, sizes)),
+            Step("lower", "statements become stores to memory and to cells of the tile", lambda x: lower(x, table),
+                 (*origins.values(), *cells)),
+            Step("origin", "where a tile begins", lambda x: substitute(x, first)),
+            Step("outputs", "all outputs of a tile and their taps, written out", self._outputs),
+            Step("widen", "neighbouring elements become a vector",
+                 lambda x: consume(x, MarkName.TILE, lambda y: self._tile(y, alignments))),
+            Step("fold", "decided guards and single trips go", fold),
+        )  # fmt: skip
+
+    def deal(self, count: Index) -> tuple[Step, ...]:
+        """From the coincident band to a thread: neighbours have neighbouring vectors, then pixels, then tiles."""
+        task = V("bid") * THREADS + V("tid")
+        order = (*(b(OUTPUTS) if x == self.axes.across else it(x) for x in self.prefix[:-1]), b(LANES))
+
+        def threads(body: Body) -> Body:
+            return bind(tasks(body, order=order), {"begin": task, "end": task + 1})
+
+        return (
+            Step("tasks", "a thread is a task", threads),
+            Step("guard", "the last block has fewer tasks", lambda x: (If((Compare("<", task, count),), x),)),
+        )
+
+    def _tiles(self, axis: str) -> Index:
+        """The number of tiles along an axis."""
+        return self.schedule.extents()[b(axis)] if axis == OUTPUTS else self.extents[self.prefix[-1]] // self.lanes
+
+    def _first(self, axis: str) -> Index:
+        """Where a tile begins; of a single one there is no loop."""
+        size = self.axes.outputs if axis == OUTPUTS else self.lanes
+        return ZERO if self._tiles(axis) == ONE else V(b(axis)) * size
+
+    def _held(self, body: Body) -> int:
+        """Registers of 4 bytes for sums of a thread, and for what it loads at once."""
+        loaded = [ITEMSIZE[x.dtype] for x in vectors(body, "pd_ldg_wide")]
+        return self.lanes * self.axes.outputs + sum(loaded) * self.lanes // 4
+
+    def _names(self) -> tuple[str, ...]:
+        return bound_names(self.group.arrays, self.group.params)
+
+    def _box(self) -> dict[str, int]:
+        """The outputs of a block: iterator of the band -> how many."""
+        x = self.axes
+        others = tuple(y for y in self.prefix if y != x.across)
+        return points(self.group.backbone, others, THREADS * self.lanes) | {x.across: x.outputs}
+
+    def _lowering(self, s: Statement) -> Lowering:
+        """What executes a statement's instance; what stays in the tile are cells of an array."""
+        array = self.group.arrays[s.array]
+
+        def f(a: Coordinates) -> Body:
+            env = self.places.env(s.name, a)
+            value = flat(self.group, s.value, env, lambda x: self._local(x, a))
+            if array.role == "local":
+                return (Store(s.array, self._cell(a), value, s.reduce),)
+            return (Store(s.array, array.address(tuple(i.subs(env) for i in s.index)), value, s.reduce),)
+
+        return f
+
+    def _local(self, x: Load, a: Coordinates) -> Value | None:
+        local = self.group.arrays[x.buffer].role == "local"
+        return FlatLoad(x.dtype, x.buffer, self._cell(a)) if local else None
+
+    def _cell(self, a: Coordinates) -> Index:
+        """Where an output's result lies in the tile: a vector for each output."""
+        return a[it(OUTPUTS)] * self.lanes + a[it(LANES)]
+
+    def _outputs(self, body: Body) -> Body:
+        """Each output of a tile under the question whether it exists, which not all of the last tile do."""
+        x, whole = self.axes, self.schedule.map.extents[OUTPUTS]
+        first = self._first(OUTPUTS)
+
+        def every(n: Node) -> Node:
+            if not (isinstance(n, For) and n.var == it(OUTPUTS)):
+                return n
+            exists = Compare("<", first + n.var, whole)
+            asked: Body = n.body if whole % x.outputs == ZERO else (If((exists,), n.body),)
+            return replace(n, hi=V(x.outputs), body=asked)
+
+        body = unroll(rewrite(body, every), (it(OUTPUTS), it(x.taps[-1])))
+        return asked_once(body, stored(self.group.arrays), first)
+
+    def _tile(self, body: Body, alignments: list[Multiples]) -> Body:
+        """The loop over lanes as vectors, around it the cells of the tile."""
+        (lanes,) = body
+        assert isinstance(lanes, For), "the tree has a loop over lanes"
+        names = (*self.prefix, b(LANES), b(OUTPUTS), it(LANES))
+        made = widen(lanes.body, it(LANES), self.lanes, stored(self.group.arrays), names)
+        if made is None:
+            return body
+        alignments.append(made[1])
+        out, cells = made[0], V(self.lanes * self.axes.outputs)
+        for n, a in self.group.arrays.items():
+            if a.role == "local":
+                out = (Alloc(n, a.dtype, cells, "register", out),)
+        return out
+
+
+def asked_once(body: Body, buffers: Collection[str], first: Index) -> Body:
+    """Elements are loaded where an output exists that reads them, and not asked for again by others.
+
+    Before: straight lines of statements, each under ``first + u < n``, for its output u. Results that stay in the tile
+    lose the question, which is now that of the first output that reads an element: where it does not exist, no other
+    one does. The first output of a tile exists. Stores to memory stay under theirs.
+    """
+    body = tuple(with_bodies(n, tuple(asked_once(x, buffers, first) for x in bodies(n))) for n in body)
+    kept = [n for n in body if isinstance(n, If) and not any(_is_stored(x, buffers) for x in n.then)]
+    readers: dict[Value, Compare] = {}
+    for n in kept:
+        for v in (v for x in n.then if isinstance(x, Store) for v in _read(x.value, buffers)):
+            before = readers.setdefault(v, n.cond[0])
+            readers[v] = min(before, n.cond[0], key=lambda c: int(c.left - first))
+    table = {v: _guarded(v, c) for v, c in readers.items() if c.left != first}
+    return tuple(x for n in body for x in (_with(n.then, table) if isinstance(n, If) and n in kept else (n,)))
+
+
+def _is_stored(n: Node, buffers: Collection[str]) -> bool:
+    return isinstance(n, Store) and n.buffer in buffers
+
+
+def _read(v: Value, buffers: Collection[str]) -> Iterator[Value]:
+    """What a value reads of memory: loads, each with the choice that it stands in."""
+    if isinstance(v, FlatLoad) and v.buffer in buffers:
+        yield v
+    elif isinstance(v, Op):
+        inside = [x for a in v.args for x in _read(a, buffers)]
+        yield from [v] if inside and v.name == "where" else inside
+
+
+def _guarded(v: Value, exists: Compare) -> Value:
+    """What is read, where an output exists that reads it."""
+    asked = Op("bool", "lt", (FromIndex("int64", exists.left), FromIndex("int64", exists.right)))
+    if isinstance(v, Op):
+        choice, *values = v.args
+        return replace(v, args=(Op("bool", "and", (asked, choice)), *values))
+    return Op(v.dtype, "where", (asked, v, Const(v.dtype, 0.0 if v.dtype in FLOATS else 0)))
+
+
+def _with(body: Body, table: Mapping[Value, Value]) -> Body:
+    return tuple(
+        replace(n, value=map_value(n.value, lambda v: table.get(v, v))) if isinstance(n, Store) else n for n in body
+    )

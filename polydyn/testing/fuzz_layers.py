@@ -1,0 +1,239 @@
+"""Random layers (``random_layers``) as programs of a device, against ONNX Runtime.
+
+usage: python -m polydyn.testing.fuzz_layers [SEEDS] [--first N] [--family NAME ...] [--dtype NAME ...]
+                                             [--target cuda:emulated] [--sm 90] [--forced 1]
+
+Each layer is compiled once in a type, and run at its shapes: all of them in turn, again (kept graphs), then as bound
+calls, on the emulation with warps in reverse order; results of one shape must have the same bits. Then the same with
+versions preferred in a random order, so that each is run wherever it may be. What fails is printed with its seed.
+Exits with 1 when anything failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import onnxruntime as ort
+
+from polydyn.compiler import plan_program
+from polydyn.errors import InputError, PolydynError, ShapeError, UnsupportedError
+from polydyn.graph.dtypes import numpy_dtype
+from polydyn.program.assemble import build_artifact
+from polydyn.program.plan import Candidate, HostPlan
+from polydyn.runtime.opening import open_program
+from polydyn.runtime.program import Program
+from polydyn.schedules.expr import Array
+from polydyn.testing.halves import HALVES, in_halves, rounded, widened
+from polydyn.testing.inputs import feeds as inputs_of
+from polydyn.testing.layer_writer import Layer
+from polydyn.testing.random_layers import FAMILIES, random_layer
+
+BOUND = {"float32": 1e-4, "float16": 1e-2, "bfloat16": 6e-2}
+"""Tolerated error of a layer, over the scale of its output, against ONNX Runtime in float32."""
+PREFERRED = (0, 4, 8, 12, 16, 20)
+"""Binary digits of the factors of estimates, by rank in a random order; the last one is that of all others."""
+REVERSE = "PDEMU_REVERSE"
+Arrays = Mapping[str, Array]
+Expected = tuple[Arrays, Arrays]
+"""Inputs and outputs."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What happened: ``wrong``, ``error`` (no name), or ``refused`` where ONNX Runtime runs."""
+
+    kind: str
+    layer: str
+    message: str
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.layer}: {self.message}"
+
+
+def references(layer: Layer) -> list[Expected]:
+    """For every shape inputs and ONNX Runtime's outputs; no outputs where it refuses the shape."""
+    options = ort.SessionOptions()
+    options.intra_op_num_threads, options.log_severity_level = 1, 4
+    if layer.exact:
+        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    session = ort.InferenceSession(layer.model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    names = [o.name for o in session.get_outputs()]
+    found: list[Expected] = []
+    for k, shape in enumerate(layer.shapes):
+        given = {n: _held(a) for n, a in inputs_of(layer.model, shape, seed=k).items()}
+        try:
+            found.append((given, dict(zip(names, session.run(names, given), strict=True))))
+        except Exception:  # ONNX Runtime's own classes
+            found.append((given, {}))
+    return found
+
+
+def _held(a: Array) -> Array:
+    """Floats as every type holds them."""
+    return rounded(a, "bfloat16").astype(np.float32) if a.dtype == np.float32 else a
+
+
+def preferring(plan: HostPlan, seed: int) -> HostPlan:
+    """The plan with the versions of each launch preferred in a random order, almost whatever their estimates."""
+    numbers = random.Random(f"{plan.name} {seed}")
+
+    def ranked(c: Candidate, rank: int) -> Candidate:
+        factor = 1 << PREFERRED[min(rank, len(PREFERRED) - 1)]
+        return c if c.block is None else replace(c, block=replace(c.block, factor=factor))
+
+    launches = []
+    for x in plan.launches:
+        order = numbers.sample(range(len(x.candidates)), len(x.candidates))
+        versions = tuple(ranked(c, r) for c, r in zip(x.candidates, order, strict=True))
+        launches.append(replace(x, candidates=versions))
+    return replace(plan, launches=tuple(launches))
+
+
+def difference(got: Array, want: Array, bound: float) -> str:
+    """What is wrong with an output, empty when nothing is; a bound of 0 asks for equal numbers."""
+    if got.shape != want.shape or got.dtype != want.dtype:
+        return f"{got.dtype}{got.shape}, expected {want.dtype}{want.shape}"
+    if want.dtype != np.float32 or not bound:
+        return "" if np.array_equal(got, want) else f"differs at {np.argwhere(got != want)[:3].tolist()}"
+    finite = np.isfinite(want)
+    scale = np.abs(want[finite]).max(initial=0.0)
+    off = np.abs(np.where(finite, got, 0).astype(np.float64) - np.where(finite, want, 0))
+    if not np.isfinite(off).all() or not np.array_equal(got[~finite], want[~finite], equal_nan=True):
+        places = np.argwhere(~np.isfinite(off) | (~finite & ~((got == want) | (np.isnan(got) & np.isnan(want)))))
+        return f"not finite where expected, or the reverse, at {places[:3].tolist()} of {want.shape}"
+    if off.size and off.max() > bound * max(scale, 1e-3):
+        places = np.argwhere(off > bound * scale)
+        return f"off by {off.max():.3g} of {scale:.3g}, at {len(places)}: {places[:3].tolist()} of {want.shape}"
+    return ""
+
+
+@contextmanager
+def _reversed() -> Iterator[None]:
+    os.environ[REVERSE] = "1"
+    try:
+        yield
+    finally:
+        del os.environ[REVERSE]
+
+
+class Runs:
+    """The calls of one program of a layer in a type."""
+
+    def __init__(self, program: Program, dtype: str, bound: float) -> None:
+        self.program, self.dtype, self.bound = program, dtype, bound
+        self.bits: dict[int, dict[str, bytes]] = {}
+
+    def feeds(self, given: Arrays) -> dict[str, Array]:
+        """The inputs in the program's type; those of bfloat16 are bits."""
+        if self.dtype == "float32":
+            return dict(given)
+        cast = {n: rounded(a, self.dtype) for n, a in given.items()}
+        return {n: a.view(np.uint16) if a.dtype == numpy_dtype("bfloat16") else a for n, a in cast.items()}
+
+    def wide(self, a: Any, want: Array) -> Array:
+        """An output as float32 where the layer has that."""
+        found = np.asarray(a)
+        return widened(found, self.dtype) if want.dtype == np.float32 and self.dtype != "float32" else found
+
+    def check(self, k: int, given: Arrays, want: Arrays, bound_call: bool = False) -> str:
+        """What is wrong with a call at shape number k, empty when nothing is."""
+        if bound_call:
+            with _reversed():
+                got = self.program.bind(self.feeds(given))()
+        else:
+            got = self.program.run(self.feeds(given))
+        bits = {n: np.asarray(a).tobytes() for n, a in got.items()}
+        if k in self.bits:
+            return "" if bits == self.bits[k] else "other bits than in the first call"
+        self.bits[k] = bits
+        for n, w in want.items():
+            if message := difference(self.wide(got[n], w), w, self.bound):
+                return f"{n} {message}"
+        return ""
+
+
+def check(program: Program, layer: Layer, dtype: str, expected: Sequence[Expected], what: str) -> list[Finding]:
+    """Runs a program at every shape: in turn, again, and bound; a shape that fails is left out from then on."""
+    runs = Runs(program, dtype, 0.0 if layer.exact else BOUND[dtype])
+    found: list[Finding] = []
+    bad = set[int]()
+    for turn in ("first", "again", "bound"):
+        for k, (given, want) in enumerate(expected):
+            if k in bad:
+                continue
+            kind, message = _outcome(runs, k, given, want, turn == "bound")
+            if message or not want:
+                bad.add(k)
+            if message:
+                found.append(Finding(kind, f"{layer.name} {dtype} {what} {turn} at {dict(layer.shapes[k])}", message))
+    return found
+
+
+def _outcome(runs: Runs, k: int, given: Arrays, want: Arrays, bound: bool) -> tuple[str, str]:
+    """(kind, message) of a call, no message where it is right; where there is no reference it may be refused."""
+    try:
+        return "wrong", runs.check(k, given, want, bound)
+    except PolydynError as e:
+        kind = _kind(e)
+        return kind, "" if kind == "refused" and not want else f"{type(e).__name__}: {e}"
+    except Exception as e:
+        return "error", f"{type(e).__name__}: {e}"
+
+
+def _kind(e: Exception) -> str:
+    return "refused" if isinstance(e, (InputError, ShapeError, UnsupportedError)) else "error"
+
+
+def run_layer(layer: Layer, dtype: str, target: str, forced: int) -> list[Finding]:
+    """What is wrong with a layer in a type: as estimates choose versions, then in so many random orders of them."""
+    try:
+        expected = references(layer)
+        model = in_halves(layer.model, dtype) if dtype in HALVES else layer.model
+        plan = plan_program(model, target=target)
+        found: list[Finding] = []
+        for k in range(forced + 1):
+            artifact, _ = build_artifact(preferring(plan, k) if k else plan, target)
+            program = open_program(artifact, threads=1)
+            found += check(program, layer, dtype, expected, f"preferring {k}" if k else "natural")
+        return found
+    except Exception as e:
+        return [Finding(_kind(e), f"{layer.name} {dtype}", f"{type(e).__name__}: {e}")]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("seeds", type=int, nargs="?", default=20)
+    parser.add_argument("--first", type=int, default=0)
+    parser.add_argument("--family", nargs="+", choices=FAMILIES, default=list(FAMILIES))
+    parser.add_argument("--dtype", nargs="+", choices=BOUND, default=list(BOUND))
+    parser.add_argument("--target", default="cuda:emulated")
+    parser.add_argument("--sm", type=int, default=90, help="compute capability of the emulated device")
+    parser.add_argument("--forced", type=int, default=1, help="random orders of versions, beside that of estimates")
+    args = parser.parse_args(argv)
+    os.environ.setdefault("POLYDYN_LIBCUDA", "emulated")
+    os.environ.setdefault("PDEMU_SM", str(args.sm))
+    bad = 0
+    for seed in range(args.first, args.first + args.seeds):
+        for family in args.family:
+            layer = random_layer(family, seed)
+            dtype = "float32" if layer.exact else args.dtype[seed % len(args.dtype)]
+            print(f"{time.strftime('%H:%M:%S')} {layer.name} {dtype}", flush=True)
+            for f in run_layer(layer, dtype, args.target, args.forced):
+                bad += f.kind in ("wrong", "error")
+                print(f, flush=True)
+    print(f"{args.seeds * len(args.family)} layers, {bad} failures", flush=True)
+    return 1 if bad else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
