@@ -4,7 +4,7 @@
 
 For every group the versions that the model's shapes choose are compiled (no GPU is needed) and listed once. The rows
 are added to benchmarks/results/gpu_resources.json, in place of what it has for the same model, type and architecture.
-The exit status is the number of kernels that spill registers to memory.
+The exit status is the number of kernels that keep anything in local memory.
 """
 
 from __future__ import annotations
@@ -12,7 +12,9 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
+from itertools import repeat
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,7 @@ import onnx
 from benchmarks import record
 from benchmarks.arguments import parse_shape
 from benchmarks.gpu.halves import ONNX_TYPE, of_type
+from polydyn.build.features import available_cores
 from polydyn.compiler import plan_program
 from polydyn.gpu import hardware
 from polydyn.gpu.compiler import compile_cuda, compiler_version
@@ -46,7 +49,11 @@ class Chosen:
 
 @dataclass(frozen=True)
 class Use:
-    """A row of the table; ``spills``: bytes stored and loaded, ``blocks``: resident on a multiprocessor."""
+    """A row of the table.
+
+    ``spills``: bytes stored and loaded, ``local``: bytes of a thread's local memory, ``blocks``: resident on a
+    multiprocessor, ``supposed``: those that the kernel's estimate supposes where no compiler has counted registers.
+    """
 
     kind: str
     version: str
@@ -54,11 +61,20 @@ class Use:
     smem: int
     registers: int
     spills: int
+    local: int
     blocks: int
+    supposed: int
 
     def __str__(self) -> str:
         name = f"{self.kind} {self.version}"
-        return f"{name:44} {self.threads:7} {self.smem:6} {self.registers:9} {self.spills:6} {self.blocks:6}"
+        numbers = f"{self.spills:6} {self.local:5} {self.blocks:6} {self.supposed:8}"
+        fewer = "  FEWER BLOCKS" if self.blocks < self.supposed else ""
+        return f"{name:44} {self.threads:7} {self.smem:6} {self.registers:9} {numbers}{fewer}"
+
+    @property
+    def in_memory(self) -> bool:
+        """Whether a thread keeps anything in local memory."""
+        return self.spills > 0 or self.local > 0
 
 
 def chosen(path: Path, dtype: str, arch: str, wanted: Sequence[Shape]) -> tuple[list[Chosen], tuple[str, ...]]:
@@ -90,9 +106,11 @@ def use(c: Chosen, arch: str) -> Use:
     """What ptxas says of a kernel."""
     v, block = c.version, c.version.block
     assert block is not None
-    u = compile_cuda(c.text, arch).kernels[v.kernel]
-    blocks = hardware.load(hardware.DEVICES[arch]).resident_blocks(block.threads, u.registers, c.smem)
-    return Use(c.kind, v.name, block.threads, c.smem, u.registers, u.spill_stores + u.spill_loads, blocks)
+    u, device = compile_cuda(c.text, arch).kernels[v.kernel], hardware.load(hardware.DEVICES[arch])
+    supposed = u.registers if block.work is None else block.work.registers
+    blocks, expected = (device.resident_blocks(block.threads, n, c.smem) for n in (u.registers, supposed))
+    spills = u.spill_stores + u.spill_loads
+    return Use(c.kind, v.name, block.threads, c.smem, u.registers, spills, u.stack, blocks, expected)
 
 
 def save(about: dict[str, Any], rows: list[Use], **more: Any) -> None:
@@ -100,7 +118,7 @@ def save(about: dict[str, Any], rows: list[Use], **more: Any) -> None:
     path = record.RESULTS / f"{FILE}.json"
     old = json.loads(path.read_text())["tables"] if path.exists() else []
     kept = [t for t in old if any(t[k] != v for k, v in about.items())]
-    table = about | {"kernels": len(rows), "spilling": sum(r.spills > 0 for r in rows)} | more
+    table = about | {"kernels": len(rows), "spilling": sum(r.in_memory for r in rows)} | more
     rows = sorted(set(rows), key=str)  # kernels that are alike stand once
     tables = [*kept, table | {"rows": [asdict(r) for r in rows]}]
     tables.sort(key=lambda t: [t[k] for k in about])
@@ -108,7 +126,7 @@ def save(about: dict[str, Any], rows: list[Use], **more: Any) -> None:
 
 
 def main() -> int:
-    """Prints the tables; the number of kernels that spill."""
+    """Prints the tables; the number of kernels that use local memory."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("models", nargs="+", type=Path)
     parser.add_argument("--dtype", nargs="+", choices=ONNX_TYPE, default=["float16"])
@@ -120,15 +138,16 @@ def main() -> int:
         wanted = options.shapes or shapes(path.stem)
         kernels, notes = chosen(path, dtype, arch, wanted)
         print(f"\n{path.stem}, {dtype}, {arch}: {len(kernels)} kernels\n"
-              f"{'kernel':44} threads   smem registers spills blocks")  # fmt: skip
+              f"{'kernel':44} threads   smem registers spills local blocks supposed")  # fmt: skip
         rows = []
-        for c in kernels:
-            rows.append(use(c, arch))
-            spilling += rows[-1].spills > 0
-            print(rows[-1], flush=True)
+        with ThreadPoolExecutor(available_cores()) as pool:
+            for row in pool.map(use, kernels, repeat(arch)):
+                rows.append(row)
+                spilling += row.in_memory
+                print(row, flush=True)
         print("".join(f"note: {n}\n" for n in notes), end="")
         save({"model": path.stem, "dtype": dtype, "arch": arch}, rows, notes=notes, shapes=wanted)
-    print(f"\n{spilling} kernels spill registers")
+    print(f"\n{spilling} kernels keep registers in local memory")
     return spilling
 
 

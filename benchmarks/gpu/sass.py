@@ -122,8 +122,9 @@ def kinds() -> tuple[Kind, ...]:
     image = inner_convolution(weights.convolution(64, 64, 3), ("H", "W"))
     depthwise = inner_convolution(weights.convolution(1, 64, 3), ("H", "W"), groups=64)
     return (
-        Kind("product f16", half, "mma_128", (COPIES, *TENSOR, WIDE)),
-        Kind("product f16, split", half, "split_mma", (COPIES, *TENSOR)),
+        Kind("product f16", half, "mma_128", (COPIES, *TENSOR, WIDE), most=140),
+        Kind("product f16, 64", half, "mma_64x64", (COPIES, *TENSOR, WIDE), most=70),
+        Kind("product f16, split", half, "split_mma", (COPIES, *TENSOR), most=80),
         Kind("product f16, few rows", half, "gemv_8", (r"LDG\.E.*128", "SHFL")),
         Kind("product f16, few rows, counted", half, "gemv_2_n8_counted_8", (r"LDG\.E.*128", "SHFL", *COUNTED)),
         Kind("product f16, few rows of clusters", half, "gemv_2_n8_cluster_8", (r"LDG\.E.*128", *DISTRIBUTED),
@@ -141,23 +142,25 @@ def kinds() -> tuple[Kind, ...]:
         Kind("product f16, wgmma, split", half, "split_wgmma_128x128", ("HGMMA", "UTMALDG", "SYNCS", WIDE), "sm_90a",
              most=90),
         Kind("product f32", single, "fma_128", (COPIES, "FFMA")),
-        Kind("product tf32", single, "tf32_128", (COPIES, "LDSM|LDS", r"HMMA\.1688\.F32\.TF32", WIDE), tf32=True),
+        Kind("product tf32", single, "tf32_128", (COPIES, "LDSM|LDS", r"HMMA\.1688\.F32\.TF32", WIDE), tf32=True,
+             most=335),
         Kind("product 3xtf32", single, "tf32x3_128", (COPIES, "LDSM|LDS", r"HMMA\.1688\.F32\.TF32", WIDE),
-             precision="3xtf32"),
+             precision="3xtf32", most=560),
         Kind("product tf32, wgmma", turned, "wgmma_tf32_128x256", (r"HGMMA.*TF32", "UTMALDG", "SYNCS", WIDE), "sm_90a",
              tf32=True),
-        Kind("product s8", quantized, "imma_128", (COPIES, "LDSM", r"IMMA\.16832\.U8\.S8", WIDE)),
+        Kind("product s8", quantized, "imma_128", (COPIES, "LDSM", r"IMMA\.16832\.U8\.S8", WIDE), most=140),
         Kind("product s8, split", quantized, "split_imma", (COPIES, "LDSM", r"IMMA\.16832\.U8\.S8")),
         Kind("product s8, few rows", quantized, "gemv_8", (r"LDG\.E.*128", r"IDP\.4A", "SHFL")),
         Kind("product s8, wgmma", quantized, "wgmma_128x256", (r"IGMMA.*U8\.S8", "UTMALDG", "SYNCS", WIDE), "sm_90a"),
-        Kind("product f8", float8, "qmma_128", (COPIES, "LDSM", r"QMMA\.16832\.F32\.E4M3\.E4M3", WIDE), "sm_89"),
+        Kind("product f8", float8, "qmma_128", (COPIES, "LDSM", r"QMMA\.16832\.F32\.E4M3\.E4M3", WIDE), "sm_89",
+             most=140),
         Kind("product f8, wgmma", float8, "wgmma_128x128", (r"QGMMA.*E4M3\.E4M3", "UTMALDG", "SYNCS", WIDE), "sm_90a"),
         Kind("product f8, clusters", float8, "wgmma_128x128x128_4_cluster", (r"QGMMA.*E4M3\.E4M3", *SHARED, WIDE),
              "sm_90a"),
         Kind("product f16 and gelu, wgmma", gelu, "wgmma_128x256", ("HGMMA", r"MUFU\.EX2", WIDE), "sm_90a", size=1400),
         Kind("product f16, gelu, in turn", gelu, "wgmma_128x192x64_3_turns", ("HGMMA", r"MUFU\.EX2", "UTMASTG"),
              "sm_90a", most=100, size=1450),
-        Kind("convolution f16", image, "mma_128x64", (COPIES, *TENSOR, WIDE), most=165),
+        Kind("convolution f16", image, "mma_128x64", (COPIES, *TENSOR, WIDE), most=120),
         Kind("convolution f16, depthwise", depthwise, "window", (r"LDG\.E.*128", "FFMA", WIDE), most=285),
         Kind("convolution f16, wgmma", image, "wgmma_128x64x64_4", ("HGMMA", *PIXELS, "SYNCS", WIDE), "sm_90a",
              most=80),
@@ -219,7 +222,7 @@ class Code:
     skips: tuple[tuple[int, int], ...] = ()
 
     def inner(self) -> tuple[str, ...]:
-        """The instructions of the loop that multiplies most; of several as good ones the shortest. Empty: none does.
+        """The instructions of the loop that multiplies and copies most, of several the shortest. Empty: none does.
 
         Code behind an end of the kernel is out of line (a wait that was not over at once): it jumps back into others.
         """
@@ -238,8 +241,13 @@ class Code:
 
     def _inner(self) -> tuple[int, int]:
         whole = [x for x in self.loops if "EXIT" not in self.instructions[slice(*x)]]
-        most = max(whole, key=lambda x: (*multiplications(self.instructions[slice(*x)]), x[0] - x[1]), default=(0, 0))
+        most = max(whole, key=lambda x: (*self._work(x), x[0] - x[1]), default=(0, 0))
         return most if any(multiplications(self.instructions[slice(*most)])) else (0, 0)
+
+    def _work(self, loop: tuple[int, int]) -> tuple[int, ...]:
+        """What a loop multiplies, and its copies: the last steps of a reduction have none."""
+        code = self.instructions[slice(*loop)]
+        return (*multiplications(code), sum(i.startswith("LDGSTS") for i in code))
 
 
 def multiplications(code: Sequence[str]) -> tuple[int, int]:

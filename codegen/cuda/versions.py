@@ -40,10 +40,10 @@ WIDEST = 16
 WAVES = 2
 """Blocks for each multiprocessor that a split reduction fills the device with."""
 FMA_TILES = (CudaTile("fma", 128, 128, 16, 8, 8, 3, 1), CudaTile("fma", 64, 64, 16, 4, 4, 3, 2))
-TF32_TILES = (CudaTile("tf32", 128, 128, 16, 64, 32, 4, 2), CudaTile("tf32", 64, 64, 16, 32, 32, 4, 4))
+TF32_TILES = (CudaTile("tf32", 128, 128, 16, 64, 64, 4, 2), CudaTile("tf32", 64, 64, 16, 32, 32, 4, 4))
 TF32X3_TILES = (CudaTile("tf32x3", 128, 128, 16, 64, 32, 4), CudaTile("tf32x3", 64, 64, 16, 32, 32, 4, 3))
-MMA_TILES = (CudaTile("mma", 128, 128, 32, 64, 32, 4, 2), CudaTile("mma", 64, 64, 32, 32, 32, 4, 4))
-IMMA_TILES = (CudaTile("imma", 128, 128, 64, 64, 32, 4, 2), CudaTile("imma", 64, 64, 64, 32, 32, 4, 4))
+MMA_TILES = (CudaTile("mma", 128, 128, 32, 64, 64, 4, 2), CudaTile("mma", 64, 64, 32, 32, 32, 4, 4))
+IMMA_TILES = (CudaTile("imma", 128, 128, 64, 64, 64, 4, 2), CudaTile("imma", 64, 64, 64, 32, 32, 4, 4))
 QMMA_TILES = tuple(replace(t, instruction="qmma") for t in IMMA_TILES)
 TILES = {
     "float32": FMA_TILES, "int32": FMA_TILES, **dict.fromkeys(HALF, MMA_TILES), **dict.fromkeys(BYTES, IMMA_TILES),

@@ -161,7 +161,7 @@ def divide_before(body: Body, prefix: str) -> Body:
 
 def hoist_rows(body: Body, prefix: str) -> Body:
     """What a body that runs often computes of rows outside of it comes before it: costly floor divisions that depend on
-    no name that it binds, and the parts of its calls' addresses and conditions that hold them.
+    no name that it binds, and what of its loops' calls' addresses and conditions holds them.
     """
     inner = {x.var for x in walk(body) if isinstance(x, (For, Let))}
     body, divisions = _taken_out(body, costly_divisions, f"{prefix}q_", {})
@@ -173,7 +173,13 @@ def hoist_rows(body: Body, prefix: str) -> Body:
             return i
         return i - fixed + sums.setdefault(fixed, f"{prefix}{len(sums)}")
 
-    body = rewrite(body, lambda n: map_node_indices(n, named) if isinstance(n, Call) else n)
+    def in_loop(n: Node) -> Node:  # what runs once gains nothing from a name
+        return replace(n, body=rewrite(n.body, of_call)) if isinstance(n, For) else n
+
+    def of_call(n: Node) -> Node:
+        return map_node_indices(n, named) if isinstance(n, Call) else n
+
+    body = rewrite(body, in_loop)
     return _named_before([*divisions, *((name, i) for i, name in sums.items())], body)
 
 

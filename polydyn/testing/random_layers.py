@@ -305,7 +305,8 @@ def rows(w: Writer) -> None:
     rank = w.pick(1, 2, 2, 3, 3, 4)
     dims: list[int | str] = []
     for name in "ABCD"[:rank]:
-        dims.append(name if w.chance(0.75) else w.pick(1, 2, 3, 7, 8, 33, 64, 256, 300))
+        small = prod(d for d in dims if isinstance(d, int)) <= 8
+        dims.append(w.pick(1, 2, 3, 7, 8, 33, 64, 256, 300) if small and w.chance(0.25) else name)
     if not any(isinstance(d, str) for d in dims):
         dims[0] = "A"
     w.sizes |= {d: (*LENGTHS, 255, 256, 300, 768, 1025) for d in dims if isinstance(d, str)}
@@ -316,14 +317,15 @@ def rows(w: Writer) -> None:
     for _ in range(w.pick(1, 1, 2)):
         if w.chance(0.4):
             x = w.activation(x)
-        kind = w.pick("reduce", "reduce", "Softmax", "LogSoftmax", "norm", "CumSum", "Transpose")
-        x = _row(w, x, kind, rank, dims)
-    w.outputs.append(x)
+        kind = w.pick("reduce", "reduce", "Softmax", "LogSoftmax", "norm", "CumSum", "shift")
+        x = _row(w, x, kind, rank)
+    if x not in w.inputs:
+        w.outputs.append(x)
     if w.chance(0.25):
         _places(w, rank)
 
 
-def _row(w: Writer, x: str, kind: str, rank: int, dims: Dims) -> str:
+def _row(w: Writer, x: str, kind: str, rank: int) -> str:
     axis = w.random.randrange(rank)
     if kind == "reduce":
         op = "Reduce" + w.pick("Sum", "Mean", "Max", "Min", "L2", "LogSumExp", "SumSquare")
@@ -340,7 +342,7 @@ def _row(w: Writer, x: str, kind: str, rank: int, dims: Dims) -> str:
         centred = w.add("Sub", x, w.add("ReduceMean", x, axes, keepdims=1))
         mean = w.add("ReduceMean", w.add("Mul", centred, centred), axes, keepdims=1)
         return w.add("Div", centred, w.add("Sqrt", w.add("Add", mean, w.const(2.0**-7, np.float32))))
-    if kind == "Transpose":
+    if kind == "shift":
         return w.add("Sub", x, w.add("ReduceMax", x, w.const([axis]), keepdims=1))
     return w.add(kind, x, axis=axis)
 

@@ -14,16 +14,19 @@ import numpy as np
 import pytest
 
 import polydyn
+from polydyn.codegen.kernel import Block
+from polydyn.codegen.printers.cuda import PRELUDE
 from polydyn.errors import ArtifactError, InputError
 from polydyn.gpu.errors import DeviceError, DeviceLostError, DeviceMemoryError
 from polydyn.program.assemble import build_program
+from polydyn.program.plan import COUNTERS, Candidate
 from polydyn.runtime.cuda.array import DeviceArray
 from polydyn.runtime.cuda.program import Call, CudaProgram
 from polydyn.runtime.cuda.session import Session, open_session
 from polydyn.schedules.index import Index
 from tests.support.cuda_programs import add, check, one_launch, relu, shift, softmax_and_gather, version, with_block
 from tests.support.marks import slow
-from tests.support.programs import B
+from tests.support.programs import B, made
 from tests.support.tiny import model, node
 
 USAGE = 5
@@ -134,6 +137,31 @@ def test_a_call_that_goes_while_it_is_at_work(layer: CudaProgram, device: Sessio
     gc.collect()
     assert same(out, layer.run(f))
     with device.use() as driver:
+        driver.free_stream(stream)
+
+
+COUNTED = f"""{PRELUDE}PD_KERNEL(counted, 32, 1)(const float *x, float *y, uint32_t *counters, int64_t n) {{
+  pd_grid_begin();
+  if (pd_last_block(counters, (int)n))
+    for (int64_t i = 0; i < n; i++) pd_stg(y + i * 32 + pd_tid(), pd_ldg(x + i * 32 + pd_tid()));
+}}
+PD_EXPORT(counted, 32);
+"""
+
+
+def test_counters_are_zero_before_a_call_on_another_stream(device: Session) -> None:
+    """The context's stream, on which they are made, is not that of the call."""
+    counted = made("counted", COUNTED, 3, 1, Block(32))
+    only = Candidate("counted", ("x", "y", COUNTERS), (B,), B, block=Block(32), workspace=Index.of(16))
+    program: Any = build_program(one_launch(only, kernels=(counted,)), target="cuda:emulated")
+    x = {"x": np.random.default_rng(1).standard_normal((5, 32)).astype(np.float32)}
+    with device.use() as driver:
+        stream = driver.stream()
+    call = program.bind(on_device(device, x), stream=stream)
+    assert same(call(), {"y": x["x"]})
+    del call
+    with device.use() as driver:
+        driver.synchronize(stream)
         driver.free_stream(stream)
 
 

@@ -28,6 +28,7 @@ static int32_t prepare(pd_context *c, int32_t k, const pd_candidate *n, void *st
         x->next = 0; /* without memory launches before this one need theirs again */
         TRY(cuMemAlloc_v2(&x->counters, PD_COUNTERS * sizeof(uint32_t) + (size_t)bytes), what);
         TRY(cuMemsetD32Async(x->counters, 0, PD_COUNTERS, stream), what);
+        TRY(cuStreamSynchronize(stream), what); /* a bound call may begin on another one */
         x->workspace = x->counters + PD_COUNTERS * sizeof(uint32_t);
         x->workspace_bytes = bytes;
     }
