@@ -51,8 +51,8 @@ COUNTED = (r"ATOMG?\.E\.INC", "MEMBAR", r"LDG\.E.*STRONG\.GPU")
 """What counts blocks, and reads what they have left."""
 PIXELS = (r"UTMALDG\.4D\.IM2COL", r"UTMALDG\.2D")
 """What brings pixels of an image, and filters."""
-EARLY, PREFETCH = ("ACQBULK", "PREEXIT"), r"UTMACCTL\.PF"
-"""What waits for the launch before and lets the next one begin, on sm_90a; what fetches tensor maps."""
+EARLY, PREFETCH, FETCH = ("ACQBULK", "PREEXIT"), r"UTMACCTL\.PF", r"UTMAPF\.L2"
+"""What waits for the launch before and lets the next one begin, on sm_90a; what fetches tensor maps, and weights."""
 DEALT = "USETMAXREG"
 """What gives a producer's registers to consumers; a compiler that finds no bound of them leaves it out."""
 TENSOR_CORES = ("HMMA", "IMMA", "QMMA", "HGMMA", "IGMMA", "QGMMA")
@@ -312,6 +312,7 @@ def check(kind: Kind) -> dict[str, Any]:
     code, used = built(k.text, k.name, kind.arch)
     found, inner = code.instructions, code.inner()
     wanted = (*kind.wanted, *(EARLY if kind.arch == "sm_90a" else ()), *([PREFETCH] if k.device.maps else []))
+    wanted += (FETCH,) * ("pd_tma_fetch" in k.text)
     wanted += (DEALT,) if "pd_reg_inc" in k.text else ()
     missing = [w for w in wanted if not any(re.match(w, i) for i in found)]
     missing += [f"a loop of at most {kind.most}"] if kind.most and not 0 < len(inner) <= kind.most else []

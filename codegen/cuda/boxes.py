@@ -83,6 +83,11 @@ class TensorOperand:
             return Call(f"pd_tma_load_{len(at)}d", args)
         return Call(f"pd_tma_load_{len(at)}d_to", (*args, FromIndex("int32", V(2**blocks - 1))))
 
+    def fetch(self, name: str, mn: Index, k: Index, a: Mapping[str, Index]) -> Call:
+        """The same box to L2, for a copy that comes later."""
+        at = self._at(mn, k, a)
+        return Call(f"pd_tma_fetch_{len(at)}d", (Parameter("uint64", name), *at))
+
     def store(self, name: str, place: Pointer, mn: Index, k: Index, a: Mapping[str, Index]) -> Call:
         """The copy of a box the other way."""
         at = self._at(mn, k, a)

@@ -13,7 +13,8 @@ from typing import Any, Protocol
 from polydyn.codegen.cuda.group import ProductGroup
 from polydyn.codegen.cuda.warpgroup_attention import Attention, AttentionTile, attention_tiles, warpgroup_attention
 from polydyn.codegen.cuda.warpgroup_attention import broken_rule as attention_rule
-from polydyn.codegen.cuda.wgmma import reaches_wgmma, wgmma_versions
+from polydyn.codegen.cuda.wgmma import wgmma_versions
+from polydyn.codegen.cuda.wgmma_operands import reaches_wgmma
 from polydyn.codegen.cuda.wgmma_tiles import AXES, FLOAT8_TILES, PARTS, TILES, WgmmaTile, broken_rule
 from polydyn.codegen.kernel import Kernel, with_block
 from polydyn.schedules.errors import ScheduleError

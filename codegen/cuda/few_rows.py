@@ -77,8 +77,8 @@ REGISTERS = {2: 96, 8: 128}
 FLIGHT = {(2, True): 8, (2, False): 8, (8, True): 2, (8, False): 3}
 """Vectors of a lane that are in flight together, by rows and whether they run along the reduction, as those of all rows
 then do: more would not leave room for two blocks."""
-TRIPS = "trips"
-"""Vectors of the reduction that a lane has."""
+TRIPS, EARLY = "trips", "early"
+"""Vectors of the reduction that a lane has; those that it fetches before the launch before has ended."""
 
 
 def gemv_versions(product: ProductGroup, hopper: bool = False) -> list[Kernel]:
@@ -340,7 +340,21 @@ class _Gemv:
             loop = (Let(TRIPS, trips, loop),)
         for r in range(self.rows):
             loop = (Let(f"row{r}", minimum(self._at("i", i=r), self.M - 1), loop),)
-        return (If((self._live(),), (Let("j_vec", self._at("j") // self.columns, loop),)),)
+        return (*self._fetched(), If((self._live(),), (Let("j_vec", self._at("j") // self.columns, loop),)))
+
+    def _fetched(self) -> Body:
+        """A lane's first vectors on their way to L2 while the launch before ends, where no launch writes them."""
+        if not self.product.fixed:
+            return ()
+        k = (self._at("k") // self._depth).subs({b("k"): V(EARLY)}) * self._depth
+        column = flat(self.group, self.product.values[1], {**self._env(ZERO, "p", k), "p": ZERO}, lambda x: None)
+        if not isinstance(column, FlatLoad):
+            return ()
+        at = column.address.subs({"p": ZERO, "j_vec": self._at("j") // self.columns})
+        fetch = Call("pd_fetch", (Pointer(column.dtype, column.buffer, at),))
+        mine = (self._live(), Compare("<", V(EARLY), self._trips()))
+        vectors = For(EARLY, ZERO, V(FLIGHT[self.rows, self.along_k]), (If(mine, (fetch,)),), "unroll")
+        return (vectors, Call("pd_grid_begin"))
 
     def combine(self, body: Body) -> Body:
         """All lanes of a column by shuffles, then a warp's sums to shared memory, where epilogues add them."""

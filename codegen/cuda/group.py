@@ -28,10 +28,13 @@ class ProductGroup:
     """A matmul-like group: its operands as they are stored, its extents; ``shares``: parts of the reduction.
 
     ``dtypes``: of the stored operands, ``dtype`` that of the rows; ``sums``: of what is accumulated, float32 or int32.
-    ``widened``: operands of 8-bit floats are float32 in every sense.
+    ``widened``: operands of 8-bit floats are float32 in every sense. ``fixed``: no launch writes the column operand.
     """
 
-    def __init__(self, name: str, group: Group, roles: Roles, shares: Index = ONE, widened: bool = False) -> None:
+    def __init__(
+        self, name: str, group: Group, roles: Roles, shares: Index = ONE, widened: bool = False, fixed: bool = False
+    ) -> None:
+        self.fixed = fixed
         self.name, self.group, self.roles, self.shares = name, group, roles, shares
         self.acc, self.epilogues = group.backbone, group.epilogues
         self.extents = dict(self.acc.iters)

@@ -17,7 +17,8 @@ from polydyn.codegen.cuda.limits import TF32, broken_rule
 from polydyn.codegen.cuda.product import TiledProduct, schedule_tile
 from polydyn.codegen.cuda.rows import CudaNestKernel
 from polydyn.codegen.cuda.tile import CudaTile
-from polydyn.codegen.cuda.wgmma import wgmma_versions, without_wgmma
+from polydyn.codegen.cuda.wgmma import wgmma_versions
+from polydyn.codegen.cuda.wgmma_operands import without_wgmma
 from polydyn.codegen.cuda.wgmma_tiles import SPLIT, STEP, part_tiles
 from polydyn.codegen.cuda.work import sharers
 from polydyn.codegen.ir import Compare
@@ -80,15 +81,16 @@ class CudaContractKernel:
     ``arch``: those of newer architectures only when asked for; ``tf32``: float32 on tensor cores, rounded to tf32;
     ``thrice``: float32 there in two parts, three products of which are nearly float32's. Products of 8-bit floats end
     with versions that widen them, for devices and shapes without their instructions. ``kept``: what tuning kept of
-    ``family``, in place of its default tiles.
+    ``family``, in place of its default tiles. ``fixed``: no launch writes the column operand.
     """
 
     def __init__(
-        self, name: str, group: Group, roles: Roles, arch: str = "sm_80", tf32: bool = False, thrice: bool = False
-    ) -> None:
+        self, name: str, group: Group, roles: Roles, arch: str = "sm_80", tf32: bool = False, thrice: bool = False,
+        fixed: bool = False,
+    ) -> None:  # fmt: skip
         self.kept: FamilyFactors | None = None
         self.name, self.group, self.roles, self.arch, self.tf32 = name, group, roles, arch, tf32
-        self.product = ProductGroup(name, group, roles)
+        self.product = ProductGroup(name, group, roles, fixed=fixed)
         single = TF32_TILES if tf32 else TF32X3_TILES if thrice else FMA_TILES
         self.tiles = single if self.product.dtype == "float32" else TILES[self.product.dtype]
         self.total = self.product

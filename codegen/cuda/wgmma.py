@@ -24,11 +24,12 @@ from functools import partial
 from polydyn.codegen.cuda.boxes import FARTHEST, TensorOperand, descriptor, tensor_operand
 from polydyn.codegen.cuda.emit import RANK, bound_names, emit, one_block, without_repeats
 from polydyn.codegen.cuda.group import ProductGroup
-from polydyn.codegen.cuda.images import ImageOperand, image_operand, tapped_operand
+from polydyn.codegen.cuda.images import ImageOperand
 from polydyn.codegen.cuda.instructions import LANE, TENSOR
 from polydyn.codegen.cuda.product import DEALT, RASTER, UNROLLED, block_limits, split_copies
 from polydyn.codegen.cuda.sums import LINE, Sums, lane_points, share_places
 from polydyn.codegen.cuda.tile import CudaTile
+from polydyn.codegen.cuda.wgmma_operands import Maps, kind_of, tensor_operands, with_one_reduction
 from polydyn.codegen.cuda.wgmma_tiles import FLOAT8_TILES, PANEL, POINTS, ROWS, STEP, TILES, WgmmaTile, useful
 from polydyn.codegen.cuda.work import UNITS, with_epilogues
 from polydyn.codegen.indices import substitute
@@ -53,22 +54,33 @@ from polydyn.codegen.lower import Lowering, lower
 from polydyn.codegen.passes.bind import fold
 from polydyn.codegen.passes.threads import ROUND, WARP, WORKER, assign, rasterise, rounds, unrolled
 from polydyn.codegen.passes.tiles import TASK, balance
-from polydyn.codegen.passes.warpgroups import DONE, MEETING, TURN, WARPGROUP, Ring, accumulate, in_turn, specialise
+from polydyn.codegen.passes.warpgroups import (
+    DONE,
+    MEETING,
+    TURN,
+    WARPGROUP,
+    Ring,
+    accumulate,
+    first_round,
+    in_turn,
+    specialise,
+)
 from polydyn.codegen.pipeline import Step, loops
 from polydyn.codegen.places import Places
-from polydyn.codegen.printers.cuda_values import BYTES, HALF
+from polydyn.codegen.printers.cuda_values import HALF
 from polydyn.schedules.errors import CodegenError
-from polydyn.schedules.expr import FLOAT8, ITEMSIZE, FromIndex, Load
+from polydyn.schedules.expr import ITEMSIZE, FromIndex, Load
 from polydyn.schedules.index import ONE, ZERO, Index, IndexLike, product
 from polydyn.schedules.proof.prove import prove
 from polydyn.schedules.tree.gpu import COPY_A, COPY_B, SLAB, STAGE, STAGED, senders
 from polydyn.schedules.tree.names import MarkName, b, c, e, extent, f, g, s, w
-from polydyn.schedules.tree.rewrites import merge, pad_reduction
 from polydyn.schedules.tree.scheduled import Scheduled
 from polydyn.schedules.tree.strategies import ACC, INIT
 from polydyn.schedules.tree.warpgroups import COLUMNS, WarpgroupTile, warpgroup_parts, warpgroup_product
 
 V = Index.of
+FETCH_B = "FETCH_B"
+"""The copy of columns, to L2 alone."""
 CONSUMED = 1
 """The barrier of the consumers behind their last step."""
 BLOCKS, BEFORE = "blocks", "before"
@@ -78,7 +90,6 @@ ROLLED = {e("g"): "unroll", e("s"): "unroll1", e("p"): "unroll1"}
 """Epilogues are loops over slabs of columns, or their text would not fit the instruction cache."""
 SENT = If((Compare("==", LANE, ZERO),), (Call("pd_tma_store_wait_read<0>"),))
 """Waits until TMA has read the boxes that a warp has sent."""
-_Maps = tuple[TensorOperand | ImageOperand, TensorOperand]
 
 
 def wgmma_versions(
@@ -91,7 +102,7 @@ def wgmma_versions(
     ``tiles``: these only; ``wanted``: whatever rows and columns there are.
     """
     product = with_one_reduction(product)
-    kind, maps = _kind(product, tf32), _tensor_operands(product)
+    kind, maps = kind_of(product, tf32), tensor_operands(product)
     if kind is None or isinstance(maps, str):
         return []
     every = tuple(tiles) or (FLOAT8_TILES if kind == "qmma" else TILES)
@@ -104,68 +115,10 @@ def wgmma_versions(
     return [k for of_tile in forms for k in without_repeats(of_tile, first=some[of_tile[0].size])]
 
 
-def reaches_wgmma(product: ProductGroup, tf32: bool = False) -> bool:
-    """Whether warpgroups can multiply it."""
-    return bool(_kind(product, tf32)) and not isinstance(_tensor_operands(with_one_reduction(product)), str)
-
-
-def with_one_reduction(product: ProductGroup) -> ProductGroup:
-    """The product with all its reductions as one, where that one has a number of steps, of taps of whole tiles."""
-    r, group = product.roles, product.group
-    whole = _whole_tiles(product) if r.inner else None
-    group = group if whole is None else pad_reduction(group, r.inner[-1], whole)
-    group, _ = merge(group, (r.block, *r.inner), r.block)
-    if not r.inner or group.params != product.group.params:
-        return product
-    return ProductGroup(product.name, group, replace(r, inner=()), product.shares)
-
-
-def _whole_tiles(product: ProductGroup) -> Index | None:
-    """The channels of a tap rounded up to tiles, where that is not more than twice as many and they are not whole."""
-    channels, step = product.extents[product.roles.inner[-1]].constant, STEP // ITEMSIZE[product.dtype]
-    if channels is None or channels % step == 0 or 2 * channels <= step:
-        return None
-    return V(channels).ceildiv(step) * step
-
-
-def without_wgmma(product: ProductGroup, tf32: bool = False) -> str | None:
-    """Why a product of bytes, 8-bit floats or tf32 has no wgmma, though one of 16 bits might; None for all others."""
-    maps = _tensor_operands(with_one_reduction(product))
-    return maps if _kind(product, tf32) in ("imma", "qmma", "tf32") and isinstance(maps, str) else None
-
-
-def _kind(product: ProductGroup, tf32: bool) -> str | None:
-    """The warps' instruction on the same operands (``cuda_instructions``); None when wgmma has none on them."""
-    dtypes = set(product.dtypes)
-    if dtypes <= set(BYTES):
-        return "imma"
-    if dtypes <= set(FLOAT8):
-        return "qmma"
-    return "mma" if dtypes <= set(HALF) else "tf32" if tf32 and dtypes == {"float32"} else None
-
-
-def _tensor_operands(product: ProductGroup) -> _Maps | str:
-    """The operands behind tensor maps, or why one cannot be."""
-    r = product.roles
-    if r.inner:
-        return "it sums over several dims"
-    batch, (a, b) = {x: product.extents[x] for x in r.batch}, product.values
-    rows: TensorOperand | ImageOperand | None = tensor_operand(product.group, a, r.row, r.block, batch)
-    rows = rows or image_operand(product.group, a, r, STEP // ITEMSIZE[product.dtype])
-    columns = tensor_operand(product.group, b, r.col, r.block, batch) or tapped_operand(product.group, b, r, batch)
-    for side, m in (("row", rows), ("column", columns)):
-        if m is None:
-            return f"TMA does not reach its {side} operand"
-        if not m.along_k and (side == "row" or m.dtype not in HALF):
-            return f"its {side} operand is not contiguous along the reduction"
-    assert rows and columns
-    return rows, columns
-
-
 class _Version:
     """One tile; ``kind``: the warps' instruction on the same operands, ``wide``: epilogues store 16 bytes at once."""
 
-    def __init__(self, of: ProductGroup, kind: str, maps: _Maps, size: WgmmaTile, wide: bool) -> None:
+    def __init__(self, of: ProductGroup, kind: str, maps: Maps, size: WgmmaTile, wide: bool) -> None:
         self.of, self.maps, self.size, self.columns, self.stages = of, maps, size, size.columns, size.stages
         self.group, self.apart = of.group, kind == "qmma"
         self.step, self.points = STEP // ITEMSIZE[of.dtype], POINTS // ITEMSIZE[of.dtype]
@@ -373,7 +326,9 @@ class _Version:
         filled, multiply = self._roles(body)
         meeting = MEETING if self.size.parts > 1 else ()
         work = multiply(())
-        return self._shared(specialise([filled], self.size.consumers, work, self.size.registers[1:], beside=meeting))
+        early = first_round(*filled, COPY_B, FETCH_B) if self.of.fixed else ()
+        return self._shared(specialise([filled], self.size.consumers, work, self.size.registers[1:], beside=meeting,
+                                       early=early))  # fmt: skip
 
     def specialise_blocks(self, band: Body) -> Body:
         """The same around all tiles of a block: the band is there twice, for the producer and for the consumers."""
@@ -454,6 +409,7 @@ class _Version:
             INIT: partial(self.sums.init, INIT),
             COPY_A: partial(self.copy, 0),
             COPY_B: partial(self.copy, 1),
+            FETCH_B: partial(self.copy, 1, fetch=True),
             ACC: self.accumulate,
             STAGE: self.sums.stage,
         }
@@ -463,10 +419,11 @@ class _Version:
         size = (self.tile.bm if which == 0 else self.columns) * self.step
         return Pointer(self.of.dtypes[which], "tile_" + "ab"[which], self.ring.slot(a[b("k")]) * size + more)
 
-    def copy(self, which: int, a: Mapping[str, Index]) -> Body:
+    def copy(self, which: int, a: Mapping[str, Index], fetch: bool = False) -> Body:
         """One box of an operand (a panel of it, when it is contiguous along its columns).
 
         Where blocks share it, each brings a part of its lines to all. CodegenError: they do not copy the same box.
+        ``fetch``: to L2 alone.
         """
         m, statement, axis = self.maps[which], (COPY_A, COPY_B)[which], "ij"[which]
         mn, k = (self.places.element(statement, x, a) for x in (axis, "k"))
@@ -478,6 +435,9 @@ class _Version:
             first = rank * self._box(which)[1]
             mn, k, cell = (mn + first, k, cell + first) if m.along_k else (mn, k + first, cell + first)
         place = self._slot(which, a, cell * self.step)
+        if fetch:
+            assert isinstance(m, TensorOperand)
+            return (m.fetch("map_" + "ab"[which], mn, k, a),)
         return (m.load("map_" + "ab"[which], place, mn, k, a, self.ring.full(a[b("k")]), blocks),)
 
     def accumulate(self, a: Mapping[str, Index]) -> Body:

@@ -162,7 +162,8 @@ static void move_box(const Bulk &q, bool load) {
     uint32_t o = start + i * e;
     if (m->swizzle == 3) o ^= (o >> 7 & 7) << 4;
     unsigned char *s = B->smem + o;
-    if (inside) check_global((void *)address, e, 1, 0);
+    if (inside && load) check_global((void *)address, e, 1, 0);
+    if (inside && !load) check_written((void *)address, e, 1, 0);
     if (broken) return;  // the scheduler got here: fail() only recorded
     if (load && inside) memcpy(s, (void *)address, e);
     if (load && !inside) memset(s, 0, e);
@@ -520,6 +521,13 @@ template <int N> PD_DEV void pd_tma_store_wait(PD_SITE) { pdemu::retire_stores(N
 PD_DEV void pd_tma_prefetch(const pd_tmap *t, PD_SITE) {
   PD_RULE(((const pdemu_tensor_map *)t)->magic == PDEMU_TENSOR_MAP, PDEMU_FAILED, "not a tensor map at line %d", site);
 }
+namespace pdemu {
+// Like a copy's box, which may lie outside of the tensor in part.
+static void fetch_box(const pd_tmap *t, int rank, int site) { check_fetched((const void *)tensor_map(t, rank, site)->base, site); }
+}  // namespace pdemu
+PD_DEV void pd_tma_fetch_2d(const pd_tmap *t, int, int, PD_SITE) { pdemu::fetch_box(t, 2, site); }
+PD_DEV void pd_tma_fetch_3d(const pd_tmap *t, int, int, int, PD_SITE) { pdemu::fetch_box(t, 3, site); }
+PD_DEV void pd_tma_fetch_4d(const pd_tmap *t, int, int, int, int, PD_SITE) { pdemu::fetch_box(t, 4, site); }
 PD_DEV void pd_fence_proxy_async() {
   using namespace pdemu;
   for (uint32_t c : own()->dirty_of[B->current])

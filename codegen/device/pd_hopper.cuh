@@ -131,6 +131,17 @@ PD_DEV void pd_tma_store_commit() { asm volatile("cp.async.bulk.commit_group;" :
 template <int N> PD_DEV void pd_tma_store_wait_read() { asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(N) : "memory"); }
 template <int N> PD_DEV void pd_tma_store_wait() { asm volatile("cp.async.bulk.wait_group %0;" ::"n"(N) : "memory"); }
 PD_DEV void pd_tma_prefetch(const pd_tmap *t) { asm volatile("prefetch.tensormap [%0];" ::"l"(t) : "memory"); }
+// A box to L2, as pd_fetch.
+#define PD_TMA_FETCH(dim) "cp.async.bulk.prefetch.tensor." dim ".L2.global.tile "
+PD_DEV void pd_tma_fetch_2d(const pd_tmap *t, int x, int y) {
+  asm volatile(PD_TMA_FETCH("2d") "[%0, {%1, %2}];" ::"l"(t), "r"(x), "r"(y) : "memory");
+}
+PD_DEV void pd_tma_fetch_3d(const pd_tmap *t, int x, int y, int z) {
+  asm volatile(PD_TMA_FETCH("3d") "[%0, {%1, %2, %3}];" ::"l"(t), "r"(x), "r"(y), "r"(z) : "memory");
+}
+PD_DEV void pd_tma_fetch_4d(const pd_tmap *t, int x, int y, int z, int w) {
+  asm volatile(PD_TMA_FETCH("4d") "[%0, {%1, %2, %3, %4}];" ::"l"(t), "r"(x), "r"(y), "r"(z), "r"(w) : "memory");
+}
 PD_DEV void pd_fence_proxy_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 // ---- register budget of a warpgroup: R a multiple of 8 in 24..256 -------------------------------------------------

@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from polydyn.codegen.indices import substitute
-from polydyn.codegen.ir import Alloc, Body, Call, Compare, For, If, Pointer
+from polydyn.codegen.ir import Alloc, Body, Call, Compare, For, If, Inst, Pointer, rewrite, walk
 from polydyn.schedules.expr import FromIndex, Value
-from polydyn.schedules.index import ONE, ZERO, Index, IndexLike
+from polydyn.schedules.index import ONE, ZERO, Index, IndexLike, minimum
 
 V = Index.of
 WARPGROUP = 128
@@ -98,6 +98,7 @@ class Product:
 def specialise(
     rings: Sequence[tuple[Ring, Body]], consumers: int, consume: Body, registers: tuple[int, int] = (40, 232),
     walk: Callable[[For], Body] = lambda loop: (loop,), barriers: Sequence[tuple[str, int]] = (), beside: Body = (),
+    early: Body = (),
 ) -> Body:  # fmt: skip
     """Warp specialisation: a warpgroup's first thread runs the copies of all rings, the others ``consume``.
 
@@ -105,7 +106,8 @@ def specialise(
     ``registers``: of a thread of both kinds, which ``setmaxnreg`` deals. ``walk``: what becomes of the producer's loop.
     ``barriers``: more mbarriers, with their arrivals; ``beside``: what all producers do in the end. Blocks of a cluster
     begin when all their mbarriers are initialised, and none leaves before all threads have said ``DONE``: ``consume``
-    says so behind its last release. Barriers are made while the launch before may still run.
+    says so behind its last release. Barriers are made while the launch before may still run; ``early`` is done then,
+    too, and reads nothing that a launch writes.
     """
     thread, clusters = V("tid"), any(ring.blocks > 1 for ring, _ in rings)
     meet = Call("pd_cluster_start" if clusters else "pd_syncthreads")
@@ -116,7 +118,7 @@ def specialise(
     loop = next(ring.loop for ring, _ in rings if ring.loop is not None)
     fill = tuple(n for ring, copies in rings if ring.loop is not None for n in ring.fill(copies))
     only = If((Compare("==", thread, ZERO),), (*once, *walk(replace(loop, body=fill))))
-    start = If((Compare("==", thread, ZERO),), (*init, Call("pd_fence_mbar_init")))
+    start = If((Compare("==", thread, ZERO),), (*init, Call("pd_fence_mbar_init"), *early))
     produce: Body = (Call(f"pd_reg_dec<{registers[0]}>"), only, *[DONE] * clusters, *beside)
     work: Body = (Call(f"pd_reg_inc<{registers[1]}>"), *consume)
     split = If((Compare("<", thread, V(WARPGROUP)),), produce, work)
@@ -125,6 +127,14 @@ def specialise(
         slots = 1 + max(slot for of, slot, _ in bars if of == name)
         out = (Alloc(name, "uint64", V(slots), "shared", out),)
     return out
+
+
+def first_round(ring: Ring, copies: Body, copied: str, fetched: str) -> Body:
+    """The statements ``copied`` of the first copies into each slot, as statements ``fetched``."""
+    assert ring.loop is not None
+    some = tuple(n for n in copies if {x.statement for x in walk((n,)) if isinstance(x, Inst)} == {copied})
+    body = rewrite(some, lambda x: Inst(fetched, x.args, x.coords) if isinstance(x, Inst) else x)
+    return (replace(ring.loop, hi=minimum(ring.loop.hi, ring.loop.lo + ring.stages), body=body),)
 
 
 def accumulate(ring: Ring, uses: Body, before: Body, after: Body, add: Body = (), issued: Body = ()) -> Body:

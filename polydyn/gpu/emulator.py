@@ -25,7 +25,7 @@ from polydyn.gpu.errors import DeviceError
 
 __all__ = ["Counters", "EmulatedModule", "compile_emulated", "compile_shared"]
 
-ABI = 2
+ABI = 3
 MESSAGE = 384
 
 
@@ -51,7 +51,7 @@ COUNTER_NAMES = tuple(Counters.__dataclass_fields__)
 
 
 class _Range(ctypes.Structure):
-    _fields_ = (("lo", ctypes.c_uint64), ("hi", ctypes.c_uint64))
+    _fields_ = (("lo", ctypes.c_uint64), ("hi", ctypes.c_uint64), ("written", ctypes.c_uint64))
 
 
 class _Launch(ctypes.Structure):

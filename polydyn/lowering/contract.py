@@ -45,10 +45,8 @@ from polydyn.schedules.tree.strategies import ACC, DONE, INIT
 
 DOT_COLUMNS, DOT_STEPS = 10, 32
 """Up to so many columns, and from so many reduction steps on, vectors run along the reduction."""
-VECTOR = 16
-"""Bytes that a GPU copies at once."""
-LEAST_TURNED = 64
-"""Rows of a constant, and steps, from which they may be columns."""
+VECTOR, LEAST_TURNED = 16, 64
+"""Bytes that a GPU copies at once; rows of a constant, and steps, from which they may be columns."""
 TURNED = 8
 """A product is turned where that saves more than one of so many of its operations: results are moved once more then."""
 LARGE = 1000
@@ -62,7 +60,7 @@ class ContractGroup:
     ``dot``: few columns, so that vectors run along the reduction. ``fill``: the row operand is copied to scratch; as
     its ``footprint`` where it has one. ``in_words``: operands are words of several steps. ``turned``: the product with
     its constant rows as columns, in panels; ``window``: as a window, whose vectors may run along lines of pixels. Both
-    are under the same names.
+    are under the same names. ``fixed``: no launch writes the column operand (CUDA asks).
     """
 
     lowered: LoweredGroup
@@ -74,6 +72,7 @@ class ContractGroup:
     in_words: bool = False
     turned: ContractGroup | None = None
     window: Group | None = None
+    fixed: bool = False
 
 
 def lower_contract(

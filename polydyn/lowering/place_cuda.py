@@ -16,6 +16,7 @@ from polydyn.codegen.cuda.versions import CudaContractKernel, TileFactors
 from polydyn.codegen.cuda.windows import Axes, CudaWindowKernel, window_axes
 from polydyn.codegen.ir import Compare
 from polydyn.codegen.kernel import BASE, Kernel
+from polydyn.codegen.operands import operands
 from polydyn.errors import UnsupportedError
 from polydyn.fusion.plan import FusedGroup, FusionPlan
 from polydyn.fusion.products import is_windowed
@@ -28,7 +29,7 @@ from polydyn.lowering.place import Builder, Noting, Placed
 from polydyn.lowering.prologue import prove_prologue
 from polydyn.lowering.rounding import round_at_stores
 from polydyn.schedules.decision import Decision, cheapest, members
-from polydyn.schedules.expr import Op, Value, walk
+from polydyn.schedules.expr import Op, Value, loads, walk
 from polydyn.schedules.index import Index
 from polydyn.schedules.model import Group, verify_group
 from polydyn.schedules.proof.attention import prove_row_blocks
@@ -137,13 +138,18 @@ class CudaBuilder(Builder):
             return None
         windowed = group.prologue is not None or is_windowed(group.nodes[0])
         form = lower_contract(self.plan, group, 0, windowed, self.along_k)
-        return replace(form, lowered=self._rounded(form.lowered, product=True)) if form else None
+        if form is None:
+            return None
+        columns = operands(form.lowered.group.backbone, form.roles)[1]
+        read = {form.lowered.buffers[x.buffer] for x in loads(columns)}
+        fixed = read <= {*self.plan.graph.constants, *form.lowered.packs}
+        return replace(form, lowered=self._rounded(form.lowered, product=True), fixed=fixed)
 
     def _rounded(self, lowered: LoweredGroup, held: Collection[str] = (), product: bool = False) -> LoweredGroup:
         return lowered if self.strict else replace(lowered, group=round_at_stores(lowered.group, held, product))
 
     def _key(self, form: ContractGroup) -> str:
-        return form.lowered.key(form.roles, "cuda")
+        return form.lowered.key(form.roles, "cuda", form.fixed)
 
     def one(self, group: FusedGroup) -> Placed:
         """As ``Builder``. UnsupportedError: not built, by name."""
@@ -209,7 +215,7 @@ class CudaBuilder(Builder):
                 remedy="float32, float16, bfloat16, int32, or int8 and uint8 with sums in int32, or floats of 8 bits",
             )  # fmt: skip
         kernel = CudaContractKernel(
-            f"contract_{key[:12]}", lowered.group, form.roles, self.arch, self.tf32, self.thrice
+            f"contract_{key[:12]}", lowered.group, form.roles, self.arch, self.tf32, self.thrice, form.fixed
         )
         if form.roles.row == "one" and not kernel.few_rows():
             return None

@@ -134,6 +134,7 @@ def test_a_launch_begins_while_several_are_at_work(device: Session) -> None:
         ("if (pd_tid() < 31) pd_grid_begin();", "thread 31"),
         ("if (pd_tid() == 31) return;\n  pd_grid_begin();", "ends without pd_grid_begin"),
         ("pd_ldg(x);\n  pd_grid_begin();", "before pd_grid_begin"),
+        ("pd_fetch(x);\n  pd_grid_begin();", "memory that a launch or a copy has written is fetched"),
     ],
 )
 def test_a_kernel_that_does_not_wait_is_seen(

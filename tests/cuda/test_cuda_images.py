@@ -14,7 +14,8 @@ from onnx import helper
 
 from polydyn.codegen.cuda.group import ProductGroup
 from polydyn.codegen.cuda.images import ImageOperand, image_operand, mistake
-from polydyn.codegen.cuda.wgmma import BLOCKS, WgmmaTile, wgmma_versions, with_one_reduction
+from polydyn.codegen.cuda.wgmma import BLOCKS, WgmmaTile, wgmma_versions
+from polydyn.codegen.cuda.wgmma_operands import with_one_reduction
 from polydyn.codegen.ir import Compare, Pointer
 from polydyn.codegen.kernel import Kernel
 from polydyn.fusion.plan import FusionPlan

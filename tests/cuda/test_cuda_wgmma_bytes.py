@@ -15,7 +15,8 @@ from polydyn.codegen.cuda.few_rows import gemv_versions
 from polydyn.codegen.cuda.group import ProductGroup
 from polydyn.codegen.cuda.product import TiledProduct
 from polydyn.codegen.cuda.versions import IMMA_TILES, CudaContractKernel
-from polydyn.codegen.cuda.wgmma import wgmma_versions, without_wgmma
+from polydyn.codegen.cuda.wgmma import wgmma_versions
+from polydyn.codegen.cuda.wgmma_operands import without_wgmma
 from polydyn.codegen.kernel import Kernel
 from polydyn.compiler import plan_program
 from polydyn.fusion.plan import FusionPlan

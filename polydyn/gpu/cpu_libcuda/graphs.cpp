@@ -102,6 +102,7 @@ API(cuGraphAddMemcpyNode)(Node **node, Graph *g, Node *const *after, size_t n, c
   return add_node(node, g, after, n, [=] {
     if (!there(k.from, k.bytes) || !there(k.to, k.bytes)) return fault("a copy of memory that was freed");
     memmove(place(k.to), place(k.from), k.bytes);
+    if (k.to.kind == DEVICE) write_to(k.to.device);
     return 0;
   }, {(const char *)k.to.host, k.to.kind == HOST ? k.bytes : 0}, nullptr);
 }

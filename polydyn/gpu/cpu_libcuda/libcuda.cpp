@@ -197,6 +197,7 @@ static int copy(void *to, const void *from, size_t n, bool to_device, bool from_
   int code = enqueue(stream, [=] {
     if (!there()) return fault("a copy of memory that was freed");
     memmove(to, staged ? staged->data() : from, n);
+    if (to_device && stream) write_to((Address)to);
     return 0;
   });
   if (pageable && from_device && !code) finish(stream), code = here()->broken;
@@ -227,6 +228,7 @@ template <class T> static int fill(Address d, T v, size_t n, Handle stream) {
   return enqueue(stream, [=] {
     if (!there()) return fault("a graph fills memory that was freed");
     for (size_t i = 0; i < n; i++) ((T *)d)[i] = v;
+    write_to(d);
     return 0;
   });
 }
@@ -415,11 +417,12 @@ static int run_kernel(const Launch &k) {
   }
   std::vector<pdemu_range> ranges;
   for (auto &a : memory)
-    if (a.second.owner == here()) ranges.push_back({a.first, a.first + a.second.bytes});
+    if (a.second.owner == here()) ranges.push_back({a.first, a.first + a.second.bytes, a.second.written});
   pdemu_launch l = {PDEMU_ABI, {k.grid[0], k.grid[1], k.grid[2]}, k.threads, k.smem, (uint32_t)setting("PDEMU_REVERSE", 0), k.overlaps,
                     (uint32_t)ranges.size(), ranges.data(), aligned.data(), pdemu_counters, {0}};
   pdemu_overlaps += k.overlaps;
   int code = k.function->kernel->launch(&l);
+  for (const pdemu_range &r : ranges) memory[r.lo].written = r.written != 0;
   if (code == PDEMU_INVALID) return INVALID_VALUE;
   if (code) here()->broken = code, last_message = l.message;  // reported by the next call, as on a GPU
   return 0;

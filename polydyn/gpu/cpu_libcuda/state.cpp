@@ -43,7 +43,7 @@ struct Function { const pdemu_kernel *kernel; int max_dynamic; uint64_t module; 
 struct Module { void *library; std::map<std::string, Function *> functions; uint64_t number; Context *owner; };
 struct Mark { Handle stream; uint64_t asked, done; double at; };  // an event's last recording
 struct Event { bool captured; std::shared_ptr<Mark> mark; Context *owner; };
-struct Allocation { size_t bytes; Context *owner; };
+struct Allocation { size_t bytes; Context *owner; bool written; };  // by a launch, or by a copy on a stream
 
 static std::recursive_mutex state;
 #define LOCK std::lock_guard<std::recursive_mutex> lock(state)
@@ -162,6 +162,10 @@ static int enqueue(Handle s, const Work &work) {
   c->work.push_back(work);
   return 0;
 }
+static void write_to(Address p) {
+  auto it = memory.upper_bound(p);
+  if (it != memory.begin()) (--it)->second.written = true;
+}
 // Breaks the context, as a kernel does: a graph used what is gone.
 static int fault(const char *what) { here()->broken = 700, last_message = what; return 0; }
 
@@ -180,7 +184,7 @@ static void *map_pages(std::map<Address, Allocation> &in, size_t n) {
   void *m = mmap(nullptr, n + 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (m == MAP_FAILED) return nullptr;
   memset(m, 0xff, n);
-  in[(Address)m] = {n, here()};
+  in[(Address)m] = {n, here(), false};
   return m;
 }
 typedef std::map<Address, Allocation>::iterator Place;

@@ -152,7 +152,7 @@ def cuda_task_of(key: str, form: ContractGroup, target: str, tf32: bool = False)
     group, roles = form.lowered.group, form.roles
     if refusal := product_refusal(group, roles):
         return refusal
-    kernel = CudaContractKernel(f"contract_{key[:12]}", group, roles, newest(target), tf32)
+    kernel = CudaContractKernel(f"contract_{key[:12]}", group, roles, newest(target), tf32, fixed=form.fixed)
     if refusal := declined_data(group, "it has one row" if roles.row == "one" else ""):
         return refusal
     backbone = backbone_of_roles(group, roles, kernel.dtype, STEPS if roles.inner else "")

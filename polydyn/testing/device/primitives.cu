@@ -7,7 +7,7 @@
   PD_KERNEL(name, 32, 1)(const uint32_t *in, uint32_t *out) {                                            \
     PD_DYN_SMEM(smem);                                                                                   \
     int t = pd_tid();                                                                                    \
-    for (int i = t; i < n * 32; i += 32) pd_sts<uint32_t>(smem + i * 4, pd_ldg(in + i));                 \
+    for (int i = t; i < n * 32; i += 32) pd_fetch(in + i), pd_sts<uint32_t>(smem + i * 4, pd_ldg(in + i)); \
     pd_syncthreads();                                                                                    \
     uint32_t r[4];                                                                                       \
     call(r, smem + t % (n * 8) * 16);                                                                    \

@@ -22,9 +22,9 @@
     (void)z, (void)w, (void)v, (void)kx, (void)ky, (void)kz;                                             \
   }                                                                                                      \
   PD_EXPORT(name, 128);
-TMA_LOAD(tma_load_2d, pd_tma_load_2d(smem, &map, x, y, bar))
-TMA_LOAD(tma_load_3d, pd_tma_load_3d(smem, &map, x, y, z, bar))
-TMA_LOAD(tma_load_4d, pd_tma_load_4d(smem, &map, x, y, z, w, bar))
+TMA_LOAD(tma_load_2d, pd_tma_fetch_2d(&map, x, y), pd_tma_load_2d(smem, &map, x, y, bar))
+TMA_LOAD(tma_load_3d, pd_tma_fetch_3d(&map, x, y, z), pd_tma_load_3d(smem, &map, x, y, z, bar))
+TMA_LOAD(tma_load_4d, pd_tma_fetch_4d(&map, x, y, z, w), pd_tma_load_4d(smem, &map, x, y, z, w, bar))
 TMA_LOAD(tma_pixels_3d, pd_tma_pixels_3d(smem, &map, x, y, z, kx, bar))
 TMA_LOAD(tma_pixels_4d, pd_tma_pixels_4d(smem, &map, x, y, z, w, kx, ky, bar))
 TMA_LOAD(tma_pixels_5d, pd_tma_pixels_5d(smem, &map, x, y, z, w, v, kx, ky, kz, bar))

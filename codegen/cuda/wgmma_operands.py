@@ -1,0 +1,76 @@
+"""What warpgroups can multiply on sm_90a: the kinds of operands, and how TMA reaches them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from polydyn.codegen.cuda.boxes import TensorOperand, tensor_operand
+from polydyn.codegen.cuda.group import ProductGroup
+from polydyn.codegen.cuda.images import ImageOperand, image_operand, tapped_operand
+from polydyn.codegen.cuda.wgmma_tiles import STEP
+from polydyn.codegen.printers.cuda_values import BYTES, HALF
+from polydyn.schedules.expr import FLOAT8, ITEMSIZE
+from polydyn.schedules.index import Index
+from polydyn.schedules.tree.rewrites import merge, pad_reduction
+
+V = Index.of
+Maps = tuple[TensorOperand | ImageOperand, TensorOperand]
+"""Of rows and of columns."""
+
+
+def reaches_wgmma(product: ProductGroup, tf32: bool = False) -> bool:
+    """Whether warpgroups can multiply it."""
+    return bool(kind_of(product, tf32)) and not isinstance(tensor_operands(with_one_reduction(product)), str)
+
+
+def with_one_reduction(product: ProductGroup) -> ProductGroup:
+    """The product with all its reductions as one, where that one has a number of steps, of taps of whole tiles."""
+    r, group = product.roles, product.group
+    whole = _whole_tiles(product) if r.inner else None
+    group = group if whole is None else pad_reduction(group, r.inner[-1], whole)
+    group, _ = merge(group, (r.block, *r.inner), r.block)
+    if not r.inner or group.params != product.group.params:
+        return product
+    return ProductGroup(product.name, group, replace(r, inner=()), product.shares, fixed=product.fixed)
+
+
+def _whole_tiles(product: ProductGroup) -> Index | None:
+    """The channels of a tap rounded up to tiles, where that is not more than twice as many and they are not whole."""
+    channels, step = product.extents[product.roles.inner[-1]].constant, STEP // ITEMSIZE[product.dtype]
+    if channels is None or channels % step == 0 or 2 * channels <= step:
+        return None
+    return V(channels).ceildiv(step) * step
+
+
+def without_wgmma(product: ProductGroup, tf32: bool = False) -> str | None:
+    """Why a product of bytes, 8-bit floats or tf32 has no wgmma, though one of 16 bits might; None for all others."""
+    maps = tensor_operands(with_one_reduction(product))
+    return maps if kind_of(product, tf32) in ("imma", "qmma", "tf32") and isinstance(maps, str) else None
+
+
+def kind_of(product: ProductGroup, tf32: bool) -> str | None:
+    """The warps' instruction on the same operands (``cuda_instructions``); None when wgmma has none on them."""
+    dtypes = set(product.dtypes)
+    if dtypes <= set(BYTES):
+        return "imma"
+    if dtypes <= set(FLOAT8):
+        return "qmma"
+    return "mma" if dtypes <= set(HALF) else "tf32" if tf32 and dtypes == {"float32"} else None
+
+
+def tensor_operands(product: ProductGroup) -> Maps | str:
+    """The operands behind tensor maps, or why one cannot be."""
+    r = product.roles
+    if r.inner:
+        return "it sums over several dims"
+    batch, (a, b) = {x: product.extents[x] for x in r.batch}, product.values
+    rows: TensorOperand | ImageOperand | None = tensor_operand(product.group, a, r.row, r.block, batch)
+    rows = rows or image_operand(product.group, a, r, STEP // ITEMSIZE[product.dtype])
+    columns = tensor_operand(product.group, b, r.col, r.block, batch) or tapped_operand(product.group, b, r, batch)
+    for side, m in (("row", rows), ("column", columns)):
+        if m is None:
+            return f"TMA does not reach its {side} operand"
+        if not m.along_k and (side == "row" or m.dtype not in HALF):
+            return f"its {side} operand is not contiguous along the reduction"
+    assert rows and columns
+    return rows, columns
