@@ -31,7 +31,7 @@ FEATURES = {
     "tf32_rounding": Feature(r"pd_wgmma_m64n\d+k\d+_tf32", r"(tma_load_2d|wgmma)_tf32.*"),
     "float8": Feature(r"mma_m\d+n\d+k\d+_e[45]m", r"(wg)?mma_e[45]m.*"),
     "tma_stores": Feature(r"pd_tma_store_", r"tma_store_.*"),
-    "clusters": Feature(r"PD_KERNEL_CLUSTER", r"cluster_.*"),
+    "clusters": Feature(r"PD_KERNEL_CLUSTER", r"cluster_.*|launches_apart .* clusters"),
     "im2col": Feature(r"pd_tma_pixels_", r"tma_pixels_.*"),
     EARLY: Feature(r"(?!)", r"launches_early .*"),
 }

@@ -3,17 +3,18 @@
 Two chains from one input, ``o = x + 1 + ... + 1`` and ``p = x + 2 + ... + 2``. One after the other their intermediates
 take turns in few places, so a launch overwrites what the last but one read; side by side they are branches of a graph.
 Blocks end at different times and write last: who does not wait reads what the call before has left. In ``joins`` every
-launch reads what both of the step before have written.
+launch reads what both of the step before have written. In ``clusters`` every other launch is one of clusters, whose
+blocks write what their neighbours have computed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import pairwise
+from itertools import cycle, pairwise
 
-from benchmarks.gpu.launch_order import ADDED, DEPTH, EMULATION
+from benchmarks.gpu.launch_order import ADDED, DEPTH, EMULATION, ON_HOPPER
 from polydyn.codegen.kernel import Block, Kernel
-from polydyn.codegen.printers.cuda import PRELUDE
+from polydyn.codegen.printers.cuda import HOPPER_PRELUDE, PRELUDE
 from polydyn.gpu.compiler import device_headers
 from polydyn.graph.ir import SymbolSource
 from polydyn.program.assemble import build_artifact
@@ -37,48 +38,73 @@ MEAN = (
     .replace("const float *x, ", "const float *x, const float *z, ")
     .replace("pd_ldg(x + at)", "(pd_ldg(x + at) + pd_ldg(z + at)) * .5f")
 )
+PAIRED = """PD_KERNEL_CLUSTER(paired, 256, 1, 2)(const float *x, float *y, int64_t n, int64_t by, int64_t spin,
+                                       int64_t one) {
+  PD_DYN_SMEM(smem);
+  pd_grid_begin();
+  const int other = pd_bid_x() % 2 == 0;
+  const int64_t at = pd_bid_x() * (int64_t)256 + pd_tid(), to = at + (other ? 256 : -256);
+  float v = at < n ? pd_ldg(x + at) : 0.f;
+  for (int64_t i = 0; i < spin * (1 + pd_bid_x() % 4); i++) v = v * (float)one;
+  pd_sts<float>(smem + pd_tid() * 4, v + (float)by);
+  pd_cluster_arrive();
+  pd_cluster_wait();
+  if (to < n) pd_stg(y + to, pd_lds_at((const float *)(smem + pd_tid() * 4), other));
+  pd_cluster_arrive();
+  pd_cluster_wait();
+}
+PD_EXPORT(paired, 256);
+"""
+N = Index.of("N")
+NUMBERS = ("n", "by", "spin", "one")
+KERNELS = {
+    "slow": Kernel("slow", NUMBERS, N.ceildiv(256), text=PRELUDE + SLOW, buffers=("x", "y"), block=Block(256)),
+    "mean": Kernel("mean", NUMBERS, N.ceildiv(256), text=PRELUDE + MEAN, buffers=("x", "z", "y"), block=Block(256)),
+    "paired": Kernel("paired", NUMBERS, N.ceildiv(512) * 2, text=HOPPER_PRELUDE + PAIRED, buffers=("x", "y"),
+                     scratch=Index.of(1024), block=Block(256, "sm_90a", cluster=2)),
+}  # fmt: skip
 
 
-def _chain(output: str, by: int, spin: int) -> list[Launch]:
-    n = Index.of("N")
+def _launch(kernel: str, buffers: tuple[str, ...], by: int, spin: int) -> Launch:
+    """``by`` is added to what the first buffers have; the last one gets it."""
+    k, numbers = KERNELS[kernel], (N, *map(Index.of, (by, spin, 1)))
+    c = Candidate(kernel, buffers, numbers, k.tasks, scratch=k.scratch, block=k.block)
+    return Launch((c,), N, N, label=buffers[-1], writes=buffers[-1:])
+
+
+def _chain(output: str, by: int, spin: int, kernels: tuple[str, ...]) -> list[Launch]:
     names = ["x", *(f"{output}{k}" for k in range(1, DEPTH)), output]
-    numbers = (n, *map(Index.of, (by, spin, 1)))
-    made = (Candidate("slow", pair, numbers, n.ceildiv(256), block=Block(256)) for pair in pairwise(names))
-    return [Launch((c,), n, n, label=c.buffers[1], writes=c.buffers[1:]) for c in made]
+    return [_launch(k, pair, by, spin) for k, pair in zip(cycle(kernels), pairwise(names), strict=False)]
 
 
 def _mean(k: int, output: str, by: int, spin: int) -> Launch:
     """The mean of both results of step ``k``, and ``by``."""
-    n, numbers = Index.of("N"), (Index.of("N"), *map(Index.of, (by, spin, 1)))
     names = [f"{x}{k}" if k else "x" for x in "op"] + [f"{output}{k + 1}" if k + 1 < DEPTH else output]
-    c = Candidate("mean", tuple(names), numbers, n.ceildiv(256), block=Block(256))
-    return Launch((c,), n, n, label=names[-1], writes=(names[-1],))
+    return _launch("mean", tuple(names), by, spin)
 
 
 def plan(name: str, spin: int = SPIN) -> HostPlan:
     """Both chains, one after the other or in waves of two; or ``joins``."""
-    first, second = _chain("o", 1, spin), _chain("p", 2, spin)
+    kernels = ("slow", "paired") if name == "clusters" else ("slow",)
+    first, second = _chain("o", 1, spin, kernels), _chain("p", 2, spin, kernels)
     turns = [x for pair in zip(first, second, strict=True) for x in pair]
     side_by_side = name != "chains"
     launches = turns if side_by_side else [*first, *second]
     if name == "joins":
         launches = [_mean(k, x, by, spin) for k in range(DEPTH) for x, by in (("o", 1), ("p", 2))]
-    n = Index.of("N")
     roles = {"x": "input", "o": "output", "p": "output"}
     names = ["x", *(x.label for x in launches)]
     return HostPlan(
         name="launches", inputs=("x",), outputs=("o", "p"), constants={}, guards=(), launches=tuple(launches),
-        buffers={b: Buffer(b, "float32", (n,), roles.get(b, "intermediate")) for b in names},
+        buffers={b: Buffer(b, "float32", (N,), roles.get(b, "intermediate")) for b in names},
         sources=(SymbolSource("N", "x", 0),), waves=(2,) * DEPTH if side_by_side else (),
-        kernels=tuple(
-            Kernel(k, ("n", "by", "spin", "one"), n.ceildiv(256), text=PRELUDE + text, buffers=b, block=Block(256))
-            for k, text, b in (("slow", SLOW, ("x", "y")), ("mean", MEAN, ("x", "z", "y")))
-        ),
+        kernels=tuple(KERNELS[k] for k in dict.fromkeys(x.candidates[0].kernel for x in launches)),
         headers=dict(device_headers()), place="cuda",
     )  # fmt: skip
 
 
 def programs(target: str) -> Iterator[tuple[str, Artifact]]:
-    """Name -> artifact of all plans; BuildError: no compiler."""
+    """Name -> artifact of the plans that the target can run; BuildError: no compiler."""
     for name in ADDED:
-        yield name, build_artifact(plan(name, 0 if target == EMULATION else SPIN), target)[0]
+        if name not in ON_HOPPER or target in (EMULATION, "cuda:sm_90a"):
+            yield name, build_artifact(plan(name, 0 if target == EMULATION else SPIN), target)[0]

@@ -68,10 +68,14 @@ def patiently(seconds: float) -> Iterator[None]:
         over.set()
 
 
-def work(jobs: Iterable[Job], first: int, seconds: float, count: int = 10**9, skip: Sequence[str] = ()) -> None:
+def work(
+    jobs: Iterable[Job], first: int, seconds: float, count: int = 10**9, skip: Sequence[str] = (),
+    patience: float | None = None,
+) -> None:  # fmt: skip
     """Runs ``count`` cases from ``first`` on, as long as there is time; ends early when the context is lost.
 
-    ``skip``: first words of the names of cases that are left out.
+    ``skip``: first words of the names of cases that are left out. ``patience``: seconds after which any of them hangs,
+    where the parent would wait longer.
     """
     end, cut = time.monotonic() + seconds, 0
     for i, (name, job) in enumerate(jobs):
@@ -85,7 +89,7 @@ def work(jobs: Iterable[Job], first: int, seconds: float, count: int = 10**9, sk
         if time.monotonic() > end:
             cut += 1
             continue
-        say({"begin": i, "name": name})
+        say({"begin": i, "name": name, "patience": patience})
         try:
             result = job()
         except DeviceLostError as e:
@@ -135,7 +139,7 @@ def lines(command: Sequence[str], end: float, patience: float = PATIENCE, blocki
             if event is None:
                 print(line, end="", flush=True)
             else:
-                wait = patience if "end" in event else wait
+                wait = patience if "end" in event else event.get("patience") or wait
                 yield event
     finally:
         with contextlib.suppress(ProcessLookupError):

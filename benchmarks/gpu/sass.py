@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+import itertools
 import os
 import re
 import shutil
@@ -34,6 +35,7 @@ from benchmarks.gpu.timed import attention_model, float8_layer, layer
 from polydyn.backends import Options
 from polydyn.backends.cuda import Cuda
 from polydyn.codegen.cuda.emit import LONG
+from polydyn.codegen.cuda.work import bounded_registers
 from polydyn.codegen.kernel import Kernel
 from polydyn.gpu.compiler import KernelUse, compile_cuda, compiler_version
 from polydyn.gpu.hardware import DEVICES, load
@@ -51,6 +53,8 @@ PIXELS = (r"UTMALDG\.4D\.IM2COL", r"UTMALDG\.2D")
 """What brings pixels of an image, and filters."""
 EARLY, PREFETCH = ("ACQBULK", "PREEXIT"), r"UTMACCTL\.PF"
 """What waits for the launch before and lets the next one begin, on sm_90a; what fetches tensor maps."""
+DEALT = "USETMAXREG"
+"""What gives a producer's registers to consumers; a compiler that finds no bound of them leaves it out."""
 TENSOR_CORES = ("HMMA", "IMMA", "QMMA", "HGMMA", "IGMMA", "QGMMA")
 HEADING = "instructions loop path multiplications registers shared blocks"
 
@@ -60,7 +64,8 @@ class Kind:
     """A kernel: its model, the version's name begins with ``version``; ``wanted``: patterns of instructions.
 
     ``most``: instructions that its inner loop may have, ``size``: that all of it may have, ``beside``: powers that run
-    beside products in flight, between two waits for them; 0: any number.
+    beside products in flight, between two waits for them, ``ahead``: loads that stand before the first store of a loop
+    that stores; 0: any number.
     """
 
     name: str
@@ -73,6 +78,7 @@ class Kind:
     most: int = 0
     size: int = 0
     beside: int = 0
+    ahead: int = 0
 
 
 def _product(dtype: str, turned: bool = False) -> Any:
@@ -116,8 +122,9 @@ def kinds() -> tuple[Kind, ...]:
     image = inner_convolution(weights.convolution(64, 64, 3), ("H", "W"))
     depthwise = inner_convolution(weights.convolution(1, 64, 3), ("H", "W"), groups=64)
     return (
-        Kind("product f16", half, "mma_128", (COPIES, *TENSOR, WIDE)),
-        Kind("product f16, split", half, "split_mma", (COPIES, *TENSOR)),
+        Kind("product f16", half, "mma_128", (COPIES, *TENSOR, WIDE), most=140),
+        Kind("product f16, 64", half, "mma_64x64", (COPIES, *TENSOR, WIDE), most=70),
+        Kind("product f16, split", half, "split_mma", (COPIES, *TENSOR), most=80),
         Kind("product f16, few rows", half, "gemv_8", (r"LDG\.E.*128", "SHFL")),
         Kind("product f16, few rows, counted", half, "gemv_2_n8_counted_8", (r"LDG\.E.*128", "SHFL", *COUNTED)),
         Kind("product f16, few rows of clusters", half, "gemv_2_n8_cluster_8", (r"LDG\.E.*128", *DISTRIBUTED),
@@ -135,23 +142,25 @@ def kinds() -> tuple[Kind, ...]:
         Kind("product f16, wgmma, split", half, "split_wgmma_128x128", ("HGMMA", "UTMALDG", "SYNCS", WIDE), "sm_90a",
              most=90),
         Kind("product f32", single, "fma_128", (COPIES, "FFMA")),
-        Kind("product tf32", single, "tf32_128", (COPIES, "LDSM|LDS", r"HMMA\.1688\.F32\.TF32", WIDE), tf32=True),
+        Kind("product tf32", single, "tf32_128", (COPIES, "LDSM|LDS", r"HMMA\.1688\.F32\.TF32", WIDE), tf32=True,
+             most=335),
         Kind("product 3xtf32", single, "tf32x3_128", (COPIES, "LDSM|LDS", r"HMMA\.1688\.F32\.TF32", WIDE),
-             precision="3xtf32"),
+             precision="3xtf32", most=560),
         Kind("product tf32, wgmma", turned, "wgmma_tf32_128x256", (r"HGMMA.*TF32", "UTMALDG", "SYNCS", WIDE), "sm_90a",
              tf32=True),
-        Kind("product s8", quantized, "imma_128", (COPIES, "LDSM", r"IMMA\.16832\.U8\.S8", WIDE)),
+        Kind("product s8", quantized, "imma_128", (COPIES, "LDSM", r"IMMA\.16832\.U8\.S8", WIDE), most=140),
         Kind("product s8, split", quantized, "split_imma", (COPIES, "LDSM", r"IMMA\.16832\.U8\.S8")),
         Kind("product s8, few rows", quantized, "gemv_8", (r"LDG\.E.*128", r"IDP\.4A", "SHFL")),
         Kind("product s8, wgmma", quantized, "wgmma_128x256", (r"IGMMA.*U8\.S8", "UTMALDG", "SYNCS", WIDE), "sm_90a"),
-        Kind("product f8", float8, "qmma_128", (COPIES, "LDSM", r"QMMA\.16832\.F32\.E4M3\.E4M3", WIDE), "sm_89"),
+        Kind("product f8", float8, "qmma_128", (COPIES, "LDSM", r"QMMA\.16832\.F32\.E4M3\.E4M3", WIDE), "sm_89",
+             most=140),
         Kind("product f8, wgmma", float8, "wgmma_128x128", (r"QGMMA.*E4M3\.E4M3", "UTMALDG", "SYNCS", WIDE), "sm_90a"),
         Kind("product f8, clusters", float8, "wgmma_128x128x128_4_cluster", (r"QGMMA.*E4M3\.E4M3", *SHARED, WIDE),
              "sm_90a"),
         Kind("product f16 and gelu, wgmma", gelu, "wgmma_128x256", ("HGMMA", r"MUFU\.EX2", WIDE), "sm_90a", size=1400),
         Kind("product f16, gelu, in turn", gelu, "wgmma_128x192x64_3_turns", ("HGMMA", r"MUFU\.EX2", "UTMASTG"),
              "sm_90a", most=100, size=1450),
-        Kind("convolution f16", image, "mma_128x64", (COPIES, *TENSOR, WIDE), most=165),
+        Kind("convolution f16", image, "mma_128x64", (COPIES, *TENSOR, WIDE), most=120),
         Kind("convolution f16, depthwise", depthwise, "window", (r"LDG\.E.*128", "FFMA", WIDE), most=285),
         Kind("convolution f16, wgmma", image, "wgmma_128x64x64_4", ("HGMMA", *PIXELS, "SYNCS", WIDE), "sm_90a",
              most=80),
@@ -172,7 +181,7 @@ def kinds() -> tuple[Kind, ...]:
              (COPIES, "LDSM", r"HMMA\.1688\.F32\.TF32", WIDE), tf32=True),
         Kind("element-wise", _rows(node("Erf", "x")), "wide", (r"LDG\.E.*128", WIDE)),
         Kind("element-wise", _rows(node("Erf", "x")), "wide", (r"LDG\.E.*128", WIDE), "sm_90a"),
-        Kind("softmax, a warp", _rows(node("Softmax", "x", axis=-1)), "warp", ("LDG", "SHFL", "STG")),
+        Kind("softmax, a warp", _rows(node("Softmax", "x", axis=-1)), "warp", ("LDG", "SHFL", "STG"), ahead=4),
         Kind("norm of 64, some lanes", _norm(64), "lanes_wide", (r"LDG\.E.*128", "SHFL", WIDE), "sm_90a", size=160),
         Kind("norm of 768, a warp", _norm(768), "warp_wide", (r"LDG\.E.*128", "SHFL", WIDE), "sm_90a", size=360),
         Kind("sum of columns, warps", _rows(node("ReduceSum", "x", "axis"), axis=[0]), "columns", ("LDG", "BAR", "STG"),
@@ -213,7 +222,7 @@ class Code:
     skips: tuple[tuple[int, int], ...] = ()
 
     def inner(self) -> tuple[str, ...]:
-        """The instructions of the loop that multiplies most; of several as good ones the shortest. Empty: none does.
+        """The instructions of the loop that multiplies and copies most, of several the shortest. Empty: none does.
 
         Code behind an end of the kernel is out of line (a wait that was not over at once): it jumps back into others.
         """
@@ -232,8 +241,13 @@ class Code:
 
     def _inner(self) -> tuple[int, int]:
         whole = [x for x in self.loops if "EXIT" not in self.instructions[slice(*x)]]
-        most = max(whole, key=lambda x: (*multiplications(self.instructions[slice(*x)]), x[0] - x[1]), default=(0, 0))
+        most = max(whole, key=lambda x: (*self._work(x), x[0] - x[1]), default=(0, 0))
         return most if any(multiplications(self.instructions[slice(*most)])) else (0, 0)
+
+    def _work(self, loop: tuple[int, int]) -> tuple[int, ...]:
+        """What a loop multiplies, and its copies: the last steps of a reduction have none."""
+        code = self.instructions[slice(*loop)]
+        return (*multiplications(code), sum(i.startswith("LDGSTS") for i in code))
 
 
 def multiplications(code: Sequence[str]) -> tuple[int, int]:
@@ -246,6 +260,13 @@ def powers_beside(code: Sequence[str]) -> int:
     """Powers between the first two waits for products of warpgroups."""
     waits = [n for n, i in enumerate(code) if i.startswith("WARPGROUP.DEPBAR")]
     return sum(i.startswith("MUFU.EX2") for i in code[waits[0] : waits[1]]) if len(waits) > 1 else 0
+
+
+def loads_ahead(code: Code) -> int:
+    """Loads before the first store of the loop with a store that has most of them."""
+    stores = (itertools.takewhile(lambda i: not i.startswith("STG"), code.instructions[a:b]) for a, b in code.loops
+              if any(i.startswith("STG") for i in code.instructions[a:b]))  # fmt: skip
+    return max((sum(i.startswith("LDG") for i in x) for x in stores), default=0)
 
 
 def disassembled(cubin: Path) -> Code:
@@ -278,16 +299,25 @@ def built(text: str, name: str, arch: str) -> tuple[Code, KernelUse]:
         return disassembled(cubin), image.kernels[name]
 
 
+def launched_with(text: str) -> int:
+    """Registers of a thread that the launch bounds of a kernel allow: more are dealt only if it begins with as many."""
+    bounds = re.search(r"PD_KERNEL\w*\(\w+, (\d+), (\d+)", text)
+    return bounded_registers(int(bounds[1]), int(bounds[2])) if bounds else 0
+
+
 def check(kind: Kind) -> dict[str, Any]:
     """What a kernel's machine code has and lacks, and what it takes of a multiprocessor."""
     k = kernel_of(kind)
     code, used = built(k.text, k.name, kind.arch)
     found, inner = code.instructions, code.inner()
     wanted = (*kind.wanted, *(EARLY if kind.arch == "sm_90a" else ()), *([PREFETCH] if k.device.maps else []))
+    wanted += (DEALT,) if "pd_reg_inc" in k.text else ()
     missing = [w for w in wanted if not any(re.match(w, i) for i in found)]
     missing += [f"a loop of at most {kind.most}"] if kind.most and not 0 < len(inner) <= kind.most else []
     missing += [f"at most {kind.size} instructions"] if 0 < kind.size < len(found) else []
+    missing += ["the registers that it deals"] if DEALT in wanted and used.registers != launched_with(k.text) else []
     missing += [f"{kind.beside} powers beside a product"] if powers_beside(inner) < kind.beside else []
+    missing += [f"{kind.ahead} loads before a store"] if loads_ahead(code) < kind.ahead else []
     spilled = [i for i in found if i.startswith(SPILLED)]
     counts = Counter(next((w for w in kind.wanted if re.match(w, i)), i.split(".")[0]) for i in found)
     row = {"kind": kind.name, "version": k.version, "arch": kind.arch, "missing": missing, "spilled": len(spilled),

@@ -39,6 +39,9 @@ STAGES: dict[str, Callable[[Stage], Iterator[Job]]] = {
     "once": once,
 }
 
+CHECKED = 20.0
+"""Seconds after which a case hangs that is only compared with its right outputs."""
+
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """What ``run_all`` passes on to every stage."""
@@ -58,7 +61,9 @@ def main() -> int:
     stage = Stage(options)
     driver = stage.session.driver
     processes.say({"about": {"device": driver.device_name, "arch": driver.arch, "driver": driver.name}})
-    processes.work(STAGES[options.stage](stage), options.first, options.seconds, options.count, options.skip)
+    jobs, patience = STAGES[options.stage](stage), CHECKED if options.stage in ("kernels", "models") else None
+    patience = None if options.emulate else patience
+    processes.work(jobs, options.first, options.seconds, options.count, options.skip, patience)
     return 0
 
 

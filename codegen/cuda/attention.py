@@ -15,6 +15,7 @@ from functools import partial
 
 from polydyn.codegen.cuda.copies import Copy, Operand, copy_of
 from polydyn.codegen.cuda.emit import bound_names, emit, one_block, short_first, without_repeats
+from polydyn.codegen.cuda.families import FamilyFactors, WarpgroupAttention
 from polydyn.codegen.cuda.group import ProductGroup, product_refusal
 from polydyn.codegen.cuda.instructions import COLUMN, INSTRUCTIONS, KEY, LANE
 from polydyn.codegen.cuda.keys import loops_over_keys
@@ -38,7 +39,7 @@ from polydyn.codegen.ir import (
     consume,
     walk,
 )
-from polydyn.codegen.kernel import Block, Kernel, Work
+from polydyn.codegen.kernel import Block, Kernel, Work, with_block
 from polydyn.codegen.lower import Lowering, lower
 from polydyn.codegen.passes.bind import bind, fold
 from polydyn.codegen.passes.threads import assign, pipeline, unrolled
@@ -86,11 +87,13 @@ class CudaAttentionKernel:
     """Builds the versions of one attention group.
 
     ``arch``: those of newer architectures only when asked for; ``tf32``: float32 on tensor cores, rounded to tf32. The
-    group is one that ``attention_refusal`` has nothing against.
+    group is one that ``attention_refusal`` has nothing against. ``kept``: what tuning kept of ``family``, in place of
+    its default tile.
     """
 
     def __init__(self, name: str, group: Group, parts: AttentionParts, arch: str = "sm_80", tf32: bool = False) -> None:
         self.name, self.group, self.parts, self.arch = name, group, parts, arch
+        self.kept: FamilyFactors | None = None
         self.scores = ProductGroup(name, parts.scores, parts.score_roles)
         self.values = ProductGroup(name, parts.values, parts.value_roles)
         self.kind = "mma" if self.scores.dtype in HALF else "tf32" if tf32 else "lanes"
@@ -118,9 +121,17 @@ class CudaAttentionKernel:
         """
         narrow = ((8, False), (4, False), (2, False)) if self.kind == "mma" else ((4, False),)
         accesses = ((16, True), (16, False), *narrow)
-        special = warpgroup_attention(self) if self.arch == "sm_90a" else []
         own = without_repeats(_Version(self, width, wide) for width, wide in accesses)
+        special = warpgroup_attention(self) if self.arch == "sm_90a" and not self.kept else []
+        if self.kept:
+            special, others = self.kept.versions(self.family), self.kept.others
+            own = [with_block(k, factor=others) for k in own]
         return short_first((*special, *own))
+
+    @property
+    def family(self) -> WarpgroupAttention:
+        """Its kernels of warpgroups."""
+        return WarpgroupAttention(self)
 
 
 def attention_refusal(parts: AttentionParts) -> Declined | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial, reduce
 
@@ -14,7 +14,7 @@ from polydyn.codegen.passes.widen import Multiples, multiples, stored_value, wid
 from polydyn.codegen.places import Places
 from polydyn.codegen.printers.cuda_values import STORAGE, WRITE
 from polydyn.schedules.expr import ITEMSIZE, Const, FromIndex, Op, Value, conjuncts, indices, map_index, substitute
-from polydyn.schedules.index import ONE, ZERO, Index, IndexLike, maximum, minimum
+from polydyn.schedules.index import ONE, ZERO, Index, IndexLike, maximum, minimum, product
 from polydyn.schedules.model import Group, stored
 from polydyn.schedules.ranges import is_nonnegative, simplify
 from polydyn.schedules.tree.names import Coord, extent
@@ -98,13 +98,18 @@ class Copy:
         pairs = zip(self.operand.loops, self.operand.extents, strict=True)
         return {extent(x): n // (self.vector if x == self.innermost else 1) for x, n in pairs}
 
-    def value(self, a: Mapping[str, Index], part: IndexLike = PART) -> Value:
+    def value(self, a: Mapping[str, Index], part: IndexLike = PART, repeat: bool = False) -> Value:
         """An element of the vector at a place of the tile, with divisions resolved that all of a tile, or of a vector,
-        agrees in.
+        agrees in. ``repeat``: behind the last vector of the operand's own axis comes the last one again.
         """
         x = self.operand
         ranges = {c: V(self.trips()[extent(c)]) for c in x.loops} | {PART: V(self.vector)}
-        at = {**a, self.innermost: a[self.innermost] * self.vector + PART}
+        at = {**a, self.innermost: a[self.innermost] * self.vector}
+        own = x.loops[0]
+        if repeat and not self._surely(x.places.left(x.copy, x.axis, at)):
+            last = x.places.left(x.copy, x.axis, {**at, own: ZERO}) - (self.vector if own == self.innermost else 1)
+            at[own] = minimum(at[own], last)
+        at[self.innermost] += V(PART)
         inside = map_index(substitute(x.value, x.places.env(x.copy, at)), lambda i: simplify(i, ranges))
         return flat(self.group, substitute(inside, {PART: V(part)}), {}, lambda x: None)
 
@@ -128,28 +133,37 @@ class Copy:
             return None
         return multiples(load.address.split(PART)[1], self.vector, frozenset(a))
 
-    def issue(self, a: Mapping[str, Index]) -> Body:
-        """One copy: of a vector by cp.async, or of an element through a register; zeros outside the operand."""
+    def issue(self, a: Mapping[str, Index], whole: bool = False, repeat: bool = False) -> Body:
+        """One copy: of a vector by cp.async, or of an element through a register; zeros outside the operand.
+
+        ``whole``: all steps of the tile exist. ``repeat``: what lies beyond the operand's own axis need not be 0, as
+        only sums that nobody reads depend on it; a vector that exists is copied in its place where that asks nothing.
+        """
         x, at = self.operand, {**a, self.innermost: a[self.innermost] * self.vector}
         mn, k = (at[c] for c in x.loops)
         live, steps = (x.places.left(x.copy, axis, at) for axis in (x.axis, x.steps))
+        left = [live] if whole else [live, steps]
         place = self.tile(a, mn, k)
         if not self.asynchronous and self.vector > 1:
-            return self._computed(a, place, live, steps)
-        value = self.value(a, 0)
+            return self._computed(a, place, left)
         if not self.asynchronous:
-            return (_through_register(place, value, live, steps),)
-        read = guarded_load(value)
+            return (_through_register(place, self.value(a, 0), left),)
+        line = (ZERO if whole else steps) if self.along_k else live
+        vectors = self._never_cut(line)
+        repeat = repeat and (self.along_k or vectors)
+        read = guarded_load(self.value(a, 0, repeat))
         assert read is not None
         load, guard = read
         source = Pointer(load.dtype, load.buffer, load.address)
-        whole, line = (live, steps) if self.along_k else (steps, live)
-        if self._never_cut(line):
-            parts = [_positive(i) for i in (live, steps) if not self._surely(i)]
+        if vectors:
+            parts = [_positive(i) for i in left[repeat:] if not self._surely(i)]
             parts += [guard] if guard is not None else []
-            there = reduce(lambda a, b: Op("bool", "and", (a, b)), parts) if parts else Const("bool", True)
+            if not parts:
+                return (Call(f"pd_cp_async<{self.bytes}>", (place, source, Const("int32", self.bytes))),)
+            there = reduce(lambda a, b: Op("bool", "and", (a, b)), parts)
             return (Call(f"pd_cp_async_if<{self.bytes}>", (place, source, there)),)
-        inside = minimum(1, maximum(0, whole)) * minimum(self.vector, maximum(0, line))
+        others = [i for i in left[repeat:] if i is not line]
+        inside = product(minimum(1, maximum(0, i)) for i in others) * minimum(self.vector, maximum(0, line))
         size: Value = FromIndex("int32", inside * ITEMSIZE[self.dtype])
         if guard is not None:
             size = Op("int32", "where", (guard, size, Const("int32", 0)))
@@ -182,12 +196,12 @@ class Copy:
             return None  # nothing is a vector in memory
         return conditions, made[0], tuple(dict.fromkeys((*made[1], *whole)))
 
-    def _computed(self, a: Mapping[str, Index], place: Tile, live: Index, steps: Index) -> Body:
-        """One vector, computed in registers."""
+    def _computed(self, a: Mapping[str, Index], place: Tile, left: Sequence[Index]) -> Body:
+        """One vector, computed in registers; ``left``: of axes of which something must be left."""
         found = self.computed(a)
         assert found is not None
         guard, body, _ = found
-        there = tuple(Compare(">", i, ZERO) for i in (live, steps) if not self._surely(i))
+        there = tuple(Compare(">", i, ZERO) for i in left if not self._surely(i))
         words, values = Pointer("uint32", WORDS, ZERO), Pointer(self.dtype, VALUES, ZERO)
         kind = next(n for n, t in stored(self.group.arrays).items() if t == self.dtype)
         pack = Call(f"pd_pack<{self.vector}>", (Pointer(self.dtype, kind, ZERO), words, values))
@@ -203,15 +217,15 @@ class Copy:
         ranges |= {str(c): V(self.trips()[extent(c)]) for c in self.operand.loops}
         return is_nonnegative(left - 1, ranges)
 
-    def load(self, by: Instruction, a: Mapping[str, Index], keys: bool = False) -> Body:
+    def load(self, by: Instruction, a: Mapping[str, Index], keys: bool = False, first: Index = ZERO) -> Body:
         """Shared memory -> registers: an element, or what a warp's instructions need of 16 rows or columns.
 
-        ``keys``: the columns are the steps of another product.
+        ``keys``: the columns are the steps of another product. ``first``: where its registers begin, counted in loads.
         """
         x = self.operand
         cell = x.places.cell(x.load, x.tile, a)
         mn, k = (cell[axis] for axis in (x.axis, x.steps))
-        number = x.places.number(x.load, x.fragment, x.axis, a, by.loads)
+        number = x.places.number(x.load, x.fragment, x.axis, a, by.loads) + first
         if not by.warp:
             return (Store(x.fragment, number, self.tile(a, mn, k)),)
         return load(by, int(x.column), self.along_k, partial(self.tile, a), x.fragment, number, mn, k, keys)
@@ -232,18 +246,15 @@ def _guarded(v: Value) -> tuple[Value | None, Value]:
     return (guard, inside) if isinstance(other, Const) and other.value == 0 and not by_data else (None, v)
 
 
-def _exists(live: Index, steps: Index) -> Value:
-    """Whether an element with so much left of both axes exists."""
-    return Op("bool", "and", (_positive(live), _positive(steps)))
-
-
 def _positive(i: Index) -> Value:
     """Of a clamped number: 32 bits hold it whatever the width of indices."""
     return Op("bool", "gt", (FromIndex("int32", minimum(1, i)), FromIndex("int32", ZERO)))
 
 
-def _through_register(place: Tile, value: Value, live: Index, steps: Index) -> Call:
-    element: Value = Op(value.dtype, "where", (_exists(live, steps), value, Const(value.dtype, 0.0)))
+def _through_register(place: Tile, value: Value, left: Sequence[Index]) -> Call:
+    """One element; ``left``: of axes of which something must be left."""
+    exists = reduce(lambda a, b: Op("bool", "and", (a, b)), map(_positive, left))
+    element: Value = Op(value.dtype, "where", (exists, value, Const(value.dtype, 0.0)))
     if value.dtype in WRITE:
         element = Apply(value.dtype, WRITE[value.dtype], (element,))
     return Call(f"pd_sts<{STORAGE[value.dtype]}>", (place, element))

@@ -67,7 +67,7 @@ def registers(tile: CudaTile) -> int:
     (m, n, _), kind = tile.shape, tile.kind
     rows, columns = tile.wm // m, tile.wn // n
     sums = rows * columns * (4 if kind.warp else 1)
-    return sums + rows * kind.registers[0] + columns * kind.registers[1] + ADDRESSES
+    return sums + (rows * kind.registers[0] + columns * kind.registers[1]) * tile.sets + ADDRESSES
 
 
 def broken_rule(tile: CudaTile, dtypes: tuple[str, str]) -> str | None:

@@ -20,18 +20,19 @@ from polydyn.codegen.cuda.sums import Sums, lane_points
 from polydyn.codegen.cuda.tile import CudaTile
 from polydyn.codegen.cuda.work import WARP, product_work, with_epilogues
 from polydyn.codegen.indices import node_indices, substitute
-from polydyn.codegen.ir import Alloc, Body, Call, For, Inst, Mark, consume, walk
+from polydyn.codegen.ir import Alloc, Body, Call, For, Inst, Mark, Node, consume, rewrite, walk
 from polydyn.codegen.kernel import Block, Kernel, Work
 from polydyn.codegen.lower import Lowering, lower
 from polydyn.codegen.passes.bind import bind, fold
 from polydyn.codegen.passes.hoist import costly_divisions, divide_before, hoist_rows
 from polydyn.codegen.passes.registers import unroll
-from polydyn.codegen.passes.threads import assign, pipeline, rasterise, spread, unrolled
+from polydyn.codegen.passes.steady import Stream, stream
+from polydyn.codegen.passes.threads import assign, rasterise, spread, unrolled
 from polydyn.codegen.passes.tiles import balance
 from polydyn.codegen.pipeline import Step, loops
 from polydyn.codegen.places import Places
 from polydyn.schedules.errors import CodegenError
-from polydyn.schedules.index import ONE, ZERO, Index, IndexLike
+from polydyn.schedules.index import ONE, ZERO, Index, IndexLike, minimum
 from polydyn.schedules.tree.gpu import COPY_A, COPY_B, FRAG_A, FRAG_B, STAGE, gpu_product
 from polydyn.schedules.tree.names import MarkName, b, e, extent, f, g, p, s, w
 from polydyn.schedules.tree.scheduled import Scheduled
@@ -79,7 +80,11 @@ class TiledProduct:
 
     def accumulate(self, a: Mapping[str, Index]) -> Body:
         """One instruction."""
-        return products(self.sums, self.copies, ACC, a)
+        return products(self.sums, self.copies, ACC, a, self._set(a))
+
+    def load(self, copy: Copy, a: Mapping[str, Index]) -> Body:
+        """What instructions need of 16 rows or columns."""
+        return copy.load(self.tile.kind, a, first=self._set(a) * self.tile.loads[copy.operand.column])
 
     # -- marks ---------------------------------------------------------------------------------------------------
 
@@ -98,23 +103,61 @@ class TiledProduct:
             return substitute((inst,), {p("i"): ZERO, p("j"): ZERO})
         return lane_points(inst, (p("i"), p("j")))
 
-    def copy(self, body: Body) -> Body:
-        """Global -> shared, dealt to all threads of the block, the unit-stride side innermost."""
+    def copy(self, body: Body, whole: bool = False) -> Body:
+        """Global -> shared, dealt to all threads of the block, the unit-stride side innermost.
+
+        ``whole``: all steps exist. Rows and columns that do not exist are multiplied too, and stored nowhere.
+        """
+
         # registers of many loads in flight would spill, those of many addresses beside pairs of bytes too
-        return deal_copies(body, self.copies, self.tile.threads, lambda c: c.bytes == 16 or not self.in_pairs)
+        def at_once(c: Copy) -> bool:
+            return c.bytes == 16 or (not self.in_pairs and c.elements // c.vector <= 8 * self.tile.threads)
+
+        issue = partial(Copy.issue, whole=whole, repeat=True)
+        return deal_copies(body, self.copies, self.tile.threads, at_once, issue)
 
     def epilogue(self, body: Body) -> Body:
         """The sums' way through shared memory, where the ring was."""
         if not self.tile.kind.warp:
             return body
-        return (Call("pd_syncthreads"), *self.sums.stage_rows(body, self.tile.threads // WARP))
+        meet = () if self.tile.sets > 1 else (Call("pd_syncthreads"),)  # else all have met behind the last load
+        return (*meet, *self.sums.stage_rows(body, self.tile.threads // WARP))
 
     def ring(self, body: Body) -> Body:
         """The pipelined loop in its shared memory."""
-        body = hoist_rows(pipeline(body, b("k"), self.tile.stages, split_copies), "row_")
+        (loop,) = body
+        assert isinstance(loop, For)
+        copies, uses = split_copies(loop.body)
+        some, whole = (consume(copies, MarkName.COPY, partial(self.copy, whole=x)) for x in (False, True))
+        full = self.of.K // self.tile.bk
+        body = stream(loop, self.tile.stages, Stream(
+            lambda at, is_whole: substitute(whole if is_whole else some, {loop.var: at}),
+            lambda at: [(substitute(x, {loop.var: at}), substitute(y, {loop.var: at})) for x, y in self._by_step(uses)],
+            full if self.of.shares == ONE else minimum(loop.hi, full),
+        ))  # fmt: skip
+        body = hoist_rows(body, "row_")
         for c in self.copies:
             body = (Alloc(c.name, c.dtype, V(c.elements * c.stages), "shared", body),)
         return body
+
+    def _set(self, a: Mapping[str, Index]) -> Index:
+        """Which of them an instance uses."""
+        return a[f("k")] % self.tile.sets
+
+    def _by_step(self, uses: Body) -> list[tuple[Body, Body]]:
+        """(loads, products) of each instruction step of a tile, or of the tile where loads are not ahead."""
+        if self.tile.sets == 1:
+            return [((), uses)]
+
+        def part(step: int, loads: bool) -> Body:
+            def of(n: Node) -> Node | Body:
+                if not (isinstance(n, For) and n.var == f("k")):
+                    return n
+                return substitute(tuple(x for x in n.body if _loads(x) == loads), {n.var: V(step)})
+
+            return rewrite(uses, of)
+
+        return [(part(n, True), part(n, False)) for n in range(self.tile.bk // self.tile.shape[2])]
 
     # -- the whole kernel ----------------------------------------------------------------------------------------
 
@@ -142,8 +185,7 @@ class TiledProduct:
         split = Step("balance", "shares of the reduction", lambda x: balance(x, b("k"), tiles, shares, b("s")))
         return (
             *((split,) if shares != ONE else ()),
-            Step("copy", "copies are dealt to threads", lambda x: consume(x, MarkName.COPY, self.copy), rings),
-            Step("pipeline", "copies run ahead in a ring", lambda x: consume(x, MarkName.PIPELINE, self.ring)),
+            Step("pipeline", "copies run ahead in a ring", lambda x: consume(x, MarkName.PIPELINE, self.ring), rings),
             Step("bind", "sizes become constants", lambda b: bind(b, sizes)),
             Step("assign", "units are warps or threads", lambda b: assign(b, units)),
             Step(
@@ -190,8 +232,8 @@ class TiledProduct:
         row, column = self.copies
         table: dict[str, Lowering] = {
             INIT: partial(self.sums.init, INIT),
-            FRAG_A: partial(row.load, self.tile.kind),
-            FRAG_B: partial(column.load, self.tile.kind),
+            FRAG_A: partial(self.load, row),
+            FRAG_B: partial(self.load, column),
             ACC: self.accumulate,
             STAGE: self.sums.stage,
         }
@@ -201,7 +243,7 @@ class TiledProduct:
         body = (Alloc(self.sums.acc, self.of.sums, V(self.sums.registers), "register", body),)
         for c, n in zip(self.copies, self.tile.kind.registers, strict=True):
             dtype, pieces = self.tile.kind.register or self.of.sums, self.sums.fragments[c.operand.column]
-            body = (Alloc(c.operand.fragment, dtype, V(pieces * n), "register", body),)
+            body = (Alloc(c.operand.fragment, dtype, V(pieces * n * self.tile.sets), "register", body),)
         return body
 
     @property
@@ -228,15 +270,24 @@ def block_limits(of: ProductGroup, tile: CudaTile, count: Index) -> dict[str, In
     return {b("i"): rows, b("j"): columns, b("s"): of.shares, **strips, **batch}
 
 
-def products(sums: Sums, copies: tuple[Copy, Copy], statement: str, a: Mapping[str, Index]) -> Body:
-    """One instruction: the fragments of both operands, into those of the sums."""
+def products(sums: Sums, copies: tuple[Copy, Copy], statement: str, a: Mapping[str, Index], turn: Index = ZERO) -> Body:
+    """One instruction: the fragments of both operands, into those of the sums; ``turn``: which set of fragments."""
     row, column = sums.fragment(statement, a)
     frags = (copies[0].operand.fragment, copies[1].operand.fragment)
     fragment = row * sums.fragments[1] + column
+    row, column = (x + turn * n for x, n in zip((row, column), sums.fragments, strict=True))
     return multiply(sums.kind, sums.of.dtypes, copies[1].along_k, sums.acc, frags, fragment, row, column)
 
 
-def deal_copies(body: Body, copies: Iterable[Copy], threads: int, at_once: Callable[[Copy], bool]) -> Body:
+def _loads(n: Node) -> bool:
+    """Whether it loads fragments."""
+    return any(isinstance(x, Inst) and x.statement in (FRAG_A, FRAG_B) for x in walk((n,)))
+
+
+def deal_copies(
+    body: Body, copies: Iterable[Copy], threads: int, at_once: Callable[[Copy], bool],
+    issue: Callable[[Copy, Mapping[str, Index]], Body] = Copy.issue,
+) -> Body:  # fmt: skip
     """A copy's loops dealt to the threads of a block, the unit-stride side innermost; ``at_once``: all in flight.
 
     What is copied element by element divides before the loop: behind a guard no compiler moves a division. Vectors of
@@ -244,7 +295,7 @@ def deal_copies(body: Body, copies: Iterable[Copy], threads: int, at_once: Calla
     """
     inst = next(n for n in walk(body) if isinstance(n, Inst))
     c = next(x for x in copies if x.operand.copy == inst.statement)
-    body = lower(bind(body, c.trips()), {inst.statement: c.issue})
+    body = lower(bind(body, c.trips()), {inst.statement: partial(issue, c)})
     body = spread(body, c.innermost, threads, "unroll" if c.asynchronous and at_once(c) else "unroll2")
     if c.vector == 1:
         return divide_before(body, "q_")

@@ -37,6 +37,7 @@ from polydyn.codegen.ir import (
     If,
     Mark,
     Node,
+    Pointer,
     Set,
     Store,
     consume,
@@ -80,6 +81,8 @@ REGISTERS = 40
 """Registers of a thread (``docs/adr/0005-cuda.md``: 18 to 40)."""
 WIDE_BLOCKS = 4
 """Blocks wanted on a multiprocessor where lanes have vectors of a row, several of which are in flight."""
+AHEAD = 4
+"""Vectors that a lane loads before it stores any: more do not fit the registers of so many blocks."""
 SHORT, FEW, LONG_COLUMN = 256, 4, 64
 """Elements up to which rows are short, so many of which each warp can keep; elements from which on a column is long."""
 TASKS = {
@@ -301,7 +304,7 @@ class CudaNestKernel:
         loops_of_lanes: Body = deal(body, version)
         if lanes > 1:
             loops_of_lanes = rewrite(loops_of_lanes, lambda n: self._by_vectors(n, version, lanes, found))
-            loops_of_lanes = rewrite(loops_of_lanes, lambda n: _counted(n, version))
+            loops_of_lanes = rewrite(loops_of_lanes, lambda n: loads_first(_counted(n, version), version))
         results: Body = ()
         for reg, update in reductions(body).items():
             assert update.reduce is not None
@@ -379,6 +382,49 @@ def _counted(n: Node, kind: str) -> Node:
     )
 
 
+def loads_first(n: Node, kind: str) -> Node:
+    """A dealt loop that loads vectors and stores others, of a number of trips that nobody knows: the loads of several
+    trips, then the rest of them. No compiler moves a load before a store, as the two might meet.
+
+    Before: for i: in = x[i]; y[i] = f(in). After: for i by 4: in[u] = x[i + u]; y[i + u] = f(in[u]), for each u.
+    """
+    if not (isinstance(n, For) and n.kind == kind and n.hi.constant is None and n.lo == ZERO):
+        return n
+    arrays, body = list[Alloc](), n.body
+    while len(body) == 1 and isinstance(body[0], Alloc):
+        arrays.append(body[0])
+        body = body[0].body
+    loads = tuple(x for x in body if _is_call(x, "pd_ldg_wide"))
+    trips, stores = AHEAD // max(1, len(loads)), [x for x in body if _is_call(x, "pd_stg_wide")]
+    if not loads or trips < 2 or not stores or {_at(x, 1) for x in loads} & {_at(x, 0) for x in stores}:
+        return n  # a row that is read where it is written stays in order
+    loaded = {_at(x, 0) for x in loads}
+    first, step = STARTS[kind]
+
+    def trip(part: Body, u: int) -> Body:
+        at = first + (V(n.var) * trips + u) * step
+        moved = substitute(part, {n.var: at})
+        for x in arrays:
+            moved = _move(moved, x.buffer, x.size * u) if x.buffer in loaded else moved
+        return (If((Compare("<", at, n.hi),), moved),)
+
+    rest = tuple(x for x in body if x not in loads)
+    out = tuple(x for part in (loads, rest) for u in range(trips) for x in trip(part, u))
+    for x in reversed(arrays):
+        out = (replace(x, size=x.size * (trips if x.buffer in loaded else 1), body=out),)
+    return replace(n, hi=n.hi.ceildiv(step * trips), kind="serial", body=out)
+
+
+def _is_call(n: Node, function: str) -> bool:
+    return isinstance(n, Call) and n.function.startswith(function)
+
+
+def _at(n: Node, argument: int) -> str:
+    """The buffer that a load or store of a vector points into: first where to, then where from."""
+    x = n.args[argument] if isinstance(n, Call) else None
+    return x.buffer if isinstance(x, Pointer) else ""
+
+
 def _in_flight(n: Node) -> Node:
     """A thread's loop of a number of trips that the compiler does not know, innermost but for lanes of a vector, with
     loads in flight.
@@ -401,14 +447,14 @@ def _move(body: Body, buffer: str, by: Index) -> Body:
     """Adds ``by`` to every address of a buffer."""
 
     def value(v: Value) -> Value:
-        return replace(v, address=v.address + by) if isinstance(v, FlatLoad) and v.buffer == buffer else v
+        return replace(v, address=v.address + by) if isinstance(v, (FlatLoad, Pointer)) and v.buffer == buffer else v
 
     def f(n: Node) -> Node:
         if isinstance(n, (Store, Def, Set)):
             n = replace(n, value=map_value(n.value, value))
         if isinstance(n, Store) and n.buffer == buffer:
             n = replace(n, address=n.address + by)
-        return n
+        return replace(n, args=tuple(map_value(a, value) for a in n.args)) if isinstance(n, Call) else n
 
     return rewrite(body, f)
 

@@ -44,6 +44,11 @@ class CudaTile:
         """Loads of row and of column fragments."""
         return self.wm // self.kind.loads, self.wn // self.kind.loads
 
+    @property
+    def sets(self) -> int:
+        """Sets of registers for fragments: two where those of an instruction step are loaded during the one before."""
+        return 2 if self.kind.warp and self.bk > self.shape[2] else 1
+
     def sizes(self) -> GpuTile:
         """The sizes as schedules want them."""
         m, n, k = self.shape

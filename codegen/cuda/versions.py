@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from itertools import chain
 
 from polydyn.capability import capability, runs_on
 from polydyn.codegen.cuda.emit import LONG, short_first, without_repeats
+from polydyn.codegen.cuda.families import FamilyFactors, WarpgroupProducts
 from polydyn.codegen.cuda.few_rows import gemv_versions
 from polydyn.codegen.cuda.group import ProductGroup
 from polydyn.codegen.cuda.instructions import FLOAT8_ARCH
@@ -38,10 +39,10 @@ WIDEST = 16
 WAVES = 2
 """Blocks for each multiprocessor that a split reduction fills the device with."""
 FMA_TILES = (CudaTile("fma", 128, 128, 16, 8, 8, 3, 1), CudaTile("fma", 64, 64, 16, 4, 4, 3, 2))
-TF32_TILES = (CudaTile("tf32", 128, 128, 16, 64, 32, 4, 2), CudaTile("tf32", 64, 64, 16, 32, 32, 4, 4))
+TF32_TILES = (CudaTile("tf32", 128, 128, 16, 64, 64, 4, 2), CudaTile("tf32", 64, 64, 16, 32, 32, 4, 4))
 TF32X3_TILES = (CudaTile("tf32x3", 128, 128, 16, 64, 32, 4), CudaTile("tf32x3", 64, 64, 16, 32, 32, 4, 3))
-MMA_TILES = (CudaTile("mma", 128, 128, 32, 64, 32, 4, 2), CudaTile("mma", 64, 64, 32, 32, 32, 4, 4))
-IMMA_TILES = (CudaTile("imma", 128, 128, 64, 64, 32, 4, 2), CudaTile("imma", 64, 64, 64, 32, 32, 4, 4))
+MMA_TILES = (CudaTile("mma", 128, 128, 32, 64, 64, 4, 2), CudaTile("mma", 64, 64, 32, 32, 32, 4, 4))
+IMMA_TILES = (CudaTile("imma", 128, 128, 64, 64, 64, 4, 2), CudaTile("imma", 64, 64, 64, 32, 32, 4, 4))
 QMMA_TILES = tuple(replace(t, instruction="qmma") for t in IMMA_TILES)
 TILES = {
     "float32": FMA_TILES, "int32": FMA_TILES, **dict.fromkeys(HALF, MMA_TILES), **dict.fromkeys(BYTES, IMMA_TILES),
@@ -77,12 +78,14 @@ class CudaContractKernel:
 
     ``arch``: those of newer architectures only when asked for; ``tf32``: float32 on tensor cores, rounded to tf32;
     ``thrice``: float32 there in two parts, three products of which are nearly float32's. Products of 8-bit floats end
-    with versions that widen them, for devices and shapes without their instructions.
+    with versions that widen them, for devices and shapes without their instructions. ``kept``: what tuning kept of
+    ``family``, in place of its default tiles.
     """
 
     def __init__(
         self, name: str, group: Group, roles: Roles, arch: str = "sm_80", tf32: bool = False, thrice: bool = False
     ) -> None:
+        self.kept: FamilyFactors | None = None
         self.name, self.group, self.roles, self.arch, self.tf32 = name, group, roles, arch, tf32
         self.product = ProductGroup(name, group, roles)
         single = TF32_TILES if tf32 else TF32X3_TILES if thrice else FMA_TILES
@@ -121,7 +124,7 @@ class CudaContractKernel:
         beside = (t for t in more if t.kind.warp or t.bm > FEW)  # CUDA cores are too slow for few blocks
         whole = {t: _of_tile(self.product, t, t in more) for t in (*chosen[:-1], *beside, chosen[-1])}
         every = (*self.few_rows(), *self._splits(chosen, more), *special, *chain(*whole.values()), *self._widened())
-        return short_first(every)
+        return short_first(self._times(every, self.kept.others) if self.kept else every)
 
     def _widened(self) -> Iterator[Kernel]:
         """The versions of every device, where the others have newer instructions than that."""
@@ -150,7 +153,7 @@ class CudaContractKernel:
         narrow = [k for t in chosen[:-1] for k in _of_tile(self.product, t, False, multiples)]
         first = (*self.few_rows(), *self._splits(chosen, more), *self._hopper(), *narrow)
         last = _of_tile(self.product, chosen[-1], False)
-        rest = tuple([with_block(k, factor=factors.others) for k in x] for x in (first, last))
+        rest = tuple(self._times(x, factors.others) for x in (first, last))
         return short_first((*rest[0], *of_tiles, *rest[1]))
 
     def forms(self, tile: CudaTile) -> Iterator[TiledProduct]:
@@ -182,15 +185,38 @@ class CudaContractKernel:
     def _hopper(self) -> list[Kernel]:
         if self.arch != "sm_90a":
             return []
+        if self.kept:
+            return [*self._warpgroup_shares(), *self._of_family]
+        p, step = self.product, STEP // ITEMSIZE[self.product.dtype]
+        n, steps = (x.constant for x in (p.N, p.K.ceildiv(step)))
+        tiles = () if p.dtype in FLOAT8 else part_tiles(n, steps)  # whose sums of a step take the registers
+        parts = wgmma_versions(p, self.tf32, tiles) if tiles else []
+        return [*self._warpgroup_shares(), *wgmma_versions(p, self.tf32), *parts]
+
+    def _warpgroup_shares(self) -> list[Kernel]:
+        """The versions of warpgroups whose reduction is split over launches."""
         p, step = self.product, STEP // ITEMSIZE[self.product.dtype]
         m, n, steps = (x.constant for x in (p.M, p.N, p.K.ceildiv(step)))
-        tiles = () if p.dtype in FLOAT8 else part_tiles(n, steps)  # whose sums of a step take the registers
-        parts, split = wgmma_versions(p, self.tf32, tiles) if tiles else [], []
         long = steps is None or steps >= LONG_STEPS
         if long and (m is None or 2 * m > SPLIT.rows) and (n is None or 2 * n > SPLIT.columns):
             block = (SPLIT.rows, SPLIT.columns, step)
-            split = self._split(block, SPLIT.blocks, lambda parts: wgmma_versions(parts, self.tf32, (SPLIT,)))
-        return [*split, *wgmma_versions(p, self.tf32), *parts]
+            return self._split(block, SPLIT.blocks, lambda parts: wgmma_versions(parts, self.tf32, (SPLIT,)))
+        return []
+
+    @cached_property
+    def _of_family(self) -> list[Kernel]:
+        """The versions of what tuning kept of its family."""
+        return self.kept.versions(self.family) if self.kept else []
+
+    def _times(self, kernels: Iterable[Kernel], factor: int) -> list[Kernel]:
+        """Versions whose estimates are multiplied by a factor, where they have none of their own."""
+        own = {k.name for k in self._of_family}
+        return [k if k.name in own else with_block(k, factor=factor) for k in kernels]
+
+    @property
+    def family(self) -> WarpgroupProducts:
+        """Its kernels of warpgroups."""
+        return WarpgroupProducts(self.product, self.tf32)
 
     def few_rows(self) -> list[Kernel]:
         """The versions for few rows."""

@@ -59,8 +59,8 @@ from polydyn.schedules.tree.online import COPY_K, COPY_Q, COPY_V, FRAG_W, J1, J2
 from polydyn.schedules.tree.online_warpgroups import WarpgroupOnlineTile, online_warpgroups
 
 V = Index.of
-GROUPS, STAGES = 2, 2
-"""Warpgroups that consume, with 64 queries each; slots of both rings."""
+GROUPS = 2
+"""Warpgroups that consume, with 64 queries each."""
 TILE_KEYS, DEEP_KEYS, DEEP = 128, 64, 128
 """Keys of a tile, and where a head is deeper than ``DEEP``: sums of 256 columns take 128 registers of a thread."""
 ROWS, WARPS = 64 * GROUPS, 4 * GROUPS
@@ -68,6 +68,8 @@ PANEL, STEP, LINE = 64, 16, 128
 """Columns of a panel, steps of an instruction; bytes of a panel's row."""
 WIDTHS = (32, 64, 128, 192, 256)
 """Columns of values that an instruction has."""
+MOST_HELD, SHARED = 176, 227 << 10
+"""Registers of a consumer for scores, weights and sums; bytes of shared memory of a block."""
 CONSUMED, DECIDED = 1, "decided"
 """The barrier of the consumers behind their last step; the mbarrier of warps that have voted."""
 THREADS, REGISTERS = (GROUPS + 1) * WARPGROUP, 168
@@ -93,18 +95,61 @@ MAPS = {COPY_Q: "map_q", COPY_K: "map_k", COPY_V: "map_v"}
 """Copies -> tensor maps."""
 
 
-def warpgroup_attention(of: Attention) -> list[Kernel]:
-    """The versions for sm_90a; none where TMA does not reach an operand, or none lies as wgmma wants it.
+@dataclass(frozen=True)
+class AttentionTile:
+    """Keys of a tile, slots of both rings."""
+
+    keys: int
+    stages: int = 2
+
+
+def broken_rule(t: AttentionTile, depth: int, width: int) -> str | None:
+    """The rule that a tile breaks for heads of so many columns, of keys and of values, by name; None: it is built."""
+    panels, columns = (-(-x // PANEL) for x in (depth, width)), next(n for n in WIDTHS if width <= n)
+    queries, values = panels
+    rings = t.stages * t.keys * LINE * (queries + values)
+    rules = {
+        "a tile has 64 or 128 keys": t.keys not in (64, 128),
+        "rings have two slots or more": t.stages < 2,
+        "scores, weights and sums fit the registers": t.keys // 2 + t.keys // 4 + columns // 2 > MOST_HELD,
+        "sums leave through the rings": ROWS * columns * 4 > rings,
+        "queries and rings fit shared memory": ROWS * LINE * queries + rings > SHARED,
+    }
+    return next((rule for rule, broken in rules.items() if broken), None)
+
+
+def attention_tiles(of: Attention) -> tuple[AttentionTile, ...]:
+    """Every tile that can be built, the one that there is without tuning first; none where no version is."""
+    first = _default_tile(of)
+    every = dict.fromkeys((first, *(AttentionTile(k, s) for k in (128, 64) for s in (2, 3, 4))))
+    size = int(of.scores.K), int(of.values.N)
+    return tuple(t for t in every if not broken_rule(t, *size)) if _maps(of, first) else ()
+
+
+def _default_tile(of: Attention) -> AttentionTile:
+    return AttentionTile(DEEP_KEYS if max(int(of.scores.K), int(of.values.N)) > DEEP else TILE_KEYS)
+
+
+def warpgroup_attention(of: Attention, tile: AttentionTile | None = None) -> list[Kernel]:
+    """The versions for sm_90a, of a tile or of the default one; none where TMA does not reach an operand, or none lies
+    as wgmma wants it.
 
     Queries and keys lie along the head, values along their columns, all of 16 bits. Deep heads have values that are not
     wider than they: the rings of fewer keys have no room for the sums of others.
     """
+    tile = tile or _default_tile(of)
+    maps = _maps(of, tile)
+    return without_repeats(_Version(of, maps, tile, wide) for wide in (True, False)) if maps else []
+
+
+def _maps(of: Attention, tile: AttentionTile) -> dict[str, TensorOperand] | None:
+    """The operands behind tensor maps; None where there are no versions."""
     deep = max(int(of.scores.K), int(of.values.N)) > DEEP
     if of.scores.dtype not in HALF or (deep and int(of.values.N) > int(of.scores.K)):
-        return []
+        return None
     keys = of.scores.N.constant
-    if keys is not None and keys <= (DEEP_KEYS if deep else TILE_KEYS):  # one tile: no copy runs beside a product
-        return []
+    if keys is not None and keys <= tile.keys:  # one tile: no copy runs beside a product
+        return None
     r, second = of.parts.score_roles, of.parts.value_roles
     batch = {x: of.scores.extents[x] for x in r.batch}
     q, k = (
@@ -112,9 +157,8 @@ def warpgroup_attention(of: Attention) -> list[Kernel]:
     )
     v = tensor_operand(of.group, of.values.values[1], second.col, second.block, batch)
     if q is None or k is None or v is None or not q.along_k or not k.along_k or v.along_k:
-        return []
-    maps = {COPY_Q: q, COPY_K: k, COPY_V: v}
-    return without_repeats(_Version(of, maps, wide) for wide in (True, False))
+        return None
+    return {COPY_Q: q, COPY_K: k, COPY_V: v}
 
 
 @dataclass(frozen=True)
@@ -143,13 +187,13 @@ class _Boxes:
 class _Version:
     """``wide``: epilogues store 16 bytes at once."""
 
-    def __init__(self, of: Attention, maps: Mapping[str, TensorOperand], wide: bool) -> None:
+    def __init__(self, of: Attention, maps: Mapping[str, TensorOperand], size: AttentionTile, wide: bool) -> None:
         self.of, self.maps, self.group, self.wide = of, maps, of.group, wide
         depth, width = int(of.scores.K), int(of.values.N)
         self.panels = -(-depth // PANEL), -(-width // PANEL)
         self.steps_of_panel = PANEL // STEP if depth > PANEL else -(-depth // STEP)
         self.width = next(n for n in WIDTHS if width <= n)
-        self.keys = DEEP_KEYS if max(depth, width) > DEEP else TILE_KEYS
+        self.keys, self.stages = size.keys, size.stages
         columns = min(self.width, PANEL)
         tile = WarpgroupOnlineTile(GROUPS, self.keys, (self.panels[0], self.steps_of_panel),
                                    (self.panels[1], columns // 8), STEP)  # fmt: skip
@@ -162,8 +206,8 @@ class _Version:
         self.logits = of.logits(ROWS, self.keys)
         self.online = OnlineRows(self.scores, self.values, self.logits)
         self.visits = visits(self.logits)
-        boxes = ((COPY_Q, "tile_a1", ROWS, 1, 0), (COPY_K, "tile_b1", self.keys, STAGES, 0),
-                 (COPY_V, "tile_b2", self.keys, STAGES, 1))  # fmt: skip
+        boxes = ((COPY_Q, "tile_a1", ROWS, 1, 0), (COPY_K, "tile_b1", self.keys, self.stages, 0),
+                 (COPY_V, "tile_b2", self.keys, self.stages, 1))  # fmt: skip
         self.boxes = {c: _Boxes(n, rows, self.panels[side], stages) for c, n, rows, stages, side in boxes}
 
     @property
@@ -175,7 +219,8 @@ class _Version:
     def version(self) -> str:
         """What the version is called."""
         wide = any(self.values.vector(s) > 1 for s in self.of.values.epilogues)
-        return f"attention_wgmma_{ROWS}x{self.keys}x{PANEL * self.panels[0]}" + "_wide" * wide
+        slots = f"_{self.stages}" if self.stages != 2 else ""
+        return f"attention_wgmma_{ROWS}x{self.keys}x{PANEL * self.panels[0]}{slots}" + "_wide" * wide
 
     def build(self) -> tuple[Kernel, ...]:
         """The kernel, with indices of both widths."""
@@ -210,7 +255,7 @@ class _Version:
         flops = 2 * ROWS * self.keys * (depth + self.width)
         traffic = self.keys * LINE * sum(self.panels)
         work = Work(keys, REGISTERS, UNITS[self.of.scores.dtype], flops, traffic=traffic,
-                    instructions=ROWS * self.keys // WARP * self.online.slots, flight=STAGES - 1,
+                    instructions=ROWS * self.keys // WARP * self.online.slots, flight=self.stages - 1,
                     elements=ROWS * self.width, by_warps=False)  # fmt: skip
         return with_epilogues(work, self.group, self.of.values.epilogues)
 

@@ -29,7 +29,7 @@ from polydyn.codegen.cuda.instructions import LANE, TENSOR
 from polydyn.codegen.cuda.product import DEALT, RASTER, UNROLLED, block_limits, split_copies
 from polydyn.codegen.cuda.sums import LINE, Sums, lane_points, share_places
 from polydyn.codegen.cuda.tile import CudaTile
-from polydyn.codegen.cuda.wgmma_tiles import FLOAT8_TILES, ROWS, STEP, TILES, WgmmaTile, useful
+from polydyn.codegen.cuda.wgmma_tiles import FLOAT8_TILES, PANEL, POINTS, ROWS, STEP, TILES, WgmmaTile, useful
 from polydyn.codegen.cuda.work import UNITS, with_epilogues
 from polydyn.codegen.indices import substitute
 from polydyn.codegen.ir import (
@@ -69,12 +69,6 @@ from polydyn.schedules.tree.strategies import ACC, INIT
 from polydyn.schedules.tree.warpgroups import COLUMNS, WarpgroupTile, warpgroup_parts, warpgroup_product
 
 V = Index.of
-POINTS = 32
-"""Bytes of the reduction in an instruction."""
-PANEL = 64
-"""Columns of a panel, when the column operand is contiguous along them."""
-
-
 CONSUMED = 1
 """The barrier of the consumers behind their last step."""
 BLOCKS, BEFORE = "blocks", "before"
@@ -87,12 +81,14 @@ SENT = If((Compare("==", LANE, ZERO),), (Call("pd_tma_store_wait_read<0>"),))
 _Maps = tuple[TensorOperand | ImageOperand, TensorOperand]
 
 
-def wgmma_versions(product: ProductGroup, tf32: bool = False, tiles: Iterable[WgmmaTile] = ()) -> list[Kernel]:
+def wgmma_versions(
+    product: ProductGroup, tf32: bool = False, tiles: Iterable[WgmmaTile] = (), wanted: bool = False
+) -> list[Kernel]:
     """The versions for sm_90a, largest tile first; none when wgmma or TMA cannot do it.
 
     Of tiles in turn and of clusters there is one version, with 32-bit indices and wide stores: others serve the rest.
     Nor are there more where the reduction is split, or blocks share it. ``tf32``: float32 may be rounded to tf32.
-    ``tiles``: these only.
+    ``tiles``: these only; ``wanted``: whatever rows and columns there are.
     """
     product = with_one_reduction(product)
     kind, maps = _kind(product, tf32), _tensor_operands(product)
@@ -102,10 +98,15 @@ def wgmma_versions(product: ProductGroup, tf32: bool = False, tiles: Iterable[Wg
     steps = product.K.ceildiv(STEP // ITEMSIZE[product.dtype]).constant
     if isinstance(maps[0], ImageOperand):  # pixels behind the last step are no zeros, and blocks beside others spill
         every = tuple(t for t in every if t.parts == 1 or (t.blocks == 1 and (steps or 1) % t.parts == 0))
-    chosen = (t for t in every if useful(t, product.M.constant, product.N.constant))
+    chosen = (t for t in every if wanted or useful(t, product.M.constant, product.N.constant))
     some = {t: 1 if t.in_turn or t.cluster or t.parts > 1 or product.shares != ONE else 2 for t in every}
     forms = ([_Version(product, kind, maps, t, wide) for wide in (True, False)[: some[t]]] for t in chosen)
     return [k for of_tile in forms for k in without_repeats(of_tile, first=some[of_tile[0].size])]
+
+
+def reaches_wgmma(product: ProductGroup, tf32: bool = False) -> bool:
+    """Whether warpgroups can multiply it."""
+    return bool(_kind(product, tf32)) and not isinstance(_tensor_operands(with_one_reduction(product)), str)
 
 
 def with_one_reduction(product: ProductGroup) -> ProductGroup:

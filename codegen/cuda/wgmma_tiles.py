@@ -10,6 +10,12 @@ from polydyn.schedules.tree.warpgroups import CLUSTER
 
 ROWS = 64
 """Rows of an instruction."""
+POINTS = 32
+"""Bytes of the reduction in an instruction."""
+PANEL = 64
+"""Columns of a panel, when the column operand is contiguous along them."""
+AXES = ("", "i", "j")
+"""No axis, rows, columns."""
 
 
 @dataclass(frozen=True)
@@ -77,6 +83,31 @@ EXACT = 192
 """Columns that serve where they divide a known number: 768 of them are four blocks where 256 leave a quarter idle."""
 FEW = 1024
 """Rows up to which tiles of 64 rows are wanted, where their number is known."""
+
+
+SHARED, RESERVED, SPARE = 227 << 10, 1 << 10, 24
+"""Bytes of shared memory for the blocks of a multiprocessor of sm_90, and those that the system takes for each of
+several; registers of a consumer besides its sums."""
+
+
+def broken_rule(t: WgmmaTile) -> str | None:
+    """The rule that a tile breaks, by name; None when it can be built."""
+    start, least, registers = t.registers if 0 < t.threads * t.blocks <= 2048 else (0, 0, 0)
+    sums = t.columns // 2 * t.shape[1]
+    ring = (t.rows + t.columns) * STEP * t.stages + (t.consumers * ROWS * t.columns * 4 if t.in_turn else 0)
+    rules = {
+        "columns are 64, 128, 192 or 256": t.columns not in (64, 128, 192, 256),
+        "a ring has at least two slots": t.stages < 2,
+        "one or two warpgroups consume, two in turn": t.consumers not in (1, 2) or (t.in_turn and t.consumers == 1),
+        "a cluster shares an operand or the reduction": t.cluster not in AXES or (t.cluster != "" and t.parts > 1),
+        "2, 4 or 8 blocks share a reduction, not in turn": t.parts not in (1, 2, 4, 8) or (t.parts > 1 and t.in_turn),
+        "blocks have equal shares of 32 columns' sums": t.parts > 1 and t.columns == 192,
+        "a cluster has two consumers a block": t.cluster != "" and t.consumers == 1,
+        "blocks in turn are alone on a multiprocessor": t.blocks < 1 or (t.in_turn and t.blocks > 1),
+        "sums fit the registers": start < least or sums + SPARE > registers,
+        "blocks fit shared memory": (ring + RESERVED) * t.blocks > SHARED + RESERVED,
+    }
+    return next((rule for rule, broken in rules.items() if broken), None)
 
 
 def part_tiles(n: int | None, steps: int | None) -> tuple[WgmmaTile, ...]:

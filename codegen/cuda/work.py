@@ -23,7 +23,7 @@ from polydyn.schedules.model import Group, Statement, stored
 
 WARP, WAVEFRONT, REGISTERS = 32, 128, 65536
 """Threads of a warp; bytes of shared memory that a warp reads at once; 32-bit registers of a multiprocessor."""
-ASYNCHRONOUS, GUARDED, THROUGH_REGISTER = 4, 12, 12
+ASYNCHRONOUS, GUARDED, THROUGH_REGISTER = 4, 8, 12
 """Instructions of a copy: address, bounds and cp.async; the same of pixels, whose taps may be outside; address, bounds,
 load, selection and store.
 """

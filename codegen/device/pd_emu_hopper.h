@@ -8,10 +8,11 @@
 // Also checked: mbarrier use before init or its fence, over-arrival, descriptors equal in a warpgroup, wgmma.fence,
 // operands that TMA still writes when wgmma is issued (a later wait on their mbarrier would hide it), copies over such
 // places, anything sent to a block of the cluster that has not got its mbarrier ready or that has left,
-// another block's words that it may still store, or that it stores while they may be read (both: no barrier between),
-// plain shared stores not fenced before TMA or wgmma reads them, tf32 operands that nothing has rounded, asynchronous
-// work nobody waited for.
-// Not modelled: register limits; stores to another block's shared memory.
+// another block's words that it may still store, or that it stores while they may be read (both: no barrier between;
+// pd_cluster_start is none, it orders mbarriers alone), another block reached between the halves of a barrier,
+// plain shared stores not fenced before TMA or wgmma reads them or TMA writes there, tf32 operands that nothing has
+// rounded, asynchronous work nobody waited for, registers that setmaxnreg waits for and nobody gives.
+// Not modelled: stores to another block's shared memory.
 #pragma once
 
 #define PD_TMAP(name) const pd_tmap name
@@ -36,6 +37,8 @@ static int arrived;                                   // threads, for the next o
 static struct Hopper {                                // of a block
   std::vector<Bulk> stores;
   unsigned meeting[MAX_THREADS], met[MAX_THREADS];    // that a thread arrived for, and waited for, last
+  unsigned ordered[MAX_THREADS];                      // that it waited for last, of those that order plain stores
+  int registers[MAX_THREADS / WARP], given;           // of a thread of each warp; given back and not taken, of a warp's thread
   Warpgroup groups[MAX_THREADS / WARPGROUP];
   uint32_t store_groups[MAX_THREADS];
   bool wg_fenced[MAX_THREADS];
@@ -51,15 +54,20 @@ template <class T> static T *in_block(T *p, const Block &b) { return (T *)(b.sme
 // ---- generic proxy against async proxy --------------------------------------------------------------------------
 static void shared_store(const void *p, uint32_t bytes) {
   for (uint32_t w = shared_offset(p) / 4; w <= (shared_offset(p) + bytes - 1) / 4; w++) {
-    PD_RULE(own()->read[w] <= own()->met[B->current], PDEMU_FAILED, "stored over what another block of the cluster may still read");
+    PD_RULE(own()->read[w] <= own()->ordered[B->current], PDEMU_FAILED, "stored over what another block of the cluster may still read");
     own()->stored[w] = own()->meeting[B->current];
   }
   for (uint32_t c = shared_offset(p) / 16; c <= (shared_offset(p) + bytes - 1) / 16; c++)
     if (own()->dirty[c] != B->current + 1) own()->dirty[c] = (uint16_t)(B->current + 1), own()->dirty_of[B->current].push_back(c);
 }
-static void check_fenced(uint32_t offset, const char *reader, int site) {
-  PD_RULE(!own()->dirty[offset / 16], PDEMU_FAILED, "%s at line %d reads shared memory that thread %d stored without pd_fence_proxy_async",
-          reader, site, own()->dirty[offset / 16] - 1);
+static void check_fenced(const Hopper &h, uint32_t offset, const char *what, int site) {
+  PD_RULE(!h.dirty[offset / 16], PDEMU_FAILED, "%s shared memory at line %d that thread %d stored without pd_fence_proxy_async",
+          what, site, h.dirty[offset / 16] - 1);
+}
+// What lies in another block may be anything before a barrier of the cluster has been waited for, and gone behind an arrival.
+static void check_together(int rank, int site) {
+  PD_RULE(rank == B->rank || own()->meeting[B->current] == own()->met[B->current], PDEMU_FAILED,
+          "block %d of the cluster is reached at line %d between arrival and wait", rank, site);
 }
 
 // ---- mbarrier ---------------------------------------------------------------------------------------------------
@@ -77,6 +85,7 @@ static void settle(MBarrier *m) {
 static MBarrier *mbarrier_of(uint64_t *bar, int rank, bool fenced, int site) {
   PD_RULE(rank >= 0 && rank < (int)cluster.size(), PDEMU_FAILED, "block %d of a cluster of %d at line %d", rank, (int)cluster.size(), site);
   check_shared(bar, 8, 8, site);
+  check_together(rank, site);
   Block *here = B, *there = &cluster[(size_t)rank];
   PD_RULE(there->live > 0, PDEMU_FAILED, "shared memory of block %d of the cluster, which has left, used at line %d", rank, site);
   MBarrier *m = (MBarrier *)in_block(bar, *there);
@@ -192,6 +201,8 @@ static void issue_load(void *s, const pd_tmap *t, int rank, const int *at, uint6
       for (const Bulk &o : loads)
         PD_RULE(q.shared + bytes <= o.shared || o.shared + box_bytes(o.map) <= q.shared, PDEMU_FAILED,
                 "TMA at line %d overwrites what another copy still writes", site);
+      for (uint32_t o = 0, start = (uint32_t)(q.shared - q.to->smem); o < bytes; o += 16)
+        check_fenced(hopper[block], start + o, "TMA overwrites", site);
       memset(q.shared, 0xff, bytes);
       loads.push_back(q);
     }
@@ -212,7 +223,7 @@ static void issue_store(const pd_tmap *t, const void *s, int rank, const int *at
   const pdemu_tensor_map *m = tensor_map(t, rank, site);
   check_begun(site);
   check_shared(s, box_bytes(m), m->swizzle ? 1024 : 128, site);
-  for (uint32_t o = 0; o < box_bytes(m); o += 16) check_fenced(shared_offset(s) + o, "TMA store", site);
+  for (uint32_t o = 0; o < box_bytes(m); o += 16) check_fenced(*own(), shared_offset(s) + o, "TMA reads", site);
   const unsigned char *p = (const unsigned char *)s;
   Bulk q = {m, (unsigned char *)s, {0}, B->current, own()->store_groups[B->current], nullptr, {p, p + box_bytes(m)}, B, {0}};
   std::copy(at, at + rank, q.at);
@@ -257,7 +268,7 @@ static uint32_t operand(uint64_t d, int row, int k, int e, bool mn_major) {
   o ^= (o >> 7 & 7) << 4;
   PD_RULE(o + e <= B->smem_bytes, PDEMU_ILLEGAL_ADDRESS, "wgmma descriptor reaches offset %u of %u bytes of shared memory", o,
           B->smem_bytes);
-  check_fenced(o, "wgmma", 0);
+  check_fenced(*own(), o, "wgmma reads", 0);
   memcpy(&word, B->smem + o, (size_t)e);
   return word;
 }
@@ -361,7 +372,8 @@ static void retire_wgmma(uint32_t keep, int site) {
 
 // ---- per block --------------------------------------------------------------------------------------------------
 static void hopper_reset() {
-  meetings = 0, arrived = 0;
+  meetings = 0, arrived = 0, own()->given = 0;
+  std::fill_n(own()->registers, MAX_THREADS / WARP, B->registers);
   loads.clear(), own()->stores.clear();
   own()->dirty.assign(B->smem_bytes / 16 + 1, 0);
   own()->stored.assign(B->smem_bytes / 4 + 1, 0), own()->read.assign(B->smem_bytes / 4 + 1, 0);
@@ -369,11 +381,13 @@ static void hopper_reset() {
     w.products.clear(), w.groups = 0, w.meeting.arrived = 0;
     for (Accumulator &x : w.acc) x.pending = 0;
   }
-  for (int t = 0; t < MAX_THREADS; t++) own()->dirty_of[t].clear(), own()->store_groups[t] = 0, own()->wg_fenced[t] = false, own()->waits[t].bar = nullptr, own()->meeting[t] = own()->met[t] = 0;
+  for (int t = 0; t < MAX_THREADS; t++) own()->dirty_of[t].clear(), own()->store_groups[t] = 0, own()->wg_fenced[t] = false, own()->waits[t].bar = nullptr, own()->meeting[t] = own()->met[t] = own()->ordered[t] = 0;
 }
 static void hopper_finish() {
   PD_RULE(loads.empty(), PDEMU_FAILED, "a TMA copy was never waited for");
   PD_RULE(own()->stores.empty(), PDEMU_FAILED, "a TMA store was never waited for");
+  for (int w = 0; w < B->threads / WARP; w++)
+    PD_RULE(own()->registers[w] == own()->registers[w / 4 * 4], PDEMU_FAILED, "setmaxnreg by some warps of a warpgroup");
   for (const Warpgroup &w : own()->groups) PD_RULE(w.products.empty(), PDEMU_FAILED, "a wgmma was never waited for");
 }
 [[maybe_unused]] static const bool hopper_installed =
@@ -395,23 +409,30 @@ PD_DEV void pd_cluster_arrive(PD_SITE) {
     for (int t = 0; t < b.threads; t++)
       if (b.fiber[t].state == WAITING && b.fiber[t].arg[0] == &meetings) b.fiber[t].state = READY;
 }
-PD_DEV void pd_cluster_wait(PD_SITE) {
-  using namespace pdemu;
+namespace pdemu {
+static void cluster_wait(int site) {
   PD_RULE(own()->meeting[B->current] > own()->met[B->current], PDEMU_FAILED, "cluster barrier: a wait at line %d without an arrival", site);
   own()->met[B->current] = own()->meeting[B->current];
   self()->arg[0] = &meetings;
   while (meetings < own()->meeting[B->current]) wait("cluster barrier", site);
 }
-PD_DEV void pd_cluster_start(PD_SITE) { pd_cluster_arrive(site), pd_cluster_wait(site); }
+}  // namespace pdemu
+PD_DEV void pd_cluster_wait(PD_SITE) {
+  using namespace pdemu;
+  cluster_wait(site);
+  own()->ordered[B->current] = own()->met[B->current];
+}
+PD_DEV void pd_cluster_start(PD_SITE) { pd_cluster_arrive(site), pdemu::cluster_wait(site); }
 template <int N, class R> PD_DEV void pd_lds_wide_at(R *r, const void *p, int block, PD_SITE) {
   using namespace pdemu;
   PD_RULE(block >= 0 && block < (int)cluster.size(), PDEMU_FAILED, "block %d of a cluster of %d at line %d", block, (int)cluster.size(), site);
   check_shared(p, N * 4, N * 4, site);
+  check_together(block, site);
   const Block &there = cluster[(size_t)block];
   Hopper &of = hopper[block];
   PD_RULE(there.live == there.threads, PDEMU_FAILED, "shared memory of block %d of the cluster, which has left, used at line %d", block, site);
   for (uint32_t w = shared_offset(p) / 4; w < shared_offset(p) / 4 + N; w++) {
-    PD_RULE(of.stored[w] < own()->met[B->current], PDEMU_FAILED, "read at line %d from block %d, with no barrier of the cluster behind the store", site, block);
+    PD_RULE(of.stored[w] < own()->ordered[B->current], PDEMU_FAILED, "read at line %d from block %d, with no barrier of the cluster behind the store", site, block);
     of.read[w] = std::max(of.read[w], own()->meeting[B->current] + 1);
   }
   note(true, shared_offset(p), N * 4, site);
@@ -505,8 +526,27 @@ PD_DEV void pd_fence_proxy_async() {
     if (own()->dirty[c] == B->current + 1) own()->dirty[c] = 0;
   own()->dirty_of[B->current].clear();
 }
-template <int R> PD_DEV void pd_reg_inc() { static_assert(R % 8 == 0 && R >= 24 && R <= 256, "setmaxnreg"); }
-template <int R> PD_DEV void pd_reg_dec() { static_assert(R % 8 == 0 && R >= 24 && R <= 256, "setmaxnreg"); }
+namespace pdemu {
+// A warp's threads have `wanted` registers from here on: who wants more waits for what other warps give back.
+static void set_registers(int wanted, bool more, int site) {
+  int &has = own()->registers[B->current / WARP], &given = own()->given;
+  PD_RULE(more ? wanted >= has : wanted <= has, PDEMU_FAILED, "setmaxnreg %d at line %d, where a thread has %d registers", wanted, site, has);
+  warp_collective("setmaxnreg", site, nullptr, nullptr, nullptr, [](Fiber *) {});
+  self()->arg[0] = &given;
+  while (given < wanted - has) wait("setmaxnreg", site);  // 0 for all but the first thread of the warp
+  given -= wanted - has, has = wanted;
+  for (int t = 0; t < B->threads; t++)
+    if (B->fiber[t].state == WAITING && B->fiber[t].arg[0] == &given) B->fiber[t].state = READY;
+}
+}  // namespace pdemu
+template <int R> PD_DEV void pd_reg_inc(PD_SITE) {
+  static_assert(R % 8 == 0 && R >= 24 && R <= 256, "setmaxnreg");
+  pdemu::set_registers(R, true, site);
+}
+template <int R> PD_DEV void pd_reg_dec(PD_SITE) {
+  static_assert(R % 8 == 0 && R >= 24 && R <= 256, "setmaxnreg");
+  pdemu::set_registers(R, false, site);
+}
 PD_DEV void pd_wgmma_fence() { pdemu::own()->wg_fenced[pdemu::B->current] = true; }
 PD_DEV void pd_wgmma_commit() {
   using namespace pdemu;

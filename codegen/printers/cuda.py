@@ -15,9 +15,9 @@ PRELUDE = """#include "pd_device.cuh"
 
 // At which byte element (row, column) of a swizzled tile lies: P elements of S bytes a row, chunks of C elements that
 // move as one, L chunks in the 128 bytes of all banks. Chunks of one column in consecutive rows have different banks.
-template <int P, int C, int L, int S> PD_DEV int pd_swizzled(int row, int column) {
+template <int P, int C, int L, int S> PD_DEV int pd_swizzled(uint32_t row, uint32_t column) {
   constexpr int chunks = P / C, fold = chunks >= L ? 1 : L / chunks, mask = (chunks >= L ? L : chunks) - 1;
-  return row * (P * S) + ((column / C) ^ (row / fold & mask)) * (C * S) + column % C * S;
+  return (int)(row * (P * S) + ((column / C) ^ (row / fold & mask)) * (C * S) + column % C * S);
 }
 """
 """What every file begins with, once."""

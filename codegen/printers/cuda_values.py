@@ -12,7 +12,8 @@ from polydyn.codegen.printers.c_values import INFIX, RELATIONS
 from polydyn.codegen.printers.index_text import IndexText
 from polydyn.schedules.errors import CodegenError
 from polydyn.schedules.expr import FLOAT8, FLOATS, ITEMSIZE, REDUCTIONS, Const, FromIndex, Op, Value, integer
-from polydyn.schedules.index import ZERO, Index
+from polydyn.schedules.index import ZERO, Atom, Index
+from polydyn.schedules.ranges import is_nonnegative
 
 STORAGE = {
     "float16": "pd_half", "bfloat16": "pd_bf16", "float32": "float", "float64": "double", "int8": "int8_t",
@@ -64,7 +65,7 @@ class CudaValues:
     """Prints values; ``places`` says where every buffer lives. ``fast``: results are rounded to 16 bits in the end."""
 
     def __init__(self, places: Mapping[str, Place], index_type: str = "int64_t", fast: bool = False) -> None:
-        self.places, self.index, self.fast = places, INDEX_TEXT[index_type], fast
+        self.places, self.index_type, self.index, self.fast = places, index_type, INDEX_TEXT[index_type], fast
 
     def text(self, v: Value) -> str:
         """A C++ expression of the register type of ``v``."""
@@ -104,9 +105,12 @@ class CudaValues:
             return text if v.dtype == place.dtype else f"({REGISTER[v.dtype]} *)({text})"
         base = f"smem + {self.index(place.offset)}"
         size = ITEMSIZE[v.dtype]
-        shape = f"{v.pitch}, {v.chunk}, {128 // (v.chunk * size)}, {size}"
-        swizzled = f"pd_swizzled<{shape}>((int){self.index(v.row)}, (int){self.index(v.column)})"
-        return f"{base} + ({self.index(v.start * size)} + {swizzled})"
+        chunks, all_banks = v.pitch // v.chunk, 128 // (v.chunk * size)
+        rows, row = _whole(v.row, max(chunks, all_banks) // chunks * min(chunks, all_banks))
+        columns, column = _whole(v.column, min(chunks, all_banks) * v.chunk)
+        before = "".join(f"{self.index(i * size)} + " for i in (v.start, rows * v.pitch + columns) if i != ZERO)
+        swizzled = f"pd_swizzled<{v.pitch}, {v.chunk}, {all_banks}, {size}>"
+        return f"{base} + ({before}{swizzled}((int){self.index(row)}, (int){self.index(column)}))"
 
     def _read(self, dtype: str, text: str) -> str:
         return f"{READ[dtype]}({text})" if dtype in READ else text
@@ -150,6 +154,8 @@ class CudaValues:
             return f"pd_erfc_fast(-{self.text(x)})"
         if self.fast and (x := _above_one(v, "tanh")):
             return f"pd_one_plus_tanh_fast({self.text(x)})"
+        if (within := _within(v)) is not None:  # one comparison: what is negative is large
+            return "(" + " < ".join(f"(u{self.index_type}){self.index(i)}" for i in within) + ")"
         args = [self.text(a) for a in v.args]
         source = v.args[-1].dtype
         if v.name in ("where", "select"):
@@ -181,6 +187,23 @@ class CudaValues:
         if v.dtype in NARROW and x.dtype != v.dtype:
             return f"{READ[v.dtype]}({WRITE[v.dtype]}((float){s}))"
         return s if REGISTER[v.dtype] == REGISTER[x.dtype] else f"(({REGISTER[v.dtype]}){s})"
+
+
+def _whole(i: Index, period: int) -> tuple[Index, Index]:
+    """(the terms that are multiples of a number, the rest): a swizzle that repeats itself depends on the rest alone."""
+    rest = Index({m: c for m, c in i.terms.items() if c % period or any(isinstance(x, Atom) for x in m)})
+    return i - rest, rest
+
+
+def _within(v: Op) -> tuple[Index, Index] | None:
+    """(x, n) where the value is ``0 <= x < n`` and n is never negative."""
+    if v.name != "and" or [x.name for x in v.args if isinstance(x, Op)] != ["ge", "lt"]:
+        return None
+    parts = [integer(y) if y.dtype == "int64" else None for x in v.args if isinstance(x, Op) for y in x.args]
+    x, zero, same, n = parts
+    if x is None or n is None or zero != ZERO or same != x or not is_nonnegative(n):
+        return None
+    return x, n
 
 
 def _single(name: str, args: list[str]) -> str:

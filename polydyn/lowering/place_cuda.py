@@ -8,6 +8,7 @@ from typing import Protocol
 
 from polydyn.codegen.cuda.attention import CudaAttentionKernel, attention_refusal
 from polydyn.codegen.cuda.emit import short_first
+from polydyn.codegen.cuda.families import Family, FamilyFactors
 from polydyn.codegen.cuda.group import product_refusal
 from polydyn.codegen.cuda.rows import CudaNestKernel
 from polydyn.codegen.cuda.split_rows import CudaSplitNest
@@ -45,6 +46,9 @@ class CudaTuner(Noting, Protocol):
 
     def tiles(self, key: str, form: ContractGroup) -> TunedTiles | None:
         """The tiles of a group; None when nothing is known of it."""
+
+    def family(self, key: str, form: ContractGroup | Group, family: Family) -> FamilyFactors | None:
+        """The tiles of a group's family; None when nothing is known of it."""
 
 
 @dataclass(frozen=True)
@@ -158,8 +162,9 @@ class CudaBuilder(Builder):
 
     def _new(
         self, group: FusedGroup, lowered: LoweredGroup, key: str, kernels: tuple[Kernel, ...],
-        tuned: TunedTiles | None = None,
+        tuned: TunedTiles | None = None, kept: FamilyFactors | None = None,
     ) -> Placed:  # fmt: skip
+        reasons = (*(tuned.reasons if tuned else ()), *(kept.reasons if kept else ()))
         decision: Decision = cheapest(len(kernels))
         if tuned is not None:  # what is made of no tile is a rival everywhere
 
@@ -167,7 +172,7 @@ class CudaBuilder(Builder):
                 return [n for n, k in enumerate(kernels) if k.tile is None or k.tile in tiles]
 
             decision = members(tuned.decision, rivals)
-        self.placed[key] = Placed(group, lowered, key, kernels, decision, tuned.reasons if tuned else ())
+        self.placed[key] = Placed(group, lowered, key, kernels, decision, reasons)
         return self.placed[key]
 
     def _nest(self, group: Group, key: str) -> tuple[Kernel, ...]:
@@ -213,8 +218,10 @@ class CudaBuilder(Builder):
             verify_group(lowered.group)
             self.show(group, kernel.name, lowered.group)
             tuned = self.tuner.tiles(key, form) if self.tuner and kernel.tunable else None
+            if self.tuner and kernel.tunable and self.arch == "sm_90a":
+                kernel.kept = self.tuner.family(key, form, kernel.family)
             versions = kernel.tuned_versions(tuned.factors) if tuned else kernel.versions()
-            found = self._new(group, lowered, key, versions, tuned)
+            found = self._new(group, lowered, key, versions, tuned, kernel.kept)
         if why := kernel.without_wgmma():
             self.notes.append(f"{group.outputs[0]}: no wgmma: {why}")
         return found
@@ -230,7 +237,9 @@ class CudaBuilder(Builder):
             verify_group(lowered.group)
             self.show(group, kernel.name, *attention_groups(kernel.parts))
             prove_row_blocks(lowered.group, kernel.parts)
-            found = self._new(group, lowered, key, kernel.versions())
+            if self.tuner and self.arch == "sm_90a":
+                kernel.kept = self.tuner.family(key, kernel.group, kernel.family)
+            found = self._new(group, lowered, key, kernel.versions(), None, kernel.kept)
         return found
 
     def attention_kernel(self, group: FusedGroup) -> tuple[LoweredGroup, str, CudaAttentionKernel] | None:

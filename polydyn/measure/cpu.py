@@ -103,7 +103,7 @@ class CpuSide(Side[Any]):
         if isinstance(task, SizedTask):
             bench = SizedBench(task, self.hardware, self.workers)
             row = how.strategy.name
-            tuned = search_sizes(task, problem, self.hardware, bench, how.records, row, how.trials)
+            tuned = search_sizes(task, problem, self.hardware, bench, how.records, row, task.tiles(how.trials))
         else:
             bench = CpuBench(task, self.hardware, self.workers)
             tuned = how.tuned(problem, self.hardware, bench)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -15,10 +17,12 @@ from polydyn.gpu.compiler import compiler_version
 from polydyn.gpu.errors import DriverMissingError
 from polydyn.gpu.hardware import Hardware as Device
 from polydyn.gpu.hardware import device_of, existing
-from polydyn.gpu.targets import EMULATED, named, single
+from polydyn.gpu.targets import EMULATED, named, newest, single
 from polydyn.graph.ir import Graph
-from polydyn.measure.cuda_bench import DeviceBench, ModelBench, TileKernels
+from polydyn.lowering.group import LoweredGroup
+from polydyn.measure.cuda_bench import DeviceBench, ModelBench, TileKernels, image_of
 from polydyn.measure.cuda_timing import CUDA_TIMER
+from polydyn.measure.family_bench import FamilyDevice, FamilyModel
 from polydyn.measure.placed import PlacedTask
 from polydyn.measure.side import How, Side
 from polydyn.runtime.cuda.images import is_emulated
@@ -31,9 +35,11 @@ from polydyn.search.dispatch.build import build_dispatch
 from polydyn.search.finals import LONG, TURNS, sizes_to_measure
 from polydyn.search.outcomes import Search
 from polydyn.search.records import Record
+from polydyn.search.sized import search_sizes
 from polydyn.search.strategies import MEASURED_SECONDS, Tuned
 from polydyn.search.tasks.cpu import placed_task
 from polydyn.search.tasks.cuda import CudaTask, cuda_task_of, hardware_of
+from polydyn.search.tasks.families import FamilyTask, family_task_of
 
 
 def find_device(target: str) -> tuple[Device, bool]:
@@ -51,7 +57,11 @@ def find_device(target: str) -> tuple[Device, bool]:
     return existing(target, driver.device_name, driver.attribute(MULTIPROCESSORS)), True
 
 
-class CudaSide(Side[CudaTask]):
+KEPT = 8
+"""Tiles of a family that are kept at most: each is a kernel to compile for both widths of indices."""
+
+
+class CudaSide(Side[Any]):
     """The device of a target. UnsupportedError: the target is not one architecture."""
 
     def __init__(self, target: str, threads: int = 1) -> None:
@@ -60,30 +70,38 @@ class CudaSide(Side[CudaTask]):
         self.device, there = find_device(target)
         super().__init__(hardware_of(self.device), CUDA_TIMER if there else None)
 
-    def tasks(self, graph: Graph, options: Options) -> list[PlacedTask[CudaTask]]:
-        """As ``Side``."""
+    def tasks(self, graph: Graph, options: Options) -> list[PlacedTask[Any]]:
+        """As ``Side``: of a product its tiles, and on sm_90a those of families."""
         backend = Cuda(self.target, options)
         builder = backend.builder(backend.fuse(backend.rewrite(graph)))
-        out: dict[str, PlacedTask[CudaTask]] = {}
+        out: dict[tuple[str, str], PlacedTask[Any]] = {}
         for group in builder.plan.groups:
+            attention = builder.attention_kernel(group) if group.kind == "attention" else None
+            if attention and newest(self.target) == "sm_90a" and attention[2].family.tiles():
+                lowered, key, kernel = attention
+                one = family_task_of(key, kernel.group, kernel.family, self.target)
+                if (key, "") not in out and (p := _placed(f"attention {group.outputs[0]}", one, lowered)):
+                    out[key, ""] = p
             for key, fused, form in builder.products(group):
-                if key in out:
+                label, task = f"{fused.kind} {fused.outputs[0]}", cuda_task_of(key, form, self.target, options.tf32)
+                if (key, "") in out or isinstance(task, Declined):  # a compilation with records says so in its notes
                     continue
-                task = cuda_task_of(key, form, self.target, options.tf32)
-                if not isinstance(task, Declined):
-                    task = placed_task(task, form.lowered.params)
-                if isinstance(task, Declined):  # a compilation with records says so in its notes
-                    continue
-                extents = {n: e.subs(form.lowered.params) for n, e in task.extents.items()}
-                out[key] = PlacedTask(f"{fused.kind} {fused.outputs[0]}", task, extents)
+                every: dict[str, CudaTask | FamilyTask | Declined] = {"": task}
+                family = task.kernel.family
+                if newest(self.target) == "sm_90a" and family.tiles():
+                    every[family.name] = family_task_of(key, form, family, self.target, options.tf32)
+                places = {(key, n): _placed(f"{label} {n}".strip(), t, form.lowered) for n, t in every.items()}
+                out |= {x: p for x, p in places.items() if p}
         return list(out.values())
 
-    def search(self, task: CudaTask, problem: Problem, how: How) -> tuple[Search, int, int]:
+    def search(self, task: CudaTask | FamilyTask, problem: Problem, how: How) -> tuple[Search, int, int]:
         """As ``Side``."""
+        if isinstance(task, FamilyTask):
+            return self._search_family(task, problem, how)
         problem = replace(problem, rule=task.refusal, first=task.defaults)
         model = ModelBench(TileKernels(task), self.device, self.hardware)
         if self.workers is None:
-            tuned = _modelled(problem, how, model)
+            tuned = _modelled(problem, how, model, lambda p: how.tuned(p, self.hardware, model))
             return self._outcome(tuned, (UNIT,) * len(tuned.kernels), "model", None), tuned.binaries, 0
         bench = DeviceBench(model, self.workers)
         tuned = how.tuned(problem, self.hardware, bench)
@@ -92,13 +110,40 @@ class CudaSide(Side[CudaTask]):
         found = self._outcome(tuned, _factors(tuned, recorded, model), bench.source, decision)
         return found, tuned.binaries, bench.measured
 
+    def _search_family(self, task: FamilyTask, problem: Problem, how: How) -> tuple[Search, int, int]:
+        model = FamilyModel(task, self.device, self.hardware)
+        bench = FamilyDevice(model, self.workers) if self.workers else model
+
+        def search(problem: Problem) -> Tuned:
+            tiles = [t for t in task.tiles(how.trials) if not problem.rule(t)]
+            name = how.strategy.name
+            return search_sizes(task, problem, self.hardware, bench, how.records, name, tiles, KEPT, everywhere=False)
+
+        if isinstance(bench, FamilyModel):
+            tuned = _modelled(problem, how, model, search)
+            factors, measured = (UNIT,) * len(tuned.kernels), 0
+        else:
+            tuned = search(problem)
+            recorded = RecordedBench(bench, how.records, problem.key, self.hardware)
+            factors, measured = _factors(tuned, recorded, model), bench.measured
+        return self._outcome(tuned, factors, bench.source, None), tuned.binaries, measured
+
     def _outcome(self, tuned: Tuned, factors: tuple[int, ...], source: str, decision: Decision | None) -> Search:
         """``decision``: where times were measured; a model says nothing of rivals that estimates do not."""
         tiles = tuple(k.tile for k in tuned.kernels)
         return Search(tuned.strategy, tiles, len(tuned.trials), self.hardware, decision, factors, source)
 
 
-def _modelled(problem: Problem, how: How, model: ModelBench) -> Tuned:
+def _placed(label: str, task: CudaTask | FamilyTask | Declined, lowered: LoweredGroup) -> PlacedTask[Any] | None:
+    """A task at its place; None where it is not tuned."""
+    if not isinstance(task, Declined):
+        task = placed_task(task, lowered.params)
+    if isinstance(task, Declined):
+        return None
+    return PlacedTask(label, task, {n: e.subs(lowered.params) for n, e in task.extents.items()})
+
+
+def _modelled(problem: Problem, how: How, model: ModelBench | FamilyModel, search: Callable[[Problem], Tuned]) -> Tuned:
     """A search by the model, repeated without the tuples that it kept and the compiler refuses: those that spill.
 
     What was refused is a record; without a compiler nothing is.
@@ -108,8 +153,8 @@ def _modelled(problem: Problem, how: How, model: ModelBench) -> Tuned:
     rule = problem.rule
     problem = replace(problem, rule=lambda tile: rule(tile) or refused.get(tile))
     while True:
-        tuned = how.tuned(problem, model.hardware, model)
-        new = {k.tile: why for k in tuned.kernels if (why := compiler_refusal(model.kernels, k.tile))}
+        tuned = search(problem)
+        new = {k.tile: why for k in tuned.kernels if (why := compiler_refusal(model, k.tile))}
         if not new:
             return tuned
         refused |= new
@@ -119,34 +164,34 @@ def _modelled(problem: Problem, how: How, model: ModelBench) -> Tuned:
         )
 
 
-def compiler_refusal(kernels: TileKernels, tile: Tile) -> str | None:
+def compiler_refusal(model: ModelBench | FamilyModel, tile: Tile) -> str | None:
     """Why the compiler's words rule a tuple out: its version of widest copies spills. None where nobody says it."""
-    if kernels.arch == EMULATED:
+    if model.arch == EMULATED:
         return None
     try:
         compiler_version()
     except BuildError:
         return None
     try:
-        kernels.image(kernels.texts(tile, 0)[0])
+        image_of(model.first(tile), model.arch)
     except BuildError as e:
         return str(e).partition("\n")[0]
     return None
 
 
-def _factors(tuned: Tuned, bench: RecordedBench, model: ModelBench) -> tuple[int, ...]:
+def _factors(tuned: Tuned, bench: RecordedBench, model: ModelBench | FamilyModel) -> tuple[int, ...]:
     """For each kept kernel measured over estimated time: the weighted geometric mean at sizes drawn as for the finals.
 
     Sizes at which a kernel failed do not count; one that ran at none of them keeps its estimates.
     """
     tiles, shapes = [k.tile for k in tuned.kernels], tuned.instances
-    estimates = np.array([[model.estimate(t, s) for s in shapes] for t in tiles])
+    estimates = np.array([model.seconds(tiles, s) for s in shapes]).T
     longest = LONG * MEASURED_SECONDS / len(tiles)
     asked = sizes_to_measure(list(estimates.min(0)), tuned.weights, MEASURED_SECONDS, longest)
     times = np.array([bench.seconds(tiles, shapes[i], TURNS) for i in asked]).reshape(len(asked), len(tiles)).T
     weights, factors = np.array([tuned.weights[i] for i in asked]), []
     for spent, estimated in zip(times, estimates[:, asked], strict=True):
-        ran = np.isfinite(spent) & (spent > 0)
+        ran = np.isfinite(spent) & (spent > 0) & np.isfinite(estimated)
         mean = np.average(np.log(spent[ran] / estimated[ran]), weights=weights[ran]) if ran.any() else 0.0
         factors.append(max(1, round(UNIT * math.exp(mean))))
     return tuple(factors)

@@ -6,15 +6,15 @@ Both speak of the version of a tile that the host program would launch: the one 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from polydyn.build.cache import digest, stored_file
 from polydyn.build.features import available_cores
 from polydyn.codegen.cuda.product import TiledProduct
-from polydyn.codegen.kernel import Kernel
+from polydyn.codegen.kernel import Kernel, TensorMapOf
 from polydyn.errors import BuildError, ScheduleError
 from polydyn.gpu.compiler import compile_cuda
 from polydyn.gpu.emulator import compile_emulated
@@ -23,6 +23,7 @@ from polydyn.gpu.targets import EMULATED, single
 from polydyn.measure.launches import LaunchBench
 from polydyn.measure.workers import Workers
 from polydyn.program.estimates import ends_time, launch_time, resident_blocks, step_time
+from polydyn.runtime.cuda.tensormap import PixelBox, TensorMap, element_type
 from polydyn.runtime.symbols import THREADS
 from polydyn.schedules.evaluator import Evaluator, evaluator
 from polydyn.schedules.index import Index, product
@@ -36,6 +37,46 @@ from polydyn.search.tasks.cuda import CudaTask
 NANOSECONDS, PICOSECONDS = 1e9, 1e12
 REGISTERS = 8
 """Registers of a thread are allocated in such numbers."""
+
+
+def image_of(kernel: Kernel, arch: str) -> tuple[Path, int | None]:
+    """A file that the driver loads, and registers of a thread (None: not known). BuildError: it spills."""
+    if arch == EMULATED:
+        return compile_emulated(kernel.text), None
+    made = compile_cuda(kernel.text, arch)
+    use = made.kernels[kernel.name]
+    if spilled := use.spill_stores + use.spill_loads:
+        raise BuildError(f"{kernel.version} spills {spilled} bytes of registers", rule="tuned kernels do not spill")
+    return stored_file("cuda", f"{digest(made.image)}.cubin", made.image), use.registers
+
+
+def launch_arguments(
+    k: Kernel, image: Path, arrays: Mapping[str, tuple[str, int]], values: Mapping[str, int], most: int | None = None
+) -> dict[str, object]:
+    """What ``time_kernel`` wants. ``arrays``: dtype and bytes of each buffer; ``most``: blocks that are launched."""
+    grid = k.tasks.evaluate(values)
+    return {
+        "image": str(image),
+        "name": k.name,
+        "buffers": [arrays[a] for a in k.buffers],
+        "symbols": [values[s] for s in k.symbols],
+        "grid": grid if most is None else min(grid, most),
+        "threads": k.device.threads,
+        "smem": k.scratch.evaluate(values),
+        "maps": [_map_at(m, k.buffers.index(m.buffer), values) for m in k.device.maps],
+    }
+
+
+def _map_at(m: TensorMapOf, place: int, values: Mapping[str, int]) -> tuple[int, int, dict[str, object]]:
+    """Where a tensor map lies: the number of its buffer, bytes into it; and its fields, as plain data."""
+    _, item = element_type(m.dtype)
+    dims, strides = (tuple(i.evaluate(values) for i in x) for x in (m.dims, m.strides))
+    pixels = None
+    if of := m.pixels:
+        lower, upper = (tuple(i.evaluate(values) for i in x) for x in (of.lower, of.upper))
+        pixels = PixelBox(lower, upper, of.steps)
+    described = TensorMap(m.dtype, dims, tuple(s * item for s in strides), m.box, pixels=pixels)
+    return place, m.offset.evaluate(values) * item, asdict(described)
 
 
 class TileKernels:
@@ -74,14 +115,8 @@ class TileKernels:
         return self._texts[tile, number]
 
     def image(self, kernel: Kernel) -> tuple[Path, int | None]:
-        """A file that the driver loads, and registers of a thread (None: not known). BuildError: it spills."""
-        if self.arch == EMULATED:
-            return compile_emulated(kernel.text), None
-        made = compile_cuda(kernel.text, self.arch)
-        use = made.kernels[kernel.name]
-        if spilled := use.spill_stores + use.spill_loads:
-            raise BuildError(f"{kernel.version} spills {spilled} bytes of registers", rule="tuned kernels do not spill")
-        return stored_file("cuda", f"{digest(made.image)}.cubin", made.image), use.registers
+        """As ``image_of``."""
+        return image_of(kernel, self.arch)
 
 
 class ModelBench:
@@ -95,6 +130,15 @@ class ModelBench:
         self.kernels, self.task, self.device, self.hardware = kernels, kernels.task, device, hardware
         self.registers: dict[Tile, int] = {}
         self._times: dict[tuple[Tile, int, int | None], Evaluator] = {}
+
+    @property
+    def arch(self) -> str:
+        """The architecture that its kernels are for."""
+        return self.kernels.arch
+
+    def first(self, tile: Tile) -> Kernel:
+        """A tuple's version of widest copies."""
+        return self.kernels.texts(tile, 0)[0]
 
     def per_operation(self, tiles: Sequence[Tile]) -> list[float]:
         """As ``Bench``."""
@@ -209,13 +253,5 @@ class DeviceBench(LaunchBench[CudaTask]):
     def _arguments(self, k: Kernel, shape: Shape, tasks: int | None) -> dict[str, object]:
         params, arrays = self.task.params(shape), self.task.group.arrays
         values = k.values(params, self.device.multiprocessors)
-        grid = k.tasks.evaluate(values)
-        return {
-            "image": str(self._built[k.name].path),
-            "name": k.name,
-            "buffers": [(arrays[a].dtype, self.task.bytes(a, params)) for a in k.buffers],
-            "symbols": [values[s] for s in k.symbols],
-            "grid": grid if tasks is None else min(grid, tasks),
-            "threads": k.device.threads,
-            "smem": k.scratch.evaluate(values),
-        }
+        sizes = {a: (arrays[a].dtype, self.task.bytes(a, params)) for a in k.buffers}
+        return launch_arguments(k, self._built[k.name].path, sizes, values, tasks)

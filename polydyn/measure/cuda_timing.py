@@ -9,7 +9,7 @@ breaks its context fails alone: modules and data are made again.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ import numpy as np
 from polydyn.runtime.cuda.driver import Argument, Driver
 from polydyn.runtime.cuda.images import is_emulated
 from polydyn.runtime.cuda.session import Session, open_session
+from polydyn.runtime.cuda.tensormap import tensor_map
 from polydyn.runtime.cuda.timing import LAUNCHES, ROUNDS, Work, replayed, sets_beyond
 
 CUDA_TIMER = "polydyn.measure.cuda_timing:time_kernel"
@@ -83,8 +84,11 @@ def time_kernel(
     grid: int,
     threads: int,
     smem: int,
+    maps: Sequence[tuple[int, int, Mapping[str, Any]]] = (),
 ) -> float:
-    """Least seconds of a launch. ``image``: a file; ``buffers``: dtype and bytes of each. DeviceError: it fails."""
+    """Least seconds of a launch. ``image``: a file; ``buffers``: dtype and bytes of each; ``maps``: tensor maps, each
+    as the number of its buffer, where it begins there, in bytes, and its fields. DeviceError: it fails.
+    """
     global _device
     session = open_session()
     with session.use():
@@ -96,8 +100,9 @@ def time_kernel(
         turns = 1 if emulated else sets_beyond(sum(b for _, b in buffers), session.driver.attribute(L2_BYTES))
 
         def launch(turn: int) -> Work:
-            pointers: list[Argument] = [own.buffer(turn, i, d, b) for i, (d, b) in enumerate(buffers)]
-            args = [*pointers, *map(np.int64, symbols)]
+            pointers = [own.buffer(turn, i, d, b) for i, (d, b) in enumerate(buffers)]
+            encoded = [own.driver.encode_tensor_map(tensor_map(m), pointers[at] + first) for at, first, m in maps]
+            args: list[Argument] = [*encoded, *pointers, *map(np.int64, symbols)]
             return lambda stream: own.driver.launch(function, (grid, 1, 1), threads, smem, args, stream)
 
         works = [launch(turn) for turn in range(turns)]

@@ -18,6 +18,7 @@ from typing import Any, Generic, TypeVar
 
 from polydyn.codegen.cpu.product import ContractKernel
 from polydyn.codegen.cpu.target import CpuTarget
+from polydyn.codegen.cuda.families import Family, FamilyFactors
 from polydyn.codegen.cuda.versions import TileFactors
 from polydyn.codegen.kernel import UNIT
 from polydyn.errors import Declined, ScheduleError
@@ -29,6 +30,7 @@ from polydyn.runtime.expressions import decision_from_json, decision_to_json
 from polydyn.runtime.symbols import THREADS
 from polydyn.schedules.decision import ArgMin, Decision, Leaf, Split, cheapest, map_indices, verify_decision
 from polydyn.schedules.index import Index
+from polydyn.schedules.model import Group
 from polydyn.search.backbone import Tile, canonical
 from polydyn.search.dispatch.build import build_dispatch
 from polydyn.search.hardware import Hardware
@@ -36,6 +38,7 @@ from polydyn.search.records import Record, Records
 from polydyn.search.strategies import Tuned
 from polydyn.search.tasks.cpu import DEFAULT, CpuTask, Task, task_of
 from polydyn.search.tasks.cuda import CudaTask, cuda_task_of
+from polydyn.search.tasks.families import FamilyTask, family_task_of
 from polydyn.search.tasks.sized import SizedTask, sized_task
 
 KIND, DECLINED = "search", "declined"
@@ -232,6 +235,12 @@ class ChosenTiles(_FromRecords[CudaTask]):
         known = self.known(task, key, lambda t: best_searches(self.records, t, self.strategy))
         return tuned_tiles(task, known[0]) if known and not isinstance(task, Declined) else None
 
+    def family(self, key: str, form: ContractGroup | Group, family: Family) -> FamilyFactors | None:
+        """As ``CudaTuner``; None when the family was not tuned for this group."""
+        task = family_task_of(key, form, family, self.target, self.tf32)
+        known = [] if isinstance(task, Declined) else best_searches(self.records, task, self.strategy)
+        return family_factors(task, known[0]) if known and not isinstance(task, Declined) else None
+
 
 def tuned_tiles(task: CudaTask, search: Search) -> TunedTiles:
     """A search as what lowering builds. ScheduleError: a tuple breaks a rule of the generator, by name."""
@@ -241,7 +250,19 @@ def tuned_tiles(task: CudaTask, search: Search) -> TunedTiles:
     return TunedTiles(factors, placed, _reasons(task, search))
 
 
-def best_searches(records: Records, task: CudaTask, strategy: str) -> list[Search]:
+def family_factors(task: FamilyTask, search: Search) -> FamilyFactors:
+    """A search of a family as what the generator builds."""
+    tiles = tuple((t.compile, f) for t, f in zip(search.tiles, search.factors, strict=True))
+    lines = [f"{task.family.name} {t}" + _measured(search, f) for t, (_, f) in zip(search.tiles, tiles, strict=True)]
+    return FamilyFactors(tiles, mean_factor(search.factors), (_how(task, search), *lines))
+
+
+def mean_factor(factors: Sequence[int]) -> int:
+    """Their geometric mean."""
+    return max(1, round(UNIT * prod(f / UNIT for f in factors) ** (1 / len(factors))))
+
+
+def best_searches(records: Records, task: CudaTask | FamilyTask, strategy: str) -> list[Search]:
     """A strategy's searches of a task, the one that a compilation follows first: measured before modelled, on the
     target's usual device before others, then the one that tried most.
     """
@@ -258,19 +279,22 @@ def tile_factors(task: CudaTask, search: Search) -> TileFactors:
     ScheduleError: a tuple breaks a rule of the generator, by name.
     """
     tiles = dict(zip((task.tile(t) for t in search.tiles), search.factors, strict=True))
-    mean = prod(f / UNIT for f in search.factors) ** (1 / len(search.factors))
-    return TileFactors(tuple(tiles.items()), max(1, round(UNIT * mean)))
+    return TileFactors(tuple(tiles.items()), mean_factor(search.factors))
 
 
 def _reasons(task: CudaTask, s: Search) -> tuple[str, ...]:
-    measured = s.source == "measured"
-    how = "measured" if measured else "ranked by an analytical model, no such device was there"
     lines = []
     for t, f in zip(map(task.tile, s.tiles), s.factors, strict=True):
         size = f"{t.instruction} {t.bm}x{t.bn}x{t.bk} of {t.wm}x{t.wn}, {t.stages} stages, {t.blocks} resident blocks"
-        lines.append(f"tile {size}" + (f", {f / UNIT:.2f} of its estimate" if measured else ""))
-    return (
-        f"tuned by {s.strategy} for {s.hardware.name}: {s.explored} tuples explored, {how}",
-        f"{len(lines)} tiles kept",
-        *lines,
-    )
+        lines.append(f"tile {size}" + _measured(s, f))
+    return _how(task, s), f"{len(lines)} tiles kept", *lines
+
+
+def _how(task: CudaTask | FamilyTask, s: Search) -> str:
+    what = f"{task.family.name} " if isinstance(task, FamilyTask) else ""
+    how = "measured" if s.source == "measured" else "ranked by an analytical model, no such device was there"
+    return f"{what}tuned by {s.strategy} for {s.hardware.name}: {s.explored} tuples explored, {how}"
+
+
+def _measured(s: Search, factor: int) -> str:
+    return f", {factor / UNIT:.2f} of its estimate" if s.source == "measured" else ""

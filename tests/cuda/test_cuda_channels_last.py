@@ -77,8 +77,8 @@ def test_pixels_come_by_16_bytes_of_channels(layers: tuple[FusionPlan, tuple[Pla
 
 
 BROKEN = {
-    "a line above the image": (">= 0", ">= (-1)"),
-    "another row's place": ("+ (tid/4)), (int)(8*tid", "+ (tid/8)), (int)(8*tid"),
+    "a line above the image": ("(uint32_t)", "(int32_t)"),
+    "another row's place": ("((int)(tid/4), (int)(8*tid", "((int)(tid/8), (int)(8*tid"),
 }
 
 

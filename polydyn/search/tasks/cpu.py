@@ -30,6 +30,8 @@ from polydyn.search.backbone import Backbone, GroupKey, Loop, Operand, Shape, Ti
 from polydyn.search.tasks.sizes import model_sizes
 
 F = TypeVar("F", ContractGroup, Group)
+BUFFERS = ("input", "constant", "output")
+"""Roles of arrays that a launch reads or writes."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +73,16 @@ class Task(Generic[F]):
         else:
             last = a.address(tuple(e - 1 for e in a.shape)).evaluate(params)
         return (max(last, 0) + 1) * ITEMSIZE[a.dtype]
+
+    def launched(self, shape: Shape) -> dict[str, int]:
+        """The extents of the loops in the launch that stands for a shape: two of them may be one size of the model."""
+        params = self.params(shape)
+        return {n: e.evaluate(params) for n, e in self.extents.items()}
+
+    def moved(self, shape: Shape) -> int:
+        """Bytes of everything that it reads and writes at extents of its loops."""
+        params = self.params(shape)
+        return sum(self.bytes(n, params) for n, a in self.group.arrays.items() if a.role in BUFFERS)
 
 
 DEFAULT = Tile(())

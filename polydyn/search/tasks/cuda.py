@@ -157,11 +157,11 @@ def cuda_task_of(key: str, form: ContractGroup, target: str, tf32: bool = False)
         return refusal
     backbone = backbone_of_roles(group, roles, kernel.dtype, STEPS if roles.inner else "")
     generator = f"{GENERATOR} {content_key(*device_headers().values())[:12]}"
-    name = GroupKey(key, kernel.dtype, target, compiler=_compiler(single(target)), generator=generator)
+    name = GroupKey(key, kernel.dtype, target, compiler=compiler_of(single(target)), generator=generator)
     return CudaTask(form, name, backbone, kernel, device_of(target))
 
 
-def _compiler(arch: str) -> str:
+def compiler_of(arch: str) -> str:
     """The version of the compiler for an architecture; empty without one."""
     if arch == EMULATED:
         return EMULATED

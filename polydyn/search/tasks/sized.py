@@ -17,11 +17,9 @@ from polydyn.errors import Declined, ScheduleError
 from polydyn.lowering.place_cpu import SizedKernel
 from polydyn.schedules.index import Index
 from polydyn.schedules.model import Group
-from polydyn.search.backbone import Backbone, Loop, Shape, Tile
+from polydyn.search.backbone import Backbone, Loop, Tile
 from polydyn.search.tasks.cpu import DEFAULT, Task, accumulation, declined_data, group_key
 
-BUFFERS = ("input", "constant", "output")
-"""Roles of arrays that a launch reads or writes."""
 ROWS = "its tasks are its rows, and nothing else of it has a size to choose"
 SERIAL = "it runs one element after another, and has no size to choose"
 
@@ -74,16 +72,6 @@ class SizedTask(Task[Group]):
     def shares(self, builder: SizedKernel, tile: Tile) -> dict[str, Index]:
         """The values of the launch-time symbols, over the kernel's other symbols."""
         return builder.launched(dict(tile.launch))
-
-    def launched(self, shape: Shape) -> dict[str, int]:
-        """The extents of the loops in the launch that stands for a shape: two of them may be one size of the model."""
-        params = self.params(shape)
-        return {n: e.evaluate(params) for n, e in self.extents.items()}
-
-    def moved(self, shape: Shape) -> int:
-        """Bytes of everything that it reads and writes at extents of its loops."""
-        params = self.params(shape)
-        return sum(self.bytes(n, params) for n, a in self.group.arrays.items() if a.role in BUFFERS)
 
 
 def sized_task(key: str, source: SizedKernel, build: str) -> SizedTask | Declined:
