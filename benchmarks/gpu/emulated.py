@@ -1,7 +1,7 @@
 """Whole models through the real pipeline on the CPU libcuda: results against ONNX Runtime, at shapes around the tiles.
 
     python -m benchmarks.gpu.emulated tests/data/bert_tiny.onnx [...] [--dtype float32 float16 bfloat16 dynamic QDQ]
-                                      [--quick] [--driver ctypes|pycuda]
+                                      [--quick] [--driver ctypes|pycuda] [--jobs 2]
 
 A model is compiled once in each type, and where its family is in ``QUANTIZED`` as ONNX Runtime's tools quantize it to
 bytes (target ``cuda:emulated``), and run by its host program through our own driver interface: kernels are executed
@@ -10,6 +10,9 @@ call, in reverse order. Wanted: results within the type's bound of the float32 m
 Runtime on the same model, equal bits in both orders, no bank conflicts. Results are added to
 benchmarks/results/gpu_emulated.json, with their commit, in place of what it has for the same model and type; the exit
 status is the number of failures.
+
+``--jobs``: models and types under way at once, each in a process of its own; by default as many as there are cores.
+Most of the time is the C++ compiler's.
 
 ``--driver pycuda``: the context is pycuda's, and bound calls read arrays that pycuda made, on a stream of pycuda's. The
 results are in gpu_pycuda.json.
@@ -25,7 +28,9 @@ import os
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from importlib import metadata
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +40,7 @@ import onnx
 import polydyn
 from benchmarks import record
 from benchmarks.gpu.halves import BOUND, NUMPY_TYPE, of_type
+from polydyn.build.features import available_cores
 from polydyn.gpu.emulator import Counters
 from polydyn.runtime.cuda.program import CudaProgram
 from polydyn.runtime.cuda.session import LIBRARY, open_session
@@ -177,16 +183,19 @@ def main() -> int:
     parser.add_argument("--dtype", nargs="+", choices=(*BOUND, "dynamic", "QDQ"))
     parser.add_argument("--quick", action="store_true", help="two shapes each, results under benchmarks/out")
     parser.add_argument("--driver", default="ctypes", choices=FILES)
+    parser.add_argument("--jobs", type=int, default=available_cores())
     options = parser.parse_args()
     os.environ[LIBRARY] = "emulated"
     folder, wrong = record.SCRATCH if options.quick else record.RESULTS, 0
-    for path in options.models:
-        for dtype in options.dtype or (*BOUND, *QUANTIZED.get(family(path.stem), ())):
-            r = check(path, dtype, wanted(path, options.quick), options.driver)
+    every = [(p, d) for p in options.models for d in options.dtype or (*BOUND, *QUANTIZED.get(family(p.stem), ()))]
+    with ProcessPoolExecutor(options.jobs, get_context("spawn")) as pool:
+        jobs = [pool.submit(check, p, d, wanted(p, options.quick), options.driver) for p, d in every]
+        for job in as_completed(jobs):
+            r = job.result()
             wrong += not r["right"]
             save(r, folder)
             rows = r["shapes"]
-            print(f"{r['model']:18} {dtype:9} {r['launches']:3} launches, {r['kernels']:3} kernels, "
+            print(f"{r['model']:18} {r['dtype']:9} {r['launches']:3} launches, {r['kernels']:3} kernels, "
                   f"{len(rows)} shapes, error {max(x['error'] for x in rows):.1e}, "
                   f"equal bits {all(x['equal_bits'] for x in rows)}, "
                   f"{sum(x['conflicts'] for x in rows)} bank conflicts, {r['seconds']:.0f} s"

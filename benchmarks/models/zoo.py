@@ -223,17 +223,11 @@ VISION: dict[str, Callable[[], Source]] = {
     "convnext_tiny": lambda: vision("ConvNext"),
     "poolformer_s12": lambda: vision("PoolFormer"),
     "segformer_b0": lambda: vision("Segformer"),
-    "mobilenet_v2_tiny": lambda: vision(
-        "MobileNetV2", tf_padding=False, depth_multiplier=0.1, finegrained_output=False
-    ),
-    "segformer_tiny": lambda: vision(
-        "Segformer", hidden_sizes=[16, 32, 40, 64], depths=[1, 1, 1, 1], mlp_ratios=[2, 2, 2, 2], initializer_range=0.2
-    ),
     "deeplab_mobilenet": lambda: vision("MobileNetV2", "ForSemanticSegmentation", tf_padding=False),
     "resnext50": lambda: torchvision_network("resnext50_32x4d"),
     "mobilenet_v3_large": lambda: torchvision_network("mobilenet_v3_large"),
 }
-"""Networks for images, by themselves the group ``vision``."""
+"""Networks for images of full size, by themselves the group ``vision``."""
 
 BY_NAME_ONLY = {"bert_large", *VISION}
 """Not among ``all``. bert_large: 1.2 GB of weights (the vocabulary is cut), needed to count its kernels only."""
@@ -260,4 +254,10 @@ TORCH_MODELS: dict[str, Callable[[], Source]] = {
     "vit_tiny": lambda: vit(**_VIT_TINY),
     "vit_hw_tiny": lambda: vit_free(**_VIT_TINY),
     "resnet_tiny": lambda: resnet(embedding_size=8, hidden_sizes=[16, 24], depths=[2, 1], layer_type="bottleneck"),
+    "mobilenet_v2_tiny": lambda: vision(
+        "MobileNetV2", tf_padding=False, depth_multiplier=0.1, finegrained_output=False
+    ),
+    "segformer_tiny": lambda: vision(
+        "Segformer", hidden_sizes=[8, 16, 20, 32], depths=[1, 1, 1, 1], mlp_ratios=[2, 2, 2, 2], initializer_range=0.25
+    ),
 }

@@ -31,7 +31,7 @@ from polydyn.codegen.ir import (
 from polydyn.codegen.passes.announce import announce_stores, without_announcements
 from polydyn.codegen.passes.bind import bind, fold
 from polydyn.codegen.passes.epilogues import finished, instances
-from polydyn.codegen.passes.hoist import split_guards
+from polydyn.codegen.passes.hoist import hoist_rows, split_guards
 from polydyn.codegen.passes.jam import jam
 from polydyn.codegen.passes.pointers import row_pointers
 from polydyn.codegen.passes.prefetch import prefetch_ahead, prefetch_next, share_panel
@@ -214,6 +214,16 @@ def test_vectors_inside_a_range_have_no_guard() -> None:
         assert list(ranges[1]) == [k for k in range(count) if 16 * k >= 3 and 16 * k + 16 <= size]
     apart = replace(load, guard=replace(guard, low=ix("n") - 8 * i))
     assert len(split_guards(replace(vectors, body=(Store("y", i * 16, apart, lanes=16),)))) == 1
+
+
+def test_only_what_a_loop_repeats_of_a_row_has_a_name() -> None:
+    def copied(address: Index) -> Call:
+        return Call("copy", (Pointer("float32", "x", address),))
+
+    row, named = ix("m") // 5 * 3 + "m", ix("row_q_0") * 3 + "m"
+    body = hoist_rows((copied(row + 7), loop("k", 8, copied(row + "k"))), "row_")
+    inside = (copied(named + 7), loop("k", 8, copied(ix("row_0") + "k")))
+    assert body == (Let("row_q_0", ix("m") // 5, (Let("row_0", named, inside),)),)
 
 
 def test_variants_switch_only_between_several() -> None:
