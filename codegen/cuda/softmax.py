@@ -93,25 +93,28 @@ class OnlineRows:
 
     def split(self, body: Sequence[Node]) -> Body:
         """Logits as ``whole`` ones in tiles that are, and in which masks hide nothing; in the others as they are."""
-        x = self.logits
-        keys, rows = (Compare("<=", (V(a.tile) + 1) * a.size, a.extent) for a in (x.key, x.row))
-        asked = (Compare("==" if c.equality else ">=", c.expr, ZERO) for c in self.conditions)
-        inside = (keys, *((rows,) if self.shown else ()), *asked)
 
-        def of(n: Node) -> set[str]:
-            return {i.statement for i in walk((n,)) if isinstance(i, Inst)}
+        def of(n: Node) -> list[Inst]:
+            return [i for i in walk((n,)) if isinstance(i, Inst)]
 
         def whole(n: Node) -> Node:
             return replace(n, statement=WHOLE) if isinstance(n, Inst) else n
 
         def both(n: Node) -> Node:
-            if of(n) == {LOGIT}:
-                return If(
-                    inside, rewrite((n,), lambda i: replace(i, statement=WHOLE) if isinstance(i, Inst) else i), (n,)
-                )
-            return with_bodies(n, tuple(tuple(map(both, b)) for b in bodies(n))) if LOGIT in of(n) else n
+            every = of(n)
+            if {i.statement for i in every} == {LOGIT}:
+                return If(self._whole(every[0].at), rewrite((n,), whole), (n,))
+            inner = tuple(tuple(map(both, b)) for b in bodies(n))
+            return with_bodies(n, inner) if any(i.statement == LOGIT for i in every) else n
 
         return tuple(map(both, body))
+
+    def _whole(self, at: Mapping[str, Index]) -> tuple[Compare, ...]:
+        """What is asked of a tile that has these coordinates; there is no loop over keys that are one tile."""
+        x, env = self.logits, {**self.scores.places.env(LOGIT, at), **at}
+        keys, rows = (Compare("<=", (at[a.tile] + 1) * a.size, a.extent) for a in (x.key, x.row))
+        asked = (Compare("==" if c.equality else ">=", c.expr.subs(env), ZERO) for c in self.conditions)
+        return (keys, *((rows,) if self.shown else ()), *asked)
 
     def logits_of(self, a: Mapping[str, Index], whole: bool = False) -> Body:
         """The logit of a score; -inf beyond the last key. ``whole``: of a tile as ``split`` asks."""

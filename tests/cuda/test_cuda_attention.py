@@ -146,7 +146,7 @@ def test_float32_is_one_kernel(dtype: str, depth: int, width: int, transposed: b
         right(plan, kernels, length, keys, mask, tolerance=BOUND[dtype])
 
 
-def causal(dtype: str, low: float = -np.inf, added: bool = False) -> FusionPlan:
+def causal(dtype: str, low: float = -np.inf, added: bool = False, keys: str | int = "T") -> FusionPlan:
     """softmax(where(key <= query + T - L, q k' / 8, low)) v, the mask made of the model's own sizes."""
     kind = {"float16": np.float16, "float32": np.float32}[dtype]
     nodes = [
@@ -165,7 +165,7 @@ def causal(dtype: str, low: float = -np.inf, added: bool = False) -> FusionPlan:
     constants |= {"first": np.array([0]), "second": np.array([1])}
     constants |= {"scale": np.array(0.125, kind), "low": np.array(low, kind), "none": np.array(0, kind)}
     used = {x for n in nodes for x in n.input}
-    shapes = {"q": ("B", 2, "L", 64), "k": ("B", 2, "T", 64), "v": ("B", 2, "T", 64)}
+    shapes = {"q": ("B", 2, "L", 64), "k": ("B", 2, keys, 64), "v": ("B", 2, keys, 64)}
     return plan_of(nodes, shapes, ["y"], {n: a for n, a in constants.items() if n in used}, dtype)
 
 
@@ -180,6 +180,13 @@ def causal_case(dtype: str, length: int, keys: int) -> tuple[dict[str, Array], A
         s = np.where(columns <= rows + keys - length, q @ k.swapaxes(-1, -2) / 8, -np.inf)
         e = np.exp(s - s.max(-1, keepdims=True))
         return feeds, (e / e.sum(-1, keepdims=True)) @ v
+
+
+def test_keys_that_are_one_tile_have_no_loop() -> None:
+    plan = causal("float16", keys=17)
+    feeds, want = causal_case("float16", 19, 17)
+    got, _ = run(plan, feeds, kernels=placed(plan))
+    assert np.abs(np.nan_to_num(got["y"].astype(np.float64)) - np.nan_to_num(want)).max() <= BOUND["float16"]
 
 
 @pytest.mark.parametrize("dtype", ["float16", slow("float32")])
