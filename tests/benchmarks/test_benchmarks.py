@@ -30,7 +30,7 @@ from tests.support.stored import MODELS, load, one_head_scaled, path_of
 
 
 def test_every_model_has_eight_shapes_over_its_symbols() -> None:
-    assert len(MODELS) == 14
+    assert len(MODELS) == 16
     for name in MODELS:
         assert len(shapes(name)) == 8
         assert all(set(s) == set(symbols(load(name))) for s in shapes(name)), name

@@ -90,7 +90,7 @@ def right(made: Any, x: Array, second: int = 1, reverse: bool = False) -> bool:
 
     def chosen(p: Placed, env: dict[str, int]) -> Kernel:
         k = p.kernels[numbers[id(p)]] if id(p) in numbers else first_fit(p, env)
-        return replace(k, launch={BLOCKS: Index.of(k.device.cluster)}) if k.launch else k
+        return replace(k, launch={BLOCKS: Index.of(k.device.cluster)}) if BLOCKS in k.launch else k
 
     want = np.moveaxis(x, 3, 1)
     for n, (_, _, attributes, _) in enumerate(LAYERS):

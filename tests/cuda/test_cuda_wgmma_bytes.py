@@ -152,7 +152,7 @@ def test_constant_floats_are_turned() -> None:
 def test_constant_bytes_of_models() -> None:
     plan, form = lowered(272, 144)
     of = ProductGroup("turned", form.lowered.group, form.roles)
-    assert gemv_versions(of)[0].version == "gemv_2_k16"
+    assert gemv_versions(of)[0].version.startswith("gemv_2_k16")
     kernels = tuple(k for k in wgmma_versions(of) if "128x128" in k.version)
     p = Placed(plan.groups[0], form.lowered, "", kernels)
     x = np.random.default_rng(0).integers(0, 256, (70, 272), np.uint8)

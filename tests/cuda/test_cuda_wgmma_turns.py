@@ -92,7 +92,7 @@ RELEASE = "            pd_mbar_arrive((uint64_t *)(smem + 229424"
 TURN = "pd_mbar_{}((uint64_t *)(smem + 229472"
 FENCE = "pd_fence_proxy_async();\n"
 READ = "pd_tma_store_wait_read<0>();\n"
-SWIZZLE, TURNED = "pd_swizzled<64, 8, 8, 2>((int)(8*u + ", "(-3)*(lane/16) + 6*(lane/32) + 4*(lane/4) + (-6)*(lane/8)"
+SWIZZLE, TURNED = "pd_swizzled<64, 8, 8, 2>((int)(", "(-3)*(lane/16) + 6*(lane/32) + 4*(lane/4) + (-6)*(lane/8)"
 BUGS = {
     "begins before the other has issued all": (TURN.format("wait"), "(void)((uint64_t *)(smem + 229472"),
     "the other may never begin": (TURN.format("arrive"), "(void)((uint64_t *)(smem + 229472"),
