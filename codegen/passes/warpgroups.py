@@ -117,7 +117,8 @@ def specialise(
     once = tuple(n for ring, copies in rings if ring.loop is None for n in ring.fill(copies))
     loop = next(ring.loop for ring, _ in rings if ring.loop is not None)
     fill = tuple(n for ring, copies in rings if ring.loop is not None for n in ring.fill(copies))
-    only = If((Compare("==", thread, ZERO),), (*once, *walk(replace(loop, body=fill))))
+    rolled = replace(loop, kind="unroll1", body=fill)  # copies of several steps at once would spill its few registers
+    only = If((Compare("==", thread, ZERO),), (*once, *walk(rolled)))
     start = If((Compare("==", thread, ZERO),), (*init, Call("pd_fence_mbar_init"), *early))
     produce: Body = (Call(f"pd_reg_dec<{registers[0]}>"), only, *[DONE] * clusters, *beside)
     work: Body = (Call(f"pd_reg_inc<{registers[1]}>"), *consume)

@@ -110,6 +110,18 @@ def test_compiles_without_spills_and_stays_asynchronous(products: Made) -> None:
     assert use.kernels[k.name].spill_stores == use.kernels[k.name].spill_loads == 0 and "C75" not in use.log
 
 
+@pytest.mark.skipif(find_nvcc() is None, reason="no nvcc")
+def test_copies_of_a_known_number_of_steps_spill_nothing() -> None:
+    """The producer has 24 registers: ptxas would unroll its twelve steps and keep some of their addresses in memory."""
+    nodes = [node("MatMul", ["x", "w"], ["p"]), node("Add", ["p", "b"], ["q"]), node("Add", ["q", "r"], ["y"])]
+    shapes = {"x": ("M", 3072), "w": (3072, 768), "b": (768,), "r": ("M", 768)}
+    (p,) = placed(plan_of(nodes, shapes, ["y"], dtype="float16"), "sm_90a")
+    k = next(k for k in p.kernels if k.version == "wgmma_64x128x64_4_parts_4_wide")
+    use = compile_cuda(k.text, "sm_90a").kernels[k.name]
+    assert use.spill_stores == use.spill_loads == use.stack == 0
+    assert "#pragma unroll 1\n      for (int b_k = 0; b_k < 12" in k.text
+
+
 @pytest.mark.parametrize(("n", "blocks"), [(768, 8), (3072, 0)])
 def test_clusters_where_columns_make_few_blocks(n: int, blocks: int) -> None:
     (p,) = placed(
