@@ -125,6 +125,23 @@ def spread(body: Body, inner: str, threads: int, kind: str, thread: str = "tid")
     return out
 
 
+def one_of_each(body: Body, mine: str, thread: str = "tid") -> Body:
+    """Deals a nest of two loops to as many threads as loop ``mine`` has iterations, one to each; all loops that are
+    left are written out.
+    """
+
+    def f(n: Node) -> Node | Body:
+        if not isinstance(n, For):
+            return n
+        return (
+            substitute(n.body, {n.var: V(thread)})
+            if n.var == mine
+            else replace(n, var="u", body=substitute(n.body, {n.var: V("u")}), kind="unroll")
+        )
+
+    return rewrite(body, f)
+
+
 def deal(body: Body, kind: str) -> Body:
     """Deals one loop of a nest to threads (``kind``, of ``printers.cuda.DEALT``), the innermost that may be.
 
