@@ -83,8 +83,8 @@ def lower_contract(
 ) -> ContractGroup | None:  # fmt: skip
     """The matmul-like form, or None when no pair of iterators separates the operands.
 
-    ``width``: columns of a panel of packed constants; with 0 they stay as they are, but for those of the dtypes
-    ``along_k``, laid out along the reduction where that allows copies of 16 bytes. ``promotion``: the target can
+    ``width``: columns of a panel of packed constants; with 0 they stay as they are, but for filters and the dtypes
+    ``along_k``, laid out as copies of 16 bytes want them (``_Builder._wanted``). ``promotion``: the target can
     copy a row operand to scratch; without it there are no prologues. ``kinds``: of words that it multiplies;
     ``ROUNDED`` among them: products of float32 round their operands where they can be words. ``shared``: elements of
     columns that stay in a cache, and may be read again for every line of rows. ``vectors``: of a panel of 4-bit words.
