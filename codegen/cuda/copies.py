@@ -84,6 +84,15 @@ class Copy:
         return self.vector * ITEMSIZE[self.dtype]
 
     @property
+    def by_element(self) -> bool:
+        """Whether neighbours along the operand's own axis are loaded and stored one by one."""
+        if self.vector > 1 or self.along_k or self.asynchronous:
+            return False
+        x = self.operand
+        at = {str(y.coord): V(y.coord) for y in x.places.map.views[x.copy].loops}
+        return guarded_load(self.value(at)) is not None
+
+    @property
     def elements(self) -> int:
         """Elements of one tile."""
         return self.operand.extents[0] * self.operand.extents[1]

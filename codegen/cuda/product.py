@@ -28,7 +28,7 @@ from polydyn.codegen.passes.bind import bind, fold
 from polydyn.codegen.passes.hoist import costly_divisions, divide_before, hoist_rows
 from polydyn.codegen.passes.registers import unroll
 from polydyn.codegen.passes.steady import Stream, stream
-from polydyn.codegen.passes.threads import assign, rasterise, spread, unrolled
+from polydyn.codegen.passes.threads import assign, one_of_each, rasterise, spread, unrolled
 from polydyn.codegen.passes.tiles import balance
 from polydyn.codegen.pipeline import Step, loops
 from polydyn.codegen.places import Places
@@ -43,6 +43,10 @@ from polydyn.schedules.tree.strategies import ACC, INIT
 V = Index.of
 DEALT = tuple(map(extent, (s("i"), s("j"), s("k"), e("i"), e("j"), e("v"))))
 """Sizes of loops that are dealt to threads and lanes by the vector: the marks' passes bind them."""
+WIDEST = 16
+"""Bytes of the widest copies."""
+MOST_SUMS, MOST_TILES = 64, 8
+"""Sums of a thread that copies a row of its own; tiles of steps that are written out then, taps being numbers."""
 RASTER = 8
 """Rows of blocks that run next to each other, so that blocks in flight share operands in the L2 cache."""
 UNROLLED = dict.fromkeys(
@@ -124,7 +128,7 @@ class TiledProduct:
             return c.bytes == 16 or (not self.in_pairs and c.elements // c.vector <= 8 * self.tile.threads)
 
         issue = partial(Copy.issue, whole=whole, repeat=True)
-        return deal_copies(body, self.copies, self.tile.threads, at_once, issue)
+        return deal_copies(body, self.copies, self.tile.threads, at_once, issue, self.row_each)
 
     def epilogue(self, body: Body) -> Body:
         """The sums' way through shared memory, where the ring was."""
@@ -154,6 +158,17 @@ class TiledProduct:
         for c in self.copies:
             body = (Alloc(c.name, c.dtype, V(c.elements * c.stages), "shared", body),)
         return body
+
+    @property
+    def row_each(self) -> bool:
+        """Whether a thread copies the elements of one row, beside columns of whole vectors: all threads then copy the
+        same step at a time, so that what depends on its tap is a number, or computed once for a warp.
+
+        The loads of a tile are in flight together, so a thread has few sums besides.
+        """
+        row, column = self.copies
+        few = self.tile.bm * self.tile.bn <= MOST_SUMS * self.tile.threads
+        return row.by_element and column.bytes == WIDEST and self.tile.bm == self.tile.threads and few
 
     def _set(self, a: Mapping[str, Index]) -> Index:
         """Which set of registers for fragments an instance uses."""
@@ -236,6 +251,8 @@ class TiledProduct:
             steps[f("k")] = "unroll1" if self.in_pairs else "unroll2"
         if self.tile.kind.of_bytes and tiles.constant is not None and self.of.shares == ONE:
             steps[b("k")] = "unroll1"  # where the compiler knows how many there are
+        if self.row_each and self.of.shares == ONE and tiles.constant is not None and tiles.constant <= MOST_TILES:
+            steps[b("k")] = "unroll"
         return steps
 
     @property
@@ -281,7 +298,7 @@ class TiledProduct:
     @property
     def work(self) -> Work:
         """What a block does that has the whole reduction."""
-        work = product_work(self.tile, self.copies, self.of.K.ceildiv(self.tile.bk), self.blocks)
+        work = product_work(self.tile, self.copies, self.of.K.ceildiv(self.tile.bk), self.blocks, self.row_each)
         work = with_epilogues(replace(work, strip=RASTER), self.group, self.of.epilogues)
         return work if self.parts == 1 else counted_work(work, self.parts, ITEMSIZE[self.of.sums])
 
@@ -310,9 +327,10 @@ def _loads(n: Node) -> bool:
 
 def deal_copies(
     body: Body, copies: Iterable[Copy], threads: int, at_once: Callable[[Copy], bool],
-    issue: Callable[[Copy, Mapping[str, Index]], Body] = Copy.issue,
+    issue: Callable[[Copy, Mapping[str, Index]], Body] = Copy.issue, row_each: bool = False,
 ) -> Body:  # fmt: skip
-    """A copy's loops dealt to the threads of a block, the unit-stride side innermost; ``at_once``: all in flight.
+    """A copy's loops dealt to the threads of a block, the unit-stride side innermost; ``at_once``: all in flight;
+    ``row_each``: each thread has a row of what is copied element by element.
 
     What is copied element by element divides before the loop: behind a guard no compiler moves a division. Vectors of
     pixels are so few that ``hoist_rows`` takes all that their rows compute out of the loop over the steps.
@@ -320,6 +338,8 @@ def deal_copies(
     inst = next(n for n in walk(body) if isinstance(n, Inst))
     c = next(x for x in copies if x.operand.copy == inst.statement)
     body = lower(bind(body, c.trips()), {inst.statement: partial(issue, c)})
+    if row_each and c.by_element:
+        return divide_before(one_of_each(body, c.innermost), "q_")
     body = spread(body, c.innermost, threads, "unroll" if c.asynchronous and at_once(c) else "unroll2")
     if c.vector == 1:
         return divide_before(body, "q_")

@@ -14,7 +14,7 @@ from polydyn.codegen.cuda.few_rows import gemv_versions
 from polydyn.codegen.cuda.group import ProductGroup
 from polydyn.codegen.cuda.instructions import FLOAT8_ARCH
 from polydyn.codegen.cuda.limits import TF32, broken_rule
-from polydyn.codegen.cuda.product import TiledProduct, schedule_tile
+from polydyn.codegen.cuda.product import WIDEST, TiledProduct, schedule_tile
 from polydyn.codegen.cuda.rows import CudaNestKernel
 from polydyn.codegen.cuda.tile import CudaTile
 from polydyn.codegen.cuda.wgmma import wgmma_versions
@@ -36,8 +36,6 @@ from polydyn.schedules.tree.rewrites import SHARES
 V = Index.of
 SHARE_BYTES = 512
 """Bytes of a row of the reduction that a share of a split reduction has at least, when there are enough."""
-WIDEST = 16
-"""Bytes of the widest copies."""
 WAVES = 2
 """Blocks for each multiprocessor that a split reduction fills the device with."""
 FMA_TILES = (CudaTile("fma", 128, 128, 16, 8, 8, 3, 1), CudaTile("fma", 64, 64, 16, 4, 4, 3, 2))
@@ -317,11 +315,12 @@ def _of_tile(
 ) -> list[Kernel]:
     """The versions of one tile, without those that may be launched only where an earlier one may.
 
-    ``wide_only``: those whose copies are 16 bytes wide, none when an operand has no such copies; one, with 32-bit
-    indices, on CUDA cores. ``others``: what other versions ask of addresses; those that ask no less are left out.
+    ``wide_only``: those whose copies are 16 bytes wide, or a row for each thread, none when an operand has no such
+    copies; one, with 32-bit indices, on CUDA cores. ``others``: what other versions ask of addresses; those that ask
+    no less are left out.
     """
     one = wide_only and not tile.kind.warp
     forms = [TiledProduct(product, tile, *a) for a in accesses(product.dtype)[: 2 if wide_only else None]]
-    if wide_only and any(c.bytes < WIDEST for c in forms[0].copies):
+    if wide_only and any(c.bytes < WIDEST for c in forms[0].copies) and not forms[0].row_each:
         return []
     return without_repeats(forms, others)[: 1 if one else None]

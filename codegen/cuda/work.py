@@ -23,9 +23,9 @@ from polydyn.schedules.model import Group, Statement, stored
 
 WARP, WAVEFRONT, REGISTERS = 32, 128, 65536
 """Threads of a warp; bytes of shared memory that a warp reads at once; 32-bit registers of a multiprocessor."""
-ASYNCHRONOUS, GUARDED, THROUGH_REGISTER = 4, 8, 12
+ASYNCHRONOUS, GUARDED, THROUGH_REGISTER, DIVIDED = 4, 8, 12, 36
 """Instructions of a copy: address, bounds and cp.async; the same of pixels, whose taps may be outside; address, bounds,
-load, selection and store.
+load, selection and store; the same of a pixel's element whose tap each thread finds by divisions.
 """
 UNITS = {"float32": "f32", "int32": "f32", "float16": "f16", "bfloat16": "bf16", "int8": "s8", "uint8": "s8",
          "float8_e4m3fn": "f8", "float8_e5m2": "f8"}  # fmt: skip
@@ -61,10 +61,13 @@ def bounded_registers(threads: int, blocks: int) -> int:
     return min(255, REGISTERS // (threads * blocks) // 8 * 8)
 
 
-def product_work(tile: CudaTile, copies: Sequence[Copy], steps: Index, blocks: int) -> Work:
-    """A tile of a product whose operands come through a ring of shared memory, by instructions of warps or threads."""
+def product_work(tile: CudaTile, copies: Sequence[Copy], steps: Index, blocks: int, row_each: bool = False) -> Work:
+    """A tile of a product whose operands come through a ring of shared memory, by instructions of warps or threads.
+
+    ``row_each``: a thread copies the elements of one row.
+    """
     cores, item = not tile.kind.warp, max(ITEMSIZE[c.dtype] for c in copies)
-    instructions = sum(-(-c.elements // c.vector // WARP) * _of_a_copy(c) for c in copies)
+    instructions = sum(-(-c.elements // c.vector // WARP) * _of_a_copy(c, row_each) for c in copies)
     units = tile.bm // tile.wm * (tile.bn // tile.wn)
     # threads of a warp read one element each, many of them the same: a wavefront for each
     shared = units * (tile.wm + tile.wn) * tile.bk * (WAVEFRONT // WARP if cores else item)
@@ -96,11 +99,13 @@ def with_epilogues(work: Work, group: Group, statements: Sequence[Statement], pa
     return replace(work, last=elements * slots // WARP, results=elements * moved)
 
 
-def _of_a_copy(c: Copy) -> int:
+def _of_a_copy(c: Copy, row_each: bool) -> int:
     """Instructions of a copy; what computes a vector does it for each element."""
     operations = [x for x in walk(c.operand.value) if isinstance(x, Op) and x.name != "cast"]
     if c.asynchronous:
         return GUARDED if operations else ASYNCHRONOUS
+    if operations and c.by_element and not row_each:
+        return DIVIDED
     return THROUGH_REGISTER + (c.vector * (len(operations) + 1) if c.vector > 1 else 0)
 
 

@@ -125,6 +125,18 @@ def spread(body: Body, inner: str, threads: int, kind: str, thread: str = "tid")
     return out
 
 
+def one_of_each(body: Body, mine: str, thread: str = "tid") -> Body:
+    """Deals a nest of two loops to as many threads as loop ``mine`` has iterations, one to each; the other loop is
+    written out, so that all threads are at the same iteration of it.
+    """
+    loops = [n for n in walk(body) if isinstance(n, For)]
+    if len(loops) != 2 or mine not in (n.var for n in loops):
+        raise CodegenError("a copy is not a nest of two loops")
+    (other,) = (n for n in loops if n.var != mine)
+    leaf = substitute(loops[1].body, {mine: V(thread), other.var: V("u")})
+    return (For("u", V(0), other.hi, leaf, "unroll"),)
+
+
 def deal(body: Body, kind: str) -> Body:
     """Deals one loop of a nest to threads (``kind``, of ``printers.cuda.DEALT``), the innermost that may be.
 

@@ -17,6 +17,7 @@ from polydyn.lowering.nest import lower_nest
 from polydyn.lowering.nibbles import in_bytes, over_nibbles
 from polydyn.lowering.output import output_array
 from polydyn.lowering.pixels import as_matrix_product, in_place, needs_promotion
+from polydyn.lowering.rounding import HALF
 from polydyn.lowering.strips import as_strips
 from polydyn.lowering.words import PAIRS, ROUNDED, Words, in_words, strips_in_words
 from polydyn.schedules.expr import (
@@ -40,6 +41,7 @@ from polydyn.schedules.expr import (
 from polydyn.schedules.group.footprint import Axis, Footprint
 from polydyn.schedules.index import ONE, ZERO, Index, product
 from polydyn.schedules.model import Array, Group, Statement
+from polydyn.schedules.ranges import simplify
 from polydyn.schedules.tiling import Roles
 from polydyn.schedules.tree.strategies import ACC, DONE, INIT
 
@@ -81,8 +83,8 @@ def lower_contract(
 ) -> ContractGroup | None:  # fmt: skip
     """The matmul-like form, or None when no pair of iterators separates the operands.
 
-    ``width``: columns of a panel of packed constants; with 0 they stay as they are, but for those of the dtypes
-    ``along_k``, laid out along the reduction where that allows copies of 16 bytes. ``promotion``: the target can
+    ``width``: columns of a panel of packed constants; with 0 they stay as they are, but for filters and the dtypes
+    ``along_k``, laid out as copies of 16 bytes want them (``_Builder._wanted``). ``promotion``: the target can
     copy a row operand to scratch; without it there are no prologues. ``kinds``: of words that it multiplies;
     ``ROUNDED`` among them: products of float32 round their operands where they can be words. ``shared``: elements of
     columns that stay in a cache, and may be read again for every line of rows. ``vectors``: of a panel of 4-bit words.
@@ -323,18 +325,10 @@ def _weight(e: Index) -> int:
 
 class _Builder:
     def __init__(
-        self,
-        plan: FusionPlan,
-        group: FusedGroup,
-        core: FlatNode,
-        nodes: tuple[FlatNode, ...],
-        roles: Roles,
-        width: int,
-        along_k: Collection[str] = (),
-        steps: int | None = None,
-        footprint: Footprint | None = None,
+        self, plan: FusionPlan, group: FusedGroup, core: FlatNode, nodes: tuple[FlatNode, ...], roles: Roles,
+        width: int, along_k: Collection[str] = (), steps: int | None = None, footprint: Footprint | None = None,
         vectors: int = 1,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """``steps``: of the last reduction, single ones, where the product is over words. ``vectors``: of a panel."""
         self.footprint, self.vectors = footprint, vectors
         self.plan, self.core, self.nodes, self.roles, self.width = plan, core, nodes, roles, width
@@ -398,7 +392,7 @@ class _Builder:
             return replace(v, args=tuple(self._operand(x, product) for x in v.args))
         if not (isinstance(v, Load) and _packable(self.plan, self.core, roles, v)):
             return v
-        width = self.width or self._turned(v)
+        width = self.width or self._wanted(v)
         return self._panel(v, self._pack(v, self.reductions, width, DOTS.get(product, 1))) if width else v
 
     @property
@@ -439,14 +433,19 @@ class _Builder:
         vectors = max(1, min(self.vectors, -(-columns // width)))
         return Pack(v.buffer, batch, (col, columns), tuple(steps), v.index[0], width, count, vectors)
 
-    def _turned(self, v: Load) -> int:
-        """1, panels of single columns, where a constant is wanted along the reduction and does not lie so; else 0.
+    def _wanted(self, v: Load) -> int:
+        """Columns of a panel of a constant; 0: it stays as it is. Filters are always wanted in the order of the steps.
 
-        Filters are always wanted so, in the order of the steps.
+        1 where a constant is wanted along the reduction and does not lie so. All of them, filled up to whole vectors,
+        where the steps of filters of 16 bits are none: along columns copies have 16 bytes, along steps they had 2.
         """
-        steps = product(e for _, e in self.core.reduction) * ITEMSIZE[v.dtype]
+        core, size = self.core, ITEMSIZE[v.dtype]
+        whole = int(product(e for _, e in core.reduction)) * size % VECTOR == 0
+        if self.roles.inner and not whole and v.dtype in HALF:
+            vector = VECTOR // size
+            return int(dict(core.shared)[self.roles.col].ceildiv(vector) * vector)
         wanted = bool(self.roles.inner) or v.dtype in self.along_k
-        return int(wanted and v.index[0].split(self.core.reduction[-1][0])[0] != ONE and int(steps) % VECTOR == 0)
+        return int(wanted and v.index[0].split(core.reduction[-1][0])[0] != ONE and whole)
 
     def _panel(self, v: Load, pack: Pack) -> Load:
         digest = hashlib.sha256(repr(pack).encode()).hexdigest()[:12]
@@ -460,6 +459,8 @@ class _Builder:
         if pack.steps == NIBBLES:  # one word, of which the product takes one step after the other
             steps[-1] = ZERO
         index = (*(Index.of(x) for x, _ in pack.batch), col // pack.columns, *steps, *pack.lanes)
+        if not self.width:  # all columns may be one panel
+            index = tuple(simplify(i, {pack.col[0]: Index.of(pack.col[1])}) for i in index)
         return Load(dtype, name, index)
 
 
