@@ -40,6 +40,10 @@ STAGED = 2
 """Instructions for a result besides its arithmetic: read from shared memory, converted, stored, some at a time."""
 FLOAT = 4
 """Bytes of a float; of fewer one is converted."""
+OF_A_LINE, OF_TAPS = 14, 5
+"""Instructions of tiles of windows for a line of the image and for one of taps, beside what is counted: addresses, the
+loop, what is zero outside.
+"""
 UNROLLED, SERIAL = 4, 8
 """Iterations of a loop whose loads are in flight together: one that is dealt to lanes, one that a thread has alone."""
 
@@ -156,6 +160,36 @@ def window_work(group: Group, box: Mapping[str, int], body: Body, threads: int, 
         steps, registers, shared=sum(loaded) * lanes * threads, traffic=brought(group, core, box) * int(taps // steps),
         instructions=warps * of_a_step, by_warps=False, last=warps * (of_all - of_a_step),
         results=(sum(moved) - sum(loaded)) * lanes * threads,
+    )  # fmt: skip
+
+
+def tile_work(
+    group: Group, box: Mapping[str, int], body: Body, threads: int, lanes: int, registers: int,
+    lines: tuple[int, Fraction],
+) -> Work:  # fmt: skip
+    """A window of which a thread has a tile of outputs: a step loads a line of the image, then each line of the tile
+    takes the taps that meet it there. ``box``: as for a window; ``lines``: of a tile, and the share of the steps in
+    which one has taps.
+
+    ``python -m benchmarks.gpu.sass`` counts what machine code has of it.
+    """
+    core, (rows,) = group.backbone, [n for n in walk_nodes(body) if isinstance(n, For) and n.kind != "unroll"]
+    count, share = lines
+    whole = rows.body[0].then if len(rows.body) == 1 and isinstance(rows.body[0], If) else rows.body
+    line, parts, warps = whole[:-count], whole[-count:], threads // WARP
+    taps, fast = (
+        product(e for x, e in core.iters if x not in box),
+        is_fast(a.dtype for a in group.arrays.values() if a.role == "output"),
+    )
+    of_a_step = OF_A_LINE + _vector_slots(line, lanes, fast)
+    of_a_step += ceil((OF_TAPS * count + _vector_slots(parts, lanes, fast)) * share)
+    of_all = _vector_slots(body, lanes, fast) - _vector_slots(rows.body, lanes, fast)
+    loaded = [sum(ITEMSIZE[p.dtype] for p in vectors(x, "pd_ldg_wide")) for x in (line, parts, body)]
+    stored_bytes = sum(ITEMSIZE[p.dtype] for p in vectors(body, "pd_stg_wide"))
+    return Work(
+        rows.hi, registers, shared=(loaded[0] + ceil(loaded[1] * share)) * lanes * threads,
+        traffic=ceil(Fraction(brought(group, core, box) * int(taps), int(rows.hi))), instructions=warps * of_a_step,
+        by_warps=False, last=warps * of_all, results=(stored_bytes + loaded[2] - sum(loaded[:2])) * lanes * threads,
     )  # fmt: skip
 
 
