@@ -205,8 +205,20 @@ class CudaWindowTile(CudaWindowKernel):
         channels = min(elements, self.extents[self.prefix[-1]].constant or elements)
         box = dict.fromkeys(self.prefix, 1) | {self.prefix[-1]: channels, x.lines: x.size[0]}
         box[x.columns] = -(-x.size[1] * elements // channels)
-        lines = x.size[0], Fraction(self._taps, self.rows)
-        return tile_work(self.group, box, body, BLOCK, self.lanes, registers, lines)
+        return tile_work(self.group, box, body, BLOCK, self.lanes, registers, x.size[0], self._shares(body))
+
+    def _shares(self, body: Body) -> tuple[Fraction, Fraction]:
+        """Of the lines of the image that all tiles read, those inside of it, as far as sizes are known; of the lines of
+        pixels in all of these, those that have taps there.
+        """
+        (rows,) = (n for n in walk_nodes(body) if isinstance(n, For) and n.var == ROW)
+        asked = [c for n in rows.body if isinstance(n, If) and len(rows.body) == 1 for c in n.cond]
+        known = [c for c in asked if c.left.symbols() | c.right.symbols() <= {b(LINES), ROW}]
+        tiles = [{b(LINES): v, ROW: n} for v in range(self._tiles(LINES).constant or 1) for n in range(self.rows)]
+        inside = [at[ROW] for at in tiles if self._tiles(LINES).constant is None or all(c.holds(at) for c in known)]
+        x = self.pixels
+        met = sum(0 <= n - x.pace * v < self._taps for n in inside for v in range(x.size[0]))
+        return Fraction(len(inside), len(tiles)), Fraction(met, len(tiles) * x.size[0])
 
     def _cell(self, a: Coordinates) -> Index:
         return (a[it(LINES)] * self.pixels.size[1] + a[it(OUTPUTS)]) * self.lanes + a[it(LANES)]

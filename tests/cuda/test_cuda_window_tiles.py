@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
+from fractions import Fraction
+from math import ceil
 from typing import Any
 
 import numpy as np
@@ -142,6 +144,16 @@ def test_a_large_pooling() -> None:
     want = np.lib.stride_tricks.sliding_window_view(padded, (5, 5), (1, 2)).max((4, 5))
     got, _ = run(plan, {"x": x}, tile, kernels)
     assert np.array_equal(got["y"], want)
+
+
+def test_lines_outside_of_the_image_take_nothing() -> None:
+    """Estimates count lines that are loaded and lines of taps that these meet, by hand: 7 tiles of 4 x 14 pixels."""
+    (found,) = tiles(Layer((5, 5), 8, [2] * 4, side=(28, 28)))
+    work, lines, taps = found.device.work, 7 * 8 - 4, 28 * 5 - 6
+    assert work is not None and work.steps == 8 and found.device.threads == 32
+    products = Fraction(2 * 14 * 5 * taps, 7 * 8)
+    assert products < work.instructions < Fraction(4, 3) * products
+    assert work.shared == 32 * 2 * ceil(Fraction(18 * 2 * lines, 7 * 8) + Fraction(5 * 4 * taps, 7 * 8))
 
 
 def test_what_has_no_tiles() -> None:
