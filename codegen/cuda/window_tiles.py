@@ -261,7 +261,7 @@ class CudaWindowTile(CudaWindowKernel):
         at = [number - x.pace * v for v in range(x.size[0])]
         parts = [substitute(lines.body, {it(LINES): V(v), taps.var: n}) for v, n in enumerate(at)]
         written = [tuple(_straight(unroll(p, inner))) for p in parts]
-        _check_sums(written, self.group.arrays)
+        check_sums(written, self.group.arrays)
         readers = [self._readers(p) for p in written]
         shared = [r for r in readers[0] if ROW in _symbols(r) and all(r in other for other in readers)]
         if len(shared) != x.places:
@@ -340,7 +340,7 @@ def _straight(body: Body, asked: tuple[Compare, ...] = ()) -> Iterator[tuple[Sto
             raise CodegenError(f"a tile of a window has {type(n).__name__} inside")
 
 
-def _check_sums(parts: Iterable[Sequence[tuple[Store, tuple[Compare, ...]]]], arrays: Mapping[str, Array]) -> None:
+def check_sums(parts: Iterable[Sequence[tuple[Store, tuple[Compare, ...]]]], arrays: Mapping[str, Array]) -> None:
     """Refuses lines that do not add to sums of their own, each after another: these may not change places."""
     met: set[tuple[str, Index]] = set()
     for part in parts:
