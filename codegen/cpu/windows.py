@@ -28,8 +28,8 @@ from polydyn.codegen.passes.vectorise import vectorise_loop
 from polydyn.codegen.pipeline import Step
 from polydyn.codegen.places import Coordinates
 from polydyn.schedules.errors import CodegenError, Declined
-from polydyn.schedules.expr import Const, FromIndex, Load, Op, Value, loads, neutral, walk
-from polydyn.schedules.group.footprint import together
+from polydyn.schedules.expr import FromIndex, Load, Value, loads, walk
+from polydyn.schedules.group.footprint import adds_nothing_outside, together
 from polydyn.schedules.index import ONE, ZERO, Index, maximum, minimum, product
 from polydyn.schedules.lanes import FLOAT_LANES
 from polydyn.schedules.model import Group, Statement
@@ -85,7 +85,7 @@ def fits(group: Group, band: tuple[str, ...], width: int, sums: int = IN_FLIGHT)
     (core,) = backbones
     taps = core.iterators[len(band) :]
     maps = all(s.iterators == band for s in group.statements if s is not core)
-    if not taps or not maps or core.iterators[: len(band)] != band or not _adds_nothing_outside(core):
+    if not taps or not maps or core.iterators[: len(band)] != band or not adds_nothing_outside(core):
         return None
     dtypes = {a.dtype for a in group.arrays.values()}
     if dtypes not in ({"uint8"}, {"int8"}) and not (dtypes <= {*FLOAT_LANES} and core.value.dtype == "float32"):
@@ -147,35 +147,6 @@ def _cost(group: Group, x: str, e: Index, width: int) -> tuple[int, int]:
 def _size(stride: Index) -> int:
     """A stride at a sample of the sizes; one of nothing is the greatest."""
     return stride.subs(dict.fromkeys(stride.symbols(), SAMPLE)).constant or 1 << 62
-
-
-def _adds_nothing_outside(s: Statement) -> bool:
-    """Whether a tap whose guard is false leaves the result as it is, and the guard can be taken apart.
-
-    A sum of products leaves out zeros, whatever the other factor is; zeros of 16 bits are widened.
-    """
-    choices = [v for v in walk(s.value) if isinstance(v, Op) and v.name in ("where", "select")]
-    if not choices:
-        return True
-    v = s.value
-    while isinstance(v, Op) and v.name in ("mul", "cast") and s.reduce == "sum":
-        held = [a for a in v.args if any(x is choices[0] for x in walk(a))]
-        if len(held) != 1:
-            return False
-        v = held[0]
-    outside = v.args[2] if isinstance(v, Op) and v is choices[0] and len(choices) == 1 else None
-    return isinstance(outside, Const) and outside == neutral(str(s.reduce), v.dtype) and _is_box(choices[0])
-
-
-def _is_box(choice: Op) -> bool:
-    """Whether a guard is a conjunction of comparisons of integers that are no data."""
-    parts = list(walk(choice.args[0]))
-    names = {v.name for v in parts if isinstance(v, Op)}
-    return (
-        names <= {"and", "ge", "gt", "le", "lt"}
-        and not any(isinstance(v, Load) for v in parts)
-        and not any(v.index.fetches() for v in parts if isinstance(v, FromIndex))
-    )
 
 
 def missing_to_be_window(product: ContractKernel, group: Group, axes: Axes) -> Index | None:

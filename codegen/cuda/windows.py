@@ -31,7 +31,7 @@ from polydyn.codegen.ir import (
     rewrite,
     with_bodies,
 )
-from polydyn.codegen.kernel import Block, Kernel
+from polydyn.codegen.kernel import Block, Kernel, Work
 from polydyn.codegen.lower import Lowering, flat, lower
 from polydyn.codegen.passes.bind import bind, fold
 from polydyn.codegen.passes.registers import unroll
@@ -43,7 +43,7 @@ from polydyn.schedules.expr import FLOATS, ITEMSIZE, Const, FromIndex, Load, Op,
 from polydyn.schedules.group.footprint import together
 from polydyn.schedules.index import ONE, ZERO, Index, IndexLike
 from polydyn.schedules.model import Group, Statement, stored
-from polydyn.schedules.tree.names import MarkName, b, extent, it
+from polydyn.schedules.tree.names import Coord, MarkName, b, extent, it
 from polydyn.schedules.tree.scheduled import Scheduled
 from polydyn.schedules.tree.windows import LANES, OUTPUTS, window
 
@@ -107,11 +107,17 @@ def _share(group: Group, core: Statement, across: str, tap: str, outputs: int) -
 
 
 class CudaWindowKernel:
-    """Builds the kernels of a window over ``axes``: the reduction of ``group`` has its iterators in their order."""
+    """Builds the kernels of a window over ``axes``: the reduction of ``group`` has its iterators in their order.
+
+    ``version``: their name; ``threads``: of a block; ``sides``: the axes of a thread's tile.
+    """
+
+    version, threads = "window", THREADS
+    sides: tuple[str, ...] = (LANES, OUTPUTS)
 
     def __init__(self, name: str, group: Group, prefix: tuple[str, ...], phases: Mapping[str, int], axes: Axes) -> None:
-        self.name, self.group, self.prefix, self.phases, self.axes = f"{name}_window", group, prefix, phases, axes
-        self.extents = dict(group.backbone.iters)
+        self.name, self.group, self.prefix, self.phases = f"{name}_{self.version}", group, prefix, phases
+        self.axes, self.extents = axes, dict(group.backbone.iters)
         outputs = [a for a in group.arrays.values() if a.role == "output"]
         self.lanes = min(MOST_LANES, 16 // max(ITEMSIZE[a.dtype] for a in outputs))
 
@@ -137,22 +143,22 @@ class CudaWindowKernel:
         multiples = dict.fromkeys((*(((along, self.lanes),) if along.constant is None else ()), *alignments[0]))
         count = task_count(body)
         body = run(self.name, body, self.deal(count), self._names())
-        tiles = {b(x): self.schedule.map.extents[x] for x in (LANES, OUTPUTS)}
-        limits = {x: self.extents[x] for x in self.prefix} | tiles | {"task": count + THREADS}
-        blocks = 2 if self._held(body) <= HELD else 1
-        work = window_work(self.group, self._box(), body, THREADS, self.lanes, bounded_registers(THREADS, blocks))
-        kernel = Kernel(self.name, self.group.params, count.ceildiv(THREADS), version="window",
-                        multiples=tuple(multiples), block=Block(THREADS, work=work))  # fmt: skip
+        tiles = {b(x): self.schedule.map.extents[x] for x in self.sides}
+        limits = {x: self.extents[x] for x in self.prefix} | tiles | {"task": count + self.threads}
+        blocks = self._blocks(body)
+        work = self._work(body, bounded_registers(self.threads, blocks))
+        kernel = Kernel(self.name, self.group.params, count.ceildiv(self.threads), version=self.version,
+                        multiples=tuple(multiples), block=Block(self.threads, work=work))  # fmt: skip
         return emit(kernel, body, self.group.arrays, limits, blocks)
 
     def steps(self, alignments: list[Multiples]) -> tuple[Step, ...]:
         """Up to the coincident band. ``alignments`` gets what the vectors ask of addresses, when there are vectors."""
         table = {s.name: self._lowering(s) for s in self.group.statements}
-        origins = {x: self.schedule.map.origins[x].symbol for x in (LANES, OUTPUTS)}
-        first = {origins[x]: self._first(x) for x in (LANES, OUTPUTS)}
-        sizes: dict[str, IndexLike] = {extent(b(x)): self._tiles(x) for x in (LANES, OUTPUTS)}
+        origins = {x: self.schedule.map.origins[x].symbol for x in self.sides}
+        first = {origins[x]: self._first(x) for x in self.sides}
+        sizes: dict[str, IndexLike] = {extent(b(x)): self._tiles(x) for x in self.sides}
         sizes[extent(it(LANES))] = self.lanes
-        cells = [n for n, a in self.group.arrays.items() if a.role == "local"]
+        cells = list(self._arrays())
         return (
             Step("bind", "the number of tiles", lambda x: bind(x, sizes)),
             Step("lower", "statements become stores to memory and to cells of the tile", lambda x: lower(x, table),
@@ -166,8 +172,9 @@ class CudaWindowKernel:
 
     def deal(self, count: Index) -> tuple[Step, ...]:
         """From the coincident band to a thread: neighbours have neighbouring vectors, then pixels, then tiles."""
-        task = V("bid") * THREADS + V("tid")
-        order = (*(b(OUTPUTS) if x == self.axes.across else it(x) for x in self.prefix[:-1]), b(LANES))
+        task = V("bid") * self.threads + V("tid")
+        names = self._blocked()
+        order = (*(names.get(x, it(x)) for x in self.prefix[:-1]), b(LANES))
 
         def threads(body: Body) -> Body:
             return bind(tasks(body, order=order), {"begin": task, "end": task + 1})
@@ -179,17 +186,27 @@ class CudaWindowKernel:
 
     def _tiles(self, axis: str) -> Index:
         """The number of tiles along an axis."""
-        return self.schedule.extents()[b(axis)] if axis == OUTPUTS else self.extents[self.prefix[-1]] // self.lanes
+        return self.extents[self.prefix[-1]] // self.lanes if axis == LANES else self.schedule.extents()[b(axis)]
+
+    def _size(self, axis: str) -> int:
+        """Elements of a tile along an axis."""
+        return self.lanes if axis == LANES else self.axes.outputs
 
     def _first(self, axis: str) -> Index:
         """Where a tile begins; of a single one there is no loop."""
-        size = self.axes.outputs if axis == OUTPUTS else self.lanes
-        return ZERO if self._tiles(axis) == ONE else V(b(axis)) * size
+        return ZERO if self._tiles(axis) == ONE else V(b(axis)) * self._size(axis)
 
-    def _held(self, body: Body) -> int:
-        """Registers of 4 bytes for sums of a thread, and for what it loads at once."""
+    def _blocked(self) -> dict[str, Coord]:
+        """The loops over tiles of the band's iterators, but of the last one."""
+        return {self.axes.across: b(OUTPUTS)}
+
+    def _blocks(self, body: Body) -> int:
+        """Blocks wanted on a multiprocessor, as sums of a thread and what it loads at once take registers."""
         loaded = [ITEMSIZE[x.dtype] for x in vectors(body, "pd_ldg_wide")]
-        return self.lanes * self.axes.outputs + sum(loaded) * self.lanes // 4
+        return 2 if self.lanes * self.axes.outputs + sum(loaded) * self.lanes // 4 <= HELD else 1
+
+    def _work(self, body: Body, registers: int) -> Work:
+        return window_work(self.group, self._box(), body, self.threads, self.lanes, registers)
 
     def _names(self) -> tuple[str, ...]:
         return bound_names(self.group.arrays, self.group.params)
@@ -240,16 +257,19 @@ class CudaWindowKernel:
         """The loop over lanes as vectors, around it the cells of the tile."""
         (lanes,) = body
         assert isinstance(lanes, For), "the tree has a loop over lanes"
-        names = (*self.prefix, b(LANES), b(OUTPUTS), it(LANES))
+        names = (*self.prefix, *map(b, self.sides), it(LANES))
         made = widen(lanes.body, it(LANES), self.lanes, stored(self.group.arrays), names)
         if made is None:
             return body
         alignments.append(made[1])
-        out, cells = made[0], V(self.lanes * self.axes.outputs)
-        for n, a in self.group.arrays.items():
-            if a.role == "local":
-                out = (Alloc(n, a.dtype, cells, "register", out),)
+        out = made[0]
+        for n, (dtype, count) in self._arrays().items():
+            out = (Alloc(n, dtype, V(self.lanes * count), "register", out),)
         return out
+
+    def _arrays(self) -> dict[str, tuple[str, int]]:
+        """Arrays of registers that a thread has: name -> dtype, vectors."""
+        return {n: (a.dtype, self.axes.outputs) for n, a in self.group.arrays.items() if a.role == "local"}
 
 
 def asked_once(body: Body, buffers: Collection[str], first: Index) -> Body:
@@ -263,10 +283,10 @@ def asked_once(body: Body, buffers: Collection[str], first: Index) -> Body:
     kept = [n for n in body if isinstance(n, If) and not any(_is_stored(x, buffers) for x in n.then)]
     readers: dict[Value, Compare] = {}
     for n in kept:
-        for v in (v for x in n.then if isinstance(x, Store) for v in _read(x.value, buffers)):
+        for v in (v for x in n.then if isinstance(x, Store) for v in read_of_memory(x.value, buffers)):
             before = readers.setdefault(v, n.cond[0])
             readers[v] = min(before, n.cond[0], key=lambda c: int(c.left - first))
-    table = {v: _guarded(v, c) for v, c in readers.items() if c.left != first}
+    table = {v: guarded(v, c) for v, c in readers.items() if c.left != first}
     return tuple(x for n in body for x in (_with(n.then, table) if isinstance(n, If) and n in kept else (n,)))
 
 
@@ -274,16 +294,16 @@ def _is_stored(n: Node, buffers: Collection[str]) -> bool:
     return isinstance(n, Store) and n.buffer in buffers
 
 
-def _read(v: Value, buffers: Collection[str]) -> Iterator[Value]:
+def read_of_memory(v: Value, buffers: Collection[str]) -> Iterator[Value]:
     """What a value reads of memory: loads, each with the choice that it stands in."""
     if isinstance(v, FlatLoad) and v.buffer in buffers:
         yield v
     elif isinstance(v, Op):
-        inside = [x for a in v.args for x in _read(a, buffers)]
+        inside = [x for a in v.args for x in read_of_memory(a, buffers)]
         yield from [v] if inside and v.name == "where" else inside
 
 
-def _guarded(v: Value, exists: Compare) -> Value:
+def guarded(v: Value, exists: Compare) -> Value:
     """What is read, where an output exists that reads it."""
     asked = Op("bool", "lt", (FromIndex("int64", exists.left), FromIndex("int64", exists.right)))
     if isinstance(v, Op):

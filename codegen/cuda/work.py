@@ -40,6 +40,10 @@ STAGED = 2
 """Instructions for a result besides its arithmetic: read from shared memory, converted, stored, some at a time."""
 FLOAT = 4
 """Bytes of a float; of fewer one is converted."""
+OF_A_LINE, OF_TAPS = 14, 5
+"""Instructions of tiles of windows for a line of the image and for one of taps, beside what is counted: addresses, the
+loop, what is zero outside.
+"""
 UNROLLED, SERIAL = 4, 8
 """Iterations of a loop whose loads are in flight together: one that is dealt to lanes, one that a thread has alone."""
 
@@ -162,6 +166,35 @@ def window_work(group: Group, box: Mapping[str, int], body: Body, threads: int, 
         instructions=warps * of_a_step, by_warps=False, last=warps * (of_all - of_a_step),
         results=(sum(moved) - sum(loaded)) * lanes * threads,
     )  # fmt: skip
+
+
+def tile_work(
+    group: Group, box: Mapping[str, int], body: Body, threads: int, lanes: int, registers: int, lines: int,
+    shares: tuple[Fraction, Fraction],
+) -> Work:  # fmt: skip
+    """A window of which a thread has a tile of outputs: a step loads a line of the image, then each of the ``lines`` of
+    the tile takes the taps that meet it there. ``box``: as for a window; ``shares``: of the steps, those that load a
+    line, and of the lines of a tile in all steps those that have taps.
+    """
+    core, (rows,) = group.backbone, [n for n in walk_nodes(body) if isinstance(n, For) and n.kind != "unroll"]
+    fast, warps = is_fast(a.dtype for a in group.arrays.values() if a.role == "output"), threads // WARP
+    whole = asked.then if len(rows.body) == 1 and isinstance(asked := rows.body[0], If) else rows.body
+    line, parts, taps = whole[:-lines], whole[-lines:], product(e for x, e in core.iters if x not in box)
+    slots = _vector_slots(line, lanes, fast), OF_TAPS * lines + _vector_slots(parts, lanes, fast)
+    of_all = _vector_slots(body, lanes, fast) - _vector_slots(rows.body, lanes, fast)
+    line_bytes, part_bytes, all_bytes = (_moved(x, "pd_ldg_wide") for x in (line, parts, body))
+    results = all_bytes - line_bytes - part_bytes + _moved(body, "pd_stg_wide")
+    return Work(
+        rows.hi, registers, shared=ceil(line_bytes * shares[0] + part_bytes * shares[1]) * lanes * threads,
+        traffic=ceil(Fraction(brought(group, core, box) * int(taps), int(rows.hi))),
+        instructions=warps * ceil(OF_A_LINE + slots[0] * shares[0] + slots[1] * shares[1]),
+        by_warps=False, last=warps * of_all, results=results * lanes * threads,
+    )  # fmt: skip
+
+
+def _moved(body: Body, function: str) -> int:
+    """Bytes of a lane that vectors move."""
+    return sum(ITEMSIZE[p.dtype] for p in vectors(body, function))
 
 
 def vectors(body: Body, function: str) -> list[Pointer]:

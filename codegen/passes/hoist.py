@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
 from functools import reduce
 from itertools import takewhile
@@ -150,12 +150,17 @@ def hoist_divisions(body: Body, prefix: str) -> Body:
     return inside(body)
 
 
-def divide_before(body: Body, prefix: str) -> Body:
-    """Floor divisions by sizes that depend on no loop of the body are computed before it, named as above.
+def divide_before(body: Body, prefix: str, sizes: Collection[str] = ()) -> Body:
+    """Floor divisions by sizes that depend on no loop of the body are computed before it, named as above; with
+    ``sizes``, those of these alone, by numbers too.
 
     A compiler leaves them behind the guards of what the body reads: a size might be 0.
     """
-    body, divisions = _taken_out(body, _by_sizes, prefix, {})
+
+    def of_sizes(i: Index) -> Iterator[Atom]:
+        return (a for x in sorted(sizes) for a in _varying(i, x) if _symbols(a) <= set(sizes))
+
+    body, divisions = _taken_out(body, of_sizes if sizes else _by_sizes, prefix, {})
     return _named_before(divisions, body)
 
 

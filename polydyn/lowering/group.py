@@ -28,6 +28,7 @@ class Pack:
 
     ``vectors``: a panel is so many vectors of ``width`` wide; where that is more than one, the last axis is two.
     ``scales``: a constant of floats for all but the last two reductions, whose bits follow the words of each.
+    ``dtype``: of the elements, which are converted; the source's where it is empty.
     """
 
     source: str
@@ -39,6 +40,7 @@ class Pack:
     steps: int = 1
     vectors: int = 1
     scales: Pack | None = None
+    dtype: str = field(default="", repr=False)  # names of other panels stay what they are
 
     @property
     def columns(self) -> int:

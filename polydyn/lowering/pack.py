@@ -19,7 +19,7 @@ def pack(p: Pack, constants: Mapping[str, Array]) -> Array:
     if p.scales:
         lines = _panels(p.scales, constants[p.scales.source]).view(made.dtype)
         made = np.concatenate([made, lines[..., None, None, :]], axis=-3)
-    return made.reshape(p.shape)
+    return made.reshape(p.shape).astype(p.dtype or made.dtype, copy=False)
 
 
 def _panels(p: Pack, source: Array) -> Array:

@@ -13,6 +13,7 @@ from polydyn.codegen.cuda.group import product_refusal
 from polydyn.codegen.cuda.rows import CudaNestKernel
 from polydyn.codegen.cuda.split_rows import CudaSplitNest
 from polydyn.codegen.cuda.versions import CudaContractKernel, TileFactors
+from polydyn.codegen.cuda.window_tiles import CudaWindowTile, TileAxes, tile_axes
 from polydyn.codegen.cuda.windows import Axes, CudaWindowKernel, window_axes
 from polydyn.codegen.ir import Compare
 from polydyn.codegen.kernel import BASE, Kernel
@@ -28,6 +29,7 @@ from polydyn.lowering.nest import lower_nest
 from polydyn.lowering.place import Builder, Noting, Placed
 from polydyn.lowering.prologue import prove_prologue
 from polydyn.lowering.rounding import round_at_stores
+from polydyn.lowering.weights import with_float_weights
 from polydyn.schedules.decision import Decision, cheapest, members
 from polydyn.schedules.expr import Op, Value, loads, walk
 from polydyn.schedules.index import Index
@@ -158,7 +160,7 @@ class CudaBuilder(Builder):
         placed = self._contract(group, contract) if contract is not None else None
         if placed is not None:
             return placed
-        lowered = self._rounded(lower_nest(self.plan, group))
+        lowered = with_float_weights(self.plan, self._rounded(lower_nest(self.plan, group)))
         key = lowered.key("cuda")
         found = self.again(group, lowered, key)
         if found is None:
@@ -190,6 +192,8 @@ class CudaBuilder(Builder):
                 Proofs(k.group).prove_nest(t, k.prefix, k.phases)
         axes = window_axes(group, nest.band)
         first = self._window(group, key, axes) if axes else ()
+        if pixels := tile_axes(group, nest.band):
+            first = (*self._window(group, key, pixels), *first)
         if CudaSplitNest.fits(group, nest.band) and not axes:
             split = CudaSplitNest(kernel.name, group, nest.band)
             for t in split.schedules():
@@ -197,12 +201,15 @@ class CudaBuilder(Builder):
             first = split.versions()
         return short_first((*first, *kernel.versions()))
 
-    def _window(self, group: Group, key: str, axes: Axes) -> tuple[Kernel, ...]:
+    def _window(self, group: Group, key: str, axes: Axes | TileAxes) -> tuple[Kernel, ...]:
         """The kernels of a window whose outputs share what they read; nothing where channels are no vectors."""
         group = permute_reduction(group, axes.taps)
         proofs = Proofs(group)
-        nest = proofs.nest()
-        kernel = CudaWindowKernel(f"nest_{key[:12]}", group, nest.band, nest.phases, axes)
+        nest, name = proofs.nest(), f"nest_{key[:12]}"
+        if isinstance(axes, TileAxes):
+            kernel: CudaWindowKernel = CudaWindowTile(name, group, nest.band, nest.phases, axes)
+        else:
+            kernel = CudaWindowKernel(name, group, nest.band, nest.phases, axes)
         proofs.prove_nest(kernel.schedule, kernel.prefix, nest.phases)
         return kernel.versions()
 

@@ -20,9 +20,24 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 
-from polydyn.schedules.expr import INTEGERS, OPS, PARTS, Const, Op, Value, at_least_zero, conjuncts, substitute
+from polydyn.schedules.expr import (
+    INTEGERS,
+    OPS,
+    PARTS,
+    Const,
+    FromIndex,
+    Load,
+    Op,
+    Value,
+    at_least_zero,
+    conjuncts,
+    neutral,
+    substitute,
+    walk,
+)
 from polydyn.schedules.group.words import word
 from polydyn.schedules.index import ONE, ZERO, Index, minimum, product
+from polydyn.schedules.model import Statement
 
 V = Index.of
 Axis = tuple[str, Index]
@@ -187,3 +202,32 @@ def together(tap: Index, step: Index) -> Fraction | None:
     found = {Fraction(c, step.terms[m]) for m, c in tap.terms.items()}
     ratio = found.pop()
     return ratio if not found and 0 < ratio.numerator <= MOST_STEPS >= ratio.denominator else None
+
+
+def adds_nothing_outside(s: Statement) -> bool:
+    """Whether a tap whose guard is false leaves the result as it is, and the guard can be taken apart.
+
+    A sum of products leaves out zeros, whatever the other factor is; zeros of 16 bits are widened.
+    """
+    choices = [v for v in walk(s.value) if isinstance(v, Op) and v.name in ("where", "select")]
+    if not choices:
+        return True
+    v = s.value
+    while isinstance(v, Op) and v.name in ("mul", "cast") and s.reduce == "sum":
+        held = [a for a in v.args if any(x is choices[0] for x in walk(a))]
+        if len(held) != 1:
+            return False
+        v = held[0]
+    outside = v.args[2] if isinstance(v, Op) and v is choices[0] and len(choices) == 1 else None
+    return isinstance(outside, Const) and outside == neutral(str(s.reduce), v.dtype) and _is_box(choices[0])
+
+
+def _is_box(choice: Op) -> bool:
+    """Whether a guard is a conjunction of comparisons of integers that are no data."""
+    parts = list(walk(choice.args[0]))
+    names = {v.name for v in parts if isinstance(v, Op)}
+    return (
+        names <= {"and", "ge", "gt", "le", "lt"}
+        and not any(isinstance(v, Load) for v in parts)
+        and not any(v.index.fetches() for v in parts if isinstance(v, FromIndex))
+    )

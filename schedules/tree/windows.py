@@ -18,8 +18,10 @@ from polydyn.schedules.tree.loops import Launch, Size, begins, beside, distribut
 from polydyn.schedules.tree.names import MarkName, b, it
 from polydyn.schedules.tree.scheduled import Scheduled
 
-LANES, OUTPUTS, PLANES = "t", "u", "p"
-"""Axes: vectors run along the first, register tiles along the second; planes of the third one share their masks."""
+LANES, OUTPUTS, PLANES, LINES = "t", "u", "p", "v"
+"""Axes: vectors run along the first, register tiles along the second; planes of the third one share their masks. Where
+register tiles have two sides, the fourth is the other one.
+"""
 
 
 def window(
@@ -61,6 +63,39 @@ def window(
     t = distribute(interchange(t, *task, *points, it(OUTPUTS)), it(OUTPUTS), backbone)
     t = interchange(t, *map(it, order), it(OUTPUTS))
     t = assign(assign(t, "task", *task), "lane", *points, it(OUTPUTS))
+    return mark(mark(t, MarkName.TILE, it(LANES), first), MarkName.TASK, task[0], first)
+
+
+def window_tile(
+    group: Group, band: Seq[str], phases: dict[str, int], pixels: tuple[str, str], sizes: tuple[int, int],
+    order: tuple[str, str],
+) -> Scheduled:  # fmt: skip
+    """The same in register tiles of two sides.
+
+    ``pixels``: iterators of lines and of columns, of which ``sizes`` are a tile; ``order``: the window's iterators that
+    move along lines and along columns. Before: band n, h, w, c: INIT; band kh, kw: ACC; DONE. After::
+
+        band n, b_v, b_u, b_t, t
+          sequence
+          - band v, u: INIT
+          - band kh, v, kw, u: ACC
+          - band v, u: DONE
+
+    Refuses: nothing; what is wrong is found by the proof.
+    """
+    backbone, first = group.backbone.name, group.statements[0].name
+    axes = {band[-1]: LANES, pixels[0]: LINES, pixels[1]: OUTPUTS}
+    t = sequence_phases(group, band, [[s.name for s in x] for x in stages(group, tuple(band), phases)], axes)
+    t = unmark(t, MarkName.STAGE)
+    of: dict[str, Size] = {LANES: Launch(f"P_{LANES}"), LINES: sizes[0], OUTPUTS: sizes[1]}
+    for x in axes.values():
+        t = begins(tile(t, x, (b, f"B_{x}"), (it, of[x])), x, b(x), f"o_{x}")
+        t = clip(t, x, *t.map.views)
+    task = [*(it(x) for x in band if x not in axes), b(LINES), b(OUTPUTS), b(LANES)]
+    points = [it(LANES), it(LINES), it(OUTPUTS)]
+    t = distribute(interchange(t, *task, *points), it(LINES), backbone)
+    t = interchange(t, it(order[0]), it(LINES), it(order[1]), it(OUTPUTS))
+    t = assign(assign(t, "task", *task), "lane", *points)
     return mark(mark(t, MarkName.TILE, it(LANES), first), MarkName.TASK, task[0], first)
 
 

@@ -24,7 +24,7 @@ from polydyn.schedules.tree.online import OnlineTile, online_attention
 from polydyn.schedules.tree.scheduled import Scheduled
 from polydyn.schedules.tree.strategies import CpuTile, cpu_product, nest
 from polydyn.schedules.tree.warpgroups import WarpgroupTile, warpgroup_product
-from polydyn.schedules.tree.windows import turned_window, window
+from polydyn.schedules.tree.windows import turned_window, window, window_tile
 from tests.support.marks import slow
 from tests.support.mutants import mutants
 from tests.support.polyhedral_groups import depthwise, softmax, turned_depthwise
@@ -110,6 +110,12 @@ def windows() -> tuple[Scheduled, Callable[[Scheduled], bool]]:
     return t, lambda x: run_windows(x, 3, 3, 5) and run_windows(x, 1, 1, 1)
 
 
+def tiles() -> tuple[Scheduled, Callable[[Scheduled], bool]]:
+    g = depthwise()
+    t = window_tile(g, ("h", "w", "c"), schedule_nest(g, positive(g)).phases, ("h", "w"), (2, 3), ("j", "k"))
+    return t, lambda x: run_windows(x, 4, 3, 5) and run_windows(x, 2, 1, 1)
+
+
 def run_windows(t: Scheduled, channels: int, height: int, width: int) -> bool:
     r = np.random.default_rng(0)
     x, v, b = (r.standard_normal(s) for s in ((channels, height + 2, width + 2), (3, 3, channels), channels))
@@ -159,7 +165,7 @@ def check(family: Callable[[], tuple[Scheduled, Callable[[Scheduled], bool]]], e
     "family, every",
     [
         (cpu, 9), (fma, 9), (mma, 25), (lanes, 9), (warpgroups, 29), slow(online, 70), (rows, 1),
-        (windows, 3), (turned, 5), (blocks, 9),
+        (windows, 3), (tiles, 1), (turned, 5), (blocks, 9),
     ],
 )  # fmt: skip
 def test_what_the_proof_accepts_is_right(
