@@ -14,28 +14,37 @@ HALVES = {"float16": TensorProto.FLOAT16, "bfloat16": TensorProto.BFLOAT16}
 
 
 def in_halves(model: onnx.ModelProto, dtype: str) -> onnx.ModelProto:
-    """The model with all its float32 tensors, casts included, of a 16-bit type."""
+    """The model with all its float32 tensors, casts included, of a 16-bit type. Numbers beyond it become its largest
+    one; infinities stay.
+    """
     code = HALVES[dtype]
     made = onnx.ModelProto()
     made.CopyFrom(model)
 
     def tensor(x: onnx.TensorProto) -> None:
         if x.data_type == TensorProto.FLOAT:
-            inside = np.clip(numpy_helper.to_array(x), -LARGEST[dtype], LARGEST[dtype])
-            data = inside.astype(numpy_dtype(dtype)).tobytes()
-            x.CopyFrom(helper.make_tensor(x.name, code, list(x.dims), data, raw=True))
+            x.CopyFrom(_narrow(numpy_helper.to_array(x), x.name, dtype))
 
     for x in made.graph.initializer:
         tensor(x)
     for a in (a for n in made.graph.node for a in n.attribute):
         if a.type == AttributeProto.TENSOR:
             tensor(a.t)
-        if a.name == "to" and a.i == TensorProto.FLOAT:
+        elif a.name == "to" and a.i == TensorProto.FLOAT:
             a.i = code
+        elif a.name in ("value_float", "value_floats"):  # of Constant
+            value = np.array(a.f if a.name == "value_float" else list(a.floats), np.float32)
+            a.CopyFrom(helper.make_attribute("value", _narrow(value, "", dtype)))
     for v in (*made.graph.input, *made.graph.output, *made.graph.value_info):
         if v.type.tensor_type.elem_type == TensorProto.FLOAT:
             v.type.tensor_type.elem_type = code
     return made
+
+
+def _narrow(a: Array, name: str, dtype: str) -> onnx.TensorProto:
+    inside = np.where(np.isinf(a), a, np.clip(a, -LARGEST[dtype], LARGEST[dtype]))
+    data = inside.astype(numpy_dtype(dtype)).tobytes()
+    return helper.make_tensor(name, HALVES[dtype], list(a.shape), data, raw=True)
 
 
 def rounded(x: Array, dtype: str) -> Array:

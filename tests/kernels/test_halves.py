@@ -133,3 +133,12 @@ def test_every_group_is_the_reference_s(dtype: str) -> None:
     halves, inputs = in_halves(load("bert_tiny"), dtype), feeds(load("bert_tiny"), {"B": 2, "L": 9})
     checks = verify_model(halves, {n: rounded(x, dtype) for n, x in inputs.items()})
     assert len(checks) > 10 and not [c for c in checks if not c.ok]
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+def test_twins_keep_what_masks_mean(dtype: str) -> None:
+    """The lowest float32 becomes the type's lowest number, which all of a row may have; -inf stays (its row is NaN)."""
+    lowest = np.array([np.finfo(np.float32).min, -np.inf, 0.5], np.float32)
+    made = in_halves(model([node("Add", "x c", "o")], {"x": ("float32", ["M", 3])}, ["o"], {"c": lowest}), dtype)
+    (held,) = (widened(np.frombuffer(t.raw_data, numpy_dtype(dtype)), dtype) for t in made.graph.initializer)
+    assert np.isfinite(held[0]) and held[0] < -6e4 and held[1] == -np.inf and held[2] == 0.5
