@@ -7,10 +7,14 @@ equal inputs give equal bits.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from polydyn.codegen.kernel import WORKSPACE
-from polydyn.schedules.expr import Load, loads
+from polydyn.schedules.errors import ScheduleError
+from polydyn.schedules.expr import Const, Load, const, loads, op
 from polydyn.schedules.index import Index
 from polydyn.schedules.model import Array, Group, Statement, row_major
+from polydyn.schedules.tiling import AttentionParts, Roles
 from polydyn.schedules.tree.rewrites import SHARE, SHARES
 
 
@@ -42,3 +46,67 @@ def combining_group(group: Group) -> tuple[Group, tuple[str, ...], dict[str, int
     phases = {init.name: 0, add.name: 0, **{s.name: 1 for s in epilogues}}
     whole = Group(group.name, (*group.params, SHARES), {**arrays, WORKSPACE: workspace}, (init, add, *epilogues))
     return whole, init.iterators, phases
+
+
+STATISTICS = 4
+"""Floats behind the values of a row in the workspace: its maximum, the sum of its weights, and two that nobody reads,
+so that rows begin at multiples of 16 bytes.
+"""
+PEAK, WEIGHT, TOTAL = "peak", "weight", "total"
+"""Of a row of an attention over all shares of its keys: the maximum, what a share counts, the sum of weights."""
+
+
+def partial_attention(values: Group, roles: Roles) -> Group:
+    """The values of an attention where blocks have shares of the keys: the sums of a share, left in the workspace.
+
+    Behind a row's values is room for its maximum and the sum of its weights (``laws.online_softmax.online``).
+    """
+    group = partial_group(values)
+    left = group.arrays[WORKSPACE]
+    shape = (*left.shape[:-1], left.shape[-1] + STATISTICS)
+    if group.epilogues[0].index[-1] != Index.of(roles.col):
+        raise ScheduleError(f"{roles.col} is not the last side of the values", rule="rows of values are vectors")
+    return replace(group, arrays={**group.arrays, WORKSPACE: replace(left, shape=shape, strides=row_major(shape))})
+
+
+def attention_part(whole: Group, parts: AttentionParts) -> Group:
+    """The group of an attention whose values are ``partial_attention``: what it reads, the workspace it writes."""
+    made = (*parts.scores.statements, *parts.rows.statements, *parts.values.statements)
+    read = {x.buffer for s in made for x in loads(s.value)}
+    arrays = {n: a for n, a in whole.arrays.items() if n in read}
+    arrays[WORKSPACE] = parts.values.arrays[WORKSPACE]
+    return replace(whole, params=(*whole.params, SHARES), arrays=arrays)
+
+
+def combining_attention(values: Group, roles: Roles) -> tuple[Group, tuple[str, ...], dict[str, int]]:
+    """The group that makes a row's result of its shares, its shared iterators and its phases.
+
+    A share counts ``exp(its maximum - the largest)`` times, both its values and its sum; the result is their quotient
+    (Dao et al., "Flash-Decoding for long-context inference", 2023). A row that is masked everywhere is NaN.
+    """
+    init, acc, *epilogues = values.statements
+    workspace = partial_attention(values, roles).arrays[WORKSPACE]
+    iters, index, kind, width = init.iters, init.index, acc.value.dtype, dict(init.iters)[roles.col]
+    each, shape = (*iters, (SHARE, Index.of(SHARES))), tuple(e for _, e in iters)
+    place = (Index.of(SHARE), *(Index.of(x) for x, _ in iters))
+    top, sums, value = (Load(kind, WORKSPACE, tuple(i.subs({roles.col: c}) for i in place))
+                        for c in (width, width + 1, Index.of(roles.col)))  # fmt: skip
+    names = {*(s.array for s in epilogues), *(x.buffer for s in epilogues for x in loads(s.value))}
+    arrays = {n: a for n, a in values.arrays.items() if n in names} | {WORKSPACE: replace(workspace, role="input")}
+    arrays |= {n: replace(values.arrays[acc.array], name=n, shape=shape, strides=row_major(shape))
+               for n in (PEAK, TOTAL, WEIGHT)}  # fmt: skip
+    peak, total, weighed = (Load(kind, n, index) for n in (PEAK, TOTAL, WEIGHT))
+    counts = op("exp", op("sub", top, peak))
+    zero, lowest = const(0, kind), Const(kind, float("-inf"))
+    statements = (
+        Statement("PEAK0", iters, PEAK, index, lowest), Statement("PEAK", each, PEAK, index, top, "max"),
+        Statement("TOTAL0", iters, TOTAL, index, zero),
+        Statement("TOTAL", each, TOTAL, index, op("mul", counts, sums), "sum"),
+        Statement("VALUE0", iters, WEIGHT, index, zero),
+        Statement("VALUE", each, WEIGHT, index, op("mul", counts, value), "sum"),
+        Statement("FINISH", iters, acc.array, index, op("div", weighed, total)), *epilogues,
+    )  # fmt: skip
+    arrays[acc.array] = values.arrays[acc.array]
+    phases = {"PEAK0": 0, "PEAK": 0, "TOTAL0": 1, "TOTAL": 1, "VALUE0": 1, "VALUE": 1, "FINISH": 2}
+    group = Group(values.name, (*values.params, SHARES), arrays, statements)
+    return group, init.iterators, phases | {s.name: 2 for s in epilogues}

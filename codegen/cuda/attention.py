@@ -20,6 +20,7 @@ from polydyn.codegen.cuda.group import ProductGroup, product_refusal
 from polydyn.codegen.cuda.instructions import COLUMN, INSTRUCTIONS, KEY, LANE
 from polydyn.codegen.cuda.keys import loops_over_keys
 from polydyn.codegen.cuda.product import DEALT, UNROLLED, deal_copies, products, split_copies
+from polydyn.codegen.cuda.rows import CudaNestKernel
 from polydyn.codegen.cuda.softmax import STATISTICS, WHOLE, OnlineRows
 from polydyn.codegen.cuda.sums import Sums, lane_points
 from polydyn.codegen.cuda.tile import CudaTile
@@ -33,28 +34,31 @@ from polydyn.codegen.ir import (
     Body,
     Call,
     FlatLoad,
+    Compare,
     For,
     Inst,
+    Let,
     Store,
     consume,
     walk,
 )
-from polydyn.codegen.kernel import Block, Kernel, Work, with_block
+from polydyn.codegen.kernel import WORKERS, WORKSPACE, Block, Kernel, Work, with_block
 from polydyn.codegen.lower import Lowering, lower
 from polydyn.codegen.passes.bind import bind, fold
 from polydyn.codegen.passes.threads import assign, pipeline, unrolled
 from polydyn.codegen.pipeline import Step
 from polydyn.codegen.places import Places
 from polydyn.codegen.printers.cuda_values import HALF
+from polydyn.codegen.split import attention_part, combining_attention, partial_attention
 from polydyn.schedules.errors import Declined, ScheduleError
-from polydyn.schedules.expr import FromIndex, Load, transform
-from polydyn.schedules.index import ZERO, Index, IndexLike, maximum, minimum
+from polydyn.schedules.expr import ITEMSIZE, FromIndex, Load, transform
+from polydyn.schedules.index import ONE, ZERO, Index, IndexLike, maximum, minimum, product
 from polydyn.schedules.laws.masks import Axis, Logits, visits
-from polydyn.schedules.laws.online_softmax import INIT, LOGIT, SCORE, VALUE, softmax_logit
+from polydyn.schedules.laws.online_softmax import FINISH, INIT, LOGIT, SCORE, VALUE, softmax_logit
 from polydyn.schedules.model import Array, Group
 from polydyn.schedules.tiling import AttentionParts
 from polydyn.schedules.tree.gpu import STAGE
-from polydyn.schedules.tree.names import Coord, MarkName, b, f, g, s, w
+from polydyn.schedules.tree.names import Coord, MarkName, b, extent, f, g, s, w
 from polydyn.schedules.tree.online import (
     COPY_K,
     COPY_Q,
@@ -70,6 +74,7 @@ from polydyn.schedules.tree.online import (
     OnlineTile,
     online_attention,
 )
+from polydyn.schedules.tree.rewrites import SHARES
 
 V = Index.of
 ROWS, STAGES, WARPS = 64, 2, 4
@@ -79,6 +84,10 @@ DEPTHS, DEEP = (32, 64, 128), (192, 256)
 """Head sizes that tiles are made for; others are filled up with zeros. ``DEEP``: of 16 bits alone, and of fewer keys,
 so that sums fit the registers and rings the shared memory."""
 DEEP_KEYS = 32
+RESIDENT, LEAST_TILES, FEW_BLOCKS = 3, 2, 4
+"""Where blocks have shares of the keys: blocks for each multiprocessor, tiles of a share at least, blocks of rows of a
+head at most (as far as they are known).
+"""
 LOOPS = (f(J1), f(K1), g(J1), f(J2), f(K2), g(J2), "fragment")
 """Loops over registers, besides those of a product."""
 
@@ -88,14 +97,18 @@ class CudaAttentionKernel:
 
     ``arch``: those of newer architectures only when asked for; ``tf32``: float32 on tensor cores, rounded to tf32. The
     group is one that ``attention_refusal`` has nothing against. ``kept``: what tuning kept of ``family``, in place of
-    its default tile.
+    its default tile. ``shares``: blocks have a share of the keys each, and leave what they have found of a row.
     """
 
-    def __init__(self, name: str, group: Group, parts: AttentionParts, arch: str = "sm_80", tf32: bool = False) -> None:
-        self.name, self.group, self.parts, self.arch = name, group, parts, arch
+    def __init__(
+        self, name: str, group: Group, parts: AttentionParts, arch: str = "sm_80", tf32: bool = False,
+        shares: bool = False,
+    ) -> None:  # fmt: skip
+        self.name, self.group, self.parts, self.arch, self.tf32 = name, group, parts, arch, tf32
+        self.shares = V(SHARES) if shares else ONE
         self.kept: FamilyFactors | None = None
         self.scores = ProductGroup(name, parts.scores, parts.score_roles)
-        self.values = ProductGroup(name, parts.values, parts.value_roles)
+        self.values = ProductGroup(name, parts.values, parts.value_roles, self.shares)
         self.kind = "mma" if self.scores.dtype in HALF else "tf32" if tf32 else "lanes"
         self.depths = tuple(_depth(x) for x in (self.scores.K, self.values.N))
         self.deep = max(self.depths) in DEEP
@@ -106,7 +119,7 @@ class CudaAttentionKernel:
         self.visits = visits(self.logits(ROWS, self.keys))
         (depth, width), step = self.depths, INSTRUCTIONS[self.kind].shape[2]
         tile = OnlineTile(WARPS, self.keys, depth, width, step)
-        self.schedule = online_attention(parts, self.logit, tile)
+        self.schedule = online_attention(parts, self.logit, tile, shares)
 
     def logits(self, rows: int, keys: int) -> Logits:
         """The logits, in tiles of so many rows and keys."""
@@ -126,7 +139,31 @@ class CudaAttentionKernel:
         if self.kept:
             special, others = self.kept.versions(self.family), self.kept.others
             own = [with_block(k, factor=others) for k in own]
-        return short_first((*special, *own))
+        return short_first((*self._of_shares(), *special, *own))
+
+    def _of_shares(self) -> tuple[Kernel, ...]:
+        """The version in which blocks have shares of the keys, for few queries and many keys: by the widest copies,
+        with 32-bit indices; others serve the rest. A second launch makes each row of its shares.
+        """
+        rows, tiles = self.scores.M.ceildiv(ROWS), self.scores.N.ceildiv(self.keys)
+        batch = product(self.scores.extents[x] for x in self.parts.score_roles.batch)
+        if (rows.constant or 1) > FEW_BLOCKS or (tiles.constant or 2 * LEAST_TILES) < 2 * LEAST_TILES:
+            return ()
+        values, roles = self.parts.values, self.parts.value_roles
+        parts = replace(self.parts, values=partial_attention(values, roles))
+        of = CudaAttentionKernel(f"{self.name}_part", attention_part(self.group, parts), parts, self.arch, self.tf32, True)
+        made = _Version(of, 16, True)
+        if any(c.bytes < 16 for c in made.copies.values()):
+            return ()
+        again = CudaNestKernel(f"{self.name}_join", *combining_attention(values, roles)).build("columns")[-1]
+        shares = minimum(V(WORKERS) * RESIDENT // maximum(1, batch * rows), tiles // LEAST_TILES)
+        left = parts.values.arrays[WORKSPACE]
+        conditions = (Compare(">=", V(SHARES), V(2)),)
+        return tuple(
+            replace(k, conditions=(*conditions, *k.conditions), launch={SHARES: shares}, after=(again,),
+                    workspace=product(left.shape) * ITEMSIZE[left.dtype])
+            for k in made.build()[:1]
+        )  # fmt: skip
 
     @property
     def family(self) -> WarpgroupAttention:
@@ -200,7 +237,7 @@ class _Version:
         blocks = 2 if few else 3
         rows, keys = of.scores.M.ceildiv(ROWS), of.scores.N.ceildiv(self.keys)
         limits: dict[str, IndexLike] = {b("i"): rows, b("l"): keys, "task": count, MORE: 1}
-        limits |= {x: of.scores.extents[x] for x in self.parts.score_roles.batch}
+        limits |= {x: of.scores.extents[x] for x in self.parts.score_roles.batch} | {b("s"): of.shares}
         kernel = Kernel(name, self.group.params, count, version=version, multiples=tuple(dict.fromkeys(multiples)),
                         block=Block(WARPS * 32, work=self._work(keys, blocks)))  # fmt: skip
         return emit(kernel, body, self._arrays(), limits, blocks)
@@ -216,6 +253,7 @@ class _Version:
         widths = "_".join(str(c.bytes) for c in self.copies.values())
         name = "attention" if self.kind.name == "mma" else f"attention_{self.kind.name}"
         wide = any(self.values.vector(s) > 1 for s in self.of.values.epilogues)
+        name = "split_" * (self.of.shares != ONE) + name
         return f"{name}_{ROWS}x{self.keys}x{self.of.depths[0]}_{widths}" + "_wide" * wide
 
     def _arrays(self) -> dict[str, Array]:
@@ -224,6 +262,7 @@ class _Version:
     def steps(self) -> tuple[Step, ...]:
         """The passes up to the coincident band."""
         sizes, values = {n: x for n, x in self.schedule.parameters().items() if n not in DEALT}, self.values
+        sizes |= {extent(b("s")): self.of.shares} if self.of.shares != ONE else {}
         kinds = UNROLLED | dict.fromkeys(LOOPS, "unroll")
         if self.kind.name == "lanes" or self.of.deep:  # or fragments of all queries stay in registers
             kinds |= {f(K1): "unroll2"}
@@ -261,7 +300,7 @@ class _Version:
             instructions=first.instructions + second.instructions + ROWS * self.keys // WARP * self.online.slots,
             traffic=first.traffic + second.traffic, elements=second.elements,
         )  # fmt: skip
-        return with_epilogues(both, self.group, self.of.values.epilogues)
+        return with_epilogues(both, self.group, self.of.values.epilogues).shared_by(self.of.shares)
 
     # -- marks ---------------------------------------------------------------------------------------------------
 
@@ -273,7 +312,14 @@ class _Version:
         """What happens to a warp's rows between the products, before them and after."""
         body = consume(body, MarkName.START, lambda x: self.online.start())
         body = consume(body, MarkName.ROWS, lambda x: (*self.online.rows(), *self.online.rescale()))
-        return consume(body, MarkName.FINISH, lambda x: self.online.finish())
+        return consume(body, MarkName.FINISH, self._finish)
+
+    def _finish(self, body: Body) -> Body:
+        """The values of a row are divided, or what a share has found of it stays as it is and is left."""
+        if self.of.shares == ONE:
+            return self.online.finish()
+        inst = next(n for n in walk(body) if isinstance(n, Inst))
+        return () if inst.statement == FINISH else self.online.leave(body)
 
     def epilogue(self, body: Body) -> Body:
         """Staged rows lie where the ring was."""
@@ -281,7 +327,10 @@ class _Version:
 
     def ring(self, body: Body) -> Body:
         """The walk over the keys, in its shared memory."""
-        body = self._walk(body) if self.of.visits.end is None else self._turns(body)
+        if self.of.shares != ONE:
+            body = self._walk_of_share(body)
+        else:
+            body = self._walk(body) if self.of.visits.end is None else self._turns(body)
         for n in (COPY_K, COPY_V):
             c = self.copies[n]
             body = (Alloc(c.name, c.dtype, V(c.elements * c.stages), "shared", body),)
@@ -289,6 +338,17 @@ class _Version:
 
     def _walk(self, body: Body) -> Body:
         return pipeline(body, b("l"), STAGES, split_copies)
+
+    def _walk_of_share(self, body: Body) -> Body:
+        """The tiles of a share: nearly equal parts of those that the block would visit. Which ones a mask of a large
+        negative number hides is not asked: a share cannot know what rows have seen elsewhere.
+        """
+        (loop,) = body
+        assert isinstance(loop, For)
+        every, n = maximum(0, loop.hi - loop.lo), self.of.shares
+        first, last = (loop.lo + every * x // n for x in (V(b("s")), V(b("s")) + 1))
+        walk = self._walk((replace(loop, lo=V("first"), hi=V("last")),))
+        return (Let("first", first, (Let("last", last, walk),)),)
 
     def _turns(self, body: Body) -> Body:
         """Tiles before the mask's end, then the others if a row of the block has seen nothing above their logits."""

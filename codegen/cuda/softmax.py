@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from polydyn.codegen.cuda.instructions import HALVES, PAIR
+from polydyn.codegen.cuda.instructions import HALVES, LANE, PAIR
 from polydyn.codegen.cuda.slots import of_value
 from polydyn.codegen.cuda.sums import Sums
 from polydyn.codegen.ir import (
@@ -37,7 +37,8 @@ from polydyn.schedules.expr import FLOATS, Const, Load, Op, Value, const, loads,
 from polydyn.schedules.expr import walk as walk_value
 from polydyn.schedules.index import ZERO, Index
 from polydyn.schedules.laws.masks import Logits, open_logit
-from polydyn.schedules.laws.online_softmax import LOGIT
+from polydyn.schedules.laws.online_softmax import LEAVE_TOP, LOGIT
+from polydyn.schedules.tree.names import p
 
 V = Index.of
 LOWEST, LOG2_E = Const("float32", float("-inf")), 1.4426950408889634
@@ -179,6 +180,23 @@ class OnlineRows:
             *self._values(lambda v: op("div", v, whole)),
         )
         return (If((Compare(">", self.scores.of.N, ZERO),), (For("row_half", ZERO, V(2), half),)),)
+
+    def leave(self, body: Body) -> Body:
+        """A share's maximum of a row, as a logit, or the sum of its weights, to its place in memory."""
+        (inst,) = (n for n in walk(body) if isinstance(n, Inst))
+        places, value = self.scores.places, Reg("float32", "whole")
+        s = places.schedule.group.statement(inst.statement)
+        env = places.env(s.name, {**inst.at, p("i"): LANE // 4 + HALVES * 8})
+        address = places.schedule.group.arrays[s.array].address(tuple(i.subs(env) for i in s.index))
+        first = Compare("==", LANE % 4, ZERO), Compare("<", env[self.scores.roles.row], self.scores.of.M)
+        top = inst.statement == LEAVE_TOP
+        found = op("mul", FlatLoad("float32", "top", HALVES), const(self.factor, "float32"))
+        half: Body = (
+            Def("whole", found if top else FlatLoad("float32", "total", HALVES)),
+            *(() if top else _across("whole", "sum")),
+            If(first, (Store(s.array, address, value),)),
+        )
+        return (For("row_half", ZERO, V(2), half),)
 
     # -- parts -----------------------------------------------------------------------------------------------------
 

@@ -14,6 +14,7 @@ from polydyn.schedules.expr import Const, FromIndex, Load, Op, Value, const, loa
 from polydyn.schedules.index import Index, IndexLike
 from polydyn.schedules.model import Array, Group, Statement, row_major
 from polydyn.schedules.tiling import AttentionParts
+from polydyn.schedules.tree.rewrites import SHARE, SHARES
 
 V = Index.of
 TILE, KEY, TILES = "tile", "key", "tiles"
@@ -22,6 +23,8 @@ START, ROWS = ("TOP0", "TOTAL0", "VALUE0"), ("PEAK0", "PEAK", "SCALE", "WEIGHT",
 """Statements before the first tile, and between the two products of a tile."""
 INIT, SCORE, LOGIT, VALUE, FINISH = "INIT", "ACC1", "LOGIT", "ACC2", "FINISH"
 """The other statements; epilogues have the names that the group gives them."""
+LEAVE_TOP, LEAVE_TOTAL = "LEAVE_TOP", "LEAVE_TOTAL"
+"""Statements that leave a row's maximum and sum beside its values, where blocks have shares of the keys."""
 LOGITS, WEIGHTS, TOP, TOTAL, PEAK, SCALE, VALUES = "logits", "kept", "top", "total", "peak", "scale", "running"
 """Arrays: of a tile; of a row, so far; of a row and a tile; of the values so far. Scores and results: the group's."""
 
@@ -61,21 +64,27 @@ def softmax_logit(rows: Group, prefix: tuple[str, ...], column: str) -> Value:
     return logit
 
 
-def online(parts: AttentionParts, logit: Value, keys: int) -> tuple[Group, Index]:
+def online(parts: AttentionParts, logit: Value, keys: int, shares: bool = False) -> tuple[Group, Index]:
     """The group of an attention whose rows are a softmax, in tiles of ``keys`` keys; and the key, of its iterators.
 
     ``logit``: over the scores' accumulator. ``top`` is the row's maximum so far, ``total`` the sum of its weights,
     ``running`` its weighted values, all as if nothing larger came; a tile with a larger maximum scales them. Keys
     beyond the last one, and rows, have the logit -inf: weight 0. Before: scores of all keys; maximum, sum, weights;
     values. After, ``around`` tiles: scores; logits; new maximum; weights; sum and values, scaled, and added to.
+
+    ``shares``: every statement once for each of ``SHARES`` parts of the tiles, as ``rewrites.split_reduction`` does.
+    Nothing is divided then: the one epilogue leaves a share's values in an array (share, batch.., row, column), and the
+    row's maximum and sum stand there behind its last column (``codegen.split.partial_attention``).
     """
     r, q = parts.score_roles, parts.value_roles
     first, second, done = parts.scores.backbone, parts.values.backbone, parts.values.epilogues
-    rows, kind = tuple((x, dict(first.iters)[x]) for x in (*r.batch, r.row)), first.value.dtype
+    share = ((SHARE, V(SHARES)),) if shares else ()
+    rows, kind = (*share, *((x, dict(first.iters)[x]) for x in (*r.batch, r.row))), first.value.dtype
     extent, width = dict(first.iters)[r.col], (q.col, dict(second.iters)[q.col])
     lead, key = tuple(V(x) for x, _ in rows), V(TILE) * keys + KEY
     tile, point = (*rows, (TILE, V(TILES))), (KEY, V(keys))
-    at, inside, column = (*lead, V(TILE)), (*lead, V(TILE), V(KEY)), second.index
+    of_share = tuple(V(x) for x, _ in share)
+    at, inside, column = (*lead, V(TILE)), (*lead, V(TILE), V(KEY)), (*of_share, *second.index)
     arrays = {n: a for n, a in {**parts.scores.arrays, **parts.values.arrays}.items() if a.role != "rows"}
 
     def local(name: str, *iters: tuple[str, Index]) -> str:
@@ -84,7 +93,9 @@ def online(parts: AttentionParts, logit: Value, keys: int) -> tuple[Group, Index
         return name
 
     scores = local(first.array, *tile, point)
-    arrays[VALUES] = replace(arrays[second.array], name=VALUES)
+    shape = (*(e for _, e in share), *arrays[second.array].shape)
+    for name in (second.array, VALUES):
+        arrays[name] = replace(arrays[second.array], name=name, shape=shape, strides=row_major(shape))
     for name in (LOGITS, WEIGHTS):
         local(name, *tile, point)
     for name, iters in ((TOP, rows), (TOTAL, rows), (PEAK, tile), (SCALE, tile)):
@@ -109,6 +120,12 @@ def online(parts: AttentionParts, logit: Value, keys: int) -> tuple[Group, Index
     divided = op(
         "where", op("gt", FromIndex("int64", extent), FromIndex("int64", V(0))), op("div", value, total), value
     )
+    left: tuple[Statement, ...] = ()
+    if shares:
+        divided, (store,) = value, done
+        done = (replace(store, iters=(*share, *store.iters), value=Load(kind, second.array, column)),)
+        beside = [tuple(i.subs({q.col: width[1] + n}) for i in store.index) for n in range(2)]
+        left = (Statement(LEAVE_TOP, rows, store.array, beside[0], top), Statement(LEAVE_TOTAL, rows, store.array, beside[1], total))
     steps = tuple(y for y in first.iters if y[0] == r.block)
     statements = (
         Statement("TOP0", rows, TOP, lead, lowest), Statement("TOTAL0", rows, TOTAL, lead, zero),
@@ -124,9 +141,9 @@ def online(parts: AttentionParts, logit: Value, keys: int) -> tuple[Group, Index
         Statement("TOP", tile, TOP, lead, peak),
         Statement("RESCALE", (*tile, width), VALUES, column, op("mul", value, scale)),
         Statement(VALUE, (*tile, width, point), VALUES, column, moved(second.value, q.block), "sum", "backbone"),
-        Statement(FINISH, (*rows, width), second.array, column, divided), *done,
+        *left, Statement(FINISH, (*rows, width), second.array, column, divided), *done,
     )  # fmt: skip
-    name, params = parts.values.name, (*parts.values.params, TILES)
+    name, params = parts.values.name, (*parts.values.params, *([SHARES] if shares else []), TILES)
     return Group(name, params, arrays, statements, around=TILE), key
 
 

@@ -11,6 +11,8 @@ from polydyn.schedules.laws.online_softmax import (
     FINISH,
     INIT,
     KEY,
+    LEAVE_TOP,
+    LEAVE_TOTAL,
     LOGIT,
     LOGITS,
     PEAK,
@@ -33,6 +35,7 @@ from polydyn.schedules.tree.gpu import STAGE, STAGED, stage_sums
 from polydyn.schedules.tree.limits import assign, clip, mark, pad, unmark
 from polydyn.schedules.tree.loops import beside, distribute, interchange, refine, regroup, sequence_phases, tile
 from polydyn.schedules.tree.names import Coord, MarkName, b, e, f, g, h, it, p, s, w
+from polydyn.schedules.tree.rewrites import SHARE
 from polydyn.schedules.tree.scheduled import Scheduled, refuse
 from polydyn.schedules.tree.strategies import operand
 
@@ -56,18 +59,19 @@ class OnlineTile:
     step: int
 
 
-def online_attention(parts: AttentionParts, logit: Value, sizes: OnlineTile) -> Scheduled:
+def online_attention(parts: AttentionParts, logit: Value, sizes: OnlineTile, shares: bool = False) -> Scheduled:
     """A block has rows of queries, a warp 16 of them, and walks over tiles of keys (``b_l``).
 
     Scores, logits and weights are one after another in the same registers, and so are values. Loops of the scores end
-    in 1, those of the values in 2. ``logit``: over the scores' accumulator.
+    in 1, those of the values in 2. ``logit``: over the scores' accumulator. ``shares``: blocks have a share of the
+    tiles each (``b_s``); which tiles a share has is the kernel's business, here each has all.
     """
     if sizes.step not in (4, 8, 16):
         raise refuse(f"an instruction of {sizes.step} steps")
-    group, key = online(parts, logit, sizes.keys)
+    group, key = online(parts, logit, sizes.keys, shares)
     i, r, done = "i", parts.score_roles, [x.name for x in parts.values.epilogues]
-    batch, unit = tuple(map(it, r.batch)), (w(i),)
-    block = (*batch, b(i))
+    left = [LEAVE_TOP, LEAVE_TOTAL] if shares else []
+    unit, block = (w(i),), (*([b("s")] if shares else []), *map(it, r.batch), b(i))
     t = start_online(group, parts, key, sizes.keys)
     t = tile(t, i, (b, "B_i"), (w, sizes.warps), (p, STAGED))
     t = tile(t, K1, (f, sizes.depth // sizes.step), (p, sizes.step))
@@ -97,9 +101,9 @@ def online_attention(parts: AttentionParts, logit: Value, sizes: OnlineTile) -> 
     t = stage_sums(t, unit, (), (g(J2), h(J2)), parts.values.backbone.array, J2)
     t = _operands(t, parts, (steps, within, points))
     t = assign(assign(t, "task", *block), "unit", *unit)
-    t = pad(t, *(x.name for x in group.statements if x.role != "epilogue"))
-    t = clip(clip(t, i, *done), J2, *done)
-    return _marks(t, block[0], done)
+    t = pad(t, *(x.name for x in group.statements if x.role != "epilogue" and x.name not in left))
+    t = clip(clip(t, i, *left, *done), J2, *done)
+    return _marks(t, block[0], left, done)
 
 
 def start_online(
@@ -110,10 +114,11 @@ def start_online(
     ``key``: of the group's iterators; ``phases``: what is between the two products of a tile, in parts.
     """
     r, q = parts.score_roles, parts.value_roles
-    rows = (*r.batch, r.row)
+    left = [x for x in (LEAVE_TOP, LEAVE_TOTAL) if x in {y.name for y in group.statements}]
+    rows = (*([SHARE] if left else []), *r.batch, r.row)
     axes = {r.row: "i", r.block: K1, KEY: J1, q.col: J2}
-    loops = {TILE: b("l")}
-    shared = [*map(it, r.batch), it("i")]
+    loops = {TILE: b("l"), SHARE: b("s")}
+    shared = [*([b("s")] if left else []), *map(it, r.batch), it("i")]
 
     def part(names: Sequence[str], *band: str) -> Scheduled:
         kept = replace(group, statements=tuple(map(group.statement, names)))
@@ -121,7 +126,8 @@ def start_online(
 
     inside = [part(x, TILE) for x in ((INIT,), (SCORE,), (LOGIT,), *phases, (VALUE,))]
     middle = beside(group, [*shared, b("l")], *inside)
-    last = beside(group, shared, part([FINISH]), part([x.name for x in parts.values.epilogues], q.col))
+    done = part([x.name for x in parts.values.epilogues], q.col)
+    last = beside(group, shared, *([part(left)] if left else []), part([FINISH]), done)
     t = beside(group, shared, part(START), middle, last)
     count, derived = dict(parts.scores.backbone.iters)[r.col], {r.col: key, q.block: key}
     extents, joined = {**t.map.extents, TILE: count.ceildiv(keys), KEYS: count}, {KEYS: key.subs({KEY: J1})}
@@ -161,11 +167,11 @@ def _operands(t: Scheduled, parts: AttentionParts, keys: tuple[list[str], list[s
     return promote(t, WEIGHTS, i, FRAG_W, "a_frag2", f(K2), [VALUE], {}, [*rows, *within], unit)
 
 
-def _marks(t: Scheduled, outermost: Coord, done: list[str]) -> Scheduled:
+def _marks(t: Scheduled, outermost: Coord, left: list[str], done: list[str]) -> Scheduled:
     i = "i"
     t = mark(mark(t, MarkName.TASK, outermost, SCORE), MarkName.PIPELINE, b("l"), SCORE)
     t = mark(mark(t, MarkName.COPY, s(i), COPY_Q), MarkName.COPY, s("j"), COPY_K, COPY_V)
     t = mark(mark(t, MarkName.MULTIPLY, w(i), SCORE), MarkName.EPILOGUE, w(i), FINISH)
     t = mark(mark(t, MarkName.START, p(i), START[0]), MarkName.ROWS, p(i), ROWS[0])
-    t = mark(mark(t, MarkName.FINISH, p(i), FINISH), MarkName.STORE, e(i), *done)
+    t = mark(mark(t, MarkName.FINISH, p(i), *left, FINISH), MarkName.STORE, e(i), *done)
     return mark(t, MarkName.INSTRUCTION, p(i), INIT, SCORE, LOGIT, VALUE, STAGE)
