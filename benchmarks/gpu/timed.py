@@ -107,15 +107,18 @@ def attention(quick: bool) -> Iterator[Case]:
             yield Case(name, "attention", made, wanted, "float16", int(quick), f"attention_{mask}", limit=6e-3)
 
 
-def attention_model(heads: int, size: int, mask: str) -> Any:
-    """Self-attention in float16 over [B, heads, L, size]."""
-    dims = ("float16", ["B", heads, "L", size])
-    given: dict[str, tuple[str, Sequence[Any]]] = {"q": dims, "k": dims, "v": dims}
+def attention_model(heads: int, size: int, mask: str, keys: str = "L") -> Any:
+    """Attention in float16 of queries [B, heads, L, size]; ``keys``: the dim of keys and values, "T" if not their own.
+
+    A causal mask supposes that both are one.
+    """
+    dims, others = (("float16", ["B", heads, n, size]) for n in ("L", keys))
+    given: dict[str, tuple[str, Sequence[Any]]] = {"q": dims, "k": others, "v": others}
     constants: dict[str, Any] = {"scale": np.float16(size**-0.5)}
     nodes = [node("Transpose", "k", to="kt", perm=[0, 1, 3, 2]), node("MatMul", "q", "kt", to="s"),
              node("Mul", "s", "scale", to="x0")]  # fmt: skip
     if mask == "keys":
-        given["mask"] = ("float16", ["B", 1, 1, "L"])
+        given["mask"] = ("float16", ["B", 1, 1, keys])
         nodes.append(node("Add", "x0", "mask", to="x"))
     elif mask == "causal":
         constants |= {"zero": np.array(0), "one": np.array(1), "first": np.array([0]), "second": np.array([1]),

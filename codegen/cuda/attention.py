@@ -33,8 +33,8 @@ from polydyn.codegen.ir import (
     Apply,
     Body,
     Call,
-    FlatLoad,
     Compare,
+    FlatLoad,
     For,
     Inst,
     Let,
@@ -58,7 +58,8 @@ from polydyn.schedules.laws.online_softmax import FINISH, INIT, LOGIT, SCORE, VA
 from polydyn.schedules.model import Array, Group
 from polydyn.schedules.tiling import AttentionParts
 from polydyn.schedules.tree.gpu import STAGE
-from polydyn.schedules.tree.names import Coord, MarkName, b, extent, f, g, s, w
+from polydyn.schedules.tree.names import Coord, MarkName, b, f, g, s, w
+from polydyn.schedules.tree.names import extent as extent_of
 from polydyn.schedules.tree.online import (
     COPY_K,
     COPY_Q,
@@ -139,7 +140,7 @@ class CudaAttentionKernel:
         if self.kept:
             special, others = self.kept.versions(self.family), self.kept.others
             own = [with_block(k, factor=others) for k in own]
-        return short_first((*self._of_shares(), *special, *own))
+        return short_first((*special, *own, *self._of_shares()))
 
     def _of_shares(self) -> tuple[Kernel, ...]:
         """The version in which blocks have shares of the keys, for few queries and many keys: by the widest copies,
@@ -151,7 +152,8 @@ class CudaAttentionKernel:
             return ()
         values, roles = self.parts.values, self.parts.value_roles
         parts = replace(self.parts, values=partial_attention(values, roles))
-        of = CudaAttentionKernel(f"{self.name}_part", attention_part(self.group, parts), parts, self.arch, self.tf32, True)
+        group = attention_part(self.group, parts)
+        of = CudaAttentionKernel(f"{self.name}_part", group, parts, self.arch, self.tf32, shares=True)
         made = _Version(of, 16, True)
         if any(c.bytes < 16 for c in made.copies.values()):
             return ()
@@ -262,7 +264,7 @@ class _Version:
     def steps(self) -> tuple[Step, ...]:
         """The passes up to the coincident band."""
         sizes, values = {n: x for n, x in self.schedule.parameters().items() if n not in DEALT}, self.values
-        sizes |= {extent(b("s")): self.of.shares} if self.of.shares != ONE else {}
+        sizes |= {extent_of(b("s")): self.of.shares} if self.of.shares != ONE else {}
         kinds = UNROLLED | dict.fromkeys(LOOPS, "unroll")
         if self.kind.name == "lanes" or self.of.deep:  # or fragments of all queries stay in registers
             kinds |= {f(K1): "unroll2"}

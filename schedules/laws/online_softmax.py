@@ -124,8 +124,10 @@ def online(parts: AttentionParts, logit: Value, keys: int, shares: bool = False)
     if shares:
         divided, (store,) = value, done
         done = (replace(store, iters=(*share, *store.iters), value=Load(kind, second.array, column)),)
-        beside = [tuple(i.subs({q.col: width[1] + n}) for i in store.index) for n in range(2)]
-        left = (Statement(LEAVE_TOP, rows, store.array, beside[0], top), Statement(LEAVE_TOTAL, rows, store.array, beside[1], total))
+        left = tuple(
+            Statement(name, rows, store.array, tuple(i.subs({q.col: width[1] + n}) for i in store.index), found)
+            for n, (name, found) in enumerate(((LEAVE_TOP, top), (LEAVE_TOTAL, total)))
+        )
     steps = tuple(y for y in first.iters if y[0] == r.block)
     statements = (
         Statement("TOP0", rows, TOP, lead, lowest), Statement("TOTAL0", rows, TOTAL, lead, zero),

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from onnx import helper
 
+from polydyn.codegen.kernel import Kernel
 from polydyn.errors import ScheduleError
 from polydyn.fusion.plan import FusionPlan
 from polydyn.gpu.compiler import compile_cuda, find_nvcc
@@ -21,7 +22,17 @@ from polydyn.schedules.expr import Const, FromIndex, Load, Op, Value, const, op
 from polydyn.schedules.index import Index
 from polydyn.schedules.laws.masks import Axis, Logits, check_conditions, tile_conditions
 from polydyn.schedules.laws.online_softmax import softmax_logit
-from tests.support.cuda_groups import first_fit, placed, plan_of, run, with_bugs
+from tests.support.cuda_groups import (
+    MULTIPROCESSORS,
+    first_fit,
+    params_of,
+    placed,
+    plan_of,
+    run,
+    version,
+    with_bugs,
+)
+from tests.support.cuda_groups import SHARED as SMEM
 from tests.support.marks import slow
 
 node = helper.make_node
@@ -119,7 +130,8 @@ def test_every_length_and_mask() -> None:
     plan = attention()
     kernels = placed(plan)
     (p,) = kernels
-    assert p.kernels[0].version == "attention_64x64x64_16_16_16_wide" and len(p.kernels) == 2, "32 and 64 bits"
+    wide = "attention_64x64x64_16_16_16_wide"
+    assert [k.version for k in p.kernels] == [wide, f"split_{wide}", f"{wide} int64"]
     for length, keys, mask in (
         (1, 1, "none"), (7, 31, "causal"), (63, 65, "none"), (64, 64, "causal"), (65, 63, "row"), (3, 200, "late"),
         (130, 197, "causal"), (5, 129, "row"),
@@ -300,6 +312,69 @@ def test_planted_bugs_in_float32_are_caught(bug: str) -> None:
         right(plan, (wrong,), 17, 67, "none", tolerance=BOUND[dtype], choose=lambda p, env: p.kernels[0])
 
 
+def shared(p: Placed, env: dict[str, int]) -> Kernel:
+    """The version in which blocks have shares of the keys."""
+    return version(p, "split_attention")
+
+
+SHARED = [
+    ("float16", 64, 64),
+    slow("float16", 40, 24),
+    ("bfloat16", 200, 256),
+    ("float32", 16, 40),
+    slow("tf32", 64, 64),
+]
+
+
+@pytest.mark.parametrize(("dtype", "depth", "width"), SHARED)
+def test_blocks_have_shares_of_the_keys(dtype: str, depth: int, width: int) -> None:
+    """Uneven ones, some of which a mask hides whole; a row that is masked in one share, or in all."""
+    plan = attention("float32" if dtype == "tf32" else dtype, depth, width)
+    kernels = tf32(plan) if dtype == "tf32" else placed(plan)
+    for of in ((1, 256, "none", 2), (3, 1001, "row", 1), (5, 513, "causal", 1), (65, 300, "late", 1)):
+        right(plan, kernels, *of, tolerance=BOUND[dtype], choose=shared)
+
+
+def test_rows_of_shares_that_a_large_negative_number_masks() -> None:
+    plan = attention("bfloat16", 32, 32, 1)
+    right(plan, placed(plan), 3, 400, "lowest", tolerance=BOUND["bfloat16"], choose=shared)
+
+
+@pytest.mark.parametrize(("low", "added"), [(-np.inf, False), slow(-10000.0, False), (-65504.0, True)])
+def test_shares_of_the_tiles_that_a_mask_leaves(low: float, added: bool) -> None:
+    """Those of -inf are never visited, so blocks share the others; those of a large number belong to shares."""
+    plan = causal("float16", low, added)
+    kernels = placed(plan)
+    for length, keys in ((1, 700), (7, 513), (130, 300), (64, 256)):
+        feeds, want = causal_case("float16", length, keys)
+        for reverse in (False, True):
+            got, _ = run(plan, feeds, shared, kernels, reverse)
+            assert np.abs(got["y"].astype(np.float64) - want).max() <= BOUND["float16"], (length, keys)
+
+
+def test_few_blocks_of_many_keys_have_shares() -> None:
+    """By the estimates: one query behind 4096 keys, not eight texts of 512."""
+    plan = attention()
+    (p,) = placed(plan)
+    k = shared(p, {})
+    env = params_of(p, {"B": 1, "L": 1, "T": 4096})
+    assert k.values(env, MULTIPROCESSORS)["shares"] == 32, "of two tiles each"
+    assert not k.fits(params_of(p, {"B": 1, "L": 1, "T": 192}), SMEM, MULTIPROCESSORS), "three tiles"
+    assert not k.fits(params_of(p, {"B": 128, "L": 1, "T": 4096}), SMEM, MULTIPROCESSORS), "blocks enough"
+    for others in (attention(keys=192), attention("float16", 15, 9)):
+        assert not any(x.version.startswith("split") for x in placed(others)[0].kernels), "three tiles, narrow copies"
+
+
+SHARE_BUGS = {
+    "a tile belongs to no share": (0, "int32_t last = ", "int32_t last = -1 + "),
+    "a tile belongs to two": (0, "int32_t first = ", "int32_t first = -(b_s > 0) + "),
+    "the sum of one lane": (0, "whole = (whole + pd_shfl_xor(whole, ((int32_t)1LL)));", ""),
+    "rows that do not exist": (0, "(lane/4)) < n1) {", "(lane/4)) < 64) {"),
+    "shares count alike": (1, "pd_exp_fast(", "1.0f + 0.0f * ("),
+}  # fmt: skip
+"""In the kernel of the shares, or in the one that joins them."""
+
+
 @pytest.fixture(scope="module")
 def broken() -> tuple[FusionPlan, Placed]:
     plan = attention()
@@ -317,6 +392,28 @@ def test_planted_bugs_are_caught(bug: str, broken: tuple[FusionPlan, Placed]) ->
         except (AssertionError, DeviceError):
             caught += 1
     assert caught
+
+
+@pytest.fixture(scope="module")
+def broken_shares() -> tuple[FusionPlan, Placed, dict[str, Kernel]]:
+    """The kernels of the shares are compiled together."""
+    plan = attention()
+    (p,) = placed(plan)
+    k = shared(p, {})
+    first, second = ({n: b[1:] for n, b in SHARE_BUGS.items() if b[0] == x} for x in range(2))
+    wrong = dict(zip(first, with_bugs(k, first), strict=True))
+    ends = dict(zip(second, with_bugs(k.after[0], second), strict=True))
+    p = replace(p, kernels=tuple(wrong.values()))
+    return plan, p, wrong | {n: replace(k, after=(x,)) for n, x in ends.items()}
+
+
+@pytest.mark.parametrize("bug", SHARE_BUGS)
+def test_planted_bugs_in_shares_are_caught(
+    bug: str, broken_shares: tuple[FusionPlan, Placed, dict[str, Kernel]]
+) -> None:
+    plan, p, kernels = broken_shares
+    with pytest.raises((AssertionError, DeviceError)):
+        right(plan, (p,), 17, 1001, "none", choose=lambda p, env: kernels[bug])
 
 
 def test_what_is_no_softmax_stays_in_parts() -> None:

@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from polydyn.codegen.kernel import WORKSPACE
+from polydyn.codegen.split import STATISTICS, partial_attention
 from polydyn.schedules.expr import Load, Value, const, op, transform
 from polydyn.schedules.group.dependence import Dependences, analyse
 from polydyn.schedules.group.polyhedra import context
@@ -16,6 +18,7 @@ from polydyn.schedules.interpret import interpret
 from polydyn.schedules.model import Group, Statement
 from polydyn.schedules.solution.schedule import schedule_contract
 from polydyn.schedules.tiling import AttentionParts, Roles
+from polydyn.schedules.tree.rewrites import SHARES
 from polydyn.schedules.tree.scheduled import Scheduled
 from tests.support.polyhedral_groups import F, array, ld
 from tests.support.polyhedral_groups import group as make
@@ -144,6 +147,26 @@ def online_parts(depth: int, width: int) -> tuple[AttentionParts, Value]:
 
     logit = op("mul", ld("s1", "n", "i", "j"), const(0.5, F))
     return replace(parts, scores=part("A_"), values=part("B_")), logit
+
+
+def shared_online_parts(depth: int, width: int) -> tuple[AttentionParts, Value]:
+    """The same where blocks have shares of the keys."""
+    parts, logit = online_parts(depth, width)
+    return replace(parts, values=partial_attention(parts.values, parts.value_roles)), logit
+
+
+def run_shares(t: Scheduled, depth: int, width: int, M: int, L: int) -> bool:
+    """Whether every share of ``shared_online_parts`` leaves values, maximum and sum of a row; each has all keys."""
+    rng = np.random.default_rng(0)
+    q, k, v = rng.standard_normal((1, M, depth)), rng.standard_normal((1, depth, L)), rng.standard_normal((1, L, width))
+    left = np.full((2, 1, M, width + STATISTICS), np.nan)
+    with np.errstate(invalid="ignore"):
+        interpret(t, {"B": 1, "M": M, "L": L, SHARES: 2}, {"q": q, "keys": k, "v": v, WORKSPACE: left})
+    x = q @ k / 2
+    top = x.max(2, keepdims=True, initial=-np.inf)
+    weights = np.exp(x - top)
+    want = np.concatenate([weights @ v, top, weights.sum(2, keepdims=True)], 2)
+    return bool(np.isnan(left[..., width + 2 :]).all() and np.allclose(left[..., : width + 2], want))
 
 
 def run_online(t: Scheduled, depth: int, width: int, M: int, L: int) -> bool:

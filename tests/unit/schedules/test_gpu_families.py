@@ -24,7 +24,16 @@ from polydyn.schedules.tree.strategies import ACC
 from polydyn.schedules.tree.warpgroups import WarpgroupTile, warpgroup_parts, warpgroup_product
 from tests.support.marks import slow
 from tests.support.schedule_text import text
-from tests.support.scheduled_groups import online_parts, product, roles, run_online, run_product, single
+from tests.support.scheduled_groups import (
+    online_parts,
+    product,
+    roles,
+    run_online,
+    run_product,
+    run_shares,
+    shared_online_parts,
+    single,
+)
 
 V = Index.of
 ONE = single()
@@ -65,11 +74,15 @@ def online(sizes: OnlineTile = ONLINE[0], depth: int = 60, width: int = 62) -> S
     return online_attention(*online_parts(depth, width), sizes)
 
 
+def online_shares(sizes: OnlineTile = ONLINE[0], depth: int = 60, width: int = 62) -> Scheduled:
+    return online_attention(*shared_online_parts(depth, width), sizes, shares=True)
+
+
 def hopper(sizes: WarpgroupOnlineTile = HOPPER[0], depth: int = 60, width: int = 62) -> Scheduled:
     return online_warpgroups(*online_parts(depth, width), sizes)
 
 
-@pytest.mark.parametrize("make", [few_rows, warpgroups, online, hopper], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("make", [few_rows, warpgroups, online, online_shares, hopper], ids=lambda f: f.__name__)
 def test_the_composition(make: Callable[[], Scheduled], golden: Callable[[str, str], None]) -> None:
     golden(f"families/{make.__name__}.txt", text(make()))
 
@@ -119,6 +132,11 @@ def test_online_softmax_is_proven(sizes: OnlineTile) -> None:
     prove(online(sizes))
 
 
+@pytest.mark.parametrize("sizes", [ONLINE[0], slow(ONLINE[1]), slow(ONLINE[2])], ids=str)
+def test_shares_of_online_softmax_are_proven(sizes: OnlineTile) -> None:
+    prove(online_shares(sizes))
+
+
 @pytest.mark.parametrize("sizes", HOPPER, ids=str)
 def test_online_softmax_of_warpgroups_is_proven(sizes: WarpgroupOnlineTile) -> None:
     prove(hopper(sizes))
@@ -130,6 +148,12 @@ def test_online_softmax_computes_at_ragged_sizes(step: int) -> None:
     t = online(OnlineTile(1, 16, 2 * step, 32, step), depth, width)
     for rows, keys in ((1, 1), (17, 19), (2, 0)):
         assert run_online(t, depth, width, rows, keys), (rows, keys)
+
+
+def test_shares_of_online_softmax_leave_what_a_second_launch_needs() -> None:
+    t = online_shares(OnlineTile(1, 16, 4, 32, 4), 3, 29)
+    for rows, keys in ((1, 1), (17, 19), (2, 0)):
+        assert run_shares(t, 3, 29, rows, keys), (rows, keys)
 
 
 def test_online_softmax_of_warpgroups_computes_at_ragged_sizes() -> None:

@@ -37,6 +37,8 @@ from tests.support.scheduled_groups import (
     run_attention,
     run_online,
     run_product,
+    run_shares,
+    shared_online_parts,
     single,
 )
 from tests.unit.schedules.test_tile_map import SMALL_FMA, SMALL_MMA
@@ -88,6 +90,11 @@ def warpgroups() -> tuple[Scheduled, Callable[[Scheduled], bool]]:
 def online() -> tuple[Scheduled, Callable[[Scheduled], bool]]:
     t = online_attention(*online_parts(3, 31), OnlineTile(1, 16, 4, 32, 4))
     return t, lambda x: run_online(x, 3, 31, 3, 19)
+
+
+def shares() -> tuple[Scheduled, Callable[[Scheduled], bool]]:
+    t = online_attention(*shared_online_parts(3, 31), OnlineTile(1, 16, 4, 32, 4), shares=True)
+    return t, lambda x: run_shares(x, 3, 31, 3, 19)
 
 
 def rows() -> tuple[Scheduled, Callable[[Scheduled], bool]]:
@@ -164,7 +171,7 @@ def check(family: Callable[[], tuple[Scheduled, Callable[[Scheduled], bool]]], e
 @pytest.mark.parametrize(
     "family, every",
     [
-        (cpu, 9), (fma, 9), (mma, 25), (lanes, 9), (warpgroups, 29), slow(online, 70), (rows, 1),
+        (cpu, 9), (fma, 9), (mma, 25), (lanes, 9), (warpgroups, 29), slow(online, 70), slow(shares, 70), (rows, 1),
         (windows, 3), (tiles, 1), (turned, 5), (blocks, 9),
     ],
 )  # fmt: skip
