@@ -75,12 +75,15 @@ SHAPES: dict[str, list[Shape]] = {
 }  # fmt: skip
 """By family: sizes 1, primes, one less and one more than tiles of 64 and 128 rows (tokens, or pixels of the first
 convolution), keys beyond a ring's stages. Other families run at four of their stored shapes."""
+LONG: dict[str, list[Shape]] = {"llama": [{"B": 1, "L": 1, "P": 1000, "T": 1001}]}
+"""By family, in float32: a past that blocks share. Angles of such positions are nothing in 16 bits."""
 
 
-def wanted(path: Path, quick: bool) -> Sequence[Shape]:
-    """The shapes that a model is run at."""
+def wanted(path: Path, dtype: str, quick: bool) -> Sequence[Shape]:
+    """The shapes that a model of a type is run at."""
     kind = family(path.stem)
-    return (SHAPES.get(kind) or shapes(path.stem)[:4])[: 2 if quick else None]
+    every = SHAPES.get(kind) or shapes(path.stem)[:4]
+    return every[:2] if quick else [*every, *(LONG.get(kind, []) if dtype == "float32" else [])]
 
 
 def counters(library: str) -> Counters:
@@ -189,7 +192,7 @@ def main() -> int:
     folder, wrong = record.SCRATCH if options.quick else record.RESULTS, 0
     every = [(p, d) for p in options.models for d in options.dtype or (*BOUND, *QUANTIZED.get(family(p.stem), ()))]
     with ProcessPoolExecutor(options.jobs, get_context("spawn")) as pool:
-        jobs = [pool.submit(check, p, d, wanted(p, options.quick), options.driver) for p, d in every]
+        jobs = [pool.submit(check, p, d, wanted(p, d, options.quick), options.driver) for p, d in every]
         for job in as_completed(jobs):
             r = job.result()
             wrong += not r["right"]

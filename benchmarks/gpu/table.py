@@ -106,6 +106,7 @@ def cases() -> tuple[Case, ...]:
         Case("attention 8x12x512x64", attention("none"), {"B": 8, "L": 512}, ("mma.sync 64x64", (45, 60)),
              (Rival("FlashAttention-3", (20, 24)), Rival("FlashAttention-2", (28, 32)))),
         Case("the same, mask of keys", attention("keys"), {"B": 8, "L": 512}, ("mma.sync 64x64", (60, 75))),
+        decoding(32, 128, 4096), decoding(12, 64, 4096),
         Case("LayerNorm 4096x768", norm, {"M": 4096, "N": 768}, ("warp or block", (5, 7)), (Rival("torch", (5, 5)),)),
         Case("element-wise, large", elementwise, {"N": timed.BANDWIDTH}, ("wide", elements),
              (Rival("torch", elements, COUNTED),)),
@@ -125,6 +126,14 @@ def few_rows(k: int, n: int) -> Case:
     us = LAUNCH + 2 * k * n / WANTED / SUSTAINED_GB_PER_S / 1000
     return Case(f"1x{n}x{k}", layer("plain", k, n), {"M": 1}, ("gemv_2_n8", (us, us)),
                 (Rival("85 % of the bandwidth", (us, us), COUNTED),))  # fmt: skip
+
+
+def decoding(heads: int, size: int, keys: int) -> Case:
+    """One query of many keys, against the bytes alone at ``WANTED`` of the bandwidth; the review has no times."""
+    us = LAUNCH + 2 * 2 * heads * size * keys / WANTED / SUSTAINED_GB_PER_S / 1000
+    made = partial(timed.attention_model, heads, size, "none", "T")
+    return Case(f"attention of 1 query, {keys} keys, {heads}x{size}", made, {"B": 1, "L": 1, "T": keys},
+                ("mma.sync 64x64", (us, us)), (Rival("85 % of the bandwidth", (us, us), COUNTED),))  # fmt: skip
 
 
 def pixels(name: str, channels: int, filters: int, window: int, side: int, stride: int, groups: int) -> Case:

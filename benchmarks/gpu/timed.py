@@ -20,6 +20,8 @@ ATTENTION = {
     (12, 64): ((8, 512), (1, 128), (32, 128), (1, 2048)), (32, 128): ((1, 2048),),
 }  # fmt: skip
 """(heads, size of a head) -> (batch, length)."""
+DECODING = ((12, 64), (32, 128))
+"""(heads, size of a head) of a decoder's step: few queries of many keys."""
 EPILOGUES = {
     "plain": ([], "y"), "bias": ([node("Add", "t", "c")], "t"),
     "relu": ([node("Add", "t", "c", to="u"), node("Relu", "u")], "t"),
@@ -95,7 +97,7 @@ def layer(after: str, k: int, n: int) -> Any:
 
 
 def attention(quick: bool) -> Iterator[Case]:
-    """softmax(q k' / root + mask) v of several heads; a mask of keys, or none of later ones."""
+    """softmax(q k' / root + mask) v of several heads, a mask of keys, or none of later ones; few queries, many keys."""
     for (heads, size), shapes in ATTENTION.items():
         for mask in ("none", "keys", "causal"):
             if (quick and (heads, mask) != (12, "causal")) or (heads == 32 and mask == "keys"):
@@ -105,6 +107,11 @@ def attention(quick: bool) -> Iterator[Case]:
             name = f"attention_{mask}_{heads_}x{size}"
             made = attention_model(heads_, size, mask)
             yield Case(name, "attention", made, wanted, "float16", int(quick), f"attention_{mask}", limit=6e-3)
+    for heads, size in ((2, 64),) if quick else DECODING:
+        few = ((1, 1, 2000),) if quick else ((1, 1, 4096), (1, 8, 4096), (4, 1, 2048), (1, 1, 32768))
+        made, wanted = attention_model(heads, size, "none", "T"), [{"B": b, "L": n, "T": t} for b, n, t in few]
+        name = f"attention_decode_{heads}x{size}"
+        yield Case(name, "attention", made, wanted, "float16", int(quick), "attention_none", limit=6e-3)
 
 
 def attention_model(heads: int, size: int, mask: str, keys: str = "L") -> Any:
