@@ -54,7 +54,7 @@ from polydyn.schedules.errors import Declined, ScheduleError
 from polydyn.schedules.expr import ITEMSIZE, FromIndex, Load, transform
 from polydyn.schedules.index import ONE, ZERO, Index, IndexLike, maximum, minimum, product
 from polydyn.schedules.laws.masks import Axis, Logits, visits
-from polydyn.schedules.laws.online_softmax import FINISH, INIT, LOGIT, SCORE, VALUE, softmax_logit
+from polydyn.schedules.laws.online_softmax import FINISH, INIT, LOGIT, SCORE, VALUE, softmax
 from polydyn.schedules.model import Array, Group
 from polydyn.schedules.tiling import AttentionParts
 from polydyn.schedules.tree.gpu import STAGE
@@ -114,20 +114,21 @@ class CudaAttentionKernel:
         self.depths = tuple(_depth(x) for x in (self.scores.K, self.values.N))
         self.deep = max(self.depths) in DEEP
         self.keys = DEEP_KEYS if self.deep else TILE_KEYS[self.kind]
-        logit = softmax_logit(parts.rows, parts.row_prefix, parts.score_roles.col)
+        rows = softmax(parts.rows, parts.row_prefix, parts.score_roles.col)
         (score,) = self.scores.epilogues
-        self.logit = transform(logit, lambda x: score.value if isinstance(x, Load) and x.buffer == "scores" else x)
+        logit = transform(rows.logit, lambda x: score.value if isinstance(x, Load) and x.buffer == "scores" else x)
+        self.softmax = replace(rows, logit=logit)
         self.visits = visits(self.logits(ROWS, self.keys))
         (depth, width), step = self.depths, INSTRUCTIONS[self.kind].shape[2]
         tile = OnlineTile(WARPS, self.keys, depth, width, step)
-        self.schedule = online_attention(parts, self.logit, tile, shares)
+        self.schedule = online_attention(parts, self.softmax, tile, shares)
 
     def logits(self, rows: int, keys: int) -> Logits:
         """The logits, in tiles of so many rows and keys."""
         r = self.parts.score_roles
         row, key = Axis(r.row, self.scores.M, rows, b("i")), Axis(r.col, self.scores.N, keys, b("l"))
         stored = (self.scores.acc.array, self.scores.dtype)
-        return Logits(self.logit, r.batch, row, key, self.group.params, stored)
+        return Logits(self.softmax.logit, r.batch, row, key, self.group.params, stored)
 
     def versions(self) -> tuple[Kernel, ...]:
         """Versions for wide and for narrower accesses, those that may be launched only where an earlier one may left
@@ -157,7 +158,8 @@ class CudaAttentionKernel:
         made = _Version(of, 16, True)
         if any(c.bytes < 16 for c in made.copies.values()):
             return ()
-        again = CudaNestKernel(f"{self.name}_join", *combining_attention(values, roles)).build("columns")[-1]
+        join = combining_attention(values, roles, self.softmax.no_nan)
+        again = CudaNestKernel(f"{self.name}_join", *join).build("columns")[-1]
         shares = minimum(V(WORKERS) * RESIDENT // maximum(1, batch * rows), tiles // LEAST_TILES)
         left = parts.values.arrays[WORKSPACE]
         conditions = (Compare(">=", V(SHARES), V(2)),)
@@ -188,7 +190,7 @@ def attention_refusal(parts: AttentionParts) -> Declined | None:
         if extent.constant is None or extent.constant > most:
             return Declined(f"an attention of {scores.dtype} with heads of {extent}, more than {most}")
     try:
-        softmax_logit(parts.rows, parts.row_prefix, parts.score_roles.col)
+        softmax(parts.rows, parts.row_prefix, parts.score_roles.col)
     except ScheduleError as e:
         return Declined(str(e).partition("\n")[0])
     return None
@@ -211,7 +213,7 @@ class _Version:
         self.schedule, self.places = of.schedule, Places(of.schedule)
         self.scores = Sums(of.scores, self.kind, self.places, wide, "acc1", ("i", J1))
         self.values = Sums(of.values, self.kind, self.places, wide, "acc2", ("i", J2))
-        self.online = OnlineRows(self.scores, self.values, of.logits(ROWS, self.keys))
+        self.online = OnlineRows(self.scores, self.values, of.logits(ROWS, self.keys), of.softmax.no_nan)
         self.copies = {c.operand.copy: c for c in (self._copy(width, *x) for x in (
             (of.scores, COPY_Q, FRAG_Q, "a1", "i", K1, (ROWS, depth), None),
             (of.scores, COPY_K, FRAG_K, "b1", J1, K1, (self.keys, depth), b("l")),

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from polydyn.schedules.expr import Value
 from polydyn.schedules.index import Index
 from polydyn.schedules.laws.online_softmax import (
     FINISH,
@@ -26,6 +25,7 @@ from polydyn.schedules.laws.online_softmax import (
     VALUE,
     VALUES,
     WEIGHTS,
+    Softmax,
     online,
 )
 from polydyn.schedules.model import Group
@@ -59,16 +59,18 @@ class OnlineTile:
     step: int
 
 
-def online_attention(parts: AttentionParts, logit: Value, sizes: OnlineTile, shares: bool = False) -> Scheduled:
+def online_attention(
+    parts: AttentionParts, softmax: Softmax, sizes: OnlineTile, shares: bool = False
+) -> Scheduled:
     """A block has rows of queries, a warp 16 of them, and walks over tiles of keys (``b_l``).
 
     Scores, logits and weights are one after another in the same registers, and so are values. Loops of the scores end
-    in 1, those of the values in 2. ``logit``: over the scores' accumulator. ``shares``: blocks have a share of the
-    tiles each (``b_s``); which tiles a share has is the kernel's business, here each has all.
+    in 1, those of the values in 2. ``softmax``: its logit over the scores' accumulator. ``shares``: blocks have a
+    share of the tiles each (``b_s``); which tiles that are is the kernel's business, here each has all.
     """
     if sizes.step not in (4, 8, 16):
         raise refuse(f"an instruction of {sizes.step} steps")
-    group, key = online(parts, logit, sizes.keys, shares)
+    group, key = online(parts, softmax, sizes.keys, shares)
     i, r, done = "i", parts.score_roles, [x.name for x in parts.values.epilogues]
     left = [LEAVE_TOP, LEAVE_TOTAL] if shares else []
     unit, block = (w(i),), (*([b("s")] if shares else []), *map(it, r.batch), b(i))
