@@ -13,9 +13,8 @@ from polydyn.codegen.kernel import WORKSPACE
 from polydyn.schedules.errors import ScheduleError
 from polydyn.schedules.expr import Const, Load, const, loads, op
 from polydyn.schedules.index import Index
-from polydyn.schedules.model import Array, Group, Statement, row_major
+from polydyn.schedules.model import SHARE, SHARES, Array, Group, Statement, row_major
 from polydyn.schedules.tiling import AttentionParts, Roles
-from polydyn.schedules.tree.rewrites import SHARE, SHARES
 
 
 def partial_group(group: Group) -> Group:

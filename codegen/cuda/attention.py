@@ -55,7 +55,7 @@ from polydyn.schedules.expr import ITEMSIZE, FromIndex, Load, transform
 from polydyn.schedules.index import ONE, ZERO, Index, IndexLike, maximum, minimum, product
 from polydyn.schedules.laws.masks import Axis, Logits, visits
 from polydyn.schedules.laws.online_softmax import FINISH, INIT, LOGIT, SCORE, VALUE, softmax
-from polydyn.schedules.model import Array, Group
+from polydyn.schedules.model import SHARES, Array, Group
 from polydyn.schedules.tiling import AttentionParts
 from polydyn.schedules.tree.gpu import STAGE
 from polydyn.schedules.tree.names import Coord, MarkName, b, f, g, s, w
@@ -75,7 +75,6 @@ from polydyn.schedules.tree.online import (
     OnlineTile,
     online_attention,
 )
-from polydyn.schedules.tree.rewrites import SHARES
 
 V = Index.of
 ROWS, STAGES, WARPS = 64, 2, 4

@@ -12,9 +12,8 @@ from dataclasses import dataclass, replace
 from polydyn.schedules.errors import ScheduleError
 from polydyn.schedules.expr import Const, FromIndex, Load, Op, Value, const, loads, op, substitute, transform
 from polydyn.schedules.index import Index, IndexLike
-from polydyn.schedules.model import Array, Group, Statement, row_major
+from polydyn.schedules.model import SHARE, SHARES, Array, Group, Statement, row_major
 from polydyn.schedules.tiling import AttentionParts
-from polydyn.schedules.tree.rewrites import SHARE, SHARES
 
 V = Index.of
 TILE, KEY, TILES = "tile", "key", "tiles"

@@ -28,14 +28,13 @@ from polydyn.schedules.laws.online_softmax import (
     Softmax,
     online,
 )
-from polydyn.schedules.model import Group
+from polydyn.schedules.model import SHARE, Group
 from polydyn.schedules.tiling import AttentionParts
 from polydyn.schedules.tree.buffers import keep, promote
 from polydyn.schedules.tree.gpu import STAGE, STAGED, stage_sums
 from polydyn.schedules.tree.limits import assign, clip, mark, pad, unmark
 from polydyn.schedules.tree.loops import beside, distribute, interchange, refine, regroup, sequence_phases, tile
 from polydyn.schedules.tree.names import Coord, MarkName, b, e, f, g, h, it, p, s, w
-from polydyn.schedules.tree.rewrites import SHARE
 from polydyn.schedules.tree.scheduled import Scheduled, refuse
 from polydyn.schedules.tree.strategies import operand
 

@@ -16,10 +16,9 @@ from polydyn.schedules.group.polyhedra import context
 from polydyn.schedules.index import Index, IndexLike
 from polydyn.schedules.interpret import interpret
 from polydyn.schedules.laws.online_softmax import Softmax
-from polydyn.schedules.model import Group, Statement
+from polydyn.schedules.model import SHARES, Group, Statement
 from polydyn.schedules.solution.schedule import schedule_contract
 from polydyn.schedules.tiling import AttentionParts, Roles
-from polydyn.schedules.tree.rewrites import SHARES
 from polydyn.schedules.tree.scheduled import Scheduled
 from tests.support.polyhedral_groups import F, array, ld
 from tests.support.polyhedral_groups import group as make
