@@ -27,6 +27,8 @@ from polydyn.codegen.passes.hoist import comparison
 from polydyn.schedules.expr import FLOATS, ITEMSIZE, WIDENED, Const, Op, Value, conjuncts
 from polydyn.schedules.index import ONE, ZERO, Atom, Index
 
+OPPOSITE = {"<": ">=", ">=": "<"}
+"""What holds where a relation does not."""
 Multiples = tuple[tuple[Index, int], ...]
 """What must be multiples of which number."""
 
@@ -197,7 +199,7 @@ class _Widening:
         """One of two values; what stands under a guard may address what does not exist elsewhere."""
         choice, then, orelse = v.args
         compared = [comparison(x) for x in conjuncts(choice)]
-        guard = tuple(c for c in compared if c is not None)
+        guard = tuple(self._of_all_lanes(c) for c in compared if c is not None)
         if None in compared or any(self.var in c.left.symbols() | c.right.symbols() for c in guard):
             return replace(v, args=(self._value(choice), *map(self._registers, v.args[1:])))
         read = then.args[0] if isinstance(then, Op) and then.name == "cast" and then.dtype == "float32" else then
@@ -205,7 +207,18 @@ class _Widening:
         if isinstance(read, FlatLoad) and isinstance(orelse, Const) and alike:  # nothing is left to choose
             found = self._from(read, guard, orelse) if read.buffer in self.buffers else None
             return v if found is None else found if read is then else Op(then.dtype, "cast", (found,))
-        return replace(v, args=(choice, self._value(then, guard, Const("float32", 0.0)), self._registers(orelse)))
+        nothing = Const("float32", 0.0)
+        if len(guard) == 1 and (other := OPPOSITE.get(guard[0].relation)):
+            last = self._value(orelse, (replace(guard[0], relation=other),), nothing)
+        else:
+            last = self._registers(orelse)
+        return replace(v, args=(choice, self._value(then, guard, nothing), last))
+
+    def _of_all_lanes(self, c: Compare) -> Compare:
+        """A comparison of the vector's first element, where the others then compare alike: with whole vectors."""
+        stride, rest = c.left.split(self.var)
+        alike = stride == ONE and all(multiples(x, self.lanes, self.iterators) == () for x in (rest, c.right))
+        return replace(c, left=rest) if alike and c.relation in ("<", ">=") else c
 
     def _registers(self, v: Value) -> Value:
         """With registers of the lane."""

@@ -21,6 +21,7 @@ from polydyn.fusion.masks import compute_masks
 from polydyn.fusion.offsets import take_out_offsets
 from polydyn.fusion.order import mark_orders
 from polydyn.fusion.partition import Rule, join_groups
+from polydyn.fusion.pieces import choose_pieces
 from polydyn.fusion.plan import FusionPlan
 from polydyn.fusion.prologue import join_prologues
 from polydyn.fusion.recompute import recompute_producers
@@ -79,6 +80,7 @@ REWRITES: tuple[Pass, ...] = (
 
 FUSION: tuple[Pass, ...] = (
     Pass("transpose", "a producer writes the permuted order that its reader wants", graph=absorb_permutations),
+    Pass("pieces", "pieces of a tensor that are joined for maps are chosen there (rotations)", graph=choose_pieces),
     Pass("views", "views and scalars vanish into their readers (BladeDISC 4.2 input-inline)", graph=inline_views),
     Pass("dequantize", "bytes are dequantized where maps read them", graph=dequantize_in_readers),
     Pass("split", "merged axes come apart where readers use the parts (dim collapse)", graph=split_merged_axes),

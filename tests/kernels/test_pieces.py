@@ -1,0 +1,106 @@
+"""Pieces of one tensor that a concatenation joins for maps: rotary positions, rolls; on both targets."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from onnx import helper
+
+import polydyn
+from polydyn.checked import CheckedProgram
+from polydyn.compiler import plan_program
+from polydyn.fusion.plan import FusionPlan
+from tests.support.cuda_groups import placed, plan_of, run
+from tests.support.marks import slow
+from tests.support.tiny import model
+
+node = helper.make_node
+Array = np.ndarray[Any, Any]
+SHAPES = [(1, 1), (2, 3), (1, 17), (3, 0)]
+
+
+def rotated(size: int) -> tuple[list[Any], dict[str, Array], dict[str, tuple[Any, ...]]]:
+    """x cos + (-x2, x1) sin, where x1 and x2 are the halves of x: nodes, constants, inputs."""
+    ends = {"zero": 0, "half": size // 2, "end": size, "last": -1}
+    nodes = [
+        node("Slice", ["x", "half", "end", "last"], ["x2"]), node("Slice", ["x", "zero", "half", "last"], ["x1"]),
+        node("Neg", ["x2"], ["m"]), node("Concat", ["m", "x1"], ["r"], axis=-1), node("Mul", ["x", "cos"], ["a"]),
+        node("Mul", ["r", "sin"], ["b"]), node("Add", ["a", "b"], ["y"]),
+    ]  # fmt: skip
+    dims = {"x": ("B", 3, "L", size), "cos": ("B", 1, "L", size), "sin": ("B", 1, "L", size)}
+    return nodes, {n: np.array([v]) for n, v in ends.items()}, dims
+
+
+def rotation(size: int, dtype: str = "float32") -> FusionPlan:
+    nodes, constants, dims = rotated(size)
+    return plan_of(nodes, dims, ["y"], constants, dtype)
+
+
+def operands(size: int, batch: int, length: int, dtype: str = "float32") -> tuple[dict[str, Array], Array]:
+    rng = np.random.default_rng(size)
+    shapes = {"x": (batch, 3, length, size), "cos": (batch, 1, length, size), "sin": (batch, 1, length, size)}
+    feeds = {n: rng.standard_normal(s).astype(dtype) for n, s in shapes.items()}
+    x, cos, sin = (feeds[n].astype(np.float64) for n in shapes)
+    turned = np.concatenate([-x[..., size // 2 :], x[..., : size // 2]], -1)
+    return feeds, x * cos + turned * sin
+
+
+def roll(known: bool) -> Any:
+    """exp of x whose last rows come first."""
+    rows = 12 if known else "R"
+    nodes = [
+        node("Slice", ["x", "three", "far", "zero"], ["x1"]), node("Slice", ["x", "zero", "three", "zero"], ["x2"]),
+        node("Concat", ["x1", "x2"], ["r"], axis=0), node("Exp", ["r"], ["y"]),
+    ]  # fmt: skip
+    ends = {"zero": 0, "three": 3, "far": 2**31 - 1}
+    return model(nodes, {"x": ("float32", [rows, "N"])}, ["y"], {n: np.array([v]) for n, v in ends.items()})
+
+
+@pytest.mark.parametrize("size", [2, slow(16), 20, 64])
+def test_a_rotation_is_one_kernel(size: int) -> None:
+    nodes, constants, dims = rotated(size)
+    made = model(nodes, {n: ("float32", d) for n, d in dims.items()}, ["y"], constants)
+    program, checked = polydyn.compile(made, threads=2), CheckedProgram(plan_program(made))
+    assert len(program.manifest["launches"]) == 1
+    for batch, length in SHAPES:
+        feeds, want = operands(size, batch, length)
+        np.testing.assert_allclose(program.run(feeds)["y"], want, rtol=3e-6, atol=3e-6)
+        assert np.array_equal(checked.run(feeds)["y"], program.run(feeds)["y"])
+
+
+@pytest.mark.parametrize(("size", "dtype"), [(64, "float16"), (20, "float16"), slow(16, "float32"), (6, "float32")])
+def test_halves_that_are_whole_vectors_are_loaded_as_such(size: int, dtype: str) -> None:
+    """On CUDA; others by elements."""
+    plan = rotation(size, dtype)
+    kernels = placed(plan)
+    (p,) = kernels
+    wide = p.kernels[0].text
+    vectors = size // 2 % (16 // np.dtype(dtype).itemsize) == 0
+    assert (wide.count("pd_ldg_wide") == 5 and "pd_ldg(" not in wide) is vectors
+    for batch, length in SHAPES:
+        feeds, want = operands(size, batch, length, dtype)
+        got = [run(plan, feeds, kernels=kernels, reverse=x)[0]["y"] for x in (False, True)]
+        assert np.array_equal(*got)
+        np.testing.assert_allclose(got[0].astype(np.float64), want, rtol=4e-3, atol=4e-3)
+
+
+def test_rolls_of_known_length_are_one_kernel() -> None:
+    """Where a part's length is a symbol, parts are written beside each other."""
+    for known in (True, False):
+        program = polydyn.compile(roll(known), threads=1)
+        assert (len(program.manifest["launches"]) == 1) is known
+        for rows, columns in ((12, 1), (12, 35)):
+            x = np.random.default_rng(0).standard_normal((rows, columns)).astype(np.float32)
+            np.testing.assert_allclose(program.run({"x": x})["y"], np.exp(np.roll(x, -3, 0)), rtol=3e-6)
+
+
+def test_pieces_of_two_tensors_and_outputs_are_joined_in_memory() -> None:
+    nodes, constants, dims = rotated(8)
+    assert [g.kind for g in plan_of(nodes, dims, ["y"], constants).groups] == ["nest"]
+    assert len(plan_of(nodes, dims, ["r", "y"], constants).groups) > 1, "the model gives it back"
+    other = [node("Slice", ["cos", "half", "end", "last"], ["x2"]) if n.output[0] == "x2" else n for n in nodes]
+    assert len(plan_of(other, {**dims, "cos": dims["x"]}, ["y"], constants).groups) > 1
+    summed = [*nodes[:4], node("ReduceSum", ["r", "last"], ["y"], keepdims=0)]
+    assert len(plan_of(summed, {"x": dims["x"]}, ["y"], constants).groups) > 1, "a sum reads it"
