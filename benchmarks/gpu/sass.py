@@ -169,12 +169,16 @@ def kinds() -> tuple[Kind, ...]:
              most=100),
         Kind("attention f16", attention, "attention_64", (COPIES, *TENSOR, "SHFL", WIDE), most=460),
         Kind("attention f16", attention, "attention_64", (COPIES, *TENSOR, "SHFL", WIDE), "sm_90a", most=460),
+        *(Kind("attention f16, 128 rows", attention, "attention_128", (COPIES, *TENSOR, "SHFL", WIDE), x, most=745)
+          for x in ("sm_80", "sm_89", "sm_90a")),
         Kind("attention f16, wgmma", attention, "attention_wgmma", ("HGMMA", "UTMALDG", "SYNCS", WIDE), "sm_90a",
              most=600, beside=64),
         Kind("attention f16, shares", attention, "split_attention_64", (COPIES, *TENSOR, "SHFL", WIDE), most=460),
         Kind("attention f16, shares", attention, "split_attention_64", (COPIES, *TENSOR, "SHFL", WIDE), "sm_90a",
              most=460),
         Kind("attention f16, causal", causal, "attention_64", (COPIES, *TENSOR, "SHFL", WIDE), most=500),
+        *(Kind("attention f16, causal, 128 rows", causal, "attention_128", (COPIES, *TENSOR, "SHFL", WIDE), x, most=820)
+          for x in ("sm_80", "sm_89")),
         Kind("attention f16, causal, wgmma", causal, "attention_wgmma", ("HGMMA", "UTMALDG", "SYNCS", WIDE), "sm_90a",
              most=660, beside=64),
         Kind("attention f16, 256", _attention("float16", 256), "attention_64", (COPIES, *TENSOR, "SHFL", WIDE)),

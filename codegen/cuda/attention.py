@@ -318,7 +318,13 @@ class _Version:
         )
 
     def _work(self, keys: Index, blocks: int) -> Work:
-        """Both products of a tile of keys; between them a lane has some instructions for each of its scores."""
+        """Both products of a tile of keys; between them a lane has some instructions for each of its scores.
+
+        All tiles count, also where a mask ends the walk of each block. Then one of twice the rows visits half a tile
+        more of half as many, which is one of all.
+        """
+        ends = {x for c in self.visits.live for x in c.expr.symbols()} | (self.visits.end or ZERO).symbols()
+        keys = keys + (self.fragments - 1) * (b("i") in ends)
         tiles, copies = self.tiles, (self.copies[COPY_K], self.copies[COPY_V])
         first, second = (product_work(t, (c,), keys, blocks) for t, c in zip(tiles, copies, strict=True))
         both = replace(

@@ -154,19 +154,27 @@ def test_planted_bugs_are_caught(bug: str, broken: tuple[FusionPlan, Placed]) ->
 
 
 def test_estimates_choose_it_where_there_are_enough_queries() -> None:
-    """Blocks of 128 queries are half as many and take longer: where they do not fill the device the others are."""
-    plan = causal("float16")
-    (p,) = placed(plan)
-    a100 = hardware.load("a100")
+    """Blocks of 128 queries are half as many and take longer: where they do not fill the device the others are.
 
-    def time(k: Kernel, batch: int, length: int) -> int:
-        env = params_of(p, {"B": batch, "L": length, "T": length}) | {"nth": a100.multiprocessors}
+    Below a diagonal they visit a tile more; where tensor cores are slow and loads no matter, that is too much.
+    """
+
+    def time(k: Kernel, p: Placed, batch: int, length: int, device: hardware.Hardware) -> int:
+        env = params_of(p, {"B": batch, "L": length, "T": length}) | {"nth": device.multiprocessors}
         assert k.device.work is not None
-        return launch_time(k.device.work, k.device.threads, k.tasks, k.scratch, V(0), a100).evaluate(env)
+        return launch_time(k.device.work, k.device.threads, k.tasks, k.scratch, V(0), device).evaluate(env)
 
-    small = next(k for k in p.kernels if k.version.startswith("attention_64x64"))
-    for batch, length, better in ((48, 512, large(p)), (4, 4096, large(p)), (1, 64, small), (1, 512, small)):
-        assert min((small, large(p)), key=lambda k: time(k, batch, length)) is better, (batch, length)
+    a100, rtx4090 = map(hardware.load, ("a100", "rtx4090"))
+    cases = {
+        False: [(a100, 48, 512, 128), (a100, 1, 64, 64), (a100, 1, 512, 64), (rtx4090, 48, 512, 128)],
+        True: [(a100, 48, 512, 128), (a100, 4, 4096, 128), (a100, 1, 64, 64), (rtx4090, 48, 512, 64)],
+    }
+    for masked, of in cases.items():
+        (p,) = placed(causal("float16") if masked else attention())
+        two = {128: large(p), 64: next(k for k in p.kernels if k.version.startswith("attention_64x64"))}
+        for device, batch, length, better in of:
+            best = min(two, key=lambda n: time(two[n], p, batch, length, device))
+            assert best == better, (masked, device.arch, batch, length)
 
 
 def test_where_it_is_not_built() -> None:
