@@ -88,9 +88,9 @@ DEPTHS, DEEP = (32, 64, 128), (192, 256)
 """Head sizes that tiles are made for; others are filled up with zeros. ``DEEP``: of 16 bits alone, and of fewer keys,
 so that sums fit the registers and rings the shared memory."""
 DEEP_KEYS = 32
-FRAGMENTS, MOST_SHARED = 2, 64
+FRAGMENTS, MOST_SHARED, FEWER_KEYS = 2, 128, 32
 """Fragments of 16 rows of a warp that share what it loads of keys and values, where there are many queries; the largest
-heads of this form: those of 128 would spill.
+heads of this form, and the keys of its tiles where heads are larger than 64: it would spill registers.
 """
 RESIDENT, LEAST_TILES, FEW_BLOCKS = 3, 2, 4
 """Where blocks have shares of the keys: blocks for each multiprocessor, tiles of a share at least, blocks of rows of a
@@ -130,10 +130,15 @@ class CudaAttentionKernel:
         """Which tiles are visited, and the schedule, where a warp has so many fragments of 16 rows."""
         if fragments not in self._forms:
             (depth, width), step = self.depths, INSTRUCTIONS[self.kind].shape[2]
-            tile = OnlineTile(WARPS, self.keys, depth, width, step, fragments)
-            found = visits(self.logits(ROWS * fragments, self.keys))
+            keys = self.keys_of(fragments)
+            tile = OnlineTile(WARPS, keys, depth, width, step, fragments)
+            found = visits(self.logits(ROWS * fragments, keys))
             self._forms[fragments] = (found, online_attention(self.parts, self.logit, tile, self.shares != ONE))
         return self._forms[fragments]
+
+    def keys_of(self, fragments: int) -> int:
+        """Keys of a tile, likewise."""
+        return self.keys if fragments == 1 or max(self.depths) <= 64 else FEWER_KEYS
 
     def logits(self, rows: int, keys: int) -> Logits:
         """The logits, in tiles of so many rows and keys."""
@@ -157,9 +162,12 @@ class CudaAttentionKernel:
         return short_first((*special, *own, *self._of_shares()))
 
     def _of_many_rows(self) -> tuple[Kernel, ...]:
-        """The version in which a warp has several fragments of rows, by the widest copies."""
+        """The version in which a warp has several fragments of rows, by the widest copies. Those of heads of 128 have
+        too many registers on sm_90a, which has warpgroups.
+        """
         one_block = (self.scores.M.constant or ROWS + 1) <= ROWS
-        if self.kind != "mma" or max(self.depths) > MOST_SHARED or one_block:
+        most = 64 if self.arch == "sm_90a" else MOST_SHARED
+        if self.kind != "mma" or max(self.depths) > most or one_block:
             return ()
         made = _Version(self, 16, True, FRAGMENTS)
         return made.build() if all(c.bytes == 16 for c in made.copies.values()) else ()
@@ -227,7 +235,7 @@ class _Version:
     def __init__(self, of: CudaAttentionKernel, width: int, wide: bool, fragments: int = 1) -> None:
         self.of, self.name, self.group, self.parts = of, of.name, of.group, of.parts
         depth, columns = of.depths
-        self.kind, self.keys, self.by_keys = INSTRUCTIONS[of.kind], of.keys, of.kind == "tf32"
+        self.kind, self.keys, self.by_keys = INSTRUCTIONS[of.kind], of.keys_of(fragments), of.kind == "tf32"
         self.fragments, self.rows, of_warp = fragments, ROWS * fragments, ROWS * fragments // WARPS
         self.tiles = (CudaTile(of.kind, self.rows, self.keys, depth, of_warp, self.keys, STAGES),
                       CudaTile(of.kind, self.rows, columns, self.keys, of_warp, columns, STAGES))  # fmt: skip
@@ -290,7 +298,8 @@ class _Version:
         sizes, values = {n: x for n, x in self.schedule.parameters().items() if n not in DEALT}, self.values
         sizes |= {extent_of(b("s")): self.of.shares} if self.of.shares != ONE else {}
         kinds = UNROLLED | dict.fromkeys(LOOPS, "unroll")
-        if self.kind.name == "lanes" or self.of.deep:  # or fragments of all queries stay in registers
+        fewer = self.of.deep or self.keys < self.of.keys
+        if self.kind.name == "lanes" or fewer:  # or fragments of all queries stay in registers
             kinds |= {f(K1): "unroll2"}
         tiles, registers = tuple(c.name for c in self.copies.values()), tuple(n for n, _, _ in self._registers())
         return (
@@ -320,11 +329,12 @@ class _Version:
     def _work(self, keys: Index, blocks: int) -> Work:
         """Both products of a tile of keys; between them a lane has some instructions for each of its scores.
 
-        All tiles count, also where a mask ends the walk of each block. Then one of twice the rows visits half a tile
-        more of half as many, which is one of all.
+        All tiles count, also where a mask ends the walk of each block. Then one of twice the rows visits 32 keys more
+        of half as many, which are 64 of all.
         """
-        ends = {x for c in self.visits.live for x in c.expr.symbols()} | (self.visits.end or ZERO).symbols()
-        keys = keys + (self.fragments - 1) * (b("i") in ends)
+        ends = [c.expr for c in self.visits.live] + ([] if self.visits.end is None else [self.visits.end])
+        if any(b("i") in x.symbols() for x in ends):
+            keys = keys + (self.rows - ROWS) // self.keys
         tiles, copies = self.tiles, (self.copies[COPY_K], self.copies[COPY_V])
         first, second = (product_work(t, (c,), keys, blocks) for t, c in zip(tiles, copies, strict=True))
         both = replace(

@@ -22,7 +22,7 @@ from tests.support.cuda_groups import params_of, placed, plan_of, run, with_bugs
 from tests.support.marks import slow
 
 V = Index.of
-LARGE = "attention_128x64"
+LARGE = "attention_128x"
 
 
 def large(p: Placed, env: object = None) -> Kernel:
@@ -50,7 +50,7 @@ def test_every_length_and_mask() -> None:
 @pytest.mark.parametrize(
     ("depth", "width", "heads", "groups", "transposed", "dtype"),
     [(64, 64, 4, 2, False, "float16"), (40, 16, 1, 1, False, "bfloat16"), slow(64, 64, 1, 1, False, "bfloat16"),
-     (32, 64, 2, 1, True, "float16")],
+     (128, 128, 1, 1, False, "float16"), slow(64, 128, 1, 1, False, "bfloat16"), (32, 64, 2, 1, True, "float16")],
 )  # fmt: skip
 def test_head_sizes_groups_and_layouts(
     depth: int, width: int, heads: int, groups: int, transposed: bool, dtype: str
@@ -178,17 +178,22 @@ def test_estimates_choose_it_where_there_are_enough_queries() -> None:
 
 
 def test_where_it_is_not_built() -> None:
-    """Large heads, and narrow copies."""
-    for plan in (attention("float16", 128, 128, 1), attention("float16", 9, 64, 1)):
-        assert not any(k.version.startswith("attention_128") for p in placed(plan) for k in p.kernels)
+    """Heads of 128 where warpgroups have them, and narrow copies."""
+    for depth, arch in ((128, "sm_90a"), (9, "sm_80")):
+        (p,) = placed(attention("float16", depth, 64, 1), arch)
+        assert not any(k.version.startswith(LARGE) for k in p.kernels)
 
 
 @pytest.mark.skipif(find_nvcc() is None, reason="no nvcc")
-@pytest.mark.parametrize(("of", "arch"), [("read", "sm_80"), ("causal", "sm_89"), ("causal", "sm_90a"),
-                                          slow("read", "sm_90a"), slow("read", "sm_89"), slow("causal", "sm_80"),
-                                          slow("voted", "sm_80"), slow("voted", "sm_90a")])  # fmt: skip
+@pytest.mark.parametrize(
+    ("of", "arch"),
+    [("read", "sm_80"), ("deep", "sm_80"), ("causal", "sm_89"), ("causal", "sm_90a"), slow("deep", "sm_89"),
+     slow("read", "sm_90a"), slow("read", "sm_89"), slow("causal", "sm_80"), slow("voted", "sm_80"),
+     slow("voted", "sm_90a")],
+)  # fmt: skip
 def test_it_compiles_without_spills(of: str, arch: str) -> None:
-    plan = {"read": attention, "causal": lambda: causal("float16"), "voted": suffix}[of]()
+    plan = {"read": attention, "causal": lambda: causal("float16"), "voted": suffix,
+            "deep": lambda: attention("float16", 128, 128, 1)}[of]()  # fmt: skip
     (p,) = placed(plan)
     for k in (large(p), long(p)):
         use = compile_cuda(k.text, arch).kernels[k.name]
