@@ -181,6 +181,8 @@ def kinds() -> tuple[Kind, ...]:
           for x in ("sm_80", "sm_89")),
         Kind("attention f16, causal, wgmma", causal, "attention_wgmma", ("HGMMA", "UTMALDG", "SYNCS", WIDE), "sm_90a",
              most=660, beside=64),
+        *(Kind("attention f16, 128, 128 rows", _attention("float16", 128), "attention_128",
+               (COPIES, *TENSOR, "SHFL", WIDE), x, most=640) for x in ("sm_80", "sm_89")),
         Kind("attention f16, 256", _attention("float16", 256), "attention_64", (COPIES, *TENSOR, "SHFL", WIDE)),
         Kind("attention f16, 256, wgmma", _attention("float16", 256), "attention_wgmma",
              ("HGMMA", "UTMALDG", "SYNCS", WIDE), "sm_90a", beside=32),
