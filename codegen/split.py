@@ -13,9 +13,8 @@ from polydyn.codegen.kernel import WORKSPACE
 from polydyn.schedules.errors import ScheduleError
 from polydyn.schedules.expr import Const, Load, const, loads, op
 from polydyn.schedules.index import Index
-from polydyn.schedules.model import Array, Group, Statement, row_major
+from polydyn.schedules.model import SHARE, SHARES, Array, Group, Statement, row_major
 from polydyn.schedules.tiling import AttentionParts, Roles
-from polydyn.schedules.tree.rewrites import SHARE, SHARES
 
 
 def partial_group(group: Group) -> Group:
@@ -78,11 +77,12 @@ def attention_part(whole: Group, parts: AttentionParts) -> Group:
     return replace(whole, params=(*whole.params, SHARES), arrays=arrays)
 
 
-def combining_attention(values: Group, roles: Roles) -> tuple[Group, tuple[str, ...], dict[str, int]]:
+def combining_attention(values: Group, roles: Roles, no_nan: bool) -> tuple[Group, tuple[str, ...], dict[str, int]]:
     """The group that makes a row's result of its shares, its shared iterators and its phases.
 
     A share counts ``exp(its maximum - the largest)`` times, both its values and its sum; the result is their quotient
-    (Dao et al., "Flash-Decoding for long-context inference", 2023). A row that is masked everywhere is NaN.
+    (Dao et al., "Flash-Decoding for long-context inference", 2023). A row that is masked everywhere is NaN,
+    with ``no_nan`` 0.
     """
     init, acc, *epilogues = values.statements
     workspace = partial_attention(values, roles).arrays[WORKSPACE]
@@ -98,13 +98,15 @@ def combining_attention(values: Group, roles: Roles) -> tuple[Group, tuple[str, 
     peak, total, weighed = (Load(kind, n, index) for n in (PEAK, TOTAL, WEIGHT))
     counts = op("exp", op("sub", top, peak))
     zero, lowest = const(0, kind), Const(kind, float("-inf"))
+    divided = op("div", weighed, total)
+    divided = op("where", op("gt", total, zero), divided, zero) if no_nan else divided
     statements = (
         Statement("PEAK0", iters, PEAK, index, lowest), Statement("PEAK", each, PEAK, index, top, "max"),
         Statement("TOTAL0", iters, TOTAL, index, zero),
         Statement("TOTAL", each, TOTAL, index, op("mul", counts, sums), "sum"),
         Statement("VALUE0", iters, WEIGHT, index, zero),
         Statement("VALUE", each, WEIGHT, index, op("mul", counts, value), "sum"),
-        Statement("FINISH", iters, acc.array, index, op("div", weighed, total)), *epilogues,
+        Statement("FINISH", iters, acc.array, index, divided), *epilogues,
     )  # fmt: skip
     arrays[acc.array] = values.arrays[acc.array]
     phases = {"PEAK0": 0, "PEAK": 0, "TOTAL0": 1, "TOTAL": 1, "VALUE0": 1, "VALUE": 1, "FINISH": 2}

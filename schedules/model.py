@@ -14,6 +14,9 @@ from polydyn.schedules.errors import ScheduleError
 from polydyn.schedules.expr import Value, loads
 from polydyn.schedules.index import ZERO, Index
 
+SHARE, SHARES = "share", "shares"
+"""The iterator over the shares of a split reduction, and their number (a launch-time symbol)."""
+
 
 @dataclass(frozen=True)
 class Array:

@@ -10,8 +10,8 @@ from polydyn.codegen.passes.prefetch import LINE
 from polydyn.schedules.expr import ITEMSIZE
 from polydyn.schedules.group.footprint import Footprint
 from polydyn.schedules.index import ONE, Index, IndexLike, maximum, minimum
+from polydyn.schedules.model import SHARES
 from polydyn.schedules.tree.names import b, extent
-from polydyn.schedules.tree.rewrites import SHARES
 
 ROW_BLOCKS, COLUMN_BLOCKS = extent(b("i")), extent(b("j"))
 """Launch-time symbols: blocks of rows and of columns, in register tiles."""

@@ -24,10 +24,10 @@ from polydyn.codegen.pipeline import Step
 from polydyn.codegen.split import combining_group, partial_group
 from polydyn.schedules.expr import ITEMSIZE
 from polydyn.schedules.index import ONE, Index, minimum, product
-from polydyn.schedules.model import Group
+from polydyn.schedules.model import SHARE, SHARES, Group
 from polydyn.schedules.tiling import Roles
 from polydyn.schedules.tree.names import b, p
-from polydyn.schedules.tree.rewrites import SHARE, SHARES, split_reduction
+from polydyn.schedules.tree.rewrites import split_reduction
 from polydyn.schedules.tree.scheduled import Scheduled
 from polydyn.schedules.tree.strategies import cpu_product
 

@@ -56,8 +56,8 @@ from polydyn.schedules.errors import Declined, ScheduleError
 from polydyn.schedules.expr import ITEMSIZE, FromIndex, Load, transform
 from polydyn.schedules.index import ONE, ZERO, Index, IndexLike, maximum, minimum, product
 from polydyn.schedules.laws.masks import Axis, Logits, Visits, visits
-from polydyn.schedules.laws.online_softmax import FINISH, INIT, LOGIT, SCORE, VALUE, softmax_logit
-from polydyn.schedules.model import Array, Group
+from polydyn.schedules.laws.online_softmax import FINISH, INIT, LOGIT, SCORE, VALUE, softmax
+from polydyn.schedules.model import SHARES, Array, Group
 from polydyn.schedules.tiling import AttentionParts
 from polydyn.schedules.tree.gpu import STAGE
 from polydyn.schedules.tree.names import Coord, MarkName, b, f, g, s, w
@@ -77,7 +77,6 @@ from polydyn.schedules.tree.online import (
     OnlineTile,
     online_attention,
 )
-from polydyn.schedules.tree.rewrites import SHARES
 from polydyn.schedules.tree.scheduled import Scheduled
 
 V = Index.of
@@ -121,9 +120,10 @@ class CudaAttentionKernel:
         self.depths = tuple(_depth(x) for x in (self.scores.K, self.values.N))
         self.deep = max(self.depths) in DEEP
         self.keys = DEEP_KEYS if self.deep else TILE_KEYS[self.kind]
-        logit = softmax_logit(parts.rows, parts.row_prefix, parts.score_roles.col)
+        rows = softmax(parts.rows, parts.row_prefix, parts.score_roles.col)
         (score,) = self.scores.epilogues
-        self.logit = transform(logit, lambda x: score.value if isinstance(x, Load) and x.buffer == "scores" else x)
+        logit = transform(rows.logit, lambda x: score.value if isinstance(x, Load) and x.buffer == "scores" else x)
+        self.softmax = replace(rows, logit=logit)
         self._forms: dict[int, tuple[Visits, Scheduled]] = {}
 
     def form(self, fragments: int) -> tuple[Visits, Scheduled]:
@@ -133,7 +133,7 @@ class CudaAttentionKernel:
             keys = self.keys_of(fragments)
             tile = OnlineTile(WARPS, keys, depth, width, step, fragments)
             found = visits(self.logits(ROWS * fragments, keys))
-            self._forms[fragments] = (found, online_attention(self.parts, self.logit, tile, self.shares != ONE))
+            self._forms[fragments] = (found, online_attention(self.parts, self.softmax, tile, self.shares != ONE))
         return self._forms[fragments]
 
     def keys_of(self, fragments: int) -> int:
@@ -145,7 +145,7 @@ class CudaAttentionKernel:
         r = self.parts.score_roles
         row, key = Axis(r.row, self.scores.M, rows, b("i")), Axis(r.col, self.scores.N, keys, b("l"))
         stored = (self.scores.acc.array, self.scores.dtype)
-        return Logits(self.logit, r.batch, row, key, self.group.params, stored)
+        return Logits(self.softmax.logit, r.batch, row, key, self.group.params, stored)
 
     def versions(self) -> tuple[Kernel, ...]:
         """Versions for wide and for narrower accesses, those that may be launched only where an earlier one may left
@@ -187,7 +187,8 @@ class CudaAttentionKernel:
         made = _Version(of, 16, True)
         if any(c.bytes < 16 for c in made.copies.values()):
             return ()
-        again = CudaNestKernel(f"{self.name}_join", *combining_attention(values, roles)).build("columns")[-1]
+        join = combining_attention(values, roles, self.softmax.no_nan)
+        again = CudaNestKernel(f"{self.name}_join", *join).build("columns")[-1]
         shares = minimum(V(WORKERS) * RESIDENT // maximum(1, batch * rows), tiles // LEAST_TILES)
         left = parts.values.arrays[WORKSPACE]
         conditions = (Compare(">=", V(SHARES), V(2)),)
@@ -218,7 +219,7 @@ def attention_refusal(parts: AttentionParts) -> Declined | None:
         if extent.constant is None or extent.constant > most:
             return Declined(f"an attention of {scores.dtype} with heads of {extent}, more than {most}")
     try:
-        softmax_logit(parts.rows, parts.row_prefix, parts.score_roles.col)
+        softmax(parts.rows, parts.row_prefix, parts.score_roles.col)
     except ScheduleError as e:
         return Declined(str(e).partition("\n")[0])
     return None
@@ -243,7 +244,7 @@ class _Version:
         self.places, self.logits = Places(self.schedule), of.logits(self.rows, self.keys)
         self.scores = Sums(of.scores, self.kind, self.places, wide, "acc1", ("i", J1))
         self.values = Sums(of.values, self.kind, self.places, wide, "acc2", ("i", J2))
-        self.online = OnlineRows(self.scores, self.values, self.logits)
+        self.online = OnlineRows(self.scores, self.values, self.logits, of.softmax.no_nan)
         self.copies = {c.operand.copy: c for c in (self._copy(width, *x) for x in (
             (of.scores, COPY_Q, FRAG_Q, "a1", "i", K1, (self.rows, depth), None),
             (of.scores, COPY_K, FRAG_K, "b1", J1, K1, (self.keys, depth), b("l")),

@@ -66,12 +66,12 @@ class OnlineRows:
 
     Tiles that are whole, and in which masks hide nothing, have logits of their own (``split``). 16 bits: a positive
     factor of all logits is left out of them, since a maximum does not need it, and multiplied once where powers are
-    taken, which are powers of 2.
+    taken, which are powers of 2. ``no_nan``: a row whose weights are NaN gives 0.
     """
 
-    def __init__(self, scores: Sums, values: Sums, logits: Logits) -> None:
+    def __init__(self, scores: Sums, values: Sums, logits: Logits, no_nan: bool = False) -> None:
         self.scores, self.values, self.powers = scores, values, scores.kind.name == "mma"
-        self.logits, self.logit = logits, logits.value
+        self.logits, self.logit, self.no_nan = logits, logits.value, no_nan
         self.array, self.group = scores.of.acc.array, scores.of.group
         self.open, self.conditions = open_logit(logits)
         self.factor = 1.0
@@ -178,12 +178,15 @@ class OnlineRows:
 
     def finish(self) -> Body:
         """Values over the sum of the weights, unless there are no keys."""
-        whole = Reg("float32", "whole")
+        whole, zero = Reg("float32", "whole"), Const("float32", 0.0)
+
+        def divided(v: Value) -> Value:
+            found = op("div", v, whole)
+            return op("where", op("gt", whole, zero), found, zero) if self.no_nan else found
+
         half: Body = (
-            Def("whole", FlatLoad("float32", "total", OWN)),
-            *_across("whole", "sum"),
-            *self._values(lambda v: op("div", v, whole)),
-        )
+            Def("whole", FlatLoad("float32", "total", OWN)), *_across("whole", "sum"), *self._values(divided)
+        )  # fmt: skip
         return (If((Compare(">", self.scores.of.N, ZERO),), self.each_row(half)),)
 
     def leave(self, body: Body) -> Body:

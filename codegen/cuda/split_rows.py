@@ -14,8 +14,8 @@ from polydyn.codegen.pipeline import Step
 from polydyn.codegen.split import combining_group, partial_group
 from polydyn.schedules.expr import ITEMSIZE, loads
 from polydyn.schedules.index import Index, maximum, minimum, product
-from polydyn.schedules.model import Group
-from polydyn.schedules.tree.rewrites import SHARE, SHARES, split_reduction
+from polydyn.schedules.model import SHARE, SHARES, Group
+from polydyn.schedules.tree.rewrites import split_reduction
 
 LEAST_STEPS = 16
 """Of a share: two times as many as a thread has loads in flight."""

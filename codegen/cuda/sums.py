@@ -25,10 +25,10 @@ from polydyn.codegen.passes.widen import stored_value, widen
 from polydyn.codegen.places import Places
 from polydyn.schedules.expr import ITEMSIZE, Const, FromIndex, Value, const, op
 from polydyn.schedules.index import ZERO, Index, IndexLike
-from polydyn.schedules.model import Statement, stored
+from polydyn.schedules.model import SHARE, Statement, stored
 from polydyn.schedules.tree.gpu import SLAB, STAGE, STAGED, place_of_row
 from polydyn.schedules.tree.names import Meets, b, e, extent, f, w
-from polydyn.schedules.tree.rewrites import SHARE, SUM
+from polydyn.schedules.tree.rewrites import SUM
 from polydyn.schedules.tree.scheduled import Scheduled
 
 V = Index.of

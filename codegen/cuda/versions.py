@@ -28,10 +28,9 @@ from polydyn.codegen.split import combining_group, partial_group
 from polydyn.schedules.errors import ScheduleError
 from polydyn.schedules.expr import FLOAT8, ITEMSIZE
 from polydyn.schedules.index import Index, maximum, minimum, product
-from polydyn.schedules.model import Group
+from polydyn.schedules.model import SHARES, Group
 from polydyn.schedules.proof.prove import prove
 from polydyn.schedules.tiling import Roles
-from polydyn.schedules.tree.rewrites import SHARES
 
 V = Index.of
 SHARE_BYTES = 512

@@ -49,7 +49,7 @@ from polydyn.codegen.printers.cuda_values import HALF
 from polydyn.schedules.expr import FromIndex, Value
 from polydyn.schedules.index import ONE, ZERO, Index, IndexLike, maximum, minimum
 from polydyn.schedules.laws.masks import Logits, visits
-from polydyn.schedules.laws.online_softmax import INIT, LOGIT, SCORE, VALUE
+from polydyn.schedules.laws.online_softmax import INIT, LOGIT, SCORE, VALUE, Softmax
 from polydyn.schedules.model import Array, Group
 from polydyn.schedules.proof.overlap import first_conflict
 from polydyn.schedules.tiling import AttentionParts
@@ -85,7 +85,7 @@ class Attention(Protocol):
     parts: AttentionParts
     scores: ProductGroup
     values: ProductGroup
-    logit: Value
+    softmax: Softmax
 
     def logits(self, rows: int, keys: int) -> Logits:
         """Its logits, in such tiles."""
@@ -197,14 +197,14 @@ class _Version:
         columns = min(self.width, PANEL)
         tile = WarpgroupOnlineTile(GROUPS, self.keys, (self.panels[0], self.steps_of_panel),
                                    (self.panels[1], columns // 8), STEP)  # fmt: skip
-        self.schedule = online_warpgroups(of.parts, of.logit, tile)
+        self.schedule = online_warpgroups(of.parts, of.softmax, tile)
         self.places = Places(self.schedule)
         kind, unit = INSTRUCTIONS["mma"], V("warp") - WARPGROUP // WARP
         self.scores = Sums(of.scores, kind, self.places, wide, "acc1", ("i", J1))
         self.values = Sums(of.values, kind, self.places, wide, "acc2", ("i", J2), unit, slabs=self.width // SLAB,
                            buffer="tile_b1")  # fmt: skip
         self.logits = of.logits(ROWS, self.keys)
-        self.online = OnlineRows(self.scores, self.values, self.logits)
+        self.online = OnlineRows(self.scores, self.values, self.logits, of.softmax.no_nan)
         self.visits = visits(self.logits)
         boxes = ((COPY_Q, "tile_a1", ROWS, 1, 0), (COPY_K, "tile_b1", self.keys, self.stages, 0),
                  (COPY_V, "tile_b2", self.keys, self.stages, 1))  # fmt: skip

@@ -7,14 +7,13 @@ with maximum ``t`` all are scaled by ``exp(m - max(m, t))``. The law needs weigh
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from polydyn.schedules.errors import ScheduleError
 from polydyn.schedules.expr import Const, FromIndex, Load, Op, Value, const, loads, op, substitute, transform
 from polydyn.schedules.index import Index, IndexLike
-from polydyn.schedules.model import Array, Group, Statement, row_major
+from polydyn.schedules.model import SHARE, SHARES, Array, Group, Statement, row_major
 from polydyn.schedules.tiling import AttentionParts
-from polydyn.schedules.tree.rewrites import SHARE, SHARES
 
 V = Index.of
 TILE, KEY, TILES = "tile", "key", "tiles"
@@ -29,11 +28,20 @@ LOGITS, WEIGHTS, TOP, TOTAL, PEAK, SCALE, VALUES = "logits", "kept", "top", "tot
 """Arrays: of a tile; of a row, so far; of a row and a tile; of the values so far. Scores and results: the group's."""
 
 
-def softmax_logit(rows: Group, prefix: tuple[str, ...], column: str) -> Value:
-    """The logit as a value over ``scores`` and inputs, its key being ``column``.
+@dataclass(frozen=True)
+class Softmax:
+    """What the rows of an attention are: the ``logit`` of a key, a value over ``scores`` and inputs.
 
-    ScheduleError: the rows are not a softmax.
+    ``no_nan``: weights that are NaN are 0, as frameworks guard rows that are masked everywhere. A row has all of its
+    weights NaN or none: their sum is NaN exactly when one of them is, and divides all.
     """
+
+    logit: Value
+    no_nan: bool = False
+
+
+def softmax(rows: Group, prefix: tuple[str, ...], column: str) -> Softmax:
+    """The rows as a softmax of logits, the key being ``column``. ScheduleError: they are none."""
     peak, total = (_single(rows, r) for r in ("max", "sum"))
     (last,) = [s for s in rows.statements if s.array == "weights"]
     locals_ = {s.array: _named(s, prefix, column) for s in rows.statements if s.reduce is None and s.role == "map"}
@@ -53,24 +61,39 @@ def softmax_logit(rows: Group, prefix: tuple[str, ...], column: str) -> Value:
     weight = op("exp", op("sub", logit, top))
     if inline(_named(total, prefix, column).value) != weight:
         raise ScheduleError("the sum of the rows is not that of exp(logit - maximum)", node=total.name)
-    made = inline(_named(last, prefix, column).value)
-    while isinstance(made, Op) and made.name == "cast":
-        made = made.args[0]
+    made, no_nan = _unguarded(inline(_named(last, prefix, column).value))
     if made not in (op("div", weight, whole), op("mul", weight, op("reciprocal", whole))):
         raise ScheduleError("the weights are not exp(logit - maximum) / sum", node=last.name)
     for x in loads(logit):
         if x.buffer == "scores" and x.index[-1] != Index.of(column):
             raise ScheduleError("a logit reads the score of another key", node=peak.name)
-    return logit
+    return Softmax(logit, no_nan)
 
 
-def online(parts: AttentionParts, logit: Value, keys: int, shares: bool = False) -> tuple[Group, Index]:
+def _unguarded(v: Value) -> tuple[Value, bool]:
+    """Weights without casts, and without a guard that makes them 0 where they are NaN; whether they had one."""
+    v = _uncast(v)
+    if isinstance(v, Op) and v.name in ("where", "select"):
+        asked, other, weight = map(_uncast, v.args)
+        guards = isinstance(asked, Op) and asked.name == "isnan" and _uncast(asked.args[0]) == weight
+        if guards and isinstance(other, Const) and other.value == 0:
+            return weight, True
+    return v, False
+
+
+def _uncast(v: Value) -> Value:
+    while isinstance(v, Op) and v.name == "cast":
+        v = v.args[0]
+    return v
+
+
+def online(parts: AttentionParts, softmax: Softmax, keys: int, shares: bool = False) -> tuple[Group, Index]:
     """The group of an attention whose rows are a softmax, in tiles of ``keys`` keys; and the key, of its iterators.
 
-    ``logit``: over the scores' accumulator. ``top`` is the row's maximum so far, ``total`` the sum of its weights,
-    ``running`` its weighted values, all as if nothing larger came; a tile with a larger maximum scales them. Keys
-    beyond the last one, and rows, have the logit -inf: weight 0. Before: scores of all keys; maximum, sum, weights;
-    values. After, ``around`` tiles: scores; logits; new maximum; weights; sum and values, scaled, and added to.
+    ``softmax``: its logit over the scores' accumulator. ``top`` is the row's maximum so far, ``total`` the sum of its
+    weights, ``running`` its weighted values, all as if nothing larger came; a tile with a larger maximum scales them.
+    Keys beyond the last one, and rows, have the logit -inf: weight 0. Before: scores of all keys; maximum, sum,
+    weights; values. After, ``around`` tiles: scores; logits; new maximum; weights; sum and values, scaled, added to.
 
     ``shares``: every statement once for each of ``SHARES`` parts of the tiles, as ``rewrites.split_reduction`` does.
     Nothing is divided then: the one epilogue leaves a share's values in an array (share, batch.., row, column), and the
@@ -117,9 +140,10 @@ def online(parts: AttentionParts, logit: Value, keys: int, shares: bool = False)
     exists = op("and", less(key, extent), less(r.row, dict(rows)[r.row]))
     shrink = op("where", op("eq", peak, top), one, op("exp", op("sub", top, peak)))  # also when both are -inf
     held = op("where", op("eq", x, lowest), zero, op("exp", op("sub", x, peak)))
-    divided = op(
-        "where", op("gt", FromIndex("int64", extent), FromIndex("int64", V(0))), op("div", value, total), value
-    )
+    some = op("gt", FromIndex("int64", extent), FromIndex("int64", V(0)))
+    divided = op("where", some, op("div", value, total), value)
+    if softmax.no_nan:  # also when the sum is NaN
+        divided = op("where", op("gt", total, zero), op("div", value, total), zero)
     left: tuple[Statement, ...] = ()
     if shares:
         divided, (store,) = value, done
@@ -134,7 +158,7 @@ def online(parts: AttentionParts, logit: Value, keys: int, shares: bool = False)
         Statement("VALUE0", (*rows, width), VALUES, column, zero),
         Statement(INIT, (*tile, point), scores, inside, zero, None, "init"),
         Statement(SCORE, (*tile, point, *steps), scores, inside, moved(first.value, r.col), "sum", "backbone"),
-        Statement(LOGIT, (*tile, point), LOGITS, inside, op("where", exists, moved(logit, r.col), lowest)),
+        Statement(LOGIT, (*tile, point), LOGITS, inside, op("where", exists, moved(softmax.logit, r.col), lowest)),
         Statement("PEAK0", tile, PEAK, at, top), Statement("PEAK", (*tile, point), PEAK, at, x, "max"),
         Statement("SCALE", tile, SCALE, at, shrink),
         Statement("WEIGHT", (*tile, point), WEIGHTS, inside, held),

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from polydyn.schedules.expr import Value
 from polydyn.schedules.index import Index
 from polydyn.schedules.laws.online_softmax import (
     FINISH,
@@ -26,16 +25,16 @@ from polydyn.schedules.laws.online_softmax import (
     VALUE,
     VALUES,
     WEIGHTS,
+    Softmax,
     online,
 )
-from polydyn.schedules.model import Group
+from polydyn.schedules.model import SHARE, Group
 from polydyn.schedules.tiling import AttentionParts
 from polydyn.schedules.tree.buffers import keep, promote
 from polydyn.schedules.tree.gpu import STAGE, STAGED, stage_sums
 from polydyn.schedules.tree.limits import assign, clip, mark, pad, unmark
 from polydyn.schedules.tree.loops import beside, distribute, interchange, refine, regroup, sequence_phases, tile
 from polydyn.schedules.tree.names import Coord, MarkName, b, e, f, g, h, it, p, s, w
-from polydyn.schedules.tree.rewrites import SHARE
 from polydyn.schedules.tree.scheduled import Scheduled, refuse
 from polydyn.schedules.tree.strategies import operand
 
@@ -61,16 +60,18 @@ class OnlineTile:
     fragments: int = 1
 
 
-def online_attention(parts: AttentionParts, logit: Value, sizes: OnlineTile, shares: bool = False) -> Scheduled:
+def online_attention(
+    parts: AttentionParts, softmax: Softmax, sizes: OnlineTile, shares: bool = False
+) -> Scheduled:
     """A block has rows of queries, a warp 16 of them or several times 16, and walks over tiles of keys (``b_l``).
 
     Scores, logits and weights are one after another in the same registers, and so are values. Loops of the scores end
-    in 1, those of the values in 2. ``logit``: over the scores' accumulator. ``shares``: blocks have a share of the
-    tiles each (``b_s``); which tiles a share has is the kernel's business, here each has all.
+    in 1, those of the values in 2. ``softmax``: its logit over the scores' accumulator. ``shares``: blocks have a
+    share of the tiles each (``b_s``); which tiles that are is the kernel's business, here each has all.
     """
     if sizes.step not in (4, 8, 16):
         raise refuse(f"an instruction of {sizes.step} steps")
-    group, key = online(parts, logit, sizes.keys, shares)
+    group, key = online(parts, softmax, sizes.keys, shares)
     i, r, done = "i", parts.score_roles, [x.name for x in parts.values.epilogues]
     left = [LEAVE_TOP, LEAVE_TOTAL] if shares else []
     unit, block = (w(i),), (*([b("s")] if shares else []), *map(it, r.batch), b(i))

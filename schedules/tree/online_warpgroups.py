@@ -4,8 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from polydyn.schedules.expr import Value
-from polydyn.schedules.laws.online_softmax import FINISH, INIT, LOGIT, ROWS, SCORE, START, VALUE, WEIGHTS, online
+from polydyn.schedules.laws.online_softmax import (
+    FINISH,
+    INIT,
+    LOGIT,
+    ROWS,
+    SCORE,
+    START,
+    VALUE,
+    WEIGHTS,
+    Softmax,
+    online,
+)
 from polydyn.schedules.tiling import AttentionParts
 from polydyn.schedules.tree.buffers import promote
 from polydyn.schedules.tree.gpu import STAGE, STAGED, stage_sums
@@ -34,13 +44,13 @@ class WarpgroupOnlineTile:
     step: int = 16
 
 
-def online_warpgroups(parts: AttentionParts, logit: Value, sizes: WarpgroupOnlineTile) -> Scheduled:
+def online_warpgroups(parts: AttentionParts, softmax: Softmax, sizes: WarpgroupOnlineTile) -> Scheduled:
     """A block has rows of queries, a warpgroup 64 of them, and walks over tiles of keys (``b_l``) that come as boxes.
 
     Both products of a tile are a warpgroup's, the rows between them a warp's; weights are packed apart from scores, so
-    that a tile's second product may run beside the next one's scores. ``logit``: as for ``online_attention``.
+    that a tile's second product may run beside the next one's scores. ``softmax``: as for ``online_attention``.
     """
-    group, key = online(parts, logit, sizes.keys)
+    group, key = online(parts, softmax, sizes.keys)
     i, r, done = "i", parts.score_roles, [x.name for x in parts.values.epilogues]
     batch, unit, warps, rows = tuple(map(it, r.batch)), (w(i),), [g(i), h(i)], [h(i), p(i)]
     block, head, key_digits, wide = (*batch, b(i)), [s(K1), f(K1), p(K1)], [g(J1), h(J1), p(J1)], [s(J2), f(J2), p(J2)]

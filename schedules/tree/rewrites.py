@@ -9,7 +9,7 @@ from polydyn.schedules.errors import ScheduleError
 from polydyn.schedules.expr import INTEGERS, PRODUCTS, FromIndex, Load, Op, Value, const, op, substitute, transform
 from polydyn.schedules.group.polyhedra import read_accesses
 from polydyn.schedules.index import Index, product
-from polydyn.schedules.model import Group, Statement, row_major
+from polydyn.schedules.model import SHARE, SHARES, Group, Statement, row_major
 from polydyn.schedules.tree.scheduled import refuse
 
 V = Index.of
@@ -93,10 +93,6 @@ def reassociated(acc: Statement) -> None:
     """Refuses a reduction whose steps may not be taken in any order."""
     if acc.reduce not in ("sum", "max", "min"):
         raise refuse(f"{acc.reduce} may not be reassociated")
-
-
-SHARE, SHARES = "share", "shares"
-"""The iterator over the shares of a split reduction, and their number (a launch-time symbol)."""
 
 
 def split_reduction(group: Group, share: str = SHARE, shares: str = SHARES) -> Group:

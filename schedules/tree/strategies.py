@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from polydyn.schedules.errors import ScheduleError
 from polydyn.schedules.group.polyhedra import read_accesses
 from polydyn.schedules.index import Index
-from polydyn.schedules.model import Group
+from polydyn.schedules.model import SHARE, Group
 from polydyn.schedules.solution.reuse import Solver
 from polydyn.schedules.tiling import Roles, stages
 from polydyn.schedules.tree.buffers import accumulate, carry, promote, spread
@@ -31,7 +31,7 @@ from polydyn.schedules.tree.loops import (
     tile,
 )
 from polydyn.schedules.tree.names import LANE, Coord, End, MarkName, Role, a, b, c, extent, it, p
-from polydyn.schedules.tree.rewrites import SHARE, split_reduction
+from polydyn.schedules.tree.rewrites import split_reduction
 from polydyn.schedules.tree.scheduled import Scheduled
 from polydyn.schedules.tree.space import UNIT
 

@@ -21,7 +21,7 @@ from polydyn.lowering.place_cuda import CudaBuilder
 from polydyn.schedules.expr import Const, FromIndex, Load, Op, Value, const, op
 from polydyn.schedules.index import Index
 from polydyn.schedules.laws.masks import Axis, Logits, check_conditions, tile_conditions
-from polydyn.schedules.laws.online_softmax import softmax_logit
+from polydyn.schedules.laws.online_softmax import softmax
 from tests.support.cuda_groups import (
     MULTIPROCESSORS,
     first_fit,
@@ -41,9 +41,12 @@ Array = np.ndarray[Any, Any]
 
 def attention(
     dtype: str = "float16", depth: int = 64, width: int = 64, heads: int = 2, groups: int = 1, transposed: bool = False,
-    keys: str | int = "T",
+    keys: str | int = "T", instead: float | None = None,
 ) -> FusionPlan:  # fmt: skip
-    """softmax(q k' / 8 + mask) v with ``heads`` heads, ``groups`` of them on one key; keys perhaps as (depth, T)."""
+    """softmax(q k' / 8 + mask) v with ``heads`` heads, ``groups`` of them on one key; keys perhaps as (depth, T).
+
+    ``instead``: of weights that are NaN.
+    """
     kv = heads // groups
     nodes = []
     for x in ("k", "v"):
@@ -60,14 +63,17 @@ def attention(
         nodes.append(node("Transpose", ["kh"], ["kt"], perm=[0, 1, 3, 2]))
     nodes += [
         node("MatMul", ["q", "kh" if transposed else "kt"], ["s"]), node("Mul", ["s", "c"], ["t"]),
-        node("Add", ["t", "m"], ["u"]), node("Softmax", ["u"], ["w"], axis=-1), node("MatMul", ["w", "vh"], ["y"]),
+        node("Add", ["t", "m"], ["u"]), node("Softmax", ["u"], ["p"], axis=-1),
+        *([] if instead is None else [node("IsNaN", ["p"], ["n"]), node("Where", ["n", "o", "p"], ["w"])]),
+        node("MatMul", ["p" if instead is None else "w", "vh"], ["y"]),
     ]  # fmt: skip
     kind = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16, "float32": np.float32}[dtype]
     shapes = {
         "q": ("B", heads, "L", depth), "k": ("B", kv, depth, keys) if transposed else ("B", kv, keys, depth),
         "v": ("B", kv, keys, width), "m": ("B", 1, "L", keys),
     }  # fmt: skip
-    return plan_of(nodes, shapes, ["y"], {"c": np.array(0.125, kind)}, dtype)
+    constants = {"c": np.array(0.125, kind)} | ({} if instead is None else {"o": np.array(instead, kind)})
+    return plan_of(nodes, shapes, ["y"], constants, dtype)
 
 
 def case(
@@ -115,6 +121,14 @@ def right(
 ) -> None:
     """Both orders of warps give the reference, and the same bits."""
     feeds, want = case(plan, *of)
+    right_on(plan, kernels, feeds, want, tolerance, choose, of)
+
+
+def right_on(
+    plan: FusionPlan, kernels: tuple[Placed, ...], feeds: dict[str, Array], want: Array, tolerance: float = 4e-3,
+    choose: Any = first_fit, of: Any = None,
+) -> None:  # fmt: skip
+    """The same for these inputs."""
     results = []
     for reverse in (False, True):
         got, counts = run(plan, feeds, choose, kernels, reverse)
@@ -137,6 +151,31 @@ def test_every_length_and_mask() -> None:
         (130, 197, "causal"), (5, 129, "row"),
     ):  # fmt: skip
         right(plan, kernels, length, keys, mask, 2 if length < 8 else 1)
+
+
+def guarded(plan: FusionPlan, *of: Any) -> tuple[dict[str, Array], Array]:
+    """A case of ``attention(instead=0)`` in which a row has a score that is NaN: such rows are 0."""
+    feeds, want = case(plan, *of)
+    feeds["q"][0, 0, 2 % of[0], 1] = np.nan
+    want[0, 0, 2 % of[0]] = np.nan
+    return feeds, np.nan_to_num(want)
+
+
+@pytest.mark.parametrize("dtype", ["float16", slow("float32")])
+def test_weights_that_are_nan_may_be_0(dtype: str) -> None:
+    """As frameworks guard rows that are masked everywhere, in tiles, in shares, and of few keys."""
+    plan = attention(dtype, instead=0.0)
+    kernels = placed(plan)
+    for length, keys, mask, choose in ((7, 31, "row", first_fit), (65, 300, "row", first_fit), (3, 300, "row", shared)):
+        right_on(plan, kernels, *guarded(plan, length, keys, mask), BOUND[dtype], choose)
+
+
+def test_no_other_number_may_stand_for_nan() -> None:
+    plan = attention(instead=1.0)
+    form = lower_attention(plan, plan.groups[0])
+    assert form is not None
+    with pytest.raises(ScheduleError, match=r"the weights are not exp\(logit - maximum\) / sum"):
+        softmax(form.parts.rows, form.parts.row_prefix, "j")
 
 
 FLOATS = [
@@ -424,17 +463,17 @@ def test_what_is_no_softmax_stays_in_parts() -> None:
     form = lower_attention(attention(), attention().groups[0])
     assert form is not None
     rows = form.parts.rows
-    softmax_logit(rows, form.parts.row_prefix, "j")
+    softmax(rows, form.parts.row_prefix, "j")
     last = next(s for s in rows.statements if s.array == "weights")
     squared = replace(last, value=op("mul", last.value, last.value))
     other = replace(rows, statements=tuple(squared if s is last else s for s in rows.statements))
     with pytest.raises(ScheduleError, match="the weights are not exp"):
-        softmax_logit(other, form.parts.row_prefix, "j")
+        softmax(other, form.parts.row_prefix, "j")
     half = next(s for s in rows.statements if isinstance(s.value, Op) and s.value.name == "exp")
     twice = replace(half, value=op("exp", op("add", half.value.args[0], half.value.args[0])))  # type: ignore[attr-defined]
     other = replace(rows, statements=tuple(twice if s is half else s for s in rows.statements))
     with pytest.raises(ScheduleError, match="the sum of the rows is not that"):
-        softmax_logit(other, form.parts.row_prefix, "j")
+        softmax(other, form.parts.row_prefix, "j")
 
 
 @pytest.mark.skipif(find_nvcc() is None, reason="no nvcc")

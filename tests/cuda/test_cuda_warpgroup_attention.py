@@ -18,7 +18,7 @@ from polydyn.gpu.compiler import compile_cuda, find_nvcc
 from polydyn.gpu.errors import DeviceError
 from polydyn.lowering.place import Placed
 from polydyn.lowering.place_cuda import CudaBuilder
-from tests.cuda.test_cuda_attention import BOUND, attention, case, causal, causal_case
+from tests.cuda.test_cuda_attention import BOUND, attention, case, causal, causal_case, guarded
 from tests.support.cuda_groups import ARCH, SHARED, Arrays, placed, plan_of, run, with_bugs
 from tests.support.marks import slow
 
@@ -84,6 +84,13 @@ def test_heads_and_groups(dtype: str, depth: int, width: int, groups: int) -> No
     plan = attention(dtype, depth, width, heads=4 if groups > 1 else 2, groups=groups)
     feeds, want = case(plan, 67, 300)
     right(plan, hopper(plan), feeds, want)
+
+
+def test_weights_that_are_nan_may_be_0() -> None:
+    plan = attention(instead=0.0)
+    p = hopper(plan)
+    for of in ((130, 197, "row", 1), (3, 65, "row", 1)):
+        right(plan, p, *guarded(plan, *of))
 
 
 def test_tiles_above_the_diagonal_are_not_computed() -> None:

@@ -14,7 +14,7 @@ from polydyn.compiler import compile, plan_program
 from polydyn.runtime.opening import load
 from polydyn.runtime.program import Program
 from polydyn.schedules.index import Index
-from polydyn.schedules.tree.rewrites import SHARES
+from polydyn.schedules.model import SHARES
 from tests.support.tiny import model, node
 
 RNG = np.random.default_rng(5)

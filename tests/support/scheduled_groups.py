@@ -15,10 +15,10 @@ from polydyn.schedules.group.dependence import Dependences, analyse
 from polydyn.schedules.group.polyhedra import context
 from polydyn.schedules.index import Index, IndexLike
 from polydyn.schedules.interpret import interpret
-from polydyn.schedules.model import Group, Statement
+from polydyn.schedules.laws.online_softmax import Softmax
+from polydyn.schedules.model import SHARES, Group, Statement
 from polydyn.schedules.solution.schedule import schedule_contract
 from polydyn.schedules.tiling import AttentionParts, Roles
-from polydyn.schedules.tree.rewrites import SHARES
 from polydyn.schedules.tree.scheduled import Scheduled
 from tests.support.polyhedral_groups import F, array, ld
 from tests.support.polyhedral_groups import group as make
@@ -129,7 +129,7 @@ def run_attention(t: Scheduled, sizes: Mapping[str, int], M: int = 5, L: int = 7
     return bool(np.allclose(memory["o"], (e / e.sum(2, keepdims=True)) @ v))
 
 
-def online_parts(depth: int, width: int) -> tuple[AttentionParts, Value]:
+def online_parts(depth: int, width: int) -> tuple[AttentionParts, Softmax]:
     """softmax(q k / 2) v as an attention of CUDA has it, heads of constant sizes; the logit over the scores."""
     group, parts = attention()
     env = {"K": Index.of(depth), "D": Index.of(width)}
@@ -145,14 +145,14 @@ def online_parts(depth: int, width: int) -> tuple[AttentionParts, Value]:
         arrays = {n: replace(a, shape=tuple(e.subs(env) for e in a.shape)) for n, a in group.arrays.items()}
         return replace(group, params=("B", "M", "L"), arrays=arrays, statements=statements)
 
-    logit = op("mul", ld("s1", "n", "i", "j"), const(0.5, F))
-    return replace(parts, scores=part("A_"), values=part("B_")), logit
+    softmax = Softmax(op("mul", ld("s1", "n", "i", "j"), const(0.5, F)))
+    return replace(parts, scores=part("A_"), values=part("B_")), softmax
 
 
-def shared_online_parts(depth: int, width: int) -> tuple[AttentionParts, Value]:
+def shared_online_parts(depth: int, width: int) -> tuple[AttentionParts, Softmax]:
     """The same where blocks have shares of the keys."""
-    parts, logit = online_parts(depth, width)
-    return replace(parts, values=partial_attention(parts.values, parts.value_roles)), logit
+    parts, softmax = online_parts(depth, width)
+    return replace(parts, values=partial_attention(parts.values, parts.value_roles)), softmax
 
 
 def run_shares(t: Scheduled, depth: int, width: int, M: int, L: int) -> bool:

@@ -83,7 +83,8 @@ def dumps(kernel: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dic
                 plan_graph(graph, target=target, options=Options(tf32="cuda" in target))
         cpu, cuda = sorted(root.iterdir())
         (text,) = cpu.glob("*/*_kernel.c")
-        (chosen,) = (f for f in cuda.iterdir() if f.name.endswith(f"_{version}") and "_again_" not in f.name)
+        names = {f.name: f for f in cuda.iterdir() if f.name.endswith(f"_{version}") and "_again_" not in f.name}
+        (chosen,) = (f for n, f in names.items() if not n.endswith(f"_split_{version}"))
         yield {"cpu": text.parent, "cuda": chosen}
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from polydyn.schedules.errors import LegalityError, PolydynError, ScheduleError
 from polydyn.schedules.index import Index
-from polydyn.schedules.model import Group
+from polydyn.schedules.model import SHARE, SHARES, Group
 from polydyn.schedules.proof import prove as module
 from polydyn.schedules.proof.prove import prove
 from polydyn.schedules.solution.schedule import schedule_contract, schedule_nest
@@ -19,7 +19,6 @@ from polydyn.schedules.tree.gpu import GpuTile, gpu_product
 from polydyn.schedules.tree.limits import pad
 from polydyn.schedules.tree.loops import distribute
 from polydyn.schedules.tree.names import Coord, End, b, c, f, it, p, w
-from polydyn.schedules.tree.rewrites import SHARE, SHARES
 from polydyn.schedules.tree.scheduled import Scheduled, flat
 from polydyn.schedules.tree.strategies import CpuTile, cpu_product, nest
 from polydyn.schedules.tree.tilemap import Digit, Loop
