@@ -3,8 +3,10 @@
 A block keeps 64 rows of queries, four warps 16 each, and walks over tiles of 64 keys (float32: 32) that come through a
 ring in shared memory. Scores stay in registers: fragments of sums are, packed to 16 bits or rounded to tf32, the
 fragments of the second product; on CUDA cores (float32) lanes of a row exchange them by shuffles. Row statistics are
-kept by the four lanes of a row. A row all of whose logits are -inf has sum 0 and gives NaN, as the model does; a row
-without keys gives 0. Tiles that a mask of a large negative number hides come last, if any row needs them.
+kept by the four lanes of a row. Where there are many queries of 16 bits a block has 128 of them, a warp two fragments
+of 16, and uses for both what it loads of keys and values. A row all of whose logits are -inf has sum 0 and gives NaN,
+as the model does; a row without keys gives 0. Tiles that a mask of a large negative number hides come last, if any row
+needs them.
 """
 
 from __future__ import annotations
@@ -53,7 +55,7 @@ from polydyn.codegen.split import attention_part, combining_attention, partial_a
 from polydyn.schedules.errors import Declined, ScheduleError
 from polydyn.schedules.expr import ITEMSIZE, FromIndex, Load, transform
 from polydyn.schedules.index import ONE, ZERO, Index, IndexLike, maximum, minimum, product
-from polydyn.schedules.laws.masks import Axis, Logits, visits
+from polydyn.schedules.laws.masks import Axis, Logits, Visits, visits
 from polydyn.schedules.laws.online_softmax import FINISH, INIT, LOGIT, SCORE, VALUE, softmax
 from polydyn.schedules.model import SHARES, Array, Group
 from polydyn.schedules.tiling import AttentionParts
@@ -75,6 +77,7 @@ from polydyn.schedules.tree.online import (
     OnlineTile,
     online_attention,
 )
+from polydyn.schedules.tree.scheduled import Scheduled
 
 V = Index.of
 ROWS, STAGES, WARPS = 64, 2, 4
@@ -84,11 +87,15 @@ DEPTHS, DEEP = (32, 64, 128), (192, 256)
 """Head sizes that tiles are made for; others are filled up with zeros. ``DEEP``: of 16 bits alone, and of fewer keys,
 so that sums fit the registers and rings the shared memory."""
 DEEP_KEYS = 32
+FRAGMENTS, MOST_SHARED, FEWER_KEYS = 2, 128, 32
+"""Fragments of 16 rows of a warp that share what it loads of keys and values, where there are many queries; the largest
+heads of this form, and the keys of its tiles where heads are larger than 64: it would spill registers.
+"""
 RESIDENT, LEAST_TILES, FEW_BLOCKS = 3, 2, 4
 """Where blocks have shares of the keys: blocks for each multiprocessor, tiles of a share at least, blocks of rows of a
 head at most (as far as they are known).
 """
-LOOPS = (f(J1), f(K1), g(J1), f(J2), f(K2), g(J2), "fragment")
+LOOPS = (f(J1), f(K1), g(J1), f(J2), f(K2), g(J2), "fragment", "row_fragment")
 """Loops over registers, besides those of a product."""
 
 
@@ -117,10 +124,21 @@ class CudaAttentionKernel:
         (score,) = self.scores.epilogues
         logit = transform(rows.logit, lambda x: score.value if isinstance(x, Load) and x.buffer == "scores" else x)
         self.softmax = replace(rows, logit=logit)
-        self.visits = visits(self.logits(ROWS, self.keys))
-        (depth, width), step = self.depths, INSTRUCTIONS[self.kind].shape[2]
-        tile = OnlineTile(WARPS, self.keys, depth, width, step)
-        self.schedule = online_attention(parts, self.softmax, tile, shares)
+        self._forms: dict[int, tuple[Visits, Scheduled]] = {}
+
+    def form(self, fragments: int) -> tuple[Visits, Scheduled]:
+        """Which tiles are visited, and the schedule, where a warp has so many fragments of 16 rows."""
+        if fragments not in self._forms:
+            (depth, width), step = self.depths, INSTRUCTIONS[self.kind].shape[2]
+            keys = self.keys_of(fragments)
+            tile = OnlineTile(WARPS, keys, depth, width, step, fragments)
+            found = visits(self.logits(ROWS * fragments, keys))
+            self._forms[fragments] = (found, online_attention(self.parts, self.softmax, tile, self.shares != ONE))
+        return self._forms[fragments]
+
+    def keys_of(self, fragments: int) -> int:
+        """Keys of a tile, likewise."""
+        return self.keys if fragments == 1 or max(self.depths) <= 64 else FEWER_KEYS
 
     def logits(self, rows: int, keys: int) -> Logits:
         """The logits, in tiles of so many rows and keys."""
@@ -137,10 +155,22 @@ class CudaAttentionKernel:
         accesses = ((16, True), (16, False), *narrow)
         own = without_repeats(_Version(self, width, wide) for width, wide in accesses)
         special = warpgroup_attention(self) if self.arch == "sm_90a" and not self.kept else []
+        own += self._of_many_rows()
         if self.kept:
             special, others = self.kept.versions(self.family), self.kept.others
             own = [with_block(k, factor=others) for k in own]
         return short_first((*special, *own, *self._of_shares()))
+
+    def _of_many_rows(self) -> tuple[Kernel, ...]:
+        """The version in which a warp has several fragments of rows, by the widest copies. Those of heads of 128 have
+        too many registers on sm_90a, which has warpgroups.
+        """
+        one_block = (self.scores.M.constant or ROWS + 1) <= ROWS
+        most = 64 if self.arch == "sm_90a" else MOST_SHARED
+        if self.kind != "mma" or max(self.depths) > most or one_block:
+            return ()
+        made = _Version(self, 16, True, FRAGMENTS)
+        return made.build() if all(c.bytes == 16 for c in made.copies.values()) else ()
 
     def _of_shares(self) -> tuple[Kernel, ...]:
         """The version in which blocks have shares of the keys, for few queries and many keys: by the widest copies,
@@ -201,20 +231,22 @@ def _depth(extent: Index) -> int:
 
 
 class _Version:
-    """One width of accesses."""
+    """One width of accesses; ``fragments``: of 16 rows that a warp has."""
 
-    def __init__(self, of: CudaAttentionKernel, width: int, wide: bool) -> None:
+    def __init__(self, of: CudaAttentionKernel, width: int, wide: bool, fragments: int = 1) -> None:
         self.of, self.name, self.group, self.parts = of, of.name, of.group, of.parts
         depth, columns = of.depths
-        self.kind, self.keys, self.by_keys = INSTRUCTIONS[of.kind], of.keys, of.kind == "tf32"
-        self.tiles = (CudaTile(of.kind, ROWS, self.keys, depth, ROWS // WARPS, self.keys, STAGES),
-                      CudaTile(of.kind, ROWS, columns, self.keys, ROWS // WARPS, columns, STAGES))  # fmt: skip
-        self.schedule, self.places = of.schedule, Places(of.schedule)
+        self.kind, self.keys, self.by_keys = INSTRUCTIONS[of.kind], of.keys_of(fragments), of.kind == "tf32"
+        self.fragments, self.rows, of_warp = fragments, ROWS * fragments, ROWS * fragments // WARPS
+        self.tiles = (CudaTile(of.kind, self.rows, self.keys, depth, of_warp, self.keys, STAGES),
+                      CudaTile(of.kind, self.rows, columns, self.keys, of_warp, columns, STAGES))  # fmt: skip
+        self.visits, self.schedule = of.form(fragments)
+        self.places, self.logits = Places(self.schedule), of.logits(self.rows, self.keys)
         self.scores = Sums(of.scores, self.kind, self.places, wide, "acc1", ("i", J1))
         self.values = Sums(of.values, self.kind, self.places, wide, "acc2", ("i", J2))
-        self.online = OnlineRows(self.scores, self.values, of.logits(ROWS, self.keys), of.softmax.no_nan)
+        self.online = OnlineRows(self.scores, self.values, self.logits, of.softmax.no_nan)
         self.copies = {c.operand.copy: c for c in (self._copy(width, *x) for x in (
-            (of.scores, COPY_Q, FRAG_Q, "a1", "i", K1, (ROWS, depth), None),
+            (of.scores, COPY_Q, FRAG_Q, "a1", "i", K1, (self.rows, depth), None),
             (of.scores, COPY_K, FRAG_K, "b1", J1, K1, (self.keys, depth), b("l")),
             (of.values, COPY_V, FRAG_V, "b2", J2, J1, (columns, self.keys), b("l"))))}  # fmt: skip
 
@@ -233,12 +265,12 @@ class _Version:
         """The kernel, with indices of both widths."""
         of, version = self.of, self.version
         name, names = f"{self.name}_{version}", bound_names(self._arrays(), self.group.params)
-        body = loops_over_keys(name, self.schedule, of.visits.live, of.logits(ROWS, self.keys))
+        body = loops_over_keys(name, self.schedule, self.visits.live, self.logits)
         body, count = one_block(name, body, self.steps(), self._allocate, names)
         multiples = (*self.asked, *self.values.multiples)
-        few = sum(of.depths) > 128 or self.kind.name != "mma"  # more registers than three blocks leave
+        few = sum(of.depths) > 128 or self.fragments > 1 or self.kind.name != "mma"  # more registers than three leave
         blocks = 2 if few else 3
-        rows, keys = of.scores.M.ceildiv(ROWS), of.scores.N.ceildiv(self.keys)
+        rows, keys = of.scores.M.ceildiv(self.rows), of.scores.N.ceildiv(self.keys)
         limits: dict[str, IndexLike] = {b("i"): rows, b("l"): keys, "task": count, MORE: 1}
         limits |= {x: of.scores.extents[x] for x in self.parts.score_roles.batch} | {b("s"): of.shares}
         kernel = Kernel(name, self.group.params, count, version=version, multiples=tuple(dict.fromkeys(multiples)),
@@ -257,7 +289,7 @@ class _Version:
         name = "attention" if self.kind.name == "mma" else f"attention_{self.kind.name}"
         wide = any(self.values.vector(s) > 1 for s in self.of.values.epilogues)
         name = "split_" * (self.of.shares != ONE) + name
-        return f"{name}_{ROWS}x{self.keys}x{self.of.depths[0]}_{widths}" + "_wide" * wide
+        return f"{name}_{self.rows}x{self.keys}x{self.of.depths[0]}_{widths}" + "_wide" * wide
 
     def _arrays(self) -> dict[str, Array]:
         return {n: a for n, a in self.group.arrays.items() if a.role != "rows"}
@@ -267,7 +299,8 @@ class _Version:
         sizes, values = {n: x for n, x in self.schedule.parameters().items() if n not in DEALT}, self.values
         sizes |= {extent_of(b("s")): self.of.shares} if self.of.shares != ONE else {}
         kinds = UNROLLED | dict.fromkeys(LOOPS, "unroll")
-        if self.kind.name == "lanes" or self.of.deep:  # or fragments of all queries stay in registers
+        fewer = self.of.deep or self.keys < self.of.keys
+        if self.kind.name == "lanes" or fewer:  # or fragments of all queries stay in registers
             kinds |= {f(K1): "unroll2"}
         tiles, registers = tuple(c.name for c in self.copies.values()), tuple(n for n, _, _ in self._registers())
         return (
@@ -295,12 +328,19 @@ class _Version:
         )
 
     def _work(self, keys: Index, blocks: int) -> Work:
-        """Both products of a tile of keys; between them a lane has some instructions for each of its scores."""
+        """Both products of a tile of keys; between them a lane has some instructions for each of its scores.
+
+        All tiles count, also where a mask ends the walk of each block. Then one of twice the rows visits 32 keys more
+        of half as many, which are 64 of all.
+        """
+        ends = [c.expr for c in self.visits.live] + ([] if self.visits.end is None else [self.visits.end])
+        if any(b("i") in x.symbols() for x in ends):
+            keys = keys + (self.rows - ROWS) // self.keys
         tiles, copies = self.tiles, (self.copies[COPY_K], self.copies[COPY_V])
         first, second = (product_work(t, (c,), keys, blocks) for t, c in zip(tiles, copies, strict=True))
         both = replace(
             first, flops=first.flops + second.flops, shared=first.shared + second.shared,
-            instructions=first.instructions + second.instructions + ROWS * self.keys // WARP * self.online.slots,
+            instructions=first.instructions + second.instructions + self.rows * self.keys // WARP * self.online.slots,
             traffic=first.traffic + second.traffic, elements=second.elements,
         )  # fmt: skip
         return with_epilogues(both, self.group, self.of.values.epilogues).shared_by(self.of.shares)
@@ -333,7 +373,7 @@ class _Version:
         if self.of.shares != ONE:
             body = self._walk_of_share(body)
         else:
-            body = self._walk(body) if self.of.visits.end is None else self._turns(body)
+            body = self._walk(body) if self.visits.end is None else self._turns(body)
         for n in (COPY_K, COPY_V):
             c = self.copies[n]
             body = (Alloc(c.name, c.dtype, V(c.elements * c.stages), "shared", body),)
@@ -356,7 +396,7 @@ class _Version:
     def _turns(self, body: Body) -> Body:
         """Tiles before the mask's end, then the others if a row of the block has seen nothing above their logits."""
         (loop,) = body
-        visits = self.of.visits
+        visits = self.visits
         assert isinstance(loop, For) and loop.lo == ZERO and visits.end is not None
         row = self.places.element(LOGIT, "i", {b("i"): V(b("i")), w("i"): V("warp")})
         decide = (*vote(self.online, visits.least or 0.0, row, V("warp")), Call("pd_syncthreads"))
@@ -398,7 +438,7 @@ class _Version:
         """
         step = a[f(K2)]
         if self.kind.name == "mma":
-            return self.online.packed(step, ZERO)
+            return self.online.packed(step, a[f("i")] * 4, a[f("i")])
         if self.kind.name == "tf32":  # registers are (row half, half of the keys) = (r % 2, r / 2)
             scores = [FlatLoad("float32", "acc1", step * 4 + (r % 2 * 2 + r // 2)) for r in range(4)]
             return tuple(Store("a_frag2", V(r), Apply("uint32", "pd_f32_to_tf32", (x,))) for r, x in enumerate(scores))
@@ -411,11 +451,11 @@ class _Version:
 
     def _registers(self) -> tuple[tuple[str, str, int], ...]:
         """(name, dtype, number) of what a thread holds."""
-        columns, kind = self.of.depths[1], self.kind.register
+        columns, kind, n = self.of.depths[1], self.kind.register, self.fragments
         a, b = self.kind.registers
-        return (*STATISTICS, ("acc1", "float32", self.keys // 2),
-                ("acc2", "float32", columns // 2), ("a_frag1", kind, a), ("b_frag1", kind, self.keys // 8 * b),
-                ("a_frag2", kind, a), ("b_frag2", kind, columns // 8 * b))  # fmt: skip
+        return (*((x, t, size * n) for x, t, size in STATISTICS), ("acc1", "float32", n * self.keys // 2),
+                ("acc2", "float32", n * columns // 2), ("a_frag1", kind, n * a), ("b_frag1", kind, self.keys // 8 * b),
+                ("a_frag2", kind, n * a), ("b_frag2", kind, columns // 8 * b))  # fmt: skip
 
     def _allocate(self, body: Body) -> Body:
         for name, dtype, size in self._registers():

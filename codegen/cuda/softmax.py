@@ -38,15 +38,18 @@ from polydyn.schedules.expr import walk as walk_value
 from polydyn.schedules.index import ZERO, Index
 from polydyn.schedules.laws.masks import Logits, open_logit
 from polydyn.schedules.laws.online_softmax import LEAVE_TOP, LOGIT
-from polydyn.schedules.tree.names import p
+from polydyn.schedules.tree.names import f, p
 
 V = Index.of
 LOWEST, LOG2_E = Const("float32", float("-inf")), 1.4426950408889634
 PACK = {"float16": "pd_pack_f16x2", "bfloat16": "pd_pack_bf16x2"}
 STATISTICS = (("top", "float32", 2), ("total", "float32", 2), ("scale", "float32", 2))
-"""(name, dtype, number) of what a thread holds of its two rows: maximum, its own part of the sum, what a tile's new
-maximum scales older sums by.
+"""(name, dtype, number) of what a thread holds of the two rows of a fragment: maximum, its own part of the sum, what a
+tile's new maximum scales older sums by.
 """
+ROW_FRAGMENT = V("row_fragment")
+OWN = ROW_FRAGMENT * 2 + HALVES
+"""The number of a row among those that a thread holds."""
 WHOLE = "WHOLE"
 """The logits of a tile all of whose keys exist, rows where they matter, and no key is hidden."""
 FAR, NEAR = 2.0**100, 2.0**-60
@@ -84,8 +87,7 @@ class OnlineRows:
     def start(self) -> Body:
         """Nothing seen yet."""
         zero = Const("float32", 0.0)
-        half: Body = (Store("top", HALVES, LOWEST), Store("total", HALVES, zero), *self._values(lambda v: zero))
-        return (For("row_half", ZERO, V(2), half),)
+        return self.each_row((Store("top", OWN, LOWEST), Store("total", OWN, zero), *self._values(lambda v: zero)))
 
     @property
     def slots(self) -> int:
@@ -133,10 +135,10 @@ class OnlineRows:
 
     def rows(self) -> Body:
         """The new maximum, what was there scaled to it, weights and their sum; values are scaled by ``rescale``."""
-        top, total, scale = (FlatLoad("float32", n, HALVES) for n in ("top", "total", "scale"))
+        top, total, scale = (FlatLoad("float32", n, OWN) for n in ("top", "total", "scale"))
         peak, base = (Reg("float32", n) for n in ("peak", "base"))
         two = [[FlatLoad("float32", n, V(e)) for e in range(2)] for n in ("most", "part")]
-        score = FlatLoad("float32", "acc1", V("fragment") * 4 + HALVES * 2 + PAIR)
+        score = FlatLoad("float32", "acc1", self.scores.register(ROW_FRAGMENT, V("fragment")))
         zero = Const("float32", 0.0)
         finite = op("where", op("eq", peak, LOWEST), zero, peak)  # a row that has seen nothing yet has weights of 0
         far = op("lt", peak, const(-FAR / max(1.0, self.factor), "float32"))
@@ -147,25 +149,28 @@ class OnlineRows:
             *_across("peak", "max"),
             *((Def("unit", op("where", far, const(NEAR, "float32"), self._unit)),) if self.far else ()),
             Def("base", self._scaled(finite)),
-            Store("scale", HALVES, self._power(top, base)),
+            Store("scale", OWN, self._power(top, base)),
             *self._scores((Store("acc1", score.address, self._power(score, base)), Store("part", PAIR, score, "sum"))),
-            Store("total", HALVES, op("add", op("mul", total, scale), op("add", *two[1]))),
-            Store("top", HALVES, peak),
+            Store("total", OWN, op("add", op("mul", total, scale), op("add", *two[1]))),
+            Store("top", OWN, peak),
         )
         for name in ("most", "part"):  # two chains each, or the lanes would wait for their own sums
             half = (Alloc(name, "float32", V(2), "register", half),)
-        return (For("row_half", ZERO, V(2), half),)
+        return self.each_row(half)
 
     def rescale(self) -> Body:
         """Values so far, scaled to the new maximum."""
-        scale = FlatLoad("float32", "scale", HALVES)
-        return (For("row_half", ZERO, V(2), self._values(lambda v: op("mul", v, scale))),)
+        scale = FlatLoad("float32", "scale", OWN)
+        return self.each_row(self._values(lambda v: op("mul", v, scale)))
 
-    def packed(self, step: Index, to: Index) -> Body:
-        """Weights of 16 keys, two fragments, as the row operand of an instruction: four registers from ``to`` on."""
+    def packed(self, step: Index, to: Index, row: Index = ZERO) -> Body:
+        """Weights of 16 keys, two fragments, as the row operand of an instruction: four registers from ``to`` on.
+
+        ``row``: the number of the instruction's rows among those of a warp.
+        """
 
         def pack(register: int) -> Value:
-            at = (step * 2 + register // 2) * 4 + register % 2 * 2
+            at = (row * self.scores.fragments[1] + step * 2 + register // 2) * 4 + register % 2 * 2
             pair = tuple(FlatLoad("float32", "acc1", at + e) for e in range(2))
             return Apply("uint32", PACK[self.values.of.dtype], pair)
 
@@ -180,28 +185,33 @@ class OnlineRows:
             return op("where", op("gt", whole, zero), found, zero) if self.no_nan else found
 
         half: Body = (
-            Def("whole", FlatLoad("float32", "total", HALVES)), *_across("whole", "sum"), *self._values(divided)
+            Def("whole", FlatLoad("float32", "total", OWN)), *_across("whole", "sum"), *self._values(divided)
         )  # fmt: skip
-        return (If((Compare(">", self.scores.of.N, ZERO),), (For("row_half", ZERO, V(2), half),)),)
+        return (If((Compare(">", self.scores.of.N, ZERO),), self.each_row(half)),)
 
     def leave(self, body: Body) -> Body:
         """A share's maximum of a row, as a logit, or the sum of its weights, to its place in memory."""
         (inst,) = (n for n in walk(body) if isinstance(n, Inst))
         places, value = self.scores.places, Reg("float32", "whole")
         s = places.schedule.group.statement(inst.statement)
-        env = places.env(s.name, {**inst.at, p("i"): LANE // 4 + HALVES * 8})
+        env = places.env(s.name, {**inst.at, f("i"): ROW_FRAGMENT, p("i"): LANE // 4 + HALVES * 8})
         address = places.schedule.group.arrays[s.array].address(tuple(i.subs(env) for i in s.index))
         first = Compare("==", LANE % 4, ZERO), Compare("<", env[self.scores.roles.row], self.scores.of.M)
         top = inst.statement == LEAVE_TOP
-        found = op("mul", FlatLoad("float32", "top", HALVES), const(self.factor, "float32"))
+        found = op("mul", FlatLoad("float32", "top", OWN), const(self.factor, "float32"))
         half: Body = (
-            Def("whole", found if top else FlatLoad("float32", "total", HALVES)),
+            Def("whole", found if top else FlatLoad("float32", "total", OWN)),
             *(() if top else _across("whole", "sum")),
             If(first, (Store(s.array, address, value),)),
         )
-        return (For("row_half", ZERO, V(2), half),)
+        return self.each_row(half)
 
     # -- parts -----------------------------------------------------------------------------------------------------
+
+    def each_row(self, body: Body) -> Body:
+        """``body`` for each row that a thread holds (``OWN``)."""
+        half = For("row_half", ZERO, V(2), body)
+        return (For("row_fragment", ZERO, V(self.scores.fragments[0]), (half,)),)
 
     def _reads(self, logit: Value) -> set[str]:
         """Arrays that a logit reads besides scores."""
@@ -226,7 +236,7 @@ class OnlineRows:
         return (For("fragment", ZERO, V(self.scores.fragments[1]), _pair(leaf)),)
 
     def _values(self, f: Callable[[Value], Value]) -> Body:
-        at = V("fragment") * 4 + HALVES * 2 + PAIR
+        at = self.values.register(ROW_FRAGMENT, V("fragment"))
         leaf: Body = (Store("acc2", at, f(FlatLoad("float32", "acc2", at))),)
         return (For("fragment", ZERO, V(self.values.fragments[1]), _pair(leaf)),)
 

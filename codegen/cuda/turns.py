@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from polydyn.codegen.cuda.instructions import HALVES, LANE
-from polydyn.codegen.cuda.softmax import OnlineRows
+from polydyn.codegen.cuda.instructions import LANE
+from polydyn.codegen.cuda.softmax import OWN, OnlineRows
 from polydyn.codegen.ir import Body, Compare, Def, FlatLoad, For, If, Let, Reg, Set, Store
 from polydyn.codegen.passes.threads import combine_lanes
 from polydyn.schedules.expr import Const, FromIndex, Value, const, op
@@ -46,12 +46,12 @@ def vote(online: OnlineRows, least: float, row: Index, warp: Index) -> Body:
     ``row``: the first one of the warp; ``warp``: its place among the votes.
     """
     seen = Reg("float32", "seen")
-    top = op("mul", FlatLoad("float32", "top", HALVES), Const("float32", online.factor))
-    exists = Compare("<", row + LANE // 4 + HALVES * 8, online.scores.of.M)
+    top = op("mul", FlatLoad("float32", "top", OWN), Const("float32", online.factor))
+    exists = Compare("<", row + LANE // 4 + OWN * 8, online.scores.of.M)
     enough = op("where", op("ge", seen, Const("float32", least)), const(0, "int32"), const(1, "int32"))
     return (
         Def("seen", Const("float32", float("inf"))),
-        For("row_half", ZERO, V(2), (If((exists,), (Set("seen", top, 1, "min"),)),)),
+        *online.each_row((If((exists,), (Set("seen", top, 1, "min"),)),)),
         *combine_lanes("seen", seen, "min"),
         If((Compare("==", LANE, ZERO),), (Store(VOTES, warp, enough),)),
     )

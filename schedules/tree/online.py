@@ -48,7 +48,8 @@ the loops over the values' steps, which are the keys of a tile."""
 @dataclass(frozen=True)
 class OnlineTile:
     """Sizes: ``warps`` of a block with 16 rows each, ``keys`` of a tile, head sizes of scores (``depth``) and values
-    (``width``), ``step`` steps of an instruction of 16 rows and 8 columns: 4, 8 or 16.
+    (``width``), ``step`` steps of an instruction of 16 rows and 8 columns: 4, 8 or 16. ``fragments``: of 16 rows that a
+    warp has; what it loads of keys and values is used for each of them.
     """
 
     warps: int
@@ -56,12 +57,13 @@ class OnlineTile:
     depth: int
     width: int
     step: int
+    fragments: int = 1
 
 
 def online_attention(
     parts: AttentionParts, softmax: Softmax, sizes: OnlineTile, shares: bool = False
 ) -> Scheduled:
-    """A block has rows of queries, a warp 16 of them, and walks over tiles of keys (``b_l``).
+    """A block has rows of queries, a warp 16 of them or several times 16, and walks over tiles of keys (``b_l``).
 
     Scores, logits and weights are one after another in the same registers, and so are values. Loops of the scores end
     in 1, those of the values in 2. ``softmax``: its logit over the scores' accumulator. ``shares``: blocks have a
@@ -74,7 +76,8 @@ def online_attention(
     left = [LEAVE_TOP, LEAVE_TOTAL] if shares else []
     unit, block = (w(i),), (*([b("s")] if shares else []), *map(it, r.batch), b(i))
     t = start_online(group, parts, key, sizes.keys)
-    t = tile(t, i, (b, "B_i"), (w, sizes.warps), (p, STAGED))
+    rows = (f(i), p(i))
+    t = tile(t, i, (b, "B_i"), (w, sizes.warps), (f, sizes.fragments), (p, STAGED))
     t = tile(t, K1, (f, sizes.depth // sizes.step), (p, sizes.step))
     t = tile(t, J1, (g, sizes.keys // 16), (h, 2), (p, 8))
     t = tile(t, J2, (g, sizes.width // 16), (h, 2), (p, 8))
@@ -86,20 +89,21 @@ def online_attention(
         t = refine(t, J1, p(J1), ("x_j1", 2), ("y_j1", 4))
         steps, within = [g(J1), h(J1), "x_j1"], ["y_j1"]
     points = [d.name for d in t.map.axes[J1] if d.name not in (g(J1), h(J1))]
-    t = interchange(t, *block, w(i), p(i))
+    t = interchange(t, *block, w(i), *rows)
     t = distribute(t, w(i), START[0])
-    t = distribute(interchange(t, b("l"), w(i), p(i)), p(i), SCORE)
-    t = distribute(unmark(t, MarkName.ROW), p(i), FINISH)
-    scores: dict[Coord, list[str]] = {f(J1): [g(J1), h(J1)], p(i): [p(i)], p(J1): points}
+    t = distribute(interchange(t, b("l"), w(i), *rows), f(i), SCORE)
+    t = distribute(unmark(t, MarkName.ROW), f(i), FINISH)
+    scores: dict[Coord, list[str]] = {f(i): [f(i)], f(J1): [g(J1), h(J1)], p(i): [p(i)], p(J1): points}
     for n in (INIT, LOGIT):
-        t = regroup(t, [n], [p(i), g(J1), h(J1), p(J1)], scores)
+        t = regroup(t, [n], [*rows, g(J1), h(J1), p(J1)], scores)
     head = [f(K1), p(K1)]
-    t = regroup(t, [SCORE], [p(i), g(J1), h(J1), p(J1), *head],
+    t = regroup(t, [SCORE], [*rows, g(J1), h(J1), p(J1), *head],
                 {f(K1): [f(K1)], **scores, p(K1): [p(K1)]})  # fmt: skip
-    t = regroup(t, [VALUE], [p(i), g(J2), h(J2), p(J2), g(J1), h(J1), p(J1)],
-                {f(K2): steps, f(J2): [g(J2), h(J2)], p(i): [p(i)], p(J2): [p(J2)], p(K2): within})  # fmt: skip
+    t = regroup(t, [VALUE], [*rows, g(J2), h(J2), p(J2), g(J1), h(J1), p(J1)],
+                {f(K2): steps, f(i): [f(i)], f(J2): [g(J2), h(J2)], p(i): [p(i)], p(J2): [p(J2)],
+                 p(K2): within})  # fmt: skip
     t = keep_rows(t, parts, unit)
-    t = stage_sums(t, unit, (), (g(J2), h(J2)), parts.values.backbone.array, J2)
+    t = stage_sums(t, unit, (f(i),), (g(J2), h(J2)), parts.values.backbone.array, J2)
     t = _operands(t, parts, (steps, within, points))
     t = assign(assign(t, "task", *block), "unit", *unit)
     t = pad(t, *(x.name for x in group.statements if x.role != "epilogue" and x.name not in left))
@@ -151,21 +155,20 @@ def keep_rows(t: Scheduled, parts: AttentionParts, unit: tuple[Coord, ...]) -> S
 
 def _operands(t: Scheduled, parts: AttentionParts, keys: tuple[list[str], list[str], list[str]]) -> Scheduled:
     """Copies to shared memory, a tile at a time, and from there to registers, an instruction's step at a time."""
-    i, unit, (steps, within, points) = "i", (w("i"),), keys
-    rows, head, wide = [d.name for d in t.map.axes[i] if d.name not in (b(i), w(i))], [f(K1), p(K1)], [
-        d.name for d in t.map.axes[J2]]  # fmt: skip
+    i, unit, (steps, within, points), head = "i", (w("i"),), keys, [f(K1), p(K1)]
+    rows, wide = [d.name for d in t.map.axes[i] if d.name not in (b(i), w(i), f(i))], [d.name for d in t.map.axes[J2]]
     first, second = parts.score_roles, parts.value_roles
     q, k, v = (operand(x, n) for x, n in ((parts.scores, first.row), (parts.scores, first.col),
                                           (parts.values, second.col)))  # fmt: skip
     tile_keys = [*steps, *within]
     t = promote(t, v, J2, COPY_V, "tile_b2", b("l"), [VALUE], {s("j"): wide, s("k"): tile_keys})
     t = promote(t, k, J1, COPY_K, "tile_b1", b("l"), [SCORE], {s("j"): [g(J1), h(J1), *points], s("k"): head})
-    t = promote(t, q, i, COPY_Q, "tile_a1", b(i), [SCORE], {s(i): [w(i), *rows], s("k"): head})
+    t = promote(t, q, i, COPY_Q, "tile_a1", b(i), [SCORE], {s(i): [w(i), f(i), *rows], s("k"): head})
     t = promote(t, k, J1, FRAG_K, "b_frag1", f(K1), [SCORE], {g(J1): [g(J1)]}, [h(J1), *points, p(K1)], unit)
-    t = promote(t, q, i, FRAG_Q, "a_frag1", f(K1), [SCORE], {}, [*rows, p(K1)], unit)
+    t = promote(t, q, i, FRAG_Q, "a_frag1", f(K1), [SCORE], {f(i): [f(i)]}, [*rows, p(K1)], unit)
     loads = [x for x in wide if x not in (h(J2), p(J2))]
     t = promote(t, v, J2, FRAG_V, "b_frag2", f(K2), [VALUE], {g(J2): loads}, [h(J2), p(J2), *within], unit)
-    return promote(t, WEIGHTS, i, FRAG_W, "a_frag2", f(K2), [VALUE], {}, [*rows, *within], unit)
+    return promote(t, WEIGHTS, i, FRAG_W, "a_frag2", f(K2), [VALUE], {f(i): [f(i)]}, [*rows, *within], unit)
 
 
 def _marks(t: Scheduled, outermost: Coord, left: list[str], done: list[str]) -> Scheduled:
@@ -173,6 +176,6 @@ def _marks(t: Scheduled, outermost: Coord, left: list[str], done: list[str]) -> 
     t = mark(mark(t, MarkName.TASK, outermost, SCORE), MarkName.PIPELINE, b("l"), SCORE)
     t = mark(mark(t, MarkName.COPY, s(i), COPY_Q), MarkName.COPY, s("j"), COPY_K, COPY_V)
     t = mark(mark(t, MarkName.MULTIPLY, w(i), SCORE), MarkName.EPILOGUE, w(i), FINISH)
-    t = mark(mark(t, MarkName.START, p(i), START[0]), MarkName.ROWS, p(i), ROWS[0])
-    t = mark(mark(t, MarkName.FINISH, p(i), *left, FINISH), MarkName.STORE, e(i), *done)
+    t = mark(mark(t, MarkName.START, f(i), START[0]), MarkName.ROWS, f(i), ROWS[0])
+    t = mark(mark(t, MarkName.FINISH, f(i), *left, FINISH), MarkName.STORE, e(i), *done)
     return mark(t, MarkName.INSTRUCTION, p(i), INIT, SCORE, LOGIT, VALUE, STAGE)

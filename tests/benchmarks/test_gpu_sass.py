@@ -20,7 +20,7 @@ needs_tools = pytest.mark.skipif(
 @pytest.mark.parametrize(
     "name",
     ["product f16", "product f16, clusters", "product tf32", "product tf32, wgmma", "product s8, wgmma",
-     "attention f16", "attention f16, wgmma", "element-wise"],
+     "attention f16", "attention f16, 128 rows", "attention f16, wgmma", "element-wise"],
 )  # fmt: skip
 def test_kernels_have_their_instructions(name: str) -> None:
     got = sass.check(KINDS[name])

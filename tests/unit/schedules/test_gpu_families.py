@@ -47,8 +47,9 @@ PARTS = WarpgroupTile(2, 1, 4, 2, 8, (4, 16), parts=8)
 """What kernels have: two slabs of a panel, so blocks have a slab and half of its rows each."""
 COUNTED = GpuTile((2, 2), (2, 4), (16, 8), (2, 16), (1, 2), staged=True)
 """What kernels have: 64 rows and columns, 32 steps."""
-ONLINE = (OnlineTile(4, 64, 64, 64, 16), OnlineTile(4, 32, 64, 64, 8), OnlineTile(4, 32, 64, 128, 4))
-"""What kernels have: instructions of tensor cores for 16 bits and tf32, and CUDA cores."""
+ONLINE = (OnlineTile(4, 64, 64, 64, 16), OnlineTile(4, 32, 64, 64, 8), OnlineTile(4, 32, 64, 128, 4),
+          OnlineTile(4, 64, 64, 64, 16, 2))  # fmt: skip
+"""What kernels have: instructions of tensor cores for 16 bits and tf32, and CUDA cores; 32 rows of a warp."""
 
 HOPPER = (WarpgroupOnlineTile(2, 128, (1, 4), (1, 8)), WarpgroupOnlineTile(2, 128, (2, 4), (2, 8)))
 """What kernels have: heads of one panel and of two."""
@@ -142,10 +143,10 @@ def test_online_softmax_of_warpgroups_is_proven(sizes: WarpgroupOnlineTile) -> N
     prove(hopper(sizes))
 
 
-@pytest.mark.parametrize("step", [slow(4), 16])
-def test_online_softmax_computes_at_ragged_sizes(step: int) -> None:
+@pytest.mark.parametrize(("step", "fragments"), [slow(4, 1), slow(16, 1), (16, 2)])
+def test_online_softmax_computes_at_ragged_sizes(step: int, fragments: int) -> None:
     depth, width = 2 * step - 1, 29
-    t = online(OnlineTile(1, 16, 2 * step, 32, step), depth, width)
+    t = online(OnlineTile(1, 16, 2 * step, 32, step, fragments), depth, width)
     for rows, keys in ((1, 1), (17, 19), (2, 0)):
         assert run_online(t, depth, width, rows, keys), (rows, keys)
 
@@ -195,6 +196,13 @@ def one_register(t: Scheduled, buffer: str = "acc") -> Scheduled:
     """All lanes of a column sum into one register."""
     lane = set(t.map.axes[PART])
     return replace(t, buffers=tuple(replace(x, fixed=x.fixed | lane) if x.name == buffer else x for x in t.buffers))
+
+
+def one_fragment(t: Scheduled, storage: str) -> Scheduled:
+    """All fragments of a warp's rows lie in the registers of one."""
+    rows = t.map.digit("i", f("i"))
+    put = tuple(replace(x, fixed=x.fixed | {rows}) if x.place == storage else x for x in t.buffers)
+    return replace(t, buffers=put)
 
 
 def unscoped(t: Scheduled, storage: str) -> Scheduled:
@@ -248,6 +256,8 @@ WRONG: dict[str, tuple[str, Callable[[], Scheduled]]] = {
     "the maximum kept too early": ("backwards: SCALE -> ", lambda: swapped(online(), "SCALE", "TOP")),
     "logits before their scores": ("backwards: ACC1 -> LOGIT", lambda: swapped(online(), "ACC1", "LOGIT")),
     "keys after they are used": ("FRAG_K reads tile_b1", lambda: swapped(online(), "COPY_K", "ACC1")),
+    "queries of another fragment": ("a_frag1", lambda: one_fragment(online(ONLINE[-1]), "a_frag1")),
+    "maxima of another fragment": ("top", lambda: one_fragment(online(ONLINE[-1]), "top")),
     "weights of another warp": ("share a cell of a_frag2|another epoch", lambda: unscoped(online(), "a_frag2")),
     "logits that overwrite values": ("have not the same cells", lambda: early_weights(online())),
     "weights packed behind their product": ("ACC2 reads a_frag2", lambda: swapped(hopper(), "FRAG_W", "ACC2")),

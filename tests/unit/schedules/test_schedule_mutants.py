@@ -88,8 +88,8 @@ def warpgroups() -> tuple[Scheduled, Callable[[Scheduled], bool]]:
 
 
 def online() -> tuple[Scheduled, Callable[[Scheduled], bool]]:
-    t = online_attention(*online_parts(3, 31), OnlineTile(1, 16, 4, 32, 4))
-    return t, lambda x: run_online(x, 3, 31, 3, 19)
+    t = online_attention(*online_parts(3, 31), OnlineTile(1, 16, 4, 32, 4, 2))
+    return t, lambda x: run_online(x, 3, 31, 19, 19)
 
 
 def shares() -> tuple[Scheduled, Callable[[Scheduled], bool]]:
