@@ -61,3 +61,21 @@ def test_reductions_of_no_steps() -> None:
     feeds: Arrays = {"x": np.zeros((2, 0, 5, 8), np.float32), "z": np.zeros((2, 0, 5, 5), np.float32)}
     got, _ = run(plan, feeds)
     assert got["y"].shape == (2, 8) and got["u"].shape == (2, 16, 5, 5) and not got["y"].any() and not got["u"].any()
+
+
+@pytest.mark.parametrize("side", ["rows", "columns"])
+def test_an_operand_that_is_one_number(side: str) -> None:
+    """A product without rows whose other operand runs no steps either had nothing to copy along the reduction."""
+    k, n = 72, 24
+    shape, inputs = (
+        ([k, n], {"x": ("M", k), "c": (1, 1)}) if side == "columns" else ([9, k], {"x": (k, "N"), "c": (1, 1)})
+    )
+    operands = ["x", "e"] if side == "columns" else ["e", "x"]
+    nodes = [node("Expand", ["c", "shape"], ["e"]), node("MatMul", operands, ["y"])]
+    plan = plan_of(nodes, inputs, ["y"], {"shape": np.array(shape)})
+    for size in (1, 8):
+        x, c = RNG.standard_normal((size, k) if side == "columns" else (k, size)), RNG.standard_normal((1, 1))
+        feeds: Arrays = {"x": x.astype(np.float32), "c": c.astype(np.float32)}
+        e = np.broadcast_to(c, shape)
+        got, _ = run(plan, feeds)
+        np.testing.assert_allclose(got["y"], x @ e if side == "columns" else e @ x, 1e-4, 1e-4)
