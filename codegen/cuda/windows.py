@@ -67,8 +67,8 @@ class Axes:
 
 
 def window_axes(group: Group, band: tuple[str, ...]) -> Axes | None:
-    """The axes of a group that is one reduction over a window of constant size and maps of its result, outputs of which
-    read the same elements; else None. ``band``: the shared iterators, vectors run along the last one.
+    """The axes of a group that is one reduction over a window of constant size, not of 0, and maps of its result,
+    outputs of which read the same elements; else None. ``band``: the shared iterators, vectors run along the last one.
     """
     cores = [s for s in group.statements if s.reduce]
     if len(cores) != 1 or len(band) < 2 or cores[0].reduce not in ("sum", "max", "min"):
@@ -76,7 +76,7 @@ def window_axes(group: Group, band: tuple[str, ...]) -> Axes | None:
     (core,) = cores
     taps, extents = core.iterators[len(band) :], dict(core.iters)
     maps = all(s.iterators == band for s in group.statements if s is not core)
-    if not taps or not maps or core.iterators[: len(band)] != band or any(extents[x].constant is None for x in taps):
+    if not taps or not maps or core.iterators[: len(band)] != band or not all(extents[x].constant for x in taps):
         return None
     found: dict[Axes, Fraction] = {}
     for across in band[:-1]:

@@ -238,12 +238,12 @@ def brought(group: Group, s: Statement, box: Mapping[str, int]) -> int:
     taps of a window every element once, however many outputs read it.
 
     ``box``: the outputs of the block, iterator of the band -> how many. A tap moves a fraction of what an output does;
-    loops of unknown extent, whose elements none shares, are a step. Ferrante, Sarkar and Thrash, "On estimating and
-    enhancing cache effectiveness" (1991), count the elements of a reference so. The first cache holds them: a block's
-    are a few tens of KB.
+    loops of unknown extent, or of 0, whose elements none shares, are a step. Ferrante, Sarkar and Thrash, "On
+    estimating and enhancing cache effectiveness" (1991), count the elements of a reference so. The first cache holds
+    them: a block's are a few tens of KB.
     """
     total = Fraction(0)
-    taps = {x: int(e) for x, e in s.iters if x not in box and e.constant is not None}
+    taps = {x: int(e) for x, e in s.iters if x not in box and e.constant}
     for load in {x for x in loads(s.value) if x.buffer in stored(group.arrays)}:
         address, share = group.arrays[load.buffer].address(load.index), Fraction(ITEMSIZE[load.dtype])
         along = {j: _outputs_along(address, j, box) for j in taps}

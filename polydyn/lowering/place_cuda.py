@@ -31,7 +31,7 @@ from polydyn.lowering.prologue import prove_prologue
 from polydyn.lowering.rounding import round_at_stores
 from polydyn.lowering.weights import with_float_weights
 from polydyn.schedules.decision import Decision, cheapest, members
-from polydyn.schedules.expr import Op, Value, loads, walk
+from polydyn.schedules.expr import Op, Value, loads, symbols_of, walk
 from polydyn.schedules.index import Index
 from polydyn.schedules.model import Group, verify_group
 from polydyn.schedules.proof.attention import prove_row_blocks
@@ -142,7 +142,9 @@ class CudaBuilder(Builder):
         form = lower_contract(self.plan, group, 0, windowed, self.along_k)
         if form is None:
             return None
-        columns = operands(form.lowered.group.backbone, form.roles)[1]
+        rows, columns = operands(form.lowered.group.backbone, form.roles)
+        if form.roles.row == "one" and symbols_of(rows).isdisjoint((form.roles.block, *form.roles.inner)):
+            return None  # one number times sums of columns
         read = {form.lowered.buffers[x.buffer] for x in loads(columns)}
         fixed = read <= {*self.plan.graph.constants, *form.lowered.packs}
         return replace(form, lowered=self._rounded(form.lowered, product=True), fixed=fixed)

@@ -20,7 +20,7 @@ from polydyn.schedules.tree.names import Coord, MarkName, b, c, e, extent, f, g,
 from polydyn.schedules.tree.nodes import Sequence as Row
 from polydyn.schedules.tree.nodes import Tree
 from polydyn.schedules.tree.parts import start_in_parts
-from polydyn.schedules.tree.rewrites import CLEAR, PART, PARTS, POINT, SUM, merge
+from polydyn.schedules.tree.rewrites import CLEAR, PART, PARTS, POINT, ROUND, SUM, merge
 from polydyn.schedules.tree.scheduled import Scheduled, all_of, flat, refuse, rewrite
 from polydyn.schedules.tree.strategies import ACC, INIT, in_shares, loop_of, operand, row_operand, start_product
 from polydyn.schedules.tree.tilemap import Digit
@@ -86,7 +86,7 @@ def gpu_product(group: Group, roles: Roles, sizes: GpuTile, split: bool = False)
     t = pull_out(t, b(k), f(k), p(k), together=sizes.staged)  # out of the whole reduction
     t = accumulate(t, b(j), scope=unit)
     inner = {x: [d.name for d in t.map.axes[x] if d.name != b(x)] for x in (i, j, k)}
-    t = _promoted(t, group, roles, inner, loads, p(k), (), unit)
+    t = _promoted(t, group, roles, inner, loads, (k,), p(k), (), unit)
     t = stage_sums(t, unit, (*unit, f(i)), (f(j),), group.backbone.array) if sizes.staged else t
     t = assign(assign(t, "task", *block), "unit", *unit)
     t = pad(t, INIT, ACC)  # copies fill with zeros; epilogues are guarded
@@ -122,7 +122,7 @@ def gpu_parts(group: Group, roles: Roles, sizes: GpuTile, parts: int) -> Schedul
     t = keep(keep(t, PARTS, "acc", b(j)), group.backbone.array, "sums", b(j))
     unit = (c(k), w(i), w(j))
     inner = {x: [d.name for d in t.map.axes[x] if d.name != b(x)] for x in (i, j)} | {k: [whole, point]}
-    t = _promoted(t, group, roles, inner, loads, point, unit[:1], unit)
+    t = _promoted(t, group, roles, inner, loads, (ROUND, PART, POINT), point, unit[:1], unit)
     t = add_parts(t, b(j), 1, {w(i): e("w"), w(j): e("u")}, f(i), (f(j),))
     t = assign(assign(t, "task", *block), "unit", *unit)
     t = pad(t, INIT, ACC)
@@ -144,22 +144,23 @@ def _filled(t: Scheduled, x: str, filled: int) -> tuple[Scheduled, tuple[tuple[s
 
 def _promoted(
     t: Scheduled, group: Group, roles: Roles, inner: Mapping[str, list[str]],
-    loads: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]], point: str, block: tuple[Coord, ...],
-    unit: tuple[Coord, ...],
+    loads: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]], steps: tuple[str, ...], point: str,
+    block: tuple[Coord, ...], unit: tuple[Coord, ...],
 ) -> Scheduled:  # fmt: skip
     """Both operands copied to shared memory once for each tile of the reduction, to registers once for each step.
 
-    ``inner``: digits inside a tile, by axis; ``loads``: as ``_filled`` gives; ``point``: of an instruction's steps;
+    ``inner``: digits inside a tile, by axis; ``loads``: as ``_filled`` gives; ``steps``: the axes of the reduction, all
+    of which copies run, also where an operand is the same at every step; ``point``: of an instruction's steps;
     ``block``, ``unit``: loops that have tiles and fragments of their own.
     """
     i, j, k = "i", "j", "k"
     rows, columns = row_operand(group, roles), (operand(group, roles.col), j)
     for name, into, (array, along), x in ((COPY_B, "tile_b", columns, j), (COPY_A, "tile_a", rows, i)):
         order = (x, k) if name == COPY_A else (k, x)
-        t = promote(t, array, along, name, into, b(k), [ACC], {s(y): inner[y] for y in order}, (), block, (x,))
+        t = promote(t, array, along, name, into, b(k), [ACC], {s(y): inner[y] for y in order}, (), block, (x, *steps))
     for name, into, (array, along), x in ((FRAG_B, "b_frag", columns, j), (FRAG_A, "a_frag", rows, i)):
         hidden = (*loads[x][1], point)
-        t = promote(t, array, along, name, into, f(k), [ACC], {g(x): loads[x][0]}, hidden, unit, (x,))
+        t = promote(t, array, along, name, into, f(k), [ACC], {g(x): loads[x][0]}, hidden, unit, (x, *steps))
     return t
 
 

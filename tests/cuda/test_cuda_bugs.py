@@ -1,0 +1,81 @@
+"""Bugs of CUDA kernels that were found: each has a test; on the strict emulation."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+from onnx import helper
+
+from polydyn.codegen.kernel import Kernel
+from polydyn.lowering.place import Placed
+from tests.support.cuda_groups import Arrays, placed, plan_of, run, version
+
+node = helper.make_node
+RNG = np.random.default_rng(13)
+
+
+def named(word: str, p: Placed, env: dict[str, int]) -> Kernel:
+    """That version, where it may be launched."""
+    return version(p, word)
+
+
+@pytest.mark.parametrize("word", ["mma_64x64x32_4_16_16_wide", "counted_", "split_mma", "gemv_8"])
+@pytest.mark.parametrize("side", ["rows", "columns"])
+def test_an_operand_that_is_the_same_at_every_step(side: str, word: str) -> None:
+    """Its copies had no place for the steps that it does not run, and no product of it was built."""
+    k, n = 520, 72
+    a = {"rows": (1,), "columns": (k,)}[side]
+    inputs: dict[str, tuple[Any, ...]] = {"x": ("M", *a), "c": (k if side == "rows" else 1, n)}
+    spread = {"rows": ("x", [1, k]), "columns": ("c", [k, n])}[side]
+    operands = ["e", "c"] if side == "rows" else ["x", "e"]
+    nodes = [node("Expand", [spread[0], "shape"], ["e"]), node("MatMul", operands, ["y"])]
+    plan = plan_of(nodes, inputs, ["y"], {"shape": np.array(spread[1])}, "float16")
+    made = placed(plan)
+    for m in (1, 7):
+        feeds: Arrays = {n: RNG.standard_normal((m if d[0] == "M" else d[0], d[1])).astype(np.float16) for n, d in
+                         inputs.items()}  # fmt: skip
+        got, _ = run(plan, feeds, partial(named, word), made)
+        x, c = (feeds[n].astype(np.float64) for n in "xc")
+        want = np.broadcast_to(x, (m, k)) @ np.broadcast_to(c, (k, n))
+        np.testing.assert_allclose(got["y"].astype(np.float64), want, 2e-3, 2e-3 * np.abs(want).max())
+
+
+@pytest.mark.parametrize(("op", "inputs"), [
+    ("MatMul", {"x": ("M", 24), "c": (24, 0)}), ("Gemm", {"x": (24, 0), "c": (24, 8)}),
+])  # fmt: skip
+def test_a_known_number_of_no_results(op: str, inputs: dict[str, tuple[Any, ...]]) -> None:
+    """Steps of no columns lie no distance apart, as those of an operand that is the same at every step."""
+    plan = plan_of([node(op, ["x", "c"], ["y"], **({"transA": 1} if op == "Gemm" else {}))], inputs, ["y"])
+    feeds = {n: np.zeros([3 if s == "M" else s for s in d], np.float32) for n, d in inputs.items()}
+    assert run(plan, feeds)[0]["y"].shape == ((3, 0) if op == "MatMul" else (0, 8))
+
+
+def test_reductions_of_no_steps() -> None:
+    """A window of no taps shares nothing: their number was a divisor, and no model with a known size of 0 compiled."""
+    nodes = [node("ReduceSum", ["x", "axes"], ["y"], keepdims=0), node("Conv", ["z", "w"], ["u"], pads=[1] * 4)]
+    constants = {"axes": np.array([1, 2]), "w": np.zeros((16, 0, 3, 3), np.float32)}
+    plan = plan_of(nodes, {"x": ("N", 0, 5, 8), "z": ("N", 0, 5, 5)}, ["y", "u"], constants)
+    feeds: Arrays = {"x": np.zeros((2, 0, 5, 8), np.float32), "z": np.zeros((2, 0, 5, 5), np.float32)}
+    got, _ = run(plan, feeds)
+    assert got["y"].shape == (2, 8) and got["u"].shape == (2, 16, 5, 5) and not got["y"].any() and not got["u"].any()
+
+
+@pytest.mark.parametrize("side", ["rows", "columns"])
+def test_an_operand_that_is_one_number(side: str) -> None:
+    """A product without rows whose other operand runs no steps either had nothing to copy along the reduction."""
+    k, n = 72, 24
+    shape, inputs = (
+        ([k, n], {"x": ("M", k), "c": (1, 1)}) if side == "columns" else ([9, k], {"x": (k, "N"), "c": (1, 1)})
+    )
+    operands = ["x", "e"] if side == "columns" else ["e", "x"]
+    nodes = [node("Expand", ["c", "shape"], ["e"]), node("MatMul", operands, ["y"])]
+    plan = plan_of(nodes, inputs, ["y"], {"shape": np.array(shape)})
+    for size in (1, 8):
+        x, c = RNG.standard_normal((size, k) if side == "columns" else (k, size)), RNG.standard_normal((1, 1))
+        feeds: Arrays = {"x": x.astype(np.float32), "c": c.astype(np.float32)}
+        e = np.broadcast_to(c, shape)
+        got, _ = run(plan, feeds)
+        np.testing.assert_allclose(got["y"], x @ e if side == "columns" else e @ x, 1e-4, 1e-4)
