@@ -78,6 +78,7 @@ from polydyn.schedules.tree.online import (
     online_attention,
 )
 from polydyn.schedules.tree.scheduled import Scheduled
+from polydyn.schedules.tree.strategies import operand
 
 V = Index.of
 ROWS, STAGES, WARPS = 64, 2, 4
@@ -206,6 +207,7 @@ class CudaAttentionKernel:
 
 def attention_refusal(parts: AttentionParts) -> Declined | None:
     """Why an attention is better run as kernels of its parts; None when it is not."""
+    r = parts.score_roles
     for part, roles in ((parts.scores, parts.score_roles), (parts.values, parts.value_roles)):
         if refusal := product_refusal(part, roles):
             return refusal
@@ -219,6 +221,8 @@ def attention_refusal(parts: AttentionParts) -> Declined | None:
         if extent.constant is None or extent.constant > most:
             return Declined(f"an attention of {scores.dtype} with heads of {extent}, more than {most}")
     try:
+        for part, axis in ((parts.scores, r.row), (parts.scores, r.col), (parts.values, parts.value_roles.col)):
+            operand(part, axis)
         softmax(parts.rows, parts.row_prefix, parts.score_roles.col)
     except ScheduleError as e:
         return Declined(str(e).partition("\n")[0])

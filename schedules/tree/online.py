@@ -43,6 +43,8 @@ FRAG_Q, FRAG_K, FRAG_W, FRAG_V = "FRAG_Q", "FRAG_K", "FRAG_W", "FRAG_V"
 K1, J1, K2, J2, KEYS = "k1", "j1", "k2", "j2", "keys"
 """Axes: steps and columns of the scores (the keys of a tile), columns of the values; all keys. ``k2`` names
 the loops over the values' steps, which are the keys of a tile."""
+OPERAND_AXES = (J2, TILE, J1), (J1, TILE, K1), ("i", K1)
+"""Axes of the values, keys and queries that copies bring."""
 
 
 @dataclass(frozen=True)
@@ -154,20 +156,25 @@ def keep_rows(t: Scheduled, parts: AttentionParts, unit: tuple[Coord, ...]) -> S
 
 
 def _operands(t: Scheduled, parts: AttentionParts, keys: tuple[list[str], list[str], list[str]]) -> Scheduled:
-    """Copies to shared memory, a tile at a time, and from there to registers, an instruction's step at a time."""
+    """Copies to shared memory, a tile at a time, and from there to registers, an instruction's step at a time.
+
+    All run both axes of their tiles, also where an operand is the same along one of them.
+    """
     i, unit, (steps, within, points), head = "i", (w("i"),), keys, [f(K1), p(K1)]
     rows, wide = [d.name for d in t.map.axes[i] if d.name not in (b(i), w(i), f(i))], [d.name for d in t.map.axes[J2]]
     first, second = parts.score_roles, parts.value_roles
     q, k, v = (operand(x, n) for x, n in ((parts.scores, first.row), (parts.scores, first.col),
                                           (parts.values, second.col)))  # fmt: skip
     tile_keys = [*steps, *within]
-    t = promote(t, v, J2, COPY_V, "tile_b2", b("l"), [VALUE], {s("j"): wide, s("k"): tile_keys})
-    t = promote(t, k, J1, COPY_K, "tile_b1", b("l"), [SCORE], {s("j"): [g(J1), h(J1), *points], s("k"): head})
-    t = promote(t, q, i, COPY_Q, "tile_a1", b(i), [SCORE], {s(i): [w(i), f(i), *rows], s("k"): head})
-    t = promote(t, k, J1, FRAG_K, "b_frag1", f(K1), [SCORE], {g(J1): [g(J1)]}, [h(J1), *points, p(K1)], unit)
-    t = promote(t, q, i, FRAG_Q, "a_frag1", f(K1), [SCORE], {f(i): [f(i)]}, [*rows, p(K1)], unit)
+    of_v, of_k, of_q = OPERAND_AXES
+    t = promote(t, v, J2, COPY_V, "tile_b2", b("l"), [VALUE], {s("j"): wide, s("k"): tile_keys}, over=of_v)
+    keys_of_tile: dict[Coord, list[str]] = {s("j"): [g(J1), h(J1), *points], s("k"): head}
+    t = promote(t, k, J1, COPY_K, "tile_b1", b("l"), [SCORE], keys_of_tile, over=of_k)
+    t = promote(t, q, i, COPY_Q, "tile_a1", b(i), [SCORE], {s(i): [w(i), f(i), *rows], s("k"): head}, over=of_q)
+    t = promote(t, k, J1, FRAG_K, "b_frag1", f(K1), [SCORE], {g(J1): [g(J1)]}, [h(J1), *points, p(K1)], unit, of_k)
+    t = promote(t, q, i, FRAG_Q, "a_frag1", f(K1), [SCORE], {f(i): [f(i)]}, [*rows, p(K1)], unit, of_q)
     loads = [x for x in wide if x not in (h(J2), p(J2))]
-    t = promote(t, v, J2, FRAG_V, "b_frag2", f(K2), [VALUE], {g(J2): loads}, [h(J2), p(J2), *within], unit)
+    t = promote(t, v, J2, FRAG_V, "b_frag2", f(K2), [VALUE], {g(J2): loads}, [h(J2), p(J2), *within], unit, of_v)
     return promote(t, WEIGHTS, i, FRAG_W, "a_frag2", f(K2), [VALUE], {f(i): [f(i)]}, [*rows, *within], unit)
 
 

@@ -22,7 +22,19 @@ from polydyn.schedules.tree.gpu import STAGE, STAGED, stage_sums
 from polydyn.schedules.tree.limits import assign, clip, mark, pad, unmark
 from polydyn.schedules.tree.loops import distribute, interchange, regroup, tile
 from polydyn.schedules.tree.names import MarkName, b, e, f, g, h, it, p, q, s, w
-from polydyn.schedules.tree.online import COPY_K, COPY_Q, COPY_V, FRAG_W, J1, J2, K1, K2, keep_rows, start_online
+from polydyn.schedules.tree.online import (
+    COPY_K,
+    COPY_Q,
+    COPY_V,
+    FRAG_W,
+    J1,
+    J2,
+    K1,
+    K2,
+    OPERAND_AXES,
+    keep_rows,
+    start_online,
+)
 from polydyn.schedules.tree.scheduled import Scheduled
 from polydyn.schedules.tree.strategies import operand
 
@@ -81,9 +93,12 @@ def online_warpgroups(parts: AttentionParts, softmax: Softmax, sizes: WarpgroupO
     points, columns = ([d.name for d in t.map.axes[x] if d.name not in (b(i), *warps, s(J2))] for x in (i, J2))
     t = promote(t, WEIGHTS, i, FRAG_W, "a_frag2", g(i), [VALUE], {h(i): [h(i)], f(K2): [g(J1)]},
                 [*points, h(J1), p(J1)], (g(i),))  # fmt: skip
-    t = promote(t, array[2], J2, COPY_V, "tile_b2", b("l"), [VALUE], {s("j"): [s(J2)]}, [*columns, *key_digits])
-    t = promote(t, array[1], J1, COPY_K, "tile_b1", b("l"), [SCORE], {s("k"): [s(K1)]}, [*key_digits, f(K1), p(K1)])
-    t = promote(t, array[0], i, COPY_Q, "tile_a1", b(i), [SCORE], {s("k"): [s(K1)]}, [*warps, *points, f(K1), p(K1)])
+    t = promote(t, array[2], J2, COPY_V, "tile_b2", b("l"), [VALUE], {s("j"): [s(J2)]}, [*columns, *key_digits],
+                over=OPERAND_AXES[0])  # fmt: skip
+    t = promote(t, array[1], J1, COPY_K, "tile_b1", b("l"), [SCORE], {s("k"): [s(K1)]}, [*key_digits, f(K1), p(K1)],
+                over=OPERAND_AXES[1])  # fmt: skip
+    t = promote(t, array[0], i, COPY_Q, "tile_a1", b(i), [SCORE], {s("k"): [s(K1)]}, [*warps, *points, f(K1), p(K1)],
+                over=OPERAND_AXES[2])  # fmt: skip
     t = assign(assign(assign(t, "task", *block), "unit", *unit), "unit", g(i))
     t = pad(t, *(x.name for x in group.statements if x.role != "epilogue"))
     t = clip(clip(t, i, *done), J2, *done)

@@ -11,7 +11,8 @@ from onnx import helper
 
 from polydyn.codegen.kernel import Kernel
 from polydyn.lowering.place import Placed
-from tests.support.cuda_groups import Arrays, placed, plan_of, run, version
+from tests.support.cuda_groups import Arrays, first_fit, placed, plan_of, run, version
+from tests.support.marks import slow
 
 node = helper.make_node
 RNG = np.random.default_rng(13)
@@ -51,6 +52,30 @@ def test_a_known_number_of_no_results(op: str, inputs: dict[str, tuple[Any, ...]
     plan = plan_of([node(op, ["x", "c"], ["y"], **({"transA": 1} if op == "Gemm" else {}))], inputs, ["y"])
     feeds = {n: np.zeros([3 if s == "M" else s for s in d], np.float32) for n, d in inputs.items()}
     assert run(plan, feeds)[0]["y"].shape == ((3, 0) if op == "MatMul" else (0, 8))
+
+
+@pytest.mark.parametrize("arch", ["sm_80", slow("sm_90a")])
+@pytest.mark.parametrize("spread", ["q", "k", "v", "heads"])
+def test_attention_of_operands_that_are_the_same_along_an_axis(spread: str, arch: str) -> None:
+    """Copies had no place for the digits that such an operand does not run."""
+    dims = {"q": ["B", 2, 9, 16], "k": ["B", 2, 70, 16], "v": ["B", 2, 70, 16]}
+    whole = {n: [1, *d[1:]] for n, d in dims.items()}
+    of = "k" if spread == "heads" else spread
+    dims[of][3 if spread == "heads" else 2] = 1
+    nodes = [
+        node("Expand", [of, "shape"], ["e"]),
+        node("Transpose", ["e" if of == "k" else "k"], ["t"], perm=[0, 1, 3, 2]),
+        node("MatMul", ["e" if of == "q" else "q", "t"], ["s"]), node("Softmax", ["s"], ["p"]),
+        node("MatMul", ["p", "e" if of == "v" else "v"], ["y"]),
+    ]  # fmt: skip
+    plan = plan_of(nodes, {n: tuple(d) for n, d in dims.items()}, ["y"], {"shape": np.array(whole[of])}, "float16")
+    kernels = placed(plan, arch)
+    assert len(kernels) == (3 if spread in ("q", "k") else 1), "scores of no rows or no keys are kernels of their own"
+    feeds = {n: RNG.standard_normal([3 if s == "B" else s for s in d]).astype(np.float16) for n, d in dims.items()}
+    q, k, v = (np.broadcast_to(feeds[n].astype(np.float64), (3, *whole[n][1:])) for n in "qkv")
+    e = np.exp((x := q @ k.swapaxes(-1, -2)) - x.max(-1, keepdims=True))
+    got, _ = run(plan, feeds, partial(first_fit, arch=arch), kernels)
+    np.testing.assert_allclose(got["y"].astype(np.float64), e / e.sum(-1, keepdims=True) @ v, 0, 5e-3)
 
 
 def test_reductions_of_no_steps() -> None:
