@@ -168,7 +168,7 @@ def _operands(t: Scheduled, parts: AttentionParts, keys: tuple[list[str], list[s
     tile_keys = [*steps, *within]
     of_v, of_k, of_q = OPERAND_AXES
     t = promote(t, v, J2, COPY_V, "tile_b2", b("l"), [VALUE], {s("j"): wide, s("k"): tile_keys}, over=of_v)
-    keys_of_tile: dict[Coord, list[str]] = {s("j"): [g(J1), h(J1), *points], s("k"): head}
+    keys_of_tile: dict[Coord, list[str]] = {s("j"): [g(J1), h(J1), *points], s("k"): [*head]}
     t = promote(t, k, J1, COPY_K, "tile_b1", b("l"), [SCORE], keys_of_tile, over=of_k)
     t = promote(t, q, i, COPY_Q, "tile_a1", b(i), [SCORE], {s(i): [w(i), f(i), *rows], s("k"): head}, over=of_q)
     t = promote(t, k, J1, FRAG_K, "b_frag1", f(K1), [SCORE], {g(J1): [g(J1)]}, [h(J1), *points, p(K1)], unit, of_k)
