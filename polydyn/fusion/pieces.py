@@ -11,6 +11,7 @@ from dataclasses import replace
 from itertools import accumulate
 
 from polydyn.graph.ir import Compute, Concat, Graph, Node, dim_name, value_size
+from polydyn.graph.rewriting import live_nodes
 from polydyn.schedules.expr import FromIndex, const, op
 from polydyn.schedules.index import Index
 
@@ -34,7 +35,7 @@ def choose_pieces(graph: Graph) -> Graph:
         if isinstance(n, Concat) and only_maps(n) and (parts := _pieces(graph, n, makers)):
             n = _choice(graph, n, parts)
         made.append(n)
-    return replace(graph, nodes=_without_unread(made, graph.outputs))
+    return replace(graph, nodes=live_nodes(made, graph.outputs))
 
 
 def _pieces(graph: Graph, n: Concat, makers: Mapping[str, Node]) -> list[Compute] | None:
@@ -68,13 +69,3 @@ def _choice(graph: Graph, n: Concat, parts: Sequence[Compute]) -> Compute:
     for value, end in zip(reversed(values), reversed(starts[1 : len(parts)]), strict=True):
         body = op("where", op("lt", FromIndex("int64", along), const(end, "int64")), value, body)
     return Compute(n.output, body, origin=n.origin)
-
-
-def _without_unread(nodes: Sequence[Node], outputs: Sequence[str]) -> tuple[Node, ...]:
-    """The nodes that somebody reads."""
-    read, kept = set(outputs), list[Node]()
-    for n in reversed(nodes):
-        if n.output in read:
-            kept.append(n)
-            read.update(n.inputs)
-    return tuple(reversed(kept))

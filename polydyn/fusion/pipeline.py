@@ -44,6 +44,7 @@ from polydyn.graph.passes.batch import batch_contractions
 from polydyn.graph.passes.integers import float8_products, integer_products
 from polydyn.graph.passes.merge import merge_contractions
 from polydyn.graph.passes.nibbles import products_of_nibbles
+from polydyn.graph.passes.scales import products_without_scales
 from polydyn.graph.passes.steps import without_requantizing
 from polydyn.graph.show import show_graph
 from polydyn.graph.verify import verify_graph
@@ -72,6 +73,7 @@ REWRITES: tuple[Pass, ...] = (
     Pass("integers", "products of dequantized operands are sums over integers", graph=integer_products),
     Pass("nibbles", "weights of 4 bits stay so in products", graph=products_of_nibbles),
     Pass("float8", "products of dequantized 8-bit floats are scaled once", graph=float8_products, cuda=True),
+    Pass("scales", "numbers that scale what is in memory come out of products", graph=products_without_scales),
     Pass("fold", "what reads only constants is computed once", graph=fold),
     Pass("merge", "contractions that share an operand become one (BladeDISC 4.3)", graph=merge_contractions),
     Pass("batch", "independent contractions of equal shapes become a batched one", graph=batch_contractions),

@@ -1,0 +1,95 @@
+"""Numbers that scale an operand of a product come out of its sum.
+
+``sum((x * c) * y)`` is ``sum(x * y) * c``. Exporters scale queries and keys by the root of a number each. The scaled
+keys are a copy of the cache then, written and read in every step of a decoder, once for each query that shares a key.
+So the number comes out where what it scales is in memory anyway: an input or output of the model, or what others read
+too. Sums that are no float before they are scaled are infinite; both orders round once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from polydyn.graph.ir import Compute, Concat, Graph, Node, dim_name
+from polydyn.graph.passes.join import as_contraction
+from polydyn.graph.passes.steps import is_ordinary, number, through_views
+from polydyn.graph.rewriting import Rewriting, live
+from polydyn.schedules.expr import FLOATS, Const, Load, Op, Value, cast, const, load, op
+
+
+def products_without_scales(graph: Graph) -> Graph:
+    """The graph with products of what is in memory, and their results scaled."""
+    return _Scales(graph).run()
+
+
+class _Scales(Rewriting):
+    def __init__(self, graph: Graph) -> None:
+        super().__init__(graph)
+        self.makers, self.readers = graph.producer(), graph.consumers()
+
+    def run(self) -> Graph:
+        """The rewritten graph; itself where there is no such product."""
+        for n in self.graph.nodes:
+            if not self._rewritten(n):
+                self.nodes.append(n)
+        return live(self.result()) if self.notes else self.graph
+
+    def _rewritten(self, node: Node) -> bool:
+        """Writes a product as a sum over what is in memory and its scaling."""
+        n = as_contraction(node)
+        if n is None or n.body.dtype != "float32":
+            return False
+        assert isinstance(n.body, Op)
+        found = [self._operand(n, v) for v in n.body.args]
+        factor = np.prod([np.float32(c) for _, c in found], dtype=np.float32)
+        if all(v is w for (v, _), w in zip(found, n.body.args, strict=True)) or not is_ordinary(factor):
+            return False
+        shape = self.tensors[n.output].shape
+        body = op("mul", *(v for v, _ in found))
+        total = self.add(replace(n, output=self.fresh(f"{n.output}@sum"), body=body), shape)
+        sums = load(total, tuple(map(dim_name, range(len(shape)))), "float32")
+        self.nodes.append(Compute(n.output, op("mul", sums, const(float(factor), "float32")), origin=n.origin))
+        self.notes.append(f"{n.output}: the product is scaled, not its operand (which is in memory anyway)")
+        return True
+
+    def _operand(self, n: Compute, v: Value) -> tuple[Value, float]:
+        """What an operand scales, and by which number; itself, and 1, where it is not to come out."""
+        read = _uncast(v)
+        if not isinstance(read, Load):
+            return v, 1.0
+        read = through_views(self.graph, self.makers, read, n)
+        maker = self.makers.get(read.buffer)
+        if not isinstance(maker, Compute) or not maker.is_map or read.buffer in self.graph.outputs:
+            return v, 1.0
+        scaling = _uncast(maker.at(read.index))
+        if not isinstance(scaling, Op) or scaling.name != "mul":
+            return v, 1.0
+        for x, c in (scaling.args, scaling.args[::-1]):
+            scaled, by = _uncast(x), self._number(_uncast(c))
+            if by is not None and isinstance(scaled, Load) and scaled.dtype == read.dtype and self._kept(scaled, n):
+                return cast(scaled, "float32"), by
+        return v, 1.0
+
+    def _number(self, v: Value) -> float | None:
+        """The ordinary number that a value is; None: it is none."""
+        known = v.value if isinstance(v, Const) else number(self.constants, v) if isinstance(v, Load) else None
+        if known is None or v.dtype not in FLOATS:
+            return None
+        return float(known) if is_ordinary(np.float32(known)) else None
+
+    def _kept(self, v: Load, n: Compute) -> bool:
+        """Whether a tensor is in memory whatever becomes of the scaling."""
+        base = through_views(self.graph, self.makers, v, n).buffer
+        maker = self.makers.get(base)
+        if base in self.constants:
+            return False
+        return maker is None or isinstance(maker, Concat) or base in self.graph.outputs or len(self.readers[base]) > 1
+
+
+def _uncast(v: Value) -> Value:
+    """A value as it is stored, where it is only widened or rounded to 16 bits."""
+    while isinstance(v, Op) and v.name == "cast" and v.dtype in FLOATS and v.args[0].dtype in FLOATS:
+        (v,) = v.args
+    return v
