@@ -16,7 +16,7 @@ from polydyn.graph.ir import Compute, Concat, Graph, Node, dim_name
 from polydyn.graph.passes.join import as_contraction
 from polydyn.graph.passes.steps import is_ordinary, number, through_views
 from polydyn.graph.rewriting import Rewriting, live
-from polydyn.schedules.expr import FLOATS, Const, Load, Op, Value, cast, const, load, op
+from polydyn.schedules.expr import FLOATS, Const, Load, Op, Value, cast, const, load, op, transform
 
 
 def products_without_scales(graph: Graph) -> Graph:
@@ -28,12 +28,14 @@ class _Scales(Rewriting):
     def __init__(self, graph: Graph) -> None:
         super().__init__(graph)
         self.makers, self.readers = graph.producer(), graph.consumers()
+        self.factors: dict[str, Value] = {}
+        """Products whose readers, maps alone, count them so many times."""
 
     def run(self) -> Graph:
         """The rewritten graph; itself where there is no such product."""
         for n in self.graph.nodes:
             if not self._rewritten(n):
-                self.nodes.append(n)
+                self.nodes.append(self._counted(n))
         return live(self.result()) if self.notes else self.graph
 
     def _rewritten(self, node: Node) -> bool:
@@ -46,13 +48,28 @@ class _Scales(Rewriting):
         factor = np.prod([np.float32(c) for _, c in found], dtype=np.float32)
         if all(v is w for (v, _), w in zip(found, n.body.args, strict=True)) or not is_ordinary(factor):
             return False
-        shape = self.tensors[n.output].shape
-        body = op("mul", *(v for v, _ in found))
-        total = self.add(replace(n, output=self.fresh(f"{n.output}@sum"), body=body), shape)
-        sums = load(total, tuple(map(dim_name, range(len(shape)))), "float32")
-        self.nodes.append(Compute(n.output, op("mul", sums, const(float(factor), "float32")), origin=n.origin))
+        n, shape = replace(n, body=op("mul", *(v for v, _ in found))), self.tensors[n.output].shape
+        by, readers = const(float(factor), "float32"), self.readers.get(n.output, [])
+        if n.output not in self.graph.outputs and all(_computes(x) for x in readers):
+            self.nodes.append(n)
+            self.factors[n.output] = by
+        else:
+            total = self.add(replace(n, output=self.fresh(f"{n.output}@sum")), shape)
+            sums = load(total, tuple(map(dim_name, range(len(shape)))), "float32")
+            self.nodes.append(Compute(n.output, op("mul", sums, by), origin=n.origin))
         self.notes.append(f"{n.output}: the product is scaled, not its operand (which is in memory anyway)")
         return True
+
+    def _counted(self, n: Node) -> Node:
+        """A node with what it reads of products that are not scaled themselves."""
+        if not isinstance(n, Compute) or self.factors.keys().isdisjoint(n.inputs):
+            return n
+
+        def scaled(v: Value) -> Value:
+            by = self.factors.get(v.buffer) if isinstance(v, Load) else None
+            return v if by is None else op("mul", v, by)
+
+        return replace(n, body=transform(n.body, scaled))
 
     def _operand(self, n: Compute, v: Value) -> tuple[Value, float]:
         """What an operand scales, and by which number; itself, and 1, where it is not to come out."""
@@ -86,6 +103,11 @@ class _Scales(Rewriting):
         if base in self.constants:
             return False
         return maker is None or isinstance(maker, Concat) or base in self.graph.outputs or len(self.readers[base]) > 1
+
+
+def _computes(n: Node) -> bool:
+    """Whether a node is a map that is no view: a factor more costs it nothing."""
+    return isinstance(n, Compute) and n.is_map and not n.is_view
 
 
 def _uncast(v: Value) -> Value:
