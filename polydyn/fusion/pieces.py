@@ -11,7 +11,7 @@ from dataclasses import replace
 from itertools import accumulate
 
 from polydyn.graph.ir import Compute, Concat, Graph, Node, dim_name, value_size
-from polydyn.graph.rewriting import live_nodes
+from polydyn.graph.rewriting import live
 from polydyn.schedules.expr import FromIndex, const, op
 from polydyn.schedules.index import Index
 
@@ -35,7 +35,8 @@ def choose_pieces(graph: Graph) -> Graph:
         if isinstance(n, Concat) and only_maps(n) and (parts := _pieces(graph, n, makers)):
             n = _choice(graph, n, parts)
         made.append(n)
-    return replace(graph, nodes=live_nodes(made, graph.outputs))
+    unchanged = all(a is b for a, b in zip(made, graph.nodes, strict=True))
+    return graph if unchanged else live(replace(graph, nodes=tuple(made)))
 
 
 def _pieces(graph: Graph, n: Concat, makers: Mapping[str, Node]) -> list[Compute] | None:

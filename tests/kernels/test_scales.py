@@ -92,6 +92,20 @@ def test_what_is_computed_for_the_scaling_alone_stays() -> None:
     assert taken_out(nodes, constants, ["s"]) and not taken_out(nodes, constants, ["s", "k5"])
 
 
+def test_a_product_of_a_scaled_product() -> None:
+    """What reads a product that is not scaled itself counts its number, also through another scaling."""
+    more = (
+        node("Mul", ["s", "d"], ["m"]), node("Exp", ["s"], ["e"]), node("Transpose", ["m"], ["t"], perm=[0, 1, 3, 2]),
+        node("MatMul", ["t", "e"], ["u"]),
+    )  # fmt: skip
+    nodes, constants = scores(more=more)
+    program = compiled(nodes, constants | {"d": np.array(0.5, np.float32)}, ["u"])
+    for length, keys in ((1, 1), (5, 33)):
+        feeds, want = operands(length, keys, "float32")
+        u = (want * 0.125).swapaxes(-1, -2) @ np.exp(want * 0.25)
+        np.testing.assert_allclose(program.run(feeds)["u"], u, rtol=2e-5, atol=2e-5 * np.abs(u).max())
+
+
 def test_both_operands() -> None:
     nodes, constants = scores(more=(node("Mul", ["q", "d"], ["q1"]), node("MatMul", ["q1", "k5"], ["u"])))
     program = compiled(nodes, constants | {"d": np.array(-3, np.float32)}, ["u"])

@@ -97,10 +97,10 @@ class _Scales(Rewriting):
         return float(known) if is_ordinary(np.float32(known)) else None
 
     def _kept(self, v: Load, n: Compute) -> bool:
-        """Whether a tensor is in memory whatever becomes of the scaling."""
+        """Whether a tensor is in memory whatever becomes of the scaling, as the model has it."""
         base = through_views(self.graph, self.makers, v, n).buffer
         maker = self.makers.get(base)
-        if base in self.constants:
+        if base in self.constants or base in self.factors:
             return False
         return maker is None or isinstance(maker, Concat) or base in self.graph.outputs or len(self.readers[base]) > 1
 
