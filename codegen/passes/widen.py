@@ -192,11 +192,14 @@ class _Widening:
         if isinstance(v, FlatLoad) and v.buffer in self.buffers:
             return self._from(v, guard, other) or v
         if isinstance(v, Op) and v.name == "where":
-            return self._choice(v)
+            return self._choice(v, guard)
         return replace(v, args=tuple(self._value(a, guard, other) for a in v.args)) if isinstance(v, Op) else v
 
-    def _choice(self, v: Op) -> Value:
-        """One of two values; what stands under a guard may address what does not exist elsewhere."""
+    def _choice(self, v: Op, around: tuple[Compare, ...] = ()) -> Value:
+        """One of two values; what stands under a guard may address what does not exist elsewhere.
+
+        ``around``: the guard that it stands under itself.
+        """
         choice, then, orelse = v.args
         compared = [comparison(x) for x in conjuncts(choice)]
         guard = tuple(self._of_all_lanes(c) for c in compared if c is not None)
@@ -205,14 +208,14 @@ class _Widening:
         read = then.args[0] if isinstance(then, Op) and then.name == "cast" and then.dtype == "float32" else then
         alike = read is then or (isinstance(read, FlatLoad) and WIDENED.get(read.dtype) == "float32")
         if isinstance(read, FlatLoad) and isinstance(orelse, Const) and alike:  # nothing is left to choose
-            found = self._from(read, guard, orelse) if read.buffer in self.buffers else None
+            found = self._from(read, guard, orelse) if not around and read.buffer in self.buffers else None
             return v if found is None else found if read is then else Op(then.dtype, "cast", (found,))
         nothing = Const("float32", 0.0)
         if len(guard) == 1 and (other := OPPOSITE.get(guard[0].relation)):
-            last = self._value(orelse, (replace(guard[0], relation=other),), nothing)
+            last = self._value(orelse, (*around, replace(guard[0], relation=other)), nothing)
         else:
             last = self._registers(orelse)
-        return replace(v, args=(choice, self._value(then, guard, nothing), last))
+        return replace(v, args=(choice, self._value(then, (*around, *guard), nothing), last))
 
     def _of_all_lanes(self, c: Compare) -> Compare:
         """A comparison of the vector's first element, where the others then compare alike: with whole vectors."""

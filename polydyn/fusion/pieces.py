@@ -21,14 +21,10 @@ MOST_PARTS, MOST_SIZE = 4, 4
 
 def choose_pieces(graph: Graph) -> Graph:
     """The graph in which maps read pieces of one tensor, of known lengths, without a concatenation."""
-    makers = {n.output: n for n in graph.nodes}
-    readers: dict[str, list[Node]] = {}
-    for n in graph.nodes:
-        for x in n.inputs:
-            readers.setdefault(x, []).append(n)
+    makers, readers = graph.producer(), graph.consumers()
 
     def only_maps(n: Concat) -> bool:
-        return all(isinstance(x, Compute) and x.is_map for x in readers.get(n.output, []))
+        return all(isinstance(x, Compute) and x.is_map for x in readers[n.output])
 
     made: list[Node] = []
     for n in graph.nodes:
