@@ -118,7 +118,7 @@ def kinds() -> tuple[Kind, ...]:
     """What is looked at."""
     half, single, turned, quantized = _product("float16"), _product("float32"), _product("float32", True), _quantized()
     gelu, float8, attention = layer("gelu", 768, 3072), float8_layer(2048, 512), _attention("float16")
-    causal = attention_model(12, 64, "causal")
+    causal, keyed = attention_model(12, 64, "causal"), attention_model(12, 64, "keys")
     image = inner_convolution(weights.convolution(64, 64, 3), ("H", "W"))
     depthwise = inner_convolution(weights.convolution(1, 64, 3), ("H", "W"), groups=64)
     return (
@@ -177,6 +177,11 @@ def kinds() -> tuple[Kind, ...]:
         Kind("attention f16, shares", attention, "split_attention_64", (COPIES, *TENSOR, "SHFL", WIDE), "sm_90a",
              most=460),
         Kind("attention f16, causal", causal, "attention_64", (COPIES, *TENSOR, "SHFL", WIDE), most=500),
+        Kind("attention f16, mask", keyed, "attention_64", (COPIES, *TENSOR, "SHFL", WIDE), most=790),
+        *(Kind("attention f16, mask, 128 rows", keyed, "attention_128", (COPIES, *TENSOR, "SHFL", WIDE), x, most=1360)
+          for x in ("sm_80", "sm_89")),
+        Kind("attention f16, mask, wgmma", keyed, "attention_wgmma", ("HGMMA", "UTMALDG", "SYNCS", WIDE), "sm_90a",
+             most=1210),
         *(Kind("attention f16, causal, 128 rows", causal, "attention_128", (COPIES, *TENSOR, "SHFL", WIDE), x, most=820)
           for x in ("sm_80", "sm_89")),
         Kind("attention f16, causal, wgmma", causal, "attention_wgmma", ("HGMMA", "UTMALDG", "SYNCS", WIDE), "sm_90a",

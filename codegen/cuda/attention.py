@@ -53,7 +53,7 @@ from polydyn.codegen.places import Places
 from polydyn.codegen.printers.cuda_values import HALF
 from polydyn.codegen.split import attention_part, combining_attention, partial_attention
 from polydyn.schedules.errors import Declined, ScheduleError
-from polydyn.schedules.expr import ITEMSIZE, FromIndex, Load, transform
+from polydyn.schedules.expr import ITEMSIZE, FromIndex, Load, loads, transform
 from polydyn.schedules.index import ONE, ZERO, Index, IndexLike, maximum, minimum, product
 from polydyn.schedules.laws.masks import Axis, Logits, Visits, visits
 from polydyn.schedules.laws.online_softmax import FINISH, INIT, LOGIT, SCORE, VALUE, softmax
@@ -153,14 +153,22 @@ class CudaAttentionKernel:
         out.
         """
         narrow = ((8, False), (4, False), (2, False)) if self.kind == "mma" else ((4, False),)
-        accesses = ((16, True), (16, False), *narrow)
-        own = without_repeats(_Version(self, width, wide) for width, wide in accesses)
+        own = without_repeats((
+            *(_Version(self, 16, True, in_pairs=x) for x in self.in_pairs),
+            *(_Version(self, width, wide) for width, wide in ((16, False), *narrow)),
+        ))  # fmt: skip
         special = warpgroup_attention(self) if self.arch == "sm_90a" and not self.kept else []
         own += self._of_many_rows()
         if self.kept:
             special, others = self.kept.versions(self.family), self.kept.others
             own = [with_block(k, factor=others) for k in own]
         return short_first((*special, *own, *self._of_shares()))
+
+    @property
+    def in_pairs(self) -> tuple[bool, ...]:
+        """Whether versions read masks in pairs of columns: first those that do, if there is a mask."""
+        masked = any(x.buffer != self.scores.acc.array for x in loads(self.softmax.logit))
+        return (True, False) if masked else (False,)
 
     def _of_many_rows(self) -> tuple[Kernel, ...]:
         """The version in which a warp has several fragments of rows, by the widest copies. Those of heads of 128 have
@@ -170,8 +178,8 @@ class CudaAttentionKernel:
         most = 64 if self.arch == "sm_90a" else MOST_SHARED
         if self.kind != "mma" or max(self.depths) > most or one_block:
             return ()
-        made = _Version(self, 16, True, FRAGMENTS)
-        return made.build() if all(c.bytes == 16 for c in made.copies.values()) else ()
+        made = (_Version(self, 16, True, FRAGMENTS, x) for x in self.in_pairs)
+        return tuple(without_repeats(x for x in made if all(c.bytes == 16 for c in x.copies.values())))
 
     def _of_shares(self) -> tuple[Kernel, ...]:
         """The version in which blocks have shares of the keys, for few queries and many keys: by the widest copies,
@@ -235,9 +243,11 @@ def _depth(extent: Index) -> int:
 
 
 class _Version:
-    """One width of accesses; ``fragments``: of 16 rows that a warp has."""
+    """One width of accesses; ``fragments``: of 16 rows that a warp has; ``in_pairs``: how masks are read."""
 
-    def __init__(self, of: CudaAttentionKernel, width: int, wide: bool, fragments: int = 1) -> None:
+    def __init__(
+        self, of: CudaAttentionKernel, width: int, wide: bool, fragments: int = 1, in_pairs: bool = False
+    ) -> None:
         self.of, self.name, self.group, self.parts = of, of.name, of.group, of.parts
         depth, columns = of.depths
         self.kind, self.keys, self.by_keys = INSTRUCTIONS[of.kind], of.keys_of(fragments), of.kind == "tf32"
@@ -248,7 +258,7 @@ class _Version:
         self.places, self.logits = Places(self.schedule), of.logits(self.rows, self.keys)
         self.scores = Sums(of.scores, self.kind, self.places, wide, "acc1", ("i", J1))
         self.values = Sums(of.values, self.kind, self.places, wide, "acc2", ("i", J2))
-        self.online = OnlineRows(self.scores, self.values, self.logits, of.softmax.no_nan)
+        self.online = OnlineRows(self.scores, self.values, self.logits, of.softmax.no_nan, in_pairs)
         self.copies = {c.operand.copy: c for c in (self._copy(width, *x) for x in (
             (of.scores, COPY_Q, FRAG_Q, "a1", "i", K1, (self.rows, depth), None),
             (of.scores, COPY_K, FRAG_K, "b1", J1, K1, (self.keys, depth), b("l")),
@@ -271,7 +281,7 @@ class _Version:
         name, names = f"{self.name}_{version}", bound_names(self._arrays(), self.group.params)
         body = loops_over_keys(name, self.schedule, self.visits.live, self.logits)
         body, count = one_block(name, body, self.steps(), self._allocate, names)
-        multiples = (*self.asked, *self.values.multiples)
+        multiples = (*self.asked, *self.values.multiples, *self.online.multiples)
         few = sum(of.depths) > 128 or self.fragments > 1 or self.kind.name != "mma"  # more registers than three leave
         blocks = 2 if few else 3
         rows, keys = of.scores.M.ceildiv(self.rows), of.scores.N.ceildiv(self.keys)
@@ -292,8 +302,8 @@ class _Version:
         widths = "_".join(str(c.bytes) for c in self.copies.values())
         name = "attention" if self.kind.name == "mma" else f"attention_{self.kind.name}"
         wide = any(self.values.vector(s) > 1 for s in self.of.values.epilogues)
-        name = "split_" * (self.of.shares != ONE) + name
-        return f"{name}_{self.rows}x{self.keys}x{self.of.depths[0]}_{widths}" + "_wide" * wide
+        name, ways = "split_" * (self.of.shares != ONE) + name, "_wide" * wide + "_pairs" * self.online.in_pairs
+        return f"{name}_{self.rows}x{self.keys}x{self.of.depths[0]}_{widths}{ways}"
 
     def _arrays(self) -> dict[str, Array]:
         return {n: a for n, a in self.group.arrays.items() if a.role != "rows"}
@@ -327,6 +337,7 @@ class _Version:
             ),
             Step("multiply", "the mark of the arithmetic goes", lambda x: consume(x, MarkName.MULTIPLY)),
             Step("lower", "statements become instructions", lambda x: lower(x, self._table()), ("stage", *registers)),
+            Step("pair", "masks of two columns are one access", self.online.pair),
             Step("unroll", "loops over registers", lambda x: unrolled(x, kinds)),
             Step("fold", "decided guards and single trips go", fold),
         )
@@ -344,7 +355,7 @@ class _Version:
         first, second = (product_work(t, (c,), keys, blocks) for t, c in zip(tiles, copies, strict=True))
         both = replace(
             first, flops=first.flops + second.flops, shared=first.shared + second.shared,
-            instructions=first.instructions + second.instructions + self.rows * self.keys // WARP * self.online.slots,
+            instructions=first.instructions + second.instructions + self.online.slots(self.rows * self.keys // WARP),
             traffic=first.traffic + second.traffic, elements=second.elements,
         )  # fmt: skip
         return with_epilogues(both, self.group, self.of.values.epilogues).shared_by(self.of.shares)

@@ -16,6 +16,7 @@ from polydyn.codegen.ir import (
     Alloc,
     Apply,
     Body,
+    Call,
     Compare,
     Def,
     FlatLoad,
@@ -23,6 +24,7 @@ from polydyn.codegen.ir import (
     If,
     Inst,
     Node,
+    Pointer,
     Reg,
     Set,
     Store,
@@ -31,18 +33,22 @@ from polydyn.codegen.ir import (
     walk,
     with_bodies,
 )
+from polydyn.codegen.ir import walk_value as walk_flat
 from polydyn.codegen.lower import flat
+from polydyn.codegen.passes.widen import widen
 from polydyn.codegen.printers.cuda_values import NORMAL, literal
 from polydyn.schedules.expr import FLOATS, Const, Load, Op, Value, const, loads, op
 from polydyn.schedules.expr import walk as walk_value
 from polydyn.schedules.index import ZERO, Index
 from polydyn.schedules.laws.masks import Logits, open_logit
 from polydyn.schedules.laws.online_softmax import LEAVE_TOP, LOGIT
+from polydyn.schedules.model import stored
 from polydyn.schedules.tree.names import f, p
 
 V = Index.of
 LOWEST, LOG2_E = Const("float32", float("-inf")), 1.4426950408889634
 PACK = {"float16": "pd_pack_f16x2", "bfloat16": "pd_pack_bf16x2"}
+ROUND = {"float16": "pd_round_f16x2", "bfloat16": "pd_round_bf16x2"}
 STATISTICS = (("top", "float32", 2), ("total", "float32", 2), ("scale", "float32", 2))
 """(name, dtype, number) of what a thread holds of the two rows of a fragment: maximum, its own part of the sum, what a
 tile's new maximum scales older sums by.
@@ -66,10 +72,13 @@ class OnlineRows:
 
     Tiles that are whole, and in which masks hide nothing, have logits of their own (``split``). 16 bits: a positive
     factor of all logits is left out of them, since a maximum does not need it, and multiplied once where powers are
-    taken, which are powers of 2. ``no_nan``: a row whose weights are NaN gives 0.
+    taken, which are powers of 2. ``no_nan``: a row whose weights are NaN gives 0. ``in_pairs``: what whole tiles read
+    besides comes in pairs of columns (``pair``), if addresses are multiples as ``multiples`` asks.
     """
 
-    def __init__(self, scores: Sums, values: Sums, logits: Logits, no_nan: bool = False) -> None:
+    def __init__(
+        self, scores: Sums, values: Sums, logits: Logits, no_nan: bool = False, in_pairs: bool = False
+    ) -> None:
         self.scores, self.values, self.powers = scores, values, scores.kind.name == "mma"
         self.logits, self.logit, self.no_nan = logits, logits.value, no_nan
         self.array, self.group = scores.of.acc.array, scores.of.group
@@ -81,6 +90,8 @@ class OnlineRows:
                 self.factor, self.logit, self.open = factor, masked, shown
         self.read, self.shown = self._reads(self.logit), self._reads(self.open)
         self.far = self.powers and any(_may_be_far(x, self.array) for x in walk_value(self.logit))
+        self.in_pairs = in_pairs and bool(self.shown)
+        self.multiples: dict[tuple[Index, int], None] = {}
 
     # -- statements ------------------------------------------------------------------------------------------------
 
@@ -89,10 +100,12 @@ class OnlineRows:
         zero = Const("float32", 0.0)
         return self.each_row((Store("top", OWN, LOWEST), Store("total", OWN, zero), *self._values(lambda v: zero)))
 
-    @property
-    def slots(self) -> int:
-        """Issue slots of a warp for a score each, from the sum of its products to its weight, in a tile as most are."""
-        return WEIGHED + of_value(self.open, self.powers) + len(self.shown)
+    def slots(self, scores: int) -> int:
+        """Issue slots of a warp for so many scores of a lane, from the sums of their products to their weights, in a
+        tile as most are.
+        """
+        each = WEIGHED + of_value(self.open, self.powers)
+        return each * scores + len(self.shown) * scores // (2 if self.in_pairs else 1)
 
     def split(self, body: Sequence[Node]) -> Body:
         """Logits as ``whole`` ones in tiles that are, and in which masks hide nothing; in the others as they are."""
@@ -132,6 +145,29 @@ class OnlineRows:
         if bare and live == (keys,):
             return (If((Compare(">=", keys.left, keys.right),), (Store("acc1", place, LOWEST),)),)
         return (If(live, kept, (Store("acc1", place, LOWEST),)),) if live else kept
+
+    def pair(self, body: Body) -> Body:
+        """Logits of two columns that read their masks at once, and are rounded at once."""
+        return rewrite(body, self._of_two_columns) if self.in_pairs else body
+
+    def _of_two_columns(self, n: Node) -> Node | Body:
+        logit = n.body[0] if isinstance(n, For) and V(n.var) == PAIR and len(n.body) == 1 else None
+        if not (isinstance(n, For) and isinstance(logit, Store) and logit.buffer == "acc1"):
+            return n
+        read = [x for x in walk_flat(logit.value) if isinstance(x, FlatLoad) and x.buffer in self.shown]
+        if not read:
+            return n
+        narrow = _rounded(logit.value)
+        exact = logit if narrow is None else replace(logit, value=narrow.args[0])
+        names = frozenset(x for r in read for x in r.address.symbols()) - set(self.group.params)
+        made = widen((exact,), n.var, 2, stored(self.group.arrays), names)
+        if made is None:
+            return n
+        self.multiples |= dict.fromkeys(made[1])
+        if narrow is None:
+            return made[0]
+        two = Pointer("float32", "acc1", logit.address.subs({n.var: 0}))
+        return (*made[0], Call(ROUND[narrow.dtype], (two,)))
 
     def rows(self) -> Body:
         """The new maximum, what was there scaled to it, weights and their sum; values are scaled by ``rescale``."""
@@ -246,6 +282,15 @@ def _may_be_far(x: Value, scores: str) -> bool:
     if isinstance(x, Const) and x.dtype in FLOATS:
         return float("-inf") < float(x.value) < -FAR
     return isinstance(x, Load) and x.buffer != scores and x.dtype in FLOATS and x.dtype != "float16"
+
+
+def _rounded(v: Value) -> Op | None:
+    """The rounding to 16 bits that a value in a register has gone through last."""
+    if isinstance(v, Op) and v.name == "cast" and v.dtype == "float32":
+        (x,) = v.args
+        if isinstance(x, Op) and x.name == "cast" and x.dtype in ROUND and x.args[0].dtype == "float32":
+            return x
+    return None
 
 
 def take_factor(logit: Value) -> tuple[float, Value]:

@@ -87,6 +87,10 @@ class Attention(Protocol):
     values: ProductGroup
     softmax: Softmax
 
+    @property
+    def in_pairs(self) -> tuple[bool, ...]:
+        """Whether versions read masks in pairs of columns."""
+
     def logits(self, rows: int, keys: int) -> Logits:
         """Its logits, in such tiles."""
 
@@ -135,11 +139,14 @@ def warpgroup_attention(of: Attention, tile: AttentionTile | None = None) -> lis
     as wgmma wants it.
 
     Queries and keys lie along the head, values along their columns, all of 16 bits. Deep heads have values that are not
-    wider than they: the rings of fewer keys have no room for the sums of others.
+    wider than they: the rings of fewer keys have no room for the sums of others, and their threads no registers for
+    masks in pairs.
     """
     tile = tile or _default_tile(of)
     maps = _maps(of, tile)
-    return without_repeats(_Version(of, maps, tile, wide) for wide in (True, False)) if maps else []
+    deep = int(of.scores.K) > DEEP
+    forms = (*((True, x) for x in of.in_pairs if not (x and deep)), (False, False))
+    return without_repeats(_Version(of, maps, tile, *x) for x in forms) if maps else []
 
 
 def _maps(of: Attention, tile: AttentionTile) -> dict[str, TensorOperand] | None:
@@ -185,9 +192,11 @@ class _Boxes:
 
 
 class _Version:
-    """``wide``: epilogues store 16 bytes at once."""
+    """``wide``: epilogues store 16 bytes at once; ``in_pairs``: how masks are read."""
 
-    def __init__(self, of: Attention, maps: Mapping[str, TensorOperand], size: AttentionTile, wide: bool) -> None:
+    def __init__(
+        self, of: Attention, maps: Mapping[str, TensorOperand], size: AttentionTile, wide: bool, in_pairs: bool
+    ) -> None:
         self.of, self.maps, self.group, self.wide = of, maps, of.group, wide
         depth, width = int(of.scores.K), int(of.values.N)
         self.panels = -(-depth // PANEL), -(-width // PANEL)
@@ -204,7 +213,7 @@ class _Version:
         self.values = Sums(of.values, kind, self.places, wide, "acc2", ("i", J2), unit, slabs=self.width // SLAB,
                            buffer="tile_b1")  # fmt: skip
         self.logits = of.logits(ROWS, self.keys)
-        self.online = OnlineRows(self.scores, self.values, self.logits, of.softmax.no_nan)
+        self.online = OnlineRows(self.scores, self.values, self.logits, of.softmax.no_nan, in_pairs)
         self.visits = visits(self.logits)
         boxes = ((COPY_Q, "tile_a1", ROWS, 1, 0), (COPY_K, "tile_b1", self.keys, self.stages, 0),
                  (COPY_V, "tile_b2", self.keys, self.stages, 1))  # fmt: skip
@@ -219,8 +228,8 @@ class _Version:
     def version(self) -> str:
         """What the version is called."""
         wide = any(self.values.vector(s) > 1 for s in self.of.values.epilogues)
-        slots = f"_{self.stages}" if self.stages != 2 else ""
-        return f"attention_wgmma_{ROWS}x{self.keys}x{PANEL * self.panels[0]}{slots}" + "_wide" * wide
+        slots = (f"_{self.stages}" if self.stages != 2 else "") + "_wide" * wide + "_pairs" * self.online.in_pairs
+        return f"attention_wgmma_{ROWS}x{self.keys}x{PANEL * self.panels[0]}{slots}"
 
     def build(self) -> tuple[Kernel, ...]:
         """The kernel, with indices of both widths."""
@@ -228,7 +237,7 @@ class _Version:
         name, names = f"{of.name}_{self.version}", bound_names(self._arrays(), self.group.params)
         body = loops_over_keys(name, self.schedule, live, self.logits)
         body, count = one_block(name, body, self.steps(), self._allocate, names)
-        multiples = (*self.asked, *self.values.multiples)
+        multiples = (*self.asked, *self.values.multiples, *self.online.multiples)
         extents = (of.scores.M, of.scores.N, *(of.scores.extents[x] for x in of.parts.score_roles.batch))
         conditions = dict.fromkeys(
             (Compare(">=", of.scores.N, ONE), *(c for m in self.maps.values() for c in m.conditions))
@@ -255,7 +264,7 @@ class _Version:
         flops = 2 * ROWS * self.keys * (depth + self.width)
         traffic = self.keys * LINE * sum(self.panels)
         work = Work(keys, REGISTERS, UNITS[self.of.scores.dtype], flops, traffic=traffic,
-                    instructions=ROWS * self.keys // WARP * self.online.slots, flight=self.stages - 1,
+                    instructions=self.online.slots(ROWS * self.keys // WARP), flight=self.stages - 1,
                     elements=ROWS * self.width, by_warps=False)  # fmt: skip
         return with_epilogues(work, self.group, self.of.values.epilogues)
 
@@ -293,6 +302,7 @@ class _Version:
             ),
             Step("epilogue", "rows are staged in the rings", lambda x: consume(x, MarkName.EPILOGUE, self.epilogue)),
             Step("lower", "statements become instructions", lambda x: lower(x, self._table())),
+            Step("pair", "masks of two columns are one access", self.online.pair),
             Step("unroll", "loops over registers", lambda x: unrolled(x, UNROLLED | ROLLED)),
             Step("fold", "decided guards and single trips go", fold),
         )

@@ -159,11 +159,12 @@ class _Widening:
         inside, outside = Pointer(self.buffers[buffer], register, ZERO), Pointer(self.buffers[buffer], buffer, address)
         return Call(f"{function}<{self.lanes}>", (inside, outside) if load else (outside, inside))
 
-    def _aligned(self, buffer: str, address: Index) -> Index | None:
+    def _aligned(self, buffer: str, address: Index, load: bool = False) -> Index | None:
         """The address of the vector's first element, when the vector may move as one."""
         stride, rest = address.split(self.var)
         size = ITEMSIZE[self.buffers[buffer]] * self.lanes
-        if stride != ONE or self.var in rest.symbols() or size % 4 or self.buffers[buffer] == "float64":
+        moves = size % 4 == 0 or (load and size == 2)
+        if stride != ONE or self.var in rest.symbols() or not moves or self.buffers[buffer] == "float64":
             return None
         requirements = multiples(rest, self.lanes, self.iterators)
         if requirements is None:
@@ -231,7 +232,7 @@ class _Widening:
 
     def _from(self, v: FlatLoad, guard: tuple[Compare, ...], other: Const | None) -> Value | None:
         """A lane's part of a load that becomes wide."""
-        first = self._aligned(v.buffer, v.address)
+        first = self._aligned(v.buffer, v.address, load=True)
         if first is None:
             return None
         if other is not None:

@@ -19,7 +19,7 @@ from polydyn.gpu.errors import DeviceError
 from polydyn.lowering.place import Placed
 from polydyn.lowering.place_cuda import CudaBuilder
 from tests.cuda.test_cuda_attention import BOUND, attention, case, causal, causal_case, guarded
-from tests.support.cuda_groups import ARCH, SHARED, Arrays, placed, plan_of, run, with_bugs
+from tests.support.cuda_groups import ARCH, SHARED, Arrays, first_fit, placed, plan_of, run, with_bugs
 from tests.support.marks import slow
 
 node = helper.make_node
@@ -35,10 +35,9 @@ def hopper(plan: FusionPlan, tile: AttentionTile | None = None) -> Placed:
 
 def right(plan: FusionPlan, p: Placed, feeds: Arrays, want: np.ndarray[Any, Any], k: Kernel | None = None) -> int:
     """Both orders of warps give the reference, and the same bits; how many products there were."""
-    of = p.kernels[0] if k is None else k
     both = []
     for reverse in (False, True):
-        got, (count,) = run(plan, feeds, lambda p, env: of, (p,), reverse)
+        got, (count,) = run(plan, feeds, lambda p, env: k or first_fit(p, env, ARCH), (p,), reverse)
         y = got["y"].astype(np.float64)
         assert (np.isnan(y) == np.isnan(want)).all()
         assert np.abs(np.nan_to_num(y) - np.nan_to_num(want)).max(initial=0) <= BOUND[str(feeds["q"].dtype)]
@@ -52,7 +51,7 @@ def test_other_tiles_of_a_search() -> None:
     """Fewer keys, more slots; and what has no room is refused by name."""
     plan = attention()
     p = hopper(plan, AttentionTile(64, 3))
-    assert p.kernels[0].version == "attention_wgmma_128x64x64_3_wide"
+    assert p.kernels[0].version == "attention_wgmma_128x64x64_3_wide_pairs"
     feeds, want = case(plan, 65, 321, "row", 1)
     right(plan, p, feeds, want)
     for tile, size, rule in (
@@ -67,7 +66,7 @@ def test_every_length_and_mask() -> None:
     """A tile, tails of rows and keys, more tiles than the rings have slots."""
     plan = attention()
     p = hopper(plan)
-    assert p.kernels[0].version == "attention_wgmma_128x128x64_wide"
+    assert p.kernels[0].version == "attention_wgmma_128x128x64_wide_pairs"
     for length, keys, mask in (
         (1, 1, "none"), (65, 63, "row"), (130, 128, "causal"), (3, 641, "late"), (7, 385, "none"),
     ):  # fmt: skip

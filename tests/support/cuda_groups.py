@@ -33,7 +33,7 @@ MULTIPROCESSORS, ARCH = 132, "sm_90a"
 """Of the same device."""
 TYPES = {
     "float32": TensorProto.FLOAT, "float16": TensorProto.FLOAT16, "bfloat16": TensorProto.BFLOAT16,
-    "int64": TensorProto.INT64, "int8": TensorProto.INT8, "uint8": TensorProto.UINT8,
+    "int64": TensorProto.INT64, "int8": TensorProto.INT8, "uint8": TensorProto.UINT8, "bool": TensorProto.BOOL,
 }  # fmt: skip
 
 

@@ -555,7 +555,7 @@ API(cuGetErrorName)(int code, const char **s) {
 }
 API(cuGetErrorString)(int code, const char **s) {  // of a failed kernel: the emulation's own words
   LOCK;
-  static std::string text;
+  static thread_local std::string text;  // until the thread asks again
   *s = nullptr;
   for (auto &e : errors) if (e.code == code) *s = e.text;
   if (*s && code >= 700 && code < 800 && code != OUT_OF_RESOURCES && !last_message.empty()) *s = (text = std::string(*s) + ": " + last_message).c_str();
