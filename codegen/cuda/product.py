@@ -47,6 +47,8 @@ WIDEST = 16
 """Bytes of the widest copies."""
 MOST_SUMS, MOST_TILES = 64, 8
 """Sums of a thread that copies a row of its own; tiles of steps that are written out then, taps being numbers."""
+MOST_COMPUTED = 3
+"""Blocks on a multiprocessor whose copies compute vectors."""
 RASTER = 8
 """Rows of blocks that run next to each other, so that blocks in flight share operands in the L2 cache."""
 UNROLLED = dict.fromkeys(
@@ -290,9 +292,12 @@ class TiledProduct:
     def blocks(self) -> int:
         """Blocks wanted on a multiprocessor.
 
-        Many narrow copies need more registers than two blocks of the largest tile leave.
+        Many narrow copies need more registers than two blocks of the largest tile leave, and vectors that are computed
+        more than four of the smallest.
         """
         blocks = self.tile.blocks
+        if any(c.vector > 1 and not c.asynchronous for c in self.copies):
+            blocks = min(blocks, MOST_COMPUTED)
         return blocks if min(c.bytes for c in self.copies) >= 8 else max(1, blocks // 2)
 
     @property
