@@ -16,6 +16,7 @@ from polydyn.lowering.place import Placed
 from tests.cuda import test_cuda_wgmma as wgmma
 from tests.cuda.test_cuda_codegen import close, gemm, gemm_case, node, params
 from tests.support.cuda_groups import SHARED, placed, plan_of, run, with_bugs
+from tests.support.marks import slow
 
 Made = tuple[FusionPlan, Placed, dict[str, Kernel]]
 MEETING = "pd_cluster_arrive();\n  pd_cluster_wait();\n"
@@ -90,7 +91,7 @@ def right_product(made: Made, name: str, shape: tuple[int, int, int], trans_b: b
     return wgmma.right(plan, kernels[name], p, *wgmma.case("float16", trans_b, *shape))
 
 
-@pytest.mark.parametrize("version", [PARTS, "wgmma_64x128x64_4_parts_4_wide", "wgmma_64x64x64_4_parts_8_wide"])
+@pytest.mark.parametrize("version", [slow(PARTS), "wgmma_64x128x64_4_parts_4_wide", "wgmma_64x64x64_4_parts_8_wide"])
 def test_products(version: str, products: Made) -> None:
     """Whole slabs and rows of them; blocks without a step, with some; more steps than the ring has slots."""
     for shape in ((131, 136, 2056), (1, 8, 8)):
@@ -122,7 +123,7 @@ def test_copies_of_a_known_number_of_steps_spill_nothing() -> None:
     assert "#pragma unroll 1\n      for (int b_k = 0; b_k < 12" in k.text
 
 
-@pytest.mark.parametrize(("n", "blocks"), [(768, 8), (3072, 0)])
+@pytest.mark.parametrize(("n", "blocks"), [(768, 8), slow(3072, 0)])
 def test_clusters_where_columns_make_few_blocks(n: int, blocks: int) -> None:
     (p,) = placed(
         plan_of([node("MatMul", ["x", "w"], ["y"])], {"x": ("M", "K"), "w": ("K", n)}, ["y"], dtype="float16"), "sm_90a"

@@ -16,6 +16,7 @@ from polydyn.schedules.proof import prove as module
 from polydyn.schedules.proof.reuse import Proofs
 from polydyn.schedules.tiling import Roles
 from polydyn.schedules.tree.strategies import CpuTile, cpu_product, nest
+from tests.support.marks import slow
 from tests.support.polyhedral_groups import F, array, group, ld, statement
 from tests.support.stored import path_of, planned
 
@@ -105,7 +106,7 @@ def test_results_read_at_positions_known_only_at_run_time_have_no_skeleton() -> 
     assert skeleton(group("gather", "M", arrays, [replace(written, index=(Index.of("i"),)), read])) is None
 
 
-@pytest.mark.parametrize("name", ["bert_tiny", "vit_tiny"])
+@pytest.mark.parametrize("name", ["bert_tiny", slow("vit_tiny")])
 def test_kernels_are_the_same_text_without_reuse(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     shared = planned(name, "cpu:avx2")
     monkeypatch.setattr("polydyn.schedules.solution.reuse.skeleton", lambda g: None)
