@@ -349,7 +349,7 @@ def test_planted_bugs_in_float32_are_caught(bug: str) -> None:
     (p,) = tf32(plan) if dtype == "tf32" else placed(plan)
     wrong = replace(p, kernels=with_bugs(p.kernels[0], {bug: (old, new)}))
     with pytest.raises((AssertionError, DeviceError), match=message):
-        right(plan, (wrong,), 17, 67, "none", tolerance=BOUND[dtype], choose=lambda p, env: p.kernels[0])
+        right(plan, (wrong,), 17, 66, "none", tolerance=BOUND[dtype], choose=lambda p, env: p.kernels[0])
 
 
 def shared(p: Placed, env: dict[str, int]) -> Kernel:
@@ -428,7 +428,7 @@ def test_planted_bugs_are_caught(bug: str, broken: tuple[FusionPlan, Placed]) ->
     caught = 0
     for mask in ("late", "none"):
         try:
-            right(plan, (p,), 17, 131, mask, choose=lambda p, env: p.kernels[list(BUGS).index(bug)])
+            right(plan, (p,), 17, 132, mask, choose=lambda p, env: p.kernels[list(BUGS).index(bug)])
         except (AssertionError, DeviceError):
             caught += 1
     assert caught

@@ -152,7 +152,7 @@ def broken() -> tuple[FusionPlan, Placed]:
 def test_planted_bugs_are_caught(bug: str, broken: tuple[FusionPlan, Placed]) -> None:
     plan, p = broken
     with pytest.raises((AssertionError, DeviceError)):
-        right(plan, (p,), 67, 131, "none", choose=lambda p, env: p.kernels[list(BUGS).index(bug)])
+        right(plan, (p,), 67, 132, "none", choose=lambda p, env: p.kernels[list(BUGS).index(bug)])
 
 
 def test_estimates_choose_it_where_there_are_enough_queries() -> None:

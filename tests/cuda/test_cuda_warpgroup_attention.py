@@ -194,7 +194,7 @@ def broken() -> tuple[FusionPlan, Placed]:
 @pytest.mark.parametrize("bug", BUGS)
 def test_planted_bugs_are_caught(bug: str, broken: tuple[FusionPlan, Placed]) -> None:
     plan, p = broken
-    feeds, want = case(plan, 128, 641)
+    feeds, want = case(plan, 128, 642)
     with contextlib.suppress(DeviceError, AssertionError):
         right(plan, p, feeds, want, p.kernels[list(BUGS).index(bug)])
         pytest.fail(bug)

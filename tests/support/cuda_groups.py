@@ -163,7 +163,8 @@ def launch(
     reverse: bool = False,
 ) -> list[Counters]:
     """A version and what comes after it, on the emulator; ``alike``: the versions that it is compiled together with."""
-    assert first.fits(env, SHARED, MULTIPROCESSORS, ARCH)
+    if not first.fits(env, SHARED, MULTIPROCESSORS, ARCH):  # no AssertionError: tests of planted bugs wait for one
+        raise ValueError(f"{first.version} may not be launched at {env}")
     env = first.values(env, MULTIPROCESSORS)
     workspace = np.full(first.workspace.evaluate(env) // 4, np.nan, np.float32)
     counts = np.zeros(MOST_COUNTERS, np.uint32)
