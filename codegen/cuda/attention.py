@@ -154,7 +154,7 @@ class CudaAttentionKernel:
         """
         narrow = ((8, False), (4, False), (2, False)) if self.kind == "mma" else ((4, False),)
         own = without_repeats((
-            *(_Version(self, 16, True, in_pairs=x) for x in self.in_pairs),
+            *(_Version(self, 16, True, masks_in_pairs=x) for x in self.masks_in_pairs),
             *(_Version(self, width, wide) for width, wide in ((16, False), *narrow)),
         ))  # fmt: skip
         special = warpgroup_attention(self) if self.arch == "sm_90a" and not self.kept else []
@@ -165,7 +165,7 @@ class CudaAttentionKernel:
         return short_first((*special, *own, *self._of_shares()))
 
     @property
-    def in_pairs(self) -> tuple[bool, ...]:
+    def masks_in_pairs(self) -> tuple[bool, ...]:
         """Whether versions read masks in pairs of columns: first those that do, if there is a mask."""
         masked = any(x.buffer != self.scores.acc.array for x in loads(self.softmax.logit))
         return (True, False) if masked else (False,)
@@ -178,7 +178,7 @@ class CudaAttentionKernel:
         most = 64 if self.arch == "sm_90a" else MOST_SHARED
         if self.kind != "mma" or max(self.depths) > most or one_block:
             return ()
-        made = (_Version(self, 16, True, FRAGMENTS, x) for x in self.in_pairs)
+        made = (_Version(self, 16, True, FRAGMENTS, x) for x in self.masks_in_pairs)
         return tuple(without_repeats(x for x in made if all(c.bytes == 16 for c in x.copies.values())))
 
     def _of_shares(self) -> tuple[Kernel, ...]:
@@ -243,10 +243,10 @@ def _depth(extent: Index) -> int:
 
 
 class _Version:
-    """One width of accesses; ``fragments``: of 16 rows that a warp has; ``in_pairs``: how masks are read."""
+    """One width of accesses; ``fragments``: of 16 rows that a warp has; ``masks_in_pairs``: how masks are read."""
 
     def __init__(
-        self, of: CudaAttentionKernel, width: int, wide: bool, fragments: int = 1, in_pairs: bool = False
+        self, of: CudaAttentionKernel, width: int, wide: bool, fragments: int = 1, masks_in_pairs: bool = False
     ) -> None:
         self.of, self.name, self.group, self.parts = of, of.name, of.group, of.parts
         depth, columns = of.depths
@@ -258,7 +258,7 @@ class _Version:
         self.places, self.logits = Places(self.schedule), of.logits(self.rows, self.keys)
         self.scores = Sums(of.scores, self.kind, self.places, wide, "acc1", ("i", J1))
         self.values = Sums(of.values, self.kind, self.places, wide, "acc2", ("i", J2))
-        self.online = OnlineRows(self.scores, self.values, self.logits, of.softmax.no_nan, in_pairs)
+        self.online = OnlineRows(self.scores, self.values, self.logits, of.softmax.no_nan, masks_in_pairs)
         self.copies = {c.operand.copy: c for c in (self._copy(width, *x) for x in (
             (of.scores, COPY_Q, FRAG_Q, "a1", "i", K1, (self.rows, depth), None),
             (of.scores, COPY_K, FRAG_K, "b1", J1, K1, (self.keys, depth), b("l")),
@@ -302,7 +302,7 @@ class _Version:
         widths = "_".join(str(c.bytes) for c in self.copies.values())
         name = "attention" if self.kind.name == "mma" else f"attention_{self.kind.name}"
         wide = any(self.values.vector(s) > 1 for s in self.of.values.epilogues)
-        name, ways = "split_" * (self.of.shares != ONE) + name, "_wide" * wide + "_pairs" * self.online.in_pairs
+        name, ways = "split_" * (self.of.shares != ONE) + name, "_wide" * wide + "_pairs" * self.online.masks_in_pairs
         return f"{name}_{self.rows}x{self.keys}x{self.of.depths[0]}_{widths}{ways}"
 
     def _arrays(self) -> dict[str, Array]:

@@ -35,7 +35,7 @@ from polydyn.codegen.ir import (
 )
 from polydyn.codegen.ir import walk_value as walk_flat
 from polydyn.codegen.lower import flat
-from polydyn.codegen.passes.widen import widen
+from polydyn.codegen.passes.widen import stored_value, widen
 from polydyn.codegen.printers.cuda_values import NORMAL, literal
 from polydyn.schedules.expr import FLOATS, Const, Load, Op, Value, const, loads, op
 from polydyn.schedules.expr import walk as walk_value
@@ -72,12 +72,12 @@ class OnlineRows:
 
     Tiles that are whole, and in which masks hide nothing, have logits of their own (``split``). 16 bits: a positive
     factor of all logits is left out of them, since a maximum does not need it, and multiplied once where powers are
-    taken, which are powers of 2. ``no_nan``: a row whose weights are NaN gives 0. ``in_pairs``: what whole tiles read
-    besides comes in pairs of columns (``pair``), if addresses are multiples as ``multiples`` asks.
+    taken, which are powers of 2. ``no_nan``: a row whose weights are NaN gives 0. ``masks_in_pairs``: what whole
+    tiles read besides comes in pairs of columns (``pair``), if addresses are multiples as ``multiples`` asks.
     """
 
     def __init__(
-        self, scores: Sums, values: Sums, logits: Logits, no_nan: bool = False, in_pairs: bool = False
+        self, scores: Sums, values: Sums, logits: Logits, no_nan: bool = False, masks_in_pairs: bool = False
     ) -> None:
         self.scores, self.values, self.powers = scores, values, scores.kind.name == "mma"
         self.logits, self.logit, self.no_nan = logits, logits.value, no_nan
@@ -90,7 +90,7 @@ class OnlineRows:
                 self.factor, self.logit, self.open = factor, masked, shown
         self.read, self.shown = self._reads(self.logit), self._reads(self.open)
         self.far = self.powers and any(_may_be_far(x, self.array) for x in walk_value(self.logit))
-        self.in_pairs = in_pairs and bool(self.shown)
+        self.masks_in_pairs = masks_in_pairs and bool(self.shown)
         self.multiples: dict[tuple[Index, int], None] = {}
 
     # -- statements ------------------------------------------------------------------------------------------------
@@ -105,7 +105,7 @@ class OnlineRows:
         tile as most are.
         """
         each = WEIGHED + of_value(self.open, self.powers)
-        return each * scores + len(self.shown) * scores // (2 if self.in_pairs else 1)
+        return each * scores + len(self.shown) * scores // (2 if self.masks_in_pairs else 1)
 
     def split(self, body: Sequence[Node]) -> Body:
         """Logits as ``whole`` ones in tiles that are, and in which masks hide nothing; in the others as they are."""
@@ -148,7 +148,7 @@ class OnlineRows:
 
     def pair(self, body: Body) -> Body:
         """Logits of two columns that read their masks at once, and are rounded at once."""
-        return rewrite(body, self._of_two_columns) if self.in_pairs else body
+        return rewrite(body, self._of_two_columns) if self.masks_in_pairs else body
 
     def _of_two_columns(self, n: Node) -> Node | Body:
         logit = n.body[0] if isinstance(n, For) and V(n.var) == PAIR and len(n.body) == 1 else None
@@ -158,7 +158,7 @@ class OnlineRows:
         if not read:
             return n
         narrow = _rounded(logit.value)
-        exact = logit if narrow is None else replace(logit, value=narrow.args[0])
+        exact = logit if narrow is None else replace(logit, value=stored_value(narrow))
         names = frozenset(x for r in read for x in r.address.symbols()) - set(self.group.params)
         made = widen((exact,), n.var, 2, stored(self.group.arrays), names)
         if made is None:
@@ -286,11 +286,8 @@ def _may_be_far(x: Value, scores: str) -> bool:
 
 def _rounded(v: Value) -> Op | None:
     """The rounding to 16 bits that a value in a register has gone through last."""
-    if isinstance(v, Op) and v.name == "cast" and v.dtype == "float32":
-        (x,) = v.args
-        if isinstance(x, Op) and x.name == "cast" and x.dtype in ROUND and x.args[0].dtype == "float32":
-            return x
-    return None
+    x = v.args[0] if isinstance(v, Op) and v.name == "cast" and v.dtype == "float32" else None
+    return x if isinstance(x, Op) and x.dtype in ROUND and stored_value(x) is not x else None
 
 
 def take_factor(logit: Value) -> tuple[float, Value]:

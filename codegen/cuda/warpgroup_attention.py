@@ -88,7 +88,7 @@ class Attention(Protocol):
     softmax: Softmax
 
     @property
-    def in_pairs(self) -> tuple[bool, ...]:
+    def masks_in_pairs(self) -> tuple[bool, ...]:
         """Whether versions read masks in pairs of columns."""
 
     def logits(self, rows: int, keys: int) -> Logits:
@@ -145,7 +145,7 @@ def warpgroup_attention(of: Attention, tile: AttentionTile | None = None) -> lis
     tile = tile or _default_tile(of)
     maps = _maps(of, tile)
     deep = int(of.scores.K) > DEEP
-    forms = (*((True, x) for x in of.in_pairs if not (x and deep)), (False, False))
+    forms = (*((True, x) for x in of.masks_in_pairs if not (x and deep)), (False, False))
     return without_repeats(_Version(of, maps, tile, *x) for x in forms) if maps else []
 
 
@@ -192,10 +192,10 @@ class _Boxes:
 
 
 class _Version:
-    """``wide``: epilogues store 16 bytes at once; ``in_pairs``: how masks are read."""
+    """``wide``: epilogues store 16 bytes at once; ``masks_in_pairs``: how masks are read."""
 
     def __init__(
-        self, of: Attention, maps: Mapping[str, TensorOperand], size: AttentionTile, wide: bool, in_pairs: bool
+        self, of: Attention, maps: Mapping[str, TensorOperand], size: AttentionTile, wide: bool, masks_in_pairs: bool
     ) -> None:
         self.of, self.maps, self.group, self.wide = of, maps, of.group, wide
         depth, width = int(of.scores.K), int(of.values.N)
@@ -213,7 +213,7 @@ class _Version:
         self.values = Sums(of.values, kind, self.places, wide, "acc2", ("i", J2), unit, slabs=self.width // SLAB,
                            buffer="tile_b1")  # fmt: skip
         self.logits = of.logits(ROWS, self.keys)
-        self.online = OnlineRows(self.scores, self.values, self.logits, of.softmax.no_nan, in_pairs)
+        self.online = OnlineRows(self.scores, self.values, self.logits, of.softmax.no_nan, masks_in_pairs)
         self.visits = visits(self.logits)
         boxes = ((COPY_Q, "tile_a1", ROWS, 1, 0), (COPY_K, "tile_b1", self.keys, self.stages, 0),
                  (COPY_V, "tile_b2", self.keys, self.stages, 1))  # fmt: skip
@@ -228,7 +228,7 @@ class _Version:
     def version(self) -> str:
         """What the version is called."""
         wide = any(self.values.vector(s) > 1 for s in self.of.values.epilogues)
-        slots = (f"_{self.stages}" if self.stages != 2 else "") + "_wide" * wide + "_pairs" * self.online.in_pairs
+        slots = (f"_{self.stages}" if self.stages != 2 else "") + "_wide" * wide + "_pairs" * self.online.masks_in_pairs
         return f"attention_wgmma_{ROWS}x{self.keys}x{PANEL * self.panels[0]}{slots}"
 
     def build(self) -> tuple[Kernel, ...]:

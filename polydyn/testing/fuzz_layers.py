@@ -27,10 +27,10 @@ import numpy as np
 import onnxruntime as ort
 
 from polydyn.backends import cuda
-from polydyn.capability import runs_on
+from polydyn.capability import capability
 from polydyn.compiler import plan_program
 from polydyn.errors import InputError, PolydynError, ShapeError, UnsupportedError
-from polydyn.gpu.targets import BASE, FLOAT8, SPECIAL
+from polydyn.gpu.targets import ARCHITECTURES, named, newest
 from polydyn.graph.dtypes import numpy_dtype
 from polydyn.program.assemble import build_artifact
 from polydyn.program.plan import Candidate, HostPlan
@@ -214,11 +214,6 @@ def run_layer(layer: Layer, dtype: str, target: str, forced: int) -> list[Findin
         return [Finding(_kind(e), f"{layer.name} {dtype}", f"{type(e).__name__}: {e}")]
 
 
-def newest(sm: int) -> str:
-    """The architecture whose special instructions a device of a capability has."""
-    return next(a for a in (SPECIAL, FLOAT8, BASE) if runs_on(a, sm))
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -227,12 +222,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--family", nargs="+", choices=FAMILIES, default=list(FAMILIES))
     parser.add_argument("--dtype", nargs="+", choices=BOUND, default=list(BOUND))
     parser.add_argument("--target", default="cuda:emulated")
-    parser.add_argument("--sm", type=int, default=90, help="compute capability of the emulated device")
+    parser.add_argument("--sm", type=int, default=90, choices=[*map(capability, ARCHITECTURES)],
+                        help="compute capability of the emulated device")  # fmt: skip
     parser.add_argument("--forced", type=int, default=1, help="random orders of versions, beside that of estimates")
     args = parser.parse_args(argv)
     os.environ.setdefault("POLYDYN_LIBCUDA", "emulated")
     os.environ.setdefault("PDEMU_SM", str(args.sm))
-    with mock.patch.object(cuda, "newest", lambda target: newest(args.sm)):
+    device = {"cuda:emulated": f"cuda:{named(args.sm)}"}
+    with mock.patch.object(cuda, "newest", lambda target: newest(device.get(target) or target)):
         return run_seeds(args)
 
 
