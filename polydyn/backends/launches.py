@@ -115,7 +115,7 @@ def _launches(plan: FusionPlan, p: Placed, buffers: Mapping[str, Buffer]) -> tup
     (adds,) = space.shape
     last = Launch(
         (then,), made.elements * minimum(1, adds), adds, label=f"{space.name}, added", kind="shares", flops=adds,
-        writes=p.written,
+        writes=p.written, reads=(*p.read, space.name),
     )  # fmt: skip
     first = replace(
         made, candidates=tuple(replace(c, after=()) for c in made.candidates), writes=(*p.written, space.name)
@@ -136,6 +136,7 @@ def _launch(plan: FusionPlan, p: Placed, buffers: Mapping[str, Buffer]) -> Launc
         copied=_copied(plan, p.fused),
         skip_if_same=_shared(plan, p.fused),
         writes=p.written,
+        reads=p.read,
         reasons=(*p.fused.reasons, *plan.why_apart(p.fused), *p.reasons),
     )
     return replace(made, bytes=_bytes(made, buffers))

@@ -40,7 +40,9 @@ def without_reshapes(plan: FusionPlan, placed: Sequence[Placed]) -> tuple[list[P
 
 
 def _same_memory(plan: FusionPlan, p: Placed) -> tuple[str, str] | None:
-    """(intermediate, output) when all that the kernel does is to copy the one to the other, address by address."""
+    """(intermediate, output) when all that the kernel does is to copy the whole of the one to the whole of the other,
+    address by address.
+    """
     group, buffers, graph = p.lowered.group, p.lowered.buffers, plan.graph
     if len(group.statements) != 1:
         return None
@@ -49,11 +51,13 @@ def _same_memory(plan: FusionPlan, p: Placed) -> tuple[str, str] | None:
         return None
     to, source = group.arrays[s.array], group.arrays[s.value.buffer]
     output, tensor = buffers[s.array], buffers[s.value.buffer]
-    fixed = {*graph.inputs, *graph.outputs, *graph.constants, *plan.windows, *plan.strides}
-    fixed |= {w.target for w in plan.windows.values()}
-    if output not in graph.outputs or output in fixed - set(graph.outputs) or tensor in fixed:
+    shared = {*plan.windows, *(w.target for w in plan.windows.values()), *plan.strides}  # other kernels place them
+    if output not in graph.outputs or output in shared or output in graph.inputs:
+        return None
+    if tensor in {*shared, *graph.inputs, *graph.outputs, *graph.constants}:
         return None
     if any(a.copy == output for a in plan.appends) or to.dtype != source.dtype:
         return None
-    whole = product(graph.tensors[tensor].shape) == product(graph.tensors[output].shape)
+    copied = product(e.subs(p.lowered.params) for _, e in s.iters)
+    whole = copied == product(graph.tensors[tensor].shape) == product(graph.tensors[output].shape)
     return (tensor, output) if whole and to.address(s.index) == source.address(s.value.index) else None

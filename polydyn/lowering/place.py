@@ -47,6 +47,13 @@ class Placed:
         lowered = self.lowered
         return tuple(lowered.buffers[n] for n, a in lowered.group.arrays.items() if a.role == "output")
 
+    @property
+    def read(self) -> tuple[str, ...]:
+        """The buffers whose elements it finds in memory, each once: also those that it writes other elements of."""
+        lowered = self.lowered
+        found = (lowered.buffers[n] for n, a in lowered.group.arrays.items() if a.role in ("input", "constant"))
+        return tuple(dict.fromkeys(found))
+
 
 class Noting(Protocol):
     """What chooses tiles of products from records; ``notes``: of which groups it knows none."""

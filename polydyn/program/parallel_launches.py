@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from polydyn.errors import PolydynError
+from polydyn.program.accesses import launch_accesses
 from polydyn.program.memory import Life, arena_estimate, live_ranges, plan_slots
 from polydyn.program.plan import HostPlan, IndexCheck, Launch, size_bytes
 
@@ -54,37 +55,53 @@ def verify_waves(plan: HostPlan) -> None:
     """Raises PolydynError unless
 
     - every launch is in one wave, and one whose ``writes`` are not known is alone in its wave;
+    - a launch writes only the buffers that its ``writes`` name;
     - all writers of a buffer come before its readers, in earlier waves.
 
-    Launches of unknown ``writes`` are taken to be in a right order.
+    What a launch reads and writes is what the texts of its kernels say (``program/accesses.py``), not what the launch
+    says of itself. Launches of unknown ``writes`` are taken to be in a right order.
     """
-    written: dict[str, int] = {}
-    read: dict[str, int] = {}
-    for w, wave in enumerate(wave_ranges(plan)):
-        for launch in (plan.launches[k] for k in wave):
+    waves = wave_ranges(plan)
+    found = launch_accesses(plan)
+    writers: dict[str, list[int]] = {}
+    for wave in waves:
+        for k in wave:
+            launch = plan.launches[k]
             if launch.writes is None:
                 if len(wave) > 1:
                     raise PolydynError(f"what launch '{launch.label}' writes is not known, so it must run alone")
                 continue
-            for b in launch.writes:
-                written[b] = max(w, written.get(b, w))
-            for b in _reads(launch):
-                read[b] = min(w, read.get(b, w))
-    for b, w in written.items():
-        if b in read and read[b] <= w:
-            raise PolydynError(
-                f"wave {read[b]} reads what wave {w} writes", tensor=b, rule="all writers run before all readers"
-            )
+            unsaid = found[k].written - set(launch.writes)
+            if unsaid:
+                raise PolydynError(
+                    f"launch '{launch.label}' writes more than it says", tensor=min(unsaid), rule="writes are complete"
+                )
+            for b in (*launch.writes, *found[k].written):
+                writers.setdefault(b, []).append(k)
+    wave_of = {k: w for w, wave in enumerate(waves) for k in wave}
+    for k, launch in enumerate(plan.launches):
+        for b in sorted(found[k].read) if launch.writes is not None else ():
+            late = [j for j in writers.get(b, ()) if j != k and wave_of[j] >= wave_of[k]]
+            if late:
+                raise PolydynError(
+                    f"wave {wave_of[k]} reads what wave {wave_of[late[0]]} writes",
+                    node=launch.label,
+                    tensor=b,
+                    rule="all writers run before all readers",
+                )
 
 
 def _reads(launch: Launch) -> list[str]:
+    if launch.reads is not None:
+        return list(launch.reads)
     return [b for b in dict.fromkeys(launch.buffers) if b not in (launch.writes or ())]
 
 
 def _after(launches: Sequence[Launch]) -> list[set[int]]:
     """For every launch the earlier ones that it must follow, direct ones only.
 
-    Writers of parts of one buffer need no order; launches whose writes are not known keep theirs with everything.
+    Writers of parts of one buffer need no order, unless one of them reads the buffer too; launches whose writes are not
+    known keep theirs with everything.
     """
     writers: dict[str, list[int]] = {}
     readers: dict[str, list[int]] = {}

@@ -100,7 +100,9 @@ class Launch:
     launch that only moves elements, else 0. ``skip_if_same``: an input and an output; the launch copies the one to the
     beginning of the other, so it is skipped when the caller passes them at one address with the same strides.
     ``kind``: of its group. ``writes``: the buffers it writes, in parts that no other launch writes; None: not known, it
-    may read and write all of them. ``reasons``: why its primitives became one kernel, and why it has these candidates.
+    may read and write all of them. ``reads``: the buffers whose elements it expects from earlier launches, which it may
+    also write elsewhere; None: all that it names and does not write. ``reasons``: why its primitives became one kernel,
+    and why it has these candidates.
     """
 
     candidates: tuple[Candidate, ...]
@@ -114,6 +116,7 @@ class Launch:
     copied: Index = ZERO
     skip_if_same: tuple[str, str] | None = None
     writes: tuple[str, ...] | None = None
+    reads: tuple[str, ...] | None = None
     reasons: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:

@@ -230,3 +230,41 @@ def test_patches_of_a_resized_picture_have_no_footprint() -> None:
     constants["none"] = np.zeros(0, np.float32)
     plan = plan_program(model(nodes, {"x": ("float32", ["N", 3, 28, 30])}, ["y"], constants, opset=20))
     assert any(k.name.startswith("contract_") for k in plan.kernels)
+
+
+def concatenations() -> onnx.ModelProto:
+    """Concatenations that are outputs, of which one part lies at the same place of a stored tensor of their size: RGB
+    to BGR, a detection head, a part behind a product and a reshape, the parts of a tensor in their own order.
+    """
+    nodes = [
+        node("Mul", "x two", "s"), node("Split", "s", "r g b", axis=1), node("Concat", "b g r", "bgr", axis=1),
+        node("Sigmoid", "p", "c"), node("Split", "c parts", "xy wh rest", axis=2), node("Mul", "xy two", "a"),
+        node("Mul", "wh wh", "d"), node("Concat", "a d rest", "boxes", axis=2),
+        node("MatMul", "v w", "m"), node("Reshape", "m flat", "q"), node("Sigmoid", "q", "t"),
+        node("Split", "t", "low high", axis=0), node("Mul", "low two", "low2"),
+        node("Concat", "low2 high", "halves", axis=0),
+        node("Softmax", "p", "u", axis=-1), node("Split", "u parts", "u0 u1 u2", axis=2),
+        node("Concat", "u0 u1 u2", "again", axis=2), node("Concat", "u u", "twice", axis=2),
+    ]  # fmt: skip
+    inputs = {"x": ("float32", [1, 3, "H", "W"]), "p": ("float32", ["B", 5, 7]), "v": ("float32", [1, 8])}
+    constants = {"two": np.float32(2), "parts": np.array([2, 2, 3]), "flat": np.array([-1])}
+    constants["w"] = np.random.default_rng(0).standard_normal((8, 4)).astype(np.float32)
+    return model(nodes, inputs, ["bgr", "boxes", "halves", "twice", "again"], constants, 13)
+
+
+def test_a_tensor_is_no_concatenation_of_its_size() -> None:
+    """A copy of one part was taken for a copy of the whole, so the tensor was given the memory of the concatenation,
+    which others wrote: wrong in every call, or now and then on two threads.
+    """
+    made = concatenations()
+    program = polydyn.compile(made, threads=2)
+    notes = program.explain(H=4, W=5, B=3).details()
+    assert "one memory" not in notes
+    session = onnxruntime.InferenceSession(made.SerializeToString())
+    for h, w, b in ((4, 5, 3), (1, 1, 1), (2, 0, 0), (31, 33, 7)):
+        r = np.random.default_rng(h)
+        given = {"x": (1, 3, h, w), "p": (b, 5, 7), "v": (1, 8)}
+        values = {n: r.standard_normal(s).astype(np.float32) for n, s in given.items()}
+        got = program.run(values)
+        for name, expected in zip(program.outputs, session.run(None, values), strict=True):
+            np.testing.assert_allclose(got[name], expected, 1e-5, 1e-6, err_msg=name)

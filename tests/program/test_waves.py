@@ -89,6 +89,39 @@ def test_the_validator_sees_broken_waves(plan: HostPlan, message: str | None) ->
         build_program(plan)
 
 
+IN_PLACE = kernel("in_place", 2, 0, """const float *a = buf[0]; float *o = buf[1];
+for (int64_t i = begin; i < end; i++) o[i] = a[i + end];""")  # fmt: skip
+"""Reads the second half of a tensor, writes the first one."""
+
+
+def two_halves(*order: int, waves: tuple[int, ...] = ()) -> HostPlan:
+    """0 writes y, 1 reads a part of y and writes another part of it, 2 reads y."""
+    rows = [launch(ADD, "x x y", (), L, 9), launch(IN_PLACE, "y y", (), L, 9), launch(ADD, "y y z", (), L, 9)]
+    said = [replace(x, writes=x.buffers[-1:], reads=x.buffers[:1]) for x in rows]
+    return HostPlan(
+        "halves", ("x",), ("y", "z"),
+        buffers(("x", F, (L,), "input"), ("y", F, (L,), "output"), ("z", F, (L,), "output")),
+        {}, (SymbolSource("L", "x", 0),), (), (ADD, IN_PLACE), tuple(said[k] for k in order or range(3)), waves=waves,
+    )  # fmt: skip
+
+
+def test_a_launch_that_writes_a_buffer_too_follows_those_whose_elements_it_reads() -> None:
+    joined = join_waves(two_halves())
+    assert [x.label for x in joined.launches] == [x.label for x in two_halves().launches] and joined.waves == (1, 1, 1)
+    for plan in (two_halves(waves=(2, 1)), two_halves(1, 0, 2), two_halves(waves=(1, 2)), two_halves(0, 2, 1)):
+        with pytest.raises(PolydynError, match="all writers run before all readers"):
+            verify_waves(plan)
+
+
+def test_the_validator_reads_the_texts_of_kernels_and_believes_no_launch() -> None:
+    """A launch that says too little of itself: ``writes`` without a buffer, ``reads`` of nothing."""
+    plan = two_halves(waves=(2, 1))
+    with pytest.raises(PolydynError, match="wave 0 reads what wave 0 writes"):
+        verify_waves(replace(plan, launches=tuple(replace(x, reads=()) for x in plan.launches)))
+    with pytest.raises(PolydynError, match="writes more than it says"):
+        verify_waves(replace(plan, launches=tuple(replace(x, writes=()) for x in plan.launches)))
+
+
 def test_tenants_of_a_slot_are_never_alive_in_one_wave() -> None:
     lives = [Life("a", L, 0, 1), Life("b", L, 1, 2), Life("c", L * 2, 2, 2)]
     verify_slots(lives, plan_slots(lives))
@@ -269,6 +302,15 @@ def test_random_graphs_in_waves(seeds: range) -> None:
         assert all(one[o].tobytes() == got[o].tobytes() for got in others for o in one)
 
 
+TAKES = {
+    n: kernel(
+        f"takes{n}", n + 1, 0, f"{''.join(f'const float *a{k} = buf[{k}];' for k in range(n))} float *o = buf[{n}];"
+    )
+    for n in range(1, 4)
+}
+"""Kernels that read so many buffers and write the last one."""
+
+
 @settings(max_examples=100, deadline=None)
 @given(st.data())
 def test_random_plans_keep_dependences_and_memory(data: st.DataObject) -> None:
@@ -278,11 +320,11 @@ def test_random_plans_keep_dependences_and_memory(data: st.DataObject) -> None:
         read = data.draw(st.lists(st.integers(0, k), max_size=3, unique=True)) if k else []
         names = ["x" if j == 0 else f"t{j - 1}" for j in read] or ["x"]
         known = data.draw(st.booleans()) or data.draw(st.booleans())
-        x = launch(ADD, " ".join([*names, f"t{k}"]), (), L, 100)
+        x = launch(TAKES[len(names)], " ".join([*names, f"t{k}"]), (), L, 100)
         rows.append(declared(x, data.draw(st.sampled_from("ab"))) if known else x)
     made = ((f"t{k}", F, (B,), "intermediate") for k in range(count))
     plan = HostPlan(
-        "random", ("x",), (), buffers(("x", F, (L,), "input"), *made), {}, (), (), (ADD,), tuple(rows),
+        "random", ("x",), (), buffers(("x", F, (L,), "input"), *made), {}, (), (), tuple(TAKES.values()), tuple(rows),
     )  # fmt: skip
     joined = join_waves(plan)
     verify_waves(joined)
