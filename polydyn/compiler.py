@@ -17,14 +17,17 @@ from polydyn.backends.launches import distinct_kernels, host_plan
 from polydyn.build.compiler import TARGETS, architecture_of, find_compiler, required_features
 from polydyn.build.features import architecture, machine_features
 from polydyn.debug import Stage, stages
-from polydyn.errors import FallbackWarning, ShapeError, UnsupportedError
+from polydyn.errors import FallbackWarning, PolydynError, UnsupportedError, planning
+from polydyn.fusion.plan import FusionPlan
 from polydyn.fusion.show import show_plan
+from polydyn.graph.culprits import planned
 from polydyn.graph.cut import Part, cut, verify_parts
 from polydyn.graph.dynamic import Symbols
 from polydyn.graph.expand import import_model, import_parts
 from polydyn.graph.fallback import fallback_notes
 from polydyn.graph.importer import ModelLike
 from polydyn.graph.ir import Dim, Graph
+from polydyn.graph.regions import Left
 from polydyn.graph.show import show_graph
 from polydyn.program.assemble import KernelsAhead, build_artifact
 from polydyn.program.assemble_parts import assemble_parts
@@ -105,19 +108,35 @@ def compile_artifact(
     Also for another architecture than this machine's, where ``CC`` names a compiler for it.
     """
     backend = target_of(target, options)
-    with stages(_name(model)) as stage, _opened(records) as tiles, ExitStack() as begun:
-        read = partial(import_parts, model, dims, symbols, fallback=backend.options.fallback is not None)
-        graph = stage("import", read(), show_graph)
-        for note in fallback_notes(graph):
-            warnings.warn(note, FallbackWarning, stacklevel=3)
-        build = _prepare(stage, graph, backend, tiles, dims, begun)
-        guessed, metadata = graph.guessed, dict(graph.metadata)
-        del graph  # with its constants, which are packed by now
-        artifact, compiled = build()
-        if guessed and not backend.on_device:
-            general = partial(read, general=True)
-            artifact, compiled = _with_general(stage, general, guessed, artifact, compiled, backend, tiles, begun)
-        return replace(artifact, manifest={**artifact.manifest, "metadata": metadata}), compiled
+    left = None if backend.options.fallback is None else Left()
+    read = partial(import_parts, model, dims, symbols, left=left)
+    with stages(_name(model)) as stage, _opened(records) as tiles:
+        while True:
+            try:
+                with ExitStack() as begun:
+                    return _artifact(stage, read, backend, tiles, dims, begun)
+            except PolydynError as e:
+                if left is None:
+                    raise
+                left.leave(e, *e.origins)
+
+
+def _artifact(
+    stage: Stage, read: Callable[..., Graph], backend: Target, records: Records | None, dims: Dims | None,
+    begun: ExitStack,
+) -> tuple[Artifact, int]:  # fmt: skip
+    """The artifact of one attempt, and how many units had to be compiled. An error names what could not be planned."""
+    graph = stage("import", read(), show_graph)
+    for note in fallback_notes(graph):
+        warnings.warn(note, FallbackWarning, stacklevel=4)
+    build = _prepare(stage, graph, backend, records, dims, begun)
+    guessed, metadata = graph.guessed, dict(graph.metadata)
+    del graph  # with its constants, which are packed by now
+    artifact, compiled = build()
+    if guessed and not backend.on_device:
+        general = partial(read, general=True)
+        artifact, compiled = _with_general(stage, general, guessed, artifact, compiled, backend, records, begun)
+    return replace(artifact, manifest={**artifact.manifest, "metadata": metadata}), compiled
 
 
 def _with_general(
@@ -130,7 +149,7 @@ def _with_general(
         if not any(s.kind == "common" for s in other.steps):  # something else makes them equal
             return artifact, compiled
         second, more = _prepare(stage, other, backend, records, None, begun)()
-    except (ShapeError, UnsupportedError) as e:
+    except PolydynError as e:
         note = f"calls in which one of two sizes that are taken to be equal is 1 are refused: {e}"
         notes = {"notes": [*artifact.manifest["notes"], note]}
         return replace(artifact, manifest=dict(artifact.manifest) | notes), compiled
@@ -152,14 +171,15 @@ def _prepare(
         ahead = None if backend.on_device else begun.enter_context(KernelsAhead(backend.name, backend.headers))
         plan = replace(_plan(stage, graph, backend, records, ahead), dims=sizes_by_name(dims))
         return lambda: stage("build", build_artifact(plan, backend.name, ahead.building if ahead else None))
-    parts = cut(graph, inner)
-    verify_parts(parts)
-    bodies = {f"{s.origin}.{role}": g for s in graph.steps for role, g in s.bodies}
+    with planning("parts"):
+        parts = cut(graph, inner)
+        verify_parts(parts)
+    bodies = {f"{s.origin}.{role}": (s.origin, g) for s in graph.steps for role, g in s.bodies}
 
     def build() -> tuple[Artifact, int]:
         prepare = partial(_prepare, stage, backend=backend, records=records, dims=None, begun=begun)
         made = [prepare(p.graph)() for p in parts.order if isinstance(p, Part)]
-        made_inside = {name: prepare(g, inner=True)() for name, g in bodies.items()}
+        made_inside = {name: _inside(node, partial(prepare, g, inner=True)) for name, (node, g) in bodies.items()}
         inside = {n: a for n, (a, _) in made_inside.items()}
         whole = assemble_parts(parts, [a for a, _ in made], inside, sizes_by_name(dims), backend.name)
         return whole, sum(n for _, n in (*made, *made_inside.values()))
@@ -167,16 +187,32 @@ def _prepare(
     return build
 
 
+def _inside(node: str, prepare: Callable[[], Build]) -> tuple[Artifact, int]:
+    """The artifact of a body of ``node``: another runtime would compute the node as a whole."""
+    try:
+        return prepare()()
+    except PolydynError as e:
+        e.origins = (node,)
+        raise
+
+
 def _plan(
     stage: Stage, graph: Graph, backend: Target, records: Records | None, ahead: KernelsAhead | None = None
 ) -> HostPlan:
     """The stages that need no C compiler. ``ahead`` gets kernels as soon as they are there."""
-    rewritten = stage("rewrite", backend.rewrite(graph), show_graph)
-    fused = stage("fuse", backend.fuse(rewritten), show_plan)
-    builder = backend.builder(fused, records)
-    placed = backend.place(builder, lambda some: ahead(distinct_kernels(some)) if ahead else None)
-    kernels = stage("kernels", placed)
-    return stage("host plan", host_plan(replace(rewritten, outputs=graph.outputs), kernels, backend), show_host_plan)
+    rewritten = stage("rewrite", planned(graph, backend.rewrite, "rewrite"), show_graph)
+
+    def fuse(some: Graph) -> FusionPlan:
+        return backend.fuse(rewritten if some is graph else backend.rewrite(some))
+
+    fused = stage("fuse", planned(graph, fuse, "fuse"), show_plan)
+    with planning("kernels", (n.origin for n in graph.nodes)):
+        builder = backend.builder(fused, records)
+        placed = backend.place(builder, lambda some: ahead(distinct_kernels(some)) if ahead else None)
+        kernels = stage("kernels", placed)
+    with planning("host plan", (n.origin for n in graph.nodes)):
+        plan = host_plan(replace(rewritten, outputs=graph.outputs), kernels, backend)
+    return stage("host plan", plan, show_host_plan)
 
 
 def plan_program(

@@ -5,6 +5,10 @@ Every error names what it is about (node, tensor, dim, rule) and what the user c
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from copy import copy
+
 from polydyn.debug import DebugError
 from polydyn.schedules.errors import CodegenError, Declined, LegalityError, PolydynError, ScheduleError
 
@@ -46,6 +50,46 @@ class BuildError(PolydynError):
 
 class ArtifactError(PolydynError):
     """A saved program is damaged, or was made for another version or processor."""
+
+
+PLACES = ("node", "tensor", "dim", "rule", "remedy")
+"""Keyword arguments of ``PolydynError``."""
+NOT_OF_PLANS = (MemoryError, DebugError, BuildError, InputError, ArtifactError)
+"""Errors that name the machine or the user's arguments, not a plan."""
+MAX_NODES_SHOWN = 5
+"""Nodes that an error names; it counts the others."""
+
+
+@contextmanager
+def planning(step: str, nodes: Iterable[str] = ()) -> Iterator[None]:
+    """Name a step of planning (``pass NAME``), the model's ``nodes`` and a remedy in all errors raised inside.
+
+    An exception of another class becomes a PolydynError; ``NOT_OF_PLANS`` pass unchanged.
+    """
+    try:
+        yield
+    except NOT_OF_PLANS:
+        raise
+    except Exception as e:
+        raise failed_plan(e, step, tuple(dict.fromkeys(filter(None, nodes)))) from e
+
+
+def failed_plan(error: Exception, step: str, nodes: tuple[str, ...]) -> PolydynError:
+    """Return an error with the step, the nodes and a remedy where it does not name them yet."""
+    known = error if isinstance(error, PolydynError) else None
+    if known is None:
+        known = PolydynError(f"{step} failed: {type(error).__name__}: {error}")
+    more = f" and {len(nodes) - MAX_NODES_SHOWN} more" if len(nodes) > MAX_NODES_SHOWN else ""
+    defaults = {"node": ", ".join(nodes[:MAX_NODES_SHOWN]) + more}
+    if not isinstance(known, (ModelError, ShapeError, UnsupportedError)):
+        without = f"Options(without={{{step[5:]!r}}}) or " if step.startswith("pass ") else ""
+        remedy = f"compile with {without}Options(fallback='onnxruntime'), and report this: it is a bug in polydyn"
+        defaults |= {"rule": step, "remedy": remedy}
+    again = copy(known)
+    places = {k: getattr(known, k) or defaults.get(k) or None for k in PLACES}
+    PolydynError.__init__(again, known.message, **places)
+    again.origins = known.origins or nodes
+    return again
 
 
 class FallbackWarning(UserWarning):

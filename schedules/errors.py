@@ -11,7 +11,10 @@ class PolydynError(Exception):
 
     ``message`` says what is wrong; the keyword arguments name the place and the remedy and are printed on
     lines of their own, so that a log shows them even when the message is long.
+    ``origins``: names of the model's nodes whose plan failed; empty if unknown.
     """
+
+    origins: tuple[str, ...] = ()
 
     def __init__(
         self,

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from polydyn.errors import InputError
+from polydyn.errors import InputError, planning
 from polydyn.fusion.pipeline import check_names, fusion_plan, rewrite_graph
 from polydyn.fusion.plan import FusionPlan
 from polydyn.fusion.winograd import POINTS, SIDE
@@ -101,7 +101,8 @@ class Target(ABC):
         """The kernels of all groups: lowered, scheduled, proven, generated. ``made`` gets those so far after each."""
         placed: list[Placed] = []
         for group in builder.plan.groups:
-            placed += builder.place(group)
+            with planning(f"the kernel of {group.nodes[-1].output}", (n.origin for n in group.nodes)):
+                placed += builder.place(group)
             made(placed)
         unproven = (f"{x}: its addresses are right by construction, they are not proven" for x in builder.unproven)
         notes = (*builder.notes, *builder.roundings, *builder.untuned, *dict.fromkeys(unproven))

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from polydyn.errors import InputError, UnsupportedError
+from polydyn.onnx_runtime import ort_session
 
 Call = Callable[[Mapping[str, Any]], Mapping[str, Any]]
 """Input name -> array, to output name -> array."""
@@ -27,11 +28,7 @@ class Source:
 
 
 def _onnxruntime(s: Source) -> Call:
-    import onnxruntime
-
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = s.threads
-    session = onnxruntime.InferenceSession(s.model, options, providers=["CPUExecutionProvider"])
+    session = ort_session(s.model, s.threads)
     return lambda feeds: dict(zip(s.outputs, session.run(list(s.outputs), dict(feeds)), strict=True))
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from polydyn.debug import Level, show, verifying
-from polydyn.errors import InputError
+from polydyn.errors import InputError, PolydynError, planning
 from polydyn.fusion.attention import fuse_attention
 from polydyn.fusion.bands import compare_bands
 from polydyn.fusion.dequantize import dequantize_in_readers
@@ -140,17 +140,28 @@ def fusion_plan(graph: Graph, without: Collection[str] = (), cuda: bool = False,
     ``cuda``: for CUDA kernels; ``side``: pixels of Winograd's tiles.
     """
     off = check_names(without) | {p.name for p in FUSION if (p.cpu if cuda else p.cuda)}
+    plan = _fused(graph, off, cuda, side, verifying())
+    try:
+        verify_plan(plan)
+    except PolydynError:
+        _fused(graph, off, cuda, side, verify=True)  # names the pass
+        raise
+    return plan
+
+
+def _fused(graph: Graph, off: frozenset[str], cuda: bool, side: int, verify: bool) -> FusionPlan:
+    """The plan after all passes that are not ``off``; ``verify``: after each pass."""
     passes = tuple(replace(p, graph=partial(winograd, side=side)) if p.graph is winograd else p for p in FUSION)
     plan = separate(_rewritten(graph, passes, off), DEVICE_DTYPES if cuda else VECTOR_DTYPES)
     for p in FUSION:
         if p.groups is join_prologues:
             p = replace(p, groups=partial(join_prologues, cuda=cuda))
         if p.name not in off and (p.groups or p.join):
-            plan = p.groups(plan) if p.groups else join_groups(plan, p.join) if p.join else plan
+            with planning(f"pass {p.name}"):
+                plan = p.groups(plan) if p.groups else join_groups(plan, p.join) if p.join else plan
+                if verify:
+                    verify_plan(plan)
             _show(p, lambda plan=plan: show_plan(plan))  # type: ignore[misc]
-            if verifying():
-                verify_plan(plan)
-    verify_plan(plan)
     return plan
 
 
@@ -161,7 +172,8 @@ def _show(p: Pass, text: Callable[[], str]) -> None:
 def _rewritten(graph: Graph, passes: tuple[Pass, ...], off: frozenset[str]) -> Graph:
     for p in passes:
         if p.graph and p.name not in off:
-            graph = p.graph(graph)
-            _show(p, lambda graph=graph: show_graph(graph))  # type: ignore[misc]
-            verify_graph(graph)
+            with planning(f"pass {p.name}"):
+                graph = p.graph(graph)
+                _show(p, lambda graph=graph: show_graph(graph))  # type: ignore[misc]
+                verify_graph(graph)
     return graph

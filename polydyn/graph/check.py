@@ -15,7 +15,7 @@ import numpy as np
 import onnx
 import onnx.defs
 
-from polydyn.errors import ModelError
+from polydyn.errors import PLACES, ModelError, PolydynError, failed_plan
 from polydyn.graph.operators.registry import OnnxNode
 from polydyn.schedules.expr import FLOATS
 
@@ -115,7 +115,19 @@ def check_types(node: OnnxNode, dtypes: Mapping[str, str]) -> None:
             raise _wrong(node, f"its inputs {first} and {name} are {dtypes[first]} and {dtype}, they must agree")
 
 
-def unfit(node: OnnxNode, problem: Exception) -> ModelError:
+def blamed(problem: Exception, node: OnnxNode) -> PolydynError:
+    """Return what a rule of a node raised as an error that names the node."""
+    place = f"{node.name} ({node.op})"
+    if not isinstance(problem, PolydynError):
+        return _unfit(node, problem) if isinstance(problem, STUMBLES) else failed_plan(problem, "import", (place,))
+    if problem.node is not None:
+        return problem
+    places: dict[str, Any] = {k: getattr(problem, k) for k in PLACES if k != "node"}
+    lines = [line for line in str(problem).split("\n") if not line.startswith(tuple(f"  {k}: " for k in PLACES))]
+    return type(problem)("\n".join(lines), node=place, **places)
+
+
+def _unfit(node: OnnxNode, problem: Exception) -> ModelError:
     """The error for a node that its operator's rule stumbled over."""
     return ModelError(
         f"{node.op} cannot take its inputs and attributes: {type(problem).__name__}: {problem}",

@@ -195,6 +195,12 @@ def _part(
     return Part(part, sizes)
 
 
+def piece(graph: Graph, first: int, last: int) -> Graph:
+    """Nodes ``first`` to ``last`` (exclusive) of a graph without steps, as a graph."""
+    homes = {n.output: 1 + (k >= first) + (k >= last) for k, n in enumerate(graph.nodes)}
+    return _part(graph, (), homes, 2, graph.nodes[first:last], ()).graph
+
+
 def _sources(
     graph: Graph, inputs: Sequence[str], used: Iterable[str]
 ) -> tuple[tuple[SymbolSource, ...], dict[str, str]]:

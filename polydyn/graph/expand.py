@@ -10,8 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from polydyn.errors import PolydynError, UnsupportedError
-from polydyn.graph.check import STUMBLES, unfit
+from polydyn.errors import ModelError, PolydynError, UnsupportedError, planning
+from polydyn.graph.check import blamed
 from polydyn.graph.dynamic import Symbols, prove_symbols, with_free_targets, with_symbols
 from polydyn.graph.importer import ImportedGraph, ModelLike, load_model
 from polydyn.graph.inner import Inner, captured_by
@@ -68,20 +68,20 @@ def import_model(model: ModelLike, dims: Dims | None = None, symbols: Symbols | 
 
 def import_parts(
     model: ModelLike, dims: Dims | None = None, symbols: Symbols | None = None, general: bool = False,
-    fallback: bool = False,
+    left: Left | None = None,
 ) -> Graph:  # fmt: skip
     """As ``import_model``, of any number of parts: a graph with steps is verified part by part (``graph/cut.py``).
 
-    ``general``: sizes that may be equal or 1 are not taken to be equal (``Graph.guessed``). ``fallback``: regions of
-    nodes that are not built become steps that run them elsewhere (``graph/fallback.py``).
+    ``general``: sizes that may be equal or 1 are not taken to be equal (``Graph.guessed``). ``left``: nodes that
+    are not built, or that are in it, become steps that run them elsewhere (``graph/fallback.py``).
     """
     read = load_model(model)
-    left = Left() if fallback else None
     while True:
-        try:
-            graph = _imported(read, dims, symbols, general, left)
-        except Again:
-            continue
+        with planning("import"):
+            try:
+                graph = _imported(read, dims, symbols, general, left)
+            except Again:
+                continue
         if not graph.steps:
             verify_graph(graph)
         return graph
@@ -311,15 +311,14 @@ class _Builder:
         self.current = node
         try:
             rules(node).expand(node, self)
-        except PolydynError as e:
-            if self.left is not None and isinstance(e, UnsupportedError) and not node.fallback:
-                self.left.leave(node, e)
+        except MemoryError:
+            raise
+        except Exception as e:
+            why = blamed(e, node)
+            if self.left is not None and not (node.fallback or isinstance(e, ModelError)):
+                self.left.leave(why, node.name)
                 raise Again from e
-            if e.node is not None:
-                raise
-            raise type(e)(str(e), node=f"{node.name} ({node.op})") from e
-        except STUMBLES as e:
-            raise unfit(node, e) from e
+            raise why from e
         for o in node.outputs:
             if o and o not in self.tensors and o not in self.aliases and self.typed.value(o) is None and self._read(o):
                 raise UnsupportedError(f"{node.op} does not compute its output {o}", node=node.name, tensor=o)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import base64
 from functools import lru_cache
-from typing import Any
 
 import onnx
 import onnx.defs
@@ -23,6 +22,7 @@ from polydyn.graph.importer import ImportedGraph
 from polydyn.graph.ir import Dim, Graph, Tensor
 from polydyn.graph.operators.registry import Context, ExpandContext, InferContext, Inferred, OnnxNode, Operator
 from polydyn.graph.regions import KIND, CannotCross, members
+from polydyn.onnx_runtime import ort_classes, ort_session
 from polydyn.schedules.index import Index
 
 RUNS = "runs in ONNX Runtime"
@@ -37,8 +37,8 @@ TYPES = (
 def standalone(node: OnnxNode, ctx: Context) -> tuple[onnx.ModelProto, tuple[str, ...]]:
     """A region as a model over the names of its tensors, and the tensors that it is fed.
 
-    Sizes are left open, so that the model does not depend on what was learned. CannotCross: it is fed a tensor of a
-    type that cannot cross.
+    Only constants have fixed sizes, so that the model does not depend on facts about sizes. CannotCross: a tensor that
+    the region reads has a type that cannot cross.
     """
     values, constants = [], []
     for k, x in enumerate(node.inputs):
@@ -50,7 +50,8 @@ def standalone(node: OnnxNode, ctx: Context) -> tuple[onnx.ModelProto, tuple[str
         if t.dtype not in TYPES:
             raise CannotCross(x, t.dtype)
         code = helper.np_dtype_to_tensor_dtype(numpy_dtype(t.dtype))
-        values.append(helper.make_tensor_value_info(x, code, [f".{k}.{a}" for a in range(len(t.shape))]))
+        shape = [f".{k}.{a}" for a in range(len(t.shape))] if known is None else known.shape
+        values.append(helper.make_tensor_value_info(x, code, shape))
     infos = [onnx.ValueInfoProto(name=o) for o in node.outputs]
     graph = helper.make_graph(list(map(to_proto, members(node))), node.name, values, infos, constants)
     model = helper.make_model(graph, opset_imports=_opsets(node), ir_version=10)
@@ -92,15 +93,10 @@ def results(node: OnnxNode, ctx: Context) -> list[tuple[str, str, list[Dim | Non
 
     UnsupportedError: ONNX Runtime is not installed or refuses a node. CannotCross: an output is no tensor of a rank.
     """
-    try:
-        import onnxruntime
-    except ImportError as e:
-        raise UnsupportedError(
-            "ONNX Runtime is not installed", node=node.name, rule="fallback", remedy="pip install polydyn[fallback]"
-        ) from e
+    ort_classes()
     model, fed = standalone(node, ctx)
     try:
-        outputs = _outputs(onnxruntime, model.SerializeToString(deterministic=True))
+        outputs = _outputs(model.SerializeToString(deterministic=True))
     except Exception as e:  # of many classes, none of them documented
         raise _refusal(node, str(e).strip().split("\n")[0]) from e
     dims = {f".{k}.{a}": d for k, x in enumerate(node.inputs) if x in fed for a, d in enumerate(ctx.tensor(x).shape)}
@@ -116,11 +112,9 @@ def results(node: OnnxNode, ctx: Context) -> list[tuple[str, str, list[Dim | Non
 
 
 @lru_cache(maxsize=64)
-def _outputs(onnxruntime: Any, model: bytes) -> list[tuple[str, list[int | str | None] | None]]:
+def _outputs(model: bytes) -> list[tuple[str, list[int | str | None] | None]]:
     """Type and shape of the outputs of a model; no shape: the rank is unknown."""
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 4
-    session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+    session = ort_session(model)
     ranks = _ranks(onnx.load_from_string(model))
     return [(o.type, o.shape or ranks.get(o.name)) for o in session.get_outputs()]
 

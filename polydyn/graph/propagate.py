@@ -16,13 +16,12 @@ from collections import deque
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 from functools import cache
-from typing import Any
 
 from onnx import TensorProto
 
 from polydyn.errors import ModelError, PolydynError, ShapeError, UnsupportedError
 from polydyn.graph.bodies import body_of, has_body
-from polydyn.graph.check import STUMBLES, check_node, check_types, unfit
+from polydyn.graph.check import blamed, check_node, check_types
 from polydyn.graph.dtypes import onnx_dtype
 from polydyn.graph.fallback import FALLBACK, fallback_note
 from polydyn.graph.importer import ImportedGraph, ModelInput, renamed
@@ -259,15 +258,15 @@ class _Worklist:
             assert self.left is not None  # else there are no regions
             self.left.keep(node, e)
             raise Again from e
-        except PolydynError as e:
-            if self.left is not None and not node.fallback and isinstance(e, UnsupportedError):
-                self.leave_to_others(self.left, node, e)
+        except MemoryError:
+            raise
+        except Exception as e:
+            if self.left is not None and not (node.fallback or isinstance(e, ModelError)):
+                self.leave_to_others(self.left, node, blamed(e, node))
                 return
             if self.again:  # larger regions may do better
                 raise Again from e
-            raise _named(e, node) from e
-        except STUMBLES as e:
-            raise unfit(node, e) from e
+            raise blamed(e, node) from e
         self.processed[node.name] = (self.facts.version, looks)
         if len(results) < len([o for o in node.outputs if o]):
             raise UnsupportedError(f"{node.op} gives only {len(results)} of its outputs", node=node.name)
@@ -275,9 +274,9 @@ class _Worklist:
             if name:
                 self.record(node, name, self.with_value(node, result) if position == 0 else result)
 
-    def leave_to_others(self, left: Left, node: OnnxNode, why: UnsupportedError) -> None:
+    def leave_to_others(self, left: Left, node: OnnxNode, why: PolydynError) -> None:
         """A node that its rule refuses is a region of its own for now, so that others are found in the same run."""
-        left.leave(node, why)
+        left.leave(why, node.name)
         if node.name in left.callers:
             raise Again
         self.again = True
@@ -349,12 +348,3 @@ class _Worklist:
         at = self.nodes.index(node)
         self.nodes[at : at + 1] = branch.nodes
         self.add(list(branch.nodes))
-
-
-def _named(e: PolydynError, node: OnnxNode) -> PolydynError:
-    """The same error, saying which node it is about."""
-    if e.node is not None:
-        return e
-    places: dict[str, Any] = {k: getattr(e, k) for k in ("tensor", "dim", "rule", "remedy")}
-    said = [line for line in str(e).split("\n") if not line.startswith(tuple(f"  {k}: " for k in places))]
-    return type(e)("\n".join(said), node=f"{node.name} ({node.op})", **places)

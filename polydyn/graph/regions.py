@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-from polydyn.errors import UnsupportedError
+from polydyn.errors import PolydynError, UnsupportedError
 from polydyn.graph.importer import ImportedGraph
 from polydyn.graph.inner import captured_by
 from polydyn.graph.operators.registry import OnnxNode
@@ -42,12 +42,15 @@ class Left:
     callers: dict[str, str] = field(default_factory=dict)
     """Node of a body that was written out -> the node that it was a body of, which is left as a whole."""
 
-    def leave(self, node: OnnxNode, why: UnsupportedError) -> None:
-        """Leaves a node that was refused, or the one whose body it is in."""
-        name = self.callers.get(node.name, node.name)
-        if name in self.nodes:
-            raise why
-        self.nodes[name] = str(why).split("\n")[0]
+    def leave(self, error: PolydynError, *nodes: str) -> None:
+        """Leave nodes that were rejected or whose plan failed, or the nodes that have them in their bodies.
+
+        Raises ``error`` if all of them are left already.
+        """
+        new = {self.callers.get(n, n) for n in nodes} - self.nodes.keys()
+        if not new:
+            raise error
+        self.nodes.update((n, error.message.split("\n")[0]) for n in new)
 
     def keep(self, node: OnnxNode, found: CannotCross) -> None:
         """Keeps a tensor inside, with all that reads it. UnsupportedError: it comes from outside, or goes there."""

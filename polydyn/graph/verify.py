@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from polydyn.errors import PolydynError
+from polydyn.errors import PolydynError, failed_plan
 from polydyn.graph.ir import Compute, Concat, Graph, Node, dim_name, reduction_name
 from polydyn.schedules.expr import OPS, REDUCTIONS, FromIndex, Op, indices, loads, symbols_of, walk
 from polydyn.schedules.index import Index
@@ -64,7 +64,10 @@ def verify_graph(graph: Graph) -> None:
 
 def _bug(message: str, node: Node | None = None, tensor: str | None = None) -> PolydynError:
     place = None if node is None else f"{node.origin or node.output}"
-    return PolydynError(f"the graph broke an invariant: {message}", node=place, tensor=tensor)
+    return failed_plan(
+        PolydynError(f"the graph broke an invariant: {message}", node=place, tensor=tensor), "the graph",
+        (node.origin,) if node is not None and node.origin else (),
+    )  # fmt: skip
 
 
 def _verify_sources(graph: Graph) -> None:

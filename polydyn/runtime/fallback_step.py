@@ -9,23 +9,14 @@ from typing import Any
 
 import numpy as np
 
-from polydyn.errors import InputError, UnsupportedError
+from polydyn.errors import InputError
+from polydyn.onnx_runtime import ort_session
 
 
 @lru_cache(maxsize=256)
 def _session(model: str) -> Any:
     """A session of a model; its threads do not spin, because the program's own are at work."""
-    try:
-        import onnxruntime
-    except ImportError as e:
-        raise UnsupportedError(
-            "the program leaves nodes to ONNX Runtime, which is not installed", rule="fallback",
-            remedy="pip install polydyn[fallback]",
-        ) from e  # fmt: skip
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 4
-    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    return onnxruntime.InferenceSession(base64.b64decode(model), options, providers=["CPUExecutionProvider"])
+    return ort_session(base64.b64decode(model), spin=False)
 
 
 def other_runtime(arrays: Sequence[Any], settings: Mapping[str, Any]) -> tuple[list[Any], list[int]]:

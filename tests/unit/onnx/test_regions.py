@@ -86,7 +86,7 @@ def test_a_tensor_from_outside_that_cannot_cross_is_refused_by_name() -> None:
 
 def imported(m: onnx.ModelProto) -> Graph:
     pytest.importorskip("onnxruntime")
-    g = import_parts(m, fallback=True)
+    g = import_parts(m, left=Left())
     verify_parts(cut(g))
     return g
 
