@@ -110,9 +110,14 @@ def _node(n: OnnxNode, op: str, inputs: tuple[str, ...], output: str) -> OnnxNod
 # -- what contradicts -------------------------------------------------------------------------------------------------
 
 
-def prove_symbols(typed: Typed, symbols: Symbols) -> None:
-    """ShapeError: the model fixes a symbol, or ties it to another one; it names the constant that does so."""
-    names = list(dict.fromkeys(a for axes in symbols.values() for a in axes if a))
+def prove_symbols(typed: Typed, file: ImportedGraph, symbols: Symbols) -> None:
+    """ShapeError: the model fixes a symbol, or ties it to another one; it names the constant that does so.
+
+    ``file``: the model without symbols. An axis to which it gives no size may have guards under any name.
+    """
+    sizes = {x.name: x.dims or () for x in file.inputs}
+    named = [(a, d) for x, axes in symbols.items() for a, d in zip(axes, sizes[x], strict=False) if a]
+    names = list(dict.fromkeys(a for a, d in named if isinstance(d, int)))
     own = {s.symbol for s in typed.sources}
     for guard in typed.facts.guards():
         tied = [s for s in names if s in guard.left.symbols() | guard.right.symbols()]

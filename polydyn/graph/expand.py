@@ -91,10 +91,9 @@ def _imported(
     read: ImportedGraph, dims: Dims | None, symbols: Symbols | None, general: bool, left: Left | None
 ) -> Graph:
     """Again: more is left to another runtime than before."""
-    if symbols:
-        read = with_symbols(with_free_targets(propagate(read, left=left)), symbols)
-    typed = propagate(read, dims, general=general, left=left)
-    prove_symbols(typed, symbols or {})
+    named = with_symbols(with_free_targets(propagate(read, left=left)), symbols) if symbols else read
+    typed = propagate(named, dims, general=general, left=left)
+    prove_symbols(typed, read, symbols or {})
     return expand(typed, left)
 
 

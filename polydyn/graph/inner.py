@@ -14,10 +14,11 @@ from polydyn.graph.ir import Dim, size_input
 from polydyn.graph.operators.registry import Inferred, OnnxNode
 from polydyn.graph.typed import Typed
 from polydyn.schedules.index import Index
+from polydyn.shapes.sizes import Dims
 
 Types = Sequence[tuple[str, Sequence[Dim | None]]]
 """dtype and shape of each input of a body as the model around says them; None: a size that differs from run to run."""
-Propagate = Callable[[ImportedGraph, Mapping[str, Inferred]], Typed]
+Propagate = Callable[[ImportedGraph, Dims, Mapping[str, Inferred]], Typed]
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,8 @@ class Inner:
     captured: tuple[str, ...]
     sizes: tuple[str, ...]
     results: tuple[str, ...]
+    is_refused: bool = False
+    """Whether every call of the body fails; then only the ranks of its results are right."""
 
     def dtype(self, position: int) -> str:
         """The dtype of a result."""
@@ -96,7 +99,8 @@ def enter(body: ImportedGraph, types: Types, outside: Typed, propagate: Propagat
     outputs = tuple(dict.fromkeys(o for o in body.outputs if o not in given))
     graph = replace(body, inputs=inputs, outputs=outputs, constants=constants)
     names = tuple(i.name for i in formals)
-    return Inner(propagate(graph, values), names, tuple(i.name for i in captured), sizes, body.outputs)
+    dims = outside.facts.sizes_of({d for i in inputs for d in i.dims or () if isinstance(d, str)})
+    return Inner(propagate(graph, dims, values), names, tuple(i.name for i in captured), sizes, body.outputs)
 
 
 def _plain(d: Dim | None) -> int | str | None:

@@ -21,6 +21,7 @@ from onnx import TensorProto
 
 from polydyn.errors import ModelError, PolydynError, ShapeError, UnsupportedError
 from polydyn.graph.bodies import body_of, has_body
+from polydyn.graph.branches import readers_of, with_moved
 from polydyn.graph.check import blamed, check_node, check_types
 from polydyn.graph.dtypes import onnx_dtype
 from polydyn.graph.fallback import FALLBACK, fallback_note
@@ -28,7 +29,7 @@ from polydyn.graph.importer import ImportedGraph, ModelInput, renamed
 from polydyn.graph.inner import Inner, Types, captured_by, enter
 from polydyn.graph.ir import SymbolSource
 from polydyn.graph.operators import registry
-from polydyn.graph.operators.registry import Inferred, OnnxNode
+from polydyn.graph.operators.registry import Inferred, OnnxNode, RanksDiffer, Rewritten
 from polydyn.graph.regions import Again, CannotCross, Left, members, reads, region, with_regions
 from polydyn.graph.sequences import without_sequences
 from polydyn.graph.shape_values import infer_value
@@ -67,7 +68,7 @@ def propagate(
     sources = _init_inputs(graph.inputs, facts, inferred)
     facts.check_dims()
     inferred.update(values or {})
-    worker = _Worklist(graph, facts, inferred, left)
+    worker = _Worklist(graph, facts, inferred, left, values is not None)
     worker.run()
     facts.notes += [fallback_note(m) for n in worker.nodes if n.fallback for m in members(n)]
     return replace(worker.view, nodes=tuple(worker.nodes), sources=sources)
@@ -155,9 +156,10 @@ class _Worklist:
     """Algorithm 1: nodes whose inputs are known wait in a queue; results make successors eligible."""
 
     def __init__(
-        self, graph: ImportedGraph, facts: ShapeContext, inferred: dict[str, Inferred], left: Left | None = None
-    ) -> None:
-        self.facts, self.inferred, self.left = facts, inferred, left
+        self, graph: ImportedGraph, facts: ShapeContext, inferred: dict[str, Inferred], left: Left | None = None,
+        is_body: bool = False,
+    ) -> None:  # fmt: skip
+        self.facts, self.inferred, self.left, self.is_body = facts, inferred, left, is_body
         self.again = False
         self.nodes = list(graph.nodes)
         self.constants = dict(graph.constants)
@@ -168,6 +170,8 @@ class _Worklist:
         self.processed: dict[str, tuple[int, object]] = {}
         self.queue: deque[OnnxNode] = deque()
         self.parked: dict[str, tuple[OnnxNode, int]] = {}
+        self.depth: dict[str, int] = {}
+        """If -> readers in a row that moved into its branches last."""
 
     def run(self) -> None:
         """Until nothing changes. Guesses come last, one at a time."""
@@ -187,7 +191,7 @@ class _Worklist:
 
     def enter(self, body: ImportedGraph, types: Types) -> Inner:
         """The shapes inside a body of a node."""
-        return enter(body, types, self.view, lambda graph, values: propagate(graph, None, values))
+        return enter(body, types, self.view, lambda graph, dims, values: propagate(graph, dims, values))
 
     def demand_sizes(self) -> None:
         """No call makes a size negative: a guard where that is not proven, also for tensors that fusion removes."""
@@ -247,10 +251,7 @@ class _Worklist:
         if not node.fallback:
             check_types(node, {x: self.inferred[x].dtype for x in node.inputs if x})
         try:
-            if node.op not in registry.OPERATORS and not node.fallback:
-                self.splice(node, body_of(node, ask))
-                return
-            results = rules(node).infer(node, ask)
+            results = self.infer(node, ask)
         except Undecided:
             self.parked[node.name] = (node, self.facts.version)
             return
@@ -258,7 +259,7 @@ class _Worklist:
             assert self.left is not None  # else there are no regions
             self.left.keep(node, e)
             raise Again from e
-        except MemoryError:
+        except (MemoryError, RanksDiffer):
             raise
         except Exception as e:
             if self.left is not None and not (node.fallback or isinstance(e, ModelError)):
@@ -267,12 +268,26 @@ class _Worklist:
             if self.again:  # larger regions may do better
                 raise Again from e
             raise blamed(e, node) from e
+        if results is None:
+            return
         self.processed[node.name] = (self.facts.version, looks)
         if len(results) < len([o for o in node.outputs if o]):
             raise UnsupportedError(f"{node.op} gives only {len(results)} of its outputs", node=node.name)
         for position, (name, result) in enumerate(zip(node.outputs, results, strict=False)):
             if name:
                 self.record(node, name, self.with_value(node, result) if position == 0 else result)
+
+    def infer(self, node: OnnxNode, ask: Asking) -> tuple[Inferred, ...] | None:
+        """The results of a node by its rule. None: other nodes took its place."""
+        try:
+            if node.op in registry.OPERATORS or node.fallback:
+                return rules(node).infer(node, ask)
+            self.splice(node, body_of(node, ask))
+        except Rewritten as e:
+            self.splice(node, e.graph)
+        except RanksDiffer as e:
+            self.extend_branches(node, e)
+        return None
 
     def leave_to_others(self, left: Left, node: OnnxNode, why: PolydynError) -> None:
         """A node that its rule refuses is a region of its own for now, so that others are found in the same run."""
@@ -319,6 +334,31 @@ class _Worklist:
         elif not assume:
             self.parked[node.name] = (node, self.facts.version)
         return condition is not None or not assume
+
+    def extend_branches(self, node: OnnxNode, found: RanksDiffer) -> None:
+        """Moves the readers of a result of two ranks into both branches of an If.
+
+        RanksDiffer: it is a result of a body. UnsupportedError: of the model, or another runtime computes a reader.
+        """
+        sizes = tuple(dict.fromkeys((*self.deciding(node), *found.sizes)))
+        if found.tensor in self.view.graph.outputs and self.is_body:
+            raise RanksDiffer(found.tensor, found.ranks, sizes)
+        self.depth[node.name] = 2 * self.depth.get(node.name, 0) or 1
+        depth, results = self.depth[node.name], self.view.graph.outputs
+        moved = [] if found.tensor in results else readers_of(self.nodes, node, (found.tensor,), depth)
+        if not moved or any(n.fallback for n in moved):
+            raise RanksDiffer(found.tensor, found.ranks, sizes).error(node)
+        self.nodes, new = with_moved(self.nodes, node, moved, results)
+        for readers in self.consumers.values():
+            readers[:] = [n for n in readers if n not in moved and n is not node]
+        self.add([new])
+
+    def deciding(self, node: OnnxNode) -> list[str]:
+        """The sizes of inputs that decide the condition of an If, by the names that a user may give a range."""
+        value = self.view.value(node.inputs[0])
+        used = {s for d in (() if value is None else value.flat) for s in d.symbols()} - self.facts.invented()
+        named = {d for x in self.view.graph.inputs for d in x.dims or ()}
+        return sorted(used & named if self.is_body else used)
 
     def splice(self, node: OnnxNode, branch: object) -> None:
         """A node is replaced by the nodes of a graph: an If by those of one branch, others by what they stand for."""

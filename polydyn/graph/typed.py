@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
+
 from polydyn.errors import ModelError, ShapeError
+from polydyn.graph.dtypes import numpy_dtype
 from polydyn.graph.importer import ImportedGraph
 from polydyn.graph.ir import Dim, HostStep, SymbolSource, Tensor
-from polydyn.graph.operators.registry import Inferred, OnnxNode
+from polydyn.graph.operators.registry import Inferred, OnnxNode, RanksDiffer
 from polydyn.graph.shape_values import as_constant, dims_only, elements
 from polydyn.schedules.expr import Array
 from polydyn.schedules.index import Index
-from polydyn.shapes.context import ShapeContext, Undecided
+from polydyn.shapes.context import ShapeContext, Undecidable, Undecided
 
 Key = tuple[Any, ...]
 """What one step of the host is told from others by."""
@@ -115,6 +118,10 @@ class Asking:
         """Learns an equality that the node needs."""
         return self.known.facts.unify(a, b, self.because(why))
 
+    def decide(self, condition: Index, truth: bool, why: str) -> None:
+        """Learns the value of a condition on sizes."""
+        self.known.facts.decide(condition, truth, self.because(why))
+
     def at_most(self, a: Index, b: Index, why: str) -> None:
         """Learns an inequality that the node needs."""
         self.known.facts.at_most(a, b, self.because(why))
@@ -125,7 +132,7 @@ class Asking:
 
     def undecided(self, question: str, dims: Sequence[Index], remedy: str) -> ShapeError:
         """The error for a question that no fact decides."""
-        kind = ShapeError if self.assume else Undecided
+        kind = Undecidable if self.assume else Undecided
         dim = ", ".join(map(str, dims))
         return kind(self.known.facts.undecided(question, dims), node=self.place, dim=dim, remedy=remedy)
 
@@ -163,8 +170,27 @@ class Asking:
             raise ModelError(f"{role} is no graph with {len(types)} inputs", node=self.node.name, rule=self.node.op)
         if not self.assume:
             raise Undecided(f"{self.place} has a body", rule=role)
-        found = asked.inner[self.node.name, role] = asked.enter(body, types)
+        try:
+            found = asked.enter(body, types)
+        except RanksDiffer as e:
+            if self.node.op != "If":
+                raise e.error(self.node) from e
+            raise RanksDiffer(self.node.outputs[body.outputs.index(e.tensor)], e.ranks, e.sizes) from e
+        asked.inner[self.node.name, role] = found
         return found
+
+    def refused(self, role: str, like: Any, why: str) -> Any:
+        """A body that no call may run, in place of the attribute ``role``; it reads nothing."""
+        asked = self.known.asked
+        assert asked.enter is not None  # else ``like`` would not exist
+        names = [f"{self.node.name}/{role}/{k}" for k in range(len(self.node.outputs))]
+        arrays = [np.zeros((1,) * len(like.shape(k)), numpy_dtype(like.dtype(k))) for k in range(len(names))]
+        body = ImportedGraph(role, (), tuple(names), (), dict(zip(names, arrays, strict=True)))
+        found = asked.enter(body, ())
+        found.typed.facts.forbid(f"{self.because(why)}; this call takes it")
+        self.known.facts.notes.append(f"{self.because(why)}; calls that take it are refused")
+        asked.inner[self.node.name, role] = replace(found, is_refused=True)
+        return asked.inner[self.node.name, role]
 
     def promise(self, a: Index, b: Index, why: str) -> None:
         """Learns what holds by construction."""

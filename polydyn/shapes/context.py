@@ -14,7 +14,11 @@ from polydyn.shapes.rules import content
 from polydyn.shapes.sizes import Dims, Sizes, sizes_by_name
 
 
-class Undecided(ShapeError):
+class Undecidable(ShapeError):
+    """A comparison that no fact decides."""
+
+
+class Undecided(Undecidable):
     """A comparison that later facts may decide: the propagator parks the node and asks again."""
 
 
@@ -153,6 +157,22 @@ class ShapeContext(DimFacts):
             self._facts.append((b - a, why))
             self._changed(b - a)
 
+    def decide(self, condition: IndexLike, truth: bool, why: str) -> None:
+        """Learns the value of a condition on sizes, which is 1 or 0, with a guard when it was not known."""
+        zero = self.canonical(1 - Index.of(condition) if truth else condition)
+        a = next(iter(zero.atoms()), None)
+        if isinstance(a, Atom) and a.kind == "min" and zero == Index({(a,): 1}) and Index.of(1) in a.args:
+            (zero, *_) = (x for x in a.args if x != 1)  # min(1, x) of an x that is not negative
+            a = next(iter(zero.atoms()), None)
+        if isinstance(a, Atom) and a.kind == "max" and zero == Index({(a,): 1}) and a.args[0] == -a.args[-1]:
+            zero = a.args[0]  # the absolute value of a difference
+        more = Index({m: v for m, v in zero.terms.items() if v > 0})
+        self.unify(more, more - zero, why)
+
+    def forbid(self, why: str) -> None:
+        """No call is allowed: a guard that always fails."""
+        self._assume(Index.of(1), "<=", Index.of(0), why)
+
     def assume_multiple(self, a: IndexLike, n: IndexLike, why: str) -> None:
         """Learns that ``a`` is a multiple of ``n``, with a guard when it was not known."""
         a, n = self.canonical(a), self.canonical(n)
@@ -211,7 +231,7 @@ class ShapeContext(DimFacts):
         if large_a and large_b:
             return self.unify(a, b, why)  # which says that this cannot be
         if not large_a and not large_b:
-            raise ShapeError(
+            raise Undecidable(
                 self.undecided(f"{a} and {b} are never equal, and which of them is 1 is not known", (a, b)),
                 dim=f"{a} and {b}", rule=why, remedy="give ranges of the dims that decide it",
             )  # fmt: skip

@@ -8,11 +8,14 @@ dim-collapse equality of BladeDISC 3. Ranges, divisibility and learned inequalit
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from polydyn.schedules.index import Atom, Index, IndexLike, floordiv, maximum, minimum
 from polydyn.schedules.ranges import Ranges
 from polydyn.shapes import prove
 from polydyn.shapes.multiples import Multiples
 from polydyn.shapes.rules import Rules, content
+from polydyn.shapes.sizes import Dims, Sizes
 
 
 class DimFacts:
@@ -32,6 +35,15 @@ class DimFacts:
     def level(self, *dims: IndexLike) -> int:
         """The part of the program from which on dims are there: 0 where they follow from the inputs' sizes."""
         return self._rules.level(*map(Index.of, dims))
+
+    def sizes_of(self, symbols: Collection[str]) -> Dims:
+        """The range and the divisor of each symbol for which one is known."""
+        found: dict[str, Sizes] = {}
+        for s in sorted(symbols):
+            (low, high), multiple = self.ranges.get(s, (0, None)), self._multiples.of.get(s, 1)
+            if low or high is not None or multiple > 1:
+                found[s] = Sizes(low, high, multiple)
+        return found
 
     def invented(self) -> frozenset[str]:
         """The symbols made by ``fresh``."""

@@ -145,14 +145,77 @@ def test_a_state_may_be_the_slice_that_was_read() -> None:
         np.testing.assert_allclose(got["sums"], np.concatenate([x.max(0)[None], x[:-1]]) + x, 1e-5)
 
 
-def test_branches_of_different_rank_are_refused_by_name() -> None:
+def test_branches_of_different_rank_are_refused_by_name_only_in_results() -> None:
     m = parsed("""
     g (bool c, float[N] x) => (float[N] y) {
         y = If (c) <then_branch = t () => (float[N] u) { u = Exp (x) },
                     else_branch = e () => (float v) { v = ReduceSum <keepdims = 0> (x) }>
     }""")
-    with pytest.raises(UnsupportedError, match="branches that give float32 of rank 1 and float32 of rank 0"):
+    with pytest.raises(UnsupportedError, match="y has rank 1 or rank 0"):
         polydyn.compile(m)
+
+
+RANKS = """
+g (bool c, float[B, S, T] x, float[4, 1] w, float[8, 2] w8) => (float y, float sum, float v) {
+    y, v = If (c) <
+        then_branch = t () => (float y1, float v1) {
+            p = MatMul (x, w)
+            last = Constant <value_int = -1> ()
+            one = Constant <value_int = 1> ()
+            sh = Shape (p)
+            size = Gather (sh, last)
+            d = Equal (size, one)
+            axes = Constant <value_ints = [-1]> ()
+            q, k = If (d) <then_branch = tt () => (float[D] a, float a2) {
+                               a = Squeeze (p, axes)
+                               a2 = ReduceSum <keepdims = 0> (p)
+                           },
+                           else_branch = te () => (float[D] b, float b2) {
+                               b = Identity (p)
+                               b2 = ReduceMax <keepdims = 0> (p)
+                           }>
+            r = Sqrt (k)
+            y0 = Mul (q, r)
+            y1 = ReduceMax <keepdims = 0> (y0)
+            v1 = Neg (k)
+        },
+        else_branch = e () => (float y2, float v2) {
+            p8 = MatMul (x, w8)
+            y2 = ReduceMin <keepdims = 0> (p8)
+            v2 = Neg (y2)
+        }>
+    sum = ReduceSum <keepdims = 0> (x)
+}"""
+
+
+def test_readers_of_a_result_of_two_ranks_move_into_the_branches_also_inside_bodies() -> None:
+    """``r`` is between the If and a reader that moves, and another node reads ``k`` too. One branch needs T == 4."""
+    m = parsed(RANKS)
+    short, wide = np.abs(f32(2, 3, 4)), f32(2, 3, 8)
+    feeds = {"w": np.abs(f32(4, 1)), "w8": f32(8, 2)}
+    check(m, {"c": np.array(True), "x": short, **feeds}, {"c": np.array(False), "x": wide, **feeds})
+    for t, x in (
+        (4, short),
+        (8, wide),
+    ):  # then the other branch contradicts the sizes, and only calls of it are refused
+        program = polydyn.compile(m, dims={"T": (t, t)})
+        session = onnxruntime.InferenceSession(m.SerializeToString())
+        expected = session.run(None, {"c": np.array(t == 4), "x": x, **feeds})
+        got = program.run({"c": np.array(t == 4), "x": x, **feeds})
+        for a, b in zip(got.values(), expected, strict=True):
+            np.testing.assert_allclose(a, b, 1e-4, 1e-5)
+        with pytest.raises(InputError, match=r"_branch of .* cannot run: .* can never be equal; this call takes it"):
+            program.run({"c": np.array(t != 4), "x": x, **feeds})
+
+
+def test_a_squeeze_without_axes_is_built_for_every_rank() -> None:
+    m = parsed("""
+    g (float[B, N, T] x) => (float[M] y) {
+        s = Squeeze (x)
+        k = Constant <value_ints = [-1]> ()
+        y = Reshape (s, k)
+    }""")
+    check(m, *({"x": f32(*s)} for s in ((2, 3, 1), (1, 3, 4), (1, 1, 1), (2, 3, 4))))
 
 
 LOOP = parsed("""

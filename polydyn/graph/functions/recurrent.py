@@ -12,8 +12,10 @@ from typing import Any
 
 import numpy as np
 
+from polydyn.errors import ShapeError
 from polydyn.graph.bodies import OPSET, Body, body
 from polydyn.graph.importer import ImportedGraph, ModelInput
+from polydyn.graph.ir import Dim
 from polydyn.graph.operators.registry import OnnxNode
 from polydyn.schedules.expr import Array
 
@@ -168,6 +170,7 @@ def _recurrence(
     if ways is None or hidden is None:
         raise b.refuse(f"direction {direction}" if ways is None else "a hidden size that is not constant")
     b.ignore("output_sequence")
+    _agree(b, initial)
     batched, clip = bool(b.attribute("layout", 0)), b.attribute("clip")
     chosen = _functions(b, functions, len(ways))
     x = b.op("Transpose", b.input(0), perm=(1, 0, 2)) if batched else b.input(0)
@@ -185,6 +188,20 @@ def _recurrence(
         states = [_initial(b, k, d, batched, x, hidden) for k in initial]
         results.append(_scan(b, write, cell, product, states, back, x))
     _give(b, results, batched)
+
+
+def _agree(b: Body, initial: tuple[int, ...]) -> None:
+    """Lengths of sequences and initial states have the batch of X: facts that hold around the recurrence too."""
+    along = 0 if b.attribute("layout", 0) else 1
+    batch: Dim | None = None
+    for position, rank, axis in ((0, 3, along), (4, 1, 0), *((k, 3, along) for k in initial)):
+        if not (name := b.input(position)):
+            continue
+        shape = b.tensor(name).shape
+        if len(shape) != rank:
+            raise ShapeError(f"{name} has {len(shape)} axes, not {rank}", tensor=name, rule=f"{b.node.op} of ONNX")
+        why = f"axis {axis} of {name} is the batch of {b.input(0)}"
+        batch = shape[axis] if batch is None else b.ctx.unify(shape[axis], batch, why)
 
 
 def _functions(b: Body, default: tuple[str, ...], count: int) -> list[tuple[tuple[str, float, float], ...]]:

@@ -5,12 +5,23 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from polydyn.errors import ModelError, PolydynError, ShapeError
+from polydyn.graph.branches import BRANCHES
 from polydyn.graph.ir import Dim, size_input
 from polydyn.graph.operators.common import given, normalize_axis, refuse
-from polydyn.graph.operators.registry import Context, ExpandContext, InferContext, Inferred, OnnxNode, operator
+from polydyn.graph.operators.registry import (
+    Context,
+    ExpandContext,
+    InferContext,
+    Inferred,
+    OnnxNode,
+    RanksDiffer,
+    Rewritten,
+    operator,
+)  # fmt: skip
 from polydyn.schedules.index import ZERO, Index, maximum
+from polydyn.shapes.context import Undecidable
 
-BRANCHES = ("then_branch", "else_branch")
 Shape = tuple[Dim, ...]
 Slots = list[list[Dim | None]]
 
@@ -42,19 +53,46 @@ def _filled(shapes: Sequence[Sequence[Dim | None]], symbols: Sequence[Dim]) -> l
 
 
 def infer_branch(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
-    """What both branches agree on; other sizes are those of the branch that runs."""
-    first, second = (ctx.inside(role, ()) for role in BRANCHES)
+    """Return the sizes that both branches agree on, and symbols for the others.
+
+    A branch that contradicts the sizes around it is never taken: if the condition is arithmetic on sizes, a guard says
+    so (Rewritten: the other branch is left), else a call that takes the branch is refused.
+    RanksDiffer: a result has two ranks.
+    """
+    inner, contradiction = dict[str, Any](), dict[str, PolydynError]()
+    for role in BRANCHES:
+        try:
+            inner[role] = ctx.inside(role, ())
+        except (ShapeError, ModelError) as e:
+            if isinstance(e, Undecidable) or contradiction:
+                raise
+            contradiction[role] = e
+    condition = ctx.value(node.inputs[0])
+    for role, problem in contradiction.items():
+        (other,) = inner
+        why = f"the {role} of {node.name} cannot run: {problem.message}"
+        if condition is not None:
+            ctx.decide(condition.reshape(-1)[0], other == "then_branch", why)
+            raise Rewritten(node.attribute(other))
+        inner[role] = ctx.refused(role, inner[other], why)
+    first, second = (inner[role] for role in BRANCHES)
     shapes: list[Sequence[Dim | None]] = []
-    for k in range(len(node.outputs)):
+    for k, output in enumerate(node.outputs):
         a, b = first.shape(k), second.shape(k)
-        if len(a) != len(b) or first.dtype(k) != second.dtype(k):
-            what = f"{first.dtype(k)} of rank {len(a)} and {second.dtype(k)} of rank {len(b)}"
-            raise refuse(node, f"branches that give {what}")
-        shapes.append([p if p == q else None for p, q in zip(a, b, strict=True)])
+        if first.dtype(k) != second.dtype(k):
+            raise refuse(node, f"branches that give {first.dtype(k)} and {second.dtype(k)}")
+        if len(a) != len(b):
+            raise RanksDiffer(output, (len(a), len(b)))
+        shapes.append(a if second.is_refused else b if first.is_refused else _common(a, b))
     inputs, sizes = _branch_inputs(node, first, second), _symbols(first, second)
     symbols = ctx.ask("branch", inputs, _axis_names(shapes), sizes, {"node": node.name})
     filled = _filled(shapes, symbols)
     return tuple(Inferred(first.dtype(k), s) for k, s in enumerate(filled))
+
+
+def _common(a: Sequence[Dim | None], b: Sequence[Dim | None]) -> Sequence[Dim | None]:
+    """The sizes that two shapes of one rank share; None for the others."""
+    return [p if p == q else None for p, q in zip(a, b, strict=True)]
 
 
 def _branch_inputs(node: OnnxNode, *inner: Any) -> tuple[str, ...]:

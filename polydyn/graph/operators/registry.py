@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from polydyn.errors import ShapeError
+from polydyn.errors import ShapeError, UnsupportedError
 from polydyn.graph.ir import Dim, Tensor
 from polydyn.schedules.expr import Array, Value
 from polydyn.schedules.index import Index
@@ -46,6 +46,34 @@ class Inferred:
     dtype: str
     shape: tuple[Dim, ...]
     value: Array | None = None
+
+
+class Rewritten(Exception):
+    """Raised by a shape rule: the node is to be replaced by ``graph``, an ``ImportedGraph`` with the node's outputs."""
+
+    def __init__(self, graph: Any) -> None:
+        super().__init__()
+        self.graph = graph
+
+
+class RanksDiffer(Exception):
+    """The branches of an If give a tensor of different ``ranks``. ``sizes``: names of sizes that decide which."""
+
+    def __init__(self, tensor: str, ranks: tuple[int, int], sizes: Sequence[str] = ()) -> None:
+        super().__init__()
+        self.tensor, self.ranks, self.sizes = tensor, ranks, tuple(sizes)
+
+    def error(self, node: OnnxNode) -> UnsupportedError:
+        """The error where the rank must be known."""
+        a, b = self.ranks
+        remedy = "export the model so that this rank is fixed"
+        if self.sizes:
+            pinned = ", ".join(f"{s!r}: (1, 1)" for s in self.sizes)
+            remedy = f"give sizes that decide it, as in dims={{{pinned}}}, or {remedy}"
+        return UnsupportedError(
+            f"{self.tensor} has rank {a} or rank {b}, as the branches of an If say, but every result has one rank",
+            node=f"{node.name} ({node.op})", tensor=self.tensor, dim=", ".join(self.sizes) or None, remedy=remedy,
+        )  # fmt: skip
 
 
 class Context(Protocol):
@@ -87,6 +115,9 @@ class InferContext(Context, Protocol):
     def unify(self, a: Dim, b: Dim, why: str) -> Dim:
         """Records ``a == b`` (a guard when it is not provable); returns the canonical dim. ShapeError if impossible."""
 
+    def decide(self, condition: Dim, truth: bool, why: str) -> None:
+        """Records the value of a condition on sizes, 1 or 0 (a guard when it is not provable)."""
+
     def at_most(self, a: Dim, b: Dim, why: str) -> None:
         """Records ``a <= b`` (a guard when it is not provable). ShapeError if impossible."""
 
@@ -101,6 +132,9 @@ class InferContext(Context, Protocol):
 
     def inside(self, role: str, types: Sequence[tuple[str, Sequence[Dim | None]]]) -> Any:
         """The body that is an attribute of the node, for inputs of these dtypes and shapes: a ``graph.inner.Inner``."""
+
+    def refused(self, role: str, like: Any, why: str) -> Any:
+        """A body in place of the attribute ``role``, with the results of the body ``like``: a call that runs it fails."""
 
     def promise(self, a: Dim, b: Dim, why: str) -> None:
         """``a <= b`` holds by construction."""

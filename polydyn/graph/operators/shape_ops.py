@@ -8,12 +8,21 @@ import numpy as np
 
 from polydyn.errors import ShapeError, UnsupportedError
 from polydyn.graph.dtypes import onnx_dtype
+from polydyn.graph.importer import ImportedGraph, inner_prefix
 from polydyn.graph.ir import Dim
 from polydyn.graph.operators.common import iterators, normalize_axis, wide
-from polydyn.graph.operators.registry import ExpandContext, InferContext, Inferred, OnnxNode, operator
+from polydyn.graph.operators.registry import (
+    ExpandContext,
+    InferContext,
+    Inferred,
+    OnnxNode,
+    Rewritten,
+    operator,
+)  # fmt: skip
 from polydyn.graph.subscripts import boxed, data_count, data_sizes, ints, is_data, reshape_subscripts, sizes
 from polydyn.schedules.expr import FLOATS, Array, Value, bitcast, cast, const, load, op
 from polydyn.schedules.index import ONE, Index, floordiv, product
+from polydyn.shapes.context import Undecided
 from polydyn.shapes.rules import content
 
 
@@ -150,11 +159,9 @@ def infer_squeeze(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
         return (Inferred(x.dtype, _same_elements(node, ctx, "squeeze", [f"size{k}" for k in range(left)])),)
     given = ints(node, ctx, 1, "axes")
     if given is None:
-        for a, d in enumerate(x.shape):
-            if d != 1 and ctx.equal(d, ONE) is None:
-                question = f"whether axis {a} of {x.name}, {d}, is 1 is not known, nor then the rank of the result"
-                raise ctx.undecided(question, (d,), "give the axes of Squeeze, or a range of the dim that decides it")
         gone = {a for a, d in enumerate(x.shape) if ctx.equal(d, ONE)}
+        if open_axes := [a for a, d in enumerate(x.shape) if ctx.equal(d, ONE) is None]:
+            raise _squeeze_of_each_rank(node, ctx, gone, open_axes)
     else:
         gone = {normalize_axis(node, a, len(x.shape)) for a in given}
         for a in gone:
@@ -164,6 +171,39 @@ def infer_squeeze(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
 
 
 operator("Squeeze", infer=infer_squeeze)(expand_view)
+
+MAX_OPEN_AXES = 3
+"""Axes of a Squeeze without axes whose sizes may be 1: there are ``2 ** MAX_OPEN_AXES`` versions."""
+
+
+def _squeeze_of_each_rank(node: OnnxNode, ctx: InferContext, known: set[int], open_axes: list[int]) -> Exception:
+    """Return what replaces a Squeeze without axes: an If for every axis whose size may be 1, with axes inside."""
+    x = ctx.tensor(node.inputs[0])
+    axis, dim = open_axes[0], x.shape[open_axes[0]]
+    question = f"whether axis {axis} of {x.name}, {dim}, is 1 is not known, nor then the rank of the result"
+    error = ctx.undecided(question, (dim,), "give the axes of Squeeze, or a range of the dim that decides it")
+    if isinstance(error, Undecided) or len(open_axes) > MAX_OPEN_AXES:
+        return error
+    return Rewritten(_squeezed(node, frozenset(known), open_axes))
+
+
+def _squeezed(node: OnnxNode, squeezed: frozenset[int], open_axes: Sequence[int]) -> ImportedGraph:
+    """Return the graph that squeezes axes, and of ``open_axes`` those whose size is 1 in a call."""
+    name = f"{inner_prefix(node)}{len(open_axes)}.{'.'.join(map(str, sorted(squeezed)))}"
+    if not open_axes:
+        axes = {f"{name}.axes": np.array(sorted(squeezed), np.int64)}
+        squeeze = OnnxNode(name, "Squeeze", (node.inputs[0], *axes), (name,), {}, 13)
+        return ImportedGraph(node.name, (), (name,), (squeeze,), axes)
+    axis, rest = open_axes[0], open_axes[1:]
+    constants = {f"{name}.one": np.array(1, np.int64), f"{name}.axis": np.array(axis, np.int64)}
+    branches = {"then_branch": _squeezed(node, squeezed | {axis}, rest), "else_branch": _squeezed(node, squeezed, rest)}
+    nodes = (
+        OnnxNode(f"{name}.shape", "Shape", (node.inputs[0],), (f"{name}.shape",), {}, 13),
+        OnnxNode(f"{name}.size", "Gather", (f"{name}.shape", f"{name}.axis"), (f"{name}.size",), {}, 13),
+        OnnxNode(f"{name}.equal", "Equal", (f"{name}.size", f"{name}.one"), (f"{name}.equal",), {}, 13),
+        OnnxNode(name, "If", (f"{name}.equal",), (name,), branches, 13),
+    )
+    return ImportedGraph(node.name, (), (name,), nodes, constants)
 
 
 def infer_unsqueeze(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:

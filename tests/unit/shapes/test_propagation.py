@@ -102,14 +102,37 @@ def test_a_branch_that_no_fact_decides_is_left_to_the_host() -> None:
     assert "If_y needs a step of the host (branch)" in said
 
 
-def test_a_squeeze_that_no_fact_decides_is_refused_with_the_chain() -> None:
+def test_a_squeeze_whose_rank_no_fact_decides_is_refused_as_a_result_with_its_sizes() -> None:
     nodes = [node("Add", "x z", "a"), node("Squeeze", "a", "y")]
-    m = model(nodes, {"x": (F, ["N", 3]), "z": (F, ["M", 3])}, ["y"])
+    m = model(nodes, {"x": (F, ["N", 3, "K"]), "z": (F, ["M", 3, "K"])}, ["y"])
     said = refusal(m, {"M": (0, 64)})
-    for part in ("whether axis 0 of a, N, is 1", "N is x axis 0", "because: Add Add_a", "compiled for 0 <= M <= 64",
-                 "node: Squeeze_y (Squeeze)", "dim: N", "give the axes of Squeeze"):  # fmt: skip
+    for part in ("y has rank", "node: Squeeze_y/", "dim: N, K", "as in dims={'N': (1, 1), 'K': (1, 1)}"):
         assert part in said, part
+    m = model(nodes, {"x": (F, ["N", 3]), "z": (F, ["M", 3])}, ["y"])
     assert shapes(m, {"N": (2, None)})["y"] == "(N, 3)"
+
+
+def test_a_branch_that_what_follows_rules_out_is_not_taken() -> None:
+    """Gemm takes matrices only, so x[N, 1, 3] is squeezed to two axes in every call."""
+    first, x = node("Squeeze", "x", "s"), {"x": (F, ["N", 1, 3])}
+    cases = {
+        ("1", "<=", "max((-N + 1), (N - 1))"): (node("Gemm", "s w", "y"), {"w": one(3, 5)}),
+        ("N", "==", "1"): (node("Transpose", "s", "y", perm=[0]), {}),
+    }
+    for guard, (last, constants) in cases.items():
+        m = model([first, last], x, ["y"], constants, opset=12)
+        graph = import_model(m)
+        assert import_model(m, symbols={"x": ["M", None, None]}).guards, "an axis without a size has guards by any name"
+        assert not graph.steps
+        assert [(str(g.left), g.relation, str(g.right)) for g in graph.guards] == [guard]
+        assert " cannot run: " in graph.guards[0].message
+
+
+def test_a_recurrence_ties_the_batch_of_its_states_to_that_of_x() -> None:
+    nodes = [node("GRU", "x w r b seq h", "o last", hidden_size=4), node("Squeeze", "o", "y")]
+    inputs = {"x": (F, [1, "B", 3]), "seq": ("int32", [1]), "h": (F, [1, "K", 4])}
+    m = model(nodes, inputs, ["y"], {"w": one(1, 12, 3), "r": one(1, 12, 4), "b": one(1, 24)}, opset=12)
+    assert shapes(m)["y"] == "(4,)"
 
 
 def test_dims_that_are_never_equal_are_not_guessed_to_broadcast() -> None:
