@@ -134,7 +134,7 @@ class InferContext(Context, Protocol):
         """The body that is an attribute of the node, for inputs of these dtypes and shapes: a ``graph.inner.Inner``."""
 
     def refused(self, role: str, like: Any, why: str) -> Any:
-        """A body in place of the attribute ``role``, with the results of the body ``like``: a call that runs it fails."""
+        """A body in place of the attribute ``role``, with results like those of ``like``; a call that runs it fails."""
 
     def promise(self, a: Dim, b: Dim, why: str) -> None:
         """``a <= b`` holds by construction."""
