@@ -1,0 +1,111 @@
+"""A model after every pass, evaluated by the reference at small sizes: so the pass that loses something is named.
+
+After the import and the passes over the graph it is the graph that is evaluated. After the passes over groups it is the
+groups in launch order: a group sees only what an earlier one left in memory, and parts of a concatenation are written
+where their windows say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from polydyn.backends import target_of
+from polydyn.errors import PolydynError
+from polydyn.fusion.partition import join_groups
+from polydyn.fusion.pipeline import FUSION, REWRITES, Pass
+from polydyn.fusion.plan import FusedGroup, FusionPlan
+from polydyn.fusion.separate import separate
+from polydyn.graph.dtypes import numpy_dtype
+from polydyn.graph.ir import Graph
+from polydyn.graph.reference import bind_symbols, evaluate, evaluate_node
+from polydyn.testing.authorities import Array, Arrays
+
+Evaluation = Callable[[Arrays], Mapping[str, Array]]
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A model after a pass; ``run``: its outputs for some inputs. InputError: a guard refuses them."""
+
+    name: str
+    run: Evaluation
+
+
+def stages(graph: Graph, target: str = "cpu") -> Iterator[Stage]:
+    """The imported graph of one part and what every pass makes of it, those that change nothing left out.
+
+    Errors are those of the passes.
+    """
+    off = target_of(target, None).without
+    yield Stage("import", partial(evaluate, graph))
+    for p in (*REWRITES, *(p for p in FUSION if p.graph)):
+        if p.graph and p.name not in off and not p.cuda:
+            before, graph = graph, p.graph(graph)
+            if graph != before:
+                yield Stage(f"pass {p.name}", partial(evaluate, graph))
+    plan = separate(graph)
+    yield Stage("groups", partial(evaluate_plan, plan))
+    for p in FUSION:
+        if (p.groups or p.join) and p.name not in off and not p.cuda:
+            before_groups, plan = plan, _after(p, plan)
+            if plan != before_groups:
+                yield Stage(f"pass {p.name}", partial(evaluate_plan, plan))
+
+
+def _after(p: Pass, plan: FusionPlan) -> FusionPlan:
+    return p.groups(plan) if p.groups else join_groups(plan, p.join) if p.join else plan
+
+
+def evaluate_plan(plan: FusionPlan, feeds: Arrays) -> dict[str, Array]:
+    """The outputs of the groups in launch order. PolydynError: a group reads what nobody has left in memory."""
+    graph = plan.graph
+    symbols = bind_symbols(graph, feeds)
+    memory: dict[str, Array] = {**graph.constants, **{n: np.asarray(feeds[n]) for n in graph.inputs}}
+    for target in {w.target for w in plan.windows.values()}:
+        t = graph.tensors[target]
+        memory[target] = np.full([d.evaluate(symbols) for d in t.shape], _poison(t.dtype), numpy_dtype(t.dtype))
+    for group in plan.groups:
+        made = _run(plan, group, symbols, memory)
+        for name in group.outputs:
+            _store(plan, name, made[name], symbols, memory)
+    return {n: memory[n] for n in graph.outputs}
+
+
+def _poison(dtype: str) -> Any:
+    """A number that is not what anybody expects."""
+    kind = numpy_dtype(dtype)
+    return 113 if kind.kind in "iu" else np.bool_(True) if kind == np.bool_ else 12345.0
+
+
+def _run(plan: FusionPlan, group: FusedGroup, symbols: Mapping[str, int], memory: Arrays) -> dict[str, Array]:
+    """What the nodes of a group make."""
+    made: dict[str, Array] = {}
+    seen = {**memory}
+    for n in group.nodes:
+        missing = [x for x in n.inputs if x not in seen]
+        if missing:
+            raise PolydynError(f"a group reads {missing[0]}, which no earlier group left", node=n.origin, tensor=missing[0])
+        seen[n.output] = made[n.output] = evaluate_node(n, plan.graph.tensors[n.output], symbols, seen)
+    return made
+
+
+def _store(plan: FusionPlan, name: str, a: Array, symbols: Mapping[str, int], memory: dict[str, Array]) -> None:
+    """A result into memory, through windows into concatenations."""
+    memory[name] = a
+    if name in plan.windows:
+        w = plan.windows[name]
+        low = w.offset.evaluate(symbols)
+        at = tuple(slice(low, low + a.shape[w.axis]) if k == w.axis else slice(None) for k in range(a.ndim))
+        whole = memory[w.target].copy()
+        whole[at] = a
+        _store(plan, w.target, whole, symbols, memory)
+
+
+def without(graph: Graph, node: int) -> Graph:
+    """The graph without one node, for tests: what read it reads nothing."""
+    return replace(graph, nodes=tuple(n for k, n in enumerate(graph.nodes) if k != node))

@@ -1,0 +1,151 @@
+"""What ONNX says a model computes: ONNX Runtime without optimisations, and onnx.reference as a second opinion.
+
+ONNX Runtime has no kernels for most operators of opsets 1 to 6, so such a model is converted to opset 15 with the sizes
+of the call as constants. There onnx.reference is not asked about operators that meant something else than later.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+import onnxruntime as ort
+from onnx import version_converter
+from onnx.reference import ReferenceEvaluator
+
+Array = npt.NDArray[Any]
+Arrays = Mapping[str, Array]
+OLDEST = 7
+"""The first opset of which ONNX Runtime has all kernels."""
+CONVERTED = 15
+"""The opset that older models are converted to."""
+
+ort.set_default_logger_severity(4)
+
+
+class Refused(Exception):
+    """An authority does not run the model, or not at these sizes."""
+
+
+def opset_of(model: onnx.ModelProto) -> int:
+    """The version of ONNX's own operators."""
+    return next(o.version for o in model.opset_import if o.domain in ("", "ai.onnx"))
+
+
+class Runtime:
+    """ONNX Runtime. Refused, at once or by ``run``: it does not run the model."""
+
+    def __init__(self, model: onnx.ModelProto) -> None:
+        self.model, self.names = model, [o.name for o in model.graph.output]
+        self.session = _session(model) if opset_of(model) >= OLDEST else None
+
+    def run(self, feeds: Arrays) -> dict[str, Array]:
+        """The outputs."""
+        session = self.session or _session(_converted(self.model, feeds))
+        try:
+            return dict(zip(self.names, session.run(self.names, dict(feeds)), strict=True))
+        except Exception as e:  # ONNX Runtime has several kinds
+            raise Refused(str(e)) from e
+
+
+def _session(model: onnx.ModelProto) -> ort.InferenceSession:
+    options = ort.SessionOptions()
+    options.intra_op_num_threads, options.log_severity_level = 1, 4
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.add_session_config_entry("session.x64quantprecision", "1")  # no sums of 16 bits, which saturate
+    try:
+        return ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    except Exception as e:
+        raise Refused(str(e)) from e
+
+
+def _converted(model: onnx.ModelProto, feeds: Arrays) -> onnx.ModelProto:
+    """The model of a newer opset. The converter needs sizes, and the types that shape inference finds."""
+    fixed = onnx.ModelProto()
+    fixed.CopyFrom(model)
+    for value in fixed.graph.input:
+        if value.name in feeds:
+            del value.type.tensor_type.shape.dim[:]
+            for size in feeds[value.name].shape:
+                value.type.tensor_type.shape.dim.add().dim_value = size
+    for o in fixed.graph.output:
+        o.type.tensor_type.ClearField("shape")
+    del fixed.graph.value_info[:]
+    try:
+        made = version_converter.convert_version(onnx.shape_inference.infer_shapes(fixed), CONVERTED)
+    except Exception as e:
+        raise Refused(str(e)) from e
+    del made.graph.value_info[:]  # what the converter adds has no type there
+    return made
+
+
+def _has_old_meaning(node: onnx.NodeProto) -> bool:
+    return node.op_type in ("PRelu", "Concat") or any(a.name in ("broadcast", "axis") for a in node.attribute)
+
+
+def second_opinion(model: onnx.ModelProto, feeds: Arrays) -> dict[str, Array]:
+    """onnx.reference's outputs. Refused: it does not run the model."""
+    if opset_of(model) < OLDEST and any(map(_has_old_meaning, model.graph.node)):
+        raise Refused("onnx.reference has later meanings of these operators")
+    try:
+        with np.errstate(all="ignore"), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            found = ReferenceEvaluator(model).run(None, dict(feeds))
+    except Exception as e:
+        raise Refused(f"{type(e).__name__}: {e}") from e
+    return {o.name: np.asarray(a) for o, a in zip(model.graph.output, found, strict=True)}
+
+
+# -- how far two answers are apart -------------------------------------------------------------------------------------
+
+RELATIVE = {"float64": 2e-5, "float32": 1e-3, "float16": 2e-2, "bfloat16": 6e-2}
+"""Tolerated error by type, over the largest finite magnitude of the output (at least 1)."""
+
+
+def distance(got: Array, want: Array) -> float:
+    """The largest difference of two arrays over their scale; infinite where types, shapes or special values differ."""
+    if got.shape != want.shape or got.dtype != want.dtype:
+        return float("inf")
+    if want.dtype.kind not in "fV":
+        return 0.0 if np.array_equal(got, want) else float("inf")
+    a, b = got.astype(np.float64), want.astype(np.float64)
+    same = (a == b) | (np.isnan(a) & np.isnan(b))
+    if same.all():
+        return 0.0
+    with np.errstate(all="ignore"):
+        off = np.abs(a - b)[~same].max()
+    scale = np.abs(b[np.isfinite(b)]).max(initial=1.0)
+    return float(off / scale) if np.isfinite(off) else float("inf")
+
+
+def difference(got: Arrays, want: Arrays) -> str:
+    """What is wrong with some outputs, empty when nothing is. NaN equals NaN; integers and booleans are exact."""
+    for name, w in want.items():
+        if name not in got:
+            return f"{name} is missing"
+        g = np.asarray(got[name])
+        if g.dtype != w.dtype or g.shape != w.shape:
+            return f"{name} is {g.dtype}{list(g.shape)}, expected {w.dtype}{list(w.shape)}"
+        off = distance(g, w)
+        if off > RELATIVE.get(w.dtype.name, 0.0):
+            bad = np.argwhere(~((g == w) | ((g != g) & (w != w))))
+            at = tuple(map(int, bad[0]))
+            return f"{name}{list(at)} is {g[at]!r}, expected {w[at]!r}; {len(bad)} of {w.size} differ, by {off:.3g}"
+    return ""
+
+
+def nudged(arrays: Sequence[Arrays], seed: int) -> list[dict[str, Array]]:
+    """The arrays with every float moved by one part in a million: what answers move by is rounding."""
+    numbers = np.random.default_rng(seed)
+
+    def moved(a: Array) -> Array:
+        if a.dtype.kind != "f":
+            return a
+        part = 1e-3 if a.dtype == np.float16 else 1e-6
+        return np.asarray(a + a * part * numbers.uniform(-1, 1, a.shape), a.dtype)
+
+    return [{n: moved(a) for n, a in given.items()} for given in arrays]

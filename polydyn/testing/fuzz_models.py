@@ -1,0 +1,217 @@
+"""Random ONNX models (``random_onnx``) through the whole compiler, beside ONNX Runtime and onnx.reference.
+
+usage: python -m polydyn.testing.fuzz_models [SEEDS] [--first N] [--jobs 1] [--compile 1] [--theme NAME] [--out FOLDER]
+
+Every model is imported, its graph evaluated after every pass, and every ``--compile``-th model (0: none) is compiled
+without optimisation and run at several sizes with one and with two threads. A model that fails is minimised and written
+to ``--out`` with its inputs and a script; failures of one kind are minimised once. Models that no authority runs, calls
+that both refuse, answers in which the authorities differ or which rounding decides are counted.
+Exit code 1: a model gives wrong numbers, an error that is no refusal by name, or refuses every call.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, TimeoutError
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass, field
+from multiprocessing import get_context
+from pathlib import Path
+
+import numpy as np
+import onnx
+
+from polydyn.cli.minimise import Search
+from polydyn.testing.authorities import Refused, Runtime
+from polydyn.testing.drafts import Case
+from polydyn.testing.model_check import Call, Check, Finding
+from polydyn.testing.random_onnx import THEMES, random_case
+
+SECONDS = 300
+"""The longest that one model may take, with its minimisation."""
+TRIES = 60
+MINIMISING = 40
+"""Seconds for the minimisation of a model."""
+FRESH = 150
+"""Models after which a process is replaced by a new one, which has loaded no program yet."""
+SCRIPT = '''"""{message}"""
+import numpy as np, onnxruntime, polydyn
+feeds = dict(np.load("{name}.npz"))
+print("onnxruntime", onnxruntime.InferenceSession("{name}.onnx").run(None, feeds))
+print("polydyn", polydyn.compile("{name}.onnx").run(feeds))
+'''
+
+
+@dataclass
+class Result:
+    """What became of the model of a seed, for the process that prints."""
+
+    seed: int
+    name: str
+    counts: Counter[str] = field(default_factory=Counter)
+    finding: Finding | None = None
+    refusal: str = ""
+    nodes: tuple[str, ...] = ()
+    """Operators of the smallest model that fails so."""
+    files: str = ""
+
+
+def run_seed(seed: int, theme: str, compiles: bool, out: str, known: frozenset[tuple[str, ...]]) -> Result:
+    """Makes, checks and, where it fails in a way that is not known, minimises the model of a seed."""
+    try:
+        case = random_case(seed, theme)
+    except Exception as e:  # the generator's own fault
+        return Result(seed, f"seed{seed}", Counter({"generator": 1}), refusal=f"{type(e).__name__}: {e}")
+    calls = list(case.feeds())
+    done = Check(case.model, calls, compiles).run()
+    result = Result(seed, case.name, done.counts, done.finding, done.refusal)
+    if done.finding is not None:
+        result.nodes = tuple(n.op_type for n in case.model.graph.node)
+        if (done.finding.kind, done.finding.message[:60]) not in known:
+            model, small = minimised(case, calls, done.finding)
+            result.nodes = tuple(n.op_type for n in model.graph.node)
+            if out:
+                result.files = write(Path(out) / case.name, model, small, done.finding)
+    return result
+
+
+def minimised(case: Case, calls: Sequence[Call], finding: Finding) -> tuple[onnx.ModelProto, Call]:
+    """The smallest part of the model that fails so, with inputs for it: what the model computed there."""
+    everything = _everything(case.model, calls[finding.call])
+    compiled = finding.stage in ("program", "two threads")
+    end = time.monotonic() + MINIMISING
+
+    def part_calls(m: onnx.ModelProto) -> list[Call]:
+        sizes, _ = calls[finding.call]
+        return [(sizes, {x.name: everything[x.name] for x in m.graph.input if x.name in everything})]
+
+    def fails(m: onnx.ModelProto) -> str | None:
+        if time.monotonic() > end:
+            return None
+        try:
+            found = Check(m, part_calls(m), compiled).run().finding
+        except Exception:
+            return None
+        return str(found.same) if found is not None else None
+
+    search = Search(case.model, fails, str(finding.same), TRIES, lambda _: None)
+    model = search.part(search.smallest())
+    return model, part_calls(model)[0]
+
+
+def _everything(model: onnx.ModelProto, call: Call) -> dict[str, np.ndarray[tuple[int, ...], np.dtype[np.generic]]]:
+    """All tensors of a call."""
+    whole = onnx.ModelProto()
+    whole.CopyFrom(model)
+    there = {o.name for o in whole.graph.output}
+    made = [o for n in whole.graph.node for o in n.output if o]
+    whole.graph.output.extend(onnx.ValueInfoProto(name=o) for o in made if o not in there)
+    try:
+        return {**call[1], **Runtime(whole).run(call[1])}
+    except Refused:
+        return dict(call[1])
+
+
+def write(path: Path, model: onnx.ModelProto, call: Call, finding: Finding) -> str:
+    """Writes a failing model: the file, its inputs, a script that runs both. The path of the script."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.with_suffix(".onnx").write_bytes(model.SerializeToString())
+    np.savez(path.with_suffix(".npz"), **{n: np.asarray(a) for n, a in call[1].items()})
+    message = f"{finding.kind}, {finding.stage}: {finding.message}".replace('"""', "'").replace("\\", "/")
+    path.with_suffix(".py").write_text(SCRIPT.format(message=message, name=path.name))
+    return str(path.with_suffix(".py"))
+
+
+# -- the campaign ------------------------------------------------------------------------------------------------------
+
+
+class Campaign:
+    """The models of many seeds, each in a process that may die."""
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        self.args, self.known = args, set[tuple[str, ...]]()
+        self.counts: Counter[str] = Counter()
+        self.refusals: Counter[str] = Counter()
+        self.failures = 0
+
+    def run(self) -> int:
+        """The exit code."""
+        seeds = list(range(self.args.first, self.args.first + self.args.seeds))
+        start = time.monotonic()
+        for done, result in enumerate(self._results(seeds), 1):
+            self._note(result)
+            if done % 100 == 0 or done == len(seeds):
+                spent = time.monotonic() - start
+                print(f"{done} models, {self.failures} failures, {spent:.0f} s; {dict(sorted(self.counts.items()))}", flush=True)
+        for why, n in self.refusals.most_common():
+            print(f"refused {n} times: {why}")
+        return 1 if self.failures else 0
+
+    def _results(self, seeds: Sequence[int]) -> Iterator[Result]:
+        rest = list(seeds)
+        while rest:
+            batch = rest[: FRESH * self.args.jobs]
+            with ProcessPoolExecutor(self.args.jobs, get_context("spawn")) as pool:
+                yield from self._batch(pool, batch)
+            rest = [s for s in rest if s not in self.seen]
+
+    def _batch(self, pool: ProcessPoolExecutor, batch: Sequence[int]) -> Iterator[Result]:
+        """The results of one pool. A process that dies or hangs ends the pool; the seeds after it come again."""
+        self.seen = set[int]()
+        for s in batch:
+            compiles = bool(self.args.compile) and s % self.args.compile == 0
+            future = pool.submit(run_seed, s, self.args.theme, compiles, self.args.out, frozenset(self.known))
+            self.seen.add(s)
+            try:
+                yield future.result(SECONDS)
+            except (BrokenProcessPool, TimeoutError) as e:
+                for p in list((pool._processes or {}).values()):
+                    p.kill()
+                yield Result(s, f"seed{s}", finding=Finding("error", "process", f"{type(e).__name__}: crash or hang"))
+                return
+
+    def _note(self, r: Result) -> None:
+        self.counts += r.counts
+        if r.refusal:
+            self.refusals[_kind_of(r.refusal)] += 1
+        if r.finding is None:
+            return
+        self.failures += 1
+        f = r.finding
+        self.counts[f"{f.kind} ({f.stage})"] += 1
+        self.known.add((f.kind, f.message[:60]))
+        text = " ".join(f.message.split())[:400]
+        print(f"{r.name}: {f.kind}, {f.stage}, call {f.call}: {text}\n    {' '.join(r.nodes)} {r.files}", flush=True)
+
+
+def _kind_of(refusal: str) -> str:
+    """A refusal without names of nodes and numbers."""
+    first = refusal.splitlines()[0]
+    return "".join("#" if c.isdigit() else c for c in first)[:110]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("seeds", type=int, nargs="?", default=100)
+    parser.add_argument("--first", type=int, default=0)
+    parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--compile", type=int, default=1, metavar="N", help="compile every N-th model; 0: none")
+    parser.add_argument("--theme", default="", choices=["", *THEMES])
+    parser.add_argument("--out", default="", help="folder for models that fail")
+    args = parser.parse_args(argv)
+    with contextlib.ExitStack() as stack:
+        if "POLYDYN_CACHE" not in os.environ:
+            os.environ["POLYDYN_CACHE"] = stack.enter_context(tempfile.TemporaryDirectory(prefix="polydyn-fuzz-"))
+        return Campaign(args).run()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,234 @@
+"""One model, compiled and run at several sizes with one and two threads, beside what ONNX says it computes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import onnx
+
+import polydyn.compiler
+from polydyn.build import compiler as build
+from polydyn.compiler import compile_artifact, plan_program
+from polydyn.errors import InputError, PolydynError, ShapeError, UnsupportedError
+from polydyn.graph.expand import import_parts
+from polydyn.runtime.opening import open_program
+from polydyn.schedules.index import Index
+from polydyn.testing.after_passes import stages
+from polydyn.testing.authorities import (
+    Array,
+    Arrays,
+    Refused,
+    Runtime,
+    difference,
+    distance,
+    nudged,
+    second_opinion,
+)
+
+Call = tuple[Mapping[str, int], Arrays]
+REFUSALS = (UnsupportedError, ShapeError)
+SHARED_OUT = Index.of(10**9)
+NUDGES = 6
+REPEATS = 3
+"""Calls with two threads: a race is seen now and then."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What is wrong with a model. ``kind``: ``wrong``, ``error`` (no refusal by name) or ``refuses`` (every call that an
+    authority runs); ``stage``: after which pass, or ``program``."""
+
+    kind: str
+    stage: str
+    message: str
+    call: int = 0
+
+    @property
+    def same(self) -> tuple[str, str]:
+        """What is equal for failures of one kind, whatever the model is called."""
+        head = self.message.split(":")[0] if self.kind == "error" else ""
+        return f"{self.kind} {self.stage if self.kind == 'error' else ''}", head
+
+
+@dataclass
+class Outcome:
+    """What became of one model: counts by kind (models and calls), and what is wrong."""
+
+    counts: Counter[str] = field(default_factory=Counter)
+    finding: Finding | None = None
+    refusal: str = ""
+
+
+@contextmanager
+def quick_build() -> Iterator[None]:
+    """Kernels are compiled without optimisation, and every launch is shared out among threads, however small."""
+    flags = tuple("-O0" if f == "-O2" else f for f in build.FLAGS)
+    plan = polydyn.compiler.host_plan
+
+    def shared(*args: Any, **more: Any) -> Any:
+        made = plan(*args, **more)
+        return replace(made, launches=tuple(replace(x, work=SHARED_OUT) for x in made.launches))
+
+    with mock.patch.object(build, "FLAGS", flags), mock.patch.object(polydyn.compiler, "host_plan", shared):
+        yield
+
+
+class Check:
+    """Checks a model; ``run`` does it. ``compiles``: with the C compiler too, else only what comes before it."""
+
+    def __init__(self, model: onnx.ModelProto, calls: Sequence[Call], compiles: bool = True) -> None:
+        self.model, self.calls, self.compiles = model, calls, compiles
+        self.out = Outcome()
+        self.expected: list[Mapping[str, Array] | None] = []
+        self.runtime: Runtime | None = None
+
+    def run(self) -> Outcome:
+        """What became of the model."""
+        self._ask()
+        if not any(e is not None for e in self.expected):
+            self.out.counts["no authority runs it"] += 1
+            return self.out
+        for part in (self._passes, self._program if self.compiles else self._plan):
+            try:
+                part()
+            except REFUSALS as e:
+                self._refused(e)
+                return self.out
+            except Exception as e:
+                self.found("error", part.__name__.strip("_"), f"{type(e).__name__}: {e}")
+            if self.out.finding is not None:
+                return self.out
+        self.out.counts["models right"] += 1
+        return self.out
+
+    def found(self, kind: str, stage: str, message: str, call: int = 0) -> None:
+        """Notes the first thing that is wrong."""
+        if self.out.finding is None:
+            self.out.finding = Finding(kind, stage, message, call)
+
+    def _refused(self, e: Exception) -> None:
+        self.out.counts[f"models refused ({type(e).__name__})"] += 1
+        self.out.refusal = f"{type(e).__name__}: {e}"
+
+    def _ask(self) -> None:
+        """What ONNX Runtime says, None where it refuses the call."""
+        try:
+            self.runtime = Runtime(self.model)
+        except Refused:
+            return
+        for _, feeds in self.calls:
+            try:
+                self.expected.append(self.runtime.run(feeds))
+            except Refused:
+                self.expected.append(None)
+
+    # -- stages ------------------------------------------------------------------------------------------------------
+
+    def _passes(self) -> None:
+        """The graph after every pass, by the reference."""
+        graph = import_parts(self.model)
+        if graph.steps:  # several parts: only as a program
+            self.out.counts["models of several parts"] += 1
+            return
+        for stage in stages(graph):
+            refused = 0
+            for k, (_, feeds) in enumerate(self.calls):
+                want = self.expected[k]
+                if want is None or (stage.name != "import" and 0 < k < len(self.calls) - 1):
+                    continue
+                try:
+                    got = stage.run(feeds)
+                except InputError as e:
+                    refused += 1
+                    message = str(e)
+                    continue
+                except PolydynError as e:  # a subscript that the authority accepts
+                    return self.found("error", stage.name, f"{type(e).__name__}: {e}", k)
+                if not self._agrees(got, k, stage.name):
+                    return
+            if stage.name == "import" and refused and refused == sum(e is not None for e in self.expected):
+                return self.found("refuses", stage.name, message)
+
+    def _plan(self) -> None:
+        """Everything that needs no C compiler."""
+        if not self.out.counts["models of several parts"]:
+            plan_program(self.model)
+
+    def _program(self) -> None:
+        """The compiled program: with one thread, and with two, several times."""
+        with quick_build():
+            artifact, _ = compile_artifact(self.model)
+            one, two = open_program(artifact, threads=1), open_program(artifact, threads=2)
+        refused, message = 0, ""
+        for k, (_, feeds) in enumerate(self.calls):
+            want = self.expected[k]
+            try:
+                first = one.run(dict(feeds))
+            except InputError as e:
+                refused, message = refused + (want is not None), str(e)
+                self.out.counts["calls refused" if want is not None else "calls both refuse"] += 1
+                continue
+            if want is None:
+                self.out.counts["calls that no authority runs"] += 1
+                continue
+            self.out.counts["calls compared"] += 1
+            if not self._agrees(first, k, "program"):
+                return
+            for _ in range(REPEATS):
+                again = two.run(dict(feeds))
+                for name, a in first.items():
+                    if np.asarray(a).tobytes() != np.asarray(again[name]).tobytes():
+                        return self.found("wrong", "two threads", f"{name} has other bits with two threads", k)
+        if refused and refused == sum(e is not None for e in self.expected):
+            self.found("refuses", "program", message)
+
+    # -- comparing ---------------------------------------------------------------------------------------------------
+
+    def _agrees(self, got: Mapping[str, Any], call: int, stage: str) -> bool:
+        """Whether an answer is right; whether it counts as wrong, where it is not, is asked once more."""
+        want = self.expected[call]
+        assert want is not None
+        arrays = {n: np.asarray(a) for n, a in got.items()}
+        if stage not in ("import", "program"):  # passes may keep an output in the shape that it has before a last reshape
+            arrays = {n: a.reshape(want[n].shape) if a.size == want[n].size else a for n, a in arrays.items()}
+        message = difference(arrays, want)
+        if not message:
+            return True
+        if self._sensitive(arrays, call):
+            self.out.counts["calls that rounding decides"] += 1
+            self.expected[call] = None
+            return True
+        feeds = self.calls[call][1]
+        try:
+            if not difference(arrays, second_opinion(self.model, feeds)):
+                ops = ", ".join(sorted({n.op_type for n in self.model.graph.node}))
+                self.out.counts[f"disputed ({ops})" if len(ops) < 40 else "disputed"] += 1
+                self.expected[call] = None
+                return True
+        except Refused:
+            pass
+        self.found("wrong", stage, message, call)
+        return False
+
+    def _sensitive(self, got: Arrays, call: int) -> bool:
+        """Whether the authority itself moves about as far when its inputs move by a rounding error."""
+        want, feeds = self.expected[call], self.calls[call][1]
+        assert want is not None and self.runtime is not None
+        off = {n: distance(got[n], w) for n, w in want.items() if n in got and difference({n: got[n]}, {n: w})}
+        if len(off) < len([n for n in want if n not in got]) or not any(a.dtype.kind == "f" for a in feeds.values()):
+            return False
+        moved = dict.fromkeys(off, 0.0)
+        for k in range(NUDGES):
+            try:
+                again = self.runtime.run(nudged([feeds], k)[0])
+            except Refused:
+                return False
+            moved = {n: max(m, distance(again[n], want[n])) for n, m in moved.items()}
+        shapes = all(got[n].shape == want[n].shape and got[n].dtype == want[n].dtype for n in off)
+        return shapes and all(m > 0 and m >= off[n] / 50 for n, m in moved.items())

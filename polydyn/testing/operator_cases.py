@@ -1,0 +1,325 @@
+"""Single operators in any version, with any attributes and types: what ONNX's schemas allow, as far as it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from typing import Any, TypeAlias
+
+import numpy as np
+import onnx
+from onnx import helper, numpy_helper
+
+from polydyn.testing.drafts import Draft, Rejected
+
+Schema: TypeAlias = Any
+LEFT_OUT = {
+    "Loop", "If", "Scan", "Constant", "RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike",
+    "Multinomial", "Bernoulli", "ImageDecoder", "StringConcat", "StringSplit", "StringNormalizer", "RegexFullMatch",
+    "TfIdfVectorizer", "SequenceMap", "Optional", "OptionalGetElement", "OptionalHasElement", "Dropout", "LSTM", "GRU",
+    "RNN", "SequenceEmpty", "SequenceInsert", "SequenceConstruct", "SequenceAt", "SequenceErase", "SequenceLength",
+    "SplitToSequence", "ConcatFromSequence", "BitCast", "Adagrad", "Adam", "Momentum", "Gradient",
+}  # fmt: skip
+"""Bodies, random numbers, sequences and strings: other motifs, or other tests."""
+TYPES = ("float32", "float64", "float16", "int64", "int32", "int8", "uint8", "bool", "int16", "uint16", "uint32", "uint64")
+STRINGS: Mapping[str, tuple[str, ...]] = {
+    "auto_pad": ("NOTSET", "SAME_UPPER", "SAME_LOWER", "VALID"), "direction": ("LEFT", "RIGHT"),
+    "coordinate_transformation_mode": ("half_pixel", "asymmetric", "align_corners", "pytorch_half_pixel",
+                                       "half_pixel_symmetric", "tf_half_pixel_for_nn", "output_half_pixel"),
+    "nearest_mode": ("round_prefer_floor", "round_prefer_ceil", "floor", "ceil"), "approximate": ("none", "tanh"),
+    "keep_aspect_ratio_policy": ("stretch", "not_larger", "not_smaller"), "padding_mode": ("zeros", "border", "reflection"),
+    "reduction": ("none", "add", "mul", "max", "min", "mean", "sum"), "equation": ("ij,jk->ik", "ij->ji", "i,i->", "bij,bjk->bik",
+                                                                    "ij,kj->ik", "...ij->...ji", "ii->i", "ij->"),
+}  # fmt: skip
+MODES = {
+    "Resize": ("nearest", "linear", "cubic"), "Upsample": ("nearest", "linear"), "Pad": ("constant", "reflect", "edge", "wrap"),
+    "DepthToSpace": ("DCR", "CRD"), "GridSample": ("linear", "nearest", "cubic", "bilinear", "bicubic"),
+    "RoiAlign": ("avg", "max"),
+}  # fmt: skip
+SWITCHES = {"keepdims", "keepdims", "transA", "transB", "ceil_mode", "count_include_pad", "reverse", "exclusive", "largest",
+            "sorted", "select_last_index", "align_corners", "antialias", "exclude_outside", "fmod", "upper", "saturate",
+            "noop_with_empty_axes", "allowzero", "interleaved", "is_causal", "inverse", "onesided"}  # fmt: skip
+
+
+@lru_cache(maxsize=64)
+def schemas(opset: int) -> tuple[Schema, ...]:
+    """The operators of an opset."""
+    every = {s.name for s in onnx.defs.get_all_schemas_with_history() if s.domain == ""}
+    found = []
+    for name in sorted(every - LEFT_OUT):
+        try:
+            s = onnx.defs.get_schema(name, opset)
+        except onnx.defs.SchemaError:
+            continue
+        if not s.deprecated:
+            found.append(s)
+    return tuple(found)
+
+
+class Operator:
+    """One random node of a schema, and the operands it needs."""
+
+    def __init__(self, b: Draft, schema: Schema) -> None:
+        self.b, self.schema, self.op = b, schema, schema.name
+        self.bound: dict[str, str] = {}
+        """Type parameter -> type."""
+
+    def add(self) -> None:
+        """Adds the node. Rejected: it does not run."""
+        first = self.operand(self.schema.inputs[0]) if self.schema.inputs else ""
+        operands = [first] if first else []
+        for k, formal in enumerate(self.schema.inputs[1:], 1):
+            kind = formal.option
+            if kind == onnx.defs.OpSchema.FormalParameterOption.Optional and self.b.random.random() < 0.4:
+                operands.append("")
+                continue
+            operands.append(self.operand(formal, first))
+            if kind == onnx.defs.OpSchema.FormalParameterOption.Variadic or k > 9:
+                break
+        if len(self.schema.inputs) == 1 and first and self._variadic():
+            operands += [self.operand(self.schema.inputs[0], first) for _ in range(self.b.random.choice([0, 1, 1, 2]))]
+        attributes = {}
+        for name, a in sorted(self.schema.attributes.items()):
+            if a.required or self.b.random.random() < 0.6:
+                value = self.attribute(name, a, first)
+                if value is not None:
+                    attributes[name] = value
+        least = max(1, self.schema.min_output)
+        outputs = self.b.random.randint(least, min(self.schema.max_output, len(self.schema.outputs) + 1, 3) or least)
+        if self.op == "Split":
+            outputs = self.b.random.choice([1, 2, 3])
+        while operands and not operands[-1]:
+            operands.pop()
+        self.b.add_all(self.op, operands, max(outputs, least), **attributes)
+
+    def _variadic(self) -> bool:
+        option = self.schema.inputs[0].option
+        return bool(option == onnx.defs.OpSchema.FormalParameterOption.Variadic)
+
+    # -- operands ----------------------------------------------------------------------------------------------------
+
+    def type_of(self, formal: Any) -> str:
+        """A type for an operand: that of its parameter, chosen once."""
+        text = formal.type_str
+        if text in self.bound:
+            return self.bound[text]
+        allowed = {t.removeprefix("tensor(").removesuffix(")") for t in formal.types}
+        allowed = {{"float": "float32", "double": "float64"}.get(t, t) for t in allowed} & set(TYPES)
+        if not allowed:
+            raise Rejected("no type that numpy has")
+        liked = [t for t in ("float32", "int64", "uint8") if t in allowed]
+        found = self.b.random.choice(liked if liked and self.b.random.random() < 0.6 else sorted(allowed))
+        self.bound[text] = found
+        return found
+
+    def operand(self, formal: Any, first: str = "") -> str:
+        """A tensor for an input of the operator."""
+        special = OPERANDS.get((self.op, formal.name)) or OPERANDS.get(("", formal.name))
+        dtype = self.type_of(formal)
+        if special is not None and first:
+            return special(self, first, dtype)
+        b = self.b
+        if not first or b.random.random() < 0.25:
+            try:
+                if not first and b.random.random() < 0.5:
+                    return b.pick(lambda t: True, dtype)
+                return b.pick(lambda t: not first or b.rank(t) == b.rank(first), dtype)
+            except Rejected:
+                pass
+        dims: list[int | str] = list(b.random.choice([["B", "L"], ["B", 3], [2, "L"], ["B", 4, "L"], ["B", 4, "H", "W"], ["N"], []]))
+        if not first:
+            dims = list(RANKS.get(self.op, dims))
+        if first:
+            dims = self.like(first)
+            form = b.random.random()
+            if form < 0.3:
+                return b.const(_numbers(b, [b.fixed(first, a) or 1 for a in range(b.rank(first))], dtype))
+            if form < 0.6 and dims:
+                return self.narrower(first, dtype, dims)
+        return b.input(dims, dtype)
+
+    def like(self, t: str) -> list[int | str]:
+        """The dims of a tensor, a fresh name for a size that no input has."""
+        b, out = self.b, list[int | str]()
+        for a, sizes in enumerate(b.shape(t)):
+            named = [n for n in b.samples[0] if tuple(s[n] for s in b.samples) == sizes]
+            fixed = b.fixed(t, a)
+            out.append(fixed if fixed is not None else named[0] if named else 1)
+        return out
+
+    def narrower(self, first: str, dtype: str, dims: list[int | str]) -> str:
+        """An operand of fewer axes, or with axes of one element: what broadcasts, in old opsets along ``axis``."""
+        b = self.b
+        if b.random.random() < 0.5:
+            low = b.random.randrange(len(dims))
+            dims = dims[low : b.random.randint(low, len(dims))]
+        else:
+            dims = [1 if b.random.random() < 0.5 else d for d in dims]
+        return b.input(dims, dtype)
+
+    # -- attributes --------------------------------------------------------------------------------------------------
+
+    def attribute(self, name: str, a: Any, first: str) -> Any:
+        """A value for an attribute, None to leave it out."""
+        b, kind = self.b, str(a.type).rsplit(".", 1)[-1]
+        rank = b.rank(first) if first else 2
+        if kind == "INT":
+            return self._int(name, rank)
+        if kind == "FLOAT":
+            return b.random.choice([0.5, 1.0, 0.01, 2.0, -0.75, 0.25]) if name != "epsilon" else b.random.choice([1e-5, 0.1])
+        if kind == "STRING":
+            found = MODES.get(self.op) if name == "mode" else STRINGS.get(name)
+            return b.random.choice(found) if found else None
+        if kind == "INTS":
+            return self._ints(name, rank)
+        if kind == "FLOATS" and name == "scales":
+            return [b.random.choice([1.0, 2.0]) for _ in range(rank)]
+        if kind == "TENSOR":
+            return numpy_helper.from_array(np.array([2.5], np.float32)) if self.op == "ConstantOfShape" else None
+        return None
+
+    def _int(self, name: str, rank: int) -> int | None:
+        b = self.b
+        if name in ("axis", "batch_axis", "stash_type") or name.endswith("_axis"):
+            return 1 if name == "stash_type" else b.random.randrange(-rank if b.opset > 10 else 0, rank) if rank else 0
+        if name in SWITCHES or name.endswith("_mode"):
+            return b.random.randrange(2)
+        if name in ("to", "dtype", "output_dtype"):
+            return int(helper.np_dtype_to_tensor_dtype(np.dtype(b.random.choice(TYPES))))
+        fixed: Mapping[str, tuple[int, ...]] = {
+            "broadcast": (1,), "blocksize": (1, 2), "group": (1, 2), "num_groups": (1, 2), "k": (1, 2), "size": (1, 3),
+            "p": (1, 2), "num_outputs": (1, 2, 3), "batch_dims": (0, 1), "spatial": (0, 1), "num_heads": (1, 2),
+            "q_num_heads": (1, 2), "kv_num_heads": (1, 2), "start": (0, 1, -1), "end": (2, -1), "block_size": (0, 2),
+            "storage_order": (0,), "detect_negative": (0, 1), "detect_positive": (0, 1), "is_test": (1,),
+        }  # fmt: skip
+        return b.random.choice(fixed[name]) if name in fixed else None
+
+    def _ints(self, name: str, rank: int) -> list[int] | None:
+        b, spatial = self.b, max(0, rank - 2)
+        axes = b.random.sample(range(rank), b.random.randint(min(1, rank), rank)) if rank else []
+        if name in ("axes", "scan_axes"):
+            return [a - rank if b.opset > 10 and b.random.random() < 0.3 else a for a in axes]
+        if name == "perm":
+            return b.random.sample(range(rank), rank)
+        if name in ("pads", "paddings"):
+            return [b.random.choice([0, 0, 1, 2, -1]) for _ in range(2 * (rank if self.op == "Pad" else spatial))]
+        if name in ("kernel_shape", "strides", "dilations"):
+            return [b.random.choice([1, 2, 3] if name != "dilations" else [1, 1, 2]) for _ in range(spatial)]
+        if name in ("starts", "ends"):
+            return [b.random.choice([0, 1, -1] if name == "starts" else [2, -1, 100])] * 1
+        if name == "output_padding":
+            return [b.random.randrange(2) for _ in range(spatial)]
+        return None
+
+
+def _numbers(b: Draft, shape: list[int], dtype: str) -> Any:
+    kind = np.dtype(dtype)
+    if kind == np.bool_:
+        return b.numbers.random(shape) < 0.5
+    if kind.kind in "iu":
+        return b.numbers.integers(0 if kind.kind == "u" else -3, 5, shape).astype(kind)
+    return (np.round(b.numbers.standard_normal(shape) * 8) / 8).astype(kind)
+
+
+def _axes(o: Operator, first: str, dtype: str) -> str:
+    rank = o.b.rank(first)
+    chosen = o.b.random.sample(range(rank), o.b.random.randint(min(1, rank), rank))
+    return o.b.const(np.array([a - rank if o.b.random.random() < 0.3 else a for a in chosen], np.int64))
+
+
+def _index(o: Operator, first: str, dtype: str) -> str:
+    least = min([min(s) for s in o.b.shape(first)] or [1])
+    dims: list[int | str] = o.like(first) if "Elements" in o.op else [o.b.random.choice([1, 2, 3])]
+    if o.op in ("ScatterND", "GatherND"):
+        dims = [2, 1]
+    return o.b.input(dims, dtype if dtype in ("int64", "int32") else "int64", max(1, least))
+
+
+def _scales(o: Operator, first: str, dtype: str) -> str:
+    rank = o.b.rank(first)
+    values = [o.b.random.choice([1.0, 2.0, 0.5, 1.5, 0.6, 0.75, 3.0]) for _ in range(rank)]
+    if o.b.random.random() < 0.6:
+        values[: max(0, rank - o.b.random.choice([1, 2]))] = [1.0] * max(0, rank - 2)
+    values = (values + [1.0] * rank)[:rank]
+    if o.op == "Resize" and o.b.opset > 10 and o.b.random.random() < 0.4:
+        return ""
+    return o.b.const(np.array(values, np.float32))
+
+
+def _sizes(o: Operator, first: str, dtype: str) -> str:
+    sizes = [s if (s := o.b.fixed(first, a)) is not None and o.b.random.random() < 0.4 else o.b.random.choice([1, 2, 5, 6, 12])
+             for a in range(o.b.rank(first))]  # fmt: skip
+    return o.b.ints(*sizes)
+
+
+def _weights(o: Operator, first: str, dtype: str) -> str:
+    b, rank = o.b, o.b.rank(first)
+    if rank < 2:
+        raise Rejected("no channels")
+    c = b.fixed(first, 1) or 1
+    shape = [b.random.choice([1, 2, 4]), b.random.choice([c, c, 1]), *[b.random.choice([1, 2, 3]) for _ in range(rank - 2)]]
+    if o.op == "ConvTranspose":
+        shape[:2] = [c, b.random.choice([1, 2])]
+    return b.const(_numbers(b, shape, dtype))
+
+
+def _vector(o: Operator, first: str, dtype: str) -> str:
+    """One number for each channel."""
+    c = (o.b.fixed(first, 1) if o.b.rank(first) > 1 else None) or 1
+    a = _numbers(o.b, [o.b.random.choice([c, c, 1])], dtype)
+    return o.b.const(np.abs(a) + np.asarray(0.5, a.dtype) if a.dtype.kind == "f" else a)
+
+
+def _scalar(o: Operator, first: str, dtype: str) -> str:
+    a = _numbers(o.b, [], dtype)
+    if "scale" in o.op.lower() or np.dtype(dtype).kind == "f":
+        a = np.asarray(abs(a) + 0.25, dtype)
+    return o.b.const(a)
+
+
+def _small(*values: int) -> Callable[[Operator, str, str], str]:
+    return lambda o, first, dtype: o.b.const(np.array(o.b.random.choice(values), np.int64))
+
+
+def _repeats(o: Operator, first: str, dtype: str) -> str:
+    return o.b.ints(*[o.b.random.choice([0, 1, 1, 2, 3]) for _ in range(o.b.rank(first))])
+
+
+def _pads(o: Operator, first: str, dtype: str) -> str:
+    return o.b.ints(*[o.b.random.choice([0, 0, 1, 2, -1]) for _ in range(2 * o.b.rank(first))])
+
+
+def _shape(o: Operator, first: str, dtype: str) -> str:
+    b, rank = o.b, o.b.rank(first)
+    forms = [[-1], [0] * max(0, rank - 1) + [-1], [-1] + [1] * b.random.randrange(3), [0] * rank]
+    return b.ints(*(b.random.choice(forms) if o.op == "Reshape" else [b.random.choice([1, 2, 3]) for _ in range(rank)]))
+
+
+def _bounds(o: Operator, first: str, dtype: str) -> str:
+    return o.b.ints(o.b.random.choice([0, 1, 2, -1, -2, 5, 100, -100]))
+
+
+OPERANDS: Mapping[tuple[str, str], Callable[[Operator, str, str], str]] = {
+    ("", "axes"): _axes, ("", "indices"): _index, ("", "scales"): _scales, ("", "sizes"): _sizes, ("", "W"): _weights,
+    ("", "w"): _weights, ("", "repeats"): _repeats, ("", "pads"): _pads, ("", "shape"): _shape, ("", "starts"): _bounds,
+    ("", "ends"): _bounds, ("", "steps"): _small(1, 2, -1), ("", "axis"): _small(0, 1, -1), ("", "K"): lambda o, f, d: o.b.ints(1),
+    ("", "k"): _small(0, 1, -1, 3), ("", "scale"): _vector, ("", "mean"): _vector, ("", "var"): _vector, ("", "bias"): _vector,
+    ("", "input_mean"): _vector, ("", "input_var"): _vector, ("", "y_scale"): _scalar, ("", "x_scale"): _scalar,
+    ("", "y_zero_point"): _scalar, ("", "x_zero_point"): _scalar, ("", "w_scale"): _scalar, ("", "w_zero_point"): _scalar,
+    ("", "min"): _scalar, ("", "max"): _scalar, ("", "depth"): _small(3, 4), ("", "constant_value"): _scalar,
+    ("", "roi"): lambda o, f, d: "" if o.b.opset > 12 else o.b.const(np.zeros(0, np.float32)),
+    ("Conv", "B"): lambda o, f, d: "", ("ConvTranspose", "B"): lambda o, f, d: "", ("", "block_shape"): lambda o, f, d: o.b.ints(2, 2),
+    ("", "a_scale"): _scalar, ("", "b_scale"): _scalar, ("", "a_zero_point"): _scalar, ("", "b_zero_point"): _scalar,
+    ("Slice", "axes"): lambda o, f, d: o.b.ints(o.b.random.randrange(max(1, o.b.rank(f)))), ("", "slope"): _vector,
+}  # fmt: skip
+MAPS = (("B", 4, "H", "W"), ("B", 2, "L"), (1, 4, "H", 6), ("B", 3, 5, 7))
+RANKS: dict[str, Any] = dict.fromkeys(
+    ("Conv", "ConvTranspose", "MaxPool", "AveragePool", "LpPool", "GlobalAveragePool", "GlobalMaxPool", "GlobalLpPool",
+     "BatchNormalization", "InstanceNormalization", "GroupNormalization", "LRN", "Resize", "Upsample", "DepthToSpace",
+     "SpaceToDepth", "GridSample", "ConvInteger", "QLinearConv", "DeformConv", "MaxRoiPool"), ("B", 4, "H", "W"),
+)  # fmt: skip
+
+
+def operator(b: Draft) -> None:
+    """One random operator of the model's opset."""
+    Operator(b, b.random.choice(schemas(b.opset))).add()

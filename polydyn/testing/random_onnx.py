@@ -1,0 +1,125 @@
+"""Random ONNX models of what exporters write, and of what ONNX allows: a model is a function of its seed.
+
+Every model has a theme, which says what its inputs are and which motifs are likely; the theme ``operators`` has single
+operators of any opset. ``random_case`` makes the model with its calls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from polydyn.testing import motifs as m
+from polydyn.testing import motifs_control as c
+from polydyn.testing.drafts import NEWEST, PLAIN, SIZES, Case, Draft, Rejected
+from polydyn.testing.motifs import Motif
+from polydyn.testing.operator_cases import operator
+
+Dims = Sequence["int | str"]
+VIEWS: Mapping[Motif, float] = {
+    m.taken_apart: 3, m.cuts_joined: 2, m.concat: 2, m.cut: 2, m.reshape: 3, m.transpose: 2, m.roll: 1, m.gather: 0.7,
+}  # fmt: skip
+MAPS: Mapping[Motif, float] = {m.unary: 3, m.binary: 2, m.reduction: 1, m.softmax: 0.8, m.norm: 1, m.matmul: 2}
+
+
+@dataclass(frozen=True)
+class Theme:
+    """What models are about: dims of the first input, motifs and how likely they are, how many; ``oldest`` opset."""
+
+    inputs: Sequence[Dims]
+    motifs: Mapping[Any, float]
+    steps: Sequence[int] = (2, 3, 5, 7)
+    oldest: int = 7
+    sizes: Sequence[int] = SIZES
+
+
+THEMES: Mapping[str, Theme] = {
+    "views": Theme([["B", 8], ["B", "L", 8], ["B", "L", 4], [6, "L"], ["B", 4, 6, 6], [2, 8], ["L", 12], [1, 3, "H", "W"],
+                    ["B", 40, 9]], {**MAPS, **VIEWS, **{k: 2 * v for k, v in VIEWS.items()}}),
+    "products": Theme([["B", "L", 8], ["L", 6], ["B", 4, "L"]], {
+        **MAPS, m.product: 2, m.other_product: 4, m.attention: 2, m.transpose: 1, m.cache: 1, m.taken_apart: 0.5}),
+    "vision": Theme([["B", 3, "H", "W"], [1, 4, "H", "W"], ["B", 4, "H", 16]], {
+        m.pyramid: 4, m.conv: 2, m.batch_norm: 1, m.unary: 2, m.binary: 1, m.focus: 1, m.taken_apart: 1, m.concat: 1,
+        m.reduction: 0.5}, sizes=(8, 16, 32, 64, 24, 1, 2, 3, 7, 12, 33)),
+    "windows": Theme([["B", "L", 4]], {m.windows: 5, m.roll: 1, m.norm: 0.5, m.matmul: 0.5, m.unary: 1}, (1, 2, 3)),
+    "tables": Theme([["B", 6], ["B", 5, "L"], [4, "L", 3]], {
+        m.bag: 4, m.gather: 2, m.gather_elements: 2, m.scatter: 1.5, m.running: 1, m.top: 1.5, **MAPS}),
+    "sizes": Theme([["B", "L", 8], ["B", "L"], ["B", 3, "L"], ["L"]], {
+        c.sized_slice: 3, c.sized_made: 2, c.sized_reshape: 2, c.flat_index: 1, m.conv: 0.5, **MAPS, m.concat: 1}),
+    "control": Theme([["B", "L"], ["B", 4], ["L", 3]], {
+        c.branch: 2, c.squeeze_branch: 1, c.loop: 2, c.scan: 2, c.recurrence: 3, **MAPS}, (1, 2, 3, 4)),
+    "bytes": Theme([["B", "L", 8], ["B", 8], ["L", 4]], {
+        c.quantized: 4, c.dynamic_bytes: 2, c.rounded: 2, m.matmul: 1, m.unary: 1, m.taken_apart: 0.5, m.norm: 0.5},
+        oldest=11),
+    "operators": Theme([["B", "L"], ["B", 3], [2, "L"], ["B", 4, "L"], ["B", 4, "H", "W"], ["N"], ["B", 3, 5, 7]],
+        {operator: 1}, (1, 1, 2), 1),
+    "mixed": Theme([["B", "L", 8], ["B", 4, "H", "W"], ["B", "L"]], {
+        **MAPS, **VIEWS, m.attention: 1, m.pyramid: 1, m.bag: 1, c.sized_slice: 1, c.branch: 0.5, c.loop: 0.5,
+        c.recurrence: 0.5, c.quantized: 1, c.rounded: 1, operator: 1.5, m.scatter: 0.5, m.running: 0.5, m.top: 0.5},
+        (4, 6, 9)),
+}  # fmt: skip
+SHARES = {"views": 3, "products": 2, "vision": 1.5, "windows": 0.6, "tables": 1.5, "sizes": 1.5, "control": 1.2,
+          "bytes": 1.2, "operators": 5, "mixed": 2}  # fmt: skip
+"""How many models have a theme, beside each other."""
+TRIES = 12
+
+
+def random_case(seed: int, theme: str = "") -> Case:
+    """The model of a seed. ``theme``: of this theme, instead of one that the seed says."""
+    start = Draft(seed, 13)
+    r = start.random
+    theme = theme or r.choices(list(SHARES), list(SHARES.values()))[0]
+    of = THEMES[theme]
+    opset = r.randint(of.oldest, NEWEST)
+    if theme == "operators" and r.random() < 0.3:
+        opset = r.randint(1, 10)
+    kind = r.choices(["float32", "float64", "float16"], [10, 1, 0 if theme in ("vision", "bytes") else 1])[0]
+    b = Draft(seed, opset if opset > 6 or theme == "operators" else 7, kind)
+    b.random.seed(seed + 10**9)
+    special = theme == "operators" and r.random() < 0.1
+    b.loose = special
+    first = r.choice(of.inputs)
+    b.input(first)
+    if r.random() < 0.4:
+        b.input(r.choice([first, r.choice(of.inputs)]))
+    steps, found = r.choice(of.steps), 0
+    for _ in range(TRIES * steps):
+        try:
+            r.choices(list(of.motifs), list(of.motifs.values()))[0](b)
+            found += 1
+        except Rejected:
+            pass
+        if found == steps:
+            break
+    return b.finish(f"seed{seed}_{theme}", _outputs(b), _calls(b, of), special)
+
+
+def _outputs(b: Draft) -> list[str]:
+    """The last results that nobody reads, some that should be outputs, perhaps some other and a view of one."""
+    r = b.random
+    made = [o for n in b.nodes for o in n.output if o in b.values]
+    read = {i for n in b.nodes for i in n.input}
+    out = [t for t in made if t not in read][-4:]
+    out += [t for t in b.extra if t in b.values and r.random() < 0.6]
+    if made and r.random() < 0.4:
+        out.append(r.choice(made))
+    if out and r.random() < 0.2 and b.rank(out[0]) > 1 and b.opset > 4:
+        try:
+            out.append(b.add("Reshape", [out[0], b.ints(-1)]))
+        except Rejected:
+            pass
+    out += list(b.uneven)[:2]
+    if not out:
+        out = [b.add("Neg" if b.opset > 5 else "Abs", [b.inputs[0].name])]
+    return list(dict.fromkeys(out))
+
+
+def _calls(b: Draft, theme: Theme) -> list[dict[str, int]]:
+    """Sizes of several calls: those the model was made with, others, and one with an axis of 0 or of 1 element."""
+    r = b.random
+    calls = [dict(b.samples[0])] + [{n: r.choice(theme.sizes) for n in PLAIN} for _ in range(3)]
+    calls.append({n: r.choice((*theme.sizes[:4], 0, 1)) for n in PLAIN})
+    if theme is THEMES["vision"]:
+        calls.append({n: (2 if n == "B" else r.choice((16, 32, 64))) for n in PLAIN})
+    return calls
