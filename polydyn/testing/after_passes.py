@@ -89,7 +89,9 @@ def _run(plan: FusionPlan, group: FusedGroup, symbols: Mapping[str, int], memory
     for n in group.nodes:
         missing = [x for x in n.inputs if x not in seen]
         if missing:
-            raise PolydynError(f"a group reads {missing[0]}, which no earlier group left", node=n.origin, tensor=missing[0])
+            raise PolydynError(
+                f"a group reads {missing[0]}, which no earlier group left", node=n.origin, tensor=missing[0]
+            )
         seen[n.output] = made[n.output] = evaluate_node(n, plan.graph.tensors[n.output], symbols, seen)
     return made
 

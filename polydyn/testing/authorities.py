@@ -1,7 +1,7 @@
 """What ONNX says a model computes: ONNX Runtime without optimisations, and onnx.reference as a second opinion.
 
-ONNX Runtime has no kernels for most operators of opsets 1 to 6, so such a model is converted to opset 15 with the sizes
-of the call as constants. There onnx.reference is not asked about operators that meant something else than later.
+ONNX Runtime lacks kernels for some operators of opsets 1 to 6; such a model is converted to opset 15 with the sizes of
+the call as constants. There onnx.reference is not asked about operators that meant something else than later.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Refused(Exception):
 
 def opset_of(model: onnx.ModelProto) -> int:
     """The version of ONNX's own operators."""
-    return next(o.version for o in model.opset_import if o.domain in ("", "ai.onnx"))
+    return int(next(o.version for o in model.opset_import if o.domain in ("", "ai.onnx")))
 
 
 class Runtime:
@@ -41,7 +41,12 @@ class Runtime:
 
     def __init__(self, model: onnx.ModelProto) -> None:
         self.model, self.names = model, [o.name for o in model.graph.output]
-        self.session = _session(model) if opset_of(model) >= OLDEST else None
+        self.session: ort.InferenceSession | None = None
+        try:
+            self.session = _session(model)
+        except Refused:
+            if opset_of(model) >= OLDEST:
+                raise
 
     def run(self, feeds: Arrays) -> dict[str, Array]:
         """The outputs."""

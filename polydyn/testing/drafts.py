@@ -1,7 +1,7 @@
 """ONNX models that grow node by node: every tensor is known by its arrays at three assignments of sizes.
 
-A node is added only where an authority (``authorities``) runs it at all three, so no shape rule is written here, and any
-operator with any attributes can be tried. A size that is the same three times counts as fixed.
+A node is added only where an authority (``authorities``) runs it at all three, so no shape rule is written here, and
+any operator with any attributes can be tried. A size that is the same three times counts as fixed.
 """
 
 from __future__ import annotations
@@ -9,13 +9,13 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import onnx
-from onnx import TensorProto, helper, numpy_helper
+from onnx import helper, numpy_helper
 
-from polydyn.testing.authorities import Array, Arrays, Refused, Runtime, opset_of
+from polydyn.testing.authorities import Array, Arrays, Refused, Runtime
 
 NEWEST = 23
 """The newest opset of which ONNX Runtime has most kernels."""
@@ -28,10 +28,16 @@ STRANGE = (
     "i0", "i1", "i2", "j0", "j1", "k0", "k", "d", "l", "n", "m", "C", "x", "r0", "s0", "t0", "a0", "b0", "o0", "int",
     "for", "while", "register", "lambda", "None", "N", "I", "NULL", "double", "min", "max", "w", "h", "i", "j", "p",
     "task", "tasks", "thread", "threads", "scratch", "tile", "M", "K", "E", "static", "and", "def", "batch size",
-    "seq+1", "2L", "x.1", "unk__0", "sum", "acc", "float", "main", "errno", "INT64_MAX", "in", "is", "_", "c0", "c1",
+    "seq+1",
+    "2L", "x.1", "unk__0", "sum", "acc", "float", "main", "errno", "INT64_MAX", "in", "is", "_", "c0", "c1",
 )  # fmt: skip
-"""Names that a compiler may use itself: of iterators, parameters, keywords, macros; and names that are no identifiers."""
+"""Names that a compiler may use itself (iterators, parameters, keywords, macros), and names that are no identifiers."""
 SIZES = (1, 2, 3, 5, 7, 8, 13, 16, 17, 4, 6, 9, 12)
+
+
+Dim: TypeAlias = "int | str"
+"""Of an input: a number, or a name of ``PLAIN``."""
+Dims: TypeAlias = "Sequence[Dim]"
 
 
 class Rejected(Exception):
@@ -90,12 +96,12 @@ def plain_array(dtype: np.dtype[Any], shape: Sequence[int], numbers: np.random.G
         low = 0 if dtype.kind == "u" else -5
         a = numbers.integers(low, 10, shape).astype(dtype)
         if special and a.size:
-            a.flat[:: 3] = numbers.choice([np.iinfo(dtype).min, np.iinfo(dtype).max, 0], a.flat[::3].shape)
+            a.flat[::3] = numbers.choice([np.iinfo(dtype).min, np.iinfo(dtype).max, 0], a.flat[::3].shape)
         return a
     values = numbers.standard_normal(shape)
     a = (np.round(values * 8) / 8 if numbers.random() < 0.5 else values).astype(dtype)
     if special and a.size:
-        a.flat[:: 4] = numbers.choice([np.nan, np.inf, -np.inf, -0.0, 1e-30, 100.0], a.flat[::4].shape).astype(dtype)
+        a.flat[::4] = numbers.choice([np.nan, np.inf, -np.inf, -0.0, 1e-30, 100.0], a.flat[::4].shape).astype(dtype)
     return a
 
 
@@ -118,7 +124,7 @@ class Draft:
     """Values that are not finite are kept."""
 
     def __post_init__(self) -> None:
-        self.random = random.Random(self.seed)
+        self.random = random.Random(f"{self.seed} draft")
         self.numbers = np.random.default_rng(self.seed)
         names = list(PLAIN if self.random.random() < 0.5 else self.random.sample(STRANGE, len(PLAIN)))
         self.names = dict(zip(PLAIN, names, strict=True))
@@ -132,6 +138,10 @@ class Draft:
         """A new name."""
         self.count += 1
         return f"{hint}{self.count}"
+
+    def one_of(self, *dims: Dims) -> Dims:
+        """Some of these dims."""
+        return self.random.choice(dims)
 
     def const(self, value: Any, dtype: str | None = None) -> str:
         """A constant; floats get the type of the model's floats."""
@@ -151,7 +161,7 @@ class Draft:
         scale = max(1, int(np.prod(shape[1:]))) ** -0.5
         return self.const(self.numbers.standard_normal(shape) * scale, dtype or self.kind)
 
-    def input(self, dims: Sequence[int | str], dtype: str | None = None, limit: int | str = 0, least: int = 0) -> str:
+    def input(self, dims: Dims, dtype: str | None = None, limit: int | str = 0, least: int = 0) -> str:
         """A new input; dims are numbers and names of ``PLAIN``."""
         x = Input(self.name("x"), dtype or self.kind, tuple(dims), limit, least)
         self.inputs.append(x)
@@ -237,7 +247,12 @@ class Draft:
 
     def _check(self, arrays: Sequence[Any]) -> None:
         for a in arrays:
-            if not isinstance(a, np.ndarray) or a.size > MOST_ELEMENTS or a.ndim > MOST_RANK or a.dtype.kind not in "fiub":
+            if (
+                not isinstance(a, np.ndarray)
+                or a.size > MOST_ELEMENTS
+                or a.ndim > MOST_RANK
+                or a.dtype.kind not in "fiub"
+            ):
                 raise Rejected("too large, or no tensor")
             if a.dtype.kind == "f" and not self.loose and not (np.abs(a) < LARGEST).all():
                 raise Rejected("values that are not finite")
@@ -247,6 +262,7 @@ class Draft:
         types: Arrays | None,
     ) -> onnx.ModelProto:  # fmt: skip
         """A model of nodes. ``types``: arrays of the outputs; None: nothing is said of them, nor of shapes."""
+
         def info(x: Input) -> onnx.ValueInfoProto:
             dims = None if types is None else [self.names[d] if isinstance(d, str) else d for d in x.dims]
             return helper.make_tensor_value_info(x.name, helper.np_dtype_to_tensor_dtype(np.dtype(x.dtype)), dims)
@@ -281,20 +297,20 @@ class Draft:
                 kept.insert(0, n)
                 needed |= set(reads(n))
         inputs = tuple(x for x in self.inputs if x.name in needed)
-        model = self._model(kept, inputs, outputs, sorted(needed), {o: self.uneven[o] if o in self.uneven else self.array(o) for o in outputs})
+        model = self._model(
+            kept,
+            inputs,
+            outputs,
+            sorted(needed),
+            {o: self.uneven[o] if o in self.uneven else self.array(o) for o in outputs},
+        )
         return Case(name, model, inputs, calls, special, self.seed)
 
 
 def reads(node: onnx.NodeProto) -> list[str]:
     """What a node reads, bodies included (with names that bodies make themselves)."""
-    inner = [x for a in node.attribute for g in ([a.g] if a.HasField("g") else a.graphs) for n in g.node for x in reads(n)]
+    inner = [
+        x for a in node.attribute for g in ([a.g] if a.HasField("g") else a.graphs) for n in g.node for x in reads(n)
+    ]
     results = [o.name for a in node.attribute for g in ([a.g] if a.HasField("g") else a.graphs) for o in g.output]
     return [x for x in (*node.input, *inner, *results) if x]
-
-
-def is_old(case: Case) -> bool:
-    """Whether the model's operators have meanings of opsets 1 to 6."""
-    return opset_of(case.model) < 7
-
-
-BOOL = TensorProto.BOOL

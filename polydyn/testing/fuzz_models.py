@@ -1,9 +1,11 @@
 """Random ONNX models (``random_onnx``) through the whole compiler, beside ONNX Runtime and onnx.reference.
 
-usage: python -m polydyn.testing.fuzz_models [SEEDS] [--first N] [--jobs 1] [--compile 1] [--theme NAME] [--out FOLDER]
+usage: python -m polydyn.testing.fuzz_models [SEEDS] [--first N] [--jobs 1] [--compile 3] [--plan 1]
+                                             [--theme NAME] [--out FOLDER]
 
-Every model is imported, its graph evaluated after every pass, and every ``--compile``-th model (0: none) is compiled
-without optimisation and run at several sizes with one and with two threads. A model that fails is minimised and written
+Every model is imported and its graph evaluated after every pass; every ``--plan``-th model (0: none) gets its kernels
+as text, and every ``--compile``-th one is compiled without optimisation and run at several sizes with one and with two
+threads. A model that fails is minimised and written
 to ``--out`` with its inputs and a script; failures of one kind are minimised once. Models that no authority runs, calls
 that both refuse, answers in which the authorities differ or which rounding decides are counted.
 Exit code 1: a model gives wrong numbers, an error that is no refusal by name, or refuses every call.
@@ -31,8 +33,8 @@ import onnx
 from polydyn.cli.minimise import Search
 from polydyn.testing.authorities import Refused, Runtime
 from polydyn.testing.drafts import Case
-from polydyn.testing.model_check import Call, Check, Finding
-from polydyn.testing.random_onnx import THEMES, random_case
+from polydyn.testing.model_check import Call, Check, Depth, Finding
+from polydyn.testing.random_onnx import THEMES, random_case, theme_of
 
 SECONDS = 300
 """The longest that one model may take, with its minimisation."""
@@ -63,18 +65,18 @@ class Result:
     files: str = ""
 
 
-def run_seed(seed: int, theme: str, compiles: bool, out: str, known: frozenset[tuple[str, ...]]) -> Result:
+def run_seed(seed: int, theme: str, depth: Depth, out: str, known: frozenset[tuple[str, ...]]) -> Result:
     """Makes, checks and, where it fails in a way that is not known, minimises the model of a seed."""
     try:
         case = random_case(seed, theme)
     except Exception as e:  # the generator's own fault
         return Result(seed, f"seed{seed}", Counter({"generator": 1}), refusal=f"{type(e).__name__}: {e}")
     calls = list(case.feeds())
-    done = Check(case.model, calls, compiles).run()
+    done = Check(case.model, calls, depth).run()
     result = Result(seed, case.name, done.counts, done.finding, done.refusal)
     if done.finding is not None:
         result.nodes = tuple(n.op_type for n in case.model.graph.node)
-        if (done.finding.kind, done.finding.message[:60]) not in known:
+        if done.finding.kind != "refuses" and (done.finding.kind, done.finding.message[:60]) not in known:
             model, small = minimised(case, calls, done.finding)
             result.nodes = tuple(n.op_type for n in model.graph.node)
             if out:
@@ -85,7 +87,9 @@ def run_seed(seed: int, theme: str, compiles: bool, out: str, known: frozenset[t
 def minimised(case: Case, calls: Sequence[Call], finding: Finding) -> tuple[onnx.ModelProto, Call]:
     """The smallest part of the model that fails so, with inputs for it: what the model computed there."""
     everything = _everything(case.model, calls[finding.call])
-    compiled = finding.stage in ("program", "two threads")
+    depth = {"program": Depth.PROGRAM, "two threads": Depth.PROGRAM, "plan": Depth.PLAN}.get(
+        finding.stage, Depth.PASSES
+    )
     end = time.monotonic() + MINIMISING
 
     def part_calls(m: onnx.ModelProto) -> list[Call]:
@@ -96,7 +100,7 @@ def minimised(case: Case, calls: Sequence[Call], finding: Finding) -> tuple[onnx
         if time.monotonic() > end:
             return None
         try:
-            found = Check(m, part_calls(m), compiled).run().finding
+            found = Check(m, part_calls(m), depth).run().finding
         except Exception:
             return None
         return str(found.same) if found is not None else None
@@ -123,7 +127,7 @@ def write(path: Path, model: onnx.ModelProto, call: Call, finding: Finding) -> s
     """Writes a failing model: the file, its inputs, a script that runs both. The path of the script."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.with_suffix(".onnx").write_bytes(model.SerializeToString())
-    np.savez(path.with_suffix(".npz"), **{n: np.asarray(a) for n, a in call[1].items()})
+    np.savez(path.with_suffix(".npz"), allow_pickle=False, **{n: np.asarray(a) for n, a in call[1].items()})
     message = f"{finding.kind}, {finding.stage}: {finding.message}".replace('"""', "'").replace("\\", "/")
     path.with_suffix(".py").write_text(SCRIPT.format(message=message, name=path.name))
     return str(path.with_suffix(".py"))
@@ -149,7 +153,10 @@ class Campaign:
             self._note(result)
             if done % 100 == 0 or done == len(seeds):
                 spent = time.monotonic() - start
-                print(f"{done} models, {self.failures} failures, {spent:.0f} s; {dict(sorted(self.counts.items()))}", flush=True)
+                print(
+                    f"{done} models, {self.failures} failures, {spent:.0f} s; {dict(sorted(self.counts.items()))}",
+                    flush=True,
+                )
         for why, n in self.refusals.most_common():
             print(f"refused {n} times: {why}")
         return 1 if self.failures else 0
@@ -166,8 +173,7 @@ class Campaign:
         """The results of one pool. A process that dies or hangs ends the pool; the seeds after it come again."""
         self.seen = set[int]()
         for s in batch:
-            compiles = bool(self.args.compile) and s % self.args.compile == 0
-            future = pool.submit(run_seed, s, self.args.theme, compiles, self.args.out, frozenset(self.known))
+            future = pool.submit(run_seed, s, self.args.theme, self._depth(s), self.args.out, frozenset(self.known))
             self.seen.add(s)
             try:
                 yield future.result(SECONDS)
@@ -176,6 +182,14 @@ class Campaign:
                     p.kill()
                 yield Result(s, f"seed{s}", finding=Finding("error", "process", f"{type(e).__name__}: crash or hang"))
                 return
+
+    def _depth(self, seed: int) -> Depth:
+        """How far the model of a seed goes."""
+        rarely = (THEMES[self.args.theme] if self.args.theme else theme_of(seed)).rarely
+        for every, depth in ((self.args.compile, Depth.PROGRAM), (self.args.plan, Depth.PLAN)):
+            if every and seed % (every * rarely) == 0:
+                return depth
+        return Depth.PASSES
 
     def _note(self, r: Result) -> None:
         self.counts += r.counts
@@ -203,7 +217,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("seeds", type=int, nargs="?", default=100)
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=1)
-    parser.add_argument("--compile", type=int, default=1, metavar="N", help="compile every N-th model; 0: none")
+    parser.add_argument("--compile", type=int, default=3, metavar="N", help="compile every N-th model; 0: none")
+    parser.add_argument("--plan", type=int, default=1, metavar="N", help="plan every N-th model; 0: none")
     parser.add_argument("--theme", default="", choices=["", *THEMES])
     parser.add_argument("--out", default="", help="folder for models that fail")
     args = parser.parse_args(argv)

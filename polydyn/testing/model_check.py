@@ -6,13 +6,15 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from enum import IntEnum
 from typing import Any
 from unittest import mock
 
 import numpy as np
 import onnx
 
-import polydyn.compiler
+import polydyn.compiler as compiler
+from polydyn.backends import launches
 from polydyn.build import compiler as build
 from polydyn.compiler import compile_artifact, plan_program
 from polydyn.errors import InputError, PolydynError, ShapeError, UnsupportedError
@@ -39,10 +41,19 @@ REPEATS = 3
 """Calls with two threads: a race is seen now and then."""
 
 
+class Depth(IntEnum):
+    """How far a model goes: to the passes over graph and groups, to kernels as text, or to a program that runs."""
+
+    PASSES, PLAN, PROGRAM = range(3)
+
+
 @dataclass(frozen=True)
 class Finding:
-    """What is wrong with a model. ``kind``: ``wrong``, ``error`` (no refusal by name) or ``refuses`` (every call that an
-    authority runs); ``stage``: after which pass, or ``program``."""
+    """What is wrong with a model.
+
+    ``kind``: ``wrong``, ``error`` (no refusal by name) or ``refuses`` (every call that an authority runs). ``stage``:
+    after which pass, or ``program``.
+    """
 
     kind: str
     stage: str
@@ -69,21 +80,21 @@ class Outcome:
 def quick_build() -> Iterator[None]:
     """Kernels are compiled without optimisation, and every launch is shared out among threads, however small."""
     flags = tuple("-O0" if f == "-O2" else f for f in build.FLAGS)
-    plan = polydyn.compiler.host_plan
+    plan = launches.host_plan
 
     def shared(*args: Any, **more: Any) -> Any:
         made = plan(*args, **more)
         return replace(made, launches=tuple(replace(x, work=SHARED_OUT) for x in made.launches))
 
-    with mock.patch.object(build, "FLAGS", flags), mock.patch.object(polydyn.compiler, "host_plan", shared):
+    with mock.patch.object(build, "FLAGS", flags), mock.patch.object(compiler, "host_plan", shared):
         yield
 
 
 class Check:
-    """Checks a model; ``run`` does it. ``compiles``: with the C compiler too, else only what comes before it."""
+    """Checks a model; ``run`` does it. ``depth``: how far a model goes."""
 
-    def __init__(self, model: onnx.ModelProto, calls: Sequence[Call], compiles: bool = True) -> None:
-        self.model, self.calls, self.compiles = model, calls, compiles
+    def __init__(self, model: onnx.ModelProto, calls: Sequence[Call], depth: Depth = Depth.PROGRAM) -> None:
+        self.model, self.calls, self.depth = model, calls, depth
         self.out = Outcome()
         self.expected: list[Mapping[str, Array] | None] = []
         self.runtime: Runtime | None = None
@@ -94,7 +105,7 @@ class Check:
         if not any(e is not None for e in self.expected):
             self.out.counts["no authority runs it"] += 1
             return self.out
-        for part in (self._passes, self._program if self.compiles else self._plan):
+        for part in (self._passes, *((), (self._plan,), (self._program,))[self.depth]):
             try:
                 part()
             except REFUSALS as e:
@@ -149,11 +160,13 @@ class Check:
                     message = str(e)
                     continue
                 except PolydynError as e:  # a subscript that the authority accepts
-                    return self.found("error", stage.name, f"{type(e).__name__}: {e}", k)
+                    self.found("error", stage.name, f"{type(e).__name__}: {e}", k)
+                    return
                 if not self._agrees(got, k, stage.name):
                     return
             if stage.name == "import" and refused and refused == sum(e is not None for e in self.expected):
-                return self.found("refuses", stage.name, message)
+                self.found("refuses", stage.name, message)
+                return
 
     def _plan(self) -> None:
         """Everything that needs no C compiler."""
@@ -184,7 +197,8 @@ class Check:
                 again = two.run(dict(feeds))
                 for name, a in first.items():
                     if np.asarray(a).tobytes() != np.asarray(again[name]).tobytes():
-                        return self.found("wrong", "two threads", f"{name} has other bits with two threads", k)
+                        self.found("wrong", "two threads", f"{name} has other bits with two threads", k)
+                        return
         if refused and refused == sum(e is not None for e in self.expected):
             self.found("refuses", "program", message)
 
@@ -195,7 +209,10 @@ class Check:
         want = self.expected[call]
         assert want is not None
         arrays = {n: np.asarray(a) for n, a in got.items()}
-        if stage not in ("import", "program"):  # passes may keep an output in the shape that it has before a last reshape
+        if stage not in (
+            "import",
+            "program",
+        ):  # passes may keep an output in the shape that it has before a last reshape
             arrays = {n: a.reshape(want[n].shape) if a.size == want[n].size else a for n, a in arrays.items()}
         message = difference(arrays, want)
         if not message:

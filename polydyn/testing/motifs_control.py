@@ -1,17 +1,31 @@
-"""Structures of random models (``motifs``) that decide or repeat: branches, bodies, recurrences, computed sizes, bytes."""
+"""Structures of random models (``motifs``): computed sizes, branches, bodies, recurrences, bytes."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import onnx
 from onnx import TensorProto, helper
 
 from polydyn.testing.drafts import Draft, Rejected
-from polydyn.testing.motifs import END, body, unary
+from polydyn.testing.motifs import END, unary
 
 NODE = helper.make_node
 KINDS = {"float32": TensorProto.FLOAT, "float64": TensorProto.DOUBLE, "float16": TensorProto.FLOAT16}
+
+
+def body(
+    name: str, nodes: Sequence[onnx.NodeProto], inputs: Sequence[tuple[str, int]], outputs: Sequence[tuple[str, int]]
+) -> onnx.GraphProto:
+    """A body; inputs and outputs are (name, type) of unknown rank."""
+
+    def info(x: Sequence[tuple[str, int]]) -> list[onnx.ValueInfoProto]:
+        single = (TensorProto.BOOL, TensorProto.INT64)
+        return [helper.make_tensor_value_info(n, t, [] if t in single else None) for n, t in x]
+
+    return helper.make_graph(list(nodes), name, info(inputs), info(outputs))
 
 
 def _size(b: Draft, t: str = "", axis: int = -1) -> str:
@@ -36,7 +50,9 @@ def computed(b: Draft) -> str:
         kind = b.random.choice(["Min", "Max", "Add", "Sub", "Mul", "Div", "Mod"])
         if kind in ("Min", "Max") and b.opset < 12:
             raise Rejected("no extremes of integers")
-        other = _size(b) if b.random.random() < 0.4 and kind != "Mod" else b.const(np.int64(b.random.choice([1, 2, 3, 4])))
+        other = (
+            _size(b) if b.random.random() < 0.4 and kind != "Mod" else b.const(np.int64(b.random.choice([1, 2, 3, 4])))
+        )
         x = b.add(kind, [x, other] if b.random.random() < 0.8 or kind in ("Div", "Mod") else [other, x])
     return x
 
@@ -65,7 +81,11 @@ def sized_made(b: Draft) -> None:
         b.add("Tile", [t, b.ints(b.random.choice([0, 1, 2, 3]))])
     elif kind == "Pad" and b.opset > 10:
         t = b.pick(lambda s: b.rank(s) == 1)
-        b.add("Pad", [t, _vector(b, [b.const(np.int64(1)), computed(b)])], mode=b.random.choice(["constant", "edge", "reflect"]))
+        b.add(
+            "Pad",
+            [t, _vector(b, [b.const(np.int64(1)), computed(b)])],
+            mode=b.random.choice(["constant", "edge", "reflect"]),
+        )
     elif kind == "Expand":
         t = b.pick(lambda s: b.rank(s) > 0)
         b.add("Expand", [t, _vector(b, [computed(b), *[b.const(np.int64(1))] * b.rank(t)])])
@@ -156,11 +176,15 @@ def scan(b: Draft) -> None:
     axis, kind = b.axis(t), KINDS[b.kind]
     if len(set(b.shape(t)[axis])) == 1 and (b.fixed(t, axis) or 0) > 8:
         raise Rejected("long")
-    start = b.add("ReduceSum", [t, b.ints(axis)], keepdims=0) if b.opset > 12 else b.add("ReduceSum", [t], axes=[axis], keepdims=0)
+    start = (
+        b.add("ReduceSum", [t, b.ints(axis)], keepdims=0)
+        if b.opset > 12
+        else b.add("ReduceSum", [t], axes=[axis], keepdims=0)
+    )
     s, x, y, z = (b.name("l") for _ in range(4))
     nodes = [NODE("Add", [s, x], [y]), NODE(b.random.choice(["Tanh", "Neg", "Relu"]), [y], [z])]
     inner = body("body", nodes, [(s, kind), (x, kind)], [(y, kind), (z, kind)])
-    more = {"scan_input_axes": [axis], "scan_input_directions": [b.random.randrange(2)]}
+    more: dict[str, Any] = {"scan_input_axes": [axis], "scan_input_directions": [b.random.randrange(2)]}
     more |= {"scan_output_axes": [b.random.choice([0, axis])], "scan_output_directions": [b.random.randrange(2)]}
     b.add_all("Scan", [start, t], 2, body=inner, num_scan_inputs=1, **more)
 
@@ -170,7 +194,7 @@ def recurrence(b: Draft) -> None:
     op, gates = b.random.choice([("LSTM", 4), ("GRU", 3), ("RNN", 1)])
     n, hidden = b.random.choice([1, 3, 4]), b.random.choice([1, 2, 3, 4])
     layout = b.random.randrange(2) if b.opset > 13 and b.random.random() < 0.3 else 0
-    batch = b.random.choice(["B", "B", 1, 2])
+    batch = b.one_of(["B"], ["B"], [1], [2])[0]
     x = b.input([batch, "L", n] if layout else ["L", batch, n])
     way = b.random.choice(["forward", "reverse", "bidirectional"])
     ways = 2 if way == "bidirectional" else 1
@@ -190,7 +214,7 @@ def recurrence(b: Draft) -> None:
     more |= {"clip": 0.5} if b.random.random() < 0.1 else {}
     y = b.add_all(op, [*operands, *optional], 3 if op == "LSTM" else 2, **more)[0]
     if b.random.random() < 0.4 and not layout:
-        b.add("Squeeze", [y, b.ints(1)] if b.opset > 12 else [y], **({} if b.opset > 12 else {"axes": [1]}))
+        b.add("Squeeze", [y, b.ints(1)]) if b.opset > 12 else b.add("Squeeze", [y], axes=[1])
 
 
 # -- bytes and other types ---------------------------------------------------------------------------------------------
@@ -213,7 +237,9 @@ def quantized(b: Draft) -> None:
             b.add("Mul", [b.add("Cast", [y], to=KINDS[b.kind]), b.const(0.01)])
         elif kind == "qlinear":
             z = b.const(np.array(2), byte)
-            q = b.add("QLinearMatMul", [q, scale, zero, w, b.const(0.02), b.const(np.array(0), "int8"), b.const(0.1), z])
+            q = b.add(
+                "QLinearMatMul", [q, scale, zero, w, b.const(0.02), b.const(np.array(0), "int8"), b.const(0.1), z]
+            )
             b.add("DequantizeLinear", [q, b.const(0.1), z])
         else:
             wide = b.add("DequantizeLinear", [w, b.const(0.02)])

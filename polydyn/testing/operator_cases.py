@@ -13,6 +13,7 @@ from onnx import helper, numpy_helper
 from polydyn.testing.drafts import Draft, Rejected
 
 Schema: TypeAlias = Any
+TRIES = 10
 LEFT_OUT = {
     "Loop", "If", "Scan", "Constant", "RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike",
     "Multinomial", "Bernoulli", "ImageDecoder", "StringConcat", "StringSplit", "StringNormalizer", "RegexFullMatch",
@@ -21,22 +22,39 @@ LEFT_OUT = {
     "SplitToSequence", "ConcatFromSequence", "BitCast", "Adagrad", "Adam", "Momentum", "Gradient",
 }  # fmt: skip
 """Bodies, random numbers, sequences and strings: other motifs, or other tests."""
-TYPES = ("float32", "float64", "float16", "int64", "int32", "int8", "uint8", "bool", "int16", "uint16", "uint32", "uint64")
+TYPES = (
+    "float32",
+    "float64",
+    "float16",
+    "int64",
+    "int32",
+    "int8",
+    "uint8",
+    "bool",
+    "int16",
+    "uint16",
+    "uint32",
+    "uint64",
+)
 STRINGS: Mapping[str, tuple[str, ...]] = {
     "auto_pad": ("NOTSET", "SAME_UPPER", "SAME_LOWER", "VALID"), "direction": ("LEFT", "RIGHT"),
-    "coordinate_transformation_mode": ("half_pixel", "asymmetric", "align_corners", "pytorch_half_pixel",
-                                       "half_pixel_symmetric", "tf_half_pixel_for_nn", "output_half_pixel"),
+    "coordinate_transformation_mode": (
+        "half_pixel", "asymmetric", "align_corners", "pytorch_half_pixel", "half_pixel_symmetric",
+        "tf_half_pixel_for_nn", "output_half_pixel",
+    ),
     "nearest_mode": ("round_prefer_floor", "round_prefer_ceil", "floor", "ceil"), "approximate": ("none", "tanh"),
-    "keep_aspect_ratio_policy": ("stretch", "not_larger", "not_smaller"), "padding_mode": ("zeros", "border", "reflection"),
-    "reduction": ("none", "add", "mul", "max", "min", "mean", "sum"), "equation": ("ij,jk->ik", "ij->ji", "i,i->", "bij,bjk->bik",
+    "keep_aspect_ratio_policy": ("stretch", "not_larger", "not_smaller"),
+    "padding_mode": ("zeros", "border", "reflection"), "reduction": ("none", "add", "mul", "max", "min", "mean", "sum"),
+    "equation": ("ij,jk->ik", "ij->ji", "i,i->", "bij,bjk->bik",
                                                                     "ij,kj->ik", "...ij->...ji", "ii->i", "ij->"),
 }  # fmt: skip
 MODES = {
-    "Resize": ("nearest", "linear", "cubic"), "Upsample": ("nearest", "linear"), "Pad": ("constant", "reflect", "edge", "wrap"),
+    "Resize": ("nearest", "linear", "cubic"), "Upsample": ("nearest", "linear"),
+    "Pad": ("constant", "reflect", "edge", "wrap"),
     "DepthToSpace": ("DCR", "CRD"), "GridSample": ("linear", "nearest", "cubic", "bilinear", "bicubic"),
     "RoiAlign": ("avg", "max"),
 }  # fmt: skip
-SWITCHES = {"keepdims", "keepdims", "transA", "transB", "ceil_mode", "count_include_pad", "reverse", "exclusive", "largest",
+SWITCHES = {"keepdims", "transA", "transB", "ceil_mode", "count_include_pad", "reverse", "exclusive", "largest",
             "sorted", "select_last_index", "align_corners", "antialias", "exclude_outside", "fmod", "upper", "saturate",
             "noop_with_empty_axes", "allowzero", "interleaved", "is_causal", "inverse", "onesided"}  # fmt: skip
 
@@ -100,7 +118,7 @@ class Operator:
 
     def type_of(self, formal: Any) -> str:
         """A type for an operand: that of its parameter, chosen once."""
-        text = formal.type_str
+        text = str(formal.type_str)
         if text in self.bound:
             return self.bound[text]
         allowed = {t.removeprefix("tensor(").removesuffix(")") for t in formal.types}
@@ -108,7 +126,7 @@ class Operator:
         if not allowed:
             raise Rejected("no type that numpy has")
         liked = [t for t in ("float32", "int64", "uint8") if t in allowed]
-        found = self.b.random.choice(liked if liked and self.b.random.random() < 0.6 else sorted(allowed))
+        found: str = self.b.random.choice(liked if liked and self.b.random.random() < 0.6 else sorted(allowed))
         self.bound[text] = found
         return found
 
@@ -126,7 +144,9 @@ class Operator:
                 return b.pick(lambda t: not first or b.rank(t) == b.rank(first), dtype)
             except Rejected:
                 pass
-        dims: list[int | str] = list(b.random.choice([["B", "L"], ["B", 3], [2, "L"], ["B", 4, "L"], ["B", 4, "H", "W"], ["N"], []]))
+        dims: list[int | str] = list(
+            b.random.choice([["B", "L"], ["B", 3], [2, "L"], ["B", 4, "L"], ["B", 4, "H", "W"], ["N"], []])
+        )
         if not first:
             dims = list(RANKS.get(self.op, dims))
         if first:
@@ -166,7 +186,11 @@ class Operator:
         if kind == "INT":
             return self._int(name, rank)
         if kind == "FLOAT":
-            return b.random.choice([0.5, 1.0, 0.01, 2.0, -0.75, 0.25]) if name != "epsilon" else b.random.choice([1e-5, 0.1])
+            return (
+                b.random.choice([0.5, 1.0, 0.01, 2.0, -0.75, 0.25])
+                if name != "epsilon"
+                else b.random.choice([1e-5, 0.1])
+            )
         if kind == "STRING":
             found = MODES.get(self.op) if name == "mode" else STRINGS.get(name)
             return b.random.choice(found) if found else None
@@ -247,9 +271,8 @@ def _scales(o: Operator, first: str, dtype: str) -> str:
 
 
 def _sizes(o: Operator, first: str, dtype: str) -> str:
-    sizes = [s if (s := o.b.fixed(first, a)) is not None and o.b.random.random() < 0.4 else o.b.random.choice([1, 2, 5, 6, 12])
-             for a in range(o.b.rank(first))]  # fmt: skip
-    return o.b.ints(*sizes)
+    kept = [o.b.fixed(first, a) if o.b.random.random() < 0.4 else None for a in range(o.b.rank(first))]
+    return o.b.ints(*(o.b.random.choice([1, 2, 5, 6, 12]) if s is None else s for s in kept))
 
 
 def _weights(o: Operator, first: str, dtype: str) -> str:
@@ -257,7 +280,11 @@ def _weights(o: Operator, first: str, dtype: str) -> str:
     if rank < 2:
         raise Rejected("no channels")
     c = b.fixed(first, 1) or 1
-    shape = [b.random.choice([1, 2, 4]), b.random.choice([c, c, 1]), *[b.random.choice([1, 2, 3]) for _ in range(rank - 2)]]
+    shape = [
+        b.random.choice([1, 2, 4]),
+        b.random.choice([c, c, 1]),
+        *[b.random.choice([1, 2, 3]) for _ in range(rank - 2)],
+    ]
     if o.op == "ConvTranspose":
         shape[:2] = [c, b.random.choice([1, 2])]
     return b.const(_numbers(b, shape, dtype))
@@ -299,20 +326,32 @@ def _bounds(o: Operator, first: str, dtype: str) -> str:
     return o.b.ints(o.b.random.choice([0, 1, 2, -1, -2, 5, 100, -100]))
 
 
+def _none(o: Operator, first: str, dtype: str) -> str:
+    return ""
+
+
+def _fixed(*values: int) -> Callable[[Operator, str, str], str]:
+    return lambda o, first, dtype: o.b.ints(*values)
+
+
+def _one_axis(o: Operator, first: str, dtype: str) -> str:
+    return o.b.ints(o.b.random.randrange(max(1, o.b.rank(first))))
+
+
+def _roi(o: Operator, first: str, dtype: str) -> str:
+    return "" if o.b.opset > 12 else o.b.const(np.zeros(0, np.float32))
+
+
 OPERANDS: Mapping[tuple[str, str], Callable[[Operator, str, str], str]] = {
     ("", "axes"): _axes, ("", "indices"): _index, ("", "scales"): _scales, ("", "sizes"): _sizes, ("", "W"): _weights,
-    ("", "w"): _weights, ("", "repeats"): _repeats, ("", "pads"): _pads, ("", "shape"): _shape, ("", "starts"): _bounds,
-    ("", "ends"): _bounds, ("", "steps"): _small(1, 2, -1), ("", "axis"): _small(0, 1, -1), ("", "K"): lambda o, f, d: o.b.ints(1),
-    ("", "k"): _small(0, 1, -1, 3), ("", "scale"): _vector, ("", "mean"): _vector, ("", "var"): _vector, ("", "bias"): _vector,
-    ("", "input_mean"): _vector, ("", "input_var"): _vector, ("", "y_scale"): _scalar, ("", "x_scale"): _scalar,
-    ("", "y_zero_point"): _scalar, ("", "x_zero_point"): _scalar, ("", "w_scale"): _scalar, ("", "w_zero_point"): _scalar,
-    ("", "min"): _scalar, ("", "max"): _scalar, ("", "depth"): _small(3, 4), ("", "constant_value"): _scalar,
-    ("", "roi"): lambda o, f, d: "" if o.b.opset > 12 else o.b.const(np.zeros(0, np.float32)),
-    ("Conv", "B"): lambda o, f, d: "", ("ConvTranspose", "B"): lambda o, f, d: "", ("", "block_shape"): lambda o, f, d: o.b.ints(2, 2),
-    ("", "a_scale"): _scalar, ("", "b_scale"): _scalar, ("", "a_zero_point"): _scalar, ("", "b_zero_point"): _scalar,
-    ("Slice", "axes"): lambda o, f, d: o.b.ints(o.b.random.randrange(max(1, o.b.rank(f)))), ("", "slope"): _vector,
+    ("", "w"): _weights, ("", "repeats"): _repeats, ("", "pads"): _pads, ("", "shape"): _shape, ("", "K"): _fixed(1),
+    ("", "starts"): _bounds, ("", "ends"): _bounds, ("", "steps"): _small(1, 2, -1), ("", "axis"): _small(0, 1, -1),
+    ("", "k"): _small(0, 1, -1, 3), ("", "depth"): _small(3, 4), ("", "block_shape"): _fixed(2, 2), ("", "roi"): _roi,
+    ("Conv", "B"): _none, ("ConvTranspose", "B"): _none, ("Slice", "axes"): _one_axis,
+    **{("", n): _vector for n in ("scale", "mean", "var", "bias", "input_mean", "input_var", "slope")},
+    **{("", n): _scalar for n in ("min", "max", "constant_value")},
+    **{("", f"{x}_{n}"): _scalar for x in "xywab" for n in ("scale", "zero_point")},
 }  # fmt: skip
-MAPS = (("B", 4, "H", "W"), ("B", 2, "L"), (1, 4, "H", 6), ("B", 3, 5, 7))
 RANKS: dict[str, Any] = dict.fromkeys(
     ("Conv", "ConvTranspose", "MaxPool", "AveragePool", "LpPool", "GlobalAveragePool", "GlobalMaxPool", "GlobalLpPool",
      "BatchNormalization", "InstanceNormalization", "GroupNormalization", "LRN", "Resize", "Upsample", "DepthToSpace",
@@ -322,4 +361,10 @@ RANKS: dict[str, Any] = dict.fromkeys(
 
 def operator(b: Draft) -> None:
     """One random operator of the model's opset."""
-    Operator(b, b.random.choice(schemas(b.opset))).add()
+    schema = b.random.choice(schemas(b.opset))
+    for _ in range(TRIES):
+        try:
+            return Operator(b, schema).add()
+        except Rejected:
+            pass
+    raise Rejected(f"no {schema.name} that runs")

@@ -1,0 +1,166 @@
+"""Random ONNX models (``testing/fuzz_models.py``): what is planted is found, and named by the pass that made it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from polydyn.fusion import pipeline
+from polydyn.fusion.plan import FusionPlan
+from polydyn.fusion.separate import separate
+from polydyn.graph.expand import import_model
+from polydyn.graph.ir import Compute, Graph
+from polydyn.schedules.expr import Op, Value
+from polydyn.schedules.index import Index
+from polydyn.testing import after_passes
+from polydyn.testing.after_passes import evaluate_plan
+from polydyn.testing.authorities import Runtime, difference, second_opinion
+from polydyn.testing.drafts import STRANGE
+from polydyn.testing.fuzz_models import minimised, run_seed
+from polydyn.testing.model_check import Check, Depth
+from polydyn.testing.random_onnx import THEMES, random_case
+
+
+def model(opset: int = 18) -> onnx.ModelProto:
+    """``y = concat(-x, x + x)``, in ``z`` in another shape."""
+    info = helper.make_tensor_value_info
+    nodes = [
+        helper.make_node("Neg", ["x"], ["a"]),
+        helper.make_node("Add", ["x", "x"], ["b"]),
+        helper.make_node("Concat", ["a", "b"], ["y"], axis=1),
+        helper.make_node("Transpose", ["y"], ["z"], perm=[1, 0]),
+    ]
+    outputs = [info(n, TensorProto.FLOAT, [None, None]) for n in "yz"]
+    graph = helper.make_graph(nodes, "g", [info("x", TensorProto.FLOAT, ["B", 3])], outputs)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=9)
+
+
+CALLS = [({"B": n}, {"x": np.arange(3.0 * n, dtype=np.float32).reshape(n, 3)}) for n in (2, 0, 5)]
+
+
+def changed(name: str, change: Callable[[Graph], Graph]) -> tuple[pipeline.Pass, ...]:
+    """The passes over the graph with one that also makes a mistake."""
+
+    def f(p: pipeline.Pass) -> pipeline.Pass:
+        before = p.graph
+        assert before is not None
+        return replace(p, graph=lambda g: change(before(g))) if p.name == name else p
+
+    return tuple(f(p) for p in pipeline.REWRITES)
+
+
+def wrong_sign(g: Graph) -> Graph:
+    def f(v: Value) -> Value:
+        return replace(v, name="sub") if isinstance(v, Op) and v.name == "add" else v
+
+    nodes = [replace(n, body=f(n.body)) if isinstance(n, Compute) else n for n in g.nodes]
+    return replace(g, nodes=tuple(nodes))
+
+
+def test_a_model_is_a_function_of_its_seed() -> None:
+    for theme in THEMES:
+        one, two = random_case(3, theme), random_case(3, theme)
+        assert one.model == two.model
+        assert one.calls == two.calls
+        onnx.checker.check_model(one.model)
+    names = {d.dim_param for s in range(12) for v in random_case(s, "products").model.graph.input
+             for d in v.type.tensor_type.shape.dim}  # fmt: skip
+    assert len(names & set(STRANGE)) > 3
+
+
+@pytest.mark.parametrize("theme", THEMES)
+def test_models_agree_after_every_pass(theme: str) -> None:
+    result = run_seed(50, theme, Depth.PASSES, "", frozenset())
+    assert result.finding is None, result.finding
+
+
+def test_a_model_that_is_right() -> None:
+    out = Check(model(), CALLS, Depth.PLAN).run()
+    assert out.finding is None
+    assert out.counts["models right"] == 1
+
+
+def test_the_pass_that_makes_a_mistake_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(after_passes, "REWRITES", changed("fold", wrong_sign))
+    found = Check(model(), CALLS, Depth.PASSES).run().finding
+    assert found is not None
+    assert (found.kind, found.stage) == ("wrong", "pass fold")
+
+
+def test_a_group_that_is_lost_or_comes_late_is_named() -> None:
+    plan = separate(import_model(model()))
+    feeds = CALLS[0][1]
+    right = evaluate_plan(plan, feeds)
+    assert not difference(right, Runtime(model()).run(feeds))
+    with pytest.raises(Exception, match="no earlier group left"):
+        evaluate_plan(replace(plan, groups=plan.groups[::-1]), feeds)
+
+
+def test_a_window_at_a_wrong_place_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    def moved(p: pipeline.Pass) -> pipeline.Pass:
+        before = p.groups
+        if p.name != "windows" or before is None:
+            return p
+
+        def f(plan: FusionPlan) -> FusionPlan:
+            made = before(plan)
+            return replace(made, windows={t: replace(w, offset=Index.of(0)) for t, w in made.windows.items()})
+
+        return replace(p, groups=f)
+
+    monkeypatch.setattr(after_passes, "FUSION", tuple(map(moved, pipeline.FUSION)))
+    found = Check(model(), CALLS, Depth.PASSES).run().finding
+    assert found is not None
+    assert (found.kind, found.stage) == ("wrong", "pass windows")
+
+
+def test_an_error_that_is_no_refusal_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> None:
+        raise KeyError("a0")
+
+    monkeypatch.setattr("polydyn.testing.model_check.plan_program", broken)
+    found = Check(model(), CALLS, Depth.PLAN).run().finding
+    assert found is not None
+    assert (found.kind, found.stage, found.message) == ("error", "plan", "KeyError: 'a0'")
+
+
+def test_failures_are_minimised(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(after_passes, "REWRITES", changed("fold", wrong_sign))
+    case = next(
+        c for s in range(200) for c in [random_case(s, "views")]
+        if "Add" in {n.op_type for n in c.model.graph.node} and len(c.model.graph.node) > 3
+        and Check(c.model, list(c.feeds()), Depth.PASSES).run().finding is not None
+    )  # fmt: skip
+    calls = list(case.feeds())
+    found = Check(case.model, calls, Depth.PASSES).run().finding
+    assert found is not None
+    small, call = minimised(case, calls, found)
+    assert len(small.graph.node) < len(case.model.graph.node)
+    assert Check(small, [call], Depth.PASSES).run().finding is not None
+
+
+def test_old_operators_have_their_old_meaning() -> None:
+    info = helper.make_tensor_value_info
+    node = helper.make_node("Add", ["x", "b"], ["y"], broadcast=1, axis=0)
+    inputs = [info("x", TensorProto.FLOAT, [2, "N"]), info("b", TensorProto.FLOAT, [2])]
+    graph = helper.make_graph([node], "g", inputs, [info("y", TensorProto.FLOAT, [2, "N"])])
+    old = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 6)], ir_version=3)
+    feeds = {"x": np.zeros((2, 2), np.float32), "b": np.array([1, 2], np.float32)}
+    assert Runtime(old).run(feeds)["y"].tolist() == [[1, 1], [2, 2]]
+    with pytest.raises(Exception, match="later meanings"):
+        second_opinion(old, feeds)
+
+
+def test_answers_are_compared_by_type() -> None:
+    nan = np.array([np.nan, 1], np.float32)
+    assert not difference({"y": nan}, {"y": nan.copy()})
+    assert "differ" in difference({"y": np.array([np.nan, 2], np.float32)}, {"y": nan})
+    assert "expected float32" in difference({"y": nan.astype(np.float64)}, {"y": nan})
+    assert "differ" in difference({"y": np.array([1])}, {"y": np.array([2])})
+    assert not difference({"y": np.float32([1.0001])}, {"y": np.float32([1])})
+    assert difference({"y": np.array([1.0001])}, {"y": np.array([1.0])})
