@@ -139,7 +139,7 @@ def fusion_plan(graph: Graph, without: Collection[str] = (), cuda: bool = False,
 
     ``cuda``: for CUDA kernels; ``side``: pixels of Winograd's tiles.
     """
-    off = check_names(without) | {p.name for p in FUSION if (p.cpu if cuda else p.cuda)}
+    off = _off(without, cuda)
     plan = _fused(graph, off, cuda, side, verifying())
     try:
         verify_plan(plan)
@@ -151,8 +151,7 @@ def fusion_plan(graph: Graph, without: Collection[str] = (), cuda: bool = False,
 
 def _fused(graph: Graph, off: frozenset[str], cuda: bool, side: int, verify: bool) -> FusionPlan:
     """The plan after all passes that are not ``off``; ``verify``: after each pass."""
-    passes = tuple(replace(p, graph=partial(winograd, side=side)) if p.graph is winograd else p for p in FUSION)
-    plan = separate(_rewritten(graph, passes, off), DEVICE_DTYPES if cuda else VECTOR_DTYPES)
+    plan = separate(prepared_graph(graph, off, cuda, side), DEVICE_DTYPES if cuda else VECTOR_DTYPES)
     for p in FUSION:
         if p.groups is join_prologues:
             p = replace(p, groups=partial(join_prologues, cuda=cuda))
@@ -163,6 +162,17 @@ def _fused(graph: Graph, off: frozenset[str], cuda: bool, side: int, verify: boo
                     verify_plan(plan)
             _show(p, lambda plan=plan: show_plan(plan))  # type: ignore[misc]
     return plan
+
+
+def prepared_graph(graph: Graph, without: Collection[str] = (), cuda: bool = False, side: int = SIDE) -> Graph:
+    """The rewritten graph whose nodes become groups: after those of ``FUSION`` that change a graph. As ``fusion_plan``."""
+    passes = tuple(replace(p, graph=partial(winograd, side=side)) if p.graph is winograd else p for p in FUSION)
+    return _rewritten(graph, passes, _off(without, cuda))
+
+
+def _off(without: Collection[str], cuda: bool) -> frozenset[str]:
+    """The passes of ``FUSION`` that are left out."""
+    return check_names(without) | {p.name for p in FUSION if (p.cpu if cuda else p.cuda)}
 
 
 def _show(p: Pass, text: Callable[[], str]) -> None:

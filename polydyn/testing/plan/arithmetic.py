@@ -1,0 +1,73 @@
+"""The meaning of index expressions, guards and decisions, for numbers and for whole arrays of them at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from polydyn.graph.ir import Guard
+from polydyn.schedules.decision import Decision, Leaf, Split
+from polydyn.schedules.expr import Array
+from polydyn.schedules.index import Atom, Index
+
+Integers: TypeAlias = Any
+"""An int or an array of them."""
+Fetch: TypeAlias = Callable[[str, tuple[Index, ...], Mapping[str, Integers]], Array]
+"""The integers that an array holds at subscripts, whose symbols have these values."""
+RELATIONS: Mapping[str, Callable[[Integers, Integers], Integers]] = {
+    "==": np.equal, "!=": np.not_equal, "<": np.less, "<=": np.less_equal, ">": np.greater, ">=": np.greater_equal,
+}  # fmt: skip
+
+
+def value_of(i: Index, env: Mapping[str, Integers], fetch: Fetch | None = None) -> Integers:
+    """An integer expression, where ``env`` may hold arrays."""
+    total: Integers = 0
+    for monomial, coefficient in i.terms.items():
+        term: Integers = coefficient
+        for factor in monomial:
+            term = term * (env[factor] if isinstance(factor, str) else _atom(factor, env, fetch))
+        total = total + term
+    return total
+
+
+def _atom(a: Atom, env: Mapping[str, Integers], fetch: Fetch | None) -> Integers:
+    if a.kind == "fetch":
+        assert fetch is not None, "a size that data decide"
+        return fetch(a.name, a.args, env)
+    args = [value_of(x, env, fetch) for x in a.args]
+    if a.kind == "floordiv":
+        by_zero = np.equal(args[1], 0)
+        return np.where(by_zero, 0, np.floor_divide(args[0], np.where(by_zero, 1, args[1])))
+    total = args[0]
+    for x in args[1:]:
+        total = (np.minimum if a.kind == "min" else np.maximum)(total, x)
+    return total
+
+
+def size_of(i: Index, env: Mapping[str, int]) -> int:
+    """A size, which is one number."""
+    return int(value_of(i, env))
+
+
+def holds(left: int, relation: str, right: int) -> bool:
+    """The relation of a guard or of a condition."""
+    if relation == "%==":
+        return left == 0 if right == 0 else left % right == 0
+    return bool(RELATIONS[relation](left, right))
+
+
+def guard_holds(g: Guard, env: Mapping[str, int]) -> bool:
+    """Whether sizes meet a guard."""
+    return holds(size_of(g.left, env), g.relation, size_of(g.right, env))
+
+
+def choice(decision: Decision, env: Mapping[str, int], allowed: Collection[int]) -> int | None:
+    """The candidate that a decision names among those allowed; None: it names none of them."""
+    while isinstance(decision, Split):
+        decision = decision.low if size_of(decision.index, env) <= decision.threshold else decision.high
+    if isinstance(decision, Leaf):
+        return decision.kernel if decision.kernel in allowed else None
+    entries = [e for e in decision.entries if e.kernel in allowed]
+    return min(entries, key=lambda e: size_of(e.cost, env)).kernel if entries else None

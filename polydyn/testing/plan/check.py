@@ -1,0 +1,161 @@
+"""Models and plans checked on calls of concrete sizes.
+
+    python -m polydyn.testing.plan MODEL.onnx B=2 L=5 [--loops] [--threads 2] [--target cpu]
+
+Sizes that are not given are such that the model's guards hold. Exits with 1 when there is a fault.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import onnx
+
+from polydyn.backends import Options
+from polydyn.graph.dtypes import numpy_dtype
+from polydyn.graph.dynamic import Symbols
+from polydyn.graph.importer import ModelLike
+from polydyn.runtime.symbols import THREADS
+from polydyn.schedules.expr import Array
+from polydyn.shapes.sizes import Dims
+from polydyn.testing.plan.arithmetic import guard_holds, size_of
+from polydyn.testing.plan.call import Call
+from polydyn.testing.plan.faults import Fault
+from polydyn.testing.plan.planned import Planned, plans_of
+from polydyn.testing.plan.tensors import OutOfRange
+
+DEFAULT = 3
+"""A size that is not given."""
+
+
+@dataclass(frozen=True)
+class Faulty:
+    """A fault and where it shows. ``plan``: its name; ``sizes``: of the call; ``in_place``: caches shared memory."""
+
+    plan: str
+    sizes: Mapping[str, int]
+    in_place: bool
+    fault: Fault
+
+    def __str__(self) -> str:
+        sizes = " ".join(f"{k}={v}" for k, v in self.sizes.items())
+        return f"{self.plan} at {sizes}{', caches in place' * self.in_place}: {self.fault}"
+
+
+def check_model(
+    model: ModelLike, sizes: Mapping[str, int] | Sequence[Mapping[str, int]] = (), *, target: str = "cpu",
+    dims: Dims | None = None, symbols: Symbols | None = None, options: Options | None = None, threads: int = 2,
+    loops: bool = False, seed: int = 0,
+) -> list[Faulty]:  # fmt: skip
+    """The faults of all plans of a model, at each of some sizes: names of the model's dims -> sizes.
+
+    Sizes that are not given are such that guards hold; sizes that guards refuse are left out. ``loops``: the loops of
+    every kernel are compared with its statements (slow). Raises PolydynError where the model is refused.
+    """
+    plans = plans_of(model, target=target, dims=dims, symbols=symbols, options=options)
+    calls = [sizes] if isinstance(sizes, Mapping) else list(sizes) or [{}]
+    names = dims_of(model)
+    found: list[Faulty] = []
+    for planned in plans:
+        for given in calls:
+            bound = _by_symbol(planned, names, given) | dict(given)
+            found += check_planned(planned, bound, threads=threads, loops=loops, seed=seed) or []
+    return found
+
+
+def check_planned(
+    planned: Planned, sizes: Mapping[str, int], *, default: int = DEFAULT, threads: int = 2, loops: bool = False,
+    seed: int = 0,
+) -> list[Faulty] | None:  # fmt: skip
+    """The faults of one plan at the sizes of its symbols, also with caches in place where it has some.
+
+    None: its guards, or the reference, refuse these sizes.
+    """
+    env = sizes_of(planned, sizes, default, threads)
+    if env is None:
+        return None
+    found: list[Faulty] = []
+    shown = {s.symbol: env[s.symbol] for s in planned.plan.sources}
+    for in_place in (False, True) if planned.appends else (False,):
+        for most in (2, 1):  # integers may be subscripts of an axis of one element
+            try:
+                call = Call(planned, env, feeds_of(planned, env, seed, most), in_place=in_place, loops=loops, seed=seed)
+                found += [Faulty(planned.source.name, shown, in_place, f) for f in call.run()]
+                break
+            except OutOfRange:
+                continue
+        else:
+            return None
+    return found
+
+
+def feeds_of(planned: Planned, sizes: Mapping[str, int], seed: int, most: int = 2) -> dict[str, Array]:
+    """Random inputs; integers are below ``most``, since they may be subscripts."""
+    numbers, out = np.random.default_rng(seed), dict[str, Array]()
+    for name in planned.plan.inputs:
+        t = planned.later[0].tensors[name]
+        shape, kind = [size_of(d, sizes) for d in t.shape], numpy_dtype(t.dtype)
+        if kind.kind in "biu":
+            out[name] = numbers.integers(0, 200 if kind.name == "uint8" else most, shape).astype(kind)
+        else:
+            out[name] = numbers.standard_normal(shape).astype(np.float32).astype(kind)
+    return out
+
+
+def sizes_of(planned: Planned, given: Mapping[str, int], default: int, threads: int) -> dict[str, int] | None:
+    """The values of all symbols, those that are not given so that guards hold; None: some do not."""
+    plan = planned.plan
+    env = {s.symbol: given.get(s.symbol, default) for s in plan.sources} | {THREADS: threads}
+    for g in plan.guards * 4:
+        pairs = {"==": ((g.left, g.right), (g.right, g.left)), "<=": ((g.right, g.left),)}.get(g.relation, ())
+        for this, other in () if guard_holds(g, env) else pairs:
+            if this.is_symbol and str(this) not in given and str(this) not in other.symbols():
+                env[str(this)] = max(0, size_of(other, env))
+                break
+    fits = all(guard_holds(g, env) for g in plan.guards)
+    return env if fits and all(size_of(d, env) >= 0 for b in plan.buffers.values() for d in b.shape) else None
+
+
+def dims_of(model: ModelLike) -> dict[tuple[str, int], str]:
+    """The names that the user gave to dims: (input, axis) -> name."""
+    if isinstance(model, bytes):
+        model = onnx.load_from_string(model)
+    elif not isinstance(model, onnx.ModelProto):
+        model = onnx.load(str(model), load_external_data=False)
+    shapes = [(v.name, v.type.tensor_type.shape.dim) for v in model.graph.input]
+    return {(name, k): d.dim_param for name, dims in shapes for k, d in enumerate(dims) if d.dim_param}
+
+
+def _by_symbol(planned: Planned, names: Mapping[tuple[str, int], str], given: Mapping[str, int]) -> dict[str, int]:
+    """Sizes by the symbols that a plan has for the user's names."""
+    own = {s.symbol: names.get((s.input, s.axis), "") for s in planned.plan.sources}
+    return {symbol: given[name] for symbol, name in own.items() if name in given}
+
+
+def _lines(found: Sequence[Faulty]) -> Iterator[str]:
+    yield from (f"  {f}" for f in found)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        prog="python -m polydyn.testing.plan", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("model")
+    parser.add_argument("sizes", nargs="*", help="NAME=SIZE")
+    parser.add_argument("--loops", action="store_true", help="run the loops of every kernel too")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--target", default="cpu")
+    args = parser.parse_args(argv)
+    given = {name: int(size) for name, _, size in (a.partition("=") for a in args.sizes)}
+    wrong = 0
+    for planned in plans_of(args.model, target=args.target):
+        bound = _by_symbol(planned, dims_of(args.model), given) | given
+        found = check_planned(planned, bound, threads=args.threads, loops=args.loops)
+        what = "its guards refuse these sizes" if found is None else f"{len(found)} faults"
+        print("\n".join([f"{planned.source.name}, {len(planned.plan.launches)} launches: {what}", *_lines(found or [])]))
+        wrong += len(found or [])
+    return int(wrong > 0)

@@ -1,0 +1,133 @@
+"""From a model to plans that can be interpreted: the stages of a compilation that need no C compiler."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import TypeVar
+
+from polydyn.backends import Options, Target, target_of
+from polydyn.backends.base import Kernels
+from polydyn.backends.launches import host_plan
+from polydyn.codegen.cpu.emit import loops_kept
+from polydyn.codegen.ir import Body
+from polydyn.fusion.pipeline import prepared_graph
+from polydyn.graph.cut import Part, cut
+from polydyn.graph.dynamic import Symbols
+from polydyn.graph.expand import import_parts
+from polydyn.graph.importer import ModelLike
+from polydyn.graph.ir import Graph, Node
+from polydyn.lowering.place import Builder, Placed
+from polydyn.program.host import host_program
+from polydyn.program.memory import Slot
+from polydyn.program.plan import HostPlan, Launch
+from polydyn.shapes.sizes import Dims
+
+T = TypeVar("T")
+
+
+class Edit:
+    """What alters the values between stages, to plant faults; this one alters nothing.
+
+    ``stage``: ``fuse`` (FusionPlan), ``place`` (Kernels), ``plan`` (HostPlan) or ``slots`` (tuple of Slot).
+    """
+
+    def __call__(self, stage: str, value: T) -> T:
+        """The value, altered or not."""
+        return value
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A host plan with what its kernels do and what its tensors are.
+
+    ``source``: the graph as imported. ``later``: it rewritten, as its nodes become groups, and as they are fused;
+    these say what is in memory. ``forms``: what each group was built from, by key. ``loops``: the loop IR of kernels,
+    by name. ``slots``: of the arena. ``text``: C of the host program.
+    """
+
+    source: Graph
+    later: tuple[Graph, ...]
+    kernels: Kernels
+    forms: Mapping[str, object]
+    plan: HostPlan
+    loops: Mapping[str, Body] = field(default_factory=dict, repr=False)
+    slots: tuple[Slot, ...] = ()
+    text: str = field(default="", repr=False)
+    width: int = 0
+
+    @cached_property
+    def places(self) -> Mapping[str, Placed]:
+        """The places by the labels of their launches."""
+        return {f"{p.fused.kind} {p.fused.outputs[0]}": p for p in self.kernels.placed}
+
+    @cached_property
+    def inside(self) -> tuple[Node, ...]:
+        """Nodes that only groups have, such as the maps of prologues."""
+        groups = [g for p in self.kernels.placed for g in (p.fused, *p.fused.parts)]
+        return tuple(n for g in groups for n in (*(g.prologue.maps if g.prologue else ()), *g.nodes))
+
+    def place_of(self, launch: Launch) -> tuple[Placed | None, bool]:
+        """The place that a launch runs, and whether it adds the shares of one."""
+        for p in self.kernels.placed:
+            if launch.label == f"shares of {p.fused.outputs[0]}, added":
+                return p, True
+        return self.places.get(launch.label), False
+
+    @property
+    def appends(self) -> bool:
+        """Whether the caller may keep an input and an output in one cache."""
+        return any(x.skip_if_same for x in self.plan.launches)
+
+
+def planned_of(graph: Graph, target: Target, edit: Edit | None = None) -> Planned:
+    """The plan of a graph without steps. Raises PolydynError where a compilation does."""
+    edit = edit or Edit()
+    rewritten = target.rewrite(graph)
+    before = prepared_graph(rewritten, target.without, cuda=target.on_device, side=target.options.winograd)
+    fused = edit("fuse", target.fuse(rewritten))
+    builder = target.builder(fused, None)
+    with loops_kept() as loops:
+        kernels = edit("place", target.place(builder))
+    return planned_from(graph, (rewritten, before), builder, kernels, target, loops, edit)
+
+
+def planned_from(
+    source: Graph, later: tuple[Graph, ...], builder: Builder, kernels: Kernels, target: Target,
+    loops: Mapping[str, Body], edit: Edit | None = None,
+) -> Planned:  # fmt: skip
+    """The host plan of kernels."""
+    edit = edit or Edit()
+    plan = edit("plan", host_plan(replace(later[0], outputs=source.outputs), kernels, target))
+    forms: Mapping[str, object] = getattr(builder, "forms", {})
+    width = getattr(getattr(target, "processor", None), "width", 0)
+    made = Planned(source, (*later, kernels.plan.graph), kernels, forms, plan, loops, width=width)
+    return with_text(made, edit)
+
+
+def with_text(made: Planned, edit: Edit | None = None) -> Planned:
+    """The plan with the slots and the C text of its host program."""
+    host = host_program(made.plan, dict.fromkeys(made.plan.constants, 0), 0)
+    return replace(made, slots=(edit or Edit())("slots", host.slots), text=host.text)
+
+
+def plans_of(
+    model: ModelLike, *, target: str = "cpu", dims: Dims | None = None, symbols: Symbols | None = None,
+    options: Options | None = None, edit: Edit | None = None,
+) -> list[Planned]:  # fmt: skip
+    """The plans of a model: one, or those of its parts and of the bodies of its steps."""
+    backend = target_of(target, options)
+    graph = import_parts(model, dims, symbols, fallback=backend.options.fallback is not None)
+    return [planned_of(g, backend, edit) for g in graphs_of(graph)]
+
+
+def graphs_of(graph: Graph, inner: bool = False) -> Iterator[Graph]:
+    """The graphs without steps that a graph is cut into, those of bodies behind them. ``inner``: it is a body."""
+    if not graph.steps:
+        yield graph
+        return
+    yield from (p.graph for p in cut(graph, inner).order if isinstance(p, Part))
+    for step in graph.steps:
+        for _, body in step.bodies:
+            yield from graphs_of(body, inner=True)

@@ -1,0 +1,73 @@
+"""What the tensors of a graph are, by the reference evaluator, and how an array differs from one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import numpy as np
+
+from polydyn.errors import PolydynError
+from polydyn.graph.dtypes import numpy_dtype
+from polydyn.graph.ir import Graph, Node
+from polydyn.graph.reference import evaluate_node
+from polydyn.schedules.expr import Array
+from polydyn.testing.plan.arithmetic import size_of
+
+LIMITS = {"float16": 2e-2, "bfloat16": 6e-2, "float32": 1e-3, "float64": 1e-3}
+"""Of a type of floats the largest error that is rounding, over the largest value; of those of 8 bits 0.3."""
+
+
+class OutOfRange(PolydynError):
+    """The reference cannot evaluate a call: its data are no subscripts of these sizes."""
+
+
+class Tensors:
+    """The tensors of graphs, each computed when it is asked for. Of several definitions the last one counts."""
+
+    def __init__(
+        self, graphs: Iterable[Graph], sizes: Mapping[str, int], given: Mapping[str, Array], more: Iterable[Node] = ()
+    ) -> None:
+        """``given``: the inputs. ``more``: nodes that count where no graph has one."""
+        graphs = tuple(graphs)
+        self.sizes = sizes
+        self.found: dict[str, Array] = {n: a for g in graphs for n, a in g.constants.items()}
+        self.types = {n: t for g in graphs for n, t in g.tensors.items()}
+        self.nodes = {n.output: n for n in more} | {n.output: n for g in graphs for n in g.nodes}
+        for name, a in given.items():
+            t = self.types[name]
+            self.found[name] = a.astype(numpy_dtype(t.dtype)).reshape([size_of(d, sizes) for d in t.shape])
+
+    def __getitem__(self, name: str) -> Array:
+        waiting = [name]
+        while waiting:
+            x = waiting[-1]
+            missing = [] if x in self.found else [y for y in self.nodes[x].inputs if y not in self.found]
+            if not missing and x not in self.found:
+                try:
+                    self.found[x] = evaluate_node(self.nodes[x], self.types[x], self.sizes, self.found)
+                except PolydynError as e:
+                    raise OutOfRange(str(e), tensor=x) from e
+            waiting = waiting + missing if missing else waiting[:-1]
+        return self.found[name]
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.found or name in self.nodes
+
+
+def difference(got: Array, expected: Array) -> str:
+    """How two arrays of as many elements differ beyond rounding; empty: they do not."""
+    got, expected = np.asarray(got).reshape(-1), np.asarray(expected).reshape(-1)
+    if got.size != expected.size:
+        return f"{got.size} elements instead of {expected.size}"
+    if expected.dtype.kind in "iub":  # a rounding to 8 bits may fall the other way
+        slack = int(expected.dtype.itemsize == 1 and expected.dtype.kind != "b")
+        wrong = np.abs(got.astype(np.int64) - expected.astype(np.int64)) > slack
+    else:
+        a, b = got.astype(np.float64), expected.astype(np.float64)
+        limit = LIMITS.get(expected.dtype.name, 0.3) * float(np.abs(b[np.isfinite(b)]).max(initial=1e-3))
+        with np.errstate(invalid="ignore"):
+            wrong = ~((np.abs(a - b) <= limit) | (np.isnan(a) & np.isnan(b)) | (a == b))
+    if not wrong.any():
+        return ""
+    k = int(np.argmax(wrong))
+    return f"{int(wrong.sum())} of {got.size} elements are wrong, element {k} is {got[k]} and not {expected[k]}"
