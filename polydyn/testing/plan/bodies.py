@@ -224,6 +224,7 @@ class Body:
         at = value_of(s.value.index[0], env) + size_of(form.stride, self.sizes) * np.arange(count)
         lines = np.broadcast_to(self.memory.read(self.buffers[source.name], at, source.dtype), (*extents, count))
         keys = lines.astype(np.int64 if lines.dtype.kind in "iu" else np.float64)
-        ranks = np.argsort(-keys if form.largest else keys, axis=-1, kind="stable")[..., : size_of(form.most, self.sizes)]
+        ranks = np.argsort(-keys if form.largest else keys, axis=-1, kind="stable")
+        ranks = ranks[..., : size_of(form.most, self.sizes)]
         places = [*(value_of(i, env) for i in s.index[:-1]), np.arange(ranks.shape[-1])]
         self._write(target, self._address(target, places), ranks, None)

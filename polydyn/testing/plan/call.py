@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 
-from polydyn.codegen.kernel import WORKSPACE
+import numpy as np
+
+from polydyn.codegen.kernel import WORKSPACE, Kernel
 from polydyn.codegen.split import combining_group, partial_group
 from polydyn.lowering.place import Placed
 from polydyn.program.plan import Candidate, Launch
-from polydyn.schedules.expr import ITEMSIZE, Array
+from polydyn.schedules.expr import Array
 from polydyn.schedules.model import SHARE, SHARES, Group
 from polydyn.testing.plan.arithmetic import choice, holds, size_of
 from polydyn.testing.plan.bodies import Body
 from polydyn.testing.plan.faults import Fault, Faults
-from polydyn.testing.plan.kernels import compare_loops
+from polydyn.testing.plan.loops import Loops
 from polydyn.testing.plan.memory import CALLER, Memory, Touched
 from polydyn.testing.plan.orders import conflicts, replays, required
 from polydyn.testing.plan.planned import Planned
@@ -26,7 +29,7 @@ class Call:
     """A call at ``sizes``: values of the model's symbols and of ``nth``.
 
     ``in_place``: what is appended shares a cache with what was there. ``loops``: the loop IR of every kernel runs too,
-    for its addresses (slow).
+    for its addresses (slow). ``traced``: how many kernels' loops were compared, and why others were not.
     """
 
     def __init__(
@@ -35,8 +38,9 @@ class Call:
     ) -> None:  # fmt: skip
         self.planned, self.plan, self.loops, self.seed = planned, planned.plan, loops, seed
         self.sizes, self.faults = dict(sizes), Faults()
+        self.traced: Counter[str] = Counter()
         pairs = [x.skip_if_same for x in self.plan.launches if x.skip_if_same] if in_place else []
-        once = {i: o for i, o in reversed(pairs)}
+        once = dict(reversed(pairs))
         self.shared = {o: i for i, o in once.items()}
         self.memory = Memory(self.plan, planned.slots, self.sizes, self.shared, self.faults)
         self.asked = Tensors((planned.source,), self.sizes, feeds)
@@ -110,7 +114,20 @@ class Call:
                 body.compare(p.fused.outputs, self.tensors.__getitem__)
         self._in_place(body.serial)
         if self.loops and not self.plan.on_device:
-            compare_loops(self, c, kernel, _types(group, buffers, self.planned))
+            self._trace(c, kernel, buffers, group)
+
+    def _trace(self, c: Candidate, kernel: Kernel, buffers: Mapping[str, str], group: Group) -> None:
+        """Compares the kernel's loops with what its statements have done."""
+        body = self.planned.loops.get(kernel.name)
+        if body is None:
+            self.traced["no loops"] += 1
+            return
+        named = {a: b for a, b in buffers.items() if b in self.memory.places}
+        types = {
+            a: group.arrays[a].dtype if a in group.arrays else self.plan.buffers[b].dtype for a, b in named.items()
+        }
+        loops = Loops(self.memory, c, kernel.symbols, named, types, self.planned.width)
+        self.traced[loops.compare(body) or "traced"] += 1
 
     def _buffers(self, c: Candidate) -> dict[str, str]:
         """Array of the kernel -> buffer; on a device also those that come behind it, and those that maps bind."""
@@ -137,12 +154,4 @@ class Call:
 def _member(some: Array, others: Array) -> Array:
     """Which of some sorted cells are among others, sorted too."""
     at = others.searchsorted(some)
-    return others[at.clip(max=len(others) - 1)] == some
-
-
-def _types(group: Group, buffers: Mapping[str, str], planned: Planned) -> dict[str, str]:
-    """The types of a kernel's arrays that lie in memory."""
-    found = {a: planned.plan.buffers[b].dtype for a, b in buffers.items() if b in planned.plan.buffers}
-    found |= {n: a.dtype for n, a in group.arrays.items() if n in found}
-    assert all(t in ITEMSIZE for t in found.values())
-    return found
+    return np.asarray(others[at.clip(max=len(others) - 1)] == some)

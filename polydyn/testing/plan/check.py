@@ -8,7 +8,7 @@ Sizes that are not given are such that the model's guards hold. Exits with 1 whe
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -135,10 +135,6 @@ def _by_symbol(planned: Planned, names: Mapping[tuple[str, int], str], given: Ma
     return {symbol: given[name] for symbol, name in own.items() if name in given}
 
 
-def _lines(found: Sequence[Faulty]) -> Iterator[str]:
-    yield from (f"  {f}" for f in found)
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """The command line."""
     parser = argparse.ArgumentParser(
@@ -156,6 +152,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         bound = _by_symbol(planned, dims_of(args.model), given) | given
         found = check_planned(planned, bound, threads=args.threads, loops=args.loops)
         what = "its guards refuse these sizes" if found is None else f"{len(found)} faults"
-        print("\n".join([f"{planned.source.name}, {len(planned.plan.launches)} launches: {what}", *_lines(found or [])]))
+        print(f"{planned.source.name}, {len(planned.plan.launches)} launches: {what}")
+        print(*(f"  {f}\n" for f in found or ()), sep="", end="")
         wrong += len(found or [])
     return int(wrong > 0)

@@ -57,8 +57,9 @@ class Memory:
     """The memory of one call. ``in_place``: output -> input of the pairs that share one cache."""
 
     def __init__(
-        self, plan: HostPlan, slots: tuple[Slot, ...], sizes: dict[str, int], in_place: Mapping[str, str], faults: Faults
-    ) -> None:
+        self, plan: HostPlan, slots: tuple[Slot, ...], sizes: dict[str, int], in_place: Mapping[str, str],
+        faults: Faults,
+    ) -> None:  # fmt: skip
         """Adds the callers' strides to ``sizes``."""
         self.plan, self.in_place, self.faults = plan, in_place, faults
         self.now, self.touched = CALLER, Touched()
@@ -171,9 +172,8 @@ class Memory:
         owners = self.owner[cells]
         if (owners != place.owner).any():
             self._remains(buffer, read, cells, kind.itemsize)
-        elements = self.bytes.view(kind) if kind.itemsize > 1 else self.bytes.view(kind)
         every = at if mask is None else np.where(mask, at, read[0])
-        return np.asarray(elements[every + place.address // kind.itemsize])
+        return np.asarray(self.bytes.view(kind)[every + place.address // kind.itemsize])
 
     def _remains(self, buffer: str, read: Array, cells: Array, item: int) -> None:
         """The fault of reading what is not, or no longer, this buffer's."""
@@ -187,7 +187,8 @@ class Memory:
             return
         by, other = self.who(int(self.writer[cell])), self.names[owner]
         if was:
-            self.faults.add("overwritten", buffer, f"reads element {element}, which {by} has overwritten with '{other}'")
+            text = f"reads element {element}, which {by} has overwritten with '{other}'"
+            self.faults.add("overwritten", buffer, text)
         else:
             self.faults.add("unwritten", buffer, f"reads element {element}, where {by} wrote '{other}'")
 

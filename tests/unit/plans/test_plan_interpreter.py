@@ -1,0 +1,103 @@
+"""The interpreter of host plans: no fault in any stored model, and the faults that other verifiers once missed."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+
+import polydyn.lowering.aliases as aliases
+import polydyn.program.parallel_launches as waves
+from polydyn.fusion.plan import FusionPlan
+from polydyn.lowering.place import Placed
+from polydyn.schedules.expr import Load
+from polydyn.schedules.index import product
+from polydyn.testing.plan import check_model, check_planned, plans_of
+from polydyn.testing.plan.check import main
+from tests.support.marks import slow
+from tests.support.stored import MODELS, path_of
+from tests.support.tiny import model, node
+
+QUICK = ("gpt2_past_tiny", "resnet_tiny", "t5_tiny")
+SIZES = (2, 3, 1)
+"""Of every dim of a call."""
+
+
+@pytest.mark.parametrize("name", [n if n in QUICK else slow(n) for n in MODELS])
+def test_no_fault_in_a_stored_model(name: str) -> None:
+    for planned in plans_of(path_of(name)):
+        for size in SIZES:
+            assert check_planned(planned, {}, default=size) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MODELS)
+def test_loops_of_a_stored_model_touch_what_statements_touch(name: str) -> None:
+    for planned in plans_of(path_of(name)):
+        assert check_planned(planned, {}, loops=True) == []
+
+
+# -- a tensor that was taken for a concatenation ---------------------------------------------------------------------
+
+
+def _sizes_alone(plan: FusionPlan, p: Placed) -> tuple[str, str] | None:
+    """What was once taken for one memory: an intermediate and an output of as many elements, where a copy of some part
+    has equal addresses.
+    """
+    group, buffers, graph = p.lowered.group, p.lowered.buffers, plan.graph
+    s, *more = group.statements
+    if more or s.reduce is not None or not isinstance(s.value, Load) or s.value.buffer == s.array:
+        return None
+    to, source = group.arrays[s.array], group.arrays[s.value.buffer]
+    output, tensor = buffers[s.array], buffers[s.value.buffer]
+    fixed = {*graph.inputs, *graph.outputs, *graph.constants, *plan.windows, *plan.strides}
+    fixed |= {w.target for w in plan.windows.values()}
+    if output not in graph.outputs or output in fixed - set(graph.outputs) or tensor in fixed:
+        return None
+    whole = product(graph.tensors[tensor].shape) == product(graph.tensors[output].shape)
+    return (tensor, output) if whole and to.address(s.index) == source.address(s.value.index) else None
+
+
+def _reads_but_writes(launch: waves.Launch) -> list[str]:
+    """What was once asked of the buffers of a launch: that it writes one hides that it reads it too."""
+    return [b for b in dict.fromkeys(launch.buffers) if b not in (launch.writes or ())]
+
+
+def channels_turned() -> onnx.ModelProto:
+    """RGB to BGR: the middle channel is at its place already."""
+    return model(
+        [node("Mul", "x k", "s"), node("Split", "s", "r g b", axis=1, num_outputs=3),
+         node("Concat", "b g r", "y", axis=1)],
+        {"x": ("float32", [1, 3, "H", "W"])}, ["y"], {"k": np.float32(2)},
+    )  # fmt: skip
+
+
+def part_computed_in_place() -> onnx.ModelProto:
+    """The last part is at its place already, and the first one is computed from what lay there."""
+    return model(
+        [node("Sigmoid", "x", "s"), node("Split", "s", "a b", axis=0, num_outputs=2), node("Neg", "a", "c"),
+         node("Concat", "c b", "y", axis=0)],
+        {"x": ("float32", [2, "L"])}, ["y"],
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("made", [channels_turned, part_computed_in_place])
+def test_a_tensor_that_is_taken_for_a_concatenation_is_seen(
+    made: object, monkeypatch: pytest.MonkeyPatch
+) -> None:  # fmt: skip
+    assert callable(made)
+    assert check_model(made()) == []
+    monkeypatch.setattr(aliases, "_same_memory", _sizes_alone)
+    monkeypatch.setattr(waves, "_reads", _reads_but_writes)
+    monkeypatch.setattr(waves, "verify_waves", lambda plan: None)
+    monkeypatch.setattr("polydyn.program.verify.verify_waves", lambda plan: None)
+    kinds = {f.fault.kind for f in check_model(made())}
+    assert "overwritten" in kinds
+    assert kinds & {"output", "conflict", "in-place"}
+
+
+def test_the_command_line(capsys: pytest.CaptureFixture[str], tmp_path: object) -> None:
+    path = f"{tmp_path}/model.onnx"
+    onnx.save(channels_turned(), path)
+    assert main([path, "H=2", "W=5", "--loops"]) == 0
+    assert "0 faults" in capsys.readouterr().out
