@@ -165,7 +165,7 @@ def _fused(graph: Graph, off: frozenset[str], cuda: bool, side: int, verify: boo
 
 
 def prepared_graph(graph: Graph, without: Collection[str] = (), cuda: bool = False, side: int = SIDE) -> Graph:
-    """The rewritten graph whose nodes become groups: after those of ``FUSION`` that change a graph. As ``fusion_plan``."""
+    """The rewritten graph as its nodes become groups, after the passes of ``FUSION`` that change it."""
     passes = tuple(replace(p, graph=partial(winograd, side=side)) if p.graph is winograd else p for p in FUSION)
     return _rewritten(graph, passes, _off(without, cuda))
 

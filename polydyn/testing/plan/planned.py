@@ -118,7 +118,7 @@ def plans_of(
 ) -> list[Planned]:  # fmt: skip
     """The plans of a model: one, or those of its parts and of the bodies of its steps."""
     backend = target_of(target, options)
-    graph = import_parts(model, dims, symbols, fallback=backend.options.fallback is not None)
+    graph = import_parts(model, dims, symbols)
     return [planned_of(g, backend, edit) for g in graphs_of(graph)]
 
 
