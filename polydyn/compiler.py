@@ -6,7 +6,7 @@ import ctypes
 import os
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -16,7 +16,9 @@ from polydyn.backends import Options, Target, target_of
 from polydyn.backends.launches import distinct_kernels, host_plan
 from polydyn.build.compiler import TARGETS, architecture_of, find_compiler, required_features
 from polydyn.build.features import architecture, machine_features
-from polydyn.debug import Stage, stages
+from polydyn.codegen.cpu.emit import loops_kept
+from polydyn.codegen.ir import Body
+from polydyn.debug import Stage, Verify, stages, verifying
 from polydyn.errors import FallbackWarning, PolydynError, UnsupportedError, planning
 from polydyn.fusion.plan import FusionPlan
 from polydyn.fusion.show import show_plan
@@ -208,11 +210,19 @@ def _plan(
     fused = stage("fuse", planned(graph, fuse, "fuse"), show_plan)
     with planning("kernels", (n.origin for n in graph.nodes)):
         builder = backend.builder(fused, records)
-        placed = backend.place(builder, lambda some: ahead(distinct_kernels(some)) if ahead else None)
+        nothing: dict[str, Body] = {}
+        keeping: AbstractContextManager[dict[str, Body]] = nullcontext(nothing)
+        with loops_kept() if verifying(Verify.KERNELS) else keeping as loops:
+            placed = backend.place(builder, lambda some: ahead(distinct_kernels(some)) if ahead else None)
         kernels = stage("kernels", placed)
     with planning("host plan", (n.origin for n in graph.nodes)):
         plan = host_plan(replace(rewritten, outputs=graph.outputs), kernels, backend)
-    return stage("host plan", plan, show_host_plan)
+    plan = stage("host plan", plan, show_host_plan)
+    if verifying(Verify.PLANS):
+        from polydyn.testing.plan.live import verify_by_running  # nobody else needs it
+
+        stage("interpreted", verify_by_running(graph, rewritten, builder, kernels, plan, backend, loops))
+    return plan
 
 
 def plan_program(

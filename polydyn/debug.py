@@ -6,7 +6,8 @@ Three environment variables, read when a compilation begins; none of them change
   after each pass, 5 the text of kernels and of the host program. A level includes those below it.
 - ``POLYDYN_DUMP_DIR=FOLDER`` writes all of that, whatever the level, as numbered files: one folder for each
   compilation, inside it one for each kernel.
-- ``POLYDYN_VERIFY=1`` checks the loop IR after every pass (``verifying``); without it once, before it is printed.
+- ``POLYDYN_VERIFY=1`` checks the loop IR after every pass (``verifying``); without it once, before it is printed. 2
+  also interprets host plans, 3 the loops of their kernels too.
 
 ``stages`` opens a compilation; ``show`` adds to the one that this thread has open, and does nothing where there is
 none. Texts are given as functions, so that nothing is formatted unless somebody reads it.
@@ -164,9 +165,21 @@ def show(level: Level, part: str, name: str, text: Callable[[], str], suffix: st
         recorder.show(level, part, name, text, suffix, what)
 
 
-def verifying() -> bool:
-    """Whether the loop IR is checked after every pass. DebugError: ``POLYDYN_VERIFY`` is neither 0 nor 1."""
-    return _number("POLYDYN_VERIFY", 1) > 0
+class Verify(IntEnum):
+    """What is verified besides what always is, by the number that ``POLYDYN_VERIFY`` gives; each includes those below.
+
+    ``PASSES``: the plan and the loop IR after every pass. ``PLANS``: host plans are interpreted at small sizes
+    (``polydyn/testing/plan``). ``KERNELS``: so are the loops of their kernels.
+    """
+
+    PASSES = 1
+    PLANS = 2
+    KERNELS = 3
+
+
+def verifying(what: Verify = Verify.PASSES) -> bool:
+    """Whether that is verified. DebugError: ``POLYDYN_VERIFY`` is none of these numbers."""
+    return _number("POLYDYN_VERIFY", max(Verify)) >= what
 
 
 def _unwatched(name: str, value: T, text: Callable[[T], str] | None = None) -> T:

@@ -9,6 +9,7 @@ from typing import TypeVar
 
 from polydyn.backends import Options, Target, target_of
 from polydyn.backends.base import Kernels
+from polydyn.backends.cpu import Cpu
 from polydyn.backends.launches import host_plan
 from polydyn.codegen.cpu.emit import loops_kept
 from polydyn.codegen.ir import Body
@@ -19,6 +20,7 @@ from polydyn.graph.expand import import_parts
 from polydyn.graph.importer import ModelLike
 from polydyn.graph.ir import Graph, Node
 from polydyn.lowering.place import Builder, Placed
+from polydyn.lowering.place_cpu import KernelBuilder
 from polydyn.program.host import host_program
 from polydyn.program.memory import Slot
 from polydyn.program.plan import HostPlan, Launch
@@ -44,7 +46,7 @@ class Planned:
 
     ``source``: the graph as imported. ``later``: it rewritten, as its nodes become groups, and as they are fused;
     these say what is in memory. ``forms``: what each group was built from, by key. ``loops``: the loop IR of kernels,
-    by name. ``slots``: of the arena. ``text``: C of the host program.
+    by name. ``slots``: of the arena. ``text``: C of the host program. ``width``: lanes of a vector of float32.
     """
 
     source: Graph
@@ -100,10 +102,19 @@ def planned_from(
     """The host plan of kernels."""
     edit = edit or Edit()
     plan = edit("plan", host_plan(replace(later[0], outputs=source.outputs), kernels, target))
-    forms: Mapping[str, object] = getattr(builder, "forms", {})
-    width = getattr(getattr(target, "processor", None), "width", 0)
-    made = Planned(source, (*later, kernels.plan.graph), kernels, forms, plan, loops, width=width)
+    graphs = (*later, kernels.plan.graph)
+    made = Planned(source, graphs, kernels, forms_of(builder), plan, loops, width=width_of(target))
     return with_text(made, edit)
+
+
+def forms_of(builder: Builder) -> Mapping[str, object]:
+    """What each group was built from, by key; a device has no forms that matter here."""
+    return builder.forms if isinstance(builder, KernelBuilder) else {}
+
+
+def width_of(target: Target) -> int:
+    """Lanes of a vector of float32, of a CPU."""
+    return target.processor.width if isinstance(target, Cpu) else 0
 
 
 def with_text(made: Planned, edit: Edit | None = None) -> Planned:

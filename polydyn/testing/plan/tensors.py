@@ -17,7 +17,7 @@ LIMITS = {"float16": 2e-2, "bfloat16": 6e-2, "float32": 1e-3, "float64": 1e-3}
 """Of a type of floats the largest error that is rounding, over the largest value; of those of 8 bits 0.3."""
 
 
-class OutOfRange(PolydynError):
+class OutOfRange(Exception):
     """The reference cannot evaluate a call: its data are no subscripts of these sizes."""
 
 
@@ -46,7 +46,7 @@ class Tensors:
                 try:
                     self.found[x] = evaluate_node(self.nodes[x], self.types[x], self.sizes, self.found)
                 except PolydynError as e:
-                    raise OutOfRange(str(e), tensor=x) from e
+                    raise OutOfRange(x) from e
             waiting = waiting + missing if missing else waiting[:-1]
         return self.found[name]
 

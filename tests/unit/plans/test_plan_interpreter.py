@@ -8,12 +8,15 @@ import pytest
 
 import polydyn.lowering.aliases as aliases
 import polydyn.program.parallel_launches as waves
+from polydyn.compiler import plan_program
 from polydyn.fusion.plan import FusionPlan
 from polydyn.lowering.place import Placed
+from polydyn.program.plan import Launch
 from polydyn.schedules.expr import Load
 from polydyn.schedules.index import product
 from polydyn.testing.plan import check_model, check_planned, plans_of
 from polydyn.testing.plan.check import main
+from polydyn.testing.plan.faults import PlanError
 from tests.support.marks import slow
 from tests.support.stored import MODELS, path_of
 from tests.support.tiny import model, node
@@ -58,7 +61,15 @@ def _sizes_alone(plan: FusionPlan, p: Placed) -> tuple[str, str] | None:
     return (tensor, output) if whole and to.address(s.index) == source.address(s.value.index) else None
 
 
-def _reads_but_writes(launch: waves.Launch) -> list[str]:
+def plan_as_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Aliases, dependences and their verifier as they were when no verifier saw these faults."""
+    monkeypatch.setattr(aliases, "_same_memory", _sizes_alone)
+    monkeypatch.setattr(waves, "_reads", _reads_but_writes)
+    monkeypatch.setattr(waves, "verify_waves", lambda plan: None)
+    monkeypatch.setattr("polydyn.program.verify.verify_waves", lambda plan: None)
+
+
+def _reads_but_writes(launch: Launch) -> list[str]:
     """What was once asked of the buffers of a launch: that it writes one hides that it reads it too."""
     return [b for b in dict.fromkeys(launch.buffers) if b not in (launch.writes or ())]
 
@@ -87,10 +98,7 @@ def test_a_tensor_that_is_taken_for_a_concatenation_is_seen(
 ) -> None:  # fmt: skip
     assert callable(made)
     assert check_model(made()) == []
-    monkeypatch.setattr(aliases, "_same_memory", _sizes_alone)
-    monkeypatch.setattr(waves, "_reads", _reads_but_writes)
-    monkeypatch.setattr(waves, "verify_waves", lambda plan: None)
-    monkeypatch.setattr("polydyn.program.verify.verify_waves", lambda plan: None)
+    plan_as_once(monkeypatch)
     kinds = {f.fault.kind for f in check_model(made())}
     assert "overwritten" in kinds
     assert kinds & {"output", "conflict", "in-place"}
@@ -101,3 +109,13 @@ def test_the_command_line(capsys: pytest.CaptureFixture[str], tmp_path: object) 
     onnx.save(channels_turned(), path)
     assert main([path, "H=2", "W=5", "--loops"]) == 0
     assert "0 faults" in capsys.readouterr().out
+
+
+def test_a_compilation_that_verifies_names_the_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    """``POLYDYN_VERIFY=2``, and 3 for the loops of kernels."""
+    for level in ("2", "3"):
+        monkeypatch.setenv("POLYDYN_VERIFY", level)
+        plan_program(channels_turned())
+    plan_as_once(monkeypatch)
+    with pytest.raises(PlanError, match="launch 'nest r', tensor 'y': overwrites"):
+        plan_program(channels_turned())

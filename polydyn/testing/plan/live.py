@@ -1,0 +1,49 @@
+"""The plan of a compilation interpreted as soon as it is made (``POLYDYN_VERIFY=2``)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from polydyn.backends import Target
+from polydyn.backends.base import Kernels
+from polydyn.codegen.ir import Body
+from polydyn.fusion.pipeline import prepared_graph
+from polydyn.graph.ir import Graph
+from polydyn.lowering.place import Builder
+from polydyn.program.plan import HostPlan
+from polydyn.testing.plan.check import check_planned
+from polydyn.testing.plan.faults import PlanError
+from polydyn.testing.plan.planned import Planned, forms_of, width_of, with_text
+
+SIZES = (2, 3, 1, 4, 8, 16, 32, 64)
+"""Of all dims that may have them."""
+CALLS = 2
+"""Sizes at which a plan is run."""
+
+
+def verify_by_running(
+    source: Graph, rewritten: Graph, builder: Builder, kernels: Kernels, plan: HostPlan, target: Target,
+    loops: Mapping[str, Body],
+) -> int:  # fmt: skip
+    """At how many sizes the plan was run without a fault. ``loops``: of kernels, which are run too; {}: they are not.
+
+    PlanError: there is a fault.
+    """
+    before = prepared_graph(rewritten, target.without, cuda=target.on_device, side=target.options.winograd)
+    later = (rewritten, before, kernels.plan.graph)
+    made = Planned(source, later, kernels, forms_of(builder), plan, loops, width=width_of(target))
+    return verify_planned(with_text(made))
+
+
+def verify_planned(made: Planned) -> int:
+    """As ``verify_by_running``."""
+    done = 0
+    for size in SIZES:
+        found = check_planned(made, {}, default=size, loops=bool(made.loops))
+        if found:
+            remedy = "report it with the model; Options(without={'windows', 'horizontal'}) may avoid it"
+            raise PlanError(str(found[0].fault), rule=str(found[0]), remedy=remedy)
+        done += found is not None
+        if done == CALLS:
+            break
+    return done
