@@ -40,6 +40,7 @@ from polydyn.runtime.composite import with_general
 from polydyn.runtime.expressions import to_json
 from polydyn.runtime.opening import open_program
 from polydyn.runtime.program import Program, check_threads
+from polydyn.schedules.names import given_back_everywhere
 from polydyn.search.records import Records
 from polydyn.shapes.sizes import Dims, sizes_by_name
 
@@ -138,7 +139,7 @@ def _artifact(
     if guessed and not backend.on_device:
         general = partial(read, general=True)
         artifact, compiled = _with_general(stage, general, guessed, artifact, compiled, backend, records, begun)
-    return replace(artifact, manifest={**artifact.manifest, "metadata": metadata}), compiled
+    return replace(artifact, manifest={**given_back_everywhere(artifact.manifest), "metadata": metadata}), compiled
 
 
 def _with_general(

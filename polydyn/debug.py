@@ -31,6 +31,7 @@ from threading import Lock
 from typing import Protocol, TypeVar
 
 from polydyn.schedules.errors import PolydynError
+from polydyn.schedules.names import given_back
 
 T = TypeVar("T")
 LONGEST_NAME = 80
@@ -83,7 +84,7 @@ class _Recorder:
         """A stage is done. The time that its text takes counts for nobody."""
         took = time.perf_counter() - self.last
         if text is not None:
-            self.dump("", name, text(value), "txt")
+            self.dump("", name, given_back(text(value)), "txt")
         self.say(Level.STAGES, f"  {took:8.3f} s  {name}")
         self.last = time.perf_counter()
         return value
@@ -92,7 +93,7 @@ class _Recorder:
         """A text below the stages; one that is that of the part's last one is only mentioned."""
         if self.level < level and self.folder is None:
             return
-        shown, title = text(), f"-- {part}: {name}" + f", {what}" * bool(what)
+        shown, title = given_back(text()), f"-- {part}: {name}" + f", {what}" * bool(what)
         if self.texts.get(part) == shown:
             self.say(level, f"{title}: changes nothing")
             return

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from polydyn.schedules.names import given_back
+
 
 class PolydynError(Exception):
     """Root of all errors that polydyn raises on purpose.
@@ -26,10 +28,11 @@ class PolydynError(Exception):
         rule: str | None = None,
         remedy: str | None = None,
     ) -> None:
-        self.node, self.tensor, self.dim, self.rule, self.remedy = node, tensor, dim, rule, remedy
-        self.message = message
-        places = {"node": node, "tensor": tensor, "dim": dim, "rule": rule, "remedy": remedy}
-        super().__init__("\n".join([message, *(f"  {k}: {v}" for k, v in places.items() if v is not None)]))
+        said = {"node": node, "tensor": tensor, "dim": dim, "rule": rule, "remedy": remedy}
+        places = {k: v and given_back(v) for k, v in said.items()}
+        self.node, self.tensor, self.dim, self.rule, self.remedy = places.values()
+        self.message = given_back(message)
+        super().__init__("\n".join([self.message, *(f"  {k}: {v}" for k, v in places.items() if v is not None)]))
 
 
 class LegalityError(PolydynError):

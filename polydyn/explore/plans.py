@@ -18,6 +18,7 @@ from polydyn.program.plan import Buffer, HostPlan
 from polydyn.runtime.expressions import Expression, from_json
 from polydyn.schedules.expr import ITEMSIZE
 from polydyn.schedules.index import ZERO, Atom, Index, product
+from polydyn.schedules.names import given_back
 
 
 def kernel_graph(plan: FusionPlan | HostPlan, sizes: Mapping[str, int] | None = None) -> Any:
@@ -132,7 +133,7 @@ def _bytes(t: Tensor | Buffer) -> Index:
 
 def symbol(name: str) -> Any:
     """The ``sympy.Symbol`` of a dim: an integer >= 0."""
-    return _package("sympy").Symbol(name, integer=True, nonnegative=True)
+    return _package("sympy").Symbol(given_back(name), integer=True, nonnegative=True)
 
 
 def to_sympy(x: Index | Expression) -> Any:

@@ -24,6 +24,7 @@ from polydyn.graph.operators.registry import Context, ExpandContext, InferContex
 from polydyn.graph.regions import KIND, CannotCross, members
 from polydyn.onnx_runtime import ort_classes, ort_session
 from polydyn.schedules.index import Index
+from polydyn.schedules.names import given_back
 
 RUNS = "runs in ONNX Runtime"
 MOST_ELEMENTS = 1024
@@ -169,7 +170,7 @@ def fallback_note(node: OnnxNode) -> str:
 
 def fallback_notes(graph: Graph) -> list[str]:
     """The notes of all nodes that another runtime computes."""
-    return [n for n in graph.notes if f") {RUNS}: " in n]
+    return [given_back(n) for n in graph.notes if f") {RUNS}: " in n]
 
 
 FALLBACK = Operator(KIND, infer, expand)

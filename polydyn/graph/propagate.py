@@ -11,9 +11,8 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-import re
 from collections import deque
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
 
@@ -35,6 +34,7 @@ from polydyn.graph.sequences import without_sequences
 from polydyn.graph.shape_values import infer_value
 from polydyn.graph.typed import Asked, Asking, Typed
 from polydyn.schedules.index import Index
+from polydyn.schedules.names import internal_name
 from polydyn.shapes.context import ShapeContext, Undecided
 from polydyn.shapes.sizes import Dims
 
@@ -111,7 +111,7 @@ def _init_inputs(
 ) -> tuple[SymbolSource, ...]:
     """Symbols for the inputs' dynamic dims. A name used twice is one symbol; the second use is guarded."""
     sources: dict[str, SymbolSource] = {}
-    taken = {d for x in inputs for d in x.dims or () if isinstance(d, str)}
+    taken = {internal_name(d) for x in inputs for d in x.dims or () if isinstance(d, str)}
     for x in inputs:
         if x.dims is None:
             raise UnsupportedError(f"the rank of input {x.name} is unknown", tensor=x.name, remedy="export with shapes")
@@ -120,8 +120,8 @@ def _init_inputs(
             if isinstance(d, int):
                 shape.append(Index.of(d))
                 continue
-            name = _unreserved(d, taken) if d else d
-            own = name if name and name not in sources else _unreserved(f"{x.name}_{axis}", taken)
+            name = internal_name(d) if d else d
+            own = name if name and name not in sources else internal_name(f"{x.name}_{axis}")
             while own in sources or (own in taken and own != name):
                 own += "_"
             sources[own] = SymbolSource(own, x.name, axis)
@@ -133,23 +133,6 @@ def _init_inputs(
             shape.append(size)
         inferred[x.name] = Inferred(x.dtype, tuple(shape))
     return tuple(sources.values())
-
-
-def _unreserved(name: str, taken: Collection[str]) -> str:
-    """The name of a dim, with underscores when it is reserved; isl takes what begins like a number for one."""
-    while NUMBER.match(name) or (name.startswith("_") and name in taken and NUMBER.match(name.lstrip("_"))):
-        name = f"_{name}"
-    if not RESERVED.fullmatch(name):
-        return name
-    while name in taken:
-        name += "_"
-    return name
-
-
-NUMBER = re.compile(r"\s*[+-]?\d")
-RESERVED = re.compile(r"[dr]\d+|nth|.*@\d+", re.DOTALL)
-"""Names that bodies use for iterators, and the host program for its threads and for strides of callers; a dim of that
-name gets an underscore."""
 
 
 class _Worklist:

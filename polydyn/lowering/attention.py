@@ -97,7 +97,7 @@ def _separable(n: FlatNode, row: str, col: str) -> bool:
 class _Builder:
     def __init__(self, plan: FusionPlan, group: FusedGroup, axes: list[str]) -> None:
         self.plan, self.group, self.axes = plan, group, axes
-        self.names = Canonical(plan.graph.tensors)
+        self.names = Canonical(plan.graph)
         self.row = Index.of(axes[-1])
 
     def build(

@@ -334,7 +334,7 @@ class _Builder:
         self.plan, self.core, self.nodes, self.roles, self.width = plan, core, nodes, roles, width
         self.along_k, self.steps = along_k, steps
         self.outputs = group.outputs
-        self.names = Canonical(plan.graph.tensors)
+        self.names = Canonical(plan.graph)
         self.packs: dict[str, Pack] = {}
 
     def build(self) -> ContractGroup:

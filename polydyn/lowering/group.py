@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
-from polydyn.graph.ir import Tensor
+from polydyn.graph.ir import Graph
 from polydyn.schedules.expr import Load, Value, map_index, transform
 from polydyn.schedules.index import ONE, Atom, Index
 from polydyn.schedules.model import Array, Group, Statement, row_major
@@ -99,11 +99,12 @@ class LoweredGroup:
 
 
 class Canonical:
-    """Hands out canonical names and remembers what they stand for."""
+    """Hands out canonical names and remembers what they stand for. No name depends on what the model calls its dims."""
 
-    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
-        """``tensors``: the program's buffers (a fetched index may be of any integer dtype)."""
-        self.dtypes = {name: t.dtype for name, t in tensors.items()}
+    def __init__(self, graph: Graph) -> None:
+        """``graph``: has the program's buffers (a fetched index may be of any integer dtype) and the order of sizes."""
+        self.dtypes = {name: t.dtype for name, t in graph.tensors.items()}
+        self._rank = {s.symbol: k for k, s in enumerate(graph.sources)}
         self.params: dict[str, Index] = {}
         self._by_value: dict[Index, str] = {}
         self.buffers: dict[str, str] = {}
@@ -130,7 +131,8 @@ class Canonical:
 
     def index(self, i: Index, iterators: frozenset[str]) -> Index:
         """The expression with model symbols replaced by parameters and fetched buffers renamed."""
-        env = {s: self._param(Index.of(s)) for s in sorted(i.symbols() - iterators)}
+        ordered = sorted(i.symbols() - iterators, key=lambda s: (self._rank.get(s, len(self._rank)), s))
+        env = {s: self._param(Index.of(s)) for s in ordered}
         return i.subs(env).rebuild(self._atom)
 
     def _atom(self, a: Atom) -> Index:

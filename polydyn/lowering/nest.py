@@ -25,7 +25,7 @@ def lower_nest(plan: FusionPlan, group: FusedGroup, names: Canonical | None = No
     if len(nodes) == 1 and nodes[0].reduce is None:
         nodes = (_reads_in_order(nodes[0]),)
     nodes = tuple(collapse_reduction(_reduced_in_order(n)) for n in collapse_shared(nodes))
-    builder = NestBuilder(names or Canonical(plan.graph.tensors), group.outputs, nodes)
+    builder = NestBuilder(names or Canonical(plan.graph), group.outputs, nodes)
     for n in nodes:
         builder.add(n)
     return builder.names.group(builder.statements)

@@ -42,7 +42,7 @@ def lower_order(plan: FusionPlan, group: FusedGroup) -> OrderGroup:
     stride = _address(second.body) - _address(n.body)
     along = tuple(x for x in n.inner if x[0] == _axis_name(plan, place, found.axis))
     (n,) = collapse_shared((replace(n, shared=tuple(x for x in n.inner if x not in along), inner=along),))
-    names = Canonical(plan.graph.tensors)
+    names = Canonical(plan.graph)
     rows, places = (tuple((x, names.extent(e)) for x, e in axes) for axes in (n.shared, along))
     array, index = output_array(names, n, (*rows, *places))
     made = names.arrays[array]

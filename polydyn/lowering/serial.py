@@ -85,7 +85,7 @@ def _updates(n: FlatNode, outer: tuple[Axis, ...]) -> Scatter:
 
 
 def _scattered(plan: FusionPlan, start: FlatNode, n: FlatNode, found: Scatter) -> SerialGroup:
-    names = Canonical(plan.graph.tensors)
+    names = Canonical(plan.graph)
     band, tiled = _columns_last(n)
     elements, updates = _extents(names, (*band, *n.inner)), _extents(names, (*band, *n.reduction))
     array, index = output_array(names, n, elements)
@@ -112,7 +112,7 @@ def _scan(plan: FusionPlan, group: FusedGroup) -> SerialGroup:
     (n,) = collapse_shared((replace(flat, shared=shared, inner=along),))
     assert isinstance(n.body, Op)
     term = n.body.args[1]
-    names = Canonical(plan.graph.tensors)
+    names = Canonical(plan.graph)
     band, tiled = _columns_last(n)
     array, index = output_array(names, n, _extents(names, (*band, *along)))
     rows, steps = _extents(names, band), _extents(names, ((found.number, along[0][1] - 1),))

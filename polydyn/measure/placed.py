@@ -8,6 +8,7 @@ from typing import Any, Generic, TypeVar
 
 from polydyn.errors import InputError
 from polydyn.schedules.index import Index
+from polydyn.schedules.names import internal_name
 from polydyn.search.select import Instance, expected_shapes
 from polydyn.search.tasks.cpu import Task
 from polydyn.shapes.sizes import Dims, Sizes, sizes_by_name
@@ -28,7 +29,7 @@ class PlacedTask(Generic[T]):
     def expected(self, dims: Dims | None) -> list[Seen]:
         """Shapes by what the user knows of the sizes that the group depends on; none when that is nothing."""
         used = {s for x in self.task.backbone.loops if x.extent is None for s in self.extents[x.name].symbols()}
-        known = sizes_by_name(dims)
+        known = {internal_name(n): s for n, s in sizes_by_name(dims).items()}
         if not used & set(known):
             return []
         return [(s, p) for s, p in expected_shapes({s: known.get(s, Sizes()) for s in sorted(used)})]
@@ -43,10 +44,11 @@ class PlacedTask(Generic[T]):
         dynamic = [x.name for x in self.task.backbone.loops if x.extent is None]
         counts: dict[Instance, float] = {}
         needed = {s for n in dynamic for s in self.extents[n].symbols()}
-        for dims, count in seen:
+        for shape, count in seen:
+            dims = {internal_name(n): size for n, size in shape.items()}
             if needed - set(dims):
                 raise InputError(
-                    f"the shape {dict(dims)} lacks a size of {min(needed - set(dims))}",
+                    f"the shape {dict(shape)} lacks a size of {min(needed - set(dims))}",
                     rule="a log of shapes gives every symbol of the model",
                     remedy="take Program.save_shapes of this very model",
                 )

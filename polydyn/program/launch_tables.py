@@ -14,6 +14,7 @@ from polydyn.runtime.cuda.tensormap import element_type
 from polydyn.runtime.symbols import ARCH, LACKING, SHARED, Condition
 from polydyn.schedules.decision import ONLY
 from polydyn.schedules.index import ZERO, Index
+from polydyn.schedules.names import given_back
 
 V = Index.of
 Tables = dict[str, tuple[str, list[str]]]
@@ -23,7 +24,7 @@ Tables = dict[str, tuple[str, list[str]]]
 def quote(text: str) -> str:
     """A C string literal; everything but plain ASCII as octal bytes."""
     plain = set(range(32, 127)) - {ord('"'), ord("\\"), ord("?")}
-    return '"' + "".join(chr(b) if b in plain else f"\\{b:03o}" for b in text.encode()) + '"'
+    return '"' + "".join(chr(b) if b in plain else f"\\{b:03o}" for b in given_back(text).encode()) + '"'
 
 
 def launch_tables(plan: HostPlan, values: Evaluation, order: Mapping[str, int]) -> tuple[Tables, list[str]]:

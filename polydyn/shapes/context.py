@@ -8,6 +8,7 @@ from math import gcd
 
 from polydyn.errors import ShapeError
 from polydyn.schedules.index import Atom, Index, IndexLike, floordiv
+from polydyn.schedules.names import internal_name
 from polydyn.shapes.facts import DimFacts
 from polydyn.shapes.multiples import Multiples
 from polydyn.shapes.rules import content
@@ -46,7 +47,7 @@ class ShapeContext(DimFacts):
         """Pairs of such sizes -> their common size, and who needs it."""
         self.version = 0
         """Grows with every new fact."""
-        self._requested = sizes_by_name(dims)
+        self._requested = {internal_name(n): s for n, s in sizes_by_name(dims).items()}
         self._where: dict[str, str] = {}
         self._divisible: list[tuple[Index, Index, str]] = []
         self._guards: dict[tuple[Index, str, Index], Assumed] = {}
@@ -64,10 +65,10 @@ class ShapeContext(DimFacts):
 
     def fresh(self, hint: str, level: int = 1) -> Index:
         """An invented symbol, for a size that only the data decides; ``level``: the part from which on it is there."""
-        base, n = hint, 0
+        base, n = internal_name(hint), 0
         while base in self._rules.order:
             n += 1
-            base = f"{hint}_{n}"
+            base = internal_name(f"{hint}_{n}")
         self._rules.declare(base, invented=True)
         self._rules.levels[base] = level
         self._where[base] = "a size that data decide"

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
+from polydyn.schedules.names import given_back
+
 GREY, RED, ORANGE, DARK = "#8b919c", "#e0524d", "#d9622b", "#0d0f12"
 KIND = {"contract": "#3d8fe0", "attention": "#a36bec", "nest": "#22a884", "copy": GREY}
 """Hue of a kind of group."""
@@ -34,8 +36,8 @@ def ink(colour: str) -> str:
 
 
 def safe(s: str) -> str:
-    """The text without characters that XML does not have."""
-    return _CONTROL.sub("\N{REPLACEMENT CHARACTER}", s)
+    """The text as people read it, without characters that XML does not have."""
+    return _CONTROL.sub("\N{REPLACEMENT CHARACTER}", given_back(s))
 
 
 def si(x: float, digits: int = 3) -> str:
