@@ -11,9 +11,9 @@ from dataclasses import replace
 
 from polydyn.codegen.kernel import WORKSPACE
 from polydyn.schedules.errors import ScheduleError
-from polydyn.schedules.expr import Const, Load, const, loads, op
+from polydyn.schedules.expr import Const, Load, const, op
 from polydyn.schedules.index import Index
-from polydyn.schedules.model import SHARE, SHARES, Array, Group, Statement, row_major
+from polydyn.schedules.model import SHARE, SHARES, Array, Group, Statement, row_major, touched
 from polydyn.schedules.tiling import AttentionParts, Roles
 
 
@@ -26,9 +26,8 @@ def partial_group(group: Group) -> Group:
     dtype = acc.value.dtype
     workspace = Array(WORKSPACE, dtype, shape, "output", row_major(shape))
     store = Statement("DONE0", iters, WORKSPACE, index, Load(dtype, acc.array, init.index), None, "epilogue")
-    names = {acc.array, *(x.buffer for x in loads(acc.value))}
-    arrays = {n: a for n, a in group.arrays.items() if n in names}
-    return Group(group.name, (*group.params, SHARES), {**arrays, WORKSPACE: workspace}, (init, acc, store))
+    arrays = touched(group.arrays, (init, acc)) | {WORKSPACE: workspace}
+    return Group(group.name, (*group.params, SHARES), arrays, (init, acc, store))
 
 
 def combining_group(group: Group) -> tuple[Group, tuple[str, ...], dict[str, int]]:
@@ -40,10 +39,9 @@ def combining_group(group: Group) -> tuple[Group, tuple[str, ...], dict[str, int
     workspace = Array(WORKSPACE, dtype, shape, "input", row_major(shape))
     iters = (*init.iters, (SHARE, Index.of(SHARES)))
     add = Statement("SUM", iters, acc.array, init.index, Load(dtype, WORKSPACE, index), acc.reduce, "backbone")
-    names = {acc.array, *(s.array for s in epilogues), *(x.buffer for s in epilogues for x in loads(s.value))}
-    arrays = {n: a for n, a in group.arrays.items() if n in names}
+    arrays = touched(group.arrays, (init, *epilogues)) | {WORKSPACE: workspace}
     phases = {init.name: 0, add.name: 0, **{s.name: 1 for s in epilogues}}
-    whole = Group(group.name, (*group.params, SHARES), {**arrays, WORKSPACE: workspace}, (init, add, *epilogues))
+    whole = Group(group.name, (*group.params, SHARES), arrays, (init, add, *epilogues))
     return whole, init.iterators, phases
 
 
@@ -71,9 +69,7 @@ def partial_attention(values: Group, roles: Roles) -> Group:
 def attention_part(whole: Group, parts: AttentionParts) -> Group:
     """The group of an attention whose values are ``partial_attention``: what it reads, the workspace it writes."""
     made = (*parts.scores.statements, *parts.rows.statements, *parts.values.statements)
-    read = {x.buffer for s in made for x in loads(s.value)}
-    arrays = {n: a for n, a in whole.arrays.items() if n in read}
-    arrays[WORKSPACE] = parts.values.arrays[WORKSPACE]
+    arrays = touched(whole.arrays, made) | {WORKSPACE: parts.values.arrays[WORKSPACE]}
     return replace(whole, params=(*whole.params, SHARES), arrays=arrays)
 
 
@@ -91,8 +87,7 @@ def combining_attention(values: Group, roles: Roles, no_nan: bool) -> tuple[Grou
     place = (Index.of(SHARE), *(Index.of(x) for x, _ in iters))
     top, sums, value = (Load(kind, WORKSPACE, tuple(i.subs({roles.col: c}) for i in place))
                         for c in (width, width + 1, Index.of(roles.col)))  # fmt: skip
-    names = {*(s.array for s in epilogues), *(x.buffer for s in epilogues for x in loads(s.value))}
-    arrays = {n: a for n, a in values.arrays.items() if n in names} | {WORKSPACE: replace(workspace, role="input")}
+    arrays = touched(values.arrays, (init, *epilogues)) | {WORKSPACE: replace(workspace, role="input")}
     arrays |= {n: replace(values.arrays[acc.array], name=n, shape=shape, strides=row_major(shape))
                for n in (PEAK, TOTAL, WEIGHT)}  # fmt: skip
     peak, total, weighed = (Load(kind, n, index) for n in (PEAK, TOTAL, WEIGHT))
@@ -108,7 +103,6 @@ def combining_attention(values: Group, roles: Roles, no_nan: bool) -> tuple[Grou
         Statement("VALUE", each, WEIGHT, index, op("mul", counts, value), "sum"),
         Statement("FINISH", iters, acc.array, index, divided), *epilogues,
     )  # fmt: skip
-    arrays[acc.array] = values.arrays[acc.array]
     phases = {"PEAK0": 0, "PEAK": 0, "TOTAL0": 1, "TOTAL": 1, "VALUE0": 1, "VALUE": 1, "FINISH": 2}
     group = Group(values.name, (*values.params, SHARES), arrays, statements)
     return group, init.iterators, phases | {s.name: 2 for s in epilogues}

@@ -7,11 +7,11 @@ logical coordinates; where an element lies in memory is the layout's business (`
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from polydyn.schedules.errors import ScheduleError
-from polydyn.schedules.expr import Value, loads
+from polydyn.schedules.expr import Value, indices, loads
 from polydyn.schedules.index import ZERO, Index
 
 SHARE, SHARES = "share", "shares"
@@ -93,9 +93,18 @@ class Statement:
 
     @property
     def reads(self) -> tuple[Access, ...]:
-        """The loads of the value, and for a reduction the accumulator."""
+        """For a reduction the accumulator, the loads of the value, and the integers that subscripts fetch."""
         own = (self.write,) if self.reduce else ()
-        return own + tuple(Access(x.buffer, x.index, not _affine(x.index, self.iterators)) for x in loads(self.value))
+        found = [(x.buffer, x.index) for x in loads(self.value)]
+        fetched = {f for i in (*indices(self.value), *self.index) for f in i.fetches()}
+        found += [(f.name, f.args) for f in sorted(fetched, key=str)]
+        return own + tuple(Access(n, i, not _affine(i, self.iterators)) for n, i in found)
+
+
+def touched(arrays: Mapping[str, Array], statements: Iterable[Statement]) -> dict[str, Array]:
+    """Those of the arrays that statements write or read, in their order."""
+    names = {a.array for s in statements for a in (s.write, *s.reads)}
+    return {n: a for n, a in arrays.items() if n in names}
 
 
 def _affine(index: tuple[Index, ...], iterators: tuple[str, ...]) -> bool:

@@ -1,30 +1,34 @@
-"""Attention as one group, found by pattern over primitives: contraction, row softmax (or any stitch), contraction.
+"""Attention as one group, found by pattern over primitives: contraction, rows with a softmax, contraction.
 
 Three neighbouring groups become one when the middle one's only reader is the row operand of the second contraction, and
-nothing else reads what lies between (docs/adr/0009-fusion.md). On the CPU a block of rows of the scores stays in
-scratch, so no online softmax is needed (docs/cpu.md 3).
+nothing else reads what lies between (docs/adr/0009-fusion.md). Rows without a softmax, such as a normalisation between
+two layers, stay apart. On the CPU a block of rows of the scores stays in scratch, so no online softmax is needed
+(docs/cpu.md 3).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 
 from polydyn.fusion.plan import FusedGroup, FusionPlan
 from polydyn.fusion.rows import node_rows
 from polydyn.graph.ir import Compute, Graph, dim_name, reduction_name
-from polydyn.schedules.expr import FLOATS, Load, Op, loads
+from polydyn.graph.rewriting import compose
+from polydyn.schedules.expr import FLOATS, Const, Load, Op, Value, loads, walk
 from polydyn.schedules.index import ONE, Index
 
 
 def fuse_attention(plan: FusionPlan) -> FusionPlan:
-    """The plan with every {contraction, stitch, contraction} chain as one group of kind ``attention``."""
+    """The plan with every chain of a contraction, rows with a softmax, and a contraction as one group of kind
+    ``attention``. Of two that overlap, the first one: values that are the scores of the next stay values.
+    """
     by_output = {t: g for g in plan.groups for t in g.outputs}
     readers: dict[str, list[FusedGroup]] = {}
     for g in plan.groups:
         for t in {t for n in g.nodes for t in plan.inputs[n.output]}:
             readers.setdefault(t, []).append(g)
-    swallowed: set[int] = set()
+    taken: set[int] = set()
     joined: dict[int, FusedGroup] = {}
     refused = dict(plan.refused)
     for g in plan.groups:
@@ -35,10 +39,10 @@ def fuse_attention(plan: FusionPlan) -> FusionPlan:
         if parts is None or isinstance(parts, str):
             refused |= {(t, g.nodes[0].output): f"no attention: {parts}" for t in rows.outputs if parts}
             continue
-        if {id(p) for p in parts} & swallowed:
+        if {id(p) for p in parts} & taken:
             continue
         scores, rows, values = parts
-        swallowed |= {id(scores), id(rows)}
+        taken |= {id(p) for p in parts}
         joined[id(values)] = FusedGroup(
             "attention",
             (*scores.nodes, *rows.nodes, *values.nodes),
@@ -47,7 +51,7 @@ def fuse_attention(plan: FusionPlan) -> FusionPlan:
             (*scores.reasons, *rows.reasons, *values.reasons, f"{values.outputs[0]}: scores stay in the kernel"),
             (scores, rows, values),
         )
-    groups = tuple(joined.get(id(g), g) for g in plan.groups if id(g) not in swallowed)
+    groups = tuple(joined.get(id(g), g) for g in plan.groups if id(g) in joined or id(g) not in taken)
     return replace(plan, groups=groups, refused=refused)
 
 
@@ -74,6 +78,8 @@ def _parts(
     for scores in producers:
         if scores.kind != "contract" or not leading or _shape(plan, scores) != _shape(plan, rows):
             continue
+        if not has_softmax(scores, rows):  # products of their own are faster
+            continue
         if len(rows.outputs) != 1 or not _only(readers, rows.outputs, values) or _is_stored(plan, rows):
             return "others read what its rows give"
         if len(scores.outputs) != 1 or not _only(readers, scores.outputs, rows) or _is_stored(plan, scores):
@@ -87,6 +93,45 @@ def _parts(
         else:
             return scores, rows, values
     return why
+
+
+def has_softmax(scores: FusedGroup, rows: FusedGroup) -> bool:
+    """Whether rows divide exponentials of what a product gives by their sum."""
+    product, *after = scores.nodes
+    nodes = (*after, *rows.nodes)
+    maps = [n for n in nodes if n.is_map]
+    whole = {n.output: compose(n, maps).body for n in nodes}
+
+    def is_weight(v: Value) -> bool:
+        v = _bare(v)
+        return isinstance(v, Op) and v.name == "exp" and any(x.buffer == product.output for x in loads(v))
+
+    sums = {n.output for n in nodes if n.reduce == "sum" and is_weight(whole[n.output])}
+
+    def is_quotient(v: Value) -> bool:
+        if not isinstance(v, Op) or v.name not in ("div", "mul"):
+            return False
+        sides = (v.args, v.args[::-1]) if v.name == "mul" else (v.args,)
+        return any(is_weight(a) and _divides(b, sums, v.name == "div") for a, b in sides)
+
+    return any(is_quotient(v) for n in maps for v in walk(whole[n.output]))
+
+
+def _divides(v: Value, sums: Collection[str], divisor: bool) -> bool:
+    """Whether a value is made of one of the sums, or of its reciprocal where it is no ``divisor``."""
+    inverse = (x for x in walk(v) if isinstance(x, Op) and x.name in ("reciprocal", "div"))
+    parts = (v,) if divisor else (x.args[-1] for x in inverse)
+    return any(x.buffer in sums for p in parts for x in loads(p))
+
+
+def _bare(v: Value) -> Value:
+    """A value without casts, and without choices between it and a number (a mask)."""
+    while isinstance(v, Op) and v.name in ("cast", "where", "select"):
+        inside = [a for a in v.args[v.name != "cast" :] if not isinstance(a, Const)]
+        if len(inside) != 1:
+            break
+        (v,) = inside
+    return v
 
 
 def _leading(plan: FusionPlan, rows: FusedGroup) -> bool:

@@ -40,7 +40,7 @@ from polydyn.schedules.expr import (
 )
 from polydyn.schedules.group.footprint import Axis, Footprint
 from polydyn.schedules.index import ONE, ZERO, Index, product
-from polydyn.schedules.model import Array, Group, Statement
+from polydyn.schedules.model import Group, Statement, touched
 from polydyn.schedules.ranges import simplify
 from polydyn.schedules.tiling import Roles
 from polydyn.schedules.tree.strategies import ACC, DONE, INIT
@@ -256,13 +256,7 @@ def _lower_strips(
     if kinds or _column_elements(core, roles) > shared:
         return built
     window = lower_nest(plan, group, builder.names).group
-    return replace(built, window=replace(window, arrays=_used(window.arrays, window.statements)))
-
-
-def _used(arrays: Mapping[str, Array], statements: Sequence[Statement]) -> dict[str, Array]:
-    """Those of the arrays of all forms that one of them accesses."""
-    used = {a.array for s in statements for a in (s.write, *s.reads)}
-    return {n: a for n, a in arrays.items() if n in used}
+    return replace(built, window=replace(window, arrays=touched(window.arrays, window.statements)))
 
 
 def _column_elements(n: FlatNode, roles: Roles) -> int:
@@ -368,7 +362,7 @@ class _Builder:
         other.roles = _turned(self.roles)
         value = other._value()
         made = tuple(replace(s, value=value) if s.name == ACC else s for s in built.lowered.group.statements)
-        arrays = _used(self.names.arrays, made)
+        arrays = touched(self.names.arrays, made)
         packed = frozenset(n for n in arrays if self.names.buffers.get(n) in self.packs)
         group = replace(built.lowered.group, arrays=arrays, statements=made)
         return ContractGroup(replace(built.lowered, group=group), other.roles, packed)

@@ -16,7 +16,7 @@ from polydyn.lowering.group import LoweredGroup, Pack, TurnedWindow
 from polydyn.lowering.strips import PIXEL, footprint_of, taps_of
 from polydyn.schedules.expr import Load, Op, Value, loads, substitute, symbols_of, transform, walk
 from polydyn.schedules.index import ONE, Index, IndexLike
-from polydyn.schedules.model import Array, Group, Statement, row_major
+from polydyn.schedules.model import Array, Group, Statement, row_major, touched
 from polydyn.schedules.tree.windows import KEEP, TURN
 
 V = Index.of
@@ -137,8 +137,7 @@ def _with_copies(group: Group, turn: Statement, core: Statement, pixels: tuple[s
     extents = dict(turn.iters)
     shapes = {TURNED: tuple(extents[str(i)] for i in turn.index), KEPT: sums.shape}
     arrays = group.arrays | {n: _dense(Load(sums.dtype, n, ()), "local", x) for n, x in shapes.items()}
-    used = {a.array for s in statements for a in (s.write, *s.reads)}
-    return replace(group, arrays={n: a for n, a in arrays.items() if n in used}, statements=statements)
+    return replace(group, arrays=touched(arrays, statements), statements=statements)
 
 
 def _put(v: Value, made: Mapping[str, Value]) -> Value:

@@ -8,9 +8,9 @@ from dataclasses import replace
 from polydyn.codegen.cuda.window_tiles import tile_axes
 from polydyn.fusion.plan import FusionPlan
 from polydyn.lowering.group import LoweredGroup, Pack
-from polydyn.schedules.expr import Load, Op, Value, loads, transform
+from polydyn.schedules.expr import Load, Op, Value, transform
 from polydyn.schedules.index import ZERO, Index
-from polydyn.schedules.model import Array, row_major
+from polydyn.schedules.model import Array, row_major, touched
 
 V = Index.of
 
@@ -52,7 +52,6 @@ def with_float_weights(plan: FusionPlan, lowered: LoweredGroup) -> LoweredGroup:
     if value is core.value or not packs:
         return lowered
     statements = tuple(replace(s, value=value) if s is core else s for s in group.statements)
-    read = {x.buffer for s in statements for x in loads(s.value)} | {s.array for s in statements}
-    arrays = {n: a for n, a in arrays.items() if n in read}
-    kept = {a: x for a, x in buffers.items() if a in read}
+    arrays = touched(arrays, statements)
+    kept = {a: x for a, x in buffers.items() if a in arrays}
     return replace(lowered, group=replace(group, arrays=arrays, statements=statements), packs=packs, buffers=kept)

@@ -9,12 +9,15 @@ is computed instead must stay inside their tensors under the conditions that gua
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import islpy as isl
 
 from polydyn.schedules.errors import LegalityError
-from polydyn.schedules.expr import Const, FromIndex, Load, Op, Value, children
+from polydyn.schedules.expr import Load, Op, Value, at_least_zero, children, integer, symbols_of, walk
 from polydyn.schedules.group.polyhedra import is_exact
 from polydyn.schedules.index import Index
-from polydyn.schedules.isl_util import Condition, at_least, below, between, equals, frame, param_set, sample
+from polydyn.schedules.isl_util import Condition, Frame, at_least, between, equals, frame, param_set, sample
 from polydyn.schedules.model import Access
 
 
@@ -30,31 +33,32 @@ def check_loads(
     ``iterators``: (name, extent); ``facts``: (left, ``==`` or ``<=``, right) over sizes. Returns the tensors for which
     isl cannot express it (products of sizes, subscripts from data). LegalityError names the load and an instance.
     """
-    unproven = []
+    known = [equals(a, b) if r == "==" else at_least(b, a) for a, r, b in facts if r != "%==" and _affine(a - b)]
+    exprs = [*(i for x in shapes.values() for i in x), *(e for _, e in iterators), *(c.expr for c in known)]
     names = tuple(n for n, _ in iterators)
-    box = [c for n, e in iterators for c in between(0, n, e)]
-    for x, guards in _guarded(value, ()):
-        shape = shapes.get(x.buffer)
-        if shape is None:
+    used = symbols_of(value).union(*(e.symbols() for e in exprs))
+    params = tuple(sorted(used - set(names)))
+    f = frame("instance", names, params)
+    box = [c for n, e in iterators for c in (between(0, n, e) if _affine(e) else between(0, n, 0)[:1])]
+    sizes = param_set(params, [*known, *(at_least(p, 0) for p in params)], positive=False)
+    start = _Reached(f.where(box).intersect_params(sizes), all(_affine(e) for _, e in iterators))
+    unproven = []
+    for x, reached in _reached(f, value, start):
+        if x.buffer not in shapes:
             continue
-        known = [equals(a, b) if r == "==" else at_least(b, a) for a, r, b in facts if r != "%==" and _affine(a - b)]
-        exprs = [*x.index, *shape, *(e for _, e in iterators), *(c.expr for c in guards)]
-        if not all(map(_affine, exprs)):
-            unproven.append(x.buffer)
-            continue
-        used = {s for e in (*exprs, *(c.expr for c in known)) for s in e.symbols()}
-        params = tuple(sorted(used - set(names)))
-        f = frame("instance", names, params)
-        sizes = param_set(params, [*known, *(at_least(p, 0) for p in params)], positive=False)
-        inside = f.where([*box, *guards]).intersect_params(sizes)
-        for axis, (i, e) in enumerate(zip(x.index, shape, strict=True)):
-            bad = inside.intersect(f.where([at_least(-1, i)]).union(f.where([at_least(i, e)])))
-            if not bad.is_empty():
+        for axis, (i, e) in enumerate(zip(x.index, shapes[x.buffer], strict=True)):
+            if not _affine(i) or not _affine(e):
+                unproven.append(x.buffer)
+                continue
+            bad = reached.instances.intersect(f.where([at_least(-1, i)]).union(f.where([at_least(i, e)])))
+            if not bad.is_empty() and reached.exact:
                 raise LegalityError(
                     f"{what} reads {x.buffer}[{', '.join(map(str, x.index))}] outside its shape along axis {axis}, "
                     f"which has {e} elements\n  for example {sample(bad)}",
                     node=what, tensor=x.buffer, rule="reads of a promotion",
                 )  # fmt: skip
+            if not bad.is_empty():
+                unproven.append(x.buffer)
     return tuple(dict.fromkeys(unproven))
 
 
@@ -62,34 +66,52 @@ def _affine(e: Index) -> bool:
     return is_exact(Access("", (e,)))
 
 
-def _guarded(v: Value, guards: tuple[Condition, ...]) -> Iterator[tuple[Load, tuple[Condition, ...]]]:
-    """The loads with the conditions on subscripts under which they happen."""
+@dataclass(frozen=True)
+class _Reached:
+    """Instances that may execute an expression; ``exact`` when isl could express all that decides it."""
+
+    instances: isl.Set
+    exact: bool
+
+
+def _reached(f: Frame, v: Value, by: _Reached) -> Iterator[tuple[Load, _Reached]]:
+    """The loads, each with the instances that may execute it: both branches of a choice have its condition."""
     if isinstance(v, Load):
-        yield v, guards
-    for k, c in enumerate(children(v)):
-        chosen = isinstance(v, Op) and v.name in ("where", "select") and k == 1
-        yield from _guarded(c, (*guards, *_conditions(v.args[0])) if chosen and isinstance(v, Op) else guards)
-
-
-def _conditions(v: Value) -> Iterator[Condition]:
-    """What a conjunction of comparisons of subscripts says; other conditions say nothing."""
-    if not isinstance(v, Op):
+        yield v, by
+    if not isinstance(v, Op) or v.name not in ("where", "select"):
+        for c in children(v):
+            yield from _reached(f, c, by)
         return
-    if v.name == "and":
-        for arg in v.args:
-            yield from _conditions(arg)
-    sides = [i for a in v.args for i in _integer(a)]
-    if len(sides) != 2:
-        return
-    a, b = sides
-    if v.name in ("ge", "lt"):
-        yield at_least(a, b) if v.name == "ge" else below(a, b)
-    if v.name in ("le", "gt"):
-        yield at_least(b, a) if v.name == "le" else below(b, a)
+    condition, then, orelse = v.args
+    may, must = _truth(f, condition)
+    compared = filter(None, map(_comparison, walk(condition)))
+    exact = by.exact and all(_affine(c.expr) for c in compared)
+    yield from _reached(f, condition, by)
+    yield from _reached(f, then, _Reached(by.instances.intersect(may), exact))
+    yield from _reached(f, orelse, _Reached(by.instances.subtract(must), exact))
 
 
-def _integer(v: Value) -> tuple[Index, ...]:
-    """The integer that a value is, if it is one of subscripts."""
-    if isinstance(v, FromIndex):
-        return (v.index,)
-    return (Index.of(v.value),) if isinstance(v, Const) and isinstance(v.value, int) else ()
+def _truth(f: Frame, v: Value) -> tuple[isl.Set, isl.Set]:
+    """Where a condition may hold, and where it holds for certain: the same set where it compares subscripts alone."""
+    if isinstance(v, Op) and v.name == "not":
+        may, must = _truth(f, v.args[0])
+        return must.complement(), may.complement()
+    if isinstance(v, Op) and v.name in ("and", "or"):
+        (may, must), (other, sure) = (_truth(f, x) for x in v.args)
+        both = v.name == "and"
+        return (may.intersect(other), must.intersect(sure)) if both else (may.union(other), must.union(sure))
+    holds = _comparison(v)
+    if holds is None or not _affine(holds.expr):
+        return f.universe(), f.universe().complement()
+    exact = f.where([holds])
+    exact = exact.complement() if isinstance(v, Op) and v.name == "ne" else exact
+    return exact, exact
+
+
+def _comparison(v: Value) -> Condition | None:
+    """The condition that a comparison of subscripts is (of ``ne`` its opposite); None: it is something else."""
+    if isinstance(v, Op) and v.name in ("eq", "ne"):
+        a, b = map(integer, v.args)
+        return None if a is None or b is None else equals(a, b)
+    least = at_least_zero(v)
+    return None if least is None else at_least(least, 0)
