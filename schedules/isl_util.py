@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, reduce
 
 import islpy as isl
 
@@ -116,6 +116,27 @@ class Frame:
         if not divisor:
             raise ScheduleError(f"{a} in {whole} is not affine", node=self.name, rule="affine expressions")
         return self.aff(a.args[0]).scale_down_val(isl.Val(divisor)).floor()
+
+    def piecewise(self, expr: IndexLike) -> isl.PwAff:
+        """As ``aff``, where an expression may also have minima and maxima."""
+        e = Index.of(expr)
+        out = isl.PwAff.from_aff(self._zero)
+        for m, c in e.terms.items():
+            a = m[0] if len(m) == 1 else None
+            if isinstance(a, Atom) and a.kind in ("min", "max"):
+                first, *others = map(self.piecewise, a.args)
+                part = reduce(isl.PwAff.min if a.kind == "min" else isl.PwAff.max, others, first)
+            elif isinstance(a, Atom) and a.kind == "floordiv" and (a.args[1].constant or 0) > 0:
+                part = self.piecewise(a.args[0]).scale_down_val(isl.Val(a.args[1].constant)).floor()
+            else:
+                part, c = isl.PwAff.from_aff(self.aff(Index({m: c}))), 1
+            out = out.add(part.scale_val(isl.Val(c)))
+        return out
+
+    def holds(self, c: Condition) -> isl.Set:
+        """The tuples that satisfy a condition, which may have minima and maxima."""
+        e = self.piecewise(c.expr)
+        return e.zero_set() if c.equality else e.nonneg_set()
 
     def universe(self) -> isl.Set:
         """All tuples."""

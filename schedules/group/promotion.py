@@ -10,15 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 
 import islpy as isl
 
 from polydyn.schedules.errors import LegalityError
 from polydyn.schedules.expr import Load, Op, Value, at_least_zero, children, integer, symbols_of, walk
-from polydyn.schedules.group.polyhedra import is_exact
-from polydyn.schedules.index import Index
-from polydyn.schedules.isl_util import Condition, Frame, at_least, between, equals, frame, param_set, sample
-from polydyn.schedules.model import Access
+from polydyn.schedules.index import Atom, Index
+from polydyn.schedules.isl_util import Condition, Frame, at_least, between, equals, frame, sample
 
 
 def check_loads(
@@ -30,27 +29,29 @@ def check_loads(
 ) -> tuple[str, ...]:
     """Every load of the tensors in ``shapes`` stays inside its shape, for all sizes (0 included).
 
-    ``iterators``: (name, extent); ``facts``: (left, ``==`` or ``<=``, right) over sizes. Returns the tensors for which
-    isl cannot express it (products of sizes, subscripts from data). LegalityError names the load and an instance.
+    ``iterators``: (name, extent); ``facts``: (left, ``==``, ``<=`` or ``%==``, right) over sizes. Returns the tensors
+    for which isl cannot express it (products of sizes, subscripts from data). LegalityError names the load and an
+    instance.
     """
-    known = [equals(a, b) if r == "==" else at_least(b, a) for a, r, b in facts if r != "%==" and _affine(a - b)]
+    known = [c for c in (_fact(*x) for x in facts) if _is_piecewise(c.expr)]
     exprs = [*(i for x in shapes.values() for i in x), *(e for _, e in iterators), *(c.expr for c in known)]
     names = tuple(n for n, _ in iterators)
     used = symbols_of(value).union(*(e.symbols() for e in exprs))
     params = tuple(sorted(used - set(names)))
     f = frame("instance", names, params)
-    box = [c for n, e in iterators for c in (between(0, n, e) if _affine(e) else between(0, n, 0)[:1])]
-    sizes = param_set(params, [*known, *(at_least(p, 0) for p in params)], positive=False)
-    start = _Reached(f.where(box).intersect_params(sizes), all(_affine(e) for _, e in iterators))
+    known += [c for n, e in iterators for c in (between(0, n, e) if _is_piecewise(e) else between(0, n, 0)[:1])]
+    sizes = [at_least(p, 0) for p in params]
+    inside = reduce(isl.Set.intersect, map(f.holds, known), f.where(sizes))
+    start = _Reached(inside, all(_is_piecewise(e) for _, e in iterators))
     unproven = []
     for x, reached in _reached(f, value, start):
         if x.buffer not in shapes:
             continue
         for axis, (i, e) in enumerate(zip(x.index, shapes[x.buffer], strict=True)):
-            if not _affine(i) or not _affine(e):
+            if not _is_piecewise(i) or not _is_piecewise(e):
                 unproven.append(x.buffer)
                 continue
-            bad = reached.instances.intersect(f.where([at_least(-1, i)]).union(f.where([at_least(i, e)])))
+            bad = reached.instances.intersect(f.holds(at_least(-1, i)).union(f.holds(at_least(i, e))))
             if not bad.is_empty() and reached.exact:
                 raise LegalityError(
                     f"{what} reads {x.buffer}[{', '.join(map(str, x.index))}] outside its shape along axis {axis}, "
@@ -62,8 +63,22 @@ def check_loads(
     return tuple(dict.fromkeys(unproven))
 
 
-def _affine(e: Index) -> bool:
-    return is_exact(Access("", (e,)))
+def _fact(left: Index, relation: str, right: Index) -> Condition:
+    """A guard as a condition."""
+    if relation == "%==":
+        return equals(left, left // right * right)
+    return equals(left, right) if relation == "==" else at_least(right, left)
+
+
+def _is_piecewise(e: Index) -> bool:
+    """Whether isl can express it: affine with floor divisions by constants, minima and maxima."""
+    return all(len(m) <= 1 and all(isinstance(a, str) or _is_piece(a) for a in m) for m in e.terms)
+
+
+def _is_piece(a: Atom) -> bool:
+    if a.kind == "floordiv":
+        return (a.args[1].constant or 0) > 0 and _is_piecewise(a.args[0])
+    return a.kind in ("min", "max") and all(map(_is_piecewise, a.args))
 
 
 @dataclass(frozen=True)
@@ -85,7 +100,7 @@ def _reached(f: Frame, v: Value, by: _Reached) -> Iterator[tuple[Load, _Reached]
     condition, then, orelse = v.args
     may, must = _truth(f, condition)
     compared = filter(None, map(_comparison, walk(condition)))
-    exact = by.exact and all(_affine(c.expr) for c in compared)
+    exact = by.exact and all(_is_piecewise(c.expr) for c in compared)
     yield from _reached(f, condition, by)
     yield from _reached(f, then, _Reached(by.instances.intersect(may), exact))
     yield from _reached(f, orelse, _Reached(by.instances.subtract(must), exact))
@@ -101,9 +116,9 @@ def _truth(f: Frame, v: Value) -> tuple[isl.Set, isl.Set]:
         both = v.name == "and"
         return (may.intersect(other), must.intersect(sure)) if both else (may.union(other), must.union(sure))
     holds = _comparison(v)
-    if holds is None or not _affine(holds.expr):
+    if holds is None or not _is_piecewise(holds.expr):
         return f.universe(), f.universe().complement()
-    exact = f.where([holds])
+    exact = f.holds(holds)
     exact = exact.complement() if isinstance(v, Op) and v.name == "ne" else exact
     return exact, exact
 

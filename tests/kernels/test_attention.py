@@ -8,12 +8,15 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnx.parser
 import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import polydyn
 from polydyn.compiler import Options, plan_program
+from polydyn.fusion.pipeline import fusion_plan, rewrite_graph
+from polydyn.graph.expand import import_model
 from polydyn.program.assemble import build_artifact
 from polydyn.runtime.artifact import Artifact
 from polydyn.runtime.opening import open_program
@@ -174,17 +177,17 @@ def test_a_wrong_scale_is_seen() -> None:
 
 
 def test_scores_of_several_reductions_are_packed_and_prefetched() -> None:
-    """A convolution in place, a norm of its rows and a product are one kernel; taps are a loop inside the channels."""
+    """A convolution in place, a softmax of its rows and a product are one kernel; taps are a loop inside channels."""
     r, node = np.random.default_rng(0), helper.make_node
     nodes = [
         node("Conv", ["x", "first"], ["a"], strides=[4]),
         node("Conv", ["a", "taps"], ["c"], strides=[2]),
         node("Relu", ["c"], ["g"]),
         node("Transpose", ["g"], ["t"], perm=[0, 2, 1]),
-        node("LayerNormalization", ["t", "scale"], ["n"], axis=-1),
+        node("Softmax", ["t"], ["n"], axis=-1),
         node("MatMul", ["n", "w"], ["y"]),
     ]
-    sizes = {"first": (48, 1, 5), "taps": (48, 48, 2), "scale": (48,), "w": (48, 24)}
+    sizes = {"first": (48, 1, 5), "taps": (48, 48, 2), "w": (48, 24)}
     constants = {n: r.standard_normal(s, np.float32) / 4 for n, s in sizes.items()}
     made = models.model("taps", nodes, {"x": ["N", 1, "L"]}, constants)
     program, other = polydyn.compile(made), ort.InferenceSession(made.SerializeToString())
@@ -192,3 +195,41 @@ def test_scores_of_several_reductions_are_packed_and_prefetched() -> None:
     for shape in ((1, 1, 25), (3, 1, 1033)):
         x = r.standard_normal(shape, np.float32)
         np.testing.assert_allclose(program.run({"x": x})["y"], other.run(None, {"x": x})[0], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "attentions"),
+    [
+        ("s = MatMul (x, w) p = LayerNormalization (s, g) y = MatMul (p, w)", 0),
+        ("s = MatMul (x, w) e = Elu (s) p = LayerNormalization (e, g) y = MatMul (p, w)", 0),
+        ("s = MatMul (x, w) e = Relu (s) m = ReduceSum (e, last) p = Div (e, m) y = MatMul (p, w)", 0),
+        ("s = MatMul (x, w) p = LogSoftmax (s) y = MatMul (p, w)", 0),
+        ("s = MatMul (x, w) e = Exp (s) m = ReduceSum (e, last) p = Div (e, m) y = MatMul (p, w)", 1),
+        ("s = MatMul (x, w) p = Softmax (s) q = Mul (p, g) y = MatMul (q, w)", 1),
+        ("a = MatMul (x, w) b = Softmax (a) c = MatMul (b, w) d = Softmax (c) y = MatMul (d, w)", 1),
+        ("a = MatMul (x, w) b = Softmax (a) c = MatMul (b, w) d = Softmax (c) e = MatMul (d, w) f = Softmax (e) "
+         "y = MatMul (f, w)", 2),
+    ],
+)  # fmt: skip
+def test_an_attention_has_a_softmax_over_its_scores(nodes: str, attentions: int) -> None:
+    """Values of one attention that are the scores of the next belong to the first."""
+    text = f'<ir_version: 10, opset_import: ["" : 18]> g (float[L, 16] x) => (float[L, 16] y) {{ {nodes} }}'
+    made = onnx.parser.parse_model(text)
+    r = np.random.default_rng(0)
+    constants = {"w": r.random((16, 16), np.float32), "g": r.random(16, np.float32), "last": np.array([-1])}
+    made.graph.initializer.extend(numpy_helper.from_array(a, n) for n, a in constants.items())
+    kinds = [g.kind for g in fusion_plan(rewrite_graph(import_model(made))).groups]
+    assert kinds.count("attention") == attentions
+
+
+def test_attentions_in_a_row_are_right() -> None:
+    node = helper.make_node
+    nodes = [node("Transpose", ["x0"], ["t"], perm=[1, 0])]
+    for k in range(3):
+        nodes += [node("MatMul", [f"x{k}", "t"], [f"s{k}"]), node("Softmax", [f"s{k}"], [f"p{k}"])]
+        nodes.append(node("MatMul", [f"p{k}", "x0"], [f"x{k + 1}" if k < 2 else "y"]))
+    made = models.model("row", nodes, {"x0": ["L", 8]}, {})
+    program, other = polydyn.compile(made), ort.InferenceSession(made.SerializeToString())
+    for length in (0, 1, 7, 33):
+        x = {"x0": np.random.default_rng(length).standard_normal((length, 8), np.float32)}
+        np.testing.assert_allclose(program.run(x)["y"], other.run(None, x)[0], rtol=1e-4, atol=1e-5)

@@ -32,12 +32,12 @@ from polydyn.lowering.prologue import prove_prologue
 from polydyn.program.assemble import build_program
 from polydyn.program.plan import HostPlan
 from polydyn.schedules.errors import Declined, LegalityError
-from polydyn.schedules.expr import Array, const, load, op
+from polydyn.schedules.expr import Array, FromIndex, const, load, op
 from polydyn.schedules.group.addresses import check_addresses
 from polydyn.schedules.group.dependence import analyse
 from polydyn.schedules.group.polyhedra import context
 from polydyn.schedules.group.promotion import check_loads
-from polydyn.schedules.index import Index
+from polydyn.schedules.index import Index, minimum
 from polydyn.schedules.solution.schedule import schedule_contract
 from tests.support.marks import slow
 from tests.support.tiny import model, node
@@ -349,6 +349,37 @@ def test_loads_under_conditions() -> None:
     with pytest.raises(LegalityError, match="for example"):
         check(swapped, V("N"))
     assert check(load("x", (V("i") * V("M"),), F), V("N") * V("M")) == ("x",), "not affine: said, not guessed"
+
+
+def test_both_branches_of_a_choice_have_its_condition() -> None:
+    i, n, zero = V("i"), V("N"), const(0, F)
+
+    def check(condition: Any, then: Any, orelse: Any, facts: Any = ()) -> tuple[str, ...]:
+        return check_loads("S", [("i", n)], op("where", condition, then, orelse), {"x": (n,)}, facts)
+
+    def at(index: Any) -> Any:
+        return load("x", (index,), F)
+
+    def less(a: Any, b: int) -> Any:
+        return op("lt", FromIndex("int64", a), const(b, "int64"))
+
+    first, last = less(i, 3), op("eq", FromIndex("int64", i), FromIndex("int64", n - 1))
+    assert check(first, zero, at(i - 3)) == ()
+    assert check(op("not", first), at(i - 3), zero) == ()
+    assert check(op("or", first, last), zero, op("sub", at(i - 3), at(i + 1))) == ()
+    assert check(op("and", first, last), zero, at(i)) == ()
+    assert check(first, zero, op("where", less(i, 5), at(i - 3), at(i - 5))) == ()
+    assert check(op("ne", FromIndex("int64", i), FromIndex("int64", n - 1)), at(i + 1), at(i - n + 1)) == ()
+    assert check(less(i * V("M"), 3), zero, at(i - 3)) == ("x",), "not affine: said, not guessed"
+    assert check(first, zero, at(i - minimum(3, n))) == ()
+    half = [(n, "%==", Index.of(2))]
+    assert check(less(i + 1 - n, 0), at(i + 1), at(i - (n // 2 * 2 - 1)), half) == ()
+    for condition, orelse in ((first, at(i - 4)), (op("and", first, last), at(i - 3)), (op("not", first), at(i - 3)),
+                              (less(i, 2), at(i - 3)), (op("gt", zero, zero), at(i - 3))):  # fmt: skip
+        with pytest.raises(LegalityError, match="for example"):
+            check(condition, zero, orelse)
+    with pytest.raises(LegalityError, match="for example"):
+        check(less(i + 1 - n, 0), at(i + 1), at(i - (n // 2 * 2 - 1)))
 
 
 # -- channels last ---------------------------------------------------------------------------------------------------

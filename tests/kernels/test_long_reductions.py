@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import onnxruntime
 import pytest
 
 from polydyn.checked import CheckedProgram
@@ -90,6 +91,39 @@ def test_shares_depend_on_sizes_alone(programs: dict[int, Program], m: int, b: i
 def test_every_read_of_shares_is_inside_and_written() -> None:
     checked = CheckedProgram(plan_program(MODEL))
     checked.run(feeds(3, 2, 6151))
+
+
+GATHERED = model(
+    [
+        node("Gather", "table ids", "g"), node("Mul", "g weights", "h"), node("ReduceSum", "h one", "bag", keepdims=0),
+        node("Gather", "names ids", "again"), node("Gather", "table again", "twice"),
+        node("ReduceMax", "twice one", "most", keepdims=0),
+        node("GatherElements", "x places", "moved", axis=1), node("ReduceSum", "moved columns", "elements", keepdims=0),
+        node("SoftmaxCrossEntropyLoss", "x labels", "loss"),
+    ],
+    {
+        "ids": ("int64", ["B", "L"]), "weights": ("float32", ["B", "L", 1]), "x": ("float32", ["K", 9]),
+        "places": ("int64", ["K", 9]), "labels": ("int64", ["K"]),
+    },
+    ["bag", "most", "elements", "loss"],
+    {
+        "table": RNG.standard_normal((50, 24)).astype(np.float32), "names": RNG.permutation(50),
+        "one": np.array([1]), "columns": np.array([0]),
+    },
+)  # fmt: skip
+
+
+def test_gathers_are_split_with_what_they_fetch() -> None:
+    """A group made of some statements keeps the arrays that their subscripts fetch."""
+    program, other = compile(GATHERED, threads=1), onnxruntime.InferenceSession(GATHERED.SerializeToString())
+    for b, length, k in ((1, 0, 1), (2, 1, 7), (3, 700, 2000)):
+        ids, labels = RNG.integers(0, 50, (b, length)), RNG.integers(0, 9, (k,))
+        given = {"ids": ids, "weights": RNG.standard_normal((b, length, 1)).astype(np.float32), "labels": labels,
+                 "x": RNG.standard_normal((k, 9)).astype(np.float32), "places": RNG.integers(0, 9, (k, 9))}  # fmt: skip
+        for (name, got), want in zip(program.run(given).items(), other.run(None, given), strict=True):
+            np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4, err_msg=name)
+    for target in ("cpu:avx512", "cuda:sm_80"):
+        plan_program(GATHERED, target=target)
 
 
 @pytest.mark.parametrize("steps", [0, 1, 15, 16, 6157, 9000])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import onnxruntime as ort
 import pytest
 from onnx import helper
 
@@ -120,3 +121,51 @@ def test_pieces_of_two_tensors_and_outputs_are_joined_in_memory() -> None:
     assert len(plan_of(other, {**dims, "cos": dims["x"]}, ["y"], constants).groups) > 1
     summed = [*nodes[:4], node("ReduceSum", ["r", "last"], ["y"], keepdims=0)]
     assert len(plan_of(summed, {"x": dims["x"]}, ["y"], constants).groups) > 1, "a sum reads it"
+
+
+def rolled(x: str, y: str, places: str, axis: int) -> list[Any]:
+    """A tensor whose first elements along an axis go to its end."""
+    a = {1: "one", 2: "two"}[axis]
+    return [node("Slice", [x, places, "far", a], [f"{y}l"]), node("Slice", [x, "zero", places, a], [f"{y}r"]),
+            node("Concat", [f"{y}l", f"{y}r"], [y], axis=axis)]  # fmt: skip
+
+
+def test_shifted_windows_are_read_by_a_product() -> None:
+    """Both parts of each of two rolls have their condition where the product's promotion reads them."""
+    nodes = [
+        *rolled("x", "p", "four", 1), *rolled("p", "q", "three", 2), node("Reshape", ["q", "cut"], ["v"]),
+        node("Transpose", ["v"], ["t"], perm=[0, 1, 3, 2, 4, 5]), node("Reshape", ["t", "rows"], ["u"]),
+        node("MatMul", ["u", "w"], ["y"]),
+    ]  # fmt: skip
+    numbers = {"zero": [0], "one": [1], "two": [2], "three": [3], "four": [4], "far": [2**62],
+               "cut": [-1, 2, 7, 2, 7, 8], "rows": [-1, 49, 8]}  # fmt: skip
+    rng = np.random.default_rng(0)
+    w = rng.standard_normal((8, 24)).astype(np.float32)
+    constants = {"w": w} | {n: np.array(v) for n, v in numbers.items()}
+    made = model(nodes, {"x": ("float32", ["N", 14, 14, 8])}, ["y"], constants)
+    program = polydyn.compile(made, threads=1)
+    for n in (0, 1, 3):
+        x = rng.standard_normal((n, 14, 14, 8)).astype(np.float32)
+        cut = np.roll(x, (-4, -3), (1, 2)).reshape(n, 2, 7, 2, 7, 8).transpose(0, 1, 3, 2, 4, 5)
+        np.testing.assert_allclose(program.run({"x": x})["y"], cut.reshape(4 * n, 49, 8) @ w, rtol=1e-4, atol=1e-5)
+    for target in ("cpu:avx512", "cuda:sm_80"):
+        plan_program(made, target=target)
+
+
+@pytest.mark.parametrize("rows", [8, "H"])
+def test_four_pieces_before_a_convolution(rows: int | str) -> None:
+    """Focus: every second pixel, four times, as channels. The pieces are equally long where H is even."""
+    nodes: list[Any] = []
+    for n, (a, b) in enumerate((("zero", "zero"), ("one", "zero"), ("zero", "one"), ("one", "one"))):
+        nodes += [node("Slice", ["x", a, "far", "two", "two"], [f"h{n}"]),
+                  node("Slice", [f"h{n}", b, "far", "three", "two"], [f"s{n}"])]  # fmt: skip
+    nodes += [node("Concat", ["s0", "s1", "s2", "s3"], ["c"], axis=1), node("Conv", ["c", "w"], ["y"], pads=[1] * 4)]
+    rng = np.random.default_rng(0)
+    w = rng.standard_normal((5, 12, 3, 3)).astype(np.float32)
+    numbers = {"zero": 0, "one": 1, "two": 2, "three": 3, "far": 2**62}
+    constants = {"w": w} | {n: np.array([v]) for n, v in numbers.items()}
+    made = model(nodes, {"x": ("float32", ["N", 3, rows, 10])}, ["y"], constants)
+    program, other = polydyn.compile(made, threads=1), ort.InferenceSession(made.SerializeToString())
+    for n, h in ((0, 8), (1, 8), (2, 8), *(((1, 2), (3, 26)) if rows == "H" else ())):
+        x = {"x": rng.standard_normal((n, 3, h, 10)).astype(np.float32)}
+        np.testing.assert_allclose(program.run(x)["y"], other.run(None, x)[0], rtol=1e-4, atol=1e-4)
