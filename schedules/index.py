@@ -359,10 +359,11 @@ def floordiv(x: Index, n: Index) -> Index:
 
 
 def _nested_floordiv(r: Index, n: Index) -> Index:
-    """``(y // a) // b`` is ``y // (a*b)`` when nothing else is added; a size of 0 gives 0 both ways."""
-    a = _single_atom(r)
-    if a is not None and a.kind == "floordiv":
-        return floordiv(a.args[0], a.args[1] * n)
+    """``(y // a + k) // b`` is ``(y + a*k) // (a*b)`` for constants, and for sizes where k is 0: 0 gives 0 both ways."""
+    k = r.terms.get((), 0)
+    a = _single_atom(r - k if k else r)
+    if a is not None and a.kind == "floordiv" and (not k or (a.args[1].constant and n.constant)):
+        return floordiv(a.args[0] + a.args[1] * k, a.args[1] * n)
     return Index({(Atom("floordiv", (r, n)),): 1})
 
 

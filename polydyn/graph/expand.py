@@ -416,7 +416,7 @@ class _Builder:
         for o in dict.fromkeys(outputs):
             self._output(o)
         steps = [self._finished(s) for s in (*self._common_steps(), *self.steps.values())]
-        guards = tuple(Guard(g.left, g.relation, g.right, g.message) for g in self.facts.guards())
+        guards = tuple(Guard(g.left, g.relation, g.right, g.message, g.words) for g in self.facts.guards())
         needed, kept, steps = self._needed(outputs, guards, steps)
         inputs = tuple(x.name for x in self.typed.graph.inputs)
         tensors = {t: self.tensors[t] for t in (*inputs, *self.tensors) if t in needed or t in inputs}

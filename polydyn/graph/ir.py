@@ -133,13 +133,15 @@ class SymbolSource:
 class Guard:
     """A condition on symbols that every call must meet: ``left relation right`` with relation ``==``, ``<=``, ``%==``.
 
-    ``a %== b``: a is a multiple of b. ``message`` says which node, tensor and dim needs it and why.
+    ``a %== b``: a is a multiple of b. ``message`` says which node, tensor and dim needs it and why; ``words`` say the
+    condition simpler, as ``H is a multiple of 32, or up to 7 less``.
     """
 
     left: Dim
     relation: str
     right: Dim
     message: str
+    words: str = ""
 
 
 @dataclass(frozen=True)

@@ -6,12 +6,13 @@ from typing import Any
 
 from polydyn.graph.ir import Guard
 from polydyn.runtime.expressions import to_json
+from polydyn.shapes.sentences import sentence
 
 
 def guard_to_json(g: Guard) -> dict[str, Any]:
     """A guard as a manifest has it."""
     return {
-        "rule": f"{g.left} {g.relation} {g.right}",
+        "rule": sentence(g.left, g.relation, g.right, g.words),
         "message": g.message,
         "left": to_json(g.left),
         "relation": g.relation,

@@ -13,6 +13,7 @@ from polydyn.program.plan import Buffer, HostPlan, size_bytes
 from polydyn.schedules.expr import DTYPES
 from polydyn.schedules.index import Index, product
 from polydyn.schedules.ranges import is_nonnegative
+from polydyn.shapes.sentences import bare, sentence
 
 ROLES = {
     "input": "PD_INPUT_ROLE",
@@ -35,12 +36,7 @@ class HostProgram:
 
 def shape_text(shape: Iterable[Index]) -> str:
     """A symbolic shape for people, e.g. ``[B, 2*L]``."""
-    return "[" + ", ".join(_bare(d) for d in shape) + "]"
-
-
-def _bare(x: Index) -> str:
-    text = str(x)
-    return text[1:-1] if len(x.terms) > 1 and text.startswith("(") else text
+    return "[" + ", ".join(bare(d) for d in shape) + "]"
 
 
 def host_program(plan: HostPlan, constant_offsets: Mapping[str, int], weight_bytes: int) -> HostProgram:
@@ -123,14 +119,13 @@ def _check_tables(plan: HostPlan, values: Evaluation) -> Tables:
             if (name, axis) in bound:
                 continue
             where = "; ".join(f"{s} = axis {origin[s].axis} of '{origin[s].input}'" for s in sorted(dim.symbols()))
-            text = _bare(dim) + (f" ({where})" if where else "")
+            text = bare(dim) + (f" ({where})" if where else "")
             why = whys.get(symbol_at.get((name, axis), dim), "")
             dims.append(f"{{{position[name]}, {axis}, {values.of(dim)}, {quote(text)}, {quote(why)}}}")
     output_dims = [str(values.of(d)) for n in plan.outputs for d in plan.buffers[n].shape]
     guards = []
     for g in plan.guards:
-        relation = {"==": "equals", "<=": "is at most", "%==": "is a multiple of"}[g.relation]
-        text = quote(f"{_bare(g.left)} {relation} {_bare(g.right)}")
+        text = quote(sentence(g.left, g.relation, g.right, g.words))
         numbers = f"{values.of(g.left)}, {values.of(g.right)}, '{RELATIONS[g.relation]}'"
         guards.append(f"{{{numbers}, {text}, {quote(g.message)}}}")
     return {
@@ -162,7 +157,7 @@ def _memory_tables(
         if b.role in ("output", "intermediate"):
             for axis, dim in enumerate(b.shape):
                 if not is_nonnegative(dim) and dim not in signs:
-                    text = quote(f"axis {axis} of '{name}', {_bare(dim)},")
+                    text = quote(f"axis {axis} of '{name}', {bare(dim)},")
                     signs[dim] = f"{{{values.of(dim)}, {text}}}"
     copies = [f"{{{i}, {order[b.name]}, {values.of(size_bytes(b))}}}" for i, b in _copied_outputs(plan)]
     return {

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
-from math import gcd
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 from polydyn.errors import ShapeError
 from polydyn.schedules.index import Atom, Index, IndexLike, floordiv
 from polydyn.schedules.names import internal_name
 from polydyn.shapes.facts import DimFacts
 from polydyn.shapes.multiples import Multiples
+from polydyn.shapes.residues import Condition, Remainders, remainders
 from polydyn.shapes.rules import content
+from polydyn.shapes.sentences import bare
 from polydyn.shapes.sizes import Dims, Sizes, sizes_by_name
 
 
@@ -31,6 +33,23 @@ class Assumed:
     relation: str
     right: Index
     message: str
+    words: str = ""
+    """The condition as a user would say it, where that is another one: ``H is a multiple of 32``."""
+
+
+Guarded: TypeAlias = "tuple[Index, str, Index]"
+"""A guard without its reasons."""
+
+
+@dataclass(frozen=True)
+class Periodic:
+    """A fact about remainders: ``value == 0``, ``value >= 0``, or a multiple of ``of``. ``key``: the guard for it."""
+
+    value: Index
+    relation: str
+    of: Index
+    why: str
+    key: Guarded | None = None
 
 
 class ShapeContext(DimFacts):
@@ -49,7 +68,8 @@ class ShapeContext(DimFacts):
         """Grows with every new fact."""
         self._requested = {internal_name(n): s for n, s in sizes_by_name(dims).items()}
         self._where: dict[str, str] = {}
-        self._divisible: list[tuple[Index, Index, str]] = []
+        self._divisible: list[Periodic] = []
+        self._asked: dict[str, list[tuple[Periodic, Remainders]]] = {}
         self._guards: dict[tuple[Index, str, Index], Assumed] = {}
 
     # -- symbols -------------------------------------------------------------------------------------------------
@@ -106,7 +126,7 @@ class ShapeContext(DimFacts):
             self._assume(s, "<=", Index.of(sizes.high), why)
         if sizes.multiple > 1:
             self._assume(s, "%==", Index.of(sizes.multiple), f"{place} multiples of {sizes.multiple}")
-            self._divisible.append((s, Index.of(sizes.multiple), why))
+            self._divisible.append(Periodic(s, "%==", Index.of(sizes.multiple), why))
         self._changed()
 
     # -- learning ------------------------------------------------------------------------------------------------
@@ -118,7 +138,7 @@ class ShapeContext(DimFacts):
         """
         ca, cb = self.canonical(a), self.canonical(b)
         same = self.equal(ca, cb)
-        if same is None:
+        if same is None and not self._repeats(ca, "==", cb, why):
             bounds = _extreme_choice(ca - cb)
             division = _exact_division(ca - cb)
             if division:
@@ -130,7 +150,7 @@ class ShapeContext(DimFacts):
                 left, right = sorted((ca, cb), key=self._rules.preference, reverse=True)
                 self._assume(left, "==", right, why)
                 self._learn(ca - cb, why)
-        elif not same:
+        elif same is False:
             raise ShapeError(f"{ca} and {cb} can never be equal{self._chain((a, b))}", dim=f"{a} and {b}", rule=why)
         return min(self.canonical(ca), self.canonical(cb), key=self._rules.preference)
 
@@ -141,6 +161,7 @@ class ShapeContext(DimFacts):
             return
         if self.nonnegative(a - b - 1):
             raise ShapeError(f"{a} can never be at most {b}{self._chain((a, b))}", dim=str(a), rule=why)
+        self._repeats(a, "<=", b, why)
         self._assume(a, "<=", b, why)
         self._learn_at_most(a, b, why)
 
@@ -182,8 +203,20 @@ class ShapeContext(DimFacts):
         if a.constant is not None and n.constant is not None:
             raise ShapeError(f"{a} is not a multiple of {n}{self._chain((a, n))}", dim=str(a), rule=why)
         self._assume(a, "%==", n, why)
-        self._divisible.append((a, n, why))
+        self._divisible.append(Periodic(a, "%==", n, why, (a, "%==", n)))
         self._changed()
+
+    def _repeats(self, a: Index, relation: str, b: Index, why: str) -> bool:
+        """Whether ``a relation b`` is a condition on the remainders of one size, which then is learned with its guard."""
+        c = Condition(b - a if relation == "<=" else a - b, ">=" if relation == "<=" else relation)
+        if not self._multiples.asks(replace(c, value=self._multiples.inside(c.value))):
+            return False
+        self._assume(a, relation, b, why)
+        if relation == "==":
+            self._equations.append((_primitive(c.value), why))
+        self._divisible.append(Periodic(c.value, c.relation, Index.of(0), why, (a, relation, b)))
+        self._changed()
+        return True
 
     def broadcast(self, a: IndexLike, b: IndexLike, why: str, assume: bool = True) -> Index:
         """The broadcast of two dims by numpy's rule, never guessed without a guard and a note.
@@ -240,8 +273,32 @@ class ShapeContext(DimFacts):
         return a if large_a else b
 
     def guards(self) -> tuple[Assumed, ...]:
-        """Everything assumed, in the order it was learned, less divisibilities that later equalities made exact."""
-        return tuple(g for g in self._guards.values() if g.relation != "%==" or not self._exact_now(g.left, g.right))
+        """Everything assumed, in the order it was learned, less divisibilities that later equalities made exact.
+
+        What is assumed of the remainders of one size is one guard, with the reason of the strictest condition.
+        """
+        kept = {k: g for k, g in self._guards.items() if g.relation != "%==" or not self._exact_now(g.left, g.right)}
+        for symbol, facts in self._asked.items():
+            kept |= self._one_guard(symbol, kept, facts)
+        return tuple(g for g in kept.values() if g.relation)
+
+    def _one_guard(
+        self, symbol: str, kept: Mapping[Guarded, Assumed], facts: Sequence[tuple[Periodic, Remainders]]
+    ) -> dict[Guarded, Assumed]:
+        """The guards of conditions on the remainders of a symbol, put together; those without a relation go."""
+        allowed = self._multiples.allowed(symbol)
+        exact, words = allowed.exact(Index.of(symbol)), allowed.words(symbol)
+        asked = [(f.key, r) for f, r in facts if f.key in kept]
+        stated = [r for f, r in facts if f.key is None]
+        if not exact:
+            return {k: replace(kept[k], words=words) for k, _ in asked}
+        out = {k: replace(kept[k], relation="") for k, _ in asked}
+        if asked and all(r != allowed for r in stated):
+            strictest = max(asked, key=lambda x: x[1].period / len(x[1].allowed))[0]
+            left, n = exact
+            said = words if words != f"{bare(left)} is a multiple of {n}" else ""
+            out[strictest] = Assumed(left, "%==", Index.of(n), kept[strictest].message, said)
+        return out
 
     def _exact_now(self, a: Index, n: Index) -> bool:
         a, n = self.canonical(a), self.canonical(n)
@@ -261,33 +318,47 @@ class ShapeContext(DimFacts):
             self._forget()
 
     def _divide_again(self) -> None:
-        """Expresses divisibility facts over the dims as they are now."""
-        self._multiples, self._exact = Multiples(), set()
+        """Expresses facts about remainders over the dims as they are now."""
+        self._multiples, self._exact, self._asked = Multiples(), set(), {}
         others: list[tuple[Index, Index]] = []
-        for dim, divisor, why in self._divisible:
-            a, n = self.canonical(dim), self.canonical(divisor)
-            if self.level(a, n) < self.level(dim, divisor):
-                self._assume(a, "%==", n, why)  # what a late fact says of early sizes is asked early
-            by, size = n.constant, a.constant
-            single = _single_symbol(a)
-            if by is not None and size is not None:
-                if size % by if by else size:
-                    message = f"{dim} must be {size}, which is not a multiple of {by}{self._chain((dim,))}"
-                    raise ShapeError(message, dim=str(dim), rule=why)
-            elif by and single:
-                self._multiples.learn(single[0], by // gcd(by, single[1]))
-            else:
-                others.append((a, n))
-        for a, n in self._multiples.quotients(others):
+        for fact in self._divisible:
+            a, n = self.canonical(fact.value), self.canonical(fact.of)
+            if fact.relation == "%==" and self.level(a, n) < self.level(fact.value, fact.of):
+                self._assume(a, "%==", n, fact.why)  # what a late fact says of early sizes is asked early
+            c = Condition(a, fact.relation, n.constant or 0)
+            if a.constant is not None and n.constant is not None and not c.holds(a.constant):
+                raise ShapeError(self._unmet(fact, a, n), dim=str(fact.value), rule=fact.why)
+            if n.constant is not None and self._narrow_remainders(fact, c):
+                continue
+            division = (a, n) if fact.relation == "%==" else _exact_division(a) if fact.relation == "==" else None
+            if a.constant is None and division:
+                others.append(division)
+        for a, n in others:
             x, m = self._multiples.inside(a), self._multiples.inside(n)
             loose = floordiv(x, m).atoms()
             self._exact |= {y for y in loose if isinstance(y, Atom) and y.kind == "floordiv" and y.args[1] == m}
+
+    def _narrow_remainders(self, fact: Periodic, c: Condition) -> bool:
+        """Learns a condition where it is one on remainders of one size."""
+        own = remainders(replace(c, value=self._rules.rewritten(fact.value))) or remainders(c)
+        try:
+            narrowed = self._multiples.narrow(replace(c, value=self._multiples.inside(c.value)))
+        except ValueError:
+            raise ShapeError(self._unmet(fact, c.value, fact.of), dim=str(fact.value), rule=fact.why) from None
+        if own and (narrowed or c.value.constant is not None):
+            self._asked.setdefault(own[0], []).append((fact, own[1]))
+        return narrowed
+
+    def _unmet(self, fact: Periodic, a: Index, n: Index) -> str:
+        relation = {"==": "0", ">=": "at least 0", "%==": f"a multiple of {n}"}[fact.relation]
+        is_now = f"{fact.value} must be {a}, which is not" if a.constant is not None else f"{fact.value} is never"
+        return f"{is_now} {relation}{self._chain((fact.value,))}"
 
     def _learn(self, d: Index, why: str) -> None:
         extremes = _extreme_bounds(d)
         symbol = self._rules.add(d, why)
         if symbol is None:
-            self._equations.append((Index({m: v // content(d) for m, v in d.terms.items()}), why))
+            self._equations.append((_primitive(d), why))
         self._changed()
         if symbol:
             low, high = self.ranges.pop(symbol, (0, None))
@@ -346,10 +417,8 @@ class ShapeContext(DimFacts):
         return f"{question}{origins}{self._chain(expressions) or chr(10) + '  nothing else is known'}"
 
 
-def _single_symbol(p: Index) -> tuple[str, int] | None:
-    """``(s, c)`` when p is ``c * s``."""
-    ((m, c),) = p.terms.items() if len(p.terms) == 1 else (((), 0),)
-    return (m[0], c) if len(m) == 1 and isinstance(m[0], str) else None
+def _primitive(p: Index) -> Index:
+    return Index({m: v // content(p) for m, v in p.terms.items()})
 
 
 def _extreme_bounds(d: Index) -> list[tuple[Index, Index]]:

@@ -14,6 +14,7 @@ from polydyn.schedules.index import Atom, Index, IndexLike, floordiv, maximum, m
 from polydyn.schedules.ranges import Ranges
 from polydyn.shapes import prove
 from polydyn.shapes.multiples import Multiples
+from polydyn.shapes.residues import Condition
 from polydyn.shapes.rules import Rules, content
 from polydyn.shapes.sizes import Dims, Sizes
 
@@ -94,7 +95,7 @@ class DimFacts:
             r = a.args[0]
             if self.nonnegative(r, ranges) and self.nonnegative(n - 1 - r, ranges):
                 q = q - Index({(a,): 1})
-        return q
+        return self._multiples.reduced(q)
 
     def _extreme(self, kind: str, args: tuple[Index, ...], ranges: Ranges) -> Index:
         keep = list(args)
@@ -161,6 +162,9 @@ class DimFacts:
         offset = inner.terms.get((), 0)
         if offset % content(inner - offset):
             return False
+        settled = self._multiples.settle(Condition(inner, "=="))
+        if settled is not None:
+            return settled
         level = self.level(a, b)
         equations = {self.canonical(e) for e, _ in self._equations if self._rules.level(e) <= level}
         reduced = Index({m: v // g for m, v in d.terms.items()})

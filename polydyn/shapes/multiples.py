@@ -2,50 +2,83 @@
 
 Inside a simplification or a proof ``L`` is written ``8 * %L``, where ``%L`` stands for ``L // 8``; polynomial
 arithmetic then does everything (``L // 4`` is ``2 * %L``, ``(L * W + 3) // 8`` is ``%L * W``). Outside, ``%L`` is the
-atom ``L // 8`` and ``8 * (L // 8)`` is ``L``.
+atom ``L // 8`` and ``8 * (L // 8)`` is ``L``. A size that is 1 more than a multiple is ``8 * %L + 1``. Sizes with other
+sets of remainders (``residues.py``) are what they are; their quotients are written over one of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from math import gcd, lcm
+from collections.abc import Mapping
 
 from polydyn.schedules.index import Atom, Index, Monomial, floordiv
+from polydyn.shapes.residues import Condition, Remainders, remainders
 
 MARK = "%"
 """First character of the symbols that stand for quotients; no model's symbol begins with it."""
 
 
 class Multiples:
-    """Symbol -> the largest constant that certainly divides it."""
+    """Symbol -> what is known of its remainders."""
 
     def __init__(self) -> None:
-        self.of: dict[str, int] = {}
+        self.of: dict[str, tuple[int, int]] = {}
+        """Symbol -> ``(step, first)``: it is ``step * %symbol + first``."""
+        self._inner: dict[str, Remainders] = {}
         self._forward: dict[str, Index] = {}
 
-    def learn(self, symbol: str, n: int) -> None:
-        """``symbol`` is a multiple of ``n`` too."""
-        self.of[symbol] = lcm(n, self.of.get(symbol, 1))
-        self._forward[symbol] = Index.of(MARK + symbol) * self.of[symbol]
+    def narrow(self, c: Condition) -> bool:
+        """A condition on one symbol, written inside, that repeats; False: it is another one, or repeats too late.
 
-    def quotients(self, facts: Sequence[tuple[Index, Index]]) -> list[tuple[Index, Index]]:
-        """Takes facts (x, n), x a multiple of n. Learns from those whose x is a quotient; returns the others.
-
-        An ``L`` whose half is a multiple of 2 is one of 4.
+        ValueError: no size meets it and what is known.
         """
-        while True:
-            left: list[tuple[Index, Index]] = []
-            for x, n in facts:
-                ((m, c),) = t if len(t := tuple(self.inside(x).terms.items())) == 1 else (((), 0),)
-                marked = len(m) == 1 and isinstance(m[0], str) and m[0].startswith(MARK)
-                if marked and n.constant:
-                    symbol = str(m[0])[len(MARK) :]
-                    self.learn(symbol, self.of[symbol] * (n.constant // gcd(n.constant, c)))
-                else:
-                    left.append((x, n))
-            if len(left) == len(facts):
-                return left
-            facts = left
+        both, _ = self._with(c)
+        if both is None:
+            return False
+        (inside,) = c.value.symbols()
+        if not both.allowed:
+            raise ValueError(f"no {inside} is left")
+        symbol = inside.removeprefix(MARK)
+        step, first = both.lattice()
+        before, offset = self.of.get(symbol, (1, 0))
+        self._inner.pop(inside, None)
+        if step > 1:
+            self.of[symbol] = before * step, before * first + offset
+            self._forward[symbol] = Index.of(MARK + symbol) * (before * step) + self.of[symbol][1]
+        rest = both.inner(step, first)
+        if rest.period > 1:
+            self._inner[MARK + symbol if symbol in self.of else symbol] = rest
+        return True
+
+    def allowed(self, symbol: str) -> Remainders:
+        """The remainders of a symbol's sizes."""
+        step, first = self.of.get(symbol, (1, 0))
+        inner = self._inner.get(MARK + symbol if symbol in self.of else symbol, Remainders())
+        return Remainders(step * inner.period, frozenset(step * r + first for r in inner.allowed))
+
+    def settle(self, c: Condition) -> bool | None:
+        """Whether all sizes meet a condition that is written inside (True) or none does (False); else None."""
+        both, known = self._with(c)
+        return None if both is None or (both.allowed and both != known) else bool(both.allowed)
+
+    def asks(self, c: Condition) -> bool:
+        """Whether a condition that is written inside is one on remainders that some sizes meet and others do not."""
+        both, known = self._with(c)
+        return both is not None and bool(both.allowed) and both != known
+
+    def _with(self, c: Condition) -> tuple[Remainders | None, Remainders]:
+        found = remainders(c)
+        known = self._inner.get(found[0], Remainders()) if found else Remainders()
+        return found and found[1].both(known), known
+
+    def reduced(self, p: Index) -> Index:
+        """Quotients over those that the remainders of their sizes give."""
+        return p.map_atoms(self._reduce) if self._inner else p
+
+    def _reduce(self, a: Atom) -> Index:
+        symbols = a.args[0].symbols()
+        known = self._inner.get(next(iter(symbols))) if len(symbols) == 1 and a.kind == "floordiv" else None
+        found = known and known.reduce(a)
+        return Index({(a,): 1}) if found is None else found
 
     def inside(self, p: Index) -> Index:
         """``L`` written as ``8 * %L``."""
@@ -56,9 +89,9 @@ class Multiples:
         if not self.of:
             return sizes
         out = dict(sizes)
-        for s, n in self.of.items():
+        for s, (step, first) in self.of.items():
             low, high = out.pop(s, (0, None))
-            out[MARK + s] = (-(-low // n), None if high is None else high // n)
+            out[MARK + s] = (max(0, -((first - low) // step)), None if high is None else (high - first) // step)
         return out
 
     def outside(self, p: Index) -> Index:
@@ -78,8 +111,9 @@ class Multiples:
         """One product. Its coefficient, as far as it goes, turns quotients back into symbols."""
         for k, a in enumerate(m):
             if isinstance(a, str) and a.startswith(MARK):
-                s, rest = Index.of(a[len(MARK) :]), m[:k] + m[k + 1 :]
-                n = self.of[str(s)]
-                quotient = abs(c) // n * (1 if c > 0 else -1)
-                return s * self._term(rest, quotient) + floordiv(s, Index.of(n)) * self._term(rest, c - quotient * n)
+                s, rest = a[len(MARK) :], m[:k] + m[k + 1 :]
+                step, first = self.of[s]
+                whole = Index.of(s) - first
+                times = abs(c) // step * (1 if c > 0 else -1)
+                return whole * self._term(rest, times) + floordiv(whole, Index.of(step)) * self._term(rest, c - times * step)
         return Index({m: c})

@@ -63,6 +63,15 @@ class Rules:
                 p = Index({m: v for m, v in p.terms.items() if m not in hit}) + q * rest
         return p
 
+    def rewritten(self, p: Index) -> Index:
+        """An expression without anything that a rule replaces."""
+        for _ in range(64):
+            q = self.apply(p)
+            if q == p:
+                break
+            p = q
+        return p
+
     def add(self, d: Index, why: str) -> str | None:
         """Learns ``d == 0`` (already rewritten); returns the symbol that was replaced, if it was one.
 
