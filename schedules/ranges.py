@@ -20,6 +20,7 @@ def upper_bound(p: Index, ranges: Ranges) -> Index | None:
 
 def _bound(p: Index, ranges: Ranges, upper: bool) -> Index | None:
     p, extra = _expand_divisions(p, ranges, sizes=not upper)
+    p = _settle_iterators(p, extra, upper)
     total = ZERO
     for m, v in p.terms.items():
         ranged = [a for a in m if isinstance(a, str) and a in extra]
@@ -45,6 +46,35 @@ def _bound(p: Index, ranges: Ranges, upper: bool) -> Index | None:
     if total.symbols() & extra.keys():  # extents that depend on other ranged symbols
         return _bound(total, ranges, upper)
     return total
+
+
+def _settle_iterators(p: Index, ranges: Ranges, upper: bool) -> Index:
+    """Iterators whose factor is a difference at the end where p has its bound, where the factor has a known sign.
+
+    ``b * ((S + 1) // 2) - b`` is ``b * T`` for one T, which runs from 0 to ``(B - 1) * T`` together.
+    """
+    for v, extent in ranges.items():
+        factor, rest = p.split(v)
+        signs = {c > 0 for c in factor.terms.values()}
+        if len(signs) < 2 or v in factor.symbols() | rest.symbols() or not factor.symbols().isdisjoint(ranges):
+            continue
+        sizes = [e for e in ranges.values() if e.symbols().isdisjoint(ranges)]
+        if _is_product(factor, sizes):
+            p = rest + factor * (extent - 1) if upper else rest
+        elif _is_product(-factor, sizes):
+            p = rest if upper else rest + factor * (extent - 1)
+    return p
+
+
+def _is_product(p: Index, extents: list[Index]) -> bool:
+    """Whether p is at least an extent, or a product of extents and what is never negative; extents are >= 1."""
+    if is_nonnegative(p) or any(is_nonnegative(p - e + 1) for e in extents):
+        return True
+    for e in (e for e in extents if len(e.terms) > 1):
+        q, rest = polynomial_division(p, e)
+        if not rest.terms and _is_product(q, extents):
+            return True
+    return False
 
 
 def _quotient_bound(a: Atom, ranges: Ranges, upper: bool) -> Index | None:
@@ -149,8 +179,11 @@ def is_nonnegative(p: Index, ranges: Ranges | None = None) -> bool:
     if low is None:
         return False
     positive = {a for e in (ranges or {}).values() if len(e.terms) == 1 for a in next(iter(e.terms))}
-    low = low.subs({a: Index.of(a) + 1 for a in positive if isinstance(a, str)})
-    return all(v * _sign(m) > 0 for m, v in low.terms.items())
+    least = low.subs({a: Index.of(a) + 1 for a in positive if isinstance(a, str)})
+    if all(v * _sign(m) > 0 for m, v in least.terms.items()):
+        return True
+    differences = [e for e in (ranges or {}).values() if len({v > 0 for v in e.terms.values()}) > 1]
+    return bool(differences) and _is_product(low, differences)
 
 
 def _sign(factors: Iterable[str | Atom]) -> int:
