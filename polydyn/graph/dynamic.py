@@ -21,6 +21,7 @@ from polydyn.graph.typed import Typed
 from polydyn.schedules.expr import Array
 from polydyn.schedules.index import Index
 from polydyn.shapes.context import Assumed
+from polydyn.shapes.sentences import sentence
 
 Symbols: TypeAlias = "Mapping[str, Sequence[str | None]]"
 """Input -> a name for each of its axes, None for an axis that stays as it is."""
@@ -133,13 +134,27 @@ def prove_symbols(typed: Typed, file: ImportedGraph, symbols: Symbols) -> None:
 def _contradiction(typed: Typed, name: str, guard: Assumed) -> ShapeError:
     fixed, remedy = next(_fixed(typed, guard), None), f"leave {name} out of symbols"
     what = ""
+    if guard.relation == "%==" and guard.left.symbols() == {name}:
+        raise _multiple(typed, name, guard)
     if fixed:
         kind = "constant" if fixed in typed.constants else "input"
         what = f"; the {kind} {fixed} {list(typed.tensor(fixed).shape)} fixes it"
         remedy += ", or name the axis of the input too" if kind == "input" else ""
+    needs = sentence(guard.left, guard.relation, guard.right, guard.words)
     return ShapeError(
-        f"{name} cannot be a symbol: the model needs {guard.left} {guard.relation} {guard.right}{what}",
+        f"{name} cannot be a symbol: the model needs {needs}{what}",
         tensor=fixed, dim=name, rule=guard.message, remedy=f"{remedy}, or export the model with this dim dynamic",
+    )  # fmt: skip
+
+
+def _multiple(typed: Typed, name: str, guard: Assumed) -> ShapeError:
+    """The error where the sizes that fit are multiples: the user says which they are, and every call is checked."""
+    n = typed.facts.multiple_of(name)
+    needs = sentence(guard.left, guard.relation, guard.right, guard.words)
+    remedy = f'give dims={{"{name}": Sizes(multiple={n})}}' if n else f"leave {name} out of symbols"
+    return ShapeError(
+        f"{name} cannot be any size: {needs}", dim=name, rule=guard.message,
+        remedy=f"{remedy}, or export the model with this dim dynamic",
     )  # fmt: skip
 
 

@@ -426,7 +426,7 @@ class _Builder:
             constants={n: a for n, a in self.constants.items() if n in needed}, nodes=tuple(kept),
             sources=self.typed.sources,
             guards=guards,
-            notes=tuple(dict.fromkeys(self.facts.notes)),
+            notes=tuple(dict.fromkeys((*self.facts.notes, *self.facts.pinned()))),
             bounds=tuple(map(self._canonical, self.bounds)),
             steps=tuple(steps),
             guessed=tuple(self.facts.guessed),

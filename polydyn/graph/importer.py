@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -363,8 +364,13 @@ def _input(v: onnx.ValueInfoProto, inside: bool) -> ModelInput:
     dims: list[int | str | None] = []
     for d in t.shape.dim:
         kind = d.WhichOneof("value")
-        dims.append(d.dim_value if kind == "dim_value" and d.dim_value >= 0 else (d.dim_param or None))
+        known = kind == "dim_value" and d.dim_value >= 0
+        dims.append(d.dim_value if known else None if UNNAMED.fullmatch(d.dim_param) else d.dim_param)
     return ModelInput(v.name, dtype, tuple(dims))
+
+
+UNNAMED = re.compile(r"\s*(\?+|\*+|-\d+|none|null|nan|unk(nown)?([\W\d_].*)?)?\s*", re.IGNORECASE | re.DOTALL)
+"""What exporters write where they know no name of a dim (``unk__12`` is tf2onnx's): each such axis is one of its own."""
 
 
 def _check_inputs(n: onnx.NodeProto, position: int, defined: set[str], proto: onnx.GraphProto) -> None:

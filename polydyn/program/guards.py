@@ -11,8 +11,9 @@ from polydyn.shapes.sentences import sentence
 
 def guard_to_json(g: Guard) -> dict[str, Any]:
     """A guard as a manifest has it."""
+    rule = f"{g.left} {g.relation} {g.right}"
     return {
-        "rule": sentence(g.left, g.relation, g.right, g.words),
+        "rule": f"{g.words or sentence(g.left, g.relation, g.right)} ({rule})" if g.relation == "%==" else rule,
         "message": g.message,
         "left": to_json(g.left),
         "relation": g.relation,

@@ -282,6 +282,24 @@ class ShapeContext(DimFacts):
             kept |= self._one_guard(symbol, kept, facts)
         return tuple(g for g in kept.values() if g.relation)
 
+    def multiple_of(self, symbol: str) -> int | None:
+        """The least number whose multiples meet all that is assumed of a symbol's remainders; None where none does."""
+        return self._multiples.allowed(symbol).multiple
+
+    def pinned(self) -> tuple[str, ...]:
+        """What users are told: dims of inputs that a guard allows the size 1 only, or a single batch."""
+        notes = []
+        for s, where in self._where.items():
+            value, stated = self.canonical(s), self._requested.get(s, Sizes())
+            high = self.ranges.get(s, (0, None))[1] if value.constant is None else value.constant
+            batch = bool(value.constant) and where.endswith(" axis 0")
+            if s in self._rules.invented or stated.high == high or not (high == 1 or batch):
+                continue
+            whys = [g.message for g in self._guards.values() if s in g.left.symbols() | g.right.symbols()]
+            size = str(high) if value.constant is not None else f"at most {high}"
+            notes.append(f"every call needs {s} ({where}) to be {size}: {whys[-1] if whys else 'the shapes of the model'}")
+        return tuple(notes)
+
     def _one_guard(
         self, symbol: str, kept: Mapping[Guarded, Assumed], facts: Sequence[tuple[Periodic, Remainders]]
     ) -> dict[Guarded, Assumed]:
@@ -296,6 +314,8 @@ class ShapeContext(DimFacts):
         if asked and all(r != allowed for r in stated):
             strictest = max(asked, key=lambda x: x[1].period / len(x[1].allowed))[0]
             left, n = exact
+            if len(asked) == 1 and strictest[1] == "%==":
+                left, n = strictest[0], int(strictest[2])  # as the model says it
             said = words if words != f"{bare(left)} is a multiple of {n}" else ""
             out[strictest] = Assumed(left, "%==", Index.of(n), kept[strictest].message, said)
         return out

@@ -102,7 +102,7 @@ class Remainders:
             shift = nearest if 2 * nearest <= self.period else nearest - self.period
             moved = Remainders(self.period, frozenset((r - shift) % self.period for r in self.allowed))
             return moved.words(f"{symbol} {'-' if shift > 0 else '+'} {abs(shift)}")
-        n = next(d for d in range(1, self.period + 1) if self.period % d == 0 and self._has_multiples(d))
+        n = self.multiple or 1
         others = sorted(r for r in self.allowed if r % n)
         text = f"{symbol} is a multiple of {n}"
         less, more = max(0, -min(self._near())), max(0, max(self._near()))
@@ -113,8 +113,11 @@ class Remainders:
             return f"{text}, or {' or '.join(ends)}"
         return f"{text}, or {symbol} % {self.period} is {' or '.join(map(str, others[:8]))}" + ", ..." * (len(others) > 8)
 
-    def _has_multiples(self, n: int) -> bool:
-        return all(r in self.allowed for r in range(0, self.period, n))
+    @property
+    def multiple(self) -> int | None:
+        """The least number all multiples of which are allowed; None where 0 is not."""
+        divisors = (d for d in range(1, self.period + 1) if self.period % d == 0)
+        return next((d for d in divisors if all(r in self.allowed for r in range(0, self.period, d))), None)
 
     def _near(self) -> list[int]:
         """The remainders as numbers from the start on, where 0 stands for a multiple."""
