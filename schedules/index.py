@@ -359,7 +359,7 @@ def floordiv(x: Index, n: Index) -> Index:
 
 
 def _nested_floordiv(r: Index, n: Index) -> Index:
-    """``(y // a + k) // b`` is ``(y + a*k) // (a*b)`` for constants, and for sizes where k is 0: 0 gives 0 both ways."""
+    """``(y // a + k) // b`` is ``(y + a*k) // (a*b)`` for constants, and for sizes if k is 0: both give 0 for a 0."""
     k = r.terms.get((), 0)
     a = _single_atom(r - k if k else r)
     if a is not None and a.kind == "floordiv" and (not k or (a.args[1].constant and n.constant)):

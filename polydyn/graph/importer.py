@@ -370,7 +370,7 @@ def _input(v: onnx.ValueInfoProto, inside: bool) -> ModelInput:
 
 
 UNNAMED = re.compile(r"\s*(\?+|\*+|-\d+|none|null|nan|unk(nown)?([\W\d_].*)?)?\s*", re.IGNORECASE | re.DOTALL)
-"""What exporters write where they know no name of a dim (``unk__12`` is tf2onnx's): each such axis is one of its own."""
+"""What exporters write if they know no name of a dim (tf2onnx: ``unk__12``). Each such axis has a size of its own."""
 
 
 def _check_inputs(n: onnx.NodeProto, position: int, defined: set[str], proto: onnx.GraphProto) -> None:

@@ -138,7 +138,7 @@ class ShapeContext(DimFacts):
         """
         ca, cb = self.canonical(a), self.canonical(b)
         same = self.equal(ca, cb)
-        if same is None and not self._repeats(ca, "==", cb, why):
+        if same is None:
             bounds = _extreme_choice(ca - cb)
             division = _exact_division(ca - cb)
             if division:
@@ -146,7 +146,7 @@ class ShapeContext(DimFacts):
             elif bounds:
                 for low, high in bounds:
                     self.at_most(low, high, why)
-            else:
+            elif not self._repeats(ca, "==", cb, why):
                 left, right = sorted((ca, cb), key=self._rules.preference, reverse=True)
                 self._assume(left, "==", right, why)
                 self._learn(ca - cb, why)
@@ -207,7 +207,7 @@ class ShapeContext(DimFacts):
         self._changed()
 
     def _repeats(self, a: Index, relation: str, b: Index, why: str) -> bool:
-        """Whether ``a relation b`` is a condition on the remainders of one size, which then is learned with its guard."""
+        """Learns ``a relation b``, with its guard, if it is a condition on the remainders of one size."""
         c = Condition(b - a if relation == "<=" else a - b, ">=" if relation == "<=" else relation)
         if not self._multiples.asks(replace(c, value=self._multiples.inside(c.value))):
             return False
@@ -297,7 +297,8 @@ class ShapeContext(DimFacts):
                 continue
             whys = [g.message for g in self._guards.values() if s in g.left.symbols() | g.right.symbols()]
             size = str(high) if value.constant is not None else f"at most {high}"
-            notes.append(f"every call needs {s} ({where}) to be {size}: {whys[-1] if whys else 'the shapes of the model'}")
+            why = whys[-1] if whys else "the shapes of the model"
+            notes.append(f"every call needs {s} ({where}) to be {size}: {why}")
         return tuple(notes)
 
     def _one_guard(
@@ -306,7 +307,7 @@ class ShapeContext(DimFacts):
         """The guards of conditions on the remainders of a symbol, put together; those without a relation go."""
         allowed = self._multiples.allowed(symbol)
         exact, words = allowed.exact(Index.of(symbol)), allowed.words(symbol)
-        asked = [(f.key, r) for f, r in facts if f.key in kept]
+        asked = [(f.key, r) for f, r in facts if f.key and f.key in kept]
         stated = [r for f, r in facts if f.key is None]
         if not exact:
             return {k: replace(kept[k], words=words) for k, _ in asked}

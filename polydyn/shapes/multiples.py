@@ -77,7 +77,7 @@ class Multiples:
     def _reduce(self, a: Atom) -> Index:
         symbols = a.args[0].symbols()
         known = self._inner.get(next(iter(symbols))) if len(symbols) == 1 and a.kind == "floordiv" else None
-        found = known and known.reduce(a)
+        found = known.reduce(a) if known else None
         return Index({(a,): 1}) if found is None else found
 
     def inside(self, p: Index) -> Index:
@@ -115,5 +115,6 @@ class Multiples:
                 step, first = self.of[s]
                 whole = Index.of(s) - first
                 times = abs(c) // step * (1 if c > 0 else -1)
-                return whole * self._term(rest, times) + floordiv(whole, Index.of(step)) * self._term(rest, c - times * step)
+                left = floordiv(whole, Index.of(step)) * self._term(rest, c - times * step)
+                return whole * self._term(rest, times) + left
         return Index({m: c})

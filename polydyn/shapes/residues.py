@@ -1,8 +1,8 @@
 """Conditions on one size that repeat: which remainders of a size meet ``2 * ((H + 3) // 4) == (H + 1) // 2``.
 
-An expression of sums of quotients by constants is periodic but for a linear part: ``f(H + p) == f(H) + k``. Where k is 0
-a condition on it depends on ``H % p`` only. It is decided for every remainder by evaluation, so that nothing is lost:
-pyramids of poolings and upsamplings, rounded up or down, with any strides, come to one set of remainders.
+A sum of quotients by constants is periodic but for a linear part: ``f(H + p) == f(H) + k``. If k is 0, a condition on
+it depends on ``H % p`` only, and every remainder is evaluated. Pyramids of poolings and upsamplings, rounded up or
+down, with any strides, give one set of remainders, exactly the one for which all sizes agree.
 """
 
 from __future__ import annotations
@@ -111,7 +111,8 @@ class Remainders:
         if n == self.period and self.span == less + more + 1 and len(self.allowed) == self.span:
             ends = [f"up to {k} {word}" for k, word in ((less, "less"), (more, "more")) if k]
             return f"{text}, or {' or '.join(ends)}"
-        return f"{text}, or {symbol} % {self.period} is {' or '.join(map(str, others[:8]))}" + ", ..." * (len(others) > 8)
+        some = " or ".join(map(str, others[:8])) + " or others" * (len(others) > 8)
+        return f"{text}, or {symbol} % {self.period} is {some}"
 
     @property
     def multiple(self) -> int | None:
