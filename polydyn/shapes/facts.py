@@ -41,7 +41,8 @@ class DimFacts:
         """The range and the divisor of each symbol for which one is known."""
         found: dict[str, Sizes] = {}
         for s in sorted(symbols):
-            (low, high), multiple = self.ranges.get(s, (0, None)), self._multiples.of.get(s, 1)
+            (low, high), (step, first) = self.ranges.get(s, (0, None)), self._multiples.of.get(s, (1, 0))
+            multiple = 1 if first else step
             if low or high is not None or multiple > 1:
                 found[s] = Sizes(low, high, multiple)
         return found

@@ -1,0 +1,135 @@
+"""Conditions on the remainders of a size: pyramids are decided exactly, and said as multiples."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from polydyn.errors import ShapeError
+from polydyn.graph.expand import import_model
+from polydyn.graph.ir import Graph
+from polydyn.schedules.index import Index
+from polydyn.shapes.context import ShapeContext
+from polydyn.shapes.residues import Condition, Remainders, remainders
+from polydyn.shapes.sizes import Sizes
+
+F = TensorProto.FLOAT
+ROUNDING = {"floor": 0, "up": 1, "shifted": -1}
+
+
+def holds(c: ShapeContext, size: int) -> bool:
+    """Whether all guards hold at a size of H."""
+    relations = {"==": lambda a, b: a == b, "<=": lambda a, b: a <= b, "%==": lambda a, b: a % b == 0}
+    return all(relations[g.relation](g.left.evaluate({"H": size}), g.right.evaluate({"H": size})) for g in c.guards())
+
+
+@pytest.mark.parametrize("rounding", list(itertools.product(ROUNDING, repeat=3)))
+@pytest.mark.parametrize("pairs", [((0, 1), (1, 2), (2, 3)), ((1, 3), (1, 2)), ((2, 3), (0, 2)), ((1, 2),), ((1, 3),)])
+def test_guards_of_a_pyramid_hold_exactly_where_its_sizes_agree(
+    rounding: tuple[str, ...], pairs: tuple[tuple[int, int], ...]
+) -> None:
+    c = ShapeContext()
+    maps = [c.declare("H", "x")]
+    for r in rounding:
+        maps.append((maps[-1] + ROUNDING[r]) // 2)
+    equations = [(maps[a], maps[b] * 2 ** (b - a)) for a, b in pairs]
+    for k, (a, b) in enumerate(equations):
+        try:
+            c.unify(a, b, f"pair {k}")
+        except ShapeError:
+            for size in range(64, 128):
+                assert any(x.evaluate({"H": size}) != y.evaluate({"H": size}) for x, y in equations[: k + 1]), size
+            return
+    assert all(c.canonical(a) == c.canonical(b) for a, b in equations)
+    assert len(c.guards()) == 1
+    for size in range(64):
+        same = all(a.evaluate({"H": size}) == b.evaluate({"H": size}) for a, b in equations)
+        assert holds(c, size) == same, (size, c.guards())
+        for m in maps if same else ():
+            assert c.canonical(m).evaluate({"H": size}) == m.evaluate({"H": size}), (m, c.canonical(m), size)
+
+
+def test_remainders_are_said_as_multiples() -> None:
+    h = Index.of("H")
+    for value, said in (
+        (h - h // 32 * 32, "H is a multiple of 32"),
+        ((h + 7) // 8 - (h + 31) // 32 * 4, "H is a multiple of 32, or up to 7 less"),
+        (h // 8 - h // 32 * 4, "H is a multiple of 32, or up to 7 more"),
+        (h - 1 - (h - 1) // 2 * 2, "H - 1 is a multiple of 2"),
+    ):
+        found = remainders(Condition(value, "=="))
+        assert found and found[1].words("H") == said
+    assert Remainders(8, frozenset((0, 3))).words("H") == "H is a multiple of 8, or H % 8 is 3"
+    assert remainders(Condition(h // 2 - 7, "==")) is None, "this does not repeat"
+
+
+def test_what_users_state_makes_the_guard_unnecessary() -> None:
+    c = ShapeContext({"H": Sizes(multiple=32)})
+    h = c.declare("H", "x")
+    c.unify((h + 7) // 8, (h + 31) // 32 * 4, "Concat")
+    assert [g.message for g in c.guards()] == ["dim H of x: the program was compiled for multiples of 32"]
+    c = ShapeContext({"H": Sizes(multiple=2)})
+    h = c.declare("H", "x")
+    c.unify((h + 7) // 8, (h + 31) // 32 * 4, "Concat")
+    assert c.guards()[-1].message == "Concat" and c.multiple_of("H") == 32
+
+
+def pyramid(dims: list[int | str], join: str = "Concat") -> bytes:
+    """A map and its half, upsampled again."""
+    pool = {"kernel_shape": [3, 3], "strides": [2, 2], "pads": [1, 1, 1, 1]}
+    up = {"mode": "nearest", "coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
+    nodes = [
+        helper.make_node("MaxPool", ["x"], ["a"], **pool), helper.make_node("MaxPool", ["a"], ["b"], **pool),
+        helper.make_node("Resize", ["b", "", "s"], ["u"], **up),
+        helper.make_node(join, ["a", "u"], ["y"], name="join", **({"axis": 1} if join == "Concat" else {})),
+    ]  # fmt: skip
+    scales = numpy_helper.from_array(np.array([1, 1, 2, 2], np.float32), "s")
+    x, y = helper.make_tensor_value_info("x", F, dims), helper.make_tensor_value_info("y", F, None)
+    graph = helper.make_graph(nodes, "g", [x], [y], [scales])
+    data: bytes = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)]).SerializeToString()
+    return data
+
+
+@pytest.mark.parametrize("join", ["Concat", "Add"])
+def test_a_skip_connection_has_the_guard_of_a_multiple(join: str) -> None:
+    graph = import_model(pyramid([1, 3, "H", "W"], join))
+    said = {g.words for g in graph.guards if g.relation == "%=="}
+    assert said == {f"{s} is a multiple of 4, or up to 1 less" for s in "HW"}
+    assert not any(g.relation == "==" for g in graph.guards)
+
+
+def test_a_fixed_export_is_told_the_multiple_that_works() -> None:
+    with pytest.raises(ShapeError, match="H is a multiple of 4") as e:
+        import_model(pyramid([1, 3, 32, 64]), symbols={"x": (None, None, "H", "W")})
+    assert 'dims={"H": Sizes(multiple=4)}' in str(e.value.remedy)
+    sizes = {"H": Sizes(multiple=4), "W": Sizes(multiple=4)}
+    assert import_model(pyramid([1, 3, 32, 64]), sizes, {"x": (None, None, "H", "W")}).sources
+
+
+@pytest.mark.parametrize("name", ["?", "", "-1", "None", "unk__12", "unknown", "unk"])
+def test_what_is_no_name_of_a_dim_names_none(name: str) -> None:
+    graph = relu(["B", name, name])
+    assert len({str(d) for d in graph.tensors["x"].shape}) == 3 and not graph.guards
+
+
+def test_names_stay_names() -> None:
+    assert len(relu(["unkempt", "n", "n"]).guards) == 1
+
+
+def relu(dims: list[int | str]) -> Graph:
+    """One node over an input with the given dims."""
+    x, y = helper.make_tensor_value_info("x", F, dims), helper.make_tensor_value_info("y", F, None)
+    graph = helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "g", [x], [y])
+    return import_model(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)]))
+
+
+def test_a_pinned_size_is_noted() -> None:
+    target = numpy_helper.from_array(np.array([1, 4]), "s")
+    x, y = helper.make_tensor_value_info("x", F, ["B", 4]), helper.make_tensor_value_info("y", F, None)
+    graph = helper.make_graph([helper.make_node("Reshape", ["x", "s"], ["y"])], "g", [x], [y], [target])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])
+    assert any("every call needs B (x axis 0) to be 1" in n for n in import_model(model).notes)
+    assert not any("every call" in n for n in import_model(model, {"B": (1, 1)}).notes)
