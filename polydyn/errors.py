@@ -71,7 +71,10 @@ def planning(step: str, nodes: Iterable[str] = ()) -> Iterator[None]:
     except NOT_OF_PLANS:
         raise
     except Exception as e:
-        raise failed_plan(e, step, tuple(dict.fromkeys(filter(None, nodes)))) from e
+        named = failed_plan(e, step, tuple(dict.fromkeys(filter(None, nodes))))
+        if named is e:
+            raise
+        raise named from e
 
 
 def failed_plan(error: Exception, step: str, nodes: tuple[str, ...]) -> PolydynError:
@@ -85,8 +88,10 @@ def failed_plan(error: Exception, step: str, nodes: tuple[str, ...]) -> PolydynE
         without = f"Options(without={{{step[5:]!r}}}) or " if step.startswith("pass ") else ""
         remedy = f"compile with {without}Options(fallback='onnxruntime'), and report this: it is a bug in polydyn"
         defaults |= {"rule": step, "remedy": remedy}
-    again = copy(known)
     places = {k: getattr(known, k) or defaults.get(k) or None for k in PLACES}
+    if known is error and bool(known.origins) >= bool(nodes) and places == {k: getattr(known, k) for k in PLACES}:
+        return known
+    again = copy(known)
     PolydynError.__init__(again, known.message, **places)
     again.origins = known.origins or nodes
     return again

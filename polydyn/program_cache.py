@@ -13,7 +13,7 @@ import hashlib
 import json
 import os
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +28,9 @@ from polydyn.compiler import Options, compile
 from polydyn.errors import ArtifactError, ModelError
 from polydyn.extend import fingerprint
 from polydyn.graph.dynamic import Symbols
-from polydyn.graph.importer import ModelLike
-from polydyn.runtime.opening import load
+from polydyn.graph.importer import ModelLike, external_path
+from polydyn.runtime.artifact import read_artifact
+from polydyn.runtime.opening import open_program
 from polydyn.runtime.program import Program
 from polydyn.search.records import Records
 from polydyn.shapes.sizes import Dims, sizes_by_name
@@ -69,7 +70,8 @@ def cached_program(model: ModelLike, arguments: Arguments | None = None, *, thre
     if path.exists():
         touch(path)
         with contextlib.suppress(ArtifactError):  # damaged, or evicted just now: made again
-            return load(path, threads=threads)
+            artifact = replace(read_artifact(path), file=None)  # a file of the cache is never overwritten
+            return open_program(artifact, threads=threads)
     program = compile(model, threads=threads, **vars(arguments))
     program.save(path, with_threads=False)
     grown(path.parent.parent, path.stat().st_size)
@@ -84,39 +86,58 @@ def program_key(model: ModelLike, arguments: Arguments) -> str:
 
 
 def model_digest(model: ModelLike) -> str:
-    """SHA-256 of a model's bytes and of the files with its external data. ModelError: a file cannot be read."""
+    """SHA-256 of a model's bytes and of the files with its external data. ModelError: a file cannot be read, or lies
+    outside the folder of the model.
+    """
     h = hashlib.sha256()
     if isinstance(model, onnx.ModelProto):
         h.update(model.SerializeToString(deterministic=True))
     elif isinstance(model, (str, os.PathLike)):
         data = _read(Path(model))
         h.update(data)
-        for name in external_files(data):
-            h.update(digest(name, _read(Path(model).parent / name)).encode())
+        for name, path in external_files(data, Path(model).resolve().parent).items():
+            h.update(digest(name, file_digest(path)).encode())
     else:
         h.update(model)
     return h.hexdigest()
 
 
-def external_files(data: bytes) -> list[str]:
-    """The files, relative to the model's, in which a serialized model keeps tensors, each once.
+def external_files(data: bytes, folder: Path) -> dict[str, Path]:
+    """The files in which a serialized model in ``folder`` keeps tensors: name in the model -> resolved path, sorted.
 
-    What is no ONNX protobuf has none; compiling it says what is wrong.
+    Bytes that are no ONNX protobuf have none; the compiler reports them. ModelError: see ``external_path``.
     """
     if b"location" not in data:
-        return []
+        return {}
     proto = onnx.ModelProto()
     try:
         proto.ParseFromString(data)
     except Exception:  # protobuf's own errors have no common root
-        return []
-    places = (e.value for t in _tensors(proto.graph) for e in t.external_data if e.key == "location")
-    return sorted(set(places))
+        return {}
+    tensors = [*_tensors(proto.graph), *(t for f in proto.functions for t in _of_nodes(f.node))]
+    external = {e.value: t for t in tensors for e in t.external_data if e.key == "location"}
+    return {name: external_path(folder.resolve(), t) for name, t in sorted(external.items())}
+
+
+def file_digest(path: Path) -> str:
+    """SHA-256 of a file, which need not fit in memory. ModelError: it cannot be read."""
+    h = hashlib.sha256()
+    try:
+        with path.open("rb") as f:
+            while chunk := f.read(1 << 22):
+                h.update(chunk)
+    except OSError as e:
+        raise ModelError(f"cannot read {path}: {e.strerror}", remedy="keep the data files with the model") from e
+    return h.hexdigest()
 
 
 def _tensors(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
     yield from graph.initializer
-    for node in graph.node:
+    yield from _of_nodes(graph.node)
+
+
+def _of_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.TensorProto]:
+    for node in nodes:
         for a in node.attribute:
             yield from [a.t] if a.HasField("t") else a.tensors
             inner: Iterable[onnx.GraphProto] = [a.g] if a.HasField("g") else a.graphs

@@ -323,12 +323,7 @@ class _Reader:
                 f"constant {t.name} lies in the file {info.get('location')}, but the model was not given as a path",
                 tensor=t.name, remedy="give the path of the model, or load it with its external data",
             )  # fmt: skip
-        path = (self.folder / info.get("location", "")).resolve()
-        if not path.is_relative_to(self.folder) or not path.is_file():
-            raise ModelError(
-                f"the data file {info.get('location')} of constant {t.name} is not beside the model",
-                tensor=t.name, remedy="keep the data files in the folder of the model",
-            )  # fmt: skip
+        path = external_path(self.folder, t)
         count, bits = math.prod(shape), PACKED.get(dtype.name, 8 * dtype.itemsize)
         size = -(-count * bits // 8)
         length = int(info.get("length", size))
@@ -340,6 +335,25 @@ class _Reader:
         if bits < 8:
             return unpacked(np.memmap(path, dtype=np.uint8, mode="r", offset=offset, shape=(size,)), dtype, shape)
         return np.asarray(np.memmap(path, dtype=dtype, mode="r", offset=offset, shape=(count,))).reshape(shape)
+
+
+def external_path(folder: Path, tensor: onnx.TensorProto) -> Path:
+    """The data file of an external tensor, below the resolved ``folder`` of the model; nothing of it is read.
+
+    ModelError: it lies elsewhere, or is no regular file: reading a pipe or a device may never end.
+    """
+    location = next((e.value for e in tensor.external_data if e.key == "location"), "")
+    try:
+        path = (folder / location).resolve()
+        fits = path.is_relative_to(folder) and path.is_file()
+    except (OSError, RuntimeError, ValueError):  # a name that is too long, a loop of links, a NUL
+        fits = False
+    if not fits:
+        raise ModelError(
+            f"the data file {location!r} of constant {tensor.name} is not a file in the folder of the model",
+            tensor=tensor.name, remedy="keep the data files in the folder of the model",
+        )  # fmt: skip
+    return path
 
 
 def _declared(v: onnx.ValueInfoProto) -> ModelInput:

@@ -244,7 +244,8 @@ class Batch:
         if self.share or not self.scheduler:
             return request | {"folder": str(self.folder / "work" / str(token)), "shard": str(shard) if shard else None}
         data = job.model.read_bytes()
-        files = {"model.onnx": data} | {n: (job.model.parent / n).read_bytes() for n in external_files(data)}
+        external = external_files(data, job.model.resolve().parent)
+        files = {"model.onnx": data} | {n: p.read_bytes() for n, p in external.items()}
         if shard and shard.exists():
             files["shard"] = shard.read_bytes()
         if said["records"]:

@@ -31,6 +31,7 @@ from polydyn.build.cache import replacing
 from polydyn.build.features import architecture, available_cores, machine_features
 from polydyn.errors import ArtifactError
 from polydyn.runtime.expressions import fold, unfold
+from polydyn.runtime.mapped import PART, MappedFile, joined_hash
 
 FORMAT = 7
 """Version of the file's layout and manifest."""
@@ -45,8 +46,10 @@ WEIGHTS_OFFSET = 4096
 ALIGN = 64
 """Bytes; every constant begins at a multiple."""
 
-PART = 1 << 22
-"""Bytes of weights that are hashed at a time, each part by any thread."""
+MAX_COPIED_BYTES = 1 << 24
+"""Weights of at most this size are copied into memory. Larger ones stay mapped, and every call asks the system whether
+the file was changed, which takes 1 to 8 us.
+"""
 
 Bytes = npt.NDArray[np.uint8]
 ZIP = b"PK\x03\x04"
@@ -74,6 +77,8 @@ class Artifact:
     library: bytes
     weights: Bytes
     images: Mapping[str, bytes] = field(default_factory=dict)
+    file: MappedFile | None = None
+    """The file in which the weights are mapped; None if they are in memory."""
 
 
 SAMPLE = 4096
@@ -116,7 +121,7 @@ def hash_of_parts(data: Bytes) -> str:
         return hashlib.sha256(data[start : start + PART].data).digest()
 
     with ThreadPoolExecutor(available_cores()) as threads:  # hashlib leaves the interpreter to others meanwhile
-        return hashlib.sha256(b"".join(threads.map(part, range(0, data.size, PART)))).hexdigest()
+        return joined_hash(threads.map(part, range(0, data.size, PART)))
 
 
 # -- writing ---------------------------------------------------------------------------------------------------------
@@ -163,7 +168,7 @@ def is_artifact(path: str | os.PathLike[str]) -> bool:
     try:
         with open(path, "rb") as f:
             return f.read(len(ZIP)) == ZIP
-    except OSError:
+    except (OSError, ValueError):  # ValueError: a path that holds a NUL
         return False
 
 
@@ -171,7 +176,7 @@ def is_artifact(path: str | os.PathLike[str]) -> bool:
 
 
 def read_artifact(path: str | os.PathLike[str], *, check_machine: bool = True) -> Artifact:
-    """Reads and checks an artifact; its weights stay mapped from the file.
+    """Reads and checks an artifact; weights of more than ``MAX_COPIED_BYTES`` stay mapped from the file.
 
     Checked: the manifest's hash, format and ABI versions, the hash of every member; with ``check_machine`` that this
     processor has the features the code uses. ArtifactError: what is wrong and what to do.
@@ -182,6 +187,8 @@ def read_artifact(path: str | os.PathLike[str], *, check_machine: bool = True) -
             hashes = manifest["sha256"]
             data = {n: z.read(n) for n in hashes if n != WEIGHTS}
             weights = _map_weights(z, path, manifest["weights"])
+            mapped = weights.size > MAX_COPIED_BYTES
+            file = MappedFile(path, WEIGHTS_OFFSET, weights.size, hashes.get(WEIGHTS, "")) if mapped else None
     except OSError as e:
         raise ArtifactError(f"cannot read {path}: {e.strerror or e}", remedy="check the path") from e
     except _BROKEN as e:
@@ -189,6 +196,10 @@ def read_artifact(path: str | os.PathLike[str], *, check_machine: bool = True) -
     for name, content in data.items():
         if hashlib.sha256(content).hexdigest() != hashes[name]:
             raise _damaged(path, f"member {name} does not match its hash")
+    if not mapped:
+        weights, before = aligned_bytes(weights.size), weights
+        weights[:] = before
+        weights.flags.writeable = False
     if hash_of_parts(weights) != hashes.get(WEIGHTS):
         raise _damaged(path, f"member {WEIGHTS} does not match its hash")
     if check_machine:
@@ -197,7 +208,7 @@ def read_artifact(path: str | os.PathLike[str], *, check_machine: bool = True) -
         raise _damaged(path, f"member {LIBRARY} is missing")
     sources = {n[len(SOURCES) :]: c.decode() for n, c in data.items() if n.startswith(SOURCES)}
     images = {n[len(IMAGES) :]: c for n, c in data.items() if n.startswith(IMAGES)}
-    return Artifact(manifest, sources, data[LIBRARY], weights, images)
+    return Artifact(manifest, sources, data[LIBRARY], weights, images, file)
 
 
 def _damaged(path: str | os.PathLike[str], why: str) -> ArtifactError:

@@ -27,7 +27,7 @@ def _part(artifact: Artifact, prefix: str, manifest: Mapping[str, Any]) -> Artif
     library = images.pop(LIBRARY, b"")
     if "library" in manifest:
         library = _cut(artifact, manifest["library"]).tobytes()
-    return Artifact(manifest, sources, library, _cut(artifact, at), images)
+    return Artifact(manifest, sources, library, _cut(artifact, at), images, artifact.file)
 
 
 def _cut(artifact: Artifact, at: Mapping[str, int]) -> Bytes:

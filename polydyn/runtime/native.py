@@ -5,7 +5,8 @@ from __future__ import annotations
 import ctypes
 import math
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -239,6 +240,11 @@ class Context:
         """Lets ``input_pointers`` and ``output_pointers``, the arguments of ``run_call``, hold these addresses."""
         self._input_pack(self.input_pointers, 0, *inputs)
         self._output_pack(self.output_pointers, 0, *outputs)
+
+    def call(self, inputs: list[int], outputs: list[int]) -> Callable[[], int]:
+        """``pd_run`` on these addresses, to be repeated; it returns the error code."""
+        self.point(inputs, outputs)
+        return partial(self.run_call, self.handle, self.input_pointers, self.output_pointers)
 
     def run(self, inputs: list[int], outputs: list[int]) -> None:
         """``pd_run`` on these addresses."""

@@ -39,7 +39,7 @@ def load(path: str | os.PathLike[str], *, threads: int | None = None) -> Program
     """Opens a saved program; needs no compiler and imports numpy only. On a device: a ``CudaProgram``. ``threads``: of
     every call, by default what the program was saved with, else all cores.
 
-    Every byte of the file is checked against its hash; the weights stay mapped. Loading runs native code from the file:
-    hashes find damage, they are no signatures. ArtifactError: damaged, or made for another version or processor.
+    Every byte of the file is checked against its hash; large weights stay mapped. Loading runs native code from the
+    file: hashes find damage, they are no signatures. ArtifactError: damaged, or made for another version or processor.
     """
     return open_program(read_artifact(path), threads=threads)

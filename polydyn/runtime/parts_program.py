@@ -88,6 +88,8 @@ class PartsProgram(Program):
 
     def _run(self, feeds: Mapping[str, Any], rows: list[LaunchTime] | None) -> dict[str, Array]:
         """``rows``, where somebody asks, gets the launches and steps."""
+        if self._artifact.file is not None:
+            self._artifact.file.check()
         arrays = self._arrays(feeds)
         frame = self._take_frame()
         try:
@@ -261,7 +263,7 @@ class PartsProgram(Program):
         times = [round(median(c[k].nanoseconds for c in calls[1:])) for k in range(len(calls[0]))]
         return [replace(r, nanoseconds=t) for r, t in zip(calls[0], times, strict=True)]
 
-    def explain(self, **dims: int) -> Explanation:
+    def explain(self, /, **dims: int) -> Explanation:
         """What every launch would do at a shape; sizes that data decide are given by name, see ``symbols``."""
         unknown = sorted(dims.keys() - self.symbols.keys())
         if unknown:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 from statistics import median
 from typing import Any
 
@@ -107,8 +106,11 @@ class Program:
         arrays for some or all outputs, C-contiguous, of the right dtype and shape, overlapping no input; an output in
         ``appendable`` may also be a view that begins with the view passed for its input (docs/decoding.md). Returns
         output name -> array, the given ones included. InputError: which input, axis or rule, and why; after an
-        index outside its axis (found while running) arrays in ``out`` are in part written.
+        index outside its axis (found while running) arrays in ``out`` are in part written. ArtifactError: the file that
+        the program was loaded from was overwritten.
         """
+        if self._artifact.file is not None:
+            self._artifact.file.check()
         context = self._take()
         try:
             arrays, addresses = self._bind(context, feeds, out)
@@ -134,7 +136,7 @@ class Program:
             return False
         return any(a != b for a, b in pairs) and all(a == b or 1 in (a, b) for a, b in pairs)
 
-    def __call__(self, **feeds: Any) -> dict[str, Array]:
+    def __call__(self, /, **feeds: Any) -> dict[str, Array]:
         """``run`` with inputs as keyword arguments."""
         return self.run(feeds)
 
@@ -160,10 +162,17 @@ class Program:
             if isinstance(e, InputError) and self._repeats(feeds):
                 return self.general.bind(feeds, out)  # type: ignore[union-attr]
             raise
-        context.point(addresses, targets)
-        run = partial(context.run_call, context.handle, context.input_pointers, context.output_pointers)
-        call = BoundCall(run, self._native.check, arrays, results)
-        weakref.finalize(call, self._take_back, context).atexit = False  # until then this keeps the program
+        held = [context]
+
+        def renew() -> Callable[[], int]:
+            held[0] = self._new_context()
+            held[0].prepare(list(key))
+            return held[0].call(addresses, targets)
+
+        key = context.key or []
+        run = context.call(addresses, targets)
+        call = BoundCall(run, self._native.check, arrays, results, renew, self._artifact.file)
+        weakref.finalize(call, self._take_back, held).atexit = False  # until then this keeps the program
         return call
 
     def _bind(
@@ -244,8 +253,8 @@ class Program:
         except IndexError:
             return self._new_context()
 
-    def _take_back(self, context: Context) -> None:
-        self._free.append(context)
+    def _take_back(self, held: list[Context]) -> None:
+        self._free += held
 
     @contextmanager
     def _context(self) -> Iterator[Context]:
@@ -443,7 +452,7 @@ class Program:
             calls = [context.trace(addresses, to, 8 * count) for _ in range(repeats + 1)][1:]
             return shortest(calls, [context.launch(k) for k in range(count)])
 
-    def explain(self, **dims: int) -> Explanation:
+    def explain(self, /, **dims: int) -> Explanation:
         """What every launch would do at a shape, without running: kernel, tiles, tasks, threads, work and reasons.
 
         ``dims``: sizes of the program's symbols; those that follow from others may be left out. ``str()`` of the

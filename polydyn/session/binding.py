@@ -11,7 +11,7 @@ import numpy as np
 from polydyn.errors import InputError
 from polydyn.runtime.program import Program, numpy_dtype
 from polydyn.session.refusals import Refusing
-from polydyn.session.values import Array, NodeArg, OrtValue, check_device, dtype_name, tensor_type
+from polydyn.session.values import Array, NodeArg, OrtValue, check_device, checked_shape, dtype_name, tensor_type
 
 
 class Bound(Protocol):
@@ -37,7 +37,9 @@ class _DevicePointer:
 
 def tensor_at(device_type: str, device_id: int, element_type: Any, shape: Sequence[int], pointer: int) -> OrtValue:
     """The tensor at an address, which the caller keeps alive."""
-    dtype, sizes = dtype_name(element_type), tuple(shape)
+    dtype, sizes = dtype_name(element_type), checked_shape(shape)
+    if not isinstance(pointer, int) or (not pointer and 0 not in sizes):
+        raise InputError(f"the address is {pointer!r}", remedy="pass the address of the tensor's memory")
     if check_device(device_type, device_id) == "cuda":
         return OrtValue(_DevicePointer(pointer, sizes, dtype), dtype)
     carrier = numpy_dtype(dtype)

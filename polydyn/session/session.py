@@ -110,7 +110,7 @@ class InferenceSession(Refusing):
         ``Program.run``.
         """
         names = self._names(output_names)
-        feeds = {n: self._array(n, v) for n, v in input_feed.items()}
+        feeds = {n: self._array(n, v) for n, v in _feed(input_feed).items()}
         results = self._traced(lambda: self.program.run(feeds), feeds)
         return [self._host(results[n]) for n in names]
 
@@ -120,7 +120,7 @@ class InferenceSession(Refusing):
     ) -> list[OrtValue]:  # fmt: skip
         """As ``run``, from OrtValues to OrtValues; on a device where an input is."""
         names = self._names(output_names)
-        feeds = {n: v.array for n, v in input_dict_ort_values.items()}
+        feeds = {n: v.array for n, v in _feed(input_dict_ort_values).items()}
         results = self._traced(lambda: self.program.run(feeds), feeds)
         dtypes = {o["name"]: o["dtype"] for o in self.program.manifest["outputs"]}
         return [OrtValue(results[n], dtypes[n]) for n in names]
@@ -129,13 +129,20 @@ class InferenceSession(Refusing):
         self, output_names: Sequence[str] | None, input_feed: Mapping[str, Any],
         callback: Callable[[list[Any], Any, str], None], user_data: Any, run_options: RunOptions | None = None,
     ) -> None:  # fmt: skip
-        """``run`` in a thread of its own; then ``callback(results, user_data, error)``, ``error`` "" for none."""
+        """``run`` in a thread of its own; then ``callback(results, user_data, error)``, ``error`` "" for none.
+
+        InputError: the callback cannot be called.
+        """
+        if not callable(callback):
+            raise InputError(f"the callback is a {type(callback).__name__}", remedy="pass a function of 3 arguments")
 
         def work() -> None:
             try:
                 results, error = self.run(output_names, input_feed), ""
             except PolydynError as e:
                 results, error = [], str(e)
+            except Exception as e:  # whoever waits for the callback must get one
+                results, error = [], f"{type(e).__name__}: {e}"
             callback(results, user_data, error)
 
         threading.Thread(target=work, daemon=True).start()
@@ -161,6 +168,8 @@ class InferenceSession(Refusing):
 
     def _names(self, given: Sequence[str] | None) -> list[str]:
         known = [o.name for o in self._outputs]
+        if isinstance(given, (str, bytes)):
+            raise InputError(f"output_names is the text {given!r}", remedy=f"pass a list of names, as in {known}")
         names = list(given or known)
         for name in names:
             if name not in known:
@@ -172,7 +181,12 @@ class InferenceSession(Refusing):
             return value.array
         if isinstance(value, (list, tuple, int, float, bool)):
             dtype = next((i["dtype"] for i in self.program.manifest["inputs"] if i["name"] == name), None)
-            return np.asarray(value, dtype)
+            try:
+                return np.asarray(value, dtype)
+            except (TypeError, ValueError, OverflowError) as e:
+                raise InputError(
+                    f"input '{name}' is no array of {dtype}: {e}", tensor=name, remedy="pass a numpy array"
+                ) from e
         return value
 
     @staticmethod
@@ -235,6 +249,13 @@ class InferenceSession(Refusing):
     def get_profiling_start_time_ns(self) -> int:
         """When profiling began, by ``time.monotonic_ns``; 0 without profiling."""
         return self._trace.start if self._trace is not None else 0
+
+
+def _feed(given: Any) -> Mapping[str, Any]:
+    """The inputs by name. InputError: they are no mapping."""
+    if not isinstance(given, Mapping):
+        raise InputError(f"input_feed is a {type(given).__name__}", remedy="pass a dict: input name -> array")
+    return given
 
 
 def choose_provider(

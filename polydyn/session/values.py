@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import index
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from polydyn.graph.dtypes import onnx_dtype
 from polydyn.runtime.cuda.array import DeviceArray
 from polydyn.runtime.cuda.dlpack import CPU, CUDA_HOST, device_of
 from polydyn.runtime.cuda.session import open_session
+from polydyn.runtime.native import DTYPE_CODES
 from polydyn.runtime.program import numpy_dtype
 from polydyn.session.refusals import Refusing
 
@@ -36,8 +38,37 @@ def onnx_code(dtype: str) -> int:
 
 
 def dtype_name(element_type: Any) -> str:
-    """The name of an element type: a ``TensorProto.DataType``, or what numpy takes for a dtype. UnsupportedError."""
-    return onnx_dtype(element_type) if isinstance(element_type, int) else str(np.dtype(element_type))
+    """The name of an element type: a ``TensorProto.DataType``, or what numpy takes for a dtype.
+
+    UnsupportedError: ONNX has the type, polydyn does not. InputError: it is no type.
+    """
+    if isinstance(element_type, int):
+        return onnx_dtype(element_type)
+    try:
+        dtype = np.dtype(element_type) if element_type is not None else None
+    except TypeError:
+        dtype = None
+    if dtype is None or dtype.names or str(dtype) not in DTYPE_CODES:
+        raise InputError(f"{element_type!r} is no element type", remedy="pass numpy's dtype or a TensorProto.DataType")
+    return str(dtype)
+
+
+def checked_shape(shape: Sequence[int]) -> tuple[int, ...]:
+    """A shape as a tuple. InputError: a size is negative or no integer."""
+    try:
+        sizes = tuple(map(index, shape))
+    except TypeError:
+        sizes = (-1,)
+    if any(n < 0 for n in sizes):
+        raise InputError(f"the shape {shape!r} has a size that is no number of elements", remedy="pass sizes >= 0")
+    return sizes
+
+
+def checked_array(value: Any) -> Array:
+    """InputError: the value is no numpy array."""
+    if not isinstance(value, np.ndarray):
+        raise InputError(f"a {type(value).__name__} is no numpy array", remedy="convert it with numpy.asarray")
+    return value
 
 
 @dataclass(frozen=True)
@@ -113,6 +144,7 @@ class OrtValue(Refusing):
         cls, numpy_obj: Array, /, device_type: str = "cpu", device_id: int = 0, vendor_id: int = -1
     ) -> OrtValue:
         """On the CPU the array itself (a copy only when it is not C-contiguous), on a device a copy."""
+        checked_array(numpy_obj)
         if check_device(device_type, device_id) == "cpu":
             return cls(np.ascontiguousarray(numpy_obj) if numpy_obj.ndim else numpy_obj)
         return cls(DeviceArray.of(open_session(device_id), numpy_obj))
@@ -121,6 +153,7 @@ class OrtValue(Refusing):
     def ortvalue_from_numpy_with_onnx_type(cls, data: Array, /, onnx_element_type: int) -> OrtValue:
         """An array whose bits are elements of a type that numpy lacks. InputError: of another size."""
         dtype = dtype_name(onnx_element_type)
+        checked_array(data)
         if numpy_dtype(dtype).itemsize != data.itemsize:
             raise InputError(f"{data.dtype} has no room for {dtype}", remedy="pass elements of the same size")
         return cls(data.view(numpy_dtype(dtype)), dtype)
@@ -133,15 +166,17 @@ class OrtValue(Refusing):
         """Memory with contents undefined; ``element_type`` numpy's, or a ``TensorProto.DataType``."""
         if memory_info is not None:
             raise UnsupportedError("memory_info is not built", rule="allocators", remedy="name device_type")
-        dtype = dtype_name(element_type)
+        dtype, sizes = dtype_name(element_type), checked_shape(shape)
         carrier = numpy_dtype(dtype)
         if check_device(device_type, device_id) == "cpu":
-            return cls(np.empty(tuple(shape), carrier), dtype)
-        return cls(DeviceArray(open_session(device_id), tuple(shape), dtype, carrier.itemsize), dtype)
+            return cls(np.empty(sizes, carrier), dtype)
+        return cls(DeviceArray(open_session(device_id), sizes, dtype, carrier.itemsize), dtype)
 
     @classmethod
     def from_dlpack(cls, data: Any, is_bool_tensor: bool = False) -> OrtValue:
         """A tensor of another library, without a copy; ``data`` has ``__dlpack__``."""
+        if not hasattr(data, "__dlpack__"):
+            raise InputError(f"a {type(data).__name__} has no __dlpack__", remedy="pass a tensor of another library")
         if device_of(data) not in (CPU, CUDA_HOST):
             return cls(data)
         array = np.from_dlpack(data)
@@ -168,6 +203,7 @@ class OrtValue(Refusing):
 
     def update_inplace(self, np_arr: Array) -> None:
         """Copies an array of the same dtype and shape into this one. InputError: another."""
+        checked_array(np_arr)
         if str(np_arr.dtype) != str(numpy_dtype(self._dtype)) or list(np_arr.shape) != self.shape():
             raise InputError(
                 f"{np_arr.dtype}{list(np_arr.shape)} does not fit into {self._dtype}{self.shape()}",

@@ -59,7 +59,7 @@ def cuts(node: OnnxNode, ctx: Context) -> dict[int, Cut]:
     starts, ends = sizes(node, ctx, 1, "starts") or (), sizes(node, ctx, 2, "ends") or ()
     axes = ints(node, ctx, 3, "axes")
     axes = tuple(range(len(starts))) if axes is None else axes
-    steps = ints(node, ctx, 4, "steps") or (1,) * len(starts)
+    steps = _fixed_steps(node, ctx, len(starts))
     if not len(starts) == len(ends) == len(axes) == len(steps):
         raise ShapeError("starts, ends, axes and steps of Slice have different lengths", tensor=x.name)
     out: dict[int, Cut] = {}
@@ -67,6 +67,16 @@ def cuts(node: OnnxNode, ctx: Context) -> dict[int, Cut]:
         a = normalize_axis(node, a, len(x.shape))
         out[a] = cut(x.shape[a], s, e, k)
     return out
+
+
+def _fixed_steps(node: OnnxNode, ctx: Context, count: int) -> tuple[int, ...]:
+    """The constant steps. One of ``LONGEST_STEP`` takes a single element, as every longer one does."""
+    steps = ints(node, ctx, 4, "steps") or (1,) * count
+    return tuple(max(-LONGEST_STEP, min(k, LONGEST_STEP)) for k in steps)
+
+
+LONGEST_STEP = 1 << 40
+"""More than the elements of any axis; products of longer steps with sizes could overflow 64 bits."""
 
 
 def _by_data(node: OnnxNode, ctx: Context) -> bool:
@@ -79,7 +89,7 @@ def _cuts_by_data(node: OnnxNode, ctx: Context) -> dict[int, Cut]:
     x, count = ctx.tensor(node.inputs[0]), data_count(node, ctx, node.inputs[1], "starts")
     axes, steps = given(node.inputs, 3), given(node.inputs, 4)
     fixed = None if axes and is_data(node, ctx, 3) else ints(node, ctx, 3, "axes") or tuple(range(count))
-    known = None if steps and is_data(node, ctx, 4) else ints(node, ctx, 4, "steps") or (1,) * count
+    known = None if steps and is_data(node, ctx, 4) else _fixed_steps(node, ctx, count)
     inputs = (*node.inputs[1:3], axes or "", steps or "")
     names = [f"{what}{a}" for a in range(len(x.shape)) for what in ("start", "size", "forwards", "backwards")]
     found = ctx.ask("slice", inputs, names, x.shape)

@@ -106,7 +106,8 @@ static int32_t sizes(pd_sequence *s, const pd_stage *g) {
         long double v = number(t, k);
         int64_t n = v >= 0 && v < 0x1p62L ? (int64_t)v : -1;
         if (n < 0 || (long double)n != v)
-            return REFUSE(s, "a size is a whole number, not negative", "element %" PRId64 " of %s is %.17Lg", k, g->name, v);
+            return REFUSE(s, "a size is a whole number, not negative, below 2^62", "element %" PRId64 " of %s is %.*Lg", k,
+                          g->name, fabsl(v) < 0x1p64L && floorl(v) == v ? 20 : 17, v);
         s->values[g->symbols[k]] = n;
     }
     return PD_OK;
@@ -229,6 +230,7 @@ static int32_t slice(pd_sequence *s, const pd_stage *g) {
         int64_t first = pd_min(pd_max(start < 0 ? start + n : start, 0), by > 0 ? n : n - 1);
         int64_t last = pd_min(pd_max(end < 0 ? end + n : end, by > 0 ? 0 : -1), by > 0 ? n : n - 1);
         to[0] = pd_max(first, 0), to[1] = pd_max(0, -pd_floordiv(first - last, by));
+        by = pd_max(pd_min(by, n + 1), -n - 1); /* at most one element: -by has no overflow */
         to[2] = pd_max(by, 0), to[3] = by < 0 ? -by : 0;
     }
     for (int32_t k = 0; k < 4 * dims.count; k++) s->values[g->symbols[k]] = found[k];

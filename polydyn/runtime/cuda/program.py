@@ -272,7 +272,7 @@ class CudaProgram(Program):
                 self._idle.append(context)
         return launch_times(infos, times)
 
-    def explain(self, **dims: int) -> Explanation:
+    def explain(self, /, **dims: int) -> Explanation:
         """What every launch would do at a shape, without running: the version that is taken and why, blocks, registers.
 
         As ``Program.explain``; tasks are blocks, threads are those of a block. The device is the one that is open, else
