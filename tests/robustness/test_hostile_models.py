@@ -293,7 +293,7 @@ def external(folder: Path, **info: str | None) -> Path:
         ({"location": ""}, "not beside the model"),
         ({"location": None}, "not beside the model"),
         ({"location": "/dev/zero"}, "not beside the model"),
-        ({"location": "w\0.bin"}, "do not fit"),
+        ({"location": "w\0.bin"}, "not beside the model"),
         ({"offset": "-4096"}, "do not fit"),
         ({"offset": "4096"}, "do not fit"),
         ({"offset": "many"}, "do not fit"),
