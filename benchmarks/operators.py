@@ -36,6 +36,22 @@ refused by name. Cases: ONNX's node cases of this operator alone that pass compi
 Numbers of random generators follow from place and seed, the same ones in every call; their cases count by type and
 shape (`docs/adr/0023-types.md`). Operators of other domains can be registered (`docs/extending.md`).
 
+Where ONNX's reference evaluator and ONNX Runtime disagree:
+
+| operator | ONNX's reference | ONNX Runtime | here |
+|---|---|---|---|
+| GridSample, cubic, padding `border` | moves the coordinate inside | moves each neighbour inside, as torch | as torch |
+| Resize, `align_corners`, sizes that are rounded | divides by the size before | behind, as torch | as torch |
+| Resize: the size 30 * 0.7 | 20, the float being below 0.7 | 21, as ONNX's shape inference and torch | 21 |
+| Resize of integers, linear | rounds half to even | truncates | rounds, and saturates |
+| Resize up to opset 10, nearest | no answer | up where the axis shrinks, else down | as ONNX Runtime |
+| AffineGrid, `align_corners`, a size of 1 | -1 | 1 | -1 |
+| Pad, mode `wrap`, a negative side | no answer | cuts first, repeats what is left | as ONNX Runtime |
+| Cast of a float to an integer that cannot hold it | low bits | differs by lane | low bits (of int32 for 8 and 16) |
+
+GridSample interpolates floats and booleans; integers are refused, as the reference's weights are integers too.
+Attributes and inputs that only old opsets have are written as nodes of newer ones (`polydyn/graph/older.py`).
+
 On CUDA an element asks every update of ScatterElements, ScatterND and MaxUnpool, every other element of TopK, CumSum
 and CumProd: time grows with the product of both. On the CPU they are linear (`docs/adr/0009-fusion.md`).
 """

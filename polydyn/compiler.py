@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -133,13 +133,20 @@ def _artifact(
     for note in fallback_notes(graph):
         warnings.warn(note, FallbackWarning, stacklevel=4)
     build = _prepare(stage, graph, backend, records, dims, begun)
-    guessed, metadata = graph.guessed, dict(graph.metadata)
+    guessed, metadata, copies = graph.guessed, dict(graph.metadata), graph.copies
     del graph  # with its constants, which are packed by now
     artifact, compiled = build()
+    artifact = _named(artifact, copies)
     if guessed and not backend.on_device:
         general = partial(read, general=True)
         artifact, compiled = _with_general(stage, general, guessed, artifact, compiled, backend, records, begun)
     return replace(artifact, manifest={**given_back_everywhere(artifact.manifest), "metadata": metadata}), compiled
+
+
+def _named(artifact: Artifact, copies: Mapping[str, str]) -> Artifact:
+    """The artifact whose outputs that are copies of inputs have the inputs' names."""
+    outputs = [o | {"name": copies.get(o["name"], o["name"])} for o in artifact.manifest["outputs"]]
+    return replace(artifact, manifest={**artifact.manifest, "outputs": outputs}) if copies else artifact
 
 
 def _with_general(
@@ -152,6 +159,7 @@ def _with_general(
         if not any(s.kind == "common" for s in other.steps):  # something else makes them equal
             return artifact, compiled
         second, more = _prepare(stage, other, backend, records, None, begun)()
+        second = _named(second, other.copies)
     except PolydynError as e:
         note = f"calls in which one of two sizes that are taken to be equal is 1 are refused: {e}"
         notes = {"notes": [*artifact.manifest["notes"], note]}

@@ -30,6 +30,31 @@ typedef u64 vu64 __attribute__((vector_size(8 * PD_W)));
 typedef f32 hf32 __attribute__((vector_size(2 * PD_W)));         /* a narrow vector: half of a whole one */
 typedef vi32 vb;                                     /* a boolean in vector form: 0 or -1 in every lane */
 
+/* A float as an integer, in a register: gcc (under -fno-trapping-math) takes the way there and back for the float without
+   its fraction, which is larger than any integer for large floats, and -0 for -0.5. */
+#if defined(__AVX512F__)
+#define PD_REGISTER 64
+#elif defined(__AVX__)
+#define PD_REGISTER 32
+#else
+#define PD_REGISTER 16
+#endif
+#if defined(__x86_64__)
+#define PD_OPAQUE(v) __asm__("" : "+x"(v))
+#elif defined(__aarch64__)
+#define PD_OPAQUE(v) __asm__("" : "+w"(v))
+#else
+#define PD_OPAQUE(v) __asm__("" : "+m"(v))
+#endif
+#define pd_cut(T, x) ({ T pd_c = (T)(x); __asm__("" : "+r"(pd_c)); pd_c; })
+#define vcut(T, x)                                                                                                    \
+  ({                                                                                                                  \
+    T pd_c = __builtin_convertvector(x, T);                                                                           \
+    if (sizeof pd_c <= PD_REGISTER && sizeof pd_c >= 16) PD_OPAQUE(pd_c);                                             \
+    else __asm__("" : "+m"(pd_c));                                                                                    \
+    pd_c;                                                                                                             \
+  })
+
 #ifdef PD_CHECKED
 #include "pd_checked.h"
 #else

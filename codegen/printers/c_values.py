@@ -25,6 +25,7 @@ from polydyn.schedules.expr import (
     ADDED,
     C_FUNCTIONS,
     FLOATS,
+    INTEGERS,
     ITEMSIZE,
     NIBBLE,
     REDUCTIONS,
@@ -239,6 +240,9 @@ class ValuePrinter:
             return s
         if v.dtype in WIDENED:
             return self._rounded(v, s, lanes)
+        cut = CVALUE[x.dtype] in ("f32", "f64") and v.dtype in INTEGERS
+        if lanes == 1 and cut:
+            return f"pd_cut({CVALUE[v.dtype]}, {s})"
         if lanes == 1:
             return f"(({s}) != 0)" if v.dtype == "bool" else f"(({CVALUE[v.dtype]})({s}))"
         if v.dtype == "uint8" and (inside := _clipped(x)) is not None:
@@ -252,6 +256,8 @@ class ValuePrinter:
         if x.dtype in BYTES and v.dtype in ("int32", "float32"):
             s = self._widened(x, s, lanes)
             return s if v.dtype == "int32" else f"__builtin_convertvector({s}, {vector_type(v.dtype)})"
+        if cut:
+            return f"vcut({vector_type(v.dtype)}, {s})"
         return f"__builtin_convertvector({f'-({s})' if x.dtype == 'bool' else s}, {vector_type(v.dtype)})"
 
     def _widened(self, x: Value, s: str, lanes: int) -> str:

@@ -24,9 +24,9 @@ GENERATOR = "1"
 
 FLAGS = (
     "-std=gnu11", "-O2", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math", "-fPIC", "-fvisibility=hidden",
-    "-w",
+    "-Werror=implicit-function-declaration",
 )  # fmt: skip
-"""No fast-math: NaN, infinities and the order of operations are kept."""
+"""No fast-math: NaN, infinities and the order of operations are kept. A function that no header has is an error."""
 
 GCC_FLAGS = ("-fno-thread-jumps",)
 """Threading jumps through the tests for partial tiles copies whole loops: up to nine times the compile time and twice
@@ -35,7 +35,7 @@ the code, and nothing runs faster.
 
 X86_FLAGS = ("-mprefer-vector-width=512",)
 
-LINK_FLAGS = ("-shared", "-Wl,--build-id=none", "-lm", "-lpthread")
+LINK_FLAGS = ("-shared", "-Wl,--build-id=none", "-Wl,-z,defs", "-lm", "-lpthread")
 
 POLL = 0.005
 """Seconds between looks at compilers that run."""
@@ -219,6 +219,7 @@ class Building:
         done = [name for name, process in self._running.items() if process.poll() is not None]
         for name in done:
             if self._running.pop(name).returncode or not _object(self._work, name).exists():
+                del self._keys[name]  # asked for again, it is refused again
                 raise _refusal(self._compiler, name, self._work)
             self._cache.put(self._keys[name], _object(self._work, name).read_bytes())
             self._compiled += 1
@@ -276,8 +277,11 @@ def _environment(work: Path) -> dict[str, str]:
 
 
 def _refusal(compiler: Compiler, name: str, work: Path) -> BuildError:
-    """Why a unit has no object, in the compiler's words."""
-    text = (work / f"{name}.log").read_text(errors="replace")
+    """Why a unit has no object, in the compiler's words: its errors first."""
+    lines = (work / f"{name}.log").read_text(errors="replace").splitlines()
+    told = [k for k, line in enumerate(lines) if "error:" in line]
+    before = [line for line in lines[: told[0]] if "In function" in line][-1:] if told else []
+    text = "\n".join([*before, *lines[told[0] if told else 0 :]])
     return BuildError(
         f"{shlex.join(compiler.command)} refused {name}:\n{text[:4000]}",
         remedy="this is a bug in the generated code, or the compiler is too old (gcc >= 9, clang >= 10)",

@@ -14,7 +14,7 @@ import onnx
 import onnx.defs
 from onnx import helper, numpy_helper
 
-from polydyn.errors import PolydynError, UnsupportedError
+from polydyn.errors import ModelError, PolydynError, UnsupportedError
 from polydyn.graph.dtypes import numpy_dtype
 from polydyn.graph.importer import ImportedGraph, ModelInput, inner_prefix, read_function
 from polydyn.graph.ir import Tensor
@@ -107,6 +107,11 @@ class Body:
     def refuse(self, what: str, remedy: str | None = None) -> UnsupportedError:
         """The error for a part of the operator that is not built."""
         return UnsupportedError(f"{self.node.op}: {what} is not supported", node=self.node.name, remedy=remedy)
+
+    def wrong(self, why: str) -> ModelError:
+        """The error for a node that is not as ONNX defines it."""
+        rule = f"{self.node.op} of ONNX, opset {self.node.opset}"
+        return ModelError(f"{self.node.op} {self.node.name}: {why}", node=self.node.name, rule=rule)
 
     def graph(self) -> ImportedGraph:
         """The body with the outputs that the node has. UnsupportedError: an output or an attribute it does not know."""

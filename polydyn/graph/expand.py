@@ -44,7 +44,7 @@ from polydyn.schedules.expr import (
     map_index,
     transform,
 )
-from polydyn.schedules.index import ONE, Index, fetch, minimum, product
+from polydyn.schedules.index import ONE, ZERO, Index, fetch, minimum, product
 from polydyn.schedules.ranges import Ranges, upper_bound
 from polydyn.shapes.sizes import Dims
 
@@ -189,7 +189,7 @@ class _Builder:
         """The output is the source under another name."""
         self.aliases[output] = self.aliases.get(source, source)
 
-    def bound(self, indices: str, size: Dim, component: int | None = None) -> None:
+    def bound(self, indices: str, size: Dim, component: int | None = None, natural: bool = False) -> None:
         """Known indices bound the axis now (a guard when it is symbolic); others are checked on every call."""
         place = f"{self.current.name} ({self.current.op})" if self.current else "a gather"
         value, known = self.value(indices), self.constant(indices)
@@ -200,13 +200,14 @@ class _Builder:
         if known is not None and known.size:
             found = {Index.of(int(known.min())), Index.of(int(known.max()))}
         for i in sorted(found, key=str):
-            why = f"{place}: index {i} of {indices} lies in [-{size}, {size})"
+            why = f"{place}: index {i} of {indices} lies in [{0 if natural else -size}, {size})"
             self.facts.at_most(i + 1, size, why)
-            self.facts.at_most(-i, size, why)
+            self.facts.at_most(-i, ZERO if natural else size, why)
         if value is None and known is None:
-            self._bound_on_data(self.aliases.get(indices, indices), size, place, component)
+            for shift in (ZERO, -size) if natural else (ZERO,):  # x - size is in [-size, size): x is not negative
+                self._bound_on_data(self.aliases.get(indices, indices), size, place, component, shift)
 
-    def _bound_on_data(self, indices: str, size: Dim, place: str, component: int | None) -> None:
+    def _bound_on_data(self, indices: str, size: Dim, place: str, component: int | None, shift: Index) -> None:
         """A bound on what the primitive will fetch: the tensor, or the one that it is a shifted view of, whole."""
         shape = self.tensor(indices).shape
         at = [Index.of(dim_name(i)) for i in range(len(shape))]
@@ -214,7 +215,7 @@ class _Builder:
         if component is not None:
             part = component, int(shape[-1].constant or 1)
             at[-1], shape = Index.of(component), (*shape[:-1], ONE)
-        formula = self.positions.resolve(fetch(indices, at), self.aliases, [])
+        formula = self.positions.resolve(fetch(indices, at), self.aliases, []) + shift
         fetched = formula.fetches()
         if not fetched:
             return  # sizes only: ``_inside`` makes a guard
@@ -430,7 +431,7 @@ class _Builder:
             bounds=tuple(map(self._canonical, self.bounds)),
             steps=tuple(steps),
             guessed=tuple(self.facts.guessed),
-            metadata=self.typed.graph.metadata,
+            metadata=self.typed.graph.metadata, copies=self.typed.graph.copies,
         )  # fmt: skip
 
     def _finished(self, step: HostStep) -> HostStep:
@@ -473,10 +474,6 @@ class _Builder:
     def _output(self, name: str) -> None:
         """An output that is another name for a tensor is a copy of it."""
         self.current = None
-        if name in {x.name for x in self.typed.graph.inputs}:
-            raise UnsupportedError(
-                f"output {name} is an input of the model", tensor=name, remedy="put an Identity node between them"
-            )
         if name in self.aliases:
             self._copy(self.aliases.pop(name), name)
         else:

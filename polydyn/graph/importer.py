@@ -46,6 +46,8 @@ class ImportedGraph:
     constants: Mapping[str, Array]
     metadata: Mapping[str, Any] = field(default_factory=dict)
     """Of a model, what it says of itself (``metadata_of``)."""
+    copies: Mapping[str, str] = field(default_factory=dict)
+    """Of a model, outputs that are inputs: what the copy is called -> the name of both."""
     declared: Mapping[str, ModelInput] = field(default_factory=dict, compare=False, repr=False)
     """What the file says of tensors that nodes make; only ``graph/fallback.py`` reads it."""
 
@@ -77,7 +79,7 @@ def load_model(model: ModelLike) -> ImportedGraph:
 def _read(proto: onnx.ModelProto, folder: Path | None) -> ImportedGraph:
     if proto.functions:
         proto = _inlined(proto)
-    if not proto.HasField("graph") or not (proto.graph.node or proto.graph.output):
+    if not proto.HasField("graph") or not (proto.graph.node or proto.graph.output or proto.graph.input):
         raise ModelError("the model has no graph", remedy="export it again; the file may be empty or cut off")
     opsets = {o.domain or "ai.onnx": o.version for o in proto.opset_import}
     opset, newest = opsets.get("ai.onnx", 1), onnx.defs.onnx_opset_version()
@@ -87,10 +89,28 @@ def _read(proto: onnx.ModelProto, folder: Path | None) -> ImportedGraph:
             remedy=f"export it with an opset up to {newest}, or install a newer onnx",
         )
     reader = _Reader(opsets, folder)
-    graph = reader.graph(proto.graph, ())
+    graph = _with_copies(reader.graph(proto.graph, ()), opset)
     if not graph.outputs:
         raise ModelError("the graph has no outputs", remedy="mark at least one tensor as an output of the model")
     return replace(graph, metadata=metadata_of(proto))
+
+
+def _with_copies(graph: ImportedGraph, opset: int) -> ImportedGraph:
+    """The graph with a copy of every input that is an output too, under a name of its own."""
+    inputs = {x.name for x in graph.inputs}
+    taken = inputs | graph.constants.keys() | {o for n in graph.nodes for o in n.outputs}
+    copies: dict[str, str] = {}
+    for name in (o for o in graph.outputs if o in inputs):
+        copy = f"{name}'"
+        while copy in taken:
+            copy += "'"
+        taken.add(copy)
+        copies[name] = copy
+    made = (OnnxNode(f"copy of {x}", "Identity", (x,), (copy,), {}, opset) for x, copy in copies.items())
+    outputs = tuple(copies.get(o, o) for o in graph.outputs)
+    return replace(
+        graph, nodes=(*graph.nodes, *made), outputs=outputs, copies={copy: x for x, copy in copies.items()}
+    )
 
 
 def read_function(function: onnx.FunctionProto, node: OnnxNode) -> ImportedGraph:

@@ -191,6 +191,8 @@ class Graph:
     guessed: tuple[tuple[Dim, Dim], ...] = ()
     metadata: Mapping[str, Any] = field(default_factory=dict)
     """What the model says of itself, for those who ask a program: plain data."""
+    copies: Mapping[str, str] = field(default_factory=dict)
+    """Outputs that are inputs of the model: the tensor that is a copy -> the name of both."""
 
     def producer(self) -> dict[str, Node]:
         """Tensor name -> the node that computes it."""

@@ -27,6 +27,7 @@ from polydyn.graph.fallback import FALLBACK, fallback_note
 from polydyn.graph.importer import ImportedGraph, ModelInput, renamed
 from polydyn.graph.inner import Inner, Types, captured_by, enter
 from polydyn.graph.ir import SymbolSource
+from polydyn.graph.older import modern
 from polydyn.graph.operators import registry
 from polydyn.graph.operators.registry import Inferred, OnnxNode, RanksDiffer, Rewritten
 from polydyn.graph.regions import Again, CannotCross, Left, members, reads, region, with_regions
@@ -263,9 +264,10 @@ class _Worklist:
     def infer(self, node: OnnxNode, ask: Asking) -> tuple[Inferred, ...] | None:
         """The results of a node by its rule. None: other nodes took its place."""
         try:
-            if node.op in registry.OPERATORS or node.fallback:
+            now = None if node.fallback else modern(node, ask)
+            if now is None and (node.op in registry.OPERATORS or node.fallback):
                 return rules(node).infer(node, ask)
-            self.splice(node, body_of(node, ask))
+            self.splice(node, body_of(node, ask) if now is None else now)
         except Rewritten as e:
             self.splice(node, e.graph)
         except RanksDiffer as e:

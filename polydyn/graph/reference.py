@@ -47,7 +47,7 @@ def evaluate(graph: Graph, feeds: Mapping[str, Array]) -> dict[str, Array]:
     arrays: dict[str, Array] = {**graph.constants, **{n: np.asarray(feeds[n]) for n in graph.inputs}}
     for node in graph.nodes:
         arrays[node.output] = evaluate_node(node, graph.tensors[node.output], symbols, arrays)
-    return {n: arrays[n] for n in graph.outputs}
+    return {graph.copies.get(n, n): arrays[n] for n in graph.outputs}
 
 
 def bind_symbols(graph: Graph, feeds: Mapping[str, Array]) -> dict[str, int]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -53,7 +55,7 @@ class KernelsAhead:
 
     def __init__(self, target: str, headers: Mapping[str, str]) -> None:
         self._units, every = _split(sources("cpu") | dict(headers))
-        self._headers, self._done = headers, 0
+        self._headers, self._done, self._refused = headers, 0, False
         self.building = Building(every, target)
 
     def __enter__(self) -> KernelsAhead:
@@ -65,9 +67,16 @@ class KernelsAhead:
         self.building.__exit__(*error)
 
     def __call__(self, kernels: Sequence[Kernel]) -> None:
-        """``kernels``: those so far, in the order of the program; a unit begins as soon as its last kernel is there."""
+        """``kernels``: those so far, in the order of the program; a unit begins as soon as its last kernel is there.
+
+        Where the compiler refuses one, whoever asks for the library learns of it, when it is known what it computes.
+        """
         full = len(kernels) // BATCH * BATCH
-        self.building.ask(_units(kernels[self._done : full], self._headers, self._done // BATCH))
+        if not self._refused:
+            with suppress(BuildError):
+                self._refused = True
+                self.building.ask(_units(kernels[self._done : full], self._headers, self._done // BATCH))
+                self._refused = False
         self._done = full
 
 
@@ -96,13 +105,26 @@ def build_artifact(plan: HostPlan, target: str = "cpu", building: Building | Non
     show(Level.TEXTS, "", "host", lambda: host.text, "c")
     files = sources(plan.place) | plan.headers | {"host.c": host.text} | units
     units, headers = _split(files)
-    library = (
-        build_library(units, headers, host_target(target, plan.on_device))
-        if building is None
-        else building.library(units)
-    )
+    try:
+        library = (
+            build_library(units, headers, host_target(target, plan.on_device))
+            if building is None
+            else building.library(units)
+        )
+    except BuildError as e:
+        raise _placed(e, plan) from e
     artifact = Artifact(_manifest(plan, host) | _built_by(library, target) | more, files, library.data, weights)
     return (artifact if built is None else with_images(artifact, built)), library.compiled
+
+
+def _placed(e: BuildError, plan: HostPlan) -> BuildError:
+    """The error with the kernels that the compiler names, and the nodes that they compute."""
+    launched = {k.kernel: launch.label for launch in plan.launches for c in launch.candidates for k in c.sequence}
+    named = [name for name in launched if re.search(rf"\b{name}\b", e.message)]
+    if not named:
+        return e
+    nodes = ", ".join(dict.fromkeys(launched[n] for n in named))
+    return BuildError(e.message, node=nodes, rule=f"kernel {', '.join(named)}", remedy=e.remedy)
 
 
 def _device(h: Hardware) -> dict[str, Any]:

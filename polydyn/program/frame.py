@@ -11,7 +11,7 @@ from typing import Any
 
 KINDS = (
     "part", "python", "branch", "iterate", "non_zero", "suppress", "unique",
-    "sizes", "common", "count", "reshape", "broadcast", "slice", "unsqueeze", "squeeze", "pads",
+    "sizes", "common", "count", "reshape", "broadcast", "slice", "unsqueeze", "squeeze", "pads", "scales",
 )  # fmt: skip
 """``PD_PART`` ... in order."""
 COUNTED = ("non_zero", "suppress", "unique")

@@ -33,6 +33,7 @@ from polydyn.runtime.program import (
     numpy_dtype,
 )  # fmt: skip
 from polydyn.runtime.sequence import STOP_PYTHON
+from polydyn.runtime.sharing import refuse_sharing
 
 
 class PartsProgram(Program):
@@ -302,6 +303,10 @@ def _given(results: dict[str, Array], out: Mapping[str, Array]) -> dict[str, Arr
             raise InputError(f"out['{name}'] must be {what} in this call", tensor=name)
         if not (given.flags.c_contiguous and given.flags.writeable and given.flags.aligned):
             raise InputError(f"out['{name}'] must be C-contiguous, aligned and writeable", tensor=name)
+    refuse_sharing({}, out, ())
+    for name, made in results.items():
+        if any(np.may_share_memory(made, given) for given in out.values()):  # it is an input, or a part of one
+            results[name] = made.copy()
     for name, given in out.items():
         given[...] = results[name]
         results[name] = given

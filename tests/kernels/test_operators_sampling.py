@@ -32,7 +32,13 @@ def test_grid_sample(mode: str, padding: str) -> None:
             {"x": floats(n, 2, h, w), "g": RNG.uniform(-1.6, 1.6, (n, p, q, 2)).astype(np.float32)}
             for n, h, w, p, q in sizes
         ]
-        compiled_agrees(model_of("GridSample", given, attributes, opset=20), *calls, tolerance=2e-4)
+        model = model_of("GridSample", given, attributes, opset=20)
+        if (mode, padding) != ("cubic", "border"):
+            compiled_agrees(model, *calls, tolerance=2e-4)
+            continue
+        program, session = polydyn.compile(model, threads=1), onnxruntime.InferenceSession(model.SerializeToString())
+        for feeds in calls:  # ONNX's reference moves the coordinate inside, torch and ONNX Runtime the neighbours
+            np.testing.assert_allclose(program.run(feeds)["y"], session.run(None, feeds)[0], 2e-4, 2e-4)
 
 
 def test_grid_sample_of_volumes_and_of_what_is_no_number() -> None:

@@ -199,8 +199,6 @@ def _iterate(
 
 def _scan_parts(node: OnnxNode, ctx: Context) -> tuple[tuple[str, ...], tuple[str, ...], list[int]]:
     """States, inputs that are gone through slice by slice, and along which axes."""
-    if node.opset < 9:
-        raise refuse(node, "opset 8, with its batches,", "export with a newer opset")
     first = len(node.inputs) - int(node.attribute("num_scan_inputs", 0))
     states, scanned = node.inputs[:first], node.inputs[first:]
     axes = node.attribute("scan_input_axes") or [0] * len(scanned)

@@ -23,7 +23,7 @@ from polydyn.graph.operators.common import (
     wide,
 )
 from polydyn.graph.operators.registry import ExpandContext, InferContext, Inferred, OnnxNode, operator
-from polydyn.schedules.expr import Value, cast, op
+from polydyn.schedules.expr import ITEMSIZE, Value, cast, op
 from polydyn.schedules.index import Index
 
 
@@ -122,14 +122,20 @@ def power_infer(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
 
 @operator("Pow", infer=power_infer)
 def power(node: OnnxNode, ctx: ExpandContext) -> None:
-    """``x ** y``; the constant exponents 1, 2, 3 and 0.5 become products and a square root."""
+    """``x ** y``; the constant exponents 1, 2, 3 and 0.5 become products and a square root.
+
+    Operands of two kinds, and exponents of float64, are taken to float64, unless the exponent is a constant that the
+    base's float type has.
+    """
     x, y = operands(node, ctx)
     exponent = scalar(ctx, node.inputs[1])
     if exponent in (1, 2, 3):
         emit(ctx, node, x if exponent == 1 else square(x) if exponent == 2 else op("mul", square(x), x))
         return
-    if is_float(y.dtype) and not is_float(x.dtype):
-        x = cast(x, y.dtype)
+    mixed = is_float(y.dtype) != is_float(x.dtype) and ITEMSIZE[y.dtype] + ITEMSIZE[x.dtype] > 4
+    if mixed or y.dtype == "float64":
+        exact = exponent is not None and is_float(x.dtype) and float(np.float32(exponent)) == exponent
+        x = x if exact else cast(x, "float64")
     emit(ctx, node, op("sqrt", x) if exponent == 0.5 else op("pow", x, cast(y, x.dtype)))
 
 
@@ -160,7 +166,7 @@ def clip(node: OnnxNode, ctx: ExpandContext) -> None:
     for position, (name, keep) in enumerate((("min", "max"), ("max", "min")), 1):
         if position < len(node.inputs) and node.inputs[position]:
             x = op(keep, x, wide(aligned(ctx, node.inputs[position], index)))
-        elif name in node.attributes:
+        elif node.attribute(name) is not None:
             x = op(keep, x, like(node.attribute(name), x))
     emit(ctx, node, x)
 

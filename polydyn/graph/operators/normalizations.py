@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from polydyn.errors import ModelError
 from polydyn.graph.ir import Dim
 from polydyn.graph.operators.common import (
     Shape,
@@ -92,15 +93,23 @@ def batch_infer(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
     training = bool(node.attribute("training_mode", 0))
     if not training and len([o for o in node.outputs if o]) > 1:
         raise refuse(node, "statistics without training mode", "export the model for inference")
+    shape = t.shape[1:2] if node.attribute("spatial", 1) else t.shape[1:]
     for x in node.inputs[1:]:
-        ctx.unify(t.shape[1], ctx.tensor(x).shape[0], f"{node.op} {node.name} has one {x} per channel")
+        if len(ctx.tensor(x).shape) != len(shape):
+            raise ModelError(f"{x} has {len(ctx.tensor(x).shape)} axes, not {len(shape)}", node=node.name, tensor=x)
+        for a, (n, m) in enumerate(zip(shape, ctx.tensor(x).shape, strict=True), 1):
+            per = "channel" if len(shape) == 1 else f"element of axis {a}"
+            ctx.unify(n, m, f"{node.op} {node.name} has one {x} per {per}")
     running = tuple(Inferred(ctx.tensor(x).dtype, t.shape[1:2]) for x in node.inputs[3:5])
     return (Inferred(t.dtype, t.shape), *(running if training else ()))
 
 
 @operator("BatchNormalization", infer=batch_infer)
 def batch_normalization(node: OnnxNode, ctx: ExpandContext) -> None:
-    """``x * s + t`` with ``s = scale / sqrt(variance + epsilon)`` and ``t = bias - mean * s``, folded if constant."""
+    """``x * s + t`` with ``s = scale / sqrt(variance + epsilon)`` and ``t = bias - mean * s``, folded if constant.
+
+    Before opset 9 there may be parameters of their own for every element of a sample (``spatial=0``).
+    """
     x, scale, bias, mean, variance = node.inputs
     epsilon = node.attribute("epsilon", 1e-5)
     if node.attribute("training_mode", 0):
@@ -114,14 +123,14 @@ def batch_normalization(node: OnnxNode, ctx: ExpandContext) -> None:
         shift = ctx.new_constant((b - m * factor).astype(dtype), f"{node.name}.shift")
     else:
         channels = ctx.tensor(scale).shape
-        here = iterators(1)
+        here = iterators(len(channels))
         ratio = op("mul", wide(at(ctx, scale, here)), inverse_root(wide(at(ctx, variance, here)), epsilon))
         multiply = ctx.compute(channels, ratio)
         moved = op("mul", wide(at(ctx, mean, here)), at(ctx, multiply, here))
         shift = ctx.compute(channels, op("sub", wide(at(ctx, bias, here)), moved))
     index = iterators(len(ctx.tensor(x).shape))
-    body = wide(at(ctx, x, index))
-    emit(ctx, node, _affine(body, *(cast(at(ctx, p, index[1:2]), body.dtype) for p in (multiply, shift))))
+    body, own = wide(at(ctx, x, index)), index[1 : 1 + len(ctx.tensor(scale).shape)]
+    emit(ctx, node, _affine(body, *(cast(at(ctx, p, own), body.dtype) for p in (multiply, shift))))
 
 
 def _batch_statistics(node: OnnxNode, ctx: ExpandContext) -> tuple[str, str]:

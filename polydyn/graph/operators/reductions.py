@@ -24,7 +24,7 @@ from polydyn.graph.operators.common import (
     wide,
 )
 from polydyn.graph.operators.registry import Context, ExpandContext, InferContext, Inferred, OnnxNode, operator
-from polydyn.schedules.expr import Array, FromIndex, Value, const, op
+from polydyn.schedules.expr import Array, FromIndex, Value, cast, const, op
 from polydyn.schedules.index import ONE, ZERO, Index, maximum, minimum, product
 
 
@@ -113,12 +113,21 @@ KINDS: dict[str, tuple[str, Scalar, Scalar | None]] = {
 """Operator -> reduction, what is done to each element first, and to the result at last."""
 
 
+ROOTS = ("ReduceL2", "ReduceLogSum", "ReduceLogSumExp")
+"""Reductions with a root or a logarithm: integers are float64 on the way, and cut to integers at the end."""
+
+
+def _element(node: OnnxNode, x: Value) -> Value:
+    """An element in the type of the reduction's arithmetic."""
+    return cast(x, "float64") if node.op in ROOTS and not is_float(x.dtype) else wide(x)
+
+
 def _reduce(node: OnnxNode, ctx: ExpandContext) -> None:
     reduce, before, after = KINDS[node.op]
     t = ctx.tensor(node.inputs[0])
     axes = reduced_axes(node, ctx)
     if axes is None:
-        x = before(wide(at(ctx, t.name, iterators(len(t.shape)))))
+        x = before(_element(node, at(ctx, t.name, iterators(len(t.shape)))))
         emit(ctx, node, after(x) if after else x)
         return
     index = source_index(len(t.shape), axes, bool(node.attribute("keepdims", 1)))
@@ -126,10 +135,10 @@ def _reduce(node: OnnxNode, ctx: ExpandContext) -> None:
     if node.op == "ReduceMean":
         after = partial(mean_of, extents=extents)
     if not axes:  # a tensor of rank 0
-        x = before(wide(at(ctx, t.name, index)))
+        x = before(_element(node, at(ctx, t.name, index)))
         emit(ctx, node, after(x) if after else x)
         return
-    reduce_to(ctx, node, reduce, before(wide(at(ctx, t.name, index))), extents, after)
+    reduce_to(ctx, node, reduce, before(_element(node, at(ctx, t.name, index))), extents, after)
 
 
 for _name in KINDS:
@@ -145,7 +154,7 @@ def log_sum_exp(node: OnnxNode, ctx: ExpandContext) -> None:
         emit(ctx, node, wide(at(ctx, t.name, iterators(len(t.shape)))))
         return
     out = ctx.tensor(node.outputs[0])
-    x = wide(at(ctx, t.name, source_index(len(t.shape), axes, bool(node.attribute("keepdims", 1)))))
+    x = _element(node, at(ctx, t.name, source_index(len(t.shape), axes, bool(node.attribute("keepdims", 1)))))
     extents = tuple(t.shape[a] for a in axes)
     here = iterators(len(out.shape))
     greatest = at(ctx, ctx.compute(out.shape, x, reduction=extents, reduce="max"), here)

@@ -8,7 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Protocol
+
+import numpy as np
+import onnx
+import onnx.defs
 
 from polydyn.errors import ShapeError, UnsupportedError
 from polydyn.graph.ir import Dim, Tensor
@@ -31,8 +36,29 @@ class OnnxNode:
     """Why another runtime computes it (``graph/fallback.py``); empty: its operator has rules."""
 
     def attribute(self, name: str, default: Any = None) -> Any:
-        """The attribute's value, or the default."""
-        return self.attributes.get(name, default)
+        """The attribute's value; where the node has none, ONNX's default for its opset, else the one given.
+
+        Floats are float32, as ONNX stores them, whatever the type of the tensors.
+        """
+        if name in self.attributes:
+            return self.attributes[name]
+        found = _default(self.op, self.opset, name)
+        found = default if found is None else found
+        return float(np.float32(found)) if isinstance(found, float) else found
+
+
+@lru_cache(maxsize=4096)
+def _default(op: str, opset: int, name: str) -> Any:
+    """What ONNX gives an attribute that a node of this opset does not have; None where it gives nothing."""
+    domain, _, short = op.rpartition("::")
+    try:
+        known = onnx.defs.get_schema(short, opset, domain).attributes
+    except onnx.defs.SchemaError:
+        return None
+    if name not in known or not known[name].default_value.name:
+        return None
+    value = onnx.helper.get_attribute_value(known[name].default_value)
+    return value.decode() if isinstance(value, bytes) else tuple(value) if isinstance(value, list) else value
 
 
 @dataclass(frozen=True)
@@ -160,8 +186,11 @@ class ExpandContext(Context, Protocol):
     def alias(self, output: str, source: str) -> None:
         """The node's output is an existing tensor under another name."""
 
-    def bound(self, indices: str, size: Dim, component: int | None = None) -> None:
-        """Every element of ``indices`` is a subscript of an axis of ``size``: out of [-size, size) is refused."""
+    def bound(self, indices: str, size: Dim, component: int | None = None, natural: bool = False) -> None:
+        """Every element of ``indices`` is a subscript of an axis of ``size``: out of [-size, size) is refused.
+
+        ``natural``: so are negative ones.
+        """
 
     def position(self, indices: str, at: tuple[Index, ...], size: Dim, ranges: Ranges) -> Index | None:
         """The subscript that ``indices`` holds at ``at``, where it is a formula of the iterators of ``ranges``.

@@ -6,6 +6,8 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import partial, reduce
 
+import numpy as np
+
 from polydyn.graph.ir import Dim
 from polydyn.graph.operators.common import (
     Shape,
@@ -21,8 +23,8 @@ from polydyn.graph.operators.common import (
 )
 from polydyn.graph.operators.registry import Context, ExpandContext, InferContext, Inferred, OnnxNode, operator
 from polydyn.graph.subscripts import data_sizes
-from polydyn.schedules.expr import FromIndex, Value, cast, const, op
-from polydyn.schedules.index import Index, maximum, minimum
+from polydyn.schedules.expr import INTEGERS, ITEMSIZE, FromIndex, Value, cast, const, op
+from polydyn.schedules.index import ONE, Index, maximum, minimum
 
 WHOLE = (Fraction(0), Fraction(1))
 """All of an axis, as fractions of it."""
@@ -101,12 +103,10 @@ def resized_axes(node: OnnxNode, ctx: Context) -> tuple[Axis, ...]:
         dims = ctx.value(sizes)
         given_sizes = data_sizes(node, ctx, sizes, "sizes") if dims is None else tuple(map(Index.of, dims))
         out = _sized(node, shape, axes, list(given_sizes))
+    elif scales:
+        out = _scaled(node, ctx, shape, axes, scales)
     else:
-        numbers = ctx.constant(scales) if scales else None
-        if numbers is None:
-            raise refuse(node, "scales that are not constant", "give sizes, or make the scales an initializer")
-        out = [_scaled(a, shape[a], Fraction(float(s))) for a, s in zip(axes, numbers.reshape(-1), strict=True)]
-        _whole(node, out)
+        raise refuse(node, "neither scales nor sizes")
     if _check(node)[1] == CROP:
         out = _with_parts(node, ctx, out)
     return tuple(a for a in out if a.output != a.size or a.numerator != a.denominator or a.roi != WHOLE)
@@ -117,29 +117,61 @@ def _sized(node: OnnxNode, shape: Shape, axes: list[int], dims: list[Dim]) -> li
     policy = node.attribute("keep_aspect_ratio_policy", "stretch")
     if policy == "stretch":
         return [Axis(a, shape[a], d, d, shape[a]) for a, d in zip(axes, dims, strict=True)]
-    known = [(shape[a].constant, d.constant) for a, d in zip(axes, dims, strict=True)]
-    if policy not in ("not_larger", "not_smaller") or any(n is None or d is None or n == 0 for n, d in known):
-        raise refuse(node, f"keep_aspect_ratio_policy {policy} of sizes that are not constant")
-    ratios = [Fraction(d, n) for n, d in known if n and d is not None]
-    scale = min(ratios) if policy == "not_larger" else max(ratios)
-    top, bottom = Index.of(scale.numerator), Index.of(scale.denominator)
+    if policy not in ("not_larger", "not_smaller"):
+        raise refuse(node, f"keep_aspect_ratio_policy {policy}")
+    top, bottom = dims[0], shape[axes[0]]
+    for d, a in zip(dims[1:], axes[1:], strict=True):
+        less = d * bottom - top * shape[a]  # negative: the scale d / shape[a] is the smaller one
+        other = minimum(1, maximum(0, -less if policy == "not_larger" else less))
+        top, bottom = top + other * (d - top), bottom + other * (shape[a] - bottom)
     return [Axis(a, shape[a], (2 * shape[a] * top + bottom) // (2 * bottom), top, bottom) for a in axes]
 
 
-def _scaled(axis: int, size: Dim, scale: Fraction) -> Axis:
-    output = size * scale.numerator // scale.denominator
-    return Axis(axis, size, output, Index.of(scale.numerator), Index.of(scale.denominator))
+def _scaled(node: OnnxNode, ctx: Context, shape: Shape, axes: list[int], name: str) -> list[Axis]:
+    """Axes of given scales: constants, quotients of sizes, or data, which the host turns into fractions.
 
-
-def _whole(node: OnnxNode, axes: list[Axis]) -> None:
-    """Where the last elements are aligned, scales must give whole sizes.
-
-    Else ONNX's cases divide by the size before it is rounded, ONNX Runtime and torch by the size of the result.
+    Sizes follow from the fraction that a float32 stands for, as 7/10: so ONNX's shape inference and ONNX Runtime have
+    it. Positions follow from its very value, as in ONNX's reference; up to opset 10, which has none, from the fraction.
+    Where the last elements are aligned the size is that of the result, as torch and ONNX Runtime have it; ONNX's
+    reference takes it before it is rounded.
     """
-    for a in axes if _check(node)[1] in ("align_corners", CROP) else ():
-        if a.output * a.denominator != a.size * a.numerator:
-            scale = f"{a.numerator}/{a.denominator}"
-            raise refuse(node, f"align_corners with the scale {scale}, which gives no whole size,", "give sizes")
+    known, quotients, old = ctx.constant(name), ctx.elements(name), node.opset <= 10
+    if known is None and quotients is None:
+        names = [f"{what}{a}" for a in axes for what in ("scaled", "numerator", "denominator")]
+        data = ctx.ask("scales", (name,), names, [shape[a] for a in axes], {"simplest": int(old)})
+        parts = [data[3 * k : 3 * k + 3] for k in range(len(axes))]
+        return [Axis(a, shape[a], size, top, low) for a, (size, top, low) in zip(axes, parts, strict=True)]
+    out = []
+    for k, a in enumerate(axes):
+        if known is not None:
+            x = float(known.reshape(-1)[k])
+            of, by = (_pair(f) for f in (simplest(x), simplest(x) if old else Fraction(x)))
+        else:
+            q = quotients.reshape(-1)[k]  # type: ignore[union-attr]
+            of = by = (q, ONE) if isinstance(q, Index) else (q.top, Index.of(q.bottom))
+        out.append(Axis(a, shape[a], shape[a] * of[0] // of[1], *by))
+    return out
+
+
+def _pair(x: Fraction) -> tuple[Dim, Dim]:
+    return Index.of(x.numerator), Index.of(x.denominator)
+
+
+def simplest(x: float) -> Fraction:
+    """The fraction that a float32 stands for: the first convergent to which it is the nearest float32.
+
+    ``size_steps.c`` finds the same one. ValueError: not a positive number.
+    """
+    if not 0 < x < float("inf"):
+        raise ValueError(f"the scale {x} is not positive")
+    n, d = Fraction(x).as_integer_ratio()
+    (p, q), before = (1, 0), (0, 1)
+    while True:
+        a, rest = divmod(n, d)
+        (p, q), before = (a * p + before[0], a * q + before[1]), (p, q)
+        if not rest or (p and float(np.float32(p / q)) == x):
+            return Fraction(p, q)
+        n, d = d, rest
 
 
 def _with_parts(node: OnnxNode, ctx: Context, axes: list[Axis]) -> list[Axis]:
@@ -176,7 +208,7 @@ def resize(node: OnnxNode, ctx: ExpandContext) -> None:
     if mode == "nearest" or not axes:
         index = list(iterators(len(source.shape)))
         for a in axes:
-            index[a.axis] = a.clamp(_nearest(node, *a.position(coordinates, index[a.axis])))
+            index[a.axis] = a.clamp(_nearest(node, a, *a.position(coordinates, index[a.axis])))
         emit(ctx, node, _inside_crop(node, axes, coordinates, at(ctx, source.name, index)))
         return
     name, shape = source.name, list(source.shape)
@@ -188,9 +220,26 @@ def resize(node: OnnxNode, ctx: ExpandContext) -> None:
         else:
             body = _weighted(node, ctx, name, a, coordinates)
         if a is axes[-1]:
-            emit(ctx, node, _inside_crop(node, axes, coordinates, body))
+            _store(node, ctx, _inside_crop(node, axes, coordinates, body))
         elif not node.attribute("antialias", 0):
             name = ctx.compute(tuple(shape), body)
+
+
+def _arithmetic(node: OnnxNode, ctx: ExpandContext) -> str:
+    """The type of positions, weights and sums."""
+    dtype = ctx.tensor(node.inputs[0]).dtype
+    return "float64" if dtype == "float64" or (dtype in INTEGERS and ITEMSIZE[dtype] > 2) else "float32"
+
+
+def _store(node: OnnxNode, ctx: ExpandContext, body: Value) -> None:
+    """Integers are rounded to the nearest one, ties to even, and saturate, as those of ONNX's reference."""
+    dtype = ctx.tensor(node.outputs[0]).dtype
+    if dtype in INTEGERS:
+        low, high = (float(x) for x in (np.iinfo(dtype).min, np.iinfo(dtype).max))
+        high = high if high < 2**53 else float(np.nextafter(high, 0))
+        body = op("min", op("max", op("rint", body), like(low, body)), like(high, body))
+        body = cast(body, "int32" if ITEMSIZE[dtype] < 4 else dtype)
+    emit(ctx, node, body)
 
 
 def _inside_crop(node: OnnxNode, axes: tuple[Axis, ...], coordinates: str, body: Value) -> Value:
@@ -208,7 +257,7 @@ def _smoothed(node: OnnxNode, ctx: ExpandContext, name: str, shape: Shape, axis:
 
     Where the tensor grows this is plain interpolation; else the kernel is stretched by the inverse of the scale.
     """
-    dtype = "float64" if ctx.tensor(name).dtype == "float64" else "float32"
+    dtype = _arithmetic(node, ctx)
     cubic = node.attribute("mode") == "cubic"
     top = minimum(axis.numerator, axis.denominator)
     taps = (axis.denominator * (2 if cubic else 1)).ceildiv(top) * 2
@@ -244,9 +293,12 @@ def _keys(x: Value, a: float) -> Value:
     return op("where", op("le", x, like(1, x)), _near(x, a), beyond)
 
 
-def _nearest(node: OnnxNode, n: Index, d: Index) -> Index:
-    """``n / d`` rounded as ``nearest_mode`` says."""
-    mode = node.attribute("nearest_mode", "round_prefer_floor" if node.opset > 10 else "floor")
+def _nearest(node: OnnxNode, axis: Axis, n: Index, d: Index) -> Index:
+    """``n / d`` rounded as ``nearest_mode`` says; up to opset 10 down where the axis grows, else up."""
+    if node.opset <= 10:
+        shrinks = minimum(1, maximum(0, axis.denominator - axis.numerator))
+        return (n + shrinks * (d - 1)) // d
+    mode = node.attribute("nearest_mode", "round_prefer_floor")
     if mode == "floor":
         return n // d
     if mode == "ceil":
@@ -258,7 +310,7 @@ def _weighted(node: OnnxNode, ctx: ExpandContext, name: str, axis: Axis, coordin
     """The weighted sum of the neighbours along one axis; neighbours outside repeat the edge."""
     index = list(iterators(len(ctx.tensor(name).shape)))
     here = index[axis.axis]
-    dtype = "float64" if ctx.tensor(name).dtype == "float64" else "float32"
+    dtype = _arithmetic(node, ctx)
     n, d = axis.position(coordinates, here)
     weights = _weights(node, ctx, axis, coordinates, dtype)
     first = n // d - (len(weights) // 2 - 1)

@@ -1,4 +1,4 @@
-"""Operators that read between pixels: GridSample, RoiAlign, DeformConv.
+"""Operators that read between pixels: GridSample, RoiAlign, DeformConv; and AffineGrid, which says where.
 
 Coordinates are tensors of floats; what lies around them is tensors of integers, which the sum of weighted neighbours
 reads through. Subscripts are clamped in the kernel, so that no coordinate, NaN included, reads outside.
@@ -19,6 +19,7 @@ from polydyn.graph.operators.common import (
     emit,
     given,
     in_range,
+    is_float,
     iterators,
     like,
     refuse,
@@ -27,6 +28,7 @@ from polydyn.graph.operators.common import (
 from polydyn.graph.operators.registry import ExpandContext, InferContext, Inferred, OnnxNode, operator
 from polydyn.graph.operators.resize import cubic_weights
 from polydyn.graph.operators.windows import windows
+from polydyn.graph.subscripts import sizes
 from polydyn.schedules.expr import FromIndex, Value, cast, op
 from polydyn.schedules.index import ONE, Index, fetch, maximum, minimum
 
@@ -54,10 +56,11 @@ class Around:
 
 
 def weighted(ctx: ExpandContext, source: str, outer: tuple[Index, ...], axes: tuple[Around, ...]) -> Value:
-    """The sum over all combinations of neighbours, each times its weights."""
-    terms = []
+    """The sum over all combinations of neighbours, each times its weights; of booleans in float32."""
+    terms, several = [], any(len(a.weights) > 1 for a in axes)
     for choice in combinations(*(range(len(a.weights)) for a in axes)):
         pixel = wide(at(ctx, source, (*outer, *(a.place(k) for a, k in zip(axes, choice, strict=True)))))
+        pixel = cast(pixel, "float32") if several and pixel.dtype == "bool" else pixel
         tests = [t for a, k in zip(axes, choice, strict=True) if (t := a.inside(k)) is not None]
         inside = all_of(tests)
         pixel = pixel if inside is None else op("where", inside, pixel, like(0, pixel))
@@ -104,6 +107,8 @@ def grid_sample(node: OnnxNode, ctx: ExpandContext) -> None:
     x, grid = (ctx.tensor(n) for n in node.inputs)
     mode = node.attribute("mode", "linear")
     mode, padding = KINDS.get(mode, mode), node.attribute("padding_mode", "zeros")
+    if mode != "nearest" and not is_float(x.dtype) and x.dtype != "bool":
+        raise refuse(node, f"mode {mode} of {x.dtype}", "cast to float32 before it and back behind it")
     k, shape = len(x.shape) - 2, grid.shape[:-1]
     here, y = iterators(len(shape)), iterators(len(x.shape))
     axes = []
@@ -112,7 +117,8 @@ def grid_sample(node: OnnxNode, ctx: ExpandContext) -> None:
         position = _position(raw, size, bool(node.attribute("align_corners", 0)))
         if mode == "nearest":
             position = op("rint", position)
-        position = _padded(node, position, size, padding)
+        if mode != "cubic":  # else its neighbours are moved inside, one by one
+            position = _padded(node, position, size, padding)
         name = ctx.compute(shape, position)
         axes.append(_around(node, ctx, name, size, mode, padding, (y[0], *y[2:])))
     emit(ctx, node, weighted(ctx, x.name, y[:2], tuple(axes)))
@@ -194,6 +200,37 @@ class Reflected(Around):
     def place(self, k: int) -> Index:
         """The subscript of neighbour k, inside the axis."""
         return minimum(maximum(fetch(self.places[k], self.where), 0), self.size - 1)
+
+
+# -- AffineGrid ------------------------------------------------------------------------------------------------------
+
+
+def infer_affine_grid(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
+    """[N, spatial..., k] for k spatial axes of the size, which is [N, C, spatial...]."""
+    theta, size = ctx.tensor(node.inputs[0]), sizes(node, ctx, 1, "size") or ()
+    k = len(size) - 2
+    if k not in (2, 3) or len(theta.shape) != 3:
+        raise refuse(node, f"a size of {len(size)} numbers with transformations of {len(theta.shape)} axes")
+    for a, n in enumerate((size[0], Index.of(k), Index.of(k + 1))):
+        ctx.unify(theta.shape[a], n, f"axis {a} of {theta.name} fits a grid for {list(size)}")
+    return (Inferred(theta.dtype, (theta.shape[0], *size[2:], Index.of(k))),)
+
+
+@operator("AffineGrid", infer=infer_affine_grid)
+def affine_grid(node: OnnxNode, ctx: ExpandContext) -> None:
+    """Each sample's transformation of the centres of pixels, or of the corners; a single pixel's corner is -1."""
+    theta, y = ctx.tensor(node.inputs[0]), ctx.tensor(node.outputs[0])
+    n, *place, k = iterators(len(y.shape))
+    corners = bool(node.attribute("align_corners", 0))
+    total = wide(at(ctx, theta.name, (n, k, Index.of(len(place)))))
+    for a, size in enumerate(y.shape[1:-1]):
+        steps = maximum(size - 1, 1) if corners else size
+        moved = Index.of("d0") * 2 + (-steps if corners else 1 - steps)
+        where = op("div", FromIndex(total.dtype, moved), FromIndex(total.dtype, steps))
+        line = ctx.compute((size,), where)
+        factor = wide(at(ctx, theta.name, (n, k, Index.of(len(place) - 1 - a))))
+        total = op("add", op("mul", factor, at(ctx, line, (place[a],))), total)
+    emit(ctx, node, total)
 
 
 # -- RoiAlign --------------------------------------------------------------------------------------------------------

@@ -28,6 +28,14 @@ from polydyn.schedules.index import ONE, ZERO, Index, fetch
 
 REDUCTIONS = {"add": "add", "mul": "mul", "max": "max", "min": "min"}
 """ONNX's name of what combines old and new elements -> the operation."""
+OF_BOOLEANS = {"add": "max", "mul": "min"}
+"""Of booleans a sum is "or", a product "and", as in numpy."""
+
+
+def _reduction(node: OnnxNode, ctx: ExpandContext) -> str:
+    """What combines old and new elements: ``none``, or a key of ``REDUCTIONS``."""
+    found = str(node.attribute("reduction", "none"))
+    return OF_BOOLEANS.get(found, found) if ctx.tensor(node.inputs[0]).dtype == "bool" else found
 
 
 def infer_scatter_nd(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
@@ -62,7 +70,7 @@ def expand_scatter_nd(node: OnnxNode, ctx: ExpandContext) -> None:
     place = (*source, *d[k:])
     assert len(place) == outer + len(d) - k
     old, new = at(ctx, data.name, d), at(ctx, updates.name, place)
-    reduction = node.attribute("reduction", "none")
+    reduction = _reduction(node, ctx)
     if reduction != "none":
         new = op(REDUCTIONS[reduction], old, new)
     condition = all_of(inside)
@@ -129,7 +137,7 @@ def scatter_elements(node: OnnxNode, ctx: ExpandContext) -> None:
     if inside is not None:
         match = op("where", inside, match, const(False, "bool"))
     extents = (indices.shape[axis],)
-    reduction = node.attribute("reduction", "none")
+    reduction = _reduction(node, ctx)
     old = at(ctx, data.name, d)
     if reduction == "none":
         last = last_match(ctx, data.shape, match, extents)
@@ -160,7 +168,7 @@ def scatter_by_search(node: OnnxNode, ctx: ExpandContext, k: int) -> None:
         ctx.bound(indices.name, data.shape[j], j)
         component = wrapped(at(ctx, indices.name, (*q, Index.of(j))), data.shape[j])
         tests.append(op("eq", component, integer(d[j])))
-    match, reduction = all_of(tests) or const(True, "bool"), node.attribute("reduction", "none")
+    match, reduction = all_of(tests) or const(True, "bool"), _reduction(node, ctx)
     old = at(ctx, data.name, d)
     if reduction != "none":
         update = at(ctx, updates.name, (*q, *d[k:]))

@@ -116,7 +116,7 @@ def reverse_sequence(node: OnnxNode, ctx: ExpandContext) -> None:
     """The first elements of each sample, as many as its length says, in reverse order."""
     x = ctx.tensor(node.inputs[0])
     batch, time = node.attribute("batch_axis", 1), node.attribute("time_axis", 0)
-    ctx.bound(node.inputs[1], x.shape[time] + 1)
+    ctx.bound(node.inputs[1], x.shape[time] + 1, natural=True)
     d = list(iterators(len(x.shape)))
     kept, back = at(ctx, x.name, d), fetch(node.inputs[1], (d[batch],)) - 1 - d[time]
     d[time] = back
@@ -173,7 +173,8 @@ def eye_like(node: OnnxNode, ctx: ExpandContext) -> None:
     """Ones on diagonal k."""
     y = ctx.tensor(node.outputs[0])
     i, j = iterators(2)
-    on = op("eq", integer(j), integer(i + int(node.attribute("k", 0))))
+    k = max(min(int(node.attribute("k", 0)), 2**62), -(2**62))  # farther from all elements than there are any
+    on = op("eq", integer(j), integer(i + k))
     emit(ctx, node, op("where", on, const(1, y.dtype), const(0, y.dtype)))
 
 
@@ -197,7 +198,7 @@ def _blocks(node: OnnxNode, image: Shape, block: tuple[int, ...]) -> Shape:
 
 @operator("Col2Im", infer=infer_col_to_im)
 def col_to_im(node: OnnxNode, ctx: ExpandContext) -> None:
-    """The sum of all elements of blocks that lie on a pixel."""
+    """The sum of all elements of blocks that lie on a pixel; of booleans, whether any of them is true."""
     x, y = ctx.tensor(node.inputs[0]), ctx.tensor(node.outputs[0])
     block = ints(node, ctx, 2, "block_shape") or ()
     strides, dilations, pads = moves(node, len(block))
@@ -214,5 +215,6 @@ def col_to_im(node: OnnxNode, ctx: ExpandContext) -> None:
         channel, column = channel * block[i] + tap, column * blocks[i] + moved // strides[i]
     element = wide(at(ctx, x.name, (n, channel, column)))
     body = op("where", all_of(tests) or const(True, "bool"), element, like(0, element))
-    name = ctx.compute(y.shape, body, reduction=tuple(map(Index.of, block)), reduce="sum")
+    kind = "max" if y.dtype == "bool" else "sum"
+    name = ctx.compute(y.shape, body, reduction=tuple(map(Index.of, block)), reduce=kind)
     emit(ctx, node, at(ctx, name, iterators(len(y.shape))))

@@ -20,7 +20,7 @@ from polydyn.graph.operators.registry import (
     operator,
 )  # fmt: skip
 from polydyn.graph.subscripts import boxed, data_count, data_sizes, ints, is_data, reshape_subscripts, sizes
-from polydyn.schedules.expr import FLOATS, Array, Value, bitcast, cast, const, load, op
+from polydyn.schedules.expr import FLOATS, SMALL_INTEGERS, Array, Value, bitcast, cast, const, load, op
 from polydyn.schedules.index import ONE, Index, floordiv, product
 from polydyn.shapes.context import Undecided
 from polydyn.shapes.rules import content
@@ -278,6 +278,8 @@ LARGEST_SMALL = {
     "float8_e4m3fn": 448.0, "float8_e4m3fnuz": 240.0, "float8_e5m2": 57344.0, "float8_e5m2fnuz": 57344.0,
 }  # fmt: skip
 """The largest number of floats that saturate where a model says so."""
+SHORT = ("int8", "int16", "uint8", "uint16", *SMALL_INTEGERS)
+"""Integers for which C leaves open what a float becomes that they cannot hold."""
 
 
 def converted(x: Value, dtype: str, saturate: bool = True) -> Value:
@@ -286,6 +288,8 @@ def converted(x: Value, dtype: str, saturate: bool = True) -> Value:
         x = x if x.dtype in FLOATS else cast(x, "float32")
         most = LARGEST_SMALL[dtype]
         x = op("max", op("min", x, const(most, x.dtype)), const(-most, x.dtype))
+    if x.dtype in FLOATS and dtype in SHORT:  # of what does not fit the low bits are left, in registers as in memory
+        x = cast(x, "int32")
     return cast(x, dtype)
 
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from polydyn.errors import ShapeError, UnsupportedError
 from polydyn.graph.ir import Dim
-from polydyn.graph.operators.common import all_of, given, iterators, normalize_axis, single
+from polydyn.graph.operators.common import all_of, given, iterators, normalize_axis, scalar, single
 from polydyn.graph.operators.registry import Context, ExpandContext, InferContext, Inferred, OnnxNode, operator
 from polydyn.graph.subscripts import data_count, ints, is_data, sizes
 from polydyn.schedules.expr import FromIndex, Value, const, load, op
@@ -218,13 +218,17 @@ def expand_concat(node: OnnxNode, ctx: ExpandContext) -> None:
 def pads_of(node: OnnxNode, ctx: Context) -> dict[int, tuple[Dim, Dim]]:
     """Axis -> (elements before, elements after); negative ones crop."""
     rank = len(ctx.tensor(node.inputs[0]).shape)
-    if is_data(node, ctx, 3):
-        names = [f"{side}{a}" for a in range(rank) for side in ("before", "after")]
-        found = ctx.ask("pads", (node.inputs[1], node.inputs[3]), names, ctx.tensor(node.inputs[0]).shape)
-        return {a: (found[2 * a], found[2 * a + 1]) for a in range(rank)}
-    pads = sizes(node, ctx, 1, "pads") or ()
-    axes = ints(node, ctx, 3, "axes")
+    axes = tuple(range(rank)) if is_data(node, ctx, 3) else ints(node, ctx, 3, "axes")
     axes = tuple(range(rank)) if axes is None else axes
+    if is_data(node, ctx, 1) or is_data(node, ctx, 3):
+        count = data_count(node, ctx, node.inputs[1], "pads")
+        names = [f"{side}{a}" for a in range(rank) for side in ("before", "front", "after", "back")]
+        found = ctx.ask("pads", (node.inputs[1], given(node.inputs, 3) or ""), names, ctx.tensor(node.inputs[0]).shape)
+        sides = [(found[4 * a] - found[4 * a + 1], found[4 * a + 2] - found[4 * a + 3]) for a in range(rank)]
+        if is_data(node, ctx, 3) or count == 2 * len(axes):
+            return {normalize_axis(node, a, rank): sides[normalize_axis(node, a, rank)] for a in axes}
+        raise ShapeError(f"{count} pads for {len(axes)} axes", tensor=node.inputs[0])
+    pads = sizes(node, ctx, 1, "pads") or ()
     if len(pads) != 2 * len(axes):
         raise ShapeError(f"{len(pads)} pads for {len(axes)} axes", tensor=node.inputs[0])
     return {normalize_axis(node, a, rank): (pads[i], pads[i + len(axes)]) for i, a in enumerate(axes)}
@@ -251,6 +255,8 @@ def _pads_inside(node: OnnxNode, ctx: InferContext, mode: str, pads: dict[int, t
             needed = maximum(pad, 0)
             why = f"axis {a} of {x.name} has {x.shape[a]} elements and is padded by {pad} in mode {mode}"
             some = minimum(needed, 1)  # no pad, no need
+            if mode == "wrap":
+                some = some * (1 - sum((minimum(p, 0) for p in sides), ZERO))
             ctx.at_most(needed + some if mode == "reflect" else some, x.shape[a], why)
 
 
@@ -275,8 +281,9 @@ def expand_pad(node: OnnxNode, ctx: ExpandContext) -> None:
         elif mode == "reflect":
             mirrored = maximum(i, -i)
             at[a] = minimum(mirrored, 2 * (n - 1) - mirrored)
-        else:
-            at[a] = i % n
+        else:  # what is cut off is not there to be repeated
+            first = maximum(-before, 0)
+            at[a] = first + (i - first) % (n - first - maximum(-after, 0))
     body: Value = load(x.name, tuple(at), x.dtype)
     if (guard := all_of(inside)) is not None:
         body = op("where", guard, body, _fill(node, ctx, x.dtype))
@@ -306,8 +313,13 @@ def expand_trilu(node: OnnxNode, ctx: ExpandContext) -> None:
     x, y = ctx.tensor(node.inputs[0]), ctx.tensor(node.outputs[0])
     d = iterators(len(x.shape))
     diagonal: Value = const(0, "int64")
-    if len(node.inputs) > 1 and node.inputs[1]:
-        diagonal = single(ctx, node.inputs[1])
+    if len(node.inputs) > 1 and node.inputs[1]:  # beyond every element one diagonal is as good as another
+        known, most = scalar(ctx, node.inputs[1]), 2**62
+        if known is None:
+            asked = op("min", single(ctx, node.inputs[1]), const(most, "int64"))
+            diagonal = op("max", asked, const(-most, "int64"))
+        else:
+            diagonal = const(max(min(int(known), most), -most), "int64")
     relation = "ge" if node.attribute("upper", 1) else "le"
     keep = op(relation, FromIndex("int64", d[-1]), op("add", FromIndex("int64", d[-2]), diagonal))
     body = op("where", keep, load(x.name, d, x.dtype), const(0, x.dtype))

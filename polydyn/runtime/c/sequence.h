@@ -106,7 +106,8 @@ typedef struct {
 
 enum {
     PD_PART, PD_PYTHON, PD_BRANCH, PD_ITERATE, PD_NON_ZERO, PD_SUPPRESS, PD_UNIQUE,
-    PD_SIZES, PD_COMMON, PD_COUNT, PD_RESHAPE, PD_BROADCAST, PD_SLICE, PD_UNSQUEEZE, PD_SQUEEZE, PD_PADS
+    PD_SIZES, PD_COMMON, PD_COUNT, PD_RESHAPE, PD_BROADCAST, PD_SLICE, PD_UNSQUEEZE, PD_SQUEEZE, PD_PADS,
+    PD_SCALES
 };
 
 /* A part: `inputs`, then the sizes `dims`, to `outputs`. A step: also to `symbols`, places of values. */

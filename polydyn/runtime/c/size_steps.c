@@ -261,18 +261,45 @@ static int32_t squeeze(pd_sequence *s, const pd_stage *g) {
     return code == PD_OK ? tell(s, g, &x) : code;
 }
 
-/* For every axis how many elements come before it and after it. */
+/* For every axis how many elements are put before it, and cut off there; behind it, and cut off there. */
 static int32_t pads(pd_sequence *s, const pd_stage *g) {
-    numbers x = {.count = 2 * g->dim_count}, values = read(s, g, 0), axes = read(s, g, 1);
-    int fits = values.count == 2 * axes.count;
-    for (int32_t k = 0; k < values.count; k++) fits &= values.n[k] >= 0;
-    if (!fits) return REFUSE(s, "two for each axis, not negative", "pads %s along %s", show(&values).of, show(&axes).of);
+    numbers values = read(s, g, 0), axes = read_or(s, g, 1, values.count / 2, 0);
+    if (values.count != 2 * axes.count)
+        return REFUSE(s, "two for each axis", "pads %s along %s", show(&values).of, show(&axes).of);
     int32_t code = take_axes(s, &axes, g->dim_count);
-    for (int32_t k = 0; k < axes.count && code == PD_OK; k++) {
-        x.n[2 * axes.n[k]] = values.n[k];
-        x.n[2 * axes.n[k] + 1] = values.n[k + axes.count];
+    if (code != PD_OK) return code;
+    for (int32_t k = 0; k < g->symbol_count; k++) s->values[g->symbols[k]] = 0;
+    for (int32_t k = 0; k < values.count; k++) {
+        int64_t v = values.n[k];
+        const int64_t *to = g->symbols + 4 * axes.n[k % axes.count] + (k < axes.count ? 0 : 2);
+        s->values[to[0]] = pd_max(v, 0), s->values[to[1]] = v < 0 ? -v : 0;
     }
-    return code == PD_OK ? tell(s, g, &x) : code;
+    return PD_OK;
+}
+
+/* For every size the scaled one, by the first convergent to which a scale is the nearest float32 (`simplest` of
+   graph/operators/resize.py); and the scale as a fraction, this one with `setting`, else the float's very value. */
+static int32_t scales(pd_sequence *s, const pd_stage *g) {
+    const pd_held *t = &s->tensors[g->inputs[0]];
+    for (int32_t k = 0; k < g->dim_count; k++) {
+        float x = (float)number(t, k);
+        if (!(x >= 0x1p-24f && x < 0x1p24f))
+            return REFUSE(s, "a scale is above 0 and below 2^24", "element %d of the scales is %.9g", k, (double)x);
+        int64_t n = (int64_t)ldexp(x, 48), d = INT64_C(1) << 48, top[] = {1, 0}, low[] = {0, 1};
+        if (x >= 0x1p14f) n = (int64_t)ldexp(x, 24), d = INT64_C(1) << 24;
+        while (n % 2 == 0 && d % 2 == 0) n /= 2, d /= 2;
+        const int64_t exact[] = {n, d};
+        for (int64_t rest = 1; rest;) {
+            int64_t a = n / d, p = a * top[0] + top[1], q = a * low[0] + low[1];
+            top[1] = top[0], low[1] = low[0], top[0] = p, low[0] = q;
+            rest = n % d, n = d, d = rest;
+            if (p && (float)((double)p / (double)q) == x) break;
+        }
+        const int64_t *to = g->symbols + 3 * k;
+        s->values[to[0]] = pd_floordiv(pd_value_of(g->dims[k], s->values) * top[0], low[0]);
+        s->values[to[1]] = g->setting ? top[0] : exact[0], s->values[to[2]] = g->setting ? low[0] : exact[1];
+    }
+    return PD_OK;
 }
 
 int32_t pd_size_step(pd_sequence *s, const pd_stage *g) {
@@ -285,6 +312,7 @@ int32_t pd_size_step(pd_sequence *s, const pd_stage *g) {
     case PD_SLICE: return slice(s, g);
     case PD_UNSQUEEZE: return unsqueeze(s, g);
     case PD_SQUEEZE: return squeeze(s, g);
-    default: return pads(s, g);
+    case PD_PADS: return pads(s, g);
+    default: return scales(s, g);
     }
 }

@@ -1,0 +1,128 @@
+"""What nodes of old opsets mean, in nodes of newer ones: the one place that knows attributes that ONNX dropped.
+
+Propagation asks for it when the types of a node's inputs are there, since an axis of the old broadcasting is counted
+along the first operand. Rules and expansions then see only what newer opsets have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import onnx
+
+from polydyn.graph.bodies import OPSET, Body
+from polydyn.graph.importer import ImportedGraph, ModelInput, inner_prefix
+from polydyn.graph.operators.registry import InferContext, OnnxNode
+from polydyn.graph.subscripts import ints
+
+Writer = Callable[[Body], None]
+OLDER: dict[str, tuple[int, Writer]] = {}
+"""Operator -> the opset from which its nodes are taken as they are, and what writes older ones."""
+
+
+def modern(node: OnnxNode, ctx: InferContext) -> ImportedGraph | None:
+    """The nodes that a node of an old opset stands for; None: it is as new ones are."""
+    opset, write = OLDER.get(node.op, (0, None))
+    if write is None or node.opset >= opset:
+        return None
+    body = Body(node, ctx)
+    body.ignore("consumed_inputs")
+    write(body)
+    return body.graph() if body.results else None
+
+
+def _before(opset: int, *names: str) -> Callable[[Writer], Writer]:
+    def register(write: Writer) -> Writer:
+        for name in names:
+            OLDER[name] = (opset, write)
+        return write
+
+    return register
+
+
+def _spread(b: Body, name: str, before: int, after: int) -> str:
+    """The tensor with axes of size 1 around its own."""
+    axes = (*range(before), *range(before + len(b.tensor(name).shape), before + len(b.tensor(name).shape) + after))
+    return b.op("Unsqueeze", name, b.constant(axes)) if axes else name
+
+
+@_before(7, "Add", "Sub", "Mul", "Div", "Pow", "And", "Or", "Xor", "Less", "Greater", "Equal")
+def _broadcast(b: Body) -> None:
+    """With ``axis`` the second operand's axes are those of the first one from there on; without, the last ones."""
+    x, y, axis = b.input(0), b.input(1), b.attribute("axis")
+    left, right = len(b.tensor(x).shape), len(b.tensor(y).shape)
+    if not b.attribute("broadcast", 0) or axis is None or axis == -1 or not right:
+        b.ignore("axis")
+        return
+    axis = axis + left if axis < 0 else axis
+    if not 0 <= axis <= left - right:
+        raise b.wrong(f"its axis {axis} leaves no room for the {right} axes of {y} in the {left} of {x}")
+    b.give(b.op(b.node.op, x, _spread(b, y, 0, left - axis - right)))
+
+
+@_before(7, "PRelu")
+def _slope(b: Body) -> None:
+    """A vector of slopes has one for each channel."""
+    rank = len(b.tensor(b.input(0)).shape)
+    if rank > 2 and len(b.tensor(b.input(1)).shape) == 1:
+        b.give(b.op("PRelu", b.input(0), _spread(b, b.input(1), 0, rank - 2)))
+
+
+@_before(4, "Concat")
+def _concat(b: Body) -> None:
+    b.give(b.op("Concat", *b.node.inputs, axis=b.attribute("axis", 1)))
+
+
+@_before(6, "Cast")
+def _cast(b: Body) -> None:
+    """The type is the name of a member of ONNX's enum."""
+    name = b.attribute("to")
+    kinds = dict(onnx.TensorProto.DataType.items())
+    if name.upper() not in kinds:
+        raise b.wrong(f"its attribute to is {name!r}, which is no type of ONNX")
+    b.give(b.op("Cast", b.input(0), to=kinds[name.upper()]))
+
+
+@_before(2, "Pad")
+def _pad(b: Body) -> None:
+    x = b.input(0)
+    fill = b.like(b.attribute("value", 0.0), x)
+    b.give(b.op("Pad", x, b.constant(b.attribute("paddings")), fill, mode=b.attribute("mode", "constant")))
+
+
+@_before(6, "Tile")
+def _tile(b: Body) -> None:
+    """One axis is repeated: the count and the axis are inputs of one element."""
+    rank, (axis,) = len(b.tensor(b.input(0)).shape), ints(b.node, b.ctx, 2, "axis") or (0,)
+    if not -rank <= axis < rank:
+        raise b.wrong(f"axis {axis} of a tensor with {rank} axes")
+    count = b.reshape(b.op("Cast", b.input(1), to=onnx.TensorProto.INT64), 1)
+    parts = [count if a == axis % rank else b.constant([1]) for a in range(rank)]
+    b.give(b.op("Tile", b.input(0), b.op("Concat", *parts, axis=0)))
+
+
+@_before(9, "Upsample")
+def _upsample(b: Body) -> None:
+    """Scales are an attribute, in opset 1 one for each of the last two axes; bilinear is linear."""
+    scales = b.attribute("scales") or (1.0, 1.0, b.attribute("height_scale"), b.attribute("width_scale"))
+    mode = {"bilinear": "linear"}.get(b.attribute("mode", "nearest"), b.attribute("mode", "nearest"))
+    constant = b.constant(np.asarray(scales, np.float32), "float32")
+    b.give(b.ops("Upsample", 1, b.input(0), constant, opset=9, mode=mode)[0])
+
+
+@_before(9, "Scan")
+def _scan(b: Body) -> None:
+    """Axis 0 is the batch, axis 1 the sequence: a Scan over the samples whose body is a Scan over the sequence."""
+    if b.input(0):
+        raise b.refuse("a length for each sample (sequence_lens)", "export with a newer opset")
+    body, count, prefix = b.attribute("body"), b.attribute("num_scan_inputs"), inner_prefix(b.node)
+    samples = tuple(f"{prefix}sample_{k}" for k in range(len(b.node.inputs) - 1))
+    results = tuple(f"{prefix}result_{k}" for k in range(len(body.outputs)))
+    directions = b.attribute("directions") or (0,) * count
+    inside = {"body": body, "num_scan_inputs": count, "scan_input_directions": directions}
+    sample = OnnxNode("sample", "Scan", samples, results, inside, OPSET)
+    batch = ImportedGraph("batch", tuple(ModelInput(s, "", None) for s in samples), results, (sample,), {})
+    outputs = b.ops("Scan", len(results), *b.node.inputs[1:], body=batch, num_scan_inputs=len(samples))
+    for k, name in enumerate(outputs):
+        b.give(name, k)
