@@ -41,6 +41,7 @@ from polydyn.fusion.winograd import SIDE, winograd
 from polydyn.graph.fold import fold
 from polydyn.graph.ir import Graph
 from polydyn.graph.passes.batch import batch_contractions
+from polydyn.graph.passes.empty import without_empty
 from polydyn.graph.passes.integers import float8_products, integer_products
 from polydyn.graph.passes.merge import merge_contractions
 from polydyn.graph.passes.nibbles import products_of_nibbles
@@ -127,10 +128,10 @@ def check_names(names: Collection[str]) -> frozenset[str]:
 def rewrite_graph(graph: Graph, without: Collection[str] = (), cuda: bool = False) -> Graph:
     """The graph after ``REWRITES`` without the passes named; its notes say which passes of the pipeline are off.
 
-    ``cuda``: for CUDA kernels.
+    What is empty at all sizes is gone before: no pass asks for it. ``cuda``: for CUDA kernels.
     """
     off = check_names(without)
-    graph = _rewritten(graph, REWRITES, off | {p.name for p in REWRITES if p.cuda and not cuda})
+    graph = _rewritten(without_empty(graph), REWRITES, off | {p.name for p in REWRITES if p.cuda and not cuda})
     return replace(graph, notes=(*graph.notes, *(f"pass {n} is off" for n in NAMES if n in off)))
 
 

@@ -88,6 +88,14 @@ def test_blocks_of_any_whole_number_of_words() -> None:
     assert bytes_of(plan) <= 48 * 64 // 2 + 48 * 4 * 4
 
 
+def test_blocks_of_one_word_become_floats() -> None:
+    """Scales are one more word of a block: a block of eight steps has no place for them."""
+    for n, k, block in ((12, 8, 8), (5, 24, 8), (1, 8, 8)):
+        plan = agrees(by_blocks(n, k, block), rows=(1,))
+        assert not any("4 bits" in x for x in plan.notes)
+    agrees(packed(12, 8, 16, zeros=True), rows=(1,))
+
+
 def test_blocks_of_parts_of_words_and_far_zero_points_become_floats() -> None:
     plan = agrees(by_blocks(16, 24, 12), rows=(1,))
     assert bytes_of(plan) >= 16 * 24 * 4

@@ -89,7 +89,7 @@ class _Nibbles(Rewriting):
             return None
         of_block = [x for x in (step.scale, step.zero) if x is not None]
         block = _block(of_block, q.shape[1])
-        if block % NIBBLES:
+        if block % NIBBLES or block == NIBBLES:  # scales are one more word of a block, which has several
             return None
         s, *z = (_by_blocks(x, arrays[x.buffer], q.shape, block, str(plain[0])) for x in of_block)
         zero = z[0].astype(np.int16) - middle if z else np.full_like(s, -middle, np.int16)
