@@ -129,14 +129,15 @@ def feeds_of(session: Any, sizes: Sizes) -> Feeds:
         if x.type in ("tensor(float)", "tensor(double)"):
             dtype: Any = np.float32 if x.type == "tensor(float)" else np.float64
             drawn = numbers.random if len(shape) == 4 else numbers.standard_normal  # images are in [0, 1)
-            feeds[x.name] = (drawn(shape) * (1 if len(shape) == 4 else 0.25)).astype(dtype)
+            feeds[x.name] = np.asarray(drawn(shape) * (1 if len(shape) == 4 else 0.25)).astype(dtype)
             continue
         dtype = x.type.removeprefix("tensor(").removesuffix(")")
         if x.name in LENGTHS:
             feeds[x.name] = np.full(shape, sizes[LENGTHS[x.name]], dtype)
         else:
-            high = INTEGERS.get(x.name, 2)
-            feeds[x.name] = numbers.integers(0, sizes[high] if isinstance(high, str) else high, shape).astype(dtype)
+            limit = INTEGERS.get(x.name, 2)
+            high: int = limit if isinstance(limit, int) else sizes[limit]
+            feeds[x.name] = numbers.integers(0, high, shape).astype(dtype)
     return feeds
 
 
