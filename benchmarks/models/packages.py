@@ -67,8 +67,14 @@ CALLS: dict[str, tuple[Sizes, ...]] = {
     "*dnsmos*.onnx": _sizes("N", (1,), (3,)),
     "*": ({},),
 }  # fmt: skip
-"""Pattern of ``package/file`` -> sizes of calls. The first pattern counts; ONNX Runtime decides which calls do."""
-INTEGERS: dict[str, int | str] = {"bytes": 257, "char_inputs": 30, "diac_inputs": 10, "edge_index": "num_nodes", "batch": 1}
+"""Pattern of ``package/file`` -> sizes of calls. The first pattern counts, and ONNX Runtime decides which calls do."""
+INTEGERS: dict[str, int | str] = {
+    "bytes": 257,
+    "char_inputs": 30,
+    "diac_inputs": 10,
+    "edge_index": "num_nodes",
+    "batch": 1,
+}
 """Integer input -> its elements are below this number, or below this size."""
 LENGTHS = {"input_lengths": "seq"}
 """Integer input -> the size that all its elements are."""

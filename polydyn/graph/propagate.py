@@ -35,7 +35,7 @@ from polydyn.graph.sequences import without_sequences
 from polydyn.graph.shape_values import infer_value
 from polydyn.graph.typed import Asked, Asking, Typed
 from polydyn.schedules.index import Index
-from polydyn.schedules.names import internal_name
+from polydyn.schedules.names import given_back, internal_name
 from polydyn.shapes.context import ShapeContext, Undecided
 from polydyn.shapes.sizes import Dims
 
@@ -343,7 +343,7 @@ class _Worklist:
         value = self.view.value(node.inputs[0])
         used = {s for d in (() if value is None else value.flat) for s in d.symbols()} - self.facts.invented()
         named = {d for x in self.view.graph.inputs for d in x.dims or ()}
-        return sorted(used & named if self.is_body else used)
+        return sorted(map(given_back, used & named if self.is_body else used))
 
     def splice(self, node: OnnxNode, branch: object) -> None:
         """A node is replaced by the nodes of a graph: an If by those of one branch, others by what they stand for."""

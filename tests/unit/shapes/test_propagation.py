@@ -104,9 +104,9 @@ def test_a_branch_that_no_fact_decides_is_left_to_the_host() -> None:
 
 def test_a_squeeze_whose_rank_no_fact_decides_is_refused_as_a_result_with_its_sizes() -> None:
     nodes = [node("Add", "x z", "a"), node("Squeeze", "a", "y")]
-    m = model(nodes, {"x": (F, ["N", 3, "K"]), "z": (F, ["M", 3, "K"])}, ["y"])
+    m = model(nodes, {"x": (F, ["N", 3, "d"]), "z": (F, ["M", 3, "d"])}, ["y"])
     said = refusal(m, {"M": (0, 64)})
-    for part in ("y has rank", "node: Squeeze_y/", "dim: N, K", "as in dims={'N': (1, 1), 'K': (1, 1)}"):
+    for part in ("y has rank", "node: Squeeze_y/", "dim: N, d", "as in dims={'N': (1, 1), 'd': (1, 1)}"):
         assert part in said, part
     m = model(nodes, {"x": (F, ["N", 3]), "z": (F, ["M", 3])}, ["y"])
     assert shapes(m, {"N": (2, None)})["y"] == "(N, 3)"
