@@ -47,6 +47,7 @@ from polydyn.graph.passes.merge import merge_contractions
 from polydyn.graph.passes.nibbles import products_of_nibbles
 from polydyn.graph.passes.scales import products_without_scales
 from polydyn.graph.passes.steps import without_requantizing
+from polydyn.graph.passes.tidy import tidy
 from polydyn.graph.show import show_graph
 from polydyn.graph.verify import verify_graph
 from polydyn.schedules.lanes import DEVICE_DTYPES, VECTOR_DTYPES
@@ -70,6 +71,7 @@ class Pass:
 
 
 REWRITES: tuple[Pass, ...] = (
+    Pass("tidy", "equal nodes are computed once, operations that change nothing are left out", graph=tidy),
     Pass("requantize", "dequantizing and quantizing again alike changes nothing", graph=without_requantizing),
     Pass("integers", "products of dequantized operands are sums over integers", graph=integer_products),
     Pass("nibbles", "weights of 4 bits stay so in products", graph=products_of_nibbles),

@@ -1,0 +1,167 @@
+"""What an exporter leaves behind: equal nodes, operations that change nothing, casts of casts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from polydyn.graph.ir import Compute, Concat, Graph, Node, dim_name
+from polydyn.graph.rewriting import live
+from polydyn.schedules.expr import FLOATS, INTEGERS, Array, Const, Load, Op, Value, cast, load, map_index, transform
+from polydyn.schedules.index import Atom, Index
+
+MOST = 4096
+"""Constants of more elements are not compared: weights are equal to nothing."""
+_EXACT = {"float16": 11, "bfloat16": 8, "float32": 24, "float64": 53}
+"""Bits of a whole number that a float holds exactly."""
+
+
+def tidy(graph: Graph) -> Graph:
+    """Nodes that compute the same are computed once. ``x * 1``, ``x / 1``, ``x - 0`` and a sum with a zero that changes
+    nothing are ``x``. A cast of a cast that loses nothing is one cast. A copy of a tensor is the tensor.
+
+    A sum of floats with +0 stays, because it makes +0 of -0. The notes name every node that is another one.
+    """
+    work = _Tidy(graph)
+    nodes = [m for n in graph.nodes if (m := work.node(n)) is not None]
+    if all(a is b for a, b in zip(nodes, graph.nodes, strict=False)) and len(nodes) == len(graph.nodes):
+        return graph
+    bounds = tuple(replace(b, tensor=work.names.get(b.tensor, b.tensor)) for b in graph.bounds)
+    return live(replace(graph, nodes=tuple(nodes), bounds=bounds, notes=(*graph.notes, *work.notes)))
+
+
+class _Tidy:
+    """``names``: a tensor that is another one -> that one. ``made``: what a node computes -> its output."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.names: dict[str, str] = {}
+        self.notes: list[str] = []
+        self.made: dict[Any, str] = {}
+        self.nodes: dict[str, Node] = {}
+        self.kept = {*graph.outputs, *(b.kept for b in graph.bounds), *(b.status for b in graph.bounds)}
+        self._equal_constants(graph.constants)
+
+    def _equal_constants(self, constants: Mapping[str, Array]) -> None:
+        first: dict[tuple[Any, ...], str] = {}
+        for name, a in constants.items():
+            if a.size <= MOST and name not in self.kept:
+                same = first.setdefault((str(a.dtype), a.shape, np.ascontiguousarray(a).tobytes()), name)
+                if same != name:
+                    self.names[name] = same
+
+    def node(self, n: Node) -> Node | None:
+        """The node as it stays; None: it is another one."""
+        n = self._renamed(n)
+        if isinstance(n, Compute):
+            body = transform(n.body, self._simpler)
+            n = n if body == n.body else replace(n, body=body)
+        if n.output not in self.kept and isinstance(n, Compute) and (source := self._copied(n)) is not None:
+            self.names[n.output] = source
+            return None
+        t = self.graph.tensors[n.output]
+        what = (n.body, n.reduction, n.reduce) if isinstance(n, Compute) else (n.parts, n.axis)
+        first = self.made.setdefault((what, t.dtype, t.shape), n.output)
+        if first != n.output:
+            if n.output not in self.kept:
+                self.names[n.output] = first
+                self.notes.append(f"{n.output} is {first}, computed once")
+                return None
+            if isinstance(n, Compute) and n.reduce is not None:
+                here = tuple(Index.of(dim_name(a)) for a in range(len(t.shape)))
+                self.notes.append(f"{n.output} is a copy of {first}, computed once")
+                n = Compute(n.output, load(first, here, n.body.dtype), origin=n.origin)
+        self.nodes[n.output] = n
+        return n
+
+    def _renamed(self, n: Node) -> Node:
+        if self.names.keys().isdisjoint(n.inputs):
+            return n
+        if isinstance(n, Concat):
+            return replace(n, parts=tuple(self.names.get(p, p) for p in n.parts))
+
+        def atom(a: Atom) -> Index:
+            return Index({(replace(a, name=self.names.get(a.name, a.name)) if a.kind == "fetch" else a,): 1})
+
+        def f(v: Value) -> Value:
+            return Load(v.dtype, self.names.get(v.buffer, v.buffer), v.index) if isinstance(v, Load) else v
+
+        return replace(n, body=transform(map_index(n.body, lambda i: i.rebuild(atom)), f))
+
+    def _copied(self, n: Compute) -> str | None:
+        """The intermediate or input that the node only copies, element by element in place."""
+        v = n.body
+        if n.reduce is not None or not isinstance(v, Load):
+            return None
+        source, t = self.graph.tensors[v.buffer], self.graph.tensors[n.output]
+        here = tuple(Index.of(dim_name(a)) for a in range(len(t.shape)))
+        same = (source.shape, source.dtype) == (t.shape, t.dtype) and v.index == here
+        return v.buffer if same and v.buffer not in self.graph.constants else None
+
+    def _simpler(self, v: Value) -> Value:
+        if not isinstance(v, Op):
+            return v
+        if v.name == "cast":
+            return self._cast(v)
+        if v.name not in ("mul", "div", "add", "sub"):
+            return v
+        a, b = v.args
+        for x, other, commutes in ((a, b, True), (b, a, v.name in ("mul", "add"))):
+            if commutes and x.dtype == v.dtype and self._changes_nothing(v.name, other):
+                return x
+        return v
+
+    def _changes_nothing(self, operation: str, v: Value) -> bool:
+        """Whether an operand leaves the other one as it is, whatever that is."""
+        number = self._number(v)
+        if number is None or v.dtype not in (*FLOATS, *INTEGERS):
+            return False
+        if operation in ("mul", "div"):
+            return bool(number == 1)
+        if number != 0:
+            return False
+        return v.dtype in INTEGERS or bool(np.signbit(number)) == (operation == "add")
+
+    def _number(self, v: Value) -> Any:
+        """The one number that an operand is, None where it is not known to be one."""
+        if isinstance(v, Const):
+            return v.value
+        array = self.graph.constants.get(v.buffer) if isinstance(v, Load) else None
+        if array is None or not 0 < array.size <= MOST or array.dtype.kind not in "fiu":
+            return None
+        first = array.flat[0]
+        return first if (array == first).all() and (first != 0 or len(set(np.signbit(array).flat)) == 1) else None
+
+    def _cast(self, v: Op) -> Value:
+        """A cast of what another node has cast without loss."""
+        (x,) = v.args
+        made = self.nodes.get(x.buffer) if isinstance(x, Load) else None
+        if not isinstance(x, Load) or not isinstance(made, Compute) or made.reduce is not None:
+            return v
+        inner = made.at(x.index)
+        if not isinstance(inner, Op) or inner.name != "cast" or not isinstance(inner.args[0], Load):
+            return v
+        source = inner.args[0]
+        return cast(source, v.dtype) if _keeps(source.dtype, inner.dtype) else v
+
+
+def _keeps(narrow: str, wide: str) -> bool:
+    """Whether a type holds every value of another one."""
+    if narrow == wide or (narrow == "bool" and wide in (*INTEGERS, *FLOATS)):
+        return True
+    if narrow in _EXACT and wide in _EXACT:
+        return _EXACT[wide] > _EXACT[narrow] and (narrow, wide) != ("bfloat16", "float16")
+    if narrow not in INTEGERS or wide not in (*INTEGERS, *FLOATS):
+        return False
+    low, high = _ends(narrow)
+    if wide in _EXACT:
+        return max(-low, high) <= 2 ** _EXACT[wide]
+    return _ends(wide)[0] <= low and high <= _ends(wide)[1]
+
+
+def _ends(dtype: str) -> tuple[int, int]:
+    info = np.iinfo(dtype)
+    return int(info.min), int(info.max)
