@@ -34,11 +34,14 @@ def tidy(graph: Graph) -> Graph:
 
 
 class _Tidy:
-    """``names``: a tensor that is another one -> that one. ``made``: what a node computes -> its output."""
+    """``names``: a tensor that is another one -> that one. ``equal``: a constant -> the first one with its elements,
+    which counts for comparisons alone: kernels of layers stay alike. ``made``: what a node computes -> its output.
+    """
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
         self.names: dict[str, str] = {}
+        self.equal: dict[str, str] = {}
         self.notes: list[str] = []
         self.made: dict[Any, str] = {}
         self.nodes: dict[str, Node] = {}
@@ -48,14 +51,14 @@ class _Tidy:
     def _equal_constants(self, constants: Mapping[str, Array]) -> None:
         first: dict[tuple[Any, ...], str] = {}
         for name, a in constants.items():
-            if a.size <= MOST and name not in self.kept:
+            if a.size <= MOST:
                 same = first.setdefault((str(a.dtype), a.shape, np.ascontiguousarray(a).tobytes()), name)
                 if same != name:
-                    self.names[name] = same
+                    self.equal[name] = same
 
     def node(self, n: Node) -> Node | None:
         """The node as it stays; None: it is another one."""
-        n = self._renamed(n)
+        n = _renamed(n, self.names)
         if isinstance(n, Compute):
             body = transform(n.body, self._simpler)
             n = n if body == n.body else replace(n, body=body)
@@ -63,7 +66,8 @@ class _Tidy:
             self.names[n.output] = source
             return None
         t = self.graph.tensors[n.output]
-        what = (n.body, n.reduction, n.reduce) if isinstance(n, Compute) else (n.parts, n.axis)
+        m = _renamed(n, self.equal)
+        what = (m.body, m.reduction, m.reduce) if isinstance(m, Compute) else (m.parts, m.axis)
         first = self.made.setdefault((what, t.dtype, t.shape), n.output)
         if first != n.output:
             if n.output not in self.kept:
@@ -76,20 +80,6 @@ class _Tidy:
                 n = Compute(n.output, load(first, here, n.body.dtype), origin=n.origin)
         self.nodes[n.output] = n
         return n
-
-    def _renamed(self, n: Node) -> Node:
-        if self.names.keys().isdisjoint(n.inputs):
-            return n
-        if isinstance(n, Concat):
-            return replace(n, parts=tuple(self.names.get(p, p) for p in n.parts))
-
-        def atom(a: Atom) -> Index:
-            return Index({(replace(a, name=self.names.get(a.name, a.name)) if a.kind == "fetch" else a,): 1})
-
-        def f(v: Value) -> Value:
-            return Load(v.dtype, self.names.get(v.buffer, v.buffer), v.index) if isinstance(v, Load) else v
-
-        return replace(n, body=transform(map_index(n.body, lambda i: i.rebuild(atom)), f))
 
     def _copied(self, n: Compute) -> str | None:
         """The intermediate or input that the node only copies, element by element in place."""
@@ -126,14 +116,11 @@ class _Tidy:
         return v.dtype in INTEGERS or bool(np.signbit(number)) == (operation == "add")
 
     def _number(self, v: Value) -> Any:
-        """The one number that an operand is, None where it is not known to be one."""
+        """The one number that an operand is, or None. Weights that are all 1 are weights."""
         if isinstance(v, Const):
             return v.value
         array = self.graph.constants.get(v.buffer) if isinstance(v, Load) else None
-        if array is None or not 0 < array.size <= MOST or array.dtype.kind not in "fiu":
-            return None
-        first = array.flat[0]
-        return first if (array == first).all() and (first != 0 or len(set(np.signbit(array).flat)) == 1) else None
+        return array.flat[0] if array is not None and array.size == 1 and array.dtype.kind in "fiu" else None
 
     def _cast(self, v: Op) -> Value:
         """A cast of what another node has cast without loss."""
@@ -148,6 +135,22 @@ class _Tidy:
         return cast(source, v.dtype) if _keeps(source.dtype, inner.dtype) else v
 
 
+def _renamed(n: Node, names: Mapping[str, str]) -> Node:
+    """The node with other names for what it reads."""
+    if names.keys().isdisjoint(n.inputs):
+        return n
+    if isinstance(n, Concat):
+        return replace(n, parts=tuple(names.get(p, p) for p in n.parts))
+
+    def atom(a: Atom) -> Index:
+        return Index({(replace(a, name=names.get(a.name, a.name)) if a.kind == "fetch" else a,): 1})
+
+    def f(v: Value) -> Value:
+        return Load(v.dtype, names.get(v.buffer, v.buffer), v.index) if isinstance(v, Load) else v
+
+    return replace(n, body=transform(map_index(n.body, lambda i: i.rebuild(atom)), f))
+
+
 def _keeps(narrow: str, wide: str) -> bool:
     """Whether a type holds every value of another one."""
     if narrow == wide or (narrow == "bool" and wide in (*INTEGERS, *FLOATS)):
@@ -158,7 +161,7 @@ def _keeps(narrow: str, wide: str) -> bool:
         return False
     low, high = _ends(narrow)
     if wide in _EXACT:
-        return max(-low, high) <= 2 ** _EXACT[wide]
+        return bool(max(-low, high) <= 1 << _EXACT[wide])
     return _ends(wide)[0] <= low and high <= _ends(wide)[1]
 
 
