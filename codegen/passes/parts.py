@@ -81,14 +81,14 @@ def in_turn(values: Sequence[Value], number: Index) -> Value | None:
 
 def narrow(v: Value, dtype: str) -> Value:
     """The lowest bits of a value of int32, as it was before it was widened; a float rounded where it is stored."""
+    if isinstance(v, Op) and v.name == "cast" and v.args[0].dtype == dtype:
+        return v.args[0]
     if dtype in WIDENED:
         return Op(dtype, "cast", (v,))
     if isinstance(v, Const):
         return const(v.value, dtype)
     if isinstance(v, Op) and v.name in ("where", "select"):
         return Op(dtype, v.name, (v.args[0], *(narrow(a, dtype) for a in v.args[1:])))
-    if isinstance(v, Op) and v.name == "cast" and v.args[0].dtype == dtype:
-        return v.args[0]
     return Op(dtype, "cast", (v,))
 
 

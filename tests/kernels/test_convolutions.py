@@ -161,12 +161,16 @@ def test_narrow_groups_lie_together_in_vectors(channels: int, of_group: int, str
 
 
 def test_few_rows_and_sums_in_blocks_of_the_reduction() -> None:
-    """Steps that no windows share are copied as rows, in blocks of the reduction; the sums wait in the output."""
-    m = conv((90, 1600, 1, 1), strides=[2, 2])
+    """Steps that no windows share are copied as rows, in blocks of the reduction; the sums wait in the output.
+
+    The columns are more than half of any second cache that is believed.
+    """
+    m = conv((180, 1600, 1, 1), strides=[2, 2])
     form = lowered(fused(m))
     assert form.fill and form.footprint is None
     plan = agrees(m, {"x": floats(1, 1600, 5, 4)}, {"x": floats(2, 1600, 1, 1)}, checked=True)
-    assert "reduction block 768, rows copied" in "\n".join(n for k in plan.kernels for n in k.notes)
+    notes = "\n".join(n for k in plan.kernels for n in k.notes)
+    assert re.search(r"reduction block \d+, rows copied", notes), notes
 
 
 def test_pixels_that_leave_vectors_too_empty_are_rows() -> None:
