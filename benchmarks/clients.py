@@ -5,7 +5,12 @@ one embedding and two convolutions with random weights: every sample is compared
 
 optimum (``pip install optimum-onnx``, with torch) opens the session itself: the classes of ``polydyn.session`` take the
 place of ``onnxruntime``'s before it is imported. Its pipeline makes embeddings of texts with the stored tiny BERT and a
-tokenizer of sixteen words, with io binding and without. A client that is not installed is named and left out.
+tokenizer of sixteen words, with io binding and without.
+
+Eight packages that ship their models do their own work (``benchmarks/client_jobs.py``), in a process with ONNX Runtime
+and in one with polydyn: silero-vad, faster-whisper, openwakeword, rapidocr, nudenet, magika, piper-tts and
+pymupdf-layout. Texts, labels and numbers of boxes must be equal, numbers within ``CLOSE``. NAME runs some jobs only.
+A client that is not installed is named and left out.
 
 ``--examples FOLDER`` runs ONNX Runtime's own examples, which are not kept here: its docs/python/examples/*.py and the
 blocks of docs/python/api_summary.rst, as they are and with ``polydyn.session`` for the import of ``onnxruntime``
@@ -17,13 +22,14 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import json
 import os
 import re
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +37,10 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
+from benchmarks.client_jobs import JOBS
+
+CLOSE = 2e-3
+"""Largest difference of a number: scores are in [0, 1], boxes in pixels."""
 SYMBOLS, CHANNELS, HOP = 64, 16, 8
 
 
@@ -191,13 +201,54 @@ def run_examples(folder: Path) -> int:
     return int(missed > 0)
 
 
+def distance(a: Any, b: Any) -> float:
+    """The largest difference of numbers in two results of a job; infinite where anything else differs."""
+    if isinstance(a, float) and isinstance(b, float):
+        return abs(a - b)
+    if isinstance(a, dict) and isinstance(b, dict) and a.keys() == b.keys():
+        return max((distance(a[k], b[k]) for k in a), default=0.0)
+    if isinstance(a, list) and isinstance(b, list) and len(a) == len(b):
+        return max((distance(x, y) for x, y in zip(a, b, strict=True)), default=0.0)
+    return 0.0 if type(a) is type(b) and a == b else float("inf")
+
+
+def run_jobs(names: Sequence[str], folder: Path) -> bool:
+    """Prints how each job differs with the two runtimes, and the seconds of both; whether all are close."""
+    good, root = True, str(Path(__file__).parent.parent)
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([root, *(p for p in sys.path if p)])}
+    for name in names:
+        if importlib.util.find_spec(name.split(".")[0]) is None:
+            print(f"{name} is not installed: left out")
+            continue
+        done = []
+        for runtime in ("onnxruntime", "polydyn"):
+            command = [sys.executable, "-m", "benchmarks.client_jobs", name, runtime, str(folder / runtime)]
+            result = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
+            if result.returncode:
+                print(f"{name} fails with {runtime}: {result.stderr.strip()[-600:]}", flush=True)
+                break
+            done.append(json.loads((folder / runtime).read_text()))
+        worst = distance(*(d["found"] for d in done)) if len(done) == 2 else float("inf")
+        good &= worst <= CLOSE
+        if len(done) == 2:
+            both = zip(*(d["seconds"].items() for d in done), strict=True)
+            seconds = ", ".join(f"{k} {a:.2f} -> {b:.2f} s" for (k, a), (_, b) in both)
+            print(f"{name}: largest difference {worst:.2g}; {seconds}", flush=True)
+    return good
+
+
 def main() -> int:
     """Prints the largest difference of the samples; 1 when it is not small."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(JOBS)}: these jobs only")
     parser.add_argument("--examples", type=Path)
     said = parser.parse_args()
     if said.examples:
         return run_examples(said.examples)
+    with tempfile.TemporaryDirectory() as folder:
+        good = run_jobs(said.names or list(JOBS), Path(folder))
+    if said.names:
+        return int(not good)
     worst = 0.0
     with tempfile.TemporaryDirectory() as folder:
         for name, client in {"piper": voices, "optimum": embeddings}.items():
@@ -207,7 +258,7 @@ def main() -> int:
             difference = client(Path(folder))
             worst = max(worst, difference)
             print(f"{name}: largest difference {difference:.2g}", flush=True)
-    return int(worst > 1e-5)
+    return int(worst > 1e-5 or not good)
 
 
 if __name__ == "__main__":
