@@ -48,12 +48,13 @@ def voice(seconds: float = 4.0) -> np.ndarray:
             loud += np.sin(k * phase) * peaks
     speaks = (np.floor(t * 2) % 3 != 2) * (0.5 - 0.5 * np.cos(2 * np.pi * 4 * t))
     sound = loud * speaks / np.abs(loud).max() * 0.6 + numbers.standard_normal(t.size) * 0.003
-    return sound.astype(np.float32)
+    result: np.ndarray = sound.astype(np.float32)
+    return result
 
 
 def page(width: int = 640, height: int = 360, lines: int = 5) -> np.ndarray:
     """A white page with black text: uint8 [height, width, 3]."""
-    from PIL import Image, ImageDraw, ImageFont
+    from PIL import Image, ImageDraw, ImageFont  # type: ignore[import-not-found, unused-ignore]
 
     image = Image.new("RGB", (width, height), "white")
     draw = ImageDraw.Draw(image)
@@ -71,7 +72,8 @@ def picture(size: int) -> np.ndarray:
     for _ in range(12):
         a, b, r = numbers.random(3)
         image += np.exp(-((x - a) ** 2 + (y - b) ** 2) / (0.02 + r / 20))[..., None] * numbers.random(3)
-    return (image / image.max() * 255).astype(np.uint8)
+    result: np.ndarray = (image / image.max() * 255).astype(np.uint8)
+    return result
 
 
 @job("silero_vad")
@@ -137,7 +139,7 @@ def rapidocr() -> Callable[[], Found]:
 @job("nudenet")
 def nudenet() -> Callable[[], Found]:
     """Detections in two pictures, one by one and as a batch."""
-    import cv2
+    import cv2  # type: ignore[import-not-found, unused-ignore]
     from nudenet import NudeDetector  # type: ignore[import-not-found]
 
     detector = NudeDetector()

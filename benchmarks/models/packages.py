@@ -63,7 +63,7 @@ CALLS: dict[str, tuple[Sizes, ...]] = {
     "*/feature_*.onnx": _sizes("batch_size", (1,), (2,)),
     "*_v3.onnx": _sizes("batch n_h n_v", (1, 5, 4), (1, 12, 9)),
     "*/table_*.onnx": _sizes("batch n_cells m_cells", (1, 5, 4), (2, 12, 9)),
-    "*cmos*.onnx": _sizes("batch_size frames", (1, 100), (1, 203), (2, 64)),
+    "*cmos_models*.onnx": _sizes("batch_size frames", (1, 100), (1, 203), (1, 64)),  # plcmos declares a scalar result
     "*dnsmos*.onnx": _sizes("N", (1,), (3,)),
     "*": ({},),
 }  # fmt: skip

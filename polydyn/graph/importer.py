@@ -108,9 +108,7 @@ def _with_copies(graph: ImportedGraph, opset: int) -> ImportedGraph:
         copies[name] = copy
     made = (OnnxNode(f"copy of {x}", "Identity", (x,), (copy,), {}, opset) for x, copy in copies.items())
     outputs = tuple(copies.get(o, o) for o in graph.outputs)
-    return replace(
-        graph, nodes=(*graph.nodes, *made), outputs=outputs, copies={copy: x for x, copy in copies.items()}
-    )
+    return replace(graph, nodes=(*graph.nodes, *made), outputs=outputs, copies={copy: x for x, copy in copies.items()})
 
 
 def read_function(function: onnx.FunctionProto, node: OnnxNode) -> ImportedGraph:

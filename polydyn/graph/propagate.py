@@ -20,7 +20,7 @@ from onnx import TensorProto
 
 from polydyn.errors import ModelError, PolydynError, ShapeError, UnsupportedError
 from polydyn.graph.bodies import body_of, has_body
-from polydyn.graph.branches import readers_of, with_moved
+from polydyn.graph.branches import BRANCHES, readers_of, with_moved
 from polydyn.graph.check import blamed, check_node, check_types
 from polydyn.graph.dtypes import onnx_dtype
 from polydyn.graph.fallback import FALLBACK, fallback_note
@@ -328,6 +328,8 @@ class _Worklist:
         sizes = tuple(dict.fromkeys((*self.deciding(node), *found.sizes)))
         if found.tensor in self.view.graph.outputs and self.is_body:
             raise RanksDiffer(found.tensor, found.ranks, sizes)
+        if found.tensor in self.view.graph.outputs and self.take_declared_rank(node, found):
+            return
         self.depth[node.name] = 2 * self.depth.get(node.name, 0) or 1
         depth, results = self.depth[node.name], self.view.graph.outputs
         moved = [] if found.tensor in results else readers_of(self.nodes, node, (found.tensor,), depth)
@@ -337,6 +339,19 @@ class _Worklist:
         for readers in self.consumers.values():
             readers[:] = [n for n in readers if n not in moved and n is not node]
         self.add([new])
+
+    def take_declared_rank(self, node: OnnxNode, found: RanksDiffer) -> bool:
+        """Whether the model says which rank its result has: then the other branch is left out, under a guard."""
+        declared, condition = self.view.graph.declared.get(found.tensor), self.view.value(node.inputs[0])
+        rank = None if declared is None or declared.dims is None else len(declared.dims)
+        if rank not in found.ranks or found.is_nested or condition is None:
+            return False
+        role = BRANCHES[found.ranks.index(rank)]
+        why = f"{node.name} ({node.op}): the model says that its result {found.tensor} has rank {rank}"
+        self.facts.decide(condition.reshape(-1)[0], role == BRANCHES[0], why)
+        self.facts.notes.append(f"{why}; calls in which it has another rank are refused")
+        self.splice(node, node.attribute(role))
+        return True
 
     def deciding(self, node: OnnxNode) -> list[str]:
         """The sizes of inputs that decide the condition of an If, by the names that a user may give a range."""

@@ -175,7 +175,7 @@ class Asking:
         except RanksDiffer as e:
             if self.node.op != "If":
                 raise e.error(self.node) from e
-            raise RanksDiffer(self.node.outputs[body.outputs.index(e.tensor)], e.ranks, e.sizes) from e
+            raise RanksDiffer(self.node.outputs[body.outputs.index(e.tensor)], e.ranks, e.sizes, True) from e
         asked.inner[self.node.name, role] = found
         return found
 

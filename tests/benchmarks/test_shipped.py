@@ -14,6 +14,8 @@ import numpy as np
 import pytest
 
 from benchmarks import shipped
+from benchmarks.client_jobs import JOBS
+from benchmarks.clients import distance
 from benchmarks.exact import in_float64
 from benchmarks.models.packages import CALLS, FIRST, SECOND
 from tests.support.tiny import model, node
@@ -78,6 +80,14 @@ def test_a_difference_counts_unless_float64_or_onnxruntime_itself_differs_as_muc
     assert verdict(want[:4])[0] and verdict(np.where(want > 0, np.nan, want), exact=want - 1)[0]
     assert shipped.judged(["y"], [want + 1e-3], [want], [want], fails)[0]
     assert "Gelu" in shipped.judged(["y"], [want + 1e-3], [want], [want - 1e-3], fails)[1]
+
+
+def test_results_of_clients_are_equal_but_for_small_numbers() -> None:
+    a = [["text", 0.5, [1, 2]], {"score": 1.0}]
+    assert distance(a, [["text", 0.25, [1, 2]], {"score": 1.0}]) == 0.25
+    for other in (["t", 0.5, [1, 2]], ["text", 0.5, [1, 3]], ["text", 0.5, [1]], ["text", 1, [1, 2]]):
+        assert distance(a[0], other) == float("inf")
+    assert set(JOBS) >= {"silero_vad", "rapidocr", "magika", "nudenet", "openwakeword", "piper", "faster_whisper"}
 
 
 def test_a_model_in_float64(tmp_path: Path) -> None:

@@ -83,11 +83,14 @@ class Rewritten(Exception):
 
 
 class RanksDiffer(Exception):
-    """The branches of an If give a tensor of different ``ranks``. ``sizes``: names of sizes that decide which."""
+    """The branches of an If give a tensor of different ``ranks``, of its first and of its second branch.
 
-    def __init__(self, tensor: str, ranks: tuple[int, int], sizes: Sequence[str] = ()) -> None:
+    ``sizes``: names of sizes that decide which. ``is_nested``: the ranks are those of an If inside a branch.
+    """
+
+    def __init__(self, tensor: str, ranks: tuple[int, int], sizes: Sequence[str] = (), is_nested: bool = False) -> None:
         super().__init__()
-        self.tensor, self.ranks, self.sizes = tensor, ranks, tuple(sizes)
+        self.tensor, self.ranks, self.sizes, self.is_nested = tensor, ranks, tuple(sizes), is_nested
 
     def error(self, node: OnnxNode) -> UnsupportedError:
         """The error where the rank must be known."""

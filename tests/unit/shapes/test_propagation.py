@@ -112,6 +112,19 @@ def test_a_squeeze_whose_rank_no_fact_decides_is_refused_as_a_result_with_its_si
     assert shapes(m, {"N": (2, None)})["y"] == "(N, 3)"
 
 
+def test_a_result_of_two_ranks_has_the_rank_that_the_model_declares() -> None:
+    m = model([node("Squeeze", "x", "y")], {"x": (F, ["N", 3])}, [], opset=12)
+    for dims, guard in (([3], ("N", "==", "1")), (["N", 3], ("1", "<=", "max((-N + 1), (N - 1))"))):
+        del m.graph.output[:]
+        m.graph.output.append(helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, dims))
+        graph = import_model(m)
+        assert len(graph.tensors["y"].shape) == len(dims) and graph.notes
+        assert [(str(g.left), g.relation, str(g.right)) for g in graph.guards] == [guard]
+        assert "the model says that its result y has rank" in graph.guards[0].message
+    m.graph.output[0].CopyFrom(helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, [1, 2, 3]))
+    assert "y has rank" in refusal(m), "a declared rank that no branch gives says nothing"
+
+
 def test_a_branch_that_what_follows_rules_out_is_not_taken() -> None:
     """Gemm takes matrices only, so x[N, 1, 3] is squeezed to two axes in every call."""
     first, x = node("Squeeze", "x", "s"), {"x": (F, ["N", 1, 3])}
