@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 from polydyn.program.evaluation import Evaluation, evaluation_function
 from polydyn.program.launch_tables import Tables, launch_tables, quote
-from polydyn.program.memory import Slot, plan_slots, verify_slots
+from polydyn.program.memory import Slot, plan_slots
 from polydyn.program.parallel_launches import intermediate_lives, wave_ranges
 from polydyn.program.plan import Buffer, HostPlan, size_bytes
+from polydyn.program.verify_memory import verify_slots
 from polydyn.schedules.expr import DTYPES
 from polydyn.schedules.index import Index, product
 from polydyn.schedules.ranges import is_nonnegative
@@ -50,9 +51,8 @@ def host_program(plan: HostPlan, constant_offsets: Mapping[str, int], weight_byt
     tables = _check_tables(plan, values)
     check = values.lines
     values.lines = []
-    lives = intermediate_lives(plan)
-    slots = plan_slots(lives)
-    verify_slots(lives, slots)
+    slots = plan_slots(intermediate_lives(plan))
+    verify_slots(plan, slots)
     order = {name: i for i, name in enumerate(_used_buffers(plan))}
     tables |= _memory_tables(plan, values, slots, order, constant_offsets)
     tables |= _index_tables(plan, values, order) | _device_check_tables(plan, values, order) | _wave_tables(plan)

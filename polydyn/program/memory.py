@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from polydyn.errors import PolydynError
 from polydyn.schedules.index import Index
 
 SAMPLES = (61, 384)
@@ -61,7 +60,7 @@ def _estimate(size: Index) -> int:
 def plan_slots(lives: Iterable[Life]) -> tuple[Slot, ...]:
     """Colours lives into slots, largest first; each goes where the slot has to grow least.
 
-    Guarantees (``verify_slots``): every life is in exactly one slot and no two tenants of a slot overlap.
+    Guarantees (``verify_memory.verify_slots``): every life is in exactly one slot and no two tenants of a slot overlap.
     """
     ordered = sorted(lives, key=lambda life: (-_estimate(life.bytes), life.first, life.name))
     slots: list[list[Life]] = []
@@ -79,21 +78,3 @@ def arena_estimate(slots: Iterable[Slot]) -> int:
     """Bytes of all slots, summed over the sample sizes: what two plans are compared by."""
     return sum(max(s.evaluate(dict.fromkeys(s.symbols(), n)) for s in slot.sizes) for slot in slots for n in SAMPLES)
 
-
-def verify_slots(lives: Iterable[Life], slots: Iterable[Slot]) -> None:
-    """Raises PolydynError unless every life is in exactly one slot that is large enough for it, and no two tenants of
-    a slot are alive in one wave.
-    """
-    by_name = {x.name: x for x in lives}
-    tenants: set[str] = set()
-    for slot in slots:
-        for k, name in enumerate(slot.tenants):
-            life = by_name.get(name)
-            if life is None or name in tenants or life.bytes not in slot.sizes:
-                raise PolydynError("the memory plan places it wrongly", tensor=name, rule=f"one slot each: {slot}")
-            tenants.add(name)
-            for other in slot.tenants[:k]:
-                if life.overlaps(by_name[other]):
-                    raise PolydynError(f"it shares memory with '{other}', alive at the same time", tensor=name)
-    if by_name.keys() - tenants:
-        raise PolydynError("the memory plan forgets it", tensor=min(by_name.keys() - tenants))

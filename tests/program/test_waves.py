@@ -18,9 +18,17 @@ from polydyn.errors import PolydynError
 from polydyn.graph.expand import import_model
 from polydyn.graph.ir import SymbolSource
 from polydyn.program.assemble import build_artifact, build_program
-from polydyn.program.memory import Life, Slot, arena_estimate, live_ranges, plan_slots, verify_slots
-from polydyn.program.parallel_launches import MEMORY_FACTOR, join_waves, touched_by_wave, verify_waves, wave_ranges
+from polydyn.program.memory import Slot, arena_estimate, live_ranges, plan_slots
+from polydyn.program.parallel_launches import (
+    MEMORY_FACTOR,
+    intermediate_lives,
+    join_waves,
+    touched_by_wave,
+    verify_waves,
+    wave_ranges,
+)
 from polydyn.program.plan import HostPlan, IndexCheck, Launch
+from polydyn.program.verify_memory import verify_slots
 from polydyn.runtime.artifact import Artifact
 from polydyn.runtime.opening import open_program
 from polydyn.schedules.index import Index
@@ -123,16 +131,25 @@ def test_the_validator_reads_the_texts_of_kernels_and_believes_no_launch() -> No
 
 
 def test_tenants_of_a_slot_are_never_alive_in_one_wave() -> None:
-    lives = [Life("a", L, 0, 1), Life("b", L, 1, 2), Life("c", L * 2, 2, 2)]
-    verify_slots(lives, plan_slots(lives))
+    rows = [launch(ADD, f"{a} x {b}", (), L, 9) for a, b in ("xa", "ab", "bc", "co")]
+    made = ((n, F, (L if n != "c" else L * 2,), "intermediate") for n in "abc")
+    plan = HostPlan(
+        "chain", ("x",), ("o",), buffers(("x", F, (L,), "input"), *made, ("o", F, (L,), "output")),
+        {}, (SymbolSource("L", "x", 0),), (), (ADD,), tuple(map(declared, rows)),
+    )  # fmt: skip
+    verify_slots(plan, plan_slots(intermediate_lives(plan)))
+    one, two = L * 4, L * 8
+    verify_slots(plan, (Slot(("a", "c"), (one, two)), Slot(("b",), (one,))))
     for slots, message in {
-        (Slot(("a", "b"), (L,)), Slot(("c",), (L * 2,))): "shares memory with 'a'",
-        (Slot(("a", "c"), (L,)), Slot(("b",), (L,))): "places it wrongly",
-        (Slot(("a",), (L,)), Slot(("a", "c"), (L, L * 2))): "places it wrongly",
-        (Slot(("a", "c"), (L, L * 2)),): "forgets it",
+        (Slot(("a", "b"), (one,)), Slot(("c",), (two,))): "shares memory with 'a'",
+        (Slot(("a", "c"), (one,)), Slot(("b",), (one,))): "places it wrongly",
+        (Slot(("a",), (one,)), Slot(("a", "c"), (one, two))): "places it wrongly",
+        (Slot(("a", "c"), (one, two)),): "forgets it",
     }.items():
         with pytest.raises(PolydynError, match=message):
-            verify_slots(lives, slots)
+            verify_slots(plan, slots)
+    with pytest.raises(PolydynError, match="shares memory with 'a'"):
+        verify_slots(replace(plan, waves=(1, 2, 1)), (Slot(("a", "c"), (one, two)), Slot(("b",), (one,))))
 
 
 def test_waves_count_as_one_time_in_the_memory_plan() -> None:
