@@ -17,7 +17,7 @@ import onnx.defs
 
 from polydyn.errors import PLACES, ModelError, PolydynError, failed_plan
 from polydyn.graph.operators.registry import OnnxNode
-from polydyn.schedules.expr import FLOATS
+from polydyn.schedules.expr import DTYPES, FLOATS
 
 _CHECKER = "onnx.checker.check_model(model, full_check=True) says more; export the model again"
 _TYPES: Mapping[Any, tuple[type, ...]] = {
@@ -184,3 +184,11 @@ def _kind_of_type(text: str) -> str:
     if inner.startswith(("float", "double", "bfloat")):
         return "floats"
     return "integers" if inner.startswith(("int", "uint")) else text
+
+
+def type_name(text: str) -> str:
+    """The dtype of ``tensor(double)`` and the like; empty for what is none of ours."""
+    inner = text.removeprefix("tensor(").removesuffix(")")
+    known = {"float": "float32", "double": "float64", "float8e4m3fn": "float8_e4m3fn", "float8e5m2": "float8_e5m2"}
+    name = known.get(inner, inner)
+    return name if name in DTYPES else ""

@@ -271,6 +271,35 @@ def test_group_query_attention(rotary: int, window: int, softcap: float, packed:
         agrees(model, feeds, kernels=packed == bool(rotary) and window != -1)
 
 
+@pytest.mark.parametrize("sink", [False, True])
+def test_weights_that_share_with_one_score_more(sink: bool) -> None:
+    model = group_query(0, 3, True)
+    (node,) = (n for n in model.graph.node if n.op_type == "GroupQueryAttention")
+    if sink:
+        node.input.extend(["", "", "sink"])
+        model.graph.initializer.append(numpy_helper.from_array(floats(4), "sink"))
+    else:
+        node.attribute.append(helper.make_attribute("smooth_softmax", 1))
+    for b, n, p in ((1, 7, 0), (2, 1, 6)):
+        feeds = {"q": floats(b, n, 128), "mask": np.ones((b, n + p), np.int64)}
+        agrees(model, feeds | {k: floats(b, 2, p, 16) for k in ("pk", "pv")}, kernels=False)
+
+
+def test_a_total_length_that_is_data() -> None:
+    model = group_query(0, -1, True)
+    for name in ("total64", "total"):
+        for n in [n for n in model.graph.node if name in n.output]:
+            model.graph.node.remove(n)
+    model.graph.node.remove(model.graph.node[0])
+    model.graph.input.append(helper.make_tensor_value_info("total", 6, []))
+    program, session = polydyn.compile(model, threads=1), onnxruntime.InferenceSession(model.SerializeToString())
+    for b, n, p in ((1, 7, 0), (2, 1, 6)):
+        feeds = {"q": floats(b, n, 128), "mask": np.ones((b, n + p), np.int64), "total": np.array(n + p, np.int32)}
+        feeds |= {k: floats(b, 2, p, 16) for k in ("pk", "pv")}
+        for got, want in zip(program.run(feeds).values(), session.run(None, feeds), strict=True):
+            np.testing.assert_allclose(got, want, 2e-5, 2e-5)
+
+
 # -- integers --------------------------------------------------------------------------------------------------------
 
 SCALE = np.array(0.05, np.float32)

@@ -14,7 +14,8 @@ from polydyn.errors import ModelError
 from polydyn.graph.bodies import Body, body
 from polydyn.graph.dtypes import onnx_dtype
 from polydyn.graph.ir import Dim
-from polydyn.schedules.index import Index, product
+from polydyn.graph.subscripts import data_sizes
+from polydyn.schedules.index import product
 
 MICROSOFT = "com.microsoft"
 
@@ -38,8 +39,13 @@ class Attended:
     steps: tuple[str, str, str, str]
 
 
-def attend(b: Body, q: str, k: str, v: str, groups: int, how: Scores, like: str) -> Attended:
-    """``softmax(cap(scale * q k') + bias) v``; each head of k and v serves ``groups`` heads of q, in order."""
+def attend(
+    b: Body, q: str, k: str, v: str, groups: int, how: Scores, like: str, alike: bool = True
+) -> Attended:  # fmt: skip
+    """``softmax(cap(scale * q k') + bias) v``; each head of k and v serves ``groups`` heads of q, in order.
+
+    ``alike``: v has the type of q.
+    """
     k, v = (_repeated(b, x, groups) for x in (k, v))
     products = b.op("MatMul", q, b.op("Transpose", k, perm=(0, 1, 3, 2)))
     if how.scale != 1:
@@ -52,7 +58,7 @@ def attend(b: Body, q: str, k: str, v: str, groups: int, how: Scores, like: str)
     exact = how.dtype and how.dtype != b.tensor(like).dtype
     weights = b.op("Softmax", b.cast(biased, how.dtype) if exact else biased, axis=-1)
     weights = b.op("CastLike", weights, like) if exact else weights
-    result = b.op("MatMul", weights, v)
+    result = b.op("MatMul", weights, v if alike else b.op("CastLike", v, like))
     if how.bias and how.empty_rows:
         empty = b.op("Equal", b.reduce("ReduceMax", how.bias, -1), b.like(-np.inf, like))
         zero = b.like(0, like)
@@ -156,7 +162,7 @@ def attention(b: Body) -> None:
     bias = added(b, mask, allowed, padding)
     empty_rows = bool(mask or lengths or left >= 0)
     how = Scores(scale, bias, b.attribute("softcap", 0.0), dtype, empty_rows)
-    done = attend(b, names[0], names[1], names[2], n // m, how, q.name)
+    done = attend(b, names[0], names[1], names[2], n // m, how, q.name, q.dtype == v.dtype)
     b.give(join_heads(b, done.result) if flat else done.result)
     b.give(names[1], 1)
     b.give(names[2], 2)
@@ -175,7 +181,10 @@ def _mask(b: Body, name: str, total: Dim, like: str, columns: str) -> str:
     if not name:
         return ""
     mask = b.tensor(name)
-    bias = bias_where(b, name, like) if mask.dtype == "bool" else name
+    if mask.dtype == "bool":
+        bias = bias_where(b, name, like)
+    else:
+        bias = name if mask.dtype == b.tensor(like).dtype else b.op("CastLike", name, like)
     if b.ctx.equal(mask.shape[-1], total):
         return bias
     missing = b.op("Sub", columns, b.op("Shape", name, start=-1))
@@ -223,10 +232,9 @@ def group_query_attention(b: Body) -> None:
 
     ``seqlens_k``: tokens of each sample less one; ``total_sequence_length``: the most of any sample, a size.
     """
-    for i, what in ((10, "attention_bias"), (11, "head_sink")):
-        if b.input(i):
-            raise b.refuse(what)
-    for name, off in (("smooth_softmax", (0, -1)), ("qk_output", (0,)), ("kv_cache_bit_width", (0,))):
+    if b.input(10):
+        raise b.refuse("attention_bias")
+    for name, off in (("qk_output", (0,)), ("kv_cache_bit_width", (0,))):
         if b.attribute(name, off[0]) not in off:
             raise b.refuse(f"{name}={b.attribute(name)}")
     for name in ("k_quant_type", "v_quant_type"):
@@ -235,9 +243,7 @@ def group_query_attention(b: Body) -> None:
     interleaved = b.attribute("rotary_interleaved", 0)
     n, m = b.attribute("num_heads"), b.attribute("kv_num_heads")
     x, past, total = b.tensor(b.input(0)), b.input(3), b.ctx.value(b.input(6))
-    if total is None:
-        raise b.refuse("a total_sequence_length that is data", "compute it from the shape of the attention mask")
-    longest: Index = total.reshape(-1)[0]
+    (longest,) = data_sizes(b.node, b.ctx, b.input(6), "total") if total is None else total.reshape(-1)[:1]
     names: list[str] = [b.input(0), b.input(1), b.input(2)]
     width = x.shape[2].constant
     if not width:
@@ -274,10 +280,19 @@ def group_query_attention(b: Body) -> None:
     scale = b.attribute("scale") or float(1 / np.sqrt(size))
     how = Scores(scale, bias_where(b, allowed, x.name), b.attribute("softcap", 0.0))
     done = attend(b, q, k, v, n // m, how, x.name)
+    result = done.result
+    if b.attribute("smooth_softmax", 0) > 0 or b.input(11):
+        result = b.op("Mul", result, _share(b, done.steps[2], b.input(11)))
     b.ctx.unify(x.shape[0], product(b.tensor(b.input(5)).shape), f"{b.input(5)} has a number for each sample")
-    b.give(join_heads(b, done.result))
+    b.give(join_heads(b, result))
     b.give(k, 1)
     b.give(v, 2)
+
+
+def _share(b: Body, scores: str, sink: str) -> str:
+    """[B, heads, L, 1]: the part of the weights that keys have beside one score more, 0 or that of each head."""
+    total = b.reduce("ReduceLogSumExp", scores, -1)
+    return b.op("Sigmoid", b.op("Sub", total, b.reshape(sink, 1, -1, 1, 1)) if sink else total)
 
 
 def _as_column(b: Body, x: str) -> str:

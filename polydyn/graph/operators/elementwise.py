@@ -249,6 +249,14 @@ def _thresholded_relu(node: OnnxNode, x: Value) -> Value:
     return op("where", op("gt", x, like(node.attribute("alpha", 1.0), x)), x, like(0, x))
 
 
+def _shrink(node: OnnxNode, x: Value) -> Value:
+    """Towards 0 by the bias, and 0 where that is near; integers are compared with the float that the bound is."""
+    x = x if is_float(x.dtype) else cast(x, "float64")
+    bound, bias = node.attribute("lambd", 0.5), like(node.attribute("bias", 0.0), x)
+    above = op("where", op("gt", x, like(bound, x)), op("sub", x, bias), like(0, x))
+    return op("where", op("lt", x, like(-bound, x)), op("add", x, bias), above)
+
+
 def _swish(node: OnnxNode, x: Value) -> Value:
     alpha = node.attribute("alpha", 1.0)
     return op("mul", x, op("sigmoid", x if alpha == 1 else op("mul", like(alpha, x), x)))
@@ -256,7 +264,7 @@ def _swish(node: OnnxNode, x: Value) -> Value:
 
 FUNCTIONS: dict[str, Function] = {
     "Relu": lambda n, x: op("max", x, like(0, x)), "LeakyRelu": _leaky_relu, "ThresholdedRelu": _thresholded_relu,
-    "Elu": _elu, "Selu": _selu, "Celu": _celu, "Gelu": _gelu, "Swish": _swish,
+    "Elu": _elu, "Selu": _selu, "Celu": _celu, "Shrink": _shrink, "Gelu": _gelu, "Swish": _swish,
     "HardSigmoid": _hard_sigmoid, "HardSwish": _hard_swish,
     "Softplus": lambda n, x: _softplus(x), "Mish": lambda n, x: op("mul", x, op("tanh", _softplus(x))),
     "Softsign": lambda n, x: op("div", x, op("add", like(1, x), op("abs", x))),

@@ -124,10 +124,10 @@ def batch_normalization(node: OnnxNode, ctx: ExpandContext) -> None:
     else:
         channels = ctx.tensor(scale).shape
         here = iterators(len(channels))
-        ratio = op("mul", wide(at(ctx, scale, here)), inverse_root(wide(at(ctx, variance, here)), epsilon))
-        multiply = ctx.compute(channels, ratio)
-        moved = op("mul", wide(at(ctx, mean, here)), at(ctx, multiply, here))
-        shift = ctx.compute(channels, op("sub", wide(at(ctx, bias, here)), moved))
+        kind = wide(at(ctx, x, iterators(len(ctx.tensor(x).shape)))).dtype
+        factor, offset, middle, spread = (cast(wide(at(ctx, p, here)), kind) for p in (scale, bias, mean, variance))
+        multiply = ctx.compute(channels, op("mul", factor, inverse_root(spread, epsilon)))
+        shift = ctx.compute(channels, op("sub", offset, op("mul", middle, at(ctx, multiply, here))))
     index = iterators(len(ctx.tensor(x).shape))
     body, own = wide(at(ctx, x, index)), index[1 : 1 + len(ctx.tensor(scale).shape)]
     emit(ctx, node, _affine(body, *(cast(at(ctx, p, own), body.dtype) for p in (multiply, shift))))

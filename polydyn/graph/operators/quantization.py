@@ -106,10 +106,10 @@ def saturated(x: Value, zero: Value | None, dtype: str) -> Value:
     return cast(cast(x, "int32"), dtype)
 
 
-def quantized(x: Value, scale: Value, zero: Value | None, dtype: str) -> Value:
+def quantized(x: Value, scale: Value, zero: Value | None, dtype: str, saturate: bool = True) -> Value:
     """``saturate(round(x / scale) + zero_point)``; a small float rounds the quotient itself and has no zero point."""
     if dtype in SMALL_FLOATS:
-        return converted(op("div", cast(x, "float32"), scale), dtype)
+        return converted(op("div", cast(x, "float32"), scale), dtype, saturate)
     return saturated(op("rint", op("div", cast(x, "float32"), scale)), zero, dtype)
 
 
@@ -146,7 +146,7 @@ def quantize_linear(node: OnnxNode, ctx: ExpandContext) -> None:
     place = index, _axis(node), node.attribute("block_size", 0)
     x, scale = wide(at(ctx, node.inputs[0], index)), along_axis(ctx, node.inputs[1], *place)
     point = None if zero is None or is_zero(ctx, zero) else along_axis(ctx, zero, *place)
-    emit(ctx, node, quantized(x, scale, point, y.dtype))
+    emit(ctx, node, quantized(x, scale, point, y.dtype, bool(node.attribute("saturate", 1))))
 
 
 def dequantize_infer(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:

@@ -49,7 +49,10 @@ class OnnxNode:
 
 @lru_cache(maxsize=4096)
 def _default(op: str, opset: int, name: str) -> Any:
-    """What ONNX gives an attribute that a node of this opset does not have; None where it gives nothing."""
+    """The number that ONNX gives an attribute that a node of this opset does not have; None where it gives none.
+
+    Texts are left out: GRU's direction is ``foward`` in opset 1.
+    """
     domain, _, short = op.rpartition("::")
     try:
         known = onnx.defs.get_schema(short, opset, domain).attributes
@@ -58,7 +61,7 @@ def _default(op: str, opset: int, name: str) -> Any:
     if name not in known or not known[name].default_value.name:
         return None
     value = onnx.helper.get_attribute_value(known[name].default_value)
-    return value.decode() if isinstance(value, bytes) else tuple(value) if isinstance(value, list) else value
+    return value if isinstance(value, int | float) else None
 
 
 @dataclass(frozen=True)

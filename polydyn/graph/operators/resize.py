@@ -8,6 +8,7 @@ from functools import partial, reduce
 
 import numpy as np
 
+from polydyn.errors import ModelError
 from polydyn.graph.ir import Dim
 from polydyn.graph.operators.common import (
     Shape,
@@ -24,7 +25,7 @@ from polydyn.graph.operators.common import (
 from polydyn.graph.operators.registry import Context, ExpandContext, InferContext, Inferred, OnnxNode, operator
 from polydyn.graph.subscripts import data_sizes
 from polydyn.schedules.expr import INTEGERS, ITEMSIZE, FromIndex, Value, cast, const, op
-from polydyn.schedules.index import ONE, Index, maximum, minimum
+from polydyn.schedules.index import ONE, Index, maximum, minimum, product
 
 WHOLE = (Fraction(0), Fraction(1))
 """All of an axis, as fractions of it."""
@@ -136,6 +137,8 @@ def _scaled(node: OnnxNode, ctx: Context, shape: Shape, axes: list[int], name: s
     reference takes it before it is rounded.
     """
     known, quotients, old = ctx.constant(name), ctx.elements(name), node.opset <= 10
+    if (count := product(ctx.tensor(name).shape).constant) != len(axes):
+        raise ModelError(f"{count} scales for {len(axes)} axes", node=node.name, tensor=name)
     if known is None and quotients is None:
         names = [f"{what}{a}" for a in axes for what in ("scaled", "numerator", "denominator")]
         data = ctx.ask("scales", (name,), names, [shape[a] for a in axes], {"simplest": int(old)})

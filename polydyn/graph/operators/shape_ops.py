@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from polydyn.errors import ShapeError, UnsupportedError
+from polydyn.errors import ModelError, ShapeError, UnsupportedError
 from polydyn.graph.dtypes import onnx_dtype
 from polydyn.graph.importer import ImportedGraph, inner_prefix
 from polydyn.graph.ir import Dim
@@ -20,7 +20,7 @@ from polydyn.graph.operators.registry import (
     operator,
 )  # fmt: skip
 from polydyn.graph.subscripts import boxed, data_count, data_sizes, ints, is_data, reshape_subscripts, sizes
-from polydyn.schedules.expr import FLOATS, SMALL_INTEGERS, Array, Value, bitcast, cast, const, load, op
+from polydyn.schedules.expr import FLOATS, ITEMSIZE, SMALL_INTEGERS, Array, Value, bitcast, cast, const, load, op
 from polydyn.schedules.index import ONE, Index, floordiv, product
 from polydyn.shapes.context import Undecided
 from polydyn.shapes.rules import content
@@ -307,7 +307,9 @@ def infer_bit_cast(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
     x, dtype = ctx.tensor(node.inputs[0]), onnx_dtype(node.attribute("to"))
     if dtype == "bool" != x.dtype:
         raise UnsupportedError(f"BitCast of {x.dtype} to booleans is not supported", node=node.name)
-    bitcast(const(0, x.dtype), dtype)  # PolydynError when the sizes differ
+    if ITEMSIZE[x.dtype] != ITEMSIZE[dtype]:
+        why = f"the bits of {x.dtype} are not as many as those of {dtype}"
+        raise ModelError(why, node=node.name, rule="BitCast of ONNX", remedy="use Cast")
     return (Inferred(dtype, x.shape),)
 
 
