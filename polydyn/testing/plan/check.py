@@ -61,7 +61,7 @@ def check_model(
     found: list[Faulty] = []
     for planned in plans:
         for given in calls:
-            bound = _by_symbol(planned, names, given) | dict(given)
+            bound = bound_sizes(planned, names, given)
             found += check_planned(planned, bound, threads=threads, loops=loops, seed=seed) or []
     return found
 
@@ -129,10 +129,10 @@ def dims_of(model: ModelLike) -> dict[tuple[str, int], str]:
     return {(name, k): d.dim_param for name, dims in shapes for k, d in enumerate(dims) if d.dim_param}
 
 
-def _by_symbol(planned: Planned, names: Mapping[tuple[str, int], str], given: Mapping[str, int]) -> dict[str, int]:
-    """Sizes by the symbols that a plan has for the user's names."""
+def bound_sizes(planned: Planned, names: Mapping[tuple[str, int], str], given: Mapping[str, int]) -> dict[str, int]:
+    """Sizes by the symbols that a plan has for the user's ``names`` (``dims_of``); those of other names stay."""
     own = {s.symbol: names.get((s.input, s.axis), "") for s in planned.plan.sources}
-    return {symbol: given[name] for symbol, name in own.items() if name in given}
+    return dict(given) | {symbol: given[name] for symbol, name in own.items() if name in given}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -149,7 +149,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     given = {name: int(size) for name, _, size in (a.partition("=") for a in args.sizes)}
     wrong = 0
     for planned in plans_of(args.model, target=args.target):
-        bound = _by_symbol(planned, dims_of(args.model), given) | given
+        bound = bound_sizes(planned, dims_of(args.model), given)
         found = check_planned(planned, bound, threads=args.threads, loops=args.loops)
         what = "its guards refuse these sizes" if found is None else f"{len(found)} faults"
         print(f"{planned.source.name}, {len(planned.plan.launches)} launches: {what}")
