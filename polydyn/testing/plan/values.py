@@ -83,7 +83,8 @@ def sum_of_products(parts: Sequence[Array], full: Sequence[int], free: Sequence[
     total: Array = np.einsum(*operands, sorted(seen - {*free}), optimize=True)
     total = total * math.prod(full[k] for k in free if k not in seen)
     kept = [full[k] if k in seen and k not in free else 1 for k in range(len(full))]
-    return total.reshape(kept).astype(parts[0].dtype)
+    with np.errstate(all="ignore"):
+        return np.asarray(total.reshape(kept).astype(parts[0].dtype))
 
 
 def _wide(kind: np.dtype[Any]) -> np.dtype[Any]:
