@@ -12,14 +12,20 @@ import argparse
 import sys
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from multiprocessing import get_context
 
 from polydyn.errors import PolydynError
 from polydyn.testing.drafts import Case
-from polydyn.testing.plan.check import Faulty, bound_sizes, check_planned, dims_of
+from polydyn.testing.plan.check import Faulty, bound_sizes, check_planned, dims_of, sizes_in_shares
 from polydyn.testing.plan.planned import Planned, plans_of
 from polydyn.testing.random_onnx import random_case
 
+FAULTY, STOPS = "models with faults", "models at which the interpreter stops"
+FRESH = 100
+"""Models after which a process is replaced by a new one."""
 SHOWN = 3
 """Faults of a model that are printed."""
 
@@ -34,6 +40,10 @@ def check_case(case: Case, counts: Counter[str], loops: bool = False) -> list[Fa
         counts["launches"] += len(planned.plan.launches)
         for sizes in case.calls:
             found += _call(planned, bound_sizes(planned, names, sizes), counts, loops)
+        shares = sizes_in_shares(planned)
+        if shares is not None:
+            counts["calls with reductions in shares"] += 1
+            found += _call(planned, shares, counts, loops=False)
     return found
 
 
@@ -41,6 +51,34 @@ def _call(planned: Planned, sizes: Mapping[str, int], counts: Counter[str], loop
     found = check_planned(planned, sizes, loops=loops)
     counts["calls" if found is not None else "calls that are refused"] += 1
     return found or []
+
+
+def run_seed(seed: int, theme: str, loops: bool) -> tuple[Counter[str], list[str]]:
+    """Counts and lines of one model."""
+    counts: Counter[str] = Counter()
+    case = random_case(seed, theme)
+    try:
+        found = check_case(case, counts, loops)
+    except PolydynError as e:
+        return Counter({f"refused ({type(e).__name__})": 1}), []
+    except Exception as e:
+        return Counter({STOPS: 1}), [f"{case.name}: {type(e).__name__}: {str(e)[:200]}"]
+    counts[FAULTY] += bool(found)
+    return counts, [f"{case.name}: {f}" for f in found[:SHOWN]]
+
+
+def results(seeds: Sequence[int], theme: str, loops: bool) -> Iterator[tuple[Counter[str], list[str]]]:
+    """What became of each model. It is made in a process of its own, which may die of the runtimes that are asked."""
+    waiting = list(seeds)
+    while waiting:
+        with ProcessPoolExecutor(1, get_context("spawn"), max_tasks_per_child=FRESH) as pool:
+            try:
+                while waiting:
+                    yield pool.submit(run_seed, waiting[0], theme, loops).result()
+                    waiting.pop(0)
+            except BrokenProcessPool:
+                waiting.pop(0)
+                yield Counter({"models that stop ONNX Runtime": 1}), []
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -52,25 +90,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--loops", action="store_true")
     args = parser.parse_args(argv)
     counts: Counter[str] = Counter()
-    begin = time.process_time()
-    for seed in range(args.first, args.first + args.count):
-        case = random_case(seed, args.theme)
-        try:
-            found = check_case(case, counts, args.loops)
-        except PolydynError as e:
-            counts[f"refused ({type(e).__name__})"] += 1
-            continue
-        except Exception as e:
-            counts["the interpreter stops"] += 1
-            print(f"{case.name}: {type(e).__name__}: {str(e)[:200]}", flush=True)
-            continue
-        counts["models with faults"] += bool(found)
-        for f in found[:SHOWN]:
-            print(f"{case.name}: {f}", flush=True)
-        if (seed + 1 - args.first) % 50 == 0:
-            print(f"{seed + 1 - args.first} seeds, {time.process_time() - begin:.0f} s: {dict(counts)}", flush=True)
-    print(f"{time.process_time() - begin:.0f} s: {dict(counts)}")
-    return int(counts["models with faults"] + counts["the interpreter stops"] > 0)
+    begin = time.monotonic()
+    for k, (more, lines) in enumerate(results(range(args.first, args.first + args.count), args.theme, args.loops), 1):
+        counts.update(more)
+        print(*(f"{x}\n" for x in lines), sep="", end="", flush=True)
+        if k % 50 == 0 or k == args.count:
+            print(f"{k} seeds, {time.monotonic() - begin:.0f} s: {dict(counts)}", flush=True)
+    return int(counts[FAULTY] + counts[STOPS] > 0)
 
 
 if __name__ == "__main__":

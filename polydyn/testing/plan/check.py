@@ -8,6 +8,7 @@ Sizes that are not given are such that the model's guards hold. Exits with 1 whe
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -29,6 +30,10 @@ from polydyn.testing.plan.tensors import OutOfRange
 
 DEFAULT = 3
 """A size that is not given."""
+LONG = (7000, 140_000)
+"""Sizes of a dim that is reduced in shares."""
+MOST = 1 << 22
+"""Elements of a buffer in a call with such a size."""
 
 
 @dataclass(frozen=True)
@@ -117,6 +122,19 @@ def sizes_of(planned: Planned, given: Mapping[str, int], default: int, threads: 
                 break
     fits = all(guard_holds(g, env) for g in plan.guards)
     return env if fits and all(size_of(d, env) >= 0 for b in plan.buffers.values() for d in b.shape) else None
+
+
+def sizes_in_shares(planned: Planned, threads: int = 2) -> dict[str, int] | None:
+    """Sizes at which a reduction is done in shares: one dim is long, all others are short. None: none are known."""
+    added = [x for x in planned.plan.launches if x.kind == "shares"]
+    for symbol in [s.symbol for s in planned.plan.sources] if added else ():
+        for long in LONG:
+            env = sizes_of(planned, {symbol: long}, 2, threads)
+            if env is None or not any(size_of(x.elements, env) > 0 for x in added):
+                continue
+            if max(math.prod(size_of(d, env) for d in b.shape) for b in planned.plan.buffers.values()) <= MOST:
+                return {s.symbol: env[s.symbol] for s in planned.plan.sources}
+    return None
 
 
 def dims_of(model: ModelLike) -> dict[tuple[str, int], str]:

@@ -33,16 +33,17 @@ class Loops:
     ) -> None:  # fmt: skip
         self.memory, self.candidate, self.buffers, self.types = memory, candidate, buffers, types
         sizes = memory.sizes
-        tasks = max(1, size_of(candidate.tasks, sizes))
+        tasks = max(0, size_of(candidate.tasks, sizes))
         given = zip(symbols, candidate.symbols, strict=True)
         self.env: dict[str, Any] = {"begin": np.arange(tasks), "end": np.arange(1, tasks + 1)}
         self.env |= {str(CACHE): CACHE_BYTES} | {n: size_of(e, sizes) for n, e in given}
-        self.trace = Trace(types, self._fetch, tasks, width)
+        self.trace = Trace(types, self._fetch, max(1, tasks), width)
+        self.tasks = tasks
 
     def compare(self, body: Body) -> str:
         """Compares them with what the statements have touched; why not, where they are not."""
         try:
-            self.trace.run(body, self.env, self.trace.tasks)
+            self.trace.run(body, self.env, self.tasks)
         except UnknownLeaf as e:
             self.memory.faults.add("loops", "", f"calls the leaf {e}, which the interpreter does not know")
             return str(e)

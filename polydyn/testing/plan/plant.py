@@ -20,13 +20,13 @@ from polydyn.graph.importer import ModelLike
 from polydyn.program.memory import verify_slots
 from polydyn.program.parallel_launches import intermediate_lives
 from polydyn.program.verify import verify_host_plan
-from polydyn.testing.plan.check import Faulty, check_planned
+from polydyn.testing.plan.check import Faulty, check_planned, sizes_in_shares
 from polydyn.testing.plan.mistakes import ON_KERNELS, ON_LAUNCHES, ON_LOOPS, ON_SLOTS, Mistake
 from polydyn.testing.plan.planned import Planned, plans_of, with_text
 from polydyn.testing.random_onnx import random_case
 
 SIZES = (2, 3, 5)
-"""Of every dim, one call after the other until a fault shows."""
+"""Of every dim, one call after the other until a fault shows; at last those with reductions in shares."""
 
 
 @dataclass(frozen=True)
@@ -75,8 +75,9 @@ def trial(mistake: Mistake, what: str, made: Planned) -> Trial:
 
 def first_fault(made: Planned, loops: bool = False) -> Faulty | None:
     """The first fault that shows."""
-    for size in SIZES:
-        found = check_planned(made, {}, default=size, loops=loops)
+    shares = sizes_in_shares(made)
+    for size, given in [*((n, dict[str, int]()) for n in SIZES), *([(2, shares)] if shares and not loops else [])]:
+        found = check_planned(made, given, default=size, loops=loops)
         if found:
             return found[0]
     return None
