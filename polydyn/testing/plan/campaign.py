@@ -71,10 +71,10 @@ def results(seeds: Sequence[int], theme: str, loops: bool) -> Iterator[tuple[Cou
     """What became of each model. It is made in a process of its own, which may die of the runtimes that are asked."""
     waiting = list(seeds)
     while waiting:
-        with ProcessPoolExecutor(1, get_context("spawn"), max_tasks_per_child=FRESH) as pool:
+        with ProcessPoolExecutor(1, get_context("spawn")) as pool:
             try:
-                while waiting:
-                    yield pool.submit(run_seed, waiting[0], theme, loops).result()
+                for seed in waiting[:FRESH]:
+                    yield pool.submit(run_seed, seed, theme, loops).result()
                     waiting.pop(0)
             except BrokenProcessPool:
                 waiting.pop(0)

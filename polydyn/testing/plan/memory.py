@@ -50,7 +50,9 @@ class Touched:
 
 
 def _once(pieces: list[Array]) -> Array:
-    return np.unique(np.concatenate(pieces)) if pieces else np.zeros(0, np.int64)
+    if len(pieces) == 1:
+        return pieces[0]
+    return _distinct(np.concatenate(pieces)) if pieces else np.zeros(0, np.int64)
 
 
 class Memory:
