@@ -48,7 +48,28 @@ def _atom(a: Atom, env: Mapping[str, Integers], fetch: Fetch | None) -> Integers
 
 def size_of(i: Index, env: Mapping[str, int]) -> int:
     """A size, which is one number."""
-    return int(value_of(i, env))
+    return _number(i, env, {})
+
+
+def _number(i: Index, env: Mapping[str, int], known: dict[Atom, int]) -> int:
+    """As ``value_of`` for numbers alone. ``known``: atoms with their values."""
+    total = 0
+    for monomial, coefficient in i.terms.items():
+        term = coefficient
+        for factor in monomial:
+            if isinstance(factor, str):
+                term *= int(env[factor])
+                continue
+            if factor not in known:
+                assert factor.kind != "fetch", "a size that data decide"
+                x, *more = (_number(a, env, known) for a in factor.args)
+                if factor.kind == "floordiv":
+                    known[factor] = x // more[0] if more[0] else 0
+                else:
+                    known[factor] = min(x, *more) if factor.kind == "min" else max(x, *more)
+            term *= known[factor]
+        total += term
+    return total
 
 
 def holds(left: int, relation: str, right: int) -> bool:

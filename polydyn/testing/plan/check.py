@@ -21,6 +21,7 @@ from polydyn.graph.dynamic import Symbols
 from polydyn.graph.importer import ModelLike
 from polydyn.runtime.symbols import THREADS
 from polydyn.schedules.expr import Array
+from polydyn.schedules.names import given_back
 from polydyn.shapes.sizes import Dims
 from polydyn.testing.plan.arithmetic import guard_holds, size_of
 from polydyn.testing.plan.call import Call
@@ -32,7 +33,7 @@ DEFAULT = 3
 """A size that is not given."""
 LONG = (7000, 140_000)
 """Sizes of a dim that is reduced in shares."""
-MOST = 1 << 22
+MOST = 1 << 20
 """Elements of a buffer in a call with such a size."""
 
 
@@ -47,7 +48,7 @@ class Faulty:
 
     def __str__(self) -> str:
         sizes = " ".join(f"{k}={v}" for k, v in self.sizes.items())
-        return f"{self.plan} at {sizes}{', caches in place' * self.in_place}: {self.fault}"
+        return given_back(f"{self.plan} at {sizes}{', caches in place' * self.in_place}: {self.fault}")
 
 
 def check_model(

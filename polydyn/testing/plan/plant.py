@@ -75,12 +75,13 @@ def trial(mistake: Mistake, what: str, made: Planned) -> Trial:
 
 def first_fault(made: Planned, loops: bool = False) -> Faulty | None:
     """The first fault that shows."""
-    shares = sizes_in_shares(made)
-    for size, given in [*((n, dict[str, int]()) for n in SIZES), *([(2, shares)] if shares and not loops else [])]:
-        found = check_planned(made, given, default=size, loops=loops)
+    for size in SIZES:
+        found = check_planned(made, {}, default=size, loops=loops)
         if found:
             return found[0]
-    return None
+    shares = None if loops else sizes_in_shares(made)
+    found = check_planned(made, shares) if shares else None
+    return found[0] if found else None
 
 
 def error_of(verify: Callable[[], None]) -> str:
