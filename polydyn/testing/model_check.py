@@ -16,7 +16,7 @@ import onnx
 import polydyn.compiler as compiler
 from polydyn.backends import launches
 from polydyn.build import compiler as build
-from polydyn.compiler import compile_artifact, plan_program
+from polydyn.compiler import compile_artifact
 from polydyn.errors import InputError, PolydynError, ShapeError, UnsupportedError
 from polydyn.graph.expand import import_parts
 from polydyn.runtime.opening import open_program
@@ -32,6 +32,7 @@ from polydyn.testing.authorities import (
     nudged,
     second_opinion,
 )
+from polydyn.testing.plan import check_model
 
 Call = tuple[Mapping[str, int], Arrays]
 REFUSALS = (UnsupportedError, ShapeError)
@@ -169,9 +170,10 @@ class Check:
                 return
 
     def _plan(self) -> None:
-        """Everything that needs no C compiler."""
-        if not self.out.counts["models of several parts"]:
-            plan_program(self.model)
+        """Everything that needs no C compiler; plans are interpreted at the sizes of the first call and the last."""
+        sizes = [dict(s) for s, _ in (self.calls[0], self.calls[-1])]
+        for faulty in check_model(self.model, sizes):
+            self.found("wrong", "host plan", str(faulty))
 
     def _program(self) -> None:
         """The compiled program: with one thread, and with two, several times."""
