@@ -17,9 +17,8 @@ from random import Random
 
 from polydyn.errors import PolydynError
 from polydyn.graph.importer import ModelLike
-from polydyn.program.memory import verify_slots
-from polydyn.program.parallel_launches import intermediate_lives
 from polydyn.program.verify import verify_host_plan
+from polydyn.program.verify_memory import verify_slots
 from polydyn.testing.plan.check import Faulty, check_planned, sizes_in_shares
 from polydyn.testing.plan.mistakes import ON_KERNELS, ON_LAUNCHES, ON_LOOPS, ON_SLOTS, Mistake
 from polydyn.testing.plan.planned import Planned, plans_of, with_text
@@ -64,7 +63,7 @@ def trial(mistake: Mistake, what: str, made: Planned) -> Trial:
         except (PolydynError, KeyError, IndexError, ValueError) as e:
             refused, made = f"{type(e).__name__}: {e}", replace(made, text="")
     refused = refused or error_of(lambda: verify_host_plan(made.plan))
-    refused = refused or error_of(lambda: verify_slots(intermediate_lives(made.plan), made.slots))
+    refused = refused or error_of(lambda: verify_slots(made.plan, made.slots))
     try:
         seen = first_fault(made, loops=mistake in ON_LOOPS)
         text = str(seen.fault) if seen else ""
@@ -117,8 +116,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     found: list[Trial] = []
     for name in args.models:
         model = random_case(int(name)).model if name.isdigit() else name
-        for t in trials(model, args.each, Random(name), args.loops):
-            found.append(t)
+        try:
+            of_model = list(trials(model, args.each, Random(name), args.loops))
+        except PolydynError as e:
+            print(f"{name} is refused: {e}")
+            continue
+        found += of_model
+        for t in of_model:
             if not t.seen:
                 print(f"{name}: {t.kind}: {t.what}: not seen; verifiers: {t.refused or 'nothing'}", flush=True)
     print(table(found))
