@@ -5,9 +5,9 @@ usage: python -m polydyn.testing.fuzz_models [SEEDS] [--first N] [--jobs 1] [--c
 
 Every model is imported and its graph evaluated after every pass; every ``--plan``-th model (0: none) gets its kernels
 as text, and every ``--compile``-th one is compiled without optimisation and run at several sizes with one and with two
-threads. A model that fails is minimised and written
-to ``--out`` with its inputs and a script; failures of one kind are minimised once. Models that no authority runs, calls
-that both refuse, answers in which the authorities differ or which rounding decides are counted.
+threads. A model that fails is minimised and written to ``--out``, if that is given, with its inputs and a script;
+failures of one kind are minimised once. Models that no authority runs, calls that both refuse, answers in which the
+authorities differ or which rounding decides are counted.
 Exit code 1: a model gives wrong numbers, an error that is no refusal by name, or refuses every call.
 """
 
@@ -19,11 +19,12 @@ import os
 import sys
 import tempfile
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, TimeoutError
+from concurrent.futures import Future, ProcessPoolExecutor, TimeoutError
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
+from itertools import islice
 from multiprocessing import get_context
 from pathlib import Path
 
@@ -39,7 +40,7 @@ from polydyn.testing.random_onnx import THEMES, random_case, theme_of
 SECONDS = 300
 """The longest that one model may take, with its minimisation."""
 TRIES = 60
-MINIMISING = 40
+MINIMISING = 20
 """Seconds for the minimisation of a model."""
 FRESH = 150
 """Models after which a process is replaced by a new one, which has loaded no program yet."""
@@ -76,11 +77,10 @@ def run_seed(seed: int, theme: str, depth: Depth, out: str, known: frozenset[tup
     result = Result(seed, case.name, done.counts, done.finding, done.refusal)
     if done.finding is not None:
         result.nodes = tuple(n.op_type for n in case.model.graph.node)
-        if done.finding.kind != "refuses" and (done.finding.kind, done.finding.message[:60]) not in known:
+        if out and done.finding.kind != "refuses" and (done.finding.kind, done.finding.message[:60]) not in known:
             model, small = minimised(case, calls, done.finding)
             result.nodes = tuple(n.op_type for n in model.graph.node)
-            if out:
-                result.files = write(Path(out) / case.name, model, small, done.finding)
+            result.files = write(Path(out) / case.name, model, small, done.finding)
     return result
 
 
@@ -172,8 +172,14 @@ class Campaign:
     def _batch(self, pool: ProcessPoolExecutor, batch: Sequence[int]) -> Iterator[Result]:
         """The results of one pool. A process that dies or hangs ends the pool; the seeds after it come again."""
         self.seen = set[int]()
-        for s in batch:
-            future = pool.submit(run_seed, s, self.args.theme, self._depth(s), self.args.out, frozenset(self.known))
+        rest, running = iter(batch), deque[tuple[int, Future[Result]]]()
+        while True:
+            for s in islice(rest, self.args.jobs - len(running)):
+                known = frozenset(self.known)
+                running.append((s, pool.submit(run_seed, s, self.args.theme, self._depth(s), self.args.out, known)))
+            if not running:
+                return
+            s, future = running.popleft()
             self.seen.add(s)
             try:
                 yield future.result(SECONDS)
@@ -220,7 +226,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--compile", type=int, default=3, metavar="N", help="compile every N-th model; 0: none")
     parser.add_argument("--plan", type=int, default=1, metavar="N", help="plan every N-th model; 0: none")
     parser.add_argument("--theme", default="", choices=["", *THEMES])
-    parser.add_argument("--out", default="", help="folder for models that fail")
+    parser.add_argument("--out", default="", help="folder for models that fail; none: they are not minimised")
     args = parser.parse_args(argv)
     with contextlib.ExitStack() as stack:
         if "POLYDYN_CACHE" not in os.environ:
