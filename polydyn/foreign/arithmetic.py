@@ -13,7 +13,7 @@ from contextlib import contextmanager
 import sympy
 
 from polydyn.foreign.claims import Claim, Claims, Context, Extents, recording
-from polydyn.foreign.expressions import Env, ForeignError, names, to_sympy, value
+from polydyn.foreign.expressions import Env, ForeignError, Undefined, names, to_sympy, value
 from polydyn.schedules.index import Index
 from polydyn.shapes.context import Assumed
 
@@ -66,9 +66,12 @@ def _decide(c: Claim, sizes: Sequence[Env], numbers: random.Random) -> None:
         return
     for k in range(EXAMPLES):
         env = dict(sizes[k % len(sizes)]) if sizes else _some(c, numbers)
-        if not _place_iterators(c.extents, env, numbers, k):
+        try:
+            if not _place_iterators(c.extents, env, numbers, k):
+                continue
+            left, right = value(c.left, env), value(c.right, env)
+        except Undefined:
             continue
-        left, right = value(c.left, env), value(c.right, env)
         if not HOLDS[c.relation](left, right):
             at = ", ".join(f"{n} = {v}" for n, v in sorted(env.items()))
             raise ForeignError(
@@ -118,12 +121,16 @@ def solutions(context: Context, numbers: random.Random) -> list[dict[str, int]]:
     steps = _steps(guards)
     for _ in range(TRIES):
         env = {n: numbers.choice(VALUES) * numbers.choice(steps.get(n, [1])) for n in declared}
-        for g in guards:  # an equality with a single size says what it is
-            for one, other in ((g.left, g.right), (g.right, g.left)):
-                name = _single(one)
-                if g.relation == "==" and name and name not in names(other) and numbers.random() < 0.9:
-                    env[name] = max(0, value(other, env))
-        if all(HOLDS[g.relation](value(g.left, env), value(g.right, env)) for g in guards):
+        try:
+            for g in guards:  # an equality with a single size says what it is
+                for one, other in ((g.left, g.right), (g.right, g.left)):
+                    name = _single(one)
+                    if g.relation == "==" and name and name not in names(other) and numbers.random() < 0.9:
+                        env[name] = max(0, value(other, env))
+            meets = all(HOLDS[g.relation](value(g.left, env), value(g.right, env)) for g in guards)
+        except Undefined:
+            continue
+        if meets:
             found.append(env)
             if len(found) == EXAMPLES:
                 break

@@ -18,15 +18,17 @@ class ForeignError(PolydynError):
     """A decision of the compiler is contradicted by sympy, networkx or an example. A bug in polydyn."""
 
 
+class Undefined(Exception):
+    """A division by a size of 0: there is no element, so nobody uses the value (``schedules/index.py``)."""
+
+
 class Quotient(sympy.Function):  # type: ignore[misc]
-    """``floor(x / n)``, and 0 where n is 0."""
+    """``floor(x / n)``."""
 
     @classmethod
     def eval(cls, x: Any, n: Any) -> Any:
         """The value, where both are integers."""
-        if x.is_Integer and n.is_Integer:
-            return sympy.Integer(0) if n == 0 else sympy.Integer(int(x) // int(n))
-        return None
+        return sympy.floor(x / n) if x.is_Integer and n.is_Integer and n != 0 else None
 
 
 def to_sympy(e: Index) -> Any:
@@ -52,7 +54,7 @@ def _atom(a: Atom) -> Any:
 def value(e: Index, env: Env) -> int:
     """The integer that an expression is for given symbols. What is fetched is some number that place and name decide.
 
-    KeyError: a symbol is missing.
+    KeyError: a symbol is missing. Undefined: a size of 0 divides.
     """
     total = 0
     for factors, c in e.terms.items():
@@ -66,7 +68,9 @@ def _atom_value(a: Atom, env: Env) -> int:
     args = [value(x, env) for x in a.args]
     if a.kind == "floordiv":
         x, n = args
-        return 0 if n == 0 else (x - x % n) // n
+        if n == 0:
+            raise Undefined
+        return (x - x % n) // n
     if a.kind in ("min", "max"):
         return sorted(args)[0 if a.kind == "min" else -1]
     return crc32(f"{a.name} {args}".encode()) % 9 - 2

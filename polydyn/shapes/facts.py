@@ -51,6 +51,10 @@ class DimFacts:
         """The symbols made by ``fresh``."""
         return frozenset(self._rules.invented)
 
+    def declared(self) -> frozenset[str]:
+        """The symbols that are sizes of inputs."""
+        return frozenset(self._rules.order) - self._rules.invented
+
     def canonical(self, dim: IndexLike) -> Index:
         """The preferred form of a dim under all facts so far."""
         p = Index.of(dim)
