@@ -7,14 +7,14 @@ the call as constants. There onnx.reference is not asked about operators that me
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import onnx
 import onnxruntime as ort
-from onnx import version_converter
+from onnx import TensorProto, numpy_helper, version_converter
 from onnx.reference import ReferenceEvaluator
 
 Array = npt.NDArray[Any]
@@ -143,14 +143,19 @@ def difference(got: Arrays, want: Arrays) -> str:
     return ""
 
 
-def nudged(arrays: Sequence[Arrays], seed: int) -> list[dict[str, Array]]:
-    """The arrays with every float moved by one part in a million: what answers move by is rounding."""
+def nudged(model: onnx.ModelProto, feeds: Arrays, seed: int) -> tuple[onnx.ModelProto, dict[str, Array]]:
+    """Model and inputs with every float moved by one part in a million: what answers move by is rounding."""
     numbers = np.random.default_rng(seed)
 
     def moved(a: Array) -> Array:
-        if a.dtype.kind != "f":
-            return a
         part = 1e-3 if a.dtype == np.float16 else 1e-6
-        return np.asarray(a + a * part * numbers.uniform(-1, 1, a.shape), a.dtype)
+        with np.errstate(all="ignore"):
+            return np.asarray(a + a * part * numbers.uniform(-1, 1, a.shape), a.dtype)
 
-    return [{n: moved(a) for n, a in given.items()} for given in arrays]
+    other = onnx.ModelProto()
+    other.CopyFrom(model)
+    kept = {x for n in model.graph.node if n.op_type in ("Resize", "Upsample", "Range") for x in n.input}
+    for c in other.graph.initializer:
+        if c.data_type in (TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16) and c.name not in kept:
+            c.CopyFrom(numpy_helper.from_array(moved(numpy_helper.to_array(c)), c.name))
+    return other, {n: moved(a) if a.dtype.kind == "f" else a for n, a in feeds.items()}

@@ -84,7 +84,7 @@ def _array(x: Input, sizes: dict[str, int], numbers: np.random.Generator, specia
     dtype = np.dtype(x.dtype)
     if x.limit:
         most = sizes[x.limit] if isinstance(x.limit, str) else x.limit
-        return numbers.integers(x.least, max(1, most) + x.least, shape).astype(dtype)
+        return numbers.integers(min(x.least, most), max(1, most + x.least), shape).astype(dtype)
     return plain_array(dtype, shape, numbers, special)
 
 

@@ -32,9 +32,8 @@ import numpy as np
 import onnx
 
 from polydyn.cli.minimise import Search
-from polydyn.testing.authorities import Refused, Runtime
 from polydyn.testing.drafts import Case
-from polydyn.testing.model_check import Call, Check, Depth, Finding
+from polydyn.testing.model_check import Call, Check, Depth, Finding, everything
 from polydyn.testing.random_onnx import THEMES, random_case, theme_of
 
 SECONDS = 300
@@ -86,7 +85,7 @@ def run_seed(seed: int, theme: str, depth: Depth, out: str, known: frozenset[tup
 
 def minimised(case: Case, calls: Sequence[Call], finding: Finding) -> tuple[onnx.ModelProto, Call]:
     """The smallest part of the model that fails so, with inputs for it: what the model computed there."""
-    everything = _everything(case.model, calls[finding.call])
+    known = everything(case.model, calls[finding.call][1])
     depth = {"program": Depth.PROGRAM, "two threads": Depth.PROGRAM, "plan": Depth.PLAN}.get(
         finding.stage, Depth.PASSES
     )
@@ -94,7 +93,7 @@ def minimised(case: Case, calls: Sequence[Call], finding: Finding) -> tuple[onnx
 
     def part_calls(m: onnx.ModelProto) -> list[Call]:
         sizes, _ = calls[finding.call]
-        return [(sizes, {x.name: everything[x.name] for x in m.graph.input if x.name in everything})]
+        return [(sizes, {x.name: known[x.name] for x in m.graph.input if x.name in known})]
 
     def fails(m: onnx.ModelProto) -> str | None:
         if time.monotonic() > end:
@@ -108,19 +107,6 @@ def minimised(case: Case, calls: Sequence[Call], finding: Finding) -> tuple[onnx
     search = Search(case.model, fails, str(finding.same), TRIES, lambda _: None)
     model = search.part(search.smallest())
     return model, part_calls(model)[0]
-
-
-def _everything(model: onnx.ModelProto, call: Call) -> dict[str, np.ndarray[tuple[int, ...], np.dtype[np.generic]]]:
-    """All tensors of a call."""
-    whole = onnx.ModelProto()
-    whole.CopyFrom(model)
-    there = {o.name for o in whole.graph.output}
-    made = [o for n in whole.graph.node for o in n.output if o]
-    whole.graph.output.extend(onnx.ValueInfoProto(name=o) for o in made if o not in there)
-    try:
-        return {**call[1], **Runtime(whole).run(call[1])}
-    except Refused:
-        return dict(call[1])
 
 
 def write(path: Path, model: onnx.ModelProto, call: Call, finding: Finding) -> str:

@@ -232,6 +232,10 @@ class Check:
                 return True
         except Refused:
             pass
+        if _computed_zero(self.model, feeds):
+            self.out.counts["calls with a computed 0 in a Reshape"] += 1
+            self.expected[call] = None
+            return True
         self.found("wrong", stage, message, call)
         return False
 
@@ -240,14 +244,35 @@ class Check:
         want, feeds = self.expected[call], self.calls[call][1]
         assert want is not None and self.runtime is not None
         off = {n: distance(got[n], w) for n, w in want.items() if n in got and difference({n: got[n]}, {n: w})}
-        if len(off) < len([n for n in want if n not in got]) or not any(a.dtype.kind == "f" for a in feeds.values()):
-            return False
         moved = dict.fromkeys(off, 0.0)
         for k in range(NUDGES):
             try:
-                again = self.runtime.run(nudged([feeds], k)[0])
+                model, arrays = nudged(self.model, feeds, k)
+                again = Runtime(model).run(arrays)
             except Refused:
                 return False
             moved = {n: max(m, distance(again[n], want[n])) for n, m in moved.items()}
         shapes = all(got[n].shape == want[n].shape and got[n].dtype == want[n].dtype for n in off)
         return shapes and all(m > 0 and m >= off[n] / 50 for n, m in moved.items())
+
+
+def everything(model: onnx.ModelProto, feeds: Arrays) -> dict[str, Array]:
+    """All tensors of a call that the authority computes outside of bodies; only the inputs where it refuses that."""
+    whole = onnx.ModelProto()
+    whole.CopyFrom(model)
+    there = {o.name for o in whole.graph.output}
+    made = [o for n in whole.graph.node for o in n.output if o]
+    whole.graph.output.extend(onnx.ValueInfoProto(name=o) for o in made if o not in there)
+    try:
+        return {**feeds, **Runtime(whole).run(feeds)}
+    except Refused:
+        return dict(feeds)
+
+
+def _computed_zero(model: onnx.ModelProto, feeds: Arrays) -> bool:
+    """Whether a Reshape gets a computed 0: a size here, a dim to copy for ONNX Runtime (docs/adr/0008-sizes.md)."""
+    shapes = [n.input[1] for n in model.graph.node if n.op_type == "Reshape" and len(n.input) > 1]
+    if not shapes:
+        return False
+    found = everything(model, feeds)
+    return any((found[s] == 0).any() for s in shapes if s in found)

@@ -166,7 +166,7 @@ def loop(b: Draft) -> None:
     inner = body("body", nodes, [(i, TensorProto.INT64), (c, TensorProto.BOOL), (x, kind)],
                  [(more, TensorProto.BOOL), (y, kind), (row, kind)])  # fmt: skip
     count = b.random.choice(["const", "size", "input"])
-    n = b.const(np.int64(3)) if count == "const" else _size(b) if count == "size" else b.input([], "int64", 4)
+    n = b.const(np.int64(3)) if count == "const" else _size(b) if count == "size" else b.input([], "int64", 4, 1)
     b.add_all("Loop", [n, b.const(np.bool_(True)), t], 2, body=inner)
 
 

@@ -12,10 +12,10 @@ from contextlib import contextmanager
 
 import sympy
 
-from polydyn.foreign.claims import Claim, Claims, Context, Extents, recording
-from polydyn.foreign.expressions import Env, ForeignError, Undefined, names, to_sympy, value
 from polydyn.schedules.index import Index
 from polydyn.shapes.context import Assumed
+from polydyn.testing.foreign.claims import Claim, Claims, Context, Extents, recording
+from polydyn.testing.foreign.expressions import Env, ForeignError, Undefined, names, to_sympy, value
 
 EXAMPLES = 40
 """Assignments at which a claim must hold."""
@@ -82,7 +82,7 @@ def _decide(c: Claim, sizes: Sequence[Env], numbers: random.Random) -> None:
 
 def _same_polynomial(c: Claim) -> bool:
     """Whether sympy says that the two sides are one expression."""
-    return sympy.expand(to_sympy(c.left) - to_sympy(c.right)) == 0
+    return bool(sympy.expand(to_sympy(c.left) - to_sympy(c.right)) == 0)
 
 
 def _some(c: Claim, numbers: random.Random) -> dict[str, int]:

@@ -1,4 +1,4 @@
-"""What index arithmetic and facts about sizes decide during a compilation, noted as it happens, without a trace in them.
+"""What index arithmetic and facts about sizes decide during a compilation, noted as it happens.
 
 ``recording`` puts a function that notes arguments and result into the place of each decision, in every module that has
 it, and takes it out again. Decisions that nothing depends on ("not proven") are not noted.

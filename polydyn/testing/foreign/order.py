@@ -1,4 +1,4 @@
-"""Order, convexity and reachability of groups and waves, computed again by networkx from what bodies and statements load.
+"""Order, convexity and reachability of groups and waves, computed again by networkx.
 
 What a tensor needs is read from the loads of the groups' own bodies, wherever they stand in an expression. Neither the
 bit sets of ``fusion/partition.py`` nor what launches say of their reads and writes is asked.
@@ -12,12 +12,12 @@ from typing import Any
 
 import networkx as nx
 
-from polydyn.foreign.expressions import ForeignError
 from polydyn.fusion.plan import FusionPlan
 from polydyn.lowering.place import Placed
 from polydyn.program.plan import HostPlan
 from polydyn.schedules.expr import Load
 from polydyn.schedules.index import Atom, Index
+from polydyn.testing.foreign.expressions import ForeignError
 
 
 def loads(x: Any) -> Iterator[str]:
