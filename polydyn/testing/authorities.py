@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx
 import onnxruntime as ort
-from onnx import TensorProto, numpy_helper, version_converter
+from onnx import TensorProto, helper, numpy_helper, version_converter
 from onnx.reference import ReferenceEvaluator
 
 Array = npt.NDArray[Any]
@@ -23,6 +23,8 @@ OLDEST = 7
 """The first opset of which ONNX Runtime has all kernels."""
 CONVERTED = 15
 """The opset that older models are converted to."""
+UNCONVERTED = ("And", "Or", "Xor", "Greater", "Less", "Equal")
+"""Operators of opsets 1 to 6 that ONNX's converter leaves."""
 
 ort.set_default_logger_severity(4)
 
@@ -78,13 +80,43 @@ def _converted(model: onnx.ModelProto, feeds: Arrays) -> onnx.ModelProto:
             for size in feeds[value.name].shape:
                 value.type.tensor_type.shape.dim.add().dim_value = size
     for o in fixed.graph.output:
-        o.type.tensor_type.ClearField("shape")
+        if o.HasField("type"):
+            o.type.tensor_type.ClearField("shape")
     del fixed.graph.value_info[:]
+    if any(n.op_type in UNCONVERTED for n in fixed.graph.node):
+        return _aligned(fixed)
     try:
         made = version_converter.convert_version(onnx.shape_inference.infer_shapes(fixed), CONVERTED)
     except Exception as e:
         raise Refused(str(e)) from e
     del made.graph.value_info[:]  # what the converter adds has no type there
+    return made
+
+
+def _aligned(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The model of opset 7: an operand that broadcasts along ``axis`` gets axes of one element behind its own.
+
+    The sizes of inputs are known. Refused: the model has other nodes than these.
+    """
+    ranks = {x.name: len(x.type.tensor_type.shape.dim) for x in model.graph.input}
+    nodes: list[onnx.NodeProto] = []
+    for n in model.graph.node:
+        given = {a.name: a.i for a in n.attribute}
+        if n.op_type not in UNCONVERTED or not set(n.input) <= ranks.keys():
+            raise Refused(f"{n.op_type} of old opsets beside others")
+        behind = ranks[n.input[0]] - given.get("axis", ranks[n.input[0]]) - ranks[n.input[1]]
+        second = n.input[1]
+        if given.get("broadcast") and behind > 0:
+            second = f"{n.output[0]} aligned"
+            axes = list(range(ranks[n.input[1]], ranks[n.input[1]] + behind))
+            nodes.append(helper.make_node("Unsqueeze", [n.input[1]], [second], axes=axes))
+        nodes.append(helper.make_node(n.op_type, [n.input[0], second], list(n.output)))
+        ranks[n.output[0]] = ranks[n.input[0]]
+    made = onnx.ModelProto()
+    made.CopyFrom(model)
+    del made.graph.node[:], made.graph.value_info[:]
+    made.graph.node.extend(nodes)
+    made.opset_import[0].version = OLDEST
     return made
 
 
