@@ -113,7 +113,7 @@ def compile_artifact(
     backend = target_of(target, options)
     left = None if backend.options.fallback is None else Left()
     read = partial(import_parts, model, dims, symbols, left=left)
-    with stages(_name(model)) as stage, _opened(records) as tiles:
+    with stages(_name(model)) as stage, _opened(records) as tiles, _decided_again():
         while True:
             try:
                 with ExitStack() as begun:
@@ -228,8 +228,12 @@ def _plan(
         plan = host_plan(replace(rewritten, outputs=graph.outputs), kernels, backend)
     plan = stage("host plan", plan, show_host_plan)
     if verifying(Verify.PLANS):
-        from polydyn.testing.plan.live import verify_by_running  # nobody else needs it
+        from polydyn.testing.foreign.order import check_groups, check_waves  # nobody else needs it
+        from polydyn.testing.plan.live import verify_by_running
 
+        check_groups(fused)
+        if not plan.on_device:
+            check_waves(plan, kernels.placed)
         stage("interpreted", verify_by_running(graph, rewritten, builder, kernels, plan, backend, loops))
     return plan
 
@@ -245,7 +249,7 @@ def plan_program(
 ) -> HostPlan:
     """Everything of ``compile`` that needs no C compiler: kernels as text, packed constants, the host plan."""
     backend = target_of(target, options)
-    with stages(_name(model)) as stage, _opened(records) as tiles:
+    with stages(_name(model)) as stage, _opened(records) as tiles, _decided_again():
         plan = _plan(stage, stage("import", import_model(model, dims, symbols), show_graph), backend, tiles)
     return replace(plan, dims=sizes_by_name(dims))
 
@@ -256,6 +260,15 @@ def plan_graph(
     """The host plan of a graph of primitives."""
     with stages(graph.name) as stage:
         return _plan(stage, graph, target_of(target, options), records)
+
+
+def _decided_again() -> AbstractContextManager[object]:
+    """What is decided about sizes inside is decided again when it is left, where ``POLYDYN_VERIFY`` says so."""
+    if not verifying(Verify.PLANS):
+        return nullcontext()
+    from polydyn.testing.foreign.arithmetic import checked  # nobody else needs it
+
+    return checked()
 
 
 @contextmanager

@@ -65,7 +65,7 @@ def _decide(c: Claim, sizes: Sequence[Env], numbers: random.Random) -> None:
     if c.relation == "==" and not sizes and not c.extents and _same_polynomial(c):
         return
     for k in range(EXAMPLES):
-        env = dict(sizes[k % len(sizes)]) if sizes else _some(c, numbers)
+        env = dict(sizes[k % len(sizes)]) if sizes else _some(c, numbers, k)
         try:
             if not _place_iterators(c.extents, env, numbers, k):
                 continue
@@ -85,9 +85,9 @@ def _same_polynomial(c: Claim) -> bool:
     return bool(sympy.expand(to_sympy(c.left) - to_sympy(c.right)) == 0)
 
 
-def _some(c: Claim, numbers: random.Random) -> dict[str, int]:
+def _some(c: Claim, numbers: random.Random, k: int) -> dict[str, int]:
     free = names(c.left) | names(c.right) | _all_names(c.extents)
-    return {n: numbers.choice(VALUES) for n in sorted(free)}
+    return {n: k if k < 2 else numbers.choice(VALUES) for n in sorted(free)}
 
 
 def _place_iterators(extents: Extents, env: dict[str, int], numbers: random.Random, k: int) -> bool:
@@ -119,8 +119,8 @@ def solutions(context: Context, numbers: random.Random) -> list[dict[str, int]]:
         return []
     found: list[dict[str, int]] = []
     steps = _steps(guards)
-    for _ in range(TRIES):
-        env = {n: numbers.choice(VALUES) * numbers.choice(steps.get(n, [1])) for n in declared}
+    for k in range(TRIES):
+        env = {n: k if k < 2 else numbers.choice(VALUES) * numbers.choice(steps.get(n, [1])) for n in declared}
         try:
             for g in guards:  # an equality with a single size says what it is
                 for one, other in ((g.left, g.right), (g.right, g.left)):
