@@ -77,6 +77,8 @@ def test_a_difference_counts_unless_float64_or_onnxruntime_itself_differs_as_muc
     assert verdict(want + 1e-3)[0].endswith("judged by float64")
     assert verdict(want + 1e-3, exact=want + 1e-3) == ("", "y is off by 0.001 of the largest value; judged by float64")
     assert verdict(want + 1e-3, exact=want + 1e-2)[0] == "", "nearer than ONNX Runtime"
+    assert verdict(want + 1e-3, plain=want - 2e-3)[0] == "", "nearer than ONNX Runtime without optimisations"
+    assert verdict(want + 1e-3, plain=want - 5e-4)[0], "farther than both"
     assert verdict(want[:4])[0] and verdict(np.where(want > 0, np.nan, want), exact=want - 1)[0]
     assert shipped.judged(["y"], [want + 1e-3], [want], [want], fails)[0]
     assert "Gelu" in shipped.judged(["y"], [want + 1e-3], [want], [want - 1e-3], fails)[1]
