@@ -14,7 +14,7 @@ benchmarks/results/shipped.json.
 
 The states are those of ``benchmarks.census``. A result that differs from ONNX Runtime's by more than ``TOLERANCE`` of
 the largest value is judged by the model in float64 (``benchmarks/exact.py``): it is right if it is within the tolerance
-of this, or as near as one of ONNX Runtime's two results, with and without its own optimisations. What float64 cannot run
+of this, or as near as a result of ONNX Runtime, with or without its own optimisations. What float64 cannot run
 (bytes, contributed operators) may be off by twice the difference between these two. Such a row says so, and who judged.
 ``ratio``: ONNX Runtime's time over polydyn's at the first sizes, medians of alternating calls with one thread.
 """
