@@ -8,7 +8,7 @@ does not do.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, lru_cache, reduce
@@ -174,6 +174,34 @@ def param_set(params: tuple[str, ...], conditions: Iterable[Condition] = (), pos
     """A context: the parameters that satisfy the conditions, and are all >= 1 when ``positive``."""
     conditions = [*conditions, *(at_least(p, 1) for p in params if positive)]
     return frame("", (), params).where(conditions).params()
+
+
+def with_parameters(exprs: Sequence[Index], dims: Collection[str]) -> tuple[list[Index], tuple[str, ...]]:
+    """The expressions over ``dims`` and parameters, with one parameter for every size that is not affine.
+
+    Such sizes are minima, maxima, products, and quotients by sizes, of symbols that are none of ``dims``. A proof for
+    all values of the parameter holds for these sizes. Returns the parameters too, sorted.
+    """
+    names: dict[Monomial, str] = {}
+
+    def name(m: Monomial) -> Index:
+        if not Index({m: 1}).symbols().isdisjoint(dims):
+            return Index({m: 1})  # no size: ``aff`` refuses it
+        return Index.of(names.setdefault(m, f"size of {len(names)}"))
+
+    def atom(a: Atom) -> Index:
+        a = Atom(a.kind, tuple(map(terms, a.args)), a.name)
+        whole = a.kind == "floordiv" and (a.args[1].constant or 0) > 0
+        return Index({(a,): 1}) if whole else name((a,))
+
+    def terms(e: Index) -> Index:
+        out = Index({})
+        for m, c in e.rebuild(atom).terms.items():
+            out = out + (name(m) if len(m) > 1 else Index({m: 1})) * c
+        return out
+
+    found = [terms(e) for e in exprs]
+    return found, tuple(sorted({s for e in found for s in e.symbols()} - set(dims)))
 
 
 # -- piecewise affine functions of the parameters --------------------------------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import lru_cache
 
 from polydyn.graph.ir import Guard
+from polydyn.schedules.group.addresses import SizeFacts
 from polydyn.schedules.index import Index
 from polydyn.shapes.context import ShapeContext
 
@@ -22,3 +23,10 @@ def facts_of(guards: tuple[Guard, ...]) -> ShapeContext:
 def same_size(guards: tuple[Guard, ...], a: Index, b: Index) -> bool:
     """Whether two sizes are equal in every call: ``2 * (L // 2)`` is ``L`` where L is guarded to be even."""
     return a == b or facts_of(guards).canonical(a - b) == 0
+
+
+@lru_cache(maxsize=64)
+def size_facts(guards: tuple[Guard, ...]) -> SizeFacts:
+    """The same facts for proofs about addresses."""
+    facts = facts_of(guards)
+    return SizeFacts(facts.nonnegative, facts.canonical, tuple((g.left, g.relation, g.right) for g in guards))

@@ -11,6 +11,7 @@ from typing import Protocol
 
 from polydyn.codegen.kernel import Kernel
 from polydyn.debug import Level, show
+from polydyn.fusion.facts import size_facts
 from polydyn.fusion.plan import FusedGroup, FusionPlan
 from polydyn.fusion.products import is_contraction
 from polydyn.fusion.scatter import node_scatter
@@ -93,7 +94,8 @@ class Builder(ABC):
     def _with_addresses(self, p: Placed) -> Placed:
         """A place whose outputs have an address for each element."""
         free = {x for names in self.plan.strides.values() for x in names}
-        self.unproven += [p.lowered.buffers[a] for a in check_addresses(p.lowered.group, p.lowered.params, free)]
+        unproven = check_addresses(p.lowered.group, p.lowered.params, free, size_facts(self.plan.graph.guards))
+        self.unproven += [p.lowered.buffers[a] for a in unproven]
         return p
 
     @abstractmethod

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from polydyn.schedules.errors import LegalityError
 from polydyn.schedules.group.footprint import HIGH, LOW, Footprint, first, last, size
 from polydyn.schedules.index import Index, product
-from polydyn.schedules.isl_util import at_least, below, between, frame, param_set, sample
+from polydyn.schedules.isl_util import at_least, below, between, frame, param_set, sample, with_parameters
 from polydyn.schedules.model import Group
 from polydyn.schedules.ranges import is_nonnegative
 from polydyn.schedules.tree.names import Meets
@@ -132,11 +132,12 @@ def _check_taps(strip: Strip) -> None:
             raise _refuse(f"steps {step} are left out, and the operand is not 0 outside of any range of place {x}")
         pixels = [n for n in at.symbols() if n != step]
         dims = (step, *(g for n in pixels for g in (first(n), n, last(n))))
-        sizes = tuple(sorted({size(step), *(n for i in inside for n in i.symbols())}))
-        space = frame("left_out", dims, sizes)
-        read = [*between(0, step, size(step)), *between(inside[0], at, inside[1])]
+        begin, end, least, most = (*inside, low, high)
+        (begin, end, least, most), sizes = with_parameters((begin, end, least, most), dims)
+        space = frame("left_out", dims, tuple(sorted({size(step), *sizes})))
+        read = [*between(0, step, size(step)), *between(begin, at, end)]
         read += [c for n in pixels for c in between(first(n), n, V(last(n)) + 1)]
-        for missed in (below(step, low), at_least(step, high)):
+        for missed in (below(step, least), at_least(step, most)):
             bad = space.where([*read, missed])
             if not bad.is_empty():
                 raise _refuse(
