@@ -156,8 +156,21 @@ def mutants(s: Strip) -> Iterator[Strip]:
     yield replace(s, loops=dict.fromkeys(s.loops, "a_f0"))
 
 
-def test_what_the_proof_of_a_strip_accepts_is_right(convolution: tuple[Scheduled, Strip]) -> None:
-    t, s = convolution
+@pytest.fixture(scope="module")
+def slice_convolution() -> tuple[Scheduled, Strip]:
+    """A convolution over the first five lines, or fewer."""
+    constants = {"w": np.zeros((8, 5, 3, 3), np.float32), "a": np.array([0]), "b": np.array([5]), "k": np.array([2])}
+    nodes = [node("Slice", "x a b k", "s"), node("Conv", "s w", "y", pads=[1, 1, 1, 1], strides=[2, 1])]
+    m = model(nodes, {"x": ("float32", ["N", 5, "H", "W"])}, ["y"], constants)
+    plan = fusion_plan(rewrite_graph(import_model(m)))
+    lowered = lower_contract(plan, plan.groups[0], 16, promotion=True)
+    assert lowered is not None
+    return strip(lowered)
+
+
+@pytest.mark.parametrize("name", ["convolution", "slice_convolution"])
+def test_what_the_proof_of_a_strip_accepts_is_right(name: str, request: pytest.FixtureRequest) -> None:
+    t, s = request.getfixturevalue(name)
     check_strip(t, s)
     assert right(s)
     accepted = []

@@ -12,8 +12,10 @@ from hypothesis import strategies as st
 from polydyn.backends import target_of
 from polydyn.codegen.cpu.attention import AttentionKernel
 from polydyn.codegen.cpu.target import AVX2, AVX512
+from polydyn.fusion.facts import size_facts
 from polydyn.fusion.pipeline import fusion_plan, rewrite_graph
 from polydyn.graph.expand import import_model
+from polydyn.graph.ir import Guard
 from polydyn.lowering.attention import lower_attention
 from polydyn.lowering.place_cpu import KernelBuilder
 from polydyn.schedules.errors import LegalityError, ScheduleError
@@ -241,6 +243,19 @@ def test_outputs_whose_elements_share_addresses() -> None:
     assert check_addresses(group("g", "M N T", [wide], []), {}) == ()
     with refused("elements of E share addresses: dim 0"):
         check_addresses(group("g", "M N", [replace(good, strides=(V("N") * 2, V("N"), V(1)))], []), {})
+
+
+def test_addresses_are_proven_with_multiples() -> None:
+    """``H // 2 * 2`` elements lie in rows of ``H``: rows share addresses unless H is even."""
+    rows = replace(array("E", "output", "M", 2, "N"), strides=(V("H"), V("N"), V(1)))
+    half = {"M": V("B"), "N": (V("H") + 1) // 2}
+    with refused("elements of E share addresses: dim 0"):
+        check_addresses(group("g", "M N H", [rows], []), half)
+    guard = Guard(V("H"), "%==", V(2), "")
+    facts = size_facts((guard,))
+    assert check_addresses(group("g", "M N H", [rows], []), half, (), facts) == ()
+    with refused("elements of E share addresses: dim 0"):
+        check_addresses(group("g", "M N H", [replace(rows, strides=(V("N"), V("N"), V(1)))], []), half, (), facts)
 
 
 @pytest.mark.parametrize("name", ["cpu:avx2", "cuda:sm_80"])
