@@ -20,6 +20,7 @@ from polydyn.graph.operators.registry import OnnxNode
 from polydyn.graph.typed import Typed
 from polydyn.schedules.expr import Array
 from polydyn.schedules.index import Index
+from polydyn.schedules.names import internal_name
 from polydyn.shapes.context import Assumed
 from polydyn.shapes.sentences import sentence
 
@@ -118,7 +119,7 @@ def prove_symbols(typed: Typed, file: ImportedGraph, symbols: Symbols) -> None:
     """
     sizes = {x.name: x.dims or () for x in file.inputs}
     named = [(a, d) for x, axes in symbols.items() for a, d in zip(axes, sizes[x], strict=False) if a]
-    names = list(dict.fromkeys(a for a, d in named if isinstance(d, int)))
+    names = list(dict.fromkeys(internal_name(a) for a, d in named if isinstance(d, int)))
     own = {s.symbol for s in typed.sources}
     for guard in typed.facts.guards():
         tied = [s for s in names if s in guard.left.symbols() | guard.right.symbols()]

@@ -101,12 +101,14 @@ def test_a_skip_connection_has_the_guard_of_a_multiple(join: str) -> None:
     assert not any(g.relation == "==" for g in graph.guards)
 
 
-def test_a_fixed_export_is_told_the_multiple_that_works() -> None:
-    with pytest.raises(ShapeError, match="H is a multiple of 4") as e:
-        import_model(pyramid([1, 3, 32, 64]), symbols={"x": (None, None, "H", "W")})
-    assert 'dims={"H": Sizes(multiple=4)}' in str(e.value.remedy)
-    sizes = {"H": Sizes(multiple=4), "W": Sizes(multiple=4)}
-    assert import_model(pyramid([1, 3, 32, 64]), sizes, {"x": (None, None, "H", "W")}).sources
+@pytest.mark.parametrize("name", ["H", "height", "d0"])
+def test_a_fixed_export_is_told_the_multiple_that_works(name: str) -> None:
+    symbols = {"x": (None, None, name, "W")}
+    with pytest.raises(ShapeError, match=f"{name} is a multiple of 4") as e:
+        import_model(pyramid([1, 3, 32, 64]), symbols=symbols)
+    assert f'dims={{"{name}": Sizes(multiple=4)}}' in str(e.value)
+    sizes = {name: Sizes(multiple=4), "W": Sizes(multiple=4)}
+    assert import_model(pyramid([1, 3, 32, 64]), sizes, symbols).sources
 
 
 @pytest.mark.parametrize("name", ["?", "", "-1", "None", "unk__12", "unknown", "unk"])
