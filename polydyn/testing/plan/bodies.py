@@ -58,8 +58,11 @@ class Body:
         for s in self.group.statements:
             self._statement(s)
 
-    def compare(self, outputs: Sequence[str], expected: Callable[[str], Numbers]) -> None:
-        """Compares what the group has left in memory with tensors, in the order of its output arrays."""
+    def compare(self, outputs: Sequence[str], expected: Callable[[str], Numbers], least: float) -> None:
+        """Compares what the group has left in memory with tensors, in the order of its output arrays.
+
+        ``least``: as for ``difference``.
+        """
         arrays = [n for n, a in self.group.arrays.items() if a.role == "output"]
         for name, tensor in zip(arrays, outputs, strict=True):
             want = expected(tensor).reshape(-1)
@@ -67,8 +70,8 @@ class Body:
             if at.size != want.size:
                 self.memory.faults.add("incomplete", tensor, f"{at.size} of {want.size} elements are written")
                 continue
-            error = difference(values, want)
-            if error and difference(np.sort(values), np.sort(want)):  # memory may hold axes in another order
+            error = difference(values, want, least)
+            if error and difference(np.sort(values), np.sort(want), least):  # memory may hold axes in another order
                 self.memory.faults.add("value", tensor, error)
 
     def _left(self, name: str, kind: np.dtype[Any]) -> tuple[Numbers, Numbers]:

@@ -65,7 +65,7 @@ class Call:
         self._look(len(self.plan.launches))
         for name in self.plan.outputs:
             got = self.memory.read(name, self.memory.elements(name), self.plan.buffers[name].dtype)
-            if error := difference(got, self.asked[name]):
+            if error := difference(got, self.asked[name], self.planned.rounding):
                 self.faults.add("output", name, error)
         before = required(self.plan, self.memory)
         conflicts(self.plan, before, traces, self.memory, self.faults)
@@ -111,7 +111,7 @@ class Call:
             )  # fmt: skip
             body.run()
             if not part:
-                body.compare(p.fused.outputs, self.tensors.__getitem__)
+                body.compare(p.fused.outputs, self.tensors.__getitem__, self.planned.rounding)
         self._in_place(body.serial)
         if self.loops and not self.plan.on_device:
             self._trace(c, kernel, buffers, group)

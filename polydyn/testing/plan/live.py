@@ -13,7 +13,7 @@ from polydyn.lowering.place import Builder
 from polydyn.program.plan import HostPlan
 from polydyn.testing.plan.check import check_planned
 from polydyn.testing.plan.faults import PlanError
-from polydyn.testing.plan.planned import Planned, forms_of, width_of, with_text
+from polydyn.testing.plan.planned import Planned, forms_of, rounding_of, width_of, with_text
 
 SIZES = (2, 3, 1, 4, 8, 16, 32, 64)
 """Of all dims that may have them."""
@@ -31,7 +31,9 @@ def verify_by_running(
     """
     before = prepared_graph(rewritten, target.without, cuda=target.on_device, side=target.options.winograd)
     later = (rewritten, before, kernels.plan.graph)
-    made = Planned(source, later, kernels, forms_of(builder), plan, loops, width=width_of(target))
+    made = Planned(
+        source, later, kernels, forms_of(builder), plan, loops, width=width_of(target), rounding=rounding_of(target)
+    )
     return verify_planned(with_text(made))
 
 

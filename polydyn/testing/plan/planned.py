@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import TypeVar
 
 from polydyn.backends import Options, Target, target_of
-from polydyn.backends.base import Kernels
+from polydyn.backends.base import BF16, Kernels
 from polydyn.backends.cpu import Cpu
 from polydyn.backends.launches import host_plan
 from polydyn.codegen.cpu.emit import loops_kept
@@ -25,6 +25,7 @@ from polydyn.program.host import host_program
 from polydyn.program.memory import Slot
 from polydyn.program.plan import HostPlan, Launch
 from polydyn.shapes.sizes import Dims
+from polydyn.testing.plan.tensors import LIMITS
 
 T = TypeVar("T")
 
@@ -47,6 +48,7 @@ class Planned:
     ``source``: the graph as imported. ``later``: it rewritten, as its nodes become groups, and as they are fused;
     these say what is in memory. ``forms``: what each group was built from, by key. ``loops``: the loop IR of kernels,
     by name. ``slots``: of the arena. ``text``: C of the host program. ``width``: lanes of a vector of float32.
+    ``rounding``: of results that options let round, over the largest value.
     """
 
     source: Graph
@@ -58,6 +60,7 @@ class Planned:
     slots: tuple[Slot, ...] = ()
     text: str = field(default="", repr=False)
     width: int = 0
+    rounding: float = 0.0
 
     @cached_property
     def places(self) -> Mapping[str, Placed]:
@@ -103,13 +106,20 @@ def planned_from(
     edit = edit or Edit()
     plan = edit("plan", host_plan(replace(later[0], outputs=source.outputs), kernels, target))
     graphs = (*later, kernels.plan.graph)
-    made = Planned(source, graphs, kernels, forms_of(builder), plan, loops, width=width_of(target))
+    made = Planned(
+        source, graphs, kernels, forms_of(builder), plan, loops, width=width_of(target), rounding=rounding_of(target)
+    )
     return with_text(made, edit)
 
 
 def forms_of(builder: Builder) -> Mapping[str, object]:
     """What each group was built from, by key; a device has no forms that matter here."""
     return builder.forms if isinstance(builder, KernelBuilder) else {}
+
+
+def rounding_of(target: Target) -> float:
+    """What products may round that options let take operands of fewer bits."""
+    return LIMITS["bfloat16"] if target.options.tf32 or target.options.precision == BF16 else 0.0
 
 
 def width_of(target: Target) -> int:

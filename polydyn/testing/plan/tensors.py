@@ -54,8 +54,8 @@ class Tensors:
         return name in self.found or name in self.nodes
 
 
-def difference(got: Array, expected: Array) -> str:
-    """How two arrays of as many elements differ beyond rounding; empty: they do not."""
+def difference(got: Array, expected: Array, least: float = 0.0) -> str:
+    """How two arrays of as many elements differ beyond rounding; empty: they do not. ``least``: what rounding is."""
     got, expected = np.asarray(got).reshape(-1), np.asarray(expected).reshape(-1)
     if got.size != expected.size:
         return f"{got.size} elements instead of {expected.size}"
@@ -64,7 +64,7 @@ def difference(got: Array, expected: Array) -> str:
         wrong = np.abs(got.astype(np.int64) - expected.astype(np.int64)) > slack
     else:
         a, b = got.astype(np.float64), expected.astype(np.float64)
-        limit = LIMITS.get(expected.dtype.name, 0.3) * float(np.abs(b[np.isfinite(b)]).max(initial=1e-3))
+        limit = max(least, LIMITS.get(expected.dtype.name, 0.3)) * float(np.abs(b[np.isfinite(b)]).max(initial=1e-3))
         with np.errstate(invalid="ignore"):
             wrong = ~((np.abs(a - b) <= limit) | (np.isnan(a) & np.isnan(b)) | (a == b))
     if not wrong.any():

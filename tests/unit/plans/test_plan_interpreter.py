@@ -8,7 +8,7 @@ import pytest
 
 import polydyn.lowering.aliases as aliases
 import polydyn.program.parallel_launches as waves
-from polydyn.compiler import plan_program
+from polydyn.compiler import Options, plan_program
 from polydyn.fusion.plan import FusionPlan
 from polydyn.lowering.place import Placed
 from polydyn.program.plan import Launch
@@ -119,3 +119,36 @@ def test_a_compilation_that_verifies_names_the_fault(monkeypatch: pytest.MonkeyP
     plan_as_once(monkeypatch)
     with pytest.raises(PlanError, match="launch 'nest r', tensor 'y': overwrites"):
         plan_program(channels_turned())
+
+
+def tiles() -> onnx.ModelProto:
+    """Bytes with a weight: a matrix unit multiplies them."""
+    weight = np.arange(64 * 48).reshape(64, 48) % 200 - 100
+    return model(
+        [node("DynamicQuantizeLinear", "x", "q s z"), node("MatMulInteger", "q w z", "m"), node("Cast", "m", "f", to=1),
+         node("Mul", "f s", "y")],
+        {"x": ("float32", ["B", 64])}, ["y"], {"w": weight.astype(np.int8)},
+    )  # fmt: skip
+
+
+def sorts() -> onnx.ModelProto:
+    return model([node("TopK", "x k", "v i", axis=1)], {"x": ("float32", ["B", "N"])}, ["v", "i"], {"k": np.array([3])})
+
+
+def rounded() -> onnx.ModelProto:
+    return model([node("MatMul", "x w", "y")], {"x": ("float32", ["B", 64])}, ["y"],
+                 {"w": np.linspace(-1, 1, 64 * 48, dtype=np.float32).reshape(64, 48)})  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("made", "target", "options", "leaf"),
+    [(tiles, "cpu:amx-emulated", None, "pd_amx_load"), (sorts, "cpu", None, "pd_first_f32"),
+     (rounded, "cpu:amx-emulated", Options(precision="bf16"), "pd_amx_store")],
+    ids=["tiles", "sorts", "rounded"],
+)  # fmt: skip
+def test_leaves_are_traced(made: object, target: str, options: Options | None, leaf: str) -> None:
+    assert callable(made)
+    (planned,) = plans_of(made(), target=target, options=options)
+    assert any(leaf in k.text for k in planned.plan.kernels)
+    for size in (5, 40):
+        assert check_planned(planned, {}, default=size, loops=True) == []
