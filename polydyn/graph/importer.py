@@ -401,7 +401,7 @@ def _input(v: onnx.ValueInfoProto, inside: bool) -> ModelInput:
     return ModelInput(v.name, dtype, tuple(dims))
 
 
-UNNAMED = re.compile(r"\s*(\?+|\*+|-\d+|none|null|nan|unk(nown)?([\W\d_].*)?)?\s*", re.IGNORECASE | re.DOTALL)
+UNNAMED = re.compile(r"\s*(\?+|\*+|-\d+|none|unk(nown)?([\W\d_].*)?)?\s*", re.IGNORECASE | re.DOTALL)
 """What exporters write if they know no name of a dim (tf2onnx: ``unk__12``). Each such axis has a size of its own."""
 
 

@@ -29,7 +29,7 @@ NAMES = (
     "nth", "share", "shares", "tile", "tiles", "key", "unit", "round", "part", "point", "row", "row_stride", "batch_i",
     "o_i", "r_lo", "r_hi", "c_lo", "c_hi", "c_j", "j_vec", "k_vec", "e_row", "pixel.i2", "line_lo", "left_out", "begin",
     "end", "buf", "sym", "scratch", "tid", "bid", "warp", "lane", "x@0", "input_ids@0", "@vector", "%shared", "%arch",
-    "int", "for", "while", "double", "restrict", "static", "INT_MAX", "NULL", "PD_W", "lambda", "class", "None", "True",
+    "int", "for", "while", "double", "restrict", "static", "INT_MAX", "NULL", "PD_W", "lambda", "class", "True",
     "min", "max", "floor", "Mod", "E", "I", "pi", "oo", "nan", "size of B", "batch_size", "p2o.DynamicDimension.0",
     "input_ids_0", "x_0", "x_1", "B", "L",
 )  # fmt: skip
