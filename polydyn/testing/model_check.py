@@ -232,6 +232,10 @@ class Check:
                 return True
         except Refused:
             pass
+        if overflows(arrays, want):
+            self.out.counts["calls that overflow"] += 1
+            self.expected[call] = None
+            return True
         if _computed_zero(self.model, feeds):
             self.out.counts["calls with a computed 0 in a Reshape"] += 1
             self.expected[call] = None
@@ -267,6 +271,19 @@ def everything(model: onnx.ModelProto, feeds: Arrays) -> dict[str, Array]:
         return {**feeds, **Runtime(whole).run(feeds)}
     except Refused:
         return dict(feeds)
+
+
+def overflows(got: Arrays, want: Arrays) -> bool:
+    """Whether outputs differ only in integers that the authority has at an end of their type: ONNX leaves that open."""
+    for name, w in want.items():
+        if name in got and not difference({name: got[name]}, {name: w}):
+            continue
+        if w.dtype.kind not in "iu" or name not in got or got[name].shape != w.shape or w.dtype.itemsize < 4:
+            return False
+        wrong = w[got[name] != w]
+        if not np.isin(wrong, [np.iinfo(w.dtype).min, np.iinfo(w.dtype).max]).all():
+            return False
+    return True
 
 
 def _computed_zero(model: onnx.ModelProto, feeds: Arrays) -> bool:

@@ -22,7 +22,7 @@ from polydyn.testing.after_passes import evaluate_plan
 from polydyn.testing.authorities import Runtime, difference, second_opinion
 from polydyn.testing.drafts import STRANGE
 from polydyn.testing.fuzz_models import minimised, run_seed
-from polydyn.testing.model_check import Check, Depth
+from polydyn.testing.model_check import Check, Depth, overflows
 from polydyn.testing.random_onnx import THEMES, random_case
 
 
@@ -154,6 +154,13 @@ def test_old_operators_have_their_old_meaning() -> None:
     assert Runtime(old).run(feeds)["y"].tolist() == [[1, 1], [2, 2]]
     with pytest.raises(Exception, match="later meanings"):
         second_opinion(old, feeds)
+
+
+def test_sums_that_overflow_are_no_difference() -> None:
+    most = np.array([2**31 - 1, 5], np.int32)
+    assert overflows({"y": np.array([-7, 5], np.int32)}, {"y": most})
+    assert not overflows({"y": np.array([-7, 6], np.int32)}, {"y": most})
+    assert not overflows({"y": np.array([3], np.uint8)}, {"y": np.array([255], np.uint8)})
 
 
 def test_answers_are_compared_by_type() -> None:
