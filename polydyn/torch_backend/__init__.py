@@ -1,0 +1,42 @@
+"""``torch.compile(model, backend="polydyn", dynamic=True)``: what torch captures runs as programs of polydyn.
+
+torch breaks a model into graphs and guards them. Each graph is exported to ONNX in memory when it is first called,
+compiled once for all sizes, and kept in the cache by content. Tensors pass without copies: on the CPU as numpy views,
+on a device through DLPack. Parameters stay torch's: they are inputs of the program, so what changes them is seen. What
+polydyn refuses runs as torch has it, with the reason in the log ``polydyn.torch``; ``options={"strict": True}`` raises
+it instead.
+
+``capture`` reads a graph, ``outputs`` its outputs and their memory, ``exporting`` makes the ONNX model with polydyn's
+``translations`` of torch's operators, ``running`` calls the program.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from polydyn.errors import PolydynError, UnsupportedError
+from polydyn.torch_backend.capture import Capture
+from polydyn.torch_backend.exporting import export
+from polydyn.torch_backend.running import CompiledGraph, eager, log
+from polydyn.torch_backend.settings import Settings
+
+__all__ = ["Capture", "CompiledGraph", "Settings", "backend", "export", "log"]
+
+
+def backend(
+    gm: fx.GraphModule, example_inputs: Sequence[Any], *, options: Mapping[str, Any] | None = None, **_: Any
+) -> Callable[..., Any]:
+    """What torch calls for every graph that it captured; gives the function that runs it."""
+    settings = Settings.of(options)
+    try:
+        if torch.is_grad_enabled() and any(isinstance(x, torch.Tensor) and x.requires_grad for x in example_inputs):
+            raise UnsupportedError(
+                "gradients are not built", rule="inference", remedy="call the model under torch.inference_mode()"
+            )
+        return CompiledGraph(Capture.of(gm), settings, gm.forward)
+    except PolydynError as e:
+        return eager(gm.forward, e, settings)

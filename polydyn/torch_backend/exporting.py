@@ -1,0 +1,122 @@
+"""The ONNX model of a captured graph."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import traceback
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.onnx  # its exporter is loaded when it is first used
+from torch import fx
+from torch.fx.traceback import preserve_node_meta
+
+from polydyn.errors import PolydynError, UnsupportedError
+from polydyn.graph.dtypes import onnx_dtype
+from polydyn.torch_backend.places import user_line
+from polydyn.torch_backend.translations import table
+
+OPSET = 18
+
+
+class _Traced(torch.nn.Module):  # type: ignore[misc]
+    """A graph run node by node, so that what torch traces of a node keeps the node's line of user code."""
+
+    def __init__(self, graph: fx.GraphModule) -> None:
+        super().__init__()
+        self.captured = graph
+
+    def forward(self, *tensors: torch.Tensor) -> Any:
+        return fx.Interpreter(self.captured).run(*tensors)
+
+
+def export(module: fx.GraphModule, tensors: Sequence[torch.Tensor], symbols: Sequence[Mapping[int, str]]) -> Any:
+    """The ONNX model of a graph. UnsupportedError: torch cannot export it, or it writes into its inputs."""
+    traced = None
+    try:
+        with _quiet(), torch.no_grad(), preserve_node_meta():
+            traced = _trace(_Traced(module), tensors, symbols)
+            traced = traced.run_decompositions(table())  # writes into inputs become outputs of their own
+            signature = traced.graph_signature
+            if signature.user_inputs_to_mutate or signature.buffers_to_mutate:
+                raise UnsupportedError("the graph writes into its inputs", rule="pure graphs", remedy="return them")
+            made = torch.onnx.export(traced, (), dynamo=True, verbose=False, opset_version=OPSET)
+        return _checked(made.model_proto, traced)
+    except PolydynError:
+        raise
+    except Exception as e:  # the exporter's errors have no common root
+        raise _refusal(e) from e
+
+
+def _trace(module: torch.nn.Module, tensors: Sequence[torch.Tensor], symbols: Sequence[Mapping[int, str]]) -> Any:
+    dims = {s: torch.export.Dim(s) for found in symbols for s in found.values() if s.isidentifier()}
+    named = tuple({axis: dims.get(s, torch.export.Dim.AUTO) for axis, s in found.items()} for found in symbols)
+    loose = tuple(dict.fromkeys(found, torch.export.Dim.AUTO) for found in symbols)
+    try:
+        return torch.export.export(module, tuple(tensors), dynamic_shapes=(named,), strict=False)
+    except torch._dynamo.exc.UserError:  # a relation between sizes that names do not say
+        return torch.export.export(module, tuple(tensors), dynamic_shapes=(loose,), strict=False)
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Without what torch's exporter prints, warns of and logs."""
+    exporter = logging.getLogger("torch.onnx._internal.exporter._registration")
+    level = exporter.level
+    exporter.setLevel(logging.ERROR)  # it names every package that is not installed
+    try:
+        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        exporter.setLevel(level)
+
+
+def _checked(model: Any, traced: Any) -> Any:
+    """The model. UnsupportedError: an output has another type in it than torch found."""
+    (end,) = (n for n in traced.graph.nodes if n.op == "output")
+    found = [n.meta["val"] for n in end.args[0]]
+    for value, output in zip(found, model.graph.output, strict=True):
+        given = getattr(torch, onnx_dtype(output.type.tensor_type.elem_type))
+        if given != value.dtype:
+            raise UnsupportedError(
+                f"torch exports the output {output.name} as {given}, not as {value.dtype}", rule="torch.export",
+                remedy="convert it",
+            )  # fmt: skip
+    return model
+
+
+def _refusal(error: Exception) -> UnsupportedError:
+    """What torch could not export: its operator, the user's line, and torch's words of the reason."""
+    reasons = [e for e in _causes(error) if str(e).strip()]
+    reason = str(reasons[-1]).strip().partition("\n")[0]
+    node = next((n for e in reversed(reasons) if (n := _failed(e)) is not None), None)
+    operator = str(node.target) if node is not None else ""
+    return UnsupportedError(
+        f"torch cannot export {operator or 'the graph'}: {reason}",
+        node=" at ".join(x for x in (operator, user_line(node.stack_trace)) if x) if node is not None else None,
+        rule="torch.export", remedy="write it with other operators, or let torch run it",
+    )  # fmt: skip
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    """The error and what caused it, the first cause last."""
+    seen: BaseException | None = error
+    while seen is not None:
+        yield seen
+        seen = seen.__cause__ or (None if seen.__suppress_context__ else seen.__context__)
+
+
+def _failed(error: BaseException) -> fx.Node | None:
+    """The innermost node that was being translated when an error was raised."""
+    found = None
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        for name in ("node", "n"):
+            value = frame.f_locals.get(name)
+            if isinstance(value, fx.Node) and value.op.startswith("call_"):
+                found = value
+    return found

@@ -1,0 +1,41 @@
+"""The place in the user's code that an error is about."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+from polydyn.errors import PolydynError
+
+E = TypeVar("E", bound=PolydynError)
+
+
+def user_line(stack_trace: str | None) -> str:
+    """``FILE:LINE in FUNCTION: TEXT`` of the innermost frame of a trace of torch; empty if there is none."""
+    lines = [line.strip() for line in (stack_trace or "").splitlines() if line.strip()]
+    frames = [k for k, line in enumerate(lines) if line.startswith("File ")]
+    if not frames:
+        return ""
+    file, _, rest = lines[frames[-1]].removeprefix('File "').partition('", line ')
+    number, _, function = rest.partition(", in ")
+    text = lines[frames[-1] + 1] if frames[-1] + 1 < len(lines) else ""
+    return f"{file}:{number} in {function}" + (f": {text}" if text else "")
+
+
+def with_line(error: E, operator: str, line: str) -> E:
+    """The same error, with the operator and the user's line as its place."""
+    where = " at ".join(x for x in (operator, line) if x)
+    return type(error)(
+        error.message, node=where or error.node, tensor=error.tensor, dim=error.dim, rule=error.rule,
+        remedy=error.remedy,
+    )  # fmt: skip
+
+
+def placed(error: E, model: Any) -> E:
+    """An error about a node of an exported model, with torch's operator and the user's line where they are known."""
+    name = (error.node or "").partition(" (")[0]
+    for node in model.graph.node:
+        if node.name == name:
+            facts = {p.key: p.value for p in node.metadata_props}
+            line = user_line(facts.get("pkg.torch.onnx.stack_trace"))
+            return with_line(error, f"{error.node}", line) if line else error
+    return error

@@ -1,0 +1,114 @@
+"""A captured graph as a function: compiled at its first call, then bound to each call's tensors."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from polydyn.errors import InputError, PolydynError, UnsupportedError
+from polydyn.program_cache import cached_program
+from polydyn.runtime.program import Program
+from polydyn.torch_backend.capture import Capture
+from polydyn.torch_backend.exporting import export
+from polydyn.torch_backend.frozen import Frozen
+from polydyn.torch_backend.places import placed
+from polydyn.torch_backend.settings import Settings
+from polydyn.torch_backend.tensors import array_of, plain, tensor_of
+
+log = logging.getLogger("polydyn.torch")
+
+
+def eager(forward: Callable[..., Any], reason: PolydynError, settings: Settings) -> Callable[..., Any]:
+    """torch's own way through a graph, with the reason in the log. Raises the reason when the user wants that."""
+    if settings.strict:
+        raise reason
+    log.warning("a graph runs as torch has it: %s", reason)
+    return forward
+
+
+class CompiledGraph:
+    """A captured graph as a function of its arguments, compiled at its first call, when torch no longer traces."""
+
+    def __init__(self, capture: Capture, settings: Settings, forward: Callable[..., Any]) -> None:
+        self._capture, self._settings, self._forward = capture, settings, forward
+        self._calls: dict[tuple[Any, ...], _Call] = {}
+        self._eager: Callable[..., Any] | None = None
+
+    def __call__(self, *arguments: Any) -> Any:
+        """The graph's outputs."""
+        if self._eager is not None:
+            return self._eager(*arguments)
+        numbers = tuple(arguments[k].item() for k in self._capture.numbers)
+        key = tuple((type(n), repr(n)) for n in numbers)  # 1, 1.0 and True are three programs, and so are 0.0 and -0.0
+        call = self._calls.get(key)
+        if call is None:
+            try:
+                call = self._calls[key] = _Call(self._capture, self._settings, arguments, numbers)
+            except PolydynError as e:
+                self._eager = eager(self._forward, e, self._settings)
+                return self._eager(*arguments)
+        try:
+            return call(arguments)
+        except InputError as e:  # of this call only: a size that the program was not compiled for
+            return eager(self._forward, e, self._settings)(*arguments)
+
+    @property
+    def eager(self) -> bool:
+        """Whether it runs as torch has it, because it was refused."""
+        return self._eager is not None
+
+    @property
+    def programs(self) -> list[Program]:
+        """What was compiled."""
+        return [c.program for c in self._calls.values()]
+
+
+class _Call:
+    """A program of a graph, for the numbers that were among its arguments."""
+
+    def __init__(
+        self, capture: Capture, settings: Settings, arguments: Sequence[Any], numbers: tuple[Any, ...]
+    ) -> None:
+        parameters = {k: v for k, v in enumerate(arguments) if isinstance(v, torch.nn.Parameter)}
+        frozen = {k: plain(v) for k, v in parameters.items() if settings.freeze}
+        constants = dict(zip(capture.numbers, numbers, strict=True)) | frozen
+        self._inputs = [k for k in capture.tensors if k not in constants]
+        tensors = [plain(arguments[k]) for k in self._inputs]
+        kinds = {arguments[k].device.type for k in capture.tensors}
+        if not kinds <= {"cpu"} and kinds != {"cuda"}:
+            raise UnsupportedError(f"tensors on {', '.join(sorted(kinds))}", rule="devices", remedy="all on one device")
+        self._on_device = kinds == {"cuda"}
+        self._frozen = Frozen({k: parameters[k] for k in frozen})
+        symbols = [s for k, s in zip(capture.tensors, capture.symbols, strict=True) if k in self._inputs]
+        model = export(capture.exportable(constants), tensors, symbols)
+        said = settings.arguments
+        target = said.target or (_cuda_target(tensors) if self._on_device else "cpu")
+        try:
+            self.program = cached_program(model, replace(said, target=target), threads=settings.threads)
+        except PolydynError as e:
+            raise placed(e, model) from e
+        self._names = [i.name for i in model.graph.input]
+        self._results = [(o.name, r.dtype) for o, r in zip(model.graph.output, capture.outputs.roots, strict=True)]
+        self._outputs = capture.outputs
+        log.info("a graph of %d kernels, target %s", self.program.kernel_count, target)
+
+    def __call__(self, arguments: Sequence[Any]) -> tuple[Any, ...]:
+        self._frozen.check(arguments)
+        array = plain if self._on_device else array_of
+        feeds = {name: array(arguments[k]) for name, k in zip(self._names, self._inputs, strict=True)}
+        results = self.program.run(feeds)
+        return self._outputs.values([tensor_of(results[n], d) for n, d in self._results], arguments)
+
+
+def _cuda_target(tensors: Sequence[torch.Tensor]) -> str:
+    from polydyn.session.session import cuda_target
+
+    index = next(t.device.index or 0 for t in tensors if t.device.type == "cuda")
+    target = cuda_target(index)
+    if not target:
+        raise UnsupportedError(f"no kernels for cuda:{index}", rule="architectures", remedy="run on the CPU")
+    return target
