@@ -102,6 +102,10 @@ def _erf(x: Array) -> Array:
     return np.asarray(np.vectorize(math.erf, otypes=[np.asarray(x).dtype])(x))
 
 
+def _erfc(x: Array) -> Array:
+    return np.asarray(np.vectorize(math.erfc, otypes=[np.asarray(x).dtype])(x))
+
+
 def _trunc_divide(a: Array, b: Array) -> Array:
     """ONNX Div: true division for floats; integers truncate toward zero, division by zero gives 0."""
     if np.issubdtype(np.asarray(a).dtype, np.floating):
@@ -198,6 +202,7 @@ OPS: dict[str, OpInfo] = {
     "max": OpInfo(2, np.maximum), "min": OpInfo(2, np.minimum), "pow": OpInfo(2, np.power),
     "neg": OpInfo(1, np.negative), "abs": OpInfo(1, np.abs), "sign": OpInfo(1, np.sign),
     "exp": OpInfo(1, np.exp), "log": OpInfo(1, np.log), "sqrt": OpInfo(1, np.sqrt), "tanh": OpInfo(1, np.tanh),
+    "expm1": OpInfo(1, np.expm1), "log1p": OpInfo(1, np.log1p), "erfc": OpInfo(1, _erfc),
     "erf": OpInfo(1, _erf), "sin": OpInfo(1, np.sin), "cos": OpInfo(1, np.cos), "sigmoid": OpInfo(1, _sigmoid),
     "floor": OpInfo(1, np.floor), "ceil": OpInfo(1, np.ceil), "rint": OpInfo(1, np.rint),
     "reciprocal": OpInfo(1, np.reciprocal), "pair": OpInfo(2, _word), "dot2": OpInfo(2, _dot(2, True)),
@@ -205,6 +210,7 @@ OPS: dict[str, OpInfo] = {
     "pair_bf16": OpInfo(2, _pair_bf16), "dot2_bf16": OpInfo(2, _dot2_bf16),
     "nibble": OpInfo(2, _nibble, "given"), "dot_nibbles": OpInfo(3, _dot_nibbles),
     "asin": OpInfo(1, np.arcsin), "acos": OpInfo(1, np.arccos), "atan": OpInfo(1, np.arctan),
+    "atan2": OpInfo(2, np.arctan2),
     "sinh": OpInfo(1, np.sinh), "cosh": OpInfo(1, np.cosh), "tan": OpInfo(1, np.tan),
     "asinh": OpInfo(1, np.arcsinh), "acosh": OpInfo(1, np.arccosh), "atanh": OpInfo(1, np.arctanh),
     "bitand": OpInfo(2, np.bitwise_and), "bitor": OpInfo(2, np.bitwise_or), "bitxor": OpInfo(2, np.bitwise_xor),

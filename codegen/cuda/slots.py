@@ -15,7 +15,7 @@ FUNCTIONS = {
 
 Counted in the machine code of sm_90a (``python -m benchmarks.gpu.slots``, which says how); all others have one.
 """
-UNCOUNTED = ("asin", "acos", "atan", "sinh", "cosh", "acosh", "atanh", "fmod")
+UNCOUNTED = ("asin", "acos", "atan", "sinh", "cosh", "acosh", "atanh", "fmod", "expm1", "log1p", "erfc", "atan2")
 """They are taken for an inverse hyperbolic sine."""
 
 

@@ -519,6 +519,9 @@ PD_UNSIGNED(u8, u32) PD_UNSIGNED(u16, u32) PD_UNSIGNED(u32, u32) PD_UNSIGNED(u64
   PD_INLINE T pd_cos_##T(T x) { return cos##S(x); }      PD_INLINE T pd_abs_##T(T x) { return fabs##S(x); }            \
   PD_INLINE T pd_floor_##T(T x) { return floor##S(x); }  PD_INLINE T pd_ceil_##T(T x) { return ceil##S(x); }           \
   PD_INLINE T pd_rint_##T(T x) { return nearbyint##S(x); } PD_INLINE T pd_pow_##T(T a, T b) { return pow##S(a, b); }   \
+  PD_INLINE T pd_expm1_##T(T x) { return expm1##S(x); }  PD_INLINE T pd_log1p_##T(T x) { return log1p##S(x); }         \
+  PD_INLINE T pd_erfc_##T(T x) { return erfc##S(x); }                                                                 \
+  PD_INLINE T pd_atan2_##T(T y, T x) { return atan2##S(y, x); }                                                       \
   PD_INLINE T pd_fmod_##T(T a, T b) { return fmod##S(a, b); }                                                         \
   PD_INLINE T pd_mod_##T(T a, T b) { T r = fmod##S(a, b); return r != 0 && ((r < 0) != (b < 0)) ? r + b : r; }         \
   PD_INLINE T pd_sign_##T(T x) { return x != x ? x : (T)((x > 0) - (x < 0)); }                                         \

@@ -74,6 +74,22 @@ PD_INLINE vf32 pd_exp_inline_vf32(vf32 x) {
 }
 #endif
 
+/* exp(x) - 1 = 2^n ((exp(r) - 1) + (1 - 2^-n)): the terms of exp's polynomial without its 1, which keep their digits near
+   zero; from -17 on the result is -1, and 2^-n of n above 100 is lost in 1 */
+PD_INLINE vf32 pd_expm1_inline_vf32(vf32 x) {
+  vf32 t = vless(vbcast_f32(89.0f), vgreater(vbcast_f32(-30.0f), x));
+  vf32 n = pd_rint_fast(t * 1.44269504088896341f);
+  vf32 r = t - n * 0.693359375f;
+  r = r + n * 2.12194440e-4f;
+  vf32 p = 1.3814539557e-3f * r + 8.3687454462e-3f;
+  p = p * r + 4.1668388993e-2f;
+  p = p * r + 1.6666521132e-1f;
+  p = p * r + 4.9999994040e-1f;
+  p = p * (r * r) + r;
+  vi32 k = __builtin_convertvector(vless(vbcast_f32(100.0f), n), vi32);
+  return pd_signed(pd_scale2(p + (1.0f - (vf32)((127 - k) << 23)), n), x);
+}
+
 /* tanh: |m / (m + 2)| with m = exp(-2|x|) - 1 = 2^n (exp(2r) - 1) - (1 - 2^n), which keeps its digits near zero; the
    polynomial is minimax for (exp(2r) - 1) / r on [-ln2/4, ln2/4] with an exact first coefficient. m of the other sign
    would save the sign's handling, but above 2 the sum m + 2 is rounded twice as coarsely */
@@ -128,12 +144,12 @@ PD_INLINE vf32 pd_sigmoid_inline_vf32(vf32 x) {
 
 /* the same out of line: an epilogue on a register tile would otherwise hold a hundred copies */
 #define PD_OUTLINE(NAME) PD_LEAF vf32 pd_##NAME##_vf32(vf32 x) { return pd_##NAME##_inline_vf32(x); }
-PD_OUTLINE(exp) PD_OUTLINE(tanh) PD_OUTLINE(erf) PD_OUTLINE(sigmoid)
+PD_OUTLINE(exp) PD_OUTLINE(expm1) PD_OUTLINE(tanh) PD_OUTLINE(erf) PD_OUTLINE(sigmoid)
 
 #define PD_LANEWISE(NAME)                                                                                             \
   PD_LEAF vf32 pd_##NAME##_vf32(vf32 x) { vf32 y; for (int l = 0; l < PD_W; ++l) y[l] = pd_##NAME##_f32(x[l]); return y; }
 PD_LANEWISE(log) PD_LANEWISE(sin) PD_LANEWISE(cos) PD_LANEWISE(floor) PD_LANEWISE(ceil)
-PD_LANEWISE(sqrt) PD_LANEWISE(sign)
+PD_LANEWISE(sqrt) PD_LANEWISE(sign) PD_LANEWISE(log1p) PD_LANEWISE(erfc)
 /* half to even, in the direction that is set */
 #if defined(__AVX512F__) && PD_W == 16 && !defined(__clang__)
 PD_INLINE vf32 pd_rint_vf32(vf32 x) { return (vf32)__builtin_ia32_rndscaleps_mask(x, 4, x, 0xffff, 4); }
@@ -144,7 +160,7 @@ PD_LANEWISE(rint)
 #endif
 #define PD_LANEWISE2(NAME, T, V)                                                                                      \
   PD_LEAF V pd_##NAME##_##V(V a, V b) { V y; for (int l = 0; l < PD_W; ++l) y[l] = pd_##NAME##_##T(a[l], b[l]); return y; }
-PD_LANEWISE2(pow, f32, vf32) PD_LANEWISE2(fmod, f32, vf32) PD_LANEWISE2(mod, f32, vf32)
+PD_LANEWISE2(pow, f32, vf32) PD_LANEWISE2(atan2, f32, vf32) PD_LANEWISE2(fmod, f32, vf32) PD_LANEWISE2(mod, f32, vf32)
 PD_LANEWISE2(div, i32, vi32) PD_LANEWISE2(fmod, i32, vi32) PD_LANEWISE2(mod, i32, vi32)
 PD_LANEWISE2(div, i64, vi64) PD_LANEWISE2(fmod, i64, vi64) PD_LANEWISE2(mod, i64, vi64)
 PD_LANEWISE2(div, u8, vu8) PD_LANEWISE2(fmod, u8, vu8) PD_LANEWISE2(mod, u8, vu8)

@@ -34,6 +34,7 @@ SINGLE = ("float32", *HALF)
 FLOAT_FUNCTIONS = (
     "exp", "log", "sqrt", "tanh", "erf", "sin", "cos", "sigmoid", "floor", "ceil", "rint", "pow", "fmod", "max", "min",
     "abs", "tan", "asin", "acos", "atan", "sinh", "cosh", "asinh", "acosh", "atanh",
+    "expm1", "log1p", "erfc", "atan2",
 )  # fmt: skip
 """Operations that the device header has for float."""
 FAST = ("exp", "log", "tanh", "erf", "sigmoid", "sqrt")

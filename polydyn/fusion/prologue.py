@@ -39,7 +39,10 @@ from polydyn.schedules.index import product
 
 MOST_OPERATIONS = 8
 """Of a prologue that is computed again for every tap of a window."""
-COSTLY = frozenset(("exp", "log", "tanh", "erf", "sin", "cos", "pow", "sigmoid", "sqrt", "div", "fmod", "mod"))
+COSTLY = frozenset((
+    "exp", "log", "tanh", "erf", "sin", "cos", "pow", "sigmoid", "sqrt", "div", "fmod", "mod", "expm1", "log1p", "erfc",
+    "atan2",
+))  # fmt: skip
 SINGLE = ("float32", "float16", "bfloat16")
 """What a prologue of a product of floats reads and makes."""
 QUANTIZED = ("float32", "uint8", "int8")

@@ -15,10 +15,11 @@ from tests.support.paths import ROOT
 
 LEAF = ROOT / "codegen" / "leaf"
 TARGETS = {16: "cpu:avx512", 8: "cpu:avx2", 4: "cpu:baseline"}
-BOUNDS = {"exp": 1.1, "tanh": 2.7, "erf": 1.6, "sigmoid": 2.5}
+BOUNDS = {"exp": 1.1, "tanh": 2.7, "erf": 1.6, "sigmoid": 2.5, "expm1": 1.5}
 EXACT = {
     "exp": np.exp,
     "tanh": np.tanh,
+    "expm1": np.expm1,
     "erf": np.vectorize(math.erf, otypes=[float]),
     "sigmoid": lambda x: np.where(x < 0, np.exp(-abs(x)), 1) / (1 + np.exp(-abs(x))),
 }

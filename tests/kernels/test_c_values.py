@@ -50,7 +50,7 @@ ARITHMETIC = ("add", "sub", "mul", "div", "fmod", "mod", "max", "min", "neg", "a
 RELATIONS = ("lt", "le", "eq", "ne", "gt", "ge")
 LOGIC = ("and", "or", "xor", "not", "max", "min", *RELATIONS)
 EXACT = ("sqrt", "floor", "ceil", "rint", "reciprocal", "isnan", "isinf")
-INEXACT = ("exp", "log", "tanh", "erf", "sin", "cos", "sigmoid", "pow")
+INEXACT = ("exp", "log", "tanh", "erf", "sin", "cos", "sigmoid", "pow", "expm1", "log1p", "erfc", "atan2")
 
 
 def values(dtype: str, seed: int) -> np.ndarray:
@@ -111,7 +111,7 @@ def cases() -> Iterator[Case]:
                 yield f"cast {t} {u}", cast(a, u)
         if t in FLOATS:
             for name in EXACT + INEXACT:
-                yield f"{name} {t}", op(name, a, b) if name == "pow" else op(name, a)
+                yield f"{name} {t}", op(name, a, b) if name in ("pow", "atan2") else op(name, a)
         elif t != "bool":
             yield f"pow {t}", op("pow", a, op("mod", op("abs", b), const(7, t)))
             yield f"index {t}", op("add", a, FromIndex(t, Index.of("i") * 3 + "n"))

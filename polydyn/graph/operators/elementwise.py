@@ -185,7 +185,7 @@ Function = Callable[[OnnxNode, Value], Value]
 
 def _softplus(x: Value) -> Value:
     """``log(1 + exp(x))`` without overflow."""
-    tail = op("log", op("add", like(1, x), op("exp", op("neg", op("abs", x)))))
+    tail = op("log1p", op("exp", op("neg", op("abs", x))))
     return op("add", op("max", x, like(0, x)), tail)
 
 
@@ -205,7 +205,7 @@ def _gelu(node: OnnxNode, x: Value) -> Value:
 def _exp_minus_one(x: Value, scale: float) -> Value:
     """``exp(scale * x) - 1``."""
     arg = x if scale == 1 else op("mul", x, like(scale, x))
-    return op("sub", op("exp", arg), like(1, x))
+    return op("expm1", arg)
 
 
 def _below_zero(x: Value, below: Value, otherwise: Value) -> Value:

@@ -14,15 +14,17 @@ from polydyn.schedules.expr import FromIndex, cast, const, load, op
 from polydyn.schedules.index import Index, fetch
 
 
-def element(ctx: ExpandContext, indices: str, at: tuple[Index, ...], n: Dim, component: int | None = None) -> Index:
+def element(
+    ctx: ExpandContext, indices: str, at: tuple[Index, ...], n: Dim, component: int | None = None, negative: bool = True
+) -> Index:
     """The subscript that ``indices`` holds at ``at``, into an axis of size n; negative ones count from the end.
 
-    ``component``: which place of tuples along the last axis of ``indices`` it is.
+    ``component``: which place of tuples along the last axis of ``indices`` it is. ``negative``: as of ``ctx.bound``.
     """
     t = ctx.tensor(indices)
     if "int" not in t.dtype:
         raise ShapeError(f"indices of dtype {t.dtype}", tensor=indices, rule="indices are integers")
-    ctx.bound(indices, n, component)
+    ctx.bound(indices, n, component, negative=negative)
     value = ctx.value(indices)
     if value is not None and value.ndim == 0:
         return wrap(value.item(), n)
@@ -46,13 +48,18 @@ def infer_gather(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
     return (Inferred(x.dtype, shape, taken if isinstance(taken, np.ndarray) else boxed(taken)),)
 
 
-@operator("Gather", infer=infer_gather)
+def _negative(node: OnnxNode) -> bool:
+    """Whether negative indices count from the end, as in ONNX; the operators of polydyn's domain refuse them."""
+    return "::" not in node.op
+
+
+@operator("Gather", "polydyn::Gather", infer=infer_gather)
 def expand_gather(node: OnnxNode, ctx: ExpandContext) -> None:
     """A load with a fetched subscript."""
     x, i, y = ctx.tensor(node.inputs[0]), ctx.tensor(node.inputs[1]), ctx.tensor(node.outputs[0])
     axis = normalize_axis(node, node.attribute("axis", 0), len(x.shape))
     d = iterators(len(y.shape))
-    middle = element(ctx, i.name, d[axis : axis + len(i.shape)], x.shape[axis])
+    middle = element(ctx, i.name, d[axis : axis + len(i.shape)], x.shape[axis], negative=_negative(node))
     at = (*d[:axis], middle, *d[axis + len(i.shape) :])
     ctx.compute(y.shape, load(x.name, at, x.dtype), output=y.name)
 
@@ -69,13 +76,14 @@ def infer_gather_elements(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, 
     return (Inferred(x.dtype, i.shape),)
 
 
-@operator("GatherElements", infer=infer_gather_elements)
+@operator("GatherElements", "polydyn::GatherElements", infer=infer_gather_elements)
 def expand_gather_elements(node: OnnxNode, ctx: ExpandContext) -> None:
     """A load whose subscript along the axis is fetched at the output's position."""
     x, i, y = ctx.tensor(node.inputs[0]), ctx.tensor(node.inputs[1]), ctx.tensor(node.outputs[0])
     axis = normalize_axis(node, node.attribute("axis", 0), len(x.shape))
     d = iterators(len(y.shape))
-    at = tuple(element(ctx, i.name, d, x.shape[a]) if a == axis else k for a, k in enumerate(d))
+    fetched = element(ctx, i.name, d, x.shape[axis], negative=_negative(node))
+    at = tuple(fetched if a == axis else k for a, k in enumerate(d))
     ctx.compute(y.shape, load(x.name, at, x.dtype), output=y.name)
 
 

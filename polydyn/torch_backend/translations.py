@@ -1,1 +1,0 @@
-def table(): return {}

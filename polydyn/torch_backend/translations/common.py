@@ -1,0 +1,81 @@
+"""The table of translations, ONNX operators in torch's graphs, and torch's rules of types."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import torch
+import torch.onnx.ops
+from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND as KIND
+from torch._prims_common import elementwise_dtypes
+
+aten = torch.ops.aten
+TABLE: dict[Any, Callable[..., Any]] = {}
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def translate(*names: str) -> Callable[[F], F]:
+    """Registers a translation of overloads of aten, ``remainder.Tensor``; those that this torch lacks are left out."""
+
+    def register(function: F) -> F:
+        for name in names:
+            packet, _, overload = name.partition(".")
+            found = getattr(getattr(aten, packet, None), overload or "default", None)
+            if found is not None:
+                TABLE[found] = function
+        return function
+
+    return register
+
+
+def onnx(
+    operator: str, *inputs: torch.Tensor, dtype: torch.dtype | None = None, shape: Sequence[Any] | None = None,
+    **attributes: Any,
+) -> torch.Tensor:  # fmt: skip
+    """An ONNX operator, ``Mod`` or ``polydyn::Expm1``, in a graph of torch.
+
+    ``dtype``: of the result, the first input's unless given. ``shape``: of the result, the inputs' broadcast unless given.
+    """
+    return torch.onnx.ops.symbolic(
+        operator, inputs, attributes, dtype=dtype or inputs[0].dtype,
+        shape=torch.broadcast_shapes(*(x.shape for x in inputs)) if shape is None else shape,
+        version=1 if "::" in operator else None,
+    )  # fmt: skip
+
+
+def elementwise(kind: Any = KIND.DEFAULT) -> Callable[[F], F]:
+    """Operands come in the type that torch computes in (halves in float32), the result goes out in torch's type.
+
+    Keyword arguments pass as they are; numbers become tensors of no axes.
+    """
+
+    def decorate(function: F) -> F:
+        @functools.wraps(function)
+        def promoted(*operands: Any, **more: Any) -> Any:
+            computed, given = elementwise_dtypes(*operands, type_promotion_kind=kind)
+            device = next(x.device for x in operands if isinstance(x, torch.Tensor))
+            values = [
+                x.to(computed) if isinstance(x, torch.Tensor) else torch.full((), x, dtype=computed, device=device)
+                for x in operands
+            ]
+            return function(*values, **more).to(given)
+
+        return promoted  # type: ignore[return-value]
+
+    return decorate
+
+
+FLOAT = KIND.INT_TO_FLOAT
+"""Integers become floats."""
+
+
+def number(value: float, like: torch.Tensor) -> torch.Tensor:
+    """A tensor of no axes, of another's type."""
+    return torch.full((), value, dtype=like.dtype, device=like.device)
+
+
+def axis_of(dim: int, like: torch.Tensor) -> torch.Tensor:
+    """An axis as an input of an ONNX operator."""
+    return torch.full((), dim % max(like.dim(), 1), dtype=torch.int64, device=like.device)

@@ -1,0 +1,159 @@
+"""Reductions, running reductions, and orders."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from polydyn.torch_backend.translations.common import KIND, axis_of, elementwise_dtypes, onnx, translate
+
+
+def _computed(x: torch.Tensor) -> torch.dtype:
+    """The type that torch computes floats of this type in."""
+    return elementwise_dtypes(x, type_promotion_kind=KIND.DEFAULT)[0] if x.dtype.is_floating_point else x.dtype
+
+
+def _summed(dtype: torch.dtype | None, x: torch.Tensor) -> torch.dtype:
+    """The type of a sum or product."""
+    return dtype or (x.dtype if x.dtype.is_floating_point else torch.int64)
+
+
+def _holds(x: torch.Tensor, dims: Sequence[int] | None, keepdim: bool) -> torch.Tensor:
+    """How many elements are not zero, over some axes; all axes if there are none."""
+    axes = list(range(x.dim())) if dims is None else list(dims)
+    one = (x != 0).to(torch.int32)
+    return torch.sum(one, axes, keepdim, dtype=torch.int32) if axes else one
+
+
+def _boolean(found: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    return found.to(torch.uint8) if x.dtype == torch.uint8 else found
+
+
+@translate("any", "any.dim", "any.dims")
+def any_of(x: torch.Tensor, dim: Any = None, keepdim: bool = False) -> torch.Tensor:
+    """Whether an element is not zero; False of none."""
+    dims = None if dim is None else [dim] if isinstance(dim, int) else list(dim)
+    return _boolean(_holds(x, dims, keepdim) > 0, x)
+
+
+@translate("all", "all.dim", "all.dims")
+def all_of(x: torch.Tensor, dim: Any = None, keepdim: bool = False) -> torch.Tensor:
+    """Whether no element is zero; True of none."""
+    dims = None if dim is None else [dim] if isinstance(dim, int) else list(dim)
+    return _boolean(_holds(x == 0, dims, keepdim) == 0, x)
+
+
+@translate("prod")
+def prod(x: torch.Tensor, *, dtype: torch.dtype | None = None) -> torch.Tensor:
+    """The product of all elements."""
+    return prod_dim(x.reshape((-1,)), 0, False, dtype=dtype)
+
+
+@translate("prod.dim_int")
+def prod_dim(x: torch.Tensor, dim: int, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> torch.Tensor:
+    """The product along an axis; halves in float32."""
+    result = _summed(dtype, x)
+    x = x.to(result)
+    if not x.dim():
+        return x.clone()
+    x, axis = x.to(_computed(x)), dim % x.dim()
+    shape = [n for k, n in enumerate(x.shape) if k != axis or keepdim]
+    if keepdim:
+        shape[axis] = 1
+    axes = torch.full((1,), axis, dtype=torch.int64, device=x.device)
+    return onnx("ReduceProd", x, axes, shape=shape, keepdims=int(keepdim)).to(result)
+
+
+def _running(name: str, x: torch.Tensor, dim: int) -> torch.Tensor:
+    return onnx(name, x, axis_of(dim, x), shape=x.shape)
+
+
+@translate("cumsum")
+def cumsum(x: torch.Tensor, dim: int, *, dtype: torch.dtype | None = None) -> torch.Tensor:
+    """Sums up to each element; halves in float32."""
+    result = _summed(dtype, x)
+    x = x.to(result)
+    return _running("CumSum", x.to(_computed(x)), dim).to(result) if x.dim() else x.clone()
+
+
+@translate("cumprod")
+def cumprod(x: torch.Tensor, dim: int, *, dtype: torch.dtype | None = None) -> torch.Tensor:
+    """Products up to each element; halves in float32."""
+    result = _summed(dtype, x)
+    x = x.to(result)
+    return _running("CumProd", x.to(_computed(x)), dim).to(result) if x.dim() else x.clone()
+
+
+@translate("logcumsumexp")
+def logcumsumexp(x: torch.Tensor, dim: int) -> torch.Tensor:
+    """``log(sum(exp(x)))`` up to each element."""
+    return _running("polydyn::CumLogSumExp", x, dim) if x.dim() else x.clone()
+
+
+def _extreme(name: str, x: torch.Tensor, dim: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The extremes up to each element, and the last positions that hold them."""
+    if not x.dim():
+        return x.clone(), torch.zeros_like(x, dtype=torch.int64)
+    values = _running(name, x.to(torch.int32) if x.dtype == torch.bool else x, dim).to(x.dtype)
+    places = torch.arange(x.shape[dim], device=x.device).reshape([-1 if k == dim % x.dim() else 1 for k in range(x.dim())])
+    holds = (x == values) | (x != x)
+    return values, _running("polydyn::CumMax", torch.where(holds, places, -1), dim)
+
+
+@translate("cummax")
+def cummax(x: torch.Tensor, dim: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The greatest element so far, and its last position."""
+    return _extreme("polydyn::CumMax", x, dim)
+
+
+@translate("cummin")
+def cummin(x: torch.Tensor, dim: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The smallest element so far, and its last position."""
+    return _extreme("polydyn::CumMin", x, dim)
+
+
+@translate("sort.stable")
+def sort_stable(
+    x: torch.Tensor, *, stable: bool | None = None, dim: int = -1, descending: bool = False
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """All elements in order; equal ones in the order that they had."""
+    if not x.dim():
+        return x.clone(), torch.zeros_like(x, dtype=torch.int64)
+    return torch.topk(x, x.shape[dim], dim, descending, True)
+
+
+@translate("argsort.stable")
+def argsort_stable(x: torch.Tensor, *, stable: bool, dim: int = -1, descending: bool = False) -> torch.Tensor:
+    """The positions of all elements in order."""
+    return sort_stable(x, dim=dim, descending=descending)[1]
+
+
+@translate("kthvalue")
+def kthvalue(x: torch.Tensor, k: int, dim: int = -1, keepdim: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
+    """The k-th smallest element along an axis, and its position."""
+    if not x.dim():
+        return x.clone(), torch.zeros_like(x, dtype=torch.int64)
+    values, places = torch.topk(x, k, dim, False, True)
+    last = [t.narrow(dim, k - 1, 1) for t in (values, places)]
+    return (last[0], last[1]) if keepdim else (last[0].squeeze(dim), last[1].squeeze(dim))
+
+
+@translate("median.dim")
+def median_dim(x: torch.Tensor, dim: int, keepdim: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
+    """The lower median along an axis, and its position; NaN where there is one."""
+    if not x.dim():
+        return x.clone(), torch.zeros_like(x, dtype=torch.int64)
+    values, places = kthvalue(x, (x.shape[dim] + 1) // 2, dim, True)
+    if x.dtype.is_floating_point:
+        first = torch.argmax((x != x).to(torch.int32), dim, True)
+        bad = any_of(x != x, dim, True)
+        values, places = torch.where(bad, float("nan"), values), torch.where(bad, first, places)
+    return (values, places) if keepdim else (values.squeeze(dim), places.squeeze(dim))
+
+
+@translate("median")
+def median(x: torch.Tensor) -> torch.Tensor:
+    """The lower median of all elements."""
+    return median_dim(x.reshape((-1,)), 0)[0]
