@@ -88,7 +88,9 @@ class Root:
 
 @dataclass(frozen=True)
 class Output:
-    """One output. ``kind``: ``none``, ``argument``, ``root``, ``view`` (of a root), ``alias`` (of an argument), ``size``.
+    """One output.
+
+    ``kind``: ``none``, ``argument``, ``root``, ``view`` (of a root), ``alias`` (a view of an argument), ``size``.
 
     ``source``: the root or argument. ``formula``: size, stride and offset of a view, or the size.
     """
@@ -186,7 +188,7 @@ class _Reader:
         return Formula.of(numbers, self.symbols, f"the output {x}")
 
     def root(self, node: fx.Node, alone: bool) -> int:
-        """The position of a root. ``alone``: no other output shares its memory, so that it may be part of a larger one."""
+        """The position of a root. ``alone``: no other output shares its memory, so that it may have gaps."""
         if node.name not in self.roots:
             value = value_of(node)
             order, layout = order_of(value), None

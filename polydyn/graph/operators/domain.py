@@ -36,7 +36,7 @@ def _prefix(node: OnnxNode, ctx: ExpandContext, kind: str, term: Callable[[Value
     ``term``: of the element that is reduced.
     """
     x = ctx.tensor(node.inputs[0])
-    axis = normalize_axis(node, ints(node, ctx, 1, "axis")[0], len(x.shape))
+    axis = normalize_axis(node, (ints(node, ctx, 1, "axis") or (0,))[0], len(x.shape))
     here = iterators(len(x.shape))
     value = term(wide(load(x.name, tuple(Index.of("r0") if a == axis else i for a, i in enumerate(here)), x.dtype)))
     inside = op("le", FromIndex("int64", Index.of("r0")), FromIndex("int64", here[axis]))

@@ -24,7 +24,7 @@ def element(
     t = ctx.tensor(indices)
     if "int" not in t.dtype:
         raise ShapeError(f"indices of dtype {t.dtype}", tensor=indices, rule="indices are integers")
-    ctx.bound(indices, n, component, negative=negative)
+    ctx.bound(indices, n, component, natural=not negative)
     value = ctx.value(indices)
     if value is not None and value.ndim == 0:
         return wrap(value.item(), n)

@@ -1,7 +1,7 @@
 """polydyn's translations of torch's operators, where torch's exporter changes their meaning or has none.
 
-A translation is a function of torch operators with the meaning of eager torch: of NaN, infinities, signs of zeros, empty
-axes, types of results, and to the precision of the type. The modules of this package register them with ``translate``.
+A translation is a function of torch operators with the meaning of eager torch: NaN, infinities, signs of zeros, empty
+axes, types of results, digits to the precision of the type. The modules of this package register them with ``translate``.
 """
 
 from __future__ import annotations
@@ -17,7 +17,14 @@ from polydyn.torch_backend.translations.common import TABLE
 
 @cache
 def table() -> Mapping[Any, Callable[..., Any]]:
-    """torch's operator -> its translation, as ``torch.export.ExportedProgram.run_decompositions`` takes them."""
+    """torch's operator -> what it is replaced by, as ``torch.export.ExportedProgram.run_decompositions`` takes them.
+
+    Operators that torch's exporter does not have are decomposed in the same run, by torch's rules: what they consist of
+    is translated too.
+    """
+    from torch.onnx._internal.exporter import _decomp, _registration  # torch has no public door to what it exports
+
     for module in pkgutil.iter_modules(__path__):
         importlib.import_module(f"{__name__}.{module.name}")
-    return TABLE
+    exported = _decomp.get_onnx_implemented_overloads(_registration.ONNXRegistry.from_torchlib())
+    return {**_decomp.create_onnx_friendly_decomposition_table(set(exported)), **TABLE}

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from polydyn.torch_backend.translations.common import FLOAT, KIND, elementwise, number, onnx, translate
+from polydyn.torch_backend.translations.common import FLOAT, elementwise, number, onnx, translate
 
 
 def _fmod(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:

@@ -36,7 +36,7 @@ def onnx(
 ) -> torch.Tensor:  # fmt: skip
     """An ONNX operator, ``Mod`` or ``polydyn::Expm1``, in a graph of torch.
 
-    ``dtype``: of the result, the first input's unless given. ``shape``: of the result, the inputs' broadcast unless given.
+    ``dtype``: the result's, default the first input's. ``shape``: the result's, default the inputs' broadcast.
     """
     return torch.onnx.ops.symbolic(
         operator, inputs, attributes, dtype=dtype or inputs[0].dtype,
@@ -65,6 +65,14 @@ def elementwise(kind: Any = KIND.DEFAULT) -> Callable[[F], F]:
         return promoted  # type: ignore[return-value]
 
     return decorate
+
+
+def computed_type(x: torch.Tensor) -> torch.dtype:
+    """The type that torch computes a tensor's elements in: of halves float32."""
+    if not x.dtype.is_floating_point:
+        return x.dtype
+    computed: torch.dtype = elementwise_dtypes(x, type_promotion_kind=KIND.DEFAULT)[0]
+    return computed
 
 
 FLOAT = KIND.INT_TO_FLOAT

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 
-from polydyn.torch_backend.translations.common import KIND, axis_of, elementwise_dtypes, onnx, translate
-
-
-def _computed(x: torch.Tensor) -> torch.dtype:
-    """The type that torch computes floats of this type in."""
-    return elementwise_dtypes(x, type_promotion_kind=KIND.DEFAULT)[0] if x.dtype.is_floating_point else x.dtype
+from polydyn.torch_backend.translations.common import axis_of, computed_type, elementwise, onnx, translate
 
 
 def _summed(dtype: torch.dtype | None, x: torch.Tensor) -> torch.dtype:
@@ -58,12 +54,45 @@ def prod_dim(x: torch.Tensor, dim: int, keepdim: bool = False, *, dtype: torch.d
     x = x.to(result)
     if not x.dim():
         return x.clone()
-    x, axis = x.to(_computed(x)), dim % x.dim()
+    x, axis = x.to(computed_type(x)), dim % x.dim()
     shape = [n for k, n in enumerate(x.shape) if k != axis or keepdim]
     if keepdim:
         shape[axis] = 1
     axes = torch.full((1,), axis, dtype=torch.int64, device=x.device)
     return onnx("ReduceProd", x, axes, shape=shape, keepdims=int(keepdim)).to(result)
+
+
+@translate("linalg_vector_norm")
+def vector_norm(
+    x: torch.Tensor, order: Any = 2, dim: Any = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
+) -> torch.Tensor:
+    """The norm of all elements along some axes; halves in float32."""
+    result = dtype or x.dtype
+    size = torch.abs(x.to(result).to(computed_type(x.to(result))))
+    dims = list(range(x.dim())) if dim is None else [dim] if isinstance(dim, int) else list(dim)
+    if not dims:
+        return ((size != 0).to(size.dtype) if order == 0 else size).to(result)
+    if order in (math.inf, -math.inf):
+        return (torch.amax if order > 0 else torch.amin)(size, dims, keepdim).to(result)
+    if order == 0:
+        return torch.sum((size != 0).to(size.dtype), dims, keepdim).to(result)
+    if order in (1, 2):
+        total = torch.sum(size if order == 1 else size * size, dims, keepdim)
+        return (total if order == 1 else torch.sqrt(total)).to(result)
+    return torch.pow(torch.sum(torch.pow(size, order), dims, keepdim), 1 / order).to(result)
+
+
+@translate("mse_loss")
+def mse_loss(x: torch.Tensor, target: torch.Tensor, reduction: int = 1) -> torch.Tensor:
+    """The squared differences (0), their mean (1) or their sum (2)."""
+
+    @elementwise()
+    def loss(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        squares = (a - b) * (a - b)
+        return squares if reduction == 0 else torch.mean(squares) if reduction == 1 else torch.sum(squares)
+
+    result: torch.Tensor = loss(x, target)
+    return result
 
 
 def _running(name: str, x: torch.Tensor, dim: int) -> torch.Tensor:
@@ -75,7 +104,7 @@ def cumsum(x: torch.Tensor, dim: int, *, dtype: torch.dtype | None = None) -> to
     """Sums up to each element; halves in float32."""
     result = _summed(dtype, x)
     x = x.to(result)
-    return _running("CumSum", x.to(_computed(x)), dim).to(result) if x.dim() else x.clone()
+    return _running("CumSum", x.to(computed_type(x)), dim).to(result) if x.dim() else x.clone()
 
 
 @translate("cumprod")
@@ -83,7 +112,7 @@ def cumprod(x: torch.Tensor, dim: int, *, dtype: torch.dtype | None = None) -> t
     """Products up to each element; halves in float32."""
     result = _summed(dtype, x)
     x = x.to(result)
-    return _running("CumProd", x.to(_computed(x)), dim).to(result) if x.dim() else x.clone()
+    return _running("CumProd", x.to(computed_type(x)), dim).to(result) if x.dim() else x.clone()
 
 
 @translate("logcumsumexp")
@@ -97,7 +126,8 @@ def _extreme(name: str, x: torch.Tensor, dim: int) -> tuple[torch.Tensor, torch.
     if not x.dim():
         return x.clone(), torch.zeros_like(x, dtype=torch.int64)
     values = _running(name, x.to(torch.int32) if x.dtype == torch.bool else x, dim).to(x.dtype)
-    places = torch.arange(x.shape[dim], device=x.device).reshape([-1 if k == dim % x.dim() else 1 for k in range(x.dim())])
+    shape = [-1 if k == dim % x.dim() else 1 for k in range(x.dim())]
+    places = torch.arange(x.shape[dim], device=x.device).reshape(shape)
     holds = (x == values) | (x != x)
     return values, _running("polydyn::CumMax", torch.where(holds, places, -1), dim)
 
@@ -121,7 +151,8 @@ def sort_stable(
     """All elements in order; equal ones in the order that they had."""
     if not x.dim():
         return x.clone(), torch.zeros_like(x, dtype=torch.int64)
-    return torch.topk(x, x.shape[dim], dim, descending, True)
+    values, places = torch.topk(x, x.shape[dim], dim, descending, True)
+    return values, places
 
 
 @translate("argsort.stable")

@@ -51,13 +51,14 @@ def column_stack(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
 def diagonal(x: torch.Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> torch.Tensor:
     """The diagonals of two axes, as the last axis."""
     rows, columns = x.shape[dim1], x.shape[dim2]
-    count = torch.sym_max(torch.sym_min(rows, columns - offset) if offset >= 0 else torch.sym_min(rows + offset, columns), 0)
+    rows, columns = rows + min(offset, 0), columns - max(offset, 0)
+    count = torch.sym_max(torch.sym_min(rows, columns), 0)
     at = torch.arange(count, device=x.device)
     moved = torch.movedim(x, (dim1, dim2), (-2, -1))
     return moved[..., at + max(-offset, 0), at + max(offset, 0)]
 
 
-# -- indices: eager torch rejects negative ones here, ONNX counts them from the end --------------------------------------
+# -- indices: eager torch rejects negative ones here, ONNX counts them from the end ---------------------------------
 
 
 @translate("embedding")
@@ -121,7 +122,7 @@ def attention(
 
 def lowest(x: torch.Tensor) -> float:
     """The lowest number of a tensor's type."""
-    return torch.finfo(x.dtype).min
+    return float(torch.finfo(x.dtype).min)
 
 
 def _repeated(x: torch.Tensor, times: Any) -> torch.Tensor:

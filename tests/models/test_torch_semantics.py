@@ -1,0 +1,187 @@
+"""torch.compile with polydyn has eager torch's meaning: types, special values, empty axes, memory of outputs, errors."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="the extra [torch] is not installed")
+pytest.importorskip("onnxscript", reason="the extra [torch] is not installed")
+
+import polydyn.torch_backend as under_test  # noqa: E402
+from polydyn.errors import PolydynError  # noqa: E402
+
+pytestmark = pytest.mark.filterwarnings("default")  # torch warns of its own plans
+
+F = torch.nn.functional
+NAN, INF = float("nan"), float("inf")
+SPECIAL = [NAN, INF, -INF, 0.0, -0.0, 1e-45, -1e-40, 1e-8, -1e-8, 1e-3, -0.5, 0.1, 1.0, -2.5, 20.0, -20.0, 100.0, 3e38]
+
+
+@pytest.fixture(autouse=True)
+def fresh() -> Iterator[None]:
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    with torch.no_grad():
+        yield
+
+
+def compiled(function: Any, **options: Any) -> Any:
+    return torch.compile(function, backend=under_test.backend, dynamic=True, options={"strict": True, **options})
+
+
+def agree(functions: Mapping[str, Callable[..., Any]], *arguments: Any, ulps: int = 4) -> None:
+    """All functions in one graph give what eager torch gives: type, strides, NaN, signs of zeros, nearly all digits."""
+    got = compiled(lambda *a: tuple(f(*a) for f in functions.values()))(*arguments)
+    wrong = {}
+    for (name, function), g in zip(functions.items(), got, strict=True):
+        e = function(*arguments)
+        if (g.dtype, g.shape, g.stride()) != (e.dtype, e.shape, e.stride()):
+            wrong[name] = f"{g.dtype} {tuple(g.shape)} {g.stride()} instead of {e.dtype} {tuple(e.shape)} {e.stride()}"
+        elif e.dtype.is_floating_point:
+            bound = ulps * torch.finfo(e.dtype).eps
+            same = torch.isclose(g.double(), e.double(), rtol=bound, atol=1e-44, equal_nan=True)
+            same &= (e != 0) | (torch.signbit(g) == torch.signbit(e))
+            if not same.all():
+                wrong[name] = f"{g[~same].tolist()} instead of {e[~same].tolist()}"
+        elif not torch.equal(g, e):
+            wrong[name] = f"{g.tolist()} instead of {e.tolist()}"
+    assert not wrong, wrong
+
+
+UNARY: dict[str, Callable[..., Any]] = {
+    "expm1": torch.expm1, "log1p": torch.log1p, "erfc": torch.erfc, "elu": F.elu, "selu": F.selu, "celu": F.celu,
+    "softplus": F.softplus, "softplus of 3": lambda x: F.softplus(x, 3, 5), "logsigmoid": F.logsigmoid,
+    "sign": torch.sign, "trunc": torch.trunc, "signbit": torch.signbit, "any": lambda x: x.any(0),
+}  # fmt: skip
+BINARY: dict[str, Callable[..., Any]] = {
+    "remainder": torch.remainder, "fmod": torch.fmod, "floor": lambda a, b: torch.div(a, b, rounding_mode="floor"),
+    "trunc": lambda a, b: torch.div(a, b, rounding_mode="trunc"), "//": lambda a, b: a // b, "atan2": torch.atan2,
+    "copysign": torch.copysign, "heaviside": torch.heaviside, "fmax": torch.fmax, "fmin": torch.fmin,
+    "hypot": torch.hypot, "xlogy": torch.xlogy, "logaddexp": torch.logaddexp, "logaddexp2": torch.logaddexp2,
+}  # fmt: skip
+
+
+def test_functions_of_one_number_at_special_values() -> None:
+    agree(UNARY, torch.tensor(SPECIAL))
+
+
+def test_functions_of_two_numbers_at_special_values() -> None:
+    x = torch.tensor([v for v in SPECIAL if abs(v) != 1e-45 and v != -1e-40])
+    agree(BINARY, x[:, None], x[None, :].flip(1))
+
+
+def test_integers_are_divided_as_integers() -> None:
+    big = torch.tensor([16777217, 123456789, -(2**40) - 1, -7, 7, 0])
+    names = ("remainder", "fmod", "floor", "trunc", "//")
+    agree({n: BINARY[n] for n in names}, big[:, None], torch.tensor([1, -1, 3, -3]))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_halves_stay_halves(dtype: Any) -> None:
+    functions: dict[str, Callable[..., Any]] = {
+        "prod": lambda x: x.prod(1), "mse": lambda x: F.mse_loss(x, x + 1), "cumsum": lambda x: x.cumsum(1),
+        "cosine": lambda x: F.cosine_similarity(x, x + 1), "norm": lambda x: torch.linalg.vector_norm(x, dim=1),
+        "remainder": lambda x: x % 0.3, "double": lambda x: x * 2, "up": lambda x: x.float(),
+    }  # fmt: skip
+    agree(functions, torch.randn(3, 5).to(dtype))
+
+
+def test_floats_of_8_bits_come_in_and_go_out() -> None:
+    functions: dict[str, Callable[..., Any]] = {"up": lambda x: x.float(), "again": lambda x: x.float().to(x.dtype)}
+    x = torch.tensor([1.0, -2.5, 0.1]).to(torch.float8_e4m3fn)
+    got = compiled(lambda x: tuple(f(x) for f in functions.values()))(x)
+    assert torch.equal(got[0], x.float()) and torch.equal(got[1].view(torch.uint8), x.view(torch.uint8))
+
+
+def test_running_reductions_and_orders() -> None:
+    x = torch.tensor([[1.0, 3.0, 2.0, 3.0], [NAN, 1.0, 2.0, 0.5], [-200.0, 1.0, INF, 2.0]])
+    functions: dict[str, Callable[..., Any]] = {
+        "logcumsumexp": lambda x: x.logcumsumexp(1), "cumprod": lambda x: x.cumprod(1),
+        "cummax": lambda x: x.cummax(1)[0], "its places": lambda x: x.cummax(1)[1], "cummin": lambda x: x.cummin(0)[0],
+        "argsort": lambda x: torch.argsort(x, dim=1, stable=True), "median": lambda x: x.median(1)[0],
+        "kthvalue": lambda x: x.kthvalue(2, 1)[0], "columns": lambda x: torch.column_stack((x, x)),
+        "rows": lambda x: torch.vstack((x, x)), "unbind": lambda x: torch.cat(x.unbind(0)[::-1]),
+        "diagonal": lambda x: x.diagonal() + 1,
+    }  # fmt: skip
+    agree(functions, x)
+
+
+def test_nothing_is_reduced() -> None:
+    functions = {"any": lambda x: x.any(1), "all": lambda x: x.all(1), "sum": lambda x: x.sum(1), "prod": lambda x: x.prod(1)}
+    agree(functions, torch.zeros(3, 0))
+
+
+def test_a_row_that_sees_no_key_is_zero() -> None:
+    q, mask = torch.randn(1, 2, 3, 4), torch.tensor([[True, True, False], [False] * 3, [True] * 3])
+    functions: dict[str, Callable[..., Any]] = {
+        "bool": lambda q, m: F.scaled_dot_product_attention(q, q, q, m),
+        "float": lambda q, m: F.scaled_dot_product_attention(q, q, q, torch.where(m, 0.0, -INF)),
+        "causal": lambda q, m: F.scaled_dot_product_attention(q, q, q, is_causal=True),
+    }
+    agree(functions, q, mask, ulps=30)
+
+
+def test_outputs_share_memory_and_have_strides_as_in_eager() -> None:
+    def views(x: Any) -> Any:
+        y = x * 2
+        return y, y[0:1], y.t(), (x + 1).permute(1, 0), x[1:], (x + 3)[:, 1:]
+
+    x = torch.ones(3, 4)
+    got, want = compiled(views)(x), views(x)
+    assert [g.stride() for g in got] == [w.stride() for w in want]
+    for some in (got, want):
+        some[1].zero_()
+        some[4].add_(5)
+    assert all(torch.equal(g, w) for g, w in zip(got[:4], want[:4], strict=True)) and x[1:].eq(11).all()
+
+
+def test_a_tensor_that_changed_its_shape_is_read_anew_and_none_is_kept() -> None:
+    f, x = compiled(lambda x: x.sum(0)), torch.arange(12.0).reshape(4, 3)
+    f(x)
+    x.resize_(2, 3)
+    assert torch.equal(f(x), x.sum(0))
+    x.data = torch.arange(12.0).view(3, 4)
+    assert torch.equal(f(x), x.sum(0))
+    kept = weakref.ref(x)
+    del x
+    gc.collect()
+    assert kept() is None
+
+
+def test_writes_that_torch_does_not_count_are_seen() -> None:
+    linear, x = torch.nn.Linear(64, 64), torch.randn(2, 64)
+    f = under_test.Settings.of({"freeze": True})
+    assert f.freeze
+    g = torch.compile(linear, backend=under_test.backend, dynamic=True, options={"freeze": True})
+    assert torch.allclose(g(x), linear(x), atol=1e-5)
+    linear.weight.data[3, 5] = 9.0
+    assert torch.allclose(g(x), linear(x), atol=1e-5)
+
+
+def test_lazy_negations_are_read() -> None:
+    z = torch.complex(torch.ones(3), torch.ones(3)).conj().imag
+    assert torch.equal(compiled(lambda v: v * 2)(z), z * 2)
+
+
+def test_indices_that_eager_refuses_are_refused() -> None:
+    f = torch.compile(F.embedding, backend=under_test.backend, dynamic=True)
+    weight = torch.arange(6.0).reshape(3, 2)
+    assert torch.equal(f(torch.tensor([0, 2]), weight), weight[[0, 2]])
+    with pytest.raises(IndexError):
+        f(torch.tensor([0, -1]), weight)
+
+
+def test_a_refusal_names_the_operator_and_the_line() -> None:
+    def user(x: Any) -> Any:
+        y = x + 1
+        return torch.linalg.svdvals(y)
+
+    with pytest.raises(Exception, match="aten._linalg_svd") as e:
+        compiled(user)(torch.randn(3, 4))
+    said = e.value if isinstance(e.value, PolydynError) else e.value.__cause__
+    assert "test_torch_semantics.py" in str(said) and "in user: return torch.linalg.svdvals(y)" in str(said)
