@@ -1,4 +1,4 @@
-"""torch.compile with polydyn has eager torch's meaning: types, special values, empty axes, memory of outputs, errors."""
+"""torch.compile with polydyn means what eager torch means: types, special values, empty axes, outputs, errors."""
 
 from __future__ import annotations
 
@@ -72,7 +72,10 @@ def test_functions_of_one_number_at_special_values() -> None:
 
 def test_functions_of_two_numbers_at_special_values() -> None:
     x = torch.tensor([v for v in SPECIAL if abs(v) != 1e-45 and v != -1e-40])
-    agree(BINARY, x[:, None], x[None, :].flip(1))
+    remainders = {n: BINARY[n] for n in ("remainder", "fmod")}
+    agree({n: f for n, f in BINARY.items() if n not in remainders}, x[:, None], x[None, :].flip(1))
+    x = x[~(x.abs() > 1e30) | x.isinf()]  # eager's vectors give NaN for quotients of this size, its scalars do not
+    agree(remainders, x[:, None], x[None, :].flip(1))
 
 
 def test_integers_are_divided_as_integers() -> None:
@@ -86,6 +89,7 @@ def test_halves_stay_halves(dtype: Any) -> None:
     functions: dict[str, Callable[..., Any]] = {
         "prod": lambda x: x.prod(1), "mse": lambda x: F.mse_loss(x, x + 1), "cumsum": lambda x: x.cumsum(1),
         "cosine": lambda x: F.cosine_similarity(x, x + 1), "norm": lambda x: torch.linalg.vector_norm(x, dim=1),
+        "sum": lambda x: x.sum(), "sums": lambda x: x.sum((0, 1), keepdim=True), "mean": lambda x: x.mean(1),
         "remainder": lambda x: x % 0.3, "double": lambda x: x * 2, "up": lambda x: x.float(),
     }  # fmt: skip
     agree(functions, torch.randn(3, 5).to(dtype))
@@ -112,8 +116,7 @@ def test_running_reductions_and_orders() -> None:
 
 
 def test_nothing_is_reduced() -> None:
-    functions = {"any": lambda x: x.any(1), "all": lambda x: x.all(1), "sum": lambda x: x.sum(1), "prod": lambda x: x.prod(1)}
-    agree(functions, torch.zeros(3, 0))
+    agree({n: lambda x, n=n: getattr(x, n)(1) for n in ("any", "all", "sum", "prod")}, torch.zeros(3, 0))
 
 
 def test_a_row_that_sees_no_key_is_zero() -> None:
@@ -181,7 +184,7 @@ def test_a_refusal_names_the_operator_and_the_line() -> None:
         y = x + 1
         return torch.linalg.svdvals(y)
 
-    with pytest.raises(Exception, match="aten._linalg_svd") as e:
+    with pytest.raises(Exception, match=r"aten\._linalg_svd") as e:
         compiled(user)(torch.randn(3, 4))
     said = e.value if isinstance(e.value, PolydynError) else e.value.__cause__
     assert "test_torch_semantics.py" in str(said) and "in user: return torch.linalg.svdvals(y)" in str(said)

@@ -1,7 +1,7 @@
 """polydyn's translations of torch's operators, where torch's exporter changes their meaning or has none.
 
 A translation is a function of torch operators with the meaning of eager torch: NaN, infinities, signs of zeros, empty
-axes, types of results, digits to the precision of the type. The modules of this package register them with ``translate``.
+axes, types of results, digits to the precision of the type. Modules of this package register them with ``translate``.
 """
 
 from __future__ import annotations

@@ -56,8 +56,9 @@ def elementwise(kind: Any = KIND.DEFAULT) -> Callable[[F], F]:
         def promoted(*operands: Any, **more: Any) -> Any:
             computed, given = elementwise_dtypes(*operands, type_promotion_kind=kind)
             device = next(x.device for x in operands if isinstance(x, torch.Tensor))
+            own = given if given.is_floating_point else computed  # eager rounds a number to the type of the result
             values = [
-                x.to(computed) if isinstance(x, torch.Tensor) else torch.full((), x, dtype=computed, device=device)
+                (x if isinstance(x, torch.Tensor) else torch.full((), x, dtype=own, device=device)).to(computed)
                 for x in operands
             ]
             return function(*values, **more).to(given)

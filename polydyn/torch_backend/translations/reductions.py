@@ -41,6 +41,16 @@ def all_of(x: torch.Tensor, dim: Any = None, keepdim: bool = False) -> torch.Ten
     return _boolean(_holds(x == 0, dims, keepdim) == 0, x)
 
 
+@translate("sum", "sum.dim_IntList")
+def sum_of(x: torch.Tensor, dim: Any = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Any:
+    """The sum along some axes; of halves in float32, and a half again. All other types are exported as they are."""
+    result = _summed(dtype, x)
+    wide = computed_type(x.to(result))
+    if wide == result:
+        return NotImplemented
+    return torch.sum(x.to(wide), dim, keepdim).to(result)
+
+
 @translate("prod")
 def prod(x: torch.Tensor, *, dtype: torch.dtype | None = None) -> torch.Tensor:
     """The product of all elements."""
