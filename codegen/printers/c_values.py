@@ -258,7 +258,7 @@ class ValuePrinter:
             return s if v.dtype == "int32" else f"__builtin_convertvector({s}, {vector_type(v.dtype)})"
         if cut:
             return f"vcut({vector_type(v.dtype)}, {s})"
-        return f"__builtin_convertvector({f'-({s})' if x.dtype == 'bool' else s}, {vector_type(v.dtype)})"
+        return f"__builtin_convertvector({f'(({s}) & 1)' if x.dtype == 'bool' else s}, {vector_type(v.dtype)})"
 
     def _widened(self, x: Value, s: str, lanes: int) -> str:
         """Bytes ``x``, in C ``s``, as integers of 32 bits; of what was one before only the lowest bits are left."""
@@ -275,7 +275,7 @@ class ValuePrinter:
 
             return f"pd_read_{t}(pd_write_{t}({s}))"
         if CVALUE[source] != CVALUE[wide]:
-            s = f"__builtin_convertvector({f'-({s})' if source == 'bool' else s}, {vector_type(wide)})"
+            s = f"__builtin_convertvector({f'(({s}) & 1)' if source == 'bool' else s}, {vector_type(wide)})"
         return f"vround_{t}({s})"
 
     def _bits(self, v: Op, s: str, lanes: int) -> str:

@@ -268,3 +268,16 @@ def test_a_tensor_is_no_concatenation_of_its_size() -> None:
         got = program.run(values)
         for name, expected in zip(program.outputs, session.run(None, values), strict=True):
             np.testing.assert_allclose(got[name], expected, 1e-5, 1e-6, err_msg=name)
+
+
+@pytest.mark.parametrize("op", ["ReduceMax", "ReduceMin", "ReduceSum"])
+def test_truths_as_integers_are_reduced(op: str) -> None:
+    """The greatest of truths as int32 was its neutral element: a truth was the negative of a mask, and the C compiler
+    turned the comparison of a negative with the least integer around, which overflows.
+    """
+    nodes = [node("Equal", "x c", "q"), node("Cast", "q", "i", to=onnx.TensorProto.INT32)]
+    m = model([*nodes, node(op, "i a", "y", keepdims=0)], {"x": ("int32", ["N", 5])}, ["y"],
+              {"c": np.array(2, np.int32), "a": np.array([-1])})  # fmt: skip
+    x = np.array([[1, 2, 2, 0, 2], [0, 0, 1, 0, 0], [2, 2, 2, 2, 2]], np.int32)
+    expected = {"ReduceMax": (x == 2).max(-1), "ReduceMin": (x == 2).min(-1), "ReduceSum": (x == 2).sum(-1)}[op]
+    assert polydyn.compile(m, threads=1).run({"x": x})["y"].tolist() == expected.tolist()
