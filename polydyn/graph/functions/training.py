@@ -80,19 +80,3 @@ def momentum(b: Body) -> None:
         moved = v if mode == "standard" else b.op("Add", g, b.op("Mul", b.like(alpha, x), v))
         results.append([b.op("Sub", x, b.op("Mul", b.op("CastLike", rate, x), moved)), v])
     _give(b, results)
-
-
-@body("ai.onnx.ml::Binarizer")
-def binarizer(b: Body) -> None:
-    """1 above the threshold, 0 elsewhere."""
-    x = b.input(0)
-    above = b.op("Greater", x, b.like(b.attribute("threshold", 0.0), x))
-    b.give(b.op("CastLike", above, x))
-
-
-@body("ai.onnx.ml::ArrayFeatureExtractor")
-def array_features(b: Body) -> None:
-    """Columns of the last axis; a vector is one row."""
-    x = b.input(0)
-    rows = b.op("Gather", x, b.reshape(b.input(1), -1), axis=-1)
-    b.give(b.reshape(rows, 1, -1) if len(b.tensor(x).shape) == 1 else rows)

@@ -1,0 +1,173 @@
+"""Operators of ai.onnx.ml that pipelines of scikit-learn become: linear models, scalers, encoders, feature columns."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from polydyn.errors import ModelError
+from polydyn.graph.bodies import Body, body
+from polydyn.graph.functions.forests import samples
+from polydyn.graph.functions.scores import ML, class_outputs, give_labels, pair, post_transform
+from polydyn.schedules.expr import Array
+
+
+def _floats(b: Body, name: str, dtype: str) -> Array:
+    return np.asarray(b.attribute(name, ()), dtype).reshape(-1)
+
+
+def _linear(b: Body, rows: int, dtype: str, x: str) -> str:
+    """[samples, rows]: products with the coefficients, plus the intercepts. ModelError: they do not divide."""
+    weights, intercepts = _floats(b, "coefficients", dtype), _floats(b, "intercepts", dtype)
+    if rows < 1 or weights.size % rows:
+        raise ModelError(f"{weights.size} coefficients for {rows} rows", node=b.node.name, rule=b.node.op)
+    total = b.op("MatMul", x, b.constant(np.ascontiguousarray(weights.reshape(rows, -1).T), dtype))
+    return b.op("Add", total, b.constant(intercepts, dtype)) if intercepts.size else total
+
+
+@body(f"{ML}::LinearRegressor")
+def linear_regressor(b: Body) -> None:
+    """``x W + b`` as float32, transformed."""
+    x, dtype = samples(b)
+    targets, kind = int(b.attribute("targets", 1)), b.attribute("post_transform", "NONE")
+    result = post_transform(
+        b, _linear(b, targets, dtype, x), kind if targets > 1 or kind == "PROBIT" else "NONE", dtype
+    )
+    b.give(b.cast(result, "float32") if dtype != "float32" else result)
+
+
+@body(f"{ML}::LinearClassifier")
+def linear_classifier(b: Body) -> None:
+    """The label of the largest score, and the scores as float32."""
+    x, dtype = samples(b)
+    labels = b.attribute("classlabels_strings", ()) or b.attribute("classlabels_ints", ())
+    b.ignore("multi_class", "classlabels_strings", "classlabels_ints")
+    kind, count = b.attribute("post_transform", "NONE"), len(labels)
+    rows = max(np.asarray(b.attribute("intercepts", ())).size, 1)
+    scores = _linear(b, rows, dtype, x)
+    if rows == 1 and count == 2:
+        above = b.op("Greater", scores, b.constant(0.0, dtype))
+        give_labels(b, b.op("Squeeze", b.cast(above, "int64"), b.constant([1])), labels)
+        if kind == "PROBIT":
+            raise b.refuse("PROBIT of one score for two classes")
+        low = b.op("Neg", scores) if kind == "LOGISTIC" else b.op("Sub", b.constant(1.0, dtype), scores)
+        both = pair(b, low, scores)  # as in ONNX Runtime, LOGISTIC is the only transform of a single score
+        both = b.op("Sigmoid", both) if kind == "LOGISTIC" else both
+        b.give(b.cast(both, "float32") if dtype != "float32" else both, 1)
+    elif rows == count:
+        class_outputs(b, scores, scores, labels, kind, dtype)
+    else:
+        raise b.refuse(f"{rows} rows of coefficients for {count} classes")
+
+
+@body(f"{ML}::Scaler")
+def scaler(b: Body) -> None:
+    """``(x - offset) * scale`` as float32."""
+    x = b.cast(b.input(0), "float32")
+    offset, scale = _floats(b, "offset", "float32"), _floats(b, "scale", "float32")
+    b.give(b.op("Mul", b.op("Sub", x, b.constant(offset, "float32")), b.constant(scale, "float32")))
+
+
+@body(f"{ML}::Normalizer")
+def normalizer(b: Body) -> None:
+    """Rows divided by their norm, as float32; as in ONNX Runtime, a row whose norm is 0 stays as it is."""
+    x, kind = b.cast(b.input(0), "float32"), b.attribute("norm", "MAX")
+    if kind == "MAX":
+        norm = b.reduce("ReduceMax", x, -1)
+    elif kind == "L1":
+        norm = b.reduce("ReduceSum", b.op("Abs", x), -1)
+    elif kind == "L2":
+        norm = b.op("Sqrt", b.reduce("ReduceSum", b.op("Mul", x, x), -1))
+    else:
+        raise b.refuse(f"the norm {kind}")
+    zero = b.op("Equal", norm, b.constant(0.0, "float32"))
+    b.give(b.op("Where", zero, x, b.op("Div", x, norm)))
+
+
+@body(f"{ML}::Imputer")
+def imputer(b: Body) -> None:
+    """One value, or NaN, replaced by a constant of its column."""
+    dtype = b.tensor(b.input(0)).dtype
+    kind = "int64s" if dtype in ("int32", "int64") else "floats"
+    values = np.asarray(b.attribute(f"imputed_value_{kind}", ()), dtype)
+    replaced = b.attribute(f"replaced_value_{kind[:-1]}", 0)
+    b.ignore("imputed_value_int64s", "imputed_value_floats", "replaced_value_int64", "replaced_value_float")
+    if not values.size:
+        raise ModelError(f"no imputed values for {dtype}", node=b.node.name, rule=b.node.op)
+    x = b.input(0)
+    nan = isinstance(replaced, float) and np.isnan(replaced)
+    gone = b.op("IsNaN", x) if nan else b.op("Equal", x, b.constant(replaced, dtype))
+    b.give(b.op("Where", gone, b.constant(values if values.size > 1 else values[0], dtype), x))
+
+
+@body(f"{ML}::Binarizer")
+def binarizer(b: Body) -> None:
+    """1 above a threshold, else 0."""
+    dtype = b.tensor(b.input(0)).dtype
+    b.give(b.cast(b.op("Greater", b.input(0), b.constant(b.attribute("threshold", 0.0), dtype)), dtype))
+
+
+@body(f"{ML}::FeatureVectorizer")
+def feature_vectorizer(b: Body) -> None:
+    """Columns side by side as float32, each operand cut or filled with zeros to its number of columns."""
+    parts = []
+    for name, wide in zip(b.node.inputs, b.attribute("inputdimensions", ()), strict=True):
+        t, x = b.tensor(name), b.cast(name, "float32")
+        x = x if len(t.shape) == 2 else b.reshape(x, -1, 1)
+        known = t.shape[1].constant if len(t.shape) == 2 else 1
+        if known is None or len(t.shape) > 2:
+            raise b.refuse("an operand of more than two axes, or with a number of columns that is not constant")
+        if wide < known:
+            x = b.op("Slice", x, b.constant([0]), b.constant([wide]), b.constant([1]))
+        if wide > known:
+            x = b.op("Pad", x, b.constant([0, 0, 0, wide - known]))
+        parts.append(x)
+    b.give(b.op("Concat", *parts, axis=1))
+
+
+@body(f"{ML}::ArrayFeatureExtractor")
+def array_feature_extractor(b: Body) -> None:
+    """The elements of the last axis at some positions; of a vector a matrix of one row."""
+    x, at = b.input(0), b.reshape(b.input(1), -1)
+    picked = b.op("Gather", x, at, axis=-1)
+    b.give(b.op("Unsqueeze", picked, b.constant([0])) if len(b.tensor(x).shape) == 1 else picked)
+
+
+@body(f"{ML}::OneHotEncoder")
+def one_hot_encoder(b: Body) -> None:
+    """1 where a number is a category, along a new last axis. With ``zeros=0`` each must be one."""
+    if b.attribute("cats_strings", ()):
+        raise b.refuse("categories that are texts", "encode them before the model")
+    if not b.attribute("zeros", 1):
+        raise b.refuse("zeros=0, which fails for unknown categories", "export it with zeros=1")
+    x = b.op("Unsqueeze", b.cast(b.input(0), "int64"), b.constant([-1]))
+    b.give(b.cast(b.op("Equal", x, b.constant(b.attribute("cats_int64s", ()))), "float32"))
+
+
+@body(f"{ML}::LabelEncoder")
+def label_encoder(b: Body) -> None:
+    """A number replaced by another one, of the last of equal keys; unknown ones by a default."""
+    kinds = ("int64", "float", "string", "tensor")
+    found: dict[str, Array] = {}
+    for what in ("keys", "values"):
+        for kind in kinds:
+            name = f"{what}_{kind}" + "s" * (kind != "tensor")
+            given = b.attribute(name)
+            if given is not None and np.size(given):
+                if kind == "string" or np.asarray(given).dtype == object:
+                    raise b.refuse("texts", "leave it to ONNX Runtime with Options(fallback='onnxruntime')")
+                dtype = {"int64": "int64", "float": "float32"}.get(kind) or str(np.asarray(given).dtype)
+                found[what] = np.asarray(given, dtype).reshape(-1)
+    b.ignore("default_string", "default_int64", "default_float", "default_tensor")
+    if found.keys() != {"keys", "values"} or found["keys"].size != found["values"].size:
+        raise ModelError("keys and values differ in number", node=b.node.name, rule=b.node.op)
+    keys, values = found["keys"], found["values"]
+    dtype, tensor = str(values.dtype), b.attribute("default_tensor")
+    plain = b.attribute("default_int64", -1) if dtype == "int64" else b.attribute("default_float", -0.0)
+    default = np.asarray(plain if tensor is None or not np.size(tensor) else tensor, dtype).reshape(-1)[0]
+    x = b.op("Unsqueeze", b.input(0), b.constant([-1]))
+    same = b.op("Equal", x, b.constant(keys, str(keys.dtype)))
+    if b.node.opset >= 4 and np.isnan(keys.astype("float64")).any():  # earlier ones find no NaN
+        same = b.op("Or", same, b.op("And", b.op("IsNaN", x), b.constant(np.isnan(keys), "bool")))
+    numbered = b.op("Where", same, b.constant(np.arange(1, keys.size + 1)), b.constant(0))
+    at = b.reduce("ReduceMax", numbered, -1, keepdims=0)
+    b.give(b.op("Gather", b.constant(np.concatenate([[default], values]), dtype), at, axis=0))

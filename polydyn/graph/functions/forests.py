@@ -1,0 +1,329 @@
+"""Tree ensembles of ai.onnx.ml: all trees walk down one level at a time, through tables of nodes.
+
+Every sample has one position in each tree. A Loop moves all positions to a child, as often as the deepest tree has
+levels; a leaf is its own child. The weights of the leaves are then combined per target (``functions/scores.py``).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from polydyn.errors import ModelError
+from polydyn.graph.bodies import OPSET, Body, body
+from polydyn.graph.functions.scores import ML, class_outputs, give_one_class, one_of_two, post_transform
+from polydyn.graph.importer import ImportedGraph, ModelInput, inner_prefix
+from polydyn.graph.operators.registry import OnnxNode
+from polydyn.schedules.expr import Array
+
+MODES = ("LEQ", "LT", "GTE", "GT", "EQ", "NEQ", "MEMBER")
+"""Comparisons of a feature with a node's value, in the order of TreeEnsemble's numbers; MEMBER: is in a set."""
+COMPARISONS = {"LEQ": "LessOrEqual", "LT": "Less", "GTE": "GreaterOrEqual", "GT": "Greater", "EQ": "Equal"}
+LEAF = -1
+AGGREGATES = {"SUM": "ReduceSum", "AVERAGE": "ReduceSum", "MIN": "ReduceMin", "MAX": "ReduceMax"}
+
+
+@dataclass(frozen=True)
+class Forest:
+    """Trees as tables over nodes: int64 ``mode`` (of ``MODES``, or LEAF), ``feature``, children ``yes`` and ``no``;
+    ``value``: thresholds; ``missing``: whether NaN goes to ``yes``; ``members`` [nodes, most members]: sets, NaN behind
+    their last member. ``roots``: a node for each tree. ``targets``, ``weights`` [nodes, most entries of a leaf]: what a
+    leaf adds to which target; the target -1 is none.
+    """
+
+    mode: Array
+    feature: Array
+    value: Array
+    yes: Array
+    no: Array
+    missing: Array
+    roots: Array
+    targets: Array
+    weights: Array
+    members: Array
+
+    def depth(self) -> int:
+        """Steps from the roots to the deepest leaf. ModelError: a child that is no node, or a cycle."""
+        steps, front = 0, np.unique(self.roots)
+        while (inner := front[self.mode[front] != LEAF]).size:
+            front, steps = np.unique(np.concatenate([self.yes[inner], self.no[inner]])), steps + 1
+            if front[0] < 0 or front[-1] >= self.mode.size or steps > self.mode.size:
+                raise ModelError("the children of a tree's nodes are no nodes, or make a cycle", rule="trees")
+        return steps
+
+
+# -- reading -----------------------------------------------------------------------------------------------------------
+
+
+def _table(b: Body, name: str, dtype: str, default: Any = ()) -> Array:
+    """An attribute, or its form as a tensor, as a vector."""
+    tensor = b.attribute(f"{name}_as_tensor")
+    plain = b.attribute(name, default)
+    found = tensor if tensor is not None and np.size(tensor) else plain
+    return np.asarray(found, dtype).reshape(-1)
+
+
+def _old_forest(b: Body, entries: str, dtype: str) -> Forest:
+    """The trees of TreeEnsembleClassifier and TreeEnsembleRegressor. ``entries``: ``class`` or ``target``."""
+    trees, ids = _table(b, "nodes_treeids", "int64"), _table(b, "nodes_nodeids", "int64")
+    names = np.array([str(m) for m in b.attribute("nodes_modes", ())])
+    codes = {f"BRANCH_{m}": k for k, m in enumerate(MODES[:-1])} | {"LEAF": LEAF}
+    if unknown := sorted(set(names) - codes.keys()):
+        raise b.refuse(f"the mode {unknown[0]}")
+    mode = np.array([codes[m] for m in names], np.int64)
+    place = {(int(t), int(n)): k for k, (t, n) in enumerate(zip(trees, ids, strict=True))}
+    yes, no = (_table(b, f"nodes_{w}nodeids", "int64") for w in ("true", "false"))
+
+    def children(given: Array) -> Array:
+        own = np.arange(mode.size)
+        rows = zip(own, mode, trees, given, strict=True)
+        return np.array([k if m == LEAF else place.get((int(t), int(c)), -2) for k, m, t, c in rows], np.int64)
+
+    _, first = np.unique(trees, return_index=True)
+    at = [place.get((int(t), int(n)), -2) for t, n in zip(
+        _table(b, f"{entries}_treeids", "int64"), _table(b, f"{entries}_nodeids", "int64"), strict=True
+    )]  # fmt: skip
+    if -2 in at:
+        raise ModelError(f"{entries}_nodeids names a node that is not there", node=b.node.name)
+    targets, weights = _entries(
+        mode.size, np.array(at, np.int64), _table(b, f"{entries}_ids", "int64"), _table(b, f"{entries}_weights", dtype)
+    )  # fmt: skip
+    missing = _table(b, "nodes_missing_value_tracks_true", "int64")
+    b.ignore("nodes_hitrates", "nodes_hitrates_as_tensor")
+    return Forest(
+        mode, _table(b, "nodes_featureids", "int64"), _table(b, "nodes_values", dtype), children(yes), children(no),
+        missing.astype(bool) if missing.size else np.zeros(mode.size, bool), np.sort(first), targets, weights,
+        np.zeros((mode.size, 0), dtype),
+    )  # fmt: skip
+
+
+def _entries(nodes: int, at: Array, targets: Array, weights: Array) -> tuple[Array, Array]:
+    """[nodes, most entries of one]: target ids and weights; entries of a node in their order."""
+    order = np.argsort(at, kind="stable")
+    counts = np.bincount(at, minlength=nodes)
+    row = at[order]
+    column = np.arange(at.size) - np.concatenate([[0], np.cumsum(counts)])[row]
+    wide = max(int(counts.max(initial=0)), 1)
+    ids, values = np.full((nodes, wide), -1, np.int64), np.zeros((nodes, wide), weights.dtype)
+    ids[row, column], values[row, column] = targets[order], weights[order]
+    return ids, values
+
+
+def _new_forest(b: Body, dtype: str) -> Forest:
+    """The trees of TreeEnsemble: leaves have numbers of their own, here those behind the inner nodes."""
+    mode = _table(b, "nodes_modes", "int64")
+    inner, own = mode.size, _table(b, "leaf_targetids", "int64")
+    leaves = own.size
+    children = []
+    for way in ("true", "false"):
+        ids, is_leaf = _table(b, f"nodes_{way}nodeids", "int64"), _table(b, f"nodes_{way}leafs", "int64")
+        children.append(np.concatenate([ids + inner * (is_leaf != 0), np.arange(inner, inner + leaves)]))
+    yes, no = children
+    roots = _table(b, "tree_roots", "int64")
+    alone = (yes[roots] == no[roots]) & (yes[roots] >= inner)  # a tree that is a leaf
+    roots = np.where(alone, yes[roots], roots)
+    missing = _table(b, "nodes_missing_value_tracks_true", "int64", (0,) * inner) != 0
+    ids, values = _entries(inner + leaves, np.arange(inner, inner + leaves), own, _table(b, "leaf_weights", dtype))
+    b.ignore("nodes_hitrates")
+
+    def padded(table: Array, fill: Any) -> Array:
+        return np.concatenate([table, np.full(leaves, fill, table.dtype)])
+
+    return Forest(
+        padded(mode, LEAF), padded(_table(b, "nodes_featureids", "int64"), 0),
+        padded(_table(b, "nodes_splits", dtype), 0), yes, no, padded(missing, False), roots, ids, values,
+        _members(b, mode, inner + leaves, dtype),
+    )  # fmt: skip
+
+
+def _members(b: Body, mode: Array, nodes: int, dtype: str) -> Array:
+    """[nodes, most members of a set]: the sets of nodes of mode MEMBER, which follow each other with NaN between."""
+    values, sets = _table(b, "membership_values", dtype), [list[Any]()]
+    for v in values:
+        if np.isnan(v):
+            sets.append([])
+        else:
+            sets[-1].append(v)
+    at = np.flatnonzero(mode == MODES.index("MEMBER"))
+    if at.size > len(sets):
+        raise ModelError("membership_values has too few sets", node=b.node.name, rule="one for each BRANCH_MEMBER")
+    table = np.full((nodes, max(map(len, sets)) if at.size else 0), np.nan, dtype)
+    for k, members in zip(at, sets, strict=False):
+        table[k, : len(members)] = members
+    return table
+
+
+# -- walking -----------------------------------------------------------------------------------------------------------
+
+
+class _Step:
+    """The body of the Loop: nodes over the names of the tables around it."""
+
+    def __init__(self, prefix: str, forest: Forest, dtype: str) -> None:
+        self.prefix, self.forest, self.dtype = f"{prefix}walk.", forest, dtype
+        self.nodes: list[OnnxNode] = []
+        self.constants: dict[str, Array] = {}
+
+    def op(self, name: str, *inputs: str, **attributes: Any) -> str:
+        own = f"{self.prefix}{name}_{len(self.nodes)}"
+        self.nodes.append(OnnxNode(own, name, inputs, (own,), attributes, OPSET))
+        return own
+
+    def table(self, array: Array, name: str) -> str:
+        self.constants[self.prefix + name] = array
+        return self.prefix + name
+
+    def write(self, x: str) -> ImportedGraph:
+        """From (iteration, condition, positions) to (condition, positions one level deeper)."""
+        f, p = self.forest, self.prefix
+        at = f"{p}at"
+
+        def pick(array: Array, name: str) -> str:
+            return self.op("Gather", self.table(array, name), at, axis=0)
+
+        value = self.op("GatherElements", x, pick(f.feature, "feature"), axis=1)
+        goes = self.goes(value, at)
+        if f.missing.any():
+            goes = self.op("Or", goes, self.op("And", self.op("IsNaN", value), pick(f.missing, "missing")))
+        new = self.op("Where", goes, pick(f.yes, "yes"), pick(f.no, "no"))
+        inputs = [ModelInput(p + "i", "int64", ()), ModelInput(p + "more", "bool", ()), ModelInput(at, "int64", None)]
+        more = self.op("Identity", p + "more")
+        return ImportedGraph("walk", tuple(inputs), (more, new), tuple(self.nodes), self.constants)
+
+    def goes(self, value: str, at: str) -> str:
+        """Whether a position goes on to ``yes``: by the mode of its node, if there are several."""
+        f = self.forest
+        found, used = "", [MODES[m] for m in np.unique(f.mode[f.mode != LEAF])]
+        modes = self.op("Gather", self.table(f.mode, "mode"), at, axis=0) if len(used) > 1 else ""
+        split = self.op("Gather", self.table(f.value, "value"), at, axis=0)
+        for name in used:
+            if name == "MEMBER":
+                axis = self.table(np.array([-1]), "axis")
+                sets = self.op("Gather", self.table(f.members, "members"), at, axis=0)
+                same = self.op("Equal", self.op("Unsqueeze", value, axis), sets)
+                hits = self.op("ReduceMax", self.op("Cast", same, to=6), axis, keepdims=0)
+                one = self.op("Cast", hits, to=9)
+            elif name == "NEQ":
+                one = self.op("Not", self.op("Equal", value, split))
+            else:
+                one = self.op(COMPARISONS[name], value, split)
+            if found:
+                mine = self.op("Equal", modes, self.table(np.array(MODES.index(name)), f"is{name}"))
+                one = self.op("Where", mine, one, found)
+            found = one
+        return found
+
+
+def _leaves(b: Body, forest: Forest, x: str, dtype: str) -> str:
+    """[samples, trees]: the leaf in which each sample ends in each tree."""
+    depth = forest.depth()
+    used = forest.feature[forest.mode != LEAF]
+    known = b.tensor(b.input(0)).shape[-1]
+    if used.size:
+        if used.min() < 0:
+            raise ModelError("a negative feature number", node=b.node.name)
+        b.ctx.at_most(known * 0 + int(used.max()) + 1, known, f"{b.node.name} reads feature {int(used.max())}")
+    trees = forest.roots.size
+    start = b.op("Expand", b.constant(forest.roots.reshape(1, trees)), b.shape(b.size(x, 0), trees))
+    if not depth:
+        return start
+    graph = _Step(inner_prefix(b.node), forest, dtype).write(x)
+    return b.op("Loop", b.constant(depth), b.constant(True, "bool"), start, body=graph)
+
+
+def _aggregated(b: Body, forest: Forest, at: str, count: int, how: str) -> tuple[str, str]:
+    """[samples, targets] of the leaves' weights, and whether a target has any; "" if each always has one."""
+    if how not in AGGREGATES:
+        raise b.refuse(f"the aggregate function {how}")
+    ids, weights = forest.targets, forest.weights
+    if ids.max(initial=-1) >= count:
+        raise ModelError(f"a leaf has the target {ids.max()} of {count}", node=b.node.name)
+    picked = b.op("Gather", b.constant(weights, str(weights.dtype)), at, axis=0)  # [samples, trees, entries]
+    filled = ids[(ids >= 0).any(1)]
+    if filled.size and filled.shape[1] == count and (filled == np.arange(count)).all():
+        totals, has = b.reduce(AGGREGATES[how], picked, 1, keepdims=0), ""
+    else:
+        last = b.constant([-1])
+        owners = b.op("Unsqueeze", b.op("Gather", b.constant(ids), at, axis=0), last)
+        mine = b.op("Equal", owners, b.constant(np.arange(count)))
+        neutral = {"MIN": np.inf, "MAX": -np.inf}.get(how, 0.0)
+        each = b.op("Where", mine, b.op("Unsqueeze", picked, last), b.constant(neutral, str(weights.dtype)))
+        totals = b.reduce(AGGREGATES[how], each, 1, 2, keepdims=0)
+        has = b.cast(b.reduce("ReduceMax", b.cast(mine, "int32"), 1, 2, keepdims=0), "bool")
+        if how in ("MIN", "MAX"):
+            totals = b.op("Where", has, totals, b.constant(0.0, str(weights.dtype)))
+    if how == "AVERAGE":
+        totals = b.op("Div", totals, b.constant(float(forest.roots.size), str(weights.dtype)))
+    return totals, has
+
+
+def samples(b: Body) -> tuple[str, str]:
+    """The input as [samples, features] of float32 or float64, and its dtype."""
+    x, t = b.input(0), b.tensor(b.input(0))
+    if len(t.shape) not in (1, 2):
+        raise b.refuse(f"an input of {len(t.shape)} axes")
+    dtype = t.dtype if t.dtype == "float64" else "float32"
+    x = x if t.dtype == dtype else b.cast(x, dtype)
+    return (x if len(t.shape) == 2 else b.op("Unsqueeze", x, b.constant([0]))), dtype
+
+
+# -- operators ---------------------------------------------------------------------------------------------------------
+
+
+@body(f"{ML}::TreeEnsemble")
+def tree_ensemble(b: Body) -> None:
+    """Leaves with one target each; results have the input's type."""
+    if b.tensor(b.input(0)).dtype not in ("float32", "float64"):
+        raise b.refuse(f"an input of {b.tensor(b.input(0)).dtype}")
+    x, dtype = samples(b)
+    forest = _new_forest(b, dtype)
+    count = int(b.attribute("n_targets") or int(forest.targets.max(initial=0)) + 1)
+    how = ("AVERAGE", "SUM", "MIN", "MAX")[b.attribute("aggregate_function", 1)]
+    kind = ("NONE", "SOFTMAX", "LOGISTIC", "SOFTMAX_ZERO", "PROBIT")[b.attribute("post_transform", 0)]
+    totals, _ = _aggregated(b, forest, _leaves(b, forest, x, dtype), count, how)
+    b.give(post_transform(b, totals, kind if count > 1 or kind == "PROBIT" else "NONE", dtype))
+
+
+@body(f"{ML}::TreeEnsembleRegressor")
+def tree_ensemble_regressor(b: Body) -> None:
+    """The sum, mean or extreme of the leaves' weights, plus the base values, as float32."""
+    x, dtype = samples(b)
+    forest = _old_forest(b, "target", dtype)
+    count = int(b.attribute("n_targets", 1))
+    totals, _ = _aggregated(b, forest, _leaves(b, forest, x, dtype), count, b.attribute("aggregate_function", "SUM"))
+    base = _table(b, "base_values", dtype)
+    totals = b.op("Add", totals, b.constant(base, dtype)) if base.size else totals
+    kind = b.attribute("post_transform", "NONE")
+    result = post_transform(b, totals, kind if count > 1 or kind == "PROBIT" else "NONE", dtype)
+    b.give(b.cast(result, "float32") if dtype != "float32" else result)
+
+
+@body(f"{ML}::TreeEnsembleClassifier")
+def tree_ensemble_classifier(b: Body) -> None:
+    """The class of the largest sum of leaves' weights, and the scores of all classes as float32."""
+    x, dtype = samples(b)
+    forest = _old_forest(b, "class", dtype)
+    labels = b.attribute("classlabels_strings", ()) or b.attribute("classlabels_int64s", ())
+    b.ignore("classlabels_strings", "classlabels_int64s")
+    count, base = len(labels), _table(b, "base_values", dtype)
+    totals, has = _aggregated(b, forest, _leaves(b, forest, x, dtype), count, "SUM")
+    ids = np.unique(forest.targets[forest.targets >= 0])
+    kind = b.attribute("post_transform", "NONE")
+    if count == 2 and ids.size == 1:
+        if base.size > 1 or (kind == "PROBIT" and ids[0] == 0):
+            raise b.refuse("two base values, or PROBIT, for two classes of which one has weights")
+        if base.size and ids[0] == 0:
+            totals = b.op("Add", totals, b.constant(base, dtype))
+        one_of_two(b, totals, labels, kind, int(ids[0]), bool((forest.weights >= 0).all()), dtype)
+        return
+    if base.size not in (0, count):
+        raise b.refuse(f"{base.size} base values for {count} classes")
+    if base.size:
+        totals, has = b.op("Add", totals, b.constant(base, dtype)), ""
+    ranked = b.op("Where", has, totals, b.constant(-np.inf, dtype)) if has else totals
+    if count == 1:
+        give_one_class(b, totals, labels, dtype)
+    else:
+        class_outputs(b, totals, ranked, labels, kind, dtype)

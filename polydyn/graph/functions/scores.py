@@ -1,0 +1,95 @@
+"""What classifiers and regressors of ai.onnx.ml end with: transformed scores, and labels of classes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from polydyn.graph.bodies import Body
+
+ML = "ai.onnx.ml"
+NEARLY_ZERO = 1e-7
+"""SOFTMAX_ZERO leaves scores of at most this size out of the exponential."""
+
+
+def post_transform(b: Body, x: str, kind: str, dtype: str) -> str:
+    """[samples, scores] after a transform, by ONNX Runtime's formulas."""
+    if kind == "NONE":
+        return x
+    if kind == "LOGISTIC":
+        return b.op("Sigmoid", x)
+    if kind == "SOFTMAX":
+        return b.op("Softmax", x, axis=-1)
+
+    def one(v: float) -> str:
+        return b.constant(v, dtype)
+
+    if kind == "SOFTMAX_ZERO":
+        top = b.reduce("ReduceMax", x, -1)
+        small = b.op("LessOrEqual", b.op("Abs", x), one(NEARLY_ZERO))
+        scaled = b.op("Mul", x, b.op("Exp", b.op("Neg", top)))
+        each = b.op("Where", small, scaled, b.op("Exp", b.op("Sub", x, top)))
+        total = b.reduce("ReduceSum", each, -1)
+        return b.op("Where", b.op("Equal", total, one(0)), one(0.5), b.op("Div", each, total))
+    if kind != "PROBIT":
+        raise b.refuse(f"the transform {kind}")
+    y = b.op("Sub", b.op("Mul", x, one(2)), one(1))
+    log = b.op("Log", b.op("Mul", b.op("Sub", one(1), y), b.op("Add", one(1), y)))
+    v = b.op("Add", one(2 / (3.14159 * 0.147)), b.op("Mul", one(0.5), log))
+    root = b.op("Sqrt", b.op("Sub", b.op("Mul", v, v), b.op("Mul", one(1 / 0.147), log)))
+    size = b.op("Sqrt", b.op("Sub", root, v))
+    return b.op("Mul", one(1.41421356), b.op("Where", b.op("Less", y, one(0)), b.op("Neg", size), size))
+
+
+def pair(b: Body, low: str, high: str) -> str:
+    """[samples, 2] of two columns."""
+    return b.op("Concat", low, high, axis=1)
+
+
+def class_outputs(b: Body, totals: str, ranked: str, labels: Sequence[object], kind: str, dtype: str) -> None:
+    """Gives the labels of the largest of ``ranked``, and the transformed totals as float32; both [samples, classes]."""
+    give_labels(b, b.op("ArgMax", ranked, axis=1, keepdims=0), labels)
+    _give_scores(b, post_transform(b, totals, kind, dtype), dtype)
+
+
+def one_of_two(
+    b: Body, totals: str, labels: Sequence[object], kind: str, only: int, positive: bool, dtype: str
+) -> None:
+    """Gives labels and scores of two classes of which the class number ``only`` has weights.
+
+    ``positive``: no weight is negative, so the total is a probability. As in ONNX Runtime, the total of the first class
+    belongs to the second one, and LOGISTIC is the only transform that changes it.
+    """
+    s = b.op("Slice", totals, b.constant([only]), b.constant([only + 1]), b.constant([1]))
+    above = b.op("Greater", s, b.constant(0.5 if positive else 0.0, dtype))
+    give_labels(b, b.op("Squeeze", b.cast(above, "int64"), b.constant([1])), labels)
+    if only == 1:
+        scores = post_transform(b, totals, kind, dtype)
+    elif kind == "LOGISTIC":
+        scores = b.op("Sigmoid", pair(b, b.op("Neg", s), s))
+    else:
+        scores = pair(b, b.op("Sub", b.constant(1.0 if positive else 0.0, dtype), s), s)
+    _give_scores(b, scores, dtype)
+
+
+def give_one_class(b: Body, totals: str, labels: Sequence[object], dtype: str) -> None:
+    """Gives 1 or 0 for a positive total or another, and the total as it is."""
+    if isinstance(labels[0], str):
+        raise b.refuse("a single class with a text as its label")
+    above = b.op("Greater", totals, b.constant(0.0, dtype))
+    b.give(b.op("Squeeze", b.cast(above, "int64"), b.constant([1])))
+    _give_scores(b, totals, dtype)
+
+
+def _give_scores(b: Body, scores: str, dtype: str) -> None:
+    b.give(b.cast(scores, "float32") if dtype != "float32" else scores, 1)
+
+
+def give_labels(b: Body, best: str, labels: Sequence[object]) -> None:
+    """Gives the labels of class numbers as the first output."""
+    if labels and isinstance(labels[0], str):
+        raise b.refuse(
+            "labels that are texts", "export the model with numbers as labels, or use fallback='onnxruntime'"
+        )
+    b.give(b.op("Gather", b.constant(np.array(labels, np.int64)), best, axis=0))
