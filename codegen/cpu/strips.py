@@ -14,7 +14,7 @@ from polydyn.codegen.cpu.scratch import Scratch
 from polydyn.codegen.ir import Body, FlatLoad, Let, Store, walk_value
 from polydyn.codegen.lower import flat
 from polydyn.codegen.passes.parts import narrow
-from polydyn.codegen.passes.prefetch import LINE
+from polydyn.codegen.passes.prefetch import LINE, TYPES
 from polydyn.codegen.places import Coordinates, Places
 from polydyn.schedules.expr import Value, const
 from polydyn.schedules.group.footprint import HIGH, LOW
@@ -93,7 +93,8 @@ class Strips(Scratch):
             batch[x.roles.batch[-1]] += 1 - more
         places = dict.fromkeys(dict(f.places), ZERO) | {outer: V(p("k")), f.strip: more * (V(FIRST_LINE) + LINES)}
         value = flat(x.group, f.value, batch | places, lambda y: None)
-        return tuple(v for v in walk_value(value) if isinstance(v, FlatLoad) and p("k") in v.address.symbols())
+        read = (v for v in walk_value(value) if isinstance(v, FlatLoad) and v.dtype in TYPES)
+        return tuple(v for v in read if p("k") in v.address.symbols())
 
     def lines(self) -> Index:
         """Lines of the cache that the strip of a share has in each plane."""

@@ -39,6 +39,7 @@ from polydyn.schedules.group.polyhedra import context
 from polydyn.schedules.group.promotion import check_loads
 from polydyn.schedules.index import Index, minimum
 from polydyn.schedules.solution.schedule import schedule_contract
+from polydyn.testing.halves import in_halves
 from tests.support.marks import slow
 from tests.support.tiny import model, node
 
@@ -171,6 +172,13 @@ def test_few_rows_and_sums_in_blocks_of_the_reduction() -> None:
     plan = agrees(m, {"x": floats(1, 1600, 5, 4)}, {"x": floats(2, 1600, 1, 1)}, checked=True)
     notes = "\n".join(n for k in plan.kernels for n in k.notes)
     assert re.search(r"reduction block \d+, rows copied", notes), notes
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_strips_of_halves_are_not_asked_for_ahead(dtype: str) -> None:
+    """Only elements of four bytes have an instruction that asks for them."""
+    for m in (conv((64, 64, 3)), conv((48, 64, 3, 3), pads=[1, 1, 1, 1])):
+        plan_program(in_halves(m, dtype), target="cpu:avx2")
 
 
 def test_pixels_that_leave_vectors_too_empty_are_rows() -> None:
