@@ -21,7 +21,7 @@ _EXACT = {"float16": 11, "bfloat16": 8, "float32": 24, "float64": 53}
 
 def tidy(graph: Graph) -> Graph:
     """Nodes that compute the same are computed once. ``x * 1``, ``x / 1``, ``x - 0`` and a sum with a zero that changes
-    nothing are ``x``. A cast of a cast that loses nothing is one cast. A copy of a tensor is the tensor.
+    nothing are ``x``. A cast of a cast that loses nothing is one cast.
 
     A sum of floats with +0 stays, because it makes +0 of -0. The notes name every node that is another one.
     """
@@ -34,8 +34,9 @@ def tidy(graph: Graph) -> Graph:
 
 
 class _Tidy:
-    """``names``: a tensor that is another one -> that one. ``equal``: a constant -> the first one with its elements,
-    which counts for comparisons alone: kernels of layers stay alike. ``made``: what a node computes -> its output.
+    """``names``: a tensor that is another one -> that one. ``equal``: a constant -> the first one with its elements, a
+    copy -> its source, which counts for comparisons alone: kernels of layers stay alike. ``made``: what a node computes
+    -> its output.
     """
 
     def __init__(self, graph: Graph) -> None:
@@ -61,10 +62,13 @@ class _Tidy:
         n = _renamed(n, self.names)
         if isinstance(n, Compute):
             body = transform(n.body, self._simpler)
-            n = n if body == n.body else replace(n, body=body)
-        if n.output not in self.kept and isinstance(n, Compute) and (source := self._copied(n)) is not None:
-            self.names[n.output] = source
-            return None
+            changed = body != n.body
+            n = replace(n, body=body) if changed else n
+            if (source := self._copied(n)) is not None:
+                if changed and n.output not in self.kept:
+                    self.names[n.output] = source
+                    return None
+                self.equal[n.output] = self.equal.get(source, source)
         t = self.graph.tensors[n.output]
         m = _renamed(n, self.equal)
         what = (m.body, m.reduction, m.reduce) if isinstance(m, Compute) else (m.parts, m.axis)

@@ -12,6 +12,7 @@ from polydyn.errors import PolydynError
 from polydyn.graph.cut import Part, Parts, cut, verify_parts
 from polydyn.graph.expand import import_parts
 from polydyn.graph.ir import HostStep, size_input
+from polydyn.schedules.names import internal_name
 
 
 def parts_of(text: str) -> Parts:
@@ -36,9 +37,9 @@ def test_a_part_for_each_level_with_the_guards_that_it_can_ask() -> None:
     first, step, second = parts.order
     assert isinstance(first, Part) and isinstance(step, HostStep) and isinstance(second, Part)
     assert first.graph.inputs == ("x", "z") and {"m", "e"} <= set(first.graph.outputs)
-    assert step.kind == "non_zero" and step.symbols == ("NonZero_3.n",)
+    assert step.kind == "non_zero" and step.symbols == (internal_name("NonZero_3.n"),)
     assert [str(g.left) for g in first.graph.guards] == [] and len(second.graph.guards) == 1
-    assert {str(second.graph.guards[0].left), str(second.graph.guards[0].right)} == {"B", "NonZero_3.n"}
+    assert {str(second.graph.guards[0].left), str(second.graph.guards[0].right)} == {"B", internal_name("NonZero_3.n")}
     early = {s for t in first.graph.tensors.values() for d in t.shape for s in d.symbols()}
     assert early <= {"H", "W", "B"}, "nothing early is a late size"
     verify_parts(parts)
@@ -72,7 +73,8 @@ def test_a_size_that_no_axis_shows_comes_in_by_itself() -> None:
         y = Exp (e)
     }""")
     (part,) = [p for p in parts.order if isinstance(p, Part)]
-    assert part.sizes == {size_input("Expand_0.shape0"): "Expand_0.shape0"}
+    size = internal_name("Expand_0.shape0")
+    assert part.sizes == {size_input(size): size}
 
 
 def test_parts_that_read_too_early_or_give_too_little_are_found() -> None:
