@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from functools import lru_cache
 
+from polydyn.errors import ShapeError
 from polydyn.graph.ir import Guard
 from polydyn.schedules.group.addresses import SizeFacts
 from polydyn.schedules.index import Index
@@ -12,11 +14,15 @@ from polydyn.shapes.context import ShapeContext
 
 @lru_cache(maxsize=64)
 def facts_of(guards: tuple[Guard, ...]) -> ShapeContext:
-    """The facts of guards. Do not change them: all programs with these guards share them."""
+    """The facts of guards. Do not change them: all programs with these guards share them.
+
+    A guard that no call meets says nothing more: what it guards never runs.
+    """
     facts = ShapeContext()
     learn = {"==": facts.unify, "<=": facts.at_most, "%==": facts.assume_multiple}
     for g in guards:
-        learn[g.relation](g.left, g.right, g.message)
+        with suppress(ShapeError):
+            learn[g.relation](g.left, g.right, g.message)
     return facts
 
 

@@ -6,6 +6,7 @@ import numpy as np
 import onnx
 import pytest
 
+from polydyn.backends import Options
 from polydyn.compiler import compile
 from polydyn.fusion.pipeline import fusion_plan, rewrite_graph
 from polydyn.fusion.plan import FusionPlan
@@ -147,7 +148,8 @@ def merged(chains: dict[str, Nodes]) -> onnx.ModelProto:
 def test_stitched_kernels_are_right_at_every_size(chains: dict[str, Nodes]) -> None:
     m = merged(chains)
     m.ir_version = 10
-    graph, program = import_model(m), compile(m, threads=2)
+    graph = import_model(m)
+    program = compile(m, threads=2, options=Options(without={"tidy"}))  # some chains begin with equal nodes
     assert len(program.launches) == len(chains)
     images = chains is SPATIAL
     for shape in ((1, 1, 1), (2, 3, 5), (3, 7, 1), (1, 33, 31), (2, 1, 16)):
