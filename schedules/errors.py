@@ -29,7 +29,7 @@ class PolydynError(Exception):
         remedy: str | None = None,
     ) -> None:
         said = {"node": node, "tensor": tensor, "dim": dim, "rule": rule, "remedy": remedy}
-        places = {k: v and given_back(v) for k, v in said.items()}
+        places = {k: None if v is None else given_back(str(v)) for k, v in said.items()}  # bytes: text that is damaged
         self.node, self.tensor, self.dim, self.rule, self.remedy = places.values()
         self.message = given_back(message)
         super().__init__("\n".join([self.message, *(f"  {k}: {v}" for k, v in places.items() if v is not None)]))
