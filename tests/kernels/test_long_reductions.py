@@ -93,6 +93,7 @@ def test_every_read_of_shares_is_inside_and_written() -> None:
     checked.run(feeds(3, 2, 6151))
 
 
+OWN = np.random.default_rng(6)
 GATHERED = model(
     [
         node("Gather", "table ids", "g"), node("Mul", "g weights", "h"), node("ReduceSum", "h one", "bag", keepdims=0),
@@ -107,7 +108,7 @@ GATHERED = model(
     },
     ["bag", "most", "elements", "loss"],
     {
-        "table": RNG.standard_normal((50, 24)).astype(np.float32), "names": RNG.permutation(50),
+        "table": OWN.standard_normal((50, 24)).astype(np.float32), "names": OWN.permutation(50),
         "one": np.array([1]), "columns": np.array([0]),
     },
 )  # fmt: skip
