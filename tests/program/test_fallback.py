@@ -79,19 +79,20 @@ def test_saved_programs_name_the_node_and_run_it(tmp_path: Path, monkeypatch: py
 
 
 def test_what_a_rule_refuses_is_left_too() -> None:
-    """A form of an operator that is built: a scale that gives no whole size."""
-    scales = {"s": np.array([1, 1, 0.6, 0.6], np.float32)}
-    m = model([node("Relu", "x", "a"), node("Resize", "a s", "b", mode="linear"), node("Exp", "b", "y")],
-              {"x": (F, ["N", 1, 2, 4])}, ["y"], scales)  # fmt: skip
-    m.graph.node[1].input[:] = ["a", "", "s"]
-    m.graph.node[1].attribute.append(helper.make_attribute("coordinate_transformation_mode", "align_corners"))
-    with pytest.raises(UnsupportedError, match="align_corners with the scale"):
+    """A form of an operator that is built: a number of samples that data decide."""
+    align = node("RoiAlign", "a r k", "b", output_height=2, output_width=2, sampling_ratio=0)
+    m = model(
+        [node("Relu", "x", "a"), align, node("Exp", "b", "y")],
+        {"x": (F, ["N", 1, 4, 4]), "r": (F, ["K", 4]), "k": ("int64", ["K"])}, ["y"],
+    )  # fmt: skip
+    with pytest.raises(UnsupportedError, match="sampling_ratio 0"):
         polydyn.compile(m)
     program = compiled(m)
-    assert program.steps == ["onnxruntime of Resize_b"]
-    assert "Resize_b (Resize) runs in ONNX Runtime: Resize: align_corners" in "\n".join(program.manifest["notes"])
+    assert program.steps == ["onnxruntime of RoiAlign_b"]
+    assert "RoiAlign_b (RoiAlign) runs in ONNX Runtime: RoiAlign: sampling_ratio" in "\n".join(program.manifest["notes"])
     for n in (1, 3):
-        feeds = {"x": np.random.default_rng(n).standard_normal((n, 1, 2, 4)).astype(F)}
+        feeds = {"x": np.random.default_rng(n).standard_normal((n, 1, 4, 4)).astype(F)}
+        feeds |= {"r": np.array([[0, 0, 3, 3], [1, 0, 2, 3]], F), "k": np.array([0, n - 1])}
         np.testing.assert_allclose(program.run(feeds)["y"], expected(m, feeds)[0], rtol=1e-5)
 
 
