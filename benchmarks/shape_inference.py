@@ -27,6 +27,7 @@ import onnx.shape_inference
 from benchmarks import record
 from polydyn.graph.importer import load_model
 from polydyn.graph.propagate import propagate
+from polydyn.schedules.names import given_back
 
 Shapes: TypeAlias = "dict[str, list[set[str] | None] | None]"
 """Tensor -> for every dim its symbols (None: unknown), or None where the rank is unknown."""
@@ -91,7 +92,7 @@ def of_onnxruntime(merge: bool) -> Callable[[onnx.ModelProto], Shapes]:
 def of_polydyn(model: onnx.ModelProto) -> Shapes:
     """polydyn's propagation, before anything is expanded or dropped."""
     typed = propagate(load_model(model))
-    return {t: [set(d.symbols()) for d in typed.tensor(t).shape] for t in tensors(model)}
+    return {t: [set(map(given_back, d.symbols())) for d in typed.tensor(t).shape] for t in tensors(model)}
 
 
 TOOLS: Mapping[str, Callable[[onnx.ModelProto], Shapes]] = {

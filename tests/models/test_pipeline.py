@@ -82,7 +82,7 @@ def test_every_pass_counts() -> None:
 
 def test_an_unknown_pass_is_refused_by_name() -> None:
     assert Options(["stitch"]) == Options({"stitch"}) and hash(Options(["stitch"]))
-    with pytest.raises(InputError, match=r"there is no pass stich\n.*the passes are requantize, integers"):
+    with pytest.raises(InputError, match=r"there is no pass stich\n.*the passes are tidy, requantize, integers"):
         Options(frozenset({"stich"}))
 
 
