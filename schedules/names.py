@@ -1,9 +1,9 @@
-"""Names of sizes: those of the user, and those that the compiler makes, never meet.
+"""Keep the names of a model's dims apart from the names that the compiler makes.
 
-The compiler's own symbols (iterators, parameters of kernels, tile sizes, launch-time symbols) begin with a lower-case
-letter or with punctuation, or hold punctuation. A name of the user that is not a plain capitalised identifier is
-therefore marked when a model is imported. The mark is one character that no text for people holds: whatever leaves
-the compiler as text takes it out again (``given_back``).
+The compiler's own symbols are iterators, parameters of kernels, tile sizes and launch-time symbols. They begin with a
+lower-case letter, or they contain punctuation. A name from the user that is no plain capitalised identifier gets a mark
+when the model is imported. The mark is one character that no text for people contains. ``given_back`` removes it from
+every text that leaves the compiler.
 """
 
 from __future__ import annotations
@@ -12,38 +12,41 @@ import re
 from typing import Any
 
 MARK = "\ue000"
-"""Of Unicode's private use: no exporter writes it, and what a user writes with it loses it."""
+"""A character of Unicode's private use area. No exporter writes it; a name that contains it loses it."""
 
 _PLAIN = re.compile(r"[A-Z][A-Za-z0-9_]*")
 
 
 def internal_name(name: str) -> str:
-    """The symbol for a size of the user's: the name itself, or the marked name where the compiler might make it too.
+    """Return the symbol for a name from the user: the name itself, or the marked name if the compiler might make it.
 
-    The same for a name that is one already.
+    A symbol stays what it is.
     """
     name = name.replace(MARK, "")
     return name if _PLAIN.fullmatch(name) else MARK + name
 
 
 def given_back(text: str) -> str:
-    """A text with the user's names as the user wrote them."""
+    """Return the text with names as the user wrote them."""
     return text.replace(MARK, "")
 
 
 def given_back_everywhere(data: Any) -> Any:
-    """Plain data (dicts, lists, strings, numbers) with the user's names as the user wrote them; parts that are one
-    object stay one.
+    """Return plain data (dicts, lists, strings, numbers) with names as the user wrote them.
+
+    Parts that are one object stay one object.
     """
     done: dict[int, Any] = {}
 
-    def of(x: Any) -> Any:
+    def convert(x: Any) -> Any:
         if isinstance(x, str):
             return given_back(x)
-        if not isinstance(x, (dict, list, tuple)):
-            return x
-        if id(x) not in done:
-            done[id(x)] = {of(k): of(v) for k, v in x.items()} if isinstance(x, dict) else list(map(of, x))
-        return done[id(x)]
+        if id(x) in done:
+            return done[id(x)]
+        if isinstance(x, dict):
+            done[id(x)] = {convert(k): convert(v) for k, v in x.items()}
+        elif isinstance(x, (list, tuple)):
+            done[id(x)] = list(map(convert, x))
+        return done.get(id(x), x)
 
-    return of(data)
+    return convert(data)

@@ -1,7 +1,7 @@
-"""What a launch reads and writes, as the texts of its kernels say: for verifiers, which must not ask the planner.
+"""Find the buffers that launches read and write, in the texts of their kernels. Verifiers use it, not the planner.
 
-A kernel takes its buffers as pointers, and a pointer to constant elements is one through which the C compiler lets
-nobody write.
+A kernel takes each buffer as a pointer. The C compiler rejects a store through a pointer to constant elements, so
+such a buffer is only read.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ _NUMBER = re.compile(r"\bbuf\[(\d+)\]")
 
 @dataclass(frozen=True)
 class Accesses:
-    """``read``: the buffers whose elements a launch may load and never stores through the same pointer; ``written``:
-    those that it may store to.
+    """The buffers of a launch. ``read``: it takes them as pointers to constant elements. ``written``: it may store to
+    them.
     """
 
     read: frozenset[str]
@@ -26,13 +26,15 @@ class Accesses:
 
 
 def launch_accesses(plan: HostPlan) -> list[Accesses]:
-    """The accesses of every launch: on a CPU from the texts of its kernels; on a device, whose kernels reach memory
-    through tensor maps too, as the launch says.
+    """Return the accesses of every launch.
+
+    On a CPU they come from the texts of the kernels. Kernels of a device also reach memory through tensor maps, so
+    there they come from ``Launch.writes``.
     """
     kernels = {k.name: k for k in plan.kernels}
     positions: dict[str, tuple[set[int], set[int]]] = {}
 
-    def of(launch: Launch) -> Accesses:
+    def accesses(launch: Launch) -> Accesses:
         if plan.on_device:
             written = set(launch.writes or ())
             return Accesses(frozenset(set(launch.buffers) - written), frozenset(written))
@@ -46,12 +48,14 @@ def launch_accesses(plan: HostPlan) -> list[Accesses]:
             stored |= {c.buffers[n] for n in other}
         return Accesses(frozenset(read - {WORKSPACE, COUNTERS}), frozenset(stored - {WORKSPACE, COUNTERS}))
 
-    return [of(x) for x in plan.launches]
+    return [accesses(x) for x in plan.launches]
 
 
 def pointers(kernel: Kernel) -> tuple[set[int], set[int]]:
-    """The positions in ``kernel.buffers``, of a kernel for a CPU, that its text takes as pointers to constant elements,
-    and those of others. Buffers that the text does not take are in neither.
+    """Return two sets of positions in ``kernel.buffers``, for a kernel of a CPU.
+
+    The first set holds the buffers that its text takes as pointers to constant elements, the second set the others. A
+    buffer that the text does not take is in neither set.
     """
     constant: set[int] = set()
     other: set[int] = set()

@@ -77,4 +77,3 @@ def plan_slots(lives: Iterable[Life]) -> tuple[Slot, ...]:
 def arena_estimate(slots: Iterable[Slot]) -> int:
     """Bytes of all slots, summed over the sample sizes: what two plans are compared by."""
     return sum(max(s.evaluate(dict.fromkeys(s.symbols(), n)) for s in slot.sizes) for slot in slots for n in SAMPLES)
-

@@ -58,8 +58,8 @@ def verify_waves(plan: HostPlan) -> None:
     - a launch writes only the buffers that its ``writes`` name;
     - all writers of a buffer come before its readers, in earlier waves.
 
-    What a launch reads and writes is what the texts of its kernels say (``program/accesses.py``), not what the launch
-    says of itself. Launches of unknown ``writes`` are taken to be in a right order.
+    Reads and writes are found in the texts of the kernels (``program/accesses.py``); ``Launch.reads`` is not used.
+    Launches of unknown ``writes`` are taken to be in a right order.
     """
     waves = wave_ranges(plan)
     found = launch_accesses(plan)

@@ -1,4 +1,4 @@
-"""verify_slots: whether intermediates may share memory as planned, asked of the kernels and not of the planner."""
+"""Verify that intermediates may share memory as planned. The kernels are asked, not the planner."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ def verify_slots(plan: HostPlan, slots: Iterable[Slot]) -> None:
     """Raises PolydynError unless every intermediate that a launch touches is in exactly one slot, the slot is large
     enough for it, and no two tenants of a slot are alive in one wave.
 
-    An intermediate is alive from the first to the last wave of which a kernel's text takes it, or whose index checks
-    read it.
+    An intermediate is alive from the first to the last wave that uses it: the text of a kernel takes it, or an index
+    check reads it.
     """
     alive = _alive(plan)
     placed: set[str] = set()
@@ -50,7 +50,7 @@ def _alive(plan: HostPlan) -> Mapping[str, tuple[int, int]]:
 
 
 def _fits(buffer: Buffer, slot: Slot) -> bool:
-    """Whether the largest tenant's size is no smaller than the buffer's, at a few sizes."""
+    """Return whether the slot is at least as large as the buffer at each of ``SIZES``."""
     names: Sequence[str] = sorted({s for i in (*buffer.shape, *slot.sizes) for s in i.symbols()})
     for n in SIZES:
         env = dict.fromkeys(names, n)

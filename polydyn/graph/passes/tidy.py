@@ -58,7 +58,7 @@ class _Tidy:
                     self.equal[name] = same
 
     def node(self, n: Node) -> Node | None:
-        """The node as it stays; None: it is another one."""
+        """Return the node as it stays in the graph, or None when another node computes the same."""
         n = _renamed(n, self.names)
         if isinstance(n, Compute):
             body = transform(n.body, self._simpler)
@@ -127,7 +127,7 @@ class _Tidy:
         return array.flat[0] if array is not None and array.size == 1 and array.dtype.kind in "fiu" else None
 
     def _cast(self, v: Op) -> Value:
-        """A cast of what another node has cast without loss."""
+        """Return one cast in place of two when the first one loses nothing."""
         (x,) = v.args
         made = self.nodes.get(x.buffer) if isinstance(x, Load) else None
         if not isinstance(x, Load) or not isinstance(made, Compute) or made.reduce is not None:
@@ -140,7 +140,7 @@ class _Tidy:
 
 
 def _renamed(n: Node, names: Mapping[str, str]) -> Node:
-    """The node with other names for what it reads."""
+    """Return the node with its inputs renamed."""
     if names.keys().isdisjoint(n.inputs):
         return n
     if isinstance(n, Concat):
