@@ -356,6 +356,17 @@ def test_quantized_products() -> None:
     agrees(model_of("QGemm", {**given, "sy": scaled(1.0, 0)[0], "zy": np.array(100, np.uint8)}), *calls, steps=1)
 
 
+@pytest.mark.parametrize("dtype", ["int8", "uint8"])
+def test_products_of_rows_that_are_quantized_by_their_extremes(dtype: str) -> None:
+    """Weights of 6 bits: ONNX Runtime's sums of two products saturate at 16 bits on AVX2."""
+    low = -64 if dtype == "int8" else 0
+    for shape, scales, bias in (((8, 5), (1,), True), ((8, 5), (5,), True), ((3, 8, 5), (3, 1, 5), False)):
+        w, zeros = (RNG.integers(low, 64, s).astype(dtype) for s in (shape, scales))
+        given = {"a": ("float32", ("A", "B", 8)), "w": w, "s": np.abs(floats(*scales)) + 0.01, "z": zeros}
+        model = model_of("DynamicQuantizeMatMul", given | ({"bias": floats(5)} if bias else {}))
+        agrees(model, *({"a": floats(3, n, 8)} for n in (0, 1, 7)), tolerance=1e-4)
+
+
 @pytest.mark.parametrize("zeros", [True, False])
 @pytest.mark.parametrize(("k", "block"), [(32, 32), (48, 32), (64, 16)])
 def test_products_with_weights_of_four_bits(zeros: bool, k: int, block: int) -> None:

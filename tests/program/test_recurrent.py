@@ -66,7 +66,9 @@ def feeds_of(m: onnx.ModelProto, time: int, batch: int) -> Mapping[str, Any]:
 def check(m: onnx.ModelProto, sizes: Any = ((4, 2), (1, 1), (9, 3))) -> PartsProgram:
     program = polydyn.compile(m, threads=2)
     assert isinstance(program, PartsProgram)
-    session = onnxruntime.InferenceSession(m.SerializeToString(), providers=["CPUExecutionProvider"])
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1  # on more it quantizes parts of a batch with scales of their own
+    session = onnxruntime.InferenceSession(m.SerializeToString(), options, providers=["CPUExecutionProvider"])
     for time, batch in sizes:
         feeds = feeds_of(m, time, batch)
         for (name, a), b in zip(program.run(feeds).items(), session.run(None, dict(feeds)), strict=True):
@@ -88,6 +90,43 @@ def test_without_anything_optional(op: str) -> None:
 
 def test_peepholes_and_clip() -> None:
     check(recurrent("LSTM", "BSHP", direction="bidirectional", clip=0.4))
+
+
+def in_integers(m: onnx.ModelProto, dtype: str, columns: bool) -> onnx.ModelProto:
+    """A model of ``recurrent`` with W and R as integers: a scale for each direction, or for each column."""
+    node, zero = m.graph.node[0], 0 if dtype == "int8" else 128
+    node.op_type, node.domain = "DynamicQuantizeLSTM", "com.microsoft"
+    node.input.extend([""] * (8 - len(node.input)))
+    for t in m.graph.initializer:
+        if t.name in ("w", "r"):
+            a = onnx.numpy_helper.to_array(t).swapaxes(1, 2)
+            scale = np.abs(a).max(axis=1 if columns else (1, 2)) / 60
+            q = (a / scale.reshape(len(a), 1, -1)).round() + zero
+            t.CopyFrom(onnx.numpy_helper.from_array(q.astype(dtype), t.name))
+            zeros = np.full(scale.shape, zero, dtype)
+            m.graph.initializer.extend([onnx.numpy_helper.from_array(scale, f"{t.name}s")])
+            m.graph.initializer.extend([onnx.numpy_helper.from_array(zeros, f"{t.name}z")])
+    node.input.extend(["ws", "wz", "rs", "rz"])
+    m.opset_import.append(helper.make_opsetid("com.microsoft", 1))
+    return m
+
+
+@pytest.mark.parametrize(
+    ("given", "dtype", "columns", "direction"),
+    [("BSHP", "int8", True, "bidirectional"), ("S", "uint8", False, "reverse"), slow("", "int8", False, "forward")],
+)
+def test_weights_that_are_integers(given: str, dtype: str, columns: bool, direction: str) -> None:
+    """Scales of what is past the end of a sequence are as ONNX Runtime's: exact but for the order of float sums."""
+    model = in_integers(recurrent("LSTM", given, direction=direction), dtype, columns)
+    program = check(model, ((5, 3), (1, 1), (9, 4)))
+    ways = 1 + (direction == "bidirectional")
+    shapes = {"x": (0, 2, WIDTH), "h": (ways, 2, HIDDEN), "c": (ways, 2, HIDDEN)}
+    feeds: dict[str, Any] = {n: f32(*shapes[n]) for n in program.inputs if n in shapes}
+    if "S" in given:
+        feeds["s"] = np.zeros(2, np.int32)
+    results = program.run(feeds)
+    assert results["y"].shape == (0, ways, 2, HIDDEN)
+    np.testing.assert_array_equal(results["last"], feeds.get("h", np.zeros((ways, 2, HIDDEN))))
 
 
 def test_other_activations() -> None:

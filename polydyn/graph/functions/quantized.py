@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Protocol
 
 import numpy as np
 from onnx import TensorProto
@@ -22,6 +23,25 @@ def quantized(b: Body, x: str, first: int) -> str:
     """The floats as integers by the scale and zero point at a position and the next."""
     scale, zero = b.input(first), b.input(first + 1)
     return b.op("QuantizeLinear", x, scale, *([zero] if zero else []))
+
+
+class Writer(Protocol):
+    """Writes nodes: a body, or a step of a recurrence."""
+
+    @property
+    def op(self) -> Callable[..., str]:
+        """Adds a node with one output; returns its name."""
+
+    @property
+    def ops(self) -> Callable[..., tuple[str, ...]]:
+        """Adds a node with several outputs; returns their names."""
+
+
+def dynamic_product(w: Writer, x: str, weight: str, scale: str, zero: str) -> str:
+    """The floats ``x``, quantized by their own extremes, times integers with a scale and a zero point ("" for 0)."""
+    rows, scale_x, zero_x = w.ops("DynamicQuantizeLinear", 3, x)
+    total = w.op("MatMulInteger", rows, weight, zero_x, *_optional(zero))
+    return w.op("Mul", w.op("CastLike", total, x), w.op("Mul", scale_x, scale))
 
 
 def _binary(b: Body, name: str) -> None:
@@ -120,10 +140,8 @@ def _optional(*names: str) -> list[str]:
 @body(f"{MICROSOFT}::DynamicQuantizeMatMul")
 def dynamic_quantize_matmul(b: Body) -> None:
     """The left operand is quantized by its own extremes first."""
-    a, weight, scale_b, zero_b, bias = (b.input(i) for i in range(5))
-    rows, scale_a, zero_a = b.ops("DynamicQuantizeLinear", 3, a)
-    total = b.op("MatMulInteger", rows, weight, zero_a, *_optional(zero_b))
-    scaled = b.op("Mul", b.op("CastLike", total, a), b.op("Mul", scale_a, scale_b))
+    a, weight, scale, zero, bias = (b.input(i) for i in range(5))
+    scaled = dynamic_product(b, a, weight, scale, zero)
     b.give(b.op("Add", scaled, bias) if bias else scaled)
 
 

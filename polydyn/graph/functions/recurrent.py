@@ -2,6 +2,9 @@
 
 Each direction is a Scan; the reverse one goes through its slices from the end. Past the length of a sequence the state
 stays as it is and the output is 0, which for the reverse direction is the same as to begin at the length.
+
+DynamicQuantizeLSTM multiplies integers: the input of all steps is quantized at once, the state of the whole batch in
+each step, by the extremes that ONNX Runtime's kernel takes on one thread (on more it takes those of parts of a batch).
 """
 
 from __future__ import annotations
@@ -14,6 +17,8 @@ import numpy as np
 
 from polydyn.errors import ShapeError
 from polydyn.graph.bodies import OPSET, Body, body
+from polydyn.graph.functions.attention import MICROSOFT
+from polydyn.graph.functions.quantized import dynamic_product
 from polydyn.graph.importer import ImportedGraph, ModelInput
 from polydyn.graph.ir import Dim
 from polydyn.graph.operators.registry import OnnxNode
@@ -65,15 +70,28 @@ class Step:
 
 
 @dataclass(frozen=True)
+class Weight:
+    """A factor [columns of x, gates * hidden]. With a scale it has integers, and x is quantized by its extremes."""
+
+    name: str
+    scale: str = ""
+    zero: str = ""
+
+    def times(self, w: Body | Step, x: str) -> str:
+        """The product of x and this factor."""
+        return dynamic_product(w, x, self.name, self.scale, self.zero) if self.scale else w.op("MatMul", x, self.name)
+
+
+@dataclass(frozen=True)
 class Cell:
     """What one direction of a recurrence is made of: tensors around its Scan, by name.
 
-    ``recurrent``: R transposed, [hidden, gates * hidden]. ``bias``: that of R, [gates * hidden], where it is not in the
+    ``recurrent``: R. ``bias``: that of R, [gates * hidden], where it is not in the
     input's product. ``peepholes``: three of [hidden]. ``functions``: the activations of this direction.
     """
 
     hidden: int
-    recurrent: str
+    recurrent: Weight
     bias: str
     peepholes: tuple[str, ...]
     functions: tuple[tuple[str, float, float], ...]
@@ -90,20 +108,22 @@ class Cell:
         return s.ops("Split", count, x, axis=1, num_outputs=count) if count > 1 else (x,)
 
 
+SCALES = {1: 8, 2: 10}
+"""Inputs of weights -> those of their scales, where they have integers; zero points follow."""
 States = list[str]
 Write = Callable[[Step, Cell, str, States], States]
 
 
 def _rnn(s: Step, c: Cell, x: str, states: States) -> States:
     """``f(x + h R + b)``; ``x``: the input's product, its bias in it."""
-    total = s.op("Add", x, s.op("MatMul", states[0], c.recurrent))
+    total = s.op("Add", x, c.recurrent.times(s, states[0]))
     return [s.activation(c.functions[0], c.clipped(s, total))]
 
 
 def _lstm(s: Step, c: Cell, x: str, states: States) -> States:
     """Gates i, o, f, c; peepholes read the old cell, that of o the new one."""
     h, cell = states
-    i, o, f, g = c.parts(s, s.op("Add", x, s.op("MatMul", h, c.recurrent)), 4)
+    i, o, f, g = c.parts(s, s.op("Add", x, c.recurrent.times(s, h)), 4)
     if c.peepholes:
         i = s.op("Add", i, s.op("Mul", c.peepholes[0], cell))
         f = s.op("Add", f, s.op("Mul", c.peepholes[2], cell))
@@ -122,10 +142,10 @@ def _gru(s: Step, c: Cell, x: str, states: States) -> States:
     (h,) = states
     xz, xr, xh = c.parts(s, x, 3)
     if c.flag:
-        product = s.op("MatMul", h, c.recurrent)
+        product = c.recurrent.times(s, h)
         z, r, n = c.parts(s, s.op("Add", product, c.bias) if c.bias else product, 3)
     else:
-        rz, rr, rh = s.ops("Split", 3, c.recurrent, axis=1, num_outputs=3)
+        rz, rr, rh = s.ops("Split", 3, c.recurrent.name, axis=1, num_outputs=3)
         z, r = s.op("MatMul", h, rz), s.op("MatMul", h, rr)
         n = ""
         if c.bias:
@@ -148,6 +168,14 @@ def lstm(b: Body) -> None:
     _recurrence(b, _lstm, 4, ("Sigmoid", "Tanh", "Tanh"), (5, 6), "input_forget")
 
 
+@body(f"{MICROSOFT}::DynamicQuantizeLSTM")
+def dynamic_quantize_lstm(b: Body) -> None:
+    """An LSTM whose W [directions, input, 4 * hidden] and R have integers: scales and zero points for each direction,
+    or for each of its columns.
+    """
+    _recurrence(b, _lstm, 4, ("Sigmoid", "Tanh", "Tanh"), (5, 6), "input_forget")
+
+
 @body("GRU")
 def gru(b: Body) -> None:
     """One state, three gates."""
@@ -166,7 +194,8 @@ def _recurrence(
     """``functions``: of one direction where the node names none; ``initial``: positions of the initial states."""
     direction = b.attribute("direction", "forward")
     ways = {"forward": (False,), "reverse": (True,), "bidirectional": (False, True)}.get(direction)
-    hidden = b.attribute("hidden_size") or b.tensor(b.input(2)).shape[2].constant
+    integers = bool(b.input(SCALES[1]))
+    hidden = b.attribute("hidden_size") or b.tensor(b.input(2)).shape[1 if integers else 2].constant
     if ways is None or hidden is None:
         raise b.refuse(f"direction {direction}" if ways is None else "a hidden size that is not constant")
     b.ignore("output_sequence")
@@ -177,12 +206,11 @@ def _recurrence(
     in_body = gates == 3  # the bias of R is added in the step
     results: list[list[str]] = []
     for d, back in enumerate(ways):
-        w, r, p = (_direction(b, k, d) for k in (1, 2, 7))
         bias, inner = _bias(b, d, in_body)
-        product = b.op("MatMul", x, _turned(b, w))
+        product = _weight(b, 1, d).times(b, _evaluated(b, x) if integers else x)
         product = b.op("Add", product, bias) if bias else product
         cell = Cell(
-            hidden, _turned(b, r), inner, _peepholes(b, p), chosen[d],
+            hidden, _weight(b, 2, d), inner, _peepholes(b, _direction(b, 7, d)), chosen[d],
             None if clip is None else float(clip), bool(b.attribute(flag, 0)) if flag else False,
         )  # fmt: skip
         states = [_initial(b, k, d, batched, x, hidden) for k in initial]
@@ -230,6 +258,26 @@ def _direction(b: Body, position: int, d: int) -> str:
     return b.op("Gather", name, b.constant(d), axis=0) if name else ""
 
 
+def _weight(b: Body, position: int, d: int) -> Weight:
+    """W or R of one direction."""
+    name, scale = _direction(b, position, d), _direction(b, SCALES[position], d)
+    return Weight(name, scale, _direction(b, SCALES[position] + 1, d)) if scale else Weight(_turned(b, name))
+
+
+def _evaluated(b: Body, x: str) -> str:
+    """The input [time, batch, columns] with zeros after the longest sequence: what is there changes no scale."""
+    if not (lengths := b.input(4)):
+        return x
+    times = b.cast(b.op("Range", b.constant(0), _steps(b, x), b.constant(1)), b.tensor(lengths).dtype)
+    inside = b.op("Less", times, b.reduce("ReduceMax", lengths, 0))
+    return b.op("Where", b.reshape(inside, -1, 1, 1), x, b.like(0, b.input(0)))
+
+
+def _steps(b: Body, x: str) -> str:
+    """The number of steps."""
+    return b.op("Squeeze", b.size(x, 0), b.constant([0]))
+
+
 def _turned(b: Body, name: str) -> str:
     """A matrix transposed; of a constant a constant, because a Scan's step packs nothing that is computed around it."""
     known = b.constants.get(name)
@@ -263,16 +311,24 @@ def _scan(b: Body, write: Write, cell: Cell, product: str, states: list[str], ba
     dtype, lengths = b.tensor(b.input(0)).dtype, b.input(4)
     s = Step(f"{product}.", dtype)
     formals = [f"{s.prefix}state{k}" for k in range(len(states))]
-    new = write(s, cell, f"{s.prefix}x", formals)
-    out = new[0]
-    scanned = [product]
+    scanned, before = [product], formals
+    turned = bool(lengths and back and cell.recurrent.scale)  # steps of one number are quantized together
     if lengths:
+        kind = b.tensor(lengths).dtype
+        scanned.append(b.cast(b.op("Range", b.constant(0), _steps(b, x), b.constant(1)), kind))
         s.constants[f"{s.prefix}last"] = np.array([-1], np.int64)
-        inside = s.op("Less", f"{s.prefix}t", s.op("Unsqueeze", lengths, f"{s.prefix}last"))
+        ends = s.op("Unsqueeze", lengths, f"{s.prefix}last")
+    if lengths and cell.recurrent.scale:  # in ONNX Runtime a state is zeros from the second step after its end on
+        at_most = s.op("LessOrEqual", f"{s.prefix}t", ends)
+        before = [s.op("Where", at_most, formals[0], s.number(0)), *formals[1:]]
+    new = write(s, cell, f"{s.prefix}x", before)
+    out = new[0]
+    if lengths:
+        inside = s.op("Less", f"{s.prefix}t", ends)
         out = s.op("Where", inside, new[0], s.number(0))
         new = [s.op("Where", inside, a, old) for a, old in zip(new, formals, strict=True)]
-        time = b.op("Squeeze", b.size(x, 0), b.constant([0]))
-        scanned.append(b.cast(b.op("Range", b.constant(0), time, b.constant(1)), b.tensor(lengths).dtype))
+    if turned:
+        scanned[0], back = _reversed(b, product), False
     names = [*formals, f"{s.prefix}x", *([f"{s.prefix}t"] if lengths else [])]
     inputs = tuple(ModelInput(n, dtype, None) for n in names)
     graph = ImportedGraph("step", inputs, (*new, out), tuple(s.nodes), s.constants)
@@ -281,7 +337,12 @@ def _scan(b: Body, write: Write, cell: Cell, product: str, states: list[str], ba
         "Scan", len(states) + 1, *states, *scanned, body=graph, num_scan_inputs=len(scanned),
         scan_input_directions=ways, scan_output_directions=(int(back),),
     )  # fmt: skip
-    return [made[-1], *made[:-1]]
+    return [_reversed(b, made[-1]) if turned else made[-1], *made[:-1]]
+
+
+def _reversed(b: Body, x: str) -> str:
+    """[time, batch, columns] with the steps of each sequence in reverse order."""
+    return b.op("ReverseSequence", x, b.cast(b.input(4), "int64"), time_axis=0, batch_axis=1)
 
 
 def _give(b: Body, results: list[list[str]], batched: bool) -> None:
