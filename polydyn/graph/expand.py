@@ -46,6 +46,7 @@ from polydyn.schedules.expr import (
 )
 from polydyn.schedules.index import ONE, ZERO, Index, fetch, minimum, product
 from polydyn.schedules.ranges import Ranges, upper_bound
+from polydyn.shapes.possible import check_possible
 from polydyn.shapes.sizes import Dims
 
 
@@ -82,6 +83,7 @@ def import_parts(
                 graph = _imported(read, dims, symbols, general, left)
             except Again:
                 continue
+            check_possible(graph.guards)
         if not graph.steps:
             verify_graph(graph)
         return graph

@@ -85,8 +85,9 @@ class TunedBuilders(Generic[K]):
 class KernelBuilder(Builder):
     """Schedules, proves and builds each distinct kernel once.
 
-    ``forms``: what each group was built from, by key. ``products``: whether those of float32 round their operands, by
-    output. ``sized``: what built the kernels of groups whose sizes a search may choose, by key.
+    ``forms``: what each group was built from, by key. ``groups``: of kernels whose group is not that of their place, by
+    name. ``products``: whether those of float32 round their operands, by output. ``sized``: what built the kernels of
+    groups whose sizes a search may choose, by key.
     """
 
     dtypes, device = CPU_DTYPES, "CPU"
@@ -96,6 +97,7 @@ class KernelBuilder(Builder):
         super().__init__(plan, tuner)
         self.target, self.tuner, self.rounded = target, tuner, rounded
         self.forms: dict[str, Form] = {}
+        self.groups: dict[str, Group] = {}
         self.attentions: dict[str, AttentionKernel] = {}
         self.sized: dict[str, SizedKernel] = {}
         self.products: dict[str, bool] = {}
@@ -251,6 +253,7 @@ class KernelBuilder(Builder):
             f"turned_{others.key[:12]}", group, proofs.contract(form.roles), self.target, form.packed
         )
         proofs.prove_contract(kernel.schedule, kernel.tiles())
+        self.groups[kernel.name] = group
         x = kernel.product
         missing = missing_to_turn(x.columns, x.rows, self.target.width)
         return _with(others, kernel.build(), missing, 0, "vectors along the columns would be too empty: they are rows")
@@ -305,6 +308,7 @@ class KernelBuilder(Builder):
         built = kernel.build_vectors()
         if isinstance(built, Declined):
             return others
+        self.groups[built.name] = group
         if missing.constant is not None:
             return replace(others, kernels=(built,), decision=ONLY, reasons=(ALONG_LINES,))
         return _with(others, built, missing, 0, ALONG_LINES)
@@ -316,6 +320,7 @@ class KernelBuilder(Builder):
         if known is not None and known > 0:
             return others
         prove(kernel.schedule)
+        self.groups[kernel.name] = form.group
         if known is not None:
             return replace(others, kernels=(kernel.build(),), decision=ONLY)
         return _with(

@@ -25,7 +25,7 @@ from polydyn.graph.operators.common import (
     wide,
 )
 from polydyn.graph.operators.reductions import reduced_shape, source_index
-from polydyn.graph.operators.registry import ExpandContext, InferContext, Inferred, OnnxNode, operator
+from polydyn.graph.operators.registry import Context, ExpandContext, InferContext, Inferred, OnnxNode, operator
 from polydyn.schedules.expr import Value, cast, op
 from polydyn.schedules.index import ZERO, Index
 
@@ -168,7 +168,8 @@ def _groups(node: OnnxNode, ctx: ExpandContext, count: Dim) -> None:
     y = op("mul", centred, inverse_root(at(ctx, variance, (d0, group)), node.attribute("epsilon", 1e-5)))
     per_channel = node.op == "InstanceNormalization" or node.opset >= 21
     parameter = d1 if per_channel else group
-    scale, shift = (cast(at(ctx, p, (parameter,)), y.dtype) for p in node.inputs[1:3])
+    places = (ZERO if _is_for_all(node, ctx, p) else parameter for p in node.inputs[1:3])
+    scale, shift = (cast(at(ctx, p, (i,)), y.dtype) for p, i in zip(node.inputs[1:3], places, strict=True))
     emit(ctx, node, _affine(y, scale, shift))
 
 
@@ -181,8 +182,14 @@ def groups_infer(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
         ctx.unify(channels // count * count, channels, f"the channels of {t.name} are {count} groups")
         parameters = channels if node.opset >= 21 else count
     for x in node.inputs[1:3]:
-        ctx.unify(ctx.tensor(x).shape[0], parameters, f"{node.op} {node.name} has {parameters} of {x}")
+        if not _is_for_all(node, ctx, x):
+            ctx.unify(ctx.tensor(x).shape[0], parameters, f"{node.op} {node.name} has {parameters} of {x}")
     return (Inferred(t.dtype, t.shape),)
+
+
+def _is_for_all(node: OnnxNode, ctx: Context, parameter: str) -> bool:
+    """Whether one scale or shift is that of all channels: GroupNormalization is a function whose steps broadcast it."""
+    return node.op == "GroupNormalization" and ctx.tensor(parameter).shape[0] == 1
 
 
 @operator("InstanceNormalization", infer=groups_infer)

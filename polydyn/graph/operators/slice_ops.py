@@ -16,6 +16,8 @@ from polydyn.schedules.index import ZERO, Index, maximum, minimum
 
 END = 2**31 - 1
 """Ends at or beyond this mean "to the end", as exporters write it (INT32_MAX, INT64_MAX)."""
+ALL = (END, 2**63 - 1)
+"""As ends of negative steps these mean "to the first element", as for ONNX Runtime (docs/operators.md)."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +48,8 @@ def cut(n: Dim, start: Dim, end: Dim, step: int) -> Cut:
         first, last = minimum(maximum(first, 0), n), minimum(maximum(last, 0), n)
         return Cut(first, step, maximum((last - first).ceildiv(step), 0))
     first = n - 1 if s is not None and s >= END else Index.of(-1) if s is not None and s <= -END else wrap(start, n)
-    last = n - 1 if e is not None and e >= END else Index.of(-1) if e is not None and e <= -END else wrap(end, n)
+    first_too = e is not None and (e <= -END or e in ALL)
+    last = Index.of(-1) if first_too else n - 1 if e is not None and e >= END else wrap(end, n)
     first, last = minimum(maximum(first, 0), n - 1), minimum(maximum(last, -1), n - 1)  # 0: unlike numpy
     return Cut(first, step, maximum((first - last).ceildiv(-step), 0))
 

@@ -228,6 +228,7 @@ static int32_t slice(pd_sequence *s, const pd_stage *g) {
     for (int32_t k = 0; k < axes.count; k++) {
         int64_t n = dims.n[axes.n[k]], by = steps.n[k], start = starts.n[k], end = ends.n[k], *to = found + 4 * axes.n[k];
         int64_t first = pd_min(pd_max(start < 0 ? start + n : start, 0), by > 0 ? n : n - 1);
+        if (by < 0 && (end == INT32_MAX || end == INT64_MAX)) end = -n - 1; /* to the first element, as ONNX Runtime */
         int64_t last = pd_min(pd_max(end < 0 ? end + n : end, by > 0 ? 0 : -1), by > 0 ? n : n - 1);
         to[0] = pd_max(first, 0), to[1] = pd_max(0, -pd_floordiv(first - last, by));
         by = pd_max(pd_min(by, n + 1), -n - 1); /* at most one element: -by has no overflow */

@@ -100,8 +100,8 @@ class Call:
         given = zip(c.names, c.symbols, strict=True)
         sizes = {n: size_of(e, self.sizes) for n, e in (*p.lowered.params.items(), *given)}
         part = WORKSPACE in kernel.buffers and not adds and not self.plan.on_device
-        group = combining_group(p.lowered.group)[0] if adds else p.lowered.group
-        group = partial_group(group) if part else group
+        group = self.planned.groups.get(c.kernel, p.lowered.group)
+        group = combining_group(group)[0] if adds else partial_group(group) if part else group
         buffers = self._buffers(c)
         for share in range(sizes[SHARES] if part else 1):  # the first share has all of the sum, the others nothing
             some = tuple(s for s in group.statements if not (share and s.reduce))

@@ -32,7 +32,7 @@ def verify_by_running(
     before = prepared_graph(rewritten, target.without, cuda=target.on_device, side=target.options.winograd)
     later = (rewritten, before, kernels.plan.graph)
     made = Planned(
-        source, later, kernels, forms_of(builder), plan, loops, width=width_of(target), rounding=rounding_of(target)
+        source, later, kernels, *forms_of(builder), plan, loops, width=width_of(target), rounding=rounding_of(target)
     )
     return verify_planned(with_text(made))
 

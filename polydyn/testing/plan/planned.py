@@ -24,6 +24,7 @@ from polydyn.lowering.place_cpu import KernelBuilder
 from polydyn.program.host import host_program
 from polydyn.program.memory import Slot
 from polydyn.program.plan import HostPlan, Launch
+from polydyn.schedules.model import Group
 from polydyn.shapes.sizes import Dims
 from polydyn.testing.plan.tensors import LIMITS
 
@@ -46,8 +47,9 @@ class Planned:
     """A host plan with what its kernels do and what its tensors are.
 
     ``source``: the graph as imported. ``later``: it rewritten, as its nodes become groups, and as they are fused;
-    these say what is in memory. ``forms``: what each group was built from, by key. ``loops``: the loop IR of kernels,
-    by name. ``slots``: of the arena. ``text``: C of the host program. ``width``: lanes of a vector of float32.
+    these say what is in memory. ``forms``: what each group was built from, by key. ``groups``: of kernels
+    whose group is not that of their place, by name. ``loops``: the loop IR of kernels, by name. ``slots``: of the
+    arena. ``text``: C of the host program. ``width``: lanes of a vector of float32.
     ``rounding``: of results that options let round, over the largest value.
     """
 
@@ -55,6 +57,7 @@ class Planned:
     later: tuple[Graph, ...]
     kernels: Kernels
     forms: Mapping[str, object]
+    groups: Mapping[str, Group]
     plan: HostPlan
     loops: Mapping[str, Body] = field(default_factory=dict, repr=False)
     slots: tuple[Slot, ...] = ()
@@ -107,14 +110,14 @@ def planned_from(
     plan = edit("plan", host_plan(replace(later[0], outputs=source.outputs), kernels, target))
     graphs = (*later, kernels.plan.graph)
     made = Planned(
-        source, graphs, kernels, forms_of(builder), plan, loops, width=width_of(target), rounding=rounding_of(target)
+        source, graphs, kernels, *forms_of(builder), plan, loops, width=width_of(target), rounding=rounding_of(target)
     )
     return with_text(made, edit)
 
 
-def forms_of(builder: Builder) -> Mapping[str, object]:
-    """What each group was built from, by key; a device has no forms that matter here."""
-    return builder.forms if isinstance(builder, KernelBuilder) else {}
+def forms_of(builder: Builder) -> tuple[Mapping[str, object], Mapping[str, Group]]:
+    """``forms`` and ``groups`` of a plan; a device has none that matter here."""
+    return (builder.forms, builder.groups) if isinstance(builder, KernelBuilder) else ({}, {})
 
 
 def rounding_of(target: Target) -> float:

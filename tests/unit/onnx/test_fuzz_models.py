@@ -19,10 +19,10 @@ from polydyn.schedules.expr import Op, Value
 from polydyn.schedules.index import Index
 from polydyn.testing import after_passes
 from polydyn.testing.after_passes import evaluate_plan
-from polydyn.testing.authorities import Runtime, difference, second_opinion
+from polydyn.testing.authorities import Runtime, difference, goes_beyond, second_opinion
 from polydyn.testing.drafts import STRANGE
 from polydyn.testing.fuzz_models import minimised, run_seed
-from polydyn.testing.model_check import Check, Depth, overflows
+from polydyn.testing.model_check import Check, Depth, everything, overflows
 from polydyn.testing.random_onnx import THEMES, random_case
 
 
@@ -161,6 +161,28 @@ def test_sums_that_overflow_are_no_difference() -> None:
     assert overflows({"y": np.array([-7, 5], np.int32)}, {"y": most})
     assert not overflows({"y": np.array([-7, 6], np.int32)}, {"y": most})
     assert not overflows({"y": np.array([3], np.uint8)}, {"y": np.array([255], np.uint8)})
+
+
+@pytest.mark.parametrize(
+    ("nodes", "x", "beyond"),
+    [
+        ([helper.make_node("MaxPool", ["x"], ["y"], kernel_shape=[2], strides=[2])], (1, 1, 1), True),
+        ([helper.make_node("MaxPool", ["x"], ["y"], kernel_shape=[2], strides=[2])], (1, 1, 2), False),
+        ([helper.make_node("AveragePool", ["x"], ["y"], kernel_shape=[4], pads=[1, 1])], (1, 1, 2), False),
+        ([helper.make_node("Concat", ["x", "x"], ["y"], axis=1)], (2, 3, 0), False),
+        ([helper.make_node("Transpose", ["x"], ["t"], perm=[0, 2, 1]),
+          helper.make_node("Concat", ["x", "t"], ["y"], axis=0)], (2, 3, 0), True),
+    ],
+)  # fmt: skip
+def test_what_onnx_runtime_runs_beyond_onnx_may_be_refused(
+    nodes: list[onnx.NodeProto], x: tuple[int, ...], beyond: bool
+) -> None:
+    info = helper.make_tensor_value_info
+    graph = helper.make_graph(
+        nodes, "g", [info("x", TensorProto.FLOAT, ["a", "b", "c"])], [info("y", TensorProto.FLOAT, None)]
+    )
+    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    assert goes_beyond(made, everything(made, {"x": np.zeros(x, np.float32)})) == beyond
 
 
 def test_answers_are_compared_by_type() -> None:

@@ -268,6 +268,15 @@ def test_instance_and_group_normalization() -> None:
     check(model, {"x": floats(2, 6, 3, 5)}, 1e-4)
 
 
+@pytest.mark.parametrize("opset", [18, 21])
+def test_one_scale_for_all_channels_of_any_number(opset: int) -> None:
+    """ONNX says GroupNormalization as a function, whose products broadcast."""
+    inputs: dict[str, Any] = {"x": ("float32", ("N", "C", "L")), "s": floats(1), "b": floats(1)}
+    model = model_of("GroupNormalization", inputs, {"num_groups": 2}, opset)
+    for channels in (2, 6):
+        check(model, {"x": floats(2, channels, 5)}, 1e-4)
+
+
 @pytest.mark.parametrize("axis", [-1, 1])
 def test_layer_normalization_with_its_statistics(axis: int) -> None:
     shape = (4,) if axis == -1 else (3, 4)

@@ -201,3 +201,21 @@ def test_an_axis_that_does_not_exist_is_refused_with_its_node(op: str) -> None:
     made = model([node(op, inputs, "y", **attributes)], {"x": (F, ["B", 6])}, ["y"], {"i": i64(0), "five": i64(5)})
     with pytest.raises(ModelError, match=r"(?s)axis 5 of a tensor with . axes.*" + f"node: {op}_y"):
         import_model(made)
+
+
+@pytest.mark.parametrize("end", [2**31 - 1, BIG, -BIG])
+def test_an_end_that_means_all_is_the_first_element_for_negative_steps(end: int) -> None:
+    """As for ONNX Runtime; ONNX's reference clamps it to the last element, which leaves nothing."""
+    made = model([node("Slice", "x s e a k", "y")], {"x": (F, ["B"])}, ["y"],
+                 {"s": i64(3), "e": i64(end), "a": i64(0), "k": i64(-2)})  # fmt: skip
+    assert run(import_model(made), {"x": np.arange(7, dtype=np.float32)})["y"].tolist() == [3, 1]
+
+
+def test_sizes_that_no_call_can_have_are_refused() -> None:
+    """A slice backwards that is always empty broadcasts with nothing but size 1."""
+    made = model([node("Slice", "x one e zero back", "t"), node("Slice", "x two e zero one", "u"),
+                  node("Add", "t u", "y")],
+                 {"x": (F, ["B", 3])}, ["y"],
+                 {"one": i64(1), "two": i64(2), "e": i64(1000), "zero": i64(0), "back": i64(-2)})  # fmt: skip
+    with pytest.raises(ShapeError, match=r"no size of B meets what the model needs: .*broadcasts axis 0"):
+        import_model(made)

@@ -152,3 +152,15 @@ def test_leaves_are_traced(made: object, target: str, options: Options | None, l
     assert any(leaf in k.text for k in planned.plan.kernels)
     for size in (5, 40):
         assert check_planned(planned, {}, default=size, loops=True) == []
+
+
+def test_candidates_of_different_groups_run_as_their_own() -> None:
+    """A convolution of few channels is a product, or a window whose vectors run along lines of pixels."""
+    weight = np.linspace(-1, 1, 3 * 3 * 9, dtype=np.float32).reshape(3, 3, 3, 3)
+    image = {"x": ("float32", ["B", 3, "H", "W"])}
+    made = model([node("Conv", "x w", "y", pads=[1, 1, 1, 1])], image, ["y"], {"w": weight})
+    (planned,) = plans_of(made)
+    own = planned.kernels.placed[0].lowered.group
+    assert any(g.arrays.keys() != own.arrays.keys() for g in planned.groups.values())
+    for size in (3, 40):
+        assert check_planned(planned, {"B": 2}, default=size, loops=size == 3) == []
