@@ -54,6 +54,20 @@ Attributes and inputs that only old opsets have are written as nodes of newer on
 
 On CUDA an element asks every update of ScatterElements, ScatterND and MaxUnpool, every other element of TopK, CumSum
 and CumProd: time grows with the product of both. On the CPU they are linear (`docs/adr/0009-fusion.md`).
+
+Forests (`TreeEnsemble` and its forms) walk down one level at a time, all samples and trees at once. Two classes that
+both have weights are told apart by the larger score, as ONNX's reference does; ONNX Runtime then gives 1 or 0 by the
+sign of the second score, whatever the labels are.
+
+Texts are numbers inside a program (`polydyn/graph/texts.py`, `docs/adr/0032-texts.md`): the host encodes them before
+a call and decodes results after it, so operators that move or compare texts and the encoders of ai.onnx.ml take them;
+labels may be texts. ZipMap must be an output of the model; it gives a list of dicts, as ONNX Runtime does. What makes
+new texts or looks inside them is rejected by name (Cast, Unique, StringNormalizer and others), and maps as inputs are
+(CastMap, DictVectorizer). From C a program takes and gives the numbers.
+
+DynamicQuantizeLSTM quantizes the input of all steps at once and the state of the whole batch in each step, as ONNX
+Runtime does on one thread; on more threads it quantizes parts of the batch, each with a scale of its own. On AVX2
+ONNX Runtime's products of uint8 and int8 saturate sums of two products at 16 bits; those here are exact.
 """
 
 

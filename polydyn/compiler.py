@@ -133,14 +133,15 @@ def _artifact(
     for note in fallback_notes(graph):
         warnings.warn(note, FallbackWarning, stacklevel=4)
     build = _prepare(stage, graph, backend, records, dims, begun)
-    guessed, metadata, copies = graph.guessed, dict(graph.metadata), graph.copies
+    guessed, copies = graph.guessed, graph.copies
+    said = {"metadata": dict(graph.metadata)} | ({"host": dict(graph.host)} if graph.host else {})
     del graph  # with its constants, which are packed by now
     artifact, compiled = build()
     artifact = _named(artifact, copies)
     if guessed and not backend.on_device:
         general = partial(read, general=True)
         artifact, compiled = _with_general(stage, general, guessed, artifact, compiled, backend, records, begun)
-    return replace(artifact, manifest={**given_back_everywhere(artifact.manifest), "metadata": metadata}), compiled
+    return replace(artifact, manifest={**given_back_everywhere(artifact.manifest), **said}), compiled
 
 
 def _named(artifact: Artifact, copies: Mapping[str, str]) -> Artifact:

@@ -30,9 +30,11 @@ from polydyn.graph.ir import (
 )
 from polydyn.graph.operators.registry import OnnxNode
 from polydyn.graph.positions import Positions
-from polydyn.graph.propagate import propagate, rules
+from polydyn.graph.propagate import is_built, propagate, rules
 from polydyn.graph.regions import Again, Left
+from polydyn.graph.sequences import without_sequences
 from polydyn.graph.spell import spell
+from polydyn.graph.texts import without_texts
 from polydyn.graph.typed import Key, Typed, step_key
 from polydyn.graph.verify import free_symbols, verify_graph
 from polydyn.schedules.expr import (
@@ -76,7 +78,7 @@ def import_parts(
     ``general``: sizes that may be equal or 1 are not taken to be equal (``Graph.guessed``). ``left``: nodes that
     are not built, or that are in it, become steps that run them elsewhere (``graph/fallback.py``).
     """
-    read = load_model(model)
+    read = without_texts(without_sequences(load_model(model)), is_built, left is not None)
     while True:
         with planning("import"):
             try:
@@ -434,6 +436,7 @@ class _Builder:
             steps=tuple(steps),
             guessed=tuple(self.facts.guessed),
             metadata=self.typed.graph.metadata, copies=self.typed.graph.copies,
+            host=self.typed.graph.host,
         )  # fmt: skip
 
     def _finished(self, step: HostStep) -> HostStep:

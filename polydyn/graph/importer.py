@@ -48,6 +48,8 @@ class ImportedGraph:
     """Of a model, what it says of itself (``metadata_of``)."""
     copies: Mapping[str, str] = field(default_factory=dict)
     """Of a model, outputs that are inputs: what the copy is called -> the name of both."""
+    host: Mapping[str, Any] = field(default_factory=dict)
+    """The model's conversions by the host before and after a call (``graph/texts.py``), as JSON data."""
     declared: Mapping[str, ModelInput] = field(default_factory=dict, compare=False, repr=False)
     """What the file says of tensors that nodes make; only ``graph/fallback.py`` reads it."""
 
@@ -312,7 +314,7 @@ class _Reader:
         return tuple(value) if not isinstance(value, (int, float, str)) and isinstance(value, Iterable) else value
 
     def array(self, t: onnx.TensorProto) -> Array:
-        """The data of a tensor; strings are an array of objects, which ``propagate`` refuses where they are read."""
+        """The data of a tensor; texts are an array of objects (``graph/texts.py``)."""
         if t.data_type == onnx.TensorProto.STRING and len(t.string_data) == math.prod(t.dims):
             return np.array(t.string_data, object).reshape(tuple(t.dims))
         dtype = numpy_dtype(onnx_dtype(t.data_type, tensor=t.name))
@@ -377,9 +379,10 @@ def external_path(folder: Path, tensor: onnx.TensorProto) -> Path:
 def _declared(v: onnx.ValueInfoProto) -> ModelInput:
     """What a file says of a tensor that a node makes; nothing of what has no type of ours."""
     try:
-        return _input(v, inside=True)
+        found = _input(v, inside=True)
     except UnsupportedError:
         return ModelInput(v.name, "", None)
+    return replace(found, dtype="") if found.dtype == "string" else found
 
 
 def _input(v: onnx.ValueInfoProto, inside: bool) -> ModelInput:
@@ -390,7 +393,8 @@ def _input(v: onnx.ValueInfoProto, inside: bool) -> ModelInput:
         kind = v.type.WhichOneof("value") or "nothing"
         raise UnsupportedError(f"input {v.name} is a {kind}, not a tensor", tensor=v.name)
     t = v.type.tensor_type
-    dtype = onnx_dtype(t.elem_type, tensor=v.name) if t.elem_type or not inside else ""
+    text = t.elem_type == onnx.TensorProto.STRING
+    dtype = "string" if text else onnx_dtype(t.elem_type, tensor=v.name) if t.elem_type or not inside else ""
     if not t.HasField("shape"):
         return ModelInput(v.name, dtype, None)
     dims: list[int | str | None] = []

@@ -193,6 +193,8 @@ class Graph:
     """What the model says of itself, for those who ask a program: plain data."""
     copies: Mapping[str, str] = field(default_factory=dict)
     """Outputs that are inputs of the model: the tensor that is a copy -> the name of both."""
+    host: Mapping[str, Any] = field(default_factory=dict)
+    """Conversions by the host before and after a call (``graph/texts.py``): JSON data."""
 
     def producer(self) -> dict[str, Node]:
         """Tensor name -> the node that computes it."""

@@ -62,7 +62,7 @@ def propagate(
     """
     graph = without_sequences(graph)
     if left is not None:
-        graph = with_regions(graph, left, _is_built)
+        graph = with_regions(graph, left, is_built)
     check_supported(graph)
     facts = ShapeContext(dims, general)
     inferred: dict[str, Inferred] = {}
@@ -82,7 +82,7 @@ def check_supported(graph: ImportedGraph) -> None:
     """
     missing: dict[str, str] = {}
     for n in graph.nodes:
-        if not _is_built(n) and not n.fallback:
+        if not is_built(n) and not n.fallback:
             missing.setdefault(n.op, n.name)
     if missing:
         names = ", ".join(f"{op} (node {node})" for op, node in sorted(missing.items()))
@@ -98,7 +98,8 @@ def check_supported(graph: ImportedGraph) -> None:
             onnx_dtype(TensorProto.STRING, tensor=x)
 
 
-def _is_built(node: OnnxNode) -> bool:
+def is_built(node: OnnxNode) -> bool:
+    """Whether there are rules for a node's operator, or nodes that stand for it."""
     return node.op in load_operators() or has_body(node)
 
 
@@ -382,7 +383,7 @@ class _Worklist:
         ]
         branch = replace(branch, nodes=tuple(nodes), outputs=node.outputs)
         if self.left is not None:
-            branch = self.left.written_out(node, branch, _is_built)
+            branch = self.left.written_out(node, branch, is_built)
         check_supported(branch)
         self.processed[node.name] = (self.facts.version, None)  # nobody queues it again
         at = self.nodes.index(node)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 
 from polydyn.runtime.artifact import Artifact, read_artifact
 from polydyn.runtime.composite import general_of, split
 from polydyn.runtime.parts_program import PartsProgram
 from polydyn.runtime.program import Program
+from polydyn.runtime.texts import with_texts
 
 
 def open_program(artifact: Artifact, *, threads: int | None = None, compilations: int = 0) -> Program:
@@ -21,18 +23,21 @@ def open_program(artifact: Artifact, *, threads: int | None = None, compilations
 
 
 def _open(artifact: Artifact, threads: int | None, compilations: int) -> Program:
+    def kind(plain: type[Program]) -> Callable[..., Program]:
+        return with_texts(plain) if artifact.manifest.get("host") else plain
+
     if "order" in artifact.manifest:
         parts = [open_program(p, threads=threads) for p in split(artifact)]
         if "cuda" in artifact.manifest:
             from polydyn.runtime.cuda.parts import CudaPartsProgram
 
-            return CudaPartsProgram(artifact, parts, compilations=compilations)
-        return PartsProgram(artifact, parts, threads=threads, compilations=compilations)
+            return kind(CudaPartsProgram)(artifact, parts, compilations=compilations)
+        return kind(PartsProgram)(artifact, parts, threads=threads, compilations=compilations)
     if "cuda" in artifact.manifest:
         from polydyn.runtime.cuda.program import CudaProgram
 
-        return CudaProgram(artifact, compilations=compilations)
-    return Program(artifact, threads=threads, compilations=compilations)
+        return kind(CudaProgram)(artifact, compilations=compilations)
+    return kind(Program)(artifact, threads=threads, compilations=compilations)
 
 
 def load(path: str | os.PathLike[str], *, threads: int | None = None) -> Program:

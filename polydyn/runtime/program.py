@@ -346,12 +346,16 @@ class Program:
     @property
     def inputs(self) -> dict[str, str]:
         """Input name -> dtype and symbolic shape, e.g. ``float32[B, 2*L]``."""
-        return {i["name"]: f"{i['dtype']}[{', '.join(i['shape'])}]" for i in self.manifest["inputs"]}
+        return _described(self.arguments("inputs"))
 
     @property
     def outputs(self) -> dict[str, str]:
         """Output name -> dtype and symbolic shape."""
-        return {o["name"]: f"{o['dtype']}[{', '.join(o['shape'])}]" for o in self.manifest["outputs"]}
+        return _described(self.arguments("outputs"))
+
+    def arguments(self, kind: str) -> list[dict[str, Any]]:
+        """``inputs`` or ``outputs`` as a caller sees them, in order: dicts with ``name``, ``dtype`` and ``shape``."""
+        return list(self.manifest[kind])
 
     @property
     def appendable(self) -> dict[str, str]:
@@ -469,6 +473,11 @@ class Program:
         said = {"threads": self._requested} if with_threads and self._requested and "cuda" not in self.manifest else {}
         manifest = {n: x for n, x in self.manifest.items() if n != "threads"} | said
         write_artifact(replace(self._artifact, manifest=manifest), path)
+
+
+def _described(arguments: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """Name -> dtype and symbolic shape."""
+    return {a["name"]: f"{a['dtype']}[{', '.join(a['shape'])}]" for a in arguments}
 
 
 def _close(native: Native, contexts: list[Context]) -> None:

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from polydyn.errors import InputError
+from polydyn.errors import InputError, UnsupportedError
 from polydyn.runtime.program import Program, numpy_dtype
 from polydyn.session.refusals import Refusing
 from polydyn.session.values import Array, NodeArg, OrtValue, check_device, checked_shape, dtype_name, tensor_type
@@ -145,7 +145,7 @@ class IOBinding(Refusing):
         """The program's bound call; None where an input would have to be converted first."""
         try:
             return self._program.bind(feeds, given)
-        except InputError:
+        except (InputError, UnsupportedError):
             return None  # run says what is wrong, or converts
 
     @property

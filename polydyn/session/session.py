@@ -93,8 +93,8 @@ class InferenceSession(Refusing):
                     f"{saved} is compiled for {self.program.manifest['target']}, not for {self._provider}",
                     remedy=f"name providers=[{CUDA if 'cuda' in self.program.manifest else CPU!r}]",
                 )
-        self._inputs = _arguments(self.program.manifest["inputs"])
-        self._outputs = _arguments(self.program.manifest["outputs"])
+        self._inputs = _arguments(self.program.arguments("inputs"))
+        self._outputs = _arguments(self.program.arguments("outputs"))
         self._trace = Trace(self._options.profile_file_prefix) if self._options.enable_profiling else None
         if self._options.optimized_model_filepath:
             self.program.save(self._options.optimized_model_filepath)
@@ -122,7 +122,7 @@ class InferenceSession(Refusing):
         names = self._names(output_names)
         feeds = {n: v.array for n, v in _feed(input_dict_ort_values).items()}
         results = self._traced(lambda: self.program.run(feeds), feeds)
-        dtypes = {o["name"]: o["dtype"] for o in self.program.manifest["outputs"]}
+        dtypes = {o["name"]: o["dtype"] for o in self.program.arguments("outputs")}
         return [OrtValue(results[n], dtypes[n]) for n in names]
 
     def run_async(
@@ -180,9 +180,9 @@ class InferenceSession(Refusing):
         if isinstance(value, OrtValue):
             return value.array
         if isinstance(value, (list, tuple, int, float, bool)):
-            dtype = next((i["dtype"] for i in self.program.manifest["inputs"] if i["name"] == name), None)
+            dtype = next((i["dtype"] for i in self.program.arguments("inputs") if i["name"] == name), None)
             try:
-                return np.asarray(value, dtype)
+                return np.asarray(value, object if dtype == "string" else dtype)
             except (TypeError, ValueError, OverflowError) as e:
                 raise InputError(
                     f"input '{name}' is no array of {dtype}: {e}", tensor=name, remedy="pass a numpy array"
@@ -191,7 +191,7 @@ class InferenceSession(Refusing):
 
     @staticmethod
     def _host(result: Any) -> Any:
-        return result if isinstance(result, np.ndarray) else result.numpy()
+        return result if isinstance(result, (np.ndarray, list)) else result.numpy()
 
     # -- what the model is -------------------------------------------------------------------------------------------
 

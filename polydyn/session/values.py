@@ -29,7 +29,7 @@ _ONNX_NAMES = {"float32": "float", "float64": "double"}
 
 def tensor_type(dtype: str) -> str:
     """``tensor(float)`` for ``float32``."""
-    return f"tensor({_ONNX_NAMES.get(dtype, dtype)})"
+    return dtype if dtype.startswith("seq(") else f"tensor({_ONNX_NAMES.get(dtype, dtype)})"
 
 
 def onnx_code(dtype: str) -> int:

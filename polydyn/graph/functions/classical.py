@@ -39,8 +39,8 @@ def linear_regressor(b: Body) -> None:
 def linear_classifier(b: Body) -> None:
     """The label of the largest score, and the scores as float32."""
     x, dtype = samples(b)
-    labels = b.attribute("classlabels_strings", ()) or b.attribute("classlabels_ints", ())
-    b.ignore("multi_class", "classlabels_strings", "classlabels_ints")
+    labels = b.attribute("classlabels_ints", ())
+    b.ignore("multi_class")
     kind, count = b.attribute("post_transform", "NONE"), len(labels)
     rows = max(np.asarray(b.attribute("intercepts", ())).size, 1)
     scores = _linear(b, rows, dtype, x)
@@ -134,33 +134,40 @@ def array_feature_extractor(b: Body) -> None:
 
 @body(f"{ML}::OneHotEncoder")
 def one_hot_encoder(b: Body) -> None:
-    """1 where a number is a category, along a new last axis. With ``zeros=0`` each must be one."""
-    if b.attribute("cats_strings", ()):
-        raise b.refuse("categories that are texts", "encode them before the model")
-    if not b.attribute("zeros", 1):
-        raise b.refuse("zeros=0, which fails for unknown categories", "export it with zeros=1")
+    """1 at the last of the categories that a number is, along a new last axis. With ``zeros=0`` each must be one: it is
+    an index into a vector of ones.
+    """
+    categories = np.asarray(b.attribute("cats_int64s", ()), np.int64)
+    count = categories.size
+    last = np.array([c not in categories[k + 1 :] for k, c in enumerate(categories)], bool)
     x = b.op("Unsqueeze", b.cast(b.input(0), "int64"), b.constant([-1]))
-    b.give(b.cast(b.op("Equal", x, b.constant(b.attribute("cats_int64s", ()))), "float32"))
+    same = b.op("Equal", x, b.constant(categories))
+    same = same if last.all() else b.op("And", same, b.constant(last, "bool"))
+    result = b.cast(same, "float32")
+    if not b.attribute("zeros", 1):
+        at = b.op("Where", same, b.constant(np.arange(count)), b.constant(count))
+        one = b.op("Gather", b.constant(np.ones(count), "float32"), b.reduce("ReduceMin", at, -1))
+        result = b.op("Mul", result, one)
+    b.give(result)
 
 
 @body(f"{ML}::LabelEncoder")
 def label_encoder(b: Body) -> None:
-    """A number replaced by another one, of the last of equal keys; unknown ones by a default."""
-    kinds = ("int64", "float", "string", "tensor")
+    """A number replaced by another one, that of the first of equal keys; unknown ones by a default."""
+    kinds = ("int64", "float", "tensor")
     found: dict[str, Array] = {}
     for what in ("keys", "values"):
         for kind in kinds:
             name = f"{what}_{kind}" + "s" * (kind != "tensor")
             given = b.attribute(name)
             if given is not None and np.size(given):
-                if kind == "string" or np.asarray(given).dtype == object:
-                    raise b.refuse("texts", "leave it to ONNX Runtime with Options(fallback='onnxruntime')")
                 dtype = {"int64": "int64", "float": "float32"}.get(kind) or str(np.asarray(given).dtype)
                 found[what] = np.asarray(given, dtype).reshape(-1)
-    b.ignore("default_string", "default_int64", "default_float", "default_tensor")
+    b.ignore("default_int64", "default_float", "default_tensor")
     if found.keys() != {"keys", "values"} or found["keys"].size != found["values"].size:
         raise ModelError("keys and values differ in number", node=b.node.name, rule=b.node.op)
-    keys, values = found["keys"], found["values"]
+    _, first = np.unique(found["keys"], return_index=True)
+    keys, values = (found[what][np.sort(first)] for what in ("keys", "values"))
     dtype, tensor = str(values.dtype), b.attribute("default_tensor")
     plain = b.attribute("default_int64", -1) if dtype == "int64" else b.attribute("default_float", -0.0)
     default = np.asarray(plain if tensor is None or not np.size(tensor) else tensor, dtype).reshape(-1)[0]

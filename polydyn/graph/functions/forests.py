@@ -305,8 +305,7 @@ def tree_ensemble_classifier(b: Body) -> None:
     """The class of the largest sum of leaves' weights, and the scores of all classes as float32."""
     x, dtype = samples(b)
     forest = _old_forest(b, "class", dtype)
-    labels = b.attribute("classlabels_strings", ()) or b.attribute("classlabels_int64s", ())
-    b.ignore("classlabels_strings", "classlabels_int64s")
+    labels = b.attribute("classlabels_int64s", ())
     count, base = len(labels), _table(b, "base_values", dtype)
     totals, has = _aggregated(b, forest, _leaves(b, forest, x, dtype), count, "SUM")
     ids = np.unique(forest.targets[forest.targets >= 0])

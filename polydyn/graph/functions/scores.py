@@ -75,8 +75,6 @@ def one_of_two(
 
 def give_one_class(b: Body, totals: str, labels: Sequence[object], dtype: str) -> None:
     """Gives 1 or 0 for a positive total or another, and the total as it is."""
-    if isinstance(labels[0], str):
-        raise b.refuse("a single class with a text as its label")
     above = b.op("Greater", totals, b.constant(0.0, dtype))
     b.give(b.op("Squeeze", b.cast(above, "int64"), b.constant([1])))
     _give_scores(b, totals, dtype)
@@ -88,8 +86,4 @@ def _give_scores(b: Body, scores: str, dtype: str) -> None:
 
 def give_labels(b: Body, best: str, labels: Sequence[object]) -> None:
     """Gives the labels of class numbers as the first output."""
-    if labels and isinstance(labels[0], str):
-        raise b.refuse(
-            "labels that are texts", "export the model with numbers as labels, or use fallback='onnxruntime'"
-        )
     b.give(b.op("Gather", b.constant(np.array(labels, np.int64)), best, axis=0))

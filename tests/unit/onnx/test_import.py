@@ -120,7 +120,7 @@ def test_what_is_no_model_is_refused(tmp_path: Path) -> None:
     check(model([node("Identity", "x", "y")], {"x": (F, None)}, ["y"]), "rank of input x is unknown", UnsupportedError)
     strings = flat()
     strings.graph.input[0].type.tensor_type.elem_type = TensorProto.STRING
-    check(strings, "STRING is not supported", UnsupportedError)
+    check(strings, "of texts is not supported", UnsupportedError)
 
 
 def test_symbols_of_inputs_and_ranges() -> None:

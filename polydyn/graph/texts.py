@@ -1,0 +1,277 @@
+"""Models with texts and maps, as graphs of numbers: the host encodes texts before a call and decodes results after it.
+
+Each text that the model names has a number, its position in a list of words; the empty text has 0. Other texts of a
+call get the numbers after the last word, so equal texts have equal numbers. Operators that move or compare texts then
+move or compare int64, and encoders of ai.onnx.ml have integers as keys and values. A ZipMap at the end becomes an
+Identity; the host makes its maps. ``runtime/texts.py`` is the host's part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from polydyn.errors import ModelError, UnsupportedError
+from polydyn.graph.bodies import OPSET
+from polydyn.graph.importer import ImportedGraph, ModelInput
+from polydyn.graph.operators.registry import OnnxNode
+from polydyn.schedules.expr import Array
+
+ML = "ai.onnx.ml::"
+TEXT, CODE = "string", "int64"
+MOVED: dict[str, tuple[int, ...]] = {
+    **dict.fromkeys((
+        "Compress", "DepthToSpace", "Expand", "Flatten", "Gather", "GatherElements", "GatherND", "Identity", "Reshape",
+        "ReverseSequence", "Slice", "SpaceToDepth", "Split", "Squeeze", "Tile", "Transpose", "Unsqueeze",
+        f"{ML}ArrayFeatureExtractor",
+    ), (0,)),
+    "OneHot": (2,), "Pad": (0, 2), "Where": (1, 2),
+    **dict.fromkeys(("Scatter", "ScatterElements", "ScatterND"), (0, 2)),
+}  # fmt: skip
+"""Operators that move elements -> the inputs whose elements they move. Concat moves those of all inputs."""
+READ = {"Equal": {0, 1}, "Shape": {0}, "Size": {0}}
+"""Operators that read texts and give something else."""
+BODIES = {"If": (-1, 0), "Loop": (0, 1), "Scan": (0, 0)}
+"""Operators with bodies -> the node's input that is a body's first one (-1: none), and the body's output that is the
+node's first one."""
+LABELS = {
+    f"{ML}LinearClassifier": "classlabels_ints", f"{ML}SVMClassifier": "classlabels_ints",
+    f"{ML}TreeEnsembleClassifier": "classlabels_int64s",
+}  # fmt: skip
+"""Classifiers -> their attribute of labels that are numbers."""
+
+
+def without_texts(graph: ImportedGraph, built: Callable[[OnnxNode], bool], partly: bool) -> ImportedGraph:
+    """The graph with numbers in place of texts and maps; ``host`` says what the host does around it.
+
+    ``built``: whether a node is known at all; if not, it is rejected later. ``partly``: some nodes may stay as they
+    are, so a graph without texts as inputs is returned unchanged if a node cannot take numbers.
+    UnsupportedError: an operator of texts that is not built; it names the node.
+    """
+    typed = [x.name for x in graph.inputs if x.dtype == TEXT]
+    if not _has_texts(graph):
+        return graph
+    texts = _Texts(graph, built, partly)
+    try:
+        made, found = texts.graph(graph, set())
+    except UnsupportedError:
+        if partly and not typed:
+            return graph
+        raise
+    kinds = {graph.copies.get(o, o): {"texts": 1} for o, text in zip(graph.outputs, found, strict=True) if text}
+    outputs = kinds | {o: {"maps": keys} for o, keys in texts.maps.items()}
+    host = {"words": list(texts.words), "inputs": typed, "outputs": outputs} if typed or outputs else {}
+    return replace(made, host=host)
+
+
+def _has_texts(graph: ImportedGraph) -> bool:
+    """Whether a graph or one inside it has an input or a constant of texts, or an operator that names texts or maps."""
+    if any(x.dtype == TEXT for x in graph.inputs) or any(a.dtype == object for a in graph.constants.values()):
+        return True
+    values = [v for n in graph.nodes for v in n.attributes.values() if n.op.startswith(ML)]
+    inside = [v for n in graph.nodes for v in n.attributes.values() if isinstance(v, ImportedGraph)]
+    return any(n.op == f"{ML}ZipMap" for n in graph.nodes) or any(map(_is_text, values)) or any(map(_has_texts, inside))
+
+
+def _is_text(value: Any) -> bool:
+    if isinstance(value, np.ndarray):
+        return bool(value.dtype == object)
+    return isinstance(value, tuple) and bool(value) and all(isinstance(x, str) for x in value)
+
+
+def text_of(x: Any) -> str:
+    """A text of a model. ModelError: it is no UTF-8."""
+    try:
+        return x.decode() if isinstance(x, bytes) else str(x)
+    except UnicodeDecodeError as e:
+        raise ModelError(f"the text {x!r} is no UTF-8", remedy="export the model again") from e
+
+
+class _Texts:
+    """Numbers of texts, and the rewriting of one model's graphs."""
+
+    def __init__(self, graph: ImportedGraph, built: Callable[[OnnxNode], bool], partly: bool) -> None:
+        self.words: dict[str, int] = {"": 0}
+        self.maps: dict[str, list[Any]] = {}
+        self.built, self.partly = built, partly
+        self.outputs = {o: graph.copies.get(o, o) for o in graph.outputs}
+        self.taken = {o for n in graph.nodes for o in n.outputs} | graph.constants.keys()
+
+    def codes(self, texts: Iterable[Any]) -> list[int]:
+        """The numbers of texts, new ones for those without."""
+        return [self.words.setdefault(text_of(t), len(self.words)) for t in texts]
+
+    def array(self, a: Array) -> Array:
+        """An array of texts as one of numbers."""
+        return np.array(self.codes(a.reshape(-1)), np.int64).reshape(a.shape)
+
+    def graph(
+        self, graph: ImportedGraph, outer: set[str], formals: frozenset[str] = frozenset()
+    ) -> tuple[ImportedGraph, list[bool]]:  # fmt: skip
+        """The rewritten graph, and for each output whether it has texts. ``outer``: texts of the graphs around it."""
+        texts = set(outer) | formals
+        texts |= {x for x, a in graph.constants.items() if a.dtype == object}
+        texts |= {x.name for x in graph.inputs if x.dtype == TEXT}
+        constants = {x: self.array(a) if a.dtype == object else a for x, a in graph.constants.items()}
+        nodes: list[OnnxNode] = []
+        for n in graph.nodes:
+            nodes += self.node(n, texts, constants)
+        inputs = tuple(replace(x, dtype=CODE) if x.name in texts else x for x in graph.inputs)
+        declared = {x: _coded(i) if x in texts else i for x, i in graph.declared.items()}
+        made = replace(graph, nodes=tuple(nodes), inputs=inputs, constants=constants, declared=declared)
+        return made, [o in texts for o in graph.outputs]
+
+    def node(self, n: OnnxNode, texts: set[str], constants: dict[str, Array]) -> list[OnnxNode]:
+        """What stands for a node; its results that are texts are added to ``texts``."""
+        read = {k for k, x in enumerate(n.inputs) if x in texts}
+        if n.op in BODIES:
+            return [self.with_bodies(n, texts)]
+        if n.op in CODED:
+            made, gives = CODED[n.op](self, n, bool(read), constants)
+            texts |= {o for o in n.outputs[:1] if gives}
+            return made
+        if not read:
+            return [n]
+        moved = tuple(range(len(n.inputs))) if n.op == "Concat" else MOVED.get(n.op, ())
+        given = {k for k in moved if k < len(n.inputs) and n.inputs[k]}
+        if read == given:
+            texts |= {o for o in n.outputs if o}
+            return [n]
+        if read <= READ.get(n.op, set()):
+            return [n]
+        if self.built(n) or self.partly:
+            raise UnsupportedError(
+                f"{n.op} of texts is not supported", node=n.name, tensor=n.inputs[min(read)],
+                remedy="encode the texts before the model",
+            )  # fmt: skip
+        return [n]
+
+    def cast(self, n: OnnxNode, text: bool, constants: Mapping[str, Array]) -> tuple[list[OnnxNode], bool]:
+        """A cast of texts to texts is an Identity."""
+        if n.attribute("to") != STRING_CODE and not text:
+            return [n], False
+        if n.attribute("to") != STRING_CODE or not text:
+            way = "of texts to numbers" if text else "of numbers to texts (STRING)"
+            raise UnsupportedError(f"Cast {way} is not supported", node=n.name, remedy="convert them around the model")
+        return [replace(n, op="Identity", attributes={})], True
+
+    def with_bodies(self, n: OnnxNode, texts: set[str]) -> OnnxNode:
+        """A node whose bodies are rewritten."""
+        first, offset = BODIES[n.op]
+        attributes, results = dict(n.attributes), list[list[bool]]()
+        for key, body in n.attributes.items():
+            if not isinstance(body, ImportedGraph):
+                continue
+            pairs = zip(body.inputs, n.inputs[first:] if first >= 0 else (), strict=False)
+            formals = frozenset(x.name for x, given in pairs if given in texts)
+            attributes[key], found = self.graph(body, texts, formals)
+            results.append(found[offset:])
+        if any(r != results[0] for r in results):
+            raise UnsupportedError(f"{n.op} with texts in one branch only is not supported", node=n.name)
+        texts |= {o for o, text in zip(n.outputs, results[0] if results else (), strict=False) if text and o}
+        return replace(n, attributes=attributes)
+
+    def fresh(self, name: str) -> str:
+        """A name that no tensor has."""
+        while name in self.taken:
+            name += "'"
+        self.taken.add(name)
+        return name
+
+    # -- operators of ai.onnx.ml -------------------------------------------------------------------------------------
+
+    def label_encoder(self, n: OnnxNode, text: bool, constants: Mapping[str, Array]) -> tuple[list[OnnxNode], bool]:
+        """Keys and values that are texts as integers; the first version's classes as keys and values."""
+        a, opset = dict(n.attributes), n.opset
+        classes = a.pop("classes_strings", None)
+        if classes is not None or opset < 2:
+            return self.encoded(n, a | _both_ways(classes or (), range(len(classes or ())), text), max(opset, 2), text)
+        return self.encoded(n, a, opset, text)
+
+    def encoded(self, n: OnnxNode, a: dict[str, Any], opset: int, text: bool) -> tuple[list[OnnxNode], bool]:
+        """A LabelEncoder of integers, and whether its results are texts."""
+        found = {}
+        for what in ("keys", "values"):
+            plain, tensor = a.pop(f"{what}_strings", None), a.get(f"{what}_tensor")
+            if tensor is not None and _is_text(tensor):
+                plain = a.pop(f"{what}_tensor").reshape(-1)
+            found[what] = plain is not None and len(plain) > 0
+            if found[what]:
+                a[f"{what}_int64s"] = tuple(self.codes(plain))
+        if found["keys"] != text:
+            raise ModelError(f"{n.op} {n.name}: keys and input differ in type", node=n.name, rule=f"{n.op} of ONNX")
+        default, tensor = a.pop("default_string", "_Unused"), a.get("default_tensor")
+        if tensor is not None and _is_text(tensor):
+            default = a.pop("default_tensor").reshape(-1)[0]
+        if found["values"]:
+            (a["default_int64"],) = self.codes([default])
+        op = f"{ML}LabelEncoder"
+        return [replace(n, op=op, attributes=a, opset=opset)], found["values"]
+
+    def category_mapper(self, n: OnnxNode, text: bool, constants: Mapping[str, Array]) -> tuple[list[OnnxNode], bool]:
+        """A LabelEncoder in the direction that the input's type has."""
+        a = dict(n.attributes)
+        strings, numbers = a.pop("cats_strings", ()), a.pop("cats_int64s", ())
+        if len(strings) != len(numbers):
+            raise ModelError(f"{n.name}: cats_strings and cats_int64s differ in number", node=n.name, rule=n.op)
+        return self.encoded(n, a | _both_ways(strings, numbers, text), 2, text)
+
+    def one_hot_encoder(self, n: OnnxNode, text: bool, constants: Mapping[str, Array]) -> tuple[list[OnnxNode], bool]:
+        """Categories that are texts as integers."""
+        strings = n.attribute("cats_strings", ())
+        if bool(strings) != text:
+            raise ModelError(f"{n.op} {n.name}: categories and input differ in type", node=n.name, rule=n.op)
+        a = {k: v for k, v in n.attributes.items() if k != "cats_strings"}
+        return [replace(n, attributes=a | ({"cats_int64s": tuple(self.codes(strings))} if text else {}))], False
+
+    def classifier(self, n: OnnxNode, text: bool, constants: dict[str, Array]) -> tuple[list[OnnxNode], bool]:
+        """A classifier whose labels are numbers of classes, and a Gather of the labels."""
+        labels = n.attribute("classlabels_strings", ())
+        if not labels:
+            return [n], False
+        if len(labels) < 2:
+            raise UnsupportedError(f"{n.op} with a text for a single class is not supported", node=n.name)
+        a = {k: v for k, v in n.attributes.items() if k != "classlabels_strings"}
+        a[LABELS[n.op]] = tuple(range(len(labels)))
+        label = n.outputs[0]
+        if not label:
+            return [replace(n, attributes=a)], False
+        number, table = self.fresh(f"number of {label}"), self.fresh(f"classes of {label}")
+        constants[table] = np.array(self.codes(labels), np.int64)
+        gather = OnnxNode(f"{n.name} labels", "Gather", (table, number), (label,), {"axis": 0}, OPSET)
+        return [replace(n, attributes=a, outputs=(number, *n.outputs[1:])), gather], True
+
+    def zip_map(self, n: OnnxNode, text: bool, constants: Mapping[str, Array]) -> tuple[list[OnnxNode], bool]:
+        """An Identity; maps are made after a call, so they must be an output of the model."""
+        keys = n.attribute("classlabels_strings", ()) or n.attribute("classlabels_int64s", ())
+        (output,) = n.outputs
+        if output not in self.outputs:
+            raise UnsupportedError(
+                f"{n.op} {n.name} gives maps that are no output of the model", node=n.name, tensor=output,
+                remedy="export the model with zipmap=False",
+            )  # fmt: skip
+        self.maps[self.outputs[output]] = [text_of(k) if isinstance(k, (str, bytes)) else int(k) for k in keys]
+        return [OnnxNode(n.name, "Identity", n.inputs, n.outputs, {}, OPSET)], False
+
+
+CODED: Mapping[str, Callable[..., tuple[list[OnnxNode], bool]]] = {
+    f"{ML}CategoryMapper": _Texts.category_mapper, f"{ML}LabelEncoder": _Texts.label_encoder,
+    f"{ML}OneHotEncoder": _Texts.one_hot_encoder, f"{ML}ZipMap": _Texts.zip_map,
+    "Cast": _Texts.cast, **dict.fromkeys(LABELS, _Texts.classifier),
+}  # fmt: skip
+STRING_CODE = 8
+"""``TensorProto.STRING``."""
+
+
+def _both_ways(strings: Sequence[str], numbers: Sequence[int], text: bool) -> dict[str, Any]:
+    """Keys and values of an encoder for the direction of its input; the last of equal keys counts, so it is first."""
+    given = tuple(strings)[::-1], tuple(numbers)[::-1]
+    names = ("keys_strings", "values_int64s") if text else ("values_strings", "keys_int64s")
+    return dict(zip(names, given, strict=True))
+
+
+def _coded(x: ModelInput) -> ModelInput:
+    return replace(x, dtype=CODE)
