@@ -91,6 +91,7 @@ def kinds() -> dict[str, str]:
         name = f"{s.domain}::{s.name}" if s.domain else s.name
         if s.has_function or s.has_context_dependent_function:
             out.setdefault(name, "function")
+    out |= {"ai.onnx.ml::CategoryMapper": "numbers in place of texts", "ai.onnx.ml::ZipMap": "the host"}
     return out | {"If": "a branch, or a host step where data decide", "Constant": "a constant"}
 
 

@@ -208,3 +208,42 @@ def test_features_are_taken_by_number() -> None:
     np.testing.assert_array_equal(program.run({"x": x, "i": np.array([3, 1])})["y"], x[:, [3, 1]])
     with pytest.raises(InputError):
         program.run({"x": x, "i": np.array([4])})
+
+
+# -- support vector machines -----------------------------------------------------------------------------------------
+
+
+def machine(classes: int, kernel: str, seed: int = 0, **more: Any) -> onnx.ModelProto:
+    """A classifier with one to three vectors for each class."""
+    rng, sizes = np.random.default_rng(seed), [1 + c % 3 for c in range(classes)]
+    vectors, pairs = sum(sizes), classes * (classes - 1) // 2
+    numbers = {"support_vectors": 4 * vectors, "coefficients": (classes - 1) * vectors, "rho": pairs}
+    attributes = {n: (rng.random(k) - 0.5).tolist() for n, k in numbers.items()}
+    if more.pop("likely", False):
+        attributes |= {"prob_a": (-rng.random(pairs) - 0.5).tolist(), "prob_b": (rng.random(pairs) - 0.5).tolist()}
+    labels = {"classlabels_ints": list(range(4, 4 + classes)), "vectors_per_class": sizes}
+    params = {"kernel_type": kernel, "kernel_params": [0.5, 0.2, 2.0]}
+    return one("SVMClassifier", "float32", [LABELS, SCORES], 1, **attributes, **labels, **params, **more)
+
+
+@pytest.mark.parametrize(
+    ("classes", "kernel", "more"),
+    [
+        (2, "RBF", {"post_transform": "LOGISTIC"}), (2, "LINEAR", {}), (3, "POLY", {"post_transform": "SOFTMAX"}),
+        (4, "SIGMOID", {"likely": True}), (2, "RBF", {"likely": True}),
+    ],
+)  # fmt: skip
+def test_support_vector_machines_that_classify(classes: int, kernel: str, more: dict[str, Any]) -> None:
+    """Probabilities are those of ONNX Runtime's iteration, which ends 0.005 / classes before the solution."""
+    compare(machine(classes, kernel, **more), nan=False)
+
+
+@pytest.mark.parametrize("count", [0, 3])
+def test_support_vector_machines_that_estimate(count: int) -> None:
+    weights = W[: count or 4]
+    more: dict[str, Any] = {"n_supports": count, "coefficients": weights, "rho": [0.2], "kernel_type": "RBF"}
+    more |= {"support_vectors": W[:12]} if count else {"one_class": 1}
+    compare(one("SVMRegressor", "float32", [SCORES], 1, kernel_params=[0.3, 0.0, 3.0], **more), nan=False)
+    scores = one("SVMClassifier", "float32", [LABELS, SCORES], 1, kernel_params=[0.0, 0.0, 0.0], rho=[0.1],
+                 classlabels_ints=[7, 9, 8][:2 + count // 3], coefficients=W[: 8 + 4 * (count // 3)])  # fmt: skip
+    compare(scores, nan=False)

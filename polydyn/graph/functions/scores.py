@@ -50,7 +50,7 @@ def pair(b: Body, low: str, high: str) -> str:
 def class_outputs(b: Body, totals: str, ranked: str, labels: Sequence[object], kind: str, dtype: str) -> None:
     """Gives the labels of the largest of ``ranked``, and the transformed totals as float32; both [samples, classes]."""
     give_labels(b, b.op("ArgMax", ranked, axis=1, keepdims=0), labels)
-    _give_scores(b, post_transform(b, totals, kind, dtype), dtype)
+    give_scores(b, post_transform(b, totals, kind, dtype), dtype)
 
 
 def one_of_two(
@@ -70,17 +70,18 @@ def one_of_two(
         scores = b.op("Sigmoid", pair(b, b.op("Neg", s), s))
     else:
         scores = pair(b, b.op("Sub", b.constant(1.0 if positive else 0.0, dtype), s), s)
-    _give_scores(b, scores, dtype)
+    give_scores(b, scores, dtype)
 
 
 def give_one_class(b: Body, totals: str, labels: Sequence[object], dtype: str) -> None:
     """Gives 1 or 0 for a positive total or another, and the total as it is."""
     above = b.op("Greater", totals, b.constant(0.0, dtype))
     b.give(b.op("Squeeze", b.cast(above, "int64"), b.constant([1])))
-    _give_scores(b, totals, dtype)
+    give_scores(b, totals, dtype)
 
 
-def _give_scores(b: Body, scores: str, dtype: str) -> None:
+def give_scores(b: Body, scores: str, dtype: str) -> None:
+    """Gives scores as float32, as the second output."""
     b.give(b.cast(scores, "float32") if dtype != "float32" else scores, 1)
 
 
