@@ -194,6 +194,10 @@ def _prepare(
         made_inside = {name: _inside(node, partial(prepare, g, inner=True)) for name, (node, g) in bodies.items()}
         inside = {n: a for n, (a, _) in made_inside.items()}
         whole = assemble_parts(parts, [a for a, _ in made], inside, sizes_by_name(dims), backend.name)
+        if verifying(Verify.PLANS) and not backend.on_device:
+            from polydyn.testing.plan.live import verify_frame  # nobody else needs it
+
+            stage("interpreted between parts", verify_frame(parts, whole))
         return whole, sum(n for _, n in (*made, *made_inside.values()))
 
     return build

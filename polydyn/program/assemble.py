@@ -113,7 +113,7 @@ def build_artifact(plan: HostPlan, target: str = "cpu", building: Building | Non
         )
     except BuildError as e:
         raise _placed(e, plan) from e
-    artifact = Artifact(_manifest(plan, host) | _built_by(library, target) | more, files, library.data, weights)
+    artifact = Artifact(manifest_of(plan, host) | _built_by(library, target) | more, files, library.data, weights)
     return (artifact if built is None else with_images(artifact, built)), library.compiled
 
 
@@ -269,7 +269,8 @@ def _map(m: TensorMapOf) -> dict[str, Any]:
     return {"buffer": m.buffer, "dtype": m.dtype, "offset": to_json(m.offset), "box": list(m.box)} | sizes
 
 
-def _manifest(plan: HostPlan, host: HostProgram) -> dict[str, Any]:
+def manifest_of(plan: HostPlan, host: HostProgram) -> dict[str, Any]:
+    """What the artifact of a plan says, but for what its library was built by."""
     def io(names: Sequence[str]) -> list[dict[str, Any]]:
         return [
             {

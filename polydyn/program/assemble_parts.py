@@ -13,7 +13,7 @@ from polydyn.build.compiler import architecture_of, build_library
 from polydyn.build.features import architecture
 from polydyn.graph.cut import Part, Parts
 from polydyn.graph.ir import Graph, HostStep, Tensor
-from polydyn.program.frame import add_frame, waits
+from polydyn.program.frame import Manifest, add_frame, waits
 from polydyn.program.guards import guard_to_json
 from polydyn.program.host import shape_text
 from polydyn.program.words import Words
@@ -27,20 +27,35 @@ def assemble_parts(
     parts: Parts, made: Sequence[Artifact], bodies: Mapping[str, Artifact], dims: Mapping[str, Sizes], target: str
 ) -> Artifact:
     """``made``: the artifacts of the parts in order, for ``target``. ``bodies``: those of the models that steps run."""
+    graph = parts.graph
+    manifest = parts_manifest(
+        parts, [a.manifest for a in made], {n: a.manifest for n, a in bodies.items()}, dims, target
+    )
+    files = step_sources()
+    units = {n: t for n, t in files.items() if n.endswith(".c")}
+    host = "cpu:baseline" if architecture_of(target) == architecture() else target
+    library = build_library(units, {n: t for n, t in files.items() if n not in units}, host).data
+    constants = {n: graph.constants[n] for n in parts.constants}
+    return join_parts(manifest, [*made, *bodies.values()], constants, files, library)
+
+
+def parts_manifest(
+    parts: Parts, made: Sequence[Manifest], bodies: Mapping[str, Manifest], dims: Mapping[str, Sizes], target: str
+) -> dict[str, Any]:
+    """What the artifact of a whole says before ``add_frame``. ``made``, ``bodies``: the manifests of those."""
     graph, numbers = parts.graph, {name: len(made) + k for k, name in enumerate(bodies)}
     count = iter(range(len(made)))
     order = [_part(s, next(count)) if isinstance(s, Part) else _step(s, numbers, graph) for s in parts.order]
-    manifests = [a.manifest for a in made]
-    inside = [a.manifest for a in bodies.values()]
-    manifest = {
+    every = [*made, *bodies.values()]
+    return {
         "format": FORMAT,
         "abi": ABI,
         "polydyn": polydyn.__version__,
         "name": graph.name,
         "target": target,
         "architecture": architecture_of(target),
-        "compiler": next((a.manifest["compiler"] for a in (*made, *bodies.values())), "no compiler"),
-        "features": sorted({f for a in (*made, *bodies.values()) for f in a.manifest["features"]}),
+        "compiler": next((m["compiler"] for m in every), "no compiler"),
+        "features": sorted({f for m in every for f in m["features"]}),
         "inputs": [_io(graph.tensors[x]) for x in graph.inputs],
         "outputs": [_io(graph.tensors[x]) | {"of": parts.reshaped.get(x, x)} for x in graph.outputs],
         "appendable": [],
@@ -51,16 +66,10 @@ def assemble_parts(
         "order": order,
         "own_parts": len(made),
         "notes": [*graph.notes, *_notes(parts)],
-        **next(({k: m[k] for k in ("cuda", "estimates")} for m in (*manifests, *inside) if "cuda" in m), {}),
-        **_launches(manifests),
-        "kernels": list({k["name"]: k for m in (*manifests, *inside) for k in m["kernels"]}.values()),
+        **next(({k: m[k] for k in ("cuda", "estimates")} for m in every if "cuda" in m), {}),
+        **_launches(made),
+        "kernels": list({k["name"]: k for m in every for k in m["kernels"]}.values()),
     }
-    files = step_sources()
-    units = {n: t for n, t in files.items() if n.endswith(".c")}
-    host = "cpu:baseline" if architecture_of(target) == architecture() else target
-    library = build_library(units, {n: t for n, t in files.items() if n not in units}, host).data
-    constants = {n: graph.constants[n] for n in parts.constants}
-    return join_parts(manifest, [*made, *bodies.values()], constants, files, library)
 
 
 def join_parts(

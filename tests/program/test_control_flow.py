@@ -92,6 +92,26 @@ def test_a_branch_may_be_a_tensor_around_it() -> None:
     check(m, {"c": np.array(True), "x": f32(4)}, {"c": np.array(False), "x": f32(0)})
 
 
+def test_a_body_reads_its_condition_behind_the_answer_that_it_gives() -> None:
+    """The row is computed from a product, so its launch comes behind that of the next condition."""
+    m = parsed("""
+    g (int64 m, float[N, 4] x, float[4, 4] w) => (float[N, 4] last, float[K, N, 4] rows) {
+        yes = Constant <value = bool {1}> ()
+        last, rows = Loop (m, yes, x) <
+            body = body (int64 i, bool go, float[N, 4] v) => (bool on, float[N, 4] next, float[N, 4] row) {
+                limit = Constant <value = float {60}> ()
+                s = ReduceSum <keepdims = 0> (v)
+                on = Less (s, limit)
+                p = MatMul (v, w)
+                f = Cast <to = 1> (go)
+                row = Mul (p, f)
+                one = Constant <value = float {1}> ()
+                next = Add (v, one)
+            }>
+    }""")
+    check(m, {"m": scalar(10), "x": np.ones((3, 4), np.float32), "w": np.eye(4, dtype=np.float32)})
+
+
 def test_a_body_may_hand_on_its_number_its_condition_and_what_it_was_given() -> None:
     """Results are arrays of their own: later iterations and calls change none of them. (ONNX Runtime gives others.)"""
     m = parsed("""

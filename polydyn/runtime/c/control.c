@@ -229,7 +229,7 @@ static int32_t place_results(pd_sequence *s, const pd_stage *g, pd_loop *l, char
     pd_held of = result_of(b, 0, PD_BOOL);
     if (pd_elements(&of) != 1)
         return pd_refuse(s, PD_INPUT, "a condition with %lld elements\n  rule: one element", (long long)pd_elements(&of));
-    if (b->direct[0]) b->unit.to[b->results[0]] = &l->condition;
+    if (b->direct[0]) b->unit.to[b->results[0]] = &l->answer;
     return PD_OK;
 }
 
@@ -324,7 +324,7 @@ static int32_t iterations(pd_sequence *s, pd_loop *l, int64_t end) {
         }
         code = pd_unit_run(s, u);
         if (code != PD_OK) break;
-        if (asked) l->going = l->condition;
+        if (asked) l->going = l->answer;
         go_on(l);
     }
     l->steady = l->k < end;

@@ -101,7 +101,7 @@ typedef struct {
     int32_t phase, going, plain, steady; /* plain: no result is copied; steady: shapes are those of the iteration before */
     int32_t device; /* what it carries, and rows whose number is known, stay on the device */
     int64_t number, k, trips;
-    uint8_t condition;
+    uint8_t condition, answer; /* what the body reads, and what it says: it may read one behind its write of the other */
 } pd_loop;
 
 enum {

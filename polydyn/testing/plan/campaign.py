@@ -17,10 +17,13 @@ from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import get_context
 
+from polydyn.backends import target_of
 from polydyn.errors import PolydynError
+from polydyn.graph.expand import import_parts
 from polydyn.testing.drafts import Case
-from polydyn.testing.plan.check import Faulty, bound_sizes, check_planned, dims_of, sizes_in_shares
-from polydyn.testing.plan.planned import Planned, plans_of
+from polydyn.testing.plan.check import Faulty, bound_sizes, check_planned, dims_of, faults_of, sizes_in_shares
+from polydyn.testing.plan.framed import programs_of
+from polydyn.testing.plan.planned import Planned
 from polydyn.testing.random_onnx import random_case
 
 FAULTY, STOPS = "models with faults", "models at which the interpreter stops"
@@ -32,11 +35,12 @@ SHOWN = 3
 
 def check_case(case: Case, counts: Counter[str], loops: bool = False) -> list[Faulty]:
     """The faults of a model at the sizes of its calls; counts what was run. Raises PolydynError: it is refused."""
-    plans, names = plans_of(case.model), dims_of(case.model)
+    programs, names = programs_of(import_parts(case.model), target_of("cpu", None)), dims_of(case.model)
     counts["models"] += 1
-    counts["plans"] += len(plans)
-    found: list[Faulty] = []
-    for planned in plans:
+    counts["plans"] += len(programs.plans)
+    counts["frames between parts"] += len(programs.frames)
+    found = faults_of(programs.frames)
+    for planned in programs.plans:
         counts["launches"] += len(planned.plan.launches)
         for sizes in case.calls:
             found += _call(planned, bound_sizes(planned, names, sizes), counts, loops)

@@ -15,9 +15,10 @@ from dataclasses import dataclass
 import numpy as np
 import onnx
 
-from polydyn.backends import Options
+from polydyn.backends import Options, target_of
 from polydyn.graph.dtypes import numpy_dtype
 from polydyn.graph.dynamic import Symbols
+from polydyn.graph.expand import import_parts
 from polydyn.graph.importer import ModelLike
 from polydyn.runtime.symbols import THREADS
 from polydyn.schedules.expr import Array
@@ -26,7 +27,9 @@ from polydyn.shapes.sizes import Dims
 from polydyn.testing.plan.arithmetic import guard_holds, size_of
 from polydyn.testing.plan.call import Call
 from polydyn.testing.plan.faults import Fault
-from polydyn.testing.plan.planned import Planned, plans_of
+from polydyn.testing.plan.framed import Framed, programs_of
+from polydyn.testing.plan.frames import check_frame
+from polydyn.testing.plan.planned import Planned
 from polydyn.testing.plan.tensors import OutOfRange
 
 DEFAULT = 3
@@ -48,7 +51,8 @@ class Faulty:
 
     def __str__(self) -> str:
         sizes = " ".join(f"{k}={v}" for k, v in self.sizes.items())
-        return given_back(f"{self.plan} at {sizes}{', caches in place' * self.in_place}: {self.fault}")
+        at = f" at {sizes}" if sizes else ""
+        return given_back(f"{self.plan}{at}{', caches in place' * self.in_place}: {self.fault}")
 
 
 def check_model(
@@ -61,15 +65,20 @@ def check_model(
     Sizes that are not given are such that guards hold; sizes that guards refuse are left out. ``loops``: the loops of
     every kernel are compared with its statements (slow). Raises PolydynError where the model is refused.
     """
-    plans = plans_of(model, target=target, dims=dims, symbols=symbols, options=options)
+    programs = programs_of(import_parts(model, dims, symbols), target_of(target, options))
     calls = [sizes] if isinstance(sizes, Mapping) else list(sizes) or [{}]
     names = dims_of(model)
-    found: list[Faulty] = []
-    for planned in plans:
+    found = faults_of(programs.frames)
+    for planned in programs.plans:
         for given in calls:
             bound = bound_sizes(planned, names, given)
             found += check_planned(planned, bound, threads=threads, loops=loops, seed=seed) or []
     return found
+
+
+def faults_of(frames: Sequence[Framed]) -> list[Faulty]:
+    """What the run time between parts would lose."""
+    return [Faulty(x.name, {}, False, f) for x in frames for f in check_frame(x)]
 
 
 def check_planned(
@@ -166,8 +175,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--target", default="cpu")
     args = parser.parse_args(argv)
     given = {name: int(size) for name, _, size in (a.partition("=") for a in args.sizes)}
-    wrong = 0
-    for planned in plans_of(args.model, target=args.target):
+    programs = programs_of(import_parts(args.model), target_of(args.target, None))
+    lost = faults_of(programs.frames)
+    print(*(f"{f}\n" for f in lost), sep="", end="")
+    wrong = len(lost)
+    for planned in programs.plans:
         bound = bound_sizes(planned, dims_of(args.model), given)
         found = check_planned(planned, bound, threads=args.threads, loops=args.loops)
         what = "its guards refuse these sizes" if found is None else f"{len(found)} faults"

@@ -4,15 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import numpy as np
+
 from polydyn.backends import Target
 from polydyn.backends.base import Kernels
 from polydyn.codegen.ir import Body
 from polydyn.fusion.pipeline import prepared_graph
+from polydyn.graph.cut import Parts
 from polydyn.graph.ir import Graph
 from polydyn.lowering.place import Builder
 from polydyn.program.plan import HostPlan
+from polydyn.runtime.artifact import Artifact
 from polydyn.testing.plan.check import check_planned
 from polydyn.testing.plan.faults import PlanError
+from polydyn.testing.plan.framed import framed_of
+from polydyn.testing.plan.frames import check_frame
 from polydyn.testing.plan.planned import Planned, forms_of, rounding_of, width_of, with_text
 
 SIZES = (2, 3, 1, 4, 8, 16, 32, 64)
@@ -35,6 +41,16 @@ def verify_by_running(
         source, later, kernels, *forms_of(builder), plan, loops, width=width_of(target), rounding=rounding_of(target)
     )
     return verify_planned(with_text(made))
+
+
+def verify_frame(parts: Parts, whole: Artifact) -> int:
+    """How many stages run between the parts of a program. PlanError: a tensor is lost there."""
+    begin = int(whole.weights[24:32].view(np.int64)[0])
+    words = whole.weights[begin:].view(np.int64).tolist()
+    framed = framed_of(parts, whole.manifest, whole.manifest["parts"], words)
+    for fault in check_frame(framed):
+        raise PlanError(str(fault), rule=str(fault), remedy="report it with the model")
+    return len(framed.order)
 
 
 def verify_planned(made: Planned) -> int:

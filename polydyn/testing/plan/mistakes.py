@@ -1,24 +1,42 @@
-"""Mistakes that a planner could make, planted in plans: each is a function of a plan and of random numbers.
+"""Mistakes that a planner could make, planted in plans: each gives the places that a plan has for it.
 
-It gives what was done and the plan with the mistake, or None where the plan has no place for it.
+A place is what would be done, in words, and what does it; ``mistake`` draws one of them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial, wraps
 from random import Random
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 from polydyn.codegen.kernel import WORKSPACE
 from polydyn.lowering.place import Placed
+from polydyn.program.memory import Slot
 from polydyn.program.plan import Candidate, HostPlan, Launch
 from polydyn.schedules.expr import Load
 from polydyn.schedules.index import ONE, ZERO
+from polydyn.schedules.model import Array
 from polydyn.testing.plan.planned import Planned
 
-Planted: TypeAlias = "tuple[str, Planned] | None"
-Mistake: TypeAlias = Callable[[Planned, Random], Planted]
+T = TypeVar("T")
+Places: TypeAlias = "Iterator[tuple[str, Callable[[], T]]]"
+Mistake: TypeAlias = Callable[[Planned, Random], "tuple[str, Planned] | None"]
+
+
+def mistake(places: Callable[[T], Places[T]]) -> Callable[[T, Random], tuple[str, T] | None]:
+    """Draws one of the places that a plan has for a mistake; None: it has none."""
+
+    @wraps(places)
+    def planted(made: T, r: Random) -> tuple[str, T] | None:
+        every = list(places(made))
+        if not every:
+            return None
+        what, change = r.choice(every)
+        return what, change()
+
+    return planted
 
 
 # -- parts of plans --------------------------------------------------------------------------------------------------
@@ -63,15 +81,44 @@ def renamed(launch: Launch, names: Mapping[str, str], which: str = "rw") -> Laun
     )  # fmt: skip
 
 
-def with_launches(made: Planned, change: Callable[[int, Launch], Launch]) -> Planned:
-    """The plan with each launch changed."""
-    launches = tuple(change(k, x) for k, x in enumerate(made.plan.launches))
+def with_names(made: Planned, names: Mapping[str, str], which: str = "rw", only: int | None = None) -> Planned:
+    """The plan with launches on other buffers, as ``renamed``; ``only``: one of them."""
+    launches = enumerate(made.plan.launches)
+    return with_launches(made, *(renamed(x, names, which) if only in (None, k) else x for k, x in launches))
+
+
+def with_launches(made: Planned, *launches: Launch) -> Planned:
+    """The plan with other launches."""
     return replace(made, plan=replace(made.plan, launches=launches))
 
 
 def with_launch(made: Planned, k: int, launch: Launch) -> Planned:
     """The plan with one other launch."""
-    return with_launches(made, lambda j, x: launch if j == k else x)
+    return with_launches(made, *(launch if j == k else x for j, x in enumerate(made.plan.launches)))
+
+
+def with_candidates(made: Planned, k: int, change: Callable[[Candidate], Candidate]) -> Planned:
+    """The plan with each candidate of a launch changed."""
+    launch = made.plan.launches[k]
+    return with_launch(made, k, replace(launch, candidates=tuple(map(change, launch.candidates))))
+
+
+def with_array(made: Planned, k: int, array: Array) -> Planned:
+    """The plan whose place ``k`` has another array of that name."""
+    p = made.kernels.placed[k]
+    group = replace(p.lowered.group, arrays=p.lowered.group.arrays | {array.name: array})
+    placed: list[Placed] = [*made.kernels.placed]
+    placed[k] = replace(p, lowered=replace(p.lowered, group=group))
+    return replace(made, kernels=replace(made.kernels, placed=placed))
+
+
+def without_launch(made: Planned, k: int) -> Planned:
+    """The plan without a launch."""
+    counts = [len(w) - (k in w) for w in waves_of(made.plan)]
+    launches = tuple(x for j, x in enumerate(made.plan.launches) if j != k)
+    checks = tuple(replace(c, launch=c.launch - (c.launch > k)) for c in made.plan.index_checks if c.launch != k)
+    plan = replace(made.plan, launches=launches, waves=tuple(n for n in counts if n), index_checks=checks)
+    return replace(made, plan=plan)
 
 
 def dependent(plan: HostPlan) -> list[tuple[int, int]]:
@@ -81,262 +128,200 @@ def dependent(plan: HostPlan) -> list[tuple[int, int]]:
     return [(j, k) for k in n for j in range(k) if written[j] & set(reads(plan.launches[k]))]
 
 
-def pick(r: Random, found: Iterator[tuple[object, ...]]) -> tuple[object, ...] | None:
-    """Any of them."""
-    every = list(found)
-    return r.choice(every) if every else None
-
-
 # -- launches --------------------------------------------------------------------------------------------------------
 
 
-def wrong_source(made: Planned, r: Random) -> Planted:
+@mistake
+def wrong_source(made: Planned) -> Places[Planned]:
     """A launch reads another tensor of that shape."""
     plan = made.plan
-    every = [
-        (k, a, b) for k, x in enumerate(plan.launches) for a in reads(x) for b in plan.buffers
-        if WORKSPACE not in a and plan.buffers[a].role != "constant" != plan.buffers[b].role
-        and alike(plan, a, b) and b not in x.buffers
-    ]  # fmt: skip
-    if not every:
-        return None
-    k, a, b = r.choice(every)
-    launch = plan.launches[k]
-    return f"'{launch.label}' reads {b} instead of {a}", with_launch(made, k, renamed(launch, {a: b}, "r"))
+    for k, x in enumerate(plan.launches):
+        for a in reads(x):
+            for b in plan.buffers:
+                roles = plan.buffers[a].role != "constant" != plan.buffers[b].role
+                if roles and WORKSPACE not in a and alike(plan, a, b) and b not in x.buffers:
+                    yield f"'{x.label}' reads {b} instead of {a}", partial(with_names, made, {a: b}, "r", k)
 
 
-def swapped_places(made: Planned, r: Random) -> Planted:
+@mistake
+def swapped_places(made: Planned) -> Places[Planned]:
     """Two tensors of one shape change places for those who write them."""
-    plan = made.plan
-    own = [b for b, x in plan.buffers.items() if x.role in ("intermediate", "output")]
-    every = [(a, b) for a in own for b in own if a < b and alike(plan, a, b)]
-    every = [(a, b) for a, b in every if not any({a, b} <= set(x.writes or ()) for x in plan.launches)]
-    if not every:
-        return None
-    a, b = r.choice(every)
-    return f"writers of {a} and {b} swapped", with_launches(made, lambda k, x: renamed(x, {a: b, b: a}, "w"))
+    own = [b for b, x in made.plan.buffers.items() if x.role in ("intermediate", "output")]
+    for a, b in ((a, b) for a in own for b in own if a < b and alike(made.plan, a, b)):
+        if not any({a, b} <= set(x.writes or ()) for x in made.plan.launches):
+            yield f"writers of {a} and {b} swapped", partial(with_names, made, {a: b, b: a}, "w")
 
 
-def too_early(made: Planned, r: Random) -> Planted:
+@mistake
+def too_early(made: Planned) -> Places[Planned]:
     """A reader runs in front of its writer."""
-    every = dependent(made.plan)
-    if not every:
-        return None
-    j, k = r.choice(every)
-    launches = list(made.plan.launches)
-    launches.insert(j, launches.pop(k))
-    plan = replace(made.plan, launches=tuple(launches), waves=(1,) * len(launches), index_checks=())
-    return f"'{launches[j].label}' before '{launches[j + 1].label}'", replace(made, plan=plan)
+
+    def moved(j: int, k: int) -> Planned:
+        launches = list(made.plan.launches)
+        launches.insert(j, launches.pop(k))
+        plan = replace(made.plan, launches=tuple(launches), waves=(1,) * len(launches), index_checks=())
+        return replace(made, plan=plan)
+
+    for j, k in dependent(made.plan):
+        yield f"'{made.plan.launches[k].label}' before '{made.plan.launches[j].label}'", partial(moved, j, k)
 
 
-def one_wave(made: Planned, r: Random) -> Planted:
+@mistake
+def one_wave(made: Planned) -> Places[Planned]:
     """Two waves of which the second one needs the first one become one."""
+
+    def joined(w: int) -> Planned:
+        counts = [len(x) for x in waves]
+        counts[w : w + 2] = [sum(counts[w : w + 2])]
+        return replace(made, plan=replace(made.plan, waves=tuple(counts)))
+
     waves, pairs = waves_of(made.plan), dependent(made.plan)
-    every = [w for w in range(len(waves) - 1) if any(j in waves[w] and k in waves[w + 1] for j, k in pairs)]
-    if not every:
-        return None
-    w, counts = r.choice(every), [len(x) for x in waves]
-    counts[w : w + 2] = [sum(counts[w : w + 2])]
-    return f"waves {w} and {w + 1} joined", replace(made, plan=replace(made.plan, waves=tuple(counts)))
+    for w in range(len(waves) - 1):
+        if any(j in waves[w] and k in waves[w + 1] for j, k in pairs):
+            yield f"waves {w} and {w + 1} joined", partial(joined, w)
 
 
-def missing(made: Planned, r: Random) -> Planted:
+@mistake
+def missing(made: Planned) -> Places[Planned]:
     """There is no such launch."""
-    k = r.randrange(len(made.plan.launches))
-    counts = [len(w) - (k in w) for w in waves_of(made.plan)]
-    launches = tuple(x for j, x in enumerate(made.plan.launches) if j != k)
-    checks = tuple(replace(c, launch=c.launch - (c.launch > k)) for c in made.plan.index_checks if c.launch != k)
-    plan = replace(made.plan, launches=launches, waves=tuple(n for n in counts if n), index_checks=checks)
-    return f"without '{made.plan.launches[k].label}'", replace(made, plan=plan)
+    for k, x in enumerate(made.plan.launches):
+        yield f"without '{x.label}'", partial(without_launch, made, k)
 
 
-def of_no_elements(made: Planned, r: Random) -> Planted:
+@mistake
+def of_no_elements(made: Planned) -> Places[Planned]:
     """A launch is said to write nothing, so it is skipped."""
-    k = r.randrange(len(made.plan.launches))
-    launch = made.plan.launches[k]
-    return f"'{launch.label}' of no elements", with_launch(made, k, replace(launch, elements=ZERO))
+    for k, x in enumerate(made.plan.launches):
+        yield f"'{x.label}' of no elements", partial(with_launch, made, k, replace(x, elements=ZERO))
 
 
-def in_place(made: Planned, r: Random) -> Planted:
+@mistake
+def in_place(made: Planned) -> Places[Planned]:
     """A launch writes over a tensor that it, and another one behind it, reads."""
     plan = made.plan
-    every = [
-        (x, a, b) for k, x in enumerate(plan.launches) for a in reads(x) for b in x.writes or ()
-        if plan.buffers[a].role == "intermediate" == plan.buffers[b].role and alike(plan, a, b)
-        and any(a in reads(y) for y in plan.launches[k + 1 :])
-    ]  # fmt: skip
-    if not every:
-        return None
-    x, a, b = r.choice(every)
-    return f"'{x.label}' writes {b} in place of {a}", with_launches(made, lambda k, y: renamed(y, {b: a}))
+    for k, x in enumerate(plan.launches):
+        for a, b in ((a, b) for a in reads(x) for b in x.writes or ()):
+            both = plan.buffers[a].role == "intermediate" == plan.buffers[b].role and alike(plan, a, b)
+            if both and any(a in reads(y) for y in plan.launches[k + 1 :]):
+                yield f"'{x.label}' writes {b} in place of {a}", partial(with_names, made, {b: a})
 
 
-def one_memory(made: Planned, r: Random) -> Planted:
+@mistake
+def one_memory(made: Planned) -> Places[Planned]:
     """An intermediate lies where a model output lies, and both live."""
-    plan = made.plan
-    outs = [b for b in plan.outputs if plan.buffers[b].role == "output"]
-    every = [(a, b) for a, x in plan.buffers.items() if x.role == "intermediate" for b in outs if alike(plan, a, b)]
-    if not every:
-        return None
-    a, b = r.choice(every)
-    return f"{a} lies where {b} lies", with_launches(made, lambda k, y: renamed(y, {a: b}))
+    outs = [b for b in made.plan.outputs if made.plan.buffers[b].role == "output"]
+    own = [b for b, x in made.plan.buffers.items() if x.role == "intermediate"]
+    for a, b in ((a, b) for a in own for b in outs if alike(made.plan, a, b)):
+        yield f"{a} lies where {b} lies", partial(with_names, made, {a: b})
 
 
 # -- what launches are told ------------------------------------------------------------------------------------------
 
 
-def one_less(made: Planned, r: Random) -> Planted:
+@mistake
+def one_less(made: Planned) -> Places[Planned]:
     """A size that a kernel is told is one too small."""
-    every = [
-        (k, n) for k, x in enumerate(made.plan.launches) for c in x.candidates[:1]
-        for n, e in zip(c.names, c.symbols, strict=True) if n.startswith("n") and e.constant is None
-    ]  # fmt: skip
-    if not every:
-        return None
-    k, name = r.choice(every)
-    launch = made.plan.launches[k]
 
-    def of(c: Candidate) -> Candidate:
+    def less(name: str, c: Candidate) -> Candidate:
         return replace(c, symbols=tuple(e - (n == name) for n, e in zip(c.names, c.symbols, strict=True)))
 
-    return f"'{launch.label}': {name} less 1", with_launch(
-        made, k, replace(launch, candidates=tuple(map(of, launch.candidates)))
-    )
+    for k, x in enumerate(made.plan.launches):
+        first = x.candidates[0]
+        for n, e in zip(first.names, first.symbols, strict=True):
+            if n.startswith("n") and e.constant is None:
+                yield f"'{x.label}': {n} less 1", partial(with_candidates, made, k, partial(less, n))
 
 
-def one_task_less(made: Planned, r: Random) -> Planted:
+@mistake
+def one_task_less(made: Planned) -> Places[Planned]:
     """A kernel has one task less."""
-    return _candidates(made, r, "a task less", lambda c: replace(c, tasks=c.tasks - 1))
+    for k, x in enumerate(made.plan.launches):
+        change = partial(with_candidates, made, k, lambda c: replace(c, tasks=c.tasks - 1))
+        yield f"'{x.label}': a task less", change
 
 
-def no_scratch(made: Planned, r: Random) -> Planted:
+@mistake
+def no_scratch(made: Planned) -> Places[Planned]:
     """Threads have no scratch."""
-    return _candidates(made, r, "no scratch", lambda c: replace(c, scratch=ZERO), lambda c: c.scratch != ZERO)
+    for k, x in enumerate(made.plan.launches):
+        if all(c.scratch != ZERO for c in x.candidates):
+            yield f"'{x.label}': no scratch", partial(with_candidates, made, k, lambda c: replace(c, scratch=ZERO))
 
 
-def _candidates(
-    made: Planned, r: Random, what: str, change: Callable[[Candidate], Candidate],
-    fits: Callable[[Candidate], bool] = lambda c: True,
-) -> Planted:  # fmt: skip
-    every = [k for k, x in enumerate(made.plan.launches) if all(map(fits, x.candidates))]
-    if not every:
-        return None
-    k = r.choice(every)
-    launch = made.plan.launches[k]
-    changed = replace(launch, candidates=tuple(map(change, launch.candidates)))
-    return f"'{launch.label}': {what}", with_launch(made, k, changed)
-
-
-def other_constant(made: Planned, r: Random) -> Planted:
+@mistake
+def other_constant(made: Planned) -> Places[Planned]:
     """A launch takes another constant of that size."""
-    plan = made.plan
-    every = [
-        (k, a, b) for k, x in enumerate(plan.launches) for a in reads(x) for b in plan.constants
-        if a in plan.constants and b in plan.buffers and plan.constants[a].shape == plan.constants[b].shape
-        and plan.constants[a].tobytes() != plan.constants[b].tobytes() and b not in x.buffers
-    ]  # fmt: skip
-    if not every:
-        return None
-    k, a, b = r.choice(every)
-    launch = plan.launches[k]
-    return f"'{launch.label}' reads {b} instead of {a}", with_launch(made, k, renamed(launch, {a: b}, "r"))
+    constants, buffers = made.plan.constants, made.plan.buffers
+    for k, x in enumerate(made.plan.launches):
+        for a in (a for a in reads(x) if a in constants):
+            for b in (b for b in constants if b in buffers and b not in x.buffers):
+                same = constants[a].tobytes() == constants[b].tobytes()
+                if constants[a].shape == constants[b].shape and not same:
+                    yield f"'{x.label}' reads {b} instead of {a}", partial(with_names, made, {a: b}, "r", k)
 
 
-def swapped_outputs(made: Planned, r: Random) -> Planted:
+@mistake
+def swapped_outputs(made: Planned) -> Places[Planned]:
     """Two outputs of one shape change names."""
-    plan = made.plan
-    outs = [b for b in plan.outputs if plan.buffers[b].role == "output"]
-    every = [(a, b) for a in outs for b in outs if a < b and alike(plan, a, b)]
-    if not every:
-        return None
-    a, b = r.choice(every)
-    return f"outputs {a} and {b} swapped", with_launches(made, lambda k, x: renamed(x, {a: b, b: a}))
+    outs = [b for b in made.plan.outputs if made.plan.buffers[b].role == "output"]
+    for a, b in ((a, b) for a in outs for b in outs if a < b and alike(made.plan, a, b)):
+        yield f"outputs {a} and {b} swapped", partial(with_names, made, {a: b, b: a})
 
 
-def other_copy(made: Planned, r: Random) -> Planted:
+@mistake
+def other_copy(made: Planned) -> Places[Planned]:
     """With a cache in place another launch is left out than the copy of the cache."""
-    plan = made.plan
-    every = [
-        (j, k) for j, x in enumerate(plan.launches) if x.skip_if_same for k, y in enumerate(plan.launches)
-        if x.skip_if_same[1] in (y.writes or ()) and not y.skip_if_same
-    ]  # fmt: skip
-    if not every:
-        return None
-    j, k = r.choice(every)
-    skip = plan.launches[j].skip_if_same
-    changed = with_launch(made, k, replace(plan.launches[k], skip_if_same=skip))
-    changed = with_launch(changed, j, replace(plan.launches[j], skip_if_same=None))
-    return f"'{plan.launches[k].label}' is left out", changed
+
+    def moved(j: int, k: int) -> Planned:
+        x, y = made.plan.launches[j], made.plan.launches[k]
+        changed = with_launch(made, k, replace(y, skip_if_same=x.skip_if_same))
+        return with_launch(changed, j, replace(x, skip_if_same=None))
+
+    for j, x in enumerate(made.plan.launches):
+        for k, y in enumerate(made.plan.launches):
+            if x.skip_if_same and x.skip_if_same[1] in (y.writes or ()) and not y.skip_if_same:
+                yield f"'{y.label}' is left out", partial(moved, j, k)
+
+
+@mistake
+def wrong_alias(made: Planned) -> Places[Planned]:
+    """A copy is left out, as if its source and its result were one memory."""
+
+    def left_out(k: int, a: str, b: str) -> Planned:
+        return with_names(without_launch(made, k), {a: b})
+
+    for k, x in enumerate(made.plan.launches):
+        p, _ = made.place_of(x)
+        s, *more = p.lowered.group.statements if p else (None,)
+        if p is None or s is None or more or not isinstance(s.value, Load) or s.reduce is not None:
+            continue
+        a, b = p.lowered.buffers[s.value.buffer], p.lowered.buffers[s.array]
+        if made.plan.buffers[a].role == "intermediate" and made.plan.buffers[a].dtype == made.plan.buffers[b].dtype:
+            yield f"{a} is taken to be {b}", partial(left_out, k, a, b)
 
 
 # -- kernels ---------------------------------------------------------------------------------------------------------
 
 
-def _with_place(made: Planned, k: int, place: Placed) -> Planned:
-    placed = [place if j == k else p for j, p in enumerate(made.kernels.placed)]
-    return replace(made, kernels=replace(made.kernels, placed=placed))
+@mistake
+def moved_window(made: Planned) -> Places[Planned]:
+    """A kernel writes its part of a concatenation further on, or before."""
+    for k, p in enumerate(made.kernels.placed):
+        for n, a in p.lowered.group.arrays.items():
+            if a.role == "output" and p.lowered.buffers[n] not in p.fused.outputs:
+                for by in (1, -1, 2):
+                    change = partial(with_array, made, k, replace(a, offset=a.offset + by))
+                    yield f"window of {p.fused.outputs} moved by {by}", change
 
 
-def moved_window(made: Planned, r: Random) -> Planted:
-    """A kernel writes its part of a concatenation one element further on, or before."""
-    every = [
-        (k, a) for k, p in enumerate(made.kernels.placed) for n, a in p.lowered.group.arrays.items()
-        if a.role == "output" and p.lowered.buffers[n] not in p.fused.outputs
-    ]  # fmt: skip
-    if not every:
-        return None
-    k, a = r.choice(every)
-    p, by = made.kernels.placed[k], r.choice([1, -1, 2])
-    arrays = p.lowered.group.arrays | {a.name: replace(a, offset=a.offset + by)}
-    lowered = replace(p.lowered, group=replace(p.lowered.group, arrays=arrays))
-    return f"window of {p.fused.outputs} moved by {by}", _with_place(made, k, replace(p, lowered=lowered))
-
-
-def turned_output(made: Planned, r: Random) -> Planted:
+@mistake
+def turned_output(made: Planned) -> Places[Planned]:
     """The strides of the two last axes of an output are swapped."""
-    every = [
-        (k, a) for k, p in enumerate(made.kernels.placed) for a in p.lowered.group.arrays.values()
-        if a.role == "output" and len(a.strides) > 1 and a.shape[-2] != ONE != a.shape[-1]
-    ]  # fmt: skip
-    if not every:
-        return None
-    k, a = r.choice(every)
-    p = made.kernels.placed[k]
-    turned = replace(a, strides=(*a.strides[:-2], a.strides[-1], a.strides[-2]))
-    group = replace(p.lowered.group, arrays=p.lowered.group.arrays | {a.name: turned})
-    changed = _with_place(made, k, replace(p, lowered=replace(p.lowered, group=group)))
-    return f"strides of {p.fused.outputs} swapped", changed
-
-
-def wrong_alias(made: Planned, r: Random) -> Planted:
-    """A copy is left out, as if its source and its result were one memory."""
-    plan, every = made.plan, list[tuple[int, str, str]]()
-    for k, x in enumerate(plan.launches):
-        p, _ = made.place_of(x)
-        s, *more = p.lowered.group.statements if p else (None, None)
-        if p is None or s is None or more or not isinstance(s.value, Load) or s.reduce is not None:
-            continue
-        a, b = p.lowered.buffers[s.value.buffer], p.lowered.buffers[s.array]
-        if plan.buffers[a].role == "intermediate" and plan.buffers[a].dtype == plan.buffers[b].dtype:
-            every.append((k, a, b))
-    if not every:
-        return None
-    k, a, b = r.choice(every)
-    found = missing(made, _Always(k))
-    assert found is not None
-    return f"{a} is taken to be {b}", with_launches(found[1], lambda j, y: renamed(y, {a: b}))
-
-
-class _Always(Random):
-    """Draws one number."""
-
-    def __init__(self, value: int) -> None:
-        super().__init__(0)
-        self.value = value
-
-    def randrange(self, *args: int) -> int:  # type: ignore[override]
-        """The number."""
-        return self.value
+    for k, p in enumerate(made.kernels.placed):
+        for a in p.lowered.group.arrays.values():
+            if a.role == "output" and len(a.strides) > 1 and a.shape[-2] != ONE != a.shape[-1]:
+                turned = replace(a, strides=(*a.strides[:-2], a.strides[-1], a.strides[-2]))
+                yield f"strides of {p.fused.outputs} swapped", partial(with_array, made, k, turned)
 
 
 # -- the arena -------------------------------------------------------------------------------------------------------
@@ -351,44 +336,44 @@ def lives(plan: HostPlan) -> dict[str, tuple[int, int]]:
     return out
 
 
-def joined_slots(made: Planned, r: Random) -> Planted:
+def with_tenants(made: Planned, into: Slot, more: Slot, moved: tuple[str, ...]) -> Planned:
+    """The plan in which tenants of one slot are those of another one, which is as large as both."""
+    larger = replace(into, tenants=into.tenants + moved, sizes=tuple(dict.fromkeys(into.sizes + more.sizes)))
+    rest = replace(more, tenants=tuple(t for t in more.tenants if t not in moved))
+    slots = (larger if s is into else rest if s is more else s for s in made.slots)
+    return replace(made, slots=tuple(s for s in slots if s.tenants))
+
+
+def two_slots(made: Planned) -> Iterator[tuple[Slot, Slot]]:
+    """All pairs of different ones."""
+    return ((a, b) for a in made.slots for b in made.slots if a is not b)
+
+
+@mistake
+def joined_slots(made: Planned) -> Places[Planned]:
     """Two slots whose tenants live at the same time are one."""
     life = lives(made.plan)
-
-    def together(a: str, b: str) -> bool:
-        return life[a][0] <= life[b][1] and life[b][0] <= life[a][1]
-
-    every = [(a, b) for a in made.slots for b in made.slots
-             if a is not b and any(together(x, y) for x in a.tenants for y in b.tenants)]  # fmt: skip
-    if not every:
-        return None
-    a, b = r.choice(every)
-    one = replace(a, tenants=a.tenants + b.tenants, sizes=tuple(dict.fromkeys(a.sizes + b.sizes)))
-    slots = tuple(one if s is a else s for s in made.slots if s is not b)
-    return f"slots of {a.tenants} and {b.tenants} joined", replace(made, slots=slots)
+    for a, b in two_slots(made):
+        if any(life[x][0] <= life[y][1] and life[y][0] <= life[x][1] for x in a.tenants for y in b.tenants):
+            yield f"slots of {a.tenants} and {b.tenants} joined", partial(with_tenants, made, a, b, b.tenants)
 
 
-def freed_early(made: Planned, r: Random) -> Planted:
+@mistake
+def freed_early(made: Planned) -> Places[Planned]:
     """A tensor lies where another one does that the wave that writes it still reads."""
     life = lives(made.plan)
-    every = [(a, b, x, y) for a in made.slots for b in made.slots if a is not b for x in a.tenants for y in b.tenants
-             if life[x][0] < life[x][1] == life[y][0]]  # fmt: skip
-    if not every:
-        return None
-    a, b, x, y = r.choice(every)
-    into = replace(a, tenants=(*a.tenants, y), sizes=tuple(dict.fromkeys((*a.sizes, *b.sizes))))
-    left = replace(b, tenants=tuple(t for t in b.tenants if t != y))
-    slots = tuple(s for s in (into if s is a else left if s is b else s for s in made.slots) if s.tenants)
-    return f"{y} where {x} is still read", replace(made, slots=slots)
+    for a, b in two_slots(made):
+        for x, y in ((x, y) for x in a.tenants for y in b.tenants if life[x][0] < life[x][1] == life[y][0]):
+            yield f"{y} where {x} is still read", partial(with_tenants, made, a, b, (y,))
 
 
-def small_arena(made: Planned, r: Random) -> Planted:
+@mistake
+def small_arena(made: Planned) -> Places[Planned]:
     """A slot is half as large."""
-    if not made.slots:
-        return None
-    s = r.choice(made.slots)
-    half = replace(s, sizes=tuple(x // 2 for x in s.sizes))
-    return f"slot of {s.tenants} halved", replace(made, slots=tuple(half if t is s else t for t in made.slots))
+    for s in made.slots:
+        half = replace(s, sizes=tuple(x // 2 for x in s.sizes))
+        slots = tuple(half if t is s else t for t in made.slots)
+        yield f"slot of {s.tenants} halved", partial(replace, made, slots=slots)
 
 
 ON_LAUNCHES: tuple[Mistake, ...] = (
