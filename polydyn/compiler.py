@@ -39,12 +39,17 @@ from polydyn.runtime.artifact import Artifact
 from polydyn.runtime.composite import with_general
 from polydyn.runtime.expressions import to_json
 from polydyn.runtime.opening import open_program
+from polydyn.runtime.overrides import with_overrides
 from polydyn.runtime.program import Program, check_threads
+from polydyn.schedules.expr import Array
 from polydyn.schedules.names import given_back_everywhere
 from polydyn.search.records import Records
 from polydyn.shapes.sizes import Dims, sizes_by_name
 
 __all__ = ["Options", "compile", "compile_artifact", "plan_graph", "plan_program"]
+
+MAX_FREE_BYTES = 1 << 20
+"""Bytes of all initializers that are inputs too, up to which they may be changed; else they stay constants."""
 
 Build: TypeAlias = Callable[[], tuple[Artifact, int]]
 """Makes an artifact; also how many units had to be compiled."""
@@ -133,7 +138,7 @@ def _artifact(
     for note in fallback_notes(graph):
         warnings.warn(note, FallbackWarning, stacklevel=4)
     build = _prepare(stage, graph, backend, records, dims, begun)
-    guessed, copies = graph.guessed, graph.copies
+    guessed, copies, optional = graph.guessed, graph.copies, graph.optional
     said = {"metadata": dict(graph.metadata)} | ({"host": dict(graph.host)} if graph.host else {})
     del graph  # with its constants, which are packed by now
     artifact, compiled = build()
@@ -141,6 +146,8 @@ def _artifact(
     if guessed and not backend.on_device:
         general = partial(read, general=True)
         artifact, compiled = _with_general(stage, general, guessed, artifact, compiled, backend, records, begun)
+    if optional:
+        artifact, compiled = _with_overrides(stage, read, optional, artifact, compiled, backend, records, begun)
     return replace(artifact, manifest={**given_back_everywhere(artifact.manifest), **said}), compiled
 
 
@@ -167,6 +174,50 @@ def _with_general(
         return replace(artifact, manifest=dict(artifact.manifest) | notes), compiled
     pairs = [(to_json(a), to_json(b)) for a, b in guessed]
     return with_general(artifact, second, pairs), compiled + more
+
+
+def _with_overrides(
+    stage: Stage, read: Callable[..., Graph], optional: Mapping[str, tuple[tuple[int | str | None, ...], Array]],
+    artifact: Artifact, compiled: int, backend: Target, records: Records | None, begun: ExitStack,
+) -> tuple[Artifact, int]:  # fmt: skip
+    """The artifact with a second version, for calls that give initializers another value."""
+    values = {n: a for n, (_, a) in optional.items()}
+    fixed = dict.fromkeys(values, "programs for a device have no second version" if backend.on_device else "")
+    if sum(a.nbytes for a in values.values()) > MAX_FREE_BYTES:  # an exporter's habit; weights are packed
+        fixed = dict.fromkeys(values, f"the initializers that are inputs take more than {MAX_FREE_BYTES} bytes")
+    names, second = [n for n, why in fixed.items() if not why], None
+    try:
+        graph = read(overridden=names) if names else None
+    except PolydynError:
+        fixed |= {n: why for n in names if (why := _needed(read, n))}
+        names, graph = [n for n, why in fixed.items() if not why], None
+    try:
+        graph = graph or (read(overridden=names) if names else None)
+        if graph is not None:
+            stage("import with other initializers", graph, show_graph)
+            second, more = _prepare(stage, graph, backend, records, None, begun)()
+            second, compiled = _named(second, graph.copies), compiled + more
+            if graph.guessed:
+                general = partial(read, general=True, overridden=names)
+                second, compiled = _with_general(
+                    stage, general, graph.guessed, second, compiled, backend, records, begun
+                )
+    except PolydynError as e:
+        fixed |= dict.fromkeys(names, e.message)
+    rows = [
+        {"name": n, "dtype": str(a.dtype), "shape": ["" if d is None else str(d) for d in dims], "fixed": fixed[n]}
+        for n, (dims, a) in optional.items()
+    ]  # fmt: skip
+    return with_overrides(artifact, second, rows, values), compiled
+
+
+def _needed(read: Callable[..., Graph], name: str) -> str:
+    """Why an initializer must be a constant; "" if it can be an input."""
+    try:
+        read(overridden=[name])
+    except PolydynError as e:
+        return e.message
+    return ""
 
 
 def _prepare(

@@ -6,14 +6,14 @@ primitive reads one as data, or it is an output of the model, a Compute over ``F
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from polydyn.errors import ModelError, PolydynError, UnsupportedError, planning
 from polydyn.graph.check import blamed
 from polydyn.graph.dynamic import Symbols, prove_symbols, with_free_targets, with_symbols
-from polydyn.graph.importer import ImportedGraph, ModelLike, load_model
+from polydyn.graph.importer import ImportedGraph, ModelLike, load_model, with_inputs
 from polydyn.graph.inner import Inner, captured_by
 from polydyn.graph.ir import (
     Compute,
@@ -71,14 +71,15 @@ def import_model(model: ModelLike, dims: Dims | None = None, symbols: Symbols | 
 
 def import_parts(
     model: ModelLike, dims: Dims | None = None, symbols: Symbols | None = None, general: bool = False,
-    left: Left | None = None,
+    left: Left | None = None, overridden: Collection[str] = (),
 ) -> Graph:  # fmt: skip
     """As ``import_model``, of any number of parts: a graph with steps is verified part by part (``graph/cut.py``).
 
     ``general``: sizes that may be equal or 1 are not taken to be equal (``Graph.guessed``). ``left``: nodes that
-    are not built, or that are in it, become steps that run them elsewhere (``graph/fallback.py``).
+    are not built, or that are in it, become steps that run them elsewhere (``graph/fallback.py``). ``overridden``:
+    initializers of ``Graph.optional`` that are inputs here.
     """
-    read = without_texts(without_sequences(load_model(model)), is_built, left is not None)
+    read = without_texts(without_sequences(with_inputs(load_model(model), overridden)), is_built, left is not None)
     while True:
         with planning("import"):
             try:
@@ -436,7 +437,7 @@ class _Builder:
             steps=tuple(steps),
             guessed=tuple(self.facts.guessed),
             metadata=self.typed.graph.metadata, copies=self.typed.graph.copies,
-            host=self.typed.graph.host,
+            host=self.typed.graph.host, optional=self.typed.graph.optional,
         )  # fmt: skip
 
     def _finished(self, step: HostStep) -> HostStep:

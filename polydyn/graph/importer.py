@@ -50,6 +50,8 @@ class ImportedGraph:
     """Of a model, outputs that are inputs: what the copy is called -> the name of both."""
     host: Mapping[str, Any] = field(default_factory=dict)
     """The model's conversions by the host before and after a call (``graph/texts.py``), as JSON data."""
+    optional: Mapping[str, tuple[tuple[int | str | None, ...], Array]] = field(default_factory=dict)
+    """Initializers of a model that are inputs too: their axes as it says, and their values."""
     declared: Mapping[str, ModelInput] = field(default_factory=dict, compare=False, repr=False)
     """What the file says of tensors that nodes make; only ``graph/fallback.py`` reads it."""
 
@@ -92,9 +94,34 @@ def _read(proto: onnx.ModelProto, folder: Path | None) -> ImportedGraph:
         )
     reader = _Reader(opsets, folder)
     graph = _with_copies(reader.graph(proto.graph, ()), opset)
+    if proto.ir_version >= FREE_INITIALIZERS:
+        graph = replace(graph, optional={v.name: _optional(v, graph.constants[v.name]) for v in proto.graph.input
+                                         if v.name in graph.constants})  # fmt: skip
     if not graph.outputs:
         raise ModelError("the graph has no outputs", remedy="mark at least one tensor as an output of the model")
     return replace(graph, metadata=metadata_of(proto))
+
+
+FREE_INITIALIZERS = 4
+"""First version of the file format in which initializers need not be inputs: one that is may be changed by a call."""
+
+
+def _optional(v: onnx.ValueInfoProto, value: Array) -> tuple[tuple[int | str | None, ...], Array]:
+    """Axes and value of an input with an initializer; the axes of the initializer if the input says none."""
+    dims = _input(v, inside=True).dims
+    return dims if dims is not None and len(dims) == value.ndim else value.shape, value
+
+
+def with_inputs(graph: ImportedGraph, names: Collection[str]) -> ImportedGraph:
+    """The graph with some of its optional inputs as inputs, in place of their initializers."""
+    if not names:
+        return graph
+    constants = {n: a for n, a in graph.constants.items() if n not in names}
+    free = {n: x for n, x in graph.optional.items() if n in names}
+    dtypes = {n: "string" if a.dtype == object else str(a.dtype) for n, (_, a) in free.items()}
+    inputs = (*graph.inputs, *(ModelInput(n, dtypes[n], dims) for n, (dims, _) in free.items()))
+    made = _with_copies(replace(graph, inputs=inputs, constants=constants), onnx.defs.onnx_opset_version())
+    return replace(made, copies={**graph.copies, **made.copies})
 
 
 def _with_copies(graph: ImportedGraph, opset: int) -> ImportedGraph:

@@ -195,6 +195,8 @@ class Graph:
     """Outputs that are inputs of the model: the tensor that is a copy -> the name of both."""
     host: Mapping[str, Any] = field(default_factory=dict)
     """Conversions by the host before and after a call (``graph/texts.py``): JSON data."""
+    optional: Mapping[str, tuple[tuple[int | str | None, ...], Array]] = field(default_factory=dict)
+    """Initializers that are inputs too: their axes as the model says, and their values."""
 
     def producer(self) -> dict[str, Node]:
         """Tensor name -> the node that computes it."""

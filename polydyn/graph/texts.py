@@ -55,6 +55,9 @@ def without_texts(graph: ImportedGraph, built: Callable[[OnnxNode], bool], partl
     if not _has_texts(graph):
         return graph
     texts = _Texts(graph, built, partly)
+    optional = {  # first of all, so that words have the same numbers if some of these are inputs
+        n: (dims, texts.array(a) if a.dtype == object else a) for n, (dims, a) in graph.optional.items()
+    }
     try:
         made, found = texts.graph(graph, set())
     except UnsupportedError:
@@ -63,6 +66,8 @@ def without_texts(graph: ImportedGraph, built: Callable[[OnnxNode], bool], partl
         raise
     kinds = {graph.copies.get(o, o): {"texts": 1} for o, text in zip(graph.outputs, found, strict=True) if text}
     outputs = kinds | {o: {"maps": keys} for o, keys in texts.maps.items()}
+    made = replace(made, optional=optional)
+    typed += [n for n, (_, a) in graph.optional.items() if a.dtype == object]
     host = {"words": list(texts.words), "inputs": typed, "outputs": outputs} if typed or outputs else {}
     return replace(made, host=host)
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from polydyn.runtime.artifact import Artifact, read_artifact
 from polydyn.runtime.composite import general_of, split
+from polydyn.runtime.overrides import WithOverrides, overridden_of, overriding
 from polydyn.runtime.parts_program import PartsProgram
 from polydyn.runtime.program import Program
 from polydyn.runtime.texts import with_texts
@@ -15,15 +16,17 @@ from polydyn.runtime.texts import with_texts
 def open_program(artifact: Artifact, *, threads: int | None = None, compilations: int = 0) -> Program:
     """The program of an artifact, for where it runs; those of its parts first, where it has some."""
     threads = artifact.manifest.get("threads") if threads is None else threads
+    program = _open(artifact, threads, compilations)
     if "general" in artifact.manifest:
-        program = _open(artifact, threads, compilations)
         program.general = open_program(general_of(artifact), threads=threads)
-        return program
-    return _open(artifact, threads, compilations)
+    if isinstance(program, WithOverrides) and (second := overridden_of(artifact)) is not None:
+        program.second = open_program(second, threads=threads)
+    return program
 
 
 def _open(artifact: Artifact, threads: int | None, compilations: int) -> Program:
     def kind(plain: type[Program]) -> Callable[..., Program]:
+        plain = overriding(plain) if "overridden" in artifact.manifest else plain
         return with_texts(plain) if artifact.manifest.get("host") else plain
 
     if "order" in artifact.manifest:

@@ -354,8 +354,10 @@ class Program:
         return _described(self.arguments("outputs"))
 
     def arguments(self, kind: str) -> list[dict[str, Any]]:
-        """``inputs`` or ``outputs`` as a caller sees them, in order: dicts with ``name``, ``dtype`` and ``shape``."""
-        return list(self.manifest[kind])
+        """``inputs``, ``outputs`` or ``optional`` (initializers that are inputs) as a caller sees them: dicts with
+        ``name``, ``dtype`` and ``shape``, in order.
+        """
+        return list(self.manifest.get(kind, ()))
 
     @property
     def appendable(self) -> dict[str, str]:

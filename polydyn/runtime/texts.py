@@ -112,7 +112,7 @@ class WithTexts(Program):
 
     def arguments(self, kind: str) -> list[dict[str, Any]]:
         """As ``Program.arguments``, with the types that a caller sees."""
-        kinds = {name: {TEXTS: 1} for name in self._host["inputs"]} if kind == "inputs" else self._host["outputs"]
+        kinds = self._host["outputs"] if kind == "outputs" else {name: {TEXTS: 1} for name in self._host["inputs"]}
         return [_seen(a, kinds[a["name"]]) if a["name"] in kinds else a for a in super().arguments(kind)]
 
 

@@ -180,7 +180,8 @@ class InferenceSession(Refusing):
         if isinstance(value, OrtValue):
             return value.array
         if isinstance(value, (list, tuple, int, float, bool)):
-            dtype = next((i["dtype"] for i in self.program.arguments("inputs") if i["name"] == name), None)
+            every = (*self.program.arguments("inputs"), *self.program.arguments("optional"))
+            dtype = next((i["dtype"] for i in every if i["name"] == name), None)
             try:
                 return np.asarray(value, object if dtype == "string" else dtype)
             except (TypeError, ValueError, OverflowError) as e:
@@ -204,8 +205,8 @@ class InferenceSession(Refusing):
         return list(self._outputs)
 
     def get_overridable_initializers(self) -> list[NodeArg]:
-        """None: initializers are constants of the program."""
-        return []
+        """The initializers that are inputs too, to which ``run`` may give other values."""
+        return _arguments(self.program.arguments("optional"))
 
     def get_modelmeta(self) -> ModelMetadata:
         """What the model says of itself. UnsupportedError: an older polydyn saved the program, without that."""
