@@ -3,11 +3,16 @@
     python -m benchmarks.replay write FILE [--models NAME ...] [--targets cpu:avx512 ...] [--no-records] [--jobs 2]
     python -m benchmarks.replay compare OLD NEW [--lines 20]
 
-``write`` plans each model for each target, with records of tiles and without, and keeps the text of every kernel, the
-host program and the manifest. Nothing is compiled or measured: records are made by a simulated machine, so equal code
-writes equal files. ``compare`` says which kernels differ, how, and exits with 1 when any does; differences of host
-programs and manifests alone exit with 0 and are listed. Kernels whose texts differ only in the content hashes inside
-their names are counted apart.
+``write`` plans each model for each target, with records of tiles and without, and stores the text of every kernel, the
+host program, the manifest, and the facts of every kernel that its text does not show: when it may be launched, its
+sizes, and the work that estimates of its time are made from. Models are the stored ones, and the small graphs of
+``polydyn.testing.kernel_graphs``, which need the kinds of kernels that no stored model has: 16-bit floats and bytes on
+tensor cores, scatters, scans, sorting. Nothing is compiled or measured: records are made by a simulated machine, so
+equal code writes equal files.
+
+``compare`` prints which kernels or facts differ, and exits with 1 if any does. If only host programs or manifests
+differ, it lists them and exits with 0. Kernels whose texts differ only in the content hashes inside their names are
+counted separately.
 """
 
 from __future__ import annotations
@@ -21,20 +26,23 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from hashlib import sha256
 from itertools import product
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import onnx
+
+from polydyn.codegen.kernel import Kernel
 from polydyn.compiler import plan_program
 from polydyn.errors import BuildError
 from polydyn.gpu.hardware import device_of
 from polydyn.gpu.targets import is_cuda
 from polydyn.measure import tune
 from polydyn.measure.cpu import tasks_of
-from polydyn.program.assemble import _manifest
+from polydyn.program.assemble import manifest_of
 from polydyn.program.estimates import estimated
 from polydyn.program.host import host_program
 from polydyn.program.plan import HostPlan
@@ -45,6 +53,7 @@ from polydyn.search.outcomes import outcome, search_record
 from polydyn.search.records import Records
 from polydyn.search.strategies import strategy
 from polydyn.search.strategies import tune as tune_task
+from polydyn.testing.kernel_graphs import GRAPHS, graph
 from polydyn.testing.simulated import Simulated
 
 DATA = Path(__file__).parent.parent / "tests" / "data"
@@ -57,11 +66,16 @@ HASH = re.compile(r"[0-9a-f]{12}")
 
 @dataclass(frozen=True)
 class Case:
-    """One compilation: a model for a target, with records of tiles or without."""
+    """One compilation for a target, with records of tiles or without. ``model``: a path, or a name of ``GRAPHS``."""
 
     model: str
     target: str
     records: bool
+
+    @property
+    def source(self) -> str | onnx.ModelProto:
+        """The model, as the compiler takes it."""
+        return graph(self.model) if self.model in GRAPHS else self.model
 
     def __str__(self) -> str:
         return f"{Path(self.model).stem} {self.target}" + (" records" if self.records else "")
@@ -70,14 +84,14 @@ class Case:
 def plan(case: Case) -> HostPlan:
     """The host plan of a case; its records are made on the spot."""
     if not case.records:
-        return plan_program(case.model, target=case.target)
+        return plan_program(case.source, target=case.target)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "records.db"
-        simulate_records(case.model, case.target, path)
-        return plan_program(case.model, target=case.target, records=path)
+        simulate_records(case.source, case.target, path)
+        return plan_program(case.source, target=case.target, records=path)
 
 
-def simulate_records(model: str, target: str, path: Path) -> None:
+def simulate_records(model: str | onnx.ModelProto, target: str, path: Path) -> None:
     """A record file with a search of every product of a model, on a simulated machine: the same on every machine."""
     if is_cuda(target):
         absent = BuildError("records of a replay depend on no compiler")
@@ -97,18 +111,30 @@ def simulate_records(model: str, target: str, path: Path) -> None:
 
 
 def texts(plan: HostPlan, target: str) -> dict[str, str]:
-    """Name -> text of all kernels, ``host`` and ``manifest``."""
+    """Name -> text: of all kernels and their facts, of ``host`` and ``manifest``."""
     if is_cuda(target):
         plan = estimated(plan, device_of(target), {})
     used = {n for launch in plan.launches for n in launch.buffers} | set(plan.outputs)
     offsets, weights = pack_constants({n: a for n, a in plan.constants.items() if n in used})
     host = host_program(plan, offsets, int(weights.size))
     constants = {n: sha256(a.tobytes()).hexdigest() for n, a in sorted(plan.constants.items())}
-    manifest = {**_manifest(plan, host), "constants": constants}
-    return {f"kernel {k.name}": k.text for k in plan.kernels} | {
+    manifest = {**manifest_of(plan, host), "constants": constants}
+    kernels = {f"kernel {k.name}": k.text for k in plan.kernels}
+    return {
+        **kernels,
+        **{f"facts {k.name}": facts(k) for k in plan.kernels},
         "host": host.text,
         "manifest": json.dumps(manifest, indent=1, sort_keys=True),
     }
+
+
+def facts(kernel: Kernel) -> str:
+    """What a kernel is besides its text, a line for each field."""
+    values = {f.name: getattr(kernel, f.name) for f in fields(kernel) if f.name not in ("text", "block")}
+    values["after"] = [k.name for k in kernel.after]
+    if kernel.block is not None:
+        values |= {f"block.{f.name}": getattr(kernel.block, f.name) for f in fields(kernel.block)}
+    return "\n".join(f"{name} = {value!r}" for name, value in values.items())
 
 
 def write(cases: Sequence[Case], file: Path, jobs: int) -> None:
@@ -119,7 +145,7 @@ def write(cases: Sequence[Case], file: Path, jobs: int) -> None:
         for case, found in zip(cases, pool.map(_run, cases), strict=True):
             made[str(case)] = {name: digest(text) for name, text in found.items()}
             kept |= {digest(text): text for text in found.values()}
-            print(f"{case}: {len(found) - 2} kernels, {digest(json.dumps(made[str(case)]))}", flush=True)
+            print(f"{case}: {len(found) // 2 - 1} kernels, {digest(json.dumps(made[str(case)]))}", flush=True)
     with gzip.open(file, "wt") as f:
         json.dump({"cases": made, "texts": kept}, f)
 
@@ -151,7 +177,7 @@ class Difference:
 @dataclass(frozen=True)
 class Comparison:
     """``equal`` and ``renamed`` (equal but for content hashes): numbers of texts. ``kernels``, ``others``: differences
-    of kernels; of host programs and manifests. ``missing``: cases of one file only."""
+    of kernels and their facts; of host programs and manifests. ``missing``: cases of one file only."""
 
     equal: int
     renamed: int
@@ -173,8 +199,8 @@ def compare(old: Mapping[str, Any], new: Mapping[str, Any]) -> Comparison:
             else:
                 found.setdefault((name, before, after), []).append(case)
     differences = [Difference(tuple(cases), n, tuple(_lines(b, a))) for (n, b, a), cases in found.items()]
-    kernels = tuple(d for d in differences if d.name.startswith("kernel"))
-    others = tuple(d for d in differences if not d.name.startswith("kernel"))
+    kernels = tuple(d for d in differences if d.name not in ("host", "manifest"))
+    others = tuple(d for d in differences if d.name in ("host", "manifest"))
     return Comparison(equal, renamed, kernels, others, tuple(sorted(old["cases"].keys() ^ new["cases"].keys())))
 
 
@@ -217,8 +243,8 @@ def report(c: Comparison, lines: int) -> int:
 
 
 def cases(models: Sequence[str], targets: Sequence[str], records: Sequence[bool]) -> list[Case]:
-    """All combinations; a model is a path or the name of a stored one."""
-    paths = [m if Path(m).exists() else str(DATA / f"{m}.onnx") for m in models]
+    """All combinations; a model is a path, the name of a stored one, or of ``GRAPHS``."""
+    paths = [m if m in GRAPHS or Path(m).exists() else str(DATA / f"{m}.onnx") for m in models]
     return [Case(*x) for x in product(paths, targets, records)]
 
 
@@ -235,7 +261,7 @@ def main() -> int:
     sub = parser.add_subparsers(dest="command", required=True)
     w = sub.add_parser("write")
     w.add_argument("file", type=Path)
-    w.add_argument("--models", nargs="+", default=sorted(p.stem for p in DATA.glob("*.onnx")))
+    w.add_argument("--models", nargs="+", default=[*sorted(p.stem for p in DATA.glob("*.onnx")), *GRAPHS])
     w.add_argument("--targets", nargs="+", default=TARGETS)
     w.add_argument("--no-records", action="store_true")
     w.add_argument("--jobs", type=int, default=os.cpu_count() or 1)

@@ -24,6 +24,9 @@ def find_nvrtc() -> Nvrtc | None:
         candidates += [str(p) for p in sorted(Path(root).glob("*/lib/libnvrtc.so.1?"), reverse=True)]
     for candidate in candidates:
         try:
+            for builtins in sorted(Path(candidate).parent.glob("libnvrtc-builtins.so.*")) if "/" in candidate else ():
+                # NVRTC opens it by its bare name, which the loader finds only if the library is already in the process.
+                ctypes.CDLL(str(builtins), ctypes.RTLD_GLOBAL)
             return Nvrtc(ctypes.CDLL(candidate))
         except OSError:
             continue

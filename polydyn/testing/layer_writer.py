@@ -95,7 +95,13 @@ class Writer:
         return tuple(found)
 
     def layer(self, family: str, count: int, exact: bool = False) -> Layer:
-        """The model so far."""
+        """The model so far. In every fourth model one dim is a number, often 1."""
+        free = [s for s in self.sizes if not any(s in parts for parts in self.sums.values())]
+        if free and self.seed % 4 == 3:
+            fixed = self.pick(*free)
+            size: int = self.pick(1, self.pick(*self.sizes[fixed]) or 1)
+            self.sizes[fixed] = (size,)
+            self.inputs = {n: (k, [size if d == fixed else d for d in dims]) for n, (k, dims) in self.inputs.items()}
         used = {x for n in self.nodes for x in n.input} | set(self.outputs)
         graph = helper.make_graph(
             self.nodes, f"{family}{self.seed}",

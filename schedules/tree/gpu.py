@@ -154,7 +154,7 @@ def _promoted(
     ``block``, ``unit``: loops that have tiles and fragments of their own.
     """
     i, j, k = "i", "j", "k"
-    rows, columns = row_operand(group, roles), (operand(group, roles.col), j)
+    rows, columns = row_operand(group, roles, steps[-1]), (operand(group, roles.col), j)
     for name, into, (array, along), x in ((COPY_B, "tile_b", columns, j), (COPY_A, "tile_a", rows, i)):
         order = (x, k) if name == COPY_A else (k, x)
         t = promote(t, array, along, name, into, b(k), [ACC], {s(y): inner[y] for y in order}, (), block, (x, *steps))

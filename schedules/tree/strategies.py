@@ -155,10 +155,11 @@ def operand(group: Group, iterator: str) -> str:
     return max(found, key=lambda x: len({n for i in x.index for n in i.symbols()} & set(acc.iterators))).array
 
 
-def row_operand(group: Group, roles: Roles) -> tuple[str, str]:
+def row_operand(group: Group, roles: Roles, steps: str = "k") -> tuple[str, str]:
     """The array that the accumulation reads along rows, and an axis that tells its read from others.
 
-    A product of one row reads nothing along rows: then it is what runs the reduction, but no column.
+    A product of one row reads nothing along rows: then it is what runs the reduction, but no column. ``steps``: the
+    axis of the reduction, or its innermost part if it was split.
     """
     acc = group.backbone
     if any(roles.row in i.symbols() for x in read_accesses(acc)[1:] for i in x.index):
@@ -166,7 +167,7 @@ def row_operand(group: Group, roles: Roles) -> tuple[str, str]:
     for x in read_accesses(acc)[1:]:
         used = {n for i in x.index for n in i.symbols()}
         if roles.block in used and roles.col not in used:
-            return x.array, "k"
+            return x.array, steps
     raise ScheduleError(f"{acc.name} reads nothing along {roles.row}", node=acc.name, rule="operands")
 
 

@@ -112,7 +112,7 @@ def warpgroup_parts(group: Group, roles: Roles, sizes: WarpgroupTile) -> Schedul
     t = regroup(t, [ACC], [p(k)], {f(k): [whole], p(k): [point]})
     t = interchange(t, b(k), g(i), f(k), f(i), h(i), p(i), s(j), f(j), p(j), p(k))
     t = keep(keep(t, PARTS, "acc", block[-1]), group.backbone.array, "sums", block[-1])
-    array, along = row_operand(group, roles)
+    array, along = row_operand(group, roles, POINT)
     t = promote(t, operand(group, roles.col), j, COPY_B, "tile_b", b(k), [ACC], {s(j): [s(j)]},
                 (f(j), p(j), whole, point), own)  # fmt: skip
     t = promote(t, array, along, COPY_A, "tile_a", b(k), [ACC], {}, (g(i), f(i), h(i), p(i), whole, point), own, (i,))

@@ -44,6 +44,23 @@ def test_an_operand_that_is_the_same_at_every_step(side: str, word: str) -> None
         np.testing.assert_allclose(got["y"].astype(np.float64), want, 2e-3, 2e-3 * np.abs(want).max())
 
 
+@pytest.mark.parametrize("m", [1, 3])
+def test_a_known_number_of_one_row_or_one_column(m: int) -> None:
+    """Where blocks share the reduction, its axis is split: the operand that runs nothing else is read along a part."""
+    k, n = 1024, 72 if m == 1 else 1
+    plan = plan_of([node("MatMul", ["x", "c"], ["y"])], {"x": (m, k), "c": (k, n)}, ["y"], {}, "float16")
+    made = placed(plan)
+    feeds: Arrays = {
+        "x": RNG.standard_normal((m, k)).astype(np.float16), "c": RNG.standard_normal((k, n)).astype(np.float16),
+    }  # fmt: skip
+    want = feeds["x"].astype(np.float64) @ feeds["c"].astype(np.float64)
+    words = sorted({v.version for p in made for v in p.kernels if "counted" in v.version})
+    assert words
+    for w in words[:1]:
+        got, _ = run(plan, feeds, partial(named, w), made)
+        np.testing.assert_allclose(got["y"].astype(np.float64), want, 2e-3, 2e-3 * np.abs(want).max())
+
+
 @pytest.mark.parametrize(("op", "inputs"), [
     ("MatMul", {"x": ("M", 24), "c": (24, 0)}), ("Gemm", {"x": (24, 0), "c": (24, 8)}),
 ])  # fmt: skip
