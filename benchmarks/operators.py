@@ -47,6 +47,13 @@ Where ONNX's reference evaluator and ONNX Runtime disagree:
 | Resize up to opset 10, nearest | no answer | up where the axis shrinks, else down | as ONNX Runtime |
 | AffineGrid, `align_corners`, a size of 1 | -1 | 1 | -1 |
 | Pad, mode `wrap`, a negative side | no answer | cuts first, repeats what is left | as ONNX Runtime |
+| Slice, a negative step, the end INT32_MAX or INT64_MAX | the last element: nothing is taken | the first element | as ONNX Runtime |
+| a pool whose window is larger than its padded map | nothing is left | a result of size 1, or nothing | refused, as torch |
+| Concat of tensors without elements, of other sizes | refused | those are left out | refused |
+| ReduceMean over an axis of size 0 | NaN, as torch | 0 | NaN |
+| ReduceLogSumExp of integers | the float result, truncated | sums of truncated terms | as ONNX's reference |
+| Sign of NaN | NaN | NaN, of float16 0 | NaN |
+| Dropout up to opset 10, the mask | true | false | true |
 | Cast of a float to an integer that cannot hold it | low bits | differs by lane | low bits (of int32 for 8 and 16) |
 
 GridSample interpolates floats and booleans; integers are refused, as the reference's weights are integers too.

@@ -111,6 +111,17 @@ def _upsample(b: Body) -> None:
     b.give(b.ops("Upsample", 1, b.input(0), constant, opset=9, mode=mode)[0])
 
 
+@_before(10, "Dropout")
+def _dropout(b: Body) -> None:
+    """The mask has the type of the input."""
+    outputs = b.node.outputs
+    if len(outputs) > 1 and outputs[1]:
+        b.ignore("ratio", "is_test")
+        y, mask = b.ops("Dropout", 2, b.input(0), opset=10)
+        b.give(y, 0)
+        b.give(b.op("CastLike", mask, b.input(0)), 1)
+
+
 @_before(9, "Scan")
 def _scan(b: Body) -> None:
     """Axis 0 is the batch, axis 1 the sequence: a Scan over the samples whose body is a Scan over the sequence."""

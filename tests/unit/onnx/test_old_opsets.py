@@ -71,6 +71,14 @@ def test_attributes_that_became_inputs() -> None:
     np.testing.assert_array_equal(bilinear, linear)
 
 
+def test_masks_of_old_dropouts_have_the_type_of_the_input() -> None:
+    for opset, dtype in ((7, "float64"), (10, "bool")):
+        m = model_of("Dropout", {"x": ("float64", ["N"])}, {"ratio": 0.4}, opset, ("y", "mask"))
+        got = reference.evaluate(import_model(m), {"x": np.float64([2, 3])})
+        np.testing.assert_array_equal(got["y"], [2, 3])
+        assert got["mask"].dtype == dtype and got["mask"].all()
+
+
 def test_names_of_types_and_axes_that_do_not_exist_are_refused() -> None:
     x = np.zeros((2, 3), np.float32)
     for op, attributes, more in (
