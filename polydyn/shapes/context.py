@@ -275,12 +275,16 @@ class ShapeContext(DimFacts):
     def guards(self) -> tuple[Assumed, ...]:
         """Everything assumed, in the order it was learned, less divisibilities that later equalities made exact.
 
+        Multiples of constants go before bounds, which have sizes as they are for these multiples.
         What is assumed of the remainders of one size is one guard, with the reason of the strictest condition.
         """
         kept = {k: g for k, g in self._guards.items() if g.relation != "%==" or not self._exact_now(g.left, g.right)}
         for symbol, facts in self._asked.items():
             kept |= self._one_guard(symbol, kept, facts)
-        return tuple(g for g in kept.values() if g.relation)
+        found = [g for g in kept.values() if g.relation]
+        first = next((k for k, g in enumerate(found) if g.relation == "<="), len(found))
+        order = sorted(found[first:], key=lambda g: g.relation != "%==" or g.right.constant is None)
+        return (*found[:first], *order)
 
     def multiple_of(self, symbol: str) -> int | None:
         """The least number whose multiples meet all that is assumed of a symbol's remainders; None where none does."""

@@ -46,6 +46,8 @@ def cut(n: Dim, start: Dim, end: Dim, step: int) -> Cut:
         first = n if s is not None and s >= END else ZERO if s is not None and s <= -END else wrap(start, n)
         last = n if e is not None and e >= END else ZERO if e is not None and e <= -END else wrap(end, n)
         first, last = minimum(maximum(first, 0), n), minimum(maximum(last, 0), n)
+        if s is not None and 0 <= s < step:  # no element where the axis ends before the start: the quotient is 0
+            return Cut(start, step, (last - start).ceildiv(step))
         return Cut(first, step, maximum((last - first).ceildiv(step), 0))
     first = n - 1 if s is not None and s >= END else Index.of(-1) if s is not None and s <= -END else wrap(start, n)
     first_too = e is not None and (e <= -END or e in ALL)

@@ -83,7 +83,8 @@ def test_multiples_decide_divisions_and_leave_no_other_symbol() -> None:
     assert c.is_multiple(L * "A", 4) and not c.is_multiple(L, 16)
     assert c.equal(L, 2 * Index.of("A") + 1) is False, "an even size is no odd one"
     assert c.nonnegative(L // 8 - 1) and not c.nonnegative(L // 8 - 2)
-    assert [(g.relation, str(g.right)) for g in c.guards()] == [("<=", "L"), ("<=", "512"), ("%==", "8")]
+    said = [(g.relation, str(g.right)) for g in c.guards()]
+    assert said == [("%==", "8"), ("<=", "L"), ("<=", "512")], "a broken multiple is told before a window that is too long"
 
 
 def test_multiples_follow_equalities_learned_later() -> None:

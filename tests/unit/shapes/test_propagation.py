@@ -217,3 +217,16 @@ def test_what_does_not_fit_is_a_guard(case: str) -> None:
               "<=": g.left.evaluate(at) <= g.right.evaluate(at),
               "%==": g.left.evaluate(at) % max(1, g.right.evaluate(at)) == 0}[g.relation]]  # fmt: skip
     assert broken and any(n.name in broken[0].message for n in nodes), "the guard names the node"
+
+
+def test_the_last_place_of_every_row_lies_inside_a_flat_tensor() -> None:
+    """``b * T + T - 1`` is below ``B * T`` for any T that a strided convolution leaves; no batch is asked for."""
+    nodes = [
+        node("Conv", "x w", "f", strides=[5]), node("Transpose", "f", "t", perm=[0, 2, 1]), node("Shape", "t", "s"),
+        node("Gather", "s zero", "B"), node("Gather", "s one", "T"), node("Range", "zero B one", "b"),
+        node("Mul", "b T", "first"), node("Sub", "T one", "rest"), node("Add", "first rest", "last"),
+        node("Reshape", "t flat", "rows"), node("Gather", "rows last", "y"),
+    ]  # fmt: skip
+    constants = {"w": one(3, 1, 10), "zero": np.array(0), "one": np.array(1), "flat": np.array([-1, 3])}
+    graph = import_model(model(nodes, {"x": (F, ["N", 1, "L"])}, ["y"], constants))
+    assert {frozenset(g.left.symbols() | g.right.symbols()) for g in graph.guards} <= {frozenset("L")}

@@ -14,6 +14,7 @@ from polydyn.graph.ir import Graph
 from polydyn.schedules.index import Index
 from polydyn.shapes.context import ShapeContext
 from polydyn.shapes.residues import Condition, Remainders, remainders
+from polydyn.shapes.sentences import sentence
 from polydyn.shapes.sizes import Sizes
 
 F = TensorProto.FLOAT
@@ -135,3 +136,17 @@ def test_a_pinned_size_is_noted() -> None:
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])
     assert any("every call needs B (x axis 0) to be 1" in n for n in import_model(model).notes)
     assert not any("every call" in n for n in import_model(model, {"B": (1, 1)}).notes)
+
+
+@pytest.mark.parametrize("step", [2, 3])
+def test_strided_slices_that_are_joined_have_the_guard_of_a_multiple(step: int) -> None:
+    """The first layer of YOLOX, the merging of Swin: every slice has a start below its step."""
+    starts = {f"s{k}": np.array([k]) for k in range(step)}
+    constants = {**starts, "e": np.array([2**63 - 1]), "a": np.array([1]), "k": np.array([step])}
+    nodes = [helper.make_node("Slice", ["x", s, "e", "a", "k"], [f"y{s}"]) for s in starts]
+    nodes.append(helper.make_node("Concat", [f"y{s}" for s in starts], ["y"], axis=0))
+    x, y = helper.make_tensor_value_info("x", F, ["N", "H"]), helper.make_tensor_value_info("y", F, None)
+    graph = helper.make_graph(nodes, "g", [x], [y], [numpy_helper.from_array(a, n) for n, a in constants.items()])
+    found = import_model(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)]).SerializeToString())
+    said = {sentence(g.left, g.relation, g.right, g.words) for g in found.guards}
+    assert said == {f"H is a multiple of {step}"}
