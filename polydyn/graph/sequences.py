@@ -32,10 +32,13 @@ class _Writer:
     elements: dict[str, tuple[str, ...]] = field(default_factory=dict)
     dropped: dict[str, OnnxNode] = field(default_factory=dict)
     """Result of a node that was written away -> the node."""
+    slices: dict[str, OnnxNode] = field(default_factory=dict)
+    """Sequences of all slices of length 1, whose number is the size of an axis -> the SplitToSequence."""
 
     def keep(self, names: Iterable[str]) -> None:
         """Puts back the nodes whose sequences somebody reads after all."""
-        for n in [self.dropped.pop(x) for x in names if x in self.dropped and x in self.elements]:
+        sequences = self.elements.keys() | self.slices.keys()
+        for n in [self.dropped.pop(x) for x in names if x in self.dropped and x in sequences]:
             self.keep(n.inputs)
             self.nodes.append(n)
 
@@ -89,11 +92,24 @@ def _erase(w: _Writer, n: OnnxNode) -> bool:
 
 
 def _at(w: _Writer, n: OnnxNode) -> bool:
+    if n.inputs[0] in w.slices:
+        return _slice(w, n, w.slices[n.inputs[0]])
     known = w.elements.get(n.inputs[0])
     at = None if known is None else w.position(n, 1, len(known), 0)
     if known is None or at is None or at >= len(known):
         return False
     w.node(n, "Identity", (known[at],), n.outputs)
+    return True
+
+
+def _slice(w: _Writer, n: OnnxNode, split: OnnxNode) -> bool:
+    """A gather at a constant position, which is compared with the size of the axis as that of every gather is."""
+    at = w.constants.get(n.inputs[1])
+    if at is None:
+        return False
+    kept = len(split.inputs) > 1 or split.attribute("keepdims", 1)
+    w.constants[f"{n.outputs[0]}.at"] = at.reshape([1] if kept else []).astype(np.int64)
+    w.node(n, "Gather", (split.inputs[0], f"{n.outputs[0]}.at"), n.outputs, axis=split.attribute("axis", 0))
     return True
 
 
@@ -106,7 +122,10 @@ def _length(w: _Writer, n: OnnxNode) -> bool:
 
 def _split(w: _Writer, n: OnnxNode) -> bool:
     """Parts of given sizes; how many parts of equal size there are depends on the shape."""
-    sizes = w.constants.get(n.inputs[1]) if len(n.inputs) > 1 else None
+    sizes = w.constants.get(n.inputs[1]) if len(n.inputs) > 1 else np.array(1)
+    if sizes is not None and sizes.ndim == 0 and sizes == 1:
+        w.slices[n.outputs[0]] = n
+        return True
     if sizes is None or sizes.ndim != 1:
         return False
     parts = tuple(f"{n.outputs[0]}.{k}" for k in range(len(sizes)))

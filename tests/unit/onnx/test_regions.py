@@ -13,6 +13,7 @@ from polydyn.graph.expand import import_parts
 from polydyn.graph.importer import ImportedGraph, ModelInput
 from polydyn.graph.ir import Graph
 from polydyn.graph.operators.registry import OPERATORS, ExpandContext, OnnxNode, Operator
+from polydyn.graph.reference import evaluate
 from polydyn.graph.regions import CannotCross, Left, members, with_regions
 from tests.support.tiny import model, node
 
@@ -128,6 +129,14 @@ def test_sequences_that_data_decide_stay_inside_a_region() -> None:
     out.graph.input.append(helper.make_tensor_value_info("k", TensorProto.INT64, []))
     with pytest.raises(UnsupportedError, match=r"y is a seq\(tensor\(float\)\)"):
         imported(out)
+
+
+def test_one_slice_of_an_unknown_number_is_a_gather() -> None:
+    x = np.arange(12, dtype=np.float32).reshape(3, 4)
+    for split, at, axis, want in (("x", -1, 1, x[:, -1]), ("x", 2, 0, x[2]), ("x one", 1, 0, x[1:2])):
+        nodes = [node("SplitToSequence", split, "s", axis=axis, keepdims=0), node("SequenceAt", "s k", "y")]
+        m = model(nodes, {"x": (F, ["N", "M"])}, ["y"], {"one": np.array(1), "k": np.array(at)})
+        np.testing.assert_array_equal(evaluate(import_parts(m), {"x": x})["y"], want)
 
 
 def test_what_only_the_expansion_refuses_is_left_too(monkeypatch: pytest.MonkeyPatch) -> None:
