@@ -47,8 +47,8 @@ Where ONNX's reference evaluator and ONNX Runtime disagree:
 | Resize up to opset 10, nearest | no answer | up where the axis shrinks, else down | as ONNX Runtime |
 | AffineGrid, `align_corners`, a size of 1 | -1 | 1 | -1 |
 | Pad, mode `wrap`, a negative side | no answer | cuts first, repeats what is left | as ONNX Runtime |
-| Slice, a negative step, the end INT32_MAX or INT64_MAX | the last element: nothing is taken | the first element | as ONNX Runtime |
-| a pool whose window is larger than its padded map | nothing is left | a result of size 1, or nothing | refused, as torch |
+| Slice, a negative step, the end INT32_MAX or INT64_MAX | the last element | the first element | as ONNX Runtime |
+| a pool whose window is larger than its padded map | nothing is left | size 1, or nothing | refused, as torch |
 | Concat of tensors without elements, of other sizes | refused | those are left out | refused |
 | ReduceMean over an axis of size 0 | NaN, as torch | 0 | NaN |
 | ReduceLogSumExp of integers | the float result, truncated | sums of truncated terms | as ONNX's reference |

@@ -398,7 +398,7 @@ class _Builder:
         self.facts.at_most(left, right, f"{place}: positions 0 to {last} are read from an axis of {n}")
 
     def _at_the_end(self, x: Index, ranges: Ranges) -> Index:
-        """The position with the last value of each iterator whose factor is a difference of sizes that is never negative.
+        """The position at the end of each iterator whose factor is a difference of sizes that is never negative.
 
         ``b * (L // 5) - b`` grows with ``b`` because a convolution's window fits into L.
         """

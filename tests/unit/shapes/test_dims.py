@@ -84,7 +84,7 @@ def test_multiples_decide_divisions_and_leave_no_other_symbol() -> None:
     assert c.equal(L, 2 * Index.of("A") + 1) is False, "an even size is no odd one"
     assert c.nonnegative(L // 8 - 1) and not c.nonnegative(L // 8 - 2)
     said = [(g.relation, str(g.right)) for g in c.guards()]
-    assert said == [("%==", "8"), ("<=", "L"), ("<=", "512")], "a broken multiple is told before a window that is too long"
+    assert said == [("%==", "8"), ("<=", "L"), ("<=", "512")], "broken multiples are told first"
 
 
 def test_multiples_follow_equalities_learned_later() -> None:
