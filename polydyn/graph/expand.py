@@ -29,7 +29,7 @@ from polydyn.graph.ir import (
     reduction_name,
 )
 from polydyn.graph.operators.registry import OnnxNode
-from polydyn.graph.positions import Positions
+from polydyn.graph.positions import Positions, at_the_end
 from polydyn.graph.propagate import is_built, propagate, rules
 from polydyn.graph.regions import Again, Left
 from polydyn.graph.sequences import without_sequences
@@ -389,26 +389,13 @@ class _Builder:
 
     def _inside(self, x: Index, n: Index, ranges: Ranges) -> None:
         """Positions gathered from an axis must lie inside it: a bound on sizes, not on data."""
-        last = upper_bound(self._at_the_end(x, ranges), ranges)
+        last = upper_bound(at_the_end(x, ranges, self.facts.nonnegative), ranges)
         if last is None or not self.facts.nonnegative(x, ranges):
             return
         place = f"{self.current.name} ({self.current.op})" if self.current else "a gather"
         room = (n - 1 - last).terms
         left, right = Index({m: -v for m, v in room.items() if v < 0}), Index({m: v for m, v in room.items() if v > 0})
         self.facts.at_most(left, right, f"{place}: positions 0 to {last} are read from an axis of {n}")
-
-    def _at_the_end(self, x: Index, ranges: Ranges) -> Index:
-        """The position at the end of each iterator whose factor is a difference of sizes that is never negative.
-
-        ``b * (L // 5) - b`` grows with ``b`` because a convolution's window fits into L.
-        """
-        for v, extent in ranges.items():
-            factor, rest = x.split(v)
-            if len(factor.terms) < 2 or not (factor.symbols() | rest.symbols()).isdisjoint({v}):
-                continue
-            if factor.symbols().isdisjoint(ranges) and self.facts.nonnegative(factor):
-                x = rest + factor * (extent - 1)
-        return x
 
     def _ensure(self, name: str) -> None:
         """The tensor exists: a constant, or shape arithmetic written out as data."""

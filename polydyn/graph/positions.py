@@ -6,13 +6,14 @@ the subscript becomes the formula, and what looked like a gather of unknown elem
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import numpy as np
 
 from polydyn.graph.ir import Compute, Concat, Dim, dim_name
 from polydyn.schedules.expr import Array, Const, FromIndex, Load, Op, Value
 from polydyn.schedules.index import ZERO, Atom, Index, fetch
+from polydyn.schedules.ranges import Ranges
 
 LARGEST = 16
 """Formulas with more terms stay tensors."""
@@ -113,3 +114,17 @@ class Positions:
             return ZERO - known[0]
         a, b = known
         return a + b if v.name == "add" else a - b if v.name == "sub" else a * b
+
+
+def at_the_end(x: Index, ranges: Ranges, nonnegative: Callable[[Index], bool]) -> Index:
+    """The position at the end of each iterator whose factor is a difference of sizes that is never negative.
+
+    ``b * (L // 5) - b`` grows with ``b`` because a convolution's window fits into L.
+    """
+    for v, extent in ranges.items():
+        factor, rest = x.split(v)
+        if len(factor.terms) < 2 or v in factor.symbols() | rest.symbols():
+            continue
+        if factor.symbols().isdisjoint(ranges) and nonnegative(factor):
+            x = rest + factor * (extent - 1)
+    return x
