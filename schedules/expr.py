@@ -183,6 +183,15 @@ def _dot_nibbles(word: Array, a: Array, b: Array) -> Array:
     return np.asarray(total, np.int64).astype(np.int32)
 
 
+def _power(a: Array, b: Array) -> Array:
+    """A power; of integers it wraps, and a negative exponent leaves 0 but for the bases 1 and -1."""
+    a, b = np.asarray(a), np.asarray(b)
+    if a.dtype.kind != "i":
+        return np.asarray(np.power(a, b))
+    unit = np.where(np.abs(a) == 1, np.where(b % 2 == 0, 1, a), 0).astype(a.dtype)
+    return np.asarray(np.where(b < 0, unit, np.power(a, np.maximum(b, 0))))
+
+
 def _shift(left: bool) -> Callable[[Array, Array], Array]:
     """A shift of integers; by a negative number of bits, or as many as there are, only the sign is left (or 0)."""
 
@@ -199,7 +208,7 @@ def _shift(left: bool) -> Callable[[Array, Array], Array]:
 OPS: dict[str, OpInfo] = {
     "add": OpInfo(2, np.add), "sub": OpInfo(2, np.subtract), "mul": OpInfo(2, np.multiply),
     "div": OpInfo(2, _trunc_divide), "fmod": OpInfo(2, _fmod), "mod": OpInfo(2, _pmod),
-    "max": OpInfo(2, np.maximum), "min": OpInfo(2, np.minimum), "pow": OpInfo(2, np.power),
+    "max": OpInfo(2, np.maximum), "min": OpInfo(2, np.minimum), "pow": OpInfo(2, _power),
     "neg": OpInfo(1, np.negative), "abs": OpInfo(1, np.abs), "sign": OpInfo(1, np.sign),
     "exp": OpInfo(1, np.exp), "log": OpInfo(1, np.log), "sqrt": OpInfo(1, np.sqrt), "tanh": OpInfo(1, np.tanh),
     "expm1": OpInfo(1, np.expm1), "log1p": OpInfo(1, np.log1p), "erfc": OpInfo(1, _erfc),

@@ -83,6 +83,8 @@ def _converted(model: onnx.ModelProto, feeds: Arrays) -> onnx.ModelProto:
         if o.HasField("type"):
             o.type.tensor_type.ClearField("shape")
     del fixed.graph.value_info[:]
+    if any(n.op_type == "Upsample" for n in fixed.graph.node):
+        raise Refused("ONNX's converter gives Upsample other coordinates")
     if any(n.op_type in UNCONVERTED for n in fixed.graph.node):
         return _aligned(fixed)
     try:

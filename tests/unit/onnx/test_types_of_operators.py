@@ -59,6 +59,16 @@ def test_powers_of_two_types(base: str) -> None:
     check(model_of("Pow", {"x": ("int64", ("A",)), "e": ("float32", ("A",))}), large, 0)
 
 
+@pytest.mark.parametrize("kind", ["int8", "int32", "int64"])
+def test_negative_powers_of_integers(kind: str) -> None:
+    """0 but for the bases 1 and -1, as in C; ONNX Runtime has the least integer where the base is 0."""
+    x, y = np.array([1, -1, -1, 2, -3, 0, 5]).astype(kind), np.array([-3, -3, -2, -1, -2, -1, 2]).astype(kind)
+    graph = import_model(model_of("Pow", {"x": (kind, ("A",)), "e": (kind, ("A",))}))
+    assert reference.evaluate(graph, {"x": x, "e": y})["y"].tolist() == [1, -1, 1, 0, 0, 0, 25]
+    constants = import_model(model_of("Pow", {"x": x, "e": y}))
+    assert next(iter(reference.evaluate(constants, {}).values())).tolist() == [1, -1, 1, 0, 0, 0, 25]
+
+
 @pytest.mark.parametrize("scale", [0.6, 0.75, 0.5, 1.0, 1.7, 2.0, 1 / 3, 0.7])
 def test_nearest_before_opset_11(scale: float) -> None:
     x = np.arange(60, dtype=np.float32).reshape(1, 1, 2, 30)
