@@ -54,6 +54,8 @@ Where ONNX's reference evaluator and ONNX Runtime disagree:
 | ReduceLogSumExp of integers | the float result, truncated | sums of truncated terms | as ONNX's reference |
 | Sign of NaN | NaN | NaN, of float16 0 | NaN |
 | Dropout up to opset 10, the mask | true | false | true |
+| Pow of the integer 0 to a negative integer | an error | the least integer | 0 |
+| MeanVarianceNormalization below rank 4, default axes | an error | leaves out axes past the rank | as ONNX Runtime |
 | Cast of a float to an integer that cannot hold it | low bits | differs by lane | low bits (of int32 for 8 and 16) |
 
 GridSample interpolates floats and booleans; integers are refused, as the reference's weights are integers too.

@@ -247,3 +247,7 @@ def test_support_vector_machines_that_estimate(count: int) -> None:
     scores = one("SVMClassifier", "float32", [LABELS, SCORES], 1, kernel_params=[0.0, 0.0, 0.0], rho=[0.1],
                  classlabels_ints=[7, 9, 8][:2 + count // 3], coefficients=W[: 8 + 4 * (count // 3)])  # fmt: skip
     compare(scores, nan=False)
+
+
+def test_the_largest_of_a_row_with_nan() -> None:
+    compare(one("Normalizer", "float32", [SCORES], norm="MAX"), nan=True)

@@ -37,6 +37,17 @@ def lp_normalization(b: Body) -> None:
     b.give(b.op("Where", b.op("Equal", norm, zero), zero, b.op("Div", x, norm)))
 
 
+@body("MeanVarianceNormalization")
+def mean_variance_normalization(b: Body) -> None:
+    """``(x - mean) / (deviation + 1e-9)``, by ONNX's formula; as in ONNX Runtime, axes past the rank are left out."""
+    x, rank = b.input(0), len(b.tensor(b.input(0)).shape)
+    axes = [a for a in b.attribute("axes", (0, 2, 3)) if a < rank]
+    mean = b.reduce("ReduceMean", x, *axes)
+    square = b.reduce("ReduceMean", b.op("Mul", x, x), *axes)
+    deviation = b.op("Sqrt", b.op("Sub", square, b.op("Mul", mean, mean)))
+    b.give(b.op("Div", b.op("Sub", x, mean), b.op("Add", deviation, b.like(1e-9, x))))
+
+
 LARGEST = 4
 """Matrices of so many rows have a determinant that is written out."""
 
@@ -49,11 +60,14 @@ def determinant(b: Body) -> None:
     n = shape[-1].constant
     if len(shape) < 2 or shape[-1] != shape[-2] or n is None or n > LARGEST:
         raise b.refuse(f"a matrix of {list(shape[-2:])}", f"square matrices of up to {LARGEST} rows are built")
+    if n == 0:  # the empty product
+        b.give(b.reduce("ReduceProd", x, -2, -1, keepdims=0))
+        return
     rows = [b.op("Gather", x, b.constant(i), axis=-2) for i in range(n)]
     at = [[b.op("Gather", row, b.constant(j), axis=-1) for j in range(n)] for row in rows]
     total = ""
     for p in permutations(range(n)):
-        term = at[0][p[0]] if n else ""
+        term = at[0][p[0]]
         for i in range(1, n):
             term = b.op("Mul", term, at[i][p[i]])
         odd = sum(p[i] > p[j] for i in range(n) for j in range(i, n)) % 2

@@ -69,10 +69,13 @@ def scaler(b: Body) -> None:
 
 @body(f"{ML}::Normalizer")
 def normalizer(b: Body) -> None:
-    """Rows divided by their norm, as float32; as in ONNX Runtime, a row whose norm is 0 stays as it is."""
+    """Rows divided by their norm, as float32; as in ONNX Runtime, a row whose norm is 0 stays as it is, and
+    NaN is not the maximum.
+    """
     x, kind = b.cast(b.input(0), "float32"), b.attribute("norm", "MAX")
     if kind == "MAX":
-        norm = b.reduce("ReduceMax", x, -1)
+        number = b.op("Where", b.op("IsNaN", x), b.constant(-np.inf, "float32"), x)
+        norm = b.reduce("ReduceMax", number, -1)
     elif kind == "L1":
         norm = b.reduce("ReduceSum", b.op("Abs", x), -1)
     elif kind == "L2":

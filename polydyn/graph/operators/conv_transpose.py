@@ -39,7 +39,8 @@ class Spread:
     """One spatial axis: ``size`` elements put ``stride`` apart, each spread over ``kernel`` taps ``dilation`` apart.
 
     ``before`` positions are cut off at the front; ``output`` positions remain. ``phases``: the first one of those that
-    a convolution computes, and how many.
+    a convolution computes, and how many. ``shift``: positions of these at which the result begins, if that depends on
+    sizes; ``result`` positions remain then.
     """
 
     size: Dim
@@ -49,6 +50,8 @@ class Spread:
     before: int
     output: Dim
     phases: tuple[int, int]
+    result: Dim
+    shift: Dim = ZERO
 
     @property
     def reach(self) -> Dim:
@@ -105,16 +108,19 @@ def _spreads(node: OnnxNode, ctx: Context) -> tuple[Spread, ...]:
         full = (sizes[a] - 1) * strides[a] + reach + extra[a]
         if mode in ("SAME_UPPER", "SAME_LOWER") or output_shape:
             length = Index.of(output_shape[a]) if output_shape else sizes[a] * strides[a]
-            cut = (full - length).constant
-            if cut is None or cut < 0:
+            cut = full - length
+            if (cut.constant or 0) < 0:
                 raise refuse(node, f"an output of {length} elements on spatial axis {a}", "give pads instead")
-            before = cut // 2 if mode == "SAME_UPPER" else cut - cut // 2
+            front = cut // 2 if mode == "SAME_UPPER" else cut - cut // 2
+            before = front.constant
+            shift, output = (front, full) if before is None else (ZERO, length)
+            before = before or 0
         else:
             before, after = (0, 0) if mode == "VALID" else (int(pads[a]), int(pads[rank + a]))
-            length = full - before - after
-        out.append(
-            Spread(sizes[a], kernel[a], int(dilations[a]), int(strides[a]), before, length, (0, int(strides[a])))
-        )
+            length, shift = full - before - after, ZERO
+            output = length
+        step, phases = int(strides[a]), (0, int(strides[a]))
+        out.append(Spread(sizes[a], kernel[a], int(dilations[a]), step, before, output, phases, length, shift))
     return tuple(out)
 
 
@@ -134,7 +140,9 @@ def infer(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
         ctx.at_most(ONE, a.size, f"axis {number} of {node.inputs[0]} is {a.size}: it must have an element")
         why = f"axis {number} of the output of {node.name} has no negative size"
         ctx.at_most(Index.of(a.before), a.output + a.before, why)
-    return (Inferred(x.dtype, (x.shape[0], channels, *(a.output for a in axes))),)
+        why = f"{node.name}: the input reaches every position of output_shape along axis {number}"
+        ctx.at_most(a.result, a.output, why)
+    return (Inferred(x.dtype, (x.shape[0], channels, *(a.result for a in axes))),)
 
 
 @operator("ConvTranspose", infer=infer)
@@ -149,17 +157,19 @@ def conv_transpose(node: OnnxNode, ctx: ExpandContext) -> None:
 def _one_phase(node: OnnxNode, ctx: ExpandContext, axes: Sequence[Spread]) -> tuple[str, tuple[Index, ...]]:
     """The sums of products in the output's order, and the subscripts of an output element's."""
     groups, outputs = _groups(node, ctx)
-    _, o, *blocks = here = iterators(2 + len(axes))
+    n, o, *blocks = iterators(2 + len(axes))
     group = ZERO if groups == 1 else o // outputs
     shape = (outputs * groups, *(a.blocks for a in axes))
-    return _sums(node, ctx, axes, shape, (group, (ZERO,) * (len(axes) - 1), blocks, o - group * outputs)), here
+    return _sums(node, ctx, axes, shape, (group, (ZERO,) * (len(axes) - 1), blocks, o - group * outputs)), (
+        n, o, *(y + a.shift for y, a in zip(blocks, axes, strict=True))
+    )  # fmt: skip
 
 
 def _phases(node: OnnxNode, ctx: ExpandContext, axes: Sequence[Spread]) -> tuple[str, tuple[Index, ...]]:
     """The sums of all phases, as ``_some_phases``, and the subscripts of an output element's."""
     groups, outputs = _groups(node, ctx)
     n, o, *position = iterators(2 + len(axes))
-    moved = [y + a.start for y, a in zip(position, axes, strict=True)]
+    moved = [y + a.shift + a.start for y, a in zip(position, axes, strict=True)]
     remainders = [y % a.stride for y, a in zip(moved, axes, strict=True)]
     of_group = (o // outputs,) * (groups > 1)
     channel = o - of_group[0] * outputs if of_group else o
