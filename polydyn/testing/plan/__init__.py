@@ -1,7 +1,7 @@
-"""An interpreter of host plans, byte by byte, which asks none of the functions that make or verify plans.
+"""Interpret host plans byte by byte, without calling any function that makes or verifies plans.
 
 ``check_model`` runs the plans of a model on concrete sizes in a simulated memory, without a C compiler, and lists the
-faults (docs/debugging.md). ``check_planned`` does so for a plan at hand.
+faults (docs/debugging.md). ``check_planned`` does the same for one given plan.
 """
 
 from polydyn.testing.plan.check import Faulty, check_model, check_planned

@@ -1,4 +1,4 @@
-"""The meaning of index expressions, guards and decisions, for numbers and for whole arrays of them at once."""
+"""Evaluate index expressions, guards and decisions, for single integers and for arrays of integers."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from polydyn.schedules.index import Atom, Index
 Integers: TypeAlias = Any
 """An int or an array of them."""
 Fetch: TypeAlias = Callable[[str, tuple[Index, ...], Mapping[str, Integers]], Array]
-"""The integers that an array holds at subscripts, whose symbols have these values."""
+"""Function that reads integers from a named array: (array, subscripts, values of their symbols) -> integers."""
 RELATIONS: Mapping[str, Callable[[Integers, Integers], Integers]] = {
     "==": np.equal, "!=": np.not_equal, "<": np.less, "<=": np.less_equal, ">": np.greater, ">=": np.greater_equal,
 }  # fmt: skip
 
 
 def value_of(i: Index, env: Mapping[str, Integers], fetch: Fetch | None = None) -> Integers:
-    """An integer expression, where ``env`` may hold arrays."""
+    """Return the value of an integer expression. Values in ``env`` may be arrays."""
     total: Integers = 0
     for monomial, coefficient in i.terms.items():
         term: Integers = coefficient
@@ -47,12 +47,12 @@ def _atom(a: Atom, env: Mapping[str, Integers], fetch: Fetch | None) -> Integers
 
 
 def size_of(i: Index, env: Mapping[str, int]) -> int:
-    """A size, which is one number."""
+    """Return the value of a size, which is a single integer."""
     return _number(i, env, {})
 
 
-def _number(i: Index, env: Mapping[str, int], known: dict[Atom, int]) -> int:
-    """As ``value_of`` for numbers alone. ``known``: atoms with their values."""
+def _number(i: Index, env: Mapping[str, int], cache: dict[Atom, int]) -> int:
+    """Evaluate like ``value_of``, for single integers only. ``cache`` maps atoms to their values."""
     total = 0
     for monomial, coefficient in i.terms.items():
         term = coefficient
@@ -60,32 +60,32 @@ def _number(i: Index, env: Mapping[str, int], known: dict[Atom, int]) -> int:
             if isinstance(factor, str):
                 term *= int(env[factor])
                 continue
-            if factor not in known:
+            if factor not in cache:
                 assert factor.kind != "fetch", "a size that data decide"
-                x, *more = (_number(a, env, known) for a in factor.args)
+                x, *more = (_number(a, env, cache) for a in factor.args)
                 if factor.kind == "floordiv":
-                    known[factor] = x // more[0] if more[0] else 0
+                    cache[factor] = x // more[0] if more[0] else 0
                 else:
-                    known[factor] = min(x, *more) if factor.kind == "min" else max(x, *more)
-            term *= known[factor]
+                    cache[factor] = min(x, *more) if factor.kind == "min" else max(x, *more)
+            term *= cache[factor]
         total += term
     return total
 
 
 def holds(left: int, relation: str, right: int) -> bool:
-    """The relation of a guard or of a condition."""
+    """Return whether the relation of a guard or of a condition holds."""
     if relation == "%==":
         return left == 0 if right == 0 else left % right == 0
     return bool(RELATIONS[relation](left, right))
 
 
 def guard_holds(g: Guard, env: Mapping[str, int]) -> bool:
-    """Whether sizes meet a guard."""
+    """Return whether a guard holds for the sizes in ``env``."""
     return holds(size_of(g.left, env), g.relation, size_of(g.right, env))
 
 
 def choice(decision: Decision, env: Mapping[str, int], allowed: Collection[int]) -> int | None:
-    """The candidate that a decision names among those allowed; None: it names none of them."""
+    """Return the candidate that a decision selects, or None if that candidate is not allowed."""
     while isinstance(decision, Split):
         decision = decision.low if size_of(decision.index, env) <= decision.threshold else decision.high
     if isinstance(decision, Leaf):

@@ -1,7 +1,8 @@
-"""The statements of a kernel's group on the simulated memory: what a launch reads and writes, element by element.
+"""Run the statements of a kernel's group on the simulated memory, element by element.
 
-Where elements lie is in the arrays of the group (strides and offsets), at the sizes that the candidate passes. All
-instances of a statement run at once, statements one after another. Neither the schedule nor the fusion plan is asked.
+The strides and offsets of the group's arrays give the address of each element, at the sizes that the candidate passes.
+All instances of a statement run at once, and statements run one after another. The schedule and the fusion plan are
+not used.
 """
 
 from __future__ import annotations
@@ -24,19 +25,19 @@ from polydyn.testing.plan.memory import Memory
 from polydyn.testing.plan.tensors import difference
 from polydyn.testing.plan.values import Evaluator, factors_of, sum_of_products, symbols_in
 
-MOST = 1 << 22
-"""Elements of an iteration space that are evaluated at once."""
+MAX_INSTANCES = 1 << 22
+"""Maximum number of elements of an iteration space that are evaluated at once."""
 COMBINE: Mapping[str, np.ufunc] = {"sum": np.add, "prod": np.multiply, "max": np.maximum, "min": np.minimum}
 Ranges = tuple[tuple[str, int, int], ...]
-"""Iterators with the first value and the one behind the last."""
-NOT_WRITTEN = 77
-"""What integers inside a kernel are before they are written; floats are NaN."""
+"""(iterator, first value, end) of each iterator; the end is exclusive."""
+INITIAL_INTEGER = 77
+"""Initial value of integers in local arrays of a kernel. Floats are NaN initially."""
 
 
 class Body:
     """One run of a group. ``buffers``: array -> buffer of the plan. ``sizes``: values of the group's parameters.
 
-    ``serial``: it reads what it has written, as running sums and updates do.
+    ``serial``: the group reads its own results, as running sums and updates do.
     """
 
     def __init__(
@@ -51,7 +52,7 @@ class Body:
         self.batch = [x for x, _ in held[0].iters if all(x not in i.symbols() for i in held[0].index)] if held else []
 
     def run(self) -> None:
-        """All statements in their order."""
+        """Run all statements in order."""
         if isinstance(self.form, OrderGroup):
             self._order(self.form)
             return
@@ -59,9 +60,9 @@ class Body:
             self._statement(s)
 
     def compare(self, outputs: Sequence[str], expected: Callable[[str], Numbers], least: float) -> None:
-        """Compares what the group has left in memory with tensors, in the order of its output arrays.
+        """Compare the results of the group with the expected tensors, in the order of its output arrays.
 
-        ``least``: as for ``difference``.
+        ``least`` is the minimum tolerance, see ``difference``.
         """
         arrays = [n for n, a in self.group.arrays.items() if a.role == "output"]
         for name, tensor in zip(arrays, outputs, strict=True):
@@ -75,7 +76,7 @@ class Body:
                 self.memory.faults.add("value", tensor, error)
 
     def _left(self, name: str, kind: np.dtype[Any]) -> tuple[Numbers, Numbers]:
-        """Addresses that an array was written at, sorted, and what is there last."""
+        """Return the addresses that an array was written at, sorted, and the last value of each."""
         pieces = self.made.get(name, [])
         if not pieces:
             return np.zeros(0, np.int64), np.zeros(0, kind)
@@ -87,7 +88,7 @@ class Body:
     # -- statements --------------------------------------------------------------------------------------------------
 
     def _statement(self, s: Statement) -> None:
-        """All instances. What reads what its own last step wrote runs step by step."""
+        """Run all instances. A statement that reads its own previous result runs step by step."""
         extents = [(x, size_of(e, self.sizes)) for x, e in s.iters]
         if any(n <= 0 for _, n in extents):
             return
@@ -101,10 +102,10 @@ class Body:
             self._block(s, (*((x, 0, n) for x, n in extents[:-1]), (last, k, k + 1)))
 
     def _block(self, s: Statement, ranges: Ranges) -> None:
-        """The instances of a box, in halves where they are many."""
+        """Run the instances of a box. A large box is split in halves."""
         factors = self._factors(s)
         used = [symbols_in(f) for f in factors] if len(factors) > 1 else [{x for x, _, _ in ranges}]
-        if max(math.prod(b - a for x, a, b in ranges if x in u) for u in used) > MOST:
+        if max(math.prod(b - a for x, a, b in ranges if x in u) for u in used) > MAX_INSTANCES:
             k = max(range(len(ranges)), key=lambda k: ranges[k][2] - ranges[k][1])
             x, a, b = ranges[k]
             if b - a > 1:
@@ -142,7 +143,7 @@ class Body:
         self._keep(array, (*rows, *at), value, s.reduce)
 
     def _mask(self, s: Statement, env: Mapping[str, Any], full: tuple[int, ...]) -> Numbers | None:
-        """Where there is a step; None: everywhere."""
+        """Return a mask of the instances that run, or None if all run."""
         mask: Numbers | None = None
         if isinstance(self.form, SerialGroup) and s.role != "init":
             for c in self.form.conditions:
@@ -152,7 +153,7 @@ class Body:
         return mask
 
     def _factors(self, s: Statement) -> list[Value]:
-        """What a sum of products is of, where every iterator occurs in one of them; else the value alone."""
+        """Return the factors of a sum of products if every iterator occurs in a factor, else the whole value."""
         if s.reduce != "sum" or isinstance(self.form, SerialGroup):
             return [s.value]
         found = factors_of(s.value)
@@ -166,7 +167,7 @@ class Body:
         return np.asarray(sum((i * t for i, t in zip(at, strides, strict=True)), value_of(a.offset, self.sizes)))
 
     def _write(self, a: Array, at: Numbers, value: Numbers, reduce: str | None) -> None:
-        """Elements of an output, stored or combined with what is there."""
+        """Store elements of an output, or combine them with the stored elements."""
         kind = numpy_dtype(a.dtype)
         with np.errstate(all="ignore"):
             at, value = np.broadcast_to(at, value.shape).reshape(-1), value.astype(kind).reshape(-1)
@@ -181,7 +182,7 @@ class Body:
         self.made.setdefault(a.name, []).append((at, value))
 
     def _keep(self, a: Array, place: tuple[Numbers, ...], value: Numbers, reduce: str | None) -> None:
-        """Elements of an array inside the kernel."""
+        """Store elements of a local array of the kernel."""
         room = self._local(a)
         if room.ndim == 0:
             new = value.reshape(-1)[-1]
@@ -197,7 +198,7 @@ class Body:
             front = [extents[x] for x in self.batch] if a.role == "rows" else []
             kind = numpy_dtype(a.dtype)
             shape = [*front, *(size_of(e, self.sizes) for e in a.shape)]
-            self.locals[a.name] = np.full(shape, np.nan if kind.kind == "f" else NOT_WRITTEN, kind)
+            self.locals[a.name] = np.full(shape, np.nan if kind.kind == "f" else INITIAL_INTEGER, kind)
         return self.locals[a.name]
 
     def _load(self, name: str, subscripts: tuple[Index, ...], env: Mapping[str, Any], mask: Numbers | None) -> Numbers:
@@ -215,7 +216,7 @@ class Body:
     # -- orders ------------------------------------------------------------------------------------------------------
 
     def _order(self, form: OrderGroup) -> None:
-        """Lines are sorted, and the places of their first elements are written."""
+        """Sort each line and write the positions of its first elements."""
         (s,) = self.group.statements
         assert isinstance(s.value, Load)
         env: dict[str, Any] = dict(self.sizes)

@@ -1,4 +1,4 @@
-"""One call of a host plan, simulated: all launches in the order of the plan, then what the caller gets."""
+"""Simulate one call of a host plan: all launches in the order of the plan, then the outputs of the caller."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ from polydyn.testing.plan.tensors import Tensors, difference
 class Call:
     """A call at ``sizes``: values of the model's symbols and of ``nth``.
 
-    ``in_place``: what is appended shares a cache with what was there. ``loops``: the loop IR of every kernel runs too,
-    for its addresses (slow). ``traced``: how many kernels' loops were compared, and why others were not.
+    ``in_place``: an appended input and its output share one cache. ``loops``: also trace the addresses of the loop IR
+    of every kernel (slow). ``traced`` counts the kernels whose loops were compared, and the reasons for the others.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class Call:
             self.memory.write(name, self.memory.elements(name), array, self.plan.buffers[name].dtype)
 
     def run(self) -> list[Fault]:
-        """All faults of the call."""
+        """Run the call and return all its faults."""
         check_tables(self.planned, self.faults)
         if sum(self.plan.waves) not in (0, len(self.plan.launches)):
             self.faults.add("tables", "", f"waves of {sum(self.plan.waves)} launches of {len(self.plan.launches)}")
@@ -73,7 +73,7 @@ class Call:
         return list(self.faults)
 
     def _look(self, launch: int) -> None:
-        """Before a launch the host reads all of the buffers whose integers it checks."""
+        """Read the buffers whose integers the host checks before a launch."""
         for c in self.plan.index_checks:
             if c.launch == launch:
                 self.memory.read(c.buffer, self.memory.elements(c.buffer), self.plan.buffers[c.buffer].dtype)
@@ -81,7 +81,7 @@ class Call:
     # -- a launch ----------------------------------------------------------------------------------------------------
 
     def _launch(self, x: Launch) -> None:
-        """The body of the candidate that the decision names. A reduction in shares is two launches."""
+        """Run the candidate that the decision selects. A split-K reduction is two launches."""
         if size_of(x.elements, self.sizes) <= 0 or (x.skip_if_same and x.skip_if_same[1] in self.shared):
             return
         allowed = [k for k, c in enumerate(x.candidates) if self._allowed(c)]
@@ -103,7 +103,7 @@ class Call:
         group = self.planned.groups.get(c.kernel, p.lowered.group)
         group = combining_group(group)[0] if adds else partial_group(group) if part else group
         buffers = self._buffers(c)
-        for share in range(sizes[SHARES] if part else 1):  # the first share has all of the sum, the others nothing
+        for share in range(sizes[SHARES] if part else 1):  # slice 0 has the whole sum
             some = tuple(s for s in group.statements if not (share and s.reduce))
             body = Body(
                 self.memory, replace(group, statements=some), self.planned.forms.get(p.key), buffers,
@@ -117,7 +117,7 @@ class Call:
             self._trace(c, kernel, buffers, group)
 
     def _trace(self, c: Candidate, kernel: Kernel, buffers: Mapping[str, str], group: Group) -> None:
-        """Compares the kernel's loops with what its statements have done."""
+        """Compare the accesses of the kernel's loops with those of its statements."""
         body = self.planned.loops.get(kernel.name)
         if body is None:
             self.traced["no loops"] += 1
@@ -130,7 +130,7 @@ class Call:
         self.traced[loops.compare(body) or "traced"] += 1
 
     def _buffers(self, c: Candidate) -> dict[str, str]:
-        """Array of the kernel -> buffer; on a device also those that come behind it, and those that maps bind."""
+        """Map arrays to buffers. On a device this includes the kernels after the first one, and bound tensor maps."""
         found: dict[str, str] = {}
         for one in c.sequence:
             kernel = next(k for k in self.plan.kernels if k.name == one.kernel)
@@ -141,7 +141,7 @@ class Call:
         return found
 
     def _in_place(self, serial: bool) -> None:
-        """What a launch writes it reads only where its own steps follow each other."""
+        """Add a fault if a launch reads cells that it writes, unless its steps run one after another."""
         reads, writes = self.memory.touched.settled()
         if serial or not reads.size or not writes.size:
             return
@@ -152,6 +152,6 @@ class Call:
 
 
 def _member(some: Array, others: Array) -> Array:
-    """Which of some sorted cells are among others, sorted too."""
+    """Return a mask of the cells in ``some`` that are also in ``others``. Both are sorted."""
     at = others.searchsorted(some)
     return np.asarray(others[at.clip(max=len(others) - 1)] == some)

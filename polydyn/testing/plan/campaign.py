@@ -1,4 +1,4 @@
-"""Random models (``polydyn/testing/random_onnx.py``) through the interpreter of host plans.
+"""Run random models (``polydyn/testing/random_onnx.py``) through the interpreter of host plans.
 
     python -m polydyn.testing.plan.campaign [COUNT] [--first SEED] [--theme NAME] [--loops]
 
@@ -27,14 +27,14 @@ from polydyn.testing.plan.planned import Planned
 from polydyn.testing.random_onnx import random_case
 
 FAULTY, STOPS = "models with faults", "models at which the interpreter stops"
-FRESH = 100
-"""Models after which a process is replaced by a new one."""
-SHOWN = 3
-"""Faults of a model that are printed."""
+MODELS_PER_PROCESS = 100
+"""Number of models after which the worker process is replaced."""
+MAX_PRINTED_FAULTS = 3
+"""Maximum number of faults that are printed for a model."""
 
 
 def check_case(case: Case, counts: Counter[str], loops: bool = False) -> list[Faulty]:
-    """The faults of a model at the sizes of its calls; counts what was run. Raises PolydynError: it is refused."""
+    """Return the faults of a model at the sizes of its calls. Raises PolydynError if it is rejected."""
     programs, names = programs_of(import_parts(case.model), target_of("cpu", None)), dims_of(case.model)
     counts["models"] += 1
     counts["plans"] += len(programs.plans)
@@ -58,7 +58,7 @@ def _call(planned: Planned, sizes: Mapping[str, int], counts: Counter[str], loop
 
 
 def run_seed(seed: int, theme: str, loops: bool) -> tuple[Counter[str], list[str]]:
-    """Counts and lines of one model."""
+    """Return the counts and the printed lines of one model."""
     counts: Counter[str] = Counter()
     case = random_case(seed, theme)
     try:
@@ -68,16 +68,16 @@ def run_seed(seed: int, theme: str, loops: bool) -> tuple[Counter[str], list[str
     except Exception as e:
         return Counter({STOPS: 1}), [f"{case.name}: {type(e).__name__}: {str(e)[:200]}"]
     counts[FAULTY] += bool(found)
-    return counts, [f"{case.name}: {f}" for f in found[:SHOWN]]
+    return counts, [f"{case.name}: {f}" for f in found[:MAX_PRINTED_FAULTS]]
 
 
 def results(seeds: Sequence[int], theme: str, loops: bool) -> Iterator[tuple[Counter[str], list[str]]]:
-    """What became of each model. It is made in a process of its own, which may die of the runtimes that are asked."""
+    """Yield the result of each model. Models run in a worker process, because ONNX Runtime may crash it."""
     waiting = list(seeds)
     while waiting:
         with ProcessPoolExecutor(1, get_context("spawn")) as pool:
             try:
-                for seed in waiting[:FRESH]:
+                for seed in waiting[:MODELS_PER_PROCESS]:
                     yield pool.submit(run_seed, seed, theme, loops).result()
                     waiting.pop(0)
             except BrokenProcessPool:

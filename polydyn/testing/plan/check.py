@@ -33,16 +33,16 @@ from polydyn.testing.plan.planned import Planned
 from polydyn.testing.plan.tensors import OutOfRange
 
 DEFAULT = 3
-"""A size that is not given."""
-LONG = (7000, 140_000)
-"""Sizes of a dim that is reduced in shares."""
-MOST = 1 << 20
-"""Elements of a buffer in a call with such a size."""
+"""Default size of a dim."""
+SPLIT_K_SIZES = (7000, 140_000)
+"""Dim sizes at which a reduction may be split (split-K)."""
+MAX_ELEMENTS = 1 << 20
+"""Maximum number of elements of a buffer in a call with a ``SPLIT_K_SIZES`` dim."""
 
 
 @dataclass(frozen=True)
 class Faulty:
-    """A fault and where it shows. ``plan``: its name; ``sizes``: of the call; ``in_place``: caches shared memory."""
+    """A fault and its call: name of the plan, sizes, and whether caches were updated in place."""
 
     plan: str
     sizes: Mapping[str, int]
@@ -60,10 +60,10 @@ def check_model(
     dims: Dims | None = None, symbols: Symbols | None = None, options: Options | None = None, threads: int = 2,
     loops: bool = False, seed: int = 0,
 ) -> list[Faulty]:  # fmt: skip
-    """The faults of all plans of a model, at each of some sizes: names of the model's dims -> sizes.
+    """Return the faults of all plans of a model, for each mapping of dim names to sizes.
 
-    Sizes that are not given are such that guards hold; sizes that guards refuse are left out. ``loops``: the loops of
-    every kernel are compared with its statements (slow). Raises PolydynError where the model is refused.
+    Missing sizes are chosen so that guards hold. Calls whose sizes violate a guard are skipped. ``loops``: also compare
+    the loops of every kernel with its statements (slow). Raises PolydynError if the compiler rejects the model.
     """
     programs = programs_of(import_parts(model, dims, symbols), target_of(target, options))
     calls = [sizes] if isinstance(sizes, Mapping) else list(sizes) or [{}]
@@ -77,7 +77,7 @@ def check_model(
 
 
 def faults_of(frames: Sequence[Framed]) -> list[Faulty]:
-    """What the run time between parts would lose."""
+    """Return the tensors that the run time between parts would lose, as faults."""
     return [Faulty(x.name, {}, False, f) for x in frames for f in check_frame(x)]
 
 
@@ -85,9 +85,9 @@ def check_planned(
     planned: Planned, sizes: Mapping[str, int], *, default: int = DEFAULT, threads: int = 2, loops: bool = False,
     seed: int = 0,
 ) -> list[Faulty] | None:  # fmt: skip
-    """The faults of one plan at the sizes of its symbols, also with caches in place where it has some.
+    """Return the faults of one plan at some sizes. A plan with caches also runs with in-place caches.
 
-    None: its guards, or the reference, refuse these sizes.
+    Returns None if its guards or the reference evaluator reject these sizes.
     """
     env = sizes_of(planned, sizes, default, threads)
     if env is None:
@@ -95,9 +95,10 @@ def check_planned(
     found: list[Faulty] = []
     shown = {s.symbol: env[s.symbol] for s in planned.plan.sources}
     for in_place in (False, True) if planned.appends else (False,):
-        for most in (2, 1):  # integers may be subscripts of an axis of one element
+        for limit in (2, 1):  # integers may be subscripts of an axis of one element
             try:
-                call = Call(planned, env, feeds_of(planned, env, seed, most), in_place=in_place, loops=loops, seed=seed)
+                feeds = feeds_of(planned, env, seed, limit)
+                call = Call(planned, env, feeds, in_place=in_place, loops=loops, seed=seed)
                 found += [Faulty(planned.source.name, shown, in_place, f) for f in call.run()]
                 break
             except OutOfRange:
@@ -107,27 +108,27 @@ def check_planned(
     return found
 
 
-def feeds_of(planned: Planned, sizes: Mapping[str, int], seed: int, most: int = 2) -> dict[str, Array]:
-    """Random inputs; integers are below ``most``, since they may be subscripts."""
+def feeds_of(planned: Planned, sizes: Mapping[str, int], seed: int, limit: int = 2) -> dict[str, Array]:
+    """Return random inputs. Integers are below ``limit`` because they may be subscripts."""
     numbers, out = np.random.default_rng(seed), dict[str, Array]()
     for name in planned.plan.inputs:
         t = planned.later[0].tensors[name]
         shape, kind = [size_of(d, sizes) for d in t.shape], numpy_dtype(t.dtype)
         if kind.kind in "biu":
-            out[name] = numbers.integers(0, 200 if kind.name == "uint8" else most, shape).astype(kind)
+            out[name] = numbers.integers(0, 200 if kind.name == "uint8" else limit, shape).astype(kind)
         else:
             out[name] = numbers.standard_normal(shape).astype(np.float32).astype(kind)
     return out
 
 
-def sizes_of(planned: Planned, given: Mapping[str, int], default: int, threads: int) -> dict[str, int] | None:
-    """The values of all symbols, those that are not given so that guards hold; None: some do not."""
+def sizes_of(planned: Planned, requested: Mapping[str, int], default: int, threads: int) -> dict[str, int] | None:
+    """Return values of all symbols such that guards hold, or None. Symbols in ``requested`` keep their value."""
     plan = planned.plan
-    env = {s.symbol: given.get(s.symbol, default) for s in plan.sources} | {THREADS: threads}
+    env = {s.symbol: requested.get(s.symbol, default) for s in plan.sources} | {THREADS: threads}
     for g in plan.guards * 4:
         pairs = {"==": ((g.left, g.right), (g.right, g.left)), "<=": ((g.right, g.left),)}.get(g.relation, ())
         for this, other in () if guard_holds(g, env) else pairs:
-            if this.is_symbol and str(this) not in given and str(this) not in other.symbols():
+            if this.is_symbol and str(this) not in requested and str(this) not in other.symbols():
                 env[str(this)] = max(0, size_of(other, env))
                 break
     fits = all(guard_holds(g, env) for g in plan.guards)
@@ -135,20 +136,20 @@ def sizes_of(planned: Planned, given: Mapping[str, int], default: int, threads: 
 
 
 def sizes_in_shares(planned: Planned, threads: int = 2) -> dict[str, int] | None:
-    """Sizes at which a reduction is done in shares: one dim is long, all others are short. None: none are known."""
+    """Return sizes at which a reduction is split: one long dim, short others. Returns None if none are found."""
     added = [x for x in planned.plan.launches if x.kind == "shares"]
     for symbol in [s.symbol for s in planned.plan.sources] if added else ():
-        for long in LONG:
+        for long in SPLIT_K_SIZES:
             env = sizes_of(planned, {symbol: long}, 2, threads)
             if env is None or not any(size_of(x.elements, env) > 0 for x in added):
                 continue
-            if max(math.prod(size_of(d, env) for d in b.shape) for b in planned.plan.buffers.values()) <= MOST:
+            if max(math.prod(size_of(d, env) for d in b.shape) for b in planned.plan.buffers.values()) <= MAX_ELEMENTS:
                 return {s.symbol: env[s.symbol] for s in planned.plan.sources}
     return None
 
 
 def dims_of(model: ModelLike) -> dict[tuple[str, int], str]:
-    """The names that the user gave to dims: (input, axis) -> name."""
+    """Return the dim names of the model: (input, axis) -> name."""
     if isinstance(model, bytes):
         model = onnx.load_from_string(model)
     elif not isinstance(model, onnx.ModelProto):
@@ -157,10 +158,10 @@ def dims_of(model: ModelLike) -> dict[tuple[str, int], str]:
     return {(name, k): d.dim_param for name, dims in shapes for k, d in enumerate(dims) if d.dim_param}
 
 
-def bound_sizes(planned: Planned, names: Mapping[tuple[str, int], str], given: Mapping[str, int]) -> dict[str, int]:
-    """Sizes by the symbols that a plan has for the user's ``names`` (``dims_of``); those of other names stay."""
+def bound_sizes(planned: Planned, names: Mapping[tuple[str, int], str], sizes: Mapping[str, int]) -> dict[str, int]:
+    """Return ``sizes`` with keys also for the plan's symbols of the user's dim ``names`` (from ``dims_of``)."""
     own = {s.symbol: names.get((s.input, s.axis), "") for s in planned.plan.sources}
-    return dict(given) | {symbol: given[name] for symbol, name in own.items() if name in given}
+    return dict(sizes) | {symbol: sizes[name] for symbol, name in own.items() if name in sizes}
 
 
 def main(argv: Sequence[str] | None = None) -> int:

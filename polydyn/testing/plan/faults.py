@@ -1,4 +1,4 @@
-"""What the interpreter of a host plan finds."""
+"""Kinds of faults that the interpreter of a host plan reports."""
 
 from __future__ import annotations
 
@@ -8,30 +8,30 @@ from dataclasses import dataclass
 from polydyn.errors import PolydynError
 
 KINDS = {
-    "unwritten": "it reads what nobody has written",
+    "unwritten": "it reads bytes that were never written",
     "overwritten": "it reads what another launch has overwritten, or overwrites what another launch has written",
     "bounds": "it leaves the memory of a buffer",
-    "place": "a buffer has no memory, or is none that a launch may write",
+    "place": "a buffer has no memory, or a launch writes a buffer that it must not write",
     "twice": "it writes an element more than once",
-    "in-place": "it reads bytes that it writes, in an order that nothing says",
+    "in-place": "it reads bytes that it writes, in an order that is not defined",
     "conflict": "two launches that may run side by side touch the same bytes, and one of them writes",
-    "order": "in an order of the launches that the plan allows it reads something else",
-    "value": "what it leaves for a tensor of the graph is not that tensor",
+    "order": "it reads other values in another order of launches that the plan allows",
+    "value": "its result for a tensor of the graph is wrong",
     "incomplete": "it does not write all of a tensor",
-    "output": "the caller gets something else than the graph says",
-    "tables": "the C text of the host program says something else than the plan",
-    "choice": "no candidate may run, or there is none of that number",
+    "output": "the caller gets a wrong output",
+    "tables": "the C text of the host program differs from the plan",
+    "choice": "no candidate may run, or the selected number does not exist",
     "tasks": "two tasks of a kernel touch the same bytes, and one of them writes",
     "loops": "the loops of a kernel touch other bytes than its statements",
     "scratch": "a thread has less scratch than the kernel uses, or reads what it did not write there",
     "frame": "between the parts of a program a tensor is lost",
 }
-"""Kind of a fault -> what it says of the launch."""
+"""Meaning of each kind of fault; *it* is the launch."""
 
 
 @dataclass(frozen=True)
 class Fault:
-    """``kind``: a key of ``KINDS``. ``launch``: its label, or what else touched ``tensor``, a buffer of the plan."""
+    """A fault. ``kind`` is a key of ``KINDS``, ``launch`` the label of the launch or host step, ``tensor`` a buffer."""
 
     kind: str
     launch: str
@@ -43,18 +43,18 @@ class Fault:
 
 
 class PlanError(PolydynError):
-    """A plan that the interpreter of plans finds faulty."""
+    """The interpreter of plans found a fault in a plan."""
 
 
 class Faults:
-    """The faults found so far, one of a kind for each launch and tensor; ``launch``: the label of what runs now."""
+    """Collects faults, at most one of each kind per launch and tensor. ``launch``: label of the running launch."""
 
     def __init__(self) -> None:
         self.launch = "caller"
         self._found: dict[tuple[str, str, str], Fault] = {}
 
     def add(self, kind: str, tensor: str, text: str) -> None:
-        """Notes a fault of what runs now."""
+        """Add a fault of the running launch."""
         assert kind in KINDS
         self._found.setdefault((kind, self.launch, tensor), Fault(kind, self.launch, tensor, text))
 

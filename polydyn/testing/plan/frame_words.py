@@ -1,4 +1,4 @@
-"""What the C run time reads of a program of several parts, decoded from its words, as ``runtime/c/frame.c`` does."""
+"""Decode the frame of a program of several parts from its words, as the C run time does in ``runtime/c/frame.c``."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 PART, PYTHON, BRANCH, ITERATE = range(4)
-"""Kinds of stages; all others are single steps of the host."""
+"""Kinds of stages. All other kinds are single host steps."""
 SYMBOL, WITH_VALUE = 2, (1, 2)
-"""Words of an expression: one that names a symbol; those that have a value behind them."""
+"""Words of an expression: the tag of a symbol, and the tags that a value follows."""
 
 
 @dataclass(frozen=True)
 class BodyWords:
-    """A model that a step runs. ``formals``: which inputs of it; ``captured``: pairs of an input of it and one of the
-    step; ``sizes``: inputs that bring a size; ``results``: outputs, and inputs that it hands on (-1, -2, ...);
-    ``direct``: whether it writes each result to its place.
+    """A model that a step runs. ``formals``: input numbers of the formals; ``captured``: pairs (input of the model,
+    input of the step); ``sizes``: inputs that supply a size; ``results``: output numbers, or -1 - k for an input k that
+    is passed through; ``direct``: whether the model writes a result directly to its destination.
     """
 
     model: int
@@ -28,8 +28,9 @@ class BodyWords:
 
 @dataclass(frozen=True)
 class LoopWords:
-    """``counts``: it has a number and a condition; ``plain``: no result is copied. ``carried``: whether each grows in
-    place, which row it is too (-1: none), whether it stays. ``rows`` and ``slices``: axis, whether backwards.
+    """A loop. ``counts``: it has a trip count and a condition; ``plain``: no result is copied. ``carried``: for each
+    tensor, whether it grows in place, its row output or -1, and whether it is constant. ``rows`` and ``slices``: (axis,
+    whether backwards).
     """
 
     body: BodyWords
@@ -42,7 +43,7 @@ class LoopWords:
 
 @dataclass(frozen=True)
 class StageWords:
-    """``inputs``, ``made``: tensors by number (-1: none); ``reads``: symbols of its sizes; ``says``: those it gives."""
+    """A stage. ``inputs``, ``made``: tensor numbers (-1: absent); ``reads``, ``says``: size symbols it uses, sets."""
 
     kind: int
     inputs: tuple[int, ...]
@@ -56,8 +57,9 @@ class StageWords:
 
 @dataclass(frozen=True)
 class FrameWords:
-    """``rooms``: of each tensor (-1: none); ``results``: which go to memory of the caller's; ``constants``: which are;
-    ``outputs``: the tensors that outputs are; ``given``: symbols that inputs show.
+    """A decoded frame. ``rooms``: room of each tensor or -1; ``results``: whether a tensor is stored in the caller's
+    memory; ``constants``: whether it is a constant; ``outputs``: tensor number of each output; ``given``: symbols known
+    from inputs.
     """
 
     rooms: tuple[int, ...]
@@ -70,7 +72,7 @@ class FrameWords:
 
 
 def frame_words(words: Sequence[int]) -> FrameWords:
-    """The words of a program of several parts."""
+    """Decode the words of a program of several parts."""
     return _Reader(iter(words)).frame()
 
 
@@ -85,7 +87,7 @@ class _Reader:
         return tuple(self.take() for _ in range(self.take()))
 
     def expression(self) -> frozenset[int]:
-        """Its symbols."""
+        """Return the symbols of an expression."""
         found, words = set[int](), iter(self.numbers())
         for w in words:
             if w in WITH_VALUE:
@@ -94,7 +96,7 @@ class _Reader:
         return frozenset(found)
 
     def ios(self) -> list[int]:
-        """The ranks of inputs or outputs."""
+        """Return the ranks of inputs or outputs."""
         return [(self.numbers(), self.numbers(), self.take(), self.take())[3] for _ in range(self.take())]
 
     def frame(self) -> FrameWords:
@@ -122,7 +124,7 @@ class _Reader:
         return FrameWords(rooms, results, constants, inputs, tuple(outputs), given, stages)
 
     def tensor(self) -> tuple[int, bool, bool]:
-        """Its room, whether it is a result, and whether it is a constant."""
+        """Return (room, is a result, is a constant) of a tensor."""
         _, room, result, _, constant = (self.take() for _ in range(5))
         if constant >= 0:
             self.numbers()

@@ -1,4 +1,4 @@
-"""From a model to the words of its programs of several parts, without a C compiler."""
+"""Encode and decode the programs of several parts of a model, without a C compiler."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ Manifest = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Model:
-    """What a frame knows of a part or a body. ``several``: its tensors are numbered, and lie in rooms of its own.
+    """A part or a body, as its frame sees it. ``several``: its tensors are numbered and stored in its own rooms.
 
-    ``grows``: (output, input) that may be one memory in which the first axis grows.
+    ``grows``: pairs (output, input) that may share one memory in which the first axis grows.
     """
 
     graph: Graph
@@ -36,8 +36,8 @@ class Model:
 
 @dataclass(frozen=True)
 class Framed:
-    """``words``: what C reads. ``order``: parts and steps as the graph was cut. ``names``: of tensors by number.
-    ``models``: parts, then bodies. ``outputs``: the tensors that outputs are.
+    """A frame and its graph. ``words``: the decoded frame. ``order``: parts and steps as the graph was cut.
+    ``names``: tensor names by number. ``models``: parts, then bodies. ``outputs``: tensor name of each output.
     """
 
     name: str
@@ -57,23 +57,23 @@ class Programs:
 
 
 def programs_of(graph: Graph, backend: Target) -> Programs:
-    """Raises PolydynError where a compilation does."""
-    found = Programs([], [])
-    _manifest(graph, backend, found)
-    return found
+    """Return the plans and frames of a graph. Raises PolydynError if the compiler rejects it."""
+    programs = Programs([], [])
+    _manifest(graph, backend, programs)
+    return programs
 
 
-def _manifest(graph: Graph, backend: Target, found: Programs, inner: bool = False) -> Manifest:
-    """Of a graph as a program; adds its plans and its frame."""
+def _manifest(graph: Graph, backend: Target, programs: Programs, inner: bool = False) -> Manifest:
+    """Return the manifest of a graph as a program, and add its plans and frame to ``programs``."""
     if not graph.steps:
         made = planned_of(graph, backend)
-        found.plans.append(made)
+        programs.plans.append(made)
         host = host_program(made.plan, dict.fromkeys(made.plan.constants, 0), 0)
         return manifest_of(made.plan, host) | {"compiler": "", "features": []}
     parts = cut(graph, inner)
-    of_parts = [_manifest(p.graph, backend, found) for p in parts.order if isinstance(p, Part)]
+    of_parts = [_manifest(p.graph, backend, programs) for p in parts.order if isinstance(p, Part)]
     bodies = {
-        f"{s.origin}.{role}": _manifest(g, backend, found, inner=True) for s in graph.steps for role, g in s.bodies
+        f"{s.origin}.{role}": _manifest(g, backend, programs, inner=True) for s in graph.steps for role, g in s.bodies
     }
     models = [*of_parts, *bodies.values()]
     constants = {n: graph.constants[n] for n in parts.constants}
@@ -81,12 +81,12 @@ def _manifest(graph: Graph, backend: Target, found: Programs, inner: bool = Fals
     whole = add_frame(own, models, {n: str(a.dtype) for n, a in constants.items()})
     places = {n: {"offset": 0, "shape": a.shape} for n, a in constants.items()}
     words = Words(whole, models, [[0] * 4 for _ in models], places).all
-    found.frames.append(framed_of(parts, whole, models, words))
+    programs.frames.append(framed_of(parts, whole, models, words))
     return whole
 
 
 def framed_of(parts: Parts, whole: Manifest, models: Sequence[Manifest], words: Sequence[int]) -> Framed:
-    """``whole``, ``models``: the manifests of a program of several parts, and of its parts and bodies."""
+    """Return the frame of a program. ``whole`` is its manifest; ``models`` are those of its parts and bodies."""
     graphs = [p.graph for p in parts.order if isinstance(p, Part)]
     graphs += {f"{s.origin}.{role}": g for s in parts.graph.steps for role, g in s.bodies}.values()
     return Framed(

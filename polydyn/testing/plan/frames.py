@@ -1,8 +1,8 @@
-"""The run time between the parts of a program: what each stage reads must be there when it begins.
+"""Check the run time between the parts of a program: the inputs of each stage must be in memory when it begins.
 
-Memory is places (rooms, what the caller gives, slots of loops) that hold one tensor each, of one call. What runs is the
-words that C reads; what each stage must find and leave is the graph's, as it was cut into parts and steps. Of rooms,
-last uses and forms of loops nobody is asked who chose them.
+Memory is a set of places (rooms, memory of the caller, slots of loops). Each holds one tensor of one call. The checker
+runs the words that C reads. The expected tensors come from the graph as it was cut into parts and steps. The code that
+chose rooms, last uses and forms of loops is not used.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from polydyn.testing.plan.framed import Framed
 from polydyn.testing.plan.turns import Turns, run_branch
 
 CALLS = 2
-"""Calls of one frame: what the first one leaves is none of the second one's."""
+"""Number of calls of one frame. The second call must not read results of the first."""
 Place = tuple[Any, ...]
-"""Where a tensor lies."""
+"""Storage location of a tensor."""
 Value = tuple[Any, ...]
-"""Which tensor it is, and of which call or iteration."""
+"""A tensor and the call or iteration that computed it."""
 
 
 def check_frame(framed: Framed) -> list[Fault]:
-    """The faults of a frame: with results in memory of the caller's and in rooms, one call behind the other."""
+    """Return the faults of a frame over successive calls, with results in the caller's memory and in rooms."""
     found: dict[Fault, None] = {}
     for in_rooms in (False, True):
         memory: dict[Place, Value] = {}
@@ -37,7 +37,7 @@ def check_frame(framed: Framed) -> list[Fault]:
 
 
 class Frame:
-    """One call. ``memory``: what lies where; ``in_rooms``: results lie in rooms, as a call from C may want it."""
+    """One call. ``memory`` maps places to tensors; ``in_rooms``: results are stored in rooms (a C call can)."""
 
     def __init__(self, framed: Framed, memory: dict[Place, Value], call: int, in_rooms: bool) -> None:
         self.framed, self.words, self.memory = framed, framed.words, memory
@@ -50,11 +50,11 @@ class Frame:
         self.sizes = set(self.words.given)
 
     def value(self, name: str) -> Value:
-        """A tensor of this call."""
+        """Return the value of a tensor in this call."""
         return (name, self.call)
 
     def run(self) -> list[Fault]:
-        """All stages in their order."""
+        """Run all stages in order and return the faults."""
         framed = self.framed
         if len(framed.order) != len(self.words.stages):
             self.add(framed.name, f"{len(self.words.stages)} stages of {len(framed.order)}")
@@ -68,17 +68,17 @@ class Frame:
         return list(self.faults)
 
     def add(self, tensor: str, text: str) -> None:
-        """Notes a fault."""
+        """Add a fault."""
         self.faults.add("frame", tensor, text)
 
     def _stage(self, expected: Part | HostStep, stage: StageWords) -> None:
-        """Reads, makes room, runs, leaves what it makes. Inputs are read until the end."""
+        """Run one stage: read inputs, allocate outputs, run, store outputs. Inputs stay live until the stage ends."""
         inputs, outputs = _tensors_of(expected)
         if len(stage.inputs) != len(inputs):
             self.add("", f"it gets {len(stage.inputs)} tensors of {len(inputs)}")
             return
         if missing := stage.reads - self.sizes:
-            self.add("", f"it needs {len(missing)} sizes that nobody has said yet")
+            self.add("", f"it needs {len(missing)} sizes that are not set yet")
         for k, name in zip(stage.inputs, inputs, strict=True):
             if name:
                 self.reads(k, name)
@@ -95,7 +95,7 @@ class Frame:
         self.sizes |= {*stage.says}
 
     def reads(self, k: int, name: str) -> None:
-        """Tensor ``k`` lies where it should be, and is ``name`` of this call."""
+        """Add a fault unless the place of tensor ``k`` holds ``name`` of this call."""
         if k < 0 or k not in self.at:
             self.add(name, "it is read before it is made")
             return
@@ -105,7 +105,7 @@ class Frame:
             self.add(name, f"where it is read lies {what}")
 
     def _place(self, made: tuple[int, ...], before: Mapping[Place, int], kind: int) -> None:
-        """Places for what a stage makes: none is that of what it reads, or of something else that it makes."""
+        """Choose places for the outputs of a stage. They must not overlap its inputs or each other."""
         taken: dict[Place, int] = {}
         for k in made:
             name, room = self.framed.names[k], self.words.rooms[k]
@@ -124,13 +124,13 @@ class Frame:
             self.at[k] = place
 
     def _runs_part(self, part: Part, stage: StageWords) -> None:
-        """A part gives its outputs in their order."""
+        """Check that the stage runs the expected part."""
         model = self.framed.models[stage.model]
         if stage.kind != PART or model.graph is not part.graph or len(stage.made) != len(model.outputs):
             self.add("", "another part runs")
 
     def _runs_step(self, step: HostStep, stage: StageWords) -> None:
-        """Bodies run here; all else that a step does is its own."""
+        """Run the bodies of a step. The step's own work is not simulated."""
         if stage.loop is not None:
             for grows, known in product((False, True), repeat=2):
                 Turns(self, step, stage, grows, known).run()
@@ -139,7 +139,7 @@ class Frame:
 
 
 def _tensors_of(x: Part | HostStep) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """What a part or a step takes and gives."""
+    """Return the inputs and outputs of a part or a step."""
     if isinstance(x, Part):
         return tuple(n for n in x.graph.inputs if n not in x.sizes), x.graph.outputs
     return x.inputs, x.outputs

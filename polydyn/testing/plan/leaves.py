@@ -1,4 +1,4 @@
-"""Leaves of kernels as loops: what the C of ``codegen/leaf`` does to memory, for those that no loop IR says it for."""
+"""Express C leaves (``codegen/leaf``) as loops, so that their memory accesses can be traced."""
 
 from __future__ import annotations
 
@@ -9,23 +9,25 @@ from polydyn.codegen.ir import Body, Call, Def, FlatLoad, For, Pointer, Store
 from polydyn.schedules.expr import ITEMSIZE, Const, FromIndex, Value
 from polydyn.schedules.index import ZERO, Index, minimum
 
-QUIET = ("pd_drain", "pd_written_soon", "pd_prefetch", "pd_amx_begin", "pd_amx_end", "pd_amx_zero", "pd_amx_add")
-"""Beginnings of names of leaves that read and write no memory."""
-WORD = 4
-"""Bytes of a word of a matrix unit."""
-ROOM = 4
-"""Numbers of eight bytes that a sort uses for each element."""
+PREFIXES_WITHOUT_ACCESSES = (
+    "pd_drain", "pd_written_soon", "pd_prefetch", "pd_amx_begin", "pd_amx_end", "pd_amx_zero", "pd_amx_add",
+)  # fmt: skip
+"""Name prefixes of leaves that access no memory."""
+WORD_BYTES = 4
+"""Bytes of a word of the matrix unit."""
+SORT_WORDS_PER_ELEMENT = 4
+"""64-bit words of scratch that a sort uses per element."""
 FIRST, SECOND = "_r", "_c"
-"""Loops of a leaf."""
+"""Loop variables of a leaf."""
 Types = Mapping[str, str]
 
 
 def as_loops(x: Call, types: Types, width: int) -> Body | None:
-    """The loops that a call is; () where it touches no memory; None: there is no such leaf.
+    """Return the loops of a call: () if it accesses no memory, None if the leaf is unknown.
 
-    ``types``: of the buffers; ``width``: lanes of a vector of float32.
+    ``types`` maps buffers to dtypes; ``width`` is the number of float32 lanes.
     """
-    if x.function.startswith(QUIET):
+    if x.function.startswith(PREFIXES_WITHOUT_ACCESSES):
         return ()
     if x.function.startswith("pd_first_"):
         return _first(x)
@@ -59,28 +61,28 @@ def _transpose(x: Call, types: Types, width: int) -> Body:
 
 
 def _load_tile(x: Call, types: Types, width: int) -> Body:
-    """Rows of words, ``pitch`` elements apart, into a tile."""
+    """Load a tile from rows of words that are ``pitch`` elements apart."""
     source, (pitch, rows, words) = _pointer(x.args[1]), map(_number, x.args[2:])
     kind = types[source.buffer]
     at = source.address + Index.of(FIRST) * pitch + Index.of(SECOND)
-    return _square(rows, words * (WORD // ITEMSIZE[kind]), Def("_", FlatLoad(kind, source.buffer, at)))
+    return _square(rows, words * (WORD_BYTES // ITEMSIZE[kind]), Def("_", FlatLoad(kind, source.buffer, at)))
 
 
 def _store_tile(x: Call, types: Types, width: int) -> Body:
-    """A tile to rows that are ``pitch`` elements apart."""
+    """Store a tile to rows that are ``pitch`` elements apart."""
     to, (pitch, rows, words) = _pointer(x.args[1]), map(_number, x.args[2:])
     at = to.address + Index.of(FIRST) * pitch + Index.of(SECOND)
     return _square(rows, words, Store(to.buffer, at, Const(types[to.buffer], 0)))
 
 
 def _sums(x: Call, types: Types, width: int) -> Body:
-    """A sum of the lanes of each of the other arguments, one behind the other."""
+    """Store the lane sums of the other arguments at consecutive addresses."""
     to = _pointer(x.args[0])
     return tuple(Store(to.buffer, to.address + k, v) for k, v in enumerate(x.args[1:]))
 
 
 def _first(x: Call) -> Body:
-    """Reads a line, writes down keys and places, and then the places that are asked for."""
+    """Read a line, write keys and positions to scratch, then write the requested positions."""
     source, to, room = _pointer(x.args[0]), _pointer(x.args[5]), _pointer(x.args[7])
     stride, count, most, _ = map(_number, x.args[1:5])
     (step,) = map(_number, x.args[6:7])
@@ -89,7 +91,8 @@ def _first(x: Call) -> Body:
     keys = Store(room.buffer, room.address + i, Const(room.dtype, 0))
     places = Store(to.buffer, to.address + i * step, Const(to.dtype, 0))
     return (
-        For(FIRST, ZERO, count, (line,)), For(FIRST, ZERO, count * ROOM, (keys,)), For(FIRST, ZERO, most, (places,)),
+        For(FIRST, ZERO, count, (line,)), For(FIRST, ZERO, count * SORT_WORDS_PER_ELEMENT, (keys,)),
+        For(FIRST, ZERO, most, (places,)),
     )  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""The plan of a compilation interpreted as soon as it is made (``POLYDYN_VERIFY=2``)."""
+"""Interpret the plan of a compilation as soon as it exists (``POLYDYN_VERIFY=2``)."""
 
 from __future__ import annotations
 
@@ -22,29 +22,29 @@ from polydyn.testing.plan.frames import check_frame
 from polydyn.testing.plan.planned import Planned, forms_of, rounding_of, width_of, with_text
 
 SIZES = (2, 3, 1, 4, 8, 16, 32, 64)
-"""Of all dims that may have them."""
+"""Sizes to try, each for all dims at once."""
 CALLS = 2
-"""Sizes at which a plan is run."""
+"""Number of accepted sizes at which a plan is run."""
 
 
 def verify_by_running(
     source: Graph, rewritten: Graph, builder: Builder, kernels: Kernels, plan: HostPlan, target: Target,
     loops: Mapping[str, Body],
 ) -> int:  # fmt: skip
-    """At how many sizes the plan was run without a fault. ``loops``: of kernels, which are run too; {}: they are not.
+    """Run the plan and return the number of sizes without a fault. ``loops``: kernel loops to trace too, may be empty.
 
-    PlanError: there is a fault.
+    Raises PlanError if there is a fault.
     """
     before = prepared_graph(rewritten, target.without, cuda=target.on_device, side=target.options.winograd)
     later = (rewritten, before, kernels.plan.graph)
-    made = Planned(
+    planned = Planned(
         source, later, kernels, *forms_of(builder), plan, loops, width=width_of(target), rounding=rounding_of(target)
     )
-    return verify_planned(with_text(made))
+    return verify_planned(with_text(planned))
 
 
 def verify_frame(parts: Parts, whole: Artifact) -> int:
-    """How many stages run between the parts of a program. PlanError: a tensor is lost there."""
+    """Check the frame of a program and return its number of stages. Raises PlanError if a tensor is lost."""
     begin = int(whole.weights[24:32].view(np.int64)[0])
     words = whole.weights[begin:].view(np.int64).tolist()
     framed = framed_of(parts, whole.manifest, whole.manifest["parts"], words)
@@ -53,11 +53,11 @@ def verify_frame(parts: Parts, whole: Artifact) -> int:
     return len(framed.order)
 
 
-def verify_planned(made: Planned) -> int:
-    """As ``verify_by_running``."""
+def verify_planned(planned: Planned) -> int:
+    """Run a plan like ``verify_by_running``."""
     done = 0
     for size in SIZES:
-        found = check_planned(made, {}, default=size, loops=bool(made.loops))
+        found = check_planned(planned, {}, default=size, loops=bool(planned.loops))
         if found:
             remedy = "report it with the model; Options(without={'windows', 'horizontal'}) may avoid it"
             raise PlanError(str(found[0].fault), rule=str(found[0]), remedy=remedy)

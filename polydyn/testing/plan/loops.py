@@ -1,6 +1,6 @@
-"""The loops of a kernel beside its statements: both must write the same cells, and loops read nothing more.
+"""Compare the loops of a kernel with its statements: both must write the same cells, and loops read no more cells.
 
-Every task counts as run by a thread of its own: no cell is written by two of them, or read by one that another writes.
+Each task counts as a separate thread: no two tasks write one cell, and no task reads a cell that another one writes.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from polydyn.testing.plan.memory import CONSTANT, Memory
 from polydyn.testing.plan.trace import Trace, UnknownLeaf, Untraced
 
 CACHE_BYTES = 1 << 20
-"""What kernels are told of the size of a cache."""
+"""Cache size in bytes that is passed to kernels."""
 
 
 class Loops:
-    """The loops of one launch. ``buffers``: array -> buffer of the plan; ``types``: of the arrays in memory."""
+    """The loops of one launch. ``buffers`` maps arrays to buffers of the plan, ``types`` maps them to dtypes."""
 
     def __init__(
         self, memory: Memory, candidate: Candidate, symbols: tuple[str, ...], buffers: Mapping[str, str],
@@ -41,7 +41,7 @@ class Loops:
         self.tasks = tasks
 
     def compare(self, body: Body) -> str:
-        """Compares them with what the statements have touched; why not, where they are not."""
+        """Compare the loops with the accesses of the statements. Return why they cannot be traced, else ""."""
         try:
             self.trace.run(body, self.env, self.tasks)
         except UnknownLeaf as e:
@@ -57,7 +57,7 @@ class Loops:
         return ""
 
     def _fetch(self, name: str, at: tuple[Index, ...], env: Mapping[str, Any]) -> Array:
-        """Integers in memory."""
+        """Return integers from memory."""
         place, kind = self.memory.places[self.buffers[name]], numpy_dtype(self.types[name])
         (i,) = (value_of(x, env, self._fetch) for x in at)
         inside = np.clip(np.asarray(i), 0, max(0, place.bytes // kind.itemsize - 1))
@@ -73,15 +73,15 @@ class Loops:
                 text = f"its loops touch bytes {int(found[0])}..{int(found[-1])} of {room}"
                 self.memory.faults.add("loops", self.buffers[array], text)
 
-    def _pairs(self, how: str, array: str) -> Array:
-        """``cell * tasks + task`` of what is touched in memory."""
+    def _pairs(self, kind: str, array: str) -> Array:
+        """Return ``cell * tasks + task`` of all accesses of one ``kind`` to an array."""
         place, tasks, unit = self.memory.places[self.buffers[array]], self.trace.tasks, self.memory.unit
-        found = self.trace.all_of(how, array)
+        found = self.trace.all_of(kind, array)
         found = found[(found >= 0) & (found < place.bytes * tasks)]
         return np.unique((place.address + found // tasks) // unit * tasks + found % tasks)
 
     def _tasks(self) -> None:
-        """No two tasks touch one cell, where one of them writes it."""
+        """Add a fault if two tasks access one cell and one of them writes it."""
         tasks = self.trace.tasks
         for a in self.types:
             wrote = self._pairs("writes", a)
@@ -106,7 +106,7 @@ class Loops:
             extra = np.setdiff1d(wrote, writes)
             if extra.size:
                 self.memory.faults.add("loops", self.buffers[a], f"its loops write {extra.size} cells more")
-            every = [wrote, may, *(np.unique(self._pairs("writes", b) // self.trace.tasks) for b in self._beside(a))]
+            every = [wrote, may, *(np.unique(self._pairs("writes", b) // self.trace.tasks) for b in self._aliases(a))]
             missing = np.setdiff1d(own, np.concatenate(every))
             if missing.size:
                 self.memory.faults.add("loops", self.buffers[a], f"its loops leave out {missing.size} cells")
@@ -115,13 +115,13 @@ class Loops:
             if more.size and self.memory.writer[first] != CONSTANT:
                 self.memory.faults.add("loops", self.buffers[a], f"its loops read {more.size} cells more")
 
-    def _beside(self, array: str) -> list[str]:
-        """The other arrays that are the same buffer."""
+    def _aliases(self, array: str) -> list[str]:
+        """Return the other arrays of the same buffer."""
         place = self.memory.places[self.buffers[array]]
         return [b for b in self.types if b != array and self.memory.places[self.buffers[b]] == place]
 
     def _scratch(self) -> None:
-        """What a kernel makes for itself fits, and is written before it is read."""
+        """Add a fault if local arrays exceed the scratch, or are read before they are written."""
         given = size_of(self.candidate.scratch, self.memory.sizes)
         if self.trace.scratch > given:
             self.memory.faults.add("scratch", "", f"uses {self.trace.scratch} bytes of {given}")
