@@ -161,8 +161,7 @@ class Campaign:
         rest, running = iter(batch), deque[tuple[int, Future[Result]]]()
         while True:
             for s in islice(rest, self.args.jobs - len(running)):
-                known = frozenset(self.known)
-                running.append((s, pool.submit(run_seed, s, self.args.theme, self._depth(s), self.args.out, known)))
+                running.append((s, self._submit(pool, s)))
             if not running:
                 return
             s, future = running.popleft()
@@ -174,6 +173,10 @@ class Campaign:
                     p.kill()
                 yield Result(s, f"seed{s}", finding=Finding("error", "process", f"{type(e).__name__}: crash or hang"))
                 return
+
+    def _submit(self, pool: ProcessPoolExecutor, seed: int) -> Future[Result]:
+        known = frozenset(self.known)
+        return pool.submit(run_seed, seed, self.args.theme, self._depth(seed), self.args.out, known)
 
     def _depth(self, seed: int) -> Depth:
         """How far the model of a seed goes."""

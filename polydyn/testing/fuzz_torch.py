@@ -1,0 +1,98 @@
+"""``torch.compile`` with polydyn beside eager torch: functions of torch's own table, and random modules.
+
+usage: python -m polydyn.testing.fuzz_torch [SEEDS] [--first N] [--jobs 1] [--compile 3] [--kind aten|modules|both]
+                                            [--out FOLDER]
+
+With ``both``, even seeds are functions (``torch_aten``), odd ones modules (``torch_modules``). Every ``--compile``-th
+case runs compiled kernels, the others the imported graph. Values, NaN, infinities, signs of zeros, types, shapes,
+strides, shared memory and inputs after the call are compared; float64 runs of eager torch give the bounds of rounding
+(``torch_reference``). A case is right, refused by name, different, or an error; cases that eager torch or torch's own
+capture does not run are counted. Exit code 1: a case is different or an error.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from pathlib import Path
+
+import torch
+
+from polydyn.testing.fuzz_models import Campaign, Result
+from polydyn.testing.model_check import Finding
+from polydyn.testing.torch_aten import aten_case, single_cases
+from polydyn.testing.torch_check import Case, Verdict, check
+from polydyn.testing.torch_modules import module_case
+
+KINDS = ("aten", "modules", "both")
+FAULTS = ("different", "error")
+
+
+def run_seed(seed: int, kind: str, compile_kernels: bool, out: str = "") -> Result:
+    """What became of the case of a seed."""
+    torch.set_num_threads(1)
+    functions = kind == "aten" or (kind == "both" and seed % 2 == 0)
+    number = seed // 2 if kind == "both" else seed
+    try:
+        case = aten_case(number) if functions else module_case(number)
+    except Exception as e:  # the generator's own fault
+        return Result(seed, f"seed{seed}", Counter({"generator": 1}), refusal=f"generator: {type(e).__name__}: {e}")
+    if case is None:
+        return Result(seed, f"seed{seed}", Counter({"no case": 1}))
+    found = [(case, check(case, compile_kernels))]
+    if functions and found[0][1].kind not in ("right", *FAULTS):  # one sample may hide the others
+        found += [(c, check(c, compile_kernels)) for c in single_cases(number)]
+    return _result(seed, found, out)
+
+
+def _result(seed: int, found: Sequence[tuple[Case, Verdict]], out: str) -> Result:
+    result = Result(seed, f"{seed} {found[0][0].name}")
+    for case, v in found:
+        result.counts += v.counts
+        if v.kind in FAULTS and result.finding is None:
+            result.finding = Finding("wrong" if v.kind == "different" else "error", "torch", v.message, v.call)
+            result.files = case.text
+        if v.kind == "refused":
+            result.refusal = v.message
+    kinds = {v.kind for _, v in found}
+    best = next(k for k in (*FAULTS, "right", "refused", "torch fails", "eager refuses") if k in kinds)
+    result.counts[f"cases: {best}"] += 1
+    if out and result.finding is not None:
+        Path(out).mkdir(parents=True, exist_ok=True)
+        text = f"{result.name}: {result.finding.kind}, call {result.finding.call}\n{result.finding.message}\n"
+        (Path(out) / f"{seed}.txt").write_text(f"{text}{result.files}\n")
+    return result
+
+
+class TorchCampaign(Campaign):
+    """The cases of many seeds."""
+
+    def _submit(self, pool: ProcessPoolExecutor, seed: int) -> Future[Result]:
+        compiled = bool(self.args.compile) and seed // 2 % self.args.compile == 0
+        return pool.submit(run_seed, seed, self.args.kind, compiled, self.args.out)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("seeds", type=int, nargs="?", default=100)
+    parser.add_argument("--first", type=int, default=0)
+    parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--compile", type=int, default=3, metavar="N", help="compile every N-th case; 0: none")
+    parser.add_argument("--kind", default="both", choices=KINDS)
+    parser.add_argument("--out", default="", help="folder for a text about each case that fails")
+    args = parser.parse_args(argv)
+    with contextlib.ExitStack() as stack:
+        if "POLYDYN_CACHE" not in os.environ:
+            os.environ["POLYDYN_CACHE"] = stack.enter_context(tempfile.TemporaryDirectory(prefix="polydyn-fuzz-"))
+        return TorchCampaign(args).run()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
