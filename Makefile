@@ -1,7 +1,7 @@
 # Each target makes what it needs: a virtual environment in .venv (stamp files say which extras are in it), then runs.
 # make demo | MODEL=path.onnx [SHAPES='B=1,L=8 B=4,L=61'] make demo | make test | make test-long | make unit | make checked | make lint | make types
 # MODEL=path.onnx [SHAPES=...] [THREADS='1 2'] [ARGS=...] make bench | MODEL=... SHAPES=... make shortfall | make opening
-# make bench-gemm | make bench-stitch | make bench-cpu | make bench-fusion | SEEDS=500 [TARGET=cpu] make fuzz | make fuzz-layers | make fuzz-models | make fuzz-shapes | make damage | make shape-inference | make conformance | make schemas | make guards | make emulate | make pycuda-test | make pycuda-emulate | make gpu-pack | make gpu | make gpu-rehearsal | make gpu-after | make models | make release-test | make arm-test | make serving | make wheel | make clean
+# make bench-gemm | make bench-stitch | make bench-cpu | make bench-fusion | SEEDS=500 [TARGET=cpu] make fuzz | make fuzz-layers | make fuzz-models | make fuzz-torch | make fuzz-shapes | make damage | make shape-inference | make conformance | make schemas | make guards | make emulate | make pycuda-test | make pycuda-emulate | make gpu-pack | make gpu | make gpu-rehearsal | make gpu-after | make models | make release-test | make arm-test | make serving | make wheel | make clean
 PYTHON ?= python3
 MODEL  ?= tests/data/bert_tiny.onnx
 SHAPES ?=
@@ -14,7 +14,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: demo torch test test-long unit lint types check checked pool-tsan bench bench-gemm bench-stitch bench-cpu bench-fusion shortfall opening fuzz fuzz-layers fuzz-models fuzz-shapes damage shape-inference conformance schemas guards accuracy emulate pycuda-test pycuda-emulate gpu gpu-pack gpu-rehearsal gpu-after models tiny-models replay docs release-test arm-test serving wheel clean
+.PHONY: demo torch test test-long unit lint types check checked pool-tsan bench bench-gemm bench-stitch bench-cpu bench-fusion shortfall opening fuzz fuzz-layers fuzz-models fuzz-torch fuzz-shapes damage shape-inference conformance schemas guards accuracy emulate pycuda-test pycuda-emulate gpu gpu-pack gpu-rehearsal gpu-after models tiny-models replay docs release-test arm-test serving wheel clean
 
 $(VENV)/.made:
 	$(PYTHON) -c 'import sys; sys.exit("polydyn needs Python 3.10 or newer") if sys.version_info < (3, 10) else None'
@@ -78,6 +78,10 @@ fuzz-layers: $(VENV)/.extra-test
 # ARGS: --first, --jobs, --compile N, --plan N, --theme NAME, --out FOLDER for what fails
 fuzz-models: $(VENV)/.extra-test
 	$(BIN)/python -m polydyn.testing.fuzz_models $(SEEDS) $(ARGS)
+
+# torch.compile beside eager torch: every function of torch's own table, and random modules; needs the extra [torch]
+fuzz-torch: $(VENV)/.extra-test
+	$(BIN)/python -m polydyn.testing.fuzz_torch $(SEEDS) $(ARGS)
 
 # Damaged files: each is read, or refused with an error that names its place. ARGS: --first, --jobs, --seconds, --memory
 damage: $(VENV)/.extra-test

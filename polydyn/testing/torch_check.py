@@ -55,7 +55,7 @@ class Verdict:
 
 
 class Evaluated:
-    """In place of a program: the imported graph, evaluated by the reference. Inputs and outputs are those of programs."""
+    """In place of a program: the imported graph, evaluated by the reference. Inputs and outputs are a program's."""
 
     kernel_count = 0
 
@@ -92,7 +92,7 @@ def quick(compile_kernels: bool, specialize: bool = False) -> Iterator[None]:
         return _registry[key]
 
     running = sys.modules.get("polydyn.torch_backend.running", under_test)
-    program = running.cached_program  # type: ignore[attr-defined]
+    program = running.cached_program
 
     def evaluated(model: Any, *args: Any, **more: Any) -> Any:
         found = Evaluated(model)
@@ -357,9 +357,9 @@ class _Values:
             for arguments in (self.before.arguments(), self.before.spaced()):
                 with contextlib.suppress(Exception), _filled():
                     result = self.before.function()(*arguments)
-                    self._again.append((leaves(result), leaves(arguments)))  # type: ignore[arg-type]
+                    self._again.append(leaves(result))
         found = torch.zeros(b.shape, dtype=torch.bool)
-        for results, inputs in self._again:
+        for results in self._again:
             other = results[leaf] if leaf is not None else None
             if isinstance(other, torch.Tensor) and other.shape == b.shape and not other.is_complex():
                 c = other.double() if other.dtype.is_floating_point else other

@@ -7,6 +7,7 @@ change their shape, their data or nothing, and parameters change through ``.data
 
 from __future__ import annotations
 
+import copy
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -247,10 +248,10 @@ def _attention(w: Writer) -> None:
     def run(m: Any, x: torch.Tensor) -> torch.Tensor:
         x = x if x.dim() > 2 else x[None]
         if form in ("none", "causal"):
-            return F.scaled_dot_product_attention(x, x, x, is_causal=form == "causal")  # type: ignore[no-any-return]
+            return F.scaled_dot_product_attention(x, x, x, is_causal=form == "causal")
         mask = (x @ x.transpose(-2, -1)) > limit
         given = mask if form == "bool" else torch.zeros_like(mask, dtype=x.dtype).masked_fill(~mask, -torch.inf)
-        return F.scaled_dot_product_attention(x, x, x, given)  # type: ignore[no-any-return]
+        return F.scaled_dot_product_attention(x, x, x, given)
 
     w.add(f"attention {form} {limit}", [k], run)
 
@@ -333,23 +334,19 @@ def module_case(seed: int) -> Case | None:
         w.steps[k] = Written(w.steps[k].text, w.steps[k].operands, w.steps[k].run, True)
     results = [len(w.values) - 1, *(w.pick() for _ in range(r.choice([0, 1, 2, 3])))]
     r.shuffle(results)
-    state = [torch.manual_seed(seed + 1).get_state(), [{n: t.clone() for n, t in m.state_dict().items()} for m in w.layers]]
+    layers = copy.deepcopy(w.layers)
     freeze = bool(w.layers) and r.random() < 0.3
 
     def build() -> Session:
-        import copy
-
-        layers = [copy.deepcopy(m) for m in w.layers]
-        for m, values in zip(layers, state[1], strict=True):
-            m.load_state_dict(values)
-        module = RandomModule(w.steps, results, layers).eval()
+        module = RandomModule(w.steps, results, copy.deepcopy(layers)).eval()
         return module, _calls(module, shapes, dtypes, sizes, kinds, seed)
 
     text = f"{[f'{d}{list(s)}' for s, d in zip(shapes, dtypes, strict=True)]} {sizes} {kinds}: " + "; ".join(
         f"{s.text} {list(s.operands)}{' after a break' if s.breaks else ''}" for s in w.steps
     )
     options = {"freeze": True} if freeze else {}
-    return Case(f"module{seed}", build, f"{text} -> {results}{' frozen' if freeze else ''}", options=options)
+    name = f"module {seed}"
+    return Case(name, build, f"{text} -> {results}{' frozen' if freeze else ''}", seed % 8 != 0, options)
 
 
 def _calls(
@@ -372,5 +369,3 @@ def _calls(
             for p in module.parameters():
                 p.data.mul_(0.5)
         yield tuple(kept)
-
-

@@ -1,8 +1,8 @@
 """What eager torch computes in float64, and how far rounding moves the results: the bounds of comparisons.
 
 ``Run`` executes a call with every floating-point tensor in float64. A run with ``nudge`` moves inputs and results of
-operators by a tiny relative amount, so the movement of an output, divided by the amount, is the number of roundings that
-an element of the output holds: a bound of error that follows from the call, not from a list of operators.
+operators by a tiny relative amount, so the movement of an output, divided by the amount, is the number of roundings
+that an element of the output holds: a bound of error that follows from the call, not from a list of operators.
 """
 
 from __future__ import annotations
@@ -169,7 +169,7 @@ class Reference:
         other = run_wide(self.function(), self.arguments(), run, inputs)
         if other is None or not isinstance(other[leaf], torch.Tensor) or other[leaf].shape != exact.shape:
             return None
-        return other[leaf].double()  # type: ignore[no-any-return]
+        return other[leaf].double()
 
 
 def overflows(x: float, dtype: Any) -> bool:

@@ -129,6 +129,36 @@ def test_a_row_that_sees_no_key_is_zero() -> None:
     agree(functions, q, mask, ulps=30)
 
 
+def test_a_row_that_sees_no_key_has_nan_where_values_have() -> None:
+    q, v = torch.randn(1, 1, 3, 2), torch.randn(1, 1, 3, 2)
+    v[0, 0, 1, 1] = NAN
+    mask = torch.tensor([[True] * 3, [False] * 3, [True] * 3])
+    agree({"math": lambda q, v, m: F.scaled_dot_product_attention(q, q, v, m)}, q, v, mask, ulps=30)
+
+
+def test_images_are_interpolated_next_to_infinities_and_empty_batches_have_patches() -> None:
+    functions: dict[str, Callable[..., Any]] = {
+        "linear": lambda x: F.interpolate(x, size=4, mode="linear"),
+        "corners": lambda x: F.interpolate(x, size=7, mode="linear", align_corners=True),
+        "scale": lambda x: F.interpolate(x, scale_factor=2.5, mode="linear"),
+        "divisor": lambda x: F.avg_pool2d(x[None], (1, 2), padding=(0, 1), divisor_override=5),
+    }
+    agree(functions, torch.tensor([[[INF, INF, 1.0, 2.0, -INF, 3.0]]]))
+    patches = compiled(lambda x: F.unfold(x, (2, 3), padding=1, stride=2))
+    assert patches(torch.zeros(0, 2, 5, 5)).shape == (0, 12, 9)
+    x = torch.randn(2, 2, 5, 4)
+    assert torch.equal(patches(x), F.unfold(x, (2, 3), padding=1, stride=2))
+
+
+def test_signs_of_zeros_pass_and_digits_near_zero_are_kept() -> None:
+    functions: dict[str, Callable[..., Any]] = {
+        "relu": torch.relu, "clamp": lambda x: x.clamp(min=0.0), "both": lambda x: x.clamp(-1, 0),
+        "logcumsumexp": lambda x: torch.where(x == x, x * 0, -20.0).logcumsumexp(0)[:1],
+    }  # fmt: skip
+    agree(functions, torch.tensor([-0.0, 0.0, NAN, 1.0, -2.0, INF, -INF]))
+    agree({"logcumsumexp": lambda x: x.logcumsumexp(0)}, torch.tensor([0.0, -20.0, -18.0, -30.0]))
+
+
 def test_outputs_share_memory_and_have_strides_as_in_eager() -> None:
     def views(x: Any) -> Any:
         y = x * 2

@@ -58,10 +58,19 @@ for _name, _kind in (("CumMax", "max"), ("CumMin", "min")):
 
 @operator("polydyn::CumLogSumExp", infer=infer_cum_sum)
 def running_log_sum_exp(node: OnnxNode, ctx: ExpandContext) -> None:
-    """``m + log(sum(exp(x - m)))`` over the elements up to each one, m their maximum, or 0 where it is infinite."""
+    """``m + log1p(n - 1 + sum(exp(x - m)))`` over the elements up to each one, m their maximum, n elements equal to it.
+
+    The sum is of the smaller elements only, so that its digits are kept beside 1; an infinite m is the result.
+    """
     here = iterators(len(ctx.tensor(node.outputs[0]).shape))
     greatest = at(ctx, _prefix(node, ctx, "max", lambda x: x, None), here)
-    finite = op("where", op("isinf", greatest), like(0, greatest), greatest)
-    shift = at(ctx, ctx.compute(ctx.tensor(node.outputs[0]).shape, finite), here)
-    total = at(ctx, _prefix(node, ctx, "sum", lambda x: op("exp", op("sub", x, shift)), None), here)
-    emit(ctx, node, op("add", op("log", total), shift))
+
+    def smaller(x: Value) -> Value:
+        return op("where", op("lt", x, greatest), op("exp", op("sub", x, greatest)), like(0, x))
+
+    def equal(x: Value) -> Value:
+        return op("where", op("eq", x, greatest), like(1, x), like(0, x))
+
+    rest, count = (at(ctx, _prefix(node, ctx, "sum", term, None), here) for term in (smaller, equal))
+    total = op("add", greatest, op("log1p", op("add", rest, op("sub", count, like(1, count)))))
+    emit(ctx, node, op("where", op("isinf", greatest), greatest, total))

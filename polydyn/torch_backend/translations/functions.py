@@ -139,3 +139,18 @@ def logaddexp2(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """``log2(2^a + 2^b)``."""
     tail = log1p_of(torch.exp(torch.abs(a - b) * -math.log(2))) * (1 / math.log(2))
     return torch.where((a == b) & (torch.abs(a) == number(math.inf, a)), a, torch.maximum(a, b) + tail)
+
+
+@translate("relu")
+def relu(x: torch.Tensor) -> Any:
+    """x, or 0 below zero; the sign of zero is kept. Integers are exported as they are."""
+    return torch.where(x < 0, number(0, x), x) if x.dtype.is_floating_point else NotImplemented
+
+
+@translate("clamp")
+def clamp(x: torch.Tensor, low: Any = None, high: Any = None) -> Any:
+    """x within two numbers; signs of zeros are kept. Integers are exported as they are."""
+    if not x.dtype.is_floating_point:
+        return NotImplemented
+    made = x.clone() if low is None else torch.where(x < low, number(low, x), x)
+    return made if high is None else torch.where(made > high, number(high, x), made)

@@ -117,7 +117,9 @@ def attention(
     else:
         bias = attn_mask.to(scores.dtype)
     result = torch.softmax(scores + bias, -1) @ value
-    return result if is_causal else torch.where(_seen(attn_mask), result, number(0, result))
+    if is_causal:
+        return result
+    return torch.where(_seen(attn_mask), result, torch.sum(value * 0, -2, True))  # NaN where a value is not finite
 
 
 def lowest(x: torch.Tensor) -> float:
