@@ -1,4 +1,4 @@
-"""verify_plan: the invariants of a FusionPlan."""
+"""Verify the invariants of a FusionPlan."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ def verify_plan(plan: FusionPlan) -> None:
     1. every node that something needs is in exactly one group, and groups list their nodes in topological order;
     2. the graph of groups has no cycle and the launch order respects it, so that every group is convex: a reader of a
        concatenation comes after the kernels of all its parts;
-    3. the outputs of a group are those of its tensors that are outputs of the model, parts of a concatenation, or read
-       by other groups;
-    4. the nodes of a group have rows of the same extents, and those of a reduction are all its axes.
+    3. the outputs of a group are exactly its tensors that are model outputs, parts of a concatenation, or inputs of
+       other groups;
+    4. the nodes of a group have rows of equal extents, and the rows of a reduction are all its axes.
 
     A violation is a bug in polydyn, raised as PolydynError that names the tensor.
     """
@@ -45,7 +45,7 @@ def verify_plan(plan: FusionPlan) -> None:
 
 
 def _outputs(plan: FusionPlan, g: FusedGroup) -> tuple[str, ...]:
-    """The tensors of a group that somebody else needs, from the nodes alone."""
+    """Return the tensors of a group that are needed outside it, computed from the nodes alone."""
     inside = {n.output for n in g.nodes}
     outside = {t for n in plan.graph.nodes if n.output not in inside for t in n.inputs}
     needed = outside | set(plan.graph.outputs) | set(plan.windows)

@@ -17,7 +17,7 @@ BRANCHES = ("then_branch", "else_branch")
 
 
 def with_readers(node: OnnxNode, moved: Sequence[OnnxNode], outputs: Sequence[str]) -> OnnxNode:
-    """Return the If with copies of ``moved`` behind both branches; ``outputs``: tensors that other nodes read."""
+    """Return the If with copies of ``moved`` after both branches; ``outputs``: tensors that other nodes read."""
     branches = {role: _extended(node, role, moved, outputs) for role in BRANCHES}
     return replace(node, outputs=tuple(outputs), attributes={**node.attributes, **branches})
 

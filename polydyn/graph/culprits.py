@@ -1,4 +1,4 @@
-"""Which nodes of a model a failure of planning is about, found by planning pieces of its graph."""
+"""Find the nodes of a model that cause a planning failure, by planning pieces of its graph."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 def planned(graph: Graph, plan: Callable[[Graph], T], step: str) -> T:
-    """Return ``plan(graph)``. Every error names the model's nodes: those of a small piece that fails alone.
+    """Return ``plan(graph)``. Every error names nodes of the model, from a small piece that fails alone.
 
     ``step``: the name of the step in errors that name none.
     """

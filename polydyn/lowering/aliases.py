@@ -1,4 +1,4 @@
-"""Outputs that are another tensor under a new shape: its producer writes them, and nothing is copied."""
+"""Alias outputs that are a reshape of an intermediate: the producer writes the output, and nothing is copied."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from polydyn.schedules.index import product
 
 
 def without_reshapes(plan: FusionPlan, placed: Sequence[Placed]) -> tuple[list[Placed], tuple[str, ...]]:
-    """The kernels without those that copy an intermediate to an output element by element in memory order; whoever
-    used the intermediate uses the output instead. Also a note for each.
+    """Remove kernels that copy an intermediate to an output in memory order. Return the other kernels and the notes.
 
-    Before: ``t = f(x); y = reshape(t)``; after: ``y = f(x)``, ``t`` being the same memory. Kept are copies of what is
-    an input, an output or a constant itself, lies inside another tensor, or has strides of the caller's choice.
+    All uses of the intermediate become uses of the output. Before: ``t = f(x); y = reshape(t)``; after: ``y = f(x)``,
+    and ``t`` is the same memory. A copy stays if its source is an input, an output or a constant, if either tensor is
+    part of another tensor, or if the caller chooses the strides.
     """
     notes: list[str] = []
     names: dict[str, str] = {}
@@ -40,8 +40,8 @@ def without_reshapes(plan: FusionPlan, placed: Sequence[Placed]) -> tuple[list[P
 
 
 def _same_memory(plan: FusionPlan, p: Placed) -> tuple[str, str] | None:
-    """(intermediate, output) when all that the kernel does is to copy the whole of the one to the whole of the other,
-    address by address.
+    """Return (intermediate, output) if the kernel only copies the whole intermediate to the whole output at equal
+    addresses, else None.
     """
     group, buffers, graph = p.lowered.group, p.lowered.buffers, plan.graph
     if len(group.statements) != 1:

@@ -28,8 +28,8 @@ class Accesses:
 def launch_accesses(plan: HostPlan) -> list[Accesses]:
     """Return the accesses of every launch.
 
-    On a CPU they come from the texts of the kernels. Kernels of a device also reach memory through tensor maps, so
-    there they come from ``Launch.writes``.
+    CPU accesses are found in the texts of the kernels. Device kernels also access memory through tensor maps, so their
+    accesses are taken from ``Launch.writes``.
     """
     kernels = {k.name: k for k in plan.kernels}
     positions: dict[str, tuple[set[int], set[int]]] = {}

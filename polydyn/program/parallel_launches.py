@@ -3,8 +3,8 @@
 The launches of a wave follow each other and none of them reads what another one writes; the memory plan treats them as
 simultaneous. On a CPU they are of one kind, so that their work counts can be compared: threads get tasks of all of
 them, see ``runtime/waves.c``. On a device they are branches of a run's graph, see ``runtime/cuda_nodes.c``. Launches
-are put into another order, still topological, where that makes waves meet: everything moves towards its first reader,
-what nobody reads stays as early as it can.
+may be reordered topologically to enlarge waves: a launch moves towards its first reader, and a launch without readers
+runs as early as possible.
 """
 
 from __future__ import annotations
@@ -18,13 +18,14 @@ from polydyn.program.memory import Life, arena_estimate, live_ranges, plan_slots
 from polydyn.program.plan import HostPlan, IndexCheck, Launch, size_bytes
 
 MEMORY_FACTOR = 1.25
-"""Waves must not make the arena (at ``memory.SAMPLES``) larger than so many times that of the launches one by one."""
+"""Maximum arena size of a plan with waves (at ``memory.SAMPLES``), relative to sequential launches."""
 
 
 def join_waves(plan: HostPlan) -> HostPlan:
-    """The plan with its launches in waves: of the orders tried the first whose arena is small enough.
+    """Group launches into waves, in the first order whose arena is small enough.
 
-    Tried: the order by levels; the given order. A launch whose ``writes`` are not known stays where it is, alone.
+    The order by levels is tried first, then the given order. A launch with unknown ``writes`` keeps its position and
+    runs alone. Returns the plan unchanged if both arenas are too large.
     """
     before = _after(plan.launches)
     limit = MEMORY_FACTOR * _arena(plan)
@@ -38,7 +39,7 @@ def join_waves(plan: HostPlan) -> HostPlan:
 
 
 def wave_ranges(plan: HostPlan) -> tuple[range, ...]:
-    """The launches of every wave. PolydynError: the plan's waves are not its launches."""
+    """Return the launches of every wave. Raises PolydynError if the waves do not cover the launches exactly."""
     counts = plan.waves or (1,) * len(plan.launches)
     if any(n < 1 for n in counts) or sum(counts) != len(plan.launches):
         raise PolydynError(f"waves of {counts} launches, the plan has {len(plan.launches)}")
@@ -47,7 +48,7 @@ def wave_ranges(plan: HostPlan) -> tuple[range, ...]:
 
 
 def touched_by_wave(plan: HostPlan) -> list[list[str]]:
-    """The buffers that the launches of each wave mention."""
+    """Return the buffers that the launches of each wave use."""
     return [[b for k in wave for b in plan.launches[k].buffers] for wave in wave_ranges(plan)]
 
 
@@ -98,10 +99,10 @@ def _reads(launch: Launch) -> list[str]:
 
 
 def _after(launches: Sequence[Launch]) -> list[set[int]]:
-    """For every launch the earlier ones that it must follow, direct ones only.
+    """Return the direct dependences of every launch on earlier launches.
 
-    Writers of parts of one buffer need no order, unless one of them reads the buffer too; launches whose writes are not
-    known keep theirs with everything.
+    Writers of different parts of one buffer are independent, unless one of them also reads the buffer. A launch with
+    unknown writes keeps its order with all other launches.
     """
     writers: dict[str, list[int]] = {}
     readers: dict[str, list[int]] = {}
@@ -123,7 +124,7 @@ def _after(launches: Sequence[Launch]) -> list[set[int]]:
 
 
 def _by_level(launches: Sequence[Launch], kinds: Sequence[str], before: Sequence[set[int]]) -> list[list[int]]:
-    """Waves by (level, kind): one level before the first reader's, or the least possible when there is no reader."""
+    """Return waves by (level, kind). The level precedes that of the first reader; without readers it is minimal."""
     early: list[int] = []
     for earlier in before:
         early.append(1 + max((early[j] for j in earlier), default=-1))
@@ -141,7 +142,7 @@ def _by_level(launches: Sequence[Launch], kinds: Sequence[str], before: Sequence
 
 
 def _in_order(launches: Sequence[Launch], kinds: Sequence[str], before: Sequence[set[int]]) -> list[list[int]]:
-    """Waves of launches that stand next to each other already."""
+    """Return waves of consecutive launches, in the given order."""
     waves: list[list[int]] = []
     for k, launch in enumerate(launches):
         last = waves[-1] if waves else []
@@ -164,8 +165,10 @@ def _arranged(plan: HostPlan, waves: Sequence[Sequence[int]]) -> HostPlan:
 
 
 def _moved(check: IndexCheck, plan: HostPlan, order: Sequence[int]) -> IndexCheck:
-    """The check before the launch that is now the first to read the buffer, of those that came at or after its own; one
-    behind all launches stays there. On a device, where nothing waits for it, the reader is the same one.
+    """Return the check at its position in the new order of launches.
+
+    On a CPU it precedes the first launch that reads the buffer, among the launches that followed the check before. A
+    check after all launches stays there. On a device no launch waits for the check, so it stays with its launch.
     """
     if not 0 <= check.launch < len(order):
         return check
@@ -176,7 +179,7 @@ def _moved(check: IndexCheck, plan: HostPlan, order: Sequence[int]) -> IndexChec
 
 
 def intermediate_lives(plan: HostPlan) -> tuple[Life, ...]:
-    """The life of every intermediate of the plan, in waves."""
+    """Return the live range of every intermediate of the plan, in waves."""
     sizes = {b.name: size_bytes(b) for b in plan.buffers.values() if b.role == "intermediate"}
     touched = touched_by_wave(plan)
     at_end = [c.buffer for c in plan.index_checks if c.launch == len(plan.launches)]

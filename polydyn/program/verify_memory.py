@@ -1,4 +1,4 @@
-"""Verify that intermediates may share memory as planned. The kernels are asked, not the planner."""
+"""Verify that intermediates may share memory as planned. Live ranges come from the kernels, not from the planner."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def verify_slots(plan: HostPlan, slots: Iterable[Slot]) -> None:
 
 
 def _alive(plan: HostPlan) -> Mapping[str, tuple[int, int]]:
-    """The first and the last wave of every intermediate."""
+    """Return the first and the last wave of every intermediate."""
     wave_of = [w for w, count in enumerate(plan.waves or (1,) * len(plan.launches)) for _ in range(count)]
     touched = [(wave_of[k], b) for k, a in enumerate(launch_accesses(plan)) for b in a.read | a.written]
     touched += [(wave_of[min(c.launch, len(wave_of) - 1)], c.buffer) for c in plan.index_checks if wave_of]

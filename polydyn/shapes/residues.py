@@ -1,7 +1,7 @@
-"""Conditions on one size that repeat: which remainders of a size meet ``2 * ((H + 3) // 4) == (H + 1) // 2``.
+"""Periodic conditions on one size: for which remainders of H does ``2 * ((H + 3) // 4) == (H + 1) // 2`` hold?
 
-A sum of quotients by constants is periodic but for a linear part: ``f(H + p) == f(H) + k``. If k is 0, a condition on
-it depends on ``H % p`` only, and every remainder is evaluated. Pyramids of poolings and upsamplings, rounded up or
+A sum of quotients by constants is periodic except for a linear part: ``f(H + p) == f(H) + k``. If k is 0, a condition
+on it depends on ``H % p`` only, and every remainder is evaluated. Pyramids of poolings and upsamplings, rounded up or
 down, with any strides, give one set of remainders, exactly the one for which all sizes agree.
 """
 
@@ -14,7 +14,7 @@ from math import gcd, lcm
 from polydyn.schedules.index import Atom, Index, floordiv
 
 MOST = 1 << 12
-"""Longest period that is looked at: a condition with a longer one stays a guard of its own."""
+"""Maximum period. A condition with a longer period stays a separate guard."""
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Condition:
     of: int = 0
 
     def holds(self, value: int) -> bool:
-        """Whether it is met by a number."""
+        """Return whether the condition holds for a number."""
         if self.relation == ">=":
             return value >= 0
         return value == 0 if self.relation == "==" or not self.of else value % self.of == 0
@@ -34,13 +34,13 @@ class Condition:
 
 @dataclass(frozen=True)
 class Remainders:
-    """Sizes whose remainder by ``period`` is in ``allowed``."""
+    """The set of sizes whose remainder modulo ``period`` is in ``allowed``."""
 
     period: int = 1
     allowed: frozenset[int] = frozenset((0,))
 
     def both(self, other: Remainders) -> Remainders | None:
-        """Sizes that are in both; None where the common period is too long."""
+        """Return the intersection, or None if the common period exceeds the maximum."""
         if 1 in (self.period, other.period) and self.allowed and other.allowed:
             return other if self.period == 1 else self
         period = lcm(self.period, other.period)
@@ -50,7 +50,7 @@ class Remainders:
         return Remainders(period, frozenset(kept)).short()
 
     def short(self) -> Remainders:
-        """The same sizes by the shortest period."""
+        """Return the same set of sizes with its shortest period."""
         period, allowed = self.period, self.allowed
         if len(allowed) == 1:
             return self
@@ -60,28 +60,28 @@ class Remainders:
         return Remainders(period, allowed)
 
     def lattice(self) -> tuple[int, int]:
-        """``(step, first)``: all sizes are ``step * k + first``, by the largest step."""
+        """Return ``(step, first)`` with the largest step such that all sizes are ``step * k + first``."""
         least = min(self.allowed)
         step = gcd(self.period, *(r - least for r in self.allowed))
         return step, least % step
 
     def inner(self, step: int, first: int) -> Remainders:
-        """The k of sizes ``step * k + first``, where ``step`` divides the period."""
+        """Return the set of k for sizes ``step * k + first``. ``step`` must divide the period."""
         return Remainders(self.period // step, frozenset((r - first) // step for r in self.allowed))
 
     @property
     def start(self) -> int:
-        """The remainder behind the longest gap: from there on all sizes lie close together."""
+        """The remainder after the longest gap. Remainders counted from here have the smallest spread."""
         rs = sorted(self.allowed)
         return max(rs, key=lambda r: ((r - rs[rs.index(r) - 1] - 1) % self.period, -r))
 
     @property
     def span(self) -> int:
-        """How many numbers there are from the start to the last remainder."""
+        """Number of integers from the start to the last remainder, inclusive."""
         return max((r - self.start) % self.period for r in self.allowed) + 1
 
     def reduce(self, a: Atom) -> Index | None:
-        """``(c*y + b) // n`` over the quotient ``(y + t) // period``, where that says it for all sizes y."""
+        """Express ``(c*y + b) // n`` by ``(y + t) // period``. Returns None if that fails for an allowed size y."""
         (x, n), (symbol,) = a.args, a.args[0].symbols()
         c, rest = x.split(symbol)
         m, b, by = c.constant, rest.constant, n.constant
@@ -96,7 +96,7 @@ class Remainders:
         return floordiv(quotient * (m * self.period // g) + values.pop(), Index.of(by // g))
 
     def words(self, symbol: str) -> str:
-        """The condition in words: ``H is a multiple of 32``, with what else is allowed."""
+        """Describe the condition for messages, such as ``H is a multiple of 32, or up to 2 less``."""
         if 0 not in self.allowed:
             nearest = min(self.allowed, key=lambda r: (min(r, self.period - r), r))
             shift = nearest if 2 * nearest <= self.period else nearest - self.period
@@ -116,17 +116,17 @@ class Remainders:
 
     @property
     def multiple(self) -> int | None:
-        """The least number all multiples of which are allowed; None where 0 is not."""
+        """The smallest number whose multiples are all allowed, or None if 0 is not allowed."""
         divisors = (d for d in range(1, self.period + 1) if self.period % d == 0)
         return next((d for d in divisors if all(r in self.allowed for r in range(0, self.period, d))), None)
 
     def _near(self) -> list[int]:
-        """The remainders as numbers from the start on, where 0 stands for a multiple."""
+        """Return the remainders as offsets from a multiple of the period, counted from the start."""
         at = -self.start % self.period
         return [(r + at) % self.period - at for r in self.allowed]
 
     def exact(self, symbol: Index) -> tuple[Index, int] | None:
-        """``(x, n)``: a size is allowed exactly where x is a multiple of n; None where no such x is known."""
+        """Return ``(x, n)`` such that a size is allowed if and only if x is a multiple of n, or None."""
         width = self.span
         if len(self.allowed) < width or self.period % width:
             return None
@@ -136,7 +136,7 @@ class Remainders:
 
 @lru_cache(maxsize=4096)
 def remainders(c: Condition) -> tuple[str, Remainders] | None:
-    """The symbol that a condition is about, and its remainders; None where it is about more, or does not repeat."""
+    """Return the symbol of a condition and its remainders, or None if it has more symbols or is aperiodic."""
     symbols = c.value.symbols()
     if len(symbols) != 1:
         return None
@@ -159,7 +159,7 @@ def remainders(c: Condition) -> tuple[str, Remainders] | None:
 
 
 def repetition(p: Index, symbol: str) -> tuple[int, int] | None:
-    """``(period, k)`` with ``p(s + period) == p(s) + k``; None where p is no sum of quotients by constants."""
+    """Return ``(period, k)`` with ``p(s + period) == p(s) + k``, or None if p is no sum of quotients by constants."""
     parts: list[tuple[int, int]] = []
     for m, c in p.terms.items():
         a = m[0] if len(m) == 1 else None

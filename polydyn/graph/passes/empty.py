@@ -1,7 +1,7 @@
-"""Constant sizes of 0: a tensor of no elements needs no formula, a reduction over nothing is its neutral element.
+"""Remove constant sizes of 0: an empty tensor needs no computation, an empty reduction is its neutral element.
 
 After this pass no node reads or joins a tensor that is empty at all sizes, and no reduction runs over an axis of
-constant size 0: what comes later may take a constant size to be positive, but in the shape of what is written.
+constant size 0. Later passes may assume that constant sizes are positive, except in shapes of written tensors.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from polydyn.schedules.index import Index
 
 
 def without_empty(graph: Graph) -> Graph:
-    """The graph in which what is empty at all sizes is a map that reads nothing, and nobody reads it."""
+    """Return the graph without reads of empty tensors. Each empty tensor becomes a map that reads nothing."""
     empty = {t for t, x in graph.tensors.items() if 0 in x.shape}
     nodes = tuple(
         _joined(graph, n, empty) if isinstance(n, Concat) else _computed(graph, n, empty) for n in graph.nodes

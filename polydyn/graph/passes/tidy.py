@@ -1,4 +1,4 @@
-"""What an exporter leaves behind: equal nodes, operations that change nothing, casts of casts."""
+"""Remove redundancy that exporters write: equal nodes, operations without effect, casts of casts."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from polydyn.schedules.expr import FLOATS, INTEGERS, Array, Const, Load, Op, Val
 from polydyn.schedules.index import Atom, Index
 
 MOST = 4096
-"""Constants of more elements are not compared: weights are equal to nothing."""
+"""Maximum number of elements of a constant that is compared. Larger ones (weights) count as different."""
 _EXACT = {"float16": 11, "bfloat16": 8, "float32": 24, "float64": 53}
-"""Bits of a whole number that a float holds exactly."""
+"""Bits of the largest integers that a float type represents exactly."""
 
 
 def tidy(graph: Graph) -> Graph:
-    """Nodes that compute the same are computed once. ``x * 1``, ``x / 1``, ``x - 0`` and a sum with a zero that changes
-    nothing are ``x``. A cast of a cast that loses nothing is one cast.
+    """Return the graph with equal nodes merged and operations without effect removed.
 
-    A sum of floats with +0 stays, because it makes +0 of -0. The notes name every node that is another one.
+    ``x * 1``, ``x / 1``, ``x - 0`` and a sum with a neutral zero become ``x``. A cast of a lossless cast becomes one
+    cast. A sum of floats with +0 stays, because it turns -0 into +0. The notes name every merged node.
     """
     work = _Tidy(graph)
     nodes = [m for n in graph.nodes if (m := work.node(n)) is not None]
@@ -34,9 +34,9 @@ def tidy(graph: Graph) -> Graph:
 
 
 class _Tidy:
-    """``names``: a tensor that is another one -> that one. ``equal``: a constant -> the first one with its elements, a
-    copy -> its source, which counts for comparisons alone: kernels of layers stay alike. ``made``: what a node computes
-    -> its output.
+    """State of the pass. ``names`` maps a removed tensor to its replacement. ``equal`` maps a constant to the first
+    constant with equal elements, and a copy to its source. It is used only to compare nodes, so that the kernels of
+    equal layers stay equal. ``made`` maps a computation to its output.
     """
 
     def __init__(self, graph: Graph) -> None:
@@ -58,7 +58,7 @@ class _Tidy:
                     self.equal[name] = same
 
     def node(self, n: Node) -> Node | None:
-        """Return the node as it stays in the graph, or None when another node computes the same."""
+        """Return the node as it stays in the graph, or None if another node computes the same value."""
         n = _renamed(n, self.names)
         if isinstance(n, Compute):
             body = transform(n.body, self._simpler)
@@ -86,7 +86,7 @@ class _Tidy:
         return n
 
     def _copied(self, n: Compute) -> str | None:
-        """The intermediate or input that the node only copies, element by element in place."""
+        """Return the intermediate or input that the node copies without change of shape or order, or None."""
         v = n.body
         if n.reduce is not None or not isinstance(v, Load):
             return None
@@ -109,7 +109,7 @@ class _Tidy:
         return v
 
     def _changes_nothing(self, operation: str, v: Value) -> bool:
-        """Whether an operand leaves the other one as it is, whatever that is."""
+        """Return whether the operation with operand ``v`` returns its other operand unchanged, for all values."""
         number = self._number(v)
         if number is None or v.dtype not in (*FLOATS, *INTEGERS):
             return False
@@ -120,7 +120,7 @@ class _Tidy:
         return v.dtype in INTEGERS or bool(np.signbit(number)) == (operation == "add")
 
     def _number(self, v: Value) -> Any:
-        """The one number that an operand is, or None. Weights that are all 1 are weights."""
+        """Return the number of a scalar constant operand, or None. Larger constants are never replaced."""
         if isinstance(v, Const):
             return v.value
         array = self.graph.constants.get(v.buffer) if isinstance(v, Load) else None
@@ -156,7 +156,7 @@ def _renamed(n: Node, names: Mapping[str, str]) -> Node:
 
 
 def _keeps(narrow: str, wide: str) -> bool:
-    """Whether a type holds every value of another one."""
+    """Return whether ``wide`` represents every value of ``narrow`` exactly."""
     if narrow == wide or (narrow == "bool" and wide in (*INTEGERS, *FLOATS)):
         return True
     if narrow in _EXACT and wide in _EXACT:

@@ -1,7 +1,7 @@
 """The simulated memory of one call: every buffer has an address, every byte a value, a last writer and an owner.
 
-Bytes are counted in cells, which are as large as the smallest element of the plan. The owner of a cell is the buffer as
-which it was written last; whoever reads a cell as another buffer reads remains of something else.
+Bytes are counted in cells, which are as large as the smallest element of the plan. The owner of a cell is the
+buffer that was written to it last. A read through another buffer returns stale bytes and is a fault.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from polydyn.testing.plan.arithmetic import size_of
 from polydyn.testing.plan.faults import Faults
 
 NOBODY, CALLER, CONSTANT = -1, -2, -3
-"""Who wrote a cell, where no launch did."""
+"""Writers of a cell other than launches."""
 ALIGN, GAP = 64, 64
-"""Bytes: of the addresses of buffers; between two of them, so that one step too far is in no buffer."""
+"""Alignment of buffers in bytes, and unused bytes between them, which catch accesses out of bounds."""
 POISON = 0xFF
 ROWS_MORE = 3
-"""Rows that a cache has room for besides those of a call that appends in place."""
+"""Spare rows of a cache beyond the rows of an in-place call."""
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where a buffer lies: its first byte, its bytes, and the number of its owner (shared by a cache in place)."""
+    """Memory of a buffer: address, bytes and owner number (an in-place cache has one owner for both buffers)."""
 
     address: int
     bytes: int
@@ -39,13 +39,13 @@ class Place:
 
 @dataclass
 class Touched:
-    """The cells that a launch reads and writes, in pieces as they come."""
+    """Cells that a launch reads and writes, one array per access."""
 
     reads: list[Array] = field(default_factory=list)
     writes: list[Array] = field(default_factory=list)
 
     def settled(self) -> tuple[Array, Array]:
-        """Both, sorted, each cell once."""
+        """Return the distinct cells read and written, sorted."""
         return _once(self.reads), _once(self.writes)
 
 
@@ -62,7 +62,7 @@ class Memory:
         self, plan: HostPlan, slots: tuple[Slot, ...], sizes: dict[str, int], in_place: Mapping[str, str],
         faults: Faults,
     ) -> None:  # fmt: skip
-        """Adds the callers' strides to ``sizes``."""
+        """Lay out the buffers, and add the caller's strides to ``sizes``."""
         self.plan, self.in_place, self.faults = plan, in_place, faults
         self.now, self.touched = CALLER, Touched()
         self.names: list[str] = []
@@ -108,7 +108,7 @@ class Memory:
         return len(self.names) - 1
 
     def _bytes(self, b: Buffer, sizes: dict[str, int]) -> int:
-        """Bytes of a buffer; gives the caller's strides their values."""
+        """Return the bytes of a buffer, and set the values of the caller's strides."""
         if b.role == "constant":
             return int(np.asarray(self.plan.constants[b.name]).nbytes)
         shape, first = [size_of(d, sizes) for d in b.shape], len(b.strides)
@@ -126,7 +126,7 @@ class Memory:
         return count * ITEMSIZE[b.dtype]
 
     def elements(self, name: str) -> Array:
-        """The addresses of the elements of an input or output, in their order."""
+        """Return the addresses of the elements of an input or output, in row-major order."""
         b = self.plan.buffers[name]
         at, step = np.zeros([], np.int64), 1
         for k in reversed(range(len(b.shape))):
@@ -144,7 +144,7 @@ class Memory:
     # -- elements ----------------------------------------------------------------------------------------------------
 
     def cells(self, place: Place, at: Array, item: int) -> Array:
-        """The cells of elements."""
+        """Return the cells of elements."""
         first = (place.address + at * item) // self.unit
         more = item // self.unit
         return first if more == 1 else (first[:, None] + np.arange(more)).reshape(-1)
@@ -160,7 +160,7 @@ class Memory:
         return True
 
     def read(self, buffer: str, at: Array, dtype: str, mask: Array | None = None) -> Array:
-        """The elements at these addresses; those that ``mask`` leaves out are not read, and are anything."""
+        """Return the elements at these addresses. Masked elements are not read, and their values are undefined."""
         kind = numpy_dtype(dtype)
         at = np.asarray(at, np.int64)
         if mask is not None:
@@ -178,14 +178,14 @@ class Memory:
         return np.asarray(self.bytes.view(kind)[every + place.address // kind.itemsize])
 
     def _remains(self, buffer: str, read: Array, cells: Array, item: int) -> None:
-        """The fault of reading what is not, or no longer, this buffer's."""
+        """Add the fault of reading a cell that the buffer does not own, or no longer owns."""
         place = self.places[buffer]
         k = int(np.argmax(self.owner[cells] != place.owner))
         element, cell = int(read[k * self.unit // item]), cells[k]
         owner = int(self.owner[cell])
         was = self.written[buffer][cell - place.address // self.unit]
         if owner < 0:
-            self.faults.add("unwritten", buffer, f"reads element {element}, which nobody wrote")
+            self.faults.add("unwritten", buffer, f"reads element {element}, which was never written")
             return
         by, other = self.who(int(self.writer[cell])), self.names[owner]
         if was:
@@ -195,13 +195,13 @@ class Memory:
             self.faults.add("unwritten", buffer, f"reads element {element}, where {by} wrote '{other}'")
 
     def who(self, writer: int) -> str:
-        """A launch, or whoever else wrote."""
+        """Return the name of a writer: a launch, the caller or the constants."""
         if writer >= 0:
             return f"launch '{self.plan.launches[writer].label}'"
         return {CALLER: "the caller", CONSTANT: "the constants"}.get(writer, "nobody")
 
     def write(self, buffer: str, at: Array, values: Array, dtype: str, *, again: bool = False) -> None:
-        """Writes elements. ``again``: this launch may have written them before."""
+        """Write elements. ``again``: this launch may write an element more than once."""
         if at.size == 0 or not self._inside(buffer, at, ITEMSIZE[dtype], "writes"):
             return
         place, kind = self.places[buffer], numpy_dtype(dtype)
@@ -220,7 +220,7 @@ class Memory:
         self.touched.writes.append(cells)
 
     def _overwrites(self, buffer: str, cells: Array) -> None:
-        """Every element of a buffer has one writer."""
+        """Add a fault if another launch has written the element already."""
         place, before = self.places[buffer], self.writer[cells]
         other = (self.owner[cells] == place.owner) & (before >= 0) & (before != self.now)
         if self.now >= 0 and other.any():
@@ -230,7 +230,7 @@ class Memory:
 
 
 def _distinct(at: Array) -> Array:
-    """The different ones of some addresses, sorted."""
+    """Return the distinct addresses, sorted."""
     if at.size == 0:
         return at
     low, high = int(at.min()), int(at.max())

@@ -1,7 +1,7 @@
-"""The orders of launches that a plan allows, on what a run of it has read and written.
+"""Check all orders of launches that a plan allows, on the recorded accesses of one run.
 
 On a CPU the launches of a wave may run in any order or side by side, and waves follow each other. On a device a launch
-waits for those before it that touch the same memory, unless both only read it or both write parts of one buffer.
+waits for earlier launches that access the same memory, unless both only read it or both write parts of one buffer.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from polydyn.testing.plan.faults import Faults
 from polydyn.testing.plan.memory import NOBODY, Memory
 
 RANDOM = 20
-"""Orders that are drawn."""
+"""Number of random orders."""
 Before = Sequence[frozenset[int]]
-"""For every launch those that it must wait for, indirect ones too."""
+"""The launches that each launch must wait for, directly or indirectly."""
 Traces = Sequence[tuple[Array, Array]]
-"""Of every launch the cells that it reads, and those that it writes."""
+"""The (read, written) cells of each launch."""
 
 
 def required(plan: HostPlan, memory: Memory) -> Before:
-    """What the plan lets every launch wait for."""
+    """Return the launches that each launch waits for in this plan."""
     if plan.on_device:
         return _on_device(plan, memory)
     out: list[frozenset[int]] = []
@@ -35,7 +35,7 @@ def required(plan: HostPlan, memory: Memory) -> Before:
 
 
 def _on_device(plan: HostPlan, memory: Memory) -> Before:
-    """As a run's graph is made: by where memory begins, and which buffer lies there."""
+    """Return the dependences of a device run: launches depend through the start address of their buffers."""
     latest: dict[int, tuple[str, set[int], set[int], set[int]]] = {}
     out: list[frozenset[int]] = []
     for k, x in enumerate(plan.launches):
@@ -59,7 +59,7 @@ def _on_device(plan: HostPlan, memory: Memory) -> Before:
 
 
 def conflicts(plan: HostPlan, before: Before, traces: Traces, memory: Memory, faults: Faults) -> None:
-    """Compares every two launches that may run side by side: none writes what the other reads or writes."""
+    """Add a fault if one of two concurrent launches writes cells that the other reads or writes."""
     here = np.zeros(len(memory.writer), bool)
     for a, (_, writes) in enumerate(traces):
         beside = [b for b in range(len(traces)) if b != a and a not in before[b] and b not in before[a]]
@@ -77,7 +77,7 @@ def conflicts(plan: HostPlan, before: Before, traces: Traces, memory: Memory, fa
 
 
 def replays(plan: HostPlan, before: Before, traces: Traces, memory: Memory, seed: int, faults: Faults) -> None:
-    """Runs what was read and written again in other orders; every launch must read what it read the first time."""
+    """Replay the accesses in other allowed orders. Every launch must read the same writers' values each time."""
     first = _sources(range(len(traces)), traces, len(memory.writer))
     for order in orders(before, seed):
         if order == list(range(len(traces))):
@@ -92,13 +92,13 @@ def replays(plan: HostPlan, before: Before, traces: Traces, memory: Memory, seed
 
 
 def _owner(memory: Memory, cells: Array) -> str:
-    """The buffer that a cell belonged to last."""
+    """Return the last owner of a cell."""
     owner = int(memory.owner[cells[0]])
     return memory.names[owner] if owner >= 0 else "?"
 
 
 def _sources(order: Sequence[int], traces: Traces, cells: int) -> list[Array]:
-    """Of every launch who wrote what it reads."""
+    """Return the writer of each cell that a launch reads, for all launches."""
     writer, found = np.full(cells, NOBODY, np.int32), list[Array]([np.zeros(0, np.int32)] * len(traces))
     for k in order:
         reads, writes = traces[k]
@@ -108,7 +108,7 @@ def _sources(order: Sequence[int], traces: Traces, cells: int) -> list[Array]:
 
 
 def orders(before: Before, seed: int) -> Iterator[list[int]]:
-    """Orders that are allowed: each launch as early as it may, as late as it may, the last first, and random ones."""
+    """Yield allowed orders: each launch as early as possible, as late as possible, last launch first, and random."""
     n, numbers = len(before), random.Random(seed)
     early: list[int] = []
     for k in range(n):
@@ -125,7 +125,7 @@ def orders(before: Before, seed: int) -> Iterator[list[int]]:
 
 
 def _ordered(before: Before, rank: Sequence[tuple[int, int]]) -> list[int]:
-    """The order in which the launch of least rank runs first, of those that need not wait."""
+    """Return the order that always runs the ready launch of lowest rank."""
     order: list[int] = []
     waiting = sorted(range(len(before)), key=lambda k: rank[k])
     done: set[int] = set()

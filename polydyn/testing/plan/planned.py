@@ -1,4 +1,4 @@
-"""From a model to plans that can be interpreted: the stages of a compilation that need no C compiler."""
+"""Build the plans of a model for the interpreter: the compilation stages that need no C compiler."""
 
 from __future__ import annotations
 
@@ -32,25 +32,25 @@ T = TypeVar("T")
 
 
 class Edit:
-    """What alters the values between stages, to plant faults; this one alters nothing.
+    """Base class of edits that plant faults between stages. This one changes nothing.
 
     ``stage``: ``fuse`` (FusionPlan), ``place`` (Kernels), ``plan`` (HostPlan) or ``slots`` (tuple of Slot).
     """
 
     def __call__(self, stage: str, value: T) -> T:
-        """The value, altered or not."""
+        """Return the value of a stage, changed or not."""
         return value
 
 
 @dataclass(frozen=True)
 class Planned:
-    """A host plan with what its kernels do and what its tensors are.
+    """A host plan with its kernels and the graphs that define its tensors.
 
-    ``source``: the graph as imported. ``later``: it rewritten, as its nodes become groups, and as they are fused;
-    these say what is in memory. ``forms``: what each group was built from, by key. ``groups``: of kernels
-    whose group is not that of their place, by name. ``loops``: the loop IR of kernels, by name. ``slots``: of the
-    arena. ``text``: C of the host program. ``width``: lanes of a vector of float32.
-    ``rounding``: of results that options let round, over the largest value.
+    ``source``: the imported graph. ``later``: the rewritten graph, the graph before grouping, and the fused graph;
+    they define the tensors in memory. ``forms``: the source form of each group, by key. ``groups``: groups of kernels
+    that differ from the placed group, by kernel name. ``loops``: loop IR of kernels, by name. ``slots``: arena slots.
+    ``text``: C text of the host program. ``width``: float32 lanes of a vector. ``rounding``: maximum relative error
+    that the options permit, 0 by default.
     """
 
     source: Graph
@@ -67,17 +67,17 @@ class Planned:
 
     @cached_property
     def places(self) -> Mapping[str, Placed]:
-        """The places by the labels of their launches."""
+        """Placed groups by the label of their launch."""
         return {f"{p.fused.kind} {p.fused.outputs[0]}": p for p in self.kernels.placed}
 
     @cached_property
     def inside(self) -> tuple[Node, ...]:
-        """Nodes that only groups have, such as the maps of prologues."""
+        """Nodes that occur only in groups, such as the maps of prologues."""
         groups = [g for p in self.kernels.placed for g in (p.fused, *p.fused.parts)]
         return tuple(n for g in groups for n in (*(g.prologue.maps if g.prologue else ()), *g.nodes))
 
     def place_of(self, launch: Launch) -> tuple[Placed | None, bool]:
-        """The place that a launch runs, and whether it adds the shares of one."""
+        """Return the placed group of a launch, and whether the launch adds its split-K partial sums."""
         for p in self.kernels.placed:
             if launch.label == f"shares of {p.fused.outputs[0]}, added":
                 return p, True
@@ -90,7 +90,7 @@ class Planned:
 
 
 def planned_of(graph: Graph, target: Target, edit: Edit | None = None) -> Planned:
-    """The plan of a graph without steps. Raises PolydynError where a compilation does."""
+    """Return the plan of a graph without steps. Raises PolydynError if the compiler rejects it."""
     edit = edit or Edit()
     rewritten = target.rewrite(graph)
     before = prepared_graph(rewritten, target.without, cuda=target.on_device, side=target.options.winograd)
@@ -105,7 +105,7 @@ def planned_from(
     source: Graph, later: tuple[Graph, ...], builder: Builder, kernels: Kernels, target: Target,
     loops: Mapping[str, Body], edit: Edit | None = None,
 ) -> Planned:  # fmt: skip
-    """The host plan of kernels."""
+    """Return the host plan of compiled kernels."""
     edit = edit or Edit()
     plan = edit("plan", host_plan(replace(later[0], outputs=source.outputs), kernels, target))
     graphs = (*later, kernels.plan.graph)
@@ -116,22 +116,22 @@ def planned_from(
 
 
 def forms_of(builder: Builder) -> tuple[Mapping[str, object], Mapping[str, Group]]:
-    """``forms`` and ``groups`` of a plan; a device has none that matter here."""
+    """Return ``forms`` and ``groups`` of a plan. Device plans have none."""
     return (builder.forms, builder.groups) if isinstance(builder, KernelBuilder) else ({}, {})
 
 
 def rounding_of(target: Target) -> float:
-    """What products may round that options let take operands of fewer bits."""
+    """Return the permitted rounding error of products whose operands are narrowed by the options, else 0."""
     return LIMITS["bfloat16"] if target.options.tf32 or target.options.precision == BF16 else 0.0
 
 
 def width_of(target: Target) -> int:
-    """Lanes of a vector of float32, of a CPU."""
+    """Return the float32 lanes of a CPU vector, 0 for a device."""
     return target.processor.width if isinstance(target, Cpu) else 0
 
 
 def with_text(made: Planned, edit: Edit | None = None) -> Planned:
-    """The plan with the slots and the C text of its host program."""
+    """Return the plan with the slots and the C text of its host program."""
     host = host_program(made.plan, dict.fromkeys(made.plan.constants, 0), 0)
     return replace(made, slots=(edit or Edit())("slots", host.slots), text=host.text)
 
@@ -140,14 +140,14 @@ def plans_of(
     model: ModelLike, *, target: str = "cpu", dims: Dims | None = None, symbols: Symbols | None = None,
     options: Options | None = None, edit: Edit | None = None,
 ) -> list[Planned]:  # fmt: skip
-    """The plans of a model: one, or those of its parts and of the bodies of its steps."""
+    """Return the plans of a model: a single plan, or one for each part and each body of a step."""
     backend = target_of(target, options)
     graph = import_parts(model, dims, symbols)
     return [planned_of(g, backend, edit) for g in graphs_of(graph)]
 
 
 def graphs_of(graph: Graph, inner: bool = False) -> Iterator[Graph]:
-    """The graphs without steps that a graph is cut into, those of bodies behind them. ``inner``: it is a body."""
+    """Yield the step-free graphs of a graph: its parts, then its bodies. ``inner``: the graph is itself a body."""
     if not graph.steps:
         yield graph
         return

@@ -1,9 +1,9 @@
-"""Plants mistakes in plans, and counts who sees them: the interpreter, and the verifiers of the product.
+"""Plant mistakes in plans, and count how many the interpreter and the product's verifiers detect.
 
     python -m polydyn.testing.plan.plant MODEL.onnx|SEED ... [--each 2] [--loops]
 
-``SEED``: a model of ``polydyn/testing/random_onnx.py``. Plans that are not without faults before are left out. Exits
-with 1 when the interpreter misses one.
+``SEED``: a model of ``polydyn/testing/random_onnx.py``. Plans that are faulty already are skipped.
+Exits with 1 if the interpreter misses a mistake.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from polydyn.testing.plan.planned import Planned, plans_of, with_text
 from polydyn.testing.random_onnx import random_case
 
 SIZES = (2, 3, 5)
-"""Of every dim, one call after the other until a fault shows; at last those with reductions in shares."""
+"""Sizes of all dims, tried until a fault appears. A call with split-K reductions comes last."""
 
 
 @dataclass(frozen=True)
 class Trial:
-    """A mistake and who sees it. ``seen``: the interpreter's first fault; ``refused``: the product's error."""
+    """A planted mistake. ``seen``: first fault of the interpreter; ``refused``: error of the product; "" if none."""
 
     kind: str
     what: str
@@ -39,7 +39,7 @@ class Trial:
 
 
 def trials(model: ModelLike, each: int, r: Random, loops: bool = False) -> Iterator[Trial]:
-    """Mistakes planted in all plans of a model, ``each`` so many times. ``loops``: also those that only loops show."""
+    """Plant each mistake up to ``each`` times in all plans of a model. ``loops``: include mistakes in kernel loops."""
     for made in plans_of(model):
         if not made.plan.launches or first_fault(made):
             continue
@@ -53,7 +53,7 @@ def trials(model: ModelLike, each: int, r: Random, loops: bool = False) -> Itera
 
 
 def trial(mistake: Mistake, what: str, made: Planned) -> Trial:
-    """Who sees a mistake. A plan of which no host program can be made is refused; it is run in the old slots."""
+    """Run one trial. If the host program cannot be built, the product rejects the plan; it runs with the old slots."""
     refused = ""
     if mistake in ON_SLOTS:
         made = replace(made, text="")
@@ -73,7 +73,7 @@ def trial(mistake: Mistake, what: str, made: Planned) -> Trial:
 
 
 def first_fault(made: Planned, loops: bool = False) -> Faulty | None:
-    """The first fault that shows."""
+    """Return the first fault at ``SIZES``, or None."""
     for size in SIZES:
         found = check_planned(made, {}, default=size, loops=loops)
         if found:
@@ -84,7 +84,7 @@ def first_fault(made: Planned, loops: bool = False) -> Faulty | None:
 
 
 def error_of(verify: Callable[[], None]) -> str:
-    """What a verifier of the product says; empty: nothing."""
+    """Return the error of a verifier, or an empty string."""
     try:
         verify()
     except PolydynError as e:
@@ -93,7 +93,7 @@ def error_of(verify: Callable[[], None]) -> str:
 
 
 def table(found: Iterable[Trial]) -> str:
-    """A line for each kind of mistake: how many, how many the interpreter sees, how many the product's verifiers."""
+    """Format a table: mistakes of each kind, how many the interpreter detects, and how many the verifiers detect."""
     count: Counter[tuple[str, str]] = Counter()
     for t in found:
         for kind in (t.kind, "all"):

@@ -1,4 +1,4 @@
-"""The C text of a host program, read back: who gets which buffers, waves and slots must be those of the plan."""
+"""Read back the C text of a host program, and compare buffers, waves and slots with the plan."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ NONE = {-1: WORKSPACE, -2: COUNTERS}
 
 
 def check_tables(planned: Planned, faults: Faults) -> None:
-    """Notes what the C text says differently from the plan."""
+    """Add a fault for each difference between the C text and the plan."""
     plan, text = planned.plan, planned.text
     faults.launch = "tables"
     if not text or not plan.launches:
@@ -20,7 +20,7 @@ def check_tables(planned: Planned, faults: Faults) -> None:
     order = list(dict.fromkeys([n for x in plan.launches for n in x.buffers] + list(plan.outputs)))
     flat, kernels = _numbers(text, "launch_buffers"), [r[0] for r in _rows(text, "kernels")]
     if [int(r[1]) for r in _rows(text, "waves")] != list(plan.waves or (1,) * len(plan.launches)):
-        faults.add("tables", "", "there are other waves")
+        faults.add("tables", "", "the waves differ")
     expected = [c for x in plan.launches for one in x.candidates for c in one.sequence]
     for c, row in zip(expected, _rows(text, "candidates"), strict=True):
         kernel, count, first = map(int, row[:3])
@@ -37,7 +37,7 @@ def check_tables(planned: Planned, faults: Faults) -> None:
 
 
 def _check_order(planned: Planned, order: list[str], faults: Faults) -> None:
-    """What the host copies and looks at."""
+    """Compare the copies and index checks of the host."""
     plan, text = planned.plan, planned.text
     copied = [(int(r[0]), order[int(r[1])]) for r in _rows(text, "copies") if len(r) > 1]
     if copied != [(k, n) for k, n in enumerate(plan.outputs) if plan.buffers[n].role != "output"]:
@@ -52,7 +52,7 @@ def _at(names: tuple[str, ...], name: str) -> int | None:
 
 
 def _rows(text: str, name: str) -> list[list[str]]:
-    """The rows of a C array, each as its elements."""
+    """Return the rows of a C array as lists of elements."""
     found = re.search(rf"^static const \w+ {name}\[\] = \{{\n(.*?)\n\}};", text, re.S | re.M)
     assert found is not None, f"the host program has no {name}"
     rows = re.findall(r"\{(.*)\}", found.group(1))

@@ -1,4 +1,4 @@
-"""What the tensors of a graph are, by the reference evaluator, and how an array differs from one."""
+"""Compute the tensors of a graph with the reference evaluator, and compare arrays with them."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from polydyn.schedules.expr import Array
 from polydyn.testing.plan.arithmetic import size_of
 
 LIMITS = {"float16": 2e-2, "bfloat16": 6e-2, "float32": 1e-3, "float64": 1e-3}
-"""Of a type of floats the largest error that is rounding, over the largest value; of those of 8 bits 0.3."""
+"""Rounding tolerance of a float type, relative to the largest value. The tolerance of 8-bit floats is 0.3."""
 
 
 class OutOfRange(Exception):
-    """The reference cannot evaluate a call: its data are no subscripts of these sizes."""
+    """The reference cannot evaluate a call because input data are subscripts out of range."""
 
 
 class Tensors:
-    """The tensors of graphs, each computed when it is asked for. Of several definitions the last one counts."""
+    """Tensors of graphs, computed lazily. The last definition of a tensor wins."""
 
     def __init__(
         self, graphs: Iterable[Graph], sizes: Mapping[str, int], given: Mapping[str, Array], more: Iterable[Node] = ()
     ) -> None:
-        """``given``: the inputs. ``more``: nodes that count where no graph has one."""
+        """Set the inputs. ``more``: nodes for tensors that no graph defines."""
         graphs = tuple(graphs)
         self.sizes = sizes
         self.found: dict[str, Array] = {n: a for g in graphs for n, a in g.constants.items()}
@@ -55,7 +55,7 @@ class Tensors:
 
 
 def difference(got: Array, expected: Array, least: float = 0.0) -> str:
-    """How two arrays of as many elements differ beyond rounding; empty: they do not. ``least``: what rounding is."""
+    """Describe how two arrays differ beyond rounding, or return "". ``least`` is the minimum relative tolerance."""
     got, expected = np.asarray(got).reshape(-1), np.asarray(expected).reshape(-1)
     if got.size != expected.size:
         return f"{got.size} elements instead of {expected.size}"

@@ -1,7 +1,7 @@
-"""The addresses that the loop IR of a kernel touches, for all instances of a loop at once.
+"""Trace the addresses that the loop IR of a kernel accesses, for all instances of a loop at once.
 
 The loop IR is what the printer of C gets. Loop variables are arrays; every task of the kernel is an instance, so that
-what two tasks touch can be told apart. Values are not computed: a branch that data decide may be taken or not.
+accesses of different tasks are distinguished. Values are not computed: a data-dependent branch may be taken or not.
 """
 
 from __future__ import annotations
@@ -35,30 +35,29 @@ from polydyn.testing.plan.arithmetic import RELATIONS, Fetch, Integers, value_of
 from polydyn.testing.plan.leaves import as_loops
 
 MOST = 1 << 20
-"""Instances that are traced at once."""
+"""Maximum number of instances that are traced at once."""
 ALL = 40 * MOST
-"""Instances of a kernel that are traced in all."""
+"""Maximum number of traced instances of a kernel."""
 LINE = 64
-"""Bytes that scratch is aligned to."""
+"""Alignment of scratch in bytes."""
 DECIDED = ("and", "or", "not", "lt", "le", "gt", "ge", "eq", "ne")
-"""Operations on integers that are no data, in conditions."""
+"""Operations that keep a condition independent of data, if their operands are."""
 Env = Mapping[str, Integers]
 
 
 class Untraced(Exception):
-    """A body is not traced, for this reason."""
+    """A body cannot be traced; the message is the reason."""
 
 
 class UnknownLeaf(Untraced):
-    """A body calls a leaf whose accesses nobody has written down."""
+    """A body calls a leaf that ``leaves.py`` does not describe."""
 
 
 class Trace:
-    """``types``: array -> dtype of those in memory. ``tasks``: of the launch.
+    """Accesses of one launch. ``types`` maps arrays in memory to dtypes; ``tasks`` is the number of tasks.
 
-    ``touched``: (how, array) -> pieces of numbers ``byte * tasks + task``; how: reads or writes for certain, or "may
-    read", "may write". ``rooms``: elements of each array that the kernel makes for itself; ``scratch``: the most bytes
-    of them that a thread has at once.
+    ``touched`` maps (access kind, array) to arrays of ``byte * tasks + task``. Access kinds are "reads", "writes", "may
+    read" and "may write". ``rooms``: elements of each local array; ``scratch``: maximum scratch bytes of a thread.
     """
 
     def __init__(self, types: Mapping[str, str], fetch: Fetch, tasks: int, width: int) -> None:
@@ -70,7 +69,7 @@ class Trace:
         self._fetch = fetch
 
     def run(self, body: Body, env: Env, n: int, sure: bool = True) -> None:
-        """``n`` instances; values of ``env`` are numbers or arrays of n. ``sure``: no data decide whether they run."""
+        """Trace ``n`` instances. Values of ``env`` are numbers or arrays of n. ``sure``: they certainly run."""
         self.instances += n
         if self.instances > ALL:
             raise Untraced("too many instances")
@@ -78,7 +77,7 @@ class Trace:
             self._node(x, env, n, sure)
 
     def all_of(self, how: str, array: str) -> Array:
-        """The numbers of an array, sorted, each once."""
+        """Return the distinct ``byte * tasks + task`` of an array, sorted."""
         pieces = self.touched.get((how, array), [])
         return np.unique(np.concatenate(pieces)) if pieces else np.zeros(0, np.int64)
 
@@ -154,11 +153,11 @@ class Trace:
 
     def _type(self, buffer: str) -> str:
         if buffer not in self.types:
-            raise Untraced(f"nobody says what {buffer} is")
+            raise Untraced(f"the dtype of {buffer} is unknown")
         return self.types[buffer]
 
     def _touch(self, how: str, x: Store | FlatLoad, env: Env, n: int, item: int) -> None:
-        """``item``: bytes that a lane moves; addresses count elements of the buffer."""
+        """Record an access. ``item``: bytes per lane; addresses are in elements of the buffer."""
         unit, lane = ITEMSIZE[self._type(x.buffer)], np.arange(x.lanes)
         first, stride = (np.broadcast_to(self._index(i, env), (n,))[:, None] for i in (x.address, x.stride))
         at = (first + stride * lane).astype(np.int64)
@@ -189,7 +188,7 @@ class Trace:
                 self._value(a, env, n, sure)
 
     def _decided(self, v: Value, env: Env, n: int) -> Any:
-        """The values of a condition that no data decide; None: some do, or lanes differ."""
+        """Return the values of a data-independent condition, or None if it depends on data or lanes."""
         if isinstance(v, Const):
             return np.broadcast_to(np.asarray(v.value), (n,))
         if isinstance(v, FromIndex):

@@ -1,4 +1,4 @@
-"""Bodies of steps in a frame: one run of a branch, and the turns of a loop with what they carry to and fro."""
+"""Simulate bodies of steps in a frame: one run of a branch, or the iterations of a loop with its carried tensors."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ if TYPE_CHECKING:
 Place: TypeAlias = "tuple[Any, ...]"
 Value: TypeAlias = "tuple[Any, ...]"
 TURNS = 4
-"""Of a loop: the first one, one that carries, and some whose shapes are those of the one before."""
+"""Simulated iterations of a loop: the first one, one with carried tensors, and two with unchanged shapes."""
 
 
 class Run:
-    """One run of a body. ``formals``: where each lies and what it is; ``pointers``: where outputs are written, which
-    stay as they are from run to run; ``turn``: which run it is.
+    """One run of a body. ``formals``: (place, value) of each formal; ``pointers``: places of outputs, which persist
+    between runs; ``turn``: identity of the run.
     """
 
     def __init__(
@@ -36,19 +36,19 @@ class Run:
         self.sources |= {i: frame.at[stage.inputs[k]] for i, k in body.captured if stage.inputs[k] in frame.at}
 
     def point(self, r: int, place: Place) -> None:
-        """Tells the body where a result goes, if it writes it there itself."""
+        """Set the place of a result if the body writes it directly."""
         if self.body.direct[r]:
             self.send(r, place)
 
     def send(self, r: int, place: Place) -> None:
-        """Tells the body where a result goes."""
+        """Set the place of a result."""
         if self.body.results[r] < 0 or self.model.several:
-            self.frame.add(self.settings["results"][r], "the body does not write it where it is told")
+            self.frame.add(self.settings["results"][r], "the body does not write it to its place")
         else:
             self.pointers[self.body.results[r]] = place
 
     def run(self, copied: Collection[int], to: Sequence[Place]) -> None:
-        """Reads, writes, copies those of the results."""
+        """Run the body, then copy the results in ``copied`` to their places ``to``."""
         if self.model.graph is not self.graph:
             self.frame.add("", "another body runs")
             return
@@ -82,17 +82,17 @@ class Run:
             self.memory[place] = self.made(name)
 
     def _several(self) -> None:
-        """A body of several parts leaves what it makes in rooms of its own."""
+        """Write outputs of a body of several parts to its own rooms."""
         for k, name in enumerate(self.model.outputs):
             if name not in self.graph.inputs:
                 self.memory["inner", self.body.model, k] = self.made(name)
 
     def made(self, name: str) -> Value:
-        """A tensor that this run makes."""
+        """Return the value of a tensor that this run computes."""
         return ("out", name, *self.turn, self.frame.call)
 
     def place_of(self, r: int) -> Place | None:
-        """Where a result lies behind the run."""
+        """Return the place of a result after the run."""
         o = self.body.results[r]
         if o < 0:
             return self.sources.get(-1 - o)
@@ -102,12 +102,12 @@ class Run:
         return self.sources.get(o) if inside else ("inner", self.body.model, o)
 
     def result(self, r: int) -> Value:
-        """What a result is."""
+        """Return the expected value of a result."""
         name = self.settings["results"][r]
         return self.truth[name] if name in self.graph.inputs else self.made(name)
 
     def check(self, r: int, place: Place | None, what: str) -> None:
-        """A result lies there."""
+        """Add a fault unless ``place`` holds the result."""
         lies = self.memory.get(place) if place else None
         if lies != self.result(r):
             self.frame.add(self.settings["results"][r], f"{what} {self.turn[-1]}: there lies {lies}")
@@ -116,7 +116,7 @@ class Run:
 def run_branch(
     frame: Frame, step: HostStep, stage: StageWords, role: str, body: BodyWords, to: Sequence[Place]
 ) -> None:
-    """A branch leaves all results."""
+    """Run a branch and check all its results."""
     run = Run(frame, step, stage, role, body, (), {}, (role,))
     for r, place in enumerate(to):
         run.point(r, place)
@@ -126,7 +126,7 @@ def run_branch(
 
 
 class Turns:
-    """The turns of a loop. ``grows``: what is carried has another shape each time; ``known``: how many there are."""
+    """Iterations of a loop. ``grows``: carried tensors change shape each time; ``known``: the trip count is known."""
 
     def __init__(self, frame: Frame, step: HostStep, stage: StageWords, grows: bool, known: bool) -> None:
         assert stage.loop is not None
@@ -142,7 +142,7 @@ class Turns:
         self.pointers: dict[int, Place] = {}
 
     def run(self) -> None:
-        """All turns; what they leave."""
+        """Run the iterations and check their results."""
         if not self._as_said():
             return
         runs, steady = list[Run](), False
@@ -161,7 +161,7 @@ class Turns:
                 run.check(self.first + self.count + r, self._row(r, k), "row of turn")
 
     def _as_said(self) -> bool:
-        """Whether its form is what the graph says."""
+        """Return whether the encoded form of the loop matches the graph."""
         s, rows = self.settings, self.loop.rows
         said = [
             (self.loop.counts, bool(self.first), "a number of turns"),
@@ -176,7 +176,7 @@ class Turns:
         return all(got == expected for got, expected, _ in said)
 
     def _formals(self, k: int) -> list[tuple[Place, Value]]:
-        """Where the formals lie, and what they should be."""
+        """Return (place, expected value) of each formal."""
         out: list[tuple[Place, Value]] = []
         for name in ("number", "condition")[: 2 * self.first]:
             self.memory[name,] = (name, k, self.frame.call)
@@ -196,14 +196,14 @@ class Turns:
         )
 
     def _row(self, r: int, k: int) -> Place:
-        """Where a row lies: in the output where there are as many as turns, along its first axis."""
+        """Return the place of a row. It is in the output if the trip count is known and rows follow the first axis."""
         axis, back = self.loop.rows[r]
         if not self.known or self.asks or axis:
             return ("rows", r, k)
         return ("row of", self.frame.at[self.stage.made[self.count + r]], TURNS - 1 - k if back else k)
 
     def _turn(self, k: int) -> Run:
-        """A turn whose shapes may be others."""
+        """Run an iteration whose shapes may have changed."""
         to: list[Place] = [("answer",)] * self.first
         for j, (in_place, row, stays) in enumerate(self.loop.carried):
             if stays or row >= 0:
@@ -231,7 +231,7 @@ class Turns:
         return run
 
     def _steady(self, k: int) -> Run:
-        """A turn with the shapes of the one before: nothing is copied."""
+        """Run an iteration with the shapes of the previous one. Nothing is copied."""
         run = self._run(k)
         for r in range(len(self.loop.rows)):
             run.send(self.first + self.count + r, self._row(r, k))

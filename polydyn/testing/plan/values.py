@@ -1,4 +1,4 @@
-"""Scalar expressions for all instances of a statement at once; iterators are broadcast arrays."""
+"""Evaluate scalar expressions for all instances of a statement at once. Iterators are broadcast arrays."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LoadFrom: TypeAlias = Callable[[str, tuple[Index, ...], Env, "Array | None"], Ar
 
 
 class Evaluator:
-    """``load``: what reads elements of arrays."""
+    """Evaluates expressions. ``load`` is the function that reads elements of arrays."""
 
     def __init__(self, load: LoadFrom) -> None:
         self.load = load
@@ -88,7 +88,7 @@ def sum_of_products(parts: Sequence[Array], full: Sequence[int], free: Sequence[
 
 
 def _wide(kind: np.dtype[Any]) -> np.dtype[Any]:
-    """What sums of it are taken in."""
+    """Return the accumulator type of sums."""
     if kind == np.float32:
         return np.dtype(np.float64)
     return np.dtype(np.int64) if kind.kind in "iu" else kind
