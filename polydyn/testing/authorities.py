@@ -24,7 +24,9 @@ OLDEST = 7
 CONVERTED = 15
 """The opset that older models are converted to."""
 UNCONVERTED = ("And", "Or", "Xor", "Greater", "Less", "Equal")
-"""Operators of opsets 1 to 6 that ONNX's converter leaves."""
+"""Operators of opsets 1 to 6 for which ONNX's converter has no adapter."""
+HELD = "held"
+"""The domain of these nodes while the others are converted."""
 
 ort.set_default_logger_severity(4)
 
@@ -85,40 +87,46 @@ def _converted(model: onnx.ModelProto, feeds: Arrays) -> onnx.ModelProto:
     del fixed.graph.value_info[:]
     if any(n.op_type == "Upsample" for n in fixed.graph.node):
         raise Refused("ONNX's converter gives Upsample other coordinates")
-    if any(n.op_type in UNCONVERTED for n in fixed.graph.node):
-        return _aligned(fixed)
     try:
-        made = version_converter.convert_version(onnx.shape_inference.infer_shapes(fixed), CONVERTED)
+        made = version_converter.convert_version(_aligned(onnx.shape_inference.infer_shapes(fixed)), CONVERTED)
     except Exception as e:
         raise Refused(str(e)) from e
     del made.graph.value_info[:]  # what the converter adds has no type there
+    for n in made.graph.node:
+        n.domain = "" if n.domain == HELD else n.domain
+    del made.opset_import[1:]
     return made
 
 
 def _aligned(model: onnx.ModelProto) -> onnx.ModelProto:
-    """The model of opset 7: an operand that broadcasts along ``axis`` gets axes of one element behind its own.
+    """The model with nodes that the converter lacks in their later form, in a domain that it leaves as it is.
 
-    The sizes of inputs are known. Refused: the model has other nodes than these.
+    An operand that broadcasts along ``axis`` gets axes of one element behind its own. Refused: its rank is not known.
     """
-    ranks = {x.name: len(x.type.tensor_type.shape.dim) for x in model.graph.input}
+    values = (*model.graph.input, *model.graph.value_info, *model.graph.output)
+    ranks = {x.name: len(x.type.tensor_type.shape.dim) for x in values if x.type.tensor_type.HasField("shape")}
     nodes: list[onnx.NodeProto] = []
     for n in model.graph.node:
         given = {a.name: a.i for a in n.attribute}
-        if n.op_type not in UNCONVERTED or not set(n.input) <= ranks.keys():
-            raise Refused(f"{n.op_type} of old opsets beside others")
-        behind = ranks[n.input[0]] - given.get("axis", ranks[n.input[0]]) - ranks[n.input[1]]
-        second = n.input[1]
-        if given.get("broadcast") and behind > 0:
-            second = f"{n.output[0]} aligned"
-            axes = list(range(ranks[n.input[1]], ranks[n.input[1]] + behind))
-            nodes.append(helper.make_node("Unsqueeze", [n.input[1]], [second], axes=axes))
-        nodes.append(helper.make_node(n.op_type, [n.input[0], second], list(n.output)))
-        ranks[n.output[0]] = ranks[n.input[0]]
+        if n.op_type in UNCONVERTED:
+            if not set(n.input) <= ranks.keys():
+                raise Refused(f"{n.op_type}: the rank of an operand is not known")
+            first, second = (ranks[x] for x in n.input)
+            axis = given.get("axis", first - second) if given.get("broadcast") else first - second
+            behind = first - axis % max(first, 1) - second
+            operand = n.input[1]
+            if behind > 0:
+                operand = f"{n.output[0]} aligned"
+                axes = list(range(second, second + behind))
+                nodes.append(helper.make_node("Unsqueeze", [n.input[1]], [operand], axes=axes))
+            nodes.append(helper.make_node(n.op_type, [n.input[0], operand], list(n.output), domain=HELD))
+        else:
+            nodes.append(n)
     made = onnx.ModelProto()
     made.CopyFrom(model)
-    del made.graph.node[:], made.graph.value_info[:]
+    del made.graph.node[:]
     made.graph.node.extend(nodes)
-    made.opset_import[0].version = OLDEST
+    made.opset_import.append(helper.make_opsetid(HELD, 1))
     return made
 
 

@@ -91,17 +91,17 @@ def _array(x: Input, sizes: dict[str, int], numbers: np.random.Generator, specia
 def plain_array(dtype: np.dtype[Any], shape: Sequence[int], numbers: np.random.Generator, special: bool) -> Array:
     """Moderate numbers, some integers large; ``special``: NaN, infinities, a negative zero, extremes among them."""
     if dtype == np.bool_:
-        return numbers.random(shape) < 0.5
+        return np.asarray(numbers.random(shape) < 0.5)
     if dtype.kind in "iu":
         low = 0 if dtype.kind == "u" else -5
-        a = numbers.integers(low, 10, shape).astype(dtype)
+        a = np.asarray(numbers.integers(low, 10, shape), dtype)
         if dtype.itemsize > 2 and a.size and numbers.random() < 0.3:  # more digits than a float32 has
             a.flat[::2] = numbers.choice([2**24 + 1, 46341, 2**31 - 1, 70000], a.flat[::2].shape)
         if special and a.size:
             a.flat[::3] = numbers.choice([np.iinfo(dtype).min, np.iinfo(dtype).max, 0], a.flat[::3].shape)
         return a
     values = numbers.standard_normal(shape)
-    a = (np.round(values * 8) / 8 if numbers.random() < 0.5 else values).astype(dtype)
+    a = np.asarray(np.round(values * 8) / 8 if numbers.random() < 0.5 else values, dtype)
     if special and a.size:
         a.flat[::4] = numbers.choice([np.nan, np.inf, -np.inf, -0.0, 1e-30, 100.0], a.flat[::4].shape).astype(dtype)
     return a

@@ -14,7 +14,7 @@ from onnx import helper, numpy_helper
 from polydyn.testing.drafts import NEWEST, Draft, Rejected
 
 Schema: TypeAlias = Any
-TRIES = 10
+TRIES = 12
 LEFT_OUT = {
     "Loop", "If", "Scan", "Constant", "RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike",
     "Multinomial", "Bernoulli", "ImageDecoder", "StringConcat", "StringSplit", "StringNormalizer", "RegexFullMatch",
@@ -79,10 +79,10 @@ def schemas(opset: int) -> tuple[Schema, ...]:
 
 
 class Operator:
-    """One random node of a schema, and the operands it needs."""
+    """One random node of a schema, and the operands it needs. ``plain``: how much is left out, 0 to 1."""
 
-    def __init__(self, b: Draft, schema: Schema) -> None:
-        self.b, self.schema, self.op = b, schema, schema.name
+    def __init__(self, b: Draft, schema: Schema, plain: float = 0.0) -> None:
+        self.b, self.schema, self.op, self.plain = b, schema, schema.name, plain
         self.bound: dict[str, str] = {}
         """Type parameter -> type."""
 
@@ -92,7 +92,8 @@ class Operator:
         operands = [first] if first else []
         for k, formal in enumerate(self.schema.inputs[1:], 1):
             kind = formal.option
-            if kind == onnx.defs.OpSchema.FormalParameterOption.Optional and self.b.random.random() < 0.4:
+            left_out = self.b.random.random() < 0.4 + 0.5 * self.plain
+            if kind == onnx.defs.OpSchema.FormalParameterOption.Optional and left_out:
                 operands.append("")
                 continue
             operands.append(self.operand(formal, first))
@@ -102,12 +103,15 @@ class Operator:
             operands += [self.operand(self.schema.inputs[0], first) for _ in range(self.b.random.choice([0, 1, 1, 2]))]
         attributes = {}
         for name, a in sorted(self.schema.attributes.items()):
-            if a.required or self.b.random.random() < 0.6:
+            if a.required or self.b.random.random() < 0.6 - 0.4 * self.plain:
                 value = self.attribute(name, a, first)
                 if value is not None:
                     attributes[name] = value
+                elif a.required:
+                    raise Rejected(f"no value for {name}")
         least = max(1, self.schema.min_output)
-        outputs = self.b.random.randint(least, min(self.schema.max_output, len(self.schema.outputs) + 1, 3) or least)
+        most = min(self.schema.max_output, len(self.schema.outputs) + 1, 3) or least
+        outputs = least if self.b.random.random() < 0.5 + self.plain / 2 else self.b.random.randint(least, most)
         if self.op == "Split":
             outputs = self.b.random.choice([1, 2, 3])
         while operands and not operands[-1]:
@@ -138,13 +142,15 @@ class Operator:
         """A tensor for an input of the operator."""
         special = OPERANDS.get((self.op, formal.name)) or OPERANDS.get(("", formal.name))
         dtype = self.type_of(formal)
+        b = self.b
         if special is not None and first:
             return special(self, first, dtype)
-        b = self.b
+        if self.op in MADE:
+            return b.const(np.asarray(b.random.choice(MADE[self.op]), dtype))
         if not first or b.random.random() < 0.25:
             try:
                 if not first and b.random.random() < 0.5:
-                    return b.pick(lambda t: True, dtype)
+                    return b.pick(lambda t: self.op not in FIRST or b.rank(t) in map(len, FIRST[self.op]), dtype)
                 return b.pick(lambda t: not first or b.rank(t) == b.rank(first), dtype)
             except Rejected:
                 pass
@@ -152,13 +158,13 @@ class Operator:
             b.random.choice([["B", "L"], ["B", 3], [2, "L"], ["B", 4, "L"], ["B", 4, "H", "W"], ["N"], []])
         )
         if not first:
-            dims = list(RANKS.get(self.op, dims))
+            dims = list(b.random.choice(FIRST[self.op])) if self.op in FIRST else dims
         if first:
             dims = self.like(first)
             form = b.random.random()
-            if form < 0.3:
+            if form < 0.3 * (1 - self.plain):
                 return b.const(_numbers(b, [b.fixed(first, a) or 1 for a in range(b.rank(first))], dtype))
-            if form < 0.6 and dims:
+            if form < 0.6 * (1 - self.plain) and dims:
                 return self.narrower(first, dtype, dims)
         return b.input(dims, dtype)
 
@@ -235,6 +241,8 @@ class Operator:
             return [b.random.choice([1, 2, 3] if name != "dilations" else [1, 1, 2]) for _ in range(spatial)]
         if name in ("starts", "ends"):
             return [b.random.choice([0, 1, -1] if name == "starts" else [2, -1, 100])] * 1
+        if name == "consumed_inputs":
+            return [0] * self.schema.min_input
         if name == "output_padding":
             return [b.random.randrange(2) for _ in range(spatial)]
         return None
@@ -243,10 +251,10 @@ class Operator:
 def _numbers(b: Draft, shape: list[int], dtype: str) -> Any:
     kind = np.dtype(dtype)
     if kind == np.bool_:
-        return b.numbers.random(shape) < 0.5
+        return np.asarray(b.numbers.random(shape) < 0.5)
     if kind.kind in "iu":
-        return b.numbers.integers(0 if kind.kind == "u" else -3, 5, shape).astype(kind)
-    return (np.round(b.numbers.standard_normal(shape) * 8) / 8).astype(kind)
+        return np.asarray(b.numbers.integers(0 if kind.kind == "u" else -3, 5, shape), kind)
+    return np.asarray(np.round(b.numbers.standard_normal(shape) * 8) / 8, kind)
 
 
 def _axes(o: Operator, first: str, dtype: str) -> str:
@@ -266,9 +274,9 @@ def _index(o: Operator, first: str, dtype: str) -> str:
 def _scales(o: Operator, first: str, dtype: str) -> str:
     rank = o.b.rank(first)
     values = [o.b.random.choice([1.0, 2.0, 0.5, 1.5, 0.6, 0.75, 3.0]) for _ in range(rank)]
-    if o.b.random.random() < 0.6:
-        values[: max(0, rank - o.b.random.choice([1, 2]))] = [1.0] * max(0, rank - 2)
-    values = (values + [1.0] * rank)[:rank]
+    if o.b.random.random() < 0.6 + 0.4 * o.plain:
+        kept = max(0, rank - o.b.random.choice([1, 2]))
+        values[:kept] = [1.0] * kept
     if o.op == "Resize" and o.b.opset > 10 and o.b.random.random() < 0.4:
         return ""
     return o.b.const(np.array(values, np.float32))
@@ -297,8 +305,8 @@ def _weights(o: Operator, first: str, dtype: str) -> str:
 def _vector(o: Operator, first: str, dtype: str) -> str:
     """One number for each channel."""
     c = (o.b.fixed(first, 1) if o.b.rank(first) > 1 else None) or 1
-    a = _numbers(o.b, [o.b.random.choice([c, c, 1])], dtype)
-    return o.b.const(np.abs(a) + np.asarray(0.5, a.dtype) if a.dtype.kind == "f" else a)
+    a = _numbers(o.b, [c if o.b.random.random() < 0.9 else 1], dtype)
+    return o.b.const(np.asarray(np.abs(a) + 0.5, dtype) if a.dtype.kind == "f" else a)
 
 
 def _scalar(o: Operator, first: str, dtype: str) -> str:
@@ -309,7 +317,21 @@ def _scalar(o: Operator, first: str, dtype: str) -> str:
 
 
 def _small(*values: int) -> Callable[[Operator, str, str], str]:
-    return lambda o, first, dtype: o.b.const(np.array(o.b.random.choice(values), np.int64))
+    return lambda o, first, dtype: o.b.const(
+        np.array(o.b.random.choice(values), dtype if dtype in ("int32", "int64") else "int64")
+    )
+
+
+def _vector_of(count: int) -> Callable[[Operator, str, str], str]:
+    return lambda o, first, dtype: o.b.const(_numbers(o.b, [count], dtype))
+
+
+def _classes(o: Operator, first: str, dtype: str) -> str:
+    """A class for each element but of the axis of classes."""
+    dims = o.like(first)
+    if len(dims) < 2 or not isinstance(dims[1], int):
+        raise Rejected("no classes")
+    return o.b.input([dims[0], *dims[2:]], dtype, dims[1])
 
 
 def _repeats(o: Operator, first: str, dtype: str) -> str:
@@ -334,6 +356,23 @@ def _none(o: Operator, first: str, dtype: str) -> str:
     return ""
 
 
+def _product(o: Operator, first: str, dtype: str) -> str:
+    """What the rows or the columns of a matrix are multiplied with."""
+    axes = [a for a in range(o.b.rank(first)) if o.b.fixed(first, a)]
+    if not axes:
+        raise Rejected("no fixed axis")
+    k = o.b.fixed(first, axes[-1]) or 1
+    shape = [k, o.b.random.choice([k, 1, 2, 5])]
+    return o.b.const(_numbers(o.b, shape if o.b.random.random() < 0.8 else shape[::-1], dtype))
+
+
+def _grid(o: Operator, first: str, dtype: str) -> str:
+    """Places in an image; ONNX Runtime dies of other shapes."""
+    if o.b.rank(first) != 4:
+        raise Rejected("no image")
+    return o.b.input([o.like(first)[0], 3, 2, 2], dtype)
+
+
 def _fixed(*values: int) -> Callable[[Operator, str, str], str]:
     return lambda o, first, dtype: o.b.ints(*values)
 
@@ -351,16 +390,33 @@ OPERANDS: Mapping[tuple[str, str], Callable[[Operator, str, str], str]] = {
     ("", "w"): _weights, ("", "repeats"): _repeats, ("", "pads"): _pads, ("", "shape"): _shape, ("", "K"): _fixed(1),
     ("", "starts"): _bounds, ("", "ends"): _bounds, ("", "steps"): _small(1, 2, -1), ("", "axis"): _small(0, 1, -1),
     ("", "k"): _small(0, 1, -1, 3), ("", "depth"): _small(3, 4), ("", "block_shape"): _fixed(2, 2), ("", "roi"): _roi,
-    ("Conv", "B"): _none, ("ConvTranspose", "B"): _none, ("Slice", "axes"): _one_axis,
+    ("Conv", "B"): _none, ("ConvTranspose", "B"): _none, ("Slice", "axes"): _one_axis, ("GridSample", "grid"): _grid,
+    ("BatchNormalization", "B"): _vector, ("InstanceNormalization", "B"): _vector, ("Gemm", "B"): _product,
+    ("Gemm", "C"): _vector_of(1), ("MatMul", "B"): _product, ("MatMulInteger", "B"): _product,
+    ("QLinearMatMul", "b"): _product, ("OneHot", "values"): _vector_of(2), ("", "target"): _classes,
+    ("AffineGrid", "size"): _fixed(2, 3, 4, 5),
     **{("", n): _vector for n in ("scale", "mean", "var", "bias", "input_mean", "input_var", "slope")},
     **{("", n): _scalar for n in ("min", "max", "constant_value")},
     **{("", f"{x}_{n}"): _scalar for x in "xywab" for n in ("scale", "zero_point")},
 }  # fmt: skip
-RANKS: dict[str, Any] = dict.fromkeys(
-    ("Conv", "ConvTranspose", "MaxPool", "AveragePool", "LpPool", "GlobalAveragePool", "GlobalMaxPool", "GlobalLpPool",
-     "BatchNormalization", "InstanceNormalization", "GroupNormalization", "LRN", "Resize", "Upsample", "DepthToSpace",
-     "SpaceToDepth", "GridSample", "ConvInteger", "QLinearConv", "DeformConv", "MaxRoiPool"), ("B", 4, "H", "W"),
-)  # fmt: skip
+IMAGES = (["B", 4, "H", "W"], ["B", 4, "H", 5], [1, 3, "H", "W"], [2, 1, 6, "W"], ["B", 2, "L"], [1, 2, "L", 3, 4])
+MATRICES = (["B", 3], [3, 3], [4, "B"], [3, "L"])
+FIRST: dict[str, Any] = {
+    **dict.fromkeys(
+        ("Conv", "ConvTranspose", "MaxPool", "AveragePool", "LpPool", "GlobalAveragePool", "GlobalMaxPool",
+         "GlobalLpPool", "BatchNormalization", "InstanceNormalization", "GroupNormalization", "LRN", "Resize",
+         "Upsample", "DepthToSpace", "SpaceToDepth", "GridSample", "ConvInteger", "QLinearConv", "DeformConv"), IMAGES),
+    **dict.fromkeys(("Gemm", "MatMul", "MatMulInteger", "QLinearMatMul"), (*MATRICES, ["B", "L", 3])),
+    "Det": ([3, 3], ["B", 2, 2], ["L", "L"]), "Attention": (["B", 2, "L", 4],), "EyeLike": MATRICES,
+    "RotaryEmbedding": (["B", 2, "L", 4],), "AffineGrid": ([2, 2, 3],),
+    **dict.fromkeys(("NegativeLogLikelihoodLoss", "SoftmaxCrossEntropyLoss"), (["B", 4], ["B", 3, "L"])),
+}  # fmt: skip
+"""Dims of the first operand, one of which is chosen."""
+MADE: Mapping[str, Any] = {
+    "ConstantOfShape": ([2, 3], [0, 4], [5]),
+    **dict.fromkeys(("HannWindow", "HammingWindow", "BlackmanWindow"), (5, 8)),
+}  # fmt: skip
+"""First operands that are constants."""
 
 
 @lru_cache(maxsize=1)
@@ -390,9 +446,9 @@ def operator(b: Draft) -> None:
     if new and b.random.random() < 0.5:
         every = tuple(new)
     schema = b.random.choices(every, list(map(weight, every)))[0]
-    for _ in range(TRIES):
+    for k in range(TRIES):
         try:
-            return Operator(b, schema).add()
+            return Operator(b, schema, k / TRIES).add()
         except Rejected:
             pass
     raise Rejected(f"no {schema.name} that runs")
