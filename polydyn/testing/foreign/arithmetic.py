@@ -12,7 +12,7 @@ from contextlib import contextmanager
 
 import sympy
 
-from polydyn.schedules.index import Index
+from polydyn.schedules.index import Atom, Index
 from polydyn.shapes.context import Assumed
 from polydyn.testing.foreign.claims import Claim, Claims, Context, Extents, recording
 from polydyn.testing.foreign.expressions import Env, ForeignError, Undefined, names, to_sympy, value
@@ -54,8 +54,8 @@ def check(claims: Claims) -> int:
     return done
 
 
-def _all_names(extents: Extents) -> set[str]:
-    return set().union(*(names(e) for _, e in extents))
+def _all_names(extents: Extents) -> frozenset[str]:
+    return frozenset().union(*(names(e) for _, e in extents))
 
 
 def _decide(c: Claim, sizes: Sequence[Env], numbers: random.Random) -> None:
@@ -64,12 +64,14 @@ def _decide(c: Claim, sizes: Sequence[Env], numbers: random.Random) -> None:
         return
     if c.relation == "==" and not sizes and not c.extents and _same_polynomial(c):
         return
+    free = sorted(names(c.left) | names(c.right) | _all_names(c.extents))
     for k in range(EXAMPLES):
-        env = dict(sizes[k % len(sizes)]) if sizes else _some(c, numbers, k)
+        env = dict(sizes[k % len(sizes)]) if sizes else _some(free, numbers, k)
+        seen: dict[Atom, int] = {}
         try:
             if not _place_iterators(c.extents, env, numbers, k):
                 continue
-            left, right = value(c.left, env), value(c.right, env)
+            left, right = value(c.left, env, seen), value(c.right, env, seen)
         except Undefined:
             continue
         if not HOLDS[c.relation](left, right):
@@ -82,12 +84,11 @@ def _decide(c: Claim, sizes: Sequence[Env], numbers: random.Random) -> None:
 
 def _same_polynomial(c: Claim) -> bool:
     """Whether sympy says that the two sides are one expression."""
-    return bool(sympy.expand(to_sympy(c.left) - to_sympy(c.right)) == 0)
+    return bool(sympy.expand(to_sympy(c.left) - to_sympy(c.right), deep=False) == 0)  # atoms are equal or not
 
 
-def _some(c: Claim, numbers: random.Random, k: int) -> dict[str, int]:
-    free = names(c.left) | names(c.right) | _all_names(c.extents)
-    return {n: k if k < 2 else numbers.choice(VALUES) for n in sorted(free)}
+def _some(free: Sequence[str], numbers: random.Random, k: int) -> dict[str, int]:
+    return {n: k if k < 2 else numbers.choice(VALUES) for n in free}
 
 
 def _place_iterators(extents: Extents, env: dict[str, int], numbers: random.Random, k: int) -> bool:
@@ -151,5 +152,5 @@ def _steps(guards: Sequence[Assumed]) -> dict[str, list[int]]:
     for g in guards:
         free = names(g.left)
         if g.relation == "%==" and len(free) == 1 and not names(g.right):
-            out.setdefault(free.pop(), [1]).append(value(g.right, {}))
+            out.setdefault(min(free), [1]).append(value(g.right, {}))
     return out

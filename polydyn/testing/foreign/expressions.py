@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any, TypeAlias
 from zlib import crc32
 
@@ -32,7 +33,10 @@ class Quotient(sympy.Function):  # type: ignore[misc]
 
 
 def to_sympy(e: Index) -> Any:
-    """The expression over symbols that are integers; divisions are opaque where a size is symbolic."""
+    """The expression over symbols that are integers.
+
+    Divisions are opaque where a size is symbolic, and so are min and max, which sympy orders for minutes.
+    """
     total = sympy.Integer(0)
     for factors, c in e.terms.items():
         term = sympy.Integer(c)
@@ -42,30 +46,31 @@ def to_sympy(e: Index) -> Any:
     return total
 
 
+@lru_cache(maxsize=20_000)
 def _atom(a: Atom) -> Any:
     args = [to_sympy(x) for x in a.args]
     if a.kind == "floordiv":
         return Quotient(*args)
-    if a.kind in ("min", "max"):
-        return (sympy.Min if a.kind == "min" else sympy.Max)(*args)
-    return sympy.Function(f"fetch {a.name}", integer=True)(*args)
+    return sympy.Function(f"{a.kind} {a.name}", integer=True)(*args)
 
 
-def value(e: Index, env: Env) -> int:
+def value(e: Index, env: Env, seen: dict[Atom, int] | None = None) -> int:
     """The integer that an expression is for given symbols. What is fetched is some number that place and name decide.
 
-    KeyError: a symbol is missing. Undefined: a size of 0 divides.
+    ``seen``: atoms with their values there. KeyError: a symbol is missing. Undefined: a size of 0 divides.
     """
-    total = 0
+    seen, total = {} if seen is None else seen, 0
     for factors, c in e.terms.items():
         for f in factors:
-            c *= env[f] if isinstance(f, str) else _atom_value(f, env)
+            if not isinstance(f, str) and f not in seen:
+                seen[f] = _atom_value(f, env, seen)
+            c *= env[f] if isinstance(f, str) else seen[f]
         total += c
     return total
 
 
-def _atom_value(a: Atom, env: Env) -> int:
-    args = [value(x, env) for x in a.args]
+def _atom_value(a: Atom, env: Env, seen: dict[Atom, int]) -> int:
+    args = [value(x, env, seen) for x in a.args]
     if a.kind == "floordiv":
         x, n = args
         if n == 0:
@@ -76,10 +81,12 @@ def _atom_value(a: Atom, env: Env) -> int:
     return crc32(f"{a.name} {args}".encode()) % 9 - 2
 
 
-def names(e: Index) -> set[str]:
+def names(e: Index) -> frozenset[str]:
     """The symbols of an expression, those inside of atoms too."""
-    out: set[str] = set()
-    for factors in e.terms:
-        for f in factors:
-            out |= {f} if isinstance(f, str) else set().union(*(names(x) for x in f.args))
-    return out
+    found = [frozenset({f}) if isinstance(f, str) else _names_inside(f) for factors in e.terms for f in factors]
+    return frozenset().union(*found)
+
+
+@lru_cache(maxsize=20_000)
+def _names_inside(a: Atom) -> frozenset[str]:
+    return frozenset().union(*map(names, a.args))
