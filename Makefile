@@ -75,7 +75,7 @@ fuzz-layers: $(VENV)/.extra-test
 	$(BIN)/python -m polydyn.testing.fuzz_layers $(SEEDS) $(ARGS)
 
 # Random ONNX models, each evaluated after every pass and compiled, against ONNX Runtime and onnx.reference.
-# ARGS: --first, --jobs, --compile N, --plan N, --theme NAME, --out FOLDER for what fails
+# ARGS: --first, --jobs, --compile N, --plan N, --foreign N, --theme NAME, --out FOLDER for what fails
 fuzz-models: $(VENV)/.extra-test
 	$(BIN)/python -m polydyn.testing.fuzz_models $(SEEDS) $(ARGS)
 

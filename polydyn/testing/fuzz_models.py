@@ -1,13 +1,15 @@
 """Random ONNX models (``random_onnx``) through the whole compiler, beside ONNX Runtime and onnx.reference.
 
 usage: python -m polydyn.testing.fuzz_models [SEEDS] [--first N] [--jobs 1] [--compile 3] [--plan 1]
-                                             [--theme NAME] [--out FOLDER]
+                                             [--foreign 1] [--theme NAME] [--out FOLDER]
 
 Every model is imported and its graph evaluated after every pass; every ``--plan``-th model (0: none) gets its kernels
-as text, and every ``--compile``-th one is compiled without optimisation and run at several sizes with one and with two
-threads. A model that fails is minimised and written to ``--out``, if that is given, with its inputs and a script;
-failures of one kind are minimised once. Models that no authority runs, calls that both refuse, answers in which the
-authorities differ or which rounding decides are counted.
+as text, and its plan is interpreted; what every ``--foreign``-th of them decides about sizes, order and memory is
+decided again by sympy and networkx (``foreign/``); every ``--compile``-th model is compiled without optimisation and
+run at several sizes with one and with two threads.
+A model that fails is minimised and written to ``--out``, if that is given, with its inputs and a script; failures of
+one kind are minimised once. Models that no authority runs, calls that both refuse, answers in which the authorities
+differ or which rounding decides are counted.
 Exit code 1: a model gives wrong numbers, an error that is no refusal by name, or refuses every call.
 """
 
@@ -65,14 +67,16 @@ class Result:
     files: str = ""
 
 
-def run_seed(seed: int, theme: str, depth: Depth, out: str, known: frozenset[tuple[str, ...]]) -> Result:
+def run_seed(
+    seed: int, theme: str, depth: Depth, out: str, known: frozenset[tuple[str, ...]], foreign: bool = True
+) -> Result:
     """Makes, checks and, where it fails in a way that is not known, minimises the model of a seed."""
     try:
         case = random_case(seed, theme)
     except Exception as e:  # the generator's own fault
         return Result(seed, f"seed{seed}", Counter({"generator": 1}), refusal=f"{type(e).__name__}: {e}")
     calls = list(case.feeds())
-    done = Check(case.model, calls, depth).run()
+    done = Check(case.model, calls, depth, foreign).run()
     result = Result(seed, case.name, done.counts, done.finding, done.refusal)
     if done.finding is not None:
         result.nodes = tuple(n.op_type for n in case.model.graph.node)
@@ -86,9 +90,8 @@ def run_seed(seed: int, theme: str, depth: Depth, out: str, known: frozenset[tup
 def minimised(case: Case, calls: Sequence[Call], finding: Finding) -> tuple[onnx.ModelProto, Call]:
     """The smallest part of the model that fails so, with inputs for it: what the model computed there."""
     known = everything(case.model, calls[finding.call][1])
-    depth = {"program": Depth.PROGRAM, "two threads": Depth.PROGRAM, "plan": Depth.PLAN}.get(
-        finding.stage, Depth.PASSES
-    )
+    depth = {"program": Depth.PROGRAM, "two threads": Depth.PROGRAM, "plan": Depth.PLAN,
+             "host plan": Depth.PLAN, "decided again": Depth.PLAN}.get(finding.stage, Depth.PASSES)  # fmt: skip
     end = time.monotonic() + MINIMISING
 
     def part_calls(m: onnx.ModelProto) -> list[Call]:
@@ -175,8 +178,8 @@ class Campaign:
                 return
 
     def _submit(self, pool: ProcessPoolExecutor, seed: int) -> Future[Result]:
-        known = frozenset(self.known)
-        return pool.submit(run_seed, seed, self.args.theme, self._depth(seed), self.args.out, known)
+        known, again = frozenset(self.known), bool(self.args.foreign) and seed % self.args.foreign == 0
+        return pool.submit(run_seed, seed, self.args.theme, self._depth(seed), self.args.out, known, again)
 
     def _depth(self, seed: int) -> Depth:
         """How far the model of a seed goes."""
@@ -214,6 +217,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--compile", type=int, default=3, metavar="N", help="compile every N-th model; 0: none")
     parser.add_argument("--plan", type=int, default=1, metavar="N", help="plan every N-th model; 0: none")
+    parser.add_argument("--foreign", type=int, default=1, metavar="N", help="decide every N-th plan again; 0: none")
     parser.add_argument("--theme", default="", choices=["", *THEMES])
     parser.add_argument("--out", default="", help="folder for models that fail; none: they are not minimised")
     args = parser.parse_args(argv)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from typing import Any
@@ -14,7 +14,7 @@ import numpy as np
 import onnx
 
 import polydyn.compiler as compiler
-from polydyn.backends import launches
+from polydyn.backends import launches, target_of
 from polydyn.build import compiler as build
 from polydyn.compiler import compile_artifact
 from polydyn.errors import InputError, PolydynError, ShapeError, UnsupportedError
@@ -33,7 +33,11 @@ from polydyn.testing.authorities import (
     nudged,
     second_opinion,
 )
-from polydyn.testing.plan import check_model
+from polydyn.testing.foreign.arithmetic import checked
+from polydyn.testing.foreign.expressions import ForeignError
+from polydyn.testing.foreign.plans import check_planned_again
+from polydyn.testing.plan.check import check_programs, dims_of
+from polydyn.testing.plan.framed import programs_of
 
 Call = tuple[Mapping[str, int], Arrays]
 REFUSALS = (UnsupportedError, ShapeError)
@@ -93,10 +97,15 @@ def quick_build() -> Iterator[None]:
 
 
 class Check:
-    """Checks a model; ``run`` does it. ``depth``: how far a model goes."""
+    """Checks a model; ``run`` does it. ``depth``: how far a model goes.
 
-    def __init__(self, model: onnx.ModelProto, calls: Sequence[Call], depth: Depth = Depth.PROGRAM) -> None:
-        self.model, self.calls, self.depth = model, calls, depth
+    ``foreign``: what is decided while plans are made is decided again by sympy and networkx.
+    """
+
+    def __init__(
+        self, model: onnx.ModelProto, calls: Sequence[Call], depth: Depth = Depth.PROGRAM, foreign: bool = True
+    ) -> None:
+        self.model, self.calls, self.depth, self.foreign = model, calls, depth, foreign
         self.out = Outcome()
         self.expected: list[Mapping[str, Array] | None] = []
         self.runtime: Runtime | None = None
@@ -171,9 +180,17 @@ class Check:
                 return
 
     def _plan(self) -> None:
-        """Everything that needs no C compiler; plans are interpreted at the sizes of the first call and the last."""
+        """Everything that needs no C compiler: plans, decided again, and interpreted at the first and last sizes."""
         sizes = [dict(s) for s, _ in (self.calls[0], self.calls[-1])]
-        for faulty in check_model(self.model, sizes):
+        try:
+            with checked() if self.foreign else nullcontext():
+                programs = programs_of(import_parts(self.model), target_of("cpu", None))
+            for planned in programs.plans if self.foreign else ():
+                check_planned_again(planned)
+        except ForeignError as e:
+            self.found("wrong", "decided again", str(e))
+            return
+        for faulty in check_programs(programs, dims_of(self.model), sizes):
             self.found("wrong", "host plan", str(faulty))
 
     def _program(self) -> None:

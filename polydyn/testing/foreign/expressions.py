@@ -32,10 +32,31 @@ class Quotient(sympy.Function):  # type: ignore[misc]
         return sympy.floor(x / n) if x.is_Integer and n.is_Integer and n != 0 else None
 
 
+class Least(sympy.Function):  # type: ignore[misc]
+    """The least of integers."""
+
+    @classmethod
+    def eval(cls, *args: Any) -> Any:
+        """The value, where all are integers."""
+        return sorted(args)[0] if all(a.is_Integer for a in args) else None
+
+
+class Greatest(sympy.Function):  # type: ignore[misc]
+    """The greatest of integers."""
+
+    @classmethod
+    def eval(cls, *args: Any) -> Any:
+        """The value, where all are integers."""
+        return sorted(args)[-1] if all(a.is_Integer for a in args) else None
+
+
+OPAQUE = {"floordiv": Quotient, "min": Least, "max": Greatest}
+
+
 def to_sympy(e: Index) -> Any:
     """The expression over symbols that are integers.
 
-    Divisions are opaque where a size is symbolic, and so are min and max, which sympy orders for minutes.
+    Divisions are opaque where a size is symbolic, and so are min and max, which sympy would order for minutes.
     """
     total = sympy.Integer(0)
     for factors, c in e.terms.items():
@@ -49,9 +70,7 @@ def to_sympy(e: Index) -> Any:
 @lru_cache(maxsize=20_000)
 def _atom(a: Atom) -> Any:
     args = [to_sympy(x) for x in a.args]
-    if a.kind == "floordiv":
-        return Quotient(*args)
-    return sympy.Function(f"{a.kind} {a.name}", integer=True)(*args)
+    return OPAQUE[a.kind](*args) if a.kind in OPAQUE else sympy.Function(f"fetch {a.name}", integer=True)(*args)
 
 
 def value(e: Index, env: Env, seen: dict[Atom, int] | None = None) -> int:

@@ -118,8 +118,8 @@ def check_waves(plan: HostPlan, placed: Sequence[Placed]) -> None:
     A launch comes in a later wave than all that write what it reads, and no launch of a wave writes what another one
     of it touches, but for parts of one buffer. ``placed``: the groups, whose statements say what is loaded and stored.
     """
-    touched = dict(map(_touches, placed))
-    wave_of = _waves(plan)
+    touched = dict(map(touches, placed))
+    wave_of = waves_of(plan)
     graph = nx.DiGraph()
     writers: dict[str, list[int]] = {}
     known = [(k, touched[x.label]) for k, x in enumerate(plan.launches) if x.label in touched]
@@ -139,7 +139,7 @@ def check_waves(plan: HostPlan, placed: Sequence[Placed]) -> None:
         raise ForeignError("launches need each other", rule="the order is computed again (POLYDYN_VERIFY=2)")
 
 
-def _touches(p: Placed) -> tuple[str, tuple[set[str], set[str]]]:
+def touches(p: Placed) -> tuple[str, tuple[set[str], set[str]]]:
     """The label of a group's launch; the buffers that its statements load and store."""
     buffers = p.lowered.buffers
     read = {buffers[t] for s in p.lowered.group.statements for t in loads(s.value) if t in buffers}
@@ -149,7 +149,7 @@ def _touches(p: Placed) -> tuple[str, tuple[set[str], set[str]]]:
     return f"{p.fused.kind} {p.fused.outputs[0]}", (read - own, written)
 
 
-def _waves(plan: HostPlan) -> list[int]:
+def waves_of(plan: HostPlan) -> list[int]:
     """The wave of every launch."""
     out: list[int] = []
     for wave, count in enumerate(plan.waves or [1] * len(plan.launches)):

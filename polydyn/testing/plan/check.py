@@ -27,7 +27,7 @@ from polydyn.shapes.sizes import Dims
 from polydyn.testing.plan.arithmetic import guard_holds, size_of
 from polydyn.testing.plan.call import Call
 from polydyn.testing.plan.faults import Fault
-from polydyn.testing.plan.framed import Framed, programs_of
+from polydyn.testing.plan.framed import Framed, Programs, programs_of
 from polydyn.testing.plan.frames import check_frame
 from polydyn.testing.plan.planned import Planned
 from polydyn.testing.plan.tensors import OutOfRange
@@ -67,7 +67,14 @@ def check_model(
     """
     programs = programs_of(import_parts(model, dims, symbols), target_of(target, options))
     calls = [sizes] if isinstance(sizes, Mapping) else list(sizes) or [{}]
-    names = dims_of(model)
+    return check_programs(programs, dims_of(model), calls, threads=threads, loops=loops, seed=seed)
+
+
+def check_programs(
+    programs: Programs, names: Mapping[tuple[str, int], str], calls: Sequence[Mapping[str, int]], *,
+    threads: int = 2, loops: bool = False, seed: int = 0,
+) -> list[Faulty]:  # fmt: skip
+    """Return the faults of plans that exist already, like ``check_model``. ``names``: the user's names of dims."""
     found = faults_of(programs.frames)
     for planned in programs.plans:
         for given in calls:

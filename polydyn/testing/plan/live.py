@@ -15,6 +15,7 @@ from polydyn.graph.ir import Graph
 from polydyn.lowering.place import Builder
 from polydyn.program.plan import HostPlan
 from polydyn.runtime.artifact import Artifact
+from polydyn.testing.foreign.plans import check_planned_again
 from polydyn.testing.plan.check import check_planned
 from polydyn.testing.plan.faults import PlanError
 from polydyn.testing.plan.framed import framed_of
@@ -33,14 +34,16 @@ def verify_by_running(
 ) -> int:  # fmt: skip
     """Run the plan and return the number of sizes without a fault. ``loops``: kernel loops to trace too, may be empty.
 
-    Raises PlanError if there is a fault.
+    Raises ForeignError if order or shared memory is decided otherwise, PlanError if there is a fault.
     """
     before = prepared_graph(rewritten, target.without, cuda=target.on_device, side=target.options.winograd)
     later = (rewritten, before, kernels.plan.graph)
     planned = Planned(
         source, later, kernels, *forms_of(builder), plan, loops, width=width_of(target), rounding=rounding_of(target)
     )
-    return verify_planned(with_text(planned))
+    planned = with_text(planned)
+    check_planned_again(planned)
+    return verify_planned(planned)
 
 
 def verify_frame(parts: Parts, whole: Artifact) -> int:

@@ -123,7 +123,7 @@ def test_an_error_that_is_no_refusal_is_a_finding(monkeypatch: pytest.MonkeyPatc
     def broken(*_: object) -> None:
         raise KeyError("a0")
 
-    monkeypatch.setattr("polydyn.testing.model_check.check_model", broken)
+    monkeypatch.setattr("polydyn.testing.model_check.programs_of", broken)
     found = Check(model(), CALLS, Depth.PLAN).run().finding
     assert found is not None
     assert (found.kind, found.stage, found.message) == ("error", "plan", "KeyError: 'a0'")

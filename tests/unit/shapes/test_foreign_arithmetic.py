@@ -6,21 +6,30 @@ import random
 from collections.abc import Callable
 from dataclasses import replace
 
+import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 
 from polydyn.backends import target_of
 from polydyn.backends.launches import host_plan
-from polydyn.fusion.plan import FusionPlan
+from polydyn.fusion.plan import FusionPlan, Window
 from polydyn.graph.expand import import_model
+from polydyn.program.memory import Slot
 from polydyn.schedules import index, ranges
+from polydyn.schedules.expr import Load
 from polydyn.schedules.index import Index, maximum, minimum
 from polydyn.shapes.context import ShapeContext
+from polydyn.testing import model_check
+from polydyn.testing.foreign.aliasing import check_copies, check_slots, check_windows
 from polydyn.testing.foreign.arithmetic import check, checked, solutions
 from polydyn.testing.foreign.claims import Claim, Claims, Context, recording
 from polydyn.testing.foreign.expressions import ForeignError, to_sympy, value
 from polydyn.testing.foreign.order import check_groups, check_waves
+from polydyn.testing.foreign.plans import check_planned_again
+from polydyn.testing.model_check import Check, Depth
+from polydyn.testing.plan.framed import programs_of
+from polydyn.testing.plan.planned import Planned
 from polydyn.testing.random_onnx import random_case
 
 L, B, d0 = map(Index.of, ("L", "B", "d0"))
@@ -182,3 +191,81 @@ def test_random_models_are_decided_alike(theme: str) -> None:
     cpu = target_of("cpu:avx2", None)
     with checked():
         check_groups(cpu.fuse(cpu.rewrite(import_model(random_case(50, theme).model))))
+
+
+# -- shared memory -----------------------------------------------------------------------------------------------------
+
+
+def reshaped() -> onnx.ModelProto:
+    """A concatenation of two parts, and a product under another shape, which share memory."""
+    info = helper.make_tensor_value_info
+    nodes = [
+        helper.make_node("Exp", ["x"], ["a"]),
+        helper.make_node("Neg", ["x"], ["b"]),
+        helper.make_node("Concat", ["a", "b"], ["y"], axis=0),
+        helper.make_node("MatMul", ["x", "w"], ["m"]),
+        helper.make_node("Reshape", ["m", "s"], ["z"]),
+    ]
+    constants = [numpy_helper.from_array(np.ones((3, 4), np.float32), "w"),
+                 numpy_helper.from_array(np.array([2, -1]), "s")]  # fmt: skip
+    graph = helper.make_graph(nodes, "g", [info("x", TensorProto.FLOAT, ["N", 3])],
+                              [info(n, TensorProto.FLOAT, [None, None]) for n in "yz"], constants)  # fmt: skip
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+
+
+@pytest.fixture(scope="module")
+def planned() -> Planned:
+    (made,) = programs_of(import_model(reshaped()), target_of("cpu:avx2", None)).plans
+    return made
+
+
+def windows_at(p: FusionPlan, where: Callable[[Window], Window]) -> FusionPlan:
+    return replace(p, windows={t: where(w) for t, w in p.windows.items()})
+
+
+@pytest.mark.parametrize(
+    "where",
+    [
+        lambda w: replace(w, offset=Index.of(0)),
+        lambda w: replace(w, offset=Index.of("x0") - w.offset),
+        lambda w: replace(w, axis=1),
+    ],
+)
+def test_parts_of_a_concatenation_elsewhere_are_found(planned: Planned, where: Callable[[Window], Window]) -> None:
+    check_planned_again(planned)
+    assert len(planned.kernels.plan.windows) == 2
+    with pytest.raises(ForeignError, match="does not lie at"):
+        check_windows(planned.later[1], windows_at(planned.kernels.plan, where))
+
+
+def test_a_copy_that_is_left_out_has_the_same_addresses(planned: Planned) -> None:
+    plan, placed = planned.kernels.plan, planned.kernels.placed
+    (left_out,) = (g for g in plan.groups if g.outputs[0] not in {p.fused.outputs[0] for p in placed})
+    (node,) = left_out.nodes
+    assert isinstance(node.body, Load)
+    other = replace(node, body=replace(node.body, index=node.body.index[::-1]))
+    groups = tuple(replace(g, nodes=(other,)) if g is left_out else g for g in plan.groups)
+    with pytest.raises(ForeignError, match="is not at the same place"):
+        check_copies(replace(plan, groups=groups), placed, planned.plan)
+    with pytest.raises(ForeignError, match="no launch writes it"):
+        check_copies(plan, placed[1:], planned.plan)
+
+
+def test_tenants_of_a_slot_that_live_together_are_found(groups: FusionPlan) -> None:
+    cpu = target_of("cpu:avx2", None)
+    kernels = cpu.place(cpu.builder(groups))
+    host = host_plan(groups.graph, kernels, cpu)
+    written = [p.fused.outputs[0] for p in kernels.placed]
+    check_slots(host, kernels.placed, [Slot((t,), (L,)) for t in written])
+    with pytest.raises(ForeignError, match="is still used in wave"):
+        check_slots(host, kernels.placed, [Slot(tuple(written), (L,) * len(written))])
+
+
+def test_the_fuzzer_names_what_is_decided_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = index.floordiv
+    monkeypatch.setattr(index, "floordiv", lambda x, n: right(x, n) + (n == 4))
+    calls = [({"N": 2}, {"x": np.ones((2, 3), np.float32)})]
+    monkeypatch.setattr(model_check, "stages", lambda _: ())
+    monkeypatch.setattr(model_check, "programs_of", lambda g, t: [L // 4] and programs_of(g, t))
+    found = Check(reshaped(), calls, Depth.PLAN).run().finding
+    assert found is not None and (found.kind, found.stage) == ("wrong", "decided again")
