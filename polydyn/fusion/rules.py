@@ -138,7 +138,7 @@ def _common(plan: FusionPlan, a: FusedGroup, b: FusedGroup) -> Rows | str:
     """The rows of both groups, or why they have none in common."""
     outputs = {m.output for m in a.nodes}
     if any(_fetches(n, outputs) for n in b.nodes):
-        return "no locality: what the group makes decides where it reads"
+        return "no locality: data decide which of the group's results it reads"
     rows = common_rows(plan.graph, a, b)
     return "no locality: it reads other rows of the group than its own" if rows is None else rows
 
@@ -175,8 +175,9 @@ def _gives_up(g: FusedGroup, rows: Rows) -> bool:
 
 
 def _fetches(n: Compute, outputs: set[str]) -> bool:
-    """Whether a node reads at positions that are among the tensors ``outputs``."""
-    return any(f.name in outputs for i in indices(n.body) for f in i.fetches())
+    """Whether a node reads at positions that are among the tensors ``outputs``, or reads these at positions in data."""
+    decided = any(f.name in outputs for i in indices(n.body) for f in i.fetches())
+    return decided or any(i.fetches() for x in reads_of(outputs, n) for i in x.index)
 
 
 def _same_place(graph: Graph, n: Compute, x: Load, rows: Rows) -> bool:

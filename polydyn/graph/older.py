@@ -49,10 +49,13 @@ def _spread(b: Body, name: str, before: int, after: int) -> str:
 
 @_before(7, "Add", "Sub", "Mul", "Div", "Pow", "And", "Or", "Xor", "Less", "Greater", "Equal")
 def _broadcast(b: Body) -> None:
-    """With ``axis`` the second operand's axes are those of the first one from there on; without, the last ones."""
+    """With ``axis`` the second operand's axes are those of the first one from there on; without, the last ones.
+
+    Operands of one rank have nothing to choose, whatever ``axis`` is: as in ``onnx.reference``.
+    """
     x, y, axis = b.input(0), b.input(1), b.attribute("axis")
     left, right = len(b.tensor(x).shape), len(b.tensor(y).shape)
-    if not b.attribute("broadcast", 0) or axis is None or axis == -1 or not right:
+    if not b.attribute("broadcast", 0) or axis is None or axis == -1 or right in (0, left):
         b.ignore("axis")
         return
     axis = axis + left if axis < 0 else axis

@@ -35,11 +35,15 @@ def as_matrix_product(
 
     Innermost is the reduction that the row operand walks fastest, or with ``longest`` the longest one, channels mostly:
     then a tile of steps is of one tap, and what depends on the tap is computed once for it. None when no operand is an
-    element of memory with a column of its own. The row is ``one`` when there is no pixel.
+    element of memory with a column of its own, or the other one reads no memory: a tensor without elements, padded.
+    The row is ``one`` when there is no pixel.
     """
     nodes = split_divided(nodes)
     found = operands(plan, nodes[0])
     if found is None or not nodes[0].reduction:
+        return None
+    body = nodes[0].body
+    if not isinstance(body, Op) or not loads(body.args[1 - found.column]):
         return None
     nodes, roles = merge_pixels(nodes, found)
     core = _merge_reductions(nodes[0], found.column, longest)

@@ -281,3 +281,29 @@ def test_truths_as_integers_are_reduced(op: str) -> None:
     x = np.array([[1, 2, 2, 0, 2], [0, 0, 1, 0, 0], [2, 2, 2, 2, 2]], np.int32)
     expected = {"ReduceMax": (x == 2).max(-1), "ReduceMin": (x == 2).min(-1), "ReduceSum": (x == 2).sum(-1)}[op]
     assert polydyn.compile(m, threads=1).run({"x": x})["y"].tolist() == expected.tolist()
+
+
+def test_a_table_of_the_groups_results_is_read_from_memory() -> None:
+    """A group that read its own results at positions in data had no proof: planning failed."""
+    text = """(int64[L, 3] x, int64[L, 2, 3] p) => (float[L, 3, 3] s, float[L, 3] r) {
+        t = Gather (w, x) s = Softmax <axis = 1> (t) q = GatherElements <axis = 1> (t, p)
+        r = ReduceSum <keepdims = 0> (q, one)
+    }"""
+    made = onnx.parser.parse_model(f'<ir_version: 9, opset_import: ["" : 19]> g {text}')
+    table = np.random.default_rng(0).standard_normal((30, 3)).astype(np.float32)
+    made.graph.initializer.extend(numpy_helper.from_array(a, n) for n, a in (("w", table), ("one", np.array([1]))))
+    x = np.array([[11, 25, 12], [20, 21, 2]])
+    p = np.random.default_rng(1).integers(0, 3, (2, 2, 3))
+    got, t = polydyn.compile(made, threads=1).run({"x": x, "p": p}), table[x]
+    np.testing.assert_allclose(got["r"], np.take_along_axis(t, p, 1).sum(1), 1e-5)
+    np.testing.assert_allclose(got["s"], np.exp(t) / np.exp(t).sum(1, keepdims=True), 1e-5)
+
+
+def test_a_convolution_of_an_empty_slice_is_padding() -> None:
+    """Its row operand loads nothing, so it is no product."""
+    text = "(float[B, 3, L] x) => (float[B, 2, M] y) { s = Slice (x, zero, zero, two) y = Conv <pads = [1, 1]> (s, w) }"
+    made = onnx.parser.parse_model(f'<ir_version: 9, opset_import: ["" : 19]> g {text}')
+    constants = {"zero": np.array([0]), "two": np.array([2]), "w": np.ones((2, 3, 2), np.float32)}
+    made.graph.initializer.extend(numpy_helper.from_array(a, n) for n, a in constants.items())
+    got = polydyn.compile(made, threads=1).run({"x": np.ones((4, 3, 5), np.float32)})["y"]
+    np.testing.assert_array_equal(got, np.zeros((4, 2, 1), np.float32))

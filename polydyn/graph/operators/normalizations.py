@@ -27,7 +27,7 @@ from polydyn.graph.operators.common import (
 from polydyn.graph.operators.reductions import reduced_shape, source_index
 from polydyn.graph.operators.registry import Context, ExpandContext, InferContext, Inferred, OnnxNode, operator
 from polydyn.schedules.expr import Value, cast, op
-from polydyn.schedules.index import ZERO, Index
+from polydyn.schedules.index import ONE, ZERO, Index
 
 # -- softmax ---------------------------------------------------------------------------------------------------------
 
@@ -93,14 +93,15 @@ def batch_infer(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
     training = bool(node.attribute("training_mode", 0))
     if not training and len([o for o in node.outputs if o]) > 1:
         raise refuse(node, "statistics without training mode", "export the model for inference")
-    shape = t.shape[1:2] if node.attribute("spatial", 1) else t.shape[1:]
+    spatial = node.attribute("spatial", 1)
+    shape = (t.shape[1:2] or (ONE,)) if spatial else t.shape[1:]  # a vector has one channel
     for x in node.inputs[1:]:
         if len(ctx.tensor(x).shape) != len(shape):
             raise ModelError(f"{x} has {len(ctx.tensor(x).shape)} axes, not {len(shape)}", node=node.name, tensor=x)
         for a, (n, m) in enumerate(zip(shape, ctx.tensor(x).shape, strict=True), 1):
             per = "channel" if len(shape) == 1 else f"element of axis {a}"
             ctx.unify(n, m, f"{node.op} {node.name} has one {x} per {per}")
-    running = tuple(Inferred(ctx.tensor(x).dtype, t.shape[1:2]) for x in node.inputs[3:5])
+    running = tuple(Inferred(ctx.tensor(x).dtype, t.shape[1:2] or (ONE,)) for x in node.inputs[3:5])
     return (Inferred(t.dtype, t.shape), *(running if training else ()))
 
 
@@ -129,7 +130,7 @@ def batch_normalization(node: OnnxNode, ctx: ExpandContext) -> None:
         multiply = ctx.compute(channels, op("mul", factor, inverse_root(spread, epsilon)))
         shift = ctx.compute(channels, op("sub", offset, op("mul", middle, at(ctx, multiply, here))))
     index = iterators(len(ctx.tensor(x).shape))
-    body, own = wide(at(ctx, x, index)), index[1 : 1 + len(ctx.tensor(scale).shape)]
+    body, own = wide(at(ctx, x, index)), index[1 : 1 + len(ctx.tensor(scale).shape)] or (ZERO,)
     emit(ctx, node, _affine(body, *(cast(at(ctx, p, own), body.dtype) for p in (multiply, shift))))
 
 
@@ -139,8 +140,9 @@ def _batch_statistics(node: OnnxNode, ctx: ExpandContext) -> tuple[str, str]:
     extents = (x.shape[0], *x.shape[2:])
     inner = [Index.of(f"r{j}") for j in range(len(extents))]
     channel = Index.of("d0")
-    element = wide(at(ctx, x.name, (inner[0], channel, *inner[1:])))
-    found = mean_and_variance(ctx, x.shape[1:2], extents, lambda: element)
+    vector = len(x.shape) == 1
+    element = wide(at(ctx, x.name, (inner[0],) if vector else (inner[0], channel, *inner[1:])))
+    found = mean_and_variance(ctx, x.shape[1:2] or (ONE,), extents, lambda: element)
     keep = node.attribute("momentum", 0.9)
     for position, (old, new) in enumerate(zip(node.inputs[3:5], found, strict=True), 1):
         if given(node.outputs, position):

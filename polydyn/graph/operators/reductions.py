@@ -165,8 +165,10 @@ def log_sum_exp(node: OnnxNode, ctx: ExpandContext) -> None:
 
 
 def arg_infer(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
-    """int64 positions, without the axis or with 1 in its place."""
+    """int64 positions, without the axis or with 1 in its place. A scalar is its own extreme, as in ONNX Runtime."""
     t = ctx.tensor(node.inputs[0])
+    if not t.shape:
+        return (Inferred("int64", ()),)
     axis = normalize_axis(node, node.attribute("axis", 0), len(t.shape))
     return (Inferred("int64", reduced_shape(t.shape, (axis,), bool(node.attribute("keepdims", 1)))),)
 
@@ -176,6 +178,9 @@ def arg_extreme(node: OnnxNode, ctx: ExpandContext) -> None:
     """The extreme, then the first (or last) position that holds it; the first NaN counts as extreme, as in numpy."""
     t = ctx.tensor(node.inputs[0])
     out = ctx.tensor(node.outputs[0])
+    if not t.shape:
+        emit(ctx, node, const(0, "int64"))
+        return
     axis = normalize_axis(node, node.attribute("axis", 0), len(t.shape))
     keepdims = bool(node.attribute("keepdims", 1))
     x = at(ctx, t.name, source_index(len(t.shape), (axis,), keepdims))

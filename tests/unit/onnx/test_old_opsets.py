@@ -42,9 +42,9 @@ def test_broadcasting_begins_at_an_axis(op: str) -> None:
 
 
 def test_broadcasting_without_room_is_refused() -> None:
-    feeds = {"x": np.zeros((2, 2), np.float32), "y": np.zeros((2, 2), np.float32)}
-    with pytest.raises(ModelError, match="its axis 1 leaves no room"):
-        run("Add", feeds, {"broadcast": 1, "axis": 1}, 6)
+    feeds = {"x": np.zeros((2, 2, 2), np.float32), "y": np.zeros((2, 2), np.float32)}
+    with pytest.raises(ModelError, match="its axis 2 leaves no room"):
+        run("Add", feeds, {"broadcast": 1, "axis": 2}, 6)
 
 
 def test_a_vector_of_slopes_is_one_for_each_channel() -> None:
@@ -112,3 +112,22 @@ def test_defaults_are_those_of_the_opset_in_float32() -> None:
     far = np.array([1e300, -1e300, 1.0])
     ends = np.float32([3.4028235e38, -3.4028235e38, 1]).astype(np.float64)
     np.testing.assert_array_equal(run("Clip", {"x": far}, {}, 6), ends)
+
+
+def test_a_vector_has_one_channel() -> None:
+    x = RNG.random(5).astype(np.float32)
+    one: dict[str, Any] = {"s": np.float32([2]), "b": np.float32([0.5]), "m": np.float32([0.25]), "v": np.float32([2])}
+    want = (x - 0.25) / np.sqrt(np.float32(2 + 1e-5)) * 2 + 0.5
+    for opset in (7, 9, 15):
+        np.testing.assert_allclose(run("BatchNormalization", {"x": x, **one}, {}, opset), want, 1e-5)
+        np.testing.assert_allclose(run("BatchNormalization", {"x": x}, {}, opset, one), want, 1e-5)
+
+
+def test_an_axis_of_operands_of_one_rank_chooses_nothing() -> None:
+    x, y = (RNG.random((2, 3, 4)).astype(np.float32) for _ in "xy")
+    np.testing.assert_array_equal(run("Sub", {"x": x, "y": y}, {"broadcast": 1, "axis": 2}, 1), x - y)
+
+
+@pytest.mark.parametrize("op", ["ArgMax", "ArgMin"])
+def test_the_extreme_of_a_scalar_is_at_0(op: str) -> None:
+    assert run(op, {"x": np.float32(3)}, {"keepdims": 0}, 1) == 0
