@@ -131,7 +131,8 @@ def _aligned(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def _has_old_meaning(node: onnx.NodeProto) -> bool:
-    return node.op_type in ("PRelu", "Concat") or any(a.name in ("broadcast", "axis") for a in node.attribute)
+    old = node.op_type in ("PRelu", "Concat", "Softmax", "LogSoftmax", "Hardmax")
+    return old or any(a.name == "broadcast" for a in node.attribute)
 
 
 def second_opinion(model: onnx.ModelProto, feeds: Arrays) -> dict[str, Array]:
@@ -201,24 +202,3 @@ def nudged(model: onnx.ModelProto, feeds: Arrays, seed: int) -> tuple[onnx.Model
         if c.data_type in (TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16) and c.name not in kept:
             c.CopyFrom(numpy_helper.from_array(moved(numpy_helper.to_array(c)), c.name))
     return other, {n: moved(a) if a.dtype.kind == "f" else a for n, a in feeds.items()}
-
-
-def goes_beyond(model: onnx.ModelProto, arrays: Arrays) -> bool:
-    """Whether ONNX Runtime runs what ONNX does not allow: a concatenation of tensors of other sizes where one has no
-    elements, or a pool whose window is larger than its padded map. ``arrays``: what it computed.
-    """
-    for n in model.graph.node:
-        given = {a.name: helper.get_attribute_value(a) for a in n.attribute}
-        shapes = [arrays[x].shape for x in n.input if x in arrays]
-        if n.op_type == "Concat" and len(shapes) == len(n.input):
-            axis = given.get("axis", 1) % len(shapes[0])
-            if len({(*s[:axis], *s[axis + 1 :]) for s in shapes}) > 1:
-                return True
-        if n.op_type in ("MaxPool", "AveragePool", "LpPool") and shapes:
-            window = given["kernel_shape"]
-            pads, steps = given.get("pads", [0] * 2 * len(window)), given.get("dilations", [1] * len(window))
-            same = given.get("auto_pad", b"NOTSET").startswith(b"SAME")
-            for k, (size, taps) in enumerate(zip(shapes[0][2:], window, strict=True)):
-                if not same and size + pads[k] + pads[k + len(window)] < steps[k] * (taps - 1) + 1:
-                    return True
-    return False

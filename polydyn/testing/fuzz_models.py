@@ -87,6 +87,12 @@ def run_seed(
     return result
 
 
+def ask(seed: int, theme: str) -> None:
+    """Only the authorities run the model of a seed."""
+    case = random_case(seed, theme)
+    Check(case.model, list(case.feeds()), Depth.PASSES).ask()
+
+
 def minimised(case: Case, calls: Sequence[Call], finding: Finding) -> tuple[onnx.ModelProto, Call]:
     """The smallest part of the model that fails so, with inputs for it: what the model computed there."""
     known = everything(case.model, calls[finding.call][1])
@@ -174,8 +180,20 @@ class Campaign:
             except (BrokenProcessPool, TimeoutError) as e:
                 for p in list((pool._processes or {}).values()):
                     p.kill()
-                yield Result(s, f"seed{s}", finding=Finding("error", "process", f"{type(e).__name__}: crash or hang"))
+                yield self._died(s, e)
                 return
+
+    def _died(self, seed: int, e: Exception) -> Result:
+        """A process that died or hung. If the authorities alone do so too, it is no finding."""
+        with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+            try:
+                self._ask(pool, seed)
+            except BrokenProcessPool:
+                return Result(seed, f"seed{seed}", Counter({"an authority dies": 1}))
+        return Result(seed, f"seed{seed}", finding=Finding("error", "process", f"{type(e).__name__}: crash or hang"))
+
+    def _ask(self, pool: ProcessPoolExecutor, seed: int) -> None:
+        pool.submit(ask, seed, self.args.theme).result()
 
     def _submit(self, pool: ProcessPoolExecutor, seed: int) -> Future[Result]:
         known, again = frozenset(self.known), bool(self.args.foreign) and seed % self.args.foreign == 0

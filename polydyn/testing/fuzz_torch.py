@@ -73,6 +73,9 @@ def _result(seed: int, found: Sequence[tuple[Case, Verdict]], out: str) -> Resul
 class TorchCampaign(Campaign):
     """The cases of many seeds."""
 
+    def _ask(self, pool: ProcessPoolExecutor, seed: int) -> None:
+        """Eager torch runs in the same process, and does not die."""
+
     def _submit(self, pool: ProcessPoolExecutor, seed: int) -> Future[Result]:
         compiled = bool(self.args.compile) and seed // 2 % self.args.compile == 0
         return pool.submit(run_seed, seed, self.args.kind, compiled, self.args.out)

@@ -19,7 +19,8 @@ from polydyn.schedules.expr import Op, Value
 from polydyn.schedules.index import Index
 from polydyn.testing import after_passes
 from polydyn.testing.after_passes import evaluate_plan
-from polydyn.testing.authorities import Runtime, difference, goes_beyond, second_opinion
+from polydyn.testing.authorities import Array, Runtime, difference, second_opinion
+from polydyn.testing.disputes import disputed_node, goes_beyond
 from polydyn.testing.drafts import STRANGE
 from polydyn.testing.fuzz_models import minimised, run_seed
 from polydyn.testing.model_check import Check, Depth, everything, overflows
@@ -183,6 +184,25 @@ def test_what_onnx_runtime_runs_beyond_onnx_may_be_refused(
     )
     made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
     assert goes_beyond(made, everything(made, {"x": np.zeros(x, np.float32)})) == beyond
+
+
+@pytest.mark.parametrize(
+    ("nodes", "x", "operator"),
+    [
+        ([helper.make_node("ArgMin", ["x"], ["y"], axis=0)], np.float32([2, np.nan, 1]), "ArgMin"),
+        ([helper.make_node("ArgMin", ["x"], ["y"], axis=0)], np.float32([2, 3, 1]), ""),
+        ([helper.make_node("Upsample", ["x"], ["y"], scales=[1.0, 1.0, 1.0, 2.0], mode="linear")],
+         np.uint8([[[[1, 2]]]]), "Upsample"),
+    ],
+)  # fmt: skip
+def test_the_node_that_is_disputed_is_named(nodes: list[onnx.NodeProto], x: Array, operator: str) -> None:
+    """A NaN is the least number for numpy, onnx.reference and polydyn, and no number for ONNX Runtime."""
+    info = helper.make_tensor_value_info
+    kind = helper.np_dtype_to_tensor_dtype(x.dtype)
+    outputs = [onnx.ValueInfoProto(name="y")]
+    graph = helper.make_graph(nodes, "g", [info("x", kind, list(x.shape))], outputs)
+    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 8)], ir_version=8)
+    assert disputed_node(made, everything(made, {"x": x})) == operator
 
 
 def test_answers_are_compared_by_type() -> None:

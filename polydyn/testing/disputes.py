@@ -1,0 +1,102 @@
+"""Why two runtimes may give different answers to a model, node by node.
+
+A whole model is often too much for ``onnx.reference``: it lacks one of the operators. Each node alone, on the values
+that ONNX Runtime computed for its inputs, has a second opinion more often. If polydyn and ``onnx.reference`` agree on
+such a node against ONNX Runtime, the model's answer is disputed there. What ONNX leaves open has no second opinion;
+``open_question`` lists it, and docs/operators.md says what polydyn does.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+from polydyn.graph import reference
+from polydyn.graph.expand import import_model
+from polydyn.testing.authorities import Array, Arrays, Refused, difference, second_opinion
+
+POOLS = ("MaxPool", "AveragePool", "LpPool")
+
+
+def disputed_node(model: onnx.ModelProto, arrays: Arrays) -> str:
+    """The operator of the first node whose answer is disputed or open; empty if there is none.
+
+    ``arrays``: every tensor of a call, as ONNX Runtime computed it.
+    """
+    known = {**{c.name: numpy_helper.to_array(c) for c in model.graph.initializer}, **arrays}
+    for node in model.graph.node:
+        stacked = node.output[len(node.input) - 2 :] if node.op_type == "Loop" else ()
+        if any(known[o].shape[0] == 0 for o in stacked if o in known):
+            return "Loop"  # ONNX Runtime forgets the other sizes of results of no iterations
+        if any(a.type == onnx.AttributeProto.GRAPH for a in node.attribute):
+            continue
+        if not {x for x in (*node.input, *node.output) if x} <= known.keys():
+            continue
+        if open_question(node, known):
+            return str(node.op_type)
+        alone, feeds = single(model, node, known)
+        theirs = {o: known[o] for o in node.output if o}
+        try:
+            ours = {n: np.asarray(a) for n, a in reference.evaluate(import_model(alone), feeds).items()}
+            if difference(ours, theirs) and not difference(ours, second_opinion(alone, feeds)):
+                return str(node.op_type)
+        except Refused:
+            continue
+        except Exception:  # polydyn's own failure on a node is found in the whole model
+            continue
+    return ""
+
+
+def single(model: onnx.ModelProto, node: onnx.NodeProto, known: Arrays) -> tuple[onnx.ModelProto, dict[str, Array]]:
+    """A model of one node with its inputs. Constants of the model stay constants."""
+    constants = [c for c in model.graph.initializer if c.name in node.input]
+    names = {c.name for c in constants}
+    feeds = {x: known[x] for x in dict.fromkeys(node.input) if x and x not in names}
+    inputs = [
+        helper.make_tensor_value_info(n, helper.np_dtype_to_tensor_dtype(a.dtype), a.shape) for n, a in feeds.items()
+    ]
+    outputs = [helper.make_tensor_value_info(o, TensorProto.UNDEFINED, None) for o in node.output if o]
+    for o in outputs:
+        o.ClearField("type")
+    graph = helper.make_graph([node], "node", inputs, outputs, constants)
+    return helper.make_model(graph, opset_imports=model.opset_import, ir_version=model.ir_version), feeds
+
+
+def open_question(node: onnx.NodeProto, known: Arrays) -> bool:
+    """Whether ONNX does not say what a node computes for these inputs."""
+    x = known[node.input[0]] if node.input and node.input[0] else np.zeros(0)
+    given = {a.name: helper.get_attribute_value(a) for a in node.attribute}
+    if node.op_type == "Upsample":  # between two integers: onnx.reference has no Upsample, and rounds in Resize
+        return x.dtype.kind in "iu" and given.get("mode", b"nearest") != b"nearest"
+    if node.op_type == "ReduceLogSumExp":  # ONNX Runtime rounds exponentials to integers, onnx.reference fails
+        return x.dtype.kind in "iu"
+    if node.op_type == "DynamicQuantizeLinear":  # no scale is finite
+        with np.errstate(all="ignore"):
+            return not np.isfinite(np.max(x, initial=0) - np.min(x, initial=0))
+    if node.op_type in POOLS and given.get("auto_pad", b"NOTSET").startswith(b"SAME"):
+        window = given["kernel_shape"]
+        strides, steps = given.get("strides", [1] * len(window)), given.get("dilations", [1] * len(window))
+        return any(d > 1 or t < s for t, s, d in zip(window, strides, steps, strict=True))  # pads below 0
+    return False
+
+
+def goes_beyond(model: onnx.ModelProto, arrays: Arrays) -> bool:
+    """Whether ONNX Runtime runs what ONNX does not allow: a concatenation of tensors of other sizes where one has no
+    elements, or a pool whose window is larger than its padded map. ``arrays``: what it computed.
+    """
+    for n in model.graph.node:
+        given = {a.name: helper.get_attribute_value(a) for a in n.attribute}
+        shapes = [arrays[x].shape for x in n.input if x in arrays]
+        if n.op_type == "Concat" and len(shapes) == len(n.input):
+            axis = given.get("axis", 1) % len(shapes[0])
+            if len({(*s[:axis], *s[axis + 1 :]) for s in shapes}) > 1:
+                return True
+        if n.op_type in POOLS and shapes:
+            window = given["kernel_shape"]
+            pads, steps = given.get("pads", [0] * 2 * len(window)), given.get("dilations", [1] * len(window))
+            same = given.get("auto_pad", b"NOTSET").startswith(b"SAME")
+            for k, (size, taps) in enumerate(zip(shapes[0][2:], window, strict=True)):
+                if not same and size + pads[k] + pads[k + len(window)] < steps[k] * (taps - 1) + 1:
+                    return True
+    return False
