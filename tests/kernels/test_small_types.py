@@ -74,8 +74,8 @@ def test_weights_of_a_small_type_are_dequantized(dtype: str) -> None:
 
 def test_a_type_that_is_not_built_is_refused_by_name() -> None:
     m = model_of("Identity", {"x": ("float32", (3,))})
-    m.graph.input[0].type.tensor_type.elem_type = TensorProto.STRING
-    with pytest.raises(UnsupportedError, match="element type STRING"):
+    m.graph.input[0].type.tensor_type.elem_type = TensorProto.COMPLEX64
+    with pytest.raises(UnsupportedError, match="element type COMPLEX64"):
         polydyn.compile(m)
 
 
