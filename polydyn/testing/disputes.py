@@ -69,6 +69,8 @@ def open_question(node: onnx.NodeProto, known: Arrays) -> bool:
     given = {a.name: helper.get_attribute_value(a) for a in node.attribute}
     if node.op_type == "Upsample":  # between two integers: onnx.reference has no Upsample, and rounds in Resize
         return x.dtype.kind in "iu" and given.get("mode", b"nearest") != b"nearest"
+    if node.op_type in ("ArgMax", "ArgMin", "Hardmax"):  # NaN is an extreme for numpy and polydyn
+        return x.dtype.kind == "f" and bool(np.isnan(x).any())
     if node.op_type == "ReduceLogSumExp":  # ONNX Runtime rounds exponentials to integers, onnx.reference fails
         return x.dtype.kind in "iu"
     if node.op_type == "DynamicQuantizeLinear":  # no scale is finite
