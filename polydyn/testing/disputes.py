@@ -72,7 +72,7 @@ def open_question(node: onnx.NodeProto, known: Arrays) -> bool:
     if node.op_type in ("ArgMax", "ArgMin", "Hardmax"):  # NaN is an extreme for numpy and polydyn
         return x.dtype.kind == "f" and bool(np.isnan(x).any())
     if node.op_type in ("RNN", "GRU", "LSTM"):  # of no steps: ONNX Runtime's last state is 0, polydyn's the first one
-        return x.shape[0] == 0
+        return bool(x.shape[0] == 0)
     if node.op_type == "ReduceLogSumExp":  # ONNX Runtime rounds exponentials to integers, onnx.reference fails
         return x.dtype.kind in "iu"
     if node.op_type == "DynamicQuantizeLinear":  # no scale is finite
