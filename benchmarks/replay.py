@@ -129,7 +129,7 @@ def texts(plan: HostPlan, target: str) -> dict[str, str]:
 
 
 def facts(kernel: Kernel) -> str:
-    """What a kernel is besides its text, a line for each field."""
+    """Return the fields of a kernel except its text, one per line."""
     values = {f.name: getattr(kernel, f.name) for f in fields(kernel) if f.name not in ("text", "block")}
     values["after"] = [k.name for k in kernel.after]
     if kernel.block is not None:
