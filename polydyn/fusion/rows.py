@@ -86,3 +86,15 @@ def is_reduced(graph: Graph, n: Compute, x: Load, rows: Rows) -> bool:
     """Whether a reduction runs over a whole row of what it reads, in order."""
     reduced = [reduction_name(j) for j, e in enumerate(n.reduction) if e != ONE]
     return [str(x.index[a]) for a in rest_of(graph, x.buffer, rows)] == reduced
+
+
+def reads_whole_rows(graph: Graph, n: Compute, x: Load, rows: Rows) -> bool:
+    """Whether the iterators that subscript a tensor inside its row run over the whole row.
+
+    Every size is a parameter of its own in a kernel, so no kernel can state that one size is a part of another.
+    """
+    extents = {dim_name(a): e for a, e in enumerate(graph.tensors[n.output].shape)}
+    extents |= {reduction_name(j): e for j, e in enumerate(n.reduction)}
+    shape = graph.tensors[x.buffer].shape
+    at = [(str(x.index[a]), shape[a]) for a in rest_of(graph, x.buffer, rows)]
+    return all(extents.get(i, e) == e for i, e in at)

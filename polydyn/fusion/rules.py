@@ -15,7 +15,16 @@ from polydyn.fusion.facts import same_size
 from polydyn.fusion.guards import needs_guard
 from polydyn.fusion.partition import Join, join_groups
 from polydyn.fusion.plan import FusedGroup, FusionPlan, Rows
-from polydyn.fusion.rows import common_rows, is_aligned, is_reduced, lead, node_rows, reads_of, tile_dims
+from polydyn.fusion.rows import (
+    common_rows,
+    is_aligned,
+    is_reduced,
+    lead,
+    node_rows,
+    reads_of,
+    reads_whole_rows,
+    tile_dims,
+)
 from polydyn.graph.ir import Compute, Graph, dim_name
 from polydyn.schedules.expr import ITEMSIZE, Load, Op, indices, loads
 from polydyn.schedules.index import ONE
@@ -146,6 +155,8 @@ def _common(plan: FusionPlan, a: FusedGroup, b: FusedGroup) -> Rows | str:
 def _remote(graph: Graph, a: FusedGroup, n: Compute, rows: Rows) -> str | None:
     """Why a node cannot read the results of ``a`` inside its row."""
     reads = reads_of({m.output for m in a.nodes}, n)
+    if not all(reads_whole_rows(graph, n, x, rows) for x in reads):
+        return "no locality: it reads a part of its row of the group"
     if n.is_map:
         aligned = all(is_aligned(graph, n, x, rows) for x in reads)
         return None if aligned else "no locality: it does not read its row of the group element by element"

@@ -33,11 +33,6 @@ from polydyn.testing.authorities import (
     second_opinion,
 )
 from polydyn.testing.disputes import disputed_node, goes_beyond
-from polydyn.testing.foreign.arithmetic import checked
-from polydyn.testing.foreign.expressions import ForeignError
-from polydyn.testing.foreign.plans import check_planned_again
-from polydyn.testing.plan.check import check_programs, dims_of
-from polydyn.testing.plan.framed import programs_of
 
 Call = tuple[Mapping[str, int], Arrays]
 REFUSALS = (UnsupportedError, ShapeError)
@@ -181,6 +176,13 @@ class Check:
 
     def _plan(self) -> None:
         """Everything that needs no C compiler: plans, decided again, and interpreted at the first and last sizes."""
+        # Here, since `benchmarks.detection` runs these fuzzers on revisions whose plans have other forms.
+        from polydyn.testing.foreign.arithmetic import checked
+        from polydyn.testing.foreign.expressions import ForeignError
+        from polydyn.testing.foreign.plans import check_planned_again
+        from polydyn.testing.plan.check import check_programs, dims_of
+        from polydyn.testing.plan.framed import programs_of
+
         sizes = [dict(s) for s, _ in (self.calls[0], self.calls[-1])]
         try:
             with checked() if self.foreign else nullcontext():

@@ -172,3 +172,19 @@ def test_what_is_not_local_stays_apart_and_says_so_in_the_papers_words() -> None
     assert first.outputs == ("z",)
     (line,) = plan.why_apart(second)
     assert "apart from z: no locality: a reduction does not keep the rows" in line
+
+
+@pytest.mark.parametrize(
+    "reader", [node("ReduceMax", "part axes", "y"), node("Softmax", "part", "y", axis=-1)], ids=lambda n: n.op_type
+)
+@pytest.mark.parametrize(("start", "end"), [(0, -1), (0, 2), (1, 9)])
+def test_readers_of_a_part_of_a_row_stay_apart(reader: onnx.NodeProto, start: int, end: int) -> None:
+    cut = {"start": np.array([start]), "end": np.array([end])}
+    nodes = [node("Softmax", "x", "s", axis=-1), node("Slice", "s start end axes", "part"), reader]
+    constants = cut | {"axes": CONSTANTS["axes"]}
+    m = model(nodes, {"x": (F, ["B", "W"])}, ["s", "y"], constants)
+    program, graph = compile(m, threads=1), import_model(m)
+    for shape in ((3, 7), (1, 3), (2, 40), (5, 2 + start)):
+        feeds = {"x": RNG.standard_normal(shape).astype(np.float32)}
+        for name, got in program.run(feeds).items():
+            np.testing.assert_allclose(got, evaluate(graph, feeds)[name], rtol=0, atol=2e-6)
