@@ -42,7 +42,8 @@ from polydyn.schedules.index import Index
 from polydyn.schedules.model import Group
 from polydyn.schedules.proof import boxes
 from polydyn.schedules.proof import prove as one_proof
-from polydyn.schedules.proof.attention import prove_attention
+from polydyn.schedules.proof.obligations import vectors_in_rows
+from polydyn.schedules.proof.proven import Proven
 from polydyn.schedules.solution.schedule import schedule_attention, schedule_contract, schedule_nest
 from polydyn.schedules.tree.gpu import gpu_product
 from polydyn.schedules.tree.names import extent
@@ -141,7 +142,7 @@ def _once(form: Form, target: CpuTarget, clock: _Clock) -> Callable[[], object]:
 
         schedule = contraction().schedule
         clock("proof", lambda: one_proof.prove(schedule))
-        clock("tree", lambda: generate(contraction().tree()))
+        clock("tree", lambda: generate(contraction().schedule.tiled()))
         return lambda: contraction().build()
     return _nest(group, deps, target, clock)
 
@@ -167,7 +168,7 @@ def _attention(form: AttentionGroup, target: CpuTarget, clock: _Clock) -> Callab
         return AttentionKernel("attention", group, parts, target, frozenset())
 
     schedule = kernel().schedule
-    clock("proof", lambda: prove_attention(schedule, parts))
+    clock("proof", lambda: Proven(schedule, vectors_in_rows(parts)))
     clock("tree", lambda: generate(schedule.tiled()))
     return lambda: kernel().build()
 

@@ -17,7 +17,7 @@ from polydyn.codegen.show import show_tiled
 from polydyn.debug import Level, show, verifying
 from polydyn.schedules.errors import CodegenError
 from polydyn.schedules.model import Group
-from polydyn.schedules.tiling import TiledGroup
+from polydyn.schedules.proof.proven import Proven
 
 
 @dataclass(frozen=True)
@@ -34,8 +34,9 @@ class Step:
     opens: tuple[str, ...] = ()
 
 
-def loops(kernel: str, tiled: TiledGroup) -> Body:
+def loops(kernel: str, proven: Proven) -> Body:
     """What the steps of a kernel begin with: the loops of its schedule tree, statements not yet lowered."""
+    tiled = proven.tiled
     show(Level.SCHEDULES, kernel, "tree", lambda: show_tiled(tiled))
     body = generate(tiled)
     show(Level.LOOPS, kernel, "loops", lambda: show_body(body))

@@ -28,6 +28,8 @@ from polydyn.codegen.places import Places
 from polydyn.schedules.errors import Declined
 from polydyn.schedules.index import Index, maximum, minimum
 from polydyn.schedules.model import Group, Statement
+from polydyn.schedules.proof.obligations import vectors_in_rows
+from polydyn.schedules.proof.proven import Proven
 from polydyn.schedules.tiling import AttentionParts, unfold
 from polydyn.schedules.tree.attention import ROW_STRIDE, cpu_attention
 from polydyn.schedules.tree.names import LANE, MarkName, b, c, extent, p
@@ -80,12 +82,17 @@ class AttentionKernel:
 
         return tile(0), tile(1)
 
+    @cached_property
+    def proven(self) -> Proven:
+        """The schedule with its proof."""
+        return Proven(self.schedule, vectors_in_rows(self.parts))
+
     def build(self) -> Kernel:
         """The kernel."""
         arrays = {n: a for n, a in self.group.arrays.items() if a.role in ("input", "output", "constant")}
         symbols = (*self.group.params, ROW_BLOCKS)
         names = bound_names(arrays, symbols)
-        body = run(self.name, loops(self.name, self.schedule.tiled()), self.steps(), names)
+        body = run(self.name, loops(self.name, self.proven), self.steps(), names)
         tail = (
             Step("tasks", "the coincident band becomes a range of tasks", partial(tasks, runs=True)),
             Step("row_stride", "the distance of rows in scratch", lambda b: (Let(ROW_STRIDE, self._row_stride(), b),)),

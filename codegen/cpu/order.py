@@ -17,6 +17,7 @@ from polydyn.codegen.printers.c_values import CTYPE
 from polydyn.schedules.expr import FromIndex, Load
 from polydyn.schedules.index import ZERO, Index, IndexLike
 from polydyn.schedules.model import Group
+from polydyn.schedules.proof.proven import Proven
 from polydyn.schedules.tree.names import MarkName
 from polydyn.schedules.tree.scheduled import Scheduled
 from polydyn.schedules.tree.strategies import serial
@@ -42,10 +43,15 @@ class OrderKernel:
         """Tree and tile map."""
         return serial(self.group, self.band, False)
 
+    @cached_property
+    def proven(self) -> Proven:
+        """The schedule with its proof."""
+        return Proven(self.schedule)
+
     def build(self) -> Kernel:
         """The kernel."""
         names = bound_names(self.group.arrays, self.group.params)
-        body = run(self.name, loops(self.name, self.schedule.tiled()), (
+        body = run(self.name, loops(self.name, self.proven), (
             Step("lower", "the statement becomes a call", lambda x: lower(x, {"S0": self._call}), (SORTED,)),
             Step("stages", "the marks of the stages go", lambda x: consume(x, MarkName.STAGE)),
         ), names)  # fmt: skip

@@ -29,7 +29,9 @@ from polydyn.schedules.group.footprint import Footprint
 from polydyn.schedules.index import Index, maximum
 from polydyn.schedules.model import Group
 from polydyn.schedules.proof.boxes import ContractTiles
-from polydyn.schedules.tiling import Roles, TiledGroup
+from polydyn.schedules.proof.obligations import boxes
+from polydyn.schedules.proof.proven import Proven
+from polydyn.schedules.tiling import Roles
 from polydyn.schedules.tree.names import LANE, MarkName, a, b, c, extent, p
 from polydyn.schedules.tree.scheduled import Scheduled
 from polydyn.schedules.tree.strategies import (
@@ -100,16 +102,17 @@ class ContractKernel:
         """The sizes that the kernel is built for, as the check of the boxes wants them."""
         return self.scratch.tiles()
 
-    def tree(self) -> TiledGroup:
-        """The tile-space tree that the kernel is generated from."""
-        return self.schedule.tiled()
+    @cached_property
+    def proven(self) -> Proven:
+        """The schedule with its proof."""
+        return Proven(self.schedule, boxes(self.tiles()))
 
     def build(self) -> Kernel:
         """The kernel."""
         x, p = self.product, self.plan
         symbols = (*x.group.params, ROW_BLOCKS, COLUMN_BLOCKS)
         names = bound_names(x.group.arrays, symbols)
-        body = run(self.name, loops(self.name, self.tree()), self.steps(), names)
+        body = run(self.name, loops(self.name, self.proven), self.steps(), names)
         order = (b("j"), b("i")) if columns_first(x, p) else ()
         ranges = Step("tasks", "the coincident band becomes a range of tasks", partial(tasks, runs=True, order=order))
         count, body = task_count(body), run(self.name, body, (ranges,), names)

@@ -54,7 +54,8 @@ from polydyn.schedules.errors import Declined
 from polydyn.schedules.expr import ITEMSIZE, Load, Value
 from polydyn.schedules.index import ONE, ZERO, Index, maximum, minimum, product
 from polydyn.schedules.model import Group, Statement, row_major
-from polydyn.schedules.tiling import TiledGroup
+from polydyn.schedules.proof.obligations import vectors_inside
+from polydyn.schedules.proof.proven import Proven
 from polydyn.schedules.tree.loops import Size
 from polydyn.schedules.tree.names import MarkName, b, extent, it, p
 from polydyn.schedules.tree.scheduled import Scheduled
@@ -292,16 +293,17 @@ class NestKernel:
 
     # -- the whole kernel ----------------------------------------------------------------------------------------
 
-    def tree(self) -> TiledGroup:
-        """The tile-space tree that the kernel is generated from."""
-        return self.schedule.tiled()
+    @cached_property
+    def proven(self) -> Proven:
+        """The schedule with its proof."""
+        return Proven(self.schedule, vectors_inside(self.group, self.prefix, self.phases))
 
     def build(self) -> Kernel:
         """The kernel."""
         launch = self.launch
         symbols = tuple(dict.fromkeys((*self.group.params, *launch)))
         names = bound_names(self.group.arrays, symbols)
-        body = run(self.name, loops(self.name, self.tree()), self.tile_counts(), names)
+        body = run(self.name, loops(self.name, self.proven), self.tile_counts(), names)
         body, count, scratch = self._versions(body, names)
         drain = Step("drain", "streams end with a fence", _drained)
         body = run(self.name, body, (drain,) if self.streams else (), names)

@@ -8,6 +8,7 @@ tree has it. A schedule that somebody writes in a notebook runs this way; compil
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cached_property
 
 from polydyn.codegen.cpu.emit import bound_names, emit
 from polydyn.codegen.cpu.target import CpuTarget
@@ -31,6 +32,7 @@ from polydyn.codegen.pipeline import Step, loops, run
 from polydyn.codegen.scheduled import Instances
 from polydyn.schedules.errors import Declined
 from polydyn.schedules.index import ONE, ZERO, minimum
+from polydyn.schedules.proof.proven import Proven
 from polydyn.schedules.tree.names import MarkName, extent
 from polydyn.schedules.tree.scheduled import Scheduled
 
@@ -47,12 +49,17 @@ class ScheduledKernel(Instances):
 
     # -- the kernel ------------------------------------------------------------------------------------------------
 
+    @cached_property
+    def proven(self) -> Proven:
+        """The schedule with its proof."""
+        return Proven(self.schedule)
+
     def build(self) -> Kernel:
         """The kernel. CodegenError: a bug."""
         symbols = self.group.params
         names = bound_names(self.group.arrays, symbols)
         counts = {extent(k): e.subs(self.sizes) for k, e in self.schedule.extents().items()}
-        body = loops(self.name, self.schedule.tiled())
+        body = loops(self.name, self.proven)
         body = run(self.name, body, (
             Step("bind", "extents of loops", lambda b: bind(b, counts)),
             Step("marks", "only the tasks are a pass's", only_tasks),

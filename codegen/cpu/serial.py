@@ -23,6 +23,7 @@ from polydyn.codegen.places import Places
 from polydyn.schedules.errors import Declined
 from polydyn.schedules.index import ONE, Index, minimum
 from polydyn.schedules.model import Group, Statement
+from polydyn.schedules.proof.proven import Proven
 from polydyn.schedules.tree.names import MarkName, b, extent, it, p
 from polydyn.schedules.tree.scheduled import Scheduled
 from polydyn.schedules.tree.strategies import serial
@@ -64,12 +65,17 @@ class SerialKernel:
 
         return f
 
+    @cached_property
+    def proven(self) -> Proven:
+        """The schedule with its proof."""
+        return Proven(self.schedule)
+
     def build(self) -> Kernel:
         """The kernel."""
         launch = {extent(p("t")): Index.of(COLUMNS)} if self.tiled else {}
         symbols = (*self.group.params, *launch)
         names = bound_names(self.group.arrays, symbols)
-        body = run(self.name, loops(self.name, self.schedule.tiled()), self.steps(), names)
+        body = run(self.name, loops(self.name, self.proven), self.steps(), names)
         count = task_count(body)
         last = (
             Step("tasks", "the coincident band becomes a range of tasks", lambda x: tasks(x, runs=True)),

@@ -28,6 +28,7 @@ from polydyn.schedules.errors import CodegenError, Declined
 from polydyn.schedules.expr import Load, Value, loads
 from polydyn.schedules.index import ONE, ZERO, Index, maximum, product
 from polydyn.schedules.model import Group, Statement, row_major
+from polydyn.schedules.proof.proven import Proven
 from polydyn.schedules.tree.names import Coord, MarkName, b, extent, it
 from polydyn.schedules.tree.scheduled import Scheduled
 from polydyn.schedules.tree.windows import LANES, OUTPUTS, TURN, turned_window
@@ -112,10 +113,15 @@ class TurnedWindowKernel:
 
     # -- passes --------------------------------------------------------------------------------------------------
 
+    @cached_property
+    def proven(self) -> Proven:
+        """The schedule with its proof."""
+        return Proven(self.schedule)
+
     def build(self) -> Kernel:
         """The kernel."""
         names = bound_names(self.group.arrays, self.group.params)
-        body = run(self.name, loops(self.name, self.schedule.tiled()), self.steps(), names)
+        body = run(self.name, loops(self.name, self.proven), self.steps(), names)
         count = task_count(body)
         body = run(self.name, body, (
             Step("tasks", "the coincident band becomes a range of tasks", partial(tasks, runs=True)),

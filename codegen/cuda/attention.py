@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 
 from polydyn.codegen.cuda.copies import Copy, Operand, copy_of
 from polydyn.codegen.cuda.emit import bound_names, emit, one_block, short_first, without_repeats
@@ -58,6 +58,7 @@ from polydyn.schedules.index import ONE, ZERO, Index, IndexLike, maximum, minimu
 from polydyn.schedules.laws.masks import Axis, Logits, Visits, visits
 from polydyn.schedules.laws.online_softmax import FINISH, INIT, LOGIT, SCORE, VALUE, softmax
 from polydyn.schedules.model import SHARES, Array, Group
+from polydyn.schedules.proof.proven import Proven
 from polydyn.schedules.tiling import AttentionParts
 from polydyn.schedules.tree.gpu import STAGE
 from polydyn.schedules.tree.names import Coord, MarkName, b, f, g, s, w
@@ -275,11 +276,16 @@ class _Version:
                     slot, column)  # fmt: skip
         return copy_of(of.group, x, STAGES if slot else 1, width, self.kind)
 
+    @cached_property
+    def proven(self) -> Proven:
+        """The schedule with its proof."""
+        return Proven(self.schedule)
+
     def build(self) -> tuple[Kernel, ...]:
         """The kernel, with indices of both widths."""
         of, version = self.of, self.version
         name, names = f"{self.name}_{version}", bound_names(self._arrays(), self.group.params)
-        body = loops_over_keys(name, self.schedule, self.visits.live, self.logits)
+        body = loops_over_keys(name, self.proven, self.visits.live, self.logits)
         body, count = one_block(name, body, self.steps(), self._allocate, names)
         multiples = (*self.asked, *self.values.multiples, *self.online.multiples)
         few = sum(of.depths) > 128 or self.fragments > 1 or self.kind.name != "mma"  # more registers than three leave

@@ -11,8 +11,7 @@ the workspace, and the last one to come finishes all results.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 
 from polydyn.codegen.cuda.carriers import BEHIND, COME, LAST, count_block, counted_work, left_behind
 from polydyn.codegen.cuda.emit import RANK, blocks_step, bound_names, emit
@@ -52,7 +51,7 @@ from polydyn.codegen.printers.cuda_values import BYTES
 from polydyn.schedules.expr import ITEMSIZE, Load, Value, const, op
 from polydyn.schedules.index import ONE, ZERO, Index, IndexLike, minimum
 from polydyn.schedules.model import Statement, stored
-from polydyn.schedules.proof.prove import prove
+from polydyn.schedules.proof.proven import Proven
 from polydyn.schedules.tree.few_rows import FewRows, few_rows_product
 from polydyn.schedules.tree.names import MarkName, b, c, e, lanes, p, w
 from polydyn.schedules.tree.rewrites import CLEAR, SUM
@@ -129,18 +128,23 @@ class _Gemv:
         if along.constant is None:
             self.multiples[along, self.vector] = None
 
+    @cached_property
+    def proven(self) -> Proven:
+        """The schedule with its proof; ``steps`` says how many steps a lane has."""
+        return Proven(self.schedule, free=(self._rounds,))
+
+    @property
+    def _rounds(self) -> str:
+        """What stands for the steps of a lane."""
+        return self.schedule.parameter(ACC, b("k"))
+
     def build(self) -> tuple[Kernel, ...]:
         """The kernel, with indices of both widths; nothing when the addresses do not allow vectors."""
         if ((self.K if self.along_k else self.N).constant or 0) % self.vector:
             return ()
         name, names = f"{self.name}_{self.version}", bound_names(self.group.arrays, self.group.params)
         names += BEHIND * self.counted
-        prove(self.schedule)
-        tiled, rounds = self.schedule.tiled(), self.schedule.parameter(ACC, b("k"))
-        tiled = replace(
-            tiled, extents={**tiled.extents, rounds: V(TRIPS) if self._trips().constant is None else self._trips()}
-        )
-        body = run(name, loops(name, tiled), self.steps(), names)
+        body = run(name, loops(name, self.proven), self.steps(), names)
         count = task_count(body)
         body = run(name, body, (
             blocks_step(self.blocks, not self.counted),
@@ -186,9 +190,10 @@ class _Gemv:
         table |= {s.name: partial(self.epilogue, s) for s in self.product.epilogues}
         points: dict[str, str] = dict.fromkeys((p("i"), p("j")), "unroll")
         lane, rows = (*places, RANK, TRIPS), tuple(f"row{r}" for r in range(self.rows))
-        sizes = self.schedule.parameters()
+        trips = self._trips()
+        sizes = self.schedule.parameters() | {self._rounds: V(TRIPS) if trips.constant is None else trips}
         return (
-            Step("bind", "sizes become constants", lambda b: substitute(b, sizes)),
+            Step("bind", "sizes become constants", lambda b: substitute(b, sizes), (TRIPS,)),
             Step("leaf", "a vector of a column times all rows",
                  lambda x: consume(x, MarkName.INSTRUCTION, self.leaf), (*lane, "acc", "j_vec", *rows)),
             Step("fold", "decided guards and single trips go", fold),

@@ -2,41 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from polydyn.codegen.ir import Body, For, If, walk
 from polydyn.codegen.pipeline import loops
 from polydyn.schedules.isl_util import Condition
-from polydyn.schedules.laws.masks import Logits, check_conditions
-from polydyn.schedules.proof.prove import prove
-from polydyn.schedules.tiling import TiledGroup
+from polydyn.schedules.laws.masks import Logits
+from polydyn.schedules.proof.proven import Proven
 from polydyn.schedules.tree.names import b
-from polydyn.schedules.tree.scheduled import Scheduled
 
 
-def loops_over_keys(name: str, schedule: Scheduled, live: tuple[Condition, ...], logits: Logits) -> Body:
-    """The loops of a proven tree over the tiles that satisfy ``live``, or over all where these are not one loop.
+def loops_over_keys(name: str, proven: Proven, live: tuple[Condition, ...], logits: Logits) -> Body:
+    """The loops over the tiles of keys that satisfy ``live``, or over all tiles where these are not one loop.
 
-    LegalityError: the tree does not compute its group, or a tile is left out that has a visible key.
+    LegalityError: a tile is left out that has a visible key.
     """
-    prove(schedule)
     if live:
-        check_conditions(logits, live, logits.hidden())
-        body = loops(name, without_hidden(schedule.tiled(), live))
+        body = loops(name, proven.without_hidden(live, logits))
         if _walks(body):
             return body
-    return loops(name, schedule.tiled())
-
-
-def without_hidden(tiled: TiledGroup, live: tuple[Condition, ...]) -> TiledGroup:
-    """The tree without the tiles of keys for which ``live`` does not hold: those that a mask hides."""
-    statements = tuple(
-        replace(s, conditions=(*s.conditions, *live)) if b("l") in s.coords else s for s in tiled.statements
-    )
-    coords = {k for s in tiled.statements for k in s.coords}
-    symbols = dict.fromkeys(x for c in live for x in sorted(c.expr.symbols() - coords))
-    params = dict.fromkeys((*tiled.params, *symbols))
-    return replace(tiled, statements=statements, params=tuple(params))
+    return loops(name, proven)
 
 
 def _walks(body: Body) -> bool:

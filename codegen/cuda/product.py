@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 
 from polydyn.codegen.cuda.carriers import BEHIND, COME, SHARER, count_block, counted_work, left_behind
 from polydyn.codegen.cuda.copies import Copy, Operand, copy_of
@@ -35,6 +35,7 @@ from polydyn.codegen.places import Places
 from polydyn.schedules.errors import CodegenError
 from polydyn.schedules.expr import ITEMSIZE
 from polydyn.schedules.index import ONE, ZERO, Index, IndexLike, minimum
+from polydyn.schedules.proof.proven import Proven
 from polydyn.schedules.tree.gpu import COPY_A, COPY_B, FRAG_A, FRAG_B, SLAB, STAGE, STAGED, gpu_parts, gpu_product
 from polydyn.schedules.tree.names import MarkName, b, e, extent, f, g, p, s, w
 from polydyn.schedules.tree.scheduled import Scheduled
@@ -193,12 +194,17 @@ class TiledProduct:
 
     # -- the whole kernel ----------------------------------------------------------------------------------------
 
+    @cached_property
+    def proven(self) -> Proven:
+        """The schedule with its proof."""
+        return Proven(self.schedule)
+
     def build(self) -> tuple[Kernel, ...]:
         """The kernel, with indices of both widths."""
         of, t = self.of, self.tile
         name, names = f"{of.name}_{self.version}", bound_names(self.group.arrays, self.group.params)
         names += BEHIND * (self.parts > 1)
-        body = loops(name, self.schedule.tiled())
+        body = loops(name, self.proven)
         body, count = one_block(name, body, self.steps(), self._allocate, names, self.parts, False)
         wide = tuple(dict.fromkeys((*self.asked, *self.sums.multiples)))
         work = self.work.shared_by(of.shares * self.parts)

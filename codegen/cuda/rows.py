@@ -193,7 +193,7 @@ class CudaNestKernel:
         """
         version, found = mapping + "_wide" * (lanes > 1), Asked()
         steps = self.steps(mapping, lanes, found)
-        body = self._run(version, loops(f"{self.name}_{version}", self.plain.tree()), steps)
+        body = self._run(version, loops(f"{self.name}_{version}", self.plain.proven), steps)
         if lanes > 1 and not any(isinstance(n, Call) and n.function.endswith(f"_wide<{lanes}>") for n in walk(body)):
             return ()
         return self._kernels(body, version, mapping, tuple(found), lanes)
@@ -221,7 +221,7 @@ class CudaNestKernel:
         alignments: list[Multiples] = []
         kernel = self._vectors(lanes)
         steps = self._wide_steps(kernel, extent, lanes, alignments)
-        body = self._run("wide", loops(f"{self.name}_wide", kernel.tree()), steps)
+        body = self._run("wide", loops(f"{self.name}_wide", kernel.proven), steps)
         if not alignments:
             return ()
         multiples = (*(((extent, lanes),) if extent.constant is None else ()), *alignments[0])

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import cached_property
 
 from polydyn.codegen.cpu.scheduled import only_tasks, trim
 from polydyn.codegen.cuda.emit import bound_names, emit
@@ -22,6 +23,7 @@ from polydyn.codegen.pipeline import Step, loops, run
 from polydyn.codegen.scheduled import Instances
 from polydyn.schedules.errors import ScheduleError
 from polydyn.schedules.index import ONE, ZERO, Index, IndexLike
+from polydyn.schedules.proof.proven import Proven
 from polydyn.schedules.tree.names import Coord, extent
 from polydyn.schedules.tree.scheduled import Buffer, Scheduled
 from polydyn.schedules.tree.space import UNIT
@@ -125,13 +127,18 @@ class ScheduledCudaKernel(Instances):
             body = (Alloc(x.name, dtype, size, "shared" if self._shared(x) else "register", body),)
         return body
 
+    @cached_property
+    def proven(self) -> Proven:
+        """The schedule with its proof."""
+        return Proven(self.schedule)
+
     def build(self) -> tuple[Kernel, ...]:
         """The kernel, with indices of both widths; the last one serves every size. CodegenError: a bug."""
         names = bound_names(self.group.arrays, self.group.params)
         counts = {extent(k): e for k, e in self.extents.items()}
         counts |= {n: e.subs(self.sizes) for n, e in self.schedule.parameters().items()}
         buffers = tuple(x.name for x in self.storage())
-        body = run(self.name, loops(self.name, self.schedule.tiled()), (
+        body = run(self.name, loops(self.name, self.proven), (
             Step("bind", "extents of loops", lambda b: substitute(b, counts)),
             Step("marks", "only the tasks are a pass's", only_tasks),
             Step("copies", "a block's copies are dealt to its threads", self.fence_copies),

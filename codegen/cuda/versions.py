@@ -14,7 +14,7 @@ from polydyn.codegen.cuda.few_rows import gemv_versions
 from polydyn.codegen.cuda.group import ProductGroup
 from polydyn.codegen.cuda.instructions import FLOAT8_ARCH
 from polydyn.codegen.cuda.limits import TF32, broken_rule
-from polydyn.codegen.cuda.product import WIDEST, TiledProduct, schedule_tile
+from polydyn.codegen.cuda.product import WIDEST, TiledProduct
 from polydyn.codegen.cuda.rows import CudaNestKernel
 from polydyn.codegen.cuda.tile import CudaTile
 from polydyn.codegen.cuda.wgmma import wgmma_versions
@@ -29,7 +29,6 @@ from polydyn.schedules.errors import ScheduleError
 from polydyn.schedules.expr import FLOAT8, ITEMSIZE
 from polydyn.schedules.index import Index, maximum, minimum, product
 from polydyn.schedules.model import SHARES, Group
-from polydyn.schedules.proof.prove import prove
 from polydyn.schedules.tiling import Roles
 
 V = Index.of
@@ -120,7 +119,6 @@ class CudaContractKernel:
         chosen = tiles or self._useful(self.tiles)
         special = [] if tiles else self._hopper()
         more = () if tiles else tuple(t for t in self._more() if t.bm <= FEW or not special)  # which have their tiles
-        self._prove((*more, *chosen))
         beside = (t for t in more if t.kind.warp or t.bm > FEW)  # CUDA cores are too slow for few blocks
         whole = {t: _of_tile(self.product, t, t in more) for t in (*chosen[:-1], *beside, chosen[-1])}
         shared = () if tiles or special else self._counted((*(t for t in more if t.bm <= FEW), chosen[-1]))
@@ -133,7 +131,6 @@ class CudaContractKernel:
         if self.total is self.product:
             return
         for t in self._useful(FMA_TILES):
-            prove(schedule_tile(self.total, t))
             yield from _of_tile(self.total, t, False)
 
     def tuned_versions(self, factors: TileFactors) -> tuple[Kernel, ...]:
@@ -146,7 +143,6 @@ class CudaContractKernel:
         for t in tiles:
             if rule := broken_rule(t, self.product.dtypes):
                 raise ScheduleError(f"{t} is not built", rule=rule, remedy="tune the group again")
-        self._prove((*tiles, *more, *chosen))
         every = enumerate(factors.tiles)
         of_tiles = [
             replace(with_block(k, factor=factor), tile=n) for n, (t, factor) in every for k in self._of_tuned(t)
@@ -172,10 +168,6 @@ class CudaContractKernel:
         wide = [x for x in forms if all(c.bytes == WIDEST for c in x.copies)]
         return name_by_unit(tile, without_repeats(wide or forms))
 
-    def _prove(self, tiles: Iterable[CudaTile]) -> None:
-        for t in tiles:
-            prove(schedule_tile(self.product, t))
-
     def _splits(self, chosen: tuple[CudaTile, ...], more: tuple[CudaTile, ...]) -> Iterator[Kernel]:
         for t in (chosen[-1], *(t for t in more if t.bm <= FEW)):
             yield from self._split((t.bm, t.bn, t.bk), WAVES, partial(self._parts, tile=t, wide_only=t in more))
@@ -191,11 +183,9 @@ class CudaContractKernel:
             if (parts := sharers(p.N.ceildiv(t.bn), p.K.ceildiv(t.bk))) > 1:
                 made = TiledProduct(p, t, WIDEST, True, parts)
                 if all(c.bytes == WIDEST for c in made.copies):
-                    prove(made.schedule)
                     yield from made.build()[:1]
 
     def _parts(self, parts: ProductGroup, tile: CudaTile, wide_only: bool) -> list[Kernel]:
-        prove(schedule_tile(parts, tile))
         return _of_tile(parts, tile, wide_only)
 
     def _hopper(self) -> list[Kernel]:

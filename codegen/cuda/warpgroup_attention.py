@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, Protocol
 
 from polydyn.codegen.cuda.boxes import FARTHEST, TensorOperand, descriptor, tensor_operand
@@ -52,6 +52,7 @@ from polydyn.schedules.laws.masks import Logits, visits
 from polydyn.schedules.laws.online_softmax import INIT, LOGIT, SCORE, VALUE, Softmax
 from polydyn.schedules.model import Array, Group
 from polydyn.schedules.proof.overlap import first_conflict
+from polydyn.schedules.proof.proven import Proven
 from polydyn.schedules.tiling import AttentionParts
 from polydyn.schedules.tree.gpu import SLAB, STAGE
 from polydyn.schedules.tree.names import MarkName, b, e, f, g, h, w
@@ -231,11 +232,16 @@ class _Version:
         slots = (f"_{self.stages}" if self.stages != 2 else "") + "_wide" * wide + "_pairs" * self.online.masks_in_pairs
         return f"attention_wgmma_{ROWS}x{self.keys}x{PANEL * self.panels[0]}{slots}"
 
+    @cached_property
+    def proven(self) -> Proven:
+        """The schedule with its proof."""
+        return Proven(self.schedule)
+
     def build(self) -> tuple[Kernel, ...]:
         """The kernel, with indices of both widths."""
         of, live = self.of, self.visits.live
         name, names = f"{of.name}_{self.version}", bound_names(self._arrays(), self.group.params)
-        body = loops_over_keys(name, self.schedule, live, self.logits)
+        body = loops_over_keys(name, self.proven, live, self.logits)
         body, count = one_block(name, body, self.steps(), self._allocate, names)
         multiples = (*self.asked, *self.values.multiples, *self.online.multiples)
         extents = (of.scores.M, of.scores.N, *(of.scores.extents[x] for x in of.parts.score_roles.batch))

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 
 from polydyn.codegen.cuda.boxes import FARTHEST, TensorOperand, descriptor, tensor_operand
 from polydyn.codegen.cuda.emit import RANK, bound_names, emit, one_block, without_repeats
@@ -71,7 +71,7 @@ from polydyn.codegen.printers.cuda_values import HALF
 from polydyn.schedules.errors import CodegenError
 from polydyn.schedules.expr import ITEMSIZE, FromIndex, Load
 from polydyn.schedules.index import ONE, ZERO, Index, IndexLike, product
-from polydyn.schedules.proof.prove import prove
+from polydyn.schedules.proof.proven import Proven
 from polydyn.schedules.tree.gpu import COPY_A, COPY_B, SLAB, STAGE, STAGED, senders
 from polydyn.schedules.tree.names import MarkName, b, c, e, extent, f, g, s, w
 from polydyn.schedules.tree.scheduled import Scheduled
@@ -240,13 +240,17 @@ class _Version:
         """What tensor maps ask of addresses."""
         return tuple(x for m in self._mapped for x in m.multiples)
 
+    @cached_property
+    def proven(self) -> Proven:
+        """The schedule with its proof."""
+        return Proven(self.schedule)
+
     def build(self) -> tuple[Kernel, ...]:
         """The kernel, with indices of both widths."""
         of = self.of
         name, names = f"{of.name}_{self.version}", bound_names(self.group.arrays, self.symbols)
-        prove(self.schedule)
         steps, parts = self.steps(), self.size.parts
-        body, count = one_block(name, loops(name, self.schedule.tiled()), steps, self._allocate, names, parts)
+        body, count = one_block(name, loops(name, self.proven), steps, self._allocate, names, parts)
         mapped, multiples = self._mapped, (*self.asked, *self.sums.multiples)
         extents = (of.M, of.N, of.K, *(of.extents[x] for x in of.roles.batch))
         conditions = dict.fromkeys((Compare(">=", of.K, ONE), *(x for m in mapped for x in m.conditions)))

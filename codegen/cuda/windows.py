@@ -43,6 +43,8 @@ from polydyn.schedules.expr import FLOATS, ITEMSIZE, Const, FromIndex, Load, Op,
 from polydyn.schedules.group.footprint import together
 from polydyn.schedules.index import ONE, ZERO, Index, IndexLike
 from polydyn.schedules.model import Group, Statement, stored
+from polydyn.schedules.proof.obligations import vectors_inside
+from polydyn.schedules.proof.proven import Proven
 from polydyn.schedules.tree.names import Coord, MarkName, b, extent, it
 from polydyn.schedules.tree.scheduled import Scheduled
 from polydyn.schedules.tree.windows import LANES, OUTPUTS, window
@@ -132,12 +134,17 @@ class CudaWindowKernel:
         """Where instances are."""
         return Places(self.schedule)
 
+    @cached_property
+    def proven(self) -> Proven:
+        """The schedule with its proof."""
+        return Proven(self.schedule, vectors_inside(self.group, self.prefix, self.phases))
+
     def versions(self) -> tuple[Kernel, ...]:
         """The kernel with indices of both widths; nothing where results cannot be stored as vectors."""
         along, alignments = self.extents[self.prefix[-1]], list[Multiples]()
         if self.lanes == 1 or (along.constant or 0) % self.lanes:
             return ()
-        body = run(self.name, loops(self.name, self.schedule.tiled()), self.steps(alignments), self._names())
+        body = run(self.name, loops(self.name, self.proven), self.steps(alignments), self._names())
         if not alignments:
             return ()
         multiples = dict.fromkeys((*(((along, self.lanes),) if along.constant is None else ()), *alignments[0]))

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Generic, Protocol, TypeAlias, TypeVar
+from typing import Generic, Protocol, TypeAlias, TypeVar
 
 from polydyn.codegen.cpu.attention import AttentionKernel
 from polydyn.codegen.cpu.decoding import FEW_ROWS, DecodingKernel, tile_vectors
@@ -38,9 +37,7 @@ from polydyn.schedules.decision import ONLY, Decision, Leaf, Split
 from polydyn.schedules.errors import Declined
 from polydyn.schedules.index import Index, maximum, minimum
 from polydyn.schedules.model import Group, verify_group
-from polydyn.schedules.proof.attention import prove_attention
-from polydyn.schedules.proof.prove import prove
-from polydyn.schedules.proof.reuse import Proofs
+from polydyn.schedules.solution.reuse import Solver
 from polydyn.schedules.solution.schedule import NestSchedule, attention_groups, schedule_attention
 from polydyn.schedules.tree.rewrites import permute_reduction
 
@@ -185,44 +182,37 @@ class KernelBuilder(Builder):
                 _name(form, place.key), form.lowered.group, form.band, form.count, form.stride, form.most, form.step,
                 form.largest,
             )  # fmt: skip
-            prove(order.schedule)
             return replace(place, kernels=(order.build(),))
         if isinstance(form, SerialGroup):
             group, name = form.lowered.group, _name(form, place.key)
             serial = SerialKernel(name, group, form.band, form.tiled, form.conditions, self.target)
-            prove(serial.schedule)
             return replace(place, kernels=(serial.build(),))
         kernel = self._attention(form, place.key)
-        prove_attention(kernel.schedule, kernel.parts)
-        return self._tuned(kernel, lambda x: prove_attention(x.schedule, x.parts), place, kernel.build())
+        return self._tuned(kernel, place, kernel.build())
 
     def _contract(self, form: ContractGroup, place: Placed) -> Placed:
         group = form.lowered.group
-        proofs = Proofs(group)
-        roles = proofs.contract(form.roles)
+        roles = Solver(group).contract(form.roles)
         build = DotKernel if form.dot else ContractKernel
         kernel = build(_name(form, place.key), group, roles, self.target, form.packed, None, form.fill, form.footprint)
-        proofs.prove_contract(kernel.schedule, kernel.tiles())
         tuned = self.tuner.builders(place.key, replace(form, roles=roles)) if self.tuner and not form.dot else None
         few = None
         if kernel.product.decodes:
             few = DecodingKernel(f"few_{place.key[:12]}", group, roles, self.target, form.packed, None, form.fill)
-            proofs.prove_contract(few.schedule, few.tiles())
             if few.product.in_bytes:
                 return replace(place, kernels=(few.build(),))
-        matrix = self._matrix(kernel, form, place, proofs)
+        matrix = self._matrix(kernel, form, place)
         if matrix is not None and matrix.product.rows.constant is not None:
             return replace(place, kernels=(matrix.build(),), reasons=(IN_TILES,))
         if tuned is None:
             found = replace(place, kernels=(kernel.build(),))
         else:
-            found = _with_tuned(tuned, lambda x: proofs.prove_contract(x.schedule, x.tiles()), place)
+            found = _with_tuned(tuned, place)
         if few is not None:
             return _with_few(few, found)
         if has_shares(kernel.product, kernel.plan):
             in_shares = SplitDot if form.dot else SplitKernel
             split = in_shares(f"split_{place.key[:12]}", group, form.roles, self.target, form.packed)
-            Proofs(split.product.group).prove_contract(split.schedule, split.tiles())
             found = _with_split(split, found)
         if form.turned:
             found = self._with_turned(form.turned, found)
@@ -233,78 +223,65 @@ class KernelBuilder(Builder):
         if form.dot or form.fill or not DotKernel.fits(group, roles):
             return found
         dot = DotKernel(f"dot_{place.key[:12]}", group, roles, self.target, form.packed)
-        proofs.prove_contract(dot.schedule, dot.tiles())
         return _with_dot(dot, found)
 
-    def _matrix(self, other: ContractKernel, form: ContractGroup, place: Placed, proofs: Proofs) -> MatrixKernel | None:
-        """What builds the kernel in tiles of a matrix unit, where ``other`` has such a form, proven."""
+    def _matrix(self, other: ContractKernel, form: ContractGroup, place: Placed) -> MatrixKernel | None:
+        """What builds the kernel in tiles of a matrix unit, where ``other`` has such a form."""
         x = other.product
         if not MatrixKernel.fits(x, form.fill):
             return None
-        kernel = MatrixKernel(f"matrix_{place.key[:12]}", x.group, x.roles, x.target, form.packed, None, form.fill)
-        proofs.prove_contract(kernel.schedule, kernel.tiles())
-        return kernel
+        return MatrixKernel(f"matrix_{place.key[:12]}", x.group, x.roles, x.target, form.packed, None, form.fill)
 
     def _with_turned(self, form: ContractGroup, others: Placed) -> Placed:
         """The place with one kernel more, for columns that leave much of their vectors empty: rows are exact."""
         group = form.lowered.group
-        proofs = Proofs(group)
-        kernel = ContractKernel(
-            f"turned_{others.key[:12]}", group, proofs.contract(form.roles), self.target, form.packed
-        )
-        proofs.prove_contract(kernel.schedule, kernel.tiles())
+        roles = Solver(group).contract(form.roles)
+        kernel = ContractKernel(f"turned_{others.key[:12]}", group, roles, self.target, form.packed)
         self.groups[kernel.name] = group
         x = kernel.product
         missing = missing_to_turn(x.columns, x.rows, self.target.width)
         return _with(others, kernel.build(), missing, 0, "vectors along the columns would be too empty: they are rows")
 
-    def _tuned(self, kernel: SizedKernel, proven: Callable[[Any], None], place: Placed, built: Kernel) -> Placed:
+    def _tuned(self, kernel: SizedKernel, place: Placed, built: Kernel) -> Placed:
         """The place with ``built``, what ``kernel`` builds by rule, or with the kernels that a search chose."""
         self.sized[place.key] = kernel
         tuned = self.tuner.sized(place.key, kernel) if self.tuner else None
-        return replace(place, kernels=(built,)) if tuned is None else _with_tuned(tuned, proven, place)
+        return replace(place, kernels=(built,)) if tuned is None else _with_tuned(tuned, place)
 
     def _nest(self, form: LoweredGroup, place: Placed) -> Placed:
-        group, proofs = form.group, Proofs(form.group)
-        schedule = proofs.nest()
-        window = self._window(group, place, schedule, proofs)
+        group = form.group
+        schedule = Solver(group).nest()
+        window = self._window(group, place, schedule)
         if isinstance(window, Placed):
             return self._with_turned_window(form.turned, window) if form.turned else window
         why = () if window is None else (f"no register tiles of the window: {window}",)
         kernel = NestKernel(f"nest_{place.key[:12]}", group, schedule.band, schedule.phases, self.target, paired=True)
-
-        def proven(x: NestKernel) -> None:
-            proofs.prove_nest(x.schedule, schedule.band, schedule.phases)
-
-        proven(kernel)
         built = kernel.build()
-        found = self._tuned(kernel, proven, place, replace(built, notes=(*built.notes, *schedule.notes, *why)))
+        found = self._tuned(kernel, place, replace(built, notes=(*built.notes, *schedule.notes, *why)))
         if not SplitNest.fits(group, schedule.band):
             return found
         split = SplitNest(f"split_{place.key[:12]}", group, schedule.band, self.target)
         if not split.useful:
             return found
-        Proofs(split.group).prove_nest(split.schedule, split.prefix, split.phases)
         return _with_split(split, found)
 
-    def _window(self, group: Group, place: Placed, schedule: NestSchedule, proofs: Proofs) -> Placed | Declined | None:
+    def _window(self, group: Group, place: Placed, schedule: NestSchedule) -> Placed | Declined | None:
         """The place with a window in register tiles, or why it has none; None where the group is no window."""
         axes = fits(group, schedule.band, self.target.width, self.target.core.sums)
         if axes is None:
             return None
-        kernel, proven = _in_tiles(f"window_{place.key[:12]}", group, axes, schedule, proofs, self.target)
+        kernel = _in_tiles(f"window_{place.key[:12]}", group, axes, schedule, self.target)
         built = kernel.build_vectors()
-        return built if isinstance(built, Declined) else self._tuned(kernel, proven, place, built)
+        return built if isinstance(built, Declined) else self._tuned(kernel, place, built)
 
     def _with_window(self, group: Group, product: ContractKernel, others: Placed) -> Placed:
         """The place with one kernel more, for a convolution whose vectors along lines are fewer operations."""
-        proofs = Proofs(group)
-        schedule = proofs.nest()
+        schedule = Solver(group).nest()
         axes = fits(group, schedule.band, self.target.width, self.target.core.sums)
         missing = None if axes is None else missing_to_be_window(product, group, axes)
         if axes is None or missing is None or (missing.constant or 0) > 0:
             return others
-        kernel, _ = _in_tiles(f"window_{others.key[:12]}", group, axes, schedule, proofs, self.target)
+        kernel = _in_tiles(f"window_{others.key[:12]}", group, axes, schedule, self.target)
         built = kernel.build_vectors()
         if isinstance(built, Declined):
             return others
@@ -319,7 +296,6 @@ class KernelBuilder(Builder):
         known = kernel.missing.constant
         if known is not None and known > 0:
             return others
-        prove(kernel.schedule)
         self.groups[kernel.name] = form.group
         if known is not None:
             return replace(others, kernels=(kernel.build(),), decision=ONLY)
@@ -351,29 +327,19 @@ def _solved(form: Form) -> tuple[Group, ...]:
     return (form.group if isinstance(form, LoweredGroup) else form.lowered.group,)
 
 
-def _in_tiles(
-    name: str, group: Group, axes: Axes, schedule: NestSchedule, proofs: Proofs, target: CpuTarget
-) -> tuple[WindowKernel, Callable[[WindowKernel], None]]:
-    """What builds the kernel of a window, proven, and what proves others of other sizes."""
+def _in_tiles(name: str, group: Group, axes: Axes, schedule: NestSchedule, target: CpuTarget) -> WindowKernel:
+    """What builds the kernel of a window."""
     if axes.taps != group.backbone.iterators[-len(axes.taps) :]:
         group = permute_reduction(group, axes.taps)
-        proofs = Proofs(group)
-        schedule = proofs.nest()
-    kernel = WindowKernel(name, group, axes, schedule.phases, target)
-
-    def proven(x: WindowKernel) -> None:
-        proofs.prove_nest(x.schedule, axes.band, schedule.phases)
-
-    proven(kernel)
-    return kernel, proven
+        schedule = Solver(group).nest()
+    return WindowKernel(name, group, axes, schedule.phases, target)
 
 
-def _with_tuned(tuned: TunedBuilders[K], proven: Callable[[K], None], place: Placed) -> Placed:
-    """The place with the kernels that a search chose, each built once after it is ``proven``."""
+def _with_tuned(tuned: TunedBuilders[K], place: Placed) -> Placed:
+    """The place with the kernels that a search chose, each built once."""
     built: dict[str, Kernel] = {}
     for builder, _ in tuned.options:
         if builder.name not in built:
-            proven(builder)
             built[builder.name] = builder.build()
     options = tuple(replace(built[b.name], launch=launch) for b, launch in tuned.options)
     return replace(place, kernels=options, decision=tuned.decision, reasons=tuned.reasons)
@@ -381,8 +347,6 @@ def _with_tuned(tuned: TunedBuilders[K], proven: Callable[[K], None], place: Pla
 
 def _with_split(split: SplitKernel | SplitNest, others: Placed) -> Placed:
     """The place with one kernel more, for few results of a long reduction, and the one that adds its shares."""
-    sums = split.sums
-    Proofs(sums.group).prove_nest(sums.schedule, sums.prefix, sums.phases)
     decision = Split(split.count, 0, others.decision, Leaf(len(others.kernels)))
     reason = f"up to {FEW_TILES} tiles of a long reduction: it is split"
     return replace(

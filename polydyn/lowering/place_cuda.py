@@ -34,8 +34,8 @@ from polydyn.schedules.decision import Decision, cheapest, members
 from polydyn.schedules.expr import Op, Value, loads, symbols_of, walk
 from polydyn.schedules.index import Index
 from polydyn.schedules.model import Group, verify_group
-from polydyn.schedules.proof.attention import prove_row_blocks
-from polydyn.schedules.proof.reuse import Proofs
+from polydyn.schedules.proof.obligations import check_row_blocks
+from polydyn.schedules.solution.reuse import Solver
 from polydyn.schedules.solution.schedule import attention_groups, schedule_attention
 from polydyn.schedules.tree.rewrites import permute_reduction
 from polydyn.shapes.context import ShapeContext
@@ -187,32 +187,25 @@ class CudaBuilder(Builder):
 
     def _nest(self, group: Group, key: str) -> tuple[Kernel, ...]:
         verify_group(group)
-        nest = Proofs(group).nest()
+        nest = Solver(group).nest()
         kernel = CudaNestKernel(f"nest_{key[:12]}", group, nest.band, nest.phases)
-        for k in (kernel, kernel.recompute_rows()):
-            for t in k.schedules():
-                Proofs(k.group).prove_nest(t, k.prefix, k.phases)
         axes = window_axes(group, nest.band)
         first = self._window(group, key, axes) if axes else ()
         if pixels := tile_axes(group, nest.band):
             first = (*self._window(group, key, pixels), *first)
         if CudaSplitNest.fits(group, nest.band) and not axes:
             split = CudaSplitNest(kernel.name, group, nest.band)
-            for t in split.schedules():
-                Proofs(split.group).prove_nest(t, split.prefix, split.phases)
             first = split.versions()
         return short_first((*first, *kernel.versions()))
 
     def _window(self, group: Group, key: str, axes: Axes | TileAxes) -> tuple[Kernel, ...]:
         """The kernels of a window whose outputs share what they read; nothing where channels are no vectors."""
         group = permute_reduction(group, axes.taps)
-        proofs = Proofs(group)
-        nest, name = proofs.nest(), f"nest_{key[:12]}"
+        nest, name = Solver(group).nest(), f"nest_{key[:12]}"
         if isinstance(axes, TileAxes):
             kernel: CudaWindowKernel = CudaWindowTile(name, group, nest.band, nest.phases, axes)
         else:
             kernel = CudaWindowKernel(name, group, nest.band, nest.phases, axes)
-        proofs.prove_nest(kernel.schedule, kernel.prefix, nest.phases)
         return kernel.versions()
 
     def _contract(self, group: FusedGroup, form: ContractGroup) -> Placed | None:
@@ -251,7 +244,7 @@ class CudaBuilder(Builder):
         if found is None:
             verify_group(lowered.group)
             self.show(group, kernel.name, *attention_groups(kernel.parts))
-            prove_row_blocks(lowered.group, kernel.parts)
+            check_row_blocks(lowered.group, kernel.parts)
             if self.tuner and self.arch == "sm_90a":
                 kernel.kept = self.tuner.family(key, kernel.group, kernel.family)
             found = self._new(group, lowered, key, kernel.versions(), None, kernel.kept)

@@ -142,10 +142,32 @@ def second_opinion(model: onnx.ModelProto, feeds: Arrays) -> dict[str, Array]:
     try:
         with np.errstate(all="ignore"), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            found = ReferenceEvaluator(model).run(None, dict(feeds))
+            found = ReferenceEvaluator(_axes_in_order(model, feeds)).run(None, dict(feeds))
     except Exception as e:
         raise Refused(f"{type(e).__name__}: {e}") from e
     return {o.name: np.asarray(a) for o, a in zip(model.graph.output, found, strict=True)}
+
+
+def _axes_in_order(model: onnx.ModelProto, feeds: Arrays) -> onnx.ModelProto:
+    """The model with the axes of every Resize of an input in order, counted from the front.
+
+    onnx.reference knows no others, and ONNX Runtime forgets negative ones where ``keep_aspect_ratio_policy`` is set.
+    """
+    made = onnx.ModelProto()
+    made.CopyFrom(model)
+    constants = {c.name: c for c in made.graph.initializer}
+    for n in made.graph.node:
+        axes = next((a for a in n.attribute if a.name == "axes"), None)
+        operands = [x for x in n.input[1:] if x]
+        if n.op_type != "Resize" or axes is None or n.input[0] not in feeds or not set(operands) <= constants.keys():
+            continue
+        front = [a % feeds[n.input[0]].ndim for a in axes.ints]
+        order = sorted(range(len(front)), key=front.__getitem__)
+        axes.ints[:] = [front[k] for k in order]
+        for x in operands:  # of roi the starts, then the ends
+            rows = numpy_helper.to_array(constants[x]).reshape(-1, len(order))
+            constants[x].CopyFrom(numpy_helper.from_array(rows[:, order].ravel(), x))
+    return made
 
 
 # -- how far two answers are apart -------------------------------------------------------------------------------------

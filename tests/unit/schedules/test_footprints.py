@@ -23,7 +23,7 @@ from polydyn.schedules.errors import LegalityError
 from polydyn.schedules.group.footprint import HIGH, LOW, Footprint, size
 from polydyn.schedules.index import Index, product
 from polydyn.schedules.proof.footprints import Strip, check_strip
-from polydyn.schedules.proof.reuse import Proofs
+from polydyn.schedules.solution.reuse import Solver
 from polydyn.schedules.tree.scheduled import Scheduled
 from tests.support.tiny import model, node
 
@@ -56,7 +56,7 @@ def words(weight: tuple[int, ...], **attributes: Any) -> ContractGroup:
 def strip(f: ContractGroup) -> tuple[Scheduled, Strip]:
     """The schedule of a form, and its strip as the kernel makes it."""
     group = f.lowered.group
-    kernel = ContractKernel("k", group, Proofs(group).contract(f.roles), AVX512, f.packed, None, f.fill, f.footprint)
+    kernel = ContractKernel("k", group, Solver(group).contract(f.roles), AVX512, f.packed, None, f.fill, f.footprint)
     made = kernel.tiles().strip
     assert made is not None
     return kernel.schedule, made
@@ -189,7 +189,7 @@ def test_strips_of_several_threads_are_lower_but_no_halo() -> None:
     """A thread that comes late leaves some to another one; lines that two strips copy stay few."""
     f = form((64, 3, 7, 7), pads=[3, 3, 3, 3])
     group = f.lowered.group
-    roles = Proofs(group).contract(f.roles)
+    roles = Solver(group).contract(f.roles)
     kernel = ContractKernel("k", group, roles, AVX512, f.packed, None, f.fill, f.footprint)
     blocks = []
     for threads in (1, 2):

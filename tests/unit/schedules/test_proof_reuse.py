@@ -13,7 +13,9 @@ from polydyn.schedules.group.skeleton import Skeleton, check_instance, form, ske
 from polydyn.schedules.index import Index, IndexLike, fetch
 from polydyn.schedules.model import Group
 from polydyn.schedules.proof import prove as module
-from polydyn.schedules.proof.reuse import Proofs
+from polydyn.schedules.proof.obligations import vectors_inside
+from polydyn.schedules.proof.proven import Proven
+from polydyn.schedules.solution.reuse import Solver
 from polydyn.schedules.tiling import Roles
 from polydyn.schedules.tree.strategies import CpuTile, cpu_product, nest
 from tests.support.marks import slow
@@ -42,9 +44,9 @@ ROLES = Roles((), "i", "j", "k", ())
 
 
 def prove(g: Group) -> None:
-    p = Proofs(g)
-    module.prove(cpu_product(g, p.contract(ROLES), CpuTile(4, 2, 4, 8), pack=True))
-    assert p.reused == 1
+    solver = Solver(g)
+    module.prove(cpu_product(g, solver.contract(ROLES), CpuTile(4, 2, 4, 8), pack=True))
+    assert solver.reused == 1
 
 
 def test_one_proof_serves_all_constants() -> None:
@@ -88,11 +90,11 @@ def heads(width: int) -> Group:
 
 
 def test_a_relation_between_constants_is_proven_for_these_constants() -> None:
-    p = Proofs(heads(768))
-    s = p.nest()
-    p.prove_nest(nest(p.group, s.band, s.phases, False), s.band, s.phases)
-    assert s.phases == {"S0": 0, "S1": 1} and p.reused == 0
-    wide = Proofs(heads(769))
+    solver = Solver(heads(768))
+    s = solver.nest()
+    Proven(nest(solver.group, s.band, s.phases, False), vectors_inside(solver.group, s.band, s.phases))
+    assert s.phases == {"S0": 0, "S1": 1} and solver.reused == 0
+    wide = Solver(heads(769))
     with pytest.raises(LegalityError, match="t is read before anything is written there"):
         wide.nest()
 

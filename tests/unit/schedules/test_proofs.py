@@ -25,11 +25,11 @@ from polydyn.schedules.group.dependence import analyse
 from polydyn.schedules.index import Index, IndexLike, maximum, minimum
 from polydyn.schedules.isl_util import at_least, equals, frame
 from polydyn.schedules.model import Group
-from polydyn.schedules.proof.attention import prove_attention
 from polydyn.schedules.proof.boxes import ContractTiles, check_fill_box, check_panel_box
+from polydyn.schedules.proof.obligations import vectors_in_rows, vectors_inside
 from polydyn.schedules.proof.order import check_parallel
 from polydyn.schedules.proof.prove import prove
-from polydyn.schedules.proof.reuse import Proofs
+from polydyn.schedules.proof.proven import Proven
 from polydyn.schedules.solution.schedule import schedule_attention, schedule_nest
 from polydyn.schedules.tiling import unfold
 from polydyn.schedules.tree import Band, Mark, Sequence, Tree
@@ -48,7 +48,7 @@ V = Index.of
 
 
 def prove_nest(g: Group, band: tuple[str, ...], phases: dict[str, int], tiled: bool) -> None:
-    Proofs(g).prove_nest(nest(g, band, phases, tiled), band, phases)
+    Proven(nest(g, band, phases, tiled), vectors_inside(g, band, phases))
 
 
 # -- what is right is accepted ---------------------------------------------------------------------------------------
@@ -201,7 +201,7 @@ def test_attention_parts_in_another_order(attention: AttentionKernel) -> None:
         scores, rows, values = tree.children
         return Sequence((scores, values, rows))
 
-    prove_attention(attention.schedule, attention.parts)
+    Proven(attention.schedule, vectors_in_rows(attention.parts))
     with refused("backwards: R6 -> B_ACC|B_ACC reads weights where nothing was written"):
         prove(marked(attention.schedule, swapped))
 
@@ -233,7 +233,8 @@ def test_attention_phase_too_early(attention: AttentionKernel) -> None:
     parts = replace(attention.parts, phases=dict.fromkeys(attention.parts.phases, 0))
     whole = unfold(attention.group, parts.score_roles.batch, "local")
     with refused("backwards|vector loop|where nothing|epoch"):
-        prove_attention(cpu_attention(whole, parts, (CpuTile(), CpuTile(vectors="Q_d", lanes=1)), True), parts)
+        tile = CpuTile(vectors="Q_d", lanes=1)
+        Proven(cpu_attention(whole, parts, (CpuTile(), tile), True), vectors_in_rows(parts))
 
 
 def test_outputs_whose_elements_share_addresses() -> None:
