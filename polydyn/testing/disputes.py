@@ -73,6 +73,8 @@ def open_question(node: onnx.NodeProto, known: Arrays) -> bool:
         return x.dtype.kind == "f" and bool(np.isnan(x).any())
     if node.op_type in ("RNN", "GRU", "LSTM"):  # of no steps: ONNX Runtime's last state is 0, polydyn's the first one
         return bool(x.shape[0] == 0)
+    if node.op_type == "MeanVarianceNormalization":  # ONNX Runtime takes axes that a tensor lacks, and adds no epsilon
+        return any(a >= x.ndim for a in given.get("axes", (0, 2, 3)))
     if node.op_type == "ReduceLogSumExp":  # ONNX Runtime rounds exponentials to integers, onnx.reference fails
         return x.dtype.kind in "iu"
     if node.op_type == "DynamicQuantizeLinear":  # no scale is finite

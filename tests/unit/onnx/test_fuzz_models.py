@@ -8,13 +8,14 @@ from dataclasses import replace
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 
 from polydyn.fusion import pipeline
 from polydyn.fusion.plan import FusionPlan
 from polydyn.fusion.separate import separate
 from polydyn.graph.expand import import_model
 from polydyn.graph.ir import Compute, Graph
+from polydyn.graph.reference import evaluate
 from polydyn.schedules.expr import Op, Value
 from polydyn.schedules.index import Index
 from polydyn.testing import after_passes
@@ -124,7 +125,7 @@ def test_an_error_that_is_no_refusal_is_a_finding(monkeypatch: pytest.MonkeyPatc
     def broken(*_: object) -> None:
         raise KeyError("a0")
 
-    monkeypatch.setattr("polydyn.testing.model_check.programs_of", broken)
+    monkeypatch.setattr("polydyn.testing.plan.framed.programs_of", broken)
     found = Check(model(), CALLS, Depth.PLAN).run().finding
     assert found is not None
     assert (found.kind, found.stage, found.message) == ("error", "plan", "KeyError: 'a0'")
@@ -155,6 +156,20 @@ def test_old_operators_have_their_old_meaning() -> None:
     assert Runtime(old).run(feeds)["y"].tolist() == [[1, 1], [2, 2]]
     with pytest.raises(Exception, match="later meanings"):
         second_opinion(old, feeds)
+
+
+def test_a_second_opinion_knows_axes_in_any_order() -> None:
+    """ONNX Runtime keeps the sizes of negative axes where an aspect ratio is kept; onnx.reference fails on them."""
+    resize = helper.make_node("Resize", ["x", "", "", "sizes"], ["y"], axes=[-1, 0], mode="nearest",
+                              keep_aspect_ratio_policy="not_smaller")  # fmt: skip
+    info, sizes = helper.make_tensor_value_info, numpy_helper.from_array(np.array([3, 4]), "sizes")
+    graph = helper.make_graph(
+        [resize], "g", [info("x", TensorProto.FLOAT, ["N", 5, 3])], [info("y", TensorProto.FLOAT, None)], [sizes]
+    )
+    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8)
+    feeds = {"x": np.arange(30, dtype=np.float32).reshape(2, 5, 3)}
+    ours = {n: np.asarray(a) for n, a in evaluate(import_model(made), feeds).items()}
+    assert ours["y"].shape == (4, 5, 6) and not difference(ours, second_opinion(made, feeds))
 
 
 def test_sums_that_overflow_are_no_difference() -> None:
@@ -193,6 +208,8 @@ def test_what_onnx_runtime_runs_beyond_onnx_may_be_refused(
         ([helper.make_node("ArgMin", ["x"], ["y"], axis=0)], np.float32([2, 3, 1]), ""),
         ([helper.make_node("Upsample", ["x"], ["y"], scales=[1.0, 1.0, 1.0, 2.0], mode="linear")],
          np.uint8([[[[1, 2]]]]), "Upsample"),
+        ([helper.make_node("MeanVarianceNormalization", ["x"], ["y"])], np.float32([[1, 2]]),
+         "MeanVarianceNormalization"),
     ],
 )  # fmt: skip
 def test_the_node_that_is_disputed_is_named(nodes: list[onnx.NodeProto], x: Array, operator: str) -> None:
