@@ -143,20 +143,33 @@ def interval(e: Index, sizes: Mapping[str, tuple[float, float | None]]) -> tuple
 
     ``sizes``: (low, high) of its symbols, high None where nothing is known. KeyError: a symbol is missing.
     """
+    return _interval(e, sizes, {})
+
+
+Intervals = dict[Atom, tuple[float, float]]
+
+
+def _interval(e: Index, sizes: Mapping[str, tuple[float, float | None]], done: Intervals) -> tuple[float, float]:
+    """``done``: atoms that were met. The same ones stand in many places of a minimum or a quotient."""
     low: float = 0
     high: float = 0
     for monomial, c in e.terms.items():
         ends: tuple[float, float] = (c, c)
         for a in monomial:
-            x, y = sizes[a] if isinstance(a, str) else _atom_interval(a, sizes)
+            if isinstance(a, str):
+                x, y = sizes[a]
+            else:
+                if a not in done:
+                    done[a] = _atom_interval(a, sizes, done)
+                x, y = done[a]
             products = [u * v if u and v else 0 for u in ends for v in (x, inf if y is None else y)]
             ends = min(products), max(products)
         low, high = low + ends[0], high + ends[1]
     return low, high
 
 
-def _atom_interval(a: Atom, sizes: Mapping[str, tuple[float, float | None]]) -> tuple[float, float]:
-    args = [interval(x, sizes) for x in a.args]
+def _atom_interval(a: Atom, sizes: Mapping[str, tuple[float, float | None]], done: Intervals) -> tuple[float, float]:
+    args = [_interval(x, sizes, done) for x in a.args]
     if a.kind in ("min", "max"):
         pick = min if a.kind == "min" else max
         return pick(x for x, _ in args), pick(y for _, y in args)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import replace
+from functools import partial
 
 from polydyn.codegen.check import verify_body
 from polydyn.codegen.cpu.streaming import CACHE
 from polydyn.codegen.ir import Body
 from polydyn.codegen.kernel import Kernel
+from polydyn.codegen.passes.tiles import tasks
+from polydyn.codegen.pipeline import Step
 from polydyn.codegen.printers.c import KernelPrinter
 from polydyn.debug import Level, show
 from polydyn.schedules.model import Array, stored
@@ -36,6 +39,11 @@ def loops_kept() -> Iterator[dict[str, Body]]:
 def bound_names(arrays: Mapping[str, Array], symbols: tuple[str, ...]) -> tuple[str, ...]:
     """The names that every step of a kernel may use (``pipeline.run``)."""
     return (*symbols, *TASK_RANGE, str(CACHE), *stored(arrays))
+
+
+def ranges(order: Sequence[str] = ()) -> tuple[Step, ...]:
+    """The coincident band of a CPU kernel becomes a range of tasks. ``order``: as for ``tasks``."""
+    return (Step("tasks", "the coincident band becomes a range of tasks", partial(tasks, runs=True, order=order)),)
 
 
 def emit(kernel: Kernel, body: Body, arrays: Mapping[str, Array], inline_math: bool = False, width: int = 0) -> Kernel:

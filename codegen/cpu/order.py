@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import cached_property
 
-from polydyn.codegen.cpu.emit import bound_names, emit
-from polydyn.codegen.ir import Alloc, Body, Call, Pointer, consume
+from polydyn.codegen.cpu.emit import bound_names, emit, ranges
+from polydyn.codegen.family import Family, Rule, build, keep
+from polydyn.codegen.ir import Alloc, Body, Call, Pointer
 from polydyn.codegen.kernel import Kernel
-from polydyn.codegen.lower import lower, scratch_bytes
-from polydyn.codegen.passes.bind import fold
-from polydyn.codegen.passes.tiles import task_count, tasks
-from polydyn.codegen.pipeline import Step, loops, run
+from polydyn.codegen.lower import scratch_bytes
 from polydyn.codegen.places import Places
 from polydyn.codegen.printers.c_values import CTYPE
 from polydyn.schedules.expr import FromIndex, Load
@@ -48,26 +46,22 @@ class OrderKernel:
         """The schedule with its proof."""
         return Proven(self.schedule)
 
+    @property
+    def symbols(self) -> tuple[str, ...]:
+        """The kernel's parameters."""
+        return self.group.params
+
     def build(self) -> Kernel:
         """The kernel."""
-        names = bound_names(self.group.arrays, self.group.params)
-        body = run(self.name, loops(self.name, self.proven), (
-            Step("lower", "the statement becomes a call", lambda x: lower(x, {"S0": self._call}), (SORTED,)),
-            Step("stages", "the marks of the stages go", lambda x: consume(x, MarkName.STAGE)),
-        ), names)  # fmt: skip
-        count = task_count(body)
-        body = run(self.name, body, (
-            Step("tasks", "the coincident band becomes a range of tasks", lambda x: tasks(x, runs=True)),
-            Step("scratch", "room for keys and places", self._room),
-            Step("fold", "decided guards and single trips go", fold),
-        ), names)  # fmt: skip
-        kernel = Kernel(self.name, self.group.params, count, scratch=scratch_bytes(body))
-        return emit(kernel, body, self.group.arrays)
+        body, count = build(ORDER, self)
+        return emit(Kernel(self.name, self.symbols, count, scratch_bytes(body)), body, self.group.arrays)
 
-    def _room(self, body: Body) -> Body:
+    def room(self, body: Body) -> Body:
+        """The body with scratch memory for the keys and places of a line."""
         return (Alloc(SORTED, "uint64", self.count * 4, "scratch", body),)
 
-    def _call(self, a: Mapping[str, Index]) -> Body:
+    def call(self, a: Mapping[str, Index]) -> Body:
+        """The statement's instance: a leaf sorts a line."""
         (s,) = self.group.statements
         assert isinstance(s.value, Load)
         env = Places(self.schedule).env(s.name, a)
@@ -82,3 +76,13 @@ class OrderKernel:
             element, number(self.stride), number(self.count), number(self.most), number(-1 if self.largest else 0),
             Pointer(out.dtype, out.name, to), number(self.step), Pointer("uint64", SORTED, ZERO),
         )),)  # fmt: skip
+
+
+ORDER: Family[OrderKernel] = Family(
+    names=bound_names,
+    statements=lambda x: {"S0": x.call},
+    opened=lambda _: (SORTED,),
+    stores=(Rule("stages", "the marks of the stages go", keep, MarkName.STAGE),),
+    band=lambda _: ranges(),
+    around=(Rule("scratch", "room for keys and places", OrderKernel.room),),
+)

@@ -12,14 +12,16 @@ Outputs go around the caches where a launch moves more than they hold; the launc
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from functools import cached_property, partial
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 from polydyn.codegen.cpu.band import Band
 from polydyn.codegen.cpu.choices import Choices, beside
-from polydyn.codegen.cpu.emit import bound_names, emit
+from polydyn.codegen.cpu.emit import bound_names, emit, ranges
 from polydyn.codegen.cpu.streaming import CACHE, STREAM, STREAMS, moved_bytes, reading_order
 from polydyn.codegen.cpu.target import CpuTarget
+from polydyn.codegen.family import Family, Form, Rule, build, keep
 from polydyn.codegen.ir import (
     Alloc,
     Body,
@@ -41,14 +43,11 @@ from polydyn.codegen.ir import (
     walk_value,
 )  # fmt: skip
 from polydyn.codegen.kernel import Kernel
-from polydyn.codegen.lower import Lowering, flat, lower, scratch_bytes
+from polydyn.codegen.lower import Lowering, flat, scratch_bytes
 from polydyn.codegen.passes.announce import announce_stores, without_announcements
-from polydyn.codegen.passes.bind import bind, fold
 from polydyn.codegen.passes.jam import copy_of, jam
-from polydyn.codegen.passes.tiles import task_count, tasks
 from polydyn.codegen.passes.transpose import by_blocks, transpose_loads
 from polydyn.codegen.passes.vectorise import vectorise_loop
-from polydyn.codegen.pipeline import Step, loops, run
 from polydyn.codegen.places import Places
 from polydyn.schedules.errors import Declined
 from polydyn.schedules.expr import ITEMSIZE, Load, Value
@@ -137,7 +136,7 @@ class NestKernel:
         """Whether every statement computes one element of the band, in vectors along it."""
         return self.tiled and self.band.maps
 
-    def _reading_order(self) -> tuple[str, ...]:
+    def reading_order(self) -> tuple[str, ...]:
         """The task loops as the operands lie in memory, outermost first; none where that is how the output lies."""
         head = tuple(x for x in self.prefix[:-1] if x != self.across)
         if self.across:
@@ -285,12 +284,6 @@ class NestKernel:
             return without_announcements(n)
         return vectors
 
-    def _vector_tile(self, body: Body) -> Body:
-        def f(n: Node) -> Node | Body:
-            return self._vector(n) if isinstance(n, For) and n.var == "t" else n
-
-        return rewrite(body, f)
-
     # -- the whole kernel ----------------------------------------------------------------------------------------
 
     @cached_property
@@ -300,83 +293,59 @@ class NestKernel:
 
     def build(self) -> Kernel:
         """The kernel."""
-        launch = self.launch
-        symbols = tuple(dict.fromkeys((*self.group.params, *launch)))
-        names = bound_names(self.group.arrays, symbols)
-        body = run(self.name, loops(self.name, self.proven), self.tile_counts(), names)
-        body, count, scratch = self._versions(body, names)
-        drain = Step("drain", "streams end with a fence", _drained)
-        body = run(self.name, body, (drain,) if self.streams else (), names)
-        kernel = Kernel(self.name, symbols, count, scratch, launch, tuple(dict.fromkeys(self.notes)))
+        body, count = build(self.family, NestForm(self))
+        kernel = Kernel(
+            self.name, self.symbols, count, self.scratch_of(body), self.launch, tuple(dict.fromkeys(self.notes))
+        )
         return emit(kernel, body, self.group.arrays, inline_math=True)
 
-    def tile_counts(self) -> tuple[Step, ...]:
-        """The passes that all versions share."""
+    @property
+    def family(self) -> Family[NestForm]:
+        """The tables of the kernel."""
+        return NEST
+
+    @property
+    def symbols(self) -> tuple[str, ...]:
+        """The kernel's parameters."""
+        return tuple(dict.fromkeys((*self.group.params, *self.launch)))
+
+    def tile_counts(self) -> dict[str, Index]:
+        """The numbers of tiles."""
         extents = self.schedule.extents()
-        counts = {extent(b(x)): extents[b(x)] for x in self.schedule.map.origins}
-        return (Step("bind", "the number of tiles", lambda b: bind(b, counts)),) if counts else ()
+        return {extent(b(x)): extents[b(x)] for x in self.schedule.map.origins}
 
-    def _versions(self, body: Body, names: tuple[str, ...]) -> tuple[Body, Index, Index]:
-        """(body, tasks, bytes of scratch): with row buffers, without, or both and a choice at run time."""
-        size, most = self._row_bytes() * self.flight, self.target.core.l2
-        fits = Compare("<=", size, V(most))
-        if not self._buffered() or not self._can_repeat():
-            out, count = self._version(body, names)
-            return self._streamed(body, names, out), count, scratch_bytes(out)
-        if fits.decided() is False:
-            self.notes.append("several passes over every row, nothing is kept")
-            return (*self._version(body, names, again=True), ZERO)
-        out, count = self._version(body, names)
-        if fits.decided():
-            return out, count, scratch_bytes(out)
-        self.notes.append(f"rows are kept in scratch up to {most} bytes, beyond it computed again in every pass")
-        bound = minimum(scratch_bytes(out), V(most + 64 * len(self.row_buffers())))
-        return (If((fits,), out, self._version(body, names, again=True)[0]),), count, bound
+    def forms(self) -> Iterator[Form[NestForm]]:
+        """The bodies of the kernel: with row buffers, without, or both and a choice at run time.
 
-    def _streamed(self, body: Body, names: tuple[str, ...], out: Body) -> Body:
-        """``out``, and where it streams the same tasks as the operands lie: writes need not be in order then."""
-        order = self._reading_order() if self.streams and self._maps() and not self.across else ()
-        return (If((STREAMS,), self._version(body, names, order=order)[0], out),) if order else out
-
-    def _version(
-        self, body: Body, names: tuple[str, ...], again: bool = False, order: tuple[str, ...] = ()
-    ) -> tuple[Body, Index]:
-        """The lowered body of one version, and the number of tasks. ``again``: without row buffers. ``order``: of the
-        task loops.
+        An element-wise group that streams has its tasks as the operands lie: writes need not be in order then.
         """
-        part = f"{self.name}/{'again' if again else 'ordered'}" if again or order else self.name
-        body = run(part, body, self.steps(again), names)
-        order = order or (self._reading_order() if self.across else ())
-        ranges = (
-            Step("tasks", "the coincident band becomes a range of tasks", partial(tasks, runs=True, order=order)),
-            *(() if again else (Step("scratch", "row buffers around all tasks", self.scratch),)),
-            Step("fold", "decided guards and single trips go", fold),
-        )
-        return run(part, body, ranges, names), task_count(body)
+        kept = NestForm(self)
+        if not self._buffered() or not self._can_repeat():
+            order = self.reading_order() if self.streams and self._maps() and not self.across else ()
+            if order:
+                yield Form(replace(kept, order=order), STREAMS, "ordered")
+            yield Form(kept)
+            return
+        fits = self._rows_fit()
+        if fits.decided() is not False:
+            yield Form(kept, None if fits.decided() else fits)
+        if fits.decided():
+            return
+        most = self.target.core.l2
+        choice = f"rows are kept in scratch up to {most} bytes, beyond it computed again in every pass"
+        self.notes.append("several passes over every row, nothing is kept" if fits.decided() is False else choice)
+        yield Form(replace(kept, again=True), part="again")
 
-    def steps(self, again: bool = False) -> tuple[Step, ...]:
-        """The passes of a version, up to the coincident band. ``again``: it computes rows again, and keeps none."""
-        table = {s.name: self.lowering(s, again) for s in self.group.statements}
-        outputs = [n for n, a in self.group.arrays.items() if a.role == "output"]
-        lowered = (
-            Step("declare", "registers of a row", lambda b: consume(b, MarkName.ROW, self.row)),
-            Step("lower", "statements become stores and registers", lambda b: lower(b, table),
-                 ("stream", "o_t", "o_u", *(copy for _, copy in self.row_buffers()))),
-        )  # fmt: skip
-        if self.tiled:
-            vectors: tuple[Step, ...] = (
-                Step("stages", "the marks of the stages go", lambda b: consume(b, MarkName.STAGE)),
-                Step("tile", "the tile's loop becomes vectors", lambda b: consume(b, MarkName.TILE, self._tile)),
-            )
-        else:
-            announce = Step("announce", "lines that the next pass writes",
-                            lambda b: announce_stores(b, MarkName.STAGE, outputs))  # fmt: skip
-            vectorise = Step("vectorise", "loops inside a row become vectors",
-                             lambda b: self.vector_stages(b, self.flight))  # fmt: skip
-            pairs = Step("pairs", "loops inside a row become vectors, two rows side by side",
-                         lambda b: consume(b, MarkName.TILE, self._pair))  # fmt: skip
-            vectors = (announce, pairs if self.in_pairs else vectorise)
-        return (*lowered, *vectors, Step("fold", "decided guards and single trips go", fold))
+    def _rows_fit(self) -> Compare:
+        """Where the row buffers fit the cache."""
+        return Compare("<=", self._row_bytes() * self.flight, V(self.target.core.l2))
+
+    def scratch_of(self, body: Body) -> Index:
+        """Bytes of scratch memory: where rows may be computed again, row buffers are no larger than the cache."""
+        size = scratch_bytes(body)
+        if size == ZERO or not self._can_repeat() or self._rows_fit().decided():
+            return size
+        return minimum(size, V(self.target.core.l2 + 64 * len(self.row_buffers())))
 
     def together(self, body: Body, *loops: str) -> Body:
         """The loops over rows by ``flight`` rows: the band is coincident, and every row keeps its own locals."""
@@ -386,14 +355,19 @@ class NestKernel:
 
         return rewrite(body, f)
 
-    def _pair(self, body: Body) -> Body:
+    def pair(self, body: Body) -> Body:
         """The rows of a task: two side by side, or one."""
         (both,), (alone,) = (self.vector_stages(body, n) for n in (FLIGHT, 1))
         assert isinstance(both, For) and isinstance(alone, For), "the tree has a loop over the rows of a task"
         return live_part(self.schedule, "t", jam(both, FLIGHT, self._buffered(), alone))
 
-    def _tile(self, body: Body) -> Body:
-        body = self._vector_tile(body)
+    def vector_tile(self, body: Body) -> Body:
+        """The tile's loop as vectors, with the tile's first element and the extent of its live part."""
+
+        def f(n: Node) -> Node | Body:
+            return self._vector(n) if isinstance(n, For) and n.var == "t" else n
+
+        body = rewrite(body, f)
         if self.across:
             body = transpose_loads(by_blocks(body, "u", self.target.width), "u", self.target.width)
             body = live_part(self.schedule, "u", body)
@@ -431,7 +405,7 @@ class NestKernel:
         if not self.streams:
             return launch
         # lines that are written in no order are fetched one by one: streaming pays from half the size on
-        return launch | {STREAM: moved_bytes(self.group) * (2 if self._maps() and self._reading_order() else 1)}
+        return launch | {STREAM: moved_bytes(self.group) * (2 if self._maps() and self.reading_order() else 1)}
 
 
 def live_part(schedule: Scheduled, x: str, body: Body) -> Body:
@@ -442,7 +416,64 @@ def live_part(schedule: Scheduled, x: str, body: Body) -> Body:
     return (Let(first, tm.origin(x, ZERO if extents[b(x)] == ONE else V(b(x))), (live,)),)
 
 
-def _drained(body: Body) -> Body:
+@dataclass(frozen=True)
+class NestForm:
+    """A body of a nest. ``again``: it computes rows again, and keeps none. ``order``: of the loops over tasks."""
+
+    of: NestKernel
+    again: bool = False
+    order: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """The kernel's name."""
+        return self.of.name
+
+    @property
+    def group(self) -> Group:
+        """What the kernel computes."""
+        return self.of.group
+
+    @property
+    def symbols(self) -> tuple[str, ...]:
+        """The kernel's parameters."""
+        return self.of.symbols
+
+    @property
+    def proven(self) -> Proven:
+        """The schedule with its proof."""
+        return self.of.proven
+
+    def announce(self, body: Body) -> Body:
+        """The lines of the outputs that the next pass writes are asked for."""
+        return announce_stores(body, MarkName.STAGE, [n for n, a in self.group.arrays.items() if a.role == "output"])
+
+
+def _drained(_: NestForm, body: Body) -> Body:
     """A kernel that asks once whether it streams, and waits for its streams at the end."""
     drain = If((STREAMS,), (Call("pd_drain"),))
     return (Let("stream", V(STREAM) // CACHE, (*body, drain)),)
+
+
+NEST: Family[NestForm] = Family(
+    names=bound_names,
+    sizes=lambda x: x.of.tile_counts(),
+    forms=lambda x: x.of.forms(),
+    marks=(Rule("declare", "registers of a row", lambda x, body: x.of.row(body), MarkName.ROW),),
+    statements=lambda x: {s.name: x.of.lowering(s, x.again) for s in x.group.statements},
+    opened=lambda x: ("stream", "o_t", "o_u", *(copy for _, copy in x.of.row_buffers())),
+    stores=(
+        Rule("stages", "the marks of the stages go", keep, MarkName.STAGE, where=lambda x: x.of.tiled),
+        Rule("tile", "the tile's loop becomes vectors", lambda x, body: x.of.vector_tile(body), MarkName.TILE,
+             where=lambda x: x.of.tiled),
+        Rule("announce", "lines that the next pass writes", NestForm.announce, where=lambda x: not x.of.tiled),
+        Rule("pairs", "loops inside a row become vectors, two rows side by side", lambda x, body: x.of.pair(body),
+             MarkName.TILE, where=lambda x: x.of.in_pairs),
+        Rule("vectorise", "loops inside a row become vectors", lambda x, body: x.of.vector_stages(body, x.of.flight),
+             where=lambda x: not (x.of.tiled or x.of.in_pairs)),
+    ),
+    band=lambda x: ranges(x.order or (x.of.reading_order() if x.of.across else ())),
+    around=(Rule("scratch", "row buffers around all tasks", lambda x, body: x.of.scratch(body),
+                 where=lambda x: not x.again),),
+    last=(Rule("drain", "streams end with a fence", _drained, where=lambda x: x.of.streams),),
+)  # fmt: skip

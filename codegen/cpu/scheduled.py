@@ -12,6 +12,7 @@ from functools import cached_property
 
 from polydyn.codegen.cpu.emit import bound_names, emit
 from polydyn.codegen.cpu.target import CpuTarget
+from polydyn.codegen.family import FOLD, Family, Rule, build
 from polydyn.codegen.ir import (
     Alloc,
     Body,
@@ -24,14 +25,13 @@ from polydyn.codegen.ir import (
     rewrite,
 )
 from polydyn.codegen.kernel import Kernel
-from polydyn.codegen.lower import lower, scratch_bytes
-from polydyn.codegen.passes.bind import bind, fold
-from polydyn.codegen.passes.tiles import TASK, task_count, tasks
+from polydyn.codegen.lower import scratch_bytes
+from polydyn.codegen.passes.tiles import TASK, tasks
 from polydyn.codegen.passes.vectorise import vectorise_loop
-from polydyn.codegen.pipeline import Step, loops, run
+from polydyn.codegen.pipeline import Step
 from polydyn.codegen.scheduled import Instances
 from polydyn.schedules.errors import Declined
-from polydyn.schedules.index import ONE, ZERO, minimum
+from polydyn.schedules.index import ONE, ZERO, Index, minimum
 from polydyn.schedules.proof.proven import Proven
 from polydyn.schedules.tree.names import MarkName, extent
 from polydyn.schedules.tree.scheduled import Scheduled
@@ -47,36 +47,27 @@ class ScheduledKernel(Instances):
         super().__init__(schedule, sizes)
         self.name, self.target, self.notes = name, target, list[str]()
 
-    # -- the kernel ------------------------------------------------------------------------------------------------
-
     @cached_property
     def proven(self) -> Proven:
         """The schedule with its proof."""
         return Proven(self.schedule)
 
+    @property
+    def symbols(self) -> tuple[str, ...]:
+        """The kernel's parameters."""
+        return self.group.params
+
     def build(self) -> Kernel:
         """The kernel. CodegenError: a bug."""
-        symbols = self.group.params
-        names = bound_names(self.group.arrays, symbols)
-        counts = {extent(k): e.subs(self.sizes) for k, e in self.schedule.extents().items()}
-        body = loops(self.name, self.proven)
-        body = run(self.name, body, (
-            Step("bind", "extents of loops", lambda b: bind(b, counts)),
-            Step("marks", "only the tasks are a pass's", only_tasks),
-            Step("lower", "statements become stores", lambda b: lower(b, self.lowerings()),
-                 tuple(x.name for x in self.storage())),
-        ), names)  # fmt: skip
-        count = task_count(body)
-        body = run(self.name, body, (
-            Step("tasks", "the coincident band becomes a range of tasks", tasks),
-            Step("trim", "guards become bounds of loops", trim),
-            Step("fold", "decided guards and single trips go", fold),
-            Step("vectorise", "innermost loops become vectors", self.vectorise),
-            Step("storage", "buffers around all tasks", self.allocate),
-            Step("fold", "decided guards and single trips go", fold),
-        ), names)  # fmt: skip
-        kernel = Kernel(self.name, symbols, count, scratch_bytes(body), notes=tuple(dict.fromkeys(self.notes)))
-        return emit(kernel, body, self.group.arrays, inline_math=True)
+        body, count = build(SCHEDULED, self)
+        notes = tuple(dict.fromkeys(self.notes))
+        return emit(
+            Kernel(self.name, self.symbols, count, scratch_bytes(body), notes=notes), body, self.group.arrays, True
+        )
+
+    def counts(self) -> dict[str, Index]:
+        """The steps of all loops."""
+        return {extent(k): e.subs(self.sizes) for k, e in self.schedule.extents().items()}
 
     def vectorise(self, body: Body) -> Body:
         """Innermost loops of stores as vectors; the others stay, with a note."""
@@ -129,3 +120,18 @@ def trim(body: Body) -> Body:
         return If(tuple(outside), (loop,)) if outside else loop
 
     return rewrite(body, f)
+
+
+TRIM = Step("trim", "guards become bounds of loops", trim)
+SCHEDULED: Family[ScheduledKernel] = Family(
+    names=bound_names,
+    sizes=ScheduledKernel.counts,
+    marks=(Rule("marks", "only the tasks are a pass's", lambda _, body: only_tasks(body)),),
+    statements=ScheduledKernel.lowerings,
+    opened=lambda x: tuple(buffer.name for buffer in x.storage()),
+    band=lambda _: (Step("tasks", "the coincident band becomes a range of tasks", tasks), TRIM, FOLD),
+    around=(
+        Rule("vectorise", "innermost loops become vectors", ScheduledKernel.vectorise),
+        Rule("storage", "buffers around all tasks", ScheduledKernel.allocate),
+    ),
+)

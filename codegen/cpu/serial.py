@@ -10,15 +10,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import cached_property
 
-from polydyn.codegen.cpu.emit import bound_names, emit
+from polydyn.codegen.cpu.emit import bound_names, emit, ranges
 from polydyn.codegen.cpu.target import CpuTarget
-from polydyn.codegen.ir import Body, Compare, For, If, Let, Node, Store, consume, rewrite
+from polydyn.codegen.family import Family, Rule, build, keep
+from polydyn.codegen.ir import Body, Compare, For, If, Let, Node, Store, rewrite
 from polydyn.codegen.kernel import Kernel
-from polydyn.codegen.lower import Lowering, flat, lower
-from polydyn.codegen.passes.bind import bind, fold
-from polydyn.codegen.passes.tiles import task_count, tasks, unswitch
+from polydyn.codegen.lower import Lowering, flat
+from polydyn.codegen.passes.tiles import unswitch
 from polydyn.codegen.passes.vectorise import vectorise_loop
-from polydyn.codegen.pipeline import Step, loops, run
 from polydyn.codegen.places import Places
 from polydyn.schedules.errors import Declined
 from polydyn.schedules.index import ONE, Index, minimum
@@ -70,36 +69,28 @@ class SerialKernel:
         """The schedule with its proof."""
         return Proven(self.schedule)
 
+    @property
+    def launch(self) -> dict[str, Index]:
+        """The size of a task."""
+        return {extent(p("t")): Index.of(COLUMNS)} if self.tiled else {}
+
+    @property
+    def symbols(self) -> tuple[str, ...]:
+        """The kernel's parameters."""
+        return (*self.group.params, *self.launch)
+
     def build(self) -> Kernel:
         """The kernel."""
-        launch = {extent(p("t")): Index.of(COLUMNS)} if self.tiled else {}
-        symbols = (*self.group.params, *launch)
-        names = bound_names(self.group.arrays, symbols)
-        body = run(self.name, loops(self.name, self.proven), self.steps(), names)
-        count = task_count(body)
-        last = (
-            Step("tasks", "the coincident band becomes a range of tasks", lambda x: tasks(x, runs=True)),
-            Step("fold", "decided guards and single trips go", fold),
-        )
-        body = run(self.name, body, last, names)
-        kernel = Kernel(self.name, symbols, count, launch=launch, notes=tuple(dict.fromkeys(self.notes)))
+        body, count = build(SERIAL, self)
+        kernel = Kernel(self.name, self.symbols, count, launch=self.launch, notes=tuple(dict.fromkeys(self.notes)))
         return emit(kernel, body, self.group.arrays, inline_math=True)
 
-    def steps(self) -> tuple[Step, ...]:
-        """The passes up to the coincident band."""
-        table = {s.name: self.lowering(s) for s in self.group.statements}
-        counts = {extent(x): e for x, e in self.schedule.extents().items() if x == b("t")}
-        return (
-            Step("bind", "the number of tiles", lambda x: bind(x, counts)),
-            Step("lower", "statements become stores", lambda x: lower(x, table), ("o_t",)),
-            Step("choose", "choices leave the loops that do not decide them", unswitch),
-            Step("stages", "the marks of the stages go", lambda x: consume(x, MarkName.STAGE)),
-            Step("vectorise", "loops over lanes become vectors", self._vectors),
-            Step("tile", "the tile begins and ends where its elements do", self._tiles),
-            Step("fold", "decided guards and single trips go", fold),
-        )
+    def tile_count(self) -> dict[str, Index]:
+        """The number of tiles along the last axis of the band, where there are tiles."""
+        return {extent(x): e for x, e in self.schedule.extents().items() if x == b("t")}
 
-    def _vectors(self, body: Body) -> Body:
+    def vectors(self, body: Body) -> Body:
+        """Loops over lanes become vectors; the others stay, with a note."""
         lanes = {k for _, loops in self.schedule.parallel[1:] for k in loops}
 
         def f(n: Node) -> Node | Body:
@@ -113,14 +104,25 @@ class SerialKernel:
 
         return rewrite(body, f)
 
-    def _tiles(self, body: Body) -> Body:
+    def tile(self, body: Body) -> Body:
         """The tile's first element, and the extent of its live part."""
         tm, sizes = self.schedule.map, self.schedule.extents()
+        first = tm.origins["t"].symbol
+        live = Let(extent(it("t")), minimum(sizes[it("t")], tm.extents["t"] - first), body)
+        one = sizes[b("t")] == ONE
+        return (Let(first, tm.origin("t", Index.of(0) if one else Index.of(b("t"))), (live,)),)
 
-        def f(x: Body) -> Body:
-            first = tm.origins["t"].symbol
-            live = Let(extent(it("t")), minimum(sizes[it("t")], tm.extents["t"] - first), x)
-            one = sizes[b("t")] == ONE
-            return (Let(first, tm.origin("t", Index.of(0) if one else Index.of(b("t"))), (live,)),)
 
-        return consume(body, MarkName.TILE, f)
+SERIAL: Family[SerialKernel] = Family(
+    names=bound_names,
+    sizes=SerialKernel.tile_count,
+    statements=lambda x: {s.name: x.lowering(s) for s in x.group.statements},
+    opened=lambda _: ("o_t",),
+    stores=(
+        Rule("choose", "choices leave the loops that do not decide them", lambda _, body: unswitch(body)),
+        Rule("stages", "the marks of the stages go", keep, MarkName.STAGE),
+        Rule("vectorise", "loops over lanes become vectors", SerialKernel.vectors),
+        Rule("tile", "the tile begins and ends where its elements do", SerialKernel.tile, MarkName.TILE),
+    ),
+    band=lambda _: ranges(),
+)

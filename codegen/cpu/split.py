@@ -13,9 +13,10 @@ from functools import cached_property
 from polydyn.codegen.cpu.dot import DotKernel
 from polydyn.codegen.cpu.plan import ContractTuple, Plan
 from polydyn.codegen.cpu.product import ContractKernel
-from polydyn.codegen.cpu.rows import NestKernel
+from polydyn.codegen.cpu.rows import NEST, NestForm, NestKernel
 from polydyn.codegen.cpu.shares import FEW_TILES, LEAST_SHARES, reduction_shares, share_of_steps, where_few
 from polydyn.codegen.cpu.target import CpuTarget
+from polydyn.codegen.family import Family, Rule
 from polydyn.codegen.ir import Body, Let
 from polydyn.codegen.kernel import WORKSPACE, Kernel
 from polydyn.codegen.passes.prefetch import LINE
@@ -161,14 +162,24 @@ class SplitNest(NestKernel):
         """As of other nests, with the number of shares."""
         return with_shares(super().launch, self.count)
 
-    def steps(self, again: bool = False) -> tuple[Step, ...]:
+    @property
+    def family(self) -> Family[NestForm]:
         """As of other nests; before anything else the reduction runs over a share's steps."""
-        return (split_step(self.steps_of), *super().steps(again))
+        return SPLIT_NEST
 
     def row(self, body: Body) -> Body:
         """As of other nests, around all a share's rows or vectors."""
         body = super().row(body)
         return body if self.tiled else share_around(body, self.extents[self.steps_of], SHARE)
 
-    def _tile(self, body: Body) -> Body:
-        return share_around(super()._tile(body), self.extents[self.steps_of], SHARE)
+    def vector_tile(self, body: Body) -> Body:
+        """As of other nests, with the steps of a share around the tile."""
+        return share_around(super().vector_tile(body), self.extents[self.steps_of], SHARE)
+
+
+def _share(x: NestForm, body: Body) -> Body:
+    assert isinstance(x.of, SplitNest)
+    return share_steps(body, x.of.steps_of, V(FIRST_STEP), V(END_STEP))
+
+
+SPLIT_NEST = replace(NEST, first=(Rule("split", "a share of the reduction", _share, opens=(FIRST_STEP, END_STEP)),))

@@ -8,21 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import cached_property
 
-from polydyn.codegen.cpu.emit import bound_names, emit
+from polydyn.codegen.cpu.emit import bound_names, emit, ranges
 from polydyn.codegen.cpu.rows import live_part
 from polydyn.codegen.cpu.target import IN_FLIGHT, CpuTarget
 from polydyn.codegen.cpu.windows import MOST_TAPS, in_vectors
-from polydyn.codegen.ir import Alloc, Body, FlatLoad, For, Node, Store, consume, rewrite
+from polydyn.codegen.family import Family, Rule, build
+from polydyn.codegen.ir import Alloc, Body, FlatLoad, For, Node, Store, rewrite
 from polydyn.codegen.kernel import Kernel
-from polydyn.codegen.lower import Lowering, flat, lower, scratch_bytes
-from polydyn.codegen.passes.bind import bind, fold
+from polydyn.codegen.lower import Lowering, flat, scratch_bytes
+from polydyn.codegen.passes.bind import fold
 from polydyn.codegen.passes.taps import Window, twins
-from polydyn.codegen.passes.tiles import flatten_loops, task_count, tasks
+from polydyn.codegen.passes.tiles import flatten_loops
 from polydyn.codegen.passes.transpose import by_blocks, transpose_loads
 from polydyn.codegen.passes.vectorise import vectorise_loop, vectorise_tile
-from polydyn.codegen.pipeline import Step, loops, run
 from polydyn.codegen.places import Coordinates, Places
 from polydyn.schedules.errors import CodegenError, Declined
 from polydyn.schedules.expr import Load, Value, loads
@@ -99,7 +99,9 @@ class TurnedWindowKernel:
         inner = len(self.shared)
         return sum((i * s for i, s in zip(index[inner:], row_major(a.shape[inner:]), strict=True)), ZERO) * w + lane
 
-    def _lowering(self, s: Statement) -> Lowering:
+    def lowering(self, s: Statement) -> Lowering:
+        """What executes a statement's instance."""
+
         def held(x: Load) -> Value | None:
             local = self.group.arrays[x.buffer].role == "local"
             return FlatLoad(x.dtype, x.buffer, self._address(x.buffer, x.index)) if local else None
@@ -118,45 +120,36 @@ class TurnedWindowKernel:
         """The schedule with its proof."""
         return Proven(self.schedule)
 
+    @property
+    def symbols(self) -> tuple[str, ...]:
+        """The kernel's parameters."""
+        return self.group.params
+
     def build(self) -> Kernel:
         """The kernel."""
-        names = bound_names(self.group.arrays, self.group.params)
-        body = run(self.name, loops(self.name, self.proven), self.steps(), names)
-        count = task_count(body)
-        body = run(self.name, body, (
-            Step("tasks", "the coincident band becomes a range of tasks", partial(tasks, runs=True)),
-            Step("scratch", "the planes of a task around all tasks", self._scratch),
-            Step("fold", "decided guards and single trips go", fold),
-        ), names)  # fmt: skip
-        kernel = Kernel(self.name, self.group.params, count, scratch_bytes(body))
-        return emit(kernel, body, self.group.arrays)
+        body, count = build(TURNED_WINDOW, self)
+        return emit(Kernel(self.name, self.symbols, count, scratch_bytes(body)), body, self.group.arrays)
 
-    def steps(self) -> tuple[Step, ...]:
-        """The passes up to the coincident band."""
-        table = {s.name: self._lowering(s) for s in self.group.statements}
+    def counts(self) -> dict[str, Index]:
+        """Numbers of tiles, and of lanes where all vectors are full."""
         extents = self.schedule.extents()
         counts = {extent(b(x)): extents[b(x)] for x in (LANES, OUTPUTS)}
-        counts |= {LIVE: V(self.target.width)} if self._whole else {}
-        locals_ = (n for n, a in self.group.arrays.items() if a.role == "local")
-        return (
-            Step("bind", "numbers of tiles", lambda x: bind(x, counts)),
-            Step("lower", "statements become stores", lambda x: lower(x, table),
-                 (LANES_BEGIN, TILE_BEGIN, *locals_)),
-            Step("fill", "planes are copied to lanes", lambda x: consume(x, MarkName.FILL, self._fill)),
-            Step("tile", "the tile's loops become vectors in registers",
-                 lambda x: consume(x, MarkName.TILE, self._tile)),
-            Step("store", "results are copied from lanes", lambda x: consume(x, MarkName.STORE, self._store)),
-            Step("share", "the first plane of a task",
-                 lambda x: consume(x, MarkName.SHARE, lambda y: live_part(self.schedule, LANES, y))),
-            Step("fold", "decided guards and single trips go", fold),
-        )  # fmt: skip
+        return counts | ({LIVE: V(self.target.width)} if self._whole else {})
+
+    def opened(self) -> tuple[str, ...]:
+        """What statements begin to use: where a tile begins, and the locals."""
+        return (LANES_BEGIN, TILE_BEGIN, *(n for n, a in self.group.arrays.items() if a.role == "local"))
+
+    def share(self, body: Body) -> Body:
+        """The first plane of a task, and how many it has."""
+        return live_part(self.schedule, LANES, body)
 
     @property
     def _whole(self) -> bool:
         """Whether every task has as many planes as a vector has lanes."""
         return self.schedule.map.extents[LANES] % self.target.width == ZERO
 
-    def _fill(self, body: Body) -> Body:
+    def fill(self, body: Body) -> Body:
         """Blocks of pixels, transposed in registers."""
         width, lanes = self.target.width, it(LANES)
         (body, pixels) = _one_loop(body)
@@ -164,7 +157,8 @@ class TurnedWindowKernel:
         vectors = fold(vectorise_tile(loop, lanes, width, None if self._whole else V(LIVE)))
         return transpose_loads(by_blocks(vectors, pixels, width), pixels, width)
 
-    def _tile(self, body: Body) -> Body:
+    def tile(self, body: Body) -> Body:
+        """The tile's loops as vectors in registers."""
         lanes = self.extents[self.planes].constant
         made = in_vectors(body, LANES_BEGIN, lanes, self.target.width, self._registers)
         if isinstance(made, Declined):
@@ -179,7 +173,7 @@ class TurnedWindowKernel:
         tile = Window(it(OUTPUTS), self.outputs, live, loops, sums, moving, partial, TILE_BEGIN)
         return fold(twins(fold(body), tile))
 
-    def _store(self, body: Body) -> Body:
+    def store(self, body: Body) -> Body:
         """Vectors along pixels, blocks of what is kept transposed in registers."""
         width = self.target.width
         (body, pixels) = _one_loop(body)
@@ -192,7 +186,8 @@ class TurnedWindowKernel:
 
         return transpose_loads(rewrite(body, f), it(LANES), width)
 
-    def _scratch(self, body: Body) -> Body:
+    def scratch(self, body: Body) -> Body:
+        """The body with scratch memory for the copied planes."""
         for n, a in self.group.arrays.items():
             if a.role == "local" and n != self.core.array:
                 body = (Alloc(n, a.dtype, self._size(n), "scratch", body),)
@@ -207,3 +202,19 @@ def _one_loop(body: Body) -> tuple[Body, str]:
     assert isinstance(made, For) and isinstance(made.body[0], For), "the tree has loops over pixels and lanes"
     inner = made.body[0]
     return (made,), made.var if inner.var == it(LANES) else inner.var
+
+
+TURNED_WINDOW: Family[TurnedWindowKernel] = Family(
+    names=bound_names,
+    sizes=TurnedWindowKernel.counts,
+    statements=lambda x: {s.name: x.lowering(s) for s in x.group.statements},
+    opened=TurnedWindowKernel.opened,
+    stores=(
+        Rule("fill", "planes are copied to lanes", TurnedWindowKernel.fill, MarkName.FILL),
+        Rule("tile", "the tile's loops become vectors in registers", TurnedWindowKernel.tile, MarkName.TILE),
+        Rule("store", "results are copied from lanes", TurnedWindowKernel.store, MarkName.STORE),
+        Rule("share", "the first plane of a task", TurnedWindowKernel.share, MarkName.SHARE),
+    ),
+    band=lambda _: ranges(),
+    around=(Rule("scratch", "the planes of a task around all tasks", TurnedWindowKernel.scratch),),
+)

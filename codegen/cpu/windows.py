@@ -14,18 +14,18 @@ from functools import cached_property
 
 from polydyn.codegen.cpu.choices import Choices, beside
 from polydyn.codegen.cpu.product import ContractKernel
-from polydyn.codegen.cpu.rows import NestKernel, live_part
+from polydyn.codegen.cpu.rows import NEST, NestForm, NestKernel, live_part
 from polydyn.codegen.cpu.streaming import SAMPLE
 from polydyn.codegen.cpu.target import IN_FLIGHT, CpuTarget
+from polydyn.codegen.family import Family
 from polydyn.codegen.indices import substitute
-from polydyn.codegen.ir import Body, FlatLoad, For, If, Let, Node, Store, consume
+from polydyn.codegen.ir import Body, FlatLoad, For, If, Let, Node, Store
 from polydyn.codegen.kernel import Kernel
-from polydyn.codegen.lower import Lowering, flat, lower
+from polydyn.codegen.lower import Lowering, flat
 from polydyn.codegen.passes.bind import fold
 from polydyn.codegen.passes.hoist import hoist_choice
 from polydyn.codegen.passes.taps import Window, twins
 from polydyn.codegen.passes.vectorise import vectorise_loop
-from polydyn.codegen.pipeline import Step
 from polydyn.codegen.places import Coordinates
 from polydyn.schedules.errors import CodegenError, Declined
 from polydyn.schedules.expr import FromIndex, Load, Value, loads, walk
@@ -33,7 +33,7 @@ from polydyn.schedules.group.footprint import adds_nothing_outside, together
 from polydyn.schedules.index import ONE, ZERO, Index, maximum, minimum, product
 from polydyn.schedules.lanes import FLOAT_LANES
 from polydyn.schedules.model import Group, Statement
-from polydyn.schedules.tree.names import MarkName, extent, it
+from polydyn.schedules.tree.names import extent, it
 from polydyn.schedules.tree.scheduled import Scheduled
 from polydyn.schedules.tree.windows import LANES, OUTPUTS, PLANES, window
 
@@ -254,19 +254,18 @@ class WindowKernel(NestKernel):
         local = self.group.arrays[x.buffer].role == "local"
         return FlatLoad(x.dtype, x.buffer, self._cell(env)) if local else None
 
-    def steps(self, again: bool = False) -> tuple[Step, ...]:
+    @property
+    def family(self) -> Family[NestForm]:
         """As ``NestKernel``: no row is kept, so none is computed again."""
-        table = {s.name: self.lowering(s) for s in self.group.statements}
-        cells = [n for n, a in self.group.arrays.items() if a.role == "local"]
-        return (
-            Step("lower", "statements become stores to memory and to cells of the tile", lambda b: lower(b, table),
-                 ("stream", *(f"o_{x}" for x in self.schedule.map.origins), *cells)),
-            Step("tile", "the tile's loops become vectors in registers",
-                 lambda b: consume(b, MarkName.TILE, self._tile)),
-            Step("fold", "decided guards and single trips go", fold),
-        )  # fmt: skip
+        return WINDOW
 
-    def _tile(self, body: Body) -> Body:
+    def opened(self) -> tuple[str, ...]:
+        """What statements begin to use: where a tile begins, and the cells that stay in it."""
+        cells = (n for n, a in self.group.arrays.items() if a.role == "local")
+        return ("stream", *(f"o_{x}" for x in self.schedule.map.origins), *cells)
+
+    def vector_tile(self, body: Body) -> Body:
+        """The tile's loops become vectors in registers."""
         first, lanes = self.schedule.map.origins[LANES].symbol, self.extents[self.prefix[-1]].constant
         made = in_vectors(body, first, lanes, self.target.width, self._registers)
         if isinstance(made, Declined):
@@ -326,3 +325,11 @@ class WindowKernel(NestKernel):
     def _planes(self) -> int:
         """Elements of the planes of a task, together."""
         return self.target.core.floats // 16
+
+
+def _opened(x: NestForm) -> tuple[str, ...]:
+    assert isinstance(x.of, WindowKernel)
+    return x.of.opened()
+
+
+WINDOW = replace(NEST, marks=(), opened=_opened, stores=tuple(x for x in NEST.stores if x.name == "tile"))

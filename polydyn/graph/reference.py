@@ -110,17 +110,27 @@ def evaluate_node(node: Node, tensor: Tensor, env: Environment, arrays: Arrays) 
 
 def evaluate_index(index: Index, env: Environment, arrays: Arrays, guarded: bool = False) -> Integer:
     """The integer, or the array of integers where ``env`` holds arrays for iterators."""
+    return _index(index, env, arrays, guarded, {})
+
+
+def _index(index: Index, env: Environment, arrays: Arrays, guarded: bool, done: dict[Atom, Integer]) -> Integer:
+    """``done``: atoms that were met. The same ones stand in many places of a minimum or a quotient."""
     total: Integer = 0
     for monomial, coefficient in index.terms.items():
         term: Integer = coefficient
         for factor in monomial:
-            term = term * (env[factor] if isinstance(factor, str) else _atom(factor, env, arrays, guarded))
+            if isinstance(factor, str):
+                term = term * env[factor]
+                continue
+            if factor not in done:
+                done[factor] = _atom(factor, env, arrays, guarded, done)
+            term = term * done[factor]
         total = total + term
     return total
 
 
-def _atom(atom: Atom, env: Environment, arrays: Arrays, guarded: bool) -> Integer:
-    args = [evaluate_index(x, env, arrays, guarded) for x in atom.args]
+def _atom(atom: Atom, env: Environment, arrays: Arrays, guarded: bool, done: dict[Atom, Integer]) -> Integer:
+    args = [_index(x, env, arrays, guarded, done) for x in atom.args]
     if atom.kind == "fetch":
         return _gather(atom.name, arrays[atom.name], args, guarded).astype(np.int64)
     if atom.kind == "floordiv":

@@ -1,0 +1,161 @@
+"""The pipeline that builds kernels. A family of kernels says what is special about it in tables; the order is here:
+
+    loops       of a proven schedule
+    first       rules on the bare loops: the steps of a share of a reduction
+    sizes       symbols become numbers
+    marks       rules while statements are still instances
+    statements  instances become stores, registers, instructions
+    stores      rules once they are stores
+    fold        decided guards and loops of one step go
+    band        the coincident band becomes tasks
+    around      rules on the whole body: scratch memory, registers
+    fold        the same again
+    last        rules on the kernel with all its forms
+
+A *variant* is what one kernel is built from: an object with all sizes decided. Rules are functions of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Generic, Protocol, TypeVar
+
+from polydyn.codegen.indices import substitute
+from polydyn.codegen.ir import Body, Compare, If, consume
+from polydyn.codegen.lower import Lowering, lower
+from polydyn.codegen.passes.bind import fold
+from polydyn.codegen.passes.tiles import task_count
+from polydyn.codegen.pipeline import Step, loops, run
+from polydyn.schedules.index import Index, IndexLike
+from polydyn.schedules.model import Array, Group
+from polydyn.schedules.proof.proven import Proven
+from polydyn.schedules.tree.names import MarkName
+
+
+class Variant(Protocol):
+    """What one kernel is built from. ``symbols``: the kernel's parameters."""
+
+    @property
+    def name(self) -> str:
+        """The kernel's name."""
+
+    @property
+    def group(self) -> Group:
+        """What it computes."""
+
+    @property
+    def symbols(self) -> tuple[str, ...]:
+        """The kernel's parameters."""
+
+    @property
+    def proven(self) -> Proven:
+        """The schedule with its proof."""
+
+
+T = TypeVar("T", bound=Variant)
+FOLD = Step("fold", "decided guards and single trips go", fold)
+
+
+def keep(_: Any, body: Body) -> Body:
+    """The rule of a mark that nobody needs: what it holds stays."""
+    return body
+
+
+@dataclass(frozen=True)
+class Rule(Generic[T]):
+    """A pass over what a mark holds, after which the mark goes. Without ``mark``: over the whole body.
+
+    ``opens``: as of a ``Step``. ``where``: for which variants the rule runs.
+    """
+
+    name: str
+    what: str
+    run: Callable[[T, Body], Body]
+    mark: MarkName | None = None
+    opens: tuple[str, ...] = ()
+    where: Callable[[T], bool] = lambda _: True
+
+    def step(self, of: T) -> Step:
+        """The rule for one variant."""
+        rule: Callable[[Body], Body] = partial(self.run, of)
+        if (mark := self.mark) is None:
+            return Step(self.name, self.what, rule, self.opens)
+        return Step(self.name, self.what, lambda body: consume(body, mark, rule), self.opens)
+
+
+@dataclass(frozen=True)
+class Form(Generic[T]):
+    """One body of a kernel that holds several. A launch takes the first whose condition ``where`` holds."""
+
+    of: T
+    where: Compare | None = None
+    part: str = ""
+
+
+@dataclass(frozen=True)
+class Family(Generic[T]):
+    """The tables of the phases above, each a function of a variant or a tuple of rules.
+
+    ``names``: the names that every step may use, by arrays and symbols. ``opened``: the names that statements begin to
+    use. ``forms``: the bodies of a kernel; it is asked for the next one when the one before it is built.
+    """
+
+    names: Callable[[Mapping[str, Array], tuple[str, ...]], tuple[str, ...]]
+    statements: Callable[[T], Mapping[str, Lowering]]
+    band: Callable[[T], tuple[Step, ...]]
+    first: tuple[Rule[T], ...] = ()
+    sizes: Callable[[T], Mapping[str, IndexLike]] = lambda _: {}
+    marks: tuple[Rule[T], ...] = ()
+    opened: Callable[[T], tuple[str, ...]] = lambda _: ()
+    stores: tuple[Rule[T], ...] = ()
+    around: tuple[Rule[T], ...] = ()
+    last: tuple[Rule[T], ...] = ()
+    forms: Callable[[T], Iterable[Form[T]]] = lambda of: (Form(of),)
+
+
+def build(family: Family[T], of: T) -> tuple[Body, Index]:
+    """The body of a variant's kernel, and its number of tasks.
+
+    LegalityError: the schedule does not compute its group. CodegenError: a bug.
+    """
+    names = family.names(of.group.arrays, of.symbols)
+    body = run(of.name, loops(of.name, of.proven), _bound(family, of), names)
+    made: list[tuple[Compare | None, Body]] = []
+    count = Index.of(0)
+    for form in family.forms(of):
+        part = f"{of.name}/{form.part}" if form.part else of.name
+        lowered = run(part, body, _lowered(family, form.of), names)
+        count = task_count(lowered)
+        rest = (*family.band(form.of), *_steps(family.around, form.of), FOLD)
+        made.append((form.where, run(part, lowered, rest, names)))
+    (where, out), *others = reversed(made)
+    assert where is None, "the last form serves every launch"
+    for where, other in others:
+        assert where is not None
+        out = (If((where,), other, out),)
+    return run(of.name, out, _steps(family.last, of), names), count
+
+
+def steps(family: Family[T], of: T) -> tuple[Step, ...]:
+    """The passes of a variant up to the coincident band."""
+    return (*_bound(family, of), *_lowered(family, of))
+
+
+def _bound(family: Family[T], of: T) -> tuple[Step, ...]:
+    """The passes that all forms share."""
+    sizes = family.sizes(of)
+    symbols = dict.fromkeys(x for e in sizes.values() for x in sorted(Index.of(e).symbols()))
+    bind = Step("bind", "sizes become numbers", lambda body: substitute(body, sizes), tuple(symbols))
+    return (*_steps(family.first, of), *((bind,) if sizes else ()))
+
+
+def _lowered(family: Family[T], of: T) -> tuple[Step, ...]:
+    table = family.statements(of)
+    lowering = Step("lower", "statements become stores", lambda body: lower(body, table), family.opened(of))
+    return (*_steps(family.marks, of), lowering, *_steps(family.stores, of), FOLD)
+
+
+def _steps(rules: tuple[Rule[T], ...], of: T) -> tuple[Step, ...]:
+    return tuple(x.step(of) for x in rules if x.where(of))
