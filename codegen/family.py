@@ -2,9 +2,9 @@
 
     loops       of a proven schedule
     first       rules on the bare loops: the steps of a share of a reduction
-    sizes       symbols become numbers
+    sizes       symbols become numbers; loops of one step and decided guards go
     marks       rules while statements are still instances
-    statements  instances become stores, registers, instructions
+    statements  instances become stores, registers, instructions, where no rule has done so for a part of the body
     stores      rules once they are stores
     fold        decided guards and loops of one step go
     band        the coincident band becomes tasks
@@ -22,10 +22,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Generic, Protocol, TypeVar
 
-from polydyn.codegen.indices import substitute
 from polydyn.codegen.ir import Body, Compare, If, consume
 from polydyn.codegen.lower import Lowering, lower
-from polydyn.codegen.passes.bind import fold
+from polydyn.codegen.passes.bind import bind, fold
 from polydyn.codegen.passes.tiles import task_count
 from polydyn.codegen.pipeline import Step, loops, run
 from polydyn.schedules.index import Index, IndexLike
@@ -74,15 +73,16 @@ class Rule(Generic[T]):
     what: str
     run: Callable[[T, Body], Body]
     mark: MarkName | None = None
-    opens: tuple[str, ...] = ()
+    opens: tuple[str, ...] | Callable[[T], tuple[str, ...]] = ()
     where: Callable[[T], bool] = lambda _: True
 
     def step(self, of: T) -> Step:
         """The rule for one variant."""
         rule: Callable[[Body], Body] = partial(self.run, of)
+        opens = self.opens if isinstance(self.opens, tuple) else self.opens(of)
         if (mark := self.mark) is None:
-            return Step(self.name, self.what, rule, self.opens)
-        return Step(self.name, self.what, lambda body: consume(body, mark, rule), self.opens)
+            return Step(self.name, self.what, rule, opens)
+        return Step(self.name, self.what, lambda body: consume(body, mark, rule), opens)
 
 
 @dataclass(frozen=True)
@@ -103,8 +103,8 @@ class Family(Generic[T]):
     """
 
     names: Callable[[Mapping[str, Array], tuple[str, ...]], tuple[str, ...]]
-    statements: Callable[[T], Mapping[str, Lowering]]
     band: Callable[[T], tuple[Step, ...]]
+    statements: Callable[[T], Mapping[str, Lowering]] = lambda _: {}
     first: tuple[Rule[T], ...] = ()
     sizes: Callable[[T], Mapping[str, IndexLike]] = lambda _: {}
     marks: tuple[Rule[T], ...] = ()
@@ -147,14 +147,14 @@ def _bound(family: Family[T], of: T) -> tuple[Step, ...]:
     """The passes that all forms share."""
     sizes = family.sizes(of)
     symbols = dict.fromkeys(x for e in sizes.values() for x in sorted(Index.of(e).symbols()))
-    bind = Step("bind", "sizes become numbers", lambda body: substitute(body, sizes), tuple(symbols))
-    return (*_steps(family.first, of), *((bind,) if sizes else ()))
+    numbers = Step("bind", "sizes become numbers", lambda body: bind(body, sizes), tuple(symbols))
+    return (*_steps(family.first, of), *((numbers,) if sizes else ()))
 
 
 def _lowered(family: Family[T], of: T) -> tuple[Step, ...]:
     table = family.statements(of)
     lowering = Step("lower", "statements become stores", lambda body: lower(body, table), family.opened(of))
-    return (*_steps(family.marks, of), lowering, *_steps(family.stores, of), FOLD)
+    return (*_steps(family.marks, of), *((lowering,) if table else ()), *_steps(family.stores, of), FOLD)
 
 
 def _steps(rules: tuple[Rule[T], ...], of: T) -> tuple[Step, ...]:

@@ -7,27 +7,28 @@ of the current rows lie in scratch (arrays ``scores`` and ``weights``, row strid
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import cached_property, partial
+from functools import cached_property
 
 from polydyn.codegen.cpu.choices import Choices, beside
 from polydyn.codegen.cpu.contraction import Contraction, plan_part, plan_product
-from polydyn.codegen.cpu.emit import bound_names, emit
+from polydyn.codegen.cpu.emit import bound_names, emit, ranges
 from polydyn.codegen.cpu.register_tile import RegisterTile
 from polydyn.codegen.cpu.rows import FLIGHT, NestKernel
 from polydyn.codegen.cpu.scratch import Scratch
 from polydyn.codegen.cpu.shares import ROW_BLOCKS
 from polydyn.codegen.cpu.target import CpuTarget
+from polydyn.codegen.family import Family, Rule, build
 from polydyn.codegen.indices import substitute
 from polydyn.codegen.ir import Alloc, Body, Let, consume
 from polydyn.codegen.kernel import WORKERS, Kernel
 from polydyn.codegen.lower import Lowering, lower, scratch_bytes
-from polydyn.codegen.passes.bind import bind, fold
-from polydyn.codegen.passes.tiles import balance, task_count, tasks, variants
-from polydyn.codegen.pipeline import Step, loops, names_of, run
+from polydyn.codegen.passes.bind import bind
+from polydyn.codegen.passes.tiles import balance, variants
+from polydyn.codegen.pipeline import Step, names_of, run
 from polydyn.codegen.places import Places
 from polydyn.schedules.errors import Declined
 from polydyn.schedules.index import Index, maximum, minimum
-from polydyn.schedules.model import Group, Statement
+from polydyn.schedules.model import Array, Group, Statement
 from polydyn.schedules.proof.obligations import vectors_in_rows
 from polydyn.schedules.proof.proven import Proven
 from polydyn.schedules.tiling import AttentionParts, unfold
@@ -87,22 +88,18 @@ class AttentionKernel:
         """The schedule with its proof."""
         return Proven(self.schedule, vectors_in_rows(self.parts))
 
+    @property
+    def symbols(self) -> tuple[str, ...]:
+        """The kernel's parameters."""
+        return (*self.group.params, ROW_BLOCKS)
+
     def build(self) -> Kernel:
         """The kernel."""
-        arrays = {n: a for n, a in self.group.arrays.items() if a.role in ("input", "output", "constant")}
-        symbols = (*self.group.params, ROW_BLOCKS)
-        names = bound_names(arrays, symbols)
-        body = run(self.name, loops(self.name, self.proven), self.steps(), names)
-        tail = (
-            Step("tasks", "the coincident band becomes a range of tasks", partial(tasks, runs=True)),
-            Step("row_stride", "the distance of rows in scratch", lambda b: (Let(ROW_STRIDE, self._row_stride(), b),)),
-            Step("fold", "decided guards and single trips go", fold),
-        )
-        count, body = task_count(body), run(self.name, body, tail, names)
+        body, count = build(ATTENTION, self)
         scratch = scratch_bytes(body).subs({ROW_STRIDE: self._row_stride()})
         note = f"row blocks of {self.rows}" + ", keys packed" * self.plans[0].promote
-        kernel = Kernel(self.name, symbols, count, scratch, self.launch, (note, *self.nest.notes))
-        return emit(kernel, body, arrays, True, self.target.width)
+        kernel = Kernel(self.name, self.symbols, count, scratch, self.launch, (note, *self.nest.notes))
+        return emit(kernel, body, _in_memory(self.group.arrays), True, self.target.width)
 
     def choices(self) -> Choices:
         """The sizes that a search may choose: rows of a block, and shares of the rows for each thread."""
@@ -124,23 +121,18 @@ class AttentionKernel:
         """The values of the launch-time symbols, over the group's parameters."""
         return self.launched({})
 
-    def steps(self) -> tuple[Step, ...]:
-        """The passes up to the coincident band."""
-        sizes, tiles = self.schedule.parameters(), self.schedule.map.tiles("i")
-        columns = {n: sizes[n] for n in (extent(c("j")), extent(c("d")))}
-        pack = Step("pack", "keys are packed into panels",
-                    lambda b: consume(b, MarkName.PROMOTE, self.tiles[0].scratch.pack), (PANEL,))  # fmt: skip
-        return (
-            Step("bind", "sizes become constants", lambda b: bind(b, {extent(LANE): self.target.width})),
-            Step("balance_rows", "rows in equal shares", lambda x: balance(x, c("i"), tiles, ROW_BLOCKS, b("i"))),
-            # not folded: the micro-kernels name the tile loops
-            Step("columns", "tiles of columns get their number", lambda b: substitute(b, columns)),
-            *((pack,) if self.plans[0].promote else ()),
-            Step("block", "kernels of a block of rows", lambda b: consume(b, MarkName.BLOCK, self._block),
-                 (PANEL, ROW_STRIDE)),
-            Step("share", "a share's scratch", lambda b: consume(b, MarkName.SHARE, self._share)),
-            Step("fold", "decided guards and single trips go", fold),
-        )  # fmt: skip
+    def balance_rows(self, body: Body) -> Body:
+        """The rows in equal shares."""
+        return balance(body, c("i"), self.schedule.map.tiles("i"), ROW_BLOCKS, b("i"))
+
+    def columns(self, body: Body) -> Body:
+        """Tiles of columns get their number. Not folded: the micro-kernels name the tile loops."""
+        sizes = self.schedule.parameters()
+        return substitute(body, {n: sizes[n] for n in (extent(c("j")), extent(c("d")))})
+
+    def row_stride(self, body: Body) -> Body:
+        """The distance of rows in scratch memory."""
+        return (Let(ROW_STRIDE, self._row_stride(), body),)
 
     # -- pieces --------------------------------------------------------------------------------------------------
 
@@ -149,7 +141,8 @@ class AttentionKernel:
         wide = self.plans[0].columns
         return self.products[0].columns.ceildiv(wide) * wide + 16
 
-    def _share(self, body: Body) -> Body:
+    def share(self, body: Body) -> Body:
+        """The body with the scratch memory of a share: panels of its keys."""
         x, plan = self.products[0], self.plans[0]
         if plan.promote:
             panels = x.columns.ceildiv(self.target.width)
@@ -158,7 +151,7 @@ class AttentionKernel:
             body = (Alloc(PANEL, x.operands[1].dtype, panel, "scratch", copied),)
         return body
 
-    def _block(self, body: Body) -> Body:
+    def block(self, body: Body) -> Body:
         """Exact row variants around the three parts."""
         first, following = (self.schedule.map.origin("i", V(c("i")) + n) for n in (0, 1))
         body = consume(body, MarkName.ROWS, self._rows)
@@ -201,3 +194,24 @@ class AttentionKernel:
             Step("together", "rows in flight", lambda b: self.nest.together(b, p("i"))),
             Step("vectorise", "loops inside a row become vectors", lambda b: self.nest.vector_stages(b, FLIGHT)),
         ), names_of(self.parts.rows))  # fmt: skip
+
+
+def _in_memory(arrays: Mapping[str, Array]) -> dict[str, Array]:
+    """The arrays of the program, without scores and weights: these are buffers of a block."""
+    return {n: a for n, a in arrays.items() if a.role in ("input", "output", "constant")}
+
+
+ATTENTION: Family[AttentionKernel] = Family(
+    names=lambda arrays, symbols: bound_names(_in_memory(arrays), symbols),
+    sizes=lambda x: {extent(LANE): x.target.width},
+    marks=(
+        Rule("balance_rows", "rows in equal shares", AttentionKernel.balance_rows),
+        Rule("columns", "tiles of columns get their number", AttentionKernel.columns),
+        Rule("pack", "keys are packed into panels", lambda x, body: x.tiles[0].scratch.pack(body), MarkName.PROMOTE,
+             opens=(PANEL,), where=lambda x: x.plans[0].promote),
+        Rule("block", "kernels of a block of rows", AttentionKernel.block, MarkName.BLOCK, opens=(PANEL, ROW_STRIDE)),
+        Rule("share", "a share's scratch", AttentionKernel.share, MarkName.SHARE),
+    ),
+    band=lambda _: ranges(),
+    around=(Rule("row_stride", "the distance of rows in scratch", AttentionKernel.row_stride),),
+)  # fmt: skip

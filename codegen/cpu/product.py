@@ -7,26 +7,28 @@ image, seen as a matrix of pixels) is computed into rows of scratch by the promo
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cached_property, partial
+from typing import Any
 
 from polydyn.codegen.cpu.contraction import Contraction, plan_product
-from polydyn.codegen.cpu.emit import bound_names, emit
+from polydyn.codegen.cpu.emit import bound_names, emit, ranges
 from polydyn.codegen.cpu.plan import ContractTuple, Plan
 from polydyn.codegen.cpu.register_tile import RUN_FIRST, RegisterTile
 from polydyn.codegen.cpu.scratch import Scratch
 from polydyn.codegen.cpu.shares import COLUMN_BLOCKS, ROW_BLOCKS, columns_first, product_blocks
 from polydyn.codegen.cpu.strips import FIRST_LINE, LINES, Strips
 from polydyn.codegen.cpu.target import CpuTarget
-from polydyn.codegen.ir import Body, For, Let, consume, rewrite
+from polydyn.codegen.family import Family, Rule, build
+from polydyn.codegen.ir import Body, For, Let, rewrite
 from polydyn.codegen.kernel import Kernel
 from polydyn.codegen.lower import scratch_bytes
-from polydyn.codegen.passes.bind import bind, fold
+from polydyn.codegen.passes.bind import bind
 from polydyn.codegen.passes.prefetch import share_panel
-from polydyn.codegen.passes.tiles import allocated, balance, task_count, tasks, variants
-from polydyn.codegen.pipeline import Step, loops, run
+from polydyn.codegen.passes.tiles import allocated, balance, variants
 from polydyn.codegen.places import Places
 from polydyn.schedules.group.footprint import Footprint
-from polydyn.schedules.index import Index, maximum
+from polydyn.schedules.index import Index, IndexLike, maximum
 from polydyn.schedules.model import Group
 from polydyn.schedules.proof.boxes import ContractTiles
 from polydyn.schedules.proof.obligations import boxes
@@ -107,20 +109,30 @@ class ContractKernel:
         """The schedule with its proof."""
         return Proven(self.schedule, boxes(self.tiles()))
 
+    @property
+    def group(self) -> Group:
+        """What the kernel computes."""
+        return self.product.group
+
+    @property
+    def symbols(self) -> tuple[str, ...]:
+        """The kernel's parameters."""
+        return (*self.group.params, ROW_BLOCKS, COLUMN_BLOCKS)
+
+    @property
+    def family(self) -> Family[Any]:
+        """The tables of the kernel."""
+        return PRODUCT
+
     def build(self) -> Kernel:
         """The kernel."""
         x, p = self.product, self.plan
-        symbols = (*x.group.params, ROW_BLOCKS, COLUMN_BLOCKS)
-        names = bound_names(x.group.arrays, symbols)
-        body = run(self.name, loops(self.name, self.proven), self.steps(), names)
-        order = (b("j"), b("i")) if columns_first(x, p) else ()
-        ranges = Step("tasks", "the coincident band becomes a range of tasks", partial(tasks, runs=True, order=order))
-        count, body = task_count(body), run(self.name, body, (ranges,), names)
+        body, count = build(self.family, self)
         note = f"register tile {p.rows}x{p.columns}, reduction block {p.block}"
         copied = ", footprint copied" if x.footprint else ", rows copied"
         note += ", columns packed" * p.promote + copied * p.fill + ", epilogue apart" * self.tile.long
         notes = (note, *dict.fromkeys(self.scratch.notes))
-        return self.emitted(Kernel(self.name, symbols, count, scratch_bytes(body), self.launch, notes), body)
+        return self.emitted(Kernel(self.name, self.symbols, count, scratch_bytes(body), self.launch, notes), body)
 
     def emitted(self, kernel: Kernel, body: Body) -> Kernel:
         """The kernel with its text."""
@@ -131,34 +143,33 @@ class ContractKernel:
         """The launch-time tile where nothing was tuned, over the group's parameters and the number of threads."""
         return product_blocks(self.product, self.plan, (self.schedule.map.tiles("i"), self.schedule.map.tiles("j")))
 
-    def steps(self) -> tuple[Step, ...]:
-        """The passes up to the coincident band."""
-        nt, mt = self._register_tiles()
-        sizes = {n: e for n, e in self.schedule.parameters().items() if n in BUILD_TIME} | self.scratch.box()
-        pack = Step("pack", "columns are packed into panels", lambda x: consume(x, MarkName.PROMOTE, self.scratch.pack),
-                    (SHARE_COLUMNS, PANEL))  # fmt: skip
-        fill = Step("fill", "rows are copied", lambda x: consume(x, MarkName.FILL, self.scratch.fill),
-                    (SHARE_ROWS, ROWS, FIRST_LINE, LINES))  # fmt: skip
-        return (
-            Step("bind", "sizes become constants", lambda x: bind(x, sizes), (FIRST_LINE, LINES)),
-            *((pack,) if self.plan.promote else ()),
-            *((fill,) if self.plan.fill else ()),
-            Step("balance_columns", "columns in equal shares", lambda x: balance(x, c("j"), nt, COLUMN_BLOCKS, b("j"))),
-            Step("balance_rows", "rows in equal shares", lambda x: balance(x, c("i"), mt, ROW_BLOCKS, b("i"))),
-            Step("micro", "a micro-kernel for each size of a tile",
-                 lambda x: consume(x, MarkName.MICRO, self._variants),
-                 (SHARE_COLUMNS, PANEL, SHARE_ROWS, SHARE_ROWS_END, ROWS, FIRST_LINE, LINES, RUN_FIRST, self.tile.name,
-                  self.tile.sums)),
-            Step("runs", "results of several tiles are stored together", self._runs),
-            Step("shares", "a share's scratch", lambda x: consume(x, MarkName.KBLOCK, self._shares)),
-            Step("fold", "decided guards and single trips go", fold),
-        )  # fmt: skip
+    def numbers(self) -> Mapping[str, IndexLike]:
+        """The sizes that are numbers when the kernel is built."""
+        sizes = {n: e for n, e in self.schedule.parameters().items() if n in BUILD_TIME}
+        return sizes | self.scratch.box()
+
+    def balance_columns(self, body: Body) -> Body:
+        """The columns in equal shares."""
+        return balance(body, c("j"), self._register_tiles()[0], COLUMN_BLOCKS, b("j"))
+
+    def balance_rows(self, body: Body) -> Body:
+        """The rows in equal shares."""
+        return balance(body, c("i"), self._register_tiles()[1], ROW_BLOCKS, b("i"))
+
+    def task_order(self) -> tuple[str, ...]:
+        """The loops of the tasks, outermost first, where it is not as the tree has them."""
+        return (b("j"), b("i")) if columns_first(self.product, self.plan) else ()
+
+    def opened(self) -> tuple[str, ...]:
+        """What micro-kernels begin to use."""
+        begins = (SHARE_COLUMNS, PANEL, SHARE_ROWS, SHARE_ROWS_END, ROWS, FIRST_LINE, LINES, RUN_FIRST)
+        return (*begins, self.tile.name, self.tile.sums)
 
     def _register_tiles(self) -> tuple[Index, Index]:
         """Register tiles along the columns and along the rows."""
         return self.schedule.map.tiles("j"), self.schedule.map.tiles("i")
 
-    def _shares(self, body: Body) -> Body:
+    def share(self, body: Body) -> Body:
         """The scratch of a share, and where its columns and rows begin."""
         tm, (nt, mt), (_, col) = self.schedule.map, self._register_tiles(), self.product.operands
         if self.plan.promote:
@@ -174,7 +185,7 @@ class ContractKernel:
             body = (Let(SHARE_ROWS, first, (Let(SHARE_ROWS_END, end, self.scratch.around(body)),)),)
         return body
 
-    def _variants(self, body: Body) -> Body:
+    def micro(self, body: Body) -> Body:
         """A switch over exact row counts, inside it over live columns, around outlined micro-kernels."""
         tm, tile = self.schedule.map, self.tile
         first, following = (tm.origin("i", V(c("i")) + n) for n in (0, 1))
@@ -191,7 +202,7 @@ class ContractKernel:
         lo, hi = (tm.share("i", V(b("i")) + n) for n in (0, 1))
         return share_panel(switch, V(c("i")) - lo, hi - lo)
 
-    def _runs(self, body: Body) -> Body:
+    def runs(self, body: Body) -> Body:
         """Runs of row tiles, where results lie together along rows."""
         if not self.tile.across:
             return body
@@ -204,3 +215,22 @@ class ContractKernel:
         nt, mt = x.columns.ceildiv(p.columns), x.rows.ceildiv(p.rows)
         height, width = max(1, rows // p.rows), max(1, columns // p.columns)
         return {ROW_BLOCKS: maximum(1, mt.ceildiv(height)), COLUMN_BLOCKS: maximum(1, nt.ceildiv(width))}
+
+
+PRODUCT: Family[ContractKernel] = Family(
+    names=bound_names,
+    sizes=ContractKernel.numbers,
+    marks=(
+        Rule("pack", "columns are packed into panels", lambda x, body: x.scratch.pack(body), MarkName.PROMOTE,
+             opens=(SHARE_COLUMNS, PANEL), where=lambda x: x.plan.promote),
+        Rule("fill", "rows are copied", lambda x, body: x.scratch.fill(body), MarkName.FILL,
+             opens=(SHARE_ROWS, ROWS, FIRST_LINE, LINES), where=lambda x: x.plan.fill),
+        Rule("balance_columns", "columns in equal shares", ContractKernel.balance_columns),
+        Rule("balance_rows", "rows in equal shares", ContractKernel.balance_rows),
+        Rule("micro", "a micro-kernel for each size of a tile", lambda x, body: x.micro(body), MarkName.MICRO,
+             opens=ContractKernel.opened),
+        Rule("runs", "results of several tiles are stored together", lambda x, body: x.runs(body)),
+        Rule("shares", "a share's scratch", lambda x, body: x.share(body), MarkName.KBLOCK),
+    ),
+    band=lambda x: ranges(x.task_order()),
+)  # fmt: skip

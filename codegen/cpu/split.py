@@ -6,13 +6,14 @@ reductions). How many shares there are depends on sizes alone, so results do not
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cached_property
+from typing import Any
 
 from polydyn.codegen.cpu.dot import DotKernel
 from polydyn.codegen.cpu.plan import ContractTuple, Plan
-from polydyn.codegen.cpu.product import ContractKernel
+from polydyn.codegen.cpu.product import PRODUCT, ContractKernel
 from polydyn.codegen.cpu.rows import NEST, NestForm, NestKernel
 from polydyn.codegen.cpu.shares import FEW_TILES, LEAST_SHARES, reduction_shares, share_of_steps, where_few
 from polydyn.codegen.cpu.target import CpuTarget
@@ -99,12 +100,14 @@ class SplitKernel(ContractKernel):
         """As of other products, with the number of shares."""
         return with_shares(super().launch, self.count)
 
-    def steps(self) -> tuple[Step, ...]:
+    @property
+    def family(self) -> Family[Any]:
         """As of other products; before anything else the reduction runs over a share's steps."""
-        return (split_step(p("k")), *super().steps())
+        return SPLIT_PRODUCT
 
-    def _shares(self, body: Body) -> Body:
-        return share_around(super()._shares(body), self.product.steps, b("s"))
+    def share(self, body: Body) -> Body:
+        """As of other products, with the steps of the share around it."""
+        return share_around(super().share(body), self.product.steps, b("s"))
 
 
 class SplitDot(SplitKernel, DotKernel):
@@ -177,9 +180,13 @@ class SplitNest(NestKernel):
         return share_around(super().vector_tile(body), self.extents[self.steps_of], SHARE)
 
 
-def _share(x: NestForm, body: Body) -> Body:
-    assert isinstance(x.of, SplitNest)
-    return share_steps(body, x.of.steps_of, V(FIRST_STEP), V(END_STEP))
+def split_rule(loop: Callable[[Any], str]) -> Rule[Any]:
+    """The loop of the reduction runs over the steps of a share, which ``share_around`` binds."""
+    return Rule(
+        "split", "a share of the reduction", lambda x, body: share_steps(body, loop(x), V(FIRST_STEP), V(END_STEP)),
+        opens=(FIRST_STEP, END_STEP),
+    )  # fmt: skip
 
 
-SPLIT_NEST = replace(NEST, first=(Rule("split", "a share of the reduction", _share, opens=(FIRST_STEP, END_STEP)),))
+SPLIT_PRODUCT = replace(PRODUCT, first=(split_rule(lambda _: p("k")),))
+SPLIT_NEST = replace(NEST, first=(split_rule(lambda x: str(x.of.steps_of)),))

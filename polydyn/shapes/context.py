@@ -326,7 +326,8 @@ class ShapeContext(DimFacts):
         return out
 
     def _exact_now(self, a: Index, n: Index) -> bool:
-        a, n = self.canonical(a), self.canonical(n)
+        """Whether equalities alone make ``a`` a multiple of ``n``: what is known of remainders is such guards."""
+        a, n = self._rules.rewritten(a), self._rules.rewritten(n)
         return floordiv(a, n) * n == a and not any(isinstance(x, Atom) for x in floordiv(a, n).atoms())
 
     # -- inside --------------------------------------------------------------------------------------------------

@@ -28,6 +28,7 @@ from polydyn.testing.foreign.expressions import ForeignError, to_sympy, value
 from polydyn.testing.foreign.order import check_groups, check_waves
 from polydyn.testing.foreign.plans import check_planned_again
 from polydyn.testing.model_check import Check, Depth
+from polydyn.testing.plan import framed
 from polydyn.testing.plan.framed import programs_of
 from polydyn.testing.plan.planned import Planned
 from polydyn.testing.random_onnx import random_case
@@ -266,6 +267,6 @@ def test_the_fuzzer_names_what_is_decided_otherwise(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(index, "floordiv", lambda x, n: right(x, n) + (n == 4))
     calls = [({"N": 2}, {"x": np.ones((2, 3), np.float32)})]
     monkeypatch.setattr(model_check, "stages", lambda _: ())
-    monkeypatch.setattr(model_check, "programs_of", lambda g, t: [L // 4] and programs_of(g, t))
+    monkeypatch.setattr(framed, "programs_of", lambda g, t: [L // 4] and programs_of(g, t))
     found = Check(reshaped(), calls, Depth.PLAN).run().finding
     assert found is not None and (found.kind, found.stage) == ("wrong", "decided again")

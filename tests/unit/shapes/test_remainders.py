@@ -53,6 +53,20 @@ def test_guards_of_a_pyramid_hold_exactly_where_its_sizes_agree(
             assert c.canonical(m).evaluate({"H": size}) == m.evaluate({"H": size}), (m, c.canonical(m), size)
 
 
+def test_a_later_equality_does_not_answer_the_question_of_a_multiple() -> None:
+    """With ``(H + 7) // 16 == 1``, 2 and 3 are left for ``(H + 7) // 8``: whether it is even is still to be asked."""
+    c = ShapeContext()
+    size = c.declare("H", "x axis 0")
+    c.assume_multiple((size + 7) // 8, 2, "the sizes of a sum")
+    c.unify(4 * ((size + 7) // 16), 4, "parts")
+    assert [n for n in range(40) if holds(c, n)] == list(range(9, 17))
+    c = ShapeContext()
+    size = c.declare("H", "x axis 0")
+    c.assume_multiple(size, 8, "first")
+    c.unify(size, 16, "then")
+    assert [str(g.left) for g in c.guards()] == ["H"] and holds(c, 16), "a pinned size answers it"
+
+
 def test_remainders_are_said_as_multiples() -> None:
     h = Index.of("H")
     for value, said in (
