@@ -25,6 +25,11 @@ CONVERTED = 15
 """The opset that older models are converted to."""
 UNCONVERTED = ("And", "Or", "Xor", "Greater", "Less", "Equal")
 """Operators of opsets 1 to 6 for which ONNX's converter has no adapter."""
+MISCONVERTED = {
+    "Upsample": "gives Upsample other coordinates",
+    "Hardmax": "lets Hardmax work along one axis, not over all axes from it on",
+}
+"""Operators whose meaning the converter changes, and how."""
 HELD = "held"
 """The domain of these nodes while the others are converted."""
 
@@ -85,8 +90,9 @@ def _converted(model: onnx.ModelProto, feeds: Arrays) -> onnx.ModelProto:
         if o.HasField("type"):
             o.type.tensor_type.ClearField("shape")
     del fixed.graph.value_info[:]
-    if any(n.op_type == "Upsample" for n in fixed.graph.node):
-        raise Refused("ONNX's converter gives Upsample other coordinates")
+    for operator, why in MISCONVERTED.items():
+        if any(n.op_type == operator for n in fixed.graph.node):
+            raise Refused(f"ONNX's converter {why}")
     try:
         made = version_converter.convert_version(_aligned(onnx.shape_inference.infer_shapes(fixed)), CONVERTED)
     except Exception as e:

@@ -94,7 +94,7 @@ def batch_infer(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
     if not training and len([o for o in node.outputs if o]) > 1:
         raise refuse(node, "statistics without training mode", "export the model for inference")
     spatial = node.attribute("spatial", 1)
-    shape = (t.shape[1:2] or (ONE,)) if spatial else t.shape[1:]  # a vector has one channel
+    shape = (t.shape[1:2] if spatial else t.shape[1:]) or (ONE,)  # a vector has one channel
     for x in node.inputs[1:]:
         if len(ctx.tensor(x).shape) != len(shape):
             raise ModelError(f"{x} has {len(ctx.tensor(x).shape)} axes, not {len(shape)}", node=node.name, tensor=x)

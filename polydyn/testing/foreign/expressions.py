@@ -20,7 +20,9 @@ class ForeignError(PolydynError):
 
 
 class Undefined(Exception):
-    """A division by a size of 0: there is no element, so nobody uses the value (``schedules/index.py``)."""
+    """A division by 0 or less. Divisors are sizes: there is no element, so nobody uses the value
+    (``schedules/index.py``).
+    """
 
 
 class Quotient(sympy.Function):  # type: ignore[misc]
@@ -92,7 +94,7 @@ def _atom_value(a: Atom, env: Env, seen: dict[Atom, int]) -> int:
     args = [value(x, env, seen) for x in a.args]
     if a.kind == "floordiv":
         x, n = args
-        if n == 0:
+        if n <= 0:
             raise Undefined
         return (x - x % n) // n
     if a.kind in ("min", "max"):

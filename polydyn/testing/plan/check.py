@@ -104,15 +104,36 @@ def check_planned(
     for in_place in (False, True) if planned.appends else (False,):
         for limit in (2, 1):  # integers may be subscripts of an axis of one element
             try:
-                feeds = feeds_of(planned, env, seed, limit)
-                call = Call(planned, env, feeds, in_place=in_place, loops=loops, seed=seed)
-                found += [Faulty(planned.source.name, shown, in_place, f) for f in call.run()]
+                faults = _faults(planned, env, limit, in_place, loops, seed)
+                if _rounding_may_decide(planned, faults) and not all(
+                    _faults(planned, env, limit, in_place, False, seed + k) for k in (1, 2)
+                ):
+                    faults = []
+                found += [Faulty(planned.source.name, shown, in_place, f) for f in faults]
                 break
             except OutOfRange:
                 continue
         else:
             return None
     return found
+
+
+def _faults(
+    planned: Planned, env: Mapping[str, int], limit: int, in_place: bool, loops: bool, seed: int
+) -> list[Fault]:
+    """Return the faults of one call with random inputs."""
+    feeds = feeds_of(planned, env, seed, limit)
+    return list(Call(planned, env, feeds, in_place=in_place, loops=loops, seed=seed).run())
+
+
+def _rounding_may_decide(planned: Planned, faults: Sequence[Fault]) -> bool:
+    """Return whether only numbers are wrong, in a plan that rounds to 8 bits.
+
+    A number between two bytes may fall to either of them, and products of bytes carry that on. A fault of the plan
+    does not depend on numbers: it is there with other inputs too.
+    """
+    rounds = any(t.dtype in ("int8", "uint8") for g in planned.later for t in g.tensors.values())
+    return bool(faults) and rounds and all(f.kind in ("value", "output") for f in faults)
 
 
 def feeds_of(planned: Planned, sizes: Mapping[str, int], seed: int, limit: int = 2) -> dict[str, Array]:

@@ -13,6 +13,7 @@ from onnx import TensorProto, helper, numpy_helper
 from polydyn.fusion import pipeline
 from polydyn.fusion.plan import FusionPlan
 from polydyn.fusion.separate import separate
+from polydyn.graph import reference
 from polydyn.graph.expand import import_model
 from polydyn.graph.ir import Compute, Graph
 from polydyn.graph.reference import evaluate
@@ -20,7 +21,7 @@ from polydyn.schedules.expr import Op, Value
 from polydyn.schedules.index import Index
 from polydyn.testing import after_passes
 from polydyn.testing.after_passes import evaluate_plan
-from polydyn.testing.authorities import Array, Runtime, difference, second_opinion
+from polydyn.testing.authorities import Array, Refused, Runtime, difference, second_opinion
 from polydyn.testing.disputes import disputed_node, goes_beyond
 from polydyn.testing.drafts import STRANGE
 from polydyn.testing.fuzz_models import minimised, run_seed
@@ -172,6 +173,35 @@ def test_a_second_opinion_knows_axes_in_any_order() -> None:
     assert ours["y"].shape == (4, 5, 6) and not difference(ours, second_opinion(made, feeds))
 
 
+@pytest.mark.parametrize(("ours", "operator"), [(np.rint, "Resize"), (np.floor, "")])
+def test_integers_between_two_are_rounded_to_the_nearest(
+    ours: Callable[[Array], Array], operator: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """ONNX Runtime truncates: that is disputed. What polydyn truncates is not."""
+    scales = numpy_helper.from_array(np.float32([1, 1, 1, 2]), "scales")
+    node = helper.make_node("Resize", ["x", "", "scales"], ["y"], mode="linear")
+    info = helper.make_tensor_value_info
+    graph = helper.make_graph(
+        [node], "g", [info("x", TensorProto.UINT8, [1, 1, 1, 3])], [info("y", TensorProto.UINT8, None)], [scales]
+    )
+    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8)
+    x = np.uint8([[[[1, 4, 2]]]])
+    right = np.array([1, 1.75, 3.25, 3.5, 2.5, 2])
+    monkeypatch.setattr(reference, "evaluate", lambda g, f: {"y": ours(right).reshape(1, 1, 1, 6).astype(np.uint8)})
+    assert disputed_node(made, everything(made, {"x": x})) == operator
+
+
+def test_old_hardmax_has_no_authority() -> None:
+    info = helper.make_tensor_value_info
+    graph = helper.make_graph(
+        [helper.make_node("Hardmax", ["x"], ["y"], axis=1)], "g",
+        [info("x", TensorProto.FLOAT16, [2, 3, "N"])], [info("y", TensorProto.FLOAT16, None)],
+    )  # fmt: skip
+    old = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 5)], ir_version=3)
+    with pytest.raises(Refused, match="along one axis"):
+        Runtime(old).run({"x": np.zeros((2, 3, 2), np.float16)})
+
+
 def test_sums_that_overflow_are_no_difference() -> None:
     most = np.array([2**31 - 1, 5], np.int32)
     assert overflows({"y": np.array([-7, 5], np.int32)}, {"y": most})
@@ -208,6 +238,8 @@ def test_what_onnx_runtime_runs_beyond_onnx_may_be_refused(
         ([helper.make_node("ArgMin", ["x"], ["y"], axis=0)], np.float32([2, 3, 1]), ""),
         ([helper.make_node("Upsample", ["x"], ["y"], scales=[1.0, 1.0, 1.0, 2.0], mode="linear")],
          np.uint8([[[[1, 2]]]]), "Upsample"),
+        ([helper.make_node("LRN", ["x"], ["y"], size=3)], np.float32([[[[1, np.inf]]]]), "LRN"),
+        ([helper.make_node("LRN", ["x"], ["y"], size=3)], np.float32([[[[1, 2]]]]), ""),
         ([helper.make_node("MeanVarianceNormalization", ["x"], ["y"])], np.float32([[1, 2]]),
          "MeanVarianceNormalization"),
     ],

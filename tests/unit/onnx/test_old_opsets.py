@@ -118,9 +118,9 @@ def test_a_vector_has_one_channel() -> None:
     x = RNG.random(5).astype(np.float32)
     one: dict[str, Any] = {"s": np.float32([2]), "b": np.float32([0.5]), "m": np.float32([0.25]), "v": np.float32([2])}
     want = (x - 0.25) / np.sqrt(np.float32(2 + 1e-5)) * 2 + 0.5
-    for opset in (7, 9, 15):
-        np.testing.assert_allclose(run("BatchNormalization", {"x": x, **one}, {}, opset), want, 1e-5)
-        np.testing.assert_allclose(run("BatchNormalization", {"x": x}, {}, opset, one), want, 1e-5)
+    for opset, attributes in ((7, {}), (7, {"spatial": 0}), (9, {}), (15, {})):
+        np.testing.assert_allclose(run("BatchNormalization", {"x": x, **one}, attributes, opset), want, 1e-5)
+        np.testing.assert_allclose(run("BatchNormalization", {"x": x}, attributes, opset, one), want, 1e-5)
 
 
 def test_an_axis_of_operands_of_one_rank_chooses_nothing() -> None:
