@@ -1,1 +1,1 @@
-"""Proofs: order, storage, sizes, and the families that are not yet proven in digit space."""
+"""Proofs of schedules: order, storage, sizes, and what kernels need besides. ``Proven`` is their result."""
