@@ -26,7 +26,7 @@ from polydyn.codegen.passes.bind import bind, fold
 from polydyn.codegen.passes.tiles import parallel_band, task_count, tasks
 from polydyn.schedules.errors import CodegenError
 from polydyn.schedules.expr import Value, const
-from polydyn.schedules.index import Index, IndexLike, minimum
+from polydyn.schedules.index import ONE, Index, IndexLike, minimum
 
 V = Index.of
 WARP = 32
@@ -35,11 +35,14 @@ WORKER, ROUND = "worker", "round"
 
 
 def assign(body: Body, places: Mapping[str, IndexLike]) -> Body:
-    """Loops that the hardware runs: each named loop's variable becomes the given expression (of block, warp, lane)."""
+    """Loops that the hardware runs: each named loop's variable becomes the given expression (of block, warp, lane).
+
+    A loop of one step has its first value: there is one unit.
+    """
 
     def f(n: Node) -> Node | Body:
         if isinstance(n, For) and n.var in places:
-            return substitute(n.body, {n.var: n.lo + places[n.var]})
+            return substitute(n.body, {n.var: n.lo if n.hi - n.lo == ONE else n.lo + places[n.var]})
         return n
 
     return rewrite(body, f)
