@@ -10,13 +10,14 @@ counts both. ``--around``: so many random models around each case, half of them 
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import multiprocessing
 import re
 import warnings
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing.connection import Connection, wait
@@ -25,7 +26,7 @@ from typing import Any
 
 import numpy as np
 import onnx
-from onnx.backend.test.case.node import collect_testcases
+import onnx.backend.test.case.node as node_cases
 
 import polydyn
 from polydyn.errors import InputError, PolydynError, ShapeError, UnsupportedError
@@ -42,8 +43,17 @@ def cases(part: str = "") -> Iterator[Any]:
     """ONNX's node cases whose name contains ``part``."""
     with warnings.catch_warnings(), np.errstate(all="ignore"):
         warnings.simplefilter("ignore")
-        found = collect_testcases(None)
+        found = node_cases.collect_testcases(None)
     yield from (c for c in found if part in c.name)
+
+
+def cases_of(operators: Collection[str]) -> list[Any]:
+    """ONNX's node cases of these operators. Only their modules are imported: computing all cases takes seconds."""
+    with warnings.catch_warnings(), np.errstate(all="ignore"):
+        warnings.simplefilter("ignore")
+        for operator in sorted(operators):
+            importlib.import_module(f"{node_cases.__name__}.{operator.lower()}")
+    return [c for c in node_cases._NodeTestCases if any(n.op_type in operators for n in c.model.graph.node)]
 
 
 def freeze(case: Any) -> onnx.ModelProto:

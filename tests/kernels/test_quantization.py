@@ -16,7 +16,7 @@ from polydyn.graph.expand import import_model
 from polydyn.graph.ir import Compute
 from polydyn.program.assemble import build_program
 from polydyn.schedules.expr import Array, Load, Op, loads
-from polydyn.testing.conformance import cases, run_case, run_model, with_symbols
+from polydyn.testing.conformance import cases_of, run_case, run_model, with_symbols
 from tests.support.marks import slow
 from tests.support.one_node import check, check_case, check_with_onnxruntime, model_of
 from tests.support.quantized import quantized_model, random_bytes, same_as_reference, targets
@@ -26,7 +26,7 @@ OPERATORS = {
     "QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear", "MatMulInteger", "QLinearMatMul", "ConvInteger",
     "QLinearConv",
 }  # fmt: skip
-CASES = {c.name: c for c in cases() if OPERATORS & {n.op_type for n in c.model.graph.node}}
+CASES = {c.name: c for c in cases_of(OPERATORS)}
 RNG = np.random.default_rng(11)
 SIZES = (0, 1, 2, 7, 33)
 
@@ -372,5 +372,5 @@ def test_integer_products_read_wide_constants_on_the_cpu_only() -> None:
 
 def test_a_zero_point_of_unknown_size_is_one_number_where_there_is_no_axis() -> None:
     """A scalar scale and a zero point of one element, whose size the model does not say; the default axis is 1."""
-    (case,) = (c for c in cases("test_quantizelinear_e4m3fn") if c.name == "test_quantizelinear_e4m3fn")
+    case = CASES["test_quantizelinear_e4m3fn"]
     assert run_model(case, with_symbols(case.model)) == "passed"

@@ -7,7 +7,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -27,53 +28,76 @@ from polydyn.testing.simulated import Simulated, exhaustive, gemm, random_search
 from tests.support.paths import ROOT
 
 BACKBONE = gemm(None, 3072, 1024, dtype="float16", item=2)
-SPACE = loop_model(BACKBONE, A100)
-COSTS = dict(zip(SPACE.tiles, Simulated(BACKBONE, A100).per_operation(SPACE.tiles), strict=True))
-OPTIMUM = min(COSTS.values())
-ORDER = aligned_order(SPACE, BACKBONE, A100)
 KEY = GroupKey("gemm", "float16", "cuda:sm_80")
-FEW = Space("few", SPACE.tiles[::60])
+
+# Made by the first test that needs them: every process of a session imports this file, and one runs it.
+
+
+@cache
+def every() -> Space:
+    return loop_model(BACKBONE, A100)
+
+
+@cache
+def few() -> Space:
+    return Space("few", every().tiles[::60])
+
+
+@cache
+def costs() -> dict[Tile, float]:
+    return dict(zip(every().tiles, Simulated(BACKBONE, A100).per_operation(every().tiles), strict=True))
+
+
+def optimum() -> float:
+    return min(costs().values())
+
+
+@cache
+def order() -> tuple[Tile, ...]:
+    return tuple(aligned_order(every(), BACKBONE, A100))
 
 
 def look_up(tiles: Sequence[Tile]) -> list[float]:
-    return [COSTS[t] for t in tiles]
+    return [costs()[t] for t in tiles]
 
 
-ALL = {
-    "exhaustive": exhaustive,
-    "random": random_search,
-    "aligned": in_order(ORDER),
-    "trust region": trust_region(ORDER),
-    "by size": by_size(trust_region(ORDER, regions=Regions(count=1, start=4, aligned=2, batch=4)), BACKBONE, 3),
+EXPLORERS: dict[str, Callable[[], Explorer]] = {
+    "exhaustive": lambda: exhaustive,
+    "random": lambda: random_search,
+    "aligned": lambda: in_order(order()),
+    "trust region": lambda: trust_region(order()),
+    "by size": lambda: by_size(
+        trust_region(order(), regions=Regions(count=1, start=4, aligned=2, batch=4)), BACKBONE, 3
+    ),
 }
 
 
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("name", EXPLORERS)
 def test_explorers_measure_each_tuple_once_and_stop(name: str) -> None:
-    log = ALL[name](FEW, look_up, 1000, 0)
-    assert sorted(t.tile for t in log) == list(FEW.tiles)
-    assert best(log).cost == min(COSTS[t] for t in FEW.tiles)
-    assert len(ALL[name](FEW, look_up, 9, 0)) == 9
-    assert ALL[name](FEW, look_up, 0, 0) == ()
+    log = EXPLORERS[name]()(few(), look_up, 1000, 0)
+    assert sorted(t.tile for t in log) == list(few().tiles)
+    assert best(log).cost == min(costs()[t] for t in few().tiles)
+    assert len(EXPLORERS[name]()(few(), look_up, 9, 0)) == 9
+    assert EXPLORERS[name]()(few(), look_up, 0, 0) == ()
 
 
 @pytest.mark.parametrize("name", ["random", "trust region"])
 def test_a_seed_decides_everything(name: str) -> None:
-    first = ALL[name](SPACE, look_up, 24, 5)
-    assert first == ALL[name](SPACE, look_up, 24, 5)
-    assert first != ALL[name](SPACE, look_up, 24, 6)
+    first = EXPLORERS[name]()(every(), look_up, 24, 5)
+    assert first == EXPLORERS[name]()(every(), look_up, 24, 5)
+    assert first != EXPLORERS[name]()(every(), look_up, 24, 6)
 
 
 def test_costs_are_only_compared() -> None:
     """A process over costs would see nothing but the outliers; over ranks every increasing function is the same."""
 
     def stretched(tiles: Sequence[Tile]) -> list[float]:
-        return [math.inf if c > 5 * OPTIMUM else math.expm1(c / OPTIMUM) for c in look_up(tiles)]
+        return [math.inf if c > 5 * optimum() else math.expm1(c / optimum()) for c in look_up(tiles)]
 
     def plain(tiles: Sequence[Tile]) -> list[float]:
-        return [math.inf if c > 5 * OPTIMUM else c for c in look_up(tiles)]
+        return [math.inf if c > 5 * optimum() else c for c in look_up(tiles)]
 
-    a, b = (trust_region(ORDER)(SPACE, f, 36, 2) for f in (stretched, plain))
+    a, b = (trust_region(order())(every(), f, 36, 2) for f in (stretched, plain))
     assert [t.tile for t in a] == [t.tile for t in b]
 
 
@@ -97,26 +121,26 @@ def test_trust_regions_beat_random_and_aligned_starts() -> None:
     """At 100 trials; 100 seeds on three groups are in benchmarks/explorers.py."""
 
     def final(explorer: Explorer, seed: int) -> float:
-        return regret(explorer(SPACE, look_up, 100, seed), OPTIMUM)[-1]
+        return regret(explorer(every(), look_up, 100, seed), optimum())[-1]
 
-    ours = [final(trust_region(ORDER), s) for s in range(2)]
+    ours = [final(trust_region(order()), s) for s in range(2)]
     blind = [final(random_search, s) for s in range(20)]
     assert sum(ours) / 2 < 0.02
     assert max(ours) < sum(blind) / 20
-    assert max(ours) < final(in_order(ORDER), 0)
+    assert max(ours) < final(in_order(order()), 0)
 
 
 def test_aligned_order_is_much_better_than_chance_and_starts_are_spread() -> None:
-    top = [COSTS[t] for t in ORDER[:50]]
-    assert sum(top) / 50 < sorted(COSTS.values())[len(COSTS) // 4]
-    starts = spread(SPACE, ORDER, 12)
+    top = [costs()[t] for t in order()[:50]]
+    assert sum(top) / 50 < sorted(costs().values())[len(costs()) // 4]
+    starts = spread(every(), order(), 12)
     assert len(set(starts)) == 12
-    assert starts[0] == ORDER[0]
-    assert spread(FEW, FEW.tiles, 10_000) == tuple(spread(FEW, FEW.tiles, len(FEW)))
+    assert starts[0] == order()[0]
+    assert spread(few(), few().tiles, 10_000) == tuple(spread(few(), few().tiles, len(few())))
 
 
 def test_a_saturating_instance_fills_every_unit() -> None:
-    for tile in SPACE.tiles[::97]:
+    for tile in every().tiles[::97]:
         shape = saturating_shape(BACKBONE, A100, tile)
         resident = max(1, blocks_per_unit(usage(BACKBONE, A100, tile), A100))
         assert blocks_at(BACKBONE, tile, shape) >= 2 * 108 * resident
@@ -126,7 +150,7 @@ def test_a_saturating_instance_fills_every_unit() -> None:
 
 def test_failures_and_pruned_tuples_do_not_stop_the_search() -> None:
     def picky(tiles: Sequence[Tile]) -> list[float]:
-        return [math.inf if t["stages"] == 4 else COSTS[t] for t in tiles]
+        return [math.inf if t["stages"] == 4 else costs()[t] for t in tiles]
 
     seen: list[Tile] = []
 
@@ -134,47 +158,47 @@ def test_failures_and_pruned_tuples_do_not_stop_the_search() -> None:
         seen.extend(tiles)
         return picky(tiles)
 
-    log = trust_region(ORDER, lambda t: "registers" if t["b.k"] == 64 else None)(SPACE, watch, 60, 0)
+    log = trust_region(order(), lambda t: "registers" if t["b.k"] == 64 else None)(every(), watch, 60, 0)
     assert len(log) == 60
     assert all(t["b.k"] != 64 for t in seen)
-    assert best(log).cost < 1.1 * min(c for t, c in COSTS.items() if t["stages"] != 4 and t["b.k"] != 64)
-    nothing = trust_region()(FEW, lambda ts: [math.inf] * len(ts), 20, 0)
+    assert best(log).cost < 1.1 * min(c for t, c in costs().items() if t["stages"] != 4 and t["b.k"] != 64)
+    nothing = trust_region()(few(), lambda ts: [math.inf] * len(ts), 20, 0)
     assert [t.cost for t in nothing] == [math.inf] * 20
 
 
 def test_a_resumed_run_measures_only_what_is_missing(tmp_path: Path) -> None:
-    whole = trust_region(ORDER)(SPACE, look_up, 32, 3)
+    whole = trust_region(order())(every(), look_up, 32, 3)
     with Records.open(tmp_path / "r.db") as r:
         stopped = Remembered(look_up, r, KEY, A100)
-        trust_region(ORDER)(SPACE, stopped, 20, 3)
+        trust_region(order())(every(), stopped, 20, 3)
         assert stopped.measured == 20
     with Records.open(tmp_path / "r.db") as r:
         resumed = Remembered(look_up, r, KEY, A100)
-        assert trust_region(ORDER)(SPACE, resumed, 32, 3) == whole
+        assert trust_region(order())(every(), resumed, 32, 3) == whole
         assert resumed.measured == 12
     with Records.open(tmp_path / "r.db", readonly=True) as r:  # pinned: answers, and measures nothing new here
         pinned = Remembered(lambda ts: pytest.fail("measured"), r, KEY, A100)
-        assert trust_region(ORDER)(SPACE, pinned, 32, 3) == whole
+        assert trust_region(order())(every(), pinned, 32, 3) == whole
 
 
 def test_records_of_failures_are_not_tried_again(tmp_path: Path) -> None:
     with Records.open(tmp_path / "r.db") as r:
         first = Remembered(lambda ts: [math.inf] * len(ts), r, KEY, A100)
-        assert first(FEW.tiles[:3]) == [math.inf] * 3
+        assert first(few().tiles[:3]) == [math.inf] * 3
         again = Remembered(look_up, r, KEY, A100)
-        assert again(FEW.tiles[:3]) == [math.inf] * 3
+        assert again(few().tiles[:3]) == [math.inf] * 3
         assert again.measured == 0
         other = Remembered(look_up, r, GroupKey("other", "float16", "cuda:sm_80"), A100)
-        assert other(FEW.tiles[:1]) == [COSTS[FEW.tiles[0]]]
+        assert other(few().tiles[:1]) == [costs()[few().tiles[0]]]
 
 
 def test_replay_refuses_a_space_with_holes(tmp_path: Path) -> None:
     with Records.open(tmp_path / "r.db") as r:
-        exhaustive(FEW, Remembered(look_up, r, KEY, A100), 10)
-        with pytest.raises(ArtifactError, match=f"{len(FEW) - 10} of {len(FEW)}"):
-            recorded_costs(r, KEY, A100, FEW)
-        exhaustive(FEW, Remembered(look_up, r, KEY, A100), 1000)
-        assert recorded_costs(r, KEY, A100, FEW) == {t: COSTS[t] for t in FEW.tiles}
+        exhaustive(few(), Remembered(look_up, r, KEY, A100), 10)
+        with pytest.raises(ArtifactError, match=f"{len(few()) - 10} of {len(few())}"):
+            recorded_costs(r, KEY, A100, few())
+        exhaustive(few(), Remembered(look_up, r, KEY, A100), 1000)
+        assert recorded_costs(r, KEY, A100, few()) == {t: costs()[t] for t in few().tiles}
 
 
 RUN = """
@@ -218,5 +242,5 @@ def test_tuning_killed_twice_ends_as_if_never_killed(tmp_path: Path) -> None:
         known = rows
     with Records.open(path) as r:
         last = Remembered(cost, r, KEY, A100)
-        assert random_search(SPACE, last, 160, 1) == random_search(SPACE, cost, 160, 1)
+        assert random_search(every(), last, 160, 1) == random_search(every(), cost, 160, 1)
         assert last.measured == 160 - known
