@@ -39,7 +39,7 @@ test-long: $(VENV)/.extra-test
 
 # The suite to run all day: no compiler, less than a minute.
 unit: $(VENV)/.extra-test
-	$(BIN)/python -m pytest -n auto tests/unit -m "not slow and not compiler"
+	$(BIN)/python -m pytest -n auto --dist worksteal tests/unit -m "not slow and not compiler"
 
 lint: $(VENV)/.extra-lint
 	$(BIN)/ruff check .
