@@ -3,10 +3,13 @@
     loops       of a proven schedule
     first       rules on the bare loops: the steps of a share of a reduction
     sizes       symbols become numbers; loops of one step and decided guards go
+    units       loops that the hardware runs become places: a block, a warp, a lane
     marks       rules while statements are still instances
     statements  instances become stores, registers, instructions, where no rule has done so for a part of the body
     stores      rules once they are stores
+    registers   loops over registers are declared to be unrolled
     fold        decided guards and loops of one step go
+    order       rules on the order of tasks
     band        the coincident band becomes tasks
     around      rules on the whole body: scratch memory, registers
     fold        the same again
@@ -25,6 +28,7 @@ from typing import Any, Generic, Protocol, TypeVar
 from polydyn.codegen.ir import Body, Compare, If, consume
 from polydyn.codegen.lower import Lowering, lower
 from polydyn.codegen.passes.bind import bind, fold
+from polydyn.codegen.passes.threads import assign, unrolled
 from polydyn.codegen.passes.tiles import task_count
 from polydyn.codegen.pipeline import Step, loops, run
 from polydyn.schedules.index import Index, IndexLike
@@ -98,18 +102,23 @@ class Form(Generic[T]):
 class Family(Generic[T]):
     """The tables of the phases above, each a function of a variant or a tuple of rules.
 
-    ``names``: the names that every step may use, by arrays and symbols. ``opened``: the names that statements begin to
-    use. ``forms``: the bodies of a kernel; it is asked for the next one when the one before it is built.
+    ``names``: the names that every step may use, by arrays and symbols. ``behind``: buffers besides those of the group.
+    ``opened``: the names that statements begin to use. ``registers``: loops, and how each is unrolled. ``forms``: the
+    bodies of a kernel; it is asked for the next one when the one before it is built.
     """
 
     names: Callable[[Mapping[str, Array], tuple[str, ...]], tuple[str, ...]]
     band: Callable[[T], tuple[Step, ...]]
     statements: Callable[[T], Mapping[str, Lowering]] = lambda _: {}
+    behind: Callable[[T], tuple[str, ...]] = lambda _: ()
     first: tuple[Rule[T], ...] = ()
     sizes: Callable[[T], Mapping[str, IndexLike]] = lambda _: {}
+    units: Callable[[T], Mapping[str, IndexLike]] = lambda _: {}
     marks: tuple[Rule[T], ...] = ()
     opened: Callable[[T], tuple[str, ...]] = lambda _: ()
     stores: tuple[Rule[T], ...] = ()
+    registers: Callable[[T], Mapping[str, str]] = lambda _: {}
+    order: tuple[Rule[T], ...] = ()
     around: tuple[Rule[T], ...] = ()
     last: tuple[Rule[T], ...] = ()
     forms: Callable[[T], Iterable[Form[T]]] = lambda of: (Form(of),)
@@ -120,7 +129,7 @@ def build(family: Family[T], of: T) -> tuple[Body, Index]:
 
     LegalityError: the schedule does not compute its group. CodegenError: a bug.
     """
-    names = family.names(of.group.arrays, of.symbols)
+    names = (*family.names(of.group.arrays, of.symbols), *family.behind(of))
     body = run(of.name, loops(of.name, of.proven), _bound(family, of), names)
     made: list[tuple[Compare | None, Body]] = []
     count = Index.of(0)
@@ -145,16 +154,22 @@ def steps(family: Family[T], of: T) -> tuple[Step, ...]:
 
 def _bound(family: Family[T], of: T) -> tuple[Step, ...]:
     """The passes that all forms share."""
-    sizes = family.sizes(of)
-    symbols = dict.fromkeys(x for e in sizes.values() for x in sorted(Index.of(e).symbols()))
-    numbers = Step("bind", "sizes become numbers", lambda body: bind(body, sizes), tuple(symbols))
-    return (*_steps(family.first, of), *((numbers,) if sizes else ()))
+    sizes, units = family.sizes(of), family.units(of)
+    numbers = Step("bind", "sizes become numbers", lambda body: bind(body, sizes), _symbols(sizes))
+    places = Step("assign", "loops of units become places", lambda body: assign(body, units), _symbols(units))
+    return (*_steps(family.first, of), *((numbers,) if sizes else ()), *((places,) if units else ()))
+
+
+def _symbols(table: Mapping[str, IndexLike]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(x for e in table.values() for x in sorted(Index.of(e).symbols())))
 
 
 def _lowered(family: Family[T], of: T) -> tuple[Step, ...]:
-    table = family.statements(of)
+    table, kinds = family.statements(of), family.registers(of)
+    unroll = Step("unroll", "loops over registers are unrolled", lambda body: unrolled(body, kinds))
     lowering = Step("lower", "statements become stores", lambda body: lower(body, table), family.opened(of))
-    return (*_steps(family.marks, of), *((lowering,) if table else ()), *_steps(family.stores, of), FOLD)
+    before = (*_steps(family.marks, of), *((lowering,) if table else ()), *_steps(family.stores, of))
+    return (*before, *((unroll,) if kinds else ()), FOLD, *_steps(family.order, of))
 
 
 def _steps(rules: tuple[Rule[T], ...], of: T) -> tuple[Step, ...]:

@@ -18,6 +18,7 @@ from polydyn.codegen.cuda.emit import RANK, blocks_step, bound_names, emit
 from polydyn.codegen.cuda.group import ProductGroup
 from polydyn.codegen.cuda.instructions import TENSOR
 from polydyn.codegen.cuda.work import sharers, with_epilogues
+from polydyn.codegen.family import Family, Rule, build
 from polydyn.codegen.indices import substitute
 from polydyn.codegen.ir import (
     Alloc,
@@ -35,17 +36,13 @@ from polydyn.codegen.ir import (
     Pointer,
     Reg,
     Store,
-    consume,
     walk,
 )
 from polydyn.codegen.kernel import BASE, WORKSPACE, Block, Kernel, Work
-from polydyn.codegen.lower import Lowering, flat, lower
-from polydyn.codegen.passes.bind import fold
-from polydyn.codegen.passes.threads import assign, spread, unrolled
-from polydyn.codegen.passes.tiles import task_count
+from polydyn.codegen.lower import Lowering, flat
+from polydyn.codegen.passes.threads import spread
 from polydyn.codegen.passes.warpgroups import MEETING
 from polydyn.codegen.passes.widen import Multiples, multiples, widen
-from polydyn.codegen.pipeline import Step, loops, run
 from polydyn.codegen.places import Places
 from polydyn.codegen.printers.cuda_values import BYTES
 from polydyn.schedules.expr import ITEMSIZE, Load, Value, const, op
@@ -110,7 +107,7 @@ class _Gemv:
     """One version; ``along_k``: vectors run along the reduction; ``blocks``: that share it, ``cluster``: as one."""
 
     def __init__(self, product: ProductGroup, rows: int, along_k: bool, blocks: int = 1, cluster: bool = False) -> None:
-        self.name, self.product, self.rows, self.along_k, self.blocks = product.name, product, rows, along_k, blocks
+        self.product, self.rows, self.along_k, self.blocks = product, rows, along_k, blocks
         self.cluster = blocks if cluster else 1
         self.counted = blocks > 1 and not cluster
         self.group, self.roles, self.extents = product.group, product.roles, product.extents
@@ -138,18 +135,16 @@ class _Gemv:
         """What stands for the steps of a lane."""
         return self.schedule.parameter(ACC, b("k"))
 
+    @property
+    def symbols(self) -> tuple[str, ...]:
+        """The kernel's parameters."""
+        return self.group.params
+
     def build(self) -> tuple[Kernel, ...]:
         """The kernel, with indices of both widths; nothing when the addresses do not allow vectors."""
         if ((self.K if self.along_k else self.N).constant or 0) % self.vector:
             return ()
-        name, names = f"{self.name}_{self.version}", bound_names(self.group.arrays, self.group.params)
-        names += BEHIND * self.counted
-        body = run(name, loops(name, self.proven), self.steps(), names)
-        count = task_count(body)
-        body = run(name, body, (
-            blocks_step(self.blocks, not self.counted),
-            Step("registers", "a lane's sums are registers", self._allocate),
-        ), names)  # fmt: skip
+        body, count = build(FEW_ROWS, self)
         blocks = self.schedule.extents()
         limits: dict[str, IndexLike] = {
             b("i"): blocks[b("i")],
@@ -162,7 +157,7 @@ class _Gemv:
         few = () if self.M.constant else (Compare("<=", self.M, V(self.rows)),)
         arch = BASE if self.cluster == 1 else "sm_90a"
         kernel = Kernel(
-            name, self.group.params, count * self.blocks, version=self.version, multiples=tuple(self.multiples),
+            self.name, self.symbols, count * self.blocks, version=self.version, multiples=tuple(self.multiples),
             conditions=few, block=Block(self._threads(), arch, work=self._work(), cluster=self.cluster),
         )  # fmt: skip
         if not self.counted:
@@ -183,41 +178,38 @@ class _Gemv:
             self.group, self.roles, FewRows(self.rows, self.warps, (COLUMNS, STEPS), points, self.blocks)
         )
 
-    def steps(self) -> tuple[Step, ...]:
-        """The passes up to the coincident band."""
-        places = self._places()
-        table: dict[str, Lowering] = {INIT: self.init}
-        table |= {s.name: partial(self.epilogue, s) for s in self.product.epilogues}
-        points: dict[str, str] = dict.fromkeys((p("i"), p("j")), "unroll")
-        lane, rows = (*places, RANK, TRIPS), tuple(f"row{r}" for r in range(self.rows))
-        trips = self._trips()
-        sizes = self.schedule.parameters() | {self._rounds: V(TRIPS) if trips.constant is None else trips}
-        return (
-            Step("bind", "sizes become constants", lambda b: substitute(b, sizes), (TRIPS,)),
-            Step("leaf", "a vector of a column times all rows",
-                 lambda x: consume(x, MarkName.INSTRUCTION, self.leaf), (*lane, "acc", "j_vec", *rows)),
-            Step("fold", "decided guards and single trips go", fold),
-            Step("assign", "units are warps and lanes", lambda b: assign(b, places)),
-            Step("reduce", "lanes walk over their steps", lambda x: consume(x, MarkName.REDUCE, self.reduce)),
-            Step("combine", "lanes and warps are added up",
-                 lambda x: consume(x, MarkName.COMBINE, self.combine), ("sums",)),
-            Step("store", "epilogues are dealt to threads",
-                 lambda x: consume(x, MarkName.STORE, self.dealt)),
-            Step("lower", "statements become stores", lambda b: lower(b, table)),
-            Step("unroll", "loops over registers", lambda b: unrolled(b, points)),
-            Step("places", "places of lanes", lambda b: substitute(b, places)),
-            Step("fold", "decided guards and single trips go", fold),
-        )  # fmt: skip
+    @property
+    def name(self) -> str:
+        """The kernel's name."""
+        return f"{self.product.name}_{self.version}"
 
-    def _places(self) -> dict[str, Index]:
-        """Of a lane in its block; a block of which there is one is 0, as it has no loop."""
+    def sizes(self) -> dict[str, Index]:
+        """The numbers of all loops."""
+        trips = self._trips()
+        return self.schedule.parameters() | {self._rounds: V(TRIPS) if trips.constant is None else trips}
+
+    def units(self) -> dict[str, Index]:
+        """The places of a lane in its block."""
         lane, warp, warp_j = V("lane"), V("warp"), self.warps[0]
         pair = (lane // STEPS, lane % STEPS) if self.along_k else (lane % COLUMNS, lane // COLUMNS)
-        single: dict[str, Index] = {x: ZERO for x in (b("i"), b("j")) if self.schedule.extents()[x] == ONE}
         return {
             c("k"): V(RANK), w("j"): warp % warp_j, w("k"): warp // warp_j, lanes("j"): pair[0], lanes("k"): pair[1],
-            **single,
         }  # fmt: skip
+
+    def table(self) -> dict[str, Lowering]:
+        """What executes statements besides the leaf."""
+        table: dict[str, Lowering] = {INIT: self.init}
+        return table | {s.name: partial(self.epilogue, s) for s in self.product.epilogues}
+
+    def opened(self) -> tuple[str, ...]:
+        """What the leaf begins to use."""
+        rows = (f"row{r}" for r in range(self.rows))
+        return (*self.units(), *map(b, "ijk"), RANK, TRIPS, "acc", "j_vec", *rows)
+
+    def place(self, body: Body) -> Body:
+        """Places of lanes. Of what there is one, a block or a step, there is no loop."""
+        extents = {**self.schedule.extents(), b("k"): self._trips()}
+        return substitute(body, self.units() | {x: ZERO for x in map(b, "ijk") if extents[x] == ONE})
 
     def _threads(self) -> int:
         return 32 * self.warps[0] * self.warps[1]
@@ -227,7 +219,7 @@ class _Gemv:
         """Sums of a block."""
         return self.rows * self.block
 
-    def _allocate(self, body: Body) -> Body:
+    def allocate(self, body: Body) -> Body:
         body = (Alloc("acc", self.sums, V(self.rows * self.columns), "register", body),)
         return (Alloc("sums", self.sums, V(self._elements * self.warps[1]), "shared", body),)
 
@@ -447,3 +439,24 @@ def unroll_by(body: Body, var: str, times: int) -> Body:
     return tuple(
         For(n.var, n.lo, n.hi, n.body, f"unroll{times}") if isinstance(n, For) and n.var == var else n for n in body
     )
+
+
+FEW_ROWS: Family[_Gemv] = Family(
+    names=bound_names,
+    behind=lambda x: BEHIND * x.counted,
+    sizes=_Gemv.sizes,
+    units=_Gemv.units,
+    marks=(
+        Rule("leaf", "a vector of a column times all rows", lambda x, body: x.leaf(body), MarkName.INSTRUCTION,
+             opens=_Gemv.opened),
+        Rule("reduce", "lanes walk over their steps", lambda x, body: x.reduce(body), MarkName.REDUCE),
+        Rule("combine", "lanes and warps are added up", lambda x, body: x.combine(body), MarkName.COMBINE,
+             opens=("sums",)),
+        Rule("store", "epilogues are dealt to threads", lambda x, body: x.dealt(body), MarkName.STORE),
+    ),
+    statements=_Gemv.table,
+    stores=(Rule("places", "places of lanes", _Gemv.place),),
+    registers=lambda _: dict.fromkeys((p("i"), p("j")), "unroll"),
+    band=lambda x: (blocks_step(x.blocks, not x.counted),),
+    around=(Rule("registers", "a lane's sums are registers", _Gemv.allocate),),
+)  # fmt: skip

@@ -14,23 +14,23 @@ from functools import cached_property, partial
 
 from polydyn.codegen.cuda.carriers import BEHIND, COME, SHARER, count_block, counted_work, left_behind
 from polydyn.codegen.cuda.copies import Copy, Operand, copy_of
-from polydyn.codegen.cuda.emit import RANK, bound_names, emit, one_block
+from polydyn.codegen.cuda.emit import RANK, blocks_step, bound_names, emit
 from polydyn.codegen.cuda.group import ProductGroup
 from polydyn.codegen.cuda.instructions import multiply
 from polydyn.codegen.cuda.sums import Sums, lane_points
 from polydyn.codegen.cuda.tile import CudaTile
 from polydyn.codegen.cuda.work import WARP, product_work, with_epilogues
+from polydyn.codegen.family import Family, Rule, build, keep
 from polydyn.codegen.indices import node_indices, substitute
 from polydyn.codegen.ir import Alloc, Body, Call, For, Inst, Mark, Node, consume, rewrite, walk
 from polydyn.codegen.kernel import Block, Kernel, Work
 from polydyn.codegen.lower import Lowering, lower
-from polydyn.codegen.passes.bind import bind, fold
+from polydyn.codegen.passes.bind import bind
 from polydyn.codegen.passes.hoist import costly_divisions, divide_before, hoist_rows
 from polydyn.codegen.passes.registers import unroll
 from polydyn.codegen.passes.steady import Stream, stream
-from polydyn.codegen.passes.threads import assign, one_of_each, rasterise, spread, unrolled
+from polydyn.codegen.passes.threads import one_of_each, rasterise, spread
 from polydyn.codegen.passes.tiles import balance
-from polydyn.codegen.pipeline import Step, loops
 from polydyn.codegen.places import Places
 from polydyn.schedules.errors import CodegenError
 from polydyn.schedules.expr import ITEMSIZE
@@ -140,7 +140,7 @@ class TiledProduct:
         meet = () if self.tile.sets > 1 else (Call("pd_syncthreads"),)  # else all have met behind the last load
         return (*meet, *self.sums.stage_rows(body, self.tile.threads // WARP))
 
-    def _count(self, _: Body) -> Body:
+    def count_blocks(self, _: Body) -> Body:
         """Blocks that share a tile meet."""
         return count_block(self.parts)
 
@@ -199,58 +199,58 @@ class TiledProduct:
         """The schedule with its proof."""
         return Proven(self.schedule)
 
+    @property
+    def name(self) -> str:
+        """The kernel's name."""
+        return f"{self.of.name}_{self.version}"
+
+    @property
+    def symbols(self) -> tuple[str, ...]:
+        """The kernel's parameters."""
+        return self.group.params
+
     def build(self) -> tuple[Kernel, ...]:
         """The kernel, with indices of both widths."""
         of, t = self.of, self.tile
-        name, names = f"{of.name}_{self.version}", bound_names(self.group.arrays, self.group.params)
-        names += BEHIND * (self.parts > 1)
-        body = loops(name, self.proven)
-        body, count = one_block(name, body, self.steps(), self._allocate, names, self.parts, False)
+        body, count = build(PRODUCT, self)
         wide = tuple(dict.fromkeys((*self.asked, *self.sums.multiples)))
         work = self.work.shared_by(of.shares * self.parts)
         block = Block(t.threads, t.kind.arch, work=work)
-        kernel = Kernel(name, self.group.params, count * self.parts, version=self.version, multiples=wide, block=block)
+        kernel = Kernel(
+            self.name, self.symbols, count * self.parts, version=self.version, multiples=wide, block=block
+        )  # fmt: skip
         limits, arrays = block_limits(of, t, count), self.group.arrays
         if self.parts > 1:
             kernel, more = left_behind(kernel, count, self.parts * t.bm * t.bn, of.sums)
             limits, arrays = limits | {RANK: self.parts, COME: 2}, {**arrays, **more}
         return emit(kernel, body, arrays, limits, self.blocks)
 
-    def steps(self) -> tuple[Step, ...]:
-        """The passes up to the coincident band."""
-        t, shares, extents = self.tile, self.of.shares, self.schedule.extents()
+    def sizes(self) -> dict[str, Index]:
+        """The numbers of all loops, but for those that are dealt."""
         sizes = {n: e for n, e in self.schedule.parameters().items() if n not in DEALT}
-        sizes |= {extent(b("s")): shares} if shares != ONE else {}
-        tiles = extents[b("k")]
-        unit = V("warp") if t.kind.warp else V("tid")
-        units: dict[str, Index] = {w("i"): unit // extents[w("j")], w("j"): unit % extents[w("j")]}
-        units |= {SHARER: V(RANK), e("w"): units[w("i")], e("u"): units[w("j")]} if self.parts > 1 else {}
-        rings = tuple(c.name for c in self.copies)
-        registers = (self.sums.acc, *(c.operand.fragment for c in self.copies))
-        split = Step("balance", "shares of the reduction", lambda x: balance(x, b("k"), tiles, shares, b("s")))
-        return (
-            *((split,) if shares != ONE else ()),
-            Step("pipeline", "copies run ahead in a ring", lambda x: consume(x, MarkName.PIPELINE, self.ring), rings),
-            Step("bind", "sizes become constants", lambda b: bind(b, sizes)),
-            Step("assign", "units are warps or threads", lambda b: assign(b, units), (RANK,) * (self.parts > 1)),
-            Step("combine", "blocks are counted", lambda x: consume(x, MarkName.COMBINE, self._count), (COME,)),
-            Step(
-                "instruction",
-                "points become an instruction",
-                lambda x: consume(x, MarkName.INSTRUCTION, self.instruction),
-            ),
-            Step(
-                "store", "epilogues on staged rows", lambda x: consume(x, MarkName.STORE, self.sums.store), ("stage",)
-            ),
-            Step(
-                "epilogue", "staged rows lie where the ring was", lambda x: consume(x, MarkName.EPILOGUE, self.epilogue)
-            ),
-            Step("multiply", "the mark of the arithmetic goes", lambda x: consume(x, MarkName.MULTIPLY)),
-            Step("lower", "statements become instructions", lambda b: lower(b, self._table()), ("stage", *registers)),
-            Step("unroll", "loops over registers", lambda b: unrolled(b, UNROLLED | self._in_flight(tiles))),
-            Step("fold", "decided guards and single trips go", fold),
-            Step("rasterise", "blocks that share operands", lambda x: rasterise(x, b("i"), b("j"), RASTER)),
-        )
+        return sizes | ({extent(b("s")): self.of.shares} if self.of.shares != ONE else {})
+
+    def units(self) -> dict[str, Index]:
+        """The warps or threads of a tile; blocks that share a reduction."""
+        unit, columns = V("warp") if self.tile.kind.warp else V("tid"), self.schedule.extents()[w("j")]
+        units: dict[str, Index] = {w("i"): unit // columns, w("j"): unit % columns}
+        return units | ({SHARER: V(RANK), e("w"): units[w("i")], e("u"): units[w("j")]} if self.parts > 1 else {})
+
+    def split(self, body: Body) -> Body:
+        """The reduction in shares."""
+        return balance(body, b("k"), self.schedule.extents()[b("k")], self.of.shares, b("s"))
+
+    def rings(self) -> tuple[str, ...]:
+        """The buffers of the copies."""
+        return tuple(c.name for c in self.copies)
+
+    def opened(self) -> tuple[str, ...]:
+        """What instructions begin to use."""
+        return ("stage", self.sums.acc, *(c.operand.fragment for c in self.copies))
+
+    def unrolled(self) -> dict[str, str]:
+        """How loops over registers are unrolled."""
+        return UNROLLED | self._in_flight(self.schedule.extents()[b("k")])
 
     def _in_flight(self, tiles: Index) -> dict[str, str]:
         """How loops of the reduction are unrolled: more steps at once would keep too many operands in registers."""
@@ -276,7 +276,8 @@ class TiledProduct:
         version += f"{t.instruction}_{t.bm}x{t.bn}x{t.bk}_{t.stages}_{'_'.join(str(c.bytes) for c in self.copies)}"
         return version + "_wide" * (max(map(self.sums.vector, of.epilogues)) > 1)
 
-    def _table(self) -> dict[str, Lowering]:
+    def table(self) -> dict[str, Lowering]:
+        """What executes each statement."""
         row, column = self.copies
         table: dict[str, Lowering] = {
             INIT: partial(self.sums.init, INIT),
@@ -287,7 +288,8 @@ class TiledProduct:
         }
         return table | {x.name: partial(self.sums.epilogue, x) for x in self.of.epilogues}
 
-    def _allocate(self, body: Body) -> Body:
+    def allocate(self, body: Body) -> Body:
+        """The body with the registers of a thread."""
         body = (Alloc(self.sums.acc, self.of.sums, V(self.sums.registers), "register", body),)
         for c, n in zip(self.copies, self.tile.kind.registers, strict=True):
             dtype, pieces = self.tile.kind.register or self.of.sums, self.sums.fragments[c.operand.column]
@@ -362,3 +364,31 @@ def split_copies(body: Body) -> tuple[Body, Body]:
     """(copies, uses) of a k tile."""
     uses = tuple(n for n in body if isinstance(n, Mark) and n.name == MarkName.MULTIPLY)
     return tuple(n for n in body if n not in uses), uses
+
+
+PRODUCT: Family[TiledProduct] = Family(
+    names=bound_names,
+    behind=lambda x: BEHIND * (x.parts > 1),
+    first=(
+        Rule("balance", "shares of the reduction", TiledProduct.split, where=lambda x: x.of.shares != ONE),
+        Rule("pipeline", "copies run ahead in a ring", lambda x, body: x.ring(body), MarkName.PIPELINE,
+             opens=TiledProduct.rings),
+    ),
+    sizes=TiledProduct.sizes,
+    units=TiledProduct.units,
+    marks=(
+        Rule("combine", "blocks are counted", TiledProduct.count_blocks, MarkName.COMBINE, opens=(COME,)),
+        Rule("instruction", "points become an instruction", TiledProduct.instruction, MarkName.INSTRUCTION),
+        Rule("store", "epilogues on staged rows", lambda x, body: x.sums.store(body), MarkName.STORE,
+             opens=("stage",)),
+        Rule("epilogue", "staged rows lie where the ring was", lambda x, body: x.epilogue(body), MarkName.EPILOGUE),
+        Rule("multiply", "the mark of the arithmetic goes", keep, MarkName.MULTIPLY),
+    ),
+    statements=TiledProduct.table,
+    opened=TiledProduct.opened,
+    registers=TiledProduct.unrolled,
+    order=(Rule("rasterise", "blocks that share operands",
+                lambda _, body: rasterise(body, b("i"), b("j"), RASTER)),),
+    band=lambda x: (blocks_step(x.parts, False),),
+    around=(Rule("registers", "what a thread holds are registers", TiledProduct.allocate),),
+)  # fmt: skip
