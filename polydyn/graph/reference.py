@@ -172,7 +172,10 @@ def evaluate_value(value: Value, env: Environment, arrays: Arrays, guarded: bool
     args = [evaluate_value(a, env, arrays, branch and (guarded or i > 0)) for i, a in enumerate(value.args)]
     if value.name == "bitcast":
         return np.ascontiguousarray(args[0]).view(dtype).reshape(args[0].shape)
-    return np.asarray(OPS[value.name].numpy(*args)).astype(dtype)
+    result = np.asarray(OPS[value.name].numpy(*args))
+    if value.name == "cast" and result.dtype.name.endswith("fnuz"):  # the one NaN of such a type has no sign
+        return np.where(np.isnan(result), np.nan, result.astype(np.float32)).astype(dtype)
+    return result.astype(dtype)
 
 
 # -- loop nests ------------------------------------------------------------------------------------------------------
@@ -235,7 +238,7 @@ def _sum_of_products(parts: list[Array], full: tuple[int, ...], rank: int, dtype
         used |= set(axes)
         operands += [part.astype(wide).reshape([part.shape[a] for a in axes]), axes]
     kept = [a for a in range(rank) if a in used]
-    summed: Array = np.einsum(*operands, kept, optimize=True)
+    summed: Array = np.einsum(*operands, kept, optimize=True) + wide.type(0)  # a sum begins at 0, also of one product
     spread = np.reshape(summed, [full[a] if a in used else 1 for a in range(rank)])
     return np.broadcast_to(spread, full[:rank]).astype(dtype)
 

@@ -44,7 +44,8 @@ def export(module: fx.GraphModule, tensors: Sequence[torch.Tensor], symbols: Seq
             signature = traced.graph_signature
             if signature.user_inputs_to_mutate or signature.buffers_to_mutate:
                 raise UnsupportedError("the graph writes into its inputs", rule="pure graphs", remedy="return them")
-            made = torch.onnx.export(traced, (), dynamo=True, verbose=False, opset_version=OPSET)
+            made = torch.onnx.export(traced, (), dynamo=True, verbose=False, opset_version=OPSET, optimize=False)
+            _fold(made.model)
         return _checked(made.model_proto, traced)
     except PolydynError:
         raise
@@ -60,6 +61,18 @@ def _trace(module: torch.nn.Module, tensors: Sequence[torch.Tensor], symbols: Se
         return torch.export.export(module, tuple(tensors), dynamic_shapes=(named,), strict=False)
     except torch._dynamo.exc.UserError:  # a relation between sizes that names do not say
         return torch.export.export(module, tuple(tensors), dynamic_shapes=(loose,), strict=False)
+
+
+def _fold(model: Any) -> None:
+    """Inlines functions and folds constants.
+
+    The exporter's own optimizer also matches constants within a tolerance, so that it removes an added 1e-8.
+    """
+    from onnxscript import optimizer  # the exporter itself loads it late: torch.compile alone does not need it
+
+    optimizer.inline(model)
+    optimizer.fold_constants(model, onnx_shape_inference=True)
+    optimizer.remove_unused_nodes(model)
 
 
 @contextlib.contextmanager

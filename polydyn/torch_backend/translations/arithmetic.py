@@ -42,6 +42,13 @@ def trunc(x: torch.Tensor) -> torch.Tensor:
     return _truncated(x) if x.dtype.is_floating_point else x.clone()
 
 
+@translate("frac")
+@elementwise()
+def frac(x: torch.Tensor) -> torch.Tensor:
+    """What is behind the point, with the sign of the number; 0 for both zeros."""
+    return x - _truncated(x)
+
+
 @elementwise()
 def _divide_trunc(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return _truncated(a / b) if a.dtype.is_floating_point else onnx("Div", a, b)

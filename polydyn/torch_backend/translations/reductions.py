@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from polydyn.torch_backend.translations.common import axis_of, computed_type, elementwise, onnx, translate
+from polydyn.torch_backend.translations.common import axis_of, computed_type, elementwise, number, onnx, translate
 
 
 def _summed(dtype: torch.dtype | None, x: torch.Tensor) -> torch.dtype:
@@ -114,7 +114,12 @@ def cumsum(x: torch.Tensor, dim: int, *, dtype: torch.dtype | None = None) -> to
     """Sums up to each element; halves in float32."""
     result = _summed(dtype, x)
     x = x.to(result)
-    return _running("CumSum", x.to(computed_type(x)), dim).to(result) if x.dim() else x.clone()
+    if not x.dim():
+        return x.clone()
+    wide = x.to(computed_type(x))
+    if wide.dtype.is_floating_point:
+        wide = wide + number(0, wide)  # eager's sums begin at 0, so that no sum is -0
+    return _running("CumSum", wide, dim).to(result)
 
 
 @translate("cumprod")
