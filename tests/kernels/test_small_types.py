@@ -13,6 +13,8 @@ from onnx import TensorProto, helper
 import polydyn
 from polydyn.errors import InputError, UnsupportedError
 from polydyn.graph.dtypes import numpy_dtype
+from polydyn.graph.expand import import_model
+from polydyn.graph.reference import evaluate
 from polydyn.schedules.expr import SMALL
 from tests.support.one_node import check, model_of
 from tests.support.tiny import model, node
@@ -49,6 +51,21 @@ def test_there_and_back_at_every_number(dtype: str) -> None:
     numbers = ~np.isnan(every.astype(np.float32))
     np.testing.assert_array_equal(got["y"][numbers], every.view(np.uint8)[numbers])
     assert not program.run({"x": every[:0]})["y"].size
+
+
+@pytest.mark.parametrize("dtype", [t for t in SATURATING if t.endswith("fnuz")])
+def test_the_only_nan_of_a_type_widens_to_a_positive_one(dtype: str) -> None:
+    widening = model([node("Cast", "x", "y", to=TensorProto.FLOAT)], {"x": (dtype, ["N"])}, ["y"], opset=23)
+    x = np.array([0x80, 0x81], np.uint8).view(numpy_dtype(dtype))
+    for y in (polydyn.compile(widening).run({"x": x})["y"], evaluate(import_model(widening), {"x": x})["y"]):
+        assert np.isnan(y[0]) and np.signbit(y).tolist() == [False, True]
+
+
+def test_the_sum_of_one_product_begins_at_0() -> None:
+    product = model([node("MatMul", ["a", "b"], "y")], {"a": ("float32", [2, 1]), "b": ("float32", [1, 2])}, ["y"])
+    feeds = {"a": np.full((2, 1), -0.0, np.float32), "b": np.ones((1, 2), np.float32)}
+    for y in (polydyn.compile(product).run(feeds)["y"], evaluate(import_model(product), feeds)["y"]):
+        assert not np.signbit(y).any()
 
 
 def test_an_input_of_a_small_type_is_checked() -> None:

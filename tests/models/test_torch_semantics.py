@@ -102,6 +102,42 @@ def test_floats_of_8_bits_come_in_and_go_out() -> None:
     assert torch.equal(got[0], x.float()) and torch.equal(got[1].view(torch.uint8), x.view(torch.uint8))
 
 
+def test_numbers_of_float64_keep_all_digits() -> None:
+    functions: dict[str, Callable[..., Any]] = {
+        "leaky": lambda x: F.leaky_relu(x, 0.03), "elu": lambda x: F.elu(x, 0.3), "clamp": lambda x: x.clamp(-0.3, 0.3),
+        "hardsigmoid": F.hardsigmoid, "threshold": lambda x: F.threshold(x, 0.1, 0.3), "sum": lambda x: x + 0.1,
+        "scaled": lambda x: torch.sub(x, 0.1, alpha=0.3), "rsub": lambda x: 0.1 - x, "power": lambda x: 0.3**x,
+        "above": lambda x: x > 0.1, "full": lambda x: torch.full_like(x, 0.1), "degrees": torch.deg2rad,
+        "filled": lambda x: x.masked_fill(x > 0, 0.1), "product": lambda x: torch.addmm(x, x, x, beta=0.3, alpha=0.1),
+        "layer norm": lambda x: F.layer_norm(x, (4,)), "group norm": lambda x: F.group_norm(x[None], 2),
+        "instance norm": lambda x: F.instance_norm(x[None]), "softshrink": lambda x: F.softshrink(x, 0.3),
+        "batch norm": lambda x: F.batch_norm(x, x[0] + 9, x[1].abs()), "huber": lambda x: F.huber_loss(x, 2 * x, delta=0.3),
+    }  # fmt: skip
+    agree(functions, torch.randn(4, 4, dtype=torch.float64), ulps=128)
+
+
+def test_numbers_near_0_and_1_are_no_0_and_1() -> None:
+    tiny, one = 1e-9, 1.000001
+    functions = {"+": lambda x: x + tiny, "-": lambda x: x - tiny, "*": lambda x: x * one, "/": lambda x: x / one,
+                 "close": lambda x: torch.isclose(x, x * 0)}  # fmt: skip
+    agree(functions, torch.tensor([0.0, -0.0, 1e-9, 3.0, 1e-8]), ulps=0)
+
+
+def test_second_names_of_operators_promote_types_and_sums_begin_at_0() -> None:
+    names = ("divide", "true_divide", "multiply", "subtract", "greater", "greater_equal", "less", "less_equal")
+    functions = {n: getattr(torch, n) for n in names}
+    agree(functions, torch.tensor([1.0, NAN, INF]), torch.tensor([3, 0, -2]))
+    zeros = {"frac": torch.frac, "cumsum": lambda x: x.cumsum(0), "sum": lambda x: x.sum(0)}
+    agree(zeros, torch.tensor([-0.0, -0.0]))
+    agree({"rest": torch.frac}, torch.tensor(SPECIAL))
+
+
+def test_losses_against_probabilities_and_smoothed_labels() -> None:
+    smooth = lambda x, p, c: F.cross_entropy(x, c, label_smoothing=0.2, reduction="sum")  # noqa: E731
+    functions = {"probabilities": lambda x, p, c: F.cross_entropy(x, p), "smooth": smooth}
+    agree(functions, torch.randn(3, 4), torch.rand(3, 4), torch.tensor([1, 0, 3]), ulps=16)
+
+
 def test_running_reductions_and_orders() -> None:
     x = torch.tensor([[1.0, 3.0, 2.0, 3.0], [NAN, 1.0, 2.0, 0.5], [-200.0, 1.0, INF, 2.0]])
     functions: dict[str, Callable[..., Any]] = {

@@ -8,7 +8,7 @@ from functools import partial
 from polydyn.graph.operators.common import at, broadcast_infer, emit, iterators, like, normalize_axis, wide
 from polydyn.graph.operators.elementwise import operands, predicate_infer
 from polydyn.graph.operators.fill_ops import infer_cum_sum
-from polydyn.graph.operators.registry import ExpandContext, OnnxNode, operator
+from polydyn.graph.operators.registry import ExpandContext, InferContext, Inferred, OnnxNode, operator
 from polydyn.graph.subscripts import ints
 from polydyn.schedules.expr import WIDENED, FromIndex, Value, bitcast, const, load, neutral, op
 from polydyn.schedules.index import Index
@@ -28,6 +28,18 @@ def sign_bit(node: OnnxNode, ctx: ExpandContext) -> None:
     (x,) = operands(node, ctx)
     integer = "int64" if x.dtype == "float64" else "int32"
     emit(ctx, node, op("lt", bitcast(x, integer), const(0, integer)))
+
+
+def infer_from_bits(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
+    """FromBits: float64 of the shape of int64."""
+    return (Inferred("float64", ctx.tensor(node.inputs[0]).shape),)
+
+
+@operator("polydyn::FromBits", infer=infer_from_bits)
+def from_bits(node: OnnxNode, ctx: ExpandContext) -> None:
+    """The float64 numbers whose bits are the int64 ones of the input."""
+    (x,) = operands(node, ctx)
+    emit(ctx, node, bitcast(x, "float64"))
 
 
 def _prefix(node: OnnxNode, ctx: ExpandContext, kind: str, term: Callable[[Value], Value], output: str | None) -> str:

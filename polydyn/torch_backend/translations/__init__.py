@@ -12,7 +12,10 @@ from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any
 
+import torch
+
 from polydyn.torch_backend.translations.common import TABLE
+from polydyn.torch_backend.translations.doubles import decompositions
 
 
 @cache
@@ -27,4 +30,5 @@ def table() -> Mapping[Any, Callable[..., Any]]:
     for module in pkgutil.iter_modules(__path__):
         importlib.import_module(f"{__name__}.{module.name}")
     exported = _decomp.get_onnx_implemented_overloads(_registration.ONNXRegistry.from_torchlib())
-    return {**_decomp.create_onnx_friendly_decomposition_table(set(exported)), **TABLE}
+    rules = _decomp.create_onnx_friendly_decomposition_table(set(exported))
+    return {**rules, **decompositions(exported, torch._decomp.decomposition_table), **TABLE}

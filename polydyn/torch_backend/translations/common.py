@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 import torch.onnx.ops
 from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND as KIND
@@ -58,7 +60,7 @@ def elementwise(kind: Any = KIND.DEFAULT) -> Callable[[F], F]:
             device = next(x.device for x in operands if isinstance(x, torch.Tensor))
             own = given if given.is_floating_point else computed  # eager rounds a number to the type of the result
             values = [
-                (x if isinstance(x, torch.Tensor) else torch.full((), x, dtype=own, device=device)).to(computed)
+                (x if isinstance(x, torch.Tensor) else _number(x, own, device)).to(computed)
                 for x in operands
             ]
             return function(*values, **more).to(given)
@@ -80,9 +82,28 @@ FLOAT = KIND.INT_TO_FLOAT
 """Integers become floats."""
 
 
+def inexact(value: Any) -> bool:
+    """Whether a value is a number that float32 does not hold, or of sizes: torch's exporter makes it a float32."""
+    if isinstance(value, torch.SymFloat):
+        return True
+    return isinstance(value, float) and math.isfinite(value) and float(np.float32(value)) != value
+
+
 def number(value: float, like: torch.Tensor) -> torch.Tensor:
     """A tensor of no axes, of another's type."""
-    return torch.full((), value, dtype=like.dtype, device=like.device)
+    return _number(value, like.dtype, like.device)
+
+
+def _number(value: Any, dtype: torch.dtype, device: Any) -> torch.Tensor:
+    if dtype == torch.float64 and isinstance(value, float) and inexact(value):
+        bits = torch.full((), int(np.float64(value).view(np.int64)), dtype=torch.int64, device=device)
+        return onnx("polydyn::FromBits", bits, dtype=dtype)
+    return torch.full((), value, dtype=dtype, device=device)
+
+
+def composed(operator: Any) -> Callable[..., Any]:
+    """torch's own rule of a composite operator."""
+    return functools.partial(operator._op_dk, torch._C.DispatchKey.CompositeImplicitAutograd)
 
 
 def axis_of(dim: int, like: torch.Tensor) -> torch.Tensor:

@@ -2,17 +2,16 @@
 
 Second names of operators (``divide``) keep operands of mixed types in the exporter, whose pass of types only knows the
 first names. Its ``isclose`` compares the difference of two roundings with the tolerance. Its ``cross_entropy_loss``
-takes classes only, not their probabilities.
+takes classes only, not their probabilities, and forgets to smooth labels.
 """
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import torch
 
-from polydyn.torch_backend.translations.common import TABLE, aten, translate
+from polydyn.torch_backend.translations.common import TABLE, aten, composed, translate
 
 NAMES = (
     "divide.Tensor", "divide.Scalar", "true_divide.Tensor", "true_divide.Scalar", "multiply.Tensor", "multiply.Scalar",
@@ -22,20 +21,38 @@ NAMES = (
 )  # fmt: skip
 
 
-def _composed(operator: Any) -> Any:
-    """torch's own rule of a composite operator."""
-    return partial(operator._op_dk, torch._C.DispatchKey.CompositeImplicitAutograd)
-
-
 for name in NAMES:
     packet, _, overload = name.partition(".")
     found = getattr(getattr(aten, packet), overload or "default")
-    TABLE[found] = _composed(found)
+    TABLE[found] = composed(found)
 
 
 @translate("cross_entropy_loss")
-def cross_entropy_loss(x: torch.Tensor, target: torch.Tensor, *args: Any, **more: Any) -> Any:
-    """The loss against probabilities of classes. Against classes it is exported as it is."""
-    if not target.dtype.is_floating_point:
+def cross_entropy_loss(
+    x: torch.Tensor, target: torch.Tensor, weight: Any = None, reduction: int = 1, ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+) -> Any:  # fmt: skip
+    """The loss against probabilities of classes or smoothed labels. Else it is exported as it is."""
+    if not target.dtype.is_floating_point and not label_smoothing:
         return NotImplemented
-    return _composed(aten.cross_entropy_loss.default)(x, target, *args, **more)
+    rule = composed(aten.cross_entropy_loss.default)
+    return rule(x, target, weight, reduction, ignore_index, label_smoothing)
+
+
+@translate("mul.Scalar")
+def mul_scalar(x: torch.Tensor, value: Any) -> Any:
+    """x times a number of sizes, which torch's exporter takes for a constant."""
+    return x * _of_sizes(value, x) if isinstance(value, SYMBOLIC) and x.dtype.is_floating_point else NotImplemented
+
+
+@translate("div.Scalar")
+def div_scalar(x: torch.Tensor, value: Any) -> Any:
+    """x over a number of sizes, which torch's exporter takes for a constant."""
+    return x / _of_sizes(value, x) if isinstance(value, SYMBOLIC) and x.dtype.is_floating_point else NotImplemented
+
+
+SYMBOLIC = (torch.SymInt, torch.SymFloat)
+
+
+def _of_sizes(value: Any, like: torch.Tensor) -> torch.Tensor:
+    return torch.full((), value, dtype=like.dtype, device=like.device)
