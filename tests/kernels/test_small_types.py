@@ -62,7 +62,7 @@ def test_the_only_nan_of_a_type_widens_to_a_positive_one(dtype: str) -> None:
 
 
 def test_the_sum_of_one_product_begins_at_0() -> None:
-    product = model([node("MatMul", ["a", "b"], "y")], {"a": ("float32", [2, 1]), "b": ("float32", [1, 2])}, ["y"])
+    product = model([node("MatMul", "a b", "y")], {"a": ("float32", [2, 1]), "b": ("float32", [1, 2])}, ["y"])
     feeds = {"a": np.full((2, 1), -0.0, np.float32), "b": np.ones((1, 2), np.float32)}
     for y in (polydyn.compile(product).run(feeds)["y"], evaluate(import_model(product), feeds)["y"]):
         assert not np.signbit(y).any()
