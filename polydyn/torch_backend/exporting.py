@@ -17,7 +17,7 @@ from torch.fx.traceback import preserve_node_meta
 
 from polydyn.errors import PolydynError, UnsupportedError
 from polydyn.graph.dtypes import onnx_dtype
-from polydyn.torch_backend.places import user_line
+from polydyn.torch_backend.places import at_node, user_line
 from polydyn.torch_backend.translations import table
 
 OPSET = 18
@@ -42,8 +42,10 @@ def export(module: fx.GraphModule, tensors: Sequence[torch.Tensor], symbols: Seq
             traced = _trace(_Traced(module), tensors, symbols)
             traced = traced.run_decompositions(table())  # writes into inputs become outputs of their own
             signature = traced.graph_signature
-            if signature.user_inputs_to_mutate or signature.buffers_to_mutate:
-                raise UnsupportedError("the graph writes into its inputs", rule="pure graphs", remedy="return them")
+            written = {**signature.user_inputs_to_mutate, **signature.buffers_to_mutate}
+            if written:
+                refusal = UnsupportedError("the graph writes into its inputs", rule="pure graphs", remedy="return them")
+                raise at_node(refusal, next((n for n in traced.graph.nodes if n.name in written), None))
             made = torch.onnx.export(traced, (), dynamo=True, verbose=False, opset_version=OPSET, optimize=False)
             _fold(made.model)
         return _checked(made.model_proto, traced)

@@ -18,6 +18,7 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.utils._sympy.printers import PythonPrinter
 
 from polydyn.errors import UnsupportedError
+from polydyn.torch_backend.places import at_node
 from polydyn.torch_backend.tensors import check_tensor
 
 Symbols = Mapping[str, tuple[int, int | None]]
@@ -148,10 +149,17 @@ class _Reader:
         self.roots: dict[str, Root] = {}
 
     def read(self) -> Outputs:
-        outputs = tuple(map(self.output, self.end.args[0]))
+        outputs = tuple(map(self.placed, self.end.args[0]))
         if not self.roots:
-            raise UnsupportedError("the graph computes no tensor", rule="outputs of a graph")
+            called = next((n for n in reversed(self.end.graph.nodes) if n.op.startswith("call_")), None)
+            raise at_node(UnsupportedError("the graph computes no tensor", rule="outputs of a graph"), called)
         return Outputs(tuple(self.roots.values()), outputs)
+
+    def placed(self, x: Any) -> Output:
+        try:
+            return self.output(x)
+        except UnsupportedError as e:
+            raise at_node(e, x) from None
 
     def output(self, x: Any) -> Output:
         if x is None:

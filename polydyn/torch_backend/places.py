@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any, TypeVar
 
+from torch import fx
+
 from polydyn.errors import PolydynError
 
 E = TypeVar("E", bound=PolydynError)
@@ -28,6 +30,13 @@ def with_line(error: E, operator: str, line: str) -> E:
         error.message, node=where or error.node, tensor=error.tensor, dim=error.dim, rule=error.rule,
         remedy=error.remedy,
     )  # fmt: skip
+
+
+def at_node(error: E, node: Any) -> E:
+    """The same error, with the operator of a node of torch's graph and its line as its place; unchanged without one."""
+    if not isinstance(node, fx.Node) or not node.op.startswith("call_"):
+        return error
+    return with_line(error, str(getattr(node.target, "__name__", node.target)), user_line(node.stack_trace))
 
 
 def placed(error: E, model: Any) -> E:

@@ -111,7 +111,8 @@ def test_numbers_of_float64_keep_all_digits() -> None:
         "filled": lambda x: x.masked_fill(x > 0, 0.1), "product": lambda x: torch.addmm(x, x, x, beta=0.3, alpha=0.1),
         "layer norm": lambda x: F.layer_norm(x, (4,)), "group norm": lambda x: F.group_norm(x[None], 2),
         "instance norm": lambda x: F.instance_norm(x[None]), "softshrink": lambda x: F.softshrink(x, 0.3),
-        "batch norm": lambda x: F.batch_norm(x, x[0] + 9, x[1].abs()), "huber": lambda x: F.huber_loss(x, 2 * x, delta=0.3),
+        "batch norm": lambda x: F.batch_norm(x, x[0] + 9, x[1].abs()),
+        "huber": lambda x: F.huber_loss(x, 2 * x, delta=0.3),
     }  # fmt: skip
     agree(functions, torch.randn(4, 4, dtype=torch.float64), ulps=128)
 
@@ -254,3 +255,20 @@ def test_a_refusal_names_the_operator_and_the_line() -> None:
         compiled(user)(torch.randn(3, 4))
     said = e.value if isinstance(e.value, PolydynError) else e.value.__cause__
     assert "test_torch_semantics.py" in str(said) and "in user: return torch.linalg.svdvals(y)" in str(said)
+
+
+def _complex(x: Any) -> Any:
+    return torch.complex(x, x)
+
+
+def _writes(x: Any) -> Any:
+    x.mul_(2)
+    return x + 1
+
+
+@pytest.mark.parametrize("function", [_complex, _writes])
+def test_a_refusal_of_an_output_names_the_line(function: Any) -> None:
+    with pytest.raises(Exception, match=r"complex64|writes") as e:
+        compiled(function)(torch.randn(3, 4))
+    said = e.value if isinstance(e.value, PolydynError) else e.value.__cause__
+    assert f"in {function.__name__}" in str(said)

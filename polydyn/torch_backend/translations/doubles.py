@@ -81,7 +81,7 @@ def masked_fill(x: torch.Tensor, mask: torch.Tensor, value: Any) -> Any:
 @translate("full")
 def full(size: Any, value: Any, *, dtype: Any = None, device: Any = None, **_: Any) -> Any:
     """A tensor of one number."""
-    if dtype != torch.float64 or not inexact(value):
+    if dtype != torch.float64 or not isinstance(value, float) or not inexact(value):
         return NotImplemented
     return number(value, torch.zeros((), dtype=dtype, device=device)).expand(size).clone()
 
@@ -89,7 +89,7 @@ def full(size: Any, value: Any, *, dtype: Any = None, device: Any = None, **_: A
 @translate("full_like")
 def full_like(x: torch.Tensor, value: Any, *, dtype: Any = None, **_: Any) -> Any:
     """A tensor of one number, of the shape of another."""
-    if (dtype or x.dtype) != torch.float64 or not inexact(value):
+    if (dtype or x.dtype) != torch.float64 or not isinstance(value, float) or not inexact(value):
         return NotImplemented
     return number(value, x.to(torch.float64)).expand(x.shape).clone()
 
