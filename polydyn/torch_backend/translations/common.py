@@ -59,10 +59,7 @@ def elementwise(kind: Any = KIND.DEFAULT) -> Callable[[F], F]:
             computed, given = elementwise_dtypes(*operands, type_promotion_kind=kind)
             device = next(x.device for x in operands if isinstance(x, torch.Tensor))
             own = given if given.is_floating_point else computed  # eager rounds a number to the type of the result
-            values = [
-                (x if isinstance(x, torch.Tensor) else _number(x, own, device)).to(computed)
-                for x in operands
-            ]
+            values = [(x if isinstance(x, torch.Tensor) else _number(x, own, device)).to(computed) for x in operands]
             return function(*values, **more).to(given)
 
         return promoted  # type: ignore[return-value]
