@@ -93,6 +93,10 @@ def open_question(node: onnx.NodeProto, known: Arrays) -> bool:
         return x.dtype.kind == "f" and bool(np.isnan(x).any())
     if node.op_type in ("RNN", "GRU", "LSTM"):  # of no steps: ONNX Runtime's last state is 0, polydyn's the first one
         return bool(x.shape[0] == 0)
+    if node.op_type == "GridSample":  # a place that is no number: the border here and in torch, NaN in ONNX Runtime
+        return bool(np.isnan(known[node.input[1]].astype(np.float64)).any())
+    if node.op_type in ("NegativeLogLikelihoodLoss", "SoftmaxCrossEntropyLoss"):  # the mean of nothing: NaN in torch
+        return x.size == 0 and given.get("reduction", b"mean") == b"mean"
     if node.op_type == "LRN":  # ONNX Runtime adds and subtracts as the window moves: one infinity spoils a whole line
         return x.dtype.kind == "f" and not np.isfinite(x).all()
     if node.op_type == "MeanVarianceNormalization":  # ONNX Runtime takes axes that a tensor lacks, and adds no epsilon

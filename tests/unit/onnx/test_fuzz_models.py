@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import onnx
@@ -22,7 +23,7 @@ from polydyn.schedules.index import Index
 from polydyn.testing import after_passes
 from polydyn.testing.after_passes import evaluate_plan
 from polydyn.testing.authorities import Array, Refused, Runtime, difference, second_opinion
-from polydyn.testing.disputes import disputed_node, goes_beyond
+from polydyn.testing.disputes import disputed_node, goes_beyond, open_question
 from polydyn.testing.drafts import STRANGE
 from polydyn.testing.fuzz_models import minimised, run_seed
 from polydyn.testing.model_check import Check, Depth, everything, overflows
@@ -252,6 +253,22 @@ def test_the_node_that_is_disputed_is_named(nodes: list[onnx.NodeProto], x: Arra
     graph = helper.make_graph(nodes, "g", [info("x", kind, list(x.shape))], outputs)
     made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 8)], ir_version=8)
     assert disputed_node(made, everything(made, {"x": x})) == operator
+
+
+@pytest.mark.parametrize(
+    ("node", "values", "is_open"),
+    [
+        (helper.make_node("GridSample", ["x", "g"], ["y"]), {"g": [[[[np.nan, 0]]]]}, True),
+        (helper.make_node("GridSample", ["x", "g"], ["y"]), {"g": [[[[0.5, 0]]]]}, False),
+        (helper.make_node("NegativeLogLikelihoodLoss", ["x", "g"], ["y"]), {"x": np.zeros((0, 3))}, True),
+        (helper.make_node("NegativeLogLikelihoodLoss", ["x", "g"], ["y"]), {}, False),
+        (helper.make_node("NegativeLogLikelihoodLoss", ["x", "g"], ["y"], reduction="sum"),
+         {"x": np.zeros((0, 3))}, False),
+    ],
+)  # fmt: skip
+def test_what_onnx_leaves_open(node: onnx.NodeProto, values: dict[str, Any], is_open: bool) -> None:
+    known = {"x": np.ones((1, 1, 2, 2), np.float32), "g": np.zeros(1), **{n: np.asarray(v) for n, v in values.items()}}
+    assert open_question(node, known) == is_open
 
 
 def test_answers_are_compared_by_type() -> None:
