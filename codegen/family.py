@@ -102,13 +102,14 @@ class Form(Generic[T]):
 class Family(Generic[T]):
     """The tables of the phases above, each a function of a variant or a tuple of rules.
 
-    ``names``: the names that every step may use, by arrays and symbols. ``behind``: buffers besides those of the group.
-    ``opened``: the names that statements begin to use. ``registers``: loops, and how each is unrolled. ``forms``: the
-    bodies of a kernel; it is asked for the next one when the one before it is built.
+    ``band``: of a variant and its number of tasks. ``names``: the names that every step may use, by arrays and symbols.
+    ``behind``: buffers besides those of the group. ``opened``: the names that statements begin to use. ``registers``:
+    loops, and how each is unrolled. ``forms``: the bodies of a kernel; it is asked for the next one when the one before
+    it is built.
     """
 
     names: Callable[[Mapping[str, Array], tuple[str, ...]], tuple[str, ...]]
-    band: Callable[[T], tuple[Step, ...]]
+    band: Callable[[T, Index], tuple[Step, ...]]
     statements: Callable[[T], Mapping[str, Lowering]] = lambda _: {}
     behind: Callable[[T], tuple[str, ...]] = lambda _: ()
     first: tuple[Rule[T], ...] = ()
@@ -137,7 +138,7 @@ def build(family: Family[T], of: T) -> tuple[Body, Index]:
         part = f"{of.name}/{form.part}" if form.part else of.name
         lowered = run(part, body, _lowered(family, form.of), names)
         count = task_count(lowered)
-        rest = (*family.band(form.of), *_steps(family.around, form.of), FOLD)
+        rest = (*family.band(form.of, count), *_steps(family.around, form.of), FOLD)
         made.append((form.where, run(part, lowered, rest, names)))
     (where, out), *others = reversed(made)
     assert where is None, "the last form serves every launch"

@@ -212,6 +212,6 @@ ATTENTION: Family[AttentionKernel] = Family(
         Rule("block", "kernels of a block of rows", AttentionKernel.block, MarkName.BLOCK, opens=(PANEL, ROW_STRIDE)),
         Rule("share", "a share's scratch", AttentionKernel.share, MarkName.SHARE),
     ),
-    band=lambda _: ranges(),
+    band=lambda *_: ranges(),
     around=(Rule("row_stride", "the distance of rows in scratch", AttentionKernel.row_stride),),
 )  # fmt: skip

@@ -83,6 +83,6 @@ ORDER: Family[OrderKernel] = Family(
     statements=lambda x: {"S0": x.call},
     opened=lambda _: (SORTED,),
     stores=(Rule("stages", "the marks of the stages go", keep, MarkName.STAGE),),
-    band=lambda _: ranges(),
+    band=lambda *_: ranges(),
     around=(Rule("scratch", "room for keys and places", OrderKernel.room),),
 )

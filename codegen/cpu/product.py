@@ -232,5 +232,5 @@ PRODUCT: Family[ContractKernel] = Family(
         Rule("runs", "results of several tiles are stored together", lambda x, body: x.runs(body)),
         Rule("shares", "a share's scratch", lambda x, body: x.share(body), MarkName.KBLOCK),
     ),
-    band=lambda x: ranges(x.task_order()),
+    band=lambda x, _: ranges(x.task_order()),
 )  # fmt: skip

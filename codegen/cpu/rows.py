@@ -472,7 +472,7 @@ NEST: Family[NestForm] = Family(
         Rule("vectorise", "loops inside a row become vectors", lambda x, body: x.of.vector_stages(body, x.of.flight),
              where=lambda x: not (x.of.tiled or x.of.in_pairs)),
     ),
-    band=lambda x: ranges(x.order or (x.of.reading_order() if x.of.across else ())),
+    band=lambda x, _: ranges(x.order or (x.of.reading_order() if x.of.across else ())),
     around=(Rule("scratch", "row buffers around all tasks", lambda x, body: x.of.scratch(body),
                  where=lambda x: not x.again),),
     last=(Rule("drain", "streams end with a fence", _drained, where=lambda x: x.of.streams),),

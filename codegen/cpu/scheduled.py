@@ -129,7 +129,7 @@ SCHEDULED: Family[ScheduledKernel] = Family(
     marks=(Rule("marks", "only the tasks are a pass's", lambda _, body: only_tasks(body)),),
     statements=ScheduledKernel.lowerings,
     opened=lambda x: tuple(buffer.name for buffer in x.storage()),
-    band=lambda _: (Step("tasks", "the coincident band becomes a range of tasks", tasks), TRIM, FOLD),
+    band=lambda *_: (Step("tasks", "the coincident band becomes a range of tasks", tasks), TRIM, FOLD),
     around=(
         Rule("vectorise", "innermost loops become vectors", ScheduledKernel.vectorise),
         Rule("storage", "buffers around all tasks", ScheduledKernel.allocate),

@@ -124,5 +124,5 @@ SERIAL: Family[SerialKernel] = Family(
         Rule("vectorise", "loops over lanes become vectors", SerialKernel.vectors),
         Rule("tile", "the tile begins and ends where its elements do", SerialKernel.tile, MarkName.TILE),
     ),
-    band=lambda _: ranges(),
+    band=lambda *_: ranges(),
 )

@@ -215,6 +215,6 @@ TURNED_WINDOW: Family[TurnedWindowKernel] = Family(
         Rule("store", "results are copied from lanes", TurnedWindowKernel.store, MarkName.STORE),
         Rule("share", "the first plane of a task", TurnedWindowKernel.share, MarkName.SHARE),
     ),
-    band=lambda _: ranges(),
+    band=lambda *_: ranges(),
     around=(Rule("scratch", "the planes of a task around all tasks", TurnedWindowKernel.scratch),),
 )

@@ -457,6 +457,6 @@ FEW_ROWS: Family[_Gemv] = Family(
     statements=_Gemv.table,
     stores=(Rule("places", "places of lanes", _Gemv.place),),
     registers=lambda _: dict.fromkeys((p("i"), p("j")), "unroll"),
-    band=lambda x: (blocks_step(x.blocks, not x.counted),),
+    band=lambda x, _: (blocks_step(x.blocks, not x.counted),),
     around=(Rule("registers", "a lane's sums are registers", _Gemv.allocate),),
 )  # fmt: skip

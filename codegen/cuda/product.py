@@ -389,6 +389,6 @@ PRODUCT: Family[TiledProduct] = Family(
     registers=TiledProduct.unrolled,
     order=(Rule("rasterise", "blocks that share operands",
                 lambda _, body: rasterise(body, b("i"), b("j"), RASTER)),),
-    band=lambda x: (blocks_step(x.parts, False),),
+    band=lambda x, _: (blocks_step(x.parts, False),),
     around=(Rule("registers", "what a thread holds are registers", TiledProduct.allocate),),
 )  # fmt: skip

@@ -14,16 +14,17 @@ from fractions import Fraction
 from functools import cached_property
 from itertools import pairwise
 from statistics import fmean
+from typing import Any
 
-from polydyn.codegen.cuda.windows import Axes, CudaWindowKernel, guarded, read_of_memory
+from polydyn.codegen.cuda.windows import WINDOW, Axes, CudaWindowKernel, guarded, read_of_memory
 from polydyn.codegen.cuda.work import OF_A_LINE, OF_TAPS, tile_work
+from polydyn.codegen.family import Family, Rule
 from polydyn.codegen.indices import substitute
 from polydyn.codegen.ir import Body, Compare, FlatLoad, For, If, Node, Store, map_value, rewrite, walk_value
 from polydyn.codegen.ir import walk as walk_nodes
 from polydyn.codegen.kernel import Work
 from polydyn.codegen.passes.hoist import comparison, divide_before
 from polydyn.codegen.passes.registers import unroll
-from polydyn.codegen.pipeline import Step
 from polydyn.codegen.places import Coordinates
 from polydyn.schedules.errors import CodegenError
 from polydyn.schedules.expr import ITEMSIZE, WIDENED, Const, Load, Op, Value, conjuncts, loads
@@ -184,11 +185,10 @@ class CudaWindowTile(CudaWindowKernel):
         """Lines of taps."""
         return int(self.extents[self.pixels.taps[0]])
 
-    def deal(self, count: Index) -> tuple[Step, ...]:
+    @property
+    def family(self) -> Family[Any]:
         """As for a window; every question about an output is followed by its address."""
-        params = self.group.params
-        sizes = Step("sizes", "quotients of sizes once", lambda x: divide_before(x, "q_", params))
-        return (*super().deal(count), sizes)
+        return WINDOW_TILE
 
     def _size(self, axis: str) -> int:
         return {LANES: self.lanes, LINES: self.pixels.size[0], OUTPUTS: self.pixels.size[1]}[axis]
@@ -229,7 +229,7 @@ class CudaWindowTile(CudaWindowKernel):
         held = {n: (a.dtype, count) for n, a in self.group.arrays.items() if a.role == "local"}
         return held | {LINE: ("float32", self.pixels.places)}
 
-    def _outputs(self, body: Body) -> Body:
+    def outputs(self, body: Body) -> Body:
         """Lines of taps become lines of the image; all outputs of a tile and the taps along a line are written out."""
         buffers = stored(self.group.arrays)
 
@@ -388,3 +388,10 @@ def _touches(n: Node, buffers: Collection[str]) -> bool:
 
 def _with(s: Store, table: Mapping[Value, Value]) -> Store:
     return replace(s, value=map_value(s.value, lambda v: table.get(v, v)))
+
+
+def _quotients(x: CudaWindowKernel, body: Body) -> Body:
+    return divide_before(body, "q_", x.symbols)
+
+
+WINDOW_TILE = replace(WINDOW, around=(Rule("sizes", "quotients of sizes once", _quotients),))

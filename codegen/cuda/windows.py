@@ -12,9 +12,11 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
+from typing import Any
 
 from polydyn.codegen.cuda.emit import bound_names, emit
 from polydyn.codegen.cuda.work import bounded_registers, points, vectors, window_work
+from polydyn.codegen.family import Family, Rule, build
 from polydyn.codegen.indices import substitute
 from polydyn.codegen.ir import (
     Alloc,
@@ -26,18 +28,17 @@ from polydyn.codegen.ir import (
     Node,
     Store,
     bodies,
-    consume,
     map_value,
     rewrite,
     with_bodies,
 )
 from polydyn.codegen.kernel import Block, Kernel, Work
-from polydyn.codegen.lower import Lowering, flat, lower
-from polydyn.codegen.passes.bind import bind, fold
+from polydyn.codegen.lower import Lowering, flat
+from polydyn.codegen.passes.bind import bind
 from polydyn.codegen.passes.registers import unroll
-from polydyn.codegen.passes.tiles import task_count, tasks
+from polydyn.codegen.passes.tiles import tasks
 from polydyn.codegen.passes.widen import Multiples, widen
-from polydyn.codegen.pipeline import Step, loops, run
+from polydyn.codegen.pipeline import Step
 from polydyn.codegen.places import Coordinates, Places
 from polydyn.schedules.expr import FLOATS, ITEMSIZE, Const, FromIndex, Load, Op, Value, loads
 from polydyn.schedules.group.footprint import together
@@ -122,6 +123,7 @@ class CudaWindowKernel:
         self.axes, self.extents = axes, dict(group.backbone.iters)
         outputs = [a for a in group.arrays.values() if a.role == "output"]
         self.lanes = min(MOST_LANES, 16 // max(ITEMSIZE[a.dtype] for a in outputs))
+        self.alignments: list[Multiples] = []
 
     @cached_property
     def schedule(self) -> Scheduled:
@@ -141,44 +143,47 @@ class CudaWindowKernel:
 
     def versions(self) -> tuple[Kernel, ...]:
         """The kernel with indices of both widths; nothing where results cannot be stored as vectors."""
-        along, alignments = self.extents[self.prefix[-1]], list[Multiples]()
+        along = self.extents[self.prefix[-1]]
         if self.lanes == 1 or (along.constant or 0) % self.lanes:
             return ()
-        body = run(self.name, loops(self.name, self.proven), self.steps(alignments), self._names())
-        if not alignments:
+        self.alignments.clear()
+        body, count = build(self.family, self)
+        if not self.alignments:
             return ()
-        multiples = dict.fromkeys((*(((along, self.lanes),) if along.constant is None else ()), *alignments[0]))
-        count = task_count(body)
-        body = run(self.name, body, self.deal(count), self._names())
+        multiples = dict.fromkeys((*(((along, self.lanes),) if along.constant is None else ()), *self.alignments[0]))
         tiles = {b(x): self.schedule.map.extents[x] for x in self.sides}
         limits = {x: self.extents[x] for x in self.prefix} | tiles | {"task": count + self.threads}
         blocks = self._blocks(body)
         work = self._work(body, bounded_registers(self.threads, blocks))
-        kernel = Kernel(self.name, self.group.params, count.ceildiv(self.threads), version=self.version,
+        kernel = Kernel(self.name, self.symbols, count.ceildiv(self.threads), version=self.version,
                         multiples=tuple(multiples), block=Block(self.threads, work=work))  # fmt: skip
         return emit(kernel, body, self.group.arrays, limits, blocks)
 
-    def steps(self, alignments: list[Multiples]) -> tuple[Step, ...]:
-        """Up to the coincident band. ``alignments`` gets what the vectors ask of addresses, when there are vectors."""
-        table = {s.name: self._lowering(s) for s in self.group.statements}
-        origins = {x: self.schedule.map.origins[x].symbol for x in self.sides}
-        first = {origins[x]: self._first(x) for x in self.sides}
-        sizes: dict[str, IndexLike] = {extent(b(x)): self._tiles(x) for x in self.sides}
-        sizes[extent(it(LANES))] = self.lanes
-        cells = list(self._arrays())
-        return (
-            Step("bind", "the number of tiles", lambda x: bind(x, sizes)),
-            Step("lower", "statements become stores to memory and to cells of the tile", lambda x: lower(x, table),
-                 (*origins.values(), *cells)),
-            Step("origin", "where a tile begins", lambda x: substitute(x, first)),
-            Step("outputs", "all outputs of a tile and their taps, written out", self._outputs),
-            Step("widen", "neighbouring elements become a vector",
-                 lambda x: consume(x, MarkName.TILE, lambda y: self._tile(y, alignments))),
-            Step("fold", "decided guards and single trips go", fold),
-        )  # fmt: skip
+    @property
+    def symbols(self) -> tuple[str, ...]:
+        """The kernel's parameters."""
+        return self.group.params
 
-    def deal(self, count: Index) -> tuple[Step, ...]:
-        """From the coincident band to a thread: neighbours have neighbouring vectors, then pixels, then tiles."""
+    @property
+    def family(self) -> Family[Any]:
+        """The tables of the kernel."""
+        return WINDOW
+
+    def sizes(self) -> dict[str, IndexLike]:
+        """The numbers of tiles, and of lanes."""
+        sizes: dict[str, IndexLike] = {extent(b(x)): self._tiles(x) for x in self.sides}
+        return sizes | {extent(it(LANES)): self.lanes}
+
+    def origins(self, body: Body) -> Body:
+        """Where a tile begins."""
+        return substitute(body, {self.schedule.map.origins[x].symbol: self._first(x) for x in self.sides})
+
+    def opened(self) -> tuple[str, ...]:
+        """What statements begin to use: where a tile begins, and its cells."""
+        return (*(str(self.schedule.map.origins[x].symbol) for x in self.sides), *self._arrays())
+
+    def threads_step(self, count: Index) -> tuple[Step, ...]:
+        """Each thread is a task: neighbours have neighbouring vectors, then pixels, then tiles."""
         task = V("bid") * self.threads + V("tid")
         names = self._blocked()
         order = (*(names.get(x, it(x)) for x in self.prefix[:-1]), b(LANES))
@@ -215,16 +220,13 @@ class CudaWindowKernel:
     def _work(self, body: Body, registers: int) -> Work:
         return window_work(self.group, self._box(), body, self.threads, self.lanes, registers)
 
-    def _names(self) -> tuple[str, ...]:
-        return bound_names(self.group.arrays, self.group.params)
-
     def _box(self) -> dict[str, int]:
         """The outputs of a block: iterator of the band -> how many."""
         x = self.axes
         others = tuple(y for y in self.prefix if y != x.across)
         return points(self.group.backbone, others, THREADS * self.lanes) | {x.across: x.outputs}
 
-    def _lowering(self, s: Statement) -> Lowering:
+    def lowering(self, s: Statement) -> Lowering:
         """What executes a statement's instance; what stays in the tile are cells of an array."""
         array = self.group.arrays[s.array]
 
@@ -245,7 +247,7 @@ class CudaWindowKernel:
         """Where an output's result lies in the tile: a vector for each output."""
         return a[it(OUTPUTS)] * self.lanes + a[it(LANES)]
 
-    def _outputs(self, body: Body) -> Body:
+    def outputs(self, body: Body) -> Body:
         """Each output of a tile under the question whether it exists, which not all of the last tile do."""
         x, whole = self.axes, self.schedule.map.extents[OUTPUTS]
         first = self._first(OUTPUTS)
@@ -260,7 +262,7 @@ class CudaWindowKernel:
         body = unroll(rewrite(body, every), (it(OUTPUTS), it(x.taps[-1])))
         return asked_once(body, stored(self.group.arrays), first)
 
-    def _tile(self, body: Body, alignments: list[Multiples]) -> Body:
+    def tile(self, body: Body) -> Body:
         """The loop over lanes as vectors, around it the cells of the tile."""
         (lanes,) = body
         assert isinstance(lanes, For), "the tree has a loop over lanes"
@@ -268,7 +270,7 @@ class CudaWindowKernel:
         made = widen(lanes.body, it(LANES), self.lanes, stored(self.group.arrays), names)
         if made is None:
             return body
-        alignments.append(made[1])
+        self.alignments.append(made[1])
         out = made[0]
         for n, (dtype, count) in self._arrays().items():
             out = (Alloc(n, dtype, V(self.lanes * count), "register", out),)
@@ -323,3 +325,17 @@ def _with(body: Body, table: Mapping[Value, Value]) -> Body:
     return tuple(
         replace(n, value=map_value(n.value, lambda v: table.get(v, v))) if isinstance(n, Store) else n for n in body
     )
+
+
+WINDOW: Family[CudaWindowKernel] = Family(
+    names=bound_names,
+    sizes=CudaWindowKernel.sizes,
+    statements=lambda x: {s.name: x.lowering(s) for s in x.group.statements},
+    opened=CudaWindowKernel.opened,
+    stores=(
+        Rule("origin", "where a tile begins", CudaWindowKernel.origins),
+        Rule("outputs", "all outputs of a tile and their taps, written out", lambda x, body: x.outputs(body)),
+        Rule("widen", "neighbouring elements become a vector", lambda x, body: x.tile(body), MarkName.TILE),
+    ),
+    band=lambda x, count: x.threads_step(count),
+)
