@@ -22,7 +22,6 @@ from polydyn.codegen.ir import Body, Let
 from polydyn.codegen.kernel import WORKSPACE, Kernel
 from polydyn.codegen.passes.prefetch import LINE
 from polydyn.codegen.passes.tiles import share_steps
-from polydyn.codegen.pipeline import Step
 from polydyn.codegen.split import combining_group, partial_group
 from polydyn.schedules.expr import ITEMSIZE
 from polydyn.schedules.index import ONE, Index, minimum, product
@@ -40,12 +39,6 @@ SHARE_ELEMENTS = 1 << 15
 MOST_SHARES = 64
 """Of rows: more tasks than that serve no machine."""
 V = Index.of
-
-
-def split_step(loop: str) -> Step:
-    """The pass that lets loops of the reduction run over a share's steps, which ``share_around`` says."""
-    ends = V(FIRST_STEP), V(END_STEP)
-    return Step("split", "a share of the reduction", lambda x: share_steps(x, loop, *ends), (FIRST_STEP, END_STEP))
 
 
 def share_around(body: Body, steps: Index, share: str) -> Body:

@@ -17,14 +17,15 @@ Rows that later phases read again live in shared memory, or are computed again (
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
 from math import inf
 
 from polydyn.codegen.cpu.rows import NestKernel
 from polydyn.codegen.cpu.target import CpuTarget
 from polydyn.codegen.cuda.emit import bound_names, emit, short_first
 from polydyn.codegen.cuda.work import SERIAL, UNROLLED, row_work
+from polydyn.codegen.family import Family, Rule, build, keep
 from polydyn.codegen.indices import substitute
 from polydyn.codegen.ir import (
     Alloc,
@@ -40,14 +41,12 @@ from polydyn.codegen.ir import (
     Pointer,
     Set,
     Store,
-    consume,
     map_value,
     rewrite,
     walk,
 )
 from polydyn.codegen.kernel import Block, Kernel
-from polydyn.codegen.lower import lower
-from polydyn.codegen.passes.bind import bind, fold
+from polydyn.codegen.lower import Lowering
 from polydyn.codegen.passes.threads import (
     WARP,
     combine_block,
@@ -58,9 +57,8 @@ from polydyn.codegen.passes.threads import (
     reductions,
     register,
 )
-from polydyn.codegen.passes.tiles import task_count
 from polydyn.codegen.passes.widen import Multiples, widen
-from polydyn.codegen.pipeline import Step, loops, run
+from polydyn.codegen.pipeline import Step
 from polydyn.codegen.printers.cuda import LANES
 from polydyn.codegen.printers.cuda_values import HALF
 from polydyn.schedules.errors import CodegenError
@@ -68,6 +66,7 @@ from polydyn.schedules.expr import ITEMSIZE, Load, Value, transform
 from polydyn.schedules.expr import substitute as substitute_in
 from polydyn.schedules.index import ONE, ZERO, Index, IndexLike, minimum, product
 from polydyn.schedules.model import Group, stored
+from polydyn.schedules.proof.proven import Proven
 from polydyn.schedules.tiling import inner_iterators
 from polydyn.schedules.tree.names import MarkName, b, it
 from polydyn.schedules.tree.names import extent as extent_of
@@ -111,16 +110,16 @@ class CudaNestKernel:
         light = self.recompute_rows()
         inner = any(inner_iterators(s, self.prefix) for s in self.group.statements)
         along = NestKernel(self.name, light.group, self.prefix, light.phases, SCALAR).tiled
-        if (not inner or along or self._short()) and not light._rows():
+        if (not inner or along or self._short()) and not light.rows():
             return short_first((*light.wide(), *light._columns(), *light.build("thread")))
-        short = self._longest() <= SHORT and len(self._rows()) <= FEW  # which surely fit, so that warps serve all
+        short = self._longest() <= SHORT and len(self.rows()) <= FEW  # which surely fit, so that warps serve all
         mappings = ("warp",) if short else ("warp", "block")
         rest = [k for mapping in mappings for k in self._of_rows(mapping, light)]
         return short_first([*light._of_lanes(), *rest])
 
     def _of_lanes(self) -> tuple[Kernel, ...]:
         """The version of several rows to a warp, where rows may be short and none is kept; others serve elsewhere."""
-        if self._rows() or not any(n is None or n <= SHORT for n in self._lengths()):
+        if self.rows() or not any(n is None or n <= SHORT for n in self._lengths()):
             return ()
         return (self.build("lanes", self._vector()) or self.build("lanes"))[:1]
 
@@ -140,13 +139,13 @@ class CudaNestKernel:
         """The versions of a mapping of rows: by vectors where no row is kept (``light``); where these ask nothing of
         addresses, no others.
         """
-        again = not light._rows()
+        again = not light.rows()
         wide = light.build(mapping, light._vector()) if again else ()
         asked = any(k.multiples for k in wide)
         yield from wide[:1] if asked else wide
         if asked or not wide:
             yield from self.build(mapping)
-        if (asked or not wide) and mapping == "block" and again and self._rows():
+        if (asked or not wide) and mapping == "block" and again and self.rows():
             yield from (replace(k, version=k.version.replace("block", "block recompute")) for k in light.build("block"))
 
     def _vector(self) -> int:
@@ -159,7 +158,7 @@ class CudaNestKernel:
         nests = [[e for _, e in s.iters[len(self.prefix) :]] for s in self.group.statements]
         return all((size := product(n).constant) is not None and size <= WARP // 2 for n in nests)
 
-    def _rows(self) -> list[str]:
+    def rows(self) -> list[str]:
         """Locals that need a whole row."""
         return [n for n, where in self.plain.place.items() if where == "scratch"]
 
@@ -167,7 +166,7 @@ class CudaNestKernel:
         """The same group with every row that one map statement makes computed again where it is read."""
         kernel = self
         while True:
-            single = [n for n in kernel._rows() if kernel.plain.writer(n) is not None]
+            single = [n for n in kernel.rows() if kernel.plain.writer(n) is not None]
             if not single:
                 return kernel
             kernel = CudaNestKernel(
@@ -191,26 +190,11 @@ class CudaNestKernel:
         """The kernel of one mapping, with indices of both widths; nothing where vectors (``lanes`` of more than one
         element) are asked for and no loop has them.
         """
-        version, found = mapping + "_wide" * (lanes > 1), Asked()
-        steps = self.steps(mapping, lanes, found)
-        body = self._run(version, loops(f"{self.name}_{version}", self.plain.proven), steps)
+        of = Version(self, mapping + "_wide" * (lanes > 1), mapping, lanes, self.plain)
+        body, count = build(ROWS, of)
         if lanes > 1 and not any(isinstance(n, Call) and n.function.endswith(f"_wide<{lanes}>") for n in walk(body)):
             return ()
-        return self._kernels(body, version, mapping, tuple(found), lanes)
-
-    def steps(self, mapping: str, lanes: int, found: Asked) -> tuple[Step, ...]:
-        """The passes of one mapping, up to the coincident band. ``found`` gets what vectors ask of addresses."""
-        table = {s.name: self.plain.lowering(s) for s in self.group.statements}
-        partial = tuple(f"partial_{d}" for d in ITEMSIZE)
-        return (
-            Step("declare", "registers of a row", lambda b: _on_rows(b, self.plain.row)),
-            Step("lower", "statements become stores and registers", lambda b: lower(b, table), tuple(self._rows())),
-            Step("stage", "loops are dealt, their results combined",
-                 lambda b: consume(b, MarkName.STAGE, lambda x: self._stage(x, mapping, lanes, found)), partial),
-            Step("row", "one lane stores what a row has once",
-                 lambda b: consume(b, MarkName.ROW, lambda x: self._row(x, mapping))),
-            Step("fold", "decided guards and single trips go", fold),
-        )  # fmt: skip
+        return self._kernels(of, body, count, tuple(of.asked))
 
     def wide(self) -> tuple[Kernel, ...]:
         """A thread per vector of the band's last iterator; nothing when results cannot be stored as vectors."""
@@ -218,75 +202,30 @@ class CudaNestKernel:
         extent = self.plain.extents[self.prefix[-1]] if self.prefix else ONE
         if lanes == 1 or (extent.constant or 0) % lanes:
             return ()
-        alignments: list[Multiples] = []
-        kernel = self._vectors(lanes)
-        steps = self._wide_steps(kernel, extent, lanes, alignments)
-        body = self._run("wide", loops(f"{self.name}_wide", kernel.proven), steps)
-        if not alignments:
+        of = Version(self, "wide", "thread", lanes, self._vectors(lanes))
+        body, count = build(self.of_vectors, of)
+        if not of.alignments:
             return ()
-        multiples = (*(((extent, lanes),) if extent.constant is None else ()), *alignments[0])
-        return self._kernels(body, "wide", "thread", tuple(dict.fromkeys(multiples)), lanes)
+        multiples = (*(((extent, lanes),) if extent.constant is None else ()), *of.alignments[0])
+        return self._kernels(of, body, count, tuple(dict.fromkeys(multiples)))
 
-    def _wide_steps(
-        self, kernel: NestKernel, extent: Index, lanes: int, alignments: list[Multiples]
-    ) -> tuple[Step, ...]:
-        """``alignments`` gets what the vectors ask of addresses, when there are vectors."""
-        table = {s.name: kernel.lowering(s) for s in self.group.statements}
-        sizes: dict[str, IndexLike] = {extent_of(b("t")): extent // lanes, extent_of(it("t")): lanes}
-        first = ZERO if extent == lanes else V(b("t")) * lanes  # of one vector there is no loop
-        buffers = stored(self.group.arrays)
-
-        names = (*self.prefix, b("t"), "t", *self.bound)
-
-        def tile(body: Body) -> Body:
-            (loop,) = body
-            vectors = widen(loop.body, "t", lanes, buffers, names) if isinstance(loop, For) else None
-            alignments.extend((vectors[1],) if vectors else ())
-            return self.around(rewrite(vectors[0], _in_flight)) if vectors else body
-
-        return (
-            *self.first_steps(),
-            Step("bind", "the number of vectors", lambda b: bind(b, sizes)),
-            Step("declare", "registers of a row", lambda b: consume(b, MarkName.ROW, kernel.row)),
-            Step("lower", "statements become stores and registers", lambda b: lower(b, table), ("o_t",)),
-            Step("stage", "the marks of the stages go", lambda b: consume(b, MarkName.STAGE)),
-            Step("origin", "where a vector begins", lambda b: substitute(b, {"o_t": first})),
-            Step("widen", "neighbouring elements become a vector", lambda b: consume(b, MarkName.TILE, tile)),
-            Step("fold", "decided guards and single trips go", fold),
-        )
+    @property
+    def of_vectors(self) -> Family[Version]:
+        """The tables of the kernel of vectors."""
+        return WIDE
 
     bound: tuple[str, ...] = ()
     """Names besides loops that ``around`` binds."""
-
-    def first_steps(self) -> tuple[Step, ...]:
-        """Passes before all others of ``wide``."""
-        return ()
 
     def around(self, body: Body) -> Body:
         """What stands around the vectors of a thread."""
         return body
 
-    def _run(self, version: str, body: Body, steps: Iterable[Step]) -> Body:
-        return run(f"{self.name}_{version}", body, steps, bound_names(self.group.arrays, self.group.params))
-
     def _kernels(
-        self, body: Body, version: str, mapping: str, multiples: tuple[tuple[Index, int], ...] = (), lanes: int = 1
+        self, of: Version, body: Body, count: Index, multiples: tuple[tuple[Index, int], ...]
     ) -> tuple[Kernel, ...]:
-        """``lanes``: elements that a thread has at once."""
-        count, (rows, inside) = task_count(body), TASKS[mapping]
-        task, together = V("bid") * rows + inside, mapping in TOGETHER
-        live = Compare("<", task, count)
-        at = minimum(task, count - 1) if together else task  # a surplus row computes what the last one does
-
-        def guard(b: Body) -> Body:
-            return rewrite(b, lambda n: self._if_live(n, live)) if together else (If((live,), b),)
-
-        body = self._run(version, body, (
-            Step("tasks", "a thread, some lanes, a warp or a block is a task", lambda b: one_each(b, at)),
-            *((Step("guard", "the last block has fewer tasks", guard),) if rows > 1 else ()),
-            Step("shared", "rows in shared memory", lambda b: self._shared(b, version)),
-        ))  # fmt: skip
-        grid, name = count.ceildiv(rows), f"{self.name}_{version}"
+        rows, lanes = TASKS[of.mapping][0], of.lanes
+        grid = count.ceildiv(rows)
         limits = {x: self.plain.extents[x] for x in self.prefix} | {"task": count + THREADS}
         if self.prefix:
             limits[b("t")] = self.plain.extents[self.prefix[-1]]
@@ -295,10 +234,11 @@ class CudaNestKernel:
         held = 1 < lanes < across and self._longest() <= UNROLLED * across
         work = row_work(self.group, self.prefix, THREADS, across, lanes, REGISTERS, held)
         block = Block(THREADS, work=work)
-        kernel = Kernel(name, self.group.params, grid, version=version, multiples=multiples, block=block)
+        kernel = Kernel(of.name, of.symbols, grid, version=of.version, multiples=multiples, block=block)
         return emit(kernel, body, self.group.arrays, limits, WIDE_BLOCKS if lanes > 1 < per else 1)
 
-    def _stage(self, body: Body, version: str, lanes: int, found: Asked) -> Body:
+    def stage(self, body: Body, version: str, lanes: int, found: Asked) -> Body:
+        """A stage of a row, dealt to threads. ``version``: its mapping. ``found`` gets what vectors ask of addresses."""
         if version == "thread":
             return rewrite(body, _in_flight)
         loops_of_lanes: Body = deal(body, version)
@@ -315,7 +255,7 @@ class CudaNestKernel:
             else:
                 combine = combine_block if version == "block" else combine_columns
                 results += combine(reg, register(update), update.reduce, THREADS // WARP, partial)
-        if any(isinstance(n, Store) and n.buffer in self._rows() for n in walk(body)):
+        if any(isinstance(n, Store) and n.buffer in self.rows() for n in walk(body)):
             results += (Call("pd_syncwarp" if version == "warp" else "pd_syncthreads"),)
         return (*loops_of_lanes, *results)
 
@@ -334,7 +274,7 @@ class CudaNestKernel:
     def _iterators(self) -> set[str]:
         return {i for s in self.group.statements for i in s.iterators}
 
-    def _row(self, body: Body, version: str) -> Body:
+    def row(self, body: Body, version: str) -> Body:
         """What is stored once for a row is stored by one lane."""
         if version == "thread":
             return body
@@ -342,18 +282,18 @@ class CudaNestKernel:
         first = Compare("==", number, V(0))
         return tuple(If((first,), (n,)) if isinstance(n, Store) and not _partials(n) else n for n in body)
 
-    def _if_live(self, n: Node, live: Compare) -> Node:
+    def if_live(self, n: Node, live: Compare) -> Node:
         """A store to memory, only where its row exists."""
         call = isinstance(n, Call) and n.function.startswith("pd_stg")
         return If((live,), (n,)) if call or (isinstance(n, Store) and n.buffer in self.group.arrays) else n
 
-    def _shared(self, body: Body, version: str) -> Body:
+    def shared(self, body: Body, version: str) -> Body:
         """Allocates rows (one for each warp) and the warps' partial results."""
         dtypes = {x.dtype: x for n in walk(body) for x in _partials(n)}
         for dtype in dtypes:
             every = V(THREADS if version == "columns" else THREADS // WARP)
             body = (Alloc(f"partial_{dtype}", _local_type(dtype), every, "shared", body),)
-        for n in self._rows():
+        for n in self.rows():
             a = self.group.arrays[n]
             size = product(a.shape[len(self.prefix) :])
             if version == "warp":
@@ -361,6 +301,97 @@ class CudaNestKernel:
                 size = size * (THREADS // WARP)
             body = (Alloc(n, _local_type(a.dtype), size, "shared", body),)
         return body
+
+
+@dataclass
+class Version:
+    """One kernel of a nest. ``mapping``: of rows to threads. ``lanes``: elements that a thread has at once.
+
+    ``asked``, ``alignments``: what vectors ask of addresses, once they are made.
+    """
+
+    of: CudaNestKernel
+    version: str
+    mapping: str
+    lanes: int
+    nest: NestKernel
+    asked: Asked = field(default_factory=dict)
+    alignments: list[Multiples] = field(default_factory=list)
+
+    @property
+    def name(self) -> str:
+        """The kernel's name."""
+        return f"{self.of.name}_{self.version}"
+
+    @property
+    def group(self) -> Group:
+        """What the kernel computes."""
+        return self.of.group
+
+    @property
+    def symbols(self) -> tuple[str, ...]:
+        """The kernel's parameters."""
+        return self.group.params
+
+    @property
+    def proven(self) -> Proven:
+        """The schedule with its proof."""
+        return self.nest.proven
+
+    def table(self) -> dict[str, Lowering]:
+        """What executes each statement."""
+        return {s.name: self.nest.lowering(s) for s in self.group.statements}
+
+    def stage(self, body: Body) -> Body:
+        """Loops are dealt to threads, and their results combined."""
+        return self.of.stage(body, self.mapping, self.lanes, self.asked)
+
+    def row(self, body: Body) -> Body:
+        """What a row has once is stored by one lane."""
+        return self.of.row(body, self.mapping)
+
+    def shared(self, body: Body) -> Body:
+        """The body with its rows in shared memory."""
+        return self.of.shared(body, self.version)
+
+    def band(self, count: Index) -> tuple[Step, ...]:
+        """A thread, some lanes, a warp or a block is a task."""
+        rows, inside = TASKS[self.mapping]
+        task, together = V("bid") * rows + inside, self.mapping in TOGETHER
+        live = Compare("<", task, count)
+        at = minimum(task, count - 1) if together else task  # a surplus row computes what the last one does
+
+        def guard(b: Body) -> Body:
+            return rewrite(b, lambda n: self.of.if_live(n, live)) if together else (If((live,), b),)
+
+        return (
+            Step("tasks", "a thread, some lanes, a warp or a block is a task", lambda b: one_each(b, at)),
+            *((Step("guard", "the last block has fewer tasks", guard),) if rows > 1 else ()),
+        )
+
+    # -- vectors of the band's last iterator -------------------------------------------------------------------------
+
+    def _extent(self) -> Index:
+        return self.of.plain.extents[self.of.prefix[-1]]
+
+    def sizes(self) -> dict[str, IndexLike]:
+        """The number of vectors, and of their elements."""
+        return {extent_of(b("t")): self._extent() // self.lanes, extent_of(it("t")): self.lanes}
+
+    def origin(self, body: Body) -> Body:
+        """Where a vector begins; of one vector there is no loop."""
+        return substitute(body, {"o_t": ZERO if self._extent() == self.lanes else V(b("t")) * self.lanes})
+
+    def widen(self, body: Body) -> Body:
+        """Neighbouring elements become a vector."""
+        (loop,) = body
+        names = (*self.of.prefix, b("t"), "t", *self.of.bound)
+        buffers = stored(self.group.arrays)
+        vectors = widen(loop.body, "t", self.lanes, buffers, names) if isinstance(loop, For) else None
+        if vectors is None:
+            return body
+        self.alignments.append(vectors[1])
+        return self.of.around(rewrite(vectors[0], _in_flight))
 
 
 def _on_rows(body: Body, f: Callable[[Body], Body]) -> Body:
@@ -474,3 +505,32 @@ def _inline(group: Group, array: str) -> Group:
     others = [s for s in group.statements if s is not writer]
     arrays = {n: a for n, a in group.arrays.items() if n != array}
     return replace(group, arrays=arrays, statements=tuple(replace(s, value=transform(s.value, f)) for s in others))
+
+
+ROWS: Family[Version] = Family(
+    names=bound_names,
+    marks=(Rule("declare", "registers of a row", lambda x, body: _on_rows(body, x.nest.row)),),
+    statements=Version.table,
+    opened=lambda x: tuple(x.of.rows()),
+    stores=(
+        Rule("stage", "loops are dealt, their results combined", Version.stage, MarkName.STAGE,
+             opens=tuple(f"partial_{d}" for d in ITEMSIZE)),
+        Rule("row", "one lane stores what a row has once", Version.row, MarkName.ROW),
+    ),
+    band=Version.band,
+    around=(Rule("shared", "rows in shared memory", Version.shared),),
+)  # fmt: skip
+WIDE: Family[Version] = Family(
+    names=bound_names,
+    sizes=Version.sizes,
+    marks=(Rule("declare", "registers of a row", lambda x, body: x.nest.row(body), MarkName.ROW),),
+    statements=Version.table,
+    opened=lambda _: ("o_t",),
+    stores=(
+        Rule("stage", "the marks of the stages go", keep, MarkName.STAGE),
+        Rule("origin", "where a vector begins", Version.origin),
+        Rule("widen", "neighbouring elements become a vector", Version.widen, MarkName.TILE),
+    ),
+    band=Version.band,
+    around=(Rule("shared", "rows in shared memory", Version.shared),),
+)

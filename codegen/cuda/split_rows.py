@@ -6,11 +6,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from polydyn.codegen.cpu.split import END_STEP, FIRST_STEP, SplitNest, share_around, split_step
-from polydyn.codegen.cuda.rows import MOST_LANES, THREADS, CudaNestKernel
+from polydyn.codegen.cpu.split import END_STEP, FIRST_STEP, SplitNest, share_around, split_rule
+from polydyn.codegen.cuda.rows import MOST_LANES, THREADS, WIDE, CudaNestKernel, Version
+from polydyn.codegen.family import Family
 from polydyn.codegen.ir import Body, Compare
 from polydyn.codegen.kernel import WORKERS, WORKSPACE, Kernel, with_block
-from polydyn.codegen.pipeline import Step
 from polydyn.codegen.split import combining_group, partial_group
 from polydyn.schedules.expr import ITEMSIZE, loads
 from polydyn.schedules.index import Index, maximum, minimum, product
@@ -73,10 +73,14 @@ class CudaSplitNest(CudaNestKernel):
         """As of others, by what is read: sums are float32, and stored in pieces of 16 bytes."""
         return min(MOST_LANES, 16 // max(ITEMSIZE[x.dtype] for x in loads(self.group.backbone.value)))
 
-    def first_steps(self) -> tuple[Step, ...]:
-        """The reduction runs over a share's steps."""
-        return (split_step(self.steps_of),)
+    @property
+    def of_vectors(self) -> Family[Version]:
+        """As of other nests; before anything else the reduction runs over a share's steps."""
+        return SPLIT_ROWS
 
     def around(self, body: Body) -> Body:
         """The steps of a share."""
         return share_around(body, self.plain.extents[self.steps_of], SHARE)
+
+
+SPLIT_ROWS = replace(WIDE, first=(split_rule(lambda x: str(x.of.steps_of)),))
