@@ -112,6 +112,7 @@ class Family(Generic[T]):
     band: Callable[[T, Index], tuple[Step, ...]]
     statements: Callable[[T], Mapping[str, Lowering]] = lambda _: {}
     behind: Callable[[T], tuple[str, ...]] = lambda _: ()
+    start: Callable[[T], Body] = lambda of: loops(of.name, of.proven)
     first: tuple[Rule[T], ...] = ()
     sizes: Callable[[T], Mapping[str, IndexLike]] = lambda _: {}
     units: Callable[[T], Mapping[str, IndexLike]] = lambda _: {}
@@ -131,7 +132,7 @@ def build(family: Family[T], of: T) -> tuple[Body, Index]:
     LegalityError: the schedule does not compute its group. CodegenError: a bug.
     """
     names = (*family.names(of.group.arrays, of.symbols), *family.behind(of))
-    body = run(of.name, loops(of.name, of.proven), _bound(family, of), names)
+    body = run(of.name, family.start(of), _bound(family, of), names)
     made: list[tuple[Compare | None, Body]] = []
     count = Index.of(0)
     for form in family.forms(of):

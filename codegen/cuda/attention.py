@@ -16,7 +16,7 @@ from dataclasses import replace
 from functools import cached_property, partial
 
 from polydyn.codegen.cuda.copies import Copy, Operand, copy_of
-from polydyn.codegen.cuda.emit import bound_names, emit, one_block, short_first, without_repeats
+from polydyn.codegen.cuda.emit import blocks_step, bound_names, emit, short_first, without_repeats, without_rows
 from polydyn.codegen.cuda.families import FamilyFactors, WarpgroupAttention
 from polydyn.codegen.cuda.group import ProductGroup, product_refusal
 from polydyn.codegen.cuda.instructions import COLUMN, INSTRUCTIONS, KEY, LANE
@@ -29,6 +29,7 @@ from polydyn.codegen.cuda.tile import CudaTile
 from polydyn.codegen.cuda.turns import MORE, VOTES, turns, vote
 from polydyn.codegen.cuda.warpgroup_attention import warpgroup_attention
 from polydyn.codegen.cuda.work import WARP, product_work, with_epilogues
+from polydyn.codegen.family import Family, Rule, build, keep
 from polydyn.codegen.indices import substitute
 from polydyn.codegen.ir import (
     Alloc,
@@ -45,10 +46,8 @@ from polydyn.codegen.ir import (
     walk,
 )
 from polydyn.codegen.kernel import WORKERS, WORKSPACE, Block, Kernel, Work, with_block
-from polydyn.codegen.lower import Lowering, lower
-from polydyn.codegen.passes.bind import bind, fold
-from polydyn.codegen.passes.threads import assign, pipeline, unrolled
-from polydyn.codegen.pipeline import Step
+from polydyn.codegen.lower import Lowering
+from polydyn.codegen.passes.threads import pipeline
 from polydyn.codegen.places import Places
 from polydyn.codegen.printers.cuda_values import HALF
 from polydyn.codegen.split import attention_part, combining_attention, partial_attention
@@ -249,7 +248,7 @@ class _Version:
     def __init__(
         self, of: CudaAttentionKernel, width: int, wide: bool, fragments: int = 1, masks_in_pairs: bool = False
     ) -> None:
-        self.of, self.name, self.group, self.parts = of, of.name, of.group, of.parts
+        self.of, self.group, self.parts = of, of.group, of.parts
         depth, columns = of.depths
         self.kind, self.keys, self.by_keys = INSTRUCTIONS[of.kind], of.keys_of(fragments), of.kind == "tf32"
         self.fragments, self.rows, of_warp = fragments, ROWS * fragments, ROWS * fragments // WARPS
@@ -284,18 +283,16 @@ class _Version:
     def build(self) -> tuple[Kernel, ...]:
         """The kernel, with indices of both widths."""
         of, version = self.of, self.version
-        name, names = f"{self.name}_{version}", bound_names(self._arrays(), self.group.params)
-        body = loops_over_keys(name, self.proven, self.visits.live, self.logits)
-        body, count = one_block(name, body, self.steps(), self._allocate, names)
+        body, count = build(ATTENTION, self)
         multiples = (*self.asked, *self.values.multiples, *self.online.multiples)
         few = sum(of.depths) > 128 or self.fragments > 1 or self.kind.name != "mma"  # more registers than three leave
         blocks = 2 if few else 3
         rows, keys = of.scores.M.ceildiv(self.rows), of.scores.N.ceildiv(self.keys)
         limits: dict[str, IndexLike] = {b("i"): rows, b("l"): keys, "task": count, MORE: 1}
         limits |= {x: of.scores.extents[x] for x in self.parts.score_roles.batch} | {b("s"): of.shares}
-        kernel = Kernel(name, self.group.params, count, version=version, multiples=tuple(dict.fromkeys(multiples)),
+        kernel = Kernel(self.name, self.symbols, count, version=version, multiples=tuple(dict.fromkeys(multiples)),
                         block=Block(WARPS * 32, work=self._work(keys, blocks)))  # fmt: skip
-        return emit(kernel, body, self._arrays(), limits, blocks)
+        return emit(kernel, body, self.arrays(), limits, blocks)
 
     @property
     def asked(self) -> tuple[tuple[Index, int], ...]:
@@ -311,42 +308,40 @@ class _Version:
         name, ways = "split_" * (self.of.shares != ONE) + name, "_wide" * wide + "_pairs" * self.online.masks_in_pairs
         return f"{name}_{self.rows}x{self.keys}x{self.of.depths[0]}_{widths}{ways}"
 
-    def _arrays(self) -> dict[str, Array]:
-        return {n: a for n, a in self.group.arrays.items() if a.role != "rows"}
+    @property
+    def name(self) -> str:
+        """The kernel's name."""
+        return f"{self.of.name}_{self.version}"
 
-    def steps(self) -> tuple[Step, ...]:
-        """The passes up to the coincident band."""
-        sizes, values = {n: x for n, x in self.schedule.parameters().items() if n not in DEALT}, self.values
-        sizes |= {extent_of(b("s")): self.of.shares} if self.of.shares != ONE else {}
+    @property
+    def symbols(self) -> tuple[str, ...]:
+        """The kernel's parameters."""
+        return self.group.params
+
+    def arrays(self) -> dict[str, Array]:
+        """The arrays in memory."""
+        return without_rows(self.group.arrays)
+
+    def sizes(self) -> dict[str, Index]:
+        """The numbers of all loops, but for those that are dealt."""
+        sizes = {n: x for n, x in self.schedule.parameters().items() if n not in DEALT}
+        return sizes | ({extent_of(b("s")): self.of.shares} if self.of.shares != ONE else {})
+
+    def unrolled(self) -> dict[str, str]:
+        """How loops over registers are unrolled."""
         kinds = UNROLLED | dict.fromkeys(LOOPS, "unroll")
         fewer = self.of.deep or self.keys < self.of.keys
         if self.kind.name == "lanes" or fewer:  # or fragments of all queries stay in registers
             kinds |= {f(K1): "unroll2"}
-        tiles, registers = tuple(c.name for c in self.copies.values()), tuple(n for n, _, _ in self._registers())
-        return (
-            Step("copy", "copies are dealt to threads", lambda x: consume(x, MarkName.COPY, self.copy), tiles),
-            Step(
-                "pipeline", "copies run ahead in a ring", lambda x: consume(x, MarkName.PIPELINE, self.ring), registers
-            ),
-            Step("rows", "a warp's rows are its lanes'", self.rows_of_lanes, registers),
-            Step("bind", "sizes become constants", lambda x: bind(x, sizes)),
-            Step("assign", "units are warps", lambda x: assign(x, {w("i"): "warp"})),
-            Step(
-                "instruction",
-                "points become an instruction",
-                lambda x: consume(x, MarkName.INSTRUCTION, self.instruction),
-            ),
-            Step("open", "tiles without bounds and masks", self.online.split),
-            Step("store", "epilogues on staged rows", lambda x: consume(x, MarkName.STORE, values.store), ("stage",)),
-            Step(
-                "epilogue", "staged rows lie where the ring was", lambda x: consume(x, MarkName.EPILOGUE, self.epilogue)
-            ),
-            Step("multiply", "the mark of the arithmetic goes", lambda x: consume(x, MarkName.MULTIPLY)),
-            Step("lower", "statements become instructions", lambda x: lower(x, self._table()), ("stage", *registers)),
-            Step("pair", "masks of two columns are one access", self.online.pair),
-            Step("unroll", "loops over registers", lambda x: unrolled(x, kinds)),
-            Step("fold", "decided guards and single trips go", fold),
-        )
+        return kinds
+
+    def tile_names(self) -> tuple[str, ...]:
+        """The buffers of the copies."""
+        return tuple(c.name for c in self.copies.values())
+
+    def register_names(self) -> tuple[str, ...]:
+        """What a thread holds."""
+        return tuple(n for n, _, _ in self.registers())
 
     def _work(self, keys: Index, blocks: int) -> Work:
         """Both products of a tile of keys; between them a lane has some instructions for each of its scores.
@@ -435,7 +430,7 @@ class _Version:
 
     # -- statements ----------------------------------------------------------------------------------------------
 
-    def _table(self) -> dict[str, Lowering]:
+    def table(self) -> dict[str, Lowering]:
         q, k, v = (self.copies[n] for n in (COPY_Q, COPY_K, COPY_V))
         weights = replace(v, operand=replace(v.operand, fragment="a_frag2"))
         return {
@@ -470,7 +465,7 @@ class _Version:
             out += (Store("a_frag2", V(half * 4 + e), Apply("float32", "pd_shfl_idx", (weight, lane))),)
         return out
 
-    def _registers(self) -> tuple[tuple[str, str, int], ...]:
+    def registers(self) -> tuple[tuple[str, str, int], ...]:
         """(name, dtype, number) of what a thread holds."""
         columns, kind, n = self.of.depths[1], self.kind.register, self.fragments
         a, b = self.kind.registers
@@ -478,8 +473,36 @@ class _Version:
                 ("acc2", "float32", n * columns // 2), ("a_frag1", kind, n * a), ("b_frag1", kind, self.keys // 8 * b),
                 ("a_frag2", kind, n * a), ("b_frag2", kind, columns // 8 * b))  # fmt: skip
 
-    def _allocate(self, body: Body) -> Body:
-        for name, dtype, size in self._registers():
+    def allocate(self, body: Body) -> Body:
+        for name, dtype, size in self.registers():
             body = (Alloc(name, dtype, V(size), "register", body),)
         c = self.copies[COPY_Q]
         return (Alloc(c.name, c.dtype, V(c.elements), "shared", body),)
+
+
+ATTENTION: Family[_Version] = Family(
+    names=lambda arrays, symbols: bound_names(without_rows(arrays), symbols),
+    start=lambda x: loops_over_keys(x.name, x.proven, x.visits.live, x.logits),
+    first=(
+        Rule("copy", "copies are dealt to threads", _Version.copy, MarkName.COPY, opens=_Version.tile_names),
+        Rule("pipeline", "copies run ahead in a ring", _Version.ring, MarkName.PIPELINE,
+             opens=_Version.register_names),
+        Rule("rows", "a warp's rows are its lanes'", _Version.rows_of_lanes, opens=_Version.register_names),
+    ),
+    sizes=_Version.sizes,
+    units=lambda _: {w("i"): "warp"},
+    marks=(
+        Rule("instruction", "points become an instruction", _Version.instruction, MarkName.INSTRUCTION),
+        Rule("open", "tiles without bounds and masks", lambda x, body: x.online.split(body)),
+        Rule("store", "epilogues on staged rows", lambda x, body: x.values.store(body), MarkName.STORE,
+             opens=("stage",)),
+        Rule("epilogue", "staged rows lie where the ring was", _Version.epilogue, MarkName.EPILOGUE),
+        Rule("multiply", "the mark of the arithmetic goes", keep, MarkName.MULTIPLY),
+    ),
+    statements=_Version.table,
+    opened=lambda x: ("stage", *x.register_names()),
+    stores=(Rule("pair", "masks of two columns are one access", lambda x, body: x.online.pair(body)),),
+    registers=_Version.unrolled,
+    band=lambda *_: (blocks_step(1),),
+    around=(Rule("registers", "what a thread holds are registers", _Version.allocate),),
+)  # fmt: skip

@@ -35,6 +35,11 @@ def bound_names(arrays: Mapping[str, Array], symbols: Sequence[str]) -> tuple[st
     return (*symbols, *THREAD, *stored(arrays))
 
 
+def without_rows(arrays: Mapping[str, Array]) -> dict[str, Array]:
+    """The arrays in memory: rows of scores stay in registers."""
+    return {n: a for n, a in arrays.items() if a.role != "rows"}
+
+
 def one_block(
     name: str, body: Body, steps: Iterable[Step], registers: Callable[[Body], Body], names: Collection[str],
     parts: int = 1, cluster: bool = True,

@@ -238,7 +238,7 @@ class CudaNestKernel:
         return emit(kernel, body, self.group.arrays, limits, WIDE_BLOCKS if lanes > 1 < per else 1)
 
     def stage(self, body: Body, version: str, lanes: int, found: Asked) -> Body:
-        """A stage of a row, dealt to threads. ``version``: its mapping. ``found`` gets what vectors ask of addresses."""
+        """A stage of a row, dealt to threads by its mapping ``version``. ``found``: what vectors ask of addresses."""
         if version == "thread":
             return rewrite(body, _in_flight)
         loops_of_lanes: Body = deal(body, version)

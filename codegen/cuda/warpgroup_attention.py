@@ -14,7 +14,7 @@ from functools import cached_property, partial
 from typing import Any, Protocol
 
 from polydyn.codegen.cuda.boxes import FARTHEST, TensorOperand, descriptor, tensor_operand
-from polydyn.codegen.cuda.emit import bound_names, emit, one_block, without_repeats
+from polydyn.codegen.cuda.emit import blocks_step, bound_names, emit, without_repeats, without_rows
 from polydyn.codegen.cuda.group import ProductGroup
 from polydyn.codegen.cuda.instructions import INSTRUCTIONS, LANE, TENSOR
 from polydyn.codegen.cuda.keys import loops_over_keys
@@ -23,6 +23,7 @@ from polydyn.codegen.cuda.softmax import STATISTICS, WHOLE, OnlineRows
 from polydyn.codegen.cuda.sums import Sums, lane_points
 from polydyn.codegen.cuda.turns import MORE, VOTES, turns, vote
 from polydyn.codegen.cuda.work import UNITS, with_epilogues
+from polydyn.codegen.family import Family, Rule, build
 from polydyn.codegen.indices import substitute
 from polydyn.codegen.ir import (
     Alloc,
@@ -39,11 +40,9 @@ from polydyn.codegen.ir import (
     walk,
 )
 from polydyn.codegen.kernel import Block, Kernel, TensorMapOf, Work
-from polydyn.codegen.lower import Lowering, lower
-from polydyn.codegen.passes.bind import bind, fold
-from polydyn.codegen.passes.threads import WARP, assign, unrolled
+from polydyn.codegen.lower import Lowering
+from polydyn.codegen.passes.threads import WARP
 from polydyn.codegen.passes.warpgroups import WARPGROUP, Product, Ring, specialise, stagger
-from polydyn.codegen.pipeline import Step
 from polydyn.codegen.places import Places
 from polydyn.codegen.printers.cuda_values import HALF
 from polydyn.schedules.expr import FromIndex, Value
@@ -239,10 +238,8 @@ class _Version:
 
     def build(self) -> tuple[Kernel, ...]:
         """The kernel, with indices of both widths."""
-        of, live = self.of, self.visits.live
-        name, names = f"{of.name}_{self.version}", bound_names(self._arrays(), self.group.params)
-        body = loops_over_keys(name, self.proven, live, self.logits)
-        body, count = one_block(name, body, self.steps(), self._allocate, names)
+        of = self.of
+        body, count = build(WARPGROUP_ATTENTION, self)
         multiples = (*self.asked, *self.values.multiples, *self.online.multiples)
         extents = (of.scores.M, of.scores.N, *(of.scores.extents[x] for x in of.parts.score_roles.batch))
         conditions = dict.fromkeys(
@@ -250,7 +247,7 @@ class _Version:
         )
         conditions |= {Compare("<=", x, V(FARTHEST)): None for x in extents if x.constant is None}
         kernel = Kernel(
-            name, self.group.params, count, version=self.version, multiples=tuple(dict.fromkeys(multiples)),
+            self.name, self.symbols, count, version=self.version, multiples=tuple(dict.fromkeys(multiples)),
             conditions=tuple(conditions), block=Block(THREADS, "sm_90a", self._tensor_maps(), work=self._work()),
         )  # fmt: skip
         limits: dict[str, IndexLike] = {
@@ -260,10 +257,21 @@ class _Version:
             MORE: 1,
         }
         limits |= {x: of.scores.extents[x] for x in of.parts.score_roles.batch}
-        return emit(kernel, body, self._arrays(), limits)
+        return emit(kernel, body, self.arrays(), limits)
 
-    def _arrays(self) -> dict[str, Array]:
-        return {n: a for n, a in self.group.arrays.items() if a.role != "rows"}
+    @property
+    def name(self) -> str:
+        """The kernel's name."""
+        return f"{self.of.name}_{self.version}"
+
+    @property
+    def symbols(self) -> tuple[str, ...]:
+        """The kernel's parameters."""
+        return self.group.params
+
+    def arrays(self) -> dict[str, Array]:
+        """The arrays in memory."""
+        return without_rows(self.group.arrays)
 
     def _work(self) -> Work:
         keys, depth = self.of.scores.N.ceildiv(self.keys), PANEL * self.panels[0]
@@ -279,47 +287,35 @@ class _Version:
         sides = {COPY_Q: (x.M, x.K), COPY_K: (x.N, x.K), COPY_V: (y.N, x.N)}
         return tuple(m.tensor_map(MAPS[n], *sides[n], (PANEL, self.boxes[n].rows)) for n, m in self.maps.items())
 
-    def steps(self) -> tuple[Step, ...]:
-        """The passes up to the coincident band."""
-        sizes = {n: x for n, x in self.schedule.parameters().items() if n not in DEALT}
+    def sizes(self) -> dict[str, Index]:
+        """The numbers of all loops, but for those that are dealt."""
+        return {n: x for n, x in self.schedule.parameters().items() if n not in DEALT}
+
+    def units(self) -> dict[str, IndexLike]:
+        """The warpgroups and warps of a block."""
         unit, group = self.values.unit, V("tid") // WARPGROUP - 1
-        units: dict[str, IndexLike] = {w("i"): unit, g("i"): group, h("i"): unit - group * (WARPGROUP // WARP)}
-        registers = tuple(n for n, _, _ in self._registers())
-        rows = ((MarkName.START, self.online.start), (MarkName.ROWS, self.online.rows),
-                (MarkName.RESCALE, self.online.rescale), (MarkName.FINISH, self.online.finish))  # fmt: skip
+        return {w("i"): unit, g("i"): group, h("i"): unit - group * (WARPGROUP // WARP)}
 
-        def lanes(x: Body) -> Body:
-            for name, made in rows:
-                x = consume(x, name, lambda _, made=made: made())  # type: ignore[misc]
-            return x
+    def rows_of_lanes(self, body: Body) -> Body:
+        """A warp's rows are its lanes'."""
+        online = self.online
+        rows = ((MarkName.START, online.start), (MarkName.ROWS, online.rows),
+                (MarkName.RESCALE, online.rescale), (MarkName.FINISH, online.finish))  # fmt: skip
+        for mark, made in rows:
+            body = consume(body, mark, lambda _, made=made: made())  # type: ignore[misc]
+        return body
 
-        return (
-            Step(
-                "instruction",
-                "points become an instruction",
-                lambda x: consume(x, MarkName.INSTRUCTION, self.instruction),
-            ),
-            Step("bind", "sizes become constants", lambda x: bind(x, sizes)),
-            Step("assign", "units are warpgroups and warps", lambda x: assign(x, units)),
-            Step("roles", "a producer and consumers", lambda x: consume(x, MarkName.ROLES, self.roles), registers),
-            Step("rows", "a warp's rows are its lanes'", lanes, registers),
-            Step(
-                "store", "epilogues on staged rows", lambda x: consume(x, MarkName.STORE, self.values.store), ("stage",)
-            ),
-            Step("epilogue", "rows are staged in the rings", lambda x: consume(x, MarkName.EPILOGUE, self.epilogue)),
-            Step("lower", "statements become instructions", lambda x: lower(x, self._table())),
-            Step("pair", "masks of two columns are one access", self.online.pair),
-            Step("unroll", "loops over registers", lambda x: unrolled(x, UNROLLED | ROLLED)),
-            Step("fold", "decided guards and single trips go", fold),
-        )
+    def register_names(self) -> tuple[str, ...]:
+        """What a thread holds."""
+        return tuple(n for n, _, _ in self.registers())
 
-    def _registers(self) -> tuple[tuple[str, str, int], ...]:
+    def registers(self) -> tuple[tuple[str, str, int], ...]:
         """(name, dtype, number) of what a thread holds."""
         return (*STATISTICS, ("acc1", "float32", self.keys // 2), ("acc2", "float32", self.width // 2),
                 ("a_frag2", "uint32", self.keys // 4))  # fmt: skip
 
-    def _allocate(self, body: Body) -> Body:
-        for name, dtype, size in self._registers():
+    def allocate(self, body: Body) -> Body:
+        for name, dtype, size in self.registers():
             body = (Alloc(name, dtype, V(size), "register", body),)
         return body
 
@@ -391,7 +387,7 @@ class _Version:
 
     # -- statements ----------------------------------------------------------------------------------------------
 
-    def _table(self) -> dict[str, Lowering]:
+    def table(self) -> dict[str, Lowering]:
         return {
             INIT: lambda a: (),  # the first instruction of a tile starts from zero
             **{c: partial(self.copy, c) for c in self.maps},
@@ -454,3 +450,24 @@ def _keep(buffer: str, registers: int, dtype: str = "float32") -> Call:
 
 def _number(i: IndexLike) -> Value:
     return FromIndex("int32", V(i))
+
+
+WARPGROUP_ATTENTION: Family[_Version] = Family(
+    names=lambda arrays, symbols: bound_names(without_rows(arrays), symbols),
+    start=lambda x: loops_over_keys(x.name, x.proven, x.visits.live, x.logits),
+    first=(Rule("instruction", "points become an instruction", _Version.instruction, MarkName.INSTRUCTION),),
+    sizes=_Version.sizes,
+    units=_Version.units,
+    marks=(
+        Rule("roles", "a producer and consumers", _Version.roles, MarkName.ROLES, opens=_Version.register_names),
+        Rule("rows", "a warp's rows are its lanes'", _Version.rows_of_lanes, opens=_Version.register_names),
+        Rule("store", "epilogues on staged rows", lambda x, body: x.values.store(body), MarkName.STORE,
+             opens=("stage",)),
+        Rule("epilogue", "rows are staged in the rings", _Version.epilogue, MarkName.EPILOGUE),
+    ),
+    statements=_Version.table,
+    stores=(Rule("pair", "masks of two columns are one access", lambda x, body: x.online.pair(body)),),
+    registers=lambda _: UNROLLED | ROLLED,
+    band=lambda *_: (blocks_step(1),),
+    around=(Rule("registers", "what a thread holds are registers", _Version.allocate),),
+)  # fmt: skip
