@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Protocol
 
@@ -10,12 +10,10 @@ from polydyn.capability import features_of
 from polydyn.codegen.check import verify_body
 from polydyn.codegen.ir import Body, Compare, Let
 from polydyn.codegen.kernel import WORKSPACE, Kernel, with_block
-from polydyn.codegen.passes.bind import fold
 from polydyn.codegen.passes.narrow import LIMIT, narrow_conditions
 from polydyn.codegen.passes.threads import WARP, one_each
-from polydyn.codegen.passes.tiles import task_count
 from polydyn.codegen.passes.warpgroups import MEETING
-from polydyn.codegen.pipeline import Step, run
+from polydyn.codegen.pipeline import Step
 from polydyn.codegen.printers.cuda import THREAD, CudaPrinter, shared_bytes
 from polydyn.codegen.printers.cuda_values import HALF
 from polydyn.debug import Level, show
@@ -38,25 +36,6 @@ def bound_names(arrays: Mapping[str, Array], symbols: Sequence[str]) -> tuple[st
 def without_rows(arrays: Mapping[str, Array]) -> dict[str, Array]:
     """The arrays in memory: rows of scores stay in registers."""
     return {n: a for n, a in arrays.items() if a.role != "rows"}
-
-
-def one_block(
-    name: str, body: Body, steps: Iterable[Step], registers: Callable[[Body], Body], names: Collection[str],
-    parts: int = 1, cluster: bool = True,
-) -> tuple[Body, Index]:  # fmt: skip
-    """What a block does after the ``steps`` of a kernel family, and the number of tasks.
-
-    ``registers`` allocates what a thread holds; ``names``: as for ``pipeline.run``; ``parts``: blocks that share a
-    task, those of a ``cluster`` or not.
-    """
-    body = run(name, body, steps, names)
-    count = task_count(body)
-    last = (
-        blocks_step(parts, cluster),
-        Step("registers", "what a thread holds are registers", registers),
-        Step("fold", "decided guards and single trips go", fold),
-    )
-    return run(name, body, last, names), count
 
 
 def blocks_step(parts: int, cluster: bool = True) -> Step:

@@ -10,16 +10,14 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import cached_property
 
-from polydyn.codegen.cpu.scheduled import only_tasks, trim
-from polydyn.codegen.cuda.emit import bound_names, emit
+from polydyn.codegen.cpu.scheduled import TRIM, only_tasks
+from polydyn.codegen.cuda.emit import blocks_step, bound_names, emit
+from polydyn.codegen.family import Family, Rule, build
 from polydyn.codegen.indices import substitute
 from polydyn.codegen.ir import Alloc, Body, Call, Compare, For, If, Inst, Mark, Node, walk
 from polydyn.codegen.kernel import Block, Kernel
-from polydyn.codegen.lower import lower
-from polydyn.codegen.passes.bind import bind, fold
-from polydyn.codegen.passes.threads import WARP, assign, one_each
-from polydyn.codegen.passes.tiles import task_count
-from polydyn.codegen.pipeline import Step, loops, run
+from polydyn.codegen.passes.bind import bind
+from polydyn.codegen.passes.threads import WARP
 from polydyn.codegen.scheduled import Instances
 from polydyn.schedules.errors import ScheduleError
 from polydyn.schedules.index import ONE, ZERO, Index, IndexLike
@@ -132,32 +130,25 @@ class ScheduledCudaKernel(Instances):
         """The schedule with its proof."""
         return Proven(self.schedule)
 
+    @property
+    def symbols(self) -> tuple[str, ...]:
+        """The kernel's parameters."""
+        return self.group.params
+
     def build(self) -> tuple[Kernel, ...]:
         """The kernel, with indices of both widths; the last one serves every size. CodegenError: a bug."""
-        names = bound_names(self.group.arrays, self.group.params)
-        counts = {extent(k): e for k, e in self.extents.items()}
-        counts |= {n: e.subs(self.sizes) for n, e in self.schedule.parameters().items()}
-        buffers = tuple(x.name for x in self.storage())
-        body = run(self.name, loops(self.name, self.proven), (
-            Step("bind", "extents of loops", lambda b: substitute(b, counts)),
-            Step("marks", "only the tasks are a pass's", only_tasks),
-            Step("copies", "a block's copies are dealt to its threads", self.fence_copies),
-            Step("units", "units are threads", lambda b: assign(b, self._places())),
-            Step("lower", "statements become stores", lambda b: lower(b, self.lowerings()), buffers),
-        ), names)  # fmt: skip
-        count = task_count(body)
-        body = run(self.name, body, (
-            Step("blocks", "a block is a task", one_each),
-            Step("trim", "guards become bounds of loops", trim),
-            Step("storage", "buffers of threads and blocks", self.allocate),
-            Step("fold", "decided guards and single trips go", fold),
-        ), names)  # fmt: skip
+        body, count = build(SCHEDULED, self)
         limits: dict[str, IndexLike] = {k: e for k, e in self.extents.items() if e.constant is None}
         limits |= {"task": count, DEALT: 1 << 20}
-        kernel = Kernel(self.name, self.group.params, count, version="by hand", block=Block(self.threads))
+        kernel = Kernel(self.name, self.symbols, count, version="by hand", block=Block(self.threads))
         return emit(kernel, bind(body, {}), self.group.arrays, limits)
 
-    def _places(self) -> dict[str, Index]:
+    def numbers(self, body: Body) -> Body:
+        """The steps of all loops. Not folded: a copy of one step is dealt too."""
+        counts = {extent(k): e for k, e in self.extents.items()}
+        return substitute(body, counts | {n: e.subs(self.sizes) for n, e in self.schedule.parameters().items()})
+
+    def units_of_threads(self) -> dict[str, Index]:
         """The value of each loop of units in a thread; the last one runs fastest."""
         out: dict[str, Index] = {}
         rest = V("tid")
@@ -165,3 +156,18 @@ class ScheduledCudaKernel(Instances):
             out[k], rest = rest % self.extents[k], rest // self.extents[k]
         first: Coord = self.of_units[0]
         return out | {first: rest}
+
+
+SCHEDULED: Family[ScheduledCudaKernel] = Family(
+    names=bound_names,
+    first=(
+        Rule("bind", "sizes become numbers", ScheduledCudaKernel.numbers),
+        Rule("marks", "only the tasks are a pass's", lambda _, body: only_tasks(body)),
+        Rule("copies", "a block's copies are dealt to its threads", ScheduledCudaKernel.fence_copies),
+    ),
+    units=ScheduledCudaKernel.units_of_threads,
+    statements=ScheduledCudaKernel.lowerings,
+    opened=lambda x: tuple(buffer.name for buffer in x.storage()),
+    band=lambda *_: (blocks_step(1), TRIM),
+    around=(Rule("storage", "buffers of threads and blocks", ScheduledCudaKernel.allocate),),
+)

@@ -22,7 +22,7 @@ from dataclasses import replace
 from functools import cached_property, partial
 
 from polydyn.codegen.cuda.boxes import FARTHEST, TensorOperand, descriptor, tensor_operand
-from polydyn.codegen.cuda.emit import RANK, bound_names, emit, one_block, without_repeats
+from polydyn.codegen.cuda.emit import RANK, blocks_step, bound_names, emit, without_repeats
 from polydyn.codegen.cuda.group import ProductGroup
 from polydyn.codegen.cuda.images import ImageOperand
 from polydyn.codegen.cuda.instructions import LANE, TENSOR
@@ -32,6 +32,7 @@ from polydyn.codegen.cuda.tile import CudaTile
 from polydyn.codegen.cuda.wgmma_operands import Maps, kind_of, tensor_operands, with_one_reduction
 from polydyn.codegen.cuda.wgmma_tiles import FLOAT8_TILES, PANEL, POINTS, ROWS, STEP, TILES, WgmmaTile, useful
 from polydyn.codegen.cuda.work import UNITS, with_epilogues
+from polydyn.codegen.family import Family, Rule, build
 from polydyn.codegen.indices import substitute
 from polydyn.codegen.ir import (
     Alloc,
@@ -50,9 +51,9 @@ from polydyn.codegen.ir import (
     walk,
 )
 from polydyn.codegen.kernel import TF32, WORKERS, Block, Kernel, TensorMapOf, Work
-from polydyn.codegen.lower import Lowering, lower
+from polydyn.codegen.lower import Lowering
 from polydyn.codegen.passes.bind import fold
-from polydyn.codegen.passes.threads import ROUND, WARP, WORKER, assign, rasterise, rounds, unrolled
+from polydyn.codegen.passes.threads import ROUND, WARP, WORKER, assign, rasterise, rounds
 from polydyn.codegen.passes.tiles import TASK, balance
 from polydyn.codegen.passes.warpgroups import (
     DONE,
@@ -65,7 +66,6 @@ from polydyn.codegen.passes.warpgroups import (
     in_turn,
     specialise,
 )
-from polydyn.codegen.pipeline import Step, loops
 from polydyn.codegen.places import Places
 from polydyn.codegen.printers.cuda_values import HALF
 from polydyn.schedules.errors import CodegenError
@@ -174,58 +174,38 @@ class _Version:
         version += f"_parts_{self.size.parts}" if self.size.parts > 1 else ""
         return version + ("_boxes" if self.out else "_wide" * (max(map(self.sums.vector, self.of.epilogues)) > 1))
 
-    def steps(self) -> tuple[Step, ...]:
-        """The passes up to the coincident band."""
+    @property
+    def name(self) -> str:
+        """The kernel's name."""
+        return f"{self.of.name}_{self.version}"
+
+    def sizes(self) -> dict[str, Index]:
+        """The numbers of all loops, but for those that are dealt."""
         sizes = {n: e for n, e in self.schedule.parameters().items() if n not in DEALT}
-        sizes |= {extent(s("j")): V(self._panels()), extent(b("s")): self.of.shares}
-        steps, shares = self.schedule.extents()[b("k")], self.of.shares
-        split = Step("balance", "shares of the reduction", lambda x: balance(x, b("k"), steps, shares, b("s")))
+        return sizes | {extent(s("j")): V(self._panels()), extent(b("s")): self.of.shares}
+
+    def numbers(self, body: Body) -> Body:
+        """Sizes become numbers. Not folded: the roles of the warps want the loop of the ring, even of one step."""
+        return substitute(body, self.sizes())
+
+    def units(self) -> dict[str, IndexLike]:
+        """The warpgroups and warps of a block; the blocks that share a reduction."""
         unit = self.sums.unit
-        units: dict[str, IndexLike] = {w("i"): unit, g("i"): V("tid") // WARPGROUP - 1, e("w"): unit}
-        units |= share_places(self.schedule) if self.size.parts > 1 else {}
-        roles: Callable[[Body], Body] = self.specialise_warps
-        mark = MarkName.ROLES
-        last: tuple[Step, ...] = ()
         if self.size.in_turn:
-            units = {w("i"): self.sums.unit % (WARPGROUP // WARP), g("i"): ZERO}
-            roles, mark = self.specialise_blocks, MarkName.TASK
-            last = (Step("rounds", "a block has several tiles", self.rounds),)
-        return (
-            *((split,) if shares != ONE else ()),
-            Step(
-                "instruction",
-                "points become an instruction",
-                lambda x: consume(x, MarkName.INSTRUCTION, self.instruction),
-            ),
-            Step("bind", "sizes become constants", lambda b: substitute(b, sizes)),
-            Step("rank", "blocks of a cluster are units", lambda b: assign(b, {c("k"): RANK}), (RANK,)),
-            Step("combine", "they meet", lambda x: consume(x, MarkName.COMBINE, lambda _: MEETING)),
-            Step(
-                "roles",
-                "a producer and consumers around a ring",
-                lambda x: consume(x, mark, roles),
-                ("acc", "part", ROUND),
-            ),
-            Step("fold", "decided guards and single trips go", fold),
-            Step("assign", "units are warpgroups and warps", lambda b: assign(b, units)),
-            Step(
-                "store", "epilogues on staged rows", lambda x: consume(x, MarkName.STORE, self.sums.store), ("stage",)
-            ),
-            Step("epilogue", "where rows are staged", lambda x: consume(x, MarkName.EPILOGUE, self.epilogue)),
-            Step("reuse", "boxes leave before others come", lambda x: consume(x, MarkName.START, self.reuse)),
-            Step("lower", "statements become instructions", lambda b: lower(b, self._table()), ("acc", "part")),
-            Step("unroll", "loops over registers", lambda b: unrolled(b, UNROLLED | ROLLED)),
-            Step("fold", "decided guards and single trips go", fold),
-            Step("rasterise", "blocks that share operands", lambda x: rasterise(x, b("i"), b("j"), RASTER)),
-            *last,
-        )
+            return {w("i"): unit % (WARPGROUP // WARP), g("i"): ZERO}
+        units: dict[str, IndexLike] = {w("i"): unit, g("i"): V("tid") // WARPGROUP - 1, e("w"): unit}
+        return units | (share_places(self.schedule) if self.size.parts > 1 else {})
+
+    def split(self, body: Body) -> Body:
+        """The reduction in shares."""
+        return balance(body, b("k"), self.schedule.extents()[b("k")], self.of.shares, b("s"))
 
     def rounds(self, body: Body) -> Body:
         """Blocks are workers, whose roles go through the same tiles."""
         deal = consume(body, MarkName.TASK, lambda x: rounds((Mark(MarkName.TASK, x),), V(BLOCKS)))
         return (Mark(MarkName.TASK, (For(WORKER, ZERO, V(BLOCKS), deal, "parallel"),)),)
 
-    def _allocate(self, body: Body) -> Body:
+    def allocate(self, body: Body) -> Body:
         for name in ("acc", *["part"] * self.apart):
             body = (Alloc(name, self.of.sums, V(self.sums.registers), "register", body),)
         return body
@@ -248,9 +228,8 @@ class _Version:
     def build(self) -> tuple[Kernel, ...]:
         """The kernel, with indices of both widths."""
         of = self.of
-        name, names = f"{of.name}_{self.version}", bound_names(self.group.arrays, self.symbols)
-        steps, parts = self.steps(), self.size.parts
-        body, count = one_block(name, loops(name, self.proven), steps, self._allocate, names, parts)
+        body, count = build(WGMMA, self)
+        parts = self.size.parts
         mapped, multiples = self._mapped, (*self.asked, *self.sums.multiples)
         extents = (of.M, of.N, of.K, *(of.extents[x] for x in of.roles.batch))
         conditions = dict.fromkeys((Compare(">=", of.K, ONE), *(x for m in mapped for x in m.conditions)))
@@ -263,7 +242,7 @@ class _Version:
             conditions |= {Compare(">=", V(BLOCKS), V(several)): None} if several > 1 else {}
             limits, launch = limits | self._rounds(), {BLOCKS: V(WORKERS) // several * several}
         kernel = Kernel(
-            name, self.symbols, count * parts, launch=launch, version=self.version,
+            self.name, self.symbols, count * parts, launch=launch, version=self.version,
             multiples=tuple(dict.fromkeys(multiples)), conditions=tuple(conditions),
             block=Block(self.size.threads, "sm_90a", self._tensor_maps(), work=self._work(),
                         cluster=self.size.together * parts),
@@ -404,7 +383,7 @@ class _Version:
 
     # -- statements ----------------------------------------------------------------------------------------------
 
-    def _table(self) -> dict[str, Lowering]:
+    def table(self) -> dict[str, Lowering]:
         sent: dict[str, Lowering] = {}
         if self.out:
             (s,), ((sender, _),) = self.of.epilogues, senders(self.group)
@@ -460,3 +439,37 @@ class _Version:
         args = (Pointer(self.of.sums, sums, first), rows, columns, FromIndex("int32", more))
         every = For(f("i"), ZERO, V(self.size.shape[1]), (Call(function, args),), "unroll")
         return (For(f("k"), ZERO, V(STEP // POINTS), (every,), "unroll"),)
+
+
+WGMMA: Family[_Version] = Family(
+    names=bound_names,
+    first=(
+        Rule("balance", "shares of the reduction", _Version.split, where=lambda x: x.of.shares != ONE),
+        Rule("instruction", "points become an instruction", _Version.instruction, MarkName.INSTRUCTION),
+        Rule("bind", "sizes become numbers", _Version.numbers),
+        Rule("rank", "blocks of a cluster are units", lambda _, body: assign(body, {c("k"): RANK}), opens=(RANK,)),
+        Rule("combine", "they meet", lambda *_: MEETING, MarkName.COMBINE),
+        Rule("roles", "a producer and consumers around a ring", _Version.specialise_warps, MarkName.ROLES,
+             opens=("acc", "part", ROUND), where=lambda x: not x.size.in_turn),
+        Rule("roles", "a producer and consumers around a ring", _Version.specialise_blocks, MarkName.TASK,
+             opens=("acc", "part", ROUND), where=lambda x: x.size.in_turn),
+        Rule("fold", "decided guards and single trips go", lambda _, body: fold(body)),
+    ),
+    units=_Version.units,
+    marks=(
+        Rule("store", "epilogues on staged rows", lambda x, body: x.sums.store(body), MarkName.STORE,
+             opens=("stage",)),
+        Rule("epilogue", "where rows are staged", _Version.epilogue, MarkName.EPILOGUE),
+        Rule("reuse", "boxes leave before others come", _Version.reuse, MarkName.START),
+    ),
+    statements=_Version.table,
+    opened=lambda _: ("acc", "part"),
+    registers=lambda _: UNROLLED | ROLLED,
+    order=(
+        Rule("rasterise", "blocks that share operands",
+             lambda _, body: rasterise(body, b("i"), b("j"), RASTER)),
+        Rule("rounds", "a block has several tiles", _Version.rounds, where=lambda x: x.size.in_turn),
+    ),
+    band=lambda x, _: (blocks_step(x.size.parts),),
+    around=(Rule("registers", "what a thread holds are registers", _Version.allocate),),
+)  # fmt: skip
