@@ -15,10 +15,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import cached_property, partial
 
+from polydyn.codegen.cuda.attention_limits import DEEP, DEPTHS
 from polydyn.codegen.cuda.copies import Copy, Operand, copy_of
 from polydyn.codegen.cuda.emit import blocks_step, bound_names, emit, short_first, without_repeats, without_rows
 from polydyn.codegen.cuda.families import FamilyFactors, WarpgroupAttention
-from polydyn.codegen.cuda.group import ProductGroup, product_refusal
+from polydyn.codegen.cuda.group import ProductGroup
 from polydyn.codegen.cuda.instructions import COLUMN, INSTRUCTIONS, KEY, LANE
 from polydyn.codegen.cuda.keys import loops_over_keys
 from polydyn.codegen.cuda.product import DEALT, UNROLLED, deal_copies, products, split_copies
@@ -51,7 +52,6 @@ from polydyn.codegen.passes.threads import pipeline
 from polydyn.codegen.places import Places
 from polydyn.codegen.printers.cuda_values import HALF
 from polydyn.codegen.split import attention_part, combining_attention, partial_attention
-from polydyn.schedules.errors import Declined, ScheduleError
 from polydyn.schedules.expr import ITEMSIZE, FromIndex, Load, loads, transform
 from polydyn.schedules.index import ONE, ZERO, Index, IndexLike, maximum, minimum, product
 from polydyn.schedules.laws.masks import Axis, Logits, Visits, visits
@@ -78,15 +78,11 @@ from polydyn.schedules.tree.online import (
     online_attention,
 )
 from polydyn.schedules.tree.scheduled import Scheduled
-from polydyn.schedules.tree.strategies import operand
 
 V = Index.of
 ROWS, STAGES, WARPS = 64, 2, 4
 TILE_KEYS = {"mma": 64, "tf32": 32, "lanes": 32}
 """Keys of a tile, by instruction: 128 bytes of them."""
-DEPTHS, DEEP = (32, 64, 128), (192, 256)
-"""Head sizes that tiles are made for; others are filled up with zeros. ``DEEP``: of 16 bits alone, and of fewer keys,
-so that sums fit the registers and rings the shared memory."""
 DEEP_KEYS = 32
 FRAGMENTS, MOST_SHARED, FEWER_KEYS = 2, 128, 32
 """Fragments of 16 rows of a warp that share what it loads of keys and values, where there are many queries; the largest
@@ -211,30 +207,6 @@ class CudaAttentionKernel:
     def family(self) -> WarpgroupAttention:
         """Its kernels of warpgroups."""
         return WarpgroupAttention(self)
-
-
-def attention_refusal(parts: AttentionParts) -> Declined | None:
-    """Why an attention is better run as kernels of its parts; None when it is not."""
-    r = parts.score_roles
-    for part, roles in ((parts.scores, parts.score_roles), (parts.values, parts.value_roles)):
-        if refusal := product_refusal(part, roles):
-            return refusal
-    scores = ProductGroup("scores", parts.scores, parts.score_roles)
-    values = ProductGroup("values", parts.values, parts.value_roles)
-    floats = scores.sums == values.sums == "float32"
-    if values.dtype != scores.dtype or parts.score_roles.inner or not floats:
-        return Declined(f"an attention of {scores.dtype} and {values.dtype}")
-    most = (DEEP if scores.dtype in HALF else DEPTHS)[-1]
-    for extent in (scores.K, values.N):
-        if extent.constant is None or extent.constant > most:
-            return Declined(f"an attention of {scores.dtype} with heads of {extent}, more than {most}")
-    try:
-        for part, axis in ((parts.scores, r.row), (parts.scores, r.col), (parts.values, parts.value_roles.col)):
-            operand(part, axis)
-        softmax(parts.rows, parts.row_prefix, parts.score_roles.col)
-    except ScheduleError as e:
-        return Declined(str(e).partition("\n")[0])
-    return None
 
 
 def _depth(extent: Index) -> int:

@@ -17,14 +17,25 @@ Rows that later phases read again live in shared memory, or are computed again (
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from math import inf
 
 from polydyn.codegen.cpu.rows import NestKernel
 from polydyn.codegen.cpu.target import CpuTarget
 from polydyn.codegen.cuda.emit import bound_names, emit, short_first
-from polydyn.codegen.cuda.work import SERIAL, UNROLLED, row_work
+from polydyn.codegen.cuda.row_loops import (
+    THREADS,
+    in_flight,
+    inlined,
+    loads_first,
+    local_type,
+    moved_by,
+    on_rows,
+    partials,
+    written_out,
+)
+from polydyn.codegen.cuda.work import UNROLLED, row_work
 from polydyn.codegen.family import Family, Rule, build, keep
 from polydyn.codegen.indices import substitute
 from polydyn.codegen.ir import (
@@ -32,16 +43,10 @@ from polydyn.codegen.ir import (
     Body,
     Call,
     Compare,
-    Def,
-    FlatLoad,
     For,
     If,
-    Mark,
     Node,
-    Pointer,
-    Set,
     Store,
-    map_value,
     rewrite,
     walk,
 )
@@ -60,10 +65,7 @@ from polydyn.codegen.passes.threads import (
 from polydyn.codegen.passes.widen import Multiples, widen
 from polydyn.codegen.pipeline import Step
 from polydyn.codegen.printers.cuda import LANES
-from polydyn.codegen.printers.cuda_values import HALF
-from polydyn.schedules.errors import CodegenError
-from polydyn.schedules.expr import ITEMSIZE, Load, Value, transform
-from polydyn.schedules.expr import substitute as substitute_in
+from polydyn.schedules.expr import ITEMSIZE
 from polydyn.schedules.index import ONE, ZERO, Index, IndexLike, minimum, product
 from polydyn.schedules.model import Group, stored
 from polydyn.schedules.proof.proven import Proven
@@ -73,15 +75,12 @@ from polydyn.schedules.tree.names import extent as extent_of
 from polydyn.schedules.tree.scheduled import Scheduled
 
 V = Index.of
-THREADS = 256
 MOST_LANES = 8
 """Elements of a vector; of bytes 16 would fit, which is too much arithmetic in a row for one thread."""
 REGISTERS = 40
 """Registers of a thread (``docs/adr/0005-cuda.md``: 18 to 40)."""
 WIDE_BLOCKS = 4
 """Blocks wanted on a multiprocessor where lanes have vectors of a row, several of which are in flight."""
-AHEAD = 4
-"""Vectors that a lane loads before it stores any: more do not fit the registers of so many blocks."""
 SHORT, FEW, LONG_COLUMN = 256, 4, 64
 """Elements up to which rows are short, so many of which each warp can keep; elements from which on a column is long."""
 TASKS = {
@@ -89,8 +88,6 @@ TASKS = {
     "block": (1, ZERO), "columns": (WARP, V("lane")),
 }  # fmt: skip
 """Mapping -> rows of a block, and which of them is a thread's."""
-STARTS = {"lanes": (V("lane") % LANES, LANES), "warp": (V("lane"), WARP), "block": (V("tid"), THREADS)}
-"""Mapping -> the first iteration of a thread in a loop that is dealt, and how far its next one is."""
 TOGETHER = ("lanes", "columns")
 """Mappings in which threads of different rows meet at a shuffle or a barrier, so that none may be left out."""
 SCALAR = CpuTarget("scalar", 1)
@@ -170,7 +167,7 @@ class CudaNestKernel:
             if not single:
                 return kernel
             kernel = CudaNestKernel(
-                self.name + "_again", _inline(kernel.group, single[0]), self.prefix, kernel._phases_without(single[0])
+                self.name + "_again", inlined(kernel.group, single[0]), self.prefix, kernel._phases_without(single[0])
             )
 
     def _phases_without(self, array: str) -> dict[str, int]:
@@ -240,11 +237,11 @@ class CudaNestKernel:
     def stage(self, body: Body, version: str, lanes: int, found: Asked) -> Body:
         """A stage of a row, dealt to threads by its mapping ``version``. ``found``: what vectors ask of addresses."""
         if version == "thread":
-            return rewrite(body, _in_flight)
+            return rewrite(body, in_flight)
         loops_of_lanes: Body = deal(body, version)
         if lanes > 1:
             loops_of_lanes = rewrite(loops_of_lanes, lambda n: self._by_vectors(n, version, lanes, found))
-            loops_of_lanes = rewrite(loops_of_lanes, lambda n: loads_first(_counted(n, version), version))
+            loops_of_lanes = rewrite(loops_of_lanes, lambda n: loads_first(written_out(n, version), version))
         results: Body = ()
         for reg, update in reductions(body).items():
             assert update.reduce is not None
@@ -280,7 +277,7 @@ class CudaNestKernel:
             return body
         number = {"warp": V("lane"), "lanes": V("lane") % LANES, "block": V("tid"), "columns": V("warp")}[version]
         first = Compare("==", number, V(0))
-        return tuple(If((first,), (n,)) if isinstance(n, Store) and not _partials(n) else n for n in body)
+        return tuple(If((first,), (n,)) if isinstance(n, Store) and not partials(n) else n for n in body)
 
     def if_live(self, n: Node, live: Compare) -> Node:
         """A store to memory, only where its row exists."""
@@ -289,17 +286,17 @@ class CudaNestKernel:
 
     def shared(self, body: Body, version: str) -> Body:
         """Allocates rows (one for each warp) and the warps' partial results."""
-        dtypes = {x.dtype: x for n in walk(body) for x in _partials(n)}
+        dtypes = {x.dtype: x for n in walk(body) for x in partials(n)}
         for dtype in dtypes:
             every = V(THREADS if version == "columns" else THREADS // WARP)
-            body = (Alloc(f"partial_{dtype}", _local_type(dtype), every, "shared", body),)
+            body = (Alloc(f"partial_{dtype}", local_type(dtype), every, "shared", body),)
         for n in self.rows():
             a = self.group.arrays[n]
             size = product(a.shape[len(self.prefix) :])
             if version == "warp":
-                body = _move(body, n, V("warp") * size)
+                body = moved_by(body, n, V("warp") * size)
                 size = size * (THREADS // WARP)
-            body = (Alloc(n, _local_type(a.dtype), size, "shared", body),)
+            body = (Alloc(n, local_type(a.dtype), size, "shared", body),)
         return body
 
 
@@ -391,125 +388,12 @@ class Version:
         if vectors is None:
             return body
         self.alignments.append(vectors[1])
-        return self.of.around(rewrite(vectors[0], _in_flight))
-
-
-def _on_rows(body: Body, f: Callable[[Body], Body]) -> Body:
-    """Changes what the mark of rows holds; a later pass consumes it."""
-    return rewrite(body, lambda n: replace(n, body=f(n.body)) if isinstance(n, Mark) and n.name == MarkName.ROW else n)
-
-
-def _counted(n: Node, kind: str) -> Node:
-    """A dealt loop of a few trips, written out: a compiler then reads a row once and keeps it in registers."""
-    if not (isinstance(n, For) and n.kind == kind and n.hi.constant is not None):
-        return n
-    first, step = STARTS[kind]
-    trips, at = -(-int(n.hi) // step), first + V(n.var) * step
-    if trips > UNROLLED:
-        return n
-    body = substitute(n.body, {n.var: at})
-    return replace(
-        n, hi=V(trips), kind="unroll", body=(If((Compare("<", at, n.hi),), body),) if int(n.hi) % step else body
-    )
-
-
-def loads_first(n: Node, kind: str) -> Node:
-    """A dealt loop that loads vectors and stores others, of a number of trips that nobody knows: the loads of several
-    trips, then the rest of them. No compiler moves a load before a store, as the two might meet.
-
-    Before: for i: in = x[i]; y[i] = f(in). After: for i by 4: in[u] = x[i + u]; y[i + u] = f(in[u]), for each u.
-    """
-    if not (isinstance(n, For) and n.kind == kind and n.hi.constant is None and n.lo == ZERO):
-        return n
-    arrays, body = list[Alloc](), n.body
-    while len(body) == 1 and isinstance(body[0], Alloc):
-        arrays.append(body[0])
-        body = body[0].body
-    loads = tuple(x for x in body if _is_call(x, "pd_ldg_wide"))
-    trips, stores = AHEAD // max(1, len(loads)), [x for x in body if _is_call(x, "pd_stg_wide")]
-    if not loads or trips < 2 or not stores or {_at(x, 1) for x in loads} & {_at(x, 0) for x in stores}:
-        return n  # a row that is read where it is written stays in order
-    loaded = {_at(x, 0) for x in loads}
-    first, step = STARTS[kind]
-
-    def trip(part: Body, u: int) -> Body:
-        at = first + (V(n.var) * trips + u) * step
-        moved = substitute(part, {n.var: at})
-        for x in arrays:
-            moved = _move(moved, x.buffer, x.size * u) if x.buffer in loaded else moved
-        return (If((Compare("<", at, n.hi),), moved),)
-
-    rest = tuple(x for x in body if x not in loads)
-    out = tuple(x for part in (loads, rest) for u in range(trips) for x in trip(part, u))
-    for x in reversed(arrays):
-        out = (replace(x, size=x.size * (trips if x.buffer in loaded else 1), body=out),)
-    return replace(n, hi=n.hi.ceildiv(step * trips), kind="serial", body=out)
-
-
-def _is_call(n: Node, function: str) -> bool:
-    return isinstance(n, Call) and n.function.startswith(function)
-
-
-def _at(n: Node, argument: int) -> str:
-    """The buffer that a load or store of a vector points into: first where to, then where from."""
-    x = n.args[argument] if isinstance(n, Call) else None
-    return x.buffer if isinstance(x, Pointer) else ""
-
-
-def _in_flight(n: Node) -> Node:
-    """A thread's loop of a number of trips that the compiler does not know, innermost but for lanes of a vector, with
-    loads in flight.
-    """
-    inside = [x for x in walk(n.body) if isinstance(x, For) and x.kind != "unroll"] if isinstance(n, For) else []
-    counted = isinstance(n, For) and n.hi.constant is None and not inside
-    return replace(n, kind=f"unroll{SERIAL}") if counted and isinstance(n, For) else n
-
-
-def _local_type(dtype: str) -> str:
-    """16-bit floats inside a kernel are kept as float."""
-    return "float32" if dtype in HALF else dtype
-
-
-def _partials(n: Node) -> list[Value]:
-    return [n.value] if isinstance(n, Store) and n.buffer.startswith("partial_") else []
-
-
-def _move(body: Body, buffer: str, by: Index) -> Body:
-    """Adds ``by`` to every address of a buffer."""
-
-    def value(v: Value) -> Value:
-        return replace(v, address=v.address + by) if isinstance(v, (FlatLoad, Pointer)) and v.buffer == buffer else v
-
-    def f(n: Node) -> Node:
-        if isinstance(n, (Store, Def, Set)):
-            n = replace(n, value=map_value(n.value, value))
-        if isinstance(n, Store) and n.buffer == buffer:
-            n = replace(n, address=n.address + by)
-        return replace(n, args=tuple(map_value(a, value) for a in n.args)) if isinstance(n, Call) else n
-
-    return rewrite(body, f)
-
-
-def _inline(group: Group, array: str) -> Group:
-    """The group without a local: its one writer's value stands wherever it was read."""
-    (writer,) = (s for s in group.statements if s.array == array)
-    names = [str(i) for i in writer.index]
-    if any(not i.is_symbol for i in writer.index) or set(names) != set(writer.iterators):
-        raise CodegenError(f"{array} cannot be computed again: it is written at {writer.index}")
-
-    def f(v: Value) -> Value:
-        if not (isinstance(v, Load) and v.buffer == array):
-            return v
-        return substitute_in(writer.value, dict(zip(names, v.index, strict=True)))
-
-    others = [s for s in group.statements if s is not writer]
-    arrays = {n: a for n, a in group.arrays.items() if n != array}
-    return replace(group, arrays=arrays, statements=tuple(replace(s, value=transform(s.value, f)) for s in others))
+        return self.of.around(rewrite(vectors[0], in_flight))
 
 
 ROWS: Family[Version] = Family(
     names=bound_names,
-    marks=(Rule("declare", "registers of a row", lambda x, body: _on_rows(body, x.nest.row)),),
+    marks=(Rule("declare", "registers of a row", lambda x, body: on_rows(body, x.nest.row)),),
     statements=Version.table,
     opened=lambda x: tuple(x.of.rows()),
     stores=(

@@ -7,7 +7,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from polydyn.codegen.cpu.split import END_STEP, FIRST_STEP, SplitNest, share_around, split_rule
-from polydyn.codegen.cuda.rows import MOST_LANES, THREADS, WIDE, CudaNestKernel, Version
+from polydyn.codegen.cuda.row_loops import THREADS
+from polydyn.codegen.cuda.rows import MOST_LANES, WIDE, CudaNestKernel, Version
 from polydyn.codegen.family import Family
 from polydyn.codegen.ir import Body, Compare
 from polydyn.codegen.kernel import WORKERS, WORKSPACE, Kernel, with_block

@@ -6,7 +6,8 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from polydyn.codegen.cuda.attention import CudaAttentionKernel, attention_refusal
+from polydyn.codegen.cuda.attention import CudaAttentionKernel
+from polydyn.codegen.cuda.attention_limits import attention_refusal
 from polydyn.codegen.cuda.emit import short_first
 from polydyn.codegen.cuda.families import Family, FamilyFactors
 from polydyn.codegen.cuda.group import product_refusal

@@ -53,6 +53,14 @@ def test_only_a_proof_makes_a_tree_for_code_generation() -> None:
     assert {f for f, text in product_files() if imported.search(text)} - EXPLORE == {"codegen/pipeline.py"}
 
 
+def test_one_pipeline_builds_every_kernel() -> None:
+    """Only it and the walk over keys of an attention ask for loops; parts of a body may have passes of their own."""
+    imported = re.compile(r"from polydyn\.codegen\.pipeline import .*\bloops\b")
+    assert {f for f, text in product_files() if imported.search(text)} == {"codegen/family.py", "codegen/cuda/keys.py"}
+    counted = {f for f, text in product_files() if "task_count(" in text and f.startswith("codegen/c")}
+    assert not counted, "the band becomes tasks in the pipeline"
+
+
 def test_kernels_leave_the_proof_to_the_type() -> None:
     explorer = {"polydyn/explore/schedules.py"}
     assert calls("prove") - explorer == {PROVEN}

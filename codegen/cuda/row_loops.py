@@ -1,0 +1,159 @@
+"""Parts of bodies of CUDA kernels of rows: loops that threads share, loads in flight, rows in shared memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from polydyn.codegen.cuda.work import SERIAL, UNROLLED
+from polydyn.codegen.indices import substitute
+from polydyn.codegen.ir import (
+    Alloc,
+    Body,
+    Call,
+    Compare,
+    Def,
+    FlatLoad,
+    For,
+    If,
+    Mark,
+    Node,
+    Pointer,
+    Set,
+    Store,
+    map_value,
+    rewrite,
+    walk,
+)
+from polydyn.codegen.passes.threads import (
+    WARP,
+)
+from polydyn.codegen.printers.cuda import LANES
+from polydyn.codegen.printers.cuda_values import HALF
+from polydyn.schedules.errors import CodegenError
+from polydyn.schedules.expr import Load, Value, transform
+from polydyn.schedules.expr import substitute as substitute_in
+from polydyn.schedules.index import ZERO, Index
+from polydyn.schedules.model import Group
+from polydyn.schedules.tree.names import MarkName
+
+V = Index.of
+THREADS = 256
+AHEAD = 4
+"""Vectors that a lane loads before it stores any: more do not fit the registers of so many blocks."""
+STARTS = {"lanes": (V("lane") % LANES, LANES), "warp": (V("lane"), WARP), "block": (V("tid"), THREADS)}
+"""Mapping -> the first iteration of a thread in a loop that is dealt, and how far its next one is."""
+
+
+def on_rows(body: Body, f: Callable[[Body], Body]) -> Body:
+    """Changes what the mark of rows holds; a later pass consumes it."""
+    return rewrite(body, lambda n: replace(n, body=f(n.body)) if isinstance(n, Mark) and n.name == MarkName.ROW else n)
+
+
+def written_out(n: Node, kind: str) -> Node:
+    """A dealt loop of a few trips, written out: a compiler then reads a row once and keeps it in registers."""
+    if not (isinstance(n, For) and n.kind == kind and n.hi.constant is not None):
+        return n
+    first, step = STARTS[kind]
+    trips, at = -(-int(n.hi) // step), first + V(n.var) * step
+    if trips > UNROLLED:
+        return n
+    body = substitute(n.body, {n.var: at})
+    return replace(
+        n, hi=V(trips), kind="unroll", body=(If((Compare("<", at, n.hi),), body),) if int(n.hi) % step else body
+    )
+
+
+def loads_first(n: Node, kind: str) -> Node:
+    """A dealt loop that loads vectors and stores others, of a number of trips that nobody knows: the loads of several
+    trips, then the rest of them. No compiler moves a load before a store, as the two might meet.
+
+    Before: for i: in = x[i]; y[i] = f(in). After: for i by 4: in[u] = x[i + u]; y[i + u] = f(in[u]), for each u.
+    """
+    if not (isinstance(n, For) and n.kind == kind and n.hi.constant is None and n.lo == ZERO):
+        return n
+    arrays, body = list[Alloc](), n.body
+    while len(body) == 1 and isinstance(body[0], Alloc):
+        arrays.append(body[0])
+        body = body[0].body
+    loads = tuple(x for x in body if _is_call(x, "pd_ldg_wide"))
+    trips, stores = AHEAD // max(1, len(loads)), [x for x in body if _is_call(x, "pd_stg_wide")]
+    if not loads or trips < 2 or not stores or {_at(x, 1) for x in loads} & {_at(x, 0) for x in stores}:
+        return n  # a row that is read where it is written stays in order
+    loaded = {_at(x, 0) for x in loads}
+    first, step = STARTS[kind]
+
+    def trip(part: Body, u: int) -> Body:
+        at = first + (V(n.var) * trips + u) * step
+        moved = substitute(part, {n.var: at})
+        for x in arrays:
+            moved = moved_by(moved, x.buffer, x.size * u) if x.buffer in loaded else moved
+        return (If((Compare("<", at, n.hi),), moved),)
+
+    rest = tuple(x for x in body if x not in loads)
+    out = tuple(x for part in (loads, rest) for u in range(trips) for x in trip(part, u))
+    for x in reversed(arrays):
+        out = (replace(x, size=x.size * (trips if x.buffer in loaded else 1), body=out),)
+    return replace(n, hi=n.hi.ceildiv(step * trips), kind="serial", body=out)
+
+
+def _is_call(n: Node, function: str) -> bool:
+    return isinstance(n, Call) and n.function.startswith(function)
+
+
+def _at(n: Node, argument: int) -> str:
+    """The buffer that a load or store of a vector points into: first where to, then where from."""
+    x = n.args[argument] if isinstance(n, Call) else None
+    return x.buffer if isinstance(x, Pointer) else ""
+
+
+def in_flight(n: Node) -> Node:
+    """A thread's loop of a number of trips that the compiler does not know, innermost but for lanes of a vector, with
+    loads in flight.
+    """
+    inside = [x for x in walk(n.body) if isinstance(x, For) and x.kind != "unroll"] if isinstance(n, For) else []
+    counted = isinstance(n, For) and n.hi.constant is None and not inside
+    return replace(n, kind=f"unroll{SERIAL}") if counted and isinstance(n, For) else n
+
+
+def local_type(dtype: str) -> str:
+    """16-bit floats inside a kernel are kept as float."""
+    return "float32" if dtype in HALF else dtype
+
+
+def partials(n: Node) -> list[Value]:
+    """The value of a store to the partial results of warps; nothing of another node."""
+    return [n.value] if isinstance(n, Store) and n.buffer.startswith("partial_") else []
+
+
+def moved_by(body: Body, buffer: str, by: Index) -> Body:
+    """Adds ``by`` to every address of a buffer."""
+
+    def value(v: Value) -> Value:
+        return replace(v, address=v.address + by) if isinstance(v, (FlatLoad, Pointer)) and v.buffer == buffer else v
+
+    def f(n: Node) -> Node:
+        if isinstance(n, (Store, Def, Set)):
+            n = replace(n, value=map_value(n.value, value))
+        if isinstance(n, Store) and n.buffer == buffer:
+            n = replace(n, address=n.address + by)
+        return replace(n, args=tuple(map_value(a, value) for a in n.args)) if isinstance(n, Call) else n
+
+    return rewrite(body, f)
+
+
+def inlined(group: Group, array: str) -> Group:
+    """The group without a local: its one writer's value stands wherever it was read."""
+    (writer,) = (s for s in group.statements if s.array == array)
+    names = [str(i) for i in writer.index]
+    if any(not i.is_symbol for i in writer.index) or set(names) != set(writer.iterators):
+        raise CodegenError(f"{array} cannot be computed again: it is written at {writer.index}")
+
+    def f(v: Value) -> Value:
+        if not (isinstance(v, Load) and v.buffer == array):
+            return v
+        return substitute_in(writer.value, dict(zip(names, v.index, strict=True)))
+
+    others = [s for s in group.statements if s is not writer]
+    arrays = {n: a for n, a in group.arrays.items() if n != array}
+    return replace(group, arrays=arrays, statements=tuple(replace(s, value=transform(s.value, f)) for s in others))
