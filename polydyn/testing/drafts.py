@@ -95,7 +95,7 @@ def plain_array(dtype: np.dtype[Any], shape: Sequence[int], numbers: np.random.G
     if dtype.kind in "iu":
         low = 0 if dtype.kind == "u" else -5
         a = np.asarray(numbers.integers(low, 10, shape), dtype)
-        if dtype.itemsize > 2 and a.size and numbers.random() < 0.3:  # more digits than a float32 has
+        if dtype.itemsize > 2 and a.size and numbers.random() < 0.5:  # more digits than a float32 has
             a.flat[::2] = numbers.choice([2**24 + 1, 46341, 2**31 - 1, 70000], a.flat[::2].shape)
         if special and a.size:
             a.flat[::3] = numbers.choice([np.iinfo(dtype).min, np.iinfo(dtype).max, 0], a.flat[::3].shape)

@@ -46,8 +46,9 @@ def run_seed(seed: int, kind: str, compile_kernels: bool, out: str = "") -> Resu
     if case is None:
         return Result(seed, f"seed{seed}", Counter({"no case": 1}))
     found = [(case, check(case, compile_kernels))]
-    if functions and found[0][1].kind not in ("right", *FAULTS):  # one sample may hide the others
-        found += [(c, check(c, compile_kernels)) for c in single_cases(number)]
+    if functions and found[0][1].kind != "right":  # one sample may hide the others
+        alone = [(c, check(c, compile_kernels)) for c in single_cases(number)]
+        found = alone + found if any(v.kind in FAULTS for _, v in alone) else found + alone
     return _result(seed, found, out)
 
 
@@ -55,9 +56,14 @@ def _result(seed: int, found: Sequence[tuple[Case, Verdict]], out: str) -> Resul
     result = Result(seed, f"{seed} {found[0][0].name}")
     for case, v in found:
         result.counts += v.counts
-        if v.kind in FAULTS and result.finding is None:
-            result.finding = Finding("wrong" if v.kind == "different" else "error", "torch", v.message, v.call)
-            result.files = case.text
+        if v.kind in FAULTS:
+            kind = "wrong" if v.kind == "different" else "error"
+            if result.finding is None:
+                result.finding = Finding(kind, "torch", v.message, v.call)
+                result.files = case.text
+            elif v.message not in result.finding.message:
+                old = result.finding
+                result.finding = Finding(old.kind, old.stage, f"{old.message}; and {v.message}", old.call)
         if v.kind == "refused":
             result.refusal = v.message
     kinds = {v.kind for _, v in found}

@@ -430,13 +430,18 @@ def versions() -> tuple[Schema, ...]:
 
 def weight(schema: Schema) -> int:
     """How often an operator is tried beside others: those with many attributes have more to get wrong."""
-    return 2 + len(schema.attributes)
+    return 3 + min(len(schema.attributes), 5)
 
 
-def some_opset(numbers: random.Random) -> int:
-    """An opset: that in which some version of some operator began."""
+def subject(numbers: random.Random) -> tuple[Schema, int]:
+    """A version of an operator, and an opset that has this version."""
     every = versions()
-    return int(numbers.choices(every, list(map(weight, every)))[0].since_version)
+    schema = numbers.choices(every, list(map(weight, every)))[0]
+    later = [s.since_version for s in onnx.defs.get_all_schemas_with_history()
+             if s.domain == "" and s.name == schema.name and s.since_version > schema.since_version]  # fmt: skip
+    newest = min([NEWEST, *(v - 1 for v in later)])
+    opset = schema.since_version if numbers.random() < 0.5 else numbers.randint(schema.since_version, newest)
+    return schema, int(opset)
 
 
 def operator(b: Draft) -> None:
@@ -445,7 +450,11 @@ def operator(b: Draft) -> None:
     new = [s for s in every if s.since_version == b.opset]
     if new and b.random.random() < 0.5:
         every = tuple(new)
-    schema = b.random.choices(every, list(map(weight, every)))[0]
+    operator_of(b, b.random.choices(every, list(map(weight, every)))[0])
+
+
+def operator_of(b: Draft, schema: Schema) -> None:
+    """One random node of a version of an operator."""
     for k in range(TRIES):
         try:
             return Operator(b, schema, k / TRIES).add()

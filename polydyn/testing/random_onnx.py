@@ -1,7 +1,7 @@
 """Random ONNX models of what exporters write, and of what ONNX allows: a model is a function of its seed.
 
 Every model has a theme, which says what its inputs are and which motifs are likely; the theme ``operators`` has single
-operators of any opset. ``random_case`` makes the model with its calls.
+operators of any opset, first one version of one operator. ``random_case`` makes the model with its calls.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from polydyn.testing import motifs_layers as n
 from polydyn.testing import motifs_tables as t
 from polydyn.testing.drafts import NEWEST, PLAIN, SIZES, Case, Dims, Draft, Rejected
 from polydyn.testing.motifs import Motif
-from polydyn.testing.operator_cases import operator, some_opset
+from polydyn.testing.operator_cases import operator, operator_of, subject
 
 VIEWS: Mapping[Motif, float] = {
     m.taken_apart: 3, m.cuts_joined: 2, m.concat: 2, m.cut: 2, m.reshape: 3, m.transpose: 2, m.roll: 1, t.gather: 0.7,
@@ -58,14 +58,14 @@ THEMES: Mapping[str, Theme] = {
         c.quantized: 4, c.dynamic_bytes: 2, c.rounded: 2, n.matmul: 1, m.unary: 1, m.taken_apart: 0.5, n.norm: 0.5},
         oldest=11),
     "operators": Theme([["B", "L"], ["B", 3], [2, "L"], ["B", 4, "L"], ["B", 4, "H", "W"], ["N"], ["B", 3, 5, 7]],
-        {operator: 1}, (2, 3, 4), 1, 4),
+        {operator: 1}, (3, 5, 8), 1, 4),
     "mixed": Theme([["B", "L", 8], ["B", 4, "H", "W"], ["B", "L"]], {
         **MAPS, **VIEWS, n.attention: 1, n.pyramid: 1, t.bag: 1, c.sized_slice: 1, c.branch: 0.5, c.loop: 0.5,
         c.recurrence: 0.5, c.quantized: 1, c.rounded: 1, operator: 1.5, t.scatter: 0.5, t.running: 0.5, t.top: 0.5},
         (4, 6, 9)),
 }  # fmt: skip
 SHARES = {"views": 3, "products": 2, "vision": 1.5, "windows": 0.6, "tables": 1.5, "sizes": 1.5, "control": 1.2,
-          "bytes": 1.2, "operators": 6, "mixed": 2}  # fmt: skip
+          "bytes": 1.2, "operators": 8, "mixed": 2}  # fmt: skip
 """How many models have a theme, beside each other."""
 TRIES = 12
 
@@ -76,9 +76,9 @@ def random_case(seed: int, theme: str = "") -> Case:
     drawn = _theme(r)
     theme = theme or drawn
     of = THEMES[theme]
-    opset = r.randint(of.oldest, NEWEST)
-    if theme == "operators" and r.random() < 0.8:
-        opset = some_opset(r)
+    opset, about = r.randint(of.oldest, NEWEST), None
+    if theme == "operators" and r.random() < 0.9:
+        about, opset = subject(r)
     kind = r.choices(["float32", "float64", "float16"], [10, 1, 0 if theme in ("vision", "bytes") else 1])[0]
     b = Draft(seed, opset if opset > 6 or theme == "operators" else 7, kind)
     special = theme == "operators" and r.random() < 0.1
@@ -88,6 +88,9 @@ def random_case(seed: int, theme: str = "") -> Case:
     if r.random() < 0.4:
         b.input(r.choice([first, r.choice(of.inputs)]))
     steps, found = r.choice(of.steps), 0
+    if about is not None:
+        with contextlib.suppress(Rejected):
+            operator_of(b, about)
     for _ in range(TRIES * steps):
         try:
             r.choices(list(of.motifs), list(of.motifs.values()))[0](b)
