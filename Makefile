@@ -1,5 +1,6 @@
 # Each target makes what it needs: a virtual environment in .venv (stamp files say which extras are in it), then runs.
-# make demo | MODEL=path.onnx [SHAPES='B=1,L=8 B=4,L=61'] make demo | make test | make test-long | make unit | make checked | make lint | make types
+# make demo | MODEL=path.onnx [SHAPES='B=1,L=8 B=4,L=61'] make demo | make test | make test-long | make unit | make checked | make lint | make types | make layout
+# Jobs of continuous integration (.github/workflows): make lint types unit | make test | BASE=commit make replay-difference | make nightly-fuzz | make test-newest | make docs | make sdist wheel | make release-test
 # MODEL=path.onnx [SHAPES=...] [THREADS='1 2'] [ARGS=...] make bench | MODEL=... SHAPES=... make shortfall | make opening
 # make bench-gemm | make bench-stitch | make bench-cpu | make bench-fusion | SEEDS=500 [TARGET=cpu] make fuzz | make fuzz-layers | make fuzz-models | make fuzz-torch | make fuzz-shapes | make damage | make shape-inference | make conformance | make schemas | make guards | make emulate | make pycuda-test | make pycuda-emulate | make gpu-pack | make gpu | make gpu-rehearsal | make gpu-after | make models | make release-test | make arm-test | make serving | make wheel | make clean
 PYTHON ?= python3
@@ -14,7 +15,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: demo torch test test-long unit lint types check checked pool-tsan bench bench-gemm bench-stitch bench-cpu bench-fusion shortfall opening fuzz fuzz-layers fuzz-models fuzz-torch fuzz-shapes damage shape-inference conformance schemas guards accuracy emulate pycuda-test pycuda-emulate gpu gpu-pack gpu-rehearsal gpu-after models tiny-models replay docs release-test arm-test serving wheel clean
+.PHONY: demo torch test test-long unit lint types check checked pool-tsan bench bench-gemm bench-stitch bench-cpu bench-fusion shortfall opening fuzz fuzz-layers fuzz-models fuzz-torch fuzz-shapes damage shape-inference conformance schemas guards accuracy emulate pycuda-test pycuda-emulate gpu gpu-pack gpu-rehearsal gpu-after models tiny-models replay replay-difference layout nightly-fuzz test-newest docs release-test arm-test serving sdist wheel clean
 
 $(VENV)/.made:
 	$(PYTHON) -c 'import sys; sys.exit("polydyn needs Python 3.10 or newer") if sys.version_info < (3, 10) else None'
@@ -47,7 +48,21 @@ lint: $(VENV)/.extra-lint
 types: $(VENV)/.extra-lint
 	$(BIN)/mypy
 
+# The rules of the house: imports between rooms, file lengths, links of documents, workflows. Seconds.
+layout: $(VENV)/.extra-test
+	$(BIN)/python -m pytest tests/unit/house
+
 check: lint types test
+
+# The suite with the newest release of every dependency, in a new environment; PRE=--pre takes pre-releases too.
+PRE    ?=
+NEWEST := .venv-newest
+test-newest:
+	rm -rf $(NEWEST)
+	$(PYTHON) -m venv $(NEWEST)
+	$(NEWEST)/bin/python -m pip install --quiet --disable-pip-version-check --upgrade --upgrade-strategy eager $(PRE) -e '.[test]'
+	$(NEWEST)/bin/python -m pip freeze
+	$(NEWEST)/bin/python -m pytest -n auto --dist worksteal
 
 checked: $(VENV)/.extra-test
 	$(BIN)/python -m pytest tests/kernels/test_checked.py -m ""
@@ -78,6 +93,15 @@ fuzz-layers: $(VENV)/.extra-test
 # ARGS: --first, --jobs, --compile N, --plan N, --foreign N, --theme NAME, --out FOLDER for what fails
 fuzz-models: $(VENV)/.extra-test
 	$(BIN)/python -m polydyn.testing.fuzz_models $(SEEDS) $(ARGS)
+
+# What a nightly job fuzzes. FIRST is the first seed: another one each night tests other cases.
+FIRST ?= 0
+nightly-fuzz: $(VENV)/.extra-test
+	$(BIN)/python -m polydyn.testing.fuzz $(SEEDS) --first $(FIRST)
+	$(BIN)/python -m polydyn.testing.fuzz_models $(SEEDS) --first $(FIRST)
+	$(BIN)/python -m polydyn.testing.fuzz_layers 50 --first $(FIRST)
+	$(BIN)/python -m polydyn.testing.fuzz_shapes $(SEEDS) --first $(FIRST)
+	$(BIN)/python -m polydyn.testing.damage 3000 --first $(FIRST)
 
 # torch.compile beside eager torch: every function of torch's own table, and random modules; needs the extra [torch]
 fuzz-torch: $(VENV)/.extra-test
@@ -180,6 +204,17 @@ replay: $(VENV)/.extra-test
 	mkdir -p $(dir $(OUT))
 	$(BIN)/python -m benchmarks.replay write $(OUT) $(ARGS)
 
+# What a change does to the texts of kernels: replay of BASE (a commit) and of this tree, compared. Exit code 1: a kernel differs.
+BASE   ?= HEAD
+REPLAY := benchmarks/out/replay
+replay-difference: $(VENV)/.extra-test
+	rm -rf $(REPLAY)
+	mkdir -p $(REPLAY)/base
+	git archive $(BASE) | tar -x -C $(REPLAY)/base
+	cd $(REPLAY)/base && $(CURDIR)/$(BIN)/python -m benchmarks.replay write $(CURDIR)/$(REPLAY)/base.gz $(ARGS)
+	$(BIN)/python -m benchmarks.replay write $(REPLAY)/change.gz $(ARGS)
+	$(BIN)/python -m benchmarks.replay compare $(REPLAY)/base.gz $(REPLAY)/change.gz
+
 # The documentation as pages that load nothing: benchmarks/out/site/html/index.html. ARGS=--quick leaves the notebooks' outputs out.
 docs: $(VENV)/.extra-test $(VENV)/.extra-docs
 	$(BIN)/python docs/site.py benchmarks/out/site $(ARGS)
@@ -197,9 +232,13 @@ arm-test: $(VENV)/.extra-test
 serving: $(VENV)/.extra-test $(VENV)/.extra-serve
 	$(BIN)/python -m benchmarks.serving $(ARGS)
 
+sdist: $(VENV)/.extra-test
+	rm -rf build
+	$(BIN)/python -c 'from setuptools.build_meta import build_sdist; build_sdist("dist")'
+
 wheel: $(VENV)/.made
 	rm -rf build
 	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .
 
 clean:
-	rm -rf $(VENV) $(PYCUDA) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis benchmarks/out
+	rm -rf $(VENV) $(PYCUDA) $(NEWEST) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis benchmarks/out
