@@ -1,1 +1,1 @@
-"""Fusion: from a graph of primitives to groups, each decision with its reason."""
+"""Fusion: turn a graph of primitives into groups and record the reason for each decision."""

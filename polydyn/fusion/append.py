@@ -1,8 +1,8 @@
-"""Appendable pairs: an output that is an input followed by more, such as a decoder's cache of keys and values.
+"""Appendable pairs: an output that is an input followed by more elements, such as a decoder's key/value cache.
 
 When ``output = concat(input, ..., axis)``, the caller may keep both in one large buffer and pass views of it. A view
-that is cut along ``axis`` has other strides on the axes before ``axis``, so both tensors are addressed with
-symbols there; ``axis`` and those behind it stay dense, so that vector code keeps its unit stride.
+that is cut along ``axis`` has other strides on the axes before ``axis``, so the strides of these axes are symbols.
+``axis`` and the axes after it stay dense, so that vector code keeps its unit stride.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ class Append:
 
 
 def part_name(graph: Graph, concat: str, part: int) -> str:
-    """The name of a copied part of a concatenation inside its window. No tensor of the model has such a name."""
+    """Return a name for the copy of one part inside the window of a concatenation. No tensor of the model has this
+    name.
+    """
     name = f"{concat}/{part}"
     while name in graph.tensors:
         name += "'"
@@ -31,7 +33,7 @@ def part_name(graph: Graph, concat: str, part: int) -> str:
 
 
 def find_appends(graph: Graph) -> tuple[Append, ...]:
-    """The appendable pairs of a graph."""
+    """Return the appendable pairs of a graph."""
     return tuple(
         Append(n.output, n.parts[0], n.axis, part_name(graph, n.output, 0))
         for n in graph.nodes
@@ -41,12 +43,12 @@ def find_appends(graph: Graph) -> tuple[Append, ...]:
 
 
 def stride_symbol(tensor: str, axis: int) -> str:
-    """The symbol that holds a tensor's stride along an axis, in elements."""
+    """Return the symbol of a tensor's stride along an axis, in elements."""
     return f"{tensor}@{axis}"
 
 
 def free_strides(appends: tuple[Append, ...]) -> dict[str, tuple[str, ...]]:
-    """Tensors whose leading strides the caller chooses, with the symbols of those strides."""
+    """Map each tensor whose leading strides the caller chooses to the symbols of these strides."""
     axes: dict[str, int] = {}
     for a in appends:
         for t in (a.output, a.input):

@@ -1,9 +1,9 @@
-"""Attention as one group, found by pattern over primitives: contraction, rows with a softmax, contraction.
+"""Match attention over primitives and fuse it into one group: contraction, rows with a softmax, contraction.
 
-Three neighbouring groups become one when the middle one's only reader is the row operand of the second contraction, and
-nothing else reads what lies between (docs/adr/0009-fusion.md). Rows without a softmax, such as a normalisation between
-two layers, stay apart. On the CPU a block of rows of the scores stays in scratch, so no online softmax is needed
-(docs/cpu.md 3).
+Three consecutive groups become one if the second contraction is the only reader of the middle group (as its row
+operand), and no other group reads the intermediate results (docs/adr/0009-fusion.md). Rows without a softmax, such as a
+normalisation between two layers, stay separate. On the CPU a block of score rows stays in scratch, so no online softmax
+is needed (docs/cpu.md 3).
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ from polydyn.schedules.index import ONE, Index
 
 
 def fuse_attention(plan: FusionPlan) -> FusionPlan:
-    """The plan with every chain of a contraction, rows with a softmax, and a contraction as one group of kind
-    ``attention``. Of two that overlap, the first one: values that are the scores of the next stay values.
+    """Fuse every chain of a contraction, rows with a softmax and a contraction into one group of kind ``attention``.
+
+    If two chains overlap, only the first one is fused: its values are the scores of the second.
     """
     by_output = {t: g for g in plan.groups for t in g.outputs}
     readers: dict[str, list[FusedGroup]] = {}
@@ -56,7 +57,7 @@ def fuse_attention(plan: FusionPlan) -> FusionPlan:
 
 
 def _rows(plan: FusionPlan, values: FusedGroup, by_output: dict[str, FusedGroup]) -> FusedGroup | None:
-    """The stitch group whose result is the row operand of a contraction."""
+    """Return the stitch group that computes the row operand of a contraction."""
     product = values.kind == "contract" and values.nodes[0].body.dtype in FLOATS
     weights = _row_operand(plan.graph, values.nodes[0]) if product else None
     rows = by_output.get(weights.buffer) if weights is not None else None
@@ -70,7 +71,7 @@ def _parts(
     by_output: dict[str, FusedGroup],
     readers: dict[str, list[FusedGroup]],
 ) -> tuple[FusedGroup, FusedGroup, FusedGroup] | str | None:
-    """The three groups that end in ``values``, if they form an attention; the reason if they nearly do."""
+    """Return the groups (scores, rows, values) if they form an attention, or a reason if they nearly do."""
     leading = _leading(plan, rows)
     read = [t for n in rows.nodes for t in plan.inputs[n.output]]
     producers = [by_output[t] for t in read if t in by_output and by_output[t] is not rows]
@@ -78,7 +79,7 @@ def _parts(
     for scores in producers:
         if scores.kind != "contract" or not leading or _shape(plan, scores) != _shape(plan, rows):
             continue
-        if not has_softmax(scores, rows):  # products of their own are faster
+        if not has_softmax(scores, rows):  # separate products are faster
             continue
         if len(rows.outputs) != 1 or not _only(readers, rows.outputs, values) or _is_stored(plan, rows):
             return "others read what its rows give"
@@ -96,7 +97,7 @@ def _parts(
 
 
 def has_softmax(scores: FusedGroup, rows: FusedGroup) -> bool:
-    """Whether rows divide exponentials of what a product gives by their sum."""
+    """Check whether the rows divide exponentials of the product's results by their sum."""
     product, *after = scores.nodes
     nodes = (*after, *rows.nodes)
     maps = [n for n in nodes if n.is_map]
@@ -118,14 +119,16 @@ def has_softmax(scores: FusedGroup, rows: FusedGroup) -> bool:
 
 
 def _divides(v: Value, sums: Collection[str], divisor: bool) -> bool:
-    """Whether a value is made of one of the sums, or of its reciprocal where it is no ``divisor``."""
+    """Check whether a value contains one of the sums. If the value is not a ``divisor``, it must contain its
+    reciprocal.
+    """
     inverse = (x for x in walk(v) if isinstance(x, Op) and x.name in ("reciprocal", "div"))
     parts = (v,) if divisor else (x.args[-1] for x in inverse)
     return any(x.buffer in sums for p in parts for x in loads(p))
 
 
 def _bare(v: Value) -> Value:
-    """A value without casts, and without choices between it and a number (a mask)."""
+    """Strip casts, and choices between the value and a constant (a mask)."""
     while isinstance(v, Op) and v.name in ("cast", "where", "select"):
         inside = [a for a in v.args[v.name != "cast" :] if not isinstance(a, Const)]
         if len(inside) != 1:
@@ -135,19 +138,19 @@ def _bare(v: Value) -> Value:
 
 
 def _leading(plan: FusionPlan, rows: FusedGroup) -> bool:
-    """Whether the stitch runs over all axes but the last, the one before it among them."""
+    """Check whether the stitch runs over all axes except the last, including the one before the last."""
     output, last = rows.outputs[0], len(_shape(plan, rows)) - 1
     front = tuple(a for a in node_rows(plan.graph, output) if a < last)
     return rows.rows[output] == front and front[-1:] == (last - 1,)
 
 
 def _in_floats(plan: FusionPlan, tensors: Iterable[str]) -> bool:
-    """Whether the tensors hold floats: rows that a kernel keeps to itself do."""
+    """Check whether the tensors hold floats. Rows that stay inside a kernel must."""
     return all(plan.graph.tensors[t].dtype in FLOATS for t in tensors)
 
 
 def _row_by_row(plan: FusionPlan, rows: FusedGroup, scores: str) -> bool:
-    """Whether the stitch reads the scores of its own row only."""
+    """Check whether the stitch reads only the scores of its own row."""
     shape = plan.graph.tensors[scores].shape
     for n in rows.nodes:
         for x in loads(n.body):
@@ -159,7 +162,7 @@ def _row_by_row(plan: FusionPlan, rows: FusedGroup, scores: str) -> bool:
 
 
 def _all_rows(plan: FusionPlan, values: Compute, weights: str) -> bool:
-    """Whether the second product runs over all rows of the weights."""
+    """Check whether the second product runs over all rows of the weights."""
     graph = plan.graph
     extents = {dim_name(a): e for a, e in enumerate(graph.tensors[values.output].shape)}
     read = next(x for x in loads(values.body) if x.buffer == weights)
@@ -168,9 +171,9 @@ def _all_rows(plan: FusionPlan, values: Compute, weights: str) -> bool:
 
 
 def _row_operand(graph: Graph, n: Compute) -> Load | None:
-    """The operand that is read at (rows.., reduction): a plain load whose last subscript is the reduction.
+    """Return the operand that is read at (rows.., reduction): a plain load whose last subscript is the reduction.
 
-    It may be widened to the type of the product.
+    It may be widened to the dtype of the product.
     """
     assert isinstance(n.body, Op)
     if len(n.reduction) != 1:

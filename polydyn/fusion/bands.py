@@ -1,8 +1,8 @@
-"""Constants that are bands of a matrix become comparisons of their subscripts.
+"""Replace band-matrix constants by comparisons of their subscripts.
 
-A triangle of ones that a model stores and slices (``row >= column``) is a comparison of two integers: no memory is
-read, and what follows from it (which tiles of an attention it hides) can be proven. An element may depend on
-``column - row`` only, in two or three pieces.
+A triangle of ones that a model stores and slices (``row >= column``) is a comparison of two integers. The comparison
+reads no memory, and its consequences can be proven, such as which tiles of an attention it hides. An element may depend
+only on ``column - row``, in two or three pieces.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from polydyn.graph.ir import Compute, Graph, Node
 from polydyn.schedules.expr import Array, FromIndex, Load, Value, const, op, transform
 from polydyn.schedules.index import Index
 
-LEAST = 4
-"""Rows and columns that a band has at least."""
+MIN_BAND_SIZE = 4
+"""Minimum number of rows and of columns of a band matrix."""
 
 
-def compare_bands(graph: Graph) -> Graph:
-    """The graph whose element-wise nodes compare subscripts where they read a band."""
+def fold_band_constants(graph: Graph) -> Graph:
+    """Replace loads from band matrices by comparisons in element-wise nodes."""
     bands: dict[str, _Band | None] = {}
 
     def value(v: Value) -> Value:
@@ -42,13 +42,16 @@ def compare_bands(graph: Graph) -> Graph:
 
 
 class _Band:
-    """``values[k]`` where ``column - row`` is at most ``ends[k]``, the last one beyond all ends."""
+    """A constant that is piecewise constant along its diagonals.
+
+    Its element is ``values[k]`` for ``column - row <= ends[k]``. The last value applies after the last end.
+    """
 
     def __init__(self, ends: tuple[int, ...], values: tuple[float | int | bool, ...]) -> None:
         self.ends, self.values = ends, values
 
     def at(self, row: Index, column: Index, dtype: str) -> Value:
-        """The element as a comparison."""
+        """Return the element at (row, column) as a comparison."""
 
         def upto(end: int) -> Value:
             return op("le", FromIndex("int64", column), FromIndex("int64", row + end))
@@ -65,8 +68,8 @@ class _Band:
 
 
 def _band(a: Array) -> _Band | None:
-    """The band that equals a constant in every bit; None when there is none."""
-    if a.ndim < 2 or a.size != a.shape[-2] * a.shape[-1] or min(a.shape[-2:]) < LEAST:
+    """Return the band that equals a constant bit for bit, or None if there is none."""
+    if a.ndim < 2 or a.size != a.shape[-2] * a.shape[-1] or min(a.shape[-2:]) < MIN_BAND_SIZE:
         return None
     numbers = a.reshape(a.shape[-2:])
     bits = numbers.view(np.dtype(f"u{a.itemsize}")) if a.dtype != np.bool_ else numbers

@@ -1,7 +1,7 @@
-"""Bytes are dequantized where they are read (docs/adr/0013-quantization.md).
+"""Dequantize 8-bit values in the nodes that read them (docs/adr/0013-quantization.md).
 
-A tensor between two layers of a QDQ model is quantized for one reader and dequantized for another (a residual sum). The
-floats would be four times as many bytes as what they are made of, which lies in memory anyway.
+In a QDQ model, a tensor between two layers is quantized for one reader and dequantized for another (a residual sum).
+The floats would need four times as many bytes as the quantized tensor, which is in memory anyway.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from polydyn.graph.rewriting import compose, live
 
 
 def dequantize_in_readers(graph: Graph) -> Graph:
-    """The graph in which maps dequantize for themselves what is quantized with one scale, where maps alone read it."""
+    """Move each dequantization with one scale into its readers if all of these are maps of the same shape."""
     consumers = graph.consumers()
     gone = list[Compute]()
     for n in graph.nodes:
@@ -30,7 +30,7 @@ def dequantize_in_readers(graph: Graph) -> Graph:
 
 
 def _one_scale(graph: Graph, n: Compute) -> bool:
-    """Whether a node dequantizes bytes that a node makes, with one known scale and zero point."""
+    """Check whether a node dequantizes a computed 8-bit tensor with one known scale and zero point."""
     step = dequantization(n)
     if step is None or step.x.dtype not in ("int8", "uint8") or step.x.buffer in graph.constants:
         return False

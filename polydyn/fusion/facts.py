@@ -1,4 +1,4 @@
-"""Facts about sizes from the guards of a program. Every call is checked against them before any launch."""
+"""Facts about sizes that follow from a program's guards. Every call is checked against the guards before any launch."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from polydyn.shapes.context import ShapeContext
 
 @lru_cache(maxsize=64)
 def facts_of(guards: tuple[Guard, ...]) -> ShapeContext:
-    """The facts of guards. Do not change them: all programs with these guards share them.
+    """Return the facts that follow from the guards. All programs with these guards share them, so do not change them.
 
-    A guard that no call meets says nothing more: what it guards never runs.
+    A guard that no call can satisfy adds no fact, because the code that it guards never runs.
     """
     facts = ShapeContext()
     learn = {"==": facts.unify, "<=": facts.at_most, "%==": facts.assume_multiple}
@@ -27,12 +27,12 @@ def facts_of(guards: tuple[Guard, ...]) -> ShapeContext:
 
 
 def same_size(guards: tuple[Guard, ...], a: Index, b: Index) -> bool:
-    """Whether two sizes are equal in every call: ``2 * (L // 2)`` is ``L`` where L is guarded to be even."""
+    """Check whether two sizes are equal in every call: ``2 * (L // 2)`` is ``L`` if a guard requires L to be even."""
     return a == b or facts_of(guards).canonical(a - b) == 0
 
 
 @lru_cache(maxsize=64)
 def size_facts(guards: tuple[Guard, ...]) -> SizeFacts:
-    """The same facts for proofs about addresses."""
+    """Return the same facts as ``facts_of`` in the form that proofs about addresses use."""
     facts = facts_of(guards)
     return SizeFacts(facts.nonnegative, facts.canonical, tuple((g.left, g.relation, g.right) for g in guards))

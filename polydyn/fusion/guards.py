@@ -1,4 +1,4 @@
-"""Loads that only a condition keeps in range: padding, borders."""
+"""Loads that stay in range only under a condition, such as padding and borders."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from polydyn.schedules.ranges import is_nonnegative
 
 
 def in_range(graph: Graph, x: Load, ranges: Mapping[str, Index]) -> bool:
-    """Whether a load provably stays inside its tensor for all values of the iterators."""
+    """Check whether a load provably stays inside its tensor for all values of the iterators."""
     return all(
         is_nonnegative(i, ranges) and is_nonnegative(e - 1 - i, ranges)
         for i, e in zip(x.index, graph.tensors[x.buffer].shape, strict=True)
@@ -19,12 +19,12 @@ def in_range(graph: Graph, x: Load, ranges: Mapping[str, Index]) -> bool:
 
 
 def is_eager(graph: Graph, v: Value, ranges: Mapping[str, Index]) -> bool:
-    """Whether both branches of a ``where`` may be evaluated: none of their loads needs the condition."""
+    """Check whether both branches of a ``where`` may be evaluated: none of their loads needs the condition."""
     return isinstance(v, Op) and all(in_range(graph, x, ranges) for a in v.args[1:] for x in loads(a))
 
 
 def needs_guard(graph: Graph, n: Compute) -> bool:
-    """Whether the node has a load that may leave its tensor where the load's ``where`` does not choose it.
+    """Check whether the node has a load that may leave its tensor if the enclosing ``where`` does not choose it.
 
     Register tiles evaluate every lane and share loads, so such a node cannot be part of a contraction.
     """

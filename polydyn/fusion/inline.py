@@ -1,7 +1,8 @@
-"""Before grouping: views vanish into their readers, scalars into bodies, permutations into producers.
+"""Prepare a graph for grouping: inline views into their readers and scalars into bodies, push permutations into
+producers.
 
-A view renames elements, so reading it is reading its base at other subscripts (``Views are strides``). A permutation of
-a computed tensor that nobody else reads is absorbed by its producer, which then writes the permuted order.
+A view renames elements, so reading it means reading its base at other subscripts (``Views are strides``). A permutation
+that is the only reader of a computed tensor is absorbed by the producer, which then writes the permuted order.
 """
 
 from __future__ import annotations
@@ -27,20 +28,20 @@ from polydyn.schedules.expr import (
 from polydyn.schedules.index import Atom, Index, fetch
 from polydyn.schedules.ranges import simplify
 
-BYTES = ("int8", "uint8")
-PARAMETERS = (*BYTES, "int16", "uint16", "float32")
-"""What scales and zero points are. Single bytes always are, as a padding around bytes holds a zero point, and so are
-numbers of which one number is made: a scale by a scale.
+BYTE_DTYPES = ("int8", "uint8")
+PARAMETER_DTYPES = (*BYTE_DTYPES, "int16", "uint16", "float32")
+"""Dtypes of scales and zero points. One-element 8-bit constants always stay operands, because the padding around 8-bit
+data holds a zero point. So do numbers that are combined into one number, such as a product of two scales.
 """
-INLINE_SIZE = 6
-"""A map that loads nothing (iota, sizes) is recomputed by its readers when it has at most so many operations."""
+MAX_INLINE_OPERATIONS = 6
+"""Maximum operations of a map without loads (iota, sizes) that its readers recompute."""
 
 
 def inline_views(graph: Graph) -> Graph:
-    """The graph without views and trivial maps (those that are graph outputs stay as copies).
+    """Remove views and trivial maps from the graph. Those that are graph outputs stay as copies.
 
-    A broadcast that the shape facts prove to change nothing (BladeDISC 3.2) is noted; one that is not decided stays in
-    the readers' subscripts, as a remainder by the source's size.
+    A note records each broadcast that the shape facts prove to change nothing (BladeDISC 3.2). An undecided broadcast
+    stays in the subscripts of its readers, as a remainder by the source's size.
     """
     remaining: list[Node] = []
     notes: list[str] = []
@@ -63,7 +64,7 @@ def inline_views(graph: Graph) -> Graph:
 
 
 def _unnecessary(graph: Graph, n: Compute) -> list[str]:
-    """The note on a view that changes nothing."""
+    """Return a note for a view that changes nothing, or an empty list."""
     if not isinstance(n.body, Load) or graph.tensors[n.output].shape != graph.tensors[n.body.buffer].shape:
         return []
     same = all(i == Index.of(dim_name(a)) for a, i in enumerate(n.body.index))
@@ -71,12 +72,12 @@ def _unnecessary(graph: Graph, n: Compute) -> list[str]:
 
 
 def _trivial(n: Compute) -> bool:
-    small = n.is_map and not n.inputs and value_size(n.body) <= INLINE_SIZE
+    small = n.is_map and not n.inputs and value_size(n.body) <= MAX_INLINE_OPERATIONS
     return small and (n.body.dtype not in INTEGERS or as_index(n.body) is not None)
 
 
 def as_index(v: Value) -> Index | None:
-    """The value as an Index, when it is integer arithmetic over iterators and sizes."""
+    """Return the value as an Index if it is integer arithmetic over iterators and sizes, or None."""
     if isinstance(v, FromIndex):
         return v.index
     if isinstance(v, Const) and v.dtype in INTEGERS:
@@ -91,7 +92,7 @@ def as_index(v: Value) -> Index | None:
 
 
 def _rewrite(graph: Graph, n: Compute, sources: Mapping[str, Compute]) -> Compute:
-    """Reads of views and trivial maps become reads of their sources; one-element constants become literals.
+    """Redirect reads of views and trivial maps to their sources, and turn one-element constants into literals.
 
     Scales and zero points stay operands: their numbers differ between layers, and layers share kernels.
     """
@@ -103,7 +104,7 @@ def _rewrite(graph: Graph, n: Compute, sources: Mapping[str, Compute]) -> Comput
             return v
         array = graph.constants.get(v.buffer)
         if array is not None and array.size == 1:
-            parameter = array.ndim <= 1 and (v.dtype in BYTES or (quantizes and v.dtype in PARAMETERS))
+            parameter = array.ndim <= 1 and (v.dtype in BYTE_DTYPES or (quantizes and v.dtype in PARAMETER_DTYPES))
             return v if parameter else Const(v.dtype, array.reshape(-1)[0].item())
         source = sources.get(v.buffer)
         if source is None:
@@ -128,7 +129,9 @@ def _rewrite(graph: Graph, n: Compute, sources: Mapping[str, Compute]) -> Comput
 
 
 def _quantizes(v: Value) -> bool:
-    """Whether a node rounds, or makes a float of an integer of 32 bits: what quantizing and dequantizing consist of."""
+    """Check whether a node rounds, or casts int32 to float32. Quantizing and dequantizing consist of these
+    operations.
+    """
     return any(
         isinstance(x, Op)
         and (x.name == "rint" or (x.name == "cast" and x.dtype == "float32" and x.args[0].dtype == "int32"))
@@ -137,10 +140,11 @@ def _quantizes(v: Value) -> bool:
 
 
 def absorb_permutations(graph: Graph) -> Graph:
-    """What one reader wants in another order of axes is computed in that order, and so on up the chain.
+    """Compute a tensor in the axis order that its only reader uses, and repeat for its producers.
 
-    A transpose that is the only reader gives its place to what it reads. A map that is the only reader and reads at
-    permuted subscripts, the cast behind a sum in 16 bits for one, has what it reads written in its own order.
+    A transpose that is the only reader is replaced by its producer. A map may also be the only reader and read at
+    permuted subscripts (for example, the cast after a sum in 16 bits). Its operand is then written in the map's own
+    order.
     """
     tensors, consumers = dict(graph.tensors), graph.consumers()
     nodes: dict[str, Node] = {n.output: n for n in graph.nodes}
@@ -151,7 +155,7 @@ def absorb_permutations(graph: Graph) -> Graph:
         own = isinstance(source, Compute) and not source.is_view and name not in fixed and len(consumers[name]) == 1
         return source if own and isinstance(source, Compute) else None
 
-    for name in reversed([n.output for n in graph.nodes]):  # readers come before what they read
+    for name in reversed([n.output for n in graph.nodes]):  # readers before producers
         n = nodes.get(name)
         if not isinstance(n, Compute) or not n.is_map:
             continue
@@ -165,22 +169,22 @@ def absorb_permutations(graph: Graph) -> Graph:
             if source and alone and x.index != _in_order(x).index and _is_permutation(tensors, n, x):
                 nodes[x.buffer] = replace(source, body=source.at(x.index))
                 tensors[x.buffer] = replace(tensors[x.buffer], shape=tensors[name].shape)
-                n = nodes[name] = replace(n, body=transform(n.body, partial(_put, x, _in_order(x))))
+                n = nodes[name] = replace(n, body=transform(n.body, partial(_replace_load, x, _in_order(x))))
     return replace(graph, tensors=tensors, nodes=tuple(nodes[m.output] for m in graph.nodes if m.output in nodes))
 
 
 def _in_order(x: Load) -> Load:
-    """A load at a node's own iterators, one after the other."""
+    """Return the load at a node's own iterators, in order."""
     return replace(x, index=tuple(Index.of(dim_name(a)) for a in range(len(x.index))))
 
 
-def _put(old: Value, new: Value, v: Value) -> Value:
-    """``new`` in place of ``old``."""
+def _replace_load(old: Value, new: Value, v: Value) -> Value:
+    """Replace ``old`` by ``new``."""
     return new if v == old else v
 
 
 def _is_permutation(tensors: Mapping[str, Tensor], n: Compute, x: Load) -> bool:
-    """Whether a node reads a tensor in some order of its axes, the last one staying the last, and nothing else."""
+    """Check whether a node reads a tensor through a permutation of its axes that keeps the last axis last."""
     axes = [dim_name(a) for a in range(len(tensors[n.output].shape))]
     names = [str(i) for i in x.index if i.is_symbol]
     return len(names) == len(x.index) and sorted(names) == sorted(axes) and names[-1:] == axes[-1:]

@@ -1,10 +1,11 @@
-"""Channels last: what convolutions compute has the order [N, spatial..., C] in memory (docs/adr/0010-convolutions.md).
+"""Channels last: store the results of convolutions as [N, spatial..., C] (docs/adr/0010-convolutions.md).
 
-Then a convolution is a matrix product with output channels as columns, its weights a packed constant of unit stride and
-its rows pixels whose channels lie together. The order spreads to what reads channel ``d1`` of such a tensor element by
-element, window by window or reduced over pixels; other readers subscript the new order. Only intermediates change:
-inputs and outputs of the model keep their order, and so does what is computed element by element on the way to an
-output: its kernel writes the model's order at once.
+A convolution is then a matrix product. Its columns are output channels, its weights are a packed constant with unit
+stride, and its rows are pixels with contiguous channels. The order spreads to nodes that read channel ``d1`` of such a
+tensor element by element, window by window or reduced over pixels. Other readers subscript the new order.
+
+Only intermediates change. Inputs and outputs of the model keep their order. So do tensors that are computed element by
+element on the way to an output: their kernel writes the model's order directly.
 """
 
 from __future__ import annotations
@@ -31,17 +32,17 @@ from polydyn.schedules.expr import (
 from polydyn.schedules.index import Index
 
 SUFFIX = "@last"
-MOVED = (*FLOATS, "int8", "uint8", "int32")
-"""What images consist of, quantized ones and their sums included."""
+IMAGE_DTYPES = (*FLOATS, "int8", "uint8", "int32")
+"""Dtypes of images, including quantized images and their sums."""
 
 
 def channels_last(graph: Graph) -> Graph:
-    """The graph with convolutions and what follows them in channels-last order."""
+    """Store convolutions and the nodes after them in channels-last order."""
     return _Layout(graph).run()
 
 
 def channels_last_axis(axis: int, rank: int) -> int:
-    """Where an axis goes: channels (axis 1) to the end, spatial axes one to the front."""
+    """Return the new position of an axis: channels (axis 1) move to the end, spatial axes one to the front."""
     return axis if axis == 0 else rank - 1 if axis == 1 else axis - 1
 
 
@@ -49,14 +50,14 @@ class _Layout(Rewriting):
     def __init__(self, graph: Graph) -> None:
         super().__init__(graph)
         self.last: dict[str, str] = {}
-        """Tensor -> the one that holds the same elements channels last."""
+        """Maps a tensor to the channels-last tensor with the same elements."""
         self.readers = graph.consumers()
         self.parts: dict[str, Compute] = {}
-        """Maps that are computed in their reader."""
+        """Maps that are computed in their reader, by output."""
         self.fixed = self._fixed()
 
     def _fixed(self) -> set[str]:
-        """Tensors that keep their order: outputs, subscripts, and what one of these is computed from by element."""
+        """Return the tensors that keep their order: outputs, subscripts, and their element-by-element producers."""
         bodies = [n.body for n in self.graph.nodes if isinstance(n, Compute)]
         fixed = {*self.graph.outputs, *(a.name for v in bodies for i in indices(v) for a in i.fetches())}
         for n in reversed(self.graph.nodes):
@@ -66,7 +67,7 @@ class _Layout(Rewriting):
         return fixed
 
     def run(self) -> Graph:
-        """The rewritten graph."""
+        """Return the rewritten graph."""
         for n in self.graph.nodes:
             if isinstance(n, Concat):
                 self._concat(n)
@@ -91,14 +92,17 @@ class _Layout(Rewriting):
         self.nodes.append(replace(n, output=name, body=substitute(n.body, env)))
 
     def _with_parts(self, n: Compute) -> Compute:
-        """The node with parts of other rank computed in it (groups of channels, of a norm), so that it subscripts the
-        image itself.
+        """Inline the parts of another rank (groups of channels, of a norm) into the node, so that it subscripts the
+        image directly.
         """
         parts = [self.parts[x.buffer] for x in loads(n.body) if x.buffer in self.parts]
         return compose(n, parts, dict(iterators(self.graph, n))) if parts else n
 
     def _is_part(self, n: Compute) -> bool:
-        """Whether a map of such a tensor has another rank than it, and than the one map that alone reads it, once."""
+        """Check whether a map reads a channels-last tensor and has another rank than its only reader.
+
+        The reader must be a map that reads it once.
+        """
         t = self.graph.tensors[n.output]
         readers = self.readers[n.output]
         if not n.is_map or self._moves(n) or n.output in self.graph.outputs or len(readers) != 1:
@@ -112,9 +116,9 @@ class _Layout(Rewriting):
         return once and not fetched and rank != len(t.shape) and any(x.buffer in self.last for x in loads(n.body))
 
     def _moves(self, n: Compute) -> bool:
-        """Whether the node's result should be channels last."""
+        """Check whether the node's result should be stored channels last."""
         t = self.graph.tensors[n.output]
-        if t.name in self.fixed or t.dtype not in MOVED or len(t.shape) < 3:
+        if t.name in self.fixed or t.dtype not in IMAGE_DTYPES or len(t.shape) < 3:
             return False
         read = [x for x in loads(n.body) if x.buffer in self.last and len(x.index) == len(t.shape)]
         return _is_convolution(n, len(t.shape)) or any(_along_channels(x.index[1]) for x in read)
@@ -126,8 +130,8 @@ class _Layout(Rewriting):
         return replace(v, buffer=self.last[v.buffer], index=(n, *spatial, c))
 
     def _taps_first(self, v: Value) -> Value:
-        """The weights of a depthwise convolution, or of narrow groups, [C, ...], with channels last too: vectors run
-        along them.
+        """Store the weights [C, ...] of a depthwise convolution, or of narrow groups, channels last too: vectors run
+        along C.
         """
         if not isinstance(v, Load) or v.buffer not in self.graph.constants or v.index[0] != Index.of(dim_name(1)):
             return v
@@ -148,7 +152,7 @@ class _Layout(Rewriting):
         self.nodes.append(replace(n, output=self._new(n.output), parts=parts, axis=channels_last_axis(n.axis, rank)))
 
     def _as_last(self, tensor: str, origin: str) -> str:
-        """The tensor channels last, copied when it is not."""
+        """Return the channels-last tensor, copying the tensor if needed."""
         if tensor not in self.last:
             rank = len(self.graph.tensors[tensor].shape)
             index = tuple(Index.of(dim_name(channels_last_axis(a, rank))) for a in range(rank))
@@ -157,7 +161,7 @@ class _Layout(Rewriting):
         return self.last[tensor]
 
     def _first(self, tensor: str) -> str:
-        """The tensor in its own order, copied when it is channels last."""
+        """Return the tensor in its own order, copying it if it is stored channels last."""
         if tensor in self.last and not any(m.output == tensor for m in self.nodes):
             index = tuple(Index.of(dim_name(a)) for a in range(len(self.graph.tensors[tensor].shape)))
             v = self._reread(load(tensor, index, self.graph.tensors[tensor].dtype))
@@ -174,15 +178,15 @@ class _Layout(Rewriting):
 
 
 def _along_channels(subscript: Index) -> bool:
-    """Whether a channel subscript is one of the output's channels, shuffled perhaps, or moves step by step with it."""
+    """Check whether a channel subscript is an output channel, perhaps shuffled, or moves step by step with it."""
     c = dim_name(1)
     return subscript.symbols() == {c} or (subscript.is_polynomial and subscript.split(c)[0] == 1)
 
 
 def _is_convolution(n: Compute, rank: int) -> bool:
-    """A sum of products over pixels: one operand has axis 1 and no pixel, the other one pixels.
+    """Check for a sum of products over pixels: one operand has axis 1 and no pixel axis, the other one has pixel axes.
 
-    With one pixel axis only windows count; a product without them is a matrix product.
+    With one pixel axis, only windows count; a product without windows is a matrix product.
     """
     if n.reduce != "sum" or not (isinstance(n.body, Op) and n.body.name == "mul") or rank < 3:
         return False

@@ -1,8 +1,8 @@
-"""Attentions compute their masks: a plane of rows x keys that is made of subscripts, sizes and vectors is not stored.
+"""Compute attention masks in the kernel: a (rows x keys) plane made of subscripts, sizes and vectors is not stored.
 
 Every head would read such a plane again, as many bytes as its keys have; computing an element takes a few comparisons.
-What is more, the kernel then knows what it is that hides a key: ``schedules.masks`` leaves out whole tiles. A mask that
-is given as a plane, or needs more than cheap arithmetic, stays in memory.
+The kernel also knows the condition that hides a key, so ``schedules.masks`` skips whole tiles. A mask stays in memory
+if it is passed as a plane or needs more than cheap arithmetic.
 """
 
 from __future__ import annotations
@@ -12,19 +12,21 @@ from dataclasses import replace
 
 from polydyn.fusion.facts import facts_of
 from polydyn.fusion.plan import FusedGroup, FusionPlan
-from polydyn.fusion.recompute import CHEAP
+from polydyn.fusion.recompute import CHEAP_OPS
 from polydyn.graph.ir import Compute, Node, dim_name, iterators, value_size
 from polydyn.graph.rewriting import live_nodes
 from polydyn.schedules.expr import Const, Load, Op, Value, indices, loads, map_index, transform, walk
 from polydyn.schedules.index import ONE, Atom, Index
 from polydyn.schedules.ranges import is_nonnegative, simplify
 
-MOST_OPERATIONS = 40
-"""Of a mask's element."""
+MAX_OPERATIONS = 40
+"""Maximum operations per mask element."""
 
 
 def compute_masks(plan: FusionPlan) -> FusionPlan:
-    """The plan whose attentions compute their masks where that needs no plane; nodes without readers are dropped."""
+    """Compute the masks of attentions in the kernels where this needs no plane. Drop the nodes that lose all
+    readers.
+    """
     masks = _Masks(plan)
     swap = {n.output: masks.rewritten(n) for g in plan.groups if g.kind == "attention" for n in _readers(plan, g)}
     if all(n is swap.get(n.output, n) for g in plan.groups for n in g.nodes):
@@ -36,7 +38,7 @@ def compute_masks(plan: FusionPlan) -> FusionPlan:
 
 
 def _readers(plan: FusionPlan, g: FusedGroup) -> list[Compute]:
-    """The element-wise nodes of an attention that run over all its scores."""
+    """Return the element-wise nodes of an attention that run over all its scores."""
     scores, rows, _ = g.parts
     shape = plan.graph.tensors[scores.outputs[0]].shape
     return [n for n in (*scores.nodes, *rows.nodes) if n.is_map and plan.graph.tensors[n.output].shape == shape]
@@ -50,7 +52,7 @@ class _Masks:
         self.stored |= {w.target for w in plan.windows.values()}
 
     def rewritten(self, n: Compute) -> Compute:
-        """The node with every mask that it reads computed; itself where there is none."""
+        """Return the node with every mask computed that it reads, or the node itself if nothing changes."""
         rank = len(self.graph.tensors[n.output].shape)
         plane = frozenset((dim_name(rank - 2), dim_name(rank - 1)))
         ranges = dict(iterators(self.graph, n))
@@ -61,7 +63,7 @@ class _Masks:
             if not isinstance(v, Load) or not _moves(v, plane):
                 return v
             mask = self._computed(v, plane)
-            if mask is None or value_size(mask) > MOST_OPERATIONS:
+            if mask is None or value_size(mask) > MAX_OPERATIONS:
                 return v
             mask = map_index(mask, lambda i: simplify(self.facts.simplify(_unmerged(i, ranges), ranges), ranges))
             return v if any(_divided(i, plane) for i in indices(mask)) else mask
@@ -70,13 +72,13 @@ class _Masks:
         return n if body == n.body else replace(n, body=body)
 
     def _computed(self, v: Load, plane: frozenset[str]) -> Value | None:
-        """The element as an expression over stored tensors other than planes; None when it has no such form."""
+        """Return the element as an expression over stored tensors other than planes, or None if there is none."""
         n = self.producer.get(v.buffer)
         if not isinstance(n, Compute) or not n.is_map or any(i.fetches() for i in v.index):
             return None
         body = n.at(v.index)
-        cheap = all(isinstance(x, Const) or not isinstance(x, Op) or x.name in CHEAP for x in walk(body))
-        if not cheap or any(i.fetches() for i in indices(body)) or value_size(body) > MOST_OPERATIONS:
+        cheap = all(isinstance(x, Const) or not isinstance(x, Op) or x.name in CHEAP_OPS for x in walk(body))
+        if not cheap or any(i.fetches() for i in indices(body)) or value_size(body) > MAX_OPERATIONS:
             return None
         values: dict[Load, Value] = {}
         for x in loads(body):
@@ -89,14 +91,14 @@ class _Masks:
 
 
 def _moves(v: Load, plane: frozenset[str]) -> bool:
-    """Whether a load runs over rows and keys."""
+    """Check whether a load runs over both rows and keys."""
     return plane <= {s for i in v.index for s in i.symbols()}
 
 
 def _unmerged(i: Index, ranges: Mapping[str, Index]) -> Index:
-    """Axes that were merged come apart: ``(n*x + r) // n`` is ``x`` where ``0 <= r < n``, also for sums of sizes n.
+    """Undo the merging of axes: ``(n*x + r) // n`` is ``x`` if ``0 <= r < n``, also for sums of sizes n.
 
-    Nothing is fetched in ``i``.
+    ``i`` must not fetch.
     """
 
     def atom(a: Atom) -> Index:
@@ -112,13 +114,13 @@ def _unmerged(i: Index, ranges: Mapping[str, Index]) -> Index:
 
 
 def _divided(i: Index, plane: frozenset[str]) -> bool:
-    """Whether every element would cost a division by a size."""
+    """Check whether every element would cost a division by a size."""
     divisions = (a for a in i.atoms() if isinstance(a, Atom) and a.kind == "floordiv" and a.args[1].constant is None)
     return any(plane & {s for x in a.args for s in x.symbols()} for a in divisions)
 
 
 def _group(plan: FusionPlan, g: FusedGroup, now: dict[str, Node]) -> FusedGroup | None:
-    """The group with the nodes as they are now; None when none is left."""
+    """Return the group with its current nodes, or None if none is left."""
     nodes = tuple(n for m in g.nodes if isinstance(n := now.get(m.output), Compute))
     if not nodes:
         return None

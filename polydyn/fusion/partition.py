@@ -1,9 +1,9 @@
-"""A partition of primitives into groups that passes merge, kept convex; what a merge moves to and from memory.
+"""A partition of primitives into groups that passes merge. Groups stay convex, and merging must not raise traffic.
 
-BladeDISC 4.1: small fusions first, larger ones by merging them. A pass walks the groups in topological order and asks a
-``Rule`` about each group and each group that it reads. A join happens when the rule agrees, when the groups stay
-convex (no third group lies between the two: the graph of groups has no cycle), and when off-chip traffic does not rise.
-Every answer is kept, the refusals too.
+BladeDISC 4.1: small fusions first, larger ones by merging them. A pass walks the groups in topological order and calls
+a ``Rule`` for each group and each of its producer groups. Two groups join if the rule agrees, if they stay convex (no
+third group runs between the two: the graph of groups has no cycle), and if off-chip traffic does not rise. Every answer
+is recorded, including the reasons against a join.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ from polydyn.fusion.traffic import may_rise
 
 @dataclass(frozen=True)
 class Join:
-    """A rule's consent: the rows of the joined group, its kind, and the reason in one line."""
+    """The result of a rule that accepts a pair: the rows of the joined group, its kind, and a one-line reason."""
 
     rows: Rows
     why: str
     kind: str = "nest"
 
 
-MOST_NODES = 48
-"""Nodes of a group; the cost of schedules and proofs grows with their square."""
+MAX_NODES = 48
+"""Maximum nodes of a group. The cost of schedules and proofs grows with the square of this number."""
 
 Rule = Callable[[FusionPlan, FusedGroup, FusedGroup], "Join | str | None"]
-"""``rule(plan, producer, reader)``: a Join, a reason against it, or None when such a pair is not its business."""
+"""``rule(plan, producer, reader)`` returns a Join, a reason against it, or None if the rule does not cover the pair."""
 
 
 def join_groups(plan: FusionPlan, rule: Rule) -> FusionPlan:
-    """The plan after one pass: every group joins the groups that it reads as far as ``rule`` allows.
+    """Run one pass: join every group to its producer groups as far as ``rule`` allows.
 
-    Producers are tried backbones first, then the latest first; a group that has joined is tried again as a whole.
+    Backbones are tried first, then the latest producers. A joined group is tried again as a whole.
     """
     p = Partition(plan)
     for start in p.order():
@@ -45,9 +45,9 @@ def join_groups(plan: FusionPlan, rule: Rule) -> FusionPlan:
 
 
 class Partition:
-    """Groups under construction, each numbered by the place of its first node.
+    """Groups under construction, each numbered by the position of its first node.
 
-    ``before``: for each group the bit set of the groups that must run first.
+    ``before`` maps each group to the bit set of the groups that must run first.
     """
 
     def __init__(self, plan: FusionPlan) -> None:
@@ -71,34 +71,36 @@ class Partition:
         self.home |= {n.output: k for n in g.nodes}
 
     def order(self) -> list[int]:
-        """The groups, producers first."""
+        """Return the groups, producers first."""
         return sorted(self.groups, key=lambda g: (self.before[g].bit_count(), g))
 
     def reads(self, g: int) -> set[int]:
-        """The groups (and concatenations) whose results a group reads."""
+        """Return the groups (and concatenations) whose results a group reads."""
         if g in self._concats:
             return {self.home[t] for t in self._concats[g]}
         return {self.home[t] for n in self.groups[g].nodes for t in self._inputs[n.output] if t in self.home} - {g}
 
     def producers(self, g: int) -> list[int]:
-        """The groups that a group reads, in the order in which it should try to join them."""
+        """Return the producer groups of a group, in the order in which it should try to join them."""
         producers = [a for a in self.reads(g) if a in self.groups]
         return sorted(producers, key=lambda a: (self.groups[a].kind != "contract", -a))
 
     def try_join(self, a: int, b: int, rule: Rule) -> bool:
-        """Joins reader ``b`` to producer ``a`` (the number of the result) if all agree; else keeps the reason."""
+        """Join reader ``b`` to producer ``a`` (the number of the result) if all conditions hold; else record the
+        reason.
+        """
         verdict = rule(self._plan, self.groups[a], self.groups[b])
         if isinstance(verdict, Join):
             verdict = self._too_many(a, b) or self.cycle(a, b) or self._rise(a, b) or verdict
         if verdict is None or isinstance(verdict, str):
             if verdict:
-                self._refuse(a, b, verdict)
+                self._record_reason(a, b, verdict)
             return False
         self.join(a, b, verdict)
         return True
 
     def cycle(self, a: int, b: int) -> str | None:
-        """Why joining would break convexity: a path between the two through a third group."""
+        """Return the reason if joining would break convexity: a path between the two through a third group."""
         for x, y in ((a, b), (b, a)):
             for p in sorted(self.reads(y) - {x}):
                 if self.before[p] >> x & 1:
@@ -107,8 +109,8 @@ class Partition:
         return None
 
     def _too_many(self, a: int, b: int) -> str | None:
-        many = len(self.groups[a].nodes) + len(self.groups[b].nodes) > MOST_NODES
-        return f"together they have more than {MOST_NODES} nodes, and a kernel is proven as a whole" if many else None
+        many = len(self.groups[a].nodes) + len(self.groups[b].nodes) > MAX_NODES
+        return f"together they have more than {MAX_NODES} nodes, and a kernel is proven as a whole" if many else None
 
     def _rise(self, a: int, b: int) -> str | None:
         apart = [self.groups[a], self.groups[b]]
@@ -118,11 +120,11 @@ class Partition:
     def _joined(self, a: int, b: int, join: Join) -> FusedGroup:
         x, y = self.groups[a], self.groups[b]
         nodes = tuple(sorted((*x.nodes, *y.nodes), key=lambda n: self._position[n.output]))
-        reasons = (*x.reasons, f"{y.nodes[0].output}: {join.why}", *y.reasons[1:])  # the first: how it began
+        reasons = (*x.reasons, f"{y.nodes[0].output}: {join.why}", *y.reasons[1:])  # how the group began
         return FusedGroup(join.kind, nodes, self._plan.outputs_of(nodes), join.rows, reasons)
 
     def join(self, a: int, b: int, join: Join) -> None:
-        """Makes one group of two, under the number ``a``; the caller has asked ``cycle``."""
+        """Merge two groups into one, numbered ``a``. The caller has checked ``cycle``."""
         self._place(a, self._joined(a, b, join))
         del self.groups[b]
         mine, both = 1 << a, 1 << a | 1 << b
@@ -132,15 +134,15 @@ class Partition:
             if g != a and mask & both:
                 self.before[g] = mask | below | mine
 
-    def _refuse(self, a: int, b: int, why: str) -> None:
+    def _record_reason(self, a: int, b: int, why: str) -> None:
         outputs = {n.output for n in self.groups[a].nodes}
         for n in self.groups[b].nodes:
             for t in self._inputs[n.output]:
-                if t in outputs and not self.refused.get((t, n.output), "").startswith(why):  # it may say more
+                if t in outputs and not self.refused.get((t, n.output), "").startswith(why):  # may have detail
                     self.refused[t, n.output] = why
 
     def plan(self) -> FusionPlan:
-        """The plan of the groups as they are, in launch order."""
+        """Return the plan of the current groups, in launch order."""
         return replace(self._plan, groups=tuple(self.groups[g] for g in self.order()), refused=self.refused)
 
     def _closure(self) -> dict[int, int]:

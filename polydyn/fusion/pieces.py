@@ -1,7 +1,8 @@
-"""Concatenations of pieces of one tensor, as a map that chooses: the halves of a rotation (rotary positions), a roll.
+"""Turn a concatenation of pieces of one tensor into a map that selects: the halves of a rotation (rotary positions), a
+roll.
 
-``concat(-x[.., d:], x[.., :d])`` is a copy of each half, a kernel and a tensor for each, that one element-wise reader
-reads. As a map ``where(i < d, -x[.., i + d], x[.., i - d])`` it joins that reader.
+``concat(-x[.., d:], x[.., :d])`` costs a kernel and a tensor for each half, although one element-wise reader uses both.
+The map ``where(i < d, -x[.., i + d], x[.., i - d])`` joins that reader.
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ from polydyn.schedules.expr import FromIndex, const, op
 from polydyn.schedules.index import Index
 
 MOST_PARTS, MOST_SIZE = 4, 4
-"""Parts of such a concatenation; operations of a part."""
+"""Maximum parts of such a concatenation, and maximum operations of a part."""
 
 
 def choose_pieces(graph: Graph) -> Graph:
-    """The graph in which maps read pieces of one tensor, of known lengths, without a concatenation."""
+    """Let maps read pieces of known lengths of one tensor without a concatenation."""
     makers, readers = graph.producer(), graph.consumers()
 
     def only_maps(n: Concat) -> bool:
@@ -36,7 +37,7 @@ def choose_pieces(graph: Graph) -> Graph:
 
 
 def _pieces(graph: Graph, n: Concat, makers: Mapping[str, Node]) -> list[Compute] | None:
-    """What makes each part, where all are cheap to make from one tensor."""
+    """Return the node that computes each part, if all parts are cheap to compute from one tensor; else None."""
     parts = [m for x in n.parts if isinstance(m := makers.get(x), Compute)]
     if n.output in graph.outputs or len(parts) < len(n.parts) or not 2 <= len(parts) <= MOST_PARTS:
         return None
@@ -47,14 +48,14 @@ def _pieces(graph: Graph, n: Concat, makers: Mapping[str, Node]) -> list[Compute
 
 
 def _base(name: str, makers: Mapping[str, Node]) -> str:
-    """The tensor that a view is of."""
+    """Return the tensor at the end of a chain of views."""
     while isinstance(n := makers.get(name), Compute) and n.is_view:
         (name,) = n.inputs
     return name
 
 
 def _choice(graph: Graph, n: Concat, parts: Sequence[Compute]) -> Compute:
-    """The concatenation as a map, the last part first made."""
+    """Return the concatenation as a map, built from the last part to the first."""
     along = Index.of(dim_name(n.axis))
     rank = len(graph.tensors[n.output].shape)
     starts = [0, *accumulate(int(graph.tensors[x].shape[n.axis]) for x in n.parts)]

@@ -1,7 +1,7 @@
 """The fusion pipeline as data: passes in order, each with a name, a switch and its source in the papers.
 
-TSCompiler 4.2 and BladeDISC 4.1: passes over the symbolic graph, then passes over groups, each making larger groups of
-those the passes before it made. A new pass is one line in ``PASSES``.
+TSCompiler 4.2 and BladeDISC 4.1: passes over the symbolic graph, then passes over groups, each of which merges groups
+into larger ones. A new pass is one line in ``PASSES``.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from functools import partial
 
 from polydyn.debug import Level, show, verifying
 from polydyn.errors import InputError, PolydynError, planning
+from polydyn.fusion.argsort import mark_argsorts
 from polydyn.fusion.attention import fuse_attention
-from polydyn.fusion.bands import compare_bands
+from polydyn.fusion.bands import fold_band_constants
 from polydyn.fusion.dequantize import dequantize_in_readers
 from polydyn.fusion.inline import absorb_permutations, inline_views
+from polydyn.fusion.k_major_weights import make_weights_k_major
 from polydyn.fusion.layout import channels_last
 from polydyn.fusion.masks import compute_masks
-from polydyn.fusion.offsets import take_out_offsets
-from polydyn.fusion.order import mark_orders
 from polydyn.fusion.partition import Rule, join_groups
 from polydyn.fusion.pieces import choose_pieces
 from polydyn.fusion.plan import FusionPlan
@@ -34,10 +34,10 @@ from polydyn.fusion.show import show_plan
 from polydyn.fusion.siblings import join_siblings
 from polydyn.fusion.sink import sink_epilogues
 from polydyn.fusion.split import split_merged_axes
-from polydyn.fusion.steps import lay_out_steps
 from polydyn.fusion.verify import verify_plan
 from polydyn.fusion.widen import widen_constants
 from polydyn.fusion.winograd import SIDE, winograd
+from polydyn.fusion.zero_points import hoist_zero_points
 from polydyn.graph.fold import fold
 from polydyn.graph.ir import Graph
 from polydyn.graph.passes.batch import batch_contractions
@@ -57,12 +57,12 @@ from polydyn.schedules.lanes import DEVICE_DTYPES, VECTOR_DTYPES
 class Pass:
     """One step: a rewriting of the graph, a rewriting of the groups, or a rule by which groups join.
 
-    With none of the three it is the switch of a step that a later stage takes. ``what``: one line for people, with the
-    paper's section. ``cuda``, ``cpu``: for kernels of that kind only.
+    With none of the three it is the switch of a step in a later stage. ``summary``: one line for people, with the
+    paper's section. ``cuda``, ``cpu``: the pass runs only for this kind of target.
     """
 
     name: str
-    what: str
+    summary: str
     graph: Callable[[Graph], Graph] | None = None
     groups: Callable[[FusionPlan], FusionPlan] | None = None
     join: Rule | None = None
@@ -71,66 +71,66 @@ class Pass:
 
 
 REWRITES: tuple[Pass, ...] = (
-    Pass("tidy", "equal nodes are computed once, operations that change nothing are left out", graph=tidy),
-    Pass("requantize", "dequantizing and quantizing again alike changes nothing", graph=without_requantizing),
-    Pass("integers", "products of dequantized operands are sums over integers", graph=integer_products),
-    Pass("nibbles", "weights of 4 bits stay so in products", graph=products_of_nibbles),
+    Pass("tidy", "equal nodes are computed once, operations that change nothing are removed", graph=tidy),
+    Pass("requantize", "dequantizing and requantizing with equal parameters is removed", graph=without_requantizing),
+    Pass("integers", "products of dequantized operands become integer products", graph=integer_products),
+    Pass("nibbles", "4-bit weights stay packed in products", graph=products_of_nibbles),
     Pass("float8", "products of dequantized 8-bit floats are scaled once", graph=float8_products, cuda=True),
-    Pass("scales", "numbers that scale what is in memory come out of products", graph=products_without_scales),
-    Pass("fold", "what reads only constants is computed once", graph=fold),
+    Pass("scales", "scales of stored operands are hoisted out of products", graph=products_without_scales),
+    Pass("fold", "nodes that read only constants are evaluated at compile time", graph=fold),
     Pass("merge", "contractions that share an operand become one (BladeDISC 4.3)", graph=merge_contractions),
     Pass("batch", "independent contractions of equal shapes become a batched one", graph=batch_contractions),
 )
 """Passes over the graph that keep its views."""
 
 FUSION: tuple[Pass, ...] = (
-    Pass("transpose", "a producer writes the permuted order that its reader wants", graph=absorb_permutations),
-    Pass("pieces", "pieces of a tensor that are joined for maps are chosen there (rotations)", graph=choose_pieces),
-    Pass("views", "views and scalars vanish into their readers (BladeDISC 4.2 input-inline)", graph=inline_views),
+    Pass("transpose", "a producer writes the permuted order that its reader uses", graph=absorb_permutations),
+    Pass("pieces", "maps select pieces of a tensor instead of a concatenation (rotations)", graph=choose_pieces),
+    Pass("views", "views and scalars are inlined into readers (BladeDISC 4.2 input-inline)", graph=inline_views),
     Pass("dequantize", "bytes are dequantized where maps read them", graph=dequantize_in_readers),
-    Pass("split", "merged axes come apart where readers use the parts (dim collapse)", graph=split_merged_axes),
-    Pass("layout", "convolutions and what follows them are kept channels last", graph=channels_last),
-    Pass("winograd", "convolutions of 3x3 taps are products of tiles, 4 or 2.25 multiplications for 9", graph=winograd),
-    Pass("rowsums", "weights around any zero point are bytes with a sign, and rows summed", graph=sum_rows),
-    Pass("offsets", "zero points of rows come out of integer products", graph=take_out_offsets),
-    Pass("widen", "constants of integer products are widened once", graph=widen_constants),
-    Pass("steps", "bytes that products sum lie side by side in constants", graph=lay_out_steps, cuda=True),
-    Pass("bands", "constants that are bands of a matrix become comparisons", graph=compare_bands, cuda=True),
-    Pass("order", "places of the first elements in order are found by sorting", groups=mark_orders, cpu=True),
-    Pass("scatter", "terms that count for one element update it, in their order", groups=mark_scatters, cpu=True),
-    Pass("scan", "running sums go on from the element before", groups=mark_scans, cpu=True),
+    Pass("split", "merged axes are split if readers use the parts (dim collapse)", graph=split_merged_axes),
+    Pass("layout", "convolutions and the nodes after them are stored channels last", graph=channels_last),
+    Pass("winograd", "3x3 convolutions need 4 or 2.25 multiplications instead of 9", graph=winograd),
+    Pass("rowsums", "weights with any zero point become int8, plus a sum per row", graph=sum_rows),
+    Pass("offsets", "row zero points are hoisted out of integer products", graph=hoist_zero_points),
+    Pass("widen", "constants of integer products are widened at compile time", graph=widen_constants),
+    Pass("steps", "8-bit constants become K-major", graph=make_weights_k_major, cuda=True),
+    Pass("bands", "band-matrix constants become comparisons", graph=fold_band_constants, cuda=True),
+    Pass("order", "positions of the first elements in order are found by sorting", groups=mark_argsorts, cpu=True),
+    Pass("scatter", "terms that affect one element update it, in order", groups=mark_scatters, cpu=True),
+    Pass("scan", "running sums continue from the previous element", groups=mark_scans, cpu=True),
     Pass("windows", "parts of a concatenation are written in place", groups=write_in_place),
     Pass("epilogue", "element-wise readers join contractions (TSCompiler 4.2)", join=epilogue),
     Pass("elementwise", "element-wise groups join (BladeDISC 4.1)", join=elementwise),
     Pass("stitch", "groups around reductions of rows join (BladeDISC 4.2)", join=stitch),
     Pass("siblings", "reductions of the same rows join (input fusion)", groups=join_siblings),
     Pass("prologue", "maps that one product or window reads join it (TSCompiler 5.3)", groups=join_prologues),
-    Pass("recompute", "readers compute cheap producers again (BladeDISC 4.2 input-inline)", groups=recompute_producers),
-    Pass("sink", "an epilogue that only makes traffic goes to its reader (BladeDISC 4.1)", groups=sink_epilogues),
+    Pass("recompute", "readers recompute cheap producers (BladeDISC 4.2 input-inline)", groups=recompute_producers),
+    Pass("sink", "an epilogue that only adds traffic moves to its reader (BladeDISC 4.1)", groups=sink_epilogues),
     Pass("attention", "scores, softmax and values become one kernel", groups=fuse_attention),
     Pass("masks", "attentions compute masks made of subscripts and vectors", groups=compute_masks, cuda=True),
     Pass("columns", "groups around reductions of other axes join (BladeDISC 4.2)", groups=join_columns),
     Pass("stores", "floats of 16 bits are rounded where a kernel stores them, not between its nodes", cuda=True),
-    Pass("horizontal", "launches that need nothing of each other run in one fork-join (program/parallel_launches.py)"),
+    Pass("horizontal", "independent launches run in one fork-join (program/parallel_launches.py)"),
 )
-"""Passes that decide what a kernel is: over the graph first, then over groups."""
+"""Passes that form the kernels: first over the graph, then over groups."""
 
 PASSES = (*REWRITES, *FUSION)
 NAMES = tuple(p.name for p in PASSES)
 
 
 def check_names(names: Collection[str]) -> frozenset[str]:
-    """The names of passes to leave out. InputError: there is no such pass."""
+    """Check the names of passes to leave out. Raises InputError for an unknown pass."""
     unknown = sorted(set(names) - set(NAMES))
     if unknown:
-        raise InputError(f"there is no pass {', '.join(unknown)}", remedy=f"the passes are {', '.join(NAMES)}")
+        raise InputError(f"unknown pass: {', '.join(unknown)}", remedy=f"the passes are {', '.join(NAMES)}")
     return frozenset(names)
 
 
 def rewrite_graph(graph: Graph, without: Collection[str] = (), cuda: bool = False) -> Graph:
-    """The graph after ``REWRITES`` without the passes named; its notes say which passes of the pipeline are off.
+    """Return the graph after ``REWRITES`` without the passes named. Its notes list the passes that are off.
 
-    What is empty at all sizes is gone before: no pass asks for it. ``cuda``: for CUDA kernels.
+    Nodes that are empty at all sizes are removed first, so no pass needs to check for them. ``cuda``: for CUDA kernels.
     """
     off = check_names(without)
     graph = _rewritten(without_empty(graph), REWRITES, off | {p.name for p in REWRITES if p.cuda and not cuda})
@@ -138,7 +138,7 @@ def rewrite_graph(graph: Graph, without: Collection[str] = (), cuda: bool = Fals
 
 
 def fusion_plan(graph: Graph, without: Collection[str] = (), cuda: bool = False, side: int = SIDE) -> FusionPlan:
-    """The groups of a rewritten graph: ``FUSION`` without the passes named.
+    """Return the fusion plan of a rewritten graph: ``FUSION`` without the passes named.
 
     ``cuda``: for CUDA kernels; ``side``: pixels of Winograd's tiles.
     """
@@ -153,7 +153,7 @@ def fusion_plan(graph: Graph, without: Collection[str] = (), cuda: bool = False,
 
 
 def _fused(graph: Graph, off: frozenset[str], cuda: bool, side: int, verify: bool) -> FusionPlan:
-    """The plan after all passes that are not ``off``; ``verify``: after each pass."""
+    """Return the plan after all passes that are not ``off``. ``verify``: check it after each pass."""
     plan = separate(prepared_graph(graph, off, cuda, side), DEVICE_DTYPES if cuda else VECTOR_DTYPES)
     for p in FUSION:
         if p.groups is join_prologues:
@@ -168,18 +168,18 @@ def _fused(graph: Graph, off: frozenset[str], cuda: bool, side: int, verify: boo
 
 
 def prepared_graph(graph: Graph, without: Collection[str] = (), cuda: bool = False, side: int = SIDE) -> Graph:
-    """The rewritten graph as its nodes become groups, after the passes of ``FUSION`` that change it."""
+    """Return the rewritten graph after the graph passes of ``FUSION``, ready for grouping."""
     passes = tuple(replace(p, graph=partial(winograd, side=side)) if p.graph is winograd else p for p in FUSION)
     return _rewritten(graph, passes, _off(without, cuda))
 
 
 def _off(without: Collection[str], cuda: bool) -> frozenset[str]:
-    """The passes of ``FUSION`` that are left out."""
+    """Return the names of the passes of ``FUSION`` that are off."""
     return check_names(without) | {p.name for p in FUSION if (p.cpu if cuda else p.cuda)}
 
 
 def _show(p: Pass, text: Callable[[], str]) -> None:
-    show(Level.LOOPS, "passes", p.name, text, what=p.what)
+    show(Level.LOOPS, "passes", p.name, text, what=p.summary)
 
 
 def _rewritten(graph: Graph, passes: tuple[Pass, ...], off: frozenset[str]) -> Graph:

@@ -14,15 +14,15 @@ from polydyn.schedules.lanes import VECTOR_DTYPES
 from polydyn.schedules.model import row_major
 
 Rows: TypeAlias = Mapping[str, tuple[int, ...]]
-"""A node's output -> those of its axes that run over the group's rows, in an order that all nodes of the group share.
+"""Maps a node's output to its axes that run over the group's rows, in an order that all nodes of the group share.
 
-Axes of extent 1 are in no row.
+Axes of extent 1 belong to no row.
 """
 
 
 @dataclass(frozen=True)
 class Window:
-    """A tensor that lives inside another one (a part of a concatenation): from ``offset`` along ``axis``."""
+    """The part of another tensor that stores a tensor (a part of a concatenation): from ``offset`` along ``axis``."""
 
     target: str
     axis: int
@@ -31,7 +31,7 @@ class Window:
 
 @dataclass(frozen=True)
 class Prologue:
-    """Maps that a group's first node computes where it reads them; ``reader``: that node as it was before."""
+    """Maps that a group's first node computes where it reads them. ``reader`` is that node without the maps."""
 
     maps: tuple[Compute, ...]
     reader: Compute
@@ -39,14 +39,13 @@ class Prologue:
 
 @dataclass(frozen=True)
 class FusedGroup:
-    """One kernel to be.
+    """The nodes of one future kernel.
 
     ``kind``: ``contract`` (a sum of products and its epilogue), ``nest`` (element-wise, reductions, stitch),
-    ``scatter``, ``scan``, ``order`` (the modules of ``fusion`` of these names) or ``attention`` (contraction, stitch,
-    contraction).
-    ``nodes`` in topological order; ``outputs``: tensors others read; ``rows``: the axes of each node that all share.
-    ``reasons``: one line for each node that joined. ``parts`` (attention): the groups it is made of,
-    scores, rows, values. ``prologue``: what was put into the body of the first node.
+    ``scatter``, ``scan``, ``order`` (see the ``fusion`` modules that mark them) or ``attention`` (contraction, stitch,
+    contraction). ``nodes`` are in topological order. ``outputs``: tensors that others read. ``rows``: the axes of each
+    node that all nodes share. ``reasons``: one line for each node that joined. ``parts`` (attention): the original
+    groups scores, rows, values. ``prologue``: the maps in the body of the first node.
     """
 
     kind: str
@@ -62,10 +61,10 @@ class FusedGroup:
 class FusionPlan:
     """Groups in launch order.
 
-    ``windows``: tensors written straight into a part of another tensor. ``appends``: outputs that may share memory with
-    an input. ``strides``: tensors whose leading strides are the caller's, with the symbols that hold those strides.
-    ``refused``: (tensor, reader) -> why the reader did not join the group that makes the tensor. ``lanes``: dtypes that
-    register tiles of the target hold.
+    ``windows``: tensors that are written directly into a part of another tensor. ``appends``: outputs that may share
+    memory with an input. ``strides`` maps tensors whose leading strides the caller chooses to the symbols of these
+    strides. ``refused`` maps (tensor, reader) to the reason why the reader did not join the group that computes the
+    tensor. ``lanes``: dtypes that register tiles of the target hold.
     """
 
     graph: Graph
@@ -78,12 +77,12 @@ class FusionPlan:
 
     @cached_property
     def inputs(self) -> dict[str, tuple[str, ...]]:
-        """A node's output -> the tensors it reads."""
+        """Maps a node's output to the tensors that the node reads."""
         return {n.output: n.inputs for n in self.graph.nodes}
 
     @cached_property
     def readers(self) -> dict[str, tuple[str, ...]]:
-        """Tensor -> the outputs of the nodes that read it."""
+        """Maps a tensor to the outputs of the nodes that read it."""
         out: dict[str, list[str]] = {}
         for reader, inputs in self.inputs.items():
             for t in inputs:
@@ -96,7 +95,7 @@ class FusionPlan:
         return frozenset((*self.graph.outputs, *self.windows))
 
     def outputs_of(self, nodes: tuple[Compute, ...]) -> tuple[str, ...]:
-        """The tensors that a group of these nodes leaves in memory."""
+        """Return the tensors that a group of these nodes must store in memory."""
         names = {n.output for n in nodes}
         return tuple(
             t for t in (n.output for n in nodes)
@@ -104,7 +103,7 @@ class FusionPlan:
         )  # fmt: skip
 
     def why_apart(self, group: FusedGroup) -> tuple[str, ...]:
-        """One line for every tensor that a group reads from another group: why they are not one kernel."""
+        """Return one line for each tensor that a group reads from another group: why the two are separate kernels."""
         outputs = {n.output for n in group.nodes}
         others = ({n.output for n in self.graph.nodes} | {w.target for w in self.windows.values()}) - outputs
         pairs = [(t, n.output) for n in group.nodes for t in self.inputs[n.output] if t in others]
@@ -113,12 +112,12 @@ class FusionPlan:
         return tuple(f"{r}: apart from {t}: {self.refused.get((t, r), parts.get(t, default))}" for t, r in pairs)
 
     def strides_of(self, tensor: str) -> tuple[Index, ...]:
-        """Strides of a tensor in memory, in elements."""
+        """Return the strides of a tensor in memory, in elements."""
         free = tuple(map(Index.of, self.strides.get(tensor, ())))
         return (*free, *row_major(self.graph.tensors[tensor].shape)[len(free) :])
 
     def address_of(self, tensor: str, subscripts: tuple[Index, ...]) -> tuple[str, Index]:
-        """(buffer, element offset) of a tensor's element, through windows into concatenations."""
+        """Return (buffer, element offset) of a tensor's element, through windows into concatenations."""
         window = self.windows.get(tensor)
         if window is not None:
             place = tuple(i + window.offset if a == window.axis else i for a, i in enumerate(subscripts))

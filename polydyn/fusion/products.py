@@ -1,4 +1,4 @@
-"""What kind of sum of products a node is, by its subscripts: matrix product, convolution, depthwise convolution."""
+"""Classify a sum of products by its subscripts: matrix product, convolution or depthwise convolution."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from polydyn.graph.ir import Compute
 from polydyn.schedules.expr import Op, Value, indices, loads, symbols_of
 from polydyn.schedules.index import Index
 
-PRODUCTS = ("float32", "int32")
-"""What sums of products are built for; others run as ordinary loop nests."""
+PRODUCT_DTYPES = ("float32", "int32")
+"""Dtypes of sums that contraction kernels support. Other sums run as ordinary loop nests."""
 
 
 def is_contraction(n: Compute) -> bool:
-    """A sum of products of two loaded operands: matmul, convolution and their like."""
-    if n.reduce != "sum" or not (isinstance(n.body, Op) and n.body.name == "mul") or n.body.dtype not in PRODUCTS:
+    """Check for a sum of products of two loaded operands: matmul, convolution and similar nodes."""
+    if n.reduce != "sum" or not (isinstance(n.body, Op) and n.body.name == "mul") or n.body.dtype not in PRODUCT_DTYPES:
         return False
     a, b = (frozenset(s for x in loads(v) for i in x.index for s in i.symbols()) for v in n.body.args)
     axes = {s for s in a | b if is_axis(s)}
@@ -20,10 +20,10 @@ def is_contraction(n: Compute) -> bool:
 
 
 def is_windowed(n: Compute) -> bool:
-    """Whether the product is a convolution of any kind but the plain 1x1, which is a matrix product.
+    """Check whether the product is a convolution other than a plain 1x1, which is a matrix product.
 
-    A subscript of one operand moves with an output axis that the other operand lacks, and with a reduction or by
-    steps; or an axis is cut into groups, ``d // n``.
+    A subscript of one operand moves with an output axis that the other operand lacks, and with a reduction or by steps;
+    or an axis is cut into groups, ``d // n``.
     """
     assert isinstance(n.body, Op)
     for operand, other in (n.body.args, n.body.args[::-1]):
@@ -39,23 +39,23 @@ def is_windowed(n: Compute) -> bool:
 
 
 def has_column(n: Compute) -> bool:
-    """Whether both operands of a product move along an output axis along which the other one does not."""
+    """Check whether each operand of a product moves along an output axis that the other operand lacks."""
     assert isinstance(n.body, Op)
     a, b = (axes_of(v) for v in n.body.args)
     return bool(a - b and b - a)
 
 
-NARROW = (2, 4, 8)
-"""Channels of a group that is a part of a vector of any processor's."""
+NARROW_GROUP_SIZES = (2, 4, 8)
+"""Channels per group that are fewer than the lanes of a vector on any processor."""
 
 
 def has_narrow_groups(n: Compute, axis: str) -> bool:
-    """Whether an operand reads groups of few channels of an output axis, ``axis // m``."""
-    return n.body.dtype == "float32" and any(group_size(i, axis) in NARROW for i in indices(n.body))
+    """Check whether an operand reads narrow groups of an output axis, ``axis // m``."""
+    return n.body.dtype == "float32" and any(group_size(i, axis) in NARROW_GROUP_SIZES for i in indices(n.body))
 
 
 def group_size(i: Index, axis: str) -> int:
-    """m where a subscript moves by m for every m steps of an axis, ``m * (axis // m)``; 0 where it does not."""
+    """Return m if a subscript moves by m for every m steps of an axis, ``m * (axis // m)``, else 0."""
     for a in i.atoms():
         if not isinstance(a, str) and a.kind == "floordiv" and a.args[0] == Index.of(axis):
             m = a.args[1].constant or 0
@@ -64,15 +64,15 @@ def group_size(i: Index, axis: str) -> int:
 
 
 def axes_of(v: Value) -> frozenset[str]:
-    """The output axes along which an operand moves step by step (cut into groups, ``d // n``, it does not)."""
+    """Return the output axes along which an operand moves step by step (not axes cut into groups, ``d // n``)."""
     return frozenset(a for i in indices(v) for a in i.atoms() if isinstance(a, str) and is_axis(a))
 
 
 def is_axis(symbol: str) -> bool:
-    """Whether a symbol is the iterator of an output axis."""
+    """Check whether a symbol is the iterator of an output axis."""
     return symbol[:1] == "d" and symbol[1:].isdigit()
 
 
 def is_reduction(symbol: str) -> bool:
-    """Whether a symbol is the iterator of a reduction."""
+    """Check whether a symbol is the iterator of a reduction."""
     return symbol[:1] == "r" and symbol[1:].isdigit()

@@ -1,13 +1,12 @@
-"""Prologues: maps that only one product or window reads are computed where it reads them (TSCompiler 5.3).
+"""Prologues: compute maps where their only reader, a product or window, reads them (TSCompiler 5.3).
 
-The row operand of such a product is copied by a promotion statement, on a CPU to scratch, on a GPU to shared memory;
-the copy then computes the prologue's value instead (a guarded load for a padding), and the prologue's result never
-exists in memory. Reductions other than contractions take in paddings only: one comparison for each tap instead of a
-padded copy.
+A promotion statement copies the row operand of such a product, on a CPU to scratch, on a GPU to shared memory. The copy
+computes the prologue's value instead (a guarded load for a padding), so the prologue's result never exists in memory.
+Reductions other than contractions absorb only paddings: one comparison per tap replaces a padded copy.
 
-A GPU copies rows that lie along the reduction 16 bytes or a box at once, without threads' arithmetic; there a map of
-such rows stays a kernel where the product has many columns (``may_compute_rows``). Paddings always join: a copy of 16
-bytes is inside an image, or brings zeros.
+A GPU copies rows that are contiguous along the reduction in 16-byte vectors or whole boxes, without arithmetic in the
+threads. A map of such rows therefore stays a kernel if the product has many columns (``may_compute_rows``). Paddings
+always join: a 16-byte copy is either inside the image or yields zeros.
 """
 
 from __future__ import annotations
@@ -37,24 +36,24 @@ from polydyn.schedules.expr import (
 )  # fmt: skip
 from polydyn.schedules.index import product
 
-MOST_OPERATIONS = 8
-"""Of a prologue that is computed again for every tap of a window."""
-COSTLY = frozenset((
+MAX_OPERATIONS = 8
+"""Maximum operations of a prologue that is computed again for every tap of a window."""
+EXPENSIVE_OPS = frozenset((
     "exp", "log", "tanh", "erf", "sin", "cos", "pow", "sigmoid", "sqrt", "div", "fmod", "mod", "expm1", "log1p", "erfc",
     "atan2",
 ))  # fmt: skip
-SINGLE = ("float32", "float16", "bfloat16")
-"""What a prologue of a product of floats reads and makes."""
-QUANTIZED = ("float32", "uint8", "int8")
-"""What a prologue of an integer product reads and makes."""
-FEW_TIMES = 512
-"""Columns of a product, times its taps, up to which a GPU computes rows in its copies rather than in another kernel."""
+FLOAT_PROLOGUE_DTYPES = ("float32", "float16", "bfloat16")
+"""Dtypes that a prologue of a float product reads and computes."""
+INTEGER_PROLOGUE_DTYPES = ("float32", "uint8", "int8")
+"""Dtypes that a prologue of an integer product reads and computes."""
+MAX_ROW_EVALUATIONS = 512
+"""Maximum (columns of a product x taps) for which a GPU computes rows in its copies instead of in a separate kernel."""
 
 
 def join_prologues(plan: FusionPlan, cuda: bool = False) -> FusionPlan:
-    """The plan with maps that a single product or window reads inside it, as far as they are cheap enough.
+    """Inline maps into the only product or window that reads them, if they are cheap enough.
 
-    ``cuda``: for kernels of a GPU, and of rows along the reduction only what ``may_compute_rows``.
+    ``cuda``: build for a GPU. Maps of rows along the reduction must then pass ``may_compute_rows``.
     """
     once = _read_once(plan)
     chains = {
@@ -78,7 +77,7 @@ def join_prologues(plan: FusionPlan, cuda: bool = False) -> FusionPlan:
 
 
 def _read_once(plan: FusionPlan) -> set[str]:
-    """Tensors that one node reads, in one place, and that need not be in memory."""
+    """Return the tensors that are read by one node, at one load, and need not be in memory."""
     count: Counter[str] = Counter()
     for n in plan.graph.nodes:
         assert isinstance(n, Compute), "concatenations are windows by now"
@@ -90,7 +89,7 @@ def _read_once(plan: FusionPlan) -> set[str]:
 def _joined(
     graph: Graph, g: FusedGroup, chains: Mapping[str, tuple[Compute, ...]], cuda: bool
 ) -> tuple[Compute, tuple[Compute, ...]]:
-    """The first node of a group with all that may join it in its body; the maps that joined, in order."""
+    """Return the first node of a group with all maps that may join its body, and these maps in order."""
     core, joined = g.nodes[0], tuple[Compute, ...]()
     if core.is_map:
         return core, joined
@@ -112,13 +111,15 @@ def _joined(
 
 
 def lies_along_reduction(n: Compute, tensor: str) -> bool:
-    """Whether neighbours of a tensor that a product reads are steps of its reduction, and of nothing else."""
+    """Check whether consecutive elements of a tensor that a product reads are steps of its reduction only."""
     last = [x.index[-1].symbols() for x in loads(n.body) if x.buffer == tensor and x.index]
     return any(symbols and all(map(is_reduction, symbols)) for symbols in last)
 
 
 def may_compute_rows(graph: Graph, n: Compute, tensor: str, maps: Sequence[Compute]) -> bool:
-    """Whether a GPU may compute the rows of a product in its copies, where it could copy a ``tensor`` as it lies."""
+    """Check whether a GPU may compute the rows of a product in its copies, although it could copy ``tensor``
+    unchanged.
+    """
     if all(map(is_guarded_view, maps)) or not lies_along_reduction(n, tensor):
         return True
     operand = row_operand(n, tensor)
@@ -128,14 +129,14 @@ def may_compute_rows(graph: Graph, n: Compute, tensor: str, maps: Sequence[Compu
     sizes = dict(iterators(graph, n))
     taps = {s for x in loads(operand) for i in x.index[:-1] for s in i.symbols() if is_reduction(s)}
     times = product(sizes[x] for x in (*taps, *(axes_of(other) - axes_of(operand)))).constant
-    return times is not None and times <= FEW_TIMES
+    return times is not None and times <= MAX_ROW_EVALUATIONS
 
 
 def lifted(n: Compute) -> Compute:
-    """An integer product with a padding's guard outermost in its operand: f(where(c, x, k)) = where(c, f(x), f(k)).
+    """Move a padding's guard to the outside of an operand: f(where(c, x, k)) = where(c, f(x), f(k)).
 
-    Only where f(k) is a number: a padding with the zero point is one of zeros. Then lanes and rows that lie outside
-    are decided once, as for floats.
+    This applies to integer products, and only if f(k) is a number: padding with the zero point becomes padding with
+    zeros. Lanes and rows outside are then decided once, as for floats.
     """
     if n.body.dtype != "int32" or not isinstance(n.body, Op):
         return n
@@ -160,7 +161,7 @@ def _is_where(v: Value) -> bool:
 
 
 def _number(v: Op) -> Value:
-    """The value as a literal, where it has no operands or is a difference of equal ones."""
+    """Return the value as a literal if it has no operands or is a difference of equal values, else the value."""
     if v.name == "sub" and v.dtype in INTEGERS and v.args[0] == v.args[1]:
         return const(0, v.dtype)
     fixed = not loads(v) and next(indices(v), None) is None
@@ -168,7 +169,7 @@ def _number(v: Op) -> Value:
 
 
 def is_guarded_view(m: Compute) -> bool:
-    """A padding: one load under a condition on subscripts, elsewhere a constant or one number (a zero point)."""
+    """Match a padding: one load under a condition on subscripts, elsewhere a constant or one number (a zero point)."""
     b = m.body
     if m.reduce is not None or not (isinstance(b, Op) and b.name == "where"):
         return False
@@ -180,7 +181,7 @@ def _is_number(v: Value) -> bool:
 
 
 def is_shuffled(graph: Graph, m: Compute) -> bool:
-    """Whether a subscript divides an iterator: a copy in order serves vectors better than a read for every tap.
+    """Check whether a subscript divides an iterator: an ordered copy serves vectors better than one read per tap.
 
     Sizes may be divided: ``d1*((W + 3) // 4) + d2`` walks an image.
     """
@@ -190,9 +191,9 @@ def is_shuffled(graph: Graph, m: Compute) -> bool:
 
 
 def may_join(graph: Graph, n: Compute, operand: Value, maps: Sequence[Compute]) -> bool:
-    """Whether the maps are cheap enough to be computed where the product ``n`` reads them.
+    """Check whether the maps are cheap enough to be computed where the product ``n`` reads them.
 
-    ``operand``: the part of ``n`` that reads them. Traffic falls, as their results have no other reader. The
+    ``operand`` is the part of ``n`` that reads them. Traffic falls because their results have no other reader. The
     number of evaluations grows: one for each tap of the window.
     """
     if any(i.fetches() for m in maps for i in indices(m.body)):
@@ -202,16 +203,16 @@ def may_join(graph: Graph, n: Compute, operand: Value, maps: Sequence[Compute]) 
     other = _other_operand(n, operand)
     if other is None or other.buffer not in graph.constants:
         return False
-    numbers = SINGLE if n.body.dtype == "float32" else QUANTIZED
+    numbers = FLOAT_PROLOGUE_DTYPES if n.body.dtype == "float32" else INTEGER_PROLOGUE_DTYPES
     if any(x.dtype not in numbers for m in maps for x in (m.body, *loads(m.body))):
         return False
     taps = sum(is_reduction(s) for s in {s for x in loads(operand) for i in x.index for s in i.symbols()}) > 1
     work = [v for m in maps if not is_guarded_view(m) for v in walk(m.body) if isinstance(v, Op)]
-    return not taps or (len(work) <= MOST_OPERATIONS and not any(v.name in COSTLY for v in work))
+    return not taps or (len(work) <= MAX_OPERATIONS and not any(v.name in EXPENSIVE_OPS for v in work))
 
 
 def row_operand(n: Compute, tensor: str) -> Value | None:
-    """The operand of the product ``n`` that reads a tensor, when the other one has a column of its own."""
+    """Return the operand of the product ``n`` that reads a tensor, if the other operand has a column of its own."""
     assert isinstance(n.body, Op)
     for operand, other in (n.body.args, n.body.args[::-1]):
         if tensor in {x.buffer for x in loads(operand)}:

@@ -1,8 +1,9 @@
-"""Input-inline (BladeDISC 4.2): a cheap element-wise producer is computed again by its readers, where traffic falls.
+"""Input-inline (BladeDISC 4.2): readers recompute a cheap element-wise producer if this lowers traffic.
 
-It joins neither reader (they read it along other axes, or are several), but its result need not go through memory. The
-bytes decide: two readers of ``a + b`` read ``a`` and ``b`` twice and save writing and reading the sum; with many
-readers that is a loss. So is a broadcast: every element would be computed again for each place that reads it.
+The producer joins no reader (they read it along other axes, or there are several), but its result need not go through
+memory. The bytes decide: two readers of ``a + b`` read ``a`` and ``b`` twice, but the sum is neither written nor read.
+With many readers this costs more. So does a broadcast: every element would be recomputed at each position that reads
+it.
 """
 
 from __future__ import annotations
@@ -17,19 +18,19 @@ from polydyn.graph.rewriting import compose
 from polydyn.schedules.expr import Op, loads, walk
 from polydyn.schedules.index import product
 
-MOST_OPERATIONS = 6
-"""Of a value that is computed again."""
-CHEAP = frozenset(
+MAX_OPERATIONS = 6
+"""Maximum operations of a value that is recomputed."""
+CHEAP_OPS = frozenset(
     ("add", "sub", "mul", "max", "min", "neg", "abs", "cast", "where", "select", "and", "or", "xor", "not")
 ) | {"lt", "le", "eq", "ne", "gt", "ge"}  # fmt: skip
 
 
 def recompute_producers(plan: FusionPlan) -> FusionPlan:
-    """The plan without the element-wise groups that all their readers can compute again for fewer bytes."""
+    """Dissolve each element-wise group that all its readers can recompute with fewer bytes."""
     refused = dict(plan.refused)
     home = {n.output: g for g in plan.groups for n in g.nodes}
     for first in [g.nodes[0].output for g in plan.groups]:
-        g = home[first]  # as it is now
+        g = home[first]  # the current group
         if g.kind != "nest" or len(g.outputs) != 1 or g.outputs[0] in plan.stored or not all(n.is_map for n in g.nodes):
             continue
         reading = plan.readers[g.outputs[0]]
@@ -45,7 +46,7 @@ def recompute_producers(plan: FusionPlan) -> FusionPlan:
 
 
 def _dissolved(plan: FusionPlan, g: FusedGroup, readers: list[FusedGroup]) -> FusionPlan | str:
-    """The plan with one group dissolved into its readers, or why not."""
+    """Return the plan with one group dissolved into its readers, or the reason against it."""
     producer = compose(g.nodes[-1], g.nodes[:-1])
     why = _too_much(plan, producer, readers)
     if why:
@@ -61,9 +62,9 @@ def _dissolved(plan: FusionPlan, g: FusedGroup, readers: list[FusedGroup]) -> Fu
 
 
 def _too_much(plan: FusionPlan, producer: Compute, readers: list[FusedGroup]) -> str | None:
-    """Why a group is not worth computing again, whatever the bytes."""
+    """Return the reason if recomputing a group costs too much, whatever the bytes."""
     operations = [v.name for v in walk(producer.body) if isinstance(v, Op)]
-    if value_size(producer.body) > MOST_OPERATIONS or not set(operations) <= CHEAP:
+    if value_size(producer.body) > MAX_OPERATIONS or not set(operations) <= CHEAP_OPS:
         return "it costs more than a few simple operations"
     size = product(plan.graph.tensors[producer.output].shape)
     for r in readers:
@@ -82,6 +83,6 @@ def _too_much(plan: FusionPlan, producer: Compute, readers: list[FusedGroup]) ->
 
 
 def _grown(graph: Graph, r: FusedGroup, producer: Compute) -> FusedGroup:
-    """A reader with the value of ``producer`` in place of its loads."""
+    """Return a reader with the producer's value in place of its loads."""
     nodes = tuple(compose(n, [producer], dict(iterators(graph, n))) for n in r.nodes)
     return replace(r, nodes=nodes, reasons=(*r.reasons, f"{producer.output}: computed again here (input-inline)"))

@@ -1,17 +1,18 @@
-"""Constants of integer products that are no bytes with a sign are moved to be such (docs/adr/0013-quantization.md).
+"""Shift constants of integer products into the int8 range (docs/adr/0013-quantization.md).
 
-``sum(a * w) = sum(a * (w - m)) + m * sum(a)``: weights of uint8 less their zero point hold numbers from -255 to 255, of
-which a tensor with one zero point has 256. Less m these are bytes, four of which are multiplied at once; what is left
-is one sum for each row. Rows of windows are left as they are: their sums read them as often as there are taps.
+``sum(a * w) = sum(a * (w - m)) + m * sum(a)``: uint8 weights minus their zero point range from -255 to 255, but with
+one zero point they span only 256 values. After subtracting m they fit in int8, and an instruction multiplies four of
+them at once. What remains is one sum per row. Window products do not change: their row sums would read each element
+once per tap.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from polydyn.fusion.offsets import LEAST, MOST
 from polydyn.fusion.products import axes_of, has_column, is_contraction, is_windowed
 from polydyn.fusion.widen import over_constant, values_of
+from polydyn.fusion.zero_points import INT8_MAX, INT8_MIN
 from polydyn.graph.ir import Compute, Graph, Node, dim_name
 from polydyn.graph.rewriting import Rewriting
 from polydyn.schedules.expr import Op, Value, const, load, op
@@ -19,7 +20,7 @@ from polydyn.schedules.index import ONE
 
 
 def sum_rows(graph: Graph) -> Graph:
-    """The graph in which products of integers with constants of a byte's range have constants of bytes with a sign."""
+    """Give integer products whose constants span at most 256 values int8 constants."""
     made = Rewriting(graph)
     for n in graph.nodes:
         found = _operands(graph, n)
@@ -28,7 +29,7 @@ def sum_rows(graph: Graph) -> Graph:
 
 
 def _moved(made: Rewriting, n: Compute, row: Value, column: Value, by: int) -> Compute:
-    """What the product is made of, one of bytes and a sum for each row."""
+    """Build the node that replaces the product: an int8 product plus the shift times a sum per row."""
     shape, moved = made.tensors[n.output].shape, const(by, "int32")
     axes = tuple(map(dim_name, range(len(shape))))
     alone = axes_of(column) - axes_of(row)
@@ -41,7 +42,7 @@ def _moved(made: Rewriting, n: Compute, row: Value, column: Value, by: int) -> C
 
 
 def _operands(graph: Graph, n: Node) -> tuple[Value, Value, int] | None:
-    """The row operand, the column operand, and by how much this is moved; None: there is nothing to move."""
+    """Return the row operand, the column operand and the shift of the columns, or None if nothing is to be shifted."""
     if not isinstance(n, Compute) or n.body.dtype != "int32" or not is_contraction(n) or not has_column(n):
         return None
     assert isinstance(n.body, Op)
@@ -51,6 +52,6 @@ def _operands(graph: Graph, n: Node) -> tuple[Value, Value, int] | None:
         if values is None or not values.size:
             continue
         low, high = int(values.min()), int(values.max())
-        bytes_already, too_many = low >= LEAST and high <= MOST, high - low > MOST - LEAST
-        return None if bytes_already or too_many or is_windowed(n) else (row, column, low - LEAST)
+        bytes_already, too_many = low >= INT8_MIN and high <= INT8_MAX, high - low > INT8_MAX - INT8_MIN
+        return None if bytes_already or too_many or is_windowed(n) else (row, column, low - INT8_MIN)
     return None

@@ -1,9 +1,9 @@
-"""Which reader may join which producer: the rules of the epilogue, element-wise, stitch and columns passes.
+"""Rules that decide which reader may join which producer in the passes epilogue, element-wise, stitch and columns.
 
-A rule answers for two groups: a ``Join``, the reason against it in one line, or None when the pair is another pass's.
-BladeDISC's words: *group-dims* are the axes that all nodes of a group share (its ``rows``), *tile-dims* the others;
-reductions and outputs are *dominant*; *locality* holds between two of them when what one reads of the other has
-the same group-dims. Equality is that of dims in normal form, so that equalities learned anywhere count.
+For two groups, a rule returns a ``Join``, a one-line reason against it, or None if another pass handles the pair.
+BladeDISC's terms: *group-dims* are the axes that all nodes of a group share (its ``rows``), *tile-dims* are the others;
+reductions and outputs are *dominant*; *locality* holds between two dominants if one reads the other with the same
+group-dims. Dims are compared in normal form, so that equalities learned anywhere count.
 """
 
 from __future__ import annotations
@@ -30,12 +30,14 @@ from polydyn.schedules.expr import ITEMSIZE, Load, Op, indices, loads
 from polydyn.schedules.index import ONE
 from polydyn.schedules.lanes import has_lanes, is_affine_in_lanes
 
-WIDEST = 16
-"""Lanes of the widest vectors: what is affine in them is so in narrower ones."""
+MAX_LANES = 16
+"""Lanes of the widest vectors. An address that is affine in them is affine in narrower vectors."""
 
 
 def is_tileable(graph: Graph, n: Compute, lanes: Collection[str]) -> bool:
-    """Whether a register tile can compute the node: in vector lanes (of which dtypes), which evaluate all branches."""
+    """Check whether a register tile can compute the node in vector lanes of the dtypes ``lanes``, all branches
+    evaluated.
+    """
     return has_lanes(n.body, lanes) and not needs_guard(graph, n)
 
 
@@ -43,7 +45,7 @@ def is_tileable(graph: Graph, n: Compute, lanes: Collection[str]) -> bool:
 
 
 def epilogue(plan: FusionPlan, a: FusedGroup, b: FusedGroup) -> Join | str | None:
-    """Element-wise readers join the contraction whose output they read element by element (TSCompiler 4.2)."""
+    """Join element-wise readers to the contraction whose output they read element by element (TSCompiler 4.2)."""
     if b.kind == "contract":
         if a.kind == "contract":
             return "fusion stops at another backbone's group; its operands come from memory"
@@ -70,7 +72,7 @@ def epilogue(plan: FusionPlan, a: FusedGroup, b: FusedGroup) -> Join | str | Non
 
 
 def elementwise(plan: FusionPlan, a: FusedGroup, b: FusedGroup) -> Join | str | None:
-    """Element-wise groups join element-wise groups (BladeDISC 4.1)."""
+    """Join element-wise groups to element-wise groups (BladeDISC 4.1)."""
     if not all(n.is_map for g in (a, b) for n in g.nodes) or a.kind != "nest" or b.kind != "nest":
         return None
     rows = _common(plan, a, b)
@@ -82,16 +84,16 @@ def elementwise(plan: FusionPlan, a: FusedGroup, b: FusedGroup) -> Join | str | 
 
 
 def stitch(plan: FusionPlan, a: FusedGroup, b: FusedGroup) -> Join | str | None:
-    """Groups around reductions become one where locality holds between their dominants (BladeDISC 4.2).
+    """Join groups around reductions if locality holds between their dominants (BladeDISC 4.2).
 
-    Their group-dims lead. Other group-dims are left to ``columns``, so that rows come first.
+    Their group-dims lead. ``columns`` handles other group-dims, so that rows come first.
     """
     join = _stitched(plan, a, b)
     return None if isinstance(join, Join) and not lead(plan.graph, join.rows) else join
 
 
 def columns(plan: FusionPlan, a: FusedGroup, b: FusedGroup) -> Join | str | None:
-    """``stitch`` whichever axes are shared: a softmax over the channels of an image shares those around them."""
+    """Join groups like ``stitch``, but with any shared axes: a softmax over channels shares the axes around them."""
     join = _stitched(plan, a, b)
     return None if isinstance(join, Join) and lead(plan.graph, join.rows) else join
 
@@ -119,24 +121,24 @@ def _stitched(plan: FusionPlan, a: FusedGroup, b: FusedGroup) -> Join | str | No
 
 
 def join_columns(plan: FusionPlan) -> FusionPlan:
-    """The plan after ``columns``; its order is as it was where nothing joins."""
+    """Return the plan after ``columns``. The order of the groups does not change if nothing joins."""
     joined = join_groups(plan, columns)
     return joined if len(joined.groups) < len(plan.groups) else replace(plan, refused=joined.refused)
 
 
 def _scattered(plan: FusionPlan, n: Compute) -> str | None:
-    """A tensor that vectors along the node's last axis would have to gather."""
+    """Return a tensor that vectors along the node's last axis would have to gather, or None."""
     ranges = {dim_name(a): e for a, e in enumerate(plan.graph.tensors[n.output].shape)}
     column = dim_name(max(node_rows(plan.graph, n.output), default=0))
     for x in loads(n.body):
         _, address = plan.address_of(x.buffer, x.index)
-        if not is_affine_in_lanes(address, column, WIDEST, ranges):
+        if not is_affine_in_lanes(address, column, MAX_LANES, ranges):
             return x.buffer
     return None
 
 
 def _narrows(n: Compute) -> bool:
-    """Whether a node stores its result in fewer bytes than it computes with."""
+    """Check whether a node stores its result in fewer bytes than it computes with."""
     return isinstance(n.body, Op) and n.body.name == "cast" and ITEMSIZE[n.body.args[0].dtype] > ITEMSIZE[n.body.dtype]
 
 
@@ -144,7 +146,7 @@ def _narrows(n: Compute) -> bool:
 
 
 def _common(plan: FusionPlan, a: FusedGroup, b: FusedGroup) -> Rows | str:
-    """The rows of both groups, or why they have none in common."""
+    """Return the rows that both groups share, or the reason why they share none."""
     outputs = {m.output for m in a.nodes}
     if any(_fetches(n, outputs) for n in b.nodes):
         return "no locality: data decide which of the group's results it reads"
@@ -153,7 +155,7 @@ def _common(plan: FusionPlan, a: FusedGroup, b: FusedGroup) -> Rows | str:
 
 
 def _remote(graph: Graph, a: FusedGroup, n: Compute, rows: Rows) -> str | None:
-    """Why a node cannot read the results of ``a`` inside its row."""
+    """Return the reason if a node cannot read the results of ``a`` inside its row."""
     reads = reads_of({m.output for m in a.nodes}, n)
     if not all(reads_whole_rows(graph, n, x, rows) for x in reads):
         return "no locality: it reads a part of its row of the group"
@@ -165,7 +167,7 @@ def _remote(graph: Graph, a: FusedGroup, n: Compute, rows: Rows) -> str | None:
 
 
 def _other_tiles(graph: Graph, n: Compute, producers: Sequence[Compute], rows: Rows) -> str | None:
-    """Why a map runs over rows of another length than the nodes ``producers``."""
+    """Return the reason if a map runs over rows of another length than the nodes ``producers``."""
     inner = tile_dims(graph, n, rows)
     if not n.is_map or inner == ONE:
         return None
@@ -176,23 +178,25 @@ def _other_tiles(graph: Graph, n: Compute, producers: Sequence[Compute], rows: R
 
 
 def _single(graph: Graph, nodes: Sequence[Compute]) -> bool:
-    """Whether all nodes compute single elements: each is one task, whatever it reduces."""
+    """Check whether all nodes compute single elements. Each of them is one task, whatever it reduces."""
     return not any(node_rows(graph, n.output) for n in nodes)
 
 
 def _gives_up(g: FusedGroup, rows: Rows) -> bool:
-    """Whether a group has rows that are not among the common ones."""
+    """Check whether a group has rows that are not among the common ones."""
     return any(rows[n.output] != g.rows[n.output] for n in g.nodes)
 
 
 def _fetches(n: Compute, outputs: set[str]) -> bool:
-    """Whether a node reads at positions that are among the tensors ``outputs``, or reads these at positions in data."""
+    """Check whether a node takes subscripts from the tensors ``outputs``, or reads them at subscripts taken from
+    data.
+    """
     decided = any(f.name in outputs for i in indices(n.body) for f in i.fetches())
     return decided or any(i.fetches() for x in reads_of(outputs, n) for i in x.index)
 
 
 def _same_place(graph: Graph, n: Compute, x: Load, rows: Rows) -> bool:
-    """Whether a node of the same shape reads a tensor at its own subscripts."""
+    """Check whether a node of the same shape reads a tensor at its own subscripts."""
     return all(str(x.index[a]) == dim_name(a) for a in rows[n.output])
 
 

@@ -1,7 +1,7 @@
-"""Running sums: reductions over all elements up to this one, or from it on.
+"""Running sums: reductions over all elements up to the current one, or from it on.
 
-``out[d] = reduce over r <= d of g(r)`` is what the element before has, combined with one term more: linear, and in the
-order of the terms. Every element for itself would be quadratic (docs/adr/0009-fusion.md).
+In ``out[d] = reduce over r <= d of g(r)``, each element combines the previous element with one new term. This is linear
+and keeps the order of the terms. Computing every element separately would be quadratic (docs/adr/0009-fusion.md).
 """
 
 from __future__ import annotations
@@ -16,13 +16,15 @@ from polydyn.schedules.expr import Op, Value, indices, neutral
 from polydyn.schedules.index import ONE, Index
 
 FORMS = {("<=", 0): (False, False), ("<=", -1): (False, True), (">=", 0): (True, False), (">=", 1): (True, True)}
-"""Relation and distance of a term and an element -> (backwards, exclusive)."""
+"""Maps (relation, distance) of a term and an element to (backwards, exclusive)."""
 
 
 @dataclass(frozen=True)
 class Scan:
-    """``out[..., axis, ...]`` combines the terms up to its place, or ``backwards`` from its place on; ``exclusive``:
-    without that of its own place. ``term``: over ``number``, the iterator of the reduction.
+    """A reduction in which ``out[..., axis, ...]`` combines the terms up to its position.
+
+    ``backwards``: from its position on. ``exclusive``: without the term of its position. ``term`` is the value over
+    ``number``, the iterator of the reduction.
     """
 
     axis: str
@@ -33,7 +35,7 @@ class Scan:
 
 
 def scan_of(body: Value, reduce: str | None, outer: Mapping[str, Index], inner: Mapping[str, Index]) -> Scan | None:
-    """A reduction as a running one. ``outer``, ``inner``: extents of the iterators of output and reduction."""
+    """Match a reduction as a scan. ``outer`` and ``inner`` are the extents of the iterators of output and reduction."""
     if reduce is None or len(inner) != 1 or not isinstance(body, Op) or body.name not in ("where", "select"):
         return None
     condition, term, rest = body.args
@@ -53,14 +55,14 @@ def scan_of(body: Value, reduce: str | None, outer: Mapping[str, Index], inner: 
 
 
 def node_scan(plan: FusionPlan, n: Compute) -> Scan | None:
-    """A node as a running reduction, over its own iterators but those of one element."""
+    """Match a node as a scan over its iterators of more than one element."""
     outer = {dim_name(a): e for a, e in enumerate(plan.graph.tensors[n.output].shape) if e != ONE}
     inner = {reduction_name(j): e for j, e in enumerate(n.reduction) if e != ONE}
     return scan_of(n.body, n.reduce, outer, inner)
 
 
 def mark_scans(plan: FusionPlan) -> FusionPlan:
-    """The plan with groups of kind ``scan``, which nothing joins: their order is that of the terms."""
+    """Mark groups of kind ``scan``. Nothing joins them, because they must keep the order of the terms."""
     return replace(plan, groups=tuple(_marked(plan, g) for g in plan.groups))
 
 

@@ -1,9 +1,9 @@
-"""Scatters: reductions whose terms count for one element each, at a place that data decide.
+"""Scatters: reductions in which each term affects one element, at a position that depends on data.
 
-``out[d] = reduce over r of where(d == f(r), g(r), neutral)`` asks every term for every element. All instances with
-another ``d`` combine with the neutral element, which changes nothing: they need not run. What is left is a loop over
-``r`` that updates ``out[f(r)]``: linear. Updates run in the order of ``r``, so those that meet keep theirs
-(docs/adr/0009-fusion.md).
+``out[d] = reduce over r of where(d == f(r), g(r), neutral)`` tests every term for every element. All instances with
+another ``d`` combine with the neutral element, which changes nothing, so they need not run. A loop over ``r`` that
+updates ``out[f(r)]`` remains, which is linear. Updates run in the order of ``r``, so updates of the same element keep
+their order (docs/adr/0009-fusion.md).
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from polydyn.schedules.expr import (
 )
 from polydyn.schedules.index import ONE, ZERO, Index, fetch, maximum, minimum, product
 
-FEW = 8
-"""Terms that every element may as well ask: then a map stays a map, and fuses."""
+MIN_SCATTER_TERMS = 8
+"""With at most this many terms, every element tests them all: the node stays a map, and fuses."""
 RELATIONS = {"lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "=="}
 
 Condition = tuple[str, Index, Index]
@@ -39,10 +39,10 @@ Condition = tuple[str, Index, Index]
 
 @dataclass(frozen=True)
 class Scatter:
-    """``out[..., places, ...]`` is combined with ``update`` where all ``conditions`` hold, tested in their order.
+    """A reduction in which ``update`` is combined into ``out[..., places, ...]`` if all ``conditions`` hold.
 
-    ``places``: output iterator -> where, over the other iterators and what they fetch; inside its axis where the
-    conditions hold.
+    Conditions are tested in order. ``places`` maps an output iterator to the position along its axis, an Index over the
+    other iterators and fetched values. The position is inside its axis if the conditions hold.
     """
 
     places: Mapping[str, Index]
@@ -53,7 +53,9 @@ class Scatter:
 def scatter_of(
     body: Value, reduce: str | None, outer: Mapping[str, Index], inner: Mapping[str, Index]
 ) -> Scatter | None:
-    """A reduction as a scatter. ``outer``, ``inner``: extents of the iterators of the output and of the reduction."""
+    """Match a reduction as a scatter. ``outer`` and ``inner`` are the extents of the iterators of output and
+    reduction.
+    """
     if reduce is None or not isinstance(body, Op) or body.name not in ("where", "select"):
         return None
     matches, update, rest = body.args
@@ -79,12 +81,12 @@ def scatter_of(
 
 
 def _fetches(c: Condition) -> bool:
-    """Conditions that fetch come behind those that say where that may be done."""
+    """Sort key: conditions that fetch follow those that keep these fetches in range."""
     return bool(c[1].fetches() or c[2].fetches())
 
 
 def conditions_of(v: Value) -> Iterator[Condition | None]:
-    """The comparisons of integers that all must hold; None for one that is nothing of the kind."""
+    """Yield the integer comparisons that all must hold, and None for any other condition."""
     if isinstance(v, Op) and (v.name == "and" or (v.name in ("where", "select") and v.args[2] == Const("bool", False))):
         yield from conditions_of(v.args[0])
         yield from conditions_of(v.args[1])
@@ -97,7 +99,7 @@ def conditions_of(v: Value) -> Iterator[Condition | None]:
 
 
 def _integer(v: Value) -> Index | None:
-    """A value as a subscript; ``where(x < 0, x + n, x)``, which counts from the end, without a choice."""
+    """Return a value as a subscript. ``where(x < 0, x + n, x)``, which counts from the end, becomes branch-free."""
     if isinstance(v, FromIndex):
         return v.index
     if isinstance(v, Const) and v.dtype in INTEGERS:
@@ -121,7 +123,7 @@ def _integer(v: Value) -> Index | None:
 
 
 def _place(c: Condition, outer: Mapping[str, Index]) -> tuple[str, Index]:
-    """(iterator, what it must equal), "" where the condition is another one."""
+    """Return (iterator, position that it must equal), or ("", 0) if the condition has another form."""
     relation, a, b = c
     for x, y in ((a, b), (b, a)):
         if relation == "==" and x.is_symbol and str(x) in outer and str(x) not in y.symbols():
@@ -130,14 +132,14 @@ def _place(c: Condition, outer: Mapping[str, Index]) -> tuple[str, Index]:
 
 
 def node_scatter(plan: FusionPlan, n: Compute) -> Scatter | None:
-    """A node as a scatter, over its own iterators but those of one element."""
+    """Match a node as a scatter over its iterators of more than one element."""
     outer = {dim_name(a): e for a, e in enumerate(plan.graph.tensors[n.output].shape) if e != ONE}
     inner = {reduction_name(j): e for j, e in enumerate(n.reduction) if e != ONE}
     return scatter_of(n.body, n.reduce, outer, inner)
 
 
 def mark_scatters(plan: FusionPlan) -> FusionPlan:
-    """The plan with groups of kind ``scatter``, which nothing joins but a map of the result (``finished``)."""
+    """Mark groups of kind ``scatter``. Nothing joins them except a map of the result (``finished``)."""
     groups: list[FusedGroup] = []
     finishing: dict[str, Compute] = {}
     for g in plan.groups:
@@ -163,14 +165,15 @@ def _reason(n: Compute) -> str:
 
 def _is_scatter(plan: FusionPlan, n: Compute) -> bool:
     terms = product(n.reduction).constant
-    return (terms is None or terms > FEW) and node_scatter(plan, n) is not None
+    return (terms is None or terms > MIN_SCATTER_TERMS) and node_scatter(plan, n) is not None
 
 
 @dataclass(frozen=True)
 class Finished:
-    """What a scatter and the map of its result are together: elements are ``start``, then ``terms`` come in order.
+    """A scatter together with the map of its result: elements begin as ``start``, then ``terms`` are applied in order.
 
-    ``terms``: a reduction that is a scatter. ``overwrites``: each replaces the element, instead of being combined.
+    ``terms`` is a reduction that is a scatter. ``overwrites``: each term replaces the element instead of being
+    combined.
     """
 
     start: Value
@@ -179,11 +182,11 @@ class Finished:
 
 
 def finished(scatter: Compute, last: Compute) -> Finished | None:
-    """A scatter with the only reader of its result. None where that is not one of two forms.
+    """Combine a scatter with the only reader of its result. Returns None unless the reader has one of two forms.
 
-    ``a + total``, and alike for products and extremes: combining begins with ``a``, in the order that ONNX describes,
-    and is rounded so. ``where(total >= 0, f(total), a)`` of the greatest number of a term: the last term stays, so each
-    overwrites the element with ``f`` of its number.
+    ``a + total``, and the same for products and extremes: combining begins with ``a``, in the order that ONNX
+    describes, and rounds in this order. ``where(total >= 0, f(total), a)``, where total is the greatest term number:
+    the last term wins, so each term overwrites the element with ``f`` of its number.
     """
     body = last.body
     if last.reduce is not None or not isinstance(body, Op) or scatter.reduce is None:
@@ -211,7 +214,7 @@ def finished(scatter: Compute, last: Compute) -> Finished | None:
 
 
 def _number(reduction: tuple[Dim, ...]) -> Index:
-    """The number of a term in the order of the reduction."""
+    """Return the number of a term in the order of the reduction."""
     place = ZERO
     for j, e in enumerate(reduction):
         place = place * e + Index.of(reduction_name(j))
@@ -219,5 +222,5 @@ def _number(reduction: tuple[Dim, ...]) -> Index:
 
 
 def _with(i: Index, tensor: str, number: Index) -> Index:
-    """A subscript with what it fetches from a tensor replaced."""
+    """Replace the elements that a subscript fetches from a tensor."""
     return i.rebuild(lambda a: number if a.kind == "fetch" and a.name == tensor else Index({(a,): 1}))

@@ -1,4 +1,4 @@
-"""The plan that fuses nothing: every primitive is a kernel, every part of a concatenation is copied into its place."""
+"""The plan without fusion: every primitive is a kernel, and every part of a concatenation is copied to its offset."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from polydyn.schedules.lanes import VECTOR_DTYPES
 
 
 def separate(graph: Graph, lanes: tuple[str, ...] = VECTOR_DTYPES) -> FusionPlan:
-    """One group per node. A concatenation becomes one copy per part, into a window of the result.
+    """Build one group per node. A concatenation becomes one copy per part, into a window of the result.
 
-    ``lanes``: as in ``FusionPlan``.
+    ``lanes``: see ``FusionPlan``.
     """
     tensors = dict(graph.tensors)
     windows: dict[str, Window] = {}
@@ -53,7 +53,7 @@ def _alone(graph: Graph, n: Compute, lanes: tuple[str, ...]) -> FusedGroup:
 
 
 def write_in_place(plan: FusionPlan) -> FusionPlan:
-    """A tensor that only a concatenation reads is written into its part of the result; its copy is dropped."""
+    """Write a tensor that only a concatenation reads directly into its part of the result, and drop the copy."""
     outputs = {n.output for n in plan.graph.nodes}
     windows, written = dict(plan.windows), set[str]()
     refused = dict(plan.refused)

@@ -1,4 +1,4 @@
-"""A fusion plan as text for people: dumps, golden tests."""
+"""Print a fusion plan for people: dumps, golden tests."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from polydyn.graph.show import show_node
 
 
 def show_plan(plan: FusionPlan) -> str:
-    """The groups in launch order: nodes, the rows they share, why they are together, why others are not with them."""
+    """Print the groups in launch order: nodes, shared rows, why they are together, why other groups are separate."""
     groups = (f"group {n}: {show_group(plan, g)}" for n, g in enumerate(plan.groups))
     windows = (f"{t} is a part of {w.target}, along axis {w.axis} from {w.offset}\n" for t, w in plan.windows.items())
     appends = (f"{a.output} may share the memory of {a.input}\n" for a in plan.appends)
@@ -16,7 +16,7 @@ def show_plan(plan: FusionPlan) -> str:
 
 
 def show_group(plan: FusionPlan, group: FusedGroup) -> str:
-    """One group of a plan."""
+    """Print one group of a plan."""
     lines = [f"{group.kind} -> {', '.join(group.outputs)}"]
     lines += [f"  {show_node(plan.graph, n)}" for n in group.nodes]
     lines += [f"  rows of {t}: axes {', '.join(map(str, axes))}" for t, axes in group.rows.items() if axes]

@@ -1,6 +1,6 @@
-"""Reductions of the same rows of one tensor run over them together: its least and its greatest elements, say.
+"""Join reductions of the same rows of one tensor, such as its minimum and its maximum.
 
-Neither reads a result of the other, so no rule about producers and readers brings them together.
+Neither reads a result of the other, so no rule about producers and readers joins them.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from polydyn.schedules.expr import Load
 
 
 def join_siblings(plan: FusionPlan) -> FusionPlan:
-    """The plan with groups of one such reduction joined to the first group of their kind."""
+    """Join each group of one such reduction to the first group with the same key."""
     p = Partition(plan)
     first: dict[Hashable, int] = {}
     for g in p.order():
@@ -24,7 +24,7 @@ def join_siblings(plan: FusionPlan) -> FusionPlan:
 
 
 def _rows(plan: FusionPlan, g: FusedGroup) -> Hashable | None:
-    """What a group that is one reduction of elements of a tensor runs over and reads; None for other groups."""
+    """Return a key of the elements that a one-reduction group reads and of its extents; None for other groups."""
     n = g.nodes[0]
     if g.kind != "nest" or len(g.nodes) > 1 or n.is_map or not isinstance(n.body, Load):
         return None

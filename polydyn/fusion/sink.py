@@ -1,9 +1,9 @@
-"""Epilogues that only make traffic go to their reader's kernel.
+"""Move epilogues that only add traffic to their reader's kernel.
 
-The epilogue pass takes every element-wise reader it can, so that ``x = a @ b`` with ``x * x`` for a norm writes both.
-Where the operands stay in memory anyway and one group reads the result, that group computes it from them: one tensor
-fewer is written and read. "Not all memory-intensive fusions are better to be fused with a producer compute-intensive
-op" (BladeDISC 4.1), decided by counting bytes.
+The epilogue pass absorbs every element-wise reader it can, so ``x = a @ b`` with ``x * x`` for a norm writes both. If
+the operands stay in memory anyway and one group reads the result, that group computes it from them: one tensor fewer is
+written and read. "Not all memory-intensive fusions are better to be fused with a producer compute-intensive op"
+(BladeDISC 4.1). This pass decides by counting bytes.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from polydyn.fusion.rules import elementwise, stitch
 from polydyn.fusion.traffic import may_rise
 from polydyn.graph.ir import Compute
 
-WHY = "off-chip traffic would rise: the contraction would write both"
+SINK_REASON = "off-chip traffic would rise: the contraction would write both"
 
 
 def sink_epilogues(plan: FusionPlan) -> FusionPlan:
-    """The plan with epilogues moved to the one group that reads them, where that moves fewer bytes."""
+    """Move each epilogue to the only group that reads it if this moves fewer bytes."""
     groups = {n.output: g for g in plan.groups for n in g.nodes}
     refused = dict(plan.refused)
     order = [g.nodes[0].output for g in plan.groups]
@@ -36,13 +36,13 @@ def sink_epilogues(plan: FusionPlan) -> FusionPlan:
         for g in change or ():
             groups |= {m.output: g for m in g.nodes}
         if change:
-            refused |= {(t, n.output): WHY for t in plan.inputs[n.output]}
+            refused |= {(t, n.output): SINK_REASON for t in plan.inputs[n.output]}
             order = [change[1].nodes[0].output if t == b.nodes[0].output else t for t in order]
     return replace(plan, groups=tuple(groups[t] for t in order), refused=refused)
 
 
 def _moved(plan: FusionPlan, a: FusedGroup, b: FusedGroup, n: Compute) -> tuple[FusedGroup, FusedGroup] | None:
-    """Both groups after ``n`` went from contraction ``a`` to its reader ``b``; None when nothing is gained."""
+    """Return both groups after ``n`` has moved from contraction ``a`` to its reader ``b``, or None without a gain."""
     rows = {n.output: node_rows(plan.graph, n.output)}
     alone = FusedGroup("nest", (n,), (n.output,), rows, (f"{n.output}: starts a nest group",))
     join = elementwise(plan, alone, b) or stitch(plan, alone, b)

@@ -1,9 +1,9 @@
-"""Splitting merged axes, so that neighbours run over the same dims (BladeDISC 3: dim collapse equality).
+"""Split merged axes, so that neighbouring nodes run over the same dims (BladeDISC 3: dim collapse equality).
 
 Exporters flatten rows before a matrix product, (B, L, K) to (B*L, K), and unflatten after it; a group norm reads the
-statistics of ``channel // size``. Once views are gone one side runs over ``B*L`` rows and the other over (B, L), and
-neither can join the other. Both ways the merged axis comes apart: a dense tensor over (B, L, N) has the memory of one
-over (B*L, N). Outputs of the model too: the fusion plan then has their memory, the program their shape.
+statistics of ``channel // size``. After views are removed, one side runs over ``B*L`` rows and the other over (B, L),
+so neither can join the other. Splitting the merged axis helps in both cases: a dense tensor over (B, L, N) has the same
+memory as one over (B*L, N). Model outputs are split too: the fusion plan has their memory, the program their shape.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ Factors = tuple[Index, ...]
 
 
 def split_merged_axes(graph: Graph) -> Graph:
-    """The graph with merged axes split where that makes a reader read element by element."""
+    """Split merged axes if this makes a reader read element by element."""
     s = _Splitter(graph)
     names = [n.output for n in graph.nodes]
     changed = True
-    while changed:  # every split makes an extent a proper divisor of what it was, so there is an end
+    while changed:  # terminates: each split makes an extent a proper divisor of the old one
         changed = False
         for t in names:
             changed |= s.as_read(t)
@@ -39,7 +39,7 @@ def split_merged_axes(graph: Graph) -> Graph:
 
 
 class _Splitter:
-    """The nodes and tensors so far."""
+    """The current nodes and tensors of the graph."""
 
     def __init__(self, graph: Graph) -> None:
         self.source = graph
@@ -48,11 +48,11 @@ class _Splitter:
         self.readers = {t: [n.output for n in users] for t, users in graph.consumers().items()}
 
     def graph(self) -> Graph:
-        """The graph as it is."""
+        """Return the current graph."""
         return replace(self.source, nodes=tuple(self.nodes.values()), tensors=self.tensors)
 
     def as_used(self, name: str) -> bool:
-        """Splits an axis of a tensor that an element-wise reader runs over in parts."""
+        """Split an axis of a tensor that an element-wise reader runs over in parts."""
         n, users = self._free(name)
         parts = _parts_used(self.view(), name, users) if n else None
         if n is None or parts is None:
@@ -61,7 +61,7 @@ class _Splitter:
         return True
 
     def as_read(self, name: str) -> bool:
-        """Splits an axis of a node (or a reduction) that reads a computed tensor along parts of it."""
+        """Split an axis of a node (or a reduction) that reads a computed tensor along parts of it."""
         n = self.nodes[name]
         if not isinstance(n, Compute) or is_contraction(n):
             return False
@@ -78,11 +78,11 @@ class _Splitter:
         return False
 
     def view(self) -> Graph:
-        """The graph with the shapes as they are, for questions about one node."""
+        """Return the original nodes with the current shapes, for queries about one node."""
         return replace(self.source, tensors=self.tensors)
 
     def _free(self, name: str) -> tuple[Compute | None, list[Compute]]:
-        """The node and its readers, when all of them can be rewritten."""
+        """Return the node and its readers if all of them can be rewritten, else (None, [])."""
         n = self.nodes[name]
         users = [self.nodes[u] for u in self.readers[name]]
         if not isinstance(n, Compute) or any(isinstance(u, Concat) or _fetched(u, name) for u in users):
@@ -107,14 +107,14 @@ class _Splitter:
         self._rewrite(replace(n, reduction=(*n.reduction[:j], *factors, *n.reduction[j + 1 :])), env)
 
     def _rewrite(self, n: Compute, env: Mapping[str, Index]) -> None:
-        """The node over other iterators than those of its body."""
+        """Replace the node; ``env`` maps the iterators of its body to expressions over the new ones."""
         ranges = dict(iterators(self.view(), n))
         body = map_index(substitute(n.body, env), lambda i: simplify(i, ranges))
         self.nodes[n.output] = replace(n, body=body)
 
 
 def _linear(first: int, factors: Factors, name: Callable[[int], str]) -> Index:
-    """The merged subscript, of the iterators from ``first`` on."""
+    """Return the merged subscript over the iterators from ``first`` on."""
     parts = [Index.of(name(first + k)) for k in range(len(factors))]
     return sum((p * s for p, s in zip(parts, row_major(factors), strict=True)), ZERO)
 
@@ -124,7 +124,7 @@ def _fetched(u: Node, name: str) -> bool:
 
 
 def _parts_used(graph: Graph, name: str, users: list[Compute]) -> tuple[int, Factors] | None:
-    """(axis, factors) of a merged axis that an element-wise reader runs over in parts."""
+    """Return (axis, factors) of a merged axis that an element-wise reader runs over in parts, or None."""
     shape = graph.tensors[name].shape
     for u in users:
         sizes = graph.tensors[u.output].shape
@@ -144,10 +144,10 @@ def _parts_used(graph: Graph, name: str, users: list[Compute]) -> tuple[int, Fac
 
 
 def _parts_read(graph: Graph, n: Compute, x: Load) -> list[tuple[str, Factors]]:
-    """(iterator, factors) of a merged iterator ``d`` that reads a tensor at ``d // s``.
+    """Return (iterator, factors) for each merged iterator ``d`` that reads a tensor at ``d // s``.
 
-    Either the rest of the subscripts use ``d % s``, or the tensor holds one number for each ``d // s`` and the node
-    runs over more axes behind ``d`` (a group's statistics; not an image that grows by ``s``).
+    Either the other subscripts use ``d % s``, or the tensor holds one number for each ``d // s`` and the node runs over
+    more axes after ``d`` (a group's statistics; not an image that grows by ``s``).
     """
     shape = graph.tensors[x.buffer].shape
     extents = dict(iterators(graph, n))
@@ -168,7 +168,7 @@ def _parts_read(graph: Graph, n: Compute, x: Load) -> list[tuple[str, Factors]]:
 
 
 def _reread(graph: Graph, u: Compute, name: str, axis: int, factors: Factors) -> Compute:
-    """The reader with its reads of the split tensor at the parts of the merged subscript."""
+    """Return the reader with its reads of the split tensor at the parts of the merged subscript."""
     ranges = dict(iterators(graph, u))
     steps = row_major(factors)
 
@@ -188,12 +188,14 @@ def _reread(graph: Graph, u: Compute, name: str, axis: int, factors: Factors) ->
 # -- guards ----------------------------------------------------------------------------------------------------------
 
 
-INSIDE = "%inside"
-"""What a guard says to be an index of something."""
+GUARDED_INDEX = "%inside"
+"""Symbol for an index that a guard keeps in range."""
 
 
 def within_guard(v: Value, ranges: Mapping[str, Index]) -> Value:
-    """A guarded value with subscripts simplified by ``0 <= x + c < n`` in its guard: only there is it evaluated."""
+    """Simplify the subscripts of a guarded value with ``0 <= x + c < n`` from its guard, which holds where it is
+    evaluated.
+    """
     if not isinstance(v, Op) or v.name != "where":
         return v
     guard, then, orelse = v.args
@@ -202,8 +204,8 @@ def within_guard(v: Value, ranges: Mapping[str, Index]) -> Value:
         shift = e - names[0] if len(names) == 1 else e
         if shift.constant is None:
             continue
-        known = {**{k: r for k, r in ranges.items() if k not in names}, INSIDE: n}
-        env, back = {names[0]: Index.of(INSIDE) - shift}, {INSIDE: e}
+        known = {**{k: r for k, r in ranges.items() if k not in names}, GUARDED_INDEX: n}
+        env, back = {names[0]: Index.of(GUARDED_INDEX) - shift}, {GUARDED_INDEX: e}
         then = map_index(then, partial(_moved, env=env, known=known, back=back))
     return replace(v, args=(guard, then, orelse))
 
@@ -213,7 +215,7 @@ def _moved(i: Index, env: Mapping[str, Index], known: Mapping[str, Index], back:
 
 
 def _spans(guard: Value) -> list[tuple[Index, Index]]:
-    """(e, n) for ``e >= 0`` and ``e < n`` in a conjunction."""
+    """Return (e, n) for each pair ``e >= 0`` and ``e < n`` in a conjunction."""
     parts = [guard]
     while any(isinstance(p, Op) and p.name == "and" for p in parts):
         parts = [a for p in parts for a in (p.args if isinstance(p, Op) and p.name == "and" else (p,))]

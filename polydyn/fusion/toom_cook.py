@@ -1,9 +1,9 @@
-"""Matrices of Toom and Cook: short sums of products with as few multiplications as there are elements.
+"""Toom-Cook matrices: short convolutions with as few multiplications as there are input elements.
 
 S. Winograd, Arithmetic Complexity of Computations (1980); A. Lavin, S. Gray, Fast Algorithms for Convolutional Neural
-Networks (2016). ``F(m, r)`` are ``m`` neighbouring sums of ``r`` products, ``y[i] = sum(d[i + k] * g[k])``, made of
-``m + r - 1`` products: ``y = A((B d) * (G g))``. The factors are values of polynomials at as many points, one of them
-infinity.
+Networks (2016). ``F(m, r)`` computes ``m`` neighbouring sums of ``r`` products, ``y[i] = sum(d[i + k] * g[k])``, from
+``m + r - 1`` products: ``y = A((B d) * (G g))``. The factors are values of polynomials at ``m + r - 1`` points, one of
+them infinity.
 """
 
 from __future__ import annotations
@@ -18,8 +18,10 @@ Matrix = tuple[Row, ...]
 
 @dataclass(frozen=True)
 class Matrices:
-    """``sums``: A, m rows of m + r - 1; ``elements``: B, square, each row's first number that is not 0 is 1;
-    ``taps``: G, m + r - 1 rows of r. All numbers are exact.
+    """The exact matrices of ``F(m, r)``.
+
+    ``sums`` is A, m rows of m + r - 1 numbers. ``elements`` is B, square; the first nonzero number of each row is 1.
+    ``taps`` is G, m + r - 1 rows of r numbers.
     """
 
     sums: Matrix
@@ -28,7 +30,7 @@ class Matrices:
 
 
 def matrices(m: int, r: int, points: Sequence[Fraction]) -> Matrices:
-    """Of ``F(m, r)`` at ``points``, ``m + r - 2`` numbers that differ, and at infinity."""
+    """Build the matrices of ``F(m, r)`` at ``points`` (``m + r - 2`` distinct numbers) and at infinity."""
     size = m + r - 1
     assert len(set(points)) == len(points) == size - 1, "one point less than elements, all different"
     sums = tuple((*(p**i for p in points), Fraction(i == m - 1)) for i in range(m))
@@ -51,7 +53,7 @@ def matrices(m: int, r: int, points: Sequence[Fraction]) -> Matrices:
 
 
 def _product(roots: Sequence[Fraction]) -> Row:
-    """The polynomial with these roots and 1 before its highest power, lowest power first."""
+    """Return the monic polynomial with these roots, lowest power first."""
     out = [Fraction(1)]
     for q in roots:
         out = [low - q * high for low, high in zip([Fraction(0), *out], [*out, Fraction(0)], strict=True)]

@@ -1,8 +1,9 @@
-"""Bytes that a group moves to and from memory, and the rule that fusing must not raise them (BladeDISC 4.1).
+"""Count the bytes that a group moves to and from memory. Fusion must not raise them (BladeDISC 4.1).
 
 A kernel reads every distinct element that its loads name once, and writes its outputs once. Sizes stay symbolic: a
-rewrite is accepted when what it adds is proven to be no more than what it removes, under the ranges that the program
-guards. Where that is not decided the groups stay apart: both ways are right, and the choice does not depend on the run.
+rewrite is accepted if the added bytes are proven to be at most the removed bytes, under the ranges that the program
+guards. If this is undecided, the groups stay separate. Both plans are correct, and the choice does not depend on
+run-time sizes.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ Term = tuple[str, str]
 
 
 def terms(plan: FusionPlan, group: FusedGroup) -> set[Term]:
-    """What a group reads and writes. Scales and other constants of one element do not count."""
+    """Return the reads and writes of a group. Scales and other one-element constants do not count."""
     outputs = {n.output for n in group.nodes}
     read = {t for n in group.nodes for t in plan.inputs[n.output] if not _is_number(plan.graph, t)} - outputs
     return {*(("read", t) for t in read), *(("write", t) for t in group.outputs)}
@@ -33,7 +34,7 @@ def _is_number(graph: Graph, tensor: str) -> bool:
 
 
 def size_of(graph: Graph, tensor: str) -> Index:
-    """Bytes of a whole tensor."""
+    """Return the bytes of a whole tensor."""
     t = graph.tensors[tensor]
     return product(t.shape) * ITEMSIZE[t.dtype]
 
@@ -41,11 +42,11 @@ def size_of(graph: Graph, tensor: str) -> Index:
 def may_rise(
     plan: FusionPlan, before: Sequence[FusedGroup], after: Sequence[FusedGroup], rewritten: FusionPlan | None = None
 ) -> str | None:
-    """Why ``after`` may move more bytes than ``before``; None when it is proven not to.
+    """Return the reason if ``after`` may move more bytes than ``before``, or None if it is proven not to.
 
-    ``rewritten``: the plan that ``after`` belongs to, where nodes have changed. A join without recomputation only loses
-    terms, which needs no arithmetic: what two groups read apart they read together. Of other terms
-    whole tensors are added, and only what loads surely touch is saved.
+    ``rewritten`` is the plan of ``after`` if nodes have changed. A join without recomputation only removes terms, which
+    needs no arithmetic: two separate reads become one. Otherwise, whole tensors count as added, and only the bytes that
+    loads certainly touch count as removed.
     """
     old: Counter[Term] = Counter(k for g in before for k in terms(plan, g))
     new: Counter[Term] = Counter(k for g in after for k in terms(rewritten or plan, g))
@@ -61,7 +62,9 @@ def may_rise(
 
 
 def _least(plan: FusionPlan, groups: Sequence[FusedGroup], key: Term) -> Index:
-    """A lower bound of the bytes of a term: a read counts where a load of every group visits each element."""
+    """Return a lower bound of the bytes of a term. A read counts only if each group has a load that visits every
+    element.
+    """
     kind, tensor = key
     reading = [g for g in groups if key in terms(plan, g)]
     complete = all(any(_visits_all(plan.graph, n, tensor) for n in g.nodes) for g in reading)
@@ -69,7 +72,7 @@ def _least(plan: FusionPlan, groups: Sequence[FusedGroup], key: Term) -> Index:
 
 
 def _visits_all(graph: Graph, n: Compute, tensor: str) -> bool:
-    """Whether a load of the tensor runs over all of it: plain iterators of the same extents, each once."""
+    """Check whether a load of the tensor runs over all of it: plain iterators of the same extents, each once."""
     extents = dict(iterators(graph, n))
     shape = graph.tensors[tensor].shape
     for x in loads(n.body):

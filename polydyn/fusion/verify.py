@@ -7,7 +7,7 @@ from polydyn.fusion.plan import FusedGroup, FusionPlan
 
 
 def verify_plan(plan: FusionPlan) -> None:
-    """Checks that
+    """Check the invariants of a fusion plan:
 
     1. every node that something needs is in exactly one group, and groups list their nodes in topological order;
     2. the graph of groups has no cycle and the launch order respects it, so that every group is convex: a reader of a

@@ -1,7 +1,7 @@
-"""Constants of integer products in the form in which they are multiplied (docs/adr/0013-quantization.md).
+"""Widen constant operands of integer products once, at compile time (docs/adr/0013-quantization.md).
 
-A quantized product reads its weights as ``int32(w) - zero_w``. On the CPU that is computed once, at compile time, so
-that the column operand is a constant again, which lowering packs into panels like any other.
+A quantized product reads its weights as ``int32(w) - zero_w``. On the CPU this is computed at compile time, so that the
+column operand is again a constant. Lowering packs it into panels like any other constant.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ SUFFIX = "@wide"
 
 
 def widen_constants(graph: Graph) -> Graph:
-    """The graph in which operands that integer products compute from constants are constants of int32."""
+    """Replace operands that integer products compute from constants by int32 constants."""
     return _Widening(graph).run()
 
 
 class OperandRewriting(Rewriting):
-    """Rewrites the operands of products that are summed in ``dtypes``; a replacement may add constants."""
+    """A rewriting of the operands of products that are summed in ``dtypes``. A replacement may add constants."""
 
     dtypes: tuple[str, ...] = ("int32",)
 
     def operand(self, v: Value) -> Value:
-        """The replacement of an operand."""
+        """Return the replacement of an operand."""
         raise NotImplementedError
 
     def run(self) -> Graph:
-        """The rewritten graph."""
+        """Return the rewritten graph."""
         self.nodes += map(self._node, self.graph.nodes)
         return self.result()
 
@@ -61,9 +61,10 @@ class _Widening(OperandRewriting):
 
 
 def over_constant(graph: Graph, v: Value) -> tuple[Load, Value] | None:
-    """A value that is computed from constants only: the load of the largest one, and the value over its axes.
+    """Match a value that is computed from constants only: the load of the largest one, and the value over its axes.
 
-    None: it is a load itself, it reads something else, or it reads constants elsewhere than at that load's iterators.
+    Returns None if it is itself a load, if it reads other tensors, or if it reads a constant at other subscripts than
+    that load's iterators.
     """
     read = loads(v)
     if isinstance(v, Load) or not read or any(x.buffer not in graph.constants for x in read):
@@ -86,6 +87,6 @@ def over_constant(graph: Graph, v: Value) -> tuple[Load, Value] | None:
 
 
 def values_of(graph: Graph, load: Load, body: Value) -> Array:
-    """The values of ``over_constant``, an array of the shape of the constant that ``load`` reads."""
+    """Evaluate the value of ``over_constant``: an array of the shape of the constant that ``load`` reads."""
     out = Tensor(load.buffer, body.dtype, graph.tensors[load.buffer].shape)
     return evaluate_node(Compute(out.name, body), out, {}, graph.constants)

@@ -1,18 +1,20 @@
-"""Winograd's products of tiles: 3x3 taps with 4 or 2.25 multiplications for a pixel instead of 9.
+"""Winograd convolution: 3x3 taps with 4 or 2.25 multiplications per pixel instead of 9.
 
-F(m, 3) makes m neighbouring sums of three products from ``a = m + 2`` products (``polydyn/fusion/toom_cook.py``):
+F(m, 3) computes m neighbouring sums of three products from ``a = m + 2`` products (``polydyn/fusion/toom_cook.py``):
 
     u = G g        v = B d        y = A (v * u)
 
-Along two axes there are ``a * a`` for a tile of m x m pixels. With a dilation a tile's pixels and elements are that far
-apart, and so many tiles lie one within the other. A convolution becomes four primitives: B along one axis of pixels of
-the image, with zeros around it (a map); ``v``, which is B along the other (a map, which joins the product's promotion);
-``a * a`` products over channels; and ``y`` (a map, which what follows joins). The weights ``u`` are constants. Sums of
-a tile lie together in memory, ``a * a / (m * m)`` times as large as the result: 4 times for m = 2, 2.25 for m = 4.
+Along two axes there are ``a * a`` products for a tile of m x m pixels. With dilation d, the pixels and elements of a
+tile are d apart, and d tiles interleave along each axis. A convolution becomes four primitives: B along one axis of
+pixels of the image, with zeros around it (a map); ``v``, which is B along the other axis (a map, which joins the
+product's promotion); ``a * a`` products over channels; and ``y`` (a map, which later nodes join). The weights ``u`` are
+constants. The sums of a tile are contiguous in memory and ``a * a / (m * m)`` times as large as the result: 4 times for
+m = 2, 2.25 for m = 4.
 
-The points are 0, pairs of p and -p, and infinity. So half of the numbers of the first and the last row of B are 0, as
-are the first and the last one of every other row, and the others of the first and the last column of A. What remains of
-a row stands at places that are affine but for a division (``_element_places``, ``_sum_places``).
+The points are 0, pairs of p and -p, and infinity. Therefore half of the numbers of the first and the last row of B are
+0, and so are the first and the last number of every other row. In A, the first and the last column are 0 except for one
+number each. The positions of the remaining numbers of a row are affine except for one division (``_element_places``,
+``_sum_places``).
 """
 
 from __future__ import annotations
@@ -47,23 +49,31 @@ from polydyn.schedules.index import ZERO, Index
 
 SUFFIX = "@tiles"
 TAPS = 3
-FARTHEST = 8
-"""Pixels that a tile covers along an axis, dilation and all: more would waste too much of images that are no larger."""
+MAX_TILE_EXTENT = 8
+"""Maximum pixels that a tile covers along an axis, including dilation. Larger tiles would waste too much of small
+images.
+"""
 BALANCE = 6
-"""Multiply-adds that a core makes while it moves a byte to or from memory."""
-MOST_WEIGHTS = 8 << 20
-"""Bytes. Layers with more have few pixels, and reading their weights takes as long as what larger tiles save."""
+"""Multiply-adds that a core executes while it moves one byte to or from memory."""
+MAX_WEIGHT_BYTES = 8 << 20
+"""Maximum bytes of transformed weights. Layers with more have few pixels, so reading the weights takes the time that
+larger tiles save.
+"""
 V = Index.of
 POINTS = {2: (0, 1), 4: (0, Fraction(2, 3), Fraction(3, 2))}
-"""Pixels along a side of a tile -> points that are not negative; with 0, 1 and 2 errors are four times as large."""
+"""Maps the pixels along a side of a tile to the points that are not negative. With 0, 1 and 2 errors are four times as
+large.
+"""
 SIDE = 2
-"""Of tiles that are as exact as a direct sum."""
+"""Pixels along a side of the tiles that are as exact as a direct sum."""
 
 
 @dataclass(frozen=True, eq=False)
 class Form:
-    """F(side, 3) as float32 arrays. ``elements``: [a, a - 2], of each row of B the numbers at ``_element_places``;
-    ``sums``: [side, a - 1], of each row of A those at ``_sum_places``; ``taps``: G, float64 [a, 3].
+    """F(side, 3) as float32 arrays.
+
+    ``elements`` is [a, a - 2]: the numbers of each row of B at ``_element_places``. ``sums`` is [side, a - 1]: the
+    numbers of each row of A at ``_sum_places``. ``taps`` is G, float64 [a, 3].
     """
 
     side: int
@@ -78,7 +88,7 @@ class Form:
 
 
 def form(side: int) -> Form:
-    """The form with tiles of ``side`` x ``side`` pixels."""
+    """Build the form with tiles of ``side`` x ``side`` pixels."""
     zero, *rest = map(Fraction, POINTS[side])
     exact = matrices(side, TAPS, (zero, *(x for p in rest for x in (p, -p))))
     size = len(exact.elements)
@@ -88,7 +98,7 @@ def form(side: int) -> Form:
 
 
 def _at_places(rows: Sequence[Sequence[Fraction]], places: Sequence[Sequence[Index]]) -> Array:
-    """The numbers of each row at its places; all others are 0."""
+    """Select the numbers of each row at its positions. All others are 0."""
     out = []
     for row, at in zip(rows, places, strict=True):
         where = [i.constant for i in at]
@@ -98,23 +108,28 @@ def _at_places(rows: Sequence[Sequence[Fraction]], places: Sequence[Sequence[Ind
 
 
 def _element_places(x: Index, size: int) -> list[Index]:
-    """Where row ``x`` of B has numbers that are not 0: (0, 2, 3, 4..) in the first row, (1, 3, 2, 5..) in the last,
-    (1, 2, 3, 4..) between them. The third of these is a 0 in the first and the last row.
+    """Return the positions of the nonzero numbers of row ``x`` of B.
+
+    They are (0, 2, 3, 4..) in the first row, (1, 3, 2, 5..) in the last, (1, 2, 3, 4..) between them. The third of
+    these is a 0 in the first and the last row.
     """
     last = x // (size - 1)
     return [(x + (size - 2)) // (size - 1), *(j + last * (1 - j % 2 * 2) for j in range(2, size - 1))]
 
 
 def _sum_places(r: Index, size: int) -> list[Index]:
-    """Where row ``r`` of A has numbers that are not 0: the last place instead of the first in the last row."""
+    """Return the positions of the nonzero numbers of row ``r`` of A. The last row has the last position instead of the
+    first.
+    """
     return [r // (size - TAPS) * (size - 1), *(V(j) for j in range(1, size - 1))]
 
 
 @dataclass(frozen=True)
 class _Convolution:
-    """A node of a graph that is one. ``image``, ``weights``: what it multiplies. ``column``: the axis of its output
-    channels; ``channel``: the reduction over input channels; ``windows``: (axis of the image, axis of the output,
-    reduction over taps, dilation) of both axes of pixels; ``form``: of its tiles.
+    """A convolution node. It multiplies ``image`` by ``weights``.
+
+    ``column``: the axis of its output channels. ``channel``: the reduction over input channels. ``windows``: (axis of
+    the image, axis of the output, reduction over taps, dilation) of both axes of pixels. ``form``: its tiles.
     """
 
     node: Compute
@@ -127,18 +142,18 @@ class _Convolution:
 
 
 def winograd(graph: Graph, side: int = SIDE) -> Graph:
-    """The graph in which convolutions that gain from it are products of tiles, ``side`` pixels on each side, or 2."""
+    """Replace convolutions that gain from it by products of tiles with ``side`` pixels on each side, or 2."""
     return _Winograd(graph, side).run()
 
 
 def pays(channels: int, outputs: int, side: int) -> bool:
-    """Whether the multiplications that a pixel saves for each pair of channels outweigh the bytes it moves.
+    """Check whether the multiplications that a pixel saves outweigh the bytes that it moves.
 
-    These are the elements of tiles for each input channel, and the sums for each output channel, written and read.
-    Tiles that are not the smallest have weights of no more than MOST_WEIGHTS bytes.
+    The bytes are the elements of tiles for each input channel and the sums for each output channel, written and read.
+    Tiles larger than the smallest have at most ``MAX_WEIGHT_BYTES`` of weights.
     """
     tile, pixels = (side + TAPS - 1) ** 2, side**2
-    if side > SIDE and 4 * tile * channels * outputs > MOST_WEIGHTS:
+    if side > SIDE and 4 * tile * channels * outputs > MAX_WEIGHT_BYTES:
         return False
     return (TAPS**2 * pixels - tile) * channels * outputs > BALANCE * 4 * tile * (channels + 2 * outputs)
 
@@ -151,7 +166,7 @@ class _Winograd(Rewriting):
         self.tables: dict[str, str] = {}
 
     def run(self) -> Graph:
-        """The rewritten graph."""
+        """Return the rewritten graph."""
         for n in self.graph.nodes:
             found = self._convolution(n)
             if found is None:
@@ -163,7 +178,7 @@ class _Winograd(Rewriting):
         return self.result()
 
     def _convolution(self, n: Node) -> _Convolution | None:
-        """The node as a convolution of 3x3 taps without strides and groups that gains; None: it is none."""
+        """Match a 3x3 convolution without strides and groups that gains from Winograd's form, or return None."""
         if not isinstance(n, Compute) or not is_contraction(n) or n.body.dtype != "float32":
             return None
         assert isinstance(n.body, Op)
@@ -188,18 +203,18 @@ class _Winograd(Rewriting):
         if any(extents[t] != TAPS for t in taps) or inputs is None or outputs is None:
             return None
         farthest = max(d for *_, d in windows)
-        fit = [f for f in self.forms.values() if f.side * farthest <= FARTHEST and pays(inputs, outputs, f.side)]
+        fit = [f for f in self.forms.values() if f.side * farthest <= MAX_TILE_EXTENT and pays(inputs, outputs, f.side)]
         return _Convolution(n, image, weights[0], _axis(column[0]), channel[0], windows, fit[0]) if fit else None
 
     def _rewrite(self, c: _Convolution) -> None:
-        """Adds the primitives of a convolution; a result in planes is copied from one whose channels lie together."""
+        """Add the primitives of a convolution. A planar result is copied from a channels-last one."""
         shape, size = self.tensors[c.node.output].shape, V(c.form.size)
         pixels = tuple((a, d) for _, a, _, d in c.windows)
         batch = [a for a in range(len(shape)) if a not in (*(a for a, _ in pixels), c.column)]
         u = self._weights(c)
         image = self._image(c, batch)
         lines = self._along(c, "lines", image.output, 0, len(batch), pixels[0])
-        self.nodes.append(compose(self._taken(), (image,)))
+        self.nodes.append(compose(self._pop_node(), (image,)))
         v = self._along(c, "v", lines, 1, len(self.tensors[lines].shape) - 2, pixels[1])
         *tiles, channels = self.tensors[v].shape[2:]
         *place, i, j, column = (V(dim_name(a)) for a in range(len(tiles) + 3))
@@ -214,18 +229,18 @@ class _Winograd(Rewriting):
             body = load(copy, tuple(V(dim_name(a)) for a in order), "float32")
         self.nodes.append(replace(c.node, body=body, reduction=(), reduce=None))
 
-    def _add(self, c: _Convolution, what: str, shape: tuple[Dim, ...], body: Value, sum_: tuple[Dim, ...] = ()) -> str:
-        name = self.fresh(f"{c.node.output}{SUFFIX}.{what}")
+    def _add(self, c: _Convolution, name: str, shape: tuple[Dim, ...], body: Value, sum_: tuple[Dim, ...] = ()) -> str:
+        name = self.fresh(f"{c.node.output}{SUFFIX}.{name}")
         return self.add(Compute(name, body, sum_, "sum" if sum_ else None, c.node.origin), shape)
 
-    def _taken(self) -> Compute:
-        """The last node, which is not added after all."""
+    def _pop_node(self) -> Compute:
+        """Remove the last node again and return it."""
         node = self.nodes.pop()
         assert isinstance(node, Compute)
         return node
 
     def _weights(self, c: _Convolution) -> str:
-        """``u`` as [a, a, channels, outputs], a new constant."""
+        """Add ``u`` as a new constant [a, a, channels, outputs] and return its name."""
         wanted = (*(t for *_, t, _ in c.windows), c.channel, dim_name(c.column))
         order = [[str(i) for i in c.weights.index].index(x) for x in wanted]
         g = self.constants[c.weights.buffer].transpose(order).astype(np.float64)
@@ -233,23 +248,23 @@ class _Winograd(Rewriting):
         return self.constant(f"{c.node.output}{SUFFIX}.u", np.ascontiguousarray(u, np.float32))
 
     def _combine(
-        self, what: str, table: Array, row: Index, places: Sequence[Index], at: Callable[[Index], Value]
+        self, name: str, table: Array, row: Index, places: Sequence[Index], at: Callable[[Index], Value]
     ) -> Value:
-        """The sum of what lies at places, each times its number in a row of a table."""
+        """Return the sum of the values at ``places``, each times its number in row ``row`` of a table."""
         terms = []
         for k, place in enumerate(places):
             term = at(place)
             if any(table[:, k] != 1):
-                if what not in self.tables:
-                    self.tables[what] = self.constant(f"{SUFFIX}.{what}", table)
-                term = op("mul", load(self.tables[what], (row, V(k)), "float32"), term)
+                if name not in self.tables:
+                    self.tables[name] = self.constant(f"{SUFFIX}.{name}", table)
+                term = op("mul", load(self.tables[name], (row, V(k)), "float32"), term)
             terms.append(term)
         return reduce(partial(op, "add"), terms)
 
-    def _along(self, c: _Convolution, what: str, tensor: str, number: int, axis: int, window: tuple[int, int]) -> str:
-        """B along an axis of a tensor: with the rows of B as axis ``number``, and tiles in the place of pixels.
+    def _along(self, c: _Convolution, name: str, tensor: str, number: int, axis: int, window: tuple[int, int]) -> str:
+        """Apply B along an axis of a tensor: the rows of B become axis ``number``, and tiles replace pixels.
 
-        ``window``: the axis of the output, dilation.
+        ``window``: (axis of the output, dilation).
         """
         shape, (of_output, apart) = self.tensors[tensor].shape, window
         count = self.tensors[c.node.output].shape[of_output].ceildiv(c.form.side * apart)
@@ -261,12 +276,12 @@ class _Winograd(Rewriting):
         before, after = digits[:axis], digits[axis + len(tiles) :]
         places = _element_places(x, c.form.size)
         read = lambda i: load(tensor, (*before, first + i * apart, *after), "float32")  # noqa: E731
-        return self._add(c, what, new, self._combine(f"elements{c.form.side}", c.form.elements, x, places, read))
+        return self._add(c, name, new, self._combine(f"elements{c.form.side}", c.form.elements, x, places, read))
 
     def _pixels(
         self, c: _Convolution, sums: str, pixels: Sequence[tuple[Index, int]], batch: Sequence[int], column: Index
     ) -> Value:
-        """``y`` of the sums of a tile. ``pixels``: (where, dilation) along each axis."""
+        """Return ``y`` from the sums of a tile. ``pixels``: (subscript, dilation) along each axis."""
         side = c.form.side
         tile = (i for x, d in pixels for i in ((x // (side * d), x % d) if d > 1 else (x // side,)))
         place = (*(V(dim_name(a)) for a in batch), *tile)
@@ -282,7 +297,10 @@ class _Winograd(Rewriting):
         return along(())
 
     def _image(self, c: _Convolution, batch: Sequence[int]) -> Compute:
-        """The image as [batch.., (side*tiles + 2) * dilation, channels], zeros around it; the node is not added."""
+        """Return a node for the image as [batch.., (side*tiles + 2) * dilation, channels] with zeros around it.
+
+        The node is not added to the graph.
+        """
         shape = self.tensors[c.image.buffer].shape
         order = [*(V(dim_name(a)) for a in batch), *(V(dim_name(a)) for _, a, *_ in c.windows), V(c.channel)]
         here = {str(x): V(dim_name(k)) for k, x in enumerate(order)} | {t: ZERO for *_, t, _ in c.windows}
@@ -296,10 +314,13 @@ class _Winograd(Rewriting):
         rows = ((made[a].ceildiv(side * d) * side + (TAPS - 1)) * d for _, a, _, d in c.windows)
         sizes = (*(made[a] for a in batch), *rows)
         self._add(c, "image", (*sizes, shape[[str(i) for i in c.image.index].index(c.channel)]), body)
-        return self._taken()
+        return self._pop_node()
 
     def _padded(self, c: _Convolution, index: tuple[Index, ...]) -> Value:
-        """An element of the image, of a padding that nobody else reads the element it guards; 0 behind its end."""
+        """Return an element of the image, or 0 after its end.
+
+        A padding without other readers is replaced by its guarded element.
+        """
         source, element = self.producer.get(c.image.buffer), load(c.image.buffer, index, "float32")
         guarded = frozenset[str]()
         body: Value = element
@@ -316,7 +337,7 @@ class _Winograd(Rewriting):
         return len(self.readers[tensor]) == 1 and tensor not in self.graph.outputs
 
     def _in_order(self, c: _Convolution, read: Load, channel: Index) -> Value:
-        """The load of a copy whose channels lie together."""
+        """Add a channels-last copy and return a load from it."""
         at = read.index.index(channel)
         order = [*(a for a in range(len(read.index)) if a != at), at]
         shape = self.tensors[read.buffer].shape
@@ -326,7 +347,7 @@ class _Winograd(Rewriting):
 
 
 def _window(i: Index) -> tuple[int, str, int] | None:
-    """The axis, the reduction and the dilation whose sum a subscript is; None where it is another expression."""
+    """Return (axis, reduction, dilation) if a subscript is ``axis + dilation * reduction``, else None."""
     axes, taps = ([s for s in i.symbols() if f(s)] for f in (is_axis, is_reduction))
     if len(axes) != 1 or len(taps) != 1:
         return None

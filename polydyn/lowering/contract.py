@@ -8,7 +8,7 @@ from copy import copy
 from dataclasses import dataclass, replace
 
 from polydyn.fusion.plan import FusedGroup, FusionPlan
-from polydyn.fusion.products import NARROW, group_size, is_windowed
+from polydyn.fusion.products import NARROW_GROUP_SIZES, group_size, is_windowed
 from polydyn.graph.ir import Compute
 from polydyn.lowering.collapse import collapse_reduction, collapse_shared
 from polydyn.lowering.flatten import FlatNode, flatten
@@ -137,7 +137,7 @@ def _narrow_groups(n: FlatNode, width: int) -> bool:
     def spread(x: str) -> bool:
         groups = [group_size(i, x) for i in read]
         dense = all(m or i.split(x)[0] == ONE for m, i in zip(groups, read, strict=True))
-        return dense and any(m in NARROW and width % m == 0 for m in groups)
+        return dense and any(m in NARROW_GROUP_SIZES and width % m == 0 for m in groups)
 
     along = [x for x, _ in n.shared if n.address.split(x)[0] == ONE]
     return n.dtype == "float32" and len(n.reduction) > 1 and any(map(spread, along))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from polydyn.fusion.order import TERM, order_of
+from polydyn.fusion.argsort import TERM, match_argsort
 from polydyn.fusion.plan import FusedGroup, FusionPlan
 from polydyn.graph.ir import Compute
 from polydyn.lowering.collapse import collapse_shared
@@ -34,7 +34,7 @@ class OrderGroup:
 def lower_order(plan: FusionPlan, group: FusedGroup) -> OrderGroup:
     """The statement of a group of kind order."""
     rank, place = group.nodes
-    found = order_of(plan, rank, place)
+    found = match_argsort(plan, rank, place)
     assert found is not None, "it was an order when the group was made"
     most = plan.graph.tensors[place.output].shape[found.axis]
     alone = replace(group, nodes=(place,), outputs=(place.output,), rows={place.output: ()})

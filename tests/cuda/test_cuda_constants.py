@@ -8,9 +8,9 @@ import numpy as np
 from onnx import helper
 
 from polydyn.codegen.kernel import Kernel
+from polydyn.fusion.k_major_weights import make_weights_k_major
 from polydyn.fusion.pipeline import fusion_plan
 from polydyn.fusion.plan import FusionPlan
-from polydyn.fusion.steps import lay_out_steps
 from polydyn.graph import reference
 from polydyn.graph.expand import import_model
 from polydyn.graph.ir import Compute
@@ -137,7 +137,7 @@ def test_what_is_laid_out_stays() -> None:
         s.constant("w", byte("int8", 20, k))
         pair = (cast(s.at(n, i, "r0"), "int32") for n, i in (("a", "d0"), ("w", "d1")))
         s.let("y", ("M", 20), op("mul", *pair), (k,), "sum")
-        (node,) = lay_out_steps(s.graph("y")).nodes
+        (node,) = make_weights_k_major(s.graph("y")).nodes
         assert node.inputs == ("a", name)
 
 
@@ -172,5 +172,5 @@ def test_a_constant_that_is_summed_in_two_ways_is_laid_out_twice() -> None:
     s.let("z", (3, "B"), op("mul", value("b", "d1", "r1", "r0"), value("w", "d0", "r1", "r0")), (16, 5), "sum")
     graph = s.graph("y", "z")
     feeds = {"a": byte("int8", 2, 16, 5), "b": byte("int8", 2, 5, 16)}
-    got, want = reference.evaluate(lay_out_steps(graph), feeds), reference.evaluate(graph, feeds)
+    got, want = reference.evaluate(make_weights_k_major(graph), feeds), reference.evaluate(graph, feeds)
     assert all(np.array_equal(got[t], want[t]) for t in graph.outputs)

@@ -82,13 +82,13 @@ def test_every_pass_counts() -> None:
 
 def test_an_unknown_pass_is_refused_by_name() -> None:
     assert Options(["stitch"]) == Options({"stitch"}) and hash(Options(["stitch"]))
-    with pytest.raises(InputError, match=r"there is no pass stich\n.*the passes are tidy, requantize, integers"):
+    with pytest.raises(InputError, match=r"unknown pass: stich\n.*the passes are tidy, requantize, integers"):
         Options(frozenset({"stich"}))
 
 
 def test_each_pass_says_what_it_does() -> None:
     assert len(set(NAMES)) == len(NAMES)
-    assert all(p.what and sum(x is not None for x in (p.graph, p.groups, p.join)) <= 1 for p in PASSES)
+    assert all(p.summary and sum(x is not None for x in (p.graph, p.groups, p.join)) <= 1 for p in PASSES)
 
 
 @pytest.mark.slow
@@ -108,7 +108,7 @@ def test_a_job_without_a_pass_is_another_job(tmp_path: Path) -> None:
     all_on, one_off = read_jobs(tmp_path / "jobs.json")
     assert all_on.arguments != one_off.arguments
     (tmp_path / "jobs.json").write_text(json.dumps([jobs[1] | {"without": ["stich"]}]))
-    with pytest.raises(InputError, match="no pass stich"):
+    with pytest.raises(InputError, match="unknown pass: stich"):
         read_jobs(tmp_path / "jobs.json")
 
 

@@ -53,7 +53,8 @@ def failing_pass(monkeypatch: pytest.MonkeyPatch, error: Exception, rewriting: b
     table = "REWRITES" if rewriting else "FUSION"
     name = "fold" if rewriting else "siblings"
     changed = {"graph": rewrite} if rewriting else {"groups": regroup}
-    passes = tuple(pipeline.Pass(p.name, p.what, **changed) if p.name == name else p for p in getattr(pipeline, table))
+    table_passes = getattr(pipeline, table)
+    passes = tuple(pipeline.Pass(p.name, p.summary, **changed) if p.name == name else p for p in table_passes)
     monkeypatch.setattr(pipeline, table, passes)
 
 

@@ -80,7 +80,7 @@ def infer_top_k(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
 @operator("TopK", infer=infer_top_k)
 def top_k(node: OnnxNode, ctx: ExpandContext) -> None:
     """An element's rank is the number of those before it: greater ones, and equal ones at smaller positions. (On a CPU
-    they are sorted: ``polydyn/fusion/order.py``.)
+    they are sorted: ``polydyn/fusion/argsort.py``.)
     """
     x = ctx.tensor(node.inputs[0])
     axis = normalize_axis(node, node.attribute("axis", -1), len(x.shape))

@@ -1,8 +1,9 @@
-"""Constants of bytes, or of 8-bit floats, with the steps of a product side by side (docs/adr/0013-quantization.md).
+"""K-major constants of 8-bit integers or floats: the steps of a product are contiguous (docs/adr/0013-quantization.md).
 
-Tensor cores take bytes along the reduction, TMA and wide copies want columns that begin at multiples of 16 bytes.
-Models store weights [K, N]. They are laid out anew at compile time: first the axes that the product does not sum, then
-its steps as one axis, filled up with zeros. Zero points of constants are subtracted where the differences are bytes.
+Tensor cores take bytes along the reduction. TMA and wide copies require columns that begin at multiples of 16 bytes.
+Models store weights as [K, N]. The weights are laid out again at compile time: first the axes that the product does not
+sum, then its steps as one axis, padded with zeros. Zero points of constants are subtracted if the differences fit in a
+byte.
 """
 
 from __future__ import annotations
@@ -18,29 +19,29 @@ from polydyn.schedules.expr import FLOAT8, Array, Load, Op, Value, cast
 from polydyn.schedules.index import ZERO, Index
 
 SUFFIX = "@steps"
-WIDEST = 16
+COPY_BYTES = 16
 """Bytes of the widest copy."""
-BYTES = ("int8", "uint8")
+BYTE_DTYPES = ("int8", "uint8")
 
 
 @dataclass(frozen=True)
 class _Layout:
-    """The order of a constant's axes (``steps`` last, innermost last), and where a load finds its element."""
+    """The order of a constant's axes (``steps`` last, innermost last), and the subscripts of a load in this order."""
 
     front: tuple[int, ...]
     steps: tuple[int, ...]
     index: tuple[Index, ...]
 
-    def of(self, a: Array) -> Array:
-        """The elements in this order, steps as one axis of a multiple of 16 bytes."""
+    def arrange(self, a: Array) -> Array:
+        """Return the elements in this order. The steps are one axis, padded to a multiple of 16 bytes."""
         front = [a.shape[x] for x in self.front]
         ordered = a.transpose(*self.front, *self.steps).reshape(*front, -1)
-        more = -ordered.shape[-1] % WIDEST
+        more = -ordered.shape[-1] % COPY_BYTES
         return np.ascontiguousarray(np.pad(ordered, [(0, 0)] * len(front) + [(0, more)]))
 
 
-def lay_out_steps(graph: Graph) -> Graph:
-    """The graph with the constants of products of bytes in the order in which they are summed."""
+def make_weights_k_major(graph: Graph) -> Graph:
+    """Store the constant operands of 8-bit products in the order in which they are summed."""
     return _Rewriting(graph).run()
 
 
@@ -68,16 +69,16 @@ class _Rewriting(OperandRewriting):
         return v if name is None else cast(Load(self.tensors[name].dtype, name, layout.index), v.dtype)
 
     def _constant(self, v: Value, load: Load, body: Value, layout: _Layout) -> str | None:
-        """The constant, when its values are bytes."""
+        """Return the name of the new constant if its values fit in a byte, else None."""
         array = self.graph.constants[load.buffer]
         values = array if _is_byte(v) else _as_bytes(values_of(self.graph, load, body))
         if values is None:
             return None
-        return self.constant(f"{load.buffer}{SUFFIX}{len(self.names) or ''}", layout.of(values))
+        return self.constant(f"{load.buffer}{SUFFIX}{len(self.names) or ''}", layout.arrange(values))
 
 
 def _layout(x: Load, graph: Graph) -> _Layout | None:
-    """The layout for a load at plain iterators, some of them summed; None for other loads."""
+    """Return the layout for a load at plain iterators, some of which are summed; None for other loads."""
     names = [str(i) if i.is_symbol else "" for i in x.index]
     plain = all(n or i.constant is not None for n, i in zip(names, x.index, strict=True))
     used = [n for n in names if n]
@@ -93,20 +94,20 @@ def _layout(x: Load, graph: Graph) -> _Layout | None:
 
 
 def _is_byte(v: Value) -> bool:
-    """Whether a value is a byte as it is stored."""
+    """Check whether a value is a stored byte."""
     stored = v.args[0] if isinstance(v, Op) and v.name == "cast" else None
-    return isinstance(stored, Load) and stored.dtype in (*BYTES, *FLOAT8)
+    return isinstance(stored, Load) and stored.dtype in (*BYTE_DTYPES, *FLOAT8)
 
 
 def _is_laid_out(a: Array, layout: _Layout) -> bool:
-    """Whether a constant is in this order already."""
+    """Check whether a constant already has this order."""
     steps = int(np.prod([a.shape[x] for x in layout.steps]))
-    return (*layout.front, *layout.steps) == tuple(range(a.ndim)) and steps % WIDEST == 0
+    return (*layout.front, *layout.steps) == tuple(range(a.ndim)) and steps % COPY_BYTES == 0
 
 
 def _as_bytes(a: Array) -> Array | None:
-    """The same numbers as bytes, if they fit."""
-    for dtype in map(np.dtype, BYTES):
+    """Return the same numbers as bytes if they fit, else None."""
+    for dtype in map(np.dtype, BYTE_DTYPES):
         if np.iinfo(dtype).min <= a.min() and a.max() <= np.iinfo(dtype).max:
             return a.astype(dtype)
     return None

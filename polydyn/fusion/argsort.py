@@ -1,7 +1,7 @@
-"""Orders: the places of a line's first elements, which a kernel finds by sorting.
+"""Argsort and top-k: a kernel finds the positions of a line's first elements by sorting.
 
-``rank[d] = how many elements come before d`` and ``place[j] = the r whose rank is j`` are quadratic as they stand. No
-tree of loops sorts, so a leaf does (``pd_order.h``), line by line: lines are tasks (docs/adr/0009-fusion.md).
+``rank[d] = number of elements before d`` and ``place[j] = the r whose rank is j`` are quadratic as loop nests. Loops
+cannot sort, so a leaf function sorts line by line (``pd_order.h``). Lines are tasks (docs/adr/0009-fusion.md).
 """
 
 from __future__ import annotations
@@ -19,8 +19,10 @@ TERM = reduction_name(0)
 
 
 @dataclass(frozen=True)
-class Order:
-    """``element``: of the line along ``axis``, over ``r0`` instead of that iterator, of ``count``."""
+class ArgSort:
+    """An argsort of lines of ``count`` elements along ``axis``. ``element`` loads one, with iterator ``r0`` for
+    ``axis``.
+    """
 
     element: Load
     axis: int
@@ -28,8 +30,10 @@ class Order:
     largest: bool
 
 
-def order_of(plan: FusionPlan, rank: Compute, place: Compute) -> Order | None:
-    """Two nodes as an order: ranks, and the places of the first ones."""
+def match_argsort(plan: FusionPlan, rank: Compute, place: Compute) -> ArgSort | None:
+    """Match two nodes as an argsort: ranks, and the positions of the first elements. Returns None if they are not
+    one.
+    """
     shape = plan.graph.tensors[rank.output].shape
     found = node_scatter(plan, place)
     if rank.reduce != "sum" or place.reduce != "sum" or found is None or len(found.places) != 1:
@@ -46,22 +50,22 @@ def order_of(plan: FusionPlan, rank: Compute, place: Compute) -> Order | None:
     if counted is None or element is None or any(i.fetches() for i in element.index):
         return None
     steady = all(TERM not in part.symbols() for i in element.index for part in i.split(TERM))
-    return Order(element, axis, shape[axis], counted[1]) if steady else None
+    return ArgSort(element, axis, shape[axis], counted[1]) if steady else None
 
 
 def _read(v: Value) -> Load | None:
-    """A load, perhaps widened: that keeps the order."""
+    """Return the load inside a value. It may be widened to float32, which keeps the order."""
     if isinstance(v, Op) and v.name == "cast" and v.dtype == "float32":
         v = v.args[0]
-    return v if isinstance(v, Load) and v.dtype in SORTED else None
+    return v if isinstance(v, Load) and v.dtype in SORTABLE_DTYPES else None
 
 
-SORTED = ("float32", "float64", "float16", "bfloat16", *INTEGERS)
-"""What leaves sort."""
+SORTABLE_DTYPES = ("float32", "float64", "float16", "bfloat16", *INTEGERS)
+"""Dtypes that the sorting leaf functions support."""
 
 
-def mark_orders(plan: FusionPlan) -> FusionPlan:
-    """The plan with ranks and places that nobody else reads as groups of kind ``order``."""
+def mark_argsorts(plan: FusionPlan) -> FusionPlan:
+    """Mark each pair of ranks and positions as a group of kind ``order`` if the ranks have no other reader."""
     groups: list[FusedGroup] = []
     nodes = {n.output: n for g in plan.groups for n in g.nodes}
     ranks: dict[str, Compute] = {}
@@ -69,7 +73,7 @@ def mark_orders(plan: FusionPlan) -> FusionPlan:
         (n,) = g.nodes
         readers = plan.readers.get(n.output, ())
         last = nodes.get(readers[0]) if len(readers) == 1 and n.output not in plan.stored else None
-        if last is not None and order_of(plan, n, last) is not None:
+        if last is not None and match_argsort(plan, n, last) is not None:
             ranks[last.output] = n
             continue
         if n.output in ranks:

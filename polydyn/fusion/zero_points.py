@@ -1,8 +1,8 @@
-"""Zero points of rows come out of integer products (docs/adr/0013-quantization.md).
+"""Hoist row zero points out of integer products (docs/adr/0013-quantization.md).
 
-``sum((a - za) * w) = sum(a * w) - za * sum(w)``: what is multiplied are bytes as they lie in memory, and the last sum
-is one known integer for each column. Bytes with a sign are moved by 128, as instructions take the rows of a product
-without one: ``sum((a - za) * w) = sum((a + 128) * w) - (za + 128) * sum(w)``.
+``sum((a - za) * w) = sum(a * w) - za * sum(w)``: the product multiplies the stored bytes directly, and the last sum is
+one known integer per column. Signed bytes are shifted by 128, because the instructions take unsigned rows:
+``sum((a - za) * w) = sum((a + 128) * w) - (za + 128) * sum(w)``.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from polydyn.graph.passes.integers import column_sums
 from polydyn.graph.rewriting import Rewriting
 from polydyn.schedules.expr import Array, Const, Load, Op, Value, bitcast, cast, const, load, op
 
-BYTES = ("int8", "uint8")
-SIGN = 128
-"""What makes a byte with a sign one without."""
-LEAST, MOST = -128, 127
-"""What columns of bytes hold."""
+BYTE_DTYPES = ("int8", "uint8")
+SIGN_OFFSET = 128
+"""Offset from int8 to uint8."""
+INT8_MIN, INT8_MAX = -128, 127
+"""Range of the column values (int8)."""
 
 
-def take_out_offsets(graph: Graph) -> Graph:
-    """The graph in which products of bytes with constants of bytes have rows of uint8 without a zero point."""
+def hoist_zero_points(graph: Graph) -> Graph:
+    """Give products of 8-bit rows with constant 8-bit columns uint8 rows without a zero point."""
     made = Rewriting(graph)
     for n in graph.nodes:
         found = _split(graph, n)
@@ -46,7 +46,10 @@ def take_out_offsets(graph: Graph) -> Graph:
 
 
 def _split(graph: Graph, n: Node) -> tuple[Value, Value, tuple[Array, tuple[str, ...]]] | None:
-    """The product without the zero point of its rows, this number, and the sums of the columns; None: nothing to do."""
+    """Return the product without the zero point of its rows, the zero point, and the column sums.
+
+    Returns None if there is nothing to hoist.
+    """
     if not isinstance(n, Compute) or n.body.dtype != "int32" or not is_contraction(n) or not has_column(n):
         return None
     assert isinstance(n.body, Op)
@@ -58,11 +61,11 @@ def _split(graph: Graph, n: Node) -> tuple[Value, Value, tuple[Array, tuple[str,
         x, zero = parts
         values = values_of(graph, *found)
         sums = column_sums(n, found[0], values)
-        if sums is None or not values.size or values.min() < LEAST or values.max() > MOST:
+        if sums is None or not values.size or values.min() < INT8_MIN or values.max() > INT8_MAX:
             return None
         bytes_: Value = x
         if x.dtype == "int8":
-            bytes_, sign = op("add", bitcast(x, "uint8"), const(SIGN, "uint8")), const(SIGN, "int32")
+            bytes_, sign = op("add", bitcast(x, "uint8"), const(SIGN_OFFSET, "uint8")), const(SIGN_OFFSET, "int32")
             zero = sign if zero is None else op("add", zero, sign)
         if zero is None:
             return None
@@ -72,7 +75,7 @@ def _split(graph: Graph, n: Node) -> tuple[Value, Value, tuple[Array, tuple[str,
 
 
 def _row(v: Value) -> tuple[Load, Value | None] | None:
-    """The byte that a row operand reads, and its zero point as one number of int32 (None: it is 0)."""
+    """Return the load of the 8-bit row operand, and its zero point as one int32 value (None if it is 0)."""
     zero: Value | None = None
     if isinstance(v, Op) and v.name == "sub":
         v, zero = v.args
@@ -81,4 +84,4 @@ def _row(v: Value) -> tuple[Load, Value | None] | None:
         if not (isinstance(point, Const) or one):
             return None
     x = v.args[0] if isinstance(v, Op) and v.name == "cast" else None
-    return (x, zero) if isinstance(x, Load) and x.dtype in BYTES else None
+    return (x, zero) if isinstance(x, Load) and x.dtype in BYTE_DTYPES else None
