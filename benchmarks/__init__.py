@@ -1,1 +1,1 @@
-"""Measurements against rivals, and the models they are made on. Not part of the installed package."""
+"""Measurements against baselines, and the models that they use. Not part of the installed package."""

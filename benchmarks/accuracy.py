@@ -1,11 +1,11 @@
-"""Right numbers at every shape: each model compiled once, its stored shapes run against ONNX Runtime.
+"""Check the results at every shape: each model is compiled once and compared with ONNX Runtime at its stored shapes.
 
 usage: python -m benchmarks.accuracy MODEL.onnx | FOLDER ... [--threads N]
 
-The error of an output is its largest absolute difference over the largest absolute value of the reference. Processes
-started while running are counted by an audit hook: a second compilation would need a compiler. Exits with 1 when an
-error exceeds the tolerance or anything was started. Results are added to benchmarks/results/accuracy.json, in place of
-what it has for the same model and number of threads.
+The error of an output is its largest absolute difference divided by the largest absolute value of the reference. An
+audit hook counts the processes that are started during the runs: a second compilation would start a compiler. The exit
+code is 1 if an error exceeds the tolerance or a process was started. Results are added to
+benchmarks/results/accuracy.json and replace earlier ones of the same model and number of threads.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from polydyn.testing.inputs import feeds, shapes
 
 
 def check(path: str, threads: int, starts: Starts) -> dict[str, Any]:
-    """Compiles a model once and runs its shapes."""
+    """Compile a model once and run its shapes."""
     import polydyn
 
     shapes_to_run = shapes(Path(path).stem)
@@ -50,7 +50,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     args = parser.parse_args()
     paths = [str(p) for m in args.models for p in (sorted(Path(m).glob("*.onnx")) if Path(m).is_dir() else [Path(m)])]
-    starts, good, kept = Starts(), True, record.Results("accuracy", record.RESULTS)
+    starts, good, results = Starts(), True, record.Results("accuracy", record.RESULTS)
     for path in paths:
         try:
             r = check(path, args.threads, starts)
@@ -65,8 +65,8 @@ def main() -> None:
             flush=True,
         )
         good = good and r["worst"] <= TOLERANCE and not extra
-        kept.add(r.pop("model"), args.threads, r.pop("rows"), tolerance=TOLERANCE, **r)
-    print(f"written: benchmarks/results/{kept.path.name}")
+        results.add(r.pop("model"), args.threads, r.pop("rows"), tolerance=TOLERANCE, **r)
+    print(f"written: benchmarks/results/{results.path.name}")
     sys.exit(0 if good else 1)
 
 

@@ -1,9 +1,9 @@
-"""The least time a model can take at a shape, by the machine's own limits.
+"""The minimum time of a model at a shape, by the machine's own limits.
 
-ONNX Runtime, unoptimised and profiling itself, tells the sizes at every node of one real run. Each product
-(MatMul, Gemm, Conv) is one group that must do its operations and move its operands once; everything else is taken to
-be free. t_bound = sum over groups of max(operations / peak, bytes / bandwidth). Bytes count as read from memory, but
-for constants that an earlier product of the same run has read (shared layers), which count as read from a cache. For a
+ONNX Runtime runs the model once, unoptimised, and its profile gives the sizes at every node. Each product (MatMul,
+Gemm, Conv) is one group that must do its operations and move its operands once; everything else is assumed free.
+t_bound = sum over groups of max(operations / peak, bytes / bandwidth). Bytes count as read from memory, except
+constants that an earlier product of the same run has read (shared layers): these count as read from a cache. For a
 model that fits into the caches this is a yardstick, not a bound.
 """
 
@@ -28,7 +28,7 @@ SUFFIX = "_kernel_time"
 
 
 def bound(path: str, shape: Mapping[str, int], limits: Limits) -> float:
-    """Seconds by the formula above; fp32, direct convolutions. ``limits`` with caches."""
+    """Return seconds by the formula above, for fp32 and direct convolutions. ``limits`` must include caches."""
     _, again_rate = limits.cached[-1]
     return sum(
         max(limits.seconds(flops, fresh), fresh / limits.bandwidth + again / again_rate)
@@ -37,7 +37,7 @@ def bound(path: str, shape: Mapping[str, int], limits: Limits) -> float:
 
 
 def products(path: str, shape: Mapping[str, int]) -> list[tuple[int, int, int]]:
-    """(operations, bytes, bytes of constants read before) of every product in the model at the shape."""
+    """Return (operations, bytes, bytes of constants read before) of every product in the model at the shape."""
     return _products(path, tuple(shape.items()))
 
 
@@ -48,15 +48,15 @@ def _products(path: str, shape: tuple[tuple[str, int], ...]) -> list[tuple[int, 
     constants = {t.name for t in model.graph.initializer}
     nodes = {n.name: [_source(i, same) for i in n.input] for n in model.graph.node if n.name}
     read: set[str] = set()
-    found = []
+    costs = []
     for e in _events(path, model, dict(shape)):
         if e["args"].get("op_name") in ("MatMul", "Gemm", "Conv"):
             flops, sizes, output = _cost(e["args"])
             names = nodes.get(e["name"].removesuffix(SUFFIX), [])
             again = sum(size for name, size in zip(names, sizes, strict=False) if name in read)
-            found.append((flops, sum(sizes) + output - again, again))
+            costs.append((flops, sum(sizes) + output - again, again))
             read.update(constants.intersection(names))
-    return found
+    return costs
 
 
 def _source(name: str, same: Mapping[str, str]) -> str:
@@ -80,12 +80,12 @@ def _events(path: str, model: onnx.ModelProto, shape: Mapping[str, int]) -> Iter
 
 
 def _cost(arguments: dict[str, Any]) -> tuple[int, list[int], int]:
-    """Operations, bytes of each input, bytes of the output."""
+    """Return operations, bytes of each input, and bytes of the output."""
     inputs: list[Sizes] = [next(iter(t.values())) for t in arguments["input_type_shape"]]
     (output,) = (next(iter(t.values())) for t in arguments["output_type_shape"])
     if arguments["op_name"] == "Conv":  # each output sums over a filter: (channels of a group, window)
         depth = math.prod(inputs[1][1:])
-    elif arguments["op_name"] == "Gemm":  # either operand may be transposed; the sizes tell the depth
+    elif arguments["op_name"] == "Gemm":  # either operand may be transposed; the sizes determine the depth
         depth = math.isqrt(math.prod(inputs[0]) * math.prod(inputs[1]) // max(1, math.prod(output)))
     else:
         depth = inputs[0][-1]

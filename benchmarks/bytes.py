@@ -1,19 +1,19 @@
-"""Times products of 8 and 4 bits, and quantized models, beside ONNX Runtime's.
+"""Times 8-bit and 4-bit products and quantized models, compared with ONNX Runtime.
 
 usage: python -m benchmarks.bytes [MODEL.onnx ...] [--threads 1 2] [--rounds N] [--seconds S] [--only FAMILY ...]
                                  [--quick]
 
-Families: ``linear8`` are layers of BERT-base quantized dynamically (extremes, quantization, product, scale, bias), one
-of them with weights of uint8 too;
-``linear4`` are products with weights of 4 bits in blocks of 32 (MatMulNBits), at ONNX Runtime's default accuracy
-(float32) and at its level 4 (rows rounded to bytes); ``decoder4`` is a decoder of such products with the layers of one
-of 0.5 billion parameters, 8 of its 24, random weights, with B sequences, L new tokens and P before them; GB/s count its
-weights. M, B, L and P are symbolic. Models are given as
-float32 files of the zoo (``make models``): bert_base is quantized dynamically and in the QDQ form, others in the QDQ
-form only, by ONNX Runtime's tools, into benchmarks/out/models. Protocol: benchmarks/protocol.py. Outputs of models
-differ by steps of quantization; what is further apart than TOLERANCE is told. After every model
-benchmarks/results/bytes.json is written, of quick runs (three rounds, every third shape)
-benchmarks/out/results/bytes.json.
+``linear8``: layers of BERT-base quantized dynamically (extremes, quantization, product, scale, bias), one of them with
+uint8 weights too. ``linear4``: products with 4-bit weights in blocks of 32 (MatMulNBits), at ONNX Runtime's default
+accuracy (float32) and at its level 4 (rows rounded to bytes). ``decoder4``: a decoder of such products with random
+weights and the layer sizes of a model of 0.5 billion parameters (8 of its 24 layers), for B sequences, L new tokens and
+P earlier ones; GB/s count its weights. M, B, L and P are symbolic.
+
+Models are float32 files of the zoo (``make models``). ONNX Runtime's tools quantize bert_base dynamically and in the
+QDQ form, other models in the QDQ form only, into benchmarks/out/models. Protocol: benchmarks/protocol.py. Outputs of
+models differ by quantization steps; differences above TOLERANCE are reported. After every model
+benchmarks/results/bytes.json is written, or benchmarks/out/results/bytes.json for quick runs (three rounds, every third
+shape).
 """
 
 from __future__ import annotations
@@ -34,39 +34,41 @@ from polydyn.testing.inputs import feeds
 from polydyn.testing.quantizer import quantize
 
 LAYERS = ((768, 768), (2304, 768), (3072, 768), (768, 3072))
-"""N and K of BERT-base."""
+"""N and K of BERT-base's layers."""
 ASYMMETRIC = 113
-"""A zero point of weights of uint8, which are no bytes with a sign less it."""
+"""A zero point for which uint8 weights are not int8 weights plus 128."""
 NIBBLES = ((4864, 896), (896, 4864), (4096, 4096))
 ROWS = (1, 2, 4, 8, 32, 128, 244, 1024)
-FEW = (1, 4, 16, 64)
-DECODED = tuple({"B": b, "L": n, "P": p} for b, n, p in ((1, 1, 64), (1, 1, 512), (4, 1, 64), (1, 16, 0), (1, 128, 0)))
+LINEAR4_ROWS = (1, 4, 16, 64)
+DECODER_DIMS = tuple(
+    {"B": b, "L": n, "P": p} for b, n, p in ((1, 1, 64), (1, 1, 512), (4, 1, 64), (1, 16, 0), (1, 128, 0))
+)
 LAYERS_OF_DECODER = 8
-SCALED = 0.5 + 4 / 32
-"""Bytes of a weight of 4 bits with its part of the scale of 32."""
+NIBBLE_BYTES = 0.5 + 4 / 32
+"""Bytes of a 4-bit weight, including its part of the scale that 32 weights share."""
 TEXT = tuple({"B": b, "L": n} for b, n in ((1, 8), (1, 32), (1, 128), (4, 61), (8, 128)))
 TOLERANCE = 0.1
-"""Allowed difference between outputs, relative to their scale; a model's is some hundredths."""
+"""Allowed difference between outputs, relative to their scale; a model's is a few hundredths."""
 WAYS = {"bert_base": ("dynamic", "QDQ")}
 FOLDER = record.SCRATCH.parent / "models"
 
 
-def quantized(path: Path, how: str) -> Path:
-    """The quantized form of a model of the zoo, made once."""
-    to = FOLDER / f"{path.stem}_{how.lower()}.onnx"
+def quantized(path: Path, scheme: str) -> Path:
+    """Quantize a model of the zoo, once, and return its path."""
+    to = FOLDER / f"{path.stem}_{scheme.lower()}.onnx"
     if not to.exists():
         to.parent.mkdir(parents=True, exist_ok=True)
         more = {"weight_type": "QInt8"}
-        if how != "dynamic":
+        if scheme != "dynamic":
             more |= {"activation_type": "QUInt8", "per_channel": True}  # type: ignore[dict-item]
-        made = onnx.load(str(path))
-        quantize(str(path), to, how, [feeds(made, s, seed=3) for s in shapes_of(path.stem, None)[:2]], **more)
+        model = onnx.load(str(path))
+        quantize(str(path), to, scheme, [feeds(model, s, seed=3) for s in shapes_of(path.stem, None)[:2]], **more)
     return to
 
 
 def rows_of(field: Field, case: str, family: str, shapes: Sequence[Shape], cost: tuple[int, float], effort: Effort,
             limits: Limits) -> Iterator[Row]:  # fmt: skip
-    """One model, which is loaded, at the shapes. ``cost``: multiply-adds and bytes; the first for each row of M."""
+    """Yield the rows of one loaded model at the shapes. ``cost``: multiply-adds per row of M, and bytes."""
     for shape in shapes:
         flops = 2.0 * cost[0] * shape.get("M", 0)
         row = field.measure(shape, effort, limits.seconds_again(0, cost[1]), flops)
@@ -85,7 +87,7 @@ def main() -> None:
 
 
 def run(threads: int, args: argparse.Namespace) -> list[Path]:
-    """Every case on one number of threads, written one after the other; then the table."""
+    """Measure every case on one number of threads and write each one; then print the table."""
     effort, limits, step = arguments.effort(args), measure(threads, caches=True), 3 if args.quick else 1
     results = record.Results("bytes", arguments.folder(args))
     rows: list[Row] = []
@@ -103,27 +105,27 @@ def run(threads: int, args: argparse.Namespace) -> list[Path]:
 
 
 def _cases(args: argparse.Namespace, folder: Path) -> Iterator[tuple[Path, str, Sequence[Shape], tuple[int, float]]]:
-    """(model, family, shapes, multiply-adds for a row and bytes of weights)."""
+    """Yield (path, family, shapes, (multiply-adds per row, bytes of weights))."""
     layers = [
         (models.dynamic_linear(n, k, zero), "linear8", ROWS, (n * k, float(n * k)))
         for (n, k), zero in (*((x, 0) for x in LAYERS), (LAYERS[0], ASYMMETRIC))
     ]
     layers += [
-        (models.linear_of_nibbles(n, k, accuracy=a), "linear4", FEW, (n * k, n * k * SCALED))
+        (models.linear_of_nibbles(n, k, accuracy=a), "linear4", LINEAR4_ROWS, (n * k, n * k * NIBBLE_BYTES))
         for n, k in NIBBLES for a in (0, 4)
     ]  # fmt: skip
-    for made, family, at, cost in layers:
+    for model, family, at, cost in layers:
         if not args.only or family in args.only:
-            yield models.save(made, folder), family, [{"M": m} for m in at], cost
+            yield models.save(model, folder), family, [{"M": m} for m in at], cost
     sizes = decoders.Sizes(LAYERS_OF_DECODER)
     for accuracy in (0, 4) if not args.only or "decoder4" in args.only else ():
-        made = decoders.decoder_of_nibbles(f"decoder4_level{accuracy}", sizes, accuracy)
-        yield models.save(made, folder), "decoder4", DECODED, (0, sizes.layers * sizes.weights * SCALED)
+        model = decoders.decoder_of_nibbles(f"decoder4_level{accuracy}", sizes, accuracy)
+        yield models.save(model, folder), "decoder4", DECODER_DIMS, (0, sizes.layers * sizes.weights * NIBBLE_BYTES)
     for path in args.models:
-        for how in WAYS.get(path.stem, ("QDQ",)):
+        for scheme in WAYS.get(path.stem, ("QDQ",)):
             if not args.only or "models" in args.only:
                 shapes = TEXT if path.stem == "bert_base" else shapes_of(path.stem, None)
-                yield quantized(path, how), "models", shapes, (0, 0.0)
+                yield quantized(path, scheme), "models", shapes, (0, 0.0)
 
 
 if __name__ == "__main__":

@@ -1,24 +1,25 @@
-"""A census of architectures: what polydyn makes of models that people have, beside ONNX Runtime.
+"""A census of architectures: whether polydyn runs models that people use, compared with ONNX Runtime.
 
 usage: python -m benchmarks.census FOLDER [NAME or FAMILY ...] [--limit 300] [--again] [--fallback] [--read] [--report]
        [--keep]
 
 Each model of ``benchmarks/models/architectures.py`` is exported with random weights and dynamic sizes, compiled, and
-compared with ONNX Runtime at four shapes; then again with ``Options(fallback="onnxruntime")`` where it is not right,
-and everywhere with ``--fallback``.
+compared with ONNX Runtime at four shapes. If it is not right, or with ``--fallback``, it also runs with
+``Options(fallback="onnxruntime")``.
 
 A call whose results differ from ONNX Runtime's is judged by the same model in PyTorch, computed in float64. Networks
-also decide (which of two scores is larger, whether boxes overlap enough), and float32 does not decide what is closer
-than its rounding. So every element must be near the exact run, or near one of up to 11 more, in which each operator's
-result moves a little (``in_float64``). The row says who judged.
+also decide (which of two scores is larger, whether boxes overlap enough), and float32 cannot decide between values
+that are closer than its rounding. So every element must be near the exact run, or near one of up to 11 more runs in
+which each operator's result moves a little (``in_float64``). The row names the judge.
 
-Every model runs in a process of its own, one after another, with a time limit. FOLDER/census.jsonl gets a line for
-each, with its commit; what is there already is not done again, without ``--again``. ``--report`` prints the table
-alone, ``--keep`` also writes it to benchmarks/results/census.json. ``--read`` only imports the models, without and with
-fallback, into FOLDER/read.jsonl: what is refused shows in seconds.
+Every model runs in its own process, one after another, with a time limit. FOLDER/census.jsonl gets a line for each
+model, with its commit; models with a line are not examined again without ``--again``. ``--report`` only prints the
+table, ``--keep`` also writes it to benchmarks/results/census.json. ``--read`` only imports the models, without and with
+fallback, into FOLDER/read.jsonl, which shows within seconds what is not supported.
 
 The states: *right*; *refused* (by name: an UnsupportedError, or a ShapeError or InputError about sizes); *wrong*;
-*internal error* (anything else that polydyn raises); *over the limit*. What ONNX Runtime does not run does not count.
+*internal error* (anything else that polydyn raises); *over the limit*. Sizes that ONNX Runtime does not run do not
+count.
 """
 
 from __future__ import annotations
@@ -50,20 +51,20 @@ from polydyn.graph.expand import import_parts
 from polydyn.graph.fallback import fallback_notes
 
 TOLERANCE = 2e-4
-"""Largest error of a finite result, over the largest value of ONNX Runtime's."""
-MOST_RUNS = 12
-"""Of a call in float64."""
-KEPT = 40 << 20
-"""Bytes of an exported file that stays in the folder, so that it need not be exported again."""
+"""Maximum error of a finite result, relative to the largest value of ONNX Runtime's."""
+MAX_FLOAT64_RUNS = 12
+"""Maximum number of float64 runs per call."""
+MAX_KEPT_BYTES = 40 << 20
+"""Exported files with at most this many bytes stay in the folder, so that they need not be exported again."""
 RUNS = ("right", "read", "refused", "wrong", "internal error", "over the limit")
 Feeds = Mapping[str, Any]
 Row = dict[str, Any]
 Exact = Callable[[Feeds, int], list[Any]]
-"""Computes results in float64, from inputs and the number of a run: 0 is exact, in others operators err a little."""
+"""Computes results in float64 from inputs and a run number: run 0 is exact, in others operators err a little."""
 
 
 def feeds_of(session: Any, sizes: Mapping[str, int]) -> Feeds:
-    """Seeded inputs at these sizes; masks are ones."""
+    """Return seeded inputs at these sizes; masks are ones."""
     numbers = np.random.default_rng(0)
     feeds = dict[str, Any]()
     for x in session.get_inputs():
@@ -81,7 +82,7 @@ def feeds_of(session: Any, sizes: Mapping[str, int]) -> Feeds:
 
 @dataclass(frozen=True)
 class Call:
-    """Sizes by name, inputs by name, and the results that are expected of them."""
+    """Sizes by name, inputs by name, and the expected results."""
 
     sizes: Mapping[str, int]
     feeds: Mapping[str, Any]
@@ -89,22 +90,22 @@ class Call:
 
 
 def expected(path: Path) -> tuple[list[str], list[Call]]:
-    """Names of the outputs, and calls with ONNX Runtime's results at the sizes that it runs."""
+    """Return the names of the outputs, and calls with ONNX Runtime's results at the sizes that it runs."""
     options = onnxruntime.SessionOptions()
     options.log_severity_level, options.intra_op_num_threads = 4, 1
     session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-    found = list[Call]()
+    calls = list[Call]()
     for sizes in SIZES:
         feeds = feeds_of(session, sizes)
         try:
-            found.append(Call(sizes, feeds, session.run(None, feeds)))
-        except Exception:  # of many classes: a size that the model does not have
+            calls.append(Call(sizes, feeds, session.run(None, feeds)))
+        except Exception:  # of many classes: the model does not support the size
             continue
-    return [o.name for o in session.get_outputs()], found
+    return [o.name for o in session.get_outputs()], calls
 
 
 def difference(name: str, got: Any, want: Any) -> str:
-    """What is wrong with a result; empty when nothing is."""
+    """Return how a result differs from the expected one, or an empty string."""
     if got.shape != want.shape or got.dtype != want.dtype:
         return f"{name} is {got.dtype}{list(got.shape)}, expected {want.dtype}{list(want.shape)}"
     finite = np.isfinite(want)
@@ -116,13 +117,13 @@ def difference(name: str, got: Any, want: Any) -> str:
 
 
 def differences(names: list[str], call: Call, got: list[Any]) -> str:
-    """What is wrong first with the results of a call, with its sizes; empty when nothing is."""
-    found = (difference(n, g, w) for n, g, w in zip(names, got, call.results, strict=True))
-    return next((f"{dict(call.sizes)}: {x}" for x in found if x), "")
+    """Return the first difference in the results of a call, with its sizes, or an empty string."""
+    texts = (difference(n, g, w) for n, g, w in zip(names, got, call.results, strict=True))
+    return next((f"{dict(call.sizes)}: {x}" for x in texts if x), "")
 
 
 def far(got: list[Any], want: list[Any]) -> list[Any]:
-    """Which elements of results are not near those expected: all where shapes differ."""
+    """Return which elements of results are not near the expected ones: all if shapes differ."""
     if any(g.shape != w.shape for g, w in zip(got, want, strict=True)):
         return [np.ones(g.shape, bool) for g in got]
     scales = [max(float(np.abs(w[np.isfinite(w)]).max(initial=0.0)), 1e-9) for w in want]
@@ -130,10 +131,10 @@ def far(got: list[Any], want: list[Any]) -> list[Any]:
 
 
 def judged(names: list[str], calls: list[Call], results: list[list[Any]], load: Callable[[], Exact]) -> Row:
-    """State, reason and judge: ONNX Runtime, or float64 for the calls whose results differ from ONNX Runtime's.
+    """Return state, reason and judge: ONNX Runtime, or float64 for calls whose results differ from ONNX Runtime's.
 
-    Then ``differs`` is the first difference, ``runs`` has the number of runs in float64 for each of these calls, and
-    ``beyond`` how many elements are beyond the tolerance from the exact run: polydyn's and ONNX Runtime's.
+    With float64 as judge, ``differs`` is the first difference, ``runs`` the number of float64 runs for each of these
+    calls, and ``beyond`` how many elements of polydyn and of ONNX Runtime are beyond the tolerance from the exact run.
     """
     both = zip(calls, results, strict=True)
     contested = [(c, got, why) for c, got in both if (why := differences(names, c, got))]
@@ -147,13 +148,13 @@ def judged(names: list[str], calls: list[Call], results: list[list[Any]], load: 
             left = far(got, first)
             for n, a, b in zip(names, left, far(call.results, first), strict=True):
                 row["beyond"][n] = [x + int(y.sum()) for x, y in zip(row["beyond"][n], (a, b), strict=True)]
-            while any(x.any() for x in left) and runs < MOST_RUNS:
+            while any(x.any() for x in left) and runs < MAX_FLOAT64_RUNS:
                 left = [a & b for a, b in zip(left, far(got, exact(call.feeds, runs)), strict=True)]
                 runs += 1
             row["runs"].append(runs)
             if why := [f"{x.sum()} elements of {n}" for n, x in zip(names, left, strict=True) if x.any()]:
                 return row | {"state": "wrong", "why": f"{dict(call.sizes)}: near no run are {', '.join(why)}"}
-    except Exception as e:  # of many classes: what does not run in float64
+    except Exception as e:  # of many classes: the model does not run in float64
         why = f"{type(e).__name__}: {e}"[:300]
         return {"state": "wrong", "why": contested[0][2], "judge": f"ONNX Runtime, as float64 fails: {why}"}
     return row | {"state": "right"}
@@ -162,7 +163,7 @@ def judged(names: list[str], calls: list[Call], results: list[list[Any]], load: 
 def compared(
     path: Path, names: list[str], calls: list[Call], options: polydyn.Options, judge: Callable[[list[list[Any]]], Row]
 ) -> Row:
-    """State, reason, judge, seconds to compile, and nodes that were left to ONNX Runtime."""
+    """Return state, reason, judge, seconds to compile, and the nodes that ran in ONNX Runtime."""
     start, row = time.time(), Row()
     try:
         with warnings.catch_warnings():
@@ -173,31 +174,32 @@ def compared(
         results = [[np.array(found[n]) for n in names] for found in (program.run(c.feeds) for c in calls)]
     except (UnsupportedError, ShapeError, InputError) as e:
         return row | {"state": "refused", "why": f"{type(e).__name__}: {e}"[:400]}
-    except Exception as e:  # what the census looks for
+    except Exception as e:  # the census records any failure
         return row | {"state": "internal error", "why": f"{type(e).__name__}: {e}"[:400]}
     return row | judge(results)
 
 
 def imported(path: Path, fallback: bool) -> Row:
-    """State, reason, processor seconds, and nodes that are left to ONNX Runtime; compiles nothing."""
+    """Import the model without compiling it; return state, reason, processor seconds, and nodes left to ONNX Runtime.
+    """
     start, result = time.process_time(), Row()
     try:
         graph = import_parts(path, fallback=fallback)
         result |= {"state": "read", "steps": len(graph.steps), "left": len(fallback_notes(graph))}
     except (UnsupportedError, ShapeError) as e:
         result |= {"state": "refused", "why": f"{type(e).__name__}: {e}"[:400]}
-    except Exception as e:  # what the census looks for
+    except Exception as e:  # the census records any failure
         result |= {"state": "internal error", "why": f"{type(e).__name__}: {e}"[:400]}
     return result | {"import_s": round(time.process_time() - start, 1)}
 
 
 def file_of(folder: Path, family: str, name: str) -> Path:
-    """Where a model is exported to."""
+    """Return the path that a model is exported to."""
     return folder / f"{family}-{name}.onnx"
 
 
 def examine(family: str, name: str, folder: Path, read: bool, fallback: bool) -> Row:
-    """Everything about one model; ``read``: what its import says; ``fallback``: with fallback also what is right."""
+    """Examine one model. ``read``: only import it. ``fallback``: run it with fallback even if it is right without."""
     path, row = file_of(folder, family, name), Row(family=family, name=name)
     if not path.exists():
         try:
@@ -223,7 +225,7 @@ def examine(family: str, name: str, folder: Path, read: bool, fallback: bool) ->
 
 
 def in_child(work: Callable[[], Row], limit: int) -> Row | None:
-    """What ``work`` gives in a process of its own; None when it died or took longer than ``limit`` seconds."""
+    """Return the result of ``work`` in a child process, or None if it died or took longer than ``limit`` seconds."""
     here, there = os.pipe()
     child = os.fork()
     if not child:
@@ -241,25 +243,25 @@ def in_child(work: Callable[[], Row], limit: int) -> Row | None:
 
 
 def rows(path: Path) -> dict[tuple[str, str], Row]:
-    """The latest row of every model in a file."""
+    """Return the latest row of every model in a file."""
     lines = map(json.loads, path.read_text().splitlines()) if path.exists() else ()
     return {(r["family"], r["name"]): r for r in lines}
 
 
 def report(path: Path) -> None:
-    """Counts by family, then every model that is not right."""
-    found = rows(path)
+    """Print counts by family, then every model that is not right."""
+    latest = rows(path)
     for family in FAMILIES:
-        states = Counter(r["state"] for (f, _), r in found.items() if f == family)
+        states = Counter(r["state"] for (f, _), r in latest.items() if f == family)
         print(f"{family:11} {dict(states)}")
-    can = [r for r in found.values() if r["state"] in RUNS]
+    can = [r for r in latest.values() if r["state"] in RUNS]
     states = Counter(r["state"] for r in can)
     helped = Counter(r.get("fallback", r)["state"] for r in can)
     judges = Counter(r.get("judge", "ONNX Runtime") for r in can if r["state"] == "right")
     good = states["right"] + states["read"]
     print(f"{len(can)} models: {dict(states)}, {100 * good / max(len(can), 1):.1f} % right or read")
     print(f"with fallback: {dict(helped)}; right as judged by: {dict(judges)}")
-    for r in found.values():
+    for r in latest.values():
         if r["state"] not in ("right", "read"):
             after = r.get("fallback", {})
             print(f"  {r['family']} {r['name']}: {r['state']}; {r.get('why', '')}")
@@ -270,20 +272,20 @@ def report(path: Path) -> None:
 
 
 def models(names: list[str]) -> Iterator[tuple[str, str]]:
-    """Family and name of those that are asked for; all without any."""
+    """Yield family and name of the requested models, of all models if ``names`` is empty."""
     for family, listed in FAMILIES.items():
         yield from ((family, n) for n in listed.split() if not names or family in names or n in names)
 
 
 def main() -> int:
-    """The command line; 1 when something is wrong or an internal error."""
+    """Run the command line; return 1 if a model is wrong or has an internal error."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("names", nargs="*")
-    parser.add_argument("--limit", type=int, default=300, help="seconds for a model")
-    parser.add_argument("--again", action="store_true", help="also what has a row already")
+    parser.add_argument("--limit", type=int, default=300, help="seconds per model")
+    parser.add_argument("--again", action="store_true", help="also models that have a row")
     parser.add_argument("--read", action="store_true", help="only import the models")
-    parser.add_argument("--fallback", action="store_true", help="with fallback also what is right without")
+    parser.add_argument("--fallback", action="store_true", help="use fallback also for models that are right without")
     parser.add_argument("--report", action="store_true", help="examine nothing")
     parser.add_argument("--keep", action="store_true", help="keep the table in benchmarks/results")
     args = parser.parse_intermixed_args()
@@ -292,7 +294,7 @@ def main() -> int:
     done = {} if args.again else rows(file)
     left = [] if args.report else [m for m in models(args.names) if m not in done]
     if not all(file_of(args.folder, *m).exists() for m in left):
-        import torch  # children have it from here
+        import torch  # children inherit the import
         import transformers  # noqa: F401
 
         torch.set_num_threads(1)
@@ -307,7 +309,7 @@ def main() -> int:
             lines.write(json.dumps(row) + "\n")
         print(json.dumps(row), flush=True)
         path = file_of(args.folder, family, name)
-        if path.exists() and path.stat().st_size > KEPT:
+        if path.exists() and path.stat().st_size > MAX_KEPT_BYTES:
             path.unlink()
     report(file)
     if args.keep:

@@ -1,13 +1,13 @@
 """BladeDISC's figures for choosing a kernel by a decision tree (its 7.4.2), on tables measured on this machine.
 
-    python -m benchmarks.classifier --record tables.db   # measures: about 4 minutes; stopped, it goes on
+    python -m benchmarks.classifier --record tables.db   # measures for about 4 minutes; an interrupted run resumes
     python -m benchmarks.classifier                      # the figures of benchmarks/results/classifier_1t.json.gz
 
-A table has the times of 24 tuples at some hundred shapes, in two halves of interleaved passes. Trees are grown on 80
-per cent of the shapes and on one half, and judged on the other shapes and the other half: accuracy (the best of the
-five targets is chosen), mean share of the best of all 24, and how many shapes reach 95 per cent of it. BladeDISC
-reports 92 %, 99 % and 95.2 % on a GPU. "Measured again": how often the two halves themselves agree on the best target,
-and the share that the best by the one half reaches in the other; no choice can do better.
+A table has the times of 24 tile configurations at about a hundred shapes, in two halves of interleaved passes. Trees
+are grown on 80 per cent of the shapes and on one half, and judged on the other shapes and the other half: accuracy (the
+best of the five targets is chosen), mean share of the best of all 24, and the share of shapes above 95 per cent of it.
+BladeDISC reports 92 %, 99 % and 95.2 % on a GPU. "Measured again" shows how often the two halves themselves agree on
+the best target, and the share that the best of one half reaches in the other; no choice can do better.
 """
 
 from __future__ import annotations
@@ -47,17 +47,22 @@ from polydyn.testing import models
 
 TABLE = record.RESULTS / "classifier_1t.json.gz"
 PASSES, TARGETS, SPLITS, HELD_OUT = 4, 5, 20, 0.2
-TRIED, KEPT, CLASSES = 60, 24, 3
-"""Aligned tuples measured on a saturating shape, and the best of them that are candidates, by size of block."""
+SCREENED_TILES, CANDIDATE_TILES, CLASSES = 60, 24, 3
+"""Aligned tile configurations measured on a saturating shape, the number of best ones that are candidates, and block
+size classes.
+"""
 RESIDUES = (0, 1, 2, 4, 8, 16, 32)
-"""Of a size divided by 64, as BladeDISC takes them of 256."""
+"""Remainders of a size divided by 64. BladeDISC divides by 256."""
 Shape = dict[str, int]
 Table = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
 class Measured:
-    """``halves[h][k, i]``: seconds of tuple k at shape i, least of every other pass. ``operations[i]``."""
+    """``halves[h][k, i]``: minimum seconds of tile k at shape i, over every other pass.
+
+    ``operations[i]``: work of shape i.
+    """
 
     name: str
     tiles: tuple[str, ...]
@@ -66,12 +71,12 @@ class Measured:
     halves: tuple[Table, Table]
 
     def throughput(self, half: int) -> Table:
-        """Operations per second of every tuple at every shape."""
+        """Return operations per second of every tile at every shape."""
         return np.array(self.operations) / self.halves[half]
 
 
 def products() -> tuple[Shape, ...]:
-    """Shapes of a batched product: all alignments, at most 2e8 multiply-adds."""
+    """Return shapes of a batched product: all alignments, at most 2e8 multiply-adds."""
     draw, out = random.Random(0), list[Shape]()
     while len(out) < 300:
         m, n, k = (64 * draw.randrange(12) + draw.choice(RESIDUES) for _ in "mnk")
@@ -88,19 +93,19 @@ WORKLOADS: Mapping[str, tuple[Callable[[], onnx.ModelProto], Callable[[], tuple[
 
 
 def candidates(placed: PlacedTask, hardware: Hardware, bench: CpuBench) -> list[Tile]:
-    """The best aligned tuples of each size class."""
+    """Return the best aligned tiles of each size class."""
     backbone = placed.task.backbone
     space = loop_model(backbone, hardware)
     tried = by_size(in_order(aligned_order(space, backbone, hardware)), backbone, CLASSES)(
-        space, bench.per_operation, TRIED, 0
+        space, bench.per_operation, SCREENED_TILES, 0
     )
-    share, count = len(tried) // CLASSES, KEPT // CLASSES
+    share, count = len(tried) // CLASSES, CANDIDATE_TILES // CLASSES
     parts = [sorted(tried[c * share : (c + 1) * share], key=lambda t: (t.cost, t.tile)) for c in range(CLASSES)]
     return [t.tile for part in parts for t in part[:count] if np.isfinite(t.cost)]
 
 
 def measure(name: str, path: str, threads: int) -> Measured:
-    """A table; what the record file has already is not measured again."""
+    """Measure a table; entries of the record file are not measured again."""
     model, shapes_of = WORKLOADS[name]
     (placed,) = tasks_of(model())
     task, shapes, hardware = placed.task, shapes_of(), machine(cpu_target("cpu"), "cpu", threads)
@@ -109,12 +114,12 @@ def measure(name: str, path: str, threads: int) -> Measured:
         times: dict[tuple[Tile, Any], list[float]] = defaultdict(list)
         for r in records.rows(group=task.key, hardware=hardware, kind="throughput"):
             if r.shape:
-                times[r.tile, r.shape].append(r.value("seconds"))  # of an earlier run, in no order
+                times[r.tile, r.shape].append(r.value("seconds"))  # from an earlier run, in any order
         tiles = sorted({t for t, _ in times}) or candidates(placed, hardware, bench)
         at = [tuple(sorted(loops(placed, s).items())) for s in shapes]
         for turn, i in track([(n, i) for n in range(1, PASSES + 1) for i in range(len(shapes))], description=name):
             lacking = [t for t in tiles if len(times[t, at[i]]) < turn]
-            spent = bench.run([(t, dict(at[i])) for t in lacking])  # all tuples at a shape, one after the other
+            spent = bench.run([(t, dict(at[i])) for t in lacking])  # all tiles at a shape, one after the other
             records.put(
                 Record(task.key, hardware, t, "throughput", (("seconds", s),), at[i])
                 for t, s in zip(lacking, spent, strict=True)
@@ -128,7 +133,7 @@ def measure(name: str, path: str, threads: int) -> Measured:
 
 
 def figures(table: Measured) -> dict[str, dict[str, float]]:
-    """Accuracy, mean share of the best and share of shapes above 95 per cent, over the splits."""
+    """Return accuracy, mean share of the best, and share of shapes above 95 per cent, over the splits."""
     rows: dict[str, list[tuple[float, float, float]]] = defaultdict(list)
     for seed in range(SPLITS):
         order = np.random.default_rng(seed).permutation(len(table.shapes))
@@ -140,7 +145,7 @@ def figures(table: Measured) -> dict[str, dict[str, float]]:
 
 
 def judged(table: Measured, train: Any, test: Any) -> Iterator[tuple[str, tuple[float, float, float]]]:
-    """One split: each way of choosing with its three figures on the shapes held out."""
+    """Evaluate one split: yield each way of choosing with its three figures on the held-out shapes."""
     learned, scored = table.throughput(0), table.throughput(1)
     shapes = [table.shapes[i] for i in train]
     selection: Selection = top_n(learned[:, train], TARGETS)
@@ -165,7 +170,7 @@ def _figures(scored: Table, targets: Sequence[int], picked: Sequence[int]) -> tu
 
 
 def save(path: Path, tables: Sequence[Measured], **fields: Any) -> None:
-    """Writes tables, compressed: nanoseconds of the two halves in turns, a row for each tuple."""
+    """Write tables, compressed: nanoseconds of the two halves, a row for each tile."""
     data = [
         {
             "name": t.name, "tiles": t.tiles, "shapes": t.shapes, "operations": t.operations,
@@ -177,7 +182,7 @@ def save(path: Path, tables: Sequence[Measured], **fields: Any) -> None:
 
 
 def load(path: Path) -> list[Measured]:
-    """Reads tables."""
+    """Read tables."""
     out = []
     for t in json.loads(gzip.decompress(path.read_bytes()))["tables"]:
         first, second = (np.array([row.split() for row in half], float) * 1e-9 for half in t["nanoseconds"])

@@ -1,7 +1,7 @@
-"""Jobs of packages that ship their models, on inputs made here: ``python -m benchmarks.client_jobs NAME RUNTIME FILE``.
+"""Jobs of packages that ship their models, on generated inputs: ``python -m benchmarks.client_jobs NAME RUNTIME FILE``.
 
-RUNTIME is ``onnxruntime``, or ``polydyn``, whose classes then take the place of ONNX Runtime's before the package is
-imported (docs/switching.md). FILE gets what the job found as JSON, with the seconds to open and to run.
+RUNTIME is ``onnxruntime`` or ``polydyn``. For ``polydyn``, its classes replace ONNX Runtime's before the package is
+imported (docs/switching.md). FILE receives the job's results as JSON, with the seconds to open and to run.
 ``benchmarks.clients`` runs every job with both and compares. Inputs are drawn from a seed: vowels made of harmonics,
 pages of rendered text, a PDF with a table, source texts.
 """
@@ -22,12 +22,12 @@ RATE = 16000
 TEXTS = ("Polyhedral compilers 2026", "Total: 1,234.50 EUR", "shapes unknown", "A B C 7 8 9", "invoice no. 42")
 Found = list[Any]
 Job = Callable[[], Callable[[], Found]]
-"""Opens a package's models; what it returns does the job."""
+"""Opens a package's models and returns a function that does the job."""
 JOBS: dict[str, Job] = {}
 
 
 def job(module: str) -> Callable[[Job], Job]:
-    """Registers the job of a package, by the module that it imports."""
+    """Register the job of a package under the module that it imports."""
 
     def register(open_models: Job) -> Job:
         JOBS[module] = open_models
@@ -37,7 +37,7 @@ def job(module: str) -> Callable[[Job], Job]:
 
 
 def voice(seconds: float = 4.0) -> np.ndarray:
-    """Vowels with pauses between them: float32 samples at ``RATE``, harmonics under two formants and some noise."""
+    """Return vowels with pauses: float32 samples at ``RATE``, harmonics under two formants and some noise."""
     numbers, t = np.random.default_rng(0), np.arange(int(seconds * RATE)) / RATE
     pitch = 120 + 25 * np.sin(2 * np.pi * 0.7 * t)
     phase = 2 * np.pi * np.cumsum(pitch) / RATE
@@ -53,7 +53,7 @@ def voice(seconds: float = 4.0) -> np.ndarray:
 
 
 def page(width: int = 640, height: int = 360, lines: int = 5) -> np.ndarray:
-    """A white page with black text: uint8 [height, width, 3]."""
+    """Return a white page with black text: uint8 [height, width, 3]."""
     from PIL import Image, ImageDraw, ImageFont  # type: ignore[import-not-found, unused-ignore]
 
     image = Image.new("RGB", (width, height), "white")
@@ -65,7 +65,7 @@ def page(width: int = 640, height: int = 360, lines: int = 5) -> np.ndarray:
 
 
 def picture(size: int) -> np.ndarray:
-    """Soft coloured blobs: uint8 [size, size, 3]."""
+    """Return soft coloured blobs: uint8 [size, size, 3]."""
     numbers = np.random.default_rng(1)
     y, x = np.mgrid[:size, :size] / size
     image = np.zeros((size, size, 3))
@@ -78,7 +78,7 @@ def picture(size: int) -> np.ndarray:
 
 @job("silero_vad")
 def silero() -> Callable[[], Found]:
-    """Segments of speech at 16 and at 8 kHz, and the probability of every chunk."""
+    """Detect speech segments at 16 and at 8 kHz, and return the probability of every chunk."""
     import torch
     from silero_vad import get_speech_timestamps, load_silero_vad  # type: ignore[import-not-found]
 
@@ -100,7 +100,7 @@ def silero() -> Callable[[], Found]:
 
 @job("faster_whisper")
 def faster_whisper() -> Callable[[], Found]:
-    """Segments of speech by its own detector."""
+    """Detect speech segments with the package's own detector."""
     from faster_whisper.vad import VadOptions, get_speech_timestamps  # type: ignore[import-not-found]
 
     return lambda: [get_speech_timestamps(voice(), VadOptions(threshold=0.3)), get_speech_timestamps(voice(1.5))]
@@ -108,7 +108,7 @@ def faster_whisper() -> Callable[[], Found]:
 
 @job("openwakeword")
 def openwakeword() -> Callable[[], Found]:
-    """Scores of every wake word for each 80 ms."""
+    """Score every wake word for each 80 ms."""
     from openwakeword.model import Model  # type: ignore[import-not-found]
 
     model = Model(vad_threshold=0.1)
@@ -120,7 +120,7 @@ def openwakeword() -> Callable[[], Found]:
 
 @job("rapidocr")
 def rapidocr() -> Callable[[], Found]:
-    """Texts, scores and boxes of three pages."""
+    """Recognise texts, scores and boxes of three pages."""
     from rapidocr import RapidOCR  # type: ignore[import-not-found]
 
     engine = RapidOCR()
@@ -138,7 +138,7 @@ def rapidocr() -> Callable[[], Found]:
 
 @job("nudenet")
 def nudenet() -> Callable[[], Found]:
-    """Detections in two pictures, one by one and as a batch."""
+    """Detect objects in two pictures, one by one and as a batch."""
     import cv2  # type: ignore[import-not-found, unused-ignore]
     from nudenet import NudeDetector  # type: ignore[import-not-found]
 
@@ -156,7 +156,7 @@ def nudenet() -> Callable[[], Found]:
 
 @job("magika")
 def magika() -> Callable[[], Found]:
-    """Types of files by content."""
+    """Classify files by content."""
     from magika import Magika  # type: ignore[import-not-found]
 
     tool = Magika()
@@ -175,7 +175,7 @@ def magika() -> Callable[[], Found]:
 
 @job("piper")
 def piper() -> Callable[[], Found]:
-    """Diacritics of an Arabic and a Hebrew text."""
+    """Add diacritics to an Arabic and a Hebrew text."""
     from piper.hebrew import NakdimonDiacritizer  # type: ignore[import-not-found]
     from piper.tashkeel import TashkeelDiacritizer  # type: ignore[import-not-found]
 
@@ -186,7 +186,7 @@ def piper() -> Callable[[], Found]:
 
 @job("pymupdf.layout")
 def layout() -> Callable[[], Found]:
-    """Boxes and their classes on a page with a heading, paragraphs and a table."""
+    """Find boxes and their classes on a page with a heading, paragraphs and a table."""
     import pymupdf  # type: ignore[import-not-found]
     import pymupdf.layout  # type: ignore[import-not-found]
 
@@ -215,7 +215,7 @@ def layout() -> Callable[[], Found]:
 
 
 def main() -> None:
-    """Runs one job twice and writes what it found."""
+    """Run one job twice and write its results."""
     name, runtime, file = sys.argv[1:]
     import onnxruntime
 

@@ -3,8 +3,8 @@
 piper-tts (``pip install piper-tts``) speaks a text with a voice that takes any session. The voice here is a model of
 one embedding and two convolutions with random weights: every sample is compared, not how it sounds.
 
-optimum (``pip install optimum-onnx``, with torch) opens the session itself: the classes of ``polydyn.session`` take the
-place of ``onnxruntime``'s before it is imported. Its pipeline makes embeddings of texts with the stored tiny BERT and a
+optimum (``pip install optimum-onnx``, with torch) opens the session itself: the classes of ``polydyn.session`` replace
+``onnxruntime``'s before it is imported. Its pipeline makes embeddings of texts with the stored tiny BERT and a
 tokenizer of sixteen words, with io binding and without.
 
 Eight packages that ship their models do their own work (``benchmarks/client_jobs.py``), in a process with ONNX Runtime
@@ -12,10 +12,10 @@ and in one with polydyn: silero-vad, faster-whisper, openwakeword, rapidocr, nud
 pymupdf-layout. Texts, labels and numbers of boxes must be equal, numbers within ``CLOSE``. NAME runs some jobs only.
 A client that is not installed is named and left out.
 
-``--examples FOLDER`` runs ONNX Runtime's own examples, which are not kept here: its docs/python/examples/*.py and the
-blocks of docs/python/api_summary.rst, as they are and with ``polydyn.session`` for the import of ``onnxruntime``
-(``polydyn.backend`` for its backend). Where no GPU is, 'cuda' becomes 'cpu' in both. What ONNX Runtime itself does not
-run counts for nobody. docs/switching.md has the result.
+``--examples FOLDER`` runs ONNX Runtime's own examples, which are not stored here: its docs/python/examples/*.py and the
+blocks of docs/python/api_summary.rst, unchanged and with ``polydyn.session`` instead of ``onnxruntime``
+(``polydyn.backend`` instead of its backend). Without a GPU, 'cuda' becomes 'cpu' in both. Examples that ONNX Runtime
+itself does not run are not counted. docs/switching.md has the result.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ from onnx import TensorProto, helper, numpy_helper
 from benchmarks.client_jobs import JOBS
 
 CLOSE = 2e-3
-"""Largest difference of a number: scores are in [0, 1], boxes in pixels."""
+"""Maximum difference of a number: scores are in [0, 1], boxes in pixels."""
 SYMBOLS, CHANNELS, HOP = 64, 16, 8
 
 
 def voice_model(path: Path) -> None:
-    """A model with the inputs and outputs of a Piper voice: phoneme ids [1, L] to audio [1, 1, 8*L]."""
+    """Write a model with the inputs and outputs of a Piper voice: phoneme ids [1, L] to audio [1, 1, 8*L]."""
     rng = np.random.default_rng(0)
 
     def weight(name: str, *shape: int) -> onnx.TensorProto:
@@ -82,7 +82,7 @@ def voice_model(path: Path) -> None:
 
 
 def speak(session: Any, text: str) -> np.ndarray:
-    """The samples of a text, by Piper's own code."""
+    """Return the samples of a text, by Piper's own code."""
     from piper.config import PhonemeType, PiperConfig  # type: ignore[import-not-found]
     from piper.voice import PiperVoice  # type: ignore[import-not-found]
 
@@ -93,7 +93,7 @@ def speak(session: Any, text: str) -> np.ndarray:
 
 
 def voices(folder: Path) -> float:
-    """The largest difference of samples that Piper made of texts with either session."""
+    """Return the largest difference between the samples that Piper makes of texts with the two sessions."""
     import onnxruntime
 
     import polydyn
@@ -108,7 +108,7 @@ def voices(folder: Path) -> float:
     return worst
 
 
-EMBED = """
+EMBEDDING_SCRIPT = """
 import sys
 import numpy as np
 import onnxruntime
@@ -130,21 +130,21 @@ WORDS = "[PAD] [UNK] [CLS] [SEP] [MASK] a polyhedral compiler serves every lengt
 
 
 def embeddings(folder: Path) -> float:
-    """The largest difference of optimum's embeddings, with either runtime in a process of its own."""
+    """Return the largest difference between optimum's embeddings, with each runtime in its own process."""
     from transformers import BertConfig, BertTokenizerFast  # type: ignore[import-untyped]
 
     shutil.copy(Path(__file__).parent.parent / "tests" / "data" / "bert_tiny.onnx", folder / "model.onnx")
     (folder / "vocab.txt").write_text("\n".join(WORDS.split()))
     BertConfig(vocab_size=120, hidden_size=32).save_pretrained(folder)
     BertTokenizerFast(str(folder / "vocab.txt")).save_pretrained(folder)
-    (folder / "embed.py").write_text(EMBED)
+    (folder / "embed.py").write_text(EMBEDDING_SCRIPT)
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
-    made = []
+    results = []
     for runtime in ("onnxruntime", "polydyn"):
         subprocess.run([sys.executable, "embed.py", runtime], cwd=folder, env=environment, check=True)
         with np.load(folder / f"{runtime}.npz") as arrays:
-            made.append([arrays[n] for n in arrays])
-    return max(float(np.abs(a - b).max()) if a.shape == b.shape else np.inf for a, b in zip(*made, strict=True))
+            results.append([arrays[n] for n in arrays])
+    return max(float(np.abs(a - b).max()) if a.shape == b.shape else np.inf for a, b in zip(*results, strict=True))
 
 
 IMPORTS = {
@@ -159,11 +159,11 @@ onnx.save(onnx.parser.parse_model('<ir_version: 10, opset_import: ["" : 18]> '
     'm (float[N, 2] input) => (float[N, 2] output) { output = Relu (input) }'), "model.onnx")
 X = np.ones((3, 2), np.float32)
 """
-"""What the blocks of the summary suppose."""
+"""Definitions that the blocks of the summary rely on."""
 
 
 def examples(folder: Path, device: bool) -> Iterator[tuple[str, str]]:
-    """Names and texts of the examples."""
+    """Yield names and texts of the examples."""
     for path in sorted(folder.glob("*.py")):
         if "onnxruntime" in (text := path.read_text()):
             yield path.name, text
@@ -175,7 +175,7 @@ def examples(folder: Path, device: bool) -> Iterator[tuple[str, str]]:
 
 
 def failure(text: str) -> str:
-    """The last line of what a script says when it fails; empty when it does not."""
+    """Return the last line of a failing script's error message, or an empty string if it succeeds."""
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "example.py").write_text(text)
         done = subprocess.run([sys.executable, "example.py"], cwd=folder, capture_output=True, text=True)
@@ -184,7 +184,7 @@ def failure(text: str) -> str:
 
 
 def run_examples(folder: Path) -> int:
-    """Prints which examples run with one import changed, and why others do not; 0 when all do that run at all."""
+    """Print which examples run with one import changed, and why others do not; return 0 if all that run at all do."""
     import onnxruntime
 
     missed = 0
@@ -202,7 +202,7 @@ def run_examples(folder: Path) -> int:
 
 
 def distance(a: Any, b: Any) -> float:
-    """The largest difference of numbers in two results of a job; infinite where anything else differs."""
+    """Return the largest difference of numbers in two results of a job, or infinity if anything else differs."""
     if isinstance(a, float) and isinstance(b, float):
         return abs(a - b)
     if isinstance(a, dict) and isinstance(b, dict) and a.keys() == b.keys():
@@ -213,7 +213,7 @@ def distance(a: Any, b: Any) -> float:
 
 
 def run_jobs(names: Sequence[str], folder: Path) -> bool:
-    """Prints how each job differs with the two runtimes, and the seconds of both; whether all are close."""
+    """Print how each job differs between the runtimes, and the seconds of both; return whether all are close."""
     good, root = True, str(Path(__file__).parent.parent)
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([root, *(p for p in sys.path if p)])}
     for name in names:
@@ -238,9 +238,9 @@ def run_jobs(names: Sequence[str], folder: Path) -> bool:
 
 
 def main() -> int:
-    """Prints the largest difference of the samples; 1 when it is not small."""
+    """Print the largest difference of the samples; return 1 if it is not small."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(JOBS)}: these jobs only")
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"run only these jobs, of {', '.join(JOBS)}")
     parser.add_argument("--examples", type=Path)
     said = parser.parse_args()
     if said.examples:

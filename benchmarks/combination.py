@@ -2,17 +2,17 @@
 
 usage: python -m benchmarks.combination [--threads N] [--quick]
 
-In the padded binding of a GPU every block is executed whole. Counted are the rows that are executed at every prime
-length up to 512 (times N * K they are multiply-adds), and of them the padding, for several sets of block heights with
-the costs of a saturated machine: by the one kernel of least cost over all these lengths, by the kernel of least cost
-at each length, and by the cheapest cover with at most two kernels. Sets: what the strategy "ftuner" keeps for two
-products on a simulated V100, the two uKernels of the paper's Figure 8, the blocks of polydyn's own CUDA generator.
+In the padded binding of a GPU every block is executed whole. The first table counts executed rows and their padding at
+every prime length up to 512 (rows times N * K are multiply-adds), for several sets of block heights with the costs of a
+saturated machine. It compares the one kernel of minimum cost over all these lengths, the kernel of minimum cost at each
+length, and the cheapest cover with at most two kernels. The sets are the kernels that the strategy "ftuner" selects for
+two products on a simulated V100, the two uKernels of the paper's Figure 8, and the blocks of polydyn's CUDA generator.
 
-For a GPU the estimates by which programs choose say what the best kernel takes at a prime length, and what the best two
-take on any two parts of it, one after the other.
+For a GPU, the estimates by which programs choose kernels give the time of the best kernel at a prime length, and the
+time of the best two kernels on any two parts of it, one after the other.
 
-On the CPU tiles are exact, one kernel serves every length. There the two launches of a cover are timed in turns with
-the one kernel that is fastest at the length.
+On the CPU tiles are exact, and one kernel serves every length. There the two launches of a cover alternate with the one
+kernel that is fastest at the length.
 """
 
 from __future__ import annotations
@@ -44,28 +44,28 @@ from polydyn.testing.covers import Cover, combine
 from polydyn.testing.machines import V100
 from polydyn.testing.simulated import Simulated, gemm
 
-MOST = 512
+MAX_LENGTH = 512
 LENGTHS = {"FTuner's lengths": (5, 24, 43, 62, 81, 100, 119, 128), "16 lengths to 512": tuple(range(32, 513, 32))}
 HEIGHTS = (4, 5, 6, 7, 8, 9)
 """Register tiles of the CPU's kernels."""
 TURNS = 6
 
 
-def primes(most: int) -> list[int]:
-    """Prime numbers up to ``most``."""
-    return [p for p in range(2, most + 1) if all(p % q for q in range(2, math.isqrt(p) + 1))]
+def primes(limit: int) -> list[int]:
+    """Return the prime numbers up to ``limit``."""
+    return [p for p in range(2, limit + 1) if all(p % q for q in range(2, math.isqrt(p) + 1))]
 
 
 def single(extent: int, cost: Mapping[int, float]) -> Cover:
-    """The cheapest cover by tiles of one size; ties go to less padding."""
+    """Return the cheapest cover by tiles of one size; ties go to less padding."""
     size = min(cost, key=lambda s: (-(-extent // s) * cost[s], -(-extent // s) * s))
     return Cover(extent, ((size, -(-extent // size)),))
 
 
 @dataclass(frozen=True)
 class Counts:
-    """Rows over all lengths: useful ones, and those executed by the best fixed kernel, by the best single kernel of
-    each length, and by at most two kernels. ``mixed``: lengths at which two are taken.
+    """Rows over all lengths: useful ones, and rows executed by the best fixed kernel, by the best single kernel of each
+    length, and by at most two kernels. ``mixed`` counts the lengths that take two kernels.
     """
 
     useful: int
@@ -74,15 +74,17 @@ class Counts:
     two: int
     mixed: int
 
-    def falls(self, what: str) -> tuple[float, float]:
-        """How many times less two kernels execute than ``fixed`` or ``one``: in all, and beyond the useful rows."""
-        other: int = getattr(self, what)
+    def falls(self, baseline: str) -> tuple[float, float]:
+        """Return the factors by which two kernels execute fewer rows than ``fixed`` or ``one``: in all, and beyond
+        useful ones.
+        """
+        other: int = getattr(self, baseline)
         padding = self.two - self.useful
         return other / self.two, (other - self.useful) / padding if padding else math.inf
 
 
 def count(extents: Sequence[int], cost: Mapping[int, float]) -> Counts:
-    """The counts of a set of block heights with the cost of a block each."""
+    """Return the counts for a set of block heights with the cost of one block each."""
     fixed = min(cost, key=lambda s: sum(-(-e // s) * cost[s] for e in extents))
     covers = [combine(e, cost) for e in extents]
     return Counts(
@@ -94,8 +96,10 @@ def count(extents: Sequence[int], cost: Mapping[int, float]) -> Counts:
     )
 
 
-def kept(n: int, k: int, lengths: Iterable[int]) -> dict[int, float]:
-    """Block heights of FTuner's uKernels for (L,k)x(k,n) on a simulated V100 -> cost of a block of all columns."""
+def heights(n: int, k: int, lengths: Iterable[int]) -> dict[int, float]:
+    """Map the block heights of FTuner's uKernels for (L,k)x(k,n) on a simulated V100 to the cost of a block of all
+    columns.
+    """
     backbone = gemm(None, n, k)
     shapes = tuple((("i", m),) for m in lengths)
     problem = Problem(GroupKey(f"gemm {n} {k}", "float32", "gpu"), backbone, shapes, (1.0,) * len(shapes))
@@ -109,20 +113,20 @@ def kept(n: int, k: int, lengths: Iterable[int]) -> dict[int, float]:
 
 
 def padded(quick: bool) -> list[dict[str, Any]]:
-    """Counts of every set of block heights."""
+    """Return the counts of every set of block heights."""
     lengths = dict(list(LENGTHS.items())[: 1 if quick else 2])
-    sets = {f"ftuner, (L,768)x(768,768), {n}": kept(768, 768, x) for n, x in lengths.items()}
+    sets = {f"ftuner, (L,768)x(768,768), {n}": heights(768, 768, x) for n, x in lengths.items()}
     if not quick:
-        sets["ftuner, (L,1024)x(1024,3072), 16 lengths to 512"] = kept(3072, 1024, LENGTHS["16 lengths to 512"])
+        sets["ftuner, (L,1024)x(1024,3072), 16 lengths to 512"] = heights(3072, 1024, LENGTHS["16 lengths to 512"])
     sets["Figure 8: 7 and 8"] = {7: 7.0, 8: 8.0}
     sets["polydyn's CUDA tiles"] = {t.bm: float(t.bm) for t in FMA_TILES}
     rows = []
     for name, cost in sets.items():
-        for most in (128, MOST):
-            counts = count(primes(most), cost)
-            rows.append({"kernels": name, "heights": sorted(cost), "primes_to": most, **asdict(counts)})
+        for limit in (128, MAX_LENGTH):
+            counts = count(primes(limit), cost)
+            rows.append({"kernels": name, "heights": sorted(cost), "primes_to": limit, **asdict(counts)})
             (all_fixed, pad_fixed), (all_one, pad_one) = counts.falls("fixed"), counts.falls("one")
-            print(f"{name}, heights {sorted(cost)}, primes to {most}: two kernels at {counts.mixed} lengths")
+            print(f"{name}, heights {sorted(cost)}, primes to {limit}: two kernels at {counts.mixed} lengths")
             ratios = ", ".join(f"{n} {getattr(counts, n) / counts.useful:.3f}" for n in ("fixed", "one", "two"))
             print(f"  executed / useful: {ratios}; falls {all_fixed:.2f}x and {all_one:.2f}x, its padding"
                   f" {pad_fixed:.1f}x and {pad_one:.1f}x", flush=True)  # fmt: skip
@@ -130,16 +134,16 @@ def padded(quick: bool) -> list[dict[str, Any]]:
 
 
 def modelled(quick: bool) -> list[dict[str, Any]]:
-    """Estimated times at prime lengths on two devices, over those of the best kernel alone."""
+    """Return estimated times at prime lengths on two devices, relative to the best kernel alone."""
     rows = []
     for arch, dtype in product(("sm_80", "sm_90a"), ("float32", "float16")):
-        device, most = hardware.load(hardware.DEVICES[arch]), 128 if quick else MOST
+        device, max_length = hardware.load(hardware.DEVICES[arch]), 128 if quick else MAX_LENGTH
         launch = layer(768, 768, dtype, device)
         times, least = estimates(launch), [0]
-        for m in range(1, most + 1):
+        for m in range(1, max_length + 1):
             env = {"M": m, THREADS: device.multiprocessors}
             least.append(times[choose(launch, env, device).name].evaluate(env))
-        lengths = primes(most)[1:]
+        lengths = primes(max_length)[1:]
         ratios = [min(least[m] + least[p - m] for m in range(1, p)) / least[p] for p in lengths]
         faster = [p for p, ratio in zip(lengths, ratios, strict=True) if ratio < 1]
         rows.append({"arch": arch, "dtype": dtype, "ratios": ratios, "faster": faster})
@@ -150,27 +154,27 @@ def modelled(quick: bool) -> list[dict[str, Any]]:
 
 
 def mean(ratios: Sequence[float]) -> float:
-    """The geometric mean."""
+    """Return the geometric mean."""
     return math.exp(sum(map(math.log, ratios)) / len(ratios))
 
 
 def kernels(bench: CpuBench) -> dict[int, Tile]:
-    """A kernel for each height: 48 columns of registers, the whole reduction."""
+    """Build a kernel for each height: 48 columns of registers, the whole reduction."""
     task = bench.task
     row, col, block = task.form.roles.row, task.form.roles.col, task.form.roles.block
     deep = task.backbone.sizes({row: 1})[block]
     some = loop_model(task.backbone, bench.hardware).tiles[0]
 
-    def made(height: int) -> Tile:
+    def build(height: int) -> Tile:
         sizes = {f"w.{row}": height, f"w.{col}": 48, f"b.{block}": deep, f"w.{block}": 1}
         launch = tuple((n, {f"b.{row}": 16 * height, f"b.{col}": 192}.get(n, v)) for n, v in some.launch)
         return Tile(tuple((n, sizes.get(n, v)) for n, v in some.compile), launch)
 
-    return {h: made(h) for h in HEIGHTS}
+    return {h: build(h) for h in HEIGHTS}
 
 
 def exact(threads: int, quick: bool) -> list[dict[str, Any]]:
-    """Times at prime lengths on this CPU: the best of the kernels alone, and the cheapest cover by two of them."""
+    """Return times at prime lengths on this CPU: the best single kernel, and the cheapest cover by two kernels."""
     (placed,) = tasks_of(models.gemm(768, 768))
     row, rows = placed.task.form.roles.row, []
     with Workers(TIMER, timeout=30.0) as workers:

@@ -1,10 +1,10 @@
-"""What compiling costs: seconds cold and warm, peak memory; and that running at new shapes takes no more memory.
+"""The cost of compiling: seconds cold and warm, and peak memory. Also checks that new shapes take no more memory.
 
 usage: python -m benchmarks.compiling MODEL.onnx ... [--shapes 1000]
 
 Cold: an empty cache; warm: a second process over the same cache. Peak memory is the process's largest resident set;
-the C compilers it starts are counted apart (largest of them). Memory after 1000 random shapes (dims in 1..64, batches
-in 1..4, drawn with seed 0) is compared with memory after one run at the largest. Results go to
+the C compilers that it starts are counted separately (the largest of them). Memory after 1000 random shapes (dims in
+1..64, batches in 1..4, drawn with seed 0) is compared with memory after one run at the largest shape. Results go to
 benchmarks/results/compiling.json.
 """
 
@@ -27,8 +27,8 @@ import onnx
 from benchmarks import record
 from polydyn.testing import inputs
 
-SMALL = {"B": 4, "N": 4}
-"""Largest batch drawn; other dims go to 64 (images: multiples of 32 up to 256)."""
+MAX_BATCH = {"B": 4, "N": 4}
+"""Maximum batch; other dims go to 64 (images: multiples of 32 up to 256)."""
 
 
 def main() -> None:
@@ -45,7 +45,7 @@ def main() -> None:
 
 
 def measure(path: str, shapes: int) -> Mapping[str, object]:
-    """One model, in processes of its own."""
+    """Measure one model, in processes of its own."""
     with tempfile.TemporaryDirectory() as cache:
         cold = _start(path, cache, "cold", shapes)
         warm = _start(path, cache, "warm", shapes)
@@ -69,7 +69,7 @@ def _start(path: str, cache: str, kind: str, shapes: int) -> dict[str, float]:
 
 
 def child(path: str, kind: str, shapes: int) -> dict[str, float]:
-    """Compiles, and in the warm process runs."""
+    """Compile, and in the warm process run."""
     start = time.perf_counter()
     import polydyn
 
@@ -89,25 +89,25 @@ def child(path: str, kind: str, shapes: int) -> dict[str, float]:
 
 
 def draw_shapes(symbols: Sequence[str], count: int) -> list[dict[str, int]]:
-    """The largest shape first, then random ones; a mask over past and new tokens is as long as both."""
+    """Return the largest shape, then random ones; a mask over past and new tokens has the length of both."""
     r = np.random.default_rng(0)
 
     def draw(s: str) -> int:
         if s in ("H", "W"):
             return 32 * int(r.integers(2, 5))
-        return int(r.integers(1, SMALL.get(s, 64) + 1))
+        return int(r.integers(1, MAX_BATCH.get(s, 64) + 1))
 
-    largest = {s: 128 if s in ("H", "W") else SMALL.get(s, 64) for s in symbols}
+    largest = {s: 128 if s in ("H", "W") else MAX_BATCH.get(s, 64) for s in symbols}
     shapes = [largest, *({s: draw(s) for s in symbols} for _ in range(count))]
     return [{**s, "T": s["L"] + s["P"]} if {"L", "P", "T"} <= s.keys() else s for s in shapes]
 
 
-def _peak(who: int) -> float:
-    return resource.getrusage(who).ru_maxrss / 1024
+def _peak(process: int) -> float:
+    return resource.getrusage(process).ru_maxrss / 1024
 
 
 def resident() -> float:
-    """MB of this process in memory."""
+    """Return the resident memory of this process in MB."""
     fields = Path("/proc/self/statm").read_text().split()
     return int(fields[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
 

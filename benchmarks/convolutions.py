@@ -1,14 +1,14 @@
-"""Times the listed convolutions and poolings (benchmarks/ops/conv_list.json) beside ONNX Runtime.
+"""Times the listed convolutions and poolings (benchmarks/ops/conv_list.json), compared with ONNX Runtime.
 
 usage: python -m benchmarks.convolutions [--threads 1 2] [--rounds N] [--seconds S] [--only FAMILY ...]
                                        [--also openvino] [--quick]
 
-Images are planes of pixels on both sides, as a model's edges have; ``block`` is MobileNet's inverted residual (1x1,
+Inputs and outputs are planes of pixels, as at a model's edges; ``block`` is MobileNet's inverted residual (1x1,
 depthwise, 1x1), in which polydyn keeps channels last. N and all pixels are symbolic; each case is compiled once for all
-its shapes. Protocol: benchmarks/protocol.py. The limit is operations at the FMA peak or bytes at the bandwidth of where
-they fit, whichever is longer; summaries give its share and the geometric means of every family. ``--quick``: three
-rounds, the first shape of every case. After every case benchmarks/results/convolutions.json is written, of quick runs
-benchmarks/out/results/convolutions.json.
+its shapes. Protocol: benchmarks/protocol.py. The limit is operations at the FMA peak or bytes at the bandwidth of the
+level where they fit, whichever is longer; summaries give its share and the geometric means of every family.
+``--quick``: three rounds, the first shape of every case. After every case benchmarks/results/convolutions.json is
+written, or benchmarks/out/results/convolutions.json for quick runs.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from polydyn.testing import models
 
 
 def rows_of(field: Field, case: Case, effort: Effort, limits: Limits) -> Iterator[Row]:
-    """One model, loaded once, at its shapes."""
-    made = case.model()
+    """Yield the rows of one model, loaded once, at its shapes."""
+    model = case.model()
     with tempfile.TemporaryDirectory() as folder:
-        field.load(models.save(made, Path(folder)))
+        field.load(models.save(model, Path(folder)))
     for sizes in case.shapes:
         shape = case.feed(sizes)
         flops, size = case.cost(sizes)
         row = field.measure(shape, effort, limits.seconds_again(flops, size), flops)
-        row |= {"case": made.graph.name, "family": case.family, "bytes": size}
+        row |= {"case": model.graph.name, "family": case.family, "bytes": size}
         progress(row)
         yield row
 
@@ -49,7 +49,7 @@ def main() -> None:
 
 
 def run(threads: int, args: argparse.Namespace) -> list[Path]:
-    """Every model on one number of threads, written one after the other; then the table."""
+    """Measure every model on one number of threads and write each one; then print the table."""
     effort, limits = arguments.effort(args), measure(threads, caches=True)
     results = record.Results("convolutions", arguments.folder(args))
     rows: list[Row] = []

@@ -1,13 +1,13 @@
-"""What a program would do on more cores than this machine has: a simulation of its launches.
+"""Simulates the launches of a program on more cores than this machine has.
 
 usage: python -m benchmarks.cores MODEL.onnx ... [--shapes B=1,L=128 ...] [--cores 1 2 4 16 64] [--top 6]
 
-For every number of cores the launches, tasks and waves are those that the program plans for so many threads, in the
-pieces that the run time makes of them. A task takes its part of max(operations / FLOPS_PER_NS, bytes / BYTES_PER_NS) of
-its launch; a thread that has nothing left takes the next piece; a wave on several threads costs POST_NS for each worker
-and JOIN_NS. ``idle`` is the share of all cores' time in which nobody computes, split into what barriers take and what
-uneven or too few tasks leave. Not in it: memory bandwidth that cores share, caches, clock rates. So times are no
-forecast: they show which launches would stop a program from growing with its cores.
+For every number of cores, the launches, tasks and waves are those that the program plans for n threads, split into
+pieces as the run time splits them. A task takes its part of max(operations / FLOPS_PER_NS, bytes / BYTES_PER_NS) of its
+launch; a thread without work takes the next piece; a wave on several threads costs POST_NS for each worker and JOIN_NS.
+``idle`` is the share of idle time of all cores, split into the cost of barriers and the cost of uneven or too few
+tasks. Not modelled: shared memory bandwidth, caches, clock rates. So times are not forecasts: they show which launches
+would limit the scaling of a program.
 """
 
 from __future__ import annotations
@@ -31,18 +31,19 @@ from polydyn.runtime.explain import ExplainedLaunch, explain
 from polydyn.testing.inputs import shapes
 
 FLOPS_PER_NS, BYTES_PER_NS = 115.0, 16.0
-"""Of one core: docs/measurements.md, and what one core reads from its caches."""
+"""Rates of one core: docs/measurements.md, and the bandwidth of one core from its caches."""
 POST_NS, JOIN_NS = 60.0, 250.0
-"""A compare-and-swap on a line that another core holds; what a join took on two threads (docs/cpu.md)."""
+"""A compare-and-swap on a cache line that another core holds; the measured cost of a join on two threads (docs/cpu.md).
+"""
 CORES = (1, 2, 4, 16, 64)
 DEFAULTS = {"bert_base": "B=1,L=128", "resnet50": "N=1,H=224,W=224"}
 
 
 def constant(name: str) -> int:
-    """A number that the run time defines."""
-    found = re.search(rf"^#define {name} (\d+)$", sources()["internal.h"], re.M)
-    assert found, name
-    return int(found.group(1))
+    """Return a number that the run time defines."""
+    match = re.search(rf"^#define {name} (\d+)$", sources()["internal.h"], re.M)
+    assert match, name
+    return int(match.group(1))
 
 
 @dataclass(frozen=True)
@@ -56,41 +57,41 @@ class Wave:
     barrier: float
 
     def idle(self, cores: int) -> float:
-        """Nanoseconds of all cores in which nobody computes."""
+        """Return the idle time summed over all cores, in nanoseconds."""
         return cores * self.time - self.work
 
 
 def launch_ns(x: ExplainedLaunch) -> float:
-    """How long one core takes for a launch."""
+    """Return the nanoseconds that one core takes for a launch."""
     return max(x.flops / FLOPS_PER_NS, touched(x) / BYTES_PER_NS)
 
 
 def touched(x: ExplainedLaunch) -> int:
-    """Bytes that it can touch, of the buffers it names: a lookup reads little of its table."""
+    """Return the bytes that a launch can touch, of the buffers that it names: a lookup reads little of its table."""
     return min(x.bytes, constant("PD_BYTES_PER_FLOP") * x.flops)
 
 
 def wave_threads(launches: Sequence[ExplainedLaunch], cores: int) -> int:
-    """How many threads a wave takes (``runtime/waves.c``)."""
+    """Return the number of threads of a wave (``runtime/waves.c``)."""
     work = sum(x.flops for x in launches)
     return max(1, min(cores, sum(x.tasks for x in launches), 1 + work // constant("PD_WORK_PER_THREAD")))
 
 
 def pieces(x: ExplainedLaunch) -> list[float]:
-    """Nanoseconds of the pieces that a launch comes in (``runtime/cpu.c``, ``pool.c``)."""
+    """Return the nanoseconds of each piece of a launch (``runtime/cpu.c``, ``pool.c``)."""
     ns, n = launch_ns(x), x.threads
     guess = max(x.flops / constant("PD_FLOPS_PER_NS"), touched(x) / constant("PD_BYTES_PER_NS"))
     count = int(max(1, min(constant("PD_PIECES"), guess / n // constant("PD_PIECE_NS"))))
-    found = []
+    times = []
     for t in range(n):
         first, mine = x.tasks * t // n, x.tasks * (t + 1) // n - x.tasks * t // n
-        found += [mine * (i + 1) // count - mine * i // count for i in range(count)]
+        times += [mine * (i + 1) // count - mine * i // count for i in range(count)]
         assert first + mine <= x.tasks
-    return [ns * tasks / x.tasks for tasks in found if tasks]
+    return [ns * tasks / x.tasks for tasks in times if tasks]
 
 
 def simulate(launches: Sequence[ExplainedLaunch], cores: int) -> Wave:
-    """The launches of one wave, the largest pieces of work first, each piece on the thread that is free first."""
+    """Simulate one wave: the largest pieces of work first, each piece on the thread that is free first."""
     work = sum(map(launch_ns, launches))
     threads = wave_threads(launches, cores)
     if threads == 1:
@@ -104,12 +105,12 @@ def simulate(launches: Sequence[ExplainedLaunch], cores: int) -> Wave:
 
 
 def run(manifest: Mapping[str, Any], dims: Mapping[str, int], cores: int) -> list[Wave]:
-    """All waves of a program at a shape."""
+    """Simulate all waves of a program at a shape."""
     return [simulate(w, cores) for w in explain(manifest, dims, cores).waves]
 
 
 def summary(waves: Sequence[Wave], cores: int) -> dict[str, float]:
-    """Milliseconds, and the shares of all cores' time that nobody computes in."""
+    """Return milliseconds, and the shares of all cores' time that is idle."""
     time, work = sum(w.time for w in waves), sum(w.work for w in waves)
     barrier = sum(w.barrier for w in waves)
     whole = max(cores * time, 1e-9)
@@ -120,7 +121,8 @@ def summary(waves: Sequence[Wave], cores: int) -> dict[str, float]:
 
 
 def worst(waves: Iterable[Wave], cores: int, top: int) -> list[tuple[str, int, float, Wave]]:
-    """Kernels by the core time that they leave idle: name, how often, milliseconds of all cores, the longest wave."""
+    """Return kernels by the core time that they leave idle: name, count, milliseconds of all cores, the longest wave.
+    """
     by_kernel: dict[str, list[Wave]] = {}
     for w in waves:
         by_kernel.setdefault(" + ".join(dict.fromkeys(x.kernel for x in w.launches)), []).append(w)
@@ -129,11 +131,11 @@ def worst(waves: Iterable[Wave], cores: int, top: int) -> list[tuple[str, int, f
     return sorted(rows, key=lambda r: -r[2])[:top]
 
 
-def _print(title: str, found: Mapping[int, Sequence[Wave]], top: int) -> dict[str, Any]:
+def _print(title: str, waves_by_cores: Mapping[int, Sequence[Wave]], top: int) -> dict[str, Any]:
     table = Table("cores", "ms", "times as fast", "barriers", "idle", "in barriers", "in shares", title=title)
-    first = summary(found[min(found)], min(found))["ms"]
+    first = summary(waves_by_cores[min(waves_by_cores)], min(waves_by_cores))["ms"]
     rows = {}
-    for n, waves in found.items():
+    for n, waves in waves_by_cores.items():
         s = rows[str(n)] = summary(waves, n)
         table.add_row(
             str(n), f"{s['ms']:.2f}", f"{first / s['ms']:.1f}", f"{s['barriers']:.0f}",
@@ -141,10 +143,10 @@ def _print(title: str, found: Mapping[int, Sequence[Wave]], top: int) -> dict[st
         )  # fmt: skip
     console = Console()
     console.print(table)
-    most = max(found)
+    max_cores = max(waves_by_cores)
     table = Table("kernels of the wave", "waves", "idle core ms", "tasks", "threads", "us", "launch", "choices",
-                  title=f"most idle on {most} cores")  # fmt: skip
-    for kernels, count, idle, w in worst(found[most], most, top):
+                  title=f"most idle on {max_cores} cores")  # fmt: skip
+    for kernels, count, idle, w in worst(waves_by_cores[max_cores], max_cores, top):
         x = max(w.launches, key=lambda x: x.flops)
         chosen = " ".join(f"{k}={v}" for k, v in x.choices.items())
         table.add_row(kernels, str(count), f"{idle:.2f}", str(sum(x.tasks for x in w.launches)), str(w.threads),
@@ -166,9 +168,9 @@ def main() -> None:
         program = polydyn.load(path) if path.endswith(".polydyn") else polydyn.compile(path, threads=1)
         given = args.shapes or ([DEFAULTS[name]] if name in DEFAULTS else [])
         for dims in map(parse_shape, given) if given else shapes(name)[-1:]:
-            found = {n: run(program.manifest, dims, n) for n in sorted(args.cores)}
+            waves = {n: run(program.manifest, dims, n) for n in sorted(args.cores)}
             text = ", ".join(f"{k}={v}" for k, v in dims.items())
-            rows.append({"model": name, "shape": dict(dims), "cores": _print(f"{name} at {text}", found, args.top)})
+            rows.append({"model": name, "shape": dict(dims), "cores": _print(f"{name} at {text}", waves, args.top)})
     path = record.save("cores", folder=record.SCRATCH, flops_per_ns=FLOPS_PER_NS, bytes_per_ns=BYTES_PER_NS, rows=rows)
     print(f"written: {path.name}")
 

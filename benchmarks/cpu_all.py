@@ -1,20 +1,21 @@
-"""Times whole models on the CPU: models x shapes x threads, beside ONNX Runtime and PyTorch.
+"""Times whole models on the CPU: models x shapes x threads, compared with ONNX Runtime and PyTorch.
 
 usage: python -m benchmarks.cpu_all FOLDER | MODEL.onnx ... [--shapes B=1,L=8 ...] [--threads 1 2] [--rounds N]
                                     [--seconds S] [--also torch-inductor openvino] [--quick]
 
 FOLDER stands for its bert_base, albert_base, gpt2, t5_small (encoder) and vit_base (``make models`` writes them).
 Dynamic dims: B and L of text models, N of vit_base, all in one compilation, at the sizes of STANDARD; other models run
-at their stored shapes (polydyn/testing/inputs.py) or at those of ``--shapes``. Masks hold zeros where there is room.
-ONNX Runtime runs with its spinning pool and without on two or more threads, and the faster counts. PyTorch runs the
-module that the ONNX file was exported from, eager; a model without one it refuses. ``--also torch-inductor`` adds
-torch.compile(dynamic=True), which compiles for a minute or two, ``--also openvino`` OpenVINO in fp32 (pip install
-openvino). Who refuses a model or a shape is named below the table. The limit is that of benchmarks/bound.py.
+at their stored shapes (polydyn/testing/inputs.py) or at the sizes of ``--shapes``. Masks hold zeros if they are long
+enough. On two or more threads ONNX Runtime runs with its spinning pool and without, and the faster counts. PyTorch runs
+the module that the ONNX file was exported from, eager; models without one do not run in PyTorch. ``--also
+torch-inductor`` adds torch.compile(dynamic=True), which compiles for a minute or two; ``--also openvino`` adds OpenVINO
+in fp32 (pip install openvino). Contestants that do not support a model or a shape are named below the table. The limit
+is computed by benchmarks/bound.py.
 
-A case takes at most nine rounds and as many seconds of turns as ``--seconds`` says (10), but three rounds. After every
-model benchmarks/results/cpu_models.json is written, in which a model on a number of threads replaces what was measured
-of it before; with ``--quick`` (three rounds, every third shape), ``--shapes``, or a model that STANDARD does not list,
-benchmarks/out/results/cpu_models.json. At the end, a plot beside it.
+A case takes at most nine rounds and at most ``--seconds`` of measurements (10), but at least three rounds. After every
+model benchmarks/results/cpu_models.json is written; a new measurement of a model on a number of threads replaces the
+earlier one. With ``--quick`` (three rounds, every third shape), ``--shapes``, or a model that STANDARD does not list,
+benchmarks/out/results/cpu_models.json is written instead. A plot is written next to the file at the end.
 """
 
 from __future__ import annotations
@@ -40,21 +41,21 @@ STANDARD: dict[str, Sequence[Shape]] = {
 """The sizes at which models are compared."""
 
 
-def paths_of(given: Sequence[Path]) -> list[Path]:
-    """Model files, a folder replaced by its MODELS. FileNotFoundError names what is missing."""
-    paths = [f for p in given for f in ([p / f"{name}.onnx" for name in MODELS] if p.is_dir() else [p])]
+def paths_of(arguments: Sequence[Path]) -> list[Path]:
+    """Return model files, each folder replaced by its MODELS. FileNotFoundError names missing files."""
+    paths = [f for p in arguments for f in ([p / f"{name}.onnx" for name in MODELS] if p.is_dir() else [p])]
     if missing := [str(p) for p in paths if not p.exists()]:
-        raise FileNotFoundError(f"missing: {', '.join(missing)}; make models writes those of the zoo")
+        raise FileNotFoundError(f"missing: {', '.join(missing)}; make models writes the models of the zoo")
     return paths
 
 
-def shapes_of(model: str, given: Sequence[Shape] | None) -> Sequence[Shape]:
-    """The sizes at which a model is run. KeyError: none are stored for it."""
-    return given or STANDARD.get(model) or shapes(model)
+def shapes_of(model: str, requested: Sequence[Shape] | None) -> Sequence[Shape]:
+    """Return the sizes at which a model is run. KeyError: none are stored for it."""
+    return requested or STANDARD.get(model) or shapes(model)
 
 
 def measured(field: Field, path: Path, at: Sequence[Shape], effort: Effort, limits: Limits) -> Iterator[Row]:
-    """One row per shape of one model, which is loaded."""
+    """Yield one row per shape of one loaded model."""
     for shape in at:
         least, flops = bound(str(path), shape, limits), sum(p[0] for p in products(str(path), shape))
         row = field.measure(shape, effort, least, flops)
@@ -81,7 +82,7 @@ def main() -> None:
 
 
 def run(plan: Sequence[tuple[Path, Sequence[Shape]]], threads: int, args: argparse.Namespace) -> list[Path]:
-    """Every model on one number of threads, written one after the other; then the table."""
+    """Measure every model on one number of threads and write each one; then print the table."""
     limits = measure(threads, caches=True)
     rows: list[Row] = []
     written: list[Path] = []

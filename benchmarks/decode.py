@@ -1,11 +1,12 @@
-"""Decoding with a cache that grows in place, beside ONNX Runtime feeding its outputs back.
+"""Decoding with a cache that grows in place, compared with ONNX Runtime, which feeds its outputs back.
 
 usage: python -m benchmarks.decode MODEL.onnx [--steps N] [--prompt N] [--batch N] [--threads N] [--save]
 
-A prompt, then steps of one token. Both take every step in turn, in this process; ONNX Runtime keeps its keys and values
-as its own values (OrtValue), so that nothing passes through numpy; with more than one thread it does not spin between
-its steps. Printed: medians of the steps' milliseconds, the largest error of all outputs, and the bytes that polydyn
-moved without computing, beside what appending needs. Any model whose program names appendable outputs will do.
+A prompt, then steps of one token. Both runtimes take every step, alternating, in this process. ONNX Runtime keeps its
+keys and values as its own values (OrtValue), so that nothing passes through numpy; with more than one thread it does
+not spin between its steps. The output has the medians of the steps' milliseconds, the largest error of all outputs, and
+the bytes that polydyn moved without computing, compared with the bytes that appending requires. Works for any model
+whose program names appendable outputs.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ Array = npt.NDArray[Any]
 
 
 def timed(call: Callable[[], Any]) -> tuple[float, Any]:
-    """Milliseconds of a call, and its result."""
+    """Return the milliseconds of a call, and its result."""
     start = time.perf_counter()
     result = call()
     return (time.perf_counter() - start) * 1e3, result
@@ -51,9 +52,9 @@ class Rival:
         self.past = {n: ort.OrtValue.ortvalue_from_numpy(a) for n, a in empty.items()}
 
     def step(self, inputs: Mapping[str, Array]) -> tuple[float, dict[str, Array]]:
-        """Milliseconds of a step, and its outputs."""
-        given = {n: ort.OrtValue.ortvalue_from_numpy(a) for n, a in inputs.items()}
-        elapsed, values = timed(lambda: self.session.run_with_ort_values(self.names, {**given, **self.past}))
+        """Return the milliseconds of a step, and its outputs."""
+        feeds = {n: ort.OrtValue.ortvalue_from_numpy(a) for n, a in inputs.items()}
+        elapsed, values = timed(lambda: self.session.run_with_ort_values(self.names, {**feeds, **self.past}))
         out = dict(zip(self.names, values, strict=True))
         self.past = {past: out[present] for present, past in self.pairs.items()}
         return elapsed, {n: v.numpy() for n, v in out.items()}
@@ -74,7 +75,9 @@ class Growing:
         return {n: c[(slice(None),) * self.axes[n] + (slice(length),)] for n, c in self.caches.items()}
 
     def step(self, inputs: Mapping[str, Array], tokens: int) -> tuple[float, dict[str, Array]]:
-        """Milliseconds of a step that appends ``tokens`` positions (making the views included), and its outputs."""
+        """Return the milliseconds of a step that appends ``tokens`` positions (making the views included), and its
+        outputs.
+        """
 
         def call() -> dict[str, Array]:
             before, after = self._views(self.length), self._views(self.length + tokens)
@@ -87,7 +90,7 @@ class Growing:
 
 
 def decode(path: str, steps: int, prompt: int, batch: int, threads: int) -> dict[str, Any]:
-    """Times and compares; the result as plain data."""
+    """Time and compare both; return the result as plain data."""
     seconds, program = timed(lambda: polydyn.compile(path, threads=threads))
     model = onnx.load(path)
     start = feeds(model, {"B": batch, "L": 1, "P": 0, "T": 1})

@@ -1,8 +1,8 @@
-"""Compiles one model once, runs it at five shapes beside ONNX Runtime: errors, times, the kernels chosen.
+"""Compiles one model once and runs it at five shapes, compared with ONNX Runtime: errors, times, the kernels chosen.
 
 usage: python -m benchmarks.demo MODEL.onnx [B=1,L=8 ...]
 
-Times are medians of a few calls in this process, to be looked at, not quoted: benchmarks/cpu_all.py compares properly.
+Times are medians of a few calls in this process, for a first look only: benchmarks/cpu_all.py compares properly.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ SIZES = (1, 2, 7, 16, 33)
 
 
 def five_shapes(path: str, model: onnx.ModelProto) -> list[Shape]:
-    """Five of the stored shapes, or for an unknown model sizes that differ between its symbols."""
+    """Return five of the stored shapes, or for an unknown model sizes that differ between its symbols."""
     try:
         stored = shapes(Path(path).stem)
     except KeyError:
@@ -38,7 +38,7 @@ def five_shapes(path: str, model: onnx.ModelProto) -> list[Shape]:
 
 
 def milliseconds(call: Callable[[], Any]) -> float:
-    """The median time of seven calls after one to warm up."""
+    """Return the median time of seven calls after one warm-up call."""
     call()
     seconds = []
     for _ in range(7):
@@ -48,21 +48,21 @@ def milliseconds(call: Callable[[], Any]) -> float:
     return statistics.median(seconds) * 1e3
 
 
-def main(path: str, wanted: list[Shape]) -> None:
+def main(path: str, requested: list[Shape]) -> None:
     """See the module's docstring."""
     model = onnx.load(path)
     options = ort.SessionOptions()
     options.intra_op_num_threads = 1
     session = ort.InferenceSession(path, options, providers=["CPUExecutionProvider"])
     names = [o.name for o in session.get_outputs()]
-    wanted = wanted or five_shapes(path, model)
+    requested = requested or five_shapes(path, model)
 
     start = time.perf_counter()
     program = polydyn.compile(path, threads=1)
     print(f"{Path(path).name}: compiled once, in {time.perf_counter() - start:.1f} s, for every shape\n")
 
     table = Table("shape", "error / output's scale", "polydyn ms", "ONNX Runtime ms")
-    for shape in wanted:
+    for shape in requested:
         inputs = feeds(model, shape)
         expected = dict(zip(names, session.run(names, inputs), strict=True))
         worst = error(program.run(inputs), expected)
@@ -71,7 +71,7 @@ def main(path: str, wanted: list[Shape]) -> None:
         label = ", ".join(f"{k}={v}" for k, v in shape.items())
         table.add_row(label, f"{worst:.1e}", f"{ours:.3f}", f"{theirs:.3f}")
     Console().print(table)
-    print(f"\nWhat runs at {label}:\n{program.explain(**wanted[-1])}")
+    print(f"\nWhat runs at {label}:\n{program.explain(**requested[-1])}")
 
 
 if __name__ == "__main__":

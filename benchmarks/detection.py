@@ -1,10 +1,10 @@
-"""What today's fuzzers find in an older revision, which knows nothing of them.
+"""Run today's fuzzers on an older revision, to see which of its faults they find.
 
 usage: python -m benchmarks.detection REVISION models|functions|modules COUNT [--first N] [--jobs 1] [--out FOLDER]
 
-Writes the product as REVISION has it and ``polydyn/testing`` as it is here into a temporary folder, and runs
-``testing.fuzz_models`` (without plans, whose form changes), or ``testing.fuzz_torch`` on functions or modules, on the
-seeds from N on. Prints what the fuzzer prints. A person says which fault each failure shows.
+Writes the product of REVISION and the current ``polydyn/testing`` into a temporary folder. There it runs
+``testing.fuzz_models`` (without plans, whose form changes), or ``testing.fuzz_torch`` on functions or modules, on COUNT
+seeds from N on. Prints the fuzzer's output. A person judges which fault each failure shows.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ FUZZERS = {
 
 
 def with_todays_fuzzers(revision: str, folder: Path) -> None:
-    """Writes the product of ``revision`` with the fuzzers of this checkout into ``folder``."""
+    """Write the product of ``revision`` with the fuzzers of this checkout into ``folder``."""
     archive = subprocess.run(["git", "archive", revision], cwd=ROOT, check=True, capture_output=True).stdout
     with tarfile.open(fileobj=BytesIO(archive)) as tar:
         tar.extractall(folder, filter="data")
@@ -38,7 +38,7 @@ def with_todays_fuzzers(revision: str, folder: Path) -> None:
 
 
 def main() -> int:
-    """The command line; the fuzzer's exit code."""
+    """Run the command line; return the fuzzer's exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("revision")
     parser.add_argument("fuzzer", choices=FUZZERS)

@@ -1,14 +1,14 @@
-"""Times sizes that data decide, loops and recurrences beside ONNX Runtime (docs/adr/0027-parts.md).
+"""Times data-dependent sizes, loops and recurrences, compared with ONNX Runtime (docs/adr/0027-parts.md).
 
 usage: python -m benchmarks.dynamic [--threads 1 2] [--rounds N] [--seconds S] [--quick]
        python -m benchmarks.dynamic --memory
        python -m benchmarks.dynamic --scatters
 
-Recurrences of 64 to 512 units, a Loop whose number of iterations is data, one that appends a row to what it carries in
-each iteration, a mask whose places are gathered, and a detector's tail (scores, non-maximum suppression, the boxes that
-stay). Protocol: benchmarks/protocol.py. ``--memory``: 1000 calls at random sizes of the mask, the tail and the loop
-that grows; prints the process's memory in between. ``--scatters``: operators whose places are data, at 1000 to 100000
-elements, least times of interleaved calls.
+Recurrences of 64 to 512 units; a Loop whose number of iterations is data; a Loop that appends a row to its carried
+tensor in each iteration; a mask whose positions are gathered; and a detector's tail (scores, non-maximum suppression,
+the selected boxes). Protocol: benchmarks/protocol.py. ``--memory``: 1000 calls of the mask, the tail and the growing
+loop at random sizes; prints the process's memory in between. ``--scatters``: operators whose indices are data, at 1000
+to 100000 elements, minimum times of interleaved calls.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from benchmarks.rows import Field, Row, Shape, progress, show
 
 
 def recurrence(units: int, kind: str = "LSTM", direction: str = "forward") -> onnx.ModelProto:
-    """With bias; time T, batch B."""
+    """Build a recurrence with bias; time T, batch B."""
     rng = np.random.default_rng(0)
     gates, ways = {"LSTM": 4, "GRU": 3, "RNN": 1}[kind], 2 if direction == "bidirectional" else 1
     shapes = {"w": (ways, gates * units, units), "r": (ways, gates * units, units), "b": (ways, 2 * gates * units)}
@@ -48,7 +48,7 @@ def recurrence(units: int, kind: str = "LSTM", direction: str = "forward") -> on
 
 
 def parsed(text: str) -> onnx.ModelProto:
-    """A model in ONNX's text."""
+    """Parse a model in ONNX's text format."""
     return onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["" : 21]>\n{text}')
 
 
@@ -124,7 +124,7 @@ CASES: dict[str, tuple[onnx.ModelProto, list[Shape]]] = {
 
 
 def run(threads: int, args: argparse.Namespace) -> Path:
-    """All cases on one number of threads."""
+    """Measure all cases on one number of threads."""
     rows: list[Row] = []
     results = record.Results("dynamic", arguments.folder(args))
     with Field(arguments.rivals(threads, ()), threads) as field, tempfile.TemporaryDirectory() as folder:
@@ -132,19 +132,19 @@ def run(threads: int, args: argparse.Namespace) -> Path:
             path = Path(folder) / f"{case.replace(' ', '_')}.onnx"
             onnx.save(model, path)
             field.load(path)
-            made = []
+            case_rows = []
             for shape in shapes:
                 row = field.measure(shape, arguments.effort(args), 1e-9) | {"case": case, "family": case}
                 progress(row)
-                made.append(row)
-            results.add(case, threads, made, **field.about())
-            rows += made
+                case_rows.append(row)
+            results.add(case, threads, case_rows, **field.about())
+            rows += case_rows
     show(rows, f"sizes that data decide, {threads} threads")
     return results.path
 
 
 def memory(calls: int = 1000) -> None:
-    """The process's memory and the programs' arenas after so many calls at random sizes."""
+    """Print the process's memory and the programs' arenas after ``calls`` calls at random sizes."""
     rng = np.random.default_rng(0)
     programs = {n: polydyn.compile(CASES[n][0]) for n in ("mask", "detector tail", "loop that grows")}
     for k in range(calls + 1):
@@ -176,7 +176,7 @@ kinds   (int64[N, 4] x) => (int64[K, 4] y, int64[K] f, int64[N] v, int64[K] c) {
 
 
 def _least(calls: Sequence[Callable[[], object]], rounds: int) -> list[float]:
-    """Microseconds of each, in turns."""
+    """Return the minimum microseconds of each call; the calls alternate."""
     least = [np.inf] * len(calls)
     for _ in range(rounds):
         for k, call in enumerate(calls):
@@ -187,7 +187,7 @@ def _least(calls: Sequence[Callable[[], object]], rounds: int) -> list[float]:
 
 
 def scatters(threads: int, rounds: int = 30) -> None:
-    """Prints the least time of a call in microseconds, beside ONNX Runtime's."""
+    """Print the minimum time of a call in microseconds, compared with ONNX Runtime's."""
     rng = np.random.default_rng(0)
     for text in SCATTERS.strip().replace("\n   ", "").splitlines():
         model = parsed(text)
@@ -209,10 +209,10 @@ def scatters(threads: int, rounds: int = 30) -> None:
 
 
 def main() -> None:
-    """Runs from the command line."""
+    """Run from the command line."""
     parser = arguments.parser(__doc__, seconds=2)
     parser.add_argument("--memory", action="store_true", help="only memory at random sizes")
-    parser.add_argument("--scatters", action="store_true", help="only operators whose places are data")
+    parser.add_argument("--scatters", action="store_true", help="only operators whose indices are data")
     args = parser.parse_args()
     if args.memory:
         memory()

@@ -1,4 +1,7 @@
-"""An ONNX model in float64: floats of the file become doubles, ONNX's reference evaluates it. Slow, and independent."""
+"""An ONNX model in float64: floats of the file become doubles, and ONNX's reference evaluates it.
+
+Slow but independent.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from onnx.reference import ReferenceEvaluator
 
 
 def in_float64(path: Path, feeds: Mapping[str, Any]) -> list[Any]:
-    """The results of a model, computed in float64. Exceptions of many classes: a node that ONNX's reference lacks."""
+    """Return the results of a model in float64. Exceptions of many classes: ONNX's reference lacks an operator."""
     model = onnx.load(path)
     for graph in _graphs(model.graph):
         for t in graph.initializer:
@@ -30,7 +33,7 @@ def in_float64(path: Path, feeds: Mapping[str, Any]) -> list[Any]:
 
 
 def _graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
-    """A graph and those inside its nodes."""
+    """Yield a graph and the graphs inside its nodes."""
     yield graph
     for n in graph.node:
         for a in n.attribute:
@@ -39,7 +42,7 @@ def _graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
 
 
 def _widen(n: onnx.NodeProto) -> None:
-    """Turn constants, and casts to float32, into those of float64."""
+    """Turn float32 constants, and casts to float32, into float64."""
     for a in n.attribute:
         if a.type == onnx.AttributeProto.TENSOR:
             a.t.CopyFrom(_double(a.t))
@@ -51,7 +54,7 @@ def _widen(n: onnx.NodeProto) -> None:
 
 
 def _double(t: onnx.TensorProto) -> onnx.TensorProto:
-    """The tensor, with doubles in place of floats."""
+    """Return the tensor with doubles in place of floats."""
     if t.data_type != TensorProto.FLOAT:
         return t
     return numpy_helper.from_array(numpy_helper.to_array(t).astype(np.float64), t.name)

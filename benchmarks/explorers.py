@@ -5,9 +5,9 @@
     python -m benchmarks.explorers --simulated                # three simulated groups: no machine is needed
 
 Prints, per group and explorer, the mean regret (best so far over the optimum, minus 1) after some numbers of trials
-with its standard error over the seeds, and after how many trials a tuple within 0.1 % of the optimum was found; writes
-all curves to explorers.json and draws them. Replaying depends on the table and the seeds only. With the recorded spaces
-it ends with an error when the trust region does not beat both others at 100 trials.
+with its standard error over the seeds, and the number of trials until a tile within 0.1 % of the optimum was found.
+Writes all curves to explorers.json and draws them. The replay depends only on the table and the seeds. With the
+recorded spaces it exits with an error if the trust region does not beat both others at 100 trials.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ from polydyn.search.spaces.space import Space
 from polydyn.testing.machines import A100, T4
 from polydyn.testing.simulated import Simulated, gemm, random_search, regret
 
-AT, JUDGED = (25, 50, 100, 200), 100
+AT, JUDGED_TRIALS = (25, 50, 100, 200), 100
 NEAR = 1e-3
-"""Regret from which on a tuple counts as the optimum."""
+"""A tile with at most this regret counts as the optimum."""
 TABLE = record.RESULTS / "spaces_1t.json.gz"
-RANDOM, ALIGNED, REGIONS = "random", "aligned only", "trust region"
+RANDOM, ALIGNED_FIRST, REGIONS = "random", "aligned only", "trust region"
 Curves = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
 class Replayed:
-    """A group's curves: explorer -> regret (seeds x trials); seconds that a trial of each takes."""
+    """The curves of a group: maps an explorer to its regret (seeds x trials), and to the seconds per trial."""
 
     group: Recorded
     curves: Mapping[str, Curves]
@@ -53,17 +53,17 @@ class Replayed:
 
     @property
     def beaten(self) -> bool:
-        """Whether the trust region's mean regret after ``JUDGED`` trials is below random's and aligned-only's.
+        """Whether the trust region's mean regret after ``JUDGED_TRIALS`` trials is below random's and aligned-only's.
 
-        Nobody is below a rival that always finds the optimum by then: of equals the one of less regret on the way wins.
+        If a baseline always finds the optimum by then, the mean regret on the way decides.
         """
-        until = {n: c[:, :JUDGED].mean(0) for n, c in self.curves.items()}
+        until = {n: c[:, :JUDGED_TRIALS].mean(0) for n, c in self.curves.items()}
         reached = {n: (float(c[-1]), float(c.mean())) for n, c in until.items()}
-        return reached[REGIONS] < min(reached[RANDOM], reached[ALIGNED])
+        return reached[REGIONS] < min(reached[RANDOM], reached[ALIGNED_FIRST])
 
 
 def simulated(noise: float) -> Iterator[Recorded]:
-    """Groups of a simulated machine."""
+    """Yield the groups of a simulated machine."""
     groups: list[tuple[Backbone, Hardware]] = [
         (gemm(None, 3072, 1024, dtype="float16", item=2), A100),
         (gemm(None, 2304, 768), T4),
@@ -77,21 +77,21 @@ def simulated(noise: float) -> Iterator[Recorded]:
 
 
 def explorers_of(order: Sequence[Tile]) -> dict[str, Explorer]:
-    """Who plays; ``order``: aligned tuples first."""
+    """Return the explorers by name; ``order``: tiles, aligned ones first."""
     return {
         RANDOM: random_search,
-        ALIGNED: in_order(order),
+        ALIGNED_FIRST: in_order(order),
         REGIONS: trust_region(order),
         "trust region, random starts": trust_region(),
     }
 
 
 class _Found(Exception):
-    """The optimum was measured: nothing that follows changes the curve."""
+    """The optimum was measured, so the curve no longer changes."""
 
 
 def curve(explorer: Explorer, space: Space, costs: Mapping[Tile, float], trials: int, seed: int) -> list[float]:
-    """Regret after each trial; ends with the batch that has the optimum."""
+    """Return the regret after each trial; ends with the batch that has the optimum."""
     optimum = min(costs.values())
     trials_so_far: list[Trial] = []
 
@@ -107,28 +107,28 @@ def curve(explorer: Explorer, space: Space, costs: Mapping[Tile, float], trials:
 
 
 def replay(group: Recorded, seeds: int, trials: int) -> Replayed:
-    """Every explorer with every seed (an explorer that knows no chance once)."""
+    """Replay every explorer with every seed (a deterministic explorer once)."""
     space, curves, seconds = group.space, {}, {}
     for label, explorer in explorers_of(group.order).items():
         start = time.perf_counter()
-        rows = [curve(explorer, space, group.costs, trials, s) for s in range(1 if label == ALIGNED else seeds)]
+        rows = [curve(explorer, space, group.costs, trials, s) for s in range(1 if label == ALIGNED_FIRST else seeds)]
         seconds[label] = (time.perf_counter() - start) / sum(map(len, rows))
         curves[label] = np.array([row + row[-1:] * (trials - len(row)) for row in rows])
     return Replayed(group, curves, seconds)
 
 
 def error(curves: Curves) -> Curves:
-    """Standard error of the mean over the seeds, after each trial."""
+    """Return the standard error of the mean over the seeds, after each trial."""
     return np.asarray(curves.std(0, ddof=min(1, len(curves) - 1)) / len(curves) ** 0.5)
 
 
 def needed(curves: Curves) -> npt.NDArray[np.int64]:
-    """Per seed, the trials until a tuple within ``NEAR`` of the optimum was found; all and one more: not found."""
+    """Return, per seed, the trials until a tile within ``NEAR`` of the optimum was found, or all trials plus one."""
     return np.asarray((curves > NEAR).sum(1) + 1)
 
 
 def show(replayed: Replayed) -> None:
-    """Prints a group's table."""
+    """Print a group's table."""
     heading = f"{replayed.group.name}: {len(replayed.group.order)} tuples"
     print(f"\n{heading}\n{'explorer':28}" + "".join(f"{n:>17}" for n in AT) + "  trials to 0.1 %  found  ms/trial")
     for label, curves in replayed.curves.items():
@@ -139,7 +139,7 @@ def show(replayed: Replayed) -> None:
 
 
 def as_json(replayed: Replayed) -> dict[str, Any]:
-    """Mean, and the tenth and ninetieth of a hundred seeds, after each trial; standard errors after ``AT``."""
+    """Return mean, tenth and ninetieth percentile over the seeds after each trial; standard errors after ``AT``."""
 
     def row(curves: Curves) -> dict[str, Any]:
         low, high = np.quantile(curves, (0.1, 0.9), axis=0)
@@ -157,7 +157,7 @@ def as_json(replayed: Replayed) -> dict[str, Any]:
 
 
 def draw(groups: Sequence[Mapping[str, Any]], path: Path) -> bool:
-    """Draws the curves of ``as_json``, a panel for each group; False without matplotlib (extra [bench])."""
+    """Draw the curves of ``as_json``, a panel for each group; return False without matplotlib (extra [bench])."""
     try:
         import matplotlib
     except ImportError:
@@ -190,7 +190,7 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=100)
     parser.add_argument("--records", type=Path, default=TABLE, help="a table of benchmarks.spaces")
     parser.add_argument("--simulated", action="store_true")
-    parser.add_argument("--noise", type=float, default=0.03, help="share of a tuple's speed that no model knows")
+    parser.add_argument("--noise", type=float, default=0.03, help="noise of a tile's speed, relative")
     options = parser.parse_args()
     if not options.simulated and not options.records.exists():
         parser.error(f"there is no {options.records.name}: python -m benchmarks.spaces FILE records it")

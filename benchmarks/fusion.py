@@ -1,13 +1,13 @@
-"""Kernels and bytes moved after each fusion pass: what every pass is good for.
+"""Kernels and bytes moved after each fusion pass: the gain of every pass.
 
 usage: python -m benchmarks.fusion MODEL.onnx | FOLDER ... [--shape B=1,L=128] [--gemms] [--save NAME]
 
-For each model the passes are added one after another, from none to all: those that remove views first, since views are
-what other rewritings leave behind, then all others in the order of the pipeline. ``kernels``: launches. ``MB``:
-distinct bytes read and written, launch by launch, of each tensor no more than the loads can touch. ``GEMMs``: kernels
-around a sum of products. Works on the fusion plan: nothing is compiled. Without ``--shape`` the last stored shape is
-taken. For transformers the kernels of a layer and outside of layers are counted too (what the first layer has
-more than the others counts as outside). ``--gemms``: also the GEMMs with attention off, before and after merging.
+For each model the passes are added one after another, from none to all: first the passes that remove views, because
+other rewritings leave views; then all others in the order of the pipeline. ``kernels``: launches. ``MB``: distinct
+bytes read and written, launch by launch, of each tensor no more than the loads can touch. ``GEMMs``: kernels around a
+sum of products. Works on the fusion plan: nothing is compiled. Without ``--shape`` the last stored shape is used. For
+transformers the kernels per layer and outside of layers are counted too (extra kernels of the first layer count as
+outside). ``--gemms``: also the GEMMs with attention off, before and after merging.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from polydyn.testing.plans import Row, gemms, layers, plan_without, table
 
 
 def measure(path: Path, shape: Mapping[str, int], count_gemms: bool) -> dict[str, object]:
-    """The table of one model, printed and as data."""
+    """Print the table of one model and return it as data."""
     graph = import_model(path)
     rows = table(graph, shape)
     print(f"{path.stem} at {', '.join(f'{k}={v}' for k, v in shape.items())}")
@@ -51,10 +51,10 @@ def _cells(rows: Sequence[Row]) -> list[tuple[str, ...]]:
 
 
 def main() -> int:
-    """Prints a table for each model and writes them to benchmarks/results."""
+    """Print a table for each model and write them to benchmarks/results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("models", nargs="+", type=Path)
-    parser.add_argument("--shape", type=sizes, help="sizes of the dims, as in B=1,L=128")
+    parser.add_argument("--shape", type=sizes, help="sizes of the dims, for example B=1,L=128")
     parser.add_argument("--gemms", action="store_true", help="count GEMM kernels with attention off")
     parser.add_argument("--save", default="fusion", help="name of the file in benchmarks/results")
     args = parser.parse_args()

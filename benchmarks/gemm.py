@@ -1,16 +1,16 @@
-"""Times the listed products (benchmarks/ops/gemm_list.json) beside ONNX Runtime, torch and numpy.
+"""Times the listed products (benchmarks/ops/gemm_list.json), compared with ONNX Runtime, torch and numpy.
 
 usage: python -m benchmarks.gemm [--threads 1 2] [--rounds N] [--seconds S] [--only FAMILY ...]
                                [--also openvino] [--quick]
 
 x[M, K] @ constant[K, N], M symbolic: each (N, K) is compiled once and that program serves all its M. ``batched``:
 a[B, M, K] @ b[B, K, N], all sizes symbolic, one program. Protocol: benchmarks/protocol.py. Times are whole calls from
-Python, into memory that exists; what such a call costs at least is printed first (M = N = K = 1) and not subtracted.
-The limit of a case is its operations at the FMA peak or its bytes at the bandwidth of where they fit (cache or
-memory), whichever is longer; where M, N, K >= 48 the summary has the share of the FMA peak too. ``--quick``: three
-rounds, the first row count of every fourth weight. After every weight benchmarks/results/gemm.json is written, in which
-a weight on a number of threads replaces what was measured of it before; of quick runs benchmarks/out/results/gemm.json.
-At the end, a plot beside it.
+Python, into existing memory; the minimum cost of such a call is printed first (M = N = K = 1) and not subtracted. The
+limit of a case is its operations at the FMA peak or its bytes at the bandwidth of the level where they fit (cache or
+memory), whichever is longer; for M, N, K >= 48 the summary has the share of the FMA peak too. ``--quick``: three
+rounds, the first row count of every fourth weight. After every weight benchmarks/results/gemm.json is written, or
+benchmarks/out/results/gemm.json for quick runs; a new measurement of a weight on a number of threads replaces the
+earlier one. A plot is written next to the file at the end.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ from polydyn.testing import models
 
 Sizes = tuple[int, int, int, int]
 """B, M, N, K of a batched product."""
-LARGE = 48
-"""From here on in every size, arithmetic alone should rule."""
+MIN_COMPUTE_BOUND_SIZE = 48
+"""If every size is at least this large, arithmetic alone should determine the time."""
 
 
 def cost(shape: Shape, n: int, k: int) -> tuple[float, float]:
-    """Operations and bytes of a product, each operand moved once; B operands where the shape has B."""
+    """Return operations and bytes of a product, each operand moved once; B operands if the shape has B."""
     b, m = shape.get("B", 1), shape["M"]
     return 2.0 * b * m * n * k, 4.0 * b * (m * k + n * k + m * n)
 
 
 def constant_rows(field: Field, g: draw.Gemm, effort: Effort, limits: Limits) -> Iterator[Row]:
-    """A weight, loaded once, at its row counts."""
+    """Yield the rows of one weight, loaded once, at its row counts."""
     with tempfile.TemporaryDirectory() as folder:
         field.load(models.save(models.gemm(g.n, g.k), Path(folder)))
     for m in g.ms:
@@ -49,7 +49,7 @@ def constant_rows(field: Field, g: draw.Gemm, effort: Effort, limits: Limits) ->
 
 
 def batched_rows(field: Field, sizes: Sequence[Sizes], effort: Effort, limits: Limits) -> Iterator[Row]:
-    """One program with every size symbolic."""
+    """Yield the rows of one program with all sizes symbolic."""
     with tempfile.TemporaryDirectory() as folder:
         field.load(models.save(models.batched_gemm(), Path(folder)))
     for b, m, n, k in sizes:
@@ -60,15 +60,15 @@ def batched_rows(field: Field, sizes: Sequence[Sizes], effort: Effort, limits: L
 
 
 def named(row: Row, case: str, family: str, sizes: tuple[int, int, int], limits: Limits) -> Row:
-    """The row with its names; that of a product with M, N, K >= LARGE also with its share of the FMA peak."""
+    """Return the row with its names; if M, N, K >= MIN_COMPUTE_BOUND_SIZE, also with its share of the FMA peak."""
     row |= {"case": case, "family": family}
-    if min(sizes) >= LARGE and "polydyn" in row["seconds"]:
+    if min(sizes) >= MIN_COMPUTE_BOUND_SIZE and "polydyn" in row["seconds"]:
         row["of_peak"] = row["flops"] / row["seconds"]["polydyn"] / limits.flops
     return row
 
 
 def call_overhead(field: Field, effort: Effort) -> dict[str, float]:
-    """Seconds of a call that has nothing to compute, per player."""
+    """Return the seconds of a call that has nothing to compute, per player."""
     with tempfile.TemporaryDirectory() as folder:
         field.load(models.save(models.gemm(1, 1), Path(folder)))
     seconds: dict[str, float] = field.measure({"M": 1}, effort, 0.0)["seconds"]
@@ -91,7 +91,7 @@ def main() -> None:
 
 
 def run(weights: Sequence[draw.Gemm], sizes: Sequence[Sizes], threads: int, args: argparse.Namespace) -> list[Path]:
-    """The list on one number of threads, written weight by weight; then the table."""
+    """Measure the list on one number of threads and write it weight by weight; then print the table."""
     effort, limits = arguments.effort(args), measure(threads, caches=True)
     rows: list[Row] = []
     with Field(arguments.rivals(threads, args.also, "torch", "numpy"), threads) as field:

@@ -11,7 +11,7 @@ static int64_t now(void) {
     return t.tv_sec * INT64_C(1000000000) + t.tv_nsec;
 }
 
-/* What a call with new shapes checks: dtypes, ranks, symbols, their arithmetic, dims, guards. */
+/* Checks a call with new shapes: dtypes, ranks, symbols, their arithmetic, dims, guards. */
 static int32_t check_call(pd_context *c, const pd_tensor *inputs) {
     int32_t code = PD_OK, first = 0;
     for (int32_t i = 0; i < plan->input_count && code == PD_OK; i++) code = check_tensor(i, &inputs[i]);
@@ -25,8 +25,8 @@ static int32_t check_call(pd_context *c, const pd_tensor *inputs) {
     return code == PD_OK ? check_guards(c->values) : code;
 }
 
-/* Nanoseconds of `calls` calls over `shapes` sets of inputs in turn: [0] guards alone, [1] pd_shapes with the shapes of
- * the call before, [2] pd_shapes with new ones. Returns 1 when a call was refused. */
+/* Nanoseconds of `calls` calls over `shapes` sets of inputs: [0] guards alone, [1] pd_shapes with the shapes of
+ * the previous call, [2] pd_shapes with new ones. Returns 1 if a call was rejected. */
 EXPORT int32_t bench_guards(pd_context *c, const pd_tensor *inputs, int32_t shapes, int32_t calls, int64_t *ns) {
     int64_t dims[plan->output_dim_count + 1];
     int32_t refused = 0, n = plan->input_count, k;

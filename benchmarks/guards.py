@@ -1,12 +1,13 @@
-"""What checking a call costs, measured inside C; and that nothing grows with the number of shapes seen.
+"""The cost of checking a call, measured inside C; also checks that nothing grows with the number of shapes seen.
 
 usage: python -m benchmarks.guards MODEL.onnx ... [--calls 20000]
 
-``guards``: dtypes, ranks, symbols, their arithmetic, equal dims, guards: all that a call with new shapes checks.
-``same``, ``new``: all of pd_shapes (``new``: with the sizes of every buffer and launch and the memory plan) for the
-shapes of the call before and for others. Nanoseconds per call, the least of several rounds; shapes as stored for the
-model's family. Then 1000 random shapes run through the program, its kernels' bodies taken out: resident memory, the
-arena, contexts and Python objects after the largest shape and after all. Results go to benchmarks/results/guards.json.
+``guards``: dtypes, ranks, symbols, their arithmetic, equal dims, guards: all checks of a call with new shapes.
+``same``, ``new``: all of pd_shapes (``new``: with the sizes of every buffer and launch and the memory plan), for the
+shapes of the previous call and for others. Nanoseconds per call, the minimum of several rounds; shapes as stored for
+the model's family. Then the program runs 1000 random shapes, with the bodies of its kernels removed: resident memory,
+the arena, contexts and Python objects after the largest shape and after all. Results go to
+benchmarks/results/guards.json.
 """
 
 from __future__ import annotations
@@ -36,11 +37,11 @@ from polydyn.testing import inputs
 ROUNDS = 7
 FIELDS = ("guards", "same", "new")
 GROWS = ("resident MB", "arena bytes", "contexts", "Python objects")
-"""What ``growth`` lists."""
+"""The entries of ``growth``."""
 
 
 def times(plan: HostPlan, shapes: list[dict[str, np.ndarray[Any, Any]]], calls: int) -> dict[str, float]:
-    """Nanoseconds per call of each part; ``shapes``: feeds of several shapes."""
+    """Return nanoseconds per call of each part; ``shapes``: feeds of several shapes."""
     files = dict(sources())
     headers = {n: files.pop(n) for n in list(files) if n.endswith(".h") or n == "runtime.c"}
     headers |= dict(plan.headers) | {"host.c": host_program(plan, dict.fromkeys(plan.constants, 0), 0).text}
@@ -62,7 +63,7 @@ def times(plan: HostPlan, shapes: list[dict[str, np.ndarray[Any, Any]]], calls: 
     for _ in range(ROUNDS):
         refused = library.bench_guards(context, tensors, len(shapes), calls, fields)
         if refused:
-            raise RuntimeError("a stored shape was refused")
+            raise RuntimeError("a stored shape was rejected")
         least = [min(a, b / calls) for a, b in zip(least, fields, strict=True)]
     library.pd_context_free(context)
     library.pd_close(program)
@@ -70,7 +71,7 @@ def times(plan: HostPlan, shapes: list[dict[str, np.ndarray[Any, Any]]], calls: 
 
 
 def growth(program: Program, proto: onnx.ModelProto, count: int = 1000) -> dict[str, list[float]]:
-    """``GROWS`` after the largest shape (and a few more) and after ``count`` random ones."""
+    """Return ``GROWS`` after the largest shape (and a few more) and after ``count`` random ones."""
     shapes = draw_shapes(inputs.symbols(proto), count)
 
     def state() -> list[float]:
@@ -87,7 +88,7 @@ def growth(program: Program, proto: onnx.ModelProto, count: int = 1000) -> dict[
 
 
 def measure(path: str, calls: int) -> dict[str, object]:
-    """The row of one model."""
+    """Return the row of one model."""
     proto, name = onnx.load(path, load_external_data=False), Path(path).stem
     plan = hollow(path)
     fields = times(plan, [inputs.feeds(proto, s) for s in inputs.shapes(name)], calls)
@@ -103,7 +104,7 @@ def measure(path: str, calls: int) -> dict[str, object]:
 
 
 def main() -> None:
-    """The command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("models", nargs="+")
     parser.add_argument("--calls", type=int, default=20000)

@@ -1,13 +1,13 @@
-"""Models in float16 and bfloat16, and in float32 with products in bfloat16, beside float32: time, bytes, error.
+"""Models in float16 and bfloat16, and in float32 with products in bfloat16, compared with float32: time, bytes, error.
 
 usage: python -m benchmarks.halves MODEL.onnx ... [--shapes B=1,L=8 ...] [--threads 1] [--rounds 15]
 
-Each model is compiled four times, from one file: as it is, with all its float32 tensors in a 16-bit type, and as it is
-with ``Options(precision="bf16")`` ("words"). They take turns in this process with ONNX Runtime's float32 and float16; a
-turn is one call, and the medians over all turns are printed. Dynamic dims are the model's own, at its stored shapes
-(polydyn/testing/inputs.py) or those of ``--shapes``. Error: the largest difference from the float32 model on inputs
-rounded alike, over the largest number. float16 in ONNX Runtime is timed where it has the model's operators. Results go
-to benchmarks/results/halves.json.
+Each model is compiled four times from one file: unchanged, with all its float32 tensors in each 16-bit type, and
+unchanged with ``Options(precision="bf16")`` ("words"). The programs alternate in this process with ONNX Runtime's
+float32 and float16, one call at a time; medians are printed. Dynamic dims are the model's own, at its stored shapes
+(polydyn/testing/inputs.py) or at the shapes of ``--shapes``. Error: the largest difference from the float32 model on
+inputs rounded in the same way, divided by the largest value. float16 in ONNX Runtime is timed if it has the model's
+operators. Results go to benchmarks/results/halves.json.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ WORDS = "words"
 
 
 def rival(model: onnx.ModelProto, threads: int) -> ort.InferenceSession | None:
-    """ONNX Runtime's session; None when it lacks an operator in the model's type."""
+    """Return ONNX Runtime's session, or None if it lacks an operator in the model's type."""
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads
     try:
@@ -49,14 +49,14 @@ def rival(model: onnx.ModelProto, threads: int) -> ort.InferenceSession | None:
 
 
 def artifact_bytes(program: polydyn.Program) -> int:
-    """What a saved program takes."""
+    """Return the bytes of a saved program."""
     with tempfile.TemporaryDirectory() as folder:
         program.save(Path(folder) / "p")
         return (Path(folder) / "p").stat().st_size
 
 
 def medians(runs: Mapping[str, Run], rounds: int) -> dict[str, float]:
-    """Milliseconds of each, in turns."""
+    """Return the median milliseconds of each run; the runs alternate."""
     times: dict[str, list[float]] = {n: [] for n in runs}
     for _ in range(rounds + 2):
         for n, run in runs.items():
@@ -67,7 +67,7 @@ def medians(runs: Mapping[str, Run], rounds: int) -> dict[str, float]:
 
 
 def measure(path: str, points: list[dict[str, int]], threads: int, rounds: int) -> list[dict[str, Any]]:
-    """The rows of one model."""
+    """Return the rows of one model."""
     plain = onnx.load(path)
     models = {"float32": plain, **{t: in_halves(plain, t) for t in HALVES}}
     programs = {t: polydyn.compile(m, threads=threads) for t, m in models.items()}
@@ -76,9 +76,9 @@ def measure(path: str, points: list[dict[str, int]], threads: int, rounds: int) 
     others = {t: s for t in ("float32", "float16") if (s := rival(models[t], threads)) is not None}
     rows = []
     for shape in points or shapes(Path(path).stem):
-        given = feeds(plain, shape)
-        inputs: dict[str, dict[str, Array]] = {t: {n: rounded(x, t) for n, x in given.items()} for t in HALVES}
-        inputs |= {"float32": given, WORDS: given}
+        inputs_float32 = feeds(plain, shape)
+        inputs: dict[str, dict[str, Array]] = {t: {n: rounded(x, t) for n, x in inputs_float32.items()} for t in HALVES}
+        inputs |= {"float32": inputs_float32, WORDS: inputs_float32}
         runs: dict[str, Run] = {t: partial(p.run, inputs[t]) for t, p in programs.items()}
         runs |= {f"onnxruntime {t}": partial(s.run, None, inputs[t]) for t, s in others.items()}
         row: dict[str, Any] = {"model": Path(path).stem, "shape": shape, "bytes": size, "ms": medians(runs, rounds)}

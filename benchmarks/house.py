@@ -3,7 +3,8 @@
 Python files without tests, benchmarks and notebooks. *Pairs*: files whose paths differ only in words for a target
 (cpu, cuda, gpu, c, device). *Coordinate and statement names*: string literals that look like names in a schedule tree
 (``p_i``, ``B_k``, ``DONE0``) outside the modules that define names. *Floors*: the longest chain of imports between
-modules once circles are taken as one; *circles*: sets of modules that import each other, type-only imports included.
+modules, with each import cycle as one module; *circles*: sets of modules that import each other, type-only imports
+included.
 """
 
 from __future__ import annotations
@@ -28,7 +29,10 @@ MARKS = re.compile(r"task|kblock|micro\d?|reduce|promote|fill|share|block|rows?|
 
 
 def files(root: Path) -> list[Path]:
-    """Each Python file once: folders that are links are left to their place. ``polydyn/testing`` counts as tests."""
+    """Return each Python file once: linked folders are visited only at their target.
+
+    ``polydyn/testing`` counts as tests.
+    """
     return sorted(
         p for f in FOLDERS for p in (root / f).rglob("*.py")
         if "testing" not in p.relative_to(root).parts
@@ -37,25 +41,25 @@ def files(root: Path) -> list[Path]:
 
 
 def module(root: Path, path: Path) -> str:
-    """The dotted name that imports it."""
+    """Return the dotted name that imports a file."""
     parts = path.relative_to(root).with_suffix("").parts
     parts = parts if parts[0] == "polydyn" else ("polydyn", *parts)
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
 def pairs(root: Path) -> list[list[Path]]:
-    """Files that differ in a target only."""
-    found: dict[tuple[str, ...], list[Path]] = defaultdict(list)
+    """Return files whose paths differ only in a target."""
+    paths: dict[tuple[str, ...], list[Path]] = defaultdict(list)
     for p in files(root):
         words = [w for part in p.relative_to(root).with_suffix("").parts for w in part.split("_")]
         plain = tuple(w for w in words if w not in TARGET_WORDS and w != "polydyn")
         if p.name != "__init__.py":
-            found[plain].append(p)
-    return [ps for ps in found.values() if len(ps) > 1]
+            paths[plain].append(p)
+    return [ps for ps in paths.values() if len(ps) > 1]
 
 
 def literals(tree: ast.AST) -> Iterator[str]:
-    """String literals other than docstrings."""
+    """Yield string literals other than docstrings."""
     docs = {
         id(n.body[0].value) for n in ast.walk(tree)
         if isinstance(n, (ast.Module, ast.ClassDef, ast.FunctionDef)) and n.body and isinstance(n.body[0], ast.Expr)
@@ -66,7 +70,7 @@ def literals(tree: ast.AST) -> Iterator[str]:
 
 
 def graph(root: Path) -> nx.DiGraph[str]:
-    """Module -> the modules it imports, wherever in the file."""
+    """Build the graph from each module to the modules that it imports, anywhere in the file."""
     names = {module(root, p): p for p in files(root)}
     g: nx.DiGraph[str] = nx.DiGraph()
     g.add_nodes_from(names)
@@ -83,18 +87,18 @@ def graph(root: Path) -> nx.DiGraph[str]:
 
 
 def circles(g: nx.DiGraph[str]) -> list[list[str]]:
-    """Modules that import each other."""
+    """Return sets of modules that import each other."""
     return [sorted(c) for c in nx.strongly_connected_components(g) if len(c) > 1]
 
 
 @cache
 def parse(path: Path) -> ast.Module:
-    """The syntax tree of a file."""
+    """Return the syntax tree of a file."""
     return ast.parse(path.read_text())
 
 
 def measure(root: Path) -> dict[str, object]:
-    """Name of the measure -> value."""
+    """Return the value of each measure by name."""
     lines = {p: p.read_text().count("\n") for p in files(root)}
     trees = [parse(p) for p in lines]
     classes = [(n.end_lineno - n.lineno + 1, n.name) for t in trees for n in ast.walk(t)
@@ -118,7 +122,7 @@ def measure(root: Path) -> dict[str, object]:
         "literals that name coordinates, extents, statements": f"{named.total()} ({len(named)} names)",
         "literals that name marks": f"{marks.total()} ({len(marks)} names)",
         "types of a kernel to be launched": sorted(
-            {n.name for t in trees for n in ast.walk(t) if isinstance(n, ast.ClassDef)} & LAUNCHED
+            {n.name for t in trees for n in ast.walk(t) if isinstance(n, ast.ClassDef)} & LAUNCH_TYPES
         ),
         "floors": nx.dag_longest_path_length(condensed) + 1,
         "circles": circles(g),
@@ -126,7 +130,7 @@ def measure(root: Path) -> dict[str, object]:
     }
 
 
-LAUNCHED = {
+LAUNCH_TYPES = {
     "Kernel", "CudaKernel", "KernelSource", "Variant", "Version", "Choice", "Alternatives", "PlacedKernel",
     "PlacedCuda", "TunedBuilders", "Kept", "TileFactors", "Candidate", "Block", "Placed",
 }  # fmt: skip
@@ -134,7 +138,7 @@ LAUNCHED = {
 
 
 def main() -> int:
-    """The command line."""
+    """Run the command line."""
     for name, value in measure(Path(sys.argv[1] if len(sys.argv) > 1 else ".").resolve()).items():
         print(f"{name}: {value}")
     return 0

@@ -1,13 +1,14 @@
-"""What batches survive, and what a job costs: ``python -m benchmarks.jobs``.
+"""Robustness of batches against kills, and the cost of a job: ``python -m benchmarks.jobs``.
 
-``kills``: 60 jobs on two workers; a worker at work is killed every few seconds and the whole batch twice. A batch that
-gives up, because it found no workers for a minute, is begun again. Then all are done, none twice in the ledger, and
-every artifact is that of a serial run, byte by byte. The jobs are small stored models x targets x passes (``--models``
-takes some of the five models, 12 jobs each); with ``--tune`` five products x targets x strategies, each tuned into
-records that the jobs of a model share. ``--separate`` starts a scheduler and workers of their own, kills these workers,
-and files travel by content; ``--scheduler`` takes one that is there and kills only the batch.
+``kills``: 60 jobs on two workers; a working worker is killed every few seconds and the whole batch twice. A batch that
+gives up, because it found no workers for a minute, is started again. At the end all jobs must be done, none twice in
+the ledger, and every artifact must be byte-equal to the serial run's artifact. The jobs are small stored models x
+targets x passes (``--models`` selects some of the five models, 12 jobs each); with ``--tune`` they are five products x
+targets x strategies, each tuned into records that the jobs of a model share. ``--separate`` starts its own scheduler
+and workers, kills these workers, and sends files by content; ``--scheduler`` uses a running one and kills only the
+batch.
 
-``overhead``: 10 000 jobs (``--jobs``) whose compilation is a stub, on one scheduler: milliseconds for each job.
+``overhead``: 10 000 jobs (``--jobs``) whose compilation is a stub, on one scheduler: milliseconds per job.
 """
 
 from __future__ import annotations
@@ -38,14 +39,14 @@ from polydyn.program_cache import cached_program
 DATA = Path(__file__).parent.parent / "tests" / "data"
 MODELS = ("alexnet_tiny", "squeezenet_tiny", "resnet_tiny", "t5_tiny", "bert_tiny")
 WIDTHS = (16, 24, 40, 56, 72)
-"""Of the products that are tuned."""
+"""Widths of the products that are tuned."""
 PASSES = """
 defaults: {{retries: 60, model: [{models}]}}
 jobs:
   - output: "out/{{name}}-{{target}}-{{without}}.polydyn"
     matrix: {{target: [cpu:avx2, cpu:avx512], without: [stitch, merge, attention, prologue, columns, horizontal]}}
 """
-TUNED = """
+TUNING_JOBS = """
 defaults: {{retries: 60, model: [{models}]}}
 jobs:
   - output: "out/{{name}}-{{target}}-{{strategy}}.polydyn"
@@ -58,7 +59,7 @@ jobs:
 
 
 def write_jobs(folder: Path, models: Sequence[str], tune: bool) -> Path:
-    """The job file of ``kills``, and the products that it tunes."""
+    """Write the job file of ``kills``, and the products that it tunes."""
     paths = [DATA / f"{m}.onnx" for m in models]
     if tune:
         paths = [folder / f"product{n}.onnx" for n in WIDTHS]
@@ -69,14 +70,14 @@ def write_jobs(folder: Path, models: Sequence[str], tune: bool) -> Path:
             graph = helper.make_graph([helper.make_node("MatMul", ["x", "w"], ["y"])], path.stem, [x], [y], [w])
             onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10), path)
     jobs = folder / "jobs.yaml"
-    jobs.write_text((TUNED if tune else PASSES).format(models=", ".join(f"'{p}'" for p in paths)))
+    jobs.write_text((TUNING_JOBS if tune else PASSES).format(models=", ".join(f"'{p}'" for p in paths)))
     return jobs
 
 
 def kills(scheduler: str | None, every: float, jobs: Path) -> int:
-    """Runs the jobs under fire, compares with a serial run; 1 when something is wrong.
+    """Run the jobs while processes are killed, and compare with a serial run; return 1 if something is wrong.
 
-    ``scheduler``: the address of one, or ``separate``.
+    ``scheduler``: an address, or ``separate``.
     """
     folder, count, killed = jobs.parent, len(read_jobs(jobs)), 0
     environment = os.environ | {"POLYDYN_CACHE": str(folder / "cache")}
@@ -101,7 +102,7 @@ def kills(scheduler: str | None, every: float, jobs: Path) -> int:
 
 
 def verdict(path: Path, killed: int) -> int:
-    """Compares the ledger and the artifacts with a serial run; 1 when something is wrong."""
+    """Compare the ledger and the artifacts with a serial run; return 1 if something is wrong."""
     ledger = Ledger.open(folder_of(path) / "ledger.db")
     attempts = ledger.attempts()
     ledger.close()
@@ -124,9 +125,10 @@ def verdict(path: Path, killed: int) -> int:
 def cluster(
     scheduler: str | None, folder: Path, environment: dict[str, str]
 ) -> Iterator[tuple[str | None, Callable[[int], Iterator[int]]]]:
-    """The address of a scheduler, or None for a local cluster of each batch; and the processes of a batch to kill.
+    """Yield the address of a scheduler, or None for a local cluster per batch, and a function that lists victims.
 
-    ``separate`` starts a scheduler and two workers, as docs/jobs.md says.
+    The function yields the processes of a batch to kill. ``separate`` starts a scheduler and two workers, as
+    docs/jobs.md describes.
     """
     if scheduler != "separate":
         yield scheduler, workers_of if scheduler is None else lambda batch: iter(())
@@ -151,7 +153,7 @@ def cluster(
 
 
 def workers_of(client: int) -> Iterator[int]:
-    """Processes of Dask's workers below a client that have a step under way: a process of theirs."""
+    """Yield the step processes of the Dask workers below a client."""
     parents = {}
     for entry in os.listdir("/proc"):
         if entry.isdecimal():
@@ -169,7 +171,7 @@ def workers_of(client: int) -> Iterator[int]:
 
 
 def stub(request: dict[str, Any]) -> dict[str, Any]:
-    """Stands for compiling."""
+    """Stand in for compiling."""
     folder = Path(request["folder"])
     folder.mkdir(parents=True)
     (folder / "artifact").write_bytes(b"x")
@@ -177,7 +179,7 @@ def stub(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def overhead(count: int) -> int:
-    """Prints what a job costs beside its compilation."""
+    """Print the cost of a job in addition to its compilation."""
     with tempfile.TemporaryDirectory() as name:
         path = Path(name) / "jobs.yaml"
         (Path(name) / "a.onnx").write_bytes(b"")
@@ -199,7 +201,7 @@ def overhead(count: int) -> int:
 
 
 def main() -> int:
-    """1 when something is wrong."""
+    """Run the command line; return 1 if something is wrong."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=("kills", "overhead"))
     parser.add_argument("--jobs", type=int, default=10_000)

@@ -1,9 +1,9 @@
-"""A newcomer's path, timed: ``python -m benchmarks.newcomer``.
+"""Times a newcomer's path: ``python -m benchmarks.newcomer``.
 
-Clones this repository (its last commit) into an empty folder and follows README.md with Python, gcc and make alone: no
-environment, no cache of polydyn's, no wheels that pip kept. The first compiled model must be there within 3 minutes,
-the first picture of a notebook, in a Jupyter kernel, within 5; packages come from wherever pip gets them. 1 when it
-took longer.
+Clones this repository (its last commit) into an empty folder and follows README.md with only Python, gcc and make: no
+environment, no polydyn cache, no wheels that pip has stored. The first compiled model must exist within 3 minutes, the
+first picture of a notebook, in a Jupyter kernel, within 5; pip downloads packages from its usual source. The exit code
+is 1 if it took longer.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 MODEL, PICTURE = 180.0, 300.0
-"""Seconds from the beginning of the clone."""
+"""Maximum seconds from the beginning of the clone."""
 KERNEL = """
 import sys
 import nbformat
@@ -42,7 +42,7 @@ sys.exit("no cell shows a picture")
 
 
 def main() -> int:
-    """Prints the seconds after every step; 1 when a step fails or comes too late."""
+    """Print the seconds after every step; return 1 if a step fails or takes too long."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--python", default=sys.executable, help="the interpreter that make uses")
     python = parser.parse_args().python

@@ -1,16 +1,16 @@
-"""What a compiled model takes to open, and to hold in memory.
+"""The time to open a compiled model, and the memory that it holds.
 
 usage: python -m benchmarks.opening MODEL.onnx ... [--times 7]
 
 The model is compiled and saved once, into a temporary folder. Seconds to open, median over ``--times`` processes: from
-before ``import polydyn`` (numpy included) to a program that can run, every byte of the file checked; ``loaded``: of
-these, ``polydyn.load``. Warm: the file is in the page cache. Cold: its pages were dropped before (POSIX_FADV_DONTNEED),
-and how many really were is counted; what lies below this system, a disk's or a hypervisor's cache, is not.
+before ``import polydyn`` (numpy included) to a program that can run, every byte of the file checked; ``loaded`` is the
+part of ``polydyn.load``. Warm: the file is in the page cache. Cold: its pages were dropped first (POSIX_FADV_DONTNEED),
+and the number of pages really dropped is counted. Caches below this system, of a disk or a hypervisor, stay warm.
 
 Memory: a process's share of resident pages (PSS, which counts mapped weights once) after three runs at each of two
-shapes, smaller first, over the least it can be: the weights and the activations (arena, inputs, outputs of the larger
-shape). ``loaded``: a process that opened the artifact. ``compiled``: one that compiled the model (from the cache).
-Results go to benchmarks/results/opening.json.
+shapes, the smaller one first, divided by its minimum: the weights and the activations (arena, inputs, outputs of the
+larger shape). ``loaded``: a process that opened the artifact. ``compiled``: one that compiled the model (from the
+cache). Results go to benchmarks/results/opening.json.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ import numpy as np
 from benchmarks import record
 
 SIZES = {"B": (1, 8), "N": (1, 8), "L": (128, 128), "P": (128, 128), "H": (224, 224), "W": (224, 224), "T": (256, 256)}
-"""Symbol -> its sizes in the two shapes."""
+"""Maps a symbol to its sizes in the two shapes."""
 ALLOWED_SECONDS, ALLOWED_MEMORY = 0.5, 1.2
 RUNS = 3
 
@@ -54,7 +54,7 @@ def main() -> None:
 
 
 def measure(path: str, times: int) -> Mapping[str, Any]:
-    """One model, every part in processes of its own."""
+    """Measure one model, every part in its own processes."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         artifact = folder / "program"
@@ -73,7 +73,7 @@ def measure(path: str, times: int) -> Mapping[str, Any]:
 
 
 def report(row: Mapping[str, Any]) -> None:
-    """Prints a row."""
+    """Print a row."""
     warm, cold = row["open"]["warm"], row["open"]["cold"]
     print(
         f"{row['model']}: {row['artifact_mb']:.0f} MB open in {warm['seconds']:.3f} s (loaded {warm['loaded']:.3f}), "
@@ -90,18 +90,18 @@ def report(row: Mapping[str, Any]) -> None:
 
 
 def medians(runs: list[dict[str, float]]) -> dict[str, float]:
-    """The median of every number."""
+    """Return the median of every number."""
     return {key: statistics.median(r[key] for r in runs) for key in runs[0]}
 
 
-def start(what: str, path: str, folder: Path) -> Any:
-    """What a child process prints."""
-    command = [sys.executable, "-m", "benchmarks.opening", path, "--child", what, str(folder)]
+def start(task: str, path: str, folder: Path) -> Any:
+    """Start a child process and return the data that it prints."""
+    command = [sys.executable, "-m", "benchmarks.opening", path, "--child", task, str(folder)]
     return json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout.splitlines()[-1])
 
 
 def open_once(artifact: Path) -> dict[str, float]:
-    """Seconds to open the artifact, in a process that does nothing else."""
+    """Return the seconds to open the artifact, in a process that does nothing else."""
     code = (
         "import time; a = time.perf_counter(); import polydyn; load = polydyn.load; b = time.perf_counter(); "
         f"load({str(artifact)!r}); c = time.perf_counter(); print(c - a, c - b)"
@@ -112,22 +112,22 @@ def open_once(artifact: Path) -> dict[str, float]:
 
 
 def drop_pages(path: Path) -> float:
-    """Asks the system to forget the file's pages; the share of them that is still in memory afterwards."""
+    """Ask the system to drop the file's pages; return the share of them that is still in memory afterwards."""
     with path.open("r+b") as f:
-        os.fsync(f.fileno())  # pages that are still to be written cannot be dropped
+        os.fsync(f.fileno())  # pages that are not written yet cannot be dropped
         os.posix_fadvise(f.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
         return resident(f.fileno())
 
 
 def resident(file: int) -> float:
-    """The share of a file's pages that is in memory."""
+    """Return the share of a file's pages that is in memory."""
     libc = ctypes.CDLL(None, use_errno=True)
     with mmap.mmap(file, 0, access=mmap.ACCESS_COPY) as mapped:
         pages = -(-len(mapped) // mmap.PAGESIZE)
         vector = (ctypes.c_ubyte * pages)()
         first = ctypes.c_char.from_buffer(mapped)
         code = libc.mincore(ctypes.c_void_p(ctypes.addressof(first)), ctypes.c_size_t(len(mapped)), vector)
-        del first  # the mapping cannot be closed before
+        del first  # the mapping cannot be closed while this exists
     if code:
         raise OSError(ctypes.get_errno(), "mincore")
     return sum(b & 1 for b in vector) / pages
@@ -137,7 +137,7 @@ def resident(file: int) -> float:
 
 
 def child_save(path: str, folder: str) -> None:
-    """Compiles and saves the model, and inputs for both shapes."""
+    """Compile and save the model, and inputs for both shapes."""
     import onnx
 
     import polydyn
@@ -152,7 +152,7 @@ def child_save(path: str, folder: str) -> None:
 
 
 def child_run(path: str, folder: str) -> list[dict[str, Any]]:
-    """Loads or compiles, runs, and weighs itself after each shape."""
+    """Load or compile the model, run it, and measure this process after each shape."""
     import polydyn
 
     program = polydyn.compile(path) if path.endswith(".onnx") else polydyn.load(path)
@@ -172,7 +172,7 @@ def child_run(path: str, folder: str) -> list[dict[str, Any]]:
 
 
 def share_of_memory() -> int:
-    """Bytes of this process in memory; of a page that several processes map, its share."""
+    """Return the bytes of this process in memory; a page that several processes map counts in part."""
     lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:"))
 

@@ -80,20 +80,21 @@ ONNX Runtime's products of uint8 and int8 saturate sums of two products at 16 bi
 """
 
 
-HOSTED = ("Loop", "Scan", "NonZero", "Compress", "Unique", "NonMaxSuppression")
+HOST_STEPS = ("Loop", "Scan", "NonZero", "Compress", "Unique", "NonMaxSuppression")
 
 
 def opsets(op: str) -> str:
-    """The versions of an operator that ONNX knows."""
+    """Return the ONNX versions of an operator."""
     domain, name = split_name(op)
-    found = {s.since_version for s in onnx.defs.get_all_schemas_with_history() if (s.domain, s.name) == (domain, name)}
-    return " ".join(map(str, sorted(found))) or "-"
+    schemas = onnx.defs.get_all_schemas_with_history()
+    versions = {s.since_version for s in schemas if (s.domain, s.name) == (domain, name)}
+    return " ".join(map(str, sorted(versions))) or "-"
 
 
 def kinds() -> dict[str, str]:
-    """Operator -> how it is built."""
+    """Map each operator to the way it is built."""
     out = dict.fromkeys(load_operators(), "primitives")
-    out |= dict.fromkeys(HOSTED, "host step")
+    out |= dict.fromkeys(HOST_STEPS, "host step")
     out |= dict.fromkeys((n for n in RULES if n not in out), "written away, where the elements are known")
     out |= dict.fromkeys((b for b in BODIES if b not in out), "body")
     for s in onnx.defs.get_all_schemas():
@@ -105,7 +106,7 @@ def kinds() -> dict[str, str]:
 
 
 def counted(results: Mapping[str, str]) -> tuple[Counter[str], Counter[str]]:
-    """Passed and all cases of one node, by operator."""
+    """Count the passed cases and all cases of one node, by operator."""
     passed: Counter[str] = Counter()
     every: Counter[str] = Counter()
     for case in cases():
@@ -119,7 +120,7 @@ def counted(results: Mapping[str, str]) -> tuple[Counter[str], Counter[str]]:
 
 
 def table(results: Mapping[str, str]) -> str:
-    """The document."""
+    """Return the text of the document."""
     known = kinds()
     passed, every = counted(results) if results else (Counter[str](), Counter[str]())
     lines = [HEAD, "| operator | built as | opsets | cases |", "|---|---|---|---|"]
@@ -133,7 +134,7 @@ def table(results: Mapping[str, str]) -> str:
 
 
 def main(path: str = "") -> None:
-    """Writes the document."""
+    """Write the document."""
     PLACE.write_text(table(json.loads(Path(path).read_text()) if path else {}))
     print(PLACE)
 

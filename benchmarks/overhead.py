@@ -2,8 +2,8 @@
 
 Dynamic dims: both of the input, B and L, drawn from 1..64; ``same`` repeats one shape, ``new`` changes it on every
 call, ``bound`` repeats a bound call. ``1 thread`` launches run on the caller, ``2 threads`` pay one join per launch.
-Microseconds per call, median and 99th percentile. Run: ``python -m benchmarks.overhead`` from the repository's root;
-with model files as arguments, the programs are those of the models, every kernel's body taken out.
+Microseconds per call, median and 99th percentile. Run: ``python -m benchmarks.overhead`` from the repository's root.
+Model files as arguments replace the built-in program; the bodies of their kernels are removed.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def stub() -> Kernel:
 
 
 def stubbed(launches: int, work: int) -> HostPlan:
-    """A chain of ``launches`` launches over two inputs, with the arithmetic that real groups need."""
+    """Build a chain of ``launches`` launches over two inputs, with the arithmetic that real groups need."""
     names = ["x", *(f"t{i}" for i in range(launches - 1)), "out"]
     roles = ["input", *["intermediate"] * (launches - 1), "output"]
     every = enumerate(zip(names, roles, strict=True))
@@ -82,7 +82,7 @@ def measure(program: Program, kind: str) -> tuple[float, float]:
 
 
 def hollow(model: ModelLike) -> HostPlan:
-    """The host plan of a model whose kernels do nothing."""
+    """Return the host plan of a model with kernels that do nothing."""
     plan = plan_program(model)
     empty = "(void *const *buf, const int64_t *sym, int64_t begin, int64_t end, void *scratch) {}\n"
     kernels = tuple(replace(k, text=f"void {k.name}{empty}") for k in plan.kernels)

@@ -1,8 +1,9 @@
-"""Draws a result of cpu_all, gemm or stitch: python -m benchmarks.plot RESULT.json ... writes RESULT.png beside it.
+"""Draws a result of cpu_all, gemm or stitch: python -m benchmarks.plot RESULT.json ... writes RESULT.png next to it.
 
-A panel for each number of threads, one column per case: every rival's time over polydyn's (above 1: polydyn is faster),
-and the machine's limit over polydyn's time. The grey band is what an A/A run differs by. Cases stand by family, those
-of long lists in the order of their ratio and without names. Logarithmic; limits far below the rivals are left out.
+A panel for each number of threads, one column per case: every baseline's time over polydyn's (above 1: polydyn is
+faster), and the machine's limit over polydyn's time. The grey band is the spread of an A/A run. Cases are grouped by
+family; long lists are sorted by ratio and have no names. The axis is logarithmic; limits far below the baselines are
+omitted.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ from typing import Any
 
 from benchmarks.rows import Row, names, times_ours
 
-NAMED = 80
-"""Above so many cases the axis names families only."""
+MAX_NAMED_CASES = 80
+"""Maximum number of cases with names; above it the axis names families only."""
 
 TICKS = (0.1, 0.2, 0.3, 0.5, 0.7, 1, 1.5, 2, 3, 5, 7, 10, 15, 20, 30, 50, 100)
 MARKS = {"torch": ("s", "tab:orange"), "torch-inductor": ("D", "tab:red"), "openvino": ("^", "tab:purple"),
@@ -24,7 +25,7 @@ MARKS = {"torch": ("s", "tab:orange"), "torch-inductor": ("D", "tab:red"), "open
 
 
 def draw(result: Path) -> Path | None:
-    """Writes the plot and returns its path; says so and returns None without matplotlib (extra [bench])."""
+    """Write the plot and return its path; without matplotlib (extra [bench]) print a note and return None."""
     try:
         import matplotlib
     except ImportError:
@@ -50,9 +51,10 @@ def draw(result: Path) -> Path | None:
 
 
 def order(rows: Sequence[Row]) -> list[Row]:
-    """Families together; within them as measured, or by ratio where there are too many cases for names."""
+    """Group rows by family; within a family keep the measured order, or sort by ratio if there are too many for names.
+    """
     families = list(dict.fromkeys(r["family"] for r in rows))
-    by_ratio = len(rows) > NAMED
+    by_ratio = len(rows) > MAX_NAMED_CASES
     return sorted(rows, key=lambda r: (families.index(r["family"]), r["ratio"] if by_ratio else 0))
 
 
@@ -89,7 +91,7 @@ def _panel(axis: Any, rows: Sequence[Row]) -> None:
 
 
 def _name(axis: Any, rows: Sequence[Row]) -> None:
-    """Names below the axis, a line and a heading for each family."""
+    """Write names below the axis, a line and a heading for each family."""
     start = 0
     for family in dict.fromkeys(r["family"] for r in rows):
         count = sum(r["family"] == family for r in rows)
@@ -98,7 +100,7 @@ def _name(axis: Any, rows: Sequence[Row]) -> None:
         place = {"xy": (start + (count - 1) / 2, 0.01), "xycoords": ("data", "axes fraction")}
         axis.annotate(family, **place, ha="center", va="bottom", fontsize=9, fontweight="bold")
         start += count
-    if len(rows) > NAMED:
+    if len(rows) > MAX_NAMED_CASES:
         axis.set_xticks([])
         axis.set_xlabel("cases, within a family in the order of their ratio")
     else:

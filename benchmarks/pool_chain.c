@@ -2,7 +2,7 @@
  *
  * A task is about 250 ns of dependent multiply-adds. Prints for each kind of run its name and p50, p90, p99 in
  * microseconds: a launch of 10, 100 and 1000 us of one thread, alone as a run; a chain of 84 launches of 10 to 200 us (a
- * BERT-base at small L, 8.16 ms of one thread); 1000 launches with nothing to do; 20 launches of 10 ms. `spin`: beside a thread of
+ * BERT-base at small L, 8.16 ms of one thread); 1000 launches with nothing to do; 20 launches of 10 ms. `spin`: with a thread of
  * this process that never yields; `omp`: an OpenMP region before every run, whose threads spin on. Two threads.
  */
 #define _GNU_SOURCE

@@ -1,9 +1,10 @@
-"""How contestants are compared: in turns, each in its own process, each turn only when everybody is quiet.
+"""Compares contestants by alternating measurements, each in its own process, and only while all of them are idle.
 
-A B A B ... so that drift of the machine meets all alike; medians; first an A/A run, the same program twice, whose
-spread is what the machine adds by itself: a ratio inside it is neither a win nor a loss. A thread pool that spins
-after its call would slow the next contestant, so a turn starts only when the CPU time of every process stands still.
-Whoever compiles at the first sight of a shape (PyTorch's Inductor) does so in a call that is not timed.
+The order A B A B ... exposes all contestants to the same drift of the machine. Medians are compared. The first run is
+an A/A run of the same program twice: its spread is the noise of the machine, and a ratio inside it is neither a win nor
+a loss. A thread pool that spins after its call would slow the next contestant, so a measurement starts only when no
+process uses CPU time. A contestant that compiles at the first call of a shape (PyTorch's Inductor) does so in a call
+that is not timed.
 """
 
 from __future__ import annotations
@@ -27,10 +28,13 @@ BLAS_THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 
 class Contestant:
-    """A program in its own process (``benchmarks/worker.py``), reached over a pipe. RuntimeError when it fails."""
+    """A program in its own process (``benchmarks/worker.py``), reached over a pipe. RuntimeError if it fails."""
 
     def __init__(self, kind: str, path: str | Path | None, threads: int) -> None:
-        """``kind``: one of ``benchmarks.rivals.KINDS``. ``path``: the first model, None to load one later."""
+        """Start the process.
+
+        ``kind``: one of ``benchmarks.rivals.KINDS``. ``path``: the first model, or None for none yet.
+        """
         self.kind, self._threads = kind, threads
         self._process = self._start()
         self.seconds_to_load = 0.0
@@ -48,7 +52,7 @@ class Contestant:
         return subprocess.Popen(command, cwd=ROOT, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
     def load(self, path: str | Path) -> None:
-        """Loads or compiles a model in place of the one before; after a refusal, or its end, another may be loaded."""
+        """Load or compile a model in place of the previous one; after a rejection or its end, another may be loaded."""
         if self._process.poll() is not None:
             self._process.communicate()  # closes its pipes
             self._process = self._start()
@@ -57,21 +61,21 @@ class Contestant:
         self.version = answer["version"]
 
     def run(self, shape: Mapping[str, int], repeat: int = 1) -> list[float]:
-        """Seconds of each of ``repeat`` calls at the shape."""
+        """Return the seconds of each of ``repeat`` calls at the shape."""
         seconds: list[float] = self._ask(do="run", shape=dict(shape), repeat=repeat)["seconds"]
         return seconds
 
     def sample(self, shape: Mapping[str, int]) -> list[float]:
-        """Some elements of the first output, the same ones from every contestant."""
+        """Return some elements of the first output, at the same positions for every contestant."""
         values: list[float] = self._ask(do="sample", shape=dict(shape))["values"]
         return values
 
     def cpu_seconds(self) -> float:
-        """CPU time of all threads of the process, read from outside, so that asking costs it nothing."""
+        """Return the CPU time of all threads of the process, read from outside so that it costs the process nothing."""
         return time.clock_gettime((~self._process.pid << 3) | 2)  # Linux: the CPU clock of another process
 
     def close(self) -> None:
-        """Ends the process."""
+        """End the process."""
         if self._process.poll() is None:
             assert self._process.stdin is not None
             self._process.stdin.write('{"do": "stop"}\n')
@@ -110,7 +114,7 @@ class Series:
 
 
 def wait_until_quiet(contestants: Sequence[Contestant], limit: float = 5.0) -> None:
-    """Returns when no contestant has used CPU time for QUIET_SECONDS; RuntimeError after ``limit`` seconds."""
+    """Return when no contestant has used CPU time for QUIET_SECONDS; RuntimeError after ``limit`` seconds."""
     deadline = time.perf_counter() + limit
     before = [c.cpu_seconds() for c in contestants]
     busy = [c.kind for c in contestants]
@@ -126,16 +130,16 @@ def wait_until_quiet(contestants: Sequence[Contestant], limit: float = 5.0) -> N
 
 
 def warm_up(player: Contestant, shape: Mapping[str, int]) -> float:
-    """Seconds of one call at the shape, after one whose time does not count. RuntimeError: it refuses the shape."""
+    """Return the seconds of a call at the shape, after one untimed call. RuntimeError: the shape is not supported."""
     player.run(shape)
     (once,) = player.run(shape)
     return statistics.median(player.run(shape, 3)) if once < TURN_SECONDS else once
 
 
-def rounds_for(seconds: float, seconds_a_call: Sequence[float], most: int) -> int:
-    """How many rounds of everybody's turns take about ``seconds``: FEWEST_ROUNDS at least, ``most`` at most."""
+def rounds_for(seconds: float, seconds_a_call: Sequence[float], max_rounds: int) -> int:
+    """Return the number of rounds that take about ``seconds``, from FEWEST_ROUNDS to ``max_rounds``."""
     one = sum(max(TURN_SECONDS, s) + 2 * QUIET_SECONDS for s in seconds_a_call)
-    return max(min(FEWEST_ROUNDS, most), min(most, int(seconds / one)))
+    return max(min(FEWEST_ROUNDS, max_rounds), min(max_rounds, int(seconds / one)))
 
 
 def take_turns(
@@ -145,10 +149,10 @@ def take_turns(
     rounds: int,
     everybody: Sequence[Contestant] = (),
 ) -> list[Series]:
-    """One Series per player, all of them warm; calls are repeated until a turn lasts about TURN_SECONDS.
+    """Return one Series per player, all of them warm; calls are repeated until a turn lasts about TURN_SECONDS.
 
-    ``seconds_a_call``: of each player, as ``warm_up`` gives them. ``everybody``: processes that must be quiet before a
-    turn (default: the players).
+    ``seconds_a_call``: seconds per call of each player, from ``warm_up``. ``everybody``: processes that must be idle
+    before a turn (default: the players).
     """
     repeats = [max(1, min(1000, round(TURN_SECONDS / s))) for s in seconds_a_call]
     turns: list[list[float]] = [[] for _ in players]
@@ -160,13 +164,15 @@ def take_turns(
 
 
 def spread(a: Series, b: Series) -> float:
-    """What an A/A run differs by, as a fraction: of the two medians, or of a typical pair of turns if that is more."""
+    """Return the spread of an A/A run, as a fraction: of the two medians, or of a typical pair of turns if it is
+    larger.
+    """
     pairs = statistics.median(abs(x / y - 1) for x, y in zip(a.turns, b.turns, strict=True))
     return max(abs(a.median / b.median - 1), pairs)
 
 
 def verdict(ratio: float, noise: float) -> str:
-    """``ratio`` = rival's time over ours: faster, slower, or same when inside the spread."""
+    """Classify ``ratio`` (a baseline's time over ours): faster, slower, or same if it is inside the spread."""
     if abs(ratio - 1) <= noise:
         return "same"
     return "faster" if ratio > 1 else "slower"

@@ -1,4 +1,4 @@
-"""Results as JSON with what is needed to read them later: date, versions, machine; never host names or paths."""
+"""Results as JSON with the context to read them later: date, versions, machine; never host names or paths."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FEATURES = ("avx2", "fma", "avx512f", "avx512_bf16", "avx512_vnni", "amx_bf16", 
 
 
 def machine() -> dict[str, Any]:
-    """Processor, cores, memory, vector features, compiler, Python, kernel release left out."""
+    """Describe processor, cores, memory, vector features, compiler and Python, without the kernel release."""
     info = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
     fields = dict(
         (part.strip() for part in line.split(":", 1)) for line in info.split("\n\n")[0].splitlines() if ":" in line
@@ -43,7 +43,7 @@ def machine() -> dict[str, Any]:
 
 
 def versions() -> dict[str, str]:
-    """Versions of the packages that take part, as installed."""
+    """Return the installed versions of the packages that take part."""
     result = {"polydyn": f"{polydyn.__version__} {commit()}".strip()}
     for name in PACKAGES:
         try:
@@ -55,7 +55,7 @@ def versions() -> dict[str, str]:
 
 @functools.cache
 def commit() -> str:
-    """The commit that is measured, with ``-dirty`` where files other than results differ; empty outside a clone."""
+    """Return the measured commit, with ``-dirty`` if files other than results differ; empty outside a clone."""
 
     def git(*arguments: str) -> str:
         return subprocess.run(["git", *arguments], cwd=RESULTS.parent.parent, capture_output=True, text=True).stdout
@@ -68,17 +68,17 @@ def commit() -> str:
 
 
 def now() -> str:
-    """The time in UTC, to the second."""
+    """Return the time in UTC, to the second."""
     return datetime.now(timezone.utc).isoformat(timespec="seconds")
 
 
 def header() -> dict[str, Any]:
-    """What every result says of when, with what and where it was measured."""
+    """Return the fields of every result: when, with which versions, and on which machine it was measured."""
     return {"date": now(), "versions": versions(), "machine": machine()}
 
 
 def save(name: str, *, folder: Path = RESULTS, **fields: Any) -> Path:
-    """Writes FOLDER/NAME.json, by default in benchmarks/results, and returns its path."""
+    """Write FOLDER/NAME.json, by default in benchmarks/results, and return its path."""
     folder.mkdir(parents=True, exist_ok=True)
     content = {**header(), **fields}
     path = folder / f"{name}.json"
@@ -87,10 +87,10 @@ def save(name: str, *, folder: Path = RESULTS, **fields: Any) -> Path:
 
 
 class Results:
-    """The rows of a benchmark in one file, written after every part of it: an interrupted run keeps what it measured.
+    """The rows of a benchmark in one file, written after every part: an interrupted run keeps its measurements.
 
-    A part is one case on one number of threads; measured again, it takes the place of what the file held of it, and
-    all others stay. Every part says when and on which commit it was measured.
+    A part is one case on one number of threads. A new measurement replaces the earlier rows of the same part and keeps
+    all others. Every part has the date and the commit of its measurement.
     """
 
     def __init__(self, name: str, folder: Path) -> None:
@@ -100,12 +100,12 @@ class Results:
         self.rows: list[dict[str, Any]] = content.get("rows", [])
 
     def add(self, case: str, threads: int, rows: Sequence[Mapping[str, Any]], **about: Any) -> None:
-        """Puts in the rows of a part, with what is known ``about`` it, and writes the file."""
+        """Add the rows of a part with the facts ``about`` it, and write the file."""
 
-        def others(parts: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        def other_parts(parts: list[dict[str, Any]]) -> list[dict[str, Any]]:
             return [x for x in parts if (x["case"], x["threads"]) != (case, threads)]
 
         part = {"case": case, "threads": threads, "date": now(), "versions": versions(), **about}
-        self.parts = [*others(self.parts), part]
-        self.rows = [*others(self.rows), *({**r, "case": case, "threads": threads} for r in rows)]
+        self.parts = [*other_parts(self.parts), part]
+        self.rows = [*other_parts(self.rows), *({**r, "case": case, "threads": threads} for r in rows)]
         save(self.path.stem, folder=self.path.parent, parts=self.parts, rows=self.rows)

@@ -1,11 +1,11 @@
-"""Digests of everything that compiling writes, and what differs between two: the net under a change of structure.
+"""Digests of all texts that compilation writes, and the differences between two runs: a safety net for restructuring.
 
     python -m benchmarks.replay write FILE [--models NAME ...] [--targets cpu:avx512 ...] [--no-records] [--jobs 2]
     python -m benchmarks.replay compare OLD NEW [--lines 20]
 
-``write`` plans each model for each target, with records of tiles and without, and stores the text of every kernel, the
-host program, the manifest, and the facts of every kernel that its text does not show: when it may be launched, its
-sizes, and the work that estimates of its time are made from. Models are the stored ones, and the small graphs of
+``write`` plans each model for each target, with tile records and without. It stores the text of every kernel, the host
+program, the manifest, and the facts of every kernel that its text does not show: when it may be launched, its sizes,
+and the work that estimates of its time are made from. Models are the stored ones, and the small graphs of
 ``polydyn.testing.kernel_graphs``, which need the kinds of kernels that no stored model has: 16-bit floats and bytes on
 tensor cores, scatters, scans, sorting. Nothing is compiled or measured: records are made by a simulated machine, so
 equal code writes equal files.
@@ -60,13 +60,13 @@ DATA = Path(__file__).parent.parent / "tests" / "data"
 TARGETS = ("cpu:avx512", "cpu:avx2", "cuda:sm_80", "cuda:sm_90a")
 TRIALS = 4
 SHOWN = 5
-"""Lines of each side of a difference."""
+"""Lines shown of each side of a difference."""
 HASH = re.compile(r"[0-9a-f]{12}")
 
 
 @dataclass(frozen=True)
 class Case:
-    """One compilation for a target, with records of tiles or without. ``model``: a path, or a name of ``GRAPHS``."""
+    """One compilation for a target, with tile records or without. ``model``: a path, or a name of ``GRAPHS``."""
 
     model: str
     target: str
@@ -74,7 +74,7 @@ class Case:
 
     @property
     def source(self) -> str | onnx.ModelProto:
-        """The model, as the compiler takes it."""
+        """The model, in the form that the compiler takes."""
         return graph(self.model) if self.model in GRAPHS else self.model
 
     def __str__(self) -> str:
@@ -82,7 +82,7 @@ class Case:
 
 
 def plan(case: Case) -> HostPlan:
-    """The host plan of a case; its records are made on the spot."""
+    """Return the host plan of a case; its records are made on the spot."""
     if not case.records:
         return plan_program(case.source, target=case.target)
     with tempfile.TemporaryDirectory() as folder:
@@ -92,7 +92,7 @@ def plan(case: Case) -> HostPlan:
 
 
 def simulate_records(model: str | onnx.ModelProto, target: str, path: Path) -> None:
-    """A record file with a search of every product of a model, on a simulated machine: the same on every machine."""
+    """Write a record file with a search of every product of a model, on a simulated machine: equal on every machine."""
     if is_cuda(target):
         absent = BuildError("records of a replay depend on no compiler")
         with (
@@ -111,7 +111,7 @@ def simulate_records(model: str | onnx.ModelProto, target: str, path: Path) -> N
 
 
 def texts(plan: HostPlan, target: str) -> dict[str, str]:
-    """Name -> text: of all kernels and their facts, of ``host`` and ``manifest``."""
+    """Return texts by name: of all kernels and their facts, of ``host`` and ``manifest``."""
     if is_cuda(target):
         plan = estimated(plan, device_of(target), {})
     used = {n for launch in plan.launches for n in launch.buffers} | set(plan.outputs)
@@ -138,16 +138,16 @@ def facts(kernel: Kernel) -> str:
 
 
 def write(cases: Sequence[Case], file: Path, jobs: int) -> None:
-    """Writes digests and texts of all cases."""
-    made: dict[str, dict[str, str]] = {}
+    """Write digests and texts of all cases."""
+    digests: dict[str, dict[str, str]] = {}
     kept: dict[str, str] = {}
     with ProcessPoolExecutor(jobs) as pool:
-        for case, found in zip(cases, pool.map(_run, cases), strict=True):
-            made[str(case)] = {name: digest(text) for name, text in found.items()}
-            kept |= {digest(text): text for text in found.values()}
-            print(f"{case}: {len(found) // 2 - 1} kernels, {digest(json.dumps(made[str(case)]))}", flush=True)
+        for case, case_texts in zip(cases, pool.map(_run, cases), strict=True):
+            digests[str(case)] = {name: digest(text) for name, text in case_texts.items()}
+            kept |= {digest(text): text for text in case_texts.values()}
+            print(f"{case}: {len(case_texts) // 2 - 1} kernels, {digest(json.dumps(digests[str(case)]))}", flush=True)
     with gzip.open(file, "wt") as f:
-        json.dump({"cases": made, "texts": kept}, f)
+        json.dump({"cases": digests, "texts": kept}, f)
 
 
 def _run(case: Case) -> dict[str, str]:
@@ -155,19 +155,19 @@ def _run(case: Case) -> dict[str, str]:
 
 
 def digest(text: str) -> str:
-    """A short content hash."""
+    """Return a short content hash."""
     return sha256(text.encode()).hexdigest()[:16]
 
 
 def without_hashes(text: str) -> str:
-    """A text with every content hash replaced by the number of its first appearance."""
+    """Return a text with every content hash replaced by the number of its first appearance."""
     seen: dict[str, str] = {}
     return HASH.sub(lambda m: seen.setdefault(m.group(), f"#{len(seen)}"), text)
 
 
 @dataclass(frozen=True)
 class Difference:
-    """Two texts that differ, in one case or several; ``lines``: the first that differ."""
+    """Two texts that differ, in one case or several; ``lines``: the first lines that differ."""
 
     cases: tuple[str, ...]
     name: str
@@ -176,20 +176,25 @@ class Difference:
 
 @dataclass(frozen=True)
 class Comparison:
-    """``equal`` and ``renamed`` (equal but for content hashes): numbers of texts. ``kernels``, ``others``: differences
-    of kernels and their facts; of host programs and manifests. ``missing``: cases of one file only."""
+    """``equal`` and ``renamed`` (equal except for content hashes): numbers of texts. ``kernels``: differences of
+    kernels and their facts. ``host_texts``: differences of host programs and manifests. ``missing``: cases of one file
+    only.
+    """
 
     equal: int
     renamed: int
     kernels: tuple[Difference, ...]
-    others: tuple[Difference, ...]
+    host_texts: tuple[Difference, ...]
     missing: tuple[str, ...]
 
 
 def compare(old: Mapping[str, Any], new: Mapping[str, Any]) -> Comparison:
-    """Kernels are paired by their texts without content hashes, else by their order in the plan."""
+    """Compare two results.
+
+    Kernels are paired by their texts without content hashes, else by their order in the plan.
+    """
     equal = renamed = 0
-    found: dict[tuple[str, str, str], list[str]] = {}
+    cases_of: dict[tuple[str, str, str], list[str]] = {}
     for case in sorted(old["cases"].keys() & new["cases"].keys()):
         for name, before, after in _pairs(old, new, case):
             if before == after:
@@ -197,8 +202,8 @@ def compare(old: Mapping[str, Any], new: Mapping[str, Any]) -> Comparison:
             elif without_hashes(before) == without_hashes(after):
                 renamed += 1
             else:
-                found.setdefault((name, before, after), []).append(case)
-    differences = [Difference(tuple(cases), n, tuple(_lines(b, a))) for (n, b, a), cases in found.items()]
+                cases_of.setdefault((name, before, after), []).append(case)
+    differences = [Difference(tuple(cases), n, tuple(_lines(b, a))) for (n, b, a), cases in cases_of.items()]
     kernels = tuple(d for d in differences if d.name not in ("host", "manifest"))
     others = tuple(d for d in differences if d.name in ("host", "manifest"))
     return Comparison(equal, renamed, kernels, others, tuple(sorted(old["cases"].keys() ^ new["cases"].keys())))
@@ -222,7 +227,7 @@ def _pairs(old: Mapping[str, Any], new: Mapping[str, Any], case: str) -> Iterato
 
 
 def _lines(before: str, after: str) -> Iterator[str]:
-    """The first lines that differ."""
+    """Yield the first lines that differ."""
     a, b = before.splitlines(), after.splitlines()
     first = next((k for k, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
     yield f"line {first + 1}"
@@ -231,10 +236,10 @@ def _lines(before: str, after: str) -> Iterator[str]:
 
 
 def report(c: Comparison, lines: int) -> int:
-    """Prints a comparison; 1 when a kernel differs."""
+    """Print a comparison; return 1 if a kernel differs."""
     print(f"{c.equal} texts equal, {c.renamed} equal but for content hashes in names, {len(c.kernels)} kernels differ, "
-          f"{len(c.others)} host programs or manifests differ")  # fmt: skip
-    for d in (*c.kernels, *c.others):
+          f"{len(c.host_texts)} host programs or manifests differ")  # fmt: skip
+    for d in (*c.kernels, *c.host_texts):
         print(f"\n{d.name} of {', '.join(d.cases[:4])}{' ...' if len(d.cases) > 4 else ''}")
         print("\n".join(d.lines[:lines]))
     for case in c.missing:
@@ -243,20 +248,20 @@ def report(c: Comparison, lines: int) -> int:
 
 
 def cases(models: Sequence[str], targets: Sequence[str], records: Sequence[bool]) -> list[Case]:
-    """All combinations; a model is a path, the name of a stored one, or of ``GRAPHS``."""
+    """Return all combinations; a model is a path, the name of a stored one, or of ``GRAPHS``."""
     paths = [m if m in GRAPHS or Path(m).exists() else str(DATA / f"{m}.onnx") for m in models]
     return [Case(*x) for x in product(paths, targets, records)]
 
 
 def load(file: str) -> dict[str, Any]:
-    """What ``write`` wrote."""
+    """Read a file that ``write`` wrote."""
     with gzip.open(file, "rt") as f:
         found: dict[str, Any] = json.load(f)
     return found
 
 
 def main() -> int:
-    """The command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     sub = parser.add_subparsers(dest="command", required=True)
     w = sub.add_parser("write")
@@ -268,7 +273,7 @@ def main() -> int:
     c = sub.add_parser("compare")
     c.add_argument("old")
     c.add_argument("new")
-    c.add_argument("--lines", type=int, default=20, help="of each difference")
+    c.add_argument("--lines", type=int, default=20, help="lines to print of each difference")
     a = parser.parse_args()
     if a.command == "compare":
         return report(compare(load(a.old), load(a.new)), a.lines)

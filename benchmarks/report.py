@@ -12,7 +12,7 @@ from benchmarks.rows import Row, show, show_summary, summary
 
 
 def show_all(rows: Sequence[Row], title: str, limits: Limits) -> None:
-    """The table of rows of one number of threads, a summary for each family, and one over all of them."""
+    """Print the table of rows of one number of threads, a summary for each family, and one over all of them."""
     threads = f"{limits.threads} thread{'s' * (limits.threads != 1)}"
     show(rows, f"{title}, {threads}; peak {limits.flops / 1e9:.0f} GFLOP/s, {limits.bandwidth / 1e9:.1f} GB/s")
     families = list(dict.fromkeys(r["family"] for r in rows))
@@ -25,7 +25,7 @@ def show_all(rows: Sequence[Row], title: str, limits: Limits) -> None:
 
 
 def main(results: Sequence[str]) -> None:
-    """Every result in turn, by number of threads."""
+    """Print every result, by number of threads."""
     for result in results:
         content = json.loads(Path(result).read_text())
         for threads in dict.fromkeys(r["threads"] for r in content["rows"]):

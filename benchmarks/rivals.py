@@ -1,9 +1,9 @@
-"""Who can be timed, each behind one interface: ``load(kind, path, threads)`` gives a Player, which gives calls.
+"""Contestants behind one interface: ``load(kind, path, threads)`` returns a Player, which makes calls.
 
-A call computes one model at one shape from given inputs, into memory allocated before the clock starts where the
+A call computes one model at one shape from given inputs, into memory that is allocated before the clock starts if the
 contestant allows it: polydyn by ``bind``, ONNX Runtime by io binding, PyTorch and numpy by ``out=`` for products.
-PyTorch and numpy have no ONNX importer: of the zoo's models PyTorch runs the source module (the same weights, its
-default form of attention), of other models both run the nodes one after another, by their own fastest functions.
+PyTorch and numpy have no ONNX importer. For models of the zoo PyTorch runs the source module (the same weights, its
+default form of attention); for other models both run the nodes one after another, by their own fastest functions.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ POLYDYN: Mapping[str, Mapping[str, Any]] = {
     "polydyn-tiles2": {"winograd": 2},
     "polydyn-tiles4": {"winograd": 4},
 }
-"""polydyn with ``Options``; with ``tiles`` in its name it makes them also where they would not pay."""
+"""polydyn with ``Options``; a name with ``tiles`` uses Winograd tiles even if they are not expected to pay."""
 KINDS = (*POLYDYN, "onnxruntime", "onnxruntime-nospin", "torch", "torch-inductor", "openvino", "numpy")
 
 NUMPY = ("MatMul", "Add", "Transpose")
-"""Operators that numpy has a single function for."""
+"""Operators for which numpy has a single function."""
 
 
 @dataclass(frozen=True)
 class Player:
-    """``prepare`` makes the call for one set of inputs; ``version`` of the library that computes.
+    """``prepare`` makes the call for one set of inputs; ``version`` is the version of the library that computes.
 
-    ``before``: what the process does before every call, outside of its time.
+    ``before`` runs in the process before every call, outside of the measured time.
     """
 
     prepare: Callable[[Feeds], Call]
@@ -52,7 +52,7 @@ class Player:
 
 
 def load(kind: str, path: str, threads: int) -> Player:
-    """The player of one of KINDS over a model file. Raises whatever its library raises for what it cannot run.
+    """Return the player of one of KINDS for a model file. Raises the library's own error if it cannot run the model.
 
     ``KIND+torch+numpy``: before every call these libraries compute a product on their own threads, in this process.
     """
@@ -62,7 +62,8 @@ def load(kind: str, path: str, threads: int) -> Player:
 
 
 def _products(libraries: Sequence[str], threads: int) -> Callable[[], None]:
-    """A product of 16 x 768 x 768 by each library; torch's and numpy's threads then wait for the next one, spinning."""
+    """Compute a product of 16 x 768 x 768 by each library; the threads of torch and numpy then spin until the next one.
+    """
     rng = np.random.default_rng(0)
     x, w = (rng.standard_normal(shape, dtype=np.float32) for shape in ((16, 768), (768, 768)))
     calls: list[Call] = []
@@ -94,13 +95,13 @@ def _load(kind: str, path: str, threads: int) -> Player:
         return _torch(path, threads, inductor=kind == "torch-inductor")
     if kind == "openvino":
         return _openvino(path, threads)
-    if kind == "numpy":  # its BLAS takes the threads from the environment, see protocol.py
+    if kind == "numpy":  # its BLAS reads the thread count from the environment, see protocol.py
         return _numpy(path)
     raise ValueError(f"no contestant {kind!r}; known: {', '.join(KINDS)}")
 
 
 def compiled(path: str, threads: int, kind: str) -> Program:
-    """The program of one of ``POLYDYN``."""
+    """Compile the program of one of ``POLYDYN``."""
     import polydyn
     from polydyn.fusion import winograd
 
@@ -121,7 +122,7 @@ def _polydyn(path: str, threads: int, kind: str) -> Player:
 
 
 def _onnxruntime(path: str, threads: int, spinning: bool) -> Player:
-    """A session on the CPU with all optimisations (its default)."""
+    """Open a session on the CPU with all optimisations (its default)."""
     import onnxruntime as ort
 
     options = ort.SessionOptions()
@@ -142,7 +143,7 @@ def _onnxruntime(path: str, threads: int, spinning: bool) -> Player:
 
         def call() -> Any:
             session.run_with_iobinding(binding)
-            return values[names[0]]  # all values stay here: nobody else owns the memory that is bound
+            return values[names[0]]  # all values stay referenced here: nothing else owns the bound memory
 
         return call
 
@@ -150,7 +151,7 @@ def _onnxruntime(path: str, threads: int, spinning: bool) -> Player:
 
 
 def _openvino(path: str, threads: int) -> Player:
-    """One request at a time in fp32: without the hint OpenVINO computes in bfloat16 where the processor can."""
+    """Run one request at a time in fp32: without the hint OpenVINO computes in bfloat16 if the processor can."""
     import openvino
 
     settings = {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": threads, "PERFORMANCE_HINT": "LATENCY"}
@@ -163,7 +164,8 @@ def _openvino(path: str, threads: int) -> Player:
 
         def call() -> Any:
             request.infer()
-            return feeds and request.get_output_tensor(0).data  # feeds stay here: nobody else owns their memory
+            # feeds stay referenced here: nothing else owns their memory
+            return feeds and request.get_output_tensor(0).data
 
         return call
 
@@ -227,10 +229,10 @@ def _torch(path: str, threads: int, inductor: bool) -> Player:
 
 
 def _inductor(run: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """``torch.compile(dynamic=True)``, which compiles in the first call, and again where B or L is 1.
+    """Wrap ``torch.compile(dynamic=True)``, which compiles in the first call, and again if B or L is 1.
 
-    Its count of recompilations begins anew with every model, and one too many is an error instead of a silent return to
-    eager.
+    Its count of recompilations restarts with every model, and exceeding the limit is an error instead of a silent
+    return to eager.
     """
     import torch
     import torch._dynamo as dynamo
@@ -241,7 +243,7 @@ def _inductor(run: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 
 def _torch_zoo(path: str) -> Callable[[Any], Any] | None:
-    """The source module of a model of the zoo, by its file's name; None for others."""
+    """Return the source module of a model of the zoo by its file's name, or None for other models."""
     try:
         from benchmarks.models.zoo import build_source
 
@@ -250,13 +252,13 @@ def _torch_zoo(path: str) -> Callable[[Any], Any] | None:
         return None
     module = source.module.eval()
     inner = getattr(module, "module", module)
-    if getattr(inner, "_supports_sdpa", False):  # exported node by node, but this is what a user of it gets
+    if getattr(inner, "_supports_sdpa", False):  # exported node by node, but users of the module get this
         inner.set_attn_implementation("sdpa")
     return lambda tensors: module(*(tensors[n] for n in source.inputs))
 
 
 def _torch_product(model: onnx.ModelProto, tensors: Mapping[str, Any]) -> Call | None:
-    """``torch.mm`` or ``torch.matmul`` with ``out=``, when the model is one product."""
+    """Return ``torch.mm`` or ``torch.matmul`` with ``out=`` if the model is one product."""
     import torch
 
     steps = _steps(model)
@@ -270,7 +272,7 @@ def _torch_product(model: onnx.ModelProto, tensors: Mapping[str, Any]) -> Call |
 
 
 def _torch_nodes(model: onnx.ModelProto) -> Callable[[Any], Any]:
-    """The nodes in order; ``torch`` in the model's metadata names a function here that stands for all of them."""
+    """Run the nodes in order; ``torch`` in the model's metadata names a function here that replaces all of them."""
     import torch
     from torch.nn import functional
 
@@ -299,7 +301,7 @@ def _torch_nodes(model: onnx.ModelProto) -> Callable[[Any], Any]:
     }
     missing = {s[0] for s in steps} - set(functions)
     if missing:
-        raise ValueError(f"no torch function stands here for {', '.join(sorted(missing))}")
+        raise ValueError(f"no torch function is listed for {', '.join(sorted(missing))}")
 
     def run(tensors: Mapping[str, Any]) -> Any:
         values = {**constants, **tensors}
@@ -311,7 +313,7 @@ def _torch_nodes(model: onnx.ModelProto) -> Callable[[Any], Any]:
 
 
 def first_output(result: Any) -> npt.NDArray[Any]:
-    """The first output of a call as an array, whatever the library returns."""
+    """Return the first output of a call as an array, for the return type of any library."""
     if isinstance(result, Mapping):
         result = next(iter(result.values()))
     if isinstance(result, (list, tuple)):

@@ -1,9 +1,9 @@
-"""A rotary position with and without pass ``pieces``, on the CPU: microseconds, in turns, the least of some rounds.
+"""A rotary position with and without pass ``pieces``, on the CPU: minimum microseconds of alternating calls.
 
     python -m benchmarks.rotations [--heads 32] [--size 128] [--threads 1] [--rounds 7]
 
-x cos + concat(-x2, x1) sin over x [B, heads, L, size], the halves of x being x1 and x2; B and L are symbols. Everything
-goes to benchmarks/results/rotations.json.
+x cos + concat(-x2, x1) sin over x [B, heads, L, size], where x1 and x2 are the halves of x; B and L are symbols.
+Results go to benchmarks/results/rotations.json.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from polydyn.backends import Options
 SHAPES = ((1, 1), (1, 16), (1, 128), (1, 512), (4, 256))
 """(batch, length)."""
 ELEMENTS = 1 << 21
-"""So many are computed in one measurement."""
+"""Number of elements computed in one measurement."""
 
 
 def rotation(heads: int, size: int) -> ModelProto:
-    """The model."""
+    """Build the model."""
     node = helper.make_node
     nodes = [
         node("Slice", ["x", "half", "end", "last"], ["x2"]), node("Slice", ["x", "zero", "half", "last"], ["x1"]),
@@ -34,17 +34,17 @@ def rotation(heads: int, size: int) -> ModelProto:
         node("Mul", ["r", "sin"], ["b"]), node("Add", ["a", "b"], ["y"]),
     ]  # fmt: skip
     ends = {"zero": 0, "half": size // 2, "end": size, "last": -1}
-    given = [
+    inputs = [
         helper.make_tensor_value_info(n, TensorProto.FLOAT, ["B", heads if n == "x" else 1, "L", size])
         for n in ("x", "cos", "sin")
     ]
     constants = [helper.make_tensor(n, TensorProto.INT64, [1], [v]) for n, v in ends.items()]
-    graph = helper.make_graph(nodes, "rotation", given, [helper.make_empty_tensor_value_info("y")], constants)
+    graph = helper.make_graph(nodes, "rotation", inputs, [helper.make_empty_tensor_value_info("y")], constants)
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
 
 
 def measure(call: Any, calls: int) -> float:
-    """Microseconds of a call."""
+    """Return the microseconds of a call."""
     start = time.perf_counter()
     for _ in range(calls):
         call()
@@ -52,7 +52,7 @@ def measure(call: Any, calls: int) -> float:
 
 
 def main() -> None:
-    """Prints and stores a line for each shape."""
+    """Print and store a line for each shape."""
     parser = argparse.ArgumentParser(description=__doc__)
     for name, default in (("heads", 32), ("size", 128), ("threads", 1), ("rounds", 7)):
         parser.add_argument(f"--{name}", type=int, default=default)

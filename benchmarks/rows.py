@@ -1,4 +1,4 @@
-"""One row per case: everybody's median, the spread, the ratio, the limit, the share of the gap closed."""
+"""One row per case: the median of every contestant, the spread, the ratio, the limit, the share of the gap closed."""
 
 from __future__ import annotations
 
@@ -18,22 +18,24 @@ from benchmarks.protocol import Contestant, rounds_for, spread, take_turns, verd
 Row = dict[str, Any]
 Shape = Mapping[str, int]
 TOLERANCE = 1e-3
-"""Allowed difference between contestants' outputs, relative to their scale: it finds wrong ones, not rounding."""
+"""Allowed difference between contestants' outputs, relative to their scale: it finds wrong outputs, not rounding."""
 
 
 @dataclass(frozen=True)
 class Effort:
-    """How long a case is measured: ``rounds`` at most; fewer, but three, when they would take over ``seconds``."""
+    """Limits for measuring a case: at most ``rounds`` rounds and about ``seconds`` seconds, but at least three rounds.
+    """
 
     rounds: int
     seconds: float
 
 
 class Field(contextlib.ExitStack):
-    """The contestants of a benchmark, each in its process for all of it, loaded with one model after another."""
+    """The contestants of a benchmark, each in its own process throughout, loaded with one model after another."""
 
     def __init__(self, kinds: Mapping[str, str] | Sequence[str], threads: int, tolerance: float = TOLERANCE) -> None:
-        """``kinds``: contestants of ``benchmarks.rivals.KINDS``, or names for the table -> kinds.
+        """Start the contestants. ``kinds``: names of ``benchmarks.rivals.KINDS``, or a mapping from table names to
+        kinds.
 
         ``tolerance``: allowed difference between outputs, relative to their scale.
         """
@@ -42,12 +44,15 @@ class Field(contextlib.ExitStack):
         named = kinds if isinstance(kinds, Mapping) else {k: k for k in kinds}
         self.all = {name: self.enter_context(Contestant(kind, None, threads)) for name, kind in named.items()}
         self.players: dict[str, Contestant] = {}
-        """Those that hold the current model."""
+        """The contestants that have loaded the current model."""
         self.refusals: dict[str, str] = {}
 
-    def load(self, path: Path, others: Mapping[str, Path | None] | None = None) -> None:
-        """Loads everybody with ``path``; ``others``: with another file, or not at all. Refusals are kept, by name."""
-        paths = dict.fromkeys(self.all, path) | dict(others or {})
+    def load(self, path: Path, replacements: Mapping[str, Path | None] | None = None) -> None:
+        """Load ``path`` into every contestant; ``replacements``: other files, or None to skip one.
+
+        Rejections are kept by name.
+        """
+        paths = dict.fromkeys(self.all, path) | dict(replacements or {})
         self.players, self.refusals = {}, {}
         for name, contestant in self.all.items():
             if (file := paths[name]) is None:
@@ -59,7 +64,10 @@ class Field(contextlib.ExitStack):
                 self.refusals[name] = str(refusal)
 
     def measure(self, shape: Shape, effort: Effort, least: float, flops: float = 0) -> Row:
-        """One row. ``least``: the case's limit in seconds. Who refuses the shape is left out and named."""
+        """Measure one row.
+
+        ``least``: the case's limit in seconds. Contestants that reject the shape are omitted and named.
+        """
         calls: dict[str, float] = {}
         refused = dict(self.refusals)
         for name, player in self.players.items():
@@ -78,7 +86,7 @@ class Field(contextlib.ExitStack):
         return judge(seconds, noise, least) | about | {"rounds": rounds, "differ": self._differ(shape, list(calls))}
 
     def about(self) -> dict[str, Any]:
-        """Seconds to load or compile the current model, versions of those who play, and who refuses it and why."""
+        """Return seconds to load the current model, versions of the contestants, and their reasons for rejection."""
         return {
             "seconds_to_load": {n: p.seconds_to_load for n, p in self.players.items()},
             "players": {n: p.version for n, p in self.players.items()},
@@ -86,7 +94,7 @@ class Field(contextlib.ExitStack):
         }
 
     def _differ(self, shape: Shape, names: Sequence[str]) -> list[str]:
-        """Whose output is not the first player's (ONNX Runtime's)."""
+        """Return the players whose output differs from the first player's (ONNX Runtime's)."""
         samples = {name: self.players[name].sample(shape) for name in names}
         expected, *_ = samples.values()
         scale = max(map(abs, expected), default=0.0) or 1.0
@@ -99,7 +107,10 @@ class Field(contextlib.ExitStack):
 
 
 def judge(seconds: Mapping[str, float], noise: float, least: float) -> Row:
-    """Ratios above 1: polydyn is faster. ``gap_closed`` is against ONNX Runtime, None where that is at the limit."""
+    """Return the ratios; above 1 polydyn is faster.
+
+    ``gap_closed`` compares with ONNX Runtime; None if that is at the limit.
+    """
     row: Row = {"seconds": dict(seconds), "spread": noise, "bound": least}
     rivals = {k: t for k, t in seconds.items() if k != "polydyn"}
     if "polydyn" not in seconds or not rivals:
@@ -112,13 +123,13 @@ def judge(seconds: Mapping[str, float], noise: float, least: float) -> Row:
 
 
 def clipped(rows: Sequence[Row]) -> float:
-    """The mean share of the gap closed, each case clipped to [-1, 1]."""
+    """Return the mean share of the gap closed, each case clipped to [-1, 1]."""
     gaps = [max(-1.0, min(1.0, r["gap_closed"])) for r in rows if r.get("gap_closed") is not None]
     return statistics.fmean(gaps) if gaps else math.nan
 
 
 def geomean(rows: Sequence[Row], rival: str | None = None) -> float:
-    """The geometric mean of rival's time over ours, over the cases that have both; default the row's ``ratio``."""
+    """Return the geometric mean of a baseline's time over ours, over the cases that have both; default: ``ratio``."""
 
     def ratio(row: Row) -> float | None:
         if rival is None:
@@ -130,12 +141,12 @@ def geomean(rows: Sequence[Row], rival: str | None = None) -> float:
 
 
 def name_shape(shape: Shape) -> str:
-    """``B=1,L=8``."""
+    """Format a shape, such as ``B=1,L=8``."""
     return ",".join(f"{k}={v}" for k, v in shape.items())
 
 
 def progress(row: Row) -> None:
-    """Prints one line as soon as a case is measured."""
+    """Print one line as soon as a case is measured."""
     ours = row["seconds"].get("polydyn")
     time = f"{ours * 1e3:.4g} ms" if ours else "refused"
     ratio = f", ratio {row['ratio']:.2f}, {row['rounds']} rounds" if "ratio" in row else ""
@@ -143,7 +154,7 @@ def progress(row: Row) -> None:
 
 
 def show(rows: Sequence[Row], title: str) -> None:
-    """Prints the rows as a table for people; rivals by their time over polydyn's, ONNX Runtime by its best form."""
+    """Print the rows as a table; baselines by their time over polydyn's, ONNX Runtime by its best form."""
     rivals = [n for n in names(rows) if n != "polydyn" and not n.startswith("onnxruntime")]
     unit, scale = ("ms", 1e3) if statistics.median(r["bound"] for r in rows) > 1e-3 else ("us", 1e6)
     columns: dict[str, Callable[[Row], str]] = {
@@ -168,12 +179,12 @@ def show(rows: Sequence[Row], title: str) -> None:
 
 
 def names(rows: Sequence[Row]) -> list[str]:
-    """Everybody who played, in order."""
+    """Return all players in order."""
     return list(dict.fromkeys(n for r in rows for n in r["seconds"]))
 
 
 def times_ours(row: Row, rival: str) -> float:
-    """A rival's time over polydyn's. KeyError: one of them did not play."""
+    """Return a baseline's time over polydyn's. KeyError: one of them did not play."""
     seconds: Mapping[str, float] = row["seconds"]
     return seconds[rival] / seconds["polydyn"]
 
@@ -181,16 +192,16 @@ def times_ours(row: Row, rival: str) -> float:
 def _cell(row: Row, text: Callable[[Row], str]) -> str:
     try:
         return text(row)
-    except (KeyError, TypeError):  # somebody refused, or there is no gap
+    except (KeyError, TypeError):  # a contestant rejected the case, or there is no gap
         return "-"
 
 
 WORST = 5
-"""How many of the worst cases a summary names."""
+"""Number of worst cases that a summary names."""
 
 
 def summary(rows: Sequence[Row]) -> dict[str, Any]:
-    """The figures over all cases: geometric means by rival, shares of the limit, the clipped gap, the worst cases."""
+    """Summarise all cases: geometric means by baseline, shares of the limit, the clipped gap, the worst cases."""
     rivals = [n for n in names(rows) if n != "polydyn"]
     shares = [r["bound"] / r["seconds"]["polydyn"] for r in rows if "polydyn" in r["seconds"] and r["bound"]]
     return {
@@ -225,20 +236,20 @@ def _listed(cases: Sequence[Mapping[str, Any]], key: str) -> str:
     return "; ".join(f"{c[key]:.2f} {c['case']} {name_shape(c['shape'])}" for c in cases)
 
 
-def show_summary(found: Mapping[str, Any]) -> None:
-    """Prints what ``summary`` found."""
-    means = ", ".join(f"{x:.3f}x {n}" for n, x in found["geomean"].items())
-    print(f"{found['cases']} cases; geomean {means}; gap to the limit closed {found['gap_closed']:.2f} (clipped mean)")
+def show_summary(total: Mapping[str, Any]) -> None:
+    """Print the result of ``summary``."""
+    means = ", ".join(f"{x:.3f}x {n}" for n, x in total["geomean"].items())
+    print(f"{total['cases']} cases; geomean {means}; gap to the limit closed {total['gap_closed']:.2f} (clipped mean)")
     for key, what in (("of_limit", "share of the limit"), ("of_peak", "share of the FMA peak, all sizes >= 48")):
-        if share := found[key]:
+        if share := total[key]:
             print(f"  {what}: mean {share['mean']:.0%}, least {share['least']:.0%}")
-    print(f"  worst against ONNX Runtime: {_listed(found['worst'], 'ratio')}")
+    print(f"  worst against ONNX Runtime: {_listed(total['worst'], 'ratio')}")
     print(
-        f"  worst against the best rival: {_listed(found['worst_to_best'], 'to_best')}; "
-        f"{found['below_0.9_of_best']} below 0.9"
+        f"  worst against the best rival: {_listed(total['worst_to_best'], 'to_best')}; "
+        f"{total['below_0.9_of_best']} below 0.9"
     )
-    print(f"  more than 3 % slower than ONNX Runtime: {_listed(found['slower'], 'ratio') or 'none'}")
-    if found["below_limit"]:
-        print(f"  {found['below_limit']} beat the limit: data in a cache, or the limits were measured while busy")
-    for text in (*found["differ"], *found["refused"]):
+    print(f"  more than 3 % slower than ONNX Runtime: {_listed(total['slower'], 'ratio') or 'none'}")
+    if total["below_limit"]:
+        print(f"  {total['below_limit']} beat the limit: data in a cache, or the limits were measured while busy")
+    for text in (*total["differ"], *total["refused"]):
         print("  " + text)

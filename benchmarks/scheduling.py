@@ -1,12 +1,12 @@
-"""What schedules cost: once for each group, and for one more tile of a group.
+"""The cost of schedules: once for each group, and for one more tile of a group.
 
 usage: python -m benchmarks.scheduling MODEL.onnx ... [--target cpu:avx512] [--rounds 3] [--quick]
 
-Once, in a warm process and with nothing remembered: dependences, schedule, proof and tree (isl's AST as loop IR) of
-every distinct kernel; allowed are 300 ms. For one more tile: on the GPU's tree, binding the tile's sizes, the check
-that the tile is whole, and its resources (threads, shared memory, registers), 3 ms; a CPU macro-kernel with all its
-variants of rows and vectors, 60 ms from the tree to C text, without the C compiler. Milliseconds of CPU time, the
-least of the rounds. ``--quick``: one round, results in benchmarks/out.
+Once per distinct kernel, in a warm process and without caches: dependences, schedule, proof and tree (isl's AST as loop
+IR); the limit is 300 ms. For one more tile: on the GPU's tree, bind the tile's sizes, check that the tile is whole, and
+compute its resources (threads, shared memory, registers), 3 ms; a CPU macro-kernel with all its variants of rows and
+vectors, 60 ms from the tree to C text, without the C compiler. Times are milliseconds of CPU time, the minimum of the
+rounds. ``--quick``: one round, results in benchmarks/out.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ from polydyn.schedules.solution.schedule import schedule_attention, schedule_con
 from polydyn.schedules.tree.gpu import gpu_product
 from polydyn.schedules.tree.names import extent
 
-ALLOWED = {"once": 300.0, "cpu tile": 60.0, "gpu tile": 3.0}
-"""Milliseconds."""
+LIMITS_MS = {"once": 300.0, "cpu tile": 60.0, "gpu tile": 3.0}
+"""Maximum milliseconds."""
 SHARED_BYTES, THREADS, REGISTERS = 99 * 1024, 1024, 65536
-"""Of a block on the smallest GPU that is aimed at (sm_80 lends 163 KB, sm_86 and sm_89 99 KB)."""
+"""Limits of a block on the smallest supported GPU (sm_80 lends 163 KB, sm_86 and sm_89 99 KB)."""
 
 Times = dict[str, float]
 T = TypeVar("T")
@@ -83,15 +83,15 @@ def main() -> None:
     total = [g for r in rows for g in r["groups"]]
     print(f"all: {summary(total)}")
     folder = record.SCRATCH if args.quick else record.RESULTS
-    path = record.save("scheduling", folder=folder, target=target.name, allowed_ms=ALLOWED, models=rows)
+    path = record.save("scheduling", folder=folder, target=target.name, allowed_ms=LIMITS_MS, models=rows)
     print(f"written: {path.name}")
 
 
 def measure(path: str, target: CpuTarget, rounds: int) -> dict[str, Any]:
-    """All distinct kernels of one model."""
+    """Measure all distinct kernels of one model."""
     plan = fusion_plan(rewrite_graph(import_model(path, None)))
     builder = KernelBuilder(plan, target)
-    for g in plan.groups:  # the process is warm after that
+    for g in plan.groups:  # warms up the process
         builder.place(g)
     forms = builder.forms.items()
     groups = [{"kernel": builder.placed[k].kernels[0].name, **cost(f, target, rounds)} for k, f in forms]
@@ -100,18 +100,18 @@ def measure(path: str, target: CpuTarget, rounds: int) -> dict[str, Any]:
 
 
 def summary(groups: Sequence[Mapping[str, object]]) -> str:
-    """Median and maximum of each cost, and whether it stays within what is allowed."""
+    """Return median and maximum of each cost, and the number of values above the limit."""
     out = []
-    for what, most in ALLOWED.items():
-        ms = [float(str(g[what])) for g in groups if what in g]
+    for name, limit in LIMITS_MS.items():
+        ms = [float(str(g[name])) for g in groups if name in g]
         if ms:
-            out.append(f"{what}: median {median(ms):.1f}, most {max(ms):.1f} of {most:.0f} ms, "
-                       f"{sum(x > most for x in ms)} above")  # fmt: skip
+            out.append(f"{name}: median {median(ms):.1f}, most {max(ms):.1f} of {limit:.0f} ms, "
+                       f"{sum(x > limit for x in ms)} above")  # fmt: skip
     return f"{len(groups)} kernels; " + "; ".join(out)
 
 
 def cost(form: Form, target: CpuTarget, rounds: int) -> dict[str, object]:
-    """The costs of one kernel, the least of the rounds for each part."""
+    """Return the costs of one kernel, the minimum of the rounds for each part."""
     once: Times = {}
     tile: Times = {}
     for _ in range(rounds):
@@ -128,7 +128,7 @@ def cost(form: Form, target: CpuTarget, rounds: int) -> dict[str, object]:
 
 
 def _once(form: Form, target: CpuTarget, clock: _Clock) -> Callable[[], object]:
-    """Runs the parts of the one-off cost; returns what builds the kernel for one more tile."""
+    """Run the parts of the one-off cost; return a function that builds the kernel for one more tile."""
     if isinstance(form, AttentionGroup):
         return _attention(form, target, clock)
     group = form.lowered.group if isinstance(form, ContractGroup) else form.group
@@ -160,7 +160,7 @@ def _nest(group: Group, deps: Dependences, target: CpuTarget, clock: _Clock) -> 
 
 
 def _attention(form: AttentionGroup, target: CpuTarget, clock: _Clock) -> Callable[[], object]:
-    """Dependences of the parts are found inside the schedule and the proof."""
+    """Measure an attention; the dependences of its parts are computed inside the schedule and the proof."""
     group = form.lowered.group
     parts = clock("schedule", lambda: schedule_attention(form.parts))
 
@@ -174,14 +174,14 @@ def _attention(form: AttentionGroup, target: CpuTarget, clock: _Clock) -> Callab
 
 
 def _gpu(form: ContractGroup, clock: _Clock) -> None:
-    """Candidates on the GPU's tree of this group; the mean of all tiles."""
+    """Measure candidates on the GPU's tree of this group; the mean over all tiles."""
     tiles = (*FMA_TILES, *MMA_TILES)
     clock("gpu tile", lambda: [candidate(form, t) for t in tiles])
     clock.times["gpu tile"] /= len(tiles)
 
 
 def candidate(form: ContractGroup, tile: CudaTile) -> bool:
-    """Composes and binds one tile: whole, and whether a block of it fits the GPU."""
+    """Compose and bind one tile; return whether it is whole and a block of it fits the GPU."""
     schedule = gpu_product(form.lowered.group, form.roles, tile.sizes())
     sizes: dict[str, Index] = {extent(x): n for x, n in schedule.extents().items()}
     bind(generate(schedule.tiled()), sizes)

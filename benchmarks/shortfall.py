@@ -1,23 +1,24 @@
-"""Where a model's time goes that the machine would not need: kernels, their time, their own limit, and the reason.
+"""Explains a model's time above the machine's limit: kernels, their time, their own limit, and the reason.
 
 usage: python -m benchmarks.shortfall MODEL.onnx B=2,L=509 ... [--threads 1 2] [--repeats N] [--top N]
 
 Every launch is timed inside whole runs (``Program.profile``: medians; launches of one wave one after the other) and
-held against its own limit: its operations at the FMA peak, or its bytes at the bandwidth of where they are (weights in
-memory when all of them together exceed the last cache; activations in a cache while those of the launch fit there),
-whichever is longer. What is longer than the limit is put down, in this order, to causes computed from sizes and from
-rates measured here:
+compared with its own limit: its operations at the FMA peak, or its bytes at the bandwidth of the level that holds them,
+whichever is longer. Weights are in memory if all of them together exceed the last cache; activations are in a cache if
+the activations of the launch fit there. Time above the limit is attributed, in this order, to causes computed from
+sizes and from rates measured here:
 
 ``exp, erf, ...``  elements x the time of this library's own function for one, from the cache, beyond a max(x, 0)
 ``tails``          lanes that the last axis leaves empty in its last vector, of the time that arithmetic takes
 ``uneven``         the busiest thread's tasks beyond an equal share of them
-``writes``         memory reads what is about to be overwritten: written bytes that go to memory, once more
-``no overlap``     the shorter of arithmetic and bytes, where both matter: nothing hides it behind the longer
-``rest``           what none of them explains: instructions that are neither, latency, the launch itself
+``writes``         memory reads the lines that are about to be overwritten: written bytes that go to memory, once more
+``no overlap``     the shorter of arithmetic and bytes, if both matter: nothing hides it behind the longer
+``rest``           unexplained: other instructions, latency, the launch itself
 
-A row is a kernel with all its launches, sorted by the milliseconds above the limit. Causes are upper estimates, cut at
-what is left; ``rest`` is what is open. Results go to benchmarks/results/shortfall.json (of models that cpu_all does not
-list to benchmarks/out/results), where a model at a shape on a number of threads replaces what was there of it.
+A row is a kernel with all its launches, sorted by the milliseconds above the limit. Causes are upper estimates, each
+cut at the remaining time; ``rest`` remains unexplained. Results go to benchmarks/results/shortfall.json (for models
+that cpu_all does not list, to benchmarks/out/results); a new measurement of a model at a shape on a number of threads
+replaces the earlier one.
 """
 
 from __future__ import annotations
@@ -56,19 +57,19 @@ from polydyn.testing import models
 from polydyn.testing.inputs import Shape, feeds
 
 FUNCTIONS = {"exp": "Exp", "erf": "Erf", "tanh": "Tanh", "log": "Log", "sigmoid": "Sigmoid"}
-"""Scalar operations that take many instructions, and the ONNX operators that are nothing else."""
+"""Scalar operations that take many instructions, and the ONNX operators that consist of nothing else."""
 ELEMENTS = 4096
-"""At which they are timed: in and out fit into a first-level cache."""
+"""Number of elements for timing them: input and output fit into a first-level cache."""
 CAUSES = (*FUNCTIONS, "tails", "uneven", "writes", "no overlap")
 
 
 @dataclass(frozen=True)
 class Work:
-    """What one launch has to do at a shape.
+    """The work of one launch at a shape.
 
-    ``weights``: bytes of constants that it can touch, ``moved``: bytes of everything else, ``written`` of these.
-    ``calls``: function -> how many elements it is computed for. ``filled``: share of the vector lanes along the last
-    axis that hold elements.
+    ``weights``: bytes of constants that it can touch, ``moved``: bytes of everything else, ``written``: the written
+    part of ``moved``. ``calls`` maps a function to the number of elements it is computed for. ``filled``: share of the
+    vector lanes along the last axis that hold elements.
     """
 
     flops: float
@@ -91,7 +92,7 @@ class Machine:
 
 @dataclass(frozen=True)
 class Held:
-    """One launch held against its limit, in seconds. ``bound``: what the limit is made of."""
+    """One launch compared with its limit, in seconds. ``bound``: the quantity that sets the limit."""
 
     kernel: str
     label: str
@@ -101,17 +102,19 @@ class Held:
     causes: Mapping[str, float]
 
 
-# -- what a launch has to do -------------------------------------------------------------------------------------------
+# -- the work of a launch ----------------------------------------------------------------------------------------------
 
 
 def work_of(
     graph: Graph, group: FusedGroup, launch: Launch, buffers: Mapping[str, Buffer], env: Mapping[str, int], lanes: int
 ) -> Work:
-    """Everything from the fused group and the host plan, at the sizes of ``env`` (symbols, strides and nth)."""
+    """Return the work of a launch, from its fused group and the host plan, at the sizes of ``env`` (symbols, strides
+    and nth).
+    """
     points = {n.output: product(e for _, e in iterators(graph, n)).evaluate(env) for n in group.nodes}
     most = max(points.values(), default=0)
 
-    def touched(name: str) -> int:  # a Gather touches no more of its table than it has points
+    def touched(name: str) -> int:  # a Gather touches at most as many table elements as it has points
         return min(size_bytes(buffers[name]).evaluate(env), 8 * most)
 
     constant = [b for b in set(launch.buffers) if buffers[b].role == "constant"]
@@ -133,8 +136,8 @@ def work_of(
 
 
 def last_extent(graph: Graph, group: FusedGroup, env: Mapping[str, int]) -> int:
-    """The size of the axis that becomes vectors: the last one longer than one, of what a product makes, or in a nest of
-    the longest loops.
+    """Return the size of the axis that becomes vectors: the last axis longer than one of a product's result, or of the
+    longest loops of a nest.
     """
     loops = {n.output: [e.evaluate(env) for _, e in iterators(graph, n)] for n in group.nodes}
     extents = [e.evaluate(env) for e in graph.tensors[group.nodes[0].output].shape]
@@ -143,15 +146,16 @@ def last_extent(graph: Graph, group: FusedGroup, env: Mapping[str, int]) -> int:
 
 
 def filled(extent: int, lanes: int) -> float:
-    """The share of lanes in use when ``extent`` elements take whole vectors."""
+    """Return the share of lanes in use if ``extent`` elements take whole vectors."""
     return extent / (-(-extent // lanes) * lanes) if extent else 1.0
 
 
-# -- held against the machine ------------------------------------------------------------------------------------------
+# -- comparison with the machine
+# ----------------------------------------------------------------------------------------
 
 
 def hold(seconds: float, label: str, kernel: str, work: Work, machine: Machine, streams: bool) -> Held:
-    """``streams``: the weights come from memory on every run."""
+    """Compare a launch with its limit. ``streams``: the weights are read from memory on every run."""
     limits = machine.limits
     compute = work.flops / limits.flops
     cached = max((rate for _, rate in limits.cached), default=limits.bandwidth)
@@ -174,7 +178,7 @@ def hold(seconds: float, label: str, kernel: str, work: Work, machine: Machine, 
 
 
 def explained(above: float, shares: Mapping[str, float]) -> dict[str, float]:
-    """``above`` put down to the shares in the order of CAUSES, each cut at what is left; then the ``rest``."""
+    """Attribute ``above`` to the shares in the order of CAUSES, each cut at the remainder; the last is the ``rest``."""
     parts: dict[str, float] = {}
     for name in CAUSES:
         part = min(above, shares.get(name, 0.0))
@@ -185,7 +189,7 @@ def explained(above: float, shares: Mapping[str, float]) -> dict[str, float]:
 
 
 def merged(launches: Sequence[Held]) -> list[Row]:
-    """One row per kernel, the most time above its limit first."""
+    """Return one row per kernel, sorted by time above the limit."""
     kernels: dict[str, list[Held]] = {}
     for h in launches:
         kernels.setdefault(h.kernel, []).append(h)
@@ -207,11 +211,11 @@ def merged(launches: Sequence[Held]) -> list[Row]:
 
 
 AT_LIMIT = 0.05
-"""Of its time: what a kernel may be above its limit and still be called there."""
+"""A kernel counts as being at its limit if this share of its time is above it, or less."""
 
 
 def reason(above: float, seconds: float, causes: Mapping[str, float], bound: str) -> str:
-    """The largest causes, enough of them to explain half of what is above the limit; what ``rest`` lies with."""
+    """Return the largest causes that explain half of the time above the limit; ``rest`` is named with ``bound``."""
     if above <= AT_LIMIT * seconds:
         return "at its limit"
     named, left = [], 0.5 * above
@@ -227,7 +231,7 @@ def reason(above: float, seconds: float, causes: Mapping[str, float], bound: str
 
 
 def seconds_of_functions(names: set[str]) -> dict[str, float]:
-    """Seconds that one element of each function takes on one thread, beyond those of a map that computes nothing."""
+    """Return seconds per element of each function on one thread, minus the time of a map that computes nothing."""
 
     def each(operator: str) -> float:
         program = polydyn.compile(models.unary(operator, ["R", "L"]), threads=1)
@@ -245,7 +249,7 @@ def seconds_of_functions(names: set[str]) -> dict[str, float]:
 
 
 def last_cache() -> int:
-    """Bytes of the last cache that Linux lists for processor 0; 8 MiB when it lists none."""
+    """Return the bytes of the last cache that Linux lists for processor 0, or 8 MiB if it lists none."""
     sizes = [0]
     for index in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*"):
         if (index / "type").read_text().strip() != "Instruction":
@@ -267,19 +271,19 @@ class Profiled:
 
     @property
     def functions(self) -> set[str]:
-        """Those that take many instructions and occur in the model."""
+        """The functions in the model that take many instructions."""
         nodes = [n for g in self.groups.values() for n in g.nodes]
         return {v.name for n in nodes for v in walk(n.body) if isinstance(v, Op) and v.name in FUNCTIONS}
 
     def works(self, shape: Shape) -> dict[str, Work]:
-        """What every launch has to do, by label."""
+        """Return the work of every launch, by label."""
         env = {**self.symbols(shape), "nth": self.program.threads}
         launches = [x for x in self.plan.launches if x.label in self.groups]
         buffers, lanes = self.plan.buffers, self.lanes
         return {x.label: work_of(self.graph, self.groups[x.label], x, buffers, env, lanes) for x in launches}
 
-    def held(self, model: onnx.ModelProto, shape: Shape, machine: Machine, repeats: int) -> list[Held]:
-        """Every launch that runs at a shape."""
+    def launches(self, model: onnx.ModelProto, shape: Shape, machine: Machine, repeats: int) -> list[Held]:
+        """Return every launch that runs at a shape, compared with its limit."""
         times: list[LaunchTime] = self.program.profile(feeds(model, shape), repeats)
         streams = self.program.weight_bytes > machine.last_cache
         works = self.works(shape)
@@ -287,7 +291,7 @@ class Profiled:
         return [hold(t.nanoseconds / 1e9, t.label, t.kernel, works[t.label], machine, streams) for t in ran]
 
     def seconds(self, model: onnx.ModelProto, shape: Shape, repeats: int) -> float:
-        """The median of whole runs, in which launches of a wave run together and nobody reads a clock between them."""
+        """Return the median of whole runs, in which launches of a wave overlap and no clock is read between them."""
         call, times = self.program.bind(feeds(model, shape)), []
         for _ in range(repeats + 1):
             start = time.perf_counter()
@@ -296,13 +300,13 @@ class Profiled:
         return statistics.median(times[1:])
 
     def symbols(self, shape: Shape) -> dict[str, int]:
-        """Sizes of all symbols; 1 for strides that the caller may choose, which nothing here reads."""
+        """Return the sizes of all symbols; 1 for strides that the caller may choose, which are not used here."""
         free = {s for b in self.plan.buffers.values() for s in b.strides}
         return {**dict.fromkeys(free, 1), **shape}
 
 
 def show(rows: Sequence[Row], title: str, top: int) -> None:
-    """Prints a table."""
+    """Print a table."""
     table = Table(title=title)
     for heading in ("kernel", "first launch", "launches", "ms", "limit ms", "of limit", "above ms", "reason (ms)"):
         table.add_column(heading, justify="left" if heading in ("kernel", "first launch", "reason (ms)") else "right")
@@ -336,7 +340,7 @@ def main() -> None:
 
 
 def run(path: str, shapes: Sequence[Shape], threads: int, repeats: int, top: int) -> None:
-    """The tables of one model on one number of threads."""
+    """Print the tables of one model on one number of threads."""
     name, model, profiled = Path(path).stem, onnx.load(path), Profiled(path, threads)
     limits = measure(threads, caches=True)
     machine = Machine(limits, last_cache(), seconds_of_functions(profiled.functions))
@@ -344,7 +348,7 @@ def run(path: str, shapes: Sequence[Shape], threads: int, repeats: int, top: int
     print(f"peak {limits.flops / 1e9:.0f} GFLOP/s, memory {limits.bandwidth / 1e9:.1f} GB/s; ns an element: {costs}")
     results = record.Results("shortfall", record.RESULTS if name in STANDARD else record.SCRATCH)
     for shape in shapes:
-        rows = merged(profiled.held(model, shape, machine, repeats))
+        rows = merged(profiled.launches(model, shape, machine, repeats))
         total = profiled.seconds(model, shape, repeats)
         title = f"{name} {name_shape(shape)}"
         show(rows, f"{title}, {threads} threads: a whole run {total * 1e3:.2f} ms", top)

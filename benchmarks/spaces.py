@@ -1,9 +1,9 @@
-"""Fully recorded search spaces: every tuple of three products of this machine, for replaying explorers anywhere.
+"""Fully recorded search spaces: every tile of three products on this machine, for replaying explorers anywhere.
 
-    python -m benchmarks.spaces spaces.db       # about 5 minutes; stopped, it goes on when called again
+    python -m benchmarks.spaces spaces.db       # about 5 minutes; an interrupted run resumes when called again
 
-All measurements stay in the record file. The least cost of every tuple is written to a table of some 50 kB
-(``benchmarks/results/spaces_1t.json.gz``), which is what ``benchmarks.explorers`` replays.
+All measurements stay in the record file. The minimum cost of every tile is written to a table of about 50 kB
+(``benchmarks/results/spaces_1t.json.gz``), which ``benchmarks.explorers`` replays.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ from polydyn.testing.simulated import recorded_costs
 PRODUCTS = ((3072, 1024), (1024, 4096), (768, 768))
 """(N, K) of the groups y[M, N] = x[M, K] @ constant."""
 PASSES = 3
-"""Measurements of every tuple, a whole pass apart; the least counts."""
+"""Number of measurements of every tile, a whole pass apart; the minimum counts."""
 BINARIES = 16
-"""Compiled together."""
+"""Number of binaries compiled together."""
 
 
 @dataclass(frozen=True)
 class Recorded:
-    """A group's space with the cost of every tuple (seconds per operation, inf: failed), aligned tuples first."""
+    """A group's space with the cost of every tile (seconds per operation, inf: failed), aligned tiles first."""
 
     name: str
     order: tuple[Tile, ...]
@@ -55,12 +55,12 @@ class Recorded:
 
     @property
     def space(self) -> Space:
-        """The tuples as a space."""
+        """The tiles as a space."""
         return Space(self.name, tuple(sorted(self.order)))
 
 
 def measure(name: str, task: CpuTask, hardware: Any, space: Space, records: Records, workers: Workers) -> None:
-    """Adds what the records lack: ``PASSES`` measurements of every tuple."""
+    """Add missing records: ``PASSES`` measurements of every tile."""
     bench = CpuBench(task, hardware, workers)
     rows = [r for r in records.rows(group=task.key, hardware=hardware) if not r.shape]
     counts = Counter(r.tile for r in rows if r.kind == "throughput")
@@ -81,7 +81,7 @@ def _record(task: CpuTask, hardware: Any, tile: Tile, cost: float) -> Record:
 
 
 def record_spaces(path: str, threads: int) -> Iterator[Recorded]:
-    """The groups, measured."""
+    """Yield the measured groups."""
     target = cpu_target("cpu")
     hardware = machine(target, "cpu", threads)
     with Records.open(path) as records, Workers(TIMER) as workers:
@@ -96,7 +96,7 @@ def record_spaces(path: str, threads: int) -> Iterator[Recorded]:
 
 
 def save(path: Path, groups: Sequence[Recorded], **fields: Any) -> None:
-    """Writes the table, compressed: a tuple's numbers and its cost in picoseconds. Equal tables give equal bytes."""
+    """Write the table, compressed: each tile's numbers and its cost in picoseconds. Equal tables give equal bytes."""
     tables = []
     for g in groups:
         first = g.order[0]
@@ -113,7 +113,7 @@ def _picoseconds(cost: float) -> str:
 
 
 def load(path: Path) -> list[Recorded]:
-    """Reads a table."""
+    """Read a table."""
     return [_group(g) for g in json.loads(gzip.decompress(path.read_bytes()))["groups"]]
 
 

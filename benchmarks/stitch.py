@@ -5,12 +5,13 @@ usage: python -m benchmarks.stitch [--threads 1 2] [--rounds N] [--seconds S] [-
 
 Families: ``layer_norm`` and ``softmax`` (in the caches, from memory, ragged rows), ``attention`` (12 heads of 64, a
 mask with zeros; ONNX Runtime runs the same nodes and, as another contestant, its MultiHeadAttention; PyTorch runs its
-scaled_dot_product_attention), ``elementwise``, ``copies``, and ``linears``: 24 products whose weights, 226 MB in turn,
-no cache holds. Every size named in a shape is symbolic; each model is compiled once for all its shapes. Protocol:
-benchmarks/protocol.py. The limit is operations at the FMA peak or bytes at the bandwidth of where they fit, counted
-once each and as reads (exp and friends are taken to be free), whichever is longer. ``--quick``: three rounds, every
-second shape. After every model benchmarks/results/stitch.json is written, in which a model on a number of threads
-replaces what was measured of it before; of quick runs benchmarks/out/results/stitch.json. At the end, a plot beside it.
+scaled_dot_product_attention), ``elementwise``, ``copies``, and ``linears``: 24 products whose weights, 226 MB together,
+exceed every cache. Every size named in a shape is symbolic; each model is compiled once for all its shapes. Protocol:
+benchmarks/protocol.py. The limit is operations at the FMA peak or bytes at the bandwidth of the level where they fit,
+counted once each and as reads (exp and similar functions are assumed free), whichever is longer. ``--quick``: three
+rounds, every second shape. After every model benchmarks/results/stitch.json is written, or
+benchmarks/out/results/stitch.json for quick runs; a new measurement of a model on a number of threads replaces the
+earlier one. A plot is written next to the file at the end.
 """
 
 from __future__ import annotations
@@ -29,13 +30,13 @@ from benchmarks.rivals import NUMPY
 from benchmarks.rows import Effort, Field, Row, Shape, progress
 from polydyn.testing import models
 
-FUSED = "onnxruntime-mha"
-"""ONNX Runtime over its own fused attention operator."""
+FUSED_ATTENTION_KIND = "onnxruntime-mha"
+"""ONNX Runtime with its own fused attention operator."""
 
 
 @dataclass(frozen=True)
 class Work:
-    """One model at several shapes. ``cost``: shape -> (operations, bytes)."""
+    """One model at several shapes. ``cost`` maps a shape to (operations, bytes)."""
 
     family: str
     model: onnx.ModelProto
@@ -52,7 +53,7 @@ def _matrix(*sizes: tuple[int, int]) -> list[Shape]:
 
 
 def _moved(*tensors: Sequence[str | int]) -> Callable[[Shape], tuple[float, float]]:
-    """No operations; float32 tensors of these dims, each moved once."""
+    """Return the cost of a copy: no operations; float32 tensors of these dims, each moved once."""
 
     def size(shape: Shape, dims: Sequence[str | int]) -> float:
         elements = 4.0
@@ -74,7 +75,7 @@ def _linears_cost(shape: Shape) -> tuple[float, float]:
 
 
 def works() -> list[Work]:
-    """Everything that is timed, family by family."""
+    """Return all timed models, family by family."""
     text = [{"B": b, "L": n} for b, n in ((1, 8), (1, 61), (1, 128), (8, 128), (1, 512))]
     heads = [{"B": b, "L": n} for b, n in ((1, 61), (8, 128), (16, 512))]
     flat = [{"R": 1, "L": 61}, {"R": 128, "L": 768}, {"R": 1008, "L": 3072}, {"R": 20_000, "L": 768}]
@@ -105,11 +106,11 @@ def works() -> list[Work]:
 
 
 def rows_of(field: Field, work: Work, shapes: Sequence[Shape], effort: Effort, limits: Limits) -> Iterator[Row]:
-    """One model, loaded once, at the shapes."""
+    """Yield the rows of one model, loaded once, at the shapes."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         fused = models.save(models.fused_attention(), folder) if work.family == "attention" else None
-        others: dict[str, Path | None] = {n: fused for n in field.all if n.startswith(FUSED)}
+        others: dict[str, Path | None] = {n: fused for n in field.all if n.startswith(FUSED_ATTENTION_KIND)}
         if [n.op_type for n in work.model.graph.node if n.op_type not in NUMPY] or work.family == "linears":
             others["numpy"] = None
         field.load(models.save(work.model, folder), others)
@@ -122,8 +123,8 @@ def rows_of(field: Field, work: Work, shapes: Sequence[Shape], effort: Effort, l
 
 
 def kinds(threads: int, also: Sequence[str]) -> dict[str, str]:
-    """Names in the table -> contestants."""
-    fused = {k.replace("onnxruntime", FUSED, 1): k for k in arguments.onnxruntimes(threads)}
+    """Map names in the table to contestants."""
+    fused = {k.replace("onnxruntime", FUSED_ATTENTION_KIND, 1): k for k in arguments.onnxruntimes(threads)}
     first, *others = arguments.rivals(threads, also, "torch", "numpy")
     return {first: first, **fused, **{k: k for k in others}}
 
@@ -137,7 +138,7 @@ def main() -> None:
 
 
 def run(threads: int, args: argparse.Namespace) -> list[Path]:
-    """Every model on one number of threads, written one after the other; then the table."""
+    """Measure every model on one number of threads and write each one; then print the table."""
     effort, limits = arguments.effort(args), measure(threads, caches=True)
     results = record.Results("stitch", arguments.folder(args))
     rows: list[Row] = []

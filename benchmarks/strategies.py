@@ -1,14 +1,15 @@
-"""The five papers' systems and polydyn's own beside the oracle, on the same kernels of this machine.
+"""Compares the five papers' systems and polydyn's own with the oracle, on the same kernels of this machine.
 
 usage: python -m benchmarks.strategies [--threads N] [--trials N] [--pool N] [--only PART ...] [--quick]
 
 Every workload is one group with dynamic sizes and a list of lengths. Each strategy tunes it from nothing, with an empty
-compiler cache (time counted); what its dispatcher launches at each length is compared with the oracle (``oracle.py``).
-Strategies whose papers take samples are given up to 16 of the lengths. A further row tells polydyn a part of the range
-only: lengths outside it are what the table's last columns are for. Times are of the kernel with warm caches, in C,
-thread pool included. Beside it: the share of the machine's bound, and the ratio to rivals' whole calls; an oracle below
-0.9 of the best one makes the workload void. Papers' batches are cut to 1. Each workload is stored when it is done.
-The bound knows second- and third-level caches: a product that fits the first level can pass it.
+compiler cache (the time is counted); the kernels that its dispatcher launches at each length are compared with the
+oracle (``oracle.py``). Strategies whose papers use samples receive up to 16 of the lengths. One more row gives polydyn
+only a part of the range: the table's last columns show lengths outside it. Times are of the kernel with warm caches, in
+C, thread pool included. Further columns: the share of the machine's bound, and the ratio to whole calls of the
+baselines; an oracle below 0.9 of the best baseline makes the workload void. Batches of the papers are cut to 1. Each
+workload is stored when it is done. The bound includes second- and third-level caches: a product that fits the first
+level can exceed it.
 """
 
 from __future__ import annotations
@@ -50,8 +51,8 @@ from polydyn.search.strategies import STRATEGIES, Tuned, tune
 from polydyn.search.tasks.cpu import DEFAULT
 from polydyn.testing import models
 
-SAMPLED, SAMPLES = ("dietcode", "bladedisc", "ftuner"), 16
-"""Strategies that are given lengths beforehand, as their papers do, and how many; the others are free of samples."""
+SAMPLING_STRATEGIES, SAMPLES = ("dietcode", "bladedisc", "ftuner"), 16
+"""Strategies that receive lengths in advance, as in their papers, and the number of lengths; others use no samples."""
 RIVALS, RIVAL_LENGTHS, VOID = ("onnxruntime", "torch", "openvino"), 8, 0.9
 NAME = "strategies"
 Shapes = Sequence[dict[str, int]]
@@ -59,27 +60,27 @@ Shapes = Sequence[dict[str, int]]
 
 @dataclass(frozen=True)
 class Workload:
-    """A model of one group, and the shapes of its symbols to run. ``given``: the part of M's range that a row
-    of its own is told (empty: no such row).
+    """A model of one group, and the shapes of its symbols to run. ``tuned_range``: the part of M's range that a
+    separate row is tuned for (empty for no such row).
     """
 
     name: str
     model: Callable[[], onnx.ModelProto]
     shapes: tuple[dict[str, int], ...]
-    given: tuple[int, ...] = ()
+    tuned_range: tuple[int, ...] = ()
 
     @property
     def range(self) -> str:
-        """The given part, in words."""
-        return f"{self.given[0]}..{self.given[1]}"
+        """The tuned part of the range, as text."""
+        return f"{self.tuned_range[0]}..{self.tuned_range[1]}"
 
     def inside(self, shape: dict[str, int]) -> bool:
-        """Whether a shape lies in the given part."""
-        return not self.given or self.given[0] <= shape["M"] <= self.given[1]
+        """Return whether a shape is in the tuned part of the range."""
+        return not self.tuned_range or self.tuned_range[0] <= shape["M"] <= self.tuned_range[1]
 
 
 def spaced(low: int, high: int, count: int) -> tuple[dict[str, int], ...]:
-    """``count`` values of M, evenly spaced."""
+    """Return ``count`` values of M, evenly spaced."""
     return tuple({"M": round(m)} for m in np.linspace(low, high, count))
 
 
@@ -101,30 +102,32 @@ WORKLOADS = (
 
 @dataclass(frozen=True)
 class Row:
-    """A line of the table: what a strategy keeps, its decision, and the seconds to get there (None: of another row)."""
+    """A line of the table: the tuned kernels of a strategy, its decision, and its tuning seconds (None: from another
+    row).
+    """
 
     tuned: Tuned
     decision: Decision
     seconds: float | None
 
     def tiles(self, shapes: Shapes) -> list[Tile]:
-        """What each shape launches."""
+        """Return the tile that each shape launches."""
         return [self.tuned.kernels[choose(self.decision, s)].tile for s in shapes]
 
     def selection(self, shapes: Shapes) -> float:
-        """Nanoseconds of one selection that is not cached."""
+        """Return the nanoseconds of one selection that is not cached."""
         symbols = [x.name for x in self.tuned.backbone.loops if x.extent is None]
         return nanoseconds(self.decision, symbols, shapes)
 
 
 def loops(placed: PlacedTask, shape: dict[str, int]) -> dict[str, int]:
-    """A shape of the model as extents of the group's loops."""
+    """Return a shape of the model as extents of the group's loops."""
     return placed.task.backbone.sizes({n: e.evaluate(shape) for n, e in placed.extents.items()})
 
 
 @contextmanager
 def empty_cache() -> Iterator[None]:
-    """Everything is compiled anew inside; afterwards the usual cache has it."""
+    """Use an empty compiler cache inside the block; afterwards the usual cache has the new entries."""
     usual = cache_dir("objects").parent
     with tempfile.TemporaryDirectory() as folder:
         before = os.environ.get("POLYDYN_CACHE")
@@ -136,11 +139,11 @@ def empty_cache() -> Iterator[None]:
             if before is not None:
                 os.environ["POLYDYN_CACHE"] = before
             shutil.copytree(folder, usual, dirs_exist_ok=True)
-            (usual / BLOCKS).unlink(missing_ok=True)  # the usual cache is counted again
+            (usual / BLOCKS).unlink(missing_ok=True)  # forces the usual cache to count again
 
 
 def tuned_row(name: str, placed: PlacedTask, workers: Workers, hardware: Hardware, shapes: Shapes, trials: int) -> Row:
-    """A strategy's row, built and measured anew. ``shapes``: shapes of the model; up to 16 are its samples."""
+    """Tune a strategy from nothing and return its row. ``shapes``: shapes of the model; up to 16 are its samples."""
     task = placed.task
     samples = shapes[:: -(-len(shapes) // SAMPLES)] if shapes else ()
     instances = placed.instances([(s, 1) for s in samples]) if samples else ((), ())
@@ -154,7 +157,8 @@ def tuned_row(name: str, placed: PlacedTask, workers: Workers, hardware: Hardwar
 
 
 def ablations(vortex: Tuned) -> dict[str, Row]:
-    """Vortex with one level static (one binary, its best on average; launch tiles free), and with both."""
+    """Return Vortex with one level static (one binary, its best on average; launch tiles free), and with both static.
+    """
     means = (vortex.table / vortex.table.max(0)).mean(1)
     parts = {k.tile.compile for k in vortex.kernels}
     share = {p: max(means[i] for i, k in enumerate(vortex.kernels) if k.tile.compile == p) for p in parts}
@@ -177,31 +181,31 @@ def _only(tuned: Tuned, kernels: Sequence[int]) -> Row:
 
 
 def _default(tuned: Tuned) -> Row:
-    """The kernel that the group has without tuning."""
+    """Return the kernel that the group has without tuning."""
     only = replace(tuned.kernels[0], tile=DEFAULT)
     part = replace(tuned, kernels=(only,), costs=(), table=tuned.table[:1], assigned=(0,) * len(tuned.instances))
     return Row(part, Leaf(0), None)
 
 
 def rows_of(work: Workload, placed: PlacedTask, workers: Workers, hardware: Hardware, trials: int) -> dict[str, Row]:
-    """Every row of a workload's table."""
+    """Return every row of a workload's table."""
 
     def row(name: str, shapes: Shapes) -> Row:
         result = tuned_row(name, placed, workers, hardware, shapes, trials)
         print(f"  {name}: {result.seconds:.0f} s", flush=True)
         return result
 
-    rows = {name: row(name, work.shapes if name in SAMPLED else ()) for name in STRATEGIES}
+    rows = {name: row(name, work.shapes if name in SAMPLING_STRATEGIES else ()) for name in STRATEGIES}
     rows |= ablations(rows["vortex"].tuned)
     rows["default, untuned"] = _default(rows["polydyn"].tuned)
     part = [s for s in work.shapes if work.inside(s)]
-    for name in ("polydyn", "dietcode") if work.given else ():
+    for name in ("polydyn", "dietcode") if work.tuned_range else ():
         rows[f"{name}, told {work.range}"] = row(name, part)
     return rows
 
 
 def score(work: Workload, options: argparse.Namespace, limits: Limits, workers: Workers) -> dict[str, Any]:
-    """One workload: its table and what stands beside it."""
+    """Score one workload: return its table and the columns next to it."""
     begin = time.perf_counter()
     (placed,) = tasks_of(work.model())
     backbone = placed.task.backbone
@@ -242,7 +246,7 @@ def _row(r: Row, shapes: Shapes, share: Sequence[float], inside: Sequence[bool])
 
 
 def rivals(work: Workload, shapes: Shapes, oracle: Sequence[float], threads: int) -> dict[str, float]:
-    """Geometric mean of each rival's time over the oracle's at some of the shapes."""
+    """Return the geometric mean of each baseline's time over the oracle's at some of the shapes."""
     times = {}
     for kind in RIVALS:
         with tempfile.TemporaryDirectory() as folder:
@@ -260,7 +264,7 @@ def rivals(work: Workload, shapes: Shapes, oracle: Sequence[float], threads: int
 
 
 def show(result: dict[str, Any]) -> None:
-    """Prints a workload's table."""
+    """Print a workload's table."""
     others = ", ".join(f"{x:.2f}x {n}" for n, x in result["rivals"].items())
     print(f"\n{result['workload']}: {result['lengths']} lengths, pool of {result['pool']}, {result['seconds']:.0f} s")
     print(f"oracle: {result['share_of_bound']:.2f} of the bound; {others}{'; VOID' * result['void']}")
@@ -274,7 +278,7 @@ def show(result: dict[str, Any]) -> None:
 
 
 def store(result: dict[str, Any], folder: Path) -> None:
-    """Adds a workload to the results, in place of its last ones."""
+    """Add a workload to the results, in place of its previous result."""
     path = folder / f"{NAME}.json"
     rows = json.loads(path.read_text())["results"] if path.exists() else []
     same = (result["workload"], result["threads"])

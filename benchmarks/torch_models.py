@@ -1,9 +1,10 @@
-"""torch.compile(backend="polydyn", dynamic=True) beside eager and Inductor: ``python -m benchmarks.torch_models``.
+"""torch.compile(backend="polydyn", dynamic=True), compared with eager and Inductor: ``python -m
+benchmarks.torch_models``.
 
-Models of transformers with random weights: seven transformers and three networks for images, at ten shapes each. Every
-result is compared with eager torch; the number of programs, graphs and graphs that ran as torch has them is printed.
-``--time`` adds medians of the whole call at each shape, in turns, for eager, Inductor (dynamic=True) and polydyn (and
-polydyn with frozen parameters). Sizes: ``--width`` of the transformers, ``--layers``.
+Models with random weights: seven transformers and three networks for images, at ten shapes each. Every result is
+compared with eager torch; the numbers of programs, graphs, and graphs that fell back to torch are printed. ``--time``
+adds medians of the whole call at each shape, alternating, for eager, Inductor (dynamic=True) and polydyn (and polydyn
+with frozen parameters). Sizes: ``--width`` of the transformers, ``--layers``.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from polydyn import torch_backend
 
 SHAPES = [(2, 5), (3, 7), (4, 9), (9, 33), (2, 64), (5, 17), (7, 3), (6, 21), (2, 50), (3, 40)]
 TOLERANCE = 1e-5
-"""Largest error relative to the largest value of eager torch's result."""
+"""Maximum error relative to the largest value of eager torch's result."""
 
 
 def text(b: int, n: int) -> dict[str, Any]:
@@ -68,7 +69,7 @@ def first(result: Any) -> Any:
 
 
 def check(name: str, module: Any, inputs: Callable[[int, int], dict[str, Any]]) -> bool:
-    """Compares at all shapes and prints what was compiled."""
+    """Compare at all shapes and print the numbers of programs and graphs."""
     graphs: list[torch_backend.CompiledGraph] = []
     make = torch_backend.CompiledGraph
 
@@ -96,7 +97,7 @@ def check(name: str, module: Any, inputs: Callable[[int, int], dict[str, Any]]) 
 
 
 def measure(name: str, module: Any, inputs: Callable[[int, int], dict[str, Any]], rounds: int) -> None:
-    """Medians of whole calls in microseconds, in turns."""
+    """Return medians of whole calls in microseconds; the calls alternate."""
     torch._dynamo.reset()
     ways = {"eager": module}
     for way, backend, options in (
@@ -117,10 +118,10 @@ def measure(name: str, module: Any, inputs: Callable[[int, int], dict[str, Any]]
 
 
 def main() -> int:
-    """1 when a result differs, a graph was left to torch, or one had two programs."""
+    """Run the command line; return 1 if a result differs, a graph fell back to torch, or a graph had two programs."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("names", nargs="*", help="of models; default all")
-    parser.add_argument("--time", type=int, metavar="ROUNDS", help="measure, so many rounds")
+    parser.add_argument("names", nargs="*", help="names of models; default all")
+    parser.add_argument("--time", type=int, metavar="ROUNDS", help="measure ROUNDS rounds")
     parser.add_argument("--width", type=int, default=32)
     parser.add_argument("--layers", type=int, default=2)
     args = parser.parse_args()

@@ -1,13 +1,12 @@
-"""What ``polydyn tune`` gains for whole models: with its records beside without, at the sizes tuned for and others.
+"""The gain of ``polydyn tune`` for whole models: with records and without, at the tuned sizes and at others.
 
 usage: python -m benchmarks.tuned MODEL.onnx ... [--targets cpu] [--threads 1] [--trials 64] [--shapes H=224,W=224 ...]
        [--records FOLDER]
 
-Every second of the model's stored shapes (polydyn/testing/inputs.py), or of ``--shapes``, is what the model is tuned
-for; the others are sizes that nobody foresaw. Records begin empty, or with what ``--records FOLDER`` has of the model:
-a run that was stopped goes on from there. Both programs take turns in this process; a turn is
-one call, and medians over all turns are compared. Above 1 tuning gains. Results go to benchmarks/results/tuned.json,
-by model, target and number of threads.
+The model is tuned for every second one of its stored shapes (polydyn/testing/inputs.py) or of ``--shapes``, and
+not for the other sizes. Records begin empty, or with the model's records in ``--records FOLDER``, so that an
+interrupted run resumes. Both programs alternate in this process, one call at a time, and medians over all calls are
+compared. Above 1 tuning gains. Results go to benchmarks/results/tuned.json, by model, target and number of threads.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ NAME = "tuned"
 
 
 def measure(path: str, target: str, args: argparse.Namespace) -> dict[str, Any]:
-    """The row of one model."""
+    """Measure the row of one model."""
     model, points = onnx.load(path), args.shapes or shapes(Path(path).stem)
     start = time.perf_counter()
     with tempfile.TemporaryDirectory() if args.records is None else nullcontext(args.records) as folder:
@@ -53,8 +52,8 @@ def measure(path: str, target: str, args: argparse.Namespace) -> dict[str, Any]:
         }
     rows = []
     for number, shape in enumerate(points):
-        given = feeds(model, shape)
-        ms = medians({n: partial(p.run, given) for n, p in programs.items()}, args.rounds)
+        inputs = feeds(model, shape)
+        ms = medians({n: partial(p.run, inputs) for n, p in programs.items()}, args.rounds)
         ratio = ms["default"] / ms["tuned"]
         rows.append({"shape": shape, "told": number % 2 == 0, "ms": ms, "ratio": ratio})
         print(
@@ -71,7 +70,7 @@ def measure(path: str, target: str, args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _mean(ratios: list[float]) -> float | None:
-    """The geometric mean."""
+    """Return the geometric mean."""
     return math.exp(statistics.fmean(map(math.log, ratios))) if ratios else None
 
 

@@ -1,12 +1,12 @@
-"""What sizes could gain that no search chooses: of element-wise and row kernels and of attention.
+"""The possible gain of sizes that no search chooses: of element-wise and row kernels and of attention.
 
     python -m benchmarks.untuned [--threads N] [--quick]    # about 3 minutes
 
-The generators of such groups fix what a search would choose: elements of a task (launch-time, ``P_t``) and the rows of
-an attention's block (compile-time). Every value is timed at every shape, in turns; the table has the time of the fixed
-value over the best one's at each shape: mean, worst, and of the one value that would be best on average.
-Row kernels (softmax, norms) have no size of their own: their rows are tasks, and the version with or without row
-buffers follows from the bytes of a row.
+The generators of such groups fix sizes that a search would choose: elements of a task (launch-time, ``P_t``) and the
+rows of an attention's block (compile-time). Every value is timed at every shape, alternating. The table has the time of
+the fixed value over the best value's at each shape (mean, worst), and the same for the one value that is best on
+average. Row kernels (softmax, norms) have no such size: their rows are tasks, and the bytes of a row select the version
+with or without row buffers.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ ROWS = (2, 3, 4, 6, 8, 10, 12)
 
 @dataclass(frozen=True)
 class Option:
-    """A kernel and what it launches with beside the shape."""
+    """A kernel, and its launch-time sizes in addition to the shape."""
 
     value: int
     kernel: Kernel
@@ -55,14 +55,14 @@ class Option:
 
 
 def tiles(builder: KernelBuilder, placed: Placed) -> Iterator[Option]:
-    """An element-wise group with other numbers of elements in a task, the fixed one first."""
+    """Yield an element-wise group with other numbers of elements per task, the fixed one first."""
     fixed = int(placed.kernels[0].launch["P_t"])
     for n in dict.fromkeys((fixed, *TILES)):
         yield Option(n, placed.kernels[0], placed.kernels[0].launch | {"P_t": Index.of(n)})
 
 
 def row_blocks(builder: KernelBuilder, placed: Placed) -> Iterator[Option]:
-    """An attention with other numbers of rows in a block, the fixed one first."""
+    """Yield an attention with other numbers of rows per block, the fixed one first."""
     form = builder.forms[placed.key]
     assert isinstance(form, AttentionGroup)
     parts, group = schedule_attention(form.parts), form.lowered.group
@@ -73,14 +73,14 @@ def row_blocks(builder: KernelBuilder, placed: Placed) -> Iterator[Option]:
 
 
 def column_sums() -> onnx.ModelProto:
-    """y[768] = x[R, 768] summed over R."""
+    """Build y[768] = x[R, 768] summed over R."""
     node = onnx.helper.make_node("ReduceSum", ["x", "axes"], ["y"], keepdims=0)
     return models.model("column_sums", [node], {"x": ["R", 768]}, {"axes": np.array([0])})
 
 
 Options = Callable[[KernelBuilder, Placed], Iterator[Option]]
 SIZES = (8, 32, 128, 512, 2048)
-"""Fewer rows take less than the clock can tell apart."""
+"""Smaller numbers of rows take less time than the clock can resolve."""
 WORK: tuple[tuple[str, Options, onnx.ModelProto, Sequence[Shape]], ...] = (
     ("Gelu [R,768]: elements of a task", tiles, models.unary("Gelu", ["R", 768]), [{"R": r} for r in SIZES]),
     ("Add [R,768]: elements of a task", tiles, models.binary("Add", ["R", 768], ["R", 768], "add"),
@@ -94,7 +94,7 @@ WORK: tuple[tuple[str, Options, onnx.ModelProto, Sequence[Shape]], ...] = (
 
 
 def arguments(option: Option, placed: Placed, library: str, which: int, shape: Shape, threads: int) -> dict[str, Any]:
-    """What the timing worker needs for a launch."""
+    """Return the timing worker's arguments for a launch."""
     env = {n: Index.of(i.evaluate(shape)) for n, i in placed.lowered.params.items()} | {THREADS: Index.of(threads)}
     env |= {n: i.subs(env) for n, i in option.launch.items()}
     number = {n: int(i) for n, i in env.items()}
@@ -110,7 +110,7 @@ def arguments(option: Option, placed: Placed, library: str, which: int, shape: S
 def times(
     options: Sequence[Option], placed: Placed, shapes: Sequence[Shape], threads: int, workers: Workers
 ) -> npt.NDArray[np.float64]:
-    """Least seconds of every option (rows) at every shape (columns)."""
+    """Return the minimum seconds of every option (rows) at every shape (columns)."""
     kernels = list({o.kernel.name: o.kernel for o in options}.values())
     library = build_library(*timing_units(kernels, cpu_target("cpu").width), "cpu")
     path = str(library.file())

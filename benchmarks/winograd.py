@@ -1,14 +1,14 @@
-"""Convolutions of 3x3 taps as products of tiles of 2x2 and of 4x4 pixels: errors and times beside the direct sum's.
+"""3x3 convolutions as products of tiles of 2x2 and of 4x4 pixels: errors and times compared with the direct sum.
 
 usage: python -m benchmarks.winograd [--threads 1 2] [--rounds N] [--seconds S] [--also openvino] [--quick]
                                     [--layers 64-64@56 ...]
 
 A layer is channels-outputs@side, with padding, between planes, N and both sides symbolic. An error is the largest
 absolute difference from sums in float64, over the largest absolute value, for normal random numbers on 14x14 pixels; it
-needs no quiet machine. Times follow benchmarks/protocol.py, one image of side x side. ``F(2,3)`` is the default and
-``F(4,3)`` ``Options(winograd=4)``, both also where polydyn/fusion/winograd.py:pays would not take them: so one sees
-what its numbers should be. Results go to benchmarks/results/winograd.json, of quick runs (three rounds, two layers) to
-benchmarks/out/results/winograd.json.
+does not depend on the machine's load. Times follow benchmarks/protocol.py, one image of side x side. ``F(2,3)`` is the
+default and ``F(4,3)`` is ``Options(winograd=4)``. Both are also used for layers that polydyn/fusion/winograd.py:pays
+would reject, so that the table shows what its constants should be. Results go to benchmarks/results/winograd.json, or
+benchmarks/out/results/winograd.json for quick runs (three rounds, two layers).
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ from polydyn.testing.accuracy import error
 
 LAYERS = ("48-48@56", "64-64@56", "64-64@112", "64-64@224", "96-96@57", "128-128@28", "256-256@14", "512-512@7")
 WAYS = {"direct": "polydyn-direct", "F(2,3)": "polydyn-tiles2", "F(4,3)": "polydyn-tiles4"}
-"""Column -> contestant of ``benchmarks.rivals``."""
+"""Maps a column to a contestant of ``benchmarks.rivals``."""
 ERRORS_AT = 14
 
 
 def layer(text: str) -> tuple[Case, int]:
-    """The case and the side of ``channels-outputs@side``."""
-    found = re.fullmatch(r"(\d+)-(\d+)@(\d+)", text)
-    if not found:
+    """Parse ``channels-outputs@side`` into the case and the side."""
+    match = re.fullmatch(r"(\d+)-(\d+)@(\d+)", text)
+    if not match:
         raise SystemExit(f"{text!r} is no layer; one is 64-64@56")
-    channels, outputs, side = map(int, found.groups())
+    channels, outputs, side = map(int, match.groups())
     return Case("3x3", "Conv", channels, outputs, (3, 3), ((1, side, side),)), side
 
 
 def errors(case: Case) -> dict[str, float]:
-    """Way of computing -> its error."""
+    """Map each way of computing to its error."""
     model, shape = case.model(), (1, case.channels, ERRORS_AT, ERRORS_AT)
     x = np.random.default_rng(1).standard_normal(shape).astype(np.float32)
     exact = reference.evaluate(import_model(model), {"x": x})
@@ -54,7 +54,7 @@ def errors(case: Case) -> dict[str, float]:
 
 
 def times(field: Field, case: Case, effort: Effort) -> Row:
-    """Seconds of everybody, and whose outputs differ."""
+    """Return the seconds of every contestant, and the contestants whose outputs differ."""
     with tempfile.TemporaryDirectory() as folder:
         field.load(models.save(case.model(), Path(folder)))
     flops, _ = case.cost(case.shapes[0])
@@ -75,12 +75,12 @@ def main() -> None:
             for text in layers:
                 row = times(field, layer(text)[0], arguments.effort(args)) | {"errors": wrong[text]}
                 results.add(text, threads, [row], **field.about())
-                said = (f"{n} {s * 1e6:.0f} us" + _said(wrong[text].get(n)) for n, s in row["seconds"].items())
+                said = (f"{n} {s * 1e6:.0f} us" + _format_error(wrong[text].get(n)) for n, s in row["seconds"].items())
                 print(f"{text:12} {threads} threads  " + "  ".join(said), f"spread {row['spread']:.0%}", flush=True)
     print(f"written: {results.path.name}")
 
 
-def _said(error: float | None) -> str:
+def _format_error(error: float | None) -> str:
     return "" if error is None else f" ({error:.1e})"
 
 

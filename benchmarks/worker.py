@@ -1,6 +1,6 @@
 """One contestant in its own process: loads models, then serves requests, one JSON object a line, over a pipe.
 
-Requests, and answers, which are ``{"error": text}`` when something is refused:
+Requests and answers; an answer is ``{"error": text}`` if the request fails:
 ``{"do": "load", "path": ...}`` -> ``{"ready": seconds to load or compile, "version": ...}``, the model from now on;
 ``{"do": "run", "shape": {...}, "repeat": n}`` -> ``{"seconds": [...]}``, the time of each call;
 ``{"do": "sample", "shape": {...}}`` -> ``{"values": [...]}``, some elements of the first output, to compare;
@@ -35,7 +35,7 @@ class Served:
         self._call: Call
 
     def load(self, path: str) -> dict[str, Any]:
-        """Loads or compiles; the model before is dropped first, so that memory holds one."""
+        """Load or compile a model; the previous one is dropped first, so that memory holds only one."""
         self.__dict__.pop("_player", None)
         self.__dict__.pop("_call", None)
         self._shape = None
@@ -45,7 +45,7 @@ class Served:
         return {"ready": time.perf_counter() - start, "version": self._player.version}
 
     def run(self, shape: Mapping[str, int], repeat: int) -> dict[str, Any]:
-        """Times ``repeat`` calls."""
+        """Time ``repeat`` calls."""
         call, seconds = self._prepared(shape), []
         for _ in range(repeat):
             if self._player.before:
@@ -56,7 +56,7 @@ class Served:
         return {"seconds": seconds}
 
     def sample(self, shape: Mapping[str, int]) -> dict[str, Any]:
-        """Up to SAMPLES elements of the first output, evenly spread over it."""
+        """Return up to SAMPLES elements of the first output, evenly spread over it."""
         flat = first_output(self._prepared(shape)()).reshape(-1)
         at = np.linspace(0, flat.size - 1, min(flat.size, SAMPLES)).astype(int) if flat.size else []
         return {"values": flat[at].astype(float).tolist()}
@@ -70,8 +70,8 @@ class Served:
 
 
 def serve(kind: str, threads: int) -> None:
-    """Answers until told to stop."""
-    # Libraries print to stdout when they like; the pipe is a copy that only answers go to.
+    """Answer requests until a stop request."""
+    # Libraries may print to stdout, so the pipe is a copy that receives only answers.
     answers = sys.stdout
     sys.stdout = sys.stderr
     served = Served(kind, threads)
@@ -82,7 +82,7 @@ def serve(kind: str, threads: int) -> None:
             break
         try:
             answer = {"load": served.load, "run": served.run, "sample": served.sample}[do](**request)
-        except Exception as error:  # whatever it is, the caller must hear of it
+        except Exception as error:  # of any class: the caller must receive it
             answer = {"error": f"{type(error).__name__}: {error}"}
         print(json.dumps(answer), file=answers, flush=True)
 

@@ -1,14 +1,14 @@
-"""After a day with a GPU: its reports as a result, what the cost model should suppose, what to mend first.
+"""Evaluates the reports of a day with a GPU: results, constants for the cost model, and faults to fix first.
 
     python -m benchmarks.gpu.after FOLDER [...] [--name gpu_h200] [--fit] [--describe FILE] [--out benchmarks/results]
 
-FOLDER: what ``run_all`` left, one for each call; a stage that was run again takes the place of the older one. Prints
+FOLDER: the output of ``run_all``, one folder for each call; a repeated stage replaces the older one. Prints
 
-- what is wrong, then families of cases beside what they should reach, the farthest from it first, with their worst;
-- constants of the cost model beside what calibration measured, and which were not;
-- with ``--describe``: nothing more; a description of the device with the costs that were measured is in that file
-  (``polydyn/gpu/hardware/h200.json``, say);
-- with ``--fit``: the constants that would have made the selector choose best among what was timed (minutes).
+- faults, then families of cases compared with their goals, the farthest from its goal first, with their worst cases;
+- constants of the cost model compared with their calibration, and the constants without a measurement;
+- with ``--describe``: nothing more; the file receives a description of the device with the measured costs
+  (for example ``polydyn/gpu/hardware/h200.json``);
+- with ``--fit``: the constants with which the selector would have chosen best among the timed versions (minutes).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ WORST = 3
 
 @dataclass(frozen=True)
 class Goal:
-    """What a family should reach: the geometric mean of their time over ours (``key``), and each case at least."""
+    """The goal of a family: the geometric mean of their time over ours (``key``), and the minimum for each case."""
 
     mean: float
     each: float = 0.0
@@ -47,13 +47,13 @@ GOALS = {
     "bytes": Goal(0.8), "convolutions": Goal(0.5), "bert_base": Goal(1.0, key="over_inductor"),
     "gpt2": Goal(1.0, key="over_inductor"), "selector": Goal(0.93, 0.5, key="of_best"),
 }  # fmt: skip
-LARGE, FEW = 2.0**36, 16
-"""Multiplications of a large product; rows that are few."""
+LARGE_PRODUCT, MAX_SKINNY_ROWS = 2.0**36, 16
+"""Multiplications of a large product; maximum number of rows of a skinny product."""
 
 
 # ---- reading -------------------------------------------------------------------------------------------------------
 def read(folders: Sequence[Path]) -> dict[str, Any]:
-    """The reports as one, stages by name. ValueError: they are of several devices."""
+    """Merge the reports into one, with stages by name. ValueError: they come from several devices."""
     merged: dict[str, Any] = {"stages": {}}
     for folder in folders:
         for path in sorted(folder.rglob("report*.json")) if folder.is_dir() else [folder]:
@@ -67,18 +67,18 @@ def read(folders: Sequence[Path]) -> dict[str, Any]:
 
 
 def sizes(name: str) -> dict[str, int]:
-    """The shape at the end of a case's name."""
+    """Parse the shape at the end of a case's name."""
     found = re.search(r" ((?:[A-Z]\d+x)*[A-Z]\d+)(?: \w+)?$", name)
     return {x[0]: int(x[1:]) for x in found[1].split("x")} if found else {}
 
 
 def family(stage: str, name: str) -> str:
-    """Which goal a result belongs to; empty: none."""
+    """Return the name of the goal for a result, or an empty string."""
     at = sizes(name)
-    if stage in ("gemm", "layers") and at.get("M", FEW + 1) <= FEW:
+    if stage in ("gemm", "layers") and at.get("M", MAX_SKINNY_ROWS + 1) <= MAX_SKINNY_ROWS:
         return "few rows"
     if stage == "gemm":
-        return "large products" if math.prod(at.values()) >= LARGE else "products"
+        return "large products" if math.prod(at.values()) >= LARGE_PRODUCT else "products"
     if stage == "stitch":
         rows = ("softmax", "layernorm", "column")
         return name.partition("_")[0] if name.startswith(rows) else "element-wise"
@@ -88,7 +88,7 @@ def family(stage: str, name: str) -> str:
 
 
 def rated(stages: Stages) -> dict[str, list[tuple[float, dict[str, Any]]]]:
-    """Family -> (what was reached, result), worst first; models against Inductor."""
+    """Map each family to (value reached, result) pairs, worst first; models are compared with Inductor."""
     found: dict[str, list[tuple[float, dict[str, Any]]]] = {}
     for stage, record in stages.items():
         for r in record["results"]:
@@ -100,13 +100,13 @@ def rated(stages: Stages) -> dict[str, list[tuple[float, dict[str, Any]]]]:
 
 
 def mean(values: Sequence[float]) -> float:
-    """The geometric mean."""
+    """Return the geometric mean."""
     return math.exp(sum(map(math.log, values)) / len(values))
 
 
-# ---- what it says --------------------------------------------------------------------------------------------------
+# ---- evaluation ----------------------------------------------------------------------------------------------------
 def failures(stages: Stages) -> Iterator[str]:
-    """Stages that failed and results that are wrong."""
+    """Yield stages that failed and results that are wrong."""
     for name, record in stages.items():
         if "failed" in record:
             yield f"{name}: {record['failed']}"
@@ -116,7 +116,7 @@ def failures(stages: Stages) -> Iterator[str]:
 
 
 def order(stages: Stages) -> Iterator[str]:
-    """Families, those that are farthest from their goal first, each with its worst cases."""
+    """Yield families, the farthest from their goal first, each with its worst cases."""
     found = rated(stages)
     reached = {name: mean([v for v, _ in values]) for name, values in found.items()}
     for name in sorted(found, key=lambda n: reached[n] / GOALS[n].mean):
@@ -134,7 +134,7 @@ def order(stages: Stages) -> Iterator[str]:
 
 
 def calibrated(stages: Stages, device: hardware.Hardware) -> Iterator[tuple[str, str, float, float]]:
-    """(constant, of what, supposed, measured) for each measurement that stands for a constant."""
+    """Yield (constant, variant, assumed value, measured value) for each measurement of a constant."""
     for r in stages.get("calibration", {}).get("results", ()):
         name, measured = r.get("constant", ""), float(r.get("measured", 0))
         if name == "peak_tflops":
@@ -147,14 +147,14 @@ def calibrated(stages: Stages, device: hardware.Hardware) -> Iterator[tuple[str,
 
 
 def costs(stages: Stages, device: hardware.Hardware) -> dict[str, float]:
-    """The costs that were measured; of a latency that of memory counts."""
+    """Return the measured costs; for latency, the value of memory."""
     every = ((n, of, x) for n, of, _, x in calibrated(stages, device) if hasattr(device.costs, n))
     found = [(n, x) for n, of, x in every if (n, of) != ("latency_ns", "L2")]
     return {n: float(f"{x:.4g}") for n, x in found if math.isfinite(x) and x > 0}
 
 
 def unmeasured(stages: Stages, device: hardware.Hardware) -> list[str]:
-    """The costs that stay supposed."""
+    """Return the costs without a measurement."""
     found = costs(stages, device)
     return [
         f"{f.name:16} {getattr(device.costs, f.name):g} is supposed"
@@ -164,7 +164,7 @@ def unmeasured(stages: Stages, device: hardware.Hardware) -> list[str]:
 
 
 def describe(path: Path, report: Mapping[str, Any], device: hardware.Hardware) -> None:
-    """Writes the description of the device with what was measured in place of what was supposed."""
+    """Write the description of the device with measured values in place of assumed ones."""
     raw = json.loads((hardware.HERE / f"{file_of(device)}.json").read_text())
     measured = costs(report["stages"], device)
     source = f"{', '.join(measured)}: benchmarks.gpu.calibration on {report['device']}, {report.get('date', '')}"
@@ -174,12 +174,14 @@ def describe(path: Path, report: Mapping[str, Any], device: hardware.Hardware) -
 
 
 def file_of(device: hardware.Hardware) -> str:
-    """The name of a description's file."""
+    """Return the name of a description's file."""
     return next(n for n in hardware.names() if hardware.load(n).name == device.name)
 
 
 def biases(stages: Stages) -> Iterator[tuple[str, float, int]]:
-    """(kind of version, median of measured over estimated time, how many): what the model is wrong about."""
+    """Yield (kind of version, median of measured over estimated time, number of samples): systematic errors of the
+    model.
+    """
     found: dict[str, list[float]] = {}
     for r in stages.get("selector", {}).get("results", ()):
         for version, us in r.get("versions", {}).items():
@@ -191,7 +193,7 @@ def biases(stages: Stages) -> Iterator[tuple[str, float, int]]:
 
 
 def save(report: Mapping[str, Any], name: str, folder: Path) -> Path:
-    """The reports as one result; what was measured when, on what, is theirs."""
+    """Save the reports as one result; they contain the time and the device of each measurement."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{name}.json"
     path.write_text(json.dumps(report, indent=1) + "\n")
@@ -199,13 +201,13 @@ def save(report: Mapping[str, Any], name: str, folder: Path) -> Path:
 
 
 def main() -> int:
-    """See module."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("folders", nargs="+", type=Path)
     parser.add_argument("--name", default="gpu")
     parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument("--fit", action="store_true")
-    parser.add_argument("--describe", type=Path, help="a description of the device with what was measured")
+    parser.add_argument("--describe", type=Path, help="write a description of the device with measured values")
     options = parser.parse_args()
     report = read(options.folders)
     stages, device = report["stages"], hardware.match(report["device"]) or hardware.load("h200")

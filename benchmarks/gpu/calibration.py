@@ -1,7 +1,7 @@
-"""What the cost model supposes of a device, measured: launches, latencies, bandwidths, barriers, rates, overlaps.
+"""Measures the cost model's assumptions about a device: launches, latencies, bandwidths, barriers, rates, overlaps.
 
-Each result has ``measured`` in the unit of the constant it stands for (``constant``, a field of the device's
-description or of its ``Costs``); ``after`` puts both side by side, and writes costs into a description.
+Each result has ``measured`` in the unit of its constant (``constant``, a field of the device's description or of its
+``Costs``); ``after`` compares both and writes costs into a description.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from polydyn.runtime.cuda.driver import Argument
 from polydyn.runtime.cuda.program import MULTIPROCESSORS, SHARED_OPT_IN
 
 CLOCK_KHZ = 13
-"""CUdevice_attribute: the clock that it boosts to."""
+"""CUdevice_attribute: the boost clock."""
 LIMITS = {
     "multiprocessors": MULTIPROCESSORS, "l2_bytes": L2_BYTES, "smem_per_sm": 81, "smem_per_block": SHARED_OPT_IN,
     "smem_reserved_per_block": 111, "registers_per_sm": 82, "threads_per_sm": 39, "blocks_per_sm": 106,
 }  # fmt: skip
-"""Number of a hardware description -> CUdevice_attribute."""
+"""Maps a number of the hardware description to its CUdevice_attribute."""
 RATE_STEPS = 2000
-MEASURED = ("launch_ns", "latency_ns", "barrier_clocks", "meeting_clocks", "l2_bytes", "shared_bytes", "issued",
+MEASURABLE_COSTS = ("launch_ns", "latency_ns", "barrier_clocks", "meeting_clocks", "l2_bytes", "shared_bytes", "issued",
             "mma_share", "hidden", "hidden_memory")  # fmt: skip
-"""Fields of ``Costs`` that stand for a measurement; others are only fitted (``after --fit``)."""
+"""Fields of ``Costs`` that calibration measures; all others are only fitted (``after --fit``)."""
 ARITHMETIC, COPIES = 1, 2
-"""Bits of what the kernel ``beside`` does."""
+"""Bits that select the work of the kernel ``beside``."""
 
 
 class Kernels:
@@ -44,7 +44,7 @@ class Kernels:
         self.ghz = (driver.attribute(CLOCK_KHZ) or 1_000_000) / 1e6
 
     def seconds(self, name: str, grid: int, threads: int, smem: int, args: Sequence[Any], many: bool = False) -> float:
-        """Of a launch; ``many``: short ones, of which a graph has many."""
+        """Return the seconds of a launch; ``many``: short launches, many of them in one graph."""
         kept = [DeviceArray.of(self.stage.session, a) if isinstance(a, np.ndarray) else a for a in args]
         values: list[Argument] = [a.pointer if isinstance(a, DeviceArray) else np.int32(a) for a in kept]
         source = "calibration_hopper.cu" if name.startswith(("wgmma", "meetings")) else "calibration.cu"
@@ -60,7 +60,7 @@ class Kernels:
 
 
 def calibration(stage: Stage) -> Iterator[Job]:
-    """What the driver says of the device, then all measurements."""
+    """Yield the driver's limits, then all measurements."""
     k = Kernels(stage)
     for name, code in LIMITS.items():
         yield f"driver's {name}", partial(limit, k, name, code)
@@ -83,18 +83,18 @@ def calibration(stage: Stage) -> Iterator[Job]:
 
 
 def limit(k: Kernels, name: str, code: int) -> Result:
-    """A number of the hardware description that the driver knows."""
+    """Return a number of the hardware description that the driver reports."""
     return {"measured": k.stage.session.driver.attribute(code), "constant": name}
 
 
 def between(k: Kernels) -> Result:
-    """From the end of a kernel to the first instruction of the next, in a graph."""
+    """Measure the time from the end of a kernel to the first instruction of the next, in a graph."""
     ns = k.seconds("nothing", 1, 32, 0, [np.zeros(1, np.uint32)], True) * 1e9
     return {"measured": ns, "unit": "ns", "constant": "launch_ns"}
 
 
 def latency(k: Kernels, where: str, nbytes: int) -> Result:
-    """A chase through a random cycle."""
+    """Measure the latency by following a random cycle."""
     count, steps = (nbytes if not k.stage.emulate else 4096) // 128, 2000 if not k.stage.emulate else 10
     order = np.random.default_rng(0).permutation(count)
     table = np.zeros(count * 32, np.uint32)  # one index in 128 bytes
@@ -105,7 +105,7 @@ def latency(k: Kernels, where: str, nbytes: int) -> Result:
 
 
 def bandwidth(k: Kernels, where: str, nbytes: int) -> Result:
-    """All multiprocessors read; what lies in L2 again and again."""
+    """Measure reads of all multiprocessors; data that fits in L2 is read repeatedly."""
     size = nbytes if not k.stage.emulate else 1 << 14
     rounds = 40 if where == "L2" and not k.stage.emulate else 1
     given = [np.zeros(size, np.uint8), size // 16, rounds, np.zeros(1, np.uint32)]
@@ -117,14 +117,14 @@ def bandwidth(k: Kernels, where: str, nbytes: int) -> Result:
 
 
 def barrier(k: Kernels, name: str, blocks: int, threads: int, constant: str) -> Result:
-    """Clocks of a barrier of a block, or of a cluster."""
+    """Measure the clocks of a barrier of a block, or of a cluster."""
     steps = 10_000 if not k.stage.emulate else 4
     seconds = k.seconds(name, blocks, threads, 0, [steps, np.zeros(1, np.float32)])
     return {"measured": seconds / steps * k.ghz * 1e9, "unit": "clocks", "constant": constant}
 
 
 def of_a_clock(k: Kernels, name: str, amount: int, smem: int) -> float:
-    """What a multiprocessor does of something in a clock; ``amount``: of a block of 512 threads in a step."""
+    """Return the work of a multiprocessor per clock; ``amount``: work of a 512-thread block in a step."""
     steps = RATE_STEPS if not k.stage.emulate else 1
     blocks = k.multiprocessors if not k.stage.emulate else 1
     seconds = k.seconds(name, blocks, 512, smem, [steps, np.zeros(blocks * 512, np.float32)])
@@ -132,19 +132,21 @@ def of_a_clock(k: Kernels, name: str, amount: int, smem: int) -> float:
 
 
 def shared(k: Kernels) -> Result:
-    """Bytes from shared memory, 16 of them a thread."""
+    """Measure bytes from shared memory, with 16 bytes per thread."""
     measured = of_a_clock(k, "shared_read", 8 * 512 * 16, 512 * 16)
     return {"measured": measured, "unit": "bytes a clock and multiprocessor", "constant": "shared_bytes"}
 
 
 def issue(k: Kernels) -> Result:
-    """Instructions of warps: multiply-adds that do not wait for one another."""
+    """Measure the issue rate of warp instructions: independent multiply-adds."""
     measured = of_a_clock(k, "multiply_adds", 64 * 512 // 32, 0)
     return {"measured": measured, "unit": "instructions a clock and multiprocessor", "constant": "issued"}
 
 
 def hidden(k: Kernels, where: str, nbytes: int) -> Result:
-    """The part of the shorter of products and loads that is beside the longer, one thread doing both in turn."""
+    """Measure the share of the shorter of products and loads that overlaps with the longer; each thread alternates
+    both.
+    """
     size, steps = (nbytes, 4000) if not k.stage.emulate else (1 << 14, 1)
     blocks = 2 * k.multiprocessors if not k.stage.emulate else 1
     data, out = np.zeros(size, np.uint8), np.zeros(blocks * 256, np.float32)
@@ -157,7 +159,7 @@ def hidden(k: Kernels, where: str, nbytes: int) -> Result:
 
 
 def rate(k: Kernels, name: str, operations: int, smem: int) -> Result:
-    """TFLOP/s of the device; ``operations``: of a block in a step."""
+    """Measure TFLOP/s of the device; ``operations``: operations of a block in a step."""
     blocks = k.multiprocessors * (1 if smem > 100_000 else 2)
     steps = RATE_STEPS if not k.stage.emulate else 1
     halves = np.random.default_rng(0).standard_normal(512).astype(np.float16).view(np.uint32)

@@ -1,4 +1,4 @@
-"""Kernels as the driver takes them, programs against the outputs in the pack, and pycuda's way to a device."""
+"""Loads kernels in the driver, checks programs against the outputs in the pack, and runs a model through pycuda."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ from polydyn.runtime.cuda.images import ImageSource
 from polydyn.runtime.cuda.program import SHARED_OPT_IN
 
 LAUNCHES = 3
-"""Kernels that are named where a model is wrong."""
+"""Number of kernels that are named for a wrong model."""
 
 
 def loading(stage: Stage) -> Iterator[Job]:
-    """Every program of the pack: a kernel that the driver refuses is known before anything is launched."""
+    """Load every program of the pack, so that kernels that the driver rejects are known before anything is launched."""
     for case in stage.cases:
         yield case["name"], partial(load, stage, case)
 
 
 def load(stage: Stage, case: Result) -> Result:
-    """Loads all kernels of a program, with as much shared memory as a block may have; the refused ones, by name."""
+    """Load all kernels of a program, with the maximum shared memory per block; the result names the rejected ones."""
     program, refused = stage.program(case), []
     kernels = [(k["name"], k["arch"]) for k in program.manifest["kernels"]]
     source = ImageSource(stage.session.driver, kernels, program._artifact.images, program.sources)
     fitting = [k for k, (_, arch) in enumerate(kernels) if special_runs(arch, source.special)]
     modules: dict[bytes, int] = {}
     with stage.session.use() as driver:
-        for k in fitting[: 1 if stage.emulate else None]:  # each is compiled for the emulation
+        for k in fitting[: 1 if stage.emulate else None]:  # the emulation compiles each kernel
             try:
                 image = source.image(k)
                 if image not in modules:
@@ -52,20 +52,20 @@ def load(stage: Stage, case: Result) -> Result:
 
 
 def checked(stage: Stage, *kinds: str) -> Iterator[Job]:
-    """Every case that has outputs, families first."""
-    for case, k in in_turn(stage.of(*kinds), lambda c: int(c["checked"])):
+    """Check every case that has outputs, families first."""
+    for case, k in in_turn(stage.cases_of(*kinds), lambda c: int(c["checked"])):
         yield f"{case['name']} {text(case['shapes'][k])}", partial(check, stage, case, k)
 
 
 def check(stage: Stage, case: Result, k: int) -> Result:
-    """The k-th shape of a case."""
+    """Check the k-th shape of a case."""
     data = np.load(stage.folder / f"{case['file']}.npz")
     program = stage.program(case)
     got = program.run(stage.stored(case, k))
     kinds = {o["name"]: o["dtype"] for o in program.manifest["outputs"]}
     worst = max(error(numbers(a, kinds[n]), numbers(data[f"{k}/out/{n}"], kinds[n])) for n, a in got.items())
     out: Result = {"ok": bool(worst <= case["limit"]), "error": worst, "allowed": case["limit"]}
-    if not out["ok"]:  # which kernels to look at, the rarest first: what all models share is right elsewhere
+    if not out["ok"]:  # kernels to look at, the rarest first: kernels that all models share are right elsewhere
         taken = [x.kernel for x in program.explain(**case["shapes"][k]).launches if x.tasks > 0]
         out["kernels"] = sorted(set(taken), key=taken.count)
         out["message"] = f"error {worst:.2e}; its kernels: {', '.join(out['kernels'][:LAUNCHES])}"
@@ -73,15 +73,15 @@ def check(stage: Stage, case: Result, k: int) -> Result:
 
 
 def pycuda(stage: Stage) -> Iterator[Job]:
-    """A model through pycuda, from the wheels of the pack."""
+    """Run a model through pycuda, from the wheels of the pack."""
     wheels = sorted((stage.folder / "wheels").glob("*.whl"))
     if any(w.name.startswith("pycuda-") for w in wheels):
         yield "a model through pycuda", partial(through_pycuda, stage, wheels)
 
 
 def through_pycuda(stage: Stage, wheels: list[Path]) -> Result:
-    """Puts the wheels into a folder and runs the first model in a process that finds them there."""
-    case = next(c for c in stage.of("models", "kernels"))
+    """Unpack the wheels into a folder and run the first model in a process that imports from it."""
+    case = next(c for c in stage.cases_of("models", "kernels"))
     with tempfile.TemporaryDirectory() as site:
         pip = [sys.executable, "-m", "pip", "install", "-q", "--no-index", "--no-deps", "--target", site]
         subprocess.run([*pip, *map(str, wheels)], check=True, capture_output=True)
@@ -93,5 +93,5 @@ def through_pycuda(stage: Stage, wheels: list[Path]) -> Result:
 
 
 def with_path(site: str) -> dict[str, str]:
-    """The environment with a folder of packages."""
+    """Return the environment with a folder of packages."""
     return os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, [site, os.environ.get("PYTHONPATH", "")]))}

@@ -1,10 +1,10 @@
-"""Which version of a product a device is given, what its time is estimated to be, and the roofline. Needs no GPU.
+"""Prints the selected version of a product on a device, its estimated time, and the roofline. Needs no GPU.
 
     python -m benchmarks.gpu.choice [--arch sm_90a] [--dtype float16] [--rows 1 16 ...]
 
-The dense layers of BERT base with dynamic rows. ``of roofline``: the roofline's share of the estimate, both without
-the time between two kernels. ``first that fits``: what was launched before estimates chose, and what they say of it.
-Nothing here is measured: it shows what the model thinks, so that a table that cannot be right is seen.
+The dense layers of BERT base with dynamic rows. ``of roofline``: the roofline's share of the estimate, both without the
+time between two kernels. ``first that fits``: the version that would be launched without estimates, and its estimate.
+Nothing here is measured: the table shows the model's predictions, so that implausible ones can be seen.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ RATES = {"float32": "f32", "float16": "f16"}
 
 
 def layer(k: int, n: int, dtype: str, device: hardware.Hardware) -> Launch:
-    """relu(x w + c) for x of [M, k], with estimates."""
+    """Plan relu(x w + c) for x of [M, k], with estimates."""
     nodes = [node("MatMul", "x", "w", to="t"), node("Add", "t", "c", to="u"), node("Relu", "u")]
     sizes = {"x": (dtype, ["M", k]), "w": (dtype, [k, n]), "c": (dtype, [n])}
     plan = plan_program(model(nodes, sizes), target=f"cuda:{device.arch}")
@@ -36,13 +36,13 @@ def layer(k: int, n: int, dtype: str, device: hardware.Hardware) -> Launch:
 
 
 def roofline(launch: Launch, env: Mapping[str, int], dtype: str, device: hardware.Hardware) -> float:
-    """Nanoseconds: all operations at the peak, or all bytes at the bandwidth."""
+    """Return nanoseconds: all operations at the peak, or all bytes at the bandwidth."""
     flops, moved = (x.evaluate(env) for x in (launch.flops, launch.bytes))
     return max(flops / (1000 * device.peak_tflops[RATES[dtype]]), moved / device.memory_gb_per_s)
 
 
 def rows(k: int, n: int, dtype: str, device: hardware.Hardware, sizes: Sequence[int]) -> Iterator[str]:
-    """A line of the table for each number of rows."""
+    """Yield a line of the table for each number of rows."""
     launch = layer(k, n, dtype, device)
     times = estimates(launch)
     for m in sizes:
@@ -57,7 +57,7 @@ def rows(k: int, n: int, dtype: str, device: hardware.Hardware, sizes: Sequence[
 
 
 def main() -> None:
-    """Prints the table."""
+    """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--arch", choices=hardware.DEVICES, default="sm_90a")
     parser.add_argument("--dtype", choices=RATES, default="float16")

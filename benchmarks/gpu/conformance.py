@@ -1,13 +1,13 @@
-"""The first script for a day with a GPU: does the hardware do what the emulation does?
+"""The first script for a day with a GPU: checks that the hardware behaves like the emulation.
 
     python -m benchmarks.gpu.conformance [--driver ctypes|pycuda] [--pack FOLDER] [--out conformance.json] [--emulate]
 
-Needs this repository, numpy, the CUDA driver, and kernels compiled ahead (``--pack``) or nvcc or NVRTC. Every
-primitive's kernel runs on the GPU against numpy (data movement and integers: equal bits; arithmetic: the error of the
-norm), then the two hand-written GEMMs at ugly shapes, launches that must wait for one another, then a few timings.
-Cases run in a worker process: one that hangs or breaks its context is reported, the worker is replaced, and the rest
-still runs. What failed is kept for the device: its kernels do without (``polydyn.gpu.lacking``). ``--emulate`` takes
-the CPU libcuda instead, to test this script.
+Needs this repository, numpy, the CUDA driver, and kernels compiled ahead (``--pack``) or nvcc or NVRTC. The kernel of
+every primitive runs on the GPU and is compared with numpy (data movement and integers: equal bits; arithmetic: the
+error of the norm). Then come the two hand-written GEMMs at ugly shapes, launches that must wait for one another, and a
+few timings. Cases run in a worker process: if one hangs or breaks its context, it is reported, the worker is replaced,
+and the rest still runs. Failed features are stored for the device: its kernels do not use them
+(``polydyn.gpu.lacking``). ``--emulate`` uses the CPU libcuda instead, to test this script.
 """
 
 from __future__ import annotations
@@ -42,30 +42,30 @@ from polydyn.testing.device.gemms import SHAPES, Problem
 ARCH = {80: "sm_80", 86: "sm_86", 89: "sm_89", 90: "sm_90a", 100: "sm_100"}
 SOURCES = {"primitives.cu": "", "gemm_mma.cu": "", "primitives_hopper.cu": "sm_90a", "gemm_wgmma.cu": "sm_90a",
            "calibration.cu": "", "calibration_hopper.cu": "sm_90a"}  # fmt: skip
-"""Files of kernels -> the one architecture that has their instructions, if there is but one."""
+"""Maps each kernel file to the one architecture that has its instructions, or to an empty string."""
 LIMIT = 300.0
-"""Seconds for all cases, when this is not a stage of ``run_all``."""
+"""Seconds for all cases, outside of ``run_all``."""
 GPU_SLACK = 20.0
-"""Tensor cores and the CUDA library round differently: tolerated error over the emulation's."""
-LONGEST = 15.0
-"""Seconds after which a case hangs: they take milliseconds."""
-TIMED = ((1024, 1024, 1024), (4096, 4096, 4096), (16, 4096, 4096))
+"""Tensor cores and the CUDA library round differently: tolerated error, relative to the emulation's."""
+CASE_SECONDS = 15.0
+"""Seconds after which a case counts as hanging: cases take milliseconds."""
+GEMM_SIZES = ((1024, 1024, 1024), (4096, 4096, 4096), (16, 4096, 4096))
 Job = tuple[str, Callable[["Machine"], dict[str, Any]]]
 
 
 def image_name(text: str, arch: str) -> str:
-    """The name of a compiled file in a pack; it follows from text and headers: no old pack is taken for a new one."""
+    """Return the name of a compiled file in a pack, derived from text and headers, so that old packs are not reused."""
     return f"{content_key(text, *device_headers().values())[:20]}.{arch}.cubin"
 
 
 def text_of(source: str) -> str:
-    """The text of a file of kernels."""
+    """Return the text of a file of kernels."""
     beside = Path(__file__).with_name(source)
     return (beside if beside.exists() else DEVICE / source).read_text()
 
 
 def images(archs: tuple[str, ...]) -> Iterator[tuple[str, bytes]]:
-    """(name, cubin) of all files, for a pack. BuildError: there is no compiler."""
+    """Yield (name, cubin) of all files, for a pack. BuildError: there is no compiler."""
     for source, special in SOURCES.items():
         text = text_of(source)
         for arch in archs:
@@ -83,7 +83,7 @@ class Machine:
 
     @classmethod
     def opened(cls, kind: str, emulate: bool, pack: Path | None) -> Machine:
-        """On a device of its own; a context that breaks is the end of the process."""
+        """Open a device in this process; a context that breaks ends the process."""
         library = "libcuda.so.1"
         if emulate:
             from polydyn.gpu import cpu_libcuda
@@ -95,12 +95,12 @@ class Machine:
 
     @functools.cached_property
     def place(self) -> launch_order.Place:
-        """Where programs run."""
+        """The place where programs run."""
         arch = "emulated" if self.emulate else ARCH.get(self.driver.arch, "sm_80")
         return launch_order.Place(Session(self.driver, self.library), self.pack, f"cuda:{arch}")
 
     def kernel(self, source: str, name: str, smem: int) -> int:
-        """A kernel of a file beside this one, for this device, allowed its shared memory."""
+        """Load a kernel of a file in this folder for this device, with its shared memory allowed."""
         if source not in self.modules:
             self.modules[source] = self.driver.load_module(self.image(text_of(source), source))
         function = self.driver.get_function(self.modules[source], name)
@@ -109,7 +109,9 @@ class Machine:
         return function
 
     def image(self, text: str, source: str) -> bytes:
-        """From the pack, or compiled for this device: a cubin, or PTX of sm_80 where polydyn knows no better."""
+        """Return the image from the pack, or compile it: a cubin, or PTX of sm_80 for architectures that polydyn does
+        not know.
+        """
         if self.emulate:
             from polydyn.gpu.emulator import compile_emulated
 
@@ -123,7 +125,7 @@ class Machine:
     def run(
         self, source: str, kernel: str, grid: tuple[int, int, int], threads: int, smem: int, args: Any, repeat: int = 0
     ) -> tuple[dict[int, Array], float]:
-        """Launches on copies of the arrays; (arrays by position, milliseconds per launch over ``repeat``)."""
+        """Launch on copies of the arrays; return (arrays by position, milliseconds per launch over ``repeat``)."""
         function = self.kernel(source, kernel, smem)
         buffers: dict[int, tuple[int, Array, Array]] = {}
         values: list[Any] = []
@@ -162,9 +164,9 @@ class Machine:
         return self.driver.elapsed(start, end) / repeat
 
 
-# ---- what is run ---------------------------------------------------------------------------------------------------
+# ---- cases ----------------------------------------------------------------------------------------------------------
 def primitive(case: Case) -> Callable[[Machine], dict[str, Any]]:
-    """One primitive against numpy."""
+    """Return a job that compares one primitive with numpy."""
 
     def job(machine: Machine) -> dict[str, Any]:
         got, _ = machine.run(case.source, case.kernel, case.grid, case.threads, case.smem, case.args)
@@ -176,7 +178,7 @@ def primitive(case: Case) -> Callable[[Machine], dict[str, Any]]:
 
 
 def gemm(kind: str, shape: tuple[int, int, int], repeat: int = 0) -> Callable[[Machine], dict[str, Any]]:
-    """A hand-written GEMM against float64; timed over ``repeat`` launches."""
+    """Return a job that compares a hand-written GEMM with float64; timed over ``repeat`` launches."""
 
     def job(machine: Machine) -> dict[str, Any]:
         problem = Problem(*shape)
@@ -195,7 +197,7 @@ def gemm(kind: str, shape: tuple[int, int, int], repeat: int = 0) -> Callable[[M
 
 
 def jobs(arch: int, emulate: bool) -> list[Job]:
-    """Everything for a device of this compute capability, in order."""
+    """Return all jobs for a device of this compute capability, in order."""
     hopper = arch == 90
     out: list[Job] = [(c.name, primitive(c)) for c in [*all_cases(), *(all_hopper_cases() if hopper else [])]]
     kinds = ("mma", "wgmma") if hopper else ("mma",)
@@ -205,13 +207,13 @@ def jobs(arch: int, emulate: bool) -> list[Job]:
                 out.append((f"gemm_{kind} {'x'.join(map(str, shape))}", gemm(kind, shape)))
     out += [(name, lambda machine, job=job: job(machine.place)) for name, job in launch_order.jobs(arch)]
     if not emulate:
-        out += [(f"time gemm_{kind} {'x'.join(map(str, s))}", gemm(kind, s, 20)) for s in TIMED for kind in kinds]
+        out += [(f"time gemm_{kind} {'x'.join(map(str, s))}", gemm(kind, s, 20)) for s in GEMM_SIZES for kind in kinds]
     return out
 
 
 # ---- worker and parent -----------------------------------------------------------------------------------------------
 def worker(options: argparse.Namespace) -> None:
-    """Runs jobs from the first on; ends when the context was lost."""
+    """Run jobs from the first on; stop when the context is lost."""
     machine = Machine.opened(options.driver, options.emulate, options.pack)
     known = hardware.match(machine.driver.device_name)
     about = {"device": machine.driver.device_name, "arch": machine.driver.arch, "described": known is not None}
@@ -220,24 +222,24 @@ def worker(options: argparse.Namespace) -> None:
         (name, spared(name, options.skip) or partial(job, machine))
         for name, job in jobs(machine.driver.arch, options.emulate)
     )
-    patience = None if options.emulate else LONGEST
+    patience = None if options.emulate else CASE_SECONDS
     processes.work(found, options.first, options.seconds, options.count, options.skip, patience)
 
 
 def spared(name: str, hanging: Sequence[str]) -> Callable[[], dict[str, Any]] | None:
-    """What is said instead of running a case of the kind of one that hangs: a dozen like it would take all the time."""
+    """Return a replacement for a case if a case of its kind hangs: a dozen similar cases would take all the time."""
     like = next((h for h in hanging if kind_of(h) == kind_of(name)), None)
     return None if like is None else lambda: {"ok": False, "message": f"not run, as {like} hangs"}
 
 
 def kind_of(name: str) -> str:
-    """A case's first words: tma_pixels of tma_pixels_4d_same_first."""
+    """Return a case's first words, for example tma_pixels of tma_pixels_4d_same_first."""
     found = re.match(r"[a-z]+(_[a-z]+)?", name)
     return found[0] if found else name
 
 
 def collect(options: argparse.Namespace) -> dict[str, Any]:
-    """Runs workers until every job has an answer; writes the report as it grows."""
+    """Run workers until every job has an answer; write the report as it grows."""
     report: dict[str, Any] = {"date": time.strftime("%Y-%m-%d %H:%M:%S"), "driver": options.driver, "results": []}
     command = [sys.executable, "-m", "benchmarks.gpu.conformance", "--worker", "--driver", options.driver]
     command += ["--pack", str(options.pack)] if options.pack else []
@@ -254,7 +256,7 @@ def collect(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def record(report: dict[str, Any], result: dict[str, Any]) -> None:
-    """Keeps and prints one result."""
+    """Store and print one result."""
     report["results"].append(result)
     if "message" in result:
         detail = str(result["message"]).splitlines()[0]
@@ -266,7 +268,7 @@ def record(report: dict[str, Any], result: dict[str, Any]) -> None:
 
 
 def main() -> int:
-    """The exit status is the number of failures, at most 1."""
+    """Run the command line; the exit status is 1 if anything failed, else 0."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--driver", default="ctypes", choices=["ctypes", "pycuda"])
     parser.add_argument("--out", type=Path, default=Path("conformance.json"))

@@ -1,4 +1,4 @@
-"""What a call costs the host, and where the time of a model goes on the device."""
+"""The host's cost of a call, and the device's time for each launch of a model."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from polydyn.runtime.cuda.program import GRAPHS, CudaProgram
 
 
 def spent_us(work: Callable[[], Any], repeat: int) -> float:
-    """The host's time of a call, the best of three rounds."""
+    """Return the host's time of a call, the best of three rounds."""
     best = float("inf")
     for _ in range(3):
         start = time.perf_counter()
@@ -29,15 +29,15 @@ def spent_us(work: Callable[[], Any], repeat: int) -> float:
 
 
 def overhead(stage: Stage) -> Iterator[Job]:
-    """What a call costs the host: with numpy, with tensors that stay on the device, the same as a graph that was kept,
-    bound, and its launches alone; and the device, when it is a graph, with launches that begin early and without.
+    """Measure the host's cost of a call: with numpy, with device tensors, with a cached graph, bound, and its launches
+    alone; and the device's time of a graph, with and without programmatic dependent launch.
     """
-    for case in stage.of("models")[:2]:
+    for case in stage.cases_of("models")[:2]:
         yield f"{case['name']} {text(case['shapes'][0])}", partial(costs, stage, case)
 
 
 def costs(stage: Stage, case: Result) -> Result:
-    """Microseconds of the host, and those of the device (``graph_on_device_us``, ``graph_apart_us``)."""
+    """Return microseconds of the host, and of the device (``graph_on_device_us``, ``graph_apart_us``)."""
     program, host, repeat = stage.program(case), stage.stored(case, 0), 1 if stage.emulate else 50
     kinds = {i["name"]: i["dtype"] for i in program.manifest["inputs"]}
     given = {n: DeviceArray.of(stage.session, a, kinds[n]) for n, a in host.items()}
@@ -66,29 +66,29 @@ def costs(stage: Stage, case: Result) -> Result:
     }  # fmt: skip
 
 
-def graph_node_bytes(stage: Stage, program: CudaProgram, given: dict[str, DeviceArray]) -> float:
-    """Device memory of a node of a kept graph, where nobody else uses the device meanwhile.
+def graph_node_bytes(stage: Stage, program: CudaProgram, feeds: dict[str, DeviceArray]) -> float:
+    """Return the device memory per node of a cached graph; other use of the device would distort it.
 
     ``program`` has not run. Its graphs differ by the arrays that they write.
     """
-    outputs = [program.run(given) for _ in range(GRAPHS)]
+    outputs = [program.run(feeds) for _ in range(GRAPHS)]
     with stage.session.use() as driver:
         before, _ = driver.memory()
         for out in outputs:
-            for _ in range(2):  # recorded when they come again
-                program.run(given, out)
+            for _ in range(2):  # recorded on the second call
+                program.run(feeds, out)
         after, _ = driver.memory()
     return (before - after) / max(1, program.counters["graph_nodes"])
 
 
 def timeline(stage: Stage) -> Iterator[Job]:
-    """Where the time of a model goes on the device."""
-    for case in stage.of("models"):
+    """Time the launches of each model on the device."""
+    for case in stage.cases_of("models"):
         yield f"{case['name']} {text(case['shapes'][-1])}", partial(profiled, stage, case)
 
 
 def profiled(stage: Stage, case: Result) -> Result:
-    """The launches of a model at the last of its shapes."""
+    """Profile the launches of a model at the last of its shapes."""
     program, host = stage.program(case), stage.stored(case, len(case["shapes"]) - 1)
     kinds = {i["name"]: i["dtype"] for i in program.manifest["inputs"]}
     whole = bound_us(stage, program, {n: DeviceArray.of(stage.session, a, kinds[n]) for n, a in host.items()})
@@ -96,7 +96,7 @@ def profiled(stage: Stage, case: Result) -> Result:
 
 
 def launches(program: Any, host: Any, repeats: int) -> Result:
-    """The device's time of every launch, and the kernels that take most of it."""
+    """Return the device's time of every launch, and the kernels that take the largest part."""
     times = program.profile(host, repeats)
     total: dict[str, float] = {}
     for t in times:

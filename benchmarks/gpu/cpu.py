@@ -1,11 +1,11 @@
-"""The CPU of a machine with a GPU and many cores: BERT-base, ResNet-50 and products beside ONNX Runtime and torch.
+"""Measures the CPU of a GPU machine: BERT-base, ResNet-50 and products, compared with ONNX Runtime and torch.
 
     python -m benchmarks.gpu.cpu --pack PACK [--out FOLDER] [--threads 1 2 4 8 16] [--limit SECONDS]
 
-A second run, when time is left. The benchmarks are those of every CPU (``cpu_all``, ``gemm``), with few shapes; models
-are exported on the spot. Needs there: a C compiler, torch, transformers, onnx, numpy, click and rich; islpy comes from
-any pack, ONNX Runtime too from one of ``pack --cpu``. FOLDER gets the results and a ``cpu.log`` as they grow; each step
-has a time of its own, and one that fails costs itself.
+A second run, if time remains. It uses the benchmarks of every CPU (``cpu_all``, ``gemm``) with few shapes, and exports
+models on the spot. The machine needs a C compiler, torch, transformers, onnx, numpy, click and rich; islpy comes from
+any pack, ONNX Runtime from a pack of ``pack --cpu``. FOLDER receives the results and a ``cpu.log`` as they grow. Each
+step has its own time limit, and a failure affects only its own step.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ LIMIT = 300.0
 
 
 def download(folder: Path, version: str) -> None:
-    """The wheels for a Python version ("3.12"), through pip. CalledProcessError: one is not to be had."""
+    """Download the wheels for a Python version ("3.12"), through pip. CalledProcessError: one is not available."""
     command = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--only-binary=:all:", "-d", str(folder)]
     command += ["--python-version", version, "--implementation", "cp"]
     subprocess.run([*command, *(x for p in PLATFORMS for x in ("--platform", p)), *WHEELS], check=True)
 
 
 def steps(python: str, models: Path, threads: list[str]) -> list[tuple[str, list[str], float]]:
-    """(name, command, share of the time) of everything, what matters most first."""
+    """Return (name, command, share of the time) of each step, the most important first."""
     out = [("export", [python, "-m", "benchmarks.models.export", str(models), *MODELS], 0.3)]
     effort = ["--threads", *threads, "--rounds", "5", "--seconds", "2"]
     for name, shapes in MODELS.items():
@@ -50,12 +50,12 @@ def steps(python: str, models: Path, threads: list[str]) -> list[tuple[str, list
 
 
 def main() -> int:
-    """Runs the steps; the number of those that failed."""
+    """Run the steps; return the number of failed steps."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--pack", type=Path, required=True)
     parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT") or "benchmarks/out/gpu"))
     parser.add_argument("--threads", nargs="+", default=["1", "2", "4", "8", "16"])
-    parser.add_argument("--limit", type=float, default=LIMIT, help="seconds for all of it")
+    parser.add_argument("--limit", type=float, default=LIMIT, help="seconds for all steps")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     end, failed = time.monotonic() + options.limit, 0
@@ -79,7 +79,7 @@ def main() -> int:
 
 
 def run(command: list[str], seconds: float, environment: Mapping[str, str], log: TextIO) -> int:
-    """Its exit status; 124 when it was stopped after ``seconds``, with everything it had started."""
+    """Return the exit status of a command; 124 if it and its children were stopped after ``seconds``."""
     process = subprocess.Popen(command, env=environment, cwd=ROOT, stdout=log, stderr=log, start_new_session=True)
     try:
         return process.wait(seconds)

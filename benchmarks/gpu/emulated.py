@@ -1,18 +1,18 @@
-"""Whole models through the real pipeline on the CPU libcuda: results against ONNX Runtime, at shapes around the tiles.
+"""Runs whole models on the CPU libcuda and compares them with ONNX Runtime, at shapes around the tiles.
 
     python -m benchmarks.gpu.emulated tests/data/bert_tiny.onnx [...] [--dtype float32 float16 bfloat16 dynamic QDQ]
                                       [--quick] [--driver ctypes|pycuda] [--jobs 2]
 
-A model is compiled once in each type, and where its family is in ``QUANTIZED`` as ONNX Runtime's tools quantize it to
-bytes (target ``cuda:emulated``), and run by its host program through our own driver interface: kernels are executed
-strictly (late copies, NaN poison, bounds, alignment, divergence), every shape with warps in forward and, as a bound
-call, in reverse order. Wanted: results within the type's bound of the float32 model, of bytes within that of ONNX
-Runtime on the same model, equal bits in both orders, no bank conflicts. Results are added to
-benchmarks/results/gpu_emulated.json, with their commit, in place of what it has for the same model and type; the exit
+A model is compiled once in each type (target ``cuda:emulated``); models of a family in ``QUANTIZATION`` are also
+quantized to bytes by ONNX Runtime's tools. The host program runs it through our own driver interface: kernels are
+executed strictly (late copies, NaN poison, bounds, alignment, divergence), at every shape with warps in forward order
+and, as a bound call, in reverse order. Requirements: results within the type's bound of the float32 model, or for bytes
+within the bound of ONNX Runtime on the same model; equal bits in both orders; no bank conflicts. Results are added to
+benchmarks/results/gpu_emulated.json, with their commit, and replace earlier ones of the same model and type; the exit
 status is the number of failures.
 
-``--jobs``: models and types under way at once, each in a process of its own; by default as many as there are cores.
-Most of the time is the C++ compiler's.
+``--jobs``: models and types that run at once, each in its own process; by default the number of cores. The C++ compiler
+takes most of the time.
 
 ``--driver pycuda``: the context is pycuda's, and bound calls read arrays that pycuda made, on a stream of pycuda's. The
 results are in gpu_pycuda.json.
@@ -50,10 +50,12 @@ from polydyn.testing.quantizer import quantize
 
 Arrays = dict[str, np.ndarray[Any, Any]]
 FILES = {"ctypes": "gpu_emulated", "pycuda": "gpu_pycuda"}
-QUANTIZED = {"bert": ("dynamic", "QDQ"), "resnet": ("QDQ",), "mobilenet_v2": ("QDQ",)}
-"""Family -> how its bytes are made (``polydyn.testing.quantizer``), by channel."""
-FEW = 0.1
-"""Tolerated error of bytes, over the scale of the output: a number that rounds the other way moves those behind it."""
+QUANTIZATION = {"bert": ("dynamic", "QDQ"), "resnet": ("QDQ",), "mobilenet_v2": ("QDQ",)}
+"""Maps a family to its kinds of quantization (``polydyn.testing.quantizer``), by channel."""
+BYTES_TOLERANCE = 0.1
+"""Tolerated error of bytes, relative to the scale of the output: a number that rounds the other way changes all values
+computed from it.
+"""
 REVERSE = "PDEMU_REVERSE"
 """The CPU libcuda's setting for the order of warps."""
 
@@ -73,32 +75,33 @@ _IMAGES: list[Shape] = [
 SHAPES: dict[str, list[Shape]] = {
     "bert": _TEXT, "albert": _TEXT, "gpt2": _TEXT, "t5": _TEXT, "gpt2_past": _PAST, "resnet": _IMAGES,
 }  # fmt: skip
-"""By family: sizes 1, primes, one less and one more than tiles of 64 and 128 rows (tokens, or pixels of the first
-convolution), keys beyond a ring's stages. Other families run at four of their stored shapes."""
-LONG: dict[str, list[Shape]] = {"llama": [{"B": 1, "L": 1, "P": 1000, "T": 1001}]}
-"""By family, in float32: a past that blocks share. Angles of such positions are nothing in 16 bits."""
+"""Shapes by family: sizes 1, primes, one less and one more than tiles of 64 and 128 rows (tokens, or pixels of the
+first convolution), keys beyond a ring's stages. Other families run at four of their stored shapes.
+"""
+LONG_PAST: dict[str, list[Shape]] = {"llama": [{"B": 1, "L": 1, "P": 1000, "T": 1001}]}
+"""Shapes by family, in float32: a long past that uses split-KV. In 16 bits the angles of such positions are useless."""
 
 
-def wanted(path: Path, dtype: str, quick: bool) -> Sequence[Shape]:
-    """The shapes that a model of a type is run at."""
+def shapes_of(path: Path, dtype: str, quick: bool) -> Sequence[Shape]:
+    """Return the shapes at which a model of a type is run."""
     kind = family(path.stem)
     every = SHAPES.get(kind) or shapes(path.stem)[:4]
-    return every[:2] if quick else [*every, *(LONG.get(kind, []) if dtype == "float32" else [])]
+    return every[:2] if quick else [*every, *(LONG_PAST.get(kind, []) if dtype == "float32" else [])]
 
 
 def counters(library: str) -> Counters:
-    """What all launches so far have counted."""
+    """Return the counters of all launches so far."""
     names = Counters.__dataclass_fields__
     return Counters(*(ctypes.c_uint64 * len(names)).in_dll(ctypes.CDLL(library), "pdemu_counters"))
 
 
 def bound(program: CudaProgram, feeds: Arrays) -> Arrays:
-    """What a bound call on them gives; with pycuda on its arrays and its stream, else on numpy's."""
+    """Return the result of a bound call; with pycuda on its arrays and its stream, else on numpy's."""
     driver = program.session.driver
     if driver.name != "pycuda":
         return program.bind(feeds)()
     pycuda, gpuarray = (importlib.import_module(f"pycuda.{n}") for n in ("driver", "gpuarray"))
-    context = pycuda.Device(0).retain_primary_context()  # as pycuda.autoprimaryctx does
+    context = pycuda.Device(0).retain_primary_context()  # like pycuda.autoprimaryctx
     context.push()
     try:
         stream = pycuda.Stream()
@@ -110,14 +113,14 @@ def bound(program: CudaProgram, feeds: Arrays) -> Arrays:
         context.pop()
 
 
-def run(program: CudaProgram, given: Mapping[str, Any], dtype: str, reverse: bool) -> Arrays:
-    """A run with the warps in one of both orders, its floats being of a type; bfloat16 has no name in numpy itself.
+def run(program: CudaProgram, inputs: Mapping[str, Any], dtype: str, reverse: bool) -> Arrays:
+    """Run with the warps in one of both orders, with floats of a type; numpy itself has no name for bfloat16.
 
-    In reverse it is a bound call, which must give the same bits.
+    In reverse order it is a bound call, which must return the same bits.
     """
     kind = np.dtype(NUMPY_TYPE.get(dtype, np.float32))
     plain = np.dtype(np.uint16) if dtype == "bfloat16" else kind
-    feeds = {n: a.astype(kind).view(plain) if a.dtype == np.float32 else a for n, a in given.items()}
+    feeds = {n: a.astype(kind).view(plain) if a.dtype == np.float32 else a for n, a in inputs.items()}
     os.environ[REVERSE] = str(int(reverse))
     try:
         got = bound(program, feeds) if reverse else program.run(feeds)
@@ -126,28 +129,28 @@ def run(program: CudaProgram, given: Mapping[str, Any], dtype: str, reverse: boo
         del os.environ[REVERSE]
 
 
-def quantized(path: Path, how: str, folder: str) -> Path:
-    """A model of bytes, calibrated at two of its shapes."""
-    to, original = Path(folder) / f"{path.stem}_{how}.onnx", onnx.load(path)
+def quantized(path: Path, scheme: str, folder: str) -> Path:
+    """Quantize a model to bytes, calibrated at two of its shapes."""
+    to, original = Path(folder) / f"{path.stem}_{scheme}.onnx", onnx.load(path)
     more: dict[str, Any] = {"weight_type": "QInt8"}
-    more |= {} if how == "dynamic" else {"activation_type": "QUInt8", "per_channel": True}
-    quantize(str(path), to, how, [feeds(original, s, seed=3) for s in shapes(path.stem)[1:3]], **more)
+    more |= {} if scheme == "dynamic" else {"activation_type": "QUInt8", "per_channel": True}
+    quantize(str(path), to, scheme, [feeds(original, s, seed=3) for s in shapes(path.stem)[1:3]], **more)
     return to
 
 
-def check(path: Path, dtype: str, wanted: Sequence[Shape], driver: str = "ctypes") -> dict[str, Any]:
-    """Compiles a model of a type once and runs it at shapes; what came out."""
-    start, bound_of = time.perf_counter(), BOUND.get(dtype, FEW)
+def check(path: Path, dtype: str, shapes_to_run: Sequence[Shape], driver: str = "ctypes") -> dict[str, Any]:
+    """Compile a model of a type once and run it at shapes; return the result."""
+    start, bound_of = time.perf_counter(), BOUND.get(dtype, BYTES_TOLERANCE)
     session = open_session(prefer=driver)
     with tempfile.TemporaryDirectory() as folder:
         source = path if dtype in BOUND else quantized(path, dtype, folder)
-        original, expected = onnx.load(source), reference(str(source), wanted)
+        original, expected = onnx.load(source), reference(str(source), shapes_to_run)
         model = of_type(path, dtype) if dtype in BOUND else original
     program = CudaProgram(polydyn.compile(model, target="cuda:emulated")._artifact, session=session)
     compiling = time.perf_counter() - start
     rows: list[dict[str, Any]] = []
     used: set[str] = set()
-    for shape, want in zip(wanted, expected, strict=True):
+    for shape, want in zip(shapes_to_run, expected, strict=True):
         given = feeds(original, shape)
         before = counters(session.library)
         got, again = run(program, given, dtype, False), run(program, given, dtype, True)
@@ -169,7 +172,7 @@ def check(path: Path, dtype: str, wanted: Sequence[Shape], driver: str = "ctypes
 
 
 def save(result: dict[str, Any], folder: Path) -> None:
-    """Replaces or adds a model of a type."""
+    """Replace or add the result of a model of a type."""
     file = FILES[result["driver"]]
     path = folder / f"{file}.json"
     old = json.loads(path.read_text())["results"] if path.exists() else []
@@ -180,7 +183,7 @@ def save(result: dict[str, Any], folder: Path) -> None:
 
 
 def main() -> int:
-    """Prints a line for each model and type; the number of those that are wrong."""
+    """Print a line for each model and type; return the number of wrong ones."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("models", nargs="+", type=Path)
     parser.add_argument("--dtype", nargs="+", choices=(*BOUND, "dynamic", "QDQ"))
@@ -190,9 +193,9 @@ def main() -> int:
     options = parser.parse_args()
     os.environ[LIBRARY] = "emulated"
     folder, wrong = record.SCRATCH if options.quick else record.RESULTS, 0
-    every = [(p, d) for p in options.models for d in options.dtype or (*BOUND, *QUANTIZED.get(family(p.stem), ()))]
+    every = [(p, d) for p in options.models for d in options.dtype or (*BOUND, *QUANTIZATION.get(family(p.stem), ()))]
     with ProcessPoolExecutor(options.jobs, get_context("spawn")) as pool:
-        jobs = [pool.submit(check, p, d, wanted(p, d, options.quick), options.driver) for p, d in every]
+        jobs = [pool.submit(check, p, d, shapes_of(p, d, options.quick), options.driver) for p, d in every]
         for job in as_completed(jobs):
             r = job.result()
             wrong += not r["right"]

@@ -1,7 +1,8 @@
-"""Constants of the cost model fitted to times of all versions: those that would have made the best choices.
+"""Fits the constants of the cost model to times of all versions.
 
-What is made smaller is the selector's loss (geometric mean of the time of the version that is taken over the best
-one's) and, a tenth as much, the error of the estimates. Constants in turn, steps of a few per cent to a factor of two.
+The fit minimises the selector's loss (geometric mean of the time of the selected version over the best one's) and, with
+a weight of a tenth, the error of the estimates. It changes one constant at a time, by a few per cent to a factor of
+two.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ class Choice:
 
 
 def choices(stages: Mapping[str, Any]) -> list[Choice]:
-    """What the selector's stage timed."""
+    """Return the timed choices of the selector's stage."""
     from benchmarks.gpu.after import sizes
 
     rows = stages.get("selector", {}).get("results", ())
@@ -44,17 +45,17 @@ def choices(stages: Mapping[str, Any]) -> list[Choice]:
 
 
 def supposing(values: Mapping[str, float], device: Hardware) -> Hardware:
-    """The device with other costs."""
+    """Return the device with other costs."""
     return replace(device, costs=Costs(**{n: min(v, 1.0) if n in SHARES else v for n, v in values.items()}))
 
 
 def supposed(device: Hardware) -> dict[str, float]:
-    """The costs as they are."""
+    """Return the current costs."""
     return asdict(device.costs)
 
 
 class Fit:
-    """Plans of the cases that were timed, and what constants make of them."""
+    """Plans of the timed cases, and their evaluation for given constants."""
 
     def __init__(self, timed_: Sequence[Choice], cases: Sequence[Case], device: Hardware) -> None:
         self.device, names = device, {c.case for c in timed_}
@@ -63,7 +64,7 @@ class Fit:
         self.rows = [c for c in timed_ if c.case in self.plans]
 
     def cost(self, values: Mapping[str, float]) -> float:
-        """The logarithm of the loss, and a share of the estimates' error."""
+        """Return the logarithm of the loss, plus a share of the estimates' error."""
         losses, errors = [], []
         made = {n: estimated(p, supposing(values, self.device)) for n, p in self.plans.items()}
         for row in self.rows:
@@ -78,7 +79,7 @@ class Fit:
         return sum(losses) / max(len(losses), 1) + OF_ERROR * sum(errors) / max(len(errors), 1)
 
     def best(self) -> tuple[dict[str, float], float, float]:
-        """(constants, their cost, that of those that are supposed)."""
+        """Return (constants, their cost, the cost of the current constants)."""
         values = supposed(self.device)
         first = least = self.cost(values)
         for _ in range(ROUNDS):
@@ -95,7 +96,7 @@ class Fit:
 
 
 def fitted(stages: Mapping[str, Any], device: Hardware) -> Iterator[str]:
-    """A line for each constant, and what it gains."""
+    """Yield a line for each constant, and its gain."""
     rows = choices(stages)
     if not rows:
         yield "no version was timed"

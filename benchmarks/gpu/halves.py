@@ -1,4 +1,4 @@
-"""Stored models are float32; their float16 and bfloat16 twins by ``of_type``; bounds of their errors."""
+"""Stored models are float32; ``of_type`` makes their float16 and bfloat16 twins; bounds of their errors."""
 
 from __future__ import annotations
 
@@ -20,6 +20,6 @@ BOUND = {"float32": 1e-4, "float16": 3e-2, "bfloat16": 2e-1}
 
 
 def of_type(path: Path, dtype: str) -> onnx.ModelProto:
-    """The stored model in a type."""
+    """Return the stored model in a type."""
     model = onnx.load(path)
     return in_halves(model, dtype) if dtype in HALVES else model

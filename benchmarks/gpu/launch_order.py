@@ -1,6 +1,6 @@
-"""Do launches wait for what they must? The programs of ``launch_programs``, run in every way that there is.
+"""Checks that launches wait for their predecessors: runs the programs of ``launch_programs`` in every possible way.
 
-Standard library and numpy only, where a pack has the programs.
+Needs only the standard library and numpy if a pack has the programs.
 """
 
 from __future__ import annotations
@@ -25,37 +25,37 @@ from polydyn.runtime.cuda.session import Session
 
 DEPTH, ROUNDS = 8, 20
 """Launches of a chain, calls."""
-ADDED = {
+ADDENDS = {
     "chains": {"o": 1.0 * DEPTH, "p": 2.0 * DEPTH},
     "branches": {"o": 1.0 * DEPTH, "p": 2.0 * DEPTH},
     "joins": {"o": 1.5 * (DEPTH - 1) + 1, "p": 1.5 * (DEPTH - 1) + 2},
     "clusters": {"o": 1.0 * DEPTH, "p": 2.0 * DEPTH},
 }
-"""Program -> what each output is more than the input."""
+"""Maps a program to the number that each output adds to the input."""
 ON_HOPPER = ("clusters",)
-"""Those that run on sm_90a alone."""
-OLDEST = 90
-"""The compute capability of the first devices with clusters, whose launches may begin before the last has ended."""
-MANY, FEW = 1 << 20, 1000
-"""Elements of an array: more blocks than a device holds; emulated."""
+"""Programs that run only on sm_90a."""
+MIN_CLUSTER_ARCH = 90
+"""The first compute capability with clusters and programmatic dependent launch."""
+DEVICE_ELEMENTS, EMULATED_ELEMENTS = 1 << 20, 1000
+"""Elements of an array: on a device, more blocks than it holds; emulated."""
 EMULATION = f"cuda:{EMULATED}"
 
 
 def file_name(program: str, target: str) -> str:
-    """Of a program in a pack."""
+    """Return the name of a program's file in a pack."""
     return f"{program}.{target.removeprefix('cuda:')}.polydyn"
 
 
 @dataclass(frozen=True)
 class Place:
-    """A device; where programs lie that were made for it, if they do; else the target that they are made for here."""
+    """A device, the folder of its compiled programs if there is one, and the target to compile for otherwise."""
 
     session: Session
     pack: Path | None
     target: str
 
     def program(self, name: str) -> CudaProgram:
-        """One of ``launch_programs.programs``."""
+        """Load one of ``launch_programs.programs``."""
         return CudaProgram(self._artifact(name), session=self.session)
 
     def _artifact(self, name: str) -> Artifact:
@@ -67,8 +67,8 @@ class Place:
         return dict(programs(self.target))[name]
 
     def wrong(self, name: str, bound: bool) -> int:
-        """How many elements of ``ROUNDS`` calls on the same arrays are wrong; each call has other numbers."""
-        program, elements = self.program(name), FEW if self.target == EMULATION else MANY
+        """Return the number of wrong elements in ``ROUNDS`` calls on the same arrays; each call has other numbers."""
+        program, elements = self.program(name), EMULATED_ELEMENTS if self.target == EMULATION else DEVICE_ELEMENTS
         program.graphs = 0
         x = DeviceArray(self.session, (elements,), "float32", 4)
         out = {n: DeviceArray(self.session, (elements,), "float32", 4) for n in "op"}
@@ -77,14 +77,14 @@ class Place:
         for k in range(ROUNDS):
             x.copy_from(first + np.float32(100 * k))
             call()
-            for n, by in ADDED[name].items():
+            for n, by in ADDENDS[name].items():
                 wrong += int((out[n].numpy() != first + np.float32(100 * k + by)).sum())
         return wrong
 
 
 @contextmanager
 def allowing(early: bool) -> Iterator[None]:
-    """Programs that are opened meanwhile have launches that begin early, or not."""
+    """Open programs inside the block with programmatic dependent launch, or without."""
     before = os.environ.pop(LACKING, None)
     os.environ[LACKING] = "" if early else EARLY
     try:
@@ -95,11 +95,11 @@ def allowing(early: bool) -> Iterator[None]:
 
 
 def jobs(arch: int) -> Iterator[tuple[str, Callable[[Place], dict[str, Any]]]]:
-    """(name, what says how many elements are wrong) for all plans that it can run, on streams and as graphs, apart and,
-    where a device can, early.
+    """Yield (name, function that counts wrong elements) for all plans that the device can run: on streams and as
+    graphs, apart and, if the device supports it, with programmatic dependent launch.
     """
-    names = [n for n in ADDED if n not in ON_HOPPER or arch == OLDEST]
-    for name, early, bound in product(names, (False, True)[: 1 + (arch >= OLDEST)], (False, True)):
+    names = [n for n in ADDENDS if n not in ON_HOPPER or arch == MIN_CLUSTER_ARCH]
+    for name, early, bound in product(names, (False, True)[: 1 + (arch >= MIN_CLUSTER_ARCH)], (False, True)):
 
         def job(place: Place, name: str = name, early: bool = early, bound: bool = bound) -> dict[str, Any]:
             with allowing(early):

@@ -1,10 +1,10 @@
 """Programs of slow additions for ``launch_order``, written by hand.
 
-Two chains from one input, ``o = x + 1 + ... + 1`` and ``p = x + 2 + ... + 2``. One after the other their intermediates
-take turns in few places, so a launch overwrites what the last but one read; side by side they are branches of a graph.
-Blocks end at different times and write last: who does not wait reads what the call before has left. In ``joins`` every
-launch reads what both of the step before have written. In ``clusters`` every other launch is one of clusters, whose
-blocks write what their neighbours have computed.
+Two chains start at one input, ``o = x + 1 + ... + 1`` and ``p = x + 2 + ... + 2``. One after the other, their
+intermediates alternate between few buffers, so a launch overwrites the data that the launch before the previous one
+reads; in parallel they are branches of a graph. Blocks end at different times and write last: a launch that does not
+wait reads data of the previous call. In ``joins`` every launch reads both results of the previous step. In ``clusters``
+every other launch uses clusters: each block writes values of its neighbours.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import cycle, pairwise
 
-from benchmarks.gpu.launch_order import ADDED, DEPTH, EMULATION, ON_HOPPER
+from benchmarks.gpu.launch_order import ADDENDS, DEPTH, EMULATION, ON_HOPPER
 from polydyn.codegen.kernel import Block, Kernel
 from polydyn.codegen.printers.cuda import HOPPER_PRELUDE, PRELUDE
 from polydyn.gpu.compiler import device_headers
@@ -38,7 +38,7 @@ MEAN = (
     .replace("const float *x, ", "const float *x, const float *z, ")
     .replace("pd_ldg(x + at)", "(pd_ldg(x + at) + pd_ldg(z + at)) * .5f")
 )
-PAIRED = """PD_KERNEL_CLUSTER(paired, 256, 1, 2)(const float *x, float *y, int64_t n, int64_t by, int64_t spin,
+PAIRED_KERNEL = """PD_KERNEL_CLUSTER(paired, 256, 1, 2)(const float *x, float *y, int64_t n, int64_t by, int64_t spin,
                                        int64_t one) {
   PD_DYN_SMEM(smem);
   pd_grid_begin();
@@ -60,13 +60,13 @@ NUMBERS = ("n", "by", "spin", "one")
 KERNELS = {
     "slow": Kernel("slow", NUMBERS, N.ceildiv(256), text=PRELUDE + SLOW, buffers=("x", "y"), block=Block(256)),
     "mean": Kernel("mean", NUMBERS, N.ceildiv(256), text=PRELUDE + MEAN, buffers=("x", "z", "y"), block=Block(256)),
-    "paired": Kernel("paired", NUMBERS, N.ceildiv(512) * 2, text=HOPPER_PRELUDE + PAIRED, buffers=("x", "y"),
+    "paired": Kernel("paired", NUMBERS, N.ceildiv(512) * 2, text=HOPPER_PRELUDE + PAIRED_KERNEL, buffers=("x", "y"),
                      scratch=Index.of(1024), block=Block(256, "sm_90a", cluster=2)),
 }  # fmt: skip
 
 
 def _launch(kernel: str, buffers: tuple[str, ...], by: int, spin: int) -> Launch:
-    """``by`` is added to what the first buffers have; the last one gets it."""
+    """Return a launch that adds ``by`` to the sum of the first buffers and writes it to the last one."""
     k, numbers = KERNELS[kernel], (N, *map(Index.of, (by, spin, 1)))
     c = Candidate(kernel, buffers, numbers, k.tasks, scratch=k.scratch, block=k.block)
     return Launch((c,), N, N, label=buffers[-1], writes=buffers[-1:])
@@ -78,13 +78,13 @@ def _chain(output: str, by: int, spin: int, kernels: tuple[str, ...]) -> list[La
 
 
 def _mean(k: int, output: str, by: int, spin: int) -> Launch:
-    """The mean of both results of step ``k``, and ``by``."""
+    """Return a launch for the mean of both results of step ``k``, plus ``by``."""
     names = [f"{x}{k}" if k else "x" for x in "op"] + [f"{output}{k + 1}" if k + 1 < DEPTH else output]
     return _launch("mean", tuple(names), by, spin)
 
 
 def plan(name: str, spin: int = SPIN) -> HostPlan:
-    """Both chains, one after the other or in waves of two; or ``joins``."""
+    """Return a plan of both chains, one after the other or in waves of two; or ``joins``."""
     kernels = ("slow", "paired") if name == "clusters" else ("slow",)
     first, second = _chain("o", 1, spin, kernels), _chain("p", 2, spin, kernels)
     turns = [x for pair in zip(first, second, strict=True) for x in pair]
@@ -104,7 +104,7 @@ def plan(name: str, spin: int = SPIN) -> HostPlan:
 
 
 def programs(target: str) -> Iterator[tuple[str, Artifact]]:
-    """Name -> artifact of the plans that the target can run; BuildError: no compiler."""
-    for name in ADDED:
+    """Yield (name, artifact) of the plans that the target can run; BuildError: no compiler."""
+    for name in ADDENDS:
         if name not in ON_HOPPER or target in (EMULATION, "cuda:sm_90a"):
             yield name, build_artifact(plan(name, 0 if target == EMULATION else SPIN), target)[0]

@@ -1,9 +1,9 @@
-"""Kernels of models on a GPU beside those on the CPU, those of a layer, and those that only move or cast numbers.
+"""Counts kernels of models on GPU and CPU, kernels of a layer, and kernels that only move or cast numbers.
 
     python -m benchmarks.gpu.launches MODEL.onnx [...] [--dtype float16] [--arch sm_90a] [--all]
 
-Works on the fusion plan: nothing is compiled. A kernel is a launch; one of a split reduction is two. ``--all`` lists
-every kernel with its nodes. Results are in benchmarks/results/gpu_launches.json.
+Works on the fusion plan: nothing is compiled. A kernel is one launch, with a split reduction two. ``--all`` lists every
+kernel with its nodes. Results are in benchmarks/results/gpu_launches.json.
 """
 
 from __future__ import annotations
@@ -29,7 +29,9 @@ from polydyn.testing.plans import layers
 
 @dataclass(frozen=True)
 class Row:
-    """A model's kernels on both targets; ``layer``: of a transformer's layer on the GPU; ``moving``: see ``moves``."""
+    """A model's kernels on both targets; ``layer``: kernels per transformer layer on the GPU; ``moving``: see
+    ``moves``.
+    """
 
     model: str
     dtype: str
@@ -48,13 +50,13 @@ class Row:
 
 
 def planned(model: onnx.ModelProto, target: str) -> FusionPlan:
-    """The groups of a model on a target."""
+    """Return the groups of a model on a target."""
     backend = target_of(target)
     return backend.fuse(backend.rewrite(import_model(model)))
 
 
 def moves(group: FusedGroup) -> bool:
-    """Whether a kernel computes nothing: it copies elements into another order or another type."""
+    """Return whether a kernel computes nothing: it copies elements into another order or another type."""
     return all(_moves(n) for n in group.nodes)
 
 
@@ -65,7 +67,7 @@ def _moves(n: Compute) -> bool:
 
 
 def counted(path: Path, dtype: str, arch: str) -> tuple[Row, FusionPlan]:
-    """A model's row, and its plan for the GPU."""
+    """Return a model's row, and its plan for the GPU."""
     model = of_type(path, dtype)
     gpu, cpu = (planned(model, target) for target in (f"cuda:{arch}", "cpu"))
     of_layers = layers(gpu)
@@ -76,14 +78,14 @@ def counted(path: Path, dtype: str, arch: str) -> tuple[Row, FusionPlan]:
 
 
 def listed(plan: FusionPlan) -> Iterator[str]:
-    """A line for each kernel: its kind, and the ONNX nodes in it."""
+    """Yield a line for each kernel: its kind, and the ONNX nodes in it."""
     for g in plan.groups:
         origins = dict.fromkeys(n.origin for n in g.nodes)
         yield f"    {g.kind:10} {g.outputs[0]:40} {' '.join(origins)}"
 
 
 def main() -> None:
-    """Prints a line for each model, and writes them."""
+    """Print a line for each model, and write them."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("models", nargs="+", type=Path)
     parser.add_argument("--dtype", choices=ONNX_TYPE, default="float16")

@@ -1,17 +1,17 @@
-"""What a machine with a GPU needs, in one folder or tarball: compiled programs, their inputs and right outputs, wheels.
+"""Packs compiled programs, their inputs, correct outputs and wheels for a GPU machine into one folder or tarball.
 
     python -m benchmarks.gpu.pack OUT [--target cuda:sm_90a] [--quick] [--models PATH.onnx ...] [--only NAME ...]
                                   [--variants FOLDER] [--pycuda PYTHON | --cpu VERSION]
 
-OUT: a folder, or a name that ends in .tar.xz or .tar.gz. That machine runs ``python -m benchmarks.gpu.run_all --pack
-OUT`` with this repository and numpy; the compiler's own requirements stay here. Programs are compiled by as many
-processes as there are cores; one that does not compile is named and left out.
+OUT: a folder, or a name that ends in .tar.xz or .tar.gz. The GPU machine runs ``python -m benchmarks.gpu.run_all --pack
+OUT`` with this repository and numpy; it does not need the compiler's requirements. One process per core compiles
+programs; a program that does not compile is named and left out.
 
-``--pycuda``: an interpreter of the version that is there; pycuda with what it imports, and islpy, which alone polydyn's
-compiler lacks beside torch and onnx, are built for it as wheels. That takes a minute and the package index. ``--cpu``:
-another pack, of nothing but the wheels that the CPU run (``cpu``) needs in that version of Python, ONNX Runtime among
-them. ``--variants``: kernels edited by hand (``variants``). The exit status is 1 when a case is not in the pack, or the
-pack is larger than ``MOST_MIB``.
+``--pycuda``: an interpreter of the GPU machine's version. pycuda with its requirements, and islpy, the only requirement
+of polydyn's compiler besides torch and onnx that is missing there, are built for it as wheels. That takes a minute and
+needs the package index. ``--cpu``: another pack, with only the wheels that the CPU run (``cpu``) needs in that version
+of Python, including ONNX Runtime. ``--variants``: kernels edited by hand (``variants``). The exit status is 1 if a case
+is not in the pack, or the pack is larger than ``MAX_MIB``.
 """
 
 from __future__ import annotations
@@ -49,17 +49,19 @@ from polydyn.runtime.artifact import Artifact, write_artifact
 from polydyn.testing.inputs import feeds, model_inputs
 
 ROOT = Path(__file__).parents[2]
-MOST_MIB = 50
-"""Of a pack: with the repository, what can be carried to the machine is 64."""
+MAX_MIB = 50
+"""Maximum size of a pack: together with the repository it must fit into the 64 MiB that can be carried to the machine.
+"""
 PERIOD = 64 * 1559
-"""Elements after which large inputs repeat, so that they cost little of a pack. Rows of powers of 2 lie differently in
-each (1559 is prime): who reads a neighbour's row is seen."""
+"""Elements after which large inputs repeat, so that they take little space in a pack. The repeats of rows of powers of
+2 are shifted (1559 is prime), so that reads of a neighbour's row are detected.
+"""
 WHEELS = "wheels"
-"""A pack's folder of them."""
+"""A pack's folder of wheels."""
 
 
 def every_case(quick: bool, paths: Sequence[Path]) -> Iterator[Case]:
-    """All that is packed; what takes long to compile first."""
+    """Yield all cases of a pack; those that compile longest come first."""
     yield from timed(quick)
     yield from groups(quick)
     yield from models(paths, quick)
@@ -67,7 +69,10 @@ def every_case(quick: bool, paths: Sequence[Path]) -> Iterator[Case]:
 
 # ---- one case --------------------------------------------------------------------------------------------------------
 def inputs(model: onnx.ModelProto, shape: Mapping[str, int]) -> dict[str, Any]:
-    """As ``feeds``; bytes of the whole range, and numbers in bfloat16 too. Numbers repeat after ``PERIOD``."""
+    """Return the inputs of ``feeds``, and also bytes of the whole range, and bfloat16.
+
+    Numbers repeat after ``PERIOD``.
+    """
     rng, given = np.random.default_rng(1), feeds(model, shape)
     for v in model_inputs(model):
         kind, size = v.type.tensor_type.elem_type, given[v.name].shape
@@ -82,12 +87,12 @@ def inputs(model: onnx.ModelProto, shape: Mapping[str, int]) -> dict[str, Any]:
 
 
 def stored(a: Any) -> Any:
-    """An array as numpy alone can read it: bfloat16 as the uint16 of its bits, as programs take it."""
+    """Return an array in a form that numpy alone can read: bfloat16 as the uint16 of its bits, as programs take it."""
     return a.view(np.uint16) if a.dtype == NUMPY_TYPE["bfloat16"] else a
 
 
-def write(case: Case, folder: Path, target: str, own: Path | None = None) -> list[dict[str, Any]]:
-    """Compiles a case, and its variants, into the folder; their entries in the list."""
+def write(case: Case, folder: Path, target: str, edited: Path | None = None) -> list[dict[str, Any]]:
+    """Compile a case, and its variants, into the folder; return their entries in the list."""
     name = f"{case.kind}-{case.name}"
     options = polydyn.Options(tf32=case.dtype == "tf32")
     made, _ = compile_artifact(case.model, target=target, dims=ranges(case), options=options)
@@ -99,11 +104,11 @@ def write(case: Case, folder: Path, target: str, own: Path | None = None) -> lis
         "limit": BOUNDS[case.dtype] if case.limit is None else case.limit,
     }  # fmt: skip
     arrays(case, folder / f"{name}.npz", int(entry["checked"]))
-    return [entry, *varied(case, entry, artifact, folder, own)]
+    return [entry, *varied(case, entry, artifact, folder, edited)]
 
 
 def for_one_device(artifact: Artifact) -> Artifact:
-    """A program without PTX, where it has kernels for the device already: PTX is for devices that it does not name."""
+    """Return a program without PTX if it has kernels for the device: PTX serves devices that it does not name."""
     cuda = artifact.manifest["cuda"]
     kept = [i for i in cuda["images"] if i != "ptx"]
     if not kept:
@@ -113,31 +118,31 @@ def for_one_device(artifact: Artifact) -> Artifact:
 
 
 def ranges(case: Case) -> dict[str, tuple[int, int]]:
-    """Up to the power of 2 from each dim's largest size on: most cases then need no kernels with 64-bit indices."""
+    """Return ranges up to the power of 2 from each dim's largest size on, so that most cases need no 64-bit indices."""
     return {dim: (0, 1 << (max(s[dim] for s in case.shapes) - 1).bit_length()) for dim in case.shapes[0]}
 
 
 def arrays(case: Case, path: Path, count: int) -> None:
-    """Writes the inputs and right outputs of the first shapes."""
+    """Write the inputs and correct outputs of the first shapes."""
     found: dict[str, Any] = {}
     graph = import_model(case.reference or case.model) if count else None
     for k, shape in enumerate(case.shapes[:count]):
         assert graph is not None
         given = inputs(case.model, shape)
         found |= {f"{k}/in/{n}": stored(a) for n, a in given.items()}
-        if case.reference is not None:  # the right outputs are those of the float32 model
+        if case.reference is not None:  # the float32 model's outputs are the reference
             given = {n: a.astype(np.float32) if a.dtype.itemsize == 2 else a for n, a in given.items()}
         found |= {f"{k}/out/{n}": stored(a) for n, a in evaluate(graph, given).items()}
     np.savez(path, **found)  # the tarball compresses better
 
 
 def varied(
-    case: Case, entry: Mapping[str, Any], artifact: Artifact, folder: Path, own: Path | None
+    case: Case, entry: Mapping[str, Any], artifact: Artifact, folder: Path, edited: Path | None
 ) -> Iterator[dict[str, Any]]:
-    """Writes the variants of a case that have edits which find something to change; their entries."""
+    """Write the variants of a case whose edits change something; yield their entries."""
     if case.kind not in variants.OF:
         return
-    for name, edit in variants.edits(case.name, own):
+    for name, edit in variants.edits(case.name, edited):
         try:
             changed = variants.edited(artifact, edit)
         except BuildError as e:  # the case itself stays
@@ -152,9 +157,9 @@ def varied(
                              "checked": 0, "original": entry["file"]}  # fmt: skip
 
 
-# ---- all of them -----------------------------------------------------------------------------------------------------
+# ---- all cases ------------------------------------------------------------------------------------------------------
 def work(options: argparse.Namespace) -> None:
-    """Compiles the cases that no other process has begun."""
+    """Compile the cases that no other process has begun."""
     for number, case in enumerate(every_case(options.quick, options.models)):
         if options.only and case.name not in options.only:
             continue
@@ -175,12 +180,12 @@ def work(options: argparse.Namespace) -> None:
 
 
 def cpu_seconds() -> float:
-    """Of this process and of those it has waited for: what a quiet machine would take on one core."""
+    """Return the CPU time of this process and its finished children: the time of a quiet machine on one core."""
     return sum(os.times()[:4])
 
 
 def pack(options: argparse.Namespace) -> int:
-    """Fills a folder; ``cases.json`` is written last. Returns how many cases are not in it."""
+    """Fill a folder; ``cases.json`` is written last. Return the number of missing cases."""
     options.out.mkdir(parents=True, exist_ok=True)
     for old in options.out.glob("*.entry"):
         old.unlink()
@@ -206,7 +211,7 @@ def pack(options: argparse.Namespace) -> int:
 
 
 def compiler(archs: tuple[str, ...]) -> str:
-    """What has compiled the kernels; empty: nothing has."""
+    """Return the name of the compiler that compiles kernels, or an empty string."""
     try:
         return "" if archs == (EMULATED,) else compiler_version()
     except BuildError:
@@ -214,7 +219,9 @@ def compiler(archs: tuple[str, ...]) -> str:
 
 
 def write_conformance(folder: Path, archs: tuple[str, ...]) -> None:
-    """The kernels of ``conformance`` and ``calibration``, compiled, and its programs; nothing without a compiler."""
+    """Write compiled kernels of ``conformance`` and ``calibration``, and its programs; write nothing without a
+    compiler.
+    """
     folder.mkdir(exist_ok=True)
     try:
         for name, image in conformance.images(archs) if archs != (EMULATED,) else ():
@@ -227,10 +234,10 @@ def write_conformance(folder: Path, archs: tuple[str, ...]) -> None:
 
 
 def main() -> int:
-    """Makes the folder or the tarball; 1 when a case is not in it."""
+    """Make the folder or the tarball; return 1 if a case is not in it."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("out", type=Path)
-    parser.add_argument("--target", default="cuda:sm_90a", help="cuda is every architecture and takes much longer")
+    parser.add_argument("--target", default="cuda:sm_90a", help="cuda means every architecture and takes much longer")
     parser.add_argument("--quick", action="store_true", help="few shapes")
     parser.add_argument("--models", nargs="*", type=Path, default=[ROOT / f"tests/data/{m}.onnx" for m in MODELS])
     parser.add_argument("--only", nargs="*", default=[], help="names of cases")
@@ -260,14 +267,14 @@ def main() -> int:
 
 
 def compress(folder: Path, out: Path) -> bool:
-    """The tarball of a folder, under the name ``pack``; whether it is too large."""
+    """Write the tarball of a folder, under the name ``pack``; return whether it is too large."""
     out.parent.mkdir(parents=True, exist_ok=True)
     kind, how = ("w:xz", {"preset": 1}) if out.suffix == ".xz" else ("w:gz", {"compresslevel": 6})
     with tarfile.open(out, kind, **how) as tar:  # type: ignore[call-overload]
         tar.add(folder, "pack")
     mib = out.stat().st_size / 2**20
-    print(f"{out}: {mib:.1f} MiB, {'more than' if mib > MOST_MIB else 'at most'} {MOST_MIB} can be carried")
-    return mib > MOST_MIB
+    print(f"{out}: {mib:.1f} MiB, {'more than' if mib > MAX_MIB else 'at most'} {MAX_MIB} can be carried")
+    return mib > MAX_MIB
 
 
 if __name__ == "__main__":

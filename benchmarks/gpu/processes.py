@@ -1,9 +1,9 @@
-"""Cases run in a process of their own: one that hangs, crashes or breaks the device costs itself, not those after it.
+"""Runs cases in their own processes: a case that hangs, crashes or breaks the device does not affect later ones.
 
 A process prints a line of JSON per event and takes ``--first`` (the case to begin with), ``--seconds`` and ``--count``:
-``work`` is its side, ``results`` the other. After a kernel has broken its context nothing in that process is to be
-trusted, so the cases left go to a new one. The error of a kernel is seen at a later call; so the case is run once more,
-alone, with launches that wait for their kernels, and what is said then names the launch.
+``work`` is the child's side, ``results`` the parent's. After a kernel has broken its context nothing in that process
+can be trusted, so the remaining cases go to a new one. A kernel's error appears at a later call; so the case is run
+once more, alone, with launches that wait for their kernels, and the error then names the launch.
 """
 
 from __future__ import annotations
@@ -24,28 +24,28 @@ from polydyn.gpu.errors import DeviceLostError
 
 Event = dict[str, Any]
 Job = tuple[str, Callable[[], "Event | None"]]
-"""A case: its name, and what gives its result (None: it is left out)."""
+"""A case: its name, and a function that returns its result, or None to leave it out."""
 
 PATIENCE = 45.0
-"""Seconds without a line after which the case that runs counts as hanging."""
+"""Seconds without output after which the running case counts as hanging."""
 FIRST = 150.0
-"""The same for the first case of a process, which may import torch from a cold disk."""
-AGAIN = 3
-"""How many cases of a stage are run once more to name a launch."""
+"""``PATIENCE`` for the first case of a process, which may import torch from a cold disk."""
+MAX_RERUNS = 3
+"""Number of cases of a stage that are run once more to name a launch."""
 BLOCKING = "CUDA_LAUNCH_BLOCKING"
 """The driver's setting for launches that wait for their kernels."""
 SLACK = 20.0
-"""Seconds that a process may take to start and to end beyond its time."""
+"""Seconds beyond its time limit that a process may take to start and to end."""
 
 
 # ---- the process ---------------------------------------------------------------------------------------------------
 def say(event: Event) -> None:
-    """One event to the parent."""
+    """Send one event to the parent."""
     print(json.dumps(event), flush=True)
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """What ``results`` gives every process."""
+    """Add the arguments that ``results`` passes to every process."""
     parser.add_argument("--first", type=int, default=0, help=argparse.SUPPRESS)
     parser.add_argument("--seconds", type=float, default=60, help=argparse.SUPPRESS)
     parser.add_argument("--count", type=int, default=10**9, help=argparse.SUPPRESS)
@@ -54,7 +54,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 @contextlib.contextmanager
 def patiently(seconds: float) -> Iterator[None]:
-    """Surrounds what may be silent for so long and is no hang, such as another compiler's work."""
+    """Report activity during work that may be silent for ``seconds`` without hanging, such as another compiler's work.
+    """
     over, end = threading.Event(), time.monotonic() + seconds
 
     def speak() -> None:
@@ -72,10 +73,10 @@ def work(
     jobs: Iterable[Job], first: int, seconds: float, count: int = 10**9, skip: Sequence[str] = (),
     patience: float | None = None,
 ) -> None:  # fmt: skip
-    """Runs ``count`` cases from ``first`` on, as long as there is time; ends early when the context is lost.
+    """Run ``count`` cases from ``first`` on, as long as there is time; stop early if the context is lost.
 
-    ``skip``: first words of the names of cases that are left out. ``patience``: seconds after which any of them hangs,
-    where the parent would wait longer.
+    ``skip``: first words of the names of cases that are left out. ``patience``: seconds after which a case hangs, if
+    the parent would wait longer.
     """
     end, cut = time.monotonic() + seconds, 0
     for i, (name, job) in enumerate(jobs):
@@ -103,11 +104,11 @@ def work(
 
 # ---- its parent ----------------------------------------------------------------------------------------------------
 def lines(command: Sequence[str], end: float, patience: float = PATIENCE, blocking: bool = False) -> Iterator[Event]:
-    """What a process prints; the last event is {"ended": status} or {"stopped": why}.
+    """Yield the events that a process prints; the last event is {"ended": status} or {"stopped": reason}.
 
-    It is stopped, with everything it has started, at ``end`` (of ``time.monotonic``) or after ``patience`` seconds
-    without a line, until its first case has ended after FIRST or ``patience``, whichever is longer. Lines that are no
-    event go to the terminal. ``blocking``: launches wait for their kernels.
+    The process and its children are stopped at ``end`` (of ``time.monotonic``) or after ``patience`` seconds without
+    output; until its first case has ended, the limit is FIRST or ``patience``, whichever is longer. Lines that are not
+    events go to the terminal. ``blocking``: launches wait for their kernels.
     """
     environment = os.environ | ({BLOCKING: "1"} if blocking else {})
     process = subprocess.Popen(
@@ -144,7 +145,7 @@ def lines(command: Sequence[str], end: float, patience: float = PATIENCE, blocki
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
-        with contextlib.suppress(subprocess.TimeoutExpired):  # a driver may keep it until its kernel is gone
+        with contextlib.suppress(subprocess.TimeoutExpired):  # a driver may keep it until its kernel has ended
             process.wait(timeout=10)
 
 
@@ -164,12 +165,13 @@ def _event(line: str) -> Event | None:
 
 
 def results(command: Sequence[str], seconds: float, patience: float = PATIENCE) -> Iterator[Event]:
-    """Results of the cases of a command, each with its ``name``, in order; and {"about": ...}, {"failed": why}.
+    """Yield results of the cases of a command, each with its ``name``, in order; and {"about": ...}, {"failed":
+    reason}.
 
-    A process that ends before its cases do is replaced by one that begins behind the case it ended in; of a program
-    that hangs, other shapes are left out. No case begins after ``seconds``, and nothing runs any more ``SLACK`` later.
+    A process that ends before its cases do is replaced by one that begins after the case it ended in; other shapes of a
+    program that hangs are left out. No case begins after ``seconds``, and all processes have ended ``SLACK`` later.
     """
-    end, first, again = time.monotonic() + seconds + SLACK, 0, AGAIN
+    end, first, again = time.monotonic() + seconds + SLACK, 0, MAX_RERUNS
     hanging: list[str] = []
     while True:
         name, begun, reached, why = "", -1, first, ""
@@ -213,7 +215,7 @@ def results(command: Sequence[str], seconds: float, patience: float = PATIENCE) 
 
 
 def named(command: Sequence[str], case: int, end: float, patience: float) -> Event:
-    """What a case says, alone, with launches that wait for their kernels (``blocking``)."""
+    """Return the result of a case, run alone with launches that wait for their kernels (``blocking``)."""
     said = ""
     for event in lines([*command, "--first", str(case), "--seconds", "30", "--count", "1"], end, patience, True):
         if "end" in event:

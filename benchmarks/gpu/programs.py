@@ -20,9 +20,9 @@ KINDS = {
     "int64": TensorProto.INT64, "int8": TensorProto.INT8, "uint8": TensorProto.UINT8,
 }  # fmt: skip
 LIMITS = {"float32": 1e-4, "float16": 4e-3}
-"""Tolerated error of the norm; float16 is rounded at every node by the reference, sums are float32 in both."""
+"""Tolerated error of the norm; the reference rounds float16 at every node, sums are float32 in both."""
 BOUNDS = LIMITS | {"bfloat16": 3e-2, "tf32": 2e-3, "int8": 0.0, "float8": 1e-2}
-"""The same for what only products and attention are tried in."""
+"""Tolerated errors, including types that only products and attention are tested in."""
 EDGES = (1, 7, 63, 64, 65, 129)
 HALVES = {
     "bert_tiny": ("float16", "bfloat16"), "gpt2_tiny": ("float16", "bfloat16"), "gpt2_past_tiny": ("float16",),
@@ -30,16 +30,16 @@ HALVES = {
 }  # fmt: skip
 """Models that are packed in 16 bits too."""
 MODELS = (*HALVES, "albert_tiny", "alexnet_tiny", "googlenet_tiny", "shufflenet_tiny", "squeezenet_tiny", "vit_hw_tiny")
-"""Models that are packed. densenet is not among them: 400 kernels like resnet's take a minute to compile."""
+"""Models that are packed, without densenet: its 400 kernels, which resemble resnet's, take a minute to compile."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """A program and the shapes it is run at.
+    """A program and the shapes at which it is run.
 
-    ``kind``: what the stages choose cases by. ``rival``: what torch is asked to compute instead (``rivals``); none:
-    it is only checked. ``reference``: the model whose outputs are right, by default the same one; ``limit``: tolerated
-    error of the norm, by default that of ``dtype``.
+    ``kind`` selects the stages of a case. ``rival``: torch's computation of the same (``rivals``), or empty if the case
+    is only checked. ``reference``: the model whose outputs are correct, by default the same one; ``limit``: tolerated
+    error of the norm, by default the limit of ``dtype``.
     """
 
     name: str
@@ -48,14 +48,14 @@ class Case:
     shapes: Sequence[Mapping[str, int]]
     dtype: str = "float32"
     checked: int = field(default=10**6)
-    """How many of the shapes come with inputs and right outputs; the others are timed only."""
+    """Number of shapes with inputs and correct outputs; further shapes are only timed."""
     rival: str = ""
     reference: onnx.ModelProto | None = None
     limit: float | None = None
 
 
 def model(nodes: Sequence[onnx.NodeProto], inputs: Mapping[str, tuple[str, Sequence[Any]]], **constants: Any) -> Any:
-    """A model with one output, ``y``; ``inputs``: name -> dtype, dims."""
+    """Build a model with one output, ``y``; ``inputs`` maps a name to dtype and dims."""
     graph = helper.make_graph(
         list(nodes), "g", [helper.make_tensor_value_info(n, KINDS[t], list(d)) for n, (t, d) in inputs.items()],
         [onnx.ValueInfoProto(name="y")], [numpy_helper.from_array(np.asarray(a), n) for n, a in constants.items()],
@@ -70,7 +70,10 @@ def node(op: str, *inputs: str, to: str = "y", **attributes: Any) -> onnx.NodePr
 def inner_convolution(
     w: np.ndarray[Any, Any], side: Sequence[int | str], stride: int = 1, groups: int = 1
 ) -> onnx.ModelProto:
-    """A padded convolution as it is inside a network: image and result lie channels last. ``side``: of the image."""
+    """Build a padded convolution as inside a network: image and result are channels-last.
+
+    ``side``: size of the image.
+    """
     nodes = [node("Transpose", "x", to="t", perm=[0, 3, 1, 2]),
              node("Conv", "t", "w", to="u", pads=[w.shape[2] // 2] * 4, strides=[stride] * 2, group=groups),
              node("Transpose", "u", perm=[0, 2, 3, 1])]  # fmt: skip
@@ -78,13 +81,13 @@ def inner_convolution(
 
 
 def mean_of_pixels(channels: int) -> onnx.ModelProto:
-    """A mean over the image, which lies channels last."""
+    """Build a mean over a channels-last image."""
     nodes = [node("Transpose", "x", to="t", perm=[0, 3, 1, 2]), node("GlobalAveragePool", "t")]
     return model(nodes, {"x": ("float16", ["B", "H", "W", channels])})
 
 
 def groups(quick: bool) -> Iterator[Case]:
-    """One group of each kind, at the edges of tiles."""
+    """Yield one group of each kind, at the edges of tiles."""
     edges = EDGES[1::3] if quick else EDGES
     square = [{"M": a, "N": b, "K": c} for a, b, c in zip(edges, reversed(edges), [*edges[1:], 200], strict=True)]
     matrices = {t: {"a": (t, ["M", "K"]), "b": (t, ["K", "N"])} for t in LIMITS}
@@ -120,7 +123,7 @@ def groups(quick: bool) -> Iterator[Case]:
 
 
 def narrow(square: Sequence[Mapping[str, int]]) -> Iterator[Case]:
-    """Products on the other tensor cores' types."""
+    """Yield products on the tensor cores' other types."""
     product = [node("MatMul", "a", "b")]
     for t, bound in (("bfloat16", "bfloat16"), ("float32", "tf32")):
         made = model(product, {"a": (t, ["M", "K"]), "b": (t, ["K", "N"])})
@@ -132,7 +135,7 @@ def narrow(square: Sequence[Mapping[str, int]]) -> Iterator[Case]:
 
 
 def attention(quick: bool) -> Iterator[Case]:
-    """Two heads of 64, one kernel."""
+    """Yield attention of two heads of 64, one kernel."""
     nodes = [
         node("Transpose", "k", to="t", perm=[0, 1, 3, 2]), node("MatMul", "q", "t", to="s"),
         node("Mul", "s", "c", to="u"), node("Softmax", "u", to="w", axis=-1), node("MatMul", "w", "v"),
@@ -146,7 +149,7 @@ def attention(quick: bool) -> Iterator[Case]:
 
 
 def tensor_cores(edges: Sequence[int]) -> Iterator[Case]:
-    """tf32 and bytes, as warps and warpgroups multiply them, at the edges of tiles; rows of multiples of 16 bytes."""
+    """Yield tf32 and byte products for warps and warpgroups, at the edges of tiles; rows are multiples of 16 bytes."""
     turned = [node("Transpose", "b", to="t", perm=[1, 0]), node("MatMul", "a", "t")]
     sizes = [{"M": a, "N": b, "K": 4 * c} for a, b, c in zip(edges, reversed(edges), (*edges[1:], 41), strict=True)]
     single = model(turned, {"a": ("float32", ["M", "K"]), "b": ("float32", ["N", "K"])})
@@ -158,7 +161,7 @@ def tensor_cores(edges: Sequence[int]) -> Iterator[Case]:
 
 
 def models(paths: Sequence[Path], quick: bool) -> Iterator[Case]:
-    """Whole models at two of their shapes; text and ViT also in 16 bits, against the float32 model."""
+    """Yield whole models at two of their shapes; text and ViT also in 16 bits, against the float32 model."""
     for path in paths:
         chosen = [shapes(path.stem)[k] for k in ((1,) if quick else (1, 3))]
         original = onnx.load(path)

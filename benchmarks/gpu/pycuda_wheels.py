@@ -1,9 +1,10 @@
-"""pycuda as a wheel, with the wheels of what it imports: the package index has only its source.
+"""Builds pycuda and its requirements as wheels: the package index has only pycuda's source.
 
     python -m benchmarks.gpu.pycuda_wheels OUT [--python PYTHON]
 
-Needs a C++ compiler and the headers of the CUDA toolkit, neither a GPU nor its driver: pycuda is linked with the CPU
-libcuda, and takes whichever libcuda.so.1 is there when it is imported. Two minutes on one core, and the package index.
+Needs a C++ compiler and the headers of the CUDA toolkit, but neither a GPU nor its driver: pycuda is linked with the
+CPU libcuda, and loads the installed libcuda.so.1 when it is imported. Takes two minutes on one core, and needs the
+package index.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from polydyn.gpu.compiler import find_nvcc
 
 
 def toolkit() -> Path:
-    """The toolkit's folder, which has ``include/cuda.h``. BuildError: there is none."""
+    """Return the toolkit's folder, which has ``include/cuda.h``. BuildError: there is none."""
     nvcc = find_nvcc()
     if nvcc is None:
         raise BuildError("pycuda is built with the headers of the CUDA toolkit: no nvcc was found")
@@ -37,9 +38,9 @@ def toolkit() -> Path:
 
 
 def build(python: str, folder: Path, *others: str) -> None:
-    """Makes the wheels for an interpreter, with those of other packages.
+    """Build the wheels of pycuda and of ``others`` for an interpreter.
 
-    BuildError; CalledProcessError: pip or the compiler failed, and said so.
+    BuildError: no toolkit. CalledProcessError: pip or the compiler failed, and printed the reason.
     """
     with tempfile.TemporaryDirectory() as home:
         stub = Path(home) / "libcuda.so"  # must define what pycuda links, or its name is dropped from the wheel
@@ -52,10 +53,10 @@ def build(python: str, folder: Path, *others: str) -> None:
 
 
 def main() -> int:
-    """Makes them."""
+    """Build the wheels."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("out", type=Path)
-    parser.add_argument("--python", default=sys.executable, help="the interpreter that they are for")
+    parser.add_argument("--python", default=sys.executable, help="the interpreter that the wheels are for")
     options = parser.parse_args()
     build(options.python, options.out)
     print(*sorted(p.name for p in options.out.glob("*.whl")), sep="\n")

@@ -1,4 +1,5 @@
-"""BERT-base and GPT-2 in float16 at random shapes, compiled once, beside torch: eager, and Inductor (dynamic)."""
+"""BERT-base and GPT-2 in float16 at random shapes, compiled once, compared with torch: eager, and Inductor (dynamic).
+"""
 
 from __future__ import annotations
 
@@ -17,14 +18,14 @@ from polydyn.gpu.errors import DeviceLostError
 from polydyn.runtime.cuda.array import DeviceArray
 
 COMPILING = 120.0
-"""Seconds that a first call of torch may take."""
+"""Maximum seconds of a first call of torch."""
 EACH = 5
-"""Calls of torch that are timed one after the other."""
+"""Number of consecutive torch calls that are timed."""
 
 
 def real(stage: Stage) -> Iterator[Job]:
-    """Ours and eager torch at every shape; then Inductor, whose compilation takes long."""
-    cases = stage.of("real")
+    """Measure ours and eager torch at every shape; then Inductor, whose compilation takes long."""
+    cases = stage.cases_of("real")
     if stage.emulate:
         return
     for rival in ("torch", "inductor"):
@@ -37,14 +38,14 @@ def real(stage: Stage) -> Iterator[Job]:
         yield f"{case['name']} launches", partial(profiled, stage, case)
 
 
-def given(stage: Stage, case: Result, shape: Mapping[str, int]) -> dict[str, DeviceArray]:
-    """Inputs on the device."""
+def device_inputs(stage: Stage, case: Result, shape: Mapping[str, int]) -> dict[str, DeviceArray]:
+    """Return inputs on the device."""
     host = twins.inputs(twins.CONFIGS[case["name"]], shape["B"], shape["L"])
     return {n: DeviceArray.of(stage.session, a) for n, a in host.items()}
 
 
 def function(stage: Stage, name: str, rival: str) -> Callable[..., Any]:
-    """The model in torch, with the program's weights."""
+    """Return the model in torch, with the program's weights."""
     torch, c = stage.torch, twins.CONFIGS[name]
     tensors = {n: torch.from_numpy(a).cuda() for n, a in twins.parameters(c, "float16").items()}
     made: Callable[..., Any] = twins.function(torch, c, tensors)
@@ -54,10 +55,10 @@ def function(stage: Stage, name: str, rival: str) -> Callable[..., Any]:
 def compare(
     stage: Stage, case: Result, shape: Mapping[str, int], rival: str, theirs: Callable[[], Callable[..., Any]]
 ) -> Result | None:
-    """One shape: by graphs (``us``), and by calls one after the other, the host's work in them (``call_us``)."""
+    """Compare one shape: by graphs (``us``), and by consecutive calls, which include the host's work (``call_us``)."""
     if rival == "inductor" and stage.torch is None:
         return None
-    program, arrays = stage.program(case), given(stage, case, shape)
+    program, arrays = stage.program(case), device_inputs(stage, case, shape)
     got = next(iter(program.run(arrays).values()))
     out: Result = {"us": bound_us(stage, program, arrays), "host_us": host_us(stage, program, arrays)}
     out["call_us"] = max(out["us"], out["host_us"])
@@ -77,7 +78,7 @@ def compare(
 def torchs(
     stage: Stage, case: Result, arrays: Mapping[str, DeviceArray], got: Any, rival: str, theirs: Callable[..., Any]
 ) -> Result:
-    """Whether we agree, and torch's times."""
+    """Return whether the results agree, and torch's times."""
     torch = stage.torch
     tensors = [torch.from_dlpack(a) for a in arrays.values()]
     with torch.no_grad():
@@ -100,6 +101,6 @@ def torchs(
 
 
 def profiled(stage: Stage, case: Result) -> Result:
-    """Where the time goes at (8, 512)."""
+    """Profile the model at (8, 512)."""
     host = twins.inputs(twins.CONFIGS[case["name"]], 8, 512)
     return launches(stage.program(case), host, 5)

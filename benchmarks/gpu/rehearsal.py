@@ -1,11 +1,12 @@
-"""The first day rehearsed without a GPU: a Python with numpy alone, the CPU libcuda, and planted faults.
+"""Rehearses the first day without a GPU: a Python with only numpy, the CPU libcuda, and planted faults.
 
     python -m benchmarks.gpu.rehearsal [OUT] [--python PYTHON] [--pycuda] [--stages ...]
 
-Packs few cases for the emulation, plants a kernel that never ends, one that ends its process, one that computes nothing
-and one that writes where it must not, makes an environment of PYTHON with numpy and nothing else (so torch is missing),
-and runs ``run_all`` there. The rehearsal passes when the report is complete, names exactly the planted cases with what
-happened to them, and everything else is right. ``--pycuda``: its wheel is built, packed, and a model runs through it.
+Packs few cases for the emulation and plants faults: a kernel that never ends, one that ends its process, one that
+computes nothing and one with a forbidden write. Then it makes an environment of PYTHON with numpy and nothing else (so
+torch is missing) and runs ``run_all`` there. The rehearsal passes if the report is complete, names exactly the planted
+cases with their faults, and everything else is right. ``--pycuda``: its wheel is built, packed, and a model runs
+through it.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ PATIENCE, LIMIT = 60, 1500
 
 @dataclass(frozen=True)
 class Fault:
-    """What is put at the beginning of a case's kernels, and what the report must say of it, also of a second run."""
+    """Text at the beginning of a case's kernels, and the message that the report must contain, also of a second run."""
 
     case: str
     text: str
@@ -51,7 +52,7 @@ FAULTS = (
 
 
 def plant(folder: Path, fault: Fault) -> None:
-    """Changes the kernels of a packed case; the emulation compiles them from their sources."""
+    """Change the kernels of a packed case; the emulation compiles them from their sources."""
     path = folder / f"{fault.case}.polydyn"
     artifact = read_artifact(path)
     sources = dict(artifact.sources)
@@ -65,7 +66,7 @@ def plant(folder: Path, fault: Fault) -> None:
 
 
 def environment(python: str, folder: Path) -> Path:
-    """The interpreter of an environment with numpy alone."""
+    """Return the interpreter of an environment with only numpy."""
     found = folder / "bin" / "python"
     if not found.exists():
         subprocess.run([python, "-m", "venv", str(folder)], check=True)
@@ -74,7 +75,7 @@ def environment(python: str, folder: Path) -> Path:
 
 
 def packed(options: argparse.Namespace) -> Path:
-    """The folder of a pack for the emulation, faults planted."""
+    """Return the folder of a pack for the emulation, with planted faults."""
     folder: Path = options.out / "pack"
     shutil.rmtree(folder, ignore_errors=True)
     models = [str(ROOT / "tests/data/bert_tiny.onnx")]
@@ -87,7 +88,7 @@ def packed(options: argparse.Namespace) -> Path:
 
 
 def shortcomings(report: dict[str, Any], stages: list[str], pycuda: bool) -> list[str]:
-    """What a rehearsal's report lacks or says beyond what was planted."""
+    """Return what a rehearsal's report lacks, or reports in addition to the planted faults."""
     out = [f"the stage {s} is missing" for s in stages if s not in report["stages"]]
     found = {(s, r["name"]): r for s, stage in report["stages"].items() for r in stage["results"]}
     bad = {key: r for key, r in found.items() if not r.get("ok", True)}
@@ -108,7 +109,7 @@ def shortcomings(report: dict[str, Any], stages: list[str], pycuda: bool) -> lis
 
 
 def main() -> int:
-    """Prints the report and what is wrong with it; 1 when anything is."""
+    """Print the report and its faults; return 1 if there are any."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("out", nargs="?", type=Path, default=ROOT / "benchmarks/out/rehearsal")
     parser.add_argument("--python", default=sys.executable)

@@ -1,10 +1,10 @@
-"""What the CUDA kernels of models take of a multiprocessor: registers, spills, shared memory, resident blocks.
+"""Resources of the CUDA kernels of models: registers, spills, shared memory, resident blocks.
 
     python -m benchmarks.gpu.resources MODEL.onnx [...] [--dtype float16] [--arch sm_80 sm_90a] [--shapes B=8,L=512 ...]
 
-For every group the versions that the model's shapes choose are compiled (no GPU is needed) and listed once. The rows
-are added to benchmarks/results/gpu_resources.json, in place of what it has for the same model, type and architecture.
-The exit status is the number of kernels that keep anything in local memory.
+For every group, the versions that the model's shapes choose are compiled (no GPU is needed) and listed once. The rows
+are added to benchmarks/results/gpu_resources.json and replace earlier ones of the same model, type and architecture.
+The exit status is the number of kernels that use local memory.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ FILE = "gpu_resources"
 
 @dataclass(frozen=True)
 class Chosen:
-    """A kernel that some shape launches, with its largest shared memory (bytes); ``kind``: of its group."""
+    """A kernel that some shape launches, with its maximum shared memory (bytes); ``kind``: the kind of its group."""
 
     text: str
     version: Candidate
@@ -51,8 +51,8 @@ class Chosen:
 class Use:
     """A row of the table.
 
-    ``spills``: bytes stored and loaded, ``local``: bytes of a thread's local memory, ``blocks``: resident on a
-    multiprocessor, ``supposed``: those that the kernel's estimate supposes where no compiler has counted registers.
+    ``spills``: bytes stored and loaded, ``local``: bytes of local memory per thread, ``blocks``: resident blocks per
+    SM, ``supposed``: resident blocks that the kernel's estimate assumes if no compiler has counted registers.
     """
 
     kind: str
@@ -73,19 +73,19 @@ class Use:
 
     @property
     def in_memory(self) -> bool:
-        """Whether a thread keeps anything in local memory."""
+        """Whether a thread uses local memory."""
         return self.spills > 0 or self.local > 0
 
 
-def chosen(path: Path, dtype: str, arch: str, wanted: Sequence[Shape]) -> tuple[list[Chosen], tuple[str, ...]]:
-    """The distinct kernels that a model's shapes launch on a device, and the plan's notes."""
+def chosen(path: Path, dtype: str, arch: str, requested: Sequence[Shape]) -> tuple[list[Chosen], tuple[str, ...]]:
+    """Return the distinct kernels that a model's shapes launch on a device, and the plan's notes."""
     device = hardware.load(hardware.DEVICES[arch])
     plan = estimated(plan_program(of_type(path, dtype), target=f"cuda:{arch}"), device)
     texts = {k.name: k.text for k in plan.kernels}
     model = onnx.load(path)
-    given = [feeds(model, s) for s in wanted]
+    inputs = [feeds(model, s) for s in requested]
     found: dict[str, Chosen] = {}
-    for f in given:
+    for f in inputs:
         env = environment(plan, {s.symbol: f[s.input].shape[s.axis] for s in plan.sources}, device)
         for launch in plan.launches:
             for v in choose(launch, env, device).sequence:
@@ -95,7 +95,7 @@ def chosen(path: Path, dtype: str, arch: str, wanted: Sequence[Shape]) -> tuple[
 
 
 def environment(plan: HostPlan, sizes: Mapping[str, int], device: hardware.Hardware) -> dict[str, int]:
-    """The symbols of a call on whole arrays: no axis of theirs is a part of a longer one."""
+    """Return the symbols of a call on whole arrays: no axis is a part of a longer one."""
     env = {**sizes, THREADS: device.multiprocessors}
     for b in plan.buffers.values():
         env |= {s: product(b.shape[k + 1 :]).evaluate(env) for k, s in enumerate(b.strides)}
@@ -103,7 +103,7 @@ def environment(plan: HostPlan, sizes: Mapping[str, int], device: hardware.Hardw
 
 
 def use(c: Chosen, arch: str) -> Use:
-    """What ptxas says of a kernel."""
+    """Return ptxas's resource report of a kernel."""
     v, block = c.version, c.version.block
     assert block is not None
     u, device = compile_cuda(c.text, arch).kernels[v.kernel], hardware.load(hardware.DEVICES[arch])
@@ -114,24 +114,24 @@ def use(c: Chosen, arch: str) -> Use:
 
 
 def save(about: dict[str, Any], rows: list[Use], **more: Any) -> None:
-    """Replaces or adds a table; ``more`` that it says."""
+    """Replace or add a table with the fields ``more``."""
     path = record.RESULTS / f"{FILE}.json"
     old = json.loads(path.read_text())["tables"] if path.exists() else []
     kept = [t for t in old if any(t[k] != v for k, v in about.items())]
     table = about | {"kernels": len(rows), "spilling": sum(r.in_memory for r in rows)} | more
-    rows = sorted(set(rows), key=str)  # kernels that are alike stand once
+    rows = sorted(set(rows), key=str)  # equal kernels are listed once
     tables = [*kept, table | {"rows": [asdict(r) for r in rows]}]
     tables.sort(key=lambda t: [t[k] for k in about])
     record.save(FILE, compiler=compiler_version(), tables=tables)
 
 
 def main() -> int:
-    """Prints the tables; the number of kernels that use local memory."""
+    """Print the tables; return the number of kernels that use local memory."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("models", nargs="+", type=Path)
     parser.add_argument("--dtype", nargs="+", choices=ONNX_TYPE, default=["float16"])
     parser.add_argument("--arch", nargs="+", choices=hardware.DEVICES, default=["sm_80", "sm_90a"])
-    parser.add_argument("--shapes", nargs="+", type=parse_shape, metavar="B=1,L=8", help="instead of the stored ones")
+    parser.add_argument("--shapes", nargs="+", type=parse_shape, metavar="B=1,L=8", help="replace the stored shapes")
     options = parser.parse_args()
     spilling = 0
     for path, dtype, arch in ((p, d, a) for p in options.models for d in options.dtype for a in options.arch):

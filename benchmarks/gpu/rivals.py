@@ -1,4 +1,4 @@
-"""What torch computes in place of a packed case, and with what; by the case's ``rival``."""
+"""Computations of torch that correspond to packed cases, and their constants; selected by the case's ``rival``."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 from benchmarks.gpu import weights
 
 Rival = tuple[Callable[..., Any], list[Any]]
-"""What torch calls with a case's inputs, in order, and then the constants, which stand beside it."""
+"""A function for torch that takes a case's inputs, in order, and then the constants, which come with it."""
 
 
 def rival(torch: Any, case: Mapping[str, Any]) -> Rival:
-    """The computation as torch does it best. KeyError: no such rival."""
+    """Return torch's best form of the computation. KeyError: there is none of this name."""
     name, f = case["rival"], torch.nn.functional
     if name.startswith("layer_"):
         return _layer(torch, name.removeprefix("layer_"), *_sizes(case))
@@ -22,7 +22,7 @@ def rival(torch: Any, case: Mapping[str, Any]) -> Rival:
         return _convolution(torch, case, int(name.removeprefix("conv_")))
     if name == "bytes":
         w = torch.from_numpy(weights.whole(*_sizes(case))).cuda()
-        return lambda x, w: torch._int_mm(x, w.t()), [w.t().contiguous()]  # by columns, as its kernels want it
+        return lambda x, w: torch._int_mm(x, w.t()), [w.t().contiguous()]  # column-major, as required by its kernels
     if name == "float8":
         return _float8(torch, *_sizes(case))
     plain: dict[str, Callable[..., Any]] = {
@@ -38,7 +38,7 @@ def rival(torch: Any, case: Mapping[str, Any]) -> Rival:
 
 
 def _sizes(case: Mapping[str, Any]) -> tuple[int, int]:
-    """K and N, which end a case's name."""
+    """Return K and N, the last numbers of a case's name."""
     k, n = case["name"].partition("~")[0].rsplit("_", 1)[1].split("x")
     return int(k), int(n)
 
@@ -59,9 +59,9 @@ def _layer(torch: Any, after: str, k: int, n: int) -> Rival:
 
 
 def _float8(torch: Any, k: int, n: int) -> Rival:
-    """As a framework does it: rounded to bytes, then one product with both scales."""
+    """Return the computation of a framework: quantize to float8, then one product with both scales."""
     kind, scale = torch.float8_e4m3fn, weights.FLOAT8_SCALE
-    w = (torch.from_numpy(weights.scaled("w", k, n)).cuda() / scale).to(kind).T.contiguous().T  # by columns
+    w = (torch.from_numpy(weights.scaled("w", k, n)).cuda() / scale).to(kind).T.contiguous().T  # column-major
     one = torch.full((), scale).cuda()
     product = torch._scaled_mm
 

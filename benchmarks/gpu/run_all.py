@@ -1,17 +1,17 @@
-"""One script for a day when a GPU is at hand: is everything right there, and how fast is it?
+"""One script for a day with a GPU: checks all results there, and measures times.
 
     python -m benchmarks.gpu.run_all --pack PACK [--out FOLDER] [--call 1|2|3 | --stages ...] [--only NAME ...]
                                      [--limit SECONDS] [--driver ctypes|pycuda] [--emulate]
 
-Needs this repository, numpy, the CUDA driver, and what ``benchmarks.gpu.pack`` made, a folder or a tarball. With a pack
-for the device's architecture nothing is compiled there. torch is compared with where it is. Stages run one after
-the other, each in a process of its own with a time of its own: a case that fails, hangs or breaks the device is
-reported and the others go on (``processes``). Three calls of less than ten minutes each (``CALLS``): what is right and
-how fast, models and why, NVIDIA's checks. Where a primitive fails that kernels can do without, the rest is measured
-without kernels that use it (``$POLYDYN_LACKING``); a device that answers nothing ends the call.
+Needs this repository, numpy, the CUDA driver, and the output of ``benchmarks.gpu.pack``, a folder or a tarball. With a
+pack for the device's architecture nothing is compiled there. If torch is installed, times are compared with it. Stages
+run one after the other, each in its own process with its own time limit: a case that fails, hangs or breaks the device
+is reported and the others go on (``processes``). There are three calls of less than ten minutes each (``CALLS``):
+correctness and times; models and profiles; NVIDIA's checks. If an optional primitive fails, the rest is measured
+without kernels that use it (``$POLYDYN_LACKING``); a device that does not respond ends the call.
 
-FOLDER (default: $OUT, else benchmarks/out/gpu) gets ``report.json``, written after every event, and ``log``, all that
-is printed: the table comes last, then the failures once more. ``--emulate``: the CPU libcuda, to test this.
+FOLDER (default: $OUT, else benchmarks/out/gpu) receives ``report.json``, written after every event, and ``log`` with
+all printed lines: the table comes last, then the failures once more. ``--emulate``: the CPU libcuda, to test this.
 """
 
 from __future__ import annotations
@@ -45,30 +45,30 @@ STAGES = {
     "profiler": 120.0,
     "sanitizer": 150.0, "pycuda": 60.0,
 }  # fmt: skip
-"""Stage -> seconds, what matters most first. Every primitive must conform before anything made of them means much."""
+"""Maps a stage to its seconds, the most important first. Results only count if every primitive conforms."""
 CALLS = {
     1: ("conformance", "loading", "calibration", "kernels", "models", "attention", "gemm", "layers", "stitch"),
     2: ("real", "selector", "conv", "bytes", "variants", "overhead", "timeline", "profiler"),
     3: ("sanitizer", "pycuda"),
 }
 LENT, STARTING = 30 * 60.0, 2 * 60.0
-"""Seconds that the machine is lent for in all, and what starting it takes of them, for each call."""
+"""Seconds that the machine is lent in total, and startup seconds per call."""
 LIMIT = 9 * 60.0
-"""Seconds for all of it: what a stage takes beyond its own time is missing at the end."""
+"""Seconds for all stages; if a stage exceeds its own time, later stages have less."""
 SLOWER = 10
-"""How much longer the stages may take on the emulation."""
+"""Factor by which stages may take longer on the emulation."""
 GEOMEANS = {
     "over_torch": "geomean over torch", "cold_over_torch": "cold geomean", "over_inductor": "geomean over inductor",
     "loss": "geomean loss",
 }  # fmt: skip
-"""Of a stage's results -> what their geometric mean is called."""
+"""Maps a value in a stage's results to the name of its geometric mean."""
 CLOCKS = "clocks.sm,clocks.mem,temperature.gpu,power.draw,clocks_event_reasons.active"
 EMULATION = f"cuda:{EMULATED}"
-WARM = "import torch; torch.ones(1, device='cuda')"
+LOAD_TORCH = "import torch; torch.ones(1, device='cuda')"
 
 
 def versions() -> dict[str, str]:
-    """What takes part, as installed."""
+    """Return the installed versions of all participants."""
     found = {"python": platform.python_version()}
     for name in ("polydyn", "numpy", "torch", "triton", "pycuda", "nvidia-cuda-nvrtc"):
         try:
@@ -79,7 +79,7 @@ def versions() -> dict[str, str]:
 
 
 def clocks() -> str:
-    """Clocks, temperature, power of the device as nvidia-smi has them; empty where it is not."""
+    """Return clocks, temperature and power of the device from nvidia-smi, or an empty string without it."""
     if shutil.which("nvidia-smi") is None:
         return ""
     asked = ["nvidia-smi", f"--query-gpu={CLOCKS}", "--format=csv,noheader"]
@@ -91,11 +91,11 @@ def clocks() -> str:
 
 @contextmanager
 def warming(options: argparse.Namespace) -> Iterator[None]:
-    """torch is read from the disk meanwhile, which takes a minute the first time."""
+    """Read torch from the disk inside the block, which takes a minute the first time."""
     if options.emulate:
         yield
         return
-    reader = subprocess.Popen([sys.executable, "-c", WARM], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    reader = subprocess.Popen([sys.executable, "-c", LOAD_TORCH], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         yield
     finally:
@@ -104,7 +104,7 @@ def warming(options: argparse.Namespace) -> Iterator[None]:
 
 
 class Report:
-    """What is known so far, on disk after every event; and what is printed, in a file too."""
+    """The results so far, on disk after every event; and all printed lines, also in a file."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -114,23 +114,23 @@ class Report:
         self._file: TextIO = self.log.open("w")
 
     def say(self, line: str) -> None:
-        """Prints a line."""
+        """Print a line."""
         print(line, flush=True)
         print(line, file=self._file, flush=True)
 
     def write(self) -> None:
-        """Replaces the file: what is half written is lost with the machine."""
+        """Replace the file atomically: a partial file would be lost with the machine."""
         part = self.path.with_suffix(".part")
         part.write_text(json.dumps(self.content, indent=1) + "\n")
         part.replace(self.path)
 
     def close(self) -> None:
-        """No more is printed."""
+        """Close the log."""
         self._file.close()
 
 
 def command(stage: str, options: argparse.Namespace) -> list[str]:
-    """The process of a stage."""
+    """Return the command of a stage's process."""
     if stage == "conformance":
         script = ["-m", "benchmarks.gpu.conformance", "--worker"]
     else:
@@ -140,7 +140,10 @@ def command(stage: str, options: argparse.Namespace) -> list[str]:
 
 
 def run_stage(stage: str, options: argparse.Namespace, end: float, report: Report) -> dict[str, Any]:
-    """One stage: its results, its time, why it failed. ``end``: of everything, on the monotonic clock."""
+    """Run one stage; return its results, its time, the reason of a failure.
+
+    ``end``: end of all stages (monotonic clock).
+    """
     start = time.monotonic()
     record: dict[str, Any] = {"results": [], "clocks": [clocks()]}
     report.content["stages"][stage] = record
@@ -166,7 +169,7 @@ def run_stage(stage: str, options: argparse.Namespace, end: float, report: Repor
 
 
 def line(result: dict[str, Any]) -> str:
-    """A result for people."""
+    """Format a result."""
     hidden = ("name", "ok", "message", "blocking")
     words = [
         f"{k} {v:.4g}" if isinstance(v, float) else f"{k} {v}"
@@ -178,12 +181,12 @@ def line(result: dict[str, Any]) -> str:
 
 
 def wrong(stage: dict[str, Any]) -> list[dict[str, Any]]:
-    """The results that are not right."""
+    """Return the results that are not right."""
     return [r for r in stage["results"] if not r.get("ok", True)]
 
 
 def summary(stages: dict[str, dict[str, Any]]) -> str:
-    """The table at the end, then the failures."""
+    """Return the table at the end, then the failures."""
     rows = [f"{'stage':12} {'right':>9} {'seconds':>8}  remarks"]
     for name, stage in stages.items():
         found, bad = stage["results"], [r["name"] for r in wrong(stage)]
@@ -198,7 +201,7 @@ def summary(stages: dict[str, dict[str, Any]]) -> str:
 
 
 def unpacked(pack: Path, scratch: Path) -> Path:
-    """The folder of a pack, which may be a tarball."""
+    """Return the folder of a pack, which may be a tarball."""
     if pack.is_dir():
         return pack
     with tarfile.open(pack) as tar:
@@ -207,7 +210,7 @@ def unpacked(pack: Path, scratch: Path) -> Path:
 
 
 def run(options: argparse.Namespace) -> int:
-    """0 when every stage ran to its end and everything was right."""
+    """Run the stages; return 0 if every stage ran to its end and everything was right."""
     end, report = time.monotonic() + options.limit, Report(options.out)
     about = {k: v for k, v in json.loads((options.pack / "cases.json").read_text()).items() if k != "cases"}
     report.content["pack"] = about
@@ -233,7 +236,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def without_broken(conformance: dict[str, Any], emulate: bool, report: Report) -> None:
-    """Leaves kernels out of what follows that use a feature of which a primitive failed; of a device it is kept."""
+    """Exclude later kernels that use a feature with a failed primitive; on a device the failure is stored."""
     results = {r["name"]: r.get("ok", True) for r in conformance["results"]}
     failed = {feature: cases for feature, cases in failures(results).items() if cases}
     for feature, cases in failed.items():
@@ -249,16 +252,16 @@ def without_broken(conformance: dict[str, Any], emulate: bool, report: Report) -
 
 
 def main() -> int:
-    """See module."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--pack", type=Path, required=True)
     parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT") or "benchmarks/out/gpu"))
     parser.add_argument("--driver", default="ctypes", choices=["ctypes", "pycuda"])
     parser.add_argument("--stages", nargs="*", choices=list(STAGES))
-    parser.add_argument("--call", type=int, choices=list(CALLS), help="the stages of one of three calls")
+    parser.add_argument("--call", type=int, choices=list(CALLS), help="run the stages of one of three calls")
     parser.add_argument("--only", nargs="*", default=[], help="names of cases")
-    parser.add_argument("--limit", type=float, default=LIMIT, help="seconds for all of it")
-    parser.add_argument("--patience", type=float, help="seconds without a word after which a case counts as hanging")
+    parser.add_argument("--limit", type=float, default=LIMIT, help="seconds for all stages")
+    parser.add_argument("--patience", type=float, help="seconds without output after which a case counts as hanging")
     parser.add_argument("--emulate", action="store_true")
     options = parser.parse_args()
     options.stages = options.stages or CALLS.get(options.call) or list(STAGES)

@@ -1,4 +1,4 @@
-"""The sizes that papers and common models give their layers; standard library and numpy."""
+"""Layer sizes of papers and common models; standard library and numpy."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import numpy as np
 TRANSFORMER = ((768, 768), (3072, 768), (768, 3072), (1024, 1024), (4096, 1024), (1024, 4096))
 """(N, K) of the dense layers of BERT base and large."""
 ROWS = (1, 4, 8, 16, 77, 128, 384, 512, 1024, 2048, 4096)
-LARGE = ((4096, 4096, 4096), (8192, 8192, 8192), (4096, 4096, 14336))
+LARGE_PRODUCTS = ((4096, 4096, 4096), (8192, 8192, 8192), (4096, 4096, 14336))
 """(M, N, K)."""
 LENGTHS = tuple(sorted({1, *range(8, 512, 8)}))[:62]
-"""62 lengths in 1..512, as many as TSCompiler has: (32 L, 1024) x (1024, 3072) and (32 L, 4096) x (4096, 1024)."""
+"""62 lengths in 1..512, as many as in TSCompiler: (32 L, 1024) x (1024, 3072) and (32 L, 4096) x (4096, 1024)."""
 DIETCODE = tuple(16 * t for t in (1, 2, 5, 13, 24, 43, 62, 81, 96, 100, 113, 119, 127, 128))
 """Rows of [16 T, 768] x [2304, 768] for T in 1..128 (DietCode)."""
 FTUNER = (5, 24, 43, 62, 81, 100, 119, 128)
@@ -28,11 +28,11 @@ VORTEX_CONVOLUTIONS = {
 }
 """Ranges of images, side, window, channels, filters (Vortex, Table 4)."""
 FLOPS, NUMBERS = 2e12, 2e8
-"""A sample above these takes longer, or more memory, than it is worth."""
+"""Limits of a sample: above these, time or memory exceed its value."""
 
 
 def vortex(count: int) -> Iterator[tuple[str, int, int, int]]:
-    """So many (range, M, N, K) of each of Vortex's ranges, logarithms uniform, none above FLOPS and NUMBERS."""
+    """Yield ``count`` (range, M, N, K) of each of Vortex's ranges, log-uniform, none above FLOPS and NUMBERS."""
     rng = np.random.default_rng(0)
     for name, ranges in VORTEX.items():
         found = 0
@@ -44,7 +44,7 @@ def vortex(count: int) -> Iterator[tuple[str, int, int, int]]:
 
 
 def vortex_convolutions(count: int) -> Iterator[tuple[int, int, int, int, int]]:
-    """So many (images, side, window, channels, filters) of each of Vortex's ranges, drawn as ``vortex`` does.
+    """Yield ``count`` (images, side, window, channels, filters) of each of Vortex's ranges, drawn like ``vortex``.
 
     Windows are odd and no larger than the image, so that a padding of half a window keeps its size.
     """
@@ -61,6 +61,6 @@ def vortex_convolutions(count: int) -> Iterator[tuple[int, int, int, int, int]]:
 
 
 def batches(count: int) -> list[tuple[int, int]]:
-    """So many random (batch, length), batch 1 to 16, length 1 to 512."""
+    """Return ``count`` random (batch, length), batch 1 to 16, length 1 to 512."""
     rng = np.random.default_rng(25)
     return [(int(2 ** rng.integers(0, 5)), int(rng.integers(1, 513))) for _ in range(count)]

@@ -1,10 +1,11 @@
-"""Issue slots of the operations of a CUDA kernel, counted in machine code, beside those that estimates suppose.
+"""Counts issue slots of a CUDA kernel's operations in machine code and compares them with the estimates.
 
     pip install nvidia-cuda-nvdisasm; python -m benchmarks.gpu.slots
 
-Of an element-wise kernel for sm_90a: what an operation adds to it, for each element; 8 slots for each function of the
-special unit (MUFU), which a multiprocessor evaluates 16 of a clock, where that is more. The exit status is the number
-of operations that differ from ``polydyn.codegen.cuda.slots`` by more than a quarter and one slot. No GPU is needed.
+Slots are the instructions per element that an operation adds to an element-wise kernel for sm_90a, or 8 for each
+function of the special unit (MUFU), which evaluates 16 per clock on an SM, whichever is larger. The exit status is the
+number of operations that differ from ``polydyn.codegen.cuda.slots`` by more than a quarter and one slot. No GPU is
+needed.
 """
 
 from __future__ import annotations
@@ -20,13 +21,13 @@ NODES = {
     "Erf": "erf", "Tanh": "tanh", "Sigmoid": "sigmoid", "Floor": "floor", "Sin": "sin", "Cos": "cos", "Pow": "pow",
     "Tan": "tan", "Asinh": "asinh",
 }  # fmt: skip
-"""Operator -> the operation that it becomes."""
+"""Maps an operator to the operation that it becomes."""
 PAIRS = ("Add", "Mul", "Div", "Max", "Pow")
 SPECIAL = 8
 
 
 def code(dtype: str, *more: str) -> Sequence[str]:
-    """The machine code of x + z, and of an operator of that."""
+    """Return the machine code of x + z, followed by further operators."""
     sizes = {n: (dtype, ["M", 1024]) for n in "xz"}
     nodes = [
         node("Add", "x", "z", **({"to": "t"} if more else {})),
@@ -37,14 +38,14 @@ def code(dtype: str, *more: str) -> Sequence[str]:
 
 
 def counted(dtype: str, operator: str) -> float:
-    """Slots of an operator for each element, of which a thread has 16 bytes."""
+    """Return the slots of an operator per element; a thread has 16 bytes of elements."""
     base, whole = code(dtype), code(dtype, operator)
     special = sum(i.startswith("MUFU") for i in whole)
     return max(len(whole) - len(base), SPECIAL * special) / {"float16": 8, "float32": 4}[dtype]
 
 
 def main() -> int:
-    """Prints a line for each operation; the number of those that differ."""
+    """Print a line for each operation; return the number of operations that differ."""
     differ = 0
     print("operation    float16 supposed  float32 supposed")
     for operator, name in NODES.items():

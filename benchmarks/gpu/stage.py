@@ -1,4 +1,4 @@
-"""What the stages share: a device, the cases of a pack, data on the device, errors, times beside torch's."""
+"""Shared parts of the stages: a device, the cases of a pack, data on the device, errors, and times of torch."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ Result = dict[str, Any]
 L2_BYTES = 38
 """CUdevice_attribute."""
 EMULATED_ELEMENTS = 50_000
-"""Larger arrays are left out on the emulation."""
-SAMPLE, POISONED = 1 << 20, 1 << 26
-"""Elements of an output that are compared on the host, and bytes up to which it is poisoned from there."""
+"""The emulation skips larger arrays."""
+SAMPLE, MAX_POISON_BYTES = 1 << 20, 1 << 26
+"""Output elements compared on the host, and maximum bytes of an output that is poisoned from the host."""
 PATTERN = (1 << 20) + 7
-"""Different numbers of an array; they repeat, as drawing gigabytes takes longer than measuring with them."""
+"""Number of distinct values in an array; they repeat, because drawing gigabytes takes longer than measuring."""
 
 
 class Stage:
@@ -58,21 +58,21 @@ class Stage:
 
     @functools.cached_property
     def torch(self) -> Any:
-        """torch with a CUDA device, None when there is none; importing it takes seconds, a minute at first."""
+        """torch with a CUDA device, or None; importing it takes seconds, a minute at first."""
         if self.emulate:
             return None
         try:
             import torch
-        except Exception:  # one that is there and does not load is none
+        except Exception:  # an installed torch that does not load counts as missing
             return None
         return torch if torch.cuda.is_available() else None
 
-    def of(self, *kinds: str) -> list[Result]:
-        """The cases of some kinds."""
+    def cases_of(self, *kinds: str) -> list[Result]:
+        """Return the cases of some kinds."""
         return [c for c in self.cases if c["kind"] in kinds]
 
     def program(self, case: Result) -> CudaProgram:
-        """A case's program on the device."""
+        """Load a case's program on the device."""
         file = case["file"]
         if file not in self._programs:
             artifact = read_artifact(self.folder / f"{file}.polydyn")
@@ -80,28 +80,28 @@ class Stage:
         return self._programs[file]
 
     def stored(self, case: Result, k: int) -> dict[str, Any]:
-        """The inputs of a case's k-th shape."""
+        """Return the inputs of a case's k-th shape."""
         data = np.load(self.folder / f"{case['file']}.npz")
         return {n.split("/", 2)[2]: data[n] for n in data.files if n.startswith(f"{k}/in/")}
 
     def too_large(self, program: CudaProgram, shape: Mapping[str, int]) -> bool:
-        """Whether a shape is left out on the emulation."""
+        """Return whether the emulation skips a shape."""
         if not self.emulate:
             return False
         return sum(int(np.prod(size)) for size, _ in described(program, "inputs", shape)) > EMULATED_ELEMENTS
 
     def replayed(self, works: Sequence[Work], rounds: int = ROUNDS, warm: float = WARM) -> Times:
-        """Device times of work by graphs; on the emulation one launch."""
+        """Measure device times of work by graphs; on the emulation launch it once."""
         with self.session.use() as driver:
             return replayed(driver, works, *((1, 1) if self.emulate else (LAUNCHES, rounds)), warm)
 
     def sets(self, nbytes: int) -> int:
-        """How many sets of data a cold measurement takes turns with."""
+        """Return the number of data sets that a cold measurement alternates between."""
         return 2 if self.emulate else sets_beyond(nbytes, self.l2)
 
 
 def described(program: CudaProgram, which: str, shape: Mapping[str, int]) -> list[tuple[list[int], str]]:
-    """(sizes, dtype) of the inputs or outputs at a shape."""
+    """Return (sizes, dtype) of the inputs or outputs at a shape."""
     dims = resolve_dims(program.manifest, shape)
     return [([evaluate(d, dims) for d in x["dims"]], x["dtype"]) for x in program.manifest[which]]
 
@@ -117,7 +117,7 @@ def _pattern(dtype: str) -> np.ndarray[Any, Any]:
 
 
 def data(stage: Stage, program: CudaProgram, shape: Mapping[str, int], turn: int = 0) -> dict[str, DeviceArray]:
-    """Random inputs on the device; integers are zeros, bytes any. Another ``turn`` gives others."""
+    """Return random inputs on the device; integers are zeros, bytes any. Another ``turn`` gives other numbers."""
     made = {}
     names = [i["name"] for i in program.manifest["inputs"]]
     for k, (name, (size, dtype)) in enumerate(zip(names, described(program, "inputs", shape), strict=True)):
@@ -127,13 +127,13 @@ def data(stage: Stage, program: CudaProgram, shape: Mapping[str, int], turn: int
 
 
 def _numbers(dtype: str, count: int, first: int) -> np.ndarray[Any, Any]:
-    """So many of the numbers, from the ``first`` on and then again from the beginning; few are no copy."""
+    """Return ``count`` of the numbers from ``first`` on, then again from the beginning; small arrays are views."""
     whole, first = _pattern(dtype), first % PATTERN
     return whole[first : first + count] if first + count <= PATTERN else np.resize(np.roll(whole, -first), count)
 
 
 def outputs(stage: Stage, program: CudaProgram, shape: Mapping[str, int]) -> dict[str, DeviceArray]:
-    """Room for the outputs."""
+    """Allocate the outputs."""
     names = [o["name"] for o in program.manifest["outputs"]]
     sizes = described(program, "outputs", shape)
     items = {d: 2 if d == "bfloat16" else np.dtype(d).itemsize for _, d in sizes}
@@ -142,7 +142,7 @@ def outputs(stage: Stage, program: CudaProgram, shape: Mapping[str, int]) -> dic
 
 
 def error(got: Any, want: Any) -> float:
-    """The norm of the difference over the norm of what is wanted; exact for integers; inf when there is no number."""
+    """Return the norm of the difference over the expected norm; exact for integers; inf if a value is not a number."""
     a, b = np.asarray(got, np.float64), np.asarray(want, np.float64)
     if a.shape != b.shape:
         return float("inf")
@@ -152,7 +152,7 @@ def error(got: Any, want: Any) -> float:
 
 
 class Output:
-    """An output on the device and what is right in it: compared there by torch, else as a sample on the host."""
+    """An output on the device and its correct values: compared there by torch, else as a sample on the host."""
 
     def __init__(self, stage: Stage, array: DeviceArray) -> None:
         self.array, self._driver = array, stage.session.driver
@@ -160,22 +160,22 @@ class Output:
         self._torch, self._right = stage.torch, None
 
     def poison(self) -> None:
-        """What was there before is no result."""
+        """Overwrite the output, so that old values cannot pass as results."""
         value = float("nan") if "float" in self.array.dtype else -77
         if self._tensor is not None:
             self._tensor.fill_(value)
             self._torch.cuda.synchronize()
-        elif self.array.nbytes <= POISONED:
+        elif self.array.nbytes <= MAX_POISON_BYTES:
             host = np.zeros(self.array.shape, "uint16" if self.array.dtype == "bfloat16" else self.array.dtype)
             host.fill(0x7FC0 if self.array.dtype == "bfloat16" else value)
             self._driver.h2d(self.array.pointer, host)
 
     def keep(self) -> None:
-        """What is there now is right."""
+        """Store the current values as the correct ones."""
         self._right = self._tensor.clone() if self._tensor is not None else self._sample()
 
     def error(self) -> float:
-        """As ``error``, of what is there now."""
+        """Return ``error`` of the current values."""
         if self._tensor is not None:
             return torch_error(self._torch, self._tensor, self._right)
         return error(self._sample(), self._right)
@@ -186,7 +186,7 @@ class Output:
 
 
 def torch_error(torch: Any, got: Any, want: Any) -> float:
-    """As ``error``, on the device."""
+    """Compute ``error`` on the device."""
     if got.shape != want.shape:
         return float("inf")
     a, b = got.float(), want.float()
@@ -196,7 +196,7 @@ def torch_error(torch: Any, got: Any, want: Any) -> float:
 
 
 def numbers(a: Any, dtype: str) -> Any:
-    """An array as numpy calculates with it; bfloat16 travels as bits."""
+    """Return an array that numpy can calculate with; bfloat16 is transferred as bits."""
     bits = dtype == "bfloat16" and np.asarray(a).dtype == np.uint16
     return (np.asarray(a).astype(np.uint32) << 16).view(np.float32) if bits else a
 
@@ -206,16 +206,16 @@ def text(shape: Mapping[str, int]) -> str:
 
 
 def in_turn(cases: Sequence[Result], count: Callable[[Result], int]) -> Iterator[tuple[Result, int]]:
-    """(case, number of a shape): the first shape of every case, then the second of every case, and so on.
+    """Yield (case, number of a shape): the first shape of every case, then the second of every case, and so on.
 
-    A stage that is cut short has still seen all of them.
+    A stage that stops early has then seen all cases.
     """
     for k in range(max(map(count, cases), default=0)):
         yield from ((c, k) for c in cases if k < count(c))
 
 
 def torch_times(torch: Any, calls: Sequence[Callable[[], Any]], rounds: int = ROUNDS) -> Times:
-    """Device times of one of torch's calls, which take turns in a graph, as ours are taken."""
+    """Return device times of one of torch's calls, which alternate in a graph, measured like ours."""
     for call in calls[:1]:
         for _ in range(3):
             call()
@@ -223,7 +223,7 @@ def torch_times(torch: Any, calls: Sequence[Callable[[], Any]], rounds: int = RO
 
     def graph(count: int) -> Any:
         made = torch.cuda.CUDAGraph()
-        kept: deque[Any] = deque(maxlen=len(calls) - 1)  # cold outputs take turns too, as ours do
+        kept: deque[Any] = deque(maxlen=len(calls) - 1)  # cold outputs alternate too, like ours
         with torch.cuda.graph(made):
             for k in range(count):
                 kept.append(calls[k % len(calls)]())
@@ -233,21 +233,21 @@ def torch_times(torch: Any, calls: Sequence[Callable[[], Any]], rounds: int = RO
 
 
 def _torch_rounds(torch: Any, graph: Callable[[int], Any], calls: int, rounds: int) -> Times:
-    def seconds(made: Any, replays: int) -> float:
+    def seconds(captured: Any, replays: int) -> float:
         start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         start.record()
         for _ in range(replays):
-            made.replay()
+            captured.replay()
         end.record()
         torch.cuda.synchronize()
         return float(start.elapsed_time(end)) / 1e3
 
     count = max(LAUNCHES, calls)
-    made = graph(count)
-    once = seconds(made, 1)
+    captured = graph(count)
+    once = seconds(captured, 1)
     if once / count < SHORT:
         count = max(MANY, calls)
-        made = graph(count)
-    seconds(made, max(1, round(WARM / max(once, 1e-9))))
+        captured = graph(count)
+    seconds(captured, max(1, round(WARM / max(once, 1e-9))))
     again = max(1, round(MEASURED / max(once, 1e-9)))
-    return Times(tuple(seconds(made, again) / again / count for _ in range(rounds)))
+    return Times(tuple(seconds(captured, again) / again / count for _ in range(rounds)))

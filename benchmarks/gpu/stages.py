@@ -1,4 +1,4 @@
-"""The stages of ``run_all``, each a process (``processes``): cases in order. Needs numpy; torch where it is."""
+"""The stages of ``run_all``, each a process (``processes``): cases in order. Needs numpy; uses torch if installed."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ STAGES: dict[str, Callable[[Stage], Iterator[Job]]] = {
     "once": once,
 }
 
-CHECKED = 20.0
-"""Seconds after which a case hangs that is only compared with its right outputs."""
+CHECK_PATIENCE = 20.0
+"""Seconds after which a case hangs that is only compared with its correct outputs."""
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """What ``run_all`` passes on to every stage."""
+    """Add the arguments that ``run_all`` passes on to every stage."""
     parser.add_argument("--pack", type=Path, required=True)
     parser.add_argument("--driver", default="ctypes", choices=["ctypes", "pycuda"])
     parser.add_argument("--only", nargs="*", default=[], help="names of cases")
@@ -52,7 +52,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main() -> int:
-    """Runs one stage."""
+    """Run one stage."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("stage", choices=list(STAGES))
     arguments(parser)
@@ -61,7 +61,7 @@ def main() -> int:
     stage = Stage(options)
     driver = stage.session.driver
     processes.say({"about": {"device": driver.device_name, "arch": driver.arch, "driver": driver.name}})
-    jobs, patience = STAGES[options.stage](stage), CHECKED if options.stage in ("kernels", "models") else None
+    jobs, patience = STAGES[options.stage](stage), CHECK_PATIENCE if options.stage in ("kernels", "models") else None
     patience = None if options.emulate else patience
     processes.work(jobs, options.first, options.seconds, options.count, options.skip, patience)
     return 0

@@ -15,11 +15,11 @@ from benchmarks.gpu.twins import CONFIGS
 
 STITCH = ((4096, 768), (1024, 1024), (1023, 1021), (77, 3000), (1, 100), (8192, 128), (65536, 1024))
 BANDWIDTH = 1 << 26
-"""Elements that show a device's bandwidth."""
+"""Number of elements that shows a device's bandwidth."""
 ATTENTION = {
     (12, 64): ((8, 512), (1, 128), (32, 128), (1, 2048)), (32, 128): ((1, 2048),),
 }  # fmt: skip
-"""(heads, size of a head) -> (batch, length)."""
+"""Maps (heads, size of a head) to (batch, length)."""
 DECODING = ((12, 64), (32, 128))
 """(heads, size of a head) of a decoder's step: few queries of many keys."""
 EPILOGUES = {
@@ -29,7 +29,7 @@ EPILOGUES = {
               node("Add", "e", "one", to="f"), node("Mul", "u", "f", to="g"), node("Mul", "g", "half")], "t"),
     "residual": ([node("Add", "t", "c", to="u"), node("Add", "u", "r")], "t"),
 }  # fmt: skip
-"""What follows a product with constant weights: nodes, and the product's name."""
+"""Operations after a product with constant weights: nodes, and the product's name."""
 LAYER_ROWS = (1, 16, 128, 512, 4096)
 LAYERS: dict[tuple[str, int, int], Sequence[int]] = {
     ("bias", 768, 768): LAYER_ROWS, ("gelu", 768, 3072): (*LAYER_ROWS, *sizes.FTUNER), ("relu", 768, 3072): LAYER_ROWS,
@@ -37,13 +37,13 @@ LAYERS: dict[tuple[str, int, int], Sequence[int]] = {
     ("plain", 4096, 4096): (1, 2, 8, 16), ("plain", 14336, 4096): (1, 16),
     ("plain", 1024, 3072): [32 * n for n in sizes.LENGTHS], ("plain", 4096, 1024): [32 * n for n in sizes.LENGTHS],
 }  # fmt: skip
-"""(what follows, K, N) of layers with constant weights -> rows."""
+"""Maps (epilogue, K, N) of layers with constant weights to row counts."""
 CONVOLUTIONS = ((64, 64, 3, 56), (256, 64, 1, 56), (128, 128, 3, 28), (512, 512, 3, 7), (3, 64, 7, 224))
 """(channels, filters, window, side) in resnet50."""
 
 
 def timed(quick: bool) -> Iterator[Case]:
-    """All of them; the longest to compile first."""
+    """Yield all timed cases; those that compile longest come first."""
     if not quick:
         yield from real()
     yield from products(quick)
@@ -56,12 +56,12 @@ def timed(quick: bool) -> Iterator[Case]:
 
 
 def products(quick: bool) -> Iterator[Case]:
-    """Products of two arguments: BERT's layers, large ones, samples of Vortex's ranges."""
+    """Yield products of two arguments: BERT's layers, large ones, samples of Vortex's ranges."""
     dims, rows = (sizes.TRANSFORMER[:1], (5, 128)) if quick else (sizes.TRANSFORMER, sizes.ROWS)
     matrices = {"a": ("float16", ["M", "K"]), "b": ("float16", ["K", "N"])}
     spread = [{"M": m, "N": n, "K": k} for m in (rows if quick else (512, 16, 1, 4096, *rows)) for n, k in dims]
     papers = [{"M": m, "N": n, "K": k} for _, m, n, k in sizes.vortex(0 if quick else 12)]
-    large = [{"M": m, "N": n, "K": k} for m, n, k in (() if quick else sizes.LARGE)]
+    large = [{"M": m, "N": n, "K": k} for m, n, k in (() if quick else sizes.LARGE_PRODUCTS)]
     ranges = unique([{"M": 33, "N": 64, "K": 72}, *large, *spread, *papers])
     yield Case("gemm", "gemm", model([node("MatMul", "a", "b")], matrices), ranges, "float16", 1, "matmul")
     turned = [node("Transpose", "b", to="t"), node("MatMul", "a", "t")]
@@ -71,12 +71,12 @@ def products(quick: bool) -> Iterator[Case]:
 
 
 def unique(shapes: Sequence[Mapping[str, int]]) -> list[Mapping[str, int]]:
-    """Each once, in order."""
+    """Return the shapes without repeats, in order."""
     return list({tuple(s.items()): s for s in shapes}.values())
 
 
 def layers(quick: bool) -> Iterator[Case]:
-    """Products with constant weights and what follows them."""
+    """Yield products with constant weights and their epilogues."""
     for (after, k, n), rows in LAYERS.items():
         if quick and (after, k, n) != ("gelu", 768, 3072):
             continue
@@ -87,7 +87,7 @@ def layers(quick: bool) -> Iterator[Case]:
 
 
 def layer(after: str, k: int, n: int) -> Any:
-    """x w over x [M, k] with constant weights, in float16, and one of ``EPILOGUES``."""
+    """Build x w over x [M, k] with constant weights, in float16, and one of ``EPILOGUES``."""
     nodes, product = EPILOGUES[after]
     used = {i for x in nodes for i in x.input}
     constants = {x: a for x, a in weights.dense(k, n).items() if x == "w" or x in used}
@@ -97,7 +97,8 @@ def layer(after: str, k: int, n: int) -> Any:
 
 
 def attention(quick: bool) -> Iterator[Case]:
-    """softmax(q k' / root + mask) v of several heads, a mask of keys, or none of later ones; few queries, many keys."""
+    """Yield softmax(q k' / root + mask) v of several heads, with a key mask or a causal mask; few queries, many keys.
+    """
     for (heads, size), shapes in ATTENTION.items():
         for mask in ("none", "keys", "causal"):
             if (quick and (heads, mask) != (12, "causal")) or (heads == 32 and mask == "keys"):
@@ -115,9 +116,9 @@ def attention(quick: bool) -> Iterator[Case]:
 
 
 def attention_model(heads: int, size: int, mask: str, keys: str = "L") -> Any:
-    """Attention in float16 of queries [B, heads, L, size]; ``keys``: the dim of keys and values, "T" if not their own.
+    """Build attention in float16 of queries [B, heads, L, size]; ``keys``: the dim of keys and values, "T" if not L.
 
-    A causal mask supposes that both are one.
+    A causal mask requires both dims to be equal.
     """
     dims, others = (("float16", ["B", heads, n, size]) for n in ("L", keys))
     given: dict[str, tuple[str, Sequence[Any]]] = {"q": dims, "k": others, "v": others}
@@ -139,7 +140,7 @@ def attention_model(heads: int, size: int, mask: str, keys: str = "L") -> Any:
 
 
 def stitched(quick: bool) -> Iterator[Case]:
-    """Rows, and elements one by one."""
+    """Yield row operations and element-wise operations."""
     some = [{"M": m, "N": n} for m, n in (((3, 70), (16, 256)) if quick else ((3, 70), *STITCH))]
     for t in LIMITS:
         x = {"x": (t, ["M", "N"])}
@@ -165,7 +166,7 @@ def stitched(quick: bool) -> Iterator[Case]:
 
 
 def bytes_(quick: bool) -> Iterator[Case]:
-    """Bytes times constant bytes; float16 quantized to 8-bit floats times constants of them."""
+    """Yield bytes times constant bytes; float16 quantized to 8-bit floats times constants of them."""
     k, n, rows = (64, 32, (33,)) if quick else (4096, 4096, (32, 128, 1024, 4096))
     made = model([node("MatMulInteger", "x", "w")], {"x": ("int8", ["M", k])}, w=weights.whole(k, n))
     shapes = [{"M": m} for m in rows]
@@ -174,7 +175,7 @@ def bytes_(quick: bool) -> Iterator[Case]:
 
 
 def float8_layer(k: int, n: int) -> Any:
-    """x w over x [M, k] and constant weights, both quantized to float8_e4m3fn."""
+    """Build x w over x [M, k] and constant weights, both quantized to float8_e4m3fn."""
     w, scale = weights.scaled("w", k, n), np.float16(weights.FLOAT8_SCALE)
     nodes = [
         node("QuantizeLinear", "x", "scale", "zero", to="xq"), node("DequantizeLinear", "xq", "scale", "zero", to="xd"),
@@ -186,7 +187,7 @@ def float8_layer(k: int, n: int) -> Any:
 
 
 def convolutions() -> Iterator[Case]:
-    """Convolutions of resnet50, 1 and 32 images, and samples of Vortex's ranges."""
+    """Yield convolutions of resnet50, 1 and 32 images, and samples of Vortex's ranges."""
     for channels, filters, window, side in CONVOLUTIONS:
         yield convolution(channels, filters, window, side, 2 if window == 7 else 1, (32, 1))
     for images, side, window, channels, filters in sizes.vortex_convolutions(3):
@@ -194,7 +195,7 @@ def convolutions() -> Iterator[Case]:
 
 
 def convolution(channels: int, filters: int, window: int, side: int, stride: int, images: Sequence[int]) -> Case:
-    """One layer with padding and constant weights, any number of images."""
+    """Return one layer with padding and constant weights, for any number of images."""
     w = weights.convolution(channels, filters, window)
     layer = node("Conv", "x", "w", pads=[window // 2] * 4, strides=[stride] * 2)
     made = model([layer], {"x": ("float16", ["B", channels, side, side])}, w=w)
@@ -203,7 +204,7 @@ def convolution(channels: int, filters: int, window: int, side: int, stride: int
 
 
 def real() -> Iterator[Case]:
-    """BERT-base and GPT-2 in float16, compiled once, at 25 random shapes."""
+    """Yield BERT-base and GPT-2 in float16, compiled once, at 25 random shapes."""
     shapes = [{"B": b, "L": n} for b, n in sizes.batches(25)]
     for name in CONFIGS:
         yield Case(name, "real", build(name, "float16"), shapes, "float16", 0, name, limit=3e-2)

@@ -1,4 +1,4 @@
-"""NVIDIA's own tools over our kernels, where they are installed: compute-sanitizer for errors, ncu for counters."""
+"""Runs NVIDIA's tools on our kernels, if installed: compute-sanitizer for errors, ncu for counters."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from benchmarks.gpu.processes import Job
 from benchmarks.gpu.stage import Result, Stage, data, text
 
 CHECKS = ("memcheck", "racecheck", "synccheck")
-PROFILED: tuple[tuple[str, dict[str, int]], ...] = (
+PROFILE_CASES: tuple[tuple[str, dict[str, int]], ...] = (
     ("gemm", {"M": 8192, "N": 8192, "K": 8192}), ("layer_gelu_768x3072", {"M": 4096}),
     ("layer_residual_3072x768", {"M": 4096}), ("layer_plain_4096x4096", {"M": 1}),
     ("layer_bias_768x768", {"M": 128}), ("attention_none_12x64", {"B": 8, "L": 512}),
     ("attention_keys_12x64", {"B": 8, "L": 512}), ("layernorm_float16", {"M": 4096, "N": 768}),
 )  # fmt: skip
-"""Eight kernels."""
+"""Eight kernels and their shapes."""
 METRICS = {
     "gpu__time_duration.sum": "us", "sm__throughput.avg.pct_of_peak_sustained_elapsed": "compute_%",
     "dram__throughput.avg.pct_of_peak_sustained_elapsed": "memory_%",
@@ -36,15 +36,15 @@ METRICS = {
     "smsp__average_warps_issue_stalled_math_pipe_throttle_per_issue_active.ratio": "stalled_on_arithmetic",
 }  # fmt: skip
 PATIENCE = 40.0
-"""Seconds for a tool's run."""
+"""Maximum seconds of a tool's run."""
 
 
 def sanitizer(stage: Stage) -> Iterator[Job]:
-    """The primitives, then a case of each family, under each check."""
+    """Run the primitives, then a case of each family, under each check."""
     tool = shutil.which("compute-sanitizer")
     if tool is None:
         return
-    families = {c["kind"] + c["name"].split("_")[0]: c for c in reversed(stage.of("kernels")) if c["checked"]}
+    families = {c["kind"] + c["name"].split("_")[0]: c for c in reversed(stage.cases_of("kernels")) if c["checked"]}
     for check in CHECKS:
         yield f"conformance under {check}", partial(watched, stage, tool, check, conformance(stage))
     for check in CHECKS:
@@ -54,17 +54,17 @@ def sanitizer(stage: Stage) -> Iterator[Job]:
 
 
 def conformance(stage: Stage) -> list[str]:
-    """The process of the primitives."""
+    """Return the command of the primitives' process."""
     return [sys.executable, "-m", "benchmarks.gpu.conformance", "--worker", "--pack", str(stage.folder)]
 
 
 def itself(stage: Stage, kind: str, name: str) -> list[str]:
-    """The process of a stage with one case."""
+    """Return the command of a stage with one case."""
     return [sys.executable, "-m", "benchmarks.gpu.stages", kind, "--pack", str(stage.folder), "--only", name]
 
 
 def watched(stage: Stage, tool: str, check: str, command: list[str]) -> Result:
-    """A process under compute-sanitizer: how many errors, and what it says of the first."""
+    """Run a process under compute-sanitizer; return the number of errors, and the text of the first."""
     done = ran([tool, "--tool", check, "--print-limit", "5", *command])
     found = re.findall(r"ERROR SUMMARY: (\d+) error|RACECHECK SUMMARY: (\d+) hazard", done)
     errors = sum(int(a or b) for a, b in found)
@@ -75,7 +75,7 @@ def watched(stage: Stage, tool: str, check: str, command: list[str]) -> Result:
 
 
 def ran(command: list[str]) -> str:
-    """What a command prints, until PATIENCE."""
+    """Return the output of a command, until PATIENCE."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
         return done.stdout + done.stderr
@@ -85,16 +85,16 @@ def ran(command: list[str]) -> str:
 
 # ---- counters ------------------------------------------------------------------------------------------------------
 def profiler(stage: Stage) -> Iterator[Job]:
-    """The hardware's counters of eight kernels."""
+    """Read the hardware counters of eight kernels."""
     tool = shutil.which("ncu")
     names = {c["name"] for c in stage.cases}
-    for name, shape in PROFILED if tool else ():
+    for name, shape in PROFILE_CASES if tool else ():
         if name in names:
             yield f"{name} {text(shape)}", partial(counted, stage, str(tool), name, shape)
 
 
 def counted(stage: Stage, tool: str, name: str, shape: dict[str, int]) -> Result:
-    """The counters of the last launch of a case."""
+    """Read the counters of the last launch of a case."""
     environment = ["--metrics", ",".join(METRICS), "--csv", "--clock-control", "none", "--target-processes", "all"]
     sizes = [f"{k}={v}" for k, v in shape.items()]
     run = [*itself(stage, "once", name)]
@@ -117,11 +117,11 @@ def _number(value: str) -> Any:
 
 
 SHAPE = "POLYDYN_SHAPE"
-"""The shape that the stage ``once`` runs its case at, as ``M=8 N=8``."""
+"""The shape at which the stage ``once`` runs its case, as ``M=8 N=8``."""
 
 
 def once(stage: Stage) -> Iterator[Job]:
-    """One case at one shape, run twice: what ncu looks at."""
+    """Run one case at one shape, twice, for ncu."""
     shape = {k: int(v) for k, _, v in (x.partition("=") for x in os.environ[SHAPE].split())}
 
     def run() -> Result:

@@ -1,4 +1,4 @@
-"""BERT and GPT-2 of full size as ONNX graphs with the weights of ``twins``, as exporters write them."""
+"""BERT and GPT-2 of full size as ONNX graphs with the weights of ``twins``, in the form that exporters write."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ TYPES = {"float16": TensorProto.FLOAT16, "float32": TensorProto.FLOAT}
 
 
 class _Graph:
-    """Nodes and constants as they are added."""
+    """Nodes and constants of a graph under construction."""
 
     def __init__(self, c: Config, dtype: str) -> None:
         self.config, self.dtype = c, np.dtype(dtype)
@@ -22,32 +22,32 @@ class _Graph:
         self.constants: dict[str, np.ndarray[Any, Any]] = dict(parameters(c, dtype))
 
     def op(self, kind: str, *inputs: str, **attributes: Any) -> str:
-        """Adds a node; its output's name."""
+        """Add a node and return its output's name."""
         name = f"{kind.lower()}_{len(self.nodes)}"
         self.nodes.append(helper.make_node(kind, list(inputs), [name], name=name, **attributes))
         return name
 
     def number(self, value: Any, dtype: Any = None) -> str:
-        """A constant's name."""
+        """Add a constant and return its name."""
         array = np.asarray(value, dtype or self.dtype)
         name = f"c_{array.dtype}_{str(array.tolist()).replace(' ', '')}"
         self.constants[name] = array
         return name
 
     def whole(self, value: Any) -> str:
-        """A constant of integers."""
+        """Add a constant of integers."""
         return self.number(value, np.int64)
 
     def layer(self, x: str, name: str) -> str:
-        """A dense layer."""
+        """Add a dense layer."""
         return self.op("Add", self.op("MatMul", x, f"{name}.w"), f"{name}.b")
 
     def norm(self, x: str, name: str) -> str:
-        """A layer's norm."""
+        """Add a layer norm."""
         return self.op("LayerNormalization", x, f"{name}.s", f"{name}.t", axis=-1, epsilon=1e-5)
 
     def gelu(self, x: str) -> str:
-        """With erf (BERT), or with tanh (GPT-2)."""
+        """Add a gelu with erf (BERT), or with tanh (GPT-2)."""
         if not self.config.causal:
             e = self.op("Erf", self.op("Div", x, self.number(2**0.5)))
         else:
@@ -56,12 +56,12 @@ class _Graph:
         return self.op("Mul", self.op("Mul", x, self.op("Add", e, self.number(1))), self.number(0.5))
 
     def heads(self, x: str, *perm: int) -> str:
-        """[B, L, width] as [B, L, heads, size], turned."""
+        """Reshape [B, L, width] to [B, L, heads, size] and transpose it."""
         c = self.config
         return self.op("Transpose", self.op("Reshape", x, self.whole([0, 0, c.heads, c.head])), perm=list(perm))
 
     def attention(self, x: str, i: int, mask: str) -> str:
-        """Self-attention and its last layer."""
+        """Add self-attention and its last layer."""
         q, v = (self.heads(self.layer(x, f"{i}.{n}"), 0, 2, 1, 3) for n in "qv")
         k = self.heads(self.layer(x, f"{i}.k"), 0, 2, 3, 1)
         score = self.op("Mul", self.op("MatMul", q, k), self.number(self.config.head**-0.5))
@@ -74,11 +74,11 @@ class _Graph:
         return self.layer(self.op("Reshape", y, self.whole([0, 0, self.config.width])), f"{i}.o")
 
     def feed(self, x: str, i: int) -> str:
-        """Both dense layers of a block."""
+        """Add both dense layers of a block."""
         return self.layer(self.gelu(self.layer(x, f"{i}.up")), f"{i}.down")
 
     def mask(self) -> str:
-        """Of keys (added to scores), or whether a key is not after its query."""
+        """Add the mask of keys (added to scores), or the causal mask."""
         if not self.config.causal:
             there = self.op("Cast", self.op("Unsqueeze", "mask", self.whole([1, 2])), to=TYPES[str(self.dtype)])
             return self.op("Mul", self.op("Sub", self.number(1), there), self.number(np.finfo(self.dtype).min))
@@ -88,14 +88,14 @@ class _Graph:
         return self.op("LessOrEqual", columns, rows)
 
     def embedded(self) -> str:
-        """Words and places."""
+        """Add token and position embeddings."""
         size = self.op("Shape", "ids", start=1, end=2)
         places = self.op("Slice", "positions", self.whole([0]), size, self.whole([0]))
         return self.op("Add", self.op("Gather", "words", "ids", axis=0), places)
 
 
 def build(name: str, dtype: str) -> onnx.ModelProto:
-    """A model of ``CONFIGS`` over ids [B, L] (and mask [B, L]); its output is ``y``."""
+    """Build a model of ``CONFIGS`` over ids [B, L] (and mask [B, L]); its output is ``y``."""
     c = CONFIGS[name]
     g = _Graph(c, dtype)
     x, mask = g.embedded(), g.mask()

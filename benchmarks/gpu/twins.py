@@ -1,6 +1,6 @@
-"""Whole models as torch runs them: the same weights as the packed programs have, its own attention and layers.
+"""Whole models in torch: the weights of the packed programs, with torch's own attention and layers.
 
-Sizes and weights need numpy alone, so that both sides have them.
+Sizes and weights need only numpy, so that both sides have them.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ CONFIGS = {
 
 
 def parameters(c: Config, dtype: str) -> dict[str, np.ndarray[Any, Any]]:
-    """Every weight by name; matrices are [k, n]."""
+    """Return every weight by name; matrices are [k, n]."""
     w, n = c.width, 4 * c.width
     shapes: dict[str, tuple[int, ...]] = {"words": (c.vocabulary, w), "positions": (c.positions, w)}
     found = {name: weight(name, shape, 0.5, dtype) for name, shape in shapes.items()}
@@ -56,7 +56,7 @@ def parameters(c: Config, dtype: str) -> dict[str, np.ndarray[Any, Any]]:
 
 
 def inputs(c: Config, batch: int, length: int) -> dict[str, np.ndarray[Any, Any]]:
-    """Token ids, and for BERT the mask of the tokens that are there (a quarter is padding)."""
+    """Return token ids, and for BERT the mask of valid tokens (a quarter is padding)."""
     rng = np.random.default_rng(batch * 1009 + length)
     given = {"ids": rng.integers(0, c.vocabulary, (batch, length))}
     if not c.causal:
@@ -66,17 +66,17 @@ def inputs(c: Config, batch: int, length: int) -> dict[str, np.ndarray[Any, Any]
 
 
 def function(torch: Any, c: Config, w: Arrays) -> Callable[..., Any]:
-    """The model over (ids[, mask]) in torch; ``w``: its tensors."""
+    """Build the model over (ids[, mask]) in torch; ``w``: its tensors."""
     f = torch.nn.functional
-    turned = {n[:-2]: t.T.contiguous() for n, t in w.items() if n.endswith(".w")}  # as torch's own layers keep them
-    joined = {i: torch.cat([turned[f"{i}.{x}"] for x in "qkv"]) for i in range(c.layers)}
+    transposed = {n[:-2]: t.T.contiguous() for n, t in w.items() if n.endswith(".w")}  # torch's layout
+    joined = {i: torch.cat([transposed[f"{i}.{x}"] for x in "qkv"]) for i in range(c.layers)}
     bias = {i: torch.cat([w[f"{i}.{x}.b"] for x in "qkv"]) for i in range(c.layers)}
 
     def norm(x: Any, name: str) -> Any:
         return f.layer_norm(x, x.shape[-1:], w[f"{name}.s"], w[f"{name}.t"], 1e-5)
 
     def layer(x: Any, name: str) -> Any:
-        return f.linear(x, turned[name], w[f"{name}.b"])
+        return f.linear(x, transposed[name], w[f"{name}.b"])
 
     def attention(x: Any, i: int, mask: Any) -> Any:
         parts = f.linear(x, joined[i], bias[i]).chunk(3, -1)

@@ -1,4 +1,4 @@
-"""The versions of a program of one launch, each launched by itself: what the selector chooses from."""
+"""The versions of a program with one launch, each launched by itself: the candidates of the selector."""
 
 from __future__ import annotations
 
@@ -22,27 +22,27 @@ from polydyn.runtime.expressions import decision_from_json, evaluate
 from polydyn.schedules.decision import cost
 
 EMULATED_VERSIONS = 4
-"""Of a kernel; each is compiled for the emulation when it is launched."""
+"""Maximum number of versions of a kernel on the emulation, which compiles each one when it is launched."""
 Step = tuple[Any, ...]
 """The arguments of ``Driver.launch``."""
 
 
 @dataclass(frozen=True)
 class Timed:
-    """A version's times, what it was estimated to take (microseconds), and its error against what is right.
+    """A version's times, its estimated time (microseconds), and its error against the correct output.
 
-    ``held``, ``supposed``: blocks of it that a multiprocessor holds, as the driver says and as the model does.
+    ``resident``, ``supposed``: resident blocks per SM, reported by the driver and assumed by the model.
     """
 
     times: Times
     estimate: float
     error: float
-    held: int
+    resident: int
     supposed: int
 
 
 class Versions:
-    """Those of a program's only launch that may run at a shape, the one that is taken first."""
+    """The versions of a program's only launch that may run at a shape, the selected one first."""
 
     def __init__(self, stage: Stage, program: CudaProgram, shape: Mapping[str, int]) -> None:
         """ValueError: the program has several launches."""
@@ -66,16 +66,16 @@ class Versions:
         self.estimates = {v["name"]: times[v["name"]] / 1000 for v in self.list}
         self._functions: dict[str, int] = {}
 
-    def memory(self, given: Mapping[str, DeviceArray], output: DeviceArray) -> dict[str, DeviceArray]:
-        """Arrays by the names of buffers; constants are copied to the device anew."""
-        artifact, found = self.program._artifact, {**given, self.output: output}
+    def memory(self, feeds: Mapping[str, DeviceArray], output: DeviceArray) -> dict[str, DeviceArray]:
+        """Return arrays by the names of buffers; constants are copied to the device again."""
+        artifact, found = self.program._artifact, {**feeds, self.output: output}
         for name, c in artifact.manifest.get("constants", {}).items():
             raw = artifact.weights[c["offset"] : c["offset"] + c["bytes"]]
             found[name] = DeviceArray.of(self.session, np.array(raw), "uint8")
         return found
 
     def steps(self, version: Mapping[str, Any], memory: Mapping[str, DeviceArray]) -> list[Step]:
-        """The launches of a version on arrays; its workspace stays with them."""
+        """Return the launches of a version on arrays; its workspace stays with them."""
         space = DeviceArray(self.session, (max(evaluate(version["block"]["workspace"], self.env), 1),), "uint8", 1)
         found = [s for x in (version, *version["block"]["after"]) for s in self._prepared(x, memory, space)]
         return [(*s, space) for s in found]
@@ -83,7 +83,7 @@ class Versions:
     def _prepared(
         self, x: Mapping[str, Any], memory: Mapping[str, DeviceArray], space: DeviceArray
     ) -> Iterator[tuple[Any, ...]]:
-        """None when the kernel has no blocks."""
+        """Yield the launches of a version, or None for a kernel without blocks."""
         env, session = self.env, self.session
         blocks = evaluate(x["tasks"], env)
         if blocks <= 0:
@@ -97,7 +97,7 @@ class Versions:
             yield function, (blocks, 1, 1), threads, smem, [*maps, *pointers, *symbols]
 
     def function(self, kernel: str) -> int:
-        """A kernel that may have all shared memory."""
+        """Return a kernel that may use all shared memory."""
         if kernel not in self._functions:
             number = [n for n, _ in self.source.kernels].index(kernel)
             with self.session.use() as driver:
@@ -107,7 +107,7 @@ class Versions:
         return self._functions[kernel]
 
     def _encoded(self, m: Mapping[str, Any], a: DeviceArray) -> bytes:
-        """The bytes of a tensor map over an array."""
+        """Return the bytes of a tensor map over an array."""
         _, item = element_type(m["dtype"])
         dims, strides = (tuple(evaluate(i, self.env) for i in m[x]) for x in ("dims", "strides"))
         pixels = None
@@ -118,7 +118,7 @@ class Versions:
         return self.session.driver.encode_tensor_map(described, a.pointer + evaluate(m["offset"], self.env) * item)
 
     def work(self, steps: Sequence[Step]) -> Work:
-        """Launches them."""
+        """Return a function that launches the steps."""
         driver = self.session.driver
 
         def launch(stream: int) -> None:
@@ -128,28 +128,28 @@ class Versions:
         return launch
 
     def occupancy(self, version: Mapping[str, Any]) -> tuple[int, int]:
-        """Blocks on a multiprocessor: as the driver says, as the description of the device does; 0: not known."""
+        """Return blocks per SM, by the driver and by the description of the device; 0 means unknown."""
         smem, driver = evaluate(version["scratch"], self.env), self.session.driver
         try:
-            held = driver.occupancy(self.function(version["kernel"]), version["block"]["threads"], smem)
+            resident = driver.occupancy(self.function(version["kernel"]), version["block"]["threads"], smem)
         except DeviceLostError:
             raise
         except DeviceError:
-            held = 0
+            resident = 0
         known = hardware.match(driver.device_name)
         registers = self.registers[version["kernel"]].get(known.arch if known else "", {}).get("registers")
         supposed = known.resident_blocks(version["block"]["threads"], registers, smem) if known and registers else 0
-        return held, supposed
+        return resident, supposed
 
 
-def exhaustive(versions: Versions, given: Mapping[str, DeviceArray], output: Output) -> dict[str, Timed]:
-    """Version -> what it takes; the one that is taken comes first. ``output``: knows what is right.
+def exhaustive(versions: Versions, feeds: Mapping[str, DeviceArray], output: Output) -> dict[str, Timed]:
+    """Map each version to its measurement, the selected one first. ``output`` holds the correct values.
 
     DeviceLostError names the version.
     """
     stage = versions.stage
     found: dict[str, Timed] = {}
-    memory = versions.memory(given, output.array)
+    memory = versions.memory(feeds, output.array)
     for v in versions.list[: EMULATED_VERSIONS if stage.emulate else None]:
         output.poison()
         try:

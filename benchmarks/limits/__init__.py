@@ -12,7 +12,7 @@ FLAGS = ["-O2", "-march=native", "-pthread", "-ffp-contract=fast"]
 
 
 KIB = 1024
-CACHED = (256 * KIB, 8192 * KIB)
+CACHE_TEST_BYTES = (256 * KIB, 8192 * KIB)
 """Bytes, over all threads, at which caches are measured: well inside a second- and a third-level cache."""
 
 
@@ -20,7 +20,7 @@ CACHED = (256 * KIB, 8192 * KIB)
 class Limits:
     """``flops``: fp32 operations per second, ``bandwidth``: bytes read per second, both over ``threads`` threads.
 
-    ``cached``: (bytes, bandwidth) of data of that size read again and again, in ascending order of bytes.
+    ``cached``: (bytes, bandwidth) for repeated reads of data of that size, in ascending order of bytes.
     """
 
     threads: int
@@ -29,25 +29,25 @@ class Limits:
     cached: tuple[tuple[int, float], ...] = ()
 
     def seconds(self, flops: float, size: float) -> float:
-        """The least time for that many operations and bytes, each byte moved once, from memory."""
+        """Return the minimum time for these operations and bytes, each byte moved once, from memory."""
         return max(flops / self.flops, size / self.bandwidth)
 
     def seconds_again(self, flops: float, size: float) -> float:
-        """The same when a call like it has just run: data that fits into a cache is read from there."""
+        """Return ``seconds`` for a repeated call: data that fits into a cache is read from there."""
         bandwidth = next((rate for most, rate in self.cached if size <= most), self.bandwidth)
         return max(flops / self.flops, size / bandwidth)
 
     def or_better(self, other: Limits) -> Limits:
-        """The higher of both measurements: what else ran on the machine can only have lowered one."""
+        """Return the higher of both measurements: other load on the machine can only have lowered one."""
         pairs = zip(self.cached, other.cached, strict=True)
         cached = tuple((size, max(rate, other_rate)) for (size, rate), (_, other_rate) in pairs)
         return Limits(self.threads, max(self.flops, other.flops), max(self.bandwidth, other.bandwidth), cached)
 
 
 def measure(threads: int, caches: bool = False) -> Limits:
-    """Compiles and runs both programs (two seconds). CalledProcessError when the compiler refuses."""
+    """Compile and run both programs (two seconds). CalledProcessError: the compiler failed."""
     flops, memory = _run("fma_peak", threads), _run("read_bandwidth", threads)
-    cached = [(b, _run("read_bandwidth", threads, str(b // KIB))) for b in CACHED] if caches else []
+    cached = [(b, _run("read_bandwidth", threads, str(b // KIB))) for b in CACHE_TEST_BYTES] if caches else []
     return Limits(threads, flops * 1e9, memory * 1e9, tuple((b, rate * 1e9) for b, rate in cached))
 
 

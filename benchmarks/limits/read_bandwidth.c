@@ -1,6 +1,6 @@
-/* Read bandwidth: argv[1] threads, each sums its share of an array of argv[2] KiB, over and over; by default the array
-   is far larger than the caches, so that it is memory's. A share is read from end to end, or in 4 or 16 places in turn,
-   which more prefetchers serve. Prints GB/s (1e9 bytes) of all threads together, the best of all rounds. */
+/* Read bandwidth: argv[1] threads, each sums its share of an array of argv[2] KiB, repeatedly; by default the array
+   is far larger than the caches, so that the bandwidth is memory's. A share is read from end to end, or alternately at 4 or 16 positions,
+   which use more prefetchers. Prints GB/s (1e9 bytes) of all threads together, the best of all rounds. */
 #include <pthread.h>
 #include <stdint.h>
 #include <stdio.h>

@@ -1,7 +1,7 @@
 """Architectures of torchvision, timm and transformers with small random weights, for ``benchmarks/census.py``.
 
-A family says what its models are fed and which axes are dynamic. Models of transformers are shrunk: every setting of
-``SMALL`` that a configuration has is put in its place. Needs torch, and what the family comes from.
+A family defines the inputs of its models and their dynamic axes. Models of transformers are shrunk: each setting in
+``SMALL_SETTINGS`` that a configuration has is replaced. Needs torch and the family's package.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ FAMILIES = {
     """,
     "audio": "wav2vec2 wavlm hubert unispeech-sat data2vec-audio sew encodec dac audio-spectrogram-transformer",
 }
-"""Family -> its models, small ones first."""
+"""Maps a family to its models, small ones first."""
 ROUNDINGS = 16 * 2.0**-24
-"""How far an operator's result moves in a run in float64 that imitates float32: 16 roundings."""
+"""Relative change of an operator's result in a float64 run that imitates float32: 16 roundings."""
 TORCHVISION = ("classifier", "segmenter", "video", "flow", "detector")
 HIDDEN = ("hidden_size", "d_model", "dim", "n_embd", "emb_dim", "embedding_size")
 LAYERS = (
@@ -69,7 +69,7 @@ HEADS = (
 )  # fmt: skip
 INNER = ("intermediate_size", "encoder_ffn_dim", "decoder_ffn_dim", "ffn_dim", "d_ff", "hidden_dim")
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
-SMALL: Mapping[str, int] = {
+SMALL_SETTINGS: Mapping[str, int] = {
     **dict.fromkeys(HIDDEN, 64), **dict.fromkeys(LAYERS, 2), **dict.fromkeys(HEADS, 4), **dict.fromkeys(INNER, 128),
     **dict.fromkeys(EXPERTS, 4), "num_key_value_heads": 2, "num_kv_heads": 2, "head_dim": 16, "attention_head_size": 16,
     "d_kv": 16, "moe_intermediate_size": 64, "shared_expert_intermediate_size": 64, "vocab_size": 512,
@@ -80,16 +80,16 @@ SMALL: Mapping[str, int] = {
     "num_kv_shared_layers": 0,
 }  # fmt: skip
 PICTURES = {"vitpose": (256, 192), "upernet": (192, 192)}
-"""Height and width where a configuration does not say them: people are upright; pools of 6 places divide them."""
+"""Height and width for configurations without them: people are upright; pools of 6 positions divide them."""
 UNSET = ("head_dim", "num_key_value_heads", "num_experts_per_tok")
-"""Settings that are also put in place where a configuration has None."""
+"""Settings that are also replaced if a configuration has None."""
 SIZES = (
     {"B": 2, "L": 16, "D": 7, "N": 2, "H": 160, "W": 160, "S": 9600},
     {"B": 1, "L": 1, "D": 1, "N": 1, "H": 224, "W": 192, "S": 8000},
     {"B": 3, "L": 37, "D": 5, "N": 3, "H": 192, "W": 224, "S": 12011},
     {"B": 1, "L": 64, "D": 64, "N": 1, "H": 288, "W": 256, "S": 16000},
 )
-"""The sizes that every model is compared at."""
+"""The sizes at which every model is compared."""
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ class Source:
 
 
 def source(family: str, name: str) -> Source:
-    """The model with seeded random weights."""
+    """Build the model with seeded random weights."""
     import torch
 
     torch.manual_seed(0)
@@ -160,27 +160,27 @@ def _timm(name: str) -> Source:
 
 
 def _configuration(name: str) -> Any:
-    """A small configuration of transformers."""
+    """Return a small configuration of transformers."""
     import transformers
 
     kind = transformers.models.auto.configuration_auto.CONFIG_MAPPING[name]
     base = kind()
-    known = {k: v for k, v in SMALL.items() if type(getattr(base, k, None)) is int}
-    known |= {k: SMALL[k] for k in UNSET if getattr(base, k, 0) is None}
+    known = {k: v for k, v in SMALL_SETTINGS.items() if type(getattr(base, k, None)) is int}
+    known |= {k: SMALL_SETTINGS[k] for k in UNSET if getattr(base, k, 0) is None}
     if "kv_lora_rank" in known:  # keys of a latent have as many heads as queries
-        known["num_key_value_heads"] = SMALL["num_attention_heads"]
+        known["num_key_value_heads"] = SMALL_SETTINGS["num_attention_heads"]
     if getattr(base, "layer_types", None) and not isinstance(getattr(kind, "layer_types", None), property):
         known["layer_types"] = list(base.layer_types[:2])
     if name == "swin2sr":  # 6 heads share the channels
         del known["hidden_size"]
     try:
         small = kind(**known)
-    except Exception:  # of any class: settings that do not go together; those that can be set one by one
+    except Exception:  # of any class: settings that do not fit together; set one by one those that do
         small = base
         for k, v in known.items():
             with contextlib.suppress(AttributeError):
                 setattr(small, k, v)
-    if name == "vitmatte":  # which adds the sizes to a list; the first is its backbone's
+    if name == "vitmatte":  # adds the sizes to a list whose first entry is its backbone's
         small.fusion_hidden_sizes = list(small.fusion_hidden_sizes)
         small.hidden_size = small.backbone_config.hidden_size
     if hasattr(small, "use_cache"):
@@ -228,7 +228,7 @@ def _transformers(family: str, name: str) -> Source:
         channels = getattr(settings, "num_channels", 3) or 3
         data = torch.randn(2, channels, *PICTURES.get(name, (min(side, 512), min(side, 512))))
         inputs = {"pixel_values": data}
-        if name == "vit_mae":  # else it masks at random
+        if name == "vit_mae":  # otherwise it masks at random
             inputs["noise"] = torch.rand(2, (side // settings.patch_size) ** 2)
         return Source(module, inputs, {x: {0: "N"} for x in inputs})
     if name in ("encodec", "dac"):
@@ -240,7 +240,7 @@ def _transformers(family: str, name: str) -> Source:
 
 
 def _tensors(result: Any) -> Iterator[Any]:
-    """All tensors of a result, however it is nested."""
+    """Yield all tensors of a nested result."""
     import torch
 
     if torch.is_tensor(result):
@@ -253,23 +253,24 @@ def _tensors(result: Any) -> Iterator[Any]:
             yield from _tensors(value)
 
 
-def results(family: str, model: Source, given: Iterable[Any]) -> tuple[Any, ...]:
-    """What a model is compared by: its first three results, of a detector all."""
+def results(family: str, model: Source, inputs: Iterable[Any]) -> tuple[Any, ...]:
+    """Return the results that a model is compared by: the first three, or all of a detector."""
     if family == "detector":
-        return tuple(_tensors(model.module(list(given))))
+        return tuple(_tensors(model.module(list(inputs))))
     if family in TORCHVISION or family == "timm":
-        result = model.module(*given)
+        result = model.module(*inputs)
     else:
-        result = model.module(**dict(zip(model.inputs, given, strict=True)), return_dict=True)
-    found = list(_tensors(result))
-    return tuple(x for x in found if x.is_floating_point())[:3] or tuple(found[:3])
+        result = model.module(**dict(zip(model.inputs, inputs, strict=True)), return_dict=True)
+    tensors = list(_tensors(result))
+    return tuple(x for x in tensors if x.is_floating_point())[:3] or tuple(tensors[:3])
 
 
 def in_float64(family: str, name: str) -> Callable[[Mapping[str, Any], int], list[Any]]:
-    """The model in PyTorch with weights, inputs and sums as float64: results for feeds and the number of a run.
+    """Return the model in PyTorch with weights, inputs and sums in float64: a function of feeds and the number of a
+    run.
 
-    Run 0 is exact. In any other, every element that an operator computes moves by up to ``ROUNDINGS`` of itself, at
-    random (Monte Carlo arithmetic): what changes then is not decided in float32. Whole numbers stay.
+    Run 0 is exact. In every other run, each element that an operator computes moves at random by up to ``ROUNDINGS`` of
+    its value (Monte Carlo arithmetic): a result that then changes is not determined by float32. Integers stay.
     """
     import torch
     from torch.utils._python_dispatch import TorchDispatchMode
@@ -318,7 +319,7 @@ def export(family: str, name: str, path: Path) -> None:
         def forward(self, *given: Any) -> Any:
             return results(family, model, given)
 
-    torch.backends.mha.set_fastpath_enabled(False)  # else an attention is one operator that is not exported
+    torch.backends.mha.set_fastpath_enabled(False)  # otherwise an attention is one operator that is not exported
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         torch.onnx.export(

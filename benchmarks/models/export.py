@@ -2,8 +2,8 @@
 
 usage: python -m benchmarks.models.export OUT NAME...     NAME: a model, ``all`` (full size), ``vision`` or ``tiny``
 
-Each file is written only when it passes onnx.checker; a file that exists is left alone. Prints one line per model:
-name, size, and its operators with their counts. Needs torch, transformers, onnxscript (``pip install -e .[export]``).
+Each file is written only if it passes onnx.checker; an existing file is left alone. Prints one line per model: name,
+size, and its operators with their counts. Needs torch, transformers, onnxscript (``pip install -e .[export]``).
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 
 OPSET = 17
 NEWER_OPSET = 20
-"""What torch's newer exporter writes by itself."""
+"""Opset of torch's newer exporter by default."""
 
 
 def export_torch(name: str) -> onnx.ModelProto:
-    """Exports one of the torch models, by the exporter that its entry asks for."""
+    """Export one of the torch models, by the exporter that its entry selects."""
     import torch
 
     from benchmarks.models.zoo import build_source
@@ -40,7 +40,7 @@ def export_torch(name: str) -> onnx.ModelProto:
 
 
 def _traced(source: Source) -> onnx.ModelProto:
-    """By the TorchScript exporter: its graphs are those that most users have."""
+    """Export by the TorchScript exporter: most users have its graphs."""
     import io
 
     import torch
@@ -60,7 +60,9 @@ def _traced(source: Source) -> onnx.ModelProto:
 
 
 def _newer(source: Source) -> onnx.ModelProto:
-    """By the exporter behind ``dynamo=True``; it wants the axes of inputs only, nested like ``forward``'s arguments."""
+    """Export by the exporter behind ``dynamo=True``; it takes the axes of inputs only, nested like ``forward``'s
+    arguments.
+    """
     import torch
 
     axes = [dict(source.axes[name]) for name in source.inputs]
@@ -81,7 +83,7 @@ def _newer(source: Source) -> onnx.ModelProto:
 
 
 def build(name: str) -> onnx.ModelProto:
-    """The model by name, checked."""
+    """Build the model by name and check it."""
     from benchmarks.models.light import LIGHT_MODELS, redraw
 
     model = redraw(name) if name in LIGHT_MODELS else export_torch(name)
@@ -92,7 +94,7 @@ def build(name: str) -> onnx.ModelProto:
 
 
 def forget_machine(model: onnx.ModelProto) -> None:
-    """Clears what names scopes and files of the exporting machine: that has no place in a stored model."""
+    """Clear names of scopes and files on the exporting machine: they do not belong in a stored model."""
     graph = model.graph
     parts: list[Any] = [model, graph, *graph.node, *graph.initializer, *graph.input, *graph.output, *graph.value_info]
     for part in parts:
@@ -101,13 +103,13 @@ def forget_machine(model: onnx.ModelProto) -> None:
 
 
 def names_of(words: list[str]) -> list[str]:
-    """Expands ``all``, ``tiny`` and ``vision``."""
+    """Expand ``all``, ``tiny`` and ``vision``."""
     from benchmarks.models.light import LIGHT_MODELS
-    from benchmarks.models.zoo import BY_NAME_ONLY, TORCH_MODELS, VISION
+    from benchmarks.models.zoo import NOT_IN_ALL, TORCH_MODELS, VISION
 
     every = [*TORCH_MODELS, *LIGHT_MODELS]
     groups = {
-        "all": [n for n in every if not n.endswith("_tiny") and n not in BY_NAME_ONLY],
+        "all": [n for n in every if not n.endswith("_tiny") and n not in NOT_IN_ALL],
         "tiny": [n for n in every if n.endswith("_tiny") and n not in VISION],
         "vision": list(VISION),
     }

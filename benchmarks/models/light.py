@@ -1,9 +1,9 @@
-"""The architectures of the onnx package's light models, with weights drawn anew.
+"""The architectures of the onnx package's light models, with new random weights.
 
-The package stores them with every weight equal, made by ConstantOfShape nodes: they test parsing, not arithmetic. Here
-each weight is drawn from a seed at a scale that keeps activations O(1), the batch becomes the symbol N, and H and W
-become symbols where the graph pools whatever size is left (DenseNet, SqueezeNet). The others state sizes that only
-224 x 224 gives: AlexNet and GoogLeNet flatten to a fixed length, ShuffleNet's channel shuffles state H and W.
+The package stores them with equal weights, made by ConstantOfShape nodes: they test parsing, not arithmetic. Here each
+weight is drawn from a seed at a scale that keeps activations O(1), the batch becomes the symbol N, and H and W become
+symbols if the graph pools any remaining size (DenseNet, SqueezeNet). The others contain sizes that only hold for
+224 x 224: AlexNet and GoogLeNet flatten to a fixed length, ShuffleNet's channel shuffles contain H and W.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Array = npt.NDArray[Any]
 class Light:
     """``file``: the package's name. ``free``: H and W become symbols. ``channels``: maps every channel count.
 
-    ``gain``: variance of filters times their fan-in; chosen so that the class scores neither saturate nor vanish.
+    ``gain``: variance of filters times their fan-in, chosen so that the class scores neither saturate nor vanish.
     """
 
     file: str
@@ -35,7 +35,7 @@ class Light:
 
 
 def _divided(by: int) -> Callable[[int], int]:
-    """Channel counts divided, but 3 colours, 1 channel per group, and 10 classes."""
+    """Return a map that divides channel counts, except 3 colours, 1 channel per group, and 10 classes."""
     return lambda c: {1: 1, 3: 3, 1000: 10}.get(c, c // by)
 
 
@@ -60,7 +60,7 @@ LIGHT_MODELS: dict[str, Light] = {
 
 
 def redraw(name: str) -> onnx.ModelProto:
-    """The light model with drawn weights, symbolic dims and scaled channels; equal on every call."""
+    """Return the light model with drawn weights, symbolic dims and scaled channels; equal on every call."""
     light = LIGHT_MODELS[name]
     folder = Path(onnx.__file__).parent / "backend" / "test" / "data" / "light"
     model = onnx.load(folder / f"light_{light.file}.onnx")
@@ -94,7 +94,7 @@ def redraw(name: str) -> onnx.ModelProto:
 
 
 def _role(nodes: list[onnx.NodeProto], name: str) -> tuple[str, int]:
-    """(operator, input position) that a weight is used at, seen through Unsqueeze and Reshape."""
+    """Return (operator, input position) of the use of a weight, seen through Unsqueeze and Reshape."""
     for n in nodes:
         if name in n.input:
             if n.op_type in ("Unsqueeze", "Reshape"):
@@ -104,7 +104,7 @@ def _role(nodes: list[onnx.NodeProto], name: str) -> tuple[str, int]:
 
 
 def _draw(role: tuple[str, int], shape: list[int], gain: float, rng: np.random.Generator) -> Array:
-    """A weight by its role: filters and matrices by fan-in, positive scales and variances, small biases."""
+    """Draw a weight by its role: filters and matrices by fan-in, positive scales and variances, small biases."""
     if role == ("Conv", 1):
         drawn = rng.standard_normal(shape) * np.sqrt(gain / np.prod(shape[1:]))
     elif role == ("Gemm", 1):
@@ -117,7 +117,7 @@ def _draw(role: tuple[str, int], shape: list[int], gain: float, rng: np.random.G
 
 
 def _target(stated: Array, light: Light, *, constant: bool) -> Array:
-    """A Reshape's target with channels scaled and, for an activation, the batch left to be whatever it is."""
+    """Return a Reshape's target with scaled channels and, for an activation, a free batch."""
     dims = [int(s) for s in stated]
     if constant:
         return np.array([light.channels(s) for s in dims], np.int64)
@@ -127,14 +127,14 @@ def _target(stated: Array, light: Light, *, constant: bool) -> Array:
 
 
 def _scale_group(node: onnx.NodeProto, light: Light) -> None:
-    """Depthwise convolutions have as many groups as channels; small group counts stay."""
+    """Scale the groups: depthwise convolutions have as many groups as channels; small group counts stay."""
     for a in node.attribute:
         if a.name == "group" and a.i > 4:
             a.i = light.channels(a.i)
 
 
 def _image_input(nodes: list[onnx.NodeProto], graph: onnx.GraphProto, light: Light) -> onnx.ValueInfoProto:
-    """The one input of rank 4 that nodes read and nothing makes."""
+    """Return the one input of rank 4 that nodes read and no node writes."""
     read = {i for n in nodes for i in n.input}
     constants = {t.name for t in graph.initializer}
     for value in graph.input:
@@ -146,7 +146,7 @@ def _image_input(nodes: list[onnx.NodeProto], graph: onnx.GraphProto, light: Lig
 
 
 def _output(value: onnx.ValueInfoProto, light: Light) -> onnx.ValueInfoProto:
-    """The class scores: batch, classes, and what is left of the image."""
+    """Return the class scores: batch, classes, and the remaining image axes."""
     dims = [d.dim_value for d in value.type.tensor_type.shape.dim]
     return helper.make_tensor_value_info(
         value.name, value.type.tensor_type.elem_type, ["N", light.channels(dims[1]), *dims[2:]]

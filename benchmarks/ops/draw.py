@@ -2,7 +2,7 @@
 
 Ranges of Vortex (Table 3), sizes uniform in their logarithm, drawn with a fixed seed; a draw that would take more than
 MAX_FLOPS or an operand above MAX_ELEMENTS is drawn again. Each (N, K) is one weight: compiled once, run at several M.
-``regular`` and ``skinny`` are not drawn: shapes of transformers, and the shapes where libraries are known to be weak.
+``regular`` and ``skinny`` are not drawn: shapes of transformers, and shapes at which libraries are known to be weak.
 ``batched``: both operands dynamic, all four sizes symbolic, one program for all of them.
 """
 
@@ -27,10 +27,10 @@ TABLE3: dict[str, tuple[Range, Range, Range]] = {
     "cnn": ((1, 128), (80, 25_088), (10, 4096)),
     "gnn": ((2708, 1_888_584), (2, 121), (8, 3703)),
 }
-"""Name -> inclusive ranges of M, N and K."""
+"""Maps a name to inclusive ranges of M, N and K."""
 
 WEIGHTS, ROWS = 11, 3
-"""Drawn per range: distinct (N, K), and M for each."""
+"""Draws per range: distinct (N, K), and M for each."""
 
 REGULAR_MS = (1, 3, 7, 16, 48, 61, 128, 333, 1008)
 REGULAR = ((768, 768), (3072, 768), (768, 3072))
@@ -46,15 +46,15 @@ SKINNY = (
     (40_904, 35, 423),
     (7, 225, 12),
 )
-"""(M, N, K) at which rivals were measured first."""
+"""(M, N, K) at which baselines were measured first."""
 
 BATCHES: tuple[Range, Range, Range, Range] = ((1, 96), (1, 256), (1, 256), (8, 256))
-BATCHED = 30
+BATCHED_CASES = 30
 
 
 @dataclass(frozen=True)
 class Gemm:
-    """One weight and the row counts it is run at; fp32."""
+    """One weight and its row counts; fp32."""
 
     family: str
     n: int
@@ -83,7 +83,7 @@ def _family(r: np.random.Generator, name: str) -> Iterator[Gemm]:
 
 
 def gemms() -> list[Gemm]:
-    """Every weight with its row counts."""
+    """Return every weight with its row counts."""
     r = np.random.default_rng(SEED)
     fixed = [Gemm("regular", n, k, REGULAR_MS) for n, k in REGULAR]
     fixed += [Gemm("skinny", n, k, (m,)) for m, n, k in SKINNY]
@@ -91,10 +91,10 @@ def gemms() -> list[Gemm]:
 
 
 def batched() -> list[tuple[int, int, int, int]]:
-    """(B, M, N, K) of products whose operands are both dynamic."""
+    """Return (B, M, N, K) of products with two dynamic operands."""
     r = np.random.default_rng(SEED + 1)
     out: list[tuple[int, int, int, int]] = []
-    while len(out) < BATCHED:
+    while len(out) < BATCHED_CASES:
         b, m, n, k = (_draw(r, x) for x in BATCHES)
         if _fits(b * m, n, k):
             out.append((b, m, n, k))
@@ -102,14 +102,14 @@ def batched() -> list[tuple[int, int, int, int]]:
 
 
 def read() -> tuple[list[Gemm], list[tuple[int, int, int, int]]]:
-    """The committed list: weights with their rows, and batched sizes."""
+    """Read the committed list: weights with their rows, and batched sizes."""
     content = json.loads(LIST.read_text())
     weights = [Gemm(g["family"], g["n"], g["k"], tuple(g["ms"])) for g in content["gemm"]]
     return weights, [(b, m, n, k) for b, m, n, k in content["batched"]]
 
 
 def text() -> str:
-    """What gemm_list.json must hold: one weight or one batched case a line."""
+    """Return the expected content of gemm_list.json: one weight or one batched case a line."""
     weights = ",\n".join(f"  {json.dumps(asdict(g))}" for g in gemms())
     batches = ",\n".join(f"  {json.dumps(b)}" for b in batched())
     return f'{{\n "seed": {SEED},\n "gemm": [\n{weights}\n ],\n "batched": [\n{batches}\n ]\n}}\n'
@@ -117,4 +117,4 @@ def text() -> str:
 
 if __name__ == "__main__":
     LIST.write_text(text())
-    print(f"{LIST.name}: {sum(len(g.ms) for g in gemms())} products of {len(gemms())} weights, {BATCHED} batched")
+    print(f"{LIST.name}: {sum(len(g.ms) for g in gemms())} products of {len(gemms())} weights, {BATCHED_CASES} batched")

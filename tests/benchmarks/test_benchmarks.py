@@ -336,9 +336,9 @@ def test_every_launch_is_held_and_its_functions_are_counted(tmp_path: Path) -> N
     assert rows.calls == {"exp": 10 * 32} and product.calls == {"erf": 10 * 24}
     assert rows.weights < 120 * 32 * 4  # a Gather of ten rows does not read 120
     assert rows.filled == 1.0 and product.filled in (24 / 32, 1.0)
-    held = profiled.held(onnx.load(str(path)), {"B": 10}, MACHINE, repeats=1)
-    assert [h.label for h in held] == list(works)
-    assert all(sum(h.causes.values()) == pytest.approx(max(0.0, h.seconds - h.limit)) for h in held)
+    launches = profiled.launches(onnx.load(str(path)), {"B": 10}, MACHINE, repeats=1)
+    assert [h.label for h in launches] == list(works)
+    assert all(sum(h.causes.values()) == pytest.approx(max(0.0, h.seconds - h.limit)) for h in launches)
 
 
 def test_pages_of_a_file_just_written_are_in_memory(tmp_path: Path) -> None:

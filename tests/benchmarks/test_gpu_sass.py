@@ -29,13 +29,13 @@ def test_kernels_have_their_instructions(name: str) -> None:
 
 @needs_tools
 def test_what_is_lacking_is_named() -> None:
-    got = sass.check(replace(KINDS["product f16"], wanted=("HMMA", "HGMMA")))
+    got = sass.check(replace(KINDS["product f16"], patterns=("HMMA", "HGMMA")))
     assert got["missing"] == ["HGMMA"] and got["counts"]["HMMA"] > 0
 
 
 @needs_tools
 def test_a_loop_that_is_too_long_is_named() -> None:
-    got = sass.check(replace(KINDS["product f16"], most=100))
+    got = sass.check(replace(KINDS["product f16"], loop=100))
     assert got["missing"] == ["a loop of at most 100"] and got["loop"] > 100 and got["multiplications"] == 64
 
 
@@ -65,6 +65,6 @@ def test_out_of_line_code_and_what_is_stepped_over() -> None:
     wait, power = "WARPGROUP.DEPBAR.LE", "MUFU.EX2"
     code = ("HGMMA.64", wait, "BRA", power, "FMUL", power, wait, "BRA", "EXIT", "HGMMA.64", "BRA")
     found = sass.Code(code, ((0, 8), (1, 11)), ((2, 5),))
-    assert len(found.inner()) == 8 and found.path() == 6 and sass.powers_beside(found.inner()) == 2
+    assert len(found.inner()) == 8 and found.path() == 6 and sass.overlapped_powers(found.inner()) == 2
     drained = sass.Code(("LDGSTS", "HMMA", "LDSM", "BRA", "HMMA", "BRA"), ((0, 4), (4, 6)))
     assert len(drained.inner()) == 4, "the last steps copy nothing"

@@ -102,7 +102,7 @@ def test_cases_agree_with_torch_and_stand_beside_it(stage: Stage, name: str) -> 
 
 def test_a_model_agrees_with_its_twin(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(twins, "CONFIGS", {"bert_base": SMALL})
-    (case,) = stage.of("real")
+    (case,) = stage.cases_of("real")
     theirs = partial(real.function, stage, "bert_base", "torch")
     got = real.compare(stage, case, case["shapes"][0], "torch", theirs)
     assert got is not None and "message" not in got and got["ok"], got
@@ -116,7 +116,7 @@ def test_every_version_is_compared_on_the_device(stage: Stage) -> None:
 
 
 def test_what_is_not_a_number_or_stale_is_an_error(stage: Stage) -> None:
-    program = stage.program(stage.of("layers")[0])
+    program = stage.program(stage.cases_of("layers")[0])
     output = Output(stage, next(iter(compare.outputs(stage, program, {"M": 2}).values())))
     tensor_of(output.array).fill_(2)
     output.keep()

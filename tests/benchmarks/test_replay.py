@@ -48,8 +48,8 @@ def kernel(written: dict[str, Any]) -> str:
 
 def test_planning_again_writes_equal_texts(cases: list[replay.Case], written: dict[str, Any], tmp_path: Path) -> None:
     replay.write(cases, tmp_path / "again.gz", jobs=1)
-    found = replay.compare(written, replay.load(str(tmp_path / "again.gz")))
-    assert not (found.kernels or found.others or found.missing or found.renamed) and found.equal > 6
+    result = replay.compare(written, replay.load(str(tmp_path / "again.gz")))
+    assert not (result.kernels or result.host_texts or result.missing or result.renamed) and result.equal > 6
 
 
 def test_records_add_kernels(written: dict[str, Any]) -> None:
@@ -59,22 +59,22 @@ def test_records_add_kernels(written: dict[str, Any]) -> None:
 
 def test_a_kernel_that_differs_is_named_with_its_lines(written: dict[str, Any]) -> None:
     name = kernel(written)
-    found = replay.compare(written, changed(written, name, "int64_t", "int32_t"))
-    (difference,) = found.kernels
+    result = replay.compare(written, changed(written, name, "int64_t", "int32_t"))
+    (difference,) = result.kernels
     assert difference.name == name and any("int32_t" in x for x in difference.lines)
-    assert replay.report(found, 5) == 1
+    assert replay.report(result, 5) == 1
 
 
 def test_a_host_program_that_differs_is_listed_and_allowed(written: dict[str, Any]) -> None:
-    found = replay.compare(written, changed(written, "host", "static", "extern"))
-    assert not found.kernels and [d.name for d in found.others] == ["host"] and replay.report(found, 5) == 0
+    result = replay.compare(written, changed(written, "host", "static", "extern"))
+    assert not result.kernels and [d.name for d in result.host_texts] == ["host"] and replay.report(result, 5) == 0
 
 
 def test_a_hash_in_a_name_is_no_difference(written: dict[str, Any]) -> None:
     name = kernel(written)
     hashed = name.rpartition("_")[2]
-    found = replay.compare(written, changed(written, name, hashed, "0123456789ab"))
-    assert found.renamed == 1 and not found.kernels
+    result = replay.compare(written, changed(written, name, hashed, "0123456789ab"))
+    assert result.renamed == 1 and not result.kernels
 
 
 def test_a_missing_case_fails(written: dict[str, Any]) -> None:

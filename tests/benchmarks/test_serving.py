@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 
-from benchmarks.serving import LONGEST, RIVAL, SHORTEST, Load, server_text, table, texts
+from benchmarks.serving import MAX_TOKENS, MIN_TOKENS, RIVAL, Load, server_text, table, texts
 
 
 def test_the_rivals_server_differs_by_one_function() -> None:
@@ -19,7 +19,7 @@ def test_the_rivals_server_differs_by_one_function() -> None:
 
 def test_texts_are_those_of_the_seed_and_of_all_lengths() -> None:
     lengths = [len(t) for t in texts(400)]
-    assert texts(400) == texts(400) and min(lengths) == SHORTEST and LONGEST - 8 < max(lengths) <= LONGEST
+    assert texts(400) == texts(400) and min(lengths) == MIN_TOKENS and MAX_TOKENS - 8 < max(lengths) <= MAX_TOKENS
     assert sum(n < 23 for n in lengths) in range(160, 240), "half of them are below the geometric mean"
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import combination
-from benchmarks.oracle import ANCHORS, BEST, TURNS, Oracle, anchors_of, neighbours
+from benchmarks.oracle import ANCHORS, REPEATED_TILES, TURNS, Oracle, anchors_of, neighbours
 from benchmarks.strategies import WORKLOADS, empty_cache, store
 from polydyn.build.cache import FileCache
 from polydyn.search.backbone import Tile
@@ -52,7 +52,7 @@ def test_the_oracle_finds_the_best_of_every_length_and_is_not_won_by_luck() -> N
         timed = Oracle(bench, shapes)  # type: ignore[arg-type]
         seconds = timed.measure(pool, [(tile(0),)] * len(shapes))
         assert sum(s != 1.0 for s in seconds) <= 1, "a lucky turn wins one half, and is scored on the other"
-        assert max(bench.launched.values()) <= len(pool) + (BEST + 1) * TURNS
+        assert max(bench.launched.values()) <= len(pool) + (REPEATED_TILES + 1) * TURNS
         assert all(len(timed.seconds[tile(0), n]) == 1 + TURNS for n in range(1, len(shapes)))
 
 
