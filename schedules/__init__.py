@@ -1,6 +1,6 @@
-"""Schedules: statements, dependences, schedule matrices, tile space, proofs. Knows nothing of ONNX or CUDA.
+"""Schedules: statements, dependences, schedule matrices, tile space and proofs. They depend on neither ONNX nor CUDA.
 
-Imported as ``polydyn.schedules`` only: under a second name every class would exist twice.
+Import this package as ``polydyn.schedules`` only: under a second name every class would exist twice.
 """
 
 if __name__ != "polydyn.schedules":

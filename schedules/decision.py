@@ -1,7 +1,8 @@
-"""Decisions: which of a group's kept kernels a shape launches, as data that is printed into the host program.
+"""Decisions: which of a group's kernels a shape launches, as data that is printed into the host program.
 
 A decision is a tree of ``Split`` (``index <= threshold``) over symbols, whose leaves name a kernel (``Leaf``) or
-compare closed-form costs (``ArgMin``). ``choose`` is its meaning; the generated C does the same in 64-bit integers.
+compare closed-form costs (``ArgMin``). ``choose`` defines its meaning; the generated C does the same in 64-bit
+integers.
 """
 
 from __future__ import annotations
@@ -16,18 +17,18 @@ from polydyn.schedules.index import ZERO, Index
 
 @dataclass(frozen=True)
 class Leaf:
-    """Kernel ``kernel`` (a position in the group's list of kept kernels)."""
+    """Kernel ``kernel``, a position in the group's list of kernels."""
 
     kernel: int
 
 
 ONLY = Leaf(0)
-"""The first kernel, whatever the shape."""
+"""The first kernel, for every shape."""
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A candidate of an ArgMin. ``cost``: picoseconds, or a score."""
+    """A candidate of an ArgMin. ``cost`` is in picoseconds, or a score."""
 
     kernel: int
     cost: Index
@@ -35,14 +36,14 @@ class Entry:
 
 @dataclass(frozen=True)
 class ArgMin:
-    """The entry of least cost, the first among equals. There is at least one (total)."""
+    """The entry of lowest cost, the first among equals. There is at least one entry (a decision is total)."""
 
     entries: tuple[Entry, ...]
 
 
 @dataclass(frozen=True)
 class Split:
-    """``low`` where ``index <= threshold``, else ``high``."""
+    """``low`` if ``index <= threshold``, else ``high``."""
 
     index: Index
     threshold: int
@@ -54,7 +55,7 @@ Decision: TypeAlias = Leaf | ArgMin | Split
 
 
 def verify_decision(decision: Decision, kernels: int, symbols: frozenset[str]) -> None:
-    """Invariants: kernels exist, expressions use the given symbols only, every ArgMin has an entry."""
+    """Check that the kernels exist, that expressions use only the given symbols, and that every ArgMin has an entry."""
     for node in walk(decision):
         if isinstance(node, Split):
             used, named = node.index.symbols(), []
@@ -72,7 +73,7 @@ def verify_decision(decision: Decision, kernels: int, symbols: frozenset[str]) -
 
 
 def walk(decision: Decision) -> Iterator[Decision]:
-    """All nodes, depth first, ``low`` before ``high``."""
+    """Yield all nodes, depth first, ``low`` before ``high``."""
     yield decision
     if isinstance(decision, Split):
         yield from walk(decision.low)
@@ -80,7 +81,7 @@ def walk(decision: Decision) -> Iterator[Decision]:
 
 
 def map_indices(decision: Decision, f: Callable[[Index], Index]) -> Decision:
-    """The decision with ``f`` applied to every expression."""
+    """Return the decision with ``f`` applied to every expression."""
     if isinstance(decision, Split):
         low, high = map_indices(decision.low, f), map_indices(decision.high, f)
         return Split(f(decision.index), decision.threshold, low, high)
@@ -90,24 +91,24 @@ def map_indices(decision: Decision, f: Callable[[Index], Index]) -> Decision:
 
 
 def cheapest(kernels: int) -> ArgMin:
-    """The comparison of so many kernels, whose costs are not known yet."""
+    """Return the comparison of n kernels. Their costs are not known yet."""
     return ArgMin(tuple(Entry(k, ZERO) for k in range(kernels)))
 
 
-def members(decision: Decision, of: Callable[[frozenset[int]], Collection[int]]) -> Decision:
-    """A decision over sets as one over their members, whose costs are not known yet.
+def members(decision: Decision, members_of: Callable[[frozenset[int]], Collection[int]]) -> Decision:
+    """Turn a decision over sets of kernels into one over their members, whose costs are not known yet.
 
-    Before: ``Split(i, t, Leaf(0), ArgMin(1, 2))``; after: at each leaf the comparison of ``of`` the sets that it names,
-    which are some kernel at least.
+    Before: ``Split(i, t, Leaf(0), ArgMin(1, 2))``. After: each leaf compares the kernels that ``members_of`` returns
+    for the sets that it names, at least one.
     """
     if isinstance(decision, Split):
-        return replace(decision, low=members(decision.low, of), high=members(decision.high, of))
+        return replace(decision, low=members(decision.low, members_of), high=members(decision.high, members_of))
     named = [decision.kernel] if isinstance(decision, Leaf) else [e.kernel for e in decision.entries]
-    return ArgMin(tuple(Entry(k, ZERO) for k in sorted(of(frozenset(named)))))
+    return ArgMin(tuple(Entry(k, ZERO) for k in sorted(members_of(frozenset(named)))))
 
 
 def with_costs(decision: Decision, cost: Callable[[int], Index]) -> Decision:
-    """The decision with the cost of every kernel that it compares."""
+    """Return the decision with the cost of every kernel that it compares."""
     if isinstance(decision, Split):
         return replace(decision, low=with_costs(decision.low, cost), high=with_costs(decision.high, cost))
     if isinstance(decision, Leaf):
@@ -116,7 +117,10 @@ def with_costs(decision: Decision, cost: Callable[[int], Index]) -> Decision:
 
 
 def choose(decision: Decision, env: Mapping[str, int], barred: Collection[int] = ()) -> int:
-    """The kernel that a shape launches; ``barred``: those that may not be launched there. ScheduleError: all are."""
+    """Return the kernel that a shape launches. Kernels in ``barred`` may not run there.
+
+    ScheduleError: all are barred.
+    """
     ranked = _costs(_leaf(decision, env), env, barred)
     if not ranked:
         raise ScheduleError("no kernel may be launched at this shape", rule="a decision is total")
@@ -124,20 +128,20 @@ def choose(decision: Decision, env: Mapping[str, int], barred: Collection[int] =
 
 
 def cost(decision: Decision, kernel: int, env: Mapping[str, int]) -> int:
-    """The cost of a kernel where it is compared; 0 where it is not."""
+    """Return the cost of a kernel in the comparison that has it, or 0 if none has."""
     entries = [e for n in walk(decision) if isinstance(n, ArgMin) for e in n.entries if e.kernel == kernel]
     return entries[0].cost.evaluate(env) if entries else 0
 
 
 def _leaf(decision: Decision, env: Mapping[str, int]) -> Leaf | ArgMin:
-    """What the tests of a decision lead to."""
+    """Return the leaf that the tests of a decision lead to."""
     while isinstance(decision, Split):
         decision = decision.low if decision.index.evaluate(env) <= decision.threshold else decision.high
     return decision
 
 
 def _costs(node: Leaf | ArgMin, env: Mapping[str, int], barred: Collection[int]) -> list[tuple[int, int, int]]:
-    """(cost, position, kernel) of the entries that are not barred."""
+    """Return (cost, position, kernel) of the entries that are not barred."""
     if isinstance(node, Leaf):
         return [] if node.kernel in barred else [(0, 0, node.kernel)]
     return [(e.cost.evaluate(env), p, e.kernel) for p, e in enumerate(node.entries) if e.kernel not in barred]
@@ -150,11 +154,10 @@ def explain(
     unit: str = "",
     barred: Mapping[int, str] | None = None,
 ) -> tuple[str, ...]:
-    """Why kernels are barred, then the path to the choice: one line per test, what is taken and why, then the other
-    candidates, best first.
+    """Explain a choice: why kernels are barred, the path to the leaf, the kernel taken, then the other candidates.
 
-    ``names``: of the kernels; ``unit``: of costs. A candidate that the leaf does not compare has an estimate when
-    another leaf has its closed form.
+    There is one line per test, and candidates are listed best first. ``names`` has the names of the kernels, ``unit``
+    the unit of costs. A candidate that the leaf does not compare has an estimate if another leaf has its closed form.
     """
     barred = barred or {}
     lines = [f"not {names[k]}: {why}" for k, why in sorted(barred.items())]
@@ -177,12 +180,13 @@ def explain(
     return (*lines, *(f"{names[k]}: {estimate(k)}, not compared here" for k in sorted(rest)))
 
 
-def _taken(
+def _ranked_lines(
     ranked: Sequence[tuple[int, int, int]], names: Sequence[str], estimate: Callable[[int], str]
 ) -> Iterator[str]:
-    """What is taken of ranked candidates and why, then the others."""
+    """Yield the line of the kernel that is taken, with the reason, then lines of the other candidates."""
     (least, _, taken), *others = ranked
     equal = sum(cost == least for cost, _, _ in others)
-    why = f"the least of the {len(ranked)} that may run" if others else "the only candidate here"
-    yield f"taken: {names[taken]}, {estimate(taken)}, {why}" + (f", the first of {equal + 1} equal ones" * bool(equal))
+    reason = f"the least of the {len(ranked)} that may run" if others else "the only candidate here"
+    ties = f", the first of {equal + 1} equal ones" if equal else ""
+    yield f"taken: {names[taken]}, {estimate(taken)}, {reason}{ties}"
     yield from (f"{names[k]}: {estimate(k)}" for _, _, k in others)

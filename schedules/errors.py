@@ -11,9 +11,9 @@ from polydyn.schedules.names import given_back
 class PolydynError(Exception):
     """Root of all errors that polydyn raises on purpose.
 
-    ``message`` says what is wrong; the keyword arguments name the place and the remedy and are printed on
-    lines of their own, so that a log shows them even when the message is long.
-    ``origins``: names of the model's nodes whose plan failed; empty if unknown.
+    ``message`` says what is wrong. The keyword arguments name the place and the remedy. Each is printed on a line of
+    its own, so that a log shows them even if the message is long. ``origins`` names the model's nodes whose plan
+    failed; it is empty if they are unknown.
     """
 
     origins: tuple[str, ...] = ()
@@ -36,9 +36,9 @@ class PolydynError(Exception):
 
 
 class LegalityError(PolydynError):
-    """A schedule or promotion violates a dependence; carries a witness. Always a bug in polydyn.
+    """A schedule or promotion violates a dependence; the message has a witness. Always a bug in polydyn.
 
-    ``violated``: the isl set or map of which the witness is an example, None where there is none.
+    ``violated`` is the isl set or map that the witness is an element of, or None.
     """
 
     violated: Any = None
@@ -49,12 +49,12 @@ class ScheduleError(PolydynError):
 
 
 class CodegenError(PolydynError):
-    """A pass was applied where its conditions do not hold, or the loop IR broke an invariant. A bug in polydyn."""
+    """A pass was applied although its conditions do not hold, or the loop IR broke an invariant. A bug in polydyn."""
 
 
 @dataclass(frozen=True)
 class Declined:
-    """A form that does not fit, and why: a value, for whoever asked to take another form. A bug is an error instead."""
+    """The reason why a form does not fit. It is a value, so that the caller can take another form; bugs are errors."""
 
     reason: str
 

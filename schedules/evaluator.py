@@ -1,7 +1,7 @@
-"""Expressions evaluated at many sizes: each distinct part once per size.
+"""Compile expressions into straight-line Python code that evaluates each distinct part once.
 
-``Index.evaluate`` walks an expression as a tree. A closed form of a kernel's time holds the same quotients and minima
-hundreds of times; as a straight line of assignments it is evaluated that much faster.
+``Index.evaluate`` walks an expression as a tree. The closed form of a kernel's time contains the same quotients and
+minima hundreds of times, so a straight line of assignments is that much faster.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ Evaluator = Callable[[Mapping[str, int]], int]
 
 
 def evaluator(x: Index) -> Evaluator:
-    """A function that gives what ``x.evaluate`` gives for symbols' values. KeyError: a value is missing.
+    """Return a function that computes what ``x.evaluate`` computes from the values of symbols.
 
-    ValueError: the expression reads a tensor.
+    The function raises KeyError if a value is missing. ValueError: the expression reads a tensor.
     """
     line = _Line()
     result = line.of(x)
@@ -29,14 +29,14 @@ def evaluator(x: Index) -> Evaluator:
 
 
 class _Line:
-    """Assignments, in the order in which parts are first needed."""
+    """Assignments, in the order in which the parts are first needed."""
 
     def __init__(self) -> None:
         self.statements: list[str] = []
         self._known: dict[Index | Atom | str, str] = {}
 
     def of(self, x: Index | Atom | str) -> str:
-        """The name of a part's value."""
+        """Return the name of the variable that holds a part's value."""
         if x not in self._known:
             text = self._text(x)
             self._known[x] = f"t{len(self._known)}"

@@ -1,7 +1,7 @@
 """Value: the one typed scalar expression.
 
-What a statement computes for one instance: constants, loads at logical subscripts, integers from an ``Index``,
-and operations from one table (``OPS``) that says for each operation its arity, result and numpy meaning.
+A value is what a statement computes for one instance: constants, loads at logical subscripts, integers from an
+``Index``, and operations from one table (``OPS``), which gives the arity, result and numpy meaning of each operation.
 The same expressions are the bodies of graph primitives, of polyhedral statements and of the loop IR.
 """
 
@@ -26,10 +26,10 @@ SMALL_FLOATS = (
     "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu", "float4_e2m1fn",
 )  # fmt: skip
 FLOAT8 = ("float8_e4m3fn", "float8_e5m2")
-"""Those of them that tensor cores multiply."""
+"""8-bit floats that tensor cores multiply."""
 SMALL_INTEGERS = ("int4", "uint4", "int2", "uint2")
 SMALL = (*SMALL_FLOATS, *SMALL_INTEGERS)
-"""Types of at most 8 bits that nothing is computed in, one byte an element; named as ml_dtypes names them."""
+"""Types of at most 8 bits, stored in one byte per element and named as in ml_dtypes. No arithmetic uses them."""
 DTYPES = (*FLOATS, *INTEGERS, "bool", *SMALL)
 ITEMSIZE = dict.fromkeys(SMALL, 1) | {
     "float16": 2, "bfloat16": 2, "float32": 4, "float64": 8, "bool": 1,
@@ -40,19 +40,20 @@ WIDENED: Mapping[str, str] = {
     **dict.fromkeys(("float16", "bfloat16", *SMALL_FLOATS), "float32"),
     "int4": "int8", "uint4": "uint8", "int2": "int8", "uint2": "uint8",
 }  # fmt: skip
-"""Types of memory only: an element is widened exactly where it is read, and rounded (an integer cut) where stored."""
+"""Storage-only types and the types they are computed in. Loads widen exactly; stores round floats and truncate
+integers."""
 
 
 @dataclass(frozen=True)
 class Value:
-    """Base of all scalar expressions; every one has a ``dtype`` (a name of numpy or ml_dtypes)."""
+    """Base of all scalar expressions. Each has a ``dtype``, a name from numpy or ml_dtypes."""
 
     dtype: str
 
 
 @dataclass(frozen=True)
 class Const(Value):
-    """A literal. Compared by ``repr`` of the value, so that NaN equals itself and -0.0 differs from 0.0."""
+    """A literal. Comparison uses the ``repr`` of the value, so that NaN equals itself and -0.0 differs from 0.0."""
 
     value: float | int | bool
 
@@ -88,7 +89,7 @@ class Op(Value):
 
 @dataclass(frozen=True)
 class OpInfo:
-    """One scalar operation: argument count, numpy meaning, and what the result's dtype is.
+    """One scalar operation: the number of arguments, its meaning in numpy, and the rule for the result's dtype.
 
     ``result``: ``same`` as the last argument, ``bool``, or ``given`` by the expression (cast).
     """
@@ -107,7 +108,7 @@ def _erfc(x: Array) -> Array:
 
 
 def _trunc_divide(a: Array, b: Array) -> Array:
-    """ONNX Div: true division for floats; integers truncate toward zero, division by zero gives 0."""
+    """ONNX Div: true division of floats. Integers truncate toward zero, and division by zero gives 0."""
     if np.issubdtype(np.asarray(a).dtype, np.floating):
         return np.divide(a, b)
     safe = np.where(b == 0, 1, b)
@@ -128,14 +129,17 @@ def _sigmoid(x: Array) -> Array:
 
 
 def _word(*parts: Array) -> Array:
-    """Integers of equally many bits in one of 32, the first one in the lowest bits."""
+    """Pack integers of 32 / n bits into one 32-bit integer, the first one in the lowest bits."""
     bits = 32 // len(parts)
     low = (np.asarray(x, np.int64) & (2**bits - 1) for x in parts)
     return np.asarray(sum(x << bits * k for k, x in enumerate(low)), np.int64).astype(np.uint32).astype(np.int32)
 
 
 def _dot(steps: int, signed: bool) -> Callable[[Array, Array], Array]:
-    """The sum of the products of the parts of two words; those of the second are signed, of the first where so said."""
+    """Return the dot product of the packed elements of two 32-bit words, modulo 2**32.
+
+    Elements of the second word are signed. ``signed`` tells whether those of the first are.
+    """
     bits = 32 // steps
 
     def parts(word: Array, signed: bool) -> list[Array]:
@@ -151,31 +155,34 @@ def _dot(steps: int, signed: bool) -> Callable[[Array, Array], Array]:
 
 
 def _bf16(x: Array) -> Array:
-    """The bits of bfloat16, rounded half to even, in the lower half of 64."""
+    """Return the bits of bfloat16, rounded half to even, in the lower half of 64-bit integers."""
     bits = np.asarray(x, np.float32).view(np.uint32).astype(np.int64)
     return np.asarray(np.where(np.isnan(x), bits >> 16 | 0x40, (bits + 0x7FFF + (bits >> 16 & 1)) >> 16))
 
 
 def _pair_bf16(a: Array, b: Array) -> Array:
-    """Two numbers rounded to bfloat16 in one word of 32 bits, the first one in the lower half."""
+    """Round two numbers to bfloat16 and pack them in one 32-bit word, the first one in the lower half."""
     return np.asarray((_bf16(a) | _bf16(b) << 16).astype(np.uint32).view(np.int32))
 
 
 def _dot2_bf16(a: Array, b: Array) -> Array:
-    """The sum of both products of two pairs of bfloat16, in float32."""
+    """Return the sum of both products of two pairs of bfloat16, in float32."""
     words = [np.asarray(x, np.int32).view(np.uint32) for x in (a, b)]
     low, high = ([(w << s & 0xFFFF0000).astype(np.uint32).view(np.float32) for w in words] for s in (16, 0))
     return np.asarray(low[0] * low[1] + high[0] * high[1])
 
 
 def _nibble(word: Array, number: Array) -> Array:
-    """Four bits of a word less 8, in float32: numbers 0 to 3 lie in the lower halves of its bytes, 4 to 7 above."""
+    """Return a 4-bit element of a word, less 8, as float32.
+
+    Elements 0 to 3 are the low halves of its bytes, 4 to 7 the high.
+    """
     n = np.asarray(number, np.int64)
     return np.asarray((np.asarray(word, np.int64) >> 8 * (n % 4) + 4 * (n // 4) & 15) - 8, np.float32)
 
 
 def _dot_nibbles(word: Array, a: Array, b: Array) -> Array:
-    """The sum of the products of a word's nibbles, 0 to 15, and the signed bytes of two words, the first four first."""
+    """Return the dot product of a word's eight 4-bit elements (0 to 15) and the signed bytes of two words, in order."""
     total: Array = np.zeros((), np.int64)
     for n in range(8):
         byte = (np.asarray((a, b)[n // 4], np.int64) >> 8 * (n % 4) & 255 ^ 128) - 128
@@ -184,7 +191,7 @@ def _dot_nibbles(word: Array, a: Array, b: Array) -> Array:
 
 
 def _power(a: Array, b: Array) -> Array:
-    """A power; of integers it wraps, and a negative exponent leaves 0 but for the bases 1 and -1."""
+    """Return a power. Integers wrap; a negative exponent gives 0 except for the bases 1 and -1."""
     a, b = np.asarray(a), np.asarray(b)
     if a.dtype.kind != "i":
         return np.asarray(np.power(a, b))
@@ -192,15 +199,15 @@ def _power(a: Array, b: Array) -> Array:
     return np.asarray(np.where(b < 0, unit, np.power(a, np.maximum(b, 0))))
 
 
-def _shift(left: bool) -> Callable[[Array, Array], Array]:
-    """A shift of integers; by a negative number of bits, or as many as there are, only the sign is left (or 0)."""
+def _shift(to_left: bool) -> Callable[[Array, Array], Array]:
+    """Return a shift of integers. Shifting by a negative count or by at least the width leaves only the sign (or 0)."""
 
     def shift(a: Array, b: Array) -> Array:
         bits = 8 * np.asarray(a).dtype.itemsize
         inside = (b >= 0) & (b < bits)
         n = np.where(inside, b, bits - 1).astype(np.asarray(b).dtype)
-        moved = np.left_shift(a, n) if left else np.right_shift(a, n)
-        return np.where(inside | (a < 0 if not left else False), moved, 0).astype(np.asarray(a).dtype)
+        moved = np.left_shift(a, n) if to_left else np.right_shift(a, n)
+        return np.where(inside | (a < 0 if not to_left else False), moved, 0).astype(np.asarray(a).dtype)
 
     return shift
 
@@ -233,39 +240,42 @@ OPS: dict[str, OpInfo] = {
     "where": OpInfo(3, np.where), "select": OpInfo(3, np.where), "cast": OpInfo(1, lambda x: x, "given"),
     "bitcast": OpInfo(1, lambda x: x, "given"),
 }  # fmt: skip
-"""Scalar operations. ``where(c, a, b)`` evaluates only the chosen branch, so it also guards a load;
-``select`` is the same where both branches may be evaluated. ``cast`` converts numbers, ``bitcast`` keeps the bits."""
+"""Scalar operations. ``where(c, a, b)`` evaluates only the chosen branch, so it also guards a load; ``select`` may
+evaluate both. ``cast`` converts numbers, ``bitcast`` keeps the bits."""
 
 C_FUNCTIONS: dict[str, str] = {}
-"""Operations that users define by a C function of one element: name -> C text (``polydyn/extend.py``)."""
+"""Operations that users define with a C function of one element: name -> C text (``polydyn/extend.py``)."""
 
 
 def c_function(name: str, arity: int, meaning: Callable[..., Any], text: str) -> None:
-    """Adds an operation that ``text`` defines in C and ``meaning`` over numpy arrays. PolydynError: it is ours."""
+    """Add an operation, given as C ``text`` and as a function ``meaning`` of numpy arrays.
+
+    PolydynError: polydyn has an operation of that name.
+    """
     if name in OPS and name not in C_FUNCTIONS:
         raise PolydynError(f"{name} is an operation already", remedy="give the C function another name")
     OPS[name], C_FUNCTIONS[name] = OpInfo(arity, meaning), text
 
 
 DOTS: Mapping[str, int] = {"dot2": 2, "dot4": 4, "dot2_bf16": 2}
-"""Operation -> steps of the words that it multiplies: pairs of int16, or uint8 by int8, or pairs of bfloat16."""
+"""Operation -> number of packed elements that it multiplies: int16 pairs, uint8 by int8 quads, bfloat16 pairs."""
 PARTS: Mapping[str, str] = {"quad": "uint8", "pair_bf16": "bfloat16"}
-"""Operation that makes words -> the dtype of their parts, where code generation may store these one by one."""
+"""Packing operation -> dtype of the packed elements, which code generation may store one by one."""
 NIBBLE = "nibble"
-"""Operation that takes four bits out of a word: (word, number), the number one for all lanes; float32."""
+"""Operation ``nibble(word, number)``, which extracts 4 bits as float32. The number is the same for all lanes."""
 NIBBLES = 8
-"""Of a word."""
+"""Number of 4-bit elements in a word."""
 ADDED = (*DOTS, "dot_nibbles")
-"""Operations that code generation adds to a sum in one step."""
+"""Operations that code generation fuses with the addition to a sum."""
 PRODUCTS = ("mul", *DOTS)
 """Operations whose sums are sums of products."""
 
 REDUCTIONS: Mapping[str, str] = {"sum": "add", "prod": "mul", "max": "max", "min": "min"}
-"""Reduction name -> the operation that combines."""
+"""Reduction -> the operation that combines."""
 
 
 def neutral(reduction: str, dtype: str) -> Const:
-    """The neutral element: combining with it changes nothing."""
+    """Return the neutral element of a reduction: combining with it changes nothing."""
     if reduction in ("sum", "prod"):
         return Const(dtype, (0.0 if dtype in FLOATS else 0) if reduction == "sum" else (1.0 if dtype in FLOATS else 1))
     low = reduction == "max"
@@ -281,7 +291,7 @@ def neutral(reduction: str, dtype: str) -> Const:
 
 
 def op(name: str, *args: Value) -> Value:
-    """An operation with its dtype derived; the arguments must agree as ``OPS`` says."""
+    """Build an operation and derive its dtype. The arguments must agree as ``OPS`` requires."""
     info = OPS[name]
     if info.arity != len(args):
         raise PolydynError(f"{name} takes {info.arity} arguments, not {len(args)}")
@@ -291,7 +301,7 @@ def op(name: str, *args: Value) -> Value:
 
 
 def cast(x: Value, dtype: str) -> Value:
-    """Conversion as ONNX Cast does it (float to integer truncates); nothing when the dtype is the same."""
+    """Convert like ONNX Cast (float to integer truncates). Return ``x`` itself if it has the dtype."""
     if x.dtype == dtype:
         return x
     if isinstance(x, FromIndex):
@@ -302,21 +312,21 @@ def cast(x: Value, dtype: str) -> Value:
 
 
 def bitcast(x: Value, dtype: str) -> Value:
-    """The same bits as another dtype of that size."""
+    """Reinterpret the bits as another dtype of the same size."""
     if ITEMSIZE[x.dtype] != ITEMSIZE[dtype]:
-        raise PolydynError(f"the bits of {x.dtype} are not as many as those of {dtype}")
+        raise PolydynError(f"{x.dtype} and {dtype} have different sizes")
     return x if x.dtype == dtype else Op(dtype, "bitcast", (x,))
 
 
 def const(value: float | int | bool, dtype: str) -> Const:
-    """A literal of the given dtype."""
+    """Return a literal of the given dtype."""
     if dtype in FLOATS or dtype in SMALL_FLOATS:
         return Const(dtype, float(value))
     return Const(dtype, bool(value) if dtype == "bool" else int(value))
 
 
 def load(buffer: str, index: tuple[IndexLike, ...], dtype: str) -> Load:
-    """A load at logical subscripts."""
+    """Return a load at logical subscripts."""
     return Load(dtype, buffer, tuple(map(Index.of, index)))
 
 
@@ -324,19 +334,19 @@ def load(buffer: str, index: tuple[IndexLike, ...], dtype: str) -> Load:
 
 
 def children(v: Value) -> tuple[Value, ...]:
-    """Direct sub-expressions."""
+    """Return the direct sub-expressions."""
     return v.args if isinstance(v, Op) else ()
 
 
 def walk(v: Value) -> Iterator[Value]:
-    """The expression and all its sub-expressions, outermost first."""
+    """Yield the expression and all its sub-expressions, outermost first."""
     yield v
     for c in children(v):
         yield from walk(c)
 
 
 def transform(v: Value, f: Callable[[Value], Value]) -> Value:
-    """Rebuilds bottom-up, replacing every sub-expression ``x`` by ``f(x)``."""
+    """Rebuild bottom-up, replacing every sub-expression ``x`` by ``f(x)``."""
     if isinstance(v, Op):
         args = tuple(transform(a, f) for a in v.args)
         if any(a is not b for a, b in zip(args, v.args, strict=True)):
@@ -345,29 +355,29 @@ def transform(v: Value, f: Callable[[Value], Value]) -> Value:
 
 
 def loads(v: Value) -> tuple[Load, ...]:
-    """All loads, in order of occurrence, repeated ones included."""
+    """Return all loads, in order of occurrence, repeated ones included."""
     return tuple(x for x in walk(v) if isinstance(x, Load))
 
 
 def read_of(v: Value) -> Load | None:
-    """The load that a value is, a widened one included; None when it is more than an element of memory."""
+    """Return the load that a value is, widened or not. Return None if it is not a single element of memory."""
     if isinstance(v, Op) and v.name == "cast" and v.dtype == WIDENED.get(v.args[0].dtype):
         (v,) = v.args
     return v if isinstance(v, Load) else None
 
 
 def is_decoded(v: Value) -> bool:
-    """Whether a value is computed from parts of words."""
+    """Whether a value is computed from 4-bit elements."""
     return any(isinstance(x, Op) and x.name == NIBBLE for x in walk(v))
 
 
 def substitute(v: Value, env: Mapping[str, IndexLike]) -> Value:
-    """Substitutes symbols in every Index of the expression."""
+    """Substitute symbols in every Index of the expression."""
     return map_index(v, lambda i: i.subs(env))
 
 
 def map_index(v: Value, f: Callable[[Index], Index]) -> Value:
-    """Applies ``f`` to every Index of the expression."""
+    """Apply ``f`` to every Index of the expression."""
 
     def g(x: Value) -> Value:
         if isinstance(x, Load):
@@ -378,7 +388,7 @@ def map_index(v: Value, f: Callable[[Index], Index]) -> Value:
 
 
 def indices(v: Value) -> Iterator[Index]:
-    """Every Index in the expression."""
+    """Yield every Index in the expression."""
     for x in walk(v):
         if isinstance(x, Load):
             yield from x.index
@@ -387,12 +397,12 @@ def indices(v: Value) -> Iterator[Index]:
 
 
 def symbols_of(v: Value) -> frozenset[str]:
-    """All symbols of the subscripts and integers inside the expression."""
+    """Return all symbols of the subscripts and integers inside the expression."""
     return frozenset(s for i in indices(v) for s in i.symbols())
 
 
 def show(v: Value) -> str:
-    """One-line text for people."""
+    """Return a one-line text for people."""
     if isinstance(v, Const):
         return repr(v.value)
     if isinstance(v, Load):
@@ -405,7 +415,7 @@ def show(v: Value) -> str:
 
 
 def conjuncts(v: Value) -> Iterator[Value]:
-    """The parts of a conjunction."""
+    """Yield the terms of a conjunction."""
     if isinstance(v, Op) and v.name == "and":
         for a in v.args:
             yield from conjuncts(a)
@@ -414,7 +424,10 @@ def conjuncts(v: Value) -> Iterator[Value]:
 
 
 def at_least_zero(v: Value) -> Index | None:
-    """What is >= 0 exactly where a comparison of integers that are no data holds; None: it is no such comparison."""
+    """Return an Index that is >= 0 exactly if a comparison of integers (not read from tensors) holds.
+
+    Return None if the value is not such a comparison.
+    """
     if not isinstance(v, Op) or v.name not in ("ge", "gt", "le", "lt"):
         return None
     a, b = map(integer, v.args if v.name[0] == "g" else v.args[::-1])
@@ -422,7 +435,7 @@ def at_least_zero(v: Value) -> Index | None:
 
 
 def integer(v: Value) -> Index | None:
-    """An integer that is no data; None: it is something else."""
+    """Return an integer that is not read from a tensor as an Index, or None."""
     if isinstance(v, FromIndex):
         return v.index
     return Index.of(v.value) if isinstance(v, Const) and isinstance(v.value, int) else None

@@ -54,7 +54,7 @@ class Atom:
         return hash((self.kind, self.name, self.args))
 
     def normal(self) -> Index:
-        """The Index of the atom, in normal form: divisions are carried out and extremes decided as far as it goes."""
+        """Return the Index of the atom in normal form, with divisions and extremes decided as far as possible."""
         if self.kind == "fetch":
             return Index({(self,): 1})
         return floordiv(*self.args) if self.kind == "floordiv" else _extreme(self.kind, self.args)
@@ -80,7 +80,7 @@ class Index:
 
     @staticmethod
     def of(x: IndexLike) -> Index:
-        """An Index from an int, a symbol's name or an Index."""
+        """Return an Index from an int, a symbol's name or an Index."""
         if isinstance(x, Index):
             return x
         if isinstance(x, str):
@@ -91,7 +91,7 @@ class Index:
 
     @property
     def constant(self) -> int | None:
-        """The value when it is a constant, else None."""
+        """The value if it is a constant, else None."""
         if not self.terms:
             return 0
         if len(self.terms) == 1:
@@ -106,18 +106,19 @@ class Index:
 
     @property
     def is_symbol(self) -> bool:
-        """True when it is exactly one symbol."""
+        """Whether it is exactly one symbol."""
         if len(self.terms) != 1:
             return False
         (m, c), *_ = self.terms.items()
         return c == 1 and len(m) == 1 and isinstance(m[0], str)
 
     def atoms(self) -> tuple[str | Atom, ...]:
-        """The different factors of all monomials (not those inside an Atom), in an order that no hash decides."""
+        """Return the distinct factors of all monomials (not those inside an Atom), in an order independent of hashes.
+        """
         return tuple(dict.fromkeys(a for m in self.terms for a in m))
 
     def symbols(self) -> frozenset[str]:
-        """All symbols, those inside atoms included."""
+        """Return all symbols, including those inside atoms."""
         if self._symbols is None:
             out: set[str] = set()
             for m in self.terms:
@@ -131,11 +132,11 @@ class Index:
 
     @property
     def is_polynomial(self) -> bool:
-        """True when there are no atoms other than symbols."""
+        """Whether all atoms are symbols."""
         return all(isinstance(a, str) for m in self.terms for a in m)
 
     def fetches(self) -> frozenset[Atom]:
-        """All ``fetch`` atoms, nested ones included."""
+        """Return all ``fetch`` atoms, nested ones included."""
         if self._fetches is None:
             out: set[Atom] = set()
             for m in self.terms:
@@ -146,7 +147,7 @@ class Index:
         return self._fetches
 
     def split(self, symbol: str) -> tuple[Index, Index]:
-        """``(c, r)`` with ``self == c * symbol + r``; ``symbol`` may remain in ``r`` only inside an atom.
+        """Return ``(c, r)`` with ``self == c * symbol + r``; ``symbol`` may remain in ``r`` only inside an atom.
 
         A term of higher degree in ``symbol`` keeps the rest of the degree in ``c``.
         """
@@ -208,42 +209,43 @@ class Index:
         return self - o * floordiv(self, o)
 
     def ceildiv(self, other: IndexLike) -> Index:
-        """Ceiling division by a positive size."""
+        """Return the ceiling of the division by a positive size."""
         o = Index.of(other)
         return floordiv(self + o - 1, o)
 
     # -- rewriting and evaluation --------------------------------------------------------------------------------
 
     def subs(self, env: Mapping[str, IndexLike]) -> Index:
-        """Substitutes symbols, simultaneously."""
+        """Substitute symbols simultaneously."""
         return self._subs(env, {})
 
     def _subs(self, env: Mapping[str, IndexLike], done: dict[Atom, Index]) -> Index:
-        """``done``: atoms that were met: the same ones stand in many places of a minimum or a quotient."""
+        """``done`` caches the results for atoms, because one atom may occur in many terms of a minimum or a quotient.
+        """
         if self.symbols().isdisjoint(env):
             return self
         total: dict[Monomial, int] = {}
         for m, v in self.terms.items():
-            kept: list[str | Atom] = []
+            unchanged: list[str | Atom] = []
             p = Index({(): v})
             for a in m:
                 if isinstance(a, str):
                     if a in env:
                         p = p * Index.of(env[a])
                     else:
-                        kept.append(a)
+                        unchanged.append(a)
                 elif all(x.symbols().isdisjoint(env) for x in a.args):
-                    kept.append(a)
+                    unchanged.append(a)
                 else:
                     if a not in done:
                         done[a] = Atom(a.kind, tuple(x._subs(env, done) for x in a.args), a.name).normal()
                     p = p * done[a]
-            for k, w in (p * Index({tuple(kept): 1}) if kept else p).terms.items():
+            for k, w in (p * Index({tuple(unchanged): 1}) if unchanged else p).terms.items():
                 total[k] = total.get(k, 0) + w
         return Index(total)
 
     def map_atoms(self, f: Callable[[Atom], Index]) -> Index:
-        """Replaces every outermost Atom by ``f(atom)``."""
+        """Replace every outermost Atom by ``f(atom)``."""
         out = Index({})
         for m, v in self.terms.items():
             p = Index({(): v})
@@ -253,11 +255,11 @@ class Index:
         return out
 
     def rebuild(self, f: Callable[[Atom], Index]) -> Index:
-        """Replaces every Atom by ``f(atom)``, innermost first: its arguments are rebuilt already."""
+        """Replace every Atom by ``f(atom)``, innermost first: its arguments are rebuilt already."""
         return self._rebuild(f, {})
 
     def _rebuild(self, f: Callable[[Atom], Index], done: dict[Atom, Index]) -> Index:
-        """``done``: as for ``_subs``."""
+        """``done`` caches the results for atoms, as in ``_subs``."""
 
         def atom(a: Atom) -> Index:
             if a not in done:
@@ -269,13 +271,16 @@ class Index:
         return self.map_atoms(atom)
 
     def evaluate(self, env: Mapping[str, int], fetch: Callable[[str, tuple[int, ...]], int] | None = None) -> int:
-        """The value for given symbols; ``fetch(name, subscripts)`` serves fetch atoms. KeyError: unknown symbol."""
+        """Return the value for given symbols; ``fetch(name, subscripts)`` evaluates fetch atoms.
+
+        KeyError: unknown symbol.
+        """
         return self._evaluate(env, fetch, {})
 
     def _evaluate(
         self, env: Mapping[str, int], fetch: Callable[[str, tuple[int, ...]], int] | None, done: dict[Atom, int]
     ) -> int:
-        """``done``: as for ``_subs``."""
+        """``done`` caches the results for atoms, as in ``_subs``."""
         total = 0
         for m, v in self.terms.items():
             for a in m:
@@ -310,7 +315,7 @@ class Index:
         return str(self)
 
     def __bool__(self) -> bool:
-        raise TypeError(f"the truth of {self} is not decided; compare with a constant or ask the ShapeContext")
+        raise TypeError(f"the truth of {self} is not decided; compare with a constant or use the ShapeContext")
 
 
 def _print(p: Index) -> str:
@@ -341,7 +346,7 @@ ONE = Index({(): 1})
 
 
 def floordiv(x: Index, n: Index) -> Index:
-    """``x // n`` with the parts that divide exactly taken out; ``n`` is a size, 0 gives 0."""
+    """Return ``x // n`` with exactly divisible parts divided out. ``n`` is a size; division by 0 gives 0."""
     c = n.constant
     if c is not None:
         if c == 0:
@@ -359,7 +364,7 @@ def floordiv(x: Index, n: Index) -> Index:
 
 
 def _nested_floordiv(r: Index, n: Index) -> Index:
-    """``(y // a + k) // b`` is ``(y + a*k) // (a*b)`` for constants, and for sizes if k is 0: both give 0 for a 0."""
+    """Rewrite ``(y // a + k) // b`` as ``(y + a*k) // (a*b)``, for constants, or for sizes if k is 0."""
     k = r.terms.get((), 0)
     a = _single_atom(r - k if k else r)
     if a is not None and a.kind == "floordiv" and (not k or (a.args[1].constant and n.constant)):
@@ -368,7 +373,7 @@ def _nested_floordiv(r: Index, n: Index) -> Index:
 
 
 def polynomial_division(x: Index, n: Index) -> tuple[Index, Index]:
-    """Polynomial division: ``x == q * n + r``, taking out of ``x`` what the leading term of ``n`` divides."""
+    """Return (q, r) with ``x == q * n + r``, dividing the terms of ``x`` by the leading term of ``n``."""
     lead = max(n.terms, key=lambda m: (len(m), [_key(a) for a in m]))
     lc = n.terms[lead]
     q, r = ZERO, x
@@ -378,7 +383,7 @@ def polynomial_division(x: Index, n: Index) -> tuple[Index, Index]:
         if v and rest is not None and v % lc == 0:
             t = Index({rest: v // lc})
             q, r = q + t, r - t * n
-    if len(n.terms) > 1 and r.terms:  # a remainder with taken-out parts is no simpler unless it is exact
+    if len(n.terms) > 1 and r.terms:  # a partial division simplifies nothing
         return ZERO, x
     return q, r
 
@@ -393,7 +398,7 @@ def _remove(m: Monomial, part: Monomial) -> Monomial | None:
 
 
 def _extreme(kind: str, args: tuple[Index, ...]) -> Index:
-    """min or max of several, flattened, ordered, with constant differences decided."""
+    """Return the min or max of several, flattened and ordered. Constant differences are decided."""
     flat: list[Index] = []
     for a in args:
         inner = _single_atom(a)
@@ -414,7 +419,7 @@ def _extreme(kind: str, args: tuple[Index, ...]) -> Index:
 
 
 def _single_atom(a: Index) -> Atom | None:
-    """The Atom that the expression consists of, if it does."""
+    """Return the Atom that is the whole expression, or None."""
     if len(a.terms) != 1:
         return None
     ((m, c),) = a.terms.items()
@@ -422,20 +427,20 @@ def _single_atom(a: Index) -> Atom | None:
 
 
 def minimum(*args: IndexLike) -> Index:
-    """The least of the arguments."""
+    """Return the smallest argument."""
     return _extreme("min", tuple(map(Index.of, args)))
 
 
 def maximum(*args: IndexLike) -> Index:
-    """The greatest of the arguments."""
+    """Return the largest argument."""
     return _extreme("max", tuple(map(Index.of, args)))
 
 
 def fetch(name: str, subscripts: Iterable[IndexLike]) -> Index:
-    """The integer that tensor ``name`` holds at ``subscripts``."""
+    """Return the integer that tensor ``name`` has at ``subscripts``."""
     return Index({(Atom("fetch", tuple(map(Index.of, subscripts)), name),): 1})
 
 
 def product(xs: Iterable[IndexLike]) -> Index:
-    """The product of sizes (1 for none)."""
+    """Return the product of sizes (1 for none)."""
     return reduce(lambda a, b: a * b, map(Index.of, xs), ONE)

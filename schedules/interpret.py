@@ -1,9 +1,9 @@
-"""A scheduled group executed as it stands, with the tile map as the only source of subscripts.
+"""Execute a scheduled group directly, with the tile map as the only source of subscripts.
 
-What a code generator does, without one: loops from the tree, elements and cells from the map, operands from the buffers
-that the flow names. It needs no compiler, so it finds errors of a schedule in milliseconds, and it decides which
-mutations of a tile map change a result. Every cell of a buffer must have been written before it is read; memory beyond
-an operand reads as zero (what a padded copy finds); a store beyond an output is an error.
+Loops come from the tree, elements and cells from the map, and operands from the buffers that the flow names, as in code
+generation. The interpreter needs no compiler, so it finds errors of a schedule in milliseconds, and it decides which
+mutations of a tile map change a result. A cell of a buffer must be written before it is read. Memory outside an operand
+reads as zero, as in a padded copy. A store outside an output is an error.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Env = Mapping[str, int]
 
 @dataclass(frozen=True)
 class Instance:
-    """An instance that runs: its coordinates, the elements of the group's iterators, the digits of its axes."""
+    """An executed instance: its coordinates, the elements of the group's iterators, the digits of its axes."""
 
     statement: str
     at: Mapping[Coord, int]
@@ -40,17 +40,17 @@ class Instance:
 
 
 def instances(t: Scheduled, sizes: Mapping[str, int]) -> list[Instance]:
-    """The instances of all statements in the order in which the schedule runs them; ``sizes`` as for ``interpret``."""
+    """Return the instances of all statements in the order of the schedule; ``sizes`` as for ``interpret``."""
     run = _Order(t, sizes, {})
     run.walk(flat(t.tree), frozenset(t.map.views), {})
     return run.found
 
 
 def interpret(t: Scheduled, sizes: Mapping[str, int], memory: Memory) -> dict[str, int]:
-    """Executes the group; returns how often each statement ran.
+    """Execute the group; return how often each statement ran.
 
-    ``sizes``: the group's parameters, and of tile sizes those that are symbols and no counts. ``memory``: inputs, and
-    arrays for the outputs, which are written. LegalityError: a cell is read that nothing wrote, or a store lies
+    ``sizes`` gives the group's parameters and the symbolic tile sizes that are not counts. ``memory`` has the inputs,
+    and arrays for the outputs, which are written. LegalityError: a cell is read before it is written, or a store is
     outside its array.
     """
     run = _Run(t, sizes, memory)
@@ -78,7 +78,7 @@ class _Run:
     # -- the tree ------------------------------------------------------------------------------------------------
 
     def walk(self, node: Tree, names: frozenset[str], at: Env) -> None:
-        """Runs the statements ``names`` of a node; ``at``: coordinates of the loops around it."""
+        """Run the statements ``names`` of a node; ``at`` has the coordinates of the loops around it."""
         if isinstance(node, Mark):
             self.walk(node.child, names, at)
         elif isinstance(node, Sequence):
@@ -99,7 +99,7 @@ class _Run:
                 self.execute(n, at)
 
     def _bounds(self, n: str, k: Coord, at: Env) -> tuple[int, int]:
-        """The steps of a loop that a statement runs."""
+        """Return the steps of a loop that a statement runs."""
         view = self.t.view(n)
         x = view.loop(k)
         if x is None:
@@ -129,7 +129,7 @@ class _Run:
         return 0, x.extent.evaluate(env)
 
     def _origins(self, at: Env, n: str, k: Coord) -> Env:
-        """With what kernels call the first tile and element of the parts that loop ``k`` has just entered."""
+        """Add the kernels' symbols for the first tile and element of the parts that loop ``k`` has just entered."""
         x = self.t.view(n).loop(k)
         if x is None or len(x.digits) != 1 or x.at:
             return at
@@ -149,7 +149,7 @@ class _Run:
     # -- statements ----------------------------------------------------------------------------------------------
 
     def execute(self, n: str, at: Env) -> None:
-        """One instance, with all points of the digits that it hides."""
+        """Execute one instance, with all points of the digits that it hides."""
         hidden = self.t.view(n).hidden
         for point in np.ndindex(*(d.size.evaluate(self.env) for d in hidden)):
             env = {**self.env, **at, **{d.name: int(x) for d, x in zip(hidden, point, strict=True)}}
@@ -161,12 +161,12 @@ class _Run:
                     self.copy(n, env)
 
     def compute(self, s: Statement, env: Env) -> None:
-        """A statement of the group: its value into a buffer or into memory."""
+        """Execute a statement of the group: store its value in a buffer or in memory."""
         value = self._value(s.name, s.value, env)
         combine = OPS[REDUCTIONS[s.reduce]].numpy if s.reduce else None
-        for into in self._met(s.name, s.array, Meets.WRITES, Meets.UPDATES):
+        for into in self._buffers_of(s.name, s.array, Meets.WRITES, Meets.UPDATES):
             cell = self._cell(s.name, into, env)
-            self.cells[cell] = combine(self._held(s.name, cell), value) if combine else value
+            self.cells[cell] = combine(self._read_cell(s.name, cell), value) if combine else value
             return
         at, array = self._at(s.name, s.index, env), self.memory[s.array]
         if not all(0 <= i < e for i, e in zip(at, array.shape, strict=True)):
@@ -175,11 +175,14 @@ class _Run:
         array[at] = combine(array[at], value) if combine else value
 
     def copy(self, n: str, env: Env) -> None:
-        """A statement that a transformation added: from a buffer or memory into a buffer, or results to memory."""
+        """Execute a statement that a transformation added.
+
+        It copies from a buffer or memory into a buffer, or sends results to memory.
+        """
         met = {f.meets: self.t.buffer(f.buffer) for f in self.t.flow if f.statement == n}
         into, source = met.get(Meets.WRITES), met.get(Meets.READS)
         if source is not None:
-            value = self._held(n, self._cell(n, source, env))
+            value = self._read_cell(n, self._cell(n, source, env))
             if into is None:
                 s = next(s for s in self.t.group.statements if s.array == source.array)
                 self.memory[s.array][self._at(n, s.index, env)] = value
@@ -191,7 +194,7 @@ class _Run:
         self.cells[self._cell(n, into, env)] = value
 
     def _root(self, reader: str) -> Statement:
-        """The statement of the group that a chain of copies is for."""
+        """Return the statement of the group that a chain of copies serves."""
         while reader not in self.statements:
             held = next(f.buffer for f in self.t.flow if f.statement == reader and f.meets is Meets.WRITES)
             reader = next(f.statement for f in self.t.flow if f.buffer == held and f.meets is Meets.READS)
@@ -216,12 +219,12 @@ class _Run:
         return OPS[v.name].numpy(*(self._value(n, x, env) for x in v.args))
 
     def _load(self, n: str, v: Load, env: Env) -> Any:
-        for x in self.t.holding(self._met(n, v.buffer, Meets.READS, Meets.UPDATES), self._axes(n, v)):
-            return self._held(n, self._cell(n, x, env))
+        for x in self.t.holding(self._buffers_of(n, v.buffer, Meets.READS, Meets.UPDATES), self._axes(n, v)):
+            return self._read_cell(n, self._cell(n, x, env))
         return self._memory(v.buffer, self._at(n, v.index, env))
 
     def _axes(self, n: str, v: Load) -> set[str]:
-        """The axes of a statement that a read runs."""
+        """Return the axes of a statement that a read runs over."""
         of = self.t.map.iterators
         return {of[n, s] for i in v.index for s in i.symbols() if (n, s) in of}
 
@@ -235,8 +238,8 @@ class _Run:
                  if s == n and (n, ax) in self.element}  # fmt: skip
         return tuple(i.evaluate({**env, **where}) for i in index)
 
-    def _met(self, n: str, array: str, *kinds: Meets) -> list[Buffer]:
-        """The buffers in which a statement of the group meets an array."""
+    def _buffers_of(self, n: str, array: str, *kinds: Meets) -> list[Buffer]:
+        """Return the buffers in which a statement of the group accesses an array."""
         carried = {c.memory for c in self.t.carried}
         met = [self.t.buffer(f.buffer) for f in self.t.flow if f.statement == n and f.meets in kinds]
         return [x for x in met if x.array == array and x.name not in carried]
@@ -246,7 +249,7 @@ class _Run:
             self.places[n, x.name] = tuple(self.t.cell(n, x.name).values())
         return (x.name, *(env.get(k, 0) for k in x.scope), *(i.evaluate(env) for i in self.places[n, x.name]))
 
-    def _held(self, n: str, cell: tuple[str | int, ...]) -> Any:
+    def _read_cell(self, n: str, cell: tuple[str | int, ...]) -> Any:
         if cell not in self.cells:
             what = f"{n} reads {cell[0]}{list(cell[1:])}, where nothing was written"
             raise LegalityError(what, node=n, tensor=str(cell[0]))
@@ -254,7 +257,7 @@ class _Run:
 
 
 class _Order(_Run):
-    """Notes instances instead of executing them."""
+    """Records instances instead of executing them."""
 
     def __init__(self, t: Scheduled, sizes: Mapping[str, int], memory: Memory) -> None:
         super().__init__(t, sizes, memory)
@@ -262,11 +265,11 @@ class _Order(_Run):
         self.values = {n: t.map.values(n) for n in t.map.views}
 
     def compute(self, s: Statement, env: Env) -> None:
-        """An instance of a statement of the group."""
+        """Record an instance of a statement of the group."""
         self._note(s.name, env, {x: self._at(s.name, (V(x),), env)[0] for x in s.iterators})
 
     def copy(self, n: str, env: Env) -> None:
-        """An instance of a statement that a transformation added."""
+        """Record an instance of a statement that a transformation added."""
         self._note(n, env, {})
 
     def _note(self, n: str, env: Env, iterators: Mapping[str, int]) -> None:

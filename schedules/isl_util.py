@@ -118,7 +118,7 @@ class Frame:
         return self.aff(a.args[0]).scale_down_val(isl.Val(divisor)).floor()
 
     def piecewise(self, expr: IndexLike) -> isl.PwAff:
-        """As ``aff``, where an expression may also have minima and maxima."""
+        """Return a piecewise affine function: like ``aff``, but the expression may also have minima and maxima."""
         e = Index.of(expr)
         out = isl.PwAff.from_aff(self._zero)
         for m, c in e.terms.items():
@@ -171,22 +171,22 @@ def frame(name: str, dims: tuple[str, ...], params: tuple[str, ...]) -> Frame:
 
 
 def param_set(params: tuple[str, ...], conditions: Iterable[Condition] = (), positive: bool = True) -> isl.Set:
-    """A context: the parameters that satisfy the conditions, and are all >= 1 when ``positive``."""
+    """Return a context: the parameters that satisfy the conditions, and are all >= 1 if ``positive``."""
     conditions = [*conditions, *(at_least(p, 1) for p in params if positive)]
     return frame("", (), params).where(conditions).params()
 
 
 def with_parameters(exprs: Sequence[Index], dims: Collection[str]) -> tuple[list[Index], tuple[str, ...]]:
-    """The expressions over ``dims`` and parameters, with one parameter for every size that is not affine.
+    """Return the expressions over ``dims`` and parameters, with one parameter for every size that is not affine.
 
-    Such sizes are minima, maxima, products, and quotients by sizes, of symbols that are none of ``dims``. A proof for
-    all values of the parameter holds for these sizes. Returns the parameters too, sorted.
+    Such sizes are minima, maxima, products, and quotients by sizes, of symbols outside ``dims``. A proof for all values
+    of the parameter holds for these sizes. Also return the parameters, sorted.
     """
     names: dict[Monomial, str] = {}
 
     def name(m: Monomial) -> Index:
         if not Index({m: 1}).symbols().isdisjoint(dims):
-            return Index({m: 1})  # no size: ``aff`` refuses it
+            return Index({m: 1})  # not a size: ``aff`` rejects it
         return Index.of(names.setdefault(m, f"size of {len(names)}"))
 
     def atom(a: Atom) -> Index:
@@ -218,12 +218,12 @@ def lift(f: isl.PwAff, to: Frame) -> isl.PwAff:
 
 
 def dim_maximum(s: isl.Set) -> isl.PwAff | None:
-    """The parametric maximum of a one-dimensional set; None when it has no upper bound."""
+    """Return the parametric maximum of a one-dimensional set, or None if it has no upper bound."""
     return s.dim_max(0) if s.dim_has_upper_bound(_DIM.set, 0) else None
 
 
 def tidy(f: isl.PwAff, ctx: isl.Set) -> isl.PwAff:
-    """The same function on the context in fewer pieces, in one where one of its pieces already fits everywhere."""
+    """Simplify a function on the context: fewer pieces, and a single one if one of its pieces fits everywhere."""
     f = f.gist_params(ctx).coalesce()
     pieces = f.get_pieces()
     for _, a in pieces if len(pieces) > 1 else ():
@@ -353,7 +353,7 @@ def _coordinates(s: isl.Set, point: isl.Point, kind: isl.dim_type, prefix: str) 
 
 @contextmanager
 def limits(max_operations: int) -> Iterator[None]:
-    """Bounds the work of isl inside the block; ScheduleError when it is used up. isl stays usable."""
+    """Bound the work of isl inside the block. ScheduleError: isl used more operations. isl stays usable."""
     c = isl.DEFAULT_CONTEXT
     before = c.get_max_operations()
     c.reset_operations()
@@ -369,13 +369,13 @@ def limits(max_operations: int) -> Iterator[None]:
         c.reset_operations()
 
 
-def without_last(s: isl.Set, kept: int) -> isl.Set:
-    """The projection of a set on its first ``kept`` dims."""
-    return s.project_out(_DIM.set, kept, s.dim(_DIM.set) - kept)
+def without_last(s: isl.Set, count: int) -> isl.Set:
+    """Project a set on its first ``count`` dims."""
+    return s.project_out(_DIM.set, count, s.dim(_DIM.set) - count)
 
 
 def condition(c: isl.Constraint) -> Condition:
-    """A constraint over named params and dims."""
+    """Return a constraint over named params and dims."""
     out = Index.of(c.get_constant_val().to_python())
     for kind in (_DIM.param, _DIM.set):
         for k in range(c.dim(kind)):

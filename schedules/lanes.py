@@ -1,6 +1,6 @@
-"""Vector lanes: what they hold, and how a subscript or address moves from one lane to the next.
+"""Vector lanes: the types that they hold, and how a subscript or address changes from one lane to the next.
 
-Fusion asks before it joins groups, code generation when it vectorises a loop.
+Fusion uses this before it joins groups, code generation when it vectorises a loop.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from polydyn.schedules.ranges import simplify
 LANE = "@lane"
 """The symbol of the lane's number."""
 VECTOR_DTYPES = ("float32", "int32", "int64", "bool", "uint8", "int8", "float16", "bfloat16")
-"""What values in lanes may be; loops over others stay scalar."""
+"""Types of values in vector lanes. Loops over other types stay scalar."""
 FLOAT_LANES = ("float32", "float16", "bfloat16")
-"""Of these, what lanes of a CPU hold as float32."""
+"""Types that the lanes of a CPU vector hold as float32."""
 DEVICE_DTYPES = (*VECTOR_DTYPES, *FLOAT8)
-"""The same of CUDA kernels, whose lanes are threads."""
+"""Types of values in CUDA kernels, whose lanes are threads."""
 RAMP_DTYPES = ("float32", "int32", "int64")
-"""What integer expressions that differ from lane to lane may be converted to."""
+"""Types that an integer expression may be converted to if it differs from lane to lane."""
 
 
 def has_lanes(v: Value, dtypes: Collection[str] = VECTOR_DTYPES) -> bool:
-    """Whether all parts of an expression have a form in vector lanes, of these dtypes."""
+    """Whether every part of an expression has a vector form for these dtypes."""
     if C_FUNCTIONS and any(isinstance(x, Op) and x.name in C_FUNCTIONS for x in walk(v)):
         return False
     return all(x.dtype in (RAMP_DTYPES if isinstance(x, FromIndex) else dtypes) for x in walk(v))
@@ -33,7 +33,7 @@ def has_lanes(v: Value, dtypes: Collection[str] = VECTOR_DTYPES) -> bool:
 
 @lru_cache(maxsize=4096)
 def lane_stride(i: Index, var: str, start: Index, width: int) -> tuple[Index, Index] | None:
-    """(stride per lane, rest) of an expression where ``var`` is ``start + lane``; None when it is not affine there."""
+    """Return (stride per lane, rest) of an expression whose ``var`` is ``start + lane``; None if it is not affine."""
     if var not in i.symbols():
         return ZERO, i
     moved = simplify(i.subs({var: start + LANE}), {LANE: Index.of(width)})
@@ -42,7 +42,7 @@ def lane_stride(i: Index, var: str, start: Index, width: int) -> tuple[Index, In
 
 
 def is_affine_in_lanes(i: Index, var: str, width: int, ranges: Mapping[str, Index]) -> bool:
-    """Whether an address moves by one stride a lane, where vectors of ``var`` begin at multiples of the width."""
+    """Whether an address moves by one stride per lane, for vectors of ``var`` that begin at multiples of the width."""
     if var not in i.symbols():
         return True
     return lane_stride(simplify(i, ranges), var, Index.of("@vector") * width, width) is not None

@@ -1,8 +1,8 @@
 """The polyhedral model of a fused group: arrays, statements, the group.
 
-A statement has iterators with extents (a constant or one parameter: isl wants affine domains, so a product such as
-``B*L`` is given a parameter of its own), one write access and a value whose loads are its reads. Subscripts are
-logical coordinates; where an element lies in memory is the layout's business (``Array.address``).
+A statement has iterators with extents, one write access and a value whose loads are its reads. An extent is a constant
+or one parameter, because isl needs affine domains: a product such as ``B*L`` gets a parameter of its own. Subscripts
+are logical coordinates. The layout (``Array.address``) maps them to memory.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from polydyn.schedules.expr import Value, indices, loads
 from polydyn.schedules.index import ZERO, Index
 
 SHARE, SHARES = "share", "shares"
-"""The iterator over the shares of a split reduction, and their number (a launch-time symbol)."""
+"""The iterator over the slices of a split reduction, and the number of slices (a launch-time symbol)."""
 
 
 @dataclass(frozen=True)
 class Array:
-    """A tensor as a group sees it.
+    """A tensor in a group.
 
-    ``role``: ``input``, ``output`` (global memory), ``constant`` (global, may be packed) or ``local`` (lives only
-    inside the kernel). ``address`` of subscripts ``i`` is ``offset + sum(i[d] * strides[d])`` in elements.
+    ``role``: ``input``, ``output`` (global memory), ``constant`` (global, may be packed) or ``local`` (exists only
+    inside the kernel). The ``address`` of subscripts ``i`` is ``offset + sum(i[d] * strides[d])`` in elements.
     """
 
     name: str
@@ -34,17 +34,17 @@ class Array:
     offset: Index = ZERO
 
     def address(self, subscripts: tuple[Index, ...]) -> Index:
-        """The element offset of logical subscripts."""
+        """Return the element offset of logical subscripts."""
         return sum((i * s for i, s in zip(subscripts, self.strides, strict=True)), self.offset)
 
 
 def stored(arrays: Mapping[str, Array]) -> dict[str, str]:
-    """The arrays that a kernel finds in memory, all but locals: name -> dtype."""
+    """Return name -> dtype of the arrays that a kernel finds in memory: all except locals."""
     return {n: a.dtype for n, a in arrays.items() if a.role != "local"}
 
 
 def row_major(shape: tuple[Index, ...]) -> tuple[Index, ...]:
-    """Strides in elements of a dense row-major array."""
+    """Return the strides, in elements, of a dense row-major array."""
     out: list[Index] = []
     step = Index.of(1)
     for extent in reversed(shape):
@@ -93,7 +93,8 @@ class Statement:
 
     @property
     def reads(self) -> tuple[Access, ...]:
-        """For a reduction the accumulator, the loads of the value, and the integers that subscripts fetch."""
+        """The accumulator of a reduction, the loads of the value, and the integers that subscripts read from tensors.
+        """
         own = (self.write,) if self.reduce else ()
         found = [(x.buffer, x.index) for x in loads(self.value)]
         fetched = {f for i in (*indices(self.value), *self.index) for f in i.fetches()}
@@ -102,7 +103,7 @@ class Statement:
 
 
 def touched(arrays: Mapping[str, Array], statements: Iterable[Statement]) -> dict[str, Array]:
-    """Those of the arrays that statements write or read, in their order."""
+    """Return the arrays that the statements write or read, in the order of ``arrays``."""
     names = {a.array for s in statements for a in (s.write, *s.reads)}
     return {n: a for n, a in arrays.items() if n in names}
 
@@ -113,10 +114,11 @@ def _affine(index: tuple[Index, ...], iterators: tuple[str, ...]) -> bool:
 
 @dataclass(frozen=True)
 class Group:
-    """What one kernel computes: parameters (all >= 1 inside the kernel), arrays, statements in an order that is right.
+    """The computation of one kernel: parameters (all >= 1 inside the kernel), arrays, statements in a valid order.
 
-    The original order runs the statements one after another, each over its whole domain, iterators in the order given;
-    neighbours that have the iterator ``around`` run one after another for each of its values.
+    The original order runs the statements one after another. Each statement runs over its whole domain, with its
+    iterators in the given order. Consecutive statements that have the iterator ``around`` run one after another for
+    each of its values.
     """
 
     name: str
@@ -127,7 +129,7 @@ class Group:
 
     @property
     def backbone(self) -> Statement:
-        """The first statement that reduces: the accumulation of a matmul-like group. ScheduleError: none does."""
+        """The first reduction: the accumulation of a matmul-like group. ScheduleError: no statement reduces."""
         for s in self.statements:
             if s.reduce:
                 return s
@@ -135,7 +137,7 @@ class Group:
 
     @property
     def init(self) -> Statement:
-        """The statement that starts the backbone's sums. ScheduleError: there is none."""
+        """The statement that initialises the backbone's sums. ScheduleError: there is none."""
         for s in self.statements:
             if s.role == "init":
                 return s
@@ -143,11 +145,11 @@ class Group:
 
     @property
     def epilogues(self) -> tuple[Statement, ...]:
-        """The statements on the backbone's results, in their order."""
+        """The statements on the backbone's results, in order."""
         return tuple(s for s in self.statements if s.role == "epilogue")
 
     def statement(self, name: str) -> Statement:
-        """The statement of that name. ScheduleError when there is none."""
+        """Return the statement of that name. ScheduleError: there is none."""
         for s in self.statements:
             if s.name == name:
                 return s
@@ -155,8 +157,10 @@ class Group:
 
 
 def verify_group(group: Group) -> None:
-    """Invariants: names are unique; extents are constants or single parameters; accesses name known arrays with the
-    right rank; symbols are iterators or parameters; locals are written before they are read.
+    """Check the invariants of a group; ScheduleError otherwise.
+
+    Names are unique. Extents are constants or single parameters. Accesses name known arrays with the right rank.
+    Symbols are iterators or parameters. Locals are written before they are read.
     """
     written = {n for n, a in group.arrays.items() if a.role in ("input", "constant")}
     if len({s.name for s in group.statements}) != len(group.statements):

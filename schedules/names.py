@@ -1,9 +1,9 @@
 """Keep the names of a model's dims apart from the names that the compiler makes.
 
 The compiler's own symbols are iterators, parameters of kernels, tile sizes and launch-time symbols. They begin with a
-lower-case letter, or they contain punctuation. A name from the user that is no plain capitalised identifier gets a mark
-when the model is imported. The mark is one character that no text for people contains. ``given_back`` removes it from
-every text that leaves the compiler.
+lower-case letter, or they contain punctuation. A user's name that is not a plain capitalised identifier gets a mark
+when the model is imported. The mark is one character that does not occur in ordinary text. ``given_back`` removes it
+from every text that leaves the compiler.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Facts about Index expressions that follow from the ranges of iterators: bounds, signs, exact divisions."""
+"""Properties of Index expressions that follow from the ranges of iterators: bounds, signs, exact divisions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Ranges: TypeAlias = Mapping[str, Index]
 
 
 def upper_bound(p: Index, ranges: Ranges) -> Index | None:
-    """The largest value over the ranges, as an Index without the ranged symbols; None when not found."""
+    """Return the largest value over the ranges, as an Index without the ranged symbols. None if no bound is found."""
     return _bound(p, ranges, upper=True)
 
 
@@ -49,9 +49,9 @@ def _bound(p: Index, ranges: Ranges, upper: bool) -> Index | None:
 
 
 def _settle_iterators(p: Index, ranges: Ranges, upper: bool) -> Index:
-    """Iterators whose factor is a difference at the end where p has its bound, where the factor has a known sign.
+    """Set iterators whose factor is a difference of known sign to the end of their range where p has its bound.
 
-    ``b * ((S + 1) // 2) - b`` is ``b * T`` for one T, which runs from 0 to ``(B - 1) * T`` together.
+    ``b * ((S + 1) // 2) - b`` is ``b * T`` for one T, which runs from 0 to ``(B - 1) * T``.
     """
     for v, extent in ranges.items():
         factor, rest = p.split(v)
@@ -67,7 +67,7 @@ def _settle_iterators(p: Index, ranges: Ranges, upper: bool) -> Index:
 
 
 def _is_product(p: Index, extents: list[Index]) -> bool:
-    """Whether p is at least an extent, or a product of extents and what is never negative; extents are >= 1."""
+    """Whether p is at least an extent, or a product of extents and nonnegative factors; extents are >= 1."""
     if is_nonnegative(p) or any(is_nonnegative(p - e + 1) for e in extents):
         return True
     for e in (e for e in extents if len(e.terms) > 1):
@@ -78,7 +78,7 @@ def _is_product(p: Index, extents: list[Index]) -> bool:
 
 
 def _quotient_bound(a: Atom, ranges: Ranges, upper: bool) -> Index | None:
-    """The bound of ``x // n`` with a constant n: the division grows with x."""
+    """Return the bound of ``x // n`` for a constant n, from the bound of x."""
     if a.kind != "floordiv" or (a.args[1].constant or 0) < 1:
         return None
     x = _bound(a.args[0], ranges, upper)
@@ -86,10 +86,10 @@ def _quotient_bound(a: Atom, ranges: Ranges, upper: bool) -> Index | None:
 
 
 def _expand_divisions(p: Index, ranges: Ranges, sizes: bool) -> tuple[Index, dict[str, Index]]:
-    """Writes ``c*n*(x // n)`` as ``c*(x - m)`` with a fresh ``0 <= m < n``, exactly, where that is possible.
+    """Rewrite ``c*n*(x // n)`` as ``c*(x - m)`` with a fresh ``0 <= m < n`` wherever that is exact.
 
-    So too ``c*(x // n) - c*k*(x // (n*k))``: the digit of x above its last one is c times a fresh ``0 <= m < k``.
-    Without ``sizes`` quotients of sizes alone stay as they are: a bound that names them is exact.
+    In the same way, ``c*(x // n) - c*k*(x // (n*k))``, the digit of x above its last one, is c times a fresh ``0 <= m <
+    k``. Without ``sizes``, quotients of sizes alone are left unchanged: a bound that names them is exact.
     """
     extra = dict(ranges)
     for _ in range(8):
@@ -119,19 +119,19 @@ def _expand_divisions(p: Index, ranges: Ranges, sizes: bool) -> tuple[Index, dic
 
 
 def _factor(p: Index, a: Atom) -> Index:
-    """What the atom is multiplied with in p; 0 where it stands beside itself or another division."""
-    found = {m: v for m, v in p.terms.items() if a in m}
-    if any(sum(isinstance(b, Atom) for b in m) > 1 for m in found):
+    """Return the factor of the atom in p, or 0 if the atom occurs next to itself or another division."""
+    terms = {m: v for m, v in p.terms.items() if a in m}
+    if any(sum(isinstance(b, Atom) for b in m) > 1 for m in terms):
         return ZERO
-    return Index({tuple(b for b in m if b != a): v for m, v in found.items()})
+    return Index({tuple(b for b in m if b != a): v for m, v in terms.items()})
 
 
 def _digits(p: Index, divisions: list[Atom]) -> Iterator[tuple[Atom, Atom, Index, Index]]:
-    """``x // n`` and ``x // (n*k)`` where p multiplies the one by c and the other by -c*k; (the two, c, k)."""
-    alike: dict[Index, list[Atom]] = {}
+    """Yield (``x // n``, ``x // (n*k)``, c, k) if p multiplies the first by c and the second by -c*k."""
+    same_dividend: dict[Index, list[Atom]] = {}
     for d in divisions:
-        alike.setdefault(d.args[0], []).append(d)
-    for a, b in ((d, e) for d in divisions for e in alike[d.args[0]] if e != d):
+        same_dividend.setdefault(d.args[0], []).append(d)
+    for a, b in ((d, e) for d in divisions for e in same_dividend[d.args[0]] if e != d):
         k, rest = polynomial_division(b.args[1], a.args[1])
         co = _factor(p, a)
         if co.terms and not rest.terms and _factor(p, b) == -(k * co):
@@ -139,9 +139,9 @@ def _digits(p: Index, divisions: list[Atom]) -> Iterator[tuple[Atom, Atom, Index
 
 
 def interval(e: Index, sizes: Mapping[str, tuple[float, float | None]]) -> tuple[float, float]:
-    """Numbers between which an expression lies, infinite where nothing bounds it.
+    """Return the interval of an expression, infinite on a side without a bound.
 
-    ``sizes``: (low, high) of its symbols, high None where nothing is known. KeyError: a symbol is missing.
+    ``sizes`` gives (low, high) of its symbols; high is None if unknown. KeyError: a symbol is missing.
     """
     return _interval(e, sizes, {})
 
@@ -150,7 +150,7 @@ Intervals = dict[Atom, tuple[float, float]]
 
 
 def _interval(e: Index, sizes: Mapping[str, tuple[float, float | None]], done: Intervals) -> tuple[float, float]:
-    """``done``: atoms that were met. The same ones stand in many places of a minimum or a quotient."""
+    """``done`` caches the intervals of atoms, because one atom may occur in many terms of a minimum or a quotient."""
     low: float = 0
     high: float = 0
     for monomial, c in e.terms.items():
@@ -181,10 +181,10 @@ def _atom_interval(a: Atom, sizes: Mapping[str, tuple[float, float | None]], don
 
 
 def is_nonnegative(p: Index, ranges: Ranges | None = None) -> bool:
-    """True when ``p >= 0`` is proven over the ranges.
+    """Whether ``p >= 0`` is proven over the ranges.
 
-    All symbols are >= 0. Where iterators run at all their extents are >= 1, so the symbols of an extent that is a
-    single product are >= 1 too.
+    All symbols are >= 0. If iterators run at all, their extents are >= 1, so the symbols of an extent that is a single
+    product are >= 1 too.
     """
     if min(p.terms.values(), default=0) >= 0 and not any(map(_may_be_negative, p.atoms())):
         return True
@@ -200,7 +200,7 @@ def is_nonnegative(p: Index, ranges: Ranges | None = None) -> bool:
 
 
 def _sign(factors: Iterable[str | Atom]) -> int:
-    """1 for a product that is never negative, -1 for one that is never positive, 0 for one that may be both."""
+    """Return 1 for a product that is never negative, -1 for one that is never positive, 0 for one that may be both."""
     sign = 1
     for a in factors:
         if _may_be_negative(a):
@@ -225,13 +225,13 @@ def _may_be_negative(a: str | Atom) -> bool:
 
 
 def simplify(p: Index, ranges: Ranges) -> Index:
-    """Resolves floor divisions (and min, max) whose outcome follows from the ranges of iterators."""
+    """Resolve floor divisions, minima and maxima whose outcome follows from the ranges of iterators."""
     return p if p.is_polynomial else p.map_atoms(lambda a: _simplify_atom(a, tuple(ranges.items())))
 
 
 @lru_cache(maxsize=1 << 14)
 def _simplify_atom(a: Atom, extents: tuple[tuple[str, Index], ...]) -> Index:
-    """Remembered: loads of a node, and the forms that are tried for it, share subscripts."""
+    """Cached, because the loads of a node, and the candidate forms of a group, have subscripts in common."""
     ranges = dict(extents)
     args = tuple(simplify(x, ranges) for x in a.args)
     if a.kind == "fetch":
@@ -252,9 +252,9 @@ def _simplify_extreme(kind: str, args: tuple[Index, ...], ranges: Ranges) -> Ind
 
 
 def divide(x: Index, n: Index, ranges: Ranges) -> Index:
-    """``x // n`` where a remainder that the ranges prove to lie in [0, n) vanishes.
+    """Return ``x // n`` without remainders that the ranges prove to be in [0, n).
 
-    ``(g*y + r) // (g*m)`` is ``y // m`` where ``0 <= r < g``: a place inside an image does not move its channel.
+    ``(g*y + r) // (g*m)`` is ``y // m`` if ``0 <= r < g``: the position in an image does not affect its channel.
     """
     q = floordiv(x, n)
     loose = [a for a in q.atoms() if isinstance(a, Atom) and a.kind == "floordiv" and a.args[1] == n]
@@ -277,9 +277,9 @@ def _remainder(r: Index, n: Index, ranges: Ranges) -> bool:
 
 
 def _common_factors(n: Index, r: Index) -> list[Index]:
-    """The largest proper divisors of a product: without its coefficient, without one of its symbols.
+    """Return the largest proper divisors of a product: without its coefficient, without one of its symbols.
 
-    Of a constant: what it has in common with a coefficient of ``r``.
+    For a constant, return the divisors that it has in common with a coefficient of ``r``.
     """
     if len(n.terms) != 1:
         return []

@@ -14,11 +14,11 @@ from polydyn.schedules.solution.matrix import ScheduleMatrix, Unknown
 from polydyn.schedules.solution.patterns import Choice, choose
 
 COMBINED = {"sum": "+=", "prod": "*=", "max": "max=", "min": "min=", None: "="}
-"""Reduction -> how an assignment that combines is written."""
+"""Reduction -> the assignment operator that combines."""
 
 
 def show_group(group: Group) -> str:
-    """The arrays and the statements of a group, one a line."""
+    """Return the arrays and the statements of a group, one per line."""
     arrays = "".join(f"  {_array(a)}\n" for a in group.arrays.values())
     statements = "".join(f"  {_statement(s)}\n" for s in group.statements)
     return f"group {group.name}({', '.join(group.params)})\n{arrays}{statements}"
@@ -37,7 +37,10 @@ def _statement(s: Statement) -> str:
 
 
 def show_choice(choice: Choice) -> str:
-    """The schedule of a group: its pattern, the matrix with its unknowns, their values, why other patterns declined."""
+    """Return the schedule of a group as text.
+
+    It has the pattern, the matrix with its unknowns, their values, and why other patterns declined.
+    """
     p = choice.pattern
     dims = [d or "phase" for d in p.dims]
     title = f"pattern {p.name}, a band of {p.band}: {', '.join(dims[: p.band]) or 'none'}\n"
@@ -49,7 +52,7 @@ def show_choice(choice: Choice) -> str:
 
 
 def show_schedule(group: Group) -> str:
-    """``show_choice`` of a group whose parameters are at least 1."""
+    """Return ``show_choice`` of a group whose parameters are at least 1."""
     return show_choice(choose(group, analyse(group, positive=False).under(context(group))))
 
 
@@ -65,7 +68,7 @@ def _matrix(m: ScheduleMatrix, dims: Sequence[str]) -> str:
 
 
 def aligned(rows: Iterable[Sequence[str]]) -> str:
-    """A table: columns as wide as their widest cell, two spaces apart."""
+    """Return a table. Columns are as wide as their widest cell and two spaces apart."""
     table = [tuple(r) for r in rows]
     widths = [max(len(r[c]) for r in table if c < len(r)) for c in range(max(map(len, table)))]
     return "".join("  ".join(x.ljust(w) for x, w in zip(r, widths, strict=False)).rstrip() + "\n" for r in table)

@@ -1,5 +1,6 @@
-"""What the parts of a group are for: roles of iterators, parts of an attention, stages of a stitch; the tree that code
-generation walks.
+"""The purpose of a group's parts: roles of iterators, parts of an attention, stages of a stitch, and the tiled tree.
+
+Code generation walks the tree.
 """
 
 from __future__ import annotations
@@ -14,11 +15,12 @@ from polydyn.schedules.tree import TileStatement, Tree
 
 @dataclass(frozen=True)
 class Roles:
-    """What the iterators of a matmul-like group are for.
+    """The roles of the iterators of a matmul-like group.
 
-    ``batch``: parallel, in both operands or in neither alone; ``row``: broadcast side (register rows), ``col``: vector
-    side; ``block``: the reduction that is blocked; ``inner``: further reductions, run inside the block. ``sunk``: where
-    the solved schedule matrix puts statements that do not reduce, ``first`` or ``last`` reduction step.
+    ``batch``: parallel, in both operands or in neither. ``row``: the side that is
+    broadcast (register rows). ``col``: the vector side. ``block``: the reduction that is blocked. ``inner``: further
+    reductions, run inside the block. ``sunk``: the reduction step, ``first`` or ``last``, where the solved schedule
+    matrix puts each statement that does not reduce.
     """
 
     batch: tuple[str, ...]
@@ -33,8 +35,8 @@ class Roles:
 class TiledGroup:
     """A tree over tile-space statements; ``coincident`` names the coordinates that form the task band.
 
-    Extents of iterators are parameters too (``E_x``, what they stand for is in ``extents``), so that groups of one form
-    share one tree and one isl AST.
+    Extents of iterators are parameters too: ``extents`` maps ``E_x`` to its value. So groups of one form share one tree
+    and one isl AST.
     """
 
     tree: Tree
@@ -44,7 +46,7 @@ class TiledGroup:
     extents: dict[str, Index]
 
     def coordinates(self) -> dict[str, tuple[str, ...]]:
-        """Statement -> its coordinates."""
+        """Return statement -> its coordinates."""
         return {s.name: s.coords for s in self.statements}
 
 
@@ -52,7 +54,7 @@ class TiledGroup:
 class AttentionParts:
     """The statements of an attention group: scores (contraction), rows (stitch), values (contraction).
 
-    ``phases``: of the rows' statements; ``schedule.schedule_attention`` fills them in from the solved matrix.
+    ``phases`` are those of the rows' statements; ``schedule.schedule_attention`` fills them in from the solved matrix.
     """
 
     scores: Group
@@ -65,7 +67,7 @@ class AttentionParts:
 
 
 def unfold(group: Group, batch: tuple[str, ...], role: str = "rows") -> Group:
-    """The group with rows of the current block (role ``rows``) as arrays of all rows of all batches, of ``role``."""
+    """Return the group with its arrays of role ``rows`` extended to all rows of all batches, with the new ``role``."""
     extents = {n: e for s in group.statements for n, e in s.iters}
     front = tuple(Index.of(x) for x in batch)
     folded = {n for n, a in group.arrays.items() if a.role == "rows"}
@@ -85,12 +87,13 @@ def unfold(group: Group, batch: tuple[str, ...], role: str = "rows") -> Group:
 
 
 def inner_iterators(s: Statement, prefix: tuple[str, ...]) -> tuple[str, ...]:
-    """The iterators below the shared prefix."""
+    """Return the iterators below the shared prefix."""
     return s.iterators[len(prefix) :]
 
 
 def stages(group: Group, prefix: tuple[str, ...], phases: dict[str, int]) -> list[list[Statement]]:
-    """Statements that share loops: by phase, then by inner iterators, initialisers first, in the original order."""
+    """Group the statements that share loops: by phase, then by inner iterators, initialisers first, in original order.
+    """
     out: list[list[Statement]] = []
     for phase in sorted(set(phases.values())):
         members = [s for s in group.statements if phases[s.name] == phase]

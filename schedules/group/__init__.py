@@ -1,1 +1,1 @@
-"""What is known of a group before it is scheduled: domains, accesses, dependences, skeletons, addresses, prologues."""
+"""Analyses of a group before it is scheduled: domains, accesses, dependences, skeletons, addresses, prologues."""

@@ -1,4 +1,4 @@
-"""Written addresses: no two elements of an output share a place in memory.
+"""Check that no two elements of an output share an address.
 
 Proofs about elements are then proofs about memory: tasks that write different elements do not race.
 """
@@ -15,13 +15,15 @@ from polydyn.schedules.model import Array, Group
 from polydyn.schedules.ranges import Ranges, is_nonnegative
 
 _SIZES = ((2, 3, 5, 7), (7, 5, 3, 2), (1, 2, 1, 3), (16, 16, 33, 17), (64, 1, 8, 32))
-"""Sizes that unproven strides are tried with, in turn for the symbols in order of name."""
+"""Sizes for testing unproven strides, assigned cyclically to the symbols in order of name."""
 
 
 @dataclass(frozen=True)
 class SizeFacts:
-    """What a program knows of its sizes: ``nonnegative`` proves an expression over the ranges of iterators,
-    ``canonical`` writes equal sizes alike, ``conditions`` (left, a guard's relation, right) hold in every call.
+    """Facts of a program about its sizes.
+
+    ``nonnegative`` proves an expression over the ranges of iterators. ``canonical`` writes equal sizes in the same way.
+    ``conditions`` (left, a guard's relation, right) hold in every call.
     """
 
     nonnegative: Callable[[Index, Ranges], bool] = is_nonnegative
@@ -44,22 +46,23 @@ NO_FACTS = SizeFacts()
 def check_addresses(
     group: Group, params: Mapping[str, Index], free: Collection[str] = (), facts: SizeFacts = NO_FACTS
 ) -> tuple[str, ...]:
-    """Every output's addresses are injective. ``params``: what the group's parameters stand for in this place.
+    """Check that every output's addresses are injective; return the outputs for which this is not proven.
 
-    ``free``: symbols for strides that the caller of the program chooses; that those keep elements apart is checked on
-    every call, here only the dims with strides of our own are.
+    ``params`` gives the values of the group's parameters at this site. ``free`` has the symbols for strides that the
+    caller of the program chooses. Every call checks that those keep elements apart, so only the other dims are checked
+    here.
 
-    Mixed radix: dims can be ordered so that every stride passes over the whole span of the dims before it. Returns the
-    outputs for which that is not proven because it follows from sizes of other tensors (a part of a concatenation
-    whose other parts have sizes that may be negative as far as the expression tells). LegalityError names the array,
-    the dim and sizes, allowed by ``facts``, for which two elements do share an address.
+    Mixed radix: the dims can be ordered so that every stride passes over the whole span of the dims before it. An
+    output is not proven if this follows from sizes of other tensors (a part of a concatenation, if the sizes of the
+    other parts may be negative as far as the expressions tell). LegalityError names the array, the dim, and sizes,
+    allowed by ``facts``, for which two elements do share an address.
     """
     outputs = {n: _own(a, params, free, facts) for n, a in group.arrays.items() if a.role == "output"}
     return tuple(n for n, a in outputs.items() if not _proven(a, facts))
 
 
 def _own(a: Array, params: Mapping[str, Index], free: Collection[str], facts: SizeFacts) -> Array:
-    """The array over the program's sizes, without the dims whose strides the caller chooses."""
+    """Return the array over the program's sizes, without the dims whose strides the caller chooses."""
     kept = [d for d, s in enumerate(a.strides) if s.subs(params).symbols().isdisjoint(free)]
     shape, strides = (tuple(facts.canonical(x[d].subs(params)) for d in kept) for x in (a.shape, a.strides))
     return replace(a, shape=shape, strides=strides)
@@ -81,7 +84,7 @@ def _proven(a: Array, facts: SizeFacts) -> bool:
 
 
 def _passes(stride: Index, span: Index, extents: Mapping[str, Index], facts: SizeFacts) -> bool:
-    """``stride >= span``, where the span is >= 1."""
+    """Whether ``stride >= span`` is proven, for a span >= 1."""
     if is_nonnegative(stride - span, extents) or facts.nonnegative(stride - span, extents):
         return True
     times, rest = polynomial_division(stride, span)
@@ -89,7 +92,7 @@ def _passes(stride: Index, span: Index, extents: Mapping[str, Index], facts: Siz
 
 
 def _refute(a: Array, facts: SizeFacts) -> None:
-    """LegalityError when the strides are wrong for one of a few sizes."""
+    """Raise LegalityError if the strides are wrong for one of a few sizes."""
     dims = list(zip(a.shape, a.strides, strict=True))
     names = sorted(set().union(*(x.symbols() for pair in dims for x in pair)))
     scale = lcm(*(n for _, r, b in facts.conditions if r == "%==" and (n := b.constant)))

@@ -1,8 +1,8 @@
 """Which iterators of different statements are the same loop.
 
-Two iterators are the same when both are the whole subscript of one dim of an array that one statement writes and the
+Two iterators are the same if both are the whole subscript of one dim of an array that one statement writes and the
 other reads or writes (BladeDISC 4: the group-dims; TSCompiler 5.2: mapping types). Inputs are read at flat addresses:
-there they are the same when both addresses are one expression but for their names.
+iterators of such reads are the same if both addresses are equal up to renaming.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from polydyn.schedules.model import Access, Group, Statement
 class Alignment:
     """``dims[statement][iterator]`` is the iterator of the dominant statement that it equals.
 
-    Iterators without a counterpart are missing. ``conflicts``: dims that some statement would meet twice.
+    Iterators without a counterpart are missing. ``conflicts``: dims that some statement would have twice.
     """
 
     dominant: str
@@ -27,7 +27,7 @@ class Alignment:
     conflicts: frozenset[str]
 
     def common(self, group: Group) -> tuple[str, ...]:
-        """The dominant statement's iterators that every statement has, in its order."""
+        """Return the dominant statement's iterators that every statement has, in its order."""
         shared = set(group.statement(self.dominant).iterators) - self.conflicts
         for s in group.statements:
             shared &= set(self.dims[s.name].values())
@@ -35,9 +35,9 @@ class Alignment:
 
 
 def align(group: Group, dominant: Statement) -> Alignment:
-    """Propagates the dominant statement's iterators along written arrays, until nothing changes.
+    """Propagate the dominant statement's iterators along written arrays, until nothing changes.
 
-    Statements that these do not reach (siblings that only read the same input) are aligned through inputs.
+    Statements that are not reached (siblings that only read the same input) are aligned through inputs.
     """
     dims: dict[str, dict[str, str]] = {s.name: {} for s in group.statements}
     dims[dominant.name] = {i: i for i in dominant.iterators}
@@ -71,7 +71,7 @@ def _propagate(links: list[_Link], dims: dict[str, dict[str, str]], conflicts: s
 
 
 def _links(group: Group, written: bool) -> list[_Link]:
-    """All links through arrays that the group writes, or through the others; both ways."""
+    """Return all links through arrays that the group writes, or through the others, in both directions."""
     stored = {s.array for s in group.statements}
     links = []
     for s in group.statements:
@@ -86,7 +86,7 @@ def _links(group: Group, written: bool) -> list[_Link]:
 
 
 def _renamed(s: Statement, a: Access, t: Statement, b: Access) -> list[tuple[str, str]]:
-    """Iterators of ``s`` and ``t`` of equal extents that make one address of the other; none where it stays another."""
+    """Return the pairs of iterators with equal extents that turn the address of ``a`` into that of ``b``."""
     if a.opaque or b.opaque or len(a.index) != len(b.index):
         return []
     left, right, same = dict(s.iters), dict(t.iters), dict[str, str]()
@@ -102,7 +102,7 @@ def _renamed(s: Statement, a: Access, t: Statement, b: Access) -> list[tuple[str
 
 
 def same_iterators(s: Statement, a: Access, t: Statement, b: Access) -> list[tuple[str, str]]:
-    """Iterators of ``s`` and ``t`` that are the whole subscript of one dim and have equal extents."""
+    """Return pairs of iterators of ``s`` and ``t`` that are the whole subscript of one dim and have equal extents."""
     if a.opaque or b.opaque:
         return []
     left, right = dict(s.iters), dict(t.iters)

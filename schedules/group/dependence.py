@@ -25,9 +25,9 @@ from polydyn.schedules.model import Array, Group, Statement
 class Dependences:
     """Relations from source instances to sink instances, under the context (parameters >= 1).
 
-    ``flow`` (read after write), ``anti`` (write after read) and ``output`` (write after write) hold no dependence of
-    a reduction on itself; those are in ``reduction``. ``relaxed`` is what must hold when the order of accumulation is
-    free: every accumulation after the initialiser, every use after all accumulations.
+    ``flow`` (read after write), ``anti`` (write after read) and ``output`` (write after write) hold no dependence of a
+    reduction on itself; ``reduction`` has those. ``relaxed`` must hold if accumulations may run in any order: every
+    accumulation follows the initialiser, and every use follows all accumulations.
     """
 
     context: isl.Set
@@ -38,13 +38,13 @@ class Dependences:
     relaxed: isl.UnionMap
 
     def under(self, ctx: isl.Set) -> Dependences:
-        """The same for fewer parameters."""
+        """Return the dependences for fewer parameters."""
         parts = (self.flow, self.anti, self.output, self.reduction, self.relaxed)
         return Dependences(self.context.intersect(ctx), *(u.intersect_params(ctx).coalesce() for u in parts))
 
     @cached_property
     def strict(self) -> isl.UnionMap:
-        """Everything, accumulations in their original order."""
+        """All dependences, with accumulations in their original order."""
         return self.flow.union(self.anti).union(self.output).union(self.reduction).coalesce()
 
     @cached_property
@@ -58,16 +58,16 @@ class Dependences:
         return tuple(maps(self.relaxed))
 
     def pairs(self, allow_reassociation: bool) -> tuple[isl.Map, ...]:
-        """The maps that a schedule must respect."""
+        """Return the maps that a schedule must respect."""
         return self.relaxed_pairs if allow_reassociation else self.strict_pairs
 
 
 def analyse(group: Group, facts: Iterable[Condition] = (), positive: bool = True) -> Dependences:
-    """All dependences of the group, under what is known of its parameters (``H2 == H + 2``).
+    """Return all dependences of the group, under facts about its parameters (``H2 == H + 2``).
 
     ``positive``: all parameters are >= 1; otherwise they may be 0 too (empty extents).
 
-    LegalityError: a local or an output is read where nothing was written.
+    LegalityError: a local or an output is read before it is written.
     """
     return _analyse(
         group.name, group.params, tuple(group.arrays.items()), group.statements, group.around, tuple(facts), positive
@@ -113,12 +113,12 @@ def _split(group: Group, ctx: isl.Set, flow: isl.UnionMap, anti: isl.UnionMap, o
 
 
 def is_accumulation(s: Statement) -> bool:
-    """A reduction whose value does not read its accumulator: its instances may be combined in any order."""
+    """Whether a reduction does not read its accumulator in its value: its instances may be combined in any order."""
     return s.reduce is not None and all(a.array != s.array for a in read_accesses(s)[1:])
 
 
 def _relax(group: Group, between: isl.UnionMap, reductions: dict[str, Statement]) -> isl.UnionMap:
-    """Extends every dependence from or to one accumulation to all accumulations into the same element."""
+    """Extend every dependence from or to one accumulation to all accumulations into the same element."""
     same: dict[str, isl.Map] = {}
     for n, s in reductions.items():
         w = access_relation(group, s, s.write)

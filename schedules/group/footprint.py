@@ -1,16 +1,16 @@
-"""Footprints: what the windows of neighbouring rows read, as a box of places.
+"""Footprints: what the windows of neighbouring rows read, as a box of coordinates.
 
-The row operand of a convolution reads an element through ``s*h + d*kh``: windows that overlap mean the same one. Its
-*places* are these sums, and the operand is a function of its places alone. So a copy of a box of places, a strip of
-lines with the padding around it, holds every element once, and a row's window is where its first place is plus an
-offset for each step of the reduction.
+The row operand of a convolution reads an element through ``s*h + d*kh``. Overlapping windows read the same elements.
+The *places* of an element are these sums, and the operand is a function of its places alone. So a copy of a box of
+places, image rows with the padding around them, holds every element once. A row's window starts at its first place, and
+each step of the reduction adds an offset.
 
     operand(row, steps)  ==  value(places(pixels(row), steps))
 
-Where the product multiplies words of several steps, the operand is a word of these values, and the box holds its parts,
-single steps: those of a word lie side by side, wherever it begins.
+If the product multiplies packed words of several steps, the operand is a word of these values, and the box holds the
+single steps. The steps of a word are contiguous, wherever it begins.
 
-Extents are symbols here (``size``), so that what is proven of a footprint holds for all sizes.
+Extents are symbols here (``size``), so a proof about a footprint holds for all sizes.
 """
 
 from __future__ import annotations
@@ -42,33 +42,36 @@ from polydyn.schedules.model import Statement
 V = Index.of
 Axis = tuple[str, Index]
 LOW, HIGH = "line_lo", "line_hi"
-"""The first pixel iterator of the first and of the last row of a share of rows."""
+"""Symbols: the first pixel iterator in the first and in the last row of a task's rows."""
 MOST_STEPS = 6
-"""Dilation and stride of an iterator of a window that moves along with one of the outputs."""
+"""Maximum dilation and stride of a window iterator that moves together with an output iterator."""
 
 
 def size(iterator: str) -> str:
-    """The symbol that stands for an iterator's extent."""
+    """Return the symbol for an iterator's extent."""
     return f"size.{iterator}"
 
 
 def first(pixel: str) -> str:
-    """The symbol that stands for the least value of a pixel iterator in a run of rows."""
+    """Return the symbol for the smallest value of a pixel iterator in a run of rows."""
     return f"first.{pixel}"
 
 
 def last(pixel: str) -> str:
-    """The symbol that stands for the greatest one."""
+    """Return the symbol for the largest value of a pixel iterator in a run of rows."""
     return f"last.{pixel}"
 
 
 @dataclass(frozen=True)
 class Footprint:
-    """``value``: the operand over places (and iterators that all rows of a task share). ``places``: (name, affine
-    expression over pixels and steps, coefficients >= 1), as a copy lays them out, outermost first; each pixel and each
-    step is in one. ``pixels``: (name, extent) of the iterators whose mixed-radix number is the iterator ``row`` of the
-    group. ``steps``: (name, extent) of the group's reductions, single steps. ``word``: the operation that makes the
-    group's words of them (in ``PARTS``); its last reduction counts words then.
+    """The footprint of the row operand.
+
+    ``value``: the operand over places (and iterators that all rows of a task have in common). ``places``: (name, affine
+    expression over pixels and steps, coefficients >= 1), in the order of the copy's layout, outermost first; each pixel
+    and each step is in exactly one. ``pixels``: (name, extent) of the iterators whose mixed-radix number is the
+    iterator ``row`` of the group. ``steps``: (name, extent) of the group's reductions, in single steps. ``word``: the
+    operation (in ``PARTS``) that packs values into the group's words; the last reduction of the group counts words
+    then.
     """
 
     value: Value
@@ -80,45 +83,48 @@ class Footprint:
 
     @property
     def parts(self) -> int:
-        """Steps of a word; 1 where there are none."""
+        """The number of steps in a word; 1 without packing."""
         return OPS[self.word].arity if self.word else 1
 
     @property
     def dtype(self) -> str:
-        """Of the elements that are copied."""
+        """The dtype of the copied elements."""
         return PARTS[self.word] if self.word else self.value.dtype
 
     @property
     def beyond(self) -> int:
-        """Elements behind the box that the last word of a window may reach."""
+        """The number of elements past the end of the box that the last word of a window may read."""
         return -int(self.steps[-1][1]) % self.parts if self.word else 0
 
     @property
     def mistake(self) -> str:
-        """Why the box does not hold whole words wherever one begins; empty where it does."""
+        """The reason why the box does not hold whole words wherever one begins; empty if it does."""
         (_, inner), (last, _) = self.places[-1], self.steps[-1]
         if self.word and inner.split(last)[0] != ONE:
             return f"the parts of a word, steps {last}, do not lie side by side in {dict(self.places)}"
         if self.beyond and self.dtype not in INTEGERS:
-            return f"a last word of {self.dtype} holds what may be no number, which columns of 0 do not make 0"
+            return f"a last word of {self.dtype} may hold NaN, which columns of 0 do not make 0"
         return ""
 
     @property
     def strip(self) -> str:
-        """The place that moves with the first pixel iterator: a share of rows has a part of it, of others all."""
+        """The place that moves with the first pixel iterator.
+
+        A task copies a range of it, and all values of the other places.
+        """
         return next(x for x, at in self.places if self.pixels[0][0] in at.symbols())
 
     @property
     def line(self) -> Index:
-        """Rows with one value of the first pixel iterator."""
+        """The number of rows with one value of the first pixel iterator."""
         return product(e for _, e in self.pixels[1:])
 
     def sizes(self) -> dict[str, Index]:
-        """What ``size`` stands for."""
+        """Return the values of the symbols that ``size`` returns."""
         return {size(x): e for x, e in (*self.pixels, *self.steps)}
 
     def at(self, env: Mapping[str, Index]) -> dict[str, Index]:
-        """Place -> where an instance reads; ``env``: the group's iterators."""
+        """Return place -> the coordinate that an instance reads; ``env`` has values of the group's iterators."""
         digits, rest = {}, V(self.row).subs(env)
         for x, e in reversed(self.pixels[1:]):
             digits[x], rest = rest % e, rest // e
@@ -126,19 +132,19 @@ class Footprint:
         return {x: i.subs(known) for x, i in self.places}
 
     def read(self, env: Mapping[str, Index]) -> dict[str, Index]:
-        """As ``at``; of a word its first part."""
+        """Return ``at`` for the first step of a word."""
         last = self.steps[-1][0]
         return self.at({**env, last: env[last] * self.parts})
 
     def operand(self) -> Value:
-        """The operand over the group's iterators."""
+        """Return the operand over the group's iterators."""
         value, (last, steps) = substitute(self.value, self.at({})), self.steps[-1]
         return word(self.word, value, last, int(steps)) if self.word else value
 
     def box(self) -> dict[str, tuple[Index, Index]]:
-        """Place -> (the first one that is copied for a share of rows, how many), over ``LOW``, ``HIGH`` and sizes.
+        """Return place -> (first coordinate, count) of a task's copy, over ``LOW``, ``HIGH`` and sizes.
 
-        It is the hull of what windows read: places outside could lie outside the tensor.
+        It is the hull of what the windows read: coordinates outside it might be outside the tensor.
         """
         first, out = self.pixels[0][0], {}
         for x, at in self.places:
@@ -148,7 +154,7 @@ class Footprint:
         return out
 
     def inside(self) -> dict[str, tuple[Index, Index]]:
-        """Place -> (low, high): outside of low <= place < high the value is 0, whatever the other places are."""
+        """Return place -> (low, high): the value is 0 outside low <= place < high, for all other places."""
         v, out = self.value, dict[str, tuple[Index, Index]]()
         outside = v.args[2] if isinstance(v, Op) and v.name == "where" else None
         if self.word or not (isinstance(v, Op) and isinstance(outside, Const) and outside.value == 0):
@@ -162,8 +168,9 @@ class Footprint:
         return out
 
     def taps(self) -> dict[str, tuple[Index, Index]]:
-        """Step -> (low, high): other steps read zeros, for pixels from ``first`` to ``last``; only steps that move
-        together with pixels.
+        """Return step -> (low, high): other steps read zeros, for pixels from ``first`` to ``last``.
+
+        Only steps that share a place with pixels are in it.
         """
         out = {}
         for x, (low, high) in self.inside().items():
@@ -176,8 +183,9 @@ class Footprint:
         return out
 
     def span(self, low: Index, high: Index) -> dict[str, Index]:
-        """What ``first`` and ``last`` stand for in the rows from ``low`` to ``high``: of a pixel inside others that all
-        rows share its own values, else all.
+        """Return the values of ``first`` and ``last`` for the rows from ``low`` to ``high``.
+
+        A pixel has its own values if all rows agree on the pixels outside it; otherwise it has all values.
         """
         out, inner = dict[str, Index](), ONE
         for n, (x, e) in enumerate(reversed(self.pixels)):
@@ -190,24 +198,24 @@ class Footprint:
         return out
 
     def elements(self, lines: Index) -> Index:
-        """Elements of the box of so many values of the first pixel iterator."""
+        """Return the number of elements of the box for ``lines`` values of the first pixel iterator."""
         counts = (count.subs({LOW: ZERO, HIGH: lines - 1}) for _, count in self.box().values())
         return product(counts).subs(self.sizes())
 
 
 def together(tap: Index, step: Index) -> Fraction | None:
-    """d / s where a tap moves d / s times as far in memory as an output, with small d and s; None elsewhere."""
+    """Return d / s if a tap moves d / s times as far in memory as an output, with small d and s; otherwise None."""
     if not tap.terms or tap.terms.keys() != step.terms.keys():
         return None
-    found = {Fraction(c, step.terms[m]) for m, c in tap.terms.items()}
-    ratio = found.pop()
-    return ratio if not found and 0 < ratio.numerator <= MOST_STEPS >= ratio.denominator else None
+    ratios = {Fraction(c, step.terms[m]) for m, c in tap.terms.items()}
+    ratio = ratios.pop()
+    return ratio if not ratios and 0 < ratio.numerator <= MOST_STEPS >= ratio.denominator else None
 
 
 def adds_nothing_outside(s: Statement) -> bool:
-    """Whether a tap whose guard is false leaves the result as it is, and the guard can be taken apart.
+    """Whether a tap whose guard is false leaves the result unchanged, and the guard can be split.
 
-    A sum of products leaves out zeros, whatever the other factor is; zeros of 16 bits are widened.
+    A sum of products skips zeros, whatever the other factor is; 16-bit zeros are widened.
     """
     choices = [v for v in walk(s.value) if isinstance(v, Op) and v.name in ("where", "select")]
     if not choices:
@@ -223,7 +231,7 @@ def adds_nothing_outside(s: Statement) -> bool:
 
 
 def _is_box(choice: Op) -> bool:
-    """Whether a guard is a conjunction of comparisons of integers that are no data."""
+    """Whether a guard is a conjunction of integer comparisons that do not read tensors."""
     parts = list(walk(choice.args[0]))
     names = {v.name for v in parts if isinstance(v, Op)}
     return (

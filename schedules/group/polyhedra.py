@@ -16,15 +16,16 @@ from polydyn.schedules.model import Access, Group, Statement
 
 @dataclass(frozen=True)
 class Read:
-    """A read access; ``guarded`` when a ``where`` decides whether the load happens."""
+    """A read access. It is ``guarded`` if a ``where`` decides whether the load happens."""
 
     access: Access
     guarded: bool
 
 
 def reads(statement: Statement) -> tuple[Read, ...]:
-    """The reads of a statement with their guards: a reduction's accumulator first, then the loads of the value and
-    the integers that its subscripts fetch.
+    """Return the reads of a statement with their guards.
+
+    A reduction's accumulator comes first, then the loads of the value and the integers that its subscripts fetch.
     """
     own = (Read(statement.write, False),) if statement.reduce else ()
     found = [Read(_access(x.buffer, x.index), g) for x, g in _guarded_loads(statement.value, False)]
@@ -33,7 +34,7 @@ def reads(statement: Statement) -> tuple[Read, ...]:
 
 
 def read_accesses(statement: Statement) -> tuple[Access, ...]:
-    """``reads`` without the guards."""
+    """Return ``reads`` without the guards."""
     return tuple(r.access for r in reads(statement))
 
 
@@ -49,9 +50,9 @@ def _guarded_loads(v: Value, guarded: bool) -> Iterator[tuple[Load, bool]]:
 
 
 def is_exact(access: Access) -> bool:
-    """True when isl can express every subscript: affine, floor divisions by constants included.
+    """Whether isl can express every subscript: affine, floor divisions by constants included.
 
-    Anything else (data dependent, products of symbols) may touch any element of its array.
+    Anything else (data dependent, products of symbols) may access any element of its array.
     """
     return _exact(access.index)
 
@@ -71,23 +72,23 @@ def _simple(a: str | Atom) -> bool:
 
 
 def statement_frame(group: Group, statement: Statement) -> Frame:
-    """The space of a statement's instances."""
+    """Return the space of a statement's instances."""
     return frame(statement.name, statement.iterators, group.params)
 
 
 def iteration_domain(group: Group, statement: Statement) -> isl.Set:
-    """The instances of one statement."""
+    """Return the instances of one statement."""
     box = [c for n, e in statement.iters for c in between(0, n, e)]
     return statement_frame(group, statement).where(box)
 
 
 def domain(group: Group) -> isl.UnionSet:
-    """The instances of all statements."""
+    """Return the instances of all statements."""
     return union_sets((iteration_domain(group, s) for s in group.statements), group.params)
 
 
 def array_box(group: Group, name: str) -> isl.Set:
-    """The elements of an array. Extents that are not affine (a product of parameters) do not bound their dim."""
+    """Return the elements of an array. Extents that are not affine (a product of parameters) do not bound their dim."""
     shape = group.arrays[name].shape
     dims = tuple(f"%{i}" for i in range(len(shape)))
     f = frame(name, dims, group.params)
@@ -98,7 +99,10 @@ def array_box(group: Group, name: str) -> isl.Set:
 
 
 def access_relation(group: Group, statement: Statement, access: Access, guarded: bool = False) -> isl.Map:
-    """Instances -> elements. A subscript that is not exact may be any. Guarded: only elements that exist."""
+    """Return the relation from instances to elements.
+
+    A subscript that is not exact may have any value. ``guarded``: only elements that exist.
+    """
     f = statement_frame(group, statement)
     if access.array not in group.arrays:
         raise ScheduleError(f"{statement.name} accesses {access.array}, which group {group.name} does not have")
@@ -116,24 +120,25 @@ def access_relation(group: Group, statement: Statement, access: Access, guarded:
 
 
 def read_relation(group: Group) -> isl.UnionMap:
-    """All reads."""
+    """Return all reads."""
     parts = (access_relation(group, s, r.access, r.guarded) for s in group.statements for r in reads(s))
     return union_maps(parts, group.params)
 
 
 def write_relation(group: Group, exact: bool = True) -> isl.UnionMap:
-    """All exact writes, or all others."""
+    """Return all exact writes, or all others."""
     chosen = (s for s in group.statements if is_exact(s.write) == exact)
     return union_maps((access_relation(group, s, s.write) for s in chosen), group.params)
 
 
 def context(group: Group, facts: Iterable[Condition] = (), positive: bool = True) -> isl.Set:
-    """The parameters of a kernel: sizes, all >= 1 when ``positive``, and what else is known."""
+    """Return the constraints on a kernel's parameters: the facts, and sizes >= 1 if ``positive``, else >= 0."""
     return param_set(group.params, [*facts, *(at_least(p, 0) for p in group.params)], positive)
 
 
 def original_order(group: Group) -> isl.UnionMap:
-    """The schedule that runs one statement after another, each over its whole domain (but for ``Group.around``)."""
+    """Return the schedule that runs one statement after another, each over its whole domain (except ``Group.around``).
+    """
     rows: dict[str, tuple[Index, ...]] = {}
     run, before = 0, False
     for i, s in enumerate(group.statements):
@@ -146,7 +151,7 @@ def original_order(group: Group) -> isl.UnionMap:
 
 
 def rows_to_map(group: Group, rows: dict[str, tuple[Index, ...]]) -> isl.UnionMap:
-    """A schedule map from affine rows per statement, restricted to the domains; shorter ones are padded with 0."""
+    """Return a schedule map from affine rows per statement, restricted to the domains; short rows are padded with 0."""
     missing = [s.name for s in group.statements if s.name not in rows]
     if missing:
         raise ScheduleError(f"no rows for statements {missing} of group {group.name}")

@@ -1,9 +1,9 @@
-"""Prologues inside promotion statements: what a copy computes instead of loading is there and in bounds.
+"""Check prologues inside promotion statements: the elements that a copy computes instead of loading exist.
 
-A producer may be computed where its consumer's operand is copied when every element is written once (a graph's
-computation is a function of its subscripts, so it is) and when it has every element that the consumer reads: then the
-copy's instance takes the producer's instance of that element (docs/polyhedral.md 2, TSCompiler 5.3). The loads of what
-is computed instead must stay inside their tensors under the conditions that guard them.
+A producer may be computed where its consumer's operand is copied under two conditions. Every element is written once
+(true for a graph, whose computation is a function of its subscripts), and it has every element that the consumer reads.
+Then the copy's instance replaces the producer's instance of that element (docs/polyhedral.md 2, TSCompiler 5.3). The
+loads of the inlined computation must stay inside their tensors under the conditions that guard them.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from polydyn.schedules.isl_util import Condition, Frame, at_least, between, equa
 
 
 def check_loads(
-    what: str,
+    subject: str,
     iterators: Sequence[tuple[str, Index]],
     value: Value,
     shapes: Mapping[str, tuple[Index, ...]],
     facts: Sequence[tuple[Index, str, Index]] = (),
 ) -> tuple[str, ...]:
-    """Every load of the tensors in ``shapes`` stays inside its shape, for all sizes (0 included).
+    """Check that every load of the tensors in ``shapes`` stays inside its shape, for all sizes (0 included).
 
-    ``iterators``: (name, extent); ``facts``: (left, ``==``, ``<=`` or ``%==``, right) over sizes. Returns the tensors
-    for which isl cannot express it (products of sizes, subscripts from data). LegalityError names the load and an
-    instance.
+    ``iterators``: (name, extent); ``facts``: (left, ``==``, ``<=`` or ``%==``, right) over sizes. Return the tensors
+    for which isl cannot express the check (products of sizes, subscripts from data). LegalityError names the load and
+    an instance.
     """
     known = [c for c in (_fact(*x) for x in facts) if _is_piecewise(c.expr)]
     exprs = [*(i for x in shapes.values() for i in x), *(e for _, e in iterators), *(c.expr for c in known)]
@@ -54,9 +54,9 @@ def check_loads(
             bad = reached.instances.intersect(f.holds(at_least(-1, i)).union(f.holds(at_least(i, e))))
             if not bad.is_empty() and reached.exact:
                 raise LegalityError(
-                    f"{what} reads {x.buffer}[{', '.join(map(str, x.index))}] outside its shape along axis {axis}, "
+                    f"{subject} reads {x.buffer}[{', '.join(map(str, x.index))}] outside its shape along axis {axis}, "
                     f"which has {e} elements\n  for example {sample(bad)}",
-                    node=what, tensor=x.buffer, rule="reads of a promotion",
+                    node=subject, tensor=x.buffer, rule="reads of a promotion",
                 )  # fmt: skip
             if not bad.is_empty():
                 unproven.append(x.buffer)
@@ -64,7 +64,7 @@ def check_loads(
 
 
 def _fact(left: Index, relation: str, right: Index) -> Condition:
-    """A guard as a condition."""
+    """Return a guard as a condition."""
     if relation == "%==":
         return equals(left, left // right * right)
     return equals(left, right) if relation == "==" else at_least(right, left)
@@ -83,14 +83,14 @@ def _is_piece(a: Atom) -> bool:
 
 @dataclass(frozen=True)
 class _Reached:
-    """Instances that may execute an expression; ``exact`` when isl could express all that decides it."""
+    """Instances that may execute an expression; ``exact`` if isl can express everything that decides it."""
 
     instances: isl.Set
     exact: bool
 
 
 def _reached(f: Frame, v: Value, by: _Reached) -> Iterator[tuple[Load, _Reached]]:
-    """The loads, each with the instances that may execute it: both branches of a choice have its condition."""
+    """Yield the loads, each with the instances that may execute it: both branches of a choice have its condition."""
     if isinstance(v, Load):
         yield v, by
     if not isinstance(v, Op) or v.name not in ("where", "select"):
@@ -107,7 +107,10 @@ def _reached(f: Frame, v: Value, by: _Reached) -> Iterator[tuple[Load, _Reached]
 
 
 def _truth(f: Frame, v: Value) -> tuple[isl.Set, isl.Set]:
-    """Where a condition may hold, and where it holds for certain: the same set where it compares subscripts alone."""
+    """Return the sets in which a condition may hold and in which it certainly holds.
+
+    They are equal if it compares only subscripts.
+    """
     if isinstance(v, Op) and v.name == "not":
         may, must = _truth(f, v.args[0])
         return must.complement(), may.complement()
@@ -124,7 +127,7 @@ def _truth(f: Frame, v: Value) -> tuple[isl.Set, isl.Set]:
 
 
 def _comparison(v: Value) -> Condition | None:
-    """The condition that a comparison of subscripts is (of ``ne`` its opposite); None: it is something else."""
+    """Return the condition of a comparison of subscripts (for ``ne`` its opposite), or None for any other value."""
     if isinstance(v, Op) and v.name in ("eq", "ne"):
         a, b = map(integer, v.args)
         return None if a is None or b is None else equals(a, b)

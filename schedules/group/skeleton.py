@@ -1,10 +1,10 @@
 """Skeletons: a group without its constants, so that one proof serves every group that is an instance of it.
 
-Extents that are numbers become parameters (equal numbers the same one), and what no proof looks at is dropped: what is
-computed from the elements, reads of arrays that the group does not write, where elements lie in memory. A proof holds
-for all values of the parameters under the skeleton's facts. It is valid for a group that is its skeleton with
-parameters replaced by values (``instantiate`` gives exactly the group's form) for which the facts hold; both are
-checked for every group, without isl.
+Extents that are numbers become parameters (equal numbers the same one). Everything that proofs ignore is dropped: the
+arithmetic on elements, reads of arrays that the group does not write, memory layouts. A proof holds for all values of
+the parameters under the skeleton's facts. It is valid for a group that is its skeleton with parameters replaced by
+values (``instantiate`` gives exactly the group's form) for which the facts hold. Both conditions are checked for every
+group, without isl.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from polydyn.schedules.isl_util import Condition, at_least
 from polydyn.schedules.model import Array, Group, Statement
 
 OUTSIDE = Array("outside", "float32", (), "input", ())
-"""Stands for everything that a group reads and does not write."""
+"""Replaces every array that a group reads and does not write."""
 
 _ANY = fetch(OUTSIDE.name, ())
-"""Stands for a subscript that data decide."""
+"""Replaces a subscript that is read from a tensor."""
 
-_SEEN = ("where", *PRODUCTS)
-"""Operations that matter: guards of reads, and what makes a sum of products."""
+_RELEVANT_OPS = ("where", *PRODUCTS)
+"""Operations that proofs look at: guards of reads, and products."""
 
 
 @dataclass(frozen=True)
 class Form:
-    """The part of a group that dependences and schedules see; hashable. Equal forms have equal proofs."""
+    """The part of a group that dependences and schedules depend on; hashable. Equal forms have equal proofs."""
 
     params: tuple[str, ...]
     arrays: tuple[Array, ...]
@@ -38,27 +38,30 @@ class Form:
     around: str | None = None
 
     def group(self) -> Group:
-        """The form as a group of its own."""
+        """Return the form as a group of its own."""
         arrays = {a.name: a for a in (*self.arrays, OUTSIDE)}
         return Group("skeleton", self.params, arrays, self.statements, self.around)
 
     def subs(self, env: Mapping[str, Index]) -> tuple[tuple[Array, ...], tuple[Statement, ...]]:
-        """Arrays and statements with parameters replaced."""
+        """Return arrays and statements with parameters replaced."""
         arrays = tuple(replace(a, shape=tuple(e.subs(env) for e in a.shape)) for a in self.arrays)
         return arrays, tuple(_rename(s, env) for s in self.statements)
 
 
 @dataclass(frozen=True)
 class Skeleton:
-    """``form`` under ``facts``; ``env``: what its parameters stand for in one group (numbers, or that group's own)."""
+    """``form`` under ``facts``; ``env`` gives its parameters' values in one group: numbers, or parameters of the group.
+    """
 
     form: Form
     facts: tuple[Condition, ...]
     env: tuple[tuple[str, Index], ...]
 
     def lift(self, e: Index) -> Index:
-        """An expression over the group's parameters, over the skeleton's instead; a number that is an extent becomes
-        its parameter. What it stands for is the caller's to check (``lower``).
+        """Return an expression over the group's parameters as one over the skeleton's.
+
+        A number that is an extent becomes its parameter. The caller must check that the result has the value
+        (``lower``).
         """
         numbers = {v.constant: n for n, v in self.env if v.constant is not None}
         if e.constant in numbers and e.constant is not None:
@@ -66,12 +69,12 @@ class Skeleton:
         return e.subs({str(v): n for n, v in self.env if v.is_symbol})
 
     def lower(self, e: Index) -> Index:
-        """What an expression over the skeleton's parameters is in the group."""
+        """Return an expression over the skeleton's parameters as one of the group."""
         return e.subs(dict(self.env))
 
 
 def skeleton(group: Group) -> Skeleton | None:
-    """The skeleton of a group; None where what it writes is read back at positions known only at run time."""
+    """Return the skeleton of a group, or None if it reads its own results at positions known only at run time."""
     plain = form(group)
     if plain is None:
         return None
@@ -89,7 +92,7 @@ def skeleton(group: Group) -> Skeleton | None:
             name(e)
     extents = dict(names)
     for s in plain.statements:
-        for i in (*s.index, *(i for x in _kept(s) for i in x.index)):
+        for i in (*s.index, *(i for x in _own_reads(s) for i in x.index)):
             for x in sorted(i.symbols() & own):
                 name(Index.of(x))
     for a in plain.arrays:
@@ -111,13 +114,14 @@ def skeleton(group: Group) -> Skeleton | None:
 
 
 def check_instance(s: Skeleton, group: Group) -> None:
-    """A proof about the skeleton is one about the group: the form is the group's with the parameters replaced, and the
-    facts hold for what they are replaced by. LegalityError otherwise.
+    """Check that a proof about the skeleton covers the group; LegalityError otherwise.
+
+    The group's form must be the skeleton's with the parameters replaced, and the facts must hold for the replacements.
     """
     env, own = dict(s.env), form(group)
     if own is None or s.form.subs(env) != (own.arrays, own.statements):
         raise LegalityError(
-            f"group {group.name} is no instance of the skeleton it was taken for with {env}", rule="proof reuse"
+            f"group {group.name} is not an instance of its skeleton with {env}", rule="proof reuse"
         )
     for c in s.facts:
         value = c.expr.subs(env).constant
@@ -126,15 +130,16 @@ def check_instance(s: Skeleton, group: Group) -> None:
 
 
 def form(group: Group) -> Form | None:
-    """The group without what proofs do not look at, in canonical names; None where what it writes is read back at a
-    fetched position, or decides one.
+    """Return the group without what proofs ignore, in canonical names.
+
+    Return None if the group reads its own results at a fetched position, or if they decide one.
     """
     written = {n: f"w{k}" for k, n in enumerate(dict.fromkeys(s.array for s in group.statements))}
     statements = []
     for s in group.statements:
         index = tuple(_ANY if i.fetches() else i for i in s.index)
         bare = replace(s, value=transform(s.value, lambda v: _bare(v, written)), array=written[s.array], index=index)
-        if any(i.fetches() for x in _kept(bare) for i in x.index):
+        if any(i.fetches() for x in _own_reads(bare) for i in x.index):
             return None
         statements.append(bare)
     for s in group.statements:
@@ -145,15 +150,15 @@ def form(group: Group) -> Form | None:
 
 
 def _bare(v: Value, written: Mapping[str, str]) -> Value:
-    """The leaves that proofs see: reads of what the group writes."""
+    """Keep only the leaves that proofs look at: reads of arrays that the group writes."""
     if isinstance(v, Load):
         return Load("float32", written[v.buffer], v.index) if v.buffer in written else Load("float32", OUTSIDE.name, ())
     if isinstance(v, (Const, FromIndex)):
         return Const("float32", 0.0)
-    return Op("float32", v.name if v.name in _SEEN else "any", v.args) if isinstance(v, Op) else v
+    return Op("float32", v.name if v.name in _RELEVANT_OPS else "any", v.args) if isinstance(v, Op) else v
 
 
-def _kept(s: Statement) -> list[Load]:
+def _own_reads(s: Statement) -> list[Load]:
     return [x for x in loads(s.value) if x.buffer != OUTSIDE.name]
 
 

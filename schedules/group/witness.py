@@ -12,13 +12,13 @@ from polydyn.schedules.isl_util import pair, sample, sample_pair
 from polydyn.schedules.model import Group
 
 
-def dependence_error(what: str, bad: isl.Map, group: Group, context: isl.Set) -> LegalityError:
-    """The error for dependences ``bad`` (source instance -> sink instance, not empty)."""
+def dependence_error(message: str, bad: isl.Map, group: Group, context: isl.Set) -> LegalityError:
+    """Return the error for dependences ``bad`` (source instance -> sink instance, not empty)."""
     s, t = pair(bad)
     source, sink, params = sample_pair(bad)
     arrays = ", ".join(_shared_arrays(group, s, t)) or None
     e = LegalityError(
-        f"{what}: {s} -> {t}\n  violated: {bad.gist_params(context).coalesce()}\n"
+        f"{message}: {s} -> {t}\n  violated: {bad.gist_params(context).coalesce()}\n"
         f"  for example {s}{source} before {t}{sink} at {params}",
         node=f"{s} -> {t}",
         tensor=arrays,
@@ -28,10 +28,10 @@ def dependence_error(what: str, bad: isl.Map, group: Group, context: isl.Set) ->
     return e
 
 
-def set_error(what: str, bad: isl.Set, statement: str, context: isl.Set, tensor: str | None = None) -> LegalityError:
-    """The error for a non-empty set of instances or elements."""
+def set_error(message: str, bad: isl.Set, statement: str, context: isl.Set, tensor: str | None = None) -> LegalityError:
+    """Return the error for a non-empty set of instances or elements."""
     e = LegalityError(
-        f"{what}: {statement}\n  violated: {bad.gist_params(context).coalesce()}\n  for example {sample(bad)}",
+        f"{message}: {statement}\n  violated: {bad.gist_params(context).coalesce()}\n  for example {sample(bad)}",
         node=statement,
         tensor=tensor,
         remedy="this is a bug in polydyn; please report the group and the schedule",
@@ -40,11 +40,14 @@ def set_error(what: str, bad: isl.Set, statement: str, context: isl.Set, tensor:
     return e
 
 
-def flow_error(what: str, bad: isl.Map, node: str, tensor: str, context: isl.Set) -> LegalityError:
-    """The error for a read in tile space that does not get what it wants (``bad``: not empty, two tuples)."""
+def flow_error(message: str, bad: isl.Map, node: str, tensor: str, context: isl.Set) -> LegalityError:
+    """Return the error for a read in tile space that gets a wrong element.
+
+    ``bad`` is not empty and relates two tuples.
+    """
     (s, t), (source, sink, params) = pair(bad), sample_pair(bad)
     e = LegalityError(
-        f"{what}\n  violated: {bad.gist_params(context).coalesce()}\n"
+        f"{message}\n  violated: {bad.gist_params(context).coalesce()}\n"
         f"  for example {s}{source} and {t}{sink} at {params}",
         node=node,
         tensor=tensor,

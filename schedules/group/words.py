@@ -1,4 +1,4 @@
-"""Words of several steps of a product (``polydyn/lowering/words.py`` chooses them): their values."""
+"""Values that pack several steps of a product into a 32-bit word (``polydyn/lowering/words.py`` chooses them)."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from polydyn.schedules.ranges import simplify
 
 
 def word(make: str, v: Value, x: str, steps: int, ranges: Mapping[str, Index] | None = None) -> Value:
-    """The word (an int32 that the operation ``make`` makes) of the values of ``v`` at consecutive steps.
+    """Return the word (an int32 built by the operation ``make``) of the values of ``v`` at consecutive steps.
 
-    ``x``: the iterator of ``v`` that counts ``steps`` single steps, afterwards words. ``ranges``: extents of iterators,
-    by which subscripts become simpler.
+    ``x`` is the iterator of ``v`` that counts ``steps`` single steps, and afterwards words. ``ranges`` has extents of
+    iterators for simplifying subscripts.
     """
     count, parts = OPS[make].arity, []
     for k in range(count):
@@ -42,7 +42,7 @@ def word(make: str, v: Value, x: str, steps: int, ranges: Mapping[str, Index] | 
 
 
 def stored_parts(v: Value) -> Load | None:
-    """The load of the first part of a word whose parts lie side by side in memory; None: they do not."""
+    """Return the load of the first element of a word if its elements are contiguous in memory, else None."""
     if not (isinstance(v, Op) and v.name in PARTS):
         return None
     parts = [x.args[0] if isinstance(x, Op) and x.name == "cast" else x for x in v.args]
@@ -54,10 +54,10 @@ def stored_parts(v: Value) -> Load | None:
 
 
 def _in_a_step(part: Value, last: Value) -> Value:
-    """A part of a word, under the condition that it is a step at all.
+    """Return an element of a word, or 0 past the last step.
 
-    Columns are 0 beyond the last step. An integer may be anything there, also what a guard puts outside of an image:
-    one condition then serves for both.
+    Columns are 0 past the last step. An integer may have any value there, even the one that a guard puts outside an
+    image, so one condition serves for both.
     """
     wide = isinstance(part, Op) and part.name == "cast" and part.dtype == "int32"
     v = part.args[0] if wide and isinstance(part, Op) else part
@@ -70,7 +70,10 @@ def _in_a_step(part: Value, last: Value) -> Value:
 
 
 def _joined(make: str, parts: list[Value]) -> Value:
-    """The word of several steps; what guards all of them alike guards the word, unless its parts are stored apart."""
+    """Pack several steps into a word.
+
+    A guard that is common to all guards the word, unless elements are stored one by one.
+    """
     first = parts[0]
     if isinstance(first, Op) and first.name == "where" and make not in PARTS:
         zero, guards = const(0, first.dtype), [p for p in parts if isinstance(p, Op) and p.name == "where"]

@@ -230,7 +230,7 @@ def test_words_begin_anywhere_in_a_strip_of_their_parts() -> None:
         "do not hold": replace(s, size=s.size - 1),
         "is not .* at the places": replace(s, footprint=replace(f, word="")),
         "do not lie side by side": replace(s, footprint=replace(f, places=f.places[::-1])),
-        "what may be no number": replace(s, footprint=replace(f, word="pair_bf16")),
+        "may hold NaN": replace(s, footprint=replace(f, word="pair_bf16")),
     }
     for why, mutant in wrong.items():
         with pytest.raises(LegalityError, match=why):

@@ -63,7 +63,7 @@ def test_a_proof_is_not_accepted_outside_its_facts() -> None:
     s = skeleton(product("M", 24, 40))
     assert s is not None and {str(f) for f in s.facts} == {"k0 >= 0", "k1 >= 0"}
     check_instance(s, product("M", 24, 40))
-    with pytest.raises(LegalityError, match="is no instance of the skeleton"):
+    with pytest.raises(LegalityError, match="is not an instance of its skeleton"):
         check_instance(s, product("M", 24, 48))
     other = replace(s, env=tuple((n, V(48) if e == 40 else e) for n, e in s.env))
     check_instance(other, product("M", 24, 48))
