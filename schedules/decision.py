@@ -175,7 +175,7 @@ def explain(
         decision = decision.low if low else decision.high
     ranked = sorted(_costs(decision, env, barred))
     compared = {decision.kernel} if isinstance(decision, Leaf) else {e.kernel for e in decision.entries}
-    lines += _taken(ranked, names, estimate) if ranked else ["none of the others may run"]
+    lines += _ranked_lines(ranked, names, estimate) if ranked else ["none of the others may run"]
     rest = named.union(e.kernel for e in entries) - compared - {*barred}
     return (*lines, *(f"{names[k]}: {estimate(k)}, not compared here" for k in sorted(rest)))
 

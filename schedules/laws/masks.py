@@ -1,16 +1,16 @@
-"""Which keys of an attention have weight, from the expression of its logits.
+"""Find which keys of an attention have weight, from the expression of its logits.
 
-Every point (row, key) gets an upper bound of its logit. Conditions that are affine in row, key and sizes are decided by
-isl; of others (a padding that is read) both outcomes count. Two bounds matter:
+Every point (row, key) gets an upper bound of its logit. isl decides conditions that are affine in row, key and sizes;
+for other conditions (a padding that is read) both outcomes are possible. Two bounds matter:
 
-- -inf: the weight is 0 whatever else the row holds. Such tiles are never visited.
-- a large negative number: the weight is 0 if the row has seen a logit that is larger by ``NEGLIGIBLE``, and only then
-  (a row that holds nothing else gives it weight). Such tiles are visited last, if any row of the block needs them.
+- -inf: the weight is 0, whatever else the row contains. Such tiles are never visited.
+- a large negative number: the weight is 0 only if the row has a logit that is larger by ``NEGLIGIBLE`` (a row without
+  other keys gives it weight). Such tiles are visited last, if any row of the block needs them.
 
-A tile in which a mask hides nothing is *open*: its logits need not ask the mask.
+A tile in which a mask hides nothing is *open*: its logits need no mask.
 
-What is read, scores among it, is taken to be -inf or to stay below ``REACH`` of the largest number of its dtype:
-products that do not overflow. Only masks that are added rely on it, masks in the place of a score do not.
+A value that is read, for example a score, is assumed to be -inf or at most ``REACH`` times the largest number of its
+dtype: products must not overflow. Only masks that are added rely on this; masks that replace a score do not.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ RELATIONS = ("lt", "le", "gt", "ge", "eq", "ne")
 LARGEST = {"float16": 65504.0, "bfloat16": 2.0**128 - 2.0**120, "float32": 2.0**128 - 2.0**104, "float64": 2.0**1023}
 REACH = 0.25
 NEGLIGIBLE = 128.0
-"""exp of minus this is 0 in float32, as it is from 104 on."""
+"""exp of minus this is 0 in float32; it is 0 from 104 on."""
 LOW = -1000.0
-"""A bound above this masks nothing."""
+"""Bounds above this mask nothing."""
 
 
 @dataclass(frozen=True)
 class Axis:
-    """Rows or keys: the iterator of the logit, its extent, elements of a tile, the coordinate that counts tiles."""
+    """Rows or keys: the iterator of the logit, its extent, the elements of a tile, the coordinate that counts tiles."""
 
     iterator: str
     extent: Index
@@ -61,7 +61,7 @@ class Axis:
 class Logits:
     """The logits of an attention, a value over ``batch``, ``row`` and ``key``, and the tiles they are computed in.
 
-    ``scores``: the array of scores, and the dtype in which the model keeps them, where the kernel keeps more bits.
+    ``scores`` has the array of scores, and the dtype of the scores in the model, in case the kernel keeps more bits.
     """
 
     value: Value
@@ -78,7 +78,7 @@ class Logits:
         return frame("", (*self.batch, *axes), self.params)
 
     def inside(self) -> isl.Set:
-        """Logits in their tiles; an extent that is a product of symbols bounds nothing."""
+        """Return the logits in their tiles. An extent that is a product of symbols bounds nothing."""
         out: list[Condition] = []
         for a in (self.row, self.key):
             start = Index.of(a.tile) * a.size
@@ -91,29 +91,29 @@ class Logits:
         return self.points.where(out)
 
     def bounds(self) -> dict[float, isl.Set]:
-        """Upper bounds of the logits that are at most ``LOW``, and where they hold."""
+        """Return the upper bounds of the logits that are at most ``LOW``, with the points where they hold."""
         out: dict[float, isl.Set] = {}
         for span, s in _Spans(self.points, self.scores).of(self.value).items():
-            if span.high <= LOW:  # not so where nothing is known (NaN)
+            if span.high <= LOW:  # false for NaN, the unknown bound
                 out[span.high] = out[span.high].union(s) if span.high in out else s
         return out
 
-    def shown(self, condition: Value, wanted: bool) -> isl.Set:
-        """Points at which a condition is surely ``wanted``."""
-        return _Spans(self.points, self.scores).truth(condition)[0 if wanted else 1]
+    def shown(self, condition: Value, truth: bool) -> isl.Set:
+        """Return the points at which a condition certainly has the value ``truth``."""
+        return _Spans(self.points, self.scores).truth(condition)[0 if truth else 1]
 
     def hidden(self) -> isl.Set:
-        """Points whose logit is surely -inf."""
+        """Return the points whose logit is certainly -inf."""
         none: isl.Set = isl.Set.empty(self.points.space)
         return self.bounds().get(-math.inf, none)
 
 
 @dataclass(frozen=True)
 class Visits:
-    """Which tiles of keys a block of rows visits.
+    """The tiles of keys that a block of rows visits.
 
-    ``live``: all that satisfy these conditions. The others never when ``least`` is None; else before ``end`` first,
-    the others then unless every row has seen a logit of at least ``least``.
+    ``live``: conditions on tiles that may have a visible key. If ``least`` is None, only these are visited. Otherwise
+    the tiles before ``end`` are visited first, and the rest only if some row has no logit of at least ``least``.
     """
 
     live: tuple[Condition, ...] = ()
@@ -122,7 +122,10 @@ class Visits:
 
 
 def visits(logits: Logits) -> Visits:
-    """What the masks in the logits allow, checked: no tile with a key of unknown weight is left out."""
+    """Return the visits that the masks in the logits allow.
+
+    A check proves that no tile with a visible key is skipped.
+    """
     bounds = logits.bounds()
     none: isl.Set = isl.Set.empty(logits.points.space)
     hidden = bounds.get(-math.inf, none)
@@ -142,10 +145,10 @@ def visits(logits: Logits) -> Visits:
 
 
 def tile_conditions(logits: Logits, hidden: isl.Set) -> tuple[Condition, ...]:
-    """What holds of every tile that has a key outside ``hidden``; nothing when all may have.
+    """Return conditions that hold for every tile with a key outside ``hidden``; none if any tile may have such keys.
 
-    Conditions are affine over the tiles, ``batch`` and ``params``: the simple hull of the projection, so tiles that
-    satisfy them may still be all hidden.
+    Conditions are affine over the tiles, ``batch`` and ``params``: the simple hull of the projection. So tiles that
+    satisfy them may still be entirely hidden.
     """
     if hidden.is_empty():
         return ()
@@ -156,15 +159,17 @@ def tile_conditions(logits: Logits, hidden: isl.Set) -> tuple[Condition, ...]:
 
 
 def check_conditions(logits: Logits, live: tuple[Condition, ...], hidden: isl.Set) -> None:
-    """Tiles that do not satisfy the conditions hold hidden keys only. LegalityError with a visible one."""
+    """Check that tiles that violate the conditions have only hidden keys. LegalityError names a visible key."""
     seen = logits.inside().subtract(logits.points.where(live)).subtract(hidden)
     if not seen.is_empty():
         raise set_error("a tile with a visible key is not visited", seen, "ACC1", param_set(logits.params))
 
 
 def open_logit(logits: Logits) -> tuple[Value, tuple[Condition, ...]]:
-    """The logit where masks hide no key of a tile, and the conditions under which that is so, affine over the tiles,
-    ``batch`` and ``params``. No conditions: all logits ask as much. What is read, a padding for one, is always asked.
+    """Return the logit for tiles in which masks hide no key, and the conditions for such tiles.
+
+    The conditions are affine over the tiles, ``batch`` and ``params``. Without conditions all logits need the same
+    masks. A mask that is read from a tensor, such as a padding, is always applied.
     """
     masks = _Masks(logits)
     value = transform(logits.value, masks.opened)
@@ -172,27 +177,27 @@ def open_logit(logits: Logits) -> tuple[Value, tuple[Condition, ...]]:
 
 
 def check_open(logits: Logits, conditions: tuple[Condition, ...], shown: isl.Set) -> None:
-    """Tiles that satisfy the conditions have points of ``shown`` only. LegalityError with another one."""
+    """Check that tiles that satisfy the conditions have only points of ``shown``. LegalityError names another point."""
     seen = logits.inside().intersect(logits.points.where(conditions)).subtract(shown)
     if not seen.is_empty():
         raise set_error("a tile with a hidden key is called open", seen, "LOGIT", param_set(logits.params))
 
 
 class _Masks:
-    """Masks of logits that tiles decide; ``conditions``: those that have been taken for granted."""
+    """Removes masks that are constant in a tile; ``conditions`` lists the assumptions made so far."""
 
     def __init__(self, logits: Logits) -> None:
         self.logits, self.conditions = logits, list[Condition]()
         self.spans = _Spans(logits.points, logits.scores)
 
     def opened(self, v: Value) -> Value:
-        """A choice between a number that hides and something else, without the conditions that tiles decide."""
+        """Simplify a choice that masks: drop the conditions that are constant in a tile."""
         if not isinstance(v, Op):
             return v
         if v.name in ("where", "select") and v.dtype in FLOATS:
             for hides, wanted in ((2, True), (1, False)):
                 if _hides(v.args[hides]):
-                    asked = self._asked(v.args[0], wanted)
+                    asked = self._remaining(v.args[0], wanted)
                     return v.args[3 - hides] if asked == _TRUTHS[wanted] else replace(v, args=(asked, *v.args[1:]))
         if v.dtype in FLOATS and not loads(v):
             return self._shown_number(v)
@@ -200,23 +205,23 @@ class _Masks:
             return v.args[1] if v.args[0] is zero else v.args[0]
         return v
 
-    def _asked(self, c: Value, wanted: bool) -> Value:
-        """What is left of a condition that should be ``wanted``."""
+    def _remaining(self, c: Value, truth: bool) -> Value:
+        """Return the part of a condition that must still be evaluated if it should have the value ``truth``."""
         if not isinstance(c, Op):
             return c
         yes, no = self.spans.truth(c)
         if yes.union(no).is_equal(self.logits.points.universe()):
-            return _TRUTHS[wanted] if self._granted(yes if wanted else no) else c
+            return _TRUTHS[truth] if self._granted(yes if truth else no) else c
         if c.name == "not":
-            x = self._asked(c.args[0], not wanted)
-            return _TRUTHS[wanted] if x == _TRUTHS[not wanted] else replace(c, args=(x,))
-        if c.name == ("and" if wanted else "or"):
-            left = [x for x in (self._asked(a, wanted) for a in c.args) if x != _TRUTHS[wanted]]
-            return replace(c, args=tuple(left)) if len(left) == 2 else left[0] if left else _TRUTHS[wanted]
+            x = self._remaining(c.args[0], not truth)
+            return _TRUTHS[truth] if x == _TRUTHS[not truth] else replace(c, args=(x,))
+        if c.name == ("and" if truth else "or"):
+            left = [x for x in (self._remaining(a, truth) for a in c.args) if x != _TRUTHS[truth]]
+            return replace(c, args=tuple(left)) if len(left) == 2 else left[0] if left else _TRUTHS[truth]
         return c
 
     def _shown_number(self, v: Value) -> Value:
-        """The number that an added mask is where it hides nothing."""
+        """Return the value of an added mask that hides nothing."""
         pieces = self.spans.of(v)
         shown = [(span, s) for span, s in pieces.items() if not span.high <= LOW]
         if len(pieces) > len(shown) == 1:
@@ -226,8 +231,9 @@ class _Masks:
         return v
 
     def _granted(self, shown: isl.Set) -> bool:
-        """Whether there are tiles of points of ``shown`` only, which ``conditions`` then say; points beyond the last
-        row or key count too.
+        """Whether some tiles have only points of ``shown``; adds their conditions to ``conditions``.
+
+        Points past the last row or key count too.
         """
         x, first = self.logits, len(self.logits.batch) + 2
         starts = ((a, Index.of(a.tile) * a.size) for a in (x.row, x.key))
@@ -245,7 +251,7 @@ _TRUTHS = {truth: Const("bool", truth) for truth in (False, True)}
 
 
 def _number(v: Value) -> float | None:
-    """The number that a value is, converted or not."""
+    """Return the number that a value is, converted or not."""
     while isinstance(v, Op) and v.name == "cast":
         (v,) = v.args
     return float(v.value) if isinstance(v, Const) and v.dtype in FLOATS else None
@@ -257,7 +263,7 @@ def _hides(v: Value) -> bool:
 
 
 def _end(logits: Logits, live: tuple[Condition, ...]) -> tuple[Index | None, tuple[Condition, ...]]:
-    """The first tile of keys from which on all are hidden, and the conditions that say so."""
+    """Return the first tile of keys from which on all are hidden, and the conditions that imply it."""
     ends, kept = [], []
     for c in live:
         step, rest = c.expr.split(logits.key.tile)
@@ -273,14 +279,14 @@ def _end(logits: Logits, live: tuple[Condition, ...]) -> tuple[Index | None, tup
 
 @dataclass(frozen=True)
 class Span:
-    """What a float may be, and that it is not NaN."""
+    """The range of a float that is not NaN."""
 
     low: float
     high: float
 
 
 UNKNOWN = Span(math.nan, math.nan)
-"""Anything, NaN too."""
+"""Any value, including NaN."""
 Spans = dict[Span, isl.Set]
 """A partition of the points."""
 
@@ -290,7 +296,7 @@ class _Spans:
         self.points, self.scores = points, scores
 
     def of(self, v: Value) -> Spans:
-        """Where the value lies in which span."""
+        """Return a partition of the points by the range of the value."""
         whole = self.points.universe()
         if isinstance(v, Const) and v.dtype in FLOATS:
             x = float(v.value)
@@ -333,7 +339,7 @@ class _Spans:
         ))  # fmt: skip
 
     def truth(self, v: Value) -> tuple[isl.Set, isl.Set]:
-        """Where a condition surely holds, and where it surely does not."""
+        """Return the points where a condition certainly holds, and where it certainly does not."""
         none: isl.Set = isl.Set.empty(self.points.space)
         if isinstance(v, Const):
             whole = self.points.universe()
@@ -361,7 +367,7 @@ class _Spans:
         return (none, none) if holds is None else (holds, holds.complement())
 
     def _holds(self, v: Op) -> isl.Set | None:
-        """Exactly the points where integers are so related; None when isl cannot say."""
+        """Return exactly the points where integers are in this relation, or None if isl cannot express it."""
         if v.name not in RELATIONS:
             return None
         a, b = (_integer(x) for x in v.args)
@@ -392,7 +398,7 @@ def _hull(a: Span, b: Span) -> Span:
 
 
 def _corners(name: str, a: Span, b: Span, dtype: str) -> Span:
-    """The span of an operation whose result is rounded, or, 16 bits in a register, is not."""
+    """Return the range of an operation. Its result is rounded, unless it is a 16-bit type in a float32 register."""
     if UNKNOWN in (a, b):
         return UNKNOWN
     if name in ("max", "min"):
@@ -420,7 +426,7 @@ def _infinite(x: Span) -> bool:
 
 
 def _rounded(low: float, high: float, dtype: str) -> Span:
-    """Numbers of a dtype; what is a little beyond its largest one is that, or an infinity."""
+    """Round a range to a dtype. A number slightly above the largest one becomes the largest one or infinity."""
     largest, loss = LARGEST[dtype], 2.0**-8 if ITEMSIZE[dtype] == 2 else 2.0**-24
     low = low - abs(low) * loss if math.isfinite(low) else low
     high = high + abs(high) * loss if math.isfinite(high) else high
@@ -430,7 +436,7 @@ def _rounded(low: float, high: float, dtype: str) -> Span:
 
 
 def _converted(x: Span, source: str, dtype: str) -> Span:
-    """The span after rounding to a dtype: what is read does not overflow, literals may."""
+    """Return the range after rounding to a dtype. Values that are read do not overflow; literals may."""
     if x == UNKNOWN or ITEMSIZE[source] < ITEMSIZE[dtype]:
         return x
     found = _rounded(x.low, x.high, dtype)
@@ -440,7 +446,7 @@ def _converted(x: Span, source: str, dtype: str) -> Span:
 
 
 def _integer(v: Value) -> Index | None:
-    """An integer value as an Index; None when it is read from memory, or narrower than 64 bits."""
+    """Return an integer value as an Index, or None if it is read from memory or narrower than 64 bits."""
     if v.dtype != "int64":
         return None
     if isinstance(v, FromIndex):

@@ -1,8 +1,8 @@
-"""Recognising the rows of an attention as a softmax, and the group that computes it online.
+"""Recognise the rows of an attention as a softmax, and build the group that computes it online.
 
-Online: a row's maximum ``m``, sum ``z`` and weighted values ``a`` are kept over the keys seen so far; for further keys
-with maximum ``t`` all are scaled by ``exp(m - max(m, t))``. The law needs weights that are exactly
-``exp(x - max x) / sum exp(x - max x)``, where the logit ``x`` depends on its own score only.
+Online means that a row's maximum ``m``, sum ``z`` and weighted values ``a`` cover the keys processed so far. Further
+keys with maximum ``t`` scale all of them by ``exp(m - max(m, t))``. The law needs weights that are exactly ``exp(x -
+max x) / sum exp(x - max x)``, where the logit ``x`` depends on its own score only.
 """
 
 from __future__ import annotations
@@ -17,23 +17,24 @@ from polydyn.schedules.tiling import AttentionParts
 
 V = Index.of
 TILE, KEY, TILES = "tile", "key", "tiles"
-"""Iterators: the tile of keys, the key in it. The parameter that is the number of tiles."""
+"""Iterators: the tile of keys and the key in it; the parameter with the number of tiles."""
 START, ROWS = ("TOP0", "TOTAL0", "VALUE0"), ("PEAK0", "PEAK", "SCALE", "WEIGHT", "SHRINK", "TOTAL", "TOP", "RESCALE")
 """Statements before the first tile, and between the two products of a tile."""
 INIT, SCORE, LOGIT, VALUE, FINISH = "INIT", "ACC1", "LOGIT", "ACC2", "FINISH"
-"""The other statements; epilogues have the names that the group gives them."""
+"""Further statements. Epilogues have the names that the group gives them."""
 LEAVE_TOP, LEAVE_TOTAL = "LEAVE_TOP", "LEAVE_TOTAL"
-"""Statements that leave a row's maximum and sum beside its values, where blocks have shares of the keys."""
+"""Statements of split-KV: they store a row's maximum and sum next to its partial values."""
 LOGITS, WEIGHTS, TOP, TOTAL, PEAK, SCALE, VALUES = "logits", "kept", "top", "total", "peak", "scale", "running"
-"""Arrays: of a tile; of a row, so far; of a row and a tile; of the values so far. Scores and results: the group's."""
+"""Arrays of a tile, of a row so far, of a row and a tile, and of the values so far. The group has scores and
+results."""
 
 
 @dataclass(frozen=True)
 class Softmax:
-    """What the rows of an attention are: the ``logit`` of a key, a value over ``scores`` and inputs.
+    """The softmax that the rows of an attention compute: the ``logit`` of a key is a value over ``scores`` and inputs.
 
-    ``no_nan``: weights that are NaN are 0, as frameworks guard rows that are masked everywhere. A row has all of its
-    weights NaN or none: their sum is NaN exactly when one of them is, and divides all.
+    ``no_nan``: weights that are NaN become 0, as in frameworks that guard fully masked rows. Either all weights of a
+    row are NaN or none, because their sum divides all of them and is NaN exactly if one of them is.
     """
 
     logit: Value
@@ -41,7 +42,7 @@ class Softmax:
 
 
 def softmax(rows: Group, prefix: tuple[str, ...], column: str) -> Softmax:
-    """The rows as a softmax of logits, the key being ``column``. ScheduleError: they are none."""
+    """Return the rows as a softmax of logits over the keys ``column``. ScheduleError: they are not a softmax."""
     peak, total = (_single(rows, r) for r in ("max", "sum"))
     (last,) = [s for s in rows.statements if s.array == "weights"]
     locals_ = {s.array: _named(s, prefix, column) for s in rows.statements if s.reduce is None and s.role == "map"}
@@ -60,7 +61,7 @@ def softmax(rows: Group, prefix: tuple[str, ...], column: str) -> Softmax:
     top, whole = (Load(s.value.dtype, s.array, s.index) for s in (peak, total))
     weight = op("exp", op("sub", logit, top))
     if inline(_named(total, prefix, column).value) != weight:
-        raise ScheduleError("the sum of the rows is not that of exp(logit - maximum)", node=total.name)
+        raise ScheduleError("the sum of the rows is not the sum of exp(logit - maximum)", node=total.name)
     made, no_nan = _unguarded(inline(_named(last, prefix, column).value))
     if made not in (op("div", weight, whole), op("mul", weight, op("reciprocal", whole))):
         raise ScheduleError("the weights are not exp(logit - maximum) / sum", node=last.name)
@@ -71,7 +72,7 @@ def softmax(rows: Group, prefix: tuple[str, ...], column: str) -> Softmax:
 
 
 def _unguarded(v: Value) -> tuple[Value, bool]:
-    """Weights without casts, and without a guard that makes them 0 where they are NaN; whether they had one."""
+    """Return weights without casts and without a guard that replaces NaN by 0, and whether there was a guard."""
     v = _uncast(v)
     if isinstance(v, Op) and v.name in ("where", "select"):
         asked, other, weight = map(_uncast, v.args)
@@ -88,16 +89,18 @@ def _uncast(v: Value) -> Value:
 
 
 def online(parts: AttentionParts, softmax: Softmax, keys: int, shares: bool = False) -> tuple[Group, Index]:
-    """The group of an attention whose rows are a softmax, in tiles of ``keys`` keys; and the key, of its iterators.
+    """Return the group of an attention in tiles of ``keys`` keys, and the key as a function of its iterators.
 
     ``softmax``: its logit over the scores' accumulator. ``top`` is the row's maximum so far, ``total`` the sum of its
-    weights, ``running`` its weighted values, all as if nothing larger came; a tile with a larger maximum scales them.
-    Keys beyond the last one, and rows, have the logit -inf: weight 0. Before: scores of all keys; maximum, sum,
-    weights; values. After, ``around`` tiles: scores; logits; new maximum; weights; sum and values, scaled, added to.
+    weights, ``running`` its weighted values, all relative to that maximum; a tile with a larger maximum scales them.
+    Keys past the last one, and rows past the last one, have the logit -inf: weight 0. Before: scores of all keys;
+    maximum, sum, weights; values. After, ``around`` tiles: scores; logits; new maximum; weights; sum and values, scaled
+    and increased.
 
-    ``shares``: every statement once for each of ``SHARES`` parts of the tiles, as ``rewrites.split_reduction`` does.
-    Nothing is divided then: the one epilogue leaves a share's values in an array (share, batch.., row, column), and the
-    row's maximum and sum stand there behind its last column (``codegen.split.partial_attention``).
+    ``shares`` (split-KV): every statement runs once for each of ``SHARES`` slices of the tiles, as in
+    ``rewrites.split_reduction``. Nothing is divided then. The single epilogue stores a slice's values in an array
+    (slice, batch.., row, column), and the row's maximum and sum follow its last column
+    (``codegen.split.partial_attention``).
     """
     r, q = parts.score_roles, parts.value_roles
     first, second, done = parts.scores.backbone, parts.values.backbone, parts.values.epilogues
@@ -128,9 +131,9 @@ def online(parts: AttentionParts, softmax: Softmax, keys: int, shares: bool = Fa
     score, x = Load(kind, scores, inside), Load(kind, LOGITS, inside)
     total, value = Load(kind, TOTAL, lead), Load(kind, VALUES, column)
 
-    def moved(v: Value, of: str) -> Value:
-        """In the new iterators; the product's own operand is of the tile."""
-        v = substitute(v, {of: key})
+    def moved(v: Value, own: str) -> Value:
+        """Return the value in the new iterators. The product's own operand belongs to the tile."""
+        v = substitute(v, {own: key})
         held = {scores: score, "weights": weight}
         return transform(v, lambda y: _instead(held, y))
 
@@ -173,9 +176,9 @@ def online(parts: AttentionParts, softmax: Softmax, keys: int, shares: bool = Fa
     return Group(name, params, arrays, statements, around=TILE), key
 
 
-def _instead(held: dict[str, Load], v: Value) -> Value:
-    """A load of an array that the rewrite holds elsewhere."""
-    return replace(held[v.buffer], dtype=v.dtype) if isinstance(v, Load) and v.buffer in held else v
+def _instead(moved: dict[str, Load], v: Value) -> Value:
+    """Return a load of an array from where the rewrite stores it."""
+    return replace(moved[v.buffer], dtype=v.dtype) if isinstance(v, Load) and v.buffer in moved else v
 
 
 def _single(rows: Group, reduction: str) -> Statement:
@@ -186,7 +189,7 @@ def _single(rows: Group, reduction: str) -> Statement:
 
 
 def _named(s: Statement, prefix: tuple[str, ...], column: str) -> Statement:
-    """The statement with its one inner iterator called ``column``."""
+    """Return the statement with its only inner iterator renamed to ``column``."""
     inner = [x for x in s.iterators if x not in prefix]
     if len(inner) > 1:
         raise ScheduleError(f"{s.name} runs over more than the keys: {inner}", node=s.name)

@@ -1,6 +1,6 @@
-"""The order of elements: counting those before an element gives its place among the sorted ones.
+"""Sort order: counting the elements that precede an element gives its position in the sorted sequence.
 
-The operator writes the one (a primitive says what each element is), kernels that may sort use the other.
+The operator's primitive uses the count; kernels that may sort match it.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from polydyn.schedules.index import Index
 
 
 def before(a: Value, b: Value, largest: bool, earlier: Value) -> Value:
-    """Whether ``a`` comes before ``b``: equal ones in their order; NaN counts as the greatest."""
+    """Whether ``a`` precedes ``b``. Equal elements keep their order; NaN counts as the largest."""
     first, equal = op("gt" if largest else "lt", a, b), op("eq", a, b)
     if a.dtype in FLOATS:
         x, y = (a, b) if largest else (b, a)
@@ -20,13 +20,15 @@ def before(a: Value, b: Value, largest: bool, earlier: Value) -> Value:
 
 
 def counts_before(body: Value, here: str, there: str) -> tuple[Value, bool] | None:
-    """What a count of elements ``there`` that come before the one ``here`` compares, over ``there``, and whether the
-    largest comes first. None where a body counts something else.
+    """Match a count of the elements ``there`` that precede element ``here``.
+
+    Return the compared value over ``there`` and whether the largest comes first, or None if the body is not such a
+    count.
     """
     if not isinstance(body, Op) or body.name != "cast" or not isinstance(body.args[0], Op):
         return None
-    found = body.args[0]
-    first = found
+    counted = body.args[0]
+    first = counted
     while isinstance(first, Op) and first.name == "or":
         first = first.args[0]  # type: ignore[assignment]
     if not isinstance(first, Op) or first.name not in ("gt", "lt"):
@@ -34,6 +36,6 @@ def counts_before(body: Value, here: str, there: str) -> tuple[Value, bool] | No
     other, mine = first.args
     earlier = op("lt", FromIndex("int64", Index.of(there)), FromIndex("int64", Index.of(here)))
     largest = first.name == "gt"
-    if found != before(other, mine, largest, earlier) or substitute(other, {there: Index.of(here)}) != mine:
+    if counted != before(other, mine, largest, earlier) or substitute(other, {there: Index.of(here)}) != mine:
         return None
     return other, largest

@@ -1,1 +1,1 @@
-"""Proofs of schedules: order, storage, sizes, and what kernels need besides. ``Proven`` is their result."""
+"""Proofs of schedules: order, storage, sizes, and further obligations of kernels. ``Proven`` is their result."""

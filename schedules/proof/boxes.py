@@ -1,4 +1,4 @@
-"""Boxes of packed panels and copied rows: large enough for any share of a product's tiles."""
+"""Check packed panels and copied rows: they are large enough for any part of a product's tiles."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from polydyn.schedules.ranges import is_nonnegative
 class ContractTiles:
     """The sizes that a matmul-like kernel is built for.
 
-    ``rows``, ``columns``: the register tile; ``width``: lanes; ``block``: reduction steps per block (P_k), ``blocks``
-    their number (B_k). ``panels``: vectors that PACK fills, over ``N`` and the share ``[c_lo, c_hi)`` of column tiles;
-    ``panel_size``: elements allocated for a share of at most ``S`` column tiles; ``vector_size``: elements of one
-    vector of columns, over all steps of a block. They matter with ``promote`` only. ``fill``: FILL copies the row
-    operand: ``filled`` rows over the share ``[r_lo, r_hi)`` of rows, ``pitch`` elements apart, in ``fill_size``
-    elements for a share of at most ``S`` row tiles, ``steps`` elements of each are used.
+    ``rows``, ``columns``: the register tile; ``width``: lanes; ``block``: reduction steps per block (P_k); ``blocks``:
+    the number of blocks (B_k). ``panels``: vectors that PACK fills, over ``N`` and the range ``[c_lo, c_hi)`` of column
+    tiles; ``panel_size``: elements allocated for at most ``S`` column tiles; ``vector_size``: elements of one vector of
+    columns, over all steps of a block. These three matter only with ``promote``. ``fill``: FILL copies the row operand.
+    It copies ``filled`` rows over the range ``[r_lo, r_hi)`` of rows, ``pitch`` elements apart, and uses ``steps``
+    elements of each. ``fill_size``: elements allocated for at most ``S`` row tiles.
     """
 
     rows: int
@@ -48,7 +48,7 @@ class ContractTiles:
 
 
 def _arguments(x: Index) -> tuple[Index, ...]:
-    """The arguments of a minimum; the expression itself when it is none."""
+    """Return the arguments of a minimum, or the expression itself."""
     ((m, c),) = list(x.terms.items())[:1] or [((), 0)]
     if len(x.terms) == 1 and c == 1 and len(m) == 1 and isinstance(m[0], Atom) and m[0].kind == "min":
         return m[0].args
@@ -56,15 +56,15 @@ def _arguments(x: Index) -> tuple[Index, ...]:
 
 
 def check_panel_box(tiles: ContractTiles) -> None:
-    """Packed panels are large enough for any share ``[c_lo, c_hi)`` of column tiles.
+    """Check that packed panels are large enough for any range ``[c_lo, c_hi)`` of column tiles.
 
-    Every vector that holds a live column of a tile in the share is packed, and what is allocated for ``S`` column
-    tiles holds them all, those that a wider variant of the micro-kernel reads besides included.
+    Every vector that contains a live column of a tile in the range is packed. The allocation for ``S`` column tiles
+    holds them all, including the vectors that a wider variant of the micro-kernel reads.
     """
     vectors = tiles.columns // tiles.width
     _check_packed(tiles.columns, tiles.width, tiles.panels)
-    missing = tiles.panel_size - Index.of("S") * vectors * tiles.vector_size
-    if not is_nonnegative(missing):
+    slack = tiles.panel_size - Index.of("S") * vectors * tiles.vector_size
+    if not is_nonnegative(slack):
         raise LegalityError(
             f"{tiles.panel_size} elements do not hold {vectors}*S vectors of {tiles.vector_size} elements",
             tensor="panel", rule="panel boxes",
@@ -72,21 +72,24 @@ def check_panel_box(tiles: ContractTiles) -> None:
 
 
 def check_fill_box(tiles: ContractTiles) -> None:
-    """What is allocated for ``S`` row tiles holds all their rows, and a row its steps (a tile has at most ``rows``)."""
-    for missing, what in (
+    """Check that the allocation for ``S`` row tiles holds all their rows, and a row its steps.
+
+    A tile has at most ``rows`` rows.
+    """
+    for slack, subject in (
         (tiles.fill_size - Index.of("S") * tiles.rows * tiles.pitch, f"{tiles.fill_size} elements for S row tiles"),
         (tiles.pitch - tiles.steps, f"rows {tiles.pitch} elements apart"),
     ):
-        if not is_nonnegative(missing):
+        if not is_nonnegative(slack):
             raise LegalityError(
-                f"{what} do not hold {tiles.rows}*S rows of {tiles.steps} steps, {tiles.pitch} elements apart",
+                f"{subject} do not hold {tiles.rows}*S rows of {tiles.steps} steps, {tiles.pitch} elements apart",
                 tensor="rows", rule="panel boxes",
             )  # fmt: skip
 
 
 @lru_cache(maxsize=1024)
 def _check_packed(columns: int, width: int, panels: Index) -> None:
-    """Every live column of a share is in a packed vector."""
+    """Check that every live column of a range is in a packed vector."""
     vectors = columns // width
     dims = ("N", "c_lo", "c_hi", "c_j", "q")
     f = frame("read", dims, ())

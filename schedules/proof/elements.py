@@ -1,4 +1,4 @@
-"""Witnesses of proofs as elements: what the digits of an example stand for, read off the tile map."""
+"""Translate witnesses of proofs to elements: read off the tile map what the digits of an example stand for."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from polydyn.schedules.tree.scheduled import Scheduled
 
 _DIM = isl.dim_type
 Point = tuple[str, Mapping[str, int]]
-"""A statement and the values of the digits of an instance."""
+"""A statement and the digits of one of its instances."""
 
 
 def in_elements(error: LegalityError, t: Scheduled) -> LegalityError:
-    """The error with its example as elements too: of the schedule's own tile sizes, where it occurs at those.
+    """Return the error with its example as elements too, at the schedule's own tile sizes if it occurs there.
 
-    An error without instances of the schedule's digits stays as it is.
+    An error without instances of the schedule's digits is returned unchanged.
     """
     bad = error.violated
     if bad is None:
@@ -39,7 +39,7 @@ def in_elements(error: LegalityError, t: Scheduled) -> LegalityError:
 
 
 def _at_sizes(bad: isl.Map | isl.Set, t: Scheduled) -> isl.Map | isl.Set:
-    """What is wrong at the sizes of tiles that are numbers."""
+    """Restrict a violation to the tile sizes that are numbers."""
     for digits in t.map.axes.values():
         for d in digits:
             n = bad.find_dim_by_name(_DIM.param, f"size_{d.name}")
@@ -49,7 +49,7 @@ def _at_sizes(bad: isl.Map | isl.Set, t: Scheduled) -> isl.Map | isl.Set:
 
 
 def _example(bad: isl.Map | isl.Set) -> tuple[list[Point], Mapping[str, int]]:
-    """One violation: its instances and the sizes."""
+    """Return the instances and sizes of one violation."""
     if isinstance(bad, isl.Set):
         values = sample(bad)
         return [(bad.get_tuple_name() or "", values)], values
@@ -60,13 +60,13 @@ def _example(bad: isl.Map | isl.Set) -> tuple[list[Point], Mapping[str, int]]:
 
 
 def _place(t: Scheduled, statement: str, values: Mapping[str, int], sizes: Mapping[str, int]) -> str:
-    """The elements of the axes that the digits make up; digits by themselves where an axis is not run wholly."""
+    """Return the elements of the axes that the digits make up. Digits stand alone if an axis is only partly run."""
     elements: dict[str, int] = {}
     rest: dict[str, int] = {}
     for axis, digits in t.map.axes.items():
-        found = [d for d in digits if d.name in values]
-        if len(found) < len(digits):
-            rest |= {d.name: values[d.name] for d in found}
+        run = [d for d in digits if d.name in values]
+        if len(run) < len(digits):
+            rest |= {d.name: values[d.name] for d in run}
             continue
         number, weight = ZERO, ONE
         for d in reversed(digits):

@@ -1,4 +1,5 @@
-"""Proof that a promoted footprint holds what rows read: the place of every read is filled, with that very element."""
+"""Prove that a copied footprint has what rows read: each place that is read has been filled with exactly that element.
+"""
 
 from __future__ import annotations
 
@@ -16,14 +17,16 @@ from polydyn.schedules.tree.scheduled import Scheduled, flat, path
 
 V = Index.of
 SHARE = "S"
-"""Row tiles of a share, in what is allocated for it."""
+"""Symbol: the number of row tiles that an allocation is made for."""
 
 
 @dataclass(frozen=True)
 class Strip:
-    """A copy of a footprint as a kernel makes it. ``copy``, ``loops``: its statement, and its loop for each place;
-    ``box``: as ``Footprint.box``; ``size``: elements allocated for ``SHARE`` tiles of ``rows`` rows. ``taps``: as
-    ``Footprint.taps``, the steps that a run of rows goes through.
+    """A kernel's copy of a footprint.
+
+    ``copy``: the copying statement; ``loops``: its loop for each place; ``box``: as in ``Footprint.box``; ``size``:
+    elements allocated for ``SHARE`` tiles of ``rows`` rows. ``taps``: the steps that a run of rows executes, as in
+    ``Footprint.taps``.
     """
 
     footprint: Footprint
@@ -36,18 +39,16 @@ class Strip:
 
 
 def check_strip(t: Scheduled, strip: Strip) -> None:
-    """LegalityError unless every row of a share finds the elements of its windows in the strip that is copied for it.
+    """Raise LegalityError unless every row of a task finds the elements of its windows in the copied footprint.
 
-    1. The operand that the group reads is the value at the row's places: what is copied is what is meant. Of words: the
-       word of the values at consecutive steps, which lie side by side; beyond the last step, where columns are 0, they
-       are numbers.
-    2. For first pixels LOW <= h <= HIGH every place that is read is in the box (isl, all sizes). A row of the share has
-       such an h, as ``row // line`` grows with the row.
-    3. The box is no larger than the hull of what is read, so the copy stays inside the tensor.
-    4. The copy runs the box, in loops that no reader is in: it is complete when the first one reads.
-    5. What is allocated holds the box: n rows meet at most ``(n + line - 2) // line + 1`` values of the first pixel;
-       and what the last word of a window reaches behind it.
-    6. Steps that are left out read zeros for all pixels of their rows (isl, all sizes).
+    1. The operand that the group reads is the value at the row's places: the copy has the right elements. Packed words:
+    the word of the values at consecutive steps, which are contiguous. Past the last step, where columns are 0, they are
+    finite numbers. 2. For first pixels LOW <= h <= HIGH every place that is read is in the box (isl, all sizes). A row
+    of the task has such an h, as ``row // line`` grows with the row. 3. The box is no larger than the hull of the
+    reads, so the copy stays inside the tensor. 4. The copy runs over the whole box, in loops that contain no reader: it
+    is complete when the first reader runs. 5. The allocation holds the box: n rows have at most ``(n + line - 2) //
+    line + 1`` values of the first pixel. It also holds the elements past the box that the last word of a window reads.
+    6. Steps that are skipped read zeros for all pixels of their rows (isl, all sizes).
     """
     _check_value(t.group, strip.footprint)
     _check_inside(strip)
@@ -57,8 +58,8 @@ def check_strip(t: Scheduled, strip: Strip) -> None:
     _check_taps(strip)
 
 
-def _refuse(what: str) -> LegalityError:
-    return LegalityError(what, tensor="rows", rule="footprint")
+def _refuse(message: str) -> LegalityError:
+    return LegalityError(message, tensor="rows", rule="footprint")
 
 
 def _check_value(group: Group, f: Footprint) -> None:

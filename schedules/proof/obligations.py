@@ -1,6 +1,6 @@
-"""What kernels need besides the proof of their schedule: room in buffers, loops that may run as vectors, row blocks.
+"""Further obligations of kernels besides the proof of the schedule: buffer sizes, vector loops, row blocks.
 
-Vector loops are checked once for all groups with the same skeleton, as schedules are.
+Vector loops are checked once for all groups with the same skeleton, like schedules.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from polydyn.schedules.tree.scheduled import Scheduled
 
 
 def boxes(tiles: ContractTiles) -> Obligation:
-    """The buffers of a product hold what is copied into them."""
+    """Return the check that the buffers of a product are large enough for their copies."""
 
     def check(t: Scheduled) -> None:
         if tiles.promote:
@@ -36,7 +36,7 @@ def boxes(tiles: ContractTiles) -> Obligation:
 
 
 def vectors_inside(group: Group, band: tuple[str, ...], phases: Mapping[str, int]) -> Obligation:
-    """The innermost loops of an element-wise or stitch group may run as vectors.
+    """Return the check that the innermost loops of an element-wise or stitch group may run as vectors.
 
     A schedule with tiles along the band has its vectors there: points of a tile are tasks, which ``prove`` covers.
     """
@@ -55,7 +55,7 @@ def vectors_inside(group: Group, band: tuple[str, ...], phases: Mapping[str, int
 
 @lru_cache(maxsize=512)
 def _lanes_hold(form: Form, facts: Facts, band: tuple[str, ...], phases: tuple[tuple[str, int], ...]) -> bool:
-    """Whether the check succeeds for the skeleton; where it does not, one group may still pass it."""
+    """Whether the check succeeds for the skeleton. If it does not, a single group may still pass it."""
     try:
         check_lanes(form.group(), dependences_of(form, facts), band, dict(phases))
     except (LegalityError, ScheduleError):
@@ -64,7 +64,7 @@ def _lanes_hold(form: Form, facts: Facts, band: tuple[str, ...], phases: tuple[t
 
 
 def vectors_in_rows(parts: AttentionParts) -> Obligation:
-    """The loops inside the rows of an attention may run as vectors."""
+    """Return the check that the loops inside the rows of an attention may run as vectors."""
 
     def check(t: Scheduled) -> None:
         rows = unfold(parts.rows, parts.score_roles.batch)
@@ -74,7 +74,7 @@ def vectors_in_rows(parts: AttentionParts) -> Obligation:
 
 
 def check_row_blocks(group: Group, parts: AttentionParts) -> None:
-    """Any partition of an attention's rows into blocks is legal.
+    """Check that any partition of an attention's rows into blocks is legal.
 
     LegalityError: a dependence moves along the rows, or a statement reads another row.
     """

@@ -1,7 +1,7 @@
-"""Proofs of schedules. Every check raises LegalityError with a witness; none changes anything.
+"""Proofs of schedules. Every check raises LegalityError with a witness and changes nothing.
 
-``allow_reassociation`` takes accumulations as unordered among themselves (``Dependences.relaxed``): needed for split
-reductions and for tiles that interchange reduction loops.
+``allow_reassociation`` treats accumulations as mutually unordered (``Dependences.relaxed``). Split reductions need it,
+and tiles that interchange reduction loops.
 """
 
 from __future__ import annotations
@@ -33,21 +33,21 @@ Timeline: TypeAlias = dict[str, list[isl.Map]]
 
 @dataclass(frozen=True, eq=False)
 class Tiled:
-    """When the original instances of a tiled group run."""
+    """The times at which the original instances of a tiled group run."""
 
     rows: Timeline
 
 
 @dataclass(frozen=True)
 class Coordinate:
-    """``floor(iterator / divide)``, then modulo ``modulo`` when given: one tile-space coordinate of one level."""
+    """One tile-space coordinate of one level: ``floor(iterator / divide)``, then modulo ``modulo`` if given."""
 
     iterator: str
     divide: int = 1
     modulo: int | None = None
 
     def expr(self) -> Index:
-        """The coordinate as a function of the iterator."""
+        """Return the coordinate as a function of the iterator."""
         x = Index.of(self.iterator) // self.divide
         return x if self.modulo is None else x % self.modulo
 
@@ -59,7 +59,7 @@ def check_parallel(
     parallel: Collection[int],
     allow_reassociation: bool = False,
 ) -> None:
-    """No dependence is carried by a row that runs in parallel. LegalityError names row, statements and instances."""
+    """Check that no parallel row carries a dependence. LegalityError names row, statements and instances."""
     if isinstance(schedule, Tiled):
         timeline = schedule.rows
     else:
@@ -76,10 +76,10 @@ def check_parallel(
 def band_properties(
     group: Group, deps: Dependences, prefix: Rows, rows: Rows, allow_reassociation: bool = False
 ) -> tuple[tuple[bool, ...], bool]:
-    """isl's band flags for ``rows`` below ``prefix``: which members are coincident, and whether all are permutable.
+    """Return isl's band flags for ``rows`` below ``prefix``: coincidence of each member, permutability of the band.
 
-    A member is coincident when no dependence that the prefix leaves open moves along it; the band is permutable when
-    none moves backwards along any member: then every rectangular tiling of it is legal.
+    A member is coincident if no dependence that the prefix leaves open moves along it. The band is permutable if none
+    moves backwards along any member: then every rectangular tiling of it is legal.
     """
     outer = next(iter(prefix.values()), ())
     inner = next(iter(rows.values()), ())
@@ -104,10 +104,10 @@ def band_properties(
 
 
 def expansion(group: Group, coords: Mapping[str, Sequence[Coordinate | IndexLike]]) -> isl.UnionMap:
-    """Original instance -> tile-space instance (of the same name), for tile sizes given as numbers.
+    """Return original instance -> tile-space instance (of the same name), for numeric tile sizes.
 
-    A coordinate that is no tile of an iterator is an affine expression (``0``, ``B_k - 1``); parameters of the tile
-    space may occur in it.
+    A coordinate that is not a tile of an iterator is an affine expression (``0``, ``B_k - 1``), which may contain
+    parameters of the tile space.
     """
     parts = []
     for s in group.statements:
@@ -129,13 +129,13 @@ def check_tree(
     padded: Collection[str] | None = (),
     allow_reassociation: bool = False,
 ) -> Tiled:
-    """A tile-space schedule computes the group, for the tile sizes of ``expansion``.
+    """Prove that a tile-space schedule computes the group, for the tile sizes of ``expansion``.
 
-    Proves, under ``context`` (which ties tile counts and tile sizes to the parameters) and ``deps.context``:
-    the expansion is injective and maps every original instance into the schedule's domain; a tile-space instance of a
-    group's statement that is no image is in ``padded`` (None: not checked); every original dependence runs strictly
-    forwards. LegalityError with a witness otherwise. Statements of the tree that are not the group's are ignored.
-    Returns when the original instances run.
+    Proven under ``context`` (which relates tile counts and tile sizes to the parameters) and ``deps.context``: the
+    expansion is injective and maps every original instance into the schedule's domain; a tile-space instance of a
+    group's statement that is not an image is in ``padded`` (None: not checked); every original dependence runs strictly
+    forwards. LegalityError with a witness otherwise. Statements of the tree that are not in the group are ignored.
+    Return the times at which the original instances run.
     """
     ctx = deps.context.intersect(context)
     tree = _timed(schedule)
@@ -165,9 +165,9 @@ def check_tree(
 def tiled_order(
     group: Group, expansion: isl.UnionMap, schedule: isl.Schedule | isl.UnionMap, context: isl.Set
 ) -> Tiled:
-    """When original instances run: the expansion, then the tile-space schedule, row by row.
+    """Return the times of the original instances: the expansion, then the tile-space schedule, row by row.
 
-    Each row is composed on its own: isl finds the function in the composed relation again only with much work.
+    Each row is composed separately, because isl recovers the function from the full composition only with much work.
     """
     images = {pair(m)[0]: m.intersect_params(context) for m in maps(expansion)}
     tree = schedule if isinstance(schedule, isl.UnionMap) else schedule.get_map()
@@ -205,17 +205,17 @@ def _timeline(group: Group, schedule: isl.UnionMap) -> Timeline:
     return _complete(group, {pair(m)[0]: split_rows(m) for m in maps(schedule)})
 
 
-def _complete(group: Group, found: Timeline) -> Timeline:
-    missing = [s.name for s in group.statements if s.name not in found and not iteration_domain(group, s).is_empty()]
+def _complete(group: Group, timeline: Timeline) -> Timeline:
+    missing = [s.name for s in group.statements if s.name not in timeline and not iteration_domain(group, s).is_empty()]
     if missing:
         raise ScheduleError(f"the schedule has no rows for {missing}")
-    if len({len(rows) for rows in found.values()}) > 1:
-        raise ScheduleError(f"schedule rows differ in number: { {n: len(r) for n, r in found.items()} }")
-    return found
+    if len({len(rows) for rows in timeline.values()}) > 1:
+        raise ScheduleError(f"schedule rows differ in number: { {n: len(r) for n, r in timeline.items()} }")
+    return timeline
 
 
 def _walk(m: isl.Map, timeline: Timeline) -> Iterator[tuple[int, isl.Map, isl.Map, isl.Map]]:
-    """Row by row: its number, the dependences that the rows before leave open, the rows of both statements."""
+    """Yield, row by row: its number, the dependences that earlier rows leave open, the rows of both statements."""
     source, sink = (timeline[n] for n in pair(m))
     for d, (s, t) in enumerate(zip(source, sink, strict=True)):
         yield d, m, s, t

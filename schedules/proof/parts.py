@@ -1,4 +1,4 @@
-"""Parts of proofs besides that of a schedule (``prove``): bands, rows, vector loops."""
+"""Parts of proofs other than the schedule's (``prove``): bands, rows, vector loops."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from polydyn.schedules.tiling import inner_iterators, stages
 
 
 def check_band(group: Group, deps: Dependences, band: Sequence[str]) -> None:
-    """No dependence moves along any iterator of the band: every partition of it into tasks and tiles is legal."""
+    """Check that no dependence moves along any iterator of the band: every partition into tasks and tiles is legal."""
     rows = {s.name: [Index.of(x) for x in band] for s in group.statements}
     coincident, _ = band_properties(group, deps, {}, rows)
     if not all(coincident):
@@ -29,7 +29,8 @@ def check_band(group: Group, deps: Dependences, band: Sequence[str]) -> None:
 
 
 def check_rows(group: Group, band: tuple[str, ...]) -> None:
-    """A local's storage is one row, reused by the next: every access stays in the row of its own instance."""
+    """Check that every access to a local stays in the row of its instance: its storage is one row, reused by the next.
+    """
     row = tuple(Index.of(x) for x in band)
     for s in group.statements:
         for a in (s.write, *read_accesses(s)):
@@ -43,7 +44,7 @@ def check_rows(group: Group, band: tuple[str, ...]) -> None:
 
 
 def check_lanes(group: Group, deps: Dependences, band: tuple[str, ...], phases: dict[str, int]) -> None:
-    """Innermost loops of a stage run as vectors: they carry nothing but accumulation, which may be reassociated."""
+    """Check that innermost loops of a stage may run as vectors: they carry nothing except accumulations."""
     stage_of = {s.name: n for n, stage in enumerate(stages(group, band, phases)) for s in stage}
     carried = deps.flow.union(deps.anti).union(deps.output)
     for m in maps(carried):
@@ -58,6 +59,6 @@ def check_lanes(group: Group, deps: Dependences, band: tuple[str, ...], phases: 
 
 
 def _equal(group: Group, s: Statement, t: Statement, names: Sequence[str]) -> isl.Map:
-    """Instances that agree in the named iterators."""
+    """Return the instances that agree in the named iterators."""
     rows = [statement_frame(group, x).map_to("", [Index.of(n) for n in names]) for x in (s, t)]
     return rows[0].apply_range(rows[1].reverse())

@@ -1,7 +1,7 @@
-"""The proof of a scheduled group: one for every tree, every tile size and every extent at once.
+"""The proof of a scheduled group: one proof for every tree, every tile size and every extent.
 
-It speaks of the digits of the tile map instead of elements, so that everything is affine although tile sizes are
-symbols (``tree.tilemap``: the lemma). A kernel's sizes do not matter, so equal forms share one proof.
+It uses the digits of the tile map instead of elements, so that everything is affine although tile sizes are symbols
+(the lemma in ``tree.tilemap``). A kernel's sizes do not matter, so equal forms share one proof.
 
     1 map       a statement's loops run the digits of its iterators, each once                       no isl
     2 tails     statements are cut at every digit, or padded where that is neutral; copies are cut
@@ -11,7 +11,7 @@ symbols (``tree.tilemap``: the lemma). A kernel's sizes do not matter, so equal 
     5 storage   what is read from a buffer was written last for the same cell and epoch; sums are read and
                 initialised around all their updates; units share no cell (``prove_storage``)
 
-Not proven here: what passes make of the tree, rings of stages and barriers, lanes, addresses (docs/adr/0004).
+Not proven here: later passes over the tree, rings of stages and barriers, lanes, addresses (docs/adr/0004).
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ V = Index.of
 
 
 def prove(t: Scheduled) -> None:
-    """LegalityError with a witness unless the tree computes the group.
+    """Raise LegalityError with a witness unless the tree computes the group.
 
-    A group's skeleton is proven once for all groups that are its instances; where it has no proof (it may need a
-    relation between constants) the group is proven as it is.
+    A group's skeleton is proven once for all groups that are its instances. If the skeleton has no proof (it may need a
+    relation between constants), the group itself is proven.
     """
     check_map(t)
     check_tails(t)
@@ -76,7 +76,7 @@ def _prove(form: Form, structure: Structure) -> None:
 
 
 def check_map(t: Scheduled) -> None:
-    """Coverage, by the lemma: a statement's loops run exactly the digits of its iterators, each once."""
+    """Check coverage, by the lemma: a statement's loops run exactly the digits of its iterators, each once."""
     for s in t.group.statements:
         want = [d for x in s.iterators for d in t.map.axes[t.map.iterators[s.name, x]]]
         has = list(t.map.views[s.name].digits)
@@ -101,7 +101,7 @@ def check_map(t: Scheduled) -> None:
 
 
 def _check_loop(t: Scheduled, name: str, x: Loop) -> None:
-    """Its digits are those of the axes; parts of uneven size are walked in order."""
+    """Check that the digits of a loop are digits of the axes, and that parts of uneven size are visited in order."""
     for d in x.digits:
         if d not in t.map.axes.get(d.axis, ()):
             has = t.map.axes.get(d.axis)
@@ -119,8 +119,9 @@ def _check_loop(t: Scheduled, name: str, x: Loop) -> None:
 
 
 def _check_places(t: Scheduled) -> None:
-    """Loops of tasks, units and storage of their own run the same digits in all statements; who meets the storage of a
-    unit is in one. Buffers that share a storage have the same cells.
+    """Check that loops of tasks, units and storage run the same digits in all statements.
+
+    A statement that accesses the storage of a unit belongs to a unit. Buffers that share storage have the same cells.
     """
     first: dict[str, Buffer] = {}
     for own in t.buffers:
@@ -141,7 +142,7 @@ def _check_places(t: Scheduled) -> None:
 
 
 def _check_copies(t: Scheduled) -> None:
-    """A copy's iterators are those of the statements that read it."""
+    """Check that a copy's iterators are those of the statements that read it."""
     for f in t.flow:
         if f.statement in {s.name for s in t.group.statements} or f.meets is not Meets.WRITES:
             continue
@@ -155,7 +156,7 @@ def _check_copies(t: Scheduled) -> None:
 
 
 def _check_sent(t: Scheduled) -> None:
-    """Results that stay in a buffer are sent to memory, every element once and as the element that it is."""
+    """Check that results in a buffer are sent to memory, each element exactly once and to its own address."""
     own = {s.name: s for s in t.group.statements if t.group.arrays[s.array].role == "output"}
     kept = [f for f in t.flow if f.meets is Meets.WRITES and f.statement in own]
     for f in (f for f in kept if t.buffer(f.buffer).array == own[f.statement].array):
@@ -171,7 +172,7 @@ def _check_sent(t: Scheduled) -> None:
 
 
 def _check_axis(tm: TileMap, axis: str, digits: tuple[Digit, ...]) -> None:
-    """The first digit counts, the others have sizes; shares and origins are of its first digits."""
+    """Check that the first digit counts, the others have sizes, and shares and origins refer to the first digits."""
     shared = tm.shares.get(axis)
     counts = digits[1] if shared and len(digits) > 1 else digits[0]
     most = product(d.size for d in digits)
@@ -193,8 +194,10 @@ def _check_axis(tm: TileMap, axis: str, digits: tuple[Digit, ...]) -> None:
 
 
 def _check_joined(tm: TileMap, axis: str) -> None:
-    """An axis that was taken apart is the mixed radix of its parts: each stands for the elements of those below it, the
-    first one counts. Statements' iterators mean the same.
+    """Check that an axis that was split is the mixed radix of its parts.
+
+    Each part counts groups of the elements of the parts below it, and the first one counts. Statements' iterators
+    agree.
     """
     rest, parts, weight = tm.joined[axis], list(tm.parts(axis)), ONE
     wrong = LegalityError(f"axis {axis} is not the number {rest} of its parts {parts}", rule="coverage")
@@ -217,11 +220,14 @@ def _check_joined(tm: TileMap, axis: str) -> None:
 
 
 def check_tails(t: Scheduled) -> None:
-    """Beyond the extents: exact statements are cut at every digit, padded ones are neutral, copies are cut no finer
-    than their readers, and along axes of their array only.
+    """Check the points past the extents.
 
-    Then what holds for whole tiles holds for cut ones: the writer that a live read meets has the same digits on those
-    axes, so it is live too; of a sum, any subset of the updates lies between its initialiser and its readers.
+    Exact statements are cut at every digit, padded ones are neutral, and copies are cut no finer than their readers,
+    and only along axes of their array.
+
+    Then properties of whole tiles also hold for cut ones. The writer of a cell that a live read accesses has the same
+    digits on those axes, so it is live too. Of a sum, any subset of the updates lies between its initialiser and
+    readers.
     """
     cut = {(x.statement, x.axis): x.whole for x in t.clips}
     for s in t.group.statements:
@@ -257,7 +263,7 @@ def _counts(d: Digit) -> bool:
 
 
 def _exact(tm: TileMap, axis: str) -> bool:
-    """Whether the digits of an axis stand for its elements and no others."""
+    """Whether the digits of an axis represent its elements and no others."""
     digits = tm.axes[axis]
     return (len(digits) == 1 and _counts(digits[0])) or product(d.size for d in digits) == tm.extents[axis]
 
@@ -271,16 +277,18 @@ def _uncut(t: Scheduled, name: str, axis: str) -> LegalityError:
 
 
 def check_locals(t: Scheduled) -> None:
-    """A local without a buffer has storage for one task's point of the band, used again by the next: every access stays
-    at the point of its own instance, which its first subscripts are.
+    """Check that every access to a local stays at the point of its own instance.
+
+    A local without a buffer has storage for one task's point of the band, which the next task reuses. The first
+    subscripts of an access are that point.
     """
     tasks = t.parallel[0][1] if t.parallel else ()
     own = dict.fromkeys(d.axis for w in t.map.views.values() for k in tasks if (x := w.loop(k)) for d in x.digits)
-    held = {x.array for x in t.buffers}
+    buffered = {x.array for x in t.buffers}
     place: dict[str, tuple[str | None, ...]] = {}
     for s in t.group.statements:
         for access in (s.write, *read_accesses(s)):
-            if t.group.arrays[access.array].role != "local" or access.array in held:
+            if t.group.arrays[access.array].role != "local" or access.array in buffered:
                 continue
             front = tuple(t.map.iterators.get((s.name, str(i))) for i in access.index[: len(own)])
             if set(front) != set(own) or place.setdefault(access.array, front) != front:
@@ -291,15 +299,17 @@ def check_locals(t: Scheduled) -> None:
 
 
 def _check_neutral(t: Scheduled, s: Statement) -> None:
-    """A padded statement stores into a local, and reads what the group is given from copies, or guarded. Along its
-    subscripts it meets elements that nobody else knows; along what it sums it adds products, which copies filled with
-    zeros leave as they are.
+    """Check that padding is neutral for a statement.
+
+    A padded statement stores into a local, and reads inputs of the group from copies, or guarded. Along its subscripts
+    it writes elements that are never read. Along its reduction it adds products, which are zero because copies are
+    filled with zeros.
     """
     group, known = t.group, {str(i) for i in s.index}
     beyond = any(not _exact(t.map, t.map.iterators[s.name, x]) for x in s.iterators if x not in known)
     sums = not beyond or (s.reduce == "sum" and isinstance(s.value, Op) and s.value.name == "mul")
     if group.arrays[s.array].role != "local" or not sums:
-        what = f"padding is not neutral for {s.name}: it is no sum of products into a local"
+        what = f"padding is not neutral for {s.name}: it is not a sum of products into a local"
         raise LegalityError(what, node=s.name, rule="neutral fill")
     copied = [set(t.buffer(f.buffer).axes) for f in t.flow if f.statement == s.name and f.meets is Meets.READS]
     for r in reads(s):
@@ -310,7 +320,7 @@ def _check_neutral(t: Scheduled, s: Statement) -> None:
 
 
 def _example(t: Scheduled, name: str, digit: Digit) -> str:
-    """Two elements that an instance cannot tell apart, or one that it meets twice."""
+    """Return two elements that an instance cannot distinguish, or one that it accesses twice."""
     digits = t.map.axes.get(digit.axis, ())
     if digit not in digits:
         return f"for example at {digit.axis} = 0"

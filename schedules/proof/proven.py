@@ -1,7 +1,7 @@
-"""A schedule together with its proof: the only thing that becomes loops.
+"""A schedule together with its proof: only a proven schedule becomes loops.
 
-``codegen.pipeline.loops`` takes a ``Proven`` and nothing else, so a kernel that nobody proved cannot be printed. What
-changes a schedule after its proof is a method of ``Proven`` that checks the change.
+``codegen.pipeline.loops`` takes a ``Proven`` and nothing else, so an unproven kernel cannot be printed. A method of
+``Proven`` that changes the schedule also checks the change.
 """
 
 from __future__ import annotations
@@ -18,12 +18,13 @@ from polydyn.schedules.tree.names import b
 from polydyn.schedules.tree.scheduled import Scheduled
 
 Obligation = Callable[[Scheduled], None]
-"""What a kernel needs besides ``prove``, for example that loops may run as vectors. LegalityError: it does not hold."""
+"""A condition of a kernel in addition to ``prove``, for example that loops may run as vectors. LegalityError: it
+fails."""
 
 
 @final
 class Proven:
-    """A schedule that computes its group. The only way to get one is to prove it.
+    """A schedule that computes its group. Proving is the only way to build one.
 
     ``tiled``: the tree for code generation.
     """
@@ -32,10 +33,10 @@ class Proven:
     tiled: TiledGroup
 
     def __init__(self, schedule: Scheduled, *obligations: Obligation, free: Collection[str] = ()) -> None:
-        """Proves ``schedule`` (``prove``), then each obligation.
+        """Prove ``schedule`` (``prove``), then each obligation.
 
-        ``free``: parameters of loops whose number of steps the kernel chooses, as it chooses tile sizes.
-        LegalityError with a witness: the proof or an obligation fails. ScheduleError: no proof can be made.
+        ``free``: parameters for the trip counts that the kernel chooses, like tile sizes. LegalityError with a witness:
+        the proof or an obligation fails. ScheduleError: no proof can be made.
         """
         prove(schedule)
         for obligation in obligations:
@@ -44,7 +45,7 @@ class Proven:
         self._set(replace(tiled, extents={n: e for n, e in tiled.extents.items() if n not in free}))
 
     def without_hidden(self, live: tuple[Condition, ...], logits: Logits) -> Proven:
-        """The same schedule without the tiles of keys that a mask hides, which are those outside ``live``.
+        """Return the schedule without the tiles of keys that a mask hides, which are those outside ``live``.
 
         LegalityError: a tile outside ``live`` has a visible key.
         """

@@ -1,6 +1,7 @@
-"""What buffers hold when they are read: the storage part of the proof, in digit space.
+"""The storage part of the proof, in digit space: the contents of buffers when they are read.
 
-The cell of a buffer is its free digits, the epoch its fixed ones (``tree.scheduled.Buffer``): both are the tile map's.
+The cell of a buffer is its free digits, the epoch its fixed ones (``tree.scheduled.Buffer``). Both are those of the
+tile map.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class Storage:
         self.carried = {n: x for x in space.x.carried for n in (x.register, x.memory)}
 
     def check(self) -> None:
-        """LegalityError names the statements, the buffer and an instance."""
+        """Run all checks. LegalityError names the statements, the buffer and an instance."""
         self._sources()
         for u in self.flow:
             if u.meets is Meets.UPDATES:
@@ -44,16 +45,16 @@ class Storage:
 
     def _digit(self, n: str, d: Digit) -> Index:
         if d.name not in self.space.coords[n] and d not in self.space.views[n].hidden:
-            raise LegalityError(f"{n} meets a buffer at digit {d.name}, which it has not", node=n, rule="storage")
+            raise LegalityError(f"{n} accesses a buffer at digit {d.name}, which it lacks", node=n, rule="storage")
         return V(d.name)
 
     def _cells(self, n: str, x: Buffer) -> isl.Map:
-        """Instance -> the cells that it meets."""
+        """Return instance -> the cells that it accesses."""
         if (n, x.name) not in self._met:
-            self._met[n, x.name] = self._made_cells(n, x)
+            self._met[n, x.name] = self._build_cells(n, x)
         return self._met[n, x.name]
 
-    def _made_cells(self, n: str, x: Buffer) -> isl.Map:
+    def _build_cells(self, n: str, x: Buffer) -> isl.Map:
         view = self.space.views[n]
         free = [d for ax in x.axes for d in self.space.axes[ax] if d not in x.fixed]
         scope = [V(d.name) for k in x.scope if (y := view.loop(k)) for d in y.digits]
@@ -65,7 +66,7 @@ class Storage:
         return met.apply_domain(wide.map_to(n, [V(k) for k in coords]))
 
     def _epoch(self, n: str, meets: Meets, x: Buffer) -> isl.Map:
-        """Instance -> the contents that it means: fixed digits, and of carried sums how far they are."""
+        """Return instance -> the contents that it refers to: fixed digits, and for carried sums the progress."""
         out = [self._digit(n, d) for d in sorted(x.fixed, key=lambda d: d.name)]
         carried = self.carried.get(x.name)
         if carried is not None:
@@ -78,13 +79,13 @@ class Storage:
         (step,) = loop.digits
         if x.name == carried.register:
             return V(step.name)
-        role = self.space.views[n].role  # what SAVE of a step leaves is what LOAD of the next one wants
+        role = self.space.views[n].role  # LOAD of a step reads what SAVE of the step before stored
         return V(step.name) + (role is Role.SAVE) if role in (Role.LOAD, Role.SAVE) else V(-1)
 
     # -- checks ----------------------------------------------------------------------------------------------------
 
     def _sources(self) -> None:
-        """Every read finds what was written last, of its own cell and epoch."""
+        """Check that every read gets the last write of its own cell and epoch."""
         met = {(f.statement, f.buffer): self._cells(f.statement, self.buffers[f.buffer]) for f in self.flow}
 
         def all_that(*kinds: Meets) -> isl.UnionMap:
@@ -109,14 +110,15 @@ class Storage:
                 raise flow_error(what, bad, f"{n} -> {r}", array, self.space.context)
 
     def _meant(self, writer: str, reader: str, storage: str) -> list[Buffer]:
-        """The buffers of a storage that one statement writes and the other reads."""
+        """Return the buffers of a storage that one statement writes and the other reads."""
         wrote = {f.buffer for f in self.flow if f.statement == writer and f.meets is not Meets.READS}
         reads = {f.buffer for f in self.flow if f.statement == reader and f.meets is not Meets.WRITES}
         return [x for x in self.buffers.values() if x.place == storage and x.name in wrote & reads]
 
     def _around(self, update: str, name: str) -> None:
-        """Writers come before all updates of the same cell and epoch, readers after all of them. (Those of the group's
-        own statements have dependences that say so.)
+        """Check that writers precede all updates of the same cell and epoch, and readers follow all of them.
+
+        The dependences of the group's own statements already imply this for them.
         """
         x, own = self.buffers[name], {s.name for s in self.space.group.statements}
         for f in self.flow:
@@ -132,8 +134,9 @@ class Storage:
                 raise flow_error(f"{b} runs before {a} of the same sum", bad, f"{a} -> {b}", name, self.space.context)
 
     def _units(self) -> None:
-        """Units of a block run at once: what one writes no other one meets. (Copies of a whole block have no unit; a
-        barrier stands between them and their readers.)
+        """Check that no unit accesses a cell that another unit of the block writes, because units run in parallel.
+
+        Copies of a whole block have no unit; a barrier separates them from their readers.
         """
         tasks = tuple(dict.fromkeys(level for level, _ in self.space.x.parallel if level != UNIT))
         for f in self.flow:
@@ -159,12 +162,12 @@ class Storage:
             raise flow_error(f"two units share a cell of {name}", bad, f"{n} -> {m}", name, self.space.context)
 
     def _places(self, n: str, *levels: str) -> isl.Map | None:
-        """Instance -> its unit or task; None when it has none."""
+        """Return instance -> its unit or task, or None if it has none."""
         if (n, levels) not in self._at:
-            self._at[n, levels] = self._made_places(n, levels)
+            self._at[n, levels] = self._build_places(n, levels)
         return self._at[n, levels]
 
-    def _made_places(self, n: str, levels: tuple[str, ...]) -> isl.Map | None:
+    def _build_places(self, n: str, levels: tuple[str, ...]) -> isl.Map | None:
         places = [self.space.place(n, level) for level in levels]
         values = [v for x in places for v in x or ()]
         whole = frame(n, self.space.coords[n], self.space.params)

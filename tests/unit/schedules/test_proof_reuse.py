@@ -67,7 +67,7 @@ def test_a_proof_is_not_accepted_outside_its_facts() -> None:
         check_instance(s, product("M", 24, 48))
     other = replace(s, env=tuple((n, V(48) if e == 40 else e) for n, e in s.env))
     check_instance(other, product("M", 24, 48))
-    with pytest.raises(LegalityError, match="is no instance"):
+    with pytest.raises(LegalityError, match="is not an instance"):
         check_instance(other, product("M", 48, 48 + 1))
     negative = replace(s, env=tuple((n, V(-1) if e == 40 else e) for n, e in s.env))
     with pytest.raises(LegalityError, match="the proof assumes k1 >= 0"):

@@ -204,7 +204,7 @@ ERRORS: dict[str, tuple[str, Callable[[], Scheduled]]] = {
     "a padded maximum": ("padding is not neutral for M1", padded_maximum),
     "values before their sum": ("backwards: D1 -> Y", lambda: swapped(stitch(), "D1", "Y")),
     "stages apart": ("backwards|where nothing|epoch|before", lambda: distribute(_unmarked(cpu()), b("k"), "ACC")),
-    "a buffer at a digit that is not there": ("which it has not", lambda: fixed(
+    "a buffer at a digit that is not there": ("which it lacks", lambda: fixed(
         gpu(), "tile_a", gpu().map.digit("j", f("j")))),
 }  # fmt: skip
 
