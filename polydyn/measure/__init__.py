@@ -14,10 +14,10 @@ from polydyn.errors import Declined
 from polydyn.graph.dynamic import Symbols
 from polydyn.graph.expand import import_model
 from polydyn.graph.importer import ModelLike
-from polydyn.measure.cpu import CpuSide, tasks_of
-from polydyn.measure.cuda import CudaSide
+from polydyn.measure.cpu import CpuTuningBackend, tasks_of
+from polydyn.measure.cuda import CudaTuningBackend
 from polydyn.measure.placed import PlacedTask, Seen
-from polydyn.measure.side import How, Side
+from polydyn.measure.tuning_backend import SearchSettings, TuningBackend
 from polydyn.search.backbone import Problem
 from polydyn.search.outcomes import declined_record, search_record
 from polydyn.search.records import Records
@@ -27,17 +27,20 @@ from polydyn.shapes.sizes import Dims
 
 __all__ = ["TRIALS", "PlacedTask", "Progress", "Seen", "TunedGroup", "tasks_of", "tune"]
 
-SIDES: dict[str, Callable[[str, int], Side[Any]]] = {"cpu": CpuSide, "cuda": CudaSide}
-"""Where a target's programs run -> what measures its kernels, of a target's name and a number of threads."""
+TUNING_BACKENDS: dict[str, Callable[[str, int], TuningBackend[Any]]] = {
+    "cpu": CpuTuningBackend,
+    "cuda": CudaTuningBackend,
+}
+"""Maps the machine kind of a target to its tuning backend, which is built from a target name and a thread count."""
 
 TRIALS = 64
-"""Tuples explored for each group by default: about 20 s of building and measuring on two cores."""
+"""Tile configurations explored for each group by default: about 20 s of building and measuring on two cores."""
 
 
 @dataclass(frozen=True)
 class Progress:
-    """Where tuning stands: group ``group`` (from 1) of ``groups``, ``trials`` of ``wanted`` tuples explored for it, the
-    best so far in operations per second, and seconds since the beginning."""
+    """The progress of tuning. ``group`` counts from 1 to ``groups``. ``trials`` of ``wanted`` tile configurations of
+    this group are explored. ``best`` is the best rate so far in operations per second; ``elapsed`` is in seconds."""
 
     group: int
     groups: int
@@ -49,10 +52,13 @@ class Progress:
 
 @dataclass(frozen=True)
 class TunedGroup:
-    """What tuning one group gave: ``label`` of its first place in the model, tuples kept and binaries that hold them,
-    measurements made now (the others were in the records), seconds; ``source`` of the numbers, as in ``Record``.
-    ``declined``: why it is not tuned; it keeps no tuples then. ``gain``: time without tuning over time with it at the
-    sizes tuned for; None where nothing was compared. What does not gain keeps the default kernel.
+    """The result of tuning one group. ``label`` is its first site in the model. ``tuples`` counts the tile
+    configurations that are kept, ``binaries`` the kernels that implement them. ``measured`` counts new measurements;
+    the others were in the records. ``source``: as in ``Record``.
+
+    ``declined``: the reason why the group is not tuned; then no tile is kept. ``gain``: time without tuning divided
+    by time with it, at the sizes tuned for; None if they were not compared. A group without a gain keeps the default
+    kernel.
     """
 
     label: str
@@ -79,24 +85,25 @@ def tune(
     symbols: Symbols | None = None,
     report: Callable[[Progress], None] | None = None,
 ) -> list[TunedGroup]:
-    """Tunes every group of a model that has sizes to choose, and adds what it measures to a record file.
+    """Tune every group of a model that has sizes to choose, and add the measurements to a record file.
 
-    On this machine, or on the device of a CUDA target (``$POLYDYN_LIBCUDA``); where that is not there an analytical
-    model ranks tuples, the compiler refuses those that spill, and the records say so.
+    The measurements run on this machine, or on the device of a CUDA target (``$POLYDYN_LIBCUDA``). If there is no such
+    device, an analytical model ranks the tiles, the compiler rejects those that spill, and the records note it.
 
-    Stopped at any moment, even killed, it loses no finished measurement: called again it goes on from there. Then
-    ``polydyn.compile(model, records=...)`` compiles the kernels chosen. ``options.strategy`` names the strategy.
-    ``seen``: shapes of the model with their counts (``Program.shapes_seen``), which decide what is kept; without them
-    the ranges, likely sizes and probabilities in ``dims`` do; without those sizes spaced by ratio. ``threads``: of a
-    CPU. ``symbols`` as for ``polydyn.compile``. Raises PolydynError, see ``polydyn.errors``.
+    Tuning can be stopped or killed at any time without loss of finished measurements; the next call continues. Then
+    ``polydyn.compile(model, records=...)`` compiles the selected kernels. ``options.strategy`` names the strategy.
+    ``seen``: shapes of the model with their counts (``Program.shapes_seen``); they weight the selection. Without
+    ``seen``, the ranges, likely sizes and probabilities in ``dims`` are used, and without those, sizes spaced by
+    ratio. ``threads``: number of CPU threads. ``symbols``: as for ``polydyn.compile``. Raises PolydynError, see
+    ``polydyn.errors``.
     """
     options = options or Options()
     row = strategy_of(options.strategy)
-    side = SIDES[target_of(target, options).machine](target, threads or available_cores())
-    tasks = side.tasks(import_model(model, dims, symbols), options)
+    backend = TUNING_BACKENDS[target_of(target, options).machine](target, threads or available_cores())
+    tasks = backend.tasks(import_model(model, dims, symbols), options)
     start = time.monotonic()
     done = []
-    with Records.open(records) as opened, side:
+    with Records.open(records) as opened, backend:
         for number, placed in enumerate(tasks, 1):
             begin, task = time.monotonic(), placed.task
             problem = Problem(task.key, task.backbone, *placed.instances(seen or placed.expected(dims)))
@@ -107,14 +114,16 @@ def tune(
                     report(Progress(number, len(tasks), tried, trials, 1 / cost if cost else 0.0, spent))
 
             try:
-                search, binaries, measured = side.search(task, problem, How(row, trials, seed, opened, tell))
+                search, binaries, measured = backend.search(
+                    task, problem, SearchSettings(row, trials, seed, opened, tell)
+                )
             except EmptySpaceError as e:
-                refused = Declined(str(e).replace("\n ", ";"))
-                opened.put([declined_record(refused, task, side.hardware, row.name)])
-                done.append(TunedGroup(placed.label, 0, 0, 0, time.monotonic() - begin, "", refused.reason))
+                reason = Declined(str(e).replace("\n ", ";"))
+                opened.put([declined_record(reason, task, backend.hardware, row.name)])
+                done.append(TunedGroup(placed.label, 0, 0, 0, time.monotonic() - begin, "", reason.reason))
                 continue
             opened.put([search_record(search, task)])
             seconds = time.monotonic() - begin
-            found = TunedGroup(placed.label, len(search.tiles), binaries, measured, seconds, search.source)
-            done.append(replace(found, gain=search.gain))
-    return done + [TunedGroup(label, 0, 0, 0, 0.0, "", reason) for label, reason in side.declined.items()]
+            group = TunedGroup(placed.label, len(search.tiles), binaries, measured, seconds, search.source)
+            done.append(replace(group, gain=search.gain))
+    return done + [TunedGroup(label, 0, 0, 0, 0.0, "", reason) for label, reason in backend.declined.items()]

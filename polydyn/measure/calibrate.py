@@ -1,7 +1,7 @@
-"""The once-per-machine calibration: what cost models know of this CPU is measured, and kept.
+"""Calibration, once per machine: measure the CPU parameters of the cost models, and store them.
 
-The description is stored in the cache folder under the processor's name, features and number of threads. Records carry
-it, so that they stay valid however often a machine is calibrated: ``machine`` reads the stored one.
+The description is stored in the cache folder under the processor's name, features and number of threads. Records
+contain it. Since ``machine`` reads the stored description, records stay valid.
 """
 
 from __future__ import annotations
@@ -23,24 +23,25 @@ from polydyn.search.hardware import Hardware, asked, cpu
 
 FMA_STEPS, CACHED_BYTES, MEMORY_BYTES, TIMES = 1 << 16, 256 << 10, 128 << 20, 8
 FORMAT = "3"
-WAYS = 8
-"""Of a core's first cache, where the system does not say."""
+L1_WAYS = 8
+"""Associativity of a core's L1 data cache if the system does not report it."""
 
 
 def machine(target: CpuTarget, build: str, threads: int) -> Hardware:
-    """The description of this machine with so many threads, measured at the first call. BuildError: it cannot be."""
+    """Return the description of this machine for a thread count; the first call measures it. Raises BuildError if
+    the calibration fails."""
     cache = FileCache("machines")
     key = digest(FORMAT, processor(), target.name, str(threads), *sorted(machine_features()))
-    known = cache.get(key)
-    if known is not None:
-        return Hardware.from_json(json.loads(known))
-    found = calibrate(target, build, threads)
-    cache.put(key, json.dumps(found.to_json()).encode())
-    return found
+    stored = cache.get(key)
+    if stored is not None:
+        return Hardware.from_json(json.loads(stored))
+    hardware = calibrate(target, build, threads)
+    cache.put(key, json.dumps(hardware.to_json()).encode())
+    return hardware
 
 
 def processor() -> str:
-    """The processor's name, as the system gives it."""
+    """Return the processor's name as the system reports it."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -50,7 +51,7 @@ def processor() -> str:
 
 
 def calibrate(target: CpuTarget, build: str, threads: int) -> Hardware:
-    """Measures multiply-adds, cache reads of one thread and memory reads of all; asks the system for the caches."""
+    """Measure multiply-adds, cache reads of one thread and memory reads of all; read cache sizes from the system."""
     runtime = sources()
     here = Path(__file__).parent / "runtime"
     limits = f"#define PD_W {target.width}\n{(here / 'limits.c').read_text()}"
@@ -75,7 +76,7 @@ def calibrate(target: CpuTarget, build: str, threads: int) -> Hardware:
         cached = 64 * CACHED_BYTES / seconds(workers, 1, [CACHED_BYTES, 4096], [CACHED_BYTES // 4, 64], 1)
         share = MEMORY_BYTES // 4 // threads
         memory = 4 * share * threads / seconds(workers, 1, [MEMORY_BYTES, 4096], [share, 1], threads)
-    core, (_, ways) = asked(target.core), data_cache(1) or (0, WAYS)
+    core, (_, ways) = asked(target.core), data_cache(1) or (0, L1_WAYS)
     return cpu(
         threads,
         l2=core.l2,

@@ -1,4 +1,4 @@
-"""The bench of a CPU: tuples are generated, compiled in batches, and run in a worker process with a time limit."""
+"""The CPU bench: generate kernels, compile them in batches, and run them in a worker process with a time limit."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from polydyn.codegen.cpu.target import LEAVES, leaf_headers
 from polydyn.codegen.kernel import Kernel
 from polydyn.errors import BuildError, PolydynError, ScheduleError
 from polydyn.lowering.place_cpu import SizedKernel
-from polydyn.measure.launches import BLOCKS, SHORT, LaunchBench, Part
-from polydyn.measure.sketch import FEW_ROWS, Sketch
+from polydyn.measure.launches import LONG_BLOCKS, SHORT_STEPS, LaunchBench, Part
+from polydyn.measure.sketch import PARTIAL_ROWS, Sketch
 from polydyn.measure.workers import Answer, Workers
 from polydyn.runtime.c import sources
 from polydyn.runtime.symbols import THREADS
@@ -33,12 +33,12 @@ from polydyn.search.tasks.sized import SizedTask
 
 POOL = ("pool.c", "internal.h", "polydyn.h")
 Form = tuple[Part, bool]
-"""A compile-time part, and whether it is only sketched."""
+"""The compile-time part of a tile, and whether its kernel is only a sketch."""
 
 
 @dataclass(frozen=True)
 class Built:
-    """A kernel in a library, at a position in its table."""
+    """A kernel in a library, at index ``which`` of its kernel table."""
 
     library: str
     which: int
@@ -49,27 +49,27 @@ T = TypeVar("T", bound=CpuTask | SizedTask)
 
 
 class BuiltBench(LaunchBench[T]):
-    """Launches kernels of one task on this machine. ``kernels``: what was built.
+    """Launches kernels of one task on this machine. ``kernels``: the kernels built so far.
 
-    ``workers``: one process that runs ``TIMER``. ``hardware.units`` threads are used.
+    ``workers``: one process that runs ``TIMER``. The launches use ``hardware.units`` threads.
     """
 
     def __init__(self, task: T, hardware: Hardware, workers: Workers) -> None:
         super().__init__(task, hardware, workers)
         self.kernels: dict[Form, Built] = {}
-        self._refused: set[Part] = set()
+        self._rejected: set[Part] = set()
 
     def build(self, tiles: Sequence[Tile]) -> None:
-        """Generates and compiles the whole kernels that are missing, all units of the batch in parallel."""
+        """Generate and compile the full kernels that are missing; all units of the batch compile in parallel."""
         self._build([(t, False) for t in tiles])
 
-    def _build(self, wanted: Sequence[tuple[Tile, bool]]) -> None:
+    def _build(self, requested: Sequence[tuple[Tile, bool]]) -> None:
         missing: dict[Form, Tile] = {}
-        for tile, sketched in wanted:
+        for tile, sketched in requested:
             form = tile.compile, sketched
             if form in self.kernels and not touch(Path(self.kernels[form].library)):
-                del self.kernels[form]  # the cache has lost it
-            if form not in self.kernels and tile.compile not in self._refused:
+                del self.kernels[form]  # it is no longer in the cache
+            if form not in self.kernels and tile.compile not in self._rejected:
                 missing.setdefault(form, tile)
         if not missing:
             return
@@ -78,30 +78,30 @@ class BuiltBench(LaunchBench[T]):
             for (part, sketched), tile in missing.items():
                 try:
                     kernel = self.task.kernel(tile, self._builder(tile, sketched))
-                except ScheduleError as e:  # the tuple breaks a rule; what else fails is a bug
-                    self._refuse(part, e)
+                except ScheduleError as e:  # the tile breaks a rule; any other error is a bug
+                    self._reject(part, e)
                     continue
                 new[part, sketched] = kernel
-                if len(missing) > 1:  # it compiles while the others are generated
-                    with suppress(BuildError):  # who is to blame is found below
+                if len(missing) > 1:  # compile this kernel while the next ones are generated
+                    with suppress(BuildError):  # _compile reports which kernel failed
                         building.ask({f"{kernel.name}.c": unit(kernel)})
             if new:
                 self._compile(new, building)
 
-    def _refuse(self, part: Part, why: PolydynError) -> None:
-        """Gives up a compile-time part that does not build; one that failed at a size may run at others."""
-        self._refused.add(part)
-        self.failures[part] = str(why)
+    def _reject(self, part: Part, reason: PolydynError) -> None:
+        """Give up a compile-time part that does not build. One that fails at some size may still run at others."""
+        self._rejected.add(part)
+        self.failures[part] = str(reason)
 
     @abstractmethod
     def _builder(self, tile: Tile, sketched: bool) -> Any:
-        """What builds the kernel of a tuple."""
+        """Return the kernel builder of a tile."""
 
     def _name(self, tile: Tile, sketched: bool) -> str:
         return f"tuned_{digest(self.task.key.digest, repr((tile.compile, sketched)))[:12]}"
 
     def _sketched(self, tile: Tile, shape: Shape) -> bool:
-        """Whether a launch does without the whole kernel."""
+        """Whether a sketch is enough for a launch."""
         return False
 
     def _compile(self, kernels: Mapping[Form, Kernel], building: Building | None = None) -> None:
@@ -112,9 +112,9 @@ class BuiltBench(LaunchBench[T]):
         except BuildError as e:
             if len(kernels) == 1:
                 ((part, _),) = kernels
-                self._refuse(part, e)
+                self._reject(part, e)
                 return
-            for form, kernel in kernels.items():  # find the one that the compiler refuses
+            for form, kernel in kernels.items():  # find the kernel that the compiler rejects
                 self._compile({form: kernel})
             return
         path = str(library.file())
@@ -122,18 +122,18 @@ class BuiltBench(LaunchBench[T]):
             self.kernels[form] = Built(path, names.index(kernel.name), kernel)
 
     def run(self, launches: Sequence[tuple[Tile, Shape]], tasks: int | None = None) -> list[float]:
-        """Seconds of launches, ``tasks`` of them only if given; ``inf`` where one failed."""
+        """Return the seconds of each launch, or ``inf`` if it failed. ``tasks`` limits the number of tasks to run."""
         forms = [(t, self._sketched(t, s)) for t, s in launches]
         self._build(forms)
         out = [math.inf] * len(launches)
-        asked = [
+        runs = [
             (i, self._arguments(self.kernels[t.compile, sketched], t, launches[i][1], tasks))
             for i, (t, sketched) in enumerate(forms)
             if (t.compile, sketched) in self.kernels
         ]
-        answers = self.workers.map([a for _, a in asked])
-        self.measured += len(asked)
-        for (i, _), answer in zip(asked, answers, strict=True):
+        answers = self.workers.map([a for _, a in runs])
+        self.measured += len(runs)
+        for (i, _), answer in zip(runs, answers, strict=True):
             out[i] = self._seconds(launches[i][0], answer)
         return out
 
@@ -162,10 +162,10 @@ class BuiltBench(LaunchBench[T]):
 
 
 class SizedBench(BuiltBench[SizedTask]):
-    """Kernels that are no products: they are launched whole."""
+    """Measures kernels that are not products, with full launches."""
 
     def kernel(self, tile: Tile) -> MacroKernel:
-        """As ``Bench``: its resources and its waves say nothing."""
+        """Implement ``Bench.kernel``. Resources and waves are placeholders, because they are not used."""
         return MacroKernel(tile, Usage(0, 0, 1), 0.0, 0.0, 0.0, 0.0)
 
     def _builder(self, tile: Tile, sketched: bool) -> SizedKernel:
@@ -173,31 +173,31 @@ class SizedBench(BuiltBench[SizedTask]):
 
 
 class CpuBench(BuiltBench[CpuTask]):
-    """Products, sketched first."""
+    """Measures products, first as sketches."""
 
     def kernel(self, tile: Tile) -> MacroKernel:
-        """As ``Bench``. BuildError: the tuple does not run."""
+        """Implement ``Bench.kernel``. Raises BuildError if the tile does not run."""
         full, alone = self.waves(tile, (self.hardware.units, 1))
         used = usage(self.task.backbone, self.hardware, tile)
         return MacroKernel(tile, used, *full, *alone, *self._partial(tile))
 
     def _partial(self, tile: Tile) -> list[float]:
-        """The times of register tiles of one and of three rows over that of a full one; where columns are dynamic, of
-        one vector of all rows and of one row over that of a full tile too.
+        """Return times of partial register tiles, relative to a full one: of one and of three rows. If the columns are
+        dynamic, then also of all rows by one vector and of one row by one vector, relative to all rows and columns.
         """
         row, col = self.task.form.roles.row, self.task.form.roles.col
         full, wide = tile.get(f"w.{row}"), tile[f"w.{col}"]
-        sizes = {x.name: x.extent or (BLOCKS * tile[f"b.{x.name}"]) for x in self.task.backbone.loops}
+        sizes = {x.name: x.extent or (LONG_BLOCKS * tile[f"b.{x.name}"]) for x in self.task.backbone.loops}
         sizes |= {x.name: x.extent or tile[f"b.{x.name}"] for x in self.task.backbone.parallel}
-        spent = self.ran(tile, [sizes | {row: m} for m in (FEW_ROWS[0], min(FEW_ROWS[1], full), full)], 1)
+        spent = self.ran(tile, [sizes | {row: m} for m in (PARTIAL_ROWS[0], min(PARTIAL_ROWS[1], full), full)], 1)
         shares = [t / spent[-1] for t in spent[:-1]]
         if next(x for x in self.task.backbone.loops if x.name == col).extent is not None:
             return shares
         lanes = self.task.target.width
-        asked = ((full, lanes), (1, lanes), (full, wide))
-        # longer ones would measure the memory of the wide ones
-        sizes |= {x.name: SHORT for x in self.task.backbone.reduction if x.extent is None}
-        narrow = self.ran(tile, [sizes | {row: m, col: n} for m, n in asked], 1)
+        partial = ((full, lanes), (1, lanes), (full, wide))
+        # longer reductions would measure the memory bandwidth of the wide tiles
+        sizes |= {x.name: SHORT_STEPS for x in self.task.backbone.reduction if x.extent is None}
+        narrow = self.ran(tile, [sizes | {row: m, col: n} for m, n in partial], 1)
         return [*shares, *(t / narrow[-1] for t in narrow[:-1])]
 
     def _builder(self, tile: Tile, sketched: bool) -> ContractKernel:
@@ -209,17 +209,17 @@ class CpuBench(BuiltBench[CpuTask]):
         try:
             builder = self.task.builder(tile, "sketch", Sketch)
         except ScheduleError:
-            return False  # the whole kernel is refused for the same reason, which is then noted
+            return False  # the full kernel is rejected for the same reason, which is then recorded
         return isinstance(builder, Sketch) and builder.covers(self.task.params(shape))
 
 
 def unit(kernel: Kernel) -> str:
-    """The translation unit of a kernel."""
+    """Return the translation unit of a kernel."""
     return f'#include <stdint.h>\n#include "{LEAVES[0]}"\n\n{kernel.text}\n'
 
 
 def timing_units(kernels: Sequence[Kernel], width: int) -> tuple[dict[str, str], dict[str, str]]:
-    """Translation units and headers of a measuring library."""
+    """Return the translation units and headers of a measuring library."""
     runtime = sources()
     headers = {n: runtime[n] for n in POOL if n.endswith(".h")} | leaf_headers(width)
     units = {f"{k.name}.c": unit(k) for k in kernels}

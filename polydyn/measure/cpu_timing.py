@@ -1,8 +1,7 @@
-"""What a measuring worker runs: one kernel of a built library on data of its own, timed in C.
+"""The function that a measuring worker runs: one kernel of a built library on its own data, timed in C.
 
-Data are standard normal and stay in place from one task to the next, so that times are those of warm caches. A run is
-repeated until ``MEASURED`` seconds have passed, at least once; the least time counts, as everything else on the machine
-can only add to it.
+The data are standard normal and stay in place between tasks, so the times assume warm caches. A run is repeated for
+``TARGET_SECONDS``, at least once. The minimum counts, because other load on the machine can only add time.
 """
 
 from __future__ import annotations
@@ -15,10 +14,11 @@ import numpy as np
 import numpy.typing as npt
 
 TIMER = "polydyn.measure.cpu_timing:time_kernel"
-"""What ``measure.Workers`` are to run."""
-MEASURED = 4e-3
-LEAST, MOST = 2, 200
-"""Repetitions; a run that takes longer than all that time is repeated once."""
+"""The function that ``measure.Workers`` run."""
+TARGET_SECONDS = 4e-3
+"""Seconds for which a kernel is repeated."""
+MIN_RUNS, MAX_RUNS = 2, 200
+"""Minimum and maximum number of repetitions. A kernel that takes longer than ``TARGET_SECONDS`` is repeated once."""
 ALIGNMENT = 64
 
 _data: dict[int, npt.NDArray[np.float32]] = {}
@@ -30,7 +30,7 @@ def _open(library: str) -> ctypes.CDLL:
 
 
 def _buffer(place: int, size: int) -> int:
-    """The address of at least ``size`` bytes for a kernel's buffer number ``place``."""
+    """Return the address of at least ``size`` bytes for buffer ``place`` of a kernel."""
     if place not in _data or _data[place].nbytes < size + ALIGNMENT:
         count = size // 4 + ALIGNMENT
         _data[place] = np.random.default_rng(place).standard_normal(count, np.float32)
@@ -40,7 +40,8 @@ def _buffer(place: int, size: int) -> int:
 def time_kernel(
     library: str, which: int, buffers: Sequence[int], symbols: Sequence[int], tasks: int, threads: int, scratch: int
 ) -> float:
-    """Least seconds of a run of tasks [0, tasks). ``buffers``: bytes of each. MemoryError: they do not fit."""
+    """Return the minimum seconds of a run of tasks [0, tasks). ``buffers``: bytes of each. Raises MemoryError if the
+    scratch does not fit."""
     call = _open(library).pdt_time
     pointers = (ctypes.c_void_p * len(buffers))(*(_buffer(i, b) for i, b in enumerate(buffers)))
     integers = (ctypes.c_int64 * max(1, len(symbols)))(*symbols)
@@ -53,4 +54,4 @@ def time_kernel(
         return float(min(spent)) / 1e9
 
     first = max(run(1), 1e-9)
-    return min(first, run(1 if first > MEASURED else max(LEAST, min(MOST, round(MEASURED / first)))))
+    return min(first, run(1 if first > TARGET_SECONDS else max(MIN_RUNS, min(MAX_RUNS, round(TARGET_SECONDS / first)))))

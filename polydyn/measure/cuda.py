@@ -1,4 +1,4 @@
-"""Tuning for a CUDA device: measured on it where it is there, ranked by a model where it is not."""
+"""Tuning for a CUDA device: measured on the device if it is present, otherwise ranked by a model."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from polydyn.measure.cuda_bench import DeviceBench, ModelBench, TileKernels, ima
 from polydyn.measure.cuda_timing import CUDA_TIMER
 from polydyn.measure.family_bench import FamilyDevice, FamilyModel
 from polydyn.measure.placed import PlacedTask
-from polydyn.measure.side import How, Side
+from polydyn.measure.tuning_backend import SearchSettings, TuningBackend
 from polydyn.runtime.cuda.images import is_emulated
 from polydyn.runtime.cuda.program import MULTIPROCESSORS
 from polydyn.runtime.cuda.session import open_session
@@ -43,9 +43,9 @@ from polydyn.search.tasks.families import FamilyTask, family_task_of
 
 
 def find_device(target: str) -> tuple[Device, bool]:
-    """The device that a target's kernels are tuned for, and whether it is there; else it is the target's usual one.
+    """Return the device to tune for, and whether it is present. If not, return the default device of the target.
 
-    UnsupportedError: the target is not one architecture.
+    UnsupportedError: the target is not a single architecture.
     """
     arch, usual = single(target), device_of(target)
     try:
@@ -57,21 +57,22 @@ def find_device(target: str) -> tuple[Device, bool]:
     return existing(target, driver.device_name, driver.attribute(MULTIPROCESSORS)), True
 
 
-KEPT = 8
-"""Tiles of a family that are kept at most: each is a kernel to compile for both widths of indices."""
+MAX_FAMILY_TILES = 8
+"""Maximum number of tiles kept per family: each one is a kernel to compile for both index widths."""
 
 
-class CudaSide(Side[Any]):
-    """The device of a target. UnsupportedError: the target is not one architecture."""
+class CudaTuningBackend(TuningBackend[Any]):
+    """Tunes for the device of a target. UnsupportedError: the target is not a single architecture."""
 
     def __init__(self, target: str, threads: int = 1) -> None:
-        """``threads``: as for every ``Side``; a device has its own."""
+        """``threads`` is unused; the other tuning backends need it."""
         self.target = target
         self.device, there = find_device(target)
         super().__init__(hardware_of(self.device), CUDA_TIMER if there else None)
 
     def tasks(self, graph: Graph, options: Options) -> list[PlacedTask[Any]]:
-        """As ``Side``: of a product its tiles, and on sm_90a those of families."""
+        """Implement ``TuningBackend.tasks``. A product has its tiles as one task, and on sm_90a one task per kernel
+        family."""
         backend = Cuda(self.target, options)
         builder = backend.builder(backend.fuse(backend.rewrite(graph)))
         out: dict[tuple[str, str], PlacedTask[Any]] = {}
@@ -84,7 +85,7 @@ class CudaSide(Side[Any]):
                     out[key, ""] = p
             for key, fused, form in builder.products(group):
                 label, task = f"{fused.kind} {fused.outputs[0]}", cuda_task_of(key, form, self.target, options.tf32)
-                if (key, "") in out or isinstance(task, Declined):  # a compilation with records says so in its notes
+                if (key, "") in out or isinstance(task, Declined):  # the notes of a compilation report declined groups
                     continue
                 every: dict[str, CudaTask | FamilyTask | Declined] = {"": task}
                 family = task.kernel.family
@@ -94,48 +95,53 @@ class CudaSide(Side[Any]):
                 out |= {x: p for x, p in places.items() if p}
         return list(out.values())
 
-    def search(self, task: CudaTask | FamilyTask, problem: Problem, how: How) -> tuple[Search, int, int]:
-        """As ``Side``."""
+    def search(
+        self, task: CudaTask | FamilyTask, problem: Problem, settings: SearchSettings
+    ) -> tuple[Search, int, int]:
+        """Implement ``TuningBackend.search``."""
         if isinstance(task, FamilyTask):
-            return self._search_family(task, problem, how)
+            return self._search_family(task, problem, settings)
         problem = replace(problem, rule=task.refusal, first=task.defaults)
         model = ModelBench(TileKernels(task), self.device, self.hardware)
         if self.workers is None:
-            tuned = _modelled(problem, how, model, lambda p: how.tuned(p, self.hardware, model))
+            tuned = _modelled(problem, settings, model, lambda p: settings.tuned(p, self.hardware, model))
             return self._outcome(tuned, (UNIT,) * len(tuned.kernels), "model", None), tuned.binaries, 0
         bench = DeviceBench(model, self.workers)
-        tuned = how.tuned(problem, self.hardware, bench)
-        recorded = RecordedBench(bench, how.records, problem.key, self.hardware)
+        tuned = settings.tuned(problem, self.hardware, bench)
+        recorded = RecordedBench(bench, settings.records, problem.key, self.hardware)
         decision = build_dispatch(tuned)
-        found = self._outcome(tuned, _factors(tuned, recorded, model), bench.source, decision)
-        return found, tuned.binaries, bench.measured
+        search = self._outcome(tuned, _factors(tuned, recorded, model), bench.source, decision)
+        return search, tuned.binaries, bench.measured
 
-    def _search_family(self, task: FamilyTask, problem: Problem, how: How) -> tuple[Search, int, int]:
+    def _search_family(self, task: FamilyTask, problem: Problem, settings: SearchSettings) -> tuple[Search, int, int]:
         model = FamilyModel(task, self.device, self.hardware)
         bench = FamilyDevice(model, self.workers) if self.workers else model
 
         def search(problem: Problem) -> Tuned:
-            tiles = [t for t in task.tiles(how.trials) if not problem.rule(t)]
-            name = how.strategy.name
-            return search_sizes(task, problem, self.hardware, bench, how.records, name, tiles, KEPT, everywhere=False)
+            tiles = [t for t in task.tiles(settings.trials) if not problem.rule(t)]
+            name = settings.strategy.name
+            return search_sizes(
+                task, problem, self.hardware, bench, settings.records, name, tiles, MAX_FAMILY_TILES, everywhere=False
+            )
 
         if isinstance(bench, FamilyModel):
-            tuned = _modelled(problem, how, model, search)
+            tuned = _modelled(problem, settings, model, search)
             factors, measured = (UNIT,) * len(tuned.kernels), 0
         else:
             tuned = search(problem)
-            recorded = RecordedBench(bench, how.records, problem.key, self.hardware)
+            recorded = RecordedBench(bench, settings.records, problem.key, self.hardware)
             factors, measured = _factors(tuned, recorded, model), bench.measured
         return self._outcome(tuned, factors, bench.source, None), tuned.binaries, measured
 
     def _outcome(self, tuned: Tuned, factors: tuple[int, ...], source: str, decision: Decision | None) -> Search:
-        """``decision``: where times were measured; a model says nothing of rivals that estimates do not."""
+        """Build the search result. ``decision``: the dispatch from measured times; the estimates of a model need
+        none."""
         tiles = tuple(k.tile for k in tuned.kernels)
         return Search(tuned.strategy, tiles, len(tuned.trials), self.hardware, decision, factors, source)
 
 
 def _placed(label: str, task: CudaTask | FamilyTask | Declined, lowered: LoweredGroup) -> PlacedTask[Any] | None:
-    """A task at its place; None where it is not tuned."""
+    """Return a task at its site, or None if it is not tuned."""
     if not isinstance(task, Declined):
         task = placed_task(task, lowered.params)
     if isinstance(task, Declined):
@@ -143,29 +149,32 @@ def _placed(label: str, task: CudaTask | FamilyTask | Declined, lowered: Lowered
     return PlacedTask(label, task, {n: e.subs(lowered.params) for n, e in task.extents.items()})
 
 
-def _modelled(problem: Problem, how: How, model: ModelBench | FamilyModel, search: Callable[[Problem], Tuned]) -> Tuned:
-    """A search by the model, repeated without the tuples that it kept and the compiler refuses: those that spill.
+def _modelled(
+    problem: Problem, settings: SearchSettings, model: ModelBench | FamilyModel, search: Callable[[Problem], Tuned]
+) -> Tuned:
+    """Run a search by the model, and repeat it while the compiler rejects selected tiles because they spill.
 
-    What was refused is a record; without a compiler nothing is.
+    Rejected tiles are recorded. Without a compiler no tile is rejected.
     """
-    failed = how.records.rows(group=problem.key, hardware=model.hardware, kind="failed")
+    failed = settings.records.rows(group=problem.key, hardware=model.hardware, kind="failed")
     refused = {r.tile: r.note for r in failed if r.source == model.source}
     rule = problem.rule
     problem = replace(problem, rule=lambda tile: rule(tile) or refused.get(tile))
     while True:
         tuned = search(problem)
-        new = {k.tile: why for k in tuned.kernels if (why := compiler_refusal(model, k.tile))}
+        new = {k.tile: reason for k in tuned.kernels if (reason := compiler_refusal(model, k.tile))}
         if not new:
             return tuned
         refused |= new
-        how.records.put(
-            Record(problem.key, model.hardware, t, "failed", (), source=model.source, note=why)
-            for t, why in new.items()
+        settings.records.put(
+            Record(problem.key, model.hardware, t, "failed", (), source=model.source, note=reason)
+            for t, reason in new.items()
         )
 
 
 def compiler_refusal(model: ModelBench | FamilyModel, tile: Tile) -> str | None:
-    """Why the compiler's words rule a tuple out: its version of widest copies spills. None where nobody says it."""
+    """Return why the compiler report rejects a tile: its widest version spills registers. Return None without a
+    report."""
     if model.arch == EMULATED:
         return None
     try:
@@ -180,17 +189,18 @@ def compiler_refusal(model: ModelBench | FamilyModel, tile: Tile) -> str | None:
 
 
 def _factors(tuned: Tuned, bench: RecordedBench, model: ModelBench | FamilyModel) -> tuple[int, ...]:
-    """For each kept kernel measured over estimated time: the weighted geometric mean at sizes drawn as for the finals.
+    """Return a factor per kernel, measured over estimated time: a weighted geometric mean over sampled sizes.
 
-    Sizes at which a kernel failed do not count; one that ran at none of them keeps its estimates.
+    The sizes are drawn as for the finals. Sizes at which a kernel failed do not count. A kernel that ran at no size
+    keeps its estimates.
     """
     tiles, shapes = [k.tile for k in tuned.kernels], tuned.instances
     estimates = np.array([model.seconds(tiles, s) for s in shapes]).T
     longest = LONG * MEASURED_SECONDS / len(tiles)
-    asked = sizes_to_measure(list(estimates.min(0)), tuned.weights, MEASURED_SECONDS, longest)
-    times = np.array([bench.seconds(tiles, shapes[i], TURNS) for i in asked]).reshape(len(asked), len(tiles)).T
-    weights, factors = np.array([tuned.weights[i] for i in asked]), []
-    for spent, estimated in zip(times, estimates[:, asked], strict=True):
+    sampled = sizes_to_measure(list(estimates.min(0)), tuned.weights, MEASURED_SECONDS, longest)
+    times = np.array([bench.seconds(tiles, shapes[i], TURNS) for i in sampled]).reshape(len(sampled), len(tiles)).T
+    weights, factors = np.array([tuned.weights[i] for i in sampled]), []
+    for spent, estimated in zip(times, estimates[:, sampled], strict=True):
         ran = np.isfinite(spent) & (spent > 0) & np.isfinite(estimated)
         mean = np.average(np.log(spent[ran] / estimated[ran]), weights=weights[ran]) if ran.any() else 0.0
         factors.append(max(1, round(UNIT * math.exp(mean))))

@@ -1,6 +1,6 @@
-"""Benches of CUDA products: an analytical model of the launch, and launches on a device that is there.
+"""Benches of CUDA products: an analytical model of the launch, and launches on a device.
 
-Both speak of the version of a tile that the host program would launch: the one of widest copies that the sizes allow.
+Both use the version of a tile that the host program would launch: the one with the widest copies that the sizes allow.
 """
 
 from __future__ import annotations
@@ -36,31 +36,35 @@ from polydyn.search.tasks.cuda import CudaTask
 
 NANOSECONDS, PICOSECONDS = 1e9, 1e12
 REGISTERS = 8
-"""Registers of a thread are allocated in such numbers."""
+"""Allocation granularity of registers per thread."""
 
 
 def image_of(kernel: Kernel, arch: str) -> tuple[Path, int | None]:
-    """A file that the driver loads, and registers of a thread (None: not known). BuildError: it spills."""
+    """Return a file that the driver loads, and the registers per thread (None if unknown). BuildError: it spills."""
     if arch == EMULATED:
         return compile_emulated(kernel.text), None
-    made = compile_cuda(kernel.text, arch)
-    use = made.kernels[kernel.name]
+    compiled = compile_cuda(kernel.text, arch)
+    use = compiled.kernels[kernel.name]
     if spilled := use.spill_stores + use.spill_loads:
         raise BuildError(f"{kernel.version} spills {spilled} bytes of registers", rule="tuned kernels do not spill")
-    return stored_file("cuda", f"{digest(made.image)}.cubin", made.image), use.registers
+    return stored_file("cuda", f"{digest(compiled.image)}.cubin", compiled.image), use.registers
 
 
 def launch_arguments(
-    k: Kernel, image: Path, arrays: Mapping[str, tuple[str, int]], values: Mapping[str, int], most: int | None = None
+    k: Kernel,
+    image: Path,
+    arrays: Mapping[str, tuple[str, int]],
+    values: Mapping[str, int],
+    max_blocks: int | None = None,
 ) -> dict[str, object]:
-    """What ``time_kernel`` wants. ``arrays``: dtype and bytes of each buffer; ``most``: blocks that are launched."""
+    """Return the arguments of ``time_kernel``. ``arrays``: dtype and bytes per buffer; ``max_blocks`` limits the grid."""
     grid = k.tasks.evaluate(values)
     return {
         "image": str(image),
         "name": k.name,
         "buffers": [arrays[a] for a in k.buffers],
         "symbols": [values[s] for s in k.symbols],
-        "grid": grid if most is None else min(grid, most),
+        "grid": grid if max_blocks is None else min(grid, max_blocks),
         "threads": k.device.threads,
         "smem": k.scratch.evaluate(values),
         "maps": [_map_at(m, k.buffers.index(m.buffer), values) for m in k.device.maps],
@@ -68,7 +72,7 @@ def launch_arguments(
 
 
 def _map_at(m: TensorMapOf, place: int, values: Mapping[str, int]) -> tuple[int, int, dict[str, object]]:
-    """Where a tensor map lies: the number of its buffer, bytes into it; and its fields, as plain data."""
+    """Return the buffer index of a tensor map, its offset in bytes, and its fields as plain data."""
     _, item = element_type(m.dtype)
     dims, strides = (tuple(i.evaluate(values) for i in x) for x in (m.dims, m.strides))
     pixels = None
@@ -80,7 +84,7 @@ def _map_at(m: TensorMapOf, place: int, values: Mapping[str, int]) -> tuple[int,
 
 
 class TileKernels:
-    """The versions of tuples: what they are, their texts, what the compiler makes of them."""
+    """The versions of each tile: the builders, the generated texts, the compiled images."""
 
     def __init__(self, task: CudaTask) -> None:
         self.task, self.arch = task, single(task.key.target)
@@ -88,19 +92,19 @@ class TileKernels:
         self._texts: dict[tuple[Tile, int], tuple[Kernel, ...]] = {}
 
     def forms(self, tile: Tile) -> list[TiledProduct]:
-        """The versions of a tuple, widest copies first. ScheduleError: it breaks a rule."""
+        """Return the versions of a tile, widest copies first. ScheduleError: it breaks a rule."""
         if tile not in self._forms:
             self._forms[tile] = list(self.task.kernel.forms(self.task.tile(tile)))
         return self._forms[tile]
 
     def form(self, tile: Tile, shape: Shape) -> int:
-        """The number of the first version that may be launched at a shape."""
+        """Return the index of the first version that may be launched at a shape."""
         params = self.task.params(shape)
-        asked = [[m for c in x.copies for m in c.multiples] for x in self.forms(tile)]
-        return next(k for k, ms in enumerate(asked) if all(i.evaluate(params) % n == 0 for i, n in ms))
+        required = [[m for c in x.copies for m in c.multiples] for x in self.forms(tile)]
+        return next(k for k, ms in enumerate(required) if all(i.evaluate(params) % n == 0 for i, n in ms))
 
     def fitting(self, tile: Tile, shape: Shape, device: Device) -> Kernel:
-        """The kernel that is launched at a shape. BuildError: none may be."""
+        """Return the kernel that is launched at a shape. BuildError: no version may be launched."""
         params = self.task.params(shape)
         for number in range(len(self.forms(tile))):
             for k in self.texts(tile, number):
@@ -109,49 +113,49 @@ class TileKernels:
         raise BuildError(f"no version of {tile} may be launched at {dict(shape)}")
 
     def texts(self, tile: Tile, number: int) -> tuple[Kernel, ...]:
-        """A version with indices of both widths."""
+        """Return the two kernels of a version, one per index width."""
         if (tile, number) not in self._texts:
             self._texts[tile, number] = self.forms(tile)[number].build()
         return self._texts[tile, number]
 
     def image(self, kernel: Kernel) -> tuple[Path, int | None]:
-        """As ``image_of``."""
+        """Return ``image_of`` the kernel for this architecture."""
         return image_of(kernel, self.arch)
 
 
 class ModelBench:
-    """``Bench`` for a device that is not there: ``launch_time`` answers, with registers as far as they are known."""
+    """``Bench`` without a device: ``launch_time`` estimates times. It uses the registers of a kernel if known."""
 
     source = "model"
     measured = 0
 
     def __init__(self, kernels: TileKernels, device: Device, hardware: Hardware) -> None:
-        """``hardware``: the device as cost models know it."""
+        """``hardware``: the device as described to cost models."""
         self.kernels, self.task, self.device, self.hardware = kernels, kernels.task, device, hardware
         self.registers: dict[Tile, int] = {}
         self._times: dict[tuple[Tile, int, int | None], Evaluator] = {}
 
     @property
     def arch(self) -> str:
-        """The architecture that its kernels are for."""
+        """The architecture that the kernels are compiled for."""
         return self.kernels.arch
 
     def first(self, tile: Tile) -> Kernel:
-        """A tuple's version of widest copies."""
+        """Return the kernel of a tile with the widest copies."""
         return self.kernels.texts(tile, 0)[0]
 
     def per_operation(self, tiles: Sequence[Tile]) -> list[float]:
-        """As ``Bench``."""
+        """Implement ``Bench.per_operation``."""
         backbone = self.task.backbone
         shapes = [saturating_shape(backbone, self.hardware, t) for t in tiles]
         return [self.estimate(t, s) / max(1, backbone.flops(s)) for t, s in zip(tiles, shapes, strict=True)]
 
     def seconds(self, tiles: Sequence[Tile], shape: Shape, turns: int = 1) -> list[float]:
-        """As ``Bench``; every turn gives the same."""
+        """Implement ``Bench.seconds``; every round gives the same estimate."""
         return [self.estimate(t, shape) for t in tiles]
 
     def estimate(self, tile: Tile, shape: Shape) -> float:
-        """Seconds of a launch, as the host program supposes them."""
+        """Return the estimated seconds of a launch, as the host program computes them."""
         number, registers = self.kernels.form(tile, shape), self.registers.get(tile)
         key = tile, number, registers
         if key not in self._times:
@@ -169,15 +173,15 @@ class ModelBench:
         return launch_time(x.work, t.threads, grid, Index.of(task.shared(t)), moved, self.device, registers)
 
     def resident(self, tile: Tile) -> tuple[Usage, int]:
-        """What a block takes, and how many a multiprocessor holds."""
+        """Return the resources of a block, and the number of blocks per SM."""
         x = self.kernels.forms(tile)[0]
         registers, smem = self.registers.get(tile, x.work.registers), self.task.shared(x.tile)
-        held = resident_blocks(x.tile.threads, registers, Index.of(smem), self.device)
+        blocks = resident_blocks(x.tile.threads, registers, Index.of(smem), self.device)
         used = Usage(smem + self.device.smem_reserved_per_block, -(-registers // REGISTERS) * REGISTERS, x.tile.threads)
-        return used, int(held)
+        return used, int(blocks)
 
     def kernel(self, tile: Tile) -> MacroKernel:
-        """As ``Bench``: the parts of ``launch_time``."""
+        """Implement ``Bench.kernel`` with the terms of ``launch_time``."""
         x = self.kernels.forms(tile)[0]
         used, resident = self.resident(tile)
         full, alone = (p / PICOSECONDS for p in step_time(x.work, x.tile.threads, self.device))
@@ -194,7 +198,7 @@ class Built:
 
 
 class DeviceBench(LaunchBench[CudaTask]):
-    """Measures kernels of one task on a device. ``model``: the estimates beside which measurements are put.
+    """Measures kernels of one task on a device. ``model`` gives the estimates to compare with.
 
     ``workers``: one process that runs ``CUDA_TIMER``.
     """
@@ -205,25 +209,25 @@ class DeviceBench(LaunchBench[CudaTask]):
         self._built: dict[str, Built] = {}
 
     def kernel(self, tile: Tile) -> MacroKernel:
-        """As ``Bench``. BuildError: the tuple does not run."""
+        """Implement ``Bench.kernel``. BuildError: the tile does not run."""
         used, resident = self.model.resident(tile)
         full, alone = self.waves(tile, (resident * self.hardware.units, self.hardware.units))
         return MacroKernel(tile, used, *full, *alone)
 
     def run(self, launches: Sequence[tuple[Tile, Shape]], tasks: int | None = None) -> list[float]:
-        """Seconds of launches, ``tasks`` blocks of them only if given; ``inf`` where one failed."""
-        wanted: dict[int, Kernel] = {}
+        """Return the seconds of each launch, or ``inf`` if it failed. ``tasks`` limits the number of blocks."""
+        requested: dict[int, Kernel] = {}
         for i, (tile, shape) in enumerate(launches):
             try:
-                wanted[i] = self.kernels.fitting(tile, shape, self.device)
-            except (BuildError, ScheduleError) as e:  # what else fails is a bug
+                requested[i] = self.kernels.fitting(tile, shape, self.device)
+            except (BuildError, ScheduleError) as e:  # any other error is a bug
                 self.failures[tile.compile] = str(e)
-        self._build([(launches[i][0], k) for i, k in wanted.items()])
-        asked = {i: k for i, k in wanted.items() if k.name in self._built}
-        answers = self.workers.map([self._arguments(k, launches[i][1], tasks) for i, k in asked.items()])
-        self.measured += len(asked)
+        self._build([(launches[i][0], k) for i, k in requested.items()])
+        runs = {i: k for i, k in requested.items() if k.name in self._built}
+        answers = self.workers.map([self._arguments(k, launches[i][1], tasks) for i, k in runs.items()])
+        self.measured += len(runs)
         out = [math.inf] * len(launches)
-        for i, answer in zip(asked, answers, strict=True):
+        for i, answer in zip(runs, answers, strict=True):
             if answer.failure:
                 self.failures[launches[i][0].compile] = answer.failure
             else:
@@ -240,12 +244,12 @@ class DeviceBench(LaunchBench[CudaTask]):
                 return str(e)
 
         with ThreadPoolExecutor(available_cores()) as pool:
-            made = list(pool.map(compiled, (k for _, k in new.values())))
-        for (tile, k), found in zip(new.values(), made, strict=True):
-            if isinstance(found, str):
-                self.failures[tile.compile] = found
+            results = list(pool.map(compiled, (k for _, k in new.values())))
+        for (tile, k), result in zip(new.values(), results, strict=True):
+            if isinstance(result, str):
+                self.failures[tile.compile] = result
                 continue
-            path, registers = found
+            path, registers = result
             self._built[k.name] = Built(k, path)
             if registers is not None:
                 self.model.registers.setdefault(tile, registers)

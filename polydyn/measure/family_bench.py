@@ -1,4 +1,4 @@
-"""Benches of families of CUDA kernels: whole launches, estimated or on a device that is there."""
+"""Benches of CUDA kernel families: full launches, estimated or measured on a device."""
 
 from __future__ import annotations
 
@@ -24,31 +24,31 @@ V = Index.of
 
 
 class FamilyModel:
-    """``Bench`` for a device that is not there: every launch takes what the host program would suppose."""
+    """``Bench`` without a device: each launch takes the time that the host program would estimate."""
 
     source = "model"
 
     def __init__(self, task: FamilyTask, device: Device, hardware: Hardware) -> None:
-        """``hardware``: the device as cost models know it."""
+        """``hardware``: the device as described to cost models."""
         self.task, self.device, self.hardware, self.arch = task, device, hardware, single(task.key.target)
         self.registers: dict[str, int] = {}
         self._versions: dict[Tile, tuple[Kernel, ...]] = {}
 
     def versions(self, tile: Tile) -> tuple[Kernel, ...]:
-        """The kernels of a tuple. ScheduleError: it breaks a rule."""
+        """Return the kernels of a tile. ScheduleError: it breaks a rule."""
         if tile not in self._versions:
             self._versions[tile] = self.task.versions(tile)
         return self._versions[tile]
 
     def fitting(self, tile: Tile, shape: Shape) -> Kernel | None:
-        """The kernel of a tuple that is launched at a shape."""
+        """Return the kernel of a tile that is launched at a shape, or None."""
         params, d = self.task.params(shape), self.device
         arch = "sm_90a" if self.arch == EMULATED else self.arch or BASE
         may = (k for k in self.versions(tile) if k.fits(params, d.smem_per_block, d.multiprocessors, arch))
         return next(may, None)
 
     def estimate(self, kernel: Kernel, shape: Shape) -> float:
-        """Seconds of a kernel's launch and of those after it."""
+        """Return the estimated seconds of a kernel and of the launches that follow it."""
         params = self.task.params(shape)
         env = kernel.values(params, self.device.multiprocessors) | {THREADS: self.device.multiprocessors}
         total, moved = 0, V(self.task.moved(shape))
@@ -61,27 +61,27 @@ class FamilyModel:
         return total / NANOSECONDS
 
     def per_operation(self, tiles: Sequence[Tile]) -> list[float]:
-        """As ``Bench``: nobody asks."""
+        """Unused by this bench."""
         raise NotImplementedError
 
     def seconds(self, tiles: Sequence[Tile], shape: Shape, turns: int = 1) -> list[float]:
-        """As ``Bench``; ``inf`` where a tuple has no kernel for the shape. Every turn gives the same."""
-        found = [self.fitting(t, shape) for t in tiles]
-        return [self.estimate(k, shape) if k else math.inf for k in found]
+        """Implement ``Bench.seconds``: ``inf`` if a tile has no kernel for the shape. Every round is the same."""
+        kernels = [self.fitting(t, shape) for t in tiles]
+        return [self.estimate(k, shape) if k else math.inf for k in kernels]
 
     def kernel(self, tile: Tile) -> MacroKernel:
-        """As ``Bench``: its resources and its waves say nothing."""
+        """Implement ``Bench.kernel``. Resources and waves are placeholders, because they are not used."""
         return MacroKernel(tile, Usage(0, 0, 1), 0.0, 0.0, 0.0, 0.0)
 
     def first(self, tile: Tile) -> Kernel:
-        """The kernel of a tuple that spills if any does."""
+        """Return the first kernel of a tile: if any kernel spills, this one does."""
         return self.versions(tile)[0]
 
 
 class FamilyDevice:
-    """``Bench`` on a device. ``model``: what knows the kernels; ``workers``: one process that runs ``CUDA_TIMER``.
+    """``Bench`` on a device. ``model`` provides the kernels; ``workers``: one process that runs ``CUDA_TIMER``.
 
-    ``failures``: why a tuple did not run; ``measured``: launches that were timed.
+    ``failures``: the reason why a tile did not run; ``measured``: number of timed launches.
     """
 
     source = "measured"
@@ -92,15 +92,16 @@ class FamilyDevice:
         self.measured = 0
 
     def per_operation(self, tiles: Sequence[Tile]) -> list[float]:
-        """As ``Bench``: nobody asks."""
+        """Unused by this bench."""
         raise NotImplementedError
 
     def kernel(self, tile: Tile) -> MacroKernel:
-        """As ``Bench``."""
+        """Implement ``Bench.kernel``."""
         return self.model.kernel(tile)
 
     def seconds(self, tiles: Sequence[Tile], shape: Shape, turns: int = 1) -> list[float]:
-        """As ``Bench``; ``inf`` where a tuple has no kernel for the shape, or it failed. Each launch is timed alone."""
+        """Implement ``Bench.seconds``: ``inf`` if a tile has no kernel for the shape, or failed. Each launch is timed
+        on its own."""
         rounds = [[self._once(t, shape) for t in tiles] for _ in range(turns)]
         return [max(row) if math.inf in row else min(row) for row in zip(*rounds, strict=True)]
 
@@ -115,7 +116,7 @@ class FamilyDevice:
             return math.inf
 
     def _time(self, tile: Tile, first: Kernel, k: Kernel, shape: Shape) -> float:
-        """Seconds of one of a tuple's launches. BuildError: it fails."""
+        """Return the seconds of one launch of a tile. BuildError: it fails."""
         model, task = self.model, self.model.task
         params = task.params(shape)
         values = first.values(params, model.device.multiprocessors)
@@ -124,8 +125,8 @@ class FamilyDevice:
         path, registers = image_of(k, model.arch)
         if registers is not None:
             model.registers.setdefault(k.name, registers)
-        known = task.group.arrays
-        arrays = {n: (known[n].dtype, task.bytes(n, params)) for n in k.buffers if n != WORKSPACE}
+        group = task.group.arrays
+        arrays = {n: (group[n].dtype, task.bytes(n, params)) for n in k.buffers if n != WORKSPACE}
         arrays[WORKSPACE] = "float32", max(1, first.workspace.evaluate(values))
         (answer,) = self.workers.map([launch_arguments(k, path, arrays, values)])
         self.measured += 1

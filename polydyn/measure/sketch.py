@@ -1,8 +1,8 @@
-"""Kernels with only those micro-kernels that an exploration runs.
+"""Sketches: kernels with only those micro-kernels that an exploration runs.
 
-A tuple is explored at sizes that its register tile divides, and with one, three and all rows, one vector and all
-vectors of a tile. Where rows and columns are dynamic a whole kernel has a micro-kernel for every other count too,
-several times the text; only finalists need them.
+A tile is explored at sizes that its register tile divides: one, three and all rows; one vector and all vectors of a
+register tile. If rows and columns are dynamic, a full kernel has a micro-kernel for every other count too, and its text
+is several times as long. Only finalists need full kernels.
 """
 
 from __future__ import annotations
@@ -12,22 +12,22 @@ from collections.abc import Mapping
 from polydyn.codegen.cpu.product import ContractKernel
 from polydyn.codegen.cpu.register_tile import RegisterTile
 
-FEW_ROWS = (1, 3)
+PARTIAL_ROWS = (1, 3)
 """Rows of the partial register tiles that ``CpuBench.kernel`` measures."""
 
 
-class FewCases(RegisterTile):
+class MeasuredCases(RegisterTile):
     """A register tile with a few of its micro-kernels."""
 
     def row_cases(self) -> list[int]:
-        """Few rows and full tiles."""
+        """Return the row counts of ``PARTIAL_ROWS`` and of a full tile."""
         every = super().row_cases()
         return every if self.product.rows.constant is not None else [
-            r for r in every if r in (*FEW_ROWS, self.plan.rows)
+            r for r in every if r in (*PARTIAL_ROWS, self.plan.rows)
         ]  # fmt: skip
 
     def column_cases(self) -> list[int]:
-        """One vector and full tiles."""
+        """Return the column counts of one vector and of a full tile."""
         every = super().column_cases()
         return every if self.product.columns.constant is not None else [
             c for c in every if c in (self.plan.lanes, self.plan.columns)
@@ -35,12 +35,12 @@ class FewCases(RegisterTile):
 
 
 class Sketch(ContractKernel):
-    """A whole kernel's loops around a few of its micro-kernels; what ``covers`` refuses must not be run."""
+    """The loops of a full kernel around some of its micro-kernels. Run it only for sizes that ``covers`` accepts."""
 
-    tile_kind = FewCases
+    tile_kind = MeasuredCases
 
     def covers(self, params: Mapping[str, int]) -> bool:
-        """Whether a launch with these parameters runs nothing but micro-kernels that are there."""
+        """Whether a launch with these parameters uses only existing micro-kernels."""
         x, p = self.product, self.plan
         rows, columns = x.rows.evaluate(params), x.columns.evaluate(params)
         tiles = max(1, -(-rows // p.rows))

@@ -1,7 +1,7 @@
-"""Measuring in worker processes with hard time limits: a kernel that hangs or crashes ends its worker only.
+"""Measurements in worker processes with hard time limits: a kernel that hangs or crashes ends only its worker.
 
-A worker runs one function, named ``module:function``, on JSON arguments and answers with JSON. Its process group is
-killed at the time limit, compilers it started included; the next task gets a fresh one.
+A worker runs one function, named ``module:function``, on JSON arguments and answers in JSON. At the time limit its
+process group is killed, including compilers that it started. The next task gets a new worker.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from typing import IO, Any
 from polydyn.errors import BuildError, InputError
 
 _START_SECONDS = 120.0
-"""How long a worker may take to import its function."""
+"""Time limit in seconds for a worker to import its function."""
 
 
 @dataclass(frozen=True)
 class Answer:
-    """A worker's answer: ``value``, or why there is none in ``failure`` (empty on success)."""
+    """A worker's answer: ``value``, or the reason of a failure (empty on success)."""
 
     value: Any = None
     failure: str = ""
 
 
 class _Worker:
-    """One process. ``task`` is the position it works on; None when idle."""
+    """One worker process. ``task`` is the index of its current task, or None if it is idle."""
 
     def __init__(self, function: str, timeout: float) -> None:
         command = [sys.executable, "-c", f"from {__name__} import serve; serve()", function, str(timeout)]
@@ -54,14 +54,14 @@ class _Worker:
         assert self.process.stdout is not None
         return self.process.stdout
 
-    def give(self, task: int, arguments: Mapping[str, Any], timeout: float) -> None:
+    def send(self, task: int, arguments: Mapping[str, Any], timeout: float) -> None:
         assert self.process.stdin is not None
         self.task, self.deadline = task, time.monotonic() + timeout
-        with suppress(BrokenPipeError):  # it died while idle; reading its output says so
+        with suppress(BrokenPipeError):  # it died while idle; reading its output reports that
             self.process.stdin.write(json.dumps(dict(arguments)).encode() + b"\n")
 
     def kill(self) -> str:
-        """Ends the process group; says how the process ended by itself, if it did."""
+        """End the process group. Return how the process ended: its signal or exit status."""
         self._peek(0.05)
         with suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
@@ -72,7 +72,7 @@ class _Worker:
         return f"killed by {signal.Signals(-status).name}" if status < 0 else f"exited with status {status}"
 
     def _peek(self, seconds: float) -> None:
-        """Waits for the end without reaping: the group's number stays ours until ``kill`` has used it."""
+        """Wait for the end without reaping the process, so that its group id stays reserved until ``kill``."""
         end = time.monotonic() + seconds
         while time.monotonic() < end:
             if os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is not None:
@@ -83,7 +83,7 @@ class _Worker:
 class Workers:
     """A pool of worker processes for one function. Use it as a context manager.
 
-    ``count`` is 1 where answers are times: two kernels that run at once measure each other.
+    Use ``count`` 1 if the answers are times, because concurrent kernels disturb each other.
 
     InputError: ``function`` is not ``module:function``. BuildError: a worker cannot import it.
     """
@@ -98,14 +98,14 @@ class Workers:
             self._start()
 
     def map(self, arguments: Sequence[Mapping[str, Any]]) -> list[Answer]:
-        """The answers to all arguments, in order; one task at a time per worker."""
+        """Return the answers to all arguments, in order. Each worker runs one task at a time."""
         answers: dict[int, Answer] = {}
         waiting = deque(range(len(arguments)))
         while len(answers) < len(arguments):
             for w in self._workers:
                 if w.ready and w.task is None and waiting:
                     task = waiting.popleft()
-                    w.give(task, arguments[task], self.timeout)
+                    w.send(task, arguments[task], self.timeout)
             for w, line in self._wait():
                 if w.task is not None:
                     answers[w.task] = line
@@ -113,7 +113,7 @@ class Workers:
         return [answers[i] for i in range(len(arguments))]
 
     def _wait(self) -> list[tuple[_Worker, Answer]]:
-        """Waits for the next line, death or deadline, and handles it."""
+        """Wait for the next line, death or deadline, and handle it."""
         busy = [w for w in self._workers if w.task is not None or not w.ready]
         left = min(w.deadline for w in busy) - time.monotonic()
         out: list[tuple[_Worker, Answer]] = []
@@ -140,18 +140,18 @@ class Workers:
         return Answer(data.get("value"), data.get("failure", ""))
 
     def _replace(self, w: _Worker) -> str:
-        """Ends a worker and starts another; says how it ended. BuildError: it never came to run."""
+        """End a worker and start another. Return how it ended. BuildError: it never started."""
         self._select.unregister(w.output)
         self._workers.remove(w)
-        how = w.kill()
+        ended = w.kill()
         if not w.ready:
             raise BuildError(
-                f"a measuring worker cannot run {self.function} ({how})",
+                f"a measuring worker cannot run {self.function} ({ended})",
                 rule="module:function in a fresh process",
                 remedy=f"run: python -c 'from {self.function.replace(':', ' import ')}'",
             )
         self._start()
-        return how
+        return ended
 
     def _start(self) -> None:
         w = _Worker(self.function, self.timeout)
@@ -174,8 +174,8 @@ class Workers:
 
 
 def serve() -> None:
-    """The worker's loop: of a process whose arguments are function and limit. Standard output is kept for answers; what
-    the function prints goes to standard error.
+    """Run the loop of a worker process, whose arguments are the function and the time limit. Standard output is
+    reserved for answers; output of the function goes to standard error.
     """
     function, timeout = sys.argv[1], float(sys.argv[2])
     answers = os.fdopen(os.dup(1), "w", buffering=1)
@@ -184,7 +184,7 @@ def serve() -> None:
     call = getattr(importlib.import_module(module), name)
     print(json.dumps({"ready": True}), file=answers)
     for line in sys.stdin:
-        # a worker whose parent is gone ends itself; the parent's own limit comes first
+        # if the parent is gone, the alarm ends the worker; otherwise the parent's limit is earlier
         signal.alarm(math.ceil(2 * timeout) + 1)
         try:
             answer = {"value": call(**json.loads(line))}

@@ -20,7 +20,7 @@ from polydyn.errors import ScheduleError
 from polydyn.gpu import hardware
 from polydyn.graph.expand import import_model
 from polydyn.measure import tune
-from polydyn.measure.cuda import CudaSide
+from polydyn.measure.cuda import CudaTuningBackend
 from polydyn.measure.family_bench import FamilyDevice, FamilyModel
 from polydyn.program.estimates import estimated
 from polydyn.search.backbone import Tile
@@ -54,7 +54,7 @@ def linear() -> onnx.ModelProto:
 
 @pytest.fixture(scope="module")
 def task() -> FamilyTask:
-    product, family = (p.task for p in CudaSide(TARGET).tasks(import_model(linear()), Options()))
+    product, family = (p.task for p in CudaTuningBackend(TARGET).tasks(import_model(linear()), Options()))
     assert isinstance(family, FamilyTask) and family.key != product.key
     return family
 
@@ -156,7 +156,7 @@ def test_a_record_decides_the_tile_of_an_attention(tmp_path: Path) -> None:
     made = model(
         nodes, {"q": ("float16", ["B", 2, "L", 64]), **dict.fromkeys("kv", ("float16", ["B", 2, "S", 64]))}, ["y"]
     )
-    (placed,) = CudaSide(TARGET).tasks(import_model(made), Options())
+    (placed,) = CudaTuningBackend(TARGET).tasks(import_model(made), Options())
     task = placed.task
     assert placed.label == "attention y" and [dict(t.compile) for t in task.every[:2]] == [
         {"keys": 128, "stages": 2}, {"keys": 128, "stages": 3},
@@ -172,7 +172,7 @@ def test_a_record_decides_the_tile_of_an_attention(tmp_path: Path) -> None:
 
 def test_a_search_is_measured_where_the_device_is(task: FamilyTask) -> None:
     """On the CPU libcuda, whose times mean nothing: kernels with tensor maps run, and failures are noted."""
-    with CudaSide(TARGET) as side:
+    with CudaTuningBackend(TARGET) as side:
         assert side.workers is not None
         small = replace(side.device, multiprocessors=1)
         bench = FamilyDevice(FamilyModel(task, small, hardware_of(small)), side.workers)

@@ -29,9 +29,9 @@ from polydyn.gpu.compiler import compiler_version
 from polydyn.graph.expand import import_model
 from polydyn.lowering.contract import lower_contract
 from polydyn.measure import tune
-from polydyn.measure.cuda import CudaSide, compiler_refusal, find_device
+from polydyn.measure.cuda import CudaTuningBackend, compiler_refusal, find_device
 from polydyn.measure.cuda_bench import DeviceBench, ModelBench, TileKernels
-from polydyn.measure.side import How
+from polydyn.measure.tuning_backend import SearchSettings
 from polydyn.program.assemble import build_program
 from polydyn.program.estimates import estimated
 from polydyn.program.plan import HostPlan
@@ -75,7 +75,7 @@ def linear(dtype: str = "float32") -> onnx.ModelProto:
 
 
 def task_of(target: str, dtype: str = "float32", m: onnx.ModelProto | None = None) -> CudaTask:
-    return CudaSide(target).tasks(import_model(m or linear(dtype)), Options())[0].task
+    return CudaTuningBackend(target).tasks(import_model(m or linear(dtype)), Options())[0].task
 
 
 def searched(path: Path) -> Path:
@@ -197,7 +197,7 @@ def test_what_has_no_tiles_is_refused_by_name(tmp_path: Path, nothing_there: Non
     with pytest.raises(ScheduleError, match="mma has no tiles of threads refused"):
         ukernel_space(half.backbone, hardware_of(A100), [half.backbone.sizes({"i0": 64})], generator=half.refusal)
     row = model([node("MatMul", "x w", "y")], {"x": ("float32", ["B", 1, 48])}, ["y"], {"w": W[:, :1]})
-    assert CudaSide("cuda:sm_80").tasks(import_model(row), Options()) == []
+    assert CudaTuningBackend("cuda:sm_80").tasks(import_model(row), Options()) == []
     for call in (tune, lambda m, r, target: plan_program(m, target=target, records=r)):
         with pytest.raises(UnsupportedError, match="several architectures"):
             call(linear(), written(tmp_path / "r.db", task_of("cuda:sm_80")), target="cuda")
@@ -395,21 +395,21 @@ def test_measured_searches_go_before_modelled_ones_and_correct_estimates(tmp_pat
 
 
 @pytest.fixture(scope="module")
-def side(device: None) -> Iterator[CudaSide]:
+def side(device: None) -> Iterator[CudaTuningBackend]:
     """A device with one multiprocessor, so that waves are short."""
-    with CudaSide("cuda:emulated") as side:
+    with CudaTuningBackend("cuda:emulated") as side:
         assert side.device.multiprocessors == 4
         side.device = replace(side.device, multiprocessors=1)
         side.hardware = hardware_of(side.device)
         yield side
 
 
-def test_a_search_is_measured_where_the_device_is(side: CudaSide, tmp_path: Path) -> None:
+def test_a_search_is_measured_where_the_device_is(side: CudaTuningBackend, tmp_path: Path) -> None:
     with Records.open(tmp_path / "r.db") as opened:
         (placed,) = side.tasks(import_model(linear()), Options())
         task = placed.task
         row = replace(strategy("polydyn"), explorer=lambda *_: in_order([]), outside=0.0)
-        how = How(row, 1, 0, opened, lambda tried, best: None)
+        how = SearchSettings(row, 1, 0, opened, lambda tried, best: None)
         problem = Problem(task.key, task.backbone, *placed.instances([({"M": 5}, 1), ({"M": 70}, 1)]))
         found, binaries, measured = side.search(task, problem, how)
         assert found.source == "measured" and found.hardware.name.startswith("polydyn CPU emulation")
@@ -422,7 +422,9 @@ def test_a_search_is_measured_where_the_device_is(side: CudaSide, tmp_path: Path
     assert "explored, measured" in "\n".join(plan.launches[0].reasons)
 
 
-def test_a_tuple_that_does_not_build_or_run_has_failed(side: CudaSide, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tuple_that_does_not_build_or_run_has_failed(
+    side: CudaTuningBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
     task = task_of("cuda:emulated")
     assert side.workers is not None
     bench = DeviceBench(ModelBench(TileKernels(task), side.device, side.hardware), side.workers)

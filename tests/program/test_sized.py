@@ -18,7 +18,7 @@ from polydyn.compiler import plan_program
 from polydyn.errors import Declined, ScheduleError
 from polydyn.graph.expand import import_model
 from polydyn.measure import tune
-from polydyn.measure.cpu import others, placed_builder
+from polydyn.measure.cpu import other_groups, placed_builder
 from polydyn.measure.placed import PlacedTask
 from polydyn.schedules.decision import Leaf, Split
 from polydyn.search.backbone import Problem, Tile
@@ -61,7 +61,7 @@ def depthwise() -> onnx.ModelProto:
 
 
 def placed(made: onnx.ModelProto) -> list[PlacedTask[SizedTask]]:
-    found = others(placed_builder(import_model(made), "cpu", Options())[0], "cpu").values()
+    found = other_groups(placed_builder(import_model(made), "cpu", Options())[0], "cpu").values()
     return [task for task in found if not isinstance(task, Declined)]
 
 

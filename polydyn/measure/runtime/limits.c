@@ -1,4 +1,4 @@
-/* limits.c: kernels that reach the machine's limits, for the calibration (tuner/calibrate.py). */
+/* limits.c: kernels that reach the machine's limits, for the calibration (measure/calibrate.py). */
 #include <stdint.h>
 
 typedef float vec __attribute__((vector_size(PD_W * sizeof(float))));
@@ -9,16 +9,16 @@ typedef float vec __attribute__((vector_size(PD_W * sizeof(float))));
 #define KEEP(v) "+w"(v)
 #endif
 
-/* sym[0] steps of 12 independent chains of fused multiply-adds: 24 * PD_W operations a step and task. */
+/* Runs sym[0] steps of 12 independent chains of fused multiply-adds: 24 * PD_W operations per step and task. */
 void pdl_fma(void *const *buffers, const int64_t *sym, int64_t begin, int64_t end, void *scratch) {
     (void)scratch;
     for (int64_t t = begin; t < end; t++) {
         vec a[12], x, y;
         for (int i = 0; i < PD_W; i++) x[i] = 0.5f, y[i] = 0.25f;
 #pragma GCC unroll 12
-        for (int i = 0; i < 12; i++) a[i] = x * (float)(i + 1); /* equal chains would be computed once */
+        for (int i = 0; i < 12; i++) a[i] = x * (float)(i + 1); /* equal chains would be merged */
         for (int64_t s = 0; s < sym[0]; s++) {
-            __asm__ volatile("" : KEEP(x), KEEP(y)); /* keeps the steps apart */
+            __asm__ volatile("" : KEEP(x), KEEP(y)); /* keeps the compiler from merging steps */
 #pragma GCC unroll 12
             for (int i = 0; i < 12; i++) a[i] = a[i] * x + y;
         }
@@ -29,7 +29,7 @@ void pdl_fma(void *const *buffers, const int64_t *sym, int64_t begin, int64_t en
     }
 }
 
-/* Every task reads its own sym[0] floats sym[1] times. */
+/* Each task reads its own sym[0] floats sym[1] times. */
 void pdl_read(void *const *buffers, const int64_t *sym, int64_t begin, int64_t end, void *scratch) {
     (void)scratch;
     for (int64_t t = begin; t < end; t++) {

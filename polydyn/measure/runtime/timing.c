@@ -1,4 +1,4 @@
-/* timing.c: runs kernels of a measuring library as the host program would, and times them (tuner/timing.py). */
+/* timing.c: runs kernels of a measuring library like the host program, and times them (measure/cpu_timing.py). */
 #include <stdlib.h>
 #include <time.h>
 
@@ -14,11 +14,11 @@ static int64_t now_ns(void) {
     return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
 }
 
-#define AHEAD_NS 1000000000 /* as in the middle of a long run: workers are awake and stay so */
+#define AHEAD_NS 1000000000 /* as in the middle of a long run: workers are awake and stay awake */
 
 static pd_pool *pool;
 
-/* Runs tasks [0, tasks) of kernel `which` `count` times; writes the nanoseconds of each. Returns 0, 1: no memory. */
+/* Runs tasks [0, tasks) of kernel `which` `count` times; writes the nanoseconds of each. Returns 1 if out of memory. */
 EXPORT int32_t pdt_time(int32_t which, void *const *buffers, const int64_t *symbols, int64_t tasks, int64_t threads,
                         int64_t scratch, int32_t count, int64_t *nanoseconds) {
     int64_t stride = (scratch + 255) / 256 * 256;

@@ -1,4 +1,4 @@
-"""What tuning asks of a kind of machine: a model's tasks, and a search of each."""
+"""The interface between tuning and a kind of machine: the tasks of a model, and the search of each task."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from polydyn.search.strategies import Strategy, Tuned
 from polydyn.search.strategies import tune as tune_task
 
 TIMEOUT = 10.0
-"""Seconds that one measurement may take."""
+"""Time limit of one measurement in seconds."""
 
 
 @dataclass(frozen=True)
-class How:
-    """How to search: by which strategy, how many tuples, from which seed, with what is in the records."""
+class SearchSettings:
+    """Settings of a search: strategy, number of tiles to try, seed, records, and a progress callback."""
 
     strategy: Strategy
     trials: int
@@ -35,18 +35,18 @@ class How:
     report: Callable[[int, float], None]
 
     def tuned(self, problem: Problem, hardware: Hardware, bench: Bench) -> Tuned:
-        """The outcome of a strategy. EmptySpaceError: no tile fits the group."""
+        """Return the result of the strategy. EmptySpaceError: no tile fits the group."""
         return tune_task(
             self.strategy, problem, hardware, bench, trials=self.trials, seed=self.seed, records=self.records,
             report=self.report,
         )  # fmt: skip
 
 
-class Side(ABC, Generic[T]):
-    """A machine that kernels are tuned for; while it is entered as a context manager its worker measures.
+class TuningBackend(ABC, Generic[T]):
+    """A machine that kernels are tuned for. Its worker process exists while the context manager is entered.
 
-    ``hardware``: how cost models see it. ``function``: what the worker runs; None where nothing can be measured.
-    ``declined``: groups that ``tasks`` left out, and why.
+    ``hardware`` describes the machine to cost models. ``function`` runs in the worker; None if nothing can be
+    measured. ``declined``: the groups that ``tasks`` left out, and the reasons.
     """
 
     def __init__(self, hardware: Hardware, function: str | None) -> None:
@@ -56,13 +56,13 @@ class Side(ABC, Generic[T]):
 
     @abstractmethod
     def tasks(self, graph: Graph, options: Options) -> list[PlacedTask[T]]:
-        """The groups of a model that can be tuned, each at its first place."""
+        """Return the groups of a model that can be tuned, each at its first site."""
 
     @abstractmethod
-    def search(self, task: T, problem: Problem, how: How) -> tuple[Search, int, int]:
-        """What a search of a task came to, the number of binaries it keeps, and measurements made now."""
+    def search(self, task: T, problem: Problem, settings: SearchSettings) -> tuple[Search, int, int]:
+        """Return the search of a task, the number of binaries it keeps, and the number of new measurements."""
 
-    def __enter__(self) -> Side[T]:
+    def __enter__(self) -> TuningBackend[T]:
         self.workers = Workers(self.function, timeout=TIMEOUT) if self.function else None
         return self
 
