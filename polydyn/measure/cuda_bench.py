@@ -57,7 +57,7 @@ def launch_arguments(
     values: Mapping[str, int],
     max_blocks: int | None = None,
 ) -> dict[str, object]:
-    """Return the arguments of ``time_kernel``. ``arrays``: dtype and bytes per buffer; ``max_blocks`` limits the grid."""
+    """Return the arguments of ``time_kernel``. ``arrays``: dtype and bytes; ``max_blocks`` limits the grid."""
     grid = k.tasks.evaluate(values)
     return {
         "image": str(image),

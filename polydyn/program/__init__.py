@@ -1,1 +1,1 @@
-"""What is planned of a program: buffers, launches, decisions, the host program. ``polydyn.runtime`` runs it."""
+"""The plan of a program: buffers, launches, decisions, the host program. ``polydyn.runtime`` runs it."""

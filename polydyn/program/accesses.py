@@ -60,8 +60,8 @@ def pointers(kernel: Kernel) -> tuple[set[int], set[int]]:
     constant: set[int] = set()
     other: set[int] = set()
     text = kernel.text
-    for found in _NUMBER.finditer(text):
-        begin = 1 + max(text.rfind(c, 0, found.start()) for c in ";{}")
-        declared = text[begin : found.start()].split(None, 1)[0]
-        (constant if declared == "const" else other).add(int(found[1]))
+    for match in _NUMBER.finditer(text):
+        begin = 1 + max(text.rfind(c, 0, match.start()) for c in ";{}")
+        declared = text[begin : match.start()].split(None, 1)[0]
+        (constant if declared == "const" else other).add(int(match[1]))
     return constant, other

@@ -1,4 +1,4 @@
-"""From a host plan to a program: host text, kernels, library, manifest."""
+"""Assemble a program from a host plan: host text, kernels, library, manifest."""
 
 from __future__ import annotations
 
@@ -31,31 +31,31 @@ from polydyn.runtime.program import Program
 from polydyn.schedules.decision import Decision
 
 BATCH = 4
-"""Kernels per translation unit: few enough that the first ones compile while others are planned, and headers, which
-every unit parses, take little time.
+"""Kernels per translation unit. The number is small, so that the first units compile while later kernels are planned.
+It is not 1, because each unit parses the headers.
 """
 
 
 def build_program(plan: HostPlan, *, target: str = "cpu", threads: int | None = None) -> Program:
-    """Compiles a host plan into a program.
+    """Compile a host plan into a program.
 
-    ``target``: a name in ``polydyn.build.compiler.TARGETS`` or ``polydyn.gpu.targets.CUDA_TARGETS``. ``threads``: of
-    every call, default all cores this process may use. Errors: PolydynError (malformed plan), UnsupportedError (sizes
-    that depend on data), BuildError.
+    ``target``: a name in ``polydyn.build.compiler.TARGETS`` or ``polydyn.gpu.targets.CUDA_TARGETS``. ``threads``: the
+    number of threads per call, by default all cores this process may use. Errors: PolydynError (malformed plan),
+    UnsupportedError (sizes that depend on data), BuildError.
     """
     artifact, compiled = build_artifact(plan, target)
     return open_program(artifact, threads=threads, compilations=compiled)
 
 
 class KernelsAhead:
-    """Compiles the kernels of a program for the CPU while others are planned, and what comes with all of them.
+    """Compiles the CPU kernels of a program, and the runtime units, while later kernels are planned.
 
-    ``headers``: what kernels include. A context, as ``Building`` is.
+    ``headers``: the headers that kernels include. Use it as a context manager, like ``Building``.
     """
 
     def __init__(self, target: str, headers: Mapping[str, str]) -> None:
         self._units, every = _split(sources("cpu") | dict(headers))
-        self._headers, self._done, self._refused = headers, 0, False
+        self._headers, self._done, self._rejected = headers, 0, False
         self.building = Building(every, target)
 
     def __enter__(self) -> KernelsAhead:
@@ -67,24 +67,24 @@ class KernelsAhead:
         self.building.__exit__(*error)
 
     def __call__(self, kernels: Sequence[Kernel]) -> None:
-        """``kernels``: those so far, in the order of the program; a unit begins as soon as its last kernel is there.
+        """Compile the units that are complete. ``kernels``: all kernels so far, in the order of the program.
 
-        Where the compiler refuses one, whoever asks for the library learns of it, when it is known what it computes.
+        A compiler error is not raised here. The request for the library raises it, when the kernels' nodes are known.
         """
         full = len(kernels) // BATCH * BATCH
-        if not self._refused:
+        if not self._rejected:
             with suppress(BuildError):
-                self._refused = True
+                self._rejected = True
                 self.building.ask(_units(kernels[self._done : full], self._headers, self._done // BATCH))
-                self._refused = False
+                self._rejected = False
         self._done = full
 
 
 def build_artifact(plan: HostPlan, target: str = "cpu", building: Building | None = None) -> tuple[Artifact, int]:
-    """The artifact of a host plan, and how many translation units had to be compiled.
+    """Return the artifact of a host plan, and the number of translation units that were compiled.
 
-    On a device the kernels are compiled first: how many blocks of one are resident decides its estimates. On a CPU some
-    may be under way (``building``).
+    For a device the kernels are compiled first, because their occupancy decides the time estimates. For a CPU,
+    ``building`` may already be compiling kernels.
     """
     verify_host_plan(plan)
     units = kernel_units(plan)
@@ -99,7 +99,7 @@ def build_artifact(plan: HostPlan, target: str = "cpu", building: Building | Non
         more = {"estimates": _device(device)}
     used = {n for launch in plan.launches for n in launch.buffers} | set(plan.outputs)
     offsets, weights = pack_constants({n: a for n, a in plan.constants.items() if n in used})
-    if built is not None:  # who launches a single version needs to know where its constants lie
+    if built is not None:  # a caller that launches a single version needs the offsets of its constants
         more["constants"] = {n: {"offset": o, "bytes": plan.constants[n].nbytes} for n, o in offsets.items()}
     host = host_program(plan, offsets, int(weights.size))
     show(Level.TEXTS, "", "host", lambda: host.text, "c")
@@ -118,7 +118,7 @@ def build_artifact(plan: HostPlan, target: str = "cpu", building: Building | Non
 
 
 def _placed(e: BuildError, plan: HostPlan) -> BuildError:
-    """The error with the kernels that the compiler names, and the nodes that they compute."""
+    """Return the error, extended by the kernels that the compiler names and the nodes that they compute."""
     launched = {k.kernel: launch.label for launch in plan.launches for c in launch.candidates for k in c.sequence}
     named = [name for name in launched if re.search(rf"\b{name}\b", e.message)]
     if not named:
@@ -128,7 +128,7 @@ def _placed(e: BuildError, plan: HostPlan) -> BuildError:
 
 
 def _device(h: Hardware) -> dict[str, Any]:
-    """What ``explain`` supposes of a device while none is open."""
+    """Return the device description that ``explain`` uses while no device is open."""
     return {
         "device": h.name, "multiprocessors": h.multiprocessors, "shared": h.smem_per_block,
         "special": special_arch(h.arch),
@@ -136,7 +136,7 @@ def _device(h: Hardware) -> dict[str, Any]:
 
 
 def host_target(target: str, on_device: bool) -> str:
-    """What the library with the host program is compiled for: on a device, any processor of this architecture."""
+    """Return the compilation target of the host library: for a device, any processor of this architecture."""
     return "cpu:baseline" if on_device else target
 
 
@@ -150,7 +150,7 @@ def _built_by(library: Library, target: str) -> dict[str, Any]:
 
 
 def with_images(artifact: Artifact, built: Images) -> Artifact:
-    """The artifact of a CUDA program with what a CUDA compiler made of its kernels, as far as there is one."""
+    """Return the artifact of a CUDA program with the compiled images and resources of its kernels, if any."""
     more = {
         "kernels": [k | {"resources": built.resources.get(k["name"], {})} for k in artifact.manifest["kernels"]],
         "cuda": {
@@ -162,9 +162,9 @@ def with_images(artifact: Artifact, built: Images) -> Artifact:
 
 
 def rebuild(path: str | os.PathLike[str], to: str | os.PathLike[str], target: str = "cpu") -> None:
-    """Compiles an artifact's sources again, for this machine, into another artifact.
+    """Compile an artifact's sources again, for this machine, into another artifact.
 
-    BuildError: a program for a device cannot become one for the CPU, nor the other way round.
+    BuildError: a program for a device cannot become one for the CPU, or vice versa.
     """
     old = read_artifact(path, check_machine=False)
     if "order" in old.manifest or "general" in old.manifest:
@@ -181,20 +181,20 @@ def rebuild(path: str | os.PathLike[str], to: str | os.PathLike[str], target: st
 
 
 def _split(files: dict[str, str]) -> tuple[dict[str, str], dict[str, str]]:
-    """Translation units and headers of the library."""
+    """Split files into translation units and headers."""
     units = {n: t for n, t in files.items() if n.endswith(".c")}
     return units, {n: t for n, t in files.items() if n.endswith(".h")}
 
 
 def kernel_units(plan: HostPlan) -> dict[str, str]:
-    """Translation units (file name -> C text) with a plan's kernels; on a device, a CUDA file for each."""
+    """Return the translation units (file name -> text) of a plan's kernels; for a device, one CUDA file per kernel."""
     if plan.on_device:
         return {f"{k.name}.cu": k.text for k in plan.kernels}
     return _units(plan.kernels, plan.headers)
 
 
 def _units(kernels: Sequence[Kernel], headers: Mapping[str, str], first: int = 0) -> dict[str, str]:
-    """Units of ``BATCH`` kernels each, numbered from ``first`` on."""
+    """Return units of ``BATCH`` kernels each, numbered from ``first``."""
     includes = "\n".join(["#include <stdint.h>", *(f'#include "{h}"' for h in headers)])
     parts = (kernels[start : start + BATCH] for start in range(0, len(kernels), BATCH))
     texts = ("\n\n".join(k.text for k in part) for part in parts)
@@ -209,10 +209,10 @@ def _index_check(c: IndexCheck) -> dict[str, Any]:
 
 
 def _index_checks(plan: HostPlan) -> list[dict[str, Any]]:
-    """The host's, then those that only a device makes; ``launch``: the one that looks, on a device."""
-    looking = {d.check: d.launch for d in plan.device_checks}
-    checks = dict.fromkeys((*plan.index_checks, *looking))
-    return [_index_check(c) | ({"launch": looking[c]} if c in looking else {}) for c in checks]
+    """Return the host's checks, then the checks that only a device makes. ``launch`` is the checking launch."""
+    checking = {d.check: d.launch for d in plan.device_checks}
+    checks = dict.fromkeys((*plan.index_checks, *checking))
+    return [_index_check(c) | ({"launch": checking[c]} if c in checking else {}) for c in checks]
 
 
 def _kernel(k: Kernel) -> dict[str, Any]:
@@ -220,7 +220,7 @@ def _kernel(k: Kernel) -> dict[str, Any]:
 
 
 def _launch(launch: Launch, decisions: dict[Decision, int]) -> dict[str, Any]:
-    """``decisions``: those so far, and their numbers."""
+    """``decisions`` numbers the decisions so far; a new decision is added."""
     return {
         "label": launch.label,
         "candidates": list(map(_candidate, launch.candidates)),
@@ -250,14 +250,14 @@ def _candidate(c: Candidate) -> dict[str, Any]:
     } | ({} if c.block is None else {"block": _block(c.block, c)})
 
 
-def _block(b: Block, of: Candidate) -> dict[str, Any]:
+def _block(b: Block, candidate: Candidate) -> dict[str, Any]:
     return {
         "threads": b.threads,
         "arch": b.arch,
-        "features": list(of.features),
+        "features": list(candidate.features),
         "maps": list(map(_map, b.maps)),
-        "workspace": to_json(of.workspace),
-        "after": list(map(_candidate, of.after)),
+        "workspace": to_json(candidate.workspace),
+        "after": list(map(_candidate, candidate.after)),
     }
 
 
@@ -270,7 +270,8 @@ def _map(m: TensorMapOf) -> dict[str, Any]:
 
 
 def manifest_of(plan: HostPlan, host: HostProgram) -> dict[str, Any]:
-    """What the artifact of a plan says, but for what its library was built by."""
+    """Return the manifest of a plan's artifact, without the entries about how its library was built."""
+
     def io(names: Sequence[str]) -> list[dict[str, Any]]:
         return [
             {

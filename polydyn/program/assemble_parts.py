@@ -1,4 +1,4 @@
-"""From the parts of a graph, each compiled to an artifact, to the artifact of the whole (docs/adr/0027-parts.md)."""
+"""Assemble the artifact of a graph from the artifacts of its parts (docs/adr/0027-parts.md)."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from polydyn.build.compiler import architecture_of, build_library
 from polydyn.build.features import architecture
 from polydyn.graph.cut import Part, Parts
 from polydyn.graph.ir import Graph, HostStep, Tensor
+from polydyn.program.encoding import EncodedProgram
 from polydyn.program.frame import Manifest, add_frame, waits
 from polydyn.program.guards import guard_to_json
 from polydyn.program.host import shape_text
-from polydyn.program.words import Words
 from polydyn.runtime.artifact import ABI, ALIGN, FORMAT, Artifact, Bytes, aligned_bytes
 from polydyn.runtime.c import step_sources
 from polydyn.runtime.expressions import to_json
@@ -24,29 +24,30 @@ from polydyn.shapes.sizes import Sizes
 
 
 def assemble_parts(
-    parts: Parts, made: Sequence[Artifact], bodies: Mapping[str, Artifact], dims: Mapping[str, Sizes], target: str
+    parts: Parts, artifacts: Sequence[Artifact], bodies: Mapping[str, Artifact], dims: Mapping[str, Sizes], target: str
 ) -> Artifact:
-    """``made``: the artifacts of the parts in order, for ``target``. ``bodies``: those of the models that steps run."""
+    """Return the artifact of the whole. ``artifacts``: one per part, in order, compiled for
+    ``target``. ``bodies``: one per model that a host step runs."""
     graph = parts.graph
     manifest = parts_manifest(
-        parts, [a.manifest for a in made], {n: a.manifest for n, a in bodies.items()}, dims, target
+        parts, [a.manifest for a in artifacts], {n: a.manifest for n, a in bodies.items()}, dims, target
     )
     files = step_sources()
     units = {n: t for n, t in files.items() if n.endswith(".c")}
     host = "cpu:baseline" if architecture_of(target) == architecture() else target
     library = build_library(units, {n: t for n, t in files.items() if n not in units}, host).data
     constants = {n: graph.constants[n] for n in parts.constants}
-    return join_parts(manifest, [*made, *bodies.values()], constants, files, library)
+    return join_parts(manifest, [*artifacts, *bodies.values()], constants, files, library)
 
 
 def parts_manifest(
-    parts: Parts, made: Sequence[Manifest], bodies: Mapping[str, Manifest], dims: Mapping[str, Sizes], target: str
+    parts: Parts, manifests: Sequence[Manifest], bodies: Mapping[str, Manifest], dims: Mapping[str, Sizes], target: str
 ) -> dict[str, Any]:
-    """What the artifact of a whole says before ``add_frame``. ``made``, ``bodies``: the manifests of those."""
-    graph, numbers = parts.graph, {name: len(made) + k for k, name in enumerate(bodies)}
-    count = iter(range(len(made)))
+    """Return the manifest of the whole before ``add_frame``. ``manifests``: one per part."""
+    graph, numbers = parts.graph, {name: len(manifests) + k for k, name in enumerate(bodies)}
+    count = iter(range(len(manifests)))
     order = [_part(s, next(count)) if isinstance(s, Part) else _step(s, numbers, graph) for s in parts.order]
-    every = [*made, *bodies.values()]
+    every = [*manifests, *bodies.values()]
     return {
         "format": FORMAT,
         "abi": ABI,
@@ -64,10 +65,10 @@ def parts_manifest(
         "guards": [guard_to_json(g) for g in graph.guards],
         "late_guards": [guard_to_json(g) for g in parts.guards],
         "order": order,
-        "own_parts": len(made),
+        "own_parts": len(manifests),
         "notes": [*graph.notes, *_notes(parts)],
         **next(({k: m[k] for k in ("cuda", "estimates")} for m in every if "cuda" in m), {}),
-        **_launches(made),
+        **_launches(manifests),
         "kernels": list({k["name"]: k for m in every for k in m["kernels"]}.values()),
     }
 
@@ -76,10 +77,11 @@ def join_parts(
     manifest: Mapping[str, Any], parts: Sequence[Artifact], constants: Mapping[str, npt.NDArray[Any]],
     sources: Mapping[str, str], library: bytes,
 ) -> Artifact:  # fmt: skip
-    """One artifact with ``parts``, and arrays, sources and a library of its own; ``manifest``: what it says besides.
+    """Join ``parts`` into one artifact, with constants, sources and a library of its own.
 
-    Its weights: a head that tells C where the words begin (``pd_head``), the parts' weights, arrays, the parts'
-    libraries, the words.
+    ``manifest``: the entries that do not follow from the parts. The weights of the result contain, in order: a head
+    that gives C the position of the encoded program (``pd_head``), the parts' weights, the constants, the parts'
+    libraries, the encoded program.
     """
     arrays = [np.ascontiguousarray(a).reshape(-1).view(np.uint8) for a in constants.values()]
     libraries = list(dict.fromkeys(p.library for p in parts))
@@ -88,12 +90,12 @@ def join_parts(
     offsets = [0]
     for b in blocks:
         offsets.append(offsets[-1] + -(-b.size // ALIGN) * ALIGN)
-    at = dict(zip(libraries, offsets[1 + len(parts) + len(arrays) :], strict=False))
+    library_offsets = dict(zip(libraries, offsets[1 + len(parts) + len(arrays) :], strict=False))
     entries = [
         dict(p.manifest)
         | {
             "weights": {"offset": offset, "bytes": int(p.weights.size)},
-            "library": {"offset": at[p.library], "bytes": len(p.library)},
+            "library": {"offset": library_offsets[p.library], "bytes": len(p.library)},
         }
         for p, offset in zip(parts, offsets[1:], strict=False)
     ]
@@ -104,7 +106,7 @@ def join_parts(
     whole = add_frame(manifest, entries, {n: c["dtype"] for n, c in places.items()})
     whole["notes"] = [*whole["notes"], *waits(whole, entries)]
     ranges = [[*e["weights"].values(), *e["library"].values()] for e in entries]
-    words = np.array(Words(whole, entries, ranges, places).all, np.int64)
+    words = np.array(EncodedProgram(whole, entries, ranges, places).all, np.int64)
     weights = aligned_bytes(offsets[-1] + words.nbytes)
     weights[:32] = np.array([MAGIC, ABI, weights.size, offsets[-1]], np.int64).view(np.uint8)
     for b, offset in zip([*blocks, words.view(np.uint8)], offsets, strict=True):
@@ -116,7 +118,7 @@ def join_parts(
 
 
 HEAD = 64
-"""Bytes before the first weights, of which ``pd_head`` takes some."""
+"""Bytes before the first weights; ``pd_head`` uses part of them."""
 MAGIC = 0x7374726170796470
 """``PD_MAGIC``."""
 
@@ -148,7 +150,7 @@ def _step(step: HostStep, bodies: Mapping[str, int], graph: Graph) -> dict[str, 
 
 
 def _row_shapes(step: HostStep, graph: Graph) -> list[list[Any]]:
-    """The forms of a loop's rows, the shape of each as expressions; a size that only an iteration shows is 0."""
+    """Return the row layouts of a loop, with row shapes as expressions. A size known only in an iteration is 0."""
     settings = dict(step.settings)
     forms = [list(x) for x in settings["scans"]]
     for form, name in zip(forms, step.outputs[settings["carried"] :], strict=False):
@@ -160,12 +162,12 @@ def _row_shapes(step: HostStep, graph: Graph) -> list[list[Any]]:
 
 def _notes(parts: Parts) -> list[str]:
     steps = [s for s in parts.order if isinstance(s, HostStep)]
-    said = [f", which says {', '.join(s.symbols)}" if s.symbols else "" for s in steps]
-    return [f"the host runs {s.kind} of {s.origin} between two parts{x}" for s, x in zip(steps, said, strict=True)]
+    sizes = [f", which determines {', '.join(s.symbols)}" if s.symbols else "" for s in steps]
+    return [f"the host runs {s.kind} of {s.origin} between two parts{x}" for s, x in zip(steps, sizes, strict=True)]
 
 
 def _launches(manifests: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """What the parts have, one behind the other: launches keep their decisions."""
+    """Concatenate the launches, decisions, waves, checks and memory slots of the parts."""
     launches: list[Any] = []
     decisions: list[Any] = []
     for m in manifests:

@@ -1,9 +1,9 @@
-"""Checks of data-dependent subscripts: an index outside its axis is refused by name, never wrapped in silence.
+"""Checks of data-dependent subscripts: an index outside its axis is an error, and never wraps silently.
 
-A gather's index tensor is scanned before the first launch that reads it, in the caller's thread: one pass over a few
-integers. Views of it are followed to the buffer that is really read, as far as they show all of it; what cannot be
-followed (an index cut out of a larger tensor) is written down for it and scanned behind all launches. On a device a
-launch of its own looks (``index_checks.py``), through any view; only inputs in the host's memory are scanned there.
+On a CPU, the index tensor of a gather is scanned before the first launch that reads it, in the caller's thread. This is
+one pass over a few integers. If the tensor is a view of a whole buffer, that buffer is scanned. Otherwise (an index cut
+out of a larger tensor) the integers are written to memory and scanned after all launches. On a device a separate launch
+checks the integers (``index_checks.py``), through any view; only inputs in host memory are scanned by the host.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from polydyn.schedules.index import ONE, ZERO, Index, minimum, product
 
 @dataclass(frozen=True)
 class Bounds:
-    """What becomes of a graph's index bounds: checks of buffers, guards on sizes, notes on what is not checked.
+    """The result for a graph's index bounds: buffer checks, guards on sizes, notes on indices that are not checked.
 
-    ``on_device``: what a device checks.
+    ``on_device``: the checks that a device makes.
     """
 
     checks: tuple[IndexCheck, ...]
@@ -34,10 +34,10 @@ class Bounds:
 def place_bounds(
     graph: Graph, buffers: Mapping[str, Buffer], launches: Iterable[Launch], writers: Mapping[str, int]
 ) -> Bounds:
-    """Places every bound of the graph.
+    """Place every index bound of the graph.
 
-    ``writers``: buffer -> the last launch that writes it (inputs have none). ShapeError: a constant index can never
-    lie inside its axis.
+    ``writers`` maps a buffer to the last launch that writes it (inputs have none). ShapeError: a constant index is
+    outside its axis at every size.
     """
     readers = _Readers(graph, launches, writers)
     checks: dict[tuple[str, Index, Index, tuple[int, int]], IndexCheck] = {}
@@ -55,8 +55,8 @@ def place_bounds(
             guards += empty_guards(bound)
             continue
         if bound.status:
-            found = device.setdefault(bound.status, readers.on_device(bound))
-            scanned = found.check if found.scanned else None
+            check = device.setdefault(bound.status, readers.on_device(bound))
+            scanned = check.check if check.scanned else None
         else:
             scanned = readers.check(bound, name) if name in buffers else None
             if scanned is None or scanned.launch < 0:
@@ -66,12 +66,12 @@ def place_bounds(
         if scanned is not None:
             checks.setdefault((scanned.buffer, bound.size, bound.offset, bound.part), scanned)
     ordered = sorted(checks.values(), key=lambda c: c.launch)
-    there = sorted(device.values(), key=lambda c: c.launch)
-    return Bounds(tuple(ordered), tuple(guards), tuple(dict.fromkeys(notes)), tuple(there))
+    on_device = sorted(device.values(), key=lambda c: c.launch)
+    return Bounds(tuple(ordered), tuple(guards), tuple(dict.fromkeys(notes)), tuple(on_device))
 
 
 class _Readers:
-    """Which launches read a buffer; those that only look for offenders do not count."""
+    """The launches that read each buffer. Launches that only check indices do not count."""
 
     def __init__(self, graph: Graph, launches: Iterable[Launch], writers: Mapping[str, int]) -> None:
         self.graph, self.writers = graph, writers
@@ -80,40 +80,42 @@ class _Readers:
         written: dict[int, list[str]] = {}
         for b, k in writers.items():
             written.setdefault(k, []).append(b)
-        self.looking = {b.status for b in graph.bounds if b.status and written[writers[b.status]] == [b.status]}
-        apart = {writers[s] for s in self.looking}
-        self.touching: dict[str, list[int]] = {}
+        self.checking = {b.status for b in graph.bounds if b.status and written[writers[b.status]] == [b.status]}
+        apart = {writers[s] for s in self.checking}
+        self.readers: dict[str, list[int]] = {}
         for k, launch in enumerate(launches):
             for b in set(launch.buffers) if k not in apart else ():
-                self.touching.setdefault(b, []).append(k)
+                self.readers.setdefault(b, []).append(k)
 
     def check(self, bound: IndexBound, name: str) -> IndexCheck:
-        """The bound on the integers of a tensor before the first launch that reads them; -1: there is none."""
-        first = min((k for k in self.touching.get(name, []) if k > self.writers.get(name, -1)), default=-1)
+        """Return the check of a tensor's integers before the first launch that reads them; its launch is -1 if there
+        is none."""
+        first = min((k for k in self.readers.get(name, []) if k > self.writers.get(name, -1)), default=-1)
         message = f"{bound.node}: an index in '{name}' lies outside its axis of size {bound.size}"
         return IndexCheck(name, bound.size, bound.offset, first, message, bound.part)
 
     def at_end(self, bound: IndexBound) -> IndexCheck:
-        """The bound on integers that are written down: what reads them elsewhere stays inside its axis anyway."""
+        """Return the check after all launches of integers that are written to memory. Other readers of the integers
+        stay inside the axis anyway."""
         message = f"{bound.node}: an index in '{bound.tensor}' lies outside its axis of size {bound.size}"
         return IndexCheck(bound.kept, bound.size, ZERO, self.end, message)
 
     def on_device(self, bound: IndexBound) -> DeviceCheck:
-        """The bound as a launch of its own sees to it; a launch that has other work too is never skipped."""
-        check, apart = self.check(bound, integers_of(self.graph, bound)), bound.status in self.looking
+        """Return the check by a launch on the device. A launch that also does other work is never skipped."""
+        check, apart = self.check(bound, integers_of(self.graph, bound)), bound.status in self.checking
         scanned = apart and check.launch >= 0 and check.buffer in self.graph.inputs
         check = check if apart else replace(check, launch=-1)
         return DeviceCheck(check, bound.status, self.writers[bound.status], scanned)
 
 
 def integers_of(graph: Graph, bound: IndexBound) -> str:
-    """The tensor that a bound is about, for people too: its own, or the one that this is a whole view of."""
+    """Return the name of a bound's integers for messages: its tensor, or the tensor that this is a full view of."""
     own = bound.formula is not None or bound.part[1] != 1
     return bound.tensor if own else followed(graph, bound.tensor, {})
 
 
 def followed(graph: Graph, tensor: str, buffers: Mapping[str, object]) -> str:
-    """The buffer that holds exactly the tensor's integers; the last name that was reached when there is none."""
+    """Return the buffer that holds exactly the tensor's integers, or the last tensor on the way if there is none."""
     producers = graph.producer()
     while tensor not in buffers and tensor not in graph.constants:
         node = producers.get(tensor)
@@ -125,7 +127,8 @@ def followed(graph: Graph, tensor: str, buffers: Mapping[str, object]) -> str:
 
 
 def _base(graph: Graph, n: Compute) -> str | None:
-    """What a view (or a cast between integers) shows all of: as many elements, every iterator used."""
+    """Return the tensor that a view (or a cast between integers) shows completely: the element counts are equal and
+    every iterator is used."""
     body = n.body
     if isinstance(body, Op) and body.name == "cast" and "int" in body.dtype and "int" in body.args[0].dtype:
         body = body.args[0]
@@ -139,7 +142,7 @@ def _base(graph: Graph, n: Compute) -> str | None:
 
 
 def constant_guards(bound: IndexBound, indices: Array) -> list[Guard]:
-    """Conditions on the axis for constant indices. ShapeError: it is too short for every call."""
+    """Return guards on the axis for constant indices. ShapeError: the axis is too short at every size."""
     if not indices.size:
         return []
     low, high = int(indices.min()), int(indices.max())
@@ -157,7 +160,7 @@ def constant_guards(bound: IndexBound, indices: Array) -> list[Guard]:
 
 
 def empty_guards(bound: IndexBound) -> list[Guard]:
-    """For indices that are not checked: an axis without elements has no remainder to read at, so there must be none."""
+    """Return a guard for unchecked indices: an empty axis allows no index, because no remainder exists."""
     if bound.formula is None or (bound.size.constant or 0) > 0:
         return []
     message = f"{bound.node}: the indices {bound.tensor} choose among the elements of an axis"
@@ -165,7 +168,7 @@ def empty_guards(bound: IndexBound) -> list[Guard]:
 
 
 def without_duplicates(guards: Iterable[Guard]) -> tuple[Guard, ...]:
-    """Guards in order, equal conditions once (the first message counts)."""
+    """Return the guards in order, with equal conditions once (the first message is kept)."""
     seen: dict[tuple[Index, str, Index], Guard] = {}
     for g in guards:
         seen.setdefault((g.left, g.relation, g.right), g)

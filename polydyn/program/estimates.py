@@ -1,12 +1,13 @@
-"""Launch times of CUDA kernels as closed forms over the symbols: what the host program chooses candidates by.
+"""Launch times of CUDA kernels as closed forms over the symbols. The host program selects candidates by them.
 
-TSCompiler's waves over Vortex's recursion (``cost.py`` has both as printed; this is the form of ``cost.polydyn``). A
-multiprocessor holds so many blocks of a kernel at a time; it needs at least its blocks' shares of a full one, and at
-least a lone block's time for each wave. The machine needs at least the time of its memory traffic. What a block does
-is said by the kernel's generator (``codegen.cuda_work``), rates and limits are those of a hardware description.
+The model combines the waves of TSCompiler with the recursion of Vortex (``cost.py`` has both as printed; this is the
+form of ``cost.polydyn``). An SM holds a fixed number of blocks of a kernel at a time. Its time is at least its number
+of blocks times the time of one block on a full SM, and at least the number of waves times the time of a lone block. The
+launch takes at least the time of its memory traffic. The kernel generator specifies the work of a block
+(``codegen.cuda_work``); a hardware description gives rates and limits.
 
-Times are whole nanoseconds, those inside a block picoseconds. Whatever the sizes, no sum or product of an estimate
-leaves 64 bits: a count is taken for ``MOST`` at most, a block's time likewise.
+Times are whole nanoseconds; times inside a block are picoseconds. No sum or product of an estimate exceeds 64 bits at
+any size: counts, and the time of a block, are limited to ``MAX_COUNT``.
 """
 
 from __future__ import annotations
@@ -25,101 +26,101 @@ from polydyn.schedules.index import ONE, ZERO, Index, maximum, minimum
 
 V = Index.of
 Resources: TypeAlias = "Mapping[str, Mapping[str, Mapping[str, int]]]"
-"""Kernel -> architecture -> what the compiler says of it (``registers``)."""
+"""Maps kernel -> architecture -> compiler report (``registers``)."""
 
-MOST = 2**30
-"""The largest count of waves, of blocks and of nanoseconds of a block that is told from larger ones."""
-LONGEST = 2**40
-"""Nanoseconds beyond which measured factors do not tell times apart."""
+MAX_COUNT = 2**30
+"""Upper limit of the counts of waves and blocks and of the nanoseconds of a block; larger values count as this."""
+MAX_NANOSECONDS = 2**40
+"""Upper limit in nanoseconds of an estimate before it is multiplied by a measured factor."""
 RESULT_BYTES = 8
-"""Of shared memory for each result: there and back."""
-PARTS = 8
-"""The part of a launch's shorter time that is not hidden is a whole number of these."""
+"""Bytes of shared-memory traffic per result: one store and one load."""
+EXPOSED_PARTS = 8
+"""Denominator of the fraction of a launch's shorter time that is not hidden."""
 SCHEDULERS = 4
-"""Parts of a multiprocessor, each with tensor cores of its own; a warp has those of one."""
+"""Warp schedulers per SM, each with its own tensor cores. A warp uses only its scheduler's."""
 
 
 def launch_time(
     work: Work, threads: int, grid: Index, smem: Index, moved: Index, hardware: Hardware,
-    registers: int | None = None, kept: Index = ZERO,
+    registers: int | None = None, workspace: Index = ZERO,
 ) -> Index:  # fmt: skip
-    """Nanoseconds of one launch, over the symbols of its arguments and ``nth``, the number of multiprocessors.
+    """Return the nanoseconds of one launch, over the symbols of its arguments and ``nth``, the number of SMs.
 
-    ``threads``: of a block; ``grid``: blocks; ``smem``: bytes of shared memory of a block; ``moved``: bytes that the
-    launch moves at least; ``kept``: those of a workspace, which L2 holds for the next launch; ``registers``: of a
-    thread, as the compiler says, else as ``work`` supposes.
+    ``threads``: threads per block; ``grid``: number of blocks; ``smem``: shared memory per block in bytes; ``moved``:
+    minimum bytes that the launch moves; ``workspace``: bytes of workspace, which stay in L2 for the next launch;
+    ``registers``: registers per thread from the compiler report, or None for those that ``work`` assumes.
     """
     resident = resident_blocks(threads, registers or work.registers, smem, hardware)
     full, alone = step_time(work, threads, hardware)
     least, end = ends_time(work, threads, hardware)
-    steps, tiles = minimum(work.steps, MOST), minimum(work.tiles, MOST)
-    share = minimum(grid.ceildiv(THREADS), MOST)
-    waves = minimum(share.ceildiv(resident), MOST)
+    steps, tiles = minimum(work.steps, MAX_COUNT), minimum(work.tiles, MAX_COUNT)
+    share = minimum(grid.ceildiv(THREADS), MAX_COUNT)
+    waves = minimum(share.ceildiv(resident), MAX_COUNT)
     busy = share * _nanoseconds(maximum(V(end).ceildiv(resident), least), tiles, _tile(work, steps * full, end))
     busy = maximum(busy, waves * _nanoseconds(V(end), tiles, _tile(work, steps * alone, end)))
-    traffic = memory_time(work, grid, waves, resident, moved, kept, hardware)
-    exposed = round(PARTS * (1 - hardware.costs.hidden_memory))
-    return round(hardware.costs.launch_ns) + maximum(busy, traffic) + minimum(busy, traffic) // PARTS * exposed
+    traffic = memory_time(work, grid, waves, resident, moved, workspace, hardware)
+    exposed = round(EXPOSED_PARTS * (1 - hardware.costs.hidden_memory))
+    return round(hardware.costs.launch_ns) + maximum(busy, traffic) + minimum(busy, traffic) // EXPOSED_PARTS * exposed
 
 
 def _tile(work: Work, steps: Index, end: int) -> Index:
-    """Picoseconds of a tile: of those in turn two are under way, the end of one beside the steps of the other."""
+    """Return the picoseconds of a tile. With several tiles per block, the end of one overlaps the steps of the next."""
     return steps if work.tiles == ONE else maximum(steps, (steps + end) // 2)
 
 
 def _nanoseconds(ends: Index, tiles: Index, tile: Index) -> Index:
-    """Of a block with its ends and its tiles, all in picoseconds."""
+    """Return the nanoseconds of a block, from the picoseconds of its ends and of its tiles."""
     if tiles == ONE:
-        return minimum((ends + tile).ceildiv(1000), MOST)
-    return minimum(ends.ceildiv(1000) + tiles * minimum(tile.ceildiv(1000), MOST), MOST)
+        return minimum((ends + tile).ceildiv(1000), MAX_COUNT)
+    return minimum(ends.ceildiv(1000) + tiles * minimum(tile.ceildiv(1000), MAX_COUNT), MAX_COUNT)
 
 
 def memory_time(
-    work: Work, grid: Index, waves: Index, resident: Index, moved: Index, kept: Index, hardware: Hardware
+    work: Work, grid: Index, waves: Index, resident: Index, moved: Index, workspace: Index, hardware: Hardware
 ) -> Index:
-    """Nanoseconds of the traffic with memory. What a launch leaves for the next one stays in L2, as much as fits.
+    """Return the nanoseconds of the memory traffic. The workspace of the next launch stays in L2, as far as it fits.
 
-    What else a launch moves comes from memory once. Where L2 does not hold it, blocks of a wave share what they read
-    along a strip and across it, and no wave reads more again than what L2 does not hold.
+    All other data is loaded from memory once. If L2 cannot hold it, the blocks of a wave share what they read along a
+    strip and across it, and a wave reloads at most the part that L2 does not hold.
     """
     rate, l2 = round(hardware.memory_gb_per_s), hardware.l2_bytes
     once = moved // rate
-    if kept != ZERO:
+    if workspace != ZERO:
         near = round(hardware.costs.l2_bytes * hardware.clock_ghz)
-        once = once + maximum(0, kept - l2) // rate + kept // (near * V(THREADS))
+        once = once + maximum(0, workspace - l2) // rate + workspace // (near * V(THREADS))
     if not work.strip:
         return once
     together = resident * THREADS
     sharing = maximum(1, 2 * work.strip * together // (work.strip**2 + together))
     step = ceil(1000 * work.traffic / rate)
-    block = minimum((minimum(work.steps, MOST) * step).ceildiv(1000) * minimum(work.tiles, MOST), MOST)
-    read = minimum(grid, MOST) * block // sharing
-    again = minimum(maximum(0, moved - l2) // rate, MOST) * waves
+    block = minimum((minimum(work.steps, MAX_COUNT) * step).ceildiv(1000) * minimum(work.tiles, MAX_COUNT), MAX_COUNT)
+    read = minimum(grid, MAX_COUNT) * block // sharing
+    again = minimum(maximum(0, moved - l2) // rate, MAX_COUNT) * waves
     return once + minimum(maximum(0, read - once), again)
 
 
 def resident_blocks(threads: int, registers: int, smem: Index, hardware: Hardware) -> Index:
-    """Blocks that a multiprocessor holds at a time (TSCompiler 6, with floors); at least one, so that it divides."""
+    """Return the number of resident blocks per SM (TSCompiler 6, with floors). It is at least 1, as it is a divisor."""
     most = max(1, hardware.resident_blocks(threads, registers, 0))
     by_memory = Index.of(hardware.smem_per_sm) // hardware.block_bytes(smem)
     return maximum(1, minimum(most, by_memory))
 
 
 def ends_time(work: Work, threads: int, hardware: Hardware) -> tuple[int, int]:
-    """Picoseconds of the end of a tile: what it takes of a full multiprocessor, and of a block by itself.
+    """Return the picoseconds of the end of a tile: its time on a full SM, and the time of a lone block.
 
-    Its results pass through shared memory and on to L2, beside the arithmetic of epilogues. A block by itself waits
-    for memory and for its cluster, too; it may have fewer warps than there are schedulers.
+    The results pass through shared memory to L2, in parallel with the arithmetic of epilogues. A lone block also waits
+    for memory and for its cluster, and may have fewer warps than there are schedulers.
     """
     c = hardware.costs
     moved = max(work.elements * RESULT_BYTES / c.shared_bytes, work.results / c.l2_bytes)
-    least = _together(work.last / c.issued, moved, c)
-    alone = _together(work.last / min(c.issued, threads / 32), moved, c) + 2 * c.meeting_clocks * (work.cluster > 1)
+    least = _overlapped(work.last / c.issued, moved, c)
+    alone = _overlapped(work.last / min(c.issued, threads / 32), moved, c) + 2 * c.meeting_clocks * (work.cluster > 1)
     return ceil(1000 * least / hardware.clock_ghz), ceil(1000 * (work.ends * c.latency_ns + alone / hardware.clock_ghz))
 
 
 def step_time(work: Work, threads: int, hardware: Hardware) -> tuple[int, int]:
-    """Picoseconds of a step: what it takes of a multiprocessor that has enough blocks, and of a block by itself."""
+    """Return the picoseconds of a step: its time on an SM with enough blocks, and the time of a lone block."""
     c = hardware.costs
     share = c.mma_share if work.by_warps and work.unit != "f32" else 1.0
     rate = hardware.peak_tflops[work.unit] * 1000 / hardware.multiprocessors * share  # operations in a nanosecond
@@ -127,52 +128,52 @@ def step_time(work: Work, threads: int, hardware: Hardware) -> tuple[int, int]:
     compute = max(work.flops / rate, work.instructions / c.issued / hardware.clock_ghz)
     copied = max(work.traffic / c.l2_bytes, work.shared / c.shared_bytes) / hardware.clock_ghz
     wait = work.waits * c.latency_ns / work.flight
-    lone = max(wait, _together(compute * few, copied, c) + c.barrier_clocks * work.by_warps / hardware.clock_ghz)
-    return max(1, ceil(1000 * _together(compute, copied, c))), max(1, ceil(1000 * lone))
+    lone = max(wait, _overlapped(compute * few, copied, c) + c.barrier_clocks * work.by_warps / hardware.clock_ghz)
+    return max(1, ceil(1000 * _overlapped(compute, copied, c))), max(1, ceil(1000 * lone))
 
 
-def _together(a: float, b: float, costs: Costs) -> float:
-    """What arithmetic and copies take that are beside each other."""
+def _overlapped(a: float, b: float, costs: Costs) -> float:
+    """Return the time of arithmetic and copies that overlap partly."""
     return max(a, b) + min(a, b) * (1 - costs.hidden)
 
 
 def estimated(plan: HostPlan, hardware: Hardware, resources: Resources | None = None) -> HostPlan:
-    """The plan with its launches' candidates compared by estimates of their time on a device.
+    """Return the plan with decisions that compare the estimated times of candidates on a device.
 
-    ``resources``: what the compiler said of kernels for its architecture, as far as they were compiled.
+    ``resources``: the compiler reports of the kernels that were compiled for the device's architecture.
     """
-    of = _Estimates(hardware, resources or {})
-    return replace(plan, launches=tuple(map(of.launch, plan.launches)))
+    estimates = _Estimates(hardware, resources or {})
+    return replace(plan, launches=tuple(map(estimates.launch, plan.launches)))
 
 
 class _Estimates:
-    """The estimates of a plan; those of equal launches are one object."""
+    """The estimates of a plan. Equal launches share one object."""
 
     def __init__(self, hardware: Hardware, resources: Resources) -> None:
         self.hardware, self.resources = hardware, resources
         self._memo: dict[tuple[object, ...], Index] = {}
 
     def launch(self, x: Launch) -> Launch:
-        """The launch with its candidates compared by their times."""
+        """Return the launch with a decision that compares the times of its candidates."""
         return replace(x, decision=with_costs(x.decision, lambda k: self.candidate(x.candidates[k], x.bytes)))
 
     def candidate(self, c: Candidate, moved: Index) -> Index:
-        """The time of a candidate and those after it; 0 when the work of its blocks is not known."""
+        """Return the time of a candidate and of the kernels after it; 0 if the work of its blocks is unknown."""
         b = c.block
         if b is None or b.work is None:
             return ZERO
         total = self._one(c, b, moved, c.workspace)
         for x in c.after:
-            if x.block is not None:  # no blocks: left out
+            if x.block is not None:  # a kernel without blocks is skipped
                 total = total + minimum(1, x.tasks) * self._one(x, x.block, ZERO, c.workspace)
-        return total if b.factor == UNIT else minimum(total, LONGEST) * b.factor // UNIT
+        return total if b.factor == UNIT else minimum(total, MAX_NANOSECONDS) * b.factor // UNIT
 
-    def _one(self, c: Candidate, b: Block, moved: Index, kept: Index) -> Index:
+    def _one(self, c: Candidate, b: Block, moved: Index, workspace: Index) -> Index:
         if b.work is None:
             return V(round(self.hardware.costs.launch_ns))
         registers = self.resources.get(c.kernel, {}).get(self.hardware.arch, {}).get("registers")
         arguments = (b.work, b.threads, c.tasks, c.scratch, moved)
-        key = (*arguments, registers, kept)
+        key = (*arguments, registers, workspace)
         if key not in self._memo:
-            self._memo[key] = launch_time(*arguments, self.hardware, registers, kept)
+            self._memo[key] = launch_time(*arguments, self.hardware, registers, workspace)
         return self._memo[key]

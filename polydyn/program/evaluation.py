@@ -1,8 +1,8 @@
 """Symbol arithmetic of the host program: Index expressions become C statements over one array of values.
 
-``v[0..n)`` are the model's symbols, ``v[n]`` is ``nth``, behind it is what a device allows (``symbols.py``), then come
-the strides that callers choose; every further value is one operation on earlier ones, computed once however often it is
-used. What a launch chooses among candidates is such a value too.
+``v[0..n)`` are the model's symbols and ``v[n]`` is ``nth``. The limits of the device follow (``symbols.py``), then the
+strides that callers choose. Every further value is one operation on earlier values, computed once. The choice of a
+candidate for a launch is such a value too.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ CHUNK = 400
 
 
 class Evaluation:
-    """Collects statements; ``of`` gives an expression's position in ``v``."""
+    """Collects statements; ``of`` returns an expression's position in ``v``."""
 
     def __init__(self, symbols: Iterable[str], strides: Iterable[str] = ()) -> None:
         names = [*symbols, THREADS, SHARED, ARCH, LACKING, *strides]
@@ -30,7 +30,7 @@ class Evaluation:
         self._selections: dict[object, list[list[int]]] = {}
 
     def of(self, x: Index) -> int:
-        """The position of ``x``, with the statements that compute it added. UnsupportedError: it reads a tensor."""
+        """Return the position of ``x`` and add the statements that compute it. UnsupportedError: it reads a tensor."""
         if x not in self._positions:
             self._positions[x] = self._compute(x)
         return self._positions[x]
@@ -38,11 +38,11 @@ class Evaluation:
     def choose(
         self, decision: Decision, conditions: Sequence[Sequence[Condition]] = (), rows: Sequence[int] = ()
     ) -> int:
-        """The position of the row of the candidate that a decision names; -1 there when none may be launched.
+        """Return the position of the row number of the candidate that a decision selects; -1 if none may be launched.
 
-        ``conditions``: what must hold for each candidate, () nothing for any; ``rows``: of each, by default its number.
-        What only some branches need, only they compute. Launches of equal shapes have equal decisions: the choice is
-        made once for all of them.
+        ``conditions``: the conditions of each candidate, or () for none; ``rows``: the row of each candidate, by
+        default its number. Values that only one branch needs are computed only there. Launches of equal shapes have
+        equal decisions, so the choice is made once for all of them.
         """
         key = decision, tuple(map(tuple, conditions)), tuple(rows)
         if key not in self._choices:
@@ -52,7 +52,7 @@ class Evaluation:
         return self._choices[key]
 
     def select(self, choice: int, rows: Sequence[int], options: Sequence[Sequence[Index]]) -> list[list[int]]:
-        """The positions of the values of every option; only those are computed whose row is chosen."""
+        """Return the positions of the values of every option; only the values of the chosen row are computed."""
         key = choice, tuple(rows), tuple(map(tuple, options))
         if key not in self._selections:
             positions, cases = [], []
@@ -67,7 +67,7 @@ class Evaluation:
     def _decide(
         self, d: Decision, position: int, conditions: Sequence[Sequence[Condition]], rows: Sequence[int]
     ) -> None:
-        """Adds the statements that set a choice, which is -1 before them."""
+        """Add the statements that set a choice; it is -1 before them."""
         if isinstance(d, Leaf):
             self.lines.append(f"{self._test(d.kernel, conditions)} v[{position}] = {_row(d.kernel, rows)};")
         elif isinstance(d, ArgMin):
@@ -85,19 +85,19 @@ class Evaluation:
             self.lines.append(f"if ({test}) {{ {sides[0]} }} else {{ {sides[1]} }}")
 
     def _test(self, kernel: int, conditions: Sequence[Sequence[Condition]]) -> str:
-        """The test that a candidate may be launched; empty when it always may."""
+        """Return the C test that a candidate may be launched; empty if it always may."""
         required = conditions[kernel] if conditions else ()
         tests = [_holds(self.of(a), relation, self.of(b)) for a, relation, b in required]
         return f"if ({' && '.join(tests)})" if tests else ""
 
     def _part(self) -> Evaluation:
-        """An evaluation for a branch: knows what is known here; what it computes is not known outside."""
+        """Return an evaluation for a branch. It can use all values so far; values computed in it are local to it."""
         part = Evaluation(())
         part.count, part._positions = self.count, dict(self._positions)
         return part
 
     def _close(self, part: Evaluation) -> str:
-        """The statements of a branch so far; their positions are taken."""
+        """Return the statements of a branch so far, and reserve their positions."""
         self.count, text = part.count, " ".join(part.lines)
         part.lines = []
         return text
@@ -129,7 +129,7 @@ class Evaluation:
             return self._new(f"PD_MUL(v[{left}], v[{right}], &@);")
         atom = monomial[0]
         if isinstance(atom, str):
-            raise KeyError(atom)  # verify_host_plan has refused it before
+            raise KeyError(atom)  # verify_host_plan has rejected it
         return self._atom(atom)
 
     def _atom(self, atom: Atom) -> int:
@@ -152,7 +152,7 @@ def _row(kernel: int, rows: Sequence[int]) -> int:
 
 
 def _holds(a: int, relation: str, b: int) -> str:
-    """The relations of guards, of values at two positions."""
+    """Return the C test of a guard's relation between the values at two positions."""
     if relation == "%==":
         return f"(v[{b}] ? v[{a}] % v[{b}] == 0 : v[{a}] == 0)"
     return f"v[{a}] {relation} v[{b}]"
@@ -165,7 +165,7 @@ def _literal(c: int) -> str:
 
 
 def evaluation_function(name: str, lines: list[str]) -> str:
-    """C text of ``static int name(int64_t *v)``, which runs the statements and returns 1 when one overflowed."""
+    """Return the C text of ``static int name(int64_t *v)``, which runs the statements and returns 1 on overflow."""
     parts = [lines[i : i + CHUNK] for i in range(0, len(lines), CHUNK)]
     text = ""
     for k, part in enumerate(parts):

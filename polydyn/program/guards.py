@@ -10,7 +10,7 @@ from polydyn.shapes.sentences import sentence
 
 
 def guard_to_json(g: Guard) -> dict[str, Any]:
-    """A guard as a manifest has it."""
+    """Return a guard as its manifest entry."""
     rule = f"{g.left} {g.relation} {g.right}"
     return {
         "rule": f"{g.words or sentence(g.left, g.relation, g.right)} ({rule})" if g.relation == "%==" else rule,

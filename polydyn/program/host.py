@@ -1,4 +1,4 @@
-"""The host program: a HostPlan as C tables plus the evaluation of its sizes (``runtime/internal.h``)."""
+"""The host program: a HostPlan as C tables, and the evaluation of its sizes (``runtime/internal.h``)."""
 
 from __future__ import annotations
 
@@ -24,27 +24,27 @@ ROLES = {
 }
 
 RELATIONS = {"==": "=", "<=": "<", "%==": "%"}
-"""Relations of guards in the tables."""
+"""Codes of the guard relations in the tables."""
 
 
 @dataclass(frozen=True)
 class HostProgram:
-    """C text of the host program's unit, and the slots that intermediates share."""
+    """The C text of the host program's unit, and the memory slots of intermediates."""
 
     text: str
     slots: tuple[Slot, ...]
 
 
 def shape_text(shape: Iterable[Index]) -> str:
-    """A symbolic shape for people, e.g. ``[B, 2*L]``."""
+    """Return a symbolic shape as text, e.g. ``[B, 2*L]``."""
     return "[" + ", ".join(bare(d) for d in shape) + "]"
 
 
 def host_program(plan: HostPlan, constant_offsets: Mapping[str, int], weight_bytes: int) -> HostProgram:
-    """C text for a verified plan whose constants lie at the given offsets of the weights.
+    """Return the host program of a verified plan. ``constant_offsets``: offsets of constants in the weights.
 
-    Phase one of the evaluation computes what input dims, guards and the outputs' strides need, phase two everything
-    else: sizes are only trusted after the checks.
+    The evaluation has two phases. The first computes what input dims, guards and output strides need, the second
+    everything else. So sizes are used only after the checks.
     """
     free = [b for n in (*plan.inputs, *plan.outputs) for b in [plan.buffers[n]]]
     values = Evaluation((s.symbol for s in plan.sources), (s for b in free for s in b.strides))
@@ -90,12 +90,12 @@ def _rows(rows: Sequence[str]) -> str:
 
 
 def _used_buffers(plan: HostPlan) -> list[str]:
-    """Buffers that a launch or an output mentions, in order of first mention."""
+    """Return the buffers that a launch or an output names, in order of first use."""
     return list(dict.fromkeys([n for launch in plan.launches for n in launch.buffers] + list(plan.outputs)))
 
 
 def _copied_outputs(plan: HostPlan) -> list[tuple[int, Buffer]]:
-    """Outputs that are an input or a constant as it stands."""
+    """Return the outputs that are an unchanged input or constant."""
     return [(i, plan.buffers[n]) for i, n in enumerate(plan.outputs) if plan.buffers[n].role != "output"]
 
 
@@ -111,7 +111,7 @@ def _check_tables(plan: HostPlan, values: Evaluation) -> Tables:
     position = {n: i for i, n in enumerate(plan.inputs)}
     origin = {s.symbol: s for s in plan.sources}
     bound = {(s.input, s.axis) for s in plan.sources if plan.buffers[s.input].shape[s.axis] == Index.of(s.symbol)}
-    whys = {side: g.message for g in plan.guards if g.relation == "==" for side in (g.right, g.left)}
+    reasons = {side: g.message for g in plan.guards if g.relation == "==" for side in (g.right, g.left)}
     symbol_at = {(s.input, s.axis): Index.of(s.symbol) for s in plan.sources}
     dims = []
     for name in plan.inputs:
@@ -120,8 +120,8 @@ def _check_tables(plan: HostPlan, values: Evaluation) -> Tables:
                 continue
             where = "; ".join(f"{s} = axis {origin[s].axis} of '{origin[s].input}'" for s in sorted(dim.symbols()))
             text = bare(dim) + (f" ({where})" if where else "")
-            why = whys.get(symbol_at.get((name, axis), dim), "")
-            dims.append(f"{{{position[name]}, {axis}, {values.of(dim)}, {quote(text)}, {quote(why)}}}")
+            reason = reasons.get(symbol_at.get((name, axis), dim), "")
+            dims.append(f"{{{position[name]}, {axis}, {values.of(dim)}, {quote(text)}, {quote(reason)}}}")
     output_dims = [str(values.of(d)) for n in plan.outputs for d in plan.buffers[n].shape]
     guards = []
     for g in plan.guards:

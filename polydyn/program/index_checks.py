@@ -1,14 +1,14 @@
-"""Indices that a device checks, and those that are written down for the host.
+"""Index checks on a device, and integers that are written to memory for a check by the host.
 
-On a device a small reduction looks for those outside their axis, and no host waits for it.
+On a device a small reduction finds the integers outside their axis. The host does not wait for it.
 
-No access depends on what it finds: a subscript is the fetched integer modulo the size of its axis (ONNX counts negative
-ones from the end), so a wrong one reads a wrong element, never one outside. What it finds decides whether the call is
-an error, and that the host may learn when it waits anyway.
+No access depends on the result. A subscript is the fetched integer modulo the size of its axis (ONNX counts negative
+indices from the end), so a wrong index reads a wrong element, never memory outside. The result only decides whether the
+call is an error. The host reads it when it waits anyway.
 
-The reduction is a node like any other. Every ``SPAN`` integers give one word: ``NOTHING``, or of the first offender
-among them the place, times ``2 ** VALUE_BITS``, plus its value (clamped to ``VALUE_BITS`` bits), moved so that none is
-negative. So the least word is that of the first offender, and the message can be that of the host's check.
+The reduction is an ordinary node. Every ``SPAN`` integers produce one word. It is ``NO_OFFENDER``, or it encodes the
+first offender: its position times ``2 ** VALUE_BITS``, plus its value, clamped to ``VALUE_BITS`` bits and shifted to be
+non-negative. So the first offender has the minimum word, and the message can equal that of the host's check.
 ``runtime/cuda_indices.c`` reads it.
 """
 
@@ -24,30 +24,30 @@ from polydyn.schedules.expr import FromIndex, Op, Value, cast, const, load, neut
 from polydyn.schedules.index import ONE, Atom, Index, fetch, product
 
 SPAN = 16
-"""Integers of a word: few enough for one thread (no shuffles of 64 bits), and the words are few bytes to fetch."""
+"""Integers per word. One thread handles them (no shuffles of 64 bits), and the words are few bytes to fetch."""
 VALUE_BITS = 59
-"""Of a word, for the value; four are for the place, the sign is never set."""
-HALF = 2 ** (VALUE_BITS - 1)
-"""What is added to a value."""
-LARGEST = HALF - 2
-"""The largest value, so that no word of an offender is ``NOTHING``; the least is ``-HALF``."""
-NOTHING = neutral("min", "int64")
-PLACE = Index.of(dim_name(0)) * SPAN + reduction_name(0)
-"""Of an integer among those of a bound, in the node that looks at them."""
+"""Bits of a word for the value. Four bits are for the position; the sign bit is never set."""
+BIAS = 2 ** (VALUE_BITS - 1)
+"""Added to a value to make it non-negative."""
+MAX_VALUE = BIAS - 2
+"""Maximum value, so that no offender's word is ``NO_OFFENDER``; the minimum is ``-BIAS``."""
+NO_OFFENDER = neutral("min", "int64")
+POSITION = Index.of(dim_name(0)) * SPAN + reduction_name(0)
+"""Position of an integer in the list of a bound, in the node that checks it."""
 
 
 def with_index_checks(graph: Graph) -> Graph:
-    """The graph with a node for every bound on integers that are no constants, right behind what makes them.
+    """Return the graph with a node for every bound on integers that are not constant, directly after their producer.
 
-    The nodes' results are outputs of the graph, and the bounds name them (``status``). Equal bounds share one.
+    The results of the nodes are outputs of the graph, and the bounds name them (``status``). Equal bounds share a node.
     """
-    questions = [_Question(graph, b) for b in graph.bounds]
+    checks = [_BoundsCheck(graph, b) for b in graph.bounds]
     read = graph.consumers()
     position = {n.output: k for k, n in enumerate(graph.nodes)}
-    behind: dict[int, list[Node]] = {}
+    after: dict[int, list[Node]] = {}
     tensors, outputs, bounds = dict(graph.tensors), list(graph.outputs), list[IndexBound]()
     statuses: dict[tuple[Value, Dim, Dim], str] = {}
-    for q in questions:
+    for q in checks:
         if q.value is None or not all(read[t] for t in q.sources):
             bounds.append(q.bound)
             continue
@@ -57,25 +57,26 @@ def with_index_checks(graph: Graph) -> Graph:
             statuses[key] = node.output
             tensors[node.output] = Tensor(node.output, "int64", (q.count.ceildiv(SPAN),))
             outputs.append(node.output)
-            behind.setdefault(max((position.get(t, -1) for t in q.sources), default=-1), []).append(node)
+            after.setdefault(max((position.get(t, -1) for t in q.sources), default=-1), []).append(node)
         bounds.append(replace(q.bound, status=statuses[key]))
-    nodes = behind.get(-1, [])
+    nodes = after.get(-1, [])
     for k, n in enumerate(graph.nodes):
-        nodes += [n, *behind.get(k, [])]
+        nodes += [n, *after.get(k, [])]
     return replace(graph, nodes=tuple(nodes), tensors=tensors, outputs=tuple(outputs), bounds=tuple(bounds))
 
 
 def with_kept_indices(graph: Graph) -> Graph:
-    """The graph with a node for every bound on integers that are nowhere in memory, as they are arithmetic or a part of
-    others: it writes them down for the host. The nodes' results are outputs of the graph, and the bounds name them.
+    """Return the graph with a node for every bound on integers that are not in memory, because they are arithmetic or
+    part of a larger tensor. The node writes them to memory for the host. Its result is an output of the graph, and the
+    bound names it.
     """
     read, inputs = graph.consumers(), {*graph.inputs, *graph.outputs}
     tensors, nodes, bounds = dict(graph.tensors), list(graph.nodes), list[IndexBound]()
     kept: dict[tuple[Index, tuple[Dim, ...]], str] = {}
     for b in graph.bounds:
         sources = {f.name for f in b.formula.fetches()} if b.formula is not None else set()
-        there = b.tensor in inputs or bool(read.get(b.tensor))
-        if b.formula is None or there or not sources <= tensors.keys() or sources <= graph.constants.keys():
+        in_memory = b.tensor in inputs or bool(read.get(b.tensor))
+        if b.formula is None or in_memory or not sources <= tensors.keys() or sources <= graph.constants.keys():
             bounds.append(b)
             continue
         key = (b.formula, b.shape)
@@ -88,10 +89,10 @@ def with_kept_indices(graph: Graph) -> Graph:
     return replace(graph, nodes=tuple(nodes), tensors=tensors, outputs=outputs, bounds=tuple(bounds))
 
 
-class _Question:
-    """A bound, and the integers that it is about: ``value``, at the place ``PLACE`` among ``count`` of them.
+class _BoundsCheck:
+    """A bound and its integers: ``value`` is the integer at ``POSITION`` among ``count`` integers.
 
-    ``value`` is None where they are constants, or cannot be read.
+    ``value`` is None if the integers are constants, or cannot be read.
     """
 
     def __init__(self, graph: Graph, bound: IndexBound) -> None:
@@ -104,20 +105,21 @@ class _Question:
             self.value = None
 
     def _formula(self) -> Index | None:
-        """The integers over ``d0`` and ``r0``."""
+        """Return the integers as an expression over ``d0`` and ``r0``."""
         bound = self.bound
         if bound.formula is None and self.name not in self.graph.tensors:
             return None
         shape = self.graph.tensors[self.name].shape if bound.formula is None else bound.shape
-        places = shape if bound.part[1] == 1 else (*shape[:-1], ONE)
-        self.count = product(places)
-        at = reshape_subscripts(places, (self.count,), (PLACE,))
+        positions = shape if bound.part[1] == 1 else (*shape[:-1], ONE)
+        self.count = product(positions)
+        coords = reshape_subscripts(positions, (self.count,), (POSITION,))
         if bound.formula is not None:
-            return bound.formula.subs({dim_name(a): i for a, i in enumerate(at)})
-        return fetch(self.name, at if bound.part[1] == 1 else (*at[:-1], Index.of(bound.part[0])))
+            return bound.formula.subs({dim_name(a): i for a, i in enumerate(coords)})
+        return fetch(self.name, coords if bound.part[1] == 1 else (*coords[:-1], Index.of(bound.part[0])))
 
     def _value(self, formula: Index) -> Value | None:
-        """A sum of products of sizes, places and fetched integers, which are loads: a guard keeps those in range."""
+        """Return a sum of products of sizes, positions and fetched integers. The integers are loads, kept in range by
+        a guard."""
         total: Value | None = None
         for m, c in formula.terms.items():
             fetched = [a for a in m if isinstance(a, Atom) and a.kind == "fetch"]
@@ -130,22 +132,22 @@ class _Question:
         return total
 
     def node(self, output: str) -> Compute:
-        """The reduction."""
+        """Return the reduction that finds the first offender."""
         b, value = self.bound, self.value
         assert value is not None
         outside = op("or", op("lt", value, _number(-b.size - b.offset)), op("ge", value, _number(b.size - b.offset)))
-        moved = op("add", _clamped(value), _word(HALF))
-        word = op("add", op("mul", _number(Index.of(reduction_name(0))), _word(2 * HALF)), moved)
-        offender = op("where", outside, word, NOTHING)
-        body = op("where", op("lt", _number(PLACE), _number(self.count)), offender, NOTHING)
+        shifted = op("add", _clamped(value), _word(BIAS))
+        word = op("add", op("mul", _number(Index.of(reduction_name(0))), _word(2 * BIAS)), shifted)
+        offender = op("where", outside, word, NO_OFFENDER)
+        body = op("where", op("lt", _number(POSITION), _number(self.count)), offender, NO_OFFENDER)
         return Compute(output, body, (Index.of(SPAN),), "min", b.node)
 
 
-def _fresh(name: str, tensors: dict[str, Tensor], what: str = "outside") -> str:
-    fresh, count = f"{name}.{what}", 1
+def _fresh(name: str, tensors: dict[str, Tensor], suffix: str = "outside") -> str:
+    fresh, count = f"{name}.{suffix}", 1
     while fresh in tensors:
         count += 1
-        fresh = f"{name}.{what}.{count}"
+        fresh = f"{name}.{suffix}.{count}"
     return fresh
 
 
@@ -158,8 +160,8 @@ def _number(i: Index) -> Value:
 
 
 def _clamped(v: Value) -> Value:
-    """A value in ``VALUE_BITS`` bits. (Written so that it is read three times, not four.)"""
-    if isinstance(v, Op) and v.name == "cast" and v.args[0].dtype != "uint64":  # of 32 bits or fewer
+    """Return a value clamped to ``VALUE_BITS`` bits. (The form reads it three times instead of four.)"""
+    if isinstance(v, Op) and v.name == "cast" and v.args[0].dtype != "uint64":  # it has 32 bits or fewer
         return v
-    least, most = _word(-HALF), _word(LARGEST)
-    return op("where", op("lt", v, least), least, op("where", op("gt", v, most), most, v))
+    low, high = _word(-BIAS), _word(MAX_VALUE)
+    return op("where", op("lt", v, low), low, op("where", op("gt", v, high), high, v))

@@ -1,4 +1,4 @@
-"""The launches of a host plan as C tables: their candidates, and the arithmetic that chooses among them."""
+"""The launches of a host plan as C tables: their candidates, and the arithmetic that selects one."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from polydyn.schedules.names import given_back
 
 V = Index.of
 Tables = dict[str, tuple[str, list[str]]]
-"""Name of a C array -> element type and one initialiser per element."""
+"""Maps the name of a C array to its element type and one initialiser per element."""
 
 
 def quote(text: str) -> str:
-    """A C string literal; everything but plain ASCII as octal bytes."""
+    """Return a C string literal, with octal escapes for everything except plain ASCII."""
     plain = set(range(32, 127)) - {ord('"'), ord("\\"), ord("?")}
     return '"' + "".join(chr(b) if b in plain else f"\\{b:03o}" for b in given_back(text).encode()) + '"'
 
 
 def launch_tables(plan: HostPlan, values: Evaluation, order: Mapping[str, int]) -> tuple[Tables, list[str]]:
-    """The tables of launches and candidates, and C functions that the tables name.
+    """Return the tables of launches and candidates, and the C functions that the tables name.
 
-    ``order``: the number of every buffer. On a CPU everything is evaluated, and chosen, before the first launch. On a
-    device each launch has a function of its own, which runs when the launches before it are on their way; what one has
-    computed the later ones use.
+    ``order``: the number of every buffer. On a CPU all values and choices are evaluated before the first launch. On a
+    device each launch has its own function, which runs after the earlier launches were issued. Later functions use the
+    values of earlier ones.
     """
     numbers = [_numbers(launch, plan, values) for launch in plan.launches]
     rows = _Rows(plan, values, order)
@@ -61,21 +61,21 @@ def launch_tables(plan: HostPlan, values: Evaluation, order: Mapping[str, int]) 
 
 
 def _touched(launch: Launch, plan: HostPlan, order: Mapping[str, int]) -> list[str]:
-    """The buffers that the launch reads or writes, as ``pd_plan.touches`` has them."""
+    """Return the buffers that the launch reads or writes, encoded as in ``pd_plan.touches``."""
     writes = launch.writes or ()
     changing = [b for b in launch.buffers if plan.buffers[b].role != "constant"]
     return [str(2 * order[b] + (b in writes)) for b in changing] if launch.writes is not None else []
 
 
 def _numbers(launch: Launch, plan: HostPlan, values: Evaluation) -> tuple[int, ...]:
-    """Positions of the launch's sizes, and the numbers of the input and output that are the same when it is skipped."""
+    """Return the positions of the launch's sizes, and the numbers of the input and output for ``skip_if_same``."""
     sizes = map(values.of, (launch.elements, launch.work, launch.flops, launch.bytes, launch.copied))
     skip = launch.skip_if_same
     return (*sizes, *((plan.inputs.index(skip[0]), plan.outputs.index(skip[1])) if skip else (-1, -1)))
 
 
 def limits(candidate: Candidate) -> tuple[Condition, ...]:
-    """Everything that must hold where a candidate is launched: its conditions, and what a device must allow."""
+    """Return all conditions of a candidate's launch: its own, and the requirements on the device."""
     if candidate.block is None:
         return candidate.conditions
     arch = special_arch(candidate.block.arch)
@@ -87,7 +87,7 @@ def limits(candidate: Candidate) -> tuple[Condition, ...]:
 
 
 class _Rows:
-    """The table of candidates, and those it points into."""
+    """The table of candidates, and the tables it points into."""
 
     def __init__(self, plan: HostPlan, values: Evaluation, order: Mapping[str, int]) -> None:
         self.values, self.order, self.on_device = values, {**order, WORKSPACE: -1, COUNTERS: -2}, plan.on_device
@@ -100,9 +100,9 @@ class _Rows:
         self.sizes: list[str] = []
 
     def add(self, launch: Launch) -> int:
-        """Adds the candidates of a launch, each followed by those after it; the position of the row that it takes.
+        """Add the candidates of a launch, each with the kernels after it. Return the position of the chosen row.
 
-        -1: it takes the first row. Rows count from the launch's first.
+        Return -1 if the first row is always chosen. Rows count from the launch's first.
         """
         starts, row = [], 0
         for c in launch.candidates:
@@ -116,30 +116,30 @@ class _Rows:
         else:
             choice = self.values.choose(launch.decision, conditions, starts)
             positions = self.values.select(choice, starts, evaluated)
-        for c, at in zip(launch.candidates, positions, strict=True):
-            self._add(c, iter(at))
+        for c, values in zip(launch.candidates, positions, strict=True):
+            self._add(c, iter(values))
         return choice
 
-    def _add(self, first: Candidate, at: Iterator[int]) -> None:
-        """``at``: the positions of what ``_evaluated`` gives."""
+    def _add(self, first: Candidate, positions: Iterator[int]) -> None:
+        """Add one candidate. ``positions``: positions of the values that ``_evaluated`` yields."""
         for c in first.sequence:
             buffers = f"{len(c.buffers)}, {len(self.buffers)}"
             symbols = f"{len(c.symbols)}, {len(self.symbols)}"
             self.buffers += [str(self.order[n]) for n in c.buffers]
-            self.symbols += [str(next(at)) for _ in c.symbols]
-            head, sizes = f"{self.kernels[c.kernel]}, {buffers}, {symbols}", f"{next(at)}, {next(at)}"
+            self.symbols += [str(next(positions)) for _ in c.symbols]
+            head, sizes = f"{self.kernels[c.kernel]}, {buffers}, {symbols}", f"{next(positions)}, {next(positions)}"
             block = ""
             if c.block is not None:
-                maps, workspace = f"{len(c.block.maps)}, {len(self.maps)}", next(at)
+                maps, workspace = f"{len(c.block.maps)}, {len(self.maps)}", next(positions)
                 for m in c.block.maps:
-                    self._map(m, at)
+                    self._map(m, positions)
                 block = f", {c.block.threads}, {workspace}, {maps}, {len(c.after)}"
             self.candidates.append(f"{{{head}, {sizes}{block}}}")
 
-    def _map(self, m: TensorMapOf, at: Iterator[int]) -> None:
+    def _map(self, m: TensorMapOf, positions: Iterator[int]) -> None:
         code, _ = element_type(m.dtype)
-        numbers = f"{self.order[m.buffer]}, {code}, {len(m.dims)}, {next(at)}, {len(self.sizes)}"
-        self.sizes += [str(next(at)) for _ in (*m.dims, *m.strides, *m.corners)]
+        numbers = f"{self.order[m.buffer]}, {code}, {len(m.dims)}, {next(positions)}, {len(self.sizes)}"
+        self.sizes += [str(next(positions)) for _ in (*m.dims, *m.strides, *m.corners)]
         steps = m.pixels.steps if m.pixels else (0,)
         self.maps.append(f"{{{numbers}, {{{', '.join(map(str, m.box))}}}, {{{', '.join(map(str, steps))}}}}}")
 
@@ -149,7 +149,7 @@ class _Rows:
         return f"{{0, {quote(k.name)}, {int(BEGIN in k.text)}}}"
 
     def tables(self) -> Tables:
-        """All of them; those of devices alone where there are any."""
+        """Return all tables; the tensor map tables exist only on a device."""
         return {
             "kernels": ("pd_named_kernel", list(map(self._kernel, self.texts))),
             "launch_buffers": ("int32_t", self.buffers),
@@ -159,7 +159,7 @@ class _Rows:
 
 
 def _evaluated(first: Candidate) -> Iterator[Index]:
-    """What is evaluated of a candidate and those after it before they are launched, in the order of the tables."""
+    """Yield the expressions that must be evaluated before a candidate is launched, in the order of the tables."""
     for c in first.sequence:
         yield from (*c.symbols, c.tasks, c.scratch)
         if c.block is not None:
@@ -168,6 +168,6 @@ def _evaluated(first: Candidate) -> Iterator[Index]:
 
 
 def _map_sizes(m: TensorMapOf) -> Sequence[Index]:
-    """Offset, dims, strides and corners of a tensor map; offset and strides in bytes."""
+    """Return offset, dims, strides and corners of a tensor map; offset and strides in bytes."""
     _, item = element_type(m.dtype)
     return (m.offset * item, *m.dims, *(s * item for s in m.strides), *m.corners)

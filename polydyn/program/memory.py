@@ -1,8 +1,8 @@
-"""The memory plan: intermediates share slots of the arena where their lives do not overlap.
+"""The memory plan: intermediates with disjoint live ranges share slots of the arena.
 
-Time is counted in waves: launches that run side by side are simultaneous. The order of waves is static, so live ranges
-are known at compile time although sizes are not: tensors are coloured into slots, a slot is as large as its largest
-tenant, and where slots begin is a prefix sum that the host program evaluates for every new shape.
+Time is counted in waves: the launches of a wave are simultaneous. The order of waves is static, so live ranges are
+known at compile time although sizes are not. Tensors are coloured into slots, and a slot is as large as its largest
+tenant. The offsets of slots are a prefix sum that the host program evaluates for every new shape.
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ from dataclasses import dataclass
 from polydyn.schedules.index import Index
 
 SAMPLES = (61, 384)
-"""Every symbol's value when sizes are compared while colouring; any plan is right, a good one is small."""
+"""Values of all symbols at which sizes are compared while colouring. They affect only the quality of the plan."""
 
 
 @dataclass(frozen=True)
-class Life:
-    """An intermediate: bytes over the symbols, first and last wave that mentions it (inclusive)."""
+class LiveRange:
+    """The live range of an intermediate: bytes over the symbols, first and last wave that uses it (inclusive)."""
 
     name: str
     bytes: Index
     first: int
     last: int
 
-    def overlaps(self, other: Life) -> bool:
-        """True when both are alive during one wave: an output never shares with an input of its wave."""
+    def overlaps(self, other: LiveRange) -> bool:
+        """Whether both are alive in some wave. An output never shares memory with an input of its wave."""
         return self.first <= other.last and other.first <= self.last
 
 
@@ -38,10 +38,10 @@ class Slot:
     sizes: tuple[Index, ...]
 
 
-def live_ranges(sizes: Mapping[str, Index], waves: Iterable[Iterable[str]]) -> tuple[Life, ...]:
-    """The life of every tensor in ``sizes``, given the tensors that each wave touches, in order.
+def live_ranges(sizes: Mapping[str, Index], waves: Iterable[Iterable[str]]) -> tuple[LiveRange, ...]:
+    """Return the live range of every tensor in ``sizes``, given the tensors that each wave uses, in order.
 
-    A tensor that no wave touches has no life and gets no memory.
+    A tensor that no wave uses has no live range and gets no memory.
     """
     first: dict[str, int] = {}
     last: dict[str, int] = {}
@@ -50,20 +50,20 @@ def live_ranges(sizes: Mapping[str, Index], waves: Iterable[Iterable[str]]) -> t
             if name in sizes:
                 first.setdefault(name, i)
                 last[name] = i
-    return tuple(Life(n, sizes[n], first[n], last[n]) for n in sizes if n in first)
+    return tuple(LiveRange(n, sizes[n], first[n], last[n]) for n in sizes if n in first)
 
 
 def _estimate(size: Index) -> int:
     return sum(size.evaluate(dict.fromkeys(size.symbols(), s)) for s in SAMPLES)
 
 
-def plan_slots(lives: Iterable[Life]) -> tuple[Slot, ...]:
-    """Colours lives into slots, largest first; each goes where the slot has to grow least.
+def plan_slots(lives: Iterable[LiveRange]) -> tuple[Slot, ...]:
+    """Colour live ranges into slots, largest first. Each goes to the slot that has to grow least.
 
-    Guarantees (``verify_memory.verify_slots``): every life is in exactly one slot and no two tenants of a slot overlap.
+    Guarantees (``verify_memory.verify_slots``): every live range is in one slot, and tenants of a slot do not overlap.
     """
     ordered = sorted(lives, key=lambda life: (-_estimate(life.bytes), life.first, life.name))
-    slots: list[list[Life]] = []
+    slots: list[list[LiveRange]] = []
     for life in ordered:
         free = [s for s in slots if not any(life.overlaps(t) for t in s)]
         same = [s for s in free if any(t.bytes == life.bytes for t in s)]
@@ -75,5 +75,5 @@ def plan_slots(lives: Iterable[Life]) -> tuple[Slot, ...]:
 
 
 def arena_estimate(slots: Iterable[Slot]) -> int:
-    """Bytes of all slots, summed over the sample sizes: what two plans are compared by."""
+    """Return the bytes of all slots, summed over the sample sizes, to compare plans."""
     return sum(max(s.evaluate(dict.fromkeys(s.symbols(), n)) for s in slot.sizes) for slot in slots for n in SAMPLES)

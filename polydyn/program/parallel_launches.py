@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from polydyn.errors import PolydynError
 from polydyn.program.accesses import launch_accesses
-from polydyn.program.memory import Life, arena_estimate, live_ranges, plan_slots
+from polydyn.program.memory import LiveRange, arena_estimate, live_ranges, plan_slots
 from polydyn.program.plan import HostPlan, IndexCheck, Launch, size_bytes
 
 MEMORY_FACTOR = 1.25
@@ -53,39 +53,39 @@ def touched_by_wave(plan: HostPlan) -> list[list[str]]:
 
 
 def verify_waves(plan: HostPlan) -> None:
-    """Raises PolydynError unless
+    """Raise PolydynError unless
 
     - every launch is in one wave, and one whose ``writes`` are not known is alone in its wave;
     - a launch writes only the buffers that its ``writes`` name;
     - all writers of a buffer come before its readers, in earlier waves.
 
-    Reads and writes are found in the texts of the kernels (``program/accesses.py``); ``Launch.reads`` is not used.
-    Launches of unknown ``writes`` are taken to be in a right order.
+    Reads and writes are taken from the texts of the kernels (``program/accesses.py``); ``Launch.reads`` is not used.
+    Launches with unknown ``writes`` are assumed to be in a correct order.
     """
     waves = wave_ranges(plan)
-    found = launch_accesses(plan)
+    accesses = launch_accesses(plan)
     writers: dict[str, list[int]] = {}
     for wave in waves:
         for k in wave:
             launch = plan.launches[k]
             if launch.writes is None:
                 if len(wave) > 1:
-                    raise PolydynError(f"what launch '{launch.label}' writes is not known, so it must run alone")
+                    raise PolydynError(f"the writes of launch '{launch.label}' are unknown, so it must run alone")
                 continue
-            unsaid = found[k].written - set(launch.writes)
-            if unsaid:
+            undeclared = accesses[k].written - set(launch.writes)
+            if undeclared:
                 raise PolydynError(
-                    f"launch '{launch.label}' writes more than it says", tensor=min(unsaid), rule="writes are complete"
+                    f"launch '{launch.label}' has undeclared writes", tensor=min(undeclared), rule="writes are complete"
                 )
-            for b in (*launch.writes, *found[k].written):
+            for b in (*launch.writes, *accesses[k].written):
                 writers.setdefault(b, []).append(k)
     wave_of = {k: w for w, wave in enumerate(waves) for k in wave}
     for k, launch in enumerate(plan.launches):
-        for b in sorted(found[k].read) if launch.writes is not None else ():
+        for b in sorted(accesses[k].read) if launch.writes is not None else ():
             late = [j for j in writers.get(b, ()) if j != k and wave_of[j] >= wave_of[k]]
             if late:
                 raise PolydynError(
-                    f"wave {wave_of[k]} reads what wave {wave_of[late[0]]} writes",
+                    f"wave {wave_of[k]} reads a buffer that wave {wave_of[late[0]]} writes",
                     node=launch.label,
                     tensor=b,
                     rule="all writers run before all readers",
@@ -124,7 +124,7 @@ def _after(launches: Sequence[Launch]) -> list[set[int]]:
 
 
 def _by_level(launches: Sequence[Launch], kinds: Sequence[str], before: Sequence[set[int]]) -> list[list[int]]:
-    """Return waves by (level, kind). The level precedes that of the first reader; without readers it is minimal."""
+    """Return waves by (level, kind). The level precedes the first reader's; without readers it is minimal."""
     early: list[int] = []
     for earlier in before:
         early.append(1 + max((early[j] for j in earlier), default=-1))
@@ -159,9 +159,9 @@ def _arranged(plan: HostPlan, waves: Sequence[Sequence[int]]) -> HostPlan:
     launches = tuple(plan.launches[k] for k in order)
     checks = tuple(sorted((_moved(c, plan, order) for c in plan.index_checks), key=lambda c: c.launch))
     moved = (replace(d, launch=order.index(d.launch), check=_moved(d.check, plan, order)) for d in plan.device_checks)
-    looks = tuple(sorted(moved, key=lambda d: d.launch))
+    device_checks = tuple(sorted(moved, key=lambda d: d.launch))
     waves_of = tuple(map(len, waves))
-    return replace(plan, launches=launches, waves=waves_of, index_checks=checks, device_checks=looks)
+    return replace(plan, launches=launches, waves=waves_of, index_checks=checks, device_checks=device_checks)
 
 
 def _moved(check: IndexCheck, plan: HostPlan, order: Sequence[int]) -> IndexCheck:
@@ -174,11 +174,11 @@ def _moved(check: IndexCheck, plan: HostPlan, order: Sequence[int]) -> IndexChec
         return check
     if plan.on_device:
         return replace(check, launch=order.index(check.launch))
-    readers = (at for at, k in enumerate(order) if k >= check.launch and check.buffer in plan.launches[k].buffers)
+    readers = (n for n, k in enumerate(order) if k >= check.launch and check.buffer in plan.launches[k].buffers)
     return replace(check, launch=min(readers))
 
 
-def intermediate_lives(plan: HostPlan) -> tuple[Life, ...]:
+def intermediate_lives(plan: HostPlan) -> tuple[LiveRange, ...]:
     """Return the live range of every intermediate of the plan, in waves."""
     sizes = {b.name: size_bytes(b) for b in plan.buffers.values() if b.role == "intermediate"}
     touched = touched_by_wave(plan)

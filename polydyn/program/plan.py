@@ -1,6 +1,6 @@
-"""The host plan: what the generated host program does on every call, as data.
+"""The host plan: the work of the generated host program in every call, as data.
 
-Everything above hands this to ``polydyn/program``; nothing there looks back at graphs or schedules.
+The compiler passes it to ``polydyn/program``, which uses no graphs and no schedules.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from polydyn.shapes.sizes import Sizes
 class Buffer:
     """A tensor in memory.
 
-    ``role``: ``input``, ``output``, ``constant`` or ``intermediate``. ``shape`` over the model's symbols. Memory is
+    ``role``: ``input``, ``output``, ``constant`` or ``intermediate``. ``shape`` is over the model's symbols. Memory is
     dense row-major over ``shape``; a constant has the bytes of its array, which may have been packed to another size.
-    ``strides``, of an input or output only: symbols that hold, in elements, the strides of its leading axes as the
-    caller chose them; the axes behind them are dense.
+    ``strides`` (inputs and outputs only): symbols for the strides of the leading axes, in elements, which the caller
+    chooses; the remaining axes are dense.
     """
 
     name: str
@@ -37,28 +37,30 @@ class Buffer:
 
 
 def size_bytes(buffer: Buffer) -> Index:
-    """Bytes of a dense tensor over the model's symbols."""
+    """Return the bytes of a dense tensor over the model's symbols."""
     return product(buffer.shape) * ITEMSIZE[buffer.dtype]
 
 
 WORKSPACE = ""
-"""Among the buffers of a candidate: its workspace, whose contents nobody else reads."""
+"""The workspace among the buffers of a candidate. Only the candidate itself uses its contents."""
 COUNTERS = " counters"
-"""Likewise: the words that count its blocks, of a device alone."""
+"""The block counters among the buffers of a candidate, on a device only."""
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """One kernel that a launch may be, with its arguments.
+    """One of the kernels that a launch may choose, with its arguments.
 
-    All sizes are over the model's symbols, the callers' strides and ``nth``: the number of threads of a context, on a
-    device that of its multiprocessors. ``buffers``, ``symbols``: the kernel's parameters in its order. ``tasks``: of
-    the kernel; on a device its blocks. ``scratch``: bytes for each thread; on a device of shared memory for each block.
-    ``name``: of the choice, for people, like ``names`` of the symbols; the last ``choices`` symbols are chosen at
-    launch, the others are sizes. It may be launched where every one of ``conditions`` holds and, on a device, where
-    ``scratch`` fits and the architecture is the kernel's. On a device those ``after`` it are launched next, in order;
-    their conditions count for nothing; they share a ``workspace`` of so many bytes. (On a CPU they are launches.)
-    ``block``: on a device, its sizes over these symbols; None on a CPU.
+    All sizes are over the model's symbols, the callers' strides and ``nth``, the number of threads of a context or of
+    SMs of a device. ``buffers``, ``symbols``: the kernel's parameters in its order. ``tasks``: number of tasks, or of
+    blocks on a device. ``scratch``: bytes per thread, or of shared memory per block on a device. ``name`` of the choice
+    and ``names`` of the symbols are for messages; the last ``choices`` symbols are chosen at launch, the others are
+    sizes. A candidate may be launched if all ``conditions`` hold and, on a device, if ``scratch`` fits and the
+    architecture matches.
+
+    On a device the kernels ``after`` it are launched next, in order; their conditions are not tested. They share a
+    ``workspace`` of that many bytes. (On a CPU they are separate launches.) ``block``: on a device its sizes over these
+    symbols; None on a CPU.
     """
 
     kernel: str
@@ -80,29 +82,31 @@ class Candidate:
 
     @property
     def sequence(self) -> tuple[Candidate, ...]:
-        """It and those that are launched after it."""
+        """The candidate and the kernels that are launched after it."""
         return (self, *self.after)
 
     @property
     def features(self) -> tuple[str, ...]:
-        """What they use of ``capability.FEATURES``, in that order."""
+        """The ``capability.FEATURES`` that the sequence uses, in that order."""
         used = {f for c in self.sequence if c.block for f in c.block.features}
         return tuple(f for f in FEATURES if f in used)
 
 
 @dataclass(frozen=True)
 class Launch:
-    """One step of a program: of its ``candidates`` the one that ``decision`` names is launched.
+    """One step of a program: it launches the candidate that ``decision`` selects.
 
-    ``decision``: over the symbols of the candidates; it names positions among those that may be launched. ``elements``:
-    how many it writes; a launch of none is skipped. ``work``: a rough count of operations; a CPU takes one thread more
-    for every 32768. ``flops``: operations. ``bytes``: of the distinct buffers it names. ``copied``: bytes written by a
-    launch that only moves elements, else 0. ``skip_if_same``: an input and an output; the launch copies the one to the
-    beginning of the other, so it is skipped when the caller passes them at one address with the same strides.
-    ``kind``: of its group. ``writes``: the buffers it writes, in parts that no other launch writes; None: not known, it
-    may read and write all of them. ``reads``: the buffers whose elements it expects from earlier launches, which it may
-    also write elsewhere; None: all that it names and does not write. ``reasons``: why its primitives became one kernel,
-    and why it has these candidates.
+    ``decision``: over the symbols of the candidates; it selects among the candidates that may be launched.
+    ``elements``: number of elements it writes; a launch with none is skipped. ``work``: a rough count of operations; a
+    CPU uses one more thread per 32768. ``flops``: operations. ``bytes``: size of the distinct buffers it names.
+    ``copied``: bytes written by a launch that only moves elements, else 0. ``skip_if_same``: an input and an output;
+    the launch copies the input to the beginning of the output, so it is skipped if the caller passes both at one
+    address with the same strides. ``kind``: kind of its group.
+
+    ``writes``: the buffers it writes, in parts that no other launch writes; None if unknown, then it may read and write
+    all of its buffers. ``reads``: the buffers with elements from earlier launches, which it may also write elsewhere;
+    None for all buffers that it does not write. ``reasons``: why its primitives became one kernel, and why it has
+    these candidates.
     """
 
     candidates: tuple[Candidate, ...]
@@ -133,9 +137,10 @@ class Launch:
 
 @dataclass(frozen=True)
 class IndexCheck:
-    """Before launch number ``launch``, all integers in ``buffer``, plus ``offset``, must lie in [-size, size).
+    """Before launch ``launch``, all integers in ``buffer``, plus ``offset``, must be in [-size, size).
 
-    As many launches as there are: behind all of them. ``part``: (first, step) of the integers meant.
+    If ``launch`` is the number of launches, the check runs after all of them. ``part``: (first, step) of the checked
+    integers.
     """
 
     buffer: str
@@ -148,12 +153,12 @@ class IndexCheck:
 
 @dataclass(frozen=True)
 class DeviceCheck:
-    """Launch number ``launch`` finds the integers of ``check`` that lie outside, and writes what it found to the
-    buffer ``status`` (``polydyn/program/index_checks.py``).
+    """Launch ``launch`` finds the integers of ``check`` that are out of range, and writes the result to the buffer
+    ``status`` (``polydyn/program/index_checks.py``).
 
-    ``check``: its ``buffer`` may be a tensor that is nowhere in memory as such; its ``launch`` is the first that reads
-    the integers, -1 where that is not known or ``launch`` does more than look. ``scanned``: ``check`` is one of the
-    plan's ``index_checks`` too, of an input; when that is in host memory the host looks and ``launch`` is skipped.
+    ``check``: its ``buffer`` may be a tensor that is not in memory. Its ``launch`` is the first that reads them,
+    or -1 if that is unknown or ``launch`` also does other work. ``scanned``: ``check`` is also one of the plan's
+    ``index_checks``, of an input. If this input is in host memory, the host checks it and ``launch`` is skipped.
     """
 
     check: IndexCheck
@@ -167,12 +172,12 @@ class HostPlan:
     """The whole program.
 
     ``constants``: name -> array in its final, packed form. ``outputs``/``inputs`` in the model's order. ``launches`` in
-    execution order; every intermediate is written before it is read. ``kernels``: each once; on a CPU the text is that
-    of ``void NAME(void *const *buf, const int64_t *sym, int64_t begin, int64_t end, void *scratch)``, which processes
-    tasks [begin, end). ``headers``: file name -> text of C headers, all of them included, in this order, before
-    kernels' texts, which include none. ``waves``: how many launches, in order, run side by side
-    (``program/parallel_launches.py``); () when each runs alone. ``dims``: what the user said of dynamic dims; its
-    ranges and multiples are guards already, its likely sizes are for tuning and dispatch.
+    execution order; every intermediate is written before it is read. ``kernels``: each once; on a CPU the text defines
+    ``void NAME(void *const *buf, const int64_t *sym, int64_t begin, int64_t end, void *scratch)``, which processes
+    tasks [begin, end). ``headers``: file name -> text of C headers; all are included, in this order, before the texts
+    of kernels, which include none. ``waves``: numbers of consecutive launches that run in parallel
+    (``program/parallel_launches.py``); () if each runs alone. ``dims``: the user's description of dynamic dims; its
+    ranges and multiples are already guards, its likely sizes serve tuning and dispatch.
     """
 
     name: str
@@ -190,11 +195,11 @@ class HostPlan:
     dims: Mapping[str, Sizes] = field(default_factory=dict)
     waves: tuple[int, ...] = ()
     place: str = "cpu"
-    """Where it runs, a key of ``polydyn.runtime.c.PLACES``."""
+    """The place where it runs, a key of ``polydyn.runtime.c.PLACES``."""
     device_checks: tuple[DeviceCheck, ...] = ()
-    """On a device, by launch."""
+    """The checks on a device, ordered by launch."""
 
     @property
     def on_device(self) -> bool:
-        """Whether it runs on a device: candidates then have a ``Block``."""
+        """Whether it runs on a device; then candidates have a ``Block``."""
         return self.place != "cpu"

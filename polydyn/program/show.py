@@ -1,4 +1,4 @@
-"""A host plan as text for people: dumps, golden tests."""
+"""A host plan as readable text, for dumps and golden tests."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from polydyn.schedules.index import ZERO
 
 
 def show_host_plan(plan: HostPlan) -> str:
-    """Symbols, buffers, guards, checks and launches in their order, with what each may be and how that is decided."""
+    """Return the symbols, buffers, guards, checks and launches in order, with candidates and decisions."""
     lines = [f"program {plan.name} on {plan.place}: {', '.join(plan.inputs)} -> {', '.join(plan.outputs)}"]
     lines += [f"symbol {s.symbol} = size of {s.input} along axis {s.axis}" for s in plan.sources]
     lines += [_buffer(b) for b in plan.buffers.values()]
@@ -21,7 +21,7 @@ def show_host_plan(plan: HostPlan) -> str:
         for c in plan.index_checks
     ]
     checks = plan.device_checks
-    lines += [f"launch {d.launch} leaves what is wrong in {d.check.buffer} in {d.status}" for d in checks]
+    lines += [f"launch {d.launch} writes offending indices of {d.check.buffer} to {d.status}" for d in checks]
     waves = plan.waves or (1,) * len(plan.launches)
     numbers = [(w, n) for w, many in enumerate(waves) for n in range(many)]
     for n, (launch, (wave, _)) in enumerate(zip(plan.launches, numbers, strict=True)):
@@ -30,7 +30,7 @@ def show_host_plan(plan: HostPlan) -> str:
 
 
 def _buffer(b: Buffer) -> str:
-    strides = f" with strides {', '.join(b.strides)} of the caller's" if b.strides else ""
+    strides = f" with the caller's strides {', '.join(b.strides)}" if b.strides else ""
     return f"{b.role} {b.name}: {b.dtype}[{', '.join(map(str, b.shape))}]{strides}"
 
 
@@ -39,7 +39,7 @@ def _launch(launch: Launch) -> Iterator[str]:
     if launch.copied != ZERO:
         yield f"only moves {launch.copied} bytes"
     if launch.skip_if_same:
-        yield "skipped where {} and {} are one array".format(*launch.skip_if_same)
+        yield "skipped if {} and {} are one array".format(*launch.skip_if_same)
     if launch.writes is not None:
         yield f"writes {', '.join(launch.writes)}"
     for n, c in enumerate(launch.candidates):
@@ -69,11 +69,11 @@ def _condition(c: Condition) -> str:
 
 
 def show_decision(decision: Decision, indent: str = "") -> Iterator[str]:
-    """A decision as nested lines; kernels by position."""
+    """Yield a decision as nested lines; kernels by position."""
     if isinstance(decision, Leaf):
         yield f"{indent}take kernel {decision.kernel}"
     elif isinstance(decision, ArgMin):
-        yield f"{indent}take the least of"
+        yield f"{indent}take the minimum of"
         for e in decision.entries:
             yield f"{indent}  kernel {e.kernel}: {e.cost}"
     elif isinstance(decision, Split):

@@ -19,27 +19,27 @@ MAX_RANK = 16
 """``PD_MAX_RANK`` of polydyn.h."""
 
 MAX_BLOCK = 1024
-"""Threads of a block on any device."""
+"""Maximum threads per block on any device."""
 
 
 def verify_host_plan(plan: HostPlan) -> None:
-    """Raises PolydynError unless:
+    """Raise PolydynError unless:
 
-    - every input and output names a buffer, inputs of role ``input``, outputs of any role but ``intermediate``; no
-      name twice; buffers carry their own name, a known dtype, rank at most 16;
-    - every constant that is used has an array of the buffer's item size;
+    - every input and output names a buffer, inputs with role ``input``, outputs with any role except ``intermediate``;
+      no name occurs twice; buffers have their own name, a known dtype and at most 16 axes;
+    - every constant that is used has an array with the buffer's item size;
     - every symbol has exactly one source, an axis of an input; none is called ``nth``;
     - every expression uses only those symbols (launch arithmetic also ``nth`` and the callers' strides);
-    - strides are symbols of their own, fewer than axes, of inputs and outputs only; a launch skipped when an input and
-      an output are the same memory mentions both, and they have the same rank and item size;
-    - every launch has a decision over its candidates; every candidate names a kernel of the plan with as many buffers
-      and symbols as it takes; kernel names are C names; candidates have a block, conditions and kernels with an
-      architecture on a device only;
-    - every index check names an integer buffer of its launch; one that a device makes has a launch that mentions its
-      words, int64 in memory that is no input or output; those of the host are then of inputs, for calls that have them
-      in host memory, and the device makes them too;
-    - launches write buffers that they name; waves respect dependences (``verify_waves``);
-    - no launch writes what is unknown: every buffer it names exists, and every output is mentioned by some launch.
+    - strides are distinct symbols, fewer than axes, only of inputs and outputs; a launch that is skipped if an input
+      and an output are the same memory names both, and they have the same rank and item size;
+    - every launch has a decision over its candidates; every candidate names a kernel of the plan with the same number
+      of buffers and symbols; kernel names are C names; candidates have a block, conditions and kernels with an
+      architecture only on a device;
+    - every index check names an integer buffer of its launch; a check on a device has a launch that names its words,
+      which are int64 in an intermediate; on a device the host checks only inputs, for calls with inputs in host
+      memory, and the device checks these too;
+    - launches write only buffers that they name; waves respect dependences (``verify_waves``);
+    - every buffer that a launch names exists, and some launch names every output.
     """
     _verify_buffers(plan)
     symbols = _verify_sources(plan)
@@ -57,7 +57,7 @@ def verify_host_plan(plan: HostPlan) -> None:
         inside = 0 <= c.launch < len(plan.launches) and c.buffer in plan.launches[c.launch].buffers
         inside |= c.launch == len(plan.launches) and c.buffer in plan.buffers and not plan.on_device
         if not inside or "int" not in plan.buffers[c.buffer].dtype:
-            raise PolydynError("an index check names no integer buffer of its launch", tensor=c.buffer)
+            raise PolydynError("an index check does not name an integer buffer of its launch", tensor=c.buffer)
     _verify_device_checks(plan, symbols)
 
 
@@ -69,27 +69,27 @@ def _verify_device_checks(plan: HostPlan, symbols: frozenset[str]) -> None:
         inside = 0 <= d.launch < len(plan.launches) and d.status in plan.launches[d.launch].buffers
         integers = words is not None and (words.dtype, words.role) == ("int64", "intermediate")
         if not plan.on_device or not inside or not integers:
-            raise PolydynError(f"{place} has no launch that writes its words", tensor=d.status)
+            raise PolydynError(f"no launch writes the words of {place}", tensor=d.status)
         if not -1 <= c.launch < len(plan.launches) or (d.scanned and (c not in plan.index_checks or c.launch < 0)):
-            raise PolydynError(f"{place} is not one of the host's", tensor=c.buffer)
+            raise PolydynError(f"{place} is missing among the host's checks", tensor=c.buffer)
     scanned = [d.check for d in plan.device_checks if d.scanned]
     for c in plan.index_checks if plan.on_device else ():
         if c not in scanned or c.buffer not in plan.inputs:
-            raise PolydynError(f"the check '{c.message}' is not made on the device", tensor=c.buffer)
+            raise PolydynError(f"the device does not make the check '{c.message}'", tensor=c.buffer)
 
 
 def _verify_architectures(plan: HostPlan) -> None:
-    """An architecture is a device's."""
+    """Check that kernels have an architecture exactly if the plan is for a device."""
     wrong = next((k for k in plan.kernels if bool(k.block) != plan.on_device), None)
     if wrong is not None:
         arch = wrong.block.arch if wrong.block else "no device"
         raise PolydynError(f"the kernel {wrong.name} is for {arch}, the plan for {plan.place}")
 
 
-def _once(names: Iterable[str], what: str) -> None:
+def _once(names: Iterable[str], subject: str) -> None:
     twice = [n for n, k in Counter(names).items() if k > 1]
     if twice:
-        raise PolydynError(f"{what} {twice[0]!r} occurs twice in the host plan")
+        raise PolydynError(f"{subject} {twice[0]!r} occurs twice in the host plan")
 
 
 def _verify_buffers(plan: HostPlan) -> None:
@@ -113,7 +113,7 @@ def _verify_buffers(plan: HostPlan) -> None:
         if b.role == "constant":
             array = plan.constants.get(name)
             if array is None or array.dtype.itemsize != ITEMSIZE[b.dtype]:
-                raise PolydynError(f"no array, or one of another item size, for a constant of {b.dtype}", tensor=name)
+                raise PolydynError(f"a constant of {b.dtype} has no array of this item size", tensor=name)
 
 
 def _verify_sources(plan: HostPlan) -> frozenset[str]:
@@ -156,7 +156,7 @@ def _only(expressions: Iterable[Index], symbols: frozenset[str], where: str) -> 
 def _verify_kernel(kernels: Mapping[str, Kernel], name: str, passed: tuple[int, int], place: str) -> None:
     kernel = kernels.get(name)
     if kernel is None:
-        raise PolydynError(f"{place} names the kernel {name!r}, which the plan lacks")
+        raise PolydynError(f"{place} names the kernel {name!r}, which is not in the plan")
     taken = (len(kernel.buffers), len(kernel.symbols))
     if taken != passed:
         raise PolydynError(
@@ -176,7 +176,7 @@ def _verify_candidate(
     if any(relation not in RELATIONS for _, relation, _ in c.conditions):
         raise PolydynError(f"{place} has an unknown condition")
     if (c.block is None) == plan.on_device:
-        raise PolydynError(f"{place} is for another place than {plan.place}")
+        raise PolydynError(f"{place} is not for {plan.place}")
     if c.block is None:
         if c.conditions:
             raise PolydynError(f"{place} has conditions", rule="a CPU runs every candidate at every size")
@@ -184,7 +184,7 @@ def _verify_candidate(
         _verify_block(c.block, symbols, place)
     for x in c.after:
         if x.block is None or x.after:
-            raise PolydynError(f"{place} is followed by what is no single kernel of a device")
+            raise PolydynError(f"{place} is followed by something other than a single kernel of a device")
         _verify_candidate(plan, x, kernels, symbols, place)
 
 
@@ -200,12 +200,12 @@ def _verify_block(b: Block, symbols: frozenset[str], place: str) -> None:
 
 
 def _matches(m: TensorMapOf) -> bool:
-    """Whether a tensor map has a stride for each outer dim, a size of the box for each dim, in im2col mode those of
-    channels and pixels, and corners and steps of the dims of an image.
+    """Whether a tensor map has one stride per outer dim and one box size per dim. In im2col mode, the box has sizes of
+    channels and pixels, and corners and steps have one entry per image dim.
     """
-    rank, of = len(m.dims), m.pixels
-    pixels = of is None or {len(of.lower), len(of.upper), len(of.steps)} == {rank - 2}
-    return pixels and len(m.strides) == rank - 1 and len(m.box) == (rank if of is None else 2)
+    rank, pixels = len(m.dims), m.pixels
+    matches = pixels is None or {len(pixels.lower), len(pixels.upper), len(pixels.steps)} == {rank - 2}
+    return matches and len(m.strides) == rank - 1 and len(m.box) == (rank if pixels is None else 2)
 
 
 def _verify_launches(plan: HostPlan, symbols: frozenset[str]) -> None:
@@ -213,7 +213,7 @@ def _verify_launches(plan: HostPlan, symbols: frozenset[str]) -> None:
     _once((k.name for k in plan.kernels), "kernel")
     for k in plan.kernels:
         if not k.name.isidentifier() or not k.name.isascii():
-            raise PolydynError(f"{k.name!r} is no C identifier")
+            raise PolydynError(f"{k.name!r} is not a C identifier")
     touched: set[str] = set()
     for launch in plan.launches:
         place = f"launch '{launch.label}'"

@@ -16,8 +16,8 @@ SIZES = (0, 1, 7, 100)
 
 
 def verify_slots(plan: HostPlan, slots: Iterable[Slot]) -> None:
-    """Raises PolydynError unless every intermediate that a launch touches is in exactly one slot, the slot is large
-    enough for it, and no two tenants of a slot are alive in one wave.
+    """Raise PolydynError unless every intermediate that a launch uses is in exactly one slot, the slot is large enough
+    for it, and no two tenants of a slot are alive in one wave.
 
     An intermediate is alive from the first to the last wave that uses it: the text of a kernel takes it, or an index
     check reads it.
@@ -34,7 +34,7 @@ def verify_slots(plan: HostPlan, slots: Iterable[Slot]) -> None:
                 if len(lives) == 2 and min(end for _, end in lives) >= max(begin for begin, _ in lives):
                     raise PolydynError(f"it shares memory with '{other}', alive at the same time", tensor=name)
     if alive.keys() - placed:
-        raise PolydynError("the memory plan forgets it", tensor=min(alive.keys() - placed))
+        raise PolydynError("the memory plan has no slot for it", tensor=min(alive.keys() - placed))
 
 
 def _alive(plan: HostPlan) -> Mapping[str, tuple[int, int]]:

@@ -18,7 +18,7 @@ from polydyn.graph.expand import import_model
 from polydyn.graph.ir import Compute, Graph, IndexBound, SymbolSource, Tensor
 from polydyn.graph.verify import verify_graph
 from polydyn.program.host import host_program
-from polydyn.program.index_checks import HALF, LARGEST, NOTHING, SPAN, with_index_checks
+from polydyn.program.index_checks import BIAS, MAX_VALUE, NO_OFFENDER, SPAN, with_index_checks
 from polydyn.program.plan import DeviceCheck, IndexCheck
 from polydyn.program.verify import verify_host_plan
 from polydyn.runtime.cuda.array import DeviceArray
@@ -126,7 +126,7 @@ def test_a_wrong_index_is_refused_wherever_it_comes_from(program: CudaProgram, d
 
 
 def test_what_does_not_fit_a_word_is_said_to_be_more(program: CudaProgram, device: Session) -> None:
-    for value, said in ((2**62, f"element 0 is {LARGEST} or more"), (-(2**63), f"element 0 is {-HALF} or less")):
+    for value, said in ((2**62, f"element 0 is {MAX_VALUE} or more"), (-(2**63), f"element 0 is {-BIAS} or less")):
         f = feeds()
         f["i"][0, 0] = value
         with pytest.raises(InputError, match=said):
@@ -257,18 +257,18 @@ def words_of(bound: IndexBound, data: np.ndarray) -> list[int]:
 
 
 def word(place: int, value: int) -> int:
-    return place * 2 * HALF + value + HALF
+    return place * 2 * BIAS + value + BIAS
 
 
 def test_words_name_the_first_offender_of_every_span() -> None:
-    nothing, four = int(NOTHING.value), Index.of(4)
+    nothing, four = int(NO_OFFENDER.value), Index.of(4)
     data = np.zeros((2, 20), np.int64)
     data[0, 3], data[0, 5], data[1, 19], data[1, 12] = 9, -4, 4, -5
     assert words_of(IndexBound("j", four, "g"), data) == [word(3, 9), nothing, word(0, -5)]
     data[:] = 0
     data[-1, -1], data[0, SPAN - 1] = 3, 2**62
     words = words_of(IndexBound("j", four, "g", offset=Index.of(1)), data)
-    assert words == [2**63 - 2, nothing, word(7, 3)] and words[0] == word(SPAN - 1, LARGEST)
+    assert words == [2**63 - 2, nothing, word(7, 3)] and words[0] == word(SPAN - 1, MAX_VALUE)
     parts = np.zeros((2, 20, 2), np.int64)
     parts[1, 0, 1] = -5
     assert words_of(IndexBound("j", four, "g", part=(1, 2)), parts) == [nothing, word(4, -5), nothing]
@@ -284,7 +284,7 @@ def test_arithmetic_that_becomes_a_formula_is_looked_at() -> None:
     i = np.zeros((3, 7), np.int64)
     i[2, 6], i[0, 4] = 3, -4
     got = run(found, {"x": np.arange(7, dtype=np.float32), "i": i})
-    assert "j" not in found.tensors and got["j.outside"].tolist() == [int(NOTHING.value), word(4, 7)]
+    assert "j" not in found.tensors and got["j.outside"].tolist() == [int(NO_OFFENDER.value), word(4, 7)]
     assert (got["y"][0, 4], got["y"][2, 6]) == (0, 0), "the remainder decides what is read"
 
 
@@ -306,16 +306,16 @@ def test_malformed_checks_are_refused() -> None:
     for d in (
         DeviceCheck(check, "y", 0, False), DeviceCheck(check, "gone", 0, False), DeviceCheck(check, "y", 1, False),
     ):  # fmt: skip
-        with pytest.raises(PolydynError, match="no launch that writes its words"):
+        with pytest.raises(PolydynError, match="no launch writes the words"):
             verify_host_plan(replace(plan, device_checks=(d,)))
     words = replace(plan.buffers["y"], name="w", dtype="int64", role="intermediate")
     (first,) = plan.launches[0].candidates
     launch = replace(plan.launches[0], candidates=(first, replace(first, buffers=("x", "w"))))
     whole = replace(plan, buffers=plan.buffers | {"w": words}, launches=(launch,))
     verify_host_plan(replace(whole, device_checks=(DeviceCheck(check, "w", 0, False),)))
-    with pytest.raises(PolydynError, match="not one of the host's"):
+    with pytest.raises(PolydynError, match="missing among the host's checks"):
         verify_host_plan(replace(whole, device_checks=(DeviceCheck(check, "w", 0, True),)))
-    with pytest.raises(PolydynError, match="not made on the device"):
+    with pytest.raises(PolydynError, match="the device does not make"):
         integers = plan.buffers | {"x": replace(plan.buffers["x"], dtype="int64")}
         verify_host_plan(replace(plan, buffers=integers, index_checks=(check,)))
     with pytest.raises(PolydynError, match="without a source"):

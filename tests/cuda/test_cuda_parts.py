@@ -73,8 +73,8 @@ def test_only_what_a_step_reads_is_waited_for(picked: CudaPartsProgram) -> None:
     assert after["contexts"] == 1
     assert [t["name"] for t in picked.manifest["tensors"] if t["device"]] == ["e"]
     assert [n for n in picked.manifest["notes"] if "waits for the device" in n] == [
-        "a call waits for the device behind part 1, which gives v, c: non_zero of NonZero_j reads it",
-        "a call waits for the device behind part 2, which gives j: it is a result",
+        "a call waits for the device after part 1, which writes v, c: non_zero of NonZero_j reads it",
+        "a call waits for the device after part 2, which writes j: it is a result",
     ]
 
 
@@ -129,7 +129,7 @@ def test_a_loop_whose_count_data_decide() -> None:
         np.testing.assert_allclose(got["y"], steps * np.exp(b), 1e-5)
         assert got["k"] == steps
     notes = [n for n in program.manifest["notes"] if "waits for the device" in n]
-    assert "iterate of Loop_3 waits for the device behind every run of its body" in "\n".join(notes)
+    assert "iterate of Loop_3 waits for the device after every run of its body" in "\n".join(notes)
 
 
 def test_what_a_loop_carries_stays_on_the_device() -> None:
@@ -153,7 +153,7 @@ def test_what_a_loop_carries_stays_on_the_device() -> None:
         np.testing.assert_allclose(got["rows"], -want, 1e-5)
         assert program.counters["waits"] - before == waits, (steps, width)
     notes = [n for n in program.manifest["notes"] if "waits for the device" in n]
-    assert notes == [n for n in notes if "behind its last run of its body" in n] and len(notes) == 1
+    assert notes == [n for n in notes if "after the last run of its body" in n] and len(notes) == 1
 
 
 MODELS = CASES | {

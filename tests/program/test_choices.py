@@ -94,9 +94,9 @@ def test_a_choice_must_be_total_and_fit_its_launch() -> None:
     first, *others = one.candidates
     for bad, why in (
         (replace(first, symbols=()), "passes 2 buffers and 0 symbols"),
-        (replace(first, kernel="none"), "which the plan lacks"),
+        (replace(first, kernel="none"), "which is not in the plan"),
         (replace(first, conditions=((B, "<=", L),)), "a CPU runs every candidate at every size"),
-        (replace(first, block=Block(32)), "is for another place than cpu"),
+        (replace(first, block=Block(32)), "is not for cpu"),
         (replace(first, tasks=Index.of("Q")), "uses a symbol without a source"),
         (replace(first, names=("a", "b")), "has 2 names of 1 symbols"),
     ):

@@ -290,7 +290,7 @@ def test_refuses_malformed_plans() -> None:
         "without a source": change(sources=XY[:1]),
         "occurs twice": change(sources=(*XY, XY[0])),
         "must not be called 'nth'": change(sources=(*XY, SymbolSource("nth", "y", 0))),
-        "which the plan lacks": change(kernels=good.kernels[:2]),
+        "which is not in the plan": change(kernels=good.kernels[:2]),
         "unknown buffer": change(buffers={n: b for n, b in good.buffers.items() if n != "t0"}),
         "no launch writes the output": change(launches=good.launches[:3]),
         "takes 3 and 1": change(launches=(launch(good.kernels[1], "x w t0", (), 1, 1), *good.launches)),

@@ -79,12 +79,12 @@ def test_a_launch_of_unknown_writes_is_a_barrier() -> None:
     ("plan", "message"),
     [
         (diamond(waves=(2, 2)), None),
-        (diamond(0, 2, 1, 3), "wave 1 reads what wave 2 writes"),
-        (diamond(0, 1, 2, 3, waves=(1, 2, 1)), "wave 1 reads what wave 1 writes"),
-        (diamond(waves=(3, 1)), "wave 0 reads what wave 0 writes"),
+        (diamond(0, 2, 1, 3), "wave 1 reads a buffer that wave 2 writes"),
+        (diamond(0, 1, 2, 3, waves=(1, 2, 1)), "wave 1 reads a buffer that wave 1 writes"),
+        (diamond(waves=(3, 1)), "wave 0 reads a buffer that wave 0 writes"),
         (diamond(waves=(2, 1)), "waves of (2, 1) launches, the plan has 4"),
         (diamond(waves=(4, 0)), "waves of (4, 0) launches"),
-        (replace(example(), waves=(2, 1, 1)), "what launch 'add:x y t0' writes is not known"),
+        (replace(example(), waves=(2, 1, 1)), "the writes of launch 'add:x y t0' are unknown"),
     ],
 )
 def test_the_validator_sees_broken_waves(plan: HostPlan, message: str | None) -> None:
@@ -124,9 +124,9 @@ def test_a_launch_that_writes_a_buffer_too_follows_those_whose_elements_it_reads
 def test_the_validator_reads_the_texts_of_kernels_and_believes_no_launch() -> None:
     """A launch that says too little of itself: ``writes`` without a buffer, ``reads`` of nothing."""
     plan = two_halves(waves=(2, 1))
-    with pytest.raises(PolydynError, match="wave 0 reads what wave 0 writes"):
+    with pytest.raises(PolydynError, match="wave 0 reads a buffer that wave 0 writes"):
         verify_waves(replace(plan, launches=tuple(replace(x, reads=()) for x in plan.launches)))
-    with pytest.raises(PolydynError, match="writes more than it says"):
+    with pytest.raises(PolydynError, match="has undeclared writes"):
         verify_waves(replace(plan, launches=tuple(replace(x, writes=()) for x in plan.launches)))
 
 

@@ -1,4 +1,4 @@
-/* frame.c: a sequence with memory and contexts of its own, made from words (polydyn/program/words.py writes them). */
+/* frame.c: a sequence with memory and contexts of its own, made from words (polydyn/program/encoding.py writes them). */
 #include <stdlib.h>
 #include <string.h>
 

@@ -1,5 +1,5 @@
 /* sequence.h: a program of several parts as one run in C (docs/adr/0027-parts.md). frame.c makes these tables from the words
- * that polydyn/program/words.py writes, parts.c is the C interface. */
+ * that polydyn/program/encoding.py writes, parts.c is the C interface. */
 #ifndef POLYDYN_SEQUENCE_H
 #define POLYDYN_SEQUENCE_H
 

@@ -11,9 +11,9 @@ from polydyn.graph.cut import Part, Parts, cut
 from polydyn.graph.ir import Graph, HostStep
 from polydyn.program.assemble import manifest_of
 from polydyn.program.assemble_parts import parts_manifest
+from polydyn.program.encoding import EncodedProgram
 from polydyn.program.frame import add_frame
 from polydyn.program.host import host_program
-from polydyn.program.words import Words
 from polydyn.testing.plan.frame_words import FrameWords, frame_words
 from polydyn.testing.plan.planned import Planned, planned_of
 
@@ -80,7 +80,7 @@ def _manifest(graph: Graph, backend: Target, programs: Programs, inner: bool = F
     own = parts_manifest(parts, of_parts, bodies, {}, backend.name)
     whole = add_frame(own, models, {n: str(a.dtype) for n, a in constants.items()})
     places = {n: {"offset": 0, "shape": a.shape} for n, a in constants.items()}
-    words = Words(whole, models, [[0] * 4 for _ in models], places).all
+    words = EncodedProgram(whole, models, [[0] * 4 for _ in models], places).all
     programs.frames.append(framed_of(parts, whole, models, words))
     return whole
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from polydyn.program.memory import Life, live_ranges, plan_slots
+from polydyn.program.memory import LiveRange, live_ranges, plan_slots
 from polydyn.schedules.index import Index
 
 B, L = Index.of("B"), Index.of("L")
@@ -15,7 +15,7 @@ SIZES = [B * 4, L * 4, B * L * 4, B * L * 16, B * B, Index.of(64), Index.of(0), 
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 30), st.integers(0, 12), st.sampled_from(SIZES)), max_size=40))
 def test_no_two_tenants_overlap(rows) -> None:
-    lives = [Life(f"t{i}", size, first, first + length) for i, (first, length, size) in enumerate(rows)]
+    lives = [LiveRange(f"t{i}", size, first, first + length) for i, (first, length, size) in enumerate(rows)]
     by_name = {x.name: x for x in lives}
     slots = plan_slots(lives)
     assert sorted(t for s in slots for t in s.tenants) == sorted(by_name)
@@ -39,4 +39,4 @@ def test_an_output_never_shares_with_an_input_of_its_launch() -> None:
 
 
 def test_untouched_tensors_get_no_memory() -> None:
-    assert live_ranges({"a": L, "b": L}, [("a",)]) == (Life("a", L, 0, 0),)
+    assert live_ranges({"a": L, "b": L}, [("a",)]) == (LiveRange("a", L, 0, 0),)

@@ -1,7 +1,7 @@
-"""A program of several parts as words: what ``runtime/c/parts.c`` and ``frame.c`` read, in the order in which they do.
+"""Encode a program of several parts as 64-bit words, in the order in which ``runtime/c/parts.c`` and ``frame.c`` read.
 
-Numbers of 64 bits. A list has its length before it; a text is a list of words that ends in zeros; an expression is a
-list in postfix order. ``sequence.h`` says what each thing means.
+A list follows its length. A text is a list of words, padded with zeros. An expression is a list in postfix order.
+``sequence.h`` explains each field.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from polydyn.runtime.expressions import Expression
 from polydyn.runtime.native import DTYPE_CODES as DTYPES
 
 OPERATORS = {"+": 3, "*": 4, "//": 5, "min": 6, "max": 7}
-"""``PD_PLUS`` ..."""
+"""The values of ``PD_PLUS`` and the following constants."""
 END, NUMBER, SYMBOL = 0, 1, 2
 DEPTH = 32
 """``PD_EXPRESSION_DEPTH``."""
 RELATIONS = {"==": "=", "<=": "<", "%==": "%"}
-"""As ``pd_late_guard`` has them."""
+"""Codes of the relations in ``pd_late_guard``."""
 
 Manifest = Mapping[str, Any]
 
 
-class Words:
-    """A program's words; ``manifest`` with what ``frame.add_frame`` adds.
+class EncodedProgram:
+    """A program as a list of words. ``manifest``: with the entries of ``frame.add_frame``.
 
-    ``models``: the manifests of its parts and bodies. ``places``: of each where its weights begin and their bytes, and
-    the same of its library; ``constants``: where those are, by name.
+    ``models``: the manifests of its parts and bodies. ``places``: for each model, offset and bytes of its weights and
+    of its library. ``constants``: their entries by name.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class Words:
         for stage in manifest["order"]:
             self._stage(stage)
 
-    # -- how things are written ----------------------------------------------------------------------------------------
+    # -- encoding of values --------------------------------------------------------------------------------------------
 
     def _put(self, *numbers: int) -> None:
         self.all += map(int, numbers)
@@ -63,7 +63,7 @@ class Words:
 
     def _expression(self, x: Expression) -> None:
         if _depth(x) > DEPTH:
-            raise CodegenError("a size that data decide is an expression of too many levels")
+            raise CodegenError("an expression for a data-dependent size has too many levels")
         self._list([*self._postfix(x), END])
 
     def _postfix(self, x: Expression) -> list[int]:
@@ -115,8 +115,8 @@ class Words:
         self._put(1 + max((t["room"] for t in m["tensors"]), default=-1), len(m["symbols"]))
 
     def _checks(self) -> None:
-        """Where symbols come from, what is checked of the inputs (a first part that has them all checks them itself),
-        and what no part has seen.
+        """Encode the sources of symbols, the checks of inputs, and the guards that no part checks. If the first part
+        takes all inputs, it checks them itself.
         """
         m = self.manifest
         sources = [s for s in m["symbols"] if s["input"]]
@@ -165,9 +165,9 @@ class Words:
             self._loop(stage["bodies"]["body"], settings)
         elif in_c and stage["step"] == "branch":
             for role in ("then_branch", "else_branch"):
-                own = settings[role]["results"]
+                results = settings[role]["results"]
                 written = written_by(self.models[stage["bodies"][role]])
-                direct = [n in written and n not in own[:k] for k, n in enumerate(own)]
+                direct = [n in written and n not in results[:k] for k, n in enumerate(results)]
                 self._body(stage["bodies"][role], settings[role], direct)
 
     # -- bodies --------------------------------------------------------------------------------------------------------
@@ -199,10 +199,10 @@ class Words:
 
 
 def _sizes(stage: Manifest, model: Manifest) -> list[Expression]:
-    """The inputs of a part behind its tensors only bring sizes."""
+    """Return the sizes of a part. Its inputs after the tensors only provide sizes."""
     return [stage["sizes"][i["name"]] for i in model["inputs"][len(stage["inputs"]) :]]
 
 
 def _depth(x: Expression) -> int:
-    """How many values lie on the stack at once."""
+    """Return the maximum number of values on the evaluation stack."""
     return max(_depth(y) + (k > 0) for k, y in enumerate(x[1:])) if isinstance(x, list) else 1
