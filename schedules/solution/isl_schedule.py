@@ -1,11 +1,11 @@
-"""isl's own scheduler as a pattern: for groups that no specific pattern fuses (docs/adr/0004-proofs.md).
+"""isl's own scheduler as a pattern, for groups that no specific pattern fuses (docs/adr/0004-proofs.md).
 
-isl looks for loops that all statements share without a dependence between their iterations. Of what it finds the
-outermost loops are taken, as far as they are coincident and each runs one iterator of every statement, forwards or
-backwards; below them the statements run one after another in the original order. Skewed rows are left out: trees have
-no form for them, and isl tends to pipeline producers inside the band, at the price of its coincidence
-(docs/polyhedral.md 6). The work is bounded by a number of operations, not by time, so the answer is always the same
-one. The matrix is proven like any other.
+isl looks for loops that all statements share without a dependence between their iterations. Of its result only the
+outermost loops are used, as far as they are coincident and each runs one iterator of every statement, forwards or
+backwards. Below them the statements run one after another in the original order. Skewed rows are dropped: trees have no
+form for them, and isl tends to pipeline producers inside the band, at the price of its coincidence (docs/polyhedral.md
+6). The work is bounded by a number of operations, not by time, so the result is deterministic. The matrix is proven
+like any other.
 """
 
 from __future__ import annotations
@@ -24,12 +24,14 @@ from polydyn.schedules.isl_util import maps as maps_of
 from polydyn.schedules.model import Group, Statement
 
 MAX_OPERATIONS = 500_000
-"""Operations of isl for one group (about 0.2 s): a convolution with its padding takes a fifth to a tenth."""
+"""Maximum number of isl operations for one group (about 0.2 s). A padded convolution takes a fifth to a tenth of it."""
 
 
 def shared_loops(group: Group, deps: Dependences) -> dict[str, list[Index]]:
-    """Statement -> rows of the outermost coincident loops that isl finds; each is an iterator, or its mirror image,
-    plus a constant or parameters. ScheduleError: more than ``MAX_OPERATIONS``, or there are none.
+    """Return statement -> rows of the outermost coincident loops that isl finds.
+
+    Each row is an iterator, or its mirror image, plus a constant or parameters. ScheduleError: isl needs more than
+    ``MAX_OPERATIONS``, or there are no such loops.
     """
     constraints = (
         isl.ScheduleConstraints.on_domain(domain(group).intersect_params(deps.context))
@@ -58,13 +60,13 @@ def shared_loops(group: Group, deps: Dependences) -> dict[str, list[Index]]:
 
 
 def iterator_of(s: Statement, row: Index) -> str:
-    """The iterator that a row runs."""
+    """Return the iterator that a row runs."""
     (name,) = (x for x in s.iterators if x in row.symbols())
     return name
 
 
 def _one_iterator(s: Statement, row: isl.Map, before: list[Index]) -> Index | None:
-    """The row when it runs one iterator of the statement that no earlier row runs; None otherwise."""
+    """Return the row if it runs one iterator of the statement that no earlier row runs, else None."""
     pieces = affine_pieces(row, s.iterators)
     if len(pieces) != 1:
         return None
@@ -77,7 +79,7 @@ def _one_iterator(s: Statement, row: isl.Map, before: list[Index]) -> Index | No
 
 @contextmanager
 def _outer_coincidence() -> Iterator[None]:
-    """isl prefers parallel outer loops inside the block."""
+    """Make isl prefer parallel outer loops inside the block."""
     c = isl.DEFAULT_CONTEXT
     before = c.get_schedule_outer_coincidence()
     c.set_schedule_outer_coincidence(1)

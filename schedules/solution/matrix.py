@@ -42,7 +42,7 @@ class Row:
 
 
 def row(expr: IndexLike, shift: IndexLike | Unknown = 0) -> Row:
-    """A Row from plain values."""
+    """Return a Row from plain values."""
     return Row(Index.of(expr), shift if isinstance(shift, Unknown) else Index.of(shift))
 
 
@@ -68,15 +68,17 @@ class ScheduleMatrix:
 
 
 def matrix(rows: dict[str, list[Row | IndexLike]]) -> ScheduleMatrix:
-    """A ScheduleMatrix from plain values."""
+    """Return a ScheduleMatrix from plain values."""
     return ScheduleMatrix(
         tuple((n, tuple(r if isinstance(r, Row) else row(r) for r in listed)) for n, listed in rows.items())
     )
 
 
 def verify_matrix(m: ScheduleMatrix, group: Group) -> None:
-    """Invariants: rows for every statement and no other, all of one length; expressions over the statement's
-    iterators and the parameters, shifts over parameters. ScheduleError otherwise.
+    """Check the invariants of a matrix; ScheduleError otherwise.
+
+    Every statement of the group has rows, and no other. All have the same number of rows. Expressions are over the
+    statement's iterators and the parameters, shifts over parameters.
     """
     names = [n for n, _ in m.rows]
     if sorted(names) != sorted(s.name for s in group.statements):

@@ -1,4 +1,4 @@
-"""Pattern-based schedule matrices (TSCompiler 5.2): an ordered list, each entry answers or declines with a reason.
+"""Pattern-based schedule matrices (TSCompiler 5.2): an ordered list; each entry answers or declines with a reason.
 
 ``contraction`` (matmul-like, conv-like, pad+conv+element-wise): everything sinks into the backbone's loops, consumers
 at an unknown shift of its reduction rows. ``stitch`` (element-wise, reduce, multi-reduce): the common loops outside,
@@ -26,7 +26,7 @@ from polydyn.schedules.solution.solve import SolvedMatrix, solve
 
 @dataclass(frozen=True)
 class Pattern:
-    """A matrix and what it means.
+    """A matrix and its meaning.
 
     ``dims``: for each row the dominant statement's iterator, or ``""`` for a phase row. ``roles``: statement ->
     ``init``, ``backbone``, ``prologue``, ``epilogue`` or ``map``. ``phases``: statement -> its phase. ``band``: the
@@ -43,7 +43,7 @@ class Pattern:
 
 @dataclass(frozen=True, eq=False)
 class Choice:
-    """The first pattern whose matrix has a legal solution; why the ones before it declined."""
+    """The first pattern whose matrix has a legal solution, and why the earlier ones declined."""
 
     pattern: Pattern
     solved: SolvedMatrix
@@ -51,7 +51,7 @@ class Choice:
 
 
 NAMES = ("contraction", "stitch", "isl", "total")
-"""The patterns in order."""
+"""The names of the patterns in order."""
 
 
 class _DeclinedError(Exception):
@@ -59,7 +59,7 @@ class _DeclinedError(Exception):
 
 
 def choose(group: Group, deps: Dependences, among: Sequence[str] = NAMES) -> Choice:
-    """The schedule of a group: the first pattern ``among`` the named that applies and solves; ``total`` always does."""
+    """Return the schedule of a group: the first pattern of ``among`` that applies and solves; ``total`` always does."""
     declined: list[tuple[str, str]] = []
     for name, build in (p for p in PATTERNS if p[0] in among):
         try:
@@ -79,7 +79,7 @@ def choose(group: Group, deps: Dependences, among: Sequence[str] = NAMES) -> Cho
 
 
 def contraction(group: Group) -> Pattern:
-    """One sum of products with its initialiser, prologues (a phase each, before it) and element-wise epilogues.
+    """Match one sum of products with its initialiser, prologues (a phase each, before it) and element-wise epilogues.
 
     {Pad, Conv, Add + Relu}: rows (phase, n, h, w, o, c, r, s); Pad is phase 0, the epilogue ``?`` in (c, r, s).
     """
@@ -122,7 +122,7 @@ def _backbone(group: Group) -> Statement:
 
 
 def _exact_dims(s: Statement, parallel: tuple[str, ...], aligned: Alignment) -> list[str]:
-    """The iterators of ``s`` in the order of the backbone's parallel loops; it must have these and no other."""
+    """Return the iterators of ``s`` in the order of the backbone's parallel loops, if it has these and no others."""
     own = {dim: i for i, dim in aligned.dims[s.name].items()}
     if set(own) != set(parallel) or len(s.iterators) != len(parallel) or aligned.conflicts & set(parallel):
         raise _DeclinedError(f"{s.name} does not iterate over exactly {', '.join(parallel)} of the backbone")
@@ -136,8 +136,8 @@ def _contraction_name(backbone: Statement, prologue: bool) -> str:
 
 
 def _windowed(s: Statement, address: Index) -> bool:
-    """Whether a parallel and a reduction iterator reach one element in several ways, as the windows of a convolution
-    do. (A flattened matrix has several iterators in one address too, but its rows do not overlap.)
+    """Whether a parallel and a reduction iterator reach one element in several ways, as in a convolution.
+    A flattened matrix has several iterators in one address too, but its rows do not overlap.
     """
     extents, written = dict(s.iters), {x for i in s.index for x in i.symbols()}
     steps = {x: address.split(x)[0] for x in s.iterators if x in address.symbols()}
@@ -149,7 +149,7 @@ def _windowed(s: Statement, address: Index) -> bool:
 
 
 def _meet(a: tuple[Index, Index], b: tuple[Index, Index]) -> bool:
-    """Whether n steps of one iterator may be m steps of the other; (elements of a step, extent) of both."""
+    """Whether n steps of one iterator may equal m steps of the other. Each pair is (elements per step, extent)."""
     common = a[0].terms.keys() & b[0].terms.keys()
     if not common:
         return False
@@ -165,7 +165,7 @@ def _meet(a: tuple[Index, Index], b: tuple[Index, Index]) -> bool:
 
 
 def stitch(group: Group) -> Pattern:
-    """Any number of reductions and maps that share outer loops.
+    """Match any number of reductions and maps that share outer loops.
 
     Softmax: rows (r, phase, l): maximum in phase 0, sum in phase 1, quotient in phase 2; initialisers at ``?``.
     """
@@ -201,14 +201,14 @@ def _labels(names: tuple[str, ...], depth: int) -> tuple[str, ...]:
 
 
 def _inner(s: Statement, aligned: Alignment, common: tuple[str, ...]) -> tuple[str, ...]:
-    """The iterators below the common loops: those of the written element first, then those reduced over."""
+    """Return the iterators below the common loops: those of the written element first, then those of the reduction."""
     rest = [i for i in s.iterators if aligned.dims[s.name].get(i) not in common]
     written = {str(x) for x in s.index if x.is_symbol}
     return tuple(sorted(rest, key=lambda i: (i not in written, s.iterators.index(i))))
 
 
 def _initialisers(group: Group) -> dict[str, str]:
-    """Statements that initialise an accumulator -> the reduction that follows."""
+    """Return each statement that initialises an accumulator, with the reduction that follows."""
     out = {}
     for i, s in enumerate(group.statements):
         if s.reduce is None:
@@ -219,7 +219,7 @@ def _initialisers(group: Group) -> dict[str, str]:
 
 
 def _phases(group: Group, inner: dict[str, tuple[str, ...]], init: dict[str, str]) -> dict[str, int]:
-    """phase(t) = max over s -> t of phase(s) + [s accumulates, or s and t differ in their inner loops]."""
+    """Return phase(t) = max over s -> t of phase(s) + [s accumulates, or s and t differ in their inner loops]."""
     phases = {s.name: 0 for s in group.statements}
     for k, t in enumerate(group.statements):
         for s in group.statements[:k]:
@@ -233,14 +233,15 @@ def _phases(group: Group, inner: dict[str, tuple[str, ...]], init: dict[str, str
 
 
 def _touches(s: Statement, t: Statement) -> bool:
-    """True when ``t``, the later one, touches what ``s`` writes, or writes what ``s`` reads."""
+    """Whether ``t``, the later one, accesses what ``s`` writes, or writes what ``s`` reads."""
     return any(a.array == s.array for a in (t.write, *read_accesses(t))) or any(
         a.array == t.array for a in read_accesses(s)
     )
 
 
 def _nested(s: Statement, t: Statement, inner: dict[str, tuple[str, ...]]) -> bool:
-    """True when ``t`` meets what ``s`` touches in the same iteration of the inner loops, as far as both have them."""
+    """Whether ``t`` accesses the elements of ``s`` in the same iteration of the inner loops, as far as both have them.
+    """
     loops = set(zip(inner[s.name], inner[t.name], strict=False))
     met = [(s.write, b) for b in (t.write, *read_accesses(t)) if b.array == s.array]
     met += [(a, t.write) for a in read_accesses(s) if a.array == t.array]
@@ -251,7 +252,7 @@ def _nested(s: Statement, t: Statement, inner: dict[str, tuple[str, ...]]) -> bo
 
 
 def found_by_isl(group: Group, deps: Dependences) -> Pattern:
-    """The outermost parallel loops of isl's own scheduler, below them the statements in the original order."""
+    """Use the outermost parallel loops of isl's own scheduler; below them the statements keep the original order."""
     _refuse_opaque(group)
     if len(group.statements) == 1:
         raise _DeclinedError("one statement")
@@ -273,7 +274,7 @@ def found_by_isl(group: Group, deps: Dependences) -> Pattern:
 
 
 def total(group: Group) -> Pattern:
-    """The original order: one nest after another. Always legal."""
+    """Keep the original order: one nest after another. Always legal."""
     rows: dict[str, list[Row | IndexLike]] = {s.name: [i, *s.iterators] for i, s in enumerate(group.statements)}
     depth = max(len(r) for r in rows.values())
     roles = {s.name: "backbone" if s.reduce else "map" for s in group.statements}
@@ -288,7 +289,10 @@ def _padded(group: Group, rows: dict[str, list[Row | IndexLike]]) -> ScheduleMat
 
 
 def _refuse_opaque(group: Group) -> None:
-    """An access known only at run time to what the group writes orders everything: fusing then gains nothing."""
+    """Decline groups that read their own results at positions known only at run time.
+
+    Such an access orders everything, so fusing gains nothing.
+    """
     written = {s.array for s in group.statements}
     for s in group.statements:
         for a in read_accesses(s):
@@ -302,4 +306,4 @@ PATTERNS: Sequence[tuple[str, Callable[[Group, Dependences], Pattern]]] = (
     ("isl", found_by_isl),
     ("total", lambda g, _: total(g)),
 )
-"""In order; each answers or declines, the last always answers."""
+"""The patterns in order; each answers or declines, and the last always answers."""

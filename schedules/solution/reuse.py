@@ -1,7 +1,7 @@
-"""Schedules made once for all groups with the same skeleton.
+"""Reuse schedules for all groups with the same skeleton.
 
-A model with hundreds of constant shapes has few skeletons. Where a skeleton has no schedule (it may need a
-relation between constants) the group is scheduled as it is: what decides is a proof that covers the group.
+A model with hundreds of constant shapes has few skeletons. If a skeleton has no schedule (it may need a relation
+between constants), the group itself is scheduled. In both cases a proof covers the group.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ Facts = tuple[Condition, ...]
 
 
 class Solver:
-    """The schedule of one group. ``reused``: how often a skeleton's answer was valid."""
+    """The schedule of one group. ``reused`` counts how often a skeleton's answer was valid."""
 
     def __init__(self, group: Group, reuse: bool = True) -> None:
-        """``reuse``: False takes the group as it is, without its skeleton."""
+        """Analyse a group. With ``reuse`` False, its skeleton is not used."""
         self.group, self.reused = group, 0
         self.skeleton: Skeleton | None = skeleton(group) if reuse else None
         if self.skeleton is not None:
@@ -35,30 +35,30 @@ class Solver:
 
     @cached_property
     def dependences(self) -> Dependences:
-        """Of the group as it is, for sizes >= 0."""
+        """The dependences of the group itself, for sizes >= 0."""
         return analyse(self.group, positive=False)
 
     def contract(self, roles: Roles) -> Roles:
-        """``schedule_contract``: the roles with the places of the sunk statements."""
+        """Return ``schedule_contract``: the roles with the steps of the sunk statements."""
         s = self.skeleton
-        found = s and _contract(s.form, s.facts, roles)
-        if found:
+        solved = s and _contract(s.form, s.facts, roles)
+        if solved:
             self.reused += 1
-            return found
+            return solved
         return schedule_contract(self.group, roles, self.dependences.under(context(self.group)))[0]
 
     def nest(self) -> NestSchedule:
-        """``schedule_nest``; a group that no pattern fuses is scheduled as it is."""
+        """Return ``schedule_nest``; a group that no pattern fuses is scheduled without its skeleton."""
         s = self.skeleton
-        found = s and _nest(s.form, s.facts)
-        if found and not found.notes:
+        solved = s and _nest(s.form, s.facts)
+        if solved and not solved.notes:
             self.reused += 1
-            return found
+            return solved
         return schedule_nest(self.group, self.dependences.under(context(self.group)))
 
 
 def attempt(f: Callable[[], _T]) -> _T | None:
-    """What ``f`` gives, None where the skeleton is too general."""
+    """Return the result of ``f``, or None if the skeleton is too general."""
     try:
         return f()
     except (LegalityError, ScheduleError):
@@ -66,7 +66,7 @@ def attempt(f: Callable[[], _T]) -> _T | None:
 
 
 def dependences_of(form: Form, facts: Facts) -> Dependences:
-    """Of a skeleton, under its facts, for sizes >= 0."""
+    """Return the dependences of a skeleton, under its facts, for sizes >= 0."""
     return analyse(form.group(), facts, positive=False)
 
 

@@ -1,4 +1,4 @@
-"""From the solved schedule matrix to what the trees need: the shared band, phases, the places of sunk statements."""
+"""From the solved schedule matrix to the input of the trees: the shared band, phases, the steps of sunk statements."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class NestSchedule:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What is worth telling: that nothing could be fused, and why."""
+        """Notes for the user: that nothing could be fused, and why."""
         if self.band or self.choice.pattern.name not in ("isl", "total") or len(self.phases) == 1:
             return ()
         why = "; ".join(f"{n}: {reason}" for n, reason in self.choice.declined)
@@ -31,10 +31,10 @@ class NestSchedule:
 
 
 def schedule_nest(group: Group, deps: Dependences) -> NestSchedule:
-    """The schedule of an element-wise or stitch group.
+    """Return the schedule of an element-wise or stitch group.
 
-    The band is as much of the pattern's common loops as leads the iterators of every statement; the phase is the
-    matrix's phase row. ``deps``: under parameters >= 1.
+    The band is the longest prefix of the pattern's common loops that leads the iterators of every statement. The phase
+    is the matrix's phase row. ``deps`` must be those under parameters >= 1.
     """
     choice = choose(group, deps, ("stitch", "isl", "total"))
     pattern, rows = choice.pattern, {s.name: choice.solved.exprs(s.name) for s in group.statements}
@@ -51,9 +51,9 @@ def schedule_nest(group: Group, deps: Dependences) -> NestSchedule:
 
 
 def schedule_contract(group: Group, roles: Roles, deps: Dependences) -> tuple[Roles, Choice]:
-    """The roles with ``sunk`` read off the solved matrix: 0 is the first step of every reduction, K-1 the last.
+    """Return the roles with ``sunk`` from the solved matrix: 0 is the first step of every reduction, K-1 the last.
 
-    ScheduleError: the group is no contraction, the roles are not its loops, or a statement belongs to another step.
+    ScheduleError: the group is not a contraction, the roles are not its loops, or a statement belongs to another step.
     """
     choice = choose(group, deps, ("contraction",))
     acc = next(s for s in group.statements if s.reduce)
@@ -76,15 +76,15 @@ def schedule_contract(group: Group, roles: Roles, deps: Dependences) -> tuple[Ro
 
 
 def attention_groups(parts: AttentionParts) -> tuple[Group, Group, Group]:
-    """Scores, rows and values as groups of their own, over all rows of all batches."""
+    """Return scores, rows and values as groups of their own, over all rows of all batches."""
     batch = parts.score_roles.batch
     return unfold(parts.scores, batch), unfold(parts.rows, batch), unfold(parts.values, batch)
 
 
 def schedule_attention(parts: AttentionParts) -> AttentionParts:
-    """The parts with the phases of the rows' solved matrix, whose band must be the rows; both contractions checked.
+    """Return the parts with the phases of the rows' solved matrix, and check both contractions.
 
-    ScheduleError: a part has another schedule than an attention needs.
+    The matrix' band must be the rows. ScheduleError: a part has another schedule than an attention needs.
     """
     groups = attention_groups(parts)
     deps = [analyse(g, positive=False).under(context(g)) for g in groups]

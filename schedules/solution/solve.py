@@ -2,7 +2,7 @@
 
 Row by row, the shifts satisfy a difference-constraint system: for every dependence from s to t that no earlier row
 carries, ``x_t - x_s >= w(s, t)`` with ``w`` the parametric maximum of ``row_s - row_t`` over its instances. The
-least solution is a longest path (Bellman-Ford over piecewise affine functions of the parameters).
+smallest solution is a longest path (Bellman-Ford over piecewise affine functions of the parameters).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from polydyn.schedules.isl_util import (
 from polydyn.schedules.model import Group
 from polydyn.schedules.solution.matrix import ScheduleMatrix, Shift, Unknown, verify_matrix
 
-_KNOWN = ""  # the node of the constraint graph that stands for all known shifts
+_KNOWN = ""  # the node of the constraint graph for all known shifts
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,18 +47,18 @@ class SolvedMatrix:
     rows: dict[str, tuple[isl.PwAff, ...]]
 
     def shift(self, name: str) -> Index:
-        """The value of an unknown. ScheduleError when it is piecewise."""
+        """Return the value of an unknown. ScheduleError: it is piecewise."""
         return pw_aff_to_index(self.shifts[name])
 
     def exprs(self, statement: str) -> tuple[Index, ...]:
-        """The rows of a statement (without the last, textual one). ScheduleError when a shift is piecewise."""
+        """Return the rows of a statement (without the last, textual one). ScheduleError: a shift is piecewise."""
         return tuple(
             r.expr + (self.shift(r.shift.name) if isinstance(r.shift, Unknown) else r.shift)
             for r in self.matrix[statement]
         )
 
     def time(self, statement: str, env: Mapping[str, int]) -> tuple[int, ...]:
-        """When an instance runs, for given parameters and iterators (the textual position not included)."""
+        """Return when an instance runs, for given parameters and iterators (without the textual position)."""
         return tuple(
             r.expr.evaluate(env)
             + (evaluate(self.shifts[r.shift.name], env) if isinstance(r.shift, Unknown) else r.shift.evaluate(env))
@@ -66,7 +66,7 @@ class SolvedMatrix:
         )
 
     def schedule(self, group: Group) -> isl.UnionMap:
-        """The schedule map of all statements."""
+        """Return the schedule map of all statements."""
         parts = []
         for s in group.statements:
             m = single_row(self.rows[s.name])
@@ -85,9 +85,9 @@ class _Edge:
 
 
 def solve(matrix: ScheduleMatrix, group: Group, deps: Dependences, allow_reassociation: bool = False) -> SolvedMatrix:
-    """Solves every unknown, least values first; proves the result.
+    """Solve every unknown, smallest values first, and prove the result.
 
-    ScheduleError: a cycle of unknowns that no values satisfy (names the cycle), an unbounded shift (names row and
+    ScheduleError: a cycle of unknowns that no values satisfy (names the cycle), or an unbounded shift (names row and
     pair). LegalityError with a witness: rows without unknowns violate a dependence, or textual order does.
     """
     verify_matrix(matrix, group)
@@ -103,7 +103,7 @@ def solve(matrix: ScheduleMatrix, group: Group, deps: Dependences, allow_reassoc
         for m in live:
             if pair(m) in known:
                 _check_forward(m, base, d, group, ctx)
-        shifts |= _least_shifts(sorted({u for u in open_.values() if u}), edges, d, group.params, ctx)
+        shifts |= _smallest_shifts(sorted({u for u in open_.values() if u}), edges, d, group.params, ctx)
         for s in group.statements:
             name = open_[s.name]
             value = base[s.name]
@@ -118,12 +118,12 @@ def solve(matrix: ScheduleMatrix, group: Group, deps: Dependences, allow_reassoc
 
 
 def _open(shift: Shift, solved: dict[str, isl.PwAff]) -> str:
-    """The name of the unknown when it is not solved yet, else the known node."""
+    """Return the name of the unknown if it is not solved yet, else the known node."""
     return shift.name if isinstance(shift, Unknown) and shift.name not in solved else _KNOWN
 
 
 def _base_rows(matrix: ScheduleMatrix, group: Group, d: int, solved: dict[str, isl.PwAff]) -> dict[str, isl.PwAff]:
-    """Row ``d`` of every statement without unsolved shifts."""
+    """Return row ``d`` of every statement without unsolved shifts."""
     out = {}
     for s in group.statements:
         f, r = statement_frame(group, s), matrix[s.name][d]
@@ -152,17 +152,20 @@ def _edge(m: isl.Map, base: dict[str, isl.PwAff], open_: dict[str, str], d: int,
 
 
 def _check_forward(m: isl.Map, rows: dict[str, isl.PwAff], d: int, group: Group, ctx: isl.Set) -> None:
-    """LegalityError when row ``d`` runs a dependence of ``m`` backwards."""
+    """Raise LegalityError if row ``d`` runs a dependence of ``m`` backwards."""
     s, t = (isl.Map.from_pw_aff(rows[n]) for n in pair(m))
     bad = m.intersect(s.lex_gt_map(t)).intersect_params(ctx)
     if not bad.is_empty():
         raise dependence_error(f"row {d} runs a dependence backwards", bad, group, ctx)
 
 
-def _least_shifts(
+def _smallest_shifts(
     unknowns: list[str], edges: list[_Edge], d: int, params: tuple[str, ...], ctx: isl.Set
 ) -> dict[str, isl.PwAff]:
-    """The least solution above the known shifts; unknowns with only upper bounds get the greatest; free ones 0."""
+    """Return the smallest solution above the known shifts.
+
+    Unknowns with only upper bounds get the largest, free ones 0.
+    """
     value = {_KNOWN: constant_on_params(0, params)}
     todo = list(unknowns)
     while True:
@@ -176,7 +179,7 @@ def _least_shifts(
 
 
 def _relax(value: dict[str, isl.PwAff], edges: list[_Edge], ctx: isl.Set, d: int, up: bool) -> None:
-    """Bellman-Ford from the nodes that have values, along the edges (``up``: lower bounds) or against them."""
+    """Run Bellman-Ford from the nodes that have values, along the edges (``up``: lower bounds) or against them."""
     fixed = set(value)
     nodes = {n for e in edges for n in (e.source, e.target)}
     came: dict[str, _Edge] = {}
@@ -207,7 +210,7 @@ def _satisfied(bound: isl.PwAff, value: isl.PwAff, up: bool, ctx: isl.Set) -> bo
 
 
 def _cycle(last: _Edge, came: dict[str, _Edge], d: int, up: bool) -> ScheduleError:
-    """The error that names the edges of a positive cycle."""
+    """Return the error that names the edges of a positive cycle."""
     path, seen, e = [last], set(), last
     while True:
         at = e.source if up else e.target
@@ -226,7 +229,7 @@ def _cycle(last: _Edge, came: dict[str, _Edge], d: int, up: bool) -> ScheduleErr
 
 
 def _still_equal(live: list[isl.Map], rows: dict[str, isl.PwAff], d: int, group: Group, ctx: isl.Set) -> list[isl.Map]:
-    """The instances that row ``d`` does not carry, after proving that it runs none backwards."""
+    """Return the instances that row ``d`` does not carry, after proving that it runs none backwards."""
     out = []
     for m in live:
         _check_forward(m, rows, d, group, ctx)

@@ -1,8 +1,8 @@
 """Schedule trees, the tile map, and the transformations of both.
 
-``nodes`` are the trees; ``tilemap`` says which element of the group a coordinate stands for; ``scheduled`` is the value
-of both that the transformations in ``loops``, ``buffers`` and ``limits`` take and return; ``strategies`` are the
-schedules of kernels, as compositions.
+``nodes`` has the trees. ``tilemap`` maps coordinates to elements of the group. ``scheduled`` is the pair of both that
+the transformations in ``loops``, ``buffers`` and ``limits`` take and return. ``strategies`` has the schedules of
+kernels, as compositions.
 """
 
 from polydyn.schedules.tree.nodes import (

@@ -13,10 +13,10 @@ from polydyn.schedules.tree.loops import (
     Launch,
     balance,
     begins,
-    beside,
     distribute,
     fuse,
     interchange,
+    join_parts,
     pull_out,
     refine,
     rename,
@@ -38,27 +38,27 @@ from polydyn.schedules.tree.strategies import (
 )
 
 SCORES, VALUES = "A_", "B_"
-"""What the names of the statements of both products begin with."""
+"""Prefixes of the names of the statements of both products."""
 ROW_STRIDE = "row_stride"
-"""The distance of the rows of scores and weights in scratch, a symbol until they are allocated."""
+"""The row pitch of scores and weights in scratch, a symbol until they are allocated."""
 
 
 def cpu_attention(group: Group, parts: AttentionParts, sizes: tuple[CpuTile, CpuTile], pack: bool) -> Scheduled:
-    """Blocks of rows are tasks; in a block each register tile's rows run scores, stitch and values.
-
-    ``group``: all statements, over arrays of all rows (``tiling.unfold``); ``parts``: solved. The keys are one axis, j:
-    columns of the scores, loops of the stitch, reduction of the values. ``pack``: PACK copies the keys into panels.
+    """Schedule an attention: blocks of rows are tasks; the rows of a register tile run scores, stitch and values.
+    ``group`` has all statements, over arrays of all rows (``tiling.unfold``); ``parts`` are solved. The keys are one
+    axis, j: columns of the scores, loops of the stitch, reduction of the values. ``pack``: PACK copies the keys into
+    panels.
     """
     i, j, d, k = "i", "j", "d", "k"
     first = parts.score_roles
-    t = _beside(group, parts)
+    t = _join_parts(group, parts)
     scores, values = (x for x in (part.backbone for part in _products(group)))
     inner, inside = [it(x) for x in first.inner], Coord("l")
     t = tile(t, i, (b, Launch("B_i")), (c, "C_i"), (p, sizes[0].rows))
     t = tile(tile(t, j, (c, "C_j"), (p, columns(sizes[0]))), d, (c, "C_d"), (p, columns(sizes[1])))
     t = refine(t, j, p(j), ("q_j", sizes[0].vectors), (LANE, sizes[0].lanes))
     t = begins(balance(t, i, "r_tile", SHARE_ROWS), i, c(i), FIRST_ROW, even=True)
-    t = distribute(t, p(i), scores.name)  # each part walks the rows of the tile itself
+    t = distribute(t, p(i), scores.name)  # each part runs over the rows of the tile itself
     t = pull_out(interchange(t, c(j), p(k), *inner, p(i), p(j)), p(k), *inner)
     t = pull_out(interchange(t, c(d), inside, p(i), p(d)), inside)
     t = keep(keep(t, scores.array, "acc1", c(j)), values.array, "acc2", c(d))
@@ -85,7 +85,7 @@ def cpu_attention(group: Group, parts: AttentionParts, sizes: tuple[CpuTile, Cpu
 
 
 def _inner(x: str) -> str:
-    """The axis of a further reduction of the scores: rows may have iterators of its name."""
+    """Return the axis of a further reduction of the scores; rows may have iterators of its name."""
     return f"k_{x}"
 
 
@@ -96,8 +96,8 @@ def _products(group: Group) -> tuple[Group, Group]:
     return scores, values
 
 
-def _beside(group: Group, parts: AttentionParts) -> Scheduled:
-    """The solved matrices of the three parts, in their shared loops over batches and rows."""
+def _join_parts(group: Group, parts: AttentionParts) -> Scheduled:
+    """Return the solved matrices of the three parts, in their shared loops over batches and rows."""
     first, second = parts.score_roles, parts.value_roles
     scores, values = _products(group)
     names = {s.name for s in parts.rows.statements}
@@ -109,7 +109,7 @@ def _beside(group: Group, parts: AttentionParts) -> Scheduled:
     loops = {first.block: p("k"), **{x: it(x) for x in first.inner}}
     own = {second.row: "i", second.col: "d", second.block: "j"}
     order = [[s.name for s in x] for x in stages(parts.rows, parts.row_prefix, parts.phases)]
-    return beside(
+    return join_parts(
         group, [*map(it, first.batch), it("i")],
         fuse(scores, (*band, first.col), (first.block, *first.inner), ends, axes, loops),
         sequence_phases(stitch, band, order, {first.row: "i", **dict.fromkeys(along, "j")}, {x: it(x) for x in along}),
@@ -122,11 +122,11 @@ def _locals(group: Group) -> list[str]:
     return [x for x in used if group.arrays[x].role == "local"]
 
 
-def _meets(s: Statement, array: str) -> bool:
+def _accesses(s: Statement, array: str) -> bool:
     return s.array == array or any(x.array == array for x in read_accesses(s))
 
 
 def _crosses(group: Group, parts: AttentionParts, array: str) -> bool:
-    """Whether a product meets what the stitch keeps, or the other way round."""
+    """Whether a product accesses an array of the stitch, or the other way round."""
     rows = {s.name for s in parts.rows.statements}
-    return any(_meets(s, array) and s.name not in rows for s in group.statements)
+    return any(_accesses(s, array) and s.name not in rows for s in group.statements)

@@ -1,7 +1,7 @@
-"""Transformations of storage: where the sums, the rows and the copies of operands live while a part of the tree runs.
+"""Transformations of storage: where sums, rows and copies of operands are stored while a part of the tree runs.
 
-Footprints are not computed. A buffer holds the elements whose digits are free below a loop, and the digits that are
-fixed there say which contents are meant; both are read off the tile map.
+Footprints are not computed. A buffer holds the elements whose digits are free below a loop; the digits that are fixed
+there identify the contents. Both are read off the tile map.
 """
 
 from __future__ import annotations
@@ -32,21 +32,22 @@ from polydyn.schedules.tree.tilemap import Digit, Loop, View
 
 V = Index.of
 MEMORY = "memory"
-"""The buffer of sums on their way from one step of the reduction to the next: an output of the group."""
+"""The buffer of sums between two steps of the reduction: an output of the group."""
 
 
 def keep(
     t: Scheduled, array: str, name: str, below: Coord, scope: tuple[Coord, ...] = (), storage: str = ""
 ) -> Scheduled:
-    """A local of the group gets storage for one step of loop ``below``: registers, or rows of scratch.
+    """Give a local of the group storage for one step of loop ``below``: registers, or rows of scratch.
 
-    ``name``: of the buffer; ``scope``: loops of units that have a storage each; ``storage``: its name where several
-    buffers share one. isl: none; Halide: store_at; TVM: set_scope; exo: set_memory; TC: promotion.
+    ``name``: the name of the buffer; ``scope``: loops of units that have a storage each; ``storage``: the name of the
+    storage if several buffers share one.
+    isl: none; Halide: store_at; TVM: set_scope; exo: set_memory; TC: promotion.
     Before: acc[i, j]. After: acc[p_i, p_j] inside each step of c_i.
-    Refuses: ``below`` is no loop of all that meet the array, for then one of them would find another one's elements;
-    a subscript that is no iterator.
+    Refuses: ``below`` is not a loop of all statements that access the array, because one would read another one's
+    elements; a subscript that is not an iterator.
     """
-    meets = _meeting(t, array)
+    meets = _accessing(t, array)
     first = meets[0]
     axes = _axes(t, first, first.index)
     if axes is None:
@@ -55,35 +56,35 @@ def keep(
     for s in meets:
         order = path(flat(t.tree), s.name)
         if below not in order:
-            raise refuse(f"{below} is no loop of {s.name}, which meets {array}: {list(order)}")
+            raise refuse(f"{below} is not a loop of {s.name}, which accesses {array}: {list(order)}")
         fixed = {d for d in _digits(t, s.name, order[: order.index(below) + 1]) if d.axis in axes}
-    flow = tuple(Flow(s.name, how, name) for s in meets for how in _how(s, array))
+    flow = tuple(Flow(s.name, how, name) for s in meets for how in _access_kinds(s, array))
     buffer = Buffer(name, array, axes, frozenset(fixed), scope, storage)
     return replace(t, buffers=(*t.buffers, buffer), flow=(*t.flow, *flow))
 
 
 def accumulate(t: Scheduled, below: Coord, name: str = "acc", scope: tuple[Coord, ...] = ()) -> Scheduled:
-    """``keep`` for the array that the only reduction sums into: its sums are in registers.
+    """Apply ``keep`` to the array that the only reduction sums into, so that its sums stay in registers.
 
-    isl: none; Halide: compute_at of the sums; TVM: cache_write. Before: acc[i, j]. After: acc[p_i, p_j] in each step of
-    ``below``. Refuses: what ``keep`` refuses.
+    isl: none; Halide: compute_at of the sums; TVM: cache_write.
+    Before: acc[i, j]. After: acc[p_i, p_j] in each step of ``below``.
+    Refuses: what ``keep`` refuses.
     """
     return keep(t, t.group.backbone.array, name, below, scope)
 
 
 def carry(t: Scheduled, loop: Coord, load: str = "LOAD", save: str = "SAVE") -> Scheduled:
-    """Sums pass through memory from one step of ``loop`` to the next: LOAD before, SAVE behind the accumulation.
+    """Pass sums through memory from one step of ``loop`` to the next: LOAD before the accumulation, SAVE after it.
 
-    The memory is the output of the first epilogue of the sums' dtype, whose own store ends the way.
-    Before: INIT at b_k = 0; ACC; DONE at b_k = B_k-1.
-    After: INIT; LOAD at b_k >= 1; ACC; SAVE at b_k < B_k-1; DONE.
+    The memory is the first epilogue's output that has the sums' dtype. That epilogue's own store comes last.
+    Before: INIT at b_k = 0; ACC; DONE at b_k = B_k-1. After: INIT; LOAD at b_k >= 1; ACC; SAVE at b_k < B_k-1; DONE.
     isl: none; Halide: none, an update's sums stay in memory; TVM: cache_read and cache_write of the sums.
-    Refuses: no initialiser is sunk into ``loop`` (then sums stay where they are); the sums have no buffer.
+    Refuses: no initialiser is sunk into ``loop`` (then sums stay in place); the sums have no buffer.
     """
     acc = t.group.backbone
     init = the(
         [n for n, w in t.map.views.items() if (x := w.loop(loop)) and x.at is End.FIRST],
-        f"no initialiser is sunk into {loop}: sums stay where they are",
+        f"no initialiser is sunk into {loop}: sums stay in place",
     )
     register = the(
         [x.buffer for x in t.flow if x.statement == acc.name and x.meets is Meets.UPDATES], "the sums have no buffer"
@@ -131,20 +132,20 @@ def promote(
     scope: tuple[Coord, ...] = (),
     over: Seq[str] = (),
 ) -> Scheduled:
-    """A statement ``name`` copies what one step of loop ``below`` reads of an array into buffer ``into``.
+    """Add a statement ``name`` that copies the elements read in one step of loop ``below`` into buffer ``into``.
 
-    ``along``: an axis, which says which operand is meant (both may read one array). ``loops``: the copy's loop -> names
-    of its digits; ``hidden``: digits that one instance copies (an instruction does). ``over``: axes that the copy runs
-    although no subscript may (what is copied is then the same along them). It reads from where the readers
-    found the array until now: memory, or the buffer of an earlier promotion.
+    ``along``: an axis that identifies the operand (both may read one array). ``loops``: the copy's loop -> names of its
+    digits; ``hidden``: digits that one instance copies (as an instruction does). ``over``: axes that the copy runs over
+    even if no subscript does (the copied values are then equal along them). The copy reads from the readers' current
+    source: memory, or the buffer of an earlier promotion.
     isl: graft; Halide: compute_at; TVM: cache_read; exo: stage_mem; TC: promoteToShared. TSCompiler 5.3.
     Before: band b_k: ACC reads W. After: band b_k: PACK writes panel; ACC reads panel.
-    Refuses: ``below`` is no loop of the reader; a digit that a step touches is not copied, or copied twice.
+    Refuses: ``below`` is not a loop of the reader; a digit of a step is not copied, or copied twice.
     """
     reader = readers[0]
     order = path(flat(t.tree), reader)
     if below not in order:
-        raise refuse(f"{below} is no loop of {reader}: {list(order)}")
+        raise refuse(f"{below} is not a loop of {reader}: {list(order)}")
     outer = order[: order.index(below) + 1]
     above = tuple(x for k in outer if (x := t.view(reader).loop(k)))
     axes = tuple(dict.fromkeys((*operand_axes(t, reader, array, along), *over)))
@@ -152,7 +153,7 @@ def promote(
     free = {d.name: d for ax in axes for d in t.map.axes[ax] if d not in fixed}
     listed = [n for ds in loops.values() for n in ds] + list(hidden)
     if sorted(listed) != sorted(free):
-        raise refuse(f"{name} copies the digits {sorted(listed)}, one step of {below} touches {sorted(free)}")
+        raise refuse(f"{name} copies the digits {sorted(listed)}, one step of {below} accesses {sorted(free)}")
     own = tuple(Loop(k, tuple(free[n] for n in ds)) for k, ds in loops.items())
     view = View((*above, *own), Role.COPY, tuple(free[n] for n in hidden))
     copy: tuple[frozenset[str], Tree] = (frozenset((name,)), Band(tuple(loops)) if loops else Leaf())
@@ -165,16 +166,17 @@ def promote(
     buffer = Buffer(into, array, axes, frozenset(fixed), scope)
     iterators = {(name, x): ax for (s, x), ax in t.map.iterators.items() if s == reader}
     tm = replace(t.map, views={**t.map.views, name: view}, iterators={**t.map.iterators, **iterators})
-    tree = relist(_beside(t, reader, below, copy, before=True))
+    tree = relist(_insert_part(t, reader, below, copy, before=True))
     return replace(t, tree=tree, map=tm, buffers=(*t.buffers, buffer), flow=tuple(flow))
 
 
 def spread(t: Scheduled, copy: str, places: Seq[str]) -> Scheduled:
-    """A copy that hides all digits of its buffer runs loops ``a_x`` over places of what it copies instead.
+    """Make a copy that hides all digits of its buffer run loops ``a_x`` over places of a footprint instead.
 
-    The digits say when the contents are meant and who reads them, the places what they are: that these are those is
-    the proof's of a footprint (``proof/footprints.py``). isl: a map's range; Halide: bounds inference; TVM: the region
-    of compute_at. Before: b_k: FILL; ACC. After: b_k: band a_x, a_y: FILL; ACC.
+    The digits identify the contents and their readers, the places the elements. The proof of a footprint
+    (``proof/footprints.py``) shows that both agree.
+    isl: a map's range; Halide: bounds inference; TVM: the region of compute_at.
+    Before: b_k: FILL; ACC. After: b_k: band a_x, a_y: FILL; ACC.
     Refuses: a copy with loops of its own.
     """
     view = t.view(copy)
@@ -204,21 +206,22 @@ def send(
     loops: Mapping[Coord, Seq[str]],
     scope: tuple[Coord, ...] = (),
 ) -> Scheduled:
-    """Results of statement ``of`` stay in buffer ``into`` for one step of loop ``below``; then a statement ``name``
-    sends them to memory.
+    """Keep results of ``of`` in buffer ``into`` for one step of loop ``below``, then send them to memory.
 
-    ``loops``: its loops -> names of their digits; all other digits of a step one instance sends, as the copy of a box
-    does. isl: graft; Halide: a Func's in(); TVM: cache_write; exo: stage_mem.
+    The new statement ``name`` sends them. ``loops``: its loops -> names of their digits; one instance sends all other
+    digits of a step, as the copy of a box does.
+    isl: graft; Halide: a Func's in(); TVM: cache_write; exo: stage_mem.
     Before: band c_i, p_i: DONE writes y. After: band c_i: band p_i: DONE writes out; SEND reads out.
-    Refuses: ``below`` is no loop of ``of``; a statement that finds the results in memory; a digit that is not below.
+    Refuses: ``below`` is not a loop of ``of``; a statement that reads the results from memory; a digit that is
+    not below.
     """
     order = path(flat(t.tree), of)
     if below not in order:
-        raise refuse(f"{below} is no loop of {of}: {list(order)}")
+        raise refuse(f"{below} is not a loop of {of}: {list(order)}")
     s, view = t.group.statement(of), t.view(of)
-    readers = [x.name for x in _meeting(t, s.array) if x.name != of]
+    readers = [x.name for x in _accessing(t, s.array) if x.name != of]
     if readers:
-        raise refuse(f"{readers} meet {s.array}, which {of} has not sent by then")
+        raise refuse(f"{readers} access {s.array}, which {of} has not sent by then")
     above = tuple(x for k in order[: order.index(below) + 1] if (x := view.loop(k)))
     fixed = frozenset(d for x in above for d in x.digits)
     free = {d.name: d for d in view.digits if d not in fixed}
@@ -233,16 +236,16 @@ def send(
     flow = (Flow(of, Meets.WRITES, into), Flow(name, Meets.READS, into))
     iterators = {(name, x): ax for (n, x), ax in t.map.iterators.items() if n == of}
     tm = replace(t.map, views={**t.map.views, name: mine}, iterators={**t.map.iterators, **iterators})
-    tree = relist(_beside(t, of, below, sent, before=False))
+    tree = relist(_insert_part(t, of, below, sent, before=False))
     buffers = (*t.buffers, Buffer(into, s.array, axes, fixed, scope))
     return replace(t, tree=tree, map=tm, buffers=buffers, flow=(*t.flow, *flow))
 
 
-def _beside(t: Scheduled, of: str, below: Coord, added: tuple[frozenset[str], Tree], before: bool) -> Tree:
-    """The tree with another filtered part in each step of a loop of ``of``, before or behind what the step does."""
+def _insert_part(t: Scheduled, statement: str, below: Coord, added: tuple[frozenset[str], Tree], before: bool) -> Tree:
+    """Insert another filtered part into each step of a loop of ``statement``, before or after the existing step."""
 
     def f(node: Tree, names: frozenset[str]) -> Tree | None:
-        if of not in names or not isinstance(node, Band) or below not in node.members:
+        if statement not in names or not isinstance(node, Band) or below not in node.members:
             return None
         n = node.members.index(below) + 1
         rest = names, Band(node.members[n:], node.child) if node.members[n:] else node.child
@@ -252,7 +255,7 @@ def _beside(t: Scheduled, of: str, below: Coord, added: tuple[frozenset[str], Tr
 
 
 def operand_axes(t: Scheduled, reader: str, array: str, along: str) -> tuple[str, ...]:
-    """The axes that an operand's subscripts run: of the read of ``array`` that runs axis ``along``."""
+    """Return the axes of an operand's subscripts: those of the read of ``array`` that runs along axis ``along``."""
     on = {x: ax for (s, x), ax in t.map.iterators.items() if s == reader}
     for x in read_accesses(t.group.statement(reader)):
         axes = tuple(dict.fromkeys(on[n] for i in x.index for n in sorted(i.symbols()) if n in on))
@@ -261,11 +264,11 @@ def operand_axes(t: Scheduled, reader: str, array: str, along: str) -> tuple[str
     raise refuse(f"{reader} does not read {array} along {along}")
 
 
-def _meeting(t: Scheduled, array: str) -> list[Statement]:
+def _accessing(t: Scheduled, array: str) -> list[Statement]:
     return [s for s in t.group.statements if s.array == array or any(x.array == array for x in read_accesses(s))]
 
 
-def _how(s: Statement, array: str) -> tuple[Meets, ...]:
+def _access_kinds(s: Statement, array: str) -> tuple[Meets, ...]:
     if s.array != array:
         return (Meets.READS,)
     reads = any(x.array == array for x in read_accesses(s))

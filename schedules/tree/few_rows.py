@@ -1,4 +1,4 @@
-"""The schedule of a product with few rows on a GPU: lanes share the columns, and the reduction too."""
+"""The schedule of GEMV and skinny GEMM on a GPU: lanes split the columns and the reduction."""
 
 from __future__ import annotations
 
@@ -19,10 +19,11 @@ from polydyn.schedules.tree.strategies import ACC, INIT
 
 @dataclass(frozen=True)
 class FewRows:
-    """Sizes of a kernel for few rows: ``rows`` of a block, ``warps`` on columns and on steps, ``lanes`` likewise.
+    """Sizes of a kernel for GEMV or skinny GEMM.
 
-    ``points``: columns and steps of a lane. ``blocks``: of a cluster, which share the steps; its sums are in the shared
-    memory of all of them.
+    ``rows``: rows of a block. ``warps`` and ``lanes``: their numbers along the columns and along K. ``points``: columns
+    and K steps of a lane. ``blocks``: blocks of a cluster that split K; the partial sums are in the shared memory of
+    all of them.
     """
 
     rows: int
@@ -33,11 +34,12 @@ class FewRows:
 
 
 def few_rows_product(group: Group, roles: Roles, sizes: FewRows) -> Scheduled:
-    """Each lane sums steps and columns of its own; the block adds what its lanes have (``rewrites.deal_reduction``).
+    """Schedule a product so that each lane sums its own K steps and columns, and the block adds the lanes' sums.
 
-    Lanes read 16 bytes of the column operand at a time, once. Warps and lanes along columns are ``w_j``, ``l_j``, those
-    along the reduction ``w_k``, ``l_k``; SUM and the epilogues have the block's rows and columns (``e_i``, ``e_j``).
-    Blocks of a cluster are units too (``c_k``), a cluster is a task.
+    ``rewrites.deal_reduction`` splits the reduction. Lanes load 16 bytes of the column operand at a time, each once.
+    Warps and lanes along columns are ``w_j``, ``l_j``, those along the reduction ``w_k``, ``l_k``. SUM and the
+    epilogues have the block's rows and columns (``e_i``, ``e_j``). Blocks of a cluster are units too (``c_k``), and a
+    cluster is a task.
     """
     i, j, k = "i", "j", "k"
     parts = [(w(k), sizes.warps[1]), (lanes(k), sizes.lanes[1])]

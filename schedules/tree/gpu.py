@@ -1,4 +1,4 @@
-"""The schedules of products on a GPU, as compositions; they begin with the solved schedule matrix like the CPU's.
+"""The schedules of products on a GPU, as compositions; like the CPU's, they begin with the solved schedule matrix.
 
 The levels are TSCompiler 5.2's block, warp and instruction tiles. A *unit* executes one instruction tile: a warp
 (tensor cores) or a thread (CUDA cores, an instruction of 1 x 1 x 1).
@@ -28,13 +28,13 @@ from polydyn.schedules.tree.tilemap import Digit
 V = Index.of
 COPY_A, COPY_B, FRAG_A, FRAG_B, STAGE = "COPY_A", "COPY_B", "FRAG_A", "FRAG_B", "STAGE"
 SLAB, STAGED = 32, 16
-"""Columns and rows of the sums that a warp has in shared memory at a time, on their way to the epilogues."""
+"""Columns and rows of the sums of a warp that are in shared memory at a time, on their way to the epilogues."""
 PLACES = ("r3", "r0", "r1", "r2")
-"""Digits of a place among staged rows, of the row r3 r2 r1 r0: bits of a group of eight in reversed order."""
+"""Digits of a position among the staged rows, for row r3 r2 r1 r0: row bits of a group of eight in reversed order."""
 
 
 def place_of_row(row: IndexLike) -> Index:
-    """The place of a row of a fragment among the staged ones. (The reversal is its own inverse.)"""
+    """Return the position of a fragment's row among the staged rows. The reversal is its own inverse."""
     rest, digits = V(row), dict[str, Index]()
     for name in ("r0", "r1", "r2"):
         digits[name], rest = rest % 2, rest // 2
@@ -50,7 +50,7 @@ class GpuTile:
 
     ``units``, ``fragments``, ``points``: for i and j; ``steps``: fragments and points of k; ``filled``: fragments that
     one load fills. ``interleaved``: neighbouring units have neighbouring elements. ``staged``: sums pass through shared
-    memory, so that epilogues walk along rows.
+    memory, so that epilogues run along rows.
     """
 
     units: tuple[Size, Size] = ("W_i", "W_j")
@@ -63,8 +63,10 @@ class GpuTile:
 
 
 def gpu_product(group: Group, roles: Roles, sizes: GpuTile, split: bool = False) -> Scheduled:
-    """A matmul-like group on a GPU: blocks of units; operands from global to shared memory once for each tile of the
-    reduction, from there to registers once for each instruction step. ``split``: blocks have shares of the reduction.
+    """Schedule a matmul-like group on a GPU in blocks of units.
+
+    Operands are copied from global to shared memory once per tile of the reduction, and from there to registers once
+    per instruction step. ``split``: K is split over blocks.
     """
     steps = product(dict(group.backbone.iters)[x] for x in (roles.block, *roles.inner))
     group, old = merge(group, (roles.block, *roles.inner), roles.block)
@@ -96,13 +98,14 @@ def gpu_product(group: Group, roles: Roles, sizes: GpuTile, split: bool = False)
 
 
 def gpu_parts(group: Group, roles: Roles, sizes: GpuTile, parts: int) -> Scheduled:
-    """The same where blocks share the reduction of a tile: every so many-th step is one's.
+    """Schedule a product whose K is split over N blocks of a task: block n has every N-th step, from step n on.
 
-    They are units (``c_k``), all of them a task, and leave their sums where one finds them (``add_parts``).
-    Refuses: several reductions; tiles of steps that are no numbers.
+    The blocks are units (``c_k``), and all of them are a task. They store their sums where one of them reads them
+    (``add_parts``).
+    Refuses: several reductions; tiles of steps that are not numbers.
     """
     if roles.inner:
-        raise refuse(f"one reduction is shared, not {(roles.block, *roles.inner)}")
+        raise refuse(f"one reduction is split, not {(roles.block, *roles.inner)}")
     i, j, k = "i", "j", "k"
     block, done = (*map(loop_of, roles.batch), b(i), b(j)), [x.name for x in group.epilogues]
     numbers = [V(n) for n in sizes.steps if not isinstance(n, Launch)]
@@ -136,7 +139,10 @@ def gpu_parts(group: Group, roles: Roles, sizes: GpuTile, parts: int) -> Schedul
 
 
 def _filled(t: Scheduled, x: str, filled: int) -> tuple[Scheduled, tuple[tuple[str, ...], tuple[str, ...]]]:
-    """The fragments of an axis in groups that one load fills: the digits that count loads, and those that one hides."""
+    """Group the fragments of an axis that one load fills.
+
+    Return the digits that count loads, and those inside a load.
+    """
     if filled == 1:
         return t, ((f(x),), (p(x),))
     return refine(t, x, f(x), (f"g_{x}", "G"), (f"h_{x}", filled)), ((f"g_{x}",), (f"h_{x}", p(x)))
@@ -147,11 +153,11 @@ def _promoted(
     loads: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]], steps: tuple[str, ...], point: str,
     block: tuple[Coord, ...], unit: tuple[Coord, ...],
 ) -> Scheduled:  # fmt: skip
-    """Both operands copied to shared memory once for each tile of the reduction, to registers once for each step.
+    """Copy both operands to shared memory once per tile of the reduction, and to registers once per step.
 
-    ``inner``: digits inside a tile, by axis; ``loads``: as ``_filled`` gives; ``steps``: the axes of the reduction, all
-    of which copies run, also where an operand is the same at every step; ``point``: of an instruction's steps;
-    ``block``, ``unit``: loops that have tiles and fragments of their own.
+    ``inner``: digits inside a tile, by axis; ``loads``: the digits that ``_filled`` returns; ``steps``: the axes of the
+    reduction, which all copies run over, even if an operand is the same at every step; ``point``: the digit of an
+    instruction's steps; ``block``, ``unit``: loops that have tiles and fragments of their own.
     """
     i, j, k = "i", "j", "k"
     rows, columns = row_operand(group, roles, steps[-1]), (operand(group, roles.col), j)
@@ -168,15 +174,16 @@ def stage_sums(
     t: Scheduled, unit: tuple[Coord, ...], outer: tuple[Coord, ...], fragments: tuple[Coord, ...], sums: str,
     j: str = "j", whole: bool = False,
 ) -> Scheduled:  # fmt: skip
-    """Sums through shared memory, one fragment's rows and ``SLAB`` columns of a unit at a time, rows bit-reversed.
+    """Pass sums through shared memory: one fragment's rows and ``SLAB`` columns of a unit at a time, rows bit-reversed.
 
-    ``whole``: all slabs are staged first, in loops of their own, so that what follows can be a loop over slabs, which
-    sums, being registers, cannot be read in.
+    ``whole``: all slabs are staged first, in loops of their own, so that the following part can be a loop over slabs.
+    Such a loop cannot read the sums themselves, because they are registers.
 
     ``unit``: loops over units; ``outer``, ``fragments``: loops of the epilogues around slabs, and over fragments of the
-    columns, which are axis ``j``; ``sums``: their array. The fragment's rows are the digits r3:2 r2:2 r1:2 r0:2; a
-    place among the staged rows runs them as ``PLACES``, so that neither those that write nor those that read meet in a
-    bank. isl: graft; Halide: compute_at with GPUShared; TVM: cache_write to shared.
+    columns, which are axis ``j``; ``sums``: their array. The fragment's rows are the digits r3:2 r2:2 r1:2 r0:2. A
+    position among the staged rows has them in the order ``PLACES``, so that neither writes nor reads have bank
+    conflicts.
+    isl: graft; Halide: compute_at with GPUShared; TVM: cache_write to shared.
     Before: band e_i, e_j: DONE reads registers. After: band e_s: STAGE writes stage; band: DONE reads stage.
     Refuses: fragments of another height than ``STAGED``.
     """
@@ -199,15 +206,16 @@ def stage_sums(
 def add_parts(
     t: Scheduled, below: Coord, parts: int, units: Mapping[Coord, Coord], rows: Coord, fragments: tuple[Coord, ...]
 ) -> Scheduled:  # fmt: skip
-    """Sums of parts of a reduction through memory that all blocks of a task reach: block ``c_k`` stages those of its
-    part, ``parts`` blocks add and finish some.
+    """Add the partial sums of a split reduction through memory that all blocks of a task can access.
 
-    ``units``: loops over units -> those of the epilogues over the same digits, which are no units: what warps stage the
-    same warps of all blocks read, behind a barrier of the cluster. ``rows``: of instructions of a unit; ``fragments``:
-    of the columns. Blocks have slabs each (``e_c``), and where these are too few rows of a fragment (``e_r``).
-    isl: graft; Halide, TVM: rfactor. Before: band c_k: ACC; band: SUM and DONE on registers.
-    After: band c_k: ACC; STAGE; band e_c, e_r: SUM reads stage; band e_c, e_r: DONE.
-    Refuses: numbers of blocks that do not divide slabs and rows.
+    Block ``c_k`` stages the sums of its part, and each of ``parts`` blocks adds and finishes some results.
+
+    ``units``: loops over units -> those of the epilogues over the same digits, which are not units: the data that warps
+    stage is read by the same warps of all blocks, after a cluster barrier. ``rows``: the loop over rows of instructions
+    of a unit; ``fragments``: loops over fragments of the columns. Each block has slabs (``e_c``), and rows of a
+    fragment (``e_r``) if there are too few slabs. isl: graft; Halide, TVM: rfactor. Before: band c_k: ACC; band: SUM
+    and DONE on registers. After: band c_k: ACC; STAGE; band e_c, e_r: SUM reads stage; band e_c, e_r: DONE. Refuses:
+    numbers of blocks that do not divide slabs and rows.
     """
     i, j, done = "i", "j", [x.name for x in t.group.epilogues]
     after = [CLEAR, SUM, *done]
@@ -233,35 +241,35 @@ def add_parts(
     t, dealt, rest = _slabs(t, digits, each, (e("c"), e("q")))
     lines = PLACES[: (parts * each // several).bit_length() - 1]
     if several // each * 2 ** len(lines) != parts or several % each:
-        raise refuse(f"{several} slabs of {STAGED} rows have no {parts} equal shares", rule="whole tiles")
+        raise refuse(f"{several} slabs of {STAGED} rows do not split into {parts} equal parts", rule="whole tiles")
     places: dict[Coord, Sequence[str]] = {e("c"): dealt, e("s"): rest, e("r"): lines, e(i): PLACES[len(lines) :]}
     return regroup(t, after, [*fragments, p(i), p(j)], {**places, e("j"): [*columns, p(j)], e("v"): []})
 
 
-def _move_behind(t: Scheduled, name: str, of: str) -> Tree:
-    """The tree with a part of a sequence behind another one."""
+def _move_behind(t: Scheduled, name: str, after: str) -> Tree:
+    """Return the tree with one part of a sequence moved after the part that contains ``after``."""
 
     def f(node: Tree, _: frozenset[str]) -> Tree | None:
         if not isinstance(node, Row) or not any(names == {name} for names, _ in node.children):
             return None
         moved = [x for x in node.children if x[0] == {name}]
         rest = [x for x in node.children if x[0] != {name}]
-        at = next(n for n, (names, _) in enumerate(rest) if of in names) + 1
+        at = next(n for n, (names, _) in enumerate(rest) if after in names) + 1
         return Row((*rest[:at], *moved, *rest[at:]))
 
     return rewrite(flat(t.tree), all_of(t), f)
 
 
 def send_boxes(t: Scheduled, unit: tuple[Coord, ...], columns: int) -> Scheduled:
-    """Results of the epilogues behind ``stage_sums`` leave as boxes of a fragment's rows and so many columns.
+    """Send the results of the epilogues after ``stage_sums`` as boxes of a fragment's rows and ``columns`` columns.
 
     isl: graft; Halide: a Func's in(); TVM: cache_write.
     Before: band e_s, ...: DONE writes memory. After: band e_p: band e_s, ...: DONE writes out; SEND reads out.
-    Refuses: what ``send`` refuses; columns that are no whole slabs.
+    Refuses: what ``send`` refuses; columns that are not whole slabs.
     """
     done = [x.name for x in t.group.epilogues]
     if columns % SLAB:
-        raise refuse(f"boxes of {columns} columns are no slabs of {SLAB}", rule="whole tiles")
+        raise refuse(f"boxes of {columns} columns are not whole slabs of {SLAB}", rule="whole tiles")
     t, boxes, slabs = _slabs(t, list(_loop(t, done[0], e("s"))), columns // SLAB, (e("p"), e("q")))
     t = regroup(t, done, [e("s")], {e("p"): boxes, e("s"): slabs})
     for x, (name, into) in zip(done, senders(t.group), strict=True):
@@ -270,12 +278,12 @@ def send_boxes(t: Scheduled, unit: tuple[Coord, ...], columns: int) -> Scheduled
 
 
 def senders(group: Group) -> list[tuple[str, str]]:
-    """The statements that send the results of each epilogue, and the buffers in which these are until then."""
+    """Return the statements that send the results of each epilogue, and the buffers that hold these until then."""
     return [(f"SEND{n}", f"out{n}") for n in range(len(group.epilogues))]
 
 
 def _loop(t: Scheduled, statement: str, loop: Coord) -> tuple[Digit, ...]:
-    """The digits of a loop."""
+    """Return the digits of a loop."""
     x = t.view(statement).loop(loop)
     if x is None:
         raise refuse(f"{statement} has no loop {loop}")
@@ -285,12 +293,12 @@ def _loop(t: Scheduled, statement: str, loop: Coord) -> tuple[Digit, ...]:
 def _slabs(
     t: Scheduled, fragments: list[Digit], slab: int, names: tuple[Coord, Coord] = (e("s"), e("f"))
 ) -> tuple[Scheduled, list[str], list[str]]:
-    """Fragments in slabs of ``slab``: names of the digits that count slabs, and of those inside one.
+    """Group fragments into slabs of ``slab``. Return the names of the digits that count slabs, and of those inside one.
 
-    ``names``: of the digits that one becomes which slabs cut.
+    ``names``: the names of the two parts of a digit that a slab boundary splits.
     """
     inside: list[str] = []
-    while len(fragments) > 1 and slab > 1:  # the last digits: loads fill several fragments
+    while len(fragments) > 1 and slab > 1:  # least significant digits first: loads fill several fragments
         *fragments, last = fragments
         if last.size.constant is None or slab % last.size.constant:
             fragments.append(last)

@@ -1,4 +1,4 @@
-"""Transformations of bounds and places: where statements run, what runs at once, marks for passes."""
+"""Transformations of bounds and placement: where statements run, what runs in parallel, marks for passes."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from polydyn.schedules.tree.scheduled import Clip, Scheduled, all_of, refuse, re
 
 
 def clip(t: Scheduled, axis: str, *statements: str, whole: int = 0) -> Scheduled:
-    """These statements run where the element of the axis exists.
+    """Make statements run only where the element of the axis exists.
 
-    ``whole``: so many least significant digits are not cut: a vector is copied when its first lane exists. Passes cut
-    loops or add masks (``Scheduled.live`` gives the condition).
+    ``whole``: the number of least significant digits that are not cut: a vector is copied if its first lane exists.
+    Passes cut loops or add masks (``Scheduled.live`` gives the condition).
     isl: a domain's intersection; Halide: GuardWithIf; TVM: a block's predicate.
     Before: c < C, p < P. After: and (c*P + p) < extent.
     Refuses: an unknown axis; a statement without the axis.
@@ -25,11 +25,11 @@ def clip(t: Scheduled, axis: str, *statements: str, whole: int = 0) -> Scheduled
 
 
 def pad(t: Scheduled, *statements: str) -> Scheduled:
-    """These statements also run on points that the group does not have (DietCode's local padding).
+    """Make statements also run on points that the group does not have (DietCode's local padding).
 
     isl: none; Halide: RoundUp; TVM: pad_einsum.
     Before: guards around a tile that is not full. After: none; operands are filled with zeros there.
-    Refuses: an unknown statement. That nothing wrong is stored is the proof's (a sum of products, into a local).
+    Refuses: an unknown statement. The proof checks that nothing wrong is stored (a sum of products, into a local).
     """
     for n in statements:
         if n not in t.map.views:
@@ -38,11 +38,11 @@ def pad(t: Scheduled, *statements: str) -> Scheduled:
 
 
 def assign(t: Scheduled, level: str, *loops: Coord) -> Scheduled:
-    """These loops run at once: ``task`` (blocks of a grid, parts of threads) or ``unit`` (warps or threads of a block).
+    """Make loops run in parallel, as ``task`` (blocks of a grid, parts of threads) or ``unit`` (warps, threads).
 
     isl: coincident members of a band; Halide: parallel, gpu_blocks; TVM: parallel, bind; TC: mapToBlocks.
     Before: band b_i, b_j. After: tasks (b_i, b_j).
-    Refuses: a loop of a reduction, whose steps meet one sum.
+    Refuses: a loop of a reduction, whose steps update one sum.
     """
     for s in (x for x in t.group.statements if x.reduce):
         summed = [x for x in s.iterators if not any(x in i.symbols() for i in s.index)]
@@ -50,24 +50,26 @@ def assign(t: Scheduled, level: str, *loops: Coord) -> Scheduled:
         for k in loops:
             loop = t.view(s.name).loop(k)
             if loop and any(d.axis in reduced for d in loop.digits):
-                raise refuse(f"{k} runs a reduction: its steps meet one sum", remedy="split_reduction first")
+                raise refuse(f"{k} runs a reduction: its steps update one sum", remedy="split_reduction first")
     return replace(t, parallel=(*t.parallel, (level, loops)))
 
 
 def mark(t: Scheduled, name: MarkName, at: Coord | None, *statements: str, under: bool = False) -> Scheduled:
-    """A mark above (or ``under``) the loop ``at`` of each of these statements; the band is cut there.
+    """Add a mark above (or ``under``) the loop ``at`` of each of these statements; the band is cut there.
 
-    Without a loop the mark is above the whole tree. Marks change no order. They come last: transformations look for
-    bands. isl: mark; Halide: none; TVM: annotate. Before: band i, j. After, at j: band i: mark: band j.
+    Without a loop the mark is above the whole tree. Marks do not change the order. Add them last, because
+    transformations look for bands.
+    isl: mark; Halide: none; TVM: annotate.
+    Before: band i, j. After, at j: band i: mark: band j.
     Refuses: a statement without that loop.
     """
     if at is None:
         return replace(t, tree=Mark(name, t.tree))
-    for of in statements:
+    for statement in statements:
         hit: list[Tree] = []
 
-        def f(node: Tree, names: frozenset[str], of: str = of, hit: list[Tree] = hit) -> Tree | None:
-            if hit or of not in names or not isinstance(node, Band) or at not in node.members:
+        def f(node: Tree, names: frozenset[str], statement: str = statement, hit: list[Tree] = hit) -> Tree | None:
+            if hit or statement not in names or not isinstance(node, Band) or at not in node.members:
                 return None
             hit.append(node)
             n = node.members.index(at) + under
@@ -75,14 +77,15 @@ def mark(t: Scheduled, name: MarkName, at: Coord | None, *statements: str, under
             return Band(node.members[:n], below) if n else below
 
         t = replace(t, tree=rewrite(t.tree, all_of(t), f))
-        the(hit, f"{of} has no loop {at}")
+        the(hit, f"{statement} has no loop {at}")
     return t
 
 
 def unmark(t: Scheduled, *names: MarkName) -> Scheduled:
-    """The marks of these names go. They held a part of a tree together while others were distributed.
+    """Delete the marks of these names. They kept a part of a tree together while others were distributed.
 
-    isl: delete a mark node; Halide: none; TVM: unannotate. Before: band i: mark row: A; B. After: band i: A; B.
+    isl: delete a mark node; Halide: none; TVM: unannotate.
+    Before: band i: mark row: A; B. After: band i: A; B.
     Refuses: nothing.
     """
     return replace(t, tree=without_marks(t.tree, names))

@@ -1,7 +1,7 @@
 """Transformations of loops: functions from a scheduled group to a scheduled group, or a ScheduleError with the reason.
 
-What they refuse is structural (there is no such loop, a digit is lost). Whether the result computes the group is the
-proof's question (``polydyn.schedules.proof.prove``), asked once at the end: a schedule may be wrong on the way.
+They refuse structural errors (a loop does not exist, a digit is lost). The proof (``polydyn.schedules.proof.prove``)
+decides once, at the end, whether the result computes the group: a schedule may be wrong on the way.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ class Launch:
 
 
 Size = Index | str | int | Launch
-"""Elements or parts: a number, a symbol that is bound when the kernel is built, or an argument of the kernel."""
+"""A number of elements or parts: a number, a symbol that is bound when the kernel is built, or an argument of the
+kernel."""
 
 
 # -- schedules to begin with -----------------------------------------------------------------------------------------
@@ -42,11 +43,11 @@ def fuse(
     axes: Mapping[str, str] | None = None,
     loops: Mapping[str, Coord] | None = None,
 ) -> Scheduled:
-    """The solved schedule matrix of a contraction as a tree: all statements in one band (TSCompiler 5.2).
+    """Turn the solved schedule matrix of a contraction into a tree: all statements in one band (TSCompiler 5.2).
 
     ``band``, ``reduction``: iterators, outermost first. ``sunk``: statement -> the step of the reduction where it runs,
-    its solved shifts (0 is ``first``, K-1 is ``last``). ``axes``: iterator -> name of its axis (several may share one);
-    ``loops``: iterator -> its loop.
+    its solved shifts (0 is ``first``, K-1 is ``last``). ``axes``: iterator -> name of its axis (several may have the
+    same); ``loops``: iterator -> its loop.
 
     isl: band over sequence; Halide: compute_at the innermost loop; TVM: compute_at, reverse_compute_at.
     Before: INIT; ACC; DONE, one after another. After::
@@ -82,10 +83,10 @@ def sequence_phases(
     axes: Mapping[str, str] | None = None,
     loops: Mapping[str, Coord] | None = None,
 ) -> Scheduled:
-    """The solved matrix of a stitch: loops that all statements share, in them stages one after another with loops of
-    their own (BladeDISC 4; TSCompiler 5.2's phase row).
+    """Turn the solved matrix of a stitch into a tree: shared loops, in them stages with loops of their own.
 
-    ``stages``: names of statements that share their inner loops; ``axes``, ``loops`` as for ``fuse``.
+    The sources are BladeDISC 4 and TSCompiler 5.2's phase row. ``stages``: names of statements that share their inner
+    loops; ``axes``, ``loops`` as for ``fuse``.
     isl: sequence below a band; Halide, TVM: compute_at the shared loops.
     Before: statements one after another. After::
 
@@ -94,7 +95,7 @@ def sequence_phases(
           - mark stage, band l: M1
           - mark stage, band l: Y
 
-    Refuses: nothing; a stage whose statements differ in their loops is found by the proof.
+    Refuses: nothing; the proof finds a stage whose statements differ in their loops.
     """
     axis, named = dict(axes or {}), dict(loops or {})
     tm = _map(group, axis)
@@ -115,10 +116,10 @@ def sequence_phases(
     return Scheduled(group, Band(tuple(map(coord, band)), body) if band else body, replace(tm, views=views))
 
 
-def beside(group: Group, band: Seq[Coord], *parts: Scheduled) -> Scheduled:
-    """Parts that share their outermost loops, one after another inside them (the matrix' phase row).
+def join_parts(group: Group, band: Seq[Coord], *parts: Scheduled) -> Scheduled:
+    """Join parts that share their outermost loops, one after another inside them (the matrix' phase row).
 
-    ``group``: of all statements; ``band``: the shared loops.
+    ``group``: the group of all statements; ``band``: the shared loops.
     isl: sequence below a band; Halide: compute_with; TVM: none.
     Before: band i, j: A; band i, d: B. After: band i: sequence (band j: A), (band d: B).
     Refuses: a part that does not begin with these loops; one axis with different digits in two parts.
@@ -144,7 +145,7 @@ def beside(group: Group, band: Seq[Coord], *parts: Scheduled) -> Scheduled:
 
 
 def _map(group: Group, axis: Mapping[str, str]) -> TileMap:
-    """Untiled axes; the extent of an axis is that of the first iterator on it."""
+    """Return the map of untiled axes. The first iterator on an axis determines its extent."""
     extents: dict[str, Index] = {}
     for s in group.statements:
         for x, e in s.iters:
@@ -158,10 +159,10 @@ def _map(group: Group, axis: Mapping[str, str]) -> TileMap:
 
 
 def tile(t: Scheduled, axis: str, *levels: tuple[Level, Size]) -> Scheduled:
-    """A loop as several: its axis becomes a number with these digits.
+    """Split a loop into several: its axis becomes a number with these digits.
 
-    ``levels``: (level, size) outermost first; sizes in steps of the level below. The first counts what the others leave
-    (where its size is an argument of the kernel, the second does; where it is a number, it is that number).
+    ``levels``: (level, size) outermost first; sizes count steps of the level below. The first level counts the rest.
+    (If its size is an argument of the kernel, the second level counts; if it is a number, it is that number.)
     isl: band_tile (strip-mining; ``interchange`` moves the point loops inwards). Halide, TVM: split; exo: divide_loop.
     Before: band i. After, for ``(b, "B"), (c, "C"), (p, 4)``: band b_i, c_i, p_i with i = (b_i*C + c_i)*4 + p_i.
     Refuses: an unknown axis, one that is tiled already, a size below 1. TSCompiler 5.2; Vortex 4.1 (levels).
@@ -192,10 +193,10 @@ def tile(t: Scheduled, axis: str, *levels: tuple[Level, Size]) -> Scheduled:
 
 
 def refine(t: Scheduled, axis: str, digit: str, *parts: tuple[str, Size]) -> Scheduled:
-    """A digit as several, for everybody; loops stay what they are and now run all of them.
+    """Split a digit into several, in all statements; loops do not change and now run all of them.
 
-    ``parts``: (name, size), most significant first; the size of the first is what the others leave when all are
-    numbers. isl: band_tile of a member; Halide, TVM: split.
+    ``parts``: (name, size), most significant first; if all are numbers, the size of the first is the quotient.
+    isl: band_tile of a member; Halide, TVM: split.
     Before: digit p:12. After, for ``("q", 3), ("lane", 4)``: digits q:3, lane:4, and a loop over p runs both.
     Refuses: sizes that do not divide the digit. (A digit whose size is a symbol *is* the product of its parts.)
     """
@@ -221,11 +222,11 @@ def _plain(size: Size) -> IndexLike:
 
 
 def balance(t: Scheduled, axis: str, tiles: str, elements: str) -> Scheduled:
-    """The tiles of an axis are shared nearly equally by its blocks: block b of B has ``[n*b // B, n*(b+1) // B)``.
+    """Distribute the tiles of an axis nearly equally over its blocks: block b of B has ``[n*b // B, n*(b+1) // B)``.
 
-    The first digit counts blocks, the second tiles; the loop of the tiles then counts along the whole axis.
-    ``tiles``, ``elements``: what kernels call the first tile and element of the current block. DietCode's and Vortex'
-    answer to uneven sizes is padding; this is exact. isl, Halide, TVM: none.
+    The first digit counts blocks, the second tiles; the loop of the tiles then counts along the whole axis. ``tiles``,
+    ``elements``: the kernels' symbols for the first tile and element of the current block. DietCode and Vortex pad
+    uneven sizes; this is exact. isl, Halide, TVM: none.
     Before: block b has tiles [C*b, C*b + C). After: [n*b // B, n*(b+1) // B).
     Refuses: an axis of fewer than two digits.
     """
@@ -237,11 +238,12 @@ def balance(t: Scheduled, axis: str, tiles: str, elements: str) -> Scheduled:
 
 
 def begins(t: Scheduled, axis: str, tile: Coord, symbol: str, even: bool = False) -> Scheduled:
-    """Kernels keep the first element of the current tile of an axis in ``symbol``.
+    """Let kernels keep the first element of the current tile of an axis in ``symbol``.
 
-    ``even``: the n = ceil(extent / size) tiles have nearly equal sizes, tile c being ``[E*c // n, E*(c+1) // n)``.
+    ``even``: the n = ceil(extent / size) tiles have nearly equal sizes; tile c is ``[E*c // n, E*(c+1) // n)``.
     isl: none; Halide: a loop's min; TVM: the binding of a block's iterator.
-    Before: c*P + p in subscripts. After: o + p. Refuses: an axis without that digit.
+    Before: c*P + p in subscripts. After: o + p.
+    Refuses: an axis without that digit.
     """
     origins = {**t.map.origins, axis: Origin(t.map.digit(axis, tile), symbol, even)}
     return replace(t, map=replace(t.map, origins=origins))
@@ -251,9 +253,10 @@ def begins(t: Scheduled, axis: str, tile: Coord, symbol: str, even: bool = False
 
 
 def interchange(t: Scheduled, *order: Coord) -> Scheduled:
-    """The loops of the band that has exactly these, in this order.
+    """Reorder the loops of the band that has exactly these loops.
 
-    isl: a band's partial schedule; Halide, TVM: reorder; exo: reorder_loops. Before: band i, j. After: band j, i.
+    isl: a band's partial schedule; Halide, TVM: reorder; exo: reorder_loops.
+    Before: band i, j. After: band j, i.
     Refuses: there is no such band.
     """
     hit: list[Tree] = []
@@ -270,13 +273,14 @@ def interchange(t: Scheduled, *order: Coord) -> Scheduled:
 
 
 def pull_out(t: Scheduled, *loops: Coord, together: bool = False) -> Scheduled:
-    """Statements that run at the first or last step of these loops leave them, to before and behind them.
+    """Move statements that run at the first or last step of these loops out of them, before or after them.
 
     In loops that are not named they stay, guarded by their step: they are *sunk* there (TSCompiler 5.2). The CPU names
-    the steps of a block, the GPU all of the reduction. ``together``: statements of the last step share their loops.
-    isl: order_before, order_after; Halide: none, an update is apart; TVM: decompose_reduction; exo: fission.
+    the steps of a block, the GPU all steps of the reduction. ``together``: statements of the last step share their
+    loops.
+    isl: order_before, order_after; Halide: none, an update is separate; TVM: decompose_reduction; exo: fission.
     Before: band i, k: INIT at k = 0; ACC. After: band i: INIT; band k: ACC.
-    Refuses: no band has the loops over such statements; a statement at another step, or whose place in the text
+    Refuses: no band has the loops over such statements; a statement at another step, or whose position in the sequence
     contradicts its step.
     """
     hit: list[Band] = []
@@ -301,7 +305,7 @@ def pull_out(t: Scheduled, *loops: Coord, together: bool = False) -> Scheduled:
 def _outside(
     t: Scheduled, members: tuple[str, ...], loops: Seq[Coord], body: Sequence, together: bool
 ) -> list[tuple[frozenset[str], Tree]]:
-    """The parts of a sequence in loops ``members``, those at an end without ``loops``."""
+    """Return the parts of a sequence in loops ``members``; those at a first or last step without ``loops``."""
     order, seen = [End.FIRST, None, End.LAST], 0
     kept = tuple(x for x in members if x not in loops)
     out: list[tuple[frozenset[str], Tree]] = []
@@ -311,7 +315,7 @@ def _outside(
             raise refuse(f"{sorted(part)} run at {ends} of {list(loops)}")
         (end,) = ends
         if order.index(end) < seen:
-            raise refuse(f"{sorted(part)} run at the {end} step but stand behind what runs later")
+            raise refuse(f"{sorted(part)} run at the {end} step but come after a part that runs later")
         if together and end is End.LAST and seen == 2:
             names, before = out.pop()
             assert isinstance(before, Band)
@@ -324,12 +328,12 @@ def _outside(
 
 
 def regroup(t: Scheduled, statements: Iterable[str], old: Seq[Coord], new: Mapping[Coord, Seq[str]]) -> Scheduled:
-    """Loops of these statements as other loops over the same digits, joined, split or permuted.
+    """Replace loops of these statements by other loops over the same digits: joined, split or permuted.
 
-    ``new``: loop -> names of its digits, most significant first; a permuted tuple is a swizzle of the places.
+    ``new``: loop -> names of its digits, most significant first; a permuted tuple is a swizzle.
     isl: a band's partial schedule; Halide, TVM: fuse and split; exo: mult_loops.
     Before: band e_f, p_j. After: band e_j with (e_f, p_j).
-    Refuses: a digit is lost or run twice; ``old`` are no loops of one band of these statements.
+    Refuses: a digit is lost or run twice; ``old`` are not loops of one band of these statements.
     """
     names = tuple(statements)
     views = {}
@@ -358,9 +362,10 @@ def regroup(t: Scheduled, statements: Iterable[str], old: Seq[Coord], new: Mappi
 
 
 def distribute(t: Scheduled, at: Coord, of: str) -> Scheduled:
-    """The loops from ``at`` inwards, once for each part of the sequence below them (around statement ``of``).
+    """Distribute the loops from ``at`` inwards over the parts of the sequence below them (around ``of``).
 
-    isl: a band's distribution; Halide, TVM: none; exo: fission. Before: band i: A; B. After: band i: A; band i: B.
+    isl: a band's distribution; Halide, TVM: none; exo: fission.
+    Before: band i: A; B. After: band i: A; band i: B.
     Refuses: ``of`` has no such loop over a sequence.
     """
     hit: list[Tree] = []
@@ -381,11 +386,12 @@ def distribute(t: Scheduled, at: Coord, of: str) -> Scheduled:
 
 
 def rename(t: Scheduled, statements: Iterable[str], new: Mapping[Coord, Coord]) -> Scheduled:
-    """Loops of these statements by other names, which are variables of the kernel; digits stay what they are.
+    """Rename loops of these statements, which are variables of the kernel; digits do not change.
 
-    Parts that stand beside each other may use one name for different loops, as functions do for their variables.
+    Parts of one sequence may use one name for different loops, as functions may for their variables.
     isl: an identifier; Halide: a Var's name; TVM: a loop variable's.
-    Before: band c_d: B. After: band c_j: B. Refuses: a new name that one of the statements has already.
+    Before: band c_d: B. After: band c_j: B.
+    Refuses: a new name that one of the statements has already.
     """
     names, views = frozenset(statements), {}
     for n in names:
@@ -405,7 +411,7 @@ def rename(t: Scheduled, statements: Iterable[str], new: Mapping[Coord, Coord]) 
 
 
 def _members(tree: Tree, new: Mapping[Coord, Seq[Coord]]) -> Tree:
-    """The tree with loops replaced in all bands."""
+    """Return the tree with loops replaced in all bands."""
     if isinstance(tree, Band):
         members = tuple(y for m in tree.members for y in new.get(Coord(m), (Coord(m),)))
         return Band(members, _members(tree.child, new))

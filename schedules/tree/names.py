@@ -1,6 +1,6 @@
 """Names as values: loops, marks, roles of statements. A misspelt one is an undefined Python name.
 
-Nothing takes a name apart. A loop's name is the kernel's variable, so it is text in the end: ``b("i")`` is ``b_i``.
+No code takes a name apart. The name of a loop is also the kernel's variable: ``b("i")`` is ``b_i``.
 """
 
 from __future__ import annotations
@@ -19,23 +19,25 @@ class Level:
         self.letter = letter
 
     def __call__(self, axis: str) -> Coord:
-        """The loop of this level along an axis."""
+        """Return the loop of this level along an axis."""
         return Coord(f"{self.letter}_{axis}" if self.letter else axis)
 
 
 a, b, c, e, f, g, h, p, q, s, v, w = map(Level, "abcefghpqsvw")
-"""a: of a copy; b: block; c: register tile, or block of a cluster; e: of an epilogue; f: fragment; g: load, or
-warpgroup; h: warp of one; p: point; q: vector of a point, or point of a warpgroup; s: of a tile in shared memory;
-v: vector of a copy; w: unit (warp or thread)."""
+"""The levels.
+
+a: copy; b: block; c: register tile, or block of a cluster; e: epilogue; f: fragment; g: load, or warpgroup; h: warp
+of a warpgroup; p: point; q: vector of a point, or point of a warpgroup; s: tile in shared memory; v: vector of a
+copy; w: unit (warp or thread)."""
 lanes = Level("l")
-"""Lanes of a warp that share a loop."""
+"""Lanes of a warp that run one loop."""
 it = Level("")
 """An iterator that is not tiled."""
 LANE = Coord("lane")
 
 
 def extent(loop: Coord) -> str:
-    """The parameter of a tree that stands for the extent of a loop: ``b_i`` has ``B_i``, ``r`` has ``E_r``."""
+    """Return the parameter of a tree for the extent of a loop: ``b_i`` has ``B_i``, ``r`` has ``E_r``."""
     return loop[0].upper() + loop[1:] if loop[1:2] == "_" or loop == LANE else f"E_{loop}"
 
 
@@ -50,7 +52,7 @@ class _Text(str, Enum):
 
 
 class MarkName(_Text):
-    """Places in a tree; every one is consumed by exactly one pass of code generation."""
+    """Positions in a tree. Exactly one pass of code generation consumes each mark."""
 
     TASK = "task"
     SHARE = "share"
@@ -80,7 +82,7 @@ class MarkName(_Text):
 
 
 class Role(_Text):
-    """What a statement of a tree is for. The first four are the group's own, transformations add the others."""
+    """The purpose of a statement in a tree. The first four are the group's own; transformations add the others."""
 
     INIT = "init"
     BACKBONE = "backbone"
@@ -92,14 +94,14 @@ class Role(_Text):
 
 
 class End(_Text):
-    """The step of a solved matrix where a statement runs that does not run the loop."""
+    """The step of a loop at which a sunk statement runs, in the solved matrix."""
 
     FIRST = "first"
     LAST = "last"
 
 
 class Meets(_Text):
-    """How a statement meets a buffer."""
+    """The kind of a statement's access to a buffer."""
 
     READS = "reads"
     WRITES = "writes"

@@ -29,21 +29,21 @@ class TileStatement:
 
 
 def bind_statement(s: TileStatement, env: Mapping[str, Index]) -> TileStatement:
-    """The statement with parameters replaced."""
+    """Return the statement with parameters replaced."""
     return replace(s, conditions=tuple(replace(c, expr=c.expr.subs(env)) for c in s.conditions))
 
 
 @dataclass(frozen=True)
 class Leaf:
-    """Nothing more to order: one instance."""
+    """The end of the ordering: one instance."""
 
 
 @dataclass(frozen=True)
 class Band:
     """Loops over ``members``, outermost first.
 
-    A member is a coordinate name. For a statement that has no such coordinate ``defaults`` holds
-    ``(statement, member, value)``, the value affine over the statement's coordinates and the parameters.
+    A member is the name of a coordinate. For a statement without that coordinate, ``defaults`` has ``(statement,
+    member, value)``, with the value affine over the statement's coordinates and the parameters.
     """
 
     members: tuple[str, ...]
@@ -53,14 +53,14 @@ class Band:
 
 @dataclass(frozen=True)
 class Sequence:
-    """The children one after another, each with the statements it runs."""
+    """The children, executed one after another, each with its statements."""
 
     children: tuple[tuple[frozenset[str], Tree], ...]
 
 
 @dataclass(frozen=True)
 class Mark:
-    """A named place; changes no order. Every mark is consumed by exactly one pass of codegen."""
+    """A named position in the tree, which does not change the order. Exactly one pass of codegen consumes each mark."""
 
     name: str
     child: Tree = field(default_factory=Leaf)
@@ -70,14 +70,16 @@ Tree: TypeAlias = Leaf | Band | Sequence | Mark
 
 
 def sequence(*children: tuple[Seq[str] | str, Tree]) -> Sequence:
-    """A Sequence from (statement names, child) pairs; one name may be given as a string."""
+    """Return a Sequence from (statement names, child) pairs; a single name may be given as a string."""
     return Sequence(tuple((frozenset((s,) if isinstance(s, str) else s), c) for s, c in children))
 
 
 def verify_tree(tree: Tree, statements: Seq[TileStatement], params: tuple[str, ...]) -> None:
-    """Invariants: statement names are unique; every band member is a coordinate or has a default; no coordinate is
-    scheduled twice; a sequence splits its statements into disjoint, non-empty, known parts; at a leaf there is one
-    statement, and each of its coordinates was scheduled or is fixed by an equality. ScheduleError otherwise.
+    """Check the invariants of a tree; ScheduleError otherwise.
+
+    Statement names are unique. Every band member is a coordinate or has a default. No coordinate is scheduled twice. A
+    sequence splits its statements into disjoint, non-empty, known parts. A leaf has one statement, and each of its
+    coordinates was scheduled or is fixed by an equality.
     """
     names = [s.name for s in statements]
     if len(set(names)) != len(names):
@@ -95,7 +97,8 @@ def _verify(tree: Tree, scope: Mapping[str, TileStatement], done: Mapping[str, f
         for s in scope.values():
             for m in tree.members:
                 if m not in s.coords and (s.name, m) not in defaults:
-                    raise ScheduleError(f"band member {m} is no coordinate of {s.name} and has no default", node=s.name)
+                    what = f"band member {m} is not a coordinate of {s.name} and has no default"
+                    raise ScheduleError(what, node=s.name)
                 if m in done[s.name]:
                     raise ScheduleError(f"coordinate {m} of {s.name} is scheduled twice", node=s.name)
         _verify(tree.child, scope, {n: d | set(tree.members) for n, d in done.items()})
@@ -122,12 +125,12 @@ def _verify_leaf(scope: Mapping[str, TileStatement], done: Mapping[str, frozense
 
 
 def domain(statements: Seq[TileStatement], params: tuple[str, ...]) -> isl.UnionSet:
-    """All instances."""
+    """Return all instances."""
     return union_sets((frame(s.name, s.coords, params).where(s.conditions) for s in statements), params)
 
 
 def to_isl(tree: Tree, statements: Seq[TileStatement], params: tuple[str, ...]) -> isl.Schedule:
-    """The isl schedule tree, after ``verify_tree``."""
+    """Return the isl schedule tree, after ``verify_tree``."""
     verify_tree(tree, statements, params)
     frames = {s.name: frame(s.name, s.coords, params) for s in statements}
     root = isl.Schedule.from_domain(domain(statements, params)).get_root()
@@ -135,7 +138,7 @@ def to_isl(tree: Tree, statements: Seq[TileStatement], params: tuple[str, ...]) 
 
 
 def _insert(tree: Tree, node: isl.ScheduleNode, scope: Mapping[str, Frame]) -> isl.ScheduleNode:
-    """Inserts the tree at a node; returns the node at the same place."""
+    """Insert the tree at a node; return the node at the same position."""
     if isinstance(tree, Mark):
         return _insert(tree.child, child(node.insert_mark(isl.Id(tree.name)), 0), scope).parent()
     if isinstance(tree, Band):
@@ -162,7 +165,7 @@ def _partial(band: Band, scope: Mapping[str, Frame]) -> isl.MultiUnionPwAff:
 
 
 def partial_schedule(rows: Seq[Mapping[str, Index]], scope: Mapping[str, Frame]) -> isl.MultiUnionPwAff:
-    """The isl form of affine rows: for each row, statement name -> expression over the statement's frame."""
+    """Return the isl form of affine rows: for each row, statement name -> expression over the statement's frame."""
     params = next(iter(scope.values())).params
     out = isl.UnionPwAffList.alloc(isl.DEFAULT_CONTEXT, len(rows))
     for row in rows:
@@ -175,17 +178,17 @@ def partial_schedule(rows: Seq[Mapping[str, Index]], scope: Mapping[str, Frame])
 
 
 def build_ast(schedule: isl.Schedule, context: isl.Set) -> isl.AstNode:
-    """The isl AST under a context (see ``isl_util.param_set``). Its user nodes carry the statement's coordinates.
+    """Build the isl AST under a context (see ``isl_util.param_set``). Its user nodes carry the statement's coordinates.
 
-    isl may distribute a band over the sequence directly below it (marks between count as directly) where the order
-    allows: an initialiser guarded by ``b_k = 0`` then runs before the ``b_k`` loop instead of inside it, and a mark
-    between appears once per part. A band in between whose loops all of them share prevents it.
+    isl may distribute a band over the sequence directly below it (ignoring marks between them) if the order allows it.
+    An initialiser guarded by ``b_k = 0`` then runs before the ``b_k`` loop instead of inside it, and a mark in between
+    appears once per part. A band in between, with loops that all parts share, prevents it.
     """
     return isl.AstBuild.from_context(context).node_from_schedule(schedule)
 
 
 def show(tree: Tree, indent: int = 0) -> str:
-    """The tree as indented text, one node per line."""
+    """Return the tree as indented text, one node per line."""
     pad = "  " * indent
     if isinstance(tree, Leaf):
         return f"{pad}leaf\n"

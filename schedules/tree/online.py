@@ -33,7 +33,7 @@ from polydyn.schedules.tiling import AttentionParts
 from polydyn.schedules.tree.buffers import keep, promote
 from polydyn.schedules.tree.gpu import STAGE, STAGED, stage_sums
 from polydyn.schedules.tree.limits import assign, clip, mark, pad, unmark
-from polydyn.schedules.tree.loops import beside, distribute, interchange, refine, regroup, sequence_phases, tile
+from polydyn.schedules.tree.loops import distribute, interchange, join_parts, refine, regroup, sequence_phases, tile
 from polydyn.schedules.tree.names import Coord, MarkName, b, e, f, g, h, it, p, s, w
 from polydyn.schedules.tree.scheduled import Scheduled, refuse
 from polydyn.schedules.tree.strategies import operand
@@ -41,17 +41,19 @@ from polydyn.schedules.tree.strategies import operand
 COPY_Q, COPY_K, COPY_V = "COPY_Q", "COPY_K", "COPY_V"
 FRAG_Q, FRAG_K, FRAG_W, FRAG_V = "FRAG_Q", "FRAG_K", "FRAG_W", "FRAG_V"
 K1, J1, K2, J2, KEYS = "k1", "j1", "k2", "j2", "keys"
-"""Axes: steps and columns of the scores (the keys of a tile), columns of the values; all keys. ``k2`` names
-the loops over the values' steps, which are the keys of a tile."""
+"""Axes: K steps and columns of the scores (the keys of a tile), columns of the values, all keys. ``k2`` names the
+loops over the values' steps, which are the keys of a tile."""
 OPERAND_AXES = (J2, TILE, J1), (J1, TILE, K1), ("i", K1)
-"""Axes of the values, keys and queries that copies bring."""
+"""Axes of the values, keys and queries that copies run over."""
 
 
 @dataclass(frozen=True)
 class OnlineTile:
-    """Sizes: ``warps`` of a block with 16 rows each, ``keys`` of a tile, head sizes of scores (``depth``) and values
-    (``width``), ``step`` steps of an instruction of 16 rows and 8 columns: 4, 8 or 16. ``fragments``: of 16 rows that a
-    warp has; what it loads of keys and values is used for each of them.
+    """Sizes of an attention kernel.
+
+    ``warps``: warps of a block. ``keys``: keys of a tile. ``depth`` and ``width``: head sizes of scores and values.
+    ``step``: K steps of an instruction with 16 rows and 8 columns: 4, 8 or 16. ``fragments``: 16-row fragments of a
+    warp. The warp reuses each loaded key and value for all of them.
     """
 
     warps: int
@@ -65,11 +67,12 @@ class OnlineTile:
 def online_attention(
     parts: AttentionParts, softmax: Softmax, sizes: OnlineTile, shares: bool = False
 ) -> Scheduled:
-    """A block has rows of queries, a warp 16 of them or several times 16, and walks over tiles of keys (``b_l``).
+    """Schedule an attention: a block has rows of queries, a warp one or more 16-row fragments of them.
 
-    Scores, logits and weights are one after another in the same registers, and so are values. Loops of the scores end
-    in 1, those of the values in 2. ``softmax``: its logit over the scores' accumulator. ``shares``: blocks have a
-    share of the tiles each (``b_s``); which tiles that are is the kernel's business, here each has all.
+    ``b_l`` is the loop over tiles of keys. Scores, logits and weights reuse the same registers one after another, and
+    so do values. Loops of the scores end in 1, those of the values in 2. ``softmax``: its logit over the scores'
+    accumulator. ``shares`` (split-KV): each block has a slice of the tiles (``b_s``). The kernel selects the tiles of a
+    slice; here each slice has all.
     """
     if sizes.step not in (4, 8, 16):
         raise refuse(f"an instruction of {sizes.step} steps")
@@ -116,9 +119,9 @@ def online_attention(
 def start_online(
     group: Group, parts: AttentionParts, key: Index, keys: int, phases: Sequence[Sequence[str]] = (ROWS,)
 ) -> Scheduled:
-    """The group in its original order, tiles of ``keys`` keys around the statements of a tile.
+    """Return the group in its original order, with a loop over tiles of ``keys`` keys around the statements of a tile.
 
-    ``key``: of the group's iterators; ``phases``: what is between the two products of a tile, in parts.
+    ``key``: the key as a function of the group's iterators; ``phases``: statements between the two products, in parts.
     """
     r, q = parts.score_roles, parts.value_roles
     left = [x for x in (LEAVE_TOP, LEAVE_TOTAL) if x in {y.name for y in group.statements}]
@@ -132,19 +135,21 @@ def start_online(
         return unmark(sequence_phases(kept, (*rows, *band), [[n] for n in names], axes, loops), MarkName.STAGE)
 
     inside = [part(x, TILE) for x in ((INIT,), (SCORE,), (LOGIT,), *phases, (VALUE,))]
-    middle = beside(group, [*shared, b("l")], *inside)
+    middle = join_parts(group, [*shared, b("l")], *inside)
     done = part([x.name for x in parts.values.epilogues], q.col)
-    last = beside(group, shared, *([part(left)] if left else []), part([FINISH]), done)
-    t = beside(group, shared, part(START), middle, last)
+    last = join_parts(group, shared, *([part(left)] if left else []), part([FINISH]), done)
+    t = join_parts(group, shared, part(START), middle, last)
     count, derived = dict(parts.scores.backbone.iters)[r.col], {r.col: key, q.block: key}
     extents, joined = {**t.map.extents, TILE: count.ceildiv(keys), KEYS: count}, {KEYS: key.subs({KEY: J1})}
     return replace(t, map=replace(t.map, derived=derived, joined=joined, open=frozenset({KEYS}), extents=extents))
 
 
 def keep_rows(t: Scheduled, parts: AttentionParts, unit: tuple[Coord, ...]) -> Scheduled:
-    """What a warp keeps: of a tile scores, then logits, then weights; of its rows; values, then the result.
+    """Assign storage to the data of a warp.
 
-    ``unit``: the loops of units that have a storage each; none where instructions of several warps meet it.
+    A tile has scores, then logits, then weights, and the values of its rows. The rows keep maxima and sums; the
+    weighted values become the result. ``unit``: the loops of units that have a storage each; empty if instructions of
+    several warps access it.
     """
     for array, name, storage in ((parts.scores.backbone.array, "acc1", "acc1"), (LOGITS, LOGITS, "acc1"),
                                  (WEIGHTS, WEIGHTS, "acc1"), (PEAK, PEAK, ""), (SCALE, SCALE, "")):  # fmt: skip
@@ -156,9 +161,9 @@ def keep_rows(t: Scheduled, parts: AttentionParts, unit: tuple[Coord, ...]) -> S
 
 
 def _operands(t: Scheduled, parts: AttentionParts, keys: tuple[list[str], list[str], list[str]]) -> Scheduled:
-    """Copies to shared memory, a tile at a time, and from there to registers, an instruction's step at a time.
+    """Copy operands to shared memory, a tile at a time, and from there to registers, an instruction's step at a time.
 
-    All run both axes of their tiles, also where an operand is the same along one of them.
+    All copies run over both axes of their tiles, even if an operand is the same along one of them.
     """
     i, unit, (steps, within, points), head = "i", (w("i"),), keys, [f(K1), p(K1)]
     rows, wide = [d.name for d in t.map.axes[i] if d.name not in (b(i), w(i), f(i))], [d.name for d in t.map.axes[J2]]

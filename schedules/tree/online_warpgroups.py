@@ -39,14 +39,16 @@ from polydyn.schedules.tree.scheduled import Scheduled
 from polydyn.schedules.tree.strategies import operand
 
 RESCALE = ROWS[-1]
-"""The statement that scales what the second product adds to."""
+"""The statement that scales the accumulator of the second product."""
 
 
 @dataclass(frozen=True)
 class WarpgroupOnlineTile:
-    """Sizes: ``groups`` of four warps in a block, with 16 rows each; ``keys`` of a tile; ``depth`` and ``width`` of
-    heads of scores and values, in (panels that a box brings at once, pieces of a panel): of ``step`` steps of an
-    instruction, and of 8 columns.
+    """Sizes of an attention kernel with warpgroups.
+
+    ``groups``: warpgroups of four warps in a block, with 16 rows per warp. ``keys``: keys of a tile. ``depth`` and
+    ``width``: head sizes of scores and values, as (panels that one box loads, pieces of a panel). A piece of ``depth``
+    has ``step`` K steps of an instruction, a piece of ``width`` has 8 columns.
     """
 
     groups: int
@@ -57,10 +59,13 @@ class WarpgroupOnlineTile:
 
 
 def online_warpgroups(parts: AttentionParts, softmax: Softmax, sizes: WarpgroupOnlineTile) -> Scheduled:
-    """A block has rows of queries, a warpgroup 64 of them, and walks over tiles of keys (``b_l``) that come as boxes.
+    """Schedule an attention: a block has rows of queries, a warpgroup 64 of them.
 
-    Both products of a tile are a warpgroup's, the rows between them a warp's; weights are packed apart from scores, so
-    that a tile's second product may run beside the next one's scores. ``softmax``: as for ``online_attention``.
+    It loads tiles of keys (``b_l``) as boxes.
+
+    A warpgroup computes both products of a tile, a warp the rows between them. Weights are packed separately from
+    scores, so that the second product of a tile may overlap the scores of the next one. ``softmax`` as for
+    ``online_attention``.
     """
     group, key = online(parts, softmax, sizes.keys)
     i, r, done = "i", parts.score_roles, [x.name for x in parts.values.epilogues]
@@ -89,7 +94,7 @@ def online_warpgroups(parts: AttentionParts, softmax: Softmax, sizes: WarpgroupO
     first, second = parts.score_roles, parts.value_roles
     array = [operand(x, n) for x, n in ((parts.scores, first.row), (parts.scores, first.col),
                                         (parts.values, second.col))]  # fmt: skip
-    # staging has made several digits of p_i and f_j2
+    # staging has split p_i and f_j2 into several digits
     points, columns = ([d.name for d in t.map.axes[x] if d.name not in (b(i), *warps, s(J2))] for x in (i, J2))
     t = promote(t, WEIGHTS, i, FRAG_W, "a_frag2", g(i), [VALUE], {h(i): [h(i)], f(K2): [g(J1)]},
                 [*points, h(J1), p(J1)], (g(i),))  # fmt: skip

@@ -1,5 +1,4 @@
-"""How the schedule of a product begins whose reduction is dealt to parts that sum by themselves (``deal_reduction``).
-
+"""The start of a schedule for a product whose reduction is split into parts (``deal_reduction``).
 Parts are lanes and warps of a block (``few_rows``), or blocks of a cluster (``gpu``, ``warpgroups``).
 """
 
@@ -11,7 +10,7 @@ from dataclasses import replace
 from polydyn.schedules.model import Group, Statement
 from polydyn.schedules.solution.reuse import Solver
 from polydyn.schedules.tiling import Roles
-from polydyn.schedules.tree.loops import beside, fuse
+from polydyn.schedules.tree.loops import fuse, join_parts
 from polydyn.schedules.tree.names import End, b, it, p
 from polydyn.schedules.tree.rewrites import CLEAR, PART, POINT, ROUND, SUM, deal_reduction
 from polydyn.schedules.tree.scheduled import Scheduled
@@ -19,8 +18,9 @@ from polydyn.schedules.tree.strategies import ACC, INIT
 
 
 def start_in_parts(group: Group, roles: Roles, parts: int, points: int) -> Scheduled:
-    """The solved matrix of the sums of each part, of their sum, and of each epilogue, beside each other in the shared
-    loops i, j; a part has ``points`` neighbouring steps in every round.
+    """Return the solved matrix of each part's sums, of their sum, and of each epilogue, in the shared loops i, j.
+
+    A part has ``points`` consecutive steps in every round.
     """
     roles = roles if roles.sunk else Solver(group).contract(roles)
     whole, derived = deal_reduction(group, roles.block, parts, points)
@@ -31,7 +31,7 @@ def start_in_parts(group: Group, roles: Roles, parts: int, points: int) -> Sched
         kept: tuple[Statement, ...] = tuple(map(whole.statement, names))
         return replace(whole, statements=kept)
 
-    t = beside(
+    t = join_parts(
         whole, [*map(it, roles.batch), it("i"), it("j")],
         fuse(part([INIT, ACC]), (*band, PART), (ROUND, POINT), {INIT: ends[INIT]}, axes, loops),
         fuse(part([CLEAR, SUM]), band, (PART,), {CLEAR: ends[INIT]}, axes),

@@ -1,4 +1,4 @@
-"""Rewrites of a group before it is scheduled: reductions as one, in another order, in shares."""
+"""Rewrites of a group before it is scheduled: merged, reordered and split reductions."""
 
 from __future__ import annotations
 
@@ -16,19 +16,20 @@ V = Index.of
 
 
 def merge(group: Group, iterators: Sequence[str], into: str) -> tuple[Group, dict[str, Index]]:
-    """The reductions of a group as one, their mixed radix (the first is the most significant).
+    """Merge the reductions of a group into one, their mixed radix (the first is the most significant).
 
-    Returns the group and what each old iterator is of ``into``. A product of parameters has no affine form, so such an
-    extent becomes the parameter ``steps``. isl: none; Halide, TVM: fuse.
+    Return the group and each old iterator as a function of ``into``. A product of parameters has no affine form, so
+    such an extent becomes the parameter ``steps``.
+    isl: none; Halide, TVM: fuse.
     Before: for k, r. After: for step, with k = step // R and r = step % R.
-    Refuses: something besides inputs depends on the single ones.
+    Refuses: anything except inputs depends on the single iterators.
     """
     acc = group.backbone
     if len(iterators) == 1 and iterators[0] == into:
         return group, {}
     for a in (acc.write, *(a for a in read_accesses(acc) if group.arrays[a.array].role == "local")):
         if any(i.symbols() & set(iterators) for i in a.index):
-            raise ScheduleError(f"{acc.name} meets {a.array} at a reduction step", node=acc.name, tensor=a.array)
+            raise ScheduleError(f"{acc.name} accesses {a.array} at a reduction step", node=acc.name, tensor=a.array)
     extents = dict(acc.iters)
     size, env, rest = product(extents[x] for x in iterators), dict[str, Index](), V(into)
     for x in reversed(iterators[1:]):
@@ -43,11 +44,12 @@ def merge(group: Group, iterators: Sequence[str], into: str) -> tuple[Group, dic
 
 
 def pad_reduction(group: Group, iterator: str, extent: Index) -> Group:
-    """A sum of products that runs on to ``extent`` along a reduction, where both factors are 0.
+    """Extend a sum of products to ``extent`` along a reduction; both factors are 0 in the added part.
 
-    isl: none; Halide: align_bounds; TVM: pad_einsum. Before: for k < n: D[x] += a(x, k) * b(x, k).
-    After: for k < extent: D[x] += (a(x, k) if k < n else 0) * (b(x, k) if k < n else 0).
-    Refuses: what is no sum of products; an extent that is not known.
+    isl: none; Halide: align_bounds; TVM: pad_einsum.
+    Before: for k < n: D[x] += a(x, k) * b(x, k). After: for k < extent: D[x] += (a(x, k) if k < n else 0) * (b(x, k) if
+    k < n else 0).
+    Refuses: a reduction that is not a sum of products; an unknown extent.
     """
     acc, (low, high) = group.backbone, (dict(group.backbone.iters)[iterator].constant, extent.constant)
     v = acc.value
@@ -58,11 +60,11 @@ def pad_reduction(group: Group, iterator: str, extent: Index) -> Group:
         or high is None
         or high < low
     ):
-        raise refuse(f"{acc.name} is no sum of products of {low} steps that could be {high}")
+        raise refuse(f"{acc.name} is not a sum of products that {low} steps could extend to {high}")
     exists = op("lt", FromIndex("int64", V(iterator)), const(low, "int64"))
 
     def factor(x: Value) -> Value:
-        if isinstance(x, Op) and x.name == "cast":  # it is read as it is stored
+        if isinstance(x, Op) and x.name == "cast":  # the widening stays outermost
             return replace(x, args=(factor(x.args[0]),))
         zero = const(0 if x.dtype in INTEGERS else 0.0, x.dtype)
         if isinstance(x, Op) and x.name == "where" and x.args[2] == zero:
@@ -75,10 +77,10 @@ def pad_reduction(group: Group, iterator: str, extent: Index) -> Group:
 
 
 def permute_reduction(group: Group, order: Sequence[str]) -> Group:
-    """The reduction's iterators in this order, outermost first. isl: a band's partial schedule; Halide, TVM: reorder.
+    """Reorder the reduction's iterators, outermost first. isl: a band's partial schedule; Halide, TVM: reorder.
 
-    Before: for j, k: D[x] += f(x, j, k). After: for k, j. Refuses: a reduction that may not be reassociated; other
-    iterators than the reduction's.
+    Before: for j, k: D[x] += f(x, j, k). After: for k, j.
+    Refuses: a reduction that may not be reassociated; other iterators than the reduction's.
     """
     acc = group.backbone
     reassociated(acc)
@@ -90,17 +92,19 @@ def permute_reduction(group: Group, order: Sequence[str]) -> Group:
 
 
 def reassociated(acc: Statement) -> None:
-    """Refuses a reduction whose steps may not be taken in any order."""
+    """Refuse a reduction whose steps may not be reordered."""
     if acc.reduce not in ("sum", "max", "min"):
         raise refuse(f"{acc.reduce} may not be reassociated")
 
 
 def split_reduction(group: Group, share: str = SHARE, shares: str = SHARES) -> Group:
-    """Every statement once for each of ``shares`` parts of the reduction: ``share`` is one more parallel iterator.
+    """Split a reduction (split-K): every statement runs once per slice, with ``share`` as one more parallel iterator.
 
-    Which steps a part sums is the kernel's business (``passes.tiles.balance`` and ``share_steps``: consecutive parts
-    that cover all steps); here each sums all. isl: none; Halide, TVM: rfactor. Before: D[x] += f(x, k).
-    After: D[x, share] += f(x, k). Refuses: a reduction that may not be reassociated.
+    ``shares`` is the number of slices. The kernel selects the steps of a slice (``passes.tiles.balance`` and
+    ``share_steps``: consecutive slices that cover all steps); here each slice sums all steps.
+    isl: none; Halide, TVM: rfactor.
+    Before: D[x] += f(x, k). After: D[x, share] += f(x, k).
+    Refuses: a reduction that may not be reassociated.
     """
     acc = group.backbone
     reassociated(acc)
@@ -111,32 +115,33 @@ def split_reduction(group: Group, share: str = SHARE, shares: str = SHARES) -> G
     def value(v: Value) -> Value:
         return replace(v, index=(*v.index, V(share))) if isinstance(v, Load) and v.buffer == acc.array else v
 
-    def of(s: Statement) -> Statement:
+    def in_slices(s: Statement) -> Statement:
         index = (*s.index, V(share)) if s.array == acc.array else s.index
         return replace(s, iters=(more, *s.iters), index=index, value=transform(s.value, value))
 
     params = group.params if shares in group.params else (*group.params, shares)
-    return replace(group, params=params, arrays=arrays, statements=tuple(map(of, group.statements)))
+    return replace(group, params=params, arrays=arrays, statements=tuple(map(in_slices, group.statements)))
 
 
 CLEAR, SUM, PARTS = "CLEAR", "SUM", "parts"
 """The statements that add partial sums, and the array of these."""
 ROUND, PART, POINT = "round", "part", "point"
-"""The iterators of a reduction that is dealt to lanes: k = (round * lanes + part) * points + point."""
+"""The iterators of a reduction that is split over lanes: k = (round * lanes + part) * points + point."""
 
 
 def deal_reduction(group: Group, iterator: str, lanes: int, points: int) -> tuple[Group, dict[str, Index]]:
-    """The reduction dealt to lanes that sum by themselves, and the sum of their sums.
+    """Split a reduction over lanes that sum separately, and add their sums.
 
-    A lane has ``points`` neighbouring steps in every round. Returns the group and what the old iterator is of the new
-    ones. Beyond the last step nothing is summed: the schedule cuts there (``TileMap.joined``).
-    isl: none; Halide, TVM: rfactor. Before: D[x] = 0; D[x] += f(x, k).
-    After: parts[x, part] = 0; parts[x, part] += f(x, k); D[x] = 0; D[x] += parts[x, part].
+    A lane has ``points`` consecutive steps in every round. Return the group and the old iterator as a function of the
+    new ones. The schedule cuts the loops after the last step (``TileMap.joined``).
+    isl: none; Halide, TVM: rfactor.
+    Before: D[x] = 0; D[x] += f(x, k). After: parts[x, part] = 0; parts[x, part] += f(x, k); D[x] = 0; D[x] += parts[x,
+    part].
     Refuses: a reduction that may not be reassociated, or has other iterators too.
     """
     acc, init = group.backbone, group.init
     if acc.reduce != "sum":
-        raise refuse(f"{acc.reduce} is not dealt to lanes")
+        raise refuse(f"{acc.reduce} cannot be split over lanes")
     if set(acc.iterators) - set(init.iterators) != {iterator}:
         raise refuse(f"{acc.name} sums over more than {iterator}")
     k = (V(ROUND) * lanes + PART) * points + POINT

@@ -23,9 +23,9 @@ _T = TypeVar("_T")
 class Buffer:
     """Storage inside the kernel for elements of ``array``.
 
-    ``axes``: of the array's dims. ``fixed``: digits that do not change while the contents are meant; the others are
-    its cells. ``scope``: loops (of units) whose every value has a storage of its own. ``storage``: its name where
-    several buffers are one, whose contents follow each other.
+    ``axes``: the axes of the array's dims. ``fixed``: digits that are constant for one set of contents; the other
+    digits address the cells. ``scope``: loops (of units) with separate storage for each value. ``storage``: the name of
+    the storage if several buffers use the same one, one after another.
     """
 
     name: str
@@ -43,7 +43,7 @@ class Buffer:
 
 @dataclass(frozen=True)
 class Flow:
-    """A statement meets a buffer."""
+    """An access of a statement to a buffer."""
 
     statement: str
     meets: Meets
@@ -61,8 +61,9 @@ class Carried:
 
 @dataclass(frozen=True)
 class Clip:
-    """A statement runs where the element of an axis exists. ``whole``: so many least significant digits are not cut
-    (a vector is copied when its first lane exists).
+    """A bound: a statement runs only where the element of an axis exists.
+
+    ``whole``: the number of least significant digits that are not cut (a vector is copied if its first lane exists).
     """
 
     statement: str
@@ -72,7 +73,11 @@ class Clip:
 
 @dataclass(frozen=True)
 class Scheduled:
-    """``parallel``: (level, loops) that run at once. ``padded``: statements that also run where no element is."""
+    """A group with a tree and a tile map.
+
+    ``parallel``: (level, loops) that run in parallel. ``padded``: statements that also run on points without an
+    element.
+    """
 
     group: Group
     tree: Tree
@@ -85,57 +90,58 @@ class Scheduled:
     clips: tuple[Clip, ...] = ()
 
     def view(self, statement: str) -> View:
-        """A statement in tile space."""
+        """Return a statement in tile space."""
         return self.map.views[statement]
 
     def put(self, views: Mapping[str, View]) -> Scheduled:
-        """With these views added or replaced."""
+        """Return a copy with these views added or replaced."""
         return replace(self, map=replace(self.map, views={**self.map.views, **views}))
 
     def buffer(self, name: str) -> Buffer:
-        """The buffer of that name. ScheduleError when there is none."""
+        """Return the buffer of that name. ScheduleError: there is none."""
         for x in self.buffers:
             if x.name == name:
                 return x
         raise ScheduleError(f"no buffer {name}: {[x.name for x in self.buffers]}", tensor=name)
 
     def holding(self, buffers: Iterable[Buffer], axes: set[str]) -> list[Buffer]:
-        """Of buffers of one array those that an access along these axes means: a copy may run other axes too."""
+        """Select the buffers, all of one array, that an access along these axes uses: a copy may run other axes too."""
         every = list(buffers)
         return [x for x in every if set(x.axes) == axes] or [x for x in every if axes <= set(x.axes)]
 
     def cell(self, statement: str, buffer: str, apart: str = "") -> dict[str, Index]:
-        """Where a statement meets a buffer: axis -> the place inside it, in the statement's coordinates.
+        """Return the cell that a statement accesses: axis -> offset inside the buffer, in the statement's coordinates.
 
-        ``apart``: name of a digit that is left out, for buffers that keep it as a dim of its own.
+        ``apart``: the name of a digit that is left out, for buffers that keep it as a dim of its own.
         """
         x = self.buffer(buffer)
         left = {d for axis in x.axes for d in self.map.axes[axis] if d.name == apart}
         return {axis: self.map.element(statement, axis, x.fixed | left) for axis in x.axes}
 
     def extents(self) -> dict[Coord, Index]:
-        """Steps of every loop; of the first digit of an axis as many as its extent needs. (Of a name that several
-        loops have, those of the last one: ``parameters`` tells them apart.)
+        """Return the number of steps of every loop. For the first digit of an axis it follows from the extent.
+
+        If several loops have one name, it is that of the last one; ``parameters`` distinguishes them.
         """
         counts = {n: e for n, (_, e) in self.map.sizes().items()}
         return {x.coord: x.extent.subs(counts) for w in self.map.views.values() for x in w.loops}
 
     def parameters(self) -> dict[str, Index]:
-        """What stands for the steps of loops in ``tiled`` -> their number."""
+        """Return the parameters of loops in ``tiled`` -> their number of steps."""
         counts = {n: e for n, (_, e) in self.map.sizes().items()}
         return {_parameter(x): x.extent.subs(counts) for w in self.map.views.values() for x in w.loops}
 
     def parameter(self, statement: str, loop: Coord) -> str:
-        """What stands for the steps of a statement's loop in ``tiled``."""
+        """Return the parameter for the number of steps of a statement's loop in ``tiled``."""
         return _parameter(the([x for x in self.view(statement).loops if x.coord == loop], f"no loop {loop}"))
 
     def shape(self, buffer: str) -> dict[str, Index]:
-        """Axis -> elements of a buffer along it."""
+        """Return axis -> elements of a buffer along it."""
         x = self.buffer(buffer)
         return {axis: product(d.size for d in self.map.axes[axis] if d not in x.fixed) for axis in x.axes}
 
     def live(self, statement: str) -> tuple[tuple[Index, Index], ...]:
-        """Where a statement runs: (element, extent) pairs, element < extent, for each axis along which it is cut."""
+        """Return (element, extent), element < extent, for each axis along which the statement is cut."""
         out = []
         for x in self.clips:
             if x.statement == statement:
@@ -147,7 +153,7 @@ class Scheduled:
         return tuple(out)
 
     def tiled(self) -> TiledGroup:
-        """What code generation walks: the tree with statements over loops, whose extents are parameters."""
+        """Return the input of code generation: the tree with statements over loops, whose extents are parameters."""
         tree, statements = flat(self.tree), []
         for n, view in self.map.views.items():
             order = path(tree, n)
@@ -166,13 +172,13 @@ class Scheduled:
         whole: dict[str, Index] = {}
         for x in (x for view in self.map.views.values() for x in view.loops if x.digits):
             axis = x.digits[0].axis
-            if x.digits == self.map.axes[axis] and x.digits[0].when is When.COUNT:  # what runs all of it ends with it
+            if x.digits == self.map.axes[axis] and x.digits[0].when is When.COUNT:  # it runs the whole axis
                 whole[_parameter(x)] = self.map.extents[axis]
         return TiledGroup(self.tree, tuple(statements), tuple(used), tasks, whole)
 
 
 def _parameter(x: Loop) -> str:
-    """Loops of one digit are named after it, so that loops of one name may run different digits."""
+    """Name a loop's parameter. Loops of one digit are named after it, so that equal names may run different digits."""
     return extent(Coord(x.digits[0].name) if len(x.digits) == 1 else x.coord)
 
 
@@ -180,7 +186,7 @@ def _parameter(x: Loop) -> str:
 
 
 def flat(tree: Tree) -> Tree:
-    """Bands directly below bands become one band, sequences directly below sequences one sequence."""
+    """Merge bands directly below bands, and sequences directly below sequences."""
     if isinstance(tree, Band):
         below = flat(tree.child)
         if isinstance(below, Band):
@@ -198,7 +204,7 @@ def flat(tree: Tree) -> Tree:
 
 
 def path(tree: Tree, statement: str) -> tuple[Coord, ...]:
-    """The loops around a statement, outermost first."""
+    """Return the loops around a statement, outermost first."""
     if isinstance(tree, Band):
         return (*map(Coord, tree.members), *path(tree.child, statement))
     if isinstance(tree, Mark):
@@ -209,8 +215,9 @@ def path(tree: Tree, statement: str) -> tuple[Coord, ...]:
 
 
 def rewrite(tree: Tree, names: frozenset[str], f: Callable[[Tree, frozenset[str]], Tree | None]) -> Tree:
-    """The tree with nodes replaced by what ``f(node, statements below it)`` gives, outermost first; where it gives
-    None the node stays and what is below is asked.
+    """Replace nodes by the result of ``f(node, statements below it)``, outermost first.
+
+    If the result is None, the node stays and its children are rewritten.
     """
     new = f(tree, names)
     if new is not None:
@@ -223,21 +230,21 @@ def rewrite(tree: Tree, names: frozenset[str], f: Callable[[Tree, frozenset[str]
 
 
 def below(tree: Tree) -> frozenset[str]:
-    """The statements that sequences list below a node; none when there is no sequence."""
+    """Return the statements that sequences list below a node; empty if there is no sequence."""
     if isinstance(tree, Sequence):
         return frozenset(x for names, y in tree.children for x in (below(y) or names))
     return frozenset() if isinstance(tree, Leaf) else below(tree.child)
 
 
 def relist(tree: Tree) -> Tree:
-    """Sequences list what stands below them, after statements were added."""
+    """Update the statements that sequences list, after statements were added."""
     if isinstance(tree, Sequence):
         return Sequence(tuple((below(x) or names, relist(x)) for names, x in tree.children))
     return tree if isinstance(tree, Leaf) else replace(tree, child=relist(tree.child))
 
 
 def without_marks(tree: Tree, names: Collection[MarkName] | None = None) -> Tree:
-    """The tree without marks of these names, by default without any."""
+    """Remove the marks of these names, by default all marks."""
     if isinstance(tree, Mark) and (names is None or tree.name in names):
         return without_marks(tree.child, names)
     if isinstance(tree, Sequence):
@@ -246,17 +253,17 @@ def without_marks(tree: Tree, names: Collection[MarkName] | None = None) -> Tree
 
 
 def all_of(t: Scheduled) -> frozenset[str]:
-    """All statements."""
+    """Return all statements."""
     return frozenset(t.map.views)
 
 
-def refuse(why: str, remedy: str | None = None, rule: str = "transformation") -> ScheduleError:
-    """The error of a transformation that does not fit."""
-    return ScheduleError(why, rule=rule, remedy=remedy)
+def refuse(reason: str, remedy: str | None = None, rule: str = "transformation") -> ScheduleError:
+    """Return the error of a transformation that does not fit."""
+    return ScheduleError(reason, rule=rule, remedy=remedy)
 
 
-def the(found: list[_T], why: str) -> _T:
-    """The first that was found; refused when there is none."""
-    if not found:
-        raise refuse(why)
-    return found[0]
+def the(matches: list[_T], reason: str) -> _T:
+    """Return the first match; refuse with the reason if there is none."""
+    if not matches:
+        raise refuse(reason)
+    return matches[0]

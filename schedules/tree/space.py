@@ -1,4 +1,4 @@
-"""A scheduled group in digit space: what the proof sees of it. Sizes are symbols of their own, one for each digit."""
+"""A scheduled group in digit space, as the proof uses it. Sizes are separate symbols, one for each digit."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from polydyn.schedules.tree.tilemap import Digit, Loop, View, When
 
 V = Index.of
 UNIT = "unit"
-"""The level of what runs at once inside a block: warps or threads, which barriers order."""
+"""The level of parallelism inside a block: warps or threads, which barriers order."""
 
 
 @dataclass(frozen=True)
 class Structure:
-    """What the proof sees of a scheduled group besides its form: no sizes. Hashable."""
+    """The part of a scheduled group, besides its form, that the proof depends on. It has no sizes. Hashable."""
 
     tree: Tree
     axes: tuple[tuple[str, tuple[Digit, ...]], ...]
@@ -39,7 +39,7 @@ class Structure:
 
 
 def structure(t: Scheduled) -> Structure:
-    """The structure of a scheduled group: every digit's size is a symbol of its own."""
+    """Return the structure of a scheduled group, in which every digit's size is a symbol of its own."""
 
     def free(d: Digit) -> Digit:
         return Digit(d.axis, d.name, V(f"size_{d.name}"), d.when)
@@ -77,11 +77,11 @@ class Space:
         self.coords = {s.name: s.coords for s in self.statements}
 
     def digits(self, s: Statement) -> tuple[Digit, ...]:
-        """The digits of a statement's iterators."""
+        """Return the digits of a statement's iterators."""
         return tuple(d for x in s.iterators for d in self.axes[self.iterators[s.name, x]])
 
     def _group(self) -> Group:
-        """The group over digits. Subscripts matter in messages only: dependences come from the group itself."""
+        """Return the group over digits. Subscripts only appear in messages: dependences come from the group itself."""
         statements = []
         for s in self.bare.statements:
 
@@ -111,13 +111,13 @@ class Space:
         for k, low, short in view.guard:
             x = view.loop(k)
             if x is None or len(x.digits) != 1:
-                raise LegalityError(f"{n} is guarded along {k}, which is no single digit", node=n, rule="tile map")
+                raise LegalityError(f"{n} is guarded along {k}, which is not a single digit", node=n, rule="tile map")
             (d,) = x.digits
             conditions += [at_least(d.name, low), at_least(d.size - 1 - short, d.name)]
         return TileStatement(n, tuple(coords), tuple(conditions))
 
     def tree(self) -> Tree:
-        """The tree with every loop as the loops of its digits."""
+        """Return the tree with every loop as the loops of its digits."""
 
         def go(node: Tree, names: frozenset[str]) -> Tree:
             if isinstance(node, Sequence):
@@ -131,7 +131,7 @@ class Space:
         return go(self.x.tree, frozenset(self.views))
 
     def _run(self, loop: Coord, names: frozenset[str]) -> tuple[str, ...]:
-        """The digits of a loop, the same for all statements in it."""
+        """Return the digits of a loop, which are the same for all statements in it."""
         runs = {n: tuple(d.name for d in x.digits) for n in sorted(names) if (x := self.views[n].loop(loop))}
         if len(runs) < len(names) or len(set(runs.values())) != 1:
             raise LegalityError(
@@ -140,7 +140,10 @@ class Space:
         return next(iter(runs.values()))
 
     def images(self) -> isl.UnionMap:
-        """Digit instance of the group -> tile-space instance; they differ in the steps of sunk statements only."""
+        """Return digit instance of the group -> tile-space instance.
+
+        They differ only in the steps of sunk statements.
+        """
         parts = []
         for s in self.group.statements:
             exprs: list[Index] = []
@@ -156,11 +159,13 @@ class Space:
     def _box(self, s: Statement) -> isl.Set:
         return frame(s.name, s.iterators, self.params).where([c for n, e in s.iters for c in between(0, n, e)])
 
-    def dependences(self, of: Dependences) -> Dependences:
-        """The group's dependences over digits, a superset of them: equal iterators are equal digits, what moves
-        forwards lexicographically does so in digits, anything else is not restricted.
+    def dependences(self, deps: Dependences) -> Dependences:
+        """Return a superset of the group's dependences over digits.
+
+        Equal iterators are equal digits, and iterators that move forwards lexicographically do so in digits. Nothing
+        else is restricted.
         """
-        moved = union_maps((self._moved(m) for m in of.strict_pairs), self.params)
+        moved = union_maps((self._moved(m) for m in deps.strict_pairs), self.params)
         none = isl.UnionMap.empty(self.context.get_space())
         return Dependences(self.context, moved, none, none, none, none)
 
@@ -198,10 +203,10 @@ class Space:
         return out.intersect_domain(self._box(x)).intersect_range(self._box(y))
 
     def place(self, n: str, level: str) -> list[Index] | None:
-        """The task or unit of an instance of a statement, as values of digits; None when it has none.
+        """Return the task or unit of an instance of a statement, as values of digits, or None if it has none.
 
-        A level may be given by several sets of loops: a warp has one over all warps, an instruction of a warpgroup one
-        over warpgroups, in which the warp is a digit of its rows. Whoever has one of them has the digits of all.
+        Several sets of loops may define a level: a warp has one over all warps, an instruction of a warpgroup one over
+        warpgroups, in which the warp is a digit of its rows. A statement with one of these sets has the digits of all.
         """
         entries = [loops for of, loops in self.x.parallel if of == level]
         view = self.views[n]
@@ -216,9 +221,9 @@ class Space:
         return [_at(d, ends[d]) for d in digits]
 
     def check_parallel(self, deps: Dependences) -> None:
-        """No dependence leads from one task to another, or from one unit of a block to another.
+        """Check that no dependence leads from one task to another, or from one unit of a block to another.
 
-        Statements without a unit are the whole block's: a barrier stands between them and those of units.
+        Statements without a unit belong to the whole block: a barrier separates them from statements of units.
         """
         for level in dict.fromkeys(level for level, _ in self.x.parallel):
             rows = {}
@@ -239,5 +244,5 @@ class Space:
 
 
 def _at(d: Digit, end: End | None) -> Index:
-    """The value of a digit: of a statement at an end of its loop the first or last."""
+    """Return the value of a digit. For a statement at an end of its loop it is the first or last value."""
     return V(d.name) if end is None else V(0) if end is End.FIRST else d.size - 1

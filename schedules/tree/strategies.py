@@ -37,19 +37,21 @@ from polydyn.schedules.tree.space import UNIT
 
 V = Index.of
 INIT, LOAD, ACC, SAVE, PACK, FILL, DONE = "INIT", "LOAD", "ACC", "SAVE", "PACK", "FILL", "DONE"
-"""Statements; epilogues are called DONE and a number."""
+"""Statements. Epilogues are called DONE and a number."""
 SUMS, PANEL, ROWS = "acc", "panel", "rows"
 """Buffers."""
 FIRST_ROW, SHARE_ROWS, SHARE_ROWS_END, SHARE_COLUMNS, SHARE_COLUMNS_END = "o_i", "r_lo", "r_hi", "c_lo", "c_hi"
-"""The first row of a register tile; rows and column tiles of a share: the first one, and the one behind the last."""
+"""The first row of a register tile; the first row and the end of a task's rows; the same for its column tiles."""
 VECTOR = Coord("v")
 """Vectors of a panel."""
 
 
 @dataclass(frozen=True)
 class CpuTile:
-    """Sizes of a CPU product: the register tile in ``rows`` x ``vectors`` of ``lanes`` columns, ``steps`` of a block of
-    the reduction. ``blocks``: 1 when one block is the whole reduction.
+    """Sizes of a CPU product.
+
+    The register tile has ``rows`` x ``vectors`` of ``lanes`` columns. ``steps``: steps of a block of the reduction.
+    ``blocks``: 1 if one block is the whole reduction.
     """
 
     rows: Size = "P_i"
@@ -60,19 +62,19 @@ class CpuTile:
 
 
 def in_shares(group: Group, roles: Roles) -> tuple[Group, Roles]:
-    """A product whose reduction is split: the share is one more batch (``rewrites.split_reduction``)."""
+    """Return a product with a split reduction. The slice is one more batch (``rewrites.split_reduction``)."""
     return split_reduction(group), replace(roles, batch=(*roles.batch, SHARE))
 
 
 def loop_of(iterator: str) -> Coord:
-    """The loop of an iterator that is not tiled; that of the shares of a reduction is ``b_s``."""
+    """Return the loop of an iterator that is not tiled; the slices of a reduction have ``b_s``."""
     return b("s") if iterator == SHARE else it(iterator)
 
 
 def start_product(group: Group, roles: Roles) -> Scheduled:
-    """The solved matrix of a product: initialiser at the first, epilogues at the last step of every reduction.
+    """Return the solved matrix of a product: initialiser at the first, epilogues at the last step of every reduction.
 
-    ``roles``: with the steps of sunk statements, or the matrix is solved here. ScheduleError: the group is no product
+    If ``roles`` have no steps of sunk statements, the matrix is solved here. ScheduleError: the group is not a product
     of these roles.
     """
     roles = roles if roles.sunk else Solver(group).contract(roles)
@@ -92,10 +94,10 @@ def cpu_product(
     group: Group, roles: Roles, sizes: CpuTile = SYMBOLS, pack: bool = False, fill: bool = False,
     places: Sequence[str] = (), split: bool = False,
 ) -> Scheduled:  # fmt: skip
-    """A matmul-like group on the CPU (TSCompiler 5.2; BLIS's loops): tasks of register tiles, blocks of the reduction.
+    """Schedule a matmul-like group on the CPU (TSCompiler 5.2; BLIS's loops): tasks of register tiles, blocks of K.
 
-    ``pack``: PACK copies the columns of a block into panels; ``fill``: FILL copies its rows, or where there are
-    ``places`` a footprint, element by element of a box of places. ``split``: tasks have shares of the reduction.
+    ``pack``: PACK copies the columns of a block into panels. ``fill``: FILL copies its rows, or, given ``places``, a
+    footprint, element by element of a box of places. ``split``: tasks have slices of the reduction (split-K).
     """
     group, roles = in_shares(group, roles) if split else (group, roles)
     batch, inner = tuple(map(loop_of, roles.batch)), tuple(map(it, roles.inner))
@@ -135,31 +137,31 @@ def cpu_product(
 
 
 def columns(x: CpuTile) -> Size:
-    """Columns of a register tile: as a number where it is one."""
+    """Return the columns of a register tile, as a number if possible."""
     vectors, lanes = (V(n).constant for n in (x.vectors, x.lanes) if not isinstance(n, Launch))
     return "P_j" if vectors is None or lanes is None else vectors * lanes
 
 
 def statements_along(t: Scheduled, axis: str) -> list[str]:
-    """The statements that run every digit of an axis, copies left out."""
+    """Return the statements that run every digit of an axis, except copies."""
     digits = set(t.map.axes[axis])
     return [n for n, w in t.map.views.items() if digits <= set(w.digits) and w.role is not Role.COPY]
 
 
 def operand(group: Group, iterator: str) -> str:
-    """The array that the accumulation reads along an iterator."""
+    """Return the array that the accumulation reads along an iterator."""
     acc = group.backbone
-    found = [x for x in read_accesses(acc)[1:] if any(iterator in i.symbols() for i in x.index)]
-    if not found:
+    accesses = [x for x in read_accesses(acc)[1:] if any(iterator in i.symbols() for i in x.index)]
+    if not accesses:
         raise ScheduleError(f"{acc.name} reads nothing along {iterator}", node=acc.name, rule="operands")
-    return max(found, key=lambda x: len({n for i in x.index for n in i.symbols()} & set(acc.iterators))).array
+    return max(accesses, key=lambda x: len({n for i in x.index for n in i.symbols()} & set(acc.iterators))).array
 
 
 def row_operand(group: Group, roles: Roles, steps: str = "k") -> tuple[str, str]:
-    """The array that the accumulation reads along rows, and an axis that tells its read from others.
+    """Return the array that the accumulation reads along rows, and an axis that identifies its read.
 
-    A product of one row reads nothing along rows: then it is what runs the reduction, but no column. ``steps``: the
-    axis of the reduction, or its innermost part if it was split.
+    A product of one row reads nothing along rows: then it is the array that runs over the reduction but over no column.
+    ``steps``: the axis of the reduction, or its innermost part if it was split.
     """
     acc = group.backbone
     if any(roles.row in i.symbols() for x in read_accesses(acc)[1:] for i in x.index):
@@ -180,11 +182,11 @@ def nest(
     size: Size | None = None,
     in_flight: bool = False,
 ) -> Scheduled:
-    """Element-wise and stitch groups: the shared band as tasks, stages one after another inside (BladeDISC 4).
+    """Schedule element-wise and stitch groups: the shared band as tasks, stages one after another inside (BladeDISC 4).
 
-    ``band``, ``phases``: of the solved matrix. ``tiled``: tasks have tiles of the last iterator of the band (axis t),
-    with ``across`` of that iterator too (axis u); ``size``: elements of a tile, an argument of the kernel when not
-    given. The points of a tile are lanes: they run at once too. ``in_flight``: tasks have tiles of the last
+    ``band``, ``phases``: those of the solved matrix. ``tiled``: tasks have tiles of the last iterator of the band (axis
+    t), and with ``across`` of that iterator too (axis u). ``size``: elements of a tile; by default an argument of the
+    kernel. The points of a tile are lanes: they run in parallel too. ``in_flight``: tasks have tiles of the last
     iterator too, of a size that is an argument, and each point of them runs all stages.
     """
     in_tiles = tiled or in_flight
@@ -205,7 +207,7 @@ def nest(
 
 
 def serial(group: Group, band: Sequence[str], tiled: bool) -> Scheduled:
-    """An initialiser and steps that keep their order: tasks share no element.
+    """Schedule an initialiser and steps that keep their order: tasks share no element.
 
     ``band``: the iterators that both have. ``tiled``: the last one is innermost, in tiles (axis t) of a size that is an
     argument of the kernel; its points are lanes. Otherwise the last loop of the initialiser has lanes.

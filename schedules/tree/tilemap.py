@@ -1,6 +1,6 @@
-"""The tile map: which element of the group a tile coordinate stands for.
+"""The tile map: the element of the group that a tile coordinate represents.
 
-Stated once; the proof, the code generator and the interpreter read it.
+It is stated once; the proof, the code generator and the interpreter read it.
 
 An *axis* is an iterator of the group, or several that are aligned. Tiling writes it as a mixed-radix number whose
 *digits*, most significant first, are b, c, p and so on. A *loop* of a statement runs an ordered tuple of digits
@@ -9,12 +9,12 @@ An *axis* is an iterator of the group, or several that are aligned. Tiling write
     Lemma (mixed radix). For sizes >= 1 the digits of x >= 0 are unique, every combination of digits below their sizes
     is an x, and x < y iff digits(x) <lex digits(y).
 
-So equality and order of iterators are equality and lexicographic order of digits: affine whatever the sizes are.
+So equality and order of iterators are equality and lexicographic order of digits: affine for all sizes.
 
-The lemma does not need parts of equal size. Two kinds of uneven parts occur (``balance`` and ``even``): a block's share
+The lemma does not need parts of equal size. Two kinds of uneven parts occur (``balance`` and ``even``): a block's range
 of n tiles, ``[n*b // B, n*(b+1) // B)``, and tiles of nearly equal size, ``[n*c // C, n*(c+1) // C)`` elements. Both
 are consecutive, cover ``[0, n)`` and have at most ``ceil(n/B)`` members, so digits stay unique and their order stays
-the order of elements; only the place where a part begins changes, and that is what ``origins`` and ``shares`` say.
+the order of elements. Only the start of a part changes; ``origins`` and ``shares`` define it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ V = Index.of
 
 
 class When(Enum):
-    """When the size of a digit is a number."""
+    """When the size of a digit becomes a number."""
 
     BUILD = "when the kernel's text is made"
     LAUNCH = "an argument of the kernel"
@@ -40,7 +40,7 @@ class When(Enum):
 
 @dataclass(frozen=True)
 class Digit:
-    """One digit of an axis. ``size``: a number or an expression; of the top digit its count."""
+    """One digit of an axis. ``size`` is a number or an expression; for the top digit it is the count."""
 
     axis: str
     name: str
@@ -55,7 +55,7 @@ class Digit:
 class Loop:
     """A loop of one statement: the digits that it runs, most significant first.
 
-    ``at``: the statement has no such digits; it runs at the first or last of the steps only (the solved shift).
+    ``at``: the statement has no such digits; it runs only at the first or last step (the solved shift).
     """
 
     coord: Coord
@@ -73,7 +73,7 @@ class View:
     """A statement in tile space.
 
     ``hidden``: digits that a single instance covers, as one instruction does. ``guard``: (loop, low, short): the
-    statement runs at ``low <= loop < extent - short`` only.
+    statement runs only for ``low <= loop < extent - short``.
     """
 
     loops: tuple[Loop, ...]
@@ -82,7 +82,7 @@ class View:
     guard: tuple[tuple[Coord, int, int], ...] = ()
 
     def loop(self, coord: Coord) -> Loop | None:
-        """The loop of that name; None when the statement has none."""
+        """Return the loop of that name, or None."""
         return next((x for x in self.loops if x.coord == coord), None)
 
     @property
@@ -93,8 +93,10 @@ class View:
 
 @dataclass(frozen=True)
 class Origin:
-    """Where the tiles of an axis begin. ``tile``: the digit that counts tiles; kernels keep the first element of the
-    current tile in ``symbol``. ``even``: tiles have nearly equal sizes; otherwise each is as large as what is below.
+    """The starts of the tiles of an axis.
+
+    ``tile``: the digit that counts tiles. Kernels keep the first element of the current tile in ``symbol``. ``even``:
+    tiles have nearly equal sizes; otherwise the digits below determine the size.
     """
 
     tile: Digit
@@ -104,8 +106,10 @@ class Origin:
 
 @dataclass(frozen=True)
 class Share:
-    """A block's nearly equal share of an axis' tiles. ``tiles``: symbol of the first tile, ``elements``: symbol of the
-    first element, in kernels. The loop of the tiles alone counts along the whole axis, not from the block's first one.
+    """The nearly equal distribution of an axis' tiles over blocks.
+
+    ``tiles`` and ``elements``: the kernels' symbols for the first tile and the first element of a block. A loop over
+    tiles alone counts along the whole axis, not from the block's first one.
     """
 
     block: Digit
@@ -115,11 +119,13 @@ class Share:
 
 @dataclass(frozen=True)
 class TileMap:
-    """``axes``: digits of each axis, most significant first; ``extents``: of each axis; ``iterators``: (statement,
-    iterator) -> axis; ``views``: statement -> view; ``origins`` and ``shares``: axis -> where its parts begin.
-    ``derived``: iterators of the group before it was rewritten, as functions of iterators that it has now.
-    ``joined``: axes that a rewrite took apart, as functions of the axes of their parts; those of ``open`` run beyond
-    their extents, where the rewrite says what is computed.
+    """The relation between coordinates and elements.
+
+    ``axes``: digits of each axis, most significant first; ``extents``: axis -> extent; ``iterators``: (statement,
+    iterator) -> axis; ``views``: statement -> view; ``origins`` and ``shares``: axis -> the starts of its parts.
+    ``derived``: iterators of the group before it was rewritten, as functions of its current iterators. ``joined``: axes
+    that a rewrite split, as functions of the axes of their parts. The axes in ``open`` run past their extents; the
+    rewrite defines the computation there.
     """
 
     axes: Mapping[str, tuple[Digit, ...]]
@@ -135,13 +141,13 @@ class TileMap:
     # -- what it answers -----------------------------------------------------------------------------------------
 
     def parts(self, axis: str) -> tuple[str, ...]:
-        """The axes that an axis is made of: itself, where no rewrite took it apart."""
+        """Return the axes that an axis consists of: itself, unless a rewrite split it."""
         return tuple(sorted(self.joined[axis].symbols() & self.axes.keys())) if axis in self.joined else (axis,)
 
     def element(self, statement: str, axis: str, without: Collection[Digit] = ()) -> Index:
-        """The element of an axis that an instance stands for, in the statement's coordinates.
+        """Return the element of an axis that an instance represents, in the statement's coordinates.
 
-        ``without``: digits that count as 0, which gives the place inside a block, a tile or a buffer. ScheduleError:
+        ``without``: digits that count as 0, which gives the offset inside a block, a tile or a buffer. ScheduleError:
         the statement does not run a digit that counts.
         """
         if axis in self.joined:
@@ -157,7 +163,7 @@ class TileMap:
         return start + out
 
     def _start(self, statement: str, axis: str, without: Collection[Digit]) -> tuple[Index, tuple[Digit, ...]]:
-        """Where the part begins that an instance is in, and the digits of its place inside the part."""
+        """Return the start of the part that contains an instance, and the digits of the offset inside the part."""
         digits, origin, share = self.axes[axis], self.origins.get(axis), self.shares.get(axis)
         if share is not None and share.block in without and origin is None:
             return ZERO, digits[1:]
@@ -179,14 +185,14 @@ class TileMap:
         return any(x.digits == (digit,) and not x.at for x in self.views[statement].loops)
 
     def _joint(self, statement: str, digits: tuple[Digit, ...]) -> Index:
-        """The loop that runs these digits as one number of elements of a block."""
+        """Return the loop that runs these digits as one number of elements of a block."""
         for x in self.views[statement].loops:
             if x.digits == digits:
                 return V(x.coord)
         raise ScheduleError(f"{statement} has no loop over {digits} as one number", node=statement, rule="tile map")
 
     def values(self, statement: str) -> dict[Digit, Index]:
-        """Each digit as a function of the statement's coordinates; hidden digits stand for themselves."""
+        """Return each digit as a function of the statement's coordinates; hidden digits are their own symbols."""
         view = self.views[statement]
         out: dict[Digit, Index] = {}
         first = {self.axes[ax][1]: x.tiles for ax, x in self.shares.items()}
@@ -199,11 +205,11 @@ class TileMap:
         return out | {d: V(d.name) for d in view.hidden}
 
     def iterator(self, statement: str, name: str) -> Index:
-        """The element of an iterator of the group, in the statement's coordinates."""
+        """Return the element of an iterator of the group, in the statement's coordinates."""
         return self.element(statement, self.iterators[statement, name])
 
     def environment(self, statement: str) -> dict[str, Index]:
-        """Iterator -> its element, for all iterators of which the statement runs every digit."""
+        """Return iterator -> its element, for all iterators whose digits the statement runs."""
         run = set(self.views[statement].digits)
         out = {
             it: self.element(statement, axis)
@@ -213,54 +219,54 @@ class TileMap:
         return out | {it: e.subs(out) for it, e in self.derived.items() if e.symbols() & out.keys()}
 
     def subscripts(self, statement: str, index: tuple[Index, ...]) -> tuple[Index, ...]:
-        """Subscripts over the group's iterators, in the statement's coordinates."""
+        """Return subscripts over the group's iterators in the statement's coordinates."""
         env = self.environment(statement)
         return tuple(i.subs(env) for i in index)
 
     def coordinates(self, statement: str) -> dict[Coord, Index]:
-        """The inverse of ``element``: each coordinate as a function of the axes (by the lemma a bijection).
+        """Return the inverse of ``element``: each coordinate as a function of the axes (by the lemma a bijection).
 
-        Loops at a first or last step have that step. Only for axes without origins and shares of uneven parts.
+        Loops at a first or last step have that step. Only for axes without origins and without shares of uneven parts.
         """
-        of: dict[Digit, Index] = {}
+        value_of: dict[Digit, Index] = {}
         for axis, digits in self.axes.items():
             rest = V(axis)
             for d in reversed(digits[1:]):
-                of[d], rest = rest % d.size, rest // d.size
-            of[digits[0]] = rest
+                value_of[d], rest = rest % d.size, rest // d.size
+            value_of[digits[0]] = rest
         out: dict[Coord, Index] = {}
         for x in self.views[statement].loops:
             value = ZERO
             for d in x.digits:
-                value = value * d.size + of[d]
+                value = value * d.size + value_of[d]
             out[x.coord] = value if x.at is None else ZERO if x.at is End.FIRST else x.extent - 1
         return out
 
     # -- sizes ---------------------------------------------------------------------------------------------------
 
     def tiles(self, axis: str) -> Index:
-        """The number of tiles of an axis that has shares or an origin."""
+        """Return the number of tiles of an axis that has shares or an origin."""
         tile = self.origins[axis].tile if axis in self.origins else self.axes[axis][1]
         below = product(d.size for d in self.axes[axis][self.axes[axis].index(tile) + 1 :])
         return self.extents[axis].ceildiv(below)
 
     def share(self, axis: str, block: Index) -> Index:
-        """The first tile of a block: those of block b are ``[share(b), share(b+1))``."""
+        """Return the first tile of a block; block b has the tiles ``[share(b), share(b+1))``."""
         return self.tiles(axis) * block // self.shares[axis].block.size
 
     def origin(self, axis: str, tile: Index) -> Index:
-        """The first element of a tile: those of tile c are ``[origin(c), origin(c+1))``."""
+        """Return the first element of a tile; tile c has the elements ``[origin(c), origin(c+1))``."""
         origin, n = self.origins[axis], self.tiles(axis)
         if origin.even:
             return tile * self.extents[axis] // n
         return tile * product(d.size for d in self.axes[axis][self.axes[axis].index(origin.tile) + 1 :])
 
     def first(self, axis: str, block: Index) -> Index:
-        """The first element of a block's share of even tiles."""
+        """Return the first element of a block's share of even tiles."""
         return self.share(axis, block) * self.extents[axis] // maximum(1, self.tiles(axis))
 
     def sizes(self) -> dict[str, tuple[When, Index]]:
-        """Every digit whose size is no number: when it becomes one, and what it is then."""
+        """Return every symbolic size of a digit: when it becomes a number, and its value then."""
         out: dict[str, tuple[When, Index]] = {}
         for axis, digits in self.axes.items():
             below = ONE
@@ -279,19 +285,19 @@ class TileMap:
     # -- edits, for transformations --------------------------------------------------------------------------------
 
     def refine(self, old: Digit, new: tuple[Digit, ...]) -> TileMap:
-        """``old`` as several digits, everywhere; loops stay what they are."""
+        """Split ``old`` into several digits, everywhere; loops do not change."""
 
-        def put(ds: tuple[Digit, ...]) -> tuple[Digit, ...]:
+        def split(ds: tuple[Digit, ...]) -> tuple[Digit, ...]:
             return tuple(y for d in ds for y in (new if d == old else (d,)))
 
         views = {
-            n: replace(w, loops=tuple(replace(x, digits=put(x.digits)) for x in w.loops), hidden=put(w.hidden))
+            n: replace(w, loops=tuple(replace(x, digits=split(x.digits)) for x in w.loops), hidden=split(w.hidden))
             for n, w in self.views.items()
         }
-        return replace(self, axes={n: put(ds) for n, ds in self.axes.items()}, views=views)
+        return replace(self, axes={n: split(ds) for n, ds in self.axes.items()}, views=views)
 
     def digit(self, axis: str, name: str) -> Digit:
-        """The digit of that name. ScheduleError when the axis has none."""
+        """Return the digit of that name. ScheduleError: the axis has none."""
         for d in self.axes.get(axis, ()):
             if d.name == name:
                 return d

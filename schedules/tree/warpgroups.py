@@ -21,18 +21,18 @@ V = Index.of
 COLUMNS = 8
 """Columns of a fragment of sums, as warps store them."""
 CLUSTER = 2
-"""Blocks of a cluster, where there are clusters."""
+"""Blocks of a cluster, if clusters are used."""
 
 
 @dataclass(frozen=True)
 class WarpgroupTile:
     """Sizes of a product of warpgroups.
 
-    ``groups``: warpgroups that share a tile, ``rows``: of instructions of each, ``warps`` of each, with 16 rows of an
-    instruction. ``panels``: boxes that bring the columns, ``fragments`` of 8 columns in each. ``steps``: instructions
-    of a tile of the reduction, and steps of an instruction. ``box``: columns of results that are sent to memory at
-    once; 0: epilogues store them. ``cluster``: the axis along which tiles of a cluster's blocks are neighbours; empty:
-    no clusters. ``parts``: blocks of a cluster that share the reduction of one tile.
+    ``groups``: warpgroups of a tile; ``rows``: instruction rows of a warpgroup; ``warps``: warps of a warpgroup, each
+    with 16 rows of an instruction. ``panels``: boxes that load the columns, with ``fragments`` of 8 columns each.
+    ``steps``: instructions of a tile of the reduction, and K steps of an instruction. ``box``: columns of results that
+    are sent to memory at once; 0 means that epilogues store them. ``cluster``: the axis along which tiles of a
+    cluster's blocks are adjacent; empty without clusters. ``parts``: blocks of a cluster that split K of one tile.
     """
 
     groups: Size
@@ -47,11 +47,12 @@ class WarpgroupTile:
 
 
 def warpgroup_product(group: Group, roles: Roles, sizes: WarpgroupTile, split: bool = False) -> Scheduled:
-    """A product on sm_90a: one thread copies boxes of both operands, warpgroups multiply what lies in shared memory.
+    """Schedule a product for sm_90a: one thread copies boxes of both operands, warpgroups multiply from shared memory.
 
-    An instance of the accumulation is a whole step of a warpgroup: its rows run the warp as a digit. Warps initialise,
-    stage and store sums, as in ``gpu.gpu_product``. Blocks of a cluster are the innermost digit of the tasks, so there
-    are whole clusters: a block whose tile is behind the last row does all but store. ``split``: as there.
+    An instance of the accumulation is a whole step of a warpgroup: its rows contain the warp as a digit. Warps
+    initialise, stage and store sums, as in ``gpu.gpu_product``. Blocks of a cluster are the innermost digit of the
+    tasks, so there are only whole clusters: a block whose tile is past the last row does everything except store.
+    ``split`` as there.
     """
     if roles.inner:
         raise refuse(f"a tensor map has one reduction, not {(roles.block, *roles.inner)}")
@@ -91,9 +92,8 @@ def warpgroup_product(group: Group, roles: Roles, sizes: WarpgroupTile, split: b
 
 
 def warpgroup_parts(group: Group, roles: Roles, sizes: WarpgroupTile) -> Scheduled:
-    """The same where the blocks of a cluster share the reduction of a tile: every so many-th step is one's.
-
-    A cluster is a task, its blocks are units (``c_k``). Sums wait in the shared memory of all of them.
+    """Schedule a product whose K is split over N blocks of a cluster: block n has every N-th step, from step n on.
+    A cluster is a task, its blocks are units (``c_k``). Partial sums stay in the shared memory of all of them.
     """
     if roles.inner:
         raise refuse(f"a tensor map has one reduction, not {(roles.block, *roles.inner)}")

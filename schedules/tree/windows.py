@@ -1,8 +1,8 @@
-"""The schedules of a window on the CPU: depthwise convolutions and poolings, by register tiles of neighbouring outputs.
+"""The schedules of a window on the CPU (depthwise convolutions, poolings), in register tiles of neighbouring outputs.
 
-A window reads every input for several outputs. The tile of a task is vectors of one axis (t, the lane) by a few
-outputs of another one (u), and each stage runs all outputs of the tile before the next stage begins. Then the loads of
-a stage stand together, and what they have in common is loaded once (codegen/passes/taps.py).
+A window reads every input for several outputs. The tile of a task has vectors along one axis (t, the lane) and a few
+outputs along another (u), and each stage runs all outputs of the tile before the next stage begins. Then the loads of a
+stage are adjacent, and common inputs are loaded once (codegen/passes/taps.py).
 """
 
 from __future__ import annotations
@@ -14,14 +14,22 @@ from polydyn.schedules.model import Group
 from polydyn.schedules.tiling import stages
 from polydyn.schedules.tree.buffers import keep
 from polydyn.schedules.tree.limits import assign, clip, mark, unmark
-from polydyn.schedules.tree.loops import Launch, Size, begins, beside, distribute, interchange, sequence_phases, tile
+from polydyn.schedules.tree.loops import (
+    Launch,
+    Size,
+    begins,
+    distribute,
+    interchange,
+    join_parts,
+    sequence_phases,
+    tile,
+)
 from polydyn.schedules.tree.names import MarkName, b, it
 from polydyn.schedules.tree.scheduled import Scheduled
 
 LANES, OUTPUTS, PLANES, LINES = "t", "u", "p", "v"
-"""Axes: vectors run along the first, register tiles along the second; planes of the third one share their masks. Where
-register tiles have two sides, the fourth is the other one.
-"""
+"""Axes: vectors run along the first, register tiles along the second. Planes of the third share their masks. In
+two-dimensional register tiles the fourth axis is the other side."""
 
 
 def window(
@@ -33,13 +41,13 @@ def window(
     order: Seq[str],
     planes: str | None = None,
 ) -> Scheduled:
-    """A reduction over a window and what is computed of its result, in register tiles.
+    """Schedule a reduction over a window, and the maps of its result, in register tiles.
 
-    ``band``, ``phases``: of the solved matrix, the lane last; ``across``: the iterator whose ``outputs`` neighbours are
-    a tile; ``order``: the window's iterators; ``planes``: an iterator of which a task has several, which run inside the
-    lanes, so that what a vector of lanes needs for its edges is made once for all of them. Tasks are (the other
-    iterators, b_p, b_u, b_t); the points of a tile are lanes. Before: band n, c, h, w: INIT; band kh, kw: ACC; DONE.
-    After, with c as planes::
+    ``band``, ``phases``: those of the solved matrix, the lane last. ``across``: the iterator along which ``outputs``
+    neighbours form a tile. ``order``: the window's iterators. ``planes``: an iterator of which a task has several; it
+    runs inside the lanes, so that edge masks of a vector are computed once for all of them. Tasks are (the other
+    iterators, b_p, b_u, b_t); the points of a tile are lanes.
+    Before: band n, c, h, w: INIT; band kh, kw: ACC; DONE. After, with c as planes::
 
         band n, b_p, b_u, b_t, t, p
           sequence
@@ -47,7 +55,7 @@ def window(
           - band kh, kw, u: ACC
           - band u: DONE
 
-    Refuses: nothing; what is wrong is found by the proof.
+    Refuses: nothing; the proof finds errors.
     """
     backbone, first = group.backbone.name, group.statements[0].name
     axes = {band[-1]: LANES, across: OUTPUTS, **({planes: PLANES} if planes else {})}
@@ -70,10 +78,11 @@ def window_tile(
     group: Group, band: Seq[str], phases: dict[str, int], pixels: tuple[str, str], sizes: tuple[int, int],
     order: tuple[str, str],
 ) -> Scheduled:  # fmt: skip
-    """The same in register tiles of two sides.
+    """Schedule a window in two-dimensional register tiles.
 
-    ``pixels``: iterators of lines and of columns, of which ``sizes`` are a tile; ``order``: the window's iterators that
-    move along lines and along columns. Before: band n, h, w, c: INIT; band kh, kw: ACC; DONE. After::
+    ``pixels``: the iterators of image rows and columns; a tile has ``sizes`` of them. ``order``: the window's iterators
+    that move along image rows and along columns.
+    Before: band n, h, w, c: INIT; band kh, kw: ACC; DONE. After::
 
         band n, b_v, b_u, b_t, t
           sequence
@@ -81,7 +90,7 @@ def window_tile(
           - band kh, v, kw, u: ACC
           - band v, u: DONE
 
-    Refuses: nothing; what is wrong is found by the proof.
+    Refuses: nothing; the proof finds errors.
     """
     backbone, first = group.backbone.name, group.statements[0].name
     axes = {band[-1]: LANES, pixels[0]: LINES, pixels[1]: OUTPUTS}
@@ -100,17 +109,18 @@ def window_tile(
 
 
 TURN, KEEP = "TURN", "KEEP"
-"""Statements: one copies the planes of a task, one the sums of a register tile to where the epilogues read them."""
+"""Statements: the first packs the planes of a task, the second copies the sums of a register tile for the epilogues."""
 SUMS = "sums"
 """The buffer of a register tile."""
 
 
 def turned_window(group: Group, pixels: tuple[str, str], lanes: int, outputs: int, order: Seq[str]) -> Scheduled:
-    """A window over planes whose vectors run over ``lanes`` planes: between two copies, in one task.
+    """Schedule a window in the blocked layout: vectors run over ``lanes`` planes, between two copies, in one task.
 
-    ``group``: TURN, an initialiser, the reduction, KEEP, the maps of what is kept. ``pixels``: iterators of lines and
-    of columns, of which ``outputs`` are a register tile; iterators before them are shared, the last of these counts
-    planes. ``order``: the window's iterators. Before: band n, c, y, x: TURN; band n, c, h, w: the others. After::
+    ``group``: TURN, an initialiser, the reduction, KEEP, the maps of the kept sums. ``pixels``: the iterators of image
+    rows and columns; a register tile has ``outputs`` columns. Iterators before them are shared, and the last of these
+    counts planes. ``order``: the window's iterators.
+    Before: band n, c, y, x: TURN; band n, c, h, w: the others. After::
 
         band n, b_t
           sequence
@@ -122,7 +132,7 @@ def turned_window(group: Group, pixels: tuple[str, str], lanes: int, outputs: in
               - band u: KEEP
           - band h, w, t: DONE
 
-    Refuses: nothing; what is wrong is found by the proof.
+    Refuses: nothing; the proof finds errors.
     """
     backbone, names = group.backbone, [s.name for s in group.statements]
     line, column = pixels
@@ -136,7 +146,7 @@ def turned_window(group: Group, pixels: tuple[str, str], lanes: int, outputs: in
         band = group.statement(own[0]).iterators
         stages = [[x] for x in own] if backbone.name in own else [own]
         made.append(sequence_phases(part, band, stages, {shared[-1]: LANES, **axis}))
-    t = unmark(beside(group, [*map(it, shared[:-1]), it(LANES)], *made), MarkName.STAGE, MarkName.ROW)
+    t = unmark(join_parts(group, [*map(it, shared[:-1]), it(LANES)], *made), MarkName.STAGE, MarkName.ROW)
     t = tile(t, LANES, (b, f"B_{LANES}"), (it, lanes))
     t = tile(t, OUTPUTS, (b, f"B_{OUTPUTS}"), (it, outputs))
     for x in (LANES, OUTPUTS):

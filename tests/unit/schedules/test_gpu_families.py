@@ -282,10 +282,10 @@ def test_what_does_not_fit_is_declined_by_name() -> None:
         few_rows_product(g, roles(g), LANES[0])
     with pytest.raises(ScheduleError, match="a tensor map has one reduction"):
         warpgroup_product(g, roles(g), GROUPS[0])
-    with pytest.raises(ScheduleError, match="4 slabs of 16 rows have no 3 equal shares"):
+    with pytest.raises(ScheduleError, match="4 slabs of 16 rows do not split into 3 equal parts"):
         parts(replace(PARTS, parts=3))
     largest = replace(ONE, statements=tuple(replace(s, reduce="max") if s.reduce else s for s in ONE.statements))
-    with pytest.raises(ScheduleError, match="max is not dealt to lanes"):
+    with pytest.raises(ScheduleError, match="max cannot be split over lanes"):
         few_rows_product(largest, ROLES, LANES[0])
 
 

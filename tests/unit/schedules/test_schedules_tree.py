@@ -79,7 +79,7 @@ B = TileStatement("B", ("j",), between(0, "j", "M"))
 @pytest.mark.parametrize(
     ("tree", "statements", "what"),
     [
-        (Band(("i",)), [A, B], "no coordinate of B"),
+        (Band(("i",)), [A, B], "not a coordinate of B"),
         (sequence(("A", Band(("i",)))), [A, B], "does not split"),
         (Band(("i",), Band(("i",))), [A], "scheduled twice"),
         (Leaf(), [A], "never scheduled"),

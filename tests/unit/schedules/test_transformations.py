@@ -19,10 +19,10 @@ from polydyn.schedules.tree.loops import (
     Launch,
     balance,
     begins,
-    beside,
     distribute,
     fuse,
     interchange,
+    join_parts,
     pull_out,
     refine,
     regroup,
@@ -87,7 +87,7 @@ MADE: dict[str, Callable[[], Scheduled]] = {
     "balance": lambda: balance(tiled(), "i", "first_tile", "first_row"),
     "begins": lambda: begins(tiled(), "i", c("i"), "o_i", even=True),
     "spread": lambda: spread(promote(pulled(), "A", "i", "FILL", ROWS, b("k"), ["ACC"], {}, HIDDEN), "FILL", "yx"),
-    "beside": lambda: beside(softmax(), [it("r")], *(
+    "join_parts": lambda: join_parts(softmax(), [it("r")], *(
         sequence_phases(replace(softmax(), statements=softmax().statements[n]), ("r",), stages)
         for n, stages in ((slice(0, 2), [["M0"], ["M1"]]), (slice(2, 5), [["D0"], ["D1"], ["Y"]])))),
 }  # fmt: skip
@@ -113,7 +113,7 @@ def test_what_a_rewrite_of_the_group_makes(name: str, golden: Golden) -> None:
 
 
 NAMED: tuple[Callable[..., object], ...] = (
-    accumulate, assign, balance, begins, beside, carry, clip, deal_reduction, distribute, fuse, interchange, keep,
+    accumulate, assign, balance, begins, join_parts, carry, clip, deal_reduction, distribute, fuse, interchange, keep,
     mark, merge, pad, pad_reduction, permute_reduction, promote, pull_out, refine, regroup, rename, send,
     sequence_phases, split_reduction, spread, stage_sums, tile, unmark,
 )  # fmt: skip
@@ -138,38 +138,38 @@ REFUSED: dict[str, tuple[str, Callable[[], object]]] = {
     "refine nothing": ("no x", lambda: refine(tiled(), "j", "x", ("q_j", "Q"), ("lane", 2))),
     "interchange": ("no band has exactly", lambda: interchange(whole(), it("i"), it("j"))),
     "pull_out": ("no band has the loops", lambda: pull_out(tiled(), c("i"))),
-    "pull_out behind": ("stand behind what runs later", lambda: pull_out(
+    "pull_out behind": ("come after a part that runs later", lambda: pull_out(
         fuse(product(), "nij", "kr", {"INIT": End.LAST, "DONE0": End.FIRST, "DONE1": End.LAST}), it("k"), it("r"))),
-    "keep": ("b_k is no loop of INIT", lambda: keep(_outside(), "D", "acc", b("k"))),
+    "keep": ("b_k is not a loop of INIT", lambda: keep(_outside(), "D", "acc", b("k"))),
     "carry": ("no initialiser is sunk into c_i", lambda: carry(accumulate(pulled(), c("i")), c("i"))),
-    "send": ("k is no loop of DONE0", lambda: send(pulled(), "DONE0", "SEND", "out", it("k"), {})),
+    "send": ("k is not a loop of DONE0", lambda: send(pulled(), "DONE0", "SEND", "out", it("k"), {})),
     "send what is above": ("runs the digits .'b_i'.", lambda: send(
         pulled(), "DONE0", "SEND", "out", c("i"), {s("i"): [b("i")]})),
-    "send what is read": ("meet m, which M0 has not sent", lambda: send(phases(), "M0", "SEND", "out", it("r"), {})),
+    "send what is read": ("access m, which M0 has not sent", lambda: send(phases(), "M0", "SEND", "out", it("r"), {})),
     "carry nothing": ("the sums have no buffer", lambda: carry(pulled(), b("k"))),
     "promote": ("copies the digits", lambda: promote(pulled(), "A", "i", "FILL", ROWS, b("k"), ["ACC"],
                                                      {s("i"): (p("i"),), a("k"): (p("k"),)})),
-    "promote nowhere": ("is no loop of ACC", lambda: promote(pulled(), "A", "i", "FILL", ROWS, VECTOR, ["ACC"], {})),
+    "promote nowhere": ("is not a loop of ACC", lambda: promote(pulled(), "A", "i", "FILL", ROWS, VECTOR, ["ACC"], {})),
     "promote another": ("does not read C", lambda: promote(pulled(), "C", "j", "FILL", ROWS, b("k"), ["ACC"], {})),
     "regroup": ("does not run the digits", lambda: regroup(pulled(), ["DONE0"], [p("i")], {e("v"): (p("j"),)})),
     "regroup apart": ("are not loops of one band", lambda: regroup(pulled(), ["ACC"], [b("i"), p("i")],
                                                                    {e("v"): (b("i"), p("i"))})),
     "distribute": ("has no loop v over a sequence", lambda: distribute(whole(), VECTOR, "ACC")),
-    "beside": ("does not begin with the loops", lambda: beside(product(), [it("x")], whole())),
+    "join_parts": ("does not begin with the loops", lambda: join_parts(product(), [it("x")], whole())),
     "balance": ("no tiles to share", lambda: balance(whole(), "i", "lo", "first")),
     "begins": ("no x", lambda: begins(tiled(), "i", it("x"), "o_i")),
     "clip": ("INIT has no digit of axis k", lambda: clip(tiled(), "k", "INIT")),
     "pad": ("no statement X", lambda: pad(tiled(), "X")),
     "assign": ("runs a reduction", lambda: assign(tiled(), "task", b("k"))),
     "mark": ("DONE0 has no loop v", lambda: mark(tiled(), MarkName.TASK, VECTOR, "DONE0")),
-    "merge": ("meets D at a reduction step", lambda: merge(_summed_in_place(), ("k", "r"), "step")),
-    "pad_reduction": ("is no sum of products of None steps", lambda: pad_reduction(product(), "r", V(8))),
-    "pad_reduction by less": ("of 5 steps that could be 4", lambda: pad_reduction(_few_steps(), "r", V(4))),
+    "merge": ("accesses D at a reduction step", lambda: merge(_summed_in_place(), ("k", "r"), "step")),
+    "pad_reduction": ("is not a sum of products that None steps", lambda: pad_reduction(product(), "r", V(8))),
+    "pad_reduction by less": ("that 5 steps could extend to 4", lambda: pad_reduction(_few_steps(), "r", V(4))),
     "permute_reduction": ("prod may not be reassociated", lambda: permute_reduction(_reduced("prod"), ("r", "k"))),
     "permute_reduction of others": ("are not the iterators", lambda: permute_reduction(product(), ("k", "j"))),
     "split_reduction": ("prod may not be reassociated", lambda: split_reduction(_reduced("prod"), "share", "S")),
     "spread": ("FILL has loops of its own", lambda: spread(MADE["promote"](), "FILL", ("y", "x"))),
-    "deal_reduction": ("max is not dealt to lanes", lambda: deal_reduction(_reduced("max"), "k", 32, 4)),
+    "deal_reduction": ("max cannot be split over lanes", lambda: deal_reduction(_reduced("max"), "k", 32, 4)),
     "deal_reduction of several": ("sums over more than k", lambda: deal_reduction(product(), "k", 32, 4)),
     "whole fragments": ("does not divide", lambda: gpu_product(
         product(), roles(product()), GpuTile((2, 2), (2, 6), (16, 8), (2, 8), (1, 2), staged=True))),
