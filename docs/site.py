@@ -32,6 +32,7 @@ ROOT = Path(__file__).resolve().parent.parent
 FIRST = ["quickstart", "concepts", "comparison"]
 BACKGROUND = ["glossary", "papers", "polyhedral", "cpu", "gpu-audit", "measurements", "versions", "licences", "ROADMAP"]
 """Pages of docs/ that are no guides."""
+CONTRIBUTING = ["first_pull_request.md"]
 MODULES = [f"polydyn{m}" for m in ("", ".explore", ".explore.pictures", ".extend", ".session", ".errors")]
 LINK = re.compile(r"(!?)\[([^\]\n]*)\]\(([^)\s#]+)(#[^)\s]*)?\)")
 CONFIG = """site_name: polydyn
@@ -61,10 +62,11 @@ def write_pages(source: Path, execute: bool) -> list[Any]:
     source.mkdir(parents=True)
     shutil.copytree(ROOT / "docs" / "pictures", source / "pictures")
     (source / "wide.css").write_text(STYLE)
-    names = {"index.md": "README.md", "contributing.md": "CONTRIBUTING.md", "changelog.md": "CHANGELOG.md"}
-    pages = {name: ROOT / file for name, file in names.items()}
+    pages = {"index.md": ROOT / "README.md"}
+    pages |= {f"{name.lower()}.md": ROOT / f"{name}.md" for name in ("CONTRIBUTING", "SECURITY", "CHANGELOG")}
     pages |= {p.name: p for p in sorted((ROOT / "docs").glob("*.md"))}
-    pages |= {f"adr/{p.name}": p for p in sorted((ROOT / "docs" / "adr").glob("*.md"))}
+    for folder in ("adr", "notes"):
+        pages |= {f"{folder}/{p.name}": p for p in sorted((ROOT / "docs" / folder).glob("*.md"))}
     notebooks = sorted((ROOT / "notebooks").glob("*.ipynb"))
     places = {path: name for name, path in pages.items()}
     places |= {p: f"notebooks/{p.stem}.md" for p in notebooks}
@@ -75,12 +77,14 @@ def write_pages(source: Path, execute: bool) -> list[Any]:
     _write(source / "reference.md", reference())
     background = [f"{n}.md" for n in BACKGROUND]
     first = [f"{n}.md" for n in FIRST]
-    guides = [p.name for p in sorted((ROOT / "docs").glob("*.md")) if p.name not in background + first]
+    listed = background + first + CONTRIBUTING
+    guides = [p.name for p in sorted((ROOT / "docs").glob("*.md")) if p.name not in listed]
     return [
         {"Start": ["index.md", *first]}, {"Tutorials": [{_title(source / places[p]): places[p]} for p in notebooks]},
         {"Guides": guides}, {"Reference": ["reference.md"]},
-        {"Background": background}, {"Contributing": ["contributing.md", "changelog.md"]},
+        {"Background": background}, {"Contributing": ["contributing.md", *CONTRIBUTING, "security.md", "changelog.md"]},
         {"Decisions": [n for n in pages if n.startswith("adr/")]},
+        {"Notes": [n for n in pages if n.startswith("notes/")]},
     ]  # fmt: skip
 
 
@@ -106,8 +110,8 @@ def _linked(text: str, path: Path, name: str, places: dict[Path, str]) -> str:
             return f"[{shown}]({up}{places[aim]}{part})"
         if image and aim.parent == ROOT / "docs" / "pictures":
             return f"![{shown}]({up}pictures/{aim.name})"
-        if aim == ROOT / "docs" / "adr":
-            return f"[{shown}]({up}adr/README.md)"
+        if aim in (ROOT / "docs" / "adr", ROOT / "docs" / "notes"):
+            return f"[{shown}]({up}{aim.name}/README.md)"
         return shown
 
     return LINK.sub(link, text)

@@ -15,6 +15,7 @@ from tests.support.paths import ROOT
 
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 RECORDS = sorted(ROOT.glob("docs/adr/0*.md"))
+NOTES = sorted(ROOT.glob("docs/notes/0*.md"))
 FOLDERS = ("polydyn", "schedules", "codegen", "tests", "benchmarks", "docs", "notebooks")
 ENTRY = re.compile(r"`([\w/]+\.(?:py|c|h|cuh)):([\w.]+)`")
 FILE = re.compile(r"`((?:[\w-]+/)*[\w-]+\.(?:py|c|cuh|cpp|ipynb|md)|(?:[\w-]+/)+[\w-]+\.(?:json|png))`")
@@ -152,6 +153,20 @@ def test_a_decision_record_has_its_parts(path: Path) -> None:
     assert headings[:2] == ["Context", "Decision"]
     assert any(x.startswith(("What was tried", "What was not chosen")) for x in headings)
     assert path.name in (ROOT / "docs" / "adr" / "README.md").read_text()
+
+
+@pytest.mark.parametrize("path", RECORDS, ids=lambda p: p.stem)
+def test_a_decision_record_is_short(path: Path) -> None:
+    """What takes more words (mechanisms, measurements, what was tried) is in ``docs/notes`` under the same number."""
+    assert len(path.read_text().split()) <= 800
+
+
+@pytest.mark.parametrize("path", NOTES, ids=lambda p: p.stem)
+def test_notes_and_their_record_link_to_each_other(path: Path) -> None:
+    text, record = path.read_text(), ROOT / "docs" / "adr" / path.name
+    assert re.match(rf"# Notes on {path.name[:4]}: ", text) and f"](../adr/{path.name})" in text
+    assert f"](../notes/{path.name})" in record.read_text()
+    assert f"]({path.name})" in (ROOT / "docs" / "notes" / "README.md").read_text()
 
 
 def test_the_first_page_is_short() -> None:
