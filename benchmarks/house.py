@@ -132,7 +132,7 @@ def measure(root: Path) -> dict[str, object]:
 
 LAUNCH_TYPES = {
     "Kernel", "CudaKernel", "KernelSource", "Variant", "Version", "Choice", "Alternatives", "PlacedKernel",
-    "PlacedCuda", "TunedBuilders", "Kept", "TileFactors", "Candidate", "Block", "Placed",
+    "PlacedCuda", "TunedBuilders", "Kept", "TileFactors", "Candidate", "Block", "Placed", "PlacedGroup",
 }  # fmt: skip
 """Names that such types had or have."""
 

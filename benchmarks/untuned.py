@@ -28,7 +28,7 @@ from polydyn.codegen.cpu.attention import AttentionKernel
 from polydyn.codegen.kernel import Kernel
 from polydyn.graph.expand import import_model
 from polydyn.lowering.attention import AttentionGroup
-from polydyn.lowering.place import Placed
+from polydyn.lowering.place import PlacedGroup
 from polydyn.lowering.place_cpu import KernelBuilder
 from polydyn.measure.cpu_bench import timing_units
 from polydyn.measure.cpu_timing import TIMER
@@ -54,14 +54,14 @@ class Option:
     launch: Mapping[str, Index]
 
 
-def tiles(builder: KernelBuilder, placed: Placed) -> Iterator[Option]:
+def tiles(builder: KernelBuilder, placed: PlacedGroup) -> Iterator[Option]:
     """Yield an element-wise group with other numbers of elements per task, the fixed one first."""
     fixed = int(placed.kernels[0].launch["P_t"])
     for n in dict.fromkeys((fixed, *TILES)):
         yield Option(n, placed.kernels[0], placed.kernels[0].launch | {"P_t": Index.of(n)})
 
 
-def row_blocks(builder: KernelBuilder, placed: Placed) -> Iterator[Option]:
+def row_blocks(builder: KernelBuilder, placed: PlacedGroup) -> Iterator[Option]:
     """Yield an attention with other numbers of rows per block, the fixed one first."""
     form = builder.forms[placed.key]
     assert isinstance(form, AttentionGroup)
@@ -78,7 +78,7 @@ def column_sums() -> onnx.ModelProto:
     return models.model("column_sums", [node], {"x": ["R", 768]}, {"axes": np.array([0])})
 
 
-Options = Callable[[KernelBuilder, Placed], Iterator[Option]]
+Options = Callable[[KernelBuilder, PlacedGroup], Iterator[Option]]
 SIZES = (8, 32, 128, 512, 2048)
 """Smaller numbers of rows take less time than the clock can resolve."""
 WORK: tuple[tuple[str, Options, onnx.ModelProto, Sequence[Shape]], ...] = (
@@ -93,7 +93,9 @@ WORK: tuple[tuple[str, Options, onnx.ModelProto, Sequence[Shape]], ...] = (
 )  # fmt: skip
 
 
-def arguments(option: Option, placed: Placed, library: str, which: int, shape: Shape, threads: int) -> dict[str, Any]:
+def arguments(
+    option: Option, placed: PlacedGroup, library: str, which: int, shape: Shape, threads: int
+) -> dict[str, Any]:
     """Return the timing worker's arguments for a launch."""
     env = {n: Index.of(i.evaluate(shape)) for n, i in placed.lowered.params.items()} | {THREADS: Index.of(threads)}
     env |= {n: i.subs(env) for n, i in option.launch.items()}
@@ -108,7 +110,7 @@ def arguments(option: Option, placed: Placed, library: str, which: int, shape: S
 
 
 def times(
-    options: Sequence[Option], placed: Placed, shapes: Sequence[Shape], threads: int, workers: Workers
+    options: Sequence[Option], placed: PlacedGroup, shapes: Sequence[Shape], threads: int, workers: Workers
 ) -> npt.NDArray[np.float64]:
     """Return the minimum seconds of every option (rows) at every shape (columns)."""
     kernels = list({o.kernel.name: o.kernel for o in options}.values())

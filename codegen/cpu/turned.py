@@ -40,7 +40,7 @@ V = Index.of
 
 
 class TurnedWindowKernel:
-    """Builds the kernel of a window with copies (``lowering/turned.py``)."""
+    """Builds the kernel of a window with copies (``lowering/blocked_window.py``)."""
 
     def __init__(self, name: str, group: Group, pixels: tuple[str, str], target: CpuTarget) -> None:
         """``pixels``: iterators of lines and of columns."""

@@ -12,7 +12,7 @@ from polydyn.fusion.plan import FusionPlan
 from polydyn.fusion.winograd import POINTS, SIDE
 from polydyn.graph.ir import Graph
 from polydyn.graph.regions import KIND as FALLBACK
-from polydyn.lowering.place import Builder, Placed
+from polydyn.lowering.place import Builder, PlacedGroup
 from polydyn.program.plan import HostPlan
 from polydyn.search.records import Records
 
@@ -64,7 +64,7 @@ class Kernels:
     """The groups of a fusion plan with their kernels, in launch order; ``notes``: what was decided on the way."""
 
     plan: FusionPlan
-    placed: Sequence[Placed]
+    placed: Sequence[PlacedGroup]
     notes: tuple[str, ...] = ()
 
 
@@ -97,9 +97,9 @@ class Target(ABC):
     def builder(self, plan: FusionPlan, records: Records | None = None) -> Builder:
         """What places the groups of a plan; ``records``: whose tiles products have."""
 
-    def place(self, builder: Builder, made: Callable[[Sequence[Placed]], None] = lambda _: None) -> Kernels:
+    def place(self, builder: Builder, made: Callable[[Sequence[PlacedGroup]], None] = lambda _: None) -> Kernels:
         """The kernels of all groups: lowered, scheduled, proven, generated. ``made`` gets those so far after each."""
-        placed: list[Placed] = []
+        placed: list[PlacedGroup] = []
         for group in builder.plan.groups:
             with planning(f"the kernel of {group.nodes[-1].output}", (n.origin for n in group.nodes)):
                 placed += builder.place(group)

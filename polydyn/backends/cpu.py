@@ -14,7 +14,7 @@ from polydyn.fusion.plan import FusionPlan
 from polydyn.gpu.targets import CUDA_TARGETS
 from polydyn.graph.ir import Graph
 from polydyn.lowering.aliases import without_reshapes
-from polydyn.lowering.place import Builder, Placed
+from polydyn.lowering.place import Builder, PlacedGroup
 from polydyn.lowering.place_cpu import KernelBuilder
 from polydyn.program.index_checks import with_kept_indices
 from polydyn.program.parallel_launches import join_waves
@@ -85,7 +85,7 @@ class Cpu(Target):
         if machine is not None:
             self.processor = replace(self.processor, core=calibrated(self.processor.core, machine))
 
-    def place(self, builder: Builder, made: Callable[[Sequence[Placed]], None] = lambda _: None) -> Kernels:
+    def place(self, builder: Builder, made: Callable[[Sequence[PlacedGroup]], None] = lambda _: None) -> Kernels:
         """As ``Target``; outputs that are another tensor in another shape are not copied."""
         every = super().place(builder, made)
         placed, aliases = without_reshapes(every.plan, every.placed)

@@ -12,8 +12,8 @@ from polydyn.fusion.plan import FusionPlan
 from polydyn.gpu.compiler import device_headers
 from polydyn.gpu.targets import newest
 from polydyn.graph.ir import Graph
-from polydyn.lowering.place import Builder, Placed
-from polydyn.lowering.place_cuda import CudaBuilder, without_served
+from polydyn.lowering.place import Builder, PlacedGroup
+from polydyn.lowering.place_cuda import CudaBuilder, drop_replaced_versions
 from polydyn.program.index_checks import with_index_checks
 from polydyn.program.parallel_launches import join_waves
 from polydyn.program.plan import HostPlan
@@ -51,14 +51,14 @@ class Cuda(Target):
         tuner = None
         if records is not None:
             tuner = ChosenTiles(records, strategy(self.options.strategy).name, self.name, self.options.tf32)
-        thrice = self.options.precision == TF32X3
-        return CudaBuilder(plan, self.arch, self.options.tf32, tuner, STRICT in self.without, thrice)
+        tf32x3 = self.options.precision == TF32X3
+        return CudaBuilder(plan, self.arch, self.options.tf32, tuner, STRICT in self.without, tf32x3)
 
-    def place(self, builder: Builder, made: Callable[[Sequence[Placed]], None] = lambda _: None) -> Kernels:
+    def place(self, builder: Builder, made: Callable[[Sequence[PlacedGroup]], None] = lambda _: None) -> Kernels:
         """As ``Target``; versions that no size needs are left out."""
         every = super().place(builder, made)
         facts = facts_of(every.plan.graph.guards)
-        return replace(every, placed=[without_served(p, facts) for p in every.placed])
+        return replace(every, placed=[drop_replaced_versions(p, facts) for p in every.placed])
 
     @property
     def headers(self) -> Mapping[str, str]:

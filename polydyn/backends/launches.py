@@ -13,7 +13,7 @@ from polydyn.codegen.kernel import Block, Kernel, TensorMapOf
 from polydyn.fusion.plan import FusedGroup, FusionPlan
 from polydyn.graph.ir import Graph
 from polydyn.lowering.pack import pack
-from polydyn.lowering.place import Placed, flops
+from polydyn.lowering.place import PlacedGroup, flops
 from polydyn.program.bounds import place_bounds, without_duplicates
 from polydyn.program.plan import COUNTERS, WORKSPACE, Buffer, Candidate, HostPlan, Launch, size_bytes
 from polydyn.runtime.symbols import Condition
@@ -51,13 +51,13 @@ def host_plan(graph: Graph, kernels: Kernels, target: Target) -> HostPlan:
     return target.finish(made)
 
 
-def distinct_kernels(placed: Sequence[Placed]) -> tuple[Kernel, ...]:
+def distinct_kernels(placed: Sequence[PlacedGroup]) -> tuple[Kernel, ...]:
     """Each kernel once; also those that are launched after another."""
     every = (k for p in placed for first in p.kernels for k in (first, *first.after))
     return tuple({k.name: k for k in every}.values())
 
 
-def _constants(plan: FusionPlan, placed: Sequence[Placed]) -> dict[str, Array]:
+def _constants(plan: FusionPlan, placed: Sequence[PlacedGroup]) -> dict[str, Array]:
     out: dict[str, Array] = {}
     for p in placed:
         for name in p.lowered.buffers.values():
@@ -70,7 +70,7 @@ def _constants(plan: FusionPlan, placed: Sequence[Placed]) -> dict[str, Array]:
 
 
 def _buffers(
-    plan: FusionPlan, placed: Sequence[Placed], constants: Mapping[str, Array], graph: Graph
+    plan: FusionPlan, placed: Sequence[PlacedGroup], constants: Mapping[str, Array], graph: Graph
 ) -> dict[str, Buffer]:
     """``graph``: has the shapes of inputs and outputs as the caller sees them; the plan may have split their axes."""
     used = {n for p in placed for n in p.lowered.buffers.values()} | set(graph.inputs) | set(graph.outputs)
@@ -86,13 +86,13 @@ def _buffers(
     return out | {x.name: x for p in placed if (x := _workspace(p))}
 
 
-def _copies(placed: Sequence[Placed]) -> list[str]:
+def _copies(placed: Sequence[PlacedGroup]) -> list[str]:
     """The kernels that only move elements."""
     nodes = [n for p in placed for n in p.fused.nodes if len(p.fused.nodes) == 1]
     return [f"{n.output} is a copy of {n.inputs[0]}" for n in nodes if n.is_view]
 
 
-def _workspace(p: Placed) -> Buffer | None:
+def _workspace(p: PlacedGroup) -> Buffer | None:
     """What a launch on a CPU leaves for the one after it, sums of four bytes each: an intermediate as any other. A
     device has memory of its own for it.
     """
@@ -104,7 +104,7 @@ def _workspace(p: Placed) -> Buffer | None:
     return Buffer(f"shares of {p.fused.outputs[0]}", "float32", (sums,), "intermediate")
 
 
-def _launches(plan: FusionPlan, p: Placed, buffers: Mapping[str, Buffer]) -> tuple[Launch, ...]:
+def _launches(plan: FusionPlan, p: PlacedGroup, buffers: Mapping[str, Buffer]) -> tuple[Launch, ...]:
     """The launch of a place; on a CPU what is launched after one of its candidates is a launch too, of nothing where
     that is not the one.
     """
@@ -123,7 +123,7 @@ def _launches(plan: FusionPlan, p: Placed, buffers: Mapping[str, Buffer]) -> tup
     return tuple(replace(x, bytes=_bytes(x, buffers)) for x in (first, last))
 
 
-def _launch(plan: FusionPlan, p: Placed, buffers: Mapping[str, Buffer]) -> Launch:
+def _launch(plan: FusionPlan, p: PlacedGroup, buffers: Mapping[str, Buffer]) -> Launch:
     params, operations = p.lowered.params, flops(plan, p.fused)
     made = Launch(
         _candidates(p),
@@ -159,7 +159,7 @@ def _copied(plan: FusionPlan, group: FusedGroup) -> Index:
     return sum((product(t.shape) * ITEMSIZE[t.dtype] for t in tensors), ZERO)
 
 
-def _candidates(p: Placed) -> tuple[Candidate, ...]:
+def _candidates(p: PlacedGroup) -> tuple[Candidate, ...]:
     """The kernels of a place as what a launch may be; those without a name of their version are numbered."""
     space = _workspace(p)
     names = {**p.lowered.buffers, WORKSPACE_ARRAY: space.name if space else WORKSPACE, COUNTERS_ARRAY: COUNTERS}

@@ -38,10 +38,10 @@ from polydyn.fusion.pipeline import fusion_plan, rewrite_graph
 from polydyn.fusion.plan import FusedGroup, FusionPlan
 from polydyn.graph.expand import import_model
 from polydyn.graph.importer import ModelLike
+from polydyn.lowering.argsort import lower_argsort
 from polydyn.lowering.contract import lower_contract
 from polydyn.lowering.group import LoweredGroup
 from polydyn.lowering.nest import lower_nest
-from polydyn.lowering.order import lower_order
 from polydyn.lowering.pack import pack
 from polydyn.lowering.serial import lower_serial
 from polydyn.schedules import model as polyhedral
@@ -130,7 +130,7 @@ class Group:
     def compiled(self, target: str = "cpu") -> Compiled:
         """The kernel that compiling a model takes, of its default tile, to compare with."""
         cpu = Cpu(target, Options())
-        placed = cpu.builder(self.plan).one(self.fused)
+        placed = cpu.builder(self.plan).build_group(self.fused)
         packs, constants = placed.lowered.packs, self.plan.graph.constants
         made = {a: pack(packs[b], constants) for a, b in placed.lowered.buffers.items() if b in packs}
         packed = {a: np.ascontiguousarray(x).reshape(-1) for a, x in made.items()}
@@ -153,7 +153,7 @@ def _lowered(plan: FusionPlan, g: FusedGroup) -> Group:
     if g.kind in ("scatter", "scan"):
         lowered = lower_serial(plan, g).lowered
     elif g.kind == "order":
-        lowered = lower_order(plan, g).lowered
+        lowered = lower_argsort(plan, g).lowered
     else:
         lowered = form.lowered if form else lower_nest(plan, g)
     return Group(f"{g.kind} {g.outputs[0]}", g, plan, lowered, form.roles if form else None)

@@ -1,4 +1,4 @@
-"""Alias outputs that are a reshape of an intermediate: the producer writes the output, and nothing is copied."""
+"""Alias outputs that reshape an intermediate: the producer writes the output directly, without a copy."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from polydyn.fusion.plan import FusionPlan
-from polydyn.lowering.place import Placed
+from polydyn.lowering.place import PlacedGroup
 from polydyn.schedules.expr import Load
 from polydyn.schedules.index import product
 
 
-def without_reshapes(plan: FusionPlan, placed: Sequence[Placed]) -> tuple[list[Placed], tuple[str, ...]]:
+def without_reshapes(plan: FusionPlan, placed: Sequence[PlacedGroup]) -> tuple[list[PlacedGroup], tuple[str, ...]]:
     """Remove kernels that copy an intermediate to an output in memory order. Return the other kernels and the notes.
 
     All uses of the intermediate become uses of the output. Before: ``t = f(x); y = reshape(t)``; after: ``y = f(x)``,
@@ -20,7 +20,7 @@ def without_reshapes(plan: FusionPlan, placed: Sequence[Placed]) -> tuple[list[P
     """
     notes: list[str] = []
     names: dict[str, str] = {}
-    kept: list[Placed] = []
+    kept: list[PlacedGroup] = []
     for p in placed:
         pair = _same_memory(plan, p)
         if pair is None or pair[0] in names:
@@ -30,7 +30,7 @@ def without_reshapes(plan: FusionPlan, placed: Sequence[Placed]) -> tuple[list[P
         names[source] = output
         notes.append(f"{output} is {source} in another shape: one memory")
 
-    def renamed(p: Placed) -> Placed:
+    def renamed(p: PlacedGroup) -> PlacedGroup:
         if names.keys().isdisjoint(p.lowered.buffers.values()):
             return p
         buffers = {a: names.get(b, b) for a, b in p.lowered.buffers.items()}
@@ -39,7 +39,7 @@ def without_reshapes(plan: FusionPlan, placed: Sequence[Placed]) -> tuple[list[P
     return [renamed(p) for p in kept], tuple(notes)
 
 
-def _same_memory(plan: FusionPlan, p: Placed) -> tuple[str, str] | None:
+def _same_memory(plan: FusionPlan, p: PlacedGroup) -> tuple[str, str] | None:
     """Return (intermediate, output) if the kernel only copies the whole intermediate to the whole output at equal
     addresses, else None.
     """
@@ -51,7 +51,7 @@ def _same_memory(plan: FusionPlan, p: Placed) -> tuple[str, str] | None:
         return None
     to, source = group.arrays[s.array], group.arrays[s.value.buffer]
     output, tensor = buffers[s.array], buffers[s.value.buffer]
-    shared = {*plan.windows, *(w.target for w in plan.windows.values()), *plan.strides}  # other kernels place them
+    shared = {*plan.windows, *(w.target for w in plan.windows.values()), *plan.strides}  # written by other kernels
     if output not in graph.outputs or output in shared or output in graph.inputs:
         return None
     if tensor in {*shared, *graph.inputs, *graph.outputs, *graph.constants}:

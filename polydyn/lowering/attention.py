@@ -1,8 +1,8 @@
-"""Lowering of attention groups: two contractions and a stitch over shared rows.
+"""Lower attention groups: two contractions and a stitch over shared rows.
 
-All three share the iterators of the rows (``i0, i1, ...``, the last one being the row of the block); scores have the
-column ``j``, values the column ``d`` and the reduction ``l``. The arrays ``scores`` and ``weights`` hold the current
-rows only: their address counts rows from the first row of the block.
+All three share the row iterators (``i0, i1, ...``; the last one is the row of the block). Scores have the column ``j``;
+values have the column ``d`` and the reduction ``l``. The arrays ``scores`` and ``weights`` hold only the current rows:
+their addresses count from the first row of the block.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from polydyn.schedules.tiling import AttentionParts, Roles
 from polydyn.schedules.tree.attention import ROW_STRIDE, SCORES, VALUES
 from polydyn.schedules.tree.strategies import ACC, DONE, FIRST_ROW, INIT
 
-HELD = ("scores", "weights")
-"""The arrays of the current rows."""
+ROW_ARRAYS = ("scores", "weights")
+"""Arrays that hold only the current rows."""
 
 
 @dataclass(frozen=True)
 class AttentionGroup:
-    """A lowered attention: the whole group and its three parts over the same arrays and parameters."""
+    """A lowered attention: the whole group, and its three parts over the same arrays and parameters."""
 
     lowered: LoweredGroup
     parts: AttentionParts
 
 
 def lower_attention(plan: FusionPlan, group: FusedGroup, wide: bool = False) -> AttentionGroup | None:
-    """The lowered attention, or None when its parts do not line up (they are then kernels of their own).
+    """Lower an attention group, or return None if its parts do not line up (they then become separate kernels).
 
     ``wide``: the rows of a block are float32 whatever the tensors are, as the CPU computes them.
     """
@@ -60,7 +60,7 @@ def _rank(plan: FusionPlan, g: FusedGroup) -> int:
 
 
 def _renamed(n: FlatNode, names: dict[str, str]) -> FlatNode:
-    """The node with iterators renamed."""
+    """Rename the iterators of a node."""
 
     def axes(pairs: tuple[tuple[str, Index], ...]) -> tuple[tuple[str, Index], ...]:
         return tuple((names.get(x, x), e) for x, e in pairs)
@@ -70,7 +70,10 @@ def _renamed(n: FlatNode, names: dict[str, str]) -> FlatNode:
 
 
 def _value_nodes(plan: FusionPlan, values: FusedGroup, weights: str) -> tuple[FlatNode, ...] | None:
-    """The nodes of the second contraction with the rows' iterators named as the scores name them."""
+    """Flatten the second contraction and give its row iterators the names that the scores use.
+
+    Returns None if it has no single column and reduction.
+    """
     graph = plan.graph
     body = values.nodes[0].body
     read = next(v for v in loads(body) if v.buffer == weights)
@@ -107,11 +110,11 @@ class _Builder:
         values: tuple[FlatNode, ...],
         wide: bool,
     ) -> AttentionGroup:
-        """All statements over one set of arrays and parameters."""
+        """Build all statements over one set of arrays and parameters."""
         s, r, v = self.group.parts
         length = self.names.extent(dict(scores[0].shared)["j"])
         extent = self.names.extent(dict(scores[0].shared)[self.axes[-1]])
-        for name in HELD:
+        for name in ROW_ARRAYS:
             stride = Index.of(ROW_STRIDE)
             self.names.arrays[name] = Array(
                 name, "float32", (extent, length), "rows", (stride, ONE), -(Index.of(FIRST_ROW) * stride)
@@ -184,25 +187,25 @@ class _Builder:
 
 
 class _RowBuilder(NestBuilder):
-    """A nest whose result stays in the rows of the block."""
+    """A nest builder whose result stays in the rows of the block."""
 
     row: Index = ZERO
 
     def store(self, n: FlatNode, iters: tuple[tuple[str, Index], ...], value: Value) -> None:
-        """Writes a result to the weights of the current row."""
+        """Write a result to the weights of the current row."""
         self.append(iters, "weights", (self.row, Index.of(iters[-1][0])), value)
 
 
 def _wide_rows(s: Statement) -> Statement:
-    """The statement where the current rows are float32, whatever the tensors are; values are rounded as theirs."""
+    """Make the current rows float32, whatever the tensors are. Values are rounded to the tensors' dtypes."""
 
     def f(v: Value) -> Value:
-        if isinstance(v, Load) and v.buffer in HELD and v.dtype in WIDENED:
+        if isinstance(v, Load) and v.buffer in ROW_ARRAYS and v.dtype in WIDENED:
             return Op(v.dtype, "cast", (replace(v, dtype=WIDENED[v.dtype]),))
         if isinstance(v, Op) and v.name == "cast" and isinstance(v.args[0], Op) and v.args[0].name == "cast":
             (x,) = v.args[0].args
-            return x if isinstance(x, Load) and x.buffer in HELD and x.dtype == v.dtype else v
+            return x if isinstance(x, Load) and x.buffer in ROW_ARRAYS and x.dtype == v.dtype else v
         return v
 
     value = transform(s.value, f)
-    return replace(s, value=cast(value, WIDENED.get(value.dtype, value.dtype)) if s.array in HELD else value)
+    return replace(s, value=cast(value, WIDENED.get(value.dtype, value.dtype)) if s.array in ROW_ARRAYS else value)

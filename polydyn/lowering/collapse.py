@@ -1,6 +1,6 @@
-"""Collapsing: adjacent iterators that walk memory like one become one; splitting, where one walks like two.
+"""Collapse adjacent iterators that walk memory like one iterator, and split an iterator that walks like two.
 
-``(x, y)`` collapse when every address moves by ``extent(y)`` times as much for a step of ``x`` as for a step of ``y``
+``(x, y)`` collapse if every address moves ``extent(y)`` times as far for a step of ``x`` as for a step of ``y``
 (BladeDISC's dim collapse, decided on addresses): the rows (B, L) of a dense activation become B*L rows.
 """
 
@@ -18,7 +18,7 @@ Axis = tuple[str, Index]
 
 
 def collapse_shared(nodes: tuple[FlatNode, ...]) -> tuple[FlatNode, ...]:
-    """Merges the shared iterators of all nodes as far as all addresses allow."""
+    """Merge the shared iterators of all nodes as far as all addresses allow."""
     i = 0
     while i + 1 < len(nodes[0].shared):
         x, y = nodes[0].shared[i], nodes[0].shared[i + 1]
@@ -30,7 +30,7 @@ def collapse_shared(nodes: tuple[FlatNode, ...]) -> tuple[FlatNode, ...]:
 
 
 def collapse_reduction(node: FlatNode) -> FlatNode:
-    """Merges reduction iterators of a single node."""
+    """Merge the reduction iterators of a single node."""
     i = 0
     while i + 1 < len(node.reduction):
         x, y = node.reduction[i], node.reduction[i + 1]
@@ -45,19 +45,19 @@ def collapse_reduction(node: FlatNode) -> FlatNode:
 
 def _merge_shared(n: FlatNode, i: int) -> FlatNode:
     x, y = n.shared[i], n.shared[i + 1]
-    # x*c*extent(y) + y*c  is  c*(merged): the address keeps y's coefficient, x's terms go
+    # x*c*extent(y) + y*c is c*(merged): keep y's coefficient, drop the terms of x
     merged = (y[0], x[1] * y[1])
     return map_addresses(replace(n, shared=(*n.shared[:i], merged, *n.shared[i + 2 :])), {x[0]: Index.of(0)})
 
 
 def _positions(n: FlatNode) -> Iterator[Index]:
-    """Every integer expression that may depend on iterators: addresses, plain indices, local subscripts."""
+    """Yield every integer expression that may depend on iterators: addresses, plain indices, local subscripts."""
     yield n.address
     yield from indices(n.body)
 
 
 def mergeable(p: Index, x: Axis, y: Axis) -> bool:
-    """Whether an expression moves ``extent(y)`` times as much for a step of ``x`` as for a step of ``y``."""
+    """Check whether an expression moves ``extent(y)`` times as far for a step of ``x`` as for a step of ``y``."""
     if not p.symbols() & {x[0], y[0]}:
         return True
     cx, rest = p.split(x[0])
@@ -76,21 +76,21 @@ def _atom_mergeable(a: Atom, x: Axis, y: Axis) -> bool:
 
 
 def in_order(axes: tuple[Axis, ...], address: Index) -> tuple[Axis, ...]:
-    """Axes from the greatest stride of an address to the least."""
+    """Sort axes by the stride of an address, largest first."""
     return tuple(sorted(axes, key=lambda a: _steepness(address.split(a[0])[0]), reverse=True))
 
 
 def _steepness(stride: Index) -> tuple[int, int]:
-    """Strides in order of size, as far as symbols tell: degree first."""
+    """Return a sort key for strides, as far as symbols allow: degree first."""
     degree = max((len(m) for m in stride.terms), default=0)
     return degree, sum(abs(c) for m, c in stride.terms.items() if len(m) == degree)
 
 
 def split_divided(nodes: tuple[FlatNode, ...]) -> tuple[FlatNode, ...]:
-    """An iterator that the first node uses as ``x // n`` becomes two, ``x = n*outer + inner``, in all nodes.
+    """Split an iterator that the first node uses as ``x // n`` into two, ``x = n*outer + inner``, in all nodes.
 
-    Groups of channels and shuffled channels are affine in the two; ``n`` must divide the extent. The outer one is
-    named ``<x>g``.
+    Groups of channels and shuffled channels are affine in the two iterators; ``n`` must divide the extent. The outer
+    one is named ``<x>g``.
     """
     for x, e in nodes[0].shared:
         size = next((n for n in _divisors(nodes[0].body, x) if e.constant and e.constant % n == 0), None)

@@ -1,8 +1,8 @@
-"""From primitives to flat statements: one iterator space per node, memory addressed by polynomials.
+"""Flatten primitives into statements: one iterator space per node, memory addressed by polynomials.
 
 Axes of extent 1 disappear. Global tensors (everything in memory) are read and written at flat addresses, so reshapes of
-dense tensors cost nothing; only tensors that live inside the group keep subscripts. A guard whose loads provably
-stay in range becomes a ``select``, which vector code may evaluate on both sides.
+dense tensors cost nothing. Only tensors inside the group keep subscripts. A guard whose loads provably stay in range
+becomes a ``select``, which vector code may evaluate on both sides.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ CUDA_DTYPES = tuple(t for t in DTYPES if t not in SMALL or t in FLOAT8)
 
 @dataclass(frozen=True)
 class FlatNode:
-    """One primitive, flattened.
+    """One flattened primitive.
 
-    ``shared``: iterators of the group's common rows, ``inner``: its other output axes, ``reduction``: reduction
-    iterators; each (name, extent). ``body``: loads of global buffers have one subscript, the address; loads of group
-    tensors have their inner subscripts only. ``address``: where the result goes when it is written to memory.
+    ``shared``: iterators of the group's common rows. ``inner``: its other output axes. ``reduction``: reduction
+    iterators. Each is (name, extent). ``body``: loads of global buffers have one subscript, the address; loads of group
+    tensors have only their inner subscripts. ``address``: the address of the result if it is written to memory.
     """
 
     output: str
@@ -56,9 +56,9 @@ class FlatNode:
 
 
 def flatten(plan: FusionPlan, group: FusedGroup, node: Compute, rows: frozenset[str] = frozenset()) -> FlatNode:
-    """The flat form of one node of a group.
+    """Return the flat form of one node of a group.
 
-    ``rows``: tensors of which a kernel holds whole rows; a load of one keeps its last subscript only.
+    ``rows``: tensors of which the kernel holds whole rows. Their loads keep only the last subscript.
     """
     graph = plan.graph
     tensor = graph.tensors[node.output]
@@ -86,7 +86,7 @@ def flatten(plan: FusionPlan, group: FusedGroup, node: Compute, rows: frozenset[
 
 
 def check_dtypes(node: Compute, dtypes: Collection[str], target: str) -> None:
-    """Refuses a node that computes with a dtype the target's kernels have not (UnsupportedError)."""
+    """Raise UnsupportedError if a node computes with a dtype that the target's kernels do not support."""
     for v in walk(node.body):
         if target != "CPU" and isinstance(v, Op) and v.name in C_FUNCTIONS:
             raise UnsupportedError(
@@ -123,7 +123,7 @@ def _flat_fetch(plan: FusionPlan, a: Atom) -> Index:
 
 
 def _eager(plan: FusionPlan, body: Value, ranges: Mapping[str, Index]) -> Value:
-    """``where`` becomes ``select`` when every load of its branches is provably in range."""
+    """Turn ``where`` into ``select`` if every load of its branches is provably in range."""
 
     def f(v: Value) -> Value:
         if isinstance(v, Op) and v.name == "where" and is_eager(plan.graph, v, ranges):
@@ -134,5 +134,5 @@ def _eager(plan: FusionPlan, body: Value, ranges: Mapping[str, Index]) -> Value:
 
 
 def map_addresses(node: FlatNode, env: Mapping[str, Index]) -> FlatNode:
-    """Substitutes iterators in all addresses of a node."""
+    """Substitute iterators in all addresses of a node."""
     return replace(node, body=substitute(node.body, env), address=node.address.subs(env))

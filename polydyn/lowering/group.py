@@ -1,7 +1,7 @@
-"""Flat nodes -> a polyhedral group with canonical names, so that equal structures share one kernel.
+"""Turn flat nodes into a polyhedral group with canonical names, so that equal structures share one kernel.
 
-Parameters are named ``n0, n1, ...``, buffers ``a0, ...``, locals ``l0, ...`` in order of first use; the binding says
-what each stands for in this place of the model.
+Parameters are named ``n0, n1, ...``, buffers ``a0, ...``, locals ``l0, ...`` in order of first use. The binding maps
+each name to its meaning at one site of the model.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ class Pack:
     """A constant laid out in panels: array of shape (batch.., ceil(col/width), reduction.., width).
 
     Element ``[b.., p, k.., l]`` is ``source`` at ``address`` with iterators ``batch``, ``col = p*width + l``,
-    ``reduction``; columns beyond the last are 0. All extents are constants. ``steps``: elements are words of so many
-    steps of the last reduction, an equal part of the 32 bits each, the first one in the lowest bits and 0 beyond the
-    last; ``reduction`` counts single steps.
+    ``reduction``. Columns past the last are 0. All extents are constants. ``steps``: each element packs this many steps
+    of the last reduction into 32 bits, in equal parts, the first step in the lowest bits and 0 past the last step;
+    ``reduction`` counts single steps.
 
-    ``vectors``: a panel is so many vectors of ``width`` wide; where that is more than one, the last axis is two.
-    ``scales``: a constant of floats for all but the last two reductions, whose bits follow the words of each.
-    ``dtype``: of the elements, which are converted; the source's where it is empty.
+    ``vectors``: vectors of ``width`` columns per panel. If there is more than one, the last axis becomes two axes.
+    ``scales``: a float constant over all but the last two reductions, whose bits follow the words of each. ``dtype``:
+    dtype to which the elements are converted; the source's if empty.
     """
 
     source: str
@@ -40,7 +40,7 @@ class Pack:
     steps: int = 1
     vectors: int = 1
     scales: Pack | None = None
-    dtype: str = field(default="", repr=False)  # names of other panels stay what they are
+    dtype: str = field(default="", repr=False)  # kept out of repr: it would rename other panels
 
     @property
     def columns(self) -> int:
@@ -67,10 +67,10 @@ class Pack:
 
 @dataclass(frozen=True)
 class TurnedWindow:
-    """The group of a window between planes with copies of its image and of its sums, under the same names.
+    """The group of a window over planes in a blocked layout: it copies its image and its sums, under the same names.
 
-    ``pixels``: iterators of lines and of columns, behind those that all statements share, of which the last one counts
-    planes.
+    ``pixels``: iterators of image rows and columns. They follow the iterators that all statements share, the last of
+    which counts planes.
     """
 
     group: Group
@@ -79,30 +79,32 @@ class TurnedWindow:
 
 @dataclass(frozen=True)
 class LoweredGroup:
-    """A canonical group and what its names stand for.
+    """A canonical group and the meaning of its names.
 
-    ``buffers``: array -> buffer of the program (for a packed constant, the name of its ``Pack``); ``params``: parameter
-    -> Index over the model's symbols. ``key``: content hash of the group and of everything else that shapes its kernel.
-    ``turned``: the form of a window whose vectors run over planes.
+    ``buffers`` maps an array to a buffer of the program (for a packed constant, the name of its ``Pack``). ``params``
+    maps a parameter to an Index over the model's symbols. ``key``: content hash of the group and of everything else
+    that shapes its kernel. ``blocked``: the blocked form of a window, whose vectors run over planes.
     """
 
     group: Group
     buffers: dict[str, str]
     params: dict[str, Index]
     packs: dict[str, Pack] = field(default_factory=dict)
-    turned: TurnedWindow | None = None
+    blocked: TurnedWindow | None = None
 
     def key(self, *more: object) -> str:
-        """Content hash, equal for groups that may share a kernel."""
+        """Return a content hash, equal for groups that may share a kernel."""
         text = repr((self.group, more))
         return hashlib.sha256(text.encode()).hexdigest()[:24]
 
 
 class Canonical:
-    """Hands out canonical names and remembers what they stand for. No name depends on what the model calls its dims."""
+    """Assigns canonical names and records their meaning. No name depends on the names of dims in the model."""
 
     def __init__(self, graph: Graph) -> None:
-        """``graph``: has the program's buffers (a fetched index may be of any integer dtype) and the order of sizes."""
+        """``graph`` provides the program's buffers (a fetched index may have any integer dtype) and the order of
+        sizes.
+        """
         self.dtypes = {name: t.dtype for name, t in graph.tensors.items()}
         self._rank = {s.symbol: k for k, s in enumerate(graph.sources)}
         self.params: dict[str, Index] = {}
@@ -112,7 +114,7 @@ class Canonical:
         self._by_buffer: dict[str, str] = {}
 
     def extent(self, e: Index) -> Index:
-        """A constant, or the parameter that stands for the extent."""
+        """Return a constant, or the parameter that stands for the extent."""
         return e if e.constant is not None else Index.of(self._param(e))
 
     def _param(self, e: Index) -> str:
@@ -122,7 +124,7 @@ class Canonical:
         return self._by_value[e]
 
     def factor(self, i: Index) -> Index:
-        """The expression with the number that divides all of it as a parameter; a stride of 1 as it is."""
+        """Factor out the greatest common divisor of an expression as a parameter. A stride of 1 does not change."""
         divisor = math.gcd(*i.terms.values())
         if i == ONE:
             return i
@@ -130,7 +132,7 @@ class Canonical:
         return whole * self._param(Index.of(divisor))
 
     def index(self, i: Index, iterators: frozenset[str]) -> Index:
-        """The expression with model symbols replaced by parameters and fetched buffers renamed."""
+        """Replace model symbols by parameters, and rename fetched buffers."""
         ordered = sorted(i.symbols() - iterators, key=lambda s: (self._rank.get(s, len(self._rank)), s))
         env = {s: self._param(Index.of(s)) for s in ordered}
         return i.subs(env).rebuild(self._atom)
@@ -139,7 +141,7 @@ class Canonical:
         return Index({(replace(a, name=self.buffer(a.name)) if a.kind == "fetch" else a,): 1})
 
     def buffer(self, name: str) -> str:
-        """The array that stands for a buffer that is read at flat addresses."""
+        """Return the array that stands for a buffer that is read at flat addresses."""
         if name not in self._by_buffer:
             array = f"a{len(self.buffers)}"
             self._by_buffer[name], self.buffers[array] = array, name
@@ -147,14 +149,14 @@ class Canonical:
         return self._by_buffer[name]
 
     def output(self, name: str, dtype: str, shape: tuple[Index, ...], strides: tuple[Index, ...], offset: Index) -> str:
-        """A new array that is written at subscripts of its own."""
+        """Add an array that is written at its own subscripts."""
         array = f"a{len(self.buffers)}"
         self.buffers[array] = name
         self.arrays[array] = Array(array, dtype, shape, "output", strides, offset)
         return array
 
     def packed(self, name: str, dtype: str, shape: tuple[Index, ...]) -> str:
-        """The array that stands for a constant in panels."""
+        """Return the array that stands for a constant in panels."""
         if name not in self._by_buffer:
             array = f"a{len(self.buffers)}"
             self._by_buffer[name], self.buffers[array] = array, name
@@ -162,13 +164,13 @@ class Canonical:
         return self._by_buffer[name]
 
     def local(self, dtype: str, shape: tuple[Index, ...]) -> str:
-        """A new array inside the kernel."""
+        """Add an array inside the kernel."""
         name = f"l{sum(a.role == 'local' for a in self.arrays.values())}"
         self.arrays[name] = Array(name, dtype, shape, "local", row_major(shape))
         return name
 
     def value(self, v: Value, iterators: frozenset[str], locals_: dict[str, tuple[str, tuple[Index, ...]]]) -> Value:
-        """The expression in canonical names; ``locals_``: tensor -> (array, subscripts put in front)."""
+        """Return the expression in canonical names. ``locals_`` maps a tensor to (array, subscripts to prepend)."""
 
         def f(x: Value) -> Value:
             if not isinstance(x, Load):
@@ -181,6 +183,6 @@ class Canonical:
         return transform(map_index(v, lambda i: self.index(i, iterators)), f)
 
     def group(self, statements: Iterable[Statement], packs: dict[str, Pack] | None = None) -> LoweredGroup:
-        """The canonical group of statements in these names."""
+        """Return the canonical group of statements in these names."""
         group = Group("group", tuple(self.params), dict(self.arrays), tuple(statements))
         return LoweredGroup(group, self.buffers, self.params, {} if packs is None else packs)

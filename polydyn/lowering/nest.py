@@ -1,4 +1,4 @@
-"""Lowering of element-wise and stitch groups."""
+"""Lower element-wise and stitch groups."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from polydyn.schedules.model import Statement
 
 
 def lower_nest(plan: FusionPlan, group: FusedGroup, names: Canonical | None = None) -> LoweredGroup:
-    """Statements of a nest group: an initialiser and an update for each reduction, one statement for each map.
+    """Lower a nest group: an initialiser and an update for each reduction, one statement for each map.
 
-    ``names``: of another form of the group, which both share then.
+    ``names``: the names of another form of the group, so that both forms share them.
     """
     nodes = tuple(flatten(plan, group, n) for n in group.nodes)
     if len(nodes) == 1 and nodes[0].reduce is None:
@@ -32,7 +32,7 @@ def lower_nest(plan: FusionPlan, group: FusedGroup, names: Canonical | None = No
 
 
 def _reads_in_order(n: FlatNode) -> FlatNode:
-    """A copy that shuffles its last axis runs over the parts of that axis, the one with neighbours in memory inside."""
+    """Let a copy that shuffles its last axis run over the parts of this axis, with the contiguous part innermost."""
     if n.inner or not n.shared:
         return n
     last = n.shared[-1][0]
@@ -44,8 +44,10 @@ def _reads_in_order(n: FlatNode) -> FlatNode:
 
 
 def _reduced_in_order(n: FlatNode) -> FlatNode:
-    """The reduction walks its operand as that lies in memory, neighbours inside; channels of a group outside of the
-    taps along a line, which share what is loaded and spread over the group.
+    """Order a reduction by the memory of its operand, contiguous elements innermost.
+
+    If channels form groups, contiguous axes go outside the taps along an image row. Those taps share loads that are
+    spread over the group.
     """
     read = [x.index[0] for x in loads(n.body) if len(x.index) == 1]
     widest = max(read, key=lambda i: sum(x in i.symbols() for x, _ in n.reduction), default=ONE)
@@ -63,7 +65,7 @@ class NestBuilder:
     def __init__(
         self, names: Canonical, outputs: Collection[str], nodes: tuple[FlatNode, ...], label: str = "S"
     ) -> None:
-        """``label``: what statement names begin with."""
+        """``label``: prefix of statement names."""
         self.outputs, self.names, self.label = set(outputs), names, label
         self.statements: list[Statement] = []
         self.read_inside = {x.buffer for n in nodes for x in loads(n.body)} & {n.output for n in nodes}
@@ -71,7 +73,7 @@ class NestBuilder:
         self.extents: dict[str, Index] = {}
 
     def add(self, n: FlatNode) -> None:
-        """The statements of one node."""
+        """Add the statements of one node."""
         n = self._one_extent_per_name(n)
         out = (*n.shared, *n.inner)
         iters = tuple((name, self.names.extent(e)) for name, e in (*out, *n.reduction))
@@ -94,7 +96,7 @@ class NestBuilder:
             self.store(n, iters[: len(out)], Load(n.dtype, local, at))
 
     def _one_extent_per_name(self, n: FlatNode) -> FlatNode:
-        """The node with inner iterators renamed where an earlier node uses the name for another extent."""
+        """Rename the inner iterators of a node if an earlier node uses the same name for another extent."""
         names: dict[str, str] = {}
         for x, e in (*n.inner, *n.reduction):
             names[x], k = x, 0
@@ -108,7 +110,7 @@ class NestBuilder:
         )
 
     def store(self, n: FlatNode, iters: tuple[tuple[str, Index], ...], value: Value) -> None:
-        """The statement that writes a node's result to memory."""
+        """Add the statement that writes a node's result to memory."""
         array, index = output_array(self.names, n, iters)
         self.append(iters, array, index, value)
 
@@ -121,6 +123,6 @@ class NestBuilder:
         reduce: str | None = None,
         role: str = "map",
     ) -> None:
-        """Adds a statement."""
+        """Add a statement."""
         name = f"{self.label}{len(self.statements)}"
         self.statements.append(Statement(name, iters, array, index, value, reduce, role))

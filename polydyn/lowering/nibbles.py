@@ -1,8 +1,8 @@
-"""Weights of 4 bits in panels of words, decoded where they are used (docs/adr/0013-quantization.md).
+"""4-bit weights in panels of 32-bit words, decoded where they are used (docs/adr/0013-quantization.md).
 
-The column operand of a product, ``(q - z) * s``, becomes ``(nibble(word, step) - z) * s``: eight steps of a column are
-one word of 32 bits, and scales and zero points lie in panels of their own. To tiles and proofs it is a product whose
-column operand is computed. Few rows decode in registers; for many PACK decodes panels of floats.
+The column operand of a product, ``(q - z) * s``, becomes ``(nibble(word, step) - z) * s``: eight steps of a column form
+one 32-bit word, and scales and zero points have separate panels. For tiles and proofs it is a product whose column
+operand is computed. Kernels for few rows decode in registers; for many rows, PACK decodes panels of floats.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from polydyn.schedules.expr import NIBBLE, NIBBLES, FromIndex, Load, Op, Value, 
 from polydyn.schedules.index import Index
 from polydyn.schedules.tiling import Roles
 
-LEAST, MOST = -8, 7
+NIBBLE_MIN, NIBBLE_MAX = -8, 7
 
 
 def over_nibbles(plan: FusionPlan, n: FlatNode) -> FlatNode | None:
-    """The product ``n`` with a column that is decoded from words; None: it has no such column."""
+    """Return the product ``n`` with a column that is decoded from words, or None if it has no such column."""
     if not (isinstance(n.body, Op) and n.body.name == "mul" and n.dtype == "float32" and n.reduction):
         return None
     for k, column in enumerate(n.body.args):
@@ -31,14 +31,16 @@ def over_nibbles(plan: FusionPlan, n: FlatNode) -> FlatNode | None:
 
 
 def _decoded(plan: FusionPlan, v: Value, last: tuple[str, Index]) -> Value | None:
-    """``float(int(q) - int(z)) * s`` over words of the constant q, whose innermost eight steps are ``last``."""
+    """Return ``float(int(q) - int(z)) * s`` over words of the constant q, whose innermost eight steps are ``last``, or
+    None.
+    """
     if not (isinstance(v, Op) and v.name == "mul" and isinstance(v.args[1], Load) and last[1] == NIBBLES):
         return None
     q, zero = _parts(v.args[0])
     known = None if q is None else plan.graph.constants.get(q.buffer)
     if q is None or known is None or known.dtype != "int8" or q.index[0].split(last[0])[0] != 1:
         return None
-    if known.min() < LEAST or known.max() > MOST:
+    if known.min() < NIBBLE_MIN or known.max() > NIBBLE_MAX:
         return None
     decoded: Value = Op("float32", NIBBLE, (q, FromIndex("int32", Index.of(last[0]))))
     decoded = decoded if zero is None else op("sub", decoded, cast(zero, "float32"))
@@ -46,7 +48,7 @@ def _decoded(plan: FusionPlan, v: Value, last: tuple[str, Index]) -> Value | Non
 
 
 def _parts(v: Value) -> tuple[Load | None, Load | None]:
-    """The loads of ``float(int(q) - int(z))``; without z: ``float(int(q))``."""
+    """Return the loads (q, z) of ``float(int(q) - int(z))``, or (q, None) of ``float(int(q))``."""
     inner = _uncast(v, "float32")
     zero = None
     if isinstance(inner, Op) and inner.name == "sub":
@@ -61,7 +63,9 @@ def _uncast(v: Value | None, dtype: str) -> Value | None:
 
 
 def in_bytes(n: FlatNode, roles: Roles) -> bool:
-    """Whether rows are bytes times scales, at addresses affine in the row and the steps: they are read in place."""
+    """Check whether rows are bytes times scales, at addresses affine in the row and the steps, and so can be read in
+    place.
+    """
     assert isinstance(n.body, Op)
     (row,) = (v for v in n.body.args if roles.col not in symbols_of(v))
     names = (roles.row, roles.block, *roles.inner)

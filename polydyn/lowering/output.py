@@ -11,9 +11,9 @@ from polydyn.schedules.index import Index
 def output_array(
     names: Canonical, n: FlatNode, iters: tuple[tuple[str, Index], ...], shared: bool = False
 ) -> tuple[str, tuple[Index, ...]]:
-    """Declares the output of a node over its iterators; returns the array and the subscripts (the iterators).
+    """Declare the output of a node over its iterators. Return the array and the subscripts (the iterators).
 
-    ``shared``: where a window of a tensor lies is a parameter, so that one kernel writes all windows.
+    ``shared``: the offset of a window in its tensor becomes a parameter, so that one kernel writes all windows.
     """
     symbols = frozenset(x for x, _ in iters)
     rest = names.index(n.address, symbols)

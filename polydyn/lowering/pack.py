@@ -1,4 +1,4 @@
-"""Packing constants into panels (``Pack``), in numpy, at compile time."""
+"""Pack constants into panels (``Pack``), in numpy, at compile time."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from polydyn.schedules.index import Index
 
 
 def pack(p: Pack, constants: Mapping[str, Array]) -> Array:
-    """The array of panels, of the shape that ``p`` says, zero beyond the last column."""
+    """Return the array of panels in the shape of ``p``, zero past the last column."""
     made = _words(_panels(p, constants[p.source]), p.steps)
     if p.scales:
         lines = _panels(p.scales, constants[p.scales.source]).view(made.dtype)
@@ -23,7 +23,7 @@ def pack(p: Pack, constants: Mapping[str, Array]) -> Array:
 
 
 def _panels(p: Pack, source: Array) -> Array:
-    """The panels of single steps: shape (batch.., panels, reduction.., columns of a panel)."""
+    """Return the panels of unpacked steps: shape (batch.., panels, reduction.., columns of a panel)."""
     names = [*(n for n, _ in p.batch), p.col[0], *(n for n, _ in p.reduction)]
     sizes = [*(e for _, e in p.batch), p.col[1], *(e for _, e in p.reduction)]
     grids = {
@@ -44,13 +44,15 @@ def _panels(p: Pack, source: Array) -> Array:
 
 
 def _words(panels: Array, steps: int) -> Array:
-    """Words of so many steps along the last axis but one, filled up with zeros; floats are rounded to bfloat16."""
+    """Pack ``steps`` steps along the second-last axis into each word, padded with zeros. Floats are rounded to
+    bfloat16.
+    """
     if steps == 1:
         return panels
     if panels.dtype.kind != "i":
         panels = panels.astype(numpy_dtype("bfloat16")).view(np.int16)
     bits, count = 32 // steps, panels.shape[-2]
-    if steps == NIBBLES:  # -8 to 7 as 0 to 15; even parts of a word are the first four steps
+    if steps == NIBBLES:  # -8 to 7 as 0 to 15; the even parts of a word are the first four steps
         order = [k // 2 + NIBBLES // 2 * (k % 2) for k in range(NIBBLES)]
         panels = panels.reshape(*panels.shape[:-2], -1, NIBBLES, panels.shape[-1])[..., order, :]
         panels = panels.reshape(*panels.shape[:-3], count, panels.shape[-1]) + np.int8(8)
@@ -62,7 +64,7 @@ def _words(panels: Array, steps: int) -> Array:
 
 
 def _strided(address: Index, names: list[str], sizes: list[int], source: Array) -> Array | None:
-    """The elements as a view of the source, when their address is affine with strides that are not negative."""
+    """Return the elements as a view of the source if their address is affine with nonnegative strides, else None."""
     strides, rest = [], address
     for n in names:
         stride, rest = rest.split(n)

@@ -1,6 +1,6 @@
-"""From fused groups to kernels: what both targets share.
+"""From fused groups to kernels: the code that both targets share.
 
-Each distinct group is built once; its places in the model differ in buffers and sizes.
+Each distinct group is built once. Its sites in the model differ in buffers and sizes.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from polydyn.schedules.show import show_group, show_schedule
 
 
 @dataclass(frozen=True)
-class Placed:
-    """A fused group with the kernels that a launch of it may be.
+class PlacedGroup:
+    """A fused group with the kernels that can run it.
 
-    ``lowered`` binds the kernels' names to this place of the model. ``key``: of the group's structure. ``decision``:
-    over the group's parameters and ``nth``, among positions in ``kernels``. ``reasons``: why it has these, lines for
-    ``explain``.
+    ``lowered`` binds the kernels' names to this site of the model. ``key``: hash of the group's structure.
+    ``decision``: over the group's parameters and ``nth``; it selects positions in ``kernels``. ``reasons``: lines for
+    ``explain`` that say why the group has these kernels.
     """
 
     fused: FusedGroup
@@ -44,91 +44,101 @@ class Placed:
 
     @property
     def written(self) -> tuple[str, ...]:
-        """The buffers that it writes."""
+        """Buffers that the group writes."""
         lowered = self.lowered
         return tuple(lowered.buffers[n] for n, a in lowered.group.arrays.items() if a.role == "output")
 
     @property
     def read(self) -> tuple[str, ...]:
-        """The buffers whose elements it finds in memory, each once: also those that it writes other elements of."""
+        """Buffers whose elements the group reads from memory, each once. A buffer may also be one that it writes
+        elsewhere.
+        """
         lowered = self.lowered
         found = (lowered.buffers[n] for n, a in lowered.group.arrays.items() if a.role in ("input", "constant"))
         return tuple(dict.fromkeys(found))
 
 
-class Noting(Protocol):
-    """What chooses tiles of products from records; ``notes``: of which groups it knows none."""
+Placed = PlacedGroup
+"""The former name."""
+
+
+class RecordTileChooser(Protocol):
+    """Chooses tiles from tuning records. ``notes`` lists the groups that have no record."""
 
     notes: list[str]
 
 
 class Builder(ABC):
-    """Places the groups of a fusion plan. ``placed``: the first place of every group by its key; ``notes``: what was
-    decided, by output; ``untuned``: of which groups the records say nothing. ``unproven``: outputs whose addresses are
-    injective, and tensors that prologues read in bounds, by construction only.
+    """Builds the kernels for the groups of a fusion plan.
+
+    ``placed``: the first site of each group, by key. ``notes``: decisions, by output. ``untuned``: groups without
+    tuning records. ``unproven``: outputs whose addresses are injective, and tensors that prologues read in bounds, by
+    construction only.
     """
 
     dtypes: tuple[str, ...]
     device: str
 
-    def __init__(self, plan: FusionPlan, tuner: Noting | None) -> None:
+    def __init__(self, plan: FusionPlan, tuner: RecordTileChooser | None) -> None:
         self.plan, self.untuned = plan, tuner.notes if tuner else []
-        self.placed: dict[str, Placed] = {}
+        self.placed: dict[str, PlacedGroup] = {}
         self.notes: list[str] = []
         self.unproven: list[str] = []
 
-    def place(self, group: FusedGroup) -> tuple[Placed, ...]:
-        """The kernels of one group; those of its parts, when an attention is better run in parts.
+    def place(self, group: FusedGroup) -> tuple[PlacedGroup, ...]:
+        """Return the kernels of one group, or of its parts if an attention runs better in parts.
 
-        UnsupportedError: not built, by name. LegalityError: two elements of an output share an address.
+        Raises UnsupportedError for an unsupported group, and LegalityError if two elements of an output share an
+        address.
         """
         for n in group.nodes:
             check_dtypes(n, self.dtypes, self.device)
         if group.kind != "attention":
-            return (self._with_addresses(self.one(group)),)
+            return (self._with_addresses(self.build_group(group)),)
         whole = self.attention(group)
         if whole is not None:
             return (self._with_addresses(whole),)
         return tuple(p for part in group.parts for p in self.place(part))
 
-    def _with_addresses(self, p: Placed) -> Placed:
-        """A place whose outputs have an address for each element."""
+    def _with_addresses(self, p: PlacedGroup) -> PlacedGroup:
+        """Check that each output of a group has a separate address for each element."""
         free = {x for names in self.plan.strides.values() for x in names}
         unproven = check_addresses(p.lowered.group, p.lowered.params, free, size_facts(self.plan.graph.guards))
         self.unproven += [p.lowered.buffers[a] for a in unproven]
         return p
 
     @abstractmethod
-    def one(self, group: FusedGroup) -> Placed:
-        """The kernels of a product or a nest."""
+    def build_group(self, group: FusedGroup) -> PlacedGroup:
+        """Build the kernels of a product or a nest."""
 
     @abstractmethod
-    def attention(self, group: FusedGroup) -> Placed | None:
-        """The kernels of a whole attention; None, mostly with a note, when it is better run in parts."""
+    def attention(self, group: FusedGroup) -> PlacedGroup | None:
+        """Build the kernels of a whole attention. Returns None, usually with a note, if it runs better in parts."""
 
     @property
     def roundings(self) -> tuple[str, ...]:
-        """Which products round their operands to fewer bits, as ``Options.precision`` asks; lines for people."""
+        """Lines that report which products round their operands to fewer bits (``Options.precision``)."""
         return ()
 
     def show(self, group: FusedGroup, name: str, *solved: Group) -> None:
-        """Shows a group before it is built as the kernel ``name``. ``solved``: the groups that have a schedule."""
+        """Show a group before the kernel ``name`` is built from it. ``solved``: the groups that have a schedule."""
         show(Level.GROUPS, name, "group", lambda: show_fused(self.plan, group) + "".join(map(show_group, solved)))
         show(Level.SCHEDULES, name, "matrix", lambda: "\n".join(map(show_schedule, solved)))
 
-    def again(self, group: FusedGroup, lowered: LoweredGroup, key: str) -> Placed | None:
-        """A place of a group that was built before."""
+    def reuse_kernel(self, group: FusedGroup, lowered: LoweredGroup, key: str) -> PlacedGroup | None:
+        """Return another site of a group that was built before, or None."""
         return replace(self.placed[key], fused=group, lowered=lowered) if key in self.placed else None
 
 
 def flops(plan: FusionPlan, group: FusedGroup) -> Index:
-    """Operations of a group over the model's symbols."""
+    """Return the operations of a group over the model's symbols."""
     return sum((_flops(plan, group, i) for i in range(len(group.nodes))), ZERO)
 
 
 def _flops(plan: FusionPlan, group: FusedGroup, i: int) -> Index:
-    """Operations of one node: a contraction counts two for each product, a scatter one for each update, all else one
-    for each element.
+    """Return the operations of one node.
+
+    A contraction counts two for each product, a scatter one for each update, all other nodes one for each element.
     """
     node = group.nodes[i]
     extents = dict(iterators(plan.graph, node))

@@ -21,18 +21,18 @@ from polydyn.codegen.cpu.windows import Axes, WindowKernel, fits, missing_to_be_
 from polydyn.codegen.kernel import Kernel
 from polydyn.codegen.passes.matrix import SIDE
 from polydyn.fusion.plan import FusedGroup, FusionPlan
+from polydyn.lowering.argsort import ArgSortGroup, lower_argsort
 from polydyn.lowering.attention import AttentionGroup, lower_attention
-from polydyn.lowering.contract import ContractGroup, lower_contract, missing_to_turn
+from polydyn.lowering.blocked_window import with_blocked_form
+from polydyn.lowering.contract import ContractGroup, lower_contract, transpose_cost
 from polydyn.lowering.flatten import CPU_DTYPES
 from polydyn.lowering.group import LoweredGroup, TurnedWindow
+from polydyn.lowering.k_packing import BF16X2, INT8X4, INT16X2
 from polydyn.lowering.nest import lower_nest
-from polydyn.lowering.order import OrderGroup, lower_order
-from polydyn.lowering.place import Builder, Noting, Placed
+from polydyn.lowering.place import Builder, PlacedGroup, RecordTileChooser
 from polydyn.lowering.prologue import prove_prologue
 from polydyn.lowering.rounding import round_once
 from polydyn.lowering.serial import SerialGroup, lower_serial
-from polydyn.lowering.turned import with_turned
-from polydyn.lowering.words import PAIRS, QUADS, ROUNDED
 from polydyn.schedules.decision import ONLY, Decision, Leaf, Split
 from polydyn.schedules.errors import Declined
 from polydyn.schedules.index import Index, maximum, minimum
@@ -41,38 +41,38 @@ from polydyn.schedules.solution.reuse import Solver
 from polydyn.schedules.solution.schedule import NestSchedule, attention_groups, schedule_attention
 from polydyn.schedules.tree.rewrites import permute_reduction
 
-Form: TypeAlias = ContractGroup | AttentionGroup | SerialGroup | OrderGroup | LoweredGroup
+Form: TypeAlias = ContractGroup | AttentionGroup | SerialGroup | ArgSortGroup | LoweredGroup
 
 
-KINDS: dict[type, str] = {
-    ContractGroup: "contract", AttentionGroup: "attention", SerialGroup: "serial", OrderGroup: "order",
+KERNEL_PREFIXES: dict[type, str] = {
+    ContractGroup: "contract", AttentionGroup: "attention", SerialGroup: "serial", ArgSortGroup: "order",
     LoweredGroup: "nest",
 }  # fmt: skip
-"""What names of kernels begin with."""
+"""Prefixes of kernel names."""
 
 
-IN_TILES = f"from {SIDE} rows on: tiles of the matrix unit (AMX)"
-"""Why a product has a kernel of that kind."""
-ALONG_LINES = "results in planes, of few channels: vectors along lines of pixels"
-"""Why a convolution has a kernel that is a window."""
+AMX_REASON = f"from {SIDE} rows on: tiles of the matrix unit (AMX)"
+"""Reason for an AMX kernel of a product."""
+WINDOW_REASON = "results in planes, of few channels: vectors along lines of pixels"
+"""Reason for a window kernel of a convolution."""
 SizedKernel: TypeAlias = NestKernel | AttentionKernel
-"""What builds a kernel that is no product, with the sizes that it may have (``choices``)."""
+"""Builder of a kernel other than a product, whose sizes a search may choose (``choices``)."""
 K = TypeVar("K", ContractKernel, SizedKernel)
 
 
-class Tuner(Noting, Protocol):
-    """What chooses sizes of kernels from measurements; ``polydyn.search.outcomes.ChosenByRecords`` is one."""
+class Tuner(RecordTileChooser, Protocol):
+    """Chooses sizes of kernels from measurements, such as ``polydyn.search.outcomes.ChosenByRecords``."""
 
     def builders(self, key: str, form: ContractGroup) -> TunedBuilders[ContractKernel] | None:
-        """The tuned forms of a product whose roles are solved; None when nothing is known of it."""
+        """Return the tuned forms of a product whose roles are solved, or None without a record."""
 
     def sized(self, key: str, kernel: SizedKernel) -> TunedBuilders[SizedKernel] | None:
-        """The tuned forms of another kernel; None when nothing is known of it."""
+        """Return the tuned forms of another kernel, or None without a record."""
 
 
 @dataclass(frozen=True)
 class TunedBuilders(Generic[K]):
-    """Tuned forms of one group, before they are proven and built: a builder and launch for each option."""
+    """Tuned forms of one group, before they are proven and built: a builder and a launch for each option."""
 
     options: tuple[tuple[K, dict[str, Index]], ...]
     decision: Decision
@@ -82,15 +82,15 @@ class TunedBuilders(Generic[K]):
 class KernelBuilder(Builder):
     """Schedules, proves and builds each distinct kernel once.
 
-    ``forms``: what each group was built from, by key. ``groups``: of kernels whose group is not that of their place, by
-    name. ``products``: whether those of float32 round their operands, by output. ``sized``: what built the kernels of
-    groups whose sizes a search may choose, by key.
+    ``forms``: the form that each group was built from, by key. ``groups``: groups of kernels that differ from the group
+    of their site, by name. ``products``: whether each float32 product rounds its operands, by output. ``sized``: the
+    builders of kernels whose sizes a search may choose, by key.
     """
 
     dtypes, device = CPU_DTYPES, "CPU"
 
     def __init__(self, plan: FusionPlan, target: CpuTarget, tuner: Tuner | None = None, rounded: bool = False) -> None:
-        """``rounded``: products of float32 may round their operands to bfloat16."""
+        """``rounded``: float32 products may round their operands to bfloat16."""
         super().__init__(plan, tuner)
         self.target, self.tuner, self.rounded = target, tuner, rounded
         self.forms: dict[str, Form] = {}
@@ -99,33 +99,33 @@ class KernelBuilder(Builder):
         self.sized: dict[str, SizedKernel] = {}
         self.products: dict[str, bool] = {}
 
-    def one(self, group: FusedGroup) -> Placed:
-        """As ``Builder``."""
+    def build_group(self, group: FusedGroup) -> PlacedGroup:
+        """See ``Builder``."""
         if group.kind == "order":
-            return self._placed(group, lower_order(self.plan, group))
+            return self._placed(group, lower_argsort(self.plan, group))
         if group.kind in ("scatter", "scan"):
             return self._placed(group, lower_serial(self.plan, group))
         form = self._product(group) if group.kind == "contract" else None
-        lowered = form or with_turned(self.plan, _settled(lower_nest(self.plan, group)), self.target.width)
+        lowered = form or with_blocked_form(self.plan, _settled(lower_nest(self.plan, group)), self.target.width)
         return self._placed(group, lowered)
 
     def _product(self, group: FusedGroup) -> ContractGroup | None:
         rounded = self.rounded and group.nodes[0].body.dtype == "float32"
         vectors = tile_vectors(self.target.core)
-        quads = replace(QUADS, vectors=1 if self.target.amx else vectors)  # tiles of the unit want single vectors
-        bytes_ = (quads, replace(PAIRS, least=QUADS.least)) if self.target.quads else (PAIRS,)
-        kinds = (*bytes_, *((ROUNDED,) if rounded else ()))
+        quads = replace(INT8X4, vectors=1 if self.target.amx else vectors)  # tiles of the unit require single vectors
+        bytes_ = (quads, replace(INT16X2, least=INT8X4.least)) if self.target.quads else (INT16X2,)
+        kinds = (*bytes_, *((BF16X2,) if rounded else ()))
         form = lower_contract(
             self.plan, group, self.target.width, promotion=True, kinds=kinds, shared=self.target.core.shared,
             vectors=vectors,
         )  # fmt: skip
         if rounded:
-            self.products[group.nodes[0].output] = form is not None and form.in_words
+            self.products[group.nodes[0].output] = form is not None and form.k_packed
         return form and replace(form, lowered=_settled(form.lowered))
 
     @property
     def roundings(self) -> tuple[str, ...]:
-        """As ``Builder``."""
+        """See ``Builder``."""
         if not self.rounded:
             return ()
         kept = [name for name, words in self.products.items() if not words]
@@ -134,8 +134,8 @@ class KernelBuilder(Builder):
         why = "no constant operand, or few columns or steps"
         return (line, *([f"in float32 stay ({why}) {', '.join(kept)}"] if kept else []))
 
-    def attention(self, group: FusedGroup) -> Placed | None:
-        """As ``Builder``."""
+    def attention(self, group: FusedGroup) -> PlacedGroup | None:
+        """See ``Builder``."""
         form = lower_attention(self.plan, group, wide=True)
         if form is None:
             return None
@@ -144,43 +144,43 @@ class KernelBuilder(Builder):
             return None
         return self._placed(group, form)
 
-    def _placed(self, group: FusedGroup, form: Form) -> Placed:
+    def _placed(self, group: FusedGroup, form: Form) -> PlacedGroup:
         lowered = form if isinstance(form, LoweredGroup) else form.lowered
         self.unproven += prove_prologue(self.plan, group)
         key = self._key(form)
-        found = self.again(group, lowered, key)
+        found = self.reuse_kernel(group, lowered, key)
         if found is None:
             verify_group(lowered.group)
             self.forms[key] = form
             self.show(group, _name(form, key), *_solved(form))
-            found = self.placed[key] = self._build(form, Placed(group, lowered, key, ()))
+            found = self.placed[key] = self._build(form, PlacedGroup(group, lowered, key, ()))
         return found
 
     def _key(self, form: Form) -> str:
         if isinstance(form, ContractGroup):
-            turned = (form.turned.roles,) if form.turned else ()
-            more = (*turned, form.window) if form.window else turned
+            transposed = (form.transposed.roles,) if form.transposed else ()
+            more = (*transposed, form.window) if form.window else transposed
             kind = (form.roles, sorted(form.packed), form.dot, form.fill, form.footprint, *more)
             return form.lowered.key(*kind, self.target)
         if isinstance(form, AttentionGroup):
             return form.lowered.key(form.parts, self.target)
-        if isinstance(form, OrderGroup):
-            sizes = (form.count, form.stride, form.most, form.step)
+        if isinstance(form, ArgSortGroup):
+            sizes = (form.count, form.stride, form.positions, form.step)
             return form.lowered.key(form.band, sizes, form.largest, self.target)
         if isinstance(form, SerialGroup):
             return form.lowered.key(form.band, form.tiled, form.conditions, self.target)
-        return form.key(self.target, *((form.turned,) if form.turned else ()))
+        return form.key(self.target, *((form.blocked,) if form.blocked else ()))
 
-    def _build(self, form: Form, place: Placed) -> Placed:
-        """The place with its kernels."""
+    def _build(self, form: Form, place: PlacedGroup) -> PlacedGroup:
+        """Build the kernels of a group."""
         if isinstance(form, ContractGroup):
             return self._contract(form, place)
         if isinstance(form, LoweredGroup):
             return self._nest(form, place)
-        if isinstance(form, OrderGroup):
+        if isinstance(form, ArgSortGroup):
             order = OrderKernel(
-                _name(form, place.key), form.lowered.group, form.band, form.count, form.stride, form.most, form.step,
-                form.largest,
+                _name(form, place.key), form.lowered.group, form.band, form.count, form.stride, form.positions,
+                form.step, form.largest,
             )  # fmt: skip
             return replace(place, kernels=(order.build(),))
         if isinstance(form, SerialGroup):
@@ -190,7 +190,7 @@ class KernelBuilder(Builder):
         kernel = self._attention(form, place.key)
         return self._tuned(kernel, place, kernel.build())
 
-    def _contract(self, form: ContractGroup, place: Placed) -> Placed:
+    def _contract(self, form: ContractGroup, place: PlacedGroup) -> PlacedGroup:
         group = form.lowered.group
         roles = Solver(group).contract(form.roles)
         build = DotKernel if form.dot else ContractKernel
@@ -203,7 +203,7 @@ class KernelBuilder(Builder):
                 return replace(place, kernels=(few.build(),))
         matrix = self._matrix(kernel, form, place)
         if matrix is not None and matrix.product.rows.constant is not None:
-            return replace(place, kernels=(matrix.build(),), reasons=(IN_TILES,))
+            return replace(place, kernels=(matrix.build(),), reasons=(AMX_REASON,))
         if tuned is None:
             found = replace(place, kernels=(kernel.build(),))
         else:
@@ -214,46 +214,48 @@ class KernelBuilder(Builder):
             in_shares = SplitDot if form.dot else SplitKernel
             split = in_shares(f"split_{place.key[:12]}", group, form.roles, self.target, form.packed)
             found = _with_split(split, found)
-        if form.turned:
-            found = self._with_turned(form.turned, found)
+        if form.transposed:
+            found = self._with_transposed(form.transposed, found)
         if form.window:
             found = self._with_window(form.window, kernel, found)
         if matrix is not None:
-            return _with(found, matrix.build(), SIDE - matrix.product.rows, 0, IN_TILES)
+            return _with(found, matrix.build(), SIDE - matrix.product.rows, 0, AMX_REASON)
         if form.dot or form.fill or not DotKernel.fits(group, roles):
             return found
         dot = DotKernel(f"dot_{place.key[:12]}", group, roles, self.target, form.packed)
         return _with_dot(dot, found)
 
-    def _matrix(self, other: ContractKernel, form: ContractGroup, place: Placed) -> MatrixKernel | None:
-        """What builds the kernel in tiles of a matrix unit, where ``other`` has such a form."""
+    def _matrix(self, other: ContractKernel, form: ContractGroup, place: PlacedGroup) -> MatrixKernel | None:
+        """Return the builder of the AMX kernel if ``other`` has such a form, else None."""
         x = other.product
         if not MatrixKernel.fits(x, form.fill):
             return None
         return MatrixKernel(f"matrix_{place.key[:12]}", x.group, x.roles, x.target, form.packed, None, form.fill)
 
-    def _with_turned(self, form: ContractGroup, others: Placed) -> Placed:
-        """The place with one kernel more, for columns that leave much of their vectors empty: rows are exact."""
+    def _with_transposed(self, form: ContractGroup, others: PlacedGroup) -> PlacedGroup:
+        """Add the transposed kernel, for columns that would leave much of their vectors empty. The number of rows is
+        exact.
+        """
         group = form.lowered.group
         roles = Solver(group).contract(form.roles)
         kernel = ContractKernel(f"turned_{others.key[:12]}", group, roles, self.target, form.packed)
         self.groups[kernel.name] = group
         x = kernel.product
-        missing = missing_to_turn(x.columns, x.rows, self.target.width)
+        missing = transpose_cost(x.columns, x.rows, self.target.width)
         return _with(others, kernel.build(), missing, 0, "vectors along the columns would be too empty: they are rows")
 
-    def _tuned(self, kernel: SizedKernel, place: Placed, built: Kernel) -> Placed:
-        """The place with ``built``, what ``kernel`` builds by rule, or with the kernels that a search chose."""
+    def _tuned(self, kernel: SizedKernel, place: PlacedGroup, built: Kernel) -> PlacedGroup:
+        """Add ``built``, the default kernel of ``kernel``, or the kernels that a search chose."""
         self.sized[place.key] = kernel
         tuned = self.tuner.sized(place.key, kernel) if self.tuner else None
         return replace(place, kernels=(built,)) if tuned is None else _with_tuned(tuned, place)
 
-    def _nest(self, form: LoweredGroup, place: Placed) -> Placed:
+    def _nest(self, form: LoweredGroup, place: PlacedGroup) -> PlacedGroup:
         group = form.group
         schedule = Solver(group).nest()
         window = self._window(group, place, schedule)
-        if isinstance(window, Placed):
-            return self._with_turned_window(form.turned, window) if form.turned else window
+        if isinstance(window, PlacedGroup):
+            return self._with_blocked_window(form.blocked, window) if form.blocked else window
         why = () if window is None else (f"no register tiles of the window: {window}",)
         kernel = NestKernel(f"nest_{place.key[:12]}", group, schedule.band, schedule.phases, self.target, paired=True)
         built = kernel.build()
@@ -265,8 +267,10 @@ class KernelBuilder(Builder):
             return found
         return _with_split(split, found)
 
-    def _window(self, group: Group, place: Placed, schedule: NestSchedule) -> Placed | Declined | None:
-        """The place with a window in register tiles, or why it has none; None where the group is no window."""
+    def _window(self, group: Group, place: PlacedGroup, schedule: NestSchedule) -> PlacedGroup | Declined | None:
+        """Add a window kernel in register tiles. Returns the reason if that fails, or None if the group is not a
+        window.
+        """
         axes = fits(group, schedule.band, self.target.width, self.target.core.sums)
         if axes is None:
             return None
@@ -274,8 +278,8 @@ class KernelBuilder(Builder):
         built = kernel.build_vectors()
         return built if isinstance(built, Declined) else self._tuned(kernel, place, built)
 
-    def _with_window(self, group: Group, product: ContractKernel, others: Placed) -> Placed:
-        """The place with one kernel more, for a convolution whose vectors along lines are fewer operations."""
+    def _with_window(self, group: Group, product: ContractKernel, others: PlacedGroup) -> PlacedGroup:
+        """Add the window kernel of a convolution if vectors along image rows need fewer operations."""
         schedule = Solver(group).nest()
         axes = fits(group, schedule.band, self.target.width, self.target.core.sums)
         missing = None if axes is None else missing_to_be_window(product, group, axes)
@@ -287,11 +291,11 @@ class KernelBuilder(Builder):
             return others
         self.groups[built.name] = group
         if missing.constant is not None:
-            return replace(others, kernels=(built,), decision=ONLY, reasons=(ALONG_LINES,))
-        return _with(others, built, missing, 0, ALONG_LINES)
+            return replace(others, kernels=(built,), decision=ONLY, reasons=(WINDOW_REASON,))
+        return _with(others, built, missing, 0, WINDOW_REASON)
 
-    def _with_turned_window(self, form: TurnedWindow, others: Placed) -> Placed:
-        """The place with one kernel more, for planes that leave much of their vectors empty."""
+    def _with_blocked_window(self, form: TurnedWindow, others: PlacedGroup) -> PlacedGroup:
+        """Add the blocked kernel, for planes whose rows would leave much of their vectors empty."""
         kernel = TurnedWindowKernel(f"turned_{others.key[:12]}", form.group, form.pixels, self.target)
         known = kernel.missing.constant
         if known is not None and known > 0:
@@ -311,32 +315,32 @@ class KernelBuilder(Builder):
 
 
 def _settled(lowered: LoweredGroup) -> LoweredGroup:
-    """The group with one rounding for each tensor that differs by one."""
+    """Merge roundings where two in sequence differ from one (``round_once``)."""
     return replace(lowered, group=round_once(lowered.group))
 
 
 def _name(form: Form, key: str) -> str:
-    """The name of the kernel of a form."""
-    return f"{KINDS[type(form)]}_{key[:12]}"
+    """Return the name of the kernel of a form."""
+    return f"{KERNEL_PREFIXES[type(form)]}_{key[:12]}"
 
 
 def _solved(form: Form) -> tuple[Group, ...]:
-    """The groups whose schedules are solved."""
+    """Return the groups whose schedules are solved."""
     if isinstance(form, AttentionGroup):
         return attention_groups(form.parts)
     return (form.group if isinstance(form, LoweredGroup) else form.lowered.group,)
 
 
 def _in_tiles(name: str, group: Group, axes: Axes, schedule: NestSchedule, target: CpuTarget) -> WindowKernel:
-    """What builds the kernel of a window."""
+    """Return the builder of a window kernel."""
     if axes.taps != group.backbone.iterators[-len(axes.taps) :]:
         group = permute_reduction(group, axes.taps)
         schedule = Solver(group).nest()
     return WindowKernel(name, group, axes, schedule.phases, target)
 
 
-def _with_tuned(tuned: TunedBuilders[K], place: Placed) -> Placed:
-    """The place with the kernels that a search chose, each built once."""
+def _with_tuned(tuned: TunedBuilders[K], place: PlacedGroup) -> PlacedGroup:
+    """Add the kernels that a search chose, each built once."""
     built: dict[str, Kernel] = {}
     for builder, _ in tuned.options:
         if builder.name not in built:
@@ -345,8 +349,8 @@ def _with_tuned(tuned: TunedBuilders[K], place: Placed) -> Placed:
     return replace(place, kernels=options, decision=tuned.decision, reasons=tuned.reasons)
 
 
-def _with_split(split: SplitKernel | SplitNest, others: Placed) -> Placed:
-    """The place with one kernel more, for few results of a long reduction, and the one that adds its shares."""
+def _with_split(split: SplitKernel | SplitNest, others: PlacedGroup) -> PlacedGroup:
+    """Add the split-K kernel, for few results of a long reduction, and the kernel that adds its partial sums."""
     decision = Split(split.count, 0, others.decision, Leaf(len(others.kernels)))
     reason = f"up to {FEW_TILES} tiles of a long reduction: it is split"
     return replace(
@@ -354,27 +358,27 @@ def _with_split(split: SplitKernel | SplitNest, others: Placed) -> Placed:
     )
 
 
-def _with_few(few: DecodingKernel, others: Placed) -> Placed:
-    """The place with one kernel more, for few rows."""
+def _with_few(few: DecodingKernel, others: PlacedGroup) -> PlacedGroup:
+    """Add the kernel for few rows."""
     return _with(
         others, few.build(), few.product.rows, FEW_ROWS, f"up to {FEW_ROWS} rows: weights decoded in registers"
     )
 
 
-def _with_dot(dot: DotKernel, others: Placed) -> Placed:
-    """The place with one kernel more, for few columns and enough rows and steps."""
+def _with_dot(dot: DotKernel, others: PlacedGroup) -> PlacedGroup:
+    """Add the kernel for few columns with enough rows and steps."""
     x = dot.product
-    rows = minimum(LEAST_ROWS - x.rows, x.columns - 1)  # one column costs nothing to pack
+    rows = minimum(LEAST_ROWS - x.rows, x.columns - 1)  # one column needs no packing
     missing = maximum(x.columns - COLUMNS, LEAST_STEPS - x.steps, rows)
     return _with(others, dot.build(), missing, 0, f"up to {COLUMNS} columns: vectors along the reduction")
 
 
-def _with_matrix(matrix: MatrixKernel, others: Placed) -> Placed:
-    """The place with one kernel more, for rows that fill a tile of the matrix unit."""
-    return _with(others, matrix.build(), SIDE - matrix.product.rows, 0, IN_TILES)
+def _with_matrix(matrix: MatrixKernel, others: PlacedGroup) -> PlacedGroup:
+    """Add the AMX kernel, for rows that fill a tile of the matrix unit."""
+    return _with(others, matrix.build(), SIDE - matrix.product.rows, 0, AMX_REASON)
 
 
-def _with(others: Placed, kernel: Kernel, measure: Index, most: int, reason: str) -> Placed:
-    """The place with one kernel more, which is taken where ``measure`` is at most ``most``."""
+def _with(others: PlacedGroup, kernel: Kernel, measure: Index, most: int, reason: str) -> PlacedGroup:
+    """Add a kernel that is selected if ``measure`` is at most ``most``."""
     decision = Split(measure, most, Leaf(len(others.kernels)), others.decision)
     return replace(others, kernels=(*others.kernels, kernel), decision=decision, reasons=(*others.reasons, reason))

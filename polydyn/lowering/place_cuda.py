@@ -1,4 +1,4 @@
-"""From fused groups to CUDA kernels: the same lowering as for the CPU, other trees and printers."""
+"""From fused groups to CUDA kernels: the same lowering as for the CPU, with other schedule trees and printers."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from polydyn.codegen.operands import operands
 from polydyn.errors import UnsupportedError
 from polydyn.fusion.plan import FusedGroup, FusionPlan
 from polydyn.fusion.products import is_windowed
-from polydyn.lowering.attention import HELD, lower_attention
+from polydyn.lowering.attention import ROW_ARRAYS, lower_attention
 from polydyn.lowering.contract import ContractGroup, lower_contract
 from polydyn.lowering.flatten import CUDA_DTYPES, check_dtypes
 from polydyn.lowering.group import LoweredGroup
 from polydyn.lowering.nest import lower_nest
-from polydyn.lowering.place import Builder, Noting, Placed
+from polydyn.lowering.place import Builder, PlacedGroup, RecordTileChooser
 from polydyn.lowering.prologue import prove_prologue
 from polydyn.lowering.rounding import round_at_stores
 from polydyn.lowering.weights import with_float_weights
@@ -41,24 +41,26 @@ from polydyn.schedules.solution.schedule import attention_groups, schedule_atten
 from polydyn.schedules.tree.rewrites import permute_reduction
 from polydyn.shapes.context import ShapeContext
 
-SHARED = 48 << 10
-"""Bytes of dynamic shared memory that a block has on every device."""
+SHARED_BYTES = 48 << 10
+"""Bytes of dynamic shared memory per block that every device has."""
 
 
-class CudaTuner(Noting, Protocol):
-    """What chooses a product's tiles from records; ``polydyn.search.outcomes.ChosenTiles`` is one."""
+class CudaTuner(RecordTileChooser, Protocol):
+    """Chooses a product's tiles from records, such as ``polydyn.search.outcomes.ChosenTiles``."""
 
     def tiles(self, key: str, form: ContractGroup) -> TunedTiles | None:
-        """The tiles of a group; None when nothing is known of it."""
+        """Return the tiles of a group, or None without a record."""
 
     def family(self, key: str, form: ContractGroup | Group, family: Family) -> FamilyFactors | None:
-        """The tiles of a group's family; None when nothing is known of it."""
+        """Return the tiles of a group's family, or None without a record."""
 
 
 @dataclass(frozen=True)
 class TunedTiles:
-    """The tiles that tuning kept of one group. ``decision``: over the group's parameters, among positions in them; it
-    leaves out tiles that are no rivals at a size. ``reasons``: lines for ``explain``.
+    """The tiles that tuning selected for one group.
+
+    ``decision``: over the group's parameters; it selects positions in the tiles and drops tiles that cannot win at a
+    size. ``reasons``: lines for ``explain``.
     """
 
     factors: TileFactors
@@ -66,8 +68,8 @@ class TunedTiles:
     reasons: tuple[str, ...] = ()
 
 
-def without_served(p: Placed, facts: ShapeContext) -> Placed:
-    """Without the conditions that always hold, and without the versions that another is launched instead of."""
+def drop_replaced_versions(p: PlacedGroup, facts: ShapeContext) -> PlacedGroup:
+    """Remove conditions that always hold and versions that another version always replaces."""
     params = p.lowered.params
     kept: list[Kernel] = []
 
@@ -91,13 +93,13 @@ def without_served(p: Placed, facts: ShapeContext) -> Placed:
 
 
 def serves(k: Kernel, other: Kernel) -> bool:
-    """Whether a version may be launched wherever a later one may, and takes no longer, as far as work is known."""
+    """Check whether ``k`` may be launched whenever ``other`` may and takes no longer, as far as its work is known."""
     may = set(k.multiples) <= set(other.multiples) and set(k.conditions) <= set(other.conditions)
     block, rival = k.device, other.device
     may = may and k.launch == other.launch and block.arch in (BASE, rival.arch) and block.factor <= rival.factor
     may = may and set(block.features) <= set(rival.features)
     most = k.scratch.constant
-    may = may and (k.scratch == other.scratch or (most is not None and most <= SHARED))
+    may = may and (k.scratch == other.scratch or (most is not None and most <= SHARED_BYTES))
     if not may or rival.work is None:
         return may
     alike = (k.tasks, block.threads) == (other.tasks, rival.threads) and k.after == other.after
@@ -105,29 +107,29 @@ def serves(k: Kernel, other: Kernel) -> bool:
 
 
 class CudaBuilder(Builder):
-    """Builds each distinct kernel once; the kernels of a place are its versions, best first.
+    """Builds each distinct kernel once. The kernels of a group are its versions, best first.
 
-    ``arch``: with ``sm_90a`` also versions that only it can run, for launchers that make tensor maps. ``tf32``: large
-    products of float32 on tensor cores, their operands rounded to tf32. ``tuner``: whose tiles products have.
-    ``thrice``: those products in two parts, which loses little.
-    ``strict``: floats of 16 bits are rounded after every node, and not only where they are stored.
+    ``arch``: ``sm_90a`` adds versions for that architecture only, for launchers that make tensor maps. ``tf32``: large
+    float32 products run on tensor cores with operands rounded to tf32. ``tuner``: source of the products' tiles.
+    ``tf32x3``: these products split each operand into two parts, which loses little accuracy. ``strict``: 16-bit floats
+    are rounded after every node, and not only where they are stored.
     """
 
     dtypes, device = CUDA_DTYPES, "CUDA"
 
     def __init__(
         self, plan: FusionPlan, arch: str = BASE, tf32: bool = False, tuner: CudaTuner | None = None,
-        strict: bool = False, thrice: bool = False,
+        strict: bool = False, tf32x3: bool = False,
     ) -> None:  # fmt: skip
         super().__init__(plan, tuner)
-        self.arch, self.tf32, self.tuner, self.strict, self.thrice = arch, tf32, tuner, strict, thrice
+        self.arch, self.tf32, self.tuner, self.strict, self.tf32x3 = arch, tf32, tuner, strict, tf32x3
         self.along_k = (
-            ("float32",) if tf32 or thrice else ()
-        )  # what wgmma wants, and ldmatrix; pass ``steps`` does so for bytes
+            ("float32",) if tf32 or tf32x3 else ()
+        )  # required by wgmma and ldmatrix; pass ``steps`` does this for bytes
         self.attentions: dict[str, CudaAttentionKernel] = {}
 
     def products(self, group: FusedGroup) -> Iterator[tuple[str, FusedGroup, ContractGroup]]:
-        """The matmul-like groups that a group is placed as, with their keys: itself, or parts of an attention."""
+        """Yield the matmul-like groups that a group is built as, with their keys: itself, or parts of an attention."""
         for n in group.nodes:
             check_dtypes(n, self.dtypes, self.device)
         if group.kind == "attention":
@@ -156,8 +158,8 @@ class CudaBuilder(Builder):
     def _key(self, form: ContractGroup) -> str:
         return form.lowered.key(form.roles, "cuda", form.fixed)
 
-    def one(self, group: FusedGroup) -> Placed:
-        """As ``Builder``. UnsupportedError: not built, by name."""
+    def build_group(self, group: FusedGroup) -> PlacedGroup:
+        """See ``Builder``. Raises UnsupportedError for an unsupported group."""
         self.unproven += prove_prologue(self.plan, group)
         contract = self._product(group)
         placed = self._contract(group, contract) if contract is not None else None
@@ -165,7 +167,7 @@ class CudaBuilder(Builder):
             return placed
         lowered = with_float_weights(self.plan, self._rounded(lower_nest(self.plan, group)))
         key = lowered.key("cuda")
-        found = self.again(group, lowered, key)
+        found = self.reuse_kernel(group, lowered, key)
         if found is None:
             self.show(group, f"nest_{key[:12]}", lowered.group)
             found = self._new(group, lowered, key, self._nest(lowered.group, key))
@@ -174,16 +176,16 @@ class CudaBuilder(Builder):
     def _new(
         self, group: FusedGroup, lowered: LoweredGroup, key: str, kernels: tuple[Kernel, ...],
         tuned: TunedTiles | None = None, kept: FamilyFactors | None = None,
-    ) -> Placed:  # fmt: skip
+    ) -> PlacedGroup:  # fmt: skip
         reasons = (*(tuned.reasons if tuned else ()), *(kept.reasons if kept else ()))
         decision: Decision = cheapest(len(kernels))
-        if tuned is not None:  # what is made of no tile is a rival everywhere
+        if tuned is not None:  # kernels without tiles compete at every size
 
             def rivals(tiles: frozenset[int]) -> list[int]:
                 return [n for n, k in enumerate(kernels) if k.tile is None or k.tile in tiles]
 
             decision = members(tuned.decision, rivals)
-        self.placed[key] = Placed(group, lowered, key, kernels, decision, reasons)
+        self.placed[key] = PlacedGroup(group, lowered, key, kernels, decision, reasons)
         return self.placed[key]
 
     def _nest(self, group: Group, key: str) -> tuple[Kernel, ...]:
@@ -200,7 +202,7 @@ class CudaBuilder(Builder):
         return short_first((*first, *kernel.versions()))
 
     def _window(self, group: Group, key: str, axes: Axes | TileAxes) -> tuple[Kernel, ...]:
-        """The kernels of a window whose outputs share what they read; nothing where channels are no vectors."""
+        """Return the kernels of a window whose outputs share loads; empty if channels do not form vectors."""
         group = permute_reduction(group, axes.taps)
         nest, name = Solver(group).nest(), f"nest_{key[:12]}"
         if isinstance(axes, TileAxes):
@@ -209,8 +211,10 @@ class CudaBuilder(Builder):
             kernel = CudaWindowKernel(name, group, nest.band, nest.phases, axes)
         return kernel.versions()
 
-    def _contract(self, group: FusedGroup, form: ContractGroup) -> Placed | None:
-        """The kernels of a product; None when it has one row and no vectors: then nothing is shared, nor wide."""
+    def _contract(self, group: FusedGroup, form: ContractGroup) -> PlacedGroup | None:
+        """Return the kernels of a product, or None if it has one row and no vectors, so that nothing is shared or
+        wide.
+        """
         lowered, key = form.lowered, self._key(form)
         if refusal := product_refusal(lowered.group, form.roles):
             raise UnsupportedError(
@@ -218,11 +222,11 @@ class CudaBuilder(Builder):
                 remedy="float32, float16, bfloat16, int32, or int8 and uint8 with sums in int32, or floats of 8 bits",
             )  # fmt: skip
         kernel = CudaContractKernel(
-            f"contract_{key[:12]}", lowered.group, form.roles, self.arch, self.tf32, self.thrice, form.fixed
+            f"contract_{key[:12]}", lowered.group, form.roles, self.arch, self.tf32, self.tf32x3, form.fixed
         )
         if form.roles.row == "one" and not kernel.few_rows():
             return None
-        found = self.again(group, lowered, key)
+        found = self.reuse_kernel(group, lowered, key)
         if found is None:
             verify_group(lowered.group)
             self.show(group, kernel.name, lowered.group)
@@ -235,13 +239,13 @@ class CudaBuilder(Builder):
             self.notes.append(f"{group.outputs[0]}: no wgmma: {why}")
         return found
 
-    def attention(self, group: FusedGroup) -> Placed | None:
-        """As ``Builder``."""
+    def attention(self, group: FusedGroup) -> PlacedGroup | None:
+        """See ``Builder``."""
         made = self.attention_kernel(group)
         if made is None:
             return None
         lowered, key, kernel = made
-        found = self.again(group, lowered, key)
+        found = self.reuse_kernel(group, lowered, key)
         if found is None:
             verify_group(lowered.group)
             self.show(group, kernel.name, *attention_groups(kernel.parts))
@@ -252,13 +256,15 @@ class CudaBuilder(Builder):
         return found
 
     def attention_kernel(self, group: FusedGroup) -> tuple[LoweredGroup, str, CudaAttentionKernel] | None:
-        """What an attention is built by, beside its lowered form and key; None when its parts are kernels."""
+        """Return the lowered form, key and builder of an attention kernel, or None if its parts are separate
+        kernels.
+        """
         form = lower_attention(self.plan, group)
         if form is None:
             return None
         lowered, parts = form.lowered, form.parts
         if not self.strict:
-            held = () if _adds(parts.scores.epilogues[0].value) else HELD[:1]
+            held = () if _adds(parts.scores.epilogues[0].value) else ROW_ARRAYS[:1]
             lowered = self._rounded(lowered, held)
             scores, rows, values = (round_at_stores(x, held) for x in (parts.scores, parts.rows, parts.values))
             parts = replace(parts, scores=scores, rows=rows, values=values)
@@ -275,8 +281,8 @@ class CudaBuilder(Builder):
 
 
 def _adds(score: Value) -> bool:
-    """Whether something is added to a score, a mask for one: the sum is rounded as the model says it.
+    """Check whether something, such as a mask, is added to a score. The sum is then rounded as the model specifies.
 
-    The lowest number of 16 bits and a score are the lowest number: so keys that are all masked weigh the same.
+    The lowest 16-bit number plus a score rounds to the lowest number, so keys that are all masked get equal weights.
     """
     return any(isinstance(v, Op) and v.name in ("add", "sub") for v in walk(score))

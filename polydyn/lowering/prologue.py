@@ -1,4 +1,4 @@
-"""The proof that a group's prologue may be computed inside its promotion statement."""
+"""Prove that a group's prologue may be computed inside its promotion statement."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from polydyn.schedules.group.promotion import check_loads
 
 
 def prove_prologue(plan: FusionPlan, group: FusedGroup) -> tuple[str, ...]:
-    """Every element that the reader wants is made by the prologue, and the prologue's own loads are in bounds.
+    """Prove that the prologue computes every element that the reader uses, and that its own loads are in bounds.
 
-    Returns the tensors for which sizes are no affine expressions. LegalityError with an instance otherwise.
+    Returns the tensors whose sizes are not affine expressions. Raises LegalityError with an instance if the proof
+    fails.
     """
     if group.prologue is None:
         return ()

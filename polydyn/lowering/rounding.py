@@ -1,4 +1,4 @@
-"""Where floats of 16 bits are rounded: on CUDA where a kernel stores them, on a CPU once for each other tensor."""
+"""Rounding of 16-bit floats: on CUDA where a kernel stores them; on a CPU redundant roundings are removed."""
 
 from __future__ import annotations
 
@@ -12,15 +12,18 @@ from polydyn.schedules.expr import Const, Load, Op, Value, cast, transform
 from polydyn.schedules.model import Group, Statement
 
 HALF, WIDE = ("float16", "bfloat16"), "float32"
-KEEPING = ("max", "min", "neg", "abs")
-"""Operations that commute with rounding: they choose an operand by an order that it keeps, or change a sign."""
+MONOTONE_OPS = ("max", "min", "neg", "abs")
+"""Operations that commute with rounding: they select an operand by an order that rounding preserves, or change a
+sign.
+"""
 
 
 def round_at_stores(group: Group, held: Collection[str] = (), product: bool = False) -> Group:
-    """The group whose locals are float32 where they were 16 bits; what is widened again was never rounded.
+    """Make the 16-bit locals of a group float32. A value that is widened again is never rounded.
 
-    ``held``: arrays that no kernel stores, besides locals. An operand that is stored and widened stays as it is; so
-    does one of a ``product`` that its copies compute: shared memory holds it, for instructions of 16 bits.
+    ``held``: arrays other than locals that no kernel stores. An operand that is stored and widened does not change.
+    Neither does an operand of a ``product`` that its copies compute: shared memory holds it, for 16-bit
+    instructions.
     """
     wide = {n for n, a in group.arrays.items() if a.role == "local" and a.dtype in HALF}
     arrays = {n: replace(a, dtype=WIDE) if n in wide else a for n, a in group.arrays.items()}
@@ -50,7 +53,7 @@ def _statement(s: Statement, own: Collection[str], product: bool) -> Statement:
 
 
 def _unrounded(v: Value) -> Value:
-    """A value without the rounding to 16 bits that a widening undoes."""
+    """Remove a rounding to 16 bits that a widening undoes."""
     if isinstance(v, Op) and v.name == "cast" and v.dtype == WIDE:
         (x,) = v.args
         if isinstance(x, Op) and x.name == "cast" and x.dtype in HALF and x.args[0].dtype == WIDE:
@@ -59,9 +62,9 @@ def _unrounded(v: Value) -> Value:
 
 
 def round_once(group: Group) -> Group:
-    """The group without roundings whose result another one rounds again: of what is clipped, or changes its sign.
+    """Remove roundings whose result is rounded again after clipping or a change of sign.
 
-    ``round(max(round(x), 0))`` is ``round(max(x, 0))``, the sign of a zero that x rounds to excepted.
+    ``round(max(round(x), 0))`` is ``round(max(x, 0))``, except for the sign of a zero that x rounds to.
     """
     statements = (replace(s, value=transform(s.value, _settled)) for s in group.statements)
     return replace(group, statements=tuple(statements))
@@ -71,7 +74,7 @@ def _settled(v: Value) -> Value:
     if not (isinstance(v, Op) and v.name == "cast" and v.dtype in HALF):
         return v
     (x,) = v.args
-    if not (isinstance(x, Op) and x.name in KEEPING and x.dtype == WIDE):
+    if not (isinstance(x, Op) and x.name in MONOTONE_OPS and x.dtype == WIDE):
         return v
     if not all(_holds(v.dtype, a) for a in x.args):
         return v
@@ -79,7 +82,7 @@ def _settled(v: Value) -> Value:
 
 
 def _holds(dtype: str, v: Value) -> bool:
-    """Whether a type of 16 bits holds a value of float32 whatever is loaded."""
+    """Check whether a 16-bit dtype represents a float32 value exactly, whatever is loaded."""
     if isinstance(v, Const):
         number = np.asarray(v.value, np.float32)
         return bool(number.astype(numpy_dtype(dtype)).astype(np.float32) == number)

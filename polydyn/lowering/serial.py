@@ -1,4 +1,4 @@
-"""Lowering of what comes in an order: scatters and running sums, an initialiser and the steps behind it."""
+"""Lower groups whose steps run in order, scatters and running sums: an initialiser and the steps after it."""
 
 from __future__ import annotations
 
@@ -17,14 +17,16 @@ from polydyn.schedules.expr import REDUCTIONS, Load, Op, Value, neutral, substit
 from polydyn.schedules.index import ONE, ZERO, Index
 from polydyn.schedules.model import Statement
 
-FEWEST = 4
-"""Columns that are worth a vector."""
+MIN_COLUMNS = 4
+"""Minimum number of columns for a vector."""
 
 
 @dataclass(frozen=True)
 class SerialGroup:
-    """A lowered group whose steps keep their order. ``band``: the iterators that both statements share, ``tiled``:
-    vectors run along the last. ``conditions``: where there is a step.
+    """A lowered group whose steps keep their order.
+
+    ``band``: the iterators that both statements share. ``tiled``: vectors run along the last of them. ``conditions``: a
+    step runs only if they hold.
     """
 
     lowered: LoweredGroup
@@ -34,7 +36,7 @@ class SerialGroup:
 
 
 def lower_serial(plan: FusionPlan, group: FusedGroup) -> SerialGroup:
-    """The statements of a group of kind scatter or scan."""
+    """Lower a group of kind scatter or scan to its statements."""
     return (_scatter if group.kind == "scatter" else _scan)(plan, group)
 
 
@@ -43,10 +45,10 @@ def _flat(plan: FusionPlan, group: FusedGroup, n: Compute) -> FlatNode:
 
 
 def _columns_last(n: FlatNode) -> tuple[tuple[Axis, ...], bool]:
-    """The shared axes, the dense one last, and whether it is worth vectors."""
+    """Return the shared axes with the dense one last, and whether it is worth vectors."""
     band = tuple(sorted(n.shared, key=lambda a: n.address.split(a[0])[0] == ONE))
     dense = bool(band) and n.address.split(band[-1][0])[0] == ONE
-    return band, dense and (band[-1][1].constant or FEWEST) >= FEWEST
+    return band, dense and (band[-1][1].constant or MIN_COLUMNS) >= MIN_COLUMNS
 
 
 def _extents(names: Canonical, axes: tuple[Axis, ...]) -> tuple[Axis, ...]:
@@ -135,6 +137,6 @@ def _scan(plan: FusionPlan, group: FusedGroup) -> SerialGroup:
 
 
 def _walk(found: Scan, count: Index) -> tuple[Index, Index, Index]:
-    """The first place, and for every step the place before and its own."""
+    """Return the first position, and for each step the previous and the current position."""
     step = Index.of(found.number)
     return (count - 1, count - 1 - step, count - 2 - step) if found.backwards else (ZERO, step, step + 1)

@@ -1,4 +1,4 @@
-"""Constant weights of large windows in float32: threads that multiply tiles of pixels by them convert none."""
+"""Store the constant weights of large windows in float32, so that threads need no conversions."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ V = Index.of
 
 
 def with_float_weights(plan: FusionPlan, lowered: LoweredGroup) -> LoweredGroup:
-    """The group with constants of 16 bits that a large window multiplies by in float32, in their order.
+    """Convert the 16-bit constants that a large window multiplies by to float32, in their order of use.
 
-    They are read at a channel, the innermost iterator of the band, and taps. Other groups stay as they are.
+    They are read at a channel, the innermost iterator of the band, and at taps. Other groups do not change.
     """
     cores = [s for s in lowered.group.statements if s.reduce]
     if len(cores) != 1:

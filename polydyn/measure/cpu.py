@@ -11,9 +11,9 @@ from polydyn.errors import Declined
 from polydyn.graph.expand import import_model
 from polydyn.graph.importer import ModelLike
 from polydyn.graph.ir import Graph
+from polydyn.lowering.argsort import ArgSortGroup
 from polydyn.lowering.contract import ContractGroup
-from polydyn.lowering.order import OrderGroup
-from polydyn.lowering.place import Placed
+from polydyn.lowering.place import PlacedGroup
 from polydyn.lowering.place_cpu import KernelBuilder
 from polydyn.lowering.serial import SerialGroup
 from polydyn.measure.calibrate import machine
@@ -66,12 +66,12 @@ def products(builder: KernelBuilder, processor: CpuTarget, target: str) -> dict[
 def other_groups(builder: KernelBuilder, target: str) -> dict[str, PlacedTask[SizedTask] | Declined]:
     """Return the groups that are not products, by label, or the reason why a group is not tuned."""
     tasks = {key: sized_task(key, kernel, target) for key, kernel in builder.sized.items()}
-    serial = [key for key, form in builder.forms.items() if isinstance(form, (SerialGroup, OrderGroup))]
+    serial = [key for key, form in builder.forms.items() if isinstance(form, (SerialGroup, ArgSortGroup))]
     every = tasks | {key: Declined(SERIAL) for key in serial}
     return dict(_placed(task, builder.placed[key]) for key, task in every.items())
 
 
-def _placed(task: C | Declined, place: Placed) -> tuple[str, PlacedTask[C] | Declined]:
+def _placed(task: C | Declined, place: PlacedGroup) -> tuple[str, PlacedTask[C] | Declined]:
     """Return a task at its first site, with its label."""
     label = f"{place.fused.kind} {place.fused.outputs[0]}"
     if not isinstance(task, Declined):

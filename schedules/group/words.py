@@ -1,4 +1,4 @@
-"""Values that pack several steps of a product into a 32-bit word (``polydyn/lowering/words.py`` chooses them)."""
+"""Values that pack several steps of a product into a 32-bit word (``polydyn/lowering/k_packing.py`` chooses them)."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from polydyn.fusion.plan import FusionPlan
 from polydyn.gpu.compiler import compile_cuda, find_nvcc
 from polydyn.gpu.errors import DeviceError
 from polydyn.lowering.attention import lower_attention
-from polydyn.lowering.place import Placed
+from polydyn.lowering.place import PlacedGroup
 from polydyn.lowering.place_cuda import CudaBuilder
 from polydyn.schedules.expr import Const, FromIndex, Load, Op, Value, const, op
 from polydyn.schedules.index import Index
@@ -110,14 +110,14 @@ def case(
 BOUND = {"float16": 4e-3, "bfloat16": 3e-2, "float32": 2e-6, "tf32": 2e-3}
 
 
-def tf32(plan: FusionPlan) -> tuple[Placed, ...]:
+def tf32(plan: FusionPlan) -> tuple[PlacedGroup, ...]:
     """The kernels with float32 on tensor cores."""
     builder = CudaBuilder(plan, tf32=True)
     return tuple(p for g in plan.groups for p in builder.place(g))
 
 
 def right(
-    plan: FusionPlan, kernels: tuple[Placed, ...], *of: Any, tolerance: float = 4e-3, choose: Any = first_fit
+    plan: FusionPlan, kernels: tuple[PlacedGroup, ...], *of: Any, tolerance: float = 4e-3, choose: Any = first_fit
 ) -> None:
     """Both orders of warps give the reference, and the same bits."""
     feeds, want = case(plan, *of)
@@ -125,7 +125,7 @@ def right(
 
 
 def right_on(
-    plan: FusionPlan, kernels: tuple[Placed, ...], feeds: dict[str, Array], want: Array, tolerance: float = 4e-3,
+    plan: FusionPlan, kernels: tuple[PlacedGroup, ...], feeds: dict[str, Array], want: Array, tolerance: float = 4e-3,
     choose: Any = first_fit, of: Any = None,
 ) -> None:  # fmt: skip
     """The same for these inputs."""
@@ -352,7 +352,7 @@ def test_planted_bugs_in_float32_are_caught(bug: str) -> None:
         right(plan, (wrong,), 17, 66, "none", tolerance=BOUND[dtype], choose=lambda p, env: p.kernels[0])
 
 
-def shared(p: Placed, env: dict[str, int]) -> Kernel:
+def shared(p: PlacedGroup, env: dict[str, int]) -> Kernel:
     """The version in which blocks have shares of the keys."""
     return version(p, "split_attention")
 
@@ -416,14 +416,14 @@ SHARE_BUGS = {
 
 
 @pytest.fixture(scope="module")
-def broken() -> tuple[FusionPlan, Placed]:
+def broken() -> tuple[FusionPlan, PlacedGroup]:
     plan = attention()
     (p,) = placed(plan)
     return plan, replace(p, kernels=with_bugs(p.kernels[0], BUGS))
 
 
 @pytest.mark.parametrize("bug", BUGS)
-def test_planted_bugs_are_caught(bug: str, broken: tuple[FusionPlan, Placed]) -> None:
+def test_planted_bugs_are_caught(bug: str, broken: tuple[FusionPlan, PlacedGroup]) -> None:
     plan, p = broken
     caught = 0
     for mask in ("late", "none"):
@@ -435,7 +435,7 @@ def test_planted_bugs_are_caught(bug: str, broken: tuple[FusionPlan, Placed]) ->
 
 
 @pytest.fixture(scope="module")
-def broken_shares() -> tuple[FusionPlan, Placed, dict[str, Kernel]]:
+def broken_shares() -> tuple[FusionPlan, PlacedGroup, dict[str, Kernel]]:
     """The kernels of the shares are compiled together."""
     plan = attention()
     (p,) = placed(plan)
@@ -449,7 +449,7 @@ def broken_shares() -> tuple[FusionPlan, Placed, dict[str, Kernel]]:
 
 @pytest.mark.parametrize("bug", SHARE_BUGS)
 def test_planted_bugs_in_shares_are_caught(
-    bug: str, broken_shares: tuple[FusionPlan, Placed, dict[str, Kernel]]
+    bug: str, broken_shares: tuple[FusionPlan, PlacedGroup, dict[str, Kernel]]
 ) -> None:
     plan, p, kernels = broken_shares
     with pytest.raises((AssertionError, DeviceError)):

@@ -14,7 +14,7 @@ from polydyn.codegen.cuda.warpgroup_attention import warpgroup_attention
 from polydyn.codegen.kernel import Kernel
 from polydyn.fusion.plan import FusionPlan
 from polydyn.gpu.errors import DeviceError
-from polydyn.lowering.place import Placed
+from polydyn.lowering.place import PlacedGroup
 from polydyn.lowering.place_cuda import CudaBuilder
 from tests.cuda.test_cuda_attention import BOUND
 from tests.support.cuda_groups import ARCH, Arrays, first_fit, params_of, placed, plan_of, run, with_bugs
@@ -52,7 +52,7 @@ def case(plan: FusionPlan, length: int, keys: int) -> tuple[Arrays, np.ndarray[A
     return feeds, (e / e.sum(-1, keepdims=True)) @ v
 
 
-def of_pairs(p: Placed, env: object = None) -> Kernel:
+def of_pairs(p: PlacedGroup, env: object = None) -> Kernel:
     """The first version that reads masks in pairs."""
     return next(k for k in p.kernels if k.version.endswith("_pairs"))
 
@@ -86,7 +86,7 @@ def test_warpgroups_read_them_too() -> None:
     (group,) = plan.groups
     made = CudaBuilder(plan, ARCH).attention_kernel(group)
     assert made is not None
-    p = Placed(group, made[0], "", tuple(warpgroup_attention(made[2])))
+    p = PlacedGroup(group, made[0], "", tuple(warpgroup_attention(made[2])))
     assert "pd_ldg_wide<2>(" in of_pairs(p).text
     for length, keys in ((128, 128), (130, 258), (128, 257)):
         feeds, want = case(plan, length, keys)

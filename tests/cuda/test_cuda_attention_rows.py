@@ -14,7 +14,7 @@ from polydyn.fusion.plan import FusionPlan
 from polydyn.gpu import hardware
 from polydyn.gpu.compiler import compile_cuda, find_nvcc
 from polydyn.gpu.errors import DeviceError
-from polydyn.lowering.place import Placed
+from polydyn.lowering.place import PlacedGroup
 from polydyn.program.estimates import launch_time
 from polydyn.schedules.index import Index
 from tests.cuda.test_cuda_attention import BOUND, attention, causal, causal_case, node, right
@@ -26,13 +26,13 @@ V = Index.of
 LARGE = "attention_128x"
 
 
-def large(p: Placed, env: dict[str, int] | None = None) -> Kernel:
+def large(p: PlacedGroup, env: dict[str, int] | None = None) -> Kernel:
     """The version with 32-bit indices; at these sizes, where some may not be launched."""
     made = [k for k in p.kernels if k.version.startswith(LARGE) and not k.version.endswith(LONG)]
     return next(k for k in made if env is None or k.fits(env, SMEM, MULTIPROCESSORS))
 
 
-def long(p: Placed, env: object = None) -> Kernel:
+def long(p: PlacedGroup, env: object = None) -> Kernel:
     """The version with 64-bit indices."""
     return next(k for k in p.kernels if k.version.startswith(LARGE) and k.version.endswith(LONG))
 
@@ -142,14 +142,14 @@ BUGS = {
 
 
 @pytest.fixture(scope="module")
-def broken() -> tuple[FusionPlan, Placed]:
+def broken() -> tuple[FusionPlan, PlacedGroup]:
     plan = attention()
     (p,) = placed(plan)
     return plan, replace(p, kernels=with_bugs(large(p), BUGS))
 
 
 @pytest.mark.parametrize("bug", BUGS)
-def test_planted_bugs_are_caught(bug: str, broken: tuple[FusionPlan, Placed]) -> None:
+def test_planted_bugs_are_caught(bug: str, broken: tuple[FusionPlan, PlacedGroup]) -> None:
     plan, p = broken
     with pytest.raises((AssertionError, DeviceError)):
         right(plan, (p,), 67, 132, "none", choose=lambda p, env: p.kernels[list(BUGS).index(bug)])
@@ -161,7 +161,7 @@ def test_estimates_choose_it_where_there_are_enough_queries() -> None:
     Below a diagonal they visit a tile more; where tensor cores are slow and loads no matter, that is too much.
     """
 
-    def time(k: Kernel, p: Placed, batch: int, length: int, device: hardware.Hardware) -> int:
+    def time(k: Kernel, p: PlacedGroup, batch: int, length: int, device: hardware.Hardware) -> int:
         env = params_of(p, {"B": batch, "L": length, "T": length}) | {"nth": device.multiprocessors}
         assert k.device.work is not None
         return launch_time(k.device.work, k.device.threads, k.tasks, k.scratch, V(0), device).evaluate(env)

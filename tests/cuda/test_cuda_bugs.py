@@ -10,7 +10,7 @@ import pytest
 from onnx import helper
 
 from polydyn.codegen.kernel import Kernel
-from polydyn.lowering.place import Placed
+from polydyn.lowering.place import PlacedGroup
 from tests.support.cuda_groups import Arrays, first_fit, placed, plan_of, run, version
 from tests.support.marks import slow
 
@@ -18,7 +18,7 @@ node = helper.make_node
 RNG = np.random.default_rng(13)
 
 
-def named(word: str, p: Placed, env: dict[str, int]) -> Kernel:
+def named(word: str, p: PlacedGroup, env: dict[str, int]) -> Kernel:
     """That version, where it may be launched."""
     return version(p, word)
 

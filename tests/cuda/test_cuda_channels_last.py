@@ -13,7 +13,7 @@ from onnx import helper
 from polydyn.codegen.kernel import Kernel
 from polydyn.fusion.plan import FusionPlan
 from polydyn.gpu.errors import DeviceError
-from polydyn.lowering.place import Placed
+from polydyn.lowering.place import PlacedGroup
 from tests.support.cuda_groups import Arrays, first_fit, placed, plan_of, run, version, with_bugs
 
 node = helper.make_node
@@ -40,7 +40,7 @@ KERNELS = normal(16, 1, 3, 3)
 
 
 @pytest.fixture(scope="module")
-def layers() -> tuple[FusionPlan, tuple[Placed, ...]]:
+def layers() -> tuple[FusionPlan, tuple[PlacedGroup, ...]]:
     """A norm of a concatenation in the copies of a product; a convolution with strides and dilations, whose 24 channels
     are three copies, no tile of steps.
     """
@@ -63,7 +63,7 @@ def by_hand(x: Array) -> Array:
     return np.einsum("bchwij,ocij->bohw", windows, w).mean((2, 3), keepdims=True)
 
 
-def test_pixels_come_by_16_bytes_of_channels(layers: tuple[FusionPlan, tuple[Placed, ...]]) -> None:
+def test_pixels_come_by_16_bytes_of_channels(layers: tuple[FusionPlan, tuple[PlacedGroup, ...]]) -> None:
     """A copy of 16 bytes is of one tap, inside the image or zeros; nothing is transposed between kernels."""
     plan, kernels = layers
     *_, computed, copied, _ = kernels
@@ -83,7 +83,7 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("bug", BROKEN)
-def test_a_wrong_copy_is_seen(bug: str, layers: tuple[FusionPlan, tuple[Placed, ...]]) -> None:
+def test_a_wrong_copy_is_seen(bug: str, layers: tuple[FusionPlan, tuple[PlacedGroup, ...]]) -> None:
     plan, kernels = layers
     *before, copied, mean = kernels
     bugs = with_bugs(version(copied, "mma"), BROKEN)
@@ -97,7 +97,7 @@ def test_a_wrong_copy_is_seen(bug: str, layers: tuple[FusionPlan, tuple[Placed, 
 
 
 @pytest.fixture(scope="module")
-def windows() -> tuple[FusionPlan, tuple[Placed, ...]]:
+def windows() -> tuple[FusionPlan, tuple[PlacedGroup, ...]]:
     """A depthwise convolution, both poolings and a mean, behind a convolution."""
     nodes = [node("Conv", ["x", "u"], ["a"]),
              node("Conv", ["a", "k"], ["d"], group=16, pads=[1, 1, 0, 1], strides=[2, 1]),
@@ -120,7 +120,9 @@ def windows_by_hand(x: Array) -> Array:
     return p.mean((2, 3), keepdims=True)
 
 
-def test_windows_have_vectors_of_channels_and_several_lines(windows: tuple[FusionPlan, tuple[Placed, ...]]) -> None:
+def test_windows_have_vectors_of_channels_and_several_lines(
+    windows: tuple[FusionPlan, tuple[PlacedGroup, ...]],
+) -> None:
     """A thread has eight channels of four outputs, loads what these share once, and asks once whether it is inside."""
     plan, kernels = windows
     _, *nests = kernels
@@ -134,7 +136,7 @@ def test_windows_have_vectors_of_channels_and_several_lines(windows: tuple[Fusio
             assert close(got["y"], windows_by_hand(x))
 
 
-def preferred(p: Placed, env: dict[str, int], word: str) -> Kernel:
+def preferred(p: PlacedGroup, env: dict[str, int], word: str) -> Kernel:
     """The version of a name, where a group has it."""
     return next((k for k in p.kernels if k.version == word), None) or first_fit(p, env)
 
@@ -148,7 +150,7 @@ BLIND = {
 
 
 @pytest.mark.parametrize("bug", BLIND)
-def test_a_window_that_asks_too_little_is_seen(bug: str, windows: tuple[FusionPlan, tuple[Placed, ...]]) -> None:
+def test_a_window_that_asks_too_little_is_seen(bug: str, windows: tuple[FusionPlan, tuple[PlacedGroup, ...]]) -> None:
     plan, kernels = windows
     number, old, new = BLIND[bug]
     bugs = with_bugs(kernels[number].kernels[0], {bug: (old, new)})

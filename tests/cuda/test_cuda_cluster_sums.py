@@ -12,13 +12,13 @@ from polydyn.codegen.kernel import Kernel
 from polydyn.fusion.plan import FusionPlan
 from polydyn.gpu.compiler import compile_cuda, find_nvcc
 from polydyn.gpu.errors import DeviceError
-from polydyn.lowering.place import Placed
+from polydyn.lowering.place import PlacedGroup
 from tests.cuda import test_cuda_wgmma as wgmma
 from tests.cuda.test_cuda_codegen import close, gemm, gemm_case, node, params
 from tests.support.cuda_groups import SHARED, placed, plan_of, run, with_bugs
 from tests.support.marks import slow
 
-Made = tuple[FusionPlan, Placed, dict[str, Kernel]]
+Made = tuple[FusionPlan, PlacedGroup, dict[str, Kernel]]
 MEETING = "pd_cluster_arrive();\n  pd_cluster_wait();\n"
 
 

@@ -24,7 +24,7 @@ from polydyn.fusion.plan import FusionPlan
 from polydyn.gpu.compiler import compile_cuda, find_nvcc
 from polydyn.gpu.errors import DeviceError
 from polydyn.lowering.contract import lower_contract
-from polydyn.lowering.place import Placed
+from polydyn.lowering.place import PlacedGroup
 from polydyn.schedules.index import Index
 from polydyn.schedules.tree import verify_tree
 from polydyn.schedules.tree.gpu import gpu_product
@@ -66,7 +66,7 @@ def gemm_case(
     return feeds, 0.5 * q * (1 + erf(q / math.sqrt(2))) + r.astype(np.float64)
 
 
-def chosen(word: str) -> Callable[[Placed, dict[str, int]], Any]:
+def chosen(word: str) -> Callable[[PlacedGroup, dict[str, int]], Any]:
     return lambda p, env: version(p, word)
 
 
@@ -81,7 +81,7 @@ def test_element_wise_with_broadcast(dtype: str) -> None:
     kernels = placed(plan)
     used = set()
 
-    def fit(p: Placed, env: dict[str, int]) -> Any:
+    def fit(p: PlacedGroup, env: dict[str, int]) -> Any:
         used.add(first_fit(p, env).version)
         return first_fit(p, env)
 
@@ -237,14 +237,14 @@ MIDDLE, _, FEW_ROWS = MORE_TILES
 SHAPES = [(1, 1, 1), (7, 31, 5), (63, 65, 64), (64, 64, 32), (65, 63, 33), (72, 136, 200), (1, 129, 0)]
 
 
-def tiled(plan: FusionPlan, tile: CudaTile) -> tuple[Placed, ...]:
+def tiled(plan: FusionPlan, tile: CudaTile) -> tuple[PlacedGroup, ...]:
     """The plan's one contraction with a given tile."""
     (group,) = plan.groups
     form = lower_contract(plan, group, 0)
     assert form is not None
     versions = CudaContractKernel("contract", form.lowered.group, form.roles).versions((tile,))
     kernels = tuple(k for k in versions if not k.version.startswith("gemv"))
-    return (Placed(group, form.lowered, "", kernels),)
+    return (PlacedGroup(group, form.lowered, "", kernels),)
 
 
 @pytest.mark.parametrize(
@@ -264,7 +264,7 @@ def test_gemm_with_fused_epilogue(dtype: str, tile: CudaTile, trans: tuple[bool,
     for shape in SHAPES:
         feeds, want = gemm_case(*shape, np.dtype(dtype), *trans)
 
-        def every(p: Placed, env: dict[str, int]) -> Any:
+        def every(p: PlacedGroup, env: dict[str, int]) -> Any:
             fits = [k for k in p.kernels if k.fits(env)]
             used.update(k.version for k in fits)
             return fits[0]
@@ -344,7 +344,7 @@ def test_lanes_that_are_not_combined_are_seen() -> None:
         assert right < 2, old
 
 
-def params(p: Placed, shape: tuple[int, int, int]) -> dict[str, int]:
+def params(p: PlacedGroup, shape: tuple[int, int, int]) -> dict[str, int]:
     """The parameters of a gemm."""
     return {n: i.evaluate(dict(zip("MNK", shape, strict=True))) for n, i in p.lowered.params.items()}
 
@@ -464,14 +464,14 @@ BROKEN = {
 
 
 @pytest.fixture(scope="module")
-def broken() -> tuple[FusionPlan, Placed]:
+def broken() -> tuple[FusionPlan, PlacedGroup]:
     plan = gemm("float16")
     (p,) = tiled(plan, SMALL_MMA)
     return plan, replace(p, kernels=with_bugs(version(p, "mma"), BROKEN))
 
 
 @pytest.mark.parametrize("bug", BROKEN)
-def test_the_emulator_refuses_a_broken_kernel(bug: str, broken: tuple[FusionPlan, Placed]) -> None:
+def test_the_emulator_refuses_a_broken_kernel(bug: str, broken: tuple[FusionPlan, PlacedGroup]) -> None:
     plan, p = broken
     feeds, want = gemm_case(72, 72, 200, np.float16)
     wrong = 0

@@ -14,7 +14,7 @@ from polydyn.fusion.plan import FusionPlan
 from polydyn.graph import reference
 from polydyn.graph.expand import import_model
 from polydyn.graph.ir import Compute
-from polydyn.lowering.place import Placed
+from polydyn.lowering.place import PlacedGroup
 from polydyn.schedules.expr import Load, Op, Value, cast, op
 from tests.support.cuda_groups import dims_of, launch, params_of, placed, plan_of
 from tests.support.graphs import Sheet
@@ -53,7 +53,7 @@ def column(plan: FusionPlan, n: int = 0) -> tuple[Load, Array]:
     return v.args[0], plan.graph.constants[v.args[0].buffer]
 
 
-def tiled(p: Placed, env: dict[str, int]) -> Kernel:
+def tiled(p: PlacedGroup, env: dict[str, int]) -> Kernel:
     """The smallest tile's version, where there are tiles."""
     fits = [k for k in p.kernels if k.fits(env)]
     return next((k for k in fits if k.version.startswith("imma_64")), fits[0])

@@ -20,7 +20,7 @@ from polydyn.codegen.ir import Compare, Pointer
 from polydyn.codegen.kernel import Kernel
 from polydyn.fusion.plan import FusionPlan
 from polydyn.gpu.errors import DeviceError
-from polydyn.lowering.place import Placed
+from polydyn.lowering.place import PlacedGroup
 from polydyn.lowering.place_cuda import CudaBuilder
 from polydyn.schedules.decision import ONLY
 from polydyn.schedules.expr import FromIndex, Load, Op, at_least_zero, conjuncts
@@ -59,18 +59,18 @@ def convolution(x: Array, w: Array, pads: Any = (0, 0, 0, 0), strides: Any = (1,
     return np.einsum("bchwij,ocij->bohw", every, w.astype(np.float64), optimize=True)
 
 
-def product(plan: FusionPlan, number: int) -> tuple[Placed, ProductGroup]:
+def product(plan: FusionPlan, number: int) -> tuple[PlacedGroup, ProductGroup]:
     """A layer of a network, without kernels."""
     builder = CudaBuilder(plan, "sm_90a")
     group = plan.groups[number]
     form = builder._product(group)
     assert form
     of = ProductGroup(f"layer_{number}", form.lowered.group, form.roles)
-    return Placed(group, form.lowered, of.name, (), ONLY), with_one_reduction(of)
+    return PlacedGroup(group, form.lowered, of.name, (), ONLY), with_one_reduction(of)
 
 
 @pytest.fixture(scope="module")
-def made() -> tuple[FusionPlan, Arrays, tuple[Placed, ...]]:
+def made() -> tuple[FusionPlan, Arrays, tuple[PlacedGroup, ...]]:
     """All layers; the versions of their tiles, and those of the second one with planted bugs, compiled together."""
     plan, weights = network(LAYERS)
     layers, kernels = [], []
@@ -79,7 +79,7 @@ def made() -> tuple[FusionPlan, Arrays, tuple[Placed, ...]]:
         layers.append(p)
         kernels.append(wgmma_versions(of, tiles=(tile,))[0])
     kernels += with_bugs(kernels[1], BUGS)
-    pool = CudaBuilder(plan).one(plan.groups[len(LAYERS)])
+    pool = CudaBuilder(plan).build_group(plan.groups[len(LAYERS)])
     return plan, weights, (*(replace(p, kernels=tuple(kernels)) for p in layers), pool)
 
 
@@ -88,7 +88,7 @@ def right(made: Any, x: Array, second: int = 1, reverse: bool = False) -> bool:
     plan, weights, layers = made
     numbers = dict(zip(map(id, layers), (0, second, 2), strict=False))
 
-    def chosen(p: Placed, env: dict[str, int]) -> Kernel:
+    def chosen(p: PlacedGroup, env: dict[str, int]) -> Kernel:
         k = p.kernels[numbers[id(p)]] if id(p) in numbers else first_fit(p, env)
         return replace(k, launch={BLOCKS: Index.of(k.device.cluster)}) if BLOCKS in k.launch else k
 

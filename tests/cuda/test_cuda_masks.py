@@ -17,7 +17,7 @@ from polydyn.fusion.plan import FusionPlan
 from polydyn.gpu.errors import DeviceError
 from polydyn.graph import reference
 from polydyn.graph.expand import import_model
-from polydyn.lowering.place import Placed
+from polydyn.lowering.place import PlacedGroup
 from polydyn.schedules.errors import LegalityError
 from polydyn.schedules.expr import FromIndex, Load, Value, cast, const, op
 from polydyn.schedules.index import Index
@@ -139,7 +139,7 @@ def tiles(f: Form, length: int, past: int, padded: int = 0) -> int:
 
 
 @functools.cache
-def kernel(form: str) -> tuple[FusionPlan, Placed]:
+def kernel(form: str) -> tuple[FusionPlan, PlacedGroup]:
     """The attention; besides it there are the caches that grow, but no kernel that makes a mask."""
     plan = model(FORMS[form])
     *caches, p = placed(plan)

@@ -16,7 +16,7 @@ from polydyn.codegen.kernel import Kernel
 from polydyn.fusion.plan import FusionPlan
 from polydyn.gpu.errors import DeviceError
 from polydyn.lowering import contract
-from polydyn.lowering.place import Placed
+from polydyn.lowering.place import PlacedGroup
 from tests.support.cuda_groups import Arrays, placed, plan_of, run, version, with_bugs
 
 node = helper.make_node
@@ -57,7 +57,7 @@ def right(name: str, x: Array, w: Array) -> Array:
     return np.asarray(session.run(None, {"x": x})[0])
 
 
-Made = dict[str, tuple[FusionPlan, Array, tuple[Placed, ...], tuple[Placed, ...]]]
+Made = dict[str, tuple[FusionPlan, Array, tuple[PlacedGroup, ...], tuple[PlacedGroup, ...]]]
 
 
 @pytest.fixture(scope="module")
@@ -91,7 +91,7 @@ def test_filters_come_by_16_bytes(made: Made) -> None:
         assert all("_2_2" in k.version for k in other.kernels if "mma" in k.version)
 
 
-def of_version(p: Placed, env: dict[str, int], word: str) -> Kernel:
+def of_version(p: PlacedGroup, env: dict[str, int], word: str) -> Kernel:
     return version(p, word)
 
 

@@ -19,7 +19,7 @@ from polydyn.fusion.plan import FusionPlan
 from polydyn.gpu.compiler import compile_cuda, find_nvcc
 from polydyn.gpu.errors import DeviceError
 from polydyn.lowering.contract import lower_contract
-from polydyn.lowering.place import Placed
+from polydyn.lowering.place import PlacedGroup
 from tests.support.cuda_groups import plan_of, run, with_bugs
 
 node = helper.make_node
@@ -32,7 +32,7 @@ BUGS = {
 }
 
 
-def made(turned: bool) -> tuple[FusionPlan, Placed]:
+def made(turned: bool) -> tuple[FusionPlan, PlacedGroup]:
     """A B, where B lies along the reduction or across it: the smaller tile with its widest and narrowest copies."""
     nodes = [node("Transpose", ["w"], ["t"], perm=[1, 0])] if turned else []
     shapes = {"x": ("M", "K"), "w": ("N", "K") if turned else ("K", "N")}
@@ -42,10 +42,10 @@ def made(turned: bool) -> tuple[FusionPlan, Placed]:
     assert form is not None
     product = ProductGroup("contract", form.lowered.group, form.roles)
     forms = [TiledProduct(product, TF32X3_TILES[-1], *a) for a in accesses("float32")]
-    return plan, Placed(group, form.lowered, "", tuple(x.build()[0] for x in (forms[0], forms[-1])))
+    return plan, PlacedGroup(group, form.lowered, "", tuple(x.build()[0] for x in (forms[0], forms[-1])))
 
 
-def right(plan: FusionPlan, k: Kernel, p: Placed, turned: bool, m: int, n: int, depth: int) -> bool:
+def right(plan: FusionPlan, k: Kernel, p: PlacedGroup, turned: bool, m: int, n: int, depth: int) -> bool:
     """Both orders give the same bits, within the bound, without bank conflicts."""
     rng = np.random.default_rng(m + n)
     x, w = (rng.standard_normal(s).astype(np.float32) for s in ((m, depth), (depth, n)))
@@ -58,19 +58,19 @@ def right(plan: FusionPlan, k: Kernel, p: Placed, turned: bool, m: int, n: int, 
 
 
 @pytest.fixture(scope="module", params=[False, True], ids=["across", "along"])
-def case(request: pytest.FixtureRequest) -> tuple[bool, FusionPlan, Placed]:
+def case(request: pytest.FixtureRequest) -> tuple[bool, FusionPlan, PlacedGroup]:
     plan, p = made(request.param)
     return request.param, plan, replace(p, kernels=(*p.kernels, *with_bugs(p.kernels[0], BUGS)))
 
 
-def test_every_tail_is_within_the_bound(case: tuple[bool, FusionPlan, Placed]) -> None:
+def test_every_tail_is_within_the_bound(case: tuple[bool, FusionPlan, PlacedGroup]) -> None:
     turned, plan, p = case
     for k, shapes in ((p.kernels[0], SHAPES[3:]), (p.kernels[1], SHAPES)):
         assert all(right(plan, k, p, turned, *shape) for shape in shapes), k.version
 
 
 @pytest.mark.parametrize("bug", BUGS)
-def test_planted_bugs_are_caught(bug: str, case: tuple[bool, FusionPlan, Placed]) -> None:
+def test_planted_bugs_are_caught(bug: str, case: tuple[bool, FusionPlan, PlacedGroup]) -> None:
     turned, plan, p = case
     with contextlib.suppress(DeviceError):
         assert not right(plan, p.kernels[2 + list(BUGS).index(bug)], p, turned, *SHAPES[3])

@@ -16,7 +16,7 @@ from polydyn.codegen.kernel import Kernel
 from polydyn.fusion.plan import FusionPlan
 from polydyn.gpu.compiler import compile_cuda, find_nvcc
 from polydyn.gpu.errors import DeviceError
-from polydyn.lowering.place import Placed
+from polydyn.lowering.place import PlacedGroup
 from polydyn.lowering.place_cuda import CudaBuilder
 from tests.cuda.test_cuda_attention import BOUND, attention, case, causal, causal_case, guarded
 from tests.support.cuda_groups import ARCH, SHARED, Arrays, first_fit, placed, plan_of, run, with_bugs
@@ -25,15 +25,15 @@ from tests.support.marks import slow
 node = helper.make_node
 
 
-def hopper(plan: FusionPlan, tile: AttentionTile | None = None) -> Placed:
+def hopper(plan: FusionPlan, tile: AttentionTile | None = None) -> PlacedGroup:
     """The versions for sm_90a of a plan's one kernel."""
     (group,) = plan.groups
     made = CudaBuilder(plan, ARCH).attention_kernel(group)
     assert made is not None
-    return Placed(group, made[0], "", tuple(warpgroup_attention(made[2], tile)))
+    return PlacedGroup(group, made[0], "", tuple(warpgroup_attention(made[2], tile)))
 
 
-def right(plan: FusionPlan, p: Placed, feeds: Arrays, want: np.ndarray[Any, Any], k: Kernel | None = None) -> int:
+def right(plan: FusionPlan, p: PlacedGroup, feeds: Arrays, want: np.ndarray[Any, Any], k: Kernel | None = None) -> int:
     """Both orders of warps give the reference, and the same bits; how many products there were."""
     both = []
     for reverse in (False, True):
@@ -185,14 +185,14 @@ BUGS = {
 
 
 @pytest.fixture(scope="module")
-def broken() -> tuple[FusionPlan, Placed]:
+def broken() -> tuple[FusionPlan, PlacedGroup]:
     plan = attention()
     p = hopper(plan)
     return plan, replace(p, kernels=with_bugs(p.kernels[0], BUGS))
 
 
 @pytest.mark.parametrize("bug", BUGS)
-def test_planted_bugs_are_caught(bug: str, broken: tuple[FusionPlan, Placed]) -> None:
+def test_planted_bugs_are_caught(bug: str, broken: tuple[FusionPlan, PlacedGroup]) -> None:
     plan, p = broken
     feeds, want = case(plan, 128, 642)
     with contextlib.suppress(DeviceError, AssertionError):

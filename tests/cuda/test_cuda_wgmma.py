@@ -20,7 +20,7 @@ from polydyn.fusion.plan import FusionPlan
 from polydyn.gpu.compiler import compile_cuda, find_nvcc
 from polydyn.gpu.errors import DeviceError
 from polydyn.lowering.contract import lower_contract
-from polydyn.lowering.place import Placed
+from polydyn.lowering.place import PlacedGroup
 from polydyn.runtime.cuda import tensormap
 from polydyn.testing.device.cases import to_tf32_even
 from tests.support.cuda_groups import ARCH, first_fit, params_of, placed, plan_of, run, with_bugs
@@ -63,20 +63,20 @@ def case(dtype: str, trans_b: bool, m: int, n: int, k: int, batch: int = 0) -> t
     return {"x": x, "w": w.swapaxes(-1, -2).copy() if trans_b else w, "b": b, "r": r}, want
 
 
-def wgmma_only(plan: FusionPlan, tf32: bool = True) -> Placed:
+def wgmma_only(plan: FusionPlan, tf32: bool = True) -> PlacedGroup:
     """The versions with wgmma of a plan's one product."""
     (group,) = plan.groups
     form = lower_contract(plan, group, 0)
     assert form is not None
     made = wgmma_versions(ProductGroup("contract", form.lowered.group, form.roles), tf32)
-    return Placed(group, form.lowered, "", tuple(made))
+    return PlacedGroup(group, form.lowered, "", tuple(made))
 
 
-def hopper(p: Placed, word: str = "wgmma") -> Kernel:
+def hopper(p: PlacedGroup, word: str = "wgmma") -> Kernel:
     return next(k for k in p.kernels if k.version.startswith(word))
 
 
-def right(plan: FusionPlan, k: Kernel, p: Placed, feeds: dict[str, Array], want: Array) -> bool:
+def right(plan: FusionPlan, k: Kernel, p: PlacedGroup, feeds: dict[str, Array], want: Array) -> bool:
     """Both orders give the reference, the same bits, and no bank conflicts."""
     got = [run(plan, feeds, lambda p, env: k, (p,), reverse) for reverse in (False, True)]
     tolerance = TOLERANCE[str(feeds["x"].dtype)]
@@ -224,14 +224,14 @@ SINGLE_BUGS = {
 
 
 @pytest.fixture(scope="module")
-def broken() -> tuple[FusionPlan, Placed]:
+def broken() -> tuple[FusionPlan, PlacedGroup]:
     plan = product("float16", False)
     (p,) = placed(plan, ARCH)
     return plan, replace(p, kernels=with_bugs(hopper(p, "wgmma_128x128x64_4_wide"), BUGS))
 
 
 @pytest.mark.parametrize("bug", BUGS)
-def test_planted_bugs_are_caught(bug: str, broken: tuple[FusionPlan, Placed]) -> None:
+def test_planted_bugs_are_caught(bug: str, broken: tuple[FusionPlan, PlacedGroup]) -> None:
     plan, p = broken
     feeds, want = case("float16", False, 131, 72, 456)
     with contextlib.suppress(DeviceError):
@@ -239,14 +239,14 @@ def test_planted_bugs_are_caught(bug: str, broken: tuple[FusionPlan, Placed]) ->
 
 
 @pytest.fixture(scope="module")
-def broken_single() -> tuple[FusionPlan, Placed]:
+def broken_single() -> tuple[FusionPlan, PlacedGroup]:
     plan = product("float32", True)
     p = wgmma_only(plan)
     return plan, replace(p, kernels=with_bugs(hopper(p, "wgmma_tf32_128x128x32_4_wide"), SINGLE_BUGS))
 
 
 @pytest.mark.parametrize("bug", SINGLE_BUGS)
-def test_planted_bugs_in_tf32_are_caught(bug: str, broken_single: tuple[FusionPlan, Placed]) -> None:
+def test_planted_bugs_in_tf32_are_caught(bug: str, broken_single: tuple[FusionPlan, PlacedGroup]) -> None:
     plan, p = broken_single
     feeds, want = case("float32", True, 131, 72, 164)
     with contextlib.suppress(DeviceError):

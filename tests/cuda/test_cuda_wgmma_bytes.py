@@ -25,7 +25,7 @@ from polydyn.gpu.compiler import compile_cuda, find_nvcc
 from polydyn.gpu.emulator import Counters
 from polydyn.gpu.errors import DeviceError
 from polydyn.lowering.contract import ContractGroup, lower_contract
-from polydyn.lowering.place import Placed
+from polydyn.lowering.place import PlacedGroup
 from polydyn.lowering.place_cuda import CudaBuilder
 from polydyn.program.estimates import estimated
 from polydyn.testing.choice import choose
@@ -154,7 +154,7 @@ def test_constant_bytes_of_models() -> None:
     of = ProductGroup("turned", form.lowered.group, form.roles)
     assert gemv_versions(of)[0].version.startswith("gemv_2_k16")
     kernels = tuple(k for k in wgmma_versions(of) if "128x128" in k.version)
-    p = Placed(plan.groups[0], form.lowered, "", kernels)
+    p = PlacedGroup(plan.groups[0], form.lowered, "", kernels)
     x = np.random.default_rng(0).integers(0, 256, (70, 272), np.uint8)
     got, _ = run_plan(plan, {"x": x}, lambda p, env: p.kernels[0], (p,), together=False)
     assert (got["y"] == x.astype(np.int32) @ plan.graph.constants["w"].astype(np.int32)).all()

@@ -13,7 +13,7 @@ from polydyn.codegen.kernel import Kernel
 from polydyn.fusion.plan import FusionPlan
 from polydyn.gpu.compiler import compile_cuda, find_nvcc
 from polydyn.gpu.errors import DeviceError
-from polydyn.lowering.place import Placed
+from polydyn.lowering.place import PlacedGroup
 from polydyn.schedules.errors import CodegenError
 from polydyn.schedules.index import Index
 from tests.cuda.test_cuda_wgmma import case, hopper, product, right, wgmma_only
@@ -30,7 +30,7 @@ def of_blocks(k: Kernel, blocks: int) -> Kernel:
 
 
 @pytest.fixture(scope="module")
-def made() -> tuple[FusionPlan, Placed, dict[str, Kernel]]:
+def made() -> tuple[FusionPlan, PlacedGroup, dict[str, Kernel]]:
     """The kernels by version, those with planted bugs by bug; all in one module."""
     plan = product("float16", False)
     p = wgmma_only(plan)
@@ -44,7 +44,7 @@ def made() -> tuple[FusionPlan, Placed, dict[str, Kernel]]:
     [(ALONE, 0, (129, 264, 456)), (ALONE, 0, (1, 8, 8)), (TURNS, 2, (*THREE, 456)), (TURNS, 4, (*THREE, 72))],
 )
 def test_both_have_what_each_brings_half_of(
-    version: str, blocks: int, shape: tuple[int, int, int], made: tuple[FusionPlan, Placed, dict[str, Kernel]]
+    version: str, blocks: int, shape: tuple[int, int, int], made: tuple[FusionPlan, PlacedGroup, dict[str, Kernel]]
 ) -> None:
     """Whole and surplus tiles; fewer steps than the ring has slots, and more. Columns lie along themselves."""
     plan, p, kernels = made
@@ -63,7 +63,7 @@ def test_neighbours_along_either_side(monkeypatch: pytest.MonkeyPatch) -> None:
         assert k.device.cluster == 2 and right(plan, k, p, feeds, want)
 
 
-def test_where_clusters_are_offered(made: tuple[FusionPlan, Placed, dict[str, Kernel]]) -> None:
+def test_where_clusters_are_offered(made: tuple[FusionPlan, PlacedGroup, dict[str, Kernel]]) -> None:
     """Blocks are whole clusters, on devices that hold one; tiles are counted with those that no block of a pair has."""
     _, p, kernels = made
     k = kernels[TURNS]
@@ -102,7 +102,7 @@ BUGS = {
 
 
 @pytest.mark.parametrize("bug", BUGS)
-def test_planted_bugs_are_caught(bug: str, made: tuple[FusionPlan, Placed, dict[str, Kernel]]) -> None:
+def test_planted_bugs_are_caught(bug: str, made: tuple[FusionPlan, PlacedGroup, dict[str, Kernel]]) -> None:
     plan, p, kernels = made
     feeds, want = case("float16", False, *THREE, 456)
     with contextlib.suppress(DeviceError):
@@ -110,7 +110,9 @@ def test_planted_bugs_are_caught(bug: str, made: tuple[FusionPlan, Placed, dict[
 
 
 @pytest.mark.skipif(find_nvcc() is None, reason="no nvcc")
-def test_compiles_without_spills_and_stays_asynchronous(made: tuple[FusionPlan, Placed, dict[str, Kernel]]) -> None:
+def test_compiles_without_spills_and_stays_asynchronous(
+    made: tuple[FusionPlan, PlacedGroup, dict[str, Kernel]],
+) -> None:
     k = made[2][TURNS]
     use = compile_cuda(k.text, "sm_90a")
     assert use.kernels[k.name].spill_stores == use.kernels[k.name].spill_loads == 0 and "C75" not in use.log

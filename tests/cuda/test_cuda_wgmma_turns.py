@@ -13,7 +13,7 @@ from polydyn.codegen.kernel import Kernel
 from polydyn.fusion.plan import FusionPlan
 from polydyn.gpu.compiler import compile_cuda, find_nvcc
 from polydyn.gpu.errors import DeviceError
-from polydyn.lowering.place import Placed
+from polydyn.lowering.place import PlacedGroup
 from polydyn.schedules.index import Index
 from tests.cuda.test_cuda_wgmma import case, hopper, node, product, right, wgmma_only
 from tests.support.cuda_groups import MULTIPROCESSORS, SHARED, params_of, plan_of, with_bugs
@@ -29,14 +29,14 @@ def of_blocks(k: Kernel, blocks: int) -> Kernel:
 
 
 @pytest.fixture(scope="module")
-def made() -> tuple[FusionPlan, Placed]:
+def made() -> tuple[FusionPlan, PlacedGroup]:
     plan = product("float16", False)
     k = hopper(wgmma_only(plan), VERSION)
     return plan, replace(wgmma_only(plan), kernels=(k, *with_bugs(k, BUGS)))
 
 
 @pytest.mark.parametrize(("blocks", "k"), [(1, 72), (2, 456), (4, 8), (5, 712)])
-def test_blocks_go_from_tile_to_tile(blocks: int, k: int, made: tuple[FusionPlan, Placed]) -> None:
+def test_blocks_go_from_tile_to_tile(blocks: int, k: int, made: tuple[FusionPlan, PlacedGroup]) -> None:
     """Even and odd numbers of tiles for a block; fewer steps than the ring has slots, and more."""
     plan, p = made
     feeds, want = case("float16", False, *TILES, k)
@@ -77,7 +77,7 @@ def test_what_lanes_store() -> None:
         assert version in [k.version for k in wgmma_only(plan).kernels]
 
 
-def test_only_for_more_tiles_than_multiprocessors(made: tuple[FusionPlan, Placed]) -> None:
+def test_only_for_more_tiles_than_multiprocessors(made: tuple[FusionPlan, PlacedGroup]) -> None:
     _, p = made
     k = p.kernels[0]
     for rows, wanted in ((128 * 66, False), (128 * 66 + 1, True)):
@@ -115,7 +115,7 @@ BUGS = {
 
 
 @pytest.mark.parametrize("bug", BUGS)
-def test_planted_bugs_are_caught(bug: str, made: tuple[FusionPlan, Placed]) -> None:
+def test_planted_bugs_are_caught(bug: str, made: tuple[FusionPlan, PlacedGroup]) -> None:
     plan, p = made
     feeds, want = case("float16", False, *TILES, 456)
     k = p.kernels[1 + list(BUGS).index(bug)]
@@ -124,7 +124,7 @@ def test_planted_bugs_are_caught(bug: str, made: tuple[FusionPlan, Placed]) -> N
 
 
 @pytest.mark.skipif(find_nvcc() is None, reason="no nvcc")
-def test_compiles_without_spills_and_stays_asynchronous(made: tuple[FusionPlan, Placed]) -> None:
+def test_compiles_without_spills_and_stays_asynchronous(made: tuple[FusionPlan, PlacedGroup]) -> None:
     k = made[1].kernels[0]
     use = compile_cuda(k.text, "sm_90a")
     assert use.kernels[k.name].spill_stores == use.kernels[k.name].spill_loads == 0 and "C75" not in use.log

@@ -18,7 +18,7 @@ from polydyn.codegen.kernel import Kernel
 from polydyn.fusion.plan import FusionPlan
 from polydyn.gpu.errors import DeviceError
 from polydyn.graph.dtypes import numpy_dtype
-from polydyn.lowering.place import Placed
+from polydyn.lowering.place import PlacedGroup
 from tests.support.cuda_groups import placed, plan_of, run, version, with_bugs
 from tests.support.polyhedral_groups import depthwise
 
@@ -48,9 +48,9 @@ class Layer:
         if not constant:
             inputs["w"] = self.w.shape
         self.plan: FusionPlan = plan_of(nodes, inputs, ["y"], self.constants, dtype)
-        self.placed: tuple[Placed, ...] = placed(self.plan)
+        self.placed: tuple[PlacedGroup, ...] = placed(self.plan)
 
-    def check(self, images: int, height: int, width: int, kernels: tuple[Placed, ...] | None = None) -> bool:
+    def check(self, images: int, height: int, width: int, kernels: tuple[PlacedGroup, ...] | None = None) -> bool:
         """Whether tiles compute it at a size."""
         channels = self.w.shape[0]
         x = RNG.standard_normal((images, height, width, channels)).astype(self.type)
@@ -78,7 +78,7 @@ class Layer:
         return np.maximum(sums.astype(self.type).astype(np.float64), 0) + z
 
 
-def tile(p: Placed, env: dict[str, int]) -> Kernel:
+def tile(p: PlacedGroup, env: dict[str, int]) -> Kernel:
     """That version, where a group has it."""
     return next((k for k in p.kernels if k.version == "tile"), p.kernels[0])
 

@@ -197,7 +197,7 @@ def test_pixels_that_leave_vectors_too_empty_are_rows() -> None:
         for dim in m.graph.input[0].type.tensor_type.shape.dim[2:]:
             dim.dim_value = side
         form = lowered(fused(m))
-        assert form.turned is None and bool(form.packed) == turned
+        assert form.transposed is None and bool(form.packed) == turned
 
 
 @pytest.mark.parametrize(("pads", "copied"), [([0, 0, 0, 0], False), ([1, 0, 2, 1], True)])

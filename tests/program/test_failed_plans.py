@@ -18,7 +18,7 @@ from polydyn.fusion import pipeline
 from polydyn.fusion.plan import FusedGroup, FusionPlan
 from polydyn.graph.ir import Compute, Graph
 from polydyn.graph.operators.registry import OPERATORS, ExpandContext, InferContext, Inferred, OnnxNode, Operator
-from polydyn.lowering.place import Builder, Placed
+from polydyn.lowering.place import Builder, PlacedGroup
 from polydyn.schedules.expr import Op, walk
 from tests.support.tiny import model, node
 
@@ -87,7 +87,7 @@ def test_a_pass_that_fails_is_named_with_its_nodes(
 def test_a_kernel_that_fails_leaves_its_own_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
     place = Builder.place
 
-    def placed(self: Builder, group: FusedGroup) -> tuple[Placed, ...]:
+    def placed(self: Builder, group: FusedGroup) -> tuple[PlacedGroup, ...]:
         if any(n.origin == "Sinh_c" for n in group.nodes):
             raise KeyError("a0")
         return place(self, group)

@@ -22,7 +22,7 @@ from polydyn.graph.dtypes import numpy_dtype
 from polydyn.graph.expand import import_model
 from polydyn.graph.fold import fold
 from polydyn.lowering.pack import pack
-from polydyn.lowering.place import Placed
+from polydyn.lowering.place import PlacedGroup
 from polydyn.lowering.place_cuda import CudaBuilder
 from polydyn.runtime.cuda.tensormap import PixelBox, TensorMap, element_type
 
@@ -80,18 +80,18 @@ def dims_of(plan: FusionPlan, feeds: Arrays) -> dict[str, int]:
     return {s.symbol: feeds[s.input].shape[s.axis] for s in plan.graph.sources}
 
 
-def params_of(p: Placed, dims: Mapping[str, int]) -> dict[str, int]:
+def params_of(p: PlacedGroup, dims: Mapping[str, int]) -> dict[str, int]:
     """The group's parameters for the model's symbols."""
     return {n: i.evaluate(dims) for n, i in p.lowered.params.items()}
 
 
-def placed(plan: FusionPlan, arch: str = "sm_80", tf32: bool = False) -> tuple[Placed, ...]:
+def placed(plan: FusionPlan, arch: str = "sm_80", tf32: bool = False) -> tuple[PlacedGroup, ...]:
     """The kernels of a plan, in launch order."""
     builder = CudaBuilder(plan, arch, tf32)
     return tuple(p for g in plan.groups for p in builder.place(g))
 
 
-def version(p: Placed, word: str) -> Kernel:
+def version(p: PlacedGroup, word: str) -> Kernel:
     """The version of a name, else the first whose name begins with it."""
     return min((k for k in p.kernels if k.version.startswith(word)), key=lambda k: k.version != word)
 
@@ -113,7 +113,7 @@ def _kind(k: Kernel) -> tuple[bool, bool, bool, str]:
     return k.version.endswith(LONG), bool(k.after), k.version.startswith("attention_128"), k.device.arch
 
 
-def first_fit(p: Placed, env: dict[str, int], arch: str = "sm_80") -> Kernel:
+def first_fit(p: PlacedGroup, env: dict[str, int], arch: str = "sm_80") -> Kernel:
     """The best version for an architecture, on a device of otherwise the emulated one's size."""
     return next(k for k in p.kernels if k.fits(env, SHARED, MULTIPROCESSORS, arch))
 
@@ -121,8 +121,8 @@ def first_fit(p: Placed, env: dict[str, int], arch: str = "sm_80") -> Kernel:
 def run(
     plan: FusionPlan,
     feeds: Arrays,
-    choose: Callable[[Placed, dict[str, int]], Kernel] = first_fit,
-    kernels: tuple[Placed, ...] | None = None,
+    choose: Callable[[PlacedGroup, dict[str, int]], Kernel] = first_fit,
+    kernels: tuple[PlacedGroup, ...] | None = None,
     reverse: bool = False,
     together: bool = True,
 ) -> tuple[Arrays, list[Counters]]:

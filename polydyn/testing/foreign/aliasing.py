@@ -16,7 +16,7 @@ import sympy
 
 from polydyn.fusion.plan import FusionPlan
 from polydyn.graph.ir import Compute, Concat, Graph
-from polydyn.lowering.place import Placed
+from polydyn.lowering.place import PlacedGroup
 from polydyn.program.memory import Slot
 from polydyn.program.plan import HostPlan
 from polydyn.schedules.expr import Load
@@ -72,7 +72,7 @@ def _same(a: Index, b: Index) -> bool:
 # -- copies that were left out -----------------------------------------------------------------------------------------
 
 
-def check_copies(plan: FusionPlan, placed: Sequence[Placed], host: HostPlan) -> None:
+def check_copies(plan: FusionPlan, placed: Sequence[PlacedGroup], host: HostPlan) -> None:
     """Checks that a group whose launch was left out is a copy of what another one writes, address by address.
 
     ForeignError names its output.
@@ -137,7 +137,7 @@ def small_sizes(host: HostPlan, shapes: Sequence[Sequence[Index]]) -> Iterator[d
 # -- the arena ---------------------------------------------------------------------------------------------------------
 
 
-def check_slots(host: HostPlan, placed: Sequence[Placed], slots: Sequence[Slot]) -> None:
+def check_slots(host: HostPlan, placed: Sequence[PlacedGroup], slots: Sequence[Slot]) -> None:
     """Checks that all that touches one tenant of a slot comes before all that touches the next.
 
     ForeignError names a tensor.

@@ -13,7 +13,7 @@ from typing import Any
 import networkx as nx
 
 from polydyn.fusion.plan import FusionPlan
-from polydyn.lowering.place import Placed
+from polydyn.lowering.place import PlacedGroup
 from polydyn.program.plan import HostPlan
 from polydyn.schedules.expr import Load
 from polydyn.schedules.index import Atom, Index
@@ -112,7 +112,7 @@ def _is_asked(plan: FusionPlan, k: int) -> bool:
 # -- waves -------------------------------------------------------------------------------------------------------------
 
 
-def check_waves(plan: HostPlan, placed: Sequence[Placed]) -> None:
+def check_waves(plan: HostPlan, placed: Sequence[PlacedGroup]) -> None:
     """Checks the order of launches on a CPU; ForeignError names a launch and a buffer.
 
     A launch comes in a later wave than all that write what it reads, and no launch of a wave writes what another one
@@ -139,7 +139,7 @@ def check_waves(plan: HostPlan, placed: Sequence[Placed]) -> None:
         raise ForeignError("launches need each other", rule="the order is computed again (POLYDYN_VERIFY=2)")
 
 
-def touches(p: Placed) -> tuple[str, tuple[set[str], set[str]]]:
+def touches(p: PlacedGroup) -> tuple[str, tuple[set[str], set[str]]]:
     """The label of a group's launch; the buffers that its statements load and store."""
     buffers = p.lowered.buffers
     read = {buffers[t] for s in p.lowered.group.statements for t in loads(s.value) if t in buffers}

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from polydyn.graph.dtypes import numpy_dtype
-from polydyn.lowering.order import OrderGroup
+from polydyn.lowering.argsort import ArgSortGroup
 from polydyn.lowering.serial import SerialGroup
 from polydyn.schedules.expr import Array as Numbers
 from polydyn.schedules.expr import Load, Value, loads
@@ -53,7 +53,7 @@ class Body:
 
     def run(self) -> None:
         """Run all statements in order."""
-        if isinstance(self.form, OrderGroup):
+        if isinstance(self.form, ArgSortGroup):
             self._order(self.form)
             return
         for s in self.group.statements:
@@ -215,7 +215,7 @@ class Body:
 
     # -- orders ------------------------------------------------------------------------------------------------------
 
-    def _order(self, form: OrderGroup) -> None:
+    def _order(self, form: ArgSortGroup) -> None:
         """Sort each line and write the positions of its first elements."""
         (s,) = self.group.statements
         assert isinstance(s.value, Load)
@@ -229,6 +229,6 @@ class Body:
         lines = np.broadcast_to(self.memory.read(self.buffers[source.name], at, source.dtype), (*extents, count))
         keys = lines.astype(np.int64 if lines.dtype.kind in "iu" else np.float64)
         ranks = np.argsort(-keys if form.largest else keys, axis=-1, kind="stable")
-        ranks = ranks[..., : size_of(form.most, self.sizes)]
+        ranks = ranks[..., : size_of(form.positions, self.sizes)]
         places = [*(value_of(i, env) for i in s.index[:-1]), np.arange(ranks.shape[-1])]
         self._write(target, self._address(target, places), ranks, None)

@@ -10,7 +10,7 @@ import numpy as np
 
 from polydyn.codegen.kernel import WORKSPACE, Kernel
 from polydyn.codegen.split import combining_group, partial_group
-from polydyn.lowering.place import Placed
+from polydyn.lowering.place import PlacedGroup
 from polydyn.program.plan import Candidate, Launch
 from polydyn.schedules.expr import Array
 from polydyn.schedules.model import SHARE, SHARES, Group
@@ -95,7 +95,7 @@ class Call:
     def _allowed(self, c: Candidate) -> bool:
         return all(holds(size_of(a, self.sizes), r, size_of(b, self.sizes)) for a, r, b in c.conditions)
 
-    def _run(self, p: Placed, c: Candidate, adds: bool) -> None:
+    def _run(self, p: PlacedGroup, c: Candidate, adds: bool) -> None:
         kernel = next(k for k in self.plan.kernels if k.name == c.kernel)
         given = zip(c.names, c.symbols, strict=True)
         sizes = {n: size_of(e, self.sizes) for n, e in (*p.lowered.params.items(), *given)}

@@ -12,7 +12,7 @@ from random import Random
 from typing import TypeAlias, TypeVar
 
 from polydyn.codegen.kernel import WORKSPACE
-from polydyn.lowering.place import Placed
+from polydyn.lowering.place import PlacedGroup
 from polydyn.program.memory import Slot
 from polydyn.program.plan import Candidate, HostPlan, Launch
 from polydyn.schedules.expr import Load
@@ -107,7 +107,7 @@ def with_array(planned: Planned, k: int, array: Array) -> Planned:
     """Return the plan with one array of placed group ``k`` replaced."""
     p = planned.kernels.placed[k]
     group = replace(p.lowered.group, arrays=p.lowered.group.arrays | {array.name: array})
-    placed: list[Placed] = [*planned.kernels.placed]
+    placed: list[PlacedGroup] = [*planned.kernels.placed]
     placed[k] = replace(p, lowered=replace(p.lowered, group=group))
     return replace(planned, kernels=replace(planned.kernels, placed=placed))
 

@@ -17,7 +17,7 @@ import polydyn
 from polydyn.backends import target_of
 from polydyn.errors import InputError, ShapeError
 from polydyn.graph.expand import import_model
-from polydyn.lowering.place import Placed
+from polydyn.lowering.place import PlacedGroup
 from polydyn.schedules.names import MARK, given_back, given_back_everywhere, internal_name
 from polydyn.session import InferenceSession
 from tests.support.marks import slow
@@ -48,7 +48,7 @@ def renamed(proto: onnx.ModelProto, names: Iterator[str]) -> tuple[onnx.ModelPro
     return out, table
 
 
-def keys(proto: onnx.ModelProto, placed: dict[str, Placed]) -> list[str]:
+def keys(proto: onnx.ModelProto, placed: dict[str, PlacedGroup]) -> list[str]:
     """The contents of all groups of the model, as hashes; kernels are made of those that ``placed`` has not yet."""
     target = target_of("cpu:avx2", None)
     plan = target.fuse(target.rewrite(import_model(proto)))
@@ -63,7 +63,7 @@ def keys(proto: onnx.ModelProto, placed: dict[str, Placed]) -> list[str]:
 )
 def test_kernels_do_not_depend_on_the_names_of_dims(name: str, sets: int) -> None:
     proto = load(name)
-    placed: dict[str, Placed] = {}
+    placed: dict[str, PlacedGroup] = {}
     first = keys(proto, placed)
     known = set(placed)
     for seed in range(sets):

@@ -11,7 +11,7 @@ import polydyn.program.parallel_launches as waves
 from polydyn.compiler import Options, plan_program
 from polydyn.errors import PolydynError
 from polydyn.fusion.plan import FusionPlan
-from polydyn.lowering.place import Placed
+from polydyn.lowering.place import PlacedGroup
 from polydyn.program.plan import Launch
 from polydyn.schedules.expr import Load
 from polydyn.schedules.index import product
@@ -43,7 +43,7 @@ def test_loops_of_a_stored_model_touch_what_statements_touch(name: str) -> None:
 # -- a tensor that was taken for a concatenation ---------------------------------------------------------------------
 
 
-def _sizes_alone(plan: FusionPlan, p: Placed) -> tuple[str, str] | None:
+def _sizes_alone(plan: FusionPlan, p: PlacedGroup) -> tuple[str, str] | None:
     """What was once taken for one memory: an intermediate and an output of as many elements, where a copy of some part
     has equal addresses.
     """

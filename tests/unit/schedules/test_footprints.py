@@ -18,7 +18,7 @@ from polydyn.codegen.kernel import WORKERS
 from polydyn.fusion.pipeline import fusion_plan, rewrite_graph
 from polydyn.graph.expand import import_model
 from polydyn.lowering.contract import ContractGroup, lower_contract
-from polydyn.lowering.words import PAIRS, QUADS
+from polydyn.lowering.k_packing import INT8X4, INT16X2
 from polydyn.schedules.errors import LegalityError
 from polydyn.schedules.group.footprint import HIGH, LOW, Footprint, size
 from polydyn.schedules.index import Index, product
@@ -48,8 +48,8 @@ def words(weight: tuple[int, ...], **attributes: Any) -> ContractGroup:
     m = model([node("ConvInteger", "x w", "y", **attributes)], {"x": ("uint8", dims)}, ["y"],
               {"w": np.ones(weight, np.int8)})  # fmt: skip
     plan = fusion_plan(rewrite_graph(import_model(m)))
-    lowered = lower_contract(plan, plan.groups[0], 16, promotion=True, kinds=(QUADS, PAIRS))
-    assert lowered is not None and lowered.in_words
+    lowered = lower_contract(plan, plan.groups[0], 16, promotion=True, kinds=(INT8X4, INT16X2))
+    assert lowered is not None and lowered.k_packed
     return lowered
 
 

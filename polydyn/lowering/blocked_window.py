@@ -1,7 +1,8 @@
-"""Windows over small planes, turned: a block of planes is copied so that these lie together, and is copied back.
+"""Windows over small planes in a blocked layout (nChw16c): planes are interleaved on input and de-interleaved on
+output.
 
-A line of a small plane fills few lanes of a vector, and every load of it needs a mask. Planes side by side fill all of
-them and need none. The copies cost two operations for each vector and a few shuffles, the weights a second order.
+A row of a small plane fills few lanes of a vector, and each load of it needs a mask. Interleaved planes fill all lanes
+and need no mask. The copies cost two operations and a few shuffles per vector, and the weights need a second layout.
 """
 
 from __future__ import annotations
@@ -12,23 +13,23 @@ from dataclasses import replace
 
 from polydyn.codegen.cpu.windows import fits
 from polydyn.fusion.plan import FusionPlan
+from polydyn.lowering.footprints import PIXEL, footprint_of, taps_of
 from polydyn.lowering.group import LoweredGroup, Pack, TurnedWindow
-from polydyn.lowering.strips import PIXEL, footprint_of, taps_of
 from polydyn.schedules.expr import Load, Op, Value, loads, substitute, symbols_of, transform, walk
 from polydyn.schedules.index import ONE, Index, IndexLike
 from polydyn.schedules.model import Array, Group, Statement, row_major, touched
 from polydyn.schedules.tree.windows import KEEP, TURN
 
 V = Index.of
-TURNED, KEPT = "turned", "kept"
-"""Locals: the image and the sums of a block of planes, which lie together."""
+PLANES, SUMS = "turned", "kept"
+"""Locals: the interleaved image and the interleaved sums of a block of planes."""
 
 
-def with_turned(plan: FusionPlan, lowered: LoweredGroup, width: int) -> LoweredGroup:
-    """The group with its form whose vectors run over planes, where it is a window between planes of pixels.
+def with_blocked_form(plan: FusionPlan, lowered: LoweredGroup, width: int) -> LoweredGroup:
+    """Add the blocked form, whose vectors run over planes, if the group is a window between planes of pixels.
 
-    The image must be of float32, its lines and columns places of their own (``strips.footprint_of``), inside a guard
-    for both. The weights must be a constant, which this form reads in panels of ``width`` planes.
+    The image must be float32. Its rows and columns must have separate coordinates (``footprints.footprint_of``), inside
+    one guard for both. The weights must be a constant, which this form reads in panels of ``width`` planes.
     """
     group = lowered.group
     cores = [s for s in group.statements if s.reduce]
@@ -61,17 +62,19 @@ def with_turned(plan: FusionPlan, lowered: LoweredGroup, width: int) -> LoweredG
         group = replace(group, arrays={**group.arrays, put[x].buffer: _dense(put[x], "constant", pack.shape)})
     value = transform(core.value, lambda v: put.get(v, v) if isinstance(v, Load) else v)
     made = _with_copies(group, turn, replace(core, value=value), band[-2:])
-    return replace(lowered, turned=TurnedWindow(made, (line, column)))
+    return replace(lowered, blocked=TurnedWindow(made, (line, column)))
 
 
 def _dense(x: Load, role: str, shape: Sequence[IndexLike]) -> Array:
-    """The array that a load reads, its elements side by side."""
+    """Return the dense array that a load reads."""
     extents = tuple(map(V, shape))
     return Array(x.buffer, x.dtype, extents, role, row_major(extents))
 
 
 def _image(core: Statement, choice: Op, band: tuple[str, ...]) -> tuple[Statement, Load] | None:
-    """The statement that copies the image, and what of its copy the window reads."""
+    """Return the statement that copies the image, and the load of this copy in the window. Returns None if there is
+    none.
+    """
     extents = dict(core.iters)
     reduction = tuple((x, e) for x, e in core.iters if x not in band)
     pixels, shared = band[-2:], band[:-2]
@@ -87,16 +90,17 @@ def _image(core: Statement, choice: Op, band: tuple[str, ...]) -> tuple[Statemen
     moved = substitute(whole, {x: V(x) + low for x, (low, _) in ranges.items()})
     front, places = tuple(map(V, shared)), [x for x, _ in made.places]
     iters = (*((x, extents[x]) for x in shared), *((x, counts[x]) for x in places))
-    turn = Statement(TURN, iters, TURNED, (*front, *map(V, places)), moved)
+    turn = Statement(TURN, iters, PLANES, (*front, *map(V, places)), moved)
     index = (*front, *(e.subs(at) - ranges[x][0] for x, e in made.places))
-    return turn, Load(whole.dtype, TURNED, index)
+    return turn, Load(whole.dtype, PLANES, index)
 
 
 def _panels(
     plan: FusionPlan, lowered: LoweredGroup, core: Statement, x: Load, planes: str, width: int
 ) -> tuple[Pack, str, Load] | None:
-    """A constant in panels of ``width`` planes, its name, and the load of it; None: it is no constant, or moves with
-    something else than planes and taps.
+    """Return a constant in panels of ``width`` planes, its name, and the load of it.
+
+    Returns None if it is not a constant, or depends on iterators other than planes and taps.
     """
     source, extents = lowered.buffers[x.buffer], dict(core.iters)
     steps = tuple((y, e.constant) for y, e in core.iters if y in x.index[0].symbols() and y != planes)
@@ -111,13 +115,13 @@ def _panels(
 
 
 def _with_copies(group: Group, turn: Statement, core: Statement, pixels: tuple[str, ...]) -> Group:
-    """The group with its image copied first, and the results of the window copied last.
+    """Copy the image of a group first, and the results of the window last.
 
-    Maps that only others read are put where they are read. What reads nothing along the pixels is computed before the
-    last copy, where planes are lanes.
+    Maps that are only read inside the group are inlined. If the result reads nothing along the pixels, it is computed
+    before the last copy, while lanes are planes.
     """
     init, sums, point = group.init, group.arrays[core.array], core.index
-    total, kept = Load(sums.dtype, core.array, point), Load(sums.dtype, KEPT, point)
+    total, kept = Load(sums.dtype, core.array, point), Load(sums.dtype, SUMS, point)
     made: dict[str, Value] = {core.array: total}
     done: list[Statement] = []
     for s in group.statements:
@@ -133,9 +137,9 @@ def _with_copies(group: Group, turn: Statement, core: Statement, pixels: tuple[s
     if len(done) == 1 and done[0].value.dtype == sums.dtype and not any(i.symbols() & {*pixels} for i in others):
         before, done = done[0].value, [replace(done[0], value=kept)]
     done = [replace(s, value=_put(s.value, {core.array: kept})) for s in done]
-    statements = (turn, init, core, Statement(KEEP, init.iters, KEPT, point, before), *done)
+    statements = (turn, init, core, Statement(KEEP, init.iters, SUMS, point, before), *done)
     extents = dict(turn.iters)
-    shapes = {TURNED: tuple(extents[str(i)] for i in turn.index), KEPT: sums.shape}
+    shapes = {PLANES: tuple(extents[str(i)] for i in turn.index), SUMS: sums.shape}
     arrays = group.arrays | {n: _dense(Load(sums.dtype, n, ()), "local", x) for n, x in shapes.items()}
     return replace(group, arrays=touched(arrays, statements), statements=statements)
 

@@ -1,8 +1,9 @@
-"""Convolutions as matrix products (implicit GEMM, TSCompiler 5.4): pixels become rows, taps and channels one reduction.
+"""Convolutions as matrix products (implicit GEMM, TSCompiler 5.4): pixels are rows, taps and channels one reduction.
 
-The row operand of a convolution is no matrix: its address is not affine in one iterator for all pixels, and a padding
-guards it. The promotion statement FILL copies it to scratch, so only that statement needs the subscripts ``row // W``,
-``row % W`` that iterators in common bring into the row operand; everything else must be affine in the merged iterator.
+The row operand of a convolution is not a matrix: its address is not affine in one iterator over all pixels, and a
+padding guards it. The promotion statement FILL copies it to scratch, so only that statement needs the subscripts
+``row // W`` and ``row % W`` that merged iterators introduce. All other accesses must be affine in the merged
+iterator.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from polydyn.schedules.tiling import Roles
 
 @dataclass(frozen=True)
 class Operands:
-    """The operands of a product by what their iterators are for; ``column`` is the place of the column operand."""
+    """The operands of a product by the role of their iterators. ``column`` is the position of the column operand."""
 
     column: int
     cols: tuple[str, ...]
@@ -31,12 +32,12 @@ class Operands:
 def as_matrix_product(
     plan: FusionPlan, nodes: tuple[FlatNode, ...], longest: bool = False
 ) -> tuple[tuple[FlatNode, ...], Roles] | None:
-    """The nodes of a convolution and its epilogue over (batch.., row, column), and the roles.
+    """Return the nodes of a convolution and its epilogue over (batch.., row, column), and the roles.
 
-    Innermost is the reduction that the row operand walks fastest, or with ``longest`` the longest one, channels mostly:
-    then a tile of steps is of one tap, and what depends on the tap is computed once for it. None when no operand is an
-    element of memory with a column of its own, or the other one reads no memory: a tensor without elements, padded.
-    The row is ``one`` when there is no pixel.
+    The innermost reduction is the one that the row operand walks fastest. With ``longest`` it is the longest one,
+    usually channels: a tile of steps then belongs to one tap, and values that depend on the tap are computed once per
+    tile. Returns None if no operand is an element of memory with a column of its own, or if the other one reads no
+    memory (a padded tensor without elements). The row is ``one`` if there is no pixel.
     """
     nodes = split_divided(nodes)
     found = operands(plan, nodes[0])
@@ -54,8 +55,9 @@ def as_matrix_product(
 def merge_pixels(
     nodes: tuple[FlatNode, ...], found: Operands, copied: bool = True
 ) -> tuple[tuple[FlatNode, ...], Roles]:
-    """The nodes with iterators of rows merged as far as everything allows, the row operand where it is not ``copied``,
-    and the roles.
+    """Merge the row iterators as far as all expressions allow. Return the nodes and the roles.
+
+    A ``copied`` row operand imposes no condition.
     """
     col = max(found.cols, key=lambda x: (_size(dict(nodes[0].shared)[x]), x))
     batch = [x for x, _ in nodes[0].shared if x not in found.rows and x != col]
@@ -72,9 +74,10 @@ def merge_pixels(
 
 
 def in_place(plan: FusionPlan, nodes: tuple[FlatNode, ...]) -> tuple[tuple[FlatNode, ...], Roles] | None:
-    """As ``as_matrix_product``, with rows and reductions merged only as far as the row operand is affine in them.
+    """Like ``as_matrix_product``, but merge rows and reductions only as far as the row operand is affine in them.
 
-    So nothing is copied: rows are the pixels of a line. None: the operand is more than a load at such an address.
+    Nothing is copied then: rows are the pixels of an image row. Returns None if the operand is more than a load at such
+    an address.
     """
     nodes = split_divided(nodes)
     found = operands(plan, nodes[0])
@@ -96,9 +99,9 @@ def _row(n: FlatNode, column: int) -> Value:
 
 
 def needs_promotion(n: FlatNode, roles: Roles) -> bool:
-    """Whether the row operand is more than a load at an address that is affine in the row and the reductions.
+    """Check whether the row operand is more than a load at an address that is affine in the row and the reductions.
 
-    A word of parts that lie side by side in memory is one load.
+    A packed word whose parts are contiguous in memory counts as one load.
     """
     assert isinstance(n.body, Op)
     (row,) = (v for v in n.body.args if roles.col not in symbols_of(v))
@@ -113,7 +116,7 @@ def needs_promotion(n: FlatNode, roles: Roles) -> bool:
 
 
 def operands(plan: FusionPlan, n: FlatNode) -> Operands | None:
-    """The operands of a product, the column operand an element of memory, best a constant. None: there is none."""
+    """Return the operands of a product, or None. The column operand is an element of memory, preferably a constant."""
     assert isinstance(n.body, Op)
     best: tuple[tuple[bool, int, bool], Operands] | None = None
     for k, v in enumerate(n.body.args):
@@ -138,7 +141,7 @@ def _size(e: Index) -> int:
 
 
 def _rows_mergeable(nodes: tuple[FlatNode, ...], column: int, at: int, copied: bool) -> bool:
-    """Whether everything, a ``copied`` row operand left out, moves alike along two neighbouring iterators."""
+    """Check whether two neighbouring iterators can merge in all expressions, except in a ``copied`` row operand."""
     x, y = nodes[0].shared[at : at + 2]
     rest = [p for n in nodes[1:] for p in (n.address, *indices(n.body))]
     assert isinstance(nodes[0].body, Op)
@@ -160,8 +163,10 @@ def _merge_rows(n: FlatNode, core: bool, column: int, at: int) -> FlatNode:
 
 
 def _merge_reductions(n: FlatNode, column: int, longest: bool) -> FlatNode:
-    """At most two reductions: what the row operand walks fastest, as far as it walks alike, and all the others; with
-    ``longest`` the last one is the longest.
+    """Merge into at most two reductions.
+
+    The inner one merges the axes that the row operand walks fastest, as far as they can merge; the outer one all
+    others. With ``longest`` the last reduction is the longest one.
     """
     assert isinstance(n.body, Op)
     row = n.body.args[1 - column]
@@ -183,7 +188,7 @@ def _merge_reductions(n: FlatNode, column: int, longest: bool) -> FlatNode:
 
 
 def merged(v: Value, x: Axis, y: Axis, ranges: dict[str, Index]) -> Value:
-    """The expression over one iterator, named as ``y``, for both: affine where it walks alike, else by division."""
+    """Rewrite an expression over one iterator, named as ``y``, for both: affine if they can merge, else by division."""
     if all(mergeable(p, x, y) for p in indices(v)):
         return substitute(v, {x[0]: ZERO})
     whole = Index.of(y[0])

@@ -1,7 +1,8 @@
-"""The footprint of a convolution's row operand, from its addresses: which iterators move together.
+"""Compute the footprint of a convolution's row operand from its addresses: which iterators move together.
 
-A pixel and a tap move together where all subscripts move ``s*u`` for one and ``d*u`` for the other, and their ranges
-overlap: then windows of neighbouring pixels share elements, and both are one place ``s*h + d*kh``.
+A pixel and a tap move together if all subscripts move ``s*u`` for a step of one and ``d*u`` for a step of the other,
+and their ranges overlap. Windows of neighbouring pixels then share elements, and both iterators become one coordinate
+``s*h + d*kh``.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from fractions import Fraction
 from polydyn.fusion.plan import FusionPlan
 from polydyn.lowering.collapse import in_order, split_divided
 from polydyn.lowering.flatten import FlatNode
-from polydyn.lowering.pixels import merge_pixels, operands
+from polydyn.lowering.implicit_gemm import merge_pixels, operands
 from polydyn.schedules.expr import Op, Value, indices, loads, map_index, substitute, symbols_of
 from polydyn.schedules.group.footprint import Axis, Footprint
 from polydyn.schedules.index import Index
@@ -20,14 +21,17 @@ from polydyn.schedules.tiling import Roles
 
 V = Index.of
 PIXEL = "pixel."
-"""What the names of pixels begin with: the merged row keeps the name of one of their iterators."""
+"""Prefix of the names of pixels. The merged row keeps the plain name of one of their iterators."""
 
 
-def as_strips(plan: FusionPlan, nodes: tuple[FlatNode, ...]) -> tuple[tuple[FlatNode, ...], Roles, Footprint] | None:
-    """The nodes of a windowed convolution over (batch.., row, column), the roles, and the footprint of its rows.
+def match_footprint(
+    plan: FusionPlan, nodes: tuple[FlatNode, ...]
+) -> tuple[tuple[FlatNode, ...], Roles, Footprint] | None:
+    """Return the nodes of a windowed convolution over (batch.., row, column), the roles, and the footprint of its rows.
 
-    Rows are the pixels from the first one on that has a window; those before are batches, so that a strip is lines of
-    one image. None: there is no window, a subscript is no sum of places, or pixels do not become one row.
+    Rows are the pixels from the first windowed one on. Pixels before it are batches, so that a footprint consists of
+    rows of one image. Returns None if there is no window, a subscript is not a sum of coordinates, or pixels do not
+    become one row.
     """
     nodes = split_divided(nodes)
     core = nodes[0]
@@ -55,10 +59,12 @@ def as_strips(plan: FusionPlan, nodes: tuple[FlatNode, ...]) -> tuple[tuple[Flat
 
 
 def taps_of(v: Value, pixels: list[str], reduction: tuple[Axis, ...]) -> dict[str, tuple[str, Fraction]]:
-    """Pixel -> the reduction that moves together with it, and how far that moves for a step of the pixel.
+    """Map each pixel to the reduction that moves together with it, and to the distance that this moves per step of the
+    pixel.
 
-    Of several that do (where sizes are numbers, lines are so many columns), those that move least. Windows overlap, or
-    lie beside each other (patches) where a padding's guard has both, which tells taps from channels.
+    If several reductions do (with numeric sizes, image rows are a fixed number of columns), the one that moves least is
+    used. Windows overlap, or adjoin (patches) if a padding's guard has both iterators, which tells taps from
+    channels.
     """
     found: dict[str, tuple[Fraction, str]] = {}
     guards = [i.symbols() for i in set(indices(v)) - {i for x in loads(v) for i in x.index}]
@@ -75,7 +81,10 @@ def taps_of(v: Value, pixels: list[str], reduction: tuple[Axis, ...]) -> dict[st
 
 
 def _ratio(v: Value, pixel: str, tap: str) -> Fraction | None:
-    """How far every subscript moves for a step of the tap, in steps of the pixel; None: not a number, or not one."""
+    """Return how far every subscript moves for a step of the tap, in steps of the pixel.
+
+    Returns None if this is not a number, or not the same number everywhere.
+    """
     ratios: set[Fraction] = set()
     for i in indices(v):
         a, rest = i.split(pixel)
@@ -89,7 +98,7 @@ def _ratio(v: Value, pixel: str, tap: str) -> Fraction | None:
 def footprint_of(
     value: Value, pixels: list[Axis], reduction: tuple[Axis, ...], taps: dict[str, tuple[str, Fraction]], row: str
 ) -> Footprint | None:
-    """The footprint, its places from the greatest stride of the operand to the least; steps in the same order."""
+    """Return the footprint, or None. Its coordinates and steps are ordered by the operand's stride, largest first."""
     joined = {t for t, _ in taps.values()}
     alone = [x for x, _ in reduction if x not in joined]
     names = {x: f"f{k}" for k, x in enumerate((*(x for x, _ in pixels), *alone))}
@@ -108,7 +117,7 @@ def footprint_of(
     back = substitute(new, {names[x]: e.subs({PIXEL + x: V(x)}) for x, e in at.items()})
     left = symbols_of(new)
     if back != value or not left.issuperset(names.values()) or left & {*names, *joined}:
-        return None  # an iterator inside a quotient or a minimum is in no place
+        return None  # an iterator inside a quotient or a minimum has no coordinate
     wide = max(loads(new), key=lambda x: len(x.index[0].symbols()))
     places = in_order(tuple((names[x], e) for x, e in at.items()), wide.index[0])
     steps = tuple((x, e) for _, p in places for x, e in reduction if x in p.symbols())

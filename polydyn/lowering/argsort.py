@@ -1,4 +1,4 @@
-"""Lowering of orders: one statement, which reads a line and writes places at positions that data decide."""
+"""Lower an argsort: one statement that reads a line and writes positions at an address that data decide."""
 
 from __future__ import annotations
 
@@ -17,22 +17,24 @@ from polydyn.schedules.model import Statement
 
 
 @dataclass(frozen=True)
-class OrderGroup:
-    """A lowered order. ``band``: its lines. ``count``: elements of a line, ``stride`` apart; ``most``: places, ``step``
-    apart; all over the group's parameters.
+class ArgSortGroup:
+    """A lowered argsort.
+
+    ``band``: the iterators over lines. ``count``: elements of a line, ``stride`` apart. ``positions``: number of
+    positions, ``step`` apart. All are over the group's parameters.
     """
 
     lowered: LoweredGroup
     band: tuple[str, ...]
     count: Index
     stride: Index
-    most: Index
+    positions: Index
     step: Index
     largest: bool
 
 
-def lower_order(plan: FusionPlan, group: FusedGroup) -> OrderGroup:
-    """The statement of a group of kind order."""
+def lower_argsort(plan: FusionPlan, group: FusedGroup) -> ArgSortGroup:
+    """Lower a group of kind order to its statement."""
     rank, place = group.nodes
     found = match_argsort(plan, rank, place)
     assert found is not None, "it was an order when the group was made"
@@ -46,7 +48,7 @@ def lower_order(plan: FusionPlan, group: FusedGroup) -> OrderGroup:
     rows, places = (tuple((x, names.extent(e)) for x, e in axes) for axes in (n.shared, along))
     array, index = output_array(names, n, (*rows, *places))
     made = names.arrays[array]
-    if not along:  # a line of one place
+    if not along:  # a line with one position
         names.arrays[array] = made = replace(made, shape=(*made.shape, ONE), strides=(*made.strides, ONE))
     value = names.value(n.body, frozenset(x for x, _ in rows), {})
     assert isinstance(value, Load)
@@ -54,17 +56,17 @@ def lower_order(plan: FusionPlan, group: FusedGroup) -> OrderGroup:
     statement = Statement("S0", rows, array, (*index[: len(rows)], anywhere), value)
     count, apart, first = (names.index(i, frozenset()) for i in (found.count, stride, most))
     lowered = names.group((statement,))
-    return OrderGroup(lowered, tuple(x for x, _ in rows), count, apart, first, made.strides[-1], found.largest)
+    return ArgSortGroup(lowered, tuple(x for x, _ in rows), count, apart, first, made.strides[-1], found.largest)
 
 
 def _address(v: Value) -> Index:
-    """Where a load reads."""
+    """Return the address of a load."""
     assert isinstance(v, Load)
     return v.index[0]
 
 
 def _axis_name(plan: FusionPlan, place: Compute, axis: int) -> str:
-    """The iterator that an axis has in a flat node whose axes are all its own, "" for one of one element."""
+    """Return the iterator of an axis in a flat node without shared axes, or "" for an axis of one element."""
     shape = plan.graph.tensors[place.output].shape
     kept = [a for a, e in enumerate(shape) if e != ONE]
     return f"j{kept.index(axis)}" if axis in kept else ""

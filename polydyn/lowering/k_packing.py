@@ -1,9 +1,8 @@
-"""Products several steps at a time: words of 32 bits that hold two or four steps (docs/adr/0013-quantization.md).
+"""K packing: products over 32-bit words that hold two or four steps (docs/adr/0013-quantization.md).
 
 Processors multiply two pairs of 16-bit integers, two of bfloat16 (docs/adr/0023-types.md), or four unsigned bytes by
-four signed ones, and add the products in one instruction. Panels of constants hold words then (``Pack.steps``), and
-FILL makes words of the rows; to tiles and proofs it is a product of so many fewer steps. A last word that is not full
-is filled up with zeros.
+four signed ones, and add the products, in one instruction. Panels of constants then hold words (``Pack.steps``), and
+FILL packs the rows. For tiles and proofs it is a product with fewer steps. The last word is padded with zeros.
 """
 
 from __future__ import annotations
@@ -24,16 +23,18 @@ from polydyn.schedules.expr import (
 from polydyn.schedules.group.footprint import Footprint
 from polydyn.schedules.group.words import word
 
-BYTES = ("int8", "uint8")
-LEAST_STEPS = 4
-"""Of the last reduction, for pairs; quads are worth it from 2 on."""
+BYTE_DTYPES = ("int8", "uint8")
+MIN_STEPS = 4
+"""Minimum steps of the last reduction for two 16-bit steps per word. Four 8-bit steps pay from 2 on."""
 
 
 @dataclass(frozen=True)
-class Words:
-    """A kind of word: ``steps`` in each, the operation ``make`` that makes one of values, ``dot`` that multiplies two,
-    the ends of the integers that rows and columns may hold (None: float32, which is rounded), from how many steps on;
-    ``vectors``: of a panel that no cache holds.
+class KPacking:
+    """A K packing: ``steps`` steps per 32-bit word.
+
+    ``make``: operation that packs values into a word. ``dot``: operation that multiplies two words. ``rows``,
+    ``columns``: the integer ranges of both operands (None: float32, rounded). ``least``: minimum number of K steps.
+    ``vectors``: vectors per panel that exceeds the cache.
     """
 
     steps: int
@@ -41,20 +42,20 @@ class Words:
     dot: str
     rows: tuple[int, int] | None
     columns: tuple[int, int] | None
-    least: int = LEAST_STEPS
+    least: int = MIN_STEPS
     vectors: int = 1
 
 
-PAIRS = Words(2, "pair", "dot2", (-(2**15) + 1, 2**15 - 1), (-(2**15) + 1, 2**15 - 1))
-QUADS = Words(4, "quad", "dot4", (0, 255), (-128, 127), 2)
-ROUNDED = Words(2, "pair_bf16", "dot2_bf16", None, None)
+INT16X2 = KPacking(2, "pair", "dot2", (-(2**15) + 1, 2**15 - 1), (-(2**15) + 1, 2**15 - 1))
+INT8X4 = KPacking(4, "quad", "dot4", (0, 255), (-128, 127), 2)
+BF16X2 = KPacking(2, "pair_bf16", "dot2_bf16", None, None)
 
 
-def in_words(plan: FusionPlan, n: FlatNode, column: Value, kinds: Sequence[Words]) -> FlatNode:
-    """The product over words, of fewer steps of its last reduction; as it was where no kind of word fits.
+def pack_k(plan: FusionPlan, n: FlatNode, column: Value, kinds: Sequence[KPacking]) -> FlatNode:
+    """Return the product over words, with fewer steps of its last reduction, or ``n`` if no packing fits.
 
-    ``column``: the operand that is a constant; packing makes words of it, here it keeps the address of single steps.
-    ``kinds``: those that the processor multiplies, the best ones first.
+    ``column``: the constant operand. Packing makes words of it later; here it keeps the address of single steps.
+    ``kinds``: the packings that the processor multiplies, best first.
     """
     assert isinstance(n.body, Op)
     (row,) = (v for v in n.body.args if v is not column)
@@ -66,10 +67,12 @@ def in_words(plan: FusionPlan, n: FlatNode, column: Value, kinds: Sequence[Words
     return _over(n, kind, word(kind.make, row, x, int(steps), ranges), column)
 
 
-def strips_in_words(
-    plan: FusionPlan, n: FlatNode, footprint: Footprint, kinds: Sequence[Words]
+def pack_k_of_footprint(
+    plan: FusionPlan, n: FlatNode, footprint: Footprint, kinds: Sequence[KPacking]
 ) -> tuple[FlatNode, Footprint] | None:
-    """As ``in_words`` where rows have a footprint, which then holds the parts of words; None: no kind of word fits."""
+    """Like ``pack_k``, but for rows with a footprint, which then holds the parts of words. Returns None if no packing
+    fits.
+    """
     assert isinstance(n.body, Op)
     row = footprint.operand()
     (column,) = (v for v in n.body.args if v != row)
@@ -80,8 +83,8 @@ def strips_in_words(
     return None if words.mistake else (_over(n, kind, words.operand(), column), words)
 
 
-def _kind(plan: FusionPlan, n: FlatNode, row: Value, column: Value, kinds: Sequence[Words]) -> Words | None:
-    """The first kind of word that the operands of a product fit into; None: there is none."""
+def _kind(plan: FusionPlan, n: FlatNode, row: Value, column: Value, kinds: Sequence[KPacking]) -> KPacking | None:
+    """Return the first packing that the operands of a product fit into, or None."""
     steps, read = n.reduction[-1][1].constant, read_of(column)
     if read is None or steps is None:
         return None
@@ -89,8 +92,8 @@ def _kind(plan: FusionPlan, n: FlatNode, row: Value, column: Value, kinds: Seque
     return next((k for k in kinds if steps >= k.least and _holds(k, n.dtype, row, array)), None)
 
 
-def _holds(kind: Words, dtype: str, row: Value, column: Array) -> bool:
-    """Whether words of a kind hold whatever the operands of a product may be."""
+def _holds(kind: KPacking, dtype: str, row: Value, column: Array) -> bool:
+    """Check whether a packing represents all values that the operands of a product may have."""
     if kind.rows is None or kind.columns is None:
         return dtype == "float32" and column.dtype.name in ("float32", "bfloat16")
     ends = _ends(row)
@@ -99,20 +102,20 @@ def _holds(kind: Words, dtype: str, row: Value, column: Array) -> bool:
     )
 
 
-def _over(n: FlatNode, kind: Words, row: Value, column: Value) -> FlatNode:
-    """The product over words of a kind, of which the rows are ``row``."""
+def _over(n: FlatNode, kind: KPacking, row: Value, column: Value) -> FlatNode:
+    """Return the product over words of a packing. ``row`` is its packed row operand."""
     *outer, (x, steps) = n.reduction
     reduction = (*outer, (x, steps.ceildiv(kind.steps)))
     return replace(n, reduction=reduction, body=Op(n.dtype, kind.dot, (row, read_of(column) or column)))
 
 
 def _ends(v: Value) -> tuple[int, int] | None:
-    """The least and the greatest number that a value of int32 may be, whatever is loaded; None: it may be any."""
+    """Return the minimum and maximum that an int32 value may have, whatever is loaded, or None if it may be any."""
     if isinstance(v, Const):
         return int(v.value), int(v.value)
     if not isinstance(v, Op):
         return None
-    if v.name == "cast" and v.args[0].dtype in BYTES:
+    if v.name == "cast" and v.args[0].dtype in BYTE_DTYPES:
         return (0, 255) if v.args[0].dtype == "uint8" else (-128, 127)
     parts = [_ends(a) for a in (v.args[1:] if v.name in ("where", "select") else v.args)]
     known = [p for p in parts if p is not None]
