@@ -1,4 +1,4 @@
-"""The shared iterators of an element-wise or stitch group: along which one vectors run, and where its locals live."""
+"""The shared iterators of an element-wise or stitch group: the direction of vectors, and the storage of locals."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from polydyn.schedules.tiling import inner_iterators, stages
 
 @dataclass(frozen=True)
 class Band:
-    """A group, its shared iterators ``prefix`` and the phases of its statements, for vectors of a processor."""
+    """A group, its shared iterators ``prefix`` and the phases of its statements, for a target's vectors."""
 
     group: Group
     prefix: tuple[str, ...]
@@ -25,7 +25,7 @@ class Band:
 
     @cached_property
     def stage_of(self) -> dict[str, int]:
-        """Statement -> the stage that it runs in."""
+        """Statement -> its stage."""
         order = stages(self.group, self.prefix, dict(self.phases))
         return {s.name: n for n, stage in enumerate(order) for s in stage}
 
@@ -48,14 +48,14 @@ class Band:
         return all(e is not None and 1 < e < self.target.width for e in loops)
 
     def _narrow(self) -> bool:
-        """Whether the band leaves most of a vector empty, and no inner loop does: leaves load such strides at once."""
+        """Whether the band leaves most of a vector empty and no inner loop does: leaves load such strides at once."""
         width, band = self.target.width, self.extents[self.prefix[-1]].constant
         last = [s.iterators[-1] for s in self.group.statements if inner_iterators(s, self.prefix)]
         long = all((e := self.extents[x].constant) is None or e >= width for x in last)
         return band is not None and band * 4 <= width and long
 
     def _strided(self, iterator: Callable[[Statement], str]) -> int:
-        """Accesses to memory that are not of stride 0 or 1 along the statement's vector iterator."""
+        """Count accesses to memory whose stride along the statement's vector iterator is neither 0 nor 1."""
         count = 0
         for s in self.group.statements:
             x = iterator(s)
@@ -74,7 +74,7 @@ class Band:
         return all(s.reduce is None and s.iterators == self.prefix for s in self.group.statements)
 
     def across(self) -> str | None:
-        """An iterator of the band along which some load is dense that is strided along the last one."""
+        """Return an iterator of the band along which a load is dense that is strided along the last one, or None."""
         strided = [self.group.arrays[r.buffer].address(r.index) for s in self.group.statements for r in loads(s.value)]
         last = self.prefix[-1]
         for address in strided if self.maps and has_transposes(self.target) else ():
@@ -88,7 +88,7 @@ class Band:
         return None
 
     def place_of(self, array: str) -> str:
-        """Where a local lives: ``loop`` register, ``row`` register, or ``scratch``."""
+        """Return the storage of a local: ``loop`` register, ``row`` register, or ``scratch``."""
         writers = [s for s in self.group.statements if s.array == array]
         readers = [(s, r) for s in self.group.statements for r in loads(s.value) if r.buffer == array]
         if not any(inner_iterators(s, self.prefix) for s in writers if s.reduce is None):

@@ -1,4 +1,4 @@
-"""The sizes of kernels that are no products: what a search may choose beside the ones they have by rule."""
+"""Search choices for the sizes of kernels that are not products, in addition to their default sizes."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Choices:
-    """Values by the name of a size, first the one that the kernel has by rule.
+    """Values by the name of a size; the default comes first.
 
-    ``built``: bound when the kernel is built; ``launched``: arguments of a launch.
+    ``built``: sizes that are bound when the kernel is built; ``launched``: arguments of a launch.
     """
 
     built: Mapping[str, tuple[int, ...]]
     launched: Mapping[str, tuple[int, ...]]
 
 
-def beside(rule: int, others: Iterable[int]) -> tuple[int, ...]:
-    """A size by rule, and others."""
-    return tuple(dict.fromkeys((rule, *others)))
+def beside(default: int, others: Iterable[int]) -> tuple[int, ...]:
+    """Return the default of a size, followed by the other values."""
+    return tuple(dict.fromkeys((default, *others)))

@@ -19,18 +19,19 @@ from polydyn.schedules.tiling import Roles
 
 V = Index.of
 SHORT_STEPS = 512
-"""Steps of a window of few channels."""
+"""Maximum reduction steps of a window with few channels."""
 LEAST_SUMS = 16
-"""Vectors of sums of a tile that hide what surrounds so few steps."""
+"""Minimum vectors of sums in a tile that hide the overhead around so few steps."""
 ALIKE = 1.01
-"""Ratio of times that is no reason to take fewer rows."""
+"""Ratio of times below which the taller tile is taken."""
 
 
 @dataclass(frozen=True)
 class Contraction:
-    """A matmul-like group and the processor that its kernel is for. ``packed``: arrays that already lie in panels along
-    the column iterator. ``footprint``: of the row operand, when that is what is copied. ``shares``: of the reduction,
-    products that share nothing either.
+    """A matmul-like group and the processor that its kernel is for.
+
+    ``packed``: arrays that are stored in panels along the column iterator. ``footprint``: the footprint of the row
+    operand if that is copied. ``shares``: the number of K splits; they are independent, like batches.
     """
 
     group: Group
@@ -52,22 +53,22 @@ class Contraction:
 
     @property
     def rows(self) -> Index:
-        """M."""
+        """M, the number of rows."""
         return self.extents[self.roles.row]
 
     @property
     def columns(self) -> Index:
-        """N."""
+        """N, the number of columns."""
         return self.extents[self.roles.col]
 
     @property
     def steps(self) -> Index:
-        """K: steps of the reduction that is divided into blocks, of all shares."""
+        """K, the steps of the blocked reduction, of all K splits together."""
         return self.extents[self.roles.block]
 
     @property
     def batches(self) -> Index:
-        """Products that share nothing."""
+        """The number of independent products: batches times K splits."""
         return product(self.extents[x] for x in self.roles.batch) * self.shares
 
     @property
@@ -77,7 +78,7 @@ class Contraction:
 
     @property
     def inner_steps(self) -> Index:
-        """Steps of the reductions inside a block, as one."""
+        """The number of steps of the reductions inside a block, taken together."""
         return product(e for _, e in self.inner)
 
     @cached_property
@@ -87,34 +88,37 @@ class Contraction:
 
     @property
     def decodes(self) -> bool:
-        """Whether columns are weights of a few bits, which the loop or PACK makes floats."""
+        """Whether columns are weights of a few bits, which the loop or PACK converts to floats."""
         return is_decoded(self.operands[1])
 
     @property
     def in_bytes(self) -> bool:
-        """Whether rows are bytes with scales, whose products with such weights are sums of integers in a block."""
+        """Whether rows are scaled bytes, whose products with such weights are integer sums within a block."""
         return self.target.quads and self.decodes and any(x.dtype == "int8" for x in loads(self.operands[0]))
 
     @property
     def short(self) -> bool:
-        """Whether windows are so few steps that where rows begin is a part of what a tile costs."""
+        """Whether windows have so few steps that computing the rows' start addresses matters."""
         steps = (self.steps * self.inner_steps).constant
         return self.footprint is not None and steps is not None and steps <= SHORT_STEPS
 
     @property
     def long_epilogues(self) -> bool:
-        """Whether epilogues are a loop behind the register tile."""
+        """Whether epilogues are a loop after the register tile."""
         return is_long(self.group.epilogues)
 
     def column_step(self, lanes: int) -> int:
-        """Micro-kernels exist for every multiple of so many columns: the last vector may be a narrow one."""
+        """Return the column granularity of micro-kernels: they exist for every multiple.
+
+        The last vector may be narrow.
+        """
         floats = self.accumulation.value.dtype == "float32" and not (self.in_words or self.decodes)
         narrow = lanes == self.target.width and floats
         return self.target.narrow if narrow and self.target.narrow else lanes
 
     @property
     def panel_vectors(self) -> int:
-        """Vectors of columns that lie side by side in panels of words."""
+        """The number of adjacent column vectors in panels of packed words."""
         read = next((v for v in loads(self.operands[1]) if v.buffer in self.packed), None)
         if read is None or not self.in_words:
             return 1
@@ -123,7 +127,7 @@ class Contraction:
 
     @property
     def in_words(self) -> bool:
-        """Whether words of several steps are multiplied."""
+        """Whether the product multiplies packed words of several K steps."""
         value = self.accumulation.value
         return isinstance(value, Op) and value.name in DOTS
 
@@ -135,7 +139,7 @@ class Contraction:
 
 
 def plan_product(x: Contraction, fill: bool = False, chosen: ContractTuple | None = None) -> Plan:
-    """The sizes of a kernel. ``fill``: FILL copies the rows; ``chosen``: tuned sizes."""
+    """Return the sizes of a kernel. ``fill``: FILL copies the rows; ``chosen``: tuned sizes."""
     value = x.operands[1]
     columns = [y for y in loads(value) if x.roles.col in symbols_of(y)]
     in_place = all(y.buffer in x.packed or dense(x.group, y, x.roles.col) for y in columns)
@@ -145,15 +149,15 @@ def plan_product(x: Contraction, fill: bool = False, chosen: ContractTuple | Non
 
 
 def _blocked(x: Contraction, plan: Plan, chosen: ContractTuple | None) -> Plan:
-    """A plan with blocks of the reduction, where the sums between two blocks can lie in an epilogue's output.
+    """Return a plan with blocks of the reduction, if an epilogue's output can hold the sums between two blocks.
 
-    A footprint serves all steps, and would be copied again for every block: there it is one.
+    A footprint serves all steps and would be copied again for every block, so it has one block.
     """
     if x.footprint is not None:
         return replace(plan, unroll=chosen.unroll if chosen else ROW_UNROLL)
     carrier = next((s for s in x.group.epilogues if s.value.dtype == x.accumulation.value.dtype), None)
     k, r = x.steps.constant, x.inner_steps.constant
-    stays = x.target.core.floats // 4 // plan.columns // LINE * LINE  # steps whose panel a quarter of the cache holds
+    stays = x.target.core.floats // 4 // plan.columns // LINE * LINE  # steps whose panel fits a quarter of the cache
     steps, unroll = (chosen.block, chosen.unroll) if chosen else (max(LINE, min(REDUCTION_BLOCK, stays)), ROW_UNROLL)
     plan = replace(plan, carrier=carrier, unroll=unroll)
     block = max(1 if plan.fill else 16, steps // r) if r else steps
@@ -163,7 +167,7 @@ def _blocked(x: Contraction, plan: Plan, chosen: ContractTuple | None) -> Plan:
 
 
 def plan_part(x: Contraction, rows: int) -> Plan:
-    """The sizes of a product that is a part of an attention: ``rows`` of a register tile, one block."""
+    """Return the sizes of a product inside an attention: ``rows`` of a register tile, one block."""
     most = max((v for r, v in x.target.tiles if r >= rows), default=1)
     n = x.columns.constant
     vectors = most if n is None else min(most, max(1, -(-n // x.target.width)))
@@ -171,9 +175,9 @@ def plan_part(x: Contraction, rows: int) -> Plan:
 
 
 def register_tile(x: Contraction, chosen: ContractTuple | None) -> tuple[int, int]:
-    """(rows, vectors) of least time for all columns; symbolic ones are many: tails are exact.
+    """Return the (rows, vectors) that take the least time for all columns; a symbolic number counts as large.
 
-    Of tiles that hardly differ the tallest: few rows are fewer tiles then.
+    If times are within ``ALIKE``, the tallest tile is preferred because it needs fewer tiles.
     """
     n, w = x.columns.constant, x.target.width
     if chosen:

@@ -1,8 +1,8 @@
-"""Products of few rows with weights of a few bits: decoded in registers, each from memory once (docs/cpu.md 1).
+"""Skinny GEMM with weights of a few bits, which are decoded in registers, each once (docs/cpu.md 1).
 
-The register tile of other products, whose column operand is an expression over panels of words: a shift and a look-up
-for each vector of weights. The scale of a block of steps comes out of its sum where registers are left for a second
-one: a multiplication for a block instead of one for every step. Many rows have their columns decoded by PACK.
+The register tile is that of other products. Its column operand is an expression over panels of words: a shift and a
+look-up for each vector of weights. The scale of a block of steps is hoisted out of its sum if registers suffice for a
+second sum: one multiplication per block instead of one per step. With many rows, PACK decodes the columns.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from polydyn.schedules.index import ONE, Index
 from polydyn.schedules.tree.names import p
 
 FEW_ROWS = 64
-"""Rows up to which every row tile decodes for itself."""
+"""Maximum rows for which every row tile decodes for itself."""
 ROWS = 4
-"""Of a register tile: each sum has a second one for the current block."""
+"""Rows of a register tile. Each sum has a second one for the current block."""
 SUMS = 6
-"""Up to so many sums each is made in two chains, which hides the latency of an addition."""
+"""Maximum number of sums that are split into two chains each, which hides the latency of an addition."""
 V = Index.of
 
 
 def tile_vectors(core: Core) -> int:
-    """Vectors of columns of a register tile, and of a panel of words, which is one stream of memory then."""
+    """Return the column vectors of a register tile and of a panel of words. A panel is then one stream from memory."""
     return -(-core.sums // (2 * ROWS))
 
 
@@ -40,9 +40,9 @@ class DecodingTile(RegisterTile):
     """A register tile that decodes its columns."""
 
     def row_steps(self, rows: int) -> tuple[Step, ...]:
-        """As ``RegisterTile``, factors taken out of the sums of blocks before loads are shared."""
+        """Return the steps of ``RegisterTile``, but hoist factors out of the sums of blocks before loads are shared."""
         unrolled, in_registers, shared = self._register_steps(rows)
-        factors = Step("factors", "the scale of a block comes out of its sum", self._factors)
+        factors = Step("factors", "the scale of a block is hoisted out of its sum", self._factors)
         reduction = Step("reduction", "several steps in flight", lambda b: self._reduction(b, rows))
         return unrolled, in_registers, factors, shared, reduction
 
@@ -53,18 +53,18 @@ class DecodingTile(RegisterTile):
         return [n for n in body if isinstance(n, Def) and n.reg.startswith(f"{self.name}_")]
 
     def _reduction(self, body: Body, rows: int) -> Body:
-        """The steps of a word unrolled, where their numbers become shifts; few sums in chains."""
+        """Unroll the steps of a word, so that element numbers become shifts, and split few sums into chains."""
         step = [n.var for n in walk(body) if isinstance(n, For)][-1]
         split = split_chains(body, step, 2) if len(self._sums(body)) <= SUMS else body
         return prefetch_ahead(partial_unroll(split, step, NIBBLES), p("k"), STREAM)
 
 
 class DecodingKernel(ContractKernel):
-    """Builds the kernel of a product of few rows with weights of a few bits."""
+    """Builds the kernel of a skinny GEMM with weights of a few bits."""
 
     tile_kind = DecodingTile
 
     def sizes(self, chosen: ContractTuple | None, fill: bool) -> Plan:
-        """One block of the reduction, so that the weights are one stream; nothing is packed."""
+        """Return a plan with one block of the reduction, so that the weights are one stream; nothing is packed."""
         plan = super().sizes(chosen or ContractTuple(ROWS, tile_vectors(self.target.core)), fill)
         return replace(plan, promote=False, block=self.product.steps, blocks=ONE, carrier=None)

@@ -1,7 +1,7 @@
 """CPU kernels for contractions with few columns: the same tree, vectors along the reduction.
 
 With two columns a vector of columns would waste seven lanes in eight. Here a register tile is ``rows x columns``
-accumulators of partial sums, each step loads one vector of every row and every column, and the lanes are added up at
+accumulators of partial sums. Each step loads one vector of every row and every column, and the lanes are added up at
 the end. Columns that are not dense along the reduction are packed (constants by ``lowering``, others by PACK).
 """
 
@@ -31,11 +31,11 @@ from polydyn.schedules.tree.strategies import FIRST_ROW
 
 ROWS = 8
 TILE_COLUMNS = 4
-"""Columns of a register tile when their number is not known."""
+"""Columns of a register tile if their number is unknown."""
 PAGE = 1024
-"""Elements of a page of memory, at whose end hardware prefetchers stop."""
+"""float32 elements of a memory page. Hardware prefetchers stop at its end."""
 COLUMNS, LEAST_ROWS, LEAST_STEPS = 4, 4, 8
-"""Up to so many computed columns vectors run along the reduction, from so many rows and steps on."""
+"""Maximum computed columns, and minimum rows and steps, for vectors along the reduction."""
 V = Index.of
 
 
@@ -43,7 +43,7 @@ class PanelsOfSteps(Scratch):
     """Columns copied dense along the reduction."""
 
     def pack(self, body: Body) -> Body:
-        """The promotion statement: vectors along the reduction, the rest one by one."""
+        """Lower the promotion statement: vectors along the reduction, the rest one by one."""
         w = self.product.target.width
 
         def f(n: Node) -> Node | Body:
@@ -63,11 +63,11 @@ class PartialSums(RegisterTile):
     """A register tile with one vector of partial sums for each of its elements."""
 
     def masked(self, body: Body, width: int) -> Body:
-        """Columns are not vectorised, nothing is masked."""
+        """Return the body unchanged: columns are not vectorised, so there are no masks."""
         return body
 
     def row_steps(self, rows: int) -> tuple[Step, ...]:
-        """The micro-kernel for a number of live rows: scalar tile first, then lanes along the reduction."""
+        """Return the steps for a number of live rows: scalar tile first, then lanes along the reduction."""
         lanes = Step("vectorise_reduction", "vectors along the reduction", lambda b: self._lanes_of_steps(b, rows))
         return (*self._register_steps(rows), lanes)
 
@@ -80,14 +80,15 @@ class PartialSums(RegisterTile):
                 return n
             loops = vectorise_loop(n, self.product.target.width, chains)
             if isinstance(loops, Declined):
-                raise CodegenError(f"the reduction has no vectors: {loops}")  # ``fits`` has seen that it has
+                raise CodegenError(f"the reduction cannot be vectorised: {loops}")  # ``fits`` has checked it
             return keep_loads(sum_together(self._prefetched(loops, rows)))
 
         return rewrite(body, f)
 
     def _prefetched(self, body: Body, rows: int) -> Body:
-        """Short rows are prefetched when they come from beyond the cache: long ones the processor follows by itself,
-        and where it has nothing to wait for, prefetches take the place of loads.
+        """Prefetch short rows if they do not fit the cache.
+
+        The hardware prefetches long rows. For rows in the cache a prefetch would only take the place of loads.
         """
         steps = self.product.steps.constant
         if steps is not None and steps > PAGE:
@@ -98,7 +99,7 @@ class PartialSums(RegisterTile):
             if not (isinstance(n, For) and n.var == p("k")):
                 return n
             far = (Compare(">", size, V(self.product.target.core.floats)),)
-            following = {FIRST_ROW: V(FIRST_ROW) + 2 * rows}  # the next batch's first rows where the rows end
+            following = {FIRST_ROW: V(FIRST_ROW) + 2 * rows}  # the first rows of the next batch, after the last row
             if steps is not None:
                 following = self.next_rows(rows, -(-AHEAD // (rows * max(1, steps))))
             return If(far, prefetch_next((n,), p("k"), following), (n,))
@@ -114,7 +115,7 @@ class DotKernel(ContractKernel):
 
     @staticmethod
     def fits(group: Group, roles: Roles) -> bool:
-        """Whether two computed operands may have few columns, and rows are dense along the reduction."""
+        """Whether both operands are computed, columns may be few, and rows are dense along the reduction."""
         acc = group.backbone
         extents, (row, col) = dict(acc.iters), operands(acc, roles)
         n, k = extents[roles.col].constant, extents[roles.block].constant
@@ -124,8 +125,9 @@ class DotKernel(ContractKernel):
         return group.arrays[col.buffer].role == "input" and dense(group, row, roles.block)
 
     def sizes(self, chosen: ContractTuple | None, fill: bool) -> Plan:
-        """One column for each register, as many rows as there are accumulators for. Columns that stay in the cache, as
-        those of a symbolic number do, need no blocks of the reduction.
+        """Return a plan with one column per register and as many rows as there are accumulators.
+
+        Columns that stay in the cache, such as a symbolic number of them, need no blocks of the reduction.
         """
         x, plan = self.product, super().sizes(chosen, fill)
         columns = x.columns.constant or TILE_COLUMNS

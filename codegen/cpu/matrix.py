@@ -1,8 +1,8 @@
-"""Products of words by a processor's matrix unit (AMX): register tiles of 2 x 2 tiles of 16 rows and 16 columns.
+"""Products of packed words on a processor's matrix unit (AMX): register tiles of 2 x 2 tiles of 16 rows and 16 columns.
 
-Panels, copies of rows, shares and epilogues are those of other products of words. A micro-kernel leaves its sums in
-memory, and the loop behind it makes the results (``codegen/passes/epilogues.py``). One micro-kernel serves 16 rows and
-one 17 to 32: no balanced tile has fewer where there are 16.
+Panels, copies of rows, tasks and epilogues are those of other products of words. A micro-kernel stores its sums in
+memory, and the loop after it computes the results (``codegen/passes/epilogues.py``). One micro-kernel serves 16 rows
+and one 17 to 32: balanced tiles never have fewer rows if there are 16.
 """
 
 from __future__ import annotations
@@ -25,41 +25,41 @@ from polydyn.schedules.tree.names import c, extent, p
 from polydyn.schedules.tree.strategies import FIRST_ROW
 
 DOWN = ACROSS = 2
-"""Tiles of sums of a register tile: two more of each operand are all eight."""
+"""Tiles of sums in a register tile, down and across. With two more for each operand, all eight tiles are used."""
 LEAST_WORDS = 8
-"""Words of steps that an instruction takes at least: with fewer it is no faster than vectors."""
+"""Minimum words of K steps per instruction. With fewer, the unit is no faster than vectors."""
 LIVE = "live_rows"
 """Rows of a register tile."""
 V = Index.of
 
 
 def words_of(x: Contraction) -> int:
-    """The most words that instructions may take so that all take as many; 0: too few, or nobody knows."""
+    """Return the largest number of words per instruction that divides the steps; 0 if it is too small or unknown."""
     steps = (x.steps * x.inner_steps).constant
     return next((w for w in range(SIDE, LEAST_WORDS - 1, -1) if steps and steps % w == 0), 0)
 
 
 class MatrixTiles(RegisterTile):
-    """A register tile in tiles of the matrix unit; its sums always wait in memory."""
+    """A register tile in tiles of the matrix unit. Its sums are always stored to memory before the epilogues."""
 
     def __init__(self, *args: object, **more: object) -> None:
         super().__init__(*args, **more)  # type: ignore[arg-type]
         self.long = True
 
     def row_cases(self) -> list[int]:
-        """One row of tiles, or two."""
+        """Return the rows of one or two tiles."""
         return sorted({-(-r // SIDE) * SIDE for r in self._rows()})
 
     def _rows(self) -> list[int]:
-        """Numbers of live rows that occur: from 16 on."""
+        """Return the numbers of live rows that occur, from 16 on."""
         return [r for r in super().row_cases() if r >= SIDE]
 
     def column_steps(self, width: int) -> tuple[Step, ...]:
-        """As ``RegisterTile``, without vectors."""
+        """Return the steps of ``RegisterTile`` without vectorisation."""
         return tuple(s for s in super().column_steps(width) if s.name not in ("vectorise", "unroll_columns"))
 
     def row_steps(self, rows: int) -> tuple[Step, ...]:
-        """The points of the tile in instructions."""
+        """Lower the points of the tile to instructions."""
         exact = [r for r in self._rows() if r > SIDE]
         live = V(SIDE) if rows == SIDE else V(exact[0]) if len(exact) == 1 else V(LIVE)
         first = (ZERO,) if rows == SIDE else (ZERO, live - SIDE)
@@ -78,14 +78,14 @@ class MatrixTiles(RegisterTile):
 
 
 class MatrixKernel(ContractKernel):
-    """Builds the kernel of a product of words of at least 16 rows."""
+    """Builds the kernel of a product of packed words with at least 16 rows."""
 
     tile_kind = MatrixTiles
     streams = False
 
     @staticmethod
     def fits(x: Contraction, fill: bool) -> bool:
-        """Whether the unit multiplies such words, and they lie as tiles want them. ``fill``: rows are copied."""
+        """Whether the unit multiplies such words, and their layout suits its tiles. ``fill``: rows are copied."""
         value, rows = x.accumulation.value, x.rows.constant
         if not (x.target.amx and isinstance(value, Op) and value.name in ADDED and words_of(x)):
             return False
@@ -95,20 +95,20 @@ class MatrixKernel(ContractKernel):
         return column is not None and column.buffer in x.packed and (fill or _in_lines(x))
 
     def sizes(self, chosen: ContractTuple | None, fill: bool) -> Plan:
-        """All of the reduction at once, so that sums stay in their tiles."""
+        """Return a plan with the whole reduction in one block, so that sums stay in their tiles."""
         plan, n = super().sizes(chosen, fill), self.product.columns.constant
         across = ACROSS if n is None else min(ACROSS, -(-n // SIDE))
         return replace(plan, rows=DOWN * SIDE, vectors=across, block=self.product.steps, blocks=ONE, carrier=None)
 
     def emitted(self, kernel: Kernel, body: Body) -> Kernel:
-        """As ``ContractKernel``, between the calls that give the tiles their shapes and take them away."""
+        """Emit as in ``ContractKernel``, between the calls that configure and release the tiles."""
         begin = Call("pd_amx_begin", (FromIndex("int64", V(words_of(self.product))),))
         notes = (*kernel.notes, "in tiles of the matrix unit (AMX)")
         return super().emitted(replace(kernel, amx=True, notes=notes), (begin, *body, Call("pd_amx_end")))
 
 
 def _in_lines(x: Contraction) -> bool:
-    """Whether rows that are not copied lie at a constant distance, and the words of one are one line."""
+    """Whether rows that are not copied have a constant pitch, and the words of a row are contiguous."""
     row = stored_parts(x.operands[0])
     if row is None or x.roles.inner:
         return False

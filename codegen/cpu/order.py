@@ -1,4 +1,4 @@
-"""CPU kernels of orders: each task has a line, whose elements a leaf sorts (``pd_order.h``)."""
+"""CPU kernels of argsort and top-k: each task has a line, whose elements a leaf sorts (``pd_order.h``)."""
 
 from __future__ import annotations
 
@@ -24,9 +24,10 @@ SORTED = "sorted"
 
 
 class OrderKernel:
-    """Builds the kernel of one statement, which writes a line's places.
+    """Builds the kernel of one statement, which writes the sorted positions of a line.
 
-    ``band``: its iterators. ``count``: elements of a line, ``stride`` apart; ``most``: places, ``step`` apart.
+    ``band``: the iterators of the lines. ``count``: elements of a line, ``stride`` apart; ``most``: positions that are
+    written, ``step`` apart.
     """
 
     def __init__(
@@ -52,16 +53,16 @@ class OrderKernel:
         return self.group.params
 
     def build(self) -> Kernel:
-        """The kernel."""
+        """Build the kernel."""
         body, count = build(ORDER, self)
         return emit(Kernel(self.name, self.symbols, count, scratch_bytes(body)), body, self.group.arrays)
 
     def room(self, body: Body) -> Body:
-        """The body with scratch memory for the keys and places of a line."""
+        """Allocate scratch memory for the keys and positions of a line."""
         return (Alloc(SORTED, "uint64", self.count * 4, "scratch", body),)
 
     def call(self, a: Mapping[str, Index]) -> Body:
-        """The statement's instance: a leaf sorts a line."""
+        """Lower an instance of the statement: a leaf sorts a line."""
         (s,) = self.group.statements
         assert isinstance(s.value, Load)
         env = Places(self.schedule).env(s.name, a)
@@ -82,7 +83,7 @@ ORDER: Family[OrderKernel] = Family(
     names=bound_names,
     statements=lambda x: {"S0": x.call},
     opened=lambda _: (SORTED,),
-    stores=(Rule("stages", "the marks of the stages go", keep, MarkName.STAGE),),
+    stores=(Rule("stages", "marks of stages are removed", keep, MarkName.STAGE),),
     band=lambda *_: ranges(),
-    around=(Rule("scratch", "room for keys and places", OrderKernel.room),),
+    around=(Rule("scratch", "scratch for keys and positions", OrderKernel.room),),
 )

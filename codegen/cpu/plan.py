@@ -11,17 +11,17 @@ from polydyn.schedules.tree.names import b, extent
 from polydyn.schedules.tree.strategies import CpuTile
 
 REDUCTION_BLOCK = 768
-"""Most reduction steps per block: what is done once for each hardly shows beside so many (docs/cpu.md 2)."""
+"""Maximum reduction steps per block. The work per block is negligible compared with this many steps (docs/cpu.md 2)."""
 ROW_UNROLL = 4
-"""Reduction steps unrolled: with few rows the loop overhead shows otherwise (docs/cpu.md 2)."""
+"""Unroll factor of the reduction. With few rows the loop overhead is visible otherwise (docs/cpu.md 2)."""
 
 
 @dataclass(frozen=True)
 class ContractTuple:
-    """The compile-time part of a tile tuple: register tile ``rows`` x ``vectors``, steps of a reduction block, unroll.
+    """The compile-time part of a tile configuration: register tile ``rows`` x ``vectors``, block steps, unroll factor.
 
     The launch-time part, rows and columns of a task, is an argument of ``ContractKernel.shares``. ScheduleError: a size
-    below 1.
+    is below 1.
     """
 
     rows: int
@@ -38,8 +38,8 @@ class ContractTuple:
 class Plan:
     """Decisions for one kernel: register tile, reduction block, packing of columns, copying of rows.
 
-    ``lanes``: columns that a register of the tile holds; ``carrier``: the epilogue in whose output sums lie between two
-    blocks.
+    ``lanes``: columns that a register of the tile holds; ``carrier``: the epilogue whose output holds the sums between
+    two blocks.
     """
 
     rows: int
@@ -59,5 +59,5 @@ class Plan:
 
     @property
     def sizes(self) -> CpuTile:
-        """The sizes as schedules want them."""
+        """The sizes for the schedule."""
         return CpuTile(self.rows, self.vectors, self.lanes, self.block, 1 if self.blocks == ONE else extent(b("k")))

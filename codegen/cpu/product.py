@@ -1,8 +1,8 @@
 """CPU kernels for matmul-like groups: from the tile-space tree to register-tiled C (docs/cpu.md 1 and 2).
 
-Constants come in panels as wide as a vector, ``[col/W][reduction][W]``; a column operand that is neither such a
-constant nor of unit stride is packed by the promotion statement PACK. A row operand that is more than a load (a padded
-image, seen as a matrix of pixels) is computed into rows of scratch by the promotion statement FILL.
+Constants are stored in panels as wide as a vector, ``[col/W][reduction][W]``. The promotion statement PACK packs a
+column operand that is neither such a constant nor of unit stride. The promotion statement FILL computes a row operand
+that is more than a load (a padded image, seen as a matrix of pixels) into rows of scratch.
 """
 
 from __future__ import annotations
@@ -62,20 +62,22 @@ class ContractKernel:
         self, name: str, group: Group, roles: Roles, target: CpuTarget, packed: frozenset[str],
         chosen: ContractTuple | None = None, fill: bool = False, footprint: Footprint | None = None,
     ) -> None:  # fmt: skip
-        """``packed``: arrays already laid out in panels along the column iterator. ``chosen``: tuned sizes. ``fill``:
-        FILL copies the rows, as their ``footprint`` where they have one.
+        """Plan the kernel.
+
+        ``packed``: arrays that are stored in panels along the column iterator. ``chosen``: tuned sizes. ``fill``: FILL
+        copies the rows, or their ``footprint`` if they have one.
         """
         self.name, self.target = name, target
         self.product = Contraction(group, roles, target, packed, footprint)
         self.plan = self.sizes(chosen, fill)
 
     def sizes(self, chosen: ContractTuple | None, fill: bool) -> Plan:
-        """The sizes that the kernel is built for."""
+        """Return the sizes that the kernel is built for."""
         return plan_product(self.product, fill, chosen)
 
     @cached_property
     def schedule(self) -> Scheduled:
-        """Tree and tile map: what the loops are, and where an instance is in the group and in the kernel's buffers."""
+        """Tree and tile map: the loops, and each instance's coordinates in the group and in the kernel's buffers."""
         x, p = self.product, self.plan
         places = [n for n, _ in x.footprint.places] if x.footprint else ()
         return cpu_product(x.group, x.roles, p.sizes, p.promote, p.fill, places)
@@ -93,15 +95,15 @@ class ContractKernel:
 
     @property
     def streams(self) -> bool:
-        """Whether panels come from beyond the cache, each for all row tiles of a share."""
+        """Whether panels do not fit the cache and each serves all row tiles of a task."""
         x = self.product
-        if x.decodes:  # their kernels read what PACK has just written, or ask for themselves
+        if x.decodes:  # their kernels read what PACK has just written, or prefetch themselves
             return False
         size = (x.columns * x.steps * x.inner_steps).constant
         return bool(x.panels_of_constants) and size is not None and size > x.target.core.shared
 
     def tiles(self) -> ContractTiles:
-        """The sizes that the kernel is built for, as the check of the boxes wants them."""
+        """Return the sizes that the kernel is built for, as input of the box checks."""
         return self.scratch.tiles()
 
     @cached_property
@@ -111,7 +113,7 @@ class ContractKernel:
 
     @property
     def group(self) -> Group:
-        """What the kernel computes."""
+        """The computation of the kernel."""
         return self.product.group
 
     @property
@@ -125,7 +127,7 @@ class ContractKernel:
         return PRODUCT
 
     def build(self) -> Kernel:
-        """The kernel."""
+        """Build the kernel."""
         x, p = self.product, self.plan
         body, count = build(self.family, self)
         note = f"register tile {p.rows}x{p.columns}, reduction block {p.block}"
@@ -135,42 +137,42 @@ class ContractKernel:
         return self.emitted(Kernel(self.name, self.symbols, count, scratch_bytes(body), self.launch, notes), body)
 
     def emitted(self, kernel: Kernel, body: Body) -> Kernel:
-        """The kernel with its text."""
+        """Return the kernel with its text."""
         return emit(kernel, body, self.product.group.arrays, width=self.target.width)
 
     @property
     def launch(self) -> dict[str, Index]:
-        """The launch-time tile where nothing was tuned, over the group's parameters and the number of threads."""
+        """The default launch-time tile, over the group's parameters and the number of threads."""
         return product_blocks(self.product, self.plan, (self.schedule.map.tiles("i"), self.schedule.map.tiles("j")))
 
     def numbers(self) -> Mapping[str, IndexLike]:
-        """The sizes that are numbers when the kernel is built."""
+        """Return the sizes that are numbers when the kernel is built."""
         sizes = {n: e for n, e in self.schedule.parameters().items() if n in BUILD_TIME}
         return sizes | self.scratch.box()
 
     def balance_columns(self, body: Body) -> Body:
-        """The columns in equal shares."""
+        """Distribute the columns nearly equally over blocks."""
         return balance(body, c("j"), self._register_tiles()[0], COLUMN_BLOCKS, b("j"))
 
     def balance_rows(self, body: Body) -> Body:
-        """The rows in equal shares."""
+        """Distribute the rows nearly equally over blocks."""
         return balance(body, c("i"), self._register_tiles()[1], ROW_BLOCKS, b("i"))
 
     def task_order(self) -> tuple[str, ...]:
-        """The loops of the tasks, outermost first, where it is not as the tree has them."""
+        """Return the loops of the tasks, outermost first, if they differ from the tree's order."""
         return (b("j"), b("i")) if columns_first(self.product, self.plan) else ()
 
     def opened(self) -> tuple[str, ...]:
-        """What micro-kernels begin to use."""
+        """Return the names that micro-kernels introduce."""
         begins = (SHARE_COLUMNS, PANEL, SHARE_ROWS, SHARE_ROWS_END, ROWS, FIRST_LINE, LINES, RUN_FIRST)
         return (*begins, self.tile.name, self.tile.sums)
 
     def _register_tiles(self) -> tuple[Index, Index]:
-        """Register tiles along the columns and along the rows."""
+        """Return the numbers of register tiles along the columns and along the rows."""
         return self.schedule.map.tiles("j"), self.schedule.map.tiles("i")
 
     def share(self, body: Body) -> Body:
-        """The scratch of a share, and where its columns and rows begin."""
+        """Bind the scratch of a task, and the starts of its columns and rows."""
         tm, (nt, mt), (_, col) = self.schedule.map, self._register_tiles(), self.product.operands
         if self.plan.promote:
             lo, hi = (tm.share("j", V(b("j")) + n) for n in (0, 1))
@@ -186,7 +188,7 @@ class ContractKernel:
         return body
 
     def micro(self, body: Body) -> Body:
-        """A switch over exact row counts, inside it over live columns, around outlined micro-kernels."""
+        """Build a switch over exact row counts and, inside it, over live columns, around outlined micro-kernels."""
         tm, tile = self.schedule.map, self.tile
         first, following = (tm.origin("i", V(c("i")) + n) for n in (0, 1))
         tile.turn(body)
@@ -196,21 +198,22 @@ class ContractKernel:
             return variants(tile.live_columns(), {c: kernel(r, c) for c in tile.column_cases()}, f"{self.name}_{r}")
 
         switch: Body = variants(following - V(FIRST_ROW), {r: columns(r) for r in tile.row_cases()})
-        switch = tile.asking((Let(FIRST_ROW, first, tile.finished(switch, body, following - V(FIRST_ROW))),))
+        whole = tile.finished(switch, body, following - V(FIRST_ROW))
+        switch = tile.prefetch_next_footprint((Let(FIRST_ROW, first, whole),))
         if not self.streams:
             return switch
         lo, hi = (tm.share("i", V(b("i")) + n) for n in (0, 1))
         return share_panel(switch, V(c("i")) - lo, hi - lo)
 
     def runs(self, body: Body) -> Body:
-        """Runs of row tiles, where results lie together along rows."""
+        """Build runs of row tiles, if results are contiguous along rows."""
         if not self.tile.across:
             return body
         origin = partial(self.schedule.map.origin, "i")
         return rewrite(body, lambda n: self.tile.run(n, origin) if isinstance(n, For) and n.var == c("i") else n)
 
     def shares(self, rows: int, columns: int) -> dict[str, Index]:
-        """The launch-time tile: tasks of about ``rows`` x ``columns`` results, in whole register tiles."""
+        """Return the launch-time tile: tasks of about ``rows`` x ``columns`` results, in whole register tiles."""
         x, p = self.product, self.plan
         nt, mt = x.columns.ceildiv(p.columns), x.rows.ceildiv(p.rows)
         height, width = max(1, rows // p.rows), max(1, columns // p.columns)
@@ -225,12 +228,12 @@ PRODUCT: Family[ContractKernel] = Family(
              opens=(SHARE_COLUMNS, PANEL), where=lambda x: x.plan.promote),
         Rule("fill", "rows are copied", lambda x, body: x.scratch.fill(body), MarkName.FILL,
              opens=(SHARE_ROWS, ROWS, FIRST_LINE, LINES), where=lambda x: x.plan.fill),
-        Rule("balance_columns", "columns in equal shares", ContractKernel.balance_columns),
-        Rule("balance_rows", "rows in equal shares", ContractKernel.balance_rows),
+        Rule("balance_columns", "columns are distributed equally", ContractKernel.balance_columns),
+        Rule("balance_rows", "rows are distributed equally", ContractKernel.balance_rows),
         Rule("micro", "a micro-kernel for each size of a tile", lambda x, body: x.micro(body), MarkName.MICRO,
              opens=ContractKernel.opened),
         Rule("runs", "results of several tiles are stored together", lambda x, body: x.runs(body)),
-        Rule("shares", "a share's scratch", lambda x, body: x.share(body), MarkName.KBLOCK),
+        Rule("shares", "scratch of a task", lambda x, body: x.share(body), MarkName.KBLOCK),
     ),
     band=lambda x, _: ranges(x.task_order()),
 )  # fmt: skip

@@ -50,13 +50,15 @@ from polydyn.schedules.tree.strategies import (
 )
 
 CHAINS = 4
-"""Sums that hide the latency of an addition, twice as many of narrow vectors; fewer accumulators get so many in all."""
+"""Number of chains that hide the latency of an addition. Narrow vectors need twice as many. Tiles with fewer
+accumulators are split into this many chains in all."""
 RUN_FIRST, RUN_ROWS = "run_first", "run_rows"
-"""The first row of a run of register tiles, and its rows."""
+"""The first row of a run of register tiles, and the rows of the run."""
 RUN = 48
 """Rows of a run: three blocks of vectors."""
 LONG_STEPS = 128
-"""Reduction steps in which a tile asks for its results by the way; in fewer of them only for what is in no cache."""
+"""Minimum reduction steps of a tile that hide prefetches of results into L2. Shorter tiles prefetch only what is in
+no cache."""
 V = Index.of
 
 
@@ -67,8 +69,9 @@ class RegisterTile:
         self, name: str, product: Contraction, plan: Plan, scratch: Scratch,
         label: str = "", streams: bool = False,
     ) -> None:  # fmt: skip
-        """``label``: tells the registers of two products in one kernel apart. ``streams``: panels of columns come from
-        beyond the cache.
+        """Set up the tile. ``label`` distinguishes the registers of two products in one kernel.
+
+        ``streams``: panels of columns do not fit the cache.
         """
         self.product, self.plan, self.scratch, self.places = product, plan, scratch, scratch.places
         self.streams = streams
@@ -86,7 +89,7 @@ class RegisterTile:
     # -- sizes ---------------------------------------------------------------------------------------------------
 
     def column_cases(self) -> list[int]:
-        """Numbers of columns that micro-kernels are for; a tile takes the least that holds its live columns."""
+        """Return the column counts of the micro-kernels. A tile uses the smallest that holds its live columns."""
         n, full = self.product.columns.constant, self.plan.columns
         if n is None:
             return list(range(self.step, full + 1, self.step))
@@ -94,12 +97,12 @@ class RegisterTile:
         return sorted({tail or full, full if n >= full else tail or full})
 
     def row_cases(self) -> list[int]:
-        """Numbers of live rows that occur."""
+        """Return the numbers of live rows that occur."""
         m, r = self.product.rows.constant, self.plan.rows
         return sorted({m // -(-m // r), -(-m // -(-m // r))}) if m else list(range(1, r + 1))
 
     def live_columns(self) -> Index:
-        """Columns of the current register tile."""
+        """Return the columns of the current register tile."""
         return minimum(self.plan.columns, self._columns_left())
 
     def _columns_left(self) -> Index:
@@ -107,17 +110,17 @@ class RegisterTile:
         return self.places.remaining(self.product.accumulation.name, axis, p("j"))
 
     def next_rows(self, rows: int, tiles: int = 1) -> dict[str, Index]:
-        """The first row of a tile further on, in bounds."""
+        """Return the first row of a tile further on, clamped to the bounds."""
         return {FIRST_ROW: minimum(V(FIRST_ROW) + tiles * rows, self.product.rows - rows)}
 
     # -- statements ----------------------------------------------------------------------------------------------
 
     def _axis(self, iterator: str) -> str:
-        """The axis that an iterator of the accumulation runs."""
+        """Return the axis of an iterator of the accumulation."""
         return self.places.map.iterators[self.product.accumulation.name, iterator]
 
     def _table(self, columns: int) -> dict[str, Lowering]:
-        """What executes each statement, in a tile of so many columns."""
+        """Return the lowering of each statement, for a tile of ``columns`` columns."""
         x, acc, init = self.product, self.product.accumulation.name, self.product.group.init.name
         dtype = x.accumulation.value.dtype
 
@@ -155,34 +158,38 @@ class RegisterTile:
         return table | {first.name: wait}
 
     def _cell(self, statement: str, at: Mapping[str, Index], columns: int) -> Index:
-        """Where an instance's sum is in a tile of so many columns."""
+        """Return the offset of an instance's sum in a tile of ``columns`` columns."""
         cell, roles = self.places.cell(statement, self.name, at), self.product.roles
         return cell[self._axis(roles.row)] * columns + cell[self._axis(roles.col)]
 
     def _address(self, s: Statement, name: str, at: Mapping[str, Index]) -> Index:
-        """Where an epilogue stores, at the coordinates of the statement ``name``."""
+        """Return the address of an epilogue's store, at the coordinates of the statement ``name``."""
         env = self.places.env(name, at)
         return self.product.group.arrays[s.array].address(tuple(i.subs(env) for i in s.index))
 
     def _done(self, s: Statement, at: Mapping[str, Index], total: FlatLoad) -> Store:
-        """The store of an epilogue, of a sum."""
+        """Return the store of an epilogue, applied to a sum."""
         x, name = self.product, s.name
         value = flat(x.group, s.value, self.places.env(name, at),
                      lambda y: total if y.buffer == x.accumulation.array else None)  # fmt: skip
         return Store(s.array, self._address(s, name, at), value)
 
     def finished(self, tile: Body, micro: Body, rows: Index) -> Body:
-        """A tile with its epilogues behind it, where they are long. ``micro``: as the tree has it; ``rows``: live."""
+        """Return a tile followed by its epilogues, if these are long.
+
+        ``micro``: the tree's body; ``rows``: live rows.
+        """
         if not self.long or self.across:
             return tile
-        stores, when = self._apart(micro, V(ROW))
+        stores, when = self._epilogue_stores(micro, V(ROW))
         sizes = self.plan.rows, self.plan.columns, self.plan.lanes
         return finished(tile, (self.sums, self.dtype), stores, when, rows, self.stored_columns(), sizes)
 
     def turn(self, micro: Body) -> None:
-        """Decides how results are stored: by columns, or where they lie together along rows by runs of tiles.
+        """Decide how results are stored: by columns, or, if they are contiguous along rows, by runs of tiles.
 
-        What waits for the end of a run are sums, or where these are integers the results, which are made in registers.
+        Memory holds the sums until the end of a run. If the sums are integers, it holds the results, computed in
+        registers.
         """
         x = self.product
         arrays = [x.group.arrays[s.array] for s in x.group.epilogues]
@@ -192,21 +199,21 @@ class RegisterTile:
         whole = self.plan.blocks == ONE and self.plan.lanes == x.target.width and has_transposes(x.target)
         if not (planes and floats and whole) or (self.dtype != "float32" and (self.long or len(arrays) > 1)):
             return
-        stores, when = self._apart(micro, V(ROW) + RUN_FIRST - FIRST_ROW)
+        stores, when = self._epilogue_stores(micro, V(ROW) + RUN_FIRST - FIRST_ROW)
         self.results = stores
         if self.dtype != "float32":
-            stores = tuple(replace(s, value=FlatLoad("float32", self.sums, self._waiting())) for s in stores)
+            stores = tuple(replace(s, value=FlatLoad("float32", self.sums, self._sum_offset())) for s in stores)
         made = finished_across((self.sums, "float32"), stores, V(RUN_ROWS), self.stored_columns(), self.plan.lanes)
         if all(c.decided() for c in when) and not isinstance(made, Declined):
             self.across, self.waiting = made, "float32"
 
     def run(self, loop: For, origin: Callable[[Index], Index]) -> Node:
-        """The loop over row tiles, in runs whose sums or results lie in memory until all of them are there."""
+        """Return the loop over row tiles, in runs. Memory holds the sums or results of a run until it is complete."""
         tiles = max(1, RUN // self.plan.rows)
         low, high = V("run_lo"), V("run_hi")
         memory = V(tiles * self.plan.rows * self.plan.columns)
         body: Body = (
-            replace(loop, lo=low, hi=high, body=(*self._asked(V(c("i")) - low, high - low), *loop.body)),
+            replace(loop, lo=low, hi=high, body=(*self._prefetch_results(V(c("i")) - low, high - low), *loop.body)),
             *self.across,
         )
         body = (Alloc(self.sums, self.waiting, memory, "stack", body),)
@@ -217,9 +224,11 @@ class RegisterTile:
             body = (Let(name, value, body),)
         return For("run", ZERO, (loop.hi - loop.lo).ceildiv(tiles), body)
 
-    def _asked(self, number: Index, tiles: Index) -> Body:
-        """The share of a row tile in asking for where a run's results go, when these are beyond the cache: the near one
-        where a tile takes long enough to do it by the way, else the last one, of which they may take half.
+    def _prefetch_results(self, number: Index, tiles: Index) -> Body:
+        """Prefetch part of the result lines of a run, if the results exceed the cache.
+
+        Prefetch into L2 if a tile has enough steps to hide it; otherwise into the last-level cache, at most half of
+        which may be used.
         """
         x = self.product
         results = sum((product(x.group.arrays[s.array].shape) for s in x.group.epilogues), ZERO)
@@ -228,17 +237,15 @@ class RegisterTile:
         return (If((Compare(">", results, held),), calls),)
 
     def _long_steps(self) -> bool:
-        """Whether a tile takes long enough to ask for memory by the way."""
+        """Whether a tile takes long enough to hide prefetches."""
         return ((self.product.steps * self.product.inner_steps).constant or LONG_STEPS) >= LONG_STEPS
 
-    def _asked_names(self) -> tuple[str, ...]:
-        """What the addresses of the next strip's planes are made of."""
+    def _prefetch_symbols(self) -> tuple[str, ...]:
+        """Return the symbols in the addresses of the next footprint's planes."""
         return (*ASKED, *(x for v in self.planes for x in v.address.symbols())) if self.planes else ()
 
-    def asking(self, tile: Body) -> Body:
-        """A row tile with its share in asking for the next strip's lines, while the last panel of a share is used: when
-        the image is beyond the cache.
-        """
+    def prefetch_next_footprint(self, tile: Body) -> Body:
+        """Prefetch part of the next footprint during a task's last column panel, if the image exceeds the cache."""
         x, tm = self.product, self.places.map
         if not self.planes or x.footprint is None:
             return tile
@@ -249,26 +256,26 @@ class RegisterTile:
         return share_lines(tile, V(c("i")) - lo, hi - lo, self.scratch.lines() * far * last)
 
     def stored_columns(self) -> Index:
-        """Columns of the current tile, a number where that is known."""
+        """Return the columns of the current tile, as a number if known."""
         n, wide = self.product.columns.constant, self.plan.columns
         return V(wide) if n is not None and n % wide == 0 else self.live_columns()
 
-    def _apart(self, micro: Body, row: Index) -> tuple[tuple[Store, ...], tuple[Compare, ...]]:
-        """The stores of the epilogues, of sums in memory, and when they run; ``row``: which of the tile's."""
+    def _epilogue_stores(self, micro: Body, row: Index) -> tuple[tuple[Store, ...], tuple[Compare, ...]]:
+        """Return the stores of the epilogues, of sums in memory, and their conditions. ``row``: the row of the tile."""
         epilogues = {s.name: s for s in self.product.group.epilogues}
         done, when = instances(micro, epilogues)
-        total = FlatLoad(self.dtype, self.sums, self._waiting())
+        total = FlatLoad(self.dtype, self.sums, self._sum_offset())
         places = ({**i.at, p("i"): row, p("j"): V(COLUMN)} for i in done)
         return tuple(self._done(epilogues[i.statement], at, total) for i, at in zip(done, places, strict=True)), when
 
-    def _waiting(self) -> Index:
-        """Where a sum or result of the loop behind a tile or run lies in memory."""
+    def _sum_offset(self) -> Index:
+        """Return the offset in memory of a sum or result, for the loop after a tile or run."""
         return V(ROW) * self.plan.columns + COLUMN
 
     # -- passes --------------------------------------------------------------------------------------------------
 
     def micro_kernels(self, body: Body) -> Callable[[int, int], Body]:
-        """(rows, columns) -> the micro-kernel of a tile for so many live ones; the debug ladder shows the full tile."""
+        """Return (rows, columns) -> the micro-kernel for that many live ones; the debug output shows the full tile."""
         cases, names = self.column_cases(), names_of(self.product.group)
         if self.product.footprint and self._long_steps():
             (acc, *_), _ = instances(body, {self.product.accumulation.name})
@@ -283,7 +290,7 @@ class RegisterTile:
         return kernel
 
     def column_steps(self, width: int) -> tuple[Step, ...]:
-        """The micro-kernel for a number of columns, its row count still a symbol."""
+        """Return the steps of the micro-kernel for a number of columns, its row count still a symbol."""
         acc = self.product.accumulation.name
         clipped = Step("clip", "the last reduction block ends with the reduction",
                        lambda b: clip(b, (p("k"),), self.places.remaining(acc, "k", p("k"))))  # fmt: skip
@@ -299,12 +306,13 @@ class RegisterTile:
         )
 
     def row_steps(self, rows: int) -> tuple[Step, ...]:
-        """The micro-kernel for a number of live rows: registers and shared loads."""
-        flat_loops = Step("flatten", "loops of the reduction become one where they walk alike", self._flattened)
+        """Return the steps of the micro-kernel for a number of live rows: registers and shared loads."""
+        flat_loops = Step("flatten", "loops of the reduction are fused if addresses allow it", self._flattened)
         unrolled, in_registers, shared = self._register_steps(rows)
         steps = (p("k"), *self.product.roles.inner)
-        pointers = Step("pointers", "where each row begins", lambda b: row_pointers(b, ROWS, steps, self.product.short))
-        needed = Step("taps", "taps that read zeros alone are left out", lambda b: self._needed(b, rows))
+        pointers = Step("pointers", "pointers to the start of each row",
+                        lambda b: row_pointers(b, ROWS, steps, self.product.short))  # fmt: skip
+        needed = Step("taps", "taps that read only zeros are skipped", lambda b: self._needed(b, rows))
         return (
             unrolled,
             in_registers,
@@ -314,7 +322,7 @@ class RegisterTile:
                 "reduction",
                 "several steps in flight, the next tile prefetched",
                 lambda b: self._reduction(b, rows),
-                (*((FIRST, END) if self.streams else ()), *self._asked_names()),
+                (*((FIRST, END) if self.streams else ()), *self._prefetch_symbols()),
             ),
             *((needed, pointers) if self.product.footprint else ()),
         )
@@ -325,7 +333,10 @@ class RegisterTile:
         return body
 
     def _needed(self, body: Body, rows: int) -> Body:
-        """Loops over taps without those that read zeros. Few steps take no longer than to find out."""
+        """Shorten loops over taps to those that read nonzero elements.
+
+        With few steps the test would cost as much as the taps.
+        """
         x = self.product
         extents = dict(x.inner) | {x.roles.block: x.steps}
         for step, ends in (self.scratch.taps(rows) if not x.short else {}).items():
@@ -342,7 +353,7 @@ class RegisterTile:
         )  # fmt: skip
 
     def masked(self, body: Body, width: int) -> Body:
-        """Vectorises the columns of a micro-kernel for ``width`` of them."""
+        """Vectorise the columns of a micro-kernel for ``width`` columns."""
         n, lanes, wide = self.product.columns.constant, self.plan.lanes, self.plan.columns
         last = width % lanes or lanes
         tail = None if n is None else n % wide
@@ -354,7 +365,7 @@ class RegisterTile:
         return vector_columns(body, Columns(lanes, width, live, full, partial, exact, self.name, safe))
 
     def _reduction(self, body: Body, rows: int) -> Body:
-        """Few sums are split into chains, others have their loop unrolled and ask for what comes next."""
+        """Split few sums into chains; otherwise unroll the loop and prefetch."""
         x, plan = self.product, self.plan
         steps = [n.var for n in walk(body) if isinstance(n, For) and n.var in (p("k"), *x.roles.inner)]
         lanes = [n.lanes for n in body if isinstance(n, Def) and n.reg.startswith(f"{self.name}_")]
@@ -369,7 +380,7 @@ class RegisterTile:
         body = partial_unroll(body, steps[-1] if steps else p("k"), plan.unroll)
         near = plan.fill or (x.steps.constant or LINE) < 2 * LINE  # in the cache, or rows are one stream
         panel: dict[str, Index] = {}
-        words = x.accumulation.value.dtype == "int32"  # a step of words is several: its panels are waited for sooner
+        words = x.accumulation.value.dtype == "int32"  # a word is several K steps: panels are needed sooner
         if x.columns.constant is None or (near and not words):  # computed columns: K is short, variants are many
             return body
         if self.streams:

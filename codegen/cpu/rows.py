@@ -1,13 +1,14 @@
 """CPU kernels for element-wise and stitch groups: a coincident band, phases inside, vector loops.
 
 Vectors run along the last iterator of the band (element-wise, reductions over outer axes) or along the innermost
-iterator of every stage (row reductions: softmax, norms), whichever touches memory with unit stride and fills vectors.
-Locals live where they can: in a register of the vector loop when all readers share the loop, in a row register when
-they have one element per row, else in a row buffer; rows in lanes have theirs side by side. Row buffers have versions
-(BladeDISC 4.2; docs/cpu.md 4): on the stack when the row is a short constant, in scratch when all of them fit the
-second cache, and none at all, where every pass over the row computes its elements again from the inputs. Rows of
-unknown length get both of the last two and choose at run time, so that scratch is bounded whatever the row.
-Outputs go around the caches where a launch moves more than they hold; the launch says how much (``STREAM``).
+iterator of every stage (row reductions: softmax, norms), whichever accesses memory with unit stride and fills vectors.
+
+A local is stored in a register of the vector loop if all readers share the loop, in a row register if it has one
+element per row, else in a row buffer. If rows are lanes, their buffers are interleaved. Row buffers have versions
+(BladeDISC 4.2; docs/cpu.md 4): on the stack if the row is a short constant; in scratch if all of them fit the L2 cache;
+or none, in which case every pass over the row recomputes its elements from the inputs. Rows of unknown length get both
+of the last two and choose at run time, so that scratch is bounded for every row length. Stores of outputs bypass the
+caches if a launch moves more than they hold; the launch passes the number of bytes (``STREAM``).
 """
 
 from __future__ import annotations
@@ -63,25 +64,27 @@ from polydyn.schedules.tree.strategies import nest
 MAP_TILE = 1024
 """Elements per task of an element-wise group: about half a microsecond of work."""
 TURNED_TILE = (16, 512)
-"""Elements of a task's tile along the output's rows and along those of a transposed operand, which are read in long
-runs: few of them at a time, so that prefetchers follow."""
+"""Elements of a task's tile along the output's rows, and along the rows of a transposed operand. The latter are read
+in long runs, a few rows at a time, so that hardware prefetchers follow."""
 MAP_TILES = tuple(1 << n for n in range(6, 15))
 TURNED_TILES = (16, 32, 64), (128, 256, 512, 1024)
-"""What a search may choose instead."""
+"""Search choices instead of these defaults."""
 REDUCE_TILE = 64
-"""Elements per task when every element runs a reduction of its own."""
+"""Elements per task if every element has a reduction of its own."""
 STACK_BYTES = 8192
-"""Row buffers of a constant size up to this, all together, lie on the stack."""
+"""Maximum bytes of all row buffers of constant size on the stack."""
 CHAINS = 4
-"""Independent accumulators of a reduction, of all rows in flight together."""
+"""Independent accumulators of a reduction, over all rows that are processed together."""
 FLIGHT = 2
-"""Rows of an attention in flight at once: what ends one row overlaps with the other."""
+"""Rows of an attention that are processed together, so that the end of one row overlaps with the other."""
 SHORT_ROW, LEAST_PAIRED, PAIRED_BYTES = 1024, 128, 10 << 20
-"""Elements of a row up to which its end shows, rows from which half as many tasks are enough for any machine, and bytes
-of a launch up to which memory is no reason to read one row after another: rows beside each other share pages, in which
-hardware looks ahead for one stream only."""
+"""Limits for processing two rows together.
+
+SHORT_ROW: maximum elements of a row whose end still matters. LEAST_PAIRED: minimum rows, for which half as many
+tasks are enough for any machine. PAIRED_BYTES: maximum bytes of a launch. In larger launches rows are better read
+one after another: two adjacent rows share pages, in which hardware prefetches only one stream."""
 MOST_OPERATIONS = 64
-"""Of a value that is computed again in every pass."""
+"""Maximum operations of a value that is recomputed in every pass."""
 V = Index.of
 
 
@@ -101,9 +104,11 @@ class NestKernel:
         size: Size | None = None,
         paired: bool = False,
     ) -> None:
-        """``rows``: vectors must run along the rows (the nest is a part of an attention). ``flight``: rows in flight at
-        once. ``tiled``: whether vectors run along the band, decided by the strides when None; ``size``: elements of a
-        tile, where they are no argument of the kernel. ``paired``: tasks may be pairs of rows.
+        """Plan the kernel.
+
+        ``rows``: vectors must run along the rows (the nest is a part of an attention). ``flight``: rows that are
+        processed together. ``tiled``: whether vectors run along the band; by default the strides decide. ``size``:
+        elements of a tile, if they are not an argument of the kernel. ``paired``: tasks may be pairs of rows.
         """
         self.name, self.group, self.prefix, self.phases, self.target = name, group, prefix, phases, target
         self.band = Band(group, prefix, phases, target)
@@ -119,10 +124,10 @@ class NestKernel:
         self.flight = FLIGHT if self.in_pairs else flight
 
     def _at_once(self) -> Index:
-        """Rows of a task, over the group's parameters: pairs where rows are short, many and come from caches.
+        """Return the rows of a task, over the group's parameters: pairs if rows are short, many and fit the caches.
 
-        Threads are not asked: sums of rows in pairs have other chains. Rows of a known length stay alone: the compiler
-        unrolls their loops, and the processor overlaps them by itself.
+        The number of threads has no influence, because sums of paired rows have other chains. Rows of a known length
+        stay single: the compiler unrolls their loops, and the processor overlaps them.
         """
         steps = [product(e for _, e in s.iters[len(self.prefix) :]) for s in self.group.statements if s.reduce]
         inside = [e for e in steps if e != ONE]
@@ -137,7 +142,7 @@ class NestKernel:
         return self.tiled and self.band.maps
 
     def reading_order(self) -> tuple[str, ...]:
-        """The task loops as the operands lie in memory, outermost first; none where that is how the output lies."""
+        """Return the task loops in the operands' memory order, outermost first; empty if it is the output's."""
         head = tuple(x for x in self.prefix[:-1] if x != self.across)
         if self.across:
             return (*head, b("u"), b("t"))
@@ -145,7 +150,7 @@ class NestKernel:
         return (*order, b("t")) if order else ()
 
     def _place(self, array: str) -> str:
-        """Where a local lives: ``loop`` register, ``row`` register, or ``scratch``."""
+        """Return the storage of a local: ``loop`` register, ``row`` register, or ``scratch``."""
         return self.band.place_of(array)
 
     # -- lowering ------------------------------------------------------------------------------------------------
@@ -157,25 +162,25 @@ class NestKernel:
 
     @cached_property
     def places(self) -> Places:
-        """Where instances are."""
+        """The coordinates of instances."""
         return Places(self.schedule)
 
-    def _local(self, reader: Statement, x: Load, env: Mapping[str, Index], again: bool) -> Value | None:
-        """Where a read of a local finds its value; in the loop that computes it, a buffered row is also a register."""
+    def _local(self, reader: Statement, x: Load, env: Mapping[str, Index], recompute: bool) -> Value | None:
+        """Return the value of a read of a local. In the loop that computes it, a buffered row is also a register."""
         where = self.place.get(x.buffer)
         if where is None:
             return None
         if where == "row" or self._in_loop(reader, x, env):
             return Reg(x.dtype, f"v_{x.buffer}")
-        if not again:
+        if not recompute:
             return FlatLoad(x.dtype, x.buffer, self._row_address(x, env))
         writer = self.writer(x.buffer)
         assert writer is not None, "verified by _can_repeat"
         at = {str(i): e for i, e in zip(writer.index, x.index, strict=True)}
-        return flat(self.group, writer.value, at, lambda y: self._local(reader, y, env, again))
+        return flat(self.group, writer.value, at, lambda y: self._local(reader, y, env, recompute))
 
     def _can_repeat(self) -> bool:
-        """Whether every row buffer can be computed again where it is read: no reduction makes it, and it is cheap."""
+        """Whether every row buffer can be recomputed by its readers: no reduction computes it, and it is cheap."""
         size: dict[str, int] = {}
         for s in self.group.statements:
             if self.place.get(s.array) not in ("scratch", "loop"):
@@ -194,12 +199,12 @@ class NestKernel:
         return tuple(i.subs(env) for i in writer.index) == x.index
 
     def writer(self, array: str) -> Statement | None:
-        """The statement that alone writes an array, when it is no reduction."""
+        """Return the only statement that writes an array, if it is not a reduction."""
         writers = [s for s in self.group.statements if s.array == array]
         return writers[0] if len(writers) == 1 and writers[0].reduce is None else None
 
     def _row_address(self, x: Load, env: Mapping[str, Index]) -> Index:
-        """Where an element lies in a row buffer: rows in lanes lie side by side."""
+        """Return the offset of an element in a row buffer. If rows are lanes, they are interleaved."""
         array = self.group.arrays[x.buffer]
         inner = len(self.prefix)
         strides = row_major(array.shape[inner:])
@@ -209,11 +214,11 @@ class NestKernel:
         return at * self._lanes() + (env[self.prefix[-1]] - self.schedule.map.origins["t"].symbol) % self._lanes()
 
     def _lanes(self) -> int:
-        """Rows that a vector works on."""
+        """Return the number of rows of a vector."""
         return self.target.width if self.tiled else 1
 
     def lowering(self, s: Statement, again: bool = False) -> Lowering:
-        """What executes a statement's instance. ``again``: rows are computed where they are read, and not kept."""
+        """Return the lowering of a statement. ``again``: rows are recomputed by their readers instead of stored."""
         where = self.place.get(s.array)
 
         def f(a: Mapping[str, Index]) -> Body:
@@ -238,13 +243,13 @@ class NestKernel:
         return f
 
     def row(self, body: Body) -> Body:
-        """Declares row registers at the top of a row, allocates scratch rows around it."""
+        """Declare row registers at the top of a row."""
         rows = [n for n, where in self.place.items() if where == "row"]
         defs = tuple(Def(f"v_{n}", Undefined(self.group.arrays[n].dtype)) for n in rows)
         return (*defs, *body)
 
     def scratch(self, body: Body) -> Body:
-        """Allocates the row buffers around a body."""
+        """Allocate the row buffers around a body."""
         total = self._row_bytes().constant
         scope = "stack" if total is not None and total * self.flight <= STACK_BYTES else "scratch"
         for n, copy in self.row_buffers():
@@ -252,7 +257,7 @@ class NestKernel:
         return body
 
     def row_buffers(self) -> tuple[tuple[str, str], ...]:
-        """(local, the buffer of its rows), one for each row in flight."""
+        """Return (local, the buffer of its rows), one for each row that is processed together."""
         return tuple((n, copy_of(n, c)) for n in self._buffered() for c in range(self.flight))
 
     def _buffered(self) -> list[str]:
@@ -262,13 +267,13 @@ class NestKernel:
         return product(self.group.arrays[array].shape[len(self.prefix) :]) * self._lanes()
 
     def _row_bytes(self) -> Index:
-        """Bytes of all row buffers."""
+        """Return the bytes of all row buffers."""
         return sum((self._row_size(n) * ITEMSIZE[self.group.arrays[n].dtype] for n in self._buffered()), ZERO)
 
     # -- vector loops --------------------------------------------------------------------------------------------
 
     def vector_stages(self, body: Body, flight: int) -> Body:
-        """Vectorises every innermost loop of the stages that permits it, for so many rows in flight."""
+        """Vectorise every innermost loop of the stages that permits it. ``flight``: rows per jammed loop."""
 
         def f(n: Node) -> Node | Body:
             if not isinstance(n, For) or any(isinstance(x, For) for x in walk(n.body)):
@@ -292,7 +297,7 @@ class NestKernel:
         return Proven(self.schedule, vectors_inside(self.group, self.prefix, self.phases))
 
     def build(self) -> Kernel:
-        """The kernel."""
+        """Build the kernel."""
         body, count = build(self.family, NestForm(self))
         kernel = Kernel(
             self.name, self.symbols, count, self.scratch_of(body), self.launch, tuple(dict.fromkeys(self.notes))
@@ -310,14 +315,15 @@ class NestKernel:
         return tuple(dict.fromkeys((*self.group.params, *self.launch)))
 
     def tile_counts(self) -> dict[str, Index]:
-        """The numbers of tiles."""
+        """Return the numbers of tiles."""
         extents = self.schedule.extents()
         return {extent(b(x)): extents[b(x)] for x in self.schedule.map.origins}
 
     def forms(self) -> Iterator[Form[NestForm]]:
-        """The bodies of the kernel: with row buffers, without, or both and a choice at run time.
+        """Yield the bodies of the kernel: with row buffers, without, or both with a choice at run time.
 
-        An element-wise group that streams has its tasks as the operands lie: writes need not be in order then.
+        An element-wise group that streams may run its tasks in the memory order of the operands, because its writes
+        need no order then.
         """
         kept = NestForm(self)
         if not self._buffered() or not self._can_repeat():
@@ -337,18 +343,18 @@ class NestKernel:
         yield Form(replace(kept, again=True), part="again")
 
     def _rows_fit(self) -> Compare:
-        """Where the row buffers fit the cache."""
+        """Return the condition under which the row buffers fit the cache."""
         return Compare("<=", self._row_bytes() * self.flight, V(self.target.core.l2))
 
     def scratch_of(self, body: Body) -> Index:
-        """Bytes of scratch memory: where rows may be computed again, row buffers are no larger than the cache."""
+        """Return the bytes of scratch memory. If rows may be recomputed, row buffers are no larger than the cache."""
         size = scratch_bytes(body)
         if size == ZERO or not self._can_repeat() or self._rows_fit().decided():
             return size
         return minimum(size, V(self.target.core.l2 + 64 * len(self.row_buffers())))
 
-    def together(self, body: Body, *loops: str) -> Body:
-        """The loops over rows by ``flight`` rows: the band is coincident, and every row keeps its own locals."""
+    def jam_rows(self, body: Body, *loops: str) -> Body:
+        """Process ``flight`` rows together: the band is coincident, and every row keeps its own locals."""
 
         def f(n: Node) -> Node | Body:
             return jam(n, self.flight, self._buffered()) if isinstance(n, For) and n.var in loops else n
@@ -356,13 +362,13 @@ class NestKernel:
         return rewrite(body, f)
 
     def pair(self, body: Body) -> Body:
-        """The rows of a task: two side by side, or one."""
+        """Build the rows of a task: two together, or one."""
         (both,), (alone,) = (self.vector_stages(body, n) for n in (FLIGHT, 1))
         assert isinstance(both, For) and isinstance(alone, For), "the tree has a loop over the rows of a task"
         return live_part(self.schedule, "t", jam(both, FLIGHT, self._buffered(), alone))
 
     def vector_tile(self, body: Body) -> Body:
-        """The tile's loop as vectors, with the tile's first element and the extent of its live part."""
+        """Vectorise the tile's loop, and bind the tile's first element and the extent of its live part."""
 
         def f(n: Node) -> Node | Body:
             return self._vector(n) if isinstance(n, For) and n.var == "t" else n
@@ -374,7 +380,7 @@ class NestKernel:
         return live_part(self.schedule, "t", body)
 
     def choices(self) -> Choices:
-        """The sizes that a search may choose: elements of a task. Rows of their own have none."""
+        """Return the sizes that a search may choose: elements of a task. Row reductions have none."""
         if not self.tiled:
             return Choices({}, {})
         if self.across:
@@ -383,15 +389,15 @@ class NestKernel:
         return Choices({}, {"along": beside(self._elements(), MAP_TILES)})
 
     def _elements(self) -> int:
-        """Of a task along the band."""
+        """Return the elements of a task along the band."""
         return REDUCE_TILE if any(s.reduce for s in self.group.statements) else MAP_TILE
 
     def resized(self, name: str, built: Mapping[str, int]) -> NestKernel:
-        """The same kernel under another name, with other sizes that are bound when it is built."""
+        """Return the kernel under another name, with other build-time sizes."""
         return NestKernel(name, self.group, self.prefix, self.phases, self.target)
 
     def launched(self, sizes: Mapping[str, int]) -> dict[str, Index]:
-        """``launch`` with other sizes of a task."""
+        """Return ``launch`` with other sizes of a task."""
         names = {"along": extent(p("t")), "across": extent(p("u"))}
         return self.launch | {names[n]: V(v) for n, v in sizes.items()}
 
@@ -404,12 +410,12 @@ class NestKernel:
         launch |= {extent(p("u")): V(long)} if self.across else {}
         if not self.streams:
             return launch
-        # lines that are written in no order are fetched one by one: streaming pays from half the size on
+        # rows that are written in arbitrary order are fetched one by one: streaming pays from half the size on
         return launch | {STREAM: moved_bytes(self.group) * (2 if self._maps() and self.reading_order() else 1)}
 
 
 def live_part(schedule: Scheduled, x: str, body: Body) -> Body:
-    """Around a tile along axis ``x``: its first element, and the extent of its live part."""
+    """Bind the first element of a tile along axis ``x``, and the extent of its live part."""
     tm, extents = schedule.map, schedule.extents()
     first, size = tm.origins[x].symbol, extents[it(x)]
     live = Let(extent(it(x)), minimum(size, tm.extents[x] - first), body)
@@ -418,7 +424,10 @@ def live_part(schedule: Scheduled, x: str, body: Body) -> Body:
 
 @dataclass(frozen=True)
 class NestForm:
-    """A body of a nest. ``again``: it computes rows again, and keeps none. ``order``: of the loops over tasks."""
+    """A body of a nest. ``again``: it recomputes rows instead of storing them.
+
+    ``order``: the order of the task loops.
+    """
 
     of: NestKernel
     again: bool = False
@@ -445,12 +454,12 @@ class NestForm:
         return self.of.proven
 
     def announce(self, body: Body) -> Body:
-        """The lines of the outputs that the next pass writes are asked for."""
+        """Prefetch for write the cache lines of the outputs that the next pass stores."""
         return announce_stores(body, MarkName.STAGE, [n for n, a in self.group.arrays.items() if a.role == "output"])
 
 
 def _drained(_: NestForm, body: Body) -> Body:
-    """A kernel that asks once whether it streams, and waits for its streams at the end."""
+    """Read once whether the kernel streams, and wait for its streaming stores at the end."""
     drain = If((STREAMS,), (Call("pd_drain"),))
     return (Let("stream", V(STREAM) // CACHE, (*body, drain)),)
 
@@ -463,11 +472,12 @@ NEST: Family[NestForm] = Family(
     statements=lambda x: {s.name: x.of.lowering(s, x.again) for s in x.group.statements},
     opened=lambda x: ("stream", "o_t", "o_u", *(copy for _, copy in x.of.row_buffers())),
     stores=(
-        Rule("stages", "the marks of the stages go", keep, MarkName.STAGE, where=lambda x: x.of.tiled),
+        Rule("stages", "marks of stages are removed", keep, MarkName.STAGE, where=lambda x: x.of.tiled),
         Rule("tile", "the tile's loop becomes vectors", lambda x, body: x.of.vector_tile(body), MarkName.TILE,
              where=lambda x: x.of.tiled),
-        Rule("announce", "lines that the next pass writes", NestForm.announce, where=lambda x: not x.of.tiled),
-        Rule("pairs", "loops inside a row become vectors, two rows side by side", lambda x, body: x.of.pair(body),
+        Rule("announce", "prefetch of the lines that the next pass writes", NestForm.announce,
+             where=lambda x: not x.of.tiled),
+        Rule("pairs", "loops inside a row become vectors, two rows together", lambda x, body: x.of.pair(body),
              MarkName.TILE, where=lambda x: x.of.in_pairs),
         Rule("vectorise", "loops inside a row become vectors", lambda x, body: x.of.vector_stages(body, x.of.flight),
              where=lambda x: not (x.of.tiled or x.of.in_pairs)),

@@ -1,8 +1,8 @@
-"""The C kernel of any schedule: what a composition of transformations computes, without the passes of a kernel family.
+"""The C kernel of any schedule: the result of a composition of transformations, without the passes of a kernel family.
 
-Loops come from the tree, subscripts, extents and storage from the tile map: nothing here knows what the schedule is
-for. Buffers lie in scratch or on the stack, innermost loops become vectors where they can, and all else stays as the
-tree has it. A schedule that somebody writes in a notebook runs this way; compiled models take the kernels of families.
+Loops come from the tree, subscripts, extents and storage from the tile map. The code knows no purpose of a schedule.
+Buffers are in scratch or on the stack, innermost loops become vectors if possible, and the rest follows the tree.
+Schedules from notebooks run this way; compiled models use the kernels of families.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ from polydyn.schedules.tree.names import MarkName, extent
 from polydyn.schedules.tree.scheduled import Scheduled
 
 STACK_ELEMENTS = 1024
-"""Buffers of a constant size up to this lie on the stack."""
+"""Maximum elements of a buffer of constant size on the stack."""
 
 
 class ScheduledKernel(Instances):
-    """Builds the kernel of a scheduled group, on a CPU. ScheduleError: as ``Instances``."""
+    """Builds the kernel of a scheduled group on a CPU. ScheduleError: as for ``Instances``."""
 
     def __init__(self, name: str, schedule: Scheduled, target: CpuTarget, sizes: Mapping[str, int] | None = None):
         super().__init__(schedule, sizes)
@@ -58,7 +58,7 @@ class ScheduledKernel(Instances):
         return self.group.params
 
     def build(self) -> Kernel:
-        """The kernel. CodegenError: a bug."""
+        """Build the kernel. CodegenError: a bug."""
         body, count = build(SCHEDULED, self)
         notes = tuple(dict.fromkeys(self.notes))
         return emit(
@@ -66,11 +66,11 @@ class ScheduledKernel(Instances):
         )
 
     def counts(self) -> dict[str, Index]:
-        """The steps of all loops."""
+        """Return the numbers of steps of all loops."""
         return {extent(k): e.subs(self.sizes) for k, e in self.schedule.extents().items()}
 
     def vectorise(self, body: Body) -> Body:
-        """Innermost loops of stores as vectors; the others stay, with a note."""
+        """Vectorise innermost loops of stores; the others stay scalar, with a note."""
 
         def f(n: Node) -> Node | Body:
             if not isinstance(n, For) or n.var == TASK or not all(isinstance(x, Store) for x in n.body):
@@ -84,7 +84,7 @@ class ScheduledKernel(Instances):
         return rewrite(body, f)
 
     def allocate(self, body: Body) -> Body:
-        """Storage of all buffers, one after the other for each thread."""
+        """Allocate all buffers, one after the other, for each thread."""
         for x in self.storage():
             size, dtype = self.elements(x), self.group.arrays[x.array].dtype
             small = size.constant is not None and size.constant <= STACK_ELEMENTS
@@ -93,12 +93,12 @@ class ScheduledKernel(Instances):
 
 
 def only_tasks(body: Body) -> Body:
-    """The parallel loops on top under the mark of tasks; no other mark."""
+    """Put the parallel loops under the task mark, and remove all other marks."""
     return (Mark(MarkName.TASK, rewrite(body, lambda n: n.body if isinstance(n, Mark) else n)),)
 
 
 def trim(body: Body) -> Body:
-    """Guards of a loop's whole body: those without its variable go outside, ``variable + rest < end`` shorten it."""
+    """Move guards of a loop's whole body outside, or into the loop's end if they bound its variable."""
 
     def f(n: Node) -> Node | Body:
         if not (isinstance(n, For) and len(n.body) == 1 and isinstance(n.body[0], If) and not n.body[0].orelse):
@@ -126,7 +126,7 @@ TRIM = Step("trim", "guards become bounds of loops", trim)
 SCHEDULED: Family[ScheduledKernel] = Family(
     names=bound_names,
     sizes=ScheduledKernel.counts,
-    marks=(Rule("marks", "only the tasks are a pass's", lambda _, body: only_tasks(body)),),
+    marks=(Rule("marks", "only the task mark remains", lambda _, body: only_tasks(body)),),
     statements=ScheduledKernel.lowerings,
     opened=lambda x: tuple(buffer.name for buffer in x.storage()),
     band=lambda *_: (Step("tasks", "the coincident band becomes a range of tasks", tasks), TRIM, FOLD),

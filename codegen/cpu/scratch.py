@@ -1,4 +1,4 @@
-"""The operands that a CPU product copies: where panels of columns and rows lie in scratch, and what fills them."""
+"""The operands that a CPU product copies: the layout of panels of columns and rows in scratch, and the copies."""
 
 from __future__ import annotations
 
@@ -37,30 +37,30 @@ V = Index.of
 
 
 class Scratch:
-    """Panels ``[vector][reduction][lane]`` of columns, rows ``[row][reduction]``. ``notes``: what a copy cannot do."""
+    """Panels ``[vector][reduction][lane]`` of columns, rows ``[row][reduction]``. ``notes``: loops that stay scalar."""
 
     def __init__(self, product: Contraction, plan: Plan, places: Places) -> None:
         self.product, self.plan, self.places, self.notes = product, plan, places, list[str]()
 
     @property
     def steps(self) -> Index:
-        """Reduction steps of a block, of all reductions as one."""
+        """Reduction steps of a block, over all reductions."""
         return self.plan.block * self.product.inner_steps
 
     @property
     def pitch(self) -> Index:
-        """Elements from one row to the next: not a power of two, which would meet in few sets of a cache."""
+        """Row pitch in elements. It is not a power of two, which would cause cache set conflicts."""
         return self.steps + self.plan.lanes
 
-    # -- where elements lie --------------------------------------------------------------------------------------
+    # -- layout ------------------------------------------------------------------------------------------------------
 
     def panel(self, statement: str, at: Coordinates) -> Index:
-        """Where a panel holds the column that an instance writes or reads."""
+        """Return the offset in a panel of the column that an instance writes or reads."""
         cell, lane = self.places.cell(statement, PANEL, at, LANE), self.places.digit(statement, "j", LANE, at)
         return (cell["j"] * self.steps + self._step(cell)) * self.plan.lanes + lane
 
     def row(self, statement: str, at: Coordinates) -> Index:
-        """Where the rows hold the element that an instance writes or reads."""
+        """Return the offset among the rows of the element that an instance writes or reads."""
         cell = self.places.cell(statement, ROWS, at)
         return cell["i"] * self.pitch + self._step(cell)
 
@@ -70,32 +70,32 @@ class Scratch:
             k = k * e + cell[axes[self.product.accumulation.name, x]]
         return k
 
-    # -- how much they take --------------------------------------------------------------------------------------
+    # -- sizes -------------------------------------------------------------------------------------------------------
 
     def panels(self, columns: Index, end: Index) -> Index:
-        """Vectors of columns that PACK fills for the share [c_lo, end) of column tiles."""
+        """Return the vectors of columns that PACK fills for the range [c_lo, end) of column tiles."""
         lo = V(SHARE_COLUMNS)
         return minimum((columns - lo * self.plan.columns).ceildiv(self.plan.lanes), (end - lo) * self.plan.vectors)
 
     def rows(self) -> Index:
-        """Rows that FILL copies for the share [r_lo, r_hi)."""
+        """Return the number of rows that FILL copies for the range [r_lo, r_hi)."""
         return V(SHARE_ROWS_END) - SHARE_ROWS
 
     def panel_size(self, share: Index) -> Index:
-        """Elements allocated for at most ``share`` column tiles."""
+        """Return the elements allocated for at most ``share`` column tiles."""
         return share * self.plan.columns * self.steps
 
     def rows_size(self, share: Index) -> Index:
-        """Elements allocated for at most ``share`` row tiles."""
+        """Return the elements allocated for at most ``share`` row tiles."""
         return share * self.plan.rows * self.pitch
 
     def rows_parts(self) -> tuple[str, int]:
-        """The dtype of the elements of rows, and how many of them make a step: a word's parts lie one by one."""
+        """Return the dtype of the elements of rows, and the number of elements of a packed step."""
         row = self.product.operands[0]
         return part_of(row) or (row.dtype, 1)
 
     def tiles(self) -> ContractTiles:
-        """The sizes as the check of the boxes wants them."""
+        """Return the sizes as input of the box checks."""
         p, share = self.plan, V("S")
         return ContractTiles(
             p.rows, p.columns, p.lanes, p.block, p.blocks, p.promote, self.panels(V("N"), V(SHARE_COLUMNS_END)),
@@ -104,33 +104,33 @@ class Scratch:
         )  # fmt: skip
 
     def box(self) -> dict[str, Index]:
-        """Sizes of loops that the copy of rows runs beside those of the product: none."""
+        """Return the sizes of further loops of the copy of rows. None here."""
         return {}
 
     def around(self, body: Body) -> Body:
-        """What a share knows besides its rows: nothing."""
+        """Bind further bounds that the loops of a task need. None here."""
         return body
 
     def following(self) -> dict[str, Index]:
-        """What the copy of rows asks for while it copies: nothing."""
+        """Return the coordinates that the copy of rows prefetches. None here."""
         return {}
 
     def next_strip(self, at: Coordinates) -> tuple[FlatLoad, ...]:
-        """What the next share's copy reads first of every plane: of rows nothing."""
+        """Return the loads that the next task's copy begins with in every plane. None for rows."""
         return ()
 
     def lines(self) -> Index:
-        """Lines of the cache that it reads of every plane."""
+        """Return the cache lines that the copy reads of every plane."""
         return ZERO
 
     def taps(self, rows: int) -> dict[str, tuple[Index, Index]]:
-        """Reduction -> the steps that a tile of so many rows needs, where not all: none."""
+        """Return reduction -> the needed steps of a tile with ``rows`` rows, if some can be skipped. None here."""
         return {}
 
-    # -- what fills them -----------------------------------------------------------------------------------------
+    # -- copies ------------------------------------------------------------------------------------------------------
 
     def pack(self, body: Body) -> Body:
-        """The promotion statement, vectorised along the panel's lanes; lanes beyond the last column hold anything."""
+        """Lower PACK, vectorised along the panel's lanes; lanes past the last column may have any value."""
         x, w = self.product, self.plan.lanes
         body = self._copied(body, PACK, PANEL, self.packed)
         columns = {y.buffer for y in loads(x.operands[1]) if x.roles.col in symbols_of(y)}
@@ -145,7 +145,7 @@ class Scratch:
         return transpose_copies(fold(whole), a("k"), w) if has_transposes(self.product.target) else fold(whole)
 
     def fill(self, body: Body) -> Body:
-        """The promotion statement of the rows: the operand with its prologue, vectors along the last reduction."""
+        """Lower FILL: the operand with its prologue, vectorised along the last reduction."""
 
         def vector(n: Node) -> Node | Body:
             if not isinstance(n, For) or any(isinstance(x, For) for x in walk(n.body)):
@@ -165,11 +165,11 @@ class Scratch:
         return hoist_divisions(body, "q_")
 
     def filled(self, at: Coordinates) -> tuple[Index, Value]:
-        """Where FILL stores, and what."""
+        """Return the address and the value of FILL's store."""
         return self.row(FILL, at), self._element(FILL, at, self.product.operands[0])
 
     def packed(self, at: Coordinates) -> tuple[Index, Value]:
-        """Where PACK stores, and what."""
+        """Return the address and the value of PACK's store."""
         return self.panel(PACK, at), self._element(PACK, at, self.product.operands[1])
 
     def _element(self, statement: str, at: Coordinates, value: Value) -> Value:
@@ -178,7 +178,7 @@ class Scratch:
     def _copied(
         self, body: Body, statement: str, buffer: str, copied: Callable[[Coordinates], tuple[Index, Value]]
     ) -> Body:
-        """A promotion statement as stores; the last block ends with the reduction."""
+        """Lower a promotion statement to stores; the last block ends with the reduction."""
 
         def store(at: Coordinates) -> Body:
             return (Store(buffer, *copied(at)),)
@@ -188,10 +188,10 @@ class Scratch:
             return body
         return clip(body, (a("k"),), self.places.remaining(statement, "k", a("k")))
 
-    # -- what reads them -----------------------------------------------------------------------------------------
+    # -- reads -------------------------------------------------------------------------------------------------------
 
     def operands(self, statement: str, at: Coordinates) -> tuple[Value, Value]:
-        """The row operand, in place or from its copy, and the column operand, in place, as packed, or from its copy."""
+        """Return the operands: rows in place or copied, columns in place, packed, or copied."""
         (row, column), env = self.product.operands, self.places.env(statement, at)
         return (
             FlatLoad(row.dtype, ROWS, self.row(statement, at) * self.rows_parts()[1])

@@ -1,8 +1,7 @@
-"""CPU kernels of what comes in an order: scatters, whose updates may meet, and running sums, where each element goes on
-from the one before.
+"""CPU kernels of ordered steps: scatters, whose updates may collide, and running sums.
 
-Nothing of the loop over steps runs at once. Tasks and lanes are along the axes that initialiser and steps share:
-columns of a row that is updated as a whole, lines that are worked on one by one.
+The loop over steps is sequential. Tasks and lanes run along the axes that initialiser and steps share: columns of a row
+that is updated as a whole, lines that are processed one by one.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from polydyn.schedules.tree.scheduled import Scheduled
 from polydyn.schedules.tree.strategies import serial
 
 COLUMNS = 256
-"""Of a task: a row of them is a few cache lines."""
+"""Columns of a task: a row of them is a few cache lines."""
 
 
 class SerialKernel:
@@ -38,8 +37,10 @@ class SerialKernel:
         self, name: str, group: Group, band: tuple[str, ...], tiled: bool, conditions: tuple[Compare, ...],
         target: CpuTarget,
     ) -> None:  # fmt: skip
-        """``band``: the iterators that both statements share; ``tiled``: vectors run along the last of them.
-        ``conditions``: where there is a step, tested in their order.
+        """Plan the kernel.
+
+        ``band``: the iterators that both statements share; ``tiled``: vectors run along the last of them.
+        ``conditions``: the conditions of a step, tested in order.
         """
         self.name, self.group, self.band, self.tiled, self.target = name, group, band, tiled, target
         self.conditions = conditions
@@ -51,7 +52,7 @@ class SerialKernel:
         return serial(self.group, self.band, self.tiled)
 
     def lowering(self, s: Statement) -> Lowering:
-        """What executes a statement's instance."""
+        """Return the lowering of a statement."""
         places, guards = Places(self.schedule), self.conditions if s.role != "init" else ()
 
         def f(a: Mapping[str, Index]) -> Body:
@@ -80,17 +81,17 @@ class SerialKernel:
         return (*self.group.params, *self.launch)
 
     def build(self) -> Kernel:
-        """The kernel."""
+        """Build the kernel."""
         body, count = build(SERIAL, self)
         kernel = Kernel(self.name, self.symbols, count, launch=self.launch, notes=tuple(dict.fromkeys(self.notes)))
         return emit(kernel, body, self.group.arrays, inline_math=True)
 
     def tile_count(self) -> dict[str, Index]:
-        """The number of tiles along the last axis of the band, where there are tiles."""
+        """Return the number of tiles along the last axis of the band, if there are tiles."""
         return {extent(x): e for x, e in self.schedule.extents().items() if x == b("t")}
 
     def vectors(self, body: Body) -> Body:
-        """Loops over lanes become vectors; the others stay, with a note."""
+        """Vectorise loops over lanes; the others stay scalar, with a note."""
         lanes = {k for _, loops in self.schedule.parallel[1:] for k in loops}
 
         def f(n: Node) -> Node | Body:
@@ -105,7 +106,7 @@ class SerialKernel:
         return rewrite(body, f)
 
     def tile(self, body: Body) -> Body:
-        """The tile's first element, and the extent of its live part."""
+        """Bind the tile's first element, and the extent of its live part."""
         tm, sizes = self.schedule.map, self.schedule.extents()
         first = tm.origins["t"].symbol
         live = Let(extent(it("t")), minimum(sizes[it("t")], tm.extents["t"] - first), body)
@@ -119,10 +120,10 @@ SERIAL: Family[SerialKernel] = Family(
     statements=lambda x: {s.name: x.lowering(s) for s in x.group.statements},
     opened=lambda _: ("o_t",),
     stores=(
-        Rule("choose", "choices leave the loops that do not decide them", lambda _, body: unswitch(body)),
-        Rule("stages", "the marks of the stages go", keep, MarkName.STAGE),
+        Rule("choose", "invariant choices are moved out of loops", lambda _, body: unswitch(body)),
+        Rule("stages", "marks of stages are removed", keep, MarkName.STAGE),
         Rule("vectorise", "loops over lanes become vectors", SerialKernel.vectors),
-        Rule("tile", "the tile begins and ends where its elements do", SerialKernel.tile, MarkName.TILE),
+        Rule("tile", "the first element of a tile and the extent of its live part", SerialKernel.tile, MarkName.TILE),
     ),
     band=lambda *_: ranges(),
 )

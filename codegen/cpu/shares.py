@@ -1,4 +1,4 @@
-"""How a launch divides a product into tasks: blocks of rows and columns in whole register tiles."""
+"""The division of a product into tasks: blocks of rows and columns in whole register tiles."""
 
 from __future__ import annotations
 
@@ -16,38 +16,42 @@ from polydyn.schedules.tree.names import b, extent
 ROW_BLOCKS, COLUMN_BLOCKS = extent(b("i")), extent(b("j"))
 """Launch-time symbols: blocks of rows and of columns, in register tiles."""
 SHORT = 4
-"""Reduction steps for each row of a tile up to which its results outweigh what it reads."""
+"""Maximum reduction steps per row of a tile for which writing its results costs more than reading its operands."""
 IN_RUNS = 8
-"""The same up to which results should be written in long runs, where columns are more than stay in the cache."""
+"""Maximum reduction steps per row of a tile for which results should be written in long runs, if the columns do not
+fit the cache."""
 FEW_BLOCKS = 8
-"""Blocks of rows for each thread from which one more for some of them does not matter."""
+"""With this many row blocks per thread, an uneven split costs little."""
 PIECES = 8
-"""Tasks for each of several threads, so that another one can take what a thread without a core has not come to."""
+"""Tasks per thread, if there are several threads. Other threads can take the tasks of a thread that lost its core."""
 PIECE = 10000
-"""Vectors of multiply-adds of a task below which more of them do not pay: about 3 us of a core (docs/adr/0026)."""
+"""Minimum vector multiply-adds of a task, about 3 us of a core (docs/adr/0026). Smaller tasks do not pay."""
 STREAMED = 8
-"""Rows up to which a product takes as long as reading its columns: fewer rows make no less work."""
+"""Maximum rows of a product that is bound by reading its columns: fewer rows do not take less time."""
 TALL, LOW = 16, 4
-"""Row tiles of a task from which reading all columns once more for them does not matter; and from which it matters less
-than one thread in two with a task more than the others."""
+"""Row tiles of a task.
+
+From TALL on, reading all columns once more for a task is negligible. From LOW on, it costs less than an uneven split
+in which one of two threads has an additional task."""
 FEW_TASKS = 4
-"""Tasks of each thread from which one more for some of them is a small part."""
+"""With this many tasks per thread, an additional task for some threads is a small part."""
 FEW_TILES, LEAST_SHARES = 32, 4
-"""Tiles of a result up to which a long reduction is split, where it has so many shares, or a multiple of that."""
+"""Maximum tiles of a result whose long reduction is split, and the number of K splits, or a divisor of it."""
 SHARE_STEPS = 2 * REDUCTION_BLOCK
-"""Steps of a share: its columns stay in a 1 MB L2, and to add a share takes a hundredth of its products."""
+"""Minimum steps of a K slice. Its columns stay in a 1 MB L2, and adding the slice takes 1 % of the time of its
+products."""
 
 
 def rows_that_stay(core: Core, rows: int, steps: Index) -> int:
-    """Tiles of ``rows`` rows, each of ``steps`` elements, that stay together in a quarter of the cache."""
+    """Return the number of tiles of ``rows`` rows with ``steps`` elements that fit a quarter of the cache together."""
     return 16 if steps.constant is None else max(1, core.floats // 4 // (rows * max(1, steps.constant)))
 
 
 def rows_for_all(core: Core, rows: int, columns: int, steps: int) -> int:
-    """Row tiles of a block that goes through all columns; 0: each panel of columns should go through all rows.
+    """Return the row tiles of a block that runs over all columns, or 0 if each panel of columns should serve all rows.
 
-    Results are most of what moves when the reduction is short: they are written row by row. Columns that stay in the
-    cache let rows be read once instead of once for each panel.
+    If the reduction is short, most of the traffic is results, which are written row by row. If columns stay in the
+    cache, rows are read once instead of once per panel.
     """
     if steps <= SHORT * rows:
         return 1
@@ -55,9 +59,9 @@ def rows_for_all(core: Core, rows: int, columns: int, steps: int) -> int:
 
 
 def columns_first(x: Contraction, plan: Plan) -> bool:
-    """Whether tasks are row tiles of as many columns as stay in the cache, all rows for these columns in turn.
+    """Whether tasks iterate over all rows for one cache-sized panel of columns before the next panel.
 
-    So columns that no cache holds are read once, and results are written in long runs. Worth it where steps are few.
+    Then columns that no cache holds are read once, and results are written in long runs. This pays if steps are few.
     """
     n, steps = x.columns.constant, (x.steps * x.inner_steps).constant
     if n is None or steps is None or plan.fill or plan.promote or x.footprint or x.decodes:
@@ -66,10 +70,11 @@ def columns_first(x: Contraction, plan: Plan) -> bool:
 
 
 def strip_tiles(core: Core, x: Footprint, rows: int, part: Index, panel: Index) -> Index:
-    """Tiles of ``rows`` rows whose footprint stays in the cache, but so many that half of it is no halo.
+    """Return the number of tiles of ``rows`` rows whose footprint fits the cache and is at most half halo.
 
-    No more than ``part`` of them, as far as about a ninth of the footprint at most is halo then. A ``panel`` of columns
-    (its elements) that the cache does not hold comes by for every tile, and no footprint stays: there a ninth is halo.
+    At most ``part`` tiles are returned, as long as at most about a ninth of the footprint is halo. If the cache does
+    not hold a ``panel`` of columns (its elements), the panel is read again for every tile and no footprint stays: then
+    a ninth is halo.
     """
     one, two = x.elements(ONE), x.elements(Index.of(2))
     line, halo = maximum(1, two - one), two - 2 * (two - one)
@@ -80,27 +85,28 @@ def strip_tiles(core: Core, x: Footprint, rows: int, part: Index, panel: Index) 
 
 
 def row_blocks(mt: Index, nt: Index, most: IndexLike, need: Index, cheap_rows: bool) -> dict[str, Index]:
-    """``mt`` x ``nt`` register tiles in blocks of at most ``most`` row tiles, their number a multiple of ``need``.
+    """Return ``mt`` x ``nt`` register tiles in blocks of at most ``most`` row tiles, in a multiple of ``need`` blocks.
 
-    Columns are divided where row tiles are fewer than ``need``, and with ``cheap_rows``, which cost nothing to be read
-    again, also where few blocks are no multiple of it: three blocks would be two for one thread and one for another.
+    Columns are divided if there are fewer row tiles than ``need``. With ``cheap_rows``, which may be read again at no
+    cost, they are also divided if the blocks are few and not a multiple of ``need``: of three blocks one thread would
+    get two and another one.
     """
     bi = minimum(mt, mt.ceildiv(most).ceildiv(need) * need)
-    parts = need // maximum(1, mt)  # 10 parts of 7 rows would be two tasks for some of 64 threads, 9 are one for all
+    parts = need // maximum(1, mt)  # 10 parts of 7 rows are two tasks for some of 64 threads; 9 are one for all
     if cheap_rows:
         parts = maximum(parts, 1 + _uneven(bi, need) * (need - 1))
     return {ROW_BLOCKS: maximum(1, bi), COLUMN_BLOCKS: maximum(1, minimum(nt, parts))}
 
 
 def _uneven(blocks: Index, need: Index) -> Index:
-    """1 where so few blocks are no multiple of ``need``, else 0."""
+    """Return 1 if the blocks are few and not a multiple of ``need``, else 0."""
     return minimum(1, blocks % need) * minimum(1, maximum(0, FEW_BLOCKS * need - blocks))
 
 
 def even_shares(mt: Index, nt: Index, need: Index, columns: Index, tile: tuple[int, int]) -> dict[str, Index]:
-    """``mt`` x ``nt`` register tiles in ``need`` shares of columns, or of rows where that makes the largest cheaper.
+    """Divide ``mt`` x ``nt`` register tiles into ``need`` parts: of columns, or of rows if that is cheaper.
 
-    A share costs its ``columns``, of which the last panel may have few, for each row tile and once more to read them,
+    A part costs its ``columns``, of which the last panel may have few, for each row tile and once more to read them,
     and as much for every row that it reads. ``tile``: rows and columns of a register tile.
     """
 
@@ -116,12 +122,12 @@ def even_shares(mt: Index, nt: Index, need: Index, columns: Index, tile: tuple[i
 def in_pieces(
     blocks: dict[str, Index], mt: Index, nt: Index, threads: Index, others: Index, pieces: Index, packs: bool
 ) -> dict[str, Index]:
-    """``blocks`` in so many more parts that each of several ``threads`` has about ``pieces`` tasks.
+    """Divide ``blocks`` further, so that each of several ``threads`` has about ``pieces`` tasks.
 
-    Columns are divided first: a task goes through all its rows for each panel of columns anyway, and packs no more of
-    them than its own. Then rows, into tasks of at least TALL tiles, and of LOW ones while more threads than panels have
-    few tasks each; but not where every part would pack (``packs``) columns again. ``others``: tasks for each block
-    (batches).
+    Columns are divided first: a task runs over all its rows for each panel of columns anyway, and packs only its own
+    columns. Then rows are divided, into tasks of at least TALL tiles, or of LOW tiles as long as there are more threads
+    than panels and few tasks per thread. Rows are not divided if every part would pack (``packs``) columns again.
+    ``others``: tasks per block (batches).
     """
     bi, bj = blocks[ROW_BLOCKS], blocks[COLUMN_BLOCKS]
     several = minimum(1, threads - 1)
@@ -137,15 +143,15 @@ def in_pieces(
 
 
 def pieces_of(steps: Index, threads: Index, width: int) -> Index:
-    """Tasks of each thread, for so many multiply-adds of everything: PIECES of at least PIECE work."""
+    """Return the tasks per thread for ``steps`` multiply-adds in all: at most PIECES, of at least PIECE work each."""
     return maximum(1, minimum(PIECES, steps // (threads * PIECE * width)))
 
 
 def reduction_shares(x: Contraction, plan: Plan) -> Index:
-    """The shares of the reduction, over the group's parameters; 0 where it is not split.
+    """Return the number of K splits, over the group's parameters; 0 without split-K.
 
-    Split are long reductions into few register tiles. A share has SHARE_STEPS at least, and enough work to be a piece.
-    Threads are not asked: results do not depend on them.
+    Long reductions into few register tiles are split. Each slice has at least SHARE_STEPS steps and enough work for a
+    task. The split ignores the number of threads, so results do not depend on it.
     """
     work = x.batches * maximum(x.rows, STREAMED) * x.columns * x.steps
     shares = minimum(x.steps // SHARE_STEPS, work // (PIECE * x.target.width))
@@ -153,14 +159,17 @@ def reduction_shares(x: Contraction, plan: Plan) -> Index:
 
 
 def where_few(shares: Index, tiles: Index) -> Index:
-    """The shares where tiles of the result are few, else 0: a multiple of LEAST_SHARES, which threads divide evenly."""
+    """Return the K splits, rounded down to a multiple of LEAST_SHARES, which threads divide evenly.
+
+    Return 0 unless the result has few tiles.
+    """
     return shares // LEAST_SHARES * LEAST_SHARES * minimum(1, maximum(0, FEW_TILES + 1 - tiles))
 
 
 def has_shares(x: Contraction, plan: Plan) -> bool:
-    """Whether the reduction is split at some sizes. Operands that are copied, and several reductions, are not.
+    """Whether the reduction is split at some sizes. Copied operands and several reductions are not supported.
 
-    Nor where no size is known: a kernel more takes its time to compile, and nothing says that results are few.
+    If no size is known, the reduction is not split: a second kernel costs compile time, and the result may be large.
     """
     known = any(e.constant is not None for e in (x.rows, x.columns, x.steps))
     if x.inner or x.footprint or x.decodes or plan.fill or plan.promote or not known:
@@ -172,21 +181,21 @@ def has_shares(x: Contraction, plan: Plan) -> bool:
 
 
 def _register_tiles(x: Contraction, plan: Plan) -> Index:
-    """Register tiles of the whole result."""
+    """Return the register tiles of the whole result."""
     return x.batches * x.rows.ceildiv(plan.rows) * x.columns.ceildiv(plan.columns)
 
 
 def share_of_steps(steps: Index, share: Index) -> tuple[Index, Index]:
-    """The first step of a share of the reduction and the one behind its last: whole cache lines of a row's elements.
+    """Return the first step and the end of a K slice, in whole cache lines of a row's elements.
 
-    The shares are consecutive and cover all steps.
+    The slices are consecutive and cover all steps.
     """
     lines, n = steps.ceildiv(LINE), Index.of(SHARES)
     return lines * share // n * LINE, minimum(steps, lines * (share + 1) // n * LINE)
 
 
 def product_blocks(x: Contraction, plan: Plan, tiles: tuple[Index, Index]) -> dict[str, Index]:
-    """Blocks of a product for the threads: whole batches first, then column panels or rows.
+    """Return the blocks of a product for the threads: whole batches first, then column panels or rows.
 
     ``tiles``: register tiles along rows and columns.
     """
@@ -195,7 +204,7 @@ def product_blocks(x: Contraction, plan: Plan, tiles: tuple[Index, Index]) -> di
     need = maximum(1, threads.ceildiv(maximum(1, x.batches)))
     pieces = pieces_of(x.batches * maximum(x.rows, STREAMED) * n * steps, threads, x.target.width)
     if x.footprint is not None:
-        several = minimum(1, threads - 1) * threads * pieces // 2  # each copies lines of its neighbours
+        several = minimum(1, threads - 1) * threads * pieces // 2  # each copies image rows of its neighbours
         parts = maximum(1, several.ceildiv(maximum(1, x.batches)))
         held = steps * minimum(n, plan.columns)
         strip = strip_tiles(core, x.footprint, plan.rows, mt.ceildiv(parts), held)
@@ -216,7 +225,7 @@ def product_blocks(x: Contraction, plan: Plan, tiles: tuple[Index, Index]) -> di
         blocks = row_blocks(mt, nt, most, need, cheap_rows=True)
     else:
         blocks = even_shares(mt, nt, need, n, (plan.rows, plan.columns))
-    if x.decodes and plan.promote:  # what is decoded stays in the cache
+    if x.decodes and plan.promote:  # decoded columns stay in the cache
         panel = int(plan.block * x.inner_steps) * plan.columns
         blocks[COLUMN_BLOCKS] = maximum(blocks[COLUMN_BLOCKS], nt.ceildiv(max(1, core.shared // panel)))
     return in_pieces(blocks, mt, nt, threads, x.batches, pieces, plan.promote)

@@ -1,7 +1,7 @@
-"""CPU kernels for long reductions into few results: shares of the reduction are tasks, a second launch adds their sums.
+"""CPU kernels for long reductions into few results (split-K): K slices are tasks, a second launch adds their sums.
 
-The same tree as other products, with the share as one more loop over tasks (docs/adr/0012-cpu-kernels.md, Split
-reductions). How many shares there are depends on sizes alone, so results do not depend on the number of threads.
+The tree is that of other products, with the slice as one more loop over tasks (docs/adr/0012-cpu-kernels.md, Split
+reductions). The number of slices depends only on sizes, so results do not depend on the number of threads.
 """
 
 from __future__ import annotations
@@ -33,38 +33,36 @@ from polydyn.schedules.tree.scheduled import Scheduled
 from polydyn.schedules.tree.strategies import cpu_product
 
 FIRST_STEP, END_STEP = "k_lo", "k_hi"
-"""Steps of a share of the reduction: the first one, and the one behind the last."""
+"""The first step and the end of a K slice."""
 SHARE_ELEMENTS = 1 << 15
-"""Elements that a share of rows reads at least: several microseconds from memory."""
+"""Minimum elements that a slice of a row reduction reads: several microseconds from memory."""
 MOST_SHARES = 64
-"""Of rows: more tasks than that serve no machine."""
+"""Maximum slices of a row reduction. No machine needs more tasks."""
 V = Index.of
 
 
 def share_around(body: Body, steps: Index, share: str) -> Body:
-    """The body with the steps of the share that the loop ``share`` counts."""
+    """Bind the steps of the slice that the loop ``share`` counts."""
     first, end = share_of_steps(steps, V(share))
     return (Let(FIRST_STEP, first, (Let(END_STEP, end, body),)),)
 
 
 def followed(kernel: Kernel, by: NestKernel, group: Group) -> Kernel:
-    """The kernel of the group that leaves sums in the workspace, and the one that adds them."""
+    """Return the group's kernel, which leaves partial sums in the workspace, with the kernel that adds them."""
     sums = group.arrays[WORKSPACE]
     return replace(kernel, after=(by.build(),), workspace=product(sums.shape) * ITEMSIZE[sums.dtype])
 
 
 def with_shares(launch: Mapping[str, Index], shares: Index) -> dict[str, Index]:
-    """Launch-time symbols and the number of shares, on which they may depend."""
+    """Return launch-time symbols and the number of slices, on which they may depend."""
     return {SHARES: shares} | {n: e.subs({SHARES: shares}) for n, e in launch.items()}
 
 
 class SplitKernel(ContractKernel):
-    """Builds the kernel that leaves the sums of each share of the reduction in the workspace. ``sums``: what builds the
-    kernel after it.
-    """
+    """Builds the kernel that stores the sums of each K slice in the workspace. ``sums`` builds the kernel after it."""
 
     def __init__(self, name: str, group: Group, roles: Roles, target: CpuTarget, packed: frozenset[str]) -> None:
-        """``group``, ``roles``: of the whole product, not yet solved."""
+        """Plan the kernel. ``group`` and ``roles`` are those of the whole product, not yet solved."""
         super().__init__(name, partial_group(group), roles, target, packed)
         self.whole = self.product
         self.product = replace(self.whole, shares=V(SHARES))
@@ -72,46 +70,49 @@ class SplitKernel(ContractKernel):
 
     @property
     def count(self) -> Index:
-        """The shares of the reduction, over the group's parameters; 0 where the kernel is not launched."""
+        """The number of K slices, over the group's parameters; 0 if the kernel is not launched."""
         return reduction_shares(self.whole, self.plan)
 
     def sizes(self, chosen: ContractTuple | None, fill: bool) -> Plan:
-        """As other products, but a share is one block."""
+        """Return the sizes of other products, except that a slice is one block."""
         return replace(super().sizes(chosen, fill), block=self.product.steps, blocks=ONE, carrier=None)
 
     @cached_property
     def schedule(self) -> Scheduled:
-        """As of other products, with shares."""
+        """Tree and tile map, like ``ContractKernel.schedule`` plus the loop over slices."""
         return cpu_product(self.product.group, self.product.roles, self.plan.sizes, split=True)
 
     def build(self) -> Kernel:
-        """The kernel, and the one after it."""
+        """Build the kernel, and the one after it."""
         return followed(super().build(), self.sums, self.product.group)
 
     @property
     def launch(self) -> dict[str, Index]:
-        """As of other products, with the number of shares."""
+        """Launch-time values, like ``ContractKernel.launch`` plus the number of slices."""
         return with_shares(super().launch, self.count)
 
     @property
     def family(self) -> Family[Any]:
-        """As of other products; before anything else the reduction runs over a share's steps."""
+        """The tables of other products, preceded by the rule that restricts the reduction to a slice."""
         return SPLIT_PRODUCT
 
     def share(self, body: Body) -> Body:
-        """As of other products, with the steps of the share around it."""
+        """Bind the scratch of a task as in other products, and the steps of its slice."""
         return share_around(super().share(body), self.product.steps, b("s"))
 
 
 class SplitDot(SplitKernel, DotKernel):
-    """The same for few columns, with vectors along a share's steps."""
+    """Builds the split-K kernel for few columns, with vectors along a slice's steps."""
 
 
 class SplitNest(NestKernel):
-    """The same for a reduction that is no product. ``sums``: what builds the kernel after it."""
+    """Builds the split kernel of a reduction that is not a product. ``sums`` builds the kernel after it."""
 
     def __init__(self, name: str, group: Group, band: tuple[str, ...], target: CpuTarget) -> None:
-        """``group``: one reduction and maps of its results, over the iterators ``band`` that they share."""
+        """Plan the kernel.
+
+        ``group``: one reduction and maps of its results, over the iterators ``band`` that they share.
+        """
         partial = split_reduction(partial_group(group))
         phases = {s.name: int(s.role == "epilogue") for s in partial.statements}
         super().__init__(name, partial, (SHARE, *band), phases, target, tiled=None if band else False)
@@ -122,7 +123,7 @@ class SplitNest(NestKernel):
 
     @staticmethod
     def fits(group: Group, band: tuple[str, ...]) -> bool:
-        """Whether a group is one reduction of float32 and maps of its results."""
+        """Whether a group is one float32 reduction and maps of its results."""
         if len(group.statements) < 3 or group.around is not None:
             return False
         init, acc, *done = group.statements
@@ -132,7 +133,7 @@ class SplitNest(NestKernel):
 
     @property
     def count(self) -> Index:
-        """The shares of the reduction, over the group's parameters; 0 where the kernel is not launched."""
+        """The number of slices of the reduction, over the group's parameters; 0 if the kernel is not launched."""
         elements = product(self.results) * self.others * self.extents[self.steps_of]
         shares = minimum(MOST_SHARES, elements // SHARE_ELEMENTS, self.extents[self.steps_of] // LINE)
         return where_few(shares, self._tiles())
@@ -145,38 +146,38 @@ class SplitNest(NestKernel):
         return tiles.evaluate(dict.fromkeys(tiles.symbols(), 1)) <= FEW_TILES and most >= LEAST_SHARES * SHARE_ELEMENTS
 
     def _tiles(self) -> Index:
-        """Tasks of the whole result."""
+        """Return the tasks of the whole result."""
         *rows, last = self.results or [ONE]
         return product(rows) * (last.ceildiv(self._elements()) if self.tiled else last)
 
     def build(self) -> Kernel:
-        """The kernel, and the one after it."""
+        """Build the kernel, and the one after it."""
         return followed(super().build(), self.sums, self.group)
 
     @property
     def launch(self) -> dict[str, Index]:
-        """As of other nests, with the number of shares."""
+        """Launch-time values, like ``NestKernel.launch`` plus the number of slices."""
         return with_shares(super().launch, self.count)
 
     @property
     def family(self) -> Family[NestForm]:
-        """As of other nests; before anything else the reduction runs over a share's steps."""
+        """The tables of other nests, preceded by the rule that restricts the reduction to a slice."""
         return SPLIT_NEST
 
     def row(self, body: Body) -> Body:
-        """As of other nests, around all a share's rows or vectors."""
+        """Declare row registers as in other nests, around all rows or vectors of a slice."""
         body = super().row(body)
         return body if self.tiled else share_around(body, self.extents[self.steps_of], SHARE)
 
     def vector_tile(self, body: Body) -> Body:
-        """As of other nests, with the steps of a share around the tile."""
+        """Build the tile as in other nests, with the steps of a slice around it."""
         return share_around(super().vector_tile(body), self.extents[self.steps_of], SHARE)
 
 
 def split_rule(loop: Callable[[Any], str]) -> Rule[Any]:
-    """The loop of the reduction runs over the steps of a share, which ``share_around`` binds."""
+    """Return the rule that runs the loop of the reduction over the steps of a slice, which ``share_around`` binds."""
     return Rule(
-        "split", "a share of the reduction", lambda x, body: share_steps(body, loop(x), V(FIRST_STEP), V(END_STEP)),
+        "split", "a slice of the reduction", lambda x, body: share_steps(body, loop(x), V(FIRST_STEP), V(END_STEP)),
         opens=(FIRST_STEP, END_STEP),
     )  # fmt: skip
 

@@ -1,8 +1,8 @@
-"""When a kernel's stores go around the caches, and in which order it then runs its tasks.
+"""When a kernel's stores bypass the caches, and the order in which it then runs its tasks.
 
-A line that is stored to is first read, later written back, and drives another one out. For tensors that the caches
-cannot hold anyway that is traffic for nothing; a streaming store writes whole lines only. Whether a launch streams is
-asked at run time: the launch says how many bytes it moves, the kernel compares with the machine's last-level cache.
+A cached store first reads the line, later writes it back, and evicts another one. For tensors larger than the caches
+this traffic is useless; a streaming store writes whole lines only. The decision is made at run time: the launch passes
+the bytes that it moves, and the kernel compares them with the machine's last-level cache.
 """
 
 from __future__ import annotations
@@ -13,17 +13,18 @@ from polydyn.schedules.index import ONE, ZERO, Index, minimum, product
 from polydyn.schedules.model import Group
 
 STREAM = "stream_bytes"
-"""Launch-time symbol: stores go around the caches when it is no less than the last level holds."""
+"""Launch-time symbol: bytes moved. Stores bypass the caches if it is at least the size of the last level."""
 CACHE = Index.of("PD_CACHE_BYTES")
 STREAMS = Compare(">=", Index.of("stream"), ONE)
 MOST_MOVED = 3
-"""Bytes moved count up to so many times those written: where little is written there is little to save."""
+"""Maximum ratio of bytes moved to bytes written. Launches that write less gain little."""
 SAMPLE = 1000
-"""What sizes are taken to be where strides are compared to find out which axis lies outside."""
+"""The size that all symbols get when strides are compared to find the outer axis."""
 
 
 def moved_bytes(group: Group) -> Index:
-    """Bytes that one launch reads and writes, each tensor once, as far as its accesses reach."""
+    """Return the bytes that one launch reads and writes, counting the elements that its accesses reach once per tensor.
+    """
     read: dict[str, Index] = {}
     for s in group.statements:
         for r in loads(s.value):
@@ -37,10 +38,11 @@ def moved_bytes(group: Group) -> Index:
 
 
 def reading_order(group: Group, head: tuple[str, ...]) -> tuple[str, ...]:
-    """The iterators ``head`` as the operands lie in memory, outermost first.
+    """Return the iterators ``head`` in the memory order of the operands, outermost first.
 
-    Empty when they lie as they stand, disagree, or cannot be ordered. Operands that lack one of them do not count. An
-    order is a preference, never a question of right: strides are compared at one sample of the sizes.
+    Return an empty tuple if that is the given order, or if the operands disagree or cannot be ordered. Operands that
+    lack one of the iterators do not count. The order is only a preference: strides are compared at one sample of the
+    sizes.
     """
     orders = set()
     for s in group.statements:

@@ -1,7 +1,8 @@
-"""CPU kernels of windows over small planes: the planes of a task lie side by side in scratch, in lanes.
+"""CPU kernels for windows over small planes, in a blocked layout (oneDNN's nChw16c).
 
-TURN copies the image of as many planes as a vector has lanes, blocks of pixels transposed in registers. The window is a
-register tile as where channels lie together (``windows.py``), and its results are transposed on their way back.
+A vector holds the same pixel of W planes, where W is the number of lanes. The statement TURN interleaves W planes in
+scratch by transposing blocks of pixels in registers. The window itself is a register tile, as for channels-last images
+(``windows.py``). Its results are transposed back when they are stored.
 """
 
 from __future__ import annotations
@@ -34,16 +35,16 @@ from polydyn.schedules.tree.scheduled import Scheduled
 from polydyn.schedules.tree.windows import LANES, OUTPUTS, TURN, turned_window
 
 STRIDED = 3
-"""Operations of a vector of elements some places apart: two loads and a shuffle."""
+"""Operations of a strided vector load: two loads and a shuffle."""
 LIVE, TILE_BEGIN, LANES_BEGIN = extent(it(LANES)), f"o_{OUTPUTS}", f"o_{LANES}"
 V = Index.of
 
 
 class TurnedWindowKernel:
-    """Builds the kernel of a window with copies (``lowering/blocked_window.py``)."""
+    """Builds the kernel of a window in the blocked layout (``lowering/blocked_window.py``)."""
 
     def __init__(self, name: str, group: Group, pixels: tuple[str, str], target: CpuTarget) -> None:
-        """``pixels``: iterators of lines and of columns."""
+        """Plan the kernel. ``pixels``: the iterators of image rows and columns."""
         self.name, self.group, self.pixels, self.target = name, group, pixels, target
         self.core = group.backbone
         self.extents = dict(self.core.iters)
@@ -69,10 +70,11 @@ class TurnedWindowKernel:
 
     @property
     def missing(self) -> Index:
-        """At most 0: the planes of a task stay in the cache, and vectors over planes are fewer operations than vectors
-        along lines. Of both the last one may not be full.
+        """Positive if this kernel should not be used.
 
-        A copied vector is a load, a store and its share of a transposed block.
+        Then the planes of a task exceed the L2 budget, or the kernel needs more vector operations than the kernel along
+        image rows. Partial last vectors count in full. Packing a vector costs a load, a store and its part of a
+        transpose.
         """
         w, (planes, lines, columns) = self.target.width, (self.extents[x] for x in (self.planes, *self.pixels))
         taps = product(self.extents[x] for x in self.taps)
@@ -84,9 +86,9 @@ class TurnedWindowKernel:
         more = planes.ceildiv(w) * over_planes - planes * along_lines
         return maximum(more, copied * w - self.target.core.shared)
 
-    # -- where elements lie --------------------------------------------------------------------------------------
+    # -- layout ------------------------------------------------------------------------------------------------------
 
-    def _size(self, array: str) -> Index:
+    def _scratch_elements(self, array: str) -> Index:
         return product(self.group.arrays[array].shape[len(self.shared) :]) * self.target.width
 
     def _address(self, array: str, index: tuple[Index, ...]) -> Index:
@@ -100,16 +102,16 @@ class TurnedWindowKernel:
         return sum((i * s for i, s in zip(index[inner:], row_major(a.shape[inner:]), strict=True)), ZERO) * w + lane
 
     def lowering(self, s: Statement) -> Lowering:
-        """What executes a statement's instance."""
+        """Return the lowering of a statement."""
 
-        def held(x: Load) -> Value | None:
+        def read_local(x: Load) -> Value | None:
             local = self.group.arrays[x.buffer].role == "local"
             return FlatLoad(x.dtype, x.buffer, self._address(x.buffer, x.index)) if local else None
 
         def f(at: Coordinates) -> Body:
             env: Mapping[str, Index] = self._places.env(s.name, at)
             address = self._address(s.array, tuple(i.subs(env) for i in s.index))
-            return (Store(s.array, address, flat(self.group, s.value, env, held), s.reduce),)
+            return (Store(s.array, address, flat(self.group, s.value, env, read_local), s.reduce),)
 
         return f
 
@@ -126,43 +128,43 @@ class TurnedWindowKernel:
         return self.group.params
 
     def build(self) -> Kernel:
-        """The kernel."""
+        """Build the kernel."""
         body, count = build(TURNED_WINDOW, self)
         return emit(Kernel(self.name, self.symbols, count, scratch_bytes(body)), body, self.group.arrays)
 
     def counts(self) -> dict[str, Index]:
-        """Numbers of tiles, and of lanes where all vectors are full."""
+        """Return the numbers of tiles, and of lanes if all vectors are full."""
         extents = self.schedule.extents()
         counts = {extent(b(x)): extents[b(x)] for x in (LANES, OUTPUTS)}
-        return counts | ({LIVE: V(self.target.width)} if self._whole else {})
+        return counts | ({LIVE: V(self.target.width)} if self._has_full_vectors else {})
 
     def opened(self) -> tuple[str, ...]:
-        """What statements begin to use: where a tile begins, and the locals."""
+        """Return the names that statements introduce: the starts of tiles, and the locals."""
         return (LANES_BEGIN, TILE_BEGIN, *(n for n, a in self.group.arrays.items() if a.role == "local"))
 
     def share(self, body: Body) -> Body:
-        """The first plane of a task, and how many it has."""
+        """Bind the first plane of a task and its number of planes."""
         return live_part(self.schedule, LANES, body)
 
     @property
-    def _whole(self) -> bool:
-        """Whether every task has as many planes as a vector has lanes."""
+    def _has_full_vectors(self) -> bool:
+        """Whether every task has a full vector of planes."""
         return self.schedule.map.extents[LANES] % self.target.width == ZERO
 
     def fill(self, body: Body) -> Body:
-        """Blocks of pixels, transposed in registers."""
+        """Transpose blocks of pixels into the blocked layout, in registers."""
         width, lanes = self.target.width, it(LANES)
-        (body, pixels) = _one_loop(body)
+        (body, pixels) = _fuse_pixel_loops(body)
         loop = rewrite(body, lambda n: replace(n, hi=V(width)) if isinstance(n, For) and n.var == lanes else n)
-        vectors = fold(vectorise_tile(loop, lanes, width, None if self._whole else V(LIVE)))
+        vectors = fold(vectorise_tile(loop, lanes, width, None if self._has_full_vectors else V(LIVE)))
         return transpose_loads(by_blocks(vectors, pixels, width), pixels, width)
 
     def tile(self, body: Body) -> Body:
-        """The tile's loops as vectors in registers."""
+        """Vectorise the tile's loops, in registers."""
         lanes = self.extents[self.planes].constant
         made = in_vectors(body, LANES_BEGIN, lanes, self.target.width, self._registers)
         if isinstance(made, Declined):
-            raise CodegenError(f"a window over planes in lanes has no form in vectors: {made}")
+            raise CodegenError(f"a window over planes in lanes cannot be vectorised: {made}")
         return live_part(self.schedule, OUTPUTS, made)
 
     def _registers(self, body: Body, partial: bool) -> Body:
@@ -174,28 +176,28 @@ class TurnedWindowKernel:
         return fold(twins(fold(body), tile))
 
     def store(self, body: Body) -> Body:
-        """Vectors along pixels, blocks of what is kept transposed in registers."""
+        """Transpose the results back and store vectors along pixels."""
         width = self.target.width
-        (body, pixels) = _one_loop(body)
+        (body, pixels) = _fuse_pixel_loops(body)
 
         def f(n: Node) -> Node | Body:
             made = vectorise_loop(n, width, 1) if isinstance(n, For) and n.var == pixels else n
             if isinstance(made, Declined):
-                raise CodegenError(f"results of a window have no form in vectors along pixels: {made}")
+                raise CodegenError(f"results of a window cannot be vectorised along pixels: {made}")
             return made
 
         return transpose_loads(rewrite(body, f), it(LANES), width)
 
     def scratch(self, body: Body) -> Body:
-        """The body with scratch memory for the copied planes."""
+        """Allocate scratch memory for the copied planes."""
         for n, a in self.group.arrays.items():
             if a.role == "local" and n != self.core.array:
-                body = (Alloc(n, a.dtype, self._size(n), "scratch", body),)
+                body = (Alloc(n, a.dtype, self._scratch_elements(n), "scratch", body),)
         return body
 
 
-def _one_loop(body: Body) -> tuple[Body, str]:
-    """Loops over lines and columns, as one where everything moves alike along both; the innermost of them."""
+def _fuse_pixel_loops(body: Body) -> tuple[Body, str]:
+    """Fuse the loops over image rows and columns if all addresses allow it. Return the body and its innermost loop."""
     (outer,) = body
     assert isinstance(outer, For), "the tree has a loop over lines"
     (made,) = flatten_loops(body, Coord(outer.var))

@@ -1,9 +1,9 @@
-"""CPU kernels of windows: depthwise convolutions and poolings, with what follows them element by element.
+"""CPU kernels of windows: depthwise convolutions and poolings, with the maps of their results.
 
-Vectors run along the iterator that most accesses walk with unit stride, never along the window; a register tile has
-several outputs of the iterator that the windowed operand walks next, so that a loaded vector serves all windows that
-hold it. Which axis is which follows from strides: channels and columns of pixels where channels lie together, columns
-and lines of pixels where planes do. ``fits`` says which groups have this form; all others are nests (``rows.py``).
+Vectors run along the iterator along which most accesses have unit stride, never along the window. A register tile has
+several outputs of the iterator with the windowed operand's next smallest stride, so that a loaded vector serves all
+windows that contain it. Strides determine the axes: channels and pixel columns for channels-last images, columns and
+image rows for planes. ``fits`` matches groups of this form; all others are nests (``rows.py``).
 """
 
 from __future__ import annotations
@@ -38,29 +38,33 @@ from polydyn.schedules.tree.scheduled import Scheduled
 from polydyn.schedules.tree.windows import LANES, OUTPUTS, PLANES, window
 
 MOST_TAPS = 256
-"""Of all outputs of a tile that are unrolled."""
+"""Maximum unrolled taps of all outputs of a tile."""
 MOST_WEIGHTS = 16
-"""Taps that are all unrolled: their weights stay in registers. Of more, those along the lane are a loop."""
+"""Maximum taps that are all unrolled: their weights stay in registers. With more taps, those along the lane are a
+loop."""
 TILE = 1024
 """Elements of a task along the lane."""
 OUTPUTS_OF_TILES = (1, 2, 3, 4, 6, 8, 12, 16)
 TILES = (256, 512, 1024, 2048, 4096)
 PLANE_SIZES = (1 << 12, 1 << 13, 1 << 14, 1 << 15, 1 << 16)
-"""What a search may choose instead of IN_FLIGHT outputs, TILE and the elements of the planes of a task."""
+"""Search choices instead of IN_FLIGHT outputs, TILE and the elements of the planes of a task."""
 LEAST_SHARES = 16
-"""Of all planes, so that all threads have some."""
+"""Minimum number of parts of all planes, so that all threads have some."""
 GAIN = 9, 8
-"""Operations of a product over those of a window, in long lines, that are worth a second kernel and weights twice."""
+"""Minimum ratio of a product's operations to a window's, for long rows, that justifies a second kernel and a second
+copy of the weights."""
 V = Index.of
 
 
 @dataclass(frozen=True)
 class Axes:
-    """``band``: the solved band with the lane last; ``across``: the iterator of a tile's outputs, ``outputs`` of them.
-    ``alike``: these read the same elements, each with weights of its own.
+    """The axes of a window kernel.
 
-    ``taps``: the window's iterators, of which the last ones, ``unrolled``, are unrolled too. ``planes``: the iterator
-    around planes of pixels, unless guards ask for it.
+    ``band``: the solved band with the lane last; ``across``: the iterator of a tile's outputs, ``outputs`` of them.
+    ``alike``: these outputs read the same elements, each with weights of its own.
+
+    ``taps``: the window's iterators; the last of them, ``unrolled``, are unrolled too. ``planes``: the iterator around
+    planes of pixels, unless guards depend on it.
     """
 
     band: tuple[str, ...]
@@ -73,11 +77,10 @@ class Axes:
 
 
 def fits(group: Group, band: tuple[str, ...], width: int, sums: int = IN_FLIGHT) -> Axes | None:
-    """The axes of a group that is one reduction over a window of constant size and maps of its result.
+    """Match a group that is one reduction over a window of constant size and maps of its result; return its axes.
 
-    ``sums``: most outputs of a tile that all read the same elements, as the channels of a convolution do.
-    A guard in it must be one conjunction of comparisons around what is read, and outside the tap must add nothing:
-    then it can be left out.
+    ``sums``: maximum outputs of a tile that all read the same elements, like the channels of a convolution. A guard
+    must be one conjunction of comparisons around a load, and taps outside must add nothing: then they can be skipped.
     """
     backbones = [s for s in group.statements if s.reduce]
     if len(backbones) != 1 or len(band) < 2:
@@ -107,7 +110,7 @@ def fits(group: Group, band: tuple[str, ...], width: int, sums: int = IN_FLIGHT)
         unrolled = over
     count = product(extents[j] for j in unrolled).constant or 1
     outputs = min(IN_FLIGHT, MOST_TAPS // count, extents[across].constant or IN_FLIGHT)
-    if alike:  # no tile has outputs that do not exist: there are no weights for them
+    if alike:  # tiles have only outputs that exist, because there are no weights for others
         outputs = max(
             (n for n in range(1, min(sums, MOST_TAPS // count) + 1) if int(extents[across]) % n == 0), default=0
         )
@@ -121,14 +124,15 @@ def fits(group: Group, band: tuple[str, ...], width: int, sums: int = IN_FLIGHT)
 
 
 def _image(group: Group, core: Statement, band: tuple[str, ...]) -> Index | None:
-    """The address of what the window walks over: of its loads, the one that depends on most iterators of the band."""
+    """Return the address that the window moves over: that of the load that depends on most iterators of the band."""
     read = (group.arrays[r.buffer].address(r.index) for r in loads(core.value))
     moving = [x for x in read if not x.symbols().isdisjoint(core.iterators[len(band) :])]
     return max(moving, key=lambda x: len(x.symbols() & set(band)), default=None)
 
 
 def _cost(group: Group, x: str, e: Index, width: int) -> tuple[int, int]:
-    """Accesses that vectors along an iterator cannot make at once, strides of a few elements second."""
+    """Count the accesses that vectors along an iterator cannot make at once, and those with strides of a few elements.
+    """
     far = near = 0
     short = e.constant is not None and e.constant * 2 <= width
     for s in group.statements:
@@ -145,16 +149,16 @@ def _cost(group: Group, x: str, e: Index, width: int) -> tuple[int, int]:
 
 
 def _size(stride: Index) -> int:
-    """A stride at a sample of the sizes; one of nothing is the greatest."""
+    """Return a stride at a sample of the sizes. A stride of 0 counts as the largest."""
     return stride.subs(dict.fromkeys(stride.symbols(), SAMPLE)).constant or 1 << 62
 
 
 def missing_to_be_window(product: ContractKernel, group: Group, axes: Axes) -> Index | None:
-    """At most 0: vectors along a line, of which the last may not be full, are fewer operations than the product. None:
-    they never are, or are strided by more than 2, or results lie together in another order.
+    """Return the operations of the window form minus those of the product form, partial last vectors included.
 
-    As a product, each row of vectors of columns is summed, and then stored, transposed and moved once more. As a
-    window, a line takes as long as one vector more, for its ends, and few sums wait for each other.
+    Return None if the window form never wins, has strides above 2, or the layout of the results differs. As a product,
+    each row of column vectors is summed, then stored, transposed and moved once more. As a window, an image row takes
+    the time of one more vector, for its ends, and a few dependent sums.
     """
     x, plan, w = product.product, product.plan, product.target.width
     lane, extents, arrays = axes.band[-1], dict(group.backbone.iters), group.arrays
@@ -173,27 +177,27 @@ def missing_to_be_window(product: ContractKernel, group: Group, axes: Axes) -> I
 
 
 class _NoVectorsError(Exception):
-    """The kernel has no form in vectors. Never leaves this file."""
+    """The kernel cannot be vectorised. Never leaves this file."""
 
 
 def in_vectors(
     body: Body, first: str, lanes: int | None, width: int, registers: Callable[[Body, bool], Body]
 ) -> Body | Declined:
-    """The loop over lanes from element ``first`` on as a loop over vectors and a masked tail, where it has both.
+    """Turn the loop over lanes from element ``first`` on into a loop over vectors and a masked tail.
 
-    ``lanes``: of all tiles, where that is a number. ``registers``: what becomes of a tile, and of one of which not all
-    lanes exist. Declined: there is no such form.
+    ``lanes``: lanes of all tiles, if that is a number. ``registers``: lowers a tile; its second argument is True if not
+    all lanes exist. Declined: the loop cannot be vectorised.
     """
-    vectors = f"{first}_v"  # what lanes share of a group of channels: every tile begins with a vector
+    vectors = f"{first}_v"  # the lane of a group of channels: every tile begins with a vector
     if any(n % width for n in (TILE, *TILES)):
         raise CodegenError(f"tiles of {TILE} elements do not begin with vectors of {width}")
     (loop,) = substitute(body, {first: V(vectors) * width})
     assert isinstance(loop, For), "the tree has a loop over lanes"
-    made = vectorise_loop(loop, width, 1)
-    if isinstance(made, Declined):
-        return made
-    if lanes is not None:  # whole vectors only, or not a single one
-        made = tuple(n for n in made if (lanes >= width if isinstance(n, For) else lanes % width))
+    lowered = vectorise_loop(loop, width, 1)
+    if isinstance(lowered, Declined):
+        return lowered
+    if lanes is not None:  # only whole vectors, or none
+        lowered = tuple(n for n in lowered if (lanes >= width if isinstance(n, For) else lanes % width))
 
     def tile(n: Node) -> Node:
         assert isinstance(n, (For, If)), "full vectors and a tail"
@@ -201,7 +205,7 @@ def in_vectors(
             return replace(n, body=registers(n.body, False))
         return replace(n, then=registers(n.then, True))
 
-    return (Let(vectors, V(first) // width, tuple(map(tile, made))),)
+    return (Let(vectors, V(first) // width, tuple(map(tile, lowered))),)
 
 
 class WindowKernel(NestKernel):
@@ -219,7 +223,7 @@ class WindowKernel(NestKernel):
         return window(self.group, self.prefix, self.phases, x.across, x.outputs, x.taps, x.planes)
 
     def build_vectors(self) -> Kernel | Declined:
-        """The kernel; declined where its statements have no form in vectors."""
+        """Build the kernel; declined if its statements cannot be vectorised."""
         try:
             return self.build()
         except _NoVectorsError as e:
@@ -229,20 +233,21 @@ class WindowKernel(NestKernel):
         return "tile"
 
     def _cell(self, at: Mapping[str, Index]) -> Index:
-        """Where the results of an output lie in a buffer of the tile: a vector for each output."""
+        """Return the offset of an output's results in a buffer of the tile: a vector for each output."""
         origin = {x: self.schedule.map.origins[x].symbol for x in (LANES, OUTPUTS)}
         lane = (at[self.prefix[-1]] - origin[LANES]) % self.target.width
         return (at[self.axes.across] - origin[OUTPUTS]) * self.target.width + lane
 
     def lowering(self, s: Statement, again: bool = False) -> Lowering:
-        """What executes a statement's instance; results that stay in the tile are cells of a buffer until its loops are
-        unrolled.
+        """Return the lowering of a statement.
+
+        Results of the tile are cells of a buffer until its loops are unrolled.
         """
         array = self.group.arrays[s.array]
 
         def f(a: Coordinates) -> Body:
             env = self.places.env(s.name, a)
-            value = flat(self.group, s.value, env, lambda x: self._held(x, env))
+            value = flat(self.group, s.value, env, lambda x: self._read_local(x, env))
             if array.role == "local":
                 return (Store(s.array, self._cell(env), value, s.reduce),)
             address = array.address(tuple(i.subs(env) for i in s.index))
@@ -250,27 +255,27 @@ class WindowKernel(NestKernel):
 
         return f
 
-    def _held(self, x: Load, env: Mapping[str, Index]) -> Value | None:
+    def _read_local(self, x: Load, env: Mapping[str, Index]) -> Value | None:
         local = self.group.arrays[x.buffer].role == "local"
         return FlatLoad(x.dtype, x.buffer, self._cell(env)) if local else None
 
     @property
     def family(self) -> Family[NestForm]:
-        """As ``NestKernel``: no row is kept, so none is computed again."""
+        """The tables of a window. No row is stored, so none is recomputed."""
         return WINDOW
 
     def opened(self) -> tuple[str, ...]:
-        """What statements begin to use: where a tile begins, and the cells that stay in it."""
+        """Return the names that statements introduce: the starts of tiles, and the cells of the tile."""
         cells = (n for n, a in self.group.arrays.items() if a.role == "local")
         return ("stream", *(f"o_{x}" for x in self.schedule.map.origins), *cells)
 
     def vector_tile(self, body: Body) -> Body:
-        """The tile's loops become vectors in registers."""
+        """Vectorise the tile's loops, in registers."""
         first, lanes = self.schedule.map.origins[LANES].symbol, self.extents[self.prefix[-1]].constant
-        made = in_vectors(body, first, lanes, self.target.width, self._registers)
-        if isinstance(made, Declined):
-            raise _NoVectorsError(str(made))
-        body = made
+        vectors = in_vectors(body, first, lanes, self.target.width, self._registers)
+        if isinstance(vectors, Declined):
+            raise _NoVectorsError(str(vectors))
+        body = vectors
         for x in self.schedule.map.origins:
             body = live_part(self.schedule, x, body)
         return body
@@ -293,7 +298,7 @@ class WindowKernel(NestKernel):
         return fold(hoist_choice(replace(loop, body=twins(fold(loop.body), tile))))
 
     def choices(self) -> Choices:
-        """As ``NestKernel``: outputs of a register tile, elements of a task along the lane, those of its planes."""
+        """Return the sizes that a search may choose: outputs of a tile, elements of a task and of its planes."""
         x, extents = self.axes, dict(self.group.backbone.iters)
         most = MOST_TAPS // (product(extents[j] for j in x.unrolled).constant or 1)
         most = min(most, self.extents[x.across].constant or most)
@@ -302,12 +307,12 @@ class WindowKernel(NestKernel):
         return Choices({"outputs": outputs}, {"along": beside(TILE, TILES)} | planes)
 
     def resized(self, name: str, built: Mapping[str, int]) -> WindowKernel:
-        """As ``NestKernel``."""
+        """Return the kernel under another name, with other build-time sizes."""
         axes = replace(self.axes, outputs=built.get("outputs", self.axes.outputs))
         return WindowKernel(name, self.group, axes, self.phases, self.target)
 
     def launched(self, sizes: Mapping[str, int]) -> dict[str, Index]:
-        """As ``NestKernel``."""
+        """Return ``launch`` with other sizes of a task."""
         launch = {**super().launch, f"P_{LANES}": V(sizes.get("along", TILE))}
         if self.axes.planes is None:
             return launch
@@ -318,12 +323,12 @@ class WindowKernel(NestKernel):
 
     @property
     def launch(self) -> dict[str, Index]:
-        """As ``NestKernel``."""
+        """The values of the launch-time symbols, over the group's parameters."""
         return self.launched({})
 
     @property
     def _planes(self) -> int:
-        """Elements of the planes of a task, together."""
+        """Elements of all planes of a task."""
         return self.target.core.floats // 16
 
 
