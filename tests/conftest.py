@@ -1,4 +1,4 @@
-"""Shared by all tests: a cache of their own, golden files, seeded property tests."""
+"""Fixtures of all tests: a separate cache, golden files, seeded property tests."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from polydyn.errors import BuildError
 
 GOLDEN = Path(__file__).parent / "golden"
 
-# The same examples on every run; a failure prints the seed or the blob that reproduces it.
+# Examples are equal on every run; a failure prints the seed or the blob that reproduces it.
 settings.register_profile(
     "deterministic",
     derandomize=True,
@@ -32,9 +32,9 @@ settings.load_profile("deterministic")
 
 
 def seed_numbers(name: str) -> None:
-    """Sets the generators of all test modules, each called RNG, back to a state that belongs to ``name``.
+    """Reset the generators of all test modules, each called RNG, to a state that depends only on ``name``.
 
-    What a test draws then depends on nothing that ran before it in its process.
+    A test's random numbers then do not depend on the tests that ran before it in its process.
     """
     state = np.random.default_rng(crc32(name.encode())).bit_generator.state
     for n, module in list(sys.modules.items()):
@@ -56,20 +56,21 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-golden", action="store_true", help="rewrite tests/golden from what the code prints now")
 
 
-LONG = ("models", "cuda", "benchmarks", "cli", "kernels", "program")
-"""Folders whose tests take long, begun first: at the end no process waits for the last long one of another."""
+SLOW_FOLDERS = ("models", "cuda", "benchmarks", "cli", "kernels", "program")
+"""Folders of slow tests, which begin first, so that no process waits at the end for the last slow test of another."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Long tests first; else the order of the files."""
+    """Sort slow tests first, otherwise keep the order of the files."""
     folders = [item.path.relative_to(Path(__file__).parent).parts[0] for item in items]
-    place = {id(item): LONG.index(f) if f in LONG else len(LONG) for item, f in zip(items, folders, strict=True)}
-    items.sort(key=lambda item: place[id(item)])
+    order = {f: k for k, f in enumerate(SLOW_FOLDERS)}
+    position = {id(item): order.get(f, len(order)) for item, f in zip(items, folders, strict=True)}
+    items.sort(key=lambda item: position[id(item)])
 
 
 @pytest.fixture(scope="module", autouse=True)
 def verified_passes(request: pytest.FixtureRequest) -> Iterator[None]:
-    """The loop IR is checked after each pass where kernels or models are the subject, elsewhere once, as for users."""
+    """Check the loop IR after each pass in tests of kernels and models, elsewhere once, as for users."""
     folder = request.path.relative_to(Path(__file__).parent).parts[0]
     with pytest.MonkeyPatch.context() as patch:
         if "POLYDYN_VERIFY" not in os.environ and folder in ("unit", "kernels", "cuda", "models"):
@@ -79,22 +80,23 @@ def verified_passes(request: pytest.FixtureRequest) -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def cache_directory(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """The cache of compiled kernels of this session, for all its tests and processes; it goes with its tmp folder.
+    """Set up the cache of compiled kernels for all tests and processes of this session; it is deleted with its tmp
+    folder.
 
-    What CUDA and its emulation compile, minutes of it, is kept from one session to the next in the user's cache.
+    Compilations for CUDA and its emulation take minutes and stay in the user's cache between sessions.
     """
     own = tmp_path_factory.getbasetemp()
     path = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "cache"
     path.mkdir(exist_ok=True)
     for kind in ("cuda", "emulated", "libcuda", "objects"):
-        with contextlib.suppress(BuildError, FileExistsError):  # no home; another worker was here
+        with contextlib.suppress(BuildError, FileExistsError):  # no home, or another worker created it
             (path / kind).symlink_to(cache_dir(kind))
     os.environ["POLYDYN_CACHE"] = str(path)
 
 
 @pytest.fixture(scope="module", autouse=True)
 def operators_of_its_own() -> Iterator[None]:
-    """What a module registers by ``polydyn.extend`` is not there for the next module."""
+    """Remove the operators that a module registers by ``polydyn.extend`` before the next module runs."""
     before = set(extend._REGISTERED)
     yield
     for name in set(extend._REGISTERED) - before:
@@ -104,7 +106,8 @@ def operators_of_its_own() -> Iterator[None]:
 
 @pytest.fixture
 def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
-    """``golden(name, text)`` compares text with tests/golden/NAME; ``--update-golden`` rewrites the file."""
+    """Return ``golden(name, text)``: it compares text with tests/golden/NAME, or rewrites it with ``--update-golden``.
+    """
 
     def check(name: str, text: str) -> None:
         path = GOLDEN / name

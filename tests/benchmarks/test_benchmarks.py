@@ -1,4 +1,4 @@
-"""The measuring tools: inputs that mean what they should, turns that wait, errors that show."""
+"""Measuring tools: generated inputs, turns that wait, errors that show."""
 
 from __future__ import annotations
 

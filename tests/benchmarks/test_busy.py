@@ -1,4 +1,4 @@
-"""The measurements beside busy processes, and the simulation of more cores."""
+"""Measurements with busy processes, and the simulation of more cores."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from benchmarks.cores import (
 from benchmarks.rivals import load
 from polydyn.runtime.explain import WORK_PER_THREAD, ExplainedLaunch
 
-LONG = ExplainedLaunch("x", "k", 64, 4, {}, {}, int(64e6 * FLOPS_PER_NS), 0, 0, ())
+LONG_LAUNCH = ExplainedLaunch("x", "k", 64, 4, {}, {}, int(64e6 * FLOPS_PER_NS), 0, 0, ())
 """64 tasks of a millisecond each."""
 
 
@@ -36,34 +36,34 @@ def test_constants_are_those_of_the_run_time() -> None:
 
 
 def test_tasks_that_divide_evenly_leave_nobody_idle() -> None:
-    wave = simulate([LONG], 4)
+    wave = simulate([LONG_LAUNCH], 4)
     assert wave.threads == 4 and wave.barrier == 3 * POST_NS + JOIN_NS
     assert wave.time == pytest.approx(16e6 + wave.barrier) and wave.idle(4) == pytest.approx(4 * wave.barrier)
-    assert simulate([LONG], 1).idle(1) == 0 and simulate([LONG], 1).barrier == 0
+    assert simulate([LONG_LAUNCH], 1).idle(1) == 0 and simulate([LONG_LAUNCH], 1).barrier == 0
 
 
 def test_few_tasks_leave_cores_idle() -> None:
-    three = replace(LONG, tasks=3, threads=2)
+    three = replace(LONG_LAUNCH, tasks=3, threads=2)
     wave = simulate([three], 2)
     assert wave.time - wave.barrier == pytest.approx(2 / 3 * launch_ns(three)), "one thread has two tasks"
     s = summary([wave], 2)
     assert s["idle"] == pytest.approx(s["in shares"] + s["in barriers"])
     assert s["in shares"] == pytest.approx(0.25, abs=0.01)
-    small = replace(LONG, flops=WORK_PER_THREAD // 2, threads=1)
+    small = replace(LONG_LAUNCH, flops=WORK_PER_THREAD // 2, threads=1)
     assert wave_threads([small], 64) == 1 and simulate([small], 64).idle(64) == pytest.approx(63 * launch_ns(small))
     ((name, count, idle, longest),) = worst([wave, simulate([small], 64)], 2, 1)
     assert name == "k" and count == 2 and idle > 0 and longest is wave
 
 
 def test_pieces_are_whole_tasks() -> None:
-    assert sum(pieces(replace(LONG, tasks=13))) == pytest.approx(launch_ns(LONG))
-    assert len(pieces(replace(LONG, tasks=13))) == 13 and len(pieces(LONG)) == 4 * constant("PD_PIECES")
-    short = replace(LONG, flops=4 * 6000 * constant("PD_FLOPS_PER_NS"))
+    assert sum(pieces(replace(LONG_LAUNCH, tasks=13))) == pytest.approx(launch_ns(LONG_LAUNCH))
+    assert len(pieces(replace(LONG_LAUNCH, tasks=13))) == 13 and len(pieces(LONG_LAUNCH)) == 4 * constant("PD_PIECES")
+    short = replace(LONG_LAUNCH, flops=4 * 6000 * constant("PD_FLOPS_PER_NS"))
     assert len(pieces(short)) == 4, "6 us for each thread"
 
 
 def test_a_lookup_does_not_count_its_whole_table() -> None:
-    table = replace(LONG, flops=1000, bytes=10**9)
+    table = replace(LONG_LAUNCH, flops=1000, bytes=10**9)
     assert launch_ns(table) < 10**4
 
 

@@ -1,4 +1,4 @@
-"""The census: who judges where polydyn and ONNX Runtime differ."""
+"""The census: the judge of differences between polydyn and ONNX Runtime."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from benchmarks.models.architectures import ROUNDINGS, Source
 
 NAMES = ["boxes", "scores"]
 BOXES, SCORES = np.linspace(0, 1, 12).reshape(3, 4), np.array([0.9, 0.5, 0.5])
-SWAPPED = (0, 2, 1)
+SWAPPED_ROWS = (0, 2, 1)
 
 
 def single(boxes: Any, rows: tuple[int, ...] = (0, 1, 2)) -> list[Any]:
-    """Results of float32, with rows in this order."""
+    """Return results of float32, with rows in this order."""
     return [np.float32(boxes)[list(rows)], np.float32(SCORES)[list(rows)]]
 
 
 def exact(_: Any, run: int) -> list[Any]:
-    """Two scores that no run can tell apart: every third has them the other way round."""
-    rows = list(SWAPPED if run % 3 == 2 else (0, 1, 2))
+    """Return two scores that no run can distinguish: every third run swaps them."""
+    rows = list(SWAPPED_ROWS if run % 3 == 2 else (0, 1, 2))
     return [BOXES[rows], SCORES[rows]]
 
 
 @pytest.mark.parametrize(
     ("theirs", "ours", "state", "runs"),
     [
-        (single(BOXES, SWAPPED), single(BOXES), "right", 1),
-        (single(BOXES), single(BOXES, SWAPPED), "right", 3),
+        (single(BOXES, SWAPPED_ROWS), single(BOXES), "right", 1),
+        (single(BOXES), single(BOXES, SWAPPED_ROWS), "right", 3),
         (single(BOXES), single(BOXES + 1e-3), "wrong", MAX_FLOAT64_RUNS),
         (single(BOXES), single(BOXES, (1, 0, 2)), "wrong", MAX_FLOAT64_RUNS),
         (single(BOXES), single(BOXES, (0, 1)), "wrong", MAX_FLOAT64_RUNS),

@@ -1,4 +1,4 @@
-"""Replaying explorers on recorded spaces, and the figures of a tree that chooses kernels: the stored tables' forms."""
+"""Replaying explorers on recorded spaces, and the figures of a tree that chooses kernels, from stored tables."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from benchmarks.spaces import Recorded
 from polydyn.testing.simulated import random_search, regret
 from tests.support.paths import TESTS
 
-STORED = TESTS / "data" / "spaces_small.json.gz"
+TABLE_FILE = TESTS / "data" / "spaces_small.json.gz"
 
 
 def test_the_trust_region_wins_on_a_recorded_space() -> None:
-    _, group = spaces.load(STORED)
+    _, group = spaces.load(TABLE_FILE)
     assert len(group.space) == len(group.costs) >= 400
     done = replay(group, seeds=4, trials=48)
     assert done.curves[ALIGNED_FIRST].shape == (1, 48) and done.curves[REGIONS].shape == (4, 48)
@@ -40,14 +40,14 @@ def test_the_trust_region_wins_on_a_recorded_space() -> None:
 
 
 def test_replaying_is_a_function_of_table_and_seeds() -> None:
-    group = spaces.load(STORED)[0]
+    group = spaces.load(TABLE_FILE)[0]
     a, b = (replay(group, seeds=2, trials=16).curves for _ in range(2))
     assert all((a[n] == b[n]).all() for n in a)
     assert not (a[RANDOM][0] == a[RANDOM][1]).all()
 
 
 def test_a_replay_stops_with_the_batch_that_has_the_optimum() -> None:
-    group = spaces.load(STORED)[0]
+    group = spaces.load(TABLE_FILE)[0]
     found = curve(random_search, group.space, group.costs, 1000, 3)
     first = found.index(0.0)
     assert len(found) == (first // 8 + 1) * 8 and set(found[first:]) == {0.0}
@@ -59,7 +59,7 @@ def test_a_replay_stops_with_the_batch_that_has_the_optimum() -> None:
 
 def test_of_equals_at_the_optimum_the_quicker_one_wins() -> None:
     quick, slow, lost = np.array([[0.5, 0.0, 0.0]]), np.array([[0.5, 0.5, 0.0]]), np.array([[0.5, 0.5, 0.1]])
-    group = spaces.load(STORED)[0]
+    group = spaces.load(TABLE_FILE)[0]
 
     def wins(ours: Curves, aligned: Curves) -> bool:
         return Replayed(group, {RANDOM: lost, ALIGNED_FIRST: aligned, REGIONS: ours}, {}).beaten
@@ -76,7 +76,7 @@ def test_needed_trials_and_standard_errors() -> None:
 
 
 def test_tables_come_back_and_equal_ones_have_equal_bytes(tmp_path: Path) -> None:
-    group = spaces.load(STORED)[0]
+    group = spaces.load(TABLE_FILE)[0]
     failed = Recorded(group.name, group.order, group.costs | {group.order[3]: math.inf})
     for name in "ab":
         spaces.save(tmp_path / name, [failed])
@@ -88,7 +88,7 @@ def test_tables_come_back_and_equal_ones_have_equal_bytes(tmp_path: Path) -> Non
 
 def test_curves_are_drawn(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    rows = [as_json(replay(spaces.load(STORED)[0], seeds=2, trials=12))]
+    rows = [as_json(replay(spaces.load(TABLE_FILE)[0], seeds=2, trials=12))]
     assert draw(rows, tmp_path / "curves.png") and (tmp_path / "curves.png").stat().st_size > 1000
 
 
@@ -96,14 +96,16 @@ def test_a_lost_replay_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     monkeypatch.setattr(explorers.record, "SCRATCH", tmp_path)
     monkeypatch.setattr(explorers, "draw", lambda rows, path: True)
     monkeypatch.setattr(explorers, "AT", (12,))
-    monkeypatch.setattr(explorers.sys, "argv", ["explorers", "--records", str(STORED), "--seeds", "1"])
+    monkeypatch.setattr(explorers.sys, "argv", ["explorers", "--records", str(TABLE_FILE), "--seeds", "1"])
     for beaten, code in ((True, 0), (False, 1)):
         monkeypatch.setattr(explorers.Replayed, "beaten", property(lambda _, b=beaten: b))
         assert explorers.main() == code
 
 
 def table() -> Measured:
-    """Kernel k is best for M in [60 k, 60 k + 60), by a tenth for each step away; two more are never near best."""
+    """Build a table in which kernel k is best for M in [60 k, 60 k + 60), by a tenth per step; two more are never near
+    best.
+    """
     shapes = tuple({"M": m} for m in range(1, 300))
     seconds = np.array([[1 + 0.1 * abs(m["M"] // 60 - k) for m in shapes] for k in range(7)])
     seconds[5:] += 1

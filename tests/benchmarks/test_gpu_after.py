@@ -1,4 +1,4 @@
-"""What is made of a GPU's reports: the order of what to mend, constants beside measurements and fitted."""
+"""Evaluation of a GPU's reports: the order of faults, constants compared with measurements and fitted."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_reports_of_several_calls_are_one(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_constants_are_found_again() -> None:
-    """Times that the model itself gives with another constant: fitting goes back to it."""
+    """The model itself gives the times with another constant: fitting must return to it."""
     case = next(c for c in timed(True) if c.name == "gemm")
     shapes = [{"M": m, "N": 768, "K": 768} for m in (1, 16, 128, 512, 4096)]
     guess = fit.Fit([fit.Choice("gemm", s, {}) for s in shapes], [case], H200)

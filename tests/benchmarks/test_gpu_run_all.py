@@ -1,4 +1,4 @@
-"""The script for a day with a GPU, over the CPU libcuda: every stage answers, failures stay where they are."""
+"""The script for a day with a GPU, on the CPU libcuda: every stage answers, failures stay isolated."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ from tests.support.tiny import model, node
 
 STAGES = ["loading", "calibration", "kernels", "models", "gemm", "layers", "attention", "stitch", "variants",
           "selector", "overhead", "timeline"]  # fmt: skip
-"""test_gpu_driver runs the conformance; the others need a device, or tools that are not there."""
-PACKED = ["softmax_float32", "gemm", "layer_gelu_72x64", "attention_causal_2x64", "bert_tiny"]
+"""test_gpu_driver runs the conformance; other stages need a device or missing tools."""
+PACK_CASES = ["softmax_float32", "gemm", "layer_gelu_72x64", "attention_causal_2x64", "bert_tiny"]
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +38,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     nodes = [node("Relu", "x", "t"), node("Softmax", "t", "y", axis=-1)]
     onnx.save(model(nodes, {"x": ("float32", ["B", "L"])}, ["y"]), small)
     command = [sys.executable, "-m", "benchmarks.gpu.pack", str(path), "--target", "cuda:emulated", "--quick"]
-    subprocess.run([*command, "--models", str(small), "--only", *PACKED], check=True, cwd=ROOT)
+    subprocess.run([*command, "--models", str(small), "--only", *PACK_CASES], check=True, cwd=ROOT)
     return path
 
 
@@ -155,7 +155,7 @@ def test_each_call_ends_within_its_ten_minutes(tmp_path: Path) -> None:
 
 
 def test_every_case_beyond_the_base_tests_one_feature() -> None:
-    """And every feature is tested: else nothing could switch it off."""
+    """Every feature must be tested, because only a failed test switches it off."""
     base, hopper = ({n for n, _ in conformance.jobs(arch, True)} for arch in (80, 90))
     found = {c: [n for n, f in FEATURES.items() if re.fullmatch(f.cases, c)] for c in (*base, *hopper)}
     assert not [c for c in base if found[c]] and not [c for c in hopper - base if len(found[c]) != 1]

@@ -1,4 +1,4 @@
-"""Machine code: the instructions that make kernels fast are there, and none that spills registers."""
+"""Machine code: kernels have the instructions that make them fast, and none that spills registers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""torch's part of the first day, over the CPU libcuda: torch on the CPU stands in for torch on the device."""
+"""torch's part of the first day, on the CPU libcuda: torch on the CPU replaces torch on the device."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from benchmarks.gpu.timed import timed
 
 torch = pytest.importorskip("torch")
 CASES = ("layer_gelu_72x64", "attention_causal_2x64", "layernorm_float16")
-SMALL = twins.Config(1, 32, 2, 50, 32, False)
+SMALL_CONFIG = twins.Config(1, 32, 2, 50, 32, False)
 
 
 class Graph:
-    """What torch captures: calls, repeated when it is replayed."""
+    """A captured graph of torch: calls that are repeated on replay."""
 
     def __init__(self) -> None:
         self.calls: list[Callable[[], Any]] = []
@@ -48,7 +48,7 @@ class Event:
 
 
 def tensor_of(array: Any) -> Any:
-    """A tensor over the memory of the CPU libcuda, which it keeps."""
+    """Return a tensor over the memory of the CPU libcuda, which it keeps alive."""
     kind = np.dtype(array.dtype)
     raw = (ctypes.c_char * array.nbytes).from_address(array.pointer)
     tensor = torch.from_numpy(np.frombuffer(raw, kind).reshape(array.shape))
@@ -57,7 +57,7 @@ def tensor_of(array: Any) -> Any:
 
 
 class OnTheHost:
-    """torch, but for its CUDA side."""
+    """torch without its CUDA side."""
 
     cuda = SimpleNamespace(
         CUDAGraph=Graph, Event=Event, synchronize=lambda: None, graph=lambda made: contextlib.nullcontext()
@@ -73,7 +73,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("pack")
     entries = [e for c in timed(True) if c.name in CASES for e in pack.write(c, path, "cuda:emulated")]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(transformers, "CONFIGS", {"bert_base": SMALL})
+        patch.setattr(transformers, "CONFIGS", {"bert_base": SMALL_CONFIG})
         program: Any = polydyn.compile(transformers.build("bert_base", "float16"), target="cuda:emulated")
     program.save(path / "real-bert_base.polydyn")
     entries.append({"name": "bert_base", "kind": "real", "file": "real-bert_base", "shapes": [{"B": 2, "L": 9}],
@@ -101,7 +101,7 @@ def test_cases_agree_with_torch_and_stand_beside_it(stage: Stage, name: str) -> 
 
 
 def test_a_model_agrees_with_its_twin(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(twins, "CONFIGS", {"bert_base": SMALL})
+    monkeypatch.setattr(twins, "CONFIGS", {"bert_base": SMALL_CONFIG})
     (case,) = stage.cases_of("real")
     theirs = partial(real.function, stage, "bert_base", "torch")
     got = real.compare(stage, case, case["shapes"][0], "torch", theirs)

@@ -13,14 +13,14 @@ from benchmarks.gpu import rivals, sizes, timed, transformers, twins, weights
 from polydyn.graph.expand import import_model
 from polydyn.graph.reference import evaluate
 
-SMALL = {"encoder": twins.Config(2, 48, 3, 50, 32, False), "decoder": twins.Config(2, 48, 3, 50, 32, True)}
+SMALL_CONFIGS = {"encoder": twins.Config(2, 48, 3, 50, 32, False), "decoder": twins.Config(2, 48, 3, 50, 32, True)}
 
 
-@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize("name", SMALL_CONFIGS)
 def test_twins_agree(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     torch = pytest.importorskip("torch")
-    monkeypatch.setattr(transformers, "CONFIGS", SMALL)
-    c = SMALL[name]
+    monkeypatch.setattr(transformers, "CONFIGS", SMALL_CONFIGS)
+    c = SMALL_CONFIGS[name]
     built, given = transformers.build(name, "float32"), twins.inputs(c, 2, 11)
     (want,) = onnxruntime.InferenceSession(built.SerializeToString()).run(None, given)
     tensors = {n: torch.from_numpy(a) for n, a in twins.parameters(c, "float32").items()}
@@ -35,7 +35,7 @@ def test_rivals_compute_what_cases_do(kind: str, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(timed, "LAYERS", {(after, 768, 3072): (1,) for after in timed.EPILOGUES})
     found = [c for c in timed.timed(True) if c.kind == kind]
     assert found
-    kinds = defaultdict(lambda: "float32", bytes="int8", float8="float16")  # of what torch is given here
+    kinds = defaultdict(lambda: "float32", bytes="int8", float8="float16")  # dtypes of torch's inputs
     for case in found:
         rng, shape, whole = np.random.default_rng(0), case.shapes[0], case.rival == "bytes"
         given: dict[str, Any] = {}

@@ -1,4 +1,4 @@
-"""What the counts of the house must never show."""
+"""Limits on the counts of ``benchmarks.house``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``docs/operators.md`` names every operator that is built, as it is built."""
+"""``docs/operators.md`` names every operator that is built, and how it is built."""
 
 from __future__ import annotations
 

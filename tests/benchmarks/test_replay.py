@@ -1,4 +1,4 @@
-"""Digests of what compiling writes: equal for equal code, and every difference is found and named."""
+"""Digests of compilation texts: equal for equal code, and every difference is found and named."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.support.tiny import model, node
 
 @pytest.fixture(scope="module")
 def cases(tmp_path_factory: pytest.TempPathFactory) -> list[replay.Case]:
-    """A product and a softmax, without records and with them."""
+    """Return a product and a softmax, without records and with them."""
     path = tmp_path_factory.mktemp("replay") / "small.onnx"
     weights = {"w": np.random.default_rng(0).standard_normal((64, 96)).astype(np.float32)}
     nodes = [node("MatMul", "x w", "t"), node("Softmax", "t", "y", axis=-1)]
@@ -31,7 +31,7 @@ def written(cases: list[replay.Case], tmp_path_factory: pytest.TempPathFactory) 
 
 
 def changed(written: dict[str, Any], name: str, old: str, new: str) -> dict[str, Any]:
-    """The digests with one text edited."""
+    """Return the digests with one text edited."""
     (case, *_) = written["cases"]
     digests = dict(written["cases"][case])
     text = written["texts"][digests[name]]

@@ -1,4 +1,4 @@
-"""The load test of docs/serving.md: both servers are the page's, and what arrives is the same for both."""
+"""The load test of docs/serving.md: both servers use the page's code, and receive the same requests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The shape of every tensor of the models, against what ONNX Runtime computes; and how the tools are counted."""
+"""The shape of every tensor of the models, compared with ONNX Runtime's values; and how the tools are counted."""
 
 from __future__ import annotations
 

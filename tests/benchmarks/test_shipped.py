@@ -1,4 +1,4 @@
-"""The list of shipped models: archives, copies, sizes of calls, and what counts as a difference."""
+"""The list of shipped models: archives, copies, sizes of calls, and the definition of a difference."""
 
 from __future__ import annotations
 

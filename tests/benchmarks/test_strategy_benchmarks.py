@@ -1,4 +1,4 @@
-"""What the tables of strategies and combinations rest on: the oracle's protocol, counts of padding, merged results."""
+"""The basis of the tables of strategies and combinations: the oracle's protocol, padding counts, merged results."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def tile(n: int) -> Tile:
 
 
 class FakeBench:
-    """Tile n takes |n - length| + 1; the turn ``lucky`` of tile 0 takes nothing."""
+    """Tile n takes |n - length| + 1; in round ``lucky`` tile 0 takes no time."""
 
     def __init__(self, lucky: int) -> None:
         self.lucky, self.turns = lucky, 0

@@ -1,4 +1,4 @@
-"""Benchmarks of decoding and of versions on the smallest inputs: what they count is right."""
+"""Benchmarks of decoding and of versions on the smallest inputs: their counts are right."""
 
 from __future__ import annotations
 

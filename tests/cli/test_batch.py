@@ -36,20 +36,20 @@ def sums(graph: Graph) -> int:
     return sum(isinstance(n, Compute) and n.reduce == "sum" for n in graph.nodes)
 
 
-def map_of(s: Sheet, name: str, source: str, what: str = "tanh") -> None:
+def map_of(s: Sheet, name: str, source: str, operation: str = "tanh") -> None:
     shape = s.tensors[source].shape
-    s.let(name, shape, op(what, s.at(source, *(f"d{a}" for a in range(len(shape))))))
+    s.let(name, shape, op(operation, s.at(source, *(f"d{a}" for a in range(len(shape))))))
 
 
 def top_of(s: Sheet, name: str, source: str) -> None:
-    """A reader that is no epilogue."""
+    """Add a reader that is not an epilogue."""
     shape = s.tensors[source].shape
     s.let(name, shape[:-1], s.at(source, *(f"d{a}" for a in range(len(shape) - 1)), "r0"), shape[-1:], "max")
 
 
 def towers(*rows: str, depth: int = 2, cut: int = 8) -> Sheet:
-    """Towers of ``x -> tanh -> x @ w + b -> rows minus their maximum -> ...`` that share nothing, one for each number
-    of rows. Of each result's 12 + ``cut`` columns 12 go on.
+    """Build independent towers of ``x -> tanh -> x @ w + b -> rows minus their maximum -> ...``, one for each number of
+    rows. Of each result's 12 + ``cut`` columns 12 go on.
     """
     s = Sheet(**{f"x{k}": (m, 12) for k, m in enumerate(rows)})
     for k, m in enumerate(rows):
@@ -132,7 +132,7 @@ def test_equal_sums_of_symbols_are_equal() -> None:
 
 
 def test_batches_of_activations_only() -> None:
-    """Both operands computed: q @ k for two heads, written into parts of two stacked tensors."""
+    """Both operands are computed: q @ k for two heads, written into parts of two stacked tensors."""
     s = Sheet(**dict.fromkeys(("q0", "q1"), ("M", "K")), **dict.fromkeys(("k0", "k1"), ("K", "N")))
     for k in range(2):
         map_of(s, f"eq{k}", f"q{k}")
@@ -169,7 +169,7 @@ def test_a_dependent_pair_is_never_batched() -> None:
 
 
 def random_products(seed: int) -> Graph:
-    """Products, maps and row reductions over few shapes and few weights, so that much can be merged."""
+    """Build products, maps and row reductions over few shapes and few weights, so that many can be merged."""
     r = random.Random(seed)
     rows = ["M", "N"]
     s = Sheet(**{f"x{k}": (r.choice(rows), 8) for k in range(3)})

@@ -1,4 +1,4 @@
-"""The command line, as a user calls it."""
+"""The command line, called like a user."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_run_with_made_up_inputs_and_with_files(saved: Path, tmp_path: Path) -> 
 
 @pytest.fixture
 def relu(tmp_path: Path) -> Path:
-    """A model of [N, 3] beside which a test may write."""
+    """Write a model of [N, 3] into a folder for further files."""
     path = tmp_path / "relu.onnx"
     onnx.save(model([node("Relu", "x", "y")], {"x": ("float32", ["N", 3])}, ["y"]), str(path))
     return path

@@ -1,4 +1,4 @@
-"""The commands that compare: bench, compare, verify, trace; --json everywhere; exit codes."""
+"""Commands that compare: bench, compare, verify, trace; --json everywhere; exit codes."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_compare_says_when_results_differ(saved: Path, tmp_path: Path) -> None:
 
 @pytest.fixture
 def layers(tmp_path: Path) -> Path:
-    """Two products with something in between, for any number of rows."""
+    """Build two products with an operator in between, for any number of rows."""
     rng = np.random.default_rng(0)
     v, w = (rng.standard_normal(s).astype(np.float32) for s in ((6, 8), (8, 5)))
     nodes = [node("MatMul", "x v", "a"), node("Relu", "a", "b"), node("MatMul", "b w", "c"), node("Softmax", "c", "y")]
@@ -117,7 +117,7 @@ def test_every_command_prints_json(saved: Path) -> None:
 
 
 def test_a_terminal_shows_what_takes_its_time(layers: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On the standard error, so that the output is the result alone, and nothing where nobody looks."""
+    """Progress goes to standard error, so that the output is only the result, and only to a terminal."""
     shown = StringIO()
     monkeypatch.setattr(progress, "terminal", Console(file=shown, force_terminal=True, width=100))
     done = call("bench", layers, "--shape", "N=3", "--shape", "N=4", "--rounds", 1)

@@ -33,7 +33,7 @@ def data(*args: object) -> Any:
 
 
 class Links(HTMLParser):
-    """What a page would load."""
+    """Collects the URLs that a page would load."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -89,7 +89,7 @@ def test_dump_writes_every_stage_or_the_sources(tmp_path: Path) -> None:
 
 @pytest.fixture
 def chain(tmp_path: Path) -> Path:
-    """Eleven nodes, two of which matter: ``Erf`` and ``Tanh``; one of an unknown name."""
+    """Build eleven nodes; only ``Erf`` and ``Tanh`` matter. One node has an unknown name."""
     ops = ["Relu", "Neg", "Exp", "Erf", "Neg", "Abs", "Sigmoid", "Tanh", "Neg", "Relu"]
     nodes = [node(op, f"t{k}", f"t{k + 1}") for k, op in enumerate(ops)]
     made = model(nodes, {"t0": ("float32", ["N", 3])}, [f"t{len(ops)}"])

@@ -21,7 +21,7 @@ PAGE = (ROOT / "docs" / "c.md").read_text()
 
 
 def block(language: str) -> str:
-    """The page's first block of a language."""
+    """Return the page's first block of a language."""
     found = re.search(rf"```{language}\n(.*?)```", PAGE, re.DOTALL)
     assert found
     return found[1]
@@ -29,7 +29,7 @@ def block(language: str) -> str:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What the page's commands leave, in a folder of its own."""
+    """Run the page's commands in a separate folder."""
     made = tmp_path_factory.mktemp("embedded")
     polydyn.compile(path_of("bert_tiny")).save(made / "bert_tiny.polydyn")
     done = CliRunner().invoke(main, ["extract", str(made / "bert_tiny.polydyn"), "-o", str(made / "bert")])

@@ -1,4 +1,4 @@
-"""Offline jobs: what a file may say, what is refused, and what survives killed workers, killed batches and limits."""
+"""Offline jobs: contents of job files, rejections, and survival of killed workers, killed batches and limits."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def call(*args: object) -> Result:
 
 @pytest.fixture
 def models(tmp_path: Path) -> Path:
-    """A folder with two models, and one file that is none."""
+    """Make a folder with two models, and one file that is not a model."""
     for name, op in (("relu", "Relu"), ("neg", "Neg")):
         onnx.save(model([node(op, "x", "y")], {"x": ("float32", ["N", 3])}, ["y"]), str(tmp_path / f"{name}.onnx"))
     (tmp_path / "bad.onnx").write_bytes(b"nothing")
@@ -255,7 +255,7 @@ def test_tunings_share_records_and_come_first(models: Path) -> None:
 
 
 def product(path: Path) -> None:
-    """A model that is one matrix product."""
+    """Write a model that is one matrix product."""
     w = np.ones((16, 16), np.float32)
     onnx.save(model([node("MatMul", "x w", "y")], {"x": ("float32", ["M", 16])}, ["y"], {"w": w}), str(path))
 
@@ -278,7 +278,7 @@ def test_one_client_at_a_time(models: Path) -> None:
 
 
 def stub(request: dict[str, Any]) -> dict[str, Any]:
-    """Stands for compiling: writes what the model says."""
+    """Stand in for compiling: write the model's content."""
     text = Path(request["model"]).read_bytes()
     folder = Path(request["folder"])
     folder.mkdir(parents=True)
@@ -348,7 +348,8 @@ def test_files_travel_by_content(models: Path) -> None:
 
 @pytest.mark.slow
 def test_a_scheduler_by_its_address(models: Path) -> None:
-    """Workers that share nothing with the client: files go and come by content; artifacts are those of a local run."""
+    """Workers that share nothing with the client: files are sent both ways by content; artifacts equal a local run's.
+    """
     distributed = pytest.importorskip("distributed", reason="the extra [jobs] is not installed")
     path = write(models, "- {model: [relu.onnx, neg.onnx], output: '{name}.polydyn'}")
     run(path)

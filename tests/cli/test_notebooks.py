@@ -1,4 +1,4 @@
-"""The notebooks run from top to bottom, show what they promise, and are stored without outputs."""
+"""The notebooks run from top to bottom, show their pictures and texts, and are stored without outputs."""
 
 from __future__ import annotations
 

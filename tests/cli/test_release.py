@@ -1,4 +1,4 @@
-"""What is released installs in clean environments and passes docs/quickstart.md there: ``make release-test``."""
+"""Released packages install in clean environments and pass docs/quickstart.md there: ``make release-test``."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ VERSIONS = ("3.10", "3.11", "3.12", "3.13", "3.14")
 
 
 def interpreter(version: str) -> str:
-    """The command of an interpreter of this version; skips where there is none."""
+    """Return the command of an interpreter of this version; skip if there is none."""
     homes = sorted(Path.home().glob(f".pyenv/versions/{version}.*/bin/python"))
     for command in (f"python{version}", *map(str, homes)):
         found = shutil.which(command)
@@ -87,7 +87,7 @@ def test_the_wheel_is_plain_python_with_sources(wheel: Path) -> None:
 
 
 def stage(image: str, folder: Path) -> dict[str, str]:
-    """An environment in the place of an image: its Python, and gcc unless the image is slim; the settings to use it."""
+    """Make an environment for an image: its Python, and gcc unless the image is slim. Return the settings to use it."""
     version, _, slim = image.removeprefix("python:").partition("-")
     subprocess.run([interpreter(version), "-m", "venv", folder], check=True)
     tools = folder / "tools"
@@ -98,8 +98,9 @@ def stage(image: str, folder: Path) -> dict[str, str]:
 
 
 def follow(dockerfile: str, root: Path, files: dict[str, Path]) -> tuple[dict[str, str], list[str]]:
-    """Executes a Dockerfile without a container: /src, /model, /app and /tmp lie below ``root``, ``files`` is what its
-    folder has beside polydyn. The settings of the last stage, and its command.
+    """Execute a Dockerfile without a container. Return the settings of the last stage, and its command.
+
+    /src, /model, /app and /tmp are folders of ``root``; ``files`` are in its build folder in addition to polydyn.
     """
     settings: dict[str, str] = {}
     command: list[str] = []
@@ -130,7 +131,7 @@ def follow(dockerfile: str, root: Path, files: dict[str, Path]) -> tuple[dict[st
 
 
 def test_the_steps_of_the_container_serve(tmp_path: Path) -> None:
-    """docs/serving.md: what its image runs has neither gcc nor onnx, and answers."""
+    """docs/serving.md: the programs of its image have neither gcc nor onnx, and answer."""
     page = (ROOT / "docs" / "serving.md").read_text()
     (dockerfile,) = re.findall(r"```dockerfile\n(.*?)```", page, re.DOTALL)
     (server,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)

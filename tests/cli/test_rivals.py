@@ -1,4 +1,4 @@
-"""torch beside polydyn: ``polydyn bench --against torch --module FILE`` runs what torch.export.save wrote."""
+"""Comparison with torch: ``polydyn bench --against torch --module FILE`` runs the output of torch.export.save."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.support.tiny import model, node
 
 torch = pytest.importorskip("torch", reason="the extra [torch] is not installed")
 
-pytestmark = pytest.mark.filterwarnings("default")  # torch warns of its own plans
+pytestmark = pytest.mark.filterwarnings("default")  # torch warns about its own plans
 
 
 class Product(torch.nn.Module):  # type: ignore[name-defined, misc]
@@ -33,7 +33,7 @@ class Product(torch.nn.Module):  # type: ignore[name-defined, misc]
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The model for both, and modules of other weights and of one size."""
+    """Write the model for both, and modules of other weights and of one size."""
     made = tmp_path_factory.mktemp("rivals")
     w = np.random.default_rng(0).standard_normal((6, 5)).astype(np.float32)
     nodes = [node("MatMul", "x w", "m"), node("Sub", "m y", "p"), node("Relu", "p", "positive")]

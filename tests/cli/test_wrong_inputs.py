@@ -1,4 +1,4 @@
-"""What users type wrong: a short error with a remedy, the documented exit code, and nothing half-written."""
+"""Wrong inputs of users: a short error with a remedy, the documented exit code, and nothing half-written."""
 
 from __future__ import annotations
 
@@ -13,53 +13,53 @@ from click.testing import CliRunner
 from polydyn.cli import main
 from tests.support.tiny import model, node
 
-REFUSED, USAGE = 1, 2
+REJECTION, USAGE = 1, 2
 
-# Arguments, separated by blanks, then the exit code and what the error says. {x} is a file that the fixture makes.
+# Arguments, separated by blanks, then the exit code and the error text. {x} is a file that the fixture makes.
 WRONG = {
-    "no such model": ("compile {no} -o {out}", REFUSED, "cannot read"),
-    "a folder as a model": ("compile {folder} -o {out}", REFUSED, "cannot read"),
-    "no protobuf": ("compile {text} -o {out}", REFUSED, "not an ONNX protobuf"),
-    "an empty file": ("compile {empty} -o {out}", REFUSED, "the model has no graph"),
-    "an operator that is not there": ("compile {strange} -o {out}", REFUSED, "Frobnicate"),
-    "no folder for the output": ("compile {relu} -o {folder}/none/out", REFUSED, "cannot write"),
+    "no such model": ("compile {no} -o {out}", REJECTION, "cannot read"),
+    "a folder as a model": ("compile {folder} -o {out}", REJECTION, "cannot read"),
+    "no protobuf": ("compile {text} -o {out}", REJECTION, "not an ONNX protobuf"),
+    "an empty file": ("compile {empty} -o {out}", REJECTION, "the model has no graph"),
+    "an operator that is not there": ("compile {strange} -o {out}", REJECTION, "Frobnicate"),
+    "no folder for the output": ("compile {relu} -o {folder}/none/out", REJECTION, "cannot write"),
     "no output named": ("compile {relu}", USAGE, "Missing option '-o'"),
-    "no such target": ("compile {relu} -o {out} --target cpu:z80", REFUSED, "z80"),
+    "no such target": ("compile {relu} -o {out} --target cpu:z80", REJECTION, "z80"),
     "no such pass": ("compile {relu} -o {out} --without everything", USAGE, "everything"),
     "no such strategy": ("compile {relu} -o {out} --strategy luck", USAGE, "luck"),
     "a dim without sizes": ("compile {relu} -o {out} --dim N", USAGE, "no sizes"),
     "a range that is empty": ("compile {relu} -o {out} --dim N=9:3", USAGE, "9"),
-    "a dim that the model has not": ("compile {relu} -o {out} --dim Q=1:4", REFUSED, "Q"),
+    "a dim that the model has not": ("compile {relu} -o {out} --dim Q=1:4", REJECTION, "Q"),
     "no threads": ("compile {relu} -o {out} --threads 0", USAGE, "0"),
-    "records that are not there": ("compile {relu} -o {out} --records {no}", REFUSED, "does not exist"),
-    "records that are none": ("compile {relu} -o {out} --records {text}", REFUSED, "not a record file"),
-    "a saved program cut off": ("run {cut} --shape N=3", REFUSED, "cut.polydyn"),
+    "records that are not there": ("compile {relu} -o {out} --records {no}", REJECTION, "does not exist"),
+    "records that are none": ("compile {relu} -o {out} --records {text}", REJECTION, "not a record file"),
+    "a saved program cut off": ("run {cut} --shape N=3", REJECTION, "cut.polydyn"),
     "a shape that is none": ("run {relu} --shape N:3", USAGE, "is not of the form"),
-    "a size below 0": ("run {relu} --shape N=-1", REFUSED, "is no size"),
-    "a size that is missing": ("run {relu} --output-dir {out}", REFUSED, "no size is given for N"),
-    "an input that is not there": ("run {relu} --input x={no}", REFUSED, "cannot read"),
-    "an input of another shape": ("run {relu} --input x={array} --output-dir {out}", REFUSED, "x"),
-    "an input of another name": ("run {relu} --shape N=2 --input z={array} --output-dir {out}", REFUSED, "z"),
-    "an input without a name": ("run {relu} --shape N=2 --input {array}", REFUSED, "names no file"),
-    "a rival that is none": ("bench {relu} --shape N=2 --against abacus", REFUSED, "abacus"),
-    "torch without its module": ("bench {relu} --shape N=2 --against torch", REFUSED, "torch cannot read ONNX"),
+    "a size below 0": ("run {relu} --shape N=-1", REJECTION, "is no size"),
+    "a size that is missing": ("run {relu} --output-dir {out}", REJECTION, "no size is given for N"),
+    "an input that is not there": ("run {relu} --input x={no}", REJECTION, "cannot read"),
+    "an input of another shape": ("run {relu} --input x={array} --output-dir {out}", REJECTION, "x"),
+    "an input of another name": ("run {relu} --shape N=2 --input z={array} --output-dir {out}", REJECTION, "z"),
+    "an input without a name": ("run {relu} --shape N=2 --input {array}", REJECTION, "names no file"),
+    "a rival that is none": ("bench {relu} --shape N=2 --against abacus", REJECTION, "abacus"),
+    "torch without its module": ("bench {relu} --shape N=2 --against torch", REJECTION, "torch cannot read ONNX"),
     "a plot of no kind": ("bench {relu} --shape N=2 --plot {out}.bmp", USAGE, "does not end in .svg or .html"),
     "no peak": ("explain {relu} --shape N=2 --html {out} --peak 0 --bandwidth 5", USAGE, "no machine"),
     "half of the limits": ("explain {relu} --shape N=2 --html {out} --peak 5", USAGE, "belong together"),
-    "a page in no folder": ("explain {relu} --shape N=2 --html {folder}/none/out", REFUSED, "cannot write"),
-    "a trace in no folder": ("trace {relu} --shape N=2 -o {folder}/none/out", REFUSED, "cannot write"),
-    "a full folder": ("dump {relu} -o {folder}", REFUSED, "is not empty"),
-    "a dump of nothing": ("dump {strange} -o {out}", REFUSED, "Frobnicate"),
+    "a page in no folder": ("explain {relu} --shape N=2 --html {folder}/none/out", REJECTION, "cannot write"),
+    "a trace in no folder": ("trace {relu} --shape N=2 -o {folder}/none/out", REJECTION, "cannot write"),
+    "a full folder": ("dump {relu} -o {folder}", REJECTION, "is not empty"),
+    "a dump of nothing": ("dump {strange} -o {out}", REJECTION, "Frobnicate"),
     "tuning into nothing": ("tune {relu}", USAGE, "--records names no file"),
-    "a log of nothing": ("tune {relu} --records {out} --from-log {text}", REFUSED, "is no log of shapes"),
-    "what does not fail": ("minimise {relu} --failure compile -o {out}", REFUSED, "does not fail so"),
+    "a log of nothing": ("tune {relu} --records {out} --from-log {text}", REJECTION, "is no log of shapes"),
+    "what does not fail": ("minimise {relu} --failure compile -o {out}", REJECTION, "does not fail so"),
     "a failure without its command": ("minimise {relu} --failure command -o {out}", USAGE, "belong together"),
-    "a command that is none": ("minimise {relu} --failure command --command {no} -o {out}", REFUSED, "be started"),
+    "a command that is none": ("minimise {relu} --failure command --command {no} -o {out}", REJECTION, "be started"),
     "jobs that are not there": ("batch {no}", USAGE, "does not exist"),
-    "jobs with an unknown key": ("batch {jobs}", REFUSED, "colour"),
-    "a batch that never ran": ("batch status {jobs}", REFUSED, "was never run"),
-    "records to nowhere": ("records export {text} {out}", REFUSED, "not a record file"),
-    "pruning of nothing": ("records prune {text} {out}", REFUSED, "nothing says what to keep"),
+    "jobs with an unknown key": ("batch {jobs}", REJECTION, "colour"),
+    "a batch that never ran": ("batch status {jobs}", REJECTION, "was never run"),
+    "records to nowhere": ("records export {text} {out}", REJECTION, "not a record file"),
+    "pruning of nothing": ("records prune {text} {out}", REJECTION, "nothing says what to keep"),
     "no such command": ("conpile {relu}", USAGE, "No such command"),
 }  # fmt: skip
 
@@ -81,14 +81,14 @@ def files(tmp_path: Path) -> dict[str, Path]:
     return made
 
 
-@pytest.mark.parametrize("what", WRONG)
-def test_wrong_input_is_refused_with_a_remedy(what: str, files: dict[str, Path], tmp_path: Path) -> None:
-    arguments, code, says = WRONG[what]
+@pytest.mark.parametrize("case", WRONG)
+def test_wrong_input_is_refused_with_a_remedy(case: str, files: dict[str, Path], tmp_path: Path) -> None:
+    arguments, code, says = WRONG[case]
     before = {p: p.read_bytes() if p.is_file() else b"" for p in tmp_path.rglob("*")}
     done = CliRunner().invoke(main, [a.format(**files) for a in arguments.split()])
     assert done.exit_code == code, done.output
     assert says in done.output and "Traceback" not in done.output
-    if code == REFUSED:
+    if code == REJECTION:
         first, *rest = done.output.strip().splitlines()
         assert first.startswith("error (") and len(rest) < 12
         helps = any(line.strip().startswith(("remedy: ", "rule: ")) for line in rest)

@@ -32,7 +32,7 @@ from tests.support.cuda_groups import (
     version,
     with_bugs,
 )
-from tests.support.cuda_groups import SHARED as SMEM
+from tests.support.cuda_groups import SHARED_BYTES as SMEM
 from tests.support.marks import slow
 
 node = helper.make_node

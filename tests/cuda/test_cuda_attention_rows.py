@@ -19,7 +19,7 @@ from polydyn.program.estimates import launch_time
 from polydyn.schedules.index import Index
 from tests.cuda.test_cuda_attention import BOUND, attention, causal, causal_case, node, right
 from tests.support.cuda_groups import MULTIPROCESSORS, params_of, placed, plan_of, run, with_bugs
-from tests.support.cuda_groups import SHARED as SMEM
+from tests.support.cuda_groups import SHARED_BYTES as SMEM
 from tests.support.marks import slow
 
 V = Index.of

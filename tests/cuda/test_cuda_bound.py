@@ -26,7 +26,7 @@ from polydyn.runtime.cuda.session import Session, open_session
 from polydyn.schedules.index import Index
 from tests.support.cuda_programs import add, check, one_launch, relu, shift, softmax_and_gather, version, with_block
 from tests.support.marks import slow
-from tests.support.programs import B, made
+from tests.support.programs import B, kernel_of_text
 from tests.support.tiny import model, node
 
 USAGE = 5
@@ -151,7 +151,7 @@ PD_EXPORT(counted, 32);
 
 def test_counters_are_zero_before_a_call_on_another_stream(device: Session) -> None:
     """The context's stream, on which they are made, is not that of the call."""
-    counted = made("counted", COUNTED, 3, 1, Block(32))
+    counted = kernel_of_text("counted", COUNTED, 3, 1, Block(32))
     only = Candidate("counted", ("x", "y", COUNTERS), (B,), B, block=Block(32), workspace=Index.of(16))
     program: Any = build_program(one_launch(only, kernels=(counted,)), target="cuda:emulated")
     x = {"x": np.random.default_rng(1).standard_normal((5, 32)).astype(np.float32)}

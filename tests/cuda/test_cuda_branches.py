@@ -20,7 +20,7 @@ from polydyn.program.plan import Candidate, HostPlan, Launch
 from polydyn.runtime.cuda.session import Session, open_session
 from polydyn.schedules.index import Index
 from tests.support.cuda_programs import ADD, add, version
-from tests.support.programs import B, buffers, made
+from tests.support.programs import B, buffers, kernel_of_text
 
 X = np.arange(96, dtype=np.float32).reshape(3, 32)
 
@@ -108,7 +108,7 @@ def joins() -> HostPlan:
     """``o = (x + 1) + (x + 3)``, which waits for two kernels, and ``p = o + z``, for a kernel and a copy."""
     plan, shape = branches(), (B, Index.of(32))
     text = ADD.replace("NAME", "sum").replace("float *y, int64_t by", "const float *z, float *y")
-    both = made("sum", text.replace("(float)by", "pd_ldg(z + at)"), 3, 0, Block(32))
+    both = kernel_of_text("sum", text.replace("(float)by", "pd_ldg(z + at)"), 3, 0, Block(32))
     sums = [Candidate("sum", tuple(names), (), B, block=Block(32)) for names in ("sto", "ozp")]
     more = [Launch((c,), B, Index.of(1), label=c.buffers[2], writes=c.buffers[2:]) for c in sums]
     return replace(

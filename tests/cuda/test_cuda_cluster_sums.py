@@ -15,7 +15,7 @@ from polydyn.gpu.errors import DeviceError
 from polydyn.lowering.place import PlacedGroup
 from tests.cuda import test_cuda_wgmma as wgmma
 from tests.cuda.test_cuda_codegen import close, gemm, gemm_case, node, params
-from tests.support.cuda_groups import SHARED, placed, plan_of, run, with_bugs
+from tests.support.cuda_groups import SHARED_BYTES, placed, plan_of, run, with_bugs
 from tests.support.marks import slow
 
 Made = tuple[FusionPlan, PlacedGroup, dict[str, Kernel]]
@@ -27,7 +27,7 @@ def right(made: Made, name: str, shape: tuple[int, int, int]) -> bool:
     plan, p, kernels = made
     k = kernels[name]
     feeds, want = gemm_case(*shape, np.float16)
-    assert k.fits(params(p, shape), SHARED, 132, "sm_90a") and not k.after
+    assert k.fits(params(p, shape), SHARED_BYTES, 132, "sm_90a") and not k.after
     results = [run(plan, feeds, lambda *_: k, (p,), reverse) for reverse in (False, True)]
     got = [x["y"] for x, _ in results]
     return close(got[0], want, 4e-3) and bool((got[0] == got[1]).all()) and results[0][1][0].shared_conflicts == 0

@@ -339,7 +339,7 @@ def test_lanes_that_are_not_combined_are_seen() -> None:
         assert broken.text != k.text
         right = 0
         for reverse in (False, True):
-            got, _ = run(plan, feeds, lambda p, env, b=broken: b, (p,), reverse, together=False)
+            got, _ = run(plan, feeds, lambda p, env, b=broken: b, (p,), reverse, compile_all=False)
             right += close(got["y"], want, 4e-3)
         assert right < 2, old
 

@@ -26,7 +26,7 @@ from polydyn.runtime.cuda.session import Session, open_session
 from polydyn.schedules.decision import cheapest
 from polydyn.schedules.index import Index
 from tests.support.cuda_programs import check, relu, shift, with_block
-from tests.support.programs import B, buffers, made
+from tests.support.programs import B, buffers, kernel_of_text
 from tests.support.tiny import model, node
 
 
@@ -231,7 +231,7 @@ def test_malformed_device_plans_are_refused() -> None:
     launch = Launch((version,), B, B, label="l")
     plan = HostPlan(
         name="p", inputs=("x",), outputs=(), buffers=buffers(("x", "float32", (B,), "input")), constants={},
-        sources=(SymbolSource("B", "x", 0),), guards=(), kernels=(made("k", "", 1, 0, Block(32)),),
+        sources=(SymbolSource("B", "x", 0),), guards=(), kernels=(kernel_of_text("k", "", 1, 0, Block(32)),),
         launches=(launch,), place="cuda",
     )  # fmt: skip
     verify_host_plan(plan)

@@ -32,7 +32,7 @@ from polydyn.graph.reference import evaluate
 from polydyn.schedules.expr import FLOAT8, cast, const, load, op
 from polydyn.schedules.model import Group, Statement, verify_group
 from tests.support.cuda_bytes import ROLES, Trans, Types, V, array
-from tests.support.cuda_groups import ARCH, MULTIPROCESSORS, SHARED, launch, with_bugs
+from tests.support.cuda_groups import ARCH, MULTIPROCESSORS, SHARED_BYTES, launch, with_bugs
 from tests.support.cuda_groups import run as run_plan
 from tests.support.marks import slow
 
@@ -322,10 +322,10 @@ def test_quantized_models_reach_them(dtype: str) -> None:
     expected = evaluate(import_model(model), {"x": x})["y"].astype(np.float32)
 
     def chosen(p: Any, env: dict[str, int]) -> Kernel:
-        fits = (k for k in p.kernels if k.fits(env, SHARED, MULTIPROCESSORS, ARCH))
+        fits = (k for k in p.kernels if k.fits(env, SHARED_BYTES, MULTIPROCESSORS, ARCH))
         return next(k for k in fits if p is placed[0] or k.version.startswith("wgmma_128x128"))
 
-    got, _ = run_plan(plan, {"x": x}, chosen, placed, together=False)
+    got, _ = run_plan(plan, {"x": x}, chosen, placed, compile_all=False)
     wrong = np.linalg.norm(got["y"].astype(np.float32) - expected) / np.linalg.norm(expected)
     assert wrong < 2e-3, "14 bits of a sum, and one rounding to 16 bits"
 

@@ -30,7 +30,7 @@ from polydyn.schedules.index import Index, minimum
 from polydyn.shapes.sizes import Sizes
 from polydyn.testing.device.cases import to_tf32_even
 from tests.support.cuda_programs import add, one_launch, version, with_block
-from tests.support.programs import B, made
+from tests.support.programs import B, kernel_of_text
 from tests.support.tiny import model, node
 
 ONE, NTH = Index.of(1), Index.of("nth")
@@ -138,7 +138,7 @@ def test_counters_of_blocks_are_a_context_s_own_and_zero_between_launches() -> N
     counted = replace(version("counted", B, "x", WORKSPACE, COUNTERS, "y"), workspace=B * 128)
     then = replace(version("a", ONE, "x", WORKSPACE), workspace=B * 128, after=(version("b", ONE, WORKSPACE, "y"),))
     counted = replace(counted, conditions=((B, "%==", Index.of(2)),))
-    p = program(counted, then, kernels=(made("counted", COUNTED, 4, 1, Block(32)), add("a"), add("b")))
+    p = program(counted, then, kernels=(kernel_of_text("counted", COUNTED, 4, 1, Block(32)), add("a"), add("b")))
     assert [difference(p, b) for b in (4, 3, 5, 6, 2000, 4)] == [4, 2, 2, 6, 2000, 4]
     x = np.zeros((4, 32), np.float32)
     one, two = (p.bind({"x": x}) for _ in range(2))
@@ -225,7 +225,7 @@ def test_kernels_for_one_architecture_are_compiled_for_it_alone() -> None:
 def test_tensor_maps_and_architectures(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = TensorMapOf("map", "x", "float32", Index.of(0), (ROW, B), (ROW,), (32, 1))
     hopper = Candidate("mapped", ("x", "y"), (), B, Index.of(256), "tma", block=Block(32, "sm_90a", (rows,)))
-    kernels = (made("mapped", MAPPED, 2, 0, Block(32, "sm_90a")), add("a"))
+    kernels = (kernel_of_text("mapped", MAPPED, 2, 0, Block(32, "sm_90a")), add("a"))
     p = program(hopper, version("a", ONE), kernels=kernels)
     for b in (3, 1, 40):
         x = np.random.default_rng(b).standard_normal((b, 32)).astype(np.float32)
@@ -248,7 +248,7 @@ def test_maps_of_pixels_reach_the_driver() -> None:
     box = PixelBoxOf((Index.of(-1),), (B,), (2,))
     image = TensorMapOf("map", "x", "float32", Index.of(0), (ROW, B, Index.of(1)), (ROW, ROW * B), (32, 2), box)
     of_pixels = Candidate("pixels", ("x", "y"), (), B, Index.of(512), "tma", block=Block(32, "sm_90a", (image,)))
-    p = program(of_pixels, kernels=(made("pixels", PIXELS, 2, 0, Block(32, "sm_90a")),))
+    p = program(of_pixels, kernels=(kernel_of_text("pixels", PIXELS, 2, 0, Block(32, "sm_90a")),))
     for b in (1, 7):
         x = np.random.default_rng(b).standard_normal((b, 32)).astype(np.float32)
         later = np.concatenate([x[1::2], np.zeros((b - b // 2, 32), np.float32)])

@@ -19,7 +19,7 @@ from polydyn.gpu.errors import DeviceError
 from polydyn.lowering.place import PlacedGroup
 from polydyn.lowering.place_cuda import CudaBuilder
 from tests.cuda.test_cuda_attention import BOUND, attention, case, causal, causal_case, guarded
-from tests.support.cuda_groups import ARCH, SHARED, Arrays, first_fit, placed, plan_of, run, with_bugs
+from tests.support.cuda_groups import ARCH, SHARED_BYTES, Arrays, first_fit, placed, plan_of, run, with_bugs
 from tests.support.marks import slow
 
 node = helper.make_node
@@ -149,9 +149,10 @@ def test_what_wgmma_and_tma_do_not_reach_has_other_kernels() -> None:
     (p,) = placed(attention(), ARCH)
     dims = {"n0": 128, "n1": 128, "n2": 1}
     wgmma, *others = (k for k in p.kernels if not k.version.endswith(LONG))
-    assert wgmma.version.startswith("attention_wgmma") and wgmma.fits(dims, SHARED, 132, ARCH)
+    assert wgmma.version.startswith("attention_wgmma") and wgmma.fits(dims, SHARED_BYTES, 132, ARCH)
     empty = {**dims, "n0": 0}
-    assert not wgmma.fits(empty, SHARED, 132, ARCH) and any(k.fits(empty, SHARED, 132, ARCH) for k in others)
+    assert not wgmma.fits(empty, SHARED_BYTES, 132, ARCH)
+    assert any(k.fits(empty, SHARED_BYTES, 132, ARCH) for k in others)
 
 
 QUERIES, KEYS, FREE_KEYS, VALUES, FREE_VALUES = (f"pd_mbar_wait((uint64_t *)(smem + {81920 + 16 * n}" for n in range(5))

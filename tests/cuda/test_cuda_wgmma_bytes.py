@@ -30,7 +30,7 @@ from polydyn.lowering.place_cuda import CudaBuilder
 from polydyn.program.estimates import estimated
 from polydyn.testing.choice import choose
 from tests.support.cuda_bytes import ROLES, Types, product, run
-from tests.support.cuda_groups import ARCH, MULTIPROCESSORS, SHARED, plan_of, with_bugs
+from tests.support.cuda_groups import ARCH, MULTIPROCESSORS, SHARED_BYTES, plan_of, with_bugs
 from tests.support.cuda_groups import run as run_plan
 from tests.support.quantized import quantized_model
 
@@ -56,7 +56,7 @@ def built(types: Types) -> tuple[Kernel, ...]:
 
 def launch(k: Kernel, versions: Sequence[Kernel], types: Types, shape: tuple[int, int, int], reverse: bool) -> Counters:
     """One of the versions, which are compiled together."""
-    return run(versions, types, TRANS, shape, lambda fits: k, reverse, arch=ARCH, limit=SHARED)[1]
+    return run(versions, types, TRANS, shape, lambda fits: k, reverse, arch=ARCH, limit=SHARED_BYTES)[1]
 
 
 @pytest.mark.parametrize("types", SIGNS)
@@ -65,7 +65,7 @@ def test_every_pair_of_signs_and_tail(types: Types) -> None:
     used = set()
     for shape in SHAPES:
         env = dict(zip("MNK", shape, strict=True))
-        for k in (k for k in built(types) if k.fits(env, SHARED, MULTIPROCESSORS, ARCH)):
+        for k in (k for k in built(types) if k.fits(env, SHARED_BYTES, MULTIPROCESSORS, ARCH)):
             used.add(k.version)
             for reverse in (False, True):
                 count = launch(k, every, types, shape, reverse)
@@ -75,9 +75,9 @@ def test_every_pair_of_signs_and_tail(types: Types) -> None:
 
 def test_only_where_the_instruction_and_its_copies_allow_it() -> None:
     k, env = built(MAIN)[0], {"M": 64, "N": 64, "K": 64}
-    assert k.fits(env, SHARED, MULTIPROCESSORS, ARCH) and not k.fits(env, SHARED, MULTIPROCESSORS)
+    assert k.fits(env, SHARED_BYTES, MULTIPROCESSORS, ARCH) and not k.fits(env, SHARED_BYTES, MULTIPROCESSORS)
     for other in ({"K": 72}, {"K": 0}):
-        assert not k.fits({**env, **other}, SHARED, MULTIPROCESSORS, ARCH)
+        assert not k.fits({**env, **other}, SHARED_BYTES, MULTIPROCESSORS, ARCH)
     assert [m.dtype for m in k.device.maps] == list(MAIN)
     for trans, side in (((False, False), "column"), ((True, True), "row")):
         of = ProductGroup("bytes", product(MAIN, trans), ROLES)
@@ -156,7 +156,7 @@ def test_constant_bytes_of_models() -> None:
     kernels = tuple(k for k in wgmma_versions(of) if "128x128" in k.version)
     p = PlacedGroup(plan.groups[0], form.lowered, "", kernels)
     x = np.random.default_rng(0).integers(0, 256, (70, 272), np.uint8)
-    got, _ = run_plan(plan, {"x": x}, lambda p, env: p.kernels[0], (p,), together=False)
+    got, _ = run_plan(plan, {"x": x}, lambda p, env: p.kernels[0], (p,), compile_all=False)
     assert (got["y"] == x.astype(np.int32) @ plan.graph.constants["w"].astype(np.int32)).all()
 
 

@@ -17,7 +17,7 @@ from polydyn.lowering.place import PlacedGroup
 from polydyn.schedules.errors import CodegenError
 from polydyn.schedules.index import Index
 from tests.cuda.test_cuda_wgmma import case, hopper, product, right, wgmma_only
-from tests.support.cuda_groups import SHARED, params_of, with_bugs
+from tests.support.cuda_groups import SHARED_BYTES, params_of, with_bugs
 
 ALONE, TURNS = "wgmma_128x256x64_4_cluster_i_wide", "wgmma_128x128x64_5_turns_cluster_i_boxes"
 THREE = (300, 200)
@@ -71,7 +71,7 @@ def test_where_clusters_are_offered(made: tuple[FusionPlan, PlacedGroup, dict[st
     cases = ((132, 128 * 65, 0), (132, 128 * 66 + 1, 132), (131, 128 * 66, 130), (1, 999, 0))
     for multiprocessors, rows, blocks in cases:
         dims = params_of(p, {"M": rows, "N": 256, "K": 64})
-        assert k.fits(dims, SHARED, multiprocessors, "sm_90a") == (blocks > 0)
+        assert k.fits(dims, SHARED_BYTES, multiprocessors, "sm_90a") == (blocks > 0)
         assert not blocks or k.tasks.evaluate(k.values(dims, multiprocessors)) == blocks
     dims = params_of(p, {"M": 257, "N": 257, "K": 64})
     assert kernels[ALONE].tasks.evaluate(kernels[ALONE].values(dims, 1)) == 2 * 2 * 2

@@ -16,7 +16,7 @@ from polydyn.gpu.errors import DeviceError
 from polydyn.lowering.place import PlacedGroup
 from polydyn.schedules.index import Index
 from tests.cuda.test_cuda_wgmma import case, hopper, node, product, right, wgmma_only
-from tests.support.cuda_groups import MULTIPROCESSORS, SHARED, params_of, plan_of, with_bugs
+from tests.support.cuda_groups import MULTIPROCESSORS, SHARED_BYTES, params_of, plan_of, with_bugs
 
 VERSION = "wgmma_128x128x64_5_turns_boxes"
 TILES = (300, 200)
@@ -82,10 +82,10 @@ def test_only_for_more_tiles_than_multiprocessors(made: tuple[FusionPlan, Placed
     k = p.kernels[0]
     for rows, wanted in ((128 * 66, False), (128 * 66 + 1, True)):
         dims = params_of(p, {"M": rows, "N": 256, "K": 64})
-        assert k.fits(dims, SHARED, MULTIPROCESSORS, "sm_90a") == wanted
+        assert k.fits(dims, SHARED_BYTES, MULTIPROCESSORS, "sm_90a") == wanted
         assert k.tasks.evaluate(k.values(dims, MULTIPROCESSORS)) == MULTIPROCESSORS
     large = params_of(p, dict.fromkeys("MNK", 16384))
-    assert k.fits(large, SHARED, MULTIPROCESSORS, "sm_90a"), "steps of all tiles are more than 32 bits count"
+    assert k.fits(large, SHARED_BYTES, MULTIPROCESSORS, "sm_90a"), "steps of all tiles are more than 32 bits count"
 
 
 RELEASE = "            pd_mbar_arrive((uint64_t *)(smem + 229424"

@@ -1,6 +1,6 @@
-"""The Python on the first page and on the pages of use runs as it stands, with a small model for ``bert.onnx``.
+"""The Python on the first page and on the usage pages runs unchanged, with a small model for ``bert.onnx``.
 
-docs/schedules.md, docs/exploring.md, docs/extending.md and docs/decoding.md have tests of their own.
+docs/schedules.md, docs/exploring.md, docs/extending.md and docs/decoding.md have separate tests.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tests.support.paths import ROOT
 from tests.support.tiny import model, node
 
 STANDALONE = ("quickstart", "quantized", "new-gpu", "wrong-results")
-"""Pages of docs/ whose blocks are one script that needs nothing."""
+"""Pages of docs/ whose blocks form one script without prerequisites."""
 TESTED = {"README.md", "CONTRIBUTING.md", "docs/switching.md", "docs/torch.md", "docs/serving.md"}
 TESTED |= {f"docs/{name}.md" for name in STANDALONE}
 ELSEWHERE = {"docs/schedules.md", "docs/exploring.md", "docs/extending.md", "docs/decoding.md"}
@@ -34,7 +34,7 @@ def blocks(page: str) -> list[str]:
 
 @pytest.fixture
 def scope(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """The folder and the names that a reader has."""
+    """Set up the folder and the names that a reader has."""
     monkeypatch.chdir(tmp_path)
     nodes = [
         node("Gather", "table input_ids", "words"), node("Cast", "attention_mask", "m", to=1),
@@ -92,7 +92,7 @@ def test_pages_that_are_one_script(page: str, tmp_path: Path, monkeypatch: pytes
 def test_the_server_answers_together_what_waits_together(
     scope: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Texts of different lengths in one call; one that the program refuses takes none of the others along."""
+    """Texts of different lengths in one call; a text that the program rejects does not fail the others."""
     fastapi = pytest.importorskip("fastapi")
     polydyn.compile("bert.onnx", dims={"L": (1, 6)}).save("bert.polydyn")
     monkeypatch.setenv("MODEL", "bert.polydyn")
@@ -119,7 +119,7 @@ def test_switching(scope: dict[str, Any]) -> None:
     assert (scope["outputs"][0] == want).all()
 
 
-@pytest.mark.filterwarnings("default")  # torch warns of its own plans
+@pytest.mark.filterwarnings("default")  # torch warns about its own plans
 def test_torch(scope: dict[str, Any]) -> None:
     torch = pytest.importorskip("torch")
     (text,) = blocks("docs/torch.md")

@@ -66,7 +66,7 @@ def text(batch: int, length: int, before: int, seed: int) -> Arrays:
 def follow(
     program: Program, session: ort.InferenceSession, batch: int, prompt: int, step: Callable[[Arrays, int, int], Arrays]
 ) -> None:
-    """A prompt (none when 0) and 64 steps of one token; ``step(inputs, before, after)`` gives polydyn's outputs."""
+    """Run a prompt (none if 0) and 64 steps of one token; ``step(inputs, before, after)`` returns polydyn's outputs."""
     names = [o.name for o in session.get_outputs()]
     past = {p: np.zeros((batch, HEADS, 0, SIZE), np.float32) for p in program.appendable.values()}
     before = 0
@@ -113,7 +113,7 @@ def test_dense_arrays_are_copied_and_right(program: Program, session: ort.Infere
 
 
 def test_one_buffer_for_all_caches(program: Program, session: ort.InferenceSession) -> None:
-    """Caches that lie between each other, batch innermost but one; the present may also be elsewhere than the past."""
+    """Interleaved caches, batch innermost but one; the present may also be stored elsewhere than the past."""
     whole = np.zeros((HEADS, 2, len(program.appendable), ROOM, SIZE), np.float32)
     cache = {name: whole[:, :, k].transpose(1, 0, 2, 3) for k, name in enumerate(program.appendable)}
     other = {name: c.copy() for name, c in cache.items()}
@@ -184,11 +184,11 @@ def test_refuses_wrong_sharing(program: Program) -> None:
         program.run(inputs, dict.fromkeys((name, second), c[:, :, :6]))
     with pytest.raises(InputError, match="C-contiguous"):
         program.run(inputs, {"last_hidden_state": np.zeros((2, 1, 64), np.float32)[:, :, ::2]})
-    program.run(inputs, {name: c[:, :, :6]})  # a refused call leaves nothing behind
+    program.run(inputs, {name: c[:, :, :6]})  # a rejected call leaves nothing behind
 
 
 def queue(axis: int) -> bytes:
-    """``longer = concat(kept, x * 2)`` along ``axis``; ``double`` also reads ``kept``, ``sums`` the whole."""
+    """Build ``longer = concat(kept, x * 2)`` along ``axis``; ``double`` also reads ``kept``, ``sums`` the whole."""
     shape = ["B", "C"]
     shape[axis] = "P"
     added = [*shape[:axis], "L", *shape[axis + 1 :]]

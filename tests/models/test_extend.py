@@ -1,4 +1,4 @@
-"""Operators of custom domains: the examples of docs/extending.md, and what is refused."""
+"""Operators of custom domains: the examples of docs/extending.md, and rejections."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def examples() -> None:
 
 
 def custom(op: str, inputs: str, **attributes: float) -> onnx.ModelProto:
-    """``y = Relu(op(x + x, ...))``: neighbours on both sides."""
+    """Build ``y = Relu(op(x + x, ...))``: neighbours on both sides."""
     names = inputs.split()
     made = helper.make_node(op, ["d", *names[1:]], ["o"], name="mine", domain="my.domain", **attributes)
     dims: dict[str, list[str]] = {"x": ["B", "L"], "limit": ["L"]}
@@ -44,13 +44,13 @@ def custom(op: str, inputs: str, **attributes: float) -> onnx.ModelProto:
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18), helper.make_opsetid("my.domain", 1)])
 
 
-EXPECTED = {
+RESULTS = {
     "ScaledTanh": lambda x: np.tanh(x) * 1.5, "PairSum": lambda x: x[:, 0::2][:, : x.shape[1] // 2] + x[:, 1::2],
     "SoftClip": lambda x, limit: limit * x / (limit + abs(x)),
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", EXPECTED)
+@pytest.mark.parametrize("name", RESULTS)
 def test_the_examples_of_the_guide(name: str, tmp_path: Path) -> None:
     model = custom(name, "x limit" if name == "SoftClip" else "x", **({"scale": 1.5} if name == "ScaledTanh" else {}))
     program = polydyn.compile(model)
@@ -60,7 +60,7 @@ def test_the_examples_of_the_guide(name: str, tmp_path: Path) -> None:
     for b, n in ((0, 3), (1, 0), (1, 1), (3, 33), (2, 8)):
         feeds = {"x": RNG.standard_normal((b, n), np.float32), "limit": RNG.random(n, np.float32) + 1}
         feeds = {k: v for k, v in feeds.items() if k in program.inputs}
-        want = np.maximum(EXPECTED[name](feeds["x"] * 2, *list(feeds.values())[1:]), 0)
+        want = np.maximum(RESULTS[name](feeds["x"] * 2, *list(feeds.values())[1:]), 0)
         for got in (program.run(feeds)["y"], saved.run(feeds)["y"], evaluate(import_model(model), feeds)["y"]):
             np.testing.assert_allclose(got, want, 1e-5, 1e-6)
 

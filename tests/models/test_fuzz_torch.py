@@ -1,4 +1,4 @@
-"""The fuzzer of torch.compile: a few of its cases are right, and it sees each kind of difference."""
+"""The fuzzer of torch.compile: a few of its cases are right, and it detects each kind of difference."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from polydyn.testing.fuzz_torch import run_seed  # noqa: E402
 from polydyn.testing.torch_aten import functions  # noqa: E402
 from polydyn.testing.torch_check import Case, _Check, check  # noqa: E402
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # torch warns of its own plans
+pytestmark = pytest.mark.filterwarnings("ignore")  # torch warns about its own plans
 
 x = torch.tensor([[1.0, -2.5, 1e-3], [0.0, 3.0, float("nan")]])
 
 
 def case(eager: Any, compiled: Any) -> Case:
-    """A case in which eager torch runs another function than what is compiled."""
+    """Return a case in which eager torch and the compiled program run different functions."""
     built: list[Any] = []
 
     def build() -> Any:

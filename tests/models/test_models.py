@@ -1,4 +1,4 @@
-"""Every stored model, compiled once, against ONNX Runtime at all its shapes."""
+"""Every stored model, compiled once, compared with ONNX Runtime at all its shapes."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ def starts() -> Starts:
     return Starts()
 
 
-LONG = ("albert_tiny", "alexnet_tiny", "densenet121_tiny", "googlenet_tiny", "squeezenet_tiny", "vit_hw_tiny")
+SLOW_MODELS = ("albert_tiny", "alexnet_tiny", "densenet121_tiny", "googlenet_tiny", "squeezenet_tiny", "vit_hw_tiny")
 
 
-@pytest.mark.parametrize("name", [slow(n) if n in LONG else n for n in MODELS])
+@pytest.mark.parametrize("name", [slow(n) if n in SLOW_MODELS else n for n in MODELS])
 def test_compiled_once_and_right_at_every_shape(name: str, starts: Starts) -> None:
     expected = reference(path_of(name), shapes(name))
     program = polydyn.compile(path_of(name), threads=2)
@@ -52,7 +52,8 @@ def test_one_heads_scale_off_by_one_percent_is_seen(tmp_path: Path) -> None:
 
 
 def test_decoding_with_a_cache_follows_decoding_without() -> None:
-    """Steps of one token, each fed the keys and values of the step before, against one run over the whole text."""
+    """Compare steps of one token, each with the keys and values of the previous step, with one run over the whole text.
+    """
     whole = ort.InferenceSession(path_of("gpt2_tiny"), providers=["CPUExecutionProvider"])
     cached = ort.InferenceSession(path_of("gpt2_past_tiny"), providers=["CPUExecutionProvider"])
     program = compiled("gpt2_past_tiny", 1)

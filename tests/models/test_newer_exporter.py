@@ -1,4 +1,4 @@
-"""A decoder of torch's newer exporter: rotary positions, four heads of queries on two of keys, caches in and out."""
+"""A decoder of torch's newer exporter: rotary positions, four query heads on two key heads, caches in and out."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_the_caches_are_found(program: Program) -> None:
 
 @pytest.mark.parametrize(("batch", "prompt"), [(1, 0), (1, 5), (3, 7)])
 def test_eight_steps_in_place_are_one_run_over_everything(program: Program, batch: int, prompt: int) -> None:
-    """Against ONNX Runtime over the whole text too; one token in the middle is masked for the first text."""
+    """Also compare with ONNX Runtime over the whole text; one token in the middle is masked for the first text."""
     total = prompt + 8
     ids = np.random.default_rng(prompt).integers(0, 120, (batch, total))
     mask = np.ones((batch, total), np.int64)

@@ -1,4 +1,4 @@
-"""The pipeline as data: every pass has a switch, a reason for what it does and for what it leaves."""
+"""The pipeline as data: every pass has a switch, and reasons for its joins and its rejections."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ CONSTANTS = WEIGHTS | {
 
 
 def block() -> onnx.ModelProto:
-    """Something for every pass: merged products of flat rows, an attention, a norm, a concatenation."""
+    """Build a model with work for every pass: merged products of flat rows, an attention, a norm, a concatenation."""
     nodes = [
         node("Add", "p q", "pq"), node("ReduceSum", "pq", "s", keepdims=0), node("Reshape", "x flat", "f"),
         *(node("MatMul", f"f {w}", f"{w}f") for w in WEIGHTS), node("Shape", "x", "sx", start=0, end=2),
@@ -74,7 +74,7 @@ def test_every_pass_counts() -> None:
     assert (rows[0].kernels, rows[-1].kernels) == (29, 4) and rows[-1].gemms == 3
     best = (rows[-1].kernels, rows[-1].bytes)
     worse = set()
-    for off in ({"merge", "batch"}, *({n} for n in NAMES)):  # what is not merged is batched
+    for off in ({"merge", "batch"}, *({n} for n in NAMES)):  # products that are not merged are batched
         row = row_without(graph, off, shape)
         worse |= off if (row.kernels, row.bytes) > best else set()
     assert worse >= {"fold", "merge", "views", "stitch", "attention"}, "the others have tests of their own"

@@ -1,11 +1,11 @@
-"""Whole models quantized by ONNX Runtime, against ONNX Runtime, at several shapes.
+"""Whole models quantized by ONNX Runtime, compared with ONNX Runtime at several shapes.
 
-How close can they be? Both sides quantize the same numbers, but floats before a quantization may differ in their last
-bits, so that a quotient next to a half rounds to one step more or less; a step is what quantization takes from every
-number anyway. So the difference is measured against the error of quantization itself, ONNX Runtime's quantized model
-against its float model at the same inputs: ``FLIPS`` of it are allowed, which a wrong scale, zero point or rounding
-rule exceeds by far (``test_a_zero_point_off_by_one_is_seen``). ONNX Runtime runs without graph optimizations, as some
-of these replace quantized sequences by operators that compute something else.
+Both sides quantize the same numbers, but floats before a quantization may differ in their last bits, so that a quotient
+next to a half rounds to one step more or less. Quantization costs every number up to a step anyway. So the difference
+is compared with the error of quantization itself: ONNX Runtime's quantized model against its float model on the same
+inputs. A part ``FLIPS`` of it is allowed. A wrong scale, zero point or rounding rule exceeds this by far
+(``test_a_zero_point_off_by_one_is_seen``). ONNX Runtime runs without graph optimizations, because some of these replace
+quantized sequences by operators that compute something else.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from polydyn.testing.quantizer import quantize
 from tests.support.stored import load, path_of
 
 FLIPS = 0.25
-"""Part of the error of quantization that may come from steps up or down."""
+"""Part of the quantization error that rounding up or down may cause."""
 STANDARD = ("", "ai.onnx")
 TEXT: list[Shape] = [{"B": 1, "L": 1}, {"B": 1, "L": 7}, {"B": 2, "L": 13}, {"B": 3, "L": 31}]
 IMAGES: list[Shape] = [{"N": 1, "H": 1, "W": 1}, {"N": 1, "H": 31, "W": 47}, {"N": 2, "H": 33, "W": 32}]
@@ -43,38 +43,38 @@ WAYS: list[tuple[str, str, dict[str, Any]]] = [
     ("resnet_tiny", "QDQ", {"activation_type": "QUInt8", "per_channel": True}),
     ("resnet_tiny", "QOperator", {"op_types_to_quantize": ["Conv"], "activation_type": "QUInt8", "per_channel": True}),
 ]  # fmt: skip
-"""QOperator is asked for products only: of Add, Gemm, Softmax and pools it makes operators that are not ONNX's."""
+"""QOperator is used for products only: for Add, Gemm, Softmax and pools it makes operators outside ONNX."""
 QUICK = (WAYS[0],)
-"""The others compile for longer: attentions and products with long epilogues, other numbers in each layer."""
+"""Other ways compile longer: attentions and products with long epilogues, other numbers in each layer."""
 
 
 def shapes_of(name: str) -> list[Shape]:
     return TEXT if name == "bert_tiny" else IMAGES
 
 
-def run(path: str, wanted: Sequence[Shape], name: str) -> list[Outputs]:
-    """ONNX Runtime's outputs, every operator computed as it is."""
+def run(path: str, requested: Sequence[Shape], name: str) -> list[Outputs]:
+    """Return ONNX Runtime's outputs, with every operator computed unchanged."""
     options = ort.SessionOptions()
     options.intra_op_num_threads = 1
     options.log_severity_level = 3
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     session = ort.InferenceSession(path, options, providers=["CPUExecutionProvider"])
     names = [o.name for o in session.get_outputs()]
-    return [dict(zip(names, session.run(names, feeds(load(name), s)), strict=True)) for s in wanted]
+    return [dict(zip(names, session.run(names, feeds(load(name), s)), strict=True)) for s in requested]
 
 
-def quantized(name: str, how: str, options: dict[str, Any], folder: Path) -> str:
+def quantized(name: str, scheme: str, options: dict[str, Any], folder: Path) -> str:
     calibration = [feeds(load(name), s, seed=3) for s in shapes_of(name)]
-    path = quantize(path_of(name), folder / "q.onnx", how, calibration, **options)
+    path = quantize(path_of(name), folder / "q.onnx", scheme, calibration, **options)
     assert {n.domain for n in onnx.load(path).graph.node} <= set(STANDARD), "only ONNX's own operators"
     return path
 
 
 @pytest.mark.parametrize(
-    ("name", "how", "options"), [pytest.param(*w, marks=() if w in QUICK else pytest.mark.slow) for w in WAYS]
+    ("name", "scheme", "options"), [pytest.param(*w, marks=() if w in QUICK else pytest.mark.slow) for w in WAYS]
 )
-def test_quantized_by_onnxruntime(name: str, how: str, options: dict[str, Any], tmp_path: Path) -> None:
-    path, wanted = quantized(name, how, options, tmp_path), shapes_of(name)
+def test_quantized_by_onnxruntime(name: str, scheme: str, options: dict[str, Any], tmp_path: Path) -> None:
+    path, wanted = quantized(name, scheme, options, tmp_path), shapes_of(name)
     program = polydyn.compile(path, threads=2)
     for s, plain, other in zip(wanted, run(path_of(name), wanted, name), run(path, wanted, name), strict=True):
         got = program.run(feeds(load(name), s))
@@ -86,7 +86,7 @@ def test_quantized_by_onnxruntime(name: str, how: str, options: dict[str, Any], 
 
 
 def test_a_zero_point_off_by_one_is_seen(tmp_path: Path) -> None:
-    """The control: the comparison above fails for a model that is wrong in one number."""
+    """Control: the comparison above must fail for a model with one wrong number."""
     path = quantized("bert_tiny", "dynamic", {"weight_type": "QUInt8"}, tmp_path)
     model = onnx.load(path)
     weight = next(n.input[3] for n in model.graph.node if n.op_type == "MatMulInteger")
@@ -101,7 +101,9 @@ def test_a_zero_point_off_by_one_is_seen(tmp_path: Path) -> None:
 
 
 def test_a_dynamically_quantized_model_is_few_kernels(tmp_path: Path) -> None:
-    """No product is alone: the sums are scaled, and where one product reads them rows are quantized, inside it."""
+    """Every product has neighbours in its kernel: sums are scaled, and for a single reader rows are quantized inside
+    it.
+    """
     path = quantized("bert_tiny", "dynamic", {"weight_type": "QUInt8"}, tmp_path)
     nodes = [n.op_type for n in onnx.load(path).graph.node]
     plan = plan_program(path)
@@ -115,7 +117,7 @@ def test_a_dynamically_quantized_model_is_few_kernels(tmp_path: Path) -> None:
 
 
 def test_layers_of_a_qdq_model_share_their_kernels(tmp_path: Path) -> None:
-    """Scales and zero points differ from layer to layer; they are operands."""
+    """Scales and zero points are operands, because they differ from layer to layer."""
     plan = plan_program(quantized("bert_tiny", "QDQ", {"activation_type": "QUInt8", "per_channel": True}, tmp_path))
     kernels = [x.candidates[0].kernel for x in plan.launches if x.kind in ("contract", "attention")]
     assert len(kernels) == 10 and {kernels.count(k) for k in kernels} == {2}, "five in each of two layers"

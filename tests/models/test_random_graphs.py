@@ -34,7 +34,7 @@ SIZES = (*EXTREMES, *LARGER)
 
 
 def native(name: str) -> str:
-    """``cpu:<name>``, skipped where this machine cannot run it."""
+    """Return ``cpu:<name>``; skip if this machine cannot run it."""
     if name == "avx512" and cpu_target("cpu").name != "avx512":
         pytest.skip("this machine has no AVX-512")
     return f"cpu:{name}"
@@ -46,7 +46,10 @@ def test_random_graphs_agree_with_the_reference(first: int) -> None:
 
 
 def test_random_layers() -> None:
-    """The same seed gives the same layer; one is right, a wrong number of its is seen. The GPU's: make fuzz-layers."""
+    """A seed determines its layer; one layer is right, and a wrong number is detected.
+
+    GPU: make fuzz-layers.
+    """
     for family in FAMILIES:
         one, two = random_layer(family, 5), random_layer(family, 5)
         assert one.shapes == two.shapes and one.model.SerializeToString() == two.model.SerializeToString()
@@ -75,7 +78,7 @@ def test_the_same_seed_gives_the_same_graph_and_feeds() -> None:
 
 
 def doubled(graph: Graph) -> Graph:
-    """The graph with its last node's result doubled, so that it disagrees."""
+    """Return the graph with its last node's result doubled, so that it disagrees."""
     n = graph.nodes[-1]
     assert isinstance(n, Compute)
     return replace(graph, nodes=(*graph.nodes[:-1], replace(n, body=op("add", n.body, n.body))))
@@ -128,7 +131,7 @@ def test_products_at_ugly_sizes(form: str, target: str) -> None:
 
 
 def test_a_product_of_dims_used_whole_and_apart() -> None:
-    """B*L rows in one place, B and L in another, and a batch that is collapsed on one side only."""
+    """B*L rows in one tensor, B and L in another, and a batch that is collapsed on one side only."""
     s = Sheet(x=("B", "L", 6), y=("L", "B", 4), w=(6, 4))
     s.let("p", ("B", "L", 4), op("mul", s.at("x", "d0", "d1", "r0"), s.at("w", "r0", "d2")), (6,), "sum")
     s.let("q", ("B", "L", 4), op("add", s.at("p", "d0", "d1", "d2"), s.at("y", "d1", "d0", "d2")))

@@ -1,4 +1,4 @@
-"""Static exports made dynamic by ``symbols=``: the rest follows, or the constant that contradicts is named."""
+"""Static exports made dynamic by ``symbols=``: other sizes follow, or the contradicting constant is named."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ def shape(*sizes: int) -> np.ndarray:
 
 
 def attention(b: int | str, length: int | str, sizes: tuple[int, ...]) -> onnx.ModelProto:
-    """Heads are split and joined by Reshape with constant targets, ``sizes`` being batch and length."""
+    """Build an attention whose heads are split and joined by Reshape to constant targets; ``sizes``: batch and length.
+    """
     nodes = []
     for x, perm in (("q", [0, 2, 1, 3]), ("k", [0, 2, 3, 1]), ("v", [0, 2, 1, 3])):
         nodes += [
@@ -74,7 +75,7 @@ def test_a_constant_that_contradicts_is_named() -> None:
 
 
 def test_an_input_that_contradicts_is_named_before_tables() -> None:
-    """A mask that keeps its size, and a table that does."""
+    """A mask keeps its size, a table does not."""
     table = {"zero": np.zeros((1, 7), np.float32)}
     nodes = [node("Add", "mask zero", "m"), node("Add", "x m", "y")]
     m = model(nodes, {"x": ("float32", [1, 7]), "mask": ("float32", [1, 7])}, ["y"], table)

@@ -1,4 +1,4 @@
-"""torch.compile with polydyn as its backend: one program for all sizes, and what is refused runs as torch has it."""
+"""torch.compile with polydyn as its backend: one program for all sizes; unsupported parts run in torch."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ import polydyn  # noqa: E402
 import polydyn.torch_backend as under_test  # noqa: E402
 from polydyn.errors import InputError, UnsupportedError  # noqa: E402
 
-pytestmark = pytest.mark.filterwarnings("default")  # torch warns of its own plans
+pytestmark = pytest.mark.filterwarnings("default")  # torch warns about its own plans
 
 nn = torch.nn
 SHAPES = [(2, 5), (3, 7), (4, 9), (9, 33), (2, 64), (5, 17), (7, 3), (6, 21), (2, 50), (3, 40)]
@@ -62,7 +62,7 @@ class Images(nn.Module):  # type: ignore[misc, name-defined]
 
 @pytest.fixture(autouse=True)
 def graphs(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
-    """The graphs that a test's models were compiled to."""
+    """Yield the graphs that a test's models were compiled to."""
     found: list[Any] = []
 
     class Watched(under_test.CompiledGraph):
@@ -168,7 +168,7 @@ def test_what_comes_in_and_goes_out_as_it_is() -> None:
 
 
 def refused(function: Any, *arguments: Any, **options: Any) -> tuple[Any, str]:
-    """The result, and what the log says."""
+    """Return the result, and the text of the log."""
     records: list[str] = []
     handler = logging.Handler()
     handler.emit = lambda r: records.append(r.getMessage())  # type: ignore[method-assign]

@@ -1,4 +1,4 @@
-"""torch.compile with polydyn means what eager torch means: types, special values, empty axes, outputs, errors."""
+"""torch.compile with polydyn behaves like eager torch: types, special values, empty axes, outputs, errors."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ pytest.importorskip("onnxscript", reason="the extra [torch] is not installed")
 import polydyn.torch_backend as under_test  # noqa: E402
 from polydyn.errors import PolydynError  # noqa: E402
 
-pytestmark = pytest.mark.filterwarnings("default")  # torch warns of its own plans
+pytestmark = pytest.mark.filterwarnings("default")  # torch warns about its own plans
 
 F = torch.nn.functional
 NAN, INF = float("nan"), float("inf")
@@ -35,7 +35,8 @@ def compiled(function: Any, **options: Any) -> Any:
 
 
 def agree(functions: Mapping[str, Callable[..., Any]], *arguments: Any, ulps: int = 4) -> None:
-    """All functions in one graph give what eager torch gives: type, strides, NaN, signs of zeros, nearly all digits."""
+    """Check that all functions in one graph equal eager torch: type, strides, NaN, signs of zeros, nearly all digits.
+    """
     got = compiled(lambda *a: tuple(f(*a) for f in functions.values()))(*arguments)
     wrong = {}
     for (name, function), g in zip(functions.items(), got, strict=True):

@@ -1,4 +1,4 @@
-"""Artifacts: save, load, damage, foreign versions and machines, use from C, what loading imports."""
+"""Artifacts: save, load, damage, foreign versions and machines, use from C, imports while loading."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_refuses_flipped_bytes(saved: Path) -> None:
             loaded = read_artifact(saved)
         except ArtifactError:
             continue
-        saved.write_bytes(data)  # the flip hit what carries no meaning, such as a time stamp
+        saved.write_bytes(data)  # the flip hit data without meaning, such as a time stamp
         good = read_artifact(saved)
         assert loaded.manifest == good.manifest and loaded.library == good.library and loaded.sources == good.sources
 
@@ -242,7 +242,8 @@ def test_a_damaged_cached_library_is_replaced(saved: Path, monkeypatch: pytest.M
 
 
 def test_a_saved_program_remembers_its_threads(tmp_path: Path) -> None:
-    """Opened again it takes those it was compiled with, unless others are asked for; without any, all cores."""
+    """An opened program uses the number of threads it was compiled with, unless ``load`` names another; else all cores.
+    """
     made = model([node("Relu", "x", "y")], {"x": ("float32", ["N"])}, ["y"])
     for threads in (3, None):
         polydyn.compile(made, threads=threads).save(tmp_path / "a.polydyn")

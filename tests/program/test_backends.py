@@ -1,4 +1,4 @@
-"""Targets: which one a name stands for, what it refuses, and that compiling is the list of its stages."""
+"""Targets: the meaning of their names, rejections, and compiling as the list of its stages."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_a_name_is_one_target() -> None:
 def test_a_program_for_another_architecture_can_be_written_but_not_opened(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """``make arm-test`` compiles and executes them."""
+    """``make arm-test`` compiles and executes such programs."""
     other = "cpu:neon" if architecture() == "x86_64" else "cpu:avx2"
     monkeypatch.setenv("CC", "no-cross-compiler")
     with pytest.raises(UnsupportedError, match=f"target {other} is for"):
@@ -75,7 +75,7 @@ def test_the_stages_are_shown_in_order(
 
 
 def test_a_bug_ends_the_compilation(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It used to be a note, and a slow kernel."""
+    """An earlier version noted it and used a slow kernel."""
 
     def broken(*_: object) -> None:
         raise CodegenError("planted")

@@ -1,4 +1,4 @@
-"""Bound calls: one call on fixed arrays, repeated; what they check, keep and refuse."""
+"""Bound calls: one call on fixed arrays, repeated; their checks, lifetimes and rejections."""
 
 from __future__ import annotations
 

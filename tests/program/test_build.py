@@ -1,4 +1,4 @@
-"""Building: compiler discovery, the cache, refusals."""
+"""Building: compiler discovery, the cache, rejections."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_only_changed_units_are_compiled() -> None:
 
 
 def test_units_that_are_asked_for_early_are_compiled_once(cache: Path) -> None:
-    """One whose text changes is given up, and so is one that the library has no use for: neither could be compiled."""
+    """A unit whose text changes is abandoned, and so is an unused one: neither could be compiled."""
     with Building(HEADERS) as building:
         building.ask({"u0.c": UNITS["u0.c"], "u1.c": "int f( {", "gone.c": "int f( {"})
         early = building.library(UNITS)
@@ -110,7 +110,8 @@ def test_the_system_says_what_caches_a_core_has(tmp_path: Path) -> None:
 
 
 def test_cores_respect_the_quota_of_a_container(tmp_path: Path) -> None:
-    """In its own group or in one around it, of version 2 (one tree) and 1 (a tree for each controller)."""
+    """The quota of its own group or of a group around it, in version 2 (one tree) and 1 (a tree for each controller).
+    """
     groups, everything = tmp_path / "groups", len(os.sched_getaffinity(0))
     cases = {"max 100000": everything, "150000 100000": min(2, everything), "1000 100000": 1, "odd": everything}
 
@@ -163,7 +164,7 @@ def test_several_processes_share_the_cache(cache: Path) -> None:
 
 
 def test_a_model_is_let_go_before_its_program_is_built(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The plan has packed constants; those of the graph would make the peak of memory a third higher."""
+    """The plan has packed constants; the graph's constants would make peak memory a third higher."""
     graphs: list[weakref.ref[Graph]] = []
 
     def read(*args: object, **options: object) -> Graph:
@@ -177,7 +178,7 @@ def test_a_model_is_let_go_before_its_program_is_built(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(compiler, "import_parts", read)
     monkeypatch.setattr(compiler, "build_artifact", build)
-    gc.disable()  # a cycle around the graph would keep it until somebody collects
+    gc.disable()  # a cycle around the graph would keep it until a collection
     try:
         with pytest.raises(BuildError, match="far enough"):
             compiler.compile_artifact("a product")

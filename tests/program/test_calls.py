@@ -1,4 +1,4 @@
-"""What a call accepts on a real compiled model: memory orders, empty arrays, the caller's outputs, threads."""
+"""Calls on a real compiled model: memory orders, empty arrays, the caller's outputs, threads."""
 
 from __future__ import annotations
 
@@ -111,9 +111,9 @@ def test_an_initializer_as_an_output_and_a_model_without_nodes() -> None:
     info = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["N"])
     constant = numpy_helper.from_array(np.array([1.5, 2.5], np.float32), "c")
 
-    def of(outputs: list[str]) -> onnx.ModelProto:
+    def model_of(outputs: list[str]) -> onnx.ModelProto:
         values = [onnx.ValueInfoProto(name=o) for o in outputs]
         return helper.make_model(helper.make_graph([], "g", [info], values, [constant]))
 
-    assert polydyn.compile(of(["c"]), threads=1).run({"x": np.zeros(3, np.float32)})["c"].tolist() == [1.5, 2.5]
-    assert polydyn.compile(of(["x"]), threads=1).run({"x": np.ones(3, np.float32)})["x"].tolist() == [1, 1, 1]
+    assert polydyn.compile(model_of(["c"]), threads=1).run({"x": np.zeros(3, np.float32)})["c"].tolist() == [1.5, 2.5]
+    assert polydyn.compile(model_of(["x"]), threads=1).run({"x": np.ones(3, np.float32)})["x"].tolist() == [1, 1, 1]

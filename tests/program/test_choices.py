@@ -1,4 +1,4 @@
-"""A launch that chooses among kernels: the generated C and explain take what the decision says."""
+"""A launch that chooses among kernels: the generated C and explain follow the decision."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ KERNELS = tuple(
 
 
 def plan(decision: Decision, variants: int = 3) -> HostPlan:
-    """``y[B]`` says which candidate ran, with a symbol that is another for each."""
+    """Plan ``y[B]`` that shows which candidate ran, with a different symbol for each."""
     symbols = [Index.of(7), B + 1, (L + 3) // 4]
     several = tuple(Candidate(f"tag{k}", ("x", "y"), (symbols[k],), B) for k in range(variants))
     one = replace(launch(KERNELS[0], "x y", (0,), B, B), candidates=several, decision=decision)

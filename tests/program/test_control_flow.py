@@ -1,4 +1,4 @@
-"""If on data, Loop and Scan, against ONNX Runtime at ugly sizes (docs/adr/0027-parts.md)."""
+"""If on data, Loop and Scan, compared with ONNX Runtime at ugly sizes (docs/adr/0027-parts.md)."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ Feeds = Mapping[str, Any]
 
 
 def parsed(text: str) -> onnx.ModelProto:
-    """A model in ONNX's text."""
+    """Parse a model in ONNX's text format."""
     return onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["" : 21]>\n{text}')
 
 
 def check(m: onnx.ModelProto, *calls: Feeds) -> Program:
-    """Every call gives what ONNX Runtime gives."""
+    """Check that every call equals ONNX Runtime's."""
     program = polydyn.compile(m, threads=2)
     session = onnxruntime.InferenceSession(m.SerializeToString(), providers=["CPUExecutionProvider"])
     kept: list[tuple[Any, Any]] = []
@@ -38,7 +38,8 @@ def check(m: onnx.ModelProto, *calls: Feeds) -> Program:
         got, expected = program.run(feeds), session.run(None, dict(feeds))
         for (name, a), b in zip(got.items(), expected, strict=True):
             shape = tuple(n if b.size == 0 == m else m for n, m in zip(a.shape, b.shape, strict=True))
-            assert (a.dtype, a.shape) == (b.dtype, shape), name  # rows that nobody saw have size 0 in ONNX Runtime
+            # rows without any iteration have size 0 in ONNX Runtime
+            assert (a.dtype, a.shape) == (b.dtype, shape), name
             np.testing.assert_allclose(a.reshape(b.shape), b, 1e-4, 1e-5, err_msg=name)
             assert not any(np.may_share_memory(a, x) for x in feeds.values()), f"{name} is memory of the caller"
         assert all(np.array_equal(feeds[n], x) for n, x in before.items()), "inputs are never written"
@@ -93,7 +94,7 @@ def test_a_branch_may_be_a_tensor_around_it() -> None:
 
 
 def test_a_body_reads_its_condition_behind_the_answer_that_it_gives() -> None:
-    """The row is computed from a product, so its launch comes behind that of the next condition."""
+    """The row is computed from a product, so its launch follows the launch of the next condition."""
     m = parsed("""
     g (int64 m, float[N, 4] x, float[4, 4] w) => (float[N, 4] last, float[K, N, 4] rows) {
         yes = Constant <value = bool {1}> ()
@@ -113,7 +114,7 @@ def test_a_body_reads_its_condition_behind_the_answer_that_it_gives() -> None:
 
 
 def test_a_body_may_hand_on_its_number_its_condition_and_what_it_was_given() -> None:
-    """Results are arrays of their own: later iterations and calls change none of them. (ONNX Runtime gives others.)"""
+    """Results are separate arrays: later iterations and calls change none of them. (ONNX Runtime returns others.)"""
     m = parsed("""
     g (int64 m, bool c, float[N] x0) => (float[N] last, int64 number, bool flag, float[N] same) {
         x = Exp (x0)
@@ -140,7 +141,7 @@ def test_a_body_may_hand_on_its_number_its_condition_and_what_it_was_given() -> 
 
     before = signal.signal(signal.SIGALRM, alarm)
     signal.setitimer(signal.ITIMER_REAL, 0.02)
-    with pytest.raises(TimeoutError):  # a loop that never ends looks at signals
+    with pytest.raises(TimeoutError):  # an endless loop reacts to signals
         program.run({"m": scalar(10**15), "c": np.array(True), "x0": f32(3)})
     signal.signal(signal.SIGALRM, before)
     assert program.run({"m": scalar(2), "c": np.array(True), "x0": f32(3)})["number"] == 1
@@ -217,7 +218,7 @@ def test_readers_of_a_result_of_two_ranks_move_into_the_branches_also_inside_bod
     for t, x in (
         (4, short),
         (8, wide),
-    ):  # then the other branch contradicts the sizes, and only calls of it are refused
+    ):  # then the other branch contradicts the sizes, and only calls of it are rejected
         program = polydyn.compile(m, dims={"T": (t, t)})
         session = onnxruntime.InferenceSession(m.SerializeToString())
         expected = session.run(None, {"c": np.array(t == 4), "x": x, **feeds})
@@ -286,7 +287,7 @@ def test_a_count_that_sizes_say() -> None:
     assert program.outputs["r"] == "float32[N, H]", "sizes say how many rows there are"
 
 
-NESTED = parsed("""
+NESTED_LOOPS = parsed("""
 g (int64 m, int64 k, float[N] x) => (float[N] y) {
     t = Constant <value = bool {1}> ()
     y = Loop (m, t, x) <
@@ -308,7 +309,7 @@ g (int64 m, int64 k, float[N] x) => (float[N] y) {
 
 def test_nested_loops_capture_from_every_level() -> None:
     calls = [(3, 2, 4), (1, 5, 1), (4, 1, 9), (0, 3, 2)]
-    check(NESTED, *({"m": scalar(a), "k": scalar(b), "x": f32(n)} for a, b, n in calls))
+    check(NESTED_LOOPS, *({"m": scalar(a), "k": scalar(b), "x": f32(n)} for a, b, n in calls))
 
 
 def test_bodies_that_find_sizes() -> None:
@@ -367,7 +368,7 @@ def test_many_iterations_and_a_row_that_is_carried_lies_once() -> None:
 
 
 def test_what_grows_has_room() -> None:
-    """Along the first axis in one place, along another to and fro; beyond the room that it has at first."""
+    """Growth along the first axis in place, along another alternating between buffers; also beyond the initial room."""
     m = parsed("""
     g (int64 m, float[N, 8] x) => (float[P, 8] long, float[N, Q] wide, float[T, 8] rows) {
         t = Constant <value = bool {1}> ()

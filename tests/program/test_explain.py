@@ -1,4 +1,4 @@
-"""explain says what the runtime does: same sizes, same threads, from the manifest alone."""
+"""explain agrees with the runtime: same sizes, same threads, from the manifest alone."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_an_explanation_reads_as_a_table_with_reasons(bert: Program) -> None:
 
 
 @pytest.mark.parametrize(
-    ("dims", "wanted"),
+    ("dims", "message"),
     [
         ({"B": 1}, r"no size is given for L \(axis 1 of 'input_ids'\)"),
         ({"B": 1, "L": 8, "Q": 3}, "the program has no dim Q"),
@@ -62,8 +62,8 @@ def test_an_explanation_reads_as_a_table_with_reasons(bert: Program) -> None:
         ({"B": 1, "L": 8, "attention_mask_1": 9}, "both called L"),
     ],
 )
-def test_explain_refuses_what_a_call_would(bert: Program, dims: dict[str, int], wanted: str) -> None:
-    with pytest.raises(InputError, match=wanted):
+def test_explain_refuses_what_a_call_would(bert: Program, dims: dict[str, int], message: str) -> None:
+    with pytest.raises(InputError, match=message):
         bert.explain(**dims)
 
 

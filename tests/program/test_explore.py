@@ -72,7 +72,7 @@ def test_edges_are_who_reads_what() -> None:
 
 
 def test_fusion_plans_and_concatenations() -> None:
-    """Groups write straight into their part of a concatenation; who reads it depends on all of them."""
+    """Groups write directly into their part of a concatenation; its readers depend on all of them."""
     nodes = [node("Relu", "x", "a"), node("Neg", "y", "b"), node("Concat", "a b", "c", axis=1)]
     nodes.append(node("MatMul", "c w", "z"))
     x = {name: ("float32", ["N", 4]) for name in ("x", "y")}

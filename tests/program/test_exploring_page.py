@@ -1,6 +1,6 @@
-"""docs/exploring.md: its scripts run, and the pictures that stand there are those that they make.
+"""docs/exploring.md: its scripts run and make the pictures that are stored with it.
 
-``pytest tests/program/test_exploring_page.py --update-golden`` draws them anew.
+``pytest tests/program/test_exploring_page.py --update-golden`` draws them again.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import pytest
 from tests.support.paths import ROOT
 
 PAGE = ROOT / "docs" / "exploring.md"
-MOST_BYTES = 250_000
-"""Of all stored pictures together."""
+MAX_PICTURE_BYTES = 250_000
+"""Maximum size of all stored pictures together."""
 
 
 def title(path: Path) -> str:
@@ -45,4 +45,4 @@ def test_the_scripts_draw_the_pictures_of_the_page(
 def test_stored_pictures_are_small_and_used() -> None:
     stored = sorted((ROOT / "docs" / "pictures").glob("*.svg"))
     assert all(f"pictures/{p.name}" in PAGE.read_text() for p in stored)
-    assert 0 < sum(p.stat().st_size for p in stored) < MOST_BYTES
+    assert 0 < sum(p.stat().st_size for p in stored) < MAX_PICTURE_BYTES

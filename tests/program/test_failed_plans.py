@@ -1,4 +1,6 @@
-"""Planning that fails: errors name the pass, the nodes and a remedy; with ``fallback`` only those nodes are left."""
+"""Planning that fails: errors name the pass, the nodes and a remedy; ``fallback`` leaves only those nodes to ONNX
+Runtime.
+"""
 
 from __future__ import annotations
 
@@ -26,20 +28,20 @@ F, ORT = "float32", polydyn.Options(fallback="onnxruntime")
 
 
 def chain() -> onnx.ModelProto:
-    """Sinh is the node that fails."""
+    """Build a model in which Sinh is the node that fails."""
     names = ["Softmax", "Relu", "Sinh", "Exp", "Softmax"]
     nodes = [node(op, a, b) for op, a, b in zip(names, "xabcd", "abcdy", strict=True)]
     return model(nodes, {"x": (F, ["N", 5])}, ["y"])
 
 
 def has_sinh(graph: Graph) -> bool:
-    """Whether a primitive computes hyperbolic sines."""
+    """Return whether a primitive computes hyperbolic sines."""
     bodies = [n.body for n in graph.nodes if isinstance(n, Compute)]
     return any(isinstance(v, Op) and v.name == "sinh" for b in bodies for v in walk(b))
 
 
 def failing_pass(monkeypatch: pytest.MonkeyPatch, error: Exception, rewriting: bool) -> None:
-    """A pass of the pipeline raises an error if the graph has a hyperbolic sine."""
+    """Add a pass to the pipeline that raises an error if the graph has a hyperbolic sine."""
 
     def rewrite(graph: Graph) -> Graph:
         if has_sinh(graph):
@@ -141,7 +143,7 @@ def test_a_rule_that_stumbles_is_left_but_not_an_invalid_model(monkeypatch: pyte
         polydyn.compile(invalid, threads=1, options=ORT)
 
 
-REPLACED = """
+SCRIPT = """
 import warnings, sys, numpy as np, onnx, onnxruntime, polydyn.session
 warnings.simplefilter("ignore")
 for name in polydyn.session.__all__:
@@ -161,5 +163,5 @@ print(type(session).__module__, session.run(None, {"x": x, "rois": rois})[0].sha
 @pytest.mark.parametrize("module", [(), ("module",)])
 def test_fallback_finds_onnx_runtime_behind_its_replacement(module: tuple[str, ...]) -> None:
     """The classes in ``onnxruntime`` are polydyn's (docs/switching.md), or the whole module is."""
-    done: Any = subprocess.run([sys.executable, "-c", REPLACED, *module], capture_output=True, text=True, timeout=120)
+    done: Any = subprocess.run([sys.executable, "-c", SCRIPT, *module], capture_output=True, text=True, timeout=120)
     assert done.stdout.split(" ", 1) == ["polydyn.session.session", "(2, 3, 2, 3)\n"], done.stderr

@@ -1,4 +1,4 @@
-"""Nodes that are left to ONNX Runtime on request: results, warnings, notes, saved programs, refusals."""
+"""Nodes that are left to ONNX Runtime on request: results, warnings, notes, saved programs, rejections."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ F, S = "float32", polydyn.Options(fallback="onnxruntime")
 
 
 def pooled() -> onnx.ModelProto:
-    """MaxRoiPool, which is not built, between two compiled parts."""
+    """Build MaxRoiPool, which is not supported, between two compiled parts."""
     return model(
         [node("Mul", "x x", "q"), node("MaxRoiPool", "q rois", "p", pooled_shape=[2, 3]), node("Exp", "p", "y")],
         {"x": (F, ["N", 3, "H", "W"]), "rois": (F, ["R", 5])}, ["y"],
@@ -79,7 +79,7 @@ def test_saved_programs_name_the_node_and_run_it(tmp_path: Path, monkeypatch: py
 
 
 def test_what_a_rule_refuses_is_left_too() -> None:
-    """A form of an operator that is built: a number of samples that data decide."""
+    """An unsupported form of a supported operator: a data-dependent number of samples."""
     align = node("RoiAlign", "a r k", "b", output_height=2, output_width=2, sampling_ratio=0)
     m = model(
         [node("Relu", "x", "a"), align, node("Exp", "b", "y")],
@@ -97,7 +97,10 @@ def test_what_a_rule_refuses_is_left_too() -> None:
 
 
 def test_neighbours_run_as_one_region() -> None:
-    """Numbers to strings and back: no string crosses. The program's own nodes stand in front, beside and behind."""
+    """Numbers to strings and back: no string crosses.
+
+    The program's own nodes precede, accompany and follow the region.
+    """
     nodes = [node("Floor", "x", "a"), node("Cast", "a", "s", to=onnx.TensorProto.STRING), node("Exp", "a", "b")]
     nodes.append(
         helper.make_node("LabelEncoder", ["s"], ["n"], "labels", domain="ai.onnx.ml", keys_strings=["1", "3"],

@@ -1,4 +1,4 @@
-"""Every call is checked: rank, dtype, equalities, ranges, divisibility; by Program.run and by the C interface alike."""
+"""Checks of every call: rank, dtype, equalities, ranges, divisibility; in Program.run and in the C interface."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ GOOD = {"x": (2, 16), "y": (2, 16), "past": (3, 4), "mask": (7,), "i": (2,)}
 
 @pytest.fixture(scope="module")
 def program() -> Program:
-    """x + y (L == M); x in rows of 4 columns; past joined to itself and 1 masked by T == 2 * P + 1; table[i]."""
+    """Compile x + y (L == M); x in rows of 4 columns; past joined to itself and 1 masked by T == 2 * P + 1; table[i].
+    """
     nodes = [
         node("Add", "x y", "sum"), node("Reshape", "x rows", "four"), node("Slice", "x zero nine one", "cut"),
         node("Concat", "past past row", "twice", axis=0), node("Unsqueeze", "mask one", "column"),
@@ -54,7 +55,7 @@ CASES: Mapping[str, tuple[dict[str, tuple[int, ...]], str]] = {
 
 
 def pattern(text: str) -> str:
-    """A message where ``.*`` means anything and all else itself."""
+    """Return the pattern of a message in which ``.*`` matches anything and all else itself."""
     return "(?s)" + ".*".join(map(re.escape, text.split(".*")))
 
 
@@ -63,7 +64,7 @@ def arrays(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, np.ndarray]:
 
 
 def shapes_in_c(program: Program, shapes: Mapping[str, tuple[int, ...]], **dtypes: str) -> tuple[int, str]:
-    """pd_shapes on these inputs: its code, and what it has to say."""
+    """Call pd_shapes on these inputs; return its code and its message."""
     lib, native = program._native.library, program._native
     context = ctypes.c_void_p()
     assert lib.pd_context_new(native.program, 1, ctypes.byref(context)) == OK

@@ -1,4 +1,4 @@
-"""Initializers that are inputs too, beside ONNX Runtime: given, left out, saved, needed as constants."""
+"""Initializers that are also inputs, compared with ONNX Runtime: passed, omitted, saved, required as constants."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SEVEN = np.array([5, 6, 7], np.float32)
 
 
 def model(nodes: list[onnx.NodeProto], outputs: dict[str, int], ir_version: int = 9, **free: Any) -> onnx.ModelProto:
-    """``free``: initializers that are inputs, an array or a list of texts each."""
+    """Build a model. ``free``: initializers that are inputs, an array or a list of texts each."""
     constants = [
         numpy_helper.from_array(a, n) if isinstance(a, np.ndarray)
         else helper.make_tensor(n, T.STRING, [len(a)], [t.encode() for t in a]) for n, a in free.items()
@@ -33,7 +33,7 @@ def model(nodes: list[onnx.NodeProto], outputs: dict[str, int], ir_version: int 
 
 
 def product(**more: Any) -> onnx.ModelProto:
-    """``y = x * w``; the initializer is an output too."""
+    """Build ``y = x * w``; the initializer is an output too."""
     return model([helper.make_node("Mul", ["x", "w"], ["y"])], {"y": T.FLOAT, "w": T.FLOAT},
                  w=np.array([1, 2, 3], np.float32), **more)  # fmt: skip
 

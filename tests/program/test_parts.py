@@ -1,4 +1,5 @@
-"""Programs of several parts: sizes that data decide, against ONNX Runtime at ugly sizes (docs/adr/0027-parts.md)."""
+"""Programs of several parts: data-dependent sizes, compared with ONNX Runtime at ugly sizes (docs/adr/0027-parts.md).
+"""
 
 from __future__ import annotations
 
@@ -43,7 +44,7 @@ def model(
 
 
 def check(m: onnx.ModelProto, *calls: Feeds, threads: int = 2) -> PartsProgram:
-    """Every call gives what ONNX Runtime gives: dtypes, shapes, numbers."""
+    """Check that every call equals ONNX Runtime's: dtypes, shapes, numbers."""
     program = polydyn.compile(m, threads=threads)
     assert isinstance(program, PartsProgram)
     session = onnxruntime.InferenceSession(m.SerializeToString(), providers=["CPUExecutionProvider"])
@@ -70,7 +71,7 @@ def i64(*values: int) -> Any:
     return np.array(values, np.int64)
 
 
-MASKED = model(
+MASKED_ROWS = model(
     [
         node("Greater", "x zero", "m"),
         node("NonZero", "m", "i"),
@@ -85,7 +86,7 @@ MASKED = model(
 
 def test_non_zero_of_a_mask_and_what_follows() -> None:
     shapes = [(3, 4), (0, 4), (1, 1), (31, 33), (100, 7), (1, 0)]
-    program = check(MASKED, *({"x": numbers(*s)} for s in shapes), {"x": -np.ones((4, 5), np.float32)})
+    program = check(MASKED_ROWS, *({"x": numbers(*s)} for s in shapes), {"x": -np.ones((4, 5), np.float32)})
     assert len(program.parts) == 2 and program.steps == ["non_zero of NonZero_i"]
     assert program.symbols["NonZero_i.n"] == "data: non_zero of NonZero_i"
     assert program.guards == [], "n <= H*W holds by construction"
@@ -143,7 +144,7 @@ def test_slices_of_data() -> None:
         (0, 5, (0, 4), (3, -9)), (7, 0, (2, 3), (9, -1)),
     ]  # fmt: skip
     program = check(m, *({"x": numbers(h, w), "s": i64(*s), "e": i64(*e)} for h, w, s, e in calls))
-    feeds = {"x": numbers(3, 7), "s": i64(0, 5)}  # to the first element, as ONNX Runtime says
+    feeds = {"x": numbers(3, 7), "s": i64(0, 5)}  # to the first element, as in ONNX Runtime
     same(program.run(feeds | {"e": i64(9, 2**63 - 1)}), list(program.run(feeds | {"e": i64(9, -(2**63))}).values()))
 
 
@@ -231,7 +232,7 @@ def test_non_maximum_suppression(center: int) -> None:
     check(m, *feeds)
 
 
-LATE = model(
+LATE_GUARD = model(
     [
         node("NonZero", "m", "i"),
         node("Squeeze", "i z", "j"),
@@ -243,7 +244,7 @@ LATE = model(
 
 
 def test_a_late_guard_says_after_what_it_failed_and_leaves_the_program_usable() -> None:
-    program = check(LATE, {"m": np.array([True, False, True]), "x": numbers(2)})
+    program = check(LATE_GUARD, {"m": np.array([True, False, True]), "x": numbers(2)})
     with pytest.raises(InputError, match=r"Add_y(.|\n)*after NonZero_i.n = 3"):
         program.run({"m": np.ones(3, bool), "x": numbers(2)})
     assert program.run({"m": np.array([True, True]), "x": np.zeros(2, np.float32)})["y"].tolist() == [0, 1]
@@ -265,13 +266,13 @@ def test_wrong_calls_are_refused_before_anything_runs() -> None:
 
 
 def test_saved_programs_give_the_same(tmp_path: Path) -> None:
-    program = check(MASKED, {"x": numbers(5, 6)})
+    program = check(MASKED_ROWS, {"x": numbers(5, 6)})
     program.save(tmp_path / "masked.polydyn")
     loaded = polydyn.load(tmp_path / "masked.polydyn", threads=1)
     x = {"x": numbers(9, 2)}
     same(loaded.run(x), list(program.run(x).values()))
     assert loaded.outputs == program.outputs and loaded.symbols == program.symbols
-    again = polydyn.compile(MASKED, threads=2)
+    again = polydyn.compile(MASKED_ROWS, threads=2)
     again.save(tmp_path / "again.polydyn")
     assert (tmp_path / "again.polydyn").read_bytes() == (tmp_path / "masked.polydyn").read_bytes()
 
@@ -282,7 +283,7 @@ def saved(program: PartsProgram, folder: Path) -> str:
 
 
 def test_looking_inside(tmp_path: Path) -> None:
-    program = check(MASKED, {"x": numbers(5, 6)})
+    program = check(MASKED_ROWS, {"x": numbers(5, 6)})
     shown = str(program.explain(**dict.fromkeys(program.symbols, 5)))
     assert "NonZero_i.n=5" in shown and len(program.launches) == shown.count("nest ") + shown.count("shares of ")
     rows = program.profile({"x": numbers(5, 6)}, repeats=2)
@@ -296,7 +297,7 @@ def test_looking_inside(tmp_path: Path) -> None:
 
 
 def test_out_and_bound_calls() -> None:
-    program = polydyn.compile(LATE)
+    program = polydyn.compile(LATE_GUARD)
     feeds = {"m": np.array([True, False, True]), "x": numbers(2)}
     want, y = program.run(feeds)["y"], np.empty(2, np.float32)
     assert program.run(feeds, {"y": y})["y"] is y and np.array_equal(y, want)
@@ -308,7 +309,7 @@ def test_out_and_bound_calls() -> None:
 
 
 def test_many_sizes_from_many_threads_with_flat_memory() -> None:
-    program = polydyn.compile(MASKED, threads=1)
+    program = polydyn.compile(MASKED_ROWS, threads=1)
     assert isinstance(program, PartsProgram)
     wrong: list[object] = []
 
@@ -331,7 +332,7 @@ def test_many_sizes_from_many_threads_with_flat_memory() -> None:
 
 
 def test_parts_run_on_the_threads_of_one_pool() -> None:
-    program, before = polydyn.compile(MASKED, threads=2), len(os.listdir("/proc/self/task"))
+    program, before = polydyn.compile(MASKED_ROWS, threads=2), len(os.listdir("/proc/self/task"))
     assert isinstance(program, PartsProgram) and len(program.parts) > 1
     program.run({"x": np.ones((700, 700), np.float32)})
     assert len(os.listdir("/proc/self/task")) <= before + 1
@@ -339,23 +340,23 @@ def test_parts_run_on_the_threads_of_one_pool() -> None:
 
 def test_one_number_of_threads_or_another_gives_the_same_bits() -> None:
     x = {"x": numbers(200, 100)}
-    results = [polydyn.compile(MASKED, threads=n).run(x) for n in (1, 2, 7)]
+    results = [polydyn.compile(MASKED_ROWS, threads=n).run(x) for n in (1, 2, 7)]
     for r in results[1:]:
         assert all(np.array_equal(a, b) for a, b in zip(r.values(), results[0].values(), strict=True))
 
 
 def test_other_targets_and_tools_refuse_by_name() -> None:
     with pytest.raises(UnsupportedError, match="between two parts"):
-        polydyn.compiler.plan_program(MASKED)
+        polydyn.compiler.plan_program(MASKED_ROWS)
     too_many = model([node("Expand", "x s", "y")], {"x": (T.FLOAT, ["N"]), "s": (T.INT64, ["R"])}, "y")
     with pytest.raises(UnsupportedError, match="knows how many"):
         polydyn.compile(too_many)
 
 
 def test_a_session_runs_them() -> None:
-    session = polydyn.InferenceSession(MASKED.SerializeToString())
+    session = polydyn.InferenceSession(MASKED_ROWS.SerializeToString())
     x = numbers(4, 3)
-    same(polydyn.compile(MASKED).run({"x": x}), session.run(None, {"x": x}))
+    same(polydyn.compile(MASKED_ROWS).run({"x": x}), session.run(None, {"x": x}))
     binding = session.io_binding()
     binding.bind_cpu_input("x", x)
     for o in session.get_outputs():
@@ -366,7 +367,7 @@ def test_a_session_runs_them() -> None:
 
 def test_memory_between_parts_is_used_again() -> None:
     nodes = [node("NonZero", "x", "i"), node("Transpose", "i", "t"), node("GatherND", "x t", "v")]
-    for k in range(4):  # each part gives a tensor to the next one
+    for k in range(4):  # each part passes a tensor to the next one
         nodes += [node("NonZero", f"{'v' if not k else f'v{k}'}", f"i{k}"), node("Transpose", f"i{k}", f"t{k}")]
         nodes += [node("GatherND", f"{'v' if not k else f'v{k}'} t{k}", f"v{k + 1}")]
     program = check(model(nodes, {"x": (T.FLOAT, ["N"])}, "v4"), {"x": numbers(100)}, {"x": numbers(7)})
@@ -382,7 +383,7 @@ def test_memory_between_parts_is_used_again() -> None:
 
 
 def test_a_failure_between_parts_leaves_what_a_call_has_usable() -> None:
-    program = polydyn.compile(LATE, threads=1)
+    program = polydyn.compile(LATE_GUARD, threads=1)
     assert isinstance(program, PartsProgram)
     good = {"m": np.array([True, False, True]), "x": numbers(2)}
     want = program.run(good)["y"]

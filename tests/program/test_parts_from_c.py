@@ -1,4 +1,4 @@
-"""Programs of several parts from C, without Python: what they give there is what they give here."""
+"""Programs of several parts from C, without Python: their results equal those in Python."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from polydyn.build.cache import library_file
 from polydyn.build.compiler import find_compiler
 from polydyn.errors import FallbackWarning
 from polydyn.runtime.artifact import read_artifact
-from tests.program.test_control_flow import LOOP, NESTED
+from tests.program.test_control_flow import LOOP, NESTED_LOOPS
 from tests.program.test_fallback import pooled
-from tests.program.test_parts import LATE, MASKED
+from tests.program.test_parts import LATE_GUARD, MASKED_ROWS
 from tests.program.test_recurrent import f32, recurrent
 from tests.support.from_c import RefusedError, build, run
 from tests.support.tiny import model, node
@@ -46,9 +46,9 @@ def nested(outer: int, inner: int, size: int) -> Feeds:
 
 
 CASES: dict[str, tuple[onnx.ModelProto, list[Feeds]]] = {
-    "sizes": (MASKED, [{"x": f32(*s)} for s in [(5, 6), (0, 3), (31, 33), (1, 1)]]),
+    "sizes": (MASKED_ROWS, [{"x": f32(*s)} for s in [(5, 6), (0, 3), (31, 33), (1, 1)]]),
     "counts": (LOOP, [loop(5, 3), loop(40, 7), loop(0, 2), loop(1, 1)]),
-    "bodies of parts": (NESTED, [nested(3, 2, 4), nested(0, 3, 2), nested(4, 1, 9)]),
+    "bodies of parts": (NESTED_LOOPS, [nested(3, 2, 4), nested(0, 3, 2), nested(4, 1, 9)]),
     "different ones": (
         model([node("Unique", "x", "y i j c", axis=1)], {"x": ("float32", ["H", "W"])}, ["y", "i", "j", "c"]),
         [{"x": np.round(f32(*s))} for s in [(1, 9), (2, 40), (3, 0)]],
@@ -59,7 +59,7 @@ CASES: dict[str, tuple[onnx.ModelProto, list[Feeds]]] = {
 
 @pytest.mark.parametrize("case", CASES)
 def test_they_run_from_c(case: str, runner: list[str], tmp_path: Path) -> None:
-    """Of the loop and the suppression of zeros only a run knows the sizes of results."""
+    """Sizes of the results of the loop and the suppression of zeros are known only in a run."""
     m, calls = CASES[case]
     program, path = saved(m, tmp_path)
     for got, feeds in zip(run(runner, path, calls), calls, strict=True):
@@ -68,7 +68,7 @@ def test_they_run_from_c(case: str, runner: list[str], tmp_path: Path) -> None:
 
 
 def test_wrong_calls_say_why_from_c(runner: list[str], tmp_path: Path) -> None:
-    _, path = saved(LATE, tmp_path)
+    _, path = saved(LATE_GUARD, tmp_path)
     with pytest.raises(RefusedError, match="Add_y"):
         run(runner, path, [{"m": np.ones(3, bool), "x": f32(2)}])
 
@@ -81,7 +81,7 @@ def test_what_needs_python_is_refused_by_name(runner: list[str], tmp_path: Path)
 
 
 def test_a_file_that_is_cut_off_is_refused(tmp_path: Path) -> None:
-    _, path = saved(MASKED, tmp_path)
+    _, path = saved(MASKED_ROWS, tmp_path)
     library, opened = ctypes.CDLL(str(library_file(read_artifact(path).library))), ctypes.c_void_p(1)
     library.pd_error.restype = ctypes.c_char_p
     path.write_bytes(path.read_bytes()[:9000])

@@ -1,4 +1,4 @@
-"""Pictures of a compilation: they are well-formed, say what they must, and draw sizes 0 and 1 like others."""
+"""Pictures of a compilation: they are well-formed, contain the required texts, and draw sizes 0 and 1 like others."""
 
 from __future__ import annotations
 
@@ -56,14 +56,14 @@ W = np.random.default_rng(0).standard_normal((8, 28)).astype(np.float32)
 
 
 def product() -> explore.Group:
-    """``y[M, 28] = relu(x[M, 8] @ w)``."""
+    """Build ``y[M, 28] = relu(x[M, 8] @ w)``."""
     nodes = [node("MatMul", "x w", "p"), node("Relu", "p", "y")]
     (group,) = explore.groups(model(nodes, {"x": ("float32", ["M", 8])}, ["y"], {"w": W}))
     return group
 
 
 def tiled(t: Scheduled) -> Scheduled:
-    """Blocks of 4 x 8, the reduction in blocks of 4 around the points; sums in a buffer of a block."""
+    """Tile by blocks of 4 x 8, the reduction in blocks of 4 around the points; sums in a buffer per block."""
     for axis, size in (("i", 4), ("j", 8), ("k", 4)):
         t = tile(t, axis, (b, f"B_{axis}"), (p, size))
     t = interchange(t, b("i"), b("j"), b("k"), p("k"), p("i"), p("j"))
@@ -74,7 +74,7 @@ def tiled(t: Scheduled) -> Scheduled:
 
 
 def swapped(tree: Tree) -> Tree:
-    """The tree with the first two parts of its first sequence exchanged."""
+    """Return the tree with the first two parts of its first sequence exchanged."""
     if isinstance(tree, Band):
         return Band(tree.members, swapped(tree.child))
     assert isinstance(tree, Sequence)
@@ -83,7 +83,7 @@ def swapped(tree: Tree) -> Tree:
 
 
 def texts(x: Picture) -> str:
-    """All text of a picture, hover included, after a check that it is well-formed and shows nothing absurd."""
+    """Return all text of a picture, hover included, after checks that it is well-formed and plausible."""
     root = ElementTree.fromstring(re.sub(r"<style>.*?</style>", "", x.svg, flags=re.DOTALL))
     ElementTree.fromstring(x.svg)
     assert root.tag.endswith("svg") and root.get("aria-label") == x.title
@@ -198,7 +198,7 @@ def test_trees_loops_and_changes() -> None:
 
 
 def test_lines_of_code_are_their_statements() -> None:
-    """Each line of C that stores is the colour of the statement that it computes, and no other line has one."""
+    """Each line of C that stores has the colour of its statement, and no other line has one."""
     t = tiled(product().start())
     x = pictures.code(t, AVX2)
     colour = dict(zip(("INIT", "ACC", "DONE0"), ("#8b919c", "#e09b2d", "#3d8fe0"), strict=True))
@@ -311,7 +311,7 @@ def test_a_call_is_a_timeline_and_a_roofline(program: polydyn.Program, rows: int
 
 
 def test_lanes_are_what_threads_did(program: polydyn.Program) -> None:
-    """Pieces of a launch that follow each other are one; waiting is what is left."""
+    """Consecutive pieces of a launch are merged; the remaining time is waiting."""
     told = program.explain(M=40)
     x = told.launches[0]
     spans = [Span(0, x.label, x.kernel, *rest) for rest in ((0, 0, 4, 50, 90), (0, 4, 4, 90, 150), (1, 8, 2, 100, 150))]
@@ -335,7 +335,7 @@ def test_times_of_another_program_have_no_roofline(program: polydyn.Program) -> 
 
 
 def recorded(path: Path, decision: str = "") -> pictures.Searched:
-    """A record file with a search of three tiles, of which two are kept."""
+    """Write a record file with a search of three tiles, two of them selected."""
     key, machine = GroupKey("g", "float32", "cpu"), cpu(1)
     tiles = [Tile((("w.i", n), ("w.j", 16)), (("b.i", 8 * n),)) for n in (2, 4, 6)]
     costs = zip(tiles, (3e-11, 1e-11, 2e-11), strict=True)
@@ -390,7 +390,7 @@ def test_numbers_over_shapes() -> None:
 
 
 def test_regions_of_the_dispatcher(program: polydyn.Program) -> None:
-    """The picture's kernel at a size is the one that ``explain`` names there, at 0 too."""
+    """The picture's kernel at a size is the kernel that ``explain`` names there, also at 0."""
     manifest = copy.deepcopy(dict(program.manifest))
     (launch,) = (x for x in manifest["launches"] if x["label"].startswith("contract"))
     launch["candidates"] = [{**launch["candidates"][0], "name": f"kernel {k}"} for k in range(3)]

@@ -1,4 +1,4 @@
-"""LSTM, GRU and RNN against ONNX Runtime: directions, layouts, lengths, peepholes, activations, ugly sizes."""
+"""LSTM, GRU and RNN compared with ONNX Runtime: directions, layouts, lengths, peepholes, activations, ugly sizes."""
 
 from __future__ import annotations
 
@@ -26,20 +26,23 @@ def f32(*shape: int) -> Any:
     return (RNG.standard_normal(shape) / 2).astype(np.float32)
 
 
-def recurrent(op: str, given: str = "", hidden: int = HIDDEN, width: int = WIDTH, **attributes: Any) -> onnx.ModelProto:
-    """One node; ``given``: of B (bias), S (lengths), H (initial states), P (peepholes) those that it has."""
+def recurrent(
+    op: str, optional: str = "", hidden: int = HIDDEN, width: int = WIDTH, **attributes: Any
+) -> onnx.ModelProto:
+    """Build one node; ``optional``: its optional inputs among B (bias), S (lengths), H (initial states), P (peepholes).
+    """
     ways = 2 if attributes.get("direction") == "bidirectional" else 1
     g, batched = GATES[op], attributes.get("layout", 0)
     constants = {"w": f32(ways, g * hidden, width), "r": f32(ways, g * hidden, hidden)}
     inputs: dict[str, tuple[int, list[Any]]] = {"x": (T.FLOAT, ["B", "T", width] if batched else ["T", "B", width])}
     names = ["x", "w", "r", "", "", "", "", ""]
-    if "B" in given:
+    if "B" in optional:
         constants["b"], names[3] = f32(ways, 2 * g * hidden), "b"
-    if "S" in given:
+    if "S" in optional:
         inputs["s"], names[4] = (T.INT32, ["B"]), "s"
-    for k, n in enumerate(["h", "c"] if op == "LSTM" else ["h"]) if "H" in given else ():
+    for k, n in enumerate(["h", "c"] if op == "LSTM" else ["h"]) if "H" in optional else ():
         inputs[n], names[5 + k] = (T.FLOAT, ["B", ways, hidden] if batched else [ways, "B", hidden]), n
-    if "P" in given:
+    if "P" in optional:
         constants["p"], names[7] = f32(ways, 3 * hidden), "p"
     while not names[-1]:
         names.pop()
@@ -54,7 +57,7 @@ def recurrent(op: str, given: str = "", hidden: int = HIDDEN, width: int = WIDTH
 
 
 def feeds_of(m: onnx.ModelProto, time: int, batch: int) -> Mapping[str, Any]:
-    """Random inputs; lengths from 1 to ``time``."""
+    """Return random inputs; lengths from 1 to ``time``."""
     sizes = {"T": time, "B": batch}
     shapes = {i.name: [d.dim_value or sizes[d.dim_param] for d in i.type.tensor_type.shape.dim] for i in m.graph.input}
     feeds = {n: f32(*s) for n, s in shapes.items()}
@@ -67,7 +70,7 @@ def check(m: onnx.ModelProto, sizes: Any = ((4, 2), (1, 1), (9, 3))) -> PartsPro
     program = polydyn.compile(m, threads=2)
     assert isinstance(program, PartsProgram)
     options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = 1  # on more it quantizes parts of a batch with scales of their own
+    options.intra_op_num_threads = 1  # on more threads it quantizes parts of a batch with separate scales
     session = onnxruntime.InferenceSession(m.SerializeToString(), options, providers=["CPUExecutionProvider"])
     for time, batch in sizes:
         feeds = feeds_of(m, time, batch)
@@ -93,7 +96,7 @@ def test_peepholes_and_clip() -> None:
 
 
 def in_integers(m: onnx.ModelProto, dtype: str, columns: bool) -> onnx.ModelProto:
-    """A model of ``recurrent`` with W and R as integers: a scale for each direction, or for each column."""
+    """Return a model of ``recurrent`` with W and R as integers: a scale for each direction, or for each column."""
     node, zero = m.graph.node[0], 0 if dtype == "int8" else 128
     node.op_type, node.domain = "DynamicQuantizeLSTM", "com.microsoft"
     node.input.extend([""] * (8 - len(node.input)))
@@ -112,17 +115,17 @@ def in_integers(m: onnx.ModelProto, dtype: str, columns: bool) -> onnx.ModelProt
 
 
 @pytest.mark.parametrize(
-    ("given", "dtype", "columns", "direction"),
+    ("optional", "dtype", "columns", "direction"),
     [("BSHP", "int8", True, "bidirectional"), ("S", "uint8", False, "reverse"), slow("", "int8", False, "forward")],
 )
-def test_weights_that_are_integers(given: str, dtype: str, columns: bool, direction: str) -> None:
-    """Scales of what is past the end of a sequence are as ONNX Runtime's: exact but for the order of float sums."""
-    model = in_integers(recurrent("LSTM", given, direction=direction), dtype, columns)
+def test_weights_that_are_integers(optional: str, dtype: str, columns: bool, direction: str) -> None:
+    """Scales past the end of a sequence equal ONNX Runtime's: exact except for the order of float sums."""
+    model = in_integers(recurrent("LSTM", optional, direction=direction), dtype, columns)
     program = check(model, ((5, 3), (1, 1), (9, 4)))
     ways = 1 + (direction == "bidirectional")
     shapes = {"x": (0, 2, WIDTH), "h": (ways, 2, HIDDEN), "c": (ways, 2, HIDDEN)}
     feeds: dict[str, Any] = {n: f32(*shapes[n]) for n in program.inputs if n in shapes}
-    if "S" in given:
+    if "S" in optional:
         feeds["s"] = np.zeros(2, np.int32)
     results = program.run(feeds)
     assert results["y"].shape == (0, ways, 2, HIDDEN)
@@ -166,7 +169,7 @@ def test_a_step_is_few_launches_and_the_input_one_product() -> None:
 
 
 class Counted:
-    """A library whose runs are counted."""
+    """A library that counts its runs."""
 
     def __init__(self, library: Any) -> None:
         self.library, self.calls = library, 0

@@ -96,7 +96,7 @@ def test_refuses_wrong_inputs(program: Program) -> None:
     for message, bad in wrong.items():
         with pytest.raises(InputError, match=re.escape(message)):
             program.run(bad)
-    check(program, x, x)  # a refused call leaves nothing behind
+    check(program, x, x)  # a rejected call leaves nothing behind
 
 
 def test_guards_are_checked_on_every_call() -> None:
@@ -145,7 +145,7 @@ def test_several_threads_call_one_program(program: Program) -> None:
 
 
 def count_plan(launches: int) -> HostPlan:
-    """Every task of every launch adds 1 to its own element."""
+    """Plan launches in which every task adds 1 to its own element."""
     count = kernel("count", 1, 0, "int64_t *o = buf[0];\nfor (int64_t i = begin; i < end; i++) o[i]++;")
     return HostPlan(
         "count", ("x",), ("o",), buffers(("x", F, (L,), "input"), ("o", "int64", (L,), "output")),
@@ -222,7 +222,7 @@ def test_the_last_eight_shapes_are_remembered() -> None:
         for n in range(8):
             check(fresh, **feeds(n, 2 * n + 1))
     assert fresh.counters["evaluations"] == 8
-    for n in (9, 0, 9, 1, 9):  # the oldest goes first
+    for n in (9, 0, 9, 1, 9):  # the oldest is dropped first
         check(fresh, **feeds(n, 2 * n + 1))
     assert fresh.counters["evaluations"] == 11
     x = np.ones((6, 4), np.float32)[::2]  # other strides are another call

@@ -1,4 +1,4 @@
-"""InferenceSession: code for ONNX Runtime with one import changed, beside ONNX Runtime."""
+"""InferenceSession: code for ONNX Runtime with one import changed, compared with ONNX Runtime."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def feeds(batch: int = 2, length: int = 5) -> dict[str, np.ndarray]:
 
 
 def both(example: Callable[[ModuleType], Any]) -> tuple[Any, Any]:
-    """What an example gives with either import."""
+    """Return the result of an example with each import."""
     return example(onnxruntime), example(polydyn.session)
 
 

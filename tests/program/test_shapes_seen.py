@@ -1,4 +1,4 @@
-"""The log of shapes: what is counted, its bound, threads, and the way to ``polydyn tune --from-log``."""
+"""The log of shapes: its counts, its limit, threads, and ``polydyn tune --from-log``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tuning of kernels that are no products: their spaces, searches and what a compilation makes of them."""
+"""Tuning of kernels other than products: their spaces, searches and compilation."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ from polydyn.search.tasks.sized import ROWS, SizedTask
 from polydyn.testing import models
 from polydyn.testing.inputs import feeds
 
-LARGE = 20
-"""From this size on the machine of these tests likes the last tuple best."""
+LARGE_SIZE = 20
+"""From this size on, the machine of these tests is fastest with the last tile."""
 
 
 class Machine:
     """Times whole launches without running any."""
 
     source = "measured"
-    asked = 0
+    measurements = 0
 
     def per_operation(self, tiles: Sequence[Tile]) -> list[float]:
         raise AssertionError("launches are whole")
@@ -50,8 +50,8 @@ class Machine:
         return MacroKernel(tile, Usage(0, 0, 1), 0.0, 0.0, 0.0, 0.0)
 
     def seconds(self, tiles: Sequence[Tile], shape: Mapping[str, int], turns: int = 1) -> list[float]:
-        self.asked += 1
-        return [1.0 if t == (tiles[-1] if max(shape.values()) >= LARGE else DEFAULT) else 2.0 for t in tiles]
+        self.measurements += 1
+        return [1.0 if t == (tiles[-1] if max(shape.values()) >= LARGE_SIZE else DEFAULT) else 2.0 for t in tiles]
 
 
 def depthwise() -> onnx.ModelProto:
@@ -60,8 +60,8 @@ def depthwise() -> onnx.ModelProto:
     return models.model("depthwise", [node], {"x": ["N", 5, "H", "W"]}, {"w": w})
 
 
-def placed(made: onnx.ModelProto) -> list[PlacedTask[SizedTask]]:
-    found = other_groups(placed_builder(import_model(made), "cpu", Options())[0], "cpu").values()
+def placed(model: onnx.ModelProto) -> list[PlacedTask[SizedTask]]:
+    found = other_groups(placed_builder(import_model(model), "cpu", Options())[0], "cpu").values()
     return [task for task in found if not isinstance(task, Declined)]
 
 
@@ -83,7 +83,7 @@ def test_what_a_search_keeps_is_compiled_proven_and_right(name: str, tmp_path: P
         bench = Machine()
         tiles = task.task.tiles(4)
         first, again = (search_sizes(task.task, problem, machine, bench, records, "polydyn", tiles) for _ in range(2))
-        assert first.kernels == again.kernels and bench.asked == 2, "two sizes, once"
+        assert first.kernels == again.kernels and bench.measurements == 2, "two sizes, once"
         anywhere = replace(problem, shapes=(), weights=())
         free = search_sizes(task.task, anywhere, machine, bench, records, "polydyn", tiles[:2])
         assert all(task.task.launched(s) == s for s in free.instances), "rows and keys of an attention are one size"
@@ -92,7 +92,8 @@ def test_what_a_search_keeps_is_compiled_proven_and_right(name: str, tmp_path: P
         records.put([search_record(outcome(first, machine, 2 * LEAST_GAIN), task.task)])
     plan = plan_program(made, records=tmp_path / "r.db")
     *before, launch = plan.launches
-    kept = [c.kernel for c in launch.candidates if not c.kernel.startswith("turned")]  # of planes in lanes: not tuned
+    # without kernels for planes in lanes, which are not tuned
+    kept = [c.kernel for c in launch.candidates if not c.kernel.startswith("turned")]
     assert isinstance(launch.decision, Split) and len(kept) == 2
     reference = ReferenceEvaluator(made)
     for kernel in (0, 1):
@@ -103,7 +104,7 @@ def test_what_a_search_keeps_is_compiled_proven_and_right(name: str, tmp_path: P
 
 
 def test_a_size_that_a_kernel_does_not_offer_is_refused_by_name() -> None:
-    """A window's tiles begin with vectors; a file of records could say anything."""
+    """A window's tiles begin with vectors; a file of records could contain anything."""
     (window,) = placed(depthwise())
     with pytest.raises(ScheduleError, match="along=100"):
         window.task.builder(Tile((), (("along", 100),)), "x")

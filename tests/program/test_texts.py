@@ -1,4 +1,5 @@
-"""Texts and maps beside ONNX Runtime: encoders, labels, ZipMap, operators that move texts; artifacts and sessions."""
+"""Texts and maps, compared with ONNX Runtime: encoders, labels, ZipMap, operators that move texts; artifacts, sessions.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +36,7 @@ def model(
     nodes: list[onnx.NodeProto], inputs: dict[str, Any], outputs: dict[str, Any], *constants: onnx.TensorProto,
     version: int = 2,
 ) -> onnx.ModelProto:  # fmt: skip
-    """An output's type may be 0: a list of maps."""
+    """Build a model. An output's type may be 0: a list of maps."""
     key = helper.make_map_type_proto(T.STRING, helper.make_tensor_type_proto(T.FLOAT, []))
     seq = helper.make_sequence_type_proto(key)
     values = [
@@ -71,7 +72,7 @@ def compare(m: onnx.ModelProto, *calls: dict[str, Any]) -> polydyn.Program:
 
 
 def pipeline() -> onnx.ModelProto:
-    """What skl2onnx makes of a ColumnTransformer and a classifier: columns of texts and of numbers."""
+    """Build skl2onnx's form of a ColumnTransformer and a classifier: columns of texts and of numbers."""
     nodes = [
         ml("OneHotEncoder", "sex", "o", cats_strings=["f", "é?"], zeros=1),
         ml("LabelEncoder", "port", "p", keys_strings=["A", "B"], values_floats=[1.0, 2.0], default_float=-1.0),
@@ -146,7 +147,7 @@ def test_operators_of_texts_that_are_not_built(node: onnx.NodeProto, match: str)
 
 
 def encoders(version: int) -> tuple[list[onnx.NodeProto], dict[str, Any], list[onnx.TensorProto]]:
-    """LabelEncoders of a version for every pair of types; equal keys, defaults, NaN."""
+    """Return LabelEncoders of a version for every pair of types; equal keys, defaults, NaN."""
     x, out = {"s": texts("a", "b", "zz", "", "a"), "i": np.array([3, -1, 0, 3, 5])}, []
     x |= {"f": np.array([NAN, 1.5, 2, -0.0, 0], np.float32)}
     keys: dict[str, Any] = {"s": ["a", "b", "a"], "i": [3, -1, 3], "f": [NAN, 1.5, 0.0]}

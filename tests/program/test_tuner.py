@@ -1,4 +1,4 @@
-"""Tuning real kernels: measured on this machine, kept in records, compiled from records alone, killed and resumed."""
+"""Tuning real kernels: measured on this machine, stored in records, compiled from records alone, killed and resumed."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ TRIALS = 6
 
 
 def linear(n: int = 40, k: int = 33, name: str = "linear") -> onnx.ModelProto:
-    """``y[M, n] = relu(x[M, k] @ w + b)``."""
+    """Build ``y[M, n] = relu(x[M, k] @ w + b)``."""
     r = np.random.default_rng(3)
     w, b = r.standard_normal((k, n)).astype(np.float32), r.standard_normal(n).astype(np.float32)
     nodes = [
@@ -68,7 +68,7 @@ def linear(n: int = 40, k: int = 33, name: str = "linear") -> onnx.ModelProto:
 
 
 def batched() -> onnx.ModelProto:
-    """``y[B, M, N] = a[B, M, K] @ b[B, K, N]``, no size known."""
+    """Build ``y[B, M, N] = a[B, M, K] @ b[B, K, N]``, no size known."""
     sizes = {"a": "BMK", "b": "BKN", "y": "BMN"}
     a, b, y = (helper.make_tensor_value_info(n, TensorProto.FLOAT, list(s)) for n, s in sizes.items())
     graph = helper.make_graph([helper.make_node("MatMul", ["a", "b"], ["y"])], "batched", [a, b], [y])
@@ -172,14 +172,14 @@ def test_every_strategy_compiles_to_right_kernels(name: str, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
-    "made",
+    "model",
     [slow(models.convolution("Conv", 3, 16, (3, 3), (2, 2), (), (1, 1))), models.dynamic_linear(32, 24)],
     ids=["convolution", "bytes"],
 )
-def test_convolutions_and_products_of_bytes_are_tuned(made: onnx.ModelProto, tmp_path: Path) -> None:
-    (group,) = (g for g in tune(made, tmp_path / "r.db", threads=1, trials=2) if not g.declined)
+def test_convolutions_and_products_of_bytes_are_tuned(model: onnx.ModelProto, tmp_path: Path) -> None:
+    (group,) = (g for g in tune(model, tmp_path / "r.db", threads=1, trials=2) if not g.declined)
     assert group.tuples
-    tuned, plain = (polydyn.compile(made, records=r) for r in (tmp_path / "r.db", None))
+    tuned, plain = (polydyn.compile(model, records=r) for r in (tmp_path / "r.db", None))
     assert "tuned by polydyn" in tuned.explain(**dict.fromkeys(tuned.symbols, 9)).details()
     for sizes in ((1, 1, 1), (2, 31, 29), (5, 8, 40), (0, 4, 4)):
         x = np.random.default_rng(1).standard_normal((sizes[0], 3, *sizes[1:]), np.float32)
@@ -187,9 +187,9 @@ def test_convolutions_and_products_of_bytes_are_tuned(made: onnx.ModelProto, tmp
         np.testing.assert_allclose(tuned.run({"x": x})["y"], plain.run({"x": x})["y"], rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize(("gain", "kept"), [(0.97, True), (1.3, False)])
+@pytest.mark.parametrize(("gain", "default"), [(0.97, True), (1.3, False)])
 def test_what_does_not_gain_keeps_the_default(
-    gain: float, kept: bool, records: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    gain: float, default: bool, records: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "r.db"
     with Records.open(records, readonly=True) as source, Records.open(path) as other:
@@ -198,7 +198,7 @@ def test_what_does_not_gain_keeps_the_default(
     (group,) = tune(linear(), path, threads=1, trials=TRIALS)
     assert group.gain == gain
     program = polydyn.compile(linear(), records=path, threads=1)
-    assert ("kernel 0: the default" in program.explain(M=9).details()) == kept
+    assert ("kernel 0: the default" in program.explain(M=9).details()) == default
     np.testing.assert_allclose(program.run({"x": inputs(9)})["y"], expected(inputs(9)), rtol=1e-4, atol=1e-5)
 
 
@@ -224,7 +224,7 @@ def test_searches_for_several_numbers_of_threads_are_in_one_program(records: Pat
 
 
 def forced(plan: HostPlan, kernel: int) -> HostPlan:
-    """The plan with one kernel in place of the decision."""
+    """Return the plan with one kernel in place of the decision."""
     (launch,) = plan.launches
     return replace(plan, launches=(replace(launch, decision=Leaf(kernel)),))
 
@@ -278,14 +278,14 @@ def test_a_tuple_that_does_not_build_is_a_record_and_no_crash() -> None:
 
 
 class Uncompiled(CpuBench):
-    """A bench whose kernels are generated only; ``answer`` says what a launch gives."""
+    """A bench whose kernels are only generated; ``answer`` returns the result of a launch."""
 
     def __init__(self, answer: Callable[[Mapping[str, Any]], Answer]) -> None:
         (placed,) = tasks_of(linear())
 
         class Stub(Workers):
             def __init__(self) -> None:
-                """Starts nothing."""
+                """Start nothing."""
 
             def map(self, arguments: Sequence[Mapping[str, Any]]) -> list[Answer]:
                 return list(map(answer, arguments))
@@ -305,7 +305,7 @@ def test_a_launch_that_fails_is_none_of_another_size() -> None:
 
 
 def test_a_tuple_that_fails_with_few_rows_is_refused() -> None:
-    """What it takes for them would be the share of a time that is not known."""
+    """The time for small row counts would be a share of an unknown time."""
     for rows in (1, 3):
         bench = Uncompiled(lambda a, m=rows: Answer(failure="killed") if a["symbols"][0] == m else Answer(1e-3))
         row = bench.task.form.roles.row
@@ -351,7 +351,7 @@ def test_what_is_known_of_sizes_makes_instances() -> None:
         placed.instances([({"L": 3}, 1)])
 
 
-KILLED = """
+TUNING_SCRIPT = """
 import sys
 from tests.program.test_tuner import TRIALS, linear
 from polydyn.measure import tune
@@ -365,7 +365,7 @@ def test_killed_at_any_moment_it_goes_on_and_loses_nothing(count: int, tmp_path:
     path, kept, r = tmp_path / "r.db", 0, random.Random(0)
     for _ in range(count):
         process = subprocess.Popen(
-            [sys.executable, "-c", KILLED, str(path)], stdout=subprocess.PIPE, start_new_session=True,
+            [sys.executable, "-c", TUNING_SCRIPT, str(path)], stdout=subprocess.PIPE, start_new_session=True,
             cwd=ROOT, env=dict(os.environ),
         )  # fmt: skip
         assert process.stdout is not None and process.stdout.readline()

@@ -1,7 +1,7 @@
-"""Files of other versions (docs/versions.md): each is read and means what it did, or the refusal says what to do.
+"""Files of other versions (docs/versions.md): each is read with its old meaning, or the rejection names a remedy.
 
 ``tests/data/versions`` has a program of every format and ABI, and a record file of every version. After one of these
-was raised on purpose, ``--update-golden`` adds the file of the new one; what is stored stays.
+was raised on purpose, ``--update-golden`` adds the file of the new version; stored files stay.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from polydyn.testing.machines import A100
 from tests.support.paths import DATA
 from tests.support.programs import example, expected, feeds
 
-STORED = DATA / "versions"
+STORED_FILES = DATA / "versions"
 KEY = GroupKey("C[i,j] += A[i,k]*B[k,j]", "float32", "cuda:sm_80", ("row", "row"), ("4 | k",), "nvcc 13", ("-O3",), "1")
 ROW = Record(KEY, A100, Tile((("b.i", 16),), (("split", 2),)), "wave", (("seconds", 1e-6),), (("i", 7),))
-PROGRAM = STORED / f"program{FORMAT}.{ABI}.polydyn"
-RECORDS = STORED / f"records{_VERSION}.db"
+PROGRAM = STORED_FILES / f"program{FORMAT}.{ABI}.polydyn"
+RECORDS = STORED_FILES / f"records{_VERSION}.db"
 
 
 def files(newest: Path) -> list[Path]:
-    """The stored files of the newest one's kind."""
+    """Return the stored files of the newest one's kind."""
     assert newest.exists(), f"{newest.name} is not stored: pytest {Path(__file__).name} --update-golden"
-    return sorted(STORED.glob(f"*{newest.suffix}"))
+    return sorted(STORED_FILES.glob(f"*{newest.suffix}"))
 
 
 @pytest.fixture(scope="module", autouse=True)

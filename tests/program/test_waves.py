@@ -1,4 +1,4 @@
-"""Waves: launches that need nothing of each other share a fork-join; the validator sees what may not."""
+"""Waves: independent launches share a fork-join; the validator detects dependent ones."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ RNG = np.random.default_rng(5)
 
 
 def declared(x: Launch, kind: str = "nest") -> Launch:
-    """The launch with its last buffer as the one it writes."""
+    """Return the launch with its last buffer as its output."""
     return replace(x, writes=x.buffers[-1:], kind=kind)
 
 
 def diamond(*order: int, waves: tuple[int, ...] = (), kinds: str = "aaaa") -> HostPlan:
-    """``o = (x + y) + (x + w)``, ``p = x + x``: launches 0 and 1 feed 2; 3 is on its own."""
+    """Plan ``o = (x + y) + (x + w)``, ``p = x + x``: launches 0 and 1 feed 2; 3 is independent."""
     names = ("x y s", "x w t", "s t o", "x x p")
     rows = [declared(launch(ADD, n, (), L, 10**6), k) for n, k in zip(names, kinds, strict=True)]
     return HostPlan(
@@ -103,7 +103,7 @@ for (int64_t i = begin; i < end; i++) o[i] = a[i + end];""")  # fmt: skip
 
 
 def two_halves(*order: int, waves: tuple[int, ...] = ()) -> HostPlan:
-    """0 writes y, 1 reads a part of y and writes another part of it, 2 reads y."""
+    """Plan 0 that writes y, 1 that reads a part of y and writes another part of it, 2 that reads y."""
     rows = [launch(ADD, "x x y", (), L, 9), launch(IN_PLACE, "y y", (), L, 9), launch(ADD, "y y z", (), L, 9)]
     said = [replace(x, writes=x.buffers[-1:], reads=x.buffers[:1]) for x in rows]
     return HostPlan(
@@ -122,7 +122,7 @@ def test_a_launch_that_writes_a_buffer_too_follows_those_whose_elements_it_reads
 
 
 def test_the_validator_reads_the_texts_of_kernels_and_believes_no_launch() -> None:
-    """A launch that says too little of itself: ``writes`` without a buffer, ``reads`` of nothing."""
+    """A launch with incomplete declarations: ``writes`` without a buffer, ``reads`` of nothing."""
     plan = two_halves(waves=(2, 1))
     with pytest.raises(PolydynError, match="wave 0 reads a buffer that wave 0 writes"):
         verify_waves(replace(plan, launches=tuple(replace(x, reads=()) for x in plan.launches)))
@@ -153,7 +153,7 @@ def test_tenants_of_a_slot_are_never_alive_in_one_wave() -> None:
 
 
 def test_waves_count_as_one_time_in_the_memory_plan() -> None:
-    """In order s could have given its memory to t's successor; side by side nothing of a wave is shared."""
+    """In order, s could have given its memory to t's successor; in parallel nothing of a wave is shared."""
     plan = join_waves(diamond())
     assert touched_by_wave(plan)[0] == ["x", "y", "s", "x", "w", "t", "x", "p"]
     program = build_program(plan, threads=2)
@@ -164,7 +164,7 @@ def test_waves_count_as_one_time_in_the_memory_plan() -> None:
 
 
 def test_an_order_that_needs_much_more_memory_is_not_taken() -> None:
-    """Many chains one after the other need two slots; side by side they would need two each."""
+    """Many chains one after the other need two slots; in parallel they would need two each."""
     chains, names = [], ["x"]
     for c in range(8):
         chains += [declared(launch(ADD, f"x x a{c}", (), L, 9)), declared(launch(ADD, f"a{c} x b{c}", (), L, 9))]
@@ -240,7 +240,7 @@ def test_small_launches_of_a_wave_run_on_different_threads() -> None:
 
 @pytest.fixture(scope="module")
 def branches() -> HostPlan:
-    """Three towers of two products each, their launches one by one."""
+    """Plan three towers of two products each, their launches one by one."""
     nodes, weights = [], {}
     for k in "abc":
         nodes += [node("MatMul", f"x{k} v{k}", f"s{k}"), node("Softmax", f"s{k}", f"t{k}", axis=-1)]
@@ -256,7 +256,7 @@ def of_towers(n: int) -> dict[str, np.ndarray]:
 
 @pytest.fixture(scope="module")
 def joined(branches: HostPlan) -> Artifact:
-    """The same in waves, compiled."""
+    """Compile the towers with waves."""
     return build_artifact(join_waves(branches))[0]
 
 
@@ -305,7 +305,7 @@ def test_waves_change_no_bit_of_a_model(branches: HostPlan, joined: Artifact) ->
 
 @pytest.mark.parametrize("seeds", [slow(range(5)), slow(range(40, 45))])
 def test_random_graphs_in_waves(seeds: range) -> None:
-    """Graphs side by side, so that there is much to join; small launches are shared out too."""
+    """Independent graphs, so that many launches can be joined; small launches are shared out too."""
     graphs = [random_graph(s, f"s{s}_") for s in seeds]
     plan = plan_graph(union(graphs), options=Options(frozenset({"horizontal"})))
     joined = join_waves(plan)
@@ -325,7 +325,7 @@ TAKES = {
     )
     for n in range(1, 4)
 }
-"""Kernels that read so many buffers and write the last one."""
+"""Kernels that read 1, 2, ... buffers and write the last one."""
 
 
 @settings(max_examples=100, deadline=None)

@@ -1,6 +1,6 @@
 """Programs for arm64 (NEON), cross-compiled and executed by qemu: ``make arm-test``.
 
-What is checked is the code: qemu keeps the order in which this processor's memory sees the stores of other threads.
+Only the code is tested: under qemu, memory ordering between threads is this processor's.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from polydyn.testing.fuzz import difference
 from polydyn.testing.inputs import feeds, shapes
 from polydyn.testing.quantizer import quantize
 from polydyn.testing.random_graphs import random_feeds, random_graph
-from tests.program.test_parts import MASKED
+from tests.program.test_parts import MASKED_ROWS
 from tests.support.from_c import build, run
 from tests.support.paths import DATA
 from tests.support.stored import load, path_of
@@ -49,17 +49,17 @@ def cross(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def runner(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """tests/c/run_stdin.c for arm64."""
+    """Build tests/c/run_stdin.c for arm64."""
     return build([CROSS], tmp_path_factory.mktemp("arm"))
 
 
 def call(runner: Path, artifact: Path, calls: Sequence[Feeds], threads: int = 2) -> list[dict[str, Any]]:
-    """The outputs of a saved program for each call, computed by qemu."""
+    """Return the outputs of a saved program for each call, computed by qemu."""
     return run([QEMU, "-L", SYSROOT, str(runner)], artifact, calls, threads)
 
 
 def compiled(model: str, to: Path) -> Path:
-    """The artifact of a model's file for arm64, by the command line."""
+    """Compile a model file for arm64 by the command line and return the artifact."""
     done = CliRunner().invoke(main, ["compile", model, "--target", TARGET, "-o", str(to)])
     assert done.exit_code == 0 and "opens on aarch64" in done.output, done.output
     return to
@@ -74,7 +74,7 @@ def test_models_are_right_at_every_shape(name: str, runner: Path, tmp_path: Path
 
 
 def test_a_program_of_parts_is_right(runner: Path, tmp_path: Path) -> None:
-    write_artifact(compile_artifact(MASKED, target=TARGET)[0], tmp_path / "m.polydyn")
+    write_artifact(compile_artifact(MASKED_ROWS, target=TARGET)[0], tmp_path / "m.polydyn")
     x = np.random.default_rng(2).standard_normal((5, 7)).astype(np.float32)
     (got,) = call(runner, tmp_path / "m.polydyn", [{"x": x}])
     np.testing.assert_allclose(got["y"], np.exp(x[x > 0]), 1e-5)
@@ -90,7 +90,7 @@ def test_bytes_are_right(runner: Path, tmp_path: Path) -> None:
 
 
 def polydyn_here(model: str) -> polydyn.Program:
-    """The program for this machine; products of bytes are exact, what stands around them rounds."""
+    """Compile the program for this machine; products of bytes are exact, operations around them round."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("CC", "gcc")
         return polydyn.compile(model)

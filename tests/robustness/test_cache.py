@@ -1,4 +1,4 @@
-"""The cache on disk: its bound, who may be evicted, several processes, and the command that shows it."""
+"""The cache on disk: its limit, eviction, several processes, and the command that shows it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ BODY = bytes(ENTRY - 32)
 
 @pytest.fixture(autouse=True)
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A cache of its own, which has room for ten entries of ``BODY``."""
+    """Make an empty cache, which has room for ten entries of ``BODY``."""
     monkeypatch.setenv("POLYDYN_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("POLYDYN_CACHE_LIMIT", str(10 * ENTRY))
     return tmp_path / "cache"
@@ -48,7 +48,7 @@ def used(path: Path, hours_ago: float) -> None:
 
 
 def filled(count: int = 10) -> FileCache:
-    """A cache with entries 0, 1, ..., of which the first was used longest ago."""
+    """Make a cache with entries 0, 1, ...; entry 0 was used longest ago."""
     cache = FileCache("objects")
     for k in range(count):
         cache.put(key(k), BODY)
@@ -56,7 +56,7 @@ def filled(count: int = 10) -> FileCache:
     return cache
 
 
-def kept(cache: FileCache) -> list[int]:
+def remaining(cache: FileCache) -> list[int]:
     return [k for k in range(20) if cache.path(key(k)).exists()]
 
 
@@ -65,10 +65,10 @@ def kept(cache: FileCache) -> list[int]:
 
 def test_what_was_used_longest_ago_goes_first(root: Path) -> None:
     cache = filled()
-    assert kept(cache) == list(range(10)), "the limit is not exceeded"
+    assert remaining(cache) == list(range(10)), "the limit is not exceeded"
     assert cache.get(key(0)) == BODY, "a use, which is recorded"
     cache.put(key(10), BODY)
-    assert kept(cache) == [0, *range(4, 11)], "down to 7/8 of the limit"
+    assert remaining(cache) == [0, *range(4, 11)], "down to 7/8 of the limit"
     assert (root / BLOCKS).stat().st_size == 8 * 3
 
 
@@ -86,17 +86,17 @@ def test_what_is_in_use_stays_whatever_the_limit(monkeypatch: pytest.MonkeyPatch
     cache = FileCache("objects")
     for k in range(3):
         cache.put(key(k), BODY)
-    assert kept(cache) == [0, 1, 2]
+    assert remaining(cache) == [0, 1, 2]
     used(cache.path(key(1)), 0.1)
     cache.put(key(3), BODY)
-    assert kept(cache) == [0, 2, 3]
+    assert remaining(cache) == [0, 2, 3]
 
 
 def test_a_lower_limit_counts_from_the_next_entry_on(monkeypatch: pytest.MonkeyPatch) -> None:
     cache = filled()
     monkeypatch.setenv("POLYDYN_CACHE_LIMIT", str(4 * ENTRY))
     cache.put(key(10), BODY)
-    assert kept(cache) == [8, 9, 10]
+    assert remaining(cache) == [8, 9, 10]
 
 
 def test_nothing_is_counted_before_the_limit_is_reached(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -107,7 +107,7 @@ def test_nothing_is_counted_before_the_limit_is_reached(root: Path, monkeypatch:
         assert cache.get(key(k)) == BODY
     assert not looked
     cache.put(key(10), BODY)
-    (root / BLOCKS).unlink()  # a cache that nobody has counted
+    (root / BLOCKS).unlink()  # a cache without a count
     cache.put(key(11), BODY)
     assert len(looked) == 2
 
@@ -130,9 +130,9 @@ def test_only_the_caches_own_files_are_removed(root: Path, tmp_path: Path, monke
         used(path, 1000)
     monkeypatch.setenv("POLYDYN_CACHE_LIMIT", "0")
     cache.put(key(3), BODY)
-    assert kept(cache) == [3]
+    assert remaining(cache) == [3]
     clear(root)
-    assert kept(cache) == [] and all(p.exists() for p in foreign) and machines.get(key(0)) == BODY
+    assert remaining(cache) == [] and all(p.exists() for p in foreign) and machines.get(key(0)) == BODY
 
 
 def test_what_a_process_that_was_killed_had_begun_goes_too(root: Path) -> None:
@@ -156,7 +156,7 @@ def test_another_process_may_evict_and_use_meanwhile(root: Path, monkeypatch: py
     assert cache.get(key(1)) == BODY
     monkeypatch.setattr("polydyn.build.eviction.entries", lambda root, kind: found[kind])
     evict(root, 0)
-    assert kept(cache) == [1], "what was used since it was found stays"
+    assert remaining(cache) == [1], "what was used since it was found stays"
 
 
 @pytest.mark.parametrize(
@@ -229,7 +229,7 @@ def test_damaged_and_evicted_kernels_are_compiled_again(root: Path) -> None:
 
 
 def test_processes_that_evict_each_others_files(root: Path) -> None:
-    """Entries count as unused at once: everybody evicts all the time what the others are about to open."""
+    """Entries count as unused at once: each process constantly evicts entries that another one is about to open."""
     data = seven()
     (root.parent / "data").write_bytes(data)
     code = """

@@ -1,4 +1,4 @@
-"""Files, forks, threads and arguments that reach a program from outside: right, or refused by name."""
+"""Files, forks, threads and arguments that reach a program from outside: right, or rejected by name."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def product(k: int = 1) -> onnx.ModelProto:
 
 
 def with_data_at(folder: Path, location: str, in_function: bool = False) -> Path:
-    """A model whose weight is an external tensor, of the graph or of a function's Constant."""
+    """Write a model whose weight is an external tensor, of the graph or of a function's Constant."""
     m = product()
     (weight,) = m.graph.initializer
     weight.ClearField("raw_data")
@@ -88,7 +88,7 @@ def test_data_of_functions_and_behind_links_count_in_the_key(tmp_path: Path) -> 
 def test_a_saved_program_that_is_overwritten_gives_no_other_numbers(
     copied: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Small weights are copied and stay as they were; calls of a program with mapped ones are refused."""
+    """Small weights are copied and stay unchanged; calls of a program with mapped ones are rejected."""
     one, two = tmp_path / "one", tmp_path / "two"
     polydyn.compile(product(1), threads=1).save(one)
     polydyn.compile(product(2), threads=1).save(two)
@@ -106,7 +106,7 @@ def test_a_saved_program_that_is_overwritten_gives_no_other_numbers(
                 with pytest.raises(ArtifactError, match="was overwritten"):
                     call()
     program = polydyn.load(two)
-    os.replace(one, two)  # another file under the name, as Program.save does
+    os.replace(one, two)  # another file of the same name, like Program.save
     assert program.run(x)["y"][0, 0] == 8
 
 

@@ -1,4 +1,4 @@
-"""What is refused, and how: every error names node, tensor or dim and a remedy, and leaves nothing half-written."""
+"""Rejections: every error names node, tensor or dim and a remedy, and leaves nothing half-written."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ def test_what_is_not_a_model_is_refused(content: bytes, tmp_path: Path) -> None:
             polydyn.compile(given)
 
 
-@pytest.mark.parametrize(("path", "why"), [(".", "directory"), ("missing.onnx", "No such file")])
-def test_a_folder_and_a_missing_path_are_refused(path: str, why: str, tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match=rf"(?s){why}.*remedy"):
+@pytest.mark.parametrize(("path", "reason"), [(".", "directory"), ("missing.onnx", "No such file")])
+def test_a_folder_and_a_missing_path_are_refused(path: str, reason: str, tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=rf"(?s){reason}.*remedy"):
         polydyn.compile(tmp_path / path)
 
 
@@ -72,7 +72,7 @@ def test_unknown_operators_are_listed_by_name() -> None:
 
 
 @pytest.mark.parametrize(
-    ("feeds", "wanted"),
+    ("feeds", "message"),
     [
         ({"ids": ids(1, 3)["input_ids"], "attention_mask": ids(1, 3)["attention_mask"]}, "no input 'ids'"),
         ({"input_ids": ids(1, 3)["input_ids"]}, "'attention_mask' is missing"),
@@ -88,8 +88,8 @@ def test_unknown_operators_are_listed_by_name() -> None:
         (ids(1, 161), r"(?s)rule: L is at most 160, here 161 and 160"),
     ],
 )
-def test_a_call_that_does_not_fit_is_refused(bert: Program, feeds: dict[str, np.ndarray], wanted: str) -> None:
-    with pytest.raises(InputError, match=wanted):
+def test_a_call_that_does_not_fit_is_refused(bert: Program, feeds: dict[str, np.ndarray], message: str) -> None:
+    with pytest.raises(InputError, match=message):
         bert.run(feeds)
     assert bert.run(ids(2, 5))["last_hidden_state"].shape == (2, 5, 32), "the program still works"
 
@@ -113,7 +113,7 @@ def test_an_index_outside_its_table_is_refused(bert: Program, bad: int) -> None:
 
 
 def gather(dtype: int, before: list[onnx.NodeProto], indices: str) -> onnx.ModelProto:
-    """``y = Gather(table, indices)``, ``before`` computes the indices from ``i``."""
+    """Build ``y = Gather(table, indices)``; ``before`` computes the indices from ``i``."""
     inputs = [
         helper.make_tensor_value_info("table", TensorProto.FLOAT, ["V", 3]),
         helper.make_tensor_value_info("i", dtype, ["B", "L"]),
@@ -195,7 +195,7 @@ def test_an_image_smaller_than_its_window_is_refused(kind: str) -> None:
 
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty cache."""
+    """Make an empty cache."""
     monkeypatch.setenv("POLYDYN_CACHE", str(tmp_path / "cache"))
     return tmp_path / "cache"
 

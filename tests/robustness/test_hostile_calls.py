@@ -1,4 +1,4 @@
-"""Calls that nobody should make: refused by name, and the program works as before."""
+"""Invalid calls: rejected by name, and the program works as before."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ F, OUT = "float32", "y"
 
 
 def gemm() -> onnx.ModelProto:
-    """``y = softmax(x @ w)``, and ``s`` the sums of the rows of x."""
+    """Build ``y = softmax(x @ w)``, and ``s`` the sums of the rows of x."""
     w = np.random.default_rng(0).standard_normal((6, 5)).astype(np.float32)
     nodes = [node("MatMul", "x w", "t"), node("Softmax", "t", "y", axis=-1), node("ReduceSum", "x a", "s", keepdims=0)]
     return model(nodes, {"x": (F, ["B", 6])}, ["y", "s"], {"w": w, "a": np.array([1])})
@@ -40,7 +40,7 @@ def x(rows: int = 4) -> np.ndarray[Any, Any]:
 
 
 class Failing:
-    """A tensor that does not want to be an array, as torch's do when they require gradients."""
+    """A tensor that rejects conversion to an array, as torch's do if they require gradients."""
 
     def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
         raise RuntimeError("call detach() first")
@@ -50,7 +50,7 @@ class Failing:
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("inputs", "message"),
     [
         (x().astype(">f4"), "input 'x' is >f4"),
         (x().astype(complex), "input 'x' is complex128"),
@@ -65,10 +65,10 @@ class Failing:
         (x()[:, :5], "axis 1 is 5, but 6"),
     ],
 )
-def test_inputs_that_do_not_fit_are_refused(program: Program, given: Any, message: str) -> None:
+def test_inputs_that_do_not_fit_are_refused(program: Program, inputs: Any, message: str) -> None:
     for call in (program.run, program.bind, program.profile):
         with pytest.raises(InputError, match=message):
-            call({"x": given})
+            call({"x": inputs})
     assert program.run({"x": x()})[OUT].shape == (4, 5)
 
 
@@ -129,7 +129,7 @@ def test_every_combination_of_empty_dims_is_run_or_refused_by_name(name: str) ->
         assert all(np.isfinite(a).all() for a in out.values()), given
 
 
-@pytest.mark.parametrize("rows", [2**45, 2**55, 2**58])  # the least: more than can be addressed
+@pytest.mark.parametrize("rows", [2**45, 2**55, 2**58])  # the minimum exceeds the address space
 def test_huge_dims_are_refused(program: Program, rows: int) -> None:
     given = np.broadcast_to(np.zeros(6, np.float32), (rows, 6))
     program.run({"x": x()})
@@ -143,7 +143,7 @@ def test_huge_dims_are_refused(program: Program, rows: int) -> None:
 
 
 def test_an_output_that_no_memory_holds_is_named() -> None:
-    """The input is empty, and so nothing but the output is large."""
+    """The input is empty, so only the output is large."""
     nodes = [node("ReduceSum", "x a", "y", keepdims=0)]
     program = polydyn.compile(model(nodes, {"x": (F, ["B", "L"])}, ["y"], {"a": np.array([1])}), threads=1)
     with pytest.raises(PolydynError, match=r"output 'y' of shape \(70368744177664,\)"):
@@ -185,7 +185,7 @@ def test_sizes_to_explain_that_are_none_are_refused(program: Program, dims: Any)
 
 
 def test_a_copy_of_a_program_or_call_is_the_same_one() -> None:
-    """A second object with the same library would use what the first has freed."""
+    """A second object with the same library would use memory that the first has freed."""
     program = polydyn.compile(gemm(), threads=2)
     call = program.bind({"x": x()})
     wanted = program.run({"x": x()})[OUT]

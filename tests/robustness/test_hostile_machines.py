@@ -28,7 +28,7 @@ NOBODY = 65534
 
 
 def small(bias: float = 1.0) -> onnx.ModelProto:
-    """``y = relu(x @ w) + bias``; another bias is another program, but the same kernels."""
+    """Build ``y = relu(x @ w) + bias``; another bias is another program with the same kernels."""
     w = np.arange(12, dtype=np.float32).reshape(3, 4)
     nodes = [node("MatMul", "x w", "t"), node("Relu", "t", "r"), node("Add", "r b", "y")]
     return model(nodes, {"x": ("float32", ["B", 3])}, ["y"], {"w": w, "b": np.full(4, bias, np.float32)})
@@ -41,7 +41,7 @@ def works(program: Any) -> bool:
 
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty cache, and a folder for temporary files beside it."""
+    """Make an empty cache, and a separate folder for temporary files."""
     (tmp_path / "tmp").mkdir()
     monkeypatch.setenv("POLYDYN_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
@@ -50,13 +50,14 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def half_written(cache: Path) -> list[str]:
-    """Files that no finished step leaves: temporary ones of the cache and everything in the temporary folder."""
+    """Return files that no finished step leaves: temporary files of the cache and everything in the temporary folder.
+    """
     left = [p for p in cache.rglob("*") if p.is_file() and p.name.startswith(".")]
     return sorted(map(str, [*left, *(cache.parent / "tmp").iterdir()]))
 
 
 def in_child(work: Callable[[], str]) -> str:
-    """What ``work`` returns, or the error it ends with, in a forked process whose limits are its own."""
+    """Return the result of ``work``, or its error, from a forked process with separate limits."""
     read, write = os.pipe()
     child = os.fork()
     if not child:
@@ -110,7 +111,7 @@ def test_a_cache_that_is_read_only_serves_what_it_has(monkeypatch: pytest.Monkey
         os.chmod(shared, 0o755)
         monkeypatch.setenv("POLYDYN_CACHE", f"{shared}/cache")
         polydyn.compile(small(), threads=1).save(f"{shared}/p")
-        assert works(polydyn.load(f"{shared}/p"))  # also imports what somebody else may not read
+        assert works(polydyn.load(f"{shared}/p"))  # also imports modules that the other user may not read
         for path in (Path(shared), *Path(shared).rglob("*")):
             path.chmod(0o755 if path.is_dir() else 0o644)
 
@@ -178,7 +179,7 @@ def test_a_compiler_that_says_it_is_done_but_wrote_nothing_is_named(
 
 
 def alive(marker: str) -> list[str]:
-    """Processes that have a word in their command line."""
+    """Return processes that have a word in their command line."""
     found = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
@@ -199,7 +200,7 @@ def test_an_interrupted_compilation_leaves_no_file_and_no_process(cache: Path, t
     )
     script.chmod(0o755)
     onnx.save(small(), str(tmp_path / "m.onnx"))
-    # tests that run in the background ignore interrupts, and so would what they start
+    # tests in the background ignore interrupts, and their children would inherit this
     listen = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
     code = f"{listen}; import polydyn; polydyn.compile({str(tmp_path / 'm.onnx')!r}, threads=1)"
     environment = {**os.environ, "CC": str(script)}
@@ -229,7 +230,7 @@ def test_an_interrupted_compilation_leaves_no_file_and_no_process(cache: Path, t
 
 
 def test_processes_that_compile_one_model_at_once_do_not_meet(cache: Path, tmp_path: Path) -> None:
-    """They write the same entries; both programs work, and so does one compiled from what they left."""
+    """Both write the same entries; both programs work, and so does one compiled from the resulting cache."""
     onnx.save(small(), str(tmp_path / "m.onnx"))
     code = (
         "import sys, numpy as np, polydyn\n"
@@ -258,7 +259,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def flips(data: bytes) -> Iterator[int]:
-    """Positions: in the first header, the weights, the members, and twice as many in the table of contents."""
+    """Yield positions in the first header, the weights, the members, and twice as many in the table of contents."""
     r = np.random.default_rng(0)
     table = data.rindex(b"PK\5\6") if b"PK\5\6" in data else len(data)
     start = int.from_bytes(data[table + 16 : table + 20], "little")
@@ -281,7 +282,7 @@ def test_artifacts_with_flipped_bits_are_refused_or_work_as_before(saved: Path, 
             refused += 1
             continue
         assert works(program), f"byte {at}"
-    assert refused > 60  # most of the table is the padding that puts the weights at a page
+    assert refused > 60  # most of the table is the padding that aligns the weights to a page
 
 
 def test_artifacts_with_bytes_cut_out_or_put_in_are_refused(saved: Path, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Models that nobody should have written: compiled rightly or refused by name; none takes the process along."""
+"""Invalid and extreme models: compiled correctly or rejected by name; none crashes the process."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ STRANGE = [
 
 @pytest.mark.parametrize("name", STRANGE)
 def test_any_text_is_a_name(name: str, tmp_path: Path) -> None:
-    """Of tensors, dims, nodes and the graph: in C text, manifests and messages it stays what it is."""
+    """Names of tensors, dims, nodes and the graph appear unchanged in C text, manifests and messages."""
     mid, out, weights = f"{name}.mid", f"{name}.out", f"{name}.w"
     w = np.arange(12, dtype=np.float32).reshape(3, 4)
     nodes = [
@@ -100,7 +100,7 @@ def test_any_text_is_a_name(name: str, tmp_path: Path) -> None:
 
 
 def test_names_like_those_of_parts_and_passes_are_kept_apart() -> None:
-    """``c/0`` is how a part of the concatenation c is called inside, ``y.1`` a tensor of an expansion."""
+    """``c/0`` is the internal name of a part of the concatenation c, ``y.1`` of a tensor of an expansion."""
     nodes = [
         node("Concat", "x z", "c", axis=0), node("Neg", "c/0", "y.1"), node("Exp", "x", "c/0"),
         node("Softmax", "c", "y", axis=-1), node("Add", "y.1 z", "c/1"),
@@ -116,7 +116,7 @@ def test_names_like_those_of_parts_and_passes_are_kept_apart() -> None:
 
 
 def test_dims_and_inputs_that_are_called_like_numbers() -> None:
-    """isl refused them where a convolution's subscripts are proven."""
+    """isl rejected them in proofs of a convolution's subscripts."""
     w = np.ones((1, 1, 3, 3), np.float32)
     m = model([node("Conv", "1 w", "y")], {"1": (F, ["0", 1, "-2", None])}, ["y"], {"w": w})
     got = polydyn.compile(m, threads=1).run({"1": np.ones((2, 1, 4, 5), np.float32)})["y"]
@@ -189,8 +189,8 @@ def test_damaged_files_are_read_or_refused_with_a_place() -> None:
 # -- graphs ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_chain_of_a_thousand_nodes_is_compiled() -> None:
-    """Far deeper than Python's recursion limit."""
+def test_a_sum_of_a_thousand_nodes_is_compiled() -> None:
+    """The chain is far deeper than Python's recursion limit."""
     count = 1200
     nodes = [node("Add" if k % 2 else "Abs", f"t{k} one" if k % 2 else f"t{k}", f"t{k + 1}") for k in range(count)]
     m = model(nodes, {"t0": (F, ["N"])}, [f"t{count}"], {"one": np.float32(1)})
@@ -200,29 +200,29 @@ def test_a_chain_of_a_thousand_nodes_is_compiled() -> None:
 
 
 def test_a_sum_of_many_operands_is_compiled() -> None:
-    def of(count: int) -> onnx.ModelProto:
+    def sum_of(count: int) -> onnx.ModelProto:
         nodes = [helper.make_node("Mean", ["x", "z"] * (count // 2), ["y"])]
         return model(nodes, {n: (F, ["N"]) for n in "xz"}, ["y"])
 
     x, z = np.random.default_rng(0).standard_normal((2, 7)).astype(np.float32)
-    got = polydyn.compile(of(70), threads=1).run({"x": x, "z": z})
+    got = polydyn.compile(sum_of(70), threads=1).run({"x": x, "z": z})
     np.testing.assert_allclose(got["y"], (x + z) / 2, 1e-4, 1e-5)
-    assert len(import_model(of(1500)).nodes) > 3, "nested no deeper than Python's recursion goes"
+    assert len(import_model(sum_of(1500)).nodes) > 3, "nested no deeper than Python's recursion goes"
 
 
 @pytest.mark.parametrize(("count", "power"), [(1000, 1), (20, 2)])
 def test_many_positions_behind_a_size_are_written_out(count: int, power: int) -> None:
-    """``arange(1000) + length`` is shape arithmetic of a thousand elements, and read as data; with gaps as well."""
+    """``arange(1000) + length`` is shape arithmetic of a thousand elements, and read as data; also with gaps."""
 
-    def of(positions: Any) -> onnx.ModelProto:
+    def model_of(positions: Any) -> onnx.ModelProto:
         nodes = [node("Shape", "x", "s", start=0, end=1), node("Add", "p s", "q"), node("Cast", "q", "y", to=1)]
         return model(nodes, {"x": (F, ["N"])}, ["y"], {"p": positions})
 
     positions = np.arange(count) ** power
-    program = polydyn.compile(of(positions), threads=1)
+    program = polydyn.compile(model_of(positions), threads=1)
     for n in (0, 1, 5):
         assert (program.run({"x": np.zeros(n, np.float32)})["y"] == positions + n).all()
-    import_model(of(np.arange(1000) ** power))  # nested no deeper than Python's recursion goes
+    import_model(model_of(np.arange(1000) ** power))  # nested no deeper than Python's recursion limit
 
 
 def test_a_concatenation_of_many_parts_is_compiled() -> None:
@@ -266,7 +266,7 @@ def test_more_axes_than_the_runtime_has_are_refused() -> None:
 
 
 def external(folder: Path, **info: str | None) -> Path:
-    """A model whose constant lies in ``w.bin``, with entries of its place replaced or (None) left out."""
+    """Write a model whose constant is stored in ``w.bin``, with entries of its location replaced or (None) omitted."""
     folder.mkdir(exist_ok=True)
     m = model([node("Concat", "x w", "y", axis=0)], {"x": (F, ["B", 300])}, ["y"], {"w": np.ones((9, 300), np.float32)})
     onnx.save(m, folder / "m.onnx", save_as_external_data=True, location="w.bin", size_threshold=0)

@@ -1,4 +1,5 @@
-"""The pool of threads: every task runs once and gives the same bits, whatever is lost, moved, refused or stolen."""
+"""The thread pool: every task runs once and gives the same bits, even if threads are lost, moved, rejected or stolen.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ MODES = ("plain", "lost", "crowded", "refused", "blind", "masks")
 
 
 def hammer(folder: Path, change: tuple[str, str] | None = None, *flags: str) -> Path:
-    """``tests/c/pool_hammer.c`` compiled around the pool, in which ``change`` replaces one text by another."""
+    """Compile ``tests/c/pool_hammer.c`` around the pool, in which ``change`` replaces one text by another."""
     for name, text in sources().items():
         if name == "pool.c" and change:
             assert text.count(change[0]) == 1, change
@@ -67,9 +68,9 @@ BROKEN = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("what", BROKEN)
-def test_a_broken_pool_is_found(tmp_path: Path, what: str) -> None:
-    broken = hammer(tmp_path, BROKEN[what])
+@pytest.mark.parametrize("fault", BROKEN)
+def test_a_broken_pool_is_found(tmp_path: Path, fault: str) -> None:
+    broken = hammer(tmp_path, BROKEN[fault])
     try:
         done = subprocess.run([broken, "plain", "3", "3000"], capture_output=True, timeout=60)
     except subprocess.TimeoutExpired:
@@ -78,12 +79,12 @@ def test_a_broken_pool_is_found(tmp_path: Path, what: str) -> None:
 
 
 TSAN = "-fsanitize=thread"
-LEAVES_EARLY = "atomic_exchange_explicit(&w->state, IDLE, acq_rel)"
+EXCHANGE = "atomic_exchange_explicit(&w->state, IDLE, acq_rel)"
 
 
 @pytest.fixture(scope="module")
 def watched(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The hammer under gcc's or clang's thread sanitizer."""
+    """Build the hammer with gcc's or clang's thread sanitizer."""
     return hammer(tmp_path_factory.mktemp("tsan"), None, TSAN)
 
 
@@ -104,11 +105,11 @@ def test_no_data_races_in_many_launches(watched: Path, mode: str) -> None:
 
 
 def test_a_data_race_is_found(tmp_path: Path) -> None:
-    broken = hammer(tmp_path, (LEAVES_EARLY, LEAVES_EARLY.replace("acq_rel", "relaxed")), TSAN)
+    broken = hammer(tmp_path, (EXCHANGE, EXCHANGE.replace("acq_rel", "relaxed")), TSAN)
     assert "data race" in races(broken, "plain", 1000)
 
 
-SEEN = """int64_t *o = buf[1]; const int64_t *x = buf[0]; double *s = scratch;
+RECORD_ORDER = """int64_t *o = buf[1]; const int64_t *x = buf[0]; double *s = scratch;
 for (int64_t i = begin; i < end; i++) {
     s[0] = (double)x[i];
     for (int k = 1; k < 64; k++) s[k] = s[k - 1] * 1.000001 + k;
@@ -117,7 +118,7 @@ for (int64_t i = begin; i < end; i++) {
 
 
 def test_bits_do_not_depend_on_threads_cores_or_masks() -> None:
-    work = kernel("work", 2, 0, SEEN)
+    work = kernel("work", 2, 0, RECORD_ORDER)
     plan = HostPlan(
         "work", ("x",), ("o",), buffers(("x", "int64", (L,), "input"), ("o", "int64", (L,), "output")),
         {}, (SymbolSource("L", "x", 0),), (), (work,), (launch(work, "x o", (), L, 10**8, scratch=512),) * 3,
@@ -167,7 +168,7 @@ def test_workers_follow_the_mask_of_the_caller() -> None:
     f = feeds(700, 300)
     program.run(f)
     (made,) = set(os.listdir("/proc/self/task")) - there
-    os.sched_setaffinity(int(made), [min(before)])  # somebody else's idea
+    os.sched_setaffinity(int(made), [min(before)])  # another program changes the mask
     try:
         os.sched_setaffinity(0, [max(before)])
         threading.Event().wait(0.02)
@@ -181,7 +182,7 @@ def test_workers_follow_the_mask_of_the_caller() -> None:
 
 
 def settles(tid: int, mask: set[int]) -> bool:
-    """Whether a thread gets the mask; a worker that was moved has another one for a moment."""
+    """Return whether a thread gets the mask; a moved worker has another one for a moment."""
     return any(os.sched_getaffinity(tid) == mask or threading.Event().wait(0.01) for _ in range(500))
 
 

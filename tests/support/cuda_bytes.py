@@ -29,9 +29,9 @@ def array(name: str, dtype: str, role: str, *shape: IndexLike, transposed: bool 
 
 
 def product(types: Types, trans: Trans = (False, False), zero: bool = False, outputs: str = "PFQ") -> Group:
-    """Sums of products of bytes and what models make of them: plus a bias (P), times a scale (F), quantized again (Q).
+    """Build sums of products of bytes with the usual epilogues: plus a bias (P), times a scale (F), requantized (Q).
 
-    ``trans``: A lies in memory as [K, M], B as [N, K]. ``zero``: a zero point is subtracted from A.
+    ``trans``: A is stored as [K, M], B as [N, K]. ``zero``: a zero point is subtracted from A.
     """
     a: Value = cast(load("A", ("i", "k"), types[0]), "int32")
     if zero:
@@ -66,7 +66,7 @@ def product(types: Types, trans: Trans = (False, False), zero: bool = False, out
 
 
 def whole(types: Types, shape: tuple[int, int, int], zero: int = 0) -> tuple[Arrays, Arrays]:
-    """Operands of all values of their types, and what must come out."""
+    """Return operands that contain all values of their types, and the expected outputs."""
     rng = np.random.default_rng(sum(shape))
     m, n, k = shape
     a, b = (
@@ -85,9 +85,9 @@ def run(
     versions: Sequence[Kernel], types: Types, trans: Trans, shape: tuple[int, int, int],
     choose: Choose | None = None, reverse: bool = False, zero: int = 0, arch: str = BASE, limit: int = SHARED_LIMIT,
 ) -> tuple[Kernel, Counters]:  # fmt: skip
-    """Runs the first version that fits, or the chosen one of those, and compares every output.
+    """Run the first version that fits, or the one that ``choose`` selects from those, and compare every output.
 
-    All versions that are of one kind with it are compiled together.
+    All versions of the same kind are compiled together.
     """
     given, want = whole(types, shape, zero)
     memory = {n: np.ascontiguousarray(x) for n, x in given.items()}

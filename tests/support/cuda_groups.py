@@ -27,10 +27,10 @@ from polydyn.lowering.place_cuda import CudaBuilder
 from polydyn.runtime.cuda.tensormap import PixelBox, TensorMap, element_type
 
 Arrays = dict[str, np.ndarray[Any, Any]]
-SHARED = 227 * 1024
-"""Bytes of shared memory a block may have on the emulated device (as on an H200)."""
+SHARED_BYTES = 227 * 1024
+"""Maximum bytes of shared memory per block on the emulated device (as on an H200)."""
 MULTIPROCESSORS, ARCH = 132, "sm_90a"
-"""Of the same device."""
+"""Number of SMs and architecture of the emulated device."""
 TYPES = {
     "float32": TensorProto.FLOAT, "float16": TensorProto.FLOAT16, "bfloat16": TensorProto.BFLOAT16,
     "int64": TensorProto.INT64, "int8": TensorProto.INT8, "uint8": TensorProto.UINT8, "bool": TensorProto.BOOL,
@@ -44,7 +44,10 @@ def plan_of(
     constants: Arrays | None = None,
     dtype: str | Mapping[str, str] = "float32",
 ) -> FusionPlan:
-    """The fusion plan of a small model; ``inputs``: name -> dims; ``dtype``: of all inputs or of each."""
+    """Return the fusion plan of a small model.
+
+    ``inputs`` maps names to dims; ``dtype``: type of all inputs, or per input.
+    """
     of = {n: dtype if isinstance(dtype, str) else dtype[n] for n in inputs}
     graph = helper.make_graph(
         nodes, "g", [helper.make_tensor_value_info(n, TYPES[of[n]], list(s)) for n, s in inputs.items()],
@@ -56,7 +59,8 @@ def plan_of(
 
 
 def with_bugs(kernel: Kernel, bugs: Mapping[str, tuple[str, str]]) -> tuple[Kernel, ...]:
-    """A version of the kernel for each planted bug (old text, new text): compiled together, which is much faster."""
+    """Return a version of the kernel for each planted bug (old text, new text): compiling them together is much faster.
+    """
     out = []
     for i, (bug, (old, new)) in enumerate(bugs.items()):
         assert old in kernel.text, f"the planted bug '{bug}' no longer fits the kernel"
@@ -68,7 +72,7 @@ def with_bugs(kernel: Kernel, bugs: Mapping[str, tuple[str, str]]) -> tuple[Kern
 
 @functools.cache
 def module(*texts: str) -> EmulatedModule:
-    """Kernels compiled together: most of a compilation is the header."""
+    """Compile kernels together: the header takes most of a compilation."""
     hopper = any(t.startswith(HOPPER_PRELUDE) for t in texts)
     bodies = (t.removeprefix(PRELUDE).removeprefix(HOPPER_PRELUDE) for t in texts)
     text = (HOPPER_PRELUDE if hopper else PRELUDE) + "".join(bodies)
@@ -76,28 +80,28 @@ def module(*texts: str) -> EmulatedModule:
 
 
 def dims_of(plan: FusionPlan, feeds: Arrays) -> dict[str, int]:
-    """The model's symbols at a shape of its inputs."""
+    """Return the model's symbols at a shape of its inputs."""
     return {s.symbol: feeds[s.input].shape[s.axis] for s in plan.graph.sources}
 
 
 def params_of(p: PlacedGroup, dims: Mapping[str, int]) -> dict[str, int]:
-    """The group's parameters for the model's symbols."""
+    """Return the group's parameters for the model's symbols."""
     return {n: i.evaluate(dims) for n, i in p.lowered.params.items()}
 
 
 def placed(plan: FusionPlan, arch: str = "sm_80", tf32: bool = False) -> tuple[PlacedGroup, ...]:
-    """The kernels of a plan, in launch order."""
+    """Return the kernels of a plan, in launch order."""
     builder = CudaBuilder(plan, arch, tf32)
     return tuple(p for g in plan.groups for p in builder.place(g))
 
 
 def version(p: PlacedGroup, word: str) -> Kernel:
-    """The version of a name, else the first whose name begins with it."""
+    """Return the version of a name, else the first whose name begins with it."""
     return min((k for k in p.kernels if k.version.startswith(word)), key=lambda k: k.version != word)
 
 
 def encoded(m: TensorMapOf, a: np.ndarray[Any, Any], env: Mapping[str, int]) -> bytes:
-    """The tensor map of a kernel over an array."""
+    """Encode the tensor map of a kernel over an array."""
     _, size = element_type(m.dtype)
     dims, strides = (tuple(i.evaluate(env) for i in x) for x in (m.dims, m.strides))
     pixels = None
@@ -109,13 +113,13 @@ def encoded(m: TensorMapOf, a: np.ndarray[Any, Any], env: Mapping[str, int]) -> 
 
 
 def _kind(k: Kernel) -> tuple[bool, bool, bool, str]:
-    """What tests choose by, where they choose among versions that take long to compile."""
+    """Return a key by which tests choose among versions that compile slowly."""
     return k.version.endswith(LONG), bool(k.after), k.version.startswith("attention_128"), k.device.arch
 
 
 def first_fit(p: PlacedGroup, env: dict[str, int], arch: str = "sm_80") -> Kernel:
-    """The best version for an architecture, on a device of otherwise the emulated one's size."""
-    return next(k for k in p.kernels if k.fits(env, SHARED, MULTIPROCESSORS, arch))
+    """Return the best version for an architecture, on a device that otherwise has the emulated one's size."""
+    return next(k for k in p.kernels if k.fits(env, SHARED_BYTES, MULTIPROCESSORS, arch))
 
 
 def run(
@@ -124,11 +128,11 @@ def run(
     choose: Callable[[PlacedGroup, dict[str, int]], Kernel] = first_fit,
     kernels: tuple[PlacedGroup, ...] | None = None,
     reverse: bool = False,
-    together: bool = True,
+    compile_all: bool = True,
 ) -> tuple[Arrays, list[Counters]]:
-    """All launches of a plan on the emulator: the outputs, and the counters of each launch.
+    """Run all launches of a plan on the emulator; return the outputs, and the counters of each launch.
 
-    ``together``: all versions of a kernel are compiled at once.
+    ``compile_all``: all versions of a kernel are compiled at once.
     """
     graph = plan.graph
     dims = dims_of(plan, feeds)
@@ -150,20 +154,20 @@ def run(
     for p in kernels:
         env = params_of(p, dims)
         first, buffers = choose(p, env), p.lowered.buffers
-        alike = [v for v in p.kernels if _kind(v) == _kind(first)] if together else [first]
-        counters += launch(first, alike, env, lambda a, of=buffers: array(of[a]), reverse)  # type: ignore[misc]
+        compiled_with = [v for v in p.kernels if _kind(v) == _kind(first)] if compile_all else [first]
+        counters += launch(first, compiled_with, env, lambda a, of=buffers: array(of[a]), reverse)  # type: ignore[misc]
     return {n: array(n) for n in graph.outputs}, counters
 
 
 def launch(
     first: Kernel,
-    alike: Sequence[Kernel],
+    compiled_with: Sequence[Kernel],
     env: dict[str, int],
     array: Callable[[str], np.ndarray[Any, Any]],
     reverse: bool = False,
 ) -> list[Counters]:
-    """A version and what comes after it, on the emulator; ``alike``: the versions that it is compiled together with."""
-    if not first.fits(env, SHARED, MULTIPROCESSORS, ARCH):  # no AssertionError: tests of planted bugs wait for one
+    """Launch a version and its successors on the emulator; ``compiled_with``: versions to compile with it."""
+    if not first.fits(env, SHARED_BYTES, MULTIPROCESSORS, ARCH):  # planted bugs raise AssertionError
         raise ValueError(f"{first.version} may not be launched at {env}")
     env = first.values(env, MULTIPROCESSORS)
     workspace = np.full(first.workspace.evaluate(env) // 4, np.nan, np.float32)
@@ -176,6 +180,6 @@ def launch(
         args += [given[a] if a in given else array(a) for a in k.buffers]
         args += [np.int64(env[s]) for s in k.symbols]
         if blocks > 0:
-            built = module(*(v.text for v in alike)) if k is first else module(k.text)
+            built = module(*(v.text for v in compiled_with)) if k is first else module(k.text)
             counters.append(built.launch(k.name, blocks, k.device.threads, args, smem=smem, reverse=reverse))
     return counters

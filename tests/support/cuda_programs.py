@@ -17,7 +17,7 @@ from polydyn.program.plan import Candidate, HostPlan, Launch
 from polydyn.runtime.cuda.program import CudaProgram
 from polydyn.schedules.decision import cheapest
 from polydyn.schedules.index import Index
-from tests.support.programs import B, buffers, made
+from tests.support.programs import B, buffers, kernel_of_text
 from tests.support.tiny import model, node
 
 EYE = np.eye(8, dtype=np.float32)
@@ -25,7 +25,7 @@ W = np.linspace(-1, 1, 8 * 36, dtype=np.float32).reshape(8, 36)
 
 
 def softmax_and_gather() -> CudaProgram:
-    """``y = softmax(x @ W)`` and ``z = table[i] + x``, for x of [B, 8] and i of [B]."""
+    """Compile ``y = softmax(x @ W)`` and ``z = table[i] + x``, for x of [B, 8] and i of [B]."""
     nodes = [
         node("MatMul", "x w", "t"), node("Softmax", "t", "y", axis=-1),
         node("Gather", "table i", "g", axis=0), node("Add", "g x", "z"),
@@ -37,7 +37,7 @@ def softmax_and_gather() -> CudaProgram:
 
 
 def relu(target: str = "cuda:emulated") -> CudaProgram:
-    """``y = relu(x) @ w`` with w the identity, for x of [N, 8]."""
+    """Compile ``y = relu(x) @ w`` with w the identity, for x of [N, 8]."""
     nodes = [node("Relu", "x", "t"), node("MatMul", "t w", "y")]
     program = polydyn.compile(model(nodes, {"x": ("float32", ["N", 8])}, ["y"], {"w": EYE}), target=target)
     assert isinstance(program, CudaProgram)
@@ -45,7 +45,7 @@ def relu(target: str = "cuda:emulated") -> CudaProgram:
 
 
 def check(program: CudaProgram, n: int) -> None:
-    """Runs it on n rows."""
+    """Run the program on n rows and check its result."""
     x = np.arange(8.0 * n, dtype=np.float32).reshape(n, 8) - 5
     np.testing.assert_allclose(program.run({"x": x})["y"], np.maximum(x, 0))
 
@@ -65,23 +65,23 @@ PD_EXPORT(NAME, 32);
 
 
 def add(name: str) -> Kernel:
-    """One of them."""
-    return made(name, ADD.replace("NAME", name), 2, 1, Block(32))
+    """Build one of the kernels."""
+    return kernel_of_text(name, ADD.replace("NAME", name), 2, 1, Block(32))
 
 
 def version(kernel: str, by: Index, *arrays: str) -> Candidate:
-    """A candidate of a launch from x to y, both [B, 32]."""
+    """Return a candidate of a launch from x to y, both [B, 32]."""
     return Candidate(kernel, arrays or ("x", "y"), (by,), B, block=Block(32))
 
 
 def with_block(c: Candidate, **fields: Any) -> Candidate:
-    """The candidate with another block."""
+    """Return the candidate with another block."""
     assert c.block is not None
     return replace(c, block=replace(c.block, **fields))
 
 
 def one_launch(*versions: Candidate, kernels: tuple[Kernel, ...]) -> HostPlan:
-    """One launch from x to y."""
+    """Build a plan of one launch from x to y."""
     launch = Launch(versions, B, Index.of(1), cheapest(len(versions)), "l")
     row = Index.of(32)
     return HostPlan(
@@ -102,7 +102,7 @@ PD_EXPORT(shift, 32);
 
 
 def shift() -> CudaProgram:
-    """``y = x``; a kernel that stores far away when there are more than 100 elements."""
+    """Compile ``y = x`` with a kernel that stores out of bounds if there are more than 100 elements."""
     one, by = Index.of(1), Index.of(1 << 40)
     only = Candidate("shift", ("x", "y"), (B, by), B.ceildiv(32), name="only", block=Block(32))
     launch = Launch((only,), B, one, label="the shift")
@@ -111,7 +111,7 @@ def shift() -> CudaProgram:
             name="shift", inputs=("x",), outputs=("y",),
             buffers=buffers(("x", "float32", (B,), "input"), ("y", "float32", (B,), "output")),
             constants={}, sources=(SymbolSource("B", "x", 0),), guards=(),
-            kernels=(made("shift", SHIFT, 2, 2, Block(32)),), launches=(launch,),
+            kernels=(kernel_of_text("shift", SHIFT, 2, 2, Block(32)),), launches=(launch,),
             headers=dict(device_headers()), place="cuda",
         ),
         target="cuda:emulated",

@@ -1,4 +1,4 @@
-"""Saved programs run from C, without Python: tests/c/run_stdin.c."""
+"""Runs saved programs from C, without Python: tests/c/run_stdin.c."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.support.paths import ROOT, TESTS
 
 
 def build(compiler: Sequence[str], folder: Path) -> Path:
-    """The program, built in a folder."""
+    """Build the C program in a folder."""
     made, include = folder / "run_stdin", ROOT / "polydyn" / "runtime" / "c"
     strict = ["-std=gnu11", "-Wall", "-Wextra", "-Werror", "-O1"]
     source = TESTS / "c" / "run_stdin.c"
@@ -30,7 +30,10 @@ class RefusedError(Exception):
 def run(
     command: Sequence[str], artifact: Path, calls: Sequence[Mapping[str, Any]], threads: int = 2
 ) -> list[dict[str, Any]]:
-    """The outputs of a saved program for each call; ``command`` runs ``build``'s program. RefusedError."""
+    """Return the outputs of a saved program for each call; ``command`` runs ``build``'s program.
+
+    RefusedError: it failed.
+    """
     read = read_artifact(artifact, check_machine=False)
     library = artifact.with_suffix(".so")
     library.write_bytes(read.library)

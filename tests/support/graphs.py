@@ -1,4 +1,4 @@
-"""Small graphs written down, compiled and compared with the reference evaluator."""
+"""Small graphs, written by hand, compiled and compared with the reference evaluator."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Sheet:
 
 
 def matmul(sheet: Sheet, name: str, a: str, b: str) -> None:
-    """``name[m, n] = sum over k of a[m, k] * b[k, n]``."""
+    """Add ``name[m, n] = sum over k of a[m, k] * b[k, n]``."""
     (m, k), (_, n) = sheet.tensors[a].shape, sheet.tensors[b].shape
     sheet.let(name, (m, n), op("mul", sheet.at(a, "d0", "r0"), sheet.at(b, "r0", "d1")), (k,), "sum")
 
@@ -81,7 +81,7 @@ def random_inputs(graph: Graph, seed: int = 0, **sizes: int) -> dict[str, Array]
 
 
 def wrong(graph: Graph, *sizes: Mapping[str, int], target: str = "cpu") -> dict[str, str]:
-    """What the compiled graph gets wrong, by sizes: empty when nothing, with one thread or two."""
+    """Return the errors of the compiled graph by sizes, with one thread and two; empty if it is right."""
     one, two = compile_graph(graph, target)
     out: dict[str, str] = {}
     for s in sizes:

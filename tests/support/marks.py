@@ -11,5 +11,5 @@ if TYPE_CHECKING:
 
 
 def slow(*values: object) -> ParameterSet:
-    """A case that ``make test`` leaves out and ``make test-long`` runs: other cases cover its mechanism."""
+    """Mark a case that ``make test`` omits and ``make test-long`` runs: other cases cover its mechanism."""
     return pytest.param(*values, marks=pytest.mark.slow)

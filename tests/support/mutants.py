@@ -1,4 +1,4 @@
-"""Scheduled groups with one thing changed in the tile map, the buffers or the bounds."""
+"""Scheduled groups with one change in the tile map, the buffers or the bounds."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from polydyn.schedules.tree.tilemap import Loop, When
 
 
 def mutants(t: Scheduled) -> Iterator[tuple[str, Scheduled]]:
-    """(what was changed, the changed schedule): digits in another order, lost, run twice, of another size, between
-    loops and axes; other steps, guards, cells, epochs, cuts, beginnings of parts.
+    """Yield (description of the change, changed schedule): digits in another order, lost, run twice, of another size,
+    moved between loops and axes; other steps, guards, cells, epochs, cuts, beginnings of parts.
     """
     yield from _axes(t)
     yield from _loops(t)
@@ -39,7 +39,7 @@ def _axes(t: Scheduled) -> Iterator[tuple[str, Scheduled]]:
         yield f"{s}: iterator {x} is axis {others[0]}", replace(t, map=tm)
 
 
-def _put(t: Scheduled, n: str, old: Loop, *new: Loop) -> Scheduled:
+def _replace_loop(t: Scheduled, n: str, old: Loop, *new: Loop) -> Scheduled:
     view = t.view(n)
     return t.put({n: replace(view, loops=tuple(y for x in view.loops for y in (new if x == old else (x,))))})
 
@@ -48,15 +48,15 @@ def _loops(t: Scheduled) -> Iterator[tuple[str, Scheduled]]:
     for n, view in t.map.views.items():
         tiled = [x for x in view.loops if x.digits and not x.at and len(t.map.axes[x.digits[0].axis]) > 1]
         for k, x in enumerate(tiled):
-            yield f"{n}: {x.coord} runs nothing", _put(t, n, x, replace(x, digits=()))
+            yield f"{n}: {x.coord} runs nothing", _replace_loop(t, n, x, replace(x, digits=()))
             if len(x.digits) > 1:
-                yield f"{n}: {x.coord} permutes its digits", _put(t, n, x, replace(x, digits=x.digits[::-1]))
-                yield f"{n}: {x.coord} loses a digit", _put(t, n, x, replace(x, digits=x.digits[1:]))
+                yield f"{n}: {x.coord} permutes its digits", _replace_loop(t, n, x, replace(x, digits=x.digits[::-1]))
+                yield f"{n}: {x.coord} loses a digit", _replace_loop(t, n, x, replace(x, digits=x.digits[1:]))
             y = tiled[(k + 1) % len(tiled)]
             if y != x:
-                u = _put(t, n, x, replace(x, digits=y.digits))
+                u = _replace_loop(t, n, x, replace(x, digits=y.digits))
                 yield f"{n}: {x.coord} runs what {y.coord} runs", u
-                yield f"{n}: {x.coord} and {y.coord} change digits", _put(u, n, y, replace(y, digits=x.digits))
+                yield f"{n}: {x.coord} and {y.coord} change digits", _replace_loop(u, n, y, replace(y, digits=x.digits))
         for d in view.hidden:
             hidden = tuple(x for x in view.hidden if x != d)
             yield f"{n}: the instruction leaves out {d.name}", t.put({n: replace(view, hidden=hidden)})
@@ -67,8 +67,8 @@ def _steps(t: Scheduled) -> Iterator[tuple[str, Scheduled]]:
         for x in view.loops:
             if x.at:
                 other = End.LAST if x.at is End.FIRST else End.FIRST
-                yield f"{n} runs at the {other} step of {x.coord}", _put(t, n, x, replace(x, at=other))
-                yield f"{n} runs at every step of {x.coord}", _put(t, n, x, replace(x, at=None))
+                yield f"{n} runs at the {other} step of {x.coord}", _replace_loop(t, n, x, replace(x, at=other))
+                yield f"{n} runs at every step of {x.coord}", _replace_loop(t, n, x, replace(x, at=None))
         for k, low, short in view.guard:
             for guard in ((), ((k, low + 1, short),), ((k, low, short + 1),)):
                 yield f"{n} is guarded by {guard}", t.put({n: replace(view, guard=guard)})

@@ -1,4 +1,4 @@
-"""Runs a notebook's code cells as IPython does: the value of a last expression is shown."""
+"""Runs a notebook's code cells like IPython: the value of a last expression is shown."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Shown:
-    """What a cell shows: what it printed, and the value of its last expression."""
+    """The output of a cell: its printed text, and the value of its last expression."""
 
     cell: str
     printed: str
@@ -22,7 +22,7 @@ class Shown:
 
 
 def run(path: Path) -> Iterator[Shown]:
-    """The cells one after the other."""
+    """Run the cells one after the other."""
     scope: dict[str, Any] = {"__name__": "__main__"}
     for cell in json.loads(path.read_text())["cells"]:
         if cell["cell_type"] != "code":

@@ -28,7 +28,10 @@ def model_of(
     outputs: Sequence[str] = ("y",),
     names: Sequence[str] | None = None,
 ) -> onnx.ModelProto:
-    """A model of one node. An input is (dtype, dims) or the array of an initializer; ``""`` in ``names`` is absent."""
+    """Build a model of one node.
+
+    An input is (dtype, dims) or the array of an initializer; ``""`` in ``names`` is absent.
+    """
     node = helper.make_node(op, list(names or inputs), list(outputs), name=f"the_{op}", **(attributes or {}))
     graph = helper.make_graph(
         [node],
@@ -45,13 +48,13 @@ def model_of(
 
 
 def expected(model: onnx.ModelProto, feeds: Mapping[str, Array]) -> list[Array]:
-    """What onnx's reference evaluator gives."""
+    """Return the results of onnx's reference evaluator."""
     with np.errstate(all="ignore"):
         return list(ReferenceEvaluator(model).run(None, dict(feeds)))
 
 
 def check_with_onnxruntime(model: onnx.ModelProto, feeds: Mapping[str, Array], tolerance: float = 1e-5) -> None:
-    """As ``check``, for operators that onnx's own evaluator gets wrong or lacks."""
+    """Check a model with ONNX Runtime, for operators that onnx's own evaluator gets wrong or lacks."""
     session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
     got = reference.evaluate(import_model(model), feeds)
     for array, want in zip(got.values(), session.run(None, dict(feeds)), strict=True):
@@ -61,7 +64,7 @@ def check_with_onnxruntime(model: onnx.ModelProto, feeds: Mapping[str, Array], t
 def check(
     model: onnx.ModelProto, feeds: Mapping[str, Array], tolerance: float = 1e-5, graph: Graph | None = None
 ) -> None:
-    """The reference evaluator of the imported graph agrees with onnx's."""
+    """Check that the reference evaluator on the imported graph agrees with onnx's evaluator."""
     got = reference.evaluate(graph or import_model(model), feeds)
     for (name, array), want in zip(got.items(), expected(model, feeds), strict=True):
         assert array.dtype == want.dtype, (name, array.dtype, want.dtype)
@@ -70,12 +73,12 @@ def check(
 
 
 def check_case(case: Any) -> None:
-    """ONNX's own node case through the backend: dtypes and numbers as it wants them."""
+    """Run ONNX's own node case through the backend, with its dtypes and numbers."""
     rep = backend.prepare(case.model, threads=1)
     for inputs, wanted in case.data_sets:
         got = rep.run([as_array(x) for x in inputs])
         for a, b in zip(got, map(as_array, wanted), strict=True):
             assert a.dtype == b.dtype
-            if a.dtype.kind == "V":  # what numpy lacks
+            if a.dtype.kind == "V":  # dtypes that numpy lacks
                 a, b = a.astype(np.float32), b.astype(np.float32)
             np.testing.assert_allclose(a, b, case.rtol, case.atol)

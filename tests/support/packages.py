@@ -1,4 +1,4 @@
-"""The sources of a wheel, alone in a folder, and what pip makes of them."""
+"""The sources of a wheel, alone in a folder, and the wheel that pip builds from them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.support.paths import ROOT
 
 
 def copy_sources(to: Path) -> Path:
-    """What a wheel is built of, so that a build leaves nothing in the repository."""
+    """Copy the sources of a wheel, so that a build leaves nothing in the repository."""
     for name in ("polydyn", "schedules", "codegen"):
         shutil.copytree(ROOT / name, to / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("setup.cfg", "pyproject.toml", "README.md", "LICENSE"):
@@ -20,7 +20,7 @@ def copy_sources(to: Path) -> Path:
 
 
 def build_wheel(source: Path, to: Path) -> Path:
-    """The wheel of a folder or an sdist, with the setuptools of this environment."""
+    """Build the wheel of a folder or an sdist, with the setuptools of this environment."""
     command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"]
     subprocess.run([*command, "--wheel-dir", str(to), str(source)], check=True, cwd=to)
     (wheel,) = to.glob("*.whl")

@@ -1,4 +1,4 @@
-"""Where the repository, its tests and their data are."""
+"""Paths of the repository, its tests and their data."""
 
 from __future__ import annotations
 

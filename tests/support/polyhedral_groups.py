@@ -36,7 +36,7 @@ def group(name: str, params: str, arrays: list[Array], statements: list[Statemen
 
 
 def matmul() -> Group:
-    """{MatMul, Bias + Relu}."""
+    """Build {MatMul, Bias + Relu}."""
     ij: dict[str, IndexLike] = {"i": "M", "j": "N"}
     return group(
         "matmul",
@@ -52,7 +52,7 @@ def matmul() -> Group:
 
 
 def pad_conv() -> Group:
-    """{Pad, Conv3x3, Bias + Relu}: TSCompiler Figure 7, with symbolic channels."""
+    """Build {Pad, Conv3x3, Bias + Relu}: TSCompiler Figure 7, with symbolic channels."""
     h, w = Index.of("h"), Index.of("w")
     out: dict[str, IndexLike] = {"n": "N", "h": "H", "w": "W", "o": "O"}
     low = [op("ge", FromIndex("int64", x), const(1, "int64")) for x in (h, w)]
@@ -80,7 +80,7 @@ PAD_CONV_FACTS = (equals("H2", Index.of("H") + 2), equals("W2", Index.of("W") + 
 
 
 def softmax() -> Group:
-    """Row maximum, row sum, quotient."""
+    """Build row maximum, row sum, quotient."""
     r: dict[str, IndexLike] = {"r": "R"}
     rl: dict[str, IndexLike] = {"r": "R", "l": "L"}
     shifted = op("exp", op("sub", ld("x", "r", "l"), ld("m", "r")))
@@ -100,7 +100,7 @@ def softmax() -> Group:
 
 
 def depthwise(last: bool = False) -> Group:
-    """A depthwise convolution 3x3 with a bias, without padding; ``last``: channels lie together."""
+    """Build a depthwise 3x3 convolution with a bias, without padding; ``last``: channels-last."""
     point: dict[str, IndexLike] = {"c": "C", "h": "H", "w": "W"}
     taps = point | {"j": 3, "k": 3}
     x: list[IndexLike] = ["H2", "W2", "C"] if last else ["C", "H2", "W2"]
@@ -121,7 +121,7 @@ def depthwise(last: bool = False) -> Group:
 
 
 def turned_depthwise() -> Group:
-    """A depthwise convolution 3x3 with a padding of one, whose image and sums are copied."""
+    """Build a depthwise 3x3 convolution with a padding of one, whose image and sums are copied."""
     image: dict[str, IndexLike] = {"c": "C", "y": "H", "x": "W"}
     point: dict[str, IndexLike] = {"c": "C", "h": "H", "w": "W"}
     at = [Index.of("h") + "j" - 1, Index.of("w") + "k" - 1]
@@ -146,7 +146,7 @@ def turned_depthwise() -> Group:
 
 
 def layer_norm() -> Group:
-    """Mean, variance, normalisation."""
+    """Build mean, variance, normalisation."""
     r: dict[str, IndexLike] = {"r": "R"}
     rl: dict[str, IndexLike] = {"r": "R", "l": "L"}
     centred = op("sub", ld("x", "r", "l"), ld("m", "r"))

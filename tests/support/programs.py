@@ -17,11 +17,11 @@ SIGNATURE = "(void *const *buf, const int64_t *sym, int64_t begin, int64_t end, 
 
 
 def kernel(name: str, buffers: int, symbols: int, body: str) -> Kernel:
-    return made(name, f"void {name}{SIGNATURE} {{\n{body}\n}}\n", buffers, symbols)
+    return kernel_of_text(name, f"void {name}{SIGNATURE} {{\n{body}\n}}\n", buffers, symbols)
 
 
-def made(name: str, text: str, buffers: int, symbols: int, block: Block | None = None) -> Kernel:
-    """A hand-written kernel; its parameters have numbers."""
+def kernel_of_text(name: str, text: str, buffers: int, symbols: int, block: Block | None = None) -> Kernel:
+    """Build a hand-written kernel; its parameters have numbers."""
     names = [tuple(f"{x}{n}" for n in range(count)) for x, count in (("b", buffers), ("s", symbols))]
     return Kernel(name, names[1], ONE, text=text, buffers=names[0], block=block)
 
@@ -62,7 +62,8 @@ def buffers(*rows: Any) -> dict[str, Buffer]:
 
 
 def example(guards: tuple[Guard, ...] = ()) -> HostPlan:
-    """``total[B] = row sums of (x + y) * w + x``, ``scaled[B, L] = (x + y) * w``, and ``w`` itself as an output."""
+    """Plan ``total[B] = row sums of (x + y) * w + x``, ``scaled[B, L] = (x + y) * w``, and ``w`` itself as an output.
+    """
     f = "float32"
     return HostPlan(
         name="example",

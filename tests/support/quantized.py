@@ -1,4 +1,4 @@
-"""Models of quantized operators, written down, and how exactly they must agree."""
+"""Models of quantized operators, written by hand, and checks of exact agreement."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Inputs = Mapping[str, tuple[str, Sequence[int | str]]]
 def quantized_model(
     nodes: Sequence[onnx.NodeProto], inputs: Inputs, outputs: Sequence[str], opset: int = 21, **constants: Any
 ) -> onnx.ModelProto:
-    """A model with inputs of any dtype: ``name: (dtype, dims)``."""
+    """Build a model with inputs of any dtype: ``name: (dtype, dims)``."""
     graph = helper.make_graph(
         list(nodes), "m",
         [
@@ -38,12 +38,12 @@ def quantized_model(
 
 
 def targets() -> list[str]:
-    """Every processor whose code this machine runs."""
+    """Return the targets whose code this machine can run."""
     return ["cpu:avx2", *(["cpu:avx512"] if "avx512bw" in machine_features() else [])]
 
 
 def same_as_reference(m: onnx.ModelProto, *feeds: Mapping[str, Array], target: str = "cpu") -> HostPlan:
-    """The compiled model gives exactly what the reference evaluator gives; the plan, for more questions."""
+    """Check that the compiled model equals the reference evaluator exactly; return the plan for further checks."""
     plan, graph = plan_program(m, target=target), import_model(m)
     program = build_program(plan, target=target, threads=1)
     for f in feeds:
@@ -55,7 +55,7 @@ def same_as_reference(m: onnx.ModelProto, *feeds: Mapping[str, Array], target: s
 
 
 def random_bytes(rng: np.random.Generator, dtype: str, *shape: int) -> Array:
-    """All values of the dtype."""
+    """Return random numbers over all values of the dtype."""
     ends = np.iinfo(dtype)
     return np.asarray(rng.integers(ends.min, ends.max + 1, shape), dtype)
 
@@ -69,7 +69,7 @@ class Qdq:
         self.constants: dict[str, Array] = {}
 
     def add(self, op: str, *inputs: str, **attributes: Any) -> str:
-        """A node; the name of its output."""
+        """Add a node and return the name of its output."""
         name = f"t{len(self.nodes)}"
         self.nodes.append(helper.make_node(op, list(inputs), [name], name=f"{op}_{name}", **attributes))
         return name
@@ -80,14 +80,14 @@ class Qdq:
         return name
 
     def step(self, x: str, scale: Any, zero: Any = None, **attributes: Any) -> str:
-        """Quantized and dequantized, with numbers of its own; without a zero point as uint8."""
+        """Add quantization and dequantization with new constants; without a zero point as uint8."""
         numbers = [self.constant(np.asarray(scale, np.float32))]
         numbers += [] if zero is None else [self.constant(zero)]
         q = self.add("QuantizeLinear", x, *numbers, **attributes)
         return self.add("DequantizeLinear", q, *numbers, **attributes)
 
     def weight(self, w: Array, scale: Any, zero: Any = None, axis: int = 1) -> str:
-        """A dequantized constant."""
+        """Add a dequantized constant."""
         numbers = [self.constant(np.asarray(scale, np.float32))]
         numbers += [] if zero is None else [self.constant(zero)]
         return self.add("DequantizeLinear", self.constant(w), *numbers, axis=axis)
@@ -97,7 +97,10 @@ class Qdq:
 
 
 def qdq_layers(zeros: Sequence[int], size: int = 34, per_column: bool = True, rows: int | str = "M") -> onnx.ModelProto:
-    """Linear layers of one form from x [rows, size]; ``zeros``: the zero point of each one's input. No scale twice."""
+    """Build linear layers of one form from x [rows, size]; ``zeros``: the zero point of each one's input.
+
+    Scales differ.
+    """
     m, x = Qdq(), "x"
     for i, zero in enumerate(zeros):
         x = m.step(x, 0.02 + i / 500, np.uint8(zero) if zero else None)

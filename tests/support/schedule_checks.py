@@ -1,4 +1,4 @@
-"""Schedule matrices against dependences, without a tree: for the tests of what solves and recognises them."""
+"""Checks schedule matrices against dependences, without a tree: for tests of solving and recognition."""
 
 from __future__ import annotations
 
@@ -15,6 +15,6 @@ from polydyn.schedules.proof.order import Rows, _check_order, _indices, _timelin
 def check_legal(
     group: Group, deps: Dependences, schedule: Rows | isl.UnionMap, allow_reassociation: bool = False
 ) -> None:
-    """Every dependence runs strictly forwards, by the check that proves trees. LegalityError otherwise."""
+    """Check by the proof for trees that every dependence runs strictly forwards. LegalityError otherwise."""
     union = rows_to_map(group, _indices(schedule)) if isinstance(schedule, Mapping) else schedule
     _check_order(group, deps.pairs(allow_reassociation), _timeline(group, union), deps.context)

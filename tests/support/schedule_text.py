@@ -7,7 +7,7 @@ from polydyn.schedules.tree.scheduled import Scheduled
 
 
 def text(t: Scheduled) -> str:
-    """Tree, loops with their digits, buffers, bounds, and where parts of axes begin."""
+    """Format the tree, loops with their digits, buffers, bounds, and the beginnings of axis parts."""
     lines = [show(t.tree)]
     for n, view in t.map.views.items():
         loops = [f"{x.coord}{f' {x.at}' if x.at else ''} {list(x.digits)}" for x in view.loops]

@@ -1,4 +1,4 @@
-"""Groups in the names that kernels use, scheduled, with numbers to interpret them: shared by tests of schedules."""
+"""Scheduled groups with the names that kernels use, and numbers to interpret them: shared by tests of schedules."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def statement(
 
 
 def single() -> Group:
-    """``product`` with one reduction iterator: what a tensor map or a lane sums over."""
+    """Build ``product`` with one reduction iterator: the sum of a tensor map or a lane."""
     g = product()
     a, w = array("A", "input", "B", "M", "K"), array("W", "input", "K", "N")
     term = op("mul", ld("A", "n", "i", "k"), ld("W", "k", "j"))
@@ -46,7 +46,7 @@ def single() -> Group:
 
 
 def product() -> Group:
-    """{batched matmul, bias + relu, and the sums themselves}; the reduction has two iterators."""
+    """Build {batched matmul, bias + relu, and the sums themselves}; the reduction has two iterators."""
     o: dict[str, IndexLike] = {"n": "B", "i": "M", "j": "N"}
     biased = op("add", ld("D", "n", "i", "j"), ld("C", "j"))
     term = op("mul", ld("A", "n", "i", "k", "r"), ld("W", "k", "r", "j"))
@@ -62,12 +62,12 @@ def product() -> Group:
 
 
 def positive(group: Group) -> Dependences:
-    """Dependences for sizes >= 1, as schedules are solved for."""
+    """Return dependences for sizes >= 1, as in schedule solving."""
     return analyse(group, positive=False).under(context(group))
 
 
 def roles(group: Group) -> Roles:
-    """The roles of ``product``, or ``single``, with the steps of its solved matrix."""
+    """Return the roles of ``product``, or ``single``, with the steps of its solved matrix."""
     inner = ("r",) * ("r" in group.backbone.iterators)
     return schedule_contract(group, Roles(("n",), "i", "j", "k", inner), positive(group))[0]
 
@@ -75,7 +75,7 @@ def roles(group: Group) -> Roles:
 def run_product(
     t: Scheduled, sizes: Mapping[str, int], M: int = 5, N: int = 7, K: int = 3, R: int = 2, B: int = 2
 ) -> bool:
-    """Whether a schedule of ``product`` (or ``single``) computes it, interpreted at these sizes."""
+    """Return whether a schedule of ``product`` (or ``single``) computes it, interpreted at these sizes."""
     rng = np.random.default_rng(0)
     R = R if len(t.group.arrays["A"].shape) == 4 else 1
     a, w, c = rng.standard_normal((B, M, K, R)), rng.standard_normal((K, R, N)), rng.standard_normal(N)
@@ -88,7 +88,8 @@ def run_product(
 
 
 def attention() -> tuple[Group, AttentionParts]:
-    """softmax(q k) v on blocks of rows, all arrays of all rows; the parts with their solved steps and phases."""
+    """Build softmax(q k) v on blocks of rows, with arrays of all rows; return the parts with solved steps and phases.
+    """
     ij: dict[str, IndexLike] = {"n": "B", "i": "M", "j": "L"}
     i: dict[str, IndexLike] = {"n": "B", "i": "M"}
     il: dict[str, IndexLike] = {**i, "j0": "L"}
@@ -120,7 +121,7 @@ def attention() -> tuple[Group, AttentionParts]:
 
 
 def run_attention(t: Scheduled, sizes: Mapping[str, int], M: int = 5, L: int = 7, K: int = 3, D: int = 6) -> bool:
-    """Whether a schedule of ``attention`` computes it, interpreted at these sizes."""
+    """Return whether a schedule of ``attention`` computes it, interpreted at these sizes."""
     rng = np.random.default_rng(0)
     q, k, v = rng.standard_normal((2, M, K)), rng.standard_normal((2, K, L)), rng.standard_normal((2, L, D))
     memory = {"q": q, "keys": k, "v": v, "o": np.full((2, M, D), np.nan)}
@@ -130,7 +131,7 @@ def run_attention(t: Scheduled, sizes: Mapping[str, int], M: int = 5, L: int = 7
 
 
 def online_parts(depth: int, width: int) -> tuple[AttentionParts, Softmax]:
-    """softmax(q k / 2) v as an attention of CUDA has it, heads of constant sizes; the logit over the scores."""
+    """Build CUDA's softmax(q k / 2) v, heads of constant sizes; the second result is the logit over the scores."""
     group, parts = attention()
     env = {"K": Index.of(depth), "D": Index.of(width)}
 
@@ -150,13 +151,14 @@ def online_parts(depth: int, width: int) -> tuple[AttentionParts, Softmax]:
 
 
 def shared_online_parts(depth: int, width: int) -> tuple[AttentionParts, Softmax]:
-    """The same where blocks have shares of the keys."""
+    """Build ``online_parts`` for split-KV."""
     parts, softmax = online_parts(depth, width)
     return replace(parts, values=partial_attention(parts.values, parts.value_roles)), softmax
 
 
 def run_shares(t: Scheduled, depth: int, width: int, M: int, L: int) -> bool:
-    """Whether every share of ``shared_online_parts`` leaves values, maximum and sum of a row; each has all keys."""
+    """Return whether every split of ``shared_online_parts`` stores values, maximum and sum of a row; each has all keys.
+    """
     rng = np.random.default_rng(0)
     q, k, v = rng.standard_normal((1, M, depth)), rng.standard_normal((1, depth, L)), rng.standard_normal((1, L, width))
     left = np.full((2, 1, M, width + STATISTICS), np.nan)
@@ -170,7 +172,8 @@ def run_shares(t: Scheduled, depth: int, width: int, M: int, L: int) -> bool:
 
 
 def run_online(t: Scheduled, depth: int, width: int, M: int, L: int) -> bool:
-    """Whether a schedule of ``online_parts`` computes it, interpreted at these sizes; without keys it gives 0."""
+    """Return whether a schedule of ``online_parts`` computes it, interpreted at these sizes; without keys it gives 0.
+    """
     rng = np.random.default_rng(0)
     q, k, v = rng.standard_normal((1, M, depth)), rng.standard_normal((1, depth, L)), rng.standard_normal((1, L, width))
     memory = {"q": q, "keys": k, "v": v, "o": np.full((1, M, width), np.nan)}

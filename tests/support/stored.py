@@ -25,7 +25,7 @@ def path_of(name: str) -> str:
 
 @cache
 def planned(name: str, target: str = "cpu") -> HostPlan:
-    """The host plan of a stored model, made once for all tests of this process."""
+    """Plan a stored model, once for all tests of this process."""
     return plan_program(path_of(name), target=target)
 
 
@@ -35,7 +35,7 @@ def _artifact(name: str, target: str) -> Artifact:
 
 
 def compiled(name: str, threads: int, target: str = "cpu") -> Program:
-    """A program of its own, as ``polydyn.compile`` makes it; all tests of this process share its artifact."""
+    """Open a new program, as ``polydyn.compile`` does; all tests of this process share its artifact."""
     return open_program(_artifact(name, target), threads=threads)
 
 
@@ -44,7 +44,7 @@ def load(name: str) -> onnx.ModelProto:
 
 
 def one_head_scaled(factor: float) -> onnx.ModelProto:
-    """bert_tiny with the queries of the first of four heads in the first layer multiplied by ``factor``."""
+    """Return bert_tiny with the queries of the first of four heads in the first layer multiplied by ``factor``."""
     model = load("bert_tiny")
     bias = next(t for t in model.graph.initializer if t.name.endswith("layer.0.attention.self.query.bias"))
     add = next(n for n in model.graph.node if bias.name in n.input)

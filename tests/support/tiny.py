@@ -16,7 +16,7 @@ from polydyn.schedules.expr import OPS, REDUCTIONS, Const, FromIndex, Load, Op, 
 
 
 def run(graph: Graph, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Element by element, after checking the guards."""
+    """Evaluate element by element, after checking the guards."""
     sizes = {s.symbol: feeds[s.input].shape[s.axis] for s in graph.sources}
     for g in graph.guards:
         a, b = g.left.evaluate(sizes), g.right.evaluate(sizes)
@@ -44,10 +44,10 @@ def run(graph: Graph, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     return {t: known[t] for t in graph.outputs}
 
 
-def value(v: Value, env: Mapping[str, int], known: Mapping[str, np.ndarray]) -> Any:
+def value(v: Value, env: Mapping[str, int], arrays: Mapping[str, np.ndarray]) -> Any:
     def fetch(name: str, at: tuple[int, ...]) -> int:
-        assert all(0 <= i < n for i, n in zip(at, known[name].shape, strict=True)), f"{name}{at}"
-        return int(known[name][at])
+        assert all(0 <= i < n for i, n in zip(at, arrays[name].shape, strict=True)), f"{name}{at}"
+        return int(arrays[name][at])
 
     if isinstance(v, Const):
         return np.asarray(v.value, numpy_dtype(v.dtype))
@@ -55,12 +55,12 @@ def value(v: Value, env: Mapping[str, int], known: Mapping[str, np.ndarray]) -> 
         return np.asarray(v.index.evaluate(env, fetch), numpy_dtype(v.dtype))
     if isinstance(v, Load):
         at = tuple(i.evaluate(env, fetch) for i in v.index)
-        assert all(0 <= i < n for i, n in zip(at, known[v.buffer].shape, strict=True)), f"{v.buffer}{at}"
-        return known[v.buffer][at]
+        assert all(0 <= i < n for i, n in zip(at, arrays[v.buffer].shape, strict=True)), f"{v.buffer}{at}"
+        return arrays[v.buffer][at]
     assert isinstance(v, Op)
     if v.name == "where":
-        return value(v.args[1] if value(v.args[0], env, known) else v.args[2], env, known)
-    args = [value(a, env, known) for a in v.args]
+        return value(v.args[1] if value(v.args[0], env, arrays) else v.args[2], env, arrays)
+    args = [value(a, env, arrays) for a in v.args]
     return np.asarray(args[0]).astype(numpy_dtype(v.dtype)) if v.name == "cast" else OPS[v.name].numpy(*args)
 
 
@@ -71,7 +71,7 @@ def model(
     constants: Mapping[str, Any] | None = None,
     opset: int = 18,
 ) -> onnx.ModelProto:
-    """An ONNX model; inputs are ``name: (dtype, dims)``."""
+    """Build an ONNX model; inputs are ``name: (dtype, dims)``."""
     kinds = {t: helper.np_dtype_to_tensor_dtype(numpy_dtype(t)) for t, _ in inputs.values()}
     graph = helper.make_graph(
         list(nodes),
@@ -84,6 +84,6 @@ def model(
 
 
 def node(op: str, inputs: str, outputs: str, **attributes: Any) -> onnx.NodeProto:
-    """A node from names separated by blanks; ``-`` is an absent input."""
+    """Build a node from names separated by blanks; ``-`` is an absent input."""
     names = ["" if x == "-" else x for x in inputs.split()]
     return helper.make_node(op, names, outputs.split(), name=f"{op}_{outputs.split()[0]}", **attributes)
