@@ -1,4 +1,4 @@
-"""CUDA programs as files, and what is in them: images, resources, sources."""
+"""CUDA programs as files, and their contents: images, resources, sources."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_without_a_cuda_compiler_programs_hold_sources(monkeypatch: pytest.Monke
     assert program.images == [] and "sources, compiled where they run" in program.manifest["cuda"]["note"]
     program.save(tmp_path / "p.polydyn")
     loaded: Any = polydyn.load(tmp_path / "p.polydyn")
-    check(loaded, 2)  # for the emulation, in fact
+    check(loaded, 2)  # in fact, for the emulation
     others = dict(loaded.sources) | {"pd_device.cuh": "// older"}
     with pytest.raises(WrongArchitectureError, match="another polydyn"):
         images.ImageSource(open_session().driver, [], {}, others)
@@ -108,9 +108,9 @@ def test_with_a_cuda_compiler_programs_hold_cubins_ptx_and_what_ptxas_said(tmp_p
         def __init__(self, arch: int) -> None:
             self.arch = arch
 
-    def image(arch: int, of: CudaProgram = other) -> bytes:
-        names = [(k["name"], k["arch"]) for k in of.manifest["kernels"]]
-        source = images.ImageSource(Device(arch), names, of._artifact.images, of.sources)  # type: ignore[arg-type]
+    def image(arch: int, program: CudaProgram = other) -> bytes:
+        names = [(k["name"], k["arch"]) for k in program.manifest["kernels"]]
+        source = images.ImageSource(Device(arch), names, program._artifact.images, program.sources)  # type: ignore[arg-type]
         return source.image(len(names) - 1)
 
     cubin, ptx = (other._artifact.images[n] for n in ("sm_80/kernels_000.cubin", "ptx/kernels_000.ptx"))

@@ -43,9 +43,10 @@ def attention(
     dtype: str = "float16", depth: int = 64, width: int = 64, heads: int = 2, groups: int = 1, transposed: bool = False,
     keys: str | int = "T", instead: float | None = None,
 ) -> FusionPlan:  # fmt: skip
-    """softmax(q k' / 8 + mask) v with ``heads`` heads, ``groups`` of them on one key; keys perhaps as (depth, T).
+    """Plan softmax(q k' / 8 + mask) v with ``heads`` heads; ``groups`` heads share a key head; keys perhaps as (depth,
+    T).
 
-    ``instead``: of weights that are NaN.
+    ``instead`` replaces weights that are NaN.
     """
     kv = heads // groups
     nodes = []
@@ -79,8 +80,10 @@ def attention(
 def case(
     plan: FusionPlan, length: int, keys: int, mask: str = "none", batch: int = 1
 ) -> tuple[dict[str, Array], Array]:
-    """Inputs and the expected output; masks: ``none``, -inf above a diagonal, in row 0, before the last two keys;
-    in row 0 the lowest number of bfloat16."""
+    """Return inputs and the expected output.
+
+    Masks: ``none``, -inf above a diagonal, in row 0, before the last two keys; in row 0 the lowest number of bfloat16.
+    """
     rng = np.random.default_rng(length * 1009 + keys)
     dims = {"B": batch, "L": length, "T": keys}
     kind = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16, "float32": np.float32}
@@ -111,31 +114,31 @@ BOUND = {"float16": 4e-3, "bfloat16": 3e-2, "float32": 2e-6, "tf32": 2e-3}
 
 
 def tf32(plan: FusionPlan) -> tuple[PlacedGroup, ...]:
-    """The kernels with float32 on tensor cores."""
+    """Return the kernels with float32 on tensor cores."""
     builder = CudaBuilder(plan, tf32=True)
     return tuple(p for g in plan.groups for p in builder.place(g))
 
 
 def right(
-    plan: FusionPlan, kernels: tuple[PlacedGroup, ...], *of: Any, tolerance: float = 4e-3, choose: Any = first_fit
+    plan: FusionPlan, kernels: tuple[PlacedGroup, ...], *sizes: Any, tolerance: float = 4e-3, choose: Any = first_fit
 ) -> None:
-    """Both orders of warps give the reference, and the same bits."""
-    feeds, want = case(plan, *of)
-    right_on(plan, kernels, feeds, want, tolerance, choose, of)
+    """Check that both orders of warps give the reference, and the same bits."""
+    feeds, want = case(plan, *sizes)
+    right_on(plan, kernels, feeds, want, tolerance, choose, sizes)
 
 
 def right_on(
     plan: FusionPlan, kernels: tuple[PlacedGroup, ...], feeds: dict[str, Array], want: Array, tolerance: float = 4e-3,
-    choose: Any = first_fit, of: Any = None,
+    choose: Any = first_fit, subject: Any = None,
 ) -> None:  # fmt: skip
-    """The same for these inputs."""
+    """Check these inputs in the same way."""
     results = []
     for reverse in (False, True):
         got, counts = run(plan, feeds, choose, kernels, reverse)
         y = got["y"].astype(np.float64)
-        assert (np.isnan(y) == np.isnan(want)).all(), of
-        assert np.abs(np.nan_to_num(y) - np.nan_to_num(want)).max(initial=0) <= tolerance, of
-        assert all(c.ldmatrix_conflicts == c.shared_conflicts == 0 for c in counts), of
+        assert (np.isnan(y) == np.isnan(want)).all(), subject
+        assert np.abs(np.nan_to_num(y) - np.nan_to_num(want)).max(initial=0) <= tolerance, subject
+        assert all(c.ldmatrix_conflicts == c.shared_conflicts == 0 for c in counts), subject
         results.append(got["y"].view(np.uint16 if got["y"].itemsize == 2 else np.uint32))
     assert (results[0] == results[1]).all()
 
@@ -155,7 +158,7 @@ def test_every_length_and_mask() -> None:
 
 
 def guarded(plan: FusionPlan, *of: Any) -> tuple[dict[str, Array], Array]:
-    """A case of ``attention(instead=0)`` in which a row has a score that is NaN: such rows are 0."""
+    """Return a case of ``attention(instead=0)`` in which a row has a score that is NaN: such rows are 0."""
     feeds, want = case(plan, *of)
     feeds["q"][0, 0, 2 % of[0], 1] = np.nan
     want[0, 0, 2 % of[0]] = np.nan
@@ -164,10 +167,10 @@ def guarded(plan: FusionPlan, *of: Any) -> tuple[dict[str, Array], Array]:
 
 @pytest.mark.parametrize("dtype", ["float16", slow("float32")])
 def test_weights_that_are_nan_may_be_0(dtype: str) -> None:
-    """As frameworks guard rows that are masked everywhere, in tiles, in shares, and of few keys."""
+    """Frameworks guard rows that are masked everywhere in this way; in tiles, in split-KV, and for few keys."""
     plan = attention(dtype, instead=0.0)
     kernels = placed(plan)
-    for length, keys, mask, choose in ((7, 31, "row", first_fit), (65, 300, "row", first_fit), (3, 300, "row", shared)):
+    for length, keys, mask, choose in ((7, 31, "row", first_fit), (65, 300, "row", first_fit), (3, 300, "row", split)):
         right_on(plan, kernels, *guarded(plan, length, keys, mask), BOUND[dtype], choose)
 
 
@@ -189,7 +192,7 @@ FLOATS = [
 
 @pytest.mark.parametrize(("dtype", "depth", "width", "transposed"), FLOATS)
 def test_float32_is_one_kernel(dtype: str, depth: int, width: int, transposed: bool) -> None:
-    """On CUDA cores, or on tensor cores when asked for; both exchange weights between the products in registers."""
+    """On CUDA cores, or on tensor cores on request; both exchange weights between the products in registers."""
     plan = attention("float32", depth, width, transposed=transposed)
     kernels = tf32(plan) if dtype == "tf32" else placed(plan)
     (p,) = kernels
@@ -199,7 +202,7 @@ def test_float32_is_one_kernel(dtype: str, depth: int, width: int, transposed: b
 
 
 def causal(dtype: str, low: float = -np.inf, added: bool = False, keys: str | int = "T") -> FusionPlan:
-    """softmax(where(key <= query + T - L, q k' / 8, low)) v, the mask made of the model's own sizes."""
+    """Plan softmax(where(key <= query + T - L, q k' / 8, low)) v; the model's own sizes define the mask."""
     kind = {"float16": np.float16, "float32": np.float32}[dtype]
     nodes = [
         node("Shape", ["q"], ["l1"], start=2, end=3), node("Shape", ["k"], ["t1"], start=2, end=3),
@@ -222,7 +225,7 @@ def causal(dtype: str, low: float = -np.inf, added: bool = False, keys: str | in
 
 
 def causal_case(dtype: str, length: int, keys: int) -> tuple[dict[str, Array], Array]:
-    """Inputs of ``causal`` and the expected output."""
+    """Return inputs of ``causal`` and the expected output."""
     rng = np.random.default_rng(length + keys)
     shape = {"q": length, "k": keys, "v": keys}
     feeds = {n: rng.standard_normal((1, 2, x, 64)).astype(dtype) for n, x in shape.items()}
@@ -259,7 +262,7 @@ def test_tiles_above_the_diagonal_are_not_computed(dtype: str) -> None:
 
 
 def test_finite_masks_hide_tiles_until_a_row_needs_them() -> None:
-    """With float32 scores a mask of -10000 that is added bounds nothing; one of the lowest number does."""
+    """With float32 scores an added mask of -10000 bounds nothing; an added lowest number does."""
     lowest = float(np.finfo(np.float32).min)
     ways = {(-np.inf, False): "never", (-np.inf, True): "never", (-1e4, False): "last", (-1e4, True): "all",
             (lowest, False): "last", (lowest, True): "last"}  # fmt: skip
@@ -304,7 +307,7 @@ def test_rows_without_keys_are_zero() -> None:
 
 
 def test_a_row_masked_by_the_lowest_number_weighs_its_keys_alike() -> None:
-    """In units of log 2 the lowest number of bfloat16 is no float: such rows were NaN."""
+    """In units of log 2 the lowest number of bfloat16 is not a float: such rows were NaN."""
     plan = attention("bfloat16", 32, 32, 1)
     right(plan, placed(plan), 3, 72, "lowest", tolerance=BOUND["bfloat16"])
 
@@ -352,12 +355,12 @@ def test_planted_bugs_in_float32_are_caught(bug: str) -> None:
         right(plan, (wrong,), 17, 66, "none", tolerance=BOUND[dtype], choose=lambda p, env: p.kernels[0])
 
 
-def shared(p: PlacedGroup, env: dict[str, int]) -> Kernel:
-    """The version in which blocks have shares of the keys."""
+def split(p: PlacedGroup, env: dict[str, int]) -> Kernel:
+    """Return the split-KV version."""
     return version(p, "split_attention")
 
 
-SHARED = [
+SPLIT_CASES = [
     ("float16", 64, 64),
     slow("float16", 40, 24),
     ("bfloat16", 200, 256),
@@ -366,37 +369,38 @@ SHARED = [
 ]
 
 
-@pytest.mark.parametrize(("dtype", "depth", "width"), SHARED)
+@pytest.mark.parametrize(("dtype", "depth", "width"), SPLIT_CASES)
 def test_blocks_have_shares_of_the_keys(dtype: str, depth: int, width: int) -> None:
-    """Uneven ones, some of which a mask hides whole; a row that is masked in one share, or in all."""
+    """Uneven splits, some completely hidden by a mask; a row that is masked in one split, or in all."""
     plan = attention("float32" if dtype == "tf32" else dtype, depth, width)
     kernels = tf32(plan) if dtype == "tf32" else placed(plan)
     for of in ((1, 256, "none", 2), (3, 1001, "row", 1), (5, 513, "causal", 1), (65, 300, "late", 1)):
-        right(plan, kernels, *of, tolerance=BOUND[dtype], choose=shared)
+        right(plan, kernels, *of, tolerance=BOUND[dtype], choose=split)
 
 
 def test_rows_of_shares_that_a_large_negative_number_masks() -> None:
     plan = attention("bfloat16", 32, 32, 1)
-    right(plan, placed(plan), 3, 400, "lowest", tolerance=BOUND["bfloat16"], choose=shared)
+    right(plan, placed(plan), 3, 400, "lowest", tolerance=BOUND["bfloat16"], choose=split)
 
 
 @pytest.mark.parametrize(("low", "added"), [(-np.inf, False), slow(-10000.0, False), (-65504.0, True)])
 def test_shares_of_the_tiles_that_a_mask_leaves(low: float, added: bool) -> None:
-    """Those of -inf are never visited, so blocks share the others; those of a large number belong to shares."""
+    """Tiles of -inf are never visited, so blocks split the others; tiles of a large negative number belong to splits.
+    """
     plan = causal("float16", low, added)
     kernels = placed(plan)
     for length, keys in ((1, 700), (7, 513), (130, 300), (64, 256)):
         feeds, want = causal_case("float16", length, keys)
         for reverse in (False, True):
-            got, _ = run(plan, feeds, shared, kernels, reverse)
+            got, _ = run(plan, feeds, split, kernels, reverse)
             assert np.abs(got["y"].astype(np.float64) - want).max() <= BOUND["float16"], (length, keys)
 
 
 def test_few_blocks_of_many_keys_have_shares() -> None:
-    """By the estimates: one query behind 4096 keys, not eight texts of 512."""
+    """The estimates choose it for one query and 4096 keys, not for eight texts of 512."""
     plan = attention()
     (p,) = placed(plan)
-    k = shared(p, {})
+    k = split(p, {})
     env = params_of(p, {"B": 1, "L": 1, "T": 4096})
     assert k.values(env, MULTIPROCESSORS)["shares"] == 32, "of two tiles each"
     assert not k.fits(params_of(p, {"B": 1, "L": 1, "T": 192}), SMEM, MULTIPROCESSORS), "three tiles"
@@ -412,7 +416,7 @@ SHARE_BUGS = {
     "rows that do not exist": (0, "(lane/4)) < n1) {", "(lane/4)) < 64) {"),
     "shares count alike": (1, "pd_exp_fast(", "1.0f + 0.0f * ("),
 }  # fmt: skip
-"""In the kernel of the shares, or in the one that joins them."""
+"""Bugs in the split-KV kernel, or in the kernel that joins the splits."""
 
 
 @pytest.fixture(scope="module")
@@ -436,10 +440,10 @@ def test_planted_bugs_are_caught(bug: str, broken: tuple[FusionPlan, PlacedGroup
 
 @pytest.fixture(scope="module")
 def broken_shares() -> tuple[FusionPlan, PlacedGroup, dict[str, Kernel]]:
-    """The kernels of the shares are compiled together."""
+    """Compile the split-KV kernels together."""
     plan = attention()
     (p,) = placed(plan)
-    k = shared(p, {})
+    k = split(p, {})
     first, second = ({n: b[1:] for n, b in SHARE_BUGS.items() if b[0] == x} for x in range(2))
     wrong = dict(zip(first, with_bugs(k, first), strict=True))
     ends = dict(zip(second, with_bugs(k.after[0], second), strict=True))

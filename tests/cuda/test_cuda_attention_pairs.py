@@ -24,7 +24,7 @@ DTYPES: dict[str, Any] = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16,
 
 
 def masked(dtype: str, mask: str, of_keys: bool) -> FusionPlan:
-    """softmax(q k' + mask) v, or where(mask, q k', low) of bools; ``of_keys``: the mask is that of all queries."""
+    """Plan softmax(q k' + mask) v, or where(mask, q k', low) of bools; ``of_keys``: all queries have the same mask."""
     asked = mask == "bool"
     nodes = [
         node("Transpose", ["k"], ["kt"], perm=[0, 1, 3, 2]), node("MatMul", ["q", "kt"], ["s"]),
@@ -38,7 +38,7 @@ def masked(dtype: str, mask: str, of_keys: bool) -> FusionPlan:
 
 
 def case(plan: FusionPlan, length: int, keys: int) -> tuple[Arrays, np.ndarray[Any, Any]]:
-    """Inputs, a third of whose keys are hidden, and the expected output."""
+    """Return inputs, with a third of the keys hidden, and the expected output."""
     rng, feeds = np.random.default_rng(length + keys * 7), {}
     for n in "qkvm":
         t = plan.graph.tensors[n]
@@ -53,7 +53,7 @@ def case(plan: FusionPlan, length: int, keys: int) -> tuple[Arrays, np.ndarray[A
 
 
 def of_pairs(p: PlacedGroup, env: object = None) -> Kernel:
-    """The first version that reads masks in pairs."""
+    """Return the first version that reads masks in pairs."""
     return next(k for k in p.kernels if k.version.endswith("_pairs"))
 
 
@@ -62,7 +62,7 @@ def of_pairs(p: PlacedGroup, env: object = None) -> Kernel:
     [("float16", "float16", True), ("bfloat16", "bool", False), ("float32", "float32", False)],
 )
 def test_even_numbers_of_keys_are_read_in_pairs(dtype: str, mask: str, of_keys: bool) -> None:
-    """With the bits of the version that reads columns one by one, which has the odd ones."""
+    """They have the bits of the version that reads columns one by one, which handles odd numbers."""
     plan = masked(dtype, mask, of_keys)
     kernels = placed(plan)
     assert "pd_ldg_wide<2>(" in of_pairs(kernels[0]).text

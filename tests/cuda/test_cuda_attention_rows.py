@@ -1,4 +1,4 @@
-"""Attention by warps of 32 rows, all of which use what is loaded of keys and values, on the strict emulation."""
+"""Attention by warps of 32 rows, which share all loads of keys and values, on the strict emulation."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ from tests.support.cuda_groups import SHARED_BYTES as SMEM
 from tests.support.marks import slow
 
 V = Index.of
-LARGE = "attention_128x"
+VERSION_PREFIX = "attention_128x"
 
 
 def large(p: PlacedGroup, env: dict[str, int] | None = None) -> Kernel:
-    """The version with 32-bit indices; at these sizes, where some may not be launched."""
-    made = [k for k in p.kernels if k.version.startswith(LARGE) and not k.version.endswith(LONG)]
+    """Return the version with 32-bit indices, even if some sizes do not allow its launch."""
+    made = [k for k in p.kernels if k.version.startswith(VERSION_PREFIX) and not k.version.endswith(LONG)]
     return next(k for k in made if env is None or k.fits(env, SMEM, MULTIPROCESSORS))
 
 
 def long(p: PlacedGroup, env: object = None) -> Kernel:
-    """The version with 64-bit indices."""
-    return next(k for k in p.kernels if k.version.startswith(LARGE) and k.version.endswith(LONG))
+    """Return the version with 64-bit indices."""
+    return next(k for k in p.kernels if k.version.startswith(VERSION_PREFIX) and k.version.endswith(LONG))
 
 
 def test_every_length_and_mask() -> None:
@@ -57,7 +57,7 @@ def test_every_length_and_mask() -> None:
 def test_head_sizes_groups_and_layouts(
     depth: int, width: int, heads: int, groups: int, transposed: bool, dtype: str
 ) -> None:
-    """Keys that lie along themselves are copied by 16 bytes where their number allows it."""
+    """Keys that are contiguous along themselves use 16-byte copies if their number allows it."""
     plan = attention(dtype, depth, width, heads, groups, transposed)
     kernels = placed(plan)
     for length, keys in ((3, 72), (130, 136)):
@@ -85,12 +85,12 @@ def test_keys_that_are_one_tile_have_no_loop() -> None:
     assert np.abs(np.nan_to_num(got["y"].astype(np.float64)) - np.nan_to_num(want)).max() <= BOUND["float16"]
 
 
-LAST = 111
-"""Row and key of what is seen add up to that at most: rows from 112 on see nothing."""
+MAX_SUM = 111
+"""Maximum sum of row and key of an unmasked score: rows from 112 on see no key."""
 
 
 def suffix() -> FusionPlan:
-    """softmax(where(query + key <= LAST, q k' / 8, lowest)) v: the last rows of a block may see nothing."""
+    """Plan softmax(where(query + key <= MAX_SUM, q k' / 8, lowest)) v: the last rows of a block may see no key."""
     nodes = [
         node("Shape", ["q"], ["l1"], start=2, end=3), node("Shape", ["k"], ["t1"], start=2, end=3),
         node("Squeeze", ["l1"], ["l"]), node("Squeeze", ["t1"], ["t"]), node("Range", ["zero", "l", "one"], ["r0"]),
@@ -102,7 +102,7 @@ def suffix() -> FusionPlan:
         node("MatMul", ["w", "v"], ["y"]),
     ]  # fmt: skip
     constants: dict[str, Any] = {"zero": np.array(0), "one": np.array(1), "first": np.array([0])}
-    constants |= {"second": np.array([1]), "last": np.array(LAST), "scale": np.array(0.125, np.float16)}
+    constants |= {"second": np.array([1]), "last": np.array(MAX_SUM), "scale": np.array(0.125, np.float16)}
     constants |= {"low": np.array(np.finfo(np.float16).min)}
     return plan_of(nodes, {"q": ("B", 2, "L", 64), "k": ("B", 2, "T", 64), "v": ("B", 2, "T", 64)}, ["y"], constants,
                    "float16")  # fmt: skip
@@ -118,17 +118,17 @@ def test_a_row_of_any_fragment_makes_the_block_visit_the_other_tiles() -> None:
         feeds, _ = causal_case("float16", length, keys)
         q, k, v = (feeds[n].astype(np.float64) for n in "qkv")
         rows, columns = np.indices((length, keys))
-        s = np.where(rows + columns <= LAST, q @ k.swapaxes(-1, -2) / 8, -1e5)
+        s = np.where(rows + columns <= MAX_SUM, q @ k.swapaxes(-1, -2) / 8, -1e5)
         e = np.exp(s - s.max(-1, keepdims=True))
         want = (e / e.sum(-1, keepdims=True)) @ v
         got, (count,) = run(plan, feeds, large, (p,))
         assert np.abs(got["y"].astype(np.float64) - want).max() <= BOUND["float16"], (length, keys)
-        tiles = [-(-keys // 64) if last > LAST else min(-(-keys // 64), -(-(LAST + 1 - b * 128) // 64))
+        tiles = [-(-keys // 64) if last > MAX_SUM else min(-(-keys // 64), -(-(MAX_SUM + 1 - b * 128) // 64))
                  for b, last in ((b, min(b * 128 + 127, length - 1)) for b in range(-(-length // 128)))]  # fmt: skip
         assert count.mma == 2 * sum(tiles) * 4 * 128, (length, keys)
         got, _ = run(plan, feeds, lambda p, env: bug[0], (replace(p, kernels=bug),))
         wrong = np.abs(got["y"].astype(np.float64) - want).max() > BOUND["float16"]
-        assert wrong == (length > LAST + 1), "only rows of a second fragment see nothing"
+        assert wrong == (length > MAX_SUM + 1), "only rows of a second fragment see nothing"
 
 
 BUGS = {
@@ -156,9 +156,10 @@ def test_planted_bugs_are_caught(bug: str, broken: tuple[FusionPlan, PlacedGroup
 
 
 def test_estimates_choose_it_where_there_are_enough_queries() -> None:
-    """Blocks of 128 queries are half as many and take longer: where they do not fill the device the others are.
+    """Blocks of 128 queries are half as many and take longer: if they do not fill the device, smaller blocks are
+    chosen.
 
-    Below a diagonal they visit a tile more; where tensor cores are slow and loads no matter, that is too much.
+    Below a diagonal they visit one more tile; with slow tensor cores and cheap loads, that is too much.
     """
 
     def time(k: Kernel, p: PlacedGroup, batch: int, length: int, device: hardware.Hardware) -> int:
@@ -180,22 +181,22 @@ def test_estimates_choose_it_where_there_are_enough_queries() -> None:
 
 
 def test_where_it_is_not_built() -> None:
-    """Heads of 128 where warpgroups have them, and narrow copies."""
+    """Heads of 128 if warpgroups support them, and narrow copies."""
     for depth, arch in ((128, "sm_90a"), (9, "sm_80")):
         (p,) = placed(attention("float16", depth, 64, 1), arch)
-        assert not any(k.version.startswith(LARGE) for k in p.kernels)
+        assert not any(k.version.startswith(VERSION_PREFIX) for k in p.kernels)
 
 
 @pytest.mark.skipif(find_nvcc() is None, reason="no nvcc")
 @pytest.mark.parametrize(
-    ("of", "arch"),
+    ("form", "arch"),
     [("read", "sm_80"), ("deep", "sm_80"), ("causal", "sm_89"), ("causal", "sm_90a"), slow("deep", "sm_89"),
      slow("read", "sm_90a"), slow("read", "sm_89"), slow("causal", "sm_80"), slow("voted", "sm_80"),
      slow("voted", "sm_90a")],
 )  # fmt: skip
-def test_it_compiles_without_spills(of: str, arch: str) -> None:
+def test_it_compiles_without_spills(form: str, arch: str) -> None:
     plan = {"read": attention, "causal": lambda: causal("float16"), "voted": suffix,
-            "deep": lambda: attention("float16", 128, 128, 1)}[of]()  # fmt: skip
+            "deep": lambda: attention("float16", 128, 128, 1)}[form]()  # fmt: skip
     (p,) = placed(plan)
     for k in (large(p), long(p)):
         use = compile_cuda(k.text, arch).kernels[k.name]

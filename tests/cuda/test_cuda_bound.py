@@ -1,4 +1,4 @@
-"""Calls that are CUDA graphs, bound ones and runs that come again, on the CPU libcuda."""
+"""CUDA graphs on the CPU libcuda: bound calls and cached graphs of repeated runs."""
 
 from __future__ import annotations
 
@@ -56,23 +56,24 @@ def on_device(session: Session, f: dict[str, np.ndarray]) -> dict[str, DeviceArr
 
 
 def same(got: dict[str, Any], want: dict[str, Any]) -> bool:
-    """Bit for bit, wherever they lie."""
+    """Compare bit for bit, on host or device."""
     host = [{n: a.numpy() if isinstance(a, DeviceArray) else a for n, a in x.items()} for x in (got, want)]
     return host[0].keys() == host[1].keys() and all(a.tobytes() == host[1][n].tobytes() for n, a in host[0].items())
 
 
 def out_of(session: Session, b: int, stream: int = 0) -> dict[str, DeviceArray]:
-    """Outputs of b rows in device memory, made on a stream."""
+    """Allocate outputs of b rows in device memory, on a stream."""
     return {n: DeviceArray(session, (b, k), "float32", 4, stream) for n, k in (("y", 36), ("z", 8))}
 
 
-def taken(session: Session) -> int:
-    """Bytes of device memory that are in use."""
+def used(session: Session) -> int:
+    """Return the bytes of device memory in use."""
     free, total = session.driver.memory()
     return total - free
 
 
-# -- what it computes --------------------------------------------------------------------------------------------------
+# -- results
+# ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("b", [0, 1, 9])
@@ -98,7 +99,7 @@ def test_arrays_of_the_device_are_used_where_they_are(layer: CudaProgram, device
     for scale in (1, -3):
         device.driver.h2d(x["x"].pointer, f["x"] * np.float32(scale))
         assert call()["y"] is y and same(call.outputs, layer.run(f | {"x": f["x"] * np.float32(scale)}))
-    del x  # the call keeps them
+    del x  # the call keeps them alive
     gc.collect()
     assert same(call(), layer.run(f | {"x": f["x"] * np.float32(-3)}))
     copied = {n: f[n].nbytes for n in f}  # runs on the host's arrays copy inputs, bound ones nothing
@@ -113,7 +114,7 @@ def test_the_callers_outputs_and_stream(layer: CudaProgram, device: Session) -> 
     assert got["z"] is z and same(got, want) and not wide[:, 1::2].any()
     with device.use() as driver:
         stream = driver.stream()
-    legacy = 1  # cannot capture: the capture has a stream of its own
+    legacy = 1  # cannot capture: the capture uses a separate stream
     for s in (stream, legacy):
         call = layer.bind(on_device(device, f), stream=s)
         call()
@@ -140,7 +141,7 @@ def test_a_call_that_goes_while_it_is_at_work(layer: CudaProgram, device: Sessio
         driver.free_stream(stream)
 
 
-COUNTED = f"""{PRELUDE}PD_KERNEL(counted, 32, 1)(const float *x, float *y, uint32_t *counters, int64_t n) {{
+COUNTING_KERNEL = f"""{PRELUDE}PD_KERNEL(counted, 32, 1)(const float *x, float *y, uint32_t *counters, int64_t n) {{
   pd_grid_begin();
   if (pd_last_block(counters, (int)n))
     for (int64_t i = 0; i < n; i++) pd_stg(y + i * 32 + pd_tid(), pd_ldg(x + i * 32 + pd_tid()));
@@ -150,8 +151,8 @@ PD_EXPORT(counted, 32);
 
 
 def test_counters_are_zero_before_a_call_on_another_stream(device: Session) -> None:
-    """The context's stream, on which they are made, is not that of the call."""
-    counted = kernel_of_text("counted", COUNTED, 3, 1, Block(32))
+    """The counters are made on the context's stream; the call uses another one."""
+    counted = kernel_of_text("counted", COUNTING_KERNEL, 3, 1, Block(32))
     only = Candidate("counted", ("x", "y", COUNTERS), (B,), B, block=Block(32), workspace=Index.of(16))
     program: Any = build_program(one_launch(only, kernels=(counted,)), target="cuda:emulated")
     x = {"x": np.random.default_rng(1).standard_normal((5, 32)).astype(np.float32)}
@@ -166,7 +167,7 @@ def test_counters_are_zero_before_a_call_on_another_stream(device: Session) -> N
 
 
 def test_a_stream_that_captures_is_refused(layer: CudaProgram, device: Session) -> None:
-    """The graph would keep memory of a context that other calls use, and events that nobody can wait for."""
+    """The graph would use memory of a context that other calls use, and events that cannot be waited for."""
     x, cuda, graph = on_device(device, feeds(6)), ctypes.CDLL(device.library), ctypes.c_void_p()
     with device.use() as driver:
         stream = driver.stream()
@@ -204,12 +205,12 @@ def test_calls_of_several_shapes_side_by_side_freed_in_any_order(
     contexts = layer.counters["contexts"]
     for k in order:
         gc.collect()
-        before, calls[k] = taken(device), None
+        before, calls[k] = used(device), None
         gc.collect()
-        assert before - taken(device) >= 65536, "a graph goes with its call"
+        assert before - used(device) >= 65536, "a graph goes with its call"
         assert all(same(c(), layer.run(f)) for c, f in zip(calls, fed, strict=True) if c is not None)
-    again = layer.bind(fed[1])
-    assert same(again(), layer.run(fed[1])) and layer.counters["contexts"] == contexts
+    repeated = layer.bind(fed[1])
+    assert same(repeated(), layer.run(fed[1])) and layer.counters["contexts"] == contexts
 
 
 def test_caches_grow_in_place(device: Session) -> None:
@@ -231,7 +232,8 @@ def test_caches_grow_in_place(device: Session) -> None:
     assert program.counters["bytes_copied"] == moved + 4 * 16, "what is in the cache stays there"
 
 
-# -- what is checked ---------------------------------------------------------------------------------------------------
+# -- checks
+# -------------------------------------------------------------------------------------------------------------
 
 
 def test_indices_are_checked_by_every_call(layer: CudaProgram, device: Session) -> None:
@@ -260,7 +262,7 @@ def test_indices_are_checked_by_every_call(layer: CudaProgram, device: Session) 
 def test_what_cannot_be_bound_is_refused(layer: CudaProgram, device: Session) -> None:
     f = feeds(4)
     odd = np.frombuffer(b"x" + f["x"].tobytes(), np.uint8)[1:].view(np.float32).reshape(4, 8)
-    before, memory = layer.counters["contexts"], taken(device)
+    before, memory = layer.counters["contexts"], used(device)
     for name, wrong in (("x", odd), ("i", f["i"].tolist())):
         with pytest.raises(InputError, match=f"'{name}' cannot be bound"):
             layer.bind(f | {name: wrong})
@@ -270,12 +272,12 @@ def test_what_cannot_be_bound_is_refused(layer: CudaProgram, device: Session) ->
     ):  # fmt: skip
         with pytest.raises(InputError, match=message):
             layer.bind(fed, out)
-    assert layer.counters["contexts"] <= before + 1 and taken(device) <= memory + 1_000_000
+    assert layer.counters["contexts"] <= before + 1 and used(device) <= memory + 1_000_000
     assert same(layer.bind(f)(), layer.run(f))
 
 
 def test_a_record_is_of_one_shape(layer: CudaProgram, device: Session) -> None:
-    """Below Python: sizes that change take the record with them, they are never replayed for others."""
+    """Below Python: changed sizes invalidate the recording; it is never replayed for others."""
     f, other = feeds(4), feeds(5)
     with device.use():
         context = layer._take_ready(device)
@@ -297,30 +299,31 @@ def test_a_record_is_of_one_shape(layer: CudaProgram, device: Session) -> None:
         layer._idle.append(context)
 
 
-# -- what fails --------------------------------------------------------------------------------------------------------
+# -- failures
+# -----------------------------------------------------------------------------------------------------------
 
 
 def test_a_driver_without_graphs(layer: CudaProgram, device: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     f = feeds(4)
     layer.run(f)
-    before = taken(device)
+    before = used(device)
     monkeypatch.setenv("PDEMU_GRAPHS", "0")
     with pytest.raises(DeviceError, match=r"cuGraphCreate failed: operation not supported .*801"):
         layer.bind(f)
-    assert taken(device) == before
+    assert used(device) == before
     monkeypatch.delenv("PDEMU_GRAPHS")
     assert same(layer.bind(f)(), layer.run(f))
 
 
 def test_no_memory_for_the_graph(layer: CudaProgram, device: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     f = feeds(4)
-    monkeypatch.setattr(layer, "graphs", 0)  # kept ones would make room
+    monkeypatch.setattr(layer, "graphs", 0)  # cached ones would make room
     layer.run(f)
-    before = taken(device)
+    before = used(device)
     monkeypatch.setenv("PDEMU_MEMORY", str(before + 60_000))
     with pytest.raises(DeviceMemoryError, match=r"cuGraphInstantiateWithFlags failed: out of memory .* \d+ nodes"):
         layer.bind(f)
-    assert taken(device) == before
+    assert used(device) == before
     monkeypatch.delenv("PDEMU_MEMORY")
     assert same(layer.bind(f)(), layer.run(f))
 
@@ -352,11 +355,11 @@ def test_a_failing_kernel_takes_all_bound_calls_with_it(device: Session) -> None
     check(good, 3)  # frees the lost contexts and loads again
     with pytest.raises(DeviceLostError, match="bind it again"):
         fine()
-    again = good.bind({"x": eight})
+    recovered = good.bind({"x": eight})
     del doomed, lost, fine
     gc.collect()
     check(good, 2)
-    assert np.array_equal(again()["y"], eight) and device.generation == before + 1
+    assert np.array_equal(recovered()["y"], eight) and device.generation == before + 1
     detached = bad.bind({"x": DeviceArray.of(device, x)}, stream=2)
     with pytest.raises(DeviceLostError, match="out-of-bounds"):
         detached()["y"].numpy()
@@ -378,11 +381,11 @@ def test_a_context_that_another_library_destroyed(device: Session) -> None:
     assert np.array_equal(program.bind({"x": x})()["y"], x)
 
 
-# -- runs that come again ----------------------------------------------------------------------------------------------
+# -- repeated runs -----------------------------------------------------------------------------------------------------
 
 
-def kept(program: CudaProgram, run: Callable[[], Any]) -> tuple[int, int]:
-    """How many runs were recorded, and how many were replayed, while ``run`` ran."""
+def runs(program: CudaProgram, run: Callable[[], Any]) -> tuple[int, int]:
+    """Return how many runs were recorded, and how many were replayed, during ``run``."""
     before = program.counters
     run()
     return tuple(program.counters[n] - before[n] for n in ("recorded", "replayed"))  # type: ignore[return-value]
@@ -390,7 +393,7 @@ def kept(program: CudaProgram, run: Callable[[], Any]) -> tuple[int, int]:
 
 @pytest.fixture
 def alone(device: Session) -> CudaProgram:
-    """A program with one context that has run nothing."""
+    """Return a program with one context that has run nothing."""
     return relu()
 
 
@@ -406,23 +409,23 @@ def test_a_run_that_comes_again_is_one_launch(layer: CudaProgram, device: Sessio
     f = feeds(11)
     want, moved = layer.run(f), layer.counters["bytes_copied"]
     x, out = on_device(device, f), out_of(device, 11)
-    assert kept(layer, lambda: same(layer.run(f), want)) == (1, 1), "the second time"
+    assert runs(layer, lambda: same(layer.run(f), want)) == (1, 1), "the second time"
     copied = layer.counters["bytes_copied"] - moved
     found: dict[str, np.ndarray] = {}
     for seed in (1, 2):
         f.update(feeds(11, seed))  # other arrays on the host, with other contents
-        assert kept(layer, lambda: found.update(layer.run(f))) == (0, 1)
+        assert runs(layer, lambda: found.update(layer.run(f))) == (0, 1)
         assert np.array_equal(found["z"], f["table"][f["i"]] + f["x"])
     assert layer.counters["bytes_copied"] - moved == 3 * copied
     wrong = f | {"i": np.full(11, 5)}
     with pytest.raises(InputError, match="element 0 is 5"):
         layer.run(wrong)
     device.driver.h2d(x["i"].pointer, f["i"])
-    assert kept(layer, lambda: [layer.run(x, out) for _ in range(3)]) == (1, 2), "arrays on the device where they are"
-    assert kept(layer, lambda: layer.run(x, out_of(device, 11))) == (0, 0), "another output"
+    assert runs(layer, lambda: [layer.run(x, out) for _ in range(3)]) == (1, 2), "arrays on the device where they are"
+    assert runs(layer, lambda: layer.run(x, out_of(device, 11))) == (0, 0), "another output"
     for n in x:
         device.driver.h2d(x[n].pointer, f[n])
-    assert kept(layer, lambda: layer.run(x, out)) == (0, 1) and same(out, layer.run(f))
+    assert runs(layer, lambda: layer.run(x, out)) == (0, 1) and same(out, layer.run(f))
     device.driver.h2d(x["i"].pointer, wrong["i"])
     with pytest.raises(InputError, match="element 0 is 5"):
         layer.run(x, out)
@@ -435,36 +438,36 @@ def test_few_graphs_are_kept_however_calls_go_round(alone: CudaProgram, device: 
         right(alone, rows(2))
     assert alone.counters["graphs"] == 2 and alone.counters["graph_nodes"] >= 6
     sizes = (3, 1, 2)
-    assert kept(alone, lambda: [right(alone, rows(n)) for _ in range(4) for n in sizes]) == (0, 8)
-    assert kept(alone, lambda: [right(alone, rows(n, n)) for n in (3, 3, 2, 3)]) == (1, 3), "in place of the oldest"
-    right(alone, rows(500))  # more memory is needed: graphs of the old memory go
+    assert runs(alone, lambda: [right(alone, rows(n)) for _ in range(4) for n in sizes]) == (0, 8)
+    assert runs(alone, lambda: [right(alone, rows(n, n)) for n in (3, 3, 2, 3)]) == (1, 3), "in place of the oldest"
+    right(alone, rows(500))  # more memory is needed: graphs of the old memory are dropped
     assert alone.counters["graphs"] == 0
-    assert kept(alone, lambda: [right(alone, rows(500, k)) for k in range(2)]) == (1, 2)
-    before, alone.graphs = taken(device), 0
-    assert kept(alone, lambda: right(alone, rows(500))) == (0, 0) and before - taken(device) >= 65536
+    assert runs(alone, lambda: [right(alone, rows(500, k)) for k in range(2)]) == (1, 2)
+    before, alone.graphs = used(device), 0
+    assert runs(alone, lambda: right(alone, rows(500))) == (0, 0) and before - used(device) >= 65536
     with pytest.raises(InputError, match="graphs is 65"):
         alone.graphs = 65
 
 
 def test_graphs_are_kept_while_they_take_few_bytes(alone: CudaProgram) -> None:
-    def again(*sizes: int) -> None:
+    def sized(*sizes: int) -> None:
         for n in sizes:
             right(alone, rows(n, n))
             right(alone, rows(n))
 
-    again(3)
+    sized(3)
     most = alone.counters["graph_bytes"]
     assert most == alone.counters["graph_nodes"] * 16384 > 0 and alone.graph_bytes == 64 << 20
     alone.graph_bytes = 2 * most
-    assert kept(alone, lambda: again(2, 1)) == (2, 2) and alone.counters["graph_bytes"] == 2 * most
-    assert kept(alone, lambda: [right(alone, rows(n)) for _ in range(3) for n in (4, 2, 1)]) == (0, 6), "round in three"
+    assert runs(alone, lambda: sized(2, 1)) == (2, 2) and alone.counters["graph_bytes"] == 2 * most
+    assert runs(alone, lambda: [right(alone, rows(n)) for _ in range(3) for n in (4, 2, 1)]) == (0, 6), "round in three"
     alone.graph_bytes = most
-    assert kept(alone, lambda: right(alone, rows(1))) == (0, 1) and alone.counters["graphs"] == 1, "the oldest go"
+    assert runs(alone, lambda: right(alone, rows(1))) == (0, 1) and alone.counters["graphs"] == 1, "the oldest go"
     alone.graph_bytes = most - 1
-    assert kept(alone, lambda: again(1, 1)) == (0, 0), "it would be too large"
+    assert runs(alone, lambda: sized(1, 1)) == (0, 0), "it would be too large"
     assert alone.counters["not_recorded"] > 0 and alone.counters["graphs"] == 0
     alone.graph_bytes = most
-    assert kept(alone, lambda: right(alone, rows(1))) == (1, 1)
+    assert runs(alone, lambda: right(alone, rows(1))) == (1, 1)
     with pytest.raises(InputError, match="graph_bytes is -1"):
         alone.graph_bytes = -1
 
@@ -474,8 +477,8 @@ def test_without_graphs_or_memory_for_them_runs_are_plain(
     alone: CudaProgram, device: Session, monkeypatch: pytest.MonkeyPatch, lacking: tuple[str, str]
 ) -> None:
     right(alone, rows(3))
-    monkeypatch.setenv(lacking[0], lacking[1] or str(taken(device) + 60_000))
-    assert kept(alone, lambda: [right(alone, rows(3, k)) for k in range(3)]) == (0, 0)
+    monkeypatch.setenv(lacking[0], lacking[1] or str(used(device) + 60_000))
+    assert runs(alone, lambda: [right(alone, rows(3, k)) for k in range(3)]) == (0, 0)
     assert alone.counters["not_recorded"] == 1 and alone.counters["graphs"] == 0
 
 

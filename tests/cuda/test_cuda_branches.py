@@ -1,4 +1,4 @@
-"""Branches of a run's graph: launches that share no memory run side by side, on the CPU libcuda in two orders."""
+"""Branches of a run's graph: launches that share no memory run in parallel, on the CPU libcuda in two orders."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def device() -> Iterator[Session]:
 
 
 def branches() -> HostPlan:
-    """``o = (x + 1) + 2`` and ``p = (x + 3) + 4``, one after the other: both sums in between have one place."""
+    """Plan ``o = (x + 1) + 2`` and ``p = (x + 3) + 4``, one after the other: both intermediate sums share a buffer."""
     rows = [("x s", 1), ("s o", 2), ("x t", 3), ("t p", 4)]
     launches = tuple(
         Launch((version("a", Index.of(by), *names.split()),), B, Index.of(1), label=names, writes=(names[-1],))
@@ -51,12 +51,12 @@ def branches() -> HostPlan:
 
 
 def counter(session: Session, name: str) -> int:
-    """What the CPU libcuda counts."""
+    """Return a counter of the CPU libcuda."""
     return ctypes.c_uint64.in_dll(ctypes.CDLL(session.library), name).value
 
 
 def depth(session: Session, program: Any) -> int:
-    """How many nodes of a call's graph follow one another; the call is right."""
+    """Return the longest chain of nodes in a call's graph, after a check of its result."""
     call = program.bind({"x": X})
     got = call()
     assert np.array_equal(got["o"], X + 3) and np.array_equal(got["p"], X + 7)
@@ -76,7 +76,7 @@ def test_launches_wait_for_what_they_share_memory_with(device: Session, monkeypa
 
 
 def overlaps(session: Session, call: Any) -> int:
-    """How many launches of a call began while the one before was still at work; the call is right."""
+    """Return how many launches of a call began before the previous one ended, after a check of its result."""
     call()  # a graph's first replay runs it twice
     before = counter(session, "pdemu_overlaps")
     got = call()
@@ -105,7 +105,7 @@ def test_launches_begin_while_the_one_before_is_at_work(device: Session, monkeyp
 
 
 def joins() -> HostPlan:
-    """``o = (x + 1) + (x + 3)``, which waits for two kernels, and ``p = o + z``, for a kernel and a copy."""
+    """Plan ``o = (x + 1) + (x + 3)``, which waits for two kernels, and ``p = o + z``, for a kernel and a copy."""
     plan, shape = branches(), (B, Index.of(32))
     text = ADD.replace("NAME", "sum").replace("float *y, int64_t by", "const float *z, float *y")
     both = kernel_of_text("sum", text.replace("(float)by", "pd_ldg(z + at)"), 3, 0, Block(32))
@@ -140,7 +140,7 @@ def test_a_launch_begins_while_several_are_at_work(device: Session) -> None:
 def test_a_kernel_that_does_not_wait_is_seen(
     device: Session, monkeypatch: pytest.MonkeyPatch, text: str, message: str
 ) -> None:
-    monkeypatch.setattr(launch_tables, "BEGIN", "")  # the tables say that it does
+    monkeypatch.setattr(launch_tables, "BEGIN", "")  # the tables claim that it waits
     kernel = add("a")
     wrong = replace(kernel, text=kernel.text.replace("pd_grid_begin();", text))
     program: Any = build_program(replace(branches(), kernels=(wrong,)), target="cuda:emulated")

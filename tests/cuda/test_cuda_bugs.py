@@ -1,4 +1,4 @@
-"""Bugs of CUDA kernels that were found: each has a test; on the strict emulation."""
+"""Former bugs of CUDA kernels, one test each; on the strict emulation."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ RNG = np.random.default_rng(13)
 
 
 def named(word: str, p: PlacedGroup, env: dict[str, int]) -> Kernel:
-    """That version, where it may be launched."""
+    """Return the version of this name if it may be launched, else the first that fits."""
     return version(p, word)
 
 
 @pytest.mark.parametrize("word", ["mma_64x64x32_4_16_16_wide", "counted_", "split_mma", "gemv_8"])
 @pytest.mark.parametrize("side", ["rows", "columns"])
 def test_an_operand_that_is_the_same_at_every_step(side: str, word: str) -> None:
-    """Its copies had no place for the steps that it does not run, and no product of it was built."""
+    """Copies of it had no offset for steps that it does not run, and no product with it was built."""
     k, n = 520, 72
     a = {"rows": (1,), "columns": (k,)}[side]
     inputs: dict[str, tuple[Any, ...]] = {"x": ("M", *a), "c": (k if side == "rows" else 1, n)}
@@ -46,7 +46,7 @@ def test_an_operand_that_is_the_same_at_every_step(side: str, word: str) -> None
 
 @pytest.mark.parametrize("m", [1, 3])
 def test_a_known_number_of_one_row_or_one_column(m: int) -> None:
-    """Where blocks share the reduction, its axis is split: the operand that runs nothing else is read along a part."""
+    """With split-K its axis is split: the operand without other loops is read along one slice."""
     k, n = 1024, 72 if m == 1 else 1
     plan = plan_of([node("MatMul", ["x", "c"], ["y"])], {"x": (m, k), "c": (k, n)}, ["y"], {}, "float16")
     made = placed(plan)
@@ -65,7 +65,7 @@ def test_a_known_number_of_one_row_or_one_column(m: int) -> None:
     ("MatMul", {"x": ("M", 24), "c": (24, 0)}), ("Gemm", {"x": (24, 0), "c": (24, 8)}),
 ])  # fmt: skip
 def test_a_known_number_of_no_results(op: str, inputs: dict[str, tuple[Any, ...]]) -> None:
-    """Steps of no columns lie no distance apart, as those of an operand that is the same at every step."""
+    """Steps of no columns are zero bytes apart, like the steps of an operand that is equal at every step."""
     plan = plan_of([node(op, ["x", "c"], ["y"], **({"transA": 1} if op == "Gemm" else {}))], inputs, ["y"])
     feeds = {n: np.zeros([3 if s == "M" else s for s in d], np.float32) for n, d in inputs.items()}
     assert run(plan, feeds)[0]["y"].shape == ((3, 0) if op == "MatMul" else (0, 8))
@@ -74,7 +74,7 @@ def test_a_known_number_of_no_results(op: str, inputs: dict[str, tuple[Any, ...]
 @pytest.mark.parametrize("arch", ["sm_80", slow("sm_90a")])
 @pytest.mark.parametrize("spread", ["q", "k", "v", "heads"])
 def test_attention_of_operands_that_are_the_same_along_an_axis(spread: str, arch: str) -> None:
-    """Copies had no place for the digits that such an operand does not run."""
+    """Copies had no offset for the digits that such an operand does not run."""
     dims = {"q": ["B", 2, 9, 16], "k": ["B", 2, 70, 16], "v": ["B", 2, 70, 16]}
     whole = {n: [1, *d[1:]] for n, d in dims.items()}
     of = "k" if spread == "heads" else spread

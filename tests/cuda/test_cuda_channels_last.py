@@ -1,4 +1,4 @@
-"""Channels last on CUDA: what lies between convolutions, and how it is copied; on the strict emulation."""
+"""Channels-last on CUDA: tensors between convolutions, and their copies; on the strict emulation."""
 
 from __future__ import annotations
 
@@ -41,8 +41,9 @@ KERNELS = normal(16, 1, 3, 3)
 
 @pytest.fixture(scope="module")
 def layers() -> tuple[FusionPlan, tuple[PlacedGroup, ...]]:
-    """A norm of a concatenation in the copies of a product; a convolution with strides and dilations, whose 24 channels
-    are three copies, no tile of steps.
+    """Build a norm of a concatenation in the copies of a product, and a convolution with strides and dilations.
+
+    The 24 channels of the convolution are three copies, not a tile of steps.
     """
     nodes = [node("Conv", ["x", "u"], ["c0"]), node("Conv", ["x", "v"], ["c1"]),
              node("Concat", ["c0", "c1"], ["c"], axis=1), node("Mul", ["c", "s"], ["m"]),
@@ -54,7 +55,7 @@ def layers() -> tuple[FusionPlan, tuple[PlacedGroup, ...]]:
 
 
 def by_hand(x: Array) -> Array:
-    """What the layers compute, in float64."""
+    """Compute the layers in float64."""
     u, v, s, b, z, w = (a.astype(np.float64) for a in WEIGHTS.values())
     c = np.einsum("bchw,oc->bohw", x.astype(np.float64), np.concatenate([u, v])[..., 0, 0])
     p = np.einsum("bchw,oc->bohw", np.maximum(c * s + b, 0), z[..., 0, 0])
@@ -64,7 +65,7 @@ def by_hand(x: Array) -> Array:
 
 
 def test_pixels_come_by_16_bytes_of_channels(layers: tuple[FusionPlan, tuple[PlacedGroup, ...]]) -> None:
-    """A copy of 16 bytes is of one tap, inside the image or zeros; nothing is transposed between kernels."""
+    """A copy of 16 bytes belongs to one tap, inside the image or zeros; nothing is transposed between kernels."""
     plan, kernels = layers
     *_, computed, copied, _ = kernels
     versions = [k for p in (computed, copied) for k in p.kernels if "gemv" not in k.version]
@@ -98,7 +99,7 @@ def test_a_wrong_copy_is_seen(bug: str, layers: tuple[FusionPlan, tuple[PlacedGr
 
 @pytest.fixture(scope="module")
 def windows() -> tuple[FusionPlan, tuple[PlacedGroup, ...]]:
-    """A depthwise convolution, both poolings and a mean, behind a convolution."""
+    """Build a depthwise convolution, both poolings and a mean, after a convolution."""
     nodes = [node("Conv", ["x", "u"], ["a"]),
              node("Conv", ["a", "k"], ["d"], group=16, pads=[1, 1, 0, 1], strides=[2, 1]),
              node("Relu", ["d"], ["r"]), node("MaxPool", ["r"], ["m"], kernel_shape=[3, 3], pads=[1, 1, 1, 1]),
@@ -123,7 +124,7 @@ def windows_by_hand(x: Array) -> Array:
 def test_windows_have_vectors_of_channels_and_several_lines(
     windows: tuple[FusionPlan, tuple[PlacedGroup, ...]],
 ) -> None:
-    """A thread has eight channels of four outputs, loads what these share once, and asks once whether it is inside."""
+    """A thread has eight channels of four outputs, loads shared pixels once, and checks the bounds once."""
     plan, kernels = windows
     _, *nests = kernels
     assert [p.kernels[0].version for p in nests] == [*["window"] * 3, "split_wide"]
@@ -137,7 +138,7 @@ def test_windows_have_vectors_of_channels_and_several_lines(
 
 
 def preferred(p: PlacedGroup, env: dict[str, int], word: str) -> Kernel:
-    """The version of a name, where a group has it."""
+    """Return the version of a name if a group has it, else the first that fits."""
     return next((k for k in p.kernels if k.version == word), None) or first_fit(p, env)
 
 
@@ -164,7 +165,7 @@ def test_a_window_that_asks_too_little_is_seen(bug: str, windows: tuple[FusionPl
 
 
 def test_pixels_of_a_mean_are_shared() -> None:
-    """Threads have shares of the pixels, also where these are no equal parts; a wrong first pixel is seen."""
+    """Threads share the pixels, also in unequal parts; a wrong first pixel is detected."""
     nodes = [node("Transpose", ["x"], ["t"], perm=[0, 3, 1, 2]), node("GlobalAveragePool", ["t"], ["y"])]
     plan = plan_of(nodes, {"x": ("B", "H", "W", 24)}, ["y"], dtype="float16")
     (mean,) = placed(plan)

@@ -1,4 +1,4 @@
-"""Versions are chosen by estimates of their time: the estimates, what they choose, and the host program's choice."""
+"""Versions are chosen by estimates of their time: the estimates, the choices, and the host program's choice."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from tests.support.tiny import model, node
 
 DEVICES = {"sm_90a": hardware.load("h200"), "sm_80": hardware.load("a100")}
 H200 = DEVICES["sm_90a"]
-FEW = ("gemv", "mma_16x64", "split_mma_16x64", "counted_8_mma_16x64", "wgmma_64x")
+SKINNY_VERSIONS = ("gemv", "mma_16x64", "split_mma_16x64", "counted_8_mma_16x64", "wgmma_64x")
 V = Index.of
 
 
@@ -52,20 +52,20 @@ def device() -> Iterator[None]:
 
 
 def product(dtype: str = "float16", **dims: int) -> Any:
-    """``y = x w`` of [M, K] and [K, N]; dims that are given are constants."""
+    """Build ``y = x w`` of [M, K] and [K, N]; dims passed as arguments are constants."""
     m, k, n = (dims.get(x, x) for x in "MKN")
     return model([node("MatMul", "x w", "y")], {"x": (dtype, [m, k]), "w": (dtype, [k, n])}, ["y"])
 
 
 @functools.cache
 def planned(arch: str, dtype: str = "float16") -> HostPlan:
-    """A product of any sizes."""
+    """Plan a product of any sizes."""
     return plan_program(product(dtype), target=f"cuda:{arch}")
 
 
 @functools.cache
 def launch(arch: str, dtype: str = "float16") -> Launch:
-    """Its one launch, with estimates."""
+    """Return the only launch of a product, with estimates."""
     (one,) = estimated(planned(arch, dtype), DEVICES[arch]).launches
     return one
 
@@ -74,20 +74,20 @@ def sizes(arch: str, m: int, k: int, n: int) -> dict[str, int]:
     return {"nth": DEVICES[arch].multiprocessors, "M": m, "K": k, "N": n}
 
 
-def taken(arch: str, m: int, k: int, n: int, dtype: str = "float16") -> str:
+def chosen_version(arch: str, m: int, k: int, n: int, dtype: str = "float16") -> str:
     return choose(launch(arch, dtype), sizes(arch, m, k, n), DEVICES[arch]).name
 
 
-# -- what is chosen --------------------------------------------------------------------------------------------------
+# -- choices -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("arch", DEVICES)
 @pytest.mark.parametrize(("k", "n"), [(768, 768), (768, 3072), (4096, 4096)])
 def test_few_rows_take_versions_for_few_rows(arch: str, k: int, n: int) -> None:
     for m in (1, 2):
-        assert taken(arch, m, k, n).startswith("gemv_2"), m
+        assert chosen_version(arch, m, k, n).startswith("gemv_2"), m
     for m in (3, 8, 9, 12, 16):
-        assert taken(arch, m, k, n).startswith(FEW), m
+        assert chosen_version(arch, m, k, n).startswith(SKINNY_VERSIONS), m
 
 
 def test_it_is_not_the_first_that_fits() -> None:
@@ -102,12 +102,12 @@ def test_it_is_not_the_first_that_fits() -> None:
 @pytest.mark.parametrize(("arch", "large"), [("sm_90a", "wgmma_128x256"), ("sm_80", "mma_128x128")])
 def test_many_rows_take_the_largest_tile(arch: str, large: str) -> None:
     whole = DEVICES[arch].multiprocessors * 128
-    assert taken(arch, whole, 4096, 4096).startswith(large)
-    assert len({taken(arch, m, 1024, 1024).split("_4_")[0] for m in (1, 16, 256, whole)}) >= 3
+    assert chosen_version(arch, whole, 4096, 4096).startswith(large)
+    assert len({chosen_version(arch, m, 1024, 1024).split("_4_")[0] for m in (1, 16, 256, whole)}) >= 3
 
 
 def test_clusters_where_bytes_from_l2_count() -> None:
-    """A short reduction takes tiles in turn; one row of clusters is not worth it; nor are bytes that cost nothing."""
+    """A short reduction takes ping-pong tiles; one row of clusters does not pay, nor do clusters if bytes are free."""
     shapes = [sizes("sm_90a", *x) for x in ((8192, 4096, 8192), (4096, 768, 3072), (256, 512, 512))]
     names = [choose(launch("sm_90a"), at, H200).name for at in shapes]
     assert names[0].startswith("wgmma_128x256x64_4_cluster") and names[1].startswith("wgmma_128x128x64_5_turns_cluster")
@@ -118,19 +118,19 @@ def test_clusters_where_bytes_from_l2_count() -> None:
 @pytest.mark.parametrize("arch", DEVICES)
 def test_long_reductions_of_small_results_are_split(arch: str) -> None:
     for m, k, n in ((64, 16384, 64), (16, 16384, 128), (128, 32768, 128)):
-        assert taken(arch, m, k, n).startswith("split"), (m, k, n)
-    assert arch != "sm_90a" or "_parts_" in taken(arch, 256, 8192, 1024)
+        assert chosen_version(arch, m, k, n).startswith("split"), (m, k, n)
+    assert arch != "sm_90a" or "_parts_" in chosen_version(arch, 256, 8192, 1024)
     at = sizes(arch, 64, 512, 3072)
     fitting = [v.name for v in launch(arch).candidates if may_run(v, at, DEVICES[arch])]
-    assert any(n.startswith("split") for n in fitting) and not taken(arch, 64, 512, 3072).startswith("split")
+    assert any(n.startswith("split") for n in fitting) and not chosen_version(arch, 64, 512, 3072).startswith("split")
 
 
 def test_single_precision_too() -> None:
-    assert taken("sm_80", 1, 768, 3072, "float32").startswith("gemv")
-    assert taken("sm_80", 13824, 768, 3072, "float32").startswith("fma_128")
-    assert taken("sm_80", 32, 3072, 768, "float32").startswith("split_fma_8x64")
-    assert taken("sm_80", 256, 768, 768, "float32").startswith("fma_32x32")
-    assert taken("sm_80", 64, 16384, 64, "float32").startswith("split")
+    assert chosen_version("sm_80", 1, 768, 3072, "float32").startswith("gemv")
+    assert chosen_version("sm_80", 13824, 768, 3072, "float32").startswith("fma_128")
+    assert chosen_version("sm_80", 32, 3072, 768, "float32").startswith("split_fma_8x64")
+    assert chosen_version("sm_80", 256, 768, 768, "float32").startswith("fma_32x32")
+    assert chosen_version("sm_80", 64, 16384, 64, "float32").startswith("split")
 
 
 def test_rows_of_a_block_or_of_a_warp() -> None:
@@ -153,7 +153,7 @@ UGLY = [(m, k, n) for m in (0, 1, 2, 9, 65, 1024) for k, n in ((0, 1), (1, 1), (
 
 
 def checked(x: Index, at: Mapping[str, int]) -> int:
-    """The value as C computes it: every term, factor by factor, and every sum must fit 64 bits."""
+    """Evaluate like C: every term, factor by factor, and every sum must fit 64 bits."""
 
     def fit(v: int) -> int:
         assert -(2**63) <= v < 2**63, f"{x} overflows"
@@ -204,7 +204,7 @@ def test_more_work_takes_longer() -> None:
 
 
 def test_the_end_of_a_block_takes_time() -> None:
-    """Arithmetic and bytes of epilogues; of tiles in turn they cost what the steps of the next tile do not hide."""
+    """Arithmetic and bytes of epilogues; ping-pong tiles pay only the part that the next tile's steps do not hide."""
     work = Work(V("K"), 168, "f16", 2**22, traffic=2**15, flight=3, elements=2**14, by_warps=False)
 
     def ns(k: int, blocks: int = 132, tiles: int = 1, **changed: int) -> int:
@@ -238,11 +238,12 @@ def test_slots_of_epilogues() -> None:
 
 
 def test_what_l2_holds_is_not_read_from_memory() -> None:
-    """A workspace that fits; operands that do not are read again, as far as blocks in a strip do not share them."""
+    """A workspace that fits is read from L2; operands that do not fit are read again, except reads that blocks share.
+    """
     work = Work(V(64), 168, "f16", 2**10, traffic=2**15, flight=3, by_warps=False)
 
-    def ns(moved: int, kept: int, strip: int = 8) -> int:
-        x = memory_time(replace(work, strip=strip), V(132 * 40), V(40), V(1), V(moved), V(kept), H200)
+    def ns(moved: int, cached: int, strip: int = 8) -> int:
+        x = memory_time(replace(work, strip=strip), V(132 * 40), V(40), V(1), V(moved), V(cached), H200)
         return x.evaluate({"nth": 132})
 
     small, large = H200.l2_bytes // 2, H200.l2_bytes * 8
@@ -252,7 +253,7 @@ def test_what_l2_holds_is_not_read_from_memory() -> None:
 
 
 def test_shared_memory_is_given_in_units() -> None:
-    """Three blocks of a third of it need more than there is: each has a reserve, and is rounded up to 128 bytes."""
+    """Three blocks of a third of it exceed the memory: each has a reserve, and is rounded up to 128 bytes."""
     third = H200.smem_per_sm // 3 - H200.smem_reserved_per_block
     held = [resident_blocks(128, 32, V(n), H200) for n in (third, third + 1)]
     assert held == [3, 2] == [H200.resident_blocks(128, 32, n) for n in (third, third + 1)]
@@ -324,7 +325,7 @@ def test_versions_that_others_serve_for_are_left_out() -> None:
 
 
 def test_the_host_program_chooses_what_the_model_says() -> None:
-    """Loops that are shortest at other sizes each, one that is only allowed at some, one that is equal to another."""
+    """Loops that are fastest at different sizes, one that is allowed only at some, one that is equal to another."""
     steps = {"flat": V(1000), "slope": B * 20, "stairs": B // 16 * 500 + 40, "even": V(0), "tie": V(1000)}
     works = {n: Work(s, 32, "f32", 1000) for n, s in steps.items()}
     versions = [replace(with_block(version("a", V(k)), work=w), name=n) for k, (n, w) in enumerate(works.items())]
@@ -354,7 +355,7 @@ def test_the_host_program_chooses_what_the_model_says() -> None:
 
 @pytest.mark.parametrize(("arch", "dtype"), [("sm_90a", "float16"), ("sm_80", "float32")])
 def test_the_c_of_the_host_program_says_the_same(arch: str, dtype: str) -> None:
-    """What the host program computes of every version at some thousand sizes, and that nothing overflows."""
+    """The host program's estimates of every version at thousands of sizes; nothing overflows."""
     every = list(dict.fromkeys(estimates(launch(arch, dtype)).values()))
     values = Evaluation(["M", "K", "N"])
     positions = [values.of(e) for e in every]
@@ -382,7 +383,7 @@ __attribute__((visibility("default"))) int at(const int64_t *sizes, int64_t *out
 def test_choices_are_remembered() -> None:
     program = polydyn.compile(model([node("Relu", "x", "y")], {"x": ("float32", ["N"])}, ["y"]), target="cuda:emulated")
     assert isinstance(program, CudaProgram)
-    program.graphs = 0  # what is repeated needs no choice
+    program.graphs = 0  # repeated runs need no choice
     for n in (3, 5, 3, 5, 0, 3, 0):
         x = np.arange(-1.0, n - 1, dtype=np.float32)
         assert np.array_equal(program.run({"x": x})["y"], np.maximum(x, 0))

@@ -1,4 +1,4 @@
-"""Reductions shared by the blocks of a cluster, whose sums are added in one launch, on the strict emulation."""
+"""Split-K over the blocks of a cluster, whose sums are added in one launch, on the strict emulation."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from tests.support.cuda_groups import SHARED_BYTES, placed, plan_of, run, with_b
 from tests.support.marks import slow
 
 Made = tuple[FusionPlan, PlacedGroup, dict[str, Kernel]]
-MEETING = "pd_cluster_arrive();\n  pd_cluster_wait();\n"
+CLUSTER_BARRIER = "pd_cluster_arrive();\n  pd_cluster_wait();\n"
 
 
-def right(made: Made, name: str, shape: tuple[int, int, int]) -> bool:
-    """Whether a kernel is, in both orders of warps with equal bits, and without bank conflicts."""
-    plan, p, kernels = made
+def right(case: Made, name: str, shape: tuple[int, int, int]) -> bool:
+    """Return whether a kernel is right, in both orders of warps with equal bits, and without bank conflicts."""
+    plan, p, kernels = case
     k = kernels[name]
     feeds, want = gemm_case(*shape, np.float16)
     assert k.fits(params(p, shape), SHARED_BYTES, 132, "sm_90a") and not k.after
@@ -34,8 +34,8 @@ def right(made: Made, name: str, shape: tuple[int, int, int]) -> bool:
 
 
 FEW_BUGS = {
-    "no barrier behind the sums": (f"{MEETING}  if (tid < 8)", "pd_syncthreads();\n  if (tid < 8)"),
-    "a block leaves early": (f"  {MEETING}  }}\n  }}\n}}\nPD_EXPORT", "  }\n  }\n}\nPD_EXPORT"),
+    "no barrier behind the sums": (f"{CLUSTER_BARRIER}  if (tid < 8)", "pd_syncthreads();\n  if (tid < 8)"),
+    "a block leaves early": (f"  {CLUSTER_BARRIER}  }}\n  }}\n}}\nPD_EXPORT", "  }\n  }\n}\nPD_EXPORT"),
     "another block's sums": ("((int32_t)3LL))", "((int32_t)2LL))"),
     "another block's results": ("8*rank + tid", "8*(rank / 2) + tid"),
     "another block's steps": ("64*rank", "64*(rank / 2)"),
@@ -44,7 +44,7 @@ FEW_BUGS = {
 
 @pytest.fixture(scope="module")
 def few() -> Made:
-    """Few rows: the kernels of clusters by version, and with planted bugs; all in one module."""
+    """Build GEMV kernels of clusters by version, and with planted bugs; all in one module."""
     plan = gemm("float16")
     (p,) = placed(plan, "sm_90a")
     found = {k.version: k for k in p.kernels if k.version.startswith("gemv") and k.device.cluster > 1}
@@ -68,7 +68,7 @@ PARTS = "wgmma_128x128x64_4_parts_4_wide"
 PART_BUGS = {
     "no barrier behind the sums": ("      pd_cluster_arrive();\n      pd_cluster_wait();\n", ""),
     "the producer does not meet": ("    pd_cluster_arrive();\n    pd_cluster_wait();\n  } else", "  } else"),
-    "a block leaves early": (f"  {MEETING}  }}\n  }}\n}}\nPD_EXPORT", "  }\n  }\n}\nPD_EXPORT"),
+    "a block leaves early": (f"  {CLUSTER_BARRIER}  }}\n  }}\n}}\nPD_EXPORT", "  }\n  }\n}\nPD_EXPORT"),
     "another block's sums": (", ((int32_t)3));", ", ((int32_t)2));"),
     "all blocks have the same steps": ("256*b_k + 64*rank", "256*b_k"),
     "another block's slab": ("2048*rank + ", "2048*(rank / 2) + "),
@@ -78,7 +78,7 @@ PART_BUGS = {
 
 @pytest.fixture(scope="module")
 def products() -> Made:
-    """Products of warpgroups whose blocks share the reduction, by version, and with planted bugs; in one module."""
+    """Build split-K products of warpgroups by version, and with planted bugs; in one module."""
     plan = wgmma.product("float16", False)
     (p,) = placed(plan, "sm_90a")
     found = {k.version: k for k in p.kernels if "_parts_" in k.version}
@@ -86,8 +86,8 @@ def products() -> Made:
     return plan, replace(p, kernels=tuple(found.values())), found
 
 
-def right_product(made: Made, name: str, shape: tuple[int, int, int], trans_b: bool = False) -> bool:
-    plan, p, kernels = made
+def right_product(case: Made, name: str, shape: tuple[int, int, int], trans_b: bool = False) -> bool:
+    plan, p, kernels = case
     return wgmma.right(plan, kernels[name], p, *wgmma.case("float16", trans_b, *shape))
 
 

@@ -1,4 +1,4 @@
-"""Generated CUDA kernels, executed on the strict CPU emulation and compared with numpy; compiled where nvcc exists."""
+"""Generated CUDA kernels, executed on the strict CPU emulation and compared with numpy; compiled if nvcc exists."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def close(got: np.ndarray[Any, Any], want: np.ndarray[Any, Any], tolerance: floa
 
 
 def gemm(dtype: str, trans_a: bool = False, trans_b: bool = False) -> FusionPlan:
-    """gelu(A @ B + bias) + residual, either operand perhaps transposed, all dims symbolic."""
+    """Plan gelu(A @ B + bias) + residual, either operand perhaps transposed, all dims symbolic."""
     nodes = [
         *([node("Transpose", ["x"], ["a"], perm=[1, 0])] if trans_a else []),
         *([node("Transpose", ["w"], ["b"], perm=[1, 0])] if trans_b else []),
@@ -75,7 +75,7 @@ def chosen(word: str) -> Callable[[PlacedGroup, dict[str, int]], Any]:
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_element_wise_with_broadcast(dtype: str) -> None:
-    """Vectors of 16 bytes where the rows' length allows it, single elements elsewhere."""
+    """Vectors of 16 bytes if the rows' length allows it, single elements otherwise."""
     nodes = [node("Add", ["x", "b"], ["t"]), node("Add", ["t", "c"], ["u"]), node("Gelu", ["u"], ["y"])]
     plan = plan_of(nodes, {"x": ("M", "N"), "b": ("N",), "c": ("M", 1)}, ["y"], dtype=dtype)
     kernels = placed(plan)
@@ -135,7 +135,7 @@ def test_transposition_and_integers() -> None:
 
 ROWS = {"warp": (1, 31, 257, 32), "block": (1, 31, 257, 1031), "warp_wide": (4, 132, 1028), "block_wide": (8, 1028),
         "lanes_wide": (4, 60, 132, 8)}  # fmt: skip
-"""Versions of rows -> lengths; by vectors only where these are multiples of what a vector has."""
+"""Maps versions of rows to lengths; vector versions need multiples of the vector length."""
 
 
 @pytest.mark.parametrize("word", [*ROWS, "block recompute"])
@@ -171,12 +171,12 @@ SHARING = {
                     "no surplus lane": ("pd_imin((int32_t)(32*bid + lane), (int32_t)(n0 + (-1)))", "(32*bid + lane)")}),
     1: ("lanes", {"lanes of other rows": ("4LL", "8LL")}),
 }  # fmt: skip
-"""Axis of a softmax -> the version whose rows share a warp or a block, and bugs that are seen."""
+"""Maps the axis of a softmax to the version whose rows share a warp or a block, and bugs that are detected."""
 
 
 @pytest.mark.parametrize("axis", SHARING)
 def test_rows_that_share_a_warp_or_a_block(axis: int) -> None:
-    """Eight lanes a row of 61; a lane a column, of which eight warps take rows in turn."""
+    """Eight lanes per row of 61; a lane per column, whose rows eight warps take round-robin."""
     word, bugs = SHARING[axis]
     plan = plan_of([node("Softmax", ["x"], ["y"], axis=axis)], {"x": ("M", 61 if axis else "N")}, ["y"])
     (p,) = placed(plan)
@@ -206,7 +206,7 @@ def test_rows_too_long_for_shared_memory_are_computed_again() -> None:
 
 @pytest.mark.parametrize("dtype", ["int64", "int8"])
 def test_lanes_combine_integers(dtype: str) -> None:
-    """A maximum evaluated the other lane's number twice, the second time in those lanes only that took it."""
+    """A maximum evaluated the other lane's number twice, the second time only in the lanes that took it."""
     rng = np.random.default_rng(4)
     plan = plan_of(
         [node("ReduceMax", ["x", "a"], ["y"], keepdims=0)], {"x": ("M", "N")}, ["y"], {"a": np.array([1])}, dtype
@@ -238,7 +238,7 @@ SHAPES = [(1, 1, 1), (7, 31, 5), (63, 65, 64), (64, 64, 32), (65, 63, 33), (72, 
 
 
 def tiled(plan: FusionPlan, tile: CudaTile) -> tuple[PlacedGroup, ...]:
-    """The plan's one contraction with a given tile."""
+    """Return the plan's only contraction with a given tile."""
     (group,) = plan.groups
     form = lower_contract(plan, group, 0)
     assert form is not None
@@ -345,7 +345,7 @@ def test_lanes_that_are_not_combined_are_seen() -> None:
 
 
 def params(p: PlacedGroup, shape: tuple[int, int, int]) -> dict[str, int]:
-    """The parameters of a gemm."""
+    """Return the parameters of a gemm."""
     return {n: i.evaluate(dict(zip("MNK", shape, strict=True))) for n, i in p.lowered.params.items()}
 
 
@@ -373,7 +373,10 @@ def test_bfloat16_batched() -> None:
 
 @pytest.mark.parametrize(("dtype", "channels"), [("float32", 5), ("float16", 32)])
 def test_convolution_is_an_implicit_gemm(dtype: str, channels: int) -> None:
-    """One launch: padding is in the copies. Whole tiles of channels are of one tap, and filters come by 16 bytes."""
+    """One launch: padding is in the copies.
+
+    Whole tiles of channels belong to one tap, and filters use 16-byte copies.
+    """
     rng = np.random.default_rng(4)
     w, b = (normal(rng, 9, channels, 3, 3) * channels**-0.5).astype(dtype), normal(rng, 9).astype(dtype)
     nodes = [node("Conv", ["x", "w", "b"], ["c"], pads=[1, 1, 1, 1]), node("Relu", ["c"], ["y"])]
@@ -410,7 +413,7 @@ def test_one_tree_for_all_tiles() -> None:
     verify_tree(trees[0].tree, trees[0].statements, trees[0].params)
 
 
-# -- refusals --------------------------------------------------------------------------------------------------------
+# -- rejections --------------------------------------------------------------------------------------------------------
 
 
 def test_what_is_not_built_is_refused_by_name() -> None:
@@ -485,7 +488,7 @@ def test_the_emulator_refuses_a_broken_kernel(bug: str, broken: tuple[FusionPlan
 
 
 def test_shared_memory_inside_hundreds_of_names_is_counted() -> None:
-    """A convolution of large windows has a name for the place of each row that a thread copies."""
+    """A convolution of large windows has a name for the offset of each row that a thread copies."""
     body: Body = (Alloc("x", "float32", Index.of(8), "shared", ()), Alloc("y", "float32", Index.of(4), "shared", ()))
     for k in range(400):
         body = (Let(f"v{k}", Index.of(k), body),)

@@ -1,4 +1,4 @@
-"""Constant bytes on CUDA: laid out along the reduction, so that no kernel gathers or transposes bytes."""
+"""Constant bytes on CUDA: stored K-major, so that no kernel gathers or transposes bytes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ RNG = np.random.default_rng(23)
 
 
 def byte(dtype: str, *shape: int) -> Array:
-    """Any values, the ends among them."""
+    """Return any values, including both ends of the range."""
     ends = np.iinfo(dtype)
     out = RNG.integers(ends.min, ends.max, shape, dtype, endpoint=True)
     out.reshape(-1)[: min(2, out.size)] = [ends.min, ends.max][: out.size]
@@ -33,7 +33,7 @@ def byte(dtype: str, *shape: int) -> Array:
 
 
 def products(*weights: Array, zero: int | None = None) -> FusionPlan:
-    """A MatMulInteger of an input of its own with each constant: (M, K) x (K, N)."""
+    """Plan a MatMulInteger of a separate input with each constant: (M, K) x (K, N)."""
     nodes, shapes, constants = [], {}, {}
     for n, w in enumerate(weights):
         shapes[f"a{n}"] = ("M", w.shape[0])
@@ -45,7 +45,7 @@ def products(*weights: Array, zero: int | None = None) -> FusionPlan:
 
 
 def column(plan: FusionPlan, n: int = 0) -> tuple[Load, Array]:
-    """The constant operand of a product, and its array."""
+    """Return the constant operand of a product, and its array."""
     (node,) = (x for x in plan.graph.nodes if x.output == f"y{n}")
     assert isinstance(node, Compute) and isinstance(node.body, Op)
     v = node.body.args[1]
@@ -54,7 +54,7 @@ def column(plan: FusionPlan, n: int = 0) -> tuple[Load, Array]:
 
 
 def tiled(p: PlacedGroup, env: dict[str, int]) -> Kernel:
-    """The smallest tile's version, where there are tiles."""
+    """Return the smallest tile's version if there are tiles, else the first that fits."""
     fits = [k for k in p.kernels if k.fits(env)]
     return next((k for k in fits if k.version.startswith("imma_64")), fits[0])
 
@@ -72,7 +72,7 @@ def test_weights_are_laid_out_along_the_reduction() -> None:
 
 
 def test_kernels_take_no_bytes_apart_and_copy_16_at_a_time() -> None:
-    """Whatever K and N: the weights' half of every version is the same."""
+    """For any K and N, the weights' half of every version is the same."""
     for k, n in ((65, 63), (24, 40)):
         (p,) = placed(products(byte("int8", k, n)))
         versions = [v for v in p.kernels if v.version.startswith(("imma", "split_imma"))]
@@ -88,7 +88,7 @@ def test_kernels_take_no_bytes_apart_and_copy_16_at_a_time() -> None:
 
 
 def exact(plan: FusionPlan, rows: tuple[int, ...]) -> None:
-    """Every product at every number of rows, all kernels compiled together, equals numpy's."""
+    """Compare every product at every number of rows with numpy exactly, with all kernels compiled together."""
     kernels = placed(plan)
     runs = []
     for m in rows:
@@ -118,7 +118,7 @@ def test_products_are_exact() -> None:
 
 
 def test_a_zero_point_that_leaves_bytes_is_subtracted() -> None:
-    """uint8 weights around 128 are int8; differences that need nine bits stay what they are."""
+    """uint8 weights around 128 become int8; differences that need nine bits stay unchanged."""
     weights = byte("uint8", 33, 20)
     plan = products(weights, zero=128)
     _, array = column(plan)
@@ -131,7 +131,7 @@ def test_a_zero_point_that_leaves_bytes_is_subtracted() -> None:
 
 
 def test_what_is_laid_out_stays() -> None:
-    """[N, K] with whole vectors needs nothing; with a rest it is filled up; without elements nothing happens."""
+    """[N, K] with whole vectors is unchanged; with a remainder it is padded; without elements nothing happens."""
     for k, name in ((32, "w"), (33, "w@steps"), (1, "w"), (0, "w")):
         s = Sheet("uint8", a=("M", k))
         s.constant("w", byte("int8", 20, k))

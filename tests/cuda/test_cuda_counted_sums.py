@@ -1,4 +1,4 @@
-"""Reductions shared by blocks that are counted, the last of which adds their sums, on the strict emulation."""
+"""Split-K with an arrival counter: the last block adds all sums; on the strict emulation."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.cuda.test_cuda_cluster_sums import Made, right
 from tests.cuda.test_cuda_codegen import gemm, node
 from tests.support.cuda_groups import placed, plan_of, with_bugs
 
-FEW = "gemv_2_n8_counted_8"
+GEMV = "gemv_2_n8_counted_8"
 FEW_BUGS = {
     "all blocks finish": ("if (come == 1)", "if (come >= 0)"),
     "one counter for all columns": ("counters + (bid/8)", "counters + (bid/64)"),
@@ -26,11 +26,11 @@ FEW_BUGS = {
 
 @pytest.fixture(scope="module")
 def few() -> Made:
-    """Few rows: the kernels by version, and with planted bugs; all in one module."""
+    """Build GEMV kernels by version, and with planted bugs; all in one module."""
     plan = gemm("float16")
     (p,) = placed(plan, "sm_80")
     found = {k.version: k for k in p.kernels if "gemv" in k.version and "counted" in k.version}
-    found |= dict(zip(FEW_BUGS, with_bugs(found[FEW], FEW_BUGS), strict=True))
+    found |= dict(zip(FEW_BUGS, with_bugs(found[GEMV], FEW_BUGS), strict=True))
     return plan, replace(p, kernels=tuple(found.values())), found
 
 
@@ -59,7 +59,7 @@ TILE_BUGS = {
 
 @pytest.fixture(scope="module")
 def tiles() -> Made:
-    """Tiles of mma.sync by version, and with planted bugs; in one module."""
+    """Build mma.sync tiles by version, and with planted bugs; in one module."""
     plan = gemm("float16")
     (p,) = placed(plan, "sm_80")
     found = {k.version: k for k in p.kernels if k.version in TILES}
@@ -82,7 +82,7 @@ def test_planted_bugs_of_tiles_are_caught(bug: str, tiles: Made) -> None:
 
 @pytest.mark.skipif(find_nvcc() is None, reason="no nvcc")
 def test_compiles_without_spills(few: Made, tiles: Made) -> None:
-    for k in (few[2][FEW], tiles[2][TILES[1]]):
+    for k in (few[2][GEMV], tiles[2][TILES[1]]):
         use = compile_cuda(k.text, "sm_80").kernels[k.name]
         assert use.spill_stores == use.spill_loads == 0
 

@@ -1,4 +1,4 @@
-"""Weights that warpgroups multiply are on their way to L2 before a launch waits for the one before it."""
+"""Weights of warpgroups are prefetched to L2 before a launch waits for the previous one."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ W1, W2 = (R.standard_normal((64, 64)).astype(np.float16) for _ in range(2))
 
 
 def products(second: str) -> onnx.ModelProto:
-    """``t = x @ w1``, then ``y = t @ w2``, or ``y = z @ t``."""
+    """Build ``t = x @ w1``, then ``y = t @ w2``, or ``y = z @ t``."""
     nodes = [node("MatMul", "x v", "t"), node("MatMul", second, "y")]
     ins = {"x": ("float16", [64 if "z" in second else "M", 64])} | (
         {"z": ("float16", ["N", 64])} if "z" in second else {}
@@ -32,9 +32,9 @@ def products(second: str) -> onnx.ModelProto:
     return model(nodes, ins, ["y"], {"v": W1} | ({} if "z" in second else {"w": W2}))
 
 
-def texts(made: onnx.ModelProto, name: str) -> list[str]:
-    """The kernels of its last launch that have a name, but for those whose blocks go from tile to tile."""
-    plan = plan_program(made, target="cuda:sm_90a")
+def texts(model: onnx.ModelProto, name: str) -> list[str]:
+    """Return the texts of the last launch's kernels with a name, except persistent ones."""
+    plan = plan_program(model, target="cuda:sm_90a")
     taken = {c.kernel for c in plan.launches[-1].candidates}
     return [k.text for k in plan.kernels if k.name in taken and name in k.name and "turns" not in k.name]
 
@@ -53,7 +53,7 @@ def test_fetching_what_a_launch_writes_is_seen(name: str, monkeypatch: pytest.Mo
     x, z = (R.standard_normal((n, 64)).astype(np.float16) for n in (64, 8))
 
     def built(second: str) -> polydyn.Program:
-        """Other versions are left out of its second launch."""
+        """Compile a program without other versions of its second launch."""
         plan = plan_program(products(second), target=TARGET)
         first, last = plan.launches
         some = tuple(c for c in last.candidates if c.name.startswith(name) and "cluster" not in c.name)

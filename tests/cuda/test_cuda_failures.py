@@ -1,4 +1,4 @@
-"""Programs for a CUDA device that fail, on the CPU libcuda: a clear error, and the context goes on."""
+"""Programs for a CUDA device that fail, on the CPU libcuda: a clear error, and the context recovers."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_a_failing_kernel_breaks_nothing_for_long(device: Session) -> None:
 
 
 def test_another_driver_of_the_process_may_renew_the_context(device: Session) -> None:
-    """All share the primary context: programs and arrays notice that it was reset, whoever did it."""
+    """All share the primary context: programs and arrays detect any reset of it."""
     good, x = relu(), np.arange(100, dtype=np.float32)
     check(good, 2)
     kept, before = DeviceArray.of(device, x), device.generation
@@ -78,7 +78,7 @@ def test_a_detached_run_reports_later(device: Session) -> None:
 
 
 def test_callers_of_other_threads_go_on(device: Session) -> None:
-    """Whoever meets the broken context gets DeviceLostError, never a wrong result, and may call again."""
+    """A thread that uses the broken context gets DeviceLostError, never a wrong result, and may call again."""
     bad, good = shift(), relu()
     check(good, 1)
     results: list[str] = []
@@ -135,7 +135,7 @@ def test_no_driver(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(DriverMissingError, match="no CUDA driver"):
         program.run({"x": np.zeros((1, 8), np.float32)})
     monkeypatch.setenv("POLYDYN_LIBCUDA", "emulated")
-    check(program, 2)  # a driver that comes later is found
+    check(program, 2)  # a driver that is installed later is found
 
 
 def test_wrong_architecture(device: Session, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -187,7 +187,7 @@ def test_a_kernel_that_cannot_be_had_is_the_failure_of_who_asked() -> None:
 
 
 def test_who_interrupts_the_loading_of_a_kernel_is_heard(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A callback that raises has raised for nobody: the program says it, and is as before."""
+    """The error of a callback is lost: the program reports it, and works as before."""
     program = relu()
 
     def interrupted(self: ImageSource, kernel: int) -> bytes:

@@ -1,4 +1,4 @@
-"""Searches of families of CUDA kernels: their tiles in records, what is launched then, what is refused."""
+"""Searches of families of CUDA kernels: their tiles in records, the resulting launches, rejections."""
 
 from __future__ import annotations
 
@@ -35,19 +35,19 @@ TARGET = "cuda:emulated"
 W = np.random.default_rng(3).standard_normal((128, 40)).astype(np.float16)
 H200 = hardware.load("h200")
 ODD = WgmmaTile(64, 3, 1, 3)
-"""No default tile."""
+"""Not a default tile."""
 
 
 @pytest.fixture(autouse=True, scope="module")
 def device() -> Iterator[None]:
-    """Programs run on the CPU libcuda."""
+    """Run programs on the CPU libcuda."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("POLYDYN_LIBCUDA", "emulated")
         yield
 
 
 def linear() -> onnx.ModelProto:
-    """``y[M, 40] = relu(x[M, 128] @ w)``."""
+    """Build ``y[M, 40] = relu(x[M, 128] @ w)``."""
     nodes = [node("MatMul", "x w", "t"), node("Relu", "t", "y")]
     return model(nodes, {"x": ("float16", ["M", 128])}, ["y"], {"w": W})
 
@@ -63,9 +63,9 @@ def searched(task: FamilyTask, *tiles: Tile, factor: int = UNIT, source: str = "
     return Search("polydyn", tiles, 1, hardware_of(task.device), None, (factor,) * len(tiles), source)
 
 
-def written(path: Path, task: FamilyTask, found: Search) -> Path:
+def written(path: Path, task: FamilyTask, search: Search) -> Path:
     with Records.open(path) as opened:
-        opened.put([search_record(found, task)])
+        opened.put([search_record(search, task)])
     return path
 
 
@@ -76,7 +76,7 @@ def test_every_default_tile_is_among_those_of_the_search(task: FamilyTask) -> No
     assert task.every[: len(TILES) + len(PARTS)] == tuple(Tile(numbers(t)) for t in (*TILES, *PARTS))
     every = [of_numbers(WgmmaTile, t.compile) for t in task.every]
     assert ODD in every and len(every) == len(set(every)) > 100
-    for t in every[15::29]:  # what fits by the rules is built, with as much shared memory
+    for t in every[15::29]:  # tiles that satisfy the rules are built, with the expected shared memory
         for k in family.versions(numbers(t)):
             assert (int(k.scratch) + 1024) * t.blocks <= 228 << 10, t
 
@@ -96,7 +96,7 @@ def test_a_tile_that_breaks_a_rule_is_refused_by_name(change: dict[str, int], ru
 
 
 def test_a_record_decides_what_is_launched(task: FamilyTask, tmp_path: Path) -> None:
-    """A tile that is no default one is launched where it was measured to be fast, and not where it was slow."""
+    """A tile that is not a default is launched where it was measured to be fast, and not where it was slow."""
     x = np.random.default_rng(1).standard_normal((70, 128)).astype(np.float16)
     want = np.maximum(x.astype(np.float32) @ W.astype(np.float32), 0)
     plans = {}

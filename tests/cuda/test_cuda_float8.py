@@ -1,4 +1,4 @@
-"""Floats of 8 bits on CUDA: conversions, products of warps and warpgroups, models that quantize to them."""
+"""8-bit floats on CUDA: conversions, products of warps and warpgroups, models that quantize to them."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from tests.support.marks import slow
 E4M3, E5M2 = FLOAT8
 PAIRS: tuple[Types, ...] = tuple(itertools.product(FLOAT8, FLOAT8))
 NT: Trans = (False, True)
-SMALL = CudaTile("qmma", 64, 64, 64, 32, 32, 3, 2)
+SMALL_QMMA = CudaTile("qmma", 64, 64, 64, 32, 32, 3, 2)
 
 # -- conversions -----------------------------------------------------------------------------------------------------
 
@@ -66,7 +66,7 @@ def numpy_type(name: str) -> Any:
 
 
 def test_conversions_are_those_of_ml_dtypes() -> None:
-    """Every code widened; every code, every middle between two, and what lies around them, rounded."""
+    """Every code is widened; every code, every midpoint between two, and their neighbours are rounded."""
     module = EmulatedModule(compile_emulated(CONVERT))
     codes = np.arange(256, dtype=np.uint8)
     wide = [np.empty(256, np.float32) for _ in FLOAT8]
@@ -92,7 +92,7 @@ def test_conversions_are_those_of_ml_dtypes() -> None:
 
 
 def product(types: Types, trans: Trans) -> Group:
-    """Sums of products, times a scale of each column (F); and rounded to bytes again (Q)."""
+    """Build sums of products, times a scale of each column (F), and rounded to bytes again (Q)."""
     a, b = cast(load("A", ("i", "k"), types[0]), "float32"), cast(load("B", ("k", "j"), types[1]), "float32")
     total = load("D", ("i", "j"), "float32")
     scaled = op("mul", total, load("S", ("j",), "float32"))
@@ -116,9 +116,9 @@ def product(types: Types, trans: Trans) -> Group:
 
 
 def run(
-    k: Kernel, alike: tuple[Kernel, ...], types: Types, trans: Trans, shape: tuple[int, int, int], reverse: bool
+    k: Kernel, versions: tuple[Kernel, ...], types: Types, trans: Trans, shape: tuple[int, int, int], reverse: bool
 ) -> Counters:
-    """Whole numbers, whose sums the instruction adds exactly; a fault is a wrong bit."""
+    """Run on integers, whose sums the instruction adds exactly; a fault is a wrong bit."""
     rng, (m, n, steps) = np.random.default_rng(sum(shape)), shape
     a, b = (
         rng.integers(-8, 9, size).astype(numpy_type(t)) for size, t in zip(((m, steps), (steps, n)), types, strict=True)
@@ -128,7 +128,7 @@ def run(
     memory = {"A": a.T if trans[0] else a, "B": b.T if trans[1] else b, "S": s}
     memory = {x: np.ascontiguousarray(v) for x, v in memory.items()}
     memory |= {"F": np.full((m, n), np.nan, np.float32), "Q": np.full((m, n), 0x7F, np.uint8)}
-    counters = launch(k, alike, dict(zip("MNK", shape, strict=True)), lambda x: memory[x], reverse)
+    counters = launch(k, versions, dict(zip("MNK", shape, strict=True)), lambda x: memory[x], reverse)
     np.testing.assert_array_equal(memory["F"], total)
     np.testing.assert_array_equal(memory["Q"], np.clip(total, -448, 448).astype(numpy_type(E4M3)).view(np.uint8))
     return counters[0]
@@ -136,14 +136,14 @@ def run(
 
 @functools.cache
 def warps(types: Types, trans: Trans = NT) -> tuple[Kernel, ...]:
-    """The versions with the widest and with the narrowest copies."""
+    """Return the versions with the widest and with the narrowest copies."""
     of = ProductGroup("_".join((*types, str(int(trans[1])))), product(types, trans), ROLES)
-    return tuple(TiledProduct(of, SMALL, width, width == 16).build()[0] for width in (16, 1))
+    return tuple(TiledProduct(of, SMALL_QMMA, width, width == 16).build()[0] for width in (16, 1))
 
 
 @functools.cache
 def warpgroups(types: Types, word: str = "") -> Kernel:
-    """The smallest tile; the last one with a word in its name."""
+    """Return the smallest tile; of several, the last one with a word in its name."""
     of = ProductGroup("_".join(types), product(types, NT), ROLES)
     made = [k for k in wgmma_versions(of) if not k.version.endswith(LONG)]
     assert {m.dtype for m in made[0].device.maps} == set(types)
@@ -199,7 +199,7 @@ def test_products_of_clusters_and_their_planted_bugs() -> None:
 
 
 def test_sums_are_as_inexact_as_the_hardware() -> None:
-    """A large product hides what lies 14 bits below it (pd_emu.h)."""
+    """A large product hides bits more than 14 positions below it (pd_emu.h)."""
     k = warps((E4M3, E4M3))[1]
     a, b = np.zeros((1, 32)), np.ones((32, 1))
     a[0, :3] = 256, 2.0**-6, 2.0**-5
@@ -210,7 +210,7 @@ def test_sums_are_as_inexact_as_the_hardware() -> None:
 
 
 def test_sums_of_warpgroups_are_moved_to_float32() -> None:
-    """Positive numbers, whose sum grows while its bits do not: 128 steps lose little, 2048 steps much."""
+    """The sum of positive numbers grows while its bits do not: 128 steps lose little, 2048 steps much."""
     k = warpgroups((E4M3, E4M3))
     (kept,) = with_bugs(k, {"sums stay": ("acc[fragment] + part[fragment]", "part[fragment]")})
     kept = replace(kept, text=kept.text.replace("((int32_t)f_k));", "((int32_t)(b_k + f_k)));"))
@@ -259,7 +259,7 @@ def test_who_may_run_what() -> None:
 
 
 def test_every_device_has_a_version() -> None:
-    """The last one widens, needs nothing of the addresses, and is right."""
+    """The last one widens, requires no alignment, and is right."""
     group = product((E4M3, E4M3), (False, False))
     for arch in ("sm_80", "sm_89"):
         made = CudaContractKernel("float8", group, ROLES, arch).versions()
@@ -271,7 +271,7 @@ def test_every_device_has_a_version() -> None:
 
 @pytest.mark.skipif(find_nvcc() is None, reason="no nvcc")
 def test_compilers_take_them() -> None:
-    """In registers alone, and wgmma stays asynchronous."""
+    """Everything stays in registers, and wgmma stays asynchronous."""
     for k, arch in ((warps((E4M3, E5M2))[0], "sm_89"), (warpgroups((E5M2, E4M3)), ARCH),
                     (warpgroups((E4M3, E5M2), "cluster"), ARCH)):  # fmt: skip
         made = compile_cuda(k.text, arch)
@@ -283,7 +283,7 @@ def test_compilers_take_them() -> None:
 
 
 def layer(dtype: str, types: tuple[str, str] = (E4M3, E4M3), k: int = 80, n: int = 48) -> onnx.ModelProto:
-    """relu(x w + b), both operands quantized to 8-bit floats, the weights by column."""
+    """Build relu(x w + b), both operands quantized to 8-bit floats, the weights by column."""
     rng, node = np.random.default_rng(0), helper.make_node
     codes = {E4M3: TensorProto.FLOAT8E4M3FN, E5M2: TensorProto.FLOAT8E5M2}
 
@@ -331,7 +331,7 @@ def test_quantized_models_reach_them(dtype: str) -> None:
 
 
 def test_other_targets_keep_the_floats() -> None:
-    """A CPU folds the weights to float32; scales that are not known now stay where they are."""
+    """A CPU folds the weights to float32; unknown scales stay."""
     graph = import_model(layer("float32"))
     assert all("8-bit" not in note for note in Cuda("cuda", Options(without={"float8"})).rewrite(graph).notes)
     assert "8-bit" in "\n".join(Cuda("cuda", Options()).rewrite(graph).notes)

@@ -1,4 +1,4 @@
-"""Convolutions on sm_90a: TMA brings pixels in im2col mode, wgmma multiplies them; on the strict emulation."""
+"""Convolutions on sm_90a: TMA loads pixels in im2col mode, wgmma multiplies them; on the strict emulation."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ LAYERS: tuple[tuple[int, tuple[int, int], dict[str, list[int]], WgmmaTile], ...]
     (72, (3, 2), {"pads": [2, 0, 2, 3], "dilations": [2, 3]}, WgmmaTile(128, 4)),
     (40, (1, 5), {"pads": [0, 1, 0, 2], "strides": [1, 3]}, WgmmaTile(64, 8, in_turn=True)),
 )
-"""Results, kernel, attributes and tile of convolutions one after another, of 64, 128 and 72 channels."""
+"""Results, kernel, attributes and tile of consecutive convolutions, of 64, 128 and 72 channels."""
 
 
 def network(layers: Any, channels: int = 64) -> tuple[FusionPlan, Arrays]:
-    """Convolutions one after another, the first one of an input with channels last, and their weights."""
+    """Plan consecutive convolutions of a channels-last input, and return their weights."""
     nodes, weights = [node("Transpose", ["x"], ["c0"], perm=[0, 3, 1, 2])], {}
     inputs = {"x": ("N", "H", "W", channels)}
     for n, (results, kernel, attributes, *_) in enumerate(layers):
@@ -51,7 +51,7 @@ def network(layers: Any, channels: int = 64) -> tuple[FusionPlan, Arrays]:
 
 
 def convolution(x: Array, w: Array, pads: Any = (0, 0, 0, 0), strides: Any = (1, 1), dilations: Any = (1, 1)) -> Array:
-    """In float64."""
+    """Compute in float64."""
     x = np.pad(x.astype(np.float64), ((0, 0), (0, 0), (pads[0], pads[2]), (pads[1], pads[3])))
     window = tuple(d * (k - 1) + 1 for k, d in zip(w.shape[2:], dilations, strict=True))
     every = np.lib.stride_tricks.sliding_window_view(x, window, (2, 3))
@@ -60,7 +60,7 @@ def convolution(x: Array, w: Array, pads: Any = (0, 0, 0, 0), strides: Any = (1,
 
 
 def product(plan: FusionPlan, number: int) -> tuple[PlacedGroup, ProductGroup]:
-    """A layer of a network, without kernels."""
+    """Return a layer of a network, without kernels."""
     builder = CudaBuilder(plan, "sm_90a")
     group = plan.groups[number]
     form = builder._product(group)
@@ -70,8 +70,9 @@ def product(plan: FusionPlan, number: int) -> tuple[PlacedGroup, ProductGroup]:
 
 
 @pytest.fixture(scope="module")
-def made() -> tuple[FusionPlan, Arrays, tuple[PlacedGroup, ...]]:
-    """All layers; the versions of their tiles, and those of the second one with planted bugs, compiled together."""
+def compiled_layers() -> tuple[FusionPlan, Arrays, tuple[PlacedGroup, ...]]:
+    """Return all layers; versions of their tiles, and versions of the second one with planted bugs, compiled together.
+    """
     plan, weights = network(LAYERS)
     layers, kernels = [], []
     for n, (*_, tile) in enumerate(LAYERS):
@@ -83,9 +84,9 @@ def made() -> tuple[FusionPlan, Arrays, tuple[PlacedGroup, ...]]:
     return plan, weights, (*(replace(p, kernels=tuple(kernels)) for p in layers), pool)
 
 
-def right(made: Any, x: Array, second: int = 1, reverse: bool = False) -> bool:
-    """Whether all layers are right, on a multiprocessor or a cluster; ``second``: the number of the second kernel."""
-    plan, weights, layers = made
+def right(compiled_layers: Any, x: Array, second: int = 1, reverse: bool = False) -> bool:
+    """Return whether all layers are right, on an SM or a cluster; ``second``: the number of the second kernel."""
+    plan, weights, layers = compiled_layers
     numbers = dict(zip(map(id, layers), (0, second, 2), strict=False))
 
     def chosen(p: PlacedGroup, env: dict[str, int]) -> Kernel:
@@ -105,9 +106,11 @@ def image(*shape: int) -> Array:
 
 
 @pytest.mark.parametrize(("shape", "reverse"), [((5, 19, 24, 64), False), ((80, 1, 9, 64), True)])
-def test_windows_of_every_kind(shape: tuple[int, ...], reverse: bool, made: Any) -> None:
-    """Strides, dilations, paddings of each side; tiles that end inside a line, hold many images, or no row at all."""
-    assert right(made, image(*shape), reverse=reverse)
+def test_windows_of_every_kind(shape: tuple[int, ...], reverse: bool, compiled_layers: Any) -> None:
+    """Strides, dilations, paddings of each side; tiles that end inside an image row, hold many images, or no row at
+    all.
+    """
+    assert right(compiled_layers, image(*shape), reverse=reverse)
 
 
 BUGS = {
@@ -121,20 +124,20 @@ BUGS = {
 
 
 @pytest.mark.parametrize("bug", BUGS)
-def test_planted_bugs_are_caught(bug: str, made: Any) -> None:
+def test_planted_bugs_are_caught(bug: str, compiled_layers: Any) -> None:
     with contextlib.suppress(DeviceError):
-        assert not right(made, image(5, 19, 24, 64), len(LAYERS) + list(BUGS).index(bug))
+        assert not right(compiled_layers, image(5, 19, 24, 64), len(LAYERS) + list(BUGS).index(bug))
 
 
 def operand(layer: tuple[Any, ...], channels: int = 64) -> tuple[ProductGroup, ImageOperand | None]:
-    """The product of a layer, and its rows behind a tensor map."""
+    """Return the product of a layer, and its rows behind a tensor map."""
     plan, _ = network([layer], channels)
     _, of = product(plan, 0)
     return of, image_operand(of.group, of.values[0], of.roles, 64)
 
 
 def test_what_is_copied_is_what_is_read() -> None:
-    """The map of a layer by hand; and the check refuses each number that is off."""
+    """The map of a layer by hand; the check rejects each wrong number."""
     of, found = operand((64, (3, 2), {"pads": [2, 1, 2, 3], "dilations": [2, 3], "strides": [1, 2]}))
     assert found
     w, h = found.sides
@@ -161,7 +164,7 @@ def test_what_is_copied_is_what_is_read() -> None:
 
 
 WINDOWS = (
-    ((3, 3), (0, 0, 0, 0), (1, 2), (1, 1), (7, 6)),  # taps of a line are one run of memory, and windows overlap there
+    ((3, 3), (0, 0, 0, 0), (1, 2), (1, 1), (7, 6)),  # taps of an image row are contiguous, and windows overlap there
     ((1, 1), (1, 1, 4, 3), (1, 4), (1, 1), (5, 9)), ((4, 2), (3, 0, 0, 1), (4, 3), (3, 2), (13, 8)),
     ((2, 3), (1, 4, 0, 3), (3, 1), (2, 3), (4, 5)), ((1, 4), (0, 2, 1, 0), (2, 3), (3, 1), (1, 12)),
 )  # fmt: skip
@@ -192,22 +195,24 @@ def test_the_walk_is_what_rows_read(kernel: Any, pads: Any, strides: Any, dilati
                 assert at == (address.evaluate(here) if inside else None), (row, step)
 
 
-def walk(of: ImageOperand, row: int, step: int, batch: dict[str, Index], env: dict[str, int]) -> Iterator[int | None]:
-    """Addresses of the first channel of 16 pixels, None outside of the image."""
-    made = of.tensor_map("map", Index.of(0), Index.of(0), (64, 16))
-    box = made.pixels
+def walk(
+    operand: ImageOperand, row: int, step: int, batch: dict[str, Index], env: dict[str, int]
+) -> Iterator[int | None]:
+    """Yield addresses of the first channel of 16 pixels, None outside of the image."""
+    box_map = operand.tensor_map("map", Index.of(0), Index.of(0), (64, 16))
+    box = box_map.pixels
     assert box
     dims, strides, lower, upper = (
-        [i.evaluate(env) for i in x] for x in (made.dims, (Index.of(1), *made.strides), box.lower, box.upper)
+        [i.evaluate(env) for i in x] for x in (box_map.dims, (Index.of(1), *box_map.strides), box.lower, box.upper)
     )
-    place = Pointer(of.dtype, "tile", Index.of(0))
-    call = of.load("map", place, Index.of(row), Index.of(step), batch, FromIndex("int32", Index.of(0)))
+    place = Pointer(operand.dtype, "tile", Index.of(0))
+    call = operand.load("map", place, Index.of(row), Index.of(step), batch, FromIndex("int32", Index.of(0)))
     numbers = [x.index.evaluate(env) for x in call.args[2:-1] if isinstance(x, FromIndex)]
     at, tap = numbers[: len(dims)], (0, *numbers[len(dims) :], 0)
     for _ in range(16):
         x = [a + t for a, t in zip(at, tap, strict=True)]
         inside = all(0 <= a < n for a, n in zip(x, dims, strict=True))
-        yield made.offset.evaluate(env) + int(np.dot(x, strides)) if inside else None
+        yield box_map.offset.evaluate(env) + int(np.dot(x, strides)) if inside else None
         for n, pace in enumerate(box.steps, 1):
             assert lower[n - 1] <= at[n] < dims[n] + upper[n - 1] and (at[n] - lower[n - 1]) % pace == 0
             at[n] += pace
@@ -228,6 +233,6 @@ def walk(of: ImageOperand, row: int, step: int, batch: dict[str, Index], env: di
     ],
 )
 def test_what_no_map_holds(layer: tuple[Any, ...], channels: int) -> None:
-    """Channels, strides, corners and offsets beyond what TMA has; such layers have their other versions."""
+    """Channels, strides, corners and offsets beyond TMA's range; such layers have their other versions."""
     _, found = operand(layer, channels)
     assert found is None

@@ -1,4 +1,4 @@
-"""Indices that a device checks: without waiting, through views, by every kind of call; on the CPU libcuda."""
+"""Indices that a device checks: without waiting, through views, in every kind of call; on the CPU libcuda."""
 
 from __future__ import annotations
 
@@ -44,7 +44,9 @@ def device() -> Iterator[Session]:
 
 
 def gathers() -> Any:
-    """Rows of a table by an input, by 32 bits that are computed, by a column of pairs; and elements by tuples."""
+    """Build gathers of table rows by an input, by computed 32-bit integers, by a column of pairs; and of elements by
+    tuples.
+    """
     nodes = [
         node("Gather", "table i", "direct"),
         node("Cast", "h", "h32", to=6), node("Abs", "h32", "size"), node("Gather", "table size", "computed"),
@@ -106,12 +108,12 @@ def wrong(case: str) -> tuple[dict[str, np.ndarray], str]:
     return f, said
 
 
-# -- calls that are waited for -----------------------------------------------------------------------------------------
+# -- synchronous calls -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("case", WRONG)
 def test_a_wrong_index_is_refused_wherever_it_comes_from(program: CudaProgram, device: Session, case: str) -> None:
-    """The strict emulation sees no access outside, and the context goes on."""
+    """The strict emulation sees no access out of bounds, and the context stays usable."""
     before = device.generation
     f, said = wrong(case)
     words = []
@@ -142,7 +144,7 @@ def test_sizes(program: CudaProgram, device: Session, sizes: tuple[int, int]) ->
 
 
 def test_a_table_without_rows(program: CudaProgram, device: Session) -> None:
-    """No remainder makes an index of one: sizes alone refuse it, before anything runs."""
+    """No remainder makes a valid index: sizes alone reject the call, before anything runs."""
     none = feeds(0, 0, 1) | {"table": np.empty((0, 4), np.float32)}
     for f in (none, upload(device, none)):
         assert all(a.shape[0] == 0 for a in program.run(f).values())
@@ -157,7 +159,7 @@ def test_a_table_without_rows(program: CudaProgram, device: Session) -> None:
 
 
 def test_arrays_in_host_memory_cost_no_launch(program: CudaProgram, device: Session) -> None:
-    """Whether the device looks at 'i' shows in the accesses of a run that is otherwise the same."""
+    """The accesses of an otherwise equal run show whether the device checks 'i'."""
     accesses = (ctypes.c_uint64 * 12).in_dll(ctypes.CDLL(device.library), "pdemu_counters")
     f, counts = feeds(), []
     for i in (f["i"], DeviceArray.of(device, f["i"])):
@@ -167,7 +169,7 @@ def test_arrays_in_host_memory_cost_no_launch(program: CudaProgram, device: Sess
     assert counts[0] < counts[1]
 
 
-# -- calls that are not ------------------------------------------------------------------------------------------------
+# -- asynchronous calls ----------------------------------------------------------------------------------------------
 
 
 def test_on_a_callers_stream_the_error_comes_with_the_wait(program: CudaProgram, device: Session) -> None:
@@ -180,7 +182,7 @@ def test_on_a_callers_stream_the_error_comes_with_the_wait(program: CudaProgram,
     assert right(program.run(upload(device, good), stream=2), good)
     program.run(upload(device, bad), stream=2)
     with pytest.raises(InputError, match=said + r" \(in a call before this one; its outputs are void"):
-        program.run(upload(device, other), stream=2)  # of other sizes: the message has those of the wrong call
+        program.run(upload(device, other), stream=2)  # with other sizes: the message has the wrong call's sizes
     for _ in range(2):
         assert right(program.run(upload(device, other), stream=2), other)
     program.run(upload(device, bad), stream=2)
@@ -242,7 +244,7 @@ def test_through_pycuda(program: CudaProgram) -> None:
 
 
 def words_of(bound: IndexBound, data: np.ndarray) -> list[int]:
-    """What is said of a tensor j that holds these integers, computed from an input."""
+    """Return the error words for a tensor j with these integers, computed from an input."""
     names = tuple(Index.of(f"N{k}") for k in range(data.ndim))
     sources = tuple(SymbolSource(f"N{k}", "x", k) for k in range(data.ndim))
     here = tuple(Index.of(f"d{k}") for k in range(data.ndim))
@@ -275,7 +277,7 @@ def test_words_name_the_first_offender_of_every_span() -> None:
 
 
 def test_arithmetic_that_becomes_a_formula_is_looked_at() -> None:
-    """Nobody computes such a tensor: gathers read the formula, and so does the check."""
+    """No kernel computes such a tensor: gathers evaluate the formula, and so does the check."""
     nodes = [node("Mul", "i two", "m"), node("Add", "m one", "j"), node("Gather", "x j", "y")]
     ins = {"x": ("float32", ["T"]), "i": ("int64", ["A", "B"])}
     graph = import_model(model(nodes, ins, ["y"], {"two": np.array(2), "one": np.array(1)}))

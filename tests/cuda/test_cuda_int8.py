@@ -1,4 +1,4 @@
-"""Products of bytes on CUDA: tensor cores, few rows, int32 on CUDA cores. Emulated, they equal numpy bit by bit."""
+"""Byte products on CUDA: tensor cores, GEMV, int32 on CUDA cores. Emulated, they equal numpy bit by bit."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.support.cuda_bytes import ROLES, Choose, Trans, Types, product, run
 from tests.support.cuda_groups import launch, with_bugs
 from tests.support.marks import slow
 
-SMALL = CudaTile("imma", 64, 64, 64, 32, 32, 3, 2)
+SMALL_IMMA = CudaTile("imma", 64, 64, 64, 32, 32, 3, 2)
 SMALL_FMA = CudaTile("fma", 32, 32, 16, 4, 4, 3)
 SHAPES = [(1, 1, 1), (7, 31, 5), (63, 65, 64), (64, 64, 63), (65, 63, 65), (1, 129, 0), (72, 136, 401), (96, 48, 464)]
 """1, primes, around the tile, no steps, more steps than the ring holds; the last one allows copies of every width."""
@@ -35,7 +35,7 @@ def ends(
     widths: tuple[int, ...] = (16, 1),
     outputs: str = "P",
 ) -> tuple[Kernel, ...]:
-    """The versions with the widest and with the narrowest accesses."""
+    """Return the versions with the widest and with the narrowest accesses."""
     of = ProductGroup("bytes", product(types, trans, zero, outputs), ROLES)
     return tuple(TiledProduct(of, tile, width, width == 16).build()[0] for width in widths)
 
@@ -45,12 +45,12 @@ def exactly(version: str) -> Choose:
 
 
 MAIN: tuple[Types, Trans] = (("uint8", "int8"), (False, False))
-"""What quantized models have: activations times weights [K, N]."""
+"""The case of quantized models: activations times weights [K, N]."""
 
 
 @pytest.fixture(scope="module")
 def main() -> tuple[Kernel, ...]:
-    made = CudaContractKernel("bytes", product(*MAIN), ROLES).versions((SMALL,))
+    made = CudaContractKernel("bytes", product(*MAIN), ROLES).versions((SMALL_IMMA,))
     return tuple(k for k in made if not k.version.startswith("gemv"))
 
 
@@ -84,8 +84,8 @@ def test_every_width_of_copies(main: tuple[Kernel, ...]) -> None:
     [slow(("int8", "int8"), (False, True)), (("int8", "uint8"), (True, False)), slow(("uint8", "uint8"), (True, True))],
 )
 def test_other_signs_and_transpositions(types: Types, trans: Trans) -> None:
-    """Rows that memory does not have along the reduction are copied byte by byte, and the version says so."""
-    versions = ends(types, trans, SMALL)
+    """Rows that are not contiguous along the reduction are copied byte by byte, which the version's name shows."""
+    versions = ends(types, trans, SMALL_IMMA)
     assert [k.version.split("_")[3] for k in versions] == ["1" if trans[0] else "16", "1"]
     for n, shape in enumerate(SHAPES):
         _, count = run(versions, types, trans, shape, reverse=n % 2 == 1)
@@ -95,7 +95,7 @@ def test_other_signs_and_transpositions(types: Types, trans: Trans) -> None:
 def test_sums_wrap_as_integers_do() -> None:
     """255 * 255 * 33100 is more than 2**31."""
     types, trans = ("uint8", "uint8"), (False, True)
-    versions = ends(types, trans, SMALL, widths=(16,))
+    versions = ends(types, trans, SMALL_IMMA, widths=(16,))
     k = 33104
     memory = {"A": np.full((1, k), 255, np.uint8), "B": np.full((16, k), 255, np.uint8), "Z": np.zeros(1, np.uint8),
               "C": np.zeros(16, np.int32), "S": np.ones(16, np.float32), "P": np.zeros((1, 16), np.int32)}  # fmt: skip
@@ -105,7 +105,7 @@ def test_sums_wrap_as_integers_do() -> None:
 
 
 def test_split_reduction(main: tuple[Kernel, ...]) -> None:
-    """Shares of the sums in the workspace are int32 as well."""
+    """Partial sums in the workspace are int32 as well."""
     shape = (65, 80, 24 * 64)
     first = next(k for k in main if k.fits(dict(zip("MNK", shape, strict=True)), workers=132))
     assert first.version.startswith("split_imma") and first.after
@@ -143,7 +143,7 @@ def test_signs_of_few_rows_are_seen() -> None:
 
 
 def test_a_zero_point_goes_to_cuda_cores_by_name() -> None:
-    """Tensor cores multiply bytes as they are stored; what is subtracted first is int32."""
+    """Tensor cores multiply stored bytes; after a subtraction operands are int32."""
     types, trans = MAIN
     versions = ends(types, trans, SMALL_FMA, True, (4,))
     assert versions[0].version.startswith("fma_")
@@ -151,7 +151,7 @@ def test_a_zero_point_goes_to_cuda_cores_by_name() -> None:
         _, count = run(versions, types, trans, shape, zero=131)
         assert count.mma == 0
     with pytest.raises(CodegenError, match="imma of int32 is not built"):
-        ends(types, trans, SMALL, True)
+        ends(types, trans, SMALL_IMMA, True)
 
 
 def test_int32_operands_wrap() -> None:
@@ -165,7 +165,7 @@ def test_what_is_not_built_is_refused_by_name() -> None:
     with pytest.raises(CodegenError, match="fma of uint8 is not built"):
         ends(*MAIN, SMALL_FMA)
     with pytest.raises(CodegenError, match="mma of uint8 is not built"):
-        ends(*MAIN, replace(SMALL, instruction="mma", bk=32))
+        ends(*MAIN, replace(SMALL_IMMA, instruction="mma", bk=32))
 
 
 # -- what must be seen -----------------------------------------------------------------------------------------------
@@ -174,7 +174,7 @@ MMA = "pd_mma_m16n8k32_u8s8("
 
 
 def instead(before: str, arguments: str, after: str = "") -> str:
-    """The instruction with other registers."""
+    """Return the instruction with other registers."""
     return f"[](int32_t *d, const uint32_t *a, const uint32_t *b) {{ {before} {MMA}{arguments}); {after} }}("
 
 
@@ -195,7 +195,7 @@ BROKEN = {
 
 @pytest.fixture(scope="module")
 def broken() -> tuple[Kernel, ...]:
-    return with_bugs(ends(*MAIN, SMALL, widths=(16,), outputs="Q")[0], BROKEN)
+    return with_bugs(ends(*MAIN, SMALL_IMMA, widths=(16,), outputs="Q")[0], BROKEN)
 
 
 @pytest.mark.parametrize("bug", BROKEN)
@@ -210,8 +210,8 @@ def test_planted_bugs_are_caught(bug: str, broken: tuple[Kernel, ...]) -> None:
 
 
 def test_two_builds_are_the_same(main: tuple[Kernel, ...]) -> None:
-    """Two runs are, too: ``run`` compares every bit of every output, in both orders of warps."""
-    (again,) = ends(*MAIN, SMALL, widths=(16,), outputs="PFQ")
+    """Two runs are equal, too: ``run`` compares every bit of every output, in both orders of warps."""
+    (again,) = ends(*MAIN, SMALL_IMMA, widths=(16,), outputs="PFQ")
     assert again == next(k for k in main if k.version == again.version)
 
 
@@ -235,7 +235,7 @@ def test_products_of_bytes_compile_without_spills(arch: str) -> None:
 
 @pytest.mark.skipif(find_nvcc() is None, reason="no nvcc")
 def test_narrow_copies_leave_registers_for_pairs() -> None:
-    """Many addresses beside the fragments that permutations make used to spill on these architectures."""
+    """Many addresses, in addition to the permuted fragments, used to spill on these architectures."""
     k = ends(*MAIN, IMMA_TILES[0], widths=(8,))[0]
     use = compile_cuda(k.text, "sm_86").kernels[k.name]
     assert use.spill_stores == use.spill_loads == use.stack == 0

@@ -30,16 +30,16 @@ from tests.support.stored import path_of
 
 node = helper.make_node
 Array = np.ndarray[Any, Any]
-DEPTH, TILE, STORED = 32, 64, 260
-LOWEST = float(np.finfo(np.float16).min)
+DEPTH, TILE, STORED_SIZE = 32, 64, 260
+MIN_FLOAT16 = float(np.finfo(np.float16).min)
 
 
 @dataclass(frozen=True)
 class Form:
-    """How a model masks: where keys lie behind the query, by ``low``, ``added`` to the score or in its place.
+    """The mask of a model: ``low`` for keys after the query, ``added`` to the score or in its place.
 
-    ``stored``: the triangle, or the mask that is added, is a constant that is sliced. ``padding``: keys of a batch may
-    be masked too. ``way``: what the kernel does with tiles above the diagonal.
+    ``stored``: the triangle, or the added mask, is a slice of a constant. ``padding``: keys of a batch may be masked
+    too. ``way``: the kernel's treatment of tiles above the diagonal.
     """
 
     way: str
@@ -51,16 +51,16 @@ class Form:
 
 FORMS = {
     "added": Form("never", added=True),
-    "stored triangle": Form("last", LOWEST, stored=True),
+    "stored triangle": Form("last", MIN_FLOAT16, stored=True),
     "stored mask": Form("never", added=True, stored=True),
     "padding": Form("never", added=True, padding=True),
-    "padding, finite": Form("last", LOWEST, added=True, padding=True),
+    "padding, finite": Form("last", MIN_FLOAT16, added=True, padding=True),
     "finite, added, within reach": Form("all", -2000.0, added=True),
 }
 
 
 def model(f: Form, dtype: str = "float16") -> FusionPlan:
-    """softmax(mask(q k' / 8)) v over L queries after P earlier ones, and P + L keys."""
+    """Plan softmax(mask(q k' / 8)) v over L queries after P earlier ones, and P + L keys."""
     kind = np.dtype(dtype)
     nodes = [
         *(node("Concat", [f"past_{x}", f"new_{x}"], [x], axis=2) for x in "kv"),
@@ -68,7 +68,7 @@ def model(f: Form, dtype: str = "float16") -> FusionPlan:
         node("Sub", ["t1", "l1"], ["p1"]),
     ]  # fmt: skip
     constants: dict[str, Array] = {"scale": np.array(0.125, kind), "low": np.array(f.low, kind)}
-    keep = np.tril(np.ones((1, 1, STORED, STORED), bool))
+    keep = np.tril(np.ones((1, 1, STORED_SIZE, STORED_SIZE), bool))
     if f.stored:
         whole = np.where(keep, 0, f.low).astype(kind) if f.added else keep
         constants |= {"whole": whole, "zero1": np.array([0]), "axes": np.array([2, 3])}
@@ -101,8 +101,8 @@ def model(f: Form, dtype: str = "float16") -> FusionPlan:
     return plan_of(nodes, shapes, ["y"], {n: a for n, a in constants.items() if n in used}, types)
 
 
-def given(f: Form, length: int, past: int, padded: int = 0) -> tuple[Arrays, Array]:
-    """Inputs, the first ``padded`` keys of the second of two being no keys, and the output in float64."""
+def inputs_and_output(f: Form, length: int, past: int, padded: int = 0) -> tuple[Arrays, Array]:
+    """Return inputs and the output in float64; in the second of two texts the first ``padded`` keys are padding."""
     rng = np.random.default_rng(length * 1009 + past)
     keys = length + past
     sizes = {"q": length, "k": keys, "v": keys}
@@ -126,13 +126,13 @@ def given(f: Form, length: int, past: int, padded: int = 0) -> tuple[Arrays, Arr
 
 
 def tiles(f: Form, length: int, past: int, padded: int = 0) -> int:
-    """Tiles of keys that all blocks of both heads visit."""
+    """Return the number of key tiles that all blocks of both heads visit."""
     total = 0
     every = -(-(length + past) // TILE)
     for batch in range(2 if f.padding else 1):
         for first in range(0, length, TILE):
             last = min(first + TILE, length) - 1 + past
-            empty = f.padding and batch == 1 and first + past < padded  # a row that sees no key
+            empty = f.padding and batch == 1 and first + past < padded  # a row without keys
             whole = f.way == "all" or (f.way == "last" and empty)
             total += every if whole else last // TILE + 1
     return 2 * total
@@ -140,7 +140,7 @@ def tiles(f: Form, length: int, past: int, padded: int = 0) -> int:
 
 @functools.cache
 def kernel(form: str) -> tuple[FusionPlan, PlacedGroup]:
-    """The attention; besides it there are the caches that grow, but no kernel that makes a mask."""
+    """Return the attention; there are also caches that grow, but no kernel that makes a mask."""
     plan = model(FORMS[form])
     *caches, p = placed(plan)
     made = {t.split("/")[0] for x in caches for t in x.fused.outputs} - {"real2"}  # of the padding, bools
@@ -149,7 +149,7 @@ def kernel(form: str) -> tuple[FusionPlan, PlacedGroup]:
 
 
 SHAPES = [(1, 0), (7, 24), (63, 2), (64, 64), (65, 63), (130, 67)]
-"""Queries and earlier ones: 1, primes, around the tiles."""
+"""Numbers of queries and earlier ones: 1, primes, around the tiles."""
 RUN = ("added", "stored triangle", "padding, finite")
 
 
@@ -160,8 +160,8 @@ BUGS = {
 
 
 @functools.cache
-def together() -> tuple[Any, ...]:
-    """The kernels of all forms that are run, compiled at once."""
+def all_kernels() -> tuple[Any, ...]:
+    """Compile the kernels of all tested forms at once."""
     chosen = {}
     for form in RUN:
         for length, past in ((64, 64), (65, 64)):
@@ -171,16 +171,16 @@ def together() -> tuple[Any, ...]:
 
 
 def check(form: str, length: int, past: int, padded: int = 0, bug: str = "") -> None:
-    """The output is the model's, and so many tiles were computed as must be."""
+    """Check that the output is the model's, and that exactly the required tiles were computed."""
     f, (plan, p) = FORMS[form], kernel(form)
-    feeds, want = given(f, length, past, padded)
+    feeds, want = inputs_and_output(f, length, past, padded)
     env = params_of(p, dims_of(plan, feeds))
-    k = first_fit(replace(p, kernels=tuple(k for k in together() if k in p.kernels)), env)
-    k = together()[list(BUGS).index(bug)] if bug else k
+    k = first_fit(replace(p, kernels=tuple(k for k in all_kernels() if k in p.kernels)), env)
+    k = all_kernels()[list(BUGS).index(bug)] if bug else k
     for reverse in (False, True):
         feeds["real2"] = feeds.get("real", np.ones(1)).astype(bool)
         memory = {**plan.graph.constants, **feeds, "y": np.full(want.shape, 77, np.float16)}
-        (count,) = launch(k, together(), env, lambda a, at=memory: at[p.lowered.buffers[a]], reverse)  # type: ignore[misc]
+        (count,) = launch(k, all_kernels(), env, lambda a, at=memory: at[p.lowered.buffers[a]], reverse)  # type: ignore[misc]
         y = memory["y"].astype(np.float64)
         assert (np.isnan(y) == np.isnan(want)).all()
         assert np.abs(np.nan_to_num(y) - np.nan_to_num(want)).max() <= 4e-3
@@ -222,7 +222,7 @@ def test_planted_bugs_are_caught(bug: str) -> None:
 
 
 def test_gpt2_as_it_is_exported_reads_no_mask() -> None:
-    """Causal, and a padding of another length: (B, T) integers become booleans once, nothing of queries x keys is."""
+    """Causal, and a padding of another length: (B, T) integers become booleans once, no array is queries x keys."""
     graph = rewrite_graph(import_model(path_of("gpt2_past_tiny")), Cuda.unused)
     plan = fusion_plan(graph, Cuda.unused, cuda=True)
     attentions = [g for g in plan.groups if g.kind == "attention"]
@@ -240,7 +240,7 @@ SCORE = Load("float32", "scores", (Index.of("i"), Index.of("j")))
 ABOVE = op("gt", KEY, ROW)
 
 
-def seen(logit: Value) -> Visits:
+def visits_of(logit: Value) -> Visits:
     rows, keys = Axis("i", Index.of("m"), 64, "b_i"), Axis("j", Index.of("n"), 32, "b_l")
     return visits(Logits(logit, (), rows, keys, ("m", "n")))
 
@@ -250,24 +250,24 @@ def number(x: float) -> Value:
 
 
 def test_bounds_of_logits() -> None:
-    """What an added mask bounds, whatever is added besides; what may be NaN or infinite bounds nothing."""
+    """Bounds of an added mask, with any other addend; a logit that may be NaN or infinite has no bound."""
     lowest, unread = float(np.finfo(np.float32).min), Load("float32", "bias", (Index.of("j"),))
     never, zero, one = number(-np.inf), number(0), number(1)
     mask = op("where", ABOVE, never, zero)
     scaled = op("mul", SCORE, number(0.125))
     for x in (scaled, op("add", scaled, unread), op("neg", SCORE), op("max", SCORE, unread)):
-        hidden = seen(op("add", x, mask))
+        hidden = visits_of(op("add", x, mask))
         assert (hidden.live != ()) == (x.name != "neg"), x
-    assert seen(op("max", op("add", SCORE, mask), number(lowest))).least is not None, "a clamped mask is finite"
-    assert seen(op("add", op("mul", SCORE, unread), mask)) == Visits(), "a product of what is read may overflow"
-    assert seen(op("mul", op("sub", one, unread), never)) == Visits(), "0 times -inf"
+    assert visits_of(op("max", op("add", SCORE, mask), number(lowest))).least is not None, "a clamped mask is finite"
+    assert visits_of(op("add", op("mul", SCORE, unread), mask)) == Visits(), "a product of what is read may overflow"
+    assert visits_of(op("mul", op("sub", one, unread), never)) == Visits(), "0 times -inf"
     kept = op("mul", op("sub", one, cast(op("not", ABOVE), "float32")), number(lowest))
-    assert seen(op("add", scaled, kept)).end == seen(op("where", ABOVE, number(-1e30), SCORE)).end is not None
-    assert seen(op("add", scaled, op("where", ABOVE, number(-1e9), zero))) == Visits()
+    assert visits_of(op("add", scaled, kept)).end == visits_of(op("where", ABOVE, number(-1e30), SCORE)).end is not None
+    assert visits_of(op("add", scaled, op("where", ABOVE, number(-1e9), zero))) == Visits()
 
 
 def test_tiles_in_which_a_mask_hides_nothing() -> None:
-    """Of 64 rows and 32 keys: conditions of tiles decide, what is read is asked."""
+    """Tiles of 64 rows and 32 keys: conditions decide; masks that are read are tested."""
     rows, keys = Axis("i", Index.of("m"), 64, "b_i"), Axis("j", Index.of("n"), 32, "b_l")
     never, zero, one, low = number(-np.inf), number(0), number(1), number(-1e9)
     padded = op("eq", Load("int64", "padding", (Index.of("j"),)), const(0, "int64"))
@@ -292,19 +292,19 @@ def test_tiles_in_which_a_mask_hides_nothing() -> None:
 
 def test_bounds_are_those_of_rounded_numbers() -> None:
     """A little beyond the lowest number is the lowest number, not -inf; a clamped NaN is one; subscripts overflow."""
-    for dtype, lowest, little in (("float16", LOWEST, -10.0), ("float32", float(np.finfo(np.float32).min), -5e30)):
+    for dtype, lowest, little in (("float16", MIN_FLOAT16, -10.0), ("float32", float(np.finfo(np.float32).min), -5e30)):
         assert np.dtype(dtype).type(lowest) + np.dtype(dtype).type(little) == lowest
         low, extra = const(lowest, dtype), const(little, dtype)
         score = Load(dtype, "scores", SCORE.index)
-        found = seen(op("where", ABOVE, op("add", low, extra), score))
+        found = visits_of(op("where", ABOVE, op("add", low, extra), score))
         assert found.live == () and found.least is not None, "such a row weighs its keys"
-        assert seen(op("where", ABOVE, op("add", low, low), score)).live != ()
+        assert visits_of(op("where", ABOVE, op("add", low, low), score)).live != ()
         assert found.least > lowest * (1 - 2.0**-9 if dtype == "float16" else 1)
     infinite = op("add", op("mul", SCORE, number(8)), Load("float32", "bias", (Index.of("j"),)))  # inf - inf
-    assert seen(op("where", ABOVE, op("min", infinite, number(-2000)), SCORE)) == Visits()
+    assert visits_of(op("where", ABOVE, op("min", infinite, number(-2000)), SCORE)) == Visits()
     far = cast(FromIndex("int64", 1000 * Index.of("j")), "float16")
-    low = op("where", ABOVE, const(LOWEST, "float16"), const(0.0, "float16"))
-    assert seen(op("add", low, far)) == Visits()
+    low = op("where", ABOVE, const(MIN_FLOAT16, "float16"), const(0.0, "float16"))
+    assert visits_of(op("add", low, far)) == Visits()
 
 
 def test_masks_that_leave_one_tile_or_no_tile_of_a_head() -> None:
@@ -329,12 +329,12 @@ def test_masks_that_leave_one_tile_or_no_tile_of_a_head() -> None:
 
 
 def test_the_number_that_a_row_must_have_seen() -> None:
-    """exp of the difference is 0, also where floats are far apart."""
+    """exp of the difference is 0, also between distant floats."""
     for low in (-1e4, -65504.0, -1e9, -1e30, float(np.finfo(np.float32).min)):
-        found = seen(op("where", ABOVE, number(low), SCORE))
+        found = visits_of(op("where", ABOVE, number(low), SCORE))
         assert found.least is not None and found.least < 0
         assert np.exp(np.float32(low) - np.float32(found.least)) == 0
-    assert seen(op("where", ABOVE, number(-900), SCORE)) == Visits()
+    assert visits_of(op("where", ABOVE, number(-900), SCORE)) == Visits()
 
 
 # -- constants -------------------------------------------------------------------------------------------------------
@@ -342,7 +342,7 @@ def test_the_number_that_a_row_must_have_seen() -> None:
 
 @pytest.mark.parametrize("dtype", ["bool", "uint8", "float32"])
 def test_bands_become_comparisons(dtype: str) -> None:
-    """Triangles, from any diagonal, and bands, of any two or three numbers."""
+    """Triangles from any diagonal, and bands of any two or three numbers."""
     r, c = np.indices((9, 7))
     cases = [c <= r, c > r + 2, c < r - 3, (c <= r) & (c > r - 3), (c > r) | (c < r - 4)]
     arrays = {f"b{k}": (np.where(x, 3, 1).astype(dtype) if dtype != "bool" else x) for k, x in enumerate(cases)}

@@ -40,7 +40,7 @@ def compiled(m: onnx.ModelProto) -> CudaPartsProgram:
 
 @pytest.fixture(scope="module")
 def picked() -> CudaPartsProgram:
-    """Rows of x by |h|, then what a mask picks of them, then the places of what is more than 1."""
+    """Compile: rows of x by |h|, then the rows that a mask selects, then the positions of values above 1."""
     nodes = [
         node("Abs", "h", "a"), node("Gather", "x a", "g"), node("Exp", "g", "e"),
         node("NonZero", "m", "i"), node("Transpose", "i", "t"), node("GatherND", "e t", "v"),
@@ -133,7 +133,7 @@ def test_a_loop_whose_count_data_decide() -> None:
 
 
 def test_what_a_loop_carries_stays_on_the_device() -> None:
-    """Rows too, unless they begin where kernels may not write: those of 12 bytes are waited for."""
+    """Rows are carried on the device too, if kernels may write at their start: rows of 12 bytes are waited for."""
     program = compiled(
         parsed("""
     g (float[T, W] x, float[W] s) => (float[W] last, float[T, W] rows) {

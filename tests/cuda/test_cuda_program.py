@@ -30,7 +30,7 @@ from tests.support.tiny import model, node
 
 @pytest.fixture(autouse=True, scope="module")
 def device() -> Iterator[Session]:
-    """The CPU libcuda, for everything that opens a device."""
+    """Use the CPU libcuda for everything that opens a device."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("POLYDYN_LIBCUDA", "emulated")
         yield open_session()
@@ -176,7 +176,7 @@ def test_tensors_stay_on_the_device(layer: CudaProgram, device: Session) -> None
 
 
 class Foreign:
-    """What a tensor of another library looks like: a part of an allocation, with strides of its own."""
+    """A tensor of another library: a part of an allocation, with its own strides."""
 
     def __init__(self, base: DeviceArray, offset: int, shape: tuple[int, ...], dtype: str = "float32") -> None:
         self.base, self.offset, self.shape, self.dtype = base, offset, shape, dtype
@@ -253,7 +253,7 @@ def test_tensors_that_are_refused(layer: CudaProgram, device: Session) -> None:
 
 
 class Interface:
-    """What an array of pycuda or numba looks like; ``stream``: what it says about where its contents are made."""
+    """An array of pycuda or numba; ``stream``: the stream that it reports for its contents."""
 
     def __init__(self, base: DeviceArray, stream: int | None) -> None:
         self.base = base
@@ -261,18 +261,18 @@ class Interface:
 
 
 @pytest.mark.parametrize("own", [False, True])
-def test_work_of_exporters_without_dlpack_is_waited_for(layer: CudaProgram, device: Session, own: bool) -> None:
+def test_work_of_exporters_without_dlpack_is_waited_for(layer: CudaProgram, device: Session, separate: bool) -> None:
     """pycuda names no stream though its copies and kernels are on the default one; numba names its stream."""
     f = feeds(4)
     x = DeviceArray.of(device, f["x"])
     with device.use() as driver:
         theirs, ours = driver.stream(), driver.stream()
-    given = f | {"x": Interface(x, theirs if own else None)}
+    given = f | {"x": Interface(x, theirs if separate else None)}
 
     def change() -> None:
         f["x"] = f["x"] + 1
         with device.use() as driver:
-            if own:
+            if separate:
                 driver.h2d(x.pointer, f["x"], theirs)
             else:  # from pageable memory: not there when it returns
                 raw = ctypes.c_void_p(f["x"].ctypes.data), ctypes.c_size_t(x.nbytes)
@@ -414,7 +414,7 @@ def test_a_cache_grows_in_place_on_the_device(device: Session) -> None:
 
 
 def test_where_caches_may_grow(device: Session) -> None:
-    """Rows that fold onto each other, of another rank, or on another device are refused by name."""
+    """Overlapping rows, rows of another rank, or on another device are rejected by name."""
     shapes = {"p": ("float32", ["B", "P", 4]), "x": ("float32", ["B", "L", 4])}
     program = compiled(model([node("Concat", "p x", "q", axis=1)], shapes, ["q"]))
     cache = DeviceArray.of(device, np.zeros((2, 4, 4), np.float32))

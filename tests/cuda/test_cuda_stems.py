@@ -1,4 +1,4 @@
-"""First convolutions of images on CUDA: few channels in planes, filters whose steps are no whole vectors."""
+"""First convolutions of images on CUDA: few channels in planes, filters whose steps are not whole vectors."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ STEMS: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {
     "in groups": ((36, 3, 3, 3), {"pads": [1, 1, 1, 1], "group": 2}),
     "many steps": ((24, 9, 7, 7), {"pads": [3, 2, 3, 4]}),
 }
-"""Filters and attributes; 147, 27, 45, 27 and 441 steps are no whole vectors of 16 bits."""
+"""Filters and attributes; 147, 27, 45, 27 and 441 steps are not whole vectors of 16 bits."""
 SIZES = ((2, 31, 17), (1, 1, 1), (3, 8, 23), (0, 5, 7))
-"""Images, lines and columns."""
-SIZED = [(name, sizes) for name in STEMS for sizes in SIZES if name != "3x3, 10 filters" or sizes[2] > 4]
-"""Both, where an image with its padding holds a window."""
-ROW_EACH, SHARED = "mma_128x64x32_4_2_16", "mma_64x64x32_4_2_16"
-"""Versions: a thread copies the elements of a row of its own; two threads share a row."""
+"""Images, rows and columns."""
+STEMS_AND_SIZES = [(name, sizes) for name in STEMS for sizes in SIZES if name != "3x3, 10 filters" or sizes[2] > 4]
+"""Stems and sizes for which a padded image holds a window."""
+FULL_ROW, HALF_ROW = "mma_128x64x32_4_2_16", "mma_64x64x32_4_2_16"
+"""Versions: a thread copies the elements of a separate row; two threads share a row."""
 
 
 def stem(name: str, dtype: str) -> tuple[FusionPlan, Array]:
-    """A convolution of planes, and its filters."""
+    """Plan a convolution of planes, and return its filters."""
     shape, attributes = STEMS[name]
     w = (RNG.standard_normal(shape) / 4).astype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
     inputs = {"x": ("B", shape[1] * attributes.get("group", 1), "H", "W")}
@@ -47,7 +47,7 @@ def stem(name: str, dtype: str) -> tuple[FusionPlan, Array]:
 
 
 def right(name: str, x: Array, w: Array) -> Array:
-    """What ONNX Runtime makes of it, in float32."""
+    """Return ONNX Runtime's result, in float32."""
     x, w = x.astype(np.float32), w.astype(np.float32)
     infos = (helper.make_tensor_value_info(n, TensorProto.FLOAT, [None] * 4) for n in "xy")
     graph = helper.make_graph([node("Conv", ["x", "w"], ["y"], **STEMS[name][1])], "g", [next(infos)], [next(infos)],
@@ -61,8 +61,8 @@ Made = dict[str, tuple[FusionPlan, Array, tuple[PlacedGroup, ...], tuple[PlacedG
 
 
 @pytest.fixture(scope="module")
-def made() -> Made:
-    """Every stem in float16: its kernels, and those with filters as they are stored."""
+def stem_kernels() -> Made:
+    """Return every stem in float16: its kernels, and kernels with unchanged filters."""
     found: Made = {}
     for name in STEMS:
         plan, w = stem(name, "float16")
@@ -73,14 +73,14 @@ def made() -> Made:
     return found
 
 
-def image(made: Made, name: str, sizes: tuple[int, int, int]) -> Arrays:
-    channels = int(made[name][0].graph.tensors["x"].shape[1])
+def image(stem_kernels: Made, name: str, sizes: tuple[int, int, int]) -> Arrays:
+    channels = int(stem_kernels[name][0].graph.tensors["x"].shape[1])
     return {"x": RNG.standard_normal((sizes[0], channels, *sizes[1:])).astype(np.float16)}
 
 
-def test_filters_come_by_16_bytes(made: Made) -> None:
-    """Along filters, whose number is filled up to whole vectors; as they are stored they come by 2 bytes."""
-    for name, (*_, now, before) in made.items():
+def test_filters_come_by_16_bytes(stem_kernels: Made) -> None:
+    """Filters are copied along K, whose size is padded to whole vectors; unchanged filters need 2-byte copies."""
+    for name, (*_, now, before) in stem_kernels.items():
         (p,), (other,) = now, before
         (pack,) = p.lowered.packs.values()
         filters = STEMS[name][0][0] // STEMS[name][1].get("group", 1)
@@ -95,24 +95,24 @@ def of_version(p: PlacedGroup, env: dict[str, int], word: str) -> Kernel:
     return version(p, word)
 
 
-@pytest.mark.parametrize(("name", "sizes"), SIZED)
-def test_stems_have_the_same_bits(name: str, sizes: tuple[int, int, int], made: Made) -> None:
-    """What is summed, and in which order, depends neither on where filters lie nor on who copies which element."""
-    plan, w, now, before = made[name]
-    feeds = image(made, name, sizes)
+@pytest.mark.parametrize(("name", "sizes"), STEMS_AND_SIZES)
+def test_stems_have_the_same_bits(name: str, sizes: tuple[int, int, int], stem_kernels: Made) -> None:
+    """The order of the sum depends neither on the layout of filters nor on the thread that copies an element."""
+    plan, w, now, before = stem_kernels[name]
+    feeds = image(stem_kernels, name, sizes)
     want, (other, _) = right(name, feeds["x"], w), run(plan, feeds, kernels=before)
-    for word in (ROW_EACH, SHARED):
-        got, counts = run(plan, feeds, partial(of_version, word=word), now, reverse=word == SHARED)
+    for word in (FULL_ROW, HALF_ROW):
+        got, counts = run(plan, feeds, partial(of_version, word=word), now, reverse=word == HALF_ROW)
         np.testing.assert_array_equal(got["y"].view(np.uint16), other["y"].view(np.uint16))
         assert got["y"].shape == want.shape
         assert np.abs(got["y"] - want).max(initial=0) <= 2e-3 * max(1.0, np.abs(want).max(initial=0))
         assert not any(c.ldmatrix_conflicts or c.shared_conflicts for c in counts)
 
 
-def test_a_thread_copies_a_row_at_steps_that_all_share(made: Made) -> None:
-    """So taps are numbers where the steps are few: none is divided by the size of a window for a thread of its own."""
-    for name, (_, _, (p,), _) in made.items():
-        mine, others = (version(p, word) for word in (ROW_EACH, SHARED))
+def test_a_thread_copies_a_row_at_steps_that_all_share(stem_kernels: Made) -> None:
+    """So taps are numbers if the steps are few: no thread divides them by the size of a window."""
+    for name, (_, _, (p,), _) in stem_kernels.items():
+        mine, others = (version(p, word) for word in (FULL_ROW, HALF_ROW))
         copies, shared = ([x for x in k.text.splitlines() if "pd_sts<pd_half>" in x] for k in (mine, others))
         assert copies and not any("tid/" in x for x in copies) and all("tid/64" in x for x in shared)
         assert ("int32_t b_k" in mine.text) == (name == "many steps"), "all steps are written out where they are few"
@@ -129,11 +129,11 @@ BUGS = {
 }
 
 
-def test_wrong_copies_are_seen(made: Made) -> None:
-    plan, w, (p,), _ = made["7x7"]
-    bugs = with_bugs(version(p, ROW_EACH), BUGS)
+def test_wrong_copies_are_seen(stem_kernels: Made) -> None:
+    plan, w, (p,), _ = stem_kernels["7x7"]
+    bugs = with_bugs(version(p, FULL_ROW), BUGS)
     broken = replace(p, kernels=bugs)
-    feeds = image(made, "7x7", (1, 12, 15))
+    feeds = image(stem_kernels, "7x7", (1, 12, 15))
     want = right("7x7", feeds["x"], w)
     for k in bugs:
         try:
@@ -153,7 +153,9 @@ def test_filters_that_lie_well_stay_as_they_are() -> None:
 
 
 def test_computed_rows_and_wide_tiles_share_their_copies() -> None:
-    """A row each needs registers for all loads of a tile: no tile of 128 sums a thread, nor arithmetic, has it."""
+    """A row per thread needs registers for all loads of a tile: tiles of 128 sums per thread and computed rows have
+    none.
+    """
     x = node("Conv", ["x", "w"], ["y"], pads=[1, 1, 1, 1])
     w = RNG.standard_normal((128, 3, 3, 3)).astype(np.float16)
     (p,) = placed(plan_of([x], {"x": ("B", 3, "H", "W")}, ["y"], {"w": w}, "float16"))

@@ -32,8 +32,10 @@ BUGS = {
 }
 
 
-def made(turned: bool) -> tuple[FusionPlan, PlacedGroup]:
-    """A B, where B lies along the reduction or across it: the smaller tile with its widest and narrowest copies."""
+def small_product(turned: bool) -> tuple[FusionPlan, PlacedGroup]:
+    """Plan A B with B contiguous along the reduction or across it: the smaller tile with its widest and narrowest
+    copies.
+    """
     nodes = [node("Transpose", ["w"], ["t"], perm=[1, 0])] if turned else []
     shapes = {"x": ("M", "K"), "w": ("N", "K") if turned else ("K", "N")}
     plan = plan_of([*nodes, node("MatMul", ["x", "t" if turned else "w"], ["y"])], shapes, ["y"])
@@ -46,7 +48,7 @@ def made(turned: bool) -> tuple[FusionPlan, PlacedGroup]:
 
 
 def right(plan: FusionPlan, k: Kernel, p: PlacedGroup, turned: bool, m: int, n: int, depth: int) -> bool:
-    """Both orders give the same bits, within the bound, without bank conflicts."""
+    """Check that both orders give the same bits, within the bound, without bank conflicts."""
     rng = np.random.default_rng(m + n)
     x, w = (rng.standard_normal(s).astype(np.float32) for s in ((m, depth), (depth, n)))
     feeds = {"x": x, "w": w.T.copy() if turned else w}
@@ -59,7 +61,7 @@ def right(plan: FusionPlan, k: Kernel, p: PlacedGroup, turned: bool, m: int, n: 
 
 @pytest.fixture(scope="module", params=[False, True], ids=["across", "along"])
 def case(request: pytest.FixtureRequest) -> tuple[bool, FusionPlan, PlacedGroup]:
-    plan, p = made(request.param)
+    plan, p = small_product(request.param)
     return request.param, plan, replace(p, kernels=(*p.kernels, *with_bugs(p.kernels[0], BUGS)))
 
 
@@ -78,7 +80,7 @@ def test_planted_bugs_are_caught(bug: str, case: tuple[bool, FusionPlan, PlacedG
 
 @pytest.mark.skipif(find_nvcc() is None, reason="no nvcc")
 def test_the_larger_tile_compiles_without_spills() -> None:
-    plan, _ = made(False)
+    plan, _ = small_product(False)
     form = lower_contract(plan, plan.groups[0], 0)
     assert form is not None
     product = ProductGroup("contract", form.lowered.group, form.roles)
@@ -92,7 +94,7 @@ def test_only_on_cuda_and_instead_of_tf32() -> None:
         target_of("cpu", Options(precision="3xtf32"))
     with pytest.raises(InputError, match="no precision '3xtf32'"):
         Options(precision="3xtf32", tf32=True)
-    plan, _ = made(False)
+    plan, _ = small_product(False)
     builder = target_of("cuda:sm_80", Options(precision="3xtf32")).builder(plan)
     versions = {k.version.split("_")[0] for g in plan.groups for k in next(iter(builder.place(g))).kernels}
     assert versions >= {"tf32x3", "gemv"} and "fma" not in versions

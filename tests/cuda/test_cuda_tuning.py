@@ -57,7 +57,7 @@ W = np.random.default_rng(3).standard_normal((48, 40)).astype(np.float32)
 
 @pytest.fixture(autouse=True, scope="module")
 def device() -> Iterator[None]:
-    """Programs run on the CPU libcuda."""
+    """Run programs on the CPU libcuda."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("POLYDYN_LIBCUDA", "emulated")
         yield
@@ -69,7 +69,7 @@ def nothing_there(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def linear(dtype: str = "float32") -> onnx.ModelProto:
-    """``y[M, 40] = relu(x[M, 48] @ w)``."""
+    """Build ``y[M, 40] = relu(x[M, 48] @ w)``."""
     nodes = [node("MatMul", "x w", "t"), node("Relu", "t", "y")]
     return model(nodes, {"x": (dtype, ["M", 48])}, ["y"], {"w": W.astype(dtype)})
 
@@ -79,7 +79,7 @@ def task_of(target: str, dtype: str = "float32", m: onnx.ModelProto | None = Non
 
 
 def searched(path: Path) -> Path:
-    """A record file of a search without a device."""
+    """Return a record file of a search without a device."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("POLYDYN_LIBCUDA", "libno-such-cuda.so.1")
         (group,) = tune(linear(), path, target="cuda:emulated", trials=TRIALS)
@@ -396,7 +396,7 @@ def test_measured_searches_go_before_modelled_ones_and_correct_estimates(tmp_pat
 
 @pytest.fixture(scope="module")
 def side(device: None) -> Iterator[CudaTuningBackend]:
-    """A device with one multiprocessor, so that waves are short."""
+    """Return a device with one SM, so that waves are short."""
     with CudaTuningBackend("cuda:emulated") as side:
         assert side.device.multiprocessors == 4
         side.device = replace(side.device, multiprocessors=1)

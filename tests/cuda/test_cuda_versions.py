@@ -1,4 +1,4 @@
-"""What a version of a launch may ask for, with hand-written kernels on the CPU libcuda.
+"""Requirements of versions of a launch, with hand-written kernels on the CPU libcuda.
 
 Conditions, launch-time symbols, a workspace and kernels after it, tensor maps, architectures.
 """
@@ -36,8 +36,8 @@ from tests.support.tiny import model, node
 ONE, NTH = Index.of(1), Index.of("nth")
 ROW = Index.of(32)
 
-# a block doubles a row; the row comes to shared memory by TMA
-MAPPED = (
+# a block doubles a row; TMA loads the row into shared memory
+TMA_KERNEL = (
     PRELUDE
     + """#include "pd_hopper.cuh"
 PD_KERNEL(mapped, 32, 1)(PD_TMAP(map), const float *x, float *y) {
@@ -63,7 +63,7 @@ EDITS = (
     ("smem + pd_tid()", "smem + 128 + (pd_tid() ^ 4)"),
     ("load_2d(smem, &map, 0, (int)pd_bid_x()", "pixels_3d(smem, &map, 0, 2 * (int)pd_bid_x() - 1, 0, 0"),
 )  # fmt: skip
-PIXELS = functools.reduce(lambda text, edit: text.replace(*edit), EDITS, MAPPED)
+PIXELS = functools.reduce(lambda text, edit: text.replace(*edit), EDITS, TMA_KERNEL)
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -74,7 +74,7 @@ def device() -> Iterator[None]:
 
 
 def program(*versions: Candidate, kernels: tuple[Kernel, ...]) -> CudaProgram:
-    """One launch from x to y, both [B, 32]."""
+    """Compile one launch from x to y, both [B, 32]."""
     made = build_program(one_launch(*versions, kernels=kernels), target="cuda:emulated")
     assert isinstance(made, CudaProgram)
     return made
@@ -117,7 +117,7 @@ def test_kernels_after_share_a_workspace() -> None:
     assert p.explain(B=3).launches[0].selection[-1] == "followed by b"
 
 
-COUNTED = (
+COUNTER_KERNEL = (
     PRELUDE
     + """PD_KERNEL(counted, 32, 1)(const float *x, float *space, uint32_t *counters, float *y, int64_t n) {
   pd_grid_begin();
@@ -134,11 +134,11 @@ PD_EXPORT(counted, 32);
 
 
 def test_counters_of_blocks_are_a_context_s_own_and_zero_between_launches() -> None:
-    """In runs, recorded calls and graphs, beside launches that use the workspace too, and when it grows."""
+    """In runs, recorded calls and graphs, next to launches that use the workspace too, and when it grows."""
     counted = replace(version("counted", B, "x", WORKSPACE, COUNTERS, "y"), workspace=B * 128)
     then = replace(version("a", ONE, "x", WORKSPACE), workspace=B * 128, after=(version("b", ONE, WORKSPACE, "y"),))
     counted = replace(counted, conditions=((B, "%==", Index.of(2)),))
-    p = program(counted, then, kernels=(kernel_of_text("counted", COUNTED, 4, 1, Block(32)), add("a"), add("b")))
+    p = program(counted, then, kernels=(kernel_of_text("counted", COUNTER_KERNEL, 4, 1, Block(32)), add("a"), add("b")))
     assert [difference(p, b) for b in (4, 3, 5, 6, 2000, 4)] == [4, 2, 2, 6, 2000, 4]
     x = np.zeros((4, 32), np.float32)
     one, two = (p.bind({"x": x}) for _ in range(2))
@@ -146,7 +146,7 @@ def test_counters_of_blocks_are_a_context_s_own_and_zero_between_launches() -> N
 
 
 def growing() -> CudaProgram:
-    """Two launches, each with a workspace; the second one's is much larger. ``y = x + 4``."""
+    """Compile two launches, each with a workspace; the second one's is much larger. ``y = x + 4``."""
     first, second = (
         replace(version("a", ONE, source, WORKSPACE), workspace=B * size, after=(version("b", ONE, WORKSPACE, "y"),))
         for source, size in (("x", 128), ("y", 99_000))
@@ -159,14 +159,14 @@ def growing() -> CudaProgram:
 
 
 def test_a_workspace_grows_when_nobody_uses_it_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The second launch needs a larger one while the first is on its way: freeing memory need not wait."""
+    """The second launch needs a larger one while the first is running: freeing memory need not wait."""
     monkeypatch.setenv("PDEMU_FREE_WAITS", "0")
     x = np.arange(96, dtype=np.float32).reshape(3, 32)
     assert np.array_equal(growing().run({"x": x})["y"], x + 4)
 
 
 def test_no_memory_for_a_larger_workspace(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first launch, which has lost its own, asks for it again when the same call is repeated."""
+    """The first launch has lost its workspace and requests it again when the call is repeated."""
     made, x = growing(), np.arange(96, dtype=np.float32).reshape(3, 32)
     session = open_session()
     free, total = session.driver.memory()
@@ -190,7 +190,7 @@ def test_a_workspace_is_replaced_when_the_run_before_has_ended(before: str, monk
         stream, gone = driver.stream(), driver.stream()
         late = made.run({"x": x}, stream=stream)["y"]
         driver.free_stream(gone)
-        if before == "a failing run":  # it cannot wait for the one before
+        if before == "a failing run":  # it cannot wait for the previous one
             with pytest.raises(DeviceError, match="invalid resource handle"):
                 made.run({"x": x}, {"y": y}, stream=gone)
         run = made.run if before == "a failing run" else lambda feeds: made.bind(feeds)()
@@ -203,7 +203,7 @@ def test_a_workspace_is_replaced_when_the_run_before_has_ended(before: str, monk
 @pytest.mark.skipif(find_nvcc() is None and find_nvrtc() is None, reason="neither nvcc nor NVRTC is installed")
 def test_kernels_for_one_architecture_are_compiled_for_it_alone() -> None:
     kernels = [("mapped", "sm_90a"), ("a", "sm_80"), ("b", "sm_80")]
-    sources = {"mapped.cu": MAPPED, "a.cu": add("a").text, "b.cu": add("b").text} | device_headers()
+    sources = {"mapped.cu": TMA_KERNEL, "a.cu": add("a").text, "b.cu": add("b").text} | device_headers()
     built = build_images(kernels, sources, ("sm_89", "sm_90a"))
     units = {n.replace("kernels_00", "") for n in built.files}
     assert units == {"sm_89/1.cubin", "sm_90a/0.cubin", "sm_90a/1.cubin", "ptx/1.ptx"}
@@ -225,14 +225,14 @@ def test_kernels_for_one_architecture_are_compiled_for_it_alone() -> None:
 def test_tensor_maps_and_architectures(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = TensorMapOf("map", "x", "float32", Index.of(0), (ROW, B), (ROW,), (32, 1))
     hopper = Candidate("mapped", ("x", "y"), (), B, Index.of(256), "tma", block=Block(32, "sm_90a", (rows,)))
-    kernels = (kernel_of_text("mapped", MAPPED, 2, 0, Block(32, "sm_90a")), add("a"))
+    kernels = (kernel_of_text("mapped", TMA_KERNEL, 2, 0, Block(32, "sm_90a")), add("a"))
     p = program(hopper, version("a", ONE), kernels=kernels)
     for b in (3, 1, 40):
         x = np.random.default_rng(b).standard_normal((b, 32)).astype(np.float32)
         assert np.array_equal(p.run({"x": x})["y"], 2 * x)
         assert np.array_equal(p.run({"x": -x})["y"], -2 * x)
         call = p.bind({"x": x})
-        p.run({"x": np.zeros((b + 1, 32), np.float32)})  # with a map of its own
+        p.run({"x": np.zeros((b + 1, 32), np.float32)})  # with its own map
         assert np.array_equal(call()["y"], 2 * x)
     assert p.profile({"x": x}, 1)[0].kernel == "mapped" == p.explain(B=2).launches[0].kernel
     rounding = program(with_block(hopper, maps=(replace(rows, dtype=TF32),)), version("a", ONE), kernels=kernels)

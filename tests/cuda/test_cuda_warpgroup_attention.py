@@ -26,7 +26,7 @@ node = helper.make_node
 
 
 def hopper(plan: FusionPlan, tile: AttentionTile | None = None) -> PlacedGroup:
-    """The versions for sm_90a of a plan's one kernel."""
+    """Return the versions for sm_90a of a plan's only kernel."""
     (group,) = plan.groups
     made = CudaBuilder(plan, ARCH).attention_kernel(group)
     assert made is not None
@@ -34,7 +34,7 @@ def hopper(plan: FusionPlan, tile: AttentionTile | None = None) -> PlacedGroup:
 
 
 def right(plan: FusionPlan, p: PlacedGroup, feeds: Arrays, want: np.ndarray[Any, Any], k: Kernel | None = None) -> int:
-    """Both orders of warps give the reference, and the same bits; how many products there were."""
+    """Check that both orders of warps give the reference, and the same bits; return the number of products."""
     both = []
     for reverse in (False, True):
         got, (count,) = run(plan, feeds, lambda p, env: k or first_fit(p, env, ARCH), (p,), reverse)
@@ -48,7 +48,7 @@ def right(plan: FusionPlan, p: PlacedGroup, feeds: Arrays, want: np.ndarray[Any,
 
 
 def test_other_tiles_of_a_search() -> None:
-    """Fewer keys, more slots; and what has no room is refused by name."""
+    """Fewer keys, more slots; tiles without room are rejected by name."""
     plan = attention()
     p = hopper(plan, AttentionTile(64, 3))
     assert p.kernels[0].version == "attention_wgmma_128x64x64_3_wide_pairs"
@@ -79,7 +79,7 @@ HEADS = (slow("bfloat16", 128, 128, 1), ("float16", 24, 32, 2), slow("float16", 
 
 @pytest.mark.parametrize(("dtype", "depth", "width", "groups"), HEADS)
 def test_heads_and_groups(dtype: str, depth: int, width: int, groups: int) -> None:
-    """Heads are filled up to panels; some of them read one key."""
+    """Heads are padded to panels; some of them share a key head."""
     plan = attention(dtype, depth, width, heads=4 if groups > 1 else 2, groups=groups)
     feeds, want = case(plan, 67, 300)
     right(plan, hopper(plan), feeds, want)
@@ -93,7 +93,7 @@ def test_weights_that_are_nan_may_be_0() -> None:
 
 
 def test_tiles_above_the_diagonal_are_not_computed() -> None:
-    """The rows of the last block see all tiles, those without a key one of them, to become NaN as in the model."""
+    """The rows of the last block see all tiles; rows without a key see one tile, to become NaN as in the model."""
     plan = causal("float16")
     p = hopper(plan)
     for length, keys in ((300, 300), (200, 7), (3, 260)):
@@ -104,7 +104,7 @@ def test_tiles_above_the_diagonal_are_not_computed() -> None:
 
 
 def test_finite_masks_hide_tiles_until_a_row_needs_them() -> None:
-    """Half as many tiles as keys where every row has seen one of its own; all where a padding leaves it none."""
+    """Half of the tiles, if every row has an unmasked key; all tiles, if a padding leaves a row none."""
     plan = causal("float16", -6e4)
     p = hopper(plan)
     for length, keys in ((300, 300), (200, 7), (3, 260)):
@@ -156,7 +156,7 @@ def test_what_wgmma_and_tma_do_not_reach_has_other_kernels() -> None:
 
 
 QUERIES, KEYS, FREE_KEYS, VALUES, FREE_VALUES = (f"pd_mbar_wait((uint64_t *)(smem + {81920 + 16 * n}" for n in range(5))
-"""Waits for what has come, and for slots that are free."""
+"""Waits for loaded data, and for free slots."""
 
 
 def unwaited(wait: str, before: str = "") -> tuple[str, str]:

@@ -31,11 +31,11 @@ Array = np.ndarray[Any, Any]
 KIND = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16, "float32": np.float32}
 TOLERANCE = {"float16": 2e-3, "bfloat16": 2e-2, "float32": 3e-6}
 TIE = np.float32(1 + 2**-11)
-"""Half way between two neighbours in tf32."""
+"""Midpoint between two neighbours in tf32."""
 
 
 def product(dtype: str, trans_b: bool, batched: bool = False) -> FusionPlan:
-    """relu(A B + bias) + residual."""
+    """Plan relu(A B + bias) + residual."""
     head = ("B",) if batched else ()
     nodes = [
         *([node("Transpose", ["w"], ["t"], perm=[0, 2, 1] if batched else [1, 0])] if trans_b else []),
@@ -48,7 +48,7 @@ def product(dtype: str, trans_b: bool, batched: bool = False) -> FusionPlan:
 
 
 def operand(a: Array) -> Array:
-    """What is multiplied of an operand: float32 rounded to the nearest tf32, as TMA does."""
+    """Return the multiplied operand: float32 rounded to the nearest tf32, as by TMA."""
     return (to_tf32_even(a).view(np.float32) if a.dtype == np.float32 else a).astype(np.float64)
 
 
@@ -64,7 +64,7 @@ def case(dtype: str, trans_b: bool, m: int, n: int, k: int, batch: int = 0) -> t
 
 
 def wgmma_only(plan: FusionPlan, tf32: bool = True) -> PlacedGroup:
-    """The versions with wgmma of a plan's one product."""
+    """Return the versions with wgmma of a plan's only product."""
     (group,) = plan.groups
     form = lower_contract(plan, group, 0)
     assert form is not None
@@ -77,7 +77,7 @@ def hopper(p: PlacedGroup, word: str = "wgmma") -> Kernel:
 
 
 def right(plan: FusionPlan, k: Kernel, p: PlacedGroup, feeds: dict[str, Array], want: Array) -> bool:
-    """Both orders give the reference, the same bits, and no bank conflicts."""
+    """Check that both orders give the reference, the same bits, and no bank conflicts."""
     got = [run(plan, feeds, lambda p, env: k, (p,), reverse) for reverse in (False, True)]
     tolerance = TOLERANCE[str(feeds["x"].dtype)]
     with np.errstate(invalid="ignore"):
@@ -115,7 +115,7 @@ def test_every_tile_and_tail(dtype: str, trans_b: bool) -> None:
 
 
 def test_columns_that_192_divide() -> None:
-    """A tile of their own where their number is known; more steps than its five slots."""
+    """They have a separate tile if their number is known; more steps than its five slots."""
     for n, tiles in ((320, [256, 128, 64]), (384, [256, 192, 128, 64])):
         constants = {"w": np.random.default_rng(n).standard_normal((456, n)).astype(np.float16)}
         plan = plan_of([node("MatMul", ["x", "w"], ["y"])], {"x": ("M", 456)}, ["y"], constants, "float16")
@@ -128,7 +128,7 @@ def test_columns_that_192_divide() -> None:
 
 
 def test_shares_of_a_reduction() -> None:
-    """The second share begins in another slot of the ring than the first, with the first one's parity."""
+    """The second K slice begins in another slot of the ring than the first, with the first one's parity."""
     plan = product("float16", True)
     (p,) = placed(plan, ARCH)
     k = next(k for k in p.kernels if k.version == "split_wgmma_128x128x64_4_wide")
@@ -184,7 +184,7 @@ def test_only_where_the_device_and_the_pitches_allow_it() -> None:
 
 
 def test_rows_that_run_backwards_and_coordinates_beyond_32_bits_have_other_kernels() -> None:
-    """A tensor map has positive strides, TMA coordinates of 32 bits."""
+    """A tensor map has positive strides, TMA has coordinates of 32 bits."""
     nodes = [node("Slice", ["x", "last", "first", "axis", "back"], ["t"]), node("MatMul", ["t", "w"], ["y"])]
     ends = {"last": [-1], "first": [-(2**62)], "axis": [0], "back": [-1]}
     constants = {n: np.array(a) for n, a in ends.items()}
@@ -198,7 +198,7 @@ def test_rows_that_run_backwards_and_coordinates_beyond_32_bits_have_other_kerne
             assert any(k.fits(env, 227 * 1024, 132, "sm_90a") for k in mapped) == wanted, (far, size)
 
 
-STAGED = "(sum + 4, smem + 65536 + (("
+STAGED_SUM = "(sum + 4, smem + 65536 + (("
 BUGS = {
     "expects too few bytes": ("((int32_t)32768)", "((int32_t)24576)"),
     "consumers' parity": ("((int32_t)((b_k/4) + (-2)*(b_k/8)))", "((int32_t)(1 - (b_k/4) + 2*(b_k/8)))"),
@@ -210,8 +210,8 @@ BUGS = {
     "no barrier after init": ("  pd_syncthreads();\n  if (tid < 128)", "  if (tid < 128)"),
     "the other warpgroup's rows": ("4096*(tid/128)", "0*(tid/128)"),
     "panels of B": ("((int32_t)8192)),", "((int32_t)4096)),"),
-    "rows of another warp": (f"{STAGED}2048*e_s + 8192*warp", f"{STAGED}2048*e_s + 8192*(warp^1)"),
-    "rows of another slab": (f"{STAGED}2048*e_s", f"{STAGED}2048*(e_s^1)"),
+    "rows of another warp": (f"{STAGED_SUM}2048*e_s + 8192*warp", f"{STAGED_SUM}2048*e_s + 8192*(warp^1)"),
+    "rows of another slab": (f"{STAGED_SUM}2048*e_s", f"{STAGED_SUM}2048*(e_s^1)"),
     "staged where others still read": ("pd_bar_sync(((int32_t)1), ((int32_t)256));", ""),
 }  # fmt: skip
 

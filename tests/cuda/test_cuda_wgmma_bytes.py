@@ -1,4 +1,4 @@
-"""Products of bytes by wgmma, which equal numpy bit by bit, and constants that are turned for warpgroups."""
+"""Products of bytes by wgmma, which equal numpy bit by bit, and constants that are transposed for warpgroups."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ TRANS = (False, True)
 MAIN: Types = ("uint8", "int8")
 SIGNS: tuple[Types, ...] = (MAIN, ("int8", "int8"), ("int8", "uint8"), ("uint8", "uint8"))
 SHAPES = [(1, 1, 16), (7, 31, 48), (127, 129, 112), (128, 128, 128), (129, 127, 144), (131, 144, 656)]
-"""(M, N, K): 1, primes, around the tile, more steps than the ring holds. TMA wants rows of multiples of 16 bytes."""
+"""(M, N, K): 1, primes, around the tile, more steps than the ring holds. TMA requires rows of multiples of 16 bytes."""
 node = helper.make_node
 
 
 @functools.cache
 def built(types: Types) -> tuple[Kernel, ...]:
-    """Two tiles of the main pair, one of which stores 16 bytes at once; a smaller one for the others."""
+    """Build two tiles of the main pair, one with 16-byte stores; a smaller tile for the others."""
     of = ProductGroup("_".join(types), product(types, TRANS, outputs="P"), ROLES)
     made = [k for k in wgmma_versions(of) if not k.version.endswith(LONG)]
     names = [f"wgmma_{t}x128_4{wide}" for t in ("128x256", "128x128", "64x128", "64x64") for wide in ("_wide", "")]
@@ -55,7 +55,7 @@ def built(types: Types) -> tuple[Kernel, ...]:
 
 
 def launch(k: Kernel, versions: Sequence[Kernel], types: Types, shape: tuple[int, int, int], reverse: bool) -> Counters:
-    """One of the versions, which are compiled together."""
+    """Launch one of the versions, which are compiled together."""
     return run(versions, types, TRANS, shape, lambda fits: k, reverse, arch=ARCH, limit=SHARED_BYTES)[1]
 
 
@@ -132,7 +132,7 @@ def weights(k: int, n: int) -> np.ndarray[Any, Any]:
 
 
 def lowered(k: int, n: int) -> tuple[FusionPlan, ContractGroup]:
-    """Bytes times constant bytes."""
+    """Lower bytes times constant bytes."""
     w = {"w": weights(k, n)}
     plan = plan_of([node("MatMulInteger", ["x", "w"], ["y"])], {"x": ("M", k)}, ["y"], w, "uint8")
     form = lower_contract(plan, plan.groups[0], 0)
@@ -141,7 +141,7 @@ def lowered(k: int, n: int) -> tuple[FusionPlan, ContractGroup]:
 
 
 def test_constant_floats_are_turned() -> None:
-    """Rows of [N, K] where they may be rounded, and where that allows copies of 16 bytes."""
+    """They become rows of [N, K] if they may be rounded, and if that allows copies of 16 bytes."""
     for k, tf32, shapes in ((36, True, [(20, 36, 1)]), (36, False, []), (35, True, [])):
         plan = plan_of([node("MatMul", ["x", "w"], ["y"])], {"x": ("M", k)}, ["y"], {"w": np.ones((k, 20), np.float32)})
         form = lower_contract(plan, plan.groups[0], 0, along_k=CudaBuilder(plan, ARCH, tf32).along_k)
@@ -171,7 +171,7 @@ def test_steps_that_the_compiler_can_count_do_not_spill() -> None:
 
 
 def test_products_that_stay_with_warps_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(CudaContractKernel, "versions", lambda self: ())  # what is said does not need them
+    monkeypatch.setattr(CudaContractKernel, "versions", lambda self: ())  # the reasons do not depend on them
     plan = plan_of([node("MatMul", ["x", "w"], ["y"])], {"x": ("M", "K"), "w": ("K", "N")}, ["y"])
     said = ["y: no wgmma: its column operand is not contiguous along the reduction"]
     for arch, tf32, notes in ((ARCH, True, said), (ARCH, False, []), ("sm_80", True, [])):
@@ -184,7 +184,7 @@ H200 = hardware.load("h200")
 
 
 def test_estimates_choose_among_them() -> None:
-    """Many rows take warpgroups, few rows their own versions."""
+    """Many rows take warpgroups, small row counts other versions."""
     w = weights(512, 512)
     m = quantized_model([node("MatMulInteger", ["x", "w"], ["y"])], {"x": ("int8", ["M", 512])}, ["y"], w=w)
     (one,) = estimated(plan_program(m, target="cuda:sm_90a"), H200).launches

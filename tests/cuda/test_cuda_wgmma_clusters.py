@@ -1,4 +1,4 @@
-"""Products of clusters, of two blocks that bring half of an operand each, to both, on the strict emulation."""
+"""Products of two-block clusters, in which each block loads half of an operand for both, on the strict emulation."""
 
 from __future__ import annotations
 
@@ -19,35 +19,38 @@ from polydyn.schedules.index import Index
 from tests.cuda.test_cuda_wgmma import case, hopper, product, right, wgmma_only
 from tests.support.cuda_groups import SHARED_BYTES, params_of, with_bugs
 
-ALONE, TURNS = "wgmma_128x256x64_4_cluster_i_wide", "wgmma_128x128x64_5_turns_cluster_i_boxes"
+PLAIN, PINGPONG = "wgmma_128x256x64_4_cluster_i_wide", "wgmma_128x128x64_5_turns_cluster_i_boxes"
 THREE = (300, 200)
 """Rows and columns: three tiles of rows, so one block of a cluster has none."""
 
 
 def of_blocks(k: Kernel, blocks: int) -> Kernel:
-    """The kernel as a device of so many multiprocessors launches it."""
+    """Return the kernel as a device with ``blocks`` SMs launches it."""
     return replace(k, launch={BLOCKS: Index.of(blocks)}) if k.launch else k
 
 
 @pytest.fixture(scope="module")
-def made() -> tuple[FusionPlan, PlacedGroup, dict[str, Kernel]]:
-    """The kernels by version, those with planted bugs by bug; all in one module."""
+def built() -> tuple[FusionPlan, PlacedGroup, dict[str, Kernel]]:
+    """Return the kernels by version, and kernels with planted bugs by bug; all in one module."""
     plan = product("float16", False)
     p = wgmma_only(plan)
-    alone, turns = hopper(p, ALONE), hopper(p, TURNS)
+    alone, turns = hopper(p, PLAIN), hopper(p, PINGPONG)
     kernels = (alone, turns, *with_bugs(turns, BUGS))
-    return plan, replace(p, kernels=kernels), dict(zip((ALONE, TURNS, *BUGS), kernels, strict=True))
+    return plan, replace(p, kernels=kernels), dict(zip((PLAIN, PINGPONG, *BUGS), kernels, strict=True))
 
 
 @pytest.mark.parametrize(
     ("version", "blocks", "shape"),
-    [(ALONE, 0, (129, 264, 456)), (ALONE, 0, (1, 8, 8)), (TURNS, 2, (*THREE, 456)), (TURNS, 4, (*THREE, 72))],
+    [(PLAIN, 0, (129, 264, 456)), (PLAIN, 0, (1, 8, 8)), (PINGPONG, 2, (*THREE, 456)), (PINGPONG, 4, (*THREE, 72))],
 )
 def test_both_have_what_each_brings_half_of(
-    version: str, blocks: int, shape: tuple[int, int, int], made: tuple[FusionPlan, PlacedGroup, dict[str, Kernel]]
+    version: str, blocks: int, shape: tuple[int, int, int], built: tuple[FusionPlan, PlacedGroup, dict[str, Kernel]]
 ) -> None:
-    """Whole and surplus tiles; fewer steps than the ring has slots, and more. Columns lie along themselves."""
-    plan, p, kernels = made
+    """Whole and surplus tiles; fewer steps than the ring has slots, and more.
+
+    Columns are contiguous along themselves.
+    """
+    plan, p, kernels = built
     feeds, want = case("float16", False, *shape)
     assert right(plan, of_blocks(kernels[version], blocks), p, feeds, want)
 
@@ -63,10 +66,10 @@ def test_neighbours_along_either_side(monkeypatch: pytest.MonkeyPatch) -> None:
         assert k.device.cluster == 2 and right(plan, k, p, feeds, want)
 
 
-def test_where_clusters_are_offered(made: tuple[FusionPlan, PlacedGroup, dict[str, Kernel]]) -> None:
-    """Blocks are whole clusters, on devices that hold one; tiles are counted with those that no block of a pair has."""
-    _, p, kernels = made
-    k = kernels[TURNS]
+def test_where_clusters_are_offered(built: tuple[FusionPlan, PlacedGroup, dict[str, Kernel]]) -> None:
+    """Blocks are whole clusters, on devices that hold one; tiles are counted including surplus tiles of a pair."""
+    _, p, kernels = built
+    k = kernels[PINGPONG]
     assert k.device.features == ("warpgroups", "tma_stores", "clusters")
     cases = ((132, 128 * 65, 0), (132, 128 * 66 + 1, 132), (131, 128 * 66, 130), (1, 999, 0))
     for multiprocessors, rows, blocks in cases:
@@ -74,7 +77,7 @@ def test_where_clusters_are_offered(made: tuple[FusionPlan, PlacedGroup, dict[st
         assert k.fits(dims, SHARED_BYTES, multiprocessors, "sm_90a") == (blocks > 0)
         assert not blocks or k.tasks.evaluate(k.values(dims, multiprocessors)) == blocks
     dims = params_of(p, {"M": 257, "N": 257, "K": 64})
-    assert kernels[ALONE].tasks.evaluate(kernels[ALONE].values(dims, 1)) == 2 * 2 * 2
+    assert kernels[PLAIN].tasks.evaluate(kernels[PLAIN].values(dims, 1)) == 2 * 2 * 2
 
 
 def test_different_boxes_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -102,8 +105,8 @@ BUGS = {
 
 
 @pytest.mark.parametrize("bug", BUGS)
-def test_planted_bugs_are_caught(bug: str, made: tuple[FusionPlan, PlacedGroup, dict[str, Kernel]]) -> None:
-    plan, p, kernels = made
+def test_planted_bugs_are_caught(bug: str, built: tuple[FusionPlan, PlacedGroup, dict[str, Kernel]]) -> None:
+    plan, p, kernels = built
     feeds, want = case("float16", False, *THREE, 456)
     with contextlib.suppress(DeviceError):
         assert not right(plan, of_blocks(kernels[bug], 2), p, feeds, want)
@@ -111,8 +114,8 @@ def test_planted_bugs_are_caught(bug: str, made: tuple[FusionPlan, PlacedGroup, 
 
 @pytest.mark.skipif(find_nvcc() is None, reason="no nvcc")
 def test_compiles_without_spills_and_stays_asynchronous(
-    made: tuple[FusionPlan, PlacedGroup, dict[str, Kernel]],
+    built: tuple[FusionPlan, PlacedGroup, dict[str, Kernel]],
 ) -> None:
-    k = made[2][TURNS]
+    k = built[2][PINGPONG]
     use = compile_cuda(k.text, "sm_90a")
     assert use.kernels[k.name].spill_stores == use.kernels[k.name].spill_loads == 0 and "C75" not in use.log

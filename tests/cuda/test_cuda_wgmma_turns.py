@@ -1,4 +1,4 @@
-"""Products of a persistent grid, whose consumers take tiles in turn, on the strict emulation against numpy."""
+"""Products of a persistent grid with ping-pong consumers, on the strict emulation against numpy."""
 
 from __future__ import annotations
 
@@ -24,27 +24,27 @@ TILES = (300, 200)
 
 
 def of_blocks(k: Kernel, blocks: int) -> Kernel:
-    """The kernel as a device of so many multiprocessors launches it."""
+    """Return the kernel as a device with ``blocks`` SMs launches it."""
     return replace(k, launch={BLOCKS: Index.of(blocks)})
 
 
 @pytest.fixture(scope="module")
-def made() -> tuple[FusionPlan, PlacedGroup]:
+def built() -> tuple[FusionPlan, PlacedGroup]:
     plan = product("float16", False)
     k = hopper(wgmma_only(plan), VERSION)
     return plan, replace(wgmma_only(plan), kernels=(k, *with_bugs(k, BUGS)))
 
 
 @pytest.mark.parametrize(("blocks", "k"), [(1, 72), (2, 456), (4, 8), (5, 712)])
-def test_blocks_go_from_tile_to_tile(blocks: int, k: int, made: tuple[FusionPlan, PlacedGroup]) -> None:
+def test_blocks_go_from_tile_to_tile(blocks: int, k: int, built: tuple[FusionPlan, PlacedGroup]) -> None:
     """Even and odd numbers of tiles for a block; fewer steps than the ring has slots, and more."""
-    plan, p = made
+    plan, p = built
     feeds, want = case("float16", False, *TILES, k)
     assert right(plan, of_blocks(p.kernels[0], blocks), p, feeds, want)
 
 
 def test_columns_that_192_divide() -> None:
-    """Columns that lie along the reduction; batches are tiles too."""
+    """Columns that are contiguous along the reduction; batches are tiles too."""
     rng = np.random.default_rng(0)
     w = rng.standard_normal((2, 192, 136)).astype(np.float16)
     nodes = [node("Transpose", ["w"], ["t"], perm=[0, 2, 1]), node("MatMul", ["x", "t"], ["y"])]
@@ -58,7 +58,7 @@ def test_columns_that_192_divide() -> None:
 
 
 def test_results_of_four_bytes() -> None:
-    """A box is a slab of the sums, and takes all of its place."""
+    """A box is a slab of the sums, and takes its whole buffer."""
     plan = product("float32", True)
     p = wgmma_only(plan)
     k = hopper(p, "wgmma_tf32_128x128x32_5_turns_boxes")
@@ -68,7 +68,7 @@ def test_results_of_four_bytes() -> None:
 
 
 def test_what_lanes_store() -> None:
-    """Results that other epilogues' sums lie beside, and those that no tensor map reaches."""
+    """Results next to other epilogues' sums, and results that no tensor map reaches."""
     two = plan_of([node("MatMul", ["x", "w"], ["p"]), node("Relu", ["p"], ["y"]), node("Neg", ["p"], ["z"])],
                   {"x": ("M", "K"), "w": ("K", "N")}, ["y", "z"], dtype="float16")  # fmt: skip
     odd = plan_of([node("Transpose", ["w"], ["t"]), node("MatMul", ["x", "t"], ["y"])],
@@ -77,8 +77,8 @@ def test_what_lanes_store() -> None:
         assert version in [k.version for k in wgmma_only(plan).kernels]
 
 
-def test_only_for_more_tiles_than_multiprocessors(made: tuple[FusionPlan, PlacedGroup]) -> None:
-    _, p = made
+def test_only_for_more_tiles_than_multiprocessors(built: tuple[FusionPlan, PlacedGroup]) -> None:
+    _, p = built
     k = p.kernels[0]
     for rows, wanted in ((128 * 66, False), (128 * 66 + 1, True)):
         dims = params_of(p, {"M": rows, "N": 256, "K": 64})
@@ -91,8 +91,8 @@ def test_only_for_more_tiles_than_multiprocessors(made: tuple[FusionPlan, Placed
 RELEASE = "            pd_mbar_arrive((uint64_t *)(smem + 229424"
 TURN = "pd_mbar_{}((uint64_t *)(smem + 229472"
 FENCE = "pd_fence_proxy_async();\n"
-READ = "pd_tma_store_wait_read<0>();\n"
-SWIZZLE, TURNED = "pd_swizzled<64, 8, 8, 2>((int)(", "(-3)*(lane/16) + 6*(lane/32) + 4*(lane/4) + (-6)*(lane/8)"
+STORE_WAIT = "pd_tma_store_wait_read<0>();\n"
+SWIZZLE, LANE_ROW = "pd_swizzled<64, 8, 8, 2>((int)(", "(-3)*(lane/16) + 6*(lane/32) + 4*(lane/4) + (-6)*(lane/8)"
 BUGS = {
     "begins before the other has issued all": (TURN.format("wait"), "(void)((uint64_t *)(smem + 229472"),
     "the other may never begin": (TURN.format("arrive"), "(void)((uint64_t *)(smem + 229472"),
@@ -106,17 +106,17 @@ BUGS = {
     "staged in the other's place": ("2048*e_g + 8192*warp", "2048*e_g + 8192*(warp^4)"),
     "results not fenced": (FENCE, ""),
     "sent before other lanes are done": (f"{FENCE}{' ' * 14}pd_syncwarp();", FENCE),
-    "staged where boxes are not read yet": (f"{' ' * 14}{READ}", ""),
-    "memory left before boxes are read": (f"\n{' ' * 6}{READ}", "\n"),
+    "staged where boxes are not read yet": (f"{' ' * 14}{STORE_WAIT}", ""),
+    "memory left before boxes are read": (f"\n{' ' * 6}{STORE_WAIT}", "\n"),
     "results where others still read sums": (f"}}\n{' ' * 16}pd_syncwarp();\n", "}\n"),
-    "rows of a box as they were staged": (f"{SWIZZLE}{TURNED}", f"{SWIZZLE}(lane/4)"),
+    "rows of a box as they were staged": (f"{SWIZZLE}{LANE_ROW}", f"{SWIZZLE}(lane/4)"),
     "the first box twice": ("(1024*e_p + 2048*warp", "(2048*warp"),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("bug", BUGS)
-def test_planted_bugs_are_caught(bug: str, made: tuple[FusionPlan, PlacedGroup]) -> None:
-    plan, p = made
+def test_planted_bugs_are_caught(bug: str, built: tuple[FusionPlan, PlacedGroup]) -> None:
+    plan, p = built
     feeds, want = case("float16", False, *TILES, 456)
     k = p.kernels[1 + list(BUGS).index(bug)]
     with contextlib.suppress(DeviceError):
@@ -124,7 +124,7 @@ def test_planted_bugs_are_caught(bug: str, made: tuple[FusionPlan, PlacedGroup])
 
 
 @pytest.mark.skipif(find_nvcc() is None, reason="no nvcc")
-def test_compiles_without_spills_and_stays_asynchronous(made: tuple[FusionPlan, PlacedGroup]) -> None:
-    k = made[1].kernels[0]
+def test_compiles_without_spills_and_stays_asynchronous(built: tuple[FusionPlan, PlacedGroup]) -> None:
+    k = built[1].kernels[0]
     use = compile_cuda(k.text, "sm_90a")
     assert use.kernels[k.name].spill_stores == use.kernels[k.name].spill_loads == 0 and "C75" not in use.log

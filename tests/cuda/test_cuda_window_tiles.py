@@ -1,4 +1,4 @@
-"""Large windows on CUDA, channels last, in tiles of pixels; on the strict emulation."""
+"""Large windows on CUDA, channels-last, in tiles of pixels; on the strict emulation."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from tests.support.polyhedral_groups import depthwise
 node = helper.make_node
 Array = np.ndarray[Any, Any]
 RNG = np.random.default_rng(11)
-LAST, FIRST = [0, 2, 3, 1], [0, 3, 1, 2]
+TO_NHWC, TO_NCHW = [0, 2, 3, 1], [0, 3, 1, 2]
 
 
 class Layer:
-    """A depthwise convolution as it is inside a network, with what follows it: relu and a sum with another tensor."""
+    """A depthwise convolution inside a network, followed by relu and a sum with another tensor."""
 
     def __init__(
         self, kernel: tuple[int, int], channels: int, pads: Sequence[int] = (0,) * 4, strides: Sequence[int] = (1, 1),
@@ -42,8 +42,8 @@ class Layer:
         self.constants = {"w": self.w} if constant else {}
         conv = node("Conv", ["t", "w"], ["u"], group=channels, pads=list(pads), strides=list(strides),
                     dilations=list(dilations))  # fmt: skip
-        nodes = [node("Transpose", ["x"], ["t"], perm=FIRST), conv, node("Relu", ["u"], ["r"]),
-                 node("Transpose", ["r"], ["v"], perm=LAST), node("Add", ["v", "z"], ["y"])]  # fmt: skip
+        nodes = [node("Transpose", ["x"], ["t"], perm=TO_NCHW), conv, node("Relu", ["u"], ["r"]),
+                 node("Transpose", ["r"], ["v"], perm=TO_NHWC), node("Add", ["v", "z"], ["y"])]  # fmt: skip
         inputs: dict[str, tuple[Any, ...]] = {"x": ("B", *side, channels), "z": (channels,)}
         if not constant:
             inputs["w"] = self.w.shape
@@ -51,7 +51,7 @@ class Layer:
         self.placed: tuple[PlacedGroup, ...] = placed(self.plan)
 
     def check(self, images: int, height: int, width: int, kernels: tuple[PlacedGroup, ...] | None = None) -> bool:
-        """Whether tiles compute it at a size."""
+        """Return whether tiles compute it at a size."""
         channels = self.w.shape[0]
         x = RNG.standard_normal((images, height, width, channels)).astype(self.type)
         z = RNG.standard_normal(channels).astype(self.type)
@@ -67,7 +67,7 @@ class Layer:
         return {"float16": 4e-3, "bfloat16": 3e-2, "float32": 1e-5}[self.dtype]
 
     def by_hand(self, x: Array, z: Array) -> Array:
-        """In float64."""
+        """Compute in float64."""
         top, left, bottom, right = self.pads
         padded = np.pad(x, ((0, 0), (top, bottom), (left, right), (0, 0)))
         kernel = self.w.shape[2:]
@@ -79,7 +79,7 @@ class Layer:
 
 
 def tile(p: PlacedGroup, env: dict[str, int]) -> Kernel:
-    """That version, where a group has it."""
+    """Return the tile version if a group has it, else the first that fits."""
     return next((k for k in p.kernels if k.version == "tile"), p.kernels[0])
 
 
@@ -92,7 +92,7 @@ SIZES = ((1, 1, 1), (2, 5, 9), (1, 13, 17), (0, 5, 5), (3, 2, 31))
 
 @pytest.mark.parametrize("kernel", [(5, 5), (7, 7)])
 def test_tiles_at_sizes_that_are_symbols(kernel: tuple[int, int]) -> None:
-    """At sizes around those of a tile, of none, one and many pixels; weights are read in float32."""
+    """At sizes around a tile's, of none, one and many pixels; weights are read in float32."""
     half = kernel[0] // 2
     layer = Layer(kernel, 10, [half] * 4)
     (found,) = tiles(layer)
@@ -124,17 +124,17 @@ def test_windows_of_every_kind(kind: str) -> None:
 
 @pytest.mark.parametrize("side", [(28, 28), (7, 9), (2, 3)])
 def test_tiles_of_sizes_that_are_known(side: tuple[int, int]) -> None:
-    """Whole tiles ask nothing inside of the image; a tile is no larger than the image."""
+    """Whole tiles have no bounds checks inside the image; a tile is no larger than the image."""
     layer = Layer((5, 5), 4, [2] * 4, side=side)
     assert tiles(layer)
     assert layer.check(1, *side) and layer.check(2, *side)
 
 
 def test_a_large_pooling() -> None:
-    """A window without weights; what is outside of the image is no maximum."""
-    nodes = [node("Transpose", ["x"], ["t"], perm=FIRST), node("Conv", ["t", "e"], ["u"]),
+    """A window without weights; pixels outside the image never become the maximum."""
+    nodes = [node("Transpose", ["x"], ["t"], perm=TO_NCHW), node("Conv", ["t", "e"], ["u"]),
              node("MaxPool", ["u"], ["m"], kernel_shape=[5, 5], pads=[2, 2, 2, 2]),
-             node("Conv", ["m", "e"], ["v"]), node("Transpose", ["v"], ["y"], perm=LAST)]  # fmt: skip
+             node("Conv", ["m", "e"], ["v"]), node("Transpose", ["v"], ["y"], perm=TO_NHWC)]  # fmt: skip
     same = {"e": np.eye(6, dtype=np.float16).reshape(6, 6, 1, 1)}
     plan = plan_of(nodes, {"x": ("B", "H", "W", 6)}, ["y"], same, "float16")
     kernels = placed(plan)
@@ -147,7 +147,7 @@ def test_a_large_pooling() -> None:
 
 
 def test_lines_outside_of_the_image_take_nothing() -> None:
-    """Estimates count lines that are loaded and lines of taps that these meet, by hand: 7 tiles of 4 x 14 pixels."""
+    """Estimates count loaded image rows and rows of taps that use them, by hand: 7 tiles of 4 x 14 pixels."""
     (found,) = tiles(Layer((5, 5), 8, [2] * 4, side=(28, 28)))
     work, lines, taps = found.device.work, 7 * 8 - 4, 28 * 5 - 6
     assert work is not None and work.steps == 8 and found.device.threads == 32
@@ -157,7 +157,7 @@ def test_lines_outside_of_the_image_take_nothing() -> None:
 
 
 def test_what_has_no_tiles() -> None:
-    """Odd channels, lines of taps that no lines of pixels share, small windows."""
+    """Odd channels, rows of taps that no rows of pixels share, small windows."""
     assert not tiles(Layer((5, 5), 7, [2] * 4))
     assert not tiles(Layer((5, 5), 8, [4, 2, 4, 2], dilations=(2, 1)))
     assert not tiles(Layer((3, 3), 8, [1] * 4))

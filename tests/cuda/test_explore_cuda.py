@@ -19,7 +19,7 @@ SIZES = (0, 1, 7, 33)
 
 
 def product() -> explore.Group:
-    """``y[M, 56] = gelu(x[M, 40] @ w + b)``."""
+    """Build ``y[M, 56] = gelu(x[M, 40] @ w + b)``."""
     nodes = [node("MatMul", "x w", "p"), node("Add", "p b", "s"), node("Gelu", "s", "y")]
     (group,) = explore.groups(model(nodes, {"x": ("float32", ["M", 40])}, ["y"], {"w": W, "b": W[0]}))
     return group
@@ -31,7 +31,7 @@ def softmax() -> explore.Group:
 
 
 def threads(t: Scheduled) -> Scheduled:
-    """A block has 8 x 8 threads, a thread 2 x 3 elements and all of their sums."""
+    """Map 8 x 8 threads to a block, and 2 x 3 elements with all of their sums to a thread."""
     t = tile(t, "i", (b, "B_i"), (w, 8), (p, 2))
     t = tile(t, "j", (b, "B_j"), (w, 8), (p, 3))
     t = tile(t, "k", (b, "B_k"), (p, 8))
@@ -44,14 +44,14 @@ def threads(t: Scheduled) -> Scheduled:
 
 
 def operand(t: Scheduled, along: str) -> str:
-    """The array that the product reads along an axis."""
+    """Return the array that the product reads along an axis."""
     on = {x for (n, x), axis in t.map.iterators.items() if n == "ACC" and axis == along}
     return next(x.array for x in t.group.backbone.reads if on & {y for i in x.index for y in i.symbols()} and
                 x.array != t.group.backbone.array)  # fmt: skip
 
 
 def shared(t: Scheduled) -> Scheduled:
-    """The same with both operands in shared memory, a block of the reduction at a time."""
+    """Map threads in this way, with both operands in shared memory, a block of the reduction at a time."""
     t = threads(t)
     rows, columns = operand(t, "i"), operand(t, "j")
     t = promote(t, columns, "j", "COPY_B", "tile_b", b("k"), ["ACC"], {s("k"): (p("k"),), s("j"): (w("j"), p("j"))})
@@ -74,7 +74,7 @@ def test_a_composition_of_blocks_and_threads_is_right_at_ragged_sizes(
 
 
 def rows(t: Scheduled) -> Scheduled:
-    """A thread has a row."""
+    """Map a row to a thread."""
     t = replace(t, parallel=())
     (row,) = [x for x in t.map.axes if all(x in s.iterators for s in t.group.statements)]
     t = tile(t, row, (b, "B"), (w, 32))

@@ -1,4 +1,4 @@
-"""Functions for results of 16 bits: at every float of 16 bits, with instructions as wrong as PTX lets them be."""
+"""Functions for 16-bit results: at every 16-bit float, with the largest instruction errors that PTX allows."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ FUNCTIONS: dict[str, Callable[[Array], Array]] = {
 }  # fmt: skip
 BOUND = 2.0**-16
 """Relative error; results of 16 bits are rounded by up to 2^-12 (float16), 2^-9 (bfloat16)."""
-SMALLEST = {np.float16: 2.0**-25, ml_dtypes.bfloat16: 2.0**-125}
+MIN_RESULT = {np.float16: 2.0**-25, ml_dtypes.bfloat16: 2.0**-125}
 """Results below may be flushed: half of the smallest float16; float32 itself ends there."""
 INSTRUCTION = 2.0**-22
 """Relative error of ex2, lg2 (absolute between 1/2 and 2), rcp, sqrt."""
@@ -46,7 +46,7 @@ PD_EXPORT(fast, 64);
 
 
 def worst(dtype: Any, error: float) -> dict[str, float]:
-    """The largest error of each function over all floats of a type, relative where results are not tiny."""
+    """Return the largest error of each function over all floats of a type, relative for results that are not tiny."""
     x = np.arange(1 << 16, dtype=np.uint16).view(dtype).astype(np.float32)
     got = np.zeros((len(FUNCTIONS), len(x)), np.float32)
     module(error).launch("fast", (1, 1, 1), 64, [x, np.int32(len(x)), got])
@@ -57,13 +57,13 @@ def worst(dtype: Any, error: float) -> dict[str, float]:
             largest = float(np.finfo(np.float32).max) * (1 - BOUND)
             ends = ~np.isfinite(want) | (want > largest)
             assert np.array_equal(y[ends], want.astype(np.float32)[ends], equal_nan=True), name
-            smallest = SMALLEST[np.float16] if name == "erfc" else SMALLEST[dtype]  # as far as its series goes
+            smallest = MIN_RESULT[np.float16] if name == "erfc" else MIN_RESULT[dtype]  # the range of its series
             off = np.abs(y - want) / np.maximum(np.abs(want), smallest / BOUND)
         found[name] = float(off[~ends].max())
     return found
 
 
-@pytest.mark.parametrize("dtype", SMALLEST)
+@pytest.mark.parametrize("dtype", MIN_RESULT)
 @pytest.mark.parametrize("error", [INSTRUCTION, -INSTRUCTION])
 def test_fast_functions(dtype: Any, error: float) -> None:
     found = worst(dtype, error)

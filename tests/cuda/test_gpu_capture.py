@@ -1,4 +1,4 @@
-"""Stream capture and graphs of the CPU libcuda: what the driver's documentation promises, refused where it refuses."""
+"""Stream capture and graphs of the CPU libcuda, compared with the driver's documentation, rejections included."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from polydyn.gpu.emulator import compile_emulated
 from polydyn.gpu.errors import DeviceError, DeviceLostError
 from polydyn.runtime.cuda.driver import Driver
 
-INVALID_VALUE, INVALID_HANDLE, ILLEGAL_STATE, NOT_SUPPORTED = 1, 400, 401, 801
-UNSUPPORTED, INVALIDATED, ISOLATION, IMPLICIT, CAPTURED_EVENT, WRONG_THREAD = 900, 901, 905, 906, 907, 908
-GLOBAL, THREAD_LOCAL, RELAXED = 0, 1, 2
+INVALID_VALUE, INVALID_HANDLE, ILLEGAL_STATE, NO_SUPPORT = 1, 400, 401, 801
+UNCAPTURABLE, BAD_CAPTURE, ISOLATION, IMPLICIT, CAPTURED_EVENT, WRONG_THREAD = 900, 901, 905, 906, 907, 908
+GLOBAL, THREAD_LOCAL, RELAX = 0, 1, 2
 ADD_ONE = """
 #include "pd_device.cuh"
 PD_KERNEL(add_one, 32, 1)(float *x) { pd_stg(x + pd_tid(), pd_ldg(x + pd_tid()) + 1.f); }
@@ -56,7 +56,7 @@ class Cuda(Driver):
 
 @pytest.fixture(scope="module")
 def cuda(tmp_path_factory: pytest.TempPathFactory) -> Cuda:
-    """A driver of our own, whose contexts break without anybody else noticing."""
+    """Open a separate driver, whose contexts break without affecting others."""
     path = tmp_path_factory.mktemp("driver") / "libcuda.so.1"
     shutil.copyfile(cpu_libcuda.build(), path)
     ctypes.CDLL(str(path), os.RTLD_NOW | os.RTLD_LOCAL | os.RTLD_DEEPBIND)
@@ -72,7 +72,7 @@ def stream(cuda: Cuda) -> Iterator[int]:
 
 
 def elsewhere(work: Callable[[], int]) -> int:
-    """What a call answers in another thread."""
+    """Return a call's result from another thread."""
     answers: list[int] = []
     thread = threading.Thread(target=lambda: answers.append(work()))
     thread.start()
@@ -101,7 +101,7 @@ def test_work_is_kept_and_replayed_in_order(cuda: Cuda, stream: int) -> None:
         assert cuda("cuGraphLaunch", made, stream) == 0 == cuda("cuStreamSynchronize", stream)
         assert (out == add + 2).all()
     assert cuda.begin(stream) == 0
-    assert cuda("cuGraphLaunch", made, stream) == NOT_SUPPORTED and cuda.end(stream) == (INVALIDATED, 0)
+    assert cuda("cuGraphLaunch", made, stream) == NO_SUPPORT and cuda.end(stream) == (BAD_CAPTURE, 0)
     assert cuda("cuGraphExecDestroy", made) == 0 and cuda("cuGraphExecDestroy", made) == INVALID_VALUE
     assert cuda("cuGraphLaunch", made, stream) == INVALID_VALUE and cuda.memory()[0] == free
     cuda.free(p)
@@ -127,17 +127,17 @@ UNSAFE = {
     "cuEventQuery": lambda a: (a["event"],),
     "cuModuleUnload": lambda a: (a["module"],),
 }
-"""Calls that no stream sees -> their arguments."""
-PINNED = {
+"""Maps calls without a stream to their arguments."""
+HOST_CALLS = {
     "cuMemHostAlloc": lambda a: (ctypes.byref(ctypes.c_void_p()), ctypes.c_size_t(64), ctypes.c_int(0)),
     "cuMemFreeHost": lambda a: (a["pinned"],),
 }
-"""Those that no mode allows."""
+"""Calls that no mode allows."""
 
 
 @pytest.fixture
 def things(cuda: Cuda) -> dict[str, Any]:
-    """What the calls are made on; those that succeed leave little behind."""
+    """Yield the objects for the calls; successful calls leave little behind."""
     pinned = ctypes.c_void_p()
     assert cuda("cuMemHostAlloc", ctypes.byref(pinned), ctypes.c_size_t(64), ctypes.c_int(0)) == 0
     module = cuda.load_module(compile_emulated(ADD_ONE).read_bytes())
@@ -149,30 +149,30 @@ def things(cuda: Cuda) -> dict[str, Any]:
 
 def test_unsafe_calls_end_the_capture(cuda: Cuda, stream: int, things: dict[str, Any]) -> None:
     for mode in (GLOBAL, THREAD_LOCAL):
-        for name, arguments in (UNSAFE | PINNED).items():
+        for name, arguments in (UNSAFE | HOST_CALLS).items():
             assert cuda.begin(stream, mode) == 0
-            assert (cuda(name, *arguments(things)), cuda.status(stream)) == (UNSUPPORTED, 2), name
-            assert cuda("cuMemsetD8Async", things["p"], ctypes.c_int(0), ctypes.c_size_t(4), stream) == INVALIDATED
-            assert cuda.end(stream) == (INVALIDATED, 0)
+            assert (cuda(name, *arguments(things)), cuda.status(stream)) == (UNCAPTURABLE, 2), name
+            assert cuda("cuMemsetD8Async", things["p"], ctypes.c_int(0), ctypes.c_size_t(4), stream) == BAD_CAPTURE
+            assert cuda.end(stream) == (BAD_CAPTURE, 0)
             assert cuda("cuStreamSynchronize", stream) == 0, "the stream is as before"
-    for name, arguments in PINNED.items():
-        assert cuda.begin(stream, RELAXED) == 0
-        assert cuda(name, *arguments(things)) == UNSUPPORTED and cuda.end(stream)[0] == INVALIDATED, name
-    for name, arguments in (PINNED | dict(reversed(UNSAFE.items()))).items():  # p is freed last
-        assert cuda.begin(stream, RELAXED) == 0
-        assert name in PINNED or cuda(name, *arguments(things)) == 0, name
+    for name, arguments in HOST_CALLS.items():
+        assert cuda.begin(stream, RELAX) == 0
+        assert cuda(name, *arguments(things)) == UNCAPTURABLE and cuda.end(stream)[0] == BAD_CAPTURE, name
+    for name, arguments in (HOST_CALLS | dict(reversed(UNSAFE.items()))).items():  # p is freed last
+        assert cuda.begin(stream, RELAX) == 0
+        assert name in HOST_CALLS or cuda(name, *arguments(things)) == 0, name
         assert cuda("cuGraphDestroy", cuda.end(stream)[1]) == 0
 
 
 def test_waiting_for_what_captures_is_refused_in_every_mode(cuda: Cuda, stream: int) -> None:
     calls = (("cuStreamSynchronize", stream), ("cuStreamQuery", stream), ("cuCtxSynchronize",))
-    for mode in (GLOBAL, THREAD_LOCAL, RELAXED):
+    for mode in (GLOBAL, THREAD_LOCAL, RELAX):
         for call in calls:
             assert cuda.begin(stream, mode) == 0
-            assert cuda(*call) == UNSUPPORTED and cuda.end(stream) == (INVALIDATED, 0)
+            assert cuda(*call) == UNCAPTURABLE and cuda.end(stream) == (BAD_CAPTURE, 0)
     assert cuda.begin(stream) == 0
-    assert elsewhere(lambda: cuda("cuCtxSynchronize")) == UNSUPPORTED, "whoever it is that waits for the whole device"
-    assert cuda.end(stream) == (INVALIDATED, 0) and cuda("cuCtxSynchronize") == 0
+    assert elsewhere(lambda: cuda("cuCtxSynchronize")) == UNCAPTURABLE, "whoever it is that waits for the whole device"
+    assert cuda.end(stream) == (BAD_CAPTURE, 0) and cuda("cuCtxSynchronize") == 0
 
 
 def test_other_threads(cuda: Cuda, stream: int, things: dict[str, Any]) -> None:
@@ -180,17 +180,17 @@ def test_other_threads(cuda: Cuda, stream: int, things: dict[str, Any]) -> None:
         return cuda("cuMemcpyHtoD_v2", *UNSAFE["cuMemcpyHtoD_v2"](things))
 
     def relaxed() -> int:
-        mode = ctypes.c_int(RELAXED)
+        mode = ctypes.c_int(RELAX)
         assert cuda("cuThreadExchangeStreamCaptureMode", ctypes.byref(mode)) == 0 and mode.value == GLOBAL
         return copy()
 
     for mode, work, answer in (
-        (THREAD_LOCAL, copy, 0), (RELAXED, copy, 0), (GLOBAL, copy, UNSUPPORTED), (GLOBAL, relaxed, 0),
+        (THREAD_LOCAL, copy, 0), (RELAX, copy, 0), (GLOBAL, copy, UNCAPTURABLE), (GLOBAL, relaxed, 0),
     ):  # fmt: skip
         assert cuda.begin(stream, mode) == 0
         assert elsewhere(work) == answer
         code, graph = cuda.end(stream)
-        assert code == (INVALIDATED if answer else 0) and (not graph or cuda("cuGraphDestroy", graph) == 0)
+        assert code == (BAD_CAPTURE if answer else 0) and (not graph or cuda("cuGraphDestroy", graph) == 0)
     assert cuda.begin(stream) == 0
     assert elsewhere(lambda: cuda.end(stream)[0]) == WRONG_THREAD
     code, graph = cuda.end(stream)
@@ -199,7 +199,7 @@ def test_other_threads(cuda: Cuda, stream: int, things: dict[str, Any]) -> None:
 
 
 def test_the_legacy_stream(cuda: Cuda, stream: int, things: dict[str, Any]) -> None:
-    assert [cuda.begin(s) for s in (0, 1)] == [UNSUPPORTED] * 2 and cuda.begin(2) == NOT_SUPPORTED
+    assert [cuda.begin(s) for s in (0, 1)] == [UNCAPTURABLE] * 2 and cuda.begin(2) == NO_SUPPORT
     work = ("cuMemsetD8Async", things["p"], ctypes.c_int(0), ctypes.c_size_t(4), 1)
     assert cuda.begin(stream) == 0
     assert cuda(*work) == 0, "a stream that does not wait for the legacy one is not disturbed"
@@ -209,18 +209,18 @@ def test_the_legacy_stream(cuda: Cuda, stream: int, things: dict[str, Any]) -> N
     for call in (work, ("cuMemcpyHtoD_v2", *UNSAFE["cuMemcpyHtoD_v2"](things)), ("cuStreamSynchronize", 0)):
         assert cuda.begin(blocking) == 0
         assert cuda.status(0) == IMPLICIT and cuda.status(blocking) == 1
-        assert elsewhere(lambda call=call: cuda(*call)) == IMPLICIT and cuda.end(blocking) == (INVALIDATED, 0)
+        assert elsewhere(lambda call=call: cuda(*call)) == IMPLICIT and cuda.end(blocking) == (BAD_CAPTURE, 0)
     cuda.free_stream(blocking)
 
 
 def test_events(cuda: Cuda, stream: int, things: dict[str, Any]) -> None:
     assert cuda.begin(stream) == 0
-    assert cuda("cuStreamWaitEvent", stream, things["event"], 0) == ISOLATION and cuda.end(stream) == (INVALIDATED, 0)
+    assert cuda("cuStreamWaitEvent", stream, things["event"], 0) == ISOLATION and cuda.end(stream) == (BAD_CAPTURE, 0)
     mine = cuda.event()
     assert cuda.begin(stream) == 0
     assert cuda("cuEventRecord", mine, stream) == 0 == cuda("cuStreamWaitEvent", stream, mine, 0)
     assert [cuda(n, mine) for n in ("cuEventQuery", "cuEventSynchronize")] == [CAPTURED_EVENT] * 2
-    assert cuda("cuStreamWaitEvent", things["other"], mine, 0) == NOT_SUPPORTED, "streams do not join a capture here"
+    assert cuda("cuStreamWaitEvent", things["other"], mine, 0) == NO_SUPPORT, "streams do not join a capture here"
     code, graph = cuda.end(stream)
     assert code == 0 == cuda("cuGraphDestroy", graph)
     cuda.record(mine, stream)
@@ -261,7 +261,7 @@ class Move(ctypes.Structure):
 
 @pytest.mark.parametrize("ordered", [True, False])
 def test_branches_of_a_graph_that_race_break_the_context(cuda: Cuda, ordered: bool) -> None:
-    """Two copies to one place, with an edge between them and without it."""
+    """Two copies to one address, with an edge between them and without it."""
     p, stream, graph, made = cuda.alloc(12), cuda.stream(), ctypes.c_void_p(), ctypes.c_void_p()
     cuda.h2d(p, np.arange(3, dtype=np.float32))
     assert cuda("cuGraphCreate", ctypes.byref(graph), ctypes.c_uint32(0)) == 0
@@ -286,22 +286,22 @@ def test_branches_of_a_graph_that_race_break_the_context(cuda: Cuda, ordered: bo
     cuda.renew()
 
 
-@pytest.mark.parametrize("gone", ["memory", "pinned memory", "module"])
-def test_a_graph_that_uses_what_is_gone_breaks_the_context(cuda: Cuda, things: dict[str, Any], gone: str) -> None:
+@pytest.mark.parametrize("freed", ["memory", "pinned memory", "module"])
+def test_a_graph_that_uses_what_is_gone_breaks_the_context(cuda: Cuda, things: dict[str, Any], freed: str) -> None:
     stream = cuda.stream()
     function = cuda.get_function(things["module"], "add_one")
     p, pinned = cuda.alloc(128), things["pinned"]
     assert cuda.begin(stream) == 0
-    if gone == "module":
+    if freed == "module":
         cuda.launch(function, (1, 1, 1), 32, 0, [p], stream)
     else:
         assert cuda("cuMemcpyHtoDAsync_v2", p, pinned, ctypes.c_size_t(64), stream) == 0
     code, made = cuda.instantiate(cuda.end(stream)[1])
     assert code == 0 == cuda("cuGraphLaunch", made, stream)
     cuda.synchronize(stream)
-    if gone == "memory":
+    if freed == "memory":
         cuda.free(p)
-    elif gone == "module":
+    elif freed == "module":
         assert cuda("cuModuleUnload", things["module"]) == 0
     else:
         assert cuda("cuMemFreeHost", pinned) == 0

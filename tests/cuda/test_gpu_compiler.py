@@ -1,4 +1,4 @@
-"""Compile-only checks: every device header and both GEMMs for every architecture, what ptxas says, refusals."""
+"""Compile-only checks: every device header and both GEMMs for every architecture, ptxas reports, rejections."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The driver interface, end to end on the CPU libcuda: results, and every way to fail."""
+"""The driver interface, end to end on the CPU libcuda: results, and every kind of failure."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def test_copies_from_pageable_memory_have_arrived(driver: Driver, library: str) 
 
 
 def test_work_on_a_stream_is_done_when_it_is_waited_for(driver: Driver) -> None:
-    """Late on the CPU libcuda, as it may be on a GPU; events order it between streams."""
+    """It is late on the CPU libcuda, as it may be on a GPU; events order it between streams."""
     function = driver.get_function(driver.load_module(compile_emulated(TWICE).read_bytes()), "twice")
     x, y = np.arange(32, dtype=np.float32), np.zeros(32, np.float32)
     p, q, r, first, second, event = driver.alloc(128), driver.alloc(128), driver.alloc(128), *(
@@ -246,7 +246,7 @@ IMAGE = TensorMap("float16", (72, 20, 10, 4), (144, 2880, 28800), (64, 384), pix
     ],
 )  # fmt: skip
 def test_rules_of_maps_of_pixels(change: dict, rule: str, library: str) -> None:
-    """Python names the rule; a driver refuses the same numbers."""
+    """Python names the rule; a driver rejects the same numbers."""
     changed = change if "box" in change else {"pixels": replace(IMAGE.pixels, **change)}
     with pytest.raises(DeviceError, match=rule):
         replace(IMAGE, **changed)
@@ -266,7 +266,7 @@ def test_emulated_and_driver_tensor_maps_agree(library: str) -> None:
 
 
 def test_headers_say_what_python_says() -> None:
-    """The constants that both sides write down."""
+    """The constants that both sides define."""
     text = (HEADERS / "pd_emu_abi.h").read_text()
     names = text.split("enum pdemu_counter {")[1].split("PDEMU_COUNTERS")[0]
     found = [
@@ -294,7 +294,7 @@ def test_a_driver_works_from_another_thread(driver: Driver) -> None:
 
 
 def test_conformance_script_runs_emulated(tmp_path: Path) -> None:
-    """The script for the first day with a GPU, over the CPU libcuda: every case conforms, the report is JSON."""
+    """The script for the first day with a GPU, on the CPU libcuda: every case conforms, the report is JSON."""
     out = tmp_path / "report.json"
     command = [sys.executable, "-m", "benchmarks.gpu.conformance", "--emulate", "--out", str(out)]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
@@ -306,7 +306,7 @@ def test_conformance_script_runs_emulated(tmp_path: Path) -> None:
 
 
 def test_conformance_script_needs_only_numpy() -> None:
-    """A GPU machine has this repository and numpy; none of polydyn's other requirements."""
+    """A GPU machine has this repository and numpy, but none of polydyn's other requirements."""
     blocked = ("islpy", "onnx", "sympy", "networkx", "click", "rich", "torch", "pycuda")
     code = f"import sys\nfor m in {blocked}: sys.modules[m] = None\nimport benchmarks.gpu.conformance"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)

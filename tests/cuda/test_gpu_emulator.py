@@ -1,4 +1,4 @@
-"""What the emulation refuses and counts, kernel by small kernel."""
+"""Rejections and counters of the emulation, by one small kernel each."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PD_KERNEL({name}, 64, 1)(float *g, int at) {{
 }}
 PD_EXPORT({name}, 64);
 """
-REFUSED = {
+FAULTS = {
     "global_bounds": ("pd_stg(g + 1000 + at, 1.f);", "out-of-bounds global"),
     "global_alignment": ("pd_stg((pd_b128 *)(g + 1), pd_b128{{0, 0, 0, 0}});", "misaligned global access of 16"),
     "global_before": ("pd_ldg(g - 1);", "out-of-bounds global"),
@@ -43,7 +43,7 @@ REFUSED = {
     "no_tensor_map": ("pd_tmap m = {{{{0}}}}; pd_tma_load_2d(s, &m, 0, 0, (uint64_t *)s);", "not a tensor map"),
     "half_warpgroup": ("pd_wgmma_wait<0>();", "outside a whole warpgroup"),
 }  # fmt: skip
-COUNTED = {
+COUNTS = {
     "conflict_free": ("pd_sts<float>(s + t * 4, 1.f);", {"shared": 2, "shared_conflicts": 0}),
     "two_way": ("pd_sts<float>(s + t % 32 * 8, 1.f);", {"shared": 2, "shared_conflicts": 2}),
     "all_in_one_bank": ("pd_sts<float>(s + t % 8 * 128, 1.f);", {"shared": 2, "shared_conflicts": 14}),
@@ -62,13 +62,13 @@ COUNTED = {
 
 @pytest.fixture(scope="module")
 def module() -> EmulatedModule:
-    # Lines are told apart inside a kernel only, so that tests may name them.
-    parts = [f'#line 1 "{k}"\n{KERNEL.format(name=k, body=v[0].format())}' for k, v in {**REFUSED, **COUNTED}.items()]
+    # Source lines differ only inside a kernel, so that tests may name them.
+    parts = [f'#line 1 "{k}"\n{KERNEL.format(name=k, body=v[0].format())}' for k, v in {**FAULTS, **COUNTS}.items()]
     return EmulatedModule(compile_emulated("\n".join(parts), arch=90))
 
 
 def buffer() -> np.ndarray:
-    """1000 zeros that begin at a sector, as device memory does."""
+    """Return 1000 zeros that begin at a sector, as in device memory."""
     whole = np.zeros(1064, np.float32)
     skip = -whole.ctypes.data % 256 // 4
     return whole[skip : skip + 1000]
@@ -79,16 +79,16 @@ def run(module: EmulatedModule, name: str, reverse: bool = False) -> Counters:
 
 
 @pytest.mark.parametrize("reverse", [False, True])
-@pytest.mark.parametrize("name", REFUSED)
+@pytest.mark.parametrize("name", FAULTS)
 def test_broken_rule_is_named(name: str, reverse: bool, module: EmulatedModule) -> None:
-    with pytest.raises(DeviceError, match=REFUSED[name][1]):
+    with pytest.raises(DeviceError, match=FAULTS[name][1]):
         run(module, name, reverse)
 
 
-@pytest.mark.parametrize("name", COUNTED)
+@pytest.mark.parametrize("name", COUNTS)
 def test_counts(name: str, module: EmulatedModule) -> None:
     counters = run(module, name)
-    assert {k: getattr(counters, k) for k in COUNTED[name][1]} == COUNTED[name][1]
+    assert {k: getattr(counters, k) for k in COUNTS[name][1]} == COUNTS[name][1]
 
 
 def test_calls_that_do_not_fit_the_kernel(module: EmulatedModule) -> None:

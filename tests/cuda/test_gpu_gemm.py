@@ -1,4 +1,6 @@
-"""Two hand-written GEMMs under emulation: right at ugly shapes, free of bank conflicts, and no planted bug survives."""
+"""Two hand-written GEMMs under emulation: right at ugly shapes, free of bank conflicts, and all planted bugs are
+caught.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,7 @@ from polydyn.gpu.errors import DeviceError
 from polydyn.testing.device.cases import Mapped
 from polydyn.testing.device.gemms import MMA_SOURCE, SHAPES, WGMMA_SOURCE, Problem
 
-SMALL = {"BM": 64, "BN": 64, "WM": 32, "WN": 32}
+SMALL_TILE = {"BM": 64, "BN": 64, "WM": 32, "WN": 32}
 
 
 def run_mma(
@@ -53,7 +55,7 @@ def test_mma_gemm(shape: tuple[int, int, int], reverse: bool) -> None:
 def test_mma_gemm_with_narrow_copies(vector: int, stages: int) -> None:
     """Pitches of 8, 4 and 2 elements take 16-, 8- and 4-byte copies of the same kernel."""
     problem = Problem(65, 63, 70, vector)
-    module = EmulatedModule(compile_emulated(MMA_SOURCE, {**SMALL, "STAGES": stages, "VECTOR": vector * 2}))
+    module = EmulatedModule(compile_emulated(MMA_SOURCE, {**SMALL_TILE, "STAGES": stages, "VECTOR": vector * 2}))
     run_mma(module, problem, stages=stages, tile=64)
     assert problem.error() < 1e-3
 
@@ -140,7 +142,7 @@ WGMMA_BUGS = {
 
 
 def survives(launch, problems: list[Problem]) -> bool:
-    """Whether a kernel gives right results everywhere, in both orders."""
+    """Return whether a kernel gives right results everywhere, in both orders."""
     for problem in problems:
         for reverse in (False, True):
             problem.c.base[...] = np.nan
@@ -154,7 +156,8 @@ def survives(launch, problems: list[Problem]) -> bool:
 
 
 def with_bugs(source: str, kernel: str, bugs: dict[str, tuple[str, str]]) -> str:
-    """One file with a copy of the kernel per bug (kernel_0, kernel_1, ...): one compilation instead of twenty."""
+    """Return one file with a copy of the kernel per bug (kernel_0, kernel_1, ...): one compilation instead of twenty.
+    """
     include = next(line for line in source.splitlines() if line.startswith("#include"))
     parts = [include, f"namespace correct {{\n{source.replace(include, '')}\n}}"]
     for i, (bug, (old, new)) in enumerate(bugs.items()):
@@ -166,7 +169,7 @@ def with_bugs(source: str, kernel: str, bugs: dict[str, tuple[str, str]]) -> str
 
 @pytest.fixture(scope="module")
 def mma_bugs() -> EmulatedModule:
-    return EmulatedModule(compile_emulated(with_bugs(MMA_SOURCE, "gemm_mma", MMA_BUGS), SMALL))
+    return EmulatedModule(compile_emulated(with_bugs(MMA_SOURCE, "gemm_mma", MMA_BUGS), SMALL_TILE))
 
 
 @pytest.fixture(scope="module")
@@ -191,11 +194,11 @@ def test_planted_bug_in_wgmma_gemm_is_caught(bug: str, wgmma_bugs: EmulatedModul
 
 
 def test_lost_swizzle_shows_in_the_conflict_count() -> None:
-    """Slow, not wrong: only the counters can tell."""
+    """The kernel is slow, not wrong: only the counters can tell."""
     source = MMA_SOURCE.replace("((c ^ ((r >> 1) & 3)) << 4)", "(c << 4)")
     problem = Problem(64, 64, 64)
-    counters = run_mma(EmulatedModule(compile_emulated(source, SMALL)), problem, tile=64)
+    counters = run_mma(EmulatedModule(compile_emulated(source, SMALL_TILE)), problem, tile=64)
     assert problem.error() < 1e-3 and counters.ldmatrix_conflicts > 0
     source = MMA_SOURCE.replace("((BN + 8) * 2)", "(BN * 2)")
-    counters = run_mma(EmulatedModule(compile_emulated(source, SMALL)), problem, tile=64)
+    counters = run_mma(EmulatedModule(compile_emulated(source, SMALL_TILE)), problem, tile=64)
     assert problem.error() < 1e-3 and counters.ldmatrix_conflicts == 0 and counters.shared_conflicts > 0

@@ -32,7 +32,7 @@ def test_the_five_are_there() -> None:
 
 def test_resident_blocks() -> None:
     a100, h200, rtx3090 = (hardware.load(n) for n in ("a100", "h200", "rtx3090"))
-    assert a100.resident_blocks(256, 128, 65536) == 2  # registers and shared memory both say 2
+    assert a100.resident_blocks(256, 128, 65536) == 2  # registers and shared memory both give 2
     assert a100.resident_blocks(256, 129, 65536) == 1  # 129 registers are allocated as 136
     assert rtx3090.resident_blocks(256, 128, 65536) == 1  # 100 KB hold one 64 KB block
     assert h200.resident_blocks(384, 168, 200_000) == 1

@@ -1,7 +1,7 @@
-"""Which lane holds what: our formulas against the layouts that CuTe publishes, which run on GPUs every day.
+"""Layouts of lanes: our formulas against the layouts that CuTe publishes, which run on GPUs every day.
 
-A layout maps (lane, value) to an offset in a matrix stored column by column; lanes and values are taken apart into
-digits, least significant first, each with a stride (``cute/atom/mma_traits_sm80.hpp``, ``mma_traits_sm90_gmma.hpp``).
+A layout maps (lane, value) to an offset in a matrix stored column by column; lanes and values are split into digits,
+least significant first, each with a stride (``cute/atom/mma_traits_sm80.hpp``, ``mma_traits_sm90_gmma.hpp``).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ PUBLISHED_A: dict[int, tuple[Digits, Digits]] = {
     16: ((LANES, (32, 1)), ((2, 2, 2), (16, 8, 128))),
     32: ((LANES, (64, 1)), ((4, 2, 2), (16, 8, 256))),
 }
-"""Steps of m16n8 -> the row operand, 16 x steps."""
+"""Maps steps of m16n8 to the row operand, 16 x steps."""
 PUBLISHED_B: dict[int, tuple[Digits, Digits]] = {
     8: ((LANES, (8, 1)), ((2,), (32,))),
     16: ((LANES, (16, 1)), (FOUR, (8, 64))),
@@ -31,7 +31,7 @@ SUMS: tuple[Digits, Digits] = ((LANES, (32, 1)), (FOUR, (16, 8)))
 
 
 def places(layout: tuple[Digits, Digits], rows: int) -> dict[tuple[int, int], tuple[int, int]]:
-    """(lane, value) -> (row, column)."""
+    """Map (lane, value) to (row, column)."""
     offsets = []
     for shape, stride in layout:
         digits = product(*(range(n) for n in reversed(shape)))
@@ -52,7 +52,7 @@ def test_sums_of_mma() -> None:
 
 @pytest.mark.parametrize("columns", [32, 256])
 def test_sums_of_wgmma_are_those_of_mma_side_by_side(columns: int) -> None:
-    """What generated kernels take a register of a thread for, in a product of 64 rows by a warpgroup."""
+    """Generated kernels map the registers of a thread in this way, in a product of 64 rows by a warpgroup."""
     published: tuple[Digits, Digits] = (((4, 8, 4), (128, 1, 16)), ((2, 2, columns // 8), (64, 8, 512)))
     for (t, i), (row, column) in places(published, 64).items():
         env = {"lane": t % 32, "row_half": i // 2 % 2, "column_of_pair": i % 2}

@@ -1,4 +1,4 @@
-"""Every device primitive, emulated, against numpy; and what the emulation must refuse."""
+"""Every device primitive, emulated, compared with numpy; and required rejections of the emulation."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CASES = {c.name: c for c in [*all_cases(), *all_hopper_cases()]}
 
 
 def run(case: Case, module: EmulatedModule, reverse: bool) -> tuple[dict[int, np.ndarray], Counters]:
-    """Launches a case on copies of its arrays; the outputs by argument position."""
+    """Launch a case on copies of its arrays; return the outputs by argument position."""
     arrays: dict[int, np.ndarray] = {}
     args, extra = [], []
     for i, a in enumerate(case.args):
@@ -57,7 +57,7 @@ STORE_BUGS = {
     "      pd_tma_store_wait_read<0>();": None,  # the full wait that follows does both
     "      pd_tma_store_commit();": "TMA store was never waited for",
 }
-"""What is left out of a store, and what the emulation says."""
+"""Omitted parts of a store, and the emulation's messages."""
 
 
 def test_tma_store_protocol() -> None:
@@ -97,23 +97,23 @@ CLUSTER_BUGS = {
     "a block does not say that it is done": (((ARRIVE, f"    if (rank)\n{ARRIVE}"),), "without an arrival"),
     "a thread says it twice": (((ARRIVE, ARRIVE * 2),), "a second arrival"),
 }  # fmt: skip
-"""What breaks the protocol of a cluster, and what the emulation says; WRONG: it is seen in the result."""
+"""Violations of the cluster protocol, and the emulation's messages; WRONG: the result shows it."""
 
 
 BARRIER = ARRIVE + WAIT
-STORED = "smem + t * 4, pd_ldg(x + (pd_bid_x() * 2 + i) * 64 + t));\n"
+STORE = "smem + t * 4, pd_ldg(x + (pd_bid_x() * 2 + i) * 64 + t));\n"
 SUMS_BUGS = {
-    "no barrier behind the stores": (STORED + BARRIER, STORED, "no barrier of the cluster behind the store"),
-    "a barrier of the block": (STORED + BARRIER, f"{STORED}    pd_syncthreads();\n", "no barrier of the cluster"),
-    "a barrier that orders no stores": (STORED + BARRIER, f"{STORED}    pd_cluster_start();\n", "no barrier of"),
-    "nobody waits": (STORED + BARRIER, STORED + ARRIVE, "no barrier of the cluster|between arrival"),
-    "stored behind the arrival": (STORED + ARRIVE, STORED + ARRIVE + f"    pd_sts<float>({STORED}", "no barrier of"),
+    "no barrier behind the stores": (STORE + BARRIER, STORE, "no barrier of the cluster behind the store"),
+    "a barrier of the block": (STORE + BARRIER, f"{STORE}    pd_syncthreads();\n", "no barrier of the cluster"),
+    "a barrier that orders no stores": (STORE + BARRIER, f"{STORE}    pd_cluster_start();\n", "no barrier of"),
+    "nobody waits": (STORE + BARRIER, STORE + ARRIVE, "no barrier of the cluster|between arrival"),
+    "stored behind the arrival": (STORE + ARRIVE, STORE + ARRIVE + f"    pd_sts<float>({STORE}", "no barrier of"),
     "nobody waits before storing again or leaving": (f"total[t % 4]);\n{BARRIER}", "total[t % 4]);\n",
                                                      "may still read|which has left|have left the kernel"),
     "the wrong block": ("one, smem + first, b)", "one, smem + first, (b + 1) % 3)", "WRONG"),
     "a block that is not there": ("one, smem + first, b)", "one, smem + first, b + 1)", "block 4 of a cluster of 4"),
 }  # fmt: skip
-"""What is wrong with sums of a cluster's blocks, and what the emulation says."""
+"""Faults in sums of a cluster's blocks, and the emulation's messages."""
 
 
 @pytest.mark.parametrize("reverse", [False, True])
@@ -136,22 +136,22 @@ def test_sums_of_a_cluster_protocol(reverse: bool) -> None:
 
 
 LEAVES = "  if (n == 4) pd_leave<4>(space + here + at, mine);\n"
-LAST = "  if (pd_last_block(counters + task, 4)) {"
+COUNT = "  if (pd_last_block(counters + task, 4)) {"
 COUNTED_BUGS = {
-    "left behind the count": (LEAVES, LAST, LAST + LEAVES, "no count of both blocks"),
+    "left behind the count": (LEAVES, COUNT, COUNT + LEAVES, "no count of both blocks"),
     "not left": (LEAVES, "", "", "what no block has left"),
     "loaded as if it were there": ("pd_left<2>(mine, there)", "", "pd_ldg_wide<2>(mine, there)", "WRONG"),
-    "all finish": (LAST, LAST, "  pd_last_block(counters + task, 4);\n  {", "no count of both|no block has left"),
-    "counts of fewer blocks": (LAST, LAST, LAST.replace("4", "3"), "no block has left|no count of both"),
-    "counts of more blocks": (LAST, LAST, LAST.replace("4", "5"), "a counter of blocks ends at 4"),
-    "one counter for all": (LAST, LAST, LAST.replace(" + task", ""), "no block has left|no count of both"),
+    "all finish": (COUNT, COUNT, "  pd_last_block(counters + task, 4);\n  {", "no count of both|no block has left"),
+    "counts of fewer blocks": (COUNT, COUNT, COUNT.replace("4", "3"), "no block has left|no count of both"),
+    "counts of more blocks": (COUNT, COUNT, COUNT.replace("4", "5"), "a counter of blocks ends at 4"),
+    "one counter for all": (COUNT, COUNT, COUNT.replace(" + task", ""), "no block has left|no count of both"),
     "another task's sums": ("(task * 4 + b)", "", "(task / 2 * 4 + b)", "no count of both|no block has left"),
 }  # fmt: skip
-"""What is removed, and what is replaced by what: what is wrong with counted sums, and what the emulation says."""
+"""Faults in counted sums: the removed text, its replacement, and the emulation's message."""
 
 
 def test_counted_sums_protocol() -> None:
-    """What depends on the order of blocks is caught in one of the two."""
+    """One of two block orders catches a dependence on the order."""
     source = (HERE / "primitives.cu").read_text()
     text = source[source.index("PD_KERNEL(counted_sums") : source.index("// ---- conversions")]
     bugs = []
@@ -201,7 +201,7 @@ def test_cluster_protocol(reverse: bool) -> None:
 
 
 def _edited(case: Case, numbers: dict[int, int], box: tuple[int, int] = (64, 24), **pixels: tuple[int, ...]) -> Case:
-    """A case of a column of pixels with other numbers, by argument position, and another map."""
+    """Return a case of a column of pixels with other numbers, by argument position, and another map."""
     of, *rest = case.args
     changed = replace(of.map, box=box, pixels=replace(of.map.pixels, **pixels))
     args = [np.int32(numbers[i]) if i in numbers else a for i, a in enumerate(rest, 1)]
@@ -222,7 +222,7 @@ def _edited(case: Case, numbers: dict[int, int], box: tuple[int, int] = (64, 24)
 def test_planted_bugs_of_pixels_are_seen(
     numbers: dict, changes: dict, message: str, modules: dict[str, EmulatedModule]
 ) -> None:
-    """A wrong corner, step, number of pixels, place, offset of the tap or image."""
+    """A wrong corner, step, number of pixels, offset, tap offset or image."""
     case = CASES["tma_pixels_4d_strided_inside"]
     try:
         got, _ = run(_edited(case, numbers, **changes), modules[case.source], False)

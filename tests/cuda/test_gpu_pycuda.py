@@ -1,4 +1,4 @@
-"""pycuda beside programs and drivers, on the CPU libcuda; skipped where it is not installed (``make pycuda-test``)."""
+"""pycuda together with programs and drivers, on the CPU libcuda; skipped if not installed (``make pycuda-test``)."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def layer(device: Session) -> CudaProgram:
 
 @pytest.fixture
 def primary() -> Iterator[Any]:
-    """As ``import pycuda.autoprimaryctx`` makes it current, for the time of a test."""
+    """Make the primary context current for a test, like ``import pycuda.autoprimaryctx``."""
     context = cuda.Device(0).retain_primary_context()
     context.push()
     yield context
@@ -91,13 +91,13 @@ def feeds(b: int, seed: int = 0) -> dict[str, np.ndarray]:
 
 
 def same(got: dict[str, Any], want: dict[str, Any]) -> bool:
-    """Bit for bit, wherever they lie."""
+    """Compare bit for bit, on host or device."""
     host = [{n: a.numpy() if isinstance(a, DeviceArray) else np.asarray(a) for n, a in x.items()} for x in (got, want)]
     return host[0].keys() == host[1].keys() and all(a.tobytes() == host[1][n].tobytes() for n, a in host[0].items())
 
 
 def subprocess_says(code: str, **environment: str) -> str:
-    """What a script of its own prints; it must end well, with nothing on the error stream."""
+    """Return the output of a separate script; it must end well, with nothing on the error stream."""
     begin = "import ctypes, gc, os, threading\nimport numpy as np\nfrom polydyn.gpu import cpu_libcuda\n"
     command = [sys.executable, "-W", "error", "-c", begin + code]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=os.environ | environment)
@@ -153,7 +153,7 @@ def test_arrays_of_pycuda_in_and_out(layer: CudaProgram, primary: Any, b: int) -
 
 
 def test_what_pycuda_still_does_to_an_array_is_waited_for(layer: CudaProgram, primary: Any) -> None:
-    """Its copies and kernels are on the default stream, for which a run's own stream does not wait by itself."""
+    """Copies and kernels of pycuda are on the default stream, for which a run's own stream does not wait by itself."""
     f = feeds(6)
     x = gpuarray.to_gpu(f["x"])
     layer.run(f | {"x": x})
@@ -169,7 +169,7 @@ def test_what_pycuda_still_does_to_an_array_is_waited_for(layer: CudaProgram, pr
 
 
 def test_outputs_go_on_in_kernels_of_pycuda(layer: CudaProgram, primary: Any) -> None:
-    """pycuda takes what has ``__cuda_array_interface__`` as an argument; its kernel is behind the run on one stream."""
+    """pycuda accepts ``__cuda_array_interface__`` as an argument; its kernel follows the run on one stream."""
     twice = cuda.module_from_buffer(compile_emulated(KERNELS).read_bytes()).get_function("twice")
     f, stream, y = feeds(4), cuda.Stream(1), gpuarray.empty((4, 8), np.float32)
     got = layer.run({n: gpuarray.to_gpu(a) for n, a in f.items()}, stream=stream)
@@ -196,7 +196,7 @@ def test_arrays_that_cannot_be_used_are_refused(layer: CudaProgram, primary: Any
 
 
 def test_a_context_of_its_own_stays_current_and_its_arrays_are_refused(layer: CudaProgram) -> None:
-    """As ``import pycuda.autoinit`` makes one: not the primary context."""
+    """``import pycuda.autoinit`` makes one: it is not the primary context."""
     own = cuda.Device(0).make_context()
     try:
         f = feeds(4)
@@ -292,7 +292,7 @@ def test_memory_runs_out(layer: CudaProgram, primary: Any, monkeypatch: pytest.M
 
 
 def test_an_array_that_was_lost(device: Session) -> None:
-    """pycuda's own arrays are lost with the context as well: a run says so, and their end says nothing worse."""
+    """pycuda's own arrays are lost with the context as well: a run reports it, and their destructors report no more."""
     said = subprocess_says("""
 ctypes.CDLL(str(cpu_libcuda.build()), ctypes.RTLD_GLOBAL)
 import sys; sys.path.insert(0, "tests")
@@ -347,7 +347,7 @@ def test_a_foreign_stream_is_refused_by_name(driver: PycudaDriver) -> None:
 
 
 def test_contexts_are_given_back(device: Session, tmp_path: Path) -> None:
-    """The primary context goes when the last driver releases it, and comes again."""
+    """The primary context ends when the last driver releases it, and can be created again."""
     said = subprocess_says("""
 library = str(cpu_libcuda.build())
 raw = ctypes.CDLL(library, ctypes.RTLD_GLOBAL)
@@ -413,7 +413,7 @@ def test_nothing_aborts_where_threads_and_processes_end(end: str, sticky: str) -
 
 
 def test_a_broken_context_at_the_end() -> None:
-    """A kernel that fails after the last call: nobody renews, and nothing is destroyed in the broken context."""
+    """A kernel that fails after the last call: the context is not renewed, and nothing is destroyed in it."""
     code = (
         ABORTS.split("def work")[0]
         + """
@@ -431,7 +431,7 @@ print("end")
 
 
 def test_a_callers_context_survives_a_broken_one() -> None:
-    """pycuda takes the caller's context down before it finds that the broken one cannot be had."""
+    """pycuda takes the caller's context down before it finds that the broken one is unavailable."""
     code = (
         ABORTS.split("def work")[0]
         + """

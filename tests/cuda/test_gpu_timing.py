@@ -1,4 +1,4 @@
-"""Times by graphs of launches, over the CPU libcuda: what is launched how often, and what a failure leaves behind."""
+"""Times by graphs of launches, on the CPU libcuda: numbers of launches, and the state after a failure."""
 
 from __future__ import annotations
 

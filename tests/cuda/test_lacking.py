@@ -1,4 +1,4 @@
-"""What a device does wrong: kernels do without it, and programs tell so."""
+"""Broken features of a device: kernels avoid them, and programs name them."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_what_failed_is_kept_for_a_device(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_a_program_does_without(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A version that uses two features is taken where the device has both; one of them in a kernel after it."""
+    """A version that uses two features is taken if the device has both; one of them is in a kernel after it."""
     after = with_block(version("a", V(0)), features=("tma_stores",))
     first = with_block(
         replace(version("a", V(7)), name="both", after=(replace(after, tasks=ZERO),)), features=("clusters",)
@@ -62,7 +62,7 @@ def test_a_program_does_without(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_programs_of_older_versions_use_no_special_instructions() -> None:
-    """Their libraries cannot be told which ones."""
+    """The libraries of such programs have no interface for a list of features."""
     told: list[int] = []
     native: Any = SimpleNamespace(library=SimpleNamespace(), program=None)
     assert CudaNative._leave_out(native, frozenset()) and not CudaNative._leave_out(native, frozenset({"clusters"}))

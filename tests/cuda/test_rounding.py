@@ -1,4 +1,4 @@
-"""Where floats of 16 bits are rounded: at stores, after every node, or after every node that needs it."""
+"""Rounding of 16-bit floats: at stores, after every node, or after every node that requires it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ def test_what_a_kernel_keeps_to_itself_is_rounded_only_without_stores(strict: bo
 
 
 def test_operands_that_are_stored_in_16_bits_stay_so() -> None:
-    """A local becomes float32, what is widened again was not rounded; a load from memory is widened as before."""
+    """A local becomes float32; a value that is widened again was not rounded; a load from memory is widened as before.
+    """
     n, shape = Index.of("i"), (Index.of("n0"),)
     kinds = {"a0": ("float16", "input"), "l0": ("float16", "local"), "a1": ("float16", "output")}
     arrays = {k: Array(k, d, shape, role, row_major(shape)) for k, (d, role) in kinds.items()}
@@ -57,10 +58,10 @@ def test_what_is_clipped_is_rounded_once_and_only_to_its_own_type() -> None:
     def clipped(dtype: str, low: float, name: str = "max") -> Value:
         return cast(op(name, cast(cast(total, dtype), "float32"), const(low, "float32")), "bfloat16")
 
-    def made(v: Value) -> Value:
+    def kernel_of(v: Value) -> Value:
         s = Statement("S", (("i", shape[0]),), "a1", (n,), v)
         return round_once(Group("g", ("n0",), arrays, (s,))).statements[0].value
 
-    assert made(clipped("bfloat16", 0)) == cast(op("max", total, const(0, "float32")), "bfloat16")
+    assert kernel_of(clipped("bfloat16", 0)) == cast(op("max", total, const(0, "float32")), "bfloat16")
     for stays in (clipped("float16", 0), clipped("bfloat16", 0.1), clipped("bfloat16", 0, "add")):
-        assert made(stays) == stays, "another type, an end that is rounded itself, a sum"
+        assert kernel_of(stays) == stays, "another type, an end that is rounded itself, a sum"
