@@ -260,7 +260,7 @@ class Interface:
         self.__cuda_array_interface__ = base.__cuda_array_interface__ | {"stream": stream}
 
 
-@pytest.mark.parametrize("own", [False, True])
+@pytest.mark.parametrize("separate", [False, True])
 def test_work_of_exporters_without_dlpack_is_waited_for(layer: CudaProgram, device: Session, separate: bool) -> None:
     """pycuda names no stream though its copies and kernels are on the default one; numba names its stream."""
     f = feeds(4)
