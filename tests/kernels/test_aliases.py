@@ -15,7 +15,7 @@ SHAPES = [(2, 3), (0, 4), (1, 1), (5, 17)]
 
 
 def attention(*more: onnx.NodeProto, outputs: tuple[str, ...] = ("y",)) -> onnx.ModelProto:
-    """Its output y is o_t [B, L, 2, 8] as [B, L, 16]."""
+    """Build an attention whose output y is o_t [B, L, 2, 8] as [B, L, 16]."""
     made = models.attention(heads=2, depth=8)
     made.graph.node.extend(more)
     del made.graph.output[:]

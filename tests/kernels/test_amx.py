@@ -28,22 +28,22 @@ from tests.support.quantized import quantized_model
 from tests.support.tiny import node
 
 pytestmark = pytest.mark.skipif("avx512bw" not in machine_features(), reason="the emulation is for AVX-512")
-EMULATED = "cpu:amx-emulated"
+AMX_TARGET = "cpu:amx-emulated"
 RNG = np.random.default_rng(7)
 W, B = RNG.standard_normal((96, 50)).astype(np.float32), RNG.standard_normal(50).astype(np.float32)
 FILTERS = RNG.standard_normal((24, 32, 1, 1)).astype(np.float32)
-PLAIN, MOVED = (RNG.integers(-128, 128, s).astype(np.int8) for s in ((128, 40), (40, 9)))
+IN_PLACE_BYTES, COPIED_BYTES = (RNG.integers(-128, 128, s).astype(np.int8) for s in ((128, 40), (40, 9)))
 
 
 def products(rows: str | int = "M") -> onnx.ModelProto:
-    """A layer of float32, bytes that are read where they lie, bytes that are copied, planes of an image."""
+    """Build a layer of float32, bytes that are read in place, bytes that are copied, planes of an image."""
     nodes = [
         node("MatMul", "x w", "t"), node("Add", "t b", "u"), node("Relu", "u", "f"), node("MatMulInteger", "a p", "g"),
         node("MatMulInteger", "c q", "h"), node("Conv", "i v", "k"),
     ]  # fmt: skip
     inputs: Any = {"x": ("float32", ["N", rows, 96]), "a": ("uint8", [rows, 128]), "c": ("int8", [rows, 40]),
                    "i": ("float32", ["N", 32, rows, 1])}  # fmt: skip
-    return quantized_model(nodes, inputs, ["f", "g", "h", "k"], w=W, b=B, p=PLAIN, q=MOVED, v=FILTERS)
+    return quantized_model(nodes, inputs, ["f", "g", "h", "k"], w=W, b=B, p=IN_PLACE_BYTES, q=COPIED_BYTES, v=FILTERS)
 
 
 def feeds(rows: int, batch: int = 1) -> dict[str, np.ndarray]:
@@ -53,22 +53,22 @@ def feeds(rows: int, batch: int = 1) -> dict[str, np.ndarray]:
             "i": RNG.standard_normal((batch, 32, rows, 1)).astype(np.float32)}  # fmt: skip
 
 
-def check(got: dict[str, np.ndarray], given: dict[str, np.ndarray]) -> None:
-    x, w, i, v = (a.astype(ml_dtypes.bfloat16).astype(np.float32) for a in (given["x"], W, given["i"], FILTERS))
+def check(got: dict[str, np.ndarray], inputs: dict[str, np.ndarray]) -> None:
+    x, w, i, v = (a.astype(ml_dtypes.bfloat16).astype(np.float32) for a in (inputs["x"], W, inputs["i"], FILTERS))
     np.testing.assert_allclose(got["f"], np.maximum(x @ w + B, 0), 1e-5, 1e-4)
     np.testing.assert_allclose(got["k"], np.einsum("nchw,oc->nohw", i, v[..., 0, 0]), 1e-5, 1e-4)
-    np.testing.assert_array_equal(got["g"], given["a"].astype(np.int32) @ PLAIN.astype(np.int32))
-    np.testing.assert_array_equal(got["h"], given["c"].astype(np.int32) @ MOVED.astype(np.int32))
+    np.testing.assert_array_equal(got["g"], inputs["a"].astype(np.int32) @ IN_PLACE_BYTES.astype(np.int32))
+    np.testing.assert_array_equal(got["h"], inputs["c"].astype(np.int32) @ COPIED_BYTES.astype(np.int32))
 
 
 @pytest.fixture(scope="module")
 def plan() -> HostPlan:
-    return plan_program(products(), target=EMULATED, options=Options(precision="bf16"))
+    return plan_program(products(), target=AMX_TARGET, options=Options(precision="bf16"))
 
 
 def test_products_at_sizes_around_the_tiles(plan: HostPlan) -> None:
     assert sum(k.amx for k in plan.kernels) == 4
-    program = build_program(plan, target=EMULATED, threads=2)
+    program = build_program(plan, target=AMX_TARGET, threads=2)
     for rows, batch in ((0, 1), (1, 3), (15, 1), (16, 1), (17, 1), (11, 3), (33, 2), (64, 1), (100, 0)):
         given = feeds(rows, batch)
         check(program.run(given), given)
@@ -88,21 +88,21 @@ def test_every_access_of_a_tile_is_in_bounds_and_what_was_written(plan: HostPlan
         check(checked.run(given), given)
 
 
-PLANTED = {
+FAULTS = {
     "no shapes": (r"pd_amx_begin\(\d+\);", "", "none has a shape"),
     "shapes that stay": (r"pd_amx_end\(\);", "", "were not released"),
     "one tile as both operands": (r"add_bf16\(0, 4, 6\)", "add_bf16(0, 4, 4)", "not three"),
     "other shapes": (r"pd_amx_load\(7,", "pd_amx_begin(8); pd_amx_load(7,", "loaded over others"),
     "rows behind the last": (r"load\(5, rows, (.*?), 64,", r"load(5, rows, \1 + 12 * 64, 64,", "never written"),
 }
-"""What is done to the text, and what must be said."""
+"""Changes of the text, and the expected messages."""
 
 
-@pytest.mark.parametrize("what", PLANTED)
-def test_the_emulation_finds_what_the_unit_refuses(what: str) -> None:
-    pattern, new, said = PLANTED[what]
+@pytest.mark.parametrize("fault", FAULTS)
+def test_the_emulation_finds_what_the_unit_refuses(fault: str) -> None:
+    pattern, new, said = FAULTS[fault]
     m = quantized_model([node("MatMul", "x w", "y")], {"x": ("float32", [40, 32])}, ["y"], w=W[:32, :32])
-    small = plan_program(m, target=EMULATED, options=Options(precision="bf16"))
+    small = plan_program(m, target=AMX_TARGET, options=Options(precision="bf16"))
     matrix = [replace(k, text=re.sub(pattern, new, k.text)) if k.amx else k for k in small.kernels]
     assert [k.text for k in matrix] != [k.text for k in small.kernels]
     with pytest.raises(CheckError, match=said):

@@ -1,4 +1,5 @@
-"""Attention as one kernel: found over primitives, right at every length, and left apart where it does not line up."""
+"""Attention as one kernel: matched over primitives, right at every length, and separate kernels if it does not match.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +30,7 @@ SHAPES = [(1, 1, 1), (1, 8, 8), (2, 7, 7), (1, 33, 33), (2, 65, 65), (1, 130, 13
 
 
 def attention(heads: int, kv_heads: int | None = None, *, mask: str = "", rotary: bool = False) -> onnx.ModelProto:
-    """q [B, Q, heads*D], k and v [B, K, kv_heads*D] to [B, Q, heads*D]; the way exporters write it."""
+    """Build q [B, Q, heads*D], k and v [B, K, kv_heads*D] to [B, Q, heads*D], as exporters write it."""
     kv = kv_heads or heads
     nodes: list[onnx.NodeProto] = []
     constants: dict[str, np.ndarray] = {
@@ -65,7 +66,7 @@ def attention(heads: int, kv_heads: int | None = None, *, mask: str = "", rotary
 
 
 def rotated(add: Any, constants: dict[str, np.ndarray], q: str) -> str:
-    """q * 0.6 + rotate_half(q) * 0.8."""
+    """Add q * 0.6 + rotate_half(q) * 0.8."""
     half = D // 2
     constants |= {f"at{i}": np.array([i]) for i in (0, half, D)}
     constants |= {"last": np.array([3]), "cos": np.array(0.6, np.float32), "sin": np.array(0.8, np.float32)}
@@ -76,7 +77,7 @@ def rotated(add: Any, constants: dict[str, np.ndarray], q: str) -> str:
 
 
 def repeated(add: Any, constants: dict[str, np.ndarray], x: str, times: int, heads: int) -> str:
-    """Each key-value head serves ``times`` query heads."""
+    """Repeat each key-value head for ``times`` query heads."""
     constants |= {"two": np.array([2]), "ones": np.array([1, 1, times, 1, 1]), "heads": np.array([0, heads, -1, D])}
     wide = add("Expand", [add("Unsqueeze", [x, "two"], f"{x}_u"), "ones"], f"{x}_e")
     return str(add("Reshape", [wide, "heads"], f"{x}_r"))
@@ -110,14 +111,14 @@ def _artifact(name: str) -> Artifact:
 
 
 def compiled(name: str, threads: int | None = None) -> Program:
-    """The program of a case, compiled once for all tests."""
+    """Return the program of a case, compiled once for all tests."""
     return open_program(_artifact(name), threads=threads)
 
 
-LONG = ("full mask", "grouped queries", "one kv head")
+SLOW_CASES = ("full mask", "grouped queries", "one kv head")
 
 
-@pytest.mark.parametrize("name", [slow(n) if n in LONG else n for n in CASES])
+@pytest.mark.parametrize("name", [slow(n) if n in SLOW_CASES else n for n in CASES])
 def test_one_kernel_and_right_at_every_length(name: str) -> None:
     model = CASES[name]
     program = compiled(name, 2)
@@ -126,7 +127,7 @@ def test_one_kernel_and_right_at_every_length(name: str) -> None:
     session = ort.InferenceSession(model.SerializeToString())
     for shape in SHAPES:
         f = feeds(model, *shape)
-        if 0 in shape:  # ONNX Runtime refuses to reshape nothing
+        if 0 in shape:  # ONNX Runtime does not reshape empty tensors
             assert program.run(f)["y"].shape == (shape[0], *f["q"].shape[1:])
             continue
         expected = session.run(None, f)[0]
@@ -168,7 +169,7 @@ def test_weights_that_others_read_stay_apart() -> None:
 
 
 def test_a_wrong_scale_is_seen() -> None:
-    """The tolerance is not so wide that a head whose scale is off by 1 % passes."""
+    """The tolerance is tight enough to detect a head whose scale is off by 1 %."""
     model = CASES["plain"]
     f = feeds(model, 1, 9, 9)
     expected = ort.InferenceSession(model.SerializeToString()).run(None, f)[0]
@@ -212,7 +213,7 @@ def test_scores_of_several_reductions_are_packed_and_prefetched() -> None:
     ],
 )  # fmt: skip
 def test_an_attention_has_a_softmax_over_its_scores(nodes: str, attentions: int) -> None:
-    """Values of one attention that are the scores of the next belong to the first."""
+    """The value product of one attention that is also the score product of the next belongs to the first."""
     text = f'<ir_version: 10, opset_import: ["" : 18]> g (float[L, 16] x) => (float[L, 16] y) {{ {nodes} }}'
     made = onnx.parser.parse_model(text)
     r = np.random.default_rng(0)

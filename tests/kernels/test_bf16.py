@@ -1,4 +1,4 @@
-"""Products that round their operands to bfloat16, where ``Options(precision="bf16")`` asks (docs/adr/0023-types.md)."""
+"""Products that round their operands to bfloat16, with ``Options(precision="bf16")`` (docs/adr/0023-types.md)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ BF16 = Options(precision="bf16")
 
 
 def nearest(x: np.ndarray) -> np.ndarray:
-    """float32 rounded to bfloat16."""
+    """Round float32 to bfloat16."""
     return x.astype(ml_dtypes.bfloat16).astype(np.float32)
 
 

@@ -1,4 +1,4 @@
-"""Implicit broadcasts (BladeDISC 3.2): gone where the shapes are proven equal, right at run time where they are not."""
+"""Implicit broadcasts (BladeDISC 3.2): removed if the shapes are proven equal, right at run time otherwise."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ OWN_SHAPE = [node("Shape", "a", "s"), node("Expand", "a s", "e"), node("Exp", "e
 EQUAL_BY_A_FACT = [
     node("Add", "a b", "c"), node("Shape", "b", "s"), node("Expand", "a s", "e"), node("Mul", "e c", "y"),
 ]  # fmt: skip
-TILED = [node("Shape", "b", "s"), node("Tile", "a s", "e"), node("Exp", "e", "y")]
+TILE_TO_SHAPE = [node("Shape", "b", "s"), node("Tile", "a s", "e"), node("Exp", "e", "y")]
 
 
 @pytest.mark.parametrize(
@@ -44,7 +44,7 @@ TILED = [node("Shape", "b", "s"), node("Tile", "a s", "e"), node("Exp", "e", "y"
         (OWN_SHAPE, {"a": ["A", "N"]}, None),
         (EQUAL_BY_A_FACT, {"a": ["A", "N"], "b": ["B", "N"]}, None),
         ([node("Tile", "a ones", "e"), node("Exp", "e", "y")], {"a": ["A", "N"]}, None),
-        (TILED, {"a": ["A"], "b": ["B"]}, {"B": (1, 1)}),
+        (TILE_TO_SHAPE, {"a": ["A"], "b": ["B"]}, {"B": (1, 1)}),
     ],
     ids=["its own shape", "equal by another fact", "once", "a size that is 1"],
 )
@@ -57,14 +57,14 @@ def test_a_broadcast_that_is_proven_unnecessary_is_gone(nodes: Nodes, inputs: Sh
 
 
 def test_the_reason_is_noted() -> None:
-    plan = plan_of(TILED, {"a": ["A"], "b": ["B"]}, {"B": (1, 1)})
+    plan = plan_of(TILE_TO_SHAPE, {"a": ["A"], "b": ["B"]}, {"B": (1, 1)})
     assert "e is a: the shapes are proven equal, nothing is broadcast" in plan.graph.notes
 
 
 def test_what_is_not_decided_stays_and_is_right_for_1_and_for_n() -> None:
-    (group,) = plan_of(TILED, {"a": ["A"], "b": ["B"]}).groups
+    (group,) = plan_of(TILE_TO_SHAPE, {"a": ["A"], "b": ["B"]}).groups
     assert "A*(d0 // A)" in str(loads(group.nodes[0].body)[0].index[0]), "the remainder by A, whatever A is"
-    nodes = [*TILED[:2], node("Add", "e one", "y")]
+    nodes = [*TILE_TO_SHAPE[:2], node("Add", "e one", "y")]
     m = model(nodes, {"a": (F, ["A"]), "b": (F, ["B"])}, ["y"], {"one": np.float32(1)})
     program = compile(m, threads=1)
     for a, b in ((1, 1), (1, 7), (7, 1), (5, 3), (0, 4), (4, 0), (33, 2)):
@@ -74,7 +74,7 @@ def test_what_is_not_decided_stays_and_is_right_for_1_and_for_n() -> None:
 
 
 def test_two_unknown_sizes_are_equal_or_one_of_them_is_1() -> None:
-    """The version for equal sizes is noted; another one is there for calls in which one of them is 1."""
+    """The version for equal sizes is noted; another version handles calls in which one of them is 1."""
     nodes = [node("Add", "a b", "c"), node("Mul", "c d", "y"), node("ReduceSum", "y", "s", keepdims=0)]
     m = model(nodes, {"a": (F, ["A", 3]), "b": (F, ["B", 3]), "d": (F, ["D", "E"])}, ["y", "s"])
     program = compile(m, threads=1)

@@ -1,4 +1,4 @@
-"""Every bug once found, as the smallest program that showed it."""
+"""Every former bug, as the smallest program that showed it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_code_for_narrower_vectors_uses_narrower_vectors() -> None:
 
 
 def test_a_mask_shorter_than_past_and_present_is_refused() -> None:
-    """Positions gathered from a symbolic axis had no guard: a short mask was read past its rows, in silence."""
+    """Positions gathered from a symbolic axis had no guard: a short mask was read past its rows without an error."""
     program = compiled("gpt2_past_tiny", 1)
     inputs = feeds(load("gpt2_past_tiny"), {"B": 1, "L": 2, "P": 3, "T": 5})
     program.run(inputs)
@@ -55,7 +55,7 @@ def test_one_group_reduces_rows_of_different_lengths() -> None:
 
 
 def two_products(bodies: str, m: int | str = "M") -> Sheet:
-    """q0 and q1, products of one tensor with two constants, and their readers y0, y1."""
+    """Build q0 and q1, products of one tensor with two constants, and their readers y0, y1."""
     r = np.random.default_rng(0)
     s = Sheet(a=(m, 5))
     for i in range(2):
@@ -93,14 +93,14 @@ def test_merged_readers_stand_after_everything_they_read() -> None:
 
 
 def padded(s: Sheet, name: str, *index: str) -> Value:
-    """The element before ``index`` along the last axis, 0 before the first."""
+    """Return the element before ``index`` along the last axis, 0 before the first."""
     before = Index.of(index[-1]) - 1
     inside = op("ge", FromIndex("int64", before), const(0, "int64"))
     return op("where", inside, s.at(name, *index[:-1], before), const(0.0, "float32"))
 
 
 def test_guarded_loads_stay_out_of_register_tiles() -> None:
-    """A padded operand, and a padded reader of a product: lanes and shared loads would read outside."""
+    """In a padded operand, and a padded reader of a product, lanes and shared loads would read outside."""
     s = Sheet(a=("M", "K"), b=("K", "N"), c=("M", "N"))
     s.let("x", ("M", "N"), op("mul", s.at("a", "d0", "r0"), padded(s, "b", "r0", "d1")), ("K",), "sum")
     s.let("y", ("M", "N"), op("mul", padded(s, "a", "d0", "r0"), s.at("b", "r0", "d1")), ("K",), "sum")
@@ -110,7 +110,7 @@ def test_guarded_loads_stay_out_of_register_tiles() -> None:
 
 
 def test_dtypes_without_vectors_run_as_scalars() -> None:
-    """An operand, an epilogue, a sum and an index of dtypes that have no lanes."""
+    """An operand, an epilogue, a sum and an index have dtypes without lanes."""
     s = Sheet(a=("M", "K"), b=("K", "N"))
     s.let("i", ("K", "N"), cast(op("min", op("abs", s.at("b", "d0", "d1")), const(9.0, "float32")), "int8"))
     left, right = s.at("a", "d0", "r0"), cast(s.at("i", "r0", "d1"), "float32")
@@ -123,7 +123,7 @@ def test_dtypes_without_vectors_run_as_scalars() -> None:
 
 
 def test_kernels_are_compiled_for_the_lanes_they_were_generated_for() -> None:
-    """The header came before the definition of its width: code for 8 lanes ran with vectors of 16."""
+    """The header preceded the definition of its width: code for 8 lanes ran with vectors of 16."""
     s = Sheet(x=("A",))
     s.let("y", ("A",), op("exp", s.at("x", "d0")))
     assert not wrong(s.graph("y"), {"A": 9}, target="cpu:avx2")
@@ -132,7 +132,7 @@ def test_kernels_are_compiled_for_the_lanes_they_were_generated_for() -> None:
 
 
 def test_some_rows_of_an_attention_are_computed_in_parts() -> None:
-    """The kernel of an attention runs over all rows; a model that keeps some of them used to be refused."""
+    """The kernel of an attention runs over all rows; a model that slices its rows used to be rejected."""
     made = models.attention(heads=2, depth=8)
     made.graph.node.append(helper.make_node("Slice", ["o_t", "from", "to", "axis"], ["z"]))
     del made.graph.output[:]
@@ -150,7 +150,7 @@ def test_some_rows_of_an_attention_are_computed_in_parts() -> None:
 
 
 def test_a_group_computed_again_keeps_the_subscripts_inside_it() -> None:
-    """A value computed again in its reader lost how one node of its group read the other: over an axis of 1 less."""
+    """A recomputed value lost how one node of its group read the other: over an axis that is shorter by 1."""
     sheet = Sheet(x=("N", 1, "L"), w=("N", "L"))
     sheet.let("m", ("N", 1, "L"), op("abs", op("neg", sheet.at("x", "d0", "d1", "d2"))))
     sheet.let("u", ("N", "L"), op("mul", sheet.at("m", "d0", 0, "d1"), sheet.at("w", "d0", "d1")))
@@ -159,13 +159,13 @@ def test_a_group_computed_again_keeps_the_subscripts_inside_it() -> None:
 
 
 def test_a_product_of_one_row_has_a_schedule_on_cuda() -> None:
-    """Its row operand runs the reduction only; the schedule looked for a read along rows."""
+    """The row operand of such a product runs only the reduction; the schedule expected a read along rows."""
     plan = plan_program(path_of("shufflenet_tiny"), target="cuda:sm_80")
     assert any(k.name.startswith("contract_") for k in plan.kernels)
 
 
 def test_a_size_that_only_the_guard_of_a_load_uses_is_declared() -> None:
-    """A guard's subscripts were not looked at: STFT's kernel used a size that it had not read."""
+    """A guard's subscripts were ignored: STFT's kernel used a size that it had not read."""
     sheet = Sheet(x=("S",), z=("P",), w=("L",))
     inside = op("lt", FromIndex("int64", Index.of("d0")), FromIndex("int64", Index.of("P")))
     sheet.let("y", ("L",), op("where", inside, sheet.at("x", "d0"), const(0, "float32")))
@@ -194,7 +194,7 @@ def test_a_grouped_convolution_over_a_length_that_others_make() -> None:
 
 
 def test_a_negative_number_in_a_type_without_sign_wraps() -> None:
-    """A bound of -1 that a model casts to uint8 overflowed where constants are folded."""
+    """A bound of -1 that a model casts to uint8 overflowed in constant folding."""
     nodes = [node("Cast", "minus", "low", to=onnx.TensorProto.UINT8), node("Clip", "x low", "y")]
     made = model(nodes, {"x": ("uint8", ["N"])}, ["y"], {"minus": np.array(-1)})
     assert polydyn.compile(made).run({"x": np.arange(3, dtype=np.uint8)})["y"].tolist() == [255, 255, 255]
@@ -202,14 +202,14 @@ def test_a_negative_number_in_a_type_without_sign_wraps() -> None:
 
 @pytest.mark.parametrize("shape", [[2, 3], ["N", 3]])
 def test_a_running_sum_along_the_axis_of_the_lanes(shape: list[int | str]) -> None:
-    """Taps of one element that differ in their guards, and lanes on the right of a comparison, had no kernel."""
+    """Taps of one element with different guards, and lanes on the right of a comparison, had no kernel."""
     made = model([node("CumSum", "x axis", "y")], {"x": ("float32", shape)}, ["y"], {"axis": np.array(0)})
     x = np.arange(6, dtype=np.float32).reshape(2, 3)
     np.testing.assert_array_equal(polydyn.compile(made, threads=1).run({"x": x})["y"], x.cumsum(0))
 
 
 def test_columns_that_no_vector_loads_are_packed_element_by_element() -> None:
-    """The reflected pixels of a convolution with few outputs, behind a kernel of its own, had no form in vectors."""
+    """The reflected pixels of a convolution with few outputs, after a separate kernel, had no vector form."""
     r = np.random.default_rng(0)
     nodes = [node("Elu", "x", "e"), node("Pad", "e pads", "p", mode="reflect"), node("Conv", "p w", "y")]
     constants = {"w": r.standard_normal((1, 32, 7), np.float32), "pads": np.array([0, 0, 3, 0, 0, 3])}
@@ -223,7 +223,7 @@ def test_columns_that_no_vector_loads_are_packed_element_by_element() -> None:
 
 
 def test_patches_of_a_resized_picture_have_no_footprint() -> None:
-    """Channels moved together with lines of patches, columns stood inside a quotient: an iterator was unbound."""
+    """Channels moved together with rows of patches, and columns were inside a quotient: an iterator was unbound."""
     r = np.random.default_rng(0)
     nodes = [node("Resize", "x none scales", "z", mode="cubic"), node("Conv", "z w", "y", strides=[4, 4])]
     constants = {"w": r.standard_normal((16, 3, 4, 4), np.float32), "scales": np.array([1, 1, 1, 14 / 15], np.float32)}
@@ -233,8 +233,11 @@ def test_patches_of_a_resized_picture_have_no_footprint() -> None:
 
 
 def concatenations() -> onnx.ModelProto:
-    """Concatenations that are outputs, of which one part lies at the same place of a stored tensor of their size: RGB
-    to BGR, a detection head, a part behind a product and a reshape, the parts of a tensor in their own order.
+    """Build concatenations that are outputs. One part of each is at the same offset of a stored tensor of the same
+    size.
+
+    They are RGB to BGR, a detection head, a part after a product and a reshape, the parts of a tensor in their own
+    order.
     """
     nodes = [
         node("Mul", "x two", "s"), node("Split", "s", "r g b", axis=1), node("Concat", "b g r", "bgr", axis=1),
@@ -253,8 +256,8 @@ def concatenations() -> onnx.ModelProto:
 
 
 def test_a_tensor_is_no_concatenation_of_its_size() -> None:
-    """A copy of one part was taken for a copy of the whole, so the tensor was given the memory of the concatenation,
-    which others wrote: wrong in every call, or now and then on two threads.
+    """A copy of one part was taken for a copy of the whole, so the tensor received the memory of the concatenation,
+    which others wrote: wrong in every call, or sometimes on two threads.
     """
     made = concatenations()
     program = polydyn.compile(made, threads=2)
@@ -272,8 +275,8 @@ def test_a_tensor_is_no_concatenation_of_its_size() -> None:
 
 @pytest.mark.parametrize("op", ["ReduceMax", "ReduceMin", "ReduceSum"])
 def test_truths_as_integers_are_reduced(op: str) -> None:
-    """The greatest of truths as int32 was its neutral element: a truth was the negative of a mask, and the C compiler
-    turned the comparison of a negative with the least integer around, which overflows.
+    """The maximum of booleans as int32 was its neutral element: a boolean was a negated mask. The C compiler inverted
+    the comparison of a negative number with the minimum integer, which overflows.
     """
     nodes = [node("Equal", "x c", "q"), node("Cast", "q", "i", to=onnx.TensorProto.INT32)]
     m = model([*nodes, node(op, "i a", "y", keepdims=0)], {"x": ("int32", ["N", 5])}, ["y"],
@@ -284,7 +287,7 @@ def test_truths_as_integers_are_reduced(op: str) -> None:
 
 
 def test_a_table_of_the_groups_results_is_read_from_memory() -> None:
-    """A group that read its own results at positions in data had no proof: planning failed."""
+    """A group that read its own results at data-dependent positions had no proof: planning failed."""
     text = """(int64[L, 3] x, int64[L, 2, 3] p) => (float[L, 3, 3] s, float[L, 3] r) {
         t = Gather (w, x) s = Softmax <axis = 1> (t) q = GatherElements <axis = 1> (t, p)
         r = ReduceSum <keepdims = 0> (q, one)
@@ -300,7 +303,7 @@ def test_a_table_of_the_groups_results_is_read_from_memory() -> None:
 
 
 def test_a_convolution_of_an_empty_slice_is_padding() -> None:
-    """Its row operand loads nothing, so it is no product."""
+    """The row operand of such a convolution loads nothing, so it is not a product."""
     text = "(float[B, 3, L] x) => (float[B, 2, M] y) { s = Slice (x, zero, zero, two) y = Conv <pads = [1, 1]> (s, w) }"
     made = onnx.parser.parse_model(f'<ir_version: 9, opset_import: ["" : 19]> g {text}')
     constants = {"zero": np.array([0]), "two": np.array([2]), "w": np.ones((2, 3, 2), np.float32)}

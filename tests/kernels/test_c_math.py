@@ -16,7 +16,7 @@ from tests.support.paths import ROOT
 LEAF = ROOT / "codegen" / "leaf"
 TARGETS = {16: "cpu:avx512", 8: "cpu:avx2", 4: "cpu:baseline"}
 BOUNDS = {"exp": 1.1, "tanh": 2.7, "erf": 1.6, "sigmoid": 2.5, "expm1": 1.5}
-EXACT = {
+REFERENCES = {
     "exp": np.exp,
     "tanh": np.tanh,
     "expm1": np.expm1,
@@ -26,7 +26,7 @@ EXACT = {
 
 
 def arguments() -> np.ndarray:
-    """Every exponent of both signs, denormals, infinities, NaN, and the range where the functions bend."""
+    """Return every exponent of both signs, denormals, infinities, NaN, and the range of high curvature."""
     bits = np.arange(0, 0x7F800001, 16411, dtype=np.uint32).view(np.float32)
     bent = np.concatenate([np.linspace(-110, 110, 60001), np.linspace(-4.5, 4.5, 60001)]).astype(np.float32)
     x = np.concatenate([bits, -bits, bent, np.array([np.nan, np.inf, -np.inf, 0.0, -0.0], np.float32)])
@@ -34,7 +34,7 @@ def arguments() -> np.ndarray:
 
 
 def ulps(got: np.ndarray, want: np.ndarray) -> np.ndarray:
-    """Distance in units of the last place of ``want`` (float64); equal infinities and NaNs are 0 apart."""
+    """Return the distance in units of the last place of ``want`` (float64); equal infinities and NaNs are 0 apart."""
     with np.errstate(all="ignore"):
         exponent = np.maximum(np.floor(np.log2(np.maximum(np.abs(want), 2.0**-126))), -126)
         apart = np.abs(got.astype(np.float64) - want) / np.exp2(exponent - 23)
@@ -61,7 +61,7 @@ def test_math_functions_are_within_a_few_ulp(width: int, tmp_path: Path) -> None
     functions = ctypes.CDLL(str(library))
     x = arguments()
     worst = {}
-    for name, exact in EXACT.items():
+    for name, exact in REFERENCES.items():
         with np.errstate(all="ignore"):
             want = np.asarray(exact(x.astype(np.float64)))
         for form in "vs":

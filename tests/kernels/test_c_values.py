@@ -43,21 +43,22 @@ from tests.support.paths import ROOT
 LEAF = ROOT / "codegen" / "leaf"
 TARGETS = {16: "cpu:avx512", 8: "cpu:avx2", 4: "cpu:baseline"}
 DTYPES = ("float32", "float64", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "bool")
-STORED = ("float16", "bfloat16", *SMALL)
+STORAGE_TYPES = ("float16", "bfloat16", *SMALL)
 N = 157
-SIGNED = ("int8", "int16", "int32", "int64")
+SIGNED_TYPES = ("int8", "int16", "int32", "int64")
 ARITHMETIC = ("add", "sub", "mul", "div", "fmod", "mod", "max", "min", "neg", "abs", "sign")
 RELATIONS = ("lt", "le", "eq", "ne", "gt", "ge")
 LOGIC = ("and", "or", "xor", "not", "max", "min", *RELATIONS)
-EXACT = ("sqrt", "floor", "ceil", "rint", "reciprocal", "isnan", "isinf")
-INEXACT = ("exp", "log", "tanh", "erf", "sin", "cos", "sigmoid", "pow", "expm1", "log1p", "erfc", "atan2")
+EXACT_FUNCTIONS = ("sqrt", "floor", "ceil", "rint", "reciprocal", "isnan", "isinf")
+INEXACT_FUNCTIONS = ("exp", "log", "tanh", "erf", "sin", "cos", "sigmoid", "pow", "expm1", "log1p", "erfc", "atan2")
 
 
 def values(dtype: str, seed: int) -> np.ndarray:
-    """Ugly values first, then random ones; another order for every seed. 157 elements: no whole number of vectors."""
+    """Return ugly values first, then random ones, in another order for every seed; 157 elements, a partial last vector.
+    """
     r = np.random.default_rng(seed)
     t = numpy_dtype(dtype)
-    if dtype in STORED:
+    if dtype in STORAGE_TYPES:
         bits = 8 * t.itemsize if dtype in SMALL_FLOATS[:5] else 16 if t.itemsize == 2 else 2 if dtype[-1] == "2" else 4
         every = np.arange(2**bits) if bits <= 8 else np.linspace(0, 2**16 - 1, 157).astype(int)
         wide = np.uint16 if t.itemsize == 2 else np.uint8
@@ -80,16 +81,16 @@ def values(dtype: str, seed: int) -> np.ndarray:
 
 Case = tuple[str, Value]
 Kernels = dict[str, tuple[str, Value, list[str]]]
-"""Case -> (function, expression, buffers)."""
+"""Maps a case to (function, expression, buffers)."""
 
 
 def leaf(k: int, dtype: str) -> Value:
-    """Element i of buffer number k of that dtype."""
+    """Return element i of buffer number k of that dtype."""
     return load(f"{dtype}_{k}", ("i",), dtype)
 
 
 def cases() -> Iterator[Case]:
-    """(name, expression over ``leaf``)."""
+    """Yield (name, expression over ``leaf``)."""
     for t in DTYPES:
         a, b = leaf(0, t), leaf(1, t)
         if t == "bool":
@@ -110,7 +111,7 @@ def cases() -> Iterator[Case]:
             if not (t in FLOATS and u not in FLOATS and u != "bool"):
                 yield f"cast {t} {u}", cast(a, u)
         if t in FLOATS:
-            for name in EXACT + INEXACT:
+            for name in EXACT_FUNCTIONS + INEXACT_FUNCTIONS:
                 yield f"{name} {t}", op(name, a, b) if name in ("pow", "atan2") else op(name, a)
         elif t != "bool":
             yield f"pow {t}", op("pow", a, op("mod", op("abs", b), const(7, t)))
@@ -137,15 +138,15 @@ def cases() -> Iterator[Case]:
     yield "nan constant", op("add", leaf(0, "float32"), const(float("nan"), "float32"))
     yield "inf constant", op("min", leaf(0, "float32"), const(float("-inf"), "float32"))
     yield "denormal constant", op("mul", leaf(0, "float32"), const(1e-44, "float32"))
-    for t in SIGNED:
+    for t in SIGNED_TYPES:
         yield f"least {t}", op("max", leaf(0, t), const(int(np.iinfo(t).min), t))
     yield from stored()
     yield from compound()
 
 
 def stored() -> Iterator[Case]:
-    """Types of memory only: conversions, and arithmetic between a widening and a rounding."""
-    for t in STORED:
+    """Yield cases of storage-only types: conversions, and arithmetic between a widening and a rounding."""
+    for t in STORAGE_TYPES:
         x = cast(leaf(0, t), WIDENED[t])
         for u in ("float32", "float64", "int32", "bool"):
             if not (t in (*FLOATS, *SMALL_FLOATS) and u == "int32"):
@@ -166,7 +167,7 @@ def stored() -> Iterator[Case]:
 
 
 def compound() -> Iterator[Case]:
-    """Random nested expressions of one numeric dtype, with conditions and casts between."""
+    """Yield random nested expressions of one numeric dtype, with conditions and casts between."""
     for seed in range(60):
         r = np.random.default_rng(seed)
         t = str(r.choice(["float32", "float32", "int32", "int64", "uint8", "float64", "int8"]))
@@ -174,8 +175,8 @@ def compound() -> Iterator[Case]:
         bools: list[Value] = [leaf(0, "bool")]
         two = ["add", "sub", "mul", "max", "min", "div"] + ([] if t in FLOATS else ["mod", "fmod"])
 
-        def some(of: list[Value], r: np.random.Generator = r) -> Value:
-            return of[int(r.integers(len(of)))]
+        def some(choices: list[Value], r: np.random.Generator = r) -> Value:
+            return choices[int(r.integers(len(choices)))]
 
         for _ in range(6):
             kind = r.integers(5)
@@ -192,12 +193,12 @@ def compound() -> Iterator[Case]:
 
 
 def flat(v: Value) -> Value:
-    """Loads at flat addresses."""
+    """Return the value with loads at flat addresses."""
     return transform(v, lambda x: FlatLoad(x.dtype, x.buffer, x.index[0]) if isinstance(x, Load) else x)
 
 
 def kernels(width: int, vector: bool) -> tuple[str, Kernels, list[str]]:
-    """(C text, kernels, cases refused in lanes)."""
+    """Return (C text, kernels, cases without a vector form)."""
     found: Kernels = {}
     refused: list[str] = []
     texts = [f'#define PD_W {width}\n#include "pd_cpu.h"\n']
@@ -234,7 +235,7 @@ def pointers(arrays: Sequence[np.ndarray]) -> ctypes.Array:
 
 
 def disagreement(name: str, v: Value, got: np.ndarray, want: np.ndarray) -> str:
-    if v.dtype in STORED and v.dtype not in SMALL_INTEGERS:
+    if v.dtype in STORAGE_TYPES and v.dtype not in SMALL_INTEGERS:
         a, b = got.astype(np.float32), want.astype(np.float32)
         signs = (np.signbit(a) == np.signbit(b)) | (v.dtype == "float4_e2m1fn")  # there NaN becomes some zero
         bad = ~((a == b) & signs | (np.isnan(a) & np.isnan(b)))
@@ -242,7 +243,7 @@ def disagreement(name: str, v: Value, got: np.ndarray, want: np.ndarray) -> str:
         bad = got != want
     else:
         with np.errstate(all="ignore"):
-            inexact = name.split()[0] in INEXACT or name.startswith("compound")
+            inexact = name.split()[0] in INEXACT_FUNCTIONS or name.startswith("compound")
             bound = (4e-6 if v.dtype == "float32" else 1e-13) * np.abs(want) if inexact else 0
             close = np.abs(got.astype(np.float64) - want.astype(np.float64)) <= bound
         tiny = np.finfo(v.dtype).tiny
@@ -277,7 +278,7 @@ def test_every_operation_means_what_numpy_means(width: int, vector: bool, tmp_pa
 
 
 def test_vectors_exist_for_the_dtypes_of_models() -> None:
-    """What is refused in lanes runs as scalar code: float64, other integers, indices that are not affine."""
+    """Cases without lanes run as scalar code: float64, other integers, non-affine indices."""
     _, _, refused = kernels(16, True)
     served = {"float32", "int32", "int64", "uint8", "int8", "bool"}
     guarded = {name for name, v in cases() if any(isinstance(x, Op) and x.name == "where" for x in walk(v))}

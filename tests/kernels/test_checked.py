@@ -27,7 +27,7 @@ COLUMNS, STEPS = 45, 900
 
 
 def check(name: str) -> None:
-    """Every stored shape: no check fails, right numbers, and the bits of the normal build."""
+    """Check every stored shape: no check fails, the numbers are right, and the bits equal the normal build's."""
     plain, checked, wanted = compiled(name, 2), CheckedProgram(planned(name)), shapes(name)
     for shape, expected in zip(wanted, reference(path_of(name), wanted), strict=True):
         inputs = feeds(load(name), shape)
@@ -91,15 +91,15 @@ WRONG = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("what", WRONG)
-def test_a_wrong_kernel_is_caught(what: str) -> None:
-    kind, pattern, replacement, message = WRONG[what]
+@pytest.mark.parametrize("fault", WRONG)
+def test_a_wrong_kernel_is_caught(fault: str) -> None:
+    kind, pattern, replacement, message = WRONG[fault]
     with pytest.raises(CheckError, match=f"kernel {kind}_.*{message}"):
         only(plan(), kind, lambda text: re.sub(pattern, replacement, text)).run(x(9))
 
 
 def only(p: HostPlan, kind: str, change: Callable[[str], str]) -> CheckedProgram:
-    """The program with the text of its kernels of a kind changed; at least one text must be."""
+    """Compile the program with changed texts of its kernels of a kind; at least one text must change."""
     kernels = tuple(replace(k, text=change(k.text)) if k.name.startswith(kind) else k for k in p.kernels)
     assert kernels != p.kernels, "the change changed nothing"
     return CheckedProgram(replace(p, kernels=kernels))
@@ -139,7 +139,7 @@ def test_a_panel_one_vector_short_is_caught() -> None:
 
 
 def test_scratch_beyond_what_the_launch_asks_for_is_caught() -> None:
-    """Two rows of 37 elements, each from a cache line on."""
+    """Two rows of 37 elements, each starting at a cache line."""
     p = plan_program(model([node("Softmax", "x", "y", axis=-1)], {"x": ("float32", ["B", "L"])}, ["y"]))
     missing = 2 * 64 + 4
     less = tuple(

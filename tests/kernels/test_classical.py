@@ -1,4 +1,4 @@
-"""Operators of ai.onnx.ml beside ONNX Runtime: forests, linear models, scalers and encoders."""
+"""Operators of ai.onnx.ml, compared with ONNX Runtime: forests, linear models, scalers and encoders."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def one(
 
 
 def numbers(n: int, dtype: str, nan: bool = True) -> np.ndarray[Any, Any]:
-    """Halves, so that thresholds are met exactly; NaN in one of eight places of floats."""
+    """Return multiples of a half, so that some equal thresholds; one float of eight is NaN."""
     x = RNG.integers(-3, 4, (n, 4)).astype(dtype)
     if dtype.startswith("float"):
         x /= 2
@@ -77,17 +77,17 @@ class Trees:
         names.append("missing_value_tracks_true")
         return {f"nodes_{n}": list(c) for n, c in zip(names, zip(*self.rows, strict=True), strict=True)}
 
-    def entries(self, what: str, ids: list[int], low: float = 0.0) -> dict[str, Any]:
+    def entries(self, prefix: str, ids: list[int], low: float = 0.0) -> dict[str, Any]:
         rows = [(t, n, c, float(low + RNG.random() / 4)) for t, n in self.leaves for c in ids]
         names = ("treeids", "nodeids", "ids", "weights")
-        return {f"{what}_{n}": list(c) for n, c in zip(names, zip(*rows, strict=True), strict=True)}
+        return {f"{prefix}_{n}": list(c) for n, c in zip(names, zip(*rows, strict=True), strict=True)}
 
 
 ALL = ["LEQ", "LT", "GTE", "GT", "EQ", "NEQ"]
 
 
 @pytest.mark.parametrize(
-    ("dtype", "ids", "modes", "low", "more"),
+    ("dtype", "ids", "modes", "low", "post"),
     [
         ("float32", [0, 1, 2], ALL, -0.1, {"post_transform": "SOFTMAX"}),
         ("float64", [0, 1, 2], ["LEQ"], 0.0, {"base_values": [0.1, 0.2, 0.3]}),
@@ -97,15 +97,15 @@ ALL = ["LEQ", "LT", "GTE", "GT", "EQ", "NEQ"]
         ("float32", [1], ["LEQ"], -0.1, {"post_transform": "LOGISTIC"}),
     ],
 )
-def test_forests_that_classify(dtype: str, ids: list[int], modes: list[str], low: float, more: dict[str, Any]) -> None:
+def test_forests_that_classify(dtype: str, ids: list[int], modes: list[str], low: float, post: dict[str, Any]) -> None:
     trees, classes = Trees(4, 4, modes), 3 if len(ids) > 1 else 2
-    attributes = trees.nodes() | trees.entries("class", ids, low) | more
+    attributes = trees.nodes() | trees.entries("class", ids, low) | post
     labels = [10 + c for c in range(classes)]
     compare(one("TreeEnsembleClassifier", dtype, [LABELS, SCORES], classlabels_int64s=labels, **attributes), dtype)
 
 
 @pytest.mark.parametrize(
-    ("count", "depth", "ids", "more"),
+    ("count", "depth", "ids", "post"),
     [
         (3, 3, [0], {"aggregate_function": "AVERAGE", "base_values": [0.5]}),
         (4, 2, [0, 1], {"aggregate_function": "MIN"}),
@@ -113,9 +113,9 @@ def test_forests_that_classify(dtype: str, ids: list[int], modes: list[str], low
         (3, 0, [0, 1], {"post_transform": "SOFTMAX_ZERO"}),  # trees that are leaves
     ],
 )
-def test_forests_that_estimate(count: int, depth: int, ids: list[int], more: dict[str, Any]) -> None:
+def test_forests_that_estimate(count: int, depth: int, ids: list[int], post: dict[str, Any]) -> None:
     trees = Trees(count, depth, ["LEQ", "GT"])
-    attributes = {"n_targets": len(ids)} | trees.nodes() | trees.entries("target", ids, -0.1) | more
+    attributes = {"n_targets": len(ids)} | trees.nodes() | trees.entries("target", ids, -0.1) | post
     compare(one("TreeEnsembleRegressor", "float32", [SCORES], **attributes))
 
 
@@ -214,7 +214,7 @@ def test_features_are_taken_by_number() -> None:
 
 
 def machine(classes: int, kernel: str, seed: int = 0, **more: Any) -> onnx.ModelProto:
-    """A classifier with one to three vectors for each class."""
+    """Build a classifier with one to three vectors for each class."""
     rng, sizes = np.random.default_rng(seed), [1 + c % 3 for c in range(classes)]
     vectors, pairs = sum(sizes), classes * (classes - 1) // 2
     numbers = {"support_vectors": 4 * vectors, "coefficients": (classes - 1) * vectors, "rho": pairs}
@@ -227,15 +227,15 @@ def machine(classes: int, kernel: str, seed: int = 0, **more: Any) -> onnx.Model
 
 
 @pytest.mark.parametrize(
-    ("classes", "kernel", "more"),
+    ("classes", "kernel", "attributes"),
     [
         (2, "RBF", {"post_transform": "LOGISTIC"}), (2, "LINEAR", {}), (3, "POLY", {"post_transform": "SOFTMAX"}),
         (4, "SIGMOID", {"likely": True}), (2, "RBF", {"likely": True}),
     ],
 )  # fmt: skip
-def test_support_vector_machines_that_classify(classes: int, kernel: str, more: dict[str, Any]) -> None:
-    """Probabilities are those of ONNX Runtime's iteration, which ends 0.005 / classes before the solution."""
-    compare(machine(classes, kernel, **more), nan=False)
+def test_support_vector_machines_that_classify(classes: int, kernel: str, attributes: dict[str, Any]) -> None:
+    """Probabilities equal ONNX Runtime's iteration, which ends 0.005 / classes before the solution."""
+    compare(machine(classes, kernel, **attributes), nan=False)
 
 
 @pytest.mark.parametrize("count", [0, 3])

@@ -15,7 +15,7 @@ ROWS = (0, 1, 2, 9, 33)
 
 
 def product(columns: int, steps: int) -> tuple[object, np.ndarray, np.ndarray]:
-    """tanh(x w + b): the epilogue has vector functions, and the bias is read by column."""
+    """Build tanh(x w + b): the epilogue has vector functions, and the bias is read by column."""
     w = (RNG.standard_normal((steps, columns)) / steps**0.5).astype(np.float32)
     b = RNG.standard_normal(columns).astype(np.float32)
     nodes = [node("MatMul", "x w", "m"), node("Add", "m b", "a"), node("Tanh", "a", "y")]
@@ -47,7 +47,7 @@ def test_column_tails_touch_nothing_else(columns: int, steps: int) -> None:
 
 
 def test_rows_in_blocks() -> None:
-    """Columns that stay in the cache: rows go in blocks, however many threads there are."""
+    """Columns stay in the cache, so rows run in blocks for any number of threads."""
     m, w, b = product(64, 48)
     for threads in (1, 2, 3):
         program = compile(m, threads=threads)

@@ -1,4 +1,4 @@
-"""Operators of com.microsoft: compiled at several sizes and compared with ONNX Runtime, whose operators they are."""
+"""Operators of com.microsoft: compiled at several sizes and compared with ONNX Runtime, which defines them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def model_of(
     domain: str = "com.microsoft",
     **attributes: Any,
 ) -> onnx.ModelProto:
-    """A model of one node; an input is (dtype, dims), the array of an initializer, or absent."""
+    """Build a model of one node; an input is (dtype, dims), the array of an initializer, or absent."""
     names = [n if x is not None else "" for n, x in inputs.items()]
     node = helper.make_node(op, names, list(outputs), name=f"the_{op}", domain=domain, **attributes)
     graph = helper.make_graph(
@@ -54,7 +54,7 @@ def model_of(
 
 @lru_cache(maxsize=1)
 def compiled(model: bytes, kernels: bool) -> tuple[onnxruntime.InferenceSession, Graph, polydyn.Program | None]:
-    """The model in ONNX Runtime, as primitives, and compiled: once for all the shapes of a test."""
+    """Open the model in ONNX Runtime, as primitives, and compiled: once for all the shapes of a test."""
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
@@ -64,9 +64,9 @@ def compiled(model: bytes, kernels: bool) -> tuple[onnxruntime.InferenceSession,
 def agrees(
     model: onnx.ModelProto, *calls: dict[str, Array], tolerance: float = 2e-5, steps: int = 0, kernels: bool = True
 ) -> None:
-    """The primitives of a model and its kernels give what ONNX Runtime gives; ``steps``: of integers that may be off.
+    """Check that primitives and kernels of a model equal ONNX Runtime; ``steps``: tolerance of integer outputs.
 
-    Without ``kernels`` nothing is compiled: for the further forms of an operator whose first forms are.
+    Without ``kernels`` nothing is compiled: for further forms of an operator whose first forms are compiled.
     """
     session, graph, program = compiled(model.SerializeToString(deterministic=True), kernels)
     for feeds in calls:
@@ -201,7 +201,7 @@ def test_multi_head_attention(cached: bool, causal: int) -> None:
 
 
 def test_packed_multi_head_attention() -> None:
-    """ONNX Runtime has packed queries on GPUs only; they mean the same as three inputs."""
+    """ONNX Runtime supports packed queries on GPUs only; they are equivalent to three inputs."""
     packed = import_model(model_of("MultiHeadAttention", {"q": ("float32", ("B", "L", 2, 3, 4))}, num_heads=2))
     row = ("float32", ("B", "L", 8))
     apart = import_model(model_of("MultiHeadAttention", {"q": row, "k": row, "v": row}, num_heads=2))
@@ -224,7 +224,8 @@ def test_rotary_embeddings(interleaved: int, offset: bool) -> None:
 
 
 def group_query(rotary: int, window: int, packed: bool, softcap: float = 0.0) -> onnx.ModelProto:
-    """A GroupQueryAttention of 4 heads over 2 as exporters write it: sizes from the shape of an attention mask."""
+    """Build a GroupQueryAttention of 4 heads over 2 as exporters write it, with sizes from an attention mask's shape.
+    """
     width = 4 * 16 + 2 * 2 * 16 if packed else 4 * 16
     cache = ("float32", ["B", 2, "P", 16])
     nodes = [
@@ -385,7 +386,8 @@ def test_an_attribute_that_nobody_reads_is_refused_by_name() -> None:
 
 
 def decomposed(model: onnx.ModelProto) -> onnx.ModelProto:
-    """A model of ``group_query`` without rotation with its attention written out by hand in ONNX's own operators."""
+    """Build a model of ``group_query`` without rotation, with its attention expanded by hand to ONNX's own operators.
+    """
     g = model.graph
     nodes = [n for n in g.node if n.op_type != "GroupQueryAttention"]
     numbers = {"one": np.array(1), "axis": np.array([1]), "zero": np.array(0), "none": np.array([0] * 6)}

@@ -1,4 +1,4 @@
-"""Convolutions: padding inside the promotion statement, pixels as rows, channels last between kernels."""
+"""Convolutions: padding inside the promotion statement, pixels as rows, channels-last between kernels."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def floats(*shape: int) -> Array:
 
 
 def conv(weight: Sequence[int], tail: Sequence[str] = ("Relu",), **attributes: Any) -> onnx.ModelProto:
-    """Conv with a bias, then one-input nodes."""
+    """Build a Conv with a bias, then one-input nodes."""
     o, c, *kernel = weight
     names = ["c", *(f"t{k}" for k in range(len(tail) - 1)), "y"]
     nodes = [node("Conv", "x w b", names[0] if tail else "y", **attributes)]
@@ -63,7 +63,7 @@ def conv(weight: Sequence[int], tail: Sequence[str] = ("Relu",), **attributes: A
 
 
 def agrees(m: onnx.ModelProto, *feeds: dict[str, Array], checked: bool = False) -> HostPlan:
-    """Kernels against the reference evaluator, in the checked build when asked."""
+    """Compare kernels with the reference evaluator, on request in the checked build."""
     plan, graph = plan_program(m), import_model(m)
     program = CheckedProgram(plan) if checked else build_program(plan, threads=1)
     for f in feeds:
@@ -88,7 +88,7 @@ def lowered(plan: FusionPlan, group: int = 0) -> ContractGroup:
 
 
 def test_the_worked_example_is_one_kernel_with_the_padding_in_its_promotion() -> None:
-    """TSCompiler 5.2-5.3, with as many input channels as the caller has."""
+    """TSCompiler 5.2-5.3, with any number of input channels."""
     nodes = [node("Conv", "x w", "c", pads=[1, 1, 1, 1]), node("Add", "c b", "a"), node("Relu", "a", "y")]
     inputs = {"x": (F, ["N", "I", "H", "W"]), "w": (F, [19, "I", 3, 3])}
     m = model(nodes, inputs, ["y"], {"b": floats(19, 1, 1)})
@@ -130,7 +130,7 @@ CASES: list[tuple[Sequence[int], dict[str, Any], Sequence[tuple[int, ...]]]] = [
 def test_convolutions_of_any_form(
     weight: Sequence[int], attributes: dict[str, Any], sizes: Sequence[tuple[int, ...]]
 ) -> None:
-    """One kernel each, whatever the padding, which writes the model's order."""
+    """One kernel each for any padding; it writes the model's layout."""
     channels = weight[1] * attributes.get("group", 1)
     feeds = [{"x": floats(n, channels, *spatial)} for n, *spatial in sizes]
     assert len(agrees(conv(weight, **attributes), *feeds, checked=True).launches) == 1
@@ -162,9 +162,9 @@ def test_narrow_groups_lie_together_in_vectors(channels: int, of_group: int, str
 
 
 def test_few_rows_and_sums_in_blocks_of_the_reduction() -> None:
-    """Steps that no windows share are copied as rows, in blocks of the reduction; the sums wait in the output.
+    """Steps that no windows share are copied as rows, in blocks of the reduction; the output carries partial sums.
 
-    The columns are more than half of any second cache that is believed.
+    The columns exceed half of any assumed second-level cache.
     """
     m = conv((180, 1600, 1, 1), strides=[2, 2])
     form = lowered(fused(m))
@@ -176,14 +176,15 @@ def test_few_rows_and_sums_in_blocks_of_the_reduction() -> None:
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_strips_of_halves_are_not_asked_for_ahead(dtype: str) -> None:
-    """Only elements of four bytes have an instruction that asks for them."""
+    """Only elements of four bytes have a prefetch instruction."""
     for m in (conv((64, 64, 3)), conv((48, 64, 3, 3), pads=[1, 1, 1, 1])):
         plan_program(in_halves(m, dtype), target="cpu:avx2")
 
 
 def test_pixels_that_leave_vectors_too_empty_are_rows() -> None:
-    """49 columns need a fourth vector for one of them; as rows they are exact, and weights are columns. At 64 vectors
-    are full. What is known when the model is compiled is chosen then.
+    """49 columns would need a fourth vector for one of them; as rows they are exact, and weights are columns.
+
+    At 64, vectors are full. Sizes known at compile time decide then.
     """
     m = conv((64, 66, 1, 1))
     sizes = ((1, 7, 7), (2, 1, 17), (1, 8, 8), (1, 2, 2), (0, 7, 7))
@@ -202,7 +203,7 @@ def test_pixels_that_leave_vectors_too_empty_are_rows() -> None:
 
 @pytest.mark.parametrize(("pads", "copied"), [([0, 0, 0, 0], False), ([1, 0, 2, 1], True)])
 def test_patches_are_read_in_place_and_padded_ones_have_a_footprint(pads: list[int], copied: bool) -> None:
-    """Rows are pixels of a line, and results are stored in whole vectors; a padding tells taps from channels."""
+    """Rows are pixels of an image row, results are stored in whole vectors; a padding separates taps from channels."""
     m = conv((21, 3, 4, 5), strides=[4, 5], pads=pads)
     form = lowered(fused(m))
     assert form.fill == copied == (form.footprint is not None)
@@ -213,9 +214,7 @@ def test_patches_are_read_in_place_and_padded_ones_have_a_footprint(pads: list[i
 
 @pytest.mark.parametrize("tail", [("Relu",), ("Relu", "GlobalAveragePool")])
 def test_footprints_of_strips_that_are_lower_than_their_halo(tail: tuple[str, ...]) -> None:
-    """Paddings larger than the image, whose taps are left out, several strips, several threads; planes and channels
-    last.
-    """
+    """Paddings larger than the image, with omitted taps; several footprint buffers and threads; both layouts."""
     m = conv((9, 100, 3, 3), tail, pads=[7, 16, 5, 18], dilations=[6, 16])
     plan, graph = plan_program(m), import_model(m)
     assert "footprint copied" in "\n".join(n for k in plan.kernels for n in k.notes)
@@ -238,7 +237,7 @@ def test_few_uneven_images_are_tasks_of_some_columns() -> None:
 
 
 def test_strips_beside_columns_that_no_cache_holds_are_larger() -> None:
-    """They would not stay there either, and less of a larger one is copied twice."""
+    """The columns exceed the cache anyway, and a larger footprint copies less of it twice."""
     wide = "cpu:avx512"
     plans = [plan_program(conv((n, 120, 5, 5), pads=[2, 2, 2, 2]), target=wide) for n in (16, 48)]
     tasks = [p.launches[0].candidates[0].tasks.evaluate({"N": 1, "H": 16, "W": 100, "nth": 1}) for p in plans]
@@ -246,10 +245,10 @@ def test_strips_beside_columns_that_no_cache_holds_are_larger() -> None:
 
 
 def test_planes_are_stored_in_whole_vectors() -> None:
-    """Sums of a run of register tiles are transposed; a sum over channels behind it keeps its columns together.
+    """Sums of a run of register tiles are transposed; a sum over channels after it keeps its columns together.
 
-    Where results go is asked for early: by long sums beyond the near cache, by short ones beyond the last. Of integers
-    the results are, which read a residual channels last as it lies.
+    Stores are prefetched: for long sums beyond the near cache, for short ones beyond the last. For integers the results
+    are prefetched, which read a channels-last residual in place.
     """
     texts = ["".join(k.text for k in plan_program(conv((21, 3, 3, 3), t)).kernels) for t in (("Relu",), ("Softmax",))]
     assert "pd_transpose_f32" in texts[0] and not any("vstores_f32" in t for t in texts)
@@ -277,7 +276,7 @@ SPREAD: list[tuple[Sequence[int], dict[str, Any], int]] = [
 def test_transposed_convolutions_are_products_of_phases(
     weight: Sequence[int], attributes: dict[str, Any], launches: int
 ) -> None:
-    """A product for phases of as many taps, its footprint copied, and the interleaving; without strides no other."""
+    """A product for phases of as many taps, its footprint copied, and the interleaving; else only the product."""
     nodes = [node("ConvTranspose", "x w b", "c", **attributes), node("Relu", "c", "y")]
     constants = {"w": floats(*weight), "b": floats(weight[1])}
     m = model(nodes, {"x": (F, ["N", weight[0], "H", "W"])}, ["y"], constants)
@@ -317,8 +316,8 @@ def test_a_costly_map_joins_a_product_but_no_window() -> None:
 
 
 def test_on_a_gpu_maps_of_rows_along_the_reduction_join_few_columns() -> None:
-    """There a copy of whole rows computes nothing where many columns ask for it; pixels that lie across the reduction
-    are copied one by one.
+    """On a GPU, copies of whole rows compute nothing if many columns need them; pixels across the reduction are copied
+    one by one.
     """
     maps = [node("Relu", "x", "r"), node("Mul", "r s", "m")]
     few, many = (model([*maps, node("MatMul", "m w", "y")], {"x": (F, ["M", 8])}, ["y"],
@@ -394,7 +393,7 @@ def test_both_branches_of_a_choice_have_its_condition() -> None:
         check(less(i + 1 - n, 0), at(i + 1), at(i - (n // 2 * 2 - 1)))
 
 
-# -- channels last ---------------------------------------------------------------------------------------------------
+# -- channels-last ---------------------------------------------------------------------------------------------------
 
 
 def test_the_order_spreads_to_what_reads_channels_and_stops_at_outputs() -> None:
@@ -416,7 +415,7 @@ def test_the_order_spreads_to_what_reads_channels_and_stops_at_outputs() -> None
 
 
 def test_a_tensor_that_stays_joins_ones_that_moved() -> None:
-    """Convolutions that write windows share a kernel: where a window lies is a parameter, checked at every place."""
+    """Convolutions that write windows share a kernel: the offset of a window is a parameter, checked at every site."""
     image = (F, ["N", 3, "H", "W"])
     nodes = [node("Conv", "x w", "c"), node("Conv", "z v", "d"), node("Concat", "c x d", "k", axis=1)]
     m = model([*nodes, node("Relu", "k", "y")], {"x": image, "z": image}, ["y"],

@@ -1,4 +1,4 @@
-"""Sizes that are 0 in every call: no kernel computes what has no elements, and sums over nothing are numbers."""
+"""Sizes that are 0 in every call: tensors without elements have no kernel, and sums over nothing are numbers."""
 
 from __future__ import annotations
 
@@ -55,9 +55,9 @@ def parsed(inputs: str, nodes: str) -> Any:
     return made
 
 
-def operands(made: Any, a: int) -> dict[str, np.ndarray]:
+def operands(model: Any, a: int) -> dict[str, np.ndarray]:
     shapes = {i.name: [d.dim_value if d.HasField("dim_value") else a for d in i.type.tensor_type.shape.dim]
-              for i in made.graph.input}  # fmt: skip
+              for i in model.graph.input}  # fmt: skip
     return {n: np.ones(s, np.int64 if n == "i" else np.float32) for n, s in shapes.items()}
 
 

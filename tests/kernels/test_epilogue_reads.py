@@ -1,4 +1,4 @@
-"""Epilogues read other tensors along vectors of columns; what vectors would gather stays a kernel of its own."""
+"""Epilogues read other tensors along vectors of columns; reads that need gathers stay in a separate kernel."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ SIZES = [0, 1, 7, 33]
 
 
 def product() -> explore.Group:
-    """``y[M, 56] = gelu(x[M, 40] @ w + b)``."""
+    """Build ``y[M, 56] = gelu(x[M, 40] @ w + b)``."""
     nodes = [node("MatMul", "x w", "p"), node("Add", "p b", "s"), node("Gelu", "s", "y")]
     made = model(nodes, {"x": ("float32", ["M", 40])}, ["y"], {"w": W, "b": W[0]})
     (group,) = explore.groups(made)
@@ -35,7 +35,7 @@ def softmax() -> explore.Group:
 
 
 def tiled(t: Scheduled) -> Scheduled:
-    """Blocks of 8 x 24, the reduction in blocks of P_k around them; sums in a buffer of a block."""
+    """Tile by blocks of 8 x 24, the reduction in blocks of P_k around them; sums in a buffer per block."""
     t = tile(t, "i", (b, "B_i"), (p, 8))
     t = tile(t, "j", (b, "B_j"), (p, 24))
     t = tile(t, "k", (b, "B_k"), (p, "P_k"))
@@ -47,7 +47,7 @@ def tiled(t: Scheduled) -> Scheduled:
 
 
 def packed(t: Scheduled) -> Scheduled:
-    """The same with the columns of a block copied for each block of the reduction."""
+    """Tile in this way, and copy the columns of a block for each block of the reduction."""
     t = tiled(t)
     weights = next(x.array for x in read_accesses(t.group.backbone)[1:] if "i1" in str(x.index))
     t = promote(t, weights, "j", "PACK", "panel", b("k"), ["ACC"], {a("k"): (p("k"),), a("j"): (p("j"),)})
@@ -91,7 +91,7 @@ def test_the_matrix_and_the_trees_are_texts() -> None:
 
 
 def swapped(tree: Tree) -> Tree:
-    """The tree with the first two parts of its first sequence exchanged."""
+    """Return the tree with the first two parts of its first sequence exchanged."""
     if isinstance(tree, Band):
         return Band(tree.members, swapped(tree.child))
     assert isinstance(tree, Sequence)
@@ -109,7 +109,7 @@ def test_an_illegal_order_has_a_witness() -> None:
 
 
 def test_sums_that_the_next_column_overwrites_are_found() -> None:
-    """Blocks of the reduction lie outside of the columns, and a column keeps its sum in storage for one only."""
+    """Blocks of the reduction are outside of the columns, and a column's storage holds one sum only."""
     t = tile(product().start(), "k", (b, "B_k"), (p, 16))
     t = pull_out(interchange(t, it("i"), b("k"), it("j"), p("k")), p("k"))
     t = clip(accumulate(t, it("j")), "k", "ACC")

@@ -21,7 +21,7 @@ def dense(n: int) -> list[NodeProto]:
 
 @pytest.mark.parametrize("steps", [slow(32), 45, slow(64), 1500])
 def test_few_columns(steps: int) -> None:
-    """A kernel for each number of columns, side by side in one program."""
+    """A kernel for each number of columns, all in one program."""
     w = {f"w{n}": RNG.standard_normal((steps, n)).astype(np.float32) for n in COLUMNS}
     b = {f"b{n}": RNG.standard_normal(n).astype(np.float32) for n in COLUMNS}
     nodes = [x for n in COLUMNS for x in dense(n)]
@@ -37,7 +37,7 @@ def test_few_columns(steps: int) -> None:
 
 
 def test_dynamic_columns_of_unit_stride() -> None:
-    """Both operands computed: queries against a few keys, the keys read in place."""
+    """Both operands are computed: queries against a few keys, the keys read in place."""
     nodes = [node("Transpose", "k", "t", perm=[0, 2, 1]), node("MatMul", "q t", "y")]
     m = model(nodes, {"q": ("float32", ["B", "Q", 48]), "k": ("float32", ["B", 5, 48])}, ["y"])
     program = compile(m, threads=1)
@@ -56,7 +56,7 @@ SIZES = (
 
 
 def computed() -> object:
-    """relu(a b + c), every size symbolic."""
+    """Build relu(a b + c), every size symbolic."""
     nodes = [node("MatMul", "a b", "m"), node("Add", "m c", "s"), node("Relu", "s", "y")]
     inputs = {"a": ("float32", ["B", "M", "K"]), "b": ("float32", ["B", "K", "N"]), "c": ("float32", ["N"])}
     return model(nodes, inputs, ["y"])
@@ -78,7 +78,7 @@ def test_computed_columns(target: str) -> None:
 
 @pytest.mark.slow
 def test_computed_columns_touch_nothing_else() -> None:
-    """The same bits as the normal build, no access out of bounds, in both versions."""
+    """The bits equal the normal build's, with no access out of bounds, in both versions."""
     checked, plain = CheckedProgram(plan_program(computed())), compile(computed(), threads=1)
     for size in ((2, 13, 3, 40), (1, 7, 4, 17), (2, 6, 1, 8), (1, 9, 7, 19), (2, 3, 2, 30), (1, 2, 50, 9)):
         x, _ = feeds(*size)

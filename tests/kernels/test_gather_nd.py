@@ -1,4 +1,4 @@
-"""GatherND: every component of an index tuple belongs to its own axis; tuples of positions are no gather at all."""
+"""GatherND: every component of an index tuple belongs to its own axis; tuples of positions are views, not gathers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_each_component_is_checked_against_its_own_axis(program: polydyn.Program
 
 
 @pytest.mark.parametrize(
-    ("tuples", "said"),
+    ("tuples", "message"),
     [
         ([[0, 0], [2, 0]], "axis of size A, here 2: element 2 is 2"),
         ([[0, 4], [1, 5]], "axis of size B, here 5: element 3 is 5"),
@@ -36,13 +36,13 @@ def test_each_component_is_checked_against_its_own_axis(program: polydyn.Program
         ([[0, -6]], "axis of size B, here 5: element 1 is -6"),
     ],
 )
-def test_tuples_outside_are_refused_by_axis(program: polydyn.Program, tuples: list[list[int]], said: str) -> None:
-    with pytest.raises(InputError, match=said):
+def test_tuples_outside_are_refused_by_axis(program: polydyn.Program, tuples: list[list[int]], message: str) -> None:
+    with pytest.raises(InputError, match=message):
         program.run({"x": X, "i": np.array(tuples)})
 
 
 def test_tuples_that_are_nowhere_in_memory_are_checked_too() -> None:
-    """A transposed input is read where it lies, arithmetic where it is used."""
+    """A transposed input is checked in place, arithmetic where it is used."""
     m = model(
         [node("Transpose", "i", "t", perm=[1, 0]), node("Mul", "t two", "j"), node("GatherND", "x j", "y")],
         {"x": ("float32", ["A", "B", "C"]), "i": ("int64", [2, "R"])}, ["y"], {"two": np.array(2)},
@@ -56,7 +56,7 @@ def test_tuples_that_are_nowhere_in_memory_are_checked_too() -> None:
 
 
 def test_tuples_of_positions_are_a_view() -> None:
-    """How torch.export writes ``mask[arange(B)[:, None], arange(L)[None]]``."""
+    """torch.export writes ``mask[arange(B)[:, None], arange(L)[None]]`` in this way."""
     graph = import_model(
         model(
             [

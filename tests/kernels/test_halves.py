@@ -137,7 +137,7 @@ def test_every_group_is_the_reference_s(dtype: str) -> None:
 
 @pytest.mark.parametrize("dtype", HALVES)
 def test_twins_keep_what_masks_mean(dtype: str) -> None:
-    """The lowest float32 becomes the type's lowest number, which all of a row may have; -inf stays (its row is NaN)."""
+    """The lowest float32 becomes the type's lowest number, which a whole row may have; -inf stays (its row is NaN)."""
     lowest = np.array([np.finfo(np.float32).min, -np.inf, 0.5], np.float32)
     made = in_halves(model([node("Add", "x c", "o")], {"x": ("float32", ["M", 3])}, ["o"], {"c": lowest}), dtype)
     (held,) = (widened(np.frombuffer(t.raw_data, numpy_dtype(dtype)), dtype) for t in made.graph.initializer)

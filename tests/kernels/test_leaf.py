@@ -92,7 +92,7 @@ def test_horizontal_reductions_see_every_lane(width: int) -> None:
 
 @contextmanager
 def page() -> Iterator[tuple[mmap.mmap, int]]:
-    """Memory whose first page may be touched and the next one not, and its address."""
+    """Yield memory whose first page is accessible and whose next one is not, and its address."""
     memory = mmap.mmap(-1, 2 * mmap.PAGESIZE)
     begin = ctypes.addressof(ctypes.c_char.from_buffer(memory))
     protect = ctypes.CDLL(None, use_errno=True).mprotect
@@ -104,7 +104,7 @@ def page() -> Iterator[tuple[mmap.mmap, int]]:
 
 @pytest.mark.parametrize("width", WIDTHS)
 def test_masked_lanes_touch_nothing_beyond_a_page(width: int) -> None:
-    """The live elements end where the readable memory ends; one byte further is a fault."""
+    """The live elements end at the end of readable memory; one byte further is a fault."""
     with page() as (memory, begin):
         for n in range(width + 1):
             leaf(width).t_tail(ctypes.c_void_p(begin + mmap.PAGESIZE - 4 * n), ctypes.c_int64(n))
@@ -114,7 +114,7 @@ def test_masked_lanes_touch_nothing_beyond_a_page(width: int) -> None:
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("dtype", [np.float32, np.uint16])
 def test_elements_apart_are_read_in_their_lanes_only(width: int, dtype: type[np.generic]) -> None:
-    """The last one that is read ends where the readable memory ends."""
+    """The last element that is read ends at the end of readable memory."""
     size = mmap.PAGESIZE // np.dtype(dtype).itemsize
     lanes = np.arange(width)
     with page() as (memory, begin):
@@ -134,7 +134,8 @@ def test_elements_apart_are_read_in_their_lanes_only(width: int, dtype: type[np.
 
 @pytest.mark.parametrize("width", WIDTHS)
 def test_conversions_of_bfloat16_keep_subnormal_numbers_and_nan(width: int) -> None:
-    """Every upper half with what is below, at and above a tie; vectors of neighbours, and of all kinds of numbers."""
+    """Every upper half with lower bits below, at and above a tie; vectors of neighbours, and of all kinds of numbers.
+    """
     lower = np.array([0, 1, 0x7FFF, 0x8000, 0x8001, 0xFFFF], np.uint32)
     bits = (np.arange(1 << 16, dtype=np.uint32) << 16 | lower[:, None]).reshape(-1)
     nan = (bits & 0x7FFFFFFF) > 0x7F800000

@@ -1,4 +1,4 @@
-"""Long reductions into few results are split into shares on the CPU, the same ones for any number of threads."""
+"""Long reductions into few results use split-K on the CPU, with the same slices for any number of threads."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ MODEL = model(
     ["y", "dots", "z", "row", "total", "column"],
     CONSTANTS,
 )  # fmt: skip
-LONG = LEAST_SHARES * SHARE_STEPS
+SPLIT_STEPS = LEAST_SHARES * SHARE_STEPS
 SIZES = [
-    (0, 1, 0), (1, 0, 9000), (7, 2, 1), (33, 1, LONG - 1), (8, 3, LONG), (2, 1, 14_003),
+    (0, 1, 0), (1, 0, 9000), (7, 2, 1), (33, 1, SPLIT_STEPS - 1), (8, 3, SPLIT_STEPS), (2, 1, 14_003),
     (9 * FEW_TILES, FEW_TILES + 1, 6200),
 ]  # fmt: skip
 """M, B, K; U is ten times K."""
@@ -50,7 +50,7 @@ SIZES = [
 
 @pytest.fixture(scope="module")
 def programs(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Program]:
-    """By the number of threads."""
+    """Compile one program per number of threads."""
     path: Path = tmp_path_factory.mktemp("split") / "split.polydyn"
     compile(MODEL, threads=1).save(path)
     return {n: load(path, threads=n) for n in (1, 2, 5)}
@@ -62,8 +62,8 @@ def feeds(m: int, b: int, k: int) -> dict[str, np.ndarray]:
     return {n: (RNG.standard_normal(s) / small.get(n, 1)).astype(np.float32) for n, s in shapes.items()}
 
 
-def expected(given: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    x, p, q, u, t = (given[n].astype(np.float64) for n in "xpqut")
+def expected(inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    x, p, q, u, t = (inputs[n].astype(np.float64) for n in "xpqut")
     return {
         "y": np.maximum(x @ CONSTANTS["w"] + CONSTANTS["b"], 0), "dots": -(x @ CONSTANTS["few"]),
         "z": np.tanh(p @ q), "row": np.abs(u.sum(1)), "total": u.sum(), "column": t.max(0, initial=-np.inf),
@@ -83,7 +83,7 @@ def test_shares_depend_on_sizes_alone(programs: dict[int, Program], m: int, b: i
     least = LEAST_SHARES * SHARE_ELEMENTS
     assert split == {
         *(["y"] * (0 < m <= 8 * FEW_TILES)), *(["dots"] * (26 <= m <= 6 * FEW_TILES)),
-        *(["z"] * (0 < b <= FEW_TILES and k >= LONG)), *(["row"] * (b <= FEW_TILES and 10 * b * k >= least)),
+        *(["z"] * (0 < b <= FEW_TILES and k >= SPLIT_STEPS)), *(["row"] * (b <= FEW_TILES and 10 * b * k >= least)),
         *(["total"] * (10 * b * k >= least)), *(["column"] * (24 * k >= least)),
     }  # fmt: skip
 
@@ -93,8 +93,8 @@ def test_every_read_of_shares_is_inside_and_written() -> None:
     checked.run(feeds(3, 2, 6151))
 
 
-OWN = np.random.default_rng(6)
-GATHERED = model(
+LOCAL_RNG = np.random.default_rng(6)
+GATHER_MODEL = model(
     [
         node("Gather", "table ids", "g"), node("Mul", "g weights", "h"), node("ReduceSum", "h one", "bag", keepdims=0),
         node("Gather", "names ids", "again"), node("Gather", "table again", "twice"),
@@ -108,7 +108,7 @@ GATHERED = model(
     },
     ["bag", "most", "elements", "loss"],
     {
-        "table": OWN.standard_normal((50, 24)).astype(np.float32), "names": OWN.permutation(50),
+        "table": LOCAL_RNG.standard_normal((50, 24)).astype(np.float32), "names": LOCAL_RNG.permutation(50),
         "one": np.array([1]), "columns": np.array([0]),
     },
 )  # fmt: skip
@@ -116,7 +116,7 @@ GATHERED = model(
 
 def test_gathers_are_split_with_what_they_fetch() -> None:
     """A group made of some statements keeps the arrays that their subscripts fetch."""
-    program, other = compile(GATHERED, threads=1), onnxruntime.InferenceSession(GATHERED.SerializeToString())
+    program, other = compile(GATHER_MODEL, threads=1), onnxruntime.InferenceSession(GATHER_MODEL.SerializeToString())
     for b, length, k in ((1, 0, 1), (2, 1, 7), (3, 700, 2000)):
         ids, labels = RNG.integers(0, 50, (b, length)), RNG.integers(0, 9, (k,))
         given = {"ids": ids, "weights": RNG.standard_normal((b, length, 1)).astype(np.float32), "labels": labels,
@@ -124,7 +124,7 @@ def test_gathers_are_split_with_what_they_fetch() -> None:
         for (name, got), want in zip(program.run(given).items(), other.run(None, given), strict=True):
             np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4, err_msg=name)
     for target in ("cpu:avx512", "cuda:sm_80"):
-        plan_program(GATHERED, target=target)
+        plan_program(GATHER_MODEL, target=target)
 
 
 @pytest.mark.parametrize("steps", [0, 1, 15, 16, 6157, 9000])

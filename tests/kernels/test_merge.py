@@ -1,4 +1,4 @@
-"""GEMM merging: contractions that share an operand become one, readers of equal form follow, nothing is copied."""
+"""GEMM merging: contractions that share an operand become one, equal readers follow, nothing is copied."""
 
 from __future__ import annotations
 
@@ -40,7 +40,8 @@ def contractions(m: onnx.ModelProto) -> int:
 
 
 def products(*extra: onnx.NodeProto, outputs: tuple[str, ...] = ("y0", "y1", "y2")) -> onnx.ModelProto:
-    """Three products of x; each result that is an output is transposed first, so that it is no part of a whole."""
+    """Build three products of x; each result that is an output is transposed first, so that it is not part of a whole.
+    """
     nodes = [node("MatMul", f"x w{i}", f"m{i}") for i in range(3)]
     return model([*nodes, *extra], X, outputs, WEIGHTS | BIASES)
 
@@ -49,25 +50,25 @@ def turned(*names: str) -> list[onnx.NodeProto]:
     return [node("Transpose", t, f"y{i}", perm=[1, 0, 2]) for i, t in enumerate(names)]
 
 
-BIASED = products(*(node("Add", f"m{i} b{i}", f"a{i}") for i in range(3)), *turned("a0", "a1", "a2"))
-CHAINED = products(
+WITH_BIASES = products(*(node("Add", f"m{i} b{i}", f"a{i}") for i in range(3)), *turned("a0", "a1", "a2"))
+WITH_CHAINS = products(
     *(node("Add", f"m{i} b{i}", f"a{i}") for i in range(3)), *(node("Relu", f"a{i}", f"c{i}") for i in range(3)),
     *turned("c0", "c1", "c2"),
 )  # fmt: skip
 PLAIN = products(*turned("m0", "m1", "m2"))
-MIXED = products(node("Add", "m0 b0", "a0"), node("Relu", "m1", "a1"), node("Add", "m2 b2", "a2"),
+WITH_MIXTURE = products(node("Add", "m0 b0", "a0"), node("Relu", "m1", "a1"), node("Add", "m2 b2", "a2"),
                  *turned("a0", "a1", "a2"))  # fmt: skip
-COPIED = products(*(node("Add", f"m{i} b{i}", f"y{i}") for i in range(3)))
-JOINED = products(node("Concat", "m0 m1", "y0", axis=2), node("Neg", "m2", "y1"), outputs=("y0", "y1"))
+WITH_COPIES = products(*(node("Add", f"m{i} b{i}", f"y{i}") for i in range(3)))
+WITH_CONCAT = products(node("Concat", "m0 m1", "y0", axis=2), node("Neg", "m2", "y1"), outputs=("y0", "y1"))
 
 
 @pytest.mark.parametrize(
-    ("m", "left"),
-    [(BIASED, 1), (CHAINED, 1), (PLAIN, 1), (MIXED, 2), (COPIED, 3), (JOINED, 3)],
+    ("m", "kernels"),
+    [(WITH_BIASES, 1), (WITH_CHAINS, 1), (PLAIN, 1), (WITH_MIXTURE, 2), (WITH_COPIES, 3), (WITH_CONCAT, 3)],
     ids=["biased", "chained", "plain", "mixed", "copied", "joined"],
 )
-def test_merged_graphs_compute_the_same(m: onnx.ModelProto, left: int) -> None:
-    assert contractions(m) == left
+def test_merged_graphs_compute_the_same(m: onnx.ModelProto, kernels: int) -> None:
+    assert contractions(m) == kernels
     graph = fold(import_model(m))
     program = compile(m, threads=1)
     for b, n in ((1, 1), (2, 7), (0, 3), (3, 33)):
@@ -80,10 +81,10 @@ def test_merged_graphs_compute_the_same(m: onnx.ModelProto, left: int) -> None:
 @pytest.mark.parametrize(
     ("m", "reason"),
     [
-        (MIXED, "an epilogue would become a kernel of its own"),
-        (COPIED, "an output of the model would have to be copied"),
-        (JOINED, "a part of a concatenation would have to be copied"),
-        (BIASED, "merged into one contraction (they share the operand x)"),
+        (WITH_MIXTURE, "an epilogue would become a kernel of its own"),
+        (WITH_COPIES, "an output of the model would have to be copied"),
+        (WITH_CONCAT, "a part of a concatenation would have to be copied"),
+        (WITH_BIASES, "merged into one contraction (they share the operand x)"),
     ],
 )
 def test_reasons_are_noted(m: onnx.ModelProto, reason: str) -> None:
@@ -91,9 +92,9 @@ def test_reasons_are_noted(m: onnx.ModelProto, reason: str) -> None:
 
 
 def test_biases_and_what_follows_stay_epilogues_of_one_kernel() -> None:
-    labels = compile(CHAINED).launches
+    labels = compile(WITH_CHAINS).launches
     assert sum(x.startswith("contract ") for x in labels) == 1
-    apart = compile(CHAINED, options=Options(without=frozenset({"merge", "batch"}))).launches
+    apart = compile(WITH_CHAINS, options=Options(without=frozenset({"merge", "batch"}))).launches
     assert sum(x.startswith("contract ") for x in apart) == 3
 
 
@@ -130,13 +131,13 @@ def exp_of(s: Sheet, name: str, source: str) -> None:
 
 
 def total_of(s: Sheet, name: str, source: str) -> None:
-    """A reader that is no epilogue: sums along the last axis."""
+    """Add a reader that is not an epilogue: sums along the last axis."""
     shape = s.tensors[source].shape
     s.let(name, (shape[0],), s.at(source, "d0", "r0"), (shape[1],), "sum")
 
 
 def shared_row() -> Sheet:
-    """``a @ tanh(p)`` and ``a @ tanh(q)``: columns of unknown numbers."""
+    """Build ``a @ tanh(p)`` and ``a @ tanh(q)``: columns of unknown numbers."""
     s = Sheet(a=("M", "K"), p=("K", "N"), q=("K", "J"))
     for t in "pq":
         exp_of(s, f"e{t}", t)
@@ -146,7 +147,7 @@ def shared_row() -> Sheet:
 
 
 def shared_column(inputs: bool = False) -> Sheet:
-    """``tanh(p) @ w`` and ``tanh(q) @ w`` with a constant w: rows of unknown numbers, then a bias and a relu."""
+    """Build ``tanh(p) @ w`` and ``tanh(q) @ w`` with a constant w: unknown numbers of rows, then a bias and a relu."""
     s = Sheet(p=("M", 12), q=("N", 12))
     s.constant("w", WEIGHTS["w1"])
     s.constant("b", BIASES["b1"])
@@ -249,7 +250,7 @@ def test_sizes_that_are_not_decided_keep_products_apart() -> None:
 
 
 def test_keys_and_values_of_all_decoder_layers_are_one_product_of_the_encoding() -> None:
-    """Grouped queries too: keys and values are narrower than queries, and queries read something else."""
+    """Grouped queries too: keys and values are narrower than queries, and queries read another tensor."""
     s = Sheet(encoding=("L", 12), x=("T", 12))
     s.constant("wq", RNG.standard_normal((12, 16)).astype(np.float32))
     exp_of(s, "q0", "x")

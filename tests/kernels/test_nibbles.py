@@ -1,4 +1,4 @@
-"""Products with weights of 4 bits: they stay so in a program, and decode to what the model means."""
+"""Products with 4-bit weights: they stay packed in a program, and decode to the model's values."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ RNG = np.random.default_rng(0)
 
 
 def packed(n: int, k: int, block: int, zeros: bool, bias: bool = False) -> onnx.ModelProto:
-    """MatMulNBits of 4 bits over random weights."""
+    """Build MatMulNBits of 4 bits over random weights."""
     blocks = -(-k // block)
     constants: dict[str, Array] = {
         "w": RNG.integers(0, 256, (n, blocks, block // 2)).astype(np.uint8),
@@ -44,7 +44,7 @@ def packed(n: int, k: int, block: int, zeros: bool, bias: bool = False) -> onnx.
 
 
 def by_blocks(n: int, k: int, block: int) -> onnx.ModelProto:
-    """DequantizeLinear of signed integers of 4 bits by blocks of the first axis, and the product with them."""
+    """Build DequantizeLinear of signed 4-bit integers by blocks of the first axis, and the product with them."""
     weights = helper.make_tensor("w", TensorProto.INT4, [k, n], RNG.integers(-8, 8, k * n))
     scales = RNG.random((k // block, n)).astype(np.float32) / 8
     nodes = [
@@ -58,7 +58,7 @@ def by_blocks(n: int, k: int, block: int) -> onnx.ModelProto:
 
 
 def agrees(m: onnx.ModelProto, target: str = "cpu", rows: tuple[int, ...] = (0, 1, 2, 7, 9, 65, 70)) -> HostPlan:
-    """Results are the reference's but for the order of the sums; the plan, for more questions."""
+    """Check that results equal the reference's up to the order of sums; return the plan for further checks."""
     plan, graph = plan_program(m, target=target), import_model(m)
     program = build_program(plan, target=target, threads=1)
     for count in rows:
@@ -89,7 +89,7 @@ def test_blocks_of_any_whole_number_of_words() -> None:
 
 
 def test_blocks_of_one_word_become_floats() -> None:
-    """Scales are one more word of a block: a block of eight steps has no place for them."""
+    """Scales are one more word of a block: a block of eight steps has no room for them."""
     for n, k, block in ((12, 8, 8), (5, 24, 8), (1, 8, 8)):
         plan = agrees(by_blocks(n, k, block), rows=(1,))
         assert not any("4 bits" in x for x in plan.notes)

@@ -1,4 +1,5 @@
-"""Operators whose places are data: TopK, scatters, MaxPool's indices and MaxUnpool, reversed sequences, Col2Im."""
+"""Operators with data-dependent indices: TopK, scatters, MaxPool's indices and MaxUnpool, reversed sequences, Col2Im.
+"""
 
 from __future__ import annotations
 
@@ -24,16 +25,16 @@ def floats(*shape: int) -> Array:
 
 
 @pytest.mark.parametrize(
-    ("dtype", "most", "largest"),
+    ("dtype", "top", "largest"),
     [("float32", 3, 1), ("int64", 3, 0), ("uint8", 40, 1), ("float16", 40, 0), ("float64", 40, 1), ("uint64", 40, 0)],
 )
-def test_top_k_with_ties(dtype: str, most: int, largest: int) -> None:
-    """Few elements, many, and few of many: the leaf has another way for each."""
-    k = np.array([most], np.int64)
+def test_top_k_with_ties(dtype: str, top: int, largest: int) -> None:
+    """Few elements, many, and few of many: the leaf has a separate method for each."""
+    k = np.array([top], np.int64)
     model = model_of(
         "TopK", {"x": (dtype, ("B", "L")), "k": k}, {"largest": largest, "axis": 1}, outputs=("values", "places"),
     )  # fmt: skip
-    calls = [{"x": RNG.integers(0, 9, (b, n)).astype(dtype)} for b in (0, 1, 3) for n in (*SIZES, 40, 400) if n >= most]
+    calls = [{"x": RNG.integers(0, 9, (b, n)).astype(dtype)} for b in (0, 1, 3) for n in (*SIZES, 40, 400) if n >= top]
     graph, program, checked = (
         import_model(model),
         polydyn.compile(model, threads=1),
@@ -42,11 +43,11 @@ def test_top_k_with_ties(dtype: str, most: int, largest: int) -> None:
     assert program.launches[0] == "order places"
     for feeds in calls:
         x = feeds["x"].astype(np.float64)
-        order = np.argsort(-x if largest else x, axis=1, kind="stable")[:, :most]
+        order = np.argsort(-x if largest else x, axis=1, kind="stable")[:, :top]
         for got in (program.run(feeds), checked.run(feeds), polydyn.graph.reference.evaluate(graph, feeds)):
             np.testing.assert_array_equal(got["places"], order)
             np.testing.assert_array_equal(got["values"], np.take_along_axis(feeds["x"], order, 1))
-    with pytest.raises(InputError, match=f"{most} elements"):
+    with pytest.raises(InputError, match=f"{top} elements"):
         program.run({"x": np.zeros((2, 2), dtype)})
 
 

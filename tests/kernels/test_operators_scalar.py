@@ -18,7 +18,7 @@ CIRCULAR = ("Tan", "Asin", "Acos", "Atan", "Sinh", "Cosh", "Asinh", "Acosh", "At
 
 
 def compiled_agrees(model: onnx.ModelProto, *calls: dict[str, Any], tolerance: float = 1e-5) -> None:
-    """The compiled model gives what onnx's reference evaluator gives, for every call."""
+    """Check that the compiled model equals onnx's reference evaluator, for every call."""
     program = polydyn.compile(model, threads=1)
     for feeds in calls:
         for got, want in zip(program.run(feeds).values(), expected(model, feeds), strict=True):

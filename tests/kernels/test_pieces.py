@@ -23,7 +23,7 @@ SHAPES = [(1, 1), (2, 3), (1, 17), (3, 0)]
 
 
 def rotated(size: int) -> tuple[list[Any], dict[str, Array], dict[str, tuple[Any, ...]]]:
-    """x cos + (-x2, x1) sin, where x1 and x2 are the halves of x: nodes, constants, inputs."""
+    """Build x cos + (-x2, x1) sin, where x1 and x2 are the halves of x: nodes, constants, inputs."""
     ends = {"zero": 0, "half": size // 2, "end": size, "last": -1}
     nodes = [
         node("Slice", ["x", "half", "end", "last"], ["x2"]), node("Slice", ["x", "zero", "half", "last"], ["x1"]),
@@ -48,9 +48,9 @@ def operands(size: int, batch: int, length: int, dtype: str = "float32") -> tupl
     return feeds, x * cos + turned * sin
 
 
-def roll(known: bool) -> Any:
-    """exp of x whose last rows come first."""
-    rows = 12 if known else "R"
+def roll(constant: bool) -> Any:
+    """Build exp of x with its last rows moved to the front."""
+    rows = 12 if constant else "R"
     nodes = [
         node("Slice", ["x", "three", "far", "zero"], ["x1"]), node("Slice", ["x", "zero", "three", "zero"], ["x2"]),
         node("Concat", ["x1", "x2"], ["r"], axis=0), node("Exp", ["r"], ["y"]),
@@ -73,7 +73,7 @@ def test_a_rotation_is_one_kernel(size: int) -> None:
 
 @pytest.mark.parametrize(("size", "dtype"), [(64, "float16"), (20, "float16"), slow(16, "float32"), (6, "float32")])
 def test_halves_that_are_whole_vectors_are_loaded_as_such(size: int, dtype: str) -> None:
-    """On CUDA; others by elements."""
+    """On CUDA by vectors, other sizes by elements."""
     plan = rotation(size, dtype)
     kernels = placed(plan)
     (p,) = kernels
@@ -104,7 +104,7 @@ def test_vectors_of_three_pieces_are_loaded_where_all_conditions_hold() -> None:
 
 
 def test_rolls_of_known_length_are_one_kernel() -> None:
-    """Where a part's length is a symbol, parts are written beside each other."""
+    """Parts of symbolic length are written next to each other."""
     for known in (True, False):
         program = polydyn.compile(roll(known), threads=1)
         assert (len(program.manifest["launches"]) == 1) is known
@@ -124,14 +124,14 @@ def test_pieces_of_two_tensors_and_outputs_are_joined_in_memory() -> None:
 
 
 def rolled(x: str, y: str, places: str, axis: int) -> list[Any]:
-    """A tensor whose first elements along an axis go to its end."""
+    """Build a tensor whose first elements along an axis move to its end."""
     a = {1: "one", 2: "two"}[axis]
     return [node("Slice", [x, places, "far", a], [f"{y}l"]), node("Slice", [x, "zero", places, a], [f"{y}r"]),
             node("Concat", [f"{y}l", f"{y}r"], [y], axis=axis)]  # fmt: skip
 
 
 def test_shifted_windows_are_read_by_a_product() -> None:
-    """Both parts of each of two rolls have their condition where the product's promotion reads them."""
+    """Both parts of each of two rolls have their condition in the product's promotion."""
     nodes = [
         *rolled("x", "p", "four", 1), *rolled("p", "q", "three", 2), node("Reshape", ["q", "cut"], ["v"]),
         node("Transpose", ["v"], ["t"], perm=[0, 1, 3, 2, 4, 5]), node("Reshape", ["t", "rows"], ["u"]),
@@ -154,7 +154,7 @@ def test_shifted_windows_are_read_by_a_product() -> None:
 
 @pytest.mark.parametrize("rows", [8, "H"])
 def test_four_pieces_before_a_convolution(rows: int | str) -> None:
-    """Focus: every second pixel, four times, as channels. The pieces are equally long where H is even."""
+    """Focus: every second pixel, four times, as channels. The pieces are equally long if H is even."""
     nodes: list[Any] = []
     for n, (a, b) in enumerate((("zero", "zero"), ("one", "zero"), ("zero", "one"), ("one", "one"))):
         nodes += [node("Slice", ["x", a, "far", "two", "two"], [f"h{n}"]),

@@ -38,12 +38,12 @@ def rewritten(m: onnx.ModelProto) -> Graph:
 
 
 def sums(graph: Graph) -> int:
-    """Integer products of a graph."""
+    """Count integer products of a graph."""
     return sum("@sum" in n.output for n in graph.nodes)
 
 
 def exactly(m: onnx.ModelProto, *feeds: dict[str, Array], target: str = "cpu") -> HostPlan:
-    """The compiled model gives what the rewritten graph means, bit by bit."""
+    """Check that the compiled model equals the rewritten graph, bit by bit."""
     plan, graph = plan_program(m, target=target), rewritten(m)
     program = build_program(plan, target=target, threads=2)
     for f in feeds:
@@ -54,7 +54,7 @@ def exactly(m: onnx.ModelProto, *feeds: dict[str, Array], target: str = "cpu") -
 
 
 def onnxruntime_of(m: onnx.ModelProto, f: dict[str, Array]) -> Array:
-    """The output, every operator computed as it is: in floats."""
+    """Return the output with every operator computed unchanged, in floats."""
     options = ort.SessionOptions()
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     session = ort.InferenceSession(m.SerializeToString(), options, providers=["CPUExecutionProvider"])
@@ -62,7 +62,7 @@ def onnxruntime_of(m: onnx.ModelProto, f: dict[str, Array]) -> Array:
 
 
 def nearly(got: Array, want: Array, step: float, part: float = 0.02) -> None:
-    """Numbers that are multiples of a step: a small part of them may be one step apart."""
+    """Compare multiples of a step: a small part of them may be one step apart."""
     apart = np.rint(np.abs(got - want) / step)
     assert got.shape == want.shape and apart.max(initial=0) <= 1
     assert np.mean(apart) <= part if apart.size else True
@@ -96,7 +96,7 @@ def test_an_extreme_that_is_quantized_like_its_input_is_one_of_bytes(zero: Any, 
 
 
 def test_a_layer_between_quantizations_is_one_integer_product() -> None:
-    """Sums of int32 two steps at a time, next to what ONNX Runtime computes in floats."""
+    """Sums of int32 two steps at a time, compared with ONNX Runtime's floats."""
     m, target = qdq_layers([131]), targets()[0]
     graph = rewritten(m)
     assert sums(graph) == 1 and {"int32", "uint8"} <= {graph.tensors[n.output].dtype for n in graph.nodes}
@@ -110,7 +110,7 @@ def test_a_layer_between_quantizations_is_one_integer_product() -> None:
 
 
 def test_a_convolution_pads_with_the_zero_point() -> None:
-    """[N, C, H, W] with a scale for each output channel, a bias of the sums' scale; the padding is one of bytes."""
+    """[N, C, H, W] with a scale for each output channel, a bias with the scale of the sums; the padding is bytes."""
     q = Qdq()
     x = q.step("x", 0.04, np.uint8(7))
     w = q.weight(random_bytes(q.rng, "int8", 10, 4, 3, 3), q.rng.random(10) / 900 + 1e-3, axis=0)
@@ -132,7 +132,8 @@ def test_a_convolution_pads_with_the_zero_point() -> None:
 def product_of(
     steps: int = 34, scale: Any = 0.01, by: Any = 0.01, zero: Any = None, less: Any = None, axis: int = 1
 ) -> onnx.ModelProto:
-    """x [M, steps] quantized with ``scale``, ``zero``; times bytes [steps, 3] dequantized with ``by``, ``less``."""
+    """Build x [M, steps] quantized with ``scale``, ``zero``; times bytes [steps, 3] dequantized with ``by``, ``less``.
+    """
     q = Qdq()
     x = q.step("x", scale, zero)
     y = q.add("MatMul", x, q.weight(random_bytes(q.rng, "int8", steps, 3), by, less, axis))
@@ -147,7 +148,7 @@ def product_of(
         (product_of(by=[0.01], zero=np.array([3], np.uint8)), True),
         (product_of(by=[0.1, 2, -3], zero=np.int8(-3)), True),
         (product_of(by=np.ones(3), zero=np.uint8(200), less=np.array([-128, 0, 127], np.int8)), True),
-        (product_of(zero=np.int16(3)), False),  # no bytes
+        (product_of(zero=np.int16(3)), False),  # not bytes
         (product_of(35), True),  # an odd number of steps: the last word is not full
         (product_of(65792), True),
         (product_of(65794), False),  # 65794 * 255 * 128 > 2^31
@@ -156,8 +157,8 @@ def product_of(
         (product_of(33024, less=np.int8(-128)), True),  # 33024 * 255 * 255 < 2^31
         (product_of(33028, less=np.int8(-128)), False),
         (product_of(33028, less=np.int8(127)), False),
-        (product_of(scale=1e-20, by=1e-20), False),  # their product is no normal number
-        (product_of(scale=1e10, by=1e-40), False),  # one of them is none
+        (product_of(scale=1e-20, by=1e-20), False),  # their product is not a normal number
+        (product_of(scale=1e10, by=1e-40), False),  # one of them is not normal
         (product_of(scale=1e-40, by=1e10), False),
         (product_of(by=np.full(34, 0.01), axis=0), False),  # a scale for each step of the sum
         (product_of(scale=np.full(34, 0.01), zero=np.zeros(34, np.uint8)), False),
@@ -177,7 +178,7 @@ def test_when_a_product_is_one_of_integers(product: onnx.ModelProto, integers: b
     [*({"scale": x} for x in (0.0, np.nan, -np.inf, 1e-40, -0.02)), {"by": [0, np.nan, 1]}, {"by": [np.inf, 1e-40, 2]}],
 )  # fmt: skip
 def test_scales_that_are_no_ordinary_numbers(scales: dict[str, Any]) -> None:
-    """They mean what they mean in floats: no sum is taken apart for them, nothing is left out, nothing is a literal."""
+    """They behave as in floats: no sum is split for them, nothing is omitted, nothing is a literal."""
     m = product_of(**scales, zero=np.uint8(9))
     assert sums(rewritten(m)) == (scales == {"scale": -0.02})
     f = {"x": np.concatenate([floats(5, 34), np.zeros((1, 34), np.float32)])}
@@ -188,7 +189,7 @@ def test_scales_that_are_no_ordinary_numbers(scales: dict[str, Any]) -> None:
 
 
 def test_the_zero_point_of_the_activations_comes_out_of_the_sum() -> None:
-    """Bytes are multiplied as they are, which tensor cores do, unless weights have a zero point too."""
+    """Bytes are multiplied unchanged, as tensor cores do, unless weights have a zero point too."""
     for less, read in ((None, 2), (np.int8(3), 4)):
         graph = rewritten(product_of(zero=np.uint8(200), less=less))
         (total,) = (n for n in graph.nodes if "@sum" in n.output)
@@ -215,7 +216,7 @@ def test_a_product_with_a_part_of_the_weights(shape: tuple[int, ...], ends: tupl
 
 
 def test_steps_that_the_weights_are_not_summed_along() -> None:
-    """The zero point of the activations meets every element of the weights as often as there are such steps."""
+    """The zero point of the activations is added to every weight element once per such step."""
     s = Sheet("uint8", x=("M", 4, 3))
     for name, array in {"s": np.float32(0.5), "z": np.uint8(9)}.items():
         s.constant(name, np.asarray(array))
@@ -231,7 +232,7 @@ def test_steps_that_the_weights_are_not_summed_along() -> None:
 
 @pytest.mark.parametrize(("value", "integers"), [(0.0, 2), (1.0, 0), (-0.0, 0)])
 def test_products_of_one_padding_share_it(value: float, integers: int) -> None:
-    """Which may be on several sides: one condition for all of them. It is one of zeros."""
+    """It may be on several sides, with one condition for all of them. It pads with zeros."""
     q = Qdq()
     ends = q.constant(np.array([1, 1, 0, 1]))
     padded = q.add("Pad", q.step("x", 0.5, np.uint8(7)), ends, q.constant(np.float32(value)))
@@ -246,7 +247,7 @@ def test_products_of_one_padding_share_it(value: float, integers: int) -> None:
 
 @pytest.mark.parametrize("outputs", [[], ["t2"]])
 def test_weights_that_the_model_quantizes_itself(outputs: list[str]) -> None:
-    """Float weights with a QuantizeLinear of their own are bytes like any other, unless these are an output."""
+    """Float weights with a separate QuantizeLinear are bytes like any other, unless these are an output."""
     q = Qdq()
     x, w = q.step("x", 0.05, np.uint8(77)), q.constant(floats(34, 3))
     y = q.add("MatMul", x, q.step(w, np.array([0.01, 0.02, 0.03]), np.zeros(3, np.int8), axis=1))
@@ -279,7 +280,7 @@ def test_a_product_whose_scale_is_an_input_stays_in_floats() -> None:
 
 
 def test_what_is_dequantized_moved_and_quantized_alike_is_moved() -> None:
-    """The bytes are turned, in one kernel; another scale or zero point is another matter."""
+    """The bytes are transposed, in one kernel; another scale or zero point prevents this."""
     for scale, zero, same in ((0.1, 3, True), (0.2, 3, False), (0.1, 4, False)):
         q = Qdq()
         numbers = q.constant(np.float32(0.1)), q.constant(np.uint8(3))
@@ -294,7 +295,8 @@ def test_what_is_dequantized_moved_and_quantized_alike_is_moved() -> None:
 
 
 def test_what_is_dequantized_twice_alike_is_dequantized_once() -> None:
-    """Whichever constants hold the numbers, where all of it was; another scale or zero point is something else."""
+    """The constants may differ if their numbers are equal; the whole tensor must be dequantized with equal parameters.
+    """
     q = Qdq()
     parts = {"part": q.add("Slice", "x", *(q.constant(np.array([e])) for e in (0, 5, 0))), "whole": "x"}
     parts["turned"] = q.add("Transpose", "x", perm=[1, 0])
@@ -334,7 +336,7 @@ def test_layers_share_a_kernel() -> None:
 
 
 def test_a_zero_point_of_0_is_left_out_and_not_shared() -> None:
-    """A kernel without a zero point serves no layer that has one, whatever that is."""
+    """A kernel without a zero point serves no layer that has one, of any value."""
     zeros = [3, 0, 0, 200, 200, 0, 0, 0]
     plan = exactly(qdq_layers(zeros, rows=7), {"x": floats(7, 34)})
     products = [launch for launch in plan.launches if launch.kind == "contract"]
@@ -356,7 +358,7 @@ def test_the_same_model_gives_the_same_program() -> None:
 
 
 def attention(layers: int) -> onnx.ModelProto:
-    """Attentions one after the other, every tensor between their operators quantized: scores three times."""
+    """Build consecutive attentions, with every tensor between their operators quantized: scores three times."""
     q, x = Qdq(), "x"
     for i in range(layers):
         s = 1 + i / 10
@@ -401,9 +403,9 @@ def test_attentions_with_long_epilogues(target: str) -> None:
 
 @pytest.mark.parametrize(("columns", "target"), [(3, targets()[0]), (50, targets()[-1])])
 def test_long_epilogues(columns: int, target: str) -> None:
-    """What is read twice is one register; columns that fill tiles and such that do not; two outputs of one product.
+    """A value that is read twice is one register; columns that fill tiles and others; two outputs of one product.
 
-    A sum that is no number is quantized to 0, an infinite one to the end.
+    A NaN sum is quantized to 0, an infinite one to the end of the range.
     """
     q = Qdq()
     x = q.add("MatMul", "x", q.constant(q.rng.standard_normal((20, columns)).astype(np.float32)))
@@ -430,7 +432,7 @@ def test_long_epilogues(columns: int, target: str) -> None:
 
 
 def test_a_long_epilogue_behind_blocks_of_the_reduction() -> None:
-    """It runs after the last block only; the sums of earlier ones are carried in its output."""
+    """It runs after the last block only; its output carries the sums of earlier ones."""
     q = Qdq()
     w = q.constant(q.rng.standard_normal((1100, 19)).astype(np.float32))
     x = q.step(q.add("MatMul", "x", w), 0.9, np.uint8(100))
@@ -448,7 +450,7 @@ def test_a_long_epilogue_behind_blocks_of_the_reduction() -> None:
 
 
 def test_a_residual_is_kept_in_bytes() -> None:
-    """Of a tensor that one product reads in bytes and a sum in floats, only the bytes are in memory."""
+    """If one product reads a tensor in bytes and a sum reads it in floats, only the bytes are in memory."""
     q = Qdq()
 
     def layer(x: str) -> str:

@@ -1,7 +1,7 @@
-"""Random models in the QDQ form against ONNX Runtime, bit by bit.
+"""Random models in the QDQ form, compared with ONNX Runtime bit by bit.
 
-Scales are powers of two and sums are short, so that float32 holds every number exactly: no order of operations and no
-place of a scale makes a difference, and every element has to be the same.
+Scales are powers of two and sums are short, so that float32 holds every number exactly: the order of operations and the
+position of scales make no difference, and every element has to be equal.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from tests.support.quantized import Qdq, quantized_model, random_bytes, targets
 
 STEPS = ("uint8", "uint8", "uint8", "int8", "int8", "int8", "int16", "uint16")
 BYTES = ("int8", "int8", "uint8")
-SMALL = 10
-"""A seed of few kernels, with a product two steps at a time."""
+CHEAP_CASE = 10
+"""A seed with few kernels and a product two steps at a time."""
 
 
 class Random(Qdq):
-    """Writes a model of what surrounds products: every choice is drawn. Tensors are [.., columns]."""
+    """Writes a model of the operators around products: every choice is drawn. Tensors are [.., columns]."""
 
     def __init__(self, seed: int) -> None:
         super().__init__(seed)
@@ -41,7 +41,7 @@ class Random(Qdq):
         return bool(self.rng.random() < p)
 
     def numbers(self, dtype: str, *shape: int) -> list[str]:
-        """A scale and perhaps a zero point, which may be 0 or at an end; one for a tensor or one for each column."""
+        """Add a scale and perhaps a zero point, which may be 0 or an extreme; one per tensor or one per column."""
         shape = shape or self.pick((), (), (1,))
         scale = 2.0 ** self.rng.integers(-6, -1, shape) * self.pick(1, 1, 1, -1)
         ends = np.iinfo(dtype)
@@ -52,7 +52,7 @@ class Random(Qdq):
         return names[: 1 if dtype == "uint8" and self.chance(0.3) else 2]
 
     def layer(self, x: str, columns: int) -> tuple[str, int]:
-        """What an operator makes of a tensor, and its columns."""
+        """Apply an operator to a tensor; return the result and its columns."""
         kind = self.pick("product", "product", "product", "steps", "twice", "pad", "relu", "joined", "cut")
         if kind == "product":
             return self.product(self.steps(x, columns), columns)
@@ -72,7 +72,7 @@ class Random(Qdq):
         return self.add("Relu", x) if kind == "relu" else self.steps(x, columns), columns
 
     def steps(self, x: str, columns: int) -> str:
-        """Quantized and dequantized, perhaps again with the same numbers or with others, perhaps an output too."""
+        """Quantize and dequantize, perhaps again with the same numbers or with others, perhaps as an output too."""
         dtype, axis = self.pick(*STEPS), {}
         numbers = self.numbers(dtype)
         if self.chance(0.1):
@@ -86,7 +86,7 @@ class Random(Qdq):
         return x
 
     def product(self, x: str, k: int, n: int = 0) -> tuple[str, int]:
-        """A product with constants, perhaps with a bias and quantized."""
+        """Add a product with constants, perhaps with a bias and quantized."""
         n = n or self.pick(1, 2, 3, 8, 17, 33, 48, 50)
         y = self.add("MatMul", x, self.weights(k, n))
         if self.chance(0.4):
@@ -95,7 +95,7 @@ class Random(Qdq):
         return (self.steps(y, n) if self.chance(0.6) else y), n
 
     def weights(self, k: int, n: int) -> str:
-        """Constants [k, n]: as they are, turned, a part of others, quantized by the model."""
+        """Add constants [k, n]: unchanged, transposed, a part of others, or quantized by the model."""
         how, dtype = self.pick("plain", "plain", "turned", "part", "floats"), self.pick(*BYTES)
         shape = {"turned": (n, k), "part": (k + 3, n + 2)}.get(how, (k, n))
         axis = self.pick(None, None, None, 0, 1, 1)
@@ -115,7 +115,7 @@ class Random(Qdq):
 
 
 def drawn(seed: int) -> onnx.ModelProto:
-    """A model from x [M, columns], of floats that are multiples of 1/64."""
+    """Draw a model from x [M, columns], of floats that are multiples of 1/64."""
     q = Random(seed)
     columns: int = q.pick(2, 4, 7, 8, 16, 34)
     x, n = q.steps("x", columns), columns
@@ -134,7 +134,7 @@ def feeds(m: onnx.ModelProto, rows: int) -> dict[str, Array]:
 
 
 def expected(m: onnx.ModelProto) -> ort.InferenceSession:
-    """ONNX Runtime, every operator computed as it is."""
+    """Open ONNX Runtime with every operator computed unchanged."""
     options = ort.SessionOptions()
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.intra_op_num_threads, options.log_severity_level = 1, 3
@@ -161,7 +161,7 @@ def test_rewritten_graphs_mean_what_models_mean() -> None:
 
 @pytest.mark.parametrize("target", targets())
 def test_compiled_models_are_exact(target: str) -> None:
-    m = drawn(SMALL)
+    m = drawn(CHEAP_CASE)
     session, program = expected(m), build_program(plan_program(m, target=target), target=target, threads=2)
     for rows in (0, 1, 2, 7, 33):
-        equal(program.run(feeds(m, rows)), session, feeds(m, rows), SMALL)
+        equal(program.run(feeds(m, rows)), session, feeds(m, rows), CHEAP_CASE)

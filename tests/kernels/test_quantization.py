@@ -1,4 +1,4 @@
-"""Quantized operators: ONNX's own cases, ugly numbers, every kind of zero point, what becomes of them in kernels."""
+"""Quantized operators: ONNX's own cases, ugly numbers, every kind of zero point, and the resulting kernels."""
 
 from __future__ import annotations
 
@@ -170,8 +170,8 @@ def test_dynamic_scales_include_zero(target: str) -> None:
 # -- MatMulInteger, QLinearMatMul --------------------------------------------------------------------------------------
 
 
-def wanted(a: Array, b: Array, zero_a: Any, zero_b: Any) -> Array:
-    """The exact sum of products. A vector of zero points is one for each row of ``a``, each column of ``b``."""
+def exact_product(a: Array, b: Array, zero_a: Any, zero_b: Any) -> Array:
+    """Return the exact sum of products. A vector of zero points is per row of ``a``, per column of ``b``."""
     rows = np.asarray(zero_a, np.int64)
     x = a.astype(np.int64) - (rows[:, None] if rows.ndim == 1 and rows.size > 1 else rows)
     return (x @ (b.astype(np.int64) - np.asarray(zero_b, np.int64))).astype(np.int32)
@@ -191,7 +191,7 @@ def test_integer_products_of_a_constant(ta: str, tb: str, target: str) -> None:
         plan = same_as_reference(m, *feeds, target=target)
         for f in feeds:
             (got,) = reference.evaluate(import_model(m), f).values()
-            np.testing.assert_array_equal(got, wanted(f["a"], b, constants["za"], zero_b))
+            np.testing.assert_array_equal(got, exact_product(f["a"], b, constants["za"], zero_b))
         assert [launch.kind for launch in plan.launches] == ["contract"]
         assert "register tile" in "\n".join(note for kernel in plan.kernels for note in kernel.notes)
         assert "pd_dot2_add" in plan.kernels[0].text, "two steps at a time"
@@ -199,7 +199,7 @@ def test_integer_products_of_a_constant(ta: str, tb: str, target: str) -> None:
 
 
 def test_integer_products_of_two_inputs() -> None:
-    """Sizes that are not known, zero points for each row and each column, given at run time, of every allowed form."""
+    """Unknown sizes, zero points for each row and each column, passed at run time, of every allowed form."""
     inputs = {"a": ("uint8", ["M", "K"]), "b": ("int8", ["K", "N"]), "za": ("uint8", ["M"]), "zb": ("int8", ["N"])}
     rows = quantized_model([node("MatMulInteger", "a b za zb", "y")], inputs, ["y"])
     sizes = ((1, 1, 1), (5, 0, 3), (0, 4, 2), (3, 5, 0), (2, 33, 17), (13, 70, 40))
@@ -210,7 +210,7 @@ def test_integer_products_of_two_inputs() -> None:
     same_as_reference(rows, *feeds, target=targets()[0])
     f = feeds[-1]
     (got,) = reference.evaluate(import_model(rows), f).values()
-    np.testing.assert_array_equal(got, wanted(f["a"], f["b"], f["za"], f["zb"]))
+    np.testing.assert_array_equal(got, exact_product(f["a"], f["b"], f["za"], f["zb"]))
     stacked = {"a": ("int8", ["B", "M", "K"]), "b": ("uint8", ["B", "K", 20]), "za": ("int8", ["B", "M", 1]),
                "zb": ("uint8", ["B", 1, 20])}  # fmt: skip
     batch = quantized_model([node("MatMulInteger", "a b za zb", "y")], stacked, ["y"])
@@ -218,7 +218,7 @@ def test_integer_products_of_two_inputs() -> None:
          "zb": byte("uint8", 2, 1, 20)}  # fmt: skip
     same_as_reference(batch, f, target=targets()[-1])
     (got,) = reference.evaluate(import_model(batch), f).values()
-    np.testing.assert_array_equal(got, wanted(f["a"], f["b"], f["za"], f["zb"]))
+    np.testing.assert_array_equal(got, exact_product(f["a"], f["b"], f["za"], f["zb"]))
 
 
 def test_the_checked_build_finds_nothing() -> None:
@@ -243,7 +243,7 @@ LINEAR = "a sa za b sb zb sy zy"
 @pytest.mark.parametrize("dtype", ["int8", "uint8"])
 @pytest.mark.parametrize("columns", [1, 37])
 def test_linear_products(dtype: str, columns: int, target: str) -> None:
-    """Exactly the reference evaluator's integers, and ONNX Runtime's but for its own rounding of halves.
+    """The integers equal the reference evaluator's, and ONNX Runtime's except for its own rounding of halves.
 
     Weights have 7 bits: without VNNI, ONNX Runtime adds pairs of products in 16 bits, which saturate.
     """
@@ -298,7 +298,7 @@ def test_convolutions(weight: tuple[int, ...], attributes: dict[str, Any]) -> No
 
 
 def test_a_chain_of_convolutions_stays_in_bytes_and_channels_last() -> None:
-    """The padding's zero point is no number at compile time in the second one, and a map of bytes lies between."""
+    """The padding's zero point is unknown at compile time in the second one, and a map of bytes is between them."""
     constants = {
         "w": byte("int8", 8, 3, 3, 3), "v": byte("int8", 5, 8, 3, 3), "s": np.float32(0.05), "z": np.uint8(7),
         "zw": np.int8(0), "sy": np.float32(9),
@@ -319,11 +319,12 @@ def test_a_chain_of_convolutions_stays_in_bytes_and_channels_last() -> None:
     np.testing.assert_array_equal(got["y"], reference.evaluate(import_model(m), feeds[1])["y"])
 
 
-# -- what fusion makes of it -------------------------------------------------------------------------------------------
+# -- fusion
+# --------------------------------------------------------------------------------------------------------------
 
 
 def dynamic_linear(k: int = 64, n: int = 48) -> Any:
-    """A linear layer as dynamic quantization exports it."""
+    """Build a linear layer as dynamic quantization exports it."""
     nodes = [
         node("DynamicQuantizeLinear", "x", "q s z"), node("MatMulInteger", "q w z zw", "i"),
         node("Cast", "i", "f", to=1),
@@ -348,7 +349,7 @@ def test_a_dynamically_quantized_layer_is_three_kernels() -> None:
 
 
 def test_a_quantized_weight_is_a_weight() -> None:
-    """A constant that is dequantized is folded: MatMul and Conv see floats."""
+    """A constant that is dequantized is folded: MatMul and Conv read floats."""
     constants = {"w": byte("int8", 40, 24), "s": RNG.random(24).astype(np.float32), "z": byte("int8", 24)}
     nodes = [node("DequantizeLinear", "w s z", "f", axis=1), node("MatMul", "x f", "y")]
     m = quantized_model(nodes, {"x": ("float32", ["M", 40])}, ["y"], **constants)
@@ -367,10 +368,10 @@ def test_integer_products_read_wide_constants_on_the_cpu_only() -> None:
     assert {x.dtype for x in loads(product.body)} == {"uint8", "int8"}  # type: ignore[union-attr]
     f = {"a": byte("uint8", 3, 8)}
     program = build_program(plan_program(m, options=Options(without={"widen"})), threads=1)
-    np.testing.assert_array_equal(program.run(f)["y"], wanted(f["a"], constants["b"], 3, constants["zb"]))
+    np.testing.assert_array_equal(program.run(f)["y"], exact_product(f["a"], constants["b"], 3, constants["zb"]))
 
 
 def test_a_zero_point_of_unknown_size_is_one_number_where_there_is_no_axis() -> None:
-    """A scalar scale and a zero point of one element, whose size the model does not say; the default axis is 1."""
+    """A scalar scale and a zero point of one element, whose size is unknown in the model; the default axis is 1."""
     case = CASES["test_quantizelinear_e4m3fn"]
     assert run_model(case, with_symbols(case.model)) == "passed"

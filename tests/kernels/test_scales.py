@@ -1,4 +1,4 @@
-"""Numbers that scale operands of products come out of the sums where what they scale is in memory anyway."""
+"""Scale factors of product operands are hoisted out of the sums if the unscaled operand is in memory anyway."""
 
 from __future__ import annotations
 
@@ -22,12 +22,15 @@ Array = np.ndarray[Any, Any]
 RNG = np.random.default_rng(7)
 
 
-def scores(scale: Any = 0.25, dtype: str = "float32", more: tuple[Any, ...] = ()) -> tuple[list[Any], dict[str, Array]]:
-    """q (k c)', four heads on two keys: nodes, constants. Keys are expanded and turned behind the scaling or before."""
+def scores(
+    scale: Any = 0.25, dtype: str = "float32", extra: tuple[Any, ...] = ()
+) -> tuple[list[Any], dict[str, Array]]:
+    """Return nodes and constants of q (k c)', four heads on two keys; keys are expanded and transposed after or before.
+    """
     nodes = [
         node("Unsqueeze", ["k", "two"], ["k1"]), node("Expand", ["k1", "wide"], ["k2"]),
         node("Reshape", ["k2", "whole"], ["k3"]), node("Transpose", ["k3"], ["k4"], perm=[0, 1, 3, 2]),
-        node("Mul", ["k4", "c"], ["k5"]), node("MatMul", ["q", "k5"], ["s"]), *more,
+        node("Mul", ["k4", "c"], ["k5"]), node("MatMul", ["q", "k5"], ["s"]), *extra,
     ]  # fmt: skip
     constants = {"two": np.array([2]), "wide": np.array([1, 1, 2, 1, 1]), "whole": np.array([0, 4, -1, 16]),
                  "c": np.array(scale, dtype)}  # fmt: skip
@@ -46,12 +49,12 @@ def operands(length: int, keys: int, dtype: str) -> tuple[dict[str, Array], Arra
     return feeds, q @ np.repeat(k, 2, 1).swapaxes(-1, -2)
 
 
-def made(nodes: list[Any], constants: dict[str, Array], outputs: list[str], dtype: str = "float32") -> onnx.ModelProto:
+def build(nodes: list[Any], constants: dict[str, Array], outputs: list[str], dtype: str = "float32") -> onnx.ModelProto:
     return model(nodes, {n: (dtype, d) for n, d in DIMS.items()}, outputs, constants)
 
 
 def compiled(nodes: list[Any], constants: dict[str, Array], outputs: list[str], **options: Any) -> polydyn.Program:
-    return polydyn.compile(made(nodes, constants, outputs), threads=1, options=Options(**options))
+    return polydyn.compile(build(nodes, constants, outputs), threads=1, options=Options(**options))
 
 
 def launches(program: polydyn.Program) -> int:
@@ -70,11 +73,11 @@ def test_scaled_keys_are_no_copy() -> None:
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
 def test_on_cuda(dtype: str) -> None:
     nodes, constants = scores(dtype=dtype)
-    assert len(plan_program(made(nodes, constants, ["s"], dtype), target="cuda:sm_80").launches) == 1
+    assert len(plan_program(build(nodes, constants, ["s"], dtype), target="cuda:sm_80").launches) == 1
 
 
 def taken_out(nodes: list[Any], constants: dict[str, Array], outputs: list[str]) -> bool:
-    notes = products_without_scales(fold(import_model(made(nodes, constants, outputs)))).notes
+    notes = products_without_scales(fold(import_model(build(nodes, constants, outputs)))).notes
     return any("the product is scaled, not its operand" in n for n in notes)
 
 
@@ -84,7 +87,7 @@ def test_what_is_no_ordinary_number_stays(scale: Any) -> None:
 
 
 def test_what_is_computed_for_the_scaling_alone_stays() -> None:
-    """Its kernel scales it for nothing. So does what a model gives back: it is in memory."""
+    """The kernel would scale it for nothing. The same holds for outputs of the model, which are in memory."""
     nodes, constants = scores()
     first = node("Unsqueeze", ["e", "two"], ["k1"])
     computed = [node("Exp", ["k"], ["e"]), first, *nodes[1:]]
@@ -93,7 +96,7 @@ def test_what_is_computed_for_the_scaling_alone_stays() -> None:
 
 
 def test_a_product_of_a_scaled_product() -> None:
-    """What reads a product that is not scaled itself counts its number, also through another scaling."""
+    """The readers of an unscaled product include its factor, also through another scaling."""
     more = (
         node("Mul", ["s", "d"], ["m"]), node("Exp", ["s"], ["e"]), node("Transpose", ["m"], ["t"], perm=[0, 1, 3, 2]),
         node("MatMul", ["t", "e"], ["u"]),

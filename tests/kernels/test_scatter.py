@@ -1,4 +1,4 @@
-"""ScatterND at positions, which is what ``x[:, 1:] = y`` becomes in exported models; scatters at data."""
+"""ScatterND at positions, which exporters write for ``x[:, 1:] = y``; scatters at data."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.support.tiny import model, node
 
 
 def shifted(attributes: dict[str, Any] | None = None) -> Any:
-    """y = x with row b, columns 1.. replaced by u, for every b; indices from shapes."""
+    """Build y = x with row b, columns 1.. replaced by u, for every b; indices from shapes."""
     return model(
         [
             node("Shape", "x", "b", start=0, end=1), node("Squeeze", "b", "bs"),
@@ -36,7 +36,7 @@ def shifted(attributes: dict[str, Any] | None = None) -> Any:
     )  # fmt: skip
 
 
-COMBINED: dict[str, Any] = {
+COMBINATIONS: dict[str, Any] = {
     "none": lambda old, new: new, "add": np.add, "mul": np.multiply, "min": np.minimum, "max": np.maximum,
 }  # fmt: skip
 
@@ -47,7 +47,7 @@ def test_a_slice_is_assigned(reduction: str) -> None:
     for b, length, cut in ((2, 5, 1), (1, 1, 1), (3, 7, 4), (0, 3, 1)):
         x, u = (np.random.default_rng(0).standard_normal((b, n)).astype(np.float32) for n in (length, length - cut))
         want = x.copy()
-        want[:, 1 : 1 + length - cut] = COMBINED[reduction](want[:, 1 : 1 + length - cut], u)
+        want[:, 1 : 1 + length - cut] = COMBINATIONS[reduction](want[:, 1 : 1 + length - cut], u)
         np.testing.assert_array_equal(reference.evaluate(graph, {"x": x, "u": u})["y"], want)
 
 
@@ -60,7 +60,7 @@ def test_positions_outside_are_refused_on_the_call() -> None:
 
 
 def in_order(x: Any, places: Any, updates: Any, combine: Any) -> Any:
-    """Updates one by one; ``places``: where each goes."""
+    """Apply updates one by one at ``places``."""
     out = x.copy()
     for place, u in zip(places, updates, strict=True):
         out[place] = combine(out[place], u)
@@ -70,7 +70,7 @@ def in_order(x: Any, places: Any, updates: Any, combine: Any) -> Any:
 @pytest.mark.parametrize("reduction", ["none", "add", "mul", "min"])
 @pytest.mark.parametrize("form", ["line", "columns", "tuples"])
 def test_updates_at_data_come_in_their_order(form: str, reduction: str) -> None:
-    """Many updates meet: the same bits as one after the other, in one kernel, with every access checked."""
+    """Many updates collide: the bits equal sequential updates, in one kernel, with every access checked."""
     op = "ScatterND" if form == "tuples" else "ScatterElements"
     given: Any = {
         "line": {"x": ("float32", ("N", "M")), "i": ("int64", ("N", "P")), "u": ("float32", ("N", "P"))},
@@ -88,14 +88,14 @@ def test_updates_at_data_come_in_their_order(form: str, reduction: str) -> None:
             i = np.stack([rng.integers(-n, n, count), rng.integers(-size, size, count)], 1)
             places = [(int(a), int(b)) for a, b in i]
             u = rng.standard_normal((count, 5)).astype(np.float32)
-            wanted = in_order(x, places, u, COMBINED[reduction])
+            wanted = in_order(x, places, u, COMBINATIONS[reduction])
         else:
             shape = (n, count) if form == "line" else (count, size - size // 3)
             i = rng.integers(-x.shape[form == "line"], x.shape[form == "line"], shape)
             u = rng.standard_normal(shape).astype(np.float32)
             at = [(r, c) for r, c in np.ndindex(shape)]
             places = [(r, int(i[r, c])) if form == "line" else (int(i[r, c]), c) for r, c in at]
-            wanted = in_order(x, places, u.reshape(-1), COMBINED[reduction])
+            wanted = in_order(x, places, u.reshape(-1), COMBINATIONS[reduction])
         feeds: dict[str, Any] = {"x": x, "i": i, "u": u}
         np.testing.assert_array_equal(program.run(feeds)["y"], wanted)
         np.testing.assert_array_equal(checked.run(feeds)["y"], wanted)

@@ -1,6 +1,6 @@
-"""docs/schedules.md is generated from the code: the script on it runs, and what it prints is what stands there.
+"""docs/schedules.md is generated from the code: the script on it runs, and its output is stored on the page.
 
-``pytest tests/kernels/test_schedule_page.py --update-golden`` writes the page anew.
+``pytest tests/kernels/test_schedule_page.py --update-golden`` writes the page again.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ except LegalityError as e:
 
 
 def run(scope: dict[str, object], text: str) -> str:
-    """What a part of the script prints."""
+    """Return the output of a part of the script."""
     out = io.StringIO()
     with contextlib.redirect_stdout(out):
         exec(compile(text, "<page>", "exec"), scope)
@@ -85,7 +85,7 @@ def folded(title: str, text: str, language: str) -> str:
 
 
 def page() -> str:
-    """The whole page."""
+    """Return the whole page."""
     scope: dict[str, object] = {}
     cpu, cuda = inspect.getsource(strategies.cpu_product), inspect.getsource(gpu.gpu_product)
     trees = (GOLDEN / "tree.txt").read_text()

@@ -1,4 +1,4 @@
-"""What operators mean at the corners of their types and settings, compiled: casts, pads, scales, diagonals, lengths."""
+"""Operators at extreme types and settings, compiled: casts, pads, scales, diagonals, lengths."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ INTEGERS = {"int8": 3, "uint8": 2, "int16": 5, "uint16": 4, "int32": 6, "int64":
 
 
 def parsed(text: str, opset: int = 19) -> onnx.ModelProto:
-    """A model in ONNX's own syntax, without the shapes of its outputs."""
+    """Parse a model in ONNX's own syntax, without the shapes of its outputs."""
     model = onnx.parser.parse_model(f'<ir_version: 9, opset_import: ["" : {opset}]> g {text}')
     for o in model.graph.output:
         o.type.tensor_type.ClearField("shape")
@@ -29,7 +29,7 @@ def parsed(text: str, opset: int = 19) -> onnx.ModelProto:
 
 
 def test_a_cast_inside_a_kernel_is_the_cast_that_is_an_output() -> None:
-    """What an integer cannot hold is undefined in ONNX, but there is one number for it."""
+    """ONNX does not define casts to an integer that cannot hold the number, but both casts give the same number."""
     body, outputs = "", list[str]()
     for name, code in INTEGERS.items():
         body += f"t_{name} = Cast <to = {code}> (x) u_{name} = Cast <to = 1> (t_{name}) "

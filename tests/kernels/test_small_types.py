@@ -1,4 +1,4 @@
-"""Types of at most 8 bits that numpy lacks: casts, QuantizeLinear, DequantizeLinear; whole integers that wrap."""
+"""Types of at most 8 bits that numpy lacks: casts, QuantizeLinear, DequantizeLinear; integers that wrap."""
 
 from __future__ import annotations
 

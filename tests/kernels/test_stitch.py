@@ -1,4 +1,4 @@
-"""Versions of row kernels: rows on the stack, in scratch, and several passes that keep nothing."""
+"""Versions of row kernels: rows on the stack, in scratch, and several passes that store nothing."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def softmax(length: int | str, axis: int = -1) -> onnx.ModelProto:
 
 
 def residual_norm(length: int | str) -> onnx.ModelProto:
-    """A residual sum, normalised over the row and squashed: two reductions over what the row computes."""
+    """Build a residual sum, normalised over the row and squashed: two reductions over computed rows."""
     nodes = [
         node("Add", "x r", "s"), node("ReduceMean", "s axes", "m"), node("Sub", "s m", "c"), node("Mul", "c c", "q"),
         node("ReduceMean", "q axes", "v"), node("Add", "v eps", "w"), node("Sqrt", "w", "d"), node("Div", "c d", "n"),
@@ -72,7 +72,7 @@ def test_both_versions_of_a_symbolic_row_give_the_same_bits(
 
 
 def test_pairs_of_rows_are_the_same_ones_for_any_number_of_threads() -> None:
-    """Many short rows that caches hold go two at a time; the last one of an odd number is alone."""
+    """Many short rows that fit in caches run two at a time; the last one of an odd number is alone."""
     plan = plan_program(softmax("L"))
     (kernel,) = plan.kernels
     n = SHORT_ROW
@@ -104,7 +104,7 @@ def test_long_constant_rows_keep_nothing() -> None:
 
 
 def test_columns_in_lanes_have_row_buffers_side_by_side() -> None:
-    """Rows that lie across memory: the lanes are rows, each with its own place in scratch."""
+    """Rows that are strided in memory: the lanes are rows, each with a separate buffer in scratch."""
     nodes = [node("Transpose", "x", "t", perm=[1, 0]), node("Softmax", "t", "s", axis=-1)]
     build = model([*nodes, node("Transpose", "s", "y", perm=[1, 0])], {"x": ("float32", ["L", "B"])}, ["y"])
     plan = plan_program(build)
@@ -118,7 +118,7 @@ def test_columns_in_lanes_have_row_buffers_side_by_side() -> None:
 
 
 def test_rows_made_by_reductions_stay_in_scratch() -> None:
-    """A row whose elements are sums is not computed again."""
+    """A row whose elements are sums is not recomputed."""
     nodes = [node("ReduceSum", "x axes", "s", keepdims=0), node("Softmax", "s", "y", axis=-1)]
     build = model(nodes, {"x": ("float32", ["B", "L", 3])}, ["y"], {"axes": np.array([-1])})
     checked = CheckedProgram(plan_program(build))

@@ -1,4 +1,4 @@
-"""Reductions along axes that do not come last, and rows that a reshape cuts in two: one kernel each."""
+"""Reductions along axes other than the last, and rows that a reshape cuts in two: one kernel each."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ IMAGE = {"x": (F, ["N", 3, "H", "W"])}
 
 
 def norm(x: str, y: str, keepdims: int = 1) -> Nodes:
-    """LayerNorm over axis 1, from primitives."""
+    """Build LayerNorm over axis 1, from primitives."""
     mean, variance = ("m0", "v0") if keepdims else ("m1", "v1")
     first, second = ([] if keepdims else [node("Unsqueeze", f"{t}1 ax1", f"{t}0")] for t in "mv")
     return [
@@ -89,7 +89,7 @@ def build(nodes: Nodes, inputs: Mapping[str, tuple[str, list[int | str]]], outpu
 
 
 def side_by_side(chains: Mapping[str, Nodes], inputs: Mapping[str, tuple[str, list[int | str]]]) -> onnx.ModelProto:
-    """All chains in one model, names told apart by a suffix."""
+    """Join all chains in one model, with a suffix on each name."""
     nodes = []
     for k, chain in enumerate(chains.values()):
         for n in chain:
@@ -135,7 +135,7 @@ def test_a_row_cut_in_two_is_one_kernel(name: str) -> None:
 
 
 def test_a_norm_behind_a_convolution_is_one_kernel() -> None:
-    """Between convolutions, channels last: rows are (image, channel), pixels inside."""
+    """Between convolutions, channels-last: rows are (image, channel), pixels inside."""
     nodes = [
         node("Conv", "x w", "a", pads=[1, 1, 1, 1]), node("InstanceNormalization", "a g8 b8", "n"),
         node("Relu", "n", "p"), node("Conv", "p v", "y", pads=[1, 1, 1, 1]),
@@ -152,7 +152,7 @@ def test_a_norm_behind_a_convolution_is_one_kernel() -> None:
 
 
 def assert_right(m: onnx.ModelProto, target: str, shapes: list[dict[str, tuple[int, ...]]]) -> None:
-    """As the reference evaluator has it, with the same bits on two threads."""
+    """Compare with the reference evaluator, and check for the same bits on two threads."""
     graph = import_model(m)
     one, two = compile_graph(graph, target)
     for s in shapes:
@@ -187,7 +187,7 @@ def test_columns_touch_nothing_else() -> None:
 
 
 def test_columns_kept_and_computed_again_have_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lanes are columns, each with a row buffer of its own; columns too long for scratch are computed in every pass."""
+    """Lanes are columns, each with a separate row buffer; columns too long for scratch are computed in every pass."""
     graph = import_model(build(CHAINS["softmax"], COLUMNS, ["y"]))
     kept, _ = compile_graph(graph, "cpu:avx2")
     monkeypatch.setitem(cpu.NAMED, "cpu:avx2", replace(AVX2, core=replace(AVX2.core, l2=8 * 4 * 20)))
@@ -231,7 +231,7 @@ def test_on_cuda_too() -> None:
             np.testing.assert_allclose(got[t], want[t], rtol=0, atol=2e-5)
 
 
-# -- what stays apart ------------------------------------------------------------------------------------------------
+# -- separate kernels ------------------------------------------------------------------------------------------------
 
 
 def outputs(s: Sheet, *names: str) -> list[tuple[str, ...]]:

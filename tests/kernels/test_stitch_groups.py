@@ -1,4 +1,4 @@
-"""Which chains become one kernel by stitching (BladeDISC 4.2), from ONNX operators and from exporters' primitives."""
+"""Chains that become one kernel by stitching (BladeDISC 4.2), from ONNX operators and from exporters' primitives."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Nodes = list[onnx.NodeProto]
 
 
 def norm(x: str, y: str, p: str = "a") -> Nodes:
-    """LayerNorm as exporters write it."""
+    """Build LayerNorm as exporters write it."""
     return [
         node("ReduceMean", f"{x} axes", f"{p}m"), node("Sub", f"{x} {p}m", f"{p}c"), node("Pow", f"{p}c two", f"{p}q"),
         node("ReduceMean", f"{p}q axes", f"{p}v"), node("Add", f"{p}v eps", f"{p}w"), node("Sqrt", f"{p}w", f"{p}d"),
@@ -71,7 +71,7 @@ CHAINS: dict[str, Nodes] = {
     "residual + RMSNorm": [node("Add", "x r", "z"), *rms("z", "y")],
     "l2 norm": [node("ReduceL2", "x axes", "m"), node("Div", "x m", "y")],
 }
-COLLAPSED: dict[str, Nodes] = {
+ROWS_AFTER_RESHAPE: dict[str, Nodes] = {
     "rows (B*L) joined by (B, L)": [
         *UNFLATTEN, node("Reshape", "x flat", "f"), *norm("f", "o"), node("Reshape", "o shape", "u"),
         node("Add", "u r", "y"),
@@ -113,9 +113,9 @@ def plan_of(m: onnx.ModelProto) -> FusionPlan:
     return fusion_plan(rewrite_graph(import_model(m)))
 
 
-@pytest.mark.parametrize("name", [*OPERATORS, *CHAINS, *COLLAPSED])
+@pytest.mark.parametrize("name", [*OPERATORS, *CHAINS, *ROWS_AFTER_RESHAPE])
 def test_a_row_chain_is_one_kernel(name: str) -> None:
-    (group,) = plan_of(build((OPERATORS | CHAINS | COLLAPSED)[name])).groups
+    (group,) = plan_of(build((OPERATORS | CHAINS | ROWS_AFTER_RESHAPE)[name])).groups
     assert group.kind == "nest" and group.outputs == ("y",)
 
 
@@ -130,7 +130,7 @@ def test_a_norm_of_images_is_one_kernel(name: str) -> None:
 
 
 def merged(chains: dict[str, Nodes]) -> onnx.ModelProto:
-    """All chains side by side in one model, names told apart by a suffix."""
+    """Join all chains in one model, with a suffix on each name."""
     nodes, shared = [], {"x", "r", "", *CONSTANTS}
     for k, chain in enumerate(chains.values()):
         for n in chain:
@@ -144,7 +144,7 @@ def merged(chains: dict[str, Nodes]) -> onnx.ModelProto:
     return model(nodes, inputs, [f"y_{k}" for k in range(len(chains))], CONSTANTS, 21)
 
 
-@pytest.mark.parametrize("chains", [CHAINS | COLLAPSED, SPATIAL], ids=["rows", "images"])
+@pytest.mark.parametrize("chains", [CHAINS | ROWS_AFTER_RESHAPE, SPATIAL], ids=["rows", "images"])
 def test_stitched_kernels_are_right_at_every_size(chains: dict[str, Nodes]) -> None:
     m = merged(chains)
     m.ir_version = 10

@@ -1,4 +1,4 @@
-"""Stores around the caches: when, where they begin and end, and that results do not depend on them."""
+"""Stores around the caches: their conditions, their begin and end, and results that do not depend on them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from polydyn.runtime.native import OUTPUT_BYTES, PAGE
 from tests.support.tiny import model, node
 
 CACHE = 32 << 20
-"""More is never asked of the last level."""
+"""The last-level cache is assumed to be no larger."""
 
 
 def summed() -> onnx.ModelProto:
@@ -67,7 +67,7 @@ def test_copies_that_stream_run_in_the_order_of_their_operand() -> None:
 
 
 def large(name: str) -> tuple[onnx.ModelProto, dict[str, np.ndarray], np.ndarray]:
-    """A model, inputs that make it stream (no size a multiple of a vector, but for heads), and its output."""
+    """Return a model, inputs that make it stream (only heads are a multiple of a vector), and its output."""
     r = np.random.default_rng(0)
     x = r.standard_normal((2503, 1701), np.float32)
     if name == "split_heads":
@@ -98,9 +98,9 @@ def test_results_do_not_depend_on_it(name: str, target: str) -> None:
         memory[:] = 7
 
 
-def sizes(made: onnx.ModelProto, feeds: dict[str, np.ndarray]) -> dict[str, int]:
-    """The symbols' values."""
-    dims = {v.name: v.type.tensor_type.shape.dim for v in made.graph.input}
+def sizes(model: onnx.ModelProto, feeds: dict[str, np.ndarray]) -> dict[str, int]:
+    """Return the symbols' values."""
+    dims = {v.name: v.type.tensor_type.shape.dim for v in model.graph.input}
     return {d.dim_param: n for v, a in feeds.items() for d, n in zip(dims[v], a.shape, strict=True) if d.dim_param}
 
 

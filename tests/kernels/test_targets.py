@@ -1,6 +1,6 @@
-"""Kernels of all kinds for every processor of this architecture: compiled always, and run where the processor can.
+"""Kernels of all kinds for every processor of this architecture: always compiled, and run if the processor can.
 
-One model has several results of a kind, so that a target costs a handful of compilations.
+One model has several results of a kind, so that a target needs a handful of compilations.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ ROUNDS = {"words": 2e-3, "rounded": 2.0**-6}
 
 
 def can_run(target: str) -> bool:
-    """Whether this processor executes code for a target."""
+    """Return whether this processor executes code for a target."""
     return set(required_features(find_compiler(), target)) <= machine_features()
 
 
@@ -55,7 +55,7 @@ def test_kernels_compile_for_every_processor_and_run_where_it_is(
 
 
 def test_the_matrix_unit_multiplies_rows_that_are_stored_as_words() -> None:
-    """Pairs of bfloat16 and quads of bytes that lie in memory are loaded as they are."""
+    """Pairs of bfloat16 and quads of bytes in memory are loaded unchanged."""
     kernels = [
         k for kind in ("rounded", "words")
         for k in plan_program(kernel_graphs.graph(kind), target=TARGETS[0], options=Options(precision="bf16")).kernels

@@ -20,8 +20,8 @@ from tests.support.tiny import model, node
 
 ix = Index.of
 W = 8
-FAR = FlatLoad("float32", "x", ix("s") * "v" * W + "u", W, ix("s"))
-NEAR = FlatLoad("float32", "x", ix("u") * "s" + ix("v") * W, W)
+GAPS = FlatLoad("float32", "x", ix("s") * "v" * W + "u", W, ix("s"))
+DENSE = FlatLoad("float32", "x", ix("u") * "s" + ix("v") * W, W)
 
 
 def over(var: str, extent: str, *body: Store) -> Body:
@@ -29,25 +29,25 @@ def over(var: str, extent: str, *body: Store) -> Body:
 
 
 def test_far_loads_come_from_a_block_and_near_ones_stay() -> None:
-    loop = over("u", "E", Store("y", ix("u") * "n", op("add", FAR, op("mul", FAR, NEAR)), lanes=W))
+    loop = over("u", "E", Store("y", ix("u") * "n", op("add", GAPS, op("mul", GAPS, DENSE)), lanes=W))
     text = show(transpose_loads(loop, "u", W))
     assert text.count("pd_transpose_f32") == 1 and text.count("block0") == 4
     assert transpose_loads(loop, "v", W) == loop
-    only_near = over("u", "E", Store("y", ix("u") * "n", NEAR, lanes=W))
+    only_near = over("u", "E", Store("y", ix("u") * "n", DENSE, lanes=W))
     assert transpose_loads(only_near, "u", W) == only_near
 
 
 def test_a_loop_that_only_copies_goes_from_registers_to_its_rows() -> None:
-    copy = Store("y", ix("u") * "n" + "c", FAR, lanes=W, stream=ix("s"))
+    copy = Store("y", ix("u") * "n" + "c", GAPS, lanes=W, stream=ix("s"))
     text = show(transpose_loads(over("u", "E", copy), "u", W))
     assert text.count("pd_transpose_rows_f32") == 1 and "alloc" not in text and "serial" not in text
     half = replace(copy, mask=ix("m"))  # lanes that are not loaded would be stored
-    for other in (half, replace(copy, reduce="sum"), replace(copy, stride=ix(2)), replace(copy, value=op("exp", FAR))):
+    for other in (half, replace(copy, reduce="sum"), replace(copy, stride=ix(2)), replace(copy, value=op("exp", GAPS))):
         assert "pd_transpose_rows_f32" not in show(transpose_loads(over("u", "E", other), "u", W))
 
 
 def test_blocks_cover_a_loop_of_any_extent() -> None:
-    (blocks,) = by_blocks(over("u", "E", Store("y", ix("u") + 5, NEAR, lanes=W)), "u", W)
+    (blocks,) = by_blocks(over("u", "E", Store("y", ix("u") + 5, DENSE, lanes=W)), "u", W)
     assert isinstance(blocks, For) and isinstance(blocks.body[0], For)
     inner = blocks.body[0]
     (store,) = inner.body
@@ -63,23 +63,23 @@ def test_blocks_cover_a_loop_of_any_extent() -> None:
 
 
 def test_loads_under_a_guard_or_of_what_is_written_stay() -> None:
-    guarded = op("where", op("lt", NEAR, NEAR), FAR, NEAR)
-    for store in (Store("y", ix("u") * "n", guarded, lanes=W), Store("x", ix("u") * "n", FAR, lanes=W)):
+    guarded = op("where", op("lt", DENSE, DENSE), GAPS, DENSE)
+    for store in (Store("y", ix("u") * "n", guarded, lanes=W), Store("x", ix("u") * "n", GAPS, lanes=W)):
         loop = over("u", "E", store)
         assert transpose_loads(loop, "u", W) == loop
 
 
 def test_a_packed_panel_is_written_by_blocks() -> None:
-    loop = over("u", "K", Store("p", ix("u") * W + "c", FAR, lanes=W))
+    loop = over("u", "K", Store("p", ix("u") * W + "c", GAPS, lanes=W))
     assert "pd_transpose_f32" in show(transpose_copies(loop, "u", W))
-    wider = over("u", "K", Store("p", ix("u") * 2 * W, FAR, lanes=W))
+    wider = over("u", "K", Store("p", ix("u") * 2 * W, GAPS, lanes=W))
     assert transpose_copies(wider, "u", W) == wider
 
 
 def test_what_counts_as_dense() -> None:
-    assert dense_along(FAR, "u", W) and not dense_along(NEAR, "u", W) and not dense_along(FAR, "v", W)
-    other = FlatLoad("int32", "x", FAR.address, W, FAR.stride)
-    masked = FlatLoad("float32", "x", FAR.address, W, FAR.stride, ix("u"))
+    assert dense_along(GAPS, "u", W) and not dense_along(DENSE, "u", W) and not dense_along(GAPS, "v", W)
+    other = FlatLoad("int32", "x", GAPS.address, W, GAPS.stride)
+    masked = FlatLoad("float32", "x", GAPS.address, W, GAPS.stride, ix("u"))
     assert not dense_along(other, "u", W) and not dense_along(masked, "u", W)
 
 

@@ -32,7 +32,7 @@ def floats(*shape: int) -> Array:
 
 
 def window(op: str, channels: int, rank: int, last: bool, dtype: str = F, **attributes: Any) -> onnx.ModelProto:
-    """One window with every size symbolic, between transposes where the data are channels last."""
+    """Build one window with every size symbolic, between transposes if the data are channels-last."""
     constants: dict[str, Array] = {}
     x, y = ("s", "t") if last else ("x", "y")
     if op == "Conv":
@@ -48,7 +48,7 @@ def window(op: str, channels: int, rank: int, last: bool, dtype: str = F, **attr
 
 
 def agrees(m: onnx.ModelProto, *shapes: tuple[int, ...], checked: bool = False) -> HostPlan:
-    """Kernels against the reference evaluator; in the checked build the same bits too."""
+    """Compare kernels with the reference evaluator; in the checked build the bits must be equal too."""
     plan, graph = plan_program(m), import_model(m)
     program = build_program(plan, threads=1)
     for shape in shapes:
@@ -61,7 +61,7 @@ def agrees(m: onnx.ModelProto, *shapes: tuple[int, ...], checked: bool = False) 
 
 
 def windows_of(plan: HostPlan) -> list[str]:
-    """The kernels in register tiles."""
+    """Return the kernels in register tiles."""
     return [k.name for k in plan.kernels if k.name.startswith("window_")]
 
 
@@ -78,8 +78,8 @@ CASES: list[tuple[str, int, int, dict[str, Any]]] = [
     ("AveragePool", 20, 2, {"kernel_shape": [3, 2], "pads": [1, 0, 0, 1], "strides": [2, 2], "ceil_mode": 1}),
     ("AveragePool", 4, 3, {"kernel_shape": [2, 2, 2], "pads": [1, 0, 0, 0, 1, 1], "count_include_pad": 1}),
 ]
-LONG = (0, 4, 5, 8, 9, 10)
-"""Cases whose run with channels last is left to ``make test-long``."""
+SLOW_CASES = (0, 4, 5, 8, 9, 10)
+"""Cases whose channels-last run is left to ``make test-long``."""
 
 SIZES: dict[int, list[tuple[int, ...]]] = {
     1: [(1, 4), (2, 33), (1, 130)],
@@ -101,7 +101,7 @@ def test_poolings_of_bytes(last: bool, dtype: str) -> None:
 
 @pytest.mark.parametrize(
     ("case", "last"),
-    [slow(i, last) if last and i in LONG else (i, last) for i in range(len(CASES)) for last in (False, True)],
+    [slow(i, last) if last and i in SLOW_CASES else (i, last) for i in range(len(CASES)) for last in (False, True)],
 )
 def test_windows_at_ugly_sizes(case: int, last: bool) -> None:
     op, channels, rank, attributes = CASES[case]
@@ -153,8 +153,8 @@ def test_a_padding_of_ones_at_every_kind_of_tile(size: tuple[int, int]) -> None:
 
 
 def test_what_follows_a_window_is_computed_in_its_tile() -> None:
-    """A residual, a rectifier and a scale in the tile's registers, where not all outputs of the tile exist; where
-    planes are lanes, in vectors along pixels behind it.
+    """A residual, a rectifier and a scale run in the tile's registers, also in partial tiles; if planes are lanes, they
+    run in vectors along pixels after it.
     """
     nodes = [
         node("Conv", "x w b", "c", kernel_shape=[5, 5], pads=[2, 2, 2, 2], group=24), node("Add", "c x", "r"),
@@ -182,7 +182,7 @@ def test_known_sizes_of_planes_are_decided_when_the_model_is_compiled() -> None:
         assert kernel.name.startswith(kind)
 
 
-FEW = {
+FEW_PLANES = {
     "strided": (
         (12, 3, 3, 3),
         {"strides": [1, 2], "dilations": [2, 1], "pads": [2, 1, 0, 1]}, [(2, 5, 96), (1, 3, 131), (0, 3, 96)],
@@ -193,8 +193,8 @@ FEW = {
 
 @pytest.mark.parametrize("case", ["strided", slow("dilated")])
 def test_convolutions_to_few_planes_run_along_lines(case: str) -> None:
-    """Results in planes, of few channels: all of them read a vector of pixels. In short lines it stays a product."""
-    weight, attributes, shapes = FEW[case]
+    """Results in planes, of few channels: all of them read a vector of pixels. In short rows it stays a product."""
+    weight, attributes, shapes = FEW_PLANES[case]
     out, channels, *_ = weight
     nodes = [node("Conv", "x w b", "c", **attributes), node("Tanh", "c", "y")]
     m = model(nodes, {"x": (F, ["N", channels, "H", "W"])}, ["y"], {"w": floats(*weight), "b": floats(out)})
@@ -206,7 +206,7 @@ def test_convolutions_to_few_planes_run_along_lines(case: str) -> None:
 
 
 def test_convolutions_that_stay_products() -> None:
-    """Of 64 channels, results that lie together along channels, elements 3 apart. Known sizes have one kernel."""
+    """64 channels, results that are contiguous along channels, elements 3 apart. Known sizes have one kernel."""
     taps: dict[str, Any] = {"pads": [1, 1, 1, 1]}
     last = [node("Conv", "x w", "c", **taps), node("Softmax", "c", "y", axis=1)]
     plain = [node("Conv", "x w", "y", **taps)]
@@ -237,7 +237,7 @@ def test_a_pad_of_tokens_is_never_written() -> None:
 
 
 def test_an_explicit_pad_joins_its_window() -> None:
-    """TensorFlow's padding for stride 2: one guard, none of its own kernel."""
+    """TensorFlow's padding for stride 2: one guard, no separate kernel."""
     nodes = [
         node("Conv", "x v", "a"), node("Pad", "a pads", "p"),
         node("Conv", "p w", "c", kernel_shape=[3, 3], strides=[2, 2], group=8), node("Conv", "c u", "y"),
@@ -249,7 +249,7 @@ def test_an_explicit_pad_joins_its_window() -> None:
 
 
 def test_a_norm_of_groups_keeps_the_order_of_its_image() -> None:
-    """GroupNorm as exporters write it; of one group nothing is written in planes between two convolutions."""
+    """GroupNorm as exporters write it; with one group, nothing is written in planes between two convolutions."""
     nodes = [
         node("Conv", "x v", "a"), node("Shape", "a", "n"), node("Reshape", "a groups", "g"),
         node("InstanceNormalization", "g one zero", "i"), node("Reshape", "i n", "k"), node("Mul", "k s", "m"),

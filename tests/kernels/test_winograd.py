@@ -1,4 +1,4 @@
-"""Convolutions of 3x3 taps as products of tiles (``polydyn/fusion/winograd.py``)."""
+"""3x3 convolutions as products of tiles (``polydyn/fusion/winograd.py``)."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def floats(*shape: int) -> Array:
 
 
 def two(dilations: tuple[int, int] = (2, 3)) -> onnx.ModelProto:
-    """From planes to channels last and to planes again, the second with a bias and dilations."""
+    """Build one from planes to channels-last and one back to planes, the second with a bias and dilations."""
     nodes = [
         node("Conv", "x w", "a", pads=[1, 1, 1, 1]),
         node("Relu", "a", "b"),
@@ -60,7 +60,7 @@ def products(plan: FusionPlan) -> list[str]:
 
 @pytest.mark.parametrize(("target", "side"), [slow("cpu:avx512", 2), ("cpu:avx2", 2), ("cpu:avx512", 4)])
 def test_tiles_agree_with_the_sums_at_every_edge(target: str, side: int) -> None:
-    """Odd and even sizes, one pixel, no batch; images in planes and channels last; two threads."""
+    """Odd and even sizes, one pixel, no batch; images in planes and channels-last; two threads."""
     m = two((2, 3) if side == 2 else (2, 1))
     plan, graph = plan_program(m, target=target, options=Options(winograd=side)), import_model(m)
     assert "rows copied" in "\n".join(note for k in plan.kernels for note in k.notes)
@@ -123,7 +123,7 @@ def test_larger_tiles_are_made_where_they_fit_and_a_wrong_entry_shows() -> None:
     tables = [t for t in graph.constants if t.startswith(SUFFIX)]
     assert len(tables) == 2
     for t in tables:
-        factors = (graph.constants[t] != 1).any(0)  # a column of ones is not multiplied with
+        factors = (graph.constants[t] != 1).any(0)  # a column of ones needs no multiplication
         for at in np.argwhere(np.broadcast_to(factors, graph.constants[t].shape)):
             wrong = graph.constants[t].copy()
             wrong[tuple(at)] += 1e-2

@@ -44,13 +44,13 @@ def byte(dtype: str, *shape: int) -> Array:
 
 
 def products(plan: HostPlan) -> str:
-    """The texts of all kernels."""
+    """Return the texts of all kernels."""
     return "".join(k.text for k in plan.kernels)
 
 
 @pytest.mark.parametrize("dtype", ["uint8", slow("int8")])
 def test_products_of_bytes(processor: None, dtype: str) -> None:
-    """A zero point given at run time; steps that fill their words and steps that do not; the ends of all dtypes."""
+    """A zero point passed at run time; steps that fill their words and steps that do not; the ends of all dtypes."""
     for k, n in ((68, 50), (71, 5)):
         inputs: Any = {"a": (dtype, ["M", k]), "za": (dtype, [])}
         m = quantized_model([node("MatMulInteger", "a b za", "y")], inputs, ["y"], b=byte("int8", k, n))
@@ -72,7 +72,7 @@ def test_products_of_bytes(processor: None, dtype: str) -> None:
 
 
 def test_weights_that_no_cache_holds_are_one_stream(processor: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Panels are as wide as a register tile, of which the last one is not full."""
+    """Panels are as wide as a register tile; the last one is partial."""
     monkeypatch.setattr(cpu, "asked", lambda core: replace(core, l2=1 << 12))
     k, n = 70, 100
     inputs: Any = {"a": ("uint8", ["M", k]), "za": ("uint8", [])}
@@ -85,7 +85,7 @@ def test_weights_that_no_cache_holds_are_one_stream(processor: None, monkeypatch
 
 @pytest.mark.parametrize("dtype", ["uint8", "int8"])
 def test_columns_of_any_zero_point_are_moved_and_rows_summed(processor: None, dtype: str) -> None:
-    """Weights of uint8 around 3 are bytes with a sign when they are less by 125; also beside batches of rows."""
+    """uint8 weights around 3 become signed bytes after subtracting 125; also with batches of rows."""
     constants = {"b": byte("uint8", 40, 20), "zb": np.uint8(3)}
     inputs: Any = {"a": (dtype, ["B", "M", 40]), "za": (dtype, [])}
     m = quantized_model([node("MatMulInteger", "a b za zb", "y")], inputs, ["y"], **constants)
@@ -103,7 +103,9 @@ def test_columns_that_are_no_bytes_are_taken_in_pairs(processor: None) -> None:
 
 
 def test_a_padding_holds_the_zero_point(processor: None) -> None:
-    """Taps of 3 channels are no whole words; rows outside of the image are zero points, which come out of the sum."""
+    """Taps of 3 channels are partial words; rows outside of the image are zero points, which are hoisted out of the
+    sum.
+    """
     inputs: Any = {"x": ("uint8", ["N", 3, "H", "W"]), "z": ("uint8", [])}
     first = node("ConvInteger", "x w z", "y", pads=[1, 1, 1, 1], strides=[2, 2])
     m = quantized_model([first], inputs, ["y"], w=byte("int8", 18, 3, 3, 3))
@@ -116,7 +118,7 @@ def test_a_padding_holds_the_zero_point(processor: None) -> None:
 
 
 def test_a_layer_of_signed_activations_quantizes_in_the_copy(processor: None) -> None:
-    """QDQ with activations of int8: rows are quantized and moved by 128 where they are copied."""
+    """QDQ with activations of int8: rows are quantized and moved by 128 in their copy."""
     q = Qdq()
     x = q.step("x", 0.03, np.int8(-7))
     w = q.weight(byte("int8", 40, 20), q.rng.random(20) / 300 + 1e-3)
@@ -127,7 +129,7 @@ def test_a_layer_of_signed_activations_quantizes_in_the_copy(processor: None) ->
 
 
 def test_words_hold_their_steps_from_the_lowest_bits_on() -> None:
-    """Panels of five steps and three columns: the second word is not full; and products of words are exact."""
+    """Panels of five steps and three columns: the second word is partial; and products of words are exact."""
     source = RNG.integers(-128, 128, (5, 3)).astype(np.int32)
     k, n = Index.of("k"), Index.of("n")
     panels = pack(Pack("w", (), ("n", 3), (("k", 5),), k * 3 + n, 4, 4), {"w": source})
