@@ -75,7 +75,7 @@ def _parts(
     leading = _leading(plan, rows)
     read = [t for n in rows.nodes for t in plan.inputs[n.output]]
     producers = [by_output[t] for t in read if t in by_output and by_output[t] is not rows]
-    why = None
+    reason = None
     for scores in producers:
         if scores.kind != "contract" or not leading or _shape(plan, scores) != _shape(plan, rows):
             continue
@@ -84,16 +84,16 @@ def _parts(
         if len(rows.outputs) != 1 or not _only(readers, rows.outputs, values) or _is_stored(plan, rows):
             return "others read what its rows give"
         if len(scores.outputs) != 1 or not _only(readers, scores.outputs, rows) or _is_stored(plan, scores):
-            why = "others read the scores"
+            reason = "others read the scores"
         elif not _in_floats(plan, (scores.nodes[0].output, *scores.outputs, *rows.outputs)):
-            why = "it has products or rows of integers"
+            reason = "it has products or rows of integers"
         elif not _row_by_row(plan, rows, scores.outputs[0]):
-            why = "its rows read scores of other rows"
+            reason = "its rows read scores of other rows"
         elif not _all_rows(plan, values.nodes[0], rows.outputs[0]):
-            why = "the values take part of the rows only"
+            reason = "the values take part of the rows only"
         else:
             return scores, rows, values
-    return why
+    return reason
 
 
 def has_softmax(scores: FusedGroup, rows: FusedGroup) -> bool:

@@ -20,7 +20,7 @@ class Join:
     """The result of a rule that accepts a pair: the rows of the joined group, its kind, and a one-line reason."""
 
     rows: Rows
-    why: str
+    reason: str
     kind: str = "nest"
 
 
@@ -120,7 +120,7 @@ class Partition:
     def _joined(self, a: int, b: int, join: Join) -> FusedGroup:
         x, y = self.groups[a], self.groups[b]
         nodes = tuple(sorted((*x.nodes, *y.nodes), key=lambda n: self._position[n.output]))
-        reasons = (*x.reasons, f"{y.nodes[0].output}: {join.why}", *y.reasons[1:])  # how the group began
+        reasons = (*x.reasons, f"{y.nodes[0].output}: {join.reason}", *y.reasons[1:])  # how the group began
         return FusedGroup(join.kind, nodes, self._plan.outputs_of(nodes), join.rows, reasons)
 
     def join(self, a: int, b: int, join: Join) -> None:
@@ -134,12 +134,12 @@ class Partition:
             if g != a and mask & both:
                 self.before[g] = mask | below | mine
 
-    def _record_reason(self, a: int, b: int, why: str) -> None:
+    def _record_reason(self, a: int, b: int, reason: str) -> None:
         outputs = {n.output for n in self.groups[a].nodes}
         for n in self.groups[b].nodes:
             for t in self._inputs[n.output]:
-                if t in outputs and not self.refused.get((t, n.output), "").startswith(why):  # may have detail
-                    self.refused[t, n.output] = why
+                if t in outputs and not self.refused.get((t, n.output), "").startswith(reason):  # may have detail
+                    self.refused[t, n.output] = reason
 
     def plan(self) -> FusionPlan:
         """Return the plan of the current groups, in launch order."""

@@ -48,9 +48,9 @@ def recompute_producers(plan: FusionPlan) -> FusionPlan:
 def _dissolved(plan: FusionPlan, g: FusedGroup, readers: list[FusedGroup]) -> FusionPlan | str:
     """Return the plan with one group dissolved into its readers, or the reason against it."""
     producer = compose(g.nodes[-1], g.nodes[:-1])
-    why = _too_much(plan, producer, readers)
-    if why:
-        return why
+    reason = _too_much(plan, producer, readers)
+    if reason:
+        return reason
     grown = [_grown(plan.graph, r, producer) for r in readers]
     new = {n.output: n for r in grown for n in r.nodes}
     outputs = {n.output for n in g.nodes}

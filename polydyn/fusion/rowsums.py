@@ -21,22 +21,22 @@ from polydyn.schedules.index import ONE
 
 def sum_rows(graph: Graph) -> Graph:
     """Give integer products whose constants span at most 256 values int8 constants."""
-    made = Rewriting(graph)
+    rewriting = Rewriting(graph)
     for n in graph.nodes:
         found = _operands(graph, n)
-        made.nodes.append(n if found is None or not isinstance(n, Compute) else _moved(made, n, *found))
-    return made.result()
+        rewriting.nodes.append(n if found is None or not isinstance(n, Compute) else _moved(rewriting, n, *found))
+    return rewriting.result()
 
 
-def _moved(made: Rewriting, n: Compute, row: Value, column: Value, by: int) -> Compute:
+def _moved(rewriting: Rewriting, n: Compute, row: Value, column: Value, by: int) -> Compute:
     """Build the node that replaces the product: an int8 product plus the shift times a sum per row."""
-    shape, moved = made.tensors[n.output].shape, const(by, "int32")
+    shape, moved = rewriting.tensors[n.output].shape, const(by, "int32")
     axes = tuple(map(dim_name, range(len(shape))))
     alone = axes_of(column) - axes_of(row)
     body = op("mul", row, op("sub", column, moved))
-    total = made.add(replace(n, output=made.fresh(f"{n.output}@bytes"), body=body), shape)
-    summed = replace(n, output=made.fresh(f"{n.output}@rows"), body=row)
-    rows = made.add(summed, tuple(ONE if x in alone else e for x, e in zip(axes, shape, strict=True)))
+    total = rewriting.add(replace(n, output=rewriting.fresh_name(f"{n.output}@bytes"), body=body), shape)
+    summed = replace(n, output=rewriting.fresh_name(f"{n.output}@rows"), body=row)
+    rows = rewriting.add(summed, tuple(ONE if x in alone else e for x, e in zip(axes, shape, strict=True)))
     at = load(rows, tuple(0 if x in alone else x for x in axes), "int32")
     return Compute(n.output, op("add", load(total, axes, "int32"), op("mul", moved, at)), origin=n.origin)
 

@@ -113,9 +113,9 @@ def _stitched(plan: FusionPlan, a: FusedGroup, b: FusedGroup) -> Join | str | No
         return "no locality: what reduces everything has no rows to share"
     producers = list(a.nodes)
     for n in b.nodes:
-        why = _remote(plan.graph, a, n, rows) or _other_tiles(plan.graph, n, producers, rows)
-        if why:
-            return why
+        reason = _remote(plan.graph, a, n, rows) or _other_tiles(plan.graph, n, producers, rows)
+        if reason:
+            return reason
         producers.append(n)
     return Join(rows, "reduces rows that the group makes (stitch)" if reduces else "element-wise on shared rows")
 

@@ -60,9 +60,9 @@ def write_in_place(plan: FusionPlan) -> FusionPlan:
     copies = [n for n in plan.graph.nodes if n.output in plan.windows]
     for n in copies:
         (part,) = n.inputs
-        why = _reason_apart(plan, part, outputs)
-        if part in windows or why:
-            refused[part, n.output] = why or "it is a part of another concatenation too"
+        reason = _reason_apart(plan, part, outputs)
+        if part in windows or reason:
+            refused[part, n.output] = reason or "it is a part of another concatenation too"
             continue
         windows = {(part if t == n.output else t): w for t, w in windows.items()}  # parts stay in order
         written.add(n.output)

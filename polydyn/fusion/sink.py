@@ -52,9 +52,9 @@ def _moved(plan: FusionPlan, a: FusedGroup, b: FusedGroup, n: Compute) -> tuple[
     place = list(plan.inputs)
     nodes = tuple(sorted((n, *b.nodes), key=lambda m: place.index(m.output)))
     reasons = tuple(r for r in a.reasons if not r.startswith(f"{n.output}: "))
-    why = f"{n.output}: {join.why}, no epilogue of {a.nodes[0].output}"
+    reason = f"{n.output}: {join.reason}, no epilogue of {a.nodes[0].output}"
     rows = {t: axes for t, axes in a.rows.items() if t != n.output}
     rest = replace(a, nodes=remaining, outputs=plan.outputs_of(remaining), rows=rows, reasons=reasons)
-    grown = FusedGroup("nest", nodes, plan.outputs_of(nodes), join.rows, (why, *b.reasons))
+    grown = FusedGroup("nest", nodes, plan.outputs_of(nodes), join.rows, (reason, *b.reasons))
     gains = len(rest.outputs) < len(a.outputs) and may_rise(plan, (a, b), (rest, grown)) is None
     return (rest, grown) if gains else None

@@ -230,7 +230,7 @@ class _Winograd(Rewriting):
         self.nodes.append(replace(c.node, body=body, reduction=(), reduce=None))
 
     def _add(self, c: _Convolution, name: str, shape: tuple[Dim, ...], body: Value, sum_: tuple[Dim, ...] = ()) -> str:
-        name = self.fresh(f"{c.node.output}{SUFFIX}.{name}")
+        name = self.fresh_name(f"{c.node.output}{SUFFIX}.{name}")
         return self.add(Compute(name, body, sum_, "sum" if sum_ else None, c.node.origin), shape)
 
     def _pop_node(self) -> Compute:

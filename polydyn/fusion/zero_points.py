@@ -27,22 +27,22 @@ INT8_MIN, INT8_MAX = -128, 127
 
 def hoist_zero_points(graph: Graph) -> Graph:
     """Give products of 8-bit rows with constant 8-bit columns uint8 rows without a zero point."""
-    made = Rewriting(graph)
+    rewriting = Rewriting(graph)
     for n in graph.nodes:
         found = _split(graph, n)
         if found is None or not isinstance(n, Compute):
-            made.nodes.append(n)
+            rewriting.nodes.append(n)
             continue
         body, zero, (sums, index) = found
         if isinstance(zero, Const):
             sums = (sums.astype(np.int64) * int(zero.value)).astype(np.int32)
-        rest: Value = load(made.constant(f"{n.output}@offsets", sums), index, "int32")
+        rest: Value = load(rewriting.constant(f"{n.output}@offsets", sums), index, "int32")
         rest = rest if isinstance(zero, Const) else op("mul", zero, rest)
         shape = graph.tensors[n.output].shape
-        total = made.add(replace(n, output=made.fresh(f"{n.output}@total"), body=body), shape)
+        total = rewriting.add(replace(n, output=rewriting.fresh_name(f"{n.output}@total"), body=body), shape)
         here = load(total, tuple(map(dim_name, range(len(shape)))), "int32")
-        made.nodes.append(Compute(n.output, op("sub", here, rest), origin=n.origin))
-    return made.result()
+        rewriting.nodes.append(Compute(n.output, op("sub", here, rest), origin=n.origin))
+    return rewriting.result()
 
 
 def _split(graph: Graph, n: Node) -> tuple[Value, Value, tuple[Array, tuple[str, ...]]] | None:

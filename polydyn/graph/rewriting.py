@@ -20,7 +20,7 @@ class Rewriting:
         self.nodes: list[Node] = []
         self.notes: list[str] = []
 
-    def fresh(self, name: str) -> str:
+    def fresh_name(self, name: str) -> str:
         """A name that no tensor has: this one, perhaps with marks behind it."""
         while name in self.tensors:
             name += "@"
@@ -28,7 +28,7 @@ class Rewriting:
 
     def constant(self, name: str, array: Array) -> str:
         """Adds a constant; its name is fresh."""
-        name = self.fresh(name)
+        name = self.fresh_name(name)
         self.constants[name] = array
         self.tensors[name] = Tensor(name, str(array.dtype), tuple(map(Index.of, array.shape)))
         return name

@@ -179,7 +179,7 @@ class _Texts:
         texts |= {o for o, text in zip(n.outputs, results[0] if results else (), strict=False) if text and o}
         return replace(n, attributes=attributes)
 
-    def fresh(self, name: str) -> str:
+    def fresh_name(self, name: str) -> str:
         """A name that no tensor has."""
         while name in self.taken:
             name += "'"
@@ -244,7 +244,7 @@ class _Texts:
         label = n.outputs[0]
         if not label:
             return [replace(n, attributes=a)], False
-        number, table = self.fresh(f"number of {label}"), self.fresh(f"classes of {label}")
+        number, table = self.fresh_name(f"number of {label}"), self.fresh_name(f"classes of {label}")
         constants[table] = np.array(self.codes(labels), np.int64)
         gather = OnnxNode(f"{n.name} labels", "Gather", (table, number), (label,), {"axis": 0}, OPSET)
         return [replace(n, attributes=a, outputs=(number, *n.outputs[1:])), gather], True

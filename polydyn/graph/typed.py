@@ -134,7 +134,7 @@ class Asking:
         """The error for a question that no fact decides."""
         kind = Undecidable if self.assume else Undecided
         dim = ", ".join(map(str, dims))
-        return kind(self.known.facts.undecided(question, dims), node=self.place, dim=dim, remedy=remedy)
+        return kind(self.known.facts.undecided_error(question, dims), node=self.place, dim=dim, remedy=remedy)
 
     @property
     def place(self) -> str:
@@ -156,7 +156,7 @@ class Asking:
             if not self.assume:
                 raise Undecided(f"{self.place} has sizes that data decide", rule=kind)
             level = max(asked.level(inputs), facts.level(*dims))
-            symbols = tuple(str(facts.fresh(size_name(self.node, n), level + 1)) for n in names)
+            symbols = tuple(str(facts.fresh_symbol(size_name(self.node, n), level + 1)) for n in names)
             given = tuple(sorted((settings or {}).items()))
             asked.steps[key] = HostStep(
                 kind, tuple(inputs), tuple(dims), given, symbols=symbols, level=level, origin=self.node.name
@@ -194,7 +194,7 @@ class Asking:
 
     def promise(self, a: Index, b: Index, why: str) -> None:
         """Learns what holds by construction."""
-        self.known.facts.promise(a, b, self.because(why))
+        self.known.facts.assume_at_most(a, b, self.because(why))
 
     def because(self, why: str) -> str:
         """The reason with the node's name, once."""

@@ -1,9 +1,9 @@
-"""DimFacts: what is known of the sizes of a model, and the questions that it answers.
+"""DimFacts: the known facts about the sizes of a model, and the queries that they answer.
 
-A fact learned late holds everywhere, because dims are read through ``canonical``: equalities are kept as oriented
-rewriting rules over the monomials of the polynomial normal form. For single symbols this is a union-find whose
-preferred representatives are constants, then symbols of earlier inputs, then expressions; for products it is the
-dim-collapse equality of BladeDISC 3. Ranges, divisibility and learned inequalities decide min, max and floor divisions.
+A fact learned late holds everywhere, because dims are read through ``canonical``. Equalities are oriented rewriting
+rules over the monomials of the polynomial normal form. For single symbols this is a union-find whose preferred
+representatives are constants, then symbols of earlier inputs, then expressions. For products it is the dim-collapse
+equality of BladeDISC 3. Ranges, divisibility and learned inequalities decide min, max and floor divisions.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from polydyn.shapes.sizes import Dims, Sizes
 
 
 class DimFacts:
-    """Facts about dims; asking changes none. Sizes are >= 0 unless a range says more."""
+    """Facts about dims. Queries do not change them. Sizes are >= 0 unless a range says more."""
 
     def __init__(self) -> None:
         self.ranges: dict[str, tuple[int, int | None]] = {}
@@ -34,29 +34,29 @@ class DimFacts:
         self._proofs: dict[int, prove.Facts] = {}
 
     def level(self, *dims: IndexLike) -> int:
-        """The part of the program from which on dims are there: 0 where they follow from the inputs' sizes."""
+        """Return the first part of the program in which dims are known: 0 if they follow from the inputs' sizes."""
         return self._rules.level(*map(Index.of, dims))
 
     def sizes_of(self, symbols: Collection[str]) -> Dims:
-        """The range and the divisor of each symbol for which one is known."""
+        """Return the range and the divisor of each symbol that has one."""
         found: dict[str, Sizes] = {}
         for s in sorted(symbols):
-            (low, high), (step, first) = self.ranges.get(s, (0, None)), self._multiples.of.get(s, (1, 0))
+            (low, high), (step, first) = self.ranges.get(s, (0, None)), self._multiples.lattices.get(s, (1, 0))
             multiple = 1 if first else step
             if low or high is not None or multiple > 1:
                 found[s] = Sizes(low, high, multiple)
         return found
 
     def invented(self) -> frozenset[str]:
-        """The symbols made by ``fresh``."""
+        """Return the symbols made by ``fresh_symbol``."""
         return frozenset(self._rules.invented)
 
     def declared(self) -> frozenset[str]:
-        """The symbols that are sizes of inputs."""
+        """Return the symbols that are sizes of inputs."""
         return frozenset(self._rules.order) - self._rules.invented
 
     def canonical(self, dim: IndexLike) -> Index:
-        """The preferred form of a dim under all facts so far."""
+        """Return the preferred form of a dim under all facts so far."""
         p = Index.of(dim)
         if p in self._cache:
             return self._cache[p]
@@ -70,16 +70,16 @@ class DimFacts:
         return p
 
     def simplify(self, p: Index, ranges: Ranges | None = None) -> Index:
-        """Decides min, max and floor divisions from all facts and the ranges of iterators (``0 <= v < extent``).
+        """Decide min, max and floor divisions from all facts and the ranges of iterators (``0 <= v < extent``).
 
-        Iterators only run when their extents are positive, which is used; nothing else is assumed to be positive.
+        Iterators run only if their extents are positive, and this is used. Nothing else is assumed to be positive.
         """
         if not any(isinstance(a, Atom) for a in p.atoms()):
             return p
         return self._multiples.outside(self._simplify(self._multiples.inside(p), ranges or {}, {}))
 
     def _simplify(self, p: Index, ranges: Ranges, done: dict[Atom, Index]) -> Index:
-        """``done``: atoms that were met, which many places share."""
+        """Simplify recursively. ``done`` caches the results of atoms, which many expressions share."""
 
         def atom(a: Atom) -> Index:
             if a not in done:
@@ -111,7 +111,7 @@ class DimFacts:
         return (minimum if kind == "min" else maximum)(*keep)
 
     def _divide_exact(self, p: Index) -> Index:
-        """``n * (x // n)`` is ``x`` where x is known to be a multiple of n."""
+        """Replace ``n * (x // n)`` by ``x`` if x is known to be a multiple of n."""
         for a in sorted((a for a in p.atoms() if isinstance(a, Atom) and a in self._exact), key=str):
             x, n = a.args
             co = Index({_without(m, a): v for m, v in p.terms.items() if m.count(a) == 1})
@@ -121,7 +121,9 @@ class DimFacts:
         return p
 
     def nonnegative(self, p: IndexLike, ranges: Ranges | None = None) -> bool:
-        """True when ``p >= 0`` is proven from ranges and learned inequalities; asked once while nothing is learned."""
+        """Return True if ``p >= 0`` is proven from ranges and learned inequalities. Results are cached until a new
+        fact.
+        """
         question = (Index.of(p), tuple((ranges or {}).items()))
         if question not in self._answers:
             self._answers[question] = self._nonnegative(*question)
@@ -130,17 +132,19 @@ class DimFacts:
     def _nonnegative(self, p: Index, iterated: tuple[tuple[str, Index], ...]) -> bool:
         inside = self._multiples.inside
         level = self.level(p, *(e for _, e in iterated))
-        return prove.nonnegative(inside(p), self._known(level), {v: inside(e) for v, e in iterated})
+        return prove.nonnegative(inside(p), self._facts_of_level(level), {v: inside(e) for v, e in iterated})
 
-    def _known(self, level: int) -> prove.Facts:
-        """The facts of a proof about sizes of a level: what is known late does not hold early."""
+    def _facts_of_level(self, level: int) -> prove.Facts:
+        """Return the facts for proofs about sizes of a level. Facts of later levels do not hold earlier."""
         if level not in self._proofs:
             facts = tuple(self._multiples.inside(f) for f, _ in self._facts if self._rules.level(f) <= level)
             self._proofs[level] = prove.Facts(self._multiples.ranges(self.ranges), facts)
         return self._proofs[level]
 
     def _forget(self, fact: Index | None = None) -> None:
-        """Drops what was answered from fewer facts: everything, or what ``fact >= 0`` helps. What is proven stays."""
+        """Drop cached results that a new fact may improve: all, or those that ``fact >= 0`` helps. Proven results
+        stay.
+        """
 
         def stays(*of: Index) -> bool:
             if fact is None:
@@ -155,7 +159,7 @@ class DimFacts:
         }  # fmt: skip
 
     def equal(self, a: IndexLike, b: IndexLike) -> bool | None:
-        """True or False when proven, None when undecided."""
+        """Return True or False if proven, None if undecided."""
         d = self.canonical(Index.of(a) - Index.of(b))
         c = d.constant
         if c is not None:
@@ -176,7 +180,7 @@ class DimFacts:
         return True if reduced in equations or -reduced in equations else None
 
     def is_multiple(self, a: IndexLike, n: IndexLike) -> bool:
-        """True when ``a`` is proven to be a multiple of ``n``."""
+        """Return True if ``a`` is proven to be a multiple of ``n``."""
         a, n = self.canonical(a), self.canonical(n)
         return self.canonical(floordiv(a, n) * n - a) == 0
 

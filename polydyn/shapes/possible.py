@@ -1,4 +1,4 @@
-"""Guards that no sizes meet: a program of them would refuse every call, so it is refused when compiled."""
+"""Guards that no sizes satisfy. A program with them would reject every call, so compilation rejects it."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from polydyn.schedules.errors import ScheduleError
 from polydyn.schedules.index import Index, floordiv
 from polydyn.schedules.isl_util import Condition, at_least, equals, frame, limits
 
-TRIED = (1, 2, 3, 4, 5, 7, 8, 16, 32, 64, 128, 224, 640)
-"""Sizes that all dims may have at once; guards that such a call meets are not asked about further."""
-WORK = 50_000
-"""Operations of isl for the guards over the same dims."""
+TRIAL_SIZES = (1, 2, 3, 4, 5, 7, 8, 16, 32, 64, 128, 224, 640)
+"""Sizes that are tried for all dims at once. If one of them satisfies the guards, no proof is needed."""
+MAX_ISL_OPERATIONS = 50_000
+"""Maximum isl operations for the guards over the same dims."""
 
 
-class Asked(Protocol):
+class GuardLike(Protocol):
     """A guard (``polydyn/graph/ir.py``)."""
 
     @property
     def left(self) -> Index:
-        """What is compared."""
+        """Left side of the comparison."""
 
     @property
     def relation(self) -> str:
@@ -29,21 +29,21 @@ class Asked(Protocol):
 
     @property
     def right(self) -> Index:
-        """What it is compared with."""
+        """Right side of the comparison."""
 
     @property
     def message(self) -> str:
-        """Who needs it, and why."""
+        """The node that needs it, and the reason."""
 
 
-def check_possible(guards: Sequence[Asked]) -> None:
-    """Refuses guards that no sizes meet together, as far as they are affine, with minima, maxima and quotients.
+def check_possible(guards: Sequence[GuardLike]) -> None:
+    """Check that some sizes satisfy all guards together, as far as these are affine, with minima, maxima and quotients.
 
-    ShapeError: it names the first guard that nothing is left for.
+    Raises ShapeError, which names the first guard that leaves no sizes.
     """
-    for part in _apart(guards):
+    for part in _partition(guards):
         symbols = sorted({s for g in part for s in (*g.left.symbols(), *g.right.symbols())})
-        if any(_met(part, n) for n in TRIED):
+        if any(_is_satisfied(part, n) for n in TRIAL_SIZES):
             continue
         refused = _first_without_sizes(part, tuple(symbols))
         if refused is not None:
@@ -55,9 +55,9 @@ def check_possible(guards: Sequence[Asked]) -> None:
             )  # fmt: skip
 
 
-def _apart(guards: Sequence[Asked]) -> Iterator[list[Asked]]:
-    """The guards in lists that share no symbol."""
-    parts: list[tuple[frozenset[str], list[Asked]]] = []
+def _partition(guards: Sequence[GuardLike]) -> Iterator[list[GuardLike]]:
+    """Partition the guards into lists that share no symbol."""
+    parts: list[tuple[frozenset[str], list[GuardLike]]] = []
     for g in guards:
         own, symbols = [g], g.left.symbols() | g.right.symbols()
         touched = [p for p in parts if p[0] & symbols]
@@ -68,8 +68,10 @@ def _apart(guards: Sequence[Asked]) -> Iterator[list[Asked]]:
     yield from (own for _, own in parts)
 
 
-def _met(guards: Sequence[Asked], size: int) -> bool:
-    """Whether a call meets them whose dims all have this size, but for those that an equality gives another one."""
+def _is_satisfied(guards: Sequence[GuardLike], size: int) -> bool:
+    """Check whether a call with this size for all dims satisfies the guards. Equalities override the size of their
+    symbol.
+    """
     env = {s: size for g in guards for s in (*g.left.symbols(), *g.right.symbols())}
     for g in guards:
         if g.relation == "==":
@@ -80,17 +82,20 @@ def _met(guards: Sequence[Asked], size: int) -> bool:
     return min(env.values(), default=0) >= 0 and all(_holds(g, env) for g in guards)
 
 
-def _holds(g: Asked, env: Mapping[str, int]) -> bool:
+def _holds(g: GuardLike, env: Mapping[str, int]) -> bool:
     left, right = g.left.evaluate(env), g.right.evaluate(env)
     if g.relation == "%==":
         return left % right == 0 if right else left == 0
     return left == right if g.relation == "==" else left <= right
 
 
-def _first_without_sizes(guards: Sequence[Asked], symbols: tuple[str, ...]) -> Asked | None:
-    """The first guard that leaves no sizes, those before it being met; None: there are sizes, or it is not decided."""
+def _first_without_sizes(guards: Sequence[GuardLike], symbols: tuple[str, ...]) -> GuardLike | None:
+    """Return the first guard that leaves no sizes together with the guards before it.
+
+    Returns None if sizes are left or the question is undecided.
+    """
     try:
-        with limits(WORK):
+        with limits(MAX_ISL_OPERATIONS):
             space = frame("", symbols, ())
             left = space.where(at_least(s, 0) for s in symbols)
             for g in guards:
@@ -105,7 +110,7 @@ def _first_without_sizes(guards: Sequence[Asked], symbols: tuple[str, ...]) -> A
     return None
 
 
-def _condition(g: Asked) -> Condition:
+def _condition(g: GuardLike) -> Condition:
     if g.relation == "%==":
         return equals(floordiv(g.left, g.right) * g.right, g.left)
     return equals(g.left, g.right) if g.relation == "==" else at_least(g.right, g.left)

@@ -1,4 +1,4 @@
-"""Proofs that an Index is never negative, from ranges of symbols, iterators and given inequalities."""
+"""Prove that an Index is never negative, from ranges of symbols, iterators and given inequalities."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from polydyn.schedules.index import Atom, Index
 from polydyn.schedules.ranges import Ranges, interval, is_nonnegative
 
 Sizes: TypeAlias = Mapping[str, "tuple[int, int | None]"]
-"""The lowest and the highest value of symbols; 0 and None where nothing is said."""
+"""The minimum and maximum of symbols; 0 and None if unspecified."""
 
 
 @dataclass(frozen=True)
@@ -24,12 +24,12 @@ class Facts:
 
     @cached_property
     def points(self) -> tuple[Point, ...]:
-        """Sizes at which all facts hold: small ones and large ones, where a fact allows it."""
+        """Sizes at which all facts hold: small and large ones, if the facts allow them."""
         return tuple(p for n in (0, 1, 1000) if (p := self._point(n)))
 
     def _point(self, n: int) -> Point | None:
         point = Point(n, self.sizes, set())
-        while failing := [f for f in self.facts if f.evaluate(point.of(f)) < 0]:
+        while failing := [f for f in self.facts if f.evaluate(point.symbol_values(f)) < 0]:
             less = frozenset[str]().union(*(term for f in failing for term in _sides(f)[1])) - point.least
             if not less:
                 return None
@@ -37,27 +37,29 @@ class Facts:
         return point
 
     def refute(self, p: Index, iterators: Ranges) -> bool:
-        """Whether p is negative at one of the points, where iterators begin."""
+        """Check whether p is negative at one of the points, with all iterators at 0."""
         if p.fetches():
             return False
         begin = dict.fromkeys(iterators, 0)
         return any(
-            p.evaluate(point.of(p) | begin) < 0
-            and all(e.evaluate(point.of(e) | begin) >= 1 for e in iterators.values())
+            p.evaluate(point.symbol_values(p) | begin) < 0
+            and all(e.evaluate(point.symbol_values(e) | begin) >= 1 for e in iterators.values())
             for point in self.points
         )
 
 
 @dataclass(frozen=True)
 class Point:
-    """Every size is as near to ``n`` as its ends allow; those of ``least`` are at their lower end."""
+    """A point where every size is as close to ``n`` as its bounds allow; the sizes in ``least`` are at their
+    minimum.
+    """
 
     n: int
     ends: Sizes
     least: set[str]
 
-    def of(self, p: Index) -> dict[str, int]:
-        """The symbols of an expression."""
+    def symbol_values(self, p: Index) -> dict[str, int]:
+        """Return the values of the symbols of an expression."""
         ends = {s: self.ends.get(s, (0, None)) for s in p.symbols()}
         return {
             s: low if s in self.least else max(low, self.n if high is None else min(self.n, high))
@@ -66,7 +68,9 @@ class Point:
 
 
 def nonnegative(p: Index, facts: Facts, iterators: Ranges, depth: int = 3) -> bool:
-    """True when ``p >= 0`` is proven over ``0 <= v < extent``. Sizes are >= 0, extents of running iterators >= 1."""
+    """Return True if ``p >= 0`` is proven over ``0 <= v < extent``. Sizes are >= 0, extents of running iterators >=
+    1.
+    """
     c = p.constant
     if c is not None:
         return c >= 0
@@ -90,13 +94,14 @@ def nonnegative(p: Index, facts: Facts, iterators: Ranges, depth: int = 3) -> bo
     return any(nonnegative(scaled, facts, looser, depth - 1) for looser in _looser(p, iterators))
 
 
-def helps(fact: Index, of: Collection[Index], sizes: Sizes) -> bool:
-    """Whether ``fact >= 0`` can help to prove something of expressions.
+def helps(fact: Index, expressions: Collection[Index], sizes: Sizes) -> bool:
+    """Check whether ``fact >= 0`` can help to prove something about expressions.
 
-    Not where what it adds is a size that they do not have and that has no upper end: the fact is then subtracted and
-    nothing makes up for it. Nor where it says nothing new without what it takes away of sizes that they do not have.
+    It cannot if it adds a size that they do not have and that has no upper bound: the proof subtracts the fact, and
+    nothing compensates for that size. It cannot either if none of its negative terms has only sizes of the
+    expressions.
     """
-    foreign = fact.symbols().difference(*(p.symbols() for p in of))
+    foreign = fact.symbols().difference(*(p.symbols() for p in expressions))
     if not foreign:
         return True
     more, less = _sides(fact)
@@ -107,27 +112,27 @@ def helps(fact: Index, of: Collection[Index], sizes: Sizes) -> bool:
 
 @lru_cache(4096)
 def _sides(p: Index) -> tuple[frozenset[str], tuple[frozenset[str], ...]]:
-    """The symbols of the terms that are added, and of each that is subtracted."""
+    """Return the symbols of the terms that are added, and of each term that is subtracted."""
     terms = [(v > 0, Index({m: 1}).symbols()) for m, v in p.terms.items()]
     return frozenset[str]().union(*(x for plus, x in terms if plus)), tuple(x for plus, x in terms if not plus)
 
 
 def _least(p: Index, facts: Facts, iterators: Ranges) -> float:
-    """A number that an expression of sizes is not below."""
+    """Return a lower bound of an expression of sizes."""
     if not p.symbols().isdisjoint(iterators):
         return -inf
     return interval(p, {s: facts.sizes.get(s, (0, None)) for s in p.symbols()})[0]
 
 
 def _looser(p: Index, iterators: Ranges) -> list[Ranges]:
-    """An iterator below ``min(a, b)`` is below each of them."""
+    """Return iterators with weaker bounds: an iterator below ``min(a, b)`` is below each of them."""
     used = p.symbols()
     bounds = [(v, a) for v, e in iterators.items() for a in _extremes(e) if v in used and e == Index({(a,): 1})]
     return [{**iterators, v: x} for v, a in bounds if a.kind == "min" for x in a.args]
 
 
 def _atom(a: str | Atom, facts: Facts, iterators: Ranges, depth: int) -> bool:
-    """True when a factor is never negative: symbols are, the rest by its arguments."""
+    """Return True if a factor is never negative: a symbol always, other atoms by their arguments."""
     if isinstance(a, str):
         return True
     if a.kind == "fetch" or depth == 0:
@@ -140,7 +145,7 @@ def _extremes(p: Index) -> list[Atom]:
 
 
 def _by_cases(p: Index, a: Atom, facts: Facts, iterators: Ranges, depth: int) -> bool:
-    """A min or max is one of its arguments; with the right sign, one bound is enough."""
+    """Prove by cases that a min or max is one of its arguments. With the right sign, one case is enough."""
     cases = [p.map_atoms(lambda b, x=x: x if b == a else Index({(b,): 1})) for x in a.args]  # type: ignore[misc]
     signs = {v > 0 for m, v in p.terms.items() if a in m}
     linear = all(m == (a,) for m in p.terms if a in m)
@@ -150,7 +155,7 @@ def _by_cases(p: Index, a: Atom, facts: Facts, iterators: Ranges, depth: int) ->
 
 
 def _common_denominator(p: Index) -> int:
-    """What p is multiplied with so that every ``c * (x // n)`` with a constant n has a coefficient that n divides."""
+    """Return the factor for p after which n divides the coefficient of every ``c * (x // n)`` with a constant n."""
     scale = 1
     for a in p.atoms():
         if isinstance(a, Atom) and a.kind == "floordiv":
@@ -159,9 +164,9 @@ def _common_denominator(p: Index) -> int:
 
 
 def _direct(p: Index, facts: Facts, iterators: Ranges) -> bool:
-    """Two attempts: upper ends of sizes are tried last, because a product of two bounded symbols bounds worse."""
+    """Try two proofs. The second uses upper bounds of sizes, because these weaken a product of two bounded symbols."""
     lows = {s: low for s, (low, _) in facts.sizes.items()}
-    for e in iterators.values():  # a product of sizes that is >= 1 has factors >= 1
+    for e in iterators.values():  # if a product of sizes is >= 1, so are its factors
         if len(e.terms) == 1:
             lows |= {s: max(1, lows.get(s, 0)) for s in next(iter(e.terms)) if isinstance(s, str)}
     shift = {s: Index.of(s) + low for s, low in lows.items() if low}

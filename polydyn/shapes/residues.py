@@ -13,7 +13,7 @@ from math import gcd, lcm
 
 from polydyn.schedules.index import Atom, Index, floordiv
 
-MOST = 1 << 12
+MAX_PERIOD = 1 << 12
 """Maximum period. A condition with a longer period stays a separate guard."""
 
 
@@ -44,7 +44,7 @@ class Remainders:
         if 1 in (self.period, other.period) and self.allowed and other.allowed:
             return other if self.period == 1 else self
         period = lcm(self.period, other.period)
-        if period > MOST:
+        if period > MAX_PERIOD:
             return None
         kept = (r for r in range(period) if r % self.period in self.allowed and r % other.period in other.allowed)
         return Remainders(period, frozenset(kept)).short()
@@ -152,14 +152,16 @@ def remainders(c: Condition) -> tuple[str, Remainders] | None:
         g = gcd(int(linear), c.of)
         first = [] if int(rest) % g else [-int(rest) // g * pow(int(linear) // g, -1, c.of // g) % (c.of // g)]
         return symbol, Remainders(c.of // g, frozenset(first))
-    if growth or period > MOST:
+    if growth or period > MAX_PERIOD:
         return None
     allowed = frozenset(r for r in range(period) if c.holds(c.value.evaluate({symbol: r})))
     return symbol, Remainders(period, allowed).short()
 
 
 def repetition(p: Index, symbol: str) -> tuple[int, int] | None:
-    """Return ``(period, k)`` with ``p(s + period) == p(s) + k``, or None if p is no sum of quotients by constants."""
+    """Return ``(period, k)`` with ``p(s + period) == p(s) + k``, or None if p is not a sum of quotients by
+    constants.
+    """
     parts: list[tuple[int, int]] = []
     for m, c in p.terms.items():
         a = m[0] if len(m) == 1 else None

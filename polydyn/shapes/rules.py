@@ -1,11 +1,12 @@
-"""Equalities of dims as oriented rewriting rules over monomials: a union-find that also knows products.
+"""Equalities of dims as oriented rewriting rules over monomials: a union-find that also handles products.
 
-Every equality ``d == 0`` picks a leading monomial with coefficient +-1 and becomes ``lead -> rest``. A single symbol
-is led by itself, invented symbols first, then symbols of later inputs, so that representatives are the constants and
-the symbols of the first inputs. A rule never brings back what it removed.
+Every equality ``d == 0`` selects a leading monomial with coefficient +-1 and becomes ``lead -> rest``. A single symbol
+is preferred as lead: invented symbols first, then symbols of later inputs. So the representatives are constants and the
+symbols of the first inputs. No rule reintroduces what it removed.
 
-Symbols have levels: those of the inputs 0, those that data decide the part of the program that begins when they are
-read. An equation replaces only symbols of its highest level, so that no size of an early part waits for a late one.
+Symbols have levels. Symbols of the inputs have level 0; a size that data decide has the level of the program part that
+begins when it is read. An equation replaces only symbols of its highest level, so that no size of an early part waits
+for a late one.
 """
 
 from __future__ import annotations
@@ -17,12 +18,12 @@ from polydyn.schedules.index import Atom, Index, Monomial
 
 
 def content(p: Index) -> int:
-    """The greatest common divisor of the coefficients (1 for zero)."""
+    """Return the greatest common divisor of the coefficients (1 for zero)."""
     return gcd(*p.terms.values()) or 1
 
 
 class Rules:
-    """Rewriting rules, with the reason of each."""
+    """Rewriting rules, each with its reason."""
 
     def __init__(self) -> None:
         self.order: dict[str, int] = {}
@@ -33,17 +34,17 @@ class Rules:
         self._why: dict[str, str] = {}
 
     def declare(self, symbol: str, invented: bool = False) -> None:
-        """Declares a symbol. Symbols that are declared earlier are preferred."""
+        """Declare a symbol. Symbols that are declared earlier are preferred."""
         self.order.setdefault(symbol, len(self.order))
         if invented:
             self.invented.add(symbol)
 
     def level(self, *dims: Index) -> int:
-        """The highest level of the symbols of dims."""
+        """Return the highest level of the symbols of dims."""
         return max((self.levels.get(s, 0) for d in dims for s in d.symbols()), default=0)
 
     def preference(self, p: Index) -> tuple[int, int, int, str]:
-        """Sort key of representatives: constants, symbols in the order of inputs, expressions."""
+        """Return the sort key of representatives: constants, symbols in the order of inputs, expressions."""
         if p.constant is not None:
             return (0, 0, 0, "")
         if p.is_symbol:
@@ -54,7 +55,7 @@ class Rules:
         return self.order.get(symbol, len(self.order))
 
     def apply(self, p: Index) -> Index:
-        """One round of rewriting."""
+        """Apply each rule once."""
         p = p.subs(self._symbols)
         for lead, (rest, _) in self._monomials.items():
             hit = {m: v for m, v in p.terms.items() if _divides(lead, m)}
@@ -64,7 +65,7 @@ class Rules:
         return p
 
     def rewritten(self, p: Index) -> Index:
-        """An expression without anything that a rule replaces."""
+        """Rewrite an expression until no rule applies."""
         for _ in range(64):
             q = self.apply(p)
             if q == p:
@@ -73,9 +74,10 @@ class Rules:
         return p
 
     def add(self, d: Index, why: str) -> str | None:
-        """Learns ``d == 0`` (already rewritten); returns the symbol that was replaced, if it was one.
+        """Learn ``d == 0`` (already rewritten). Return the symbol that was replaced, "" for another monomial, None for
+        none.
 
-        Where no monomial can lead (``2*a == 3*b``) nothing is learned here.
+        If no monomial can lead (``2*a == 3*b``), nothing is learned here.
         """
         g = content(d)
         d = Index({m: v // g for m, v in d.terms.items()})
@@ -119,7 +121,7 @@ class Rules:
         return max(others, key=lambda m: (len(m), str(m)), default=None)
 
     def related(self, symbols: Iterable[str]) -> tuple[set[str], list[str]]:
-        """The symbols with those that replaced them or that they replaced, and why."""
+        """Return the symbols with all that replaced them or that they replaced, and the reasons."""
         seen = set(symbols)
         while True:
             more = {s for s in self._symbols for x in [{s, *self._symbols[s].symbols()}] if x & seen}
@@ -141,7 +143,7 @@ def _quotient(m: Monomial, lead: Monomial) -> Monomial:
 
 
 def _inside(lead: Monomial, n: Monomial) -> bool:
-    """True when a factor of ``lead`` occurs inside an atom of ``n``: rewriting would not end."""
+    """Check whether a factor of ``lead`` occurs inside an atom of ``n``. Rewriting would not end."""
     inner: set[str | Atom] = set()
     for a in n:
         if isinstance(a, Atom):

@@ -1,4 +1,4 @@
-"""Conditions on sizes in words."""
+"""Conditions on sizes as sentences."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ RELATIONS = {"==": "equals", "<=": "is at most", "%==": "is a multiple of"}
 
 
 def bare(x: Index) -> str:
-    """An expression without the parentheses around all of it."""
+    """Return an expression without parentheses around the whole."""
     text = str(x)
     return text[1:-1] if len(x.terms) > 1 and text.startswith("(") else text
 
 
 def sentence(left: Index, relation: str, right: Index, words: str = "") -> str:
-    """``H is a multiple of 32``; ``words``: what comes first, where the sizes have a simpler rule."""
+    """Return a sentence such as ``H is a multiple of 32``. ``words``: a simpler rule for the sizes, which precedes
+    it.
+    """
     text = f"{bare(left)} {RELATIONS[relation]} {bare(right)}"
     return f"{words}: {text}" if words else text

@@ -1,4 +1,4 @@
-"""What a user states about a dynamic dim: its range, a multiple, the sizes that are likely."""
+"""User statements about a dynamic dim: its range, a multiple, and the likely sizes."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from polydyn.errors import ShapeError
 class Sizes:
     """The sizes that a dynamic dim may have.
 
-    ``low``, ``high``: inclusive, ``high`` None for no upper end. ``multiple``: every size is a multiple of it. Both are
-    checked on every call and used in proofs. ``likely``: sizes that are worth tuning for; they restrict nothing.
-    ``probabilities``: of the likely sizes, in their order, adding up to 1; none given means equally likely.
-    ShapeError: no size is left, or a likely size is none of them.
+    ``low``, ``high``: inclusive bounds; ``high`` None means no upper bound. ``multiple``: every size is a multiple of
+    it. Both are checked on every call and used in proofs. ``likely``: sizes to tune for; they restrict nothing.
+    ``probabilities``: probabilities of the likely sizes, in the same order, with sum 1; if empty, these are equally
+    likely. Raises ShapeError if no size is left, or a likely size is not allowed.
     """
 
     low: int = 0
@@ -64,9 +64,9 @@ class Sizes:
 
     @classmethod
     def parse(cls, text: str) -> Sizes:
-        """``1:64``, ``8:512:8`` (multiples of 8), ``1:512@128:0.6,384:0.4`` or ``1:512@128,384`` (likely sizes).
+        """Parse ``1:64``, ``8:512:8`` (multiples of 8), ``1:512@128:0.6,384:0.4`` or ``1:512@128,384`` (likely sizes).
 
-        ``1:`` has no upper end, ``7`` is one size. ShapeError: another form, or no such sizes exist.
+        ``1:`` has no upper bound, ``7`` is one size. Raises ShapeError for another form, or if no such sizes exist.
         """
         span, _, likely = text.partition("@")
         try:
@@ -87,16 +87,16 @@ class Sizes:
 
     @property
     def bounds(self) -> tuple[int, int | None]:
-        """The least and the largest size that is allowed (multiples counted)."""
+        """The minimum and maximum allowed size (multiples counted)."""
         m = self.multiple
         return -(-self.low // m) * m, None if self.high is None else self.high // m * m
 
     def holds(self, size: int) -> bool:
-        """Whether a size is in the range and a multiple."""
+        """Check whether a size is in the range and a multiple."""
         return self.low <= size and (self.high is None or size <= self.high) and size % self.multiple == 0
 
     def range_text(self) -> str:
-        """``1..512``, with the multiple if there is one."""
+        """Return ``1..512``, with the multiple if there is one."""
         end = "" if self.high is None else str(self.high)
         return f"{self.low}..{end}" + (f", multiples of {self.multiple}" if self.multiple > 1 else "")
 
@@ -108,7 +108,7 @@ class Sizes:
         return self.range_text() + (f", likely {', '.join(likely)}" if likely else "")
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data, for manifests."""
+        """Return plain data for manifests."""
         return {
             "low": self.low, "high": self.high, "multiple": self.multiple,
             "likely": list(self.likely), "probabilities": list(self.probabilities),
@@ -116,13 +116,13 @@ class Sizes:
 
 
 SizesLike: TypeAlias = Union[Sizes, "tuple[int, int | None]"]
-"""What users may give for a dim: ``Sizes``, or just (low, high)."""
+"""Accepted values for a dim: ``Sizes``, or just (low, high)."""
 Dims: TypeAlias = Mapping[str, SizesLike]
 """Dynamic dims by name."""
 
 
 def sizes_by_name(dims: Dims | None) -> dict[str, Sizes]:
-    """Everything as ``Sizes``. ShapeError names the dim."""
+    """Convert all values to ``Sizes``. Raises ShapeError that names the dim."""
     out: dict[str, Sizes] = {}
     for name, value in (dims or {}).items():
         try:

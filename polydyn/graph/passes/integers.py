@@ -96,7 +96,7 @@ class _Products(Rewriting):
     def _write(self, n: Compute, body: Value, offset: Load | None, factor: Load) -> None:
         """The sum, and the node as this sum less the offset, times the factor."""
         shape = self.tensors[n.output].shape
-        total = self.fresh(f"{n.output}@sum")
+        total = self.fresh_name(f"{n.output}@sum")
         self.add(replace(n, output=total, body=body), shape)
         sums: Value = load(total, tuple(map(dim_name, range(len(shape)))), body.dtype)
         sums = sums if offset is None else op("sub", sums, offset)
@@ -159,7 +159,7 @@ class _Products(Rewriting):
         assert step is not None and found is not None
         if x.padded.output not in self.paddings:
             fill = const(0, step.x.dtype) if step.zero is None else step.zero
-            name = self.paddings[x.padded.output] = self.fresh(f"{x.padded.output}@bytes")
+            name = self.paddings[x.padded.output] = self.fresh_name(f"{x.padded.output}@bytes")
             body = op("where", found[0], step.x, fill)
             self.add(replace(x.padded, output=name, body=body), self.tensors[x.padded.output].shape)
         place = replace(x.step.x, buffer=self.paddings[x.padded.output])

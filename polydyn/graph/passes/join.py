@@ -92,7 +92,7 @@ class Workplace:
         self.producers = graph.producer()
         self.dependences = Dependences(graph)
 
-    def fresh(self, name: str) -> str:
+    def fresh_name(self, name: str) -> str:
         """A name like this that no tensor has."""
         taken, k = name, 0
         while taken in self.graph.tensors:
@@ -105,7 +105,7 @@ class Workplace:
         if parts not in self._arrays:
             arrays = [self.graph.constants[n].transpose(p) for n, p in parts.parts]
             array: Array = np.stack(arrays) if parts.axis is None else np.concatenate(arrays, axis=parts.axis)
-            name = self._arrays[parts] = self.fresh(f"{parts.parts[0][0]}+{len(arrays) - 1}")
+            name = self._arrays[parts] = self.fresh_name(f"{parts.parts[0][0]}+{len(arrays) - 1}")
             tensor = Tensor(name, str(array.dtype), tuple(map(Index.of, array.shape)))
             self.graph = replace(
                 self.graph, tensors={**self.graph.tensors, name: tensor},
@@ -379,7 +379,7 @@ class Join:
         return any(mark in n.inputs for n in self.made)
 
     def _tensor(self, like: str, what: str, shape: tuple[Dim, ...]) -> str:
-        name = self.place.fresh(f"{like}+{what}")
+        name = self.place.fresh_name(f"{like}+{what}")
         self.tensors[name] = Tensor(name, self.graph.tensors[like].dtype, shape)
         return name
 

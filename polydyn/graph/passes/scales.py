@@ -54,7 +54,7 @@ class _Scales(Rewriting):
             self.nodes.append(n)
             self.factors[n.output] = by
         else:
-            total = self.add(replace(n, output=self.fresh(f"{n.output}@sum")), shape)
+            total = self.add(replace(n, output=self.fresh_name(f"{n.output}@sum")), shape)
             sums = load(total, tuple(map(dim_name, range(len(shape)))), "float32")
             self.nodes.append(Compute(n.output, op("mul", sums, by), origin=n.origin))
         self.notes.append(f"{n.output}: the product is scaled, not its operand (which is in memory anyway)")

@@ -14,7 +14,7 @@ def context(*early: str) -> tuple[ShapeContext, Index]:
     facts = ShapeContext()
     for s in early:
         facts.declare(s, s)
-    return facts, facts.fresh("n")
+    return facts, facts.fresh_symbol("n")
 
 
 def guards(facts: ShapeContext) -> list[tuple[str, str, str]]:
@@ -23,7 +23,7 @@ def guards(facts: ShapeContext) -> list[tuple[str, str, str]]:
 
 def test_a_promise_makes_no_guard_and_proves() -> None:
     facts, n = context("H", "W")
-    facts.promise(n, Index.of("H") * "W", "no more elements than there are")
+    facts.assume_at_most(n, Index.of("H") * "W", "no more elements than there are")
     facts.at_most(n, Index.of("H") * "W", "needed")
     assert guards(facts) == [] and facts.level(n) == 1 and facts.level("H") == 0
 
@@ -87,11 +87,11 @@ def test_a_size_of_its_own_asks_nothing_again(monkeypatch: pytest.MonkeyPatch) -
     """ssdlite320 has 180 of them; asking everything again after each took longer than an hour."""
     facts, n = context("H", "W")
     total = (Index.of("H") + 31) // 32 * ((Index.of("W") + 31) // 32) * 6
-    facts.promise(n, total, "as many as there are")
+    facts.assume_at_most(n, total, "as many as there are")
     sizes = [minimum(n, 300), minimum(n, total), maximum(Index.of("H"), Index.of("W"))]
     before = [facts.canonical(x) for x in sizes]
     asked, nonnegative = list[str](), prove.nonnegative
-    facts.promise(facts.fresh("m"), total, "as many as there are")
+    facts.assume_at_most(facts.fresh_symbol("m"), total, "as many as there are")
     monkeypatch.setattr(prove, "nonnegative", lambda p, *rest: asked.append(str(p)) or nonnegative(p, *rest))
     assert [facts.canonical(x) for x in sizes] == before == [sizes[0], n, sizes[2]] and not asked
     facts.at_most("W", "H", "a fact about what was asked")
@@ -110,9 +110,9 @@ def test_a_fact_helps_where_what_it_adds_is_bounded() -> None:
 def test_what_is_false_somewhere_is_not_looked_for_in_all_cases() -> None:
     """Boxes of 90 classes, each at most 300: two cases for each of them, three deep."""
     facts, _ = context()
-    found = [facts.fresh("n") for _ in range(90)]
+    found = [facts.fresh_symbol("n") for _ in range(90)]
     for n in found[:3]:
-        facts.promise(n, 2, "a fact about some")
+        facts.assume_at_most(n, 2, "a fact about some")
     boxes = Index.of(0)
     for n in found:
         boxes = boxes + minimum(n, 300)

@@ -208,7 +208,7 @@ def test_rounded_halves_that_double_to_the_size_make_it_even() -> None:
             quarter = (half + up) // 2
             equations = [(half * 2, h), (quarter * 2, half)]
             for k in order:
-                c.unify(*equations[k], why=f"level {k}")
+                c.unify(*equations[k], reason=f"level {k}")
             assert c.is_multiple(h, 4) and c.canonical(quarter * 4) == h and c.canonical(half) == c.canonical(h // 2)
             assert {g.relation for g in c.guards()} == {"%=="}
             for size in range(1, 17):
