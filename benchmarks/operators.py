@@ -36,7 +36,7 @@ refused by name. Cases: ONNX's node cases of this operator alone that pass compi
 Numbers of random generators follow from place and seed, the same ones in every call; their cases count by type and
 shape (`docs/adr/0023-types.md`). Operators of other domains can be registered (`docs/extending.md`).
 
-Where ONNX's reference evaluator and ONNX Runtime disagree:
+ONNX's reference evaluator and ONNX Runtime disagree in these cases:
 
 | operator | ONNX's reference | ONNX Runtime | here |
 |---|---|---|---|
@@ -61,11 +61,12 @@ Where ONNX's reference evaluator and ONNX Runtime disagree:
 GridSample interpolates floats and booleans; integers are refused, as the reference's weights are integers too.
 Attributes and inputs that only old opsets have are written as nodes of newer ones (`polydyn/graph/older.py`).
 
-On CUDA an element asks every update of ScatterElements, ScatterND and MaxUnpool, every other element of TopK, CumSum
-and CumProd: time grows with the product of both. On the CPU they are linear (`docs/adr/0009-fusion.md`).
+On CUDA each element tests every update of ScatterElements, ScatterND and MaxUnpool, and every other element of TopK,
+CumSum and CumProd, so time grows with the product of both counts. On the CPU they take linear time
+(`docs/adr/0009-fusion.md`).
 
-Forests (`TreeEnsemble` and its forms) walk down one level at a time, all samples and trees at once. Two classes that
-both have weights are told apart by the larger score, as ONNX's reference does; ONNX Runtime then gives 1 or 0 by the
+Forests (`TreeEnsemble` and its forms) walk down one level at a time, all samples and trees at once. If both of two
+classes have weights, the larger score decides, as in ONNX's reference; ONNX Runtime then gives 1 or 0 by the
 sign of the second score, whatever the labels are.
 
 Texts are numbers inside a program (`polydyn/graph/texts.py`, `docs/adr/0032-texts.md`): the host encodes them before

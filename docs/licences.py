@@ -16,8 +16,8 @@ ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "licences.md"
 HEAD = """# Licences
 
-polydyn is Apache-2.0 ([LICENSE](../LICENSE)). What it installs has these licences, as the packages' own metadata say
-it: written by `python docs/licences.py`. Packages that these install in turn are not listed; `pip-licenses` lists them.
+polydyn is Apache-2.0 ([LICENSE](../LICENSE)). The packages that it installs have these licences, as their own
+metadata state them (written by `python docs/licences.py`). Indirect dependencies are not listed; `pip-licenses` does.
 
 | package | needed for | licence |
 |---|---|---|

@@ -1,10 +1,10 @@
-"""The documentation as a site: pages of the repository, executed notebooks, a reference made of docstrings.
+"""Build the documentation as a site: pages of the repository, executed notebooks, a reference from docstrings.
 
     python docs/site.py OUT [--pages] [--quick]
 
-``OUT/source`` gets Markdown, ``OUT/html`` what mkdocs-material makes of it (extra ``[docs]``): pages that load nothing
-from elsewhere. Their search needs a server: ``python -m http.server -d OUT/html``. ``--pages``: Markdown only.
-``--quick``: notebooks are not executed.
+Markdown is written to ``OUT/source``, and mkdocs-material (extra ``[docs]``) turns it into ``OUT/html``: pages that
+load nothing from other sites. Their search needs a server: ``python -m http.server -d OUT/html``. ``--pages``:
+Markdown only. ``--quick``: notebooks are not executed.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from polydyn.errors import PolydynError
 ROOT = Path(__file__).resolve().parent.parent
 FIRST = ["quickstart", "concepts", "comparison"]
 BACKGROUND = ["glossary", "papers", "polyhedral", "cpu", "gpu-audit", "measurements", "versions", "licences", "ROADMAP"]
-"""Pages of docs/ that are no guides."""
+"""Pages of docs/ that are background, not guides."""
 CONTRIBUTING = ["first_pull_request.md"]
 MODULES = [f"polydyn{m}" for m in ("", ".explore", ".explore.pictures", ".extend", ".session", ".errors")]
 LINK = re.compile(r"(!?)\[([^\]\n]*)\]\(([^)\s#]+)(#[^)\s]*)?\)")
@@ -54,11 +54,11 @@ markdown_extensions: [tables, admonition, md_in_html, pymdownx.details, pymdownx
 
 
 STYLE = ".md-grid { max-width: 76rem } .md-typeset pre > code { font-size: .68rem }\n"
-"""Wide enough for code of 120 columns beside both lists."""
+"""Makes pages wide enough for 120 columns of code between both navigation lists."""
 
 
 def write_pages(source: Path, execute: bool) -> list[Any]:
-    """The Markdown of all pages; gives the navigation, as mkdocs has it."""
+    """Write all pages as Markdown below ``source`` and return mkdocs' navigation. ``execute``: run the notebooks."""
     source.mkdir(parents=True)
     shutil.copytree(ROOT / "docs" / "pictures", source / "pictures")
     (source / "wide.css").write_text(STYLE)
@@ -98,7 +98,7 @@ def _title(path: Path) -> str:
 
 
 def _linked(text: str, path: Path, name: str, places: dict[Path, str]) -> str:
-    """Links to pages lead to their place in the site; links to other files of the repository become their text."""
+    """Return the text with links to pages of the site; links to other files of the repository become plain text."""
 
     def link(m: re.Match[str]) -> str:
         image, shown, target, part = m[1], m[2], m[3], m[4] or ""
@@ -118,7 +118,7 @@ def _linked(text: str, path: Path, name: str, places: dict[Path, str]) -> str:
 
 
 def _notebook(path: Path, execute: bool) -> Iterator[str]:
-    """A notebook as Markdown, with what its cells print and show."""
+    """Yield a notebook as Markdown, with the output of its cells if ``execute`` is set."""
     scope: dict[str, Any] = {"__name__": "__main__"}
     before = Path.cwd()
     os.chdir(path.parent)
@@ -149,7 +149,7 @@ def _shown(text: str, scope: dict[str, Any]) -> Iterator[str]:
 
 
 def reference() -> str:
-    """Public names with their signatures and docstrings."""
+    """Return the public names with their signatures and docstrings as Markdown."""
     parts = ["# Reference\n", "Made from docstrings. Other modules are not part of the interface.\n"]
     for name in MODULES:
         module = import_module(name)
@@ -177,7 +177,7 @@ def _signature(name: str, x: Any) -> str:
 
 
 def main() -> None:
-    """Builds the site."""
+    """Build the site."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
     parser.add_argument("--pages", action="store_true")
