@@ -28,7 +28,7 @@ import polydyn
 from benchmarks import record
 from benchmarks.halves import medians
 from polydyn.cli.inputs import sizes
-from polydyn.search.outcomes import LEAST_GAIN
+from polydyn.search.outcomes import MIN_GAIN
 from polydyn.testing.inputs import feeds, shapes
 
 NAME = "tuned"
@@ -63,7 +63,7 @@ def measure(path: str, target: str, args: argparse.Namespace) -> dict[str, Any]:
     return {
         "model": Path(path).stem, "target": target, "threads": args.threads, "trials": args.trials,
         "tuning_s": seconds, "groups": len(groups), "not_tuned": sum(bool(g.declined) for g in groups),
-        "default_kept": sum(x < LEAST_GAIN for x in gains), "gains": gains, "rows": rows,
+        "default_kept": sum(x < MIN_GAIN for x in gains), "gains": gains, "rows": rows,
         "told": _mean([r["ratio"] for r in rows if r["told"]]),
         "others": _mean([r["ratio"] for r in rows if not r["told"]]),
     }  # fmt: skip

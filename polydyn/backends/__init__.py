@@ -1,4 +1,4 @@
-"""Targets: what a compilation asks of the machine that a program is for."""
+"""Targets: the parts of a compilation that depend on the machine a program is for."""
 
 from __future__ import annotations
 
@@ -11,5 +11,5 @@ __all__ = ["Options", "Target", "target_of"]
 
 
 def target_of(name: str, options: Options | None = None) -> Target:
-    """The target of a name. UnsupportedError: there is none of that name, or it cannot do what the options say."""
+    """Return the target of a name. UnsupportedError: no target has this name, or it does not support the options."""
     return (Cuda if is_cuda(name) else Cpu)(name, options or Options())

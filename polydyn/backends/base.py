@@ -1,4 +1,4 @@
-"""What a compilation asks of its target. ``cpu.py`` and ``cuda.py`` answer; nothing else asks which one it is."""
+"""The interface between a compilation and its target. Only ``cpu.py`` and ``cuda.py`` depend on the kind of target."""
 
 from __future__ import annotations
 
@@ -21,21 +21,22 @@ BF16, TF32X3 = "bf16", "3xtf32"
 
 @dataclass(frozen=True)
 class Options:
-    """Choices that change what is compiled.
+    """Choices that change the compiled program.
 
-    ``without``: names of passes that are left out, of ``polydyn.fusion.pipeline.PASSES``: ``merge`` (GEMM merging),
-    ``stitch``, ``attention``, ``horizontal`` ... Results are the same but for rounding; InputError when there is none
-    of that name. ``strategy``: whose searches in the records choose tiles (``polydyn.search.strategies``). ``tf32``: on
-    CUDA, products of float32 take tensor cores, which round their operands to 10 bits of mantissa; sums stay float32.
-    ``precision``: "bf16" lets products of float32 with constants round both operands to bfloat16 on a CPU; sums stay
-    float32, and notes say of every product what it does (docs/adr/0023-types.md). "3xtf32": on CUDA, products of
-    float32 take tensor cores three times, on operands in two parts of 10 bits: each is right to 3/2^22 of its size
-    (docs/adr/0015-cuda-products.md). None: never.
-    ``winograd``: pixels along a side of the tiles that convolutions of 3x3 taps become on a CPU. With 4 instead of 2
-    they take 2.25 multiplications for a pixel instead of 4, and errors are three to five times as large, up to
-    twice those of a direct sum (docs/adr/0010-convolutions.md).
-    ``fallback``: "onnxruntime" leaves nodes that are not built to ONNX Runtime, each with a note and a warning; None
-    refuses them by name.
+    ``without``: names of passes to leave out, from ``polydyn.fusion.pipeline.PASSES``: ``merge`` (GEMM merging),
+    ``stitch``, ``attention``, ``horizontal`` ... Results are equal up to rounding. An unknown name is an InputError.
+    ``strategy``: the strategy whose searches in the records choose tiles (``polydyn.search.strategies``).
+
+    ``tf32``: on CUDA, float32 products use tensor cores, which round their operands to 10 bits of mantissa; sums stay
+    float32. ``precision``: "bf16" allows float32 products with constants to round both operands to bfloat16 on a CPU;
+    sums stay float32, and notes report the precision of every product (docs/adr/0023-types.md). "3xtf32": on CUDA,
+    float32 products use three tensor core products of operands split in two parts of 10 bits; the error is at most
+    3/2^22 of each product's size (docs/adr/0015-cuda-products.md). None: full precision.
+
+    ``winograd``: side in pixels of the Winograd tiles for 3x3 convolutions on a CPU. With 4 instead of 2 a pixel takes
+    2.25 multiplications instead of 4. The errors are three to five times as large, up to twice those of a direct sum
+    (docs/adr/0010-convolutions.md). ``fallback``: "onnxruntime" runs unsupported nodes in ONNX Runtime, each with a
+    note and a warning; None rejects them by name.
     """
 
     without: Collection[str] = frozenset()
@@ -48,20 +49,21 @@ class Options:
     def __post_init__(self) -> None:
         if self.precision not in (None, BF16, TF32X3) or (self.tf32 and self.precision == TF32X3):
             remedy = f"None, {BF16!r} or {TF32X3!r}, this one without tf32"
-            raise InputError(f"no precision {self.precision!r}", rule="Options(precision=...)", remedy=remedy)
+            raise InputError(f"unknown precision {self.precision!r}", rule="Options(precision=...)", remedy=remedy)
         if self.winograd not in POINTS or (self.winograd != SIDE and self.precision == BF16):
-            remedy = f"{' or '.join(map(str, POINTS))}; {SIDE} with precision {BF16}, which makes no tiles"
-            raise InputError(f"no tiles of {self.winograd} pixels", rule="Options(winograd=...)", remedy=remedy)
+            remedy = f"{' or '.join(map(str, POINTS))}; {SIDE} with precision {BF16}, which has no Winograd tiles"
+            message = f"Winograd tiles of {self.winograd} pixels are not supported"
+            raise InputError(message, rule="Options(winograd=...)", remedy=remedy)
         object.__setattr__(self, "without", check_names(self.without))
         if self.fallback not in (None, FALLBACK):
             raise InputError(
-                f"no fallback called {self.fallback!r}", rule="Options(fallback=...)", remedy=f"None or {FALLBACK!r}"
+                f"unknown fallback {self.fallback!r}", rule="Options(fallback=...)", remedy=f"None or {FALLBACK!r}"
             )
 
 
 @dataclass(frozen=True)
 class Kernels:
-    """The groups of a fusion plan with their kernels, in launch order; ``notes``: what was decided on the way."""
+    """The groups of a fusion plan with their kernels, in launch order; ``notes``: the decisions on the way."""
 
     plan: FusionPlan
     placed: Sequence[PlacedGroup]
@@ -71,8 +73,8 @@ class Kernels:
 class Target(ABC):
     """A target of ``polydyn.compile``.
 
-    ``name``: as the user says it. ``machine``: where its programs run, ``cpu`` or ``cuda`` (``HostPlan.place``);
-    ``on_device``: whether that is a device. ``unused``: passes of the fusion pipeline that it has no use for.
+    ``name``: as the user writes it. ``machine``: where its programs run, ``cpu`` or ``cuda`` (``HostPlan.place``);
+    ``on_device``: whether that is a device. ``unused``: passes of the fusion pipeline that are useless for it.
     """
 
     machine: str
@@ -86,24 +88,25 @@ class Target(ABC):
     # -- stages, in order --------------------------------------------------------------------------------------------
 
     def rewrite(self, graph: Graph) -> Graph:
-        """The graph of primitives as it is fused."""
+        """Return the graph of primitives that is fused."""
         return rewrite_graph(graph, self.without, cuda=self.on_device)
 
     def fuse(self, graph: Graph) -> FusionPlan:
-        """The groups that become kernels, and why."""
+        """Return the groups that become kernels, with reasons."""
         return fusion_plan(graph, self.without, cuda=self.on_device, side=self.options.winograd)
 
     @abstractmethod
     def builder(self, plan: FusionPlan, records: Records | None = None) -> Builder:
-        """What places the groups of a plan; ``records``: whose tiles products have."""
+        """Return the builder that places the groups of a plan. ``records`` provide the tiles of products."""
 
-    def place(self, builder: Builder, made: Callable[[Sequence[PlacedGroup]], None] = lambda _: None) -> Kernels:
-        """The kernels of all groups: lowered, scheduled, proven, generated. ``made`` gets those so far after each."""
+    def place(self, builder: Builder, report: Callable[[Sequence[PlacedGroup]], None] = lambda _: None) -> Kernels:
+        """Return the kernels of all groups: lowered, scheduled, proven, generated. After each group, ``report`` gets
+        all kernels so far."""
         placed: list[PlacedGroup] = []
         for group in builder.plan.groups:
             with planning(f"the kernel of {group.nodes[-1].output}", (n.origin for n in group.nodes)):
                 placed += builder.place(group)
-            made(placed)
+            report(placed)
         unproven = (f"{x}: its addresses are right by construction, they are not proven" for x in builder.unproven)
         notes = (*builder.notes, *builder.roundings, *builder.untuned, *dict.fromkeys(unproven))
         return Kernels(builder.plan, placed, notes)
@@ -111,8 +114,8 @@ class Target(ABC):
     @property
     @abstractmethod
     def headers(self) -> Mapping[str, str]:
-        """File name -> text of what kernels include."""
+        """Maps file name -> text of the headers that kernels include."""
 
     def finish(self, plan: HostPlan) -> HostPlan:
-        """The host plan with what only this target does to it."""
+        """Return the host plan after the changes of this target."""
         return plan

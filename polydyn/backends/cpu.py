@@ -1,4 +1,4 @@
-"""The CPU as a target: this machine's processor, or one that is named."""
+"""The CPU as a target: this machine's processor, or a named one."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from polydyn.search.strategies import strategy
 
 AMX = replace(AVX512, quads=True, amx=True)
 NAMED = {"cpu:avx512": AVX512, "cpu:avx2": AVX2, "cpu:neon": NEON, "cpu:amx": AMX, "cpu:amx-emulated": AMX}
-"""Targets besides this machine's processor; the last one has the matrix unit in C, for tests."""
+"""Targets other than this machine's processor. The last one emulates the matrix unit in C, for tests."""
 UNIT = {"amx_tile", "amx_bf16", "amx_int8"}
-"""Features of a matrix unit that kernels use."""
+"""The features of a matrix unit that kernels use."""
 
 
 def cpu_target(name: str) -> CpuTarget:
-    """The code generator's view of a CPU target. UnsupportedError: there is none of that name."""
+    """Return the code generator's description of a CPU target. UnsupportedError: no target has this name."""
     if name == "cpu":
         if architecture() in ("aarch64", "arm64"):
             return replace(NEON, core=asked(NEON.core))
@@ -44,7 +44,7 @@ def cpu_target(name: str) -> CpuTarget:
         return replace(AVX2, quads="avx_vnni" in features, core=asked(AVX2.core))
     if name not in NAMED:
         raise UnsupportedError(
-            f"target {name} is not built",
+            f"unknown target {name}",
             rule="known targets",
             remedy=f"use cpu, {', '.join((*NAMED, *CUDA_TARGETS))}",
         )
@@ -52,28 +52,28 @@ def cpu_target(name: str) -> CpuTarget:
 
 
 class Cpu(Target):
-    """Kernels in C with SIMD; launches that need nothing of each other run side by side."""
+    """Kernels in C with SIMD. Independent launches run in parallel."""
 
     machine = "cpu"
 
     def __init__(self, name: str, options: Options) -> None:
-        """UnsupportedError: no such target, or it has no tensor cores."""
+        """UnsupportedError: the target does not exist, or has no tensor cores."""
         super().__init__(name, options)
         if options.tf32 or options.precision == TF32X3:
-            asked = "tf32" if options.tf32 else TF32X3
-            raise UnsupportedError(f"{asked} on {name}", rule="tensor cores", remedy=f"a CUDA target, or no {asked}")
+            option = "tf32" if options.tf32 else TF32X3
+            raise UnsupportedError(f"{option} on {name}", rule="tensor cores", remedy=f"a CUDA target, or no {option}")
         if options.precision == BF16:
-            self.without |= {"winograd"}  # sums of tiles would round what cancels
+            self.without |= {"winograd"}  # the sums of tiles would amplify the rounding
         self.processor = cpu_target(name)
         if not self.processor.quads:
-            self.without |= {"rowsums"}  # pairs of 16 bits hold what weights less their zero points are
+            self.without |= {"rowsums"}  # int16 pairs can hold the weights minus their zero points
 
     def rewrite(self, graph: Graph) -> Graph:
-        """As ``Target``, with what index checks must find in memory."""
+        """Implement ``Target.rewrite``, and write the integers of index checks to memory."""
         return with_kept_indices(super().rewrite(graph))
 
     def builder(self, plan: FusionPlan, records: Records | None = None) -> KernelBuilder:
-        """As ``Target``."""
+        """Implement ``Target.builder``."""
         tuner = None
         if records is not None:
             self.calibrate(first_machine(records, self.processor.name))
@@ -81,21 +81,21 @@ class Cpu(Target):
         return KernelBuilder(plan, self.processor, tuner, rounded=self.options.precision == BF16)
 
     def calibrate(self, machine: Hardware | None) -> None:
-        """Sizes that nobody chooses follow from this machine's description, if there is one."""
+        """Derive the sizes that are not tuned from this machine's description, if there is one."""
         if machine is not None:
             self.processor = replace(self.processor, core=calibrated(self.processor.core, machine))
 
-    def place(self, builder: Builder, made: Callable[[Sequence[PlacedGroup]], None] = lambda _: None) -> Kernels:
-        """As ``Target``; outputs that are another tensor in another shape are not copied."""
-        every = super().place(builder, made)
+    def place(self, builder: Builder, report: Callable[[Sequence[PlacedGroup]], None] = lambda _: None) -> Kernels:
+        """Implement ``Target.place``; outputs that are a reshape of another tensor are not copied."""
+        every = super().place(builder, report)
         placed, aliases = without_reshapes(every.plan, every.placed)
         return Kernels(every.plan, placed, (*every.notes, *aliases))
 
     @property
     def headers(self) -> Mapping[str, str]:
-        """As ``Target``."""
+        """Implement ``Target.headers``."""
         return leaf_headers(self.processor.width)
 
     def finish(self, plan: HostPlan) -> HostPlan:
-        """The host plan with its launches in waves."""
+        """Return the host plan with its launches grouped into waves."""
         return plan if "horizontal" in self.without else join_waves(plan)

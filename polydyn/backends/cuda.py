@@ -22,12 +22,12 @@ from polydyn.search.records import Records
 from polydyn.search.strategies import strategy
 
 STRICT = "stores"
-"""The pass without which 16 bits are rounded after every node."""
-LOOKS = "skipped when its integers lie in host memory, where the host looks"
+"""The pass that must be left out to round 16-bit values after every node."""
+HOST_CHECKS = "skipped when its integers are in host memory, where the host checks them"
 
 
 class Cuda(Target):
-    """Kernels in CUDA; every launch has several, and the host program takes one for each shape."""
+    """Kernels in CUDA. Every launch has several, and the host program selects one for each shape."""
 
     machine = "cuda"
     on_device = True
@@ -38,36 +38,39 @@ class Cuda(Target):
         if options.precision == BF16:
             raise UnsupportedError(f"precision {options.precision} on {name}", rule="a CPU", remedy="tf32, or a CPU")
         if options.winograd != Options.winograd:
-            asked = f"winograd {options.winograd}"
-            raise UnsupportedError(f"{asked} on {name}", rule="a CPU", remedy="leave it out: CUDA makes no tiles")
+            option = f"winograd {options.winograd}"
+            remedy = "leave it out: CUDA has no Winograd tiles"
+            raise UnsupportedError(f"{option} on {name}", rule="a CPU", remedy=remedy)
         self.arch = newest(name)
 
     def rewrite(self, graph: Graph) -> Graph:
-        """As ``Target``. What looks for indices outside their axis is among the outputs too."""
+        """Implement ``Target.rewrite``. The results of index checks are outputs of the graph too."""
         return with_index_checks(super().rewrite(graph))
 
     def builder(self, plan: FusionPlan, records: Records | None = None) -> CudaBuilder:
-        """As ``Target``."""
+        """Implement ``Target.builder``."""
         tuner = None
         if records is not None:
             tuner = ChosenTiles(records, strategy(self.options.strategy).name, self.name, self.options.tf32)
         tf32x3 = self.options.precision == TF32X3
         return CudaBuilder(plan, self.arch, self.options.tf32, tuner, STRICT in self.without, tf32x3)
 
-    def place(self, builder: Builder, made: Callable[[Sequence[PlacedGroup]], None] = lambda _: None) -> Kernels:
-        """As ``Target``; versions that no size needs are left out."""
-        every = super().place(builder, made)
+    def place(self, builder: Builder, report: Callable[[Sequence[PlacedGroup]], None] = lambda _: None) -> Kernels:
+        """Implement ``Target.place``; versions that no size needs are left out."""
+        every = super().place(builder, report)
         facts = facts_of(every.plan.graph.guards)
         return replace(every, placed=[drop_replaced_versions(p, facts) for p in every.placed])
 
     @property
     def headers(self) -> Mapping[str, str]:
-        """As ``Target``."""
+        """Implement ``Target.headers``."""
         return dict(device_headers())
 
     def finish(self, plan: HostPlan) -> HostPlan:
-        """The host plan with its launches in waves, and a reason for each that only looks for wrong indices."""
+        """Return the host plan with its launches in waves. Launches that only check indices get a reason."""
         plan = plan if "horizontal" in self.without else join_waves(plan)
-        looking = {d.launch for d in plan.device_checks if d.scanned}
-        launches = (replace(x, reasons=(*x.reasons, LOOKS)) if k in looking else x for k, x in enumerate(plan.launches))
+        checking = {d.launch for d in plan.device_checks if d.scanned}
+        launches = (
+            replace(x, reasons=(*x.reasons, HOST_CHECKS)) if k in checking else x for k, x in enumerate(plan.launches)
+        )
         return replace(plan, launches=tuple(launches))

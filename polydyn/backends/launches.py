@@ -1,4 +1,4 @@
-"""From placed kernels to the host plan: buffers, packed constants, and a launch for every place."""
+"""From placed kernels to the host plan: buffers, packed constants, and a launch for every site."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from polydyn.schedules.index import ZERO, Index, minimum, product
 
 
 def host_plan(graph: Graph, kernels: Kernels, target: Target) -> HostPlan:
-    """The host plan of a model. ``graph``: as it was fused, with the model's outputs only; has the shapes of inputs and
-    outputs as the caller sees them.
+    """Return the host plan of a model. ``graph``: the graph that was fused, with the model's outputs only, and with the
+    shapes of inputs and outputs as the caller sees them.
     """
     plan, placed = kernels.plan, kernels.placed
     constants = _constants(plan, placed)
@@ -32,7 +32,7 @@ def host_plan(graph: Graph, kernels: Kernels, target: Target) -> HostPlan:
     launches = tuple(x for p in placed for x in _launches(plan, p, buffers))
     writers = {b: k for k, x in enumerate(launches) for b in x.writes or ()}
     bounds = place_bounds(graph, buffers, launches, writers)
-    made = HostPlan(
+    host = HostPlan(
         graph.name,
         graph.inputs,
         graph.outputs,
@@ -48,11 +48,11 @@ def host_plan(graph: Graph, kernels: Kernels, target: Target) -> HostPlan:
         place=target.machine,
         device_checks=bounds.on_device,
     )
-    return target.finish(made)
+    return target.finish(host)
 
 
 def distinct_kernels(placed: Sequence[PlacedGroup]) -> tuple[Kernel, ...]:
-    """Each kernel once; also those that are launched after another."""
+    """Return each kernel once, including those that are launched after another."""
     every = (k for p in placed for first in p.kernels for k in (first, *first.after))
     return tuple({k.name: k for k in every}.values())
 
@@ -72,7 +72,7 @@ def _constants(plan: FusionPlan, placed: Sequence[PlacedGroup]) -> dict[str, Arr
 def _buffers(
     plan: FusionPlan, placed: Sequence[PlacedGroup], constants: Mapping[str, Array], graph: Graph
 ) -> dict[str, Buffer]:
-    """``graph``: has the shapes of inputs and outputs as the caller sees them; the plan may have split their axes."""
+    """``graph`` has the shapes of inputs and outputs as the caller sees them; the plan may have split their axes."""
     used = {n for p in placed for n in p.lowered.buffers.values()} | set(graph.inputs) | set(graph.outputs)
     out: dict[str, Buffer] = {}
     for name in sorted(used):
@@ -87,14 +87,14 @@ def _buffers(
 
 
 def _copies(placed: Sequence[PlacedGroup]) -> list[str]:
-    """The kernels that only move elements."""
+    """Return notes on kernels that only move elements."""
     nodes = [n for p in placed for n in p.fused.nodes if len(p.fused.nodes) == 1]
     return [f"{n.output} is a copy of {n.inputs[0]}" for n in nodes if n.is_view]
 
 
 def _workspace(p: PlacedGroup) -> Buffer | None:
-    """What a launch on a CPU leaves for the one after it, sums of four bytes each: an intermediate as any other. A
-    device has memory of its own for it.
+    """Return the buffer of float32 sums that a launch on a CPU passes to the launch after it, or None. It is an
+    ordinary intermediate. A device has separate memory for it.
     """
     split = next((k for k in p.kernels if k.after and k.block is None), None)
     if split is None:
@@ -105,27 +105,27 @@ def _workspace(p: PlacedGroup) -> Buffer | None:
 
 
 def _launches(plan: FusionPlan, p: PlacedGroup, buffers: Mapping[str, Buffer]) -> tuple[Launch, ...]:
-    """The launch of a place; on a CPU what is launched after one of its candidates is a launch too, of nothing where
-    that is not the one.
+    """Return the launches of a site. On a CPU, the kernel after one of its candidates is a second launch. This launch
+    has no work if another candidate is chosen.
     """
-    made, space = _launch(plan, p, buffers), _workspace(p)
+    first, space = _launch(plan, p, buffers), _workspace(p)
     if space is None:
-        return (made,)
-    (then,) = (x for c in made.candidates for x in c.after)
+        return (first,)
+    (then,) = (x for c in first.candidates for x in c.after)
     (adds,) = space.shape
     last = Launch(
-        (then,), made.elements * minimum(1, adds), adds, label=f"{space.name}, added", kind="shares", flops=adds,
+        (then,), first.elements * minimum(1, adds), adds, label=f"{space.name}, added", kind="shares", flops=adds,
         writes=p.written, reads=(*p.read, space.name),
     )  # fmt: skip
     first = replace(
-        made, candidates=tuple(replace(c, after=()) for c in made.candidates), writes=(*p.written, space.name)
+        first, candidates=tuple(replace(c, after=()) for c in first.candidates), writes=(*p.written, space.name)
     )
     return tuple(replace(x, bytes=_bytes(x, buffers)) for x in (first, last))
 
 
 def _launch(plan: FusionPlan, p: PlacedGroup, buffers: Mapping[str, Buffer]) -> Launch:
     params, operations = p.lowered.params, flops(plan, p.fused)
-    made = Launch(
+    launch = Launch(
         _candidates(p),
         sum((product(plan.graph.tensors[n].shape) for n in p.fused.outputs), ZERO),
         operations,
@@ -139,42 +139,42 @@ def _launch(plan: FusionPlan, p: PlacedGroup, buffers: Mapping[str, Buffer]) -> 
         reads=p.read,
         reasons=(*p.fused.reasons, *plan.why_apart(p.fused), *p.reasons),
     )
-    return replace(made, bytes=_bytes(made, buffers))
+    return replace(launch, bytes=_bytes(launch, buffers))
 
 
 def _bytes(x: Launch, buffers: Mapping[str, Buffer]) -> Index:
-    """Of the buffers that a launch names."""
+    """Return the total size of the buffers that a launch names."""
     return sum((size_bytes(buffers[b]) for b in sorted(x.buffers)), ZERO)
 
 
 def _shared(plan: FusionPlan, group: FusedGroup) -> tuple[str, str] | None:
-    """The input and output that hold the same elements when this group has nothing to do."""
+    """Return the input and the output that have the same elements if this group is skipped."""
     pairs = {a.copy: (a.input, a.output) for a in plan.appends}
     return pairs.get(group.outputs[0]) if len(group.nodes) == 1 else None
 
 
 def _copied(plan: FusionPlan, group: FusedGroup) -> Index:
-    """Bytes that a group writes when all it does is moving elements."""
+    """Return the bytes that a group writes if it only moves elements, else 0."""
     tensors = [plan.graph.tensors[t] for t in group.outputs if all(n.is_view for n in group.nodes)]
     return sum((product(t.shape) * ITEMSIZE[t.dtype] for t in tensors), ZERO)
 
 
 def _candidates(p: PlacedGroup) -> tuple[Candidate, ...]:
-    """The kernels of a place as what a launch may be; those without a name of their version are numbered."""
+    """Return the kernels of a site as candidates of its launch. Those without a version name are numbered."""
     space = _workspace(p)
     names = {**p.lowered.buffers, WORKSPACE_ARRAY: space.name if space else WORKSPACE, COUNTERS_ARRAY: COUNTERS}
-    found = [_candidate(k, p.lowered.params, names) for k in p.kernels]
-    several = len(found) > 1
+    candidates = [_candidate(k, p.lowered.params, names) for k in p.kernels]
+    several = len(candidates) > 1
     return tuple(
         replace(c, name=f"kernel {n}") if several and not k.version else c
-        for n, (k, c) in enumerate(zip(p.kernels, found, strict=True))
+        for n, (k, c) in enumerate(zip(p.kernels, candidates, strict=True))
     )
 
 
 def _candidate(k: Kernel, params: Mapping[str, Index], names: Mapping[str, str]) -> Candidate:
-    """A kernel at a place, and what comes after it, which shares its launch-time symbols.
+    """Return the candidate of a kernel at a site, with the kernels after it, which share its launch-time symbols.
 
-    ``params``: the group's parameters over the model's symbols; ``names``: the model's buffers by the kernel's.
+    ``params``: the group's parameters over the model's symbols; ``names`` maps the kernel's buffers to the model's.
     """
     values = {**params, **{s: e.subs(params) for s, e in k.launch.items()}}
     multiples = [(i.subs(values), "%==", Index.of(n)) for i, n in k.multiples]
@@ -201,16 +201,17 @@ def _block(b: Block, values: Mapping[str, Index], names: Mapping[str, str]) -> B
 
 
 def _tensor_map(m: TensorMapOf, values: Mapping[str, Index], names: Mapping[str, str]) -> TensorMapOf:
-    def of(every: tuple[Index, ...]) -> tuple[Index, ...]:
+    def substituted(every: tuple[Index, ...]) -> tuple[Index, ...]:
         return tuple(i.subs(values) for i in every)
 
-    pixels = m.pixels and replace(m.pixels, lower=of(m.pixels.lower), upper=of(m.pixels.upper))
-    changes = {"offset": m.offset.subs(values), "dims": of(m.dims), "strides": of(m.strides), "pixels": pixels}
+    pixels = m.pixels and replace(m.pixels, lower=substituted(m.pixels.lower), upper=substituted(m.pixels.upper))
+    sizes = {"dims": substituted(m.dims), "strides": substituted(m.strides)}
+    changes = {"offset": m.offset.subs(values), "pixels": pixels} | sizes
     return replace(m, buffer=names[m.buffer], **changes)  # type: ignore[arg-type]
 
 
 def _condition(c: Compare, values: Mapping[str, Index]) -> Condition:
-    """A comparison of integers as a guard's relation."""
+    """Return a comparison of integers as a guard's relation."""
     left, right = c.left.subs(values), c.right.subs(values)
     forms = {
         "==": (left, "==", right), "<=": (left, "<=", right), ">=": (right, "<=", left),

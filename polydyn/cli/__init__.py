@@ -1,4 +1,4 @@
-"""The command line: the words of the Python interface, as commands."""
+"""The command line: the functions of the Python interface as commands."""
 
 from polydyn.cli import batch, cache, compare, dump, extract, minimise, records, tune
 from polydyn.cli.main import main

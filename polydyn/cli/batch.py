@@ -1,4 +1,4 @@
-"""``polydyn batch``: offline jobs on Dask, their state, their report."""
+"""``polydyn batch``: offline jobs on Dask, their status, their report."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from polydyn.runtime.explain import text_table
 
 
 class Batches(click.Group):
-    """``batch FILE`` is ``batch run FILE``."""
+    """A group in which ``batch FILE`` means ``batch run FILE``."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Puts ``run`` in front where no command is named."""
+        """Insert ``run`` if no command is named."""
         if args and args[0] not in (*self.commands, "--help"):
             args = ["run", *args]
         return super().parse_args(ctx, args)
@@ -34,7 +34,7 @@ class Batches(click.Group):
 def batch() -> None:
     """Offline jobs from a YAML or JSON file: ``polydyn batch jobs.yaml -j 4``.
 
-    A killed worker costs one attempt, and a killed batch goes on from where it was when it is called again.
+    A killed worker costs one attempt. After a killed batch, the next call continues.
     """
 
 
@@ -46,10 +46,10 @@ JOBS = click.argument("jobs", type=click.Path(exists=True, dir_okay=False, path_
 @click.option("-j", "workers", default=1, show_default=True, type=click.IntRange(1, 256), help="Local workers.")
 @click.option("--scheduler", metavar="tcp://HOST:PORT", help="The address of a Dask scheduler to use instead.")
 @click.option("--files", type=click.Choice(("content", "path")), default="content", show_default=True,
-              help="How files reach the workers of a scheduler: sent, or by paths that they share.")  # fmt: skip
+              help="How files reach the workers of a scheduler: by content, or by paths that they share.")  # fmt: skip
 @as_json
 def run(jobs: Path, workers: int, scheduler: str | None, files: str, as_json: bool) -> None:
-    """Run the jobs of a file, skipping what is done; exit code 3 when a job failed."""
+    """Run the jobs of a file, except finished ones; exit code 3 if a job failed."""
     columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[left]}"), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True, disable=as_json or not console.is_terminal) as bar:
         line = bar.add_task("starting workers", total=None, left="")
@@ -72,7 +72,7 @@ def run(jobs: Path, workers: int, scheduler: str | None, files: str, as_json: bo
 @JOBS
 @as_json
 def status(jobs: Path, as_json: bool) -> None:
-    """What the ledger of a job file says of every step."""
+    """Show the latest attempt of every step in the ledger of a job file."""
     ledger = _ledger(jobs)
     final, attempts = latest(ledger.attempts()), ledger.attempts()
     runs = ledger.runs()
@@ -92,7 +92,7 @@ def status(jobs: Path, as_json: bool) -> None:
 
 @batch.command()
 @JOBS
-@click.option("-o", "--output", required=True, type=click.Path(dir_okay=False, path_type=Path), help="The page.")
+@click.option("-o", "--output", required=True, type=click.Path(dir_okay=False, path_type=Path), help="The HTML file.")
 @as_json
 def report(jobs: Path, output: Path, as_json: bool) -> None:
     """Write the report of the last run as one HTML page."""

@@ -1,4 +1,4 @@
-"""``polydyn cache``: what the cache of compiled code holds."""
+"""``polydyn cache``: the contents of the cache of compiled code."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ from polydyn.runtime.explain import text_table
 
 
 @main.command()
-@click.option("--clear", "emptied", is_flag=True, help="Remove all of it; what is needed is compiled again.")
+@click.option("--clear", "emptied", is_flag=True, help="Delete the cache. Kernels are compiled again when needed.")
 @as_json
 def cache(emptied: bool, as_json: bool) -> None:
-    """The cache of compiled code: its folder, its size and its entries by kind.
+    """Show the cache of compiled code: its folder, its size and its entries by kind.
 
-    POLYDYN_CACHE names the folder, POLYDYN_CACHE_LIMIT its largest size (as in 500M; 4G if it is not set). When that
-    is exceeded, what was used longest ago goes, except what was used within the last minute.
+    POLYDYN_CACHE names the folder, POLYDYN_CACHE_LIMIT its maximum size (as in 500M; 4G by default). If the cache is
+    larger, the least recently used entries are deleted, except those used within the last minute.
     """
     root, limit = cache_root(), cache_limit()
     if emptied:
-        gone = clear(root)
-        size = sum(e.bytes for e in gone)
-        facts = {"folder": str(root), "removed": len(gone), "bytes": size}
-        answer(as_json, facts, f"{root}: removed {_amount(len(gone), size)}")
+        removed = clear(root)
+        size = sum(e.bytes for e in removed)
+        facts = {"folder": str(root), "removed": len(removed), "bytes": size}
+        answer(as_json, facts, f"{root}: removed {_amount(len(removed), size)}")
         return
     rows, now = [], time.time_ns()
     total = files = 0
-    for kind, what in KINDS.items():
-        found = list(entries(root, kind))
-        size = sum(e.bytes for e in found)
-        oldest = f"{(now - min(e.used for e in found)) / 86_400e9:.1f}" if found else "-"
-        rows.append((kind, what, str(len(found)), f"{size / 1e6:.1f}", oldest))
-        total, files = total + size, files + len(found)
+    for kind, description in KINDS.items():
+        cached = list(entries(root, kind))
+        size = sum(e.bytes for e in cached)
+        oldest = f"{(now - min(e.used for e in cached)) / 86_400e9:.1f}" if cached else "-"
+        rows.append((kind, description, str(len(cached)), f"{size / 1e6:.1f}", oldest))
+        total, files = total + size, files + len(cached)
     kinds = {r[0]: {"entries": int(r[2]), "megabytes": float(r[3])} for r in rows}
     answer(
         as_json, {"folder": str(root), "limit_bytes": limit, "entries": files, "bytes": total, "kinds": kinds},

@@ -1,4 +1,4 @@
-"""``polydyn bench | compare | verify | trace | completion``: programs beside others, and beside the reference."""
+"""``polydyn bench | compare | verify | trace | completion``: compare programs with others and with the reference."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from typing import Any
 
 import click
 
+from polydyn.cli.baselines import Call, Source, baseline_names, open_baseline
 from polydyn.cli.inputs import feeds_for, named_files, sizes
-from polydyn.cli.machine import DIFFERENT, How, as_json, of_machine
+from polydyn.cli.machine import DIFFERENT, CompileSettings, as_json, of_machine
 from polydyn.cli.main import answer, main
 from polydyn.cli.progress import working
-from polydyn.cli.rivals import Call, Source, open_rival, rival_names
 from polydyn.errors import InputError
 from polydyn.runtime.artifact import is_artifact
 from polydyn.runtime.explain import text_table
@@ -26,39 +26,40 @@ from polydyn.verification import TOLERANCE, UNITS, check_target, verify_model
 from polydyn.verification import compare as compare_arrays
 
 SHAPES = click.option("--shape", "shapes", type=sizes, metavar="B=1,L=8", required=True, multiple=True,
-                      help="Sizes for made-up inputs; may be given again.")  # fmt: skip
+                      help="Sizes for generated inputs; may be repeated.")  # fmt: skip
 
 
 @main.command()
 @click.argument("model")
 @SHAPES
 @click.option("--against", default="onnxruntime", show_default=True,
-              help="Rivals: onnxruntime, openvino, torch, inductor, with commas.")  # fmt: skip
+              help="Baselines, separated by commas: onnxruntime, openvino, torch, inductor.")  # fmt: skip
 @click.option("--module", type=click.Path(dir_okay=False, path_type=Path),
-              help="The same model for torch and inductor, as torch.export.save wrote it.")  # fmt: skip
-@click.option("--rounds", default=20, show_default=True, type=click.IntRange(1), help="Calls of each, in turns.")
+              help="The same model for torch and inductor, written by torch.export.save.")  # fmt: skip
+@click.option("--rounds", default=20, show_default=True, type=click.IntRange(1),
+              help="Number of timed calls per runtime. Runtimes alternate.")  # fmt: skip
 @click.option("--plot", type=click.Path(dir_okay=False, path_type=Path), help="Draw the times: a .svg or .html file.")
 @as_json
 @of_machine
 def bench(
     model: str, shapes: tuple[dict[str, int], ...], against: str, module: Path | None, rounds: int, plot: Path | None,
-    as_json: bool, how: How,
+    as_json: bool, settings: CompileSettings,
 ) -> None:  # fmt: skip
-    """Time MODEL beside other runtimes at each shape, in turns, and compare the results; 3 when they differ.
+    """Time MODEL and other runtimes at each shape, alternating, and compare the results; exit code 3 if they differ.
 
-    Medians of whole calls from Python. A difference below what the machine's own noise gives says nothing: the column
-    spread is the middle half of polydyn's times relative to their median.
+    The times are medians of whole calls from Python. A difference smaller than the machine's noise means nothing: the
+    column spread is the interquartile range of polydyn's times relative to their median.
     """
     if is_artifact(model):
         raise InputError(f"{model} is a saved program", rule="bench compares runtimes of one model",
                          remedy="give the .onnx file, or compare two programs with polydyn compare")  # fmt: skip
-    rivals = rival_names(against)
+    baselines = baseline_names(against)
     if plot is not None and plot.suffix not in (".svg", ".html"):
         raise click.UsageError(f"{plot} does not end in .svg or .html")
-    program = how.open(model)
+    program = settings.open(model)
     inputs, outputs = (tuple(x["name"] for x in program.manifest[kind]) for kind in ("inputs", "outputs"))
     source = Source(model, module, inputs, outputs, program.threads)
-    calls: dict[str, Call] = {"polydyn": program.run} | {n: open_rival(n, source) for n in rivals}
+    calls: dict[str, Call] = {"polydyn": program.run} | {n: open_baseline(n, source) for n in baselines}
     rows = []
     for shape, (times, results) in _measured(program, shapes, calls, rounds):
         ours = times["polydyn"]
@@ -69,32 +70,33 @@ def bench(
     worst = max((e for row in rows for e in row["error"].values()), default=0.0)
     if plot is not None:
         _draw(plot, Path(model).name, rows)
-    heading = ("shape", "polydyn ms", "spread", *(x for n in rivals for x in (f"{n} ms", "times ours", "error")))
+    heading = ("shape", "polydyn ms", "spread", *(x for n in baselines for x in (f"{n} ms", "times ours", "error")))
     table = [
         (_text(r["shape"]), f"{r['ms']['polydyn']:.3f}", f"{r['spread']:.0%}",
-         *(x for n in rivals for x in
+         *(x for n in baselines for x in
            (f"{r['ms'][n]:.3f}", f"{r['ms'][n] / r['ms']['polydyn']:.2f}", f"{r['error'][n]:.1e}")))
         for r in rows
     ]  # fmt: skip
     answer(
         as_json, {"model": model, "threads": program.threads, "rounds": rounds, "shapes": rows},
-        text_table(heading, table), f"{program.threads} threads, medians of {rounds} calls in turns",
+        text_table(heading, table), f"{program.threads} threads, medians of {rounds} alternating calls",
     )  # fmt: skip
     sys.exit(DIFFERENT if worst > _limit(program) else 0)
 
 
 def _limit(program: Program) -> float:
-    """What results of whole programs may differ by: a few units in the last place where they have 16 bits."""
+    """Return the allowed difference of results of whole programs: a few units in the last place for 16-bit types."""
     return max(TOLERANCE, *(8 * UNITS.get(o["dtype"], 0.0) for o in program.manifest["outputs"]))
 
 
 def _draw(path: Path, model: str, rows: list[dict[str, Any]]) -> None:
-    """The times over the dim that varies; over the number of the shape when several do. InputError: not writable."""
+    """Plot the times over the dim that varies, or over the number of the shape if several dims vary. InputError: the
+    file is not writable."""
     from polydyn.explore.pictures import lines
 
     dims = [n for n in rows[0]["shape"] if len({r["shape"].get(n) for r in rows}) > 1]
-    places = [float(r["shape"][dims[0]]) for r in rows] if len(dims) == 1 else list(map(float, range(len(rows))))
-    series = {n: {x: r["ms"][n] / 1e3 for x, r in zip(places, rows, strict=True)} for n in rows[0]["ms"]}
+    xs = [float(r["shape"][dims[0]]) for r in rows] if len(dims) == 1 else list(map(float, range(len(rows))))
+    series = {n: {x: r["ms"][n] / 1e3 for x, r in zip(xs, rows, strict=True)} for n in rows[0]["ms"]}
     x = dims[0] if len(dims) == 1 else "number of the shape: " + "  ".join(_text(r["shape"]) for r in rows)
     lines(series, x, "s", f"{model}: seconds of a call").save(path)
 
@@ -102,15 +104,15 @@ def _draw(path: Path, model: str, rows: list[dict[str, Any]]) -> None:
 def _measured(
     program: Program, shapes: Sequence[dict[str, int]], calls: Mapping[str, Call], rounds: int
 ) -> Iterator[tuple[dict[str, int], tuple[Any, Any]]]:
-    """Each shape, with what ``_in_turns`` gives at it for inputs of ``program``."""
+    """Yield each shape with the result of ``_alternating`` for inputs of ``program``."""
     with working(_text(shapes[0]), len(shapes), measuring=True) as step:
         for shape, following in zip(shapes, [*map(_text, shapes[1:]), ""], strict=True):
-            yield shape, _in_turns(calls, feeds_for(program, shape, {}), rounds)
+            yield shape, _alternating(calls, feeds_for(program, shape, {}), rounds)
             step(following)
 
 
-def _in_turns(calls: Mapping[str, Call], feeds: Mapping[str, Any], rounds: int) -> tuple[Any, Any]:
-    """Seconds of every call, and the results of the first, which warms up and is not timed."""
+def _alternating(calls: Mapping[str, Call], feeds: Mapping[str, Any], rounds: int) -> tuple[Any, Any]:
+    """Return the seconds of every call, and the results of the first call, which is a warm-up and not timed."""
     results = {n: call(feeds) for n, call in calls.items()}
     times: dict[str, list[float]] = {n: [] for n in calls}
     for _ in range(rounds):
@@ -122,7 +124,7 @@ def _in_turns(calls: Mapping[str, Call], feeds: Mapping[str, Any], rounds: int) 
 
 
 def _error(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> float:
-    """The largest error of all outputs; infinite where their shapes differ."""
+    """Return the maximum error of all outputs; infinite if their shapes differ."""
     return max(
         compare_arrays(n, ours[n], theirs[n], TOLERANCE).error if ours[n].shape == theirs[n].shape else float("inf")
         for n in ours
@@ -144,17 +146,22 @@ def _text(shape: Mapping[str, int]) -> str:
 @click.argument("first")
 @click.argument("second")
 @SHAPES
-@click.option("--rounds", default=20, show_default=True, type=click.IntRange(1), help="Calls of each, in turns.")
+@click.option("--rounds", default=20, show_default=True, type=click.IntRange(1),
+              help="Number of timed calls per program. Programs alternate.")  # fmt: skip
 @as_json
 @of_machine
-def compare(first: str, second: str, shapes: tuple[dict[str, int], ...], rounds: int, as_json: bool, how: How) -> None:
-    """Two programs (artifacts or models): kernels, times and results at each shape; 3 when results differ."""
-    a, b = how.open(first), how.open(second)
+def compare(
+    first: str, second: str, shapes: tuple[dict[str, int], ...], rounds: int, as_json: bool, settings: CompileSettings
+) -> None:
+    """Compare two programs (artifacts or models): kernels, times and results at each shape; exit code 3 if results
+    differ.
+    """
+    a, b = settings.open(first), settings.open(second)
     facts = [_facts(first, a), _facts(second, b)]
     rows = []
     for shape, (times, results) in _measured(a, shapes, {"first": a.run, "second": b.run}, rounds):
-        alike = [n for n in results["first"] if n in results["second"]]
-        checks = [compare_arrays(n, results["second"][n], results["first"][n], TOLERANCE) for n in alike
+        common = [n for n in results["first"] if n in results["second"]]
+        checks = [compare_arrays(n, results["second"][n], results["first"][n], TOLERANCE) for n in common
                   if results["first"][n].shape == results["second"][n].shape]  # fmt: skip
         ms = [statistics.median(times[n]) * 1e3 for n in ("first", "second")]
         ok = len(checks) == len(results["first"]) == len(results["second"]) and all(c.ok for c in checks)
@@ -187,55 +194,67 @@ def _row(r: Mapping[str, Any]) -> tuple[str, ...]:
 
 @main.command()
 @click.argument("model")
-@click.option("--shape", type=sizes, metavar="B=1,L=8", help="Sizes for made-up inputs, as in B=1,L=8.")
+@click.option("--shape", type=sizes, metavar="B=1,L=8", help="Sizes for generated inputs, as in B=1,L=8.")
 @click.option("--input", "files", multiple=True, help="An input from a file, as in name=array.npy.")
-@click.option("--tolerance", default=TOLERANCE, show_default=True, help="Of floats, relative to the tensor's scale.")
+@click.option("--tolerance", default=TOLERANCE, show_default=True, help="Tolerance of floats, relative to the scale.")
 @as_json
 @of_machine
 def verify(
-    model: str, shape: dict[str, int] | None, files: tuple[str, ...], tolerance: float, as_json: bool, how: How
+    model: str,
+    shape: dict[str, int] | None,
+    files: tuple[str, ...],
+    tolerance: float,
+    as_json: bool,
+    settings: CompileSettings,
 ) -> None:
-    """Recompute every group of MODEL by the reference, from what the program gave it; 3 when one differs.
+    """Recompute every group of MODEL by the reference, from the program's own intermediates; exit code 3 if one
+    differs.
 
-    Kernels run with every access to memory checked, which is slow: choose small sizes.
+    Kernels check every memory access, which is slow: choose small sizes.
     """
     if is_artifact(model):
         raise InputError(f"{model} is a saved program", rule="verify needs the graph", remedy="give the .onnx file")
-    check_target(how.target)
-    feeds = feeds_for(how.open(model), shape or {}, named_files(files))
-    with working("computing every group again"):
-        found = verify_model(
-            model, feeds, target=how.target, dims=dict(how.dims), options=how.options, tolerance=tolerance
+    check_target(settings.target)
+    feeds = feeds_for(settings.open(model), shape or {}, named_files(files))
+    with working("recomputing every group"):
+        checks = verify_model(
+            model, feeds, target=settings.target, dims=dict(settings.dims), options=settings.options,
+            tolerance=tolerance,
         )  # fmt: skip
-    bad, worst = [c for c in found if not c.ok], max(found, key=lambda c: c.error, default=None)
+    bad, worst = [c for c in checks if not c.ok], max(checks, key=lambda c: c.error, default=None)
     if bad:
         c = bad[0]
-        what = f"element {list(c.at)} is {c.got:.8g}, the reference has {c.want:.8g}"
-        line = f"{c.tensor} {list(c.shape)} differs first: {what} (error {c.error:.1e} of its scale); "
-        line += f"{len(bad)} of {len(found)} tensors differ"
+        values = f"element {list(c.at)} is {c.got:.8g}, the reference has {c.want:.8g}"
+        line = f"{c.tensor} {list(c.shape)} differs first: {values} (error {c.error:.1e} of its scale); "
+        line += f"{len(bad)} of {len(checks)} tensors differ"
     else:
-        most = f"largest error {worst.error:.1e} of its scale, in {worst.tensor}" if worst else "nothing to compare"
-        line = f"{len(found)} tensors are the reference's; {most}"
-    data = {"checked": len(found), "different": [asdict(c) for c in bad], "worst": worst.error if worst else 0.0}
+        largest = f"largest error {worst.error:.1e} of its scale, in {worst.tensor}" if worst else "nothing to compare"
+        line = f"{len(checks)} tensors equal the reference; {largest}"
+    data = {"checked": len(checks), "different": [asdict(c) for c in bad], "worst": worst.error if worst else 0.0}
     answer(as_json, data, line)
     sys.exit(DIFFERENT if bad else 0)
 
 
 @main.command()
 @click.argument("program")
-@click.option("--shape", type=sizes, metavar="B=1,L=8", help="Sizes for made-up inputs, as in B=1,L=8.")
+@click.option("--shape", type=sizes, metavar="B=1,L=8", help="Sizes for generated inputs, as in B=1,L=8.")
 @click.option("--input", "files", multiple=True, help="An input from a file, as in name=array.npy.")
-@click.option("-o", "--output", required=True, type=click.Path(dir_okay=False, path_type=Path), help="The trace.")
+@click.option("-o", "--output", required=True, type=click.Path(dir_okay=False, path_type=Path), help="The trace file.")
 @as_json
 @of_machine
 def trace(
-    program: str, shape: dict[str, int] | None, files: tuple[str, ...], output: Path, as_json: bool, how: How
+    program: str,
+    shape: dict[str, int] | None,
+    files: tuple[str, ...],
+    output: Path,
+    as_json: bool,
+    settings: CompileSettings,
 ) -> None:
-    """Write what each thread did in a call of PROGRAM as a trace for chrome://tracing or Perfetto, the shortest of 5.
+    """Write the work of each thread in a call of PROGRAM as a trace for chrome://tracing or Perfetto (fastest of 5).
 
-    Launches of a device, and those between which the host has steps, are timed one by one and shown in one row.
+    Launches on a device, and launches between host steps, are timed one by one and shown in one row.
     """
-    opened = how.open(program)
+    opened = settings.open(program)
     events = call_events(opened, feeds_for(opened, shape or {}, named_files(files)), repeats=5)
     write_trace(output, events)
     spent = max((e["ts"] + e["dur"] for e in events), default=0.0) / 1e3

@@ -1,4 +1,4 @@
-"""What a machine offers to polydyn."""
+"""Report what polydyn needs and can use on this machine."""
 
 from __future__ import annotations
 
@@ -32,14 +32,15 @@ EXTRAS = {
     "docs": ("mkdocs-material",),
     "gpu": ("pycuda",),
 }  # fmt: skip
-"""Extra -> the packages that it installs, as setup.cfg has them."""
+"""Maps an extra to the packages that it installs, as in setup.cfg."""
 
-WORTH_TELLING = ("avx2", "fma", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16", "asimd", "sve", "i8mm", "bf16")
+REPORTED = ("avx2", "fma", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16", "asimd", "sve", "i8mm", "bf16")
+"""Processor features that are reported."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One line: what was looked at, what was found, whether polydyn can work with it."""
+    """One line of the report: the subject, the result, and whether polydyn can work with it."""
 
     what: str
     text: str
@@ -47,12 +48,13 @@ class Finding:
 
 
 def findings() -> Iterator[Finding]:
-    """Everything worth knowing, most important first."""
+    """Yield all findings, the most important first."""
     yield Finding("polydyn", f"{polydyn.__version__}, Python {platform.python_version()}")
     yield _compiler()
     features = machine_features()
-    known = [f for f in WORTH_TELLING if f in features]
-    yield Finding("processor", f"{architecture()}, {available_cores()} cores, {' '.join(known) or 'no known features'}")
+    reported = [f for f in REPORTED if f in features]
+    text = f"{architecture()}, {available_cores()} cores, {' '.join(reported) or 'no known features'}"
+    yield Finding("processor", text)
     yield _cache()
     yield _packages("packages", NEEDED, needed=True)
     for extra, names in EXTRAS.items():
@@ -78,12 +80,12 @@ def _cache() -> Finding:
     return Finding("cache", f"{root}, {len(sizes)} files, {room} (POLYDYN_CACHE and POLYDYN_CACHE_LIMIT change it)")
 
 
-def _packages(what: str, names: tuple[str, ...], needed: bool) -> Finding:
-    found, missing = [], []
+def _packages(subject: str, names: tuple[str, ...], needed: bool) -> Finding:
+    installed, missing = [], []
     for name in names:
         try:
-            found.append(f"{name} {version(name)}")
+            installed.append(f"{name} {version(name)}")
         except PackageNotFoundError:
             missing.append(name)
-    text = ", ".join([*found, *(f"{m} is not installed" for m in missing)])
-    return Finding(what, text, ok=not (needed and missing))
+    text = ", ".join([*installed, *(f"{m} is not installed" for m in missing)])
+    return Finding(subject, text, ok=not (needed and missing))

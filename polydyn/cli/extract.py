@@ -1,4 +1,4 @@
-"""``polydyn extract``: what a C or C++ program needs of an artifact."""
+"""``polydyn extract``: the files of an artifact for C and C++ programs."""
 
 from __future__ import annotations
 
@@ -30,9 +30,10 @@ endif()
 @click.option("-o", "--output", "folder", type=click.Path(path_type=Path), required=True, help="The folder to fill.")
 @as_json
 def extract(artifact: Path, folder: Path, as_json: bool) -> None:
-    """Write what C and C++ programs need of ARTIFACT: its library, headers, a package for CMake, and a copy of it.
+    """Write the files of ARTIFACT that C and C++ programs need: its library, headers, a CMake package, and a copy of
+    it.
 
-    The library is FOLDER/lib/lib<name>.so. The copy holds the weights, which are mapped from it.
+    The library is FOLDER/lib/lib<name>.so. It maps the weights from the copy of ARTIFACT.
     """
     read = read_artifact(artifact, check_machine=False)
     name = artifact.stem

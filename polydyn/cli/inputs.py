@@ -1,4 +1,4 @@
-"""Arguments of the command line: sizes, ranges, arrays from files, made-up inputs."""
+"""Arguments of the command line: sizes, ranges, arrays from files, generated inputs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Array = npt.NDArray[Any]
 
 
 def sizes(text: str) -> dict[str, int]:
-    """``B=1,L=8`` as a mapping. UsageError: another form."""
+    """Parse ``B=1,L=8`` into a mapping. UsageError: wrong format."""
     try:
         pairs = [item.partition("=")[::2] for item in text.split(",")]
         return {name.strip(): int(size) for name, size in pairs}
@@ -28,18 +28,19 @@ def sizes(text: str) -> dict[str, int]:
 
 
 def dim_sizes(text: str) -> tuple[str, Sizes]:
-    """A dim's name and its sizes: ``B=1:64`` and whatever ``Sizes.parse`` reads. UsageError: another form."""
-    name, equals, said = text.partition("=")
+    """Parse a dim's name and sizes: ``B=1:64``, or any form of ``Sizes.parse``. UsageError: wrong format."""
+    name, equals, sizes = text.partition("=")
     try:
         if not equals:
             raise ShapeError("no sizes", remedy="write B=1:64, L=8:512:8 or L=1:512@128:0.6,384:0.4")
-        return name.strip(), Sizes.parse(said)
+        return name.strip(), Sizes.parse(sizes)
     except ShapeError as e:
         raise click.UsageError(f"{text!r}: {e}") from None
 
 
 def named_axes(text: str) -> tuple[str, tuple[str | None, ...]]:
-    """An input and names for its axes: ``input_ids=B,L``, ``_`` for an axis without one. UsageError: another form."""
+    """Parse an input and names for its axes: ``input_ids=B,L``; ``_`` leaves an axis unnamed. UsageError: wrong
+    format."""
     name, equals, axes = text.rpartition("=")
     if not equals or not name or not all(a.strip() for a in axes.split(",")):
         raise click.UsageError(f"{text!r} is not of the form input_ids=B,L")
@@ -47,12 +48,12 @@ def named_axes(text: str) -> tuple[str, tuple[str | None, ...]]:
 
 
 def named_files(items: Iterable[str]) -> dict[str, Array]:
-    """Arrays from ``name=file.npy``. InputError: another form, or a file that numpy cannot read."""
+    """Load arrays from ``name=file.npy``. InputError: wrong format, or numpy cannot read the file."""
     out: dict[str, Array] = {}
     for item in items:
         name, equals, path = item.partition("=")
         if not equals:
-            raise InputError(f"--input {item} names no file", remedy="write --input name=file.npy")
+            raise InputError(f"--input {item} does not name a file", remedy="write --input name=file.npy")
         try:
             out[name] = np.load(path, allow_pickle=False)
         except (OSError, ValueError, EOFError) as e:
@@ -61,7 +62,7 @@ def named_files(items: Iterable[str]) -> dict[str, Array]:
 
 
 def file_names(names: Iterable[str]) -> dict[str, str]:
-    """A file name for each tensor: its own name, as far as files may have such, and a different one for each."""
+    """Return a distinct file name for each tensor: its own name, with unsafe characters replaced."""
     files: dict[str, str] = {}
     for k, name in enumerate(names):
         safe = "".join(c if c.isalnum() or c in "._-" else "_" for c in name) or f"output_{k}"
@@ -71,28 +72,28 @@ def file_names(names: Iterable[str]) -> dict[str, str]:
     return files
 
 
-def sizes_of(program: Program, shape: Mapping[str, int], given: Mapping[str, Array]) -> dict[str, int]:
-    """Every symbol's value from ``--shape`` and the arrays read from files."""
+def sizes_of(program: Program, shape: Mapping[str, int], arrays: Mapping[str, Array]) -> dict[str, int]:
+    """Return every symbol's value from ``--shape`` and the arrays read from files."""
     sizes = dict(shape)
     for s in program.manifest["symbols"]:
-        a = given.get(s["input"])
+        a = arrays.get(s["input"])
         if a is not None and s["axis"] < a.ndim:
             sizes.setdefault(s["symbol"], a.shape[s["axis"]])
     return resolve_dims(program.manifest, sizes)
 
 
-def feeds_for(program: Program, shape: Mapping[str, int], given: Mapping[str, Array]) -> dict[str, Array]:
-    """The given arrays, and seeded ones for the other inputs.
+def feeds_for(program: Program, shape: Mapping[str, int], arrays: Mapping[str, Array]) -> dict[str, Array]:
+    """Return the given arrays, and seeded random ones for the other inputs.
 
-    Floats are standard normal; integers and booleans are 0 or 1, the first of each row 1, so that a mask is valid and
-    an index lies in any table of two rows.
+    Floats are standard normal; integers and booleans are 0 or 1. The first one of each row is 1, so that a mask is
+    valid, and an index is valid for any table with two rows.
     """
     inputs = program.manifest["inputs"]
-    if all(i["name"] in given for i in inputs):
-        return dict(given)
-    sizes = sizes_of(program, shape, given)
+    if all(i["name"] in arrays for i in inputs):
+        return dict(arrays)
+    sizes = sizes_of(program, shape, arrays)
     rng = np.random.default_rng(0)
-    feeds = dict(given)
+    feeds = dict(arrays)
     for i in inputs:
         if i["name"] not in feeds:
             feeds[i["name"]] = _array([evaluate(d, sizes) for d in i["dims"]], i["dtype"], rng)

@@ -1,4 +1,4 @@
-"""Options that every command shares which may have to compile, and opening what a command is given."""
+"""The options shared by all commands that may compile, and functions that open their arguments."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ from polydyn.runtime.program import Program
 from polydyn.search.strategies import STRATEGIES
 from polydyn.shapes.sizes import Sizes
 
-DIM_HELP = "Sizes of a dim; L=8:512:8 for multiples of 8, L=1:512@128,384 (or @128:0.6,384:0.4) for likely ones."
-SYMBOL_HELP = "Names for the axes of an input that the model gives sizes; _ for an axis that keeps its size."
+DIM_HELP = "Sizes of a dim: L=8:512:8 for multiples of 8, L=1:512@128,384 (or @128:0.6,384:0.4) for likely sizes."
+SYMBOL_HELP = "Symbols for axes to which the model gives fixed sizes; _ for an axis that keeps its size."
 DIFFERENT = 3
-"""Exit code of a command that did its work and found a difference or a failed job; 1 is a refusal, 2 wrong usage."""
+"""Exit code of a command that worked, but found a difference or a failed job. 1 is an error, 2 is wrong usage."""
 
 
 @dataclass(frozen=True)
-class How:
-    """How to compile: the arguments of ``polydyn.compile``."""
+class CompileSettings:
+    """The arguments of ``polydyn.compile``."""
 
     target: str = "cpu"
     dims: tuple[tuple[str, Sizes], ...] = ()
@@ -51,48 +51,48 @@ class How:
 
     @property
     def options(self) -> Options:
-        """What changes the program."""
+        """The options that change the program."""
         return Options(frozenset(self.without), self.strategy, self.tf32, self.fallback, self.precision, self.winograd)
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """What ``polydyn.compile`` takes besides the model and the threads."""
+        """The arguments of ``polydyn.compile`` other than the model and the threads."""
         return {
             "target": self.target, "dims": dict(self.dims), "options": self.options, "records": self.records,
             "symbols": dict(self.symbols),
         }  # fmt: skip
 
     def compile(self, model: str) -> Program:
-        """The program of a model's file."""
+        """Compile a model file, with progress on the terminal."""
         with working(f"compiling {model}"):
             return self.compile_model(model)
 
     def compile_model(self, model: ModelLike) -> Program:
-        """The program of a model."""
+        """Compile a model."""
         return compile_model(model, threads=self.threads, **self.arguments)
 
     @property
     def foreign(self) -> bool:
-        """Whether the target is another architecture than this machine's: its programs cannot be opened here."""
+        """Whether the target has another architecture than this machine, so that its programs cannot be opened here."""
         return architecture_of(self.target) != architecture()
 
     def artifact(self, model: str) -> Artifact:
-        """The program of a model's file, not opened."""
+        """Compile a model file to an artifact without opening it."""
         with working(f"compiling {model} for {self.target}"):
             return compile_artifact(model, **self.arguments)[0]
 
     def open(self, path: str) -> Program:
-        """The program in an artifact, or a model compiled now (fast when the cache has its kernels).
+        """Open an artifact, or compile a model (fast if the cache has its kernels).
 
-        InputError: an artifact with options that only compiling heeds.
+        InputError: options for compilation are combined with an artifact.
         """
         if not is_artifact(path):
             return self.compile(path)
         program = load(path, threads=self.threads)
-        said = replace(self, threads=None, target="cpu") != How()
-        if said or self.target not in ("cpu", program.manifest["target"]):
+        changed = replace(self, threads=None, target="cpu") != CompileSettings()
+        if changed or self.target not in ("cpu", program.manifest["target"]):
             raise InputError(
-                f"{path} is compiled already, for {program.manifest['target']}",
+                f"{path} is already compiled, for {program.manifest['target']}",
                 rule="--dim, --symbol, --without, --records, --strategy, --tf32, --precision, --winograd, --fallback, "
                 "--target are for models",
                 remedy="leave them out, or give the model",
@@ -101,33 +101,33 @@ class How:
 
 
 def of_machine(f: Callable[..., Any]) -> Callable[..., Any]:
-    """Gives a command the options of ``How``, as its argument ``how``."""
+    """Decorate a command with the options of ``CompileSettings``; they become its argument ``settings``."""
 
     @functools.wraps(f)
-    def command(*args: Any, **said: Any) -> Any:
-        how = How(**{name: said.pop(name) for name in How.__dataclass_fields__})
-        return f(*args, how=how, **said)
+    def command(*args: Any, **values: Any) -> Any:
+        settings = CompileSettings(**{name: values.pop(name) for name in CompileSettings.__dataclass_fields__})
+        return f(*args, settings=settings, **values)
 
     option, default, strategies = click.option, Options.strategy, click.Choice(sorted(STRATEGIES))
     wrapped: Callable[..., Any] = command
     for add in (
-        option("--records", help="A record file of polydyn tune, which chooses tiles."),
-        option("--fallback", type=click.Choice([FALLBACK]), help="Runs nodes that are not built, with a warning."),
-        option("--tf32", is_flag=True, help="On CUDA, float32 products on tensor cores, operands rounded to 10 bits."),
+        option("--records", help="A record file of polydyn tune; it chooses the tiles."),
+        option("--fallback", type=click.Choice([FALLBACK]), help="Run unsupported nodes there, with a warning."),
+        option("--tf32", is_flag=True, help="On CUDA, float32 products on tensor cores; operands rounded to 10 bits."),
         option(
             "--precision",
             type=click.Choice([BF16, TF32X3]),
-            help="Products that round operands: bf16 on a CPU, 3xtf32 on CUDA.",
+            help="Products with rounded operands: bf16 on a CPU, 3xtf32 on CUDA.",
         ),
         option(
             "--winograd",
             type=int,
             default=Options.winograd,
             show_default=True,
-            help="Pixels on each side of the tiles of 3x3 convolutions; 4: faster and less exact.",
+            help="Side in pixels of the tiles of 3x3 convolutions; 4 is faster and less exact.",
         ),
-        option("--strategy", default=default, show_default=True, type=strategies, help="Whose searches count."),
-        option("--threads", type=click.IntRange(1, 256), help="Per call; default all cores."),
+        option("--strategy", default=default, show_default=True, type=strategies, help="Use this strategy's records."),
+        option("--threads", type=click.IntRange(1, 256), help="Threads per call; default: all cores."),
         option("--target", default="cpu", show_default=True, help="cpu, cpu:avx2, cpu:neon, cuda:sm_80 ..."),
         option("--without", type=click.Choice(NAMES), multiple=True, help="A fusion pass to leave out, as in stitch."),
         option("--symbol", "symbols", type=named_axes, metavar="input_ids=B,L", multiple=True, help=SYMBOL_HELP),
@@ -141,5 +141,5 @@ as_json = click.option("--json", "as_json", is_flag=True, help="Print the result
 
 
 def print_json(data: Any) -> None:
-    """One line of JSON on the standard output."""
+    """Print one line of JSON to standard output."""
     print(json.dumps(data, ensure_ascii=False))

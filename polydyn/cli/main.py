@@ -1,6 +1,6 @@
-"""``polydyn compile | run | inspect | explain | profile | doctor``; the other commands have files of their own.
+"""``polydyn compile | run | inspect | explain | profile | doctor``; the other commands have their own files.
 
-A PolydynError is printed without a traceback and gives exit code 1; ``--debug`` shows where it comes from. Exit codes:
+A PolydynError is printed without a traceback and gives exit code 1; ``--debug`` shows the traceback. Exit codes:
 docs/cli.md.
 """
 
@@ -22,7 +22,7 @@ import polydyn
 from polydyn.build.cache import writable, write_atomically
 from polydyn.cli.doctor import findings
 from polydyn.cli.inputs import feeds_for, file_names, named_files, sizes
-from polydyn.cli.machine import How, as_json, of_machine, print_json
+from polydyn.cli.machine import CompileSettings, as_json, of_machine, print_json
 from polydyn.errors import PolydynError
 from polydyn.runtime.artifact import write_artifact
 from polydyn.runtime.explain import Explanation, declared, text_table
@@ -34,7 +34,7 @@ errors = Console(stderr=True, highlight=False, soft_wrap=True)
 
 
 def answer(as_json: bool, data: Any, *lines: str) -> None:
-    """The result of a command: one line of JSON, or lines for people."""
+    """Print the result of a command: one line of JSON, or lines for people."""
     if as_json:
         print_json(data)
     for line in lines if not as_json else ():
@@ -42,10 +42,10 @@ def answer(as_json: bool, data: Any, *lines: str) -> None:
 
 
 class Commands(click.Group):
-    """The group of commands; turns errors that polydyn raises on purpose into text and exit code 1."""
+    """The group of commands. It turns a PolydynError into text and exit code 1."""
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Runs the command."""
+        """Run the command."""
         try:
             return super().invoke(ctx)
         except PolydynError as e:
@@ -67,16 +67,17 @@ def main(debug: bool) -> None:
 @click.option("-o", "--output", required=True, help="The artifact to write.")
 @as_json
 @of_machine
-def compile_(model: str, output: str, as_json: bool, how: How) -> None:
-    """Compile MODEL and write an artifact, which runs without a compiler."""
+def compile_(model: str, output: str, as_json: bool, settings: CompileSettings) -> None:
+    """Compile MODEL into an artifact, which runs without a compiler."""
     start = time.perf_counter()
-    if how.foreign:
-        made = how.artifact(model)
-        write_artifact(made, output)
-        what = {"output": output, "bytes": Path(output).stat().st_size, "architecture": made.manifest["architecture"]}
-        answer(as_json, what, f"{output}: {what['bytes'] / 1e6:.1f} MB, opens on {what['architecture']}")
+    if settings.foreign:
+        artifact = settings.artifact(model)
+        write_artifact(artifact, output)
+        arch = artifact.manifest["architecture"]
+        result = {"output": output, "bytes": Path(output).stat().st_size, "architecture": arch}
+        answer(as_json, result, f"{output}: {result['bytes'] / 1e6:.1f} MB, opens on {arch}")
         return
-    program = how.compile(model)
+    program = settings.compile(model)
     seconds = time.perf_counter() - start
     program.save(output)
     peak = max(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)) / 1024
@@ -95,20 +96,20 @@ def compile_(model: str, output: str, as_json: bool, how: How) -> None:
 
 @main.command()
 @click.argument("program")
-@click.option("--shape", type=sizes, metavar="B=1,L=8", help="Sizes for made-up inputs, as in B=1,L=8.")
+@click.option("--shape", type=sizes, metavar="B=1,L=8", help="Sizes for generated inputs, as in B=1,L=8.")
 @click.option("--input", "files", multiple=True, help="An input from a file, as in name=array.npy.")
-@click.option("--output-dir", type=click.Path(file_okay=False), help="Where to write the outputs as .npy files.")
+@click.option("--output-dir", type=click.Path(file_okay=False), help="Folder for the outputs as .npy files.")
 @as_json
 @of_machine
 def run(
     program: str, shape: dict[str, int] | None, files: tuple[str, ...], output_dir: str | None,
-    as_json: bool, how: How,
+    as_json: bool, settings: CompileSettings,
 ) -> None:  # fmt: skip
     """Run PROGRAM (an artifact or a model) once and describe its outputs.
 
-    Inputs without a file are made up: seeded normal numbers, and zeros and ones for integers.
+    Inputs without a file are generated: seeded normal numbers, and zeros and ones for integers.
     """
-    opened = how.open(program)
+    opened = settings.open(program)
     feeds = feeds_for(opened, shape or {}, named_files(files))
     start = time.perf_counter()
     results = opened.run(feeds)
@@ -125,8 +126,8 @@ def run(
     table = Table("output", "dtype", "shape", "min", "mean", "max")
     dtypes = {o["name"]: o["dtype"] for o in opened.manifest["outputs"]}
     for name, a in results.items():
-        wide, known = a.astype(np.float64), dtypes[name] == str(a.dtype)  # else the bits of what numpy lacks
-        numbers = [f"{x:.6g}" for x in (wide.min(), wide.mean(), wide.max())] if a.size and known else ["-"] * 3
+        wide, exact = a.astype(np.float64), dtypes[name] == str(a.dtype)  # else the bits of a type that numpy lacks
+        numbers = [f"{x:.6g}" for x in (wide.min(), wide.mean(), wide.max())] if a.size and exact else ["-"] * 3
         table.add_row(name, dtypes[name], "x".join(map(str, a.shape)) or "scalar", *numbers)
     console.print(table)
     console.print(f"first call {milliseconds:.3f} ms")
@@ -138,9 +139,9 @@ def run(
 @click.argument("program")
 @as_json
 @of_machine
-def inspect(program: str, as_json: bool, how: How) -> None:
-    """Say what PROGRAM (an artifact or a model) takes, gives, demands and consists of."""
-    opened = how.open(program)
+def inspect(program: str, as_json: bool, settings: CompileSettings) -> None:
+    """Show the inputs, outputs, guards, kernels and notes of PROGRAM (an artifact or a model)."""
+    opened = settings.open(program)
     m = opened.manifest
     if as_json:
         print_json({
@@ -174,24 +175,24 @@ def inspect(program: str, as_json: bool, how: How) -> None:
 @main.command()
 @click.argument("program")
 @click.option("--shape", type=sizes, metavar="B=1,L=8", required=True, help="Sizes of the dims, as in B=1,L=8.")
-@click.option("--why", is_flag=True, help="Also sizes, scratch and the reason for every fused primitive.")
-@click.option("--peak", type=float, help="GFLOP/s of the machine: adds the least time of the shape.")
-@click.option("--bandwidth", type=float, help="GB/s of the machine, with --peak.")
+@click.option("--why", is_flag=True, help="Add sizes, scratch and the reason for every fused primitive.")
+@click.option("--peak", type=float, help="Peak GFLOP/s of the machine; adds the minimum time of the shape.")
+@click.option("--bandwidth", type=float, help="GB/s of the machine; use it with --peak.")
 @click.option("--html", "page", type=click.Path(dir_okay=False, path_type=Path),
-              help="Write one page of it: times, roofline (with --peak), memory plan, sources.")  # fmt: skip
+              help="Write one HTML page: times, roofline (with --peak), memory plan, sources.")  # fmt: skip
 @as_json
 @of_machine
 def explain(
     program: str, shape: dict[str, int], why: bool, peak: float | None, bandwidth: float | None, page: Path | None,
-    as_json: bool, how: How,
+    as_json: bool, settings: CompileSettings,
 ) -> None:  # fmt: skip
-    """Which kernel every launch of PROGRAM uses at a shape, with its tiles, work and reasons."""
+    """Show the kernel that every launch of PROGRAM uses at a shape, with tiles, work and reasons."""
     for name, value in (("--peak", peak), ("--bandwidth", bandwidth)):
         if value is not None and not value > 0:
-            raise click.UsageError(f"{name} is {value:g}, which no machine has")
+            raise click.UsageError(f"{name} must be a realistic machine limit, not {value:g}")
     if (peak is None) != (bandwidth is None):
         raise click.UsageError("--peak and --bandwidth belong together")
-    opened = how.open(program)
+    opened = settings.open(program)
     explained = opened.explain(**shape)
     if page is not None:
         _write_page(page, opened, explained, shape, (peak or 0.0, bandwidth or 0.0))
@@ -205,14 +206,14 @@ def explain(
         return
     console.print(explained.details() if why else str(explained), markup=False)
     if peak and bandwidth:
-        least = sum(x.seconds(peak * 1e9, bandwidth * 1e9) for x in explained.launches)
-        console.print(f"\nleast time at {peak:g} GFLOP/s and {bandwidth:g} GB/s: {least * 1e3:.3f} ms")
+        minimum = sum(x.seconds(peak * 1e9, bandwidth * 1e9) for x in explained.launches)
+        console.print(f"\nminimum time at {peak:g} GFLOP/s and {bandwidth:g} GB/s: {minimum * 1e3:.3f} ms")
 
 
 def _write_page(
     path: Path, program: Program, explained: Explanation, shape: dict[str, int], limit: tuple[float, float]
 ) -> None:
-    """The page of ``explain --html``; launches on threads are timed. InputError: it cannot be written."""
+    """Write the page of ``explain --html``; launches on threads are timed. InputError: it cannot be written."""
     from polydyn.explore.pictures.page import explain_page, limits
 
     times, spans = None, None
@@ -226,16 +227,16 @@ def _write_page(
 
 @main.command()
 @click.argument("program")
-@click.option("--shape", type=sizes, metavar="B=1,L=8", help="Sizes for made-up inputs, as in B=1,L=8.")
+@click.option("--shape", type=sizes, metavar="B=1,L=8", help="Sizes for generated inputs, as in B=1,L=8.")
 @click.option("--input", "files", multiple=True, help="An input from a file, as in name=array.npy.")
 @as_json
 @of_machine
 def profile(
     program: str, shape: dict[str, int] | None, files: tuple[str, ...],
-    as_json: bool, how: How,
+    as_json: bool, settings: CompileSettings,
 ) -> None:  # fmt: skip
-    """The time of every kernel of PROGRAM at a shape (medians of five calls)."""
-    opened = how.open(program)
+    """Show the time of every kernel of PROGRAM at a shape (medians of five calls)."""
+    opened = settings.open(program)
     times = opened.profile(feeds_for(opened, shape or {}, named_files(files)))
     total = sum(t.nanoseconds for t in times) or 1
     heading = ("kernel", "first launch", "calls", "time us", "GFLOP/s", "GB/s", "share")
@@ -256,7 +257,7 @@ def profile(
 @main.command()
 @as_json
 def doctor(as_json: bool) -> None:
-    """What this machine offers: compiler, processor, cache, packages."""
-    found = list(findings())
-    answer(as_json, [asdict(f) for f in found], *(f"{'ok ' if f.ok else '-- '} {f.what}: {f.text}" for f in found))
-    sys.exit(0 if all(f.ok for f in found) else 1)
+    """Show what this machine offers: compiler, processor, cache, packages."""
+    report = list(findings())
+    answer(as_json, [asdict(f) for f in report], *(f"{'ok ' if f.ok else '-- '} {f.what}: {f.text}" for f in report))
+    sys.exit(0 if all(f.ok for f in report) else 1)

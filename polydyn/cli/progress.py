@@ -1,4 +1,4 @@
-"""What a command says on a terminal while it works."""
+"""The progress line of a command on a terminal."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ terminal = Console(stderr=True, highlight=False)
 
 @contextmanager
 def working(text: str, steps: int | None = None, *, measuring: bool = False) -> Iterator[Callable[[str], None]]:
-    """A line with the time since it began, on the standard error where that is a terminal, gone in the end.
+    """Show a line with the elapsed time on standard error if that is a terminal; it disappears at the end.
 
-    It gives a function that is called after each of the ``steps`` with what comes next. ``measuring``: the line changes
-    at these calls only, so that nobody draws while something is timed.
+    Yield a function to call after each of the ``steps``, with the description of the next one. ``measuring``: redraw
+    the line only in these calls, so that drawing does not disturb a measurement.
     """
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), TimeElapsedColumn())
     shown = Progress(

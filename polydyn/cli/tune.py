@@ -1,4 +1,4 @@
-"""``polydyn tune``: tries tile tuples of a model's contractions on the target and keeps them in a record file."""
+"""``polydyn tune``: try tiles of a model's contractions on the target, and store the best in a record file."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from polydyn.cli.machine import How, as_json, of_machine, print_json
+from polydyn.cli.machine import CompileSettings, as_json, of_machine, print_json
 from polydyn.cli.main import console, main
 from polydyn.compiler import Options
 from polydyn.measure import TRIALS, TunedGroup
@@ -16,22 +16,24 @@ from polydyn.measure import Progress as State
 from polydyn.measure import tune as tune_model
 from polydyn.runtime.explain import text_table
 from polydyn.runtime.shapes_log import read_log
-from polydyn.search.outcomes import LEAST_GAIN
+from polydyn.search.outcomes import MIN_GAIN
 
 
 @main.command()
 @click.argument("model")
-@click.option("--trials", default=TRIALS, show_default=True, type=click.IntRange(1), help="Tuples for each group.")
+@click.option("--trials", default=TRIALS, show_default=True, type=click.IntRange(1), help="Tiles to try per group.")
 @click.option("--seed", default=0, show_default=True, type=int)
-@click.option("--from-log", "log", help="Shapes met in traffic: JSON of Program.shapes_seen().")
+@click.option("--from-log", "log", help="Shapes seen in traffic: JSON of Program.shapes_seen().")
 @as_json
 @of_machine
-def tune(model: str, trials: int, seed: int, log: str | None, as_json: bool, how: How) -> None:
-    """Tune the kernels of MODEL on this machine, or for a CUDA device: measured on it where it is there,
-    ranked by a model where it is not. Results are added to --records. Stopped, it goes on from there when called again.
+def tune(model: str, trials: int, seed: int, log: str | None, as_json: bool, settings: CompileSettings) -> None:
+    """Tune the kernels of MODEL on this machine, or for a CUDA device.
+
+    For CUDA, tiles are measured if the device is present, and otherwise ranked by a model. Results are added to
+    --records. If tuning is stopped, the next call continues.
     """
-    if how.records is None:
-        raise click.UsageError("--records names no file to add to; it is made when it does not exist")
+    if settings.records is None:
+        raise click.UsageError("--records names no file to add to; it is created if it does not exist")
     seen = read_log(Path(log)) if log else []
     columns = (
         TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[best]}"), TimeElapsedColumn(),
@@ -48,15 +50,16 @@ def tune(model: str, trials: int, seed: int, log: str | None, as_json: bool, how
             )
 
         groups = tune_model(
-            model, how.records, target=how.target, dims=dict(how.dims), threads=how.threads, trials=trials, seed=seed,
-            seen=seen, options=how.options, symbols=dict(how.symbols), report=report,
+            model, settings.records, target=settings.target, dims=dict(settings.dims),
+            threads=settings.threads, trials=trials, seed=seed, seen=seen, options=settings.options,
+            symbols=dict(settings.symbols), report=report,
         )  # fmt: skip
     if as_json:
         print_json([asdict(g) for g in groups])
         return
-    chosen = "" if how.strategy == Options.strategy else f" --strategy {how.strategy}"
-    on = ("" if how.target == "cpu" else f" --target {how.target}") + (" --tf32" if how.tf32 else "")
-    heading = ("group", "by", "tuples kept", "binaries", "measured now", "seconds", "gain")
+    strategy = "" if settings.strategy == Options.strategy else f" --strategy {settings.strategy}"
+    on = ("" if settings.target == "cpu" else f" --target {settings.target}") + (" --tf32" if settings.tf32 else "")
+    heading = ("group", "source", "tiles kept", "binaries", "measured now", "seconds", "gain")
     rows = [
         (g.label, g.source, str(g.tuples), str(g.binaries), str(g.measured), f"{g.seconds:.1f}", _gain(g))
         for g in groups
@@ -66,12 +69,12 @@ def tune(model: str, trials: int, seed: int, log: str | None, as_json: bool, how
         if g.declined:
             console.print(f"{g.label} is not tuned: {g.declined}", markup=False)
     if any(g.source == "model" for g in groups):
-        console.print(f"no device of {how.target} is there: an analytical model ranked the tuples", markup=False)
-    console.print(f"compile with --records {how.records}{chosen}{on}", markup=False)
+        console.print(f"no {settings.target} device is present: an analytical model ranked the tiles", markup=False)
+    console.print(f"compile with --records {settings.records}{strategy}{on}", markup=False)
 
 
 def _gain(g: TunedGroup) -> str:
-    """The column of gains over the kernel without tuning."""
+    """Return the text of the gain over the kernel without tuning."""
     if g.gain is None:
         return "-"
-    return f"{g.gain:.2f}" if g.gain >= LEAST_GAIN else f"{g.gain:.2f}, the default is kept"
+    return f"{g.gain:.2f}" if g.gain >= MIN_GAIN else f"{g.gain:.2f}, the default is kept"

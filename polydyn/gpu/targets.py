@@ -50,7 +50,7 @@ def is_cuda(target: str) -> bool:
         return False
     if target not in CUDA_TARGETS:
         raise UnsupportedError(
-            f"target {target} is not built", rule="known targets", remedy=f"use {', '.join(CUDA_TARGETS)}"
+            f"unknown target {target}", rule="known targets", remedy=f"use {', '.join(CUDA_TARGETS)}"
         )
     return True
 

@@ -43,7 +43,7 @@ from polydyn.search.tasks.sized import SizedTask, sized_task
 
 KIND, DECLINED = "search", "declined"
 """Kinds of records."""
-LEAST_GAIN = 1.01
+MIN_GAIN = 1.01
 """Tiles that gain less over the default are within the noise of a measurement, and not kept."""
 T = TypeVar("T", bound=Task[Any])
 
@@ -69,7 +69,7 @@ class Search:
 def outcome(tuned: Tuned, hardware: Hardware, gain: float | None = None) -> Search:
     """What a tuned group comes to on a CPU: the default kernel, where the tiles found do not gain over it."""
     tiles, decision = tuple(k.tile for k in tuned.kernels), build_dispatch(tuned)
-    if gain is not None and gain < LEAST_GAIN:
+    if gain is not None and gain < MIN_GAIN:
         tiles, decision = (DEFAULT,), Leaf(0)
     return Search(tuned.strategy, tiles, len(tuned.trials), hardware, decision, gain=gain)
 

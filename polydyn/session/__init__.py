@@ -1,4 +1,4 @@
-"""What code for ``onnxruntime`` imports, by the same names: ``import polydyn.session as ort``.
+"""The names of ``onnxruntime`` that sessions need: ``import polydyn.session as ort``.
 
 >>> import polydyn.session as ort
 >>> session = ort.InferenceSession("bert.onnx")                     # doctest: +SKIP
@@ -11,6 +11,7 @@ from typing import Any
 
 from polydyn import __version__ as __version__
 from polydyn.session.binding import IOBinding
+from polydyn.session.missing_names import MissingNameError, missing
 from polydyn.session.options import (
     ExecutionMode,
     ExecutionOrder,
@@ -18,7 +19,6 @@ from polydyn.session.options import (
     RunOptions,
     SessionOptions,
 )
-from polydyn.session.refusals import MissingNameError, missing
 from polydyn.session.session import CUDA, InferenceSession, get_available_providers
 from polydyn.session.values import ModelMetadata, NodeArg, OrtDevice, OrtValue
 
@@ -30,26 +30,26 @@ __all__ = [
 
 
 def get_device() -> str:
-    """``GPU`` where a CUDA device is, else ``CPU``."""
+    """Return ``GPU`` if there is a CUDA device, else ``CPU``."""
     return "GPU" if CUDA in get_available_providers() else "CPU"
 
 
 def get_all_providers() -> list[str]:
-    """The providers that polydyn has, on whatever machine."""
+    """Return the providers that polydyn supports on any machine."""
     return [CUDA, "CPUExecutionProvider"]
 
 
 def get_version_string() -> str:
-    """polydyn's version."""
+    """Return polydyn's version."""
     return __version__
 
 
 def set_default_logger_severity(severity: int) -> None:
-    """Changes nothing: nothing is logged."""
+    """Has no effect: nothing is logged."""
 
 
 def disable_telemetry_events() -> None:
-    """Changes nothing: nothing is sent anywhere."""
+    """Has no effect: nothing is sent anywhere."""
 
 
 def __getattr__(name: str) -> Any:

@@ -1,4 +1,4 @@
-"""IOBinding: inputs and outputs of a session at fixed places."""
+"""IOBinding: inputs and outputs of a session in fixed memory."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ import numpy as np
 
 from polydyn.errors import InputError, UnsupportedError
 from polydyn.runtime.program import Program, numpy_dtype
-from polydyn.session.refusals import Refusing
+from polydyn.session.missing_names import NamedErrors
 from polydyn.session.values import Array, NodeArg, OrtValue, check_device, checked_shape, dtype_name, tensor_type
 
 
 class Bound(Protocol):
-    """What a binding asks of a session."""
+    """The part of a session that a binding uses."""
 
     program: Program
 
     def get_inputs(self) -> list[NodeArg]:
-        """The inputs."""
+        """Return the inputs."""
 
     def get_outputs(self) -> list[NodeArg]:
-        """The outputs."""
+        """Return the outputs."""
 
 
 class _DevicePointer:
-    """Device memory that only an address is known of."""
+    """Device memory known only by its address."""
 
     def __init__(self, pointer: int, shape: tuple[int, ...], dtype: str) -> None:
         self.pointer, self.shape, self.dtype = pointer, shape, dtype
@@ -36,24 +36,24 @@ class _DevicePointer:
 
 
 def tensor_at(device_type: str, device_id: int, element_type: Any, shape: Sequence[int], pointer: int) -> OrtValue:
-    """The tensor at an address, which the caller keeps alive."""
+    """Return the tensor at an address; the caller keeps the memory alive."""
     dtype, sizes = dtype_name(element_type), checked_shape(shape)
     if not isinstance(pointer, int) or (not pointer and 0 not in sizes):
         raise InputError(f"the address is {pointer!r}", remedy="pass the address of the tensor's memory")
     if check_device(device_type, device_id) == "cuda":
         return OrtValue(_DevicePointer(pointer, sizes, dtype), dtype)
-    carrier = numpy_dtype(dtype)
-    count = int(np.prod(sizes, dtype=np.int64)) * carrier.itemsize
+    storage = numpy_dtype(dtype)
+    count = int(np.prod(sizes, dtype=np.int64)) * storage.itemsize
     if not count:
-        return OrtValue(np.empty(sizes, carrier), dtype)
+        return OrtValue(np.empty(sizes, storage), dtype)
     memory = memoryview((ctypes.c_uint8 * count).from_address(pointer))
-    return OrtValue(np.frombuffer(memory, carrier).reshape(sizes), dtype)
+    return OrtValue(np.frombuffer(memory, storage).reshape(sizes), dtype)
 
 
-class IOBinding(Refusing):
-    """What a session reads and writes, at fixed places; ``InferenceSession.io_binding`` makes one too.
+class IOBinding(NamedErrors):
+    """Inputs and outputs of a session in fixed memory. ``InferenceSession.io_binding`` also creates one.
 
-    While bindings stay as they are and every output has memory of its own, calls after the first check nothing again.
+    If the bindings do not change and every output is bound to memory, only the first call checks them.
     """
 
     def __init__(self, session: Bound) -> None:
@@ -66,17 +66,17 @@ class IOBinding(Refusing):
         self._call: Any = None
 
     def bind_cpu_input(self, name: str, arr_on_cpu: Array) -> None:
-        """An input is read from this array, as it is at each call."""
+        """Bind an input to an array, which is read at each call."""
         self.bind_ortvalue_input(name, OrtValue.ortvalue_from_numpy(arr_on_cpu))
 
     def bind_input(
         self, name: str, device_type: str, device_id: int, element_type: Any, shape: Sequence[int], buffer_ptr: int
     ) -> None:
-        """An input is read from an address."""
+        """Bind an input to an address."""
         self.bind_ortvalue_input(name, tensor_at(device_type, device_id, element_type, shape, buffer_ptr))
 
     def bind_ortvalue_input(self, name: str, ortvalue: OrtValue) -> None:
-        """An input is read from this tensor. InputError: no input of this name and type."""
+        """Bind an input to a tensor. InputError: no input has this name and type."""
         self._check("input", name, ortvalue)
         self._inputs[name], self._call = ortvalue, None
 
@@ -84,7 +84,7 @@ class IOBinding(Refusing):
         self, name: str, device_type: str = "cpu", device_id: int = 0, element_type: Any = None,
         shape: Sequence[int] | None = None, buffer_ptr: int | None = None,
     ) -> None:  # fmt: skip
-        """An output is written to an address; without one every call makes a new tensor on the device."""
+        """Bind an output to an address. Without one, every call creates a new tensor on the device."""
         kind = check_device(device_type, device_id)
         if buffer_ptr is None:
             if kind == "cuda" and "cuda" not in self._program.manifest:
@@ -97,56 +97,56 @@ class IOBinding(Refusing):
         self.bind_ortvalue_output(name, tensor_at(device_type, device_id, element_type, shape, buffer_ptr))
 
     def bind_ortvalue_output(self, name: str, ortvalue: OrtValue) -> None:
-        """An output is written into this tensor. InputError: no output of this name and type."""
+        """Bind an output to a tensor. InputError: no output has this name and type."""
         self._check("output", name, ortvalue)
         self._outputs[name], self._call = ortvalue, None
 
     def synchronize_inputs(self) -> None:
-        """Nothing is to be waited for: calls wait for their inputs."""
+        """Has no effect: calls wait for their inputs."""
 
     def synchronize_outputs(self) -> None:
-        """Nothing is to be waited for: reading an output waits for it."""
+        """Has no effect: reading an output waits for it."""
 
     def clear_binding_inputs(self) -> None:
-        """Forgets the inputs."""
+        """Remove the input bindings."""
         self._inputs.clear()
         self._call = None
 
     def clear_binding_outputs(self) -> None:
-        """Forgets the outputs, and the results of the last call."""
+        """Remove the output bindings and the results of the last call."""
         self._outputs.clear()
         self._results = []
         self._call = None
 
     def get_outputs(self) -> list[OrtValue]:
-        """What the last call wrote, in the order in which outputs were bound."""
+        """Return the outputs of the last call, in the order in which they were bound."""
         return list(self._results)
 
     def copy_outputs_to_cpu(self) -> list[Array]:
-        """What the last call wrote, as numpy arrays."""
+        """Return the outputs of the last call as numpy arrays."""
         return [v.numpy() for v in self._results]
 
     def run(self) -> None:
-        """One call. InputError: an input is not bound, or what is bound does not fit together."""
+        """Run one call. InputError: an input is not bound, or the bound tensors do not match."""
         if not self._outputs:
-            raise InputError("no output is bound", remedy="bind_output every output that is wanted")
+            raise InputError("no output is bound", remedy="bind_output every output that is needed")
         if self._call is not None:
             self._call()
             return
         feeds = {n: v.array for n, v in self._inputs.items()}
-        given = {n: v.array for n, v in self._outputs.items() if v is not None}
-        if given.keys() == self._types["output"].keys():
-            self._call = self._bound(feeds, given)
-        results: Mapping[str, Any] = self._call() if self._call is not None else self._program.run(feeds, given)
+        out = {n: v.array for n, v in self._outputs.items() if v is not None}
+        if out.keys() == self._types["output"].keys():
+            self._call = self._bound(feeds, out)
+        results: Mapping[str, Any] = self._call() if self._call is not None else self._program.run(feeds, out)
         bound = self._outputs.items()
         self._results = [v or OrtValue(results[n], self._dtypes.get(n)) for n, v in bound]
 
-    def _bound(self, feeds: Mapping[str, Any], given: Mapping[str, Any]) -> Any:
-        """The program's bound call; None where an input would have to be converted first."""
+    def _bound(self, feeds: Mapping[str, Any], out: Mapping[str, Any]) -> Any:
+        """Return the program's bound call, or None if an input must be converted first."""
         try:
-            return self._program.bind(feeds, given)
+            return self._program.bind(feeds, out)
         except (InputError, UnsupportedError):
-            return None  # run says what is wrong, or converts
+            return None  # run reports the error, or converts
 
     @property
     def _dtypes(self) -> dict[str, str]:
@@ -156,10 +156,10 @@ class IOBinding(Refusing):
         types = self._types[kind]
         if name not in types:
             raise InputError(f"the model has no {kind} '{name}'", tensor=name, remedy=f"{kind}s: {', '.join(types)}")
-        if value is not None and value.data_type() not in (types[name], *_carriers(types[name])):
+        if value is not None and value.data_type() not in (types[name], *_storage_types(types[name])):
             raise InputError(f"{kind} '{name}' is {value.data_type()}, the model has {types[name]}", tensor=name)
 
 
-def _carriers(kind: str) -> tuple[str, ...]:
-    """Types that may carry another one's bits."""
+def _storage_types(kind: str) -> tuple[str, ...]:
+    """Return types that may store the bits of another type."""
     return (tensor_type("uint16"),) if kind == tensor_type("bfloat16") else ()

@@ -1,4 +1,4 @@
-"""SessionOptions and RunOptions: what is honoured, what has no meaning here, what is refused."""
+"""SessionOptions and RunOptions: supported options, options without effect, and errors for all others."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from polydyn.compiler import Options
 from polydyn.errors import InputError, UnsupportedError
 from polydyn.fusion.pipeline import NAMES
 from polydyn.program_cache import Arguments
-from polydyn.session.refusals import Refusing, missing
+from polydyn.session.missing_names import NamedErrors, missing
 from polydyn.shapes.sizes import Sizes, SizesLike
 
 
 class GraphOptimizationLevel(IntEnum):
-    """``ORT_DISABLE_ALL`` leaves out every fusion pass; all others are the same."""
+    """``ORT_DISABLE_ALL`` leaves out every fusion pass; all other levels are equal."""
 
     ORT_DISABLE_ALL = 0
     ORT_ENABLE_BASIC = 1
@@ -26,14 +26,14 @@ class GraphOptimizationLevel(IntEnum):
 
 
 class ExecutionMode(IntEnum):
-    """Has no meaning here: launches that need nothing of each other always run side by side."""
+    """Has no effect: independent launches always run in parallel."""
 
     ORT_SEQUENTIAL = 0
     ORT_PARALLEL = 1
 
 
 class ExecutionOrder(IntEnum):
-    """Has no meaning here: the order follows from the memory plan."""
+    """Has no effect: the order follows from the memory plan."""
 
     DEFAULT = 0
     PRIORITY_BASED = 1
@@ -53,15 +53,15 @@ NO_MEANING: Mapping[str, Any] = {
     "use_deterministic_compute": False,
     "use_per_session_threads": True,
 }
-"""Options that are kept and change nothing, with their first values: memory is planned when a model is compiled,
-results do not depend on threads or runs, every program has a pool of its own, and nothing is logged."""
+"""Options that are stored but have no effect, with their default values. Memory is planned at compile time, results do
+not depend on threads or runs, every program has its own pool, and nothing is logged."""
 
-OWN = "polydyn."
-"""Session config entries that begin so are arguments of ``polydyn.compile``."""
+PREFIX = "polydyn."
+"""Prefix of the session config entries that are arguments of ``polydyn.compile``."""
 
 
-class _Entries(Refusing):
-    """Named values that can be set, and config entries by key."""
+class _Entries(NamedErrors):
+    """Named options that can be set, and config entries by key."""
 
     _VALUES: Mapping[str, Any] = {}
 
@@ -75,28 +75,28 @@ class _Entries(Refusing):
         self.__dict__[name] = value
 
     def _add(self, key: str, value: str) -> None:
-        if not key.startswith(OWN):
+        if not key.startswith(PREFIX):
             warnings.warn(f"config entry {key!r} has no meaning in polydyn and changes nothing", stacklevel=3)
         self.entries[key] = value
 
     def _get(self, key: str) -> str:
         try:
-            found: str = self.entries[key]
+            value: str = self.entries[key]
         except KeyError:
             raise InputError(f"no config entry {key!r} was added", remedy="add it first") from None
-        return found
+        return value
 
 
 class SessionOptions(_Entries):
-    """How a model is compiled and run.
+    """The options to compile and run a model.
 
-    Honoured: ``intra_op_num_threads`` (threads of every call, 0 for all cores), ``graph_optimization_level``,
+    Supported: ``intra_op_num_threads`` (threads per call, 0 for all cores), ``graph_optimization_level``,
     ``enable_profiling`` with ``profile_file_prefix``, ``optimized_model_filepath`` (the compiled program is saved there
     and can be opened as a session), ``add_free_dimension_override_by_name`` and ``..._by_denotation``, and the config
-    entries ``polydyn.dim.NAME`` ("1:64", as ``--dim`` has it), ``polydyn.records``, ``polydyn.strategy``,
+    entries ``polydyn.dim.NAME`` ("1:64", like ``--dim``), ``polydyn.records``, ``polydyn.strategy``,
     ``polydyn.without`` ("stitch,merge"), ``polydyn.tf32`` ("1"), ``polydyn.precision`` ("bf16", "3xtf32"),
-    ``polydyn.winograd`` ("4"), ``polydyn.fallback`` ("onnxruntime") and ``polydyn.target``.
-    ``NO_MEANING`` lists what changes nothing.
+    ``polydyn.winograd`` ("4"), ``polydyn.fallback`` ("onnxruntime") and ``polydyn.target``. The options in
+    ``NO_MEANING`` have no effect.
     """
 
     _VALUES: Mapping[str, Any] = {
@@ -113,36 +113,37 @@ class SessionOptions(_Entries):
         self.__dict__.update(dims={}, denotations={}, providers=[])
 
     def add_free_dimension_override_by_name(self, dim_name: str, dim_value: int) -> None:
-        """The dim of this name has this size; calls with another are refused."""
+        """Fix the size of the dim with this name; calls with another size are rejected."""
         self.dims[dim_name] = Sizes(dim_value, dim_value)
 
     def add_free_dimension_override_by_denotation(self, denotation: str, dim_value: int) -> None:
-        """All dims of this denotation have this size."""
+        """Fix the size of all dims with this denotation."""
         self.denotations[denotation] = Sizes(dim_value, dim_value)
 
     def add_session_config_entry(self, key: str, value: str) -> None:
-        """Keys that begin with ``polydyn.`` count; others are kept, with a warning."""
+        """Add a config entry. Keys with prefix ``polydyn.`` have an effect; others are stored with a warning."""
         self._add(key, value)
 
     def get_session_config_entry(self, key: str) -> str:
-        """The value that was added. InputError: none was."""
+        """Return the value of an added entry. InputError: the key was not added."""
         return self._get(key)
 
     def add_provider(self, provider_name: str, provider_options: Mapping[str, str] | None = None) -> None:
-        """As the next of ``providers``."""
+        """Add a provider after the earlier ones."""
         self.providers.append((provider_name, dict(provider_options or {})))
 
     def has_providers(self) -> bool:
-        """Whether ``add_provider`` was called."""
+        """Return whether ``add_provider`` was called."""
         return bool(self.providers)
 
     @property
     def threads(self) -> int | None:
-        """Of every call; None: all cores."""
+        """Threads per call; None for all cores."""
         return int(self.intra_op_num_threads) or None
 
     def arguments(self, target: str, denoted: Mapping[str, list[str]]) -> Arguments:
-        """What to compile with; ``denoted``: denotation -> names of the model's dims. InputError: a bad entry."""
+        """Return the arguments to compile with. ``denoted`` maps a denotation to names of the model's dims. InputError:
+        an entry is wrong."""
         dims: dict[str, SizesLike] = dict(self.dims)
         for denotation, sizes in self.denotations.items():
             if denotation not in denoted:
@@ -152,30 +153,30 @@ class SessionOptions(_Entries):
                 )  # fmt: skip
             dims |= dict.fromkeys(denoted[denotation], sizes)
         known = {"records", "strategy", "without", "tf32", "target", "fallback", "precision", "winograd"}
-        said: dict[str, str] = {}
+        values: dict[str, str] = {}
         for key, value in self.entries.items():
-            name = key.removeprefix(OWN)
+            name = key.removeprefix(PREFIX)
             if name == key:
                 continue
             if name.startswith("dim."):
                 dims[name[4:]] = Sizes.parse(value)
             elif name in known:
-                said[name] = value
+                values[name] = value
             else:
                 raise InputError(f"there is no config entry {key}", remedy=f"polydyn.dim.NAME, {', '.join(known)}")
-        without = set(filter(None, said.get("without", "").split(",")))
+        without = set(filter(None, values.get("without", "").split(",")))
         if self.graph_optimization_level == GraphOptimizationLevel.ORT_DISABLE_ALL:
             without = set(NAMES)
-        strategy, tf32 = said.get("strategy", Options.strategy), said.get("tf32", "0") == "1"
-        side = said.get("winograd", str(Options.winograd))
+        strategy, tf32 = values.get("strategy", Options.strategy), values.get("tf32", "0") == "1"
+        side = values.get("winograd", str(Options.winograd))
         if not side.isdecimal():
             raise InputError(f"polydyn.winograd is {side!r}", remedy="a number of pixels")
-        options = Options(without, strategy, tf32, said.get("fallback"), said.get("precision"), int(side))
-        return Arguments(said.get("target", target), dims, options, said.get("records"))
+        options = Options(without, strategy, tf32, values.get("fallback"), values.get("precision"), int(side))
+        return Arguments(values.get("target", target), dims, options, values.get("records"))
 
 
 class RunOptions(_Entries):
-    """How one call runs: nothing changes it. ``terminate`` cannot be set: a call is not stopped halfway."""
+    """The options of one call; none has an effect. ``terminate`` cannot be set, because a call cannot be stopped."""
 
     _VALUES: Mapping[str, Any] = {
         "log_severity_level": -1,
@@ -191,9 +192,9 @@ class RunOptions(_Entries):
         super().__setattr__(name, value)
 
     def add_run_config_entry(self, key: str, value: str) -> None:
-        """Is kept, with a warning: nothing of it has a meaning here."""
+        """Store an entry with a warning: it has no effect."""
         self._add(key, value)
 
     def get_run_config_entry(self, key: str) -> str:
-        """The value that was added. InputError: none was."""
+        """Return the value of an added entry. InputError: the key was not added."""
         return self._get(key)

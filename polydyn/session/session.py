@@ -1,4 +1,4 @@
-"""InferenceSession: a compiled program behind the interface of ONNX Runtime's sessions."""
+"""InferenceSession: a compiled program with the interface of ONNX Runtime's sessions."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from polydyn.runtime.cuda.session import open_session
 from polydyn.runtime.opening import load
 from polydyn.runtime.program import Program
 from polydyn.session.binding import IOBinding
+from polydyn.session.missing_names import DOCUMENT, NamedErrors
 from polydyn.session.options import RunOptions, SessionOptions
-from polydyn.session.refusals import DOCUMENT, Refusing
 from polydyn.session.trace import Trace, call_events
 from polydyn.session.values import ModelMetadata, NodeArg, OrtValue, tensor_type
 
@@ -34,12 +34,12 @@ CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
 
 
 def get_available_providers() -> list[str]:
-    """The CPU, and before it CUDA where a device is there for which kernels can be made."""
+    """Return the CPU provider, preceded by CUDA if there is a device that kernels can be compiled for."""
     return [CUDA, CPU] if cuda_target() else [CPU]
 
 
 def cuda_target(device_id: int = 0) -> str:
-    """The target of a CUDA device of this machine; empty: there is none that polydyn knows."""
+    """Return the target of a CUDA device of this machine; empty if there is none that polydyn supports."""
     try:
         driver = open_session(device_id).driver
     except DeviceError:
@@ -48,11 +48,11 @@ def cuda_target(device_id: int = 0) -> str:
     return f"cuda:{arch}" if arch else ""
 
 
-class InferenceSession(Refusing):
+class InferenceSession(NamedErrors):
     """A model, compiled once for every shape, with the methods of ``onnxruntime.InferenceSession``.
 
-    The compiled program is kept in the cache by content, so that a second session of a model opens it. What polydyn
-    does not have is refused by name; docs/switching.md lists all of it.
+    The compiled program is cached by content, so a second session of the same model opens it quickly. Names that
+    polydyn does not have raise an error; docs/switching.md lists all of them.
     """
 
     def __init__(
@@ -63,8 +63,8 @@ class InferenceSession(Refusing):
         provider_options: Sequence[Mapping[str, Any]] | None = None,
         **kwargs: Any,
     ) -> None:
-        """``path_or_bytes``: a model, or a saved program. ``providers``: the first that this machine has is taken,
-        with a warning for those before it. Raises PolydynError; nothing falls back to what was not named.
+        """``path_or_bytes``: a model, or a saved program. ``providers``: the first one that this machine has is used,
+        with a warning for the earlier ones. Raises PolydynError; there is no fallback to an unnamed provider.
         """
         unknown = sorted(kwargs.keys() - {"enable_fallback"})
         if unknown:
@@ -104,7 +104,7 @@ class InferenceSession(Refusing):
     def run(
         self, output_names: Sequence[str] | None, input_feed: Mapping[str, Any], run_options: RunOptions | None = None
     ) -> list[Any]:
-        """The outputs of these names in this order, all of them for None or none. All are computed.
+        """Return the outputs with these names in this order; all outputs for None or an empty list. All are computed.
 
         ``input_feed``: input name -> numpy array, OrtValue, or a list (which gets the input's dtype). InputError: see
         ``Program.run``.
@@ -118,7 +118,7 @@ class InferenceSession(Refusing):
         self, output_names: Sequence[str] | None, input_dict_ort_values: Mapping[str, OrtValue],
         run_options: RunOptions | None = None,
     ) -> list[OrtValue]:  # fmt: skip
-        """As ``run``, from OrtValues to OrtValues; on a device where an input is."""
+        """Like ``run``, with OrtValues as inputs and outputs. Outputs are on a device if an input is."""
         names = self._names(output_names)
         feeds = {n: v.array for n, v in _feed(input_dict_ort_values).items()}
         results = self._traced(lambda: self.program.run(feeds), feeds)
@@ -129,9 +129,9 @@ class InferenceSession(Refusing):
         self, output_names: Sequence[str] | None, input_feed: Mapping[str, Any],
         callback: Callable[[list[Any], Any, str], None], user_data: Any, run_options: RunOptions | None = None,
     ) -> None:  # fmt: skip
-        """``run`` in a thread of its own; then ``callback(results, user_data, error)``, ``error`` "" for none.
+        """Call ``run`` in a new thread, then ``callback(results, user_data, error)``; ``error`` is "" on success.
 
-        InputError: the callback cannot be called.
+        InputError: the callback is not callable.
         """
         if not callable(callback):
             raise InputError(f"the callback is a {type(callback).__name__}", remedy="pass a function of 3 arguments")
@@ -141,18 +141,18 @@ class InferenceSession(Refusing):
                 results, error = self.run(output_names, input_feed), ""
             except PolydynError as e:
                 results, error = [], str(e)
-            except Exception as e:  # whoever waits for the callback must get one
+            except Exception as e:  # the callback must run in any case
                 results, error = [], f"{type(e).__name__}: {e}"
             callback(results, user_data, error)
 
         threading.Thread(target=work, daemon=True).start()
 
     def io_binding(self) -> IOBinding:
-        """Inputs and outputs at fixed places, for ``run_with_iobinding``."""
+        """Return a binding of inputs and outputs to fixed memory, for ``run_with_iobinding``."""
         return IOBinding(self)
 
     def run_with_iobinding(self, iobinding: IOBinding, run_options: RunOptions | None = None) -> None:
-        """One call on what is bound. InputError: a binding of another session, or one that lacks something."""
+        """Run one call on the bound tensors. InputError: the binding is incomplete or belongs to another session."""
         if iobinding._program is not self.program:
             raise InputError("the binding belongs to another session", remedy="use the io_binding() of this session")
         feeds = {n: v.array for n, v in iobinding._inputs.items()}
@@ -166,11 +166,11 @@ class InferenceSession(Refusing):
         self._trace.add(start, time.monotonic_ns(), call_events(self.program, feeds, repeats=1))
         return results
 
-    def _names(self, given: Sequence[str] | None) -> list[str]:
+    def _names(self, requested: Sequence[str] | None) -> list[str]:
         known = [o.name for o in self._outputs]
-        if isinstance(given, (str, bytes)):
-            raise InputError(f"output_names is the text {given!r}", remedy=f"pass a list of names, as in {known}")
-        names = list(given or known)
+        if isinstance(requested, (str, bytes)):
+            raise InputError(f"output_names is the text {requested!r}", remedy=f"pass a list of names, as in {known}")
+        names = list(requested or known)
         for name in names:
             if name not in known:
                 raise InputError(f"the model has no output '{name}'", tensor=name, remedy=f"{', '.join(known)}")
@@ -186,7 +186,7 @@ class InferenceSession(Refusing):
                 return np.asarray(value, object if dtype == "string" else dtype)
             except (TypeError, ValueError, OverflowError) as e:
                 raise InputError(
-                    f"input '{name}' is no array of {dtype}: {e}", tensor=name, remedy="pass a numpy array"
+                    f"input '{name}' is not an array of {dtype}: {e}", tensor=name, remedy="pass a numpy array"
                 ) from e
         return value
 
@@ -194,87 +194,87 @@ class InferenceSession(Refusing):
     def _host(result: Any) -> Any:
         return result if isinstance(result, (np.ndarray, list)) else result.numpy()
 
-    # -- what the model is -------------------------------------------------------------------------------------------
+    # -- the model ---------------------------------------------------------------------------------------------------
 
     def get_inputs(self) -> list[NodeArg]:
-        """Inputs in the model's order."""
+        """Return the inputs in the model's order."""
         return list(self._inputs)
 
     def get_outputs(self) -> list[NodeArg]:
-        """Outputs in the model's order."""
+        """Return the outputs in the model's order."""
         return list(self._outputs)
 
     def get_overridable_initializers(self) -> list[NodeArg]:
-        """The initializers that are inputs too, to which ``run`` may give other values."""
+        """Return the initializers that are also inputs; ``run`` may override their values."""
         return _arguments(self.program.arguments("optional"))
 
     def get_modelmeta(self) -> ModelMetadata:
-        """What the model says of itself. UnsupportedError: an older polydyn saved the program, without that."""
-        found = self.program.manifest.get("metadata")
-        if not found:
+        """Return the model's metadata. UnsupportedError: an older polydyn saved the program without it."""
+        metadata = self.program.manifest.get("metadata")
+        if not metadata:
             raise UnsupportedError(
                 "the saved program does not hold the model's metadata", rule="get_modelmeta",
                 remedy="compile the model again",
             )  # fmt: skip
-        return ModelMetadata(**found)
+        return ModelMetadata(**metadata)
 
     def get_session_options(self) -> SessionOptions:
-        """The options that it was made with."""
+        """Return the options of the session."""
         return self._options
 
     def get_providers(self) -> list[str]:
-        """The provider that runs everything."""
+        """Return the provider that runs the model, as a list."""
         return [self._provider]
 
     def get_provider_options(self) -> dict[str, dict[str, str]]:
-        """Provider -> its options as text."""
+        """Return a mapping from the provider to its options as text."""
         return {self._provider: self._provider_options}
 
     def set_providers(
         self, providers: Sequence[Provider] | None = None, provider_options: Sequence[Mapping[str, Any]] | None = None
     ) -> None:
-        """Opens the model again for other providers."""
+        """Open the model again for other providers."""
         self._open(providers, provider_options)
 
     def disable_fallback(self) -> None:
-        """Changes nothing: nothing falls back."""
+        """Has no effect: there is no fallback."""
 
     # -- profiling ---------------------------------------------------------------------------------------------------
 
     def end_profiling(self) -> str:
-        """Writes the trace of all calls so far (Chrome's format) and returns its path. InputError: not enabled."""
+        """Write the trace of all calls so far (Chrome's format) and return its path. InputError: not enabled."""
         if self._trace is None:
             raise InputError("profiling is not enabled", remedy="set SessionOptions.enable_profiling before")
         return self._trace.write()
 
     def get_profiling_start_time_ns(self) -> int:
-        """When profiling began, by ``time.monotonic_ns``; 0 without profiling."""
+        """Return the start of profiling in ``time.monotonic_ns``; 0 without profiling."""
         return self._trace.start if self._trace is not None else 0
 
 
-def _feed(given: Any) -> Mapping[str, Any]:
-    """The inputs by name. InputError: they are no mapping."""
-    if not isinstance(given, Mapping):
-        raise InputError(f"input_feed is a {type(given).__name__}", remedy="pass a dict: input name -> array")
-    return given
+def _feed(feed: Any) -> Mapping[str, Any]:
+    """Return the inputs by name. InputError: they are not a mapping."""
+    if not isinstance(feed, Mapping):
+        raise InputError(f"input_feed is a {type(feed).__name__}", remedy="pass a dict: input name -> array")
+    return feed
 
 
 def choose_provider(
     providers: Sequence[Provider] | None, options: Sequence[Mapping[str, Any]] | None
 ) -> tuple[str, dict[str, str], str]:
-    """The first provider that this machine has: its name, its options, the target. UnsupportedError: it has none."""
+    """Return name, options and target of the first provider that this machine has. UnsupportedError: it has none."""
     if isinstance(providers, str):
         raise InputError("providers is a text", remedy=f"give a list, as in [{CPU!r}]")
     if options is not None and len(options) != len(providers or ()):
         raise InputError("providers and provider_options differ in length", remedy="give options for each provider")
     none: Mapping[str, Any] = {}
     pairs = [(p, none) if isinstance(p, str) else p for p in providers or (CPU,)]
-    for k, (name, said) in enumerate(pairs):
-        given = {str(a): str(b) for a, b in (options[k] if options else said).items()}
+    for k, (name, inline) in enumerate(pairs):
+        settings = {str(a): str(b) for a, b in (options[k] if options else inline).items()}
         if name == CPU:
-            return name, given, "cpu"
-        if name == CUDA and (target := cuda_target(int(given.get("device_id", 0)))):
-            return name, given, target
+            return name, settings, "cpu"
+        if name == CUDA and (target := cuda_target(int(settings.get("device_id", 0)))):
+            return name, settings, target
         if k + 1 < len(pairs):
             warnings.warn(f"provider {name!r} is not available, the next one is {pairs[k + 1][0]!r}", stacklevel=4)
     raise UnsupportedError(
@@ -284,28 +284,28 @@ def choose_provider(
 
 
 def _saved(model: Any) -> Path | None:
-    """The path of a saved program; None: a model. InputError: neither a path nor bytes."""
+    """Return the path of a saved program, or None for a model. InputError: ``model`` is neither a path nor bytes."""
     if isinstance(model, (bytes, bytearray, memoryview)):
         if bytes(model[: len(ZIP)]) == ZIP:
             raise InputError("a saved program is opened by its path", remedy="write the bytes to a file")
         return None
     if not isinstance(model, (str, os.PathLike)):
-        raise InputError(f"a {type(model).__name__} is no model", remedy="give a path or bytes")
-    return Path(model) if is_artifact(model) else None  # compiling says what is wrong with the path
+        raise InputError(f"a {type(model).__name__} is not a model", remedy="give a path or bytes")
+    return Path(model) if is_artifact(model) else None  # compilation reports a wrong path
 
 
 def _headers(model: Any) -> onnx.ModelProto:
-    """The model without its external data; empty where it cannot be read: compiling says why."""
+    """Return the model without its external data; empty if it cannot be read, because compilation reports that."""
     proto = onnx.ModelProto()
     try:
         proto.ParseFromString(bytes(model) if not isinstance(model, (str, os.PathLike)) else Path(model).read_bytes())
-    except Exception:  # protobuf's own errors have no common root
+    except Exception:  # protobuf's errors have no common base class
         return onnx.ModelProto()
     return proto
 
 
 def _denoted(model: onnx.ModelProto) -> dict[str, list[str]]:
-    """Denotation -> the names of the inputs' dims that have it."""
+    """Return a mapping from denotation to the names of the input dims that have it."""
     out: dict[str, list[str]] = {}
     for i in model.graph.input:
         for d in i.type.tensor_type.shape.dim:

@@ -1,4 +1,4 @@
-"""The times of calls and of their launches as a trace that Chrome and Perfetto show."""
+"""The times of calls and of their launches as a trace for Chrome and Perfetto."""
 
 from __future__ import annotations
 
@@ -15,28 +15,30 @@ from polydyn.runtime.spans import Span, has_spans
 
 
 class Trace:
-    """Calls one after the other; ``write`` makes a file of them."""
+    """A sequence of calls; ``write`` saves it to a file."""
 
     def __init__(self, prefix: str) -> None:
         self._prefix, self.start = prefix, time.monotonic_ns()
         self._events: list[dict[str, Any]] = []
 
     def add(self, begin: int, end: int, events: Iterable[dict[str, Any]]) -> None:
-        """A call (nanoseconds of ``time.monotonic_ns``), and ``call_events`` of such a call."""
-        at = (begin - self.start) / 1e3
-        self._events.append(_event("model_run", at, (end - begin) / 1e3, 0))
-        self._events += [e | {"ts": round(e["ts"] + at, 3)} for e in events]
+        """Add a call (begin and end in ``time.monotonic_ns``) and the ``call_events`` of a similar call."""
+        offset = (begin - self.start) / 1e3
+        self._events.append(_event("model_run", offset, (end - begin) / 1e3, 0))
+        self._events += [e | {"ts": round(e["ts"] + offset, 3)} for e in events]
 
     def write(self) -> str:
-        """Writes ``<prefix><date>.json`` and returns its name. ArtifactError: the folder cannot be written."""
+        """Write ``<prefix><date>.json`` and return its name. ArtifactError: the folder is not writable."""
         path = Path(f"{self._prefix}{time.strftime('%Y-%m-%d_%H-%M-%S')}.json")
         write_trace(path, self._events)
         return str(path)
 
 
 def call_events(program: Program, feeds: Mapping[str, Any], repeats: int) -> list[dict[str, Any]]:
-    """The launches of a call, from 0: on every thread, as ``Program.trace`` has them; those of a device, or between
-    steps of the host, one behind the other, as ``Program.profile`` has them.
+    """Return the launches of a call as events that start at 0.
+
+    Launches on threads have the times of ``Program.trace``. Launches on a device, or between host steps, follow each
+    other with the times of ``Program.profile``.
     """
     if has_spans(program.manifest):
         return _span_events(program.trace(feeds, repeats))
@@ -44,7 +46,7 @@ def call_events(program: Program, feeds: Mapping[str, Any], repeats: int) -> lis
 
 
 def _span_events(spans: Sequence[Span]) -> list[dict[str, Any]]:
-    """A row for each thread, from 1."""
+    """Return events with one row per thread, numbered from 1."""
     start = min((s.begin for s in spans), default=0)
     return [
         _event(s.label, (s.begin - start) / 1e3, (s.end - s.begin) / 1e3, s.thread + 1)
@@ -54,23 +56,23 @@ def _span_events(spans: Sequence[Span]) -> list[dict[str, Any]]:
 
 
 def _launch_events(launches: Iterable[LaunchTime]) -> list[dict[str, Any]]:
-    """One event for each launch in row 1, microseconds."""
-    events, at = [], 0.0
+    """Return one event per launch in row 1, in microseconds."""
+    events, begin = [], 0.0
     for x in launches:
         length = x.nanoseconds / 1e3
         facts = {"kernel": x.kernel, "flops": x.flops, "bytes": x.bytes, "tasks": x.tasks, "threads": x.threads}
-        events.append(_event(x.label, at, length, 1) | {"args": facts})
-        at += length
+        events.append(_event(x.label, begin, length, 1) | {"args": facts})
+        begin += length
     return events
 
 
 def write_trace(path: Path, events: list[dict[str, Any]]) -> None:
-    """A trace file. ArtifactError: it cannot be written."""
+    """Write a trace file. ArtifactError: it cannot be written."""
     try:
         write_atomically(path, json.dumps(events, indent=0).encode())
     except OSError as e:
         raise ArtifactError(f"cannot write {path}: {e.strerror}", remedy="choose a writable folder") from e
 
 
-def _event(name: str, at: float, length: float, row: int) -> dict[str, Any]:
-    return {"name": name, "ph": "X", "ts": round(at, 3), "dur": round(length, 3), "pid": 0, "tid": row}
+def _event(name: str, begin: float, length: float, row: int) -> dict[str, Any]:
+    return {"name": name, "ph": "X", "ts": round(begin, 3), "dur": round(length, 3), "pid": 0, "tid": row}

@@ -1,4 +1,4 @@
-"""OrtValue, NodeArg, ModelMetadata: what sessions hand out and take, under ONNX Runtime's names."""
+"""OrtValue, NodeArg, ModelMetadata: the values that sessions return and take, under ONNX Runtime's names."""
 
 from __future__ import annotations
 
@@ -19,28 +19,28 @@ from polydyn.runtime.cuda.dlpack import CPU, CUDA_HOST, device_of
 from polydyn.runtime.cuda.session import open_session
 from polydyn.runtime.native import DTYPE_CODES
 from polydyn.runtime.program import numpy_dtype
-from polydyn.session.refusals import Refusing
+from polydyn.session.missing_names import NamedErrors
 
 Array = npt.NDArray[Any]
 
 _ONNX_NAMES = {"float32": "float", "float64": "double"}
-"""numpy's name of a dtype -> ONNX's, where they differ."""
+"""Maps numpy dtype names to ONNX names if they differ."""
 
 
 def tensor_type(dtype: str) -> str:
-    """``tensor(float)`` for ``float32``."""
+    """Return ONNX Runtime's type name, e.g. ``tensor(float)`` for ``float32``."""
     return dtype if dtype.startswith("seq(") else f"tensor({_ONNX_NAMES.get(dtype, dtype)})"
 
 
 def onnx_code(dtype: str) -> int:
-    """The ``TensorProto.DataType`` of a dtype's name."""
+    """Return the ``TensorProto.DataType`` of a dtype name."""
     return int(onnx.TensorProto.DataType.Value(_ONNX_NAMES.get(dtype, dtype).upper()))
 
 
 def dtype_name(element_type: Any) -> str:
-    """The name of an element type: a ``TensorProto.DataType``, or what numpy takes for a dtype.
+    """Return the dtype name of an element type: a ``TensorProto.DataType``, or anything that numpy accepts as a dtype.
 
-    UnsupportedError: ONNX has the type, polydyn does not. InputError: it is no type.
+    UnsupportedError: ONNX has the type, polydyn does not. InputError: it is not a type.
     """
     if isinstance(element_type, int):
         return onnx_dtype(element_type)
@@ -49,31 +49,32 @@ def dtype_name(element_type: Any) -> str:
     except TypeError:
         dtype = None
     if dtype is None or dtype.names or str(dtype) not in DTYPE_CODES:
-        raise InputError(f"{element_type!r} is no element type", remedy="pass numpy's dtype or a TensorProto.DataType")
+        message = f"{element_type!r} is not an element type"
+        raise InputError(message, remedy="pass numpy's dtype or a TensorProto.DataType")
     return str(dtype)
 
 
 def checked_shape(shape: Sequence[int]) -> tuple[int, ...]:
-    """A shape as a tuple. InputError: a size is negative or no integer."""
+    """Return a shape as a tuple. InputError: a size is negative or not an integer."""
     try:
         sizes = tuple(map(index, shape))
     except TypeError:
         sizes = (-1,)
     if any(n < 0 for n in sizes):
-        raise InputError(f"the shape {shape!r} has a size that is no number of elements", remedy="pass sizes >= 0")
+        raise InputError(f"the shape {shape!r} has a size that is not a number of elements", remedy="pass sizes >= 0")
     return sizes
 
 
 def checked_array(value: Any) -> Array:
-    """InputError: the value is no numpy array."""
+    """Return a value that is a numpy array. InputError: it is not."""
     if not isinstance(value, np.ndarray):
-        raise InputError(f"a {type(value).__name__} is no numpy array", remedy="convert it with numpy.asarray")
+        raise InputError(f"a {type(value).__name__} is not a numpy array", remedy="convert it with numpy.asarray")
     return value
 
 
 @dataclass(frozen=True)
 class NodeArg:
-    """An input or output of a model: its name, its type (``tensor(float)``), and its axes: sizes and symbols."""
+    """An input or output of a model: its name, its type (``tensor(float)``), and the sizes or symbols of its axes."""
 
     name: str
     type: str
@@ -82,7 +83,7 @@ class NodeArg:
 
 @dataclass(frozen=True)
 class ModelMetadata:
-    """What a model says of itself."""
+    """The metadata of a model."""
 
     custom_metadata_map: dict[str, str]
     description: str
@@ -94,11 +95,13 @@ class ModelMetadata:
 
 
 def check_device(device_type: str, device_id: int = 0) -> str:
-    """``cpu`` or ``cuda``. UnsupportedError: another device, or a second CPU."""
+    """Return ``cpu`` or ``cuda``. UnsupportedError: another device, or a second CPU."""
     kind = device_type.lower()
     if kind not in ("cpu", "cuda") or (kind == "cpu" and device_id):
         raise UnsupportedError(
-            f"device {device_type}:{device_id} is not built", rule="devices", remedy="use cpu, or cuda with its number"
+            f"device {device_type}:{device_id} is not supported",
+            rule="devices",
+            remedy="use cpu, or cuda with a number",
         )
     return kind
 
@@ -112,27 +115,27 @@ class OrtDevice:
 
     @staticmethod
     def make(ort_device_name: str, device_id: int = 0, vendor_id: int = -1) -> OrtDevice:
-        """The device of a name. UnsupportedError: neither cpu nor cuda."""
+        """Return the device of a name. UnsupportedError: it is neither cpu nor cuda."""
         return OrtDevice(check_device(ort_device_name, device_id), device_id)
 
     def device_id(self) -> int:
-        """Its number among those of its type."""
+        """Return its number among the devices of its type."""
         return self.id
 
     def device_type(self) -> int:
-        """0 for cpu, 1 for cuda."""
+        """Return 0 for cpu, 1 for cuda."""
         return int(self.kind == "cuda")
 
     def device_mem_type(self) -> int:
-        """0: its usual memory."""
+        """Return 0, the default memory."""
         return 0
 
 
-class OrtValue(Refusing):
-    """A tensor: a numpy array that is used where it lies, or memory of a CUDA device.
+class OrtValue(NamedErrors):
+    """A tensor: a numpy array that is used in place, or memory of a CUDA device.
 
-    ``array``: numpy, or anything on a device that DLPack or ``__cuda_array_interface__`` exports. ``dtype``: its name,
-    where numpy's is another (bfloat16 travels as the uint16 of its bits).
+    ``array``: a numpy array, or an object on a device that DLPack or ``__cuda_array_interface__`` exports. ``dtype``:
+    its dtype name, if numpy's differs (bfloat16 is stored as uint16).
     """
 
     def __init__(self, array: Any, dtype: str | None = None) -> None:
@@ -143,7 +146,7 @@ class OrtValue(Refusing):
     def ortvalue_from_numpy(
         cls, numpy_obj: Array, /, device_type: str = "cpu", device_id: int = 0, vendor_id: int = -1
     ) -> OrtValue:
-        """On the CPU the array itself (a copy only when it is not C-contiguous), on a device a copy."""
+        """Return the array itself on the CPU (a copy only if it is not C-contiguous), or a copy on a device."""
         checked_array(numpy_obj)
         if check_device(device_type, device_id) == "cpu":
             return cls(np.ascontiguousarray(numpy_obj) if numpy_obj.ndim else numpy_obj)
@@ -151,11 +154,11 @@ class OrtValue(Refusing):
 
     @classmethod
     def ortvalue_from_numpy_with_onnx_type(cls, data: Array, /, onnx_element_type: int) -> OrtValue:
-        """An array whose bits are elements of a type that numpy lacks. InputError: of another size."""
+        """Return an array whose bits are elements of a type that numpy lacks. InputError: the element sizes differ."""
         dtype = dtype_name(onnx_element_type)
         checked_array(data)
         if numpy_dtype(dtype).itemsize != data.itemsize:
-            raise InputError(f"{data.dtype} has no room for {dtype}", remedy="pass elements of the same size")
+            raise InputError(f"{data.dtype} cannot store {dtype}", remedy="pass elements of the same size")
         return cls(data.view(numpy_dtype(dtype)), dtype)
 
     @classmethod
@@ -163,18 +166,18 @@ class OrtValue(Refusing):
         cls, shape: Sequence[int], element_type: Any, device_type: str = "cpu", device_id: int = 0,
         vendor_id: int = -1, memory_info: None = None,
     ) -> OrtValue:  # fmt: skip
-        """Memory with contents undefined; ``element_type`` numpy's, or a ``TensorProto.DataType``."""
+        """Return memory with undefined contents. ``element_type``: a numpy dtype, or a ``TensorProto.DataType``."""
         if memory_info is not None:
-            raise UnsupportedError("memory_info is not built", rule="allocators", remedy="name device_type")
+            raise UnsupportedError("memory_info is not supported", rule="allocators", remedy="name device_type")
         dtype, sizes = dtype_name(element_type), checked_shape(shape)
-        carrier = numpy_dtype(dtype)
+        storage = numpy_dtype(dtype)
         if check_device(device_type, device_id) == "cpu":
-            return cls(np.empty(sizes, carrier), dtype)
-        return cls(DeviceArray(open_session(device_id), sizes, dtype, carrier.itemsize), dtype)
+            return cls(np.empty(sizes, storage), dtype)
+        return cls(DeviceArray(open_session(device_id), sizes, dtype, storage.itemsize), dtype)
 
     @classmethod
     def from_dlpack(cls, data: Any, is_bool_tensor: bool = False) -> OrtValue:
-        """A tensor of another library, without a copy; ``data`` has ``__dlpack__``."""
+        """Return a tensor of another library without a copy; ``data`` has ``__dlpack__``."""
         if not hasattr(data, "__dlpack__"):
             raise InputError(f"a {type(data).__name__} has no __dlpack__", remedy="pass a tensor of another library")
         if device_of(data) not in (CPU, CUDA_HOST):
@@ -188,21 +191,21 @@ class OrtValue(Refusing):
         return self.array.__dlpack__(stream=stream)
 
     def __dlpack_device__(self) -> tuple[int, int]:
-        where: tuple[int, int] = self.array.__dlpack_device__()
-        return where
+        device: tuple[int, int] = self.array.__dlpack_device__()
+        return device
 
     def numpy(self) -> Array:
-        """The array itself on the CPU, a copy from a device."""
+        """Return the array itself on the CPU, or a copy from a device."""
         if isinstance(self.array, np.ndarray):
             return self.array
         if isinstance(self.array, DeviceArray):
             return self.array.numpy()
         raise UnsupportedError(
-            f"a {type(self.array).__name__} is not copied to the host here", remedy="copy it with its own library"
+            f"a {type(self.array).__name__} cannot be copied to the host here", remedy="copy it with its own library"
         )
 
     def update_inplace(self, np_arr: Array) -> None:
-        """Copies an array of the same dtype and shape into this one. InputError: another."""
+        """Copy an array of the same dtype and shape into this tensor. InputError: dtype or shape differ."""
         checked_array(np_arr)
         if str(np_arr.dtype) != str(numpy_dtype(self._dtype)) or list(np_arr.shape) != self.shape():
             raise InputError(
@@ -214,48 +217,48 @@ class OrtValue(Refusing):
         elif isinstance(self.array, DeviceArray):
             self.array.copy_from(np_arr)
         else:
-            raise UnsupportedError(f"a {type(self.array).__name__} is not written here", remedy="make a new OrtValue")
+            raise UnsupportedError(f"a {type(self.array).__name__} is read-only here", remedy="make a new OrtValue")
 
     def shape(self) -> list[int]:
-        """Its sizes."""
+        """Return the sizes of its axes."""
         return [int(n) for n in self.array.shape]
 
     def data_ptr(self) -> int:
-        """Its address."""
+        """Return its address."""
         if isinstance(self.array, np.ndarray):
             return int(self.array.ctypes.data)
-        known = getattr(self.array, "pointer", None)
-        address: int = self.array.data_ptr() if known is None else known
+        pointer = getattr(self.array, "pointer", None)
+        address: int = self.array.data_ptr() if pointer is None else pointer
         return address
 
     def data_type(self) -> str:
-        """``tensor(float)``, for example."""
+        """Return its type, for example ``tensor(float)``."""
         return tensor_type(self._dtype)
 
     def element_type(self) -> int:
-        """The ``TensorProto.DataType``."""
+        """Return its ``TensorProto.DataType``."""
         return onnx_code(self._dtype)
 
     def device_name(self) -> str:
-        """``cpu`` or ``cuda``."""
+        """Return ``cpu`` or ``cuda``."""
         return "cpu" if device_of(self.array) in (CPU, CUDA_HOST) else "cuda"
 
     def tensor_size_in_bytes(self) -> int:
-        """Bytes of its elements."""
+        """Return the size of its elements in bytes."""
         return math.prod(self.shape()) * numpy_dtype(self._dtype).itemsize
 
     def has_value(self) -> bool:
-        """True: there are no empty values here."""
+        """Return True, because empty values do not exist here."""
         return True
 
     def is_tensor(self) -> bool:
-        """True: there are no other values here."""
+        """Return True, because other values do not exist here."""
         return True
 
     def is_sparse_tensor(self) -> bool:
-        """False."""
+        """Return False."""
         return False
 
     def is_tensor_sequence(self) -> bool:
-        """False."""
+        """Return False."""
         return False

@@ -71,7 +71,7 @@ def test_a_model_runs_without_an_artifact(relu: Path) -> None:
 @pytest.mark.parametrize("option", [("--dim", "B=1:4"), ("--without", "stitch"), ("--target", "cuda:sm_80")])
 def test_an_artifact_takes_no_options_of_compiling(saved: Path, option: tuple[str, str]) -> None:
     done = call("run", saved, "--shape", "B=1,L=2", *option)
-    assert done.exit_code == 1 and "is compiled already, for cpu" in done.output
+    assert done.exit_code == 1 and "is already compiled, for cpu" in done.output
 
 
 def test_explain_and_profile_name_the_kernels(saved: Path) -> None:
@@ -82,7 +82,7 @@ def test_explain_and_profile_name_the_kernels(saved: Path) -> None:
         assert all(k in done.output for k in kernels)
     assert "GFLOP/s" in profiled.output and "share" in profiled.output
     more = call("explain", saved, "--shape", "B=2,L=7", "--why", "--peak", 100, "--bandwidth", 10)
-    assert "epilogue" in more.output and "least time at 100 GFLOP/s" in more.output
+    assert "epilogue" in more.output and "minimum time at 100 GFLOP/s" in more.output
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ def test_explain_and_profile_name_the_kernels(saved: Path) -> None:
         (("run", "SAVED", "--shape", "B=9,L=2"), "compiled for 1 <= B <= 8"),
         (("run", "SAVED", "--shape", "B=2"), "no size is given for L"),
         (("run", "SAVED", "--input", "input_ids=nothing.npy"), "cannot read nothing.npy"),
-        (("run", "SAVED", "--input", "input_ids"), "names no file"),
+        (("run", "SAVED", "--input", "input_ids"), "does not name a file"),
         (("explain", "SAVED", "--shape", "B=2,L=161"), "L <= 160, here 161 and 160"),
     ],
 )

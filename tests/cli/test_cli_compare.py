@@ -139,7 +139,7 @@ def test_completion_scripts(shell: str) -> None:
         (("bench", "SAVED", *SHAPE), 1, "is a saved program"),
         (("verify", "SAVED", *SHAPE), 1, "is a saved program"),
         (("verify", BERT, *SHAPE, "--target", "cuda:sm_80"), 1, "not verified here"),
-        (("bench", BERT, *SHAPE, "--against", "nothing"), 1, "there is no rival 'nothing'"),
+        (("bench", BERT, *SHAPE, "--against", "nothing"), 1, "unknown baseline 'nothing'"),
         (("bench", BERT), 2, "--shape"),
         (("tune", BERT), 2, "--records names no file"),
         (("compile", BERT, "-o", "x", "--tf32"), 1, "tf32"),

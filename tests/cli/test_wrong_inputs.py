@@ -40,7 +40,7 @@ WRONG = {
     "an input that is not there": ("run {relu} --input x={no}", REJECTION, "cannot read"),
     "an input of another shape": ("run {relu} --input x={array} --output-dir {out}", REJECTION, "x"),
     "an input of another name": ("run {relu} --shape N=2 --input z={array} --output-dir {out}", REJECTION, "z"),
-    "an input without a name": ("run {relu} --shape N=2 --input {array}", REJECTION, "names no file"),
+    "an input without a name": ("run {relu} --shape N=2 --input {array}", REJECTION, "does not name a file"),
     "a rival that is none": ("bench {relu} --shape N=2 --against abacus", REJECTION, "abacus"),
     "torch without its module": ("bench {relu} --shape N=2 --against torch", REJECTION, "torch cannot read ONNX"),
     "a plot of no kind": ("bench {relu} --shape N=2 --plot {out}.bmp", USAGE, "does not end in .svg or .html"),
@@ -59,7 +59,7 @@ WRONG = {
     "jobs with an unknown key": ("batch {jobs}", REJECTION, "colour"),
     "a batch that never ran": ("batch status {jobs}", REJECTION, "was never run"),
     "records to nowhere": ("records export {text} {out}", REJECTION, "not a record file"),
-    "pruning of nothing": ("records prune {text} {out}", REJECTION, "nothing says what to keep"),
+    "pruning of nothing": ("records prune {text} {out}", REJECTION, "no records are selected"),
     "no such command": ("conpile {relu}", USAGE, "No such command"),
 }  # fmt: skip
 

@@ -92,7 +92,7 @@ def test_the_larger_tile_compiles_without_spills() -> None:
 def test_only_on_cuda_and_instead_of_tf32() -> None:
     with pytest.raises(UnsupportedError, match="3xtf32 on cpu"):
         target_of("cpu", Options(precision="3xtf32"))
-    with pytest.raises(InputError, match="no precision '3xtf32'"):
+    with pytest.raises(InputError, match="unknown precision '3xtf32'"):
         Options(precision="3xtf32", tf32=True)
     plan, _ = small_product(False)
     builder = target_of("cuda:sm_80", Options(precision="3xtf32")).builder(plan)

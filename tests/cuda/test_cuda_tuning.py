@@ -446,7 +446,7 @@ def test_the_command_tunes_for_a_device(tmp_path: Path, nothing_there: None) -> 
     onnx.save(linear(), tmp_path / "m.onnx")
     call, m, records = CliRunner().invoke, str(tmp_path / "m.onnx"), str(tmp_path / "r.db")
     made = call(main, ["tune", m, "--records", records, "--trials", "2", "--target", "cuda:emulated"])
-    assert made.exit_code == 0 and "an analytical model ranked the tuples" in made.output, made.output
+    assert made.exit_code == 0 and "an analytical model ranked the tiles" in made.output, made.output
     assert "--target cuda:emulated" in made.output.replace("\n", "")
     wrong = call(main, ["tune", m, "--records", records, "--target", "cuda"])
     assert wrong.exit_code == 1 and "several architectures" in wrong.output

@@ -12,7 +12,7 @@ import pytest
 import polydyn
 from polydyn import Options
 from polydyn.checked import CheckedProgram
-from polydyn.cli.machine import How
+from polydyn.cli.machine import CompileSettings
 from polydyn.compiler import plan_program
 from polydyn.errors import InputError, UnsupportedError
 from polydyn.schedules.expr import OPS
@@ -105,7 +105,7 @@ def test_words_mean_what_the_processor_computes() -> None:
 
 
 def test_other_precisions_and_devices_are_refused_by_name() -> None:
-    with pytest.raises(InputError, match="no precision 'fp8'"):
+    with pytest.raises(InputError, match="unknown precision 'fp8'"):
         Options(precision="fp8")
     with pytest.raises(UnsupportedError, match="precision bf16 on cuda"):
         polydyn.compile(linear(4, 4)[0], target="cuda:emulated", options=BF16)
@@ -123,4 +123,4 @@ def test_models_are_right_within_the_rounding_of_products(name: str) -> None:
 def test_everywhere_that_takes_options() -> None:
     said = SessionOptions()
     said.add_session_config_entry("polydyn.precision", "bf16")
-    assert said.arguments("cpu", {}).options == BF16 == How(precision="bf16").options
+    assert said.arguments("cpu", {}).options == BF16 == CompileSettings(precision="bf16").options

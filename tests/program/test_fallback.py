@@ -55,7 +55,7 @@ def test_a_node_that_is_not_built_runs_between_two_parts(n: int, h: int, w: int,
 def test_without_the_option_the_node_is_refused_by_name() -> None:
     with pytest.raises(UnsupportedError, match="MaxRoiPool"):
         polydyn.compile(pooled())
-    with pytest.raises(InputError, match="no fallback called 'torch'"):
+    with pytest.raises(InputError, match="unknown fallback 'torch'"):
         polydyn.Options(fallback="torch")
 
 

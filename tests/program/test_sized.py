@@ -24,7 +24,7 @@ from polydyn.schedules.decision import Leaf, Split
 from polydyn.search.backbone import Problem, Tile
 from polydyn.search.cost import MacroKernel
 from polydyn.search.hardware import cpu
-from polydyn.search.outcomes import LEAST_GAIN, Search, outcome, search_record
+from polydyn.search.outcomes import MIN_GAIN, Search, outcome, search_record
 from polydyn.search.records import Records
 from polydyn.search.sized import search_sizes
 from polydyn.search.spaces.space import Usage
@@ -89,7 +89,7 @@ def test_what_a_search_keeps_is_compiled_proven_and_right(name: str, tmp_path: P
         assert all(task.task.launched(s) == s for s in free.instances), "rows and keys of an attention are one size"
         default, other = (k.tile for k in first.kernels)
         assert default == DEFAULT and {n for n, _ in (*other.compile, *other.launch)} == sizes
-        records.put([search_record(outcome(first, machine, 2 * LEAST_GAIN), task.task)])
+        records.put([search_record(outcome(first, machine, 2 * MIN_GAIN), task.task)])
     plan = plan_program(made, records=tmp_path / "r.db")
     *before, launch = plan.launches
     # without kernels for planes in lanes, which are not tuned

@@ -390,7 +390,7 @@ def test_the_command_tunes_from_a_log_and_compiles(tmp_path: Path) -> None:
     call, model, records = CliRunner().invoke, str(tmp_path / "m.onnx"), str(tmp_path / "r.db")
     few = ["--trials", "4", "--threads", "1", "--from-log", str(tmp_path / "seen.json")]
     made = call(main, ["tune", model, "--records", records, "--strategy", "bladedisc", *few])
-    assert made.exit_code == 0 and "tuples kept" in made.output, made.output
+    assert made.exit_code == 0 and "tiles kept" in made.output, made.output
     asked = ["compile", model, "-o", str(tmp_path / "m.polydyn"), "--records", records, "--threads", "1"]
     assert f"--records {records} --strategy bladedisc" in made.output.replace("\n", "")
     done = call(main, [*asked, "--strategy", "bladedisc"])

@@ -209,14 +209,14 @@ def test_wrong_arguments_are_refused_by_name(session: polydyn.InferenceSession) 
     wrong: list[tuple[Callable[[], object], str]] = [
         (lambda: session.run("o", {}), "output_names is the text 'o'"),
         (lambda: session.run_with_ort_values(None, [one]), "input_feed is a list"),  # type: ignore[arg-type]
-        (lambda: value.ortvalue_from_numpy([1, 2]), "a list is no numpy array"),  # type: ignore[arg-type]
-        (lambda: value.ortvalue_from_numpy_with_onnx_type([1], 1), "no numpy array"),  # type: ignore[arg-type]
-        (lambda: one.update_inplace([[1]]), "no numpy array"),  # type: ignore[arg-type]
+        (lambda: value.ortvalue_from_numpy([1, 2]), "a list is not a numpy array"),  # type: ignore[arg-type]
+        (lambda: value.ortvalue_from_numpy_with_onnx_type([1], 1), "not a numpy array"),  # type: ignore[arg-type]
+        (lambda: one.update_inplace([[1]]), "not a numpy array"),  # type: ignore[arg-type]
         (lambda: value.from_dlpack([1]), "no __dlpack__"),
         (lambda: value.ortvalue_from_shape_and_type([-1], np.float32), "the shape"),
         (lambda: value.ortvalue_from_shape_and_type([1.5], np.float32), "the shape"),  # type: ignore[list-item]
-        (lambda: value.ortvalue_from_shape_and_type([1], None), "None is no element type"),
-        (lambda: binding.bind_output("o", "cpu", 0, "foo", (1, 1), 64), "'foo' is no element type"),
+        (lambda: value.ortvalue_from_shape_and_type([1], None), "None is not an element type"),
+        (lambda: binding.bind_output("o", "cpu", 0, "foo", (1, 1), 64), "'foo' is not an element type"),
         (lambda: binding.bind_output("o", "cpu", 0, np.int64, (-1, 1), 64), "the shape"),
         (lambda: binding.bind_output("o", "cpu", 0, np.int64, (1, 1), 0), "the address is 0"),
         (lambda: binding.bind_input("a", "cpu", 0, np.int64, (1, 1), None), "the address"),  # type: ignore[arg-type]

@@ -11,13 +11,13 @@ from polydyn.errors import InputError, UnsupportedError
 from polydyn.onnx_runtime import ort_session
 
 Call = Callable[[Mapping[str, Any]], Mapping[str, Any]]
-"""Input name -> array, to output name -> array."""
+"""Maps input name -> array to output name -> array."""
 
 
 @dataclass(frozen=True)
 class Source:
-    """One model for every runtime: its ONNX file, for torch ``module`` (what ``torch.export.save`` wrote, or None),
-    the names of its inputs and outputs in order, and threads of a call.
+    """One model for every runtime: its ONNX file, ``module`` for torch (written by ``torch.export.save``, or None), the
+    names of its inputs and outputs in order, and threads per call.
     """
 
     model: str
@@ -46,16 +46,16 @@ def _openvino(s: Source) -> Call:
 
 
 def _torch(s: Source, compiled: bool = False) -> Call:
-    """InputError: there is no module, no file of one, or one of other inputs or outputs."""
+    """InputError: ``module`` is missing, cannot be read, or has other inputs or outputs."""
     if s.module is None:
         raise InputError("torch cannot read ONNX", rule="--against torch, inductor",
-                         remedy="give the model as torch.export.save wrote it, too: --module model.pt2")  # fmt: skip
+                         remedy="also give the model as written by torch.export.save: --module model.pt2")  # fmt: skip
     import torch
     from torch.utils import _pytree as pytree
 
     try:
         exported = torch.export.load(s.module)
-    except Exception as e:  # torch has no common root of errors
+    except Exception as e:  # torch errors have no common base class
         raise InputError(f"cannot read {s.module}: {_line(e)}", rule="--module",
                          remedy="give a file that torch.export.save wrote") from e  # fmt: skip
     torch.set_num_threads(s.threads)
@@ -66,11 +66,11 @@ def _torch(s: Source, compiled: bool = False) -> Call:
     def run(feeds: Mapping[str, Any]) -> Mapping[str, Any]:
         try:
             tensors = [torch.from_numpy(feeds[n]) for n in names]
-            given, named = pytree.tree_unflatten(tensors, exported.call_spec.in_spec)
+            positional, named = pytree.tree_unflatten(tensors, exported.call_spec.in_spec)
             with torch.no_grad():
-                results = pytree.tree_leaves(call(*given, **named))
+                results = pytree.tree_leaves(call(*positional, **named))
             return {n: r.numpy() for n, r in zip(s.outputs, results, strict=True)}
-        except Exception as e:  # a guard of the export, a number of inputs or outputs, an operator
+        except Exception as e:  # a guard of the export, a wrong number of inputs or outputs, an operator
             raise InputError(f"{s.module} does not run: {_line(e)}", rule="--module", remedy="export the model of the "
                              "ONNX file, with dynamic_shapes for the dims of --shape") from e  # fmt: skip
 
@@ -81,28 +81,28 @@ def _line(e: Exception) -> str:
     return str(e).strip().partition("\n")[0] or type(e).__name__
 
 
-RIVALS: Mapping[str, Callable[[Source], Call]] = {
+BASELINES: Mapping[str, Callable[[Source], Call]] = {
     "onnxruntime": _onnxruntime,
     "openvino": _openvino,
     "torch": _torch,
     "inductor": lambda s: _torch(s, compiled=True),
 }
-"""``inductor`` is ``torch.compile(dynamic=True)``; the first call at each shape, which may compile, is not timed."""
+"""``inductor`` is ``torch.compile(dynamic=True)``. The first call at each shape, which may compile, is not timed."""
 
 
-def rival_names(text: str) -> list[str]:
-    """``onnxruntime,torch`` as a list. InputError: a name that is none of ``RIVALS``."""
+def baseline_names(text: str) -> list[str]:
+    """Parse ``onnxruntime,torch`` into a list. InputError: a name is not in ``BASELINES``."""
     names = [n.strip() for n in text.split(",") if n.strip()]
-    unknown = [n for n in names if n not in RIVALS]
+    unknown = [n for n in names if n not in BASELINES]
     if unknown:
-        raise InputError(f"there is no rival {unknown[0]!r}", rule="--against", remedy=f"use {', '.join(RIVALS)}")
+        raise InputError(f"unknown baseline {unknown[0]!r}", rule="--against", remedy=f"use {', '.join(BASELINES)}")
     return names
 
 
-def open_rival(name: str, source: Source) -> Call:
-    """One of ``RIVALS``, ready to be called. UnsupportedError: it is not installed; InputError: see ``_torch``."""
+def open_baseline(name: str, source: Source) -> Call:
+    """Open one of ``BASELINES`` for calls. UnsupportedError: it is not installed; InputError: see ``_torch``."""
     try:
-        return RIVALS[name](source)
+        return BASELINES[name](source)
     except ImportError:
         package = "torch" if name == "inductor" else name
         raise UnsupportedError(
