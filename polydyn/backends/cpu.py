@@ -19,7 +19,7 @@ from polydyn.lowering.place_cpu import KernelBuilder
 from polydyn.program.index_checks import with_kept_indices
 from polydyn.program.parallel_launches import join_waves
 from polydyn.program.plan import HostPlan
-from polydyn.search.hardware import Hardware, asked, calibrated
+from polydyn.search.hardware import Hardware, calibrated, with_system_cache
 from polydyn.search.outcomes import ChosenByRecords, first_machine
 from polydyn.search.records import Records
 from polydyn.search.strategies import strategy
@@ -35,13 +35,13 @@ def cpu_target(name: str) -> CpuTarget:
     """Return the code generator's description of a CPU target. UnsupportedError: no target has this name."""
     if name == "cpu":
         if architecture() in ("aarch64", "arm64"):
-            return replace(NEON, core=asked(NEON.core))
+            return replace(NEON, core=with_system_cache(NEON.core))
         features = machine_features()
         if {"avx512f", "avx512dq", "avx512bw", "avx512vl"} <= features:
             unit = features >= UNIT and set(required_features(find_compiler(), name)) >= UNIT
             wide = AMX if unit else replace(AVX512, quads="avx512_vnni" in features)
-            return replace(wide, core=asked(wide.core))
-        return replace(AVX2, quads="avx_vnni" in features, core=asked(AVX2.core))
+            return replace(wide, core=with_system_cache(wide.core))
+        return replace(AVX2, quads="avx_vnni" in features, core=with_system_cache(AVX2.core))
     if name not in NAMED:
         raise UnsupportedError(
             f"unknown target {name}",

@@ -19,7 +19,7 @@ from polydyn.errors import BuildError
 from polydyn.measure.cpu_timing import TIMER
 from polydyn.measure.workers import Workers
 from polydyn.runtime.c import sources
-from polydyn.search.hardware import Hardware, asked, cpu
+from polydyn.search.hardware import Hardware, cpu, with_system_cache
 
 FMA_STEPS, CACHED_BYTES, MEMORY_BYTES, TIMES = 1 << 16, 256 << 10, 128 << 20, 8
 FORMAT = "3"
@@ -76,7 +76,7 @@ def calibrate(target: CpuTarget, build: str, threads: int) -> Hardware:
         cached = 64 * CACHED_BYTES / seconds(workers, 1, [CACHED_BYTES, 4096], [CACHED_BYTES // 4, 64], 1)
         share = MEMORY_BYTES // 4 // threads
         memory = 4 * share * threads / seconds(workers, 1, [MEMORY_BYTES, 4096], [share, 1], threads)
-    core, (_, ways) = asked(target.core), data_cache(1) or (0, L1_WAYS)
+    core, (_, ways) = with_system_cache(target.core), data_cache(1) or (0, L1_WAYS)
     return cpu(
         threads,
         l2=core.l2,

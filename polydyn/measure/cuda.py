@@ -32,7 +32,7 @@ from polydyn.schedules.decision import Decision
 from polydyn.search.backbone import Problem, Tile
 from polydyn.search.bench import RecordedBench
 from polydyn.search.dispatch.build import build_dispatch
-from polydyn.search.finals import LONG, TURNS, sizes_to_measure
+from polydyn.search.finals import MAX_TOTAL_LAUNCHES, ROUNDS, sizes_to_measure
 from polydyn.search.outcomes import Search
 from polydyn.search.records import Record
 from polydyn.search.sized import search_sizes
@@ -196,9 +196,9 @@ def _factors(tuned: Tuned, bench: RecordedBench, model: ModelBench | FamilyModel
     """
     tiles, shapes = [k.tile for k in tuned.kernels], tuned.instances
     estimates = np.array([model.seconds(tiles, s) for s in shapes]).T
-    longest = LONG * MEASURED_SECONDS / len(tiles)
+    longest = MAX_TOTAL_LAUNCHES * MEASURED_SECONDS / len(tiles)
     sampled = sizes_to_measure(list(estimates.min(0)), tuned.weights, MEASURED_SECONDS, longest)
-    times = np.array([bench.seconds(tiles, shapes[i], TURNS) for i in sampled]).reshape(len(sampled), len(tiles)).T
+    times = np.array([bench.seconds(tiles, shapes[i], ROUNDS) for i in sampled]).reshape(len(sampled), len(tiles)).T
     weights, factors = np.array([tuned.weights[i] for i in sampled]), []
     for spent, estimated in zip(times, estimates[:, sampled], strict=True):
         ran = np.isfinite(spent) & (spent > 0) & np.isfinite(estimated)

@@ -131,5 +131,5 @@ class FamilyDevice:
         (answer,) = self.workers.map([launch_arguments(k, path, arrays, values)])
         self.measured += 1
         if answer.failure:
-            raise BuildError(f"tuple {tile} does not run: {answer.failure}")
+            raise BuildError(f"tile {tile} does not run: {answer.failure}")
         return float(answer.value)

@@ -69,7 +69,7 @@ class LaunchBench(ABC, Generic[T]):
         """Return the seconds of a tile at each shape. BuildError: a launch failed."""
         spent = self.run([(tile, s) for s in shapes], tasks)
         if not all(map(math.isfinite, spent)):
-            raise BuildError(f"tuple {tile} does not run: {self.failures[tile.compile]}")
+            raise BuildError(f"tile {tile} does not run: {self.failures[tile.compile]}")
         return spent
 
     def _line(self, tile: Tile, times: Sequence[float]) -> tuple[float, float]:

@@ -1,7 +1,7 @@
-"""The description of a group for tuning: a backbone of loops, the operands it touches, and tile tuples.
+"""The description of a group for tuning: a backbone of loops, its operands, and tile configurations.
 
-Sizes are counted in loop iterations and bytes. A dynamic loop's extent is the symbol of the same name; who knows the
-model's own symbols substitutes them (``estimate.subs({"i": batch * length})``).
+Sizes are counted in loop iterations and bytes. The extent of a dynamic loop is the symbol with the loop's name. Code
+with access to the model's symbols substitutes them (``estimate.subs({"i": batch * length})``).
 """
 
 from __future__ import annotations
@@ -15,12 +15,13 @@ from hashlib import sha256
 from polydyn.schedules.index import Index
 
 Shape = Mapping[str, int]
-"""Loop name -> extent at run time."""
+"""Maps a loop name to its extent at run time."""
 
 
 @dataclass(frozen=True)
 class Loop:
-    """A loop of the backbone. ``extent`` None: given by a call. ``kind``: ``parallel`` or ``reduction``."""
+    """A loop of the backbone. ``extent``: None if it is known only in a call. ``kind``: ``parallel`` or ``reduction``.
+    """
 
     name: str
     extent: int | None
@@ -29,10 +30,10 @@ class Loop:
 
 @dataclass(frozen=True)
 class Operand:
-    """A tensor the backbone touches.
+    """A tensor that the backbone accesses.
 
-    ``dims``: per dimension the (loop, coefficient) pairs of its affine subscript, so that a convolution window
-    ``2*h + r`` is ``(("h", 2), ("r", 1))``. ``bytes``: size of an element. ``written``: False for inputs.
+    ``dims``: for each dimension the (loop, coefficient) pairs of its affine subscript. For example, the convolution
+    window ``2*h + r`` is ``(("h", 2), ("r", 1))``. ``bytes``: size of an element. ``written``: False for inputs.
     """
 
     name: str
@@ -41,14 +42,14 @@ class Operand:
     written: bool = False
 
     def elements(self, sizes: Shape) -> int:
-        """Elements touched by a tile of the given sizes (a loop that is not named counts as 1)."""
+        """Return the elements accessed by a tile of the given sizes (a loop that is not named counts as 1)."""
         return math.prod(
             1 + sum(abs(c) * (sizes.get(name, 1) - 1) for name, c in dim) if _some(dim, sizes) else 0
             for dim in self.dims
         )
 
     def footprint(self, sizes: Shape) -> int:
-        """Bytes touched by a tile of the given sizes."""
+        """Return the bytes accessed by a tile of the given sizes."""
         return self.bytes * self.elements(sizes)
 
 
@@ -58,7 +59,7 @@ def _some(dim: Iterable[tuple[str, int]], sizes: Shape) -> bool:
 
 @dataclass(frozen=True)
 class Backbone:
-    """The loop nest that decides a group's speed. ``ops``: arithmetic operations per innermost iteration."""
+    """The loop nest that determines a group's speed. ``ops``: arithmetic operations per innermost iteration."""
 
     loops: tuple[Loop, ...]
     operands: tuple[Operand, ...]
@@ -77,40 +78,40 @@ class Backbone:
 
     @property
     def inputs(self) -> tuple[Operand, ...]:
-        """Operands that are read."""
+        """The operands that are read."""
         return tuple(o for o in self.operands if not o.written)
 
     @property
     def outputs(self) -> tuple[Operand, ...]:
-        """Operands that are written."""
+        """The operands that are written."""
         return tuple(o for o in self.operands if o.written)
 
     def extent(self, name: str) -> Index:
-        """The extent of a loop: its constant, or the symbol of its name. KeyError: no such loop."""
+        """Return the extent of a loop: its constant, or the symbol of its name. KeyError: no such loop."""
         for x in self.loops:
             if x.name == name:
                 return Index.of(x.name if x.extent is None else x.extent)
         raise KeyError(name)
 
     def sizes(self, shape: Shape) -> dict[str, int]:
-        """The extents at run time: static ones filled in. KeyError: a dynamic loop that ``shape`` lacks."""
+        """Return the extents at run time, including static ones. KeyError: ``shape`` lacks a dynamic loop."""
         return {x.name: shape[x.name] if x.extent is None else x.extent for x in self.loops}
 
     def flops(self, sizes: Shape) -> int:
-        """Operations for the given extents or tile sizes."""
+        """Return the operations for the given extents or tile sizes."""
         return self.ops * math.prod(sizes.get(x.name, 1) for x in self.loops)
 
     def bytes_moved(self, sizes: Shape) -> tuple[int, int]:
-        """Bytes read and bytes written by a tile, each operand touched once."""
+        """Return the bytes read and the bytes written by a tile, if each operand is accessed once."""
         return sum(o.footprint(sizes) for o in self.inputs), sum(o.footprint(sizes) for o in self.outputs)
 
 
 @dataclass(frozen=True, order=True)
 class Tile:
-    """A tile tuple: (name, value) pairs bound when the kernel is compiled, and those bound at each launch.
+    """A tile configuration: (name, value) pairs bound at compile time, and pairs bound at each launch.
 
     Names are ``level.loop`` (levels: ``b`` block or cache tile, ``w`` warp or register tile, ``v`` instruction), or a
-    plain knob such as ``stages`` or ``split``. Two tiles with equal ``compile`` share one binary.
+    plain parameter such as ``stages`` or ``split``. Two tiles with equal ``compile`` share one binary.
     """
 
     compile: tuple[tuple[str, int], ...]
@@ -123,11 +124,11 @@ class Tile:
         raise KeyError(name)
 
     def get(self, name: str, default: int = 1) -> int:
-        """The value of a parameter, or ``default`` where the tile has none of that name."""
+        """Return the value of a parameter, or ``default`` if the tile does not have it."""
         return self[name] if any(n == name for n, _ in self.compile + self.launch) else default
 
     def level(self, level: str) -> dict[str, int]:
-        """The sizes of one level, by loop."""
+        """Return the sizes of one level, by loop."""
         return {n[len(level) + 1 :]: v for n, v in self.compile + self.launch if n.startswith(level + ".")}
 
     def __str__(self) -> str:
@@ -136,10 +137,10 @@ class Tile:
 
 @dataclass(frozen=True)
 class GroupKey:
-    """Everything that decides whether a measurement of one group is valid for another; never weights.
+    """The facts that decide whether a measurement of one group is valid for another; weights are never included.
 
-    ``structure``: canonical text of the fused statements. ``layout``, ``constraints`` (divisibility, ranges that the
-    code relies on), ``flags``: text, ordered. ``generator``: version of the code generator.
+    ``structure``: canonical text of the fused statements. ``layout``, ``constraints`` (divisibility and ranges that the
+    code relies on), ``flags``: ordered texts. ``generator``: version of the code generator.
     """
 
     structure: str
@@ -153,12 +154,12 @@ class GroupKey:
 
     @property
     def digest(self) -> str:
-        """Content hash."""
+        """Content hash of the key."""
         return digest_of(asdict(self))
 
 
-def unbroken(tile: Tile) -> str | None:
-    """No rule."""
+def no_rule(tile: Tile) -> str | None:
+    """Return None: every tile is allowed."""
     return None
 
 
@@ -166,10 +167,10 @@ def unbroken(tile: Tile) -> str | None:
 class Problem:
     """One tuning task.
 
-    ``shapes`` are instances that represent what will be run, each with its weight (probability times cost, any
-    scale). They are made by ``select.sample_free_shapes`` when the user gives nothing. ``splits``: factors by which the
-    generator can split the reduction at launch; 1 is always among them. ``rule``: what the code generator refuses of a
-    tuple, by name, besides what every space does. ``first``: tuples that are tried before any others.
+    ``shapes`` are instances that represent the calls, each with a weight (probability times cost, in any unit).
+    ``select.sample_free_shapes`` creates them if the user gives none. ``splits``: factors by which the generator can
+    split the reduction at launch; 1 is always included. ``rule``: returns the name of a rule of the code generator
+    that a tile breaks, in addition to the rules of every space. ``first``: tiles that are tried before any others.
     """
 
     key: GroupKey
@@ -177,19 +178,19 @@ class Problem:
     shapes: tuple[tuple[tuple[str, int], ...], ...] = ()
     weights: tuple[float, ...] = ()
     splits: tuple[int, ...] = (1,)
-    rule: Callable[[Tile], str | None] = unbroken
+    rule: Callable[[Tile], str | None] = no_rule
     first: tuple[Tile, ...] = ()
 
     def instances(self) -> list[dict[str, int]]:
-        """The shapes as dicts with static extents filled in."""
+        """Return the shapes as dicts, with static extents added."""
         return [self.backbone.sizes(dict(s)) for s in self.shapes]
 
 
 def canonical(value: object) -> str:
-    """The one JSON text of plain data: sorted keys, no spaces. ValueError: NaN or infinity."""
+    """Return the canonical JSON text of plain data: sorted keys, no spaces. ValueError: NaN or infinity."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
 
 
 def digest_of(value: object) -> str:
-    """Content hash (32 hex digits) of plain data."""
+    """Return the content hash of plain data (32 hex digits)."""
     return sha256(canonical(value).encode()).hexdigest()[:32]

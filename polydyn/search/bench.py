@@ -1,4 +1,4 @@
-"""Benches: what measures kernels, and the records around it that make a stopped run resumable."""
+"""Benches, which measure kernels, and their record wrappers, which make a stopped run resumable."""
 
 from __future__ import annotations
 
@@ -17,30 +17,30 @@ from polydyn.search.spaces.space import Usage
 
 
 class Bench(Protocol):
-    """Measures kernels of one group. ``replay.Simulated`` is one; the real one builds and runs them.
+    """Measures kernels of one group. ``replay.Simulated`` is one; the real benches build and run kernels.
 
-    ``source``: ``measured``, or ``model`` where the machine is not there and an analytical model answers.
+    ``source``: ``measured``, or ``model`` if the machine is absent and an analytical model estimates times.
     """
 
     @property
     def source(self) -> str:
-        """The source that records of this bench name."""
+        """The source that records of this bench state."""
 
     def per_operation(self, tiles: Sequence[Tile]) -> Sequence[float]:
-        """Seconds per operation on a saturating instance; ``inf`` where building or running failed."""
+        """Return seconds per operation on a saturating instance; ``inf`` if building or running failed."""
 
     def kernel(self, tile: Tile) -> MacroKernel:
-        """Resources, wave and single-block times of a tuple that ran."""
+        """Return the resources, wave times and single-block times of a tile that ran."""
 
     def seconds(self, tiles: Sequence[Tile], shape: Shape, turns: int = 1) -> Sequence[float]:
-        """Seconds of a whole launch of each tuple at a shape, the least of ``turns`` rounds."""
+        """Return the seconds of a full launch of each tile at a shape, the minimum of ``turns`` rounds."""
 
 
-class Remembered:
-    """An objective that looks in a record file first and writes what it measures, batch by batch.
+class RecordedObjective:
+    """An objective that looks up costs in a record file first and records its measurements, batch by batch.
 
-    Only records of the same ``source`` count: a model's guess never stands in for a measurement. Their kind is
-    ``throughput`` with value ``cost``; failures are records too, so that a tuple that does not build is tried once.
+    Only records of the same ``source`` count: an estimate never replaces a measurement. Their kind is ``throughput``
+    with value ``cost``. Failures are recorded too, so that a tile that does not build is tried only once.
     ``measured`` counts real measurements.
     """
 
@@ -57,7 +57,7 @@ class Remembered:
                 self._costs[r.tile] = min(r.value("cost"), self._costs.get(r.tile, math.inf))
 
     def __call__(self, tiles: Sequence[Tile]) -> list[float]:
-        """Costs of a batch."""
+        """Return the costs of a batch."""
         new = [t for t in dict.fromkeys(tiles) if t not in self._costs]
         costs = self._objective(new) if new else []
         self.measured += len(new)
@@ -81,17 +81,17 @@ _RESOURCES = ("local", "registers", "threads")
 
 
 class RecordedBench:
-    """A bench that answers from records first and adds to them what it measures (unless they are pinned)."""
+    """A bench that looks up records first and records its measurements (unless the records are read-only)."""
 
     def __init__(self, bench: Bench, records: Records, key: GroupKey, hardware: Hardware) -> None:
         self._bench, self._records, self._key, self._hardware = bench, records, key, hardware
-        self._objective = Remembered(bench.per_operation, records, key, hardware, bench.source)
+        self._objective = RecordedObjective(bench.per_operation, records, key, hardware, bench.source)
         self._waves: dict[Tile, Record] = {}
         self._used: dict[Tile, Record] = {}
         self._failed: set[Tile] = set()
         self._launches: dict[tuple[Tile, tuple[tuple[str, int], ...]], float] = {}
         for r in _matching(records, key, hardware, bench.source):
-            if r.kind == "wave" and {n for n, _ in r.values} >= {*_TIMES}:  # else it is an older one: measured again
+            if r.kind == "wave" and {n for n, _ in r.values} >= {*_TIMES}:  # older records are measured again
                 self._waves[r.tile] = r
             elif r.kind == "resources":
                 self._used[r.tile] = r
@@ -109,11 +109,11 @@ class RecordedBench:
         return self._bench.source
 
     def per_operation(self, tiles: Sequence[Tile]) -> list[float]:
-        """As ``Bench``."""
+        """Implement ``Bench.per_operation``."""
         return self._objective(tiles)
 
     def kernel(self, tile: Tile) -> MacroKernel:
-        """As ``Bench``; one ``wave`` and one ``resources`` record, or one ``failed``."""
+        """Implement ``Bench.kernel`` with one ``wave`` and one ``resources`` record, or one ``failed`` record."""
         if tile not in self._waves or tile not in self._used:
             k = self._measured(tile)
             self._waves[tile] = self._record(tile, "wave", {n: getattr(k, n) for n in _TIMES})
@@ -124,9 +124,9 @@ class RecordedBench:
         return MacroKernel(tile, resources, *(wave.value(n) for n in _TIMES))
 
     def _measured(self, tile: Tile) -> MacroKernel:
-        """The result of the wrapped bench. BuildError: it fails, or failed before."""
+        """Return the kernel of the wrapped bench. BuildError: it fails, or failed before."""
         if tile in self._failed:
-            raise BuildError(f"tuple {tile} did not run, the records say")
+            raise BuildError(f"according to the records, tile {tile} did not run")
         try:
             return self._bench.kernel(tile)
         except BuildError as e:
@@ -135,14 +135,14 @@ class RecordedBench:
             raise
 
     def seconds(self, tiles: Sequence[Tile], shape: Shape, turns: int = 1) -> list[float]:
-        """As ``Bench``; one record per tile and shape, ``throughput`` or ``failed``."""
-        at = tuple(sorted(shape.items()))
-        new = [t for t in dict.fromkeys(tiles) if (t, at) not in self._launches]
+        """Implement ``Bench.seconds`` with one ``throughput`` or ``failed`` record per tile and shape."""
+        instance = tuple(sorted(shape.items()))
+        new = [t for t in dict.fromkeys(tiles) if (t, instance) not in self._launches]
         if new:
             spent = dict(zip(new, self._bench.seconds(new, shape, turns), strict=True))
-            self._launches |= {(t, at): x for t, x in spent.items()}
-            self._add([replace(self._launched(t, x), shape=at) for t, x in spent.items()])
-        return [self._launches[t, at] for t in tiles]
+            self._launches |= {(t, instance): x for t, x in spent.items()}
+            self._add([replace(self._launched(t, x), shape=instance) for t, x in spent.items()])
+        return [self._launches[t, instance] for t in tiles]
 
     def _launched(self, tile: Tile, spent: float) -> Record:
         ran = math.isfinite(spent)

@@ -1,8 +1,8 @@
 """Cost models: the papers' formulas in the form used (``docs/papers.md`` has them as printed, with the errata).
 
-Every model gives the cost of one kernel as an ``Index`` over the extents of the dynamic loops: lower is better. Times
-are whole picoseconds, so that sums stay exact and the same expression can be evaluated here, explained, and printed
-into the host program (values stay below 2**63 for times below 100 days and grids below 10**7 blocks).
+Each model returns the cost of one kernel as an ``Index`` over the extents of the dynamic loops; lower is better. Times
+are whole picoseconds, so sums are exact, and the same expression can be evaluated here, explained, and printed into the
+host program. Values stay below 2**63 for times below 100 days and grids below 10**7 blocks.
 """
 
 from __future__ import annotations
@@ -18,17 +18,18 @@ from polydyn.search.spaces.space import Usage
 
 PICO = 10**12
 _UNIT = 1 << 10
-"""Fixed-point one for ratios inside an Index."""
+"""The number 1 as a fixed-point ratio inside an Index."""
 
 
 @dataclass(frozen=True)
 class MacroKernel:
     """A kernel with its resources and measured times.
 
-    Seconds, from records or an analytical model: ``fixed`` + ``step`` per block step of the reduction is the time of
-    a full wave (as many blocks as fit the machine); ``alone_*`` the same with one block per unit. ``one_row``,
-    ``three_rows``: on a CPU, the time of a register tile with so many live rows, as share of a full one; with dynamic
-    columns also that of ``one_vector`` of all rows, and the ``least``: of one row of one vector.
+    Times are seconds from records or from an analytical model. A full wave (as many blocks as fit the machine) takes
+    ``fixed`` + ``step`` per block step of the reduction; ``alone_*`` is the same with one block per unit. ``one_row``,
+    ``three_rows``: on a CPU, the time of a register tile with that many live rows relative to a full one. With dynamic
+    columns there is also ``one_vector``, the relative time of one vector of all rows, and ``least``, the relative time
+    of one vector of one row.
     """
 
     tile: Tile
@@ -44,24 +45,24 @@ class MacroKernel:
 
 
 def picoseconds(seconds: float) -> int:
-    """Whole picoseconds; a time that is not zero is at least one."""
+    """Return whole picoseconds; a time above zero is at least one."""
     return max(math.ceil(seconds * PICO - 1e-6), 0)
 
 
 def grid(backbone: Backbone, tile: Tile) -> Index:
-    """Number of blocks: the product of the parallel loops' tile counts, times the split of the reduction."""
+    """Return the number of blocks: the product of the parallel loops' tile counts, times the reduction split."""
     block = tile.level("b")
     return product(backbone.extent(x.name).ceildiv(block[x.name]) for x in backbone.parallel) * tile.get("split")
 
 
 def blocks_at(backbone: Backbone, tile: Tile, sizes: Shape) -> int:
-    """``grid`` for given extents, in plain integers."""
+    """Evaluate ``grid`` for given extents, in plain integers."""
     block = tile.level("b")
     return math.prod(-(-sizes[x.name] // block[x.name]) for x in backbone.parallel) * tile.get("split")
 
 
 def steps(backbone: Backbone, tile: Tile) -> Index:
-    """Block steps of the reduction that one block walks through (0 for an empty reduction, 1 for none)."""
+    """Return the block steps of the reduction per block (0 for an empty reduction, 1 if there is none)."""
     block = tile.level("b")
     total = product(backbone.extent(x.name).ceildiv(block[x.name]) for x in backbone.reduction)
     return total.ceildiv(tile.get("split"))
@@ -71,9 +72,9 @@ def steps(backbone: Backbone, tile: Tile) -> Index:
 
 
 def blocks_per_unit(used: Usage, hardware: Hardware) -> int:
-    """Blocks resident on one unit: *floors* of each resource quotient, and the thread and block limits.
+    """Return the blocks resident on one unit: the *floor* of each resource quotient, and the thread and block limits.
 
-    0 when a single block does not fit. The print has no floors and only two of the four limits.
+    It is 0 if a single block does not fit. The printed formula has no floors and only two of the four limits.
     """
     if hardware.kind == "cpu":
         return 1
@@ -91,7 +92,7 @@ def wave_cost(wave: IndexLike, blocks: IndexLike, per_wave: int) -> Index:
 
 
 def tscompiler(backbone: Backbone, hardware: Hardware, kernel: MacroKernel) -> Index:
-    """TSCompiler's estimate: measured wave latency times the number of waves."""
+    """Return TSCompiler's estimate: the measured wave latency times the number of waves."""
     wave = picoseconds(kernel.fixed) + picoseconds(kernel.step) * steps(backbone, kernel.tile)
     per_wave = hardware.units * max(1, blocks_per_unit(kernel.used, hardware))
     return wave_cost(wave, grid(backbone, kernel.tile), per_wave)
@@ -101,10 +102,10 @@ def tscompiler(backbone: Backbone, hardware: Hardware, kernel: MacroKernel) -> I
 
 
 def temporal_cost(load: int, store: int, lower: IndexLike, spatial: IndexLike = 1, reduction: IndexLike = 1) -> Index:
-    """Vortex Eq. 2 for ``spatial * reduction`` serial iterations, in picoseconds.
+    """Return Vortex Eq. 2 for ``spatial * reduction`` serial iterations, in picoseconds.
 
-    ``load + (n-1) max(load, lower) + lower + store`` is ``n max + min + store``; the second form is also right for an
-    empty loop, and each spatial iteration stores its own result (Algorithm 1, line 11).
+    ``load + (n-1) max(load, lower) + lower + store`` equals ``n max + min + store``. The second form is also right for
+    an empty loop, and each spatial iteration stores its own result (Algorithm 1, line 11).
     """
     s, low = Index.of(spatial), Index.of(lower)
     n = s * Index.of(reduction)
@@ -112,16 +113,16 @@ def temporal_cost(load: int, store: int, lower: IndexLike, spatial: IndexLike = 
 
 
 def parallel_factor(iterations: IndexLike, units: int) -> Index:
-    """Vortex Eq. 3: rounds of the parallel loop over the hardware's units."""
+    """Return Vortex Eq. 3: rounds of the parallel loop over the hardware's units."""
     return Index.of(iterations).ceildiv(units)
 
 
 def vortex(backbone: Backbone, hardware: Hardware, kernel: MacroKernel) -> Index:
-    """Vortex's run-time estimate: the top level analytically (Eq. 2-4) over the measured level below (hybrid).
+    """Return Vortex's run-time estimate: the top level analytically (Eq. 2-4), the level below measured (hybrid).
 
-    Loads and stores pass at the unit's share of the memory bandwidth; ``alone_step`` is the empirical cost of the level
-    below. The level-1 loop is the reduction; the grid (level 2) is parallel over the units. On a CPU our kernels copy
-    nothing at level 1 (Table 1's "-"): they read memory at level 0, whose cost is measured.
+    Loads and stores use the unit's share of the memory bandwidth; ``alone_step`` is the measured cost of the level
+    below. The level-1 loop is the reduction; the grid (level 2) is parallel over the units. On a CPU, polydyn's kernels
+    copy nothing at level 1 (Table 1's "-"): they read memory at level 0, which is measured.
     """
     block = kernel.tile.level("b")
     read, written = backbone.bytes_moved(block) if hardware.kind == "gpu" else (0, 0)
@@ -137,16 +138,16 @@ def vortex(backbone: Backbone, hardware: Hardware, kernel: MacroKernel) -> Index
 
 
 def padded(size: int, step: int) -> int:
-    """``pad(size, step)``: the next multiple."""
+    """Return ``pad(size, step)``, the next multiple."""
     return -(-size // step) * step
 
 
 def dietcode(backbone: Backbone, hardware: Hardware, kernel: MacroKernel, k: float = 1.0) -> Index:
-    """DietCode's estimate (Eq. 3 to 5) as a time: padded work at the full-wave rate, divided by f_spatial.
+    """Return DietCode's estimate (Eq. 3 to 5) as a time: padded work at the full-wave rate, divided by f_spatial.
 
-    ``f_spatial = k * blocks / pad(blocks) + 1 - k`` with ``pad(blocks)`` the blocks rounded up to full waves, so
-    ``1 / f_spatial`` is ``pad / (k * blocks + (1-k) * pad)``; k and the quotient in 1/1024. k = 1 is not fitted: a grid
-    takes whole waves.
+    ``f_spatial = k * blocks / pad(blocks) + 1 - k``, where ``pad(blocks)`` is the blocks rounded up to full waves. So
+    ``1 / f_spatial`` is ``pad / (k * blocks + (1-k) * pad)``; k and the quotient are in 1/1024. k = 1 is not fitted: a
+    grid takes whole waves.
     """
     per_wave = hardware.units * max(1, blocks_per_unit(kernel.used, hardware))
     wave = picoseconds(kernel.fixed) + picoseconds(kernel.step) * steps(backbone, kernel.tile)
@@ -161,14 +162,15 @@ def dietcode(backbone: Backbone, hardware: Hardware, kernel: MacroKernel, k: flo
 
 
 def padding_tile(backbone: Backbone, hardware: Hardware, tile: Tile) -> dict[str, int]:
-    """What a kernel pads to: its block; on a CPU, where tiles are exact, its register tile, and no reduction."""
+    """Return the padding sizes of a kernel: its block, or on a CPU, where tiles are exact, its register tile without
+    reductions."""
     if hardware.kind == "gpu":
         return tile.level("b")
     return {**tile.level("w"), **{x.name: 1 for x in backbone.reduction}}
 
 
 def pad_ratio(backbone: Backbone, hardware: Hardware, tile: Tile, shape: Shape) -> float:
-    """FTuner Eq. 2 (K.pad): bytes of the workload over its bytes when padded to the tile; 1 is no padding."""
+    """Return FTuner Eq. 2 (K.pad): bytes of the workload over its bytes padded to the tile; 1 is no padding."""
     block, sizes = padding_tile(backbone, hardware, tile), backbone.sizes(shape)
     rounded = {n: padded(v, block[n]) for n, v in sizes.items()}
     full = sum(backbone.bytes_moved(rounded))
@@ -176,12 +178,12 @@ def pad_ratio(backbone: Backbone, hardware: Hardware, tile: Tile, shape: Shape) 
 
 
 def occupancy_ratio(blocks: int, units: int) -> float:
-    """FTuner Eq. 3 (K.occ): blocks over blocks rounded up to the units; an empty grid wastes nothing."""
+    """Return FTuner Eq. 3 (K.occ): blocks over blocks rounded up to the units; 1 for an empty grid."""
     return blocks / padded(blocks, units) if blocks else 1.0
 
 
 def memory_seconds(backbone: Backbone, hardware: Hardware, tile: Tile, shape: Shape) -> float:
-    """FTuner Eq. 7 (K_mem): the slower of global traffic and local-memory traffic of the whole workload."""
+    """Return FTuner Eq. 7 (K_mem): the slower of global and local-memory traffic of the whole workload."""
     sizes, block = backbone.sizes(shape), tile.level("b")
     blocks = blocks_at(backbone, tile, sizes)
     walk = math.prod(-(-sizes[x.name] // block[x.name]) for x in backbone.reduction)
@@ -195,20 +197,20 @@ def memory_seconds(backbone: Backbone, hardware: Hardware, tile: Tile, shape: Sh
 
 
 def compute_ratio(backbone: Backbone, hardware: Hardware, tile: Tile, shape: Shape) -> float:
-    """FTuner Eq. 6 (compute_eff): arithmetic time over memory time of the workload; > 1 is compute bound."""
+    """Return FTuner Eq. 6 (compute_eff): arithmetic time over memory time of the workload; > 1 is compute bound."""
     flops = backbone.flops(backbone.sizes(shape))
     memory = memory_seconds(backbone, hardware, tile, shape)
     return flops / hardware.peak(backbone.dtype) / memory if memory else 0.0
 
 
 def ftuner(backbone: Backbone, hardware: Hardware, kernel: MacroKernel) -> Index:
-    """FTuner's ranking as a cost: 3 minus the SIA score (Eq. 1) in units of 2**-20. Not a time.
+    """Return FTuner's ranking as a cost: 3 minus the SIA score (Eq. 1) in units of 2**-20. It is not a time.
 
-    It ranks the kernels of one shape. The compute-to-memory ratio is brought into [0, 1) like its two companions, as
-    ``cmr / (1 + cmr)``. Padding counts points of the loops, where Eq. 2 counts bytes.
+    It ranks the kernels of one shape. The compute-to-memory ratio is mapped to [0, 1) like the other two terms, as
+    ``cmr / (1 + cmr)``. Padding counts loop points, where Eq. 2 counts bytes.
 
-    The memory time is Eq. 7's: the slower of global traffic and of the traffic of the local memory, which alone tells
-    register tiles of one block apart.
+    The memory time is Eq. 7: the slower of global traffic and local-memory traffic. Only the local traffic
+    distinguishes register tiles of one block.
     """
     one, tile = 1 << 20, kernel.tile
     g, walk = grid(backbone, tile), steps(backbone, tile)
@@ -238,11 +240,11 @@ def ftuner(backbone: Backbone, hardware: Hardware, kernel: MacroKernel) -> Index
 
 
 def polydyn(backbone: Backbone, hardware: Hardware, kernel: MacroKernel) -> Index:
-    """polydyn's estimate: small grids, long reductions, split reductions and bandwidth in one closed form.
+    """Return polydyn's estimate: small grids, long reductions, split reductions and bandwidth in one closed form.
 
-    A unit with u blocks of which o are resident needs at least ``u`` times its share of a full wave and at least
-    ``ceil(u / o)`` times the latency of a single block; the machine needs the time of its memory traffic. The
-    two overlap but for an eighth of the shorter one, which also ranks kernels where memory alone decides. A split
+    A unit with u blocks, o of them resident, needs at least ``u`` times a block's part of a full wave, and at least
+    ``ceil(u / o)`` times the latency of a single block. The machine needs at least the time of its memory traffic. The
+    two overlap except for an eighth of the shorter one; this also ranks kernels that are memory bound. A split
     reduction adds the traffic of its partial results. On a CPU tiles are exact (``_exact``).
     """
     tile = kernel.tile
@@ -259,10 +261,10 @@ def polydyn(backbone: Backbone, hardware: Hardware, kernel: MacroKernel) -> Inde
 
 
 def _exact(backbone: Backbone, hardware: Hardware, kernel: MacroKernel) -> Index:
-    """Time of the exact iteration space on a CPU's threads, which take whole tasks.
+    """Return the time of the exact iteration space on a CPU's threads, which take whole tasks.
 
-    M rows are ``t = ceil(M / r)`` register tiles of ``M // t`` rows or one more, a dynamic N whole tiles and what is
-    left; the reduction ends where it ends. The estimate is the sum over these tiles (``_register_tile``).
+    M rows are ``t = ceil(M / r)`` register tiles of ``M // t`` rows or one more. A dynamic N has full tiles and a
+    remainder. The reduction is not padded. The estimate is the sum over these tiles (``_register_tile``).
     """
     tile = kernel.tile
     *batch, m, n = ("", "", *(x.name for x in backbone.parallel))
@@ -280,7 +282,8 @@ def _exact(backbone: Backbone, hardware: Hardware, kernel: MacroKernel) -> Index
 
 
 def _per(backbone: Backbone, tile: Tile, step: int) -> Index:
-    """Time of the whole reduction from that of a block step: whole steps of static loops, a share of dynamic ones."""
+    """Return the time of the whole reduction from that of a block step: static loops have whole steps, dynamic loops
+    proportional time."""
     total = Index.of(step)
     for x in backbone.reduction:
         block = tile[f"b.{x.name}"]
@@ -289,11 +292,11 @@ def _per(backbone: Backbone, tile: Tile, step: int) -> Index:
 
 
 def _register_tile(backbone: Backbone, kernel: MacroKernel, m: str, n: str, full: Index) -> Callable[[Index], Index]:
-    """The time of register tiles of x rows and all columns, where a block takes ``full``.
+    """Return the time of register tiles as a function of their rows x, for all columns. A block takes ``full``.
 
-    A tile needs its share of a full block, but at least what its loads and the latency of few multiply-adds take: a
-    line through the measured times of one and of three rows. With dynamic columns the same between one vector and all,
-    and at least what one row of one vector takes.
+    A tile takes its part of a full block, but at least the time of its loads and of the latency of few multiply-adds:
+    a linear fit to the measured times of one and of three rows. Dynamic columns have a similar fit between one vector
+    and all vectors, and take at least the time of one vector of one row.
     """
     tile, block = kernel.tile, kernel.tile.level("b")
     r = tile[f"w.{m}"] if m else 1
@@ -319,7 +322,7 @@ def _register_tile(backbone: Backbone, kernel: MacroKernel, m: str, n: str, full
 
 
 def _share(backbone: Backbone, name: str, block: Shape, full: Index, entire: bool) -> Index:
-    """From a block's time to that of the ``entire`` loop, or of one iteration. Blocks share a static loop evenly."""
+    """Convert a block's time to that of the ``entire`` loop or of one iteration. Blocks divide a static loop evenly."""
     extent = backbone.extent(name)
     if extent.constant is None:
         return (full * extent).ceildiv(block[name]) if entire else full.ceildiv(block[name])
@@ -328,7 +331,7 @@ def _share(backbone: Backbone, name: str, block: Shape, full: Index, entire: boo
 
 
 def _traffic(backbone: Backbone, hardware: Hardware) -> Index:
-    """Time to move every operand once at memory bandwidth (1/1024 ps per byte)."""
+    """Return the time to move every operand once at memory bandwidth (1/1024 ps per byte)."""
     per_byte = max(1, round(PICO * _UNIT / hardware.memory_bandwidth))
     total = Index.of(0)
     for o in backbone.operands:

@@ -1,7 +1,7 @@
-"""Hardware descriptions: the machine as search spaces and analytical cost models see it.
+"""Hardware descriptions: machines as search spaces and analytical cost models need them.
 
-Units: bytes, bytes per second, operations per second. ``units`` are streaming multiprocessors on a GPU, worker
-threads on a CPU. The *local* memory is where a block tile lives: shared memory, or the L2 share of a core.
+Units: bytes, bytes per second, operations per second. ``units`` are SMs of a GPU or worker threads of a CPU. The
+*local* memory holds a block tile: shared memory, or the L2 share of a core.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from polydyn.codegen.cpu.target import STARTED, Core
 from polydyn.errors import UnsupportedError
 from polydyn.search.backbone import digest_of
 
-MOST_CACHED = 2 << 20
-"""Bytes of a second cache that are believed: virtual machines report more, and cores may share it."""
+MAX_L2_BYTES = 2 << 20
+"""Maximum L2 size in bytes that is accepted: virtual machines report more, and cores may share it."""
 READ_STEP = 16
-"""Bytes a cycle that a measured bandwidth is rounded to, so that one measurement hardly differs from the next."""
+"""A measured bandwidth is rounded to this many bytes per cycle, so that repeated measurements agree."""
 
 
 @dataclass(frozen=True)
@@ -37,10 +37,10 @@ class Instruction:
 
 @dataclass(frozen=True)
 class Hardware:
-    """A machine. Limits that a machine does not have are 0 (a CPU has no warps and no block limit).
+    """A machine. Limits that do not apply are 0 (a CPU has no warps and no block limit).
 
-    ``registers``: 32-bit registers per unit on a GPU, vector registers per core on a CPU; ``thread_registers`` the
-    limit of one thread. ``lanes``: threads of a warp, or float32 lanes of a vector. ``ways``: L1 associativity.
+    ``registers``: 32-bit registers per unit of a GPU, vector registers per core of a CPU; ``thread_registers``: the
+    limit per thread. ``lanes``: threads of a warp, or float32 lanes of a vector. ``ways``: L1 associativity.
     """
 
     name: str
@@ -61,25 +61,25 @@ class Hardware:
 
     @property
     def digest(self) -> str:
-        """Content hash: measurements are valid for an equal description only."""
+        """Content hash. Measurements are valid only for an equal description."""
         return digest_of(self.to_json())
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data."""
+        """Return the description as plain data."""
         return asdict(self)
 
     @staticmethod
     def from_json(data: Mapping[str, Any]) -> Hardware:
-        """The description that ``to_json`` wrote. TypeError or KeyError: not one."""
+        """Return the description that ``to_json`` wrote. TypeError or KeyError: wrong data."""
         ins = tuple(Instruction(**{**i, "tile": tuple(i["tile"])}) for i in data["instructions"])
         return Hardware(**{**data, "instructions": ins})
 
     def peak(self, dtype: str) -> float:
-        """Operations per second of the whole machine with its best instruction for a dtype."""
+        """Return the operations per second of the whole machine with its best instruction for a dtype."""
         return self.units * max(i.rate for i in self.usable(dtype))
 
     def usable(self, dtype: str) -> tuple[Instruction, ...]:
-        """Instructions for a dtype, in TSCompiler's order of preference. UnsupportedError: none."""
+        """Return the instructions for a dtype, in TSCompiler's order of preference. UnsupportedError: none."""
         fitting = [i for i in self.instructions if i.dtype == dtype]
         if not fitting:
             raise UnsupportedError(
@@ -103,9 +103,10 @@ def cpu(
     ways: int = 8,
     name: str = "cpu",
 ) -> Hardware:
-    """A CPU with two FMA pipes of ``lanes`` float32 lanes per core (AVX-512: 16 lanes, 32 registers; AVX2: 8, 16).
+    """Describe a CPU with two FMA pipes of ``lanes`` float32 lanes per core (AVX-512: 16 lanes, 32 registers; AVX2: 8,
+    16).
 
-    A step of an integer product counts as one of floats: the same vectors, and words of bytes in the same pipes.
+    A step of an integer product has the same rate as one of floats: vectors and pipes are the same.
     """
     rate = hertz * 2 * STARTED * lanes
     wide = {"float32": lanes, "int32": lanes, "float64": lanes // 2}
@@ -122,21 +123,21 @@ def cpu(
         lanes,
         tuple(
             Instruction(f"fma_{kind}", kind, dtype, (1, n, 1), rate * n / lanes)
-            for dtype, most in wide.items()
-            for kind, n in (("vector", most), ("scalar", 1))
+            for dtype, width in wide.items()
+            for kind, n in (("vector", width), ("scalar", 1))
         ),
         ways=ways,
     )
 
 
-def asked(core: Core) -> Core:
-    """A core with the second cache that this machine's system describes; where it does not, as it was."""
+def with_system_cache(core: Core) -> Core:
+    """Return a core with the L2 size that this machine's system reports; unchanged if it reports none."""
     l2, _ = data_cache(2) or (core.l2, 0)
-    return replace(core, l2=min(l2, MOST_CACHED))
+    return replace(core, l2=min(l2, MAX_L2_BYTES))
 
 
 def calibrated(core: Core, machine: Hardware) -> Core:
-    """A core with the second cache of a CPU that was measured."""
+    """Return a core with the L2 size and read bandwidth of a calibrated machine."""
     hertz = machine.peak("float32") / machine.units / (2 * machine.lanes * STARTED)
     read = round(machine.local_bandwidth / hertz / READ_STEP) * READ_STEP
     return replace(core, l2=machine.local_bytes, read=max(READ_STEP, read))

@@ -1,10 +1,10 @@
-"""Searches: what tuning a group came to, as records, and the kernels that a compilation takes from them.
+"""Searches: the results of tuning groups, as records, and the kernels that a compilation builds from them.
 
-The outcome of a search is the tuples kept and the decision among them, for one number of threads; on a GPU also the
-factors that their estimates get. It lies in the same file as the measurements it comes from. A compilation reads
-outcomes only: equal records give equal kernels, whatever libraries are installed. It takes the searches of all numbers
-of threads, and the host program decides by its own. Of one architecture's devices it takes one search, a measured one
-before one that an analytical model made. A group that cannot be searched has a record that says why.
+A search consists of the kept tiles and the decision among them, for one number of threads; on a GPU also of factors
+for their estimates. It is stored in the same file as its measurements. A compilation reads only searches, so equal
+records give equal kernels, independent of installed libraries. On a CPU it uses the searches of all numbers of threads,
+and the host program decides by its own number. For one GPU architecture it uses one search, and prefers a measured one
+to one from an analytical model. A group that cannot be searched has a record with the reason.
 """
 
 from __future__ import annotations
@@ -42,18 +42,19 @@ from polydyn.search.tasks.families import FamilyTask, family_task_of
 from polydyn.search.tasks.sized import SizedTask, sized_task
 
 KIND, DECLINED = "search", "declined"
-"""Kinds of records."""
+"""Kinds of records: a search, and a group that is not tuned."""
 MIN_GAIN = 1.01
-"""Tiles that gain less over the default are within the noise of a measurement, and not kept."""
+"""Minimum gain over the default. A smaller gain is within the measurement noise, and the tiles are not kept."""
 T = TypeVar("T", bound=Task[Any])
 
 
 @dataclass(frozen=True)
 class Search:
-    """A completed search. ``explored``: how many tuples were tried; ``hardware``: where; ``source``: of its numbers, as
-    in ``Record``. ``decision`` over the group's dynamic loops names positions in ``tiles``; None: all are rivals at
-    every size. ``factors``, on a GPU: for each tile measured over estimated time (``Block.factor``). ``gain``: time of
-    the kernel without tuning over that of the tiles found, None where nobody compared them.
+    """A completed search. ``explored``: number of tried tiles; ``hardware``: the machine; ``source`` as in ``Record``.
+
+    ``decision``: over the group's dynamic loops, it selects positions in ``tiles``; None if all tiles are candidates at
+    every size. ``factors``, on a GPU: measured over estimated time of each tile (``Block.factor``). ``gain``: time of
+    the kernel without tuning over that of the tiles, or None if they were not compared.
     """
 
     strategy: str
@@ -67,7 +68,7 @@ class Search:
 
 
 def outcome(tuned: Tuned, hardware: Hardware, gain: float | None = None) -> Search:
-    """What a tuned group comes to on a CPU: the default kernel, where the tiles found do not gain over it."""
+    """Return the search of a group tuned on a CPU. It has the default kernel if the tiles gain too little."""
     tiles, decision = tuple(k.tile for k in tuned.kernels), build_dispatch(tuned)
     if gain is not None and gain < MIN_GAIN:
         tiles, decision = (DEFAULT,), Leaf(0)
@@ -75,7 +76,7 @@ def outcome(tuned: Tuned, hardware: Hardware, gain: float | None = None) -> Sear
 
 
 def search_record(search: Search, task: Task[Any]) -> Record:
-    """The record of a search."""
+    """Return the record of a search."""
     note: dict[str, Any] = {
         "strategy": search.strategy,
         "tiles": [[t.compile, t.launch] for t in search.tiles],
@@ -87,13 +88,13 @@ def search_record(search: Search, task: Task[Any]) -> Record:
 
 
 def declined_record(refused: Declined, task: Task[Any], hardware: Hardware, strategy: str) -> Record:
-    """The record of a group that a strategy cannot search."""
+    """Return the record of a group that a strategy cannot search."""
     note = canonical({"strategy": strategy, "reason": refused.reason})
     return Record(task.key, hardware, Tile(()), DECLINED, (), source="model", note=note)
 
 
 def _read(records: Records, task: Task[Any], strategy: str) -> Iterator[Search]:
-    """A strategy's searches of a task. ScheduleError: one names tiles that it lacks."""
+    """Yield a strategy's searches of a task. ScheduleError: a search is inconsistent."""
     symbols = frozenset(x.name for x in task.backbone.loops if x.extent is None)
     for r in records.rows(group=task.key, kind=KIND):
         note = json.loads(r.note)
@@ -115,16 +116,16 @@ def _read(records: Records, task: Task[Any], strategy: str) -> Iterator[Search]:
 
 
 def searches(records: Records, task: Task[Any], strategy: str) -> list[Search]:
-    """A strategy's searches of a task, by number of threads: of each number the one that tried most."""
-    found = [s for s in _read(records, task, strategy) if s.decision is not None]
-    ordered = sorted(found, key=lambda s: (s.hardware.units, -s.explored, repr(s)))
+    """Return a strategy's searches of a task, by number of threads. Per number, the one with the most trials counts."""
+    candidates = [s for s in _read(records, task, strategy) if s.decision is not None]
+    ordered = sorted(candidates, key=lambda s: (s.hardware.units, -s.explored, repr(s)))
     return [s for k, s in enumerate(ordered) if k == 0 or s.hardware.units != ordered[k - 1].hardware.units]
 
 
 def first_machine(records: Records, target: str) -> Hardware | None:
-    """The machine of the searches for a processor, that of fewest threads; None: there are none."""
-    found = {r.hardware for r in records.rows(kind=KIND) if r.group.target == target}
-    return min(found, key=lambda m: (m.units, m.digest), default=None)
+    """Return the machine with the fewest threads in the searches for a processor, or None if there are none."""
+    machines = {r.hardware for r in records.rows(kind=KIND) if r.group.target == target}
+    return min(machines, key=lambda m: (m.units, m.digest), default=None)
 
 
 def _pairs(data: list[tuple[str, int]]) -> tuple[tuple[str, int], ...]:
@@ -132,19 +133,19 @@ def _pairs(data: list[tuple[str, int]]) -> tuple[tuple[str, int], ...]:
 
 
 class _FromRecords(Generic[T]):
-    """What a compilation takes from a record file. ``notes``: groups of which that is nothing, and why."""
+    """The access of a compilation to a record file. ``notes``: groups without a search, with the reason."""
 
     def __init__(self, records: Records, strategy: str, target: str) -> None:
         """``target``: name of the compiler target."""
         self.records, self.strategy, self.target = records, strategy, target
         self.notes: list[str] = []
 
-    def known(self, task: T | Declined, key: str, found: Callable[[T], Sequence[Search]]) -> Sequence[Search]:
-        """The searches of a task; none, with a note, when the group cannot be tuned or was not."""
-        searches = () if isinstance(task, Declined) else found(task)
+    def known(self, task: T | Declined, key: str, search: Callable[[T], Sequence[Search]]) -> Sequence[Search]:
+        """Return the searches of a task; none, with a note, if the group cannot be tuned or was not tuned."""
+        searches = () if isinstance(task, Declined) else search(task)
         if not searches:
-            why = task.reason if isinstance(task, Declined) else self._missing(key, task)
-            self.notes.append(f"group {key} is not tuned: {why}")
+            reason = task.reason if isinstance(task, Declined) else self._missing(key, task)
+            self.notes.append(f"group {key} is not tuned: {reason}")
         return searches
 
     def _missing(self, key: str, task: T) -> str:
@@ -152,26 +153,26 @@ class _FromRecords(Generic[T]):
             note = json.loads(r.note)
             if note["strategy"] == self.strategy:
                 return str(note["reason"])
-        alike = (r.group for r in self.records.rows(kind=KIND) if r.group.structure == key and r.group != task.key)
-        others = sorted({f"{g.target} ({g.compiler or 'no compiler'})" for g in alike})
-        what = f"{self.records.path.name} has no search by {self.strategy} for it on {self.target}"
-        return what + (f", but for {', '.join(others)}" if others else "")
+        similar = (r.group for r in self.records.rows(kind=KIND) if r.group.structure == key and r.group != task.key)
+        others = sorted({f"{g.target} ({g.compiler or 'no compiler'})" for g in similar})
+        text = f"{self.records.path.name} has no search by {self.strategy} for it on {self.target}"
+        return text + (f", but for {', '.join(others)}" if others else "")
 
 
 class ChosenByRecords(_FromRecords["CpuTask | SizedTask"]):
-    """``lowering.kernels.Tuner``: the kernels of the searches in a record file."""
+    """A ``lowering.kernels.Tuner`` that builds the kernels of the searches in a record file."""
 
     def __init__(self, records: Records, strategy: str, target: CpuTarget, build: str) -> None:
-        """``build``: name of the compiler target."""
+        """``build``: the name of the compiler target."""
         super().__init__(records, strategy, build)
         self.processor = target
 
     def builders(self, key: str, form: ContractGroup) -> TunedBuilders[ContractKernel] | None:
-        """As ``Tuner``; None when the group cannot be tuned or was not."""
+        """Implement ``Tuner.builders``; None if the group cannot be tuned or was not tuned."""
         return self._tuned(key, task_of(key, form, self.processor, self.target), "contract")
 
     def sized(self, key: str, kernel: SizedKernel) -> TunedBuilders[SizedKernel] | None:
-        """As ``Tuner``; None when the group cannot be tuned or was not."""
+        """Implement ``Tuner.sized``; None if the group cannot be tuned or was not tuned."""
         return self._tuned(key, sized_task(key, kernel, self.target), kernel.name.partition("_")[0])
 
     def _tuned(self, key: str, task: CpuTask | SizedTask | Declined, kind: str) -> TunedBuilders[Any] | None:
@@ -180,10 +181,11 @@ class ChosenByRecords(_FromRecords["CpuTask | SizedTask"]):
 
 
 def builders(task: CpuTask | SizedTask, known: Sequence[Search], kind: str = "contract") -> TunedBuilders[Any]:
-    """Searches as what lowering proves and builds: launches over the group's parameters, binaries by name.
+    """Return searches in the form that lowering proves and builds: launches over the group's parameters, and binaries
+    by name.
 
-    ``known``: by number of threads; a number between two takes the nearer one by ratio. ``kind``: what names
-    begin with.
+    ``known``: ordered by number of threads; a number between two uses the nearer one by ratio. ``kind``: prefix of the
+    kernel names.
     """
     tiles = list(dict.fromkeys(t for s in known for t in s.tiles))
     parts = list(dict.fromkeys(t.compile for t in tiles))
@@ -191,13 +193,13 @@ def builders(task: CpuTask | SizedTask, known: Sequence[Search], kind: str = "co
     for tile in tiles:
         builder: Any = task.builder(tile, f"{kind}_{task.key.digest[:12]}_{parts.index(tile.compile)}")
         options.append((builder, task.shares(builder, tile)))
-    own = [(s.decision, s.tiles) for s in known if s.decision is not None]
-    decisions = [_placed(map_indices(d, lambda i: i.subs(task.extents)), t, tiles) for d, t in own]
+    pairs = [(s.decision, s.tiles) for s in known if s.decision is not None]
+    decisions = [_placed(map_indices(d, lambda i: i.subs(task.extents)), t, tiles) for d, t in pairs]
     decision = decisions[-1]
     for (fewer, more), low in reversed(list(zip(pairwise(s.hardware.units for s in known), decisions, strict=False))):
         decision = Split(Index.of(THREADS), isqrt(fewer * more), low, decision)
     reasons = (
-        *(f"tuned by {s.strategy} for {s.hardware.name}: {s.explored} tuples explored{_gained(s)}" for s in known),
+        *(f"tuned by {s.strategy} for {s.hardware.name}: {s.explored} tiles explored{_gained(s)}" for s in known),
         f"{len(tiles)} kept in {len(parts)} binaries",
         *(f"kernel {k}: {'the default' if t == DEFAULT else t}" for k, t in enumerate(tiles)),
     )
@@ -208,42 +210,42 @@ def _gained(s: Search) -> str:
     return "" if s.gain is None else f", the best take {1 / s.gain:.2f} of the default's time"
 
 
-def _placed(decision: Decision, own: Sequence[object], tiles: Sequence[object]) -> Decision:
-    """A decision over positions in ``own`` as one over positions in ``tiles``."""
+def _placed(decision: Decision, old: Sequence[object], tiles: Sequence[object]) -> Decision:
+    """Convert a decision over positions in ``old`` to one over positions in ``tiles``."""
     if isinstance(decision, Split):
-        return replace(decision, low=_placed(decision.low, own, tiles), high=_placed(decision.high, own, tiles))
+        return replace(decision, low=_placed(decision.low, old, tiles), high=_placed(decision.high, old, tiles))
     if isinstance(decision, Leaf):
-        return Leaf(tiles.index(own[decision.kernel]))
-    return ArgMin(tuple(replace(e, kernel=tiles.index(own[e.kernel])) for e in decision.entries))
+        return Leaf(tiles.index(old[decision.kernel]))
+    return ArgMin(tuple(replace(e, kernel=tiles.index(old[e.kernel])) for e in decision.entries))
 
 
 # -- on a GPU ----------------------------------------------------------------------------------------------------------
 
 
 class ChosenTiles(_FromRecords[CudaTask]):
-    """``place_cuda.CudaTuner``: the tiles of the searches in a record file."""
+    """A ``place_cuda.CudaTuner`` that uses the tiles of the searches in a record file."""
 
     def __init__(self, records: Records, strategy: str, target: str, tf32: bool) -> None:
-        """UnsupportedError: the target is not one architecture."""
+        """UnsupportedError: the target is not a single architecture."""
         single(target)
         super().__init__(records, strategy, target)
         self.tf32 = tf32
 
     def tiles(self, key: str, form: ContractGroup) -> TunedTiles | None:
-        """As ``CudaTuner``; None, with a note, when the group cannot be tuned or was not."""
+        """Implement ``CudaTuner.tiles``; None, with a note, if the group cannot be tuned or was not tuned."""
         task = cuda_task_of(key, form, self.target, self.tf32)
         known = self.known(task, key, lambda t: best_searches(self.records, t, self.strategy))
         return tuned_tiles(task, known[0]) if known and not isinstance(task, Declined) else None
 
     def family(self, key: str, form: ContractGroup | Group, family: Family) -> FamilyFactors | None:
-        """As ``CudaTuner``; None when the family was not tuned for this group."""
+        """Implement ``CudaTuner.family``; None if the family was not tuned for this group."""
         task = family_task_of(key, form, family, self.target, self.tf32)
         known = [] if isinstance(task, Declined) else best_searches(self.records, task, self.strategy)
         return family_factors(task, known[0]) if known and not isinstance(task, Declined) else None
 
 
 def tuned_tiles(task: CudaTask, search: Search) -> TunedTiles:
-    """A search as what lowering builds. ScheduleError: a tuple breaks a rule of the generator, by name."""
+    """Return a search in the form that lowering builds. ScheduleError: a tile breaks a rule of the generator."""
     factors = tile_factors(task, search)
     decision = map_indices(search.decision or cheapest(len(search.tiles)), lambda i: i.subs(task.extents))
     placed = _placed(decision, list(map(task.tile, search.tiles)), [t for t, _ in factors.tiles])
@@ -251,20 +253,20 @@ def tuned_tiles(task: CudaTask, search: Search) -> TunedTiles:
 
 
 def family_factors(task: FamilyTask, search: Search) -> FamilyFactors:
-    """A search of a family as what the generator builds."""
+    """Return a search of a family in the form that the generator builds."""
     tiles = tuple((t.compile, f) for t, f in zip(search.tiles, search.factors, strict=True))
     lines = [f"{task.family.name} {t}" + _measured(search, f) for t, (_, f) in zip(search.tiles, tiles, strict=True)]
     return FamilyFactors(tiles, mean_factor(search.factors), (_how(task, search), *lines))
 
 
 def mean_factor(factors: Sequence[int]) -> int:
-    """Their geometric mean."""
+    """Return the geometric mean."""
     return max(1, round(UNIT * prod(f / UNIT for f in factors) ** (1 / len(factors))))
 
 
 def best_searches(records: Records, task: CudaTask | FamilyTask, strategy: str) -> list[Search]:
-    """A strategy's searches of a task, the one that a compilation follows first: measured before modelled, on the
-    target's usual device before others, then the one that tried most.
+    """Return a strategy's searches of a task, best first: measured before modelled, the target's default device before
+    others, then by number of trials.
     """
 
     def rank(s: Search) -> tuple[bool, bool, int, str]:
@@ -274,9 +276,9 @@ def best_searches(records: Records, task: CudaTask | FamilyTask, strategy: str) 
 
 
 def tile_factors(task: CudaTask, search: Search) -> TileFactors:
-    """A search as what the generator builds. Versions without a tile of it get the mean factor (geometric).
+    """Return a search in the form that the generator builds. Versions with other tiles get the mean factor (geometric).
 
-    ScheduleError: a tuple breaks a rule of the generator, by name.
+    ScheduleError: a tile breaks a rule of the generator, which is named.
     """
     tiles = dict(zip((task.tile(t) for t in search.tiles), search.factors, strict=True))
     return TileFactors(tuple(tiles.items()), mean_factor(search.factors))
@@ -291,9 +293,9 @@ def _reasons(task: CudaTask, s: Search) -> tuple[str, ...]:
 
 
 def _how(task: CudaTask | FamilyTask, s: Search) -> str:
-    what = f"{task.family.name} " if isinstance(task, FamilyTask) else ""
-    how = "measured" if s.source == "measured" else "ranked by an analytical model, no such device was there"
-    return f"{what}tuned by {s.strategy} for {s.hardware.name}: {s.explored} tuples explored, {how}"
+    family = f"{task.family.name} " if isinstance(task, FamilyTask) else ""
+    source = "measured" if s.source == "measured" else "ranked by an analytical model without a device"
+    return f"{family}tuned by {s.strategy} for {s.hardware.name}: {s.explored} tiles explored, {source}"
 
 
 def _measured(s: Search, factor: int) -> str:

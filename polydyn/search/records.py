@@ -1,9 +1,9 @@
-"""Records: what was measured, on which machine, for which group and tile tuple; kept in one SQLite file.
+"""Records: measurements with their machine, group and tile, kept in one SQLite file.
 
-Rows are only ever added, each under the hash of its own content: putting a row twice changes nothing, merging is
-union, and a damaged row is noticed when it is read. Columns are JSON text. The file uses SQLite's rollback journal,
-so that it is one file, may lie in a read-only directory, and survives ``kill -9`` at any moment. A file that is not
-ours, or is damaged, is refused and left as it is.
+Rows are only added, each under the hash of its content. Adding a row twice has no effect, merging is a union, and a
+damaged row is detected when it is read. Columns are JSON text. The file uses SQLite's rollback journal, so it is a
+single file, may be in a read-only directory, and survives ``kill -9`` at any time. A file of another program, or a
+damaged one, is rejected and not changed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from polydyn.errors import ArtifactError
 from polydyn.search.backbone import GroupKey, Tile, canonical, digest_of
 from polydyn.search.hardware import Hardware
 
-_APPLICATION = 0x706F6C79  # "poly"; SQLite keeps it at byte 68 of the file
+_APPLICATION = 0x706F6C79  # "poly"; SQLite stores it at byte 68 of the file
 _VERSION = 1
 _BUSY_SECONDS = 60.0
 
@@ -49,9 +49,9 @@ class Record:
 
     ``kind`` and its ``values``: ``resources`` (registers per thread, shared bytes, threads, code bytes), ``wave``
     (seconds of one full wave, blocks in it), ``micro`` (seconds of the first tile, seconds of each further one),
-    ``throughput`` (seconds at ``shape``), ``gain`` (over the kernel without tuning, of the tiles in ``note``),
-    ``failed`` (none; with a ``shape`` at that one only; ``note`` may say why).
-    ``source``: ``measured``, or ``model`` where the machine was not there and an analytical model ranked instead.
+    ``throughput`` (seconds at ``shape``), ``gain`` (over the kernel without tuning, for the tiles in ``note``),
+    ``failed`` (no values; with a ``shape`` it failed only there; ``note`` may contain the reason).
+    ``source``: ``measured``, or ``model`` if an analytical model ranked tiles without the machine.
     """
 
     group: GroupKey
@@ -64,7 +64,7 @@ class Record:
     note: str = ""
 
     def body(self) -> dict[str, Any]:
-        """The part that is not group or hardware, as plain data."""
+        """Return the fields other than group and hardware, as plain data."""
         return {
             "compile": self.tile.compile,
             "launch": self.tile.launch,
@@ -75,21 +75,21 @@ class Record:
         }
 
     def value(self, name: str) -> float:
-        """One of ``values``. KeyError: not there."""
+        """Return one of ``values``. KeyError: it does not exist."""
         return dict(self.values)[name]
 
 
 class Records:
-    """An open record file. ``Records.open`` makes or opens one; use it as a context manager."""
+    """An open record file. ``Records.open`` creates or opens one; use it as a context manager."""
 
     def __init__(self, connection: sqlite3.Connection, path: Path, readonly: bool) -> None:
         self._db, self.path, self.readonly = connection, path, readonly
 
     @classmethod
     def open(cls, path: str | os.PathLike[str], *, readonly: bool = False) -> Records:
-        """Opens a record file; makes it when it does not exist, unless ``readonly`` (a pinned file).
+        """Open a record file; create it if it does not exist, unless ``readonly`` (a pinned file).
 
-        ArtifactError: another program's file, damaged, of another version, or missing when pinned.
+        ArtifactError: the file belongs to another program, is damaged or of another version, or is missing.
         """
         p = Path(path)
         if not p.exists():
@@ -116,7 +116,7 @@ class Records:
         return records
 
     def put(self, records: Iterable[Record]) -> int:
-        """Adds records in one transaction (all or none); returns how many were new. ArtifactError: read-only."""
+        """Add records in one transaction (all or none); return the number of new ones. ArtifactError: read-only."""
         return self._insert([_rows(r) for r in records])
 
     def _insert(self, rows: list[_Rows]) -> int:
@@ -139,9 +139,9 @@ class Records:
     def rows(
         self, *, group: GroupKey | None = None, hardware: Hardware | None = None, kind: str | None = None
     ) -> tuple[Record, ...]:
-        """The records of a group, machine and kind (None: any), in an order that depends on content only.
+        """Return the records of a group, machine and kind (None: any), in an order that depends only on content.
 
-        ArtifactError: a row's text does not fit its hash.
+        ArtifactError: a row's text does not match its hash.
         """
         filters = {
             "grp": group.digest if group else None,
@@ -151,7 +151,7 @@ class Records:
         conditions = {k: v for k, v in filters.items() if v is not None}
         where = " AND ".join(f"{k} = ?" for k in conditions) or "1"
         with self._guarded():
-            self._db.execute("BEGIN")  # one snapshot for the three tables
+            self._db.execute("BEGIN")  # one consistent snapshot of the three tables
             try:
                 machines = dict(self._db.execute("SELECT digest, body FROM hardware").fetchall())
                 groups = dict(self._db.execute("SELECT digest, body FROM grp").fetchall())
@@ -164,23 +164,23 @@ class Records:
         return tuple(read.record(row) for row in cursor)
 
     def merge(self, other: str | os.PathLike[str]) -> int:
-        """Adds all records of another file; returns how many were new. Nothing is added when it is damaged."""
+        """Add all records of another file; return the number of new ones. Nothing is added if it is damaged."""
         with Records.open(other, readonly=True) as source:
             return self.put(source.rows())
 
     def export(self, path: str | os.PathLike[str], rows: Iterable[Record] | None = None) -> None:
-        """Writes all records, or these, to a new file, which appears complete or not at all.
+        """Write all records, or ``rows``, to a new file, which appears complete or not at all.
 
-        ArtifactError: it exists.
+        ArtifactError: the file exists.
         """
         _create(Path(path), self.rows() if rows is None else rows, exclusive=True)
 
     def digest(self) -> str:
-        """Hash of the content: equal for files with equal records, in whatever order they were written."""
+        """Return the hash of the content. It is equal for equal records, independent of the order of writing."""
         return sha256("".join(_rows(r).record[0] for r in self.rows()).encode()).hexdigest()[:32]
 
     def close(self) -> None:
-        """Closes the file."""
+        """Close the file."""
         self._db.close()
 
     def __enter__(self) -> Records:
@@ -198,7 +198,7 @@ class Records:
             raise _refusal(self.path, f"cannot be used ({e})", _REPLAY if hot else _RESTORE) from e
 
 
-_REPLAY = "a writer was interrupted: open the file once for writing, which finishes that"
+_REPLAY = "a writer was interrupted: open the file once for writing to finish that transaction"
 _RESTORE = "restore it from a copy or an export; it was not changed"
 
 
@@ -223,7 +223,7 @@ def _record_digest(hardware: str, group: str, kind: str, body: str) -> str:
 
 
 class _Reader:
-    """Turns rows back into records, checking every hash."""
+    """Converts rows to records and checks every hash."""
 
     def __init__(self, path: Path, groups: Mapping[str, str], machines: Mapping[str, str]) -> None:
         self.path = path
@@ -267,28 +267,28 @@ def _pairs(data: Iterable[tuple[str, int]]) -> tuple[tuple[str, int], ...]:
 
 
 def _create(path: Path, records: Iterable[Record] = (), *, exclusive: bool = False) -> None:
-    """Makes a record file beside ``path`` and links it there, so that no half-made file is ever seen."""
-    fresh = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}")
-    fresh.unlink(missing_ok=True)
+    """Create a record file next to ``path`` and link it there, so that an incomplete file is never visible."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}")
+    temporary.unlink(missing_ok=True)
     try:
-        with closing(sqlite3.connect(fresh, isolation_level=None)) as db:
+        with closing(sqlite3.connect(temporary, isolation_level=None)) as db:
             db.executescript(
                 f"PRAGMA application_id = {_APPLICATION}; PRAGMA user_version = {_VERSION}; BEGIN; {_SCHEMA} COMMIT;"
             )
-            Records(db, fresh, False).put(records)
+            Records(db, temporary, False).put(records)
         try:
-            os.link(fresh, path)
+            os.link(temporary, path)
         except FileExistsError as e:
             if exclusive:
-                raise _refusal(path, "exists already", "choose another path") from e
+                raise _refusal(path, "already exists", "choose another path") from e
     except (OSError, sqlite3.Error) as e:
-        raise _refusal(path, f"cannot be made ({e})", "check the folder") from e
+        raise _refusal(path, f"cannot be created ({e})", "check the folder") from e
     finally:
-        fresh.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
 
 
 def _check_header(path: Path) -> None:
-    """Refuses another program's file before SQLite touches it."""
+    """Reject another program's file before SQLite opens it."""
     try:
         with path.open("rb") as f:
             head = f.read(100)
@@ -303,5 +303,5 @@ def _check_header(path: Path) -> None:
         raise _refusal(path, f"has record format {version}, not {_VERSION}", "use the polydyn that wrote it")
 
 
-def _refusal(path: Path, what: str, remedy: str) -> ArtifactError:
-    return ArtifactError(f"record file {path.name} {what}", rule="tuning records", remedy=remedy)
+def _refusal(path: Path, problem: str, remedy: str) -> ArtifactError:
+    return ArtifactError(f"record file {path.name} {problem}", rule="tuning records", remedy=remedy)

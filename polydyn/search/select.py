@@ -1,7 +1,7 @@
-"""Selecting kernels from a table of throughputs.
+"""Selection of kernels from a table of throughputs.
 
-``table[m, i]``: throughput of kernel m on instance i (any unit; 0 where it cannot run), as measured or estimated.
-``weights[i]``: importance of instance i (probability times operations). All choices break ties by position.
+``table[m, i]``: throughput of kernel m on instance i (any unit; 0 if it cannot run), measured or estimated.
+``weights[i]``: importance of instance i (probability times operations). Ties are broken by position.
 """
 
 from __future__ import annotations
@@ -24,32 +24,32 @@ Instance = tuple[tuple[str, int], ...]
 
 @dataclass(frozen=True)
 class Selection:
-    """Selected kernels (rows of the table) and, per instance, the one that serves it."""
+    """Selected kernels (rows of the table) and the kernel assigned to each instance."""
 
     kernels: tuple[int, ...]
     assigned: tuple[int, ...]
 
 
 def shares(table: Table) -> Table:
-    """Each entry over the best of its instance (1 where no kernel runs at all)."""
+    """Return each entry relative to the best of its instance (1 if no kernel runs at all)."""
     best = table.max(0)
     return np.where(best > 0, table / np.where(best > 0, best, 1.0), 1.0)
 
 
 def quality(table: Table, selection: Selection, weights: Sequence[float]) -> tuple[float, float]:
-    """Weighted mean and worst share of the best throughput that the selection reaches."""
+    """Return the weighted mean and the minimum of the relative throughput that the selection reaches."""
     reached = shares(table)[list(selection.assigned), range(table.shape[1])]
     return float(np.average(reached, weights=weights)), float(reached.min())
 
 
 def assign(table: Table, kernels: Sequence[int]) -> Selection:
-    """Every instance to its best selected kernel. ScheduleError: an instance that none of them serves."""
+    """Assign every instance to its best selected kernel. ScheduleError: no selected kernel can run an instance."""
     rows = sorted(set(kernels))
     part = table[rows]
     served = part.max(0) > 0
     if not served.all():
         raise ScheduleError(
-            f"{int((~served).sum())} instances are served by none of the {len(rows)} selected kernels",
+            f"none of the {len(rows)} selected kernels can run {int((~served).sum())} instances",
             rule="a selection is total",
             remedy="select a kernel without guards",
         )
@@ -57,11 +57,11 @@ def assign(table: Table, kernels: Sequence[int]) -> Selection:
 
 
 def vote(table: Table, weights: Sequence[float], k: int = 1) -> Selection:
-    """DietCode 5.1-5.2: weighted voting.
+    """Select by weighted voting (DietCode 5.1-5.2).
 
     Each instance votes for its k best kernels. The kernel with the largest sum of weight times throughput over its
-    voters (Eq. 1, throughput as share of the instance's best) becomes a category and takes them; repeated until every
-    instance has a category. Assignment is to the best selected kernel.
+    voters (Eq. 1, throughput relative to the instance's best) becomes a category and takes them. This repeats until
+    every instance has a category. Each instance is assigned to its best selected kernel.
     """
     share = shares(table)
     order = np.argsort(-share, axis=0, kind="stable")[:k]
@@ -73,7 +73,7 @@ def vote(table: Table, weights: Sequence[float], k: int = 1) -> Selection:
     while open_.any():
         sums = (share * votes * (np.asarray(weights) * open_)).sum(1)
         m = int(sums.argmax())
-        if not (votes[m] & open_).any():  # weights of 0 among the rest: any voted kernel will do
+        if not (votes[m] & open_).any():  # the remaining weights are 0: take any kernel with votes
             m = int((votes & open_).sum(1).argmax())
         kernels.append(m)
         open_ &= ~votes[m]
@@ -81,21 +81,22 @@ def vote(table: Table, weights: Sequence[float], k: int = 1) -> Selection:
 
 
 def relative_size(perf: float, binaries: int) -> float:
-    """The default g of DietCode Eq. 2: a binary has to buy half a per cent of mean performance."""
+    """Return the default g of DietCode Eq. 2: each binary must gain half a per cent of mean performance."""
     return perf - 0.005 * binaries
 
 
 def joint(
     table: Table, weights: Sequence[float], objective: Callable[[float, int], float] = relative_size
 ) -> tuple[Selection, int]:
-    """DietCode 5.2: the k (votes per instance) that maximises G = g(Perf(k), BinarySize(k)); (selection, k)."""
+    """Return (selection, k) for the k (votes per instance) that maximises G = g(Perf(k), BinarySize(k)) (DietCode
+    5.2)."""
     best: tuple[float, int, Selection] | None = None
     for k in range(1, table.shape[0] + 1):
         selection = vote(table, weights, k)
         g = objective(quality(table, selection, weights)[0], len(selection.kernels))
         if best is None or g > best[0]:
             best = (g, k, selection)
-        if len(selection.kernels) == 1:  # larger k only repeats one category with less performance
+        if len(selection.kernels) == 1:  # a larger k would repeat one category with lower performance
             break
     if best is None:
         raise ScheduleError("there is no kernel to select from", rule="DietCode Eq. 2")
@@ -103,12 +104,12 @@ def joint(
 
 
 def near_best(table: Table, share: float = 0.97) -> npt.NDArray[np.bool_]:
-    """BladeDISC 5.2.2: which kernels reach 97 % of the best on which instance."""
+    """Return which kernels reach ``share`` of the best on which instance (BladeDISC 5.2.2: 97 %)."""
     return np.asarray((shares(table) >= share) & (table > 0))
 
 
 def top_n(table: Table, n: int = 5, share: float = 0.97, weights: Sequence[float] | None = None) -> Selection:
-    """BladeDISC 5.2.2: the n kernels that are near best most often; each instance gets its best-fit among them."""
+    """Select the n kernels that are near best most often; each instance gets the best of them (BladeDISC 5.2.2)."""
     w = np.ones(table.shape[1]) if weights is None else np.asarray(weights)
     counts = (near_best(table, share) * w).sum(1)
     return assign(table, [int(m) for m in np.argsort(-counts, kind="stable")[:n]])
@@ -117,10 +118,10 @@ def top_n(table: Table, n: int = 5, share: float = 0.97, weights: Sequence[float
 def cover(
     table: Table, weights: Sequence[float], tiles: Sequence[Tile], binaries: int = 8, tuples: int = 24
 ) -> Selection:
-    """polydyn's choice: greedily the kernel that adds most to mean plus half the worst share, within both budgets.
+    """Select greedily the kernel that adds most to the mean plus half the minimum relative throughput (polydyn).
 
-    ``binaries`` counts different compile-time parts, ``tuples`` all tiles. Ends when nothing adds 0.1 per cent.
-    Unlike frequency (top-n) it does not keep two kernels that are good for the same instances.
+    ``binaries`` limits the number of compile-time parts, ``tuples`` the number of tiles. The selection ends when no
+    kernel adds 0.1 per cent. Unlike frequency (top-n), it avoids two kernels that are good for the same instances.
     """
     share, w = shares(table), np.asarray(weights) / np.sum(weights)
     kernels: list[int] = []
@@ -141,17 +142,17 @@ def cover(
 
 
 def winners(table: Table) -> Selection:
-    """Every kernel that is best on some instance: Vortex keeps every kernel that its run-time model can choose."""
+    """Select every kernel that is best on some instance: Vortex keeps all kernels that its model can choose."""
     return assign(table, [int(m) for m in table.argmax(0)])
 
 
 def fastest(table: Table, n: int = 24) -> Selection:
-    """The first n kernels (TSCompiler: the best of the replayed explorations; rows come in that order)."""
+    """Select the first n kernels (TSCompiler: the best of the replayed explorations; rows have that order)."""
     return assign(table, range(min(n, len(table))))
 
 
 def top_ranked(table: Table, n: int = 24, depth: int = 10) -> Selection:
-    """FTuner 5-B: the n kernels that are most often among the ``depth`` best of an instance."""
+    """Select the n kernels that are most often among the ``depth`` best of an instance (FTuner 5-B)."""
     order = np.argsort(-table, axis=0, kind="stable")[:depth]
     counts = np.bincount(order.ravel(), minlength=len(table))
     return assign(table, [int(m) for m in np.argsort(-counts, kind="stable")[:n]])
@@ -159,36 +160,37 @@ def top_ranked(table: Table, n: int = 24, depth: int = 10) -> Selection:
 
 # -- instances and their weights ---------------------------------------------------------------------------
 
-_FREE = (1, 2, 3, 5, 8, 13, 16, 23, 31, 32, 47, 64, 97, 128, 197, 256, 389, 512, 787, 1024, 1531, 2048, 4096)
-"""Sizes of a dynamic loop that are tried when nothing is known: log-spaced, with and without alignment."""
+_SAMPLE_SIZES = (1, 2, 3, 5, 8, 13, 16, 23, 31, 32, 47, 64, 97, 128, 197, 256, 389, 512, 787, 1024, 1531, 2048, 4096)
+"""Sizes of a dynamic loop that are tried if nothing is known: spaced by ratio, with and without alignment."""
 
 
 def sample_free_shapes(
-    backbone: Backbone, most: int = 256, flops: float | None = None
+    backbone: Backbone, max_count: int = 256, flops: float | None = None
 ) -> tuple[tuple[Instance, ...], tuple[float, ...]]:
-    """Instances and equal weights when the user says nothing: sizes spaced by ratio, up to the machine's saturation.
+    """Return instances with equal weights if the user describes none: sizes spaced by ratio, up to saturation.
 
-    With several dynamic loops the product is thinned evenly to at most ``most``. ``flops``: none with more operations.
+    With several dynamic loops, the product is thinned evenly to at most ``max_count``. ``flops``: maximum operations.
     """
     names = [x.name for x in backbone.loops if x.extent is None]
-    every = [tuple(zip(names, sizes, strict=True)) for sizes in product(_FREE, repeat=len(names))]
+    every = [tuple(zip(names, sizes, strict=True)) for sizes in product(_SAMPLE_SIZES, repeat=len(names))]
     if flops is not None:
         every = [s for s in every if backbone.flops(backbone.sizes(dict(s))) <= flops] or every[:1]
-    step = max(1, math.ceil(len(every) / most))
+    step = max(1, math.ceil(len(every) / max_count))
     shapes = tuple(every[::step])
     return shapes, (1.0,) * len(shapes)
 
 
 LIKELY_SHARE = 0.9
-"""Weight of the sizes that the user calls likely; the others that are allowed share the rest."""
+"""Total weight of the sizes that the user calls likely; all other allowed sizes share the rest."""
 
 
 def sampled_sizes(sizes: Sizes) -> list[tuple[int, float]]:
-    """Sizes of a dim that stand for all that are allowed, with probabilities: likely ones, and ones spaced by ratio."""
+    """Return sizes that represent all allowed sizes of a dim, with probabilities: likely ones, and ones spaced by
+    ratio."""
     low, high = sizes.bounds
     m = sizes.multiple
     ends = [low] if high is None else [low, high]
-    spaced = sorted({n for x in (*_FREE, *ends) for n in [-(-x // m) * m] if n > 0 and sizes.holds(n)} or {low})
+    spaced = sorted({n for x in (*_SAMPLE_SIZES, *ends) for n in [-(-x // m) * m] if n > 0 and sizes.holds(n)} or {low})
     rest = 1 - LIKELY_SHARE if sizes.likely else 1.0
     weights = dict.fromkeys(spaced, rest / len(spaced))
     for k, n in enumerate(sizes.likely):
@@ -197,16 +199,17 @@ def sampled_sizes(sizes: Sizes) -> list[tuple[int, float]]:
     return sorted(weights.items())
 
 
-def expected_shapes(dims: Mapping[str, Sizes], most: int = 256) -> list[tuple[dict[str, int], float]]:
-    """Shapes of a model's symbols with probabilities, sizes taken as independent; at most ``most``, drawn evenly.
+def expected_shapes(dims: Mapping[str, Sizes], max_count: int = 256) -> list[tuple[dict[str, int], float]]:
+    """Return shapes of a model's symbols with probabilities; sizes are assumed independent. At most ``max_count``
+    shapes are drawn evenly.
 
-    Spaced sizes are as dense among small numbers as among large ones; with the operations as a further weight
-    (DietCode's w_i) that makes all sizes of a range equally important.
+    Sizes spaced by ratio are as dense among small numbers as among large ones. With the operations as a further weight
+    (DietCode's w_i), all sizes of a range are equally important.
     """
     every = list(product(*(sampled_sizes(s) for s in dims.values())))
     chances = np.array([math.prod(p for _, p in row) for row in every])
-    if len(every) > most:
-        places = np.searchsorted(np.cumsum(chances), (np.arange(most) + 0.5) / most * chances.sum())
-        chances = np.bincount(places, minlength=len(every)) / most
+    if len(every) > max_count:
+        drawn = np.searchsorted(np.cumsum(chances), (np.arange(max_count) + 0.5) / max_count * chances.sum())
+        chances = np.bincount(drawn, minlength=len(every)) / max_count
     rows = zip(every, chances, strict=True)
     return [(dict(zip(dims, (n for n, _ in row), strict=True)), float(p)) for row, p in rows if p > 0]

@@ -1,7 +1,7 @@
 """Strategies: the five papers' systems and polydyn's own, as rows over the shared parts.
 
-``Options(strategy=...)`` names a row. A row says which space is searched by which explorer, which cost model fills the
-table from which kernels are selected, and which dispatcher chooses among them at run time.
+``Options(strategy=...)`` names a row. A row specifies the space, the explorer, the cost model that fills the selection
+table, and the dispatcher that chooses among the selected kernels at run time.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ from polydyn.search.spaces.space import Space, usage
 from polydyn.search.spaces.ukernel import ukernel_space
 
 MEASURED_SECONDS = 0.1
-"""The longest launch that is measured where a strategy measures shapes it was not given: by its model, or at the
-machine's peak where it has none.
+"""Maximum seconds of a launch that a strategy measures at shapes that the user did not give. The time is estimated by
+its cost model, or at the machine's peak without one.
 """
 CostModel = Callable[[Backbone, Hardware, MacroKernel], Index]
 Chooser = Callable[[Table, Sequence[float], Sequence[Tile]], Selection]
@@ -50,11 +50,11 @@ Chooser = Callable[[Table, Sequence[float], Sequence[Tile]], Selection]
 
 @dataclass(frozen=True)
 class Strategy:
-    """A row. ``cost`` None: the table is measured on every instance (BladeDISC). ``gpu_cost``: so it is on a CPU
-    (DietCode: the factors of 5.3 are the GPU's, elsewhere 5.1's direct measurement is used). ``seeded``: the space is
-    built around the best tuple of a first search on the largest instance (DietCode). ``outside``: the share of the
-    weight that sizes have which the given shapes say nothing of. ``finals``: the kernels of the best estimates are
-    measured at some instances, and their closed forms corrected. ``dispatcher``: a key of
+    """A row. ``cost``: None if the table is measured on every instance (BladeDISC). ``gpu_cost``: the cost model is
+    used only on a GPU (DietCode: the factors of 5.3 are for GPUs; elsewhere 5.1's direct measurement is used).
+    ``seeded``: the space is built around the best tile of a first search on the largest instance (DietCode).
+    ``outside``: share of the weight for sizes that are not among the given shapes. ``finals``: the kernels with the
+    best estimates are measured at some instances, and their closed forms corrected. ``dispatcher``: a key of
     ``polydyn.search.dispatch.build.DISPATCHERS``.
     """
 
@@ -72,9 +72,9 @@ class Strategy:
 
 @dataclass(frozen=True)
 class Tuned:
-    """The selected kernels of a group and what the dispatcher needs.
+    """The selected kernels of a group and the data of the dispatcher.
 
-    ``costs``: closed forms per selected kernel (empty where the table was measured); ``table[k, i]``: throughput of
+    ``costs``: closed forms per selected kernel (empty if the table was measured); ``table[k, i]``: throughput of
     kernel k on ``instances[i]``; ``trials``: everything that was explored, in order.
     """
 
@@ -91,7 +91,7 @@ class Tuned:
 
     @property
     def binaries(self) -> int:
-        """Number of different compile-time parts."""
+        """The number of different compile-time parts."""
         return len({k.tile.compile for k in self.kernels})
 
 
@@ -106,13 +106,13 @@ def tune(
     records: Records | None = None,
     report: Callable[[int, float], None] | None = None,
 ) -> Tuned:
-    """Runs a row: space, exploration, cost model, selection. Resumes from ``records`` without measuring twice.
+    """Run a row: space, exploration, cost model, selection. It resumes from ``records`` without measuring twice.
 
     ``report(trials so far, best cost so far)`` is called after every batch, for a progress display.
 
-    Every tuple that was explored and ran enters the selection: its binary exists already.
+    Every explored tile that ran takes part in the selection, because its binary already exists.
 
-    InputError: shapes and weights differ in number. BuildError: no tuple could be built and run.
+    InputError: shapes and weights differ in number. BuildError: no tile could be built and run.
     """
     cost = None if strategy.gpu_cost and hardware.kind == "cpu" else strategy.cost
     limit = MEASURED_SECONDS * hardware.peak(problem.backbone.dtype)
@@ -135,7 +135,7 @@ def tune(
     ranked = [t.tile for t in sorted(log, key=lambda t: (t.cost, t.tile)) if np.isfinite(t.cost)]
     if not ranked:
         raise BuildError(
-            f"none of {len(log)} explored tuples could be built and run",
+            f"none of {len(log)} explored tiles could be built and run",
             rule=f"strategy {strategy.name}",
             remedy="look at the records of kind 'failed', and at the compiler with 'polydyn doctor'",
         )
@@ -151,8 +151,8 @@ def tune(
 
 
 def _with_others(problem: Problem, share: float) -> Problem:
-    """The problem with sample-free sizes added, which have ``share`` of all weight: no call may become slow because
-    nobody foresaw it.
+    """Return the problem with added sample sizes, which have ``share`` of all weight. This keeps unforeseen sizes from
+    becoming slow.
     """
     free = [s for s in select.sample_free_shapes(problem.backbone, 64)[0] if s not in problem.shapes]
     each = sum(problem.weights) * share / (1 - share) / max(1, len(free))
@@ -172,9 +172,9 @@ def _reported(objective: Objective, report: Callable[[int, float], None]) -> Obj
 
 
 def _that_run(bench: Bench, tiles: Sequence[Tile], problem: Problem) -> list[MacroKernel]:
-    """The kernels of tuples that ran once, those left out that do not again (a time limit on a busy machine).
+    """Return the kernels of tiles that ran before, without those that fail now (a time limit on a busy machine).
 
-    BuildError: none of them does.
+    BuildError: all of them fail.
     """
     kernels: list[MacroKernel] = []
     failed: list[BuildError] = []
@@ -189,7 +189,7 @@ def _that_run(bench: Bench, tiles: Sequence[Tile], problem: Problem) -> list[Mac
 
 
 def _splits(kernel: MacroKernel, problem: Problem) -> list[MacroKernel]:
-    """A kernel with every split of its reduction: the same binary, another launch tuple."""
+    """Return a kernel with every split of its reduction: the same binary, different launch parameters."""
     tile = kernel.tile
     return [
         kernel if s == 1 else replace(kernel, tile=replace(tile, launch=(*tile.launch, ("split", s))))
@@ -198,16 +198,16 @@ def _splits(kernel: MacroKernel, problem: Problem) -> list[MacroKernel]:
 
 
 def _seed_tile(problem: Problem, hardware: Hardware, objective: Objective, trials: int, seed: int) -> Tile:
-    """DietCode's M_0: the best of a short search in the loop-model space, on saturating (that is: large) instances.
+    """Return DietCode's M_0: the best of a short search in the loop-model space, on saturating (large) instances.
 
-    DietCode takes an existing auto-scheduler, here the trust-region explorer.
+    DietCode uses an existing auto-scheduler, here the trust-region explorer.
     """
     space = loop_model(problem.backbone, hardware).within(problem.rule)
     return best(_regions(space, problem, hardware)(space, objective, max(1, trials), seed)).tile
 
 
 def _table(problem: Problem, bench: Bench, kernels: Sequence[MacroKernel], costs: Sequence[Index]) -> Table:
-    """Throughput (operations per unit of cost) of every kernel on every instance."""
+    """Return the throughput (operations per unit of cost) of every kernel on every instance."""
     estimates, tiles, columns = [evaluator(c) for c in costs], [k.tile for k in kernels], []
     for shape in problem.instances():
         spent = [e(shape) for e in estimates] if costs else bench.seconds(tiles, shape)
@@ -225,7 +225,7 @@ def _tuned(
     selection: Selection,
     log: tuple[Trial, ...],
 ) -> Tuned:
-    place = {row: k for k, row in enumerate(selection.kernels)}
+    index = {row: k for k, row in enumerate(selection.kernels)}
     return Tuned(
         strategy.name,
         strategy.dispatcher,
@@ -235,17 +235,17 @@ def _tuned(
         tuple(problem.instances()),
         problem.weights,
         table[list(selection.kernels)],
-        tuple(place[row] for row in selection.assigned),
+        tuple(index[row] for row in selection.assigned),
         log,
     )
 
 
 def _hybrid(space: Space, problem: Problem, hardware: Hardware) -> Explorer:
-    """Vortex's hybrid analyzer: level 0 is measured, then what the model prefers for one size after another.
+    """Return Vortex's hybrid analyzer: measure level 0, then the model's preferred tiles for one size after another.
 
-    The largest block of a level-0 candidate stands for it (at most four fifths of the trials). A block is estimated
-    with its best parent, as Eq. 1 asks for at every level. Vortex keeps all candidates and asks its model at run time;
-    measuring those it would ever ask for gives the same.
+    The largest block of a level-0 candidate represents it (at most four fifths of the trials). A block is estimated
+    with its best parent, as Eq. 1 requires at every level. Vortex keeps all candidates and evaluates its model at run
+    time; measuring those that it would ever choose is equivalent.
     """
     backbone = problem.backbone
     shapes = [backbone.sizes(dict(s)) for s in select.sample_free_shapes(backbone, 12)[0]]
@@ -261,8 +261,8 @@ def _hybrid(space: Space, problem: Problem, hardware: Hardware) -> Explorer:
         tile_of: dict[tuple[Part, Part], Tile] = {}
         for tile in space.tiles:
             if _level_zero(tile) in rates:
-                at = tuple(tile.level("v").items()), tuple(tile.level("b").items())
-                tile_of[at] = min(tile_of.get(at, tile), tile, key=lambda t: (rates[_level_zero(t)], t))
+                key = tuple(tile.level("v").items()), tuple(tile.level("b").items())
+                tile_of[key] = min(tile_of.get(key, tile), tile, key=lambda t: (rates[_level_zero(t)], t))
         columns = []
         for tile in tile_of.values():
             spent = backbone.flops(tile.level("b")) * rates[_level_zero(tile)]
@@ -285,7 +285,7 @@ def _level_zero(tile: Tile) -> Part:
 
 
 def _sia_order(space: Space, problem: Problem, hardware: Hardware) -> Explorer:
-    """FTuner: uKernels by their SIA score summed over the instances (eight of them, evenly); no search."""
+    """Return FTuner's order: uKernels by SIA score, summed over the instances (eight of them, evenly); no search."""
     every = problem.instances()
     some = every[:: -(-len(every) // 8)]
 
@@ -306,18 +306,19 @@ def _regions(space: Space, problem: Problem, hardware: Hardware) -> Explorer:
 
 
 def _regions_by_size(space: Space, problem: Problem, hardware: Hardware) -> Explorer:
-    """polydyn: a quarter of the trials in aligned order, then as TSCompiler, but apart for small, middle, large blocks.
+    """Return polydyn's explorer: a quarter of the trials in aligned order, then TSCompiler's, by size of the block.
 
-    Throughput on a saturating instance alone would keep large blocks only, and short shapes would find no kernel. And
-    it ranks tuples that whole launches tell apart alike: the first aligned ones are good at these.
+    Small, middle and large blocks are explored separately. Throughput on a saturating instance alone would keep only
+    large blocks, and short shapes would get no kernel. It also ranks tiles equally that full launches distinguish; the
+    first aligned tiles are good at these.
     """
-    apart = by_size(_regions(space, problem, hardware), problem.backbone, 3)
+    separate = by_size(_regions(space, problem, hardware), problem.backbone, 3)
 
     def explore(space: Space, objective: Objective, trials: int, seed: int = 0) -> tuple[Trial, ...]:
         first = _aligned(space, problem, hardware)(space, objective, trials // 4, seed)
         measured = {t.tile for t in first}
         rest = tuple(t for t in space.tiles if t not in measured)
-        return first + apart(Space(space.name, rest), objective, trials - len(first), seed) if rest else first
+        return first + separate(Space(space.name, rest), objective, trials - len(first), seed) if rest else first
 
     return explore
 
@@ -388,10 +389,10 @@ STRATEGIES: Mapping[str, Strategy] = {
 
 
 def strategy(name: str) -> Strategy:
-    """The row of that name. InputError: there is none."""
+    """Return the row with this name. InputError: it does not exist."""
     if name not in STRATEGIES:
         raise InputError(
-            f"there is no strategy {name!r}",
+            f"unknown strategy {name!r}",
             rule="Options(strategy=...)",
             remedy=f"one of {', '.join(sorted(STRATEGIES))}",
         )

@@ -10,7 +10,7 @@ import numpy as np
 
 from polydyn.errors import InputError, UnsupportedError
 from polydyn.runtime.program import Program, numpy_dtype
-from polydyn.session.missing_names import NamedErrors
+from polydyn.session.missing_names import Refusing
 from polydyn.session.values import Array, NodeArg, OrtValue, check_device, checked_shape, dtype_name, tensor_type
 
 
@@ -50,7 +50,7 @@ def tensor_at(device_type: str, device_id: int, element_type: Any, shape: Sequen
     return OrtValue(np.frombuffer(memory, storage).reshape(sizes), dtype)
 
 
-class IOBinding(NamedErrors):
+class IOBinding(Refusing):
     """Inputs and outputs of a session in fixed memory. ``InferenceSession.io_binding`` also creates one.
 
     If the bindings do not change and every output is bound to memory, only the first call checks them.

@@ -18,7 +18,7 @@ def missing(where: str, name: str) -> MissingNameError:
     return MissingNameError(f"{where} has no '{name}'", rule="what polydyn has of ONNX Runtime", remedy=DOCUMENT)
 
 
-class NamedErrors:
+class Refusing:
     """A class whose missing attributes raise an error that names them."""
 
     def __getattr__(self, name: str) -> Any:

@@ -11,7 +11,7 @@ from polydyn.compiler import Options
 from polydyn.errors import InputError, UnsupportedError
 from polydyn.fusion.pipeline import NAMES
 from polydyn.program_cache import Arguments
-from polydyn.session.missing_names import NamedErrors, missing
+from polydyn.session.missing_names import Refusing, missing
 from polydyn.shapes.sizes import Sizes, SizesLike
 
 
@@ -60,7 +60,7 @@ PREFIX = "polydyn."
 """Prefix of the session config entries that are arguments of ``polydyn.compile``."""
 
 
-class _Entries(NamedErrors):
+class _Entries(Refusing):
     """Named options that can be set, and config entries by key."""
 
     _VALUES: Mapping[str, Any] = {}

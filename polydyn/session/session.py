@@ -23,7 +23,7 @@ from polydyn.runtime.cuda.session import open_session
 from polydyn.runtime.opening import load
 from polydyn.runtime.program import Program
 from polydyn.session.binding import IOBinding
-from polydyn.session.missing_names import DOCUMENT, NamedErrors
+from polydyn.session.missing_names import DOCUMENT, Refusing
 from polydyn.session.options import RunOptions, SessionOptions
 from polydyn.session.trace import Trace, call_events
 from polydyn.session.values import ModelMetadata, NodeArg, OrtValue, tensor_type
@@ -48,7 +48,7 @@ def cuda_target(device_id: int = 0) -> str:
     return f"cuda:{arch}" if arch else ""
 
 
-class InferenceSession(NamedErrors):
+class InferenceSession(Refusing):
     """A model, compiled once for every shape, with the methods of ``onnxruntime.InferenceSession``.
 
     The compiled program is cached by content, so a second session of the same model opens it quickly. Names that

@@ -19,7 +19,7 @@ from polydyn.runtime.cuda.dlpack import CPU, CUDA_HOST, device_of
 from polydyn.runtime.cuda.session import open_session
 from polydyn.runtime.native import DTYPE_CODES
 from polydyn.runtime.program import numpy_dtype
-from polydyn.session.missing_names import NamedErrors
+from polydyn.session.missing_names import Refusing
 
 Array = npt.NDArray[Any]
 
@@ -131,7 +131,7 @@ class OrtDevice:
         return 0
 
 
-class OrtValue(NamedErrors):
+class OrtValue(Refusing):
     """A tensor: a numpy array that is used in place, or memory of a CUDA device.
 
     ``array``: a numpy array, or an object on a device that DLPack or ``__cuda_array_interface__`` exports. ``dtype``:

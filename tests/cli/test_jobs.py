@@ -146,7 +146,7 @@ JOB = "- {model: relu.onnx, output: a.polydyn"
         (f"{JOB}, symbols: {{x: [N, 3]}}}}", "jobs.yaml:1: symbols.x is ['N', 3]"),
         (f"{JOB}, dims: 3}}", "jobs.yaml:1: 3 is no mapping"),
         (f"{JOB}, without: [speed]}}", "jobs.yaml:1: unknown pass: speed"),
-        (f"{JOB}, strategy: best}}", "jobs.yaml:1: there is no strategy 'best'"),
+        (f"{JOB}, strategy: best}}", "jobs.yaml:1: unknown strategy 'best'"),
         (f"{JOB}, tf32: 1}}", "jobs.yaml:1: tf32 is 1"),
         (f"{JOB}, tune: true}}", "jobs.yaml:1: there are no records to tune into"),
         (f"{JOB}, records: r.db, tune: {{trails: 3}}}}", "jobs.yaml:1: unknown key 'trails'"),

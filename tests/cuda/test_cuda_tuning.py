@@ -194,7 +194,7 @@ def test_what_has_no_tiles_is_refused_by_name(tmp_path: Path, nothing_there: Non
     assert (tile.instruction, tile.threads, tile.stages) == ("fma", 256, 4)
     half = task_of("cuda:sm_80", "float16")
     assert half.refusal(threads) == "mma has no tiles of threads"
-    with pytest.raises(ScheduleError, match="mma has no tiles of threads refused"):
+    with pytest.raises(ScheduleError, match="mma has no tiles of threads rejected"):
         ukernel_space(half.backbone, hardware_of(A100), [half.backbone.sizes({"i0": 64})], generator=half.refusal)
     row = model([node("MatMul", "x w", "y")], {"x": ("float32", ["B", 1, 48])}, ["y"], {"w": W[:, :1]})
     assert CudaTuningBackend("cuda:sm_80").tasks(import_model(row), Options()) == []
@@ -262,7 +262,7 @@ def test_compiled_with_records_it_is_right_and_equal(records: Path, tmp_path: Pa
     for m in (0, 37):
         check(program, "float32", m)
     text = program.explain(M=37).details()
-    assert "tuned by polydyn for NVIDIA H200" in text and "ranked by an analytical model" in text
+    assert "tuned by polydyn for NVIDIA H200" in text and "ranked by an analytical model without a device" in text
     program.save(tmp_path / "a")
     polydyn.compile(linear(), target="cuda:emulated", records=records).save(tmp_path / "b")
     assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
@@ -335,9 +335,9 @@ def test_a_group_that_no_tile_fits_is_left_out_by_name(tmp_path: Path, monkeypat
     monkeypatch.setenv("POLYDYN_LIBCUDA", "libno-such-cuda.so.1")
     monkeypatch.setattr(CudaTask, "refusal", lambda self, tile: "planted")
     (group,) = tune(linear(), tmp_path / "r", target="cuda:sm_80", trials=2)
-    assert group.tuples == 0 and "planted refused" in group.declined
+    assert group.tuples == 0 and "planted rejected" in group.declined
     plan = plan_program(linear(), target="cuda:sm_80", records=tmp_path / "r")
-    assert any("is not tuned" in n and "planted refused" in n for n in plan.notes)
+    assert any("is not tuned" in n and "planted rejected" in n for n in plan.notes)
     assert plan.launches == plain("cuda:sm_80", "float32").launches
 
 
@@ -381,8 +381,8 @@ def test_measured_searches_go_before_modelled_ones_and_correct_estimates(tmp_pat
         file = written(tmp_path / path, task, *found)
         plans.append(plan_program(linear(), target="cuda:sm_80", records=file))
     reasons = [" ".join(p.launches[0].reasons) for p in plans]
-    assert "3 tuples explored, measured" in reasons[0] and "2.00 of its estimate" in reasons[0]
-    assert "64 tuples explored, ranked by an analytical model" in reasons[1]
+    assert "3 tiles explored, measured" in reasons[0] and "2.00 of its estimate" in reasons[0]
+    assert "64 tiles explored, ranked by an analytical model without a device" in reasons[1]
     (twice,), (once,) = (estimated(p, A100).launches for p in plans)
     few = next(v.name for v in once.candidates if v.name.startswith("gemv"))
     for m in (1, 64, 1 << 40):

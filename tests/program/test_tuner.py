@@ -103,7 +103,7 @@ def test_compiling_with_records_is_right_and_says_why(records: Path) -> None:
     for m in (0, 1, 2, 7, 17, 64, 129):
         np.testing.assert_allclose(program.run({"x": inputs(m)})["y"], expected(inputs(m)), rtol=1e-4, atol=1e-5)
     text = program.explain(M=17).details()
-    assert f"tuned by polydyn for {cpu_name(records)}: {TRIALS} tuples explored" in text and "kernel 0: " in text
+    assert f"tuned by polydyn for {cpu_name(records)}: {TRIALS} tiles explored" in text and "kernel 0: " in text
 
 
 def cpu_name(records: Path) -> str:
@@ -133,7 +133,7 @@ def test_products_decoded_in_registers_are_not_tuned_and_named(records: Path) ->
     made = models.linear_of_nibbles(16, 64, accuracy=4)
     notes = polydyn.compile(made, records=records, threads=1).explain(M=3).notes
     in_bytes = bool({"avx512_vnni", "avx_vnni"} & set(machine_features()))
-    assert in_bytes == any("is not tuned: its weights of 4 bits are decoded in registers" in n for n in notes)
+    assert in_bytes == any("is not tuned: its 4-bit weights are decoded in registers" in n for n in notes)
     assert in_bytes == (tasks_of(made) == [])
 
 
@@ -263,7 +263,7 @@ def test_a_size_that_no_loop_tells_is_refused_by_name() -> None:
     lost = known | {max(known): Index.of("stride")}
     refused = placed_task(replace(placed.task, place={}), lost)
     assert isinstance(refused, Declined)
-    assert "no loop of it has an extent that tells stride" in refused.reason
+    assert "no loop extent determines stride" in refused.reason
 
 
 def test_a_tuple_that_does_not_build_is_a_record_and_no_crash() -> None:

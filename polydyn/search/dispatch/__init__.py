@@ -1,1 +1,1 @@
-"""From measured kernels to the decision that the host program makes."""
+"""The decision that the host program makes, derived from measured kernels."""

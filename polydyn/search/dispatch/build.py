@@ -1,4 +1,4 @@
-"""From a tuned group to the decision among its kernels."""
+"""Build the decision among the kernels of a tuned group."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ from polydyn.search.finals import between
 from polydyn.search.strategies import Tuned
 
 _DENSE = 1024
-"""Sizes that a tree is fitted to."""
+"""Number of sizes that a tree is fitted to."""
 
 
 def build_dispatch(tuned: Tuned) -> Decision:
-    """The decision among ``tuned.kernels`` by its strategy's dispatcher, over the backbone's dynamic loops; verified.
+    """Return the verified decision among ``tuned.kernels``, over the backbone's dynamic loops. The strategy names the
+    dispatcher.
 
     KeyError: unknown dispatcher.
     """
@@ -36,16 +37,16 @@ def _argmin(tuned: Tuned) -> Decision:
 
 
 def _tree(tuned: Tuned) -> Decision:
-    """The tree over many sizes, which closed forms make free; over the measured instances where there are none.
+    """Fit a tree. Closed forms allow many sizes at no cost; without them, the measured instances are used.
 
-    The difference between the table and the closed forms at instances is assumed to hold between them.
+    The ratio of the table to the closed forms at instances is interpolated between them.
     """
     features = features_of(_symbols(tuned))
     shapes, table, weights = tuned.instances, tuned.table, tuned.weights
     if tuned.costs and features:
         shapes, forms = tuple(_dense(tuned)), [evaluator(c) for c in tuned.costs]
         times, estimates = (
-            np.array([[max(1, e(s)) for s in of] for e in forms], float) for of in (tuned.instances, shapes)
+            np.array([[max(1, e(s)) for s in some] for e in forms], float) for some in (tuned.instances, shapes)
         )
         logs = np.log(np.array([tuned.backbone.flops(s) for s in tuned.instances], float) / tuned.table / times)
         table, weights = 1 / (estimates * between(tuned.instances, logs, shapes)), (1.0,) * len(shapes)
@@ -53,8 +54,8 @@ def _tree(tuned: Tuned) -> Decision:
 
 
 def _dense(tuned: Tuned) -> Iterator[dict[str, int]]:
-    """Sizes spaced by ratio up to 2**16, far denser than anything that is measured: all of one loop, or tuples of
-    several, drawn with a fixed seed (a grid of as many tuples would have only a few sizes of each).
+    """Yield sizes spaced by ratio up to 2**16, much denser than the measured sizes. For one loop these are all sizes;
+    for several, combinations drawn with a fixed seed (a grid of that many points would have few sizes per loop).
     """
     names = _symbols(tuned)
     axis = sorted({round(v) for v in np.geomspace(1, 1 << 16, _DENSE if len(names) == 1 else 64)})
@@ -74,4 +75,4 @@ DISPATCHERS: Mapping[str, Callable[[Tuned], Decision]] = {
     "tree": _tree,
     "classifier": _classifier,
 }
-"""Column ``dispatcher`` of the strategies."""
+"""The values of column ``dispatcher`` of the strategies."""

@@ -17,22 +17,22 @@ from polydyn.search.select import Table, shares
 Values = npt.NDArray[np.int64]
 
 
-_RIVALS = 4
-"""Most kernels that a leaf compares: the table is in the launch path."""
+_MAX_LEAF_KERNELS = 4
+"""Maximum number of kernels that a leaf compares, because the comparison is on the launch path."""
 
 
 def features_of(symbols: Sequence[str], tiles: Sequence[Index] = ()) -> tuple[Index, ...]:
-    """What a tree may test: every symbol, and expressions such as block counts."""
+    """Return the expressions that a tree may test: every symbol, and expressions such as block counts."""
     return (*(Index.of(s) for s in symbols), *tiles)
 
 
 def evaluate(features: Sequence[Index], shapes: Sequence[Mapping[str, int]]) -> Values:
-    """The value of every feature (columns) at every shape (rows)."""
+    """Return the value of every feature (columns) at every shape (rows)."""
     return np.array(_values(features, shapes), np.int64).reshape(len(shapes), len(features))
 
 
-def _values(of: Sequence[Index], shapes: Sequence[Mapping[str, int]]) -> list[list[int]]:
-    forms = list(map(evaluator, of))
+def _values(features: Sequence[Index], shapes: Sequence[Mapping[str, int]]) -> list[list[int]]:
+    forms = list(map(evaluator, features))
     return [[value(s) for value in forms] for s in shapes]
 
 
@@ -45,11 +45,12 @@ def fit_tree(
     leaves: int = 32,
     costs: Sequence[Index] = (),
 ) -> Decision:
-    """The tree that loses least throughput over the shapes.
+    """Return a tree with little loss of throughput over the shapes.
 
-    ``table[k, i]``: throughput of kernel k at shape i. Greedy: the split of all leaves that saves most weighted loss
-    (1 - share of best), until ``leaves`` or nothing is saved. With ``costs`` (closed forms of the kernels) a leaf
-    keeps the few kernels whose comparison by cost loses least at its shapes; without, it names one.
+    ``table[k, i]``: throughput of kernel k at shape i. The growth is greedy: it takes the split that saves the most
+    weighted loss (1 - relative throughput) of all leaves, up to ``leaves`` or until nothing is saved. With ``costs``
+    (closed forms of the kernels) a leaf has the few kernels whose comparison by cost loses least at its shapes;
+    without, it has one kernel.
     """
     w = np.ones(table.shape[1]) if weights is None else np.asarray(weights, float)
     loss = ((1 - shares(table)) * (w / w.sum())).T
@@ -58,7 +59,7 @@ def fit_tree(
 
 
 class _Grower:
-    """Best-first growth; a leaf is the array of its shapes' rows."""
+    """Best-first growth. A leaf is the array of its shapes' rows."""
 
     def __init__(
         self, features: Sequence[Index], values: Values, loss: Table, costs: Sequence[Index], estimates: Table | None
@@ -81,7 +82,7 @@ class _Grower:
         return self._node("", parts, tests)
 
     def _split(self, rows: npt.NDArray[np.intp]) -> tuple[float, int, int]:
-        """(saved loss, feature, threshold) of the best split of a leaf."""
+        """Return (saved loss, feature, threshold) of the best split of a leaf."""
         undivided, best = float(self.loss[rows].sum(0).min()), (0.0, 0, 0)
         for f in range(self.values.shape[1]):
             order = rows[np.argsort(self.values[rows, f], kind="stable")]
@@ -108,7 +109,7 @@ class _Grower:
     def _leaf(self, rows: npt.NDArray[np.intp]) -> Decision:
         loss = self.loss[rows].sum(0)
         chosen, least = [int(loss.argmin())], float(loss.min())
-        while self.estimates is not None and len(chosen) < _RIVALS:
+        while self.estimates is not None and len(chosen) < _MAX_LEAF_KERNELS:
             more = [k for k in range(len(loss)) if k not in chosen]
             after, k = min(((self._compared(rows, [*chosen, k]), k) for k in more), default=(least, 0))
             if least - after <= 1e-6:
@@ -119,10 +120,10 @@ class _Grower:
         return ArgMin(tuple(Entry(k, self.costs[k]) for k in sorted(chosen)))
 
     def _compared(self, rows: npt.NDArray[np.intp], kernels: Sequence[int]) -> float:
-        """The loss at the shapes of ``rows`` when closed forms choose among kernels; of equal ones the first."""
+        """Return the loss at the shapes of ``rows`` if closed forms choose among kernels; ties go to the first."""
         assert self.estimates is not None
-        few = np.array(sorted(kernels))
-        picked = few[self.estimates[np.ix_(rows, few)].argmin(1)]
+        candidates = np.array(sorted(kernels))
+        picked = candidates[self.estimates[np.ix_(rows, candidates)].argmin(1)]
         return float(self.loss[rows, picked].sum())
 
 
@@ -134,7 +135,7 @@ def fit_classifier(
     *,
     leaves: int = 64,
 ) -> Decision:
-    """BladeDISC's decision-tree classifier of best-fit kernels, by scikit-learn. UnsupportedError: not installed."""
+    """Fit BladeDISC's decision-tree classifier of best kernels with scikit-learn. UnsupportedError: not installed."""
     try:
         from sklearn.tree import DecisionTreeClassifier
     except ImportError as e:
@@ -147,7 +148,7 @@ def fit_classifier(
         return Leaf(int(labels[0]))
     values = evaluate(features, shapes)
     levels = [np.unique(values[:, f]) for f in range(values.shape[1])]
-    # ranks instead of values: scikit-learn rounds features to float32
+    # use ranks instead of values, because scikit-learn rounds features to float32
     ranks = np.stack([np.searchsorted(u, values[:, f]) for f, u in enumerate(levels)], axis=1)
     tree = DecisionTreeClassifier(max_leaf_nodes=max(2, leaves), random_state=0)
     fitted = tree.fit(ranks, np.asarray(labels), sample_weight=weights)

@@ -1,1 +1,1 @@
-"""What chooses the next tuples to try."""
+"""Explorers, which choose the next tiles to try."""

@@ -1,8 +1,8 @@
-"""Explorers: which tuples of a space to measure, in which order.
+"""Explorers: they choose which tiles of a space to measure, and in which order.
 
 An explorer is a function ``(space, objective, trials, seed) -> trials in order``. It is deterministic in the space, the
-seed and the costs it gets. That makes stopping and resuming a matter of records alone: ``bench.Remembered`` answers
-what was measured before from the record file, so a resumed run repeats its steps without measuring and then goes on.
+seed and the costs. So records are enough to stop and resume: ``bench.RecordedObjective`` returns earlier measurements
+from the record file, and a resumed run repeats its steps without measuring and then continues.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from polydyn.search.hardware import Hardware
 from polydyn.search.spaces.space import Space, roles, usage
 
 Objective = Callable[[Sequence[Tile]], Sequence[float]]
-"""Measures a batch: one cost per tuple, lower is better, ``inf`` for one that failed."""
+"""Measures a batch: returns one cost per tile, lower is better, ``inf`` for a failure."""
 
 
 @dataclass(frozen=True)
 class Trial:
-    """A measured tuple and its cost."""
+    """A measured tile and its cost."""
 
     tile: Tile
     cost: float
@@ -35,12 +35,12 @@ Explorer = Callable[[Space, Objective, int, int], "tuple[Trial, ...]"]
 
 
 def best(trials: Iterable[Trial]) -> Trial:
-    """The trial of least cost (the first tile among equals). ValueError: there are none."""
+    """Return the trial with minimum cost (ties: the first tile). ValueError: there are none."""
     return min(trials, key=lambda t: (t.cost, t.tile))
 
 
 def in_order(order: Sequence[Tile]) -> Explorer:
-    """An explorer that measures a given order, such as ``aligned_order`` (Roller: construction without search)."""
+    """Return an explorer that measures a given order, such as ``aligned_order`` (Roller: construction, no search)."""
 
     def explore(space: Space, objective: Objective, trials: int, seed: int = 0) -> tuple[Trial, ...]:
         return _measure([t for t in order if t in space.position][:trials], objective)
@@ -49,7 +49,7 @@ def in_order(order: Sequence[Tile]) -> Explorer:
 
 
 def after(first: Sequence[Tile], explorer: Explorer) -> Explorer:
-    """An explorer that measures some tuples first; they count as its trials."""
+    """Return an explorer that measures some tiles first; they count as trials."""
 
     def explore(space: Space, objective: Objective, trials: int, seed: int = 0) -> tuple[Trial, ...]:
         start = _measure(first, objective)
@@ -60,7 +60,8 @@ def after(first: Sequence[Tile], explorer: Explorer) -> Explorer:
 
 
 def by_size(explorer: Explorer, backbone: Backbone, classes: int) -> Explorer:
-    """Runs an explorer apart on classes of equal count by the size of the block over the parallel loops."""
+    """Return an explorer that explores size classes separately. Classes have equal counts and are ordered by the size
+    of the block over the parallel loops."""
 
     def explore(space: Space, objective: Objective, trials: int, seed: int = 0) -> tuple[Trial, ...]:
         def area(t: Tile) -> tuple[int, Tile]:
@@ -88,11 +89,11 @@ def _measure(tiles: Sequence[Tile], objective: Objective, batch: int = 8) -> tup
 
 
 def aligned_order(space: Space, backbone: Backbone, hardware: Hardware) -> tuple[Tile, ...]:
-    """All tuples by Roller's criterion: least data moved per operation at both memory levels, on a saturated unit.
+    """Return all tiles by Roller's criterion: minimum data moved per operation at both memory levels, if saturated.
 
-    TSCompiler 5.1 starts its trust regions from the first ones. Resident threads below a quarter of the unit's limit
-    cannot hide latency, and register tiles of more rows than a CPU's cache has ways lose rows before they are used
-    (recorded: 24 rows of 4096 bytes ran at an eighth of the best), so such tuples count as that much slower.
+    TSCompiler 5.1 starts its trust regions from the first ones. Fewer resident threads than a quarter of the unit's
+    limit cannot hide latency. Register tiles with more rows than the associativity of a CPU's cache lose rows before
+    use (recorded: 24 rows of 4096 bytes ran at an eighth of the best). The score of such tiles is reduced accordingly.
     """
 
     def score(tile: Tile) -> tuple[float, Tile]:
@@ -105,7 +106,7 @@ def aligned_order(space: Space, backbone: Backbone, hardware: Hardware) -> tuple
 
 
 def _saturation(backbone: Backbone, hardware: Hardware, tile: Tile) -> float:
-    if hardware.kind == "cpu":  # rows of an operand that lie a power of two apart share the ways of one cache set
+    if hardware.kind == "cpu":  # rows at a power-of-two distance compete for the ways of one cache set
         by_role = roles(backbone)
         return min(1.0, hardware.ways / tile.get(f"w.{by_role['m'].name}")) if "m" in by_role else 1.0
     used = usage(backbone, hardware, tile)
@@ -113,7 +114,7 @@ def _saturation(backbone: Backbone, hardware: Hardware, tile: Tile) -> float:
 
 
 def spread(space: Space, order: Sequence[Tile], count: int) -> tuple[Tile, ...]:
-    """The first ``count`` of an order that keep a distance from each other, so that each starts another region."""
+    """Return the first ``count`` of an order with a distance between each other, so that each starts a new region."""
     distance = 0.5 * math.sqrt(space.points.shape[1]) if space.names else 0.0
     while True:
         tiles: list[Tile] = []
@@ -129,9 +130,9 @@ def spread(space: Space, order: Sequence[Tile], count: int) -> tuple[Tile, ...]:
 
 
 def saturating_shape(backbone: Backbone, hardware: Hardware, tile: Tile, waves: int = 2) -> dict[str, int]:
-    """A static instance large enough to fill the whole machine with full waves of a tile (TSCompiler 5.1).
+    """Return a static instance that fills the whole machine with full waves of a tile (TSCompiler 5.1).
 
-    The first dynamic parallel loop takes what the others leave; a dynamic reduction gets about 1024 iterations.
+    The first dynamic parallel loop supplies the missing blocks; a dynamic reduction gets about 1024 iterations.
     """
     block = tile.level("b")
     sizes = {x.name: x.extent if x.extent is not None else block[x.name] for x in backbone.loops}

@@ -1,11 +1,11 @@
 """TSCompiler's explorer (5.1): Bayesian optimisation in several trust regions, with hardware-aligned starts.
 
-Each region has a local Gaussian process over the rank of the cost (its normal quantile): near the optimum costs differ
-by tenths of a per cent, elsewhere by factors, and a process over costs would see the factors only. A round draws
-candidates inside every region's box, projects them to the nearest valid tuples, drops known and refused ones, and fills
-a batch with the smallest posterior samples over all regions: regions are the levers of a bandit that plays by Thompson
-sampling. A region grows after successes, shrinks after failures and restarts elsewhere when it is too small; its box
-always holds the next value on every axis. Costs are only compared. Needs ``polydyn[tune]``.
+Each region has a local Gaussian process over the rank of the cost (its normal quantile). Costs near the optimum differ
+by tenths of a per cent, elsewhere by factors; a process over costs would model only the factors. A round draws
+candidates inside every region's box, projects them to the nearest valid tiles, and drops known and rejected ones. It
+fills a batch with the smallest posterior samples over all regions, so regions compete like the arms of a bandit with
+Thompson sampling. A region grows after successes, shrinks after failures, and restarts elsewhere if it is too small.
+Its box always contains the next value on every axis. Costs are only compared. Needs ``polydyn[tune]``.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from polydyn.search.spaces.space import Points, Space
 Rows = npt.NDArray[np.intp]
 
 Prune = Callable[[Tile], "str | None"]
-"""Says why a tuple must not be measured (resources beyond the machine's, as its compiler reports them), or None."""
+"""Returns why a tile must not be measured (the compiler report exceeds the machine's resources), or None."""
 
 
 @dataclass(frozen=True)
 class Regions:
-    """How regions behave.
+    """Parameters of the trust regions.
 
-    ``start`` tuples are measured first: ``aligned`` of the hardware-aligned order and the rest at random, because
-    aligned ones are good but alike, and a model of one corner misleads. Lengths are sides of the box in the space's
+    ``start`` tiles are measured first: ``aligned`` ones from the hardware-aligned order and the rest at random.
+    Aligned tiles are good but similar, and a model of one corner misleads. Lengths are sides of the box in the space's
     unit coordinates (``length``: L_b).
     """
 
@@ -63,13 +63,13 @@ class _Region:
 
 
 def trust_region(order: Sequence[Tile] = (), prune: Prune = lambda t: None, regions: Regions | None = None) -> Explorer:
-    """An explorer whose regions start at spread-out first tuples of ``order`` and at random ones."""
+    """Return an explorer whose regions start at random tiles and at spread-out first tiles of ``order``."""
     _sklearn()
 
     def explore(space: Space, objective: Objective, trials: int, seed: int = 0) -> tuple[Trial, ...]:
         from threadpoolctl import threadpool_limits
 
-        with threadpool_limits(1):  # matrices are tiny, and sums stay in one order
+        with threadpool_limits(1):  # the matrices are tiny, and the order of sums stays fixed
             return _Search(space, objective, trials, seed, order, prune, regions or Regions()).run()
 
     return explore
@@ -87,7 +87,7 @@ def _sklearn() -> None:
 
 
 def _descend(objective: Callable[..., Any], theta: Any, bounds: Any) -> tuple[Any, Any]:
-    """A few steps of L-BFGS on the marginal likelihood; a region's next round goes on from there."""
+    """Run a few steps of L-BFGS on the marginal likelihood; the region's next round continues from there."""
     from scipy.optimize import minimize
 
     result = minimize(objective, theta, jac=True, bounds=bounds, method="L-BFGS-B", options={"maxiter": 6})
@@ -95,7 +95,7 @@ def _descend(objective: Callable[..., Any], theta: Any, bounds: Any) -> tuple[An
 
 
 class _Search:
-    """One run. ``cost`` holds the cost of every measured row."""
+    """One run. ``cost`` maps each measured row to its cost."""
 
     def __init__(
         self,
@@ -144,7 +144,7 @@ class _Search:
         return out
 
     def _open(self, row: int) -> bool:
-        """Neither measured nor refused."""
+        """Return whether a row is neither measured nor rejected."""
         if row in self.cost or row in self.refused:
             return False
         if self.prune(self.space.tiles[row]) is None:
@@ -153,7 +153,7 @@ class _Search:
         return False
 
     def _round(self) -> list[tuple[int, _Region]]:
-        """A batch: the smallest posterior samples over all regions, each row once."""
+        """Return a batch: the smallest posterior samples over all regions, each row once."""
         measured, quantiles = self._targets()
         rows: list[int] = []
         owners: list[_Region] = []
@@ -164,7 +164,7 @@ class _Search:
                 rows += candidates.tolist()
                 owners += [region] * len(candidates)
                 samples.append(self._samples(region, candidates, measured, quantiles))
-        if not rows:  # every region's box is used up
+        if not rows:  # no region has candidates left
             return [(row, self.regions[0]) for row in self._next_starts(self.rule.batch)]
         picks: dict[int, _Region] = {}
         for sample in np.concatenate(samples).T:
@@ -174,7 +174,7 @@ class _Search:
         return list(picks.items())
 
     def _candidates(self, region: _Region) -> Rows:
-        """Points of the box, projected to open valid tuples."""
+        """Return points of the box, projected to open valid tiles."""
         center = self.space.points[region.center]
         reach = np.maximum(region.length / 2, self.space.steps)
         x = center + (2 * self.rng.random((self.rule.candidates, len(center))) - 1) * reach
@@ -182,7 +182,7 @@ class _Search:
         return np.array([r for r in rows if self._open(int(r))], np.intp)
 
     def _targets(self) -> tuple[Rows, Points]:
-        """Measured rows and the normal quantiles of their ranks; equal costs share one, failures come last."""
+        """Return the measured rows and the normal quantiles of their ranks; ties share one, failures are last."""
         from scipy.special import ndtri
         from scipy.stats import rankdata
 
@@ -191,7 +191,7 @@ class _Search:
         return measured, np.asarray(ndtri((ranks - 0.5) / max(len(measured), 1)))
 
     def _samples(self, region: _Region, rows: Rows, measured: Rows, quantiles: Points) -> Points:
-        """Posterior samples (rows x batch) of the region's local process."""
+        """Return posterior samples (rows x batch) of the region's local process."""
         from sklearn.gaussian_process import GaussianProcessRegressor
         from sklearn.gaussian_process.kernels import ConstantKernel, Matern, WhiteKernel
 
@@ -204,7 +204,7 @@ class _Search:
             kernel += WhiteKernel(1e-2, (1e-6, 1.0))
         process = GaussianProcessRegressor(kernel, optimizer=_descend, normalize_y=True, random_state=0)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # a length scale at its bound is no fault
+            warnings.simplefilter("ignore")  # a length scale at its bound is acceptable
             process.fit(points[measured[near]], quantiles[near])
             mean, covariance = process.predict(points[rows], return_cov=True)
         region.kernel = process.kernel_
@@ -212,7 +212,7 @@ class _Search:
         return np.asarray(mean[:, None] + np.linalg.cholesky(covariance + 1e-9 * np.eye(len(rows))) @ draws)
 
     def _judge(self, region: _Region, rows: Sequence[int]) -> None:
-        """Grows, shrinks, moves or restarts a region after what it tried in this round."""
+        """Grow, shrink, move or restart a region after its trials in this round."""
         measured = [r for r in rows if r in self.cost]
         if measured:
             row = min(measured, key=lambda i: (self.cost[i], i))

@@ -1,4 +1,4 @@
-"""TSCompiler's search space (5.1): block, warp and instruction tiles under hard and soft constraints."""
+"""TSCompiler's search space (5.1): block, warp and instruction tiles with hard and soft constraints."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from polydyn.search.hardware import Hardware, Instruction
 from polydyn.search.spaces.space import Space, aligned, bind, collect, limit_of, roles, unit_tile, usage, violation
 
 _STAGES = (2, 3, 4)
-_MOST_WARPS = 16
+_MAX_WARPS = 16
 _TRANSACTION = 8
-"""Smallest tile of the innermost reduction on a GPU: one aligned memory transaction per row."""
+"""Minimum tile of the innermost reduction on a GPU: one aligned memory transaction per row."""
 _UNROLL = (1, 4)
-"""Depth of the innermost reduction loop's unrolling on a CPU."""
+"""Unroll factors of the innermost reduction loop on a CPU."""
 
 
 def preferred(backbone: Backbone, hardware: Hardware) -> Instruction:
-    """The soft constraints: tensorised before vectorised before scalar instructions, where the loops allow it.
+    """Return the preferred instruction (soft constraints): tensor before vector before scalar, if the loops allow it.
 
-    An instruction is allowed when every loop that its tile extends over exists and is not known to be shorter than
-    the tile. UnsupportedError: the hardware has no instruction for the dtype.
+    An instruction is allowed if every loop that its tile extends over exists and is not known to be shorter than the
+    tile. UnsupportedError: the hardware has no instruction for the dtype.
     """
     usable = hardware.usable(backbone.dtype)
     return next((i for i in usable if _fits(backbone, i)), usable[-1])
@@ -37,11 +37,11 @@ def _fits(backbone: Backbone, instruction: Instruction) -> bool:
     return True
 
 
-@lru_cache(maxsize=1)  # groups of equal loops follow each other
+@lru_cache(maxsize=1)  # consecutive groups often have equal loops
 def loop_model(backbone: Backbone, hardware: Hardware) -> Space:
-    """All (block, warp, instruction) tuples in which each level divides the next and no hard constraint is broken.
+    """Return all (block, warp, instruction) tiles in which each level divides the next and all hard constraints hold.
 
-    GPU: ``b`` thread block, ``w`` warp, ``v`` instruction, ``stages`` of the copy pipeline, all compile-time.
+    GPU: ``b`` thread block, ``w`` warp, ``v`` instruction, ``stages`` of the copy pipeline, all at compile time.
     CPU: ``b`` cache tile (of parallel loops at launch), ``w`` register tile (``w.k``: unrolling), ``v`` vector.
     """
     unit = unit_tile(backbone, preferred(backbone, hardware))
@@ -60,7 +60,7 @@ def _proposals(backbone: Backbone, hardware: Hardware, unit: dict[str, int]) -> 
                 tile = bind(backbone, hardware, sizes | {"stages": stages} if gpu else sizes)
                 used = usage(backbone, hardware, tile)
                 rule = violation(hardware, used)
-                if gpu and used.threads > _MOST_WARPS * hardware.lanes:
+                if gpu and used.threads > _MAX_WARPS * hardware.lanes:
                     rule = rule or "warps per block"
                 yield tile, rule
 

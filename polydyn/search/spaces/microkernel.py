@@ -11,13 +11,13 @@ from polydyn.search.hardware import Hardware
 from polydyn.search.spaces.space import Space, aligned, bind, collect, usage, violation
 
 
-@lru_cache(maxsize=1)  # groups of equal loops follow each other
+@lru_cache(maxsize=1)  # consecutive groups often have equal loops
 def mutations(backbone: Backbone, hardware: Hardware, seed: Tile) -> Space:
-    """All viable micro-kernels whose inner tile sizes lie in [T/2, 2T] of the seed's.
+    """Return all viable micro-kernels whose inner tile sizes are in [T/2, 2T] of the seed's.
 
-    The seed is what an auto-scheduler finds for the *largest* instance, where occupancy does not matter, so that the
-    local factor is searched alone. Viable: the instruction divides the register tile, that divides the block tile,
-    and no hard constraint is broken. Instruction and pipeline parameters stay as they are.
+    The seed is the result of an auto-scheduler for the *largest* instance, where occupancy does not matter, so only the
+    local factor is searched. Viable: the instruction divides the register tile, which divides the block tile, and all
+    hard constraints hold. Instruction and pipeline parameters do not change.
     """
     return collect("dietcode", _mutants(backbone, hardware, seed))
 
@@ -37,18 +37,18 @@ def _mutants(backbone: Backbone, hardware: Hardware, seed: Tile) -> Iterator[tup
 
 
 def _step(hardware: Hardware, size: int, unit: int) -> int:
-    """The grain of a register tile: the instruction, or 8 where the lanes of a GPU's warp share scalar work."""
+    """Return the granularity of a register tile: the instruction, or 8 if the lanes of a warp divide scalar work."""
     return 8 if hardware.kind == "gpu" and unit == 1 and size % 8 == 0 else unit
 
 
 def _around(size: int, step: int, reduction: bool) -> list[int]:
-    """Multiples of ``step`` in [size/2, 2*size]; of a reduction only T/2, T and 2T."""
+    """Return the multiples of ``step`` in [size/2, 2*size]; for a reduction only T/2, T and 2T."""
     if reduction:
         return sorted({v for v in (size // 2, size, 2 * size) if v and v % step == 0})
     return [v for v in range(step, 2 * size + 1, step) if 2 * v >= size]
 
 
 def _whole(size: int, step: int) -> list[int]:
-    """Block sizes in [size/2, 2*size] that hold 1, 2, 3, 4, 6, 8, 12 ... register tiles of ``step``, and the size."""
+    """Return block sizes in [size/2, 2*size] with 1, 2, 3, 4, 6, 8, 12 ... register tiles of ``step``, and the size."""
     sizes = {v for v in aligned(step, 2 * size, thirds=True) if size <= 2 * v <= 4 * size}
     return sorted(sizes | ({size} if size % step == 0 else set()))

@@ -1,7 +1,7 @@
-"""Search spaces: finite sets of valid tile tuples, and the resource rules that decide what is valid.
+"""Search spaces: finite sets of valid tiles, and the resource rules that define validity.
 
 The four papers' spaces are built in ``loop_model.py`` (TSCompiler), ``rkernel.py`` (Vortex), ``ukernel.py`` (FTuner)
-and ``microkernel.py`` (DietCode); all give a ``Space``, so that every explorer works on every one of them.
+and ``microkernel.py`` (DietCode). Each returns a ``Space``, so every explorer works on all of them.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ Points = npt.NDArray[np.float64]
 
 
 class EmptySpaceError(ScheduleError):
-    """No tuple of a space is valid."""
+    """No tile of a space is valid."""
 
 
 @dataclass(frozen=True)
 class Space:
-    """Valid tile tuples with equal parameter names. ``refused``: how many tuples each rule kept out. EmptySpaceError:
-    there is none.
+    """Valid tiles with equal parameter names. ``refused``: the number of tiles that each rule rejected.
+    EmptySpaceError: no tile is valid.
     """
 
     name: str
@@ -40,18 +40,18 @@ class Space:
         if not self.tiles:
             raise EmptySpaceError(
                 f"the search space {self.name} is empty",
-                rule=", ".join(f"{rule} refused {n}" for rule, n in self.refused) or "no tuple was proposed",
+                rule=", ".join(f"{rule} rejected {n}" for rule, n in self.refused) or "no tile was proposed",
                 remedy="check the hardware description and the backbone's extents",
             )
         names = {tuple(n for n, _ in t.compile + t.launch) for t in self.tiles}
         if len(names) != 1:
-            raise ScheduleError(f"the tuples of search space {self.name} have different parameters: {sorted(names)}")
+            raise ScheduleError(f"the tiles of search space {self.name} have different parameters: {sorted(names)}")
 
     def __len__(self) -> int:
         return len(self.tiles)
 
     def within(self, rule: Callable[[Tile], str | None]) -> Space:
-        """The tuples that a further rule does not refuse. EmptySpaceError: none is left."""
+        """Return the tiles that a further rule accepts. EmptySpaceError: none is left."""
         refused = Counter(dict(self.refused))
         tiles = []
         for tile in self.tiles:
@@ -63,39 +63,39 @@ class Space:
 
     @cached_property
     def names(self) -> tuple[str, ...]:
-        """Parameters that vary within the space."""
+        """The parameters that vary within the space."""
         first = self.tiles[0]
         return tuple(n for n, v in first.compile + first.launch if any(t[n] != v for t in self.tiles))
 
     @cached_property
     def points(self) -> Points:
-        """Coordinates (tiles x names) in [0, 1]: logarithms of the sizes, because sizes act by ratio."""
+        """Coordinates (tiles x names) in [0, 1]: logarithms of the sizes, because ratios of sizes matter."""
         values = np.array([[t[n] for n in self.names] for t in self.tiles], float).reshape(len(self.tiles), -1)
-        logs = np.log2(np.maximum(values, 0.5))  # a knob may be 0
+        logs = np.log2(np.maximum(values, 0.5))  # a parameter may be 0
         low, high = logs.min(0), logs.max(0)
         return np.asarray((logs - low) / np.where(high > low, high - low, 1.0))
 
     @cached_property
     def steps(self) -> Points:
-        """Per coordinate the widest gap between neighbouring values: to move by less may reach no other value."""
+        """The largest gap between neighbouring values per coordinate. A smaller move may reach no other value."""
         return np.array([np.diff(np.unique(x)).max() for x in self.points.T])
 
     @cached_property
     def position(self) -> Mapping[Tile, int]:
-        """Tile -> its row in ``points``."""
+        """Maps a tile to its row in ``points``."""
         return {t: i for i, t in enumerate(self.tiles)}
 
     def nearest(self, x: Points) -> npt.NDArray[np.intp]:
-        """TSCompiler's projection: rows of the valid tuples nearest to arbitrary coordinates (rows of ``x``).
+        """Return the rows of the valid tiles nearest to the rows of ``x`` (TSCompiler's projection).
 
-        The first of equally near ones, so that the answer depends on the space only.
+        Ties go to the first tile, so that the result depends only on the space.
         """
         squares = (self.points**2).sum(1)[None, :] - 2 * x @ self.points.T
         return np.asarray(np.argmin(squares, axis=1))
 
 
 def collect(name: str, proposals: Iterable[tuple[Tile, str | None]]) -> Space:
-    """A space of the proposals whose second part is None; the others are counted under that rule's name."""
+    """Return a space of the proposals without a rule; the others are counted under the name of their rule."""
     refused: Counter[str] = Counter()
     tiles: dict[Tile, None] = {}
     for tile, rule in proposals:
@@ -108,7 +108,7 @@ def collect(name: str, proposals: Iterable[tuple[Tile, str | None]]) -> Space:
 
 @dataclass(frozen=True)
 class Usage:
-    """What one block of a kernel is predicted to use.
+    """The predicted resources of one block of a kernel.
 
     ``local``: bytes of shared memory (GPU) or of the L2 share (CPU). ``registers``: per thread. ``threads``: per block.
     """
@@ -119,7 +119,7 @@ class Usage:
 
 
 def usage(backbone: Backbone, hardware: Hardware, tile: Tile) -> Usage:
-    """Resources of a tile tuple by counting (what the compiler reports replaces this once a kernel is built).
+    """Return the resources of a tile by counting (the compiler report replaces this after a kernel is built).
 
     The accumulators of a warp tile are spread over its lanes; a thread tile (level ``t``) belongs to one thread.
     """
@@ -141,7 +141,7 @@ _ADDRESSING = 32
 
 
 def _vector_registers(backbone: Backbone, register: Mapping[str, int], unit: Mapping[str, int]) -> int:
-    """Accumulators, the vectors of the operands along the vector loop, and one broadcast."""
+    """Return the accumulators, plus the vectors of the operands along the vector loop, plus one broadcast."""
     step = {**register, **{x.name: 1 for x in backbone.reduction}}
     lanes = max(unit.values(), default=1)
     vectored = [n for n, v in unit.items() if v > 1]
@@ -155,7 +155,7 @@ def _vector_registers(backbone: Backbone, register: Mapping[str, int], unit: Map
 
 
 def violation(hardware: Hardware, used: Usage) -> str | None:
-    """The hard constraint (TSCompiler 5.1) that a kernel breaks, by name, or None."""
+    """Return the name of the hard constraint (TSCompiler 5.1) that a kernel breaks, or None."""
     if used.local > hardware.block_bytes:
         return "local memory per block"
     if used.registers > hardware.thread_registers:
@@ -168,9 +168,9 @@ def violation(hardware: Hardware, used: Usage) -> str | None:
 
 
 def roles(backbone: Backbone) -> dict[str, Loop]:
-    """Which loops an instruction's (m, n, k) lie on: the last two parallel loops and the last reduction.
+    """Return the loops of an instruction's (m, n, k): the last two parallel loops and the last reduction.
 
-    Other loops are walked one iteration at a time. A backbone may lack m or k (a row, an elementwise map).
+    Other loops advance one iteration at a time. A backbone may lack m or k (a row, an elementwise map).
     """
     parallel, reduction = backbone.parallel, backbone.reduction
     named = {"n": parallel[-1:], "m": parallel[-2:-1], "k": reduction[-1:]}
@@ -178,7 +178,7 @@ def roles(backbone: Backbone) -> dict[str, Loop]:
 
 
 def unit_tile(backbone: Backbone, instruction: Instruction) -> dict[str, int]:
-    """The instruction's tile by loop name; 1 for loops without a role."""
+    """Return the instruction's tile by loop name; 1 for loops without a role."""
     sizes = {x.name: 1 for x in backbone.loops}
     for role, loop in roles(backbone).items():
         sizes[loop.name] = instruction.tile["mnk".index(role)]
@@ -186,8 +186,8 @@ def unit_tile(backbone: Backbone, instruction: Instruction) -> dict[str, int]:
 
 
 def bind(backbone: Backbone, hardware: Hardware, sizes: Mapping[str, int]) -> Tile:
-    """A tile tuple with binding times: on a CPU the cache tile of parallel loops is given at launch, all else when
-    compiled (the proofs of a kernel need the steps of a reduction block as a number).
+    """Return a tile with binding times. On a CPU the cache tile of parallel loops is bound at launch, everything else
+    at compile time (proofs of a kernel need the steps of a reduction block as a number).
     """
     free = {f"b.{x.name}" for x in backbone.parallel} if hardware.kind == "cpu" else set()
     launch = {n: v for n, v in sizes.items() if n in free}
@@ -195,11 +195,11 @@ def bind(backbone: Backbone, hardware: Hardware, sizes: Mapping[str, int]) -> Ti
 
 
 def aligned(step: int, limit: int, *, thirds: bool = False) -> list[int]:
-    """``step`` times powers of two up to ``limit`` (at least one); with ``thirds`` also times 3, 6, 12 ..."""
+    """Return ``step`` times powers of two up to ``limit`` (at least one); with ``thirds`` also times 3, 6, 12 ..."""
     factors = [1 << p for p in range(24)] + ([3 << p for p in range(24)] if thirds else [])
     return sorted(step * f for f in factors if step * f <= max(limit, step))
 
 
-def limit_of(loop: Loop, step: int, most: int) -> int:
-    """The largest useful tile: ``most``, or the static extent rounded up to the step."""
-    return most if loop.extent is None else min(most, -(-max(loop.extent, 1) // step) * step)
+def limit_of(loop: Loop, step: int, limit: int) -> int:
+    """Return the largest useful tile: ``limit``, or the static extent rounded up to the step."""
+    return limit if loop.extent is None else min(limit, -(-max(loop.extent, 1) // step) * step)

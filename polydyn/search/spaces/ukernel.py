@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 
-from polydyn.search.backbone import Backbone, Loop, Shape, Tile, unbroken
+from polydyn.search.backbone import Backbone, Loop, Shape, Tile, no_rule
 from polydyn.search.cost import blocks_at, compute_ratio, occupancy_ratio, pad_ratio
 from polydyn.search.hardware import Hardware
 from polydyn.search.spaces.loop_model import preferred
@@ -15,10 +15,10 @@ from polydyn.search.spaces.space import Space, Usage, bind, collect, roles, unit
 
 @dataclass(frozen=True)
 class Filter:
-    """Algorithm 1's hyperparameters, at the paper's values for a V100.
+    """Algorithm 1's hyperparameters, with the paper's values for a V100.
 
     ``pad``, ``occ``: (min, max) of the thresholds; ``pad_step`` and ``occ_step`` their strides (10 : 1). ``active``:
-    zeta, blocks per unit. ``ratio``: psi, the least compute-to-memory ratio.
+    zeta, blocks per unit. ``ratio``: psi, the minimum compute-to-memory ratio.
     """
 
     pad: tuple[float, float] = (0.50, 0.95)
@@ -30,13 +30,13 @@ class Filter:
 
 
 def factors(n: int) -> set[int]:
-    """All divisors of a positive number."""
+    """Return all divisors of a positive number."""
     small = [d for d in range(1, int(n**0.5) + 1) if n % d == 0]
     return {*small, *(n // d for d in small)}
 
 
 def axis_sizes(lengths: Iterable[int]) -> list[int]:
-    """RegTileRule: the factors of an axis' lengths; a prime gives those of its two neighbours (53: 52 and 54)."""
+    """Return the divisors of an axis' lengths (RegTileRule); for a prime those of its neighbours (53: 52 and 54)."""
     sizes = {1}
     for n in lengths:
         divisors = factors(n) if n > 0 else set()
@@ -45,10 +45,10 @@ def axis_sizes(lengths: Iterable[int]) -> list[int]:
 
 
 def align(backbone: Backbone, hardware: Hardware, shapes: Sequence[Shape]) -> Iterator[Tile]:
-    """HardwareAlign: every register tile with every local tile that the alignment rules allow.
+    """Yield every register tile with every local tile that the alignment rules allow (HardwareAlign).
 
     GPU: ``t`` is the tile of one thread (the paper's uKernels use no tensor cores). CPU: ``w`` is the register tile.
-    The innermost parallel axis (row-major) takes whole transactions or vectors; k steps in multiples of 8.
+    The innermost parallel axis (row-major) takes whole transactions or vectors; k advances in multiples of 8.
     """
     unit = unit_tile(backbone, preferred(backbone, hardware)) if hardware.kind == "cpu" else {}
     level = "w" if hardware.kind == "cpu" else "t"
@@ -82,7 +82,7 @@ def _register_sizes(
 
 
 def _local_sizes(backbone: Backbone, hardware: Hardware, loop: Loop, register: int, lengths: list[int]) -> list[int]:
-    """SmemTileRule: the major axis first, the others growing with the register tile."""
+    """Return the local tile sizes (SmemTileRule): the major axis first, the others grow with the register tile."""
     role_of = {x.name: role for role, x in roles(backbone).items()}
     role = role_of.get(loop.name)
     if role is None:
@@ -103,11 +103,11 @@ def _shares(backbone: Backbone, hardware: Hardware, tile: Tile, shape: Shape) ->
 
 
 def crosses(pad: float, occ: float, rule: Filter) -> bool:
-    """CrossPick: some step of the trade-off between padding and full units is satisfied.
+    """Return whether some step of the trade-off between padding and full units is satisfied (CrossPick).
 
-    True when some step i has ``pad >= pad_min + i*pad_step`` and ``occ >= occ_max - i*occ_step``.
+    This is true if some step i has ``pad >= pad_min + i*pad_step`` and ``occ >= occ_max - i*occ_step``.
 
-    As the thresholds move in opposite directions this is a comparison with the last step that ``pad`` still passes.
+    The thresholds move in opposite directions, so it is enough to test the last step that ``pad`` still passes.
     """
     last = round(min((rule.pad[1] - rule.pad[0]) / rule.pad_step, (rule.occ[1] - rule.occ[0]) / rule.occ_step))
     if pad < rule.pad[0]:
@@ -117,16 +117,17 @@ def crosses(pad: float, occ: float, rule: Filter) -> bool:
 
 
 def in_bound(hardware: Hardware, used: Usage, blocks: int, rule: Filter) -> bool:
-    """SetBound, Eq. 4: the block's registers fit the unit together with the blocks the workload makes active.
+    """Return whether the block's registers fit the unit, together with the workload's active blocks (SetBound, Eq. 4).
 
-    ``min(K.wkl.block, zeta)`` of a workload with fewer blocks than units is below 1 in print; one block is the least.
+    For a workload with fewer blocks than units, the printed ``min(K.wkl.block, zeta)`` is below 1; here it is at least
+    one block.
     """
     bound = max(1, min(-(-blocks // hardware.units), rule.active))
     return hardware.kind == "cpu" or used.registers * used.threads * bound <= hardware.registers
 
 
 def saturates(backbone: Backbone, hardware: Hardware, tile: Tile, shape: Shape, rule: Filter) -> bool:
-    """Multi-axis analysis, Eq. 5 and 6: enough blocks for every unit, and compute bound."""
+    """Return whether there are enough blocks for every unit, and the work is compute bound (Eq. 5 and 6)."""
     active = hardware.units * (1 if hardware.kind == "cpu" else rule.active)
     blocks = blocks_at(backbone, tile, backbone.sizes(shape))
     return blocks >= active and compute_ratio(backbone, hardware, tile, shape) >= rule.ratio
@@ -137,14 +138,15 @@ def ukernel_space(
     hardware: Hardware,
     shapes: Sequence[Shape],
     rule: Filter | None = None,
-    generator: Callable[[Tile], str | None] = unbroken,
+    generator: Callable[[Tile], str | None] = no_rule,
 ) -> Space:
-    """FTuner's uKernel set for the given workloads: the union over them of what passes all four filters.
+    """Return FTuner's uKernel set for the given workloads: the union of the tiles that pass all four filters.
 
-    ``generator``: what the code generator refuses, by name; it comes before the filters, as alignment does.
+    ``generator``: returns the rule of the code generator that a tile breaks; it runs before the filters, like
+    alignment.
 
-    A workload too small or too memory bound for Eq. 5 and 6 keeps its ten tiles of highest SIA inputs instead: the
-    print would leave it without any kernel.
+    A workload that is too small or too memory bound for Eq. 5 and 6 keeps its ten tiles with the highest SIA inputs
+    instead. The printed algorithm would leave it without a kernel.
     """
     rule = rule or Filter()
     used: dict[Tile, Usage] = {}

@@ -1,1 +1,1 @@
-"""Groups of a model as things to tune, on a CPU and on a CUDA device."""
+"""Groups of a model as tuning tasks, for a CPU and for a CUDA device."""

@@ -1,7 +1,7 @@
 """Tuning tasks: the matmul-like groups of a plan, each with its backbone and the arguments of its kernels.
 
 On a CPU the register tile, the reduction block and the tasks of ``codegen.cpu_contract`` are tuned (docs/cpu.md 1 and
-2). Groups of other kinds: ``sized.py``. Tasks for CUDA: ``cuda.py``.
+2). ``sized.py`` has the tasks of other groups, ``cuda.py`` those for CUDA.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from polydyn.search.tasks.sizes import model_sizes
 
 F = TypeVar("F", ContractGroup, Group)
 BUFFERS = ("input", "constant", "output")
-"""Roles of arrays that a launch reads or writes."""
+"""The roles of arrays that a launch reads or writes."""
 
 
 @dataclass(frozen=True)
 class Task(Generic[F]):
-    """A group to tune. ``form``: what it is lowered to. ``extents``: loop -> extent over the group's parameters.
+    """A group to tune. ``form``: the lowered form. ``extents``: loop -> extent over the group's parameters.
 
-    ``place``: parameter -> extent over a model's symbols, where a parameter is not the extent of a loop.
+    ``place``: parameter -> extent over a model's symbols, if a parameter is not the extent of a loop.
     """
 
     form: F
@@ -53,11 +53,12 @@ class Task(Generic[F]):
 
     @property
     def extents(self) -> dict[str, Index]:
-        """Loop -> extent."""
+        """Maps a loop to its extent."""
         return dict(accumulation(self.group).iters)
 
     def params(self, shape: Shape) -> dict[str, int]:
-        """The group's parameters at the extents of the loops, or at the next ones above that its place allows."""
+        """Return the group's parameters for loop extents, or for the next larger extents that are possible in the
+        model."""
         if not self.place:
             return {str(e): shape[n] for n, e in self.extents.items() if e.is_symbol}
         extents = {x.name: self.extents[x.name] for x in self.backbone.loops if x.extent is None}
@@ -65,7 +66,7 @@ class Task(Generic[F]):
         return {n: e.evaluate(sizes) for n, e in self.place.items()}
 
     def bytes(self, array: str, params: Mapping[str, int]) -> int:
-        """Bytes that a buffer needs for given parameters."""
+        """Return the bytes that a buffer needs for given parameters."""
         a = self.group.arrays[array]
         if a.role == "input":
             reads = (_addresses(s, array, params, a.address) for s in self.group.statements)
@@ -75,33 +76,33 @@ class Task(Generic[F]):
         return (max(last, 0) + 1) * ITEMSIZE[a.dtype]
 
     def launched(self, shape: Shape) -> dict[str, int]:
-        """The extents of the loops in the launch that stands for a shape: two of them may be one size of the model."""
+        """Return the loop extents of the launch that represents a shape. Two of them may be one size of the model."""
         params = self.params(shape)
         return {n: e.evaluate(params) for n, e in self.extents.items()}
 
     def moved(self, shape: Shape) -> int:
-        """Bytes of everything that it reads and writes at extents of its loops."""
+        """Return the bytes of all arrays that it reads and writes at extents of its loops."""
         params = self.params(shape)
         return sum(self.bytes(n, params) for n, a in self.group.arrays.items() if a.role in BUFFERS)
 
 
 DEFAULT = Tile(())
-"""Stands for the kernel that a group has without tuning, with the launch that it has then."""
+"""Represents the kernel and the launch that a group has without tuning."""
 
 
 @dataclass(frozen=True)
 class CpuTask(Task[ContractGroup]):
-    """A group to tune on a CPU. ``build``: name of the compiler target."""
+    """A group to tune on a CPU. ``build``: the name of the compiler target."""
 
     target: CpuTarget
     build: str
 
     def kernel(self, tile: Tile, builder: ContractKernel) -> Kernel:
-        """What ``builder`` makes of a tuple's compile-time part; its ``launch`` is that of the launch-time part."""
+        """Return the kernel for a tile's compile-time part; ``launch`` has the values of the launch-time part."""
         return replace(builder.build(), launch=self.shares(builder, tile))
 
     def builder(self, tile: Tile, name: str, kind: type[ContractKernel] = ContractKernel) -> ContractKernel:
-        """The code generator for a tuple: ``ContractKernel`` or one derived from it."""
+        """Return the code generator for a tile, of class ``ContractKernel`` or a subclass."""
         form, roles, w = self.form, self.form.roles, self.target.width
         chosen = None if tile == DEFAULT else ContractTuple(
             tile.get(f"w.{roles.row}"),
@@ -112,7 +113,7 @@ class CpuTask(Task[ContractGroup]):
         return kind(name, self.group, roles, self.target, form.packed, chosen, form.fill, form.footprint)
 
     def shares(self, builder: ContractKernel, tile: Tile) -> dict[str, Index]:
-        """The values of the launch-time symbols, over the kernel's other symbols."""
+        """Return the values of the launch-time symbols, over the kernel's other symbols."""
         if tile == DEFAULT:
             return builder.launch
         return builder.shares(tile.get(f"b.{self.form.roles.row}"), tile[f"b.{self.form.roles.col}"])
@@ -121,7 +122,7 @@ class CpuTask(Task[ContractGroup]):
 def _addresses(
     s: Statement, array: str, params: Mapping[str, int], address: Callable[[tuple[Index, ...]], Index]
 ) -> Iterator[int]:
-    """Bounds of the addresses that a statement reads. ``address``: of an element of the array."""
+    """Yield upper bounds of the addresses that a statement reads. ``address`` maps subscripts to an address."""
     ranges = {n: (v, v) for n, v in params.items()}
     ranges |= {n: (0, max(0, e.evaluate(params) - 1)) for n, e in s.iters}
     for x in loads(s.value):
@@ -133,49 +134,49 @@ C = TypeVar("C", bound=Task[Any])
 
 
 def accumulation(group: Group) -> Statement:
-    """The backbone statement; where nothing reduces, the first one of most loops."""
+    """Return the backbone statement: the first reduction, or without one, the first statement with the most loops."""
     sums = [s for s in group.statements if s.reduce]
     return sums[0] if sums else max(group.statements, key=lambda s: len(s.iters))
 
 
 def declined_data(group: Group, reason: str = "") -> Declined | None:
-    """Why a group is not tuned: its kernels cannot be run alone on random data, or for a ``reason``."""
+    """Return why a group is not tuned: its kernels cannot run alone on random data, or the given ``reason``."""
     if not reason and any(i.fetches() for s in group.statements for i in indices(s.value)):
-        reason = "it reads at places that data decide"
+        reason = "it reads at data-dependent positions"
     return Declined(reason) if reason else None
 
 
 def placed_task(task: C, params: Mapping[str, Index]) -> C | Declined:
-    """A task that can be launched at any extents of its loops. ``params``: parameter -> extent over the symbols of the
-    model where it stands.
+    """Return a task that can be launched at any extents of its loops. ``params``: parameter -> extent over the symbols
+    of the model that contains it.
     """
     dynamic = [task.extents[x.name] for x in task.backbone.loops if x.extent is None]
     if set(task.group.params) <= {str(e) for e in dynamic if e.is_symbol}:
         return task
-    given = {n for e in dynamic for n in e.subs(params).symbols()}
-    if lost := sorted({n for e in params.values() for n in e.symbols()} - given):
-        return Declined(f"no loop of it has an extent that tells {lost[0]}")
+    known = {n for e in dynamic for n in e.subs(params).symbols()}
+    if lost := sorted({n for e in params.values() for n in e.symbols()} - known):
+        return Declined(f"no loop extent determines {lost[0]}")
     return replace(task, place=params)
 
 
 def task_of(key: str, form: ContractGroup, target: CpuTarget, build: str) -> CpuTask | Declined:
-    """The task of a group, or why it is not tuned."""
+    """Return the task of a group, or why it is not tuned."""
     group = form.lowered.group
     acc = accumulation(group)
     dot = "it runs vectors along the reduction" if form.dot else ""
-    if refused := declined_data(group, dot):
-        return refused
+    if declined := declined_data(group, dot):
+        return declined
     roles, _ = schedule_contract(group, form.roles, analyse(group, positive=False).under(context(group)))
     form = replace(form, roles=roles)
     name = group_key(key, group, target, build)
     task = CpuTask(form, name, backbone_of_roles(group, form.roles, acc.value.dtype), target, build)
-    if task.builder(DEFAULT, "asked").product.in_bytes:
-        return Declined("its weights of 4 bits are decoded in registers at all sizes")
+    if task.builder(DEFAULT, "probe").product.in_bytes:
+        return Declined("its 4-bit weights are decoded in registers at all sizes")
     return task
 
 
 def group_key(key: str, group: Group, target: CpuTarget, build: str) -> GroupKey:
-    """What measurements of a group are kept under. ``build``: name of the compiler target."""
+    """Return the key of a group's measurements. ``build``: the name of the compiler target."""
     compiler = find_compiler()
     return GroupKey(
         key, accumulation(group).value.dtype, target.name, compiler=compiler.version,
@@ -184,9 +185,9 @@ def group_key(key: str, group: Group, target: CpuTarget, build: str) -> GroupKey
 
 
 def backbone_of_roles(group: Group, roles: Roles, dtype: str, merged: str = "") -> Backbone:
-    """The loops of a contraction in the order of their roles; an operand has a dimension for each loop it mentions.
+    """Return the loops of a contraction in the order of their roles. An operand has one dimension per loop it uses.
 
-    ``merged``: the name of one loop that stands for all reductions.
+    ``merged``: the name of one loop that represents all reductions.
     """
     acc = accumulation(group)
     extents = dict(acc.iters)

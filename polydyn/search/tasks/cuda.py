@@ -1,8 +1,8 @@
-"""Tuning tasks of CUDA products: loops, and from tile tuples to the tiles of ``codegen.cuda_contract``.
+"""Tuning tasks of CUDA products: loops, and the mapping from tile configurations to tiles of ``codegen.cuda_contract``.
 
-All reductions are one loop. A tuple has the block (level ``b``), what a warp takes (``w``; or a thread: ``t``), the
-instruction's grain (``v``) and the ``stages`` of the ring; all of it is bound when the kernel is compiled. How many
-blocks a multiprocessor should hold, which bounds the registers, follows from the tile and the device.
+All reductions are one loop. A configuration has the block (level ``b``), the part of a warp (``w``; or of a thread:
+``t``), the instruction's granularity (``v``) and the ``stages`` of the ring; all are bound at compile time. The target
+occupancy in blocks per SM, which bounds the registers, follows from the tile and the device.
 """
 
 from __future__ import annotations
@@ -38,18 +38,18 @@ from polydyn.search.hardware import Hardware, Instruction
 from polydyn.search.tasks.cpu import Task, accumulation, backbone_of_roles, declined_data
 
 STEPS = "steps"
-"""The loop that stands for several reductions."""
+"""The loop that represents several reductions."""
 STAGES = 4
-"""Of a ring, where a space says nothing of it."""
+"""Stages of a ring if a space does not specify them."""
 GENERATOR = "1"
-"""Raised when equal tuples give other kernels."""
+"""Incremented when equal tiles give other kernels."""
 
 
 def hardware_of(device: Device) -> Hardware:
-    """A GPU's data file in the form of spaces and cost models: the instructions of kernels, at their peaks.
+    """Convert a GPU's data file to the form of spaces and cost models: the instructions of kernels, at their peaks.
 
-    ``tile`` of an instruction is what a warp's part is a multiple of. Shared memory includes what the system reserves
-    for each block.
+    A warp's part is a multiple of the instruction's ``tile``. Shared memory includes the system's reservation per
+    block.
     """
     rates = {**UNITS, TF32: TF32}
     per = 1e12 / device.multiprocessors
@@ -58,7 +58,7 @@ def hardware_of(device: Device) -> Hardware:
             name, "tensor" if INSTRUCTIONS[name].warp else "scalar", dtype, grain(name),
             device.peak_tflops[rates[dtype]] * per,
         )
-        for dtype, name in MULTIPLIED.items() if rates[dtype] in device.peak_tflops  # not all multiply 8-bit floats
+        for dtype, name in MULTIPLIED.items() if rates[dtype] in device.peak_tflops  # not all support 8-bit floats
     )  # fmt: skip
     return Hardware(
         device.name,
@@ -80,14 +80,14 @@ def hardware_of(device: Device) -> Hardware:
 
 @dataclass(frozen=True)
 class CudaTask(Task[ContractGroup]):
-    """A group to tune for a CUDA target. ``kernel``: what builds its versions; ``device``: whose limits count."""
+    """A group to tune for a CUDA target. ``kernel`` builds its versions; ``device`` gives the limits."""
 
     kernel: CudaContractKernel
     device: Device
 
     @property
     def extents(self) -> dict[str, Index]:
-        """Loop -> extent; all reductions are one loop."""
+        """Maps a loop to its extent; all reductions are one loop."""
         extents = dict(accumulation(self.group).iters)
         r = self.form.roles
         extents[self.backbone.reduction[-1].name] = product(extents[x] for x in (*r.inner, r.block))
@@ -100,11 +100,11 @@ class CudaTask(Task[ContractGroup]):
 
     @cached_property
     def defaults(self) -> tuple[Tile, ...]:
-        """The tuples of the tiles that the group has without tuning."""
+        """The configurations of the tiles that the group has without tuning."""
         return tuple(dict.fromkeys(self.tuple_of(t) for t in self.kernel.defaults))
 
     def refusal(self, tile: Tile) -> str | None:
-        """The hard constraint that a tuple breaks, by name; None when it breaks none."""
+        """Return the name of the hard constraint that a configuration breaks, or None."""
         try:
             self.tile(tile)
         except ScheduleError as e:
@@ -112,29 +112,29 @@ class CudaTask(Task[ContractGroup]):
         return None
 
     def tile(self, tile: Tile) -> CudaTile:
-        """The tile that a tuple stands for. ScheduleError: it breaks a rule, which is named."""
+        """Return the tile of a configuration. ScheduleError: it breaks a rule, which is named."""
         rows, columns, steps = self.loops
         name = MULTIPLIED[self.kernel.dtype]
         block, warp, thread = (tile.level(x) for x in "bwt")
         if thread and INSTRUCTIONS[name].warp:
             raise _broken(tile, f"{name} has no tiles of threads")
         if tile.get(f"w.{steps}") > grain(name)[2]:
-            raise _broken(tile, "a warp takes the steps of one instruction at a time")
+            raise _broken(tile, "a warp executes one instruction's steps at a time")
         part = (thread[rows], thread[columns]) if thread else of_warp(name, warp[rows], warp[columns])
         alone = CudaTile(name, block[rows], block[columns], block[steps], *part, tile.get("stages", STAGES))
         if rule := broken_rule(alone, self.kernel.product.dtypes):
             raise _broken(tile, rule)
         resident = self.device.resident_blocks(alone.threads, registers(alone), self.shared(alone))
         if not resident:
-            raise _broken(tile, "no block fits a multiprocessor")
+            raise _broken(tile, "no block fits an SM")
         return replace(alone, blocks=resident)
 
     def shared(self, tile: CudaTile) -> int:
-        """Bytes of shared memory of a block."""
+        """Return the shared memory of a block in bytes."""
         return shared_bytes(tile, self.kernel.product.dtypes, self.kernel.product.sums)
 
     def tuple_of(self, tile: CudaTile) -> Tile:
-        """The tuple that stands for a tile."""
+        """Return the configuration of a tile."""
         sizes = dict.fromkeys((x.name for x in self.backbone.loops), (1, 1, 1))
         unit = grain(tile.instruction)
         part = (*warp_part(tile), unit[2])
@@ -144,11 +144,11 @@ class CudaTask(Task[ContractGroup]):
 
 
 def _broken(tile: Tile, rule: str) -> ScheduleError:
-    return ScheduleError(f"tuple {tile} is not built", rule=rule, remedy="tune the group again")
+    return ScheduleError(f"tile {tile} is not supported", rule=rule, remedy="tune the group again")
 
 
 def cuda_task_of(key: str, form: ContractGroup, target: str, tf32: bool = False) -> CudaTask | Declined:
-    """The task of a group for one architecture, or why it is not tuned."""
+    """Return the task of a group for one architecture, or why it is not tuned."""
     group, roles = form.lowered.group, form.roles
     if refusal := product_refusal(group, roles):
         return refusal
@@ -162,7 +162,7 @@ def cuda_task_of(key: str, form: ContractGroup, target: str, tf32: bool = False)
 
 
 def compiler_of(arch: str) -> str:
-    """The version of the compiler for an architecture; empty without one."""
+    """Return the version of the compiler for an architecture; empty without one."""
     if arch == EMULATED:
         return EMULATED
     try:

@@ -1,6 +1,6 @@
 """Tuning tasks of families of CUDA kernels (``codegen.cuda.families``): products by warpgroups, attentions.
 
-Their spaces are small, and a model's estimate of a whole launch, or the launch itself, tells their tiles apart.
+Their spaces are small. Their tiles are compared by a model's estimate of a full launch, or by the launch itself.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from polydyn.search.tasks.sized import backbone_of
 
 @dataclass(frozen=True)
 class FamilyTask(Task[Any]):
-    """A group whose kernels of one family are tuned. ``device``: whose limits count; ``sizes``: loop -> extent."""
+    """A group with a kernel family to tune. ``device`` gives the limits; ``sizes``: loop -> extent."""
 
     family: Family
     device: Device
@@ -36,28 +36,28 @@ class FamilyTask(Task[Any]):
 
     @property
     def extents(self) -> dict[str, Index]:
-        """Loop -> extent over the group's parameters."""
+        """Maps a loop to its extent over the group's parameters."""
         return dict(self.sizes)
 
     @cached_property
     def every(self) -> tuple[Tile, ...]:
-        """Its tuples, those of the group without tuning first."""
+        """All configurations; those of the group without tuning come first."""
         return tuple(map(Tile, self.family.tiles()))
 
-    def tiles(self, most: int) -> list[Tile]:
-        """The first of them."""
-        return list(self.every[:most])
+    def tiles(self, max_count: int) -> list[Tile]:
+        """Return the first ``max_count`` configurations."""
+        return list(self.every[:max_count])
 
     def versions(self, tile: Tile) -> tuple[Kernel, ...]:
-        """The kernels of a tuple. ScheduleError: it breaks a rule, by name."""
+        """Return the kernels of a configuration. ScheduleError: it breaks a rule, which is named."""
         return tuple(self.family.versions(tile.compile))
 
 
 def family_task_of(key: str, form: Any, family: Family, target: str, tf32: bool = False) -> FamilyTask | Declined:
-    """The task of a group for one architecture, or why it is not tuned. ``form``: what the group is lowered to."""
+    """Return the task of a group for one architecture, or why it is not tuned. ``form``: the lowered group."""
     if isinstance(form, ContractGroup):
-        of = cuda_task_of(key, form, target, tf32)
-        return of if isinstance(of, Declined) else _of_product(of, family)
+        task = cuda_task_of(key, form, target, tf32)
+        return task if isinstance(task, Declined) else _product_family(task, family)
     if refusal := declined_data(form):
         return refusal
     backbone, generator = backbone_of(form), f"{GENERATOR} {content_key(*device_headers().values())[:12]}"
@@ -66,6 +66,6 @@ def family_task_of(key: str, form: Any, family: Family, target: str, tf32: bool 
     return FamilyTask(form, name, backbone, family, device_of(target), dict(accumulation(form).iters))
 
 
-def _of_product(task: CudaTask, family: Family) -> FamilyTask:
+def _product_family(task: CudaTask, family: Family) -> FamilyTask:
     name = replace(task.key, flags=(family.name,))
     return FamilyTask(task.form, name, task.backbone, family, task.device, task.extents, place=task.place)

@@ -1,7 +1,7 @@
-"""Tuning tasks of kernels that are no products: windows, maps and sums, attentions.
+"""Tuning tasks of kernels that are not products: windows, maps and sums, attentions.
 
-Their spaces are small: a size that is bound when the kernel is built, one or two of a launch (``choices``). So every
-tuple that is tried is launched whole at the sizes that count, and no cost model stands in for one.
+Their spaces are small: one size that is bound when the kernel is built, and one or two of a launch (``choices``). So
+every tile is launched in full at the relevant sizes, without a cost model.
 """
 
 from __future__ import annotations
@@ -20,14 +20,13 @@ from polydyn.schedules.model import Group
 from polydyn.search.backbone import Backbone, Loop, Tile
 from polydyn.search.tasks.cpu import DEFAULT, Task, accumulation, declined_data, group_key
 
-ROWS = "its tasks are its rows, and nothing else of it has a size to choose"
-SERIAL = "it runs one element after another, and has no size to choose"
+ROWS = "its tasks are its rows, and it has no other size to choose"
+SERIAL = "it processes one element after another, and has no size to choose"
 
 
 @dataclass(frozen=True)
 class SizedTask(Task[Group]):
-    """A group to tune on a CPU. ``source``: its kernel with the sizes that it has by rule; ``build``: name of the
-    compiler target.
+    """A group to tune on a CPU. ``source``: its kernel with default sizes; ``build``: the name of the compiler target.
     """
 
     source: SizedKernel
@@ -35,11 +34,13 @@ class SizedTask(Task[Group]):
 
     @property
     def target(self) -> CpuTarget:
-        """The processor that its kernels are for."""
+        """The processor of the kernels."""
         return self.source.target
 
-    def tiles(self, most: int) -> list[Tile]:
-        """``most`` tuples at most: the default, then those nearest to it by ratio, as sizes act by ratio."""
+    def tiles(self, max_count: int) -> list[Tile]:
+        """Return at most ``max_count`` tiles: the default, then the nearest to it by ratio, because ratios of
+        sizes matter.
+        """
         built, launched = self.source.choices().built, self.source.choices().launched
         every = [
             Tile(tuple(zip(built, a, strict=True)), tuple(zip(launched, b, strict=True)))
@@ -51,40 +52,40 @@ class SizedTask(Task[Group]):
         def distance(t: Tile) -> float:
             return sum(abs(math.log(v / rule[n])) for n, v in (*t.compile, *t.launch))
 
-        return [DEFAULT, *sorted(every, key=lambda t: (distance(t), t))[1:]][:most]
+        return [DEFAULT, *sorted(every, key=lambda t: (distance(t), t))[1:]][:max_count]
 
     def kernel(self, tile: Tile, builder: SizedKernel) -> Kernel:
-        """What ``builder`` makes of a tuple's compile-time part; its ``launch`` is that of the launch-time part."""
+        """Return the kernel for a tile's compile-time part; ``launch`` has the values of the launch-time part."""
         return replace(builder.build(), launch=self.shares(builder, tile))
 
     def builder(self, tile: Tile, name: str) -> SizedKernel:
-        """The code generator for a tuple. ScheduleError: it has a size that the kernel does not offer."""
+        """Return the code generator for a tile. ScheduleError: the kernel does not offer one of its sizes."""
         offered = {**self.source.choices().built, **self.source.choices().launched}
         for n, v in (*tile.compile, *tile.launch):
             if v not in offered.get(n, ()):
                 raise ScheduleError(
-                    f"group {self.key.structure} is not built with {n}={v}",
+                    f"group {self.key.structure} does not support {n}={v}",
                     rule=f"{n} is one of {', '.join(map(str, offered.get(n, ()))) or 'nothing'}",
                     remedy="tune the group again",
                 )
         return self.source.resized(name, dict(tile.compile))
 
     def shares(self, builder: SizedKernel, tile: Tile) -> dict[str, Index]:
-        """The values of the launch-time symbols, over the kernel's other symbols."""
+        """Return the values of the launch-time symbols, over the kernel's other symbols."""
         return builder.launched(dict(tile.launch))
 
 
 def sized_task(key: str, source: SizedKernel, build: str) -> SizedTask | Declined:
-    """The task of a group, or why it is not tuned."""
+    """Return the task of a group, or why it is not tuned."""
     group, choices = source.group, source.choices()
     fixed = "" if choices.built or choices.launched else ROWS
-    if refused := declined_data(group, fixed):
-        return refused
+    if declined := declined_data(group, fixed):
+        return declined
     return SizedTask(group, group_key(key, group, source.target, build), backbone_of(group), source, build)
 
 
 def backbone_of(group: Group) -> Backbone:
-    """The loops of the statement that does most."""
+    """Return the loops of the statement with the max_count work."""
     s = accumulation(group)
     written: Sequence[str] = [x for i in s.index for x in i.symbols()]
     loops = tuple(Loop(n, e.constant, "parallel" if n in written else "reduction") for n, e in s.iters)

@@ -1,8 +1,8 @@
 """Sizes of a model at which the loops of a group have given extents.
 
-A search launches kernels at extents of its own: whole tiles, few rows. The parameters of a convolution are more than
-the extents of its loops: its rows are the pixels of an image, and its addresses need the image's width too. So sizes
-of the model are found that give the loops these extents, of an image as square as possible.
+A search launches kernels at chosen extents: full tiles, few rows. A convolution has more parameters than loop extents:
+its rows are the pixels of an image, but its addresses also need the image's width. So this module finds sizes of the
+model that give the loops these extents, with an image that is as square as possible.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from polydyn.schedules.evaluator import evaluator
 from polydyn.schedules.index import Index
 from polydyn.search.backbone import Shape
 
-MOST = 1 << 40
-"""No size is larger."""
+MAX_SIZE = 1 << 40
+"""Maximum size."""
 
 
 def model_sizes(extents: Mapping[str, Index], shape: Shape) -> dict[str, int]:
-    """Sizes of the symbols in ``extents`` (loop -> extent over a model's symbols) at which the loops have the extents
-    in ``shape``, or the least extents above them that they can have together.
+    """Return sizes of the symbols in ``extents`` (loop -> extent over a model's symbols) at which the loops have the
+    extents in ``shape``, or the smallest possible larger extents.
     """
     sizes: dict[str, int] = {}
     for loop in sorted(extents, key=lambda x: (len(extents[x].symbols()), x)):
@@ -30,28 +30,29 @@ def model_sizes(extents: Mapping[str, Index], shape: Shape) -> dict[str, int]:
 
 
 def _solve(e: Index, names: Sequence[str], goal: int) -> dict[str, int]:
-    """Values at which an expression that grows with each symbol is ``goal``, or the least above it that was found."""
+    """Return values at which an expression, increasing in each symbol, is ``goal``, or the smallest larger value
+    found."""
     run = evaluator(e)
     *others, last = names
-    least = _first(lambda v: run(dict.fromkeys(names, v)) >= 1)
+    low = _first(lambda v: run(dict.fromkeys(names, v)) >= 1)
     side = _first(lambda v: run(dict.fromkeys(names, v)) >= goal)
-    fixed, moving = dict.fromkeys(others[:-1], least), others[-1:]
+    fixed, moving = dict.fromkeys(others[:-1], low), others[-1:]
     best: tuple[int, dict[str, int]] | None = None
-    for width in range(side, least - 1, -1) if moving else (side,):
-        at = fixed | dict.fromkeys(moving, width)
-        high = _first(lambda v, at=at: run(at | {last: v}) >= goal)  # type: ignore[misc]
-        found = at | {last: high}
-        if high < MOST and (best is None or run(found) < best[0]):
-            best = run(found), found
+    for width in range(side, low - 1, -1) if moving else (side,):
+        values = fixed | dict.fromkeys(moving, width)
+        high = _first(lambda v, values=values: run(values | {last: v}) >= goal)  # type: ignore[misc]
+        sizes = values | {last: high}
+        if high < MAX_SIZE and (best is None or run(sizes) < best[0]):
+            best = run(sizes), sizes
         if best is not None and best[0] == goal:
             break
     return best[1] if best is not None else dict.fromkeys(names, side)
 
 
 def _first(holds: Callable[[int], bool]) -> int:
-    """The least number from 1 on of which a monotonous condition holds; ``MOST`` where none does."""
+    """Return the smallest number, from 1 on, at which a monotonic condition holds; ``MAX_SIZE`` if there is none."""
     high = 1
-    while high < MOST and not holds(high):
+    while high < MAX_SIZE and not holds(high):
         high *= 2
     low = high // 2
     while high - low > 1:

@@ -15,7 +15,7 @@ import pytest
 
 from polydyn.errors import ArtifactError
 from polydyn.search.backbone import GroupKey, Tile
-from polydyn.search.bench import Remembered
+from polydyn.search.bench import RecordedObjective
 from polydyn.search.cost import blocks_at, blocks_per_unit
 from polydyn.search.explorers.explore import Explorer, aligned_order, best, by_size, in_order, saturating_shape, spread
 from polydyn.search.explorers.trust_region import Regions, trust_region
@@ -169,35 +169,35 @@ def test_failures_and_pruned_tuples_do_not_stop_the_search() -> None:
 def test_a_resumed_run_measures_only_what_is_missing(tmp_path: Path) -> None:
     whole = trust_region(order())(every(), look_up, 32, 3)
     with Records.open(tmp_path / "r.db") as r:
-        stopped = Remembered(look_up, r, KEY, A100)
+        stopped = RecordedObjective(look_up, r, KEY, A100)
         trust_region(order())(every(), stopped, 20, 3)
         assert stopped.measured == 20
     with Records.open(tmp_path / "r.db") as r:
-        resumed = Remembered(look_up, r, KEY, A100)
+        resumed = RecordedObjective(look_up, r, KEY, A100)
         assert trust_region(order())(every(), resumed, 32, 3) == whole
         assert resumed.measured == 12
     with Records.open(tmp_path / "r.db", readonly=True) as r:  # pinned: answers, and measures nothing new here
-        pinned = Remembered(lambda ts: pytest.fail("measured"), r, KEY, A100)
+        pinned = RecordedObjective(lambda ts: pytest.fail("measured"), r, KEY, A100)
         assert trust_region(order())(every(), pinned, 32, 3) == whole
 
 
 def test_records_of_failures_are_not_tried_again(tmp_path: Path) -> None:
     with Records.open(tmp_path / "r.db") as r:
-        first = Remembered(lambda ts: [math.inf] * len(ts), r, KEY, A100)
+        first = RecordedObjective(lambda ts: [math.inf] * len(ts), r, KEY, A100)
         assert first(few().tiles[:3]) == [math.inf] * 3
-        again = Remembered(look_up, r, KEY, A100)
+        again = RecordedObjective(look_up, r, KEY, A100)
         assert again(few().tiles[:3]) == [math.inf] * 3
         assert again.measured == 0
-        other = Remembered(look_up, r, GroupKey("other", "float16", "cuda:sm_80"), A100)
+        other = RecordedObjective(look_up, r, GroupKey("other", "float16", "cuda:sm_80"), A100)
         assert other(few().tiles[:1]) == [costs()[few().tiles[0]]]
 
 
 def test_replay_refuses_a_space_with_holes(tmp_path: Path) -> None:
     with Records.open(tmp_path / "r.db") as r:
-        exhaustive(few(), Remembered(look_up, r, KEY, A100), 10)
+        exhaustive(few(), RecordedObjective(look_up, r, KEY, A100), 10)
         with pytest.raises(ArtifactError, match=f"{len(few()) - 10} of {len(few())}"):
             recorded_costs(r, KEY, A100, few())
-        exhaustive(few(), Remembered(look_up, r, KEY, A100), 1000)
+        exhaustive(few(), RecordedObjective(look_up, r, KEY, A100), 1000)
         assert recorded_costs(r, KEY, A100, few()) == {t: costs()[t] for t in few().tiles}
 
 
@@ -205,7 +205,7 @@ RUN = """
 import sys, time
 from polydyn.search.backbone import GroupKey
 from polydyn.testing.simulated import gemm
-from polydyn.search.bench import Remembered
+from polydyn.search.bench import RecordedObjective
 from polydyn.testing.simulated import random_search
 from polydyn.testing.machines import A100
 from polydyn.search.spaces.loop_model import loop_model
@@ -216,7 +216,7 @@ def slow(tiles):
 space = loop_model(gemm(None, 3072, 1024, dtype="float16", item=2), A100)
 with Records.open(sys.argv[1]) as r:
     print("go", flush=True)
-    random_search(space, Remembered(slow, r, GroupKey("gemm", "float16", "cuda:sm_80"), A100), 160, 1)
+    random_search(space, RecordedObjective(slow, r, GroupKey("gemm", "float16", "cuda:sm_80"), A100), 160, 1)
 """
 
 
@@ -241,6 +241,6 @@ def test_tuning_killed_twice_ends_as_if_never_killed(tmp_path: Path) -> None:
         assert rows % 8 == 0  # whole batches
         known = rows
     with Records.open(path) as r:
-        last = Remembered(cost, r, KEY, A100)
+        last = RecordedObjective(cost, r, KEY, A100)
         assert random_search(every(), last, 160, 1) == random_search(every(), cost, 160, 1)
         assert last.measured == 160 - known

@@ -57,7 +57,7 @@ def test_export_is_complete_and_never_overwrites(tmp_path: Path) -> None:
         a.export(tmp_path / "b.db")
         with Records.open(tmp_path / "b.db", readonly=True) as b:
             assert b.digest() == a.digest()
-        with pytest.raises(ArtifactError, match="exists already"):
+        with pytest.raises(ArtifactError, match="already exists"):
             a.export(tmp_path / "b.db")
     assert sorted(p.name for p in tmp_path.iterdir()) == ["a.db", "b.db"]
 
