@@ -84,7 +84,7 @@ def test_static_extents_bound_the_tiles_and_tiny_ones_still_have_a_space() -> No
 
 
 def test_an_empty_space_names_the_rule() -> None:
-    with pytest.raises(PolydynError, match="local memory per block refused 1"):
+    with pytest.raises(PolydynError, match="local memory per block rejected 1"):
         collect("x", [(Tile(()), "local memory per block")])
 
 
