@@ -1,9 +1,10 @@
-"""Exploring compilations in a notebook: pictures, plans as graphs, sizes as expressions, schedules to change by hand.
+"""Tools for notebooks: pictures, plans as graphs, sizes as expressions, schedules to change by hand.
 
-``polydyn.explore.pictures`` draws what the compiler has; ``%load_ext polydyn.explore`` shows trees and plans that way.
+``polydyn.explore.pictures`` draws the objects of the compiler. After ``%load_ext polydyn.explore`` a notebook shows
+trees and plans as pictures.
 
-``kernel_graph``, ``to_sympy`` and ``condition`` need the extra ``polydyn[explore]`` (networkx and sympy). The
-transformations of schedules are those of ``polydyn.schedules.tree``; docs/schedules.md walks through one.
+``kernel_graph``, ``to_sympy`` and ``condition`` need the extra ``polydyn[explore]`` (networkx and sympy). The schedule
+transformations come from ``polydyn.schedules.tree``; docs/schedules.md explains them with an example.
 """
 
 from polydyn.explore import pictures

@@ -1,4 +1,4 @@
-"""A kernel of one group beside the reference, on random inputs."""
+"""Compare a kernel of one group with the reference, on random inputs."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from polydyn.schedules import model as polyhedral
 from polydyn.schedules.expr import FLOATS, loads
 
 TOLERANCE = {"float32": 2e-5, "float64": 1e-12}
-"""Largest difference from the reference, relative to the largest element."""
+"""Maximum difference from the reference, relative to the largest element."""
 
 
 class Checked:
-    """What has a group and runs it. ``packed``: constants in the layout that it wants, by array."""
+    """A kernel of a group that can run. ``packed``: constants in the kernel's layout, by array."""
 
     group: polyhedral.Group
     packed: Mapping[str, npt.NDArray[Any]] | None
 
     def run(self, inputs: Mapping[str, npt.NDArray[Any]], **sizes: int) -> dict[str, npt.NDArray[Any]]:
-        """The outputs, flat."""
+        """Return the outputs as flat arrays."""
         raise NotImplementedError
 
     def memory(
         self, buffers: Sequence[str], inputs: Mapping[str, npt.NDArray[Any]], sizes: Mapping[str, int]
     ) -> dict[str, npt.NDArray[Any]]:
-        """The arrays that a kernel's ``buffers`` name: outputs of zeros, the others from ``inputs``.
+        """Return the arrays for a kernel's ``buffers``: zeros for outputs, the others from ``inputs``.
 
-        InputError: one of them is missing, too small, or of another type.
+        InputError: an array is missing, too small, or has another dtype.
         """
         out: dict[str, npt.NDArray[Any]] = {}
         for n in buffers:
@@ -41,15 +41,15 @@ class Checked:
             if a.role == "output":
                 out[n] = np.zeros(size, numpy_dtype(a.dtype))
             elif n not in inputs or inputs[n].size < size or inputs[n].dtype != numpy_dtype(a.dtype):
-                raise InputError(f"{n} is to be {size} elements of {a.dtype}", tensor=n, remedy="take what draw gives")
+                raise InputError(f"{n} must be {size} elements of {a.dtype}", tensor=n, remedy="use the arrays of draw")
             else:
                 out[n] = np.ascontiguousarray(inputs[n])
         return out
 
     def check(self, seed: int = 0, **sizes: int) -> float:
-        """The largest difference from the reference on random inputs, relative to the largest element.
+        """Return the maximum difference from the reference on random inputs, relative to the largest element.
 
-        AssertionError would hide in a notebook: InputError when it is beyond rounding.
+        InputError: the difference is beyond rounding. (A notebook would hide an AssertionError.)
         """
         inputs = draw(self.group, sizes, seed) | dict(self.packed or {})
         got, want = self.run(inputs, **sizes), reference(self.group, sizes, inputs)
@@ -63,9 +63,9 @@ class Checked:
 
 
 def draw(group: polyhedral.Group, sizes: Mapping[str, int], seed: int = 0) -> dict[str, npt.NDArray[Any]]:
-    """Random inputs of a group, flat, by its names. UnsupportedError: data decide where it reads."""
+    """Return random flat inputs of a group, by name. UnsupportedError: it reads at data-dependent positions."""
     if any(i.fetches() for s in group.statements for x in loads(s.value) for i in x.index):
-        raise UnsupportedError(f"{group.name} reads at places that data decide", rule="random inputs")
+        raise UnsupportedError(f"{group.name} reads at data-dependent positions", rule="random inputs")
     check_sizes(group, sizes)
     rng = np.random.default_rng(seed)
     out: dict[str, npt.NDArray[Any]] = {}
@@ -78,7 +78,7 @@ def draw(group: polyhedral.Group, sizes: Mapping[str, int], seed: int = 0) -> di
 
 
 def check_sizes(group: polyhedral.Group, sizes: Mapping[str, int]) -> None:
-    """InputError: a parameter of the group has no size."""
+    """Check that every parameter of the group has a size. InputError: one is missing."""
     missing = set(group.params) - set(sizes)
     if missing:
         raise InputError(f"no size is given for {min(missing)}", dim=min(missing), remedy="pass it by name")

@@ -1,4 +1,4 @@
-"""CUDA kernels of schedules by hand, run on the CPU with strict semantics (``gpu.emulator``)."""
+"""CUDA kernels of hand-written schedules, run on the CPU with strict semantics (``gpu.emulator``)."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from polydyn.schedules import model as polyhedral
 
 @dataclass(frozen=True)
 class CompiledCuda(Checked):
-    """A CUDA kernel of one group. ``kernel``: the version that serves every size; ``reverse``: threads run in the
-    reverse order, which must make no difference.
+    """A CUDA kernel of one group. ``kernel``: the version that supports every size; ``reverse``: threads run in reverse
+    order, which must not change the results.
     """
 
     group: polyhedral.Group
@@ -35,13 +35,13 @@ class CompiledCuda(Checked):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What its code generator decided."""
+        """The decisions of the code generator."""
         return (f"blocks of {self.kernel.device.threads} threads", f"{self.kernel.scratch} bytes of shared memory")
 
     def run(self, inputs: Mapping[str, npt.NDArray[Any]], **sizes: int) -> dict[str, npt.NDArray[Any]]:
-        """The outputs, flat, as ``Compiled.run``; no GPU is needed.
+        """Return the outputs as flat arrays, like ``Compiled.run``; no GPU is needed.
 
-        BuildError: there is no C++ compiler. DeviceError: the kernel breaks a rule of CUDA's, with line and thread.
+        BuildError: there is no C++ compiler. DeviceError: the kernel breaks a CUDA rule; it names line and thread.
         """
         memory = self.memory(self.kernel.buffers, inputs, sizes)
         args: list[Any] = [*memory.values(), *(np.int64(sizes[x]) for x in self.kernel.symbols)]

@@ -1,6 +1,4 @@
-"""What a notebook shows: ``%load_ext polydyn.explore`` draws plans and trees; sliders where they are
-installed.
-"""
+"""Notebook integration: ``%load_ext polydyn.explore`` draws plans and trees; sliders need ipywidgets."""
 
 from __future__ import annotations
 
@@ -15,38 +13,38 @@ from polydyn.program.plan import HostPlan
 from polydyn.schedules.tree.scheduled import Scheduled
 
 DRAWN: Mapping[type, Callable[[Any], Picture]] = {Scheduled: tree, FusionPlan: fusion, HostPlan: fusion}
-"""Objects that know nothing of drawing -> their picture."""
+"""Maps a type to the function that draws its objects."""
 
 
 def load_ipython_extension(shell: Any) -> None:
-    """Called by ``%load_ext polydyn.explore``: objects of these types are shown as pictures from now on."""
+    """Show objects of the types in ``DRAWN`` as pictures. IPython calls it for ``%load_ext polydyn.explore``."""
     formatter = shell.display_formatter.formatters["text/html"]
     for kind, draw in DRAWN.items():
         formatter.for_type(kind, lambda x, draw=draw: draw(x)._repr_html_())
 
 
 def unload_ipython_extension(shell: Any) -> None:
-    """Called by ``%unload_ext polydyn.explore``."""
+    """Undo ``load_ipython_extension``. IPython calls it for ``%unload_ext polydyn.explore``."""
     formatter = shell.display_formatter.formatters["text/html"]
     for kind in DRAWN:
         formatter.pop(kind, None)
 
 
 def sliders(draw: Callable[..., Picture], **values: Sequence[int]) -> Any:
-    """A slider for each argument of ``draw``, in a notebook where ipywidgets is installed (extra ``[explore]``);
-    otherwise the picture at the middle value of each.
+    """Return one slider per argument of ``draw``, in a notebook with ipywidgets (extra ``[explore]``); otherwise the
+    picture at the middle value of each.
 
         sliders(lambda M: pictures.domain(t, {"n0": M}), M=range(0, 20))
     """
     widgets = _widgets()
     if widgets is None:
         return draw(**{n: list(v)[len(v) // 2] for n, v in values.items()})
-    made = {n: widgets.SelectionSlider(options=list(v), value=list(v)[len(v) // 2]) for n, v in values.items()}
-    return widgets.interactive(lambda **chosen: widgets.HTML(draw(**chosen)._repr_html_()), **made)
+    controls = {n: widgets.SelectionSlider(options=list(v), value=list(v)[len(v) // 2]) for n, v in values.items()}
+    return widgets.interactive(lambda **chosen: widgets.HTML(draw(**chosen)._repr_html_()), **controls)
 
 
 def _widgets() -> Any:
-    """ipywidgets where it is installed and a shell shows them: elsewhere they print control codes; else None."""
+    """Return ipywidgets if it is installed and a shell can show widgets (others print control codes), else None."""
     try:
         return import_module("ipywidgets") if import_module("IPython").get_ipython() else None
     except ImportError:

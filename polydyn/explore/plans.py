@@ -1,6 +1,6 @@
-"""Plans in a notebook: kernels as a graph that can be asked, sizes as expressions of computer algebra.
+"""Plans in a notebook: kernels as a graph for queries, sizes as expressions of computer algebra.
 
-Needs the extra ``polydyn[explore]``: networkx and sympy, which are imported when they are first needed.
+Needs the extra ``polydyn[explore]``: networkx and sympy, which are imported on first use.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from polydyn.schedules.names import given_back
 
 
 def kernel_graph(plan: FusionPlan | HostPlan, sizes: Mapping[str, int] | None = None) -> Any:
-    """A plan as a ``networkx.DiGraph``: an edge leads from what writes a buffer to what reads it.
+    """Return a plan as a ``networkx.DiGraph``: an edge leads from the writer of a buffer to its reader.
 
-    Nodes: the model's inputs and outputs by name, of kind ``input`` and ``output``, and in between, in launch order,
-    kernels by label (``contract h``) with ``kind``, ``shapes`` (by buffer, of what it writes), ``flops``, ``bytes`` (of
-    the distinct buffers touched) and ``reasons``. Edges: ``buffers`` (bytes by name), ``bytes`` (their sum) and
-    ``flops`` (of the kernel that it leaves). Constants are no edges. All sizes are ``Index``, or numbers when ``sizes``
-    of the dims are given, as ``networkx.dag_longest_path(graph, weight="flops")`` needs. InputError: one is missing.
-    UnsupportedError: networkx is missing, or a host plan does not say what its launches write.
+    Nodes: the model's inputs and outputs by name, of kind ``input`` and ``output``, and between them, in launch order,
+    kernels by label (``contract h``) with ``kind``, ``shapes`` (by buffer, of the buffers written), ``flops``,
+    ``bytes`` (of the distinct buffers accessed) and ``reasons``. Edges: ``buffers`` (bytes by name), ``bytes`` (their
+    sum) and ``flops`` (of the kernel at its start). Constants have no edges. Sizes are ``Index``, or numbers if
+    ``sizes`` of the dims are given; ``networkx.dag_longest_path(graph, weight="flops")`` needs numbers. InputError: a
+    size is missing. UnsupportedError: networkx is missing, or the writes of a host plan's launches are unknown.
     """
 
     def at(x: Index) -> Any:
@@ -52,24 +52,24 @@ def kernel_graph(plan: FusionPlan | HostPlan, sizes: Mapping[str, int] | None = 
         for n in s.writes:
             writers.setdefault(n, []).append(s.label)
     for reader, n, writer in [(s.label, b, w) for s in nodes for b in s.reads for w in writers.get(b, ())]:
-        known = graph.edges[writer, reader]["buffers"] if graph.has_edge(writer, reader) else {}
-        carried = known | {n: at(_bytes(tensors[n]))}
+        buffers = graph.edges[writer, reader]["buffers"] if graph.has_edge(writer, reader) else {}
+        carried = buffers | {n: at(_bytes(tensors[n]))}
         total = sum(carried.values(), at(ZERO))
         graph.add_edge(writer, reader, buffers=carried, bytes=total, flops=graph.nodes[writer]["flops"])
     return graph
 
 
 APART = ": apart from "
-"""Between the reader and the tensor, in the line that says why two groups are not one (``FusionPlan.why_apart``)."""
+"""Separates the reader and the tensor in the reason why two groups are not fused (``FusionPlan.why_apart``)."""
 
 
 @dataclass(frozen=True)
 class Step:
-    """A kernel to be, or a launch: the buffers it reads and writes, its work over the model's symbols.
+    """A future kernel, or a launch: the buffers it reads and writes, its work over the model's symbols.
 
-    ``reasons``: one line for each primitive that joined, and (of a launch) what else was decided. ``apart``: one line
-    for each tensor that it reads from another one. ``alike``: equal for steps of the same form. ``primitives``: of a
-    fused group, one line each.
+    ``reasons``: one line per primitive that joined, and for a launch also its other decisions. ``apart``: one line per
+    tensor that it reads from another step. ``alike``: equal for steps of the same form. ``primitives``: one line per
+    primitive of a fused group.
     """
 
     label: str
@@ -85,9 +85,9 @@ class Step:
 
 
 def steps(plan: FusionPlan | HostPlan) -> list[Step]:
-    """The groups of a fusion plan, or the launches of a host plan, in order.
+    """Return the groups of a fusion plan, or the launches of a host plan, in order.
 
-    UnsupportedError: a host plan does not say what its launches write.
+    UnsupportedError: the writes of a host plan's launches are unknown.
     """
     return list(_launches(plan) if isinstance(plan, HostPlan) else _groups(plan))
 
@@ -96,7 +96,7 @@ def _launches(plan: HostPlan) -> Iterator[Step]:
     for x in plan.launches:
         if x.writes is None:
             raise UnsupportedError(
-                f"the host plan for {plan.place} does not say what its launches write",
+                f"the writes of launches in the host plan for {plan.place} are unknown",
                 node=x.label, remedy="draw the fusion plan",
             )  # fmt: skip
         reads = tuple(b for b in dict.fromkeys(x.buffers) if b not in x.writes)
@@ -107,10 +107,10 @@ def _launches(plan: HostPlan) -> Iterator[Step]:
 
 def _groups(plan: FusionPlan) -> Iterator[Step]:
     for g in plan.groups:
-        made = {n.output for n in g.nodes}
-        reads = tuple(dict.fromkeys(t for n in g.nodes for t in n.inputs if t not in made))
+        written = {n.output for n in g.nodes}
+        reads = tuple(dict.fromkeys(t for n in g.nodes for t in n.inputs if t not in written))
         writes = list(g.outputs)
-        for t in writes:  # a part of a concatenation writes that too
+        for t in writes:  # a part of a concatenation also writes the concatenation
             if t in plan.windows and plan.windows[t].target not in writes:
                 writes.append(plan.windows[t].target)
         touched = sum((_bytes(plan.graph.tensors[t]) for t in (*reads, *g.outputs)), ZERO)
@@ -123,8 +123,8 @@ def _groups(plan: FusionPlan) -> Iterator[Step]:
 
 def _primitive(plan: FusionPlan, n: Compute) -> str:
     t = plan.graph.tensors[n.output]
-    how = f"{n.reduce} over {', '.join(map(str, n.reduction))}" if n.reduce else "map"
-    return f"{n.output}: {t.dtype}[{', '.join(map(str, t.shape))}], {how}, reads {', '.join(n.inputs) or 'nothing'}"
+    kind = f"{n.reduce} over {', '.join(map(str, n.reduction))}" if n.reduce else "map"
+    return f"{n.output}: {t.dtype}[{', '.join(map(str, t.shape))}], {kind}, reads {', '.join(n.inputs) or 'nothing'}"
 
 
 def _bytes(t: Tensor | Buffer) -> Index:
@@ -132,21 +132,22 @@ def _bytes(t: Tensor | Buffer) -> Index:
 
 
 def symbol(name: str) -> Any:
-    """The ``sympy.Symbol`` of a dim: an integer >= 0."""
+    """Return the ``sympy.Symbol`` of a dim: an integer >= 0."""
     return _package("sympy").Symbol(given_back(name), integer=True, nonnegative=True)
 
 
 def to_sympy(x: Index | Expression) -> Any:
-    """A size (``Index``, or from the manifest of a program) as a ``sympy.Expr`` with the same value at all sizes.
+    """Convert a size (``Index``, or from a program's manifest) to a ``sympy.Expr`` with the same value at all sizes.
 
-    ``x // c`` is ``floor``, or ``ceiling`` where it rounds up; ``x - c * (x // c)`` is ``Mod``. Division by a size that
-    may be 0 is a ``Piecewise``, 0 there. UnsupportedError: sympy is missing, or a tensor is read.
+    ``x // c`` becomes ``floor``, or ``ceiling`` if it rounds up; ``x - c * (x // c)`` becomes ``Mod``. Division by a
+    size that may be 0 becomes a ``Piecewise`` with value 0 there. UnsupportedError: sympy is missing, or a tensor is
+    read.
     """
     return _expression(_package("sympy"), x if isinstance(x, Index) else from_json(x))
 
 
 def condition(guard: Guard | Mapping[str, Any]) -> Any:
-    """A guard (of a graph or plan, or from the manifest of a program) as a condition of sympy."""
+    """Convert a guard (of a graph or plan, or from a program's manifest) to a sympy condition."""
     g = (guard.left, guard.relation, guard.right) if isinstance(guard, Guard) else (
         from_json(guard["left"]), guard["relation"], from_json(guard["right"])
     )  # fmt: skip
@@ -159,8 +160,8 @@ def _expression(sp: Any, x: Index) -> Any:
     for a in x.atoms():
         c = a.args[1].constant if isinstance(a, Atom) and a.kind == "floordiv" else None
         if isinstance(a, Atom) and c:
-            found = ((m, m.index(a), v) for m, v in x.terms.items() if a in m and v % c == 0)
-            q = Index({m[:i] + m[i + 1 :]: -v // c for m, i, v in found})
+            terms = ((m, m.index(a), v) for m, v in x.terms.items() if a in m and v % c == 0)
+            q = Index({m[:i] + m[i + 1 :]: -v // c for m, i, v in terms})
             rest = x - q * (a.args[0] % c)
             if len(rest.terms) < len(x.terms):
                 return _expression(sp, rest) + _expression(sp, q) * sp.Mod(_expression(sp, a.args[0]), c)

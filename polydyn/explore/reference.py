@@ -1,4 +1,4 @@
-"""A lowered group evaluated statement by statement with numpy, in its original order: what every schedule computes."""
+"""The numpy reference: evaluate a lowered group statement by statement, in its original order."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from polydyn.schedules.model import Group, Statement
 
 Arrays = dict[str, npt.NDArray[Any]]
 MOST_POINTS = 1 << 26
-"""Instances of a statement; all of them are in memory at once."""
+"""Maximum instances of a statement; all of them are in memory at once."""
 
 
 def reference(group: Group, sizes: Mapping[str, int], inputs: Mapping[str, npt.NDArray[Any]]) -> Arrays:
-    """The outputs of a group, flat as they lie in memory; elements that no statement writes are 0.
+    """Return the outputs of a group as flat arrays in memory order; elements that no statement writes are 0.
 
-    ``sizes``: the group's parameters; ``inputs``: flat arrays. UnsupportedError: too many instances for this way.
+    ``sizes``: the group's parameters; ``inputs``: flat arrays. UnsupportedError: a statement has too many instances.
     """
     memory: Arrays = dict(inputs)
     for n, a in group.arrays.items():
@@ -36,20 +36,20 @@ def reference(group: Group, sizes: Mapping[str, int], inputs: Mapping[str, npt.N
 
 
 def elements(group: Group, array: str, sizes: Mapping[str, int]) -> int:
-    """How many elements of memory a group reaches of an array."""
-    a, most = group.arrays[array], -1
+    """Return the number of elements of an array that a group may access in memory."""
+    a, last = group.arrays[array], -1
     for s in group.statements:
-        met = [x.index for x in loads(s.value) if x.buffer == array]
+        read = [x.index for x in loads(s.value) if x.buffer == array]
         extents = [e.evaluate(sizes) for _, e in s.iters]
         if all(extents):
             env = _iterators(s, extents) | dict(sizes)
-            places = (evaluate_index(a.address(i), env, {}) for i in (*met, *[s.index] * (s.array == array)))
-            most = max([most, *(int(np.max(at)) for at in places)])
-    return most + 1
+            offsets = (evaluate_index(a.address(i), env, {}) for i in (*read, *[s.index] * (s.array == array)))
+            last = max([last, *(int(np.max(x)) for x in offsets)])
+    return last + 1
 
 
 def _iterators(s: Statement, extents: Sequence[int]) -> dict[str, Any]:
-    """The values of a statement's iterators, each along an axis of its own."""
+    """Return the values of a statement's iterators, each along its own axis."""
     rank = len(extents)
     return {x: np.arange(n).reshape([-1 if k == axis else 1 for k in range(rank)])
             for axis, (x, n) in enumerate(zip(s.iterators, extents, strict=True))}  # fmt: skip
@@ -72,14 +72,14 @@ def _execute(group: Group, s: Statement, sizes: Mapping[str, int], memory: Array
         return Load(v.dtype, v.buffer, (group.arrays[v.buffer].address(v.index),))
 
     values = np.broadcast_to(evaluate_value(transform(s.value, flat), env, memory), extents)
-    at = evaluate_index(group.arrays[s.array].address(s.index), env, memory)
+    offset = evaluate_index(group.arrays[s.array].address(s.index), env, memory)
     if s.reduce is None:
-        memory[s.array][np.broadcast_to(at, extents)] = values
+        memory[s.array][np.broadcast_to(offset, extents)] = values
         return
     written = {x for i in s.index for x in i.symbols()}
     over = tuple(k for k, x in enumerate(s.iterators) if x not in written)
     combine: Any = OPS[REDUCTIONS[s.reduce]].numpy
     wide = np.float64 if s.value.dtype in FLOATS else values.dtype
     total = combine.reduce(values, axis=over, dtype=wide, keepdims=True) if over else values
-    place = np.broadcast_to(at, total.shape)
-    memory[s.array][place] = combine(memory[s.array][place], total).astype(memory[s.array].dtype)
+    target = np.broadcast_to(offset, total.shape)
+    memory[s.array][target] = combine(memory[s.array][target], total).astype(memory[s.array].dtype)

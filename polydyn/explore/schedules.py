@@ -1,4 +1,4 @@
-"""Schedules in a notebook: a fused group of a model, its tree changed by hand, proven, compiled, checked and timed.
+"""Schedules in a notebook: change the tree of a fused group by hand, prove, compile, check and time it.
 
     group = polydyn.explore.groups("model.onnx")[0]
     t = group.start()                                  # the solved schedule matrix as a tree
@@ -6,10 +6,10 @@
     prove(t)                                           # or a LegalityError with a witness
     kernel = group.compile(t)                          # C text, compiled
     kernel.check(M=33, N=65), kernel.seconds(M=512, N=512)
-    group.cuda(t).check(M=33, N=65)                    # its CUDA text, where tasks and units are assigned
+    group.cuda(t).check(M=33, N=65)                    # its CUDA text, if blocks and threads are assigned
 
-What a group's own kernel family makes of it (packing, register tiles, uneven shares) is ``group.compiled()``; what is
-written by hand takes the plain way of ``codegen.scheduled``, in which nothing happens that the tree does not say.
+``group.compiled()`` returns the kernel of the group's own kernel family (packing, register tiles, uneven shares).
+Hand-written schedules use the plain ``codegen.scheduled``, which does only what the tree says.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ from polydyn.shapes.sizes import Dims
 class Group:
     """A fused group of a model, lowered: statements over iterators, arrays with addresses.
 
-    ``label``: its kind and first output; ``polyhedral``: the statements. ``roles``: of a product's iterators, None for
-    element-wise groups and rows.
+    ``label``: its kind and first output; ``polyhedral``: the statements. ``roles``: the roles of a product's iterators,
+    None for element-wise groups and rows.
     """
 
     label: str
@@ -74,19 +74,19 @@ class Group:
 
     @property
     def polyhedral(self) -> polyhedral.Group:
-        """Statements and arrays."""
+        """The statements and arrays."""
         return self.lowered.group
 
     def __str__(self) -> str:
         return f"{self.label}\n{show_group(self.polyhedral)}"
 
     def choice(self) -> Choice:
-        """The pattern of the schedule, its matrix, and what the unknowns were solved to."""
+        """Return the pattern of the schedule, its matrix, and the solution of its unknowns."""
         group = self.polyhedral
         return choose(group, analyse(group, positive=False).under(context(group)))
 
     def matrix(self) -> str:
-        """The schedule matrix with its ``?``, what they were solved to, and why other patterns declined."""
+        """Return the schedule matrix with its ``?``, their solutions, and why other patterns declined."""
         return show_choice(self.choice())
 
     def _repr_html_(self) -> str:
@@ -95,22 +95,23 @@ class Group:
         return matrix(self.polyhedral, self.choice())._repr_html_()
 
     def start(self) -> Scheduled:
-        """The solved matrix as a tree: where compositions begin.
+        """Return the solved matrix as a tree, the start of all transformations.
 
-        A product has the axes ``i`` (rows), ``j`` (columns), ``k`` (the blocked reduction), others by their iterators.
+        A product has the axes ``i`` (rows), ``j`` (columns), ``k`` (the blocked reduction); the others have the names
+        of their iterators.
         """
         group = self.polyhedral
         dependences = analyse(group, positive=False).under(context(group))
         if self.roles is not None:
             roles, _ = schedule_contract(group, self.roles, dependences)
             return start_product(group, roles)
-        found = schedule_nest(group, dependences)
-        return nest(group, found.band, found.phases, tiled=False)
+        schedule = schedule_nest(group, dependences)
+        return nest(group, schedule.band, schedule.phases, tiled=False)
 
     def compile(self, t: Scheduled, sizes: Mapping[str, int] | None = None, target: str = "cpu") -> Compiled:
-        """The kernel of a schedule of this group, as the tree has it, on the CPU.
+        """Compile a schedule of this group for the CPU, exactly as in the tree.
 
-        ``sizes``: of tiles that the schedule left as symbols. LegalityError: it does not compute the group.
+        ``sizes``: values of tile sizes that the schedule has as symbols. LegalityError: it does not compute the group.
         ScheduleError: it needs the passes of a kernel family. BuildError: the compiler fails.
         """
         prove(t)
@@ -119,7 +120,8 @@ class Group:
         return Compiled(self.polyhedral, kernel, processor, target)
 
     def cuda(self, t: Scheduled, sizes: Mapping[str, int] | None = None) -> CompiledCuda:
-        """The CUDA kernel of a schedule of this group, as the tree has it: tasks are blocks, units threads.
+        """Generate the CUDA kernel of a schedule of this group, exactly as in the tree: tasks are blocks, units
+        threads.
 
         LegalityError: it does not compute the group. ScheduleError: it assigns no blocks and threads, or needs the
         passes of a kernel family.
@@ -128,19 +130,20 @@ class Group:
         return CompiledCuda(self.polyhedral, ScheduledCudaKernel("explored", t, sizes).build()[-1])
 
     def compiled(self, target: str = "cpu") -> Compiled:
-        """The kernel that compiling a model takes, of its default tile, to compare with."""
+        """Return the kernel that ``polydyn.compile`` uses, with its default tile, for comparison."""
         cpu = Cpu(target, Options())
         placed = cpu.builder(self.plan).build_group(self.fused)
         packs, constants = placed.lowered.packs, self.plan.graph.constants
-        made = {a: pack(packs[b], constants) for a, b in placed.lowered.buffers.items() if b in packs}
-        packed = {a: np.ascontiguousarray(x).reshape(-1) for a, x in made.items()}
+        arrays = {a: pack(packs[b], constants) for a, b in placed.lowered.buffers.items() if b in packs}
+        packed = {a: np.ascontiguousarray(x).reshape(-1) for a, x in arrays.items()}
         return Compiled(placed.lowered.group, placed.kernels[0], cpu.processor, target, packed)
 
 
 def groups(model: ModelLike, dims: Dims | None = None, options: Options | None = None) -> list[Group]:
-    """The fused groups of an ONNX model in launch order; an attention as its three parts.
+    """Return the fused groups of an ONNX model in launch order; an attention as its three parts.
 
-    Constants keep the layout of the model: what a kernel family packs is its own. Raises what ``polydyn.compile`` does.
+    Constants keep the layout of the model, because packing belongs to a kernel family. Raises the errors of
+    ``polydyn.compile``.
     """
     without = (options or Options()).without
     plan = fusion_plan(rewrite_graph(import_model(model, dims), without), without)
@@ -160,13 +163,13 @@ def _lowered(plan: FusionPlan, g: FusedGroup) -> Group:
 
 
 def tree(t: Scheduled) -> str:
-    """A schedule's tree as text."""
+    """Return a schedule's tree as text."""
     return show_tree(flat(t.tree))
 
 
 @dataclass(frozen=True)
 class _Call:
-    """A launch of all tasks; it holds the memory that its arguments point into."""
+    """A launch of all tasks, with the memory of its arguments."""
 
     function: Callable[..., None]
     arguments: tuple[Any, ...]
@@ -179,9 +182,9 @@ class _Call:
 
 @dataclass(frozen=True)
 class Compiled(Checked):
-    """A compiled kernel of one group. ``text``: its C; ``notes``: what its code generator decided.
+    """A compiled kernel of one group. ``text``: its C; ``notes``: the decisions of its code generator.
 
-    ``packed``: constants in the layout that this kernel wants, by array.
+    ``packed``: constants in the kernel's layout, by array.
     """
 
     group: polyhedral.Group
@@ -197,17 +200,18 @@ class Compiled(Checked):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What its code generator decided."""
+        """The decisions of the code generator."""
         return self.kernel.notes
 
     def run(self, inputs: Mapping[str, npt.NDArray[Any]], **sizes: int) -> dict[str, npt.NDArray[Any]]:
-        """The outputs, flat. ``inputs``: flat arrays by the group's names (``draw``); ``sizes``: its parameters."""
+        """Return the flat outputs. ``inputs``: flat arrays by the group's names (``draw``); ``sizes``: its parameters.
+        """
         call = self._call(inputs, sizes)
         call()
         return {n: call.memory[n] for n, a in self.group.arrays.items() if a.role == "output"}
 
     def seconds(self, repeat: int = 20, **sizes: int) -> float:
-        """The median time of a launch on one thread, on random inputs that stay where they are."""
+        """Return the median time of a launch on one thread, with random inputs that stay in place."""
         call = self._call(draw(self.group, sizes) | dict(self.packed or {}), sizes)
         call()
         times = []
@@ -218,7 +222,7 @@ class Compiled(Checked):
         return float(np.median(times))
 
     def _call(self, inputs: Mapping[str, npt.NDArray[Any]], sizes: Mapping[str, int]) -> _Call:
-        """A launch of all tasks."""
+        """Prepare a launch of all tasks."""
         check_sizes(self.group, sizes)
         memory = self.memory(self.kernel.buffers, inputs, sizes)
         env = self.kernel.values(sizes, 1)

@@ -1,6 +1,6 @@
-"""One step of a job in a process of its own: ``python -m polydyn.jobs.child request.json``.
+"""One step of a job in its own process: ``python -m polydyn.jobs.child request.json``.
 
-The request is plain data (see ``polydyn.jobs.work``); the result is written beside it, as ``result.json``. The process
+The request is plain data (see ``polydyn.jobs.work``); the result is written next to it as ``result.json``. The process
 dies with the worker that started it.
 """
 
@@ -20,16 +20,16 @@ PR_SET_PDEATHSIG = 1
 
 
 def main(request: Path) -> None:
-    """Runs a request and writes its result; an error of polydyn is a result."""
+    """Run a request and write its result; a PolydynError is a result too."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() == 1:
         sys.exit("the worker is gone")
     from polydyn.errors import PolydynError
 
-    said = json.loads(request.read_text(encoding="utf-8"))
+    data = json.loads(request.read_text(encoding="utf-8"))
     start = time.perf_counter()
     try:
-        facts = tune_step(said) if said["step"] == "tune" else compile_step(said)
+        facts = tune_step(data) if data["step"] == "tune" else compile_step(data)
         result: dict[str, Any] = {"outcome": "done", "facts": facts}
     except PolydynError as e:
         result = {"outcome": "failed", "error": f"{type(e).__name__}: {e}", "facts": {}}
@@ -40,39 +40,39 @@ def main(request: Path) -> None:
     partial.rename(request.with_name("result.json"))
 
 
-def arguments_of(said: Any) -> Any:
-    """``Arguments`` from the plain data of ``Arguments.to_json``, records by path."""
+def arguments_of(data: Any) -> Any:
+    """Convert the plain data of ``Arguments.to_json``, with a path for records, to ``Arguments``."""
     from polydyn.compiler import Options
     from polydyn.program_cache import Arguments
     from polydyn.shapes.sizes import Sizes
 
-    dims = {n: Sizes(**s) for n, s in said["dims"].items()}
-    return Arguments(said["target"], dims, Options(**said["options"]), said["records"], said["symbols"])
+    dims = {n: Sizes(**s) for n, s in data["dims"].items()}
+    return Arguments(data["target"], dims, Options(**data["options"]), data["records"], data["symbols"])
 
 
-def compile_step(said: Any) -> dict[str, Any]:
-    """Writes the artifact; what the report says of it."""
+def compile_step(data: Any) -> dict[str, Any]:
+    """Write the artifact; return the facts for the report."""
     from polydyn.program_cache import cached_program
 
-    program = cached_program(said["model"], arguments_of(said["arguments"]), threads=said["threads"])
-    program.save(said["artifact"])
+    program = cached_program(data["model"], arguments_of(data["arguments"]), threads=data["threads"])
+    program.save(data["artifact"])
     return {
         "launches": len(program.launches),
         "kernels": program.kernel_count,
         "compilations": program.compilations,
-        "artifact_bytes": os.path.getsize(said["artifact"]),
+        "artifact_bytes": os.path.getsize(data["artifact"]),
     }
 
 
-def tune_step(said: Any) -> dict[str, Any]:
-    """Adds to the shard of the records; what the report says of it."""
+def tune_step(data: Any) -> dict[str, Any]:
+    """Add records to the shard; return the facts for the report."""
     import polydyn
 
-    arguments = arguments_of(said["arguments"])
+    arguments = arguments_of(data["arguments"])
     groups = polydyn.tune(
-        said["model"], said["shard"], target=arguments.target, dims=arguments.dims, threads=said["threads"],
-        options=arguments.options, trials=said["tune"]["trials"], seed=said["tune"]["seed"],
-        seen=[(dict(dims), count) for dims, count in said["tune"]["shapes"]], symbols=arguments.symbols,
+        data["model"], data["shard"], target=arguments.target, dims=arguments.dims, threads=data["threads"],
+        options=arguments.options, trials=data["tune"]["trials"], seed=data["tune"]["seed"],
+        seen=[(dict(dims), count) for dims, count in data["tune"]["shapes"]], symbols=arguments.symbols,
     )  # fmt: skip
     sources = sorted({g.source for g in groups})
     return {"groups": len(groups), "measured": sum(g.measured for g in groups), "sources": sources}

@@ -1,4 +1,4 @@
-"""Dask: a local cluster, or a scheduler by its address. Steps go out one for each free thread of a worker."""
+"""Dask: a local cluster, or a scheduler by its address. Each free thread of a worker gets one step."""
 
 from __future__ import annotations
 
@@ -15,19 +15,20 @@ from polydyn.errors import PolydynError, UnsupportedError
 
 Execute = Callable[[dict[str, Any]], dict[str, Any]]
 PATIENCE = 60.0
-"""Seconds without any worker after which a batch gives up."""
-BEGINNINGS = 3
-"""How often local workers may begin."""
+"""Seconds without any worker after which a batch stops."""
+MAX_STARTS = 3
+"""Maximum number of attempts to start the local workers."""
 
 
 class ClusterError(PolydynError):
-    """The cluster is not there, or lost all its workers."""
+    """The cluster is missing, or lost all its workers."""
 
 
 class Cluster:
-    """Workers of a scheduler; ``submit`` gives them steps, ``next`` waits for an answer.
+    """The workers of a scheduler: ``submit`` sends a step, ``next`` waits for an answer.
 
-    ``client`` begins it: a batch in which all is done needs no workers, which take seconds to begin.
+    ``client`` starts the cluster. If all steps of a batch are done, workers are not started, because that takes
+    seconds.
     """
 
     def __init__(self, client: Callable[[], Any]) -> None:
@@ -38,7 +39,8 @@ class Cluster:
 
     @property
     def slots(self) -> int:
-        """Threads of all workers: as many steps run at once; 1 before ``begin``. ClusterError: none for a minute."""
+        """The threads of all workers, that is, steps that run at once; 1 before ``begin``. ClusterError: none for a
+        minute."""
         if self._client is None:
             return 1
         now = time.monotonic()
@@ -51,18 +53,18 @@ class Cluster:
         return self._slots
 
     def begin(self) -> None:
-        """Connects, at the first call. UnsupportedError: Dask is not installed. ClusterError: nobody answers."""
+        """Connect on the first call. UnsupportedError: Dask is not installed. ClusterError: there is no answer."""
         if self._client is None:
             self._client = self._begin()
             self._last = time.monotonic()
 
     def submit(self, token: int, execute: Execute, request: dict[str, Any]) -> None:
-        """After ``begin``: sends a step to a worker; its answer comes with ``token``."""
+        """Send a step to a worker; call ``begin`` first. Its answer has the same ``token``."""
         future = self._client.submit(execute, request, pure=False)
         future.add_done_callback(lambda f: self._ended.put((token, f)))
 
     def next(self, timeout: float = 0.5) -> tuple[int, dict[str, Any]] | None:
-        """The next answer; None when none came in time. A worker that was lost answers with the outcome ``lost``."""
+        """Return the next answer, or None after a timeout. A lost worker gives the outcome ``lost``."""
         try:
             token, future = self._ended.get(timeout=timeout)
         except queue.Empty:
@@ -70,32 +72,32 @@ class Cluster:
         error = None
         try:
             answer: dict[str, Any] = future.result(timeout=PATIENCE)
-        except Exception as e:  # whatever Dask or the step raised
+        except Exception as e:  # any error of Dask or of the step
             error = e
         finally:
             future.release()
         if error is None:
             return token, answer
         lost = type(error).__name__ in ("KilledWorker", "CancelledError", "FutureCancelledError")
-        what = "the worker was lost" if lost else f"{type(error).__name__}: {error}"
-        return token, {"outcome": "lost" if lost else "died", "error": what, "facts": {}}
+        message = "the worker was lost" if lost else f"{type(error).__name__}: {error}"
+        return token, {"outcome": "lost" if lost else "died", "error": message, "facts": {}}
 
     def _count(self) -> int:
         if self._client.status != "running":
-            raise ClusterError("the scheduler was lost", remedy="start it, and call batch again: it goes on from there")
+            raise ClusterError("the scheduler was lost", remedy="start it, and call batch again: it continues")
         return sum(self._client.nthreads().values())
 
 
 @contextmanager
 def open_cluster(workers: int, scheduler: str | None = None) -> Iterator[Cluster]:
-    """A local cluster of so many workers, or the workers of a scheduler; it begins when it is needed."""
+    """Open a local cluster of ``workers`` workers, or the workers of a scheduler; it starts on first use."""
     with ExitStack() as stack:
         yield Cluster(lambda: stack.enter_context(_client(workers, scheduler)))
 
 
 @contextmanager
 def _client(workers: int, scheduler: str | None) -> Iterator[Any]:
-    """Dask's client. UnsupportedError: Dask is not installed. ClusterError: nobody answers at the address."""
+    """Open Dask's client. UnsupportedError: Dask is not installed. ClusterError: the address does not answer."""
     try:
         import dask
         from distributed import Client, LocalCluster
@@ -122,9 +124,10 @@ def _client(workers: int, scheduler: str | None) -> Iterator[Any]:
 
 
 def _local(make: Callable[..., Any], workers: int) -> Any:
-    """A local cluster. A worker that is killed while it begins ends the others: then they begin anew. ClusterError."""
+    """Start a local cluster. If a worker is killed while it starts, the others end and all are started again.
+    ClusterError: they do not start."""
     failure: RuntimeError | None = None
-    for _ in range(BEGINNINGS):
+    for _ in range(MAX_STARTS):
         try:
             return make(
                 n_workers=workers, threads_per_worker=1, memory_limit=0, dashboard_address="127.0.0.1:0",
@@ -132,14 +135,14 @@ def _local(make: Callable[..., Any], workers: int) -> Any:
             )  # fmt: skip
         except RuntimeError as e:
             failure = e
-    raise ClusterError(f"no worker begins: {failure}", remedy="see what ends them, then call batch again") from failure
+    raise ClusterError(f"no worker starts: {failure}", remedy="see what ends them, then call batch again") from failure
 
 
 @functools.cache
 def event_loop() -> Any:
-    """The event loop of all clusters of this process, in a thread of its own. ClusterError: it does not begin.
+    """Return the event loop of all clusters of this process, in a thread of its own. ClusterError: it does not start.
 
-    Dask gives a loop of its own ten seconds to begin, which is too short on a machine that is busy.
+    Dask gives its own loop ten seconds to start, which is too short on a busy machine.
     """
     from tornado.ioloop import IOLoop
 

@@ -1,4 +1,4 @@
-"""The ledger of a batch: every attempt at every step, in one SQLite file that one client writes and anybody reads."""
+"""The ledger of a batch: every attempt at every step, in one SQLite file with one writer and any number of readers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import polydyn
 from polydyn.errors import ArtifactError, InputError
 
 DONE, RUNNING, GONE = "done", "running", "gone"
-"""Outcomes beside those of ``polydyn.jobs.work``: ``gone`` was done, and its output is no longer there."""
+"""Outcomes in addition to those of ``polydyn.jobs.work``. ``gone``: it was done, but its output no longer exists."""
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS run (
@@ -34,7 +34,7 @@ CREATE INDEX IF NOT EXISTS of_job ON attempt (job);
 
 @dataclass(frozen=True)
 class Attempt:
-    """One attempt at a step; times in seconds since 1970, ``ended`` None while it runs or when it was interrupted."""
+    """One attempt at a step. Times are seconds since 1970; ``ended`` is None if it is running or was interrupted."""
 
     id: int
     run: int
@@ -51,14 +51,14 @@ class Attempt:
 
 
 class Ledger:
-    """The open ledger of a job file; ``Ledger.open`` makes it."""
+    """The open ledger of a job file; use ``Ledger.open``."""
 
     def __init__(self, db: sqlite3.Connection, path: Path) -> None:
         self._db, self.path = db, path
 
     @classmethod
     def open(cls, path: Path) -> Ledger:
-        """Opens a ledger, or makes one. ArtifactError: another file, or one that cannot be written."""
+        """Open or create a ledger. ArtifactError: it is another kind of file, or not writable."""
         try:
             db = sqlite3.connect(path, timeout=60.0, isolation_level=None)
             db.execute("PRAGMA journal_mode = WAL")
@@ -66,12 +66,12 @@ class Ledger:
             db.executescript(_SCHEMA)
         except sqlite3.Error as e:
             raise ArtifactError(
-                f"the ledger {path} cannot be used ({e})", rule="one ledger for a job file", remedy="move it away"
+                f"the ledger {path} cannot be used ({e})", rule="one ledger per job file", remedy="move it away"
             ) from e
         return cls(db, path)
 
     def begin_run(self, workers: str) -> int:
-        """A new run of the batch; attempts that the last one left running were interrupted."""
+        """Record a new run of the batch. Attempts still marked as running were interrupted."""
         self._db.execute("UPDATE attempt SET outcome = 'interrupted' WHERE outcome = ?", (RUNNING,))
         row = self._db.execute(
             "INSERT INTO run (began, version, workers) VALUES (?, ?, ?)", (time.time(), polydyn.__version__, workers)
@@ -79,11 +79,11 @@ class Ledger:
         return int(row.lastrowid or 0)
 
     def end_run(self, run: int) -> None:
-        """The run ended by itself."""
+        """Record that the run ended normally."""
         self._db.execute("UPDATE run SET ended = ? WHERE id = ?", (time.time(), run))
 
     def begin(self, run: int, job: str, key: str, number: int) -> int:
-        """An attempt begins; its number in the ledger."""
+        """Record the start of an attempt; return its id."""
         row = self._db.execute(
             "INSERT INTO attempt (run, job, key, number, began, outcome, error, worker, facts, log)"
             " VALUES (?, ?, ?, ?, ?, ?, '', '', '{}', '')",
@@ -92,7 +92,7 @@ class Ledger:
         return int(row.lastrowid or 0)
 
     def end(self, attempt: int, answer: Mapping[str, Any]) -> None:
-        """An attempt ended with a worker's answer."""
+        """Record the end of an attempt with a worker's answer."""
         facts = json.dumps(answer.get("facts", {}), sort_keys=True)
         self._db.execute(
             "UPDATE attempt SET ended = ?, outcome = ?, error = ?, worker = ?, facts = ?, log = ? WHERE id = ?",
@@ -101,53 +101,53 @@ class Ledger:
         )  # fmt: skip
 
     def is_done(self, job: str, key: str) -> bool:
-        """Whether this very step was done."""
-        found = self._db.execute("SELECT 1 FROM attempt WHERE job = ? AND key = ? AND outcome = 'done'", (job, key))
-        return found.fetchone() is not None
+        """Return whether this step was done with this key."""
+        row = self._db.execute("SELECT 1 FROM attempt WHERE job = ? AND key = ? AND outcome = 'done'", (job, key))
+        return row.fetchone() is not None
 
     def forget(self, job: str, key: str) -> None:
-        """What was done is no longer there."""
+        """Record that the output of a done step no longer exists."""
         done = (GONE, job, key)
         self._db.execute("UPDATE attempt SET outcome = ? WHERE job = ? AND key = ? AND outcome = 'done'", done)
 
     def attempts(self, run: int | None = None) -> list[Attempt]:
-        """All attempts, or those of a run, in order."""
+        """Return all attempts, or those of one run, in order."""
         where, values = ("WHERE run = ?", (run,)) if run is not None else ("", ())
         return list(self._read(self._db.execute(f"SELECT * FROM attempt {where} ORDER BY id", values)))
 
     def runs(self) -> list[tuple[int, float, float | None, str, str]]:
-        """Number, beginning, end, version and workers of every run."""
+        """Return number, start, end, version and workers of every run."""
         return list(self._db.execute("SELECT id, began, ended, version, workers FROM run ORDER BY id"))
 
     def close(self) -> None:
-        """Closes the file."""
+        """Close the file."""
         self._db.close()
 
     @staticmethod
     def _read(rows: Iterable[tuple[Any, ...]]) -> Iterator[Attempt]:
         for row in rows:
-            said = dict(zip(Attempt.__dataclass_fields__, row, strict=True))
-            yield Attempt(**said | {"facts": json.loads(said["facts"])})
+            fields = dict(zip(Attempt.__dataclass_fields__, row, strict=True))
+            yield Attempt(**fields | {"facts": json.loads(fields["facts"])})
 
 
 def latest(attempts: Iterable[Attempt]) -> dict[str, Attempt]:
-    """Job -> its last attempt."""
+    """Return a mapping from each job to its last attempt."""
     return {a.job: a for a in attempts}
 
 
 def folder_of(jobs: Path) -> Path:
-    """Where a job file's ledger, report and unfinished work lie."""
+    """Return the folder of a job file's ledger, report and unfinished work."""
     return jobs.with_name(f"{jobs.name}.batch")
 
 
 @contextmanager
 def only_one(folder: Path) -> Iterator[None]:
-    """Keeps a second client away from a batch. InputError: one is at work."""
+    """Lock a batch against other clients. InputError: another client is running it."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         lock = (folder / "lock").open("w")
     except OSError as e:
-        raise ArtifactError(f"{folder} cannot be made: {e.strerror}", remedy="move the job file") from e
+        raise ArtifactError(f"cannot create {folder}: {e.strerror}", remedy="move the job file") from e
     with lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

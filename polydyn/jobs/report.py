@@ -1,4 +1,4 @@
-"""The report of a batch: one HTML page with plots and logs that loads nothing from anywhere."""
+"""The report of a batch: one self-contained HTML page with plots and logs."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ svg text { font: 11px system-ui, sans-serif; fill: #1c2330 } .bars rect { fill: 
 """
 WIDTH, ROW = 900, 18
 MOST = 400
-"""Attempts that the timeline shows."""
+"""Maximum number of attempts in the timeline."""
 
 
 def write_report(ledger: Ledger, name: str, path: Path) -> None:
-    """Writes the report of the last run of a ledger. OSError: the file cannot be written."""
+    """Write the report of the last run of a ledger. OSError: the file cannot be written."""
     runs = ledger.runs()
     if not runs:
         return
@@ -48,7 +48,7 @@ def write_report(ledger: Ledger, name: str, path: Path) -> None:
 
 
 def timeline(attempts: Sequence[Attempt], began: float) -> str:
-    """Attempts as bars over the time of the run, as SVG; the last ``MOST`` of them."""
+    """Draw attempts as SVG bars over the time of the run; only the last ``MOST`` of them."""
     shown = list(attempts)[-MOST:]
     if not shown:
         return "<p>none</p>"
@@ -94,7 +94,7 @@ def _result(a: Attempt) -> str:
 
 
 def _compared(a: Attempt, b: Attempt | None) -> str:
-    """What changed since the step was done last."""
+    """Return what changed since the step was last done."""
     if b is None:
         return "<small>first time</small>"
     old, new = b.facts.get("seconds") or 0.0, a.facts.get("seconds") or 0.0
@@ -110,8 +110,8 @@ def _log(a: Attempt) -> str:
     text = "\n".join(filter(None, (a.error, a.log)))
     if not text:
         return ""
-    what = html.escape(f"{a.job}, attempt {a.number}: {a.outcome} on {a.worker or 'no worker'}")
-    return f"<details><summary>{what}</summary><pre>{html.escape(text)}</pre></details>"
+    heading = html.escape(f"{a.job}, attempt {a.number}: {a.outcome} on {a.worker or 'no worker'}")
+    return f"<details><summary>{heading}</summary><pre>{html.escape(text)}</pre></details>"
 
 
 def _date(seconds: float) -> str:

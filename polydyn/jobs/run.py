@@ -1,9 +1,9 @@
-"""Running the jobs of a file: what is done is skipped, what fails is tried again, records are shared by merging.
+"""Run the jobs of a file: skip finished steps, retry failed ones, and share records by merging.
 
-A job is one or two steps: tuning into its records, and compiling. Compiling waits for all tunings of the batch into the
-same records, so that the order in which steps end changes nothing. A step is done when the ledger says so under its
-key, the hash of everything that determines its result, and its output is there. Only this process writes outputs,
-records and the ledger; every output appears complete or not at all.
+A job has one or two steps: tuning into its records, and compiling. Compilation waits for all tunings of the batch into
+the same records, so that the order in which steps end has no effect. A step is done if the ledger has it under its key
+(the hash of everything that determines its result) and its output exists. Only this process writes outputs, records
+and the ledger; every output appears complete or not at all.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from polydyn.program_cache import code_digest, external_files, model_digest
 from polydyn.search.records import Records
 
 FINAL = (DONE, "failed")
-"""Outcomes that another attempt would not change; all others cost an attempt."""
+"""Outcomes that another attempt would not change; all others are retried."""
 
 
 @dataclass(frozen=True)
 class Step:
-    """A compilation, or a tuning: ``name`` in the ledger, and the job that it belongs to."""
+    """A compilation or a tuning: ``name`` in the ledger, and its job."""
 
     kind: str
     name: str
@@ -44,7 +44,7 @@ class Step:
 
 @dataclass(frozen=True)
 class _Running:
-    """A step under way: its key, its attempt in the ledger and in this run, and what was sent."""
+    """A running step: its key, its attempt in the ledger and in this run, and the request."""
 
     step: Step
     key: str
@@ -55,7 +55,7 @@ class _Running:
 
 @dataclass(frozen=True)
 class State:
-    """Where a batch stands: steps by how they ended, and the seconds that the rest may take (None: unknown)."""
+    """The progress of a batch: steps by outcome, and the estimated remaining seconds (None: unknown)."""
 
     steps: int
     done: int = 0
@@ -65,13 +65,13 @@ class State:
 
     @property
     def ended(self) -> int:
-        """Steps that need nothing more."""
+        """Steps that are finished."""
         return self.done + self.skipped + self.failed
 
 
 @dataclass(frozen=True)
 class BatchResult:
-    """How a batch ended, and the report about it."""
+    """The final state of a batch, and its report."""
 
     state: State
     report: Path
@@ -81,9 +81,9 @@ class BatchResult:
 class Batch:
     """The jobs of a file, for one run.
 
-    ``workers``: processes of the local cluster; ``scheduler``: the address of another one. ``share``: workers see the
-    client's files by the same paths (always so for a local cluster); else files travel by content. ``say`` hears of
-    every step that ended, with the state after it. ``execute``: what a worker does with a request.
+    ``workers``: processes of the local cluster; ``scheduler``: the address of another cluster. ``share``: workers see
+    the client's files under the same paths (always true for a local cluster); otherwise files are sent by content.
+    ``say`` is called for every step that ended, with the state after it. ``execute``: runs a request in a worker.
     """
 
     path: Path
@@ -95,7 +95,7 @@ class Batch:
     _digests: dict[Path, tuple[tuple[int, int], str]] = field(default_factory=dict)
 
     def run(self) -> BatchResult:
-        """Runs what is not done. InputError: the file is wrong, or another client is at work; ClusterError."""
+        """Run the steps that are not done. InputError: the file is wrong, or another client runs it; ClusterError."""
         jobs = read_jobs(self.path)
         self.folder = folder_of(self.path).absolute()
         with only_one(self.folder):
@@ -148,7 +148,7 @@ class Batch:
         return self.state
 
     def _start(self, cluster: Cluster, token: int, step: Step) -> None:
-        """Sends a step out, unless it is done or cannot begin."""
+        """Send a step to the cluster, unless it is done or cannot start."""
         try:
             key = self._key(step)
             if self.ledger.is_done(step.name, key):
@@ -194,50 +194,50 @@ class Batch:
         mean = sum(self.took) / len(self.took)
         return mean * (self.state.steps - self.state.ended - 1) / max(slots, 1)
 
-    def _count(self, step: Step, how: str, line: str) -> None:
-        """A step needs nothing more; compilations that waited for it may go on."""
-        self.state = replace(self.state, **{how: getattr(self.state, how) + 1})
+    def _count(self, step: Step, outcome: str, line: str) -> None:
+        """Record that a step is finished; compilations that waited for it may start."""
+        self.state = replace(self.state, **{outcome: getattr(self.state, outcome) + 1})
         self.say(f"[{self.state.ended}/{self.state.steps}] {step.name}: {line}", self.state)
         if step.kind != "tune":
             return
         path = _records(step.job)
         self.before[path].discard(step.name)
-        if how == "failed":
+        if outcome == "failed":
             self.broken[path] = step.name
         if not self.before[path]:
             self.ready.extend(self.waiting.pop(path, []))
 
-    # -- what goes to workers and comes back ---------------------------------------------------------------------------
+    # -- requests and results ------------------------------------------------------------------------------------------
 
     def _key(self, step: Step) -> str:
-        """The hash of all that determines a step's result. PolydynError: a file cannot be read, its tuning failed."""
+        """Return the hash of all inputs of a step. PolydynError: a file cannot be read, or its tuning failed."""
         job = step.job
         if step.kind == "tune":
-            said = [replace(job.arguments, records=None).to_json(), job.threads, _tune_json(job)]
+            inputs = [replace(job.arguments, records=None).to_json(), job.threads, _tune_json(job)]
         else:
-            if job.arguments.records and (why := self.broken.get(Path(job.arguments.records))):
-                raise ArtifactError(f"its tuning failed: {why}", rule="records before compiling", remedy="see there")
-            said = [job.arguments.to_json()]
-        return digest(step.kind, self._model_digest(job.model), json.dumps(said, sort_keys=True), code_digest())
+            if job.arguments.records and (tuning := self.broken.get(Path(job.arguments.records))):
+                raise ArtifactError(f"its tuning failed: {tuning}", rule="records before compiling", remedy="see there")
+            inputs = [job.arguments.to_json()]
+        return digest(step.kind, self._model_digest(job.model), json.dumps(inputs, sort_keys=True), code_digest())
 
     def _model_digest(self, model: Path) -> str:
-        """Once for each state of a file, not once for each job."""
+        """Return the digest of a model; it is computed once per state of the file, not once per job."""
         try:
-            found = model.stat()
+            status = model.stat()
         except OSError:
-            return model_digest(model)  # says what is wrong
-        stamp = (found.st_mtime_ns, found.st_size)
+            return model_digest(model)  # this reports the error
+        stamp = (status.st_mtime_ns, status.st_size)
         if self._digests.get(model, (None,))[0] != stamp:
             self._digests[model] = (stamp, model_digest(model))
         return self._digests[model][1]
 
     def _request(self, step: Step, key: str, token: int) -> dict[str, Any]:
         job = step.job
-        said = replace(job.arguments, records=None).to_json()
+        arguments = replace(job.arguments, records=None).to_json()
         if step.kind == "compile" and job.arguments.records:
-            said["records"] = str(job.arguments.records)
+            arguments["records"] = str(job.arguments.records)
         request: dict[str, Any] = {
-            "step": step.kind, "model": str(job.model), "arguments": said, "threads": job.threads,
+            "step": step.kind, "model": str(job.model), "arguments": arguments, "threads": job.threads,
             "tune": _tune_json(job), "timeout": job.timeout, "memory": job.memory,
         }  # fmt: skip
         shard = self._shard(step, key)
@@ -248,13 +248,13 @@ class Batch:
         files = {"model.onnx": data} | {n: p.read_bytes() for n, p in external.items()}
         if shard and shard.exists():
             files["shard"] = shard.read_bytes()
-        if said["records"]:
-            files["records.db"] = Path(said["records"]).read_bytes()
-            said["records"] = "records.db"
+        if arguments["records"]:
+            files["records.db"] = Path(arguments["records"]).read_bytes()
+            arguments["records"] = "records.db"
         return request | {"model": "model.onnx", "files": files}
 
     def _there(self, step: Step, key: str) -> bool:
-        """Whether the step's result is where it was put. What tunings added is put again into records that are gone."""
+        """Return whether the step's result exists. If records are gone, results of tunings are merged again."""
         if step.kind != "tune":
             return step.job.output is not None and step.job.output.exists()
         shard, records = self._shard(step, key), _records(step.job)
@@ -265,9 +265,9 @@ class Batch:
         return True
 
     def _shard(self, step: Step, key: str) -> Path | None:
-        """Where a tuning keeps what it measures; it is kept over interruptions.
+        """Return the file in which a tuning stores its measurements; it survives interruptions.
 
-        It begins as a copy of the records as the batch found them, whatever other tunings have added by then.
+        It starts as a copy of the records at the start of the batch, independent of what other tunings have added.
         """
         if step.kind != "tune":
             return None
@@ -284,7 +284,7 @@ class Batch:
         return shard
 
     def _place(self, ended: _Running, answer: dict[str, Any]) -> None:
-        """Puts what a worker made where it belongs. ArtifactError: it cannot be written there."""
+        """Move a worker's result to its destination. ArtifactError: it cannot be written there."""
         step, files, folder = ended.step, answer.pop("files", {}), ended.request.get("folder")
         target = _records(step.job) if step.kind == "tune" else step.job.output
         assert target is not None
@@ -303,7 +303,7 @@ class Batch:
 
     @staticmethod
     def _merge(shard: Path | None, content: bytes | None, target: Path) -> None:
-        """Adds what a tuning measured to the records."""
+        """Add the measurements of a tuning to the records."""
         assert shard is not None
         if content is not None:
             write_atomically(shard, content)
@@ -314,9 +314,9 @@ class Batch:
         return os.path.relpath(path or "", self.path.parent.absolute())
 
     def _tuning_name(self, job: Job) -> str:
-        """The records and the model; a hash tells tunings with different arguments apart."""
-        said = [replace(job.arguments, records=None).to_json(), job.threads, _tune_json(job), str(job.model)]
-        mark = digest(json.dumps(said, sort_keys=True))[:8]
+        """Return the records and the model, with a hash that distinguishes tunings with different arguments."""
+        parts = [replace(job.arguments, records=None).to_json(), job.threads, _tune_json(job), str(job.model)]
+        mark = digest(json.dumps(parts, sort_keys=True))[:8]
         return f"{self._relative(_records(job))} <- {self._relative(job.model)} {mark}"
 
 
@@ -329,7 +329,7 @@ def _tune_json(job: Job) -> dict[str, Any] | None:
 
 
 def _move(source: Path, target: Path) -> None:
-    """Renames, or between file systems copies; the target is complete or not there."""
+    """Rename a file, or copy it between file systems; the target is complete or does not exist."""
     try:
         os.replace(source, target)
     except OSError:

@@ -1,4 +1,4 @@
-"""Job files: defaults, globs and matrices written out into one ``Job`` for every program or tuning."""
+"""Job files: expand defaults, globs and matrices into one ``Job`` per program or tuning."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ from polydyn.shapes.sizes import Sizes, SizesLike, sizes_by_name
 
 KEYS = {
     "model": "a path or glob, or a list of them, relative to the job file",
-    "output": "the artifact to write; {name}, {target} and other keys stand for their values",
+    "output": "the artifact to write; {name}, {target} and other keys are replaced by their values",
     "target": "cpu, cpu:avx512, cuda:sm_80 ...",
     "dims": 'sizes of dims: {B: "1:64"}, {B: [1, 64]} or {B: {low: 1, high: 64, multiple: 8, likely: [8]}}',
-    "symbols": "makes a static export dynamic: {input_ids: [B, L]}; null for an axis that stays",
-    "threads": "of every call",
+    "symbols": "makes a static export dynamic: {input_ids: [B, L]}; null for an axis that keeps its size",
+    "threads": "threads per call",
     "without": "fusion passes to leave out",
-    "strategy": "whose searches in the records count",
+    "strategy": "the strategy whose records are used",
     "tf32": "on CUDA, float32 products on tensor cores",
     "precision": "bf16: on a CPU, products with constants round to bfloat16; 3xtf32: on CUDA, tensor cores for float32",
     "winograd": "4: 3x3 convolutions in tiles of 4x4 pixels, faster and less exact than 2",
-    "fallback": "onnxruntime: nodes that are not built run there",
-    "records": "a record file; {name} and so on as in output",
+    "fallback": "onnxruntime: unsupported nodes run there",
+    "records": "a record file; {name} etc. are replaced as in output",
     "tune": "true, or {trials: 64, seed: 0, shapes: log.json}: tune into the records first",
-    "timeout": "seconds that an attempt may take",
-    "memory": "bytes that an attempt may take, as in 4G",
+    "timeout": "maximum seconds of an attempt",
+    "memory": "maximum bytes of an attempt, as in 4G",
     "retries": "further attempts after a lost worker or an exceeded limit",
     "matrix": "{key: [values]}: one job for each combination",
 }
@@ -46,20 +46,20 @@ RETRIES = 2
 
 @dataclass(frozen=True)
 class Tuning:
-    """Arguments of ``polydyn.tune`` beyond those of ``compile``."""
+    """The arguments of ``polydyn.tune`` that ``compile`` does not have."""
 
     trials: int = TRIALS
     seed: int = 0
     shapes: tuple[tuple[tuple[tuple[str, int], ...], int], ...] = ()
 
     def seen(self) -> list[Seen]:
-        """The shapes met in traffic."""
+        """Return the shapes seen in traffic."""
         return [(dict(dims), count) for dims, count in self.shapes]
 
 
 @dataclass(frozen=True)
 class Job:
-    """One model with the arguments of ``compile`` and ``tune``, its output and its limits; paths are absolute."""
+    """One model with the arguments of ``compile`` and ``tune``, its output and its limits. Paths are absolute."""
 
     place: str
     model: Path
@@ -73,7 +73,7 @@ class Job:
 
 
 def read_jobs(path: Path) -> list[Job]:
-    """The jobs of a file, in its order. InputError names file, line and key: see ``KEYS`` for what is allowed."""
+    """Return the jobs of a file, in order. InputError names file, line and key; ``KEYS`` lists the allowed keys."""
     root = read_text(path)
     if isinstance(root.value, list):
         root = Entry(root.file, root.line, {"jobs": root})
@@ -84,20 +84,19 @@ def read_jobs(path: Path) -> list[Job]:
     _check_keys(Entry(root.file, root.line, defaults), KEYS)
     listed = root.value["jobs"]
     if not isinstance(listed.value, list) or not listed.value:
-        raise listed.refusal("jobs is no list, or an empty one", "write - model: a.onnx below it")
-    jobs = [job for row in listed.value for job in _written_out(path.parent.absolute(), row, defaults)]
+        raise listed.refusal("jobs is not a list, or empty", "write - model: a.onnx below it")
+    jobs = [job for row in listed.value for job in _expand(path.parent.absolute(), row, defaults)]
     _check_outputs(jobs, root)
     return jobs
 
 
-def _written_out(folder: Path, row: Entry, defaults: Mapping[str, Entry]) -> Iterator[Job]:
-    """Every combination of a row's models and its matrix."""
-    given = _mapping(row)
+def _expand(folder: Path, row: Entry, defaults: Mapping[str, Entry]) -> Iterator[Job]:
+    """Yield every combination of a row's models and its matrix."""
+    entries = {**defaults, **_mapping(row)}
     _check_keys(row, KEYS)
-    said = {**defaults, **given}
-    if "model" not in said:
+    if "model" not in entries:
         raise row.refusal("the job has no model", "add model: a.onnx")
-    matrix = _mapping(said.pop("matrix", Entry(row.file, row.line, {})))
+    matrix = _mapping(entries.pop("matrix", Entry(row.file, row.line, {})))
     for key, values in matrix.items():
         if key not in KEYS or key == "matrix":
             raise values.refusal(f"the matrix has an unknown key '{key}'", f"keys are {', '.join(KEYS)}")
@@ -105,20 +104,20 @@ def _written_out(folder: Path, row: Entry, defaults: Mapping[str, Entry]) -> Ite
             raise values.refusal(f"the matrix has no values for '{key}'", f"write {key}: [first, second]")
     lists = [[(k, v) for v in values.value] for k, values in matrix.items() if isinstance(values.value, list)]
     for combination in itertools.product(*lists):
-        one = said | dict(combination)
+        one = entries | dict(combination)
         for model in _models(folder, one["model"]):
             yield _job(folder, row, one, model)
 
 
-def _job(folder: Path, row: Entry, said: Mapping[str, Entry], model: Path) -> Job:
-    read = _Reader(row, said, folder)
-    names = {k: _word(e.plain()) for k, e in said.items() if not isinstance(e.value, (dict, list))}
+def _job(folder: Path, row: Entry, entries: Mapping[str, Entry], model: Path) -> Job:
+    read = _Reader(row, entries, folder)
+    names = {k: _word(e.plain()) for k, e in entries.items() if not isinstance(e.value, (dict, list))}
     names |= {"target": _word(read("target", _text, "cpu")), "name": model.stem}
     names.setdefault("strategy", Options.strategy)
     tune = read("tune", lambda e: _tuning(folder, e), None)
     output, records = (read(k, lambda e: folder / _filled(e, names), None) for k in ("output", "records"))
     if tune and not records:
-        raise said["tune"].refusal("there are no records to tune into", "add records: some.db")
+        raise entries["tune"].refusal("there are no records to tune into", "add records: some.db")
     if not output and not tune:
         raise row.refusal("the job writes nothing", "add output: a.polydyn, or tune: true with records")
     options = read.options()
@@ -131,13 +130,13 @@ def _job(folder: Path, row: Entry, said: Mapping[str, Entry], model: Path) -> Jo
 
 
 class _Reader:
-    """Values of a job by key."""
+    """Reads the values of a job by key."""
 
-    def __init__(self, row: Entry, said: Mapping[str, Entry], folder: Path) -> None:
-        self.row, self.said, self.folder = row, said, folder
+    def __init__(self, row: Entry, entries: Mapping[str, Entry], folder: Path) -> None:
+        self.row, self.entries, self.folder = row, entries, folder
 
     def __call__(self, key: str, convert: Callable[[Entry], Any], missing: Any) -> Any:
-        entry = self.said.get(key)
+        entry = self.entries.get(key)
         if entry is None or entry.value is None:
             return missing
         try:
@@ -146,18 +145,18 @@ class _Reader:
             raise entry.refusal(f"{key} is {entry.plain()!r}", f"{key}: {KEYS[key]}") from e
 
     def options(self) -> Options:
-        """Compiler options. InputError: an unknown pass or strategy."""
+        """Return the compiler options. InputError: an unknown pass or strategy."""
         without, tf32 = self("without", _texts, ()), self("tf32", _bool, False)
         strategy, fallback = self("strategy", _text, Options.strategy), self("fallback", _text, None)
         precision, side = self("precision", _text, None), self("winograd", _count, Options.winograd)
         if strategy not in STRATEGIES:
-            raise self.said["strategy"].refusal(f"there is no strategy {strategy!r}", ", ".join(sorted(STRATEGIES)))
+            raise self.entries["strategy"].refusal(f"unknown strategy {strategy!r}", ", ".join(sorted(STRATEGIES)))
         try:
             return Options(without, strategy, tf32, fallback, precision, side)
         except PolydynError as e:
             first, rule = str(e).partition("\n")[0], e.rule or ""
             key = next((k for k in ("fallback", "precision", "winograd") if k in rule), "without")
-            raise self.said[key].refusal(first, e.remedy or KEYS[key]) from e
+            raise self.entries[key].refusal(first, e.remedy or KEYS[key]) from e
 
 
 def _check_keys(entry: Entry, keys: Any) -> None:
@@ -169,13 +168,13 @@ def _check_keys(entry: Entry, keys: Any) -> None:
 
 def _mapping(entry: Entry) -> dict[str, Entry]:
     if not isinstance(entry.value, dict):
-        raise entry.refusal(f"{entry.plain()!r} is no mapping", "write key: value")
+        raise entry.refusal(f"{entry.plain()!r} is not a mapping", "write key: value")
     return dict(entry.value)
 
 
 def _models(folder: Path, entry: Entry) -> list[Path]:
     entries = entry.value if isinstance(entry.value, list) else [entry]
-    found: list[Path] = []
+    models: list[Path] = []
     for e in entries:
         if not isinstance(e.value, str) or not e.value:
             raise e.refusal(f"model is {e.plain()!r}", KEYS["model"])
@@ -183,10 +182,10 @@ def _models(folder: Path, entry: Entry) -> list[Path]:
             matches = sorted(glob.glob(str(folder / e.value), recursive=True))
             if not matches:
                 raise e.refusal(f"no file matches {e.value}", "globs are relative to the job file")
-            found += map(Path, matches)
+            models += map(Path, matches)
         else:
-            found.append(folder / e.value)
-    return found
+            models.append(folder / e.value)
+    return models
 
 
 def _check_outputs(jobs: list[Job], root: Entry) -> None:
@@ -205,7 +204,7 @@ def _filled(entry: Entry, names: Mapping[str, str]) -> str:
     try:
         return text.format_map(names)
     except (KeyError, ValueError, IndexError, AttributeError) as e:
-        raise entry.refusal(f"{text} cannot be filled in: {e}", f"what there is: {', '.join(sorted(names))}") from e
+        raise entry.refusal(f"cannot replace the keys in {text}: {e}", f"known keys: {', '.join(sorted(names))}") from e
 
 
 def _word(value: Any) -> str:
@@ -282,11 +281,11 @@ def _tuning(folder: Path, entry: Entry) -> Tuning | None:
     if isinstance(entry.value, bool):
         return Tuning() if entry.value else None
     _check_keys(entry, TUNE_KEYS)
-    said = _mapping(entry)
-    numbers = {k: _whole(e) for k, e in said.items() if k in ("trials", "seed")}
+    entries = _mapping(entry)
+    numbers = {k: _whole(e) for k, e in entries.items() if k in ("trials", "seed")}
     if numbers.get("trials") == 0:
         raise ValueError
-    shapes = _shapes(folder / _text(said["shapes"]), said["shapes"]) if "shapes" in said else ()
+    shapes = _shapes(folder / _text(entries["shapes"]), entries["shapes"]) if "shapes" in entries else ()
     return Tuning(shapes=shapes, **numbers)
 
 

@@ -1,4 +1,4 @@
-"""YAML and JSON with line numbers: every value knows the line it stands on, so that errors can name it."""
+"""YAML and JSON with line numbers: every value has its line, so that errors can name it."""
 
 from __future__ import annotations
 
@@ -15,39 +15,39 @@ Plain: TypeAlias = "bool | int | float | str | list[Entry] | dict[str, Entry] | 
 
 @dataclass(frozen=True)
 class Entry:
-    """A value of a file: a scalar, a list, or a mapping. ``line``, from 1: of the value, or of its key."""
+    """A value of a file: a scalar, a list, or a mapping. ``line``: line of the value or of its key, from 1."""
 
     file: str
     line: int
     value: Plain
 
     def plain(self) -> Any:
-        """The value without lines."""
+        """Return the value without line numbers."""
         if isinstance(self.value, dict):
             return {k: v.plain() for k, v in self.value.items()}
         return [v.plain() for v in self.value] if isinstance(self.value, list) else self.value
 
-    def refusal(self, what: str, remedy: str) -> InputError:
-        """The error for this value."""
-        return InputError(f"{self.file}:{self.line}: {what}", rule="job files", remedy=remedy)
+    def refusal(self, problem: str, remedy: str) -> InputError:
+        """Return the error for this value."""
+        return InputError(f"{self.file}:{self.line}: {problem}", rule="job files", remedy=remedy)
 
 
 def read_text(path: Path) -> Entry:
-    """The content of a YAML or JSON file. InputError: it cannot be read, or is neither; UnsupportedError: no PyYAML."""
+    """Read a YAML or JSON file. InputError: it cannot be read or has wrong syntax. UnsupportedError: no PyYAML."""
     yaml = _yaml()
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, ValueError) as e:
         raise InputError(f"cannot read {path}: {getattr(e, 'strerror', None) or e}", remedy="check the path") from e
     if path.suffix == ".json":
-        text = text.replace("\t", " ")  # blanks to JSON, forbidden in YAML
+        text = text.replace("\t", " ")  # JSON allows tabs as blanks, YAML does not
     try:
         node = yaml.compose(text, yaml.SafeLoader)
     except yaml.YAMLError as e:
         line = e.problem_mark.line + 1 if getattr(e, "problem_mark", None) else 1
-        what = getattr(e, "problem", None) or str(e)
+        problem = getattr(e, "problem", None) or str(e)
         raise InputError(
-            f"{path.name}:{line}: neither YAML nor JSON: {what}", rule="job files", remedy="correct that line"
+            f"{path.name}:{line}: neither YAML nor JSON: {problem}", rule="job files", remedy="correct that line"
         ) from e
     if node is None:
         raise InputError(f"{path.name} is empty", rule="job files", remedy="write jobs: and a list below it")
@@ -68,12 +68,12 @@ def _entry(file: str, node: Any, line: int) -> Entry:
     if node.id == "mapping":
         out: dict[str, Entry] = {}
         for key, value in node.value:
-            at = key.start_mark.line + 1
+            key_line = key.start_mark.line + 1
             name = key.value if key.id == "scalar" else ""
             if not name or name in out:
-                what = f"the key {name!r} is there twice" if name else "a key is no text"
-                raise Entry(file, at, name).refusal(what, "write each key once, as text")
-            out[name] = _entry(file, value, at)
+                problem = f"the key {name!r} occurs twice" if name else "a key is not a text"
+                raise Entry(file, key_line, name).refusal(problem, "write each key once, as text")
+            out[name] = _entry(file, value, key_line)
         return Entry(file, line, out)
     if node.id == "sequence":
         return Entry(file, line, [_entry(file, x, x.start_mark.line + 1) for x in node.value])
@@ -84,10 +84,10 @@ _SCALARS: Mapping[str, Any] = {"": None, "~": None, "null": None, "true": True, 
 
 
 def scalar(text: str) -> Plain:
-    """A plain scalar by the core schema of YAML 1.2 (``no`` is a text)."""
+    """Convert a plain scalar by the core schema of YAML 1.2 (``no`` is a text)."""
     if text.lower() in _SCALARS:
-        found: Plain = _SCALARS[text.lower()]
-        return found
+        value: Plain = _SCALARS[text.lower()]
+        return value
     if re.fullmatch(r"[-+]?\d+", text):
         return int(text)
     if re.fullmatch(r"[-+]?(\.\d+|\d+(\.\d*)?)([eE][-+]?\d+)?", text):

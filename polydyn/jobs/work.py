@@ -1,7 +1,7 @@
-"""What a worker does with a step: a folder of its own, a process with limits, and the files that go back.
+"""The work of a worker for a step: a folder, a process with limits, and the files for the answer.
 
-Requests and answers are plain data, so that a worker needs polydyn and nothing of the client's. Files travel by path,
-where worker and client share a file system, or by content.
+Requests and answers are plain data, so a worker needs only polydyn and none of the client's objects. Files are passed
+by path if worker and client share a file system, otherwise by content.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from pathlib import Path
 from typing import Any
 
 LOG = 20_000
-"""Characters of a step's output that are kept: the last ones."""
+"""Number of last characters of a step's output that are kept."""
 
 
 def execute(request: dict[str, Any]) -> dict[str, Any]:
-    """One attempt at a step.
+    """Run one attempt at a step.
 
     ``request``: ``step`` (compile or tune), ``model`` (a path), ``arguments``, ``threads``, ``tune``, ``timeout``
     (seconds or None), ``memory`` (bytes or None), and either ``folder`` (shared with the client; the answer's files
-    stay there) or ``files`` (name -> content, for ``model`` and ``records`` relative to the folder). Answer:
-    ``outcome`` (done, failed, timeout, memory, died), ``error``, ``facts``, ``log``, ``worker``, and with ``files``
-    those that were made.
+    stay there) or ``files`` (name -> content, for ``model`` and ``records`` relative to the folder). The answer has
+    ``outcome`` (done, failed, timeout, memory, died), ``error``, ``facts``, ``log``, ``worker``, and if the request has
+    ``files``, the written ``files``.
     """
     shared = request.get("folder")
     folder = Path(shared) if shared else Path(tempfile.mkdtemp(prefix="polydyn-job-"))
@@ -38,8 +38,8 @@ def execute(request: dict[str, Any]) -> dict[str, Any]:
         folder.mkdir(parents=True, exist_ok=True)
         answer = _attempt(folder, request)
         if not shared:
-            made = (folder / name for name in ("artifact", "shard"))
-            answer["files"] = {p.name: p.read_bytes() for p in made if p.exists()}
+            written = (folder / name for name in ("artifact", "shard"))
+            answer["files"] = {p.name: p.read_bytes() for p in written if p.exists()}
         return answer | {"worker": f"{socket.gethostname()}:{os.getpid()}"}
     finally:
         if not shared:
@@ -47,15 +47,15 @@ def execute(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def _attempt(folder: Path, request: dict[str, Any]) -> dict[str, Any]:
-    said = dict(request)
-    for name, content in said.pop("files", {}).items():
+    data = dict(request)
+    for name, content in data.pop("files", {}).items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content)
-    said |= {"artifact": str(folder / "artifact"), "shard": request.get("shard") or str(folder / "shard")}
+    data |= {"artifact": str(folder / "artifact"), "shard": request.get("shard") or str(folder / "shard")}
     file, result = folder / "request.json", folder / "result.json"
     result.unlink(missing_ok=True)
-    file.write_text(json.dumps(said), encoding="utf-8")
+    file.write_text(json.dumps(data), encoding="utf-8")
     with (folder / "log.txt").open("wb") as log:
         child = subprocess.Popen(
             [sys.executable, "-m", "polydyn.jobs.child", str(file)], stdin=subprocess.DEVNULL, stdout=log, stderr=log,
@@ -71,13 +71,13 @@ def _attempt(folder: Path, request: dict[str, Any]) -> dict[str, Any]:
 
 
 def _environment() -> dict[str, str]:
-    """This process's, with its own search path for modules."""
+    """Return this process's environment, with its module search path."""
     paths = [p for p in sys.path if p]
     return os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
 
 
 def _watch(child: subprocess.Popen[bytes], timeout: float | None, memory: int | None) -> tuple[str, str] | None:
-    """Waits for a process; kills it and its own when it takes too much. None: it ended by itself."""
+    """Wait for a process and kill its group if it exceeds a limit. Return the outcome, or None if it ended itself."""
     start, pause = time.monotonic(), 0.01
     try:
         while True:
@@ -97,7 +97,7 @@ def _watch(child: subprocess.Popen[bytes], timeout: float | None, memory: int | 
 
 
 def resident_bytes(session: int) -> int:
-    """Bytes of memory that all processes of a session hold."""
+    """Return the resident memory in bytes of all processes of a session."""
     total = 0
     for entry in os.listdir("/proc"):
         if not entry.isdecimal():

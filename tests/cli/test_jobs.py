@@ -126,16 +126,16 @@ JOB = "- {model: relu.onnx, output: a.polydyn"
     [
         ("", "jobs.yaml is empty"),
         ("{}", "jobs.yaml:1: there is no list of jobs"),
-        ("jobs: []", "jobs.yaml:1: jobs is no list, or an empty one"),
-        ("jobs: 3", "jobs.yaml:1: jobs is no list, or an empty one"),
-        ("- 1", "jobs.yaml:1: 1 is no mapping"),
+        ("jobs: []", "jobs.yaml:1: jobs is not a list, or empty"),
+        ("jobs: 3", "jobs.yaml:1: jobs is not a list, or empty"),
+        ("- 1", "jobs.yaml:1: 1 is not a mapping"),
         ("jobs:\n- model: a.onnx\n\tx: 1", "jobs.yaml:3: neither YAML nor JSON"),
         ("jobs: [", "neither YAML nor JSON"),
         ("- {output: a.polydyn}", "jobs.yaml:1: the job has no model"),
         ("- {model: relu.onnx}", "jobs.yaml:1: the job writes nothing"),
         ("jobs:\n- model: relu.onnx\n  ouput: a", "jobs.yaml:3: unknown key 'ouput'\n  rule: job files\n  remedy: did"),
         (f"{JOB}}}\n{JOB}}}", "is written twice, also by the job at line 1"),
-        (f"{JOB}, output: b}}", "jobs.yaml:1: the key 'output' is there twice"),
+        (f"{JOB}, output: b}}", "jobs.yaml:1: the key 'output' occurs twice"),
         ("- {model: '*.onx', output: a}", "jobs.yaml:1: no file matches *.onx"),
         ("- {model: 3, output: a}", "jobs.yaml:1: model is 3"),
         (f"{JOB}, threads: 0}}", "jobs.yaml:1: threads is 0"),
@@ -144,7 +144,7 @@ JOB = "- {model: relu.onnx, output: a.polydyn"
         (f"{JOB}, dims: {{N: nine}}}}", "jobs.yaml:1: dims.N is 'nine'"),
         (f"{JOB}, symbols: {{x: N}}}}", "jobs.yaml:1: symbols.x is 'N'"),
         (f"{JOB}, symbols: {{x: [N, 3]}}}}", "jobs.yaml:1: symbols.x is ['N', 3]"),
-        (f"{JOB}, dims: 3}}", "jobs.yaml:1: 3 is no mapping"),
+        (f"{JOB}, dims: 3}}", "jobs.yaml:1: 3 is not a mapping"),
         (f"{JOB}, without: [speed]}}", "jobs.yaml:1: unknown pass: speed"),
         (f"{JOB}, strategy: best}}", "jobs.yaml:1: unknown strategy 'best'"),
         (f"{JOB}, tf32: 1}}", "jobs.yaml:1: tf32 is 1"),
@@ -156,7 +156,7 @@ JOB = "- {model: relu.onnx, output: a.polydyn"
         (f"{JOB}, retries: 1.5}}", "jobs.yaml:1: retries is 1.5"),
         (f"{JOB}, matrix: {{target: cpu}}}}", "jobs.yaml:1: the matrix has no values for 'target'"),
         (f"{JOB}, matrix: {{speed: [1]}}}}", "jobs.yaml:1: the matrix has an unknown key 'speed'"),
-        ("- {model: relu.onnx, output: '{size}.polydyn'}", "jobs.yaml:1: {size}.polydyn cannot be filled in: 'size'"),
+        ("- {model: relu.onnx, output: '{size}.polydyn'}", "jobs.yaml:1: cannot replace the keys in {size}.polydyn: 'size'"),
         ("defaults: {speed: 1}\njobs: [{model: a, output: b}]", "jobs.yaml:1: unknown key 'speed'"),
     ],
 )
@@ -316,7 +316,7 @@ def test_a_worker_killed_while_it_begins_costs_nothing(tmp_path: Path, monkeypat
         return make(**said)
 
     monkeypatch.setattr(distributed, "LocalCluster", begin)
-    with pytest.raises(ClusterError, match="no worker begins: Nanny failed"):
+    with pytest.raises(ClusterError, match="no worker starts: Nanny failed"):
         run(path, execute=stub)
     ends.append(RuntimeError("Nanny failed to start."))
     assert run(path, execute=stub)[0].state.done == 1

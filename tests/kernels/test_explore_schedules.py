@@ -148,7 +148,7 @@ def test_sizes_are_asked_for_by_name() -> None:
     kernel = group.compile(t, sizes={"P_k": 16})
     with pytest.raises(InputError, match="no size is given"):
         kernel.check()
-    with pytest.raises(InputError, match="is to be"):
+    with pytest.raises(InputError, match="must be"):
         kernel.run({}, **{group.polyhedral.params[0]: 3})
 
 

@@ -122,7 +122,7 @@ def test_pictures_are_saved_or_refused(tmp_path: Path) -> None:
     x.save(tmp_path / "a.svg")
     x.save(tmp_path / "a.html")
     assert (tmp_path / "a.svg").read_text() == x.svg + "\n" and "more" in (tmp_path / "a.html").read_text()
-    with pytest.raises(InputError, match=r"a\.png is no picture"):
+    with pytest.raises(InputError, match=r"a\.png is not a picture file"):
         x.save(tmp_path / "a.png")
     with pytest.raises(InputError, match="cannot write"):
         x.save(tmp_path / "missing" / "a.svg")

@@ -1,10 +1,10 @@
-"""Pictures of a compilation as SVG, for notebooks and pages: no script, no network, no plotting package.
+"""Pictures of a compilation as SVG, for notebooks and pages, without scripts, network or a plotting package.
 
-Each function takes what the compiler has and gives a ``Picture``, which a notebook shows by itself and ``save`` writes.
+Each function takes objects of the compiler and returns a ``Picture``. A notebook shows it, and ``save`` writes it.
 
-    fusion(plan, sizes)                      the kernels of a model, what is fused, why not more
+    fusion(plan, sizes)                      the kernels of a model, what is fused, reasons against more fusion
     matrix(group, choice), tree(t), change(before, after), loops(t), code(t, target), listing(t, text)
-    domain(t, sizes), footprint(t, sizes)    a small instance: order, tiles, dependences, touched elements
+    domain(t, sizes), footprint(t, sizes)    a small instance: order, tiles, dependences, accessed elements
     call(program, feeds), timeline(...), roofline(...)
     searches(records), trials(x), tiles(x), curve(progress), shapes(values), regions(program, label, x, y)
     lines(series)                            numbers over a size

@@ -18,14 +18,14 @@ class Axis:
     log: bool = False
 
     def at(self, v: float) -> float:
-        """The place of a value, 0 at ``lo`` and 1 at ``hi``; values beyond are moved to the ends."""
+        """Return the position of a value: 0 at ``lo``, 1 at ``hi``, and the nearer end for values outside."""
         if self.log:
             v = min(max(v, self.lo), self.hi)
             return (log10(v) - log10(self.lo)) / (log10(self.hi / self.lo) or 1.0)
         return min(1.0, max(0.0, (v - self.lo) / ((self.hi - self.lo) or 1.0)))
 
     def ticks(self) -> list[float]:
-        """Round numbers, about six of them."""
+        """Return about six round numbers."""
         if self.log:
             few = log10(self.hi / self.lo) <= 2.6
             powers = range(floor(log10(self.lo)), ceil(log10(self.hi)) + 1)
@@ -40,7 +40,7 @@ class Axis:
 
 
 class Axes:
-    """Two axes drawn in a box of a sheet; ``px`` and ``py`` give the place of values."""
+    """Two axes in a box of a sheet; ``px`` and ``py`` convert values to positions."""
 
     def __init__(
         self, s: Sheet, box: tuple[float, float, float, float], x: Axis, y: Axis, xlabel: str = "", ylabel: str = "",
@@ -66,9 +66,9 @@ class Axes:
         s.text(left, top - 9, ylabel, 12, "s")
 
     def px(self, v: float) -> float:
-        """The horizontal place of a value."""
+        """Return the horizontal position of a value."""
         return self.box[0] + self.box[2] * self.x.at(v)
 
     def py(self, v: float) -> float:
-        """The vertical place of a value."""
+        """Return the vertical position of a value."""
         return self.box[1] + self.box[3] * (1 - self.y.at(v))

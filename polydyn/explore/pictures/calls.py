@@ -1,4 +1,4 @@
-"""One call of a program at a shape: where its time goes, which threads wait, how far each kernel is from the roof."""
+"""One call of a program at a shape: the time of each launch, waiting threads, the distance of kernels to the roof."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from polydyn.search.hardware import Hardware
 
 Pairs = list[tuple[ExplainedLaunch, LaunchTime]]
 LEFT, WIDTH = 60.0, 826.0
-"""Where the lanes of a timeline begin, and how wide they are."""
+"""Left edge and width of the lanes of a timeline."""
 
 
 def call(program: Program, feeds: Mapping[str, Any], hardware: Hardware | None = None) -> Picture:
-    """Runs a call a few times and draws ``timeline`` of it, and ``roofline`` below where the machine's limits are
-    given (``polydyn.measure.calibrate.machine`` measures them).
+    """Run a call a few times and draw its ``timeline``, with the ``roofline`` below if ``hardware`` is given
+    (``polydyn.measure.calibrate.machine`` measures it).
 
-    UnsupportedError: a program that ``Program.trace`` refuses.
+    UnsupportedError: ``Program.trace`` does not support the program.
     """
     spans = program.trace(feeds)
     shapes = {i["name"]: getattr(feeds[i["name"]], "shape", ()) for i in program.manifest["inputs"]}
@@ -40,17 +40,17 @@ def call(program: Program, feeds: Mapping[str, Any], hardware: Hardware | None =
 
 def _running(report: Explanation, times: Sequence[LaunchTime]) -> Pairs:
     if [x.label for x in report.launches] != [t.label for t in times]:
-        raise _apart("profile")
+        raise _mismatch("profile")
     return [(e, t) for e, t in zip(report.launches, times, strict=True) if e.tasks > 0]
 
 
-def _apart(what: str) -> InputError:
-    return InputError(f"the {what} is of another program", rule="pictures of a call",
-                      remedy=f"give program.explain(...) and program.{what}(...) of one program")  # fmt: skip
+def _mismatch(source: str) -> InputError:
+    return InputError(f"the {source} is of another program", rule="pictures of a call",
+                      remedy=f"give program.explain(...) and program.{source}(...) of one program")  # fmt: skip
 
 
 def _by_time(pairs: Pairs) -> list[str]:
-    """Kernels, the longest in sum first."""
+    """Return the kernels by total time, longest first."""
     cost: dict[str, int] = defaultdict(int)
     for e, t in pairs:
         cost[e.kernel] += t.nanoseconds
@@ -62,13 +62,13 @@ def _letters(names: Sequence[str]) -> dict[str, str]:
 
 
 def _joined(spans: Sequence[Span]) -> list[Span]:
-    """Pieces of a launch that a thread computed one after the other, as one."""
+    """Merge consecutive spans of the same launch on a thread."""
     last: dict[int, Span] = {}
     out: list[Span] = []
     for s in sorted(spans, key=lambda s: (s.thread, s.begin)):
-        before = last.get(s.thread)
-        if before is not None and before.launch == s.launch:
-            out[-1] = replace(before, tasks=before.tasks + s.tasks, end=s.end)
+        previous = last.get(s.thread)
+        if previous is not None and previous.launch == s.launch:
+            out[-1] = replace(previous, tasks=previous.tasks + s.tasks, end=s.end)
         else:
             out.append(s)
         last[s.thread] = out[-1]
@@ -76,13 +76,13 @@ def _joined(spans: Sequence[Span]) -> list[Span]:
 
 
 def timeline(report: Explanation, spans: Sequence[Span], note: str = "") -> Picture:
-    """What each thread did in a call and when: a lane for each thread, grey is waiting.
+    """Draw the work of each thread over time: one lane per thread; grey is waiting.
 
-    ``report``: ``Program.explain`` at the shape; ``spans``: ``Program.trace`` there. InputError: the two do not belong
-    together.
+    ``report``: ``Program.explain`` at the shape; ``spans``: ``Program.trace`` at the same shape. InputError: they do
+    not match.
     """
     if any(s.launch >= len(report.launches) or report.launches[s.launch].label != s.label for s in spans):
-        raise _apart("trace")
+        raise _mismatch("trace")
     dims = ", ".join(f"{k}={v}" for k, v in report.dims.items())
     title = f"{report.name or 'model'}{' at ' + dims if dims else ''}"
     if not spans:
@@ -117,7 +117,7 @@ def timeline(report: Explanation, spans: Sequence[Span], note: str = "") -> Pict
 def _lanes(
     sheet: Sheet, report: Explanation, spans: Sequence[Span], lanes: int, start: int, axis: Axis, names: Sequence[str]
 ) -> float:
-    """The lanes and the axis below them; where that ends."""
+    """Draw the lanes and the axis below them; return the lower end."""
     y, h, colour, letter = sheet.top + 8.0, 24.0 if lanes < 6 else 15.0, hues(names), _letters(names)
     for lane in range(lanes):
         sheet.text(LEFT - 8, y + lane * (h + 3) + h * 0.7, f"thr {lane}", 11.5, "s m", "end")
@@ -138,7 +138,7 @@ def _lanes(
 
 @dataclass(frozen=True)
 class _Point:
-    """All launches of a kernel: operations, bytes, nanoseconds."""
+    """The sum over all launches of a kernel: operations, bytes, nanoseconds."""
 
     flops: int
     bytes: int
@@ -150,14 +150,14 @@ class _Point:
 
     @property
     def rate(self) -> float:
-        """Operations a second."""
+        """Operations per second."""
         return self.flops / self.nanoseconds * 1e9
 
 
 def roofline(report: Explanation, times: Sequence[LaunchTime], hardware: Hardware) -> Picture:
-    """Operations a second of each kernel over its operations a byte, below what the machine can do.
+    """Draw operations per second of each kernel over operations per byte, below the machine's limits.
 
-    Bytes are those of the distinct buffers, so a kernel whose data were in a cache may lie above the memory's line.
+    Bytes count each distinct buffer once, so a kernel with cached data may be above the memory line.
     """
     pairs = _running(report, times)
     points: dict[str, _Point] = {}
@@ -195,25 +195,25 @@ def roofline(report: Explanation, times: Sequence[LaunchTime], hardware: Hardwar
     for n, p in points.items():
         roof = min(peak, p.intensity * memory)
         share = p.rate / roof
-        how = "in cache" if share > 1.1 else f"{share:.0%} of the roof"
-        s.text(585, y, f"{_letters(list(points))[n]}  {how}", 12, "b")
+        text = "in cache" if share > 1.1 else f"{share:.0%} of the roof"
+        s.text(585, y, f"{_letters(list(points))[n]}  {text}", 12, "b")
         s.text(585, y + 15, n, 11.5, "m s", most=300, keep="both")
         y += 34
     return s.picture()
 
 
 def _points(s: Sheet, axes: Axes, points: Mapping[str, _Point], total: int) -> None:
-    """The kernels, with their letters where no other letter or point is."""
+    """Draw the kernels as points, each with a letter that overlaps no other letter or point."""
     colour, letter = hues(points), _letters(list(points))
-    at = {n: (axes.px(p.intensity), axes.py(p.rate), max(4.0, 22 * (p.nanoseconds / total) ** 0.5))
+    circles = {n: (axes.px(p.intensity), axes.py(p.rate), max(4.0, 22 * (p.nanoseconds / total) ** 0.5))
           for n, p in points.items()}  # fmt: skip
-    for n, (x, y, r) in at.items():
+    for n, (x, y, r) in circles.items():
         p = points[n]
         tip = f"{n}\n{p.intensity:.3g} FLOP/byte, {p.rate / 1e9:.1f} GFLOP/s"
         s.dot(x, y, r, colour[n], tip, 0.55, colour[n])
-    taken = [(x, y) for x, y, _ in at.values()]
+    taken = [(x, y) for x, y, _ in circles.values()]
     ways = ((1, 0), (-1, 0), (0.7, 0.7), (-0.7, 0.7), (0, 1), (0.7, -0.7), (-0.7, -0.7), (0, -1))
-    for n, (x, y, r) in at.items():
+    for n, (x, y, r) in circles.items():
         spots = [(x + (r + q) * a, y + (r + q) * b) for q in (9, 18, 28, 40) for a, b in ways]
         lx, ly = next((c for c in spots if all(abs(c[0] - a) + abs(c[1] - b) > 17 for a, b in taken)), spots[0])
         taken.append((lx, ly))

@@ -1,4 +1,4 @@
-"""The generated text beside its tree: which line computes which statement."""
+"""The generated text next to its tree, with the statement that each line computes."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ DEVICE = (
     ("ACC", r"pd_(mma|wgmma)_m\w+\(|\bacc\[.*\] = .*\bacc\["), ("INIT", r"\bacc\[.*\] = "),
     ("STAGE", r"pd_sts_"), ("DONE0", r"\bout\d\[|pd_stg_|pd_ldg_"),
 )  # fmt: skip
-"""Statement -> how a line of a CUDA product looks that computes it (``schedules/tree/gpu.py`` names the statements)."""
+"""Maps a statement to the pattern of its lines in a CUDA product (``schedules/tree/gpu.py`` names the statements)."""
 
 
 def code(t: Scheduled, target: CpuTarget, sizes: Mapping[str, int] | None = None, title: str = "") -> Picture:
-    """The C of a schedule beside its tree, in the colours of statements.
+    """Draw the C text of a schedule next to its tree, in the colours of statements.
 
-    Which line is whose is found by changing one statement at a time: its lines are those that change with it. Raises
-    what ``ScheduledKernel`` does.
+    To find the statement of a line, one statement is changed at a time; its lines are those that change. Raises the
+    errors of ``ScheduledKernel``.
     """
     text = ScheduledKernel("kernel", t, target, sizes).build().text
     owners = [""] * len(text.splitlines())
@@ -37,7 +37,7 @@ def code(t: Scheduled, target: CpuTarget, sizes: Mapping[str, int] | None = None
         for tag, a, b, _, _ in SequenceMatcher(None, text.splitlines(), other.splitlines(), False).get_opcodes():
             if tag != "equal":
                 owners[a:b] = [s.name] * (b - a)
-    for f in t.flow:  # what transformations added copies into a buffer of its own
+    for f in t.flow:  # transformations added these copies, each into its own buffer
         if f.meets is Meets.WRITES and f.statement not in {s.name for s in t.group.statements}:
             stores = re.compile(rf"\b(vstorem?\w*|PD_AT)\({re.escape(f.buffer)}, .*|\b{re.escape(f.buffer)}\[.*\] = ")
             lines = zip(owners, text.splitlines(), strict=True)
@@ -46,8 +46,8 @@ def code(t: Scheduled, target: CpuTarget, sizes: Mapping[str, int] | None = None
 
 
 def listing(t: Scheduled, text: str, rules: Sequence[tuple[str, str]] = DEVICE, title: str = "") -> Picture:
-    """A given text beside a tree; the first rule (statement, pattern) that a line has says whose it is. Copies from
-    memory need none: they are the lines that copy the array of their buffer.
+    """Draw a given text next to a tree. The first rule (statement, pattern) that matches a line gives its statement.
+    Copies from memory need no rule: they are the lines that copy the array of their buffer.
     """
     original, compiled = {s.name for s in t.group.statements}, [(n, re.compile(p)) for n, p in rules]
     for f in t.flow:
@@ -59,7 +59,7 @@ def listing(t: Scheduled, text: str, rules: Sequence[tuple[str, str]] = DEVICE, 
 
 
 def _negated(group: Group, name: str) -> Group:
-    """The group with another value of one statement."""
+    """Return the group with a different value of one statement."""
     statements = tuple(
         replace(s, value=Op(s.value.dtype, "neg", (s.value,))) if s.name == name else s for s in group.statements
     )
@@ -67,10 +67,10 @@ def _negated(group: Group, name: str) -> Group:
 
 
 def _lines(text: str, owners: Sequence[str]) -> list[Line]:
-    """Lines with their depth; declarations that say nothing are left out."""
-    found = []
+    """Return the lines with their depth, without trivial ones."""
+    lines = []
     for raw, owner in zip(text.splitlines(), owners, strict=True):
         line = raw.strip()
         if line and line not in ("{", "}", "}}", "PD_UNROLL") and not line.startswith(("(void)", "//", "#")):
-            found.append(Line((len(raw) - len(raw.lstrip())) // 2, line, owner))
-    return found
+            lines.append(Line((len(raw) - len(raw.lstrip())) // 2, line, owner))
+    return lines

@@ -1,5 +1,5 @@
-"""A small instance of a schedule: in which order its statements run, in which tiles, what depends on what, which
-elements a task touches.
+"""A small instance of a schedule: the order of its instances, its tiles, dependences, and the elements that a task
+accesses.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ Point = tuple[int, ...]
 
 
 def domain(t: Scheduled, sizes: Mapping[str, int], statement: str = "", title: str = "") -> Picture:
-    """The instances of a statement, coloured by when they run; gaps are borders of tiles, numbers are tasks.
+    """Draw the instances of a statement, coloured by order; gaps are tile borders, numbers are tasks.
 
     ``sizes``: the group's parameters, and tile sizes that are symbols. ``statement``: by default the one with the most
-    iterators. Of more than two iterators the first two are drawn, and the second with the third. Arrows are dependences
-    of the statement on itself; those between statements are counted, and what the schedule violates is red and listed.
-    InputError: the instance is too large to be drawn, or a size is missing.
+    iterators. With more than two iterators, the first two are drawn, and the second with the third. Arrows are
+    dependences of the statement on itself. Dependences between statements are counted; violated ones are red and
+    listed. InputError: the instance is too large to draw, or a size is missing.
     """
     _check_small(t, sizes)
     group, run = t.group, instances(t, sizes)
@@ -65,10 +65,10 @@ def domain(t: Scheduled, sizes: Mapping[str, int], statement: str = "", title: s
 
 
 def footprint(t: Scheduled, sizes: Mapping[str, int], at: Mapping[str, int] | None = None, title: str = "") -> Picture:
-    """The elements of memory that instances with given coordinates touch, by array; locals are not in memory.
+    """Draw the memory elements that instances with given coordinates access, by array; locals are not in memory.
 
-    ``at``: loop -> step, by default the first task. Memory is drawn in rows as long as the largest stride.
-    InputError: an array is too large to be drawn, or nothing has these coordinates.
+    ``at`` maps a loop to its step; by default the first task. Memory is drawn in rows as long as the largest stride.
+    InputError: an array is too large to draw, or no instance has these coordinates.
     """
     _check_small(t, sizes)
     group, statements = t.group, {s.name: s for s in t.group.statements}
@@ -78,12 +78,12 @@ def footprint(t: Scheduled, sizes: Mapping[str, int], at: Mapping[str, int] | No
         at = {c: run[0].at[c] for c in parallel if c in run[0].at} if run else {}
     here = [x for x in run if all(x.at.get(c) == v for c, v in at.items())]  # type: ignore[call-overload]
     if run and not here:
-        raise InputError(f"nothing runs at {dict(at)}", rule="footprint", remedy="take steps that the loops have")
+        raise InputError(f"nothing runs at {dict(at)}", rule="footprint", remedy="use steps of the loops")
     reads: dict[str, Counter[int]] = defaultdict(Counter)
     writes: dict[str, Counter[int]] = defaultdict(Counter)
     for x in here:
-        of, env = statements[x.statement], {**sizes, **x.iterators}
-        for access, into in ((of.write, writes), *((r, reads) for r in of.reads)):
+        statement, env = statements[x.statement], {**sizes, **x.iterators}
+        for access, into in ((statement.write, writes), *((r, reads) for r in statement.reads)):
             array = group.arrays[access.array]
             if array.role != "local" and not access.opaque:
                 into[access.array][array.address(access.index).evaluate(env)] += 1
@@ -99,7 +99,7 @@ def footprint(t: Scheduled, sizes: Mapping[str, int], at: Mapping[str, int] | No
 def _memory(
     s: Sheet, t: Scheduled, name: str, sizes: Mapping[str, int], touched: tuple[Counter[int], Counter[int]], y: float
 ) -> float:
-    """An array as a grid of its elements; gives the lower end."""
+    """Draw an array as a grid of its elements; return the lower end."""
     read, written = touched
     whole = elements(t.group, name, sizes)
     if whole > MOST_ELEMENTS:
@@ -123,7 +123,7 @@ def _memory(
 
 
 def _row_length(group: Group, name: str, sizes: Mapping[str, int], whole: int) -> int:
-    """The largest stride of an iterator below the whole array."""
+    """Return the largest stride of an iterator that is smaller than the whole array."""
     strides = [1]
     for s in group.statements:
         for access in (s.write, *s.reads):
@@ -142,7 +142,7 @@ def _row_length(group: Group, name: str, sizes: Mapping[str, int], whole: int) -
 @dataclass(frozen=True)
 class Dependence:
     """An instance that must run before another one. ``kind``: ``flow``, ``anti``, ``output``, or ``sum`` (two terms of
-    one sum in their original order, which is free).
+    one sum in their original order, which may change).
     """
 
     kind: str
@@ -152,9 +152,9 @@ class Dependence:
 
 
 def dependences(group: Group, sizes: Mapping[str, int]) -> list[Dependence]:
-    """All dependences of a group at numbers, found by running its original order and watching its memory.
+    """Return all dependences of a group at given sizes, from a run in original order that records memory accesses.
 
-    It uses neither isl nor the schedule, so that a picture is a second opinion. Opaque accesses are left out.
+    It uses neither isl nor the schedule, so that a picture is an independent check. Opaque accesses are left out.
     """
     found: dict[Dependence, None] = {}
     writer: dict[tuple[str, Point], tuple[str, Point]] = {}
@@ -187,7 +187,7 @@ def dependences(group: Group, sizes: Mapping[str, int]) -> list[Dependence]:
 
 
 def violated(found: Sequence[Dependence], run: Sequence[Instance]) -> list[Dependence]:
-    """The dependences that an order breaks: the source is not there, or not before its sink; sums are free."""
+    """Return the dependences that an order breaks: the source is missing or not before its sink; sums may reorder."""
     first: dict[tuple[str, Point], int] = {}
     last: dict[tuple[str, Point], int] = {}
     for n, x in enumerate(run):
@@ -239,13 +239,13 @@ def _statement(group: Group, name: str) -> Statement:
 
 
 def _planes(s: Statement) -> list[tuple[str, str]]:
-    """(vertical, horizontal) iterators of the panels; an empty name: one row."""
+    """Return (vertical, horizontal) iterators of the panels; an empty name means one row."""
     it = s.iterators
     return [("", it[0])] if len(it) == 1 else [(it[0], it[1])] if len(it) == 2 else [(it[0], it[1]), (it[1], it[2])]
 
 
 class _Panels:
-    """Draws planes of a statement's instances into a sheet."""
+    """Draws planes of a statement's instances on a sheet."""
 
     def __init__(
         self, s: Sheet, t: Scheduled, statement: Statement, here: Sequence[Instance], parallel: Sequence[str]
@@ -260,20 +260,20 @@ class _Panels:
         self.places: dict[tuple[str, str], tuple[dict[int, float], dict[int, float], float]] = {}
 
     def _offsets(self, iterator: str) -> dict[int, float]:
-        """The gaps before each value: one step for each digit but the last that changes there."""
-        out, gap, before = {}, 0.0, None
+        """Return the gap before each value: one step per digit that changes there, except the last."""
+        out, gap, previous = {}, 0.0, None
         for v, ds in sorted(self.digits[iterator].items()):
-            if before is not None:
-                gap += next((3.0 + 4.0 * (len(ds) - 2 - k) for k in range(len(ds) - 1) if ds[k] != before[k]), 0.0)
-            out[v], before = gap, ds
+            if previous is not None:
+                gap += next((3.0 + 4.0 * (len(ds) - 2 - k) for k in range(len(ds) - 1) if ds[k] != previous[k]), 0.0)
+            out[v], previous = gap, ds
         return out
 
     def _plane(self, plane: tuple[str, str]) -> list[Instance]:
-        """The instances of a plane: other iterators at their least value."""
+        """Return the instances of a plane, with all other iterators at their minimum."""
         return [x for x in self.here if all(x.iterators[i] == v for i, v in self.low.items() if i not in plane)]
 
     def panel(self, x: float, y: float, plane: tuple[str, str], room: float) -> tuple[float, float]:
-        """Draws a plane; gives the right and lower end."""
+        """Draw a plane; return the right and the lower end."""
         s, (down, across) = self.s, plane
         columns, rows = self._offsets(across), self._offsets(down) if down else {0: 0.0}
         left = x + 26
@@ -286,8 +286,8 @@ class _Panels:
         last = max(1, len(self.order) - 1)
         for i in self._plane(plane):
             n = self.order[tuple(i.iterators.values())]
-            at = ", ".join(f"{c}={v}" for c, v in i.at.items())
-            tip = f"({', '.join(f'{k}={v}' for k, v in i.iterators.items())}) is number {n}: {at}"
+            coords = ", ".join(f"{c}={v}" for c, v in i.at.items())
+            tip = f"({', '.join(f'{k}={v}' for k, v in i.iterators.items())}) is number {n}: {coords}"
             s.rect(px[i.iterators[across]] + 0.5, py[i.iterators[down] if down else 0] + 0.5, cell - 1, cell - 1,
                    scale(n / last), r=2, tip=tip)  # fmt: skip
         every = max(1, round(22 / max(cell, 1)))
@@ -300,7 +300,7 @@ class _Panels:
         return max(px.values()) + cell, max(py.values()) + cell
 
     def tasks(self, plane: tuple[str, str]) -> None:
-        """The number of each task at its first instance."""
+        """Draw the number of each task at its first instance."""
         px, py, cell = self.places[plane]
         seen: dict[tuple[int, ...], None] = {}
         for i in self._plane(plane):
@@ -313,7 +313,7 @@ class _Panels:
                 seen[task] = None
 
     def arrows(self, plane: tuple[str, str], recurrences: Sequence[Dependence], wrong: Sequence[Dependence]) -> None:
-        """Dependences inside a plane: of one row in the middle, and all that are violated."""
+        """Draw dependences inside a plane: those of one row in the middle, and all violated ones."""
         px, py, cell = self.places[plane]
         names = self.statement.iterators
         down, across = (names.index(p) if p else -1 for p in plane)

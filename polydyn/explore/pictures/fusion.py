@@ -1,4 +1,4 @@
-"""The model as a list of its kernels in launch order: what is fused, what is not and why, where the work is."""
+"""The model as a list of its kernels in launch order: fused primitives, reasons against fusion, and work."""
 
 from __future__ import annotations
 
@@ -18,12 +18,13 @@ from polydyn.schedules.index import Index
 
 LEFT, WIDE, TALL, GAP = 44, 690, 48, 17
 WHY = (("starts a", "starts"), ("stitch", "stitch"), ("", "joins"))
-"""Words of a reason -> how its chip is drawn."""
+"""Maps part of a reason to the drawing of its chip."""
 
 
 @dataclass(frozen=True)
 class _Repeat:
-    """The longest repetition of a sequence: ``count`` copies of ``period`` steps from ``first``; one copy: none."""
+    """The longest repetition in a sequence: ``count`` copies of ``period`` steps from ``first``; one copy means none.
+    """
 
     first: int
     period: int
@@ -34,16 +35,16 @@ class _Repeat:
         return self.first + self.period * self.count if self.count > 1 else 0
 
     def shown(self, n: int) -> list[int]:
-        """The steps of which a row is drawn."""
+        """Return the steps that are drawn."""
         return [k for k in range(n) if not (self.count > 1 and self.first + self.period <= k < self.end)]
 
     def row(self, k: int) -> int:
-        """The step that stands for step ``k``."""
+        """Return the drawn step that represents step ``k``."""
         return self.first + (k - self.first) % self.period if self.first <= k < self.end else k
 
 
 def repetition(keys: Sequence[object]) -> _Repeat:
-    """The repetition that saves most rows."""
+    """Return the repetition that saves the most rows."""
     best = _Repeat(0, max(1, len(keys)), 1)
     for p in range(1, len(keys) // 2 + 1):
         i = 0
@@ -59,11 +60,11 @@ def repetition(keys: Sequence[object]) -> _Repeat:
 
 
 def fusion(plan: FusionPlan | HostPlan, sizes: Mapping[str, int] | None = None, name: str = "") -> Picture:
-    """A plan's kernels in order; repeated layers once. Below it every kernel can be unfolded: its primitives, why each
-    joined, why it is apart from what it reads.
+    """Draw a plan's kernels in order; repeated layers are drawn once. Below, each kernel can be unfolded: its
+    primitives, why each joined, and why it is separate from the kernels that it reads.
 
-    ``sizes`` of the dims weigh the kernels by their operations. Chips are reasons (on hover), ``≠`` tells why kernels
-    were kept apart, arrows are buffers. InputError: a size is missing. UnsupportedError: as ``kernel_graph``.
+    With ``sizes`` of the dims, bars show the kernels' operations. Chips are reasons (on hover), ``≠`` gives the reasons
+    against fusion, arrows are buffers. InputError: a size is missing. UnsupportedError: as for ``kernel_graph``.
     """
     every = steps(plan)
     s = _Fusion(plan, every, sizes, name)
@@ -162,14 +163,14 @@ class _Fusion:
         s.text(right, y + 37, f"{algebra(x.flops)} flop{share}", 11.5, "m s", "end", most=320, tip=tip)
 
     def _arrows(self, shown: Sequence[int]) -> None:
-        """Neighbours get a short arrow, everything else a lane at the right."""
+        """Draw a short arrow between neighbours, and a lane at the right for all others."""
         s, lanes = self.s, list[list[tuple[float, float]]]()
-        place = {k: n for n, k in enumerate(shown)}
+        index = {k: n for n, k in enumerate(shown)}
         links = sorted(self._links(shown).items(), key=lambda e: abs(self.y[e[0][1]] - self.y[e[0][0]]))
         drawn = []
         for (p, k, back), names in links:
             tip = "\n".join(self._why(n, self.steps[k]) for n in dict.fromkeys(names))
-            if not back and place[k] and shown[place[k] - 1] == p:
+            if not back and index[k] and shown[index[k] - 1] == p:
                 s.path(f"M{LEFT + 60},{self.y[p] + TALL}V{self.y[k] - 1}", line=1.8, arrow=True, tip=tip, opacity=0.75)
                 continue
             lo, hi = sorted((self.y[p], self.y[k]))
@@ -190,9 +191,9 @@ class _Fusion:
             s.text(LEFT + WIDE + 142, max(self.y.values()) + TALL + 28, "dashed: to the next layer", 12, "s", "end")
 
     def _links(self, shown: Sequence[int]) -> dict[tuple[int, int, bool], list[str]]:
-        """(from, to, to the next copy) -> the buffers that go there."""
+        """Return the buffers of each edge: (from, to, whether it leads to the next copy) -> buffers."""
         writer = {b: k for k, x in enumerate(self.steps) for b in x.writes}
-        r, found = self.repeat, defaultdict[tuple[int, int, bool], list[str]](list)
+        r, links = self.repeat, defaultdict[tuple[int, int, bool], list[str]](list)
         for k, x in enumerate(self.steps):
             for b in x.reads:
                 p = writer.get(b)
@@ -201,15 +202,16 @@ class _Fusion:
                 second = r.count > 1 and r.first + r.period <= k < r.first + 2 * r.period
                 carried = second and r.first <= p < r.first + r.period
                 if k in self.y or carried:
-                    found[r.row(p), r.row(k), carried].append(b)
-        return found
+                    links[r.row(p), r.row(k), carried].append(b)
+        return links
 
     def _why(self, tensor: str, reader: Step) -> str:
-        """A buffer, and why its reader is another kernel."""
+        """Describe a buffer, and why its reader is a separate kernel."""
         t = self.tensors[tensor]
-        why = [a.partition(APART)[2][len(tensor) :].lstrip(": ") for a in reader.apart
-               if a.partition(APART)[2].startswith(f"{tensor}:")]  # fmt: skip
-        return f"{tensor} {self._shape(tensor)} {t.dtype}" + "".join(f"\napart: {w}" for w in dict.fromkeys(why))
+        reasons = [a.partition(APART)[2][len(tensor) :].lstrip(": ") for a in reader.apart
+                   if a.partition(APART)[2].startswith(f"{tensor}:")]  # fmt: skip
+        text = f"{tensor} {self._shape(tensor)} {t.dtype}"
+        return text + "".join(f"\napart: {r}" for r in dict.fromkeys(reasons))
 
     def _folded(self, k: int) -> tuple[str, str]:
         x = self.steps[k]
@@ -229,7 +231,7 @@ def _plain(label: str) -> str:
 
 
 def prefix(names: Sequence[str]) -> str:
-    """The common beginning of names, up to a slash; empty for one name."""
+    """Return the common beginning of names, up to a slash; empty for one name."""
     if len(names) < 2:
         return ""
     a, b = min(names), max(names)

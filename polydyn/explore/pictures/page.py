@@ -1,4 +1,4 @@
-"""A program at a shape as one HTML page that loads nothing: kernels, choices, times, roofline, memory, sources."""
+"""A program at a shape as a self-contained HTML page: kernels, choices, times, roofline, memory, sources."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ summary{cursor:pointer} .k{white-space:nowrap}
 
 
 def limits(peak: float, bandwidth: float, threads: int) -> Hardware:
-    """A machine of which two numbers are known: operations and bytes of memory a second, of all threads together."""
+    """Describe a machine by two totals over all threads: operations and bytes of memory per second."""
     fma = Instruction("given", "vector", "float32", (1, 1, 1), peak / threads)
     return Hardware("a machine with the given limits", "cpu", threads, 1 << 20, 1 << 20, bandwidth * 8 / threads,
                     bandwidth, 32, 32, 16, (fma,))  # fmt: skip
@@ -33,8 +33,8 @@ def explain_page(
     program: Program, report: Explanation, times: Sequence[LaunchTime] | None = None,
     spans: Sequence[Span] | None = None, hardware: Hardware | None = None,
 ) -> str:  # fmt: skip
-    """The page. ``times`` and ``spans``: ``program.profile`` and ``program.trace`` at the shape of ``report``; without
-    ``spans`` there is no timeline, without ``times`` or ``hardware`` no roofline.
+    """Return the page. ``times`` and ``spans``: ``program.profile`` and ``program.trace`` at the shape of ``report``.
+    The timeline needs ``spans``, the roofline ``times`` and ``hardware``.
     """
     m = program.manifest
     title = str(report).partition("\n")[0]

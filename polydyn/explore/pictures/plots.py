@@ -1,4 +1,4 @@
-"""Lines over a size: times, shares, anything that was measured or modelled at several sizes."""
+"""Lines over a size: times, ratios, any number that was measured or modelled at several sizes."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ def lines(
     series: Mapping[str, Mapping[float, float]], x: str = "M", y: str = "seconds", title: str = "",
     percent: bool = False,
 ) -> Picture:  # fmt: skip
-    """One line for each series, of ``x`` -> ``y``. ``x`` is logarithmic where all are positive and the largest is ten
-    times the least; ``y`` too, unless ``percent``, which begins at 0.
+    """Draw one line per series of ``x`` -> ``y``. An axis is logarithmic if all values are positive and the largest is
+    at least ten times the smallest. With ``percent``, ``y`` is linear from 0.
     """
     points = {n: sorted(v.items()) for n, v in series.items() if v}
     s = Sheet(title or f"{y} over {x}", f"{len(points)} lines")

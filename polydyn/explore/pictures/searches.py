@@ -1,4 +1,4 @@
-"""Tuning: times over tiles and over shapes, the trials of a search and what it kept, where each kernel is launched."""
+"""Tuning: times over tiles and shapes, the trials of a search and its selection, the kernel launched at each size."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ MOST_COLUMNS = 24
 
 @dataclass(frozen=True)
 class Searched:
-    """What a record file holds of one search of a group: trials by cost (seconds an operation, least first), times by
-    tile and shape, the tiles kept and the decision among them.
+    """The data of one search of a group in a record file: trials by cost (seconds per operation, lowest first), times
+    by tile and shape, the kept tiles and the decision among them.
     """
 
     group: str
@@ -43,7 +43,7 @@ class Searched:
     decision: Decision | None
 
     def chosen(self, shape: Mapping[str, int]) -> Tile | None:
-        """The tile that the dispatcher takes at a shape; None when all are rivals at every size."""
+        """Return the tile that the dispatcher selects at a shape, or None if all are candidates at every size."""
         if self.decision is None:
             return self.kept[0] if len(self.kept) == 1 else None
         return self.kept[choose(self.decision, {**shape, THREADS: self.threads})]
@@ -53,12 +53,12 @@ class Searched:
 
 
 def searches(records: Records) -> list[Searched]:
-    """The searches in a record file, by group and strategy."""
+    """Return the searches in a record file, by group and strategy."""
     rows = records.rows()
-    by_place: dict[tuple[str, str], list[Record]] = defaultdict(list)
+    by_machine: dict[tuple[str, str], list[Record]] = defaultdict(list)
     for r in rows:
-        by_place[r.group.digest, r.hardware.digest].append(r)
-    return [_searched(r, by_place[r.group.digest, r.hardware.digest]) for r in rows if r.kind == KIND]
+        by_machine[r.group.digest, r.hardware.digest].append(r)
+    return [_searched(r, by_machine[r.group.digest, r.hardware.digest]) for r in rows if r.kind == KIND]
 
 
 def _searched(r: Record, rows: Sequence[Record]) -> Searched:
@@ -83,16 +83,16 @@ def _pairs(data: Sequence[Sequence[Any]]) -> tuple[tuple[str, int], ...]:
 
 
 def short(tile: Tile) -> str:
-    """Register tile and block of a tuple, as in ``6×16 in 96×64×256``."""
+    """Format register tile and block of a configuration, as in ``6×16 in 96×64×256``."""
     part = tile.level("w") or tile.level("t")
     inner, outer = ("×".join(str(x[n]) for n in sorted(x)) for x in (part, tile.level("b")))
     return f"{inner} in {outer}" if inner and outer else inner or outer or "the only one"
 
 
 def trials(x: Searched, title: str = "") -> Picture:
-    """All trials of a search, the best first: what share of the best each reached; those that were kept are coloured.
+    """Draw all trials of a search, best first: each one's throughput relative to the best; kept tiles are coloured.
 
-    (Record files do not keep the order of trials; ``curve`` draws a search while it runs.)
+    (Record files do not store the order of trials; ``curve`` draws a search while it runs.)
     """
     s = Sheet(title or f"{len(x.trials)} trials of {x.strategy} for group {x.group}",
               f"on {x.machine}; {x.failed} failed; coloured: kept ({len(x.kept)}); grey: only measured")  # fmt: skip
@@ -121,9 +121,9 @@ def trials(x: Searched, title: str = "") -> Picture:
 
 
 def curve(progress: Sequence[Progress], title: str = "") -> Picture:
-    """The best so far of every group over the trials, as a share of what was found in the end.
+    """Draw the best result so far of every group over the trials, relative to its final best.
 
-    ``progress``: what ``polydyn.tune(..., report=collected.append)`` reported.
+    ``progress``: the reports of ``polydyn.tune(..., report=collected.append)``.
     """
     groups: dict[int, list[Progress]] = defaultdict(list)
     for p in progress:
@@ -154,8 +154,8 @@ def curve(progress: Sequence[Progress], title: str = "") -> Picture:
 
 
 def tiles(x: Searched, title: str = "") -> Picture:
-    """Times of tiles (rows) at shapes (columns): the colour is the share of the best of the column, a frame is what the
-    dispatcher takes there.
+    """Draw times of tiles (rows) at shapes (columns). The colour is the throughput relative to the best of the column;
+    a frame marks the dispatcher's choice.
     """
     shapes = sorted({sh for row in x.times.values() for sh in row})
     names = dict.fromkeys(n for sh in shapes for n, _ in sh)
@@ -199,15 +199,15 @@ def tiles(x: Searched, title: str = "") -> Picture:
 
 
 def _mean(row: Mapping[Any, float], best: Mapping[Any, float]) -> float:
-    """How far a tile is from the best of each column, on average (geometric)."""
-    found = [log(row[sh] / b) for sh, b in best.items() if sh in row and isfinite(row[sh]) and b]
-    return exp(sum(found) / len(found)) if found else float("inf")
+    """Return the geometric mean of a tile's times relative to the best of each column."""
+    logs = [log(row[sh] / b) for sh, b in best.items() if sh in row and isfinite(row[sh]) and b]
+    return exp(sum(logs) / len(logs)) if logs else float("inf")
 
 
 def shapes(
     values: Mapping[tuple[int, int], float], x: str = "M", y: str = "N", unit: str = "s", title: str = ""
 ) -> Picture:
-    """Measured or modelled numbers over two sizes: ``(x, y)`` -> value; the colour is logarithmic, yellow is least."""
+    """Draw numbers over two sizes: ``(x, y)`` -> value; the colour is logarithmic, yellow is the minimum."""
     s = Sheet(title or f"{unit} over {x} and {y}", f"{len(values)} shapes; the colour is logarithmic, yellow is least")
     if not values:
         s.text(12, s.top + 16, "no shape", 13)
@@ -226,7 +226,7 @@ def shapes(
 def _grid(
     s: Sheet, points: set[tuple[int, int]], cell: Callable[[tuple[int, int]], tuple[str, str, str]], x: str, y: str
 ) -> float:
-    """A grid over two sizes; ``cell`` gives colour, text and hover. Gives the lower end."""
+    """Draw a grid over two sizes; ``cell`` returns colour, text and tooltip. Return the lower end."""
     xs, ys = sorted({a for a, _ in points}), sorted({b for _, b in points})
     left, top = 74.0, s.top + 34
     cw, ch = (s.width - left - 12) / len(xs), max(14.0, min(26.0, 480 / len(ys)))
@@ -251,10 +251,10 @@ def regions(
     program: Program, label: str, x: tuple[str, Sequence[int]], y: tuple[str, Sequence[int]] | None = None,
     **others: int,
 ) -> Picture:  # fmt: skip
-    """Which of its kernels a launch takes over one or two sizes of the model; one hue a kernel with its tiles.
+    """Draw which kernel a launch selects over one or two sizes of the model; one hue per kernel and tiles.
 
-    ``label``: of the launch, or a part of it that no other has. ``x``, ``y``: a dim and its sizes; ``others``: sizes of
-    the other dims. InputError: no such launch or dim.
+    ``label``: the launch's label, or a unique part of it. ``x``, ``y``: a dim and its sizes; ``others``: sizes of the
+    other dims. InputError: no such launch or dim.
     """
     launch = _launch(program, label)
     decision = decision_from_json(program.manifest["decisions"][launch["decision"]])
@@ -277,23 +277,25 @@ def regions(
     end = _grid(s, set(taken), lambda p: (colour[taken[p]], "", f"{at[p]}: {taken[p]}{notes[p]}"), xn, yn)
     for k, (n, c) in enumerate(colour.items()):
         s.rect(12, end + 18 + 19 * k, 11, 11, c, r=2)
-        what = next((r for r in launch["reasons"] if r.startswith(f"{n}: ")), n)
-        s.text(30, end + 28 + 19 * k, what, 12, "m", most=s.width - 42)
+        text = next((r for r in launch["reasons"] if r.startswith(f"{n}: ")), n)
+        s.text(30, end + 28 + 19 * k, text, 12, "m", most=s.width - 42)
     return s.picture()
 
 
 def _launch(program: Program, label: str) -> Mapping[str, Any]:
-    found = [x for x in program.manifest["launches"] if x["label"] == label]
-    found = found or [x for x in program.manifest["launches"] if label in x["label"]]
-    if len(found) != 1:
+    matches = [x for x in program.manifest["launches"] if x["label"] == label]
+    matches = matches or [x for x in program.manifest["launches"] if label in x["label"]]
+    if len(matches) != 1:
         names = ", ".join(x["label"] for x in program.manifest["launches"][:8])
-        raise InputError(f"{len(found)} launches are called {label!r}", rule="regions", remedy=f"name one of: {names}")
-    first: Mapping[str, Any] = found[0]
+        raise InputError(
+            f"{len(matches)} launches are called {label!r}", rule="regions", remedy=f"name one of: {names}"
+        )
+    first: Mapping[str, Any] = matches[0]
     return first
 
 
 def _taken(launch: Mapping[str, Any], decision: Decision, env: Mapping[str, int]) -> tuple[str, str]:
-    """The candidate that is launched with its choices that are no counts, and what it is estimated to cost."""
+    """Return the name of the candidate that is launched, and a note with its estimated cost."""
     candidates = launch["candidates"]
     if evaluate(launch["elements"], env) == 0:
         return "nothing: no elements", ""

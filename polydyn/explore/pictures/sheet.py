@@ -1,7 +1,7 @@
-"""A sheet of SVG, 900 units wide: one theme for light and dark pages, text that is cut by count of characters, arrows.
+"""A sheet of SVG, 900 units wide, with a theme for light and dark pages, text cut by character count, and arrows.
 
-A picture needs nothing else: no script, no network, no plotting package. Widths of text are estimated, on the safe
-side; what does not fit is cut, and the whole of it is on hover. Ids in a page are global, so they carry a hash.
+A picture is self-contained: no script, no network, no plotting package. Text widths are overestimated; text that does
+not fit is cut, and the tooltip has all of it. Ids are global in a page, so they contain a hash.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from polydyn.errors import InputError
 from polydyn.explore.pictures.colours import GREY, safe
 
 MONO, SANS = 0.61, 0.55
-"""Widths of a character in ems."""
+"""Widths of a character in em."""
 WIDTH = 900
 
 STYLE = """<style>
@@ -36,9 +36,9 @@ width:100%;max-width:1150px;height:auto;font-family:system-ui,-apple-system,"Seg
 
 @dataclass(frozen=True)
 class Picture:
-    """A drawing with a title: notebooks show it by ``_repr_html_``, ``svg`` is its text, ``save`` writes a file.
+    """A drawing with a title: notebooks show it through ``_repr_html_``, ``svg`` is its text, ``save`` writes a file.
 
-    ``folded``: (heading, picture or preformatted text) pairs, shown below it, closed at first.
+    ``folded``: (heading, picture or preformatted text) pairs, shown below it and initially closed.
     """
 
     title: str
@@ -53,25 +53,25 @@ class Picture:
 
     def _repr_html_(self) -> str:
         parts = [self.svg]
-        for heading, what in self.folded:
-            inner = what._repr_html_() if isinstance(what, Picture) else f"<pre>{escape(safe(what))}</pre>"
+        for heading, content in self.folded:
+            inner = content._repr_html_() if isinstance(content, Picture) else f"<pre>{escape(safe(content))}</pre>"
             parts.append(f"<details><summary>{escape(safe(heading))}</summary>{inner}</details>")
         return "".join(parts)
 
     def save(self, path: str | Path) -> None:
-        """Writes ``.svg`` (the drawing alone) or ``.html`` (with what is folded). InputError: another ending, or the
+        """Write ``.svg`` (only the drawing) or ``.html`` (with the folded parts). InputError: another suffix, or the
         file cannot be written.
         """
         p = Path(path)
         if p.suffix not in (".svg", ".html"):
-            raise InputError(f"{p.name} is no picture", rule="Picture.save", remedy="end it in .svg or .html")
+            raise InputError(f"{p.name} is not a picture file", rule="Picture.save", remedy="end it in .svg or .html")
         page = f"<!doctype html><meta charset=utf-8><title>{escape(safe(self.title))}</title>{self._repr_html_()}\n"
         with writable(p):
             write_atomically(p, (page if p.suffix == ".html" else self.svg + "\n").encode())
 
 
 class Sheet:
-    """Collects the parts of a drawing in order; ``picture()`` is the result. Lengths in units of the sheet."""
+    """Collects the parts of a drawing in order; ``picture()`` returns the result. Lengths are in units of the sheet."""
 
     def __init__(self, title: str, sub: str = "", width: int = WIDTH) -> None:
         self.title, self.width, self.height = title, width, 0.0
@@ -84,14 +84,14 @@ class Sheet:
         self.top = 62 if sub else 42
 
     def down(self, y: float) -> None:
-        """The sheet reaches at least here."""
+        """Extend the sheet to at least ``y``."""
         self.height = max(self.height, y)
 
     def text(
         self, x: float, y: float, s: str, size: float = 12, cls: str = "", anchor: str = "start", fill: str = "",
         most: float = 0.0, tip: str = "", keep: str = "start", turn: float = 0.0,
     ) -> None:  # fmt: skip
-        """A line of text. ``most``: the width it may take; ``keep``: the part that stays when it is cut."""
+        """Add a line of text. ``most``: maximum width; ``keep``: the part that remains if it is cut."""
         em = (MONO if "m" in cls.split() else SANS) * size
         whole, s = s, cut(s, int(most / em), keep) if most else s
         tip = tip or (whole if s != whole else "")
@@ -109,7 +109,7 @@ class Sheet:
         self, x: float, y: float, w: float, h: float, fill: str = "none", stroke: str = "", *, r: float = 0.0,
         opacity: float = 1.0, line: float = 1.0, dash: str = "", tip: str = "", cls: str = "",
     ) -> None:  # fmt: skip
-        """A rectangle; ``cls`` ``bg`` fills it with the page's colour."""
+        """Add a rectangle; ``cls`` ``bg`` fills it with the page's colour."""
         kinds = " ".join(filter(None, (cls, "h" if tip else "")))
         attributes = [f'class="{kinds}"'] * bool(kinds) + [f'fill="{fill}"'] * ("bg" not in cls)
         attributes += [f'rx="{r}"'] * bool(r) + [f'fill-opacity="{opacity}"'] * (opacity != 1)
@@ -125,7 +125,7 @@ class Sheet:
         self, d: str, stroke: str = "", line: float = 1.2, dash: str = "", opacity: float = 1.0, arrow: bool = False,
         tip: str = "", cls: str = "l",
     ) -> None:  # fmt: skip
-        """A line by SVG's path commands."""
+        """Add a line given by SVG path commands."""
         style = f' style="stroke:{stroke}"' if stroke else ""
         end = f' marker-end="url(#{self._id}{self._arrow(stroke)})"' if arrow else ""
         dashed = f' stroke-dasharray="{dash}"' if dash else ""
@@ -139,7 +139,7 @@ class Sheet:
 
     def dot(self, x: float, y: float, r: float, fill: str = GREY, tip: str = "", opacity: float = 1.0,
             stroke: str = "none", cls: str = "h") -> None:  # fmt: skip
-        """A circle."""
+        """Add a circle."""
         self.parts.append(
             f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{r:.1f}" {"" if "bg" in cls else f"fill={chr(34)}{fill}{chr(34)}"} '
             f'fill-opacity="{opacity}" stroke="{stroke}" class="{cls}">{_hover(tip)}</circle>'
@@ -147,7 +147,7 @@ class Sheet:
         self.down(y + r)
 
     def legend(self, x: float, y: float, entries: list[tuple[str, str]], size: float = 12) -> float:
-        """Colours with labels side by side; gives the end."""
+        """Add colours with labels in a row; return the end."""
         for colour, label in entries:
             self.rect(x, y - 9, 11, 11, colour, colour, r=2, opacity=0.85)
             self.text(x + 16, y, label, size, "s")
@@ -155,7 +155,7 @@ class Sheet:
         return x
 
     def picture(self, folded: tuple[tuple[str, Picture | str], ...] = ()) -> Picture:
-        """The drawing."""
+        """Return the drawing."""
         marks = "".join(
             f'<marker id="{self._id}{n}" viewBox="0 0 8 8" refX="7.4" refY="4" markerUnits="userSpaceOnUse" '
             f'markerWidth="10" markerHeight="10" orient="auto-start-reverse">'
@@ -169,7 +169,7 @@ class Sheet:
 
 
 def cut(s: str, most: int, keep: str = "start") -> str:
-    """At most so many characters of a text: its start, its end or both."""
+    """Return at most ``most`` characters of a text: its start, its end or both."""
     if len(s) <= most:
         return s
     if keep == "end":

@@ -1,6 +1,6 @@
-"""Schedules: the matrix with its solved unknowns, the tree, the tree before and after a transformation, code beside it.
+"""Schedules: the matrix with its solved unknowns, the tree, two trees before and after a transformation, and code.
 
-Every statement has one colour, by its place in the group, so it keeps it from picture to picture.
+Every statement has one colour, by its position in the group, so it is the same in all pictures.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ LINE = 16.5
 
 
 def statement_colours(group: Group, others: Sequence[str] = ()) -> dict[str, str]:
-    """The colour of each statement, of the group's own first, then of those that transformations added."""
+    """Return the colour of each statement: first the group's own, then those that transformations added."""
     names = dict.fromkeys((*(s.name for s in group.statements), *others))
     return {n: STATEMENT[i % len(STATEMENT)] for i, n in enumerate(names)}
 
 
 def statement_texts(group: Group) -> dict[str, str]:
-    """What each statement of a group does, in a line."""
+    """Return one line of text per statement of a group."""
     return {
         s.name: f"{s.array}[{', '.join(map(str, s.index))}] {COMBINED[s.reduce]} {show_value(s.value)}"
         for s in group.statements
@@ -44,8 +44,8 @@ def statement_texts(group: Group) -> dict[str, str]:
 
 
 def matrix(group: Group, choice: Choice) -> Picture:
-    """A schedule matrix: a row for each statement, a column for each schedule dimension; the band that all statements
-    share is shaded, an unknown ``?`` has its solution below it.
+    """Draw a schedule matrix: one row per statement, one column per schedule dimension. The band that all statements
+    share is shaded; an unknown ``?`` has its solution below it.
     """
     p, colour = choice.pattern, statement_colours(group)
     dims = [d or "phase" for d in p.dims]
@@ -77,29 +77,29 @@ def matrix(group: Group, choice: Choice) -> Picture:
             else:
                 s.text(x, y + 21, first, 12.5, "m", "middle", most=wide - 8)
         y += 38
-    for name, why in choice.declined:
+    for name, reason in choice.declined:
         y += 17
-        s.text(12, y + 8, f"{name} declined: {why}", 12, "s", most=s.width - 24)
+        s.text(12, y + 8, f"{name} declined: {reason}", 12, "s", most=s.width - 24)
     return s.picture()
 
 
 def _cell(expr: object, shift: object, choice: Choice) -> tuple[str, str]:
-    """A cell's text, and below it what its unknown was solved to."""
+    """Return a cell's text, and the solution of its unknown."""
     if not isinstance(shift, Unknown):
         return (str(expr) if str(shift) == "0" else str(shift) if str(expr) == "0" else f"{expr} + {shift}"), ""
     try:
         value = str(choice.solved.shift(shift.name))
     except ScheduleError:  # piecewise
         value = str(choice.solved.shifts[shift.name])
-    known = "" if str(expr) == "0" else f"{expr} + "
-    return f"{known}{shift}", f"= {known}{value}"
+    fixed = "" if str(expr) == "0" else f"{expr} + "
+    return f"{fixed}{shift}", f"= {fixed}{value}"
 
 
 # -- trees -------------------------------------------------------------------------------------------------------------
 
 
 def tree(t: Scheduled, title: str = "") -> Picture:
-    """A schedule tree from the top, its statements in columns; parallel bands have a thick border."""
+    """Draw a schedule tree from the top, with its statements in columns; parallel bands have a thick border."""
     s = Sheet(title or "schedule tree", "a bar is a sequence, its parts run from left to right")
     draw = _Drawing(s, t, frozenset())
     step = min(110.0, (s.width - 24) / max(1, _leaves(draw.tree)))
@@ -109,7 +109,7 @@ def tree(t: Scheduled, title: str = "") -> Picture:
 
 
 def change(before: Scheduled, after: Scheduled, title: str = "") -> Picture:
-    """Two schedules of a group side by side; what only one of them has is outlined."""
+    """Draw two schedules of a group side by side; parts that only one of them has are outlined."""
     s = Sheet(title or "the tree before and after", "outlined: what the other tree does not have")
     half, y = (s.width - 36) / 2, s.top + 22
     ends = []
@@ -125,14 +125,14 @@ def change(before: Scheduled, after: Scheduled, title: str = "") -> Picture:
 
 
 def loops(t: Scheduled, title: str = "") -> Picture:
-    """A tree and the loops that it becomes (isl's AST, before statements are lowered), in the colours of statements."""
+    """Draw a tree and its loops (isl's AST, before statements are lowered), in the colours of statements."""
     lines = [Line(d, text, n) for d, text, n in _code(generate(t.tiled()), 0)]
     return beside(t, lines, title or "the tree and its loops")
 
 
 @dataclass(frozen=True)
 class Line:
-    """A line of code. ``statement``: whose it is; empty: nobody's alone."""
+    """A line of code. ``statement``: the statement that it computes; empty if it belongs to several."""
 
     depth: int
     text: str
@@ -140,7 +140,7 @@ class Line:
 
 
 def beside(t: Scheduled, lines: Sequence[Line], title: str, note: str = "") -> Picture:
-    """A tree at the left and lines of code at the right in the colours of their statements; runs of one are cut."""
+    """Draw a tree at the left and code at the right, in the colours of statements; long runs of one are cut."""
     s = Sheet(title, note or "one colour a statement; lines without one are shared")
     draw = _Drawing(s, t, frozenset())
     step = min(84.0, 430 / max(1, _leaves(draw.tree)))
@@ -152,15 +152,15 @@ def beside(t: Scheduled, lines: Sequence[Line], title: str, note: str = "") -> P
         if n.statement:
             s.rect(x + 6, y - 12, s.width - x - 14, 16, draw.colour.get(n.statement, GREY), r=3, opacity=0.2)
             s.rect(x + 6, y - 12, 4, 16, draw.colour.get(n.statement, GREY))
-        at = x + 16 + n.depth * 10.5
-        s.text(at, y, n.text, 11.5, "m b" if n.statement else "m s", most=max(60.0, s.width - at - 10))
+        left = x + 16 + n.depth * 10.5
+        s.text(left, y, n.text, 11.5, "m b" if n.statement else "m s", most=max(60.0, s.width - left - 10))
         y += LINE
     _statements(s, t.group, draw.colour, 12, max(bottom, y) + 30)
     return s.picture()
 
 
 def _short(lines: Sequence[Line], most: int = 5, total: int = 110) -> list[Line]:
-    """Long runs of one statement at one depth are cut, and the end of long code."""
+    """Cut long runs of one statement at one depth, and the end of long code."""
     out: list[Line] = []
     k = 0
     while k < len(lines):
@@ -176,7 +176,7 @@ def _short(lines: Sequence[Line], most: int = 5, total: int = 110) -> list[Line]
 
 
 def _statements(s: Sheet, group: Group, colour: Mapping[str, str], x: float, y: float) -> None:
-    """What each statement does."""
+    """Draw a line of text per statement."""
     texts = statement_texts(group)
     for n, c in colour.items():
         s.rect(x, y - 10, 13, 13, c, r=3, opacity=0.9)
@@ -191,7 +191,7 @@ def _leaves(t: Tree) -> int:
 
 
 def _parts(t: Tree, scope: tuple[str, ...] = ()) -> frozenset[tuple[object, ...]]:
-    """What a tree has, with the statements below it: members of bands, marks, parts of sequences."""
+    """Return the parts of a tree, with the statements below: members of bands, marks, parts of sequences."""
     if isinstance(t, nodes.Sequence):
         inside = [_parts(c, tuple(sorted(part))) | {("part", *sorted(part))} for part, c in t.children]
         return frozenset[tuple[object, ...]]().union(*inside)
@@ -202,7 +202,7 @@ def _parts(t: Tree, scope: tuple[str, ...] = ()) -> frozenset[tuple[object, ...]
 
 
 class _Drawing:
-    """Draws a tree into a sheet. ``new``: parts that get an outline."""
+    """Draws a tree on a sheet. ``new``: parts with an outline."""
 
     def __init__(self, s: Sheet, t: Scheduled, new: frozenset[tuple[object, ...]]) -> None:
         self.s, self.new = s, new
@@ -214,7 +214,7 @@ class _Drawing:
     def below(
         self, t: Tree, scope: frozenset[str], x: float, y: float, step: float, above: float | None = None
     ) -> float:
-        """Draws a node over the columns of its leaves; gives the lower end."""
+        """Draw a node over the columns of its leaves; return the lower end."""
         w, s = step * _leaves(t), self.s
         cx = x + w / 2
         hue = self.colour[next(iter(scope))] if len(scope) == 1 else ""
@@ -237,7 +237,7 @@ class _Drawing:
 
     def _band(self, t: Band, new: bool, hue: str, cx: float, y: float, w: float) -> float:
         s, rows, room = self.s, list[str](), max(6, int((w - 12) / (12 * MONO)))
-        for m in t.members:  # as many lines as a narrow column needs
+        for m in t.members:  # a narrow column needs several lines
             text = f"{rows[-1]}, {m}" if rows else m
             if rows and len(text) <= room:
                 rows[-1] = text
@@ -278,7 +278,7 @@ class _Drawing:
 
 
 def _code(body: Body, depth: int) -> list[tuple[int, str, str]]:
-    """Loops as lines: (depth, text, statement)."""
+    """Return loops as lines: (depth, text, statement)."""
     out: list[tuple[int, str, str]] = []
     for n in body:
         if isinstance(n, For):
