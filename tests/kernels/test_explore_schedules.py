@@ -170,5 +170,5 @@ def test_loops_that_cannot_be_vectors_stay_with_a_note() -> None:
 def test_indices_that_data_decide_are_refused() -> None:
     gather = model([node("Gather", "t i", "y")], {"t": ("float32", ["N", 4]), "i": ("int64", ["L"])}, ["y"])
     (group,) = explore.groups(gather)
-    with pytest.raises(UnsupportedError, match="data decide"):
+    with pytest.raises(UnsupportedError, match="data-dependent"):
         explore.draw(group.polyhedral, dict.fromkeys(group.polyhedral.params, 3))
