@@ -156,7 +156,7 @@ JOB = "- {model: relu.onnx, output: a.polydyn"
         (f"{JOB}, retries: 1.5}}", "jobs.yaml:1: retries is 1.5"),
         (f"{JOB}, matrix: {{target: cpu}}}}", "jobs.yaml:1: the matrix has no values for 'target'"),
         (f"{JOB}, matrix: {{speed: [1]}}}}", "jobs.yaml:1: the matrix has an unknown key 'speed'"),
-        ("- {model: relu.onnx, output: '{size}.polydyn'}", "jobs.yaml:1: cannot replace the keys in {size}.polydyn: 'size'"),
+        ("- {model: relu.onnx, output: '{size}.polydyn'}", "jobs.yaml:1: cannot replace the keys in {size}.polydyn"),
         ("defaults: {speed: 1}\njobs: [{model: a, output: b}]", "jobs.yaml:1: unknown key 'speed'"),
     ],
 )
