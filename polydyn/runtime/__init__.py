@@ -1,1 +1,3 @@
-"""What runs a compiled program: artifact, native library, calls. Imports numpy and the standard library, no isl."""
+"""The run time of compiled programs: artifact, native library, calls. It imports numpy and the standard library, no
+isl.
+"""

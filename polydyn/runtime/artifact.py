@@ -1,10 +1,10 @@
-"""The artifact: a program as a plain zip, and as a value in memory.
+"""The artifact: a program as a plain zip file, and as a value in memory.
 
-Members: ``weights.bin`` (first, stored, its data at byte 4096 of the file, so that it is mapped and never copied),
-``manifest.json``, ``lib.so``, ``sources/*``, and of a program for a device ``images/*``. The archive's comment is the
-manifest's hash; the manifest has the hashes of all other members, all of which are checked when an artifact is opened.
-Equal programs give equal bytes. Hashes find damage, they are no signatures: loading an artifact runs the native code
-in it.
+Members: ``weights.bin`` (first and uncompressed; its data begins at byte 4096 of the file, so that it can be mapped
+without a copy), ``manifest.json``, ``lib.so``, ``sources/*``, and for device programs ``images/*``. The archive comment
+is the manifest's hash, and the manifest has the hashes of all other members. All are checked when an artifact is
+opened. Equal programs give equal bytes. The hashes detect damage, but they are not signatures: loading an artifact runs
+its native code.
 
 Standard library and numpy only.
 """
@@ -41,19 +41,19 @@ ABI = 6
 
 WEIGHTS, MANIFEST, LIBRARY, SOURCES, IMAGES = "weights.bin", "manifest.json", "lib.so", "sources/", "images/"
 WEIGHTS_OFFSET = 4096
-"""Byte of the file where the weights begin: a page, so that any reader can map them."""
+"""Offset of the weights in the file: a page, so that any reader can map them."""
 
 ALIGN = 64
-"""Bytes; every constant begins at a multiple."""
+"""Alignment of every constant in bytes."""
 
 MAX_COPIED_BYTES = 1 << 24
-"""Weights of at most this size are copied into memory. Larger ones stay mapped, and every call asks the system whether
-the file was changed, which takes 1 to 8 us.
+"""Weights up to this size are copied into memory. Larger ones stay mapped, and every call checks with the system
+whether the file was changed, which takes 1 to 8 us.
 """
 
 Bytes = npt.NDArray[np.uint8]
 ZIP = b"PK\x03\x04"
-"""How a saved program begins."""
+"""The first bytes of a saved program."""
 _DATE = (1980, 1, 1, 0, 0, 0)
 _PADDING_ID = 0xD935  # the extra-field id that zipalign uses for the same purpose
 _ZIP64_EXTRA = 20
@@ -69,7 +69,7 @@ class Artifact:
 
     ``manifest``: JSON data (versions, target, features, symbols, guards, inputs, outputs, launches). ``sources``: file
     name -> C (and CUDA) text of everything in the library. ``library``: the shared library. ``weights``: uint8, 64-byte
-    aligned. ``images``: kernels for devices, ``<architecture>/<unit>.<kind>`` -> what a driver loads.
+    aligned. ``images``: kernels for devices, ``<architecture>/<unit>.<kind>`` -> data that a driver loads.
     """
 
     manifest: Mapping[str, Any]
@@ -86,14 +86,14 @@ SAMPLE = 4096
 
 
 def pack_constants(constants: Mapping[str, npt.NDArray[Any]]) -> tuple[dict[str, int], Bytes]:
-    """Lays arrays out one after the other, equal contents once: offsets by name, and the bytes."""
+    """Lay out arrays one after the other, with equal contents once. Return offsets by name, and the bytes."""
     offsets: dict[str, int] = {}
-    alike: dict[tuple[int, bytes, bytes], list[tuple[int, Bytes]]] = {}
+    similar: dict[tuple[int, bytes, bytes], list[tuple[int, Bytes]]] = {}
     arrays: list[tuple[int, Bytes]] = []
     end = 0
     for name, array in constants.items():
         data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-        seen = alike.setdefault((data.size, data[:SAMPLE].tobytes(), data[-SAMPLE:].tobytes()), [])
+        seen = similar.setdefault((data.size, data[:SAMPLE].tobytes(), data[-SAMPLE:].tobytes()), [])
         same = next((offset for offset, other in seen if np.array_equal(data, other)), None)
         if same is None:
             same = end
@@ -108,19 +108,20 @@ def pack_constants(constants: Mapping[str, npt.NDArray[Any]]) -> tuple[dict[str,
 
 
 def aligned_bytes(size: int) -> Bytes:
-    """Zeroed memory that begins at a multiple of 64."""
+    """Return zeroed memory that is aligned to 64 bytes."""
     memory = np.zeros(size + ALIGN, np.uint8)
     start = -memory.ctypes.data % ALIGN
     return memory[start : start + size]
 
 
 def hash_of_parts(data: Bytes) -> str:
-    """SHA-256 of the SHA-256 of every PART bytes, in order: one thread hashes 1.8 GB/s, memory gives far more."""
+    """Return the SHA-256 of the SHA-256 of every PART bytes, in order. Threads hash parts in parallel: one thread
+    hashes 1.8 GB/s, far less than the memory bandwidth."""
 
     def part(start: int) -> bytes:
         return hashlib.sha256(data[start : start + PART].data).digest()
 
-    with ThreadPoolExecutor(available_cores()) as threads:  # hashlib leaves the interpreter to others meanwhile
+    with ThreadPoolExecutor(available_cores()) as threads:  # hashlib releases the interpreter lock
         return joined_hash(threads.map(part, range(0, data.size, PART)))
 
 
@@ -128,7 +129,7 @@ def hash_of_parts(data: Bytes) -> str:
 
 
 def write_artifact(artifact: Artifact, path: str | os.PathLike[str]) -> None:
-    """Writes the zip beside ``path`` and renames it. ArtifactError: the folder is missing or full."""
+    """Write the zip next to ``path`` and rename it. ArtifactError: the folder is missing or full."""
     target = Path(path)
     try:
         with replacing(target) as f:
@@ -164,11 +165,11 @@ def _write(artifact: Artifact, f: IO[bytes]) -> None:
 
 
 def is_artifact(path: str | os.PathLike[str]) -> bool:
-    """Whether a file is a saved program, by its first bytes; one that cannot be read is none."""
+    """Return whether a file is a saved program, by its first bytes; False if it cannot be read."""
     try:
         with open(path, "rb") as f:
             return f.read(len(ZIP)) == ZIP
-    except (OSError, ValueError):  # ValueError: a path that holds a NUL
+    except (OSError, ValueError):  # ValueError: the path contains a NUL
         return False
 
 
@@ -176,10 +177,10 @@ def is_artifact(path: str | os.PathLike[str]) -> bool:
 
 
 def read_artifact(path: str | os.PathLike[str], *, check_machine: bool = True) -> Artifact:
-    """Reads and checks an artifact; weights of more than ``MAX_COPIED_BYTES`` stay mapped from the file.
+    """Read and check an artifact; weights of more than ``MAX_COPIED_BYTES`` stay mapped from the file.
 
-    Checked: the manifest's hash, format and ABI versions, the hash of every member; with ``check_machine`` that this
-    processor has the features the code uses. ArtifactError: what is wrong and what to do.
+    It checks the manifest's hash, format and ABI versions, and the hash of every member; with ``check_machine`` also
+    that this processor has the features the code uses. ArtifactError: the problem and the remedy.
     """
     try:
         with zipfile.ZipFile(path) as z:
@@ -197,8 +198,8 @@ def read_artifact(path: str | os.PathLike[str], *, check_machine: bool = True) -
         if hashlib.sha256(content).hexdigest() != hashes[name]:
             raise _damaged(path, f"member {name} does not match its hash")
     if not mapped:
-        weights, before = aligned_bytes(weights.size), weights
-        weights[:] = before
+        weights, source = aligned_bytes(weights.size), weights
+        weights[:] = source
         weights.flags.writeable = False
     if hash_of_parts(weights) != hashes.get(WEIGHTS):
         raise _damaged(path, f"member {WEIGHTS} does not match its hash")
@@ -211,9 +212,9 @@ def read_artifact(path: str | os.PathLike[str], *, check_machine: bool = True) -
     return Artifact(manifest, sources, data[LIBRARY], weights, images, file)
 
 
-def _damaged(path: str | os.PathLike[str], why: str) -> ArtifactError:
+def _damaged(path: str | os.PathLike[str], problem: str) -> ArtifactError:
     return ArtifactError(
-        f"{path} is damaged or no polydyn artifact: {why}", remedy="copy it again, or compile the model again"
+        f"{path} is damaged or not a polydyn artifact: {problem}", remedy="copy it again, or compile the model again"
     )
 
 

@@ -1,4 +1,4 @@
-"""Programs of several parts as artifacts: the parts' artifacts inside one, their libraries among its weights.
+"""Programs of several parts as artifacts: one artifact contains the parts' artifacts, with libraries in its weights.
 
 Standard library and numpy only.
 """
@@ -16,33 +16,34 @@ LIBRARY = "lib.so"
 
 
 def split(artifact: Artifact) -> list[Artifact]:
-    """The parts of an artifact of ``join_parts``, and the bodies of its steps."""
+    """Return the parts of an artifact of ``join_parts``, and the bodies of its steps."""
     return [part_at(artifact, f"{k}/", m) for k, m in enumerate(artifact.manifest["parts"])]
 
 
 def part_at(artifact: Artifact, prefix: str, manifest: Mapping[str, Any]) -> Artifact:
-    """A part of an artifact: its manifest, and what its names begin with."""
-    at = manifest["weights"]
+    """Return a part of an artifact. ``prefix``: of its names; ``manifest``: its manifest."""
+    weights = manifest["weights"]
     sources = {n[len(prefix) :]: t for n, t in artifact.sources.items() if n.startswith(prefix)}
     images = {n[len(prefix) :]: i for n, i in artifact.images.items() if n.startswith(prefix)}
     library = images.pop(LIBRARY, b"")
     if "library" in manifest:
         library = _cut(artifact, manifest["library"]).tobytes()
-    return Artifact(manifest, sources, library, _cut(artifact, at), images, artifact.file)
+    return Artifact(manifest, sources, library, _cut(artifact, weights), images, artifact.file)
 
 
-def _cut(artifact: Artifact, at: Mapping[str, int]) -> Bytes:
-    return artifact.weights[at["offset"] : at["offset"] + at["bytes"]]
+def _cut(artifact: Artifact, block: Mapping[str, int]) -> Bytes:
+    return artifact.weights[block["offset"] : block["offset"] + block["bytes"]]
 
 
 GENERAL = "general/"
-"""What names in ``sources`` and ``images`` begin with that belong to the general version."""
+"""Prefix of the names in ``sources`` and ``images`` that belong to the general version."""
 
 
 def with_general(artifact: Artifact, general: Artifact, pairs: Sequence[tuple[Any, Any]]) -> Artifact:
-    """An artifact with a second version, for calls in which not all of ``pairs`` of sizes are equal but one is 1."""
+    """Add a second version, for calls in which not all ``pairs`` of sizes are equal, but one of each unequal pair is 1.
+    """
     whole, manifest = attached(artifact, GENERAL, general)
-    note = "calls in which one of two sizes that are taken to be equal is 1 run in a second version"
+    note = "calls in which one of two sizes that are assumed equal is 1 run in a second version"
     more = {
         "general": {"pairs": [list(p) for p in pairs], "program": manifest},
         "notes": [*artifact.manifest["notes"], note],
@@ -51,20 +52,20 @@ def with_general(artifact: Artifact, general: Artifact, pairs: Sequence[tuple[An
 
 
 def attached(artifact: Artifact, prefix: str, other: Artifact) -> tuple[Artifact, dict[str, Any]]:
-    """An artifact with the data of another one inside, under names with a prefix; the other's manifest."""
+    """Add the data of ``other`` to an artifact, under names with a prefix. Return it and the manifest of ``other``."""
     first, second = artifact.weights, other.weights
-    at, weights = 0, first
+    offset, weights = 0, first
     if not np.array_equal(first, second):
-        at = -(-first.size // ALIGN) * ALIGN
-        weights = aligned_bytes(at + second.size)
-        weights[: first.size], weights[at:] = first, second
+        offset = -(-first.size // ALIGN) * ALIGN
+        weights = aligned_bytes(offset + second.size)
+        weights[: first.size], weights[offset:] = first, second
     sources = dict(artifact.sources) | {prefix + n: t for n, t in other.sources.items()}
     images = dict(artifact.images) | {prefix + n: i for n, i in other.images.items()}
     images |= {prefix + LIBRARY: other.library} if other.library else {}
-    manifest = dict(other.manifest) | {"weights": {"offset": at, "bytes": int(second.size)}}
+    manifest = dict(other.manifest) | {"weights": {"offset": offset, "bytes": int(second.size)}}
     return Artifact(artifact.manifest, sources, artifact.library, weights, images), manifest
 
 
 def general_of(artifact: Artifact) -> Artifact:
-    """The second version of an artifact of ``with_general``."""
+    """Return the second version of an artifact of ``with_general``."""
     return part_at(artifact, GENERAL, artifact.manifest["general"]["program"])

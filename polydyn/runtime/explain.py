@@ -1,6 +1,6 @@
-"""What a program does at one shape: the kernel of every launch, its launch-time choices, its work, and why.
+"""Explain a program at one shape: the kernel of every launch, its launch-time choices, its work, and the reasons.
 
-Everything comes from the manifest, so a loaded artifact explains itself without running. Standard library only.
+Everything comes from the manifest, so a loaded artifact can be explained without running. Standard library only.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ WORK_PER_THREAD = 32768
 class ExplainedLaunch:
     """One launch at one shape.
 
-    ``sizes``: the kernel's parameters; ``choices``: what is chosen at launch (tiles and their counts); ``flops`` and
-    ``bytes`` (of the distinct buffers read and written); ``scratch``: bytes per thread, 0 on a device; ``reasons``: why
-    its primitives became one kernel, and what its code generator decided; ``selection``: why candidates may not be
-    launched, the tests on the way to the one that is taken, and the others with their estimates, best first (in
-    picoseconds, on a device in nanoseconds; empty where there is nothing to choose);
-    ``wave``: launches of one wave start together, each on as many of their threads as ``threads`` says.
+    ``sizes``: the kernel's parameters; ``choices``: tiles and their counts, chosen at launch; ``flops`` and ``bytes``
+    (of the distinct buffers read and written); ``scratch``: bytes per thread, 0 on a device; ``reasons``: why its
+    primitives became one kernel, and the decisions of its code generator. ``selection``: why candidates may not be
+    launched, the tests that lead to the selected one, and the others with their estimates, best first (in picoseconds,
+    on a device in nanoseconds; empty if there is one candidate). ``wave``: launches of one wave start together, each
+    with its number of ``threads``.
     """
 
     label: str
@@ -48,7 +48,8 @@ class ExplainedLaunch:
     wave: int = 0
 
     def seconds(self, flops_per_second: float, bytes_per_second: float) -> float:
-        """The least time that a machine with these limits needs: computing or moving memory, whichever is longer."""
+        """Return the minimum time on a machine with these limits: that of computing or of memory, whichever is longer.
+        """
         return max(self.flops / flops_per_second, self.bytes / bytes_per_second)
 
 
@@ -62,21 +63,21 @@ class Explanation:
     launches: tuple[ExplainedLaunch, ...]
     notes: tuple[str, ...] = field(default=())
     sizes: Mapping[str, Sizes] = field(default_factory=dict)
-    """What the program was compiled for, by dim."""
+    """The sizes that the program was compiled for, by dim."""
 
     @property
     def kernels(self) -> tuple[str, ...]:
-        """Different kernels in order of first launch; launches without tasks are skipped."""
+        """The distinct kernels in order of first launch; launches without tasks are skipped."""
         return tuple(dict.fromkeys(x.kernel for x in self.launches if x.tasks > 0))
 
     @property
     def waves(self) -> tuple[tuple[ExplainedLaunch, ...], ...]:
-        """The launches that run, by wave: each wave is one fork-join when it takes more than one thread."""
-        found: dict[int, list[ExplainedLaunch]] = {}
+        """The launches that run, by wave. A wave with more than one thread is one fork-join."""
+        waves: dict[int, list[ExplainedLaunch]] = {}
         for x in self.launches:
             if x.tasks > 0:
-                found.setdefault(x.wave, []).append(x)
-        return tuple(map(tuple, found.values()))
+                waves.setdefault(x.wave, []).append(x)
+        return tuple(map(tuple, waves.values()))
 
     def __str__(self) -> str:
         heading = ("launch", "kernel", "wave", "tasks", "threads", "launch choices", "MFLOP", "MB", "FLOP/byte")
@@ -94,7 +95,7 @@ class Explanation:
     __repr__ = __str__
 
     def details(self) -> str:
-        """The table, then for every launch its sizes, scratch and the reasons for its shape."""
+        """Return the table, then for every launch its sizes, scratch and reasons."""
         parts = [str(self)]
         for x in self.launches:
             sizes = " ".join(f"{k}={v}" for k, v in {**x.sizes, **x.choices}.items())
@@ -115,7 +116,7 @@ class Explanation:
 
 
 def text_table(heading: Sequence[str], rows: Sequence[Sequence[str]], width: int = 60) -> str:
-    """Columns of text: the first two left-aligned, the others right; long labels keep their end."""
+    """Format columns of text: the first two left-aligned, the others right; long labels are cut at the start."""
     cut = [[c if len(c) <= width else "…" + c[-width + 1 :] for c in row] for row in [heading, *rows]]
     widths = [max(map(len, column)) for column in zip(*cut, strict=True)]
     lines = [
@@ -126,9 +127,9 @@ def text_table(heading: Sequence[str], rows: Sequence[Sequence[str]], width: int
 
 
 def resolve_dims(manifest: Mapping[str, Any], dims: Mapping[str, int]) -> dict[str, int]:
-    """Every symbol's value from those given: the others follow from the guards that are equations.
+    """Return every symbol's value. Symbols that are not in ``dims`` follow from guards that are equations.
 
-    InputError: an unknown name, a size below 0, a symbol that does not follow, or a guard that the sizes break.
+    InputError: an unknown name, a size below 0, a symbol that does not follow, or a guard that does not hold.
     """
     known = {s["symbol"]: f"axis {s['axis']} of '{s['input']}'" for s in manifest["symbols"]}
     for name, size in dims.items():
@@ -137,7 +138,7 @@ def resolve_dims(manifest: Mapping[str, Any], dims: Mapping[str, int]) -> dict[s
                 f"the program has no dim {name}", dim=name, remedy=f"its dims are {', '.join(known) or 'all constant'}"
             )
         if isinstance(size, bool) or not isinstance(size, int) or size < 0:
-            raise InputError(f"{size!r} is no size", dim=name, remedy="give an integer >= 0")
+            raise InputError(f"{size!r} is not a size", dim=name, remedy="give an integer >= 0")
     values = dict(dims)
     equations = [(g["left"], g["right"]) for g in manifest["guards"] if g["relation"] == "=="]
     equations += [(b, a) for a, b in equations]
@@ -160,10 +161,10 @@ def resolve_dims(manifest: Mapping[str, Any], dims: Mapping[str, int]) -> dict[s
 
 @dataclass(frozen=True)
 class Device:
-    """What decides which candidates may be launched.
+    """The properties of a device that decide which candidates may be launched.
 
-    ``shared_limit``: bytes of shared memory that a block may have; ``special``: the compute capability whose own
-    instructions kernels may use, 0 for none; ``lacking``: the features that they do without.
+    ``shared_limit``: maximum bytes of shared memory per block; ``special``: the compute capability whose special
+    instructions kernels may use, 0 for none; ``lacking``: the features that kernels must not use.
     """
 
     shared_limit: int
@@ -174,22 +175,22 @@ class Device:
 def explain(
     manifest: Mapping[str, Any], dims: Mapping[str, int], threads: int, device: Device | None = None
 ) -> Explanation:
-    """The explanation of a program's manifest at a shape.
+    """Explain a program's manifest at a shape.
 
-    On a device ``threads`` is the number of its multiprocessors; launches have blocks as tasks and the threads of a
-    block as threads.
+    On a device ``threads`` is the number of its SMs; launches have blocks as tasks and the threads of a block as
+    threads.
     """
     values = resolve_dims(manifest, dims)
     env = values | {THREADS: threads} | _dense(manifest, values)
     waves = [w for w, count in enumerate(manifest["waves"]) for _ in range(count)]
-    said = map(_Explainer(manifest, env, device).launch, manifest["launches"])
-    launches = tuple(replace(x, wave=w) for x, w in zip(said, waves, strict=True))
+    explained = map(_Explainer(manifest, env, device).launch, manifest["launches"])
+    launches = tuple(replace(x, wave=w) for x, w in zip(explained, waves, strict=True))
     notes = tuple(manifest["notes"])
     return Explanation(manifest["name"], dict(dims) or values, threads, launches, notes, declared(manifest))
 
 
 def _dense(manifest: Mapping[str, Any], values: Mapping[str, int]) -> dict[str, int]:
-    """The strides (``stride_symbol``) of arrays whose strides the caller chooses, when they are dense."""
+    """Return dense values for the strides (``stride_symbol``) that the caller chooses."""
     out: dict[str, int] = {}
     for io in (*manifest["inputs"], *manifest["outputs"]):
         dims = [evaluate(d, values) for d in io["dims"]] if io["strided"] else []
@@ -198,12 +199,12 @@ def _dense(manifest: Mapping[str, Any], values: Mapping[str, int]) -> dict[str, 
 
 
 def declared(manifest: Mapping[str, Any]) -> dict[str, Sizes]:
-    """What the user said of the dims when the program was compiled."""
+    """Return the user's description of the dims from the compilation."""
     return {name: Sizes(**fields) for name, fields in manifest.get("dims", {}).items()}
 
 
 class _Explainer:
-    """Explains launches at a shape. ``device``: None on a CPU."""
+    """Explains launches at a shape. ``device`` is None on a CPU."""
 
     def __init__(self, manifest: Mapping[str, Any], env: Mapping[str, int], device: Device | None) -> None:
         self.env, self.device = env, device
@@ -211,12 +212,12 @@ class _Explainer:
         self.decisions = [decision_from_json(d) for d in manifest["decisions"]]
 
     def launch(self, x: Mapping[str, Any]) -> ExplainedLaunch:
-        """What the host program takes, and why."""
+        """Explain which candidate the host program selects, and why."""
         env, candidates, decision = self.env, x["candidates"], self.decisions[x["decision"]]
-        why = {k: refusal(c, env, self.device) for k, c in enumerate(candidates)}
-        barred = {k: reason for k, reason in why.items() if reason}
-        taken = choose(decision, env, barred) if len(barred) < len(candidates) else len(candidates) - 1
-        c, block = candidates[taken], candidates[taken].get("block", {})
+        reasons = {k: refusal(c, env, self.device) for k, c in enumerate(candidates)}
+        barred = {k: reason for k, reason in reasons.items() if reason}
+        selected = choose(decision, env, barred) if len(barred) < len(candidates) else len(candidates) - 1
+        c, block = candidates[selected], candidates[selected].get("block", {})
         lines: tuple[str, ...] = ()
         if len(candidates) > 1 or self.device:
             lines = explain_decision(decision, env, [c["name"] for c in candidates], " ns" * bool(block), barred)
@@ -231,7 +232,7 @@ class _Explainer:
             tasks,
             block.get("threads", threads),
             dict(symbols[:first]),
-            dict(symbols[first:]) | self._on_device(c, decision, taken),
+            dict(symbols[first:]) | self._on_device(c, decision, selected),
             evaluate(x["flops"], env),
             evaluate(x["bytes"], env),
             scratch,
@@ -239,22 +240,22 @@ class _Explainer:
             (*lines, *after),
         )
 
-    def _on_device(self, c: Mapping[str, Any], decision: Decision, taken: int) -> dict[str, int]:
-        """Shared memory, the estimate, and of a kernel that was compiled registers and spills; nothing on a CPU."""
+    def _on_device(self, c: Mapping[str, Any], decision: Decision, selected: int) -> dict[str, int]:
+        """Return shared memory, the estimate, and for compiled kernels registers and spills; nothing on a CPU."""
         if "block" not in c:
             return {}
-        found = {"smem": evaluate(c["scratch"], self.env)}
-        if least := cost(decision, taken, self.env):
-            found["ns"] = least
+        facts = {"smem": evaluate(c["scratch"], self.env)}
+        if estimate := cost(decision, selected, self.env):
+            facts["ns"] = estimate
         use = next(iter(self.kernels[c["kernel"]].get("resources", {}).values()), None)
         if use is not None:
             spills = use.get("spill_stores", 0) + use.get("spill_loads", 0)
-            found |= {"registers": use["registers"], "spills": spills}
-        return found
+            facts |= {"registers": use["registers"], "spills": spills}
+        return facts
 
 
 def refusal(c: Mapping[str, Any], env: Mapping[str, int], device: Device | None) -> str:
-    """Why a candidate cannot be taken; empty when it can."""
+    """Return why a candidate may not be launched; empty if it may."""
     if device is not None:
         if not special_runs(c["block"]["arch"], device.special):
             return f"it is for {c['block']['arch']}"

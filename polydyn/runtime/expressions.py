@@ -1,9 +1,9 @@
-"""Symbol arithmetic as JSON, so that a loaded artifact can say what it would do at a shape.
+"""Symbol arithmetic as JSON, so that a loaded artifact can be explained at a shape.
 
 An expression is an integer, a symbol's name, or a list ``[operator, argument, ...]`` with operator ``+``, ``*``,
-``//``, ``min`` or ``max``. Equal parts are one list, in memory and in files (``fold``): a tile count names the same
-products hundreds of times. Evaluation needs the standard library only; C evaluates the same sizes on every call
-(``evaluation.py``), and a test holds the two against each other.
+``//``, ``min`` or ``max``. Equal parts are one list, in memory and in files (``fold``), because a tile count may use
+the same products hundreds of times. Evaluation needs only the standard library. C evaluates the same sizes on every
+call (``evaluation.py``), and a test compares both.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from polydyn.schedules.index import ZERO, Atom, Index, maximum, minimum, product
 Expression: TypeAlias = "int | str | list[Any]"
 OPERATORS = ("+", "*", "//", "min", "max")
 LIST = "list"
-"""The key of a reference to a list in a folded manifest."""
+"""The key of a reference to a list of the table in a folded manifest."""
 
 
 @lru_cache(maxsize=1 << 14)
 def to_json(x: Index) -> Expression:
-    """The expression of an Index, not to be changed: others share its parts. ValueError: it fetches from a tensor."""
+    """Return the expression of an Index. Do not modify it, because parts are shared. ValueError: it reads a tensor."""
     terms: list[Expression] = []
     for monomial, coefficient in sorted(x.terms.items(), key=lambda t: (-len(t[0]), str(t[0]))):
         factors: list[Expression] = [coefficient] if coefficient != 1 or not monomial else []
@@ -45,7 +45,7 @@ def _atom(a: str | Atom) -> Expression:
 
 
 def from_json(x: Expression) -> Index:
-    """The Index of an expression. ArtifactError: no expression."""
+    """Return the Index of an expression. ArtifactError: it is not an expression."""
     if not isinstance(x, list):
         return Index.of(x)
     operator, *arguments = x
@@ -62,27 +62,28 @@ def from_json(x: Expression) -> Index:
 
 
 def symbols_of(x: Expression) -> set[str]:
-    """All symbols of an expression."""
-    found: set[str] = set()
+    """Return all symbols of an expression."""
+    symbols: set[str] = set()
     seen: set[int] = set()
     rest = [x]
     while rest:
         y = rest.pop()
         if isinstance(y, str):
-            found.add(y)
+            symbols.add(y)
         elif isinstance(y, list) and id(y) not in seen:
             seen.add(id(y))
             rest += y[1:]
-    return found
+    return symbols
 
 
 def evaluate(x: Expression, env: Mapping[str, int]) -> int:
-    """The value for given symbols; ``a // 0`` is 0. KeyError: a symbol is missing. ArtifactError: no expression."""
+    """Return the value for given symbols; ``a // 0`` is 0. KeyError: a symbol is missing. ArtifactError: not an
+    expression."""
     return _value(x, env, {})
 
 
 def _value(x: Expression, env: Mapping[str, int], values: dict[int, int]) -> int:
-    """``values``: of the lists that were evaluated before, by ``id``."""
+    """``values``: the results of lists evaluated before, by ``id``."""
     if isinstance(x, int):
         return x
     if isinstance(x, str):
@@ -106,10 +107,10 @@ def _apply(operator: object, values: list[int]) -> int:
 
 
 def fold(data: Any) -> tuple[list[list[Any]], Any]:
-    """Plain data with each different expression written once: the table of their lists, and the data.
+    """Write each distinct expression of plain data once. Return the table of their lists, and the data.
 
-    A list in the table or the data is ``{"list": k}``, the k-th of the table, which names only earlier ones. Keys are
-    visited in order, so that equal data give equal tables.
+    A list in the table or the data becomes ``{"list": k}``, a reference to list k of the table, which refers only to
+    earlier ones. Keys are visited in order, so that equal data give equal tables.
     """
     table: list[list[Any]] = []
     numbers: dict[tuple[Any, ...], int] = {}
@@ -136,7 +137,7 @@ def fold(data: Any) -> tuple[list[list[Any]], Any]:
 
 
 def unfold(table: list[list[Any]], data: Any) -> Any:
-    """What ``fold`` was given; lists of the table are shared. ValueError: a reference to no earlier list."""
+    """Return the argument of ``fold``; lists of the table are shared. ValueError: a reference to a later list."""
     lists: list[list[Any]] = []
 
     def visit(x: Any) -> Any:
@@ -156,11 +157,11 @@ def unfold(table: list[list[Any]], data: Any) -> Any:
 
 
 def _unknown(operator: object) -> ArtifactError:
-    return ArtifactError(f"{operator!r} is no operator of symbol arithmetic", remedy="compile the model again")
+    return ArtifactError(f"{operator!r} is not an operator of symbol arithmetic", remedy="compile the model again")
 
 
 def decision_to_json(d: Decision) -> dict[str, Any]:
-    """A dispatch decision as plain data."""
+    """Return a dispatch decision as plain data."""
     if isinstance(d, Leaf):
         return {"kernel": d.kernel}
     if isinstance(d, ArgMin):
@@ -170,7 +171,7 @@ def decision_to_json(d: Decision) -> dict[str, Any]:
 
 
 def decision_from_json(x: Mapping[str, Any]) -> Decision:
-    """The decision that ``decision_to_json`` wrote."""
+    """Return the decision that ``decision_to_json`` wrote."""
     if "kernel" in x:
         return Leaf(x["kernel"])
     if "least" in x:

@@ -1,4 +1,4 @@
-"""The host's step that runs a region in ONNX Runtime, which is imported when it runs (docs/adr/0030-fallback.md)."""
+"""The host step that runs a region in ONNX Runtime. It is imported on first use (docs/adr/0030-fallback.md)."""
 
 from __future__ import annotations
 
@@ -15,21 +15,23 @@ from polydyn.onnx_runtime import ort_session
 
 @lru_cache(maxsize=256)
 def _session(model: str) -> Any:
-    """A session of a model; its threads do not spin, because the program's own are at work."""
+    """Return the session of a model. Its threads do not spin, because the program has its own threads."""
     return ort_session(base64.b64decode(model), spin=False)
 
 
 def other_runtime(arrays: Sequence[Any], settings: Mapping[str, Any]) -> tuple[list[Any], list[int]]:
-    """The outputs of the region, and all their sizes in order. Arrays go in and come out without copies,
-    but for one that is handed through: no result lies where an input does. InputError: what ONNX Runtime says.
+    """Run a region. Return its outputs, and all their sizes in order.
+
+    Arrays are passed without copies. An output that shares memory with an input is copied. InputError: ONNX Runtime
+    reports an error.
     """
     feeds = dict(zip(settings["names"], arrays, strict=True))
     session = _session(settings["model"])
     try:
         outputs = session.run(None, feeds)
-    except Exception as e:  # of many classes, none of them documented
+    except Exception as e:  # ONNX Runtime raises many undocumented classes
         raise InputError(str(e).strip().split("\n")[0], rule="ONNX Runtime") from e
     if [o.ndim for o in outputs] != settings["ranks"]:
-        raise InputError("results have other ranks than the model says", rule="ONNX Runtime")
-    own = [o.copy() if any(np.may_share_memory(o, a) for a in arrays) else o for o in outputs]
-    return own, [n for o in own for n in o.shape]
+        raise InputError("results do not have the ranks that the model declares", rule="ONNX Runtime")
+    results = [o.copy() if any(np.may_share_memory(o, a) for a in arrays) else o for o in outputs]
+    return results, [n for o in results for n in o.shape]

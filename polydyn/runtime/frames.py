@@ -1,7 +1,7 @@
-"""What one call at a time of a program with parts has for itself: a context of C, and the arrays that are numpy's.
+"""The memory of one call of a program with parts: a C context, and the tensors stored in numpy arrays.
 
-What parts give, and the steps that C runs, lies in rooms of the context when only other stages read it; it stays for
-the calls to come. Standard library and numpy only.
+Tensors that parts, or steps in C, write for later stages are stored in rooms of the context, which are reused by later
+calls. Standard library and numpy only.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ Array = npt.NDArray[Any]
 
 @dataclass(frozen=True)
 class Layout:
-    """What all frames of a program have in common.
+    """The properties that all frames of a program share.
 
-    ``numbers``: of the tensors by name; ``dtypes``: of all that are known before a call. ``gone``: after each stage the
-    tensors that nobody reads any more. ``results``: tensors that are outputs; ``given``: those that C writes to memory
-    of the caller's. ``rooms``: those that it writes to its own.
+    ``numbers``: the tensors' numbers by name; ``dtypes``: those known before a call. ``gone``: after each stage, the
+    tensors that are not read any more. ``results``: tensors that are outputs; ``given``: those that C writes to the
+    caller's memory. ``rooms``: those that C writes to rooms.
     """
 
     numbers: Mapping[str, int]
@@ -42,7 +42,7 @@ class Layout:
 
     @staticmethod
     def of(manifest: Mapping[str, Any]) -> Layout:
-        """The layout of a program."""
+        """Return the layout of a program."""
         tensors = manifest["tensors"]
         return Layout(
             {t["name"]: k for k, t in enumerate(tensors)},
@@ -56,9 +56,9 @@ class Layout:
 
 
 class Frame:
-    """The memory of one call, which stays for later ones.
+    """The memory of one call, which is reused by later calls.
 
-    ``handle``: the ``pd_context``. ``arrays``: during a call, the tensors whose memory is numpy's.
+    ``handle``: the ``pd_context``. ``arrays``: during a call, the tensors stored in numpy arrays.
     """
 
     def __init__(self, layout: Layout, native: Native, threads: int) -> None:
@@ -77,15 +77,15 @@ class Frame:
         self.arrays: dict[str, Array] = {}
 
     def free(self) -> None:
-        """Nobody uses it any more."""
+        """Free the context; the frame must not be used any more."""
         self._native.library.pd_context_free(self.handle)
 
     # -- a call ------------------------------------------------------------------------------------------------------
 
     def begin(self, arrays: Mapping[str, Array], times: int | None) -> None:
-        """Takes the inputs; when they have the shapes of the call before, results get memory of theirs then.
+        """Set the inputs. If they have the shapes of the previous call, allocate results of its shapes now.
 
-        ``times``: the address where those of launches and steps go, None: nobody asks.
+        ``times``: the address for the times of launches and steps, or None.
         """
         for name, array in arrays.items():
             self._take(name, array)
@@ -102,7 +102,7 @@ class Frame:
         chain.at, chain.begun, chain.times = 0, -1, times
 
     def run(self) -> int:
-        """Runs on until all stages have run, one fails, or one needs Python (``stage``); says which."""
+        """Run until all stages are done, one fails, or one needs Python (``stage``); return the code."""
         while True:
             code: int = self._library.pd_sequence_run(self._pointer)
             if code == STOP_MEMORY:
@@ -113,26 +113,26 @@ class Frame:
 
     @property
     def stage(self) -> int:
-        """The number of the stage that comes next, or that has failed; behind the last one: a late guard."""
+        """The number of the next stage, or of the one that failed; after the last stage, a late guard failed."""
         return int(self._chain.at)
 
     @property
     def waits(self) -> int:
-        """How often calls have waited for a device."""
+        """The number of times that calls have waited for a device."""
         return int(self._chain.waits)
 
     @property
     def entered(self) -> bool:
-        """Whether a stage has begun: the inputs fit."""
+        """Whether a stage has begun, so that the inputs are accepted."""
         return int(self._chain.begun) >= 0
 
     @property
     def message(self) -> str:
-        """What a stage that has failed says."""
+        """The error message of a failed stage."""
         return bytes(self._chain.text).decode(errors="replace")
 
     def array(self, name: str) -> Array:
-        """A tensor as it lies there."""
+        """Return a tensor as an array that shares its memory."""
         if name in self.arrays:
             return self.arrays[name]
         t = self._tensors[self.layout.numbers[name]]
@@ -143,7 +143,7 @@ class Frame:
         return array
 
     def go_on(self, arrays: Mapping[str, Array]) -> None:
-        """Behind a step in Python, which gives these."""
+        """Continue after a step in Python with its results."""
         for name, array in arrays.items():
             self._take(name, array)
         self._chain.at += 1
@@ -152,8 +152,8 @@ class Frame:
                 self.arrays.pop(name, None)
 
     def results(self) -> dict[str, Array]:
-        """The outputs' tensors."""
-        made = {}
+        """Return the tensors of the outputs."""
+        results = {}
         for name in self.layout.results:
             array = self.array(name)
             if name in self.layout.rooms:
@@ -162,28 +162,28 @@ class Frame:
                 t = self._tensors[self.layout.numbers[name]]
                 shape = self._last[name] = tuple(t.shape[: t.rank])
                 array = array if array.shape == shape else array.reshape(shape)
-            made[name] = array
-        return made
+            results[name] = array
+        return results
 
     def _take(self, name: str, array: Array) -> None:
-        """Lets a tensor be an array."""
+        """Store an array as a tensor."""
         self.arrays[name] = array
-        at, rank = self.layout.numbers[name] * SIZE, array.ndim
-        struct.pack_into(f"P{rank}q", self._tensors, at, address_of(array), *array.shape)
-        struct.pack_into(f"{rank}q", self._tensors, at + STRIDES, *array.strides)
-        struct.pack_into("i", self._tensors, at + RANK, rank)
+        offset, rank = self.layout.numbers[name] * SIZE, array.ndim
+        struct.pack_into(f"P{rank}q", self._tensors, offset, address_of(array), *array.shape)
+        struct.pack_into(f"{rank}q", self._tensors, offset + STRIDES, *array.strides)
+        struct.pack_into("i", self._tensors, offset + RANK, rank)
         if name not in self.layout.dtypes:
             self._tensors[self.layout.numbers[name]].dtype = DTYPE_CODES.index(array.dtype.name)
 
     def _give(self, name: str, shape: tuple[int, ...]) -> None:
-        """New memory for a result."""
+        """Allocate memory for a result."""
         try:
             array = self.arrays[name] = new_output(shape, numpy_dtype(self.layout.dtypes[name]))
-        except (MemoryError, ValueError) as e:  # ValueError: numpy has no such array, not even an empty one
-            raise PolydynError(f"there is no memory for a tensor whose size data decide: {e}") from e
-        at = self.layout.numbers[name] * SIZE
-        struct.pack_into("P", self._tensors, at, address_of(array))
-        struct.pack_into("q", self._tensors, at + GIVEN, array.nbytes)
+        except (MemoryError, ValueError) as e:  # ValueError: numpy cannot create an array of this shape
+            raise PolydynError(f"no memory for a tensor with a data-dependent size: {e}") from e
+        offset = self.layout.numbers[name] * SIZE
+        struct.pack_into("P", self._tensors, offset, address_of(array))
+        struct.pack_into("q", self._tensors, offset + GIVEN, array.nbytes)
 
 
 SIZE, STRIDES, GIVEN, RANK = ctypes.sizeof(Held), Held.strides.offset, Held.given.offset, Held.rank.offset

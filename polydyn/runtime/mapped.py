@@ -1,4 +1,4 @@
-"""A saved program's file, which stays mapped: calls must not read weights that somebody has changed since.
+"""The file of a saved program that stays mapped: calls must not read weights that were changed after loading.
 
 Standard library only.
 """
@@ -13,16 +13,16 @@ from collections.abc import Iterable
 from polydyn.errors import ArtifactError
 
 PART = 1 << 22
-"""Bytes that are hashed at a time."""
+"""Number of bytes that are hashed at a time."""
 
 
 def joined_hash(parts: Iterable[bytes]) -> str:
-    """SHA-256 of the SHA-256 digests of all parts, in order."""
+    """Return the SHA-256 of the SHA-256 digests of all parts, in order."""
     return hashlib.sha256(b"".join(parts)).hexdigest()
 
 
 class MappedFile:
-    """The open file behind mapped weights. ``begin``, ``size``: their place in bytes; ``digest``: their
+    """The open file of mapped weights. ``begin``, ``size``: position of the weights in bytes; ``digest``: their
     ``joined_hash``.
     """
 
@@ -34,11 +34,11 @@ class MappedFile:
         self._stamp = self._now()
 
     def _now(self) -> tuple[int, int]:
-        found = os.fstat(self._number)
-        return found.st_mtime_ns, found.st_size
+        status = os.fstat(self._number)
+        return status.st_mtime_ns, status.st_size
 
     def check(self) -> None:
-        """ArtifactError: the weights in the file are not those that were loaded. Costs one call of the system."""
+        """Check that the weights are unchanged, with one system call. ArtifactError: the file was overwritten."""
         now = self._now()
         if now == self._stamp:
             return
@@ -47,10 +47,11 @@ class MappedFile:
                 f"{self._path} was overwritten while its program is in use",
                 remedy="load it again; write a new version under another name and rename it, as Program.save does",
             )
-        self._stamp = now  # only its times were changed
+        self._stamp = now  # only the file's times have changed
 
     def _hash(self) -> str:
-        """The hash of what the file holds now; read, because a mapping of a truncated file ends the process."""
+        """Return the hash of the file's current content. It is read, because access to a mapping of a truncated file
+        would end the process."""
         end, number = self._begin + self._size, self._number
         starts = range(self._begin, end, PART)
         return joined_hash(hashlib.sha256(os.pread(number, min(PART, end - s), s)).digest() for s in starts)

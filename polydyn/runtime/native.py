@@ -24,13 +24,13 @@ DTYPE_CODES = (
 )  # fmt: skip
 """The ``PD_<dtype>`` enumeration in order."""
 BITS = DTYPE_CODES[13:]
-"""Those of at most 8 bits, one byte each, that numpy lacks."""
+"""The dtypes of at most 8 bits that numpy lacks; each element takes one byte."""
 
 OK, INPUT, OVERFLOW, MEMORY = 0, 1, 2, 3
 
 PAGE = 4096
 OUTPUT_BYTES = 1 << 14
-"""Outputs from this size on begin with a page: numpy aligns to 16 bytes."""
+"""Minimum size of outputs that are aligned to a page; numpy aligns only to 16 bytes."""
 
 
 class Tensor(ctypes.Structure):
@@ -65,18 +65,19 @@ SPAN = np.dtype([
 
 
 def address_of(array: npt.NDArray[Any]) -> int:
-    """The address of an array's first element."""
-    try:  # a quarter of the time that the line below takes; refuses what is read-only, strided or empty
+    """Return the address of an array's first element."""
+    try:  # a quarter of the time of the line below, but it fails for read-only, strided or empty arrays
         return ctypes.addressof(ctypes.c_char.from_buffer(array))  # type: ignore[arg-type]  # the stub wants 3.12's Buffer
     except (TypeError, ValueError):
         return int(array.__array_interface__["data"][0])
 
 
 def new_output(shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-    """An array that begins with a page when it is large, so that no vector of it lies across two cache lines.
+    """Return a new array; a large one is aligned to a page, so that no vector crosses a cache line.
 
-    A page and not a line: a load waits for stores in flight that agree with it in the last 12 bits of the address, and
-    a kernel that reads an array from its beginning is ahead of its stores unless the output lies lower in its page.
+    It is aligned to a page rather than a line for a reason: a load waits for a pending store whose address has the same
+    last 12 bits. A kernel that reads an array from its beginning reads ahead of its stores, unless the output has a
+    lower offset in its page.
     """
     size = math.prod(shape) * dtype.itemsize
     if size < OUTPUT_BYTES:
@@ -94,7 +95,7 @@ class Native:
             self.library = open_library(artifact.library)
         except OSError as e:
             raise ArtifactError(
-                f"the system refuses to load the program's library: {e}",
+                f"the system cannot load the program's library: {e}",
                 remedy="if the cache folder is mounted noexec, set POLYDYN_CACHE to another one",
             ) from e
         lib = self.library
@@ -115,24 +116,25 @@ class Native:
         return code
 
     def shapes_seen(self, symbols: int) -> tuple[list[list[int]], int]:
-        """``pd_shapes_seen``: rows of the sizes of the symbols and the number of runs; runs that found no room."""
-        others, room, found = ctypes.c_int64(), 0, 0
+        """Call ``pd_shapes_seen``. Return rows of symbol sizes and a count, and the number of runs that were not
+        logged."""
+        others, room, count = ctypes.c_int64(), 0, 0
         memory = (ctypes.c_int64 * 0)()
-        while not room or found > room:  # other threads may add rows meanwhile
-            room = found + 64
+        while not room or count > room:  # other threads may add rows meanwhile
+            room = count + 64
             memory = (ctypes.c_int64 * (room * (symbols + 1)))()
-            found = self.library.pd_shapes_seen(self.program, memory, ctypes.c_int64(room), ctypes.byref(others))
+            count = self.library.pd_shapes_seen(self.program, memory, ctypes.c_int64(room), ctypes.byref(others))
         numbers, width = list(memory), symbols + 1
-        return [numbers[k * width : (k + 1) * width] for k in range(found)], others.value
+        return [numbers[k * width : (k + 1) * width] for k in range(count)], others.value
 
     def launch(self, context: ctypes.c_void_p, index: int) -> LaunchInfo:
-        """``pd_launch``."""
+        """Call ``pd_launch``."""
         info = LaunchInfo()
         self.check(self.library.pd_launch(context, index, ctypes.byref(info)))
         return info
 
     def statistics(self, context: ctypes.c_void_p) -> dict[str, int]:
-        """Of a context: bytes of the arena, number of evaluations of new shapes, bytes moved without computing."""
+        """Return a context's arena size in bytes, its number of shape evaluations, and the bytes it only copied."""
         lib: Any = self.library
         return {
             "arena_bytes": lib.pd_arena_bytes(context),
@@ -141,17 +143,17 @@ class Native:
         }
 
     def before_close(self) -> None:
-        """Called before contexts and the program are freed."""
+        """Prepare for closing; called before contexts and the program are freed."""
 
     def check(self, code: int) -> None:
-        """Raises what the library's error code means."""
+        """Raise the exception of the library's error code, if any."""
         if code == OK:
             return
         raise failure(code, (self.library.pd_error() or b"").decode(errors="replace"))
 
 
 class NativeOfParts(Native):
-    """A program of several parts around programs that are open."""
+    """A program of several parts that uses already open programs."""
 
     def __init__(self, artifact: Artifact, models: Sequence[Native]) -> None:
         self._models = models
@@ -166,7 +168,7 @@ class NativeOfParts(Native):
 
 
 def failure(code: int, message: str) -> PolydynError:
-    """The error of a code."""
+    """Return the exception of an error code."""
     if code == INPUT:
         return InputError(message)
     if code == OVERFLOW:
@@ -175,10 +177,10 @@ def failure(code: int, message: str) -> PolydynError:
 
 
 class Context:
-    """A ``pd_context`` with the memory that calls are described in, laid out once.
+    """A ``pd_context`` with the memory for the arguments of calls, allocated once.
 
-    ``key``: shapes and strides of the inputs, then of the outputs in ``strided`` their strides (() for dense), that the
-    context is prepared for; None when it is not. ``output_shapes`` belong to that key.
+    ``key``: the shapes and strides for which the context is prepared, or None: those of the inputs, then the strides of
+    the outputs in ``strided`` (() for dense). ``output_shapes`` belong to that key.
     """
 
     __slots__ = (
@@ -195,7 +197,7 @@ class Context:
         output_ranks: list[int],
         strided: list[int],
     ) -> None:
-        """``inputs``: dtype code and rank of each. ``strided``: positions of the outputs with strides of their own."""
+        """``inputs``: dtype code and rank of each input. ``strided``: positions of outputs with chosen strides."""
         self.handle = ctypes.c_void_p()
         native.check(native.library.pd_context_new(native.program, threads, ctypes.byref(self.handle)))
         self._native = native
@@ -203,10 +205,10 @@ class Context:
         self._dims = (ctypes.c_int64 * (count + 1))()
         self._dims_pack = struct.Struct(f"{count}q").pack_into
         self._tensors = (Tensor * (len(inputs) + 1))()
-        at = ctypes.addressof(self._dims)
+        address = ctypes.addressof(self._dims)
         for t, (dtype, rank) in zip(self._tensors, inputs, strict=False):
-            t.shape, t.strides, t.dtype, t.rank = at, at + 8 * rank, dtype, rank
-            at += 16 * rank
+            t.shape, t.strides, t.dtype, t.rank = address, address + 8 * rank, dtype, rank
+            address += 16 * rank
         self._output_ranks = output_ranks
         self._output_strides = (ctypes.c_void_p * (len(output_ranks) + 1))()
         self._strided = [(k, (ctypes.c_int64 * output_ranks[k])()) for k in strided]
@@ -221,7 +223,7 @@ class Context:
         self.output_shapes: list[tuple[int, ...]] = []
 
     def prepare(self, key: list[tuple[int, ...]]) -> None:
-        """``pd_shapes`` for arrays of these shapes and strides (see ``key``). InputError: a check failed."""
+        """Call ``pd_shapes`` for arrays of these shapes and strides (see ``key``). InputError: a check failed."""
         self.key = None
         inputs = len(key) - len(self._strided)
         self._dims_pack(self._dims, 0, *[n for part in key[:inputs] for n in part])
@@ -237,24 +239,24 @@ class Context:
         self.key = key
 
     def point(self, inputs: list[int], outputs: list[int]) -> None:
-        """Lets ``input_pointers`` and ``output_pointers``, the arguments of ``run_call``, hold these addresses."""
+        """Store addresses in ``input_pointers`` and ``output_pointers``, the arguments of ``run_call``."""
         self._input_pack(self.input_pointers, 0, *inputs)
         self._output_pack(self.output_pointers, 0, *outputs)
 
     def call(self, inputs: list[int], outputs: list[int]) -> Callable[[], int]:
-        """``pd_run`` on these addresses, to be repeated; it returns the error code."""
+        """Return ``pd_run`` on these addresses as a function for repeated calls; it returns the error code."""
         self.point(inputs, outputs)
         return partial(self.run_call, self.handle, self.input_pointers, self.output_pointers)
 
     def run(self, inputs: list[int], outputs: list[int]) -> None:
-        """``pd_run`` on these addresses."""
+        """Call ``pd_run`` on these addresses."""
         self.point(inputs, outputs)
         code = self.run_call(self.handle, self.input_pointers, self.output_pointers)
         if code:
             self._native.check(code)
 
     def profile(self, inputs: list[int], outputs: list[int], launches: int) -> list[int]:
-        """``pd_profile``: nanoseconds of every launch."""
+        """Call ``pd_profile``. Return the nanoseconds of every launch."""
         self.point(inputs, outputs)
         table = (ctypes.c_int64 * (launches + 1))()
         code = self._native.library.pd_profile(self.handle, self.input_pointers, self.output_pointers, table)
@@ -262,26 +264,26 @@ class Context:
         return list(table)[:launches]
 
     def trace(self, inputs: list[int], outputs: list[int], room: int) -> npt.NDArray[Any]:
-        """``pd_trace``: what each thread worked on, as ``SPAN``, in order of beginning.
+        """Call ``pd_trace``. Return the work of each thread as ``SPAN``, ordered by begin.
 
-        ``room``: a guess of how many.
+        ``room``: a guess of the number of spans.
         """
         self.point(inputs, outputs)
-        found = ctypes.c_int64(room)
+        count = ctypes.c_int64(room)
         spans = np.empty(0, SPAN)
-        while found.value > spans.size:  # a call that gets more threads than the one before has more of them
-            spans = np.zeros(found.value, SPAN)
+        while count.value > spans.size:  # a call with more threads than the previous one has more spans
+            spans = np.zeros(count.value, SPAN)
             code = self._native.library.pd_trace(
                 self.handle, self.input_pointers, self.output_pointers, ctypes.c_void_p(address_of(spans)),
-                ctypes.c_int64(spans.size), ctypes.byref(found),
+                ctypes.c_int64(spans.size), ctypes.byref(count),
             )  # fmt: skip
             self._native.check(code)
-        return np.sort(spans[: found.value], order="begin")
+        return np.sort(spans[: count.value], order="begin")
 
     def launch(self, index: int) -> LaunchInfo:
-        """``pd_launch``."""
+        """Call ``pd_launch``."""
         return self._native.launch(self.handle, index)
 
     def statistics(self) -> dict[str, int]:
-        """``Native.statistics``."""
+        """Return ``Native.statistics`` of this context."""
         return self._native.statistics(self.handle)

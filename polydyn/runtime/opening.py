@@ -1,4 +1,4 @@
-"""Opening a program: of an artifact in memory, or of a saved one."""
+"""Open a program from an artifact in memory or from a file."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from polydyn.runtime.texts import with_texts
 
 
 def open_program(artifact: Artifact, *, threads: int | None = None, compilations: int = 0) -> Program:
-    """The program of an artifact, for where it runs; those of its parts first, where it has some."""
+    """Open the program of an artifact, after the programs of its parts, if it has any."""
     threads = artifact.manifest.get("threads") if threads is None else threads
     program = _open(artifact, threads, compilations)
     if "general" in artifact.manifest:
@@ -44,10 +44,11 @@ def _open(artifact: Artifact, threads: int | None, compilations: int) -> Program
 
 
 def load(path: str | os.PathLike[str], *, threads: int | None = None) -> Program:
-    """Opens a saved program; needs no compiler and imports numpy only. On a device: a ``CudaProgram``. ``threads``: of
-    every call, by default what the program was saved with, else all cores.
+    """Open a saved program; this needs no compiler and imports only numpy. A device program is a ``CudaProgram``.
+    ``threads``: threads per call, by default the number it was saved with, else all cores.
 
     Every byte of the file is checked against its hash; large weights stay mapped. Loading runs native code from the
-    file: hashes find damage, they are no signatures. ArtifactError: damaged, or made for another version or processor.
+    file: hashes detect damage, but they are not signatures. ArtifactError: the file is damaged, or made for another
+    version or processor.
     """
     return open_program(read_artifact(path), threads=threads)

@@ -1,7 +1,7 @@
-"""A program of several parts: ordinary programs, and between them what only the host can do (docs/adr/0027-parts.md).
+"""A program of several parts: ordinary programs, and host steps between them (docs/adr/0027-parts.md).
 
-Sizes that data decide are known when a step has run. Later parts have them as sizes of their inputs, so their guards,
-memory and kernels are those of any program. Standard library and numpy only.
+Data-dependent sizes are known after a step has run. Later parts have them as input sizes, so their guards, memory and
+kernels are like those of any program. Standard library and numpy only.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 
 from polydyn.errors import InputError, PolydynError, UnsupportedError
 from polydyn.runtime.artifact import Artifact
-from polydyn.runtime.bound import BoundCall, refuse_conversions
+from polydyn.runtime.bound import BoundCall, reject_conversions
 from polydyn.runtime.explain import Explanation
 from polydyn.runtime.expressions import Expression, evaluate
 from polydyn.runtime.fallback_step import other_runtime
@@ -33,20 +33,20 @@ from polydyn.runtime.program import (
     numpy_dtype,
 )  # fmt: skip
 from polydyn.runtime.sequence import STOP_PYTHON
-from polydyn.runtime.sharing import refuse_sharing
+from polydyn.runtime.sharing import reject_sharing
 
 
 class PartsProgram(Program):
-    """A compiled model with sizes that data decide. Used as every ``Program``.
+    """A compiled model with data-dependent sizes. It is used like any ``Program``.
 
-    What a call needs beside its results is in a ``Frame``. It stays for later calls; calls at the same time have
-    one each.
+    A ``Frame`` holds the memory of a call except its results. It is reused by later calls; simultaneous calls have
+    separate frames.
     """
 
     def __init__(
         self, artifact: Artifact, parts: Sequence[Program], *, threads: int | None = None, compilations: int = 0
     ) -> None:
-        """``parts``: the programs of the artifact's parts. ``threads``: per call, as theirs."""
+        """``parts``: the programs of the artifact's parts. ``threads``: threads per call, as for the parts."""
         self._artifact = artifact
         self.compilations = compilations
         self.threads = check_threads(threads)
@@ -70,25 +70,25 @@ class PartsProgram(Program):
         self._frames: list[Frame] = []
         self._free_frames: list[Frame] = []
         close = weakref.finalize(self, _close_around, self._native, self._frames, self._parts)
-        close.atexit = False  # as that of a program of one part
+        close.atexit = False  # like a program of one part
 
     # -- running -----------------------------------------------------------------------------------------------------
 
     def run(self, feeds: Mapping[str, Any], out: Mapping[str, Array] | None = None) -> dict[str, Array]:
-        """Computes the outputs, as ``Program.run``; results are copied to the arrays of ``out``.
+        """Implement ``Program.run``; results are copied to the arrays of ``out``.
 
-        InputError also: data that give sizes which a guard refuses, said between two parts; then nothing is written.
+        InputError also: a data-dependent size breaks a guard, reported between two parts; then nothing is written.
         """
         try:
             results = self._run(feeds, None)
-            return _given(results, out) if out else results
+            return _copy_to(results, out) if out else results
         except InputError:
             if not self._repeats(feeds):
                 raise
         return self.general.run(feeds, out)  # type: ignore[union-attr]
 
     def _run(self, feeds: Mapping[str, Any], rows: list[LaunchTime] | None) -> dict[str, Array]:
-        """``rows``, where somebody asks, gets the launches and steps."""
+        """Run a call. ``rows``: if given, receives the launches and steps."""
         if self._artifact.file is not None:
             self._artifact.file.check()
         arrays = self._arrays(feeds)
@@ -108,19 +108,19 @@ class PartsProgram(Program):
             self._free_frames.append(frame)
 
     def _named(self, frame: Frame) -> dict[str, Array]:
-        """The outputs."""
-        sizes, made = self._sizes(frame), frame.results()
+        """Return the outputs by name."""
+        sizes, tensors = self._sizes(frame), frame.results()
         return {
-            n: made[of] if n == of else made[of].reshape([_size(d, sizes) for d in dims])
+            n: tensors[of] if n == of else tensors[of].reshape([_size(d, sizes) for d in dims])
             for n, of, dims in self._results
         }
 
     def _sizes(self, frame: Frame) -> dict[str, int]:
-        """The value of every symbol; of those that are not known yet what they were before."""
+        """Return the value of every symbol; unknown symbols have their earlier values."""
         return dict(zip(self._layout.symbols, frame.values, strict=False))
 
     def _take_frame(self) -> Frame:
-        """A frame for one call. Several threads may ask at once."""
+        """Return a frame for one call. Several threads may call this at once."""
         try:
             return self._free_frames.pop()
         except IndexError:
@@ -129,9 +129,9 @@ class PartsProgram(Program):
             return frame
 
     def _arrays(self, feeds: Mapping[str, Any]) -> dict[str, Array]:
-        """The inputs as parts and steps take them."""
+        """Return the inputs as parts and steps take them."""
         if len(feeds) != len(self._inputs) or any(n not in feeds for n, _, _ in self._inputs):
-            self._refuse_names(feeds)
+            self._reject_names(feeds)
         arrays = {}
         for name, dtype, misaligned in self._inputs:
             array = feeds[name]
@@ -144,61 +144,61 @@ class PartsProgram(Program):
         return arrays
 
     def _failure(self, frame: Frame, code: int) -> PolydynError:
-        """The error of the stage that has failed: after which sizes, or of which node."""
+        """Return the error of the failed stage, with the sizes computed before, or with its node."""
         error, failed = failure(code, frame.message), self._order[frame.stage : frame.stage + 1]
         if frame.entered and failed and "step" in failed[0]:
             return type(error)(str(error), node=failed[0]["origin"])
         if not isinstance(error, InputError) or not frame.entered:
             return error
         sizes = self._sizes(frame)
-        found = [s for before in self._order[: frame.stage] for s in before.get("symbols", ())]
-        return InputError("\n".join([str(error), *(f"  after {s} = {sizes[s]}" for s in found)])) if found else error
+        late = [s for stage in self._order[: frame.stage] for s in stage.get("symbols", ())]
+        return InputError("\n".join([str(error), *(f"  after {s} = {sizes[s]}" for s in late)])) if late else error
 
     def _run_step(self, frame: Frame, times: Array | None) -> None:
-        """The next step, which is a region in ONNX Runtime."""
+        """Run the next step, a region in ONNX Runtime."""
         begun, k = time.perf_counter_ns(), frame.stage
         stage = self._order[k]
-        given = [frame.array(n) if n else None for n in stage["inputs"]]
+        inputs = [frame.array(n) if n else None for n in stage["inputs"]]
         try:
-            made, found = other_runtime(given, stage["settings"])
+            outputs, sizes = other_runtime(inputs, stage["settings"])
         except PolydynError as e:
             raise type(e)(str(e), node=stage["origin"]) if e.node is None else e from None
-        for symbol, n in zip(stage["symbols"], found, strict=True):
+        for symbol, n in zip(stage["symbols"], sizes, strict=True):
             frame.values[self._layout.symbols[symbol]] = int(n)
-        named = zip(stage["outputs"], made, strict=bool(stage["outputs"]))
+        named = zip(stage["outputs"], outputs, strict=bool(stage["outputs"]))
         frame.go_on({name: self._checked(name, array) for name, array in named if name})
         if times is not None:
             times[sum(map(self._count, self._order[:k]))] = time.perf_counter_ns() - begun
 
     def _checked(self, name: str, array: Array) -> Array:
-        """What a step gives, as the parts take it."""
+        """Convert a step's output to the form that the parts take."""
         part, dtype = self._takes.get(name, (self, array.dtype))
         array = array if array.dtype is dtype else part._convert(name, dtype, array)
         return array if array.flags.aligned else array.copy()
 
     def _count(self, stage: Mapping[str, Any]) -> int:
-        """How many times a stage has: of its launches, or its own."""
+        """Return the number of times that a stage reports: one per launch, or one."""
         return len(self._parts[stage["part"]].manifest["launches"]) if "part" in stage else 1
 
     def _new_times(self) -> Array:
         return np.zeros(sum(map(self._count, self._order)), np.int64)
 
     def _rows(self, frame: Frame, times: Array) -> list[LaunchTime]:
-        """The launches and steps of a call, with their times."""
+        """Return the launches and steps of a call, with their times."""
         infos = [self._native.launch(frame.handle, k) for k in range(len(times))]
         return launch_times(infos, [times.tolist()])
 
     def bind(self, feeds: Mapping[str, Any], out: Mapping[str, Array] | None = None) -> BoundCall:
-        """``run`` on these very arrays, to be repeated. Sizes that data decide may differ from call to call, so
-        ``outputs`` has new arrays after every call; ``out`` is refused. UnsupportedError: ``out`` is given.
+        """Return ``run`` on these arrays for repeated calls. Data-dependent sizes may differ between calls, so
+        ``outputs`` has new arrays after every call. UnsupportedError: ``out`` is given.
         """
         if out:
             raise UnsupportedError(
-                "a bound call of a program whose sizes data decide makes its own outputs", rule="bind with out",
+                "a bound call of a program with data-dependent sizes allocates its outputs", rule="bind with out",
                 remedy="leave out away, or use run()",
             )  # fmt: skip
         arrays = self._arrays(feeds)
-        refuse_conversions(list(arrays), feeds, [address_of(a) for a in arrays.values()])
+        reject_conversions(list(arrays), feeds, [address_of(a) for a in arrays.values()])
         call = BoundCall(lambda: 0, lambda code: None, list(arrays.values()), {})
 
         def run() -> int:
@@ -213,23 +213,23 @@ class PartsProgram(Program):
 
     @property
     def parts(self) -> tuple[Program, ...]:
-        """The programs between which the host has its steps."""
+        """The programs between the host steps."""
         return tuple(self._parts[: self.manifest["own_parts"]])
 
     @property
     def bodies(self) -> dict[str, Program]:
         """The models that steps run, by node and role."""
         inside = [(s["origin"], s["bodies"]) for s in self._order if "step" in s]
-        return {f"{origin}.{role}": self._parts[k] for origin, own in inside for role, k in own.items()}
+        return {f"{origin}.{role}": self._parts[k] for origin, bodies in inside for role, k in bodies.items()}
 
     @property
     def steps(self) -> list[str]:
-        """What the host does between the parts, in order."""
+        """The host steps between the parts, in order."""
         return [_label(s) for s in self._order if "step" in s]
 
     @property
     def symbols(self) -> dict[str, str]:
-        """Symbol -> where its value comes from."""
+        """Maps a symbol to the source of its value."""
         late = {s: f"data: {_label(t)}" for t in self._order if "step" in t for s in t["symbols"]}
         inputs = [s for s in self.manifest["symbols"] if s["input"]]
         early = {s["symbol"]: f"axis {s['axis']} of input '{s['input']}'" for s in inputs}
@@ -237,12 +237,12 @@ class PartsProgram(Program):
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes of the constants in their final form."""
+        """The size of the constants in bytes, in their final form."""
         return int(self._artifact.weights.size)
 
     @property
     def counters(self) -> dict[str, int]:
-        """Sums of the parts' counters; arena_bytes with what lies between parts, compilations those of the whole."""
+        """The sums of the parts' counters; arena_bytes includes tensors between parts, compilations is the total."""
         frames = list(self._frames)
         every = [p.counters for p in self._parts] + [self._native.statistics(f.handle) for f in frames]
         names = ("contexts", "arena_bytes", "evaluations", "bytes_copied", "runs_not_logged")
@@ -250,11 +250,11 @@ class PartsProgram(Program):
         return {"compilations": self.compilations} | sums | {"contexts": len(frames)}
 
     def shapes_seen(self) -> list[dict[str, Any]]:
-        """Of the first part: the shapes of the inputs that calls had."""
+        """Return the input shapes of the calls, from the first part."""
         return self._parts[0].shapes_seen() if self._parts else []
 
     def profile(self, feeds: Mapping[str, Any], repeats: int = 5) -> list[LaunchTime]:
-        """The time of every launch and of every step of the host, in order of execution; see ``Program.profile``."""
+        """Return the time of every launch and of every host step, in execution order; see ``Program.profile``."""
         check_repeats(repeats)
         calls: list[list[LaunchTime]] = []
         for _ in range(repeats + 1):
@@ -265,20 +265,20 @@ class PartsProgram(Program):
         return [replace(r, nanoseconds=t) for r, t in zip(calls[0], times, strict=True)]
 
     def explain(self, /, **dims: int) -> Explanation:
-        """What every launch would do at a shape; sizes that data decide are given by name, see ``symbols``."""
+        """Explain every launch at a shape; data-dependent sizes are given by name, see ``symbols``."""
         unknown = sorted(dims.keys() - self.symbols.keys())
         if unknown:
             remedy = f"dims: {', '.join(self.symbols)}"
             raise InputError(f"the program has no dim '{unknown[0]}'", dim=unknown[0], remedy=remedy)
-        made = [p.explain(**{s: n for s, n in dims.items() if s in p.symbols}) for p in self.parts]
-        launches = tuple(x for e in made for x in e.launches)
-        notes = tuple(dict.fromkeys([*self.manifest["notes"], *(n for e in made for n in e.notes)]))
-        sizes = {k: v for e in made for k, v in e.sizes.items()}
+        parts = [p.explain(**{s: n for s, n in dims.items() if s in p.symbols}) for p in self.parts]
+        launches = tuple(x for e in parts for x in e.launches)
+        notes = tuple(dict.fromkeys([*self.manifest["notes"], *(n for e in parts for n in e.notes)]))
+        sizes = {k: v for e in parts for k, v in e.sizes.items()}
         return Explanation(self.manifest["name"], dict(dims), self.threads, launches, notes, sizes)
 
 
 def _close_around(native: NativeOfParts, frames: list[Frame], parts: list[Program]) -> None:
-    """Closes the program, then lets go of those around which it was opened."""
+    """Close the program, then release the programs that it uses."""
     for frame in frames:
         frame.free()
     frames.clear()
@@ -287,29 +287,29 @@ def _close_around(native: NativeOfParts, frames: list[Frame], parts: list[Progra
 
 
 def leaves(parts: Sequence[Program]) -> list[Program]:
-    """The programs of one part that these are made of, those of bodies included."""
+    """Return the programs of one part that these consist of, including those of bodies."""
     return [x for p in parts for x in (leaves(p._parts) if isinstance(p, PartsProgram) else [p])]
 
 
-def _given(results: dict[str, Array], out: Mapping[str, Array]) -> dict[str, Array]:
-    """The results, in the arrays that the caller gave for them."""
-    for name, given in out.items():
-        made = results.get(name)
-        if made is None:
+def _copy_to(results: dict[str, Array], out: Mapping[str, Array]) -> dict[str, Array]:
+    """Return the results, copied to the caller's arrays."""
+    for name, target in out.items():
+        result = results.get(name)
+        if result is None:
             known = f"outputs: {', '.join(results)}"
             raise InputError(f"the program has no output '{name}'", tensor=name, remedy=known)
-        if not isinstance(given, np.ndarray) or given.dtype != made.dtype or given.shape != made.shape:
-            what = f"an array of {made.dtype} and shape {made.shape}"
-            raise InputError(f"out['{name}'] must be {what} in this call", tensor=name)
-        if not (given.flags.c_contiguous and given.flags.writeable and given.flags.aligned):
+        if not isinstance(target, np.ndarray) or target.dtype != result.dtype or target.shape != result.shape:
+            required = f"an array of {result.dtype} and shape {result.shape}"
+            raise InputError(f"out['{name}'] must be {required} in this call", tensor=name)
+        if not (target.flags.c_contiguous and target.flags.writeable and target.flags.aligned):
             raise InputError(f"out['{name}'] must be C-contiguous, aligned and writeable", tensor=name)
-    refuse_sharing({}, out, ())
-    for name, made in results.items():
-        if any(np.may_share_memory(made, given) for given in out.values()):  # it is an input, or a part of one
-            results[name] = made.copy()
-    for name, given in out.items():
-        given[...] = results[name]
-        results[name] = given
+    reject_sharing({}, out, ())
+    for name, result in results.items():
+        if any(np.may_share_memory(result, target) for target in out.values()):  # the result is (part of) an input
+            results[name] = result.copy()
+    for name, target in out.items():
+        target[...] = results[name]
+        results[name] = target
     return results
 
 

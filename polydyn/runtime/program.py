@@ -16,20 +16,20 @@ import numpy.typing as npt
 from polydyn.build.features import available_cores
 from polydyn.errors import InputError, PolydynError
 from polydyn.runtime.artifact import Artifact, write_artifact
-from polydyn.runtime.bound import BoundCall, refuse_conversions
+from polydyn.runtime.bound import BoundCall, reject_conversions
 from polydyn.runtime.explain import Explanation, explain
 from polydyn.runtime.expressions import evaluate
 from polydyn.runtime.native import BITS, DTYPE_CODES, Context, LaunchInfo, Native, address_of, new_output
 from polydyn.runtime.shapes_log import write_log
-from polydyn.runtime.sharing import refuse_sharing, surely_apart
-from polydyn.runtime.spans import Span, refuse_trace, shortest
+from polydyn.runtime.sharing import reject_sharing, surely_apart
+from polydyn.runtime.spans import Span, reject_trace, shortest
 
 Array = npt.NDArray[Any]
 
 
 @dataclass(frozen=True)
 class LaunchTime:
-    """One launch of a profiled call: time in nanoseconds, and what it had to do (operations, bytes, tasks)."""
+    """One launch of a profiled call: time in nanoseconds, and its work (operations, bytes, tasks)."""
 
     label: str
     kernel: str
@@ -41,46 +41,46 @@ class LaunchTime:
 
 
 def numpy_dtype(dtype: str) -> np.dtype[Any]:
-    """The numpy dtype that carries a program's dtype; what numpy lacks travels as the unsigned integers of its bits."""
+    """Return the numpy dtype for a program's dtype. A dtype that numpy lacks is stored in unsigned integers."""
     return np.dtype("uint16" if dtype == "bfloat16" else "uint8" if dtype in BITS else dtype)
 
 
 def check_threads(threads: int | None) -> int:
-    """The number of threads of every call; None: all cores that this process may use. InputError: no such number."""
+    """Return the number of threads per call; None means all cores of this process. InputError: an invalid number."""
     if threads is None:
-        return min(available_cores(), MOST_THREADS)
-    if isinstance(threads, bool) or not isinstance(threads, int) or not 1 <= threads <= MOST_THREADS:
-        raise InputError(f"threads is {threads!r}", rule=f"1 to {MOST_THREADS}", remedy="leave it out for all cores")
+        return min(available_cores(), MAX_THREADS)
+    if isinstance(threads, bool) or not isinstance(threads, int) or not 1 <= threads <= MAX_THREADS:
+        raise InputError(f"threads is {threads!r}", rule=f"1 to {MAX_THREADS}", remedy="leave it out for all cores")
     return threads
 
 
 def check_repeats(repeats: int) -> None:
-    """InputError: no number of calls to take a median of."""
+    """Check the number of calls for a median. InputError: it is below 1."""
     if repeats < 1:
         raise InputError(f"repeats is {repeats}", rule="at least 1")
 
 
-MOST_THREADS = 256
+MAX_THREADS = 256
 """``PD_MAX_THREADS`` of polydyn.h."""
 
 
 class Program:
     """A compiled model.
 
-    Immutable and safe to call from several threads at once. ``run(feeds)`` takes and returns numpy arrays by name;
-    inputs may have any strides and are never written; bfloat16 is passed as uint16 bits.
+    It is immutable and thread-safe. ``run(feeds)`` takes and returns numpy arrays by name. Inputs may have any strides
+    and are never written. bfloat16 is passed as uint16 bits.
     """
 
     general: Program | None = None
-    """The version for calls in which sizes that were taken to be equal are not, but one of them is 1."""
+    """The version for calls in which sizes that were assumed equal are not, but one of them is 1."""
     _lender: Program | None = None
-    """On whose threads it runs; is not closed before this one."""
+    """The program whose threads it uses; it is closed after this one."""
 
     def __init__(self, artifact: Artifact, *, threads: int | None = None, compilations: int = 0) -> None:
-        """``threads``: per call, the caller's included; default all cores that this process may use."""
+        """``threads``: threads per call, including the caller's; default: all cores that this process may use."""
         self._artifact = artifact
         self.compilations = compilations
-        """Translation units that were compiled to make this program; 0 from the cache or an artifact."""
+        """Number of translation units compiled for this program; 0 if it came from the cache or an artifact."""
         self.threads = check_threads(threads)
         self._requested = threads
         self._native = self._open_library(artifact)
@@ -92,7 +92,7 @@ class Program:
         self._strided = [(k, o["name"], len(o["shape"])) for k, o in enumerate(manifest["outputs"]) if o["strided"]]
         self._pairs = {(a["input"], a["output"]) for a in manifest["appendable"]}
         close = weakref.finalize(self, _close, self._native, self._contexts)
-        close.atexit = False  # threads may still be calling then; the process takes everything with it
+        close.atexit = False  # threads may still be in calls at exit; the process frees everything
 
     def _open_library(self, artifact: Artifact) -> Native:
         return Native(artifact)
@@ -100,14 +100,14 @@ class Program:
     # -- running -----------------------------------------------------------------------------------------------------
 
     def run(self, feeds: Mapping[str, Any], out: Mapping[str, Array] | None = None) -> dict[str, Array]:
-        """Computes the outputs.
+        """Compute the outputs.
 
-        ``feeds``: input name -> array of the input's dtype and rank (or what ``np.asarray`` makes one of). ``out``:
-        arrays for some or all outputs, C-contiguous, of the right dtype and shape, overlapping no input; an output in
-        ``appendable`` may also be a view that begins with the view passed for its input (docs/decoding.md). Returns
-        output name -> array, the given ones included. InputError: which input, axis or rule, and why; after an
-        index outside its axis (found while running) arrays in ``out`` are in part written. ArtifactError: the file that
-        the program was loaded from was overwritten.
+        ``feeds``: input name -> array of the input's dtype and rank (or a value that ``np.asarray`` converts to one).
+        ``out``: arrays for some or all outputs, C-contiguous, with the right dtype and shape, without overlap with
+        inputs. An output in ``appendable`` may also be a view that begins with the view passed for its input
+        (docs/decoding.md). Returns output name -> array, including those of ``out``. InputError: it names the input,
+        axis or rule, and the reason. After an index outside its axis (detected while running), arrays in ``out`` may be
+        partly written. ArtifactError: the file of the program was overwritten.
         """
         if self._artifact.file is not None:
             self._artifact.file.check()
@@ -125,70 +125,71 @@ class Program:
         return self.general.run(feeds, out)  # type: ignore[union-attr]
 
     def _repeats(self, feeds: Mapping[str, Any]) -> bool:
-        """Whether the general version is for this call: sizes that were taken to be equal are not, but one is 1."""
+        """Return whether the general version must run: sizes assumed equal are not, but one of each pair is 1."""
         if self.general is None:
             return False
         try:
             shapes = {n: np.shape(a) for n, a in feeds.items()}
             sizes = {s["symbol"]: shapes[s["input"]][s["axis"]] for s in self.manifest["symbols"] if s["input"]}
             pairs = [[evaluate(x, sizes) for x in p] for p in self.manifest["general"]["pairs"]]
-        except (KeyError, IndexError, ValueError):  # a call that is wrong otherwise
+        except (KeyError, IndexError, ValueError):  # the call has another error
             return False
         return any(a != b for a, b in pairs) and all(a == b or 1 in (a, b) for a, b in pairs)
 
     def __call__(self, /, **feeds: Any) -> dict[str, Array]:
-        """``run`` with inputs as keyword arguments."""
+        """Call ``run`` with inputs as keyword arguments."""
         return self.run(feeds)
 
     def __copy__(self) -> Program:
-        return self  # immutable; two would both free the library's program
+        return self  # the program is immutable, and two objects would free the library's program twice
 
     def __deepcopy__(self, memo: object) -> Program:
         return self
 
     def bind(self, feeds: Mapping[str, Any], out: Mapping[str, Array] | None = None) -> BoundCall:
-        """``run`` on these very arrays, to be repeated: everything is checked here, a call then only computes.
+        """Return ``run`` on these arrays for repeated calls: everything is checked here, and a call only computes.
 
-        ``feeds``, ``out`` as for ``run``, but inputs must be arrays that need no conversion. Whoever calls the result
-        may change the arrays' elements in between, not their shapes.
+        ``feeds``, ``out``: as for ``run``, but inputs must be arrays that need no conversion. Between calls the arrays'
+        elements may change, but not their shapes.
         """
         context = self._take()
         try:
             arrays, addresses = self._bind(context, feeds, out)
-            refuse_conversions([name for name, _, _ in self._inputs], feeds, addresses)
+            reject_conversions([name for name, _, _ in self._inputs], feeds, addresses)
             results, targets = self._allocate(context, out, arrays, addresses)
         except BaseException as e:
             self._free.append(context)
             if isinstance(e, InputError) and self._repeats(feeds):
                 return self.general.bind(feeds, out)  # type: ignore[union-attr]
             raise
-        held = [context]
+        contexts = [context]
 
         def renew() -> Callable[[], int]:
-            held[0] = self._new_context()
-            held[0].prepare(list(key))
-            return held[0].call(addresses, targets)
+            contexts[0] = self._new_context()
+            contexts[0].prepare(list(key))
+            return contexts[0].call(addresses, targets)
 
         key = context.key or []
         run = context.call(addresses, targets)
         call = BoundCall(run, self._native.check, arrays, results, renew, self._artifact.file)
-        weakref.finalize(call, self._take_back, held).atexit = False  # until then this keeps the program
+        weakref.finalize(call, self._take_back, contexts).atexit = False  # the finalizer keeps the program alive
         return call
 
     def _bind(
         self, context: Context, feeds: Mapping[str, Any], out: Mapping[str, Array] | None = None
     ) -> tuple[list[Array], list[int]]:
-        """The inputs as arrays, their addresses; the context prepared for their shapes and the outputs' strides."""
+        """Return the inputs as arrays, and their addresses. Prepare the context for their shapes and for the outputs'
+        strides."""
         key: list[tuple[int, ...]] = []
         arrays: list[Array] = []
         addresses: list[int] = []
         if len(feeds) != len(self._inputs):
-            self._refuse_names(feeds)
+            self._reject_names(feeds)
         for name, dtype, misaligned in self._inputs:
             try:
                 array = feeds[name]
             except KeyError:
-                self._refuse_names(feeds)
+                self._reject_names(feeds)
                 raise
             if type(array) is not np.ndarray or array.dtype is not dtype:
                 array = self._convert(name, dtype, array)
@@ -213,21 +214,21 @@ class Program:
     def _allocate(
         self, context: Context, out: Mapping[str, Array] | None, arrays: list[Array], addresses: list[int]
     ) -> tuple[dict[str, Array], list[int]]:
-        """The outputs by name, new ones where ``out`` has none, and their addresses."""
+        """Return the outputs by name, allocated if they are not in ``out``, and their addresses."""
         results: dict[str, Array] = {}
         targets: list[int] = []
-        given = 0
+        count = 0
         for (name, dtype), shape in zip(self._outputs, context.output_shapes, strict=True):
             if not out or name not in out:
                 try:
                     array = new_output(shape, dtype)
-                except (MemoryError, ValueError) as e:  # ValueError: numpy has no such array, not even an empty one
+                except (MemoryError, ValueError) as e:  # ValueError: numpy cannot create an array of this shape
                     raise PolydynError(
-                        f"there is no memory for output '{name}' of shape {shape}: {e}", tensor=name,
+                        f"no memory for output '{name}' of shape {shape}: {e}", tensor=name,
                         remedy="pass smaller shapes, or free memory",
                     ) from e  # fmt: skip
             else:
-                given, array = given + 1, out[name]
+                count, array = count + 1, out[name]
                 if not isinstance(array, np.ndarray) or array.dtype != dtype or array.shape != shape:
                     raise InputError(
                         f"out['{name}'] must be an array of {dtype} and shape {shape} in this call", tensor=name
@@ -235,7 +236,7 @@ class Program:
             results[name] = array
             targets.append(address_of(array))
         if out:
-            self._check_out(out, given, results, targets, arrays, addresses)
+            self._check_out(out, count, results, targets, arrays, addresses)
         return results, targets
 
     def _new_context(self) -> Context:
@@ -247,14 +248,14 @@ class Program:
         return context
 
     def _take(self) -> Context:
-        """A context for one call. Several threads may ask at once."""
+        """Return a context for one call. Several threads may call this at once."""
         try:
             return self._free.pop()
         except IndexError:
             return self._new_context()
 
-    def _take_back(self, held: list[Context]) -> None:
-        self._free += held
+    def _take_back(self, contexts: list[Context]) -> None:
+        self._free += contexts
 
     @contextmanager
     def _context(self) -> Iterator[Context]:
@@ -264,9 +265,9 @@ class Program:
         finally:
             self._free.append(context)
 
-    # -- refusals ----------------------------------------------------------------------------------------------------
+    # -- checks of arguments -----------------------------------------------------------------------------------------
 
-    def _refuse_names(self, feeds: Mapping[str, Any]) -> None:
+    def _reject_names(self, feeds: Mapping[str, Any]) -> None:
         known = [name for name, _, _ in self._inputs]
         remedy = f"pass exactly {', '.join(f'{n}: {t}' for n, t in self.inputs.items()) or 'nothing'}"
         unknown = [n for n in feeds if n not in known]
@@ -277,11 +278,11 @@ class Program:
             raise InputError(f"input '{missing[0]}' is missing", tensor=missing[0], remedy=remedy)
 
     def _convert(self, name: str, dtype: np.dtype[Any], value: Any) -> Array:
-        """An ndarray of the dtype, without changing values; InputError when that would need a conversion."""
+        """Return an ndarray of the dtype with the same values. InputError: that would need a conversion."""
         try:
             array = np.asarray(value)
-        except Exception as e:  # whatever the value's own __array__ raises
-            raise InputError(f"input '{name}' is no array: {e}", tensor=name, remedy="pass a numpy array") from e
+        except Exception as e:  # any exception of the value's __array__
+            raise InputError(f"input '{name}' is not an array: {e}", tensor=name, remedy="pass a numpy array") from e
         if array.dtype == dtype:
             return array
         declared = self._declared(name)
@@ -294,8 +295,8 @@ class Program:
         )
 
     def _declared(self, name: str) -> dict[str, Any]:
-        found: dict[str, Any] = next(i for i in self._artifact.manifest["inputs"] if i["name"] == name)
-        return found
+        declared: dict[str, Any] = next(i for i in self._artifact.manifest["inputs"] if i["name"] == name)
+        return declared
 
     def _check_ranks(self, arrays: Sequence[Any]) -> None:
         for array, declared in zip(arrays, self._artifact.manifest["inputs"], strict=True):
@@ -310,78 +311,79 @@ class Program:
     def _check_out(
         self,
         out: Mapping[str, Array],
-        given: int,
+        used: int,
         results: Mapping[str, Array],
         targets: list[int],
         arrays: list[Array],
         addresses: list[int],
     ) -> None:
-        """Refuses given outputs that are unknown, of the wrong layout, or share memory."""
-        if given != len(out):
+        """Reject arrays in ``out`` that are unknown, have a wrong layout, or share memory. ``used``: how many of them
+        are outputs."""
+        if used != len(out):
             name = next(n for n in out if n not in results)
             raise InputError(
                 f"the program has no output '{name}'", tensor=name, remedy=f"outputs: {', '.join(results)}"
             )
         strided = {name for _, name, _ in self._strided}
         for name, array in out.items():
-            dense = name in strided or array.flags.c_contiguous  # pd_shapes has checked the strides of the others
+            dense = name in strided or array.flags.c_contiguous  # pd_shapes has checked the strides of ``strided``
             if not (dense and array.flags.writeable and array.flags.aligned):
                 raise InputError(f"out['{name}'] must be C-contiguous, aligned and writeable", tensor=name)
         if not surely_apart([*arrays, *results.values()], [*addresses, *targets]):
             inputs = {name: array for (name, _, _), array in zip(self._inputs, arrays, strict=True)}
-            refuse_sharing(inputs, out, self._pairs)
+            reject_sharing(inputs, out, self._pairs)
 
-    # -- looking inside ----------------------------------------------------------------------------------------------
+    # -- inspection --------------------------------------------------------------------------------------------------
 
     @property
     def manifest(self) -> Mapping[str, Any]:
-        """Everything the artifact says about itself, as JSON data."""
+        """The artifact's description of itself, as JSON data."""
         return self._artifact.manifest
 
     @property
     def sources(self) -> Mapping[str, str]:
-        """File name -> C text of everything in the library."""
+        """Maps a file name to C text, for everything in the library."""
         return self._artifact.sources
 
     @property
     def inputs(self) -> dict[str, str]:
-        """Input name -> dtype and symbolic shape, e.g. ``float32[B, 2*L]``."""
+        """Maps an input name to dtype and symbolic shape, e.g. ``float32[B, 2*L]``."""
         return _described(self.arguments("inputs"))
 
     @property
     def outputs(self) -> dict[str, str]:
-        """Output name -> dtype and symbolic shape."""
+        """Maps an output name to dtype and symbolic shape."""
         return _described(self.arguments("outputs"))
 
     def arguments(self, kind: str) -> list[dict[str, Any]]:
-        """``inputs``, ``outputs`` or ``optional`` (initializers that are inputs) as a caller sees them: dicts with
-        ``name``, ``dtype`` and ``shape``, in order.
+        """Return ``inputs``, ``outputs`` or ``optional`` (initializers that are inputs) as a caller sees them: dicts
+        with ``name``, ``dtype`` and ``shape``, in order.
         """
         return list(self.manifest.get(kind, ()))
 
     @property
     def appendable(self) -> dict[str, str]:
-        """Output name -> the input that it begins with: views of one array for both save the copy of the input."""
+        """Maps an output to the input that it begins with. Views of one array for both avoid the copy of the input."""
         return {output: name for name, output in sorted(self._pairs)}
 
     @property
     def symbols(self) -> dict[str, str]:
-        """Symbol -> where its value comes from."""
+        """Maps a symbol to the source of its value."""
         return {s["symbol"]: f"axis {s['axis']} of input '{s['input']}'" for s in self.manifest["symbols"]}
 
     @property
     def guards(self) -> list[str]:
-        """The conditions on sizes that every call must meet (``manifest["index_checks"]`` has those on data)."""
+        """The conditions on sizes that every call must fulfil (``manifest["index_checks"]`` has conditions on data)."""
         return [f"{g['rule']}: {g['message']}" for g in self.manifest["guards"]]
 
     @property
     def launches(self) -> list[str]:
-        """Labels of the launches in execution order."""
+        """The labels of the launches in execution order."""
         return [launch["label"] for launch in self.manifest["launches"]]
 
     @property
     def steps(self) -> list[str]:
-        """What the host does between parts of the program, in order; none where it has one part."""
+        """The host steps between the parts of the program, in order; empty for a program of one part."""
         return []
 
     @property
@@ -391,19 +393,19 @@ class Program:
 
     @property
     def kernel_count(self) -> int:
-        """Number of different kernels."""
+        """The number of distinct kernels."""
         return len(self.manifest["kernels"])
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes of the constants in their final form."""
+        """The size of the constants in bytes, in their final form."""
         return int(self._artifact.weights.size)
 
     @property
     def counters(self) -> dict[str, int]:
-        """Numbers for tests and monitoring, of all contexts: compilations, contexts, arena_bytes, evaluations,
+        """Numbers over all contexts for tests and monitoring: compilations, contexts, arena_bytes, evaluations,
         bytes_copied (moved without computing: parts of concatenations, strided inputs, inputs passed through), and
-        runs_not_logged (with shapes that ``shapes_seen`` has no room for).
+        runs_not_logged (calls with shapes that did not fit into ``shapes_seen``).
         """
         every = [c.statistics() for c in list(self._contexts)]
         return {
@@ -416,12 +418,12 @@ class Program:
         }
 
     def shapes_seen(self) -> list[dict[str, Any]]:
-        """The shapes that calls had, most often first: ``{"dims": {"B": 1, "L": 61}, "count": 12}``.
+        """Return the shapes of calls, most frequent first: ``{"dims": {"B": 1, "L": 61}, "count": 12}``.
 
-        ``dims``: every one of ``symbols``, those that a guard makes equal to another too.
-        Counts of all threads since the program was opened; ``profile`` is not counted. The first 4096 different shapes
-        are kept apart; ``counters["runs_not_logged"]`` counts the calls with others. Counting costs a call some
-        nanoseconds, a call with a shape that the context did not have last well below a hundred.
+        ``dims`` has all ``symbols``, including those that a guard makes equal to another. Counts are over all threads
+        since the program was opened; ``profile`` is not counted. The first 4096 distinct shapes are counted separately;
+        ``counters["runs_not_logged"]`` counts calls with other shapes. Counting takes a few nanoseconds per call, and
+        well below a hundred if the shape differs from the context's last one.
         """
         names = list(self.symbols)
         rows, _ = self._native.shapes_seen(len(names))
@@ -429,11 +431,11 @@ class Program:
         return [{"dims": dict(zip(names, row, strict=False)), "count": row[-1]} for row in ordered]
 
     def save_shapes(self, path: str | os.PathLike[str]) -> None:
-        """Writes ``shapes_seen()`` as JSON, for ``polydyn tune --from-log``."""
+        """Write ``shapes_seen()`` as JSON, for ``polydyn tune --from-log``."""
         write_log(path, self.shapes_seen())
 
     def profile(self, feeds: Mapping[str, Any], repeats: int = 5) -> list[LaunchTime]:
-        """The time of every launch (median over ``repeats`` calls after one that warms up), in execution order."""
+        """Return the time of every launch (median over ``repeats`` calls after a warm-up call), in execution order."""
         check_repeats(repeats)
         with self._context() as context:
             arrays, addresses = self._bind(context, feeds)
@@ -444,12 +446,12 @@ class Program:
         return launch_times(infos, times)
 
     def trace(self, feeds: Mapping[str, Any], repeats: int = 5) -> list[Span]:
-        """What each thread did and when, in order of beginning: of the shortest of ``repeats`` calls after one that
-        warms up. Launches of a wave run side by side, as in ``run``.
+        """Return the work of each thread over time, ordered by begin, from the fastest of ``repeats`` calls after a
+        warm-up call. Launches of a wave run in parallel, as in ``run``.
 
-        UnsupportedError: a program for a device, or of parts.
+        UnsupportedError: the program is for a device or has parts.
         """
-        refuse_trace(self.manifest)
+        reject_trace(self.manifest)
         check_repeats(repeats)
         with self._context() as context:
             arrays, addresses = self._bind(context, feeds)
@@ -459,26 +461,28 @@ class Program:
             return shortest(calls, [context.launch(k) for k in range(count)])
 
     def explain(self, /, **dims: int) -> Explanation:
-        """What every launch would do at a shape, without running: kernel, tiles, tasks, threads, work and reasons.
+        """Explain every launch at a shape without running: kernel, tiles, tasks, threads, work and reasons.
 
         ``dims``: sizes of the program's symbols; those that follow from others may be left out. ``str()`` of the
-        result is a table. InputError: a dim is unknown, missing, or breaks a guard.
+        result is a table. InputError: a dim is unknown or missing, or a guard does not hold.
         """
         return explain(self.manifest, dims, self.threads)
 
     def save(self, path: str | os.PathLike[str], *, with_threads: bool = True) -> None:
-        """Writes the program as an artifact that ``polydyn.load`` and C programs can run.
+        """Write the program as an artifact that ``polydyn.load`` and C programs can run.
 
-        ``with_threads``: opened again it takes the number of threads that it was compiled or opened with, if one was
-        said and none is said then; otherwise all cores.
+        ``with_threads``: also store the number of threads, if one was specified. ``polydyn.load`` then uses it by
+        default, instead of all cores.
         """
-        said = {"threads": self._requested} if with_threads and self._requested and "cuda" not in self.manifest else {}
-        manifest = {n: x for n, x in self.manifest.items() if n != "threads"} | said
+        threads = (
+            {"threads": self._requested} if with_threads and self._requested and "cuda" not in self.manifest else {}
+        )
+        manifest = {n: x for n, x in self.manifest.items() if n != "threads"} | threads
         write_artifact(replace(self._artifact, manifest=manifest), path)
 
 
 def _described(arguments: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """Name -> dtype and symbolic shape."""
+    """Return a mapping from name to dtype and symbolic shape."""
     return {a["name"]: f"{a['dtype']}[{', '.join(a['shape'])}]" for a in arguments}
 
 
@@ -490,7 +494,7 @@ def _close(native: Native, contexts: list[Context]) -> None:
 
 
 def launch_times(infos: Sequence[LaunchInfo], times: Sequence[Sequence[int]]) -> list[LaunchTime]:
-    """What each launch had to do, and the median of its times."""
+    """Return the work of each launch, and the median of its times."""
     return [
         LaunchTime(i.label.decode(), i.kernel.decode(), ns, i.flops, i.bytes, i.tasks, i.threads)
         for k, i in enumerate(infos)

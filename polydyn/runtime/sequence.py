@@ -1,4 +1,4 @@
-"""What Python sees of a sequence of ``sequence.h``: parts and steps that C runs one behind the other."""
+"""The ctypes view of a sequence of ``sequence.h``: parts and steps that C runs in order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The log of shapes that calls of a program had: JSON, a list of ``{"dims": {"B": 1, "L": 61}, "count": 12}``."""
+"""The log of input shapes of a program's calls: a JSON list of ``{"dims": {"B": 1, "L": 61}, "count": 12}``."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from polydyn.errors import InputError
 
 
 def write_log(path: str | os.PathLike[str], shapes: Sequence[Mapping[str, Any]]) -> None:
-    """Writes what ``Program.shapes_seen`` gives."""
+    """Write the result of ``Program.shapes_seen``."""
     Path(path).write_text(json.dumps(shapes) + "\n", encoding="utf-8")
 
 
 def read_log(path: Path) -> list[tuple[dict[str, int], int]]:
-    """Shapes with counts. InputError: another form."""
+    """Return shapes with counts. InputError: wrong format."""
     try:
         rows = json.loads(path.read_text(encoding="utf-8"))
         return [({str(n): int(v) for n, v in x["dims"].items()}, int(x["count"])) for x in rows]
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as e:
         raise InputError(
-            f"{path.name} is no log of shapes ({e})",
+            f"{path.name} is not a log of shapes ({e})",
             rule='a JSON list of {"dims": {"B": 1, "L": 61}, "count": 12}',
             remedy="write it with Program.save_shapes",
         ) from e

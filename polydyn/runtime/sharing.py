@@ -1,4 +1,4 @@
-"""Which arrays of a call share memory. Standard library and numpy only."""
+"""Check which arrays of a call share memory. Standard library and numpy only."""
 
 from __future__ import annotations
 
@@ -13,20 +13,21 @@ from polydyn.errors import InputError
 
 Array = npt.NDArray[Any]
 
-EFFORT = 10_000
-"""Candidate solutions numpy may try for one pair of interleaved arrays; beyond it they count as sharing memory."""
+MAX_OVERLAP_CHECKS = 10_000
+"""Maximum number of candidate solutions numpy tries for a pair of interleaved arrays; if there are more, they count as
+sharing memory."""
 
 
-def refuse_sharing(
+def reject_sharing(
     inputs: Mapping[str, Array], out: Mapping[str, Array], appendable: Collection[tuple[str, str]]
 ) -> None:
-    """InputError when a given output shares memory with an input, another output or itself.
+    """Raise InputError if an array in ``out`` shares memory with an input, another output or itself.
 
-    The exception: for (input, output) in ``appendable`` the output may begin where the input does, if it walks the
-    memory with the same strides. Only arrays whose spans of addresses meet are looked at closely.
+    The exception: for (input, output) in ``appendable`` the output may begin where the input begins, if both have the
+    same strides. Only arrays with overlapping address ranges are examined.
     """
     for name, a in out.items():
-        refuse_folded(name, a.shape, a.strides, a.itemsize)
+        reject_folded(name, a.shape, a.strides, a.itemsize)
     arrays = [(name, a, False) for name, a in inputs.items()] + [(name, a, True) for name, a in out.items()]
     spans = sorted((*_span(a), k) for k, (_, a, _) in enumerate(arrays) if a.size)
     live: list[tuple[int, int]] = []
@@ -40,7 +41,7 @@ def refuse_sharing(
 
 
 def surely_apart(arrays: Iterable[Array], addresses: Iterable[int]) -> bool:
-    """Whether the arrays are dense and their spans of addresses disjoint; False says nothing."""
+    """Return True if the arrays are dense and their address ranges disjoint; False means unknown."""
     spans = []
     for a, low in zip(arrays, addresses, strict=True):
         if not a.flags.c_contiguous:
@@ -50,10 +51,10 @@ def surely_apart(arrays: Iterable[Array], addresses: Iterable[int]) -> bool:
     return all(a[1] <= b[0] for a, b in pairwise(spans))
 
 
-def refuse_folded(name: str, shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> None:
-    """InputError when two elements of an output may be one place in memory (kernels are proven for distinct ones).
+def reject_folded(name: str, shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> None:
+    """Raise InputError if two elements of an output may have the same address (kernels are proven for distinct ones).
 
-    ``strides`` and ``itemsize`` in bytes.
+    ``strides`` and ``itemsize`` are in bytes.
     """
     span = itemsize
     for stride, n in sorted((abs(s), n) for s, n in zip(strides, shape, strict=True) if n > 1):
@@ -67,7 +68,7 @@ def refuse_folded(name: str, shape: tuple[int, ...], strides: tuple[int, ...], i
 
 
 def _span(a: Array) -> tuple[int, int]:
-    """First address and the one behind the last, of an array that is not empty."""
+    """Return the first address of a non-empty array, and the address after its last byte."""
     low = high = a.__array_interface__["data"][0]
     for n, stride in zip(a.shape, a.strides, strict=True):
         if stride < 0:
@@ -79,20 +80,20 @@ def _span(a: Array) -> tuple[int, int]:
 
 def _shares(a: Array, b: Array) -> bool:
     try:
-        return bool(np.shares_memory(a, b, max_work=EFFORT))  # type: ignore[arg-type]  # the stub knows 0 and -1 only
+        return bool(np.shares_memory(a, b, max_work=MAX_OVERLAP_CHECKS))  # type: ignore[arg-type]  # the stub knows 0 and -1 only
     except np.exceptions.TooHardError:
         return True
 
 
 def _begins(a: Array, b: Array) -> bool:
-    """Whether ``b`` begins where ``a`` does and walks the memory alike."""
-    alike = all(n == 1 or s == t for n, s, t in zip(a.shape, a.strides, b.strides, strict=True))
-    return alike and a.__array_interface__["data"][0] == b.__array_interface__["data"][0]
+    """Return whether ``b`` has the first address and the strides of ``a``."""
+    equal = all(n == 1 or s == t for n, s, t in zip(a.shape, a.strides, b.strides, strict=True))
+    return equal and a.__array_interface__["data"][0] == b.__array_interface__["data"][0]
 
 
 def _refuse(first: str, name: str, pair: bool) -> None:
     raise InputError(
-        f"out['{name}'] may share memory with '{first}'" + (", but lies in another way" if pair else ""),
+        f"out['{name}'] may share memory with '{first}'" + (", but has another layout" if pair else ""),
         tensor=name,
         remedy=f"let both be views of one array, cut along the axis that grows: '{first}' = cache[:, :, :P], "
         f"'{name}' = cache[:, :, :P + L]"

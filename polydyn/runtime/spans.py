@@ -1,4 +1,4 @@
-"""When each thread worked on which launch of a call. Standard library and numpy only."""
+"""The times at which each thread worked on each launch of a call. Standard library and numpy only."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from polydyn.runtime.native import LaunchInfo
 
 @dataclass(frozen=True)
 class Span:
-    """A thread (0: the caller) at work on ``tasks`` tasks of a launch, from task ``first``.
+    """A time in which a thread (0: the caller) computed ``tasks`` tasks of a launch, from task ``first``.
 
     ``launch``: its position in the program; ``begin`` and ``end``: nanoseconds of ``time.monotonic_ns``.
     """
@@ -30,21 +30,21 @@ class Span:
 
 
 def has_spans(manifest: Mapping[str, Any]) -> bool:
-    """Whether a program is launches on threads and nothing else: no device, no steps of the host in between."""
+    """Return whether a program consists only of launches on threads, without a device and without host steps."""
     return "cuda" not in manifest and "own_parts" not in manifest
 
 
-def refuse_trace(manifest: Mapping[str, Any]) -> None:
-    """UnsupportedError: see ``has_spans``."""
+def reject_trace(manifest: Mapping[str, Any]) -> None:
+    """Raise UnsupportedError unless ``has_spans``."""
     if not has_spans(manifest):
         raise UnsupportedError(
-            "only launches on threads are traced, not those of a device and not steps between parts", rule="trace",
+            "trace supports only launches on threads, not on a device and not with steps between parts", rule="trace",
             remedy="profile has the time of every launch",
         )  # fmt: skip
 
 
 def shortest(calls: Sequence[npt.NDArray[Any]], infos: Sequence[LaunchInfo]) -> list[Span]:
-    """The spans of the shortest call, in order of beginning; each call as ``Context.trace`` gives it."""
+    """Return the spans of the fastest call, ordered by begin. ``calls``: results of ``Context.trace``."""
     spans = min(calls, key=lambda c: int(c["end"].max() - c["begin"].min()) if c.size else 0)
     return [
         Span(k, infos[k].label.decode(), infos[k].kernel.decode(), *rest)

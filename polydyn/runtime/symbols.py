@@ -1,4 +1,4 @@
-"""The symbols of a host program that are none of the model's, and conditions on sizes. Standard library only."""
+"""The symbols of a host program that are not the model's, and conditions on sizes. Standard library only."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from typing import TypeAlias
 from polydyn.schedules.index import Index
 
 THREADS = "nth"
-"""Number of threads of the context; on a device, of its multiprocessors."""
+"""Number of threads of the context, or of SMs of a device."""
 
 SHARED, ARCH, LACKING = "%shared", "%arch", "%lacking"
-"""Bytes of shared memory that a block may have; the compute capability whose own instructions may be used, 0: none's;
-what the device does wrong, a bit for each of ``capability.FEATURES``. No model has symbols of these names. They are 0
-on a CPU, where nothing asks for them."""
+"""Maximum bytes of shared memory per block; the compute capability whose special instructions may be used, or 0; the
+features that the device does not support correctly, one bit for each of ``capability.FEATURES``. No model has symbols
+with these names. On a CPU they are 0 and unused."""
 
 Condition: TypeAlias = tuple[Index, str, Index]
-"""Two sizes and the relation that must hold between them, one of a ``Guard``'s."""
+"""Two sizes and the relation that must hold between them, one of a ``Guard``'s relations."""
 
 
 def holds(a: int, relation: str, b: int) -> bool:
-    """Whether the relation of a guard or condition holds."""
+    """Return whether the relation of a guard or condition holds."""
     return {"==": a == b, "<=": a <= b, ">=": a >= b, "%==": a % b == 0 if b else a == 0}[relation]

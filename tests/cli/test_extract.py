@@ -146,4 +146,4 @@ def test_misuse_is_an_exception_with_the_reason(folder: Path) -> None:
 def test_a_file_that_is_no_artifact_is_refused(tmp_path: Path) -> None:
     (tmp_path / "x.polydyn").write_bytes(b"nothing")
     done = CliRunner().invoke(main, ["extract", str(tmp_path / "x.polydyn"), "-o", str(tmp_path / "out")])
-    assert done.exit_code == 1 and "no polydyn artifact" in done.output and not (tmp_path / "out").exists()
+    assert done.exit_code == 1 and "not a polydyn artifact" in done.output and not (tmp_path / "out").exists()

@@ -150,7 +150,7 @@ JOB = "- {model: relu.onnx, output: a.polydyn"
         (f"{JOB}, tf32: 1}}", "jobs.yaml:1: tf32 is 1"),
         (f"{JOB}, tune: true}}", "jobs.yaml:1: there are no records to tune into"),
         (f"{JOB}, records: r.db, tune: {{trails: 3}}}}", "jobs.yaml:1: unknown key 'trails'"),
-        (f"{JOB}, records: r.db, tune: {{shapes: no.json}}}}", "jobs.yaml:1: no.json is no log of shapes"),
+        (f"{JOB}, records: r.db, tune: {{shapes: no.json}}}}", "jobs.yaml:1: no.json is not a log of shapes"),
         (f"{JOB}, memory: much}}", "jobs.yaml:1: memory is 'much'"),
         (f"{JOB}, timeout: -1}}", "jobs.yaml:1: timeout is -1"),
         (f"{JOB}, retries: 1.5}}", "jobs.yaml:1: retries is 1.5"),

@@ -239,7 +239,7 @@ def test_tensors_that_are_refused(layer: CudaProgram, device: Session) -> None:
             layer.run(f, out)
     for x, message in (
         (Busy(base, 0, (4, 8)), "needs a gradient"),
-        (interface(typestr="<c8"), "has the type <c8"), ([[1.0], [1.0, 2.0]], "input 'x' is no array"),
+        (interface(typestr="<c8"), "has the type <c8"), ([[1.0], [1.0, 2.0]], "input 'x' is not an array"),
     ):  # fmt: skip
         with pytest.raises(InputError, match=message):
             layer.run(f | {"x": x})

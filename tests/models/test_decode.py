@@ -168,8 +168,8 @@ def test_refuses_wrong_sharing(program: Program) -> None:
     inputs = {**text(2, 1, 5, 0), **past_of(program, views(cache, 5))}
     packed = c.reshape(-1)[: 2 * HEADS * 6 * SIZE].reshape(2, HEADS, 6, SIZE)  # the past's address, other strides
     wrong = {
-        f"'{name}'] may share memory with 'past_0_key', but lies in another way": packed,
-        "but lies in another way": c[:, :, 1:7],
+        f"'{name}'] may share memory with 'past_0_key', but has another layout": packed,
+        "but has another layout": c[:, :, 1:7],
         f"share memory with '{program.appendable[second]}'": cache[second][:, :, :6],
         "positive strides of whole elements": np.zeros((2, HEADS, SIZE, 6), np.float32).swapaxes(2, 3),
         "dense from axis 2": c[:, :, ::-1][:, :, :6],

@@ -136,7 +136,7 @@ def test_refuses_what_is_no_artifact(tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "zip", "w") as z:
         z.writestr("a", "b")
     for name in ("text", "zip"):
-        with pytest.raises(ArtifactError, match="no polydyn artifact"):
+        with pytest.raises(ArtifactError, match="not a polydyn artifact"):
             polydyn.load(tmp_path / name)
 
 

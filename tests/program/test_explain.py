@@ -57,7 +57,7 @@ def test_an_explanation_reads_as_a_table_with_reasons(bert: Program) -> None:
     [
         ({"B": 1}, r"no size is given for L \(axis 1 of 'input_ids'\)"),
         ({"B": 1, "L": 8, "Q": 3}, "the program has no dim Q"),
-        ({"B": 1, "L": -1}, "-1 is no size"),
+        ({"B": 1, "L": -1}, "-1 is not a size"),
         ({"B": 1, "L": 129}, "compiled for 0 <= L <= 128"),
         ({"B": 1, "L": 8, "attention_mask_1": 9}, "both called L"),
     ],
@@ -105,7 +105,7 @@ def test_json_expressions_mean_the_same(x: Index, n: int, m: int) -> None:
 def test_expressions_that_are_none_are_refused() -> None:
     with pytest.raises(ValueError, match="contents of a tensor"):
         to_json(fetch("t", (N,)) + 1)
-    with pytest.raises(ArtifactError, match="no operator"):
+    with pytest.raises(ArtifactError, match="not an operator"):
         evaluate(["exec", 1], {})
     with pytest.raises(KeyError):
         evaluate(["+", "n", 1], {})

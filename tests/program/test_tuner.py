@@ -399,4 +399,4 @@ def test_the_command_tunes_from_a_log_and_compiles(tmp_path: Path) -> None:
     assert wrong.exit_code == 2 and "'nobody'" in wrong.output and "bladedisc" in wrong.output
     assert polydyn.load(tmp_path / "m.polydyn").explain(M=7).launches[0].selection
     bad = call(main, ["tune", model, "--records", records, "--from-log", str(tmp_path / "bad.json")])
-    assert bad.exit_code == 1 and "no log of shapes" in bad.output
+    assert bad.exit_code == 1 and "not a log of shapes" in bad.output

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from polydyn.errors import InputError
 from polydyn.runtime.artifact import Artifact
-from polydyn.runtime.bound import refuse_conversions
+from polydyn.runtime.bound import reject_conversions
 from polydyn.runtime.cuda.array import DeviceArray
 from polydyn.runtime.cuda.bound import CallStatus, CudaBoundCall
 from polydyn.runtime.cuda.dlpack import CPU, CUDA_HOST, View, device_of, view
@@ -23,7 +23,7 @@ from polydyn.runtime.cuda.session import Session, open_session
 from polydyn.runtime.explain import Device, Explanation, explain
 from polydyn.runtime.native import DTYPE_CODES
 from polydyn.runtime.program import LaunchTime, Program, check_repeats, launch_times, numpy_dtype
-from polydyn.runtime.sharing import refuse_folded, refuse_sharing
+from polydyn.runtime.sharing import reject_folded, reject_sharing
 
 Array = npt.NDArray[Any]
 
@@ -67,7 +67,7 @@ class CudaProgram(Program):
     def _placed(self, name: str, feeds: Mapping[str, Any], stream: int) -> Array | View:
         """An input where it lies, of the declared dtype."""
         if name not in feeds:
-            self._refuse_names(feeds)
+            self._reject_names(feeds)
         declared = self._declared(name)["dtype"]
         dtype = numpy_dtype(declared)
         given = feeds[name]
@@ -140,7 +140,7 @@ class CudaProgram(Program):
             context = self._take_ready(session)
             try:
                 call = Call(self, context, feeds, out or {}, handle)
-                call.refuse_conversions(feeds)
+                call.reject_conversions(feeds)
                 context.record(call.inputs, call.outputs)
                 bound = CudaBoundCall(session, context.replay(handle, handle != 0), self._cuda.check, call)
                 if handle and self._looks:
@@ -309,7 +309,7 @@ class Call:
         order = stream or context.stream
         self._arrays = {n: program._placed(n, feeds, order) for n, _, _ in program._inputs}
         if len(feeds) != len(self._arrays):
-            program._refuse_names(feeds)
+            program._reject_names(feeds)
         program._check_ranks(list(self._arrays.values()))
         self._out = {n: program._given(n, a, order) for n, a in out.items()}
         self._on_device = any(isinstance(a, View) for a in (*self._arrays.values(), *self._out.values()))
@@ -344,10 +344,10 @@ class Call:
         for after in self._after:
             self._program.session.driver.order(self._order, after)
 
-    def refuse_conversions(self, feeds: Mapping[str, Any]) -> None:
+    def reject_conversions(self, feeds: Mapping[str, Any]) -> None:
         """InputError for an input on the host that is not read where the caller has it: changes would not be seen."""
         host = {n: _address(a) for n, a in self._arrays.items() if isinstance(a, np.ndarray)}
-        refuse_conversions(list(host), feeds, list(host.values()))
+        reject_conversions(list(host), feeds, list(host.values()))
 
     def attach(self, status: Callable[[], None]) -> None:
         """Outputs that were made for this call ask ``status`` how it ended, before they are copied to the host."""
@@ -414,10 +414,10 @@ class Call:
             return
         host_in = {n: a for n, a in self._arrays.items() if isinstance(a, np.ndarray)}
         host_out = {n: a for n, a in self._out.items() if isinstance(a, np.ndarray)}
-        refuse_sharing(host_in, host_out, self._program._pairs)
+        reject_sharing(host_in, host_out, self._program._pairs)
         for n, a in self._out.items():
             if isinstance(a, View):
-                refuse_folded(n, a.shape, a.strides, a.itemsize)
+                reject_folded(n, a.shape, a.strides, a.itemsize)
         views = [(n, a, False) for n, a in self._arrays.items() if isinstance(a, View)]
         views += [(n, a, True) for n, a in self._out.items() if isinstance(a, View)]
         for k, (n, a, _) in enumerate(views):
