@@ -68,8 +68,7 @@ class BoundCall:
         return self.outputs
 
     def _after_fork(self) -> None:
-        """In a child process: replace the lock and the context, because the parent's threads may have been using them.
-        """
+        """In a child process: replace the lock and context, which the threads of the parent may hold."""
         self._lock = threading.RLock()
         if self._renew is not None:
             self._run = self._renew()

@@ -40,8 +40,7 @@ GENERAL = "general/"
 
 
 def with_general(artifact: Artifact, general: Artifact, pairs: Sequence[tuple[Any, Any]]) -> Artifact:
-    """Add a second version, for calls in which not all ``pairs`` of sizes are equal, but one of each unequal pair is 1.
-    """
+    """Add a version for calls in which not all ``pairs`` are equal, but one size of each unequal pair is 1."""
     whole, manifest = attached(artifact, GENERAL, general)
     note = "calls in which one of two sizes that are assumed equal is 1 run in a second version"
     more = {

@@ -48,8 +48,7 @@ class ExplainedLaunch:
     wave: int = 0
 
     def seconds(self, flops_per_second: float, bytes_per_second: float) -> float:
-        """Return the minimum time on a machine with these limits: that of computing or of memory, whichever is longer.
-        """
+        """Return the minimum time within these limits: that of computing or of memory, whichever is longer."""
         return max(self.flops / flops_per_second, self.bytes / bytes_per_second)
 
 

@@ -1,1 +1,1 @@
-"""What runs a program on a CUDA device: drivers, sessions, arrays, calls."""
+"""The run time for a CUDA device: drivers, sessions, arrays, calls."""

@@ -20,11 +20,12 @@ class DeviceArray:
     """Dense device memory with a shape and a dtype (a name: "float32", "bfloat16" ...), freed with the object.
 
     ``torch.from_dlpack(a)`` and ``cupy.from_dlpack(a)`` use it without a copy; ``a.numpy()`` copies it to the host.
-    ``status``: called once its contents are there; raises what went wrong in the call that made them.
+    ``status`` is called when its contents are complete; it raises the error of the call that wrote them.
     """
 
     def __init__(self, session: Session, shape: tuple[int, ...], dtype: str, itemsize: int, stream: int = 0) -> None:
-        """Uninitialised. ``stream``: where its contents are made, 0 when they are there. Raises DeviceMemoryError."""
+        """Allocate without initialisation. ``stream``: the stream that writes the contents, or 0 if they are complete.
+        Raises DeviceMemoryError."""
         self._session, self.shape, self.dtype, self.stream = session, tuple(shape), dtype, stream
         self.status: Callable[[], None] | None = None
         self.nbytes = itemsize
@@ -37,21 +38,21 @@ class DeviceArray:
 
     @classmethod
     def of(cls, session: Session, array: np.ndarray[Any, Any], dtype: str | None = None) -> DeviceArray:
-        """A copy of a host array in device memory; ``dtype``: its name, where numpy's is another (bfloat16)."""
+        """Copy a host array to device memory; ``dtype``: its dtype name, if numpy's differs (bfloat16)."""
         device = cls(session, array.shape, dtype or str(array.dtype), array.itemsize)
         device.copy_from(array)
         return device
 
     def copy_from(self, array: np.ndarray[Any, Any]) -> None:
-        """Overwrites it with a host array of as many bytes."""
+        """Overwrite the memory with a host array of the same size in bytes."""
         with self._session.use() as driver:
             self._alive()
             driver.h2d(self.pointer, np.ascontiguousarray(array))
 
     def numpy(self) -> np.ndarray[Any, Any]:
-        """A copy on the host; bfloat16 as the uint16 of its bits.
+        """Return a copy on the host; bfloat16 as uint16 bits.
 
-        DeviceLostError: the memory is gone. InputError: the call that made it, on a caller's stream, read an index
+        DeviceLostError: the memory is lost. InputError: the call that wrote it, on a caller's stream, read an index
         outside its axis.
         """
         out = np.empty(self.shape, "uint16" if self.dtype == "bfloat16" else self.dtype)
@@ -65,7 +66,7 @@ class DeviceArray:
         return out
 
     def view_on(self, stream: int) -> View:
-        """The memory for work on ``stream``, which waits until the contents are there."""
+        """Return the memory for work on ``stream``, which waits until the contents are complete."""
         self._alive()
         if self.stream and stream != self.stream:
             with self._session.use() as driver:
@@ -74,7 +75,7 @@ class DeviceArray:
         return View(self.pointer, self.shape, dense_strides(self.shape, item), self.dtype, self)
 
     def __dlpack__(self, *, stream: int | None = None, **_: object) -> object:
-        """A capsule for ``stream`` (None: the legacy default stream; -1: the consumer orders things itself)."""
+        """Return a capsule for ``stream`` (None: the legacy default stream; -1: the consumer synchronises itself)."""
         self._alive()
         if stream != -1:
             self.view_on(LEGACY if stream is None else stream)
@@ -85,7 +86,7 @@ class DeviceArray:
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
-        """For libraries without DLPack; bfloat16 as the uint16 of its bits."""
+        """The memory for libraries without DLPack; bfloat16 as uint16 bits."""
         self._alive()
         typestr = np.dtype("uint16" if self.dtype == "bfloat16" else self.dtype).str
         data = (self.pointer, False)
@@ -100,7 +101,7 @@ class DeviceArray:
 
 
 def _release(session: Session, pointer: int, generation: int) -> None:
-    """Frees memory, unless it went with its context; a context that broke meanwhile has nothing to free."""
+    """Free memory, unless it was lost with its context; a context that breaks meanwhile has nothing to free."""
     if session.generation != generation:
         return
     try:

@@ -1,4 +1,4 @@
-"""A call on fixed arrays of a device, replayed as a CUDA graph. Standard library and numpy only."""
+"""Repeated calls on fixed device arrays, replayed as a CUDA graph. Standard library and numpy only."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from polydyn.runtime.cuda.session import Session
 
 
 class CallStatus:
-    """What is asked how a call ended: it says an InputError again and again."""
+    """The result of a call that was not waited for. It raises an InputError again on every request."""
 
     def __init__(self, ask: Callable[[], None]) -> None:
         self._ask = ask
         self._error: InputError | None = None
 
     def __call__(self) -> None:
-        """Asks, unless the answer is known."""
+        """Request the result, unless it is known, and raise its error."""
         if self._error is None:
             try:
                 self._ask()
@@ -30,28 +30,28 @@ class CallStatus:
             raise self._error
 
     def forget(self) -> None:
-        """The call is made again."""
+        """Reset the status, because the call is made again."""
         self._error = None
 
 
 class CudaBoundCall(BoundCall):
     """``CudaProgram.run`` on the arrays given to ``CudaProgram.bind``: checked, chosen and recorded once.
 
-    Calling it reads the inputs as they are then, overwrites ``outputs`` (name -> array) and returns them. Arrays in
-    device memory are used where they are; numpy arrays are copied in and out by every call. One call runs at a time.
+    A call reads the current inputs, overwrites ``outputs`` (name -> array) and returns them. Arrays in device memory
+    are used in place; numpy arrays are copied in and out by every call. Calls run one at a time.
     """
 
     __slots__ = ("_follow", "_generation", "_results", "_session", "_status")
 
     def __init__(self, session: Session, run: Callable[[], int], check: Callable[[int], None], call: Any) -> None:
-        """``run``: replays what was recorded of ``call``, a ``Call`` of the program. Within ``session.use``."""
+        """``run``: replays the recording of ``call``, a ``Call`` of the program. Use it within ``session.use``."""
         super().__init__(run, check, call, call.named)
         self._session, self._generation, self._results = session, session.generation, call.results
         self._follow: Callable[[], None] = call.follow
         self._status: CallStatus | None = None
 
     def status(self, wait: Callable[[], None]) -> Callable[[], None]:
-        """How the last call ended, for its outputs to ask as long as this object is there; ``wait``: in the context."""
+        """Return a function with which outputs get the status of the last call. ``wait`` waits for the context."""
         status = self._status = CallStatus(wait)
         this = weakref.ref(self)
 
@@ -64,11 +64,11 @@ class CudaBoundCall(BoundCall):
         return ask
 
     def __call__(self) -> dict[str, Any]:
-        """Computes once more; on a stream of the caller's it is only put there, unless an output is on the host.
+        """Compute once more. On a caller's stream the work is only enqueued, unless an output is on the host.
 
-        InputError: an index tensor now holds an index outside its axis; of a call that is not waited for the next one
-        says so, or ``numpy()`` of an output. DeviceLostError: a kernel broke the device's context, now or since it was
-        bound; bind it again. DeviceError: what else the driver says.
+        InputError: an index tensor now has an index outside its axis. If a call is not waited for, the next call or
+        ``numpy()`` of an output raises it. DeviceLostError: a kernel broke the device's context, now or since the call
+        was bound; bind it again. DeviceError: any other error of the driver.
         """
         with self._session.use(), self._lock:
             if self._generation != self._session.generation:

@@ -1,6 +1,6 @@
-"""DLPack through ctypes: tensors of other libraries as views, and device memory as a capsule for them.
+"""DLPack through ctypes: views of other libraries' tensors, and capsules of device memory for them.
 
-The structures are those of dlpack.h, version 0 (capsules called ``dltensor``), which all libraries still read.
+The structures are those of dlpack.h, version 0 (capsules with name ``dltensor``), which all libraries still read.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ _valid.argtypes = [ctypes.py_object, ctypes.c_char_p]
 
 @dataclass(frozen=True)
 class View:
-    """An array in device memory; ``strides`` in bytes. ``owner`` keeps the memory while the view is in use.
+    """An array in device memory; ``strides`` in bytes. ``owner`` keeps the memory alive while the view is in use.
 
-    ``after``: the CUstream on which the exporter makes its contents, when it leaves waiting to the reader; else 0.
+    ``after``: the CUstream on which the exporter writes the contents, if the reader must wait for it; else 0.
     """
 
     pointer: int
@@ -61,12 +61,12 @@ class View:
 
     @property
     def ndim(self) -> int:
-        """Number of axes."""
+        """The number of axes."""
         return len(self.shape)
 
     @property
     def dense(self) -> bool:
-        """Whether it is C-contiguous."""
+        """Whether the array is C-contiguous."""
         expected, item = self.itemsize, True
         for n, stride in zip(reversed(self.shape), reversed(self.strides), strict=True):
             item = item and (n == 1 or stride == expected)
@@ -75,12 +75,12 @@ class View:
 
     @property
     def itemsize(self) -> int:
-        """Bytes of an element."""
+        """The size of an element in bytes."""
         return 1 if self.dtype == "bool" else int("".join(c for c in self.dtype if c.isdigit())) // 8
 
     @property
     def span(self) -> tuple[int, int]:
-        """First byte and the one behind the last; equal when empty."""
+        """The address of the first byte, and the address after the last; they are equal for an empty array."""
         if 0 in self.shape:
             return self.pointer, self.pointer
         reach = [(n - 1) * s for n, s in zip(self.shape, self.strides, strict=True)]
@@ -89,7 +89,7 @@ class View:
 
 
 def device_of(x: object) -> int:
-    """Where a tensor lies, as a DLPack device type; CPU for objects without one."""
+    """Return the location of a tensor as a DLPack device type; CPU for objects without one."""
     ask = getattr(x, "__dlpack_device__", None)
     if ask is not None:
         return int(ask()[0])
@@ -97,14 +97,14 @@ def device_of(x: object) -> int:
 
 
 def view(x: Any, stream: int, device: int = 0) -> View:
-    """A view of a tensor in the memory of a device, ready for work on ``stream`` (a CUstream that is not 0).
+    """Return a view of a tensor in device memory, ready for work on ``stream`` (a CUstream other than 0).
 
-    InputError: the tensor lies on another device, has an element type without a name here, or cannot be exported.
+    InputError: the tensor is on another device, has an unsupported element type, or cannot be exported.
     """
     where = x.__dlpack_device__() if hasattr(x, "__dlpack_device__") else (CUDA, device)
     if int(where[1]) != device:
         remedy = f"copy it to device {device}"
-        raise InputError(f"a tensor lies on device {int(where[1])}, the program runs on device {device}", remedy=remedy)
+        raise InputError(f"a tensor is on device {int(where[1])}, the program runs on device {device}", remedy=remedy)
     ours = getattr(x, "view_on", None)
     if ours is not None:
         result: View = ours(stream)
@@ -130,10 +130,10 @@ def view(x: Any, stream: int, device: int = 0) -> View:
 
 
 def _from_interface(x: Any) -> View:
-    """``__cuda_array_interface__`` (pycuda, numba).
+    """Return a view through ``__cuda_array_interface__`` (pycuda, numba).
 
-    By the protocol an object without a stream has nothing to wait for; pycuda never names one, not even when
-    it uses the default stream.
+    In the protocol, an object without a stream needs no waiting. But pycuda never names a stream, even if it uses the
+    default stream, so readers wait for the default stream.
     """
     interface = x.__cuda_array_interface__
     kind, bits = interface["typestr"][1], int(interface["typestr"][2:]) * 8
@@ -147,7 +147,7 @@ def _from_interface(x: Any) -> View:
 
 
 def dense_strides(shape: tuple[int, ...], item: int) -> tuple[int, ...]:
-    """Strides in bytes of a C-contiguous array."""
+    """Return the strides in bytes of a C-contiguous array."""
     out: list[int] = []
     for n in reversed(shape):
         out.insert(0, item)
@@ -156,7 +156,7 @@ def dense_strides(shape: tuple[int, ...], item: int) -> tuple[int, ...]:
 
 
 class _Export(NamedTuple):
-    """All that must live until a consumer calls the deleter."""
+    """The objects that must stay alive until a consumer calls the deleter."""
 
     managed: _Managed
     sizes: object
@@ -171,13 +171,13 @@ def _delete(managed: Any) -> None:
     _exported.pop(ctypes.addressof(managed.contents), None)
 
 
-_deleter = _Deleter(_delete)  # never collected: consumers keep its address
+_deleter = _Deleter(_delete)  # never collected, because consumers keep its address
 
 
 def _sweep() -> None:
-    """Forgets capsules that were dropped unread.
+    """Release capsules that were dropped without being used.
 
-    A destructor cannot: it would be Python code that runs while the consumer's exception is on its way.
+    A destructor cannot do this, because its Python code could run while an exception of the consumer propagates.
     """
     for address, e in list(_exported.items()):
         if sys.getrefcount(e.capsule) <= 2 and _valid(e.capsule, _NAME):
@@ -185,7 +185,7 @@ def _sweep() -> None:
 
 
 def capsule(pointer: int, shape: tuple[int, ...], dtype: str, owner: object, device: tuple[int, int]) -> object:
-    """A DLPack capsule of dense memory; ``owner`` lives as long as the consumer holds it."""
+    """Return a DLPack capsule of dense memory; ``owner`` stays alive while the consumer holds the capsule."""
     _sweep()
     kind = dtype.rstrip("0123456789")
     bits = 8 if kind == "bool" else int(dtype[len(kind) :])

@@ -1,12 +1,13 @@
-"""The driver interface that everything above the CUDA driver uses, over ``libcuda.so.1`` through ctypes.
+"""The driver interface: all access to the CUDA driver, through ``libcuda.so.1`` and ctypes.
 
-It needs no package; ``driver_pycuda`` has another one for what pycuda can do, ``drivers.open_driver`` chooses. Both
-share the device's primary context, so torch and cupy tensors are usable next to them. Handles are integers. Sizes are
+It needs no package. ``driver_pycuda`` implements it with pycuda where possible, and ``drivers.open_driver`` chooses.
+Both use the device's primary context, so torch and cupy tensors can be used with them. Handles are integers. Sizes are
 bytes, times milliseconds.
 
-When a kernel breaks its context (illegal address and the like), every pointer, module, function, stream and event is
-gone. The driver then makes a new context (``renew``), counts ``generation`` up and raises DeviceLostError; the next
-call works. With ``deferred`` it only raises: ``session``, which shares it between threads, renews when all have left.
+If a kernel breaks its context (an illegal address, for example), all pointers, modules, functions, streams and events
+are lost. The driver then creates a new context (``renew``), increments ``generation`` and raises DeviceLostError; the
+next call works. With ``deferred`` it only raises: ``session``, which shares the driver between threads, renews the
+context when all threads have left.
 """
 
 from __future__ import annotations
@@ -30,10 +31,10 @@ from polydyn.runtime.cuda.tensormap import TensorMap
 __all__ = ["LEGACY", "Argument", "Driver", "resets"]
 
 Argument: TypeAlias = "int | np.generic | bytes"
-"""A kernel argument: an int is a device pointer (8 bytes), a numpy scalar its own bytes, bytes go in as they are."""
+"""A kernel argument: an int is a device pointer (8 bytes), a numpy scalar its own bytes, bytes are passed unchanged."""
 
 LEGACY = 1
-"""The CUstream of CUDA's default stream, which is 0 elsewhere."""
+"""The CUstream of CUDA's default stream, which other interfaces call 0."""
 
 LOST = frozenset({214, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719, 720})
 """CUresult values after which the context is unusable (ECC, illegal address, timeout, assert, ... launch failed)."""
@@ -47,7 +48,7 @@ _resets: dict[tuple[str, int], int] = {}
 
 
 def resets(key: tuple[str, int]) -> int:
-    """How often the primary context of a (library, device) was reset by the drivers of this process."""
+    """Return how many times drivers of this process have reset the primary context of a (library, device)."""
     return _resets.get(key, 0)
 
 
@@ -56,13 +57,13 @@ class Driver:
 
     name = "ctypes"
     device_name: str
-    """As the driver calls it; ``hardware.match`` finds its description."""
+    """The driver's name of the device; ``hardware.match`` finds its description."""
     device: int
-    """Its number among those of the process, as DLPack tells it."""
+    """The device number within the process, as in DLPack."""
     arch: int
     """Compute capability as a number: 80, 86, 89, 90, 100."""
     deferred = False
-    """Whether a broken context is left to somebody else to renew."""
+    """Whether another object renews a broken context."""
 
     def __init__(self, device: int = 0, library: str = "libcuda.so.1") -> None:
         try:
@@ -86,7 +87,7 @@ class Driver:
         self.device_name = room.value.decode()
         self._allocated: dict[int, int] = {}
         self._key = (library, device)
-        self._renewing = threading.RLock()  # taken again by an array that ends while it is held
+        self._renewing = threading.RLock()  # an array that is freed while it is held acquires it again
         self._seen = self.generation
         self._launch = self._cuda.cuLaunchKernel
         self._launch.argtypes = [ctypes.c_void_p, *[ctypes.c_uint] * 7, *[ctypes.c_void_p] * 3]
@@ -104,18 +105,18 @@ class Driver:
 
     @property
     def generation(self) -> int:
-        """Counts the contexts that were lost, by whichever driver of this process noticed."""
+        """The number of lost contexts, detected by any driver of this process."""
         return resets(self._key)
 
     @property
     def context(self) -> int:
-        """The CUcontext; a new one when another driver has renewed it."""
+        """The CUcontext; a new one if another driver has renewed it."""
         if self._seen != self.generation:
-            with self._renewing:  # who comes second must not forget what has been allocated meanwhile
+            with self._renewing:  # a second thread must not clear allocations made meanwhile
                 now = self.generation
                 if self._seen != now:
                     self._context = self._retain()
-                    self._cuda.cuDevicePrimaryCtxRelease_v2(self._device)  # what was lost was not given back
+                    self._cuda.cuDevicePrimaryCtxRelease_v2(self._device)  # the lost context was not released
                     self._allocated.clear()
                     self._seen = now
         return self._context
@@ -127,9 +128,9 @@ class Driver:
         return f"{(text.value or b'unknown error').decode()} ({(name.value or b'unknown').decode()}, {code})"
 
     def _enter(self) -> int:
-        """Makes the context current, always: other users of the device (torch, pycuda) change what is current.
+        """Make the context current. This is always needed: other libraries (torch, pycuda) change the current context.
 
-        Returns the context to make current again afterwards: that of another library, or 0.
+        Return the context of another library to restore afterwards, or 0.
         """
         mine, before = self.context, ctypes.c_void_p()
         self._cuda.cuCtxGetCurrent(ctypes.byref(before))
@@ -148,7 +149,7 @@ class Driver:
             self.fail(code, function, detail)
 
     def fail(self, code: int, call: str, detail: str = "") -> NoReturn:
-        """Raises what a CUresult other than 0 means; a broken context is renewed before."""
+        """Raise the exception of a CUresult other than 0; a broken context is renewed before."""
         more = f"; {detail}" if detail else ""
         if code not in LOST:
             raise driver_error(code, f"{call} failed: {self._describe(code)}{more}")
@@ -162,25 +163,25 @@ class Driver:
         raise DeviceLostError(message, code=code, remedy=remedy)
 
     def renew(self) -> None:
-        """Resets the primary context: a new one in place of a broken one. DriverMissingError: none can be made."""
+        """Reset the primary context, which replaces a broken one. DriverMissingError: no new context."""
         self._cuda.cuDevicePrimaryCtxReset_v2(self._device)
         _resets[self._key] = self.generation + 1
         self._leave(self._enter())
 
     def close(self) -> None:
-        """Releases the primary context; the object cannot be used afterwards."""
+        """Release the primary context; the object cannot be used afterwards."""
         self._cuda.cuDevicePrimaryCtxRelease_v2(self._device)
 
     # ---- device
 
     def attribute(self, code: int) -> int:
-        """A CUdevice_attribute."""
+        """Return a CUdevice_attribute."""
         value = ctypes.c_int()
         self._call("cuDeviceGetAttribute", ctypes.byref(value), code, self._device)
         return value.value
 
     def memory(self) -> tuple[int, int]:
-        """(free, total) bytes of device memory."""
+        """Return (free, total) bytes of device memory."""
         free, total = ctypes.c_size_t(), ctypes.c_size_t()
         self._call("cuMemGetInfo_v2", ctypes.byref(free), ctypes.byref(total))
         return free.value, total.value
@@ -188,19 +189,19 @@ class Driver:
     # ---- memory
 
     def alloc(self, nbytes: int) -> int:
-        """A device pointer to at least ``nbytes`` (256-byte aligned; 0 bytes get one, so that pointers differ).
-        DeviceMemoryError.
+        """Return a device pointer to at least ``nbytes`` (256-byte aligned; for 0 bytes one byte is allocated, so that
+        pointers are distinct). DeviceMemoryError.
         """
         pointer = ctypes.c_uint64()
         self._call(
-            "cuMemAlloc_v2", ctypes.byref(pointer), ctypes.c_size_t(max(nbytes, 1)), detail=f"{nbytes} bytes asked for"
+            "cuMemAlloc_v2", ctypes.byref(pointer), ctypes.c_size_t(max(nbytes, 1)), detail=f"{nbytes} bytes requested"
         )
         self._allocated[pointer.value] = nbytes
         return pointer.value
 
     def free(self, pointer: int) -> None:
-        """Gives an allocation back. Raises DeviceError when it is not one of this context's."""
-        _ = self.context  # notices a new one, and forgets what the old one had
+        """Free an allocation. Raises DeviceError if it does not belong to this context."""
+        _ = self.context  # detects a new context and clears the allocations of the old one
         if self._allocated.pop(pointer, None) is None:
             raise DeviceError(
                 f"{pointer:#x} is not an allocation of this context", remedy="was it lost with a failed kernel?"
@@ -208,11 +209,11 @@ class Driver:
         self._call("cuMemFree_v2", ctypes.c_uint64(pointer))
 
     def h2d(self, pointer: int, array: np.ndarray[Any, Any], stream: int = 0) -> None:
-        """Copies a C-contiguous array to the device; done when it returns unless ``stream`` is given."""
+        """Copy a C-contiguous array to the device; without ``stream`` the copy is complete on return."""
         self._copy("cuMemcpyHtoD", ctypes.c_uint64(pointer), ctypes.c_void_p(_contiguous(array)), array.nbytes, stream)
 
     def d2h(self, array: np.ndarray[Any, Any], pointer: int, stream: int = 0) -> None:
-        """Copies device memory into a C-contiguous array; done when it returns unless ``stream`` is given."""
+        """Copy device memory into a C-contiguous array; without ``stream`` the copy is complete on return."""
         self._copy("cuMemcpyDtoH", ctypes.c_void_p(_contiguous(array)), ctypes.c_uint64(pointer), array.nbytes, stream)
 
     def _copy(self, call: str, to: Any, source: Any, nbytes: int, stream: int) -> None:
@@ -222,11 +223,11 @@ class Driver:
             self._call(call + "Async_v2", to, source, ctypes.c_size_t(nbytes), ctypes.c_void_p(stream))
         else:
             self._call(call + "_v2", to, source, ctypes.c_size_t(nbytes))
-            if call == "cuMemcpyHtoD":  # a copy from pageable memory may return before it has arrived
+            if call == "cuMemcpyHtoD":  # a copy from pageable memory may return before it is complete
                 self._call("cuStreamSynchronize", None)
 
     def owner(self, pointer: int) -> int:
-        """The CUcontext that device memory belongs to; 0 where the driver does not say."""
+        """Return the CUcontext that owns device memory; 0 if the driver does not report it."""
         context, before = ctypes.c_void_p(), self._enter()
         code = self._cuda.cuPointerGetAttribute(ctypes.byref(context), _CONTEXT, ctypes.c_uint64(pointer))
         self._leave(before)
@@ -235,7 +236,7 @@ class Driver:
     # ---- modules
 
     def load_module(self, image: bytes) -> int:
-        """Loads a cubin (or PTX, zero-terminated). Raises WrongArchitectureError."""
+        """Load a cubin (or PTX, zero-terminated). Raises WrongArchitectureError."""
         module = ctypes.c_void_p()
         self._call(
             "cuModuleLoadData", ctypes.byref(module), ctypes.c_char_p(image), detail=f"the device is sm_{self.arch}"
@@ -243,14 +244,14 @@ class Driver:
         return int(module.value or 0)
 
     def get_function(self, module: int, name: str) -> int:
-        """A kernel of a module. Raises DeviceError when there is none of that name."""
+        """Return a kernel of a module. Raises DeviceError if no kernel has this name."""
         function = ctypes.c_void_p()
         call = "cuModuleGetFunction"
         self._call(call, ctypes.byref(function), ctypes.c_void_p(module), name.encode(), detail=f"kernel {name}")
         return int(function.value or 0)
 
     def set_smem(self, function: int, nbytes: int) -> None:
-        """Allows a kernel ``nbytes`` of dynamic shared memory; needed above 48 KB. Raises DeviceError."""
+        """Allow a kernel ``nbytes`` of dynamic shared memory; needed above 48 KB. Raises DeviceError."""
         detail = f"{nbytes} bytes of shared memory per block"
         self._call("cuFuncSetAttribute", ctypes.c_void_p(function), _SMEM, ctypes.c_int(nbytes), detail=detail)
 
@@ -263,7 +264,7 @@ class Driver:
         args: Sequence[Argument],
         stream: int = 0,
     ) -> None:
-        """Starts a kernel; errors of the kernel itself appear at a later call (``synchronize``)."""
+        """Launch a kernel; errors of the kernel itself appear at a later call (``synchronize``)."""
         before = self._enter()
         values = [_value(a) for a in args]
         params = (ctypes.c_void_p * max(len(values), 1))(*[ctypes.addressof(v) for v in values])
@@ -275,45 +276,45 @@ class Driver:
     # ---- streams and events
 
     def stream(self) -> int:
-        """A new stream that does not wait for the default one."""
+        """Create a stream that does not wait for the default stream."""
         return self._create("cuStreamCreate", _NON_BLOCKING)
 
     def free_stream(self, stream: int) -> None:
-        """Destroys a stream."""
+        """Destroy a stream."""
         self._call("cuStreamDestroy_v2", ctypes.c_void_p(stream))
 
     def synchronize(self, stream: int | None = None) -> None:
-        """Waits for a stream, or for everything. Raises what the kernels did wrong."""
+        """Wait for a stream, or for all work. Raises errors of kernels."""
         if stream is None:
             self._call("cuCtxSynchronize")
         else:
             self._call("cuStreamSynchronize", ctypes.c_void_p(stream))
 
     def event(self) -> int:
-        """A new event, with timing."""
+        """Create an event with timing."""
         return self._create("cuEventCreate", 0)
 
     def free_event(self, event: int) -> None:
-        """Destroys an event."""
+        """Destroy an event."""
         self._call("cuEventDestroy_v2", ctypes.c_void_p(event))
 
     def record(self, event: int, stream: int = 0) -> None:
-        """Marks the end of a stream's work so far."""
+        """Record an event after the current work of a stream."""
         self._call("cuEventRecord", ctypes.c_void_p(event), ctypes.c_void_p(stream))
 
     def elapsed(self, start: int, end: int) -> float:
-        """Milliseconds between two recorded events; waits for the second."""
+        """Return the milliseconds between two recorded events; wait for the second."""
         self._call("cuEventSynchronize", ctypes.c_void_p(end))
         time = ctypes.c_float()
         self._call("cuEventElapsedTime", ctypes.byref(time), ctypes.c_void_p(start), ctypes.c_void_p(end))
         return time.value
 
     def wait_event(self, stream: int, event: int) -> None:
-        """Later work of ``stream`` waits for ``event``."""
+        """Make later work of ``stream`` wait for ``event``."""
         self._call("cuStreamWaitEvent", ctypes.c_void_p(stream), ctypes.c_void_p(event), 0)
 
     def order(self, stream: int, after: int) -> None:
-        """Later work of ``stream`` waits for all that is on the stream ``after`` by now."""
+        """Make later work of ``stream`` wait for all current work on the stream ``after``."""
         event = self.event()
         try:
             self.record(event, after)
@@ -329,19 +330,19 @@ class Driver:
     # ---- graphs
 
     def captures(self, stream: int) -> bool:
-        """Whether a stream is capturing a graph, still or no longer rightly."""
+        """Return whether a stream is capturing a graph, even if the capture is already invalid."""
         status = ctypes.c_int()
         self._call("cuStreamIsCapturing", ctypes.c_void_p(stream), ctypes.byref(status))
         return status.value != 0
 
     def begin_capture(self, stream: int) -> None:
-        """What this thread puts on ``stream`` from here on is kept for a graph instead of done.
-        Other threads go on meanwhile.
+        """Start capturing: work that this thread enqueues on ``stream`` goes to a graph instead of being executed.
+        Other threads are not affected.
         """
         self._call("cuStreamBeginCapture_v2", ctypes.c_void_p(stream), _THREAD_LOCAL)
 
     def end_capture(self, stream: int) -> int:
-        """What was kept, as a graph that can be launched. Raises DeviceError: something was not to be captured."""
+        """End capturing. Return an executable graph. Raises DeviceError if some work cannot be captured."""
         graph, executable = ctypes.c_void_p(), ctypes.c_void_p()
         self._call("cuStreamEndCapture", ctypes.c_void_p(stream), ctypes.byref(graph))
         try:
@@ -351,17 +352,17 @@ class Driver:
         return int(executable.value or 0)
 
     def launch_graph(self, graph: int, stream: int) -> None:
-        """Starts all that a graph holds, in order."""
+        """Launch all work of a graph, in order."""
         self._call("cuGraphLaunch", ctypes.c_void_p(graph), ctypes.c_void_p(stream))
 
     def free_graph(self, graph: int) -> None:
-        """Destroys a graph."""
+        """Destroy a graph."""
         self._call("cuGraphExecDestroy", ctypes.c_void_p(graph))
 
     # ---- kernels
 
     def occupancy(self, function: int, threads: int, smem: int) -> int:
-        """Blocks of a kernel that a multiprocessor holds at a time, as the driver says."""
+        """Return the resident blocks per SM of a kernel, as reported by the driver."""
         blocks, handle = ctypes.c_int(), ctypes.c_void_p(function)
         call = "cuOccupancyMaxActiveBlocksPerMultiprocessor"
         self._call(call, ctypes.byref(blocks), handle, ctypes.c_int(threads), ctypes.c_size_t(smem))
@@ -370,7 +371,7 @@ class Driver:
     # ---- tensor maps
 
     def encode_tensor_map(self, tensor_map: TensorMap, pointer: int) -> bytes:
-        """The 128 bytes of a CUtensorMap over device memory; pass them as a kernel argument. Needs sm_90.
+        """Return the 128 bytes of a CUtensorMap over device memory, to pass as a kernel argument. Needs sm_90.
         Zero fill, no interleave, 256-byte L2 promotion.
         """
         tensor_map.check_address(pointer)
@@ -381,14 +382,14 @@ class Driver:
         aligned = (ctypes.addressof(room) + 63) & ~63
         swizzle, pixels = 3 if tensor_map.swizzle else 0, tensor_map.pixels
         steps = (1, *pixels.steps, 1) if pixels else [1] * rank
-        of_mode: tuple[Any, ...] = ((ctypes.c_uint32 * rank)(*tensor_map.box),)
+        shape: tuple[Any, ...] = ((ctypes.c_uint32 * rank)(*tensor_map.box),)
         if pixels:
             corners = ((ctypes.c_int * 3)(*x) for x in (pixels.lower, pixels.upper))
-            of_mode = (*corners, *map(ctypes.c_uint32, tensor_map.box))
+            shape = (*corners, *map(ctypes.c_uint32, tensor_map.box))
         self._call(
             "cuTensorMapEncodeIm2col" if pixels else "cuTensorMapEncodeTiled", ctypes.c_void_p(aligned),
             tensor_map.type_code, rank, ctypes.c_void_p(pointer), (ctypes.c_uint64 * rank)(*tensor_map.dims),
-            (ctypes.c_uint64 * rank)(*tensor_map.strides), *of_mode, (ctypes.c_uint32 * rank)(*steps), 0, swizzle, 3, 0,
+            (ctypes.c_uint64 * rank)(*tensor_map.strides), *shape, (ctypes.c_uint32 * rank)(*steps), 0, swizzle, 3, 0,
             detail=str(tensor_map),
         )  # fmt: skip
         return ctypes.string_at(aligned, 128)
@@ -396,12 +397,12 @@ class Driver:
 
 def _contiguous(array: np.ndarray[Any, Any]) -> int:
     if not array.flags.c_contiguous:
-        raise DeviceError("only C-contiguous arrays are copied", remedy="numpy.ascontiguousarray")
+        raise DeviceError("only C-contiguous arrays can be copied", remedy="numpy.ascontiguousarray")
     return array.ctypes.data
 
 
 def _value(argument: Argument) -> Any:
-    """A ctypes object that holds the argument's bytes."""
+    """Return a ctypes object with the argument's bytes."""
     if isinstance(argument, int):
         return ctypes.c_uint64(argument)
     raw = argument if isinstance(argument, bytes) else argument.tobytes()
@@ -409,7 +410,7 @@ def _value(argument: Argument) -> Any:
 
 
 def driver_error(code: int, message: str) -> DeviceError:
-    """The exception for a failed call whose context is still sound."""
+    """Return the exception for a failed call whose context is still valid."""
     if code == 2:
         return DeviceMemoryError(message, code=code, remedy="take smaller dims")
     if code in (200, 209, 218, 222):

@@ -1,8 +1,9 @@
 """The driver interface over pycuda (``pip install polydyn[gpu]``); pycuda is imported when a driver is opened.
 
-Modules, launches and streams go through pycuda. Memory, events, tensor maps and recovery are inherited from the ctypes
-driver, on the same primary context: pycuda's memory objects free themselves, and abort the process when they do so
-after a kernel broke the context or in a thread that pycuda does not know. ``_Hold`` keeps the other objects from that.
+Modules, launches and streams use pycuda. Memory, events, tensor maps and recovery are inherited from the ctypes driver,
+on the same primary context. The reason is that pycuda's memory objects free themselves, and abort the process if they
+do so after a kernel broke the context, or in a thread unknown to pycuda. ``_Hold`` protects the other objects from
+this.
 """
 
 from __future__ import annotations
@@ -34,17 +35,17 @@ for _count in (_more, _less):
 
 
 def pycuda_installed() -> bool:
-    """Whether pycuda can be found (it is not imported: that would need a driver)."""
+    """Return whether pycuda can be found (it is not imported, because that needs a driver)."""
     return importlib.util.find_spec("pycuda") is not None
 
 
 class _Hold:
-    """pycuda's hold on the primary context, and the objects that were made through it.
+    """pycuda's reference to the primary context, and the objects created through it.
 
-    Their destructors abort the process when the context cannot be had, so each object has one reference too many,
-    which only ``let_go`` takes back: nothing is destroyed at the interpreter's end, or after the context is lost.
-    pycuda keeps a stack of contexts for each thread, and aborts when a thread ends with one on it: ours is there only
-    while a call of pycuda runs.
+    The destructors of these objects abort the process if the context cannot be used. So each object has an extra
+    reference, which only ``let_go`` removes: nothing is destroyed at the interpreter's end, or after the context is
+    lost. pycuda has a stack of contexts per thread, and aborts if a thread ends with a context on it. Our context is on
+    the stack only during a call of pycuda.
     """
 
     def __init__(self, pycuda: Any, device: int, cuda: ctypes.CDLL, resets: Callable[[], int]) -> None:
@@ -55,13 +56,13 @@ class _Hold:
         self._seen = resets()
 
     def keep(self, key: int, thing: Any) -> int:
-        """Notes an object under its handle."""
+        """Store an object under its handle."""
         _more(thing)
         self._objects[key] = thing
         return key
 
     def get(self, handle: int) -> Any:
-        """The object of a handle."""
+        """Return the object of a handle."""
         if handle not in self._objects:
             raise DeviceError(
                 f"{handle:#x} is not a handle of this context",
@@ -70,18 +71,18 @@ class _Hold:
         return self._objects[handle]
 
     def let_go(self, handle: int) -> None:
-        """Destroys the object of a handle, unless the context cannot be had."""
-        with self.current() as there:
+        """Destroy the object of a handle, unless the context cannot be used."""
+        with self.current() as usable:
             thing = self.get(handle)
-            if there:
+            if usable:
                 _less(thing)
             del self._objects[handle], thing
 
     def lose(self) -> None:
-        """The context is gone with all its objects; later objects belong to the next one.
+        """Drop the lost context and all its objects; later objects belong to the next context.
 
-        The driver is told that pycuda needs the old one no more: pycuda itself would leave it current when told to
-        detach, and tell nobody in a thread that did not make it.
+        The driver must be told that pycuda has released the old context. pycuda itself would leave it current when it
+        detaches, and would not tell the driver in a thread that did not create it.
         """
         self._objects.clear()
         self._seen = self._resets()
@@ -90,24 +91,24 @@ class _Hold:
             self._cuda.cuDevicePrimaryCtxRelease_v2(self._device)
 
     def release(self) -> None:
-        """Destroys all objects and gives the context back; loses them where it is broken, or gone already."""
+        """Destroy all objects and release the context; only drop them if the context is broken or already lost."""
         if self._seen == self._resets():
             with contextlib.suppress(self._pycuda.Error), self.current():
-                self._pycuda.Context.synchronize()  # raises when it is broken
+                self._pycuda.Context.synchronize()  # raises if it is broken
                 for handle in list(self._objects):
                     self.let_go(handle)
         self.lose()
 
     @contextlib.contextmanager
     def current(self) -> Iterator[bool]:
-        """The primary context is pycuda's current one in this thread; gives False where a broken one refuses."""
+        """Make the primary context pycuda's current one in this thread. Yield False if a broken context rejects it."""
         before, context = self._at_top(), None
         try:
             context = self._adopted()
             context.push()
         except self._pycuda.Error:
             context = None
-            if before and self._at_top() != before:  # pycuda took down what was there
+            if before and self._at_top() != before:  # pycuda removed the previous context
                 self._cuda.cuCtxPushCurrent_v2(ctypes.c_void_p(before))
         try:
             yield context is not None
@@ -121,7 +122,7 @@ class _Hold:
         return top.value or 0
 
     def _adopted(self) -> Any:
-        """The primary context as an object of pycuda."""
+        """Return the primary context as an object of pycuda."""
         with self._adopting:
             if self._context is None:
                 self._context = self._pycuda.Device(self._device).retain_primary_context()
@@ -131,7 +132,7 @@ class _Hold:
     def _pop(self, context: Any) -> None:
         try:
             context.pop()
-        except self._pycuda.Error:  # the driver refused, so it is on pycuda's stack still; one that is invalid is not
+        except self._pycuda.Error:  # the driver rejected it, so pycuda still has it on its stack, unless it is invalid
             if self._context is context:
                 self._context = None
             with contextlib.suppress(self._pycuda.Error):
@@ -151,12 +152,12 @@ class PycudaDriver(Driver):
         self._pycuda.init()
         self._hold = _Hold(self._pycuda, device, self._cuda, functools.partial(resets, self._key))
         self._release = weakref.finalize(self, self._hold.release)
-        self._release.atexit = False  # threads may still be calling then; the process takes everything with it
+        self._release.atexit = False  # threads may still be in calls at exit; the process frees everything
 
     @property
     def _live_hold(self) -> _Hold:
         """The hold on the current context."""
-        _ = self.context  # notices a new one
+        _ = self.context  # detects a new context
         assert self._hold is not None
         return self._hold
 
@@ -167,18 +168,18 @@ class PycudaDriver(Driver):
         return context
 
     def close(self) -> None:
-        """Releases pycuda's hold on the context, then the context."""
+        """Release pycuda's hold on the context, then the context."""
         _ = self._live_hold
         self._release()
         super().close()
 
     def _guard(self, call: str, action: Callable[[], Any]) -> Any:
-        """Runs a pycuda call; its exceptions become ours, by the state the context is in afterwards."""
+        """Run a pycuda call. Its exceptions become ours, according to the state of the context afterwards."""
         try:
             with self._live_hold.current():
                 return action()
         except self._pycuda.Error as e:
-            self._call("cuCtxSynchronize")  # raises DeviceLostError when the context broke
+            self._call("cuCtxSynchronize")  # raises DeviceLostError if the context broke
             text = f"{call} failed: {e}"
             if "kernel image" in str(e) or "PTX" in str(e):
                 raise WrongArchitectureError(text, code=209, remedy=f"compile for sm_{self.arch}") from None
@@ -187,18 +188,18 @@ class PycudaDriver(Driver):
             raise DeviceError(text) from None
 
     def load_module(self, image: bytes) -> int:
-        """A cubin or PTX."""
+        """Load a cubin or PTX."""
         module = self._guard("module_from_buffer", lambda: self._pycuda.module_from_buffer(image))
         return self._live_hold.keep(id(module), module)
 
     def get_function(self, module: int, name: str) -> int:
-        """A kernel."""
+        """Return a kernel of a module."""
         owner = self._live_hold.get(module)
         function = self._guard(f"get_function({name})", lambda: owner.get_function(name))
         return self._live_hold.keep(id(function), function)
 
     def set_smem(self, function: int, nbytes: int) -> None:
-        """Dynamic shared memory above 48 KB."""
+        """Allow dynamic shared memory above 48 KB."""
         kernel = self._live_hold.get(function)
         attribute = self._pycuda.function_attribute.MAX_DYNAMIC_SHARED_SIZE_BYTES
         self._guard(f"set_attribute({nbytes} bytes of shared memory)", lambda: kernel.set_attribute(attribute, nbytes))
@@ -212,7 +213,7 @@ class PycudaDriver(Driver):
         args: Sequence[Argument],
         stream: int = 0,
     ) -> None:
-        """Starts a kernel, on the default stream or one that this driver made."""
+        """Launch a kernel, on the default stream or on one that this driver created."""
         kernel = self._live_hold.get(function)
         queue = self._live_hold.get(stream) if stream else None
         packed = [_packed(a) for a in args]
@@ -220,21 +221,21 @@ class PycudaDriver(Driver):
         self._guard(call, lambda: kernel(*packed, grid=grid, block=(threads, 1, 1), shared=smem, stream=queue))
 
     def occupancy(self, function: int, threads: int, smem: int) -> int:
-        """Raises DeviceError: pycuda has no handle of a function to ask with."""
-        raise DeviceError("pycuda does not say how many blocks fit", remedy="ask the ctypes driver")
+        """Raise DeviceError, because pycuda has no function handle for this query."""
+        raise DeviceError("pycuda does not report occupancy", remedy="use the ctypes driver")
 
     def stream(self) -> int:
-        """A stream; pycuda makes it blocking or not by flags, here non-blocking."""
+        """Create a non-blocking stream (pycuda selects this by a flag)."""
         stream = self._guard("Stream", lambda: self._pycuda.Stream(1))
         return self._live_hold.keep(int(stream.handle), stream)
 
     def free_stream(self, stream: int) -> None:
-        """Destroys a stream."""
+        """Destroy a stream."""
         self._live_hold.let_go(stream)
 
 
 def _import(cuda: ctypes.CDLL, library: str) -> Any:
-    """pycuda's driver module, on the same driver library as ours."""
+    """Import pycuda's driver module, which must use the same driver library."""
     if not pycuda_installed():
         raise DriverMissingError("pycuda is not installed", remedy="pip install polydyn[gpu], or the ctypes driver")
     try:
@@ -243,9 +244,9 @@ def _import(cuda: ctypes.CDLL, library: str) -> Any:
             module = importlib.import_module("pycuda.driver")
         linked = ctypes.CDLL(LINKED)
     except (ImportError, OSError) as e:
-        raise DriverMissingError(f"pycuda does not load: {e}", remedy="use the ctypes driver") from None
+        raise DriverMissingError(f"pycuda cannot be loaded: {e}", remedy="use the ctypes driver") from None
     ours, its = (ctypes.cast(c.cuLaunchKernel, ctypes.c_void_p).value for c in (cuda, linked))
-    if ours != its:  # objects of one would be handed to the other
+    if ours != its:  # objects of one library would be passed to the other
         raise DriverMissingError(
             f"pycuda uses another {LINKED} than {library}",
             remedy="load that one first (LD_LIBRARY_PATH, or ctypes.RTLD_GLOBAL), or use the ctypes driver",
@@ -254,7 +255,8 @@ def _import(cuda: ctypes.CDLL, library: str) -> Any:
 
 
 def _packed(argument: Argument) -> Any:
-    """An argument in a form that pycuda packs rightly: scalars as integers of their size, raw bytes as an array."""
+    """Convert an argument to a form that pycuda packs correctly: scalars as integers of their size, raw bytes as an
+    array."""
     if isinstance(argument, int):
         return np.uint64(argument)
     if isinstance(argument, bytes):

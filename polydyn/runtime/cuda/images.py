@@ -1,8 +1,8 @@
-"""The kernels of a program as images that a driver loads: built for architectures, chosen for a device.
+"""The kernels of a program as images that a driver loads: build them for architectures, choose them for a device.
 
-An image is some kernels for one architecture: a cubin, or the PTX of the base architecture, which any newer device
-assembles. Names are ``<architecture>/<unit>.<kind>``; ``BATCH`` kernels, in the program's order, are a unit. What has
-no image is compiled from its source when it is first launched; for the CPU libcuda that is always so.
+An image has several kernels for one architecture: a cubin, or the PTX of the base architecture, which any newer device
+can assemble. Names are ``<architecture>/<unit>.<kind>``; a unit has ``BATCH`` kernels, in the program's order. Kernels
+without an image are compiled from source on their first launch; this is always so for the CPU libcuda.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from polydyn.runtime.cuda.driver import Driver
 __all__ = ["ImageSource", "Images", "build_images", "is_emulated"]
 
 EMULATION = "polydyn CPU emulation"
-"""How the device of the CPU libcuda begins to call itself."""
+"""Prefix of the device name of the CPU libcuda."""
 
 
 Kernel: TypeAlias = "tuple[str, str]"
-"""A kernel's name, and the architecture that has its instructions (sm_80: they all have)."""
+"""A kernel's name, and the architecture that its instructions need (sm_80: any)."""
 
 BATCH = 10
-"""Kernels in a unit: headers are parsed once per unit, and units compile in parallel."""
+"""Kernels per unit: headers are parsed once per unit, and units compile in parallel."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Images:
     """The images of a program's kernels from a CUDA compiler.
 
     ``resources``: kernel -> architecture -> registers (per thread), spills, stack and static shared memory (bytes).
-    ``compiler``: its version, empty when there was none: then there are no images, and ``note`` says so.
+    ``compiler``: its version, empty if none was found; then there are no images, and ``note`` gives the reason.
     """
 
     files: Mapping[str, bytes]
@@ -49,11 +49,11 @@ class Images:
 
 
 def build_images(kernels: Sequence[Kernel], sources: Mapping[str, str], archs: Iterable[str]) -> Images:
-    """Compiles kernels (``sources[name + ".cu"]``) for architectures, and for ``BASE`` as PTX.
+    """Compile kernels (``sources[name + ".cu"]``) for architectures, and for ``BASE`` as PTX.
 
-    Kernels with newer instructions are compiled for the architectures that have them.
+    Kernels with newer instructions are compiled only for architectures that support them.
 
-    BuildError: a text is refused. UnsupportedError: an unknown architecture.
+    BuildError: the compiler rejects a text. UnsupportedError: an unknown architecture.
     """
     requested = tuple(archs)
     if requested == (EMULATED,):
@@ -79,28 +79,28 @@ def build_images(kernels: Sequence[Kernel], sources: Mapping[str, str], archs: I
 
 
 class _Unit(NamedTuple):
-    """Kernels, by number, that are compiled together; all for any architecture, or all for one."""
+    """Kernels, by number, that are compiled together: all for any architecture, or all for one."""
 
     arch: str
     kernels: list[int]
 
 
 def _units(kernels: Sequence[Kernel], sources: Mapping[str, str]) -> list[_Unit]:
-    """Kernels of one architecture with equal heads."""
-    alike: dict[tuple[str, str], list[int]] = {}
+    """Group kernels of one architecture with equal heads into units."""
+    groups: dict[tuple[str, str], list[int]] = {}
     for k, (name, arch) in enumerate(kernels):
-        alike.setdefault((arch, _split(sources[f"{name}.cu"])[0]), []).append(k)
-    return [_Unit(arch, ks[i : i + BATCH]) for (arch, _), ks in alike.items() for i in range(0, len(ks), BATCH)]
+        groups.setdefault((arch, _split(sources[f"{name}.cu"])[0]), []).append(k)
+    return [_Unit(arch, ks[i : i + BATCH]) for (arch, _), ks in groups.items() for i in range(0, len(ks), BATCH)]
 
 
 def _split(text: str) -> tuple[str, str]:
-    """The head of a kernel's file (includes, templates), and the kernel."""
+    """Split a kernel's file into the head (includes, templates) and the kernel."""
     head, mark, rest = text.partition("PD_KERNEL")
     return head, mark + rest
 
 
 def joined(texts: Sequence[str]) -> str:
-    """Kernels with equal heads as one file with one head."""
+    """Join kernels with equal heads into one file with one head."""
     return _split(texts[0])[0] + "\n".join(_split(t)[1] for t in texts)
 
 
@@ -109,17 +109,17 @@ def _name(folder: str, unit: int, kind: str) -> str:
 
 
 def is_emulated(driver: Driver) -> bool:
-    """Whether the driver is the CPU libcuda."""
+    """Return whether the driver is the CPU libcuda."""
     return driver.device_name.startswith(EMULATION)
 
 
 class ImageSource:
-    """Where the kernels of one program come from on one device."""
+    """The images of one program's kernels for one device."""
 
     def __init__(
         self, driver: Driver, kernels: Sequence[Kernel], images: Mapping[str, bytes], sources: Mapping[str, str]
     ) -> None:
-        """Raises WrongArchitectureError when the device is too old, or there is neither image nor usable source."""
+        """WrongArchitectureError: the device is too old, or there is neither an image nor usable source."""
         self.driver, self.kernels, self.images, self.sources = driver, kernels, images, sources
         if not is_emulated(driver) and driver.arch < int(BASE.removeprefix("sm_")):
             raise WrongArchitectureError(
@@ -143,15 +143,15 @@ class ImageSource:
 
     @property
     def special(self) -> int:
-        """The compute capability whose own instructions the kernels may have: the device's; 0 when they are older."""
+        """The compute capability whose special instructions kernels may use: the device's, or 0 for older images."""
         native = self._kind is None or self._kind[0] == named(self.driver.arch)
         return self.driver.arch if native else 0
 
     def image(self, kernel: int) -> bytes:
-        """The image with a kernel, given by its number; equal objects for kernels of one unit.
+        """Return the image with the kernel of this number; kernels of one unit share the object.
 
-        The device's own architecture first, then an older one of its family, then PTX; else the source is compiled now
-        (cached). WrongArchitectureError: it cannot be compiled here.
+        Order of preference: the device's own architecture, an older one of its family, PTX; otherwise the source is
+        compiled now (cached). WrongArchitectureError: it cannot be compiled here.
         """
         if self._kind is not None:
             folder, kind = self._kind
@@ -171,12 +171,12 @@ class ImageSource:
 
 
 def _has(folder: str, arch: str) -> bool:
-    """Whether a folder of images has the kernels with an architecture's instructions."""
+    """Return whether a folder of images has the kernels that need an architecture's instructions."""
     return arch == BASE or (folder != "ptx" and runs_on(arch, capability(folder)))
 
 
 def _order(driver: Driver) -> list[tuple[str, str]]:
-    """Folders and kinds of images that the device can load, best first."""
+    """Return the folders and kinds of images that the device can load, best first."""
     if is_emulated(driver):
         return []
     family = {86: ["sm_86", "sm_80"], 89: ["sm_89", "sm_86", "sm_80"]}.get(driver.arch, [named(driver.arch)])

@@ -1,4 +1,4 @@
-"""ctypes bindings of what a program for a CUDA device has beyond ``native`` (``runtime/polydyn_cuda.h``)."""
+"""ctypes bindings of a CUDA program's functions, in addition to ``native`` (``runtime/polydyn_cuda.h``)."""
 
 from __future__ import annotations
 
@@ -27,25 +27,25 @@ ON_DEVICE, ON_HOST, TO_COPY = 0, 1, 2
 
 
 class CudaNative(Native):
-    """An opened library whose kernels are loaded into a session's context by ``open``."""
+    """An opened library. ``open`` loads its kernels into a session's context."""
 
     def __init__(self, artifact: Artifact) -> None:
         super().__init__(artifact)
         self.session: Session | None = None
         self._images: _Images | None = None
         self.special = 0
-        """The compute capability whose own instructions kernels may use; 0: none's."""
+        """The compute capability whose special instructions kernels may use, or 0."""
         self.lacking: frozenset[str] = frozenset()
-        """The features that kernels do without."""
+        """The features that kernels must not use."""
         self.generation = -1
-        """Of the session, when ``open`` was last called; -1: never."""
+        """The session's generation at the last call of ``open``; -1 if it was not called."""
         lib = self.library
         lib.pd_cuda_stream.restype = ctypes.c_void_p
         lib.pd_cuda_choices.restype = ctypes.c_int64
         lib.pd_cuda_run.argtypes = [*[ctypes.c_void_p] * 4, ctypes.c_int32, ctypes.c_void_p]
 
     def open(self, artifact: Artifact, session: Session) -> None:
-        """Loads the weights; kernels follow when they are launched. Within ``session.use``.
+        """Load the weights; kernels are loaded on their first launch. Use it within ``session.use``.
 
         WrongArchitectureError: the device is too old, or has neither image nor source. DeviceMemoryError.
         """
@@ -62,24 +62,24 @@ class CudaNative(Native):
         self.generation = session.generation
 
     def _leave_out(self, features: frozenset[str]) -> bool:
-        """Says that no kernel may use these; whether that can be said: programs of older polydyns know no features."""
+        """Forbid features in kernels. Return False if that is impossible: older programs have no features."""
         without = getattr(self.library, "pd_cuda_without", None)
         if without is not None:
             without(self.program, ctypes.c_int64(sum(1 << n for n, f in enumerate(FEATURES) if f in features)))
         return without is not None or not features
 
     def forget_context(self) -> None:
-        """The context is gone with everything in it."""
+        """Mark the context as lost, with everything in it."""
         self.library.pd_cuda_lost(self.program)
         self.generation = -1
 
     def before_close(self) -> None:
-        """Nothing is given back to a context that is gone."""
+        """Skip releasing resources of a lost context."""
         if self.session is not None and self.generation != self.session.generation:
             self.forget_context()
 
     def check(self, code: int) -> None:
-        """Raises what the library's error code means; what the driver says as the driver's own errors."""
+        """Raise the exception of the library's error code; driver errors become the driver's exceptions."""
         if code != DEVICE:
             super().check(code)
             return
@@ -95,7 +95,7 @@ class CudaNative(Native):
 
 
 class _Images:
-    """Images for the library, which asks for them by the number of a kernel; each stays alive with this object."""
+    """Images for the library, which requests them by kernel number; they stay alive with this object."""
 
     def __init__(self, source: ImageSource) -> None:
         self._source = source
@@ -104,13 +104,13 @@ class _Images:
         self.callback = _IMAGE(self._give)
 
     def failure(self) -> BaseException | None:
-        """Why this thread's last image could not be given, once; None when it could."""
+        """Return and clear the error of this thread's last image request, or None."""
         return self._failed.pop(threading.get_ident(), None)
 
     def _give(self, _: object, kernel: int) -> int | None:
         try:
             image = self._source.image(kernel)
-        except BaseException as e:  # also an interruption: what leaves a callback would be dropped
+        except BaseException as e:  # includes interrupts, because exceptions in a callback would be lost
             self._failed[threading.get_ident()] = e
             return None
         if image not in self._texts:
@@ -119,7 +119,7 @@ class _Images:
 
 
 class CudaContext(Context):
-    """A context on the device; ``places`` say where each input and then each output of a call lies."""
+    """A context on the device; ``places`` give the location of each input, then of each output of a call."""
 
     __slots__ = ("_cuda", "_kept", "_kept_bytes", "_places", "calls", "stream")
 
@@ -139,20 +139,20 @@ class CudaContext(Context):
         self.stream = int(native.library.pd_cuda_stream(self.handle) or 0)
 
     def prepare_at(self, key: list[tuple[int, ...]], places: tuple[int, ...]) -> None:
-        """``pd_shapes`` for arrays of these shapes and strides at these places; ``key`` becomes both."""
-        self.key = None  # until all is done: an interruption may come in between
+        """Call ``pd_shapes`` for arrays of these shapes, strides and places; then ``key`` contains both."""
+        self.key = None  # until all is done, because an interrupt may occur in between
         self._places[: len(places)] = list(places)
         self._cuda.pd_cuda_places(self.handle, self._places)
         self.prepare(key)
         self.key = [*key, places]
 
     def point(self, inputs: list[int], outputs: list[int]) -> None:
-        """The addresses of the next call."""
+        """Set the addresses of the next call."""
         super().point(inputs, outputs)
         self.calls += 1
 
     def run_on(self, inputs: list[int], outputs: list[int], stream: int, detached: bool) -> None:
-        """``pd_cuda_run`` on these addresses; ``stream`` 0 is the context's own."""
+        """Call ``pd_cuda_run`` on these addresses; ``stream`` 0 is the context's own."""
         self.point(inputs, outputs)
         code = self._cuda.pd_cuda_run(
             self.handle, self.input_pointers, self.output_pointers, stream or None, detached, None
@@ -161,49 +161,49 @@ class CudaContext(Context):
             self._native.check(code)
 
     def record(self, inputs: list[int], outputs: list[int]) -> None:
-        """``pd_cuda_record`` of a call on these addresses, for ``replay``."""
+        """Call ``pd_cuda_record`` on these addresses, for ``replay``."""
         record = getattr(self._cuda, "pd_cuda_record", None)
         if record is None:
-            raise ArtifactError("the program was compiled before a device had bound calls", remedy="compile it again")
+            raise ArtifactError("the program is too old for bound calls on a device", remedy="compile it again")
         self.point(inputs, outputs)
         self._native.check(record(self.handle, self.input_pointers, self.output_pointers))
 
     def replay(self, stream: int, detached: bool) -> Callable[[], int]:
-        """``pd_cuda_replay``, to be called: it returns an error code. ``stream`` 0 is the context's own."""
+        """Return ``pd_cuda_replay`` as a function; it returns an error code. ``stream`` 0 is the context's own."""
         return partial(self._cuda.pd_cuda_replay, self.handle, ctypes.c_void_p(stream or None), int(detached))
 
-    def keep(self, most: int, most_bytes: int) -> None:
-        """``pd_cuda_keep`` and ``pd_cuda_keep_bytes``, when they are other numbers than before; older programs keep no
-        graphs, or do not count their bytes.
+    def keep(self, max_graphs: int, max_bytes: int) -> None:
+        """Call ``pd_cuda_keep`` and ``pd_cuda_keep_bytes`` if the limits have changed. Older programs keep no graphs,
+        or do not count their bytes.
         """
-        if most != self._kept and hasattr(self._cuda, "pd_cuda_keep"):
-            self._native.check(self._cuda.pd_cuda_keep(self.handle, most))
-            self._kept = most
-        if most_bytes != self._kept_bytes and hasattr(self._cuda, "pd_cuda_keep_bytes"):
-            self._native.check(self._cuda.pd_cuda_keep_bytes(self.handle, ctypes.c_int64(most_bytes)))
-            self._kept_bytes = most_bytes
+        if max_graphs != self._kept and hasattr(self._cuda, "pd_cuda_keep"):
+            self._native.check(self._cuda.pd_cuda_keep(self.handle, max_graphs))
+            self._kept = max_graphs
+        if max_bytes != self._kept_bytes and hasattr(self._cuda, "pd_cuda_keep_bytes"):
+            self._native.check(self._cuda.pd_cuda_keep_bytes(self.handle, ctypes.c_int64(max_bytes)))
+            self._kept_bytes = max_bytes
 
     def graphs(self) -> tuple[int, ...]:
-        """``pd_cuda_graphs``."""
+        """Return the counts of ``pd_cuda_graphs``."""
         counts = (ctypes.c_int64 * 5)()
         if hasattr(self._cuda, "pd_cuda_graphs"):
             self._cuda.pd_cuda_graphs(self.handle, counts)
         return tuple(counts)
 
     def wait(self) -> None:
-        """``pd_cuda_wait``. InputError: an index of the last call, which was not waited for, lies outside its axis."""
+        """Call ``pd_cuda_wait``. InputError: the last call, which was not waited for, had an index outside its axis."""
         self._native.check(self._cuda.pd_cuda_wait(self.handle))
 
     def release(self) -> None:
-        """``pd_cuda_release``: what was recorded is gone."""
+        """Call ``pd_cuda_release``, which frees the recording."""
         self._cuda.pd_cuda_release(self.handle)
 
     def choices(self) -> int:
-        """``pd_cuda_choices``."""
+        """Return ``pd_cuda_choices``."""
         return int(self._cuda.pd_cuda_choices(self.handle))
 
     def profile(self, inputs: list[int], outputs: list[int], launches: int) -> list[int]:
-        """Nanoseconds of every launch on the device."""
+        """Return the nanoseconds of every launch on the device."""
         self.point(inputs, outputs)
         table = (ctypes.c_int64 * (launches + 1))()
         code = self._cuda.pd_cuda_run(self.handle, self.input_pointers, self.output_pointers, None, 0, table)

@@ -21,9 +21,9 @@ from polydyn.runtime.program import Array, LaunchTime, Program
 
 
 class CudaPartsProgram(PartsProgram):
-    """A compiled model with sizes that data decide, on a device. Used as every ``CudaProgram``, with numpy arrays.
+    """A compiled model with data-dependent sizes, on a device. It is used like a ``CudaProgram``, with numpy arrays.
 
-    A part is waited for where a step reads what it gives, and at the end; the manifest's notes name these places.
+    A call waits for a part if a step reads its outputs, and at the end; the manifest's notes name these places.
     """
 
     def __init__(self, artifact: Artifact, parts: Sequence[Program], *, compilations: int = 0) -> None:
@@ -34,7 +34,7 @@ class CudaPartsProgram(PartsProgram):
 
     @property
     def session(self) -> Session:
-        """The device's session, opened when it is first asked for. DriverMissingError: there is none."""
+        """The device's session, opened on first use. DriverMissingError: there is no driver."""
         return self._programs[0].session
 
     def _run(self, feeds: Mapping[str, Any], rows: list[LaunchTime] | None) -> dict[str, Array]:
@@ -51,8 +51,8 @@ class CudaPartsProgram(PartsProgram):
 
     @property
     def counters(self) -> dict[str, int]:
-        """As ``PartsProgram.counters``; ``waits``: how often calls have waited for the device, outside of bodies of
-        several parts.
+        """Implement ``PartsProgram.counters``; ``waits``: the number of times that calls have waited for the device,
+        not counting bodies of several parts.
         """
         return super().counters | {"waits": sum(f.waits for f in list(self._frames))}
 
@@ -64,7 +64,7 @@ class CudaPartsProgram(PartsProgram):
         return super()._take_frame()
 
     def _load(self, session: Session) -> None:
-        """Opens the parts for the device's context; frames of one that is gone go too. Nobody is inside a call."""
+        """Open the parts for the device's context, and free frames of a lost one. No thread is in a call."""
         for p in self._programs:
             if p._cuda.generation not in (-1, session.generation):
                 p._cuda.forget_context()
@@ -83,8 +83,8 @@ class CudaPartsProgram(PartsProgram):
         if code != DEVICE:
             return super()._failure(frame, code)
         for p in self._programs:
-            said = (p._native.library.pd_error() or b"").decode(errors="replace")
-            if said and frame.message.startswith(said):
+            message = (p._native.library.pd_error() or b"").decode(errors="replace")
+            if message and frame.message.startswith(message):
                 try:
                     p._native.check(DEVICE)
                 except PolydynError as e:

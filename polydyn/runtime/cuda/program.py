@@ -28,31 +28,31 @@ from polydyn.runtime.sharing import reject_folded, reject_sharing
 Array = npt.NDArray[Any]
 
 ALIGNED = 16
-"""Bytes: kernels read and write vectors of so many."""
+"""Alignment in bytes: kernels read and write vectors of this size."""
 
-GRAPHS, MOST_GRAPHS = 8, 64
-"""How many graphs of runs a context keeps at first, and how many it may."""
+GRAPHS, MAX_GRAPHS = 8, 64
+"""Default and maximum number of CUDA graphs that a context caches."""
 
 NODE_BYTES, GRAPH_BYTES = 16 << 10, 64 << 20
-"""Bytes of device memory that a node of a graph is counted as, and those that a context's graphs may take at first."""
+"""Assumed bytes of device memory per graph node, and the default limit for all graphs of a context."""
 
 MULTIPROCESSORS, SHARED_OPT_IN = 16, 97
-"""CUdevice_attributes: multiprocessors, bytes of dynamic shared memory that a block may ask for."""
+"""CUdevice_attributes: number of SMs, maximum bytes of dynamic shared memory per block."""
 
 
 class CudaProgram(Program):
     """A compiled model on a device.
 
-    ``run`` takes numpy arrays and tensors in device memory (DLPack or ``__cuda_array_interface__``), also mixed. When
-    one of them is in device memory, outputs are too: ``DeviceArray``, which DLPack takes further without a copy. The
-    device is opened by the first call: ``$POLYDYN_LIBCUDA`` or ``libcuda.so.1``, the primary context.
+    ``run`` takes numpy arrays and tensors in device memory (DLPack or ``__cuda_array_interface__``), also mixed. If one
+    of them is in device memory, outputs are too: as ``DeviceArray``, which DLPack can export without a copy. The first
+    call opens the device: ``$POLYDYN_LIBCUDA`` or ``libcuda.so.1``, the primary context.
     """
 
     def __init__(self, artifact: Artifact, *, session: Session | None = None, compilations: int = 0) -> None:
         """``session``: the device, by default that of ``open_session()``, opened by the first call."""
         super().__init__(artifact, threads=1, compilations=compilations)
         self._chosen = session
-        self._loading = threading.RLock()  # taken again by a bound call that ends while it is held
+        self._loading = threading.RLock()  # a bound call that is freed while it is held acquires it again
         self._idle: list[CudaContext] = []
         self._graphs, self._graph_bytes = GRAPHS, GRAPH_BYTES
 
@@ -61,35 +61,35 @@ class CudaProgram(Program):
         return self._cuda
 
     def _output_dtype(self, name: str) -> str:
-        found: str = next(o["dtype"] for o in self.manifest["outputs"] if o["name"] == name)
-        return found
+        dtype: str = next(o["dtype"] for o in self.manifest["outputs"] if o["name"] == name)
+        return dtype
 
     def _placed(self, name: str, feeds: Mapping[str, Any], stream: int) -> Array | View:
-        """An input where it lies, of the declared dtype."""
+        """Return an input in place, with the declared dtype."""
         if name not in feeds:
             self._reject_names(feeds)
         declared = self._declared(name)["dtype"]
         dtype = numpy_dtype(declared)
-        given = feeds[name]
-        if _on_host(given):
-            array = self._convert(name, dtype, given)
+        value = feeds[name]
+        if _on_host(value):
+            array = self._convert(name, dtype, value)
             return array if array.flags.aligned else array.copy()
-        a = view(given, stream, self.session.driver.device)
+        a = view(value, stream, self.session.driver.device)
         if a.dtype not in (declared, str(dtype)):
             raise InputError(f"input '{name}' is {a.dtype}, the program takes {declared}", tensor=name)
         return a
 
     def _given(self, name: str, a: Any, stream: int) -> Array | View:
-        """An output of the caller's where it lies: what numpy would make a copy of is none."""
+        """Return the caller's output in place. InputError: numpy would have to copy it."""
         if not _on_host(a):
             return view(a, stream, self.session.driver.device)
         if not isinstance(a, np.ndarray) and not hasattr(a, "__dlpack__"):
-            raise InputError(f"out['{name}'] is no array", tensor=name, remedy="pass a numpy array")
+            raise InputError(f"out['{name}'] is not an array", tensor=name, remedy="pass a numpy array")
         return np.asarray(a)
 
     @property
     def session(self) -> Session:
-        """The device's session, opened when it is first asked for. DriverMissingError: there is none."""
+        """The device's session, opened on first use. DriverMissingError: there is no driver."""
         if self._chosen is None:
             self._chosen = open_session()
         return self._chosen
@@ -99,19 +99,20 @@ class CudaProgram(Program):
     def run(
         self, feeds: Mapping[str, Any], out: Mapping[str, Any] | None = None, *, stream: Any = None
     ) -> dict[str, Any]:
-        """Computes the outputs.
+        """Compute the outputs.
 
         ``feeds``: input name -> numpy array or tensor in device memory (dense; a tensor that is not aligned to 16
         bytes is copied). ``out``: arrays or tensors for some or all outputs. ``stream``: a CUstream, or a stream of
-        torch, cupy or pycuda that is not capturing: the run is put on it and, when no output is on the host, not waited
-        for; errors of its kernels and indices outside their axis then appear later: in ``numpy()`` of an output, or at
-        a later call, which does nothing else. Without it the run has a stream of its own and is over when this returns.
-        Returns output name -> array. InputError; DeviceError: a failing kernel, no memory, no driver.
+        torch, cupy or pycuda that is not capturing. The run is enqueued there; if no output is on the host, it is not
+        waited for. Then errors of its kernels and indices outside their axis are raised later: in ``numpy()`` of an
+        output, or in a later call, which does nothing else. Without ``stream`` the run has its own stream and is
+        complete on return. Returns output name -> array. InputError; DeviceError: a failing kernel, no memory, no
+        driver.
         """
         session = self.session
         handle = stream_handle(stream)
         with session.use() as driver:
-            refuse_capture(driver, handle)
+            reject_capture(driver, handle)
             context = self._take_ready(session)
             try:
                 context.keep(self._graphs, self._graph_bytes)
@@ -126,17 +127,17 @@ class CudaProgram(Program):
     def bind(
         self, feeds: Mapping[str, Any], out: Mapping[str, Any] | None = None, *, stream: Any = None
     ) -> CudaBoundCall:
-        """``run`` on these very arrays, to be repeated: recorded as a CUDA graph here, which a call launches.
+        """Return ``run`` on these arrays for repeated calls. It is recorded here as a CUDA graph, which a call
+        launches.
 
-        ``feeds``, ``out``, ``stream`` as for ``run``, but inputs on the host must be numpy arrays that need no
-        conversion. Whoever calls the result may change the arrays' elements in between, not their shapes; work on the
-        device that changes them must have ended, or be on ``stream``; of arrays without DLPack (pycuda's) it may also
-        be on the stream they name, the default one when none. InputError; DeviceError: no memory, or a driver before
-        CUDA 11.4.
+        ``feeds``, ``out``, ``stream``: as for ``run``, but inputs on the host must be numpy arrays that need no
+        conversion. Between calls the arrays' elements may change, but not their shapes. Device work that changes them
+        must be complete, or be on ``stream``; for arrays without DLPack (pycuda's) it may also be on the stream that
+        they name, or on the default stream. InputError; DeviceError: no memory, or a driver before CUDA 11.4.
         """
         session, handle = self.session, stream_handle(stream)
         with session.use() as driver:
-            refuse_capture(driver, handle)
+            reject_capture(driver, handle)
             context = self._take_ready(session)
             try:
                 call = Call(self, context, feeds, out or {}, handle)
@@ -148,11 +149,11 @@ class CudaProgram(Program):
             except BaseException:
                 self._idle.append(context)
                 raise
-        weakref.finalize(bound, self._give_back, context).atexit = False  # until then this keeps the program
+        weakref.finalize(bound, self._give_back, context).atexit = False  # the finalizer keeps the program alive
         return bound
 
     def _give_back(self, context: CudaContext) -> None:
-        """A bound call is gone: its context is free again, unless it went with the device's."""
+        """Release the context of a freed bound call, unless it was lost with the device's context."""
         with self._loading:
             if self._cuda.generation == self.session.generation and context in self._contexts:
                 context.release()
@@ -160,13 +161,13 @@ class CudaProgram(Program):
 
     @property
     def _looks(self) -> bool:
-        """Whether the device looks for indices outside their axis."""
+        """Whether the device checks indices."""
         return any("launch" in c for c in self.manifest["index_checks"])
 
     def _call_status(self, context: CudaContext, number: int) -> None:
-        """InputError when that call of a context read an index outside its axis.
+        """Raise InputError if call ``number`` of a context read an index outside its axis.
 
-        Nothing when the context is busy or has made another call since: that one has said so, or will.
+        Do nothing if the context is busy or has made another call since, because that call reports the error.
         """
         try:
             self._idle.remove(context)
@@ -179,7 +180,7 @@ class CudaProgram(Program):
             self._idle.append(context)
 
     def _take_ready(self, session: Session) -> CudaContext:
-        """A free context, after loading kernels when that was not done in this generation of the device's context."""
+        """Return a free context, after loading kernels if the device's context is new."""
         with self._loading:
             if self._cuda.generation != session.generation:
                 self._load(session)
@@ -189,13 +190,13 @@ class CudaProgram(Program):
             return self._new_cuda_context()
 
     def _load(self, session: Session) -> None:
-        """Nobody is inside a call: those of the last generation have left before it ended."""
+        """Load the program into a new device context. No thread is in a call: they left before the old one ended."""
         if self._cuda.generation >= 0:
             self._cuda.forget_context()
-            gone = list(self._contexts)
-            self._contexts.clear()  # first: a bound call may end meanwhile
+            lost = list(self._contexts)
+            self._contexts.clear()  # first, because a bound call may be freed meanwhile
             self._idle.clear()
-            for context in gone:
+            for context in lost:
                 self._cuda.library.pd_context_free(context.handle)
         self._cuda.open(self._artifact, session)
 
@@ -210,55 +211,56 @@ class CudaProgram(Program):
 
     @property
     def graphs(self) -> int:
-        """How many CUDA graphs of runs a context keeps, 0 to 64, at first 8.
+        """The maximum number of CUDA graphs that a context caches, 0 to 64, by default 8.
 
-        When ``run`` gets the same sizes for the second time, and those arrays that lie on the device at the same
-        addresses, it records what it does, and is one launch from then on. It holds
-        from a context's next run on. InputError: another number.
+        When ``run`` gets the same sizes for the second time, with device arrays at the same addresses, it records its
+        work as a graph. From then on such a call is a single launch. A new value takes effect at a context's next run.
+        InputError: another number.
         """
         return self._graphs
 
     @graphs.setter
-    def graphs(self, most: int) -> None:
-        if not 0 <= most <= MOST_GRAPHS:
-            raise InputError(f"graphs is {most}", remedy=f"0 to {MOST_GRAPHS}")
-        self._graphs = most
+    def graphs(self, count: int) -> None:
+        if not 0 <= count <= MAX_GRAPHS:
+            raise InputError(f"graphs is {count}", remedy=f"0 to {MAX_GRAPHS}")
+        self._graphs = count
 
     @property
     def graph_bytes(self) -> int:
-        """How many bytes of device memory a context's graphs may take together, at first 64 MiB.
+        """The maximum bytes of device memory for all graphs of a context, by default 64 MiB.
 
-        No call of the driver tells what they take: a node is counted as 16 KiB, somewhat more than what others have
-        found (``graph_node_bytes`` of ``benchmarks.gpu.run_all`` measures it). A run with more nodes is not recorded.
-        Bound calls are not counted. It holds from a context's next run on. InputError: less than 0.
+        The driver does not report the memory of graphs. A node is counted as 16 KiB, slightly more than others have
+        measured (``graph_node_bytes`` of ``benchmarks.gpu.run_all`` measures it). A run with more nodes is not
+        recorded. Bound calls are not counted. A new value takes effect at a context's next run. InputError: less than
+        0.
         """
         return self._graph_bytes
 
     @graph_bytes.setter
-    def graph_bytes(self, most: int) -> None:
-        if most < 0:
-            raise InputError(f"graph_bytes is {most}", remedy="0 or more")
-        self._graph_bytes = most
+    def graph_bytes(self, count: int) -> None:
+        if count < 0:
+            raise InputError(f"graph_bytes is {count}", remedy="0 or more")
+        self._graph_bytes = count
 
-    # -- looking inside ----------------------------------------------------------------------------------------------
+    # -- inspection --------------------------------------------------------------------------------------------------
 
     @property
     def counters(self) -> dict[str, int]:
-        """As ``Program.counters``; ``choices``: launches whose version was chosen, not remembered. Of runs as graphs:
-        ``graphs`` that are kept now, their ``graph_nodes``, and the ``graph_bytes`` that these are counted as; runs
-        that were ``recorded``, ``replayed``, ``not_recorded``: the device had no memory or no graphs, and the context
-        keeps none any more, or they have too many nodes (``graph_bytes``).
+        """Implement ``Program.counters``; ``choices``: launches whose version was chosen rather than remembered. For
+        runs as graphs: cached ``graphs``, their ``graph_nodes``, and the ``graph_bytes`` that these count as. Runs that
+        were ``recorded``, ``replayed``, or ``not_recorded``: the device had no memory or no graphs, and the context
+        stops recording, or they have too many nodes (``graph_bytes``).
         """
         names = ("graphs", "graph_nodes", "recorded", "replayed", "not_recorded")
-        with self._loading:  # contexts of a device that was lost go meanwhile
+        with self._loading:  # contexts of a lost device are removed meanwhile
             contexts = [c for c in list(self._contexts) if isinstance(c, CudaContext)]
             counts = [c.graphs() for c in contexts]
-            found = {name: sum(c[i] for c in counts) for i, name in enumerate(names)}
-            found |= {"choices": sum(c.choices() for c in contexts)}
-            return super().counters | found | {"graph_bytes": found["graph_nodes"] * NODE_BYTES}
+            sums = {name: sum(c[i] for c in counts) for i, name in enumerate(names)}
+            sums |= {"choices": sum(c.choices() for c in contexts)}
+            return super().counters | sums | {"graph_bytes": sums["graph_nodes"] * NODE_BYTES}
 
     def profile(self, feeds: Mapping[str, Any], repeats: int = 5) -> list[LaunchTime]:
-        """The device's time of every launch (median over ``repeats`` calls after one that warms up), in order."""
+        """Return the device time of every launch (median over ``repeats`` calls after a warm-up call), in order."""
         check_repeats(repeats)
         session = self.session
         with session.use():
@@ -273,14 +275,14 @@ class CudaProgram(Program):
         return launch_times(infos, times)
 
     def explain(self, /, **dims: int) -> Explanation:
-        """What every launch would do at a shape, without running: the version that is taken and why, blocks, registers.
+        """Explain every launch at a shape without running: the selected version and the reasons, blocks, registers.
 
-        As ``Program.explain``; tasks are blocks, threads are those of a block. The device is the one that is open, else
-        the one that times are estimated for.
+        Like ``Program.explain``, but tasks are blocks and threads are threads per block. The device is the open one, or
+        else the one whose times are estimated.
         """
-        supposed = self.manifest["estimates"]
-        device = Device(supposed["shared"], supposed["special"])
-        count: int = supposed["multiprocessors"]
+        described = self.manifest["estimates"]
+        device = Device(described["shared"], described["special"])
+        count: int = described["multiprocessors"]
         if self._cuda.session is not None:
             driver = self._cuda.session.driver
             device = Device(driver.attribute(SHARED_OPT_IN), self._cuda.special, self._cuda.lacking)
@@ -289,22 +291,22 @@ class CudaProgram(Program):
 
     @property
     def images(self) -> list[str]:
-        """Architectures that the program has kernels for, ``ptx`` for any newer device; none: they are sources."""
+        """The architectures that the program has kernels for, ``ptx`` for any newer device; empty if it has sources."""
         return list(self.manifest["cuda"]["images"])
 
     @property
     def resources(self) -> dict[str, Mapping[str, Mapping[str, int]]]:
-        """Kernel -> architecture -> registers per thread, spills, stack and static shared memory in bytes."""
+        """Maps kernel -> architecture -> registers per thread, spills, stack and static shared memory in bytes."""
         return {k["name"]: k["resources"] for k in self.manifest["kernels"]}
 
 
 class Call:
-    """One call's arrays, bound to a context: the addresses it needs, and the results it gives."""
+    """The arrays of one call, bound to a context: the required addresses, and the results."""
 
     def __init__(
         self, program: CudaProgram, context: CudaContext, feeds: Mapping[str, Any], out: Mapping[str, Any], stream: int
     ) -> None:
-        """Prepares the context for the shapes. InputError: an array does not fit."""
+        """Prepare the context for the shapes. InputError: an array does not fit."""
         self._program, self._context, self._stream = program, context, stream
         order = stream or context.stream
         self._arrays = {n: program._placed(n, feeds, order) for n, _, _ in program._inputs}
@@ -328,7 +330,7 @@ class Call:
         self.outputs = [_address(a) for a in self._targets.values()]
 
     def _exporters(self, order: int) -> list[int]:
-        """Streams of tensors whose exporters leave waiting to the reader. InputError: one is of another context."""
+        """Return the streams of tensors that the reader must wait for. InputError: a tensor is of another context."""
         driver = self._program.session.driver
         waiting = [(n, a) for x in (self._arrays, self._out) for n, a in x.items() if isinstance(a, View) and a.after]
         for name, a in waiting:
@@ -338,33 +340,33 @@ class Call:
         return list({a.after: None for _, a in waiting if a.after != order})
 
     def follow(self) -> None:
-        """Puts the stream of the call behind what exporters have on theirs by now."""
+        """Make the call's stream wait for the current work of the exporters' streams."""
         if self._after:
-            refuse_capture(self._program.session.driver, self._order)
+            reject_capture(self._program.session.driver, self._order)
         for after in self._after:
             self._program.session.driver.order(self._order, after)
 
     def reject_conversions(self, feeds: Mapping[str, Any]) -> None:
-        """InputError for an input on the host that is not read where the caller has it: changes would not be seen."""
+        """Raise InputError for an input on the host that is not read in place, because changes would be missed."""
         host = {n: _address(a) for n, a in self._arrays.items() if isinstance(a, np.ndarray)}
         reject_conversions(list(host), feeds, list(host.values()))
 
     def attach(self, status: Callable[[], None]) -> None:
-        """Outputs that were made for this call ask ``status`` how it ended, before they are copied to the host."""
+        """Attach ``status`` to new outputs: they call it before they are copied to the host."""
         for target in self._targets.values():
             if isinstance(target, DeviceArray):
                 target.status = status
 
     def results(self) -> dict[str, Any]:
-        """Output name -> array, those of the caller included."""
+        """Return output name -> array, including the caller's arrays."""
         for name, target in self._targets.items():
-            given = self.named[name]
-            if isinstance(given, np.ndarray) and given is not target:
-                np.copyto(given, np.asarray(target))  # a view with strides of its own
+            array = self.named[name]
+            if isinstance(array, np.ndarray) and array is not target:
+                np.copyto(array, np.asarray(target))  # the caller's array is not dense
         return self.named
 
     def _key(self) -> tuple[list[tuple[int, ...]], tuple[int, ...]]:
-        """Shapes and strides as ``Context.prepare`` wants them, and where arrays lie."""
+        """Return shapes and strides as required by ``Context.prepare``, and the locations of arrays."""
         key: list[tuple[int, ...]] = []
         places: list[int] = []
         for name, a in self._arrays.items():
@@ -373,10 +375,10 @@ class Call:
                 raise InputError(f"input '{name}' is in device memory and not dense", tensor=name, remedy="copy it")
             places.append(ON_HOST if not isinstance(a, View) else TO_COPY if a.pointer % ALIGNED else ON_DEVICE)
         for _, name, rank in self._program._strided:
-            given = self._out.get(name)
-            if given is not None and given.ndim != rank:
+            array = self._out.get(name)
+            if array is not None and array.ndim != rank:
                 raise InputError(f"out['{name}'] must be an array of {rank} axes", tensor=name)
-            key.append(given.strides if isinstance(given, View) else ())
+            key.append(array.strides if isinstance(array, View) else ())
         for name, _ in self._program._outputs:
             host = isinstance(self._out[name], np.ndarray) if name in self._out else not self._on_device
             places.append(ON_HOST if host else ON_DEVICE)
@@ -386,24 +388,24 @@ class Call:
         return {name for name, _ in self._program._pairs}
 
     def _target(self, name: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array | View | DeviceArray:
-        """Where an output is written: the caller's array, or a new one."""
+        """Return the target of an output: the caller's array, or a new one."""
         declared = self._program._output_dtype(name)
-        given = self._out.get(name)
-        if given is None and self._on_device:
+        array = self._out.get(name)
+        if array is None and self._on_device:
             order = self._stream or 0
             return DeviceArray(self._program.session, shape, declared, dtype.itemsize, order)
-        if given is None:
+        if array is None:
             return np.empty(shape, dtype)
         dtypes = {declared, str(dtype)}
-        if given.shape != shape or str(given.dtype) not in dtypes:
+        if array.shape != shape or str(array.dtype) not in dtypes:
             raise InputError(f"out['{name}'] must be {declared} of shape {shape} in this call", tensor=name)
-        if isinstance(given, View):
-            if not given.dense and name not in {n for _, n, _ in self._program._strided}:
+        if isinstance(array, View):
+            if not array.dense and name not in {n for _, n, _ in self._program._strided}:
                 raise InputError(f"out['{name}'] must be dense", tensor=name)
-            return given
-        if not (given.flags.writeable and given.flags.aligned):
+            return array
+        if not (array.flags.writeable and array.flags.aligned):
             raise InputError(f"out['{name}'] must be aligned and writeable", tensor=name)
-        return given if given.flags.c_contiguous else np.empty(shape, dtype)
+        return array if array.flags.c_contiguous else np.empty(shape, dtype)
 
     def _check_overlap(self) -> None:
         unknown = [n for n in self._out if n not in self._targets]
@@ -441,15 +443,15 @@ def _address(a: Array | View | DeviceArray) -> int:
     return a.pointer
 
 
-def refuse_capture(driver: Driver, stream: int) -> None:
-    """InputError for a stream that captures, before anything is done that would end the capture."""
+def reject_capture(driver: Driver, stream: int) -> None:
+    """Raise InputError for a capturing stream, before any call that would end the capture."""
     if stream and driver.captures(stream):
         raise InputError("the stream is capturing a graph, whose replays would use memory of other calls",
                          remedy="bind the call instead, and call it outside the capture")  # fmt: skip
 
 
 def stream_handle(stream: Any) -> int:
-    """The CUstream of what libraries call a stream; 0 for None. InputError: it is none."""
+    """Return the CUstream of a library's stream object; 0 for None. InputError: it is not a stream."""
     if stream is None:
         return 0
     for name in ("cuda_stream", "handle", "ptr"):  # torch, pycuda, cupy
@@ -460,5 +462,6 @@ def stream_handle(stream: Any) -> int:
         if hasattr(stream, "__cuda_stream__"):
             stream = stream.__cuda_stream__()[1]
     if not isinstance(stream, int):
-        raise InputError(f"{stream!r} is no stream", remedy="pass a CUstream, or a stream of torch, cupy or pycuda")
+        message = f"{stream!r} is not a CUDA stream"
+        raise InputError(message, remedy="pass a CUstream, or a stream of torch, cupy or pycuda")
     return stream or LEGACY

@@ -1,8 +1,8 @@
-"""A device as programs share it: one driver for the process, and what happens when a kernel breaks its context.
+"""A device that programs share: one driver per process, and recovery after a kernel breaks its context.
 
-Nobody can use a broken context. Calls of other threads fail too, soon, because the driver answers them with
-the same error; the last to leave makes a new context. New calls wait for it. Programs see ``generation`` change and
-load their kernels and weights again.
+A broken context cannot be used. Calls of other threads soon fail too, because the driver returns the same error; the
+last thread to leave creates a new context, and new calls wait for it. Programs see ``generation`` change and load their
+kernels and weights again.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from polydyn.runtime.cuda.drivers import open_driver, preferred
 __all__ = ["Session", "open_session"]
 
 LIBRARY = "POLYDYN_LIBCUDA"
-"""The environment's choice of a driver library: a path, or ``emulated`` for the CPU libcuda."""
+"""The environment variable with the driver library: a path, or ``emulated`` for the CPU libcuda."""
 
 
 class Session:
-    """A driver and the calls that are using it."""
+    """A driver, and the calls that use it."""
 
     def __init__(self, driver: Driver, library: str) -> None:
         """``library``: the file that the driver opened."""
@@ -40,12 +40,12 @@ class Session:
 
     @property
     def generation(self) -> int:
-        """Counts the contexts that were lost."""
+        """The number of lost contexts."""
         return self.driver.generation
 
     @contextmanager
     def use(self) -> Iterator[Driver]:
-        """Surrounds everything that uses the context; may be nested. DeviceLostError: see module."""
+        """Enclose all use of the context; may be nested. DeviceLostError: see the module."""
         if getattr(self._inside, "depth", 0):
             yield self.driver
             return
@@ -55,11 +55,11 @@ class Session:
                 raise DeviceLostError(self._dead, remedy="restart the process")
             self._active += 1
         broken = False
-        try:  # at once: who is interrupted leaves
+        try:  # directly after the count, so that an interrupt cannot skip _leave
             self._inside.depth = 1
             yield self.driver
         except DeviceLostError as e:
-            broken = e.code != 0  # 0: no driver call failed, something was used that an earlier context had
+            broken = e.code != 0  # 0: no driver call failed, but an object of an earlier context was used
             raise
         finally:
             self._inside.depth = 0
@@ -80,10 +80,10 @@ class Session:
 
 
 def open_session(device: int = 0, library: str | None = None, prefer: str | None = None) -> Session:
-    """The session of a device, one for the process (and for each of both drivers, when both are asked for).
+    """Return the session of a device; there is one per process (and per driver, if both are used).
 
     ``library``: the driver library, by default ``$POLYDYN_LIBCUDA``, else ``libcuda.so.1``; "emulated" is the CPU
-    libcuda. ``prefer``: "pycuda" or "ctypes", default pycuda where it is installed. Raises DriverMissingError.
+    libcuda. ``prefer``: "pycuda" or "ctypes", by default pycuda if it is installed. Raises DriverMissingError.
     """
     name = library or os.environ.get(LIBRARY) or "libcuda.so.1"
     return _open(device, name, prefer or preferred())
@@ -96,5 +96,5 @@ def _open(device: int, name: str, prefer: str) -> Session:
         from polydyn.gpu import cpu_libcuda
 
         path = str(cpu_libcuda.build())
-        ctypes.CDLL(path, ctypes.RTLD_GLOBAL)  # so that pycuda finds it under its name
+        ctypes.CDLL(path, ctypes.RTLD_GLOBAL)  # so that pycuda finds it by name
     return Session(open_driver(prefer, device, path), path)

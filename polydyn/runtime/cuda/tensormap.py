@@ -1,7 +1,7 @@
-"""Descriptions of TMA tensor maps (``CUtensorMap``), checked before the driver sees them.
+"""Descriptions of TMA tensor maps (``CUtensorMap``), checked before they are passed to the driver.
 
-The driver answers a bad map with one number; here every rule has a name. Encoding for a device is
-``Driver.encode_tensor_map``; ``TensorMap.emulated`` makes the 128 bytes that emulated kernels read.
+The driver reports any wrong map with a single number; here every rule has a name. ``Driver.encode_tensor_map`` encodes
+a map for a device; ``TensorMap.emulated`` returns the 128 bytes that emulated kernels read.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from polydyn.gpu.errors import DeviceError
 __all__ = ["TF32", "PixelBox", "TensorMap", "element_type", "tensor_map"]
 
 TF32 = "tfloat32"
-"""The type of a map over float32 whose loads round to tf32, to nearest: tensor cores themselves would truncate."""
+"""The type of a float32 map whose loads round to nearest tf32; tensor cores themselves would truncate."""
 _TYPES = {  # type -> (CUtensorMapDataType, bytes)
     "uint8": (0, 1), "int8": (0, 1), "bool": (0, 1), "uint16": (1, 2), "int16": (1, 2), "uint32": (2, 4),
     "int32": (3, 4), "uint64": (4, 8), "int64": (5, 8), "float16": (6, 2), "float32": (7, 4), "float64": (8, 8),
@@ -25,22 +25,22 @@ _TYPES = {  # type -> (CUtensorMapDataType, bytes)
 
 
 def element_type(dtype: str) -> tuple[int, int]:
-    """The CUtensorMapDataType of a dtype or ``TF32``, and bytes per element. DeviceError: there is none."""
+    """Return the CUtensorMapDataType of a dtype or ``TF32``, and bytes per element. DeviceError: it has none."""
     if dtype not in _TYPES:
-        raise DeviceError(f"a tensor map cannot hold {dtype}", remedy=f"one of {', '.join(_TYPES)}")
+        raise DeviceError(f"a tensor map does not support {dtype}", remedy=f"one of {', '.join(_TYPES)}")
     return _TYPES[dtype]
 
 
 CORNERS = {1: 1 << 15, 2: 1 << 7, 3: 1 << 4}
-"""Dims of an image -> corners of its box of pixels are from minus so many to one less."""
+"""Maps the number of image dims to n: corners of the pixel box are in [-n, n)."""
 
 
 @dataclass(frozen=True)
 class PixelBox:
-    """The pixels that copies of a tensor map in im2col mode walk through, along w, h and d.
+    """The pixels that copies of a tensor map in im2col mode traverse, along w, h and d.
 
-    ``lower``, ``upper``: its corners, from the first and from the last pixel of the image; ``steps``: from one pixel
-    to the next. Of dims 1, 2, ...; the last dim counts images.
+    ``lower``, ``upper``: offsets of its corners from the first and from the last pixel of the image; ``steps``:
+    distance between pixels. They apply to dims 1, 2, ...; the last dim counts images.
     """
 
     lower: tuple[int, ...]
@@ -52,7 +52,7 @@ class PixelBox:
 class TensorMap:
     """A strided tensor and the box that one copy moves; dims innermost first.
 
-    ``dtype``: of the elements, or ``TF32``. ``strides``: bytes, of dims 1, 2, ... (the innermost is dense). ``box``:
+    ``dtype``: of the elements, or ``TF32``. ``strides``: bytes, for dims 1, 2, ... (the innermost is dense). ``box``:
     elements per dim; with ``pixels`` (im2col mode) channels and pixels. ``swizzle``: 0 or 128 bytes. DeviceError: a
     rule of ``cuTensorMapEncodeTiled`` or ``cuTensorMapEncodeIm2col`` is broken.
     """
@@ -84,15 +84,15 @@ class TensorMap:
                     f"a tensor map needs {rule}: {self}", remedy="use a kernel without TMA for this layout"
                 )
 
-    def _pixel_rules(self, of: PixelBox) -> Iterator[tuple[bool, str]]:
+    def _pixel_rules(self, box: PixelBox) -> Iterator[tuple[bool, str]]:
         along, (channels, pixels) = len(self.dims) - 2, self.box
         yield 1 <= along <= 3, "rank 3 to 5 in im2col mode"
-        yield {len(of.lower), len(of.upper), len(of.steps)} == {along}, "corners and a step for each dim of an image"
+        yield {len(box.lower), len(box.upper), len(box.steps)} == {along}, "corners and a step for each dim of an image"
         yield 0 < channels <= 256 and 0 < pixels <= 1024, "1 to 256 channels of 1 to 1024 pixels"
-        most = CORNERS[along]
-        yield all(-most <= x < most for x in (*of.lower, *of.upper)), f"corners from {-most} to {most - 1}"
-        yield all(1 <= s <= 8 for s in of.steps), "steps from 1 to 8"
-        sides = zip(self.dims[1:-1], of.lower, of.upper, strict=False)
+        limit = CORNERS[along]
+        yield all(-limit <= x < limit for x in (*box.lower, *box.upper)), f"corners from {-limit} to {limit - 1}"
+        yield all(1 <= s <= 8 for s in box.steps), "steps from 1 to 8"
+        sides = zip(self.dims[1:-1], box.lower, box.upper, strict=False)
         yield all(low < size + high for size, low, high in sides), "a box with a pixel in it"
 
     @property
@@ -106,18 +106,18 @@ class TensorMap:
         return element_type(self.dtype)[0]
 
     def check_address(self, address: int) -> None:
-        """Raises DeviceError unless the base address is a multiple of 16."""
+        """Raise DeviceError unless the base address is a multiple of 16."""
         if address % 16:
             raise DeviceError(f"a tensor map needs a 16-byte aligned base, not {address:#x}")
 
     def emulated(self, address: int) -> bytes:
-        """The 128 bytes of a ``pdemu_tensor_map`` (``pd_emu_abi.h``)."""
+        """Return the 128 bytes of a ``pdemu_tensor_map`` (``pd_emu_abi.h``)."""
         self.check_address(address)
         dims, box = ((*x, *[1] * (5 - len(x))) for x in (self.dims, self.box))
         strides = (*self.strides, *[0] * (4 - len(self.strides)))
         code = 3 if self.swizzle else 0
-        at = self.pixels or PixelBox((), (), ())
-        of_pixels = ((*x, *[0] * (3 - len(x))) for x in (at.lower, at.upper, at.steps))
+        pixels = self.pixels or PixelBox((), (), ())
+        corners = ((*x, *[0] * (3 - len(x))) for x in (pixels.lower, pixels.upper, pixels.steps))
         packed = struct.pack(
             "<Q4QI5I5HBBBB6h3B",
             address,
@@ -129,16 +129,16 @@ class TensorMap:
             self.element_bytes,
             code,
             self.dtype == TF32,
-            *(n for x in of_pixels for n in x),
+            *(n for x in corners for n in x),
         )
         return packed.ljust(128, b"\0")
 
 
 def tensor_map(fields: Mapping[str, Any]) -> TensorMap:
-    """The map with these fields, lists for tuples: ``dataclasses.asdict``, sent as JSON."""
+    """Return the map with these fields, with lists for tuples: the JSON form of ``dataclasses.asdict``."""
 
-    def plain(of: Mapping[str, Any]) -> dict[str, Any]:
-        return {n: tuple(v) if isinstance(v, list) else v for n, v in of.items()}
+    def plain(data: Mapping[str, Any]) -> dict[str, Any]:
+        return {n: tuple(v) if isinstance(v, list) else v for n, v in data.items()}
 
     pixels = fields["pixels"]
     return TensorMap(**plain(fields) | {"pixels": PixelBox(**plain(pixels)) if pixels else None})

@@ -1,9 +1,9 @@
-"""The device's time of short work: many launches captured in one graph and replayed.
+"""Device time of short work: many launches captured in one graph and replayed.
 
-One launch takes the host several microseconds, and a small kernel less; timed launch by launch, all small kernels take
-as long as the host does. In a graph the host starts all launches at once. What a kernel reads may still be in L2 from
-the launch before (``hot``), or not (``cold``): then launches take turns with so many sets of data that L2 has forgotten
-a set when its turn comes again (``sets_beyond``).
+A launch takes the host several microseconds, and a small kernel takes less. Timed launch by launch, all small kernels
+would take the host's time. With a graph the host starts all launches at once. The data of a kernel may still be in L2
+from the previous launch (``hot``) or not (``cold``). For cold times, launches alternate between enough sets of data
+that a set has left L2 when it is used again (``sets_beyond``).
 """
 
 from __future__ import annotations
@@ -20,51 +20,51 @@ from polydyn.runtime.cuda.driver import Driver
 __all__ = ["LAUNCHES", "MANY", "MEASURED", "ROUNDS", "SHORT", "WARM", "Times", "Work", "replayed", "sets_beyond"]
 
 Work: TypeAlias = "Callable[[int], None]"
-"""Puts a launch, or several, on a stream."""
+"""Enqueues one or more launches on a stream."""
 
 LAUNCHES, MANY, SHORT = 20, 50, 5e-6
-"""Launches in a graph, of those that take less than SHORT seconds, and those seconds."""
+"""Launches per graph; launches per graph if one takes less than SHORT seconds; SHORT."""
 ROUNDS, MEASURED, WARM = 5, 1e-3, 2e-2
-"""Rounds of at least so many seconds each, after so many in which the device raises its clocks."""
-MOST_SETS = 256
-FORGOTTEN = 2
-"""L2 has forgotten a set when so many times its bytes were used since."""
+"""Number of rounds, minimum seconds per round, and seconds of warm-up in which the device raises its clocks."""
+MAX_SETS = 256
+L2_EVICTION_FACTOR = 2
+"""A set counts as evicted from L2 after this many times the L2 size has been accessed."""
 
 
 @dataclass(frozen=True)
 class Times:
-    """Seconds of a launch in each round, ``median`` of them."""
+    """Seconds of a launch in each round."""
 
     rounds: tuple[float, ...]
 
     @property
     def median(self) -> float:
-        """What to quote."""
+        """The time to report."""
         return median(self.rounds)
 
     @property
     def least(self) -> float:
-        """What to compare versions by."""
+        """The time to compare versions by."""
         return min(self.rounds)
 
     @property
     def spread(self) -> float:
-        """The widest difference of two rounds, over the median: what is less is noise."""
+        """The maximum difference of two rounds, relative to the median; smaller differences are noise."""
         return (max(self.rounds) - min(self.rounds)) / max(self.median, 1e-12)
 
 
 def sets_beyond(nbytes: int, l2: int) -> int:
-    """How many sets of data of ``nbytes`` each make every launch find its own gone from an L2 of so many bytes."""
-    return max(2, min(MOST_SETS, 1 + -(-FORGOTTEN * l2 // max(nbytes, 1))))
+    """Return how many sets of ``nbytes`` are needed so that no launch finds its data in an L2 of ``l2`` bytes."""
+    return max(2, min(MAX_SETS, 1 + -(-L2_EVICTION_FACTOR * l2 // max(nbytes, 1))))
 
 
 def replayed(
     driver: Driver, works: Sequence[Work], launches: int = LAUNCHES, rounds: int = ROUNDS, warm: float = WARM
 ) -> Times:
-    """Times of one of ``works``, which take turns in a graph of at least ``launches``.
+    """Return the times of one of ``works``, which alternate in a graph of at least ``launches`` launches.
 
-    Every work was run before (kernels are loaded, memory is there). Short ones get MANY launches, where more than one
-    round is asked for. DeviceError: a kernel fails, or something is not to be captured.
+    Every work must have run before (kernels are loaded, memory is allocated). Short ones get MANY launches, if there is
+    more than one round. DeviceError: a kernel fails, or some work cannot be captured.
     """
     with ExitStack() as left:
         stream = driver.stream()
@@ -91,7 +91,7 @@ def replayed(
 
 
 def _given_back(free: Callable[[int], None], handle: int) -> None:
-    """Frees a handle, unless it went with its context: the error that broke it is the one to see."""
+    """Free a handle, unless it was lost with its context, so that the original error is reported."""
     with suppress(DeviceError):
         free(handle)
 
