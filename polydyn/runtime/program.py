@@ -317,8 +317,7 @@ class Program:
         arrays: list[Array],
         addresses: list[int],
     ) -> None:
-        """Reject arrays in ``out`` that are unknown, have a wrong layout, or share memory. ``used``: how many of them
-        are outputs."""
+        """Reject arrays in ``out`` that are unknown (``used`` of them are not), of a wrong layout, or share memory."""
         if used != len(out):
             name = next(n for n in out if n not in results)
             raise InputError(
@@ -356,9 +355,8 @@ class Program:
         return _described(self.arguments("outputs"))
 
     def arguments(self, kind: str) -> list[dict[str, Any]]:
-        """Return ``inputs``, ``outputs`` or ``optional`` (initializers that are inputs) as a caller sees them: dicts
-        with ``name``, ``dtype`` and ``shape``, in order.
-        """
+        """Return ``inputs``, ``outputs`` or ``optional`` (initializers that are inputs): dicts with ``name``, ``dtype``
+        and ``shape``, in order."""
         return list(self.manifest.get(kind, ()))
 
     @property

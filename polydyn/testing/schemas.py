@@ -196,9 +196,7 @@ def _model(node: onnx.NodeProto, schema: Schema, feeds: Mapping[str, Array], nam
         for n in inputs if n not in constant
     ]  # fmt: skip
     outputs = [helper.make_empty_tensor_value_info(o) for o in node.output if o]
-    graph = helper.make_graph(
-        [node], "one", infos, outputs, [numpy_helper.from_array(feeds[n], n) for n in constant]
-    )
+    graph = helper.make_graph([node], "one", infos, outputs, [numpy_helper.from_array(feeds[n], n) for n in constant])
     opsets = [helper.make_opsetid(schema.domain, schema.since_version)]
     proto = helper.make_model(graph, opset_imports=opsets, ir_version=10)
     return Model(proto, {n: feeds[n] for n in inputs if n not in constant}, name)

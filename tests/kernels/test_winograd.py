@@ -11,7 +11,7 @@ import pytest
 
 from polydyn.backends.cuda import Cuda
 from polydyn.checked import CheckedProgram
-from polydyn.cli.machine import How
+from polydyn.cli.machine import CompileSettings
 from polydyn.compiler import Options, plan_program
 from polydyn.errors import InputError, UnsupportedError
 from polydyn.fusion.pipeline import fusion_plan, rewrite_graph
@@ -142,7 +142,7 @@ def test_other_sizes_of_tiles_are_refused_by_name(options: dict[str, Any]) -> No
 def test_everywhere_that_takes_options() -> None:
     said = SessionOptions()
     said.add_session_config_entry("polydyn.winograd", "4")
-    assert said.arguments("cpu", {}).options == Options(winograd=4) == How(winograd=4).options
+    assert said.arguments("cpu", {}).options == Options(winograd=4) == CompileSettings(winograd=4).options
     said.add_session_config_entry("polydyn.winograd", "four")
     with pytest.raises(InputError, match="winograd is 'four'"):
         said.arguments("cpu", {})

@@ -282,7 +282,7 @@ def _option(name: str) -> Callable[[], Any]:
         (lambda: polydyn.InferenceSession(BERT, providers="CPUExecutionProvider"), InputError, "providers is a text"),
         (lambda: polydyn.InferenceSession("no.onnx"), ModelError, "cannot read no.onnx"),
         (lambda: polydyn.InferenceSession(b"nothing"), ModelError, "not an ONNX protobuf"),
-        (lambda: polydyn.InferenceSession(7), InputError, "a int is no model"),
+        (lambda: polydyn.InferenceSession(7), InputError, "a int is not a model"),
         (lambda: polydyn.InferenceSession(BERT).run(["pooler"], feeds()), InputError, "no output 'pooler'"),
         (lambda: polydyn.InferenceSession(BERT).run(None, {}), InputError, "input 'input_ids' is missing"),
         (lambda: polydyn.InferenceSession(BERT).run(None, feeds() | {"z": 1}), InputError, "no input 'z'"),

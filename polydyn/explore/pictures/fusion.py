@@ -23,8 +23,7 @@ WHY = (("starts a", "starts"), ("stitch", "stitch"), ("", "joins"))
 
 @dataclass(frozen=True)
 class _Repeat:
-    """The longest repetition in a sequence: ``count`` copies of ``period`` steps from ``first``; one copy means none.
-    """
+    """The longest repetition in a sequence: ``count`` copies of ``period`` steps from ``first``; one copy means none."""
 
     first: int
     period: int

@@ -149,8 +149,12 @@ def _bodies(framed: Framed) -> Iterator[tuple[int, BodyWords, Callable[[BodyWord
         if s.loop is not None:
             yield k, s.loop.body, lambda b, k=k: _with_loop(framed, k, body=b)  # type: ignore[misc]
         for n, body in enumerate(s.branches):
-            yield k, body, lambda b, k=k, s=s, n=n: _with_stage(  # type: ignore[misc]
-                framed, k, replace(s, branches=_changed(s.branches, n, b))
+            yield (
+                k,
+                body,
+                lambda b, k=k, s=s, n=n: _with_stage(  # type: ignore[misc]
+                    framed, k, replace(s, branches=_changed(s.branches, n, b))
+                ),
             )
 
 

@@ -191,9 +191,7 @@ class Turns:
 
     def _run(self, k: int) -> Run:
         turn = (self.step.origin, self.grows, self.known, k)
-        return Run(
-            self.frame, self.step, self.stage, "body", self.loop.body, self._formals(k), self.pointers, turn
-        )
+        return Run(self.frame, self.step, self.stage, "body", self.loop.body, self._formals(k), self.pointers, turn)
 
     def _row(self, r: int, k: int) -> Place:
         """Return the place of a row. It is in the output if the trip count is known and rows follow the first axis."""

@@ -41,6 +41,7 @@ def product_files() -> tuple[tuple[str, str], ...]:
 
 def calls(name: str) -> set[str]:
     """The files that call a function or a method of that name."""
+
     def is_one(n: ast.AST) -> bool:
         return isinstance(n, ast.Call) and name in (getattr(n.func, "id", ""), getattr(n.func, "attr", ""))
 
