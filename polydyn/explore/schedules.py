@@ -204,7 +204,7 @@ class Compiled(Checked):
         return self.kernel.notes
 
     def run(self, inputs: Mapping[str, npt.NDArray[Any]], **sizes: int) -> dict[str, npt.NDArray[Any]]:
-        """Return the flat outputs. ``inputs``: flat arrays by the group's names (``draw``); ``sizes``: its parameters."""
+        """Return flat outputs. ``inputs``: flat arrays by the group's names (``draw``); ``sizes``: its parameters."""
         call = self._call(inputs, sizes)
         call()
         return {n: call.memory[n] for n, a in self.group.arrays.items() if a.role == "output"}

@@ -20,7 +20,7 @@ Shape = Mapping[str, int]
 
 @dataclass(frozen=True)
 class Loop:
-    """A loop of the backbone. ``extent``: None if it is known only in a call. ``kind``: ``parallel`` or ``reduction``."""
+    """A loop of the backbone. ``extent``: None if known only in a call. ``kind``: ``parallel`` or ``reduction``."""
 
     name: str
     extent: int | None

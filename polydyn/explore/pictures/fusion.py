@@ -23,7 +23,7 @@ WHY = (("starts a", "starts"), ("stitch", "stitch"), ("", "joins"))
 
 @dataclass(frozen=True)
 class _Repeat:
-    """The longest repetition in a sequence: ``count`` copies of ``period`` steps from ``first``; one copy means none."""
+    """The longest repetition in a sequence: ``count`` times ``period`` steps from ``first``; 1 means no repetition."""
 
     first: int
     period: int

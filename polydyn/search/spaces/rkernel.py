@@ -94,7 +94,7 @@ def filter_by_isa(backbone: Backbone, candidates: list[Candidate], instruction: 
 
 
 def filter_by_multiples(candidates: list[Candidate], below: list[Candidate]) -> dict[Candidate, tuple[Candidate, ...]]:
-    """Return each candidate that is a multiple (in every loop) of a lower one, with all of these (FilterByMultiples)."""
+    """Return each candidate that is a multiple (in every loop) of a lower one, with those (FilterByMultiples)."""
     parents_of: dict[Candidate, tuple[Candidate, ...]] = {}
     for c in candidates:
         parents = tuple(p for p in below if all(v % w == 0 for (_, v), (_, w) in zip(c, p, strict=True)))

@@ -26,7 +26,7 @@ SERIAL = "it processes one element after another, and has no size to choose"
 
 @dataclass(frozen=True)
 class SizedTask(Task[Group]):
-    """A group to tune on a CPU. ``source``: its kernel with default sizes; ``build``: the name of the compiler target."""
+    """A group to tune on a CPU. ``source``: its kernel with default sizes; ``build``: the compiler target."""
 
     source: SizedKernel
     build: str
