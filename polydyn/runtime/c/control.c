@@ -1,12 +1,12 @@
-/* control.c: steps of a sequence that run models: one of two, or one again and again. */
+/* control.c: the steps of a sequence that run models: conditionals and loops. */
 #include <stdio.h>
 #include <string.h>
 
 #include "sequence.h"
 
-#define AT_ONCE 65536   /* so many iterations run without a look at the process's signals */
-#define FIRST_ROWS 64   /* rows that there is room for at first, where their number is not known */
-#define FIRST_ROOM 4096 /* bytes for what grows, beside twice what it has */
+#define AT_ONCE 65536   /* iterations between two checks for pending signals */
+#define FIRST_ROWS 64   /* rows to reserve at first if their number is unknown */
+#define FIRST_ROOM 4096 /* bytes to reserve for a growing tensor in addition to twice its size */
 
 /* ---- bodies ---- */
 
@@ -21,7 +21,7 @@ static void feed(pd_body *b, int64_t i, const pd_held *t) {
     to->data = t->data;
 }
 
-/* What the body reads from around it. */
+/* Passes the body its inputs from the enclosing scope. */
 static void feed_around(const pd_sequence *s, const pd_stage *g, pd_body *b) {
     for (int32_t k = 0; k < b->captured_count; k++)
         feed(b, b->captured[2 * k], &s->tensors[g->inputs[b->captured[2 * k + 1]]]);
@@ -32,7 +32,7 @@ static void feed_around(const pd_sequence *s, const pd_stage *g, pd_body *b) {
     }
 }
 
-/* Makes the shapes of the results known; a body of several parts has run then. */
+/* Computes the shapes of the results. A body of several parts is run for this. */
 static int32_t start(pd_sequence *s, pd_body *b) {
     pd_sequence *n = b->inner;
     if (!n) return pd_unit_shapes(s, &b->unit);
@@ -46,7 +46,7 @@ static int32_t start(pd_sequence *s, pd_body *b) {
 
 static int32_t run(pd_sequence *s, pd_body *b) { return b->inner ? PD_OK : pd_unit_run(s, &b->unit); }
 
-/* A result as it lies there, behind `start`. */
+/* Returns a result where the body left it; call `start` before. */
 static pd_held result_of(const pd_body *b, int32_t r, int32_t dtype) {
     const pd_unit *u = &b->unit;
     pd_held t = {.dtype = dtype, .room = -1};
@@ -64,7 +64,7 @@ static pd_held result_of(const pd_body *b, int32_t r, int32_t dtype) {
     return t;
 }
 
-/* The sizes of all outputs are what the step says. */
+/* Checks the sizes of all outputs against those that the step declares. */
 static int32_t tell_sizes(pd_sequence *s, const pd_stage *g) {
     const int64_t *symbol = g->symbols;
     for (int32_t o = 0; o < g->output_count; o++) {
@@ -99,13 +99,13 @@ int32_t pd_branch(pd_sequence *s, const pd_stage *g) {
 
 static int more(const pd_loop *l) { return l->going && (l->trips < 0 || l->k < l->trips); }
 
-/* Whether the body may end the loop. A body that hands its condition on does not. */
+/* Whether the body can end the loop. A body that returns its condition input unchanged cannot. */
 static int asks(const pd_loop *l) {
     const pd_body *b = &l->body;
     return l->counts && b->results[0] != (b->inner ? b->formals[1] : -1 - b->formals[1]);
 }
 
-/* Slices of a tensor: the first of them, and by how many bytes the next one lies behind it. */
+/* Prepares slices of a tensor: the first one, and the distance in bytes to the next. */
 static void cut(pd_loop *l, int32_t k, const pd_held *x) {
     int32_t axis = (int32_t)l->slice_forms[2 * k], back = (int32_t)l->slice_forms[2 * k + 1];
     int64_t count = x->shape[axis], step = x->strides[axis];
@@ -134,10 +134,10 @@ static int32_t begin(pd_sequence *s, const pd_stage *g, pd_loop *l) {
     }
     for (int32_t k = 0; k < l->slice_count; k++) cut(l, k, &s->tensors[*in++]);
     for (int32_t r = 0; r < l->row_count; r++) l->rows[r].capacity = -1, l->rows[r].row.device = 0;
-    if (l->counts) { /* numbers have no shape that somebody looks at later */
+    if (l->counts) { /* scalars: no later code reads their shape */
         feed(&l->body, l->body.formals[0], &(pd_held){.data = (char *)&l->number, .dtype = PD_INT64});
         feed(&l->body, l->body.formals[1], &(pd_held){.data = (char *)&l->condition, .dtype = PD_BOOL});
-        for (int32_t i = 0; i < 2 && l->device; i++) /* what is not read need not be sent */
+        for (int32_t i = 0; i < 2 && l->device; i++) /* do not send what the body does not read */
             if (!l->reads[i]) l->body.unit.places[l->body.formals[i]] = PD_ON_DEVICE;
     }
     feed_around(s, g, &l->body);
@@ -153,12 +153,12 @@ static int same_shape(const pd_held *a, const pd_held *b) {
 
 static char *row_at(const pd_rows *x, int64_t k) { return x->start + k * x->step; }
 
-/* Room for the rows of an output: in the output itself where their number is known, else doubled when it is full. */
+/* Reserves memory for the rows of an output: in the output itself if their number is known, else doubled when full. */
 static int32_t enlarge(pd_sequence *s, const pd_stage *g, pd_loop *l, pd_rows *x) {
     pd_held *t = &s->tensors[g->outputs[l->carried_count + (x - l->rows)]];
     int64_t bytes = pd_bytes(&x->row), count = l->k ? 2 * l->k : l->trips < 0 ? FIRST_ROWS : pd_min(l->trips, FIRST_ROWS);
     int32_t code, counted = l->trips >= 0 && !asks(l) && x->axis == 0;
-    x->row.device = counted && l->device && bytes % 16 == 0; /* else kernels could not write it where it belongs */
+    x->row.device = counted && l->device && bytes % 16 == 0; /* otherwise kernels could not write it in place */
     x->direct = counted && !x->row.device;
     if (x->direct) {
         int64_t shape[PD_MAX_RANK] = {count = l->trips};
@@ -188,7 +188,8 @@ static int32_t place_row(pd_sequence *s, const pd_stage *g, pd_loop *l, int32_t 
     return code;
 }
 
-/* Where the next value of something carried goes: what grows at its end stays, the rest goes to and fro. */
+/* Chooses memory for the next value of a carried tensor. One that grows at its end stays in place, others alternate
+ * between two rooms. */
 static int32_t place_carried(pd_sequence *s, pd_carried *c, const pd_held *of, char **to, int32_t device) {
     int64_t bytes = pd_bytes(of), had = pd_bytes(&c->now);
     int other = !same_shape(&c->now, of), next = c->at == 0;
@@ -207,7 +208,7 @@ static int32_t place_carried(pd_sequence *s, pd_carried *c, const pd_held *of, c
     return PD_OK;
 }
 
-/* Makes room for all results of an iteration; what it does may be done again. */
+/* Reserves memory for all results of an iteration. May be called again for the same iteration. */
 static int32_t place_results(pd_sequence *s, const pd_stage *g, pd_loop *l, char **next) {
     const pd_body *b = &l->body;
     const int32_t first = l->counts, rows = first + l->carried_count;
@@ -239,16 +240,16 @@ static void feed_iteration(pd_loop *l) {
     for (int32_t j = 0; j < l->carried_count; j++) feed(&l->body, *formal++, &l->carried[j].now);
     for (int32_t k = 0; k < l->slice_count; k++, formal++) {
         feed(&l->body, *formal, &l->slices[k]);
-        if (l->slices[k].device && l->slice_steps[k] % 16) l->body.unit.places[*formal] = PD_TO_COPY; /* as others will be */
+        if (l->slices[k].device && l->slice_steps[k] % 16) l->body.unit.places[*formal] = PD_TO_COPY; /* later ones are unaligned */
     }
 }
 
-/* Where what is carried lies behind an iteration. */
+/* Whether a carried tensor is on the device after an iteration. */
 static int32_t lies_on_device(const pd_loop *l, const pd_carried *c) {
     return c->stays ? c->now.device : c->row >= 0 ? l->rows[c->row].row.device : l->device;
 }
 
-/* Tells the program which results it leaves on the device. */
+/* Tells the program which results to leave on the device. */
 static int32_t tell_places(pd_sequence *s, pd_loop *l) {
     pd_body *b = &l->body;
     const int32_t first = l->counts, rows = first + l->carried_count;
@@ -265,7 +266,7 @@ static void go_on(pd_loop *l) {
     l->k++;
 }
 
-/* One iteration whose shapes may differ from those of the one before. */
+/* Runs one iteration; its shapes may differ from those of the previous one. */
 static int32_t iteration(pd_sequence *s, const pd_stage *g, pd_loop *l) {
     const pd_body *b = &l->body;
     const int32_t first = l->counts, rows = first + l->carried_count;
@@ -274,7 +275,7 @@ static int32_t iteration(pd_sequence *s, const pd_stage *g, pd_loop *l) {
     int32_t code = start(s, &l->body);
     if (code == PD_OK) code = place_results(s, g, l, next);
     if (code != PD_OK) return code;
-    feed_iteration(l); /* some lie elsewhere now */
+    feed_iteration(l); /* some arrays have moved */
     code = l->device ? tell_places(s, l) : PD_OK;
     if (code == PD_OK) code = run(s, &l->body);
     if (code != PD_OK) return code;
@@ -301,7 +302,7 @@ static int32_t iteration(pd_sequence *s, const pd_stage *g, pd_loop *l) {
     return PD_OK;
 }
 
-/* Iterations with the shapes of the one before, while there is room for rows. */
+/* Runs iterations with the shapes of the previous one while there is memory for rows. */
 static int32_t iterations(pd_sequence *s, pd_loop *l, int64_t end) {
     pd_unit *u = &l->body.unit;
     const int64_t *formals = l->body.formals + 2 * l->counts, *results = l->body.results + l->counts;
@@ -331,9 +332,9 @@ static int32_t iterations(pd_sequence *s, pd_loop *l, int64_t end) {
     return code;
 }
 
-/* ---- loops: behind the last iteration ---- */
+/* ---- loops: after the last iteration ---- */
 
-/* What output o is to hold. */
+/* Returns the contents of output o. */
 static pd_held outcome(const pd_sequence *s, const pd_loop *l, int32_t o) {
     if (o < l->carried_count) return l->carried[o].now;
     const pd_rows *x = &l->rows[o - l->carried_count];
@@ -354,7 +355,7 @@ static int is_there(const pd_loop *l, int32_t o) {
     return x && x->direct && x->capacity >= 0;
 }
 
-/* All outputs get memory before one is copied: the run may stop for it, and this is done again. */
+/* Reserves memory for all outputs before copying any, because the run may stop for memory and call this again. */
 static int32_t finish(pd_sequence *s, const pd_stage *g, pd_loop *l) {
     int32_t code = PD_OK;
     for (int32_t o = 0; o < g->output_count && code == PD_OK; o++) {

@@ -1,4 +1,4 @@
-/* cpu.c: running a program on the CPU: its arena, its threads, the launch loop. */
+/* cpu.c: runs a program on the CPU: the arena, the threads and the launch loop. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <inttypes.h>
@@ -10,15 +10,15 @@
 
 #include "internal.h"
 
-/* What a context has beyond its sizes. */
+/* The CPU part of a context. */
 typedef struct {
-    int64_t *symbols; /* of the candidates that are taken, gathered from values */
+    int64_t *symbols; /* of the chosen candidates, gathered from values */
     int64_t *tasks, *threads, *wave_threads;
-    int64_t *pieces;  /* per launch: parts that each thread's tasks come in */
-    int64_t *ahead;   /* per wave: a guess of the nanoseconds that one thread takes for it and what follows */
-    int64_t *starts;  /* per launch, threads + 1 of them: which tasks of a launch in a wave each thread runs */
-    pd_part *parts;   /* of the wave that runs */
-    void **arguments; /* likewise, gathered from buffers */
+    int64_t *pieces;  /* per launch: pieces that each thread's tasks are divided into */
+    int64_t *ahead;   /* per wave: estimated nanoseconds for one thread to run it and everything after it */
+    int64_t *starts;  /* per launch of a parallel wave, threads + 1 values: the first task of each thread */
+    pd_part *parts;   /* of the current wave */
+    void **arguments; /* of the current wave, gathered from buffers */
     int64_t most_threads;
 } pd_cpu;
 
@@ -26,7 +26,7 @@ static const pd_plan *const plan = &pd_the_plan;
 const int64_t pd_arena_align = 64;
 #define HUGE_PAGE (2 << 20)
 
-/* Linux gives a process the state of the matrix unit only when it asks (arch/x86, xstate). */
+/* Linux gives a process the AMX tile state only on request (arch/x86, xstate). */
 #if defined(__linux__) && defined(__AMX_TILE__)
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -38,7 +38,7 @@ static int32_t ask_for_tiles(void) {
                              " arch_prctl(ARCH_REQ_XCOMP_PERM), which Linux has from 5.16 on", strerror(errno));
 }
 #else
-static int32_t ask_for_tiles(void) { return PD_OK; } /* the emulation needs nothing */
+static int32_t ask_for_tiles(void) { return PD_OK; } /* the emulation needs no permission */
 #endif
 
 int32_t pd_place_program(pd_program *p) {
@@ -87,7 +87,8 @@ void pd_displace_context(pd_context *c) {
     free(x);
 }
 
-/* In huge pages where the system gives them: that is a third of the time of a large tensor's pass through the caches. */
+/* Uses huge pages if the system provides them: they save a third of the time that a large tensor takes to pass the
+ * caches. */
 static char *new_arena(size_t bytes) {
     size_t align = bytes >= HUGE_PAGE ? HUGE_PAGE : PD_PAGE;
     char *arena = aligned_alloc(align, (bytes + align - 1) / align * align);
@@ -97,7 +98,7 @@ static char *new_arena(size_t bytes) {
     return arena;
 }
 
-/* A guess of how long one thread takes for a launch. */
+/* Estimates the nanoseconds that one thread takes for a launch. */
 static int64_t launch_ns(const pd_launch_entry *l, const int64_t *v) {
     int64_t most = v[l->flops] < INT64_MAX / PD_BYTES_PER_FLOP ? v[l->flops] * PD_BYTES_PER_FLOP : INT64_MAX;
     return pd_max(pd_max(v[l->flops] / PD_FLOPS_PER_NS, pd_min(v[l->bytes], most) / PD_BYTES_PER_NS), 0);
@@ -120,7 +121,7 @@ int64_t pd_place_scratch(pd_context *c) {
     return most;
 }
 
-/* How many threads and pieces each wave and launch gets at these sizes. */
+/* Computes the number of threads and pieces for each wave and launch at these sizes. */
 static void share_out(pd_context *c) {
     pd_cpu *x = c->place;
     const int64_t *v = c->values;
@@ -175,7 +176,7 @@ static int64_t now_ns(void) {
     return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
 }
 
-/* Makes launch k a part of a job; 0 when it has nothing to do. */
+/* Makes launch k a part of a job; returns 0 if there is nothing to do. */
 static int prepare(pd_context *c, int32_t k, void *const *inputs, void *const *outputs, pd_part *part) {
     const pd_cpu *x = c->place;
     const pd_launch_entry *l = &plan->launches[k];
@@ -205,7 +206,7 @@ static void run_parts(pd_context *c, int32_t w, int64_t count, int64_t threads) 
     if (count) pd_pool_run(c->program->place, &job);
 }
 
-/* Scans the index tensors that launch k is the first to read, behind the last launch those that are kept for it; `next`
+/* Checks the index tensors that launch k is the first to read; after the last launch, those assigned to the end. `next`
  * is the first check not yet made. */
 static int32_t check_indices(const pd_context *c, int32_t k, int32_t *next) {
     int32_t code = PD_OK;
@@ -214,14 +215,14 @@ static int32_t check_indices(const pd_context *c, int32_t k, int32_t *next) {
     return code;
 }
 
-/* What a traced run writes. */
+/* The output of a traced run. */
 typedef struct {
     pd_span *spans;
     int64_t room;
     _Atomic int64_t count;
 } pd_notes;
 
-/* A launch of a traced run: its kernel is `note`, which gets this in place of buffers. */
+/* A launch of a traced run. Its kernel is `note`, which receives this instead of buffers. */
 typedef struct {
     pd_kernel *kernel;
     void *const *buffers;
@@ -242,11 +243,11 @@ typedef struct {
     void *const *inputs, *const *outputs;
     int parallel;
     int32_t next_check;
-    int64_t *nanoseconds; /* per launch; NULL: nobody asks */
-    pd_noted *noted;      /* likewise; `notes` of each is there */
+    int64_t *nanoseconds; /* per launch; NULL if no times are wanted */
+    pd_noted *noted;      /* NULL if no trace is wanted; otherwise `notes` of each is set */
 } pd_call;
 
-/* Lets the kernel of launch k note when it runs. */
+/* Makes the kernel of launch k record when it runs. */
 static void trace(pd_part *part, pd_noted *noted, int32_t k) {
     noted->kernel = part->kernel;
     noted->buffers = part->buffers;
@@ -255,7 +256,7 @@ static void trace(pd_part *part, pd_noted *noted, int32_t k) {
     part->buffers = (void *const *)noted;
 }
 
-/* One wave; when times are asked for its launches run one after the other. */
+/* Runs one wave. If times are wanted, its launches run one after the other. */
 static int32_t run_wave(pd_context *c, int32_t w, pd_call *call) {
     const pd_wave *wave = &plan->waves[w];
     const pd_cpu *x = c->place;

@@ -1,4 +1,4 @@
-/* cuda.c: a program and its contexts on a CUDA device, through a driver that is opened by name. */
+/* cuda.c: a program and its contexts on a CUDA device. The driver is opened by name at run time. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <inttypes.h>
@@ -23,7 +23,7 @@ int32_t pd_cuda_say(const pd_device *d, int32_t result, const char *where, const
     d->cuda.cuGetErrorName(result, &name);
     d->cuda.cuGetErrorString(result, &text);
     last_result = result;
-    int length = (int)strcspn(where, "("); /* of a call, its name */
+    int length = (int)strcspn(where, "("); /* of the function name in a call */
     return pd_fail(PD_DEVICE, "%.*s failed: %s (%s, %d); %s", length, where, text ? text : "unknown error",
                    name ? name : "?", result, what);
 }
@@ -117,7 +117,7 @@ static int32_t load_weights(pd_program *p) {
     if (plan->weight_bytes) {
         TRY(cuMemAlloc_v2(&d->weights, (size_t)plan->weight_bytes), what);
         TRY(cuMemcpyHtoD_v2(d->weights, p->weights, (size_t)plan->weight_bytes), what);
-        TRY(cuStreamSynchronize(NULL), what); /* runs have streams that do not wait for a copy from pageable memory */
+        TRY(cuStreamSynchronize(NULL), what); /* streams of runs do not wait for a copy from pageable memory */
     }
     p->constants = (const char *)(uintptr_t)d->weights;
     return PD_OK;
@@ -156,12 +156,12 @@ static int32_t load(pd_device *d, int32_t k, int shared) {
         d->loaded++;
     }
     void *function;
-    int32_t arch = 0; /* what is in the text for newer ones was left out */
+    int32_t arch = 0; /* the source omits code for newer devices */
     TRY(cuModuleGetFunction(&function, d->modules[i], name), name);
     TRY(cuFuncGetAttribute(&arch, PTX_VERSION, function), name);
     d->early[k] = d->overlap && plan->kernels[k].begins && arch >= EARLY_ARCH;
     TRY(cuFuncSetAttribute(function, MAX_DYNAMIC_SHARED, (int32_t)d->shared_limit), name);
-    if (shared) TRY(cuFuncSetAttribute(function, CARVE_OUT, 100), name); /* per cent: as many blocks as it has room for */
+    if (shared) TRY(cuFuncSetAttribute(function, CARVE_OUT, 100), name); /* per cent: as many blocks as fit */
     d->functions[k] = function;
     return PD_OK;
 }
@@ -177,7 +177,7 @@ PD_EXPORT void pd_cuda_overlap(pd_program *p, int32_t allowed) { ((pd_device *)p
 
 /* ---- contexts ---- */
 
-/* Room for the parameters of any candidate of a launch and of those after it. */
+/* Returns the largest number of parameters of any candidate of a launch, including the launches that follow it. */
 static int32_t most_parameters(const pd_launch_entry *l) {
     int32_t most = 0;
     for (int32_t i = 0; i < l->candidates;) {
@@ -312,7 +312,7 @@ static int32_t room(pd_device *d, void *stream, void **memory, int64_t *has, int
 PD_EXPORT int32_t pd_cuda_room(const pd_context *c, void *stream, void **memory, int64_t *has, int64_t bytes) {
     pd_device *d = c->program->place;
     if (pd_cuda_is_lost(c)) {
-        *memory = NULL, *has = 0; /* it went with the CUcontext */
+        *memory = NULL, *has = 0; /* it was freed with the CUcontext */
         return bytes ? pd_cuda_alive(c) : PD_OK;
     }
     int32_t code = pd_cuda_enter(d);
@@ -340,7 +340,7 @@ static int32_t grow(pd_context *c) {
     if (c->planned_bytes > c->arena_bytes) {
         char what[64];
         snprintf(what, sizeof what, "%" PRId64 " bytes for intermediates", c->planned_bytes);
-        if (c->arena) d->cuda.cuMemFree_v2((uint64_t)(uintptr_t)c->arena); /* before more is asked for: it may be large */
+        if (c->arena) d->cuda.cuMemFree_v2((uint64_t)(uintptr_t)c->arena); /* before allocating more */
         c->arena = NULL;
         c->arena_bytes = 0;
         uint64_t arena;
@@ -351,7 +351,7 @@ static int32_t grow(pd_context *c) {
     return pd_cuda_pinned(d, &x->pinned, &x->pinned_bytes, c->planned_bytes - c->staging_offset);
 }
 
-/* Kernels have shared memory, nothing of the arena. */
+/* Kernels use shared memory, not the arena. */
 int64_t pd_place_scratch(pd_context *c) {
     (void)c;
     return 0;

@@ -1,4 +1,4 @@
-/* cuda_choose.c: choosing what launches take while those before them run, and what a candidate needs before it can. */
+/* cuda_choose.c: chooses candidates for launches while earlier ones run, and prepares them. */
 #include <inttypes.h>
 #include <limits.h>
 #include <stdio.h>
@@ -8,7 +8,7 @@
 
 static const pd_plan *const plan = &pd_the_plan;
 
-/* Makes a candidate ready to be launched with the context's sizes: its kernels, its workspace, its symbols. */
+/* Prepares a candidate for launching with the context's sizes: its kernels, workspace and symbols. */
 static int32_t prepare(pd_context *c, int32_t k, const pd_candidate *n, void *stream) {
     pd_device *d = c->program->place;
     pd_cuda *x = c->place;
@@ -18,17 +18,17 @@ static int32_t prepare(pd_context *c, int32_t k, const pd_candidate *n, void *st
     if (bytes > x->workspace_bytes) {
         char what[64];
         snprintf(what, sizeof what, "%" PRId64 " bytes of workspace", bytes);
-        if (x->counters) { /* launches before this one may use it, and cuMemFree need not wait */
+        if (x->counters) { /* earlier launches may use it, and cuMemFree does not necessarily wait */
             TRY(cuStreamSynchronize(stream), what);
             pd_cuda_drop(c);
             TRY(cuMemFree_v2(x->counters), what);
         }
         x->counters = x->workspace = 0;
         x->workspace_bytes = 0;
-        x->next = 0; /* without memory launches before this one need theirs again */
+        x->next = 0; /* if the allocation fails, earlier launches need their workspace again */
         TRY(cuMemAlloc_v2(&x->counters, PD_COUNTERS * sizeof(uint32_t) + (size_t)bytes), what);
         TRY(cuMemsetD32Async(x->counters, 0, PD_COUNTERS, stream), what);
-        TRY(cuStreamSynchronize(stream), what); /* a bound call may begin on another one */
+        TRY(cuStreamSynchronize(stream), what); /* a bound call may start on another stream */
         x->workspace = x->counters + PD_COUNTERS * sizeof(uint32_t);
         x->workspace_bytes = bytes;
     }
@@ -50,10 +50,10 @@ static int32_t prepare(pd_context *c, int32_t k, const pd_candidate *n, void *st
     return PD_OK;
 }
 
-/* ---- choices that are remembered ----
+/* ---- remembered choices ----
  *
- * All values follow from the symbols, what stands behind them and the callers' strides, which come first: those of the last
- * few choices are remembered by them. */
+ * All values follow from the symbols, the special values and the callers' strides, which come first. The last few
+ * choices are remembered with these as the key. */
 
 #define REMEMBERED 8
 
@@ -66,10 +66,10 @@ int64_t pd_cuda_key_words(void) {
 
 int64_t pd_cuda_remembered_words(void) { return REMEMBERED * (int64_t)plan->value_count; }
 
-/* The k-th of the remembered values. */
+/* Returns the k-th set of remembered values. */
 static int64_t *remembered(const pd_cuda *x, int64_t k) { return x->remembered + k % REMEMBERED * plan->value_count; }
 
-/* Takes back all values of the context's sizes; 0 when they are not remembered. */
+/* Restores all values for the context's sizes; returns 0 if they are not remembered. */
 static int recall(pd_context *c) {
     pd_cuda *x = c->place;
     size_t key = (size_t)pd_cuda_key_words() * sizeof *c->values;
@@ -97,7 +97,7 @@ int32_t pd_cuda_choose(pd_context *c, int32_t k, void *stream) {
     int32_t code = n ? prepare(c, k, n, stream) : PD_OK;
     if (code != PD_OK) return code;
     x->next = k + 1;
-    if (x->next == plan->launch_count && !x->recalled) /* in place of the oldest ones */
+    if (x->next == plan->launch_count && !x->recalled) /* replaces the oldest set */
         memcpy(remembered(x, x->remembered_count++), c->values, (size_t)plan->value_count * sizeof *c->values);
     return PD_OK;
 }

@@ -1,18 +1,19 @@
-/* cuda_indices.c: indices that the device checks.
+/* cuda_indices.c: index checks on the device.
  *
- * A wrong index never makes a kernel leave its arrays: subscripts are remainders by the size of the axis. So nothing has to
- * wait for the check: a launch beside the others writes words (polydyn/program/index_checks.py), which are copied to the host
- * behind it and read when the run is waited for. Only an axis without elements is refused before, by the sizes alone. */
+ * A wrong index never makes a kernel leave its arrays, because subscripts are taken modulo the size of the axis.
+ * Therefore nothing waits for the check: a separate launch writes words (polydyn/program/index_checks.py), which are
+ * copied to the host after it and read when the run is waited for. Only an axis without elements is rejected before the
+ * run, from the sizes alone. */
 #include <inttypes.h>
 
 #include "cuda_internal.h"
 
 static const pd_plan *const plan = &pd_the_plan;
 
-enum { SPAN = 16, VALUE_BITS = 59 }; /* program/index_checks.py */
+enum { SPAN = 16, VALUE_BITS = 59 }; /* as in program/index_checks.py */
 static const int64_t HALF = INT64_C(1) << (VALUE_BITS - 1), NOTHING = INT64_MAX;
 
-/* How many words say what the check finds; 0: it need not look. */
+/* Returns the number of words of a check's result, or 0 if the check is not needed. */
 static int64_t words(const pd_context *c, const pd_device_check *p) {
     if (p->input >= 0 && c->places[p->input] == PD_ON_HOST) return 0;
     if (p->reader >= 0 && c->values[plan->launches[p->reader].elements] <= 0) return 0;

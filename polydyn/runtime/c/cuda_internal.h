@@ -1,5 +1,5 @@
-/* cuda_internal.h: what the units of a program on a CUDA device share: the driver's functions, a program and a context on
- * the device, and a call. */
+/* cuda_internal.h: shared by the files that run a program on a CUDA device: the driver's functions, a program and a
+ * context on the device, and a call. */
 #ifndef POLYDYN_CUDA_INTERNAL_H
 #define POLYDYN_CUDA_INTERNAL_H
 
@@ -41,7 +41,7 @@
     X(cuGetErrorString, (int32_t, const char **))                                                                     \
     X(cuLaunchKernel, (void *, uint32_t, uint32_t, uint32_t, uint32_t, uint32_t, uint32_t, uint32_t, void *, void **, \
                        void **))
-/* Of CUDA 11.4; older drivers run programs, but bind no calls and keep no graphs. */
+/* Since CUDA 11.4. Older drivers run programs, but bind no calls and keep no graphs. */
 #define GRAPHS(X)                                                                                                     \
     X(cuGraphCreate, (void **, uint32_t))                                                                             \
     X(cuGraphAddKernelNode, (void **, void *, void *const *, size_t, const pd_kernel_node *))                         \
@@ -51,7 +51,7 @@
     X(cuGraphExecDestroy, (void *))                                                                                   \
     X(cuGraphDestroy, (void *))
 
-/* CUDA_KERNEL_NODE_PARAMS_v1 and CUDA_MEMCPY3D of cuda.h; a copy of bytes has height and depth 1. */
+/* CUDA_KERNEL_NODE_PARAMS_v1 and CUDA_MEMCPY3D of cuda.h. A copy of bytes has height and depth 1. */
 typedef struct {
     void *function;
     uint32_t grid[3], block[3], shared;
@@ -70,7 +70,7 @@ typedef struct {
     size_t bytes, height, depth;
 } pd_copy_node;
 
-/* What lets a launch begin before the one it follows has ended: of CUDA 11.8 and 12.3, on sm_90 and newer. */
+/* For launches that begin before the previous one has ended: since CUDA 11.8 and 12.3, on sm_90 and newer. */
 #define OVERLAP(X)                                                                                                    \
     X(cuLaunchKernelEx, (const pd_launch_config *, void *, void **, void **))                                         \
     X(cuGraphAddDependencies_v2, (void *, void *const *, void *const *, const pd_edge *, size_t))
@@ -109,36 +109,36 @@ typedef int32_t pd_encode_pixels(void *map, int32_t dtype, uint32_t rank, void *
 
 enum { NON_BLOCKING = 1, NO_TIMING = 2, MAX_DYNAMIC_SHARED = 8, CARVE_OUT = 9, SHARED_OPT_IN = 97, ALIGNED = 16 };
 enum { OUT_OF_MEMORY = 2, NOT_SUPPORTED = 801 };
-/* The kernel's virtual architecture; the launch attribute, the port and the type of an edge of a launch that begins early. */
+/* The PTX version of the kernel; the launch attribute, the port and the edge type of a launch that begins early. */
 enum { PTX_VERSION = 5, BEGINS_EARLY = 6, EARLY_PORT = 1, EARLY_TYPE = 1, EARLY_ARCH = 90 };
 
-/* What a program has on the device. */
+/* The device part of a program. */
 typedef struct {
     pd_driver cuda;
-    pd_encode *cuTensorMapEncodeTiled; /* NULL: the driver is older than tensor maps */
+    pd_encode *cuTensorMapEncodeTiled; /* NULL if the driver does not support tensor maps */
     pd_encode_pixels *cuTensorMapEncodeIm2col;
-    int graphs;                        /* the driver has all of GRAPHS */
-    int32_t arch;                      /* whose own instructions may be used, 0: none's */
-    int64_t lacking;                   /* features that kernels do without, a bit for each */
+    int graphs;                        /* whether the driver has all of GRAPHS */
+    int32_t arch;                      /* architecture whose specific instructions may be used, or 0 */
+    int64_t lacking;                   /* bit mask of features that kernels must not use */
     void *context;
     pd_cuda_image image;
     void *user;
     pthread_mutex_t loading;
-    const void **images; /* those that are loaded, and what they became */
+    const void **images; /* the loaded images and their modules */
     void **modules;
     int32_t loaded;
-    void **functions; /* per kernel, NULL: not yet loaded */
-    char *early;      /* per kernel that is loaded: it may begin before the launch that it follows has ended */
-    int overlap;      /* the driver has all of OVERLAP, and nobody has said no */
+    void **functions; /* per kernel; NULL if not yet loaded */
+    char *early;      /* per loaded kernel: whether it may begin before the previous launch has ended */
+    int overlap;      /* whether the driver has all of OVERLAP and the caller allows it */
     uint64_t weights;
     int64_t shared_limit;
-    int32_t generation; /* counts the CUcontexts it has lost */
+    int32_t generation; /* number of CUcontexts lost so far */
     int ready;
 } pd_device;
 
-/* A run as a graph. */
+/* A run recorded as a graph. */
 typedef struct {
-    void *graph;    /* a CUgraphExec, NULL: there is nothing to do */
+    void *graph;    /* a CUgraphExec; NULL if there is nothing to do */
     int64_t nodes;
     int64_t copied; /* bytes that a replay moves without computing */
 } pd_recorded;
@@ -146,113 +146,115 @@ typedef struct {
 typedef struct pd_keeper pd_keeper; /* cuda_kept.c */
 typedef struct pd_nodes pd_nodes;   /* cuda_nodes.c */
 
-/* What a context has beyond its sizes. The arena's end, from staging_offset on, has a mirror in pinned memory. */
+/* The device part of a context. The end of the arena, from staging_offset on, is mirrored in pinned memory. */
 typedef struct {
     int32_t generation;
     void *stream, *done;
-    int busy; /* a run may not have ended; `done` is recorded at its end */
-    char *pinned, *found; /* found: the words of all device checks of the last run, as it had sizes then: */
+    int busy; /* whether a run may be in progress; `done` is recorded at its end */
+    char *pinned, *found; /* found: the words of all device checks of the last run, with the sizes it had then: */
     int64_t pinned_bytes, found_bytes;
-    int64_t *word_counts; /* per device check: how many words, 0 when it was not needed; the size of the axis */
-    int unread; /* a run that was not waited for looked for wrong indices, and nobody has read what it found */
-    uint64_t counters; /* PD_COUNTERS words that are 0 between launches, and behind them: */
-    uint64_t workspace; /* of the one kernel, and those after it, that uses it at a time */
+    int64_t *word_counts; /* per device check: the number of words, 0 if it was not needed; the size of the axis */
+    int unread; /* whether a run that was not waited for checked indices and its result is unread */
+    uint64_t counters; /* PD_COUNTERS words that are 0 between launches, followed by: */
+    uint64_t workspace; /* scratch memory of the current kernel and those that follow it in its launch */
     int64_t workspace_bytes;
-    int32_t next;     /* the first launch that is not chosen for these sizes */
-    int32_t recalled; /* the choices of these sizes were remembered */
+    int32_t next;     /* the first launch with no choice yet for these sizes */
+    int32_t recalled; /* whether the choices for these sizes were remembered */
     int64_t *remembered, remembered_count; /* the last few, see cuda_choose.c */
-    int64_t choices; /* launches that were chosen */
-    int64_t *values;  /* of all launches' parameters: addresses, then symbols */
+    int64_t choices; /* number of launches chosen so far */
+    int64_t *values;  /* parameters of all launches: addresses, then symbols */
     void **parameters;
-    int32_t *first; /* of a launch's parameters */
-    char *maps;     /* of all candidates, and the addresses they are of, 0: none yet */
+    int32_t *first; /* per launch: index of its first parameter */
+    char *maps;     /* of all candidates; map_addresses: the addresses they were encoded for, 0 if not yet encoded */
     uint64_t *map_addresses;
-    int recorded;        /* the graph is a whole call on these arrays of the caller */
+    int recorded;        /* whether `bound` is a graph of a whole call with `inputs` and `outputs` */
     pd_recorded bound;
     const void **inputs;
     void **outputs;
     pd_keeper *keeper; /* the graphs of runs */
-    int replayed;      /* the last run was one of them */
+    int replayed;      /* whether the last run was one of them */
 } pd_cuda;
 
-/* Says what a CUresult means, where it came up, and about what; PD_DEVICE. */
+/* Stores an error message: the meaning of a CUresult, the call that returned it, and its object. Returns PD_DEVICE. */
 int32_t pd_cuda_say(const pd_device *d, int32_t result, const char *where, const char *what);
 
-/* Calls the driver; in a function that has the pd_device as `d` and returns an error code. */
+/* Calls the driver. For functions that return an error code and have the pd_device as `d`. */
 #define TRY(call, what)                                                                                               \
     do {                                                                                                              \
         int32_t result_ = d->cuda.call;                                                                               \
         if (result_) return pd_cuda_say(d, result_, #call, what);                                                             \
     } while (0)
 
-/* A call: arrays, and where its work goes. */
+/* A call: its arrays and its stream. */
 typedef struct {
     const void *const *given; /* the caller's inputs */
-    void *const *outputs;     /* the caller's */
+    void *const *outputs;     /* the caller's outputs */
     void **inputs, **results; /* where kernels read and write */
     void *stream;
     pd_nodes *nodes; /* NULL: work is put on the stream; else it becomes nodes of a graph */
-    int behind;      /* what was put on the stream last is a kernel of this call */
+    int behind;      /* whether the last item on the stream is a kernel of this call */
 } pd_call;
 
-/* Where a copy goes. */
+/* The direction of a copy. */
 enum { PD_HOST_TO_DEVICE, PD_DEVICE_TO_HOST, PD_DEVICE_TO_DEVICE };
 
-/* Puts a copy, or a kernel of launch k, among the work of a call. */
+/* Adds a copy, or a kernel of launch k, to the work of a call. */
 int32_t pd_cuda_copy(pd_context *c, pd_call *call, int32_t way, void *to, const void *from, int64_t bytes, const char *what);
 int32_t pd_cuda_start(pd_context *c, pd_call *call, int32_t k, const pd_candidate *n, void **parameters);
-/* Everything between arrays in and arrays out: copies, launches, copies. `events`: NULL, or one before each launch and one
- * behind the last. */
+/* Issues all work of a call: copies, launches, copies. `events`: NULL, or one before each launch and one after the
+ * last. */
 int32_t pd_cuda_issue(pd_context *c, pd_call *call, void **events);
 
-/* Nodes of a graph (cuda_nodes.c): as pd_cuda_copy and pd_cuda_start. Each waits for those that its memory needs. */
+/* Nodes of a graph (cuda_nodes.c): as pd_cuda_copy and pd_cuda_start. Each waits for the nodes that its memory depends
+ * on. */
 int32_t pd_nodes_copy(pd_context *c, pd_nodes *g, int32_t way, void *to, const void *from, int64_t bytes, const char *what);
 int32_t pd_nodes_start(pd_context *c, pd_nodes *g, int32_t k, const pd_candidate *n, void **parameters);
-/* How many nodes a graph of this run has at most; all launches are chosen. */
+/* Returns the maximum number of nodes in a graph of this run. All launches must be chosen. */
 int32_t pd_cuda_most_nodes(const pd_context *c);
-/* Makes what pd_cuda_issue does a graph; all launches are chosen. */
+/* Builds a graph of what pd_cuda_issue does. All launches must be chosen. */
 int32_t pd_cuda_build(pd_context *c, const pd_call *call, pd_recorded *made);
-/* Gives the graph back, if there is one; it must not be at work. */
+/* Frees the graph, if there is one. It must not be running. */
 void pd_cuda_destroy(pd_context *c, pd_recorded *made);
 
 /* Graphs of runs (cuda_kept.c). */
 pd_keeper *pd_keeper_new(void);
 void pd_keeper_free(pd_keeper *keeper);
-/* The graph of a run that is about to begin, NULL: it is put on the stream. */
+/* Finds or records the graph of a run that is about to begin; NULL: the run is put on the stream. */
 int32_t pd_cuda_kept(pd_context *c, const pd_call *call, const pd_recorded **found);
-/* Gives all of them back: memory that they use goes, or the context does. They must not be at work. */
+/* Frees all graphs, because memory that they use or the context is about to be freed. They must not be running. */
 void pd_cuda_drop(pd_context *c);
 
-/* Whether the device's context is gone, and with it what this one had there; PD_USAGE then. */
+/* Whether the device's context is lost, and this context's device memory with it; the error is PD_USAGE. */
 int pd_cuda_is_lost(const pd_context *c);
 int32_t pd_cuda_alive(const pd_context *c);
 int32_t pd_cuda_enter(pd_device *d);
-/* Room for the choices that a context remembers. */
+/* Returns the size in words of the choices that a context remembers. */
 int64_t pd_cuda_remembered_words(void);
-/* The first of a context's values, which all others follow from. */
+/* Returns how many of a context's first values determine all others. */
 int64_t pd_cuda_key_words(void);
-/* Chooses what launch k takes for the context's sizes, the launches before it being chosen, and makes it ready;
- * `stream` is that of the run. */
+/* Chooses a candidate of launch k for the context's sizes and prepares it. Earlier launches must be chosen. `stream`:
+ * of the run. */
 int32_t pd_cuda_choose(pd_context *c, int32_t k, void *stream);
-/* Loads a kernel, if that was not done before; `shared`: it has shared memory, which then goes before L1 caches. */
+/* Loads a kernel if it is not loaded yet. `shared`: it uses shared memory, which is preferred to L1 cache. */
 int32_t pd_cuda_load(pd_device *d, int32_t kernel, int shared);
-/* Device checks of a run (cuda_indices.c). Before it: room for their words; refuses an axis without elements. */
+/* Device checks of a run (cuda_indices.c). Before the run: reserves memory for their words; rejects an axis without
+ * elements. */
 int32_t pd_cuda_ask(pd_context *c);
-/* Whether launch k does nothing but look at indices that need not be looked at. */
+/* Whether launch k only checks indices that need no check on the device. */
 int pd_cuda_on_host(const pd_context *c, int32_t k);
-/* Puts what launch k found on its way to the host. */
+/* Starts copying the result of launch k to the host. */
 int32_t pd_cuda_fetch_found(pd_context *c, int32_t k, pd_call *call);
-/* Whether the run looks for wrong indices at all. */
+/* Whether the run checks any indices on the device. */
 int pd_cuda_checks_indices(const pd_context *c);
-/* Once the run has ended: PD_INPUT for a wrong index; the message ends with `when`. */
+/* After the run has ended: PD_INPUT for a wrong index; the message ends with `when`. */
 int32_t pd_cuda_found(const pd_context *c, const char *when);
-/* Waits for a run that looked and was not waited for; PD_INPUT when an index of it was wrong, once. */
+/* Waits for a run that checked indices and was not waited for; reports PD_INPUT for a wrong index once. */
 int32_t pd_cuda_index_status(pd_context *c, const char *when);
-/* Takes the context off again; returns `code`. */
+/* Pops the CUcontext; returns `code`. */
 int32_t pd_cuda_leave(pd_device *d, int32_t code);
-/* Waits for the context's last run, so that its memory may be given back or written by the host. */
+/* Waits for the context's last run, so that its memory may be freed or written by the host. */
 void pd_cuda_settle(pd_device *d, pd_cuda *x);
-/* Makes pinned memory of at least `bytes`; what was in it is gone. */
+/* Allocates at least `bytes` of pinned memory; its previous content is lost. */
 int32_t pd_cuda_pinned(pd_device *d, char **memory, int64_t *has, int64_t bytes);
 
 #endif

@@ -1,11 +1,11 @@
-/* cuda_kept.c: graphs of runs that came again: with the same sizes and arrays a run is one launch.
+/* cuda_kept.c: graphs of repeated runs. A run with the same sizes and arrays as an earlier one is a single launch.
  *
- * A run is recorded when it comes for the second time. What is known of it: the values that all sizes follow from, where
- * arrays lie, and the addresses of those that are used in place. A context keeps a few graphs. A new one takes the place of
- * the one that was used least recently, if it came again sooner than that one was used: calls that go round in more sizes than
- * are kept would else record all the time.
+ * A run is recorded when it occurs for the second time. Its key consists of the values that determine all sizes, the
+ * places of arrays, and the addresses of those that are used in place. A context keeps a few graphs. A new one replaces
+ * the least recently used one, but only if its run recurred sooner than that one was used. Otherwise, calls that cycle
+ * through more sizes than are kept would record continuously.
  *
- * No call of the driver tells how much memory an executable graph takes: it is counted by its nodes. */
+ * The driver does not report the memory of an executable graph; it is estimated from the number of nodes. */
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
@@ -15,34 +15,34 @@
 static const pd_plan *const plan = &pd_the_plan;
 
 enum { KEPT = 8, MOST_KEPT = 64, SEEN = 4 * MOST_KEPT };
-/* Bytes of a node: NVIDIA counts about 10 KB for a kernel's (cccl 3768); and of all graphs of a context. */
+/* Bytes per node (NVIDIA states about 10 KB for a kernel node, cccl 3768), and for all graphs of a context. */
 enum { NODE_BYTES = 16 << 10, MOST_BYTES = 64 << 20 };
 
 typedef struct {
     pd_recorded made;
-    int64_t used;         /* the number of the run that used it last */
-    int64_t *key, *values; /* of the context, what was chosen among them */
+    int64_t used;         /* the number of the last run that used it */
+    int64_t *key, *values; /* of the context, including the choices */
 } pd_kept;
 
 struct pd_keeper {
-    int32_t most, count; /* graphs: that may be kept, that are */
-    int64_t most_bytes;  /* they may take so much together */
+    int32_t most, count; /* the maximum number of graphs, and the current one */
+    int64_t most_bytes;  /* the maximum for all graphs together */
     pd_kept kept[MOST_KEPT];
     int64_t *key; /* of this run */
     struct {
         uint64_t key;
         int64_t run;
-    } seen[SEEN]; /* hashes of the last keys, and when each came */
+    } seen[SEEN]; /* hashes of the last keys, and the run in which each occurred */
     int64_t runs, recorded, replayed, refused;
 };
 
-/* ---- what is known of a run ---- */
+/* ---- the key of a run ---- */
 
 static int64_t key_words(void) {
     return pd_cuda_key_words() + 3 * (int64_t)(plan->input_count + plan->output_count);
 }
 
-/* Where array i lies: its place, its place in the arena, and its address where the device uses that. */
+/* Adds array i to the key: its place, its offset in the arena, and its address if the device uses it. */
 static int64_t *add(const pd_context *c, int32_t i, const void *at, int64_t *to) {
     *to++ = c->places[i];
     *to++ = i < plan->input_count || c->places[i] ? c->staged[i] : 0;
@@ -57,7 +57,7 @@ static void make_key(const pd_context *c, const pd_call *call, int64_t *key) {
     for (int32_t o = 0; o < plan->output_count; o++) key = add(c, plan->input_count + o, call->outputs[o], key);
 }
 
-/* When this key came before, 0: never, or long ago; it is seen now. */
+/* Returns the run in which this key last occurred; 0: never, or long ago. Records that it occurs now. */
 static int64_t last_seen(pd_keeper *k) {
     uint64_t hash = UINT64_C(0xcbf29ce484222325); /* FNV-1a, by words */
     for (int64_t i = 0; i < key_words(); i++) hash = (hash ^ (uint64_t)k->key[i]) * UINT64_C(0x100000001b3);
@@ -108,13 +108,13 @@ static int64_t bytes_of(const pd_keeper *k) {
     return nodes * NODE_BYTES;
 }
 
-/* Gives back graphs until there is room for `more` new ones, of so many bytes; they must not be at work. */
+/* Frees graphs until `more` new ones of so many bytes fit. They must not be running. */
 static void shrink(pd_context *c, int32_t more, int64_t bytes) {
     pd_keeper *k = ((pd_cuda *)c->place)->keeper;
     while (k->count && (k->count + more > k->most || bytes_of(k) + bytes > k->most_bytes)) give_back(c, oldest(k));
 }
 
-/* Keeps what was recorded of this run; PD_MEMORY. */
+/* Keeps the recorded graph of this run. PD_MEMORY: out of host memory. */
 static int32_t keep(pd_context *c, pd_recorded made) {
     pd_keeper *k = ((pd_cuda *)c->place)->keeper;
     size_t key = (size_t)key_words() * sizeof(int64_t), values = (size_t)plan->value_count * sizeof(int64_t);
@@ -131,16 +131,16 @@ static int32_t keep(pd_context *c, pd_recorded made) {
     return PD_OK;
 }
 
-/* Whether a graph of so many bytes is kept: there is room, or its run, which came `before`, came again sooner than the oldest
- * one was used. */
+/* Whether to keep a graph of so many bytes: it fits, or its run, which last occurred in run `before`, recurred sooner
+ * than the least recently used graph was used. */
 static int wanted(const pd_keeper *k, int64_t bytes, int64_t before) {
     if (k->count < k->most && bytes_of(k) + bytes <= k->most_bytes) return 1;
     return k->count && bytes <= k->most_bytes && before > k->kept[oldest(k)].used;
 }
 
-/* Records this run, which came `before`, if it is wanted. Where its graph would be too large, this run is put on the stream,
- * where nothing is yet; where the device has no memory for it, or makes none, too, and the context gives back the others and
- * keeps none any more. */
+/* Records this run, which last occurred in run `before`, if it is worth keeping. If its graph would be too large, the
+ * run is put on the stream, which is still empty. The same holds if the device has no memory for graphs or does not
+ * support them; then the context also frees its other graphs and keeps none from now on. */
 static int32_t record(pd_context *c, const pd_call *call, int64_t before) {
     pd_cuda *x = c->place;
     pd_keeper *k = x->keeper;
@@ -151,7 +151,7 @@ static int32_t record(pd_context *c, const pd_call *call, int64_t before) {
     int64_t bytes = (int64_t)pd_cuda_most_nodes(c) * NODE_BYTES;
     k->refused += bytes > k->most_bytes;
     if (!wanted(k, bytes, before)) return PD_OK;
-    pd_cuda_settle(c->program->place, x); /* graphs may go */
+    pd_cuda_settle(c->program->place, x); /* graphs may be freed */
     shrink(c, 1, bytes);
     code = pd_cuda_build(c, call, &made);
     if (code == PD_DEVICE && (pd_cuda_result() == OUT_OF_MEMORY || pd_cuda_result() == NOT_SUPPORTED)) {
@@ -163,7 +163,7 @@ static int32_t record(pd_context *c, const pd_call *call, int64_t before) {
     return code == PD_OK ? keep(c, made) : code;
 }
 
-/* The kept graph of this run, NULL: there is none. */
+/* Returns the kept graph of this run, or NULL. */
 static pd_kept *find(pd_keeper *k) {
     for (int32_t i = 0; i < k->count; i++)
         if (!memcmp(k->kept[i].key, k->key, (size_t)key_words() * sizeof *k->key)) return &k->kept[i];
@@ -209,7 +209,7 @@ void pd_keeper_free(pd_keeper *k) {
     free(k);
 }
 
-/* Gives back graphs that are more than may be kept. */
+/* Frees graphs in excess of the limits. */
 static int32_t keep_fewer(pd_context *c) {
     pd_device *d = c->program->place;
     pd_cuda *x = c->place;

@@ -1,9 +1,9 @@
-/* cuda_nodes.c: a run as nodes of a CUDA graph, and what each must wait for.
+/* cuda_nodes.c: a run as nodes of a CUDA graph, and the dependencies between them.
  *
- * The order of a run is right, and so is every order that keeps what touches the same memory in turn, unless both only read it
- * or both write parts of the same buffer. Memory is told by where it begins: buffers that share a slot of the arena begin
- * together, as do an output and the input that it continues; all others lie apart. So branches of a model that share nothing
- * run side by side. */
+ * The order of a run is correct. So is every order that preserves the sequence of accesses to the same memory, unless
+ * both accesses only read it or both write parts of the same buffer. Memory is identified by its begin: buffers that
+ * share a slot of the arena begin together, and so do an output and the input that it continues; all others are
+ * disjoint. Thus branches of a model that share nothing run in parallel. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -18,8 +18,8 @@ typedef struct {
     int32_t node, next;
 } pd_link;
 
-/* Memory: lists of the nodes that write and read the buffer that lies there now, and of those that touched what lay there
- * before. Each of the former comes after all of the latter. */
+/* A memory area: lists of the nodes that write and read its current buffer, and of those that accessed the previous
+ * buffer there. Each of the former runs after all of the latter. */
 typedef struct {
     uint64_t address;
     int32_t buffer, before, writers, readers;
@@ -27,17 +27,17 @@ typedef struct {
 
 struct pd_nodes {
     void *graph;
-    void **nodes, **after; /* after: of the last one */
-    char *kernel;          /* per node: it is one */
+    void **nodes, **after; /* after: dependencies of the last node */
+    char *kernel;          /* per node: whether it is a kernel */
     int32_t count, room, words;
-    uint64_t *earlier, *needs; /* bits: per node those that end before it begins; what the next one touches */
+    uint64_t *earlier, *needs; /* bit sets: per node, the earlier ones; dependencies of the next one */
     pd_memory *memory;
     pd_link *links;
     int32_t places, linked;
-    int32_t launch, last, barrier; /* of the last kernel; a node that all later ones wait for */
+    int32_t launch, last, barrier; /* launch and node of the last kernel; a node that all later ones wait for */
 };
 
-/* ---- what a node waits for ---- */
+/* ---- dependencies of a node ---- */
 
 static void need(pd_nodes *g, int32_t node) {
     if (node != NONE && node != g->count) g->needs[node / 64] |= UINT64_C(1) << node % 64;
@@ -52,7 +52,8 @@ static void push(pd_nodes *g, int32_t *list) {
     *list = g->linked++;
 }
 
-/* The next node reads or writes what begins at an address; `buffer` NONE: nobody else writes a part of it meanwhile. */
+/* Declares that the next node reads or writes memory at an address. `buffer` NONE: no other node writes a part of it
+ * concurrently. */
 static void touch(pd_nodes *g, const void *at, int32_t buffer, int written) {
     uint64_t address = (uint64_t)(uintptr_t)at;
     pd_memory *m = g->memory;
@@ -71,8 +72,8 @@ static void touch(pd_nodes *g, const void *at, int32_t buffer, int written) {
     push(g, written ? &m->writers : &m->readers);
 }
 
-/* Sets the nodes that the next one must be told to wait for, those left out that come before one of them: copies, of which it
- * says how many, then kernels. How many they are. */
+/* Stores the direct dependencies of the next node, without those implied by others: first copies (*copies of them),
+ * then kernels. Returns their number. */
 static size_t settle(pd_nodes *g, size_t *copies) {
     uint64_t *earlier = g->earlier + (size_t)g->count * (size_t)g->words;
     size_t count = *copies = 0;
@@ -114,7 +115,8 @@ int32_t pd_nodes_copy(pd_context *c, pd_nodes *g, int32_t way, void *to, const v
     return PD_OK;
 }
 
-/* All that a kernel of launch k may read and write, and the kernel of that launch before it. */
+/* Declares all memory that a kernel of launch k may access, and its dependency on the previous kernel of the same
+ * launch. */
 static void touch_all(const pd_context *c, pd_nodes *g, int32_t k, const pd_candidate *n) {
     const pd_cuda *x = c->place;
     const pd_launch_entry *l = &plan->launches[k];
@@ -126,7 +128,7 @@ static void touch_all(const pd_context *c, pd_nodes *g, int32_t k, const pd_cand
         if (plan->launch_buffers[n->first_buffer + b] < 0) touch(g, (void *)(uintptr_t)x->workspace, NONE, 1);
     if (g->launch == k) need(g, g->last);
     if (l->touches >= 0) return;
-    for (int32_t i = 0; i < g->count; i++) need(g, i); /* it may read and write everything */
+    for (int32_t i = 0; i < g->count; i++) need(g, i); /* it may access everything */
     g->barrier = g->count;
 }
 
@@ -139,7 +141,7 @@ int32_t pd_nodes_start(pd_context *c, pd_nodes *g, int32_t k, const pd_candidate
     touch_all(c, g, k, n);
     size_t copies, count = settle(g, &copies), full = d->early[n->kernel] ? copies : count;
     TRY(cuGraphAddKernelNode(&g->nodes[g->count], g->graph, g->after, full, &node), label);
-    for (; full < count; full++) /* it may begin while kernels are at work, not while copies are */
+    for (; full < count; full++) /* it may begin while kernels are running, but not while copies are */
         TRY(cuGraphAddDependencies_v2(g->graph, &g->after[full], &g->nodes[g->count], &edge, 1), label);
     g->kernel[g->count] = 1;
     g->launch = k, g->last = g->count++;
@@ -154,7 +156,7 @@ int32_t pd_cuda_most_nodes(const pd_context *c) {
     return all;
 }
 
-/* Room for as many nodes as there may be; PD_MEMORY. */
+/* Reserves memory for the maximum number of nodes; PD_MEMORY: out of memory. */
 static int32_t make_room(const pd_context *c, pd_nodes *g) {
     int32_t links = 0;
     for (int32_t k = 0; k < plan->launch_count; k++) {
@@ -176,7 +178,7 @@ static int32_t make_room(const pd_context *c, pd_nodes *g) {
     return all ? PD_OK : pd_fail(PD_MEMORY, "out of memory");
 }
 
-/* Makes the nodes one that can be launched; without nodes there is nothing to launch. */
+/* Makes an executable graph of the nodes; without nodes there is nothing to launch. */
 static int32_t instantiate(pd_device *d, const pd_nodes *g, void **executable) {
     char what[64];
     snprintf(what, sizeof what, "%d nodes of a call", g->count);

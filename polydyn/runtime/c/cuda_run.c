@@ -1,4 +1,4 @@
-/* cuda_run.c: runs on a CUDA device: arrays in, launches, arrays out; and calls that are bound to their arrays. */
+/* cuda_run.c: runs on a CUDA device: inputs, launches, outputs; and bound calls. */
 #include <stdio.h>
 #include <string.h>
 
@@ -12,7 +12,7 @@ static char *mirror(const pd_context *c, int64_t staged) {
     return ((pd_cuda *)c->place)->pinned + (staged - c->staging_offset);
 }
 
-/* Bytes of input i that are copied into the arena; 0: none. */
+/* Returns the bytes of input i that are copied into the arena, or 0. */
 static int64_t staged_bytes(const pd_context *c, int32_t i) {
     return c->staged[i] < 0 ? 0 : pd_dense_bytes(&plan->inputs[i], c->dims + pd_first_axis(plan->inputs, i));
 }
@@ -24,7 +24,7 @@ static int is_dense(const pd_context *c, int32_t i) {
     return pd_differing_axis(io->rank, c->dims + first, c->strides + first, dense) < 0;
 }
 
-/* Fills the pinned mirror of input i, when it is in host memory. */
+/* Fills the pinned mirror of input i if it is in host memory. */
 static void fill(const pd_context *c, int32_t i, const void *from) {
     const pd_io *io = &plan->inputs[i];
     int64_t first = pd_first_axis(plan->inputs, i), bytes = staged_bytes(c, i);
@@ -34,7 +34,7 @@ static void fill(const pd_context *c, int32_t i, const void *from) {
     else pd_copy_strided(to, from, io->rank, c->dims + first, c->strides + first, pd_item_bytes[io->dtype]);
 }
 
-/* Puts the copy of input i to the arena on its way, when it needs one. */
+/* Starts the copy of input i to the arena if it needs one. */
 static int32_t send(pd_context *c, int32_t i, pd_call *call) {
     const char *name = plan->inputs[i].name;
     int64_t bytes = staged_bytes(c, i);
@@ -48,7 +48,7 @@ static int32_t send(pd_context *c, int32_t i, pd_call *call) {
 
 /* ---- launches ---- */
 
-/* The 128 bytes of a tensor map over an address; `sizes`: its dims, outer strides and corners. */
+/* Encodes the 128-byte tensor map for an address. `sizes`: its dims, outer strides and corners. */
 static int32_t encode_map(const pd_device *d, const pd_tensor_map *m, void *map, uint64_t address, const int64_t *sizes) {
     void *base = (void *)(uintptr_t)address;
     uint64_t unsigned_sizes[2 * MAP_RANK];
@@ -65,7 +65,7 @@ static int32_t encode_map(const pd_device *d, const pd_tensor_map *m, void *map,
                                       corners + along, m->box[0], m->box[1], steps, 0, SWIZZLE_128B, PROMOTE_256B, 0);
 }
 
-/* Encodes a candidate's tensor maps where the addresses of their buffers have changed. */
+/* Encodes a candidate's tensor maps if the addresses of their buffers have changed. */
 static int32_t encode(pd_context *c, const pd_candidate *n, const char *label) {
     pd_device *d = c->program->place;
     pd_cuda *x = c->place;
@@ -134,7 +134,7 @@ static int32_t launch(pd_context *c, int32_t k, pd_call *call) {
     return pd_cuda_fetch_found(c, k, call);
 }
 
-/* Scans the indices among the inputs in host memory; all others are the device's to look at. */
+/* Checks the indices in inputs in host memory; all others are checked on the device. */
 static int32_t scan(const pd_context *c) {
     int32_t code = PD_OK;
     for (int32_t i = 0; i < plan->index_check_count && code == PD_OK; i++) {
@@ -193,7 +193,7 @@ static void deliver(const pd_context *c, void *const *outputs) {
     }
 }
 
-/* Settles where the kernels of a call read and write. */
+/* Sets where the kernels of a call read and write. */
 static int32_t bind(pd_context *c, const pd_call *call) {
     int32_t code = PD_OK;
     for (int32_t i = 0; i < plan->input_count; i++)
@@ -216,22 +216,22 @@ static int32_t bind(pd_context *c, const pd_call *call) {
 
 #define BEFORE " (in a call before this one; its outputs are void, and this one did not run)"
 
-/* Before anything is put on the stream: the context's memory may still be in use by its last run. */
+/* Prepares the stream: the context's last run may still be using its memory. */
 static int32_t begin(pd_context *c, void *stream) {
     pd_device *d = c->program->place;
     pd_cuda *x = c->place;
     int32_t code = pd_cuda_index_status(c, BEFORE);
     if (code == PD_OK) code = pd_cuda_ask(c);
     if (code != PD_OK) return code;
-    int host = 0; /* arrays in host memory: pinned memory is written, so the run before must have ended */
+    int host = 0; /* arrays in host memory: pinned memory is written, so the previous run must have ended */
     for (int32_t i = 0; i < plan->input_count + plan->output_count; i++) host |= c->places[i] == PD_ON_HOST;
     if (host) pd_cuda_settle(d, x);
-    /* on the same stream too: equal handles may be streams of two threads, or one of them is new */
+    /* on the same stream too: equal handles may denote streams of two threads, or a new stream */
     if (x->busy) TRY(cuStreamWaitEvent(stream, x->done, 0), "waiting for the last run");
     return PD_OK;
 }
 
-/* After all is on its way, or when that failed with `code`: waits, unless it need not. */
+/* Ends a run after all work is issued, or after a failure with `code`. Waits for it unless detached. */
 static int32_t end(pd_context *c, void *stream, int32_t code, int32_t detached) {
     pd_device *d = c->program->place;
     pd_cuda *x = c->place;
@@ -245,14 +245,14 @@ static int32_t end(pd_context *c, void *stream, int32_t code, int32_t detached) 
         }
         code = pd_cuda_say(d, result, "cuEventRecord", "ending a run");
     }
-    int32_t result = d->cuda.cuStreamSynchronize(stream); /* after a failure too: nothing may still be at work, */
-    pd_cuda_settle(d, x);                                 /* nor the run before, which this one may not have waited for */
+    int32_t result = d->cuda.cuStreamSynchronize(stream); /* after a failure too: nothing may still be running, */
+    pd_cuda_settle(d, x);                                 /* nor the previous run */
     if (code != PD_OK) return code;
     if (result) return pd_cuda_say(d, result, "cuStreamSynchronize", "a kernel of this run failed");
     return pd_cuda_found(c, "");
 }
 
-/* Puts a graph of the run on the stream. */
+/* Launches a graph of the run on the stream. */
 static int32_t repeat(pd_context *c, const pd_recorded *made, void *stream) {
     pd_device *d = c->program->place;
     c->copied_bytes += made->copied;
@@ -292,7 +292,7 @@ static int32_t profiled(pd_context *c, pd_call *call, int64_t *nanoseconds) {
     return code;
 }
 
-/* Refuses a stream of the caller's that captures: its graph would keep memory that other calls use. */
+/* Rejects a caller's stream that is being captured: its graph would retain memory that other calls use. */
 static int32_t refuse_capture(pd_device *d, void *stream) {
     int32_t captures = 0;
     if (stream) TRY(cuStreamIsCapturing(stream, &captures), "looking at the stream");
@@ -300,7 +300,7 @@ static int32_t refuse_capture(pd_device *d, void *stream) {
                                         "bind the call instead, and call it outside the capture") : PD_OK;
 }
 
-/* Whether the context is ready for a call. */
+/* Checks that the context is ready for a call. */
 static int32_t ready(const pd_context *c, const char *who) {
     return c->ready ? pd_cuda_alive(c) : pd_fail(PD_USAGE, "%s needs a successful pd_shapes before it", who);
 }
@@ -326,13 +326,13 @@ PD_EXPORT int32_t pd_run(pd_context *c, const void *const *inputs, void *const *
     return pd_cuda_run(c, inputs, outputs, NULL, 0, NULL);
 }
 
-/* ---- bound calls: one graph, whatever else the context has kept ---- */
+/* ---- bound calls: one graph each, independent of those that the context keeps ---- */
 
 static int32_t record(pd_context *c, const pd_call *call) {
     pd_device *d = c->program->place;
     pd_cuda *x = c->place;
     if (!d->graphs) return pd_cuda_say(d, NOT_SUPPORTED, "binding a call", "the driver is older than CUDA 11.4");
-    pd_cuda_settle(d, x); /* choosing may give back the workspace */
+    pd_cuda_settle(d, x); /* choosing may free the workspace */
     int32_t code = pd_cuda_index_status(c, BEFORE);
     if (code == PD_OK) code = pd_cuda_ask(c);
     if (code == PD_OK) code = bind(c, call);
@@ -385,7 +385,7 @@ PD_EXPORT void pd_cuda_release(pd_context *c) {
     pd_device *d = c->program->place;
     pd_cuda *x = c->place;
     if (x->bound.graph && !pd_cuda_is_lost(c) && pd_cuda_enter(d) == PD_OK) {
-        pd_cuda_settle(d, x); /* a replay may be at work */
+        pd_cuda_settle(d, x); /* a replay may be running */
         pd_cuda_destroy(c, &x->bound);
         pd_cuda_leave(d, PD_OK);
     }

@@ -1,4 +1,4 @@
-/* frame.c: a sequence with memory and contexts of its own, made from words (polydyn/program/encoding.py writes them). */
+/* frame.c: creates a sequence with its own memory and contexts from words (polydyn/program/encoding.py writes them). */
 #include <stdlib.h>
 #include <string.h>
 
@@ -49,11 +49,11 @@ typedef struct {
     int32_t threads;
 } maker;
 
-/* In a function that returns an error code and has the maker as `m`. */
+/* For functions that return an error code and have the maker as `m`. */
 #define MAKE(place, count)                                                                                            \
     if (!((place) = pd_zeros(&m->s->memory, (count), sizeof *(place)))) return pd_fail(PD_MEMORY, "out of memory")
 
-/* Expressions, each a list. */
+/* Reads expressions, each a list. */
 static int32_t make_expressions(maker *m, const int64_t *const **to, int32_t *count) {
     const int64_t **all;
     *count = (int32_t)pd_next(&m->w);
@@ -153,7 +153,7 @@ static int32_t make_tensors(maker *m, const char *weights) {
     for (pd_held *t = s->tensors; t < s->tensors + s->tensor_count; t++) {
         t->dtype = (int32_t)pd_next(&m->w), t->room = (int32_t)pd_next(&m->w), t->result = (int32_t)pd_next(&m->w);
         t->device = (int32_t)pd_next(&m->w), t->given = -1;
-        int64_t constant = pd_next(&m->w); /* where it lies among the weights */
+        int64_t constant = pd_next(&m->w); /* its offset in the weights */
         if (constant < 0) continue;
         int32_t rank;
         const int64_t *shape = pd_next_list(&m->w, &rank);
@@ -167,7 +167,7 @@ static int32_t make_tensors(maker *m, const char *weights) {
     return PD_OK;
 }
 
-/* What is known of the sizes of inputs before any stage, and of all behind the last one. */
+/* Reads the checks of input sizes before any stage, and of all sizes after the last one. */
 static int32_t make_checks(maker *m) {
     pd_sequence *s = m->s;
     int32_t words;

@@ -1,22 +1,23 @@
-/* host_steps.c: steps of a sequence that count what they find: non-maximum suppression, places of what is not 0. */
+/* host_steps.c: steps of a sequence whose output sizes depend on the data: non-maximum suppression, positions of
+ * nonzero elements. */
 #include <stdlib.h>
 #include <string.h>
 
 #include "sequence.h"
 
-#define BLOCK 8 /* boxes that are compared at once */
+#define BLOCK 8 /* boxes compared at once */
 
 typedef struct {
     float score;
     int64_t box;
 } pd_scored;
 
-/* Boxes that stayed in a class, BLOCK at a time: the lower and the upper corner, the area. Unused places overlap nothing. */
+/* The boxes kept for a class, in blocks: lower corner, upper corner, area. Unused entries overlap nothing. */
 typedef struct {
     float y1[BLOCK], x1[BLOCK], y2[BLOCK], x2[BLOCK], area[BLOCK];
 } pd_kept;
 
-/* Highest score first, NaN last, ties by place. */
+/* Highest score first, NaN last; ties are ordered by index. */
 static inline int before(pd_scored p, pd_scored q) {
     int p_nan = p.score != p.score, q_nan = q.score != q.score;
     if (p_nan != q_nan) return q_nan;
@@ -36,7 +37,7 @@ static void sift(pd_scored *heap, int64_t count, int64_t at) {
 
 static inline float area_of(const float *a) { return (a[2] - a[0]) * (a[3] - a[1]); }
 
-/* Whether a box has more than the share `overlap` of their union in common with one of those kept. */
+/* Whether a box and a kept box have an intersection over union above `overlap`. */
 static int overlaps(const pd_kept *kept, int64_t blocks, const float *a, float overlap) {
     float area = area_of(a);
     for (int64_t b = 0; b < blocks; b++) {
@@ -54,9 +55,9 @@ static int overlaps(const pd_kept *kept, int64_t blocks, const float *a, float o
     return 0;
 }
 
-/* Rows (batch, class, box) of the boxes that stay, at most `most` of a class; their number, -1: no memory. `corners`
- * [batches, boxes, 4] as y1 x1 y2 x2, `scores` [batches, classes, boxes], `rows` with room for all. `least`: NULL, or
- * what a score must exceed. */
+/* Writes rows (batch, class, box) of the kept boxes, at most `most` per class; returns their number, or -1 if out of
+ * memory. `corners` [batches, boxes, 4] as y1 x1 y2 x2; `scores` [batches, classes, boxes]; `rows` must be large enough
+ * for all boxes. `least`: NULL, or a limit that scores must exceed. */
 static int64_t suppress(const float *corners, const float *scores, int64_t batches, int64_t classes, int64_t boxes,
                            int64_t most, float overlap, const float *least, int64_t *rows) {
     pd_scored *heap = malloc((size_t)(boxes + 1) * sizeof *heap);
@@ -87,7 +88,7 @@ static int64_t suppress(const float *corners, const float *scores, int64_t batch
     return count;
 }
 
-/* Boxes as [..., (y1, x1, y2, x2)], the lower corner first; given by two corners, or by centre and size. */
+/* Converts boxes to (y1, x1, y2, x2), lower corner first. Input: two corners, or center and size. */
 static void corners_of(const float *boxes, int64_t count, int center, float *to) {
     for (int64_t k = 0; k < count; k++, boxes += 4, to += 4) {
         float a = boxes[0], b = boxes[1], c = boxes[2], d = boxes[3];
@@ -104,8 +105,8 @@ static const char *given(const pd_sequence *s, const pd_stage *g, int32_t i) {
     return g->inputs[i] < 0 || !pd_elements(&s->tensors[g->inputs[i]]) ? NULL : s->tensors[g->inputs[i]].data;
 }
 
-/* Non-maximum suppression: boxes [B, N, 4], scores [B, C, N], the most boxes of a class, the overlap above which a box is
- * dropped, the score that a box must exceed; the last three may be absent. */
+/* Non-maximum suppression. Inputs: boxes [B, N, 4], scores [B, C, N], the maximum number of boxes per class, the
+ * overlap above which a box is dropped, the score that a box must exceed. The last three are optional. */
 static int32_t run_suppress(pd_sequence *s, const pd_stage *g) {
     const pd_held *boxes = &s->tensors[g->inputs[0]], *scores = &s->tensors[g->inputs[1]];
     const char *most_given = given(s, g, 2), *overlap = given(s, g, 3);
@@ -132,7 +133,7 @@ static int32_t run_suppress(pd_sequence *s, const pd_stage *g) {
     return PD_OK;
 }
 
-/* ---- places of what is not 0 ---- */
+/* ---- positions of nonzero elements ---- */
 
 #define PLACES(name, type, test)                                                                                      \
     static int64_t count_##name(const void *data, int64_t n) {                                                        \
@@ -166,7 +167,7 @@ static const struct {
     [PD_UINT16] = {count_16, put_16}, [PD_UINT32] = {count_32, put_32}, [PD_UINT64] = {count_64, put_64},
 };
 
-/* The places, in row-major order, of all elements that are not 0. */
+/* Writes the positions of all nonzero elements in row-major order. */
 static int32_t non_zero(pd_sequence *s, const pd_stage *g) {
     const pd_held *x = &s->tensors[g->inputs[0]];
     pd_held *t = &s->tensors[g->outputs[0]];

@@ -1,7 +1,7 @@
-/* indices.c: whether the integers that a kernel uses as subscripts lie inside the axis they index. */
+/* indices.c: checks that integers used as subscripts are within the axis they index. */
 #include "internal.h"
 
-/* One pass without a branch, which is all that a correct call pays; only a failing one looks for the place. */
+/* One branch-free pass, which is the whole cost of a correct call. Only a failing call searches for the position. */
 #define SIGNED(type)                                                                                                  \
     {                                                                                                                 \
         const type *p = data;                                                                                         \

@@ -1,4 +1,4 @@
-/* opening.c: what programs of one part and of several have in common: errors, weights, the types of inputs. */
+/* opening.c: shared by programs of one part and of several: errors, weights, input types. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -11,7 +11,7 @@
 
 #include "internal.h"
 
-#define ALIGN 64 /* of weights */
+#define ALIGN 64 /* alignment of weights */
 
 /* ---- errors ---- */
 

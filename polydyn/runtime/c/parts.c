@@ -1,5 +1,5 @@
-/* parts.c: the C interface of a program of several parts. Its weights hold the libraries of the parts, which are opened
- * here, or were opened by the caller (pd_open_around). */
+/* parts.c: the C interface of a program of several parts. Its weights contain the libraries of the parts, which are
+ * opened here unless the caller has opened them (pd_open_around). */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <inttypes.h>
@@ -28,7 +28,7 @@ static int32_t find_calls(pd_model *m) {
     return m->abi_version() == PD_ABI_VERSION ? PD_OK : fail(PD_USAGE, "the library of a part has another C interface");
 }
 
-/* Loads a library that lies in memory. Its file stays open: while it is loaded, no other one may have the same name. */
+/* Loads a library from memory. Its file stays open: while it is loaded, no other file may have the same name. */
 static int32_t load(pd_model *m, const char *data, int64_t bytes) {
     char path[64];
     m->file = memfd_create("polydyn", MFD_CLOEXEC);
@@ -52,7 +52,7 @@ static void unload(pd_model *m) {
 
 static pd_parts *parts_of(const pd_program *p) { return p->place; }
 
-/* A program of one part in here, whose threads the others run on; NULL: there is none. */
+/* Returns a program of one part whose threads the others use, or NULL. */
 static const pd_program *lender_in(const pd_program *p) {
     const pd_parts *x = parts_of(p);
     for (int32_t k = 0; k < x->model_count; k++) {
@@ -80,7 +80,7 @@ static int32_t read_ios(pd_parts *x, pd_words *w, int32_t count, pd_io **to) {
     return PD_OK;
 }
 
-/* Whether a size is known when a run begins: the first symbols are those of the inputs. */
+/* Whether a size is known at the start of a run: the first symbols are those of the inputs. */
 static int is_early(const pd_parts *x, const int64_t *w) {
     for (; *w != PD_END; w += *w == PD_NUMBER || *w == PD_SYMBOL ? 2 : 1)
         if (*w == PD_SYMBOL && w[1] >= x->early) return 0;
@@ -105,7 +105,7 @@ static int32_t read_outputs(pd_parts *x, pd_words *w) {
     return PD_OK;
 }
 
-/* The models, and where their libraries and weights are; then opens each, unless it is open. */
+/* Reads the models and the locations of their libraries and weights; opens each model that is not open. */
 static int32_t read_models(pd_program *p, pd_words *w, void *const *libraries, pd_program *const *programs) {
     pd_parts *x = parts_of(p);
     int32_t count = (int32_t)pd_next(w), code = PD_OK;
@@ -115,7 +115,7 @@ static int32_t read_models(pd_program *p, pd_words *w, void *const *libraries, p
     for (int32_t k = 0; k < count; k++) x->models[k].file = -1;
     for (x->model_count = 0; x->model_count < count && code == PD_OK; x->model_count++, w->at += 4) {
         pd_model *m = &x->models[x->model_count];
-        const int64_t *at = w->at; /* weights: offset, bytes; library: offset, bytes */
+        const int64_t *at = w->at; /* of the weights: offset, bytes; of the library: offset, bytes */
         if (programs) {
             m->library = libraries[x->model_count], m->program = programs[x->model_count];
             code = find_calls(m);
@@ -130,7 +130,7 @@ static int32_t read_models(pd_program *p, pd_words *w, void *const *libraries, p
     return code;
 }
 
-/* Refuses what only Python can run. */
+/* Rejects a program with steps that only Python can run. */
 static int32_t refuse_python(const pd_words *w) {
     pd_words at = *w;
     const char *step = pd_next_text(&at);
@@ -157,7 +157,7 @@ static int32_t read_program(pd_program *p, void *const *libraries, pd_program *c
     return code;
 }
 
-/* A program whose weights begin at `memory`, or in a file. */
+/* Opens a program whose weights begin at `memory` or are in a file. */
 static int32_t open_program(const char *path, const void *memory, int64_t offset, int64_t bytes, void *const *libraries,
                             pd_program *const *programs, pd_program **out) {
     *out = NULL;
@@ -185,7 +185,8 @@ EXPORT int32_t pd_open(const char *path, const void *memory, int64_t offset, int
     return open_program(path, memory, offset, bytes, NULL, NULL, out);
 }
 
-/* A program whose models are open: their libraries, as dlopen has them, and their programs. They are closed after it. */
+/* Opens a program whose models are already open, given their dlopen handles and programs. The caller must close them
+ * after it. */
 EXPORT int32_t pd_open_around(const void *memory, int64_t bytes, void *const *libraries, pd_program *const *programs,
                               pd_program **out);
 int32_t pd_open_around(const void *memory, int64_t bytes, void *const *libraries, pd_program *const *programs,
@@ -196,7 +197,7 @@ int32_t pd_open_around(const void *memory, int64_t bytes, void *const *libraries
 EXPORT void pd_close(pd_program *p) {
     if (!p) return;
     pd_parts *x = parts_of(p);
-    for (int32_t k = x->model_count; k-- > 0;) unload(&x->models[k]); /* who lends its threads comes last */
+    for (int32_t k = x->model_count; k-- > 0;) unload(&x->models[k]); /* the model that lends its threads comes last */
     pd_free_zeros(x->memory);
     free(x);
     pd_unmap_weights(p);
@@ -274,7 +275,7 @@ EXPORT int64_t pd_evaluations(const pd_context *c) {
 
 /* ---- calls ---- */
 
-/* The sequence's error as this thread's. */
+/* Sets this thread's error to that of the sequence. */
 static int32_t say(const pd_sequence *s, int32_t code) {
     const char *origin = s->begun < 0 || code == PD_OK ? NULL : s->stages[s->at].origin;
     return code == PD_OK ? code : fail(code, "%s%s%s", s->text, origin ? "\n  node: " : "", origin ? origin : "");
@@ -324,7 +325,7 @@ static int64_t output_bytes(const pd_parts *x, const pd_sequence *s, int32_t o) 
     return bytes;
 }
 
-/* Outputs that lie elsewhere than the caller wants them. */
+/* Copies outputs that are not in the caller's memory. */
 static int32_t deliver(const pd_parts *x, const pd_sequence *s, void *const *outputs) {
     for (int32_t o = 0; o < x->output_count; o++) {
         const pd_held *t = &s->tensors[x->given[o].tensor];

@@ -1,11 +1,11 @@
-// polydyn.hpp: compiled programs from C++17, over the C interface of polydyn.h. Header only; link with -ldl.
+// polydyn.hpp: compiled programs from C++17, on top of the C interface of polydyn.h. Header only; link with -ldl.
 //
 //     polydyn::Program program("libbert.so", "bert.polydyn");   // the library, and the artifact with the weights
 //     polydyn::Context context(program, 2);                     // threads
 //     std::vector<polydyn::Tensor> out = context.run({{ids.data(), {4, 61}}, {mask.data(), {4, 61}}});
 //
 // Each program is loaded with dlopen, so a process may have many. A program may be used by many threads; a context
-// serves one call at a time. Everything that fails throws polydyn::Error with the text of pd_error().
+// serves one call at a time. All failures throw polydyn::Error with the text of pd_error().
 #ifndef POLYDYN_HPP
 #define POLYDYN_HPP
 
@@ -30,7 +30,7 @@ struct Error : std::runtime_error {
     using std::runtime_error::runtime_error;
 };
 
-// The element type of a C++ type. 16-bit floats have none: give their PD_<dtype>.
+// The element type for a C++ type. 16-bit floats have none: pass their PD_<dtype>.
 template <class T> constexpr int32_t dtype_of() {
     if constexpr (std::is_same_v<T, float>) return PD_FLOAT32;
     else if constexpr (std::is_same_v<T, double>) return PD_FLOAT64;
@@ -54,7 +54,7 @@ inline int64_t item_bytes(int32_t dtype) {
     return bytes[dtype];
 }
 
-// An array of the caller's, read only. Strides in bytes; none: dense, row-major.
+// A read-only array of the caller. Strides in bytes; none: dense row-major.
 struct View {
     const void *data;
     std::vector<int64_t> shape;
@@ -64,7 +64,7 @@ struct View {
     template <class T>
     View(const T *array, std::vector<int64_t> sizes, std::vector<int64_t> steps = {})
         : data(array), shape(std::move(sizes)), dtype(dtype_of<T>()), strides(std::move(steps)) {}
-    // An array whose element type has no type in C++ (PD_FLOAT16, PD_BFLOAT16), or is known when the program runs.
+    // An array whose element type has no C++ type (PD_FLOAT16, PD_BFLOAT16) or is only known at run time.
     static View untyped(const void *array, std::vector<int64_t> sizes, int32_t type, std::vector<int64_t> steps = {}) {
         return View(static_cast<const char *>(array), std::move(sizes), type, std::move(steps));
     }
@@ -88,7 +88,7 @@ public:
     int64_t size() const { return size_; }  // elements
     void *data() { return data_.get(); }
     const void *data() const { return data_.get(); }
-    // The elements, checked against the element type.
+    // The elements, after a check of the element type.
     template <class T> T *as() {
         check(dtype_of<T>());
         return static_cast<T *>(data_.get());
@@ -121,7 +121,7 @@ struct Argument {
 
 class Program {
 public:
-    // `library`: lib.so of the artifact; `weights`: the artifact itself, whose weights are mapped from it.
+    // `library`: lib.so of the artifact. `weights`: the artifact itself, from which the weights are mapped.
     Program(const std::string &library, const std::string &weights) {
         library_.reset(dlopen(library.c_str(), RTLD_NOW | RTLD_LOCAL));
         if (!library_) throw Error(dlerror());
@@ -179,7 +179,7 @@ private:
 
 class Context {
 public:
-    // `threads`: of every call, the caller's included. The program must outlive the context.
+    // `threads`: for every call, including the caller's. The program must outlive the context.
     explicit Context(const Program &program, int32_t threads = 1) : program_(program) {
         program_.check(program_.context_new(program_.program, threads, &context_));
     }
@@ -187,7 +187,8 @@ public:
     Context(const Context &) = delete;
     Context &operator=(const Context &) = delete;
 
-    // The outputs' shapes for these inputs, in the program's order. Checks every dim and guard. PD_LATE: data decide the size.
+    // Returns the shapes of the outputs for these inputs, in the program's order. Checks every dim and guard. PD_LATE:
+    // the size depends on the data.
     std::vector<std::vector<int64_t>> shapes(const std::vector<View> &inputs) {
         if (inputs.size() != program_.inputs().size())
             throw Error("the program has " + std::to_string(program_.inputs().size()) + " inputs, the call " +
@@ -211,7 +212,7 @@ public:
         return found;
     }
 
-    // Computes; the outputs in the program's order.
+    // Computes the outputs; returns them in the program's order.
     std::vector<Tensor> run(const std::vector<View> &inputs) {
         const auto sizes = shapes(inputs);
         std::vector<Tensor> out;
@@ -230,7 +231,7 @@ public:
     }
 
 private:
-    // A copy of an output whose size data have decided.
+    // Returns a copy of an output whose size depends on the data.
     Tensor result(int32_t k) const {
         const Argument &o = program_.outputs()[static_cast<size_t>(k)];
         std::vector<int64_t> dims(static_cast<size_t>(o.rank));

@@ -1,15 +1,17 @@
-/* pool.c: threads that share launches in pieces, and stay out of each other's way (docs/adr/0026-threads.md).
+/* pool.c: threads that execute launches in pieces and avoid the core of the caller (docs/adr/0026-threads.md).
  *
- * Every worker has one word. The caller posts a job by turning IDLE into POSTED; a worker joins by RUNNING and leaves by
- * IDLE, so the job's description never changes under a worker that looks at it, and who has not joined is not waited for.
- * What there is to do does not depend on who joins: every thread has a range of pieces, one word [next, end). Its owner
- * takes pieces at the front, the others, when they have none left, at the tail.
+ * Every worker has one state word. The caller posts a job by changing IDLE to POSTED; a worker joins by changing it to
+ * RUNNING and leaves by changing it to IDLE. So the job's description never changes while a worker reads it, and the
+ * caller never waits for a worker that has not joined. The work does not depend on who joins: every thread has a range
+ * of pieces, one word [next, end). Its owner takes pieces from the front; other threads that have none left take them
+ * from the end.
  *
- * A core can be lost at any time to another process or to another library's threads. A worker that finds itself on the
- * caller's core moves to another one, or sleeps where it may not. A caller that waits for a worker without a core moves
- * it to its own core and sleeps until it is done. A worker without work spins for SPIN_NS, then it sleeps on its word.
+ * A core can be lost at any time to another process or to threads of another library. A worker that finds itself on the
+ * caller's core moves to another one, or sleeps if it is not allowed to move. A caller that waits for a worker without
+ * a core moves it to its own core and sleeps until it is done. A worker without work spins for SPIN_NS and then sleeps
+ * on its word.
  *
- * A run takes the whole pool or none of it: a second caller runs its launches alone, on its own core.
+ * A run takes the whole pool or none of it: a second concurrent caller runs its launches alone, on its own core.
  */
 #define _GNU_SOURCE
 #include <linux/futex.h>
@@ -25,23 +27,23 @@
 
 #include "internal.h"
 
-#define SPIN_NS 200000     /* longer than most of what the host does between two launches */
-#define HOP_NS 200000      /* a worker moves out of the caller's way at most so often, on its own account */
-#define JOIN_NS 10000      /* the caller looks so often whether the worker that it waits for has a core */
-#define WAKE_RUN_NS 20000  /* runs of less work wake nobody: that takes 2 to 5 us and a worker needs as much to come */
-#define WAKE_NS 200000     /* inside a run, sleepers are woken for so much work, and at most so often */
+#define SPIN_NS 200000     /* longer than most host work between two launches */
+#define HOP_NS 200000      /* minimum time between two moves of a worker away from the caller */
+#define JOIN_NS 10000      /* interval at which the caller checks whether the worker it waits for has a core */
+#define WAKE_RUN_NS 20000  /* shorter runs wake no worker: waking takes 2 to 5 us, and the worker as long to start */
+#define WAKE_NS 200000     /* remaining work, and minimum interval, for waking workers during a run */
 
 enum { relaxed = memory_order_relaxed, acquire = memory_order_acquire, release = memory_order_release,
        acq_rel = memory_order_acq_rel };
 
-/* What a test puts in place of the system's answers (tests/c/pool_hammer.c). */
+/* A test replaces these system calls (tests/c/pool_hammer.c). */
 #ifndef PD_POOL_SEAM
 #define PD_AT(point) ((void)0)
 #define PD_CORE() sched_getcpu()
 #define PD_ALLOWED(mask) sched_getaffinity(0, sizeof *(mask), mask)
 #define PD_PIN(thread, mask) pthread_setaffinity_np(thread, sizeof *(mask), mask)
 #define PD_USED(clock, time) clock_gettime(clock, time)
-#define PD_LOOK_NS 10000000 /* how old the mask of the cores that the caller may use may be */
+#define PD_LOOK_NS 10000000 /* maximum age of the mask of cores that the caller may use */
 #endif
 
 /* WAITED: running, and the caller sleeps until it is done. */
@@ -49,12 +51,12 @@ enum { IDLE, POSTED, RUNNING, WAITED, ASLEEP, QUIT };
 
 typedef struct {
     _Alignas(64) _Atomic uint32_t state;
-    int64_t id, hopped; /* hopped: when it last moved out of the caller's way */
+    int64_t id, hopped; /* hopped: when it last moved away from the caller */
     struct pd_pool *pool;
     pthread_t thread;
 } worker;
 
-/* Pieces [next, end) that nobody has claimed: next in the upper half. */
+/* Unclaimed pieces [next, end); next is in the upper half. */
 typedef struct {
     _Alignas(64) _Atomic uint64_t pieces;
 } range;
@@ -62,11 +64,11 @@ typedef struct {
 struct pd_pool {
     range ranges[PD_MAX_THREADS];
     pd_job job;
-    _Atomic int busy, core, moves; /* core: the caller's, -1: not known; moves: the system lets threads be moved */
-    int64_t count, cores;          /* workers; cores that the caller may use */
-    int64_t looked, woken;         /* when the caller's mask was read, when sleepers were woken */
-    pthread_t caller;              /* whose mask it was */
-    pthread_mutex_t moving;        /* guards `allowed` and what it is copied to, the workers' masks */
+    _Atomic int busy, core, moves; /* core: the caller's, -1: unknown; moves: whether threads can be moved */
+    int64_t count, cores;          /* number of workers; number of cores that the caller may use */
+    int64_t looked, woken;         /* when the caller's mask was read; when workers were woken */
+    pthread_t caller;              /* the owner of the mask */
+    pthread_mutex_t moving;        /* guards `allowed` and its copies, the workers' masks */
     cpu_set_t allowed;
     worker *workers[PD_MAX_THREADS];
     pd_pool *previous, *next;
@@ -74,7 +76,7 @@ struct pd_pool {
 
 _Thread_local int32_t pd_thread;
 
-/* All pools, so that a forked child can forget its parent's threads. */
+/* All pools, so that a forked child can discard its parent's threads. */
 static pthread_mutex_t list_lock = PTHREAD_MUTEX_INITIALIZER;
 static pd_pool *list;
 
@@ -112,7 +114,7 @@ static void put(worker *w, uint32_t state) {
 
 /* ---- cores ---- */
 
-/* Returns 1; or 0 where the system refuses, which it is then not asked again. */
+/* Returns 1, or 0 if the system refuses; it is then not asked again. */
 static int pin(pd_pool *p, pthread_t thread, const cpu_set_t *mask) {
     if (!atomic_load_explicit(&p->moves, relaxed)) return 0;
     if (!PD_PIN(thread, mask)) return 1;
@@ -120,7 +122,7 @@ static int pin(pd_pool *p, pthread_t thread, const cpu_set_t *mask) {
     return 0;
 }
 
-/* The calling worker goes to any core but this one; later the system may move it as it likes. */
+/* Moves the calling worker to any core but this one; later the system may move it freely. */
 static int hop(worker *w, int core) {
     pd_pool *p = w->pool;
     pthread_mutex_lock(&p->moving);
@@ -149,7 +151,7 @@ static void look(pd_pool *p) {
     p->caller = caller;
     cpu_set_t mask;
     if (PD_ALLOWED(&mask)) {
-        p->cores = PD_MAX_THREADS; /* not known */
+        p->cores = PD_MAX_THREADS; /* unknown */
         atomic_store_explicit(&p->moves, 0, relaxed);
         return;
     }
@@ -161,7 +163,7 @@ static void look(pd_pool *p) {
     pthread_mutex_unlock(&p->moving);
 }
 
-/* The worker that the caller waits for gets the caller's core, and the caller will sleep until it is done. */
+/* Gives the worker that the caller waits for the caller's core; the caller then sleeps until it is done. */
 static void pull(pd_pool *p, worker *w) {
     int core = PD_CORE();
     cpu_set_t here;
@@ -170,22 +172,22 @@ static void pull(pd_pool *p, worker *w) {
     int moved = core >= 0 && pin(p, w->thread, &here);
     PD_AT("pulled");
     if (turn(w, RUNNING, WAITED) || !moved) return;
-    pthread_mutex_lock(&p->moving); /* done meanwhile, and it does not know that it was moved */
+    pthread_mutex_lock(&p->moving); /* it finished in the meantime and does not know that it was moved */
     pin(p, w->thread, &p->allowed);
     pthread_mutex_unlock(&p->moving);
 }
 
 /* ---- pieces ---- */
 
-/* Where part i of `parts` nearly equal ones of n begins: n*i/parts without n*i. */
+/* Returns the begin of part i when n is split into `parts` nearly equal parts: n*i/parts without computing n*i. */
 static inline int64_t cut(int64_t n, int64_t i, int64_t parts) { return n / parts * i + n % parts * i / parts; }
 
-/* Where thread t's tasks of a launch begin. */
+/* Returns the first task of thread t in a launch. */
 static inline int64_t start(const pd_part *p, int64_t t, int64_t threads) {
     return p->starts ? p->starts[t] : cut(p->tasks, t, threads);
 }
 
-/* A piece of a range, or -1 when none is left. */
+/* Claims a piece of a range; returns -1 if none is left. */
 static int64_t claim(range *r, int tail) {
     uint64_t word = atomic_load_explicit(&r->pieces, relaxed);
     for (;;) {
@@ -197,7 +199,7 @@ static int64_t claim(range *r, int tail) {
     }
 }
 
-/* Runs a piece of the tasks of thread `owner`; each launch of the job has its own number of them. */
+/* Runs a piece of the tasks of thread `owner`. The pieces of a job's launches are numbered consecutively. */
 static void run_piece(const pd_job *job, int64_t owner, int64_t piece, char *scratch) {
     const pd_part *p = job->parts;
     for (; piece >= p->pieces; p++) piece -= p->pieces;
@@ -207,7 +209,7 @@ static void run_piece(const pd_job *job, int64_t owner, int64_t piece, char *scr
     if (begin < end) p->kernel(p->buffers, p->symbols, begin, end, scratch);
 }
 
-/* Thread t's pieces, then those that the others have not come to. */
+/* Runs thread t's pieces, then unclaimed pieces of the others. */
 static void share(pd_pool *p, int64_t t) {
     const pd_job *job = &p->job;
     char *scratch = job->scratch + t * job->scratch_stride;
@@ -261,7 +263,7 @@ static void after_fork_parent(void) { pthread_mutex_unlock(&list_lock); }
 
 static void after_fork_child(void) {
     for (pd_pool *p = list; p; p = p->next) {
-        p->count = 0; /* the threads live in the parent only; their few bytes here are lost */
+        p->count = 0; /* the threads exist only in the parent; their few bytes here are lost */
         atomic_store(&p->busy, 0);
         pthread_mutex_init(&p->moving, NULL);
     }
@@ -303,7 +305,7 @@ void pd_pool_free(pd_pool *p) {
     free(p);
 }
 
-/* Starts workers until there are `count`, or as many as the system allows. Signals stay with the caller's threads. */
+/* Starts workers until there are `count`, or as many as the system allows. Workers block all signals. */
 static void grow(pd_pool *p, int64_t count) {
     sigset_t all, before;
     sigfillset(&all);
@@ -325,7 +327,8 @@ static void grow(pd_pool *p, int64_t count) {
 
 /* ---- runs ---- */
 
-/* Workers of a job or run of so many threads: one for each core beside the caller's, if the system gave so many. */
+/* Returns the number of workers for so many threads: at most one for each core besides the caller's, and at most all
+ * that were started. */
 static int64_t workers_for(const pd_pool *p, int64_t threads) {
     return pd_min(p->count, pd_min(threads, p->cores) - 1);
 }
@@ -337,7 +340,7 @@ int pd_pool_acquire(pd_pool *p, int64_t threads, int64_t work_ns) {
     atomic_store_explicit(&p->core, PD_CORE(), relaxed);
     int64_t workers = workers_for(p, threads);
     for (int64_t i = 0; i < workers && work_ns >= WAKE_RUN_NS; i++) {
-        /* now, so that it spins when the first parallel launch comes */
+        /* early, so that it is spinning when the first parallel launch starts */
         if (turn(p->workers[i], ASLEEP, IDLE)) futex_wake(&p->workers[i]->state);
     }
     if (workers <= 0) pd_pool_release(p);
@@ -346,7 +349,7 @@ int pd_pool_acquire(pd_pool *p, int64_t threads, int64_t work_ns) {
 
 void pd_pool_release(pd_pool *p) { atomic_store_explicit(&p->busy, 0, release); }
 
-/* Posts the job. Who sleeps goes on sleeping, unless much work lies ahead and nobody was woken lately. */
+/* Posts the job. Sleeping workers are only woken if much work remains and none was woken recently. */
 static void post(pd_pool *p, int64_t workers) {
     int wakes = 0;
     for (int64_t i = 0; i < workers; i++) {

@@ -1,4 +1,4 @@
-/* runtime.c: programs, contexts, checks and memory. The program itself is data: pd_the_plan; cpu.c or cuda.c runs it. */
+/* runtime.c: programs, contexts, checks, memory. The program itself is data, pd_the_plan; cpu.c or cuda.c runs it. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -8,7 +8,7 @@
 
 #define EXPORT PD_EXPORT
 #define fail pd_fail
-#define LARGE 65536 /* bytes of what is worth a page of its own */
+#define LARGE 65536 /* bytes of a block that is worth a page of its own */
 
 static const pd_plan *const plan = &pd_the_plan;
 /* ---- programs ---- */
@@ -79,7 +79,7 @@ EXPORT void pd_context_free(pd_context *c) {
     free(c);
 }
 
-/* Sizes and selections of the last few calls: key (dims, strides), then what `evaluate` makes of it. */
+/* Sizes and selections of the last few calls: the key (dims, strides), then the results of `evaluate`. */
 #define PD_REMEMBERED 8
 
 static int32_t remembered_words(void) {
@@ -200,9 +200,9 @@ static int32_t evaluate(pd_context *c) {
     return PD_OK;
 }
 
-/* ---- pd_shapes: what is remembered ---- */
+/* ---- pd_shapes: remembered evaluations ---- */
 
-/* The parts of an evaluation, in the order in which they are remembered; the first two are its key. */
+/* The parts of an evaluation, in the order in which they are stored; the first two are its key. */
 #define PARTS 5
 typedef struct { int64_t *data; size_t bytes; } part;
 
@@ -215,7 +215,7 @@ static void parts_of(const pd_context *c, part p[PARTS]) {
     p[4] = (part){c->output_strides, (size_t)plan->output_dim_count * word};
 }
 
-/* Whether all arrays are the kernels' own kind: dense outputs, nothing that must be copied elsewhere first. */
+/* Whether all outputs are dense and no array must be copied first. */
 static int is_plain(const pd_context *c) {
     int32_t other = 0;
     for (int32_t o = 0; o < plan->output_count; o++) other |= c->given[o];
@@ -223,7 +223,7 @@ static int is_plain(const pd_context *c) {
     return !other;
 }
 
-/* Takes back the evaluation of these shapes and strides; 0 when it is not remembered. */
+/* Restores the evaluation for these shapes and strides; returns 0 if it is not remembered. */
 static int recall(pd_context *c) {
     part p[PARTS];
     parts_of(c, p);
@@ -237,7 +237,7 @@ static int recall(pd_context *c) {
     return 0;
 }
 
-/* Keeps an evaluation in place of the oldest one. */
+/* Stores an evaluation in place of the oldest one. */
 static void remember(pd_context *c) {
     part p[PARTS];
     parts_of(c, p);
@@ -247,8 +247,9 @@ static void remember(pd_context *c) {
 
 /* ---- pd_shapes: memory ---- */
 
-/* Reserves `bytes` at the end of the arena; -1 when sizes overflow. What is large begins with a page: a load waits for
- * stores in flight that agree with it in the last 12 bits of the address, which tensors that begin alike do not. */
+/* Reserves `bytes` at the end of the arena; returns -1 if sizes overflow. Large blocks begin with a page: a load waits
+ * for stores in flight whose addresses have the same last 12 bits, and tensors that begin alike are accessed at
+ * different offsets. */
 static int64_t reserve(int64_t *end, int64_t bytes) {
     int64_t at = *end, padded;
     if (bytes >= LARGE && __builtin_add_overflow(at, PD_PAGE - 1, &at)) return -1;
@@ -261,7 +262,7 @@ static int64_t reserve(int64_t *end, int64_t bytes) {
 int64_t pd_output_bytes(const pd_context *c, int32_t o) {
     int64_t first = pd_first_axis(plan->outputs, o), dims[PD_MAX_RANK];
     for (int32_t a = 0; a < plan->outputs[o].rank; a++) dims[a] = c->values[plan->output_dims[first + a]];
-    return pd_dense_bytes(&plan->outputs[o], dims); /* settle_strides has seen that it does not overflow */
+    return pd_dense_bytes(&plan->outputs[o], dims); /* settle_strides has checked that it does not overflow */
 }
 
 static int32_t lay_out(pd_context *c) {
@@ -299,7 +300,7 @@ static int32_t lay_out(pd_context *c) {
     return PD_OK;
 }
 
-/* Copies the shapes and strides of a call into the context; returns 1 when they are new. */
+/* Copies the shapes and strides of a call into the context; returns 1 if they are new. */
 static int take(pd_context *c, const pd_tensor *inputs, const int64_t *const *output_strides) {
     int changed = 0;
     int64_t *dims = c->dims, *strides = c->strides;
@@ -311,7 +312,7 @@ static int take(pd_context *c, const pd_tensor *inputs, const int64_t *const *ou
             changed |= (dims[a] != inputs[i].shape[a]) | (strides[a] != stride);
             dims[a] = inputs[i].shape[a];
             strides[a] = stride;
-            /* an overflow here is found by lay_out or makes an empty tensor */
+            /* an overflow here is detected by lay_out or belongs to an empty tensor */
             dense = (int64_t)((uint64_t)dense * (uint64_t)dims[a]);
         }
         dims += rank;
@@ -357,7 +358,7 @@ EXPORT const void *pd_result(const pd_context *c, int32_t output, int64_t *dims)
     return NULL;
 }
 
-/* ---- what a launch takes ---- */
+/* ---- the candidate of a launch ---- */
 
 const pd_candidate *pd_chosen(const pd_context *c, int32_t k) {
     const pd_launch_entry *l = &plan->launches[k];
@@ -365,7 +366,7 @@ const pd_candidate *pd_chosen(const pd_context *c, int32_t k) {
     return c->values[l->elements] <= 0 || row < 0 ? NULL : &plan->candidates[l->first_candidate + row];
 }
 
-/* ---- what a run checks ---- */
+/* ---- checks during a run ---- */
 
 int32_t pd_check_shared(const pd_context *c, void *const *inputs, void *const *outputs) {
     for (int32_t k = 0; k < plan->launch_count; k++) {
@@ -385,7 +386,7 @@ int32_t pd_check_shared(const pd_context *c, void *const *inputs, void *const *o
 int32_t pd_check_index(const pd_context *c, const pd_index_check *p, const void *data) {
     if (p->launch < plan->launch_count && c->values[plan->launches[p->launch].elements] <= 0) return PD_OK;
     int64_t found = 0, size = c->values[p->size], offset = c->values[p->offset];
-    int64_t low = -size - offset, high = size - offset; /* sizes: far from overflow */
+    int64_t low = -size - offset, high = size - offset; /* no overflow: sizes are small enough */
     int64_t at = pd_outside(data, p->first, c->values[p->count], p->step, p->dtype, low, high, &found);
     if (at < 0) return PD_OK;
     return fail(PD_INPUT, "%s, here %" PRId64 ": element %" PRId64 " is %" PRId64, p->message, size, at, found);

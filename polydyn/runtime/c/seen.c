@@ -1,4 +1,4 @@
-/* seen.c: the log of the sizes that runs had. A hash table that only grows; contexts on any thread add to it. */
+/* seen.c: the log of the sizes of runs: a hash table that only grows, and to which contexts on any thread add rows. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -17,7 +17,7 @@ struct pd_seen {
 struct pd_log {
     pd_seen *chains[CHAINS];
     int64_t rows;
-    int64_t others; /* runs of shapes that found no room */
+    int64_t others; /* runs with shapes that did not fit */
 };
 
 static const pd_plan *const plan = &pd_the_plan;
@@ -40,7 +40,7 @@ static uint64_t chain_of(const int64_t *sizes) {
     return (h >> 32) % CHAINS;
 }
 
-/* The row of these sizes in a chain up to `end`, or NULL. */
+/* Returns the row of these sizes in a chain up to `end`, or NULL. */
 static pd_seen *find(pd_seen *row, const pd_seen *end, const int64_t *sizes) {
     size_t bytes = (size_t)plan->symbol_count * sizeof *sizes;
     while (row != end && memcmp(row->sizes, sizes, bytes)) row = row->next;

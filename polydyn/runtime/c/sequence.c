@@ -1,4 +1,4 @@
-/* sequence.c: the parts of a program and the steps between them, one behind the other. */
+/* sequence.c: runs the parts of a program and the steps between them, one after the other. */
 #define _GNU_SOURCE
 #include <stdarg.h>
 #include <stdio.h>
@@ -128,7 +128,7 @@ void pd_feed(pd_unit *u, int32_t i, const pd_held *t) {
 void pd_feed_size(pd_unit *u, int32_t i, int64_t size) {
     u->sizes[i] = size;
     u->tensors[i] = (pd_tensor){.shape = &u->sizes[i], .strides = one_byte, .dtype = PD_UINT8, .rank = 1};
-    u->from[i] = NULL; /* nobody reads its elements */
+    u->from[i] = NULL; /* its elements are not read */
     u->places[i] = PD_ON_DEVICE;
 }
 
@@ -145,7 +145,7 @@ int32_t pd_unit_shapes(pd_sequence *s, pd_unit *u) {
     return said(s, u, u->model->shapes(u->context, u->tensors, NULL, u->output_dims));
 }
 
-/* On a device the run is only waited for where a result of it is in host memory. */
+/* Runs a unit on the device. Waits for it only if one of its results is in host memory. */
 static int32_t run_on_device(pd_sequence *s, pd_unit *u, int64_t *times) {
     s->pending = u->unread = !times;
     for (int32_t o = 0; o < u->output_count; o++) s->pending &= u->places[u->input_count + o] == PD_ON_DEVICE;
@@ -157,7 +157,7 @@ int32_t pd_unit_run(pd_sequence *s, pd_unit *u) {
     return s->device ? run_on_device(s, u, NULL) : said(s, u, u->model->run(u->context, u->from, u->to));
 }
 
-/* What runs that nobody has waited for have to say; `code`: what is known already. */
+/* Reports the errors of runs that were not waited for; `code`: an error that is already known. */
 static int32_t wait(pd_sequence *s, int32_t code) {
     s->waits += s->pending;
     s->pending = 0;
@@ -200,7 +200,7 @@ static int32_t run_part(pd_sequence *s, const pd_stage *g, int64_t *times) {
     return times ? said(s, u, u->model->profile(u->context, u->from, u->to, times)) : pd_unit_run(s, u);
 }
 
-/* ---- the whole ---- */
+/* ---- runs of a sequence ---- */
 
 static int64_t now_ns(void) {
     struct timespec t;
@@ -237,7 +237,7 @@ int32_t pd_take_sizes(pd_sequence *s) {
     return PD_OK;
 }
 
-/* A step that begins, in contrast to one that goes on. */
+/* Starts a stage, as opposed to continuing it. */
 static void begin(const pd_stage *g) {
     if (g->loop) g->loop->phase = PD_BEGINS, g->loop->body.entered = 0;
     for (int32_t b = 0; g->bodies && b < 2; b++) g->bodies[b].entered = 0;

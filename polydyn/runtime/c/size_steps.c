@@ -1,4 +1,4 @@
-/* size_steps.c: steps of a sequence that give sizes which are data, and arithmetic on them. */
+/* size_steps.c: steps of a sequence that compute sizes from data, and arithmetic on them. */
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
@@ -6,7 +6,7 @@
 
 #include "sequence.h"
 
-/* Numbers that are read, or sizes. */
+/* Numbers that are read from a tensor, or sizes. */
 typedef struct {
     int64_t n[2 * PD_MAX_RANK];
     int32_t count;
@@ -26,7 +26,7 @@ static double half_of(uint16_t h) {
     return h >> 15 ? -x : x;
 }
 
-/* Element k of a tensor of numbers; it holds every integer of 64 bits. */
+/* Returns element k of a tensor of numbers. The type can represent every 64-bit integer. */
 static long double number(const pd_held *t, int64_t k) {
     const void *at = t->data + k * pd_item_bytes[t->dtype];
     switch (t->dtype) {
@@ -54,7 +54,7 @@ static long double number(const pd_held *t, int64_t k) {
 
 static int has(const pd_stage *g, int32_t i) { return i < g->input_count && g->inputs[i] >= 0; }
 
-/* Input i, of integers; how many there are is known when the program is made. */
+/* Reads input i, of integers; their number is known at compile time. */
 static numbers read(const pd_sequence *s, const pd_stage *g, int32_t i) {
     const pd_held *t = &s->tensors[g->inputs[i]];
     numbers x = {.count = (int32_t)pd_min(pd_elements(t), 2 * PD_MAX_RANK)};
@@ -62,14 +62,14 @@ static numbers read(const pd_sequence *s, const pd_stage *g, int32_t i) {
     return x;
 }
 
-/* The sizes that the step is given. */
+/* Returns the sizes that are passed to the step. */
 static numbers dims_of(const pd_sequence *s, const pd_stage *g) {
     numbers x = {.count = g->dim_count};
     for (int32_t k = 0; k < x.count; k++) x.n[k] = pd_value_of(g->dims[k], s->values);
     return x;
 }
 
-/* ---- refusing ---- */
+/* ---- rejecting ---- */
 
 typedef struct {
     char of[512];
@@ -99,7 +99,7 @@ static int32_t tell(pd_sequence *s, const pd_stage *g, const numbers *x) {
 
 /* ---- the steps ---- */
 
-/* The elements of one tensor, each of which must be a size. */
+/* Reads the elements of one tensor; each must be a valid size. */
 static int32_t sizes(pd_sequence *s, const pd_stage *g) {
     const pd_held *t = &s->tensors[g->inputs[0]];
     for (int64_t k = 0; k < pd_elements(t); k++) {
@@ -113,7 +113,7 @@ static int32_t sizes(pd_sequence *s, const pd_stage *g) {
     return PD_OK;
 }
 
-/* The size of the broadcast of two sizes. */
+/* Computes the broadcast of two sizes. */
 static int32_t common(pd_sequence *s, const pd_stage *g) {
     numbers x = dims_of(s, g);
     int64_t a = x.n[0], b = x.n[1];
@@ -124,7 +124,7 @@ static int32_t common(pd_sequence *s, const pd_stage *g) {
     return PD_OK;
 }
 
-/* How many numbers lie between a start and a limit, by a step; floats with the arithmetic of their type. */
+/* Computes the number of elements of a range with start, limit and step; for floats, in their type's arithmetic. */
 static int32_t count(pd_sequence *s, const pd_stage *g) {
     long double of[3];
     for (int32_t i = 0; i < 3; i++) {
@@ -156,7 +156,7 @@ static int64_t product(const numbers *x) {
     return n;
 }
 
-/* The sizes that a shape with 0 (copies a size) and -1 (takes what is left) stands for. */
+/* Computes the sizes for a reshape, whose shape may contain 0 (copies a size) and -1 (the remaining elements). */
 static int32_t reshape(pd_sequence *s, const pd_stage *g) {
     numbers dims = dims_of(s, g), asked = read(s, g, 0), x = asked;
     int32_t free = -1, frees = 0, low = 0;
@@ -176,7 +176,7 @@ static int32_t reshape(pd_sequence *s, const pd_stage *g) {
     return REFUSE(s, rule, "a tensor of shape %s cannot be reshaped to %s", show(&dims).of, show(&asked).of);
 }
 
-/* The common sizes of a shape that is data and of one that is not. */
+/* Broadcasts a shape that is data with one that is not. */
 static int32_t broadcast(pd_sequence *s, const pd_stage *g) {
     numbers dims = dims_of(s, g), asked = read(s, g, 0), x = {.count = pd_max(dims.count, asked.count)};
     for (int32_t k = 0; k < x.count; k++) {
@@ -190,7 +190,7 @@ static int32_t broadcast(pd_sequence *s, const pd_stage *g) {
     return tell(s, g, &x);
 }
 
-/* Axes counted from the front, each once. */
+/* Converts axes to non-negative ones; each may occur once. */
 static int32_t take_axes(pd_sequence *s, numbers *axes, int32_t rank) {
     const numbers given = *axes;
     uint32_t seen = 0;
@@ -204,7 +204,7 @@ static int32_t take_axes(pd_sequence *s, numbers *axes, int32_t rank) {
     return REFUSE(s, "each is an axis, and only once", "the axes %s of a tensor with %d axes", show(&given).of, rank);
 }
 
-/* Input i, else 0, 1, ... or 1, 1, ... */
+/* Reads input i; if missing, returns 0, 1, ... or 1, 1, ... */
 static numbers read_or(const pd_sequence *s, const pd_stage *g, int32_t i, int32_t count, int64_t step) {
     if (has(g, i)) return read(s, g, i);
     numbers x = {.count = count};
@@ -212,7 +212,7 @@ static numbers read_or(const pd_sequence *s, const pd_stage *g, int32_t i, int32
     return x;
 }
 
-/* For every axis where a slice begins, how many elements it has, its step forwards and its step backwards. */
+/* Computes for every axis the begin of a slice, its number of elements, its forward step and its backward step. */
 static int32_t slice(pd_sequence *s, const pd_stage *g) {
     numbers dims = dims_of(s, g), starts = read(s, g, 0), ends = read(s, g, 1);
     numbers axes = read_or(s, g, 2, starts.count, 0), steps = read_or(s, g, 3, starts.count, 1);
@@ -228,17 +228,17 @@ static int32_t slice(pd_sequence *s, const pd_stage *g) {
     for (int32_t k = 0; k < axes.count; k++) {
         int64_t n = dims.n[axes.n[k]], by = steps.n[k], start = starts.n[k], end = ends.n[k], *to = found + 4 * axes.n[k];
         int64_t first = pd_min(pd_max(start < 0 ? start + n : start, 0), by > 0 ? n : n - 1);
-        if (by < 0 && (end == INT32_MAX || end == INT64_MAX)) end = -n - 1; /* to the first element, as ONNX Runtime */
+        if (by < 0 && (end == INT32_MAX || end == INT64_MAX)) end = -n - 1; /* up to the first element, as in ONNX Runtime */
         int64_t last = pd_min(pd_max(end < 0 ? end + n : end, by > 0 ? 0 : -1), by > 0 ? n : n - 1);
         to[0] = pd_max(first, 0), to[1] = pd_max(0, -pd_floordiv(first - last, by));
-        by = pd_max(pd_min(by, n + 1), -n - 1); /* at most one element: -by has no overflow */
+        by = pd_max(pd_min(by, n + 1), -n - 1); /* at most one element: -by does not overflow */
         to[2] = pd_max(by, 0), to[3] = by < 0 ? -by : 0;
     }
     for (int32_t k = 0; k < 4 * dims.count; k++) s->values[g->symbols[k]] = found[k];
     return PD_OK;
 }
 
-/* The sizes with a 1 at every axis that is named. */
+/* Inserts a size of 1 at each given axis. */
 static int32_t unsqueeze(pd_sequence *s, const pd_stage *g) {
     numbers dims = dims_of(s, g), axes = read(s, g, 0), x = {.count = dims.count + axes.count};
     int32_t code = take_axes(s, &axes, x.count);
@@ -247,7 +247,7 @@ static int32_t unsqueeze(pd_sequence *s, const pd_stage *g) {
     return code == PD_OK ? tell(s, g, &x) : code;
 }
 
-/* The sizes without those axes, which are 1. */
+/* Removes the given axes, whose sizes must be 1. */
 static int32_t squeeze(pd_sequence *s, const pd_stage *g) {
     numbers dims = dims_of(s, g), axes = read(s, g, 0), left = dims, x = {.count = 0};
     int32_t code = take_axes(s, &axes, dims.count);
@@ -262,7 +262,7 @@ static int32_t squeeze(pd_sequence *s, const pd_stage *g) {
     return code == PD_OK ? tell(s, g, &x) : code;
 }
 
-/* For every axis how many elements are put before it, and cut off there; behind it, and cut off there. */
+/* Computes for every axis how many elements are added before it and cut off there, and the same after it. */
 static int32_t pads(pd_sequence *s, const pd_stage *g) {
     numbers values = read(s, g, 0), axes = read_or(s, g, 1, values.count / 2, 0);
     if (values.count != 2 * axes.count)
@@ -278,8 +278,9 @@ static int32_t pads(pd_sequence *s, const pd_stage *g) {
     return PD_OK;
 }
 
-/* For every size the scaled one, by the first convergent to which a scale is the nearest float32 (`simplest` of
-   graph/operators/resize.py); and the scale as a fraction, this one with `setting`, else the float's very value. */
+/* Computes every scaled size with the first convergent whose nearest float32 is the scale (`simplest` of
+ * graph/operators/resize.py). Also stores the scale as a fraction: this convergent if `setting`, otherwise the exact
+ * value of the float. */
 static int32_t scales(pd_sequence *s, const pd_stage *g) {
     const pd_held *t = &s->tensors[g->inputs[0]];
     for (int32_t k = 0; k < g->dim_count; k++) {

@@ -1,4 +1,4 @@
-/* strided.c: arrays that lie in memory with strides of their own. */
+/* strided.c: arrays with arbitrary strides. */
 #include <string.h>
 
 #include "internal.h"

@@ -1,14 +1,14 @@
-/* unique.c: the different elements of a tensor, or slices along an axis: sorted by radix, equal ones in their order. */
+/* unique.c: the distinct elements of a tensor, or distinct slices along an axis, by a stable radix sort. */
 #include <string.h>
 
 #include "sequence.h"
 
-/* ---- what is compared ---- */
+/* ---- keys ---- */
 
 static const uint64_t infinities[] = {[PD_FLOAT16] = 0x7c00, [PD_BFLOAT16] = 0x7f80, [PD_FLOAT32] = 0x7f800000,
                                       [PD_FLOAT64] = UINT64_C(0x7ff0000000000000)};
 
-/* A number that is in order as the elements are: -0 is 0, and all NaNs are the last. */
+/* Returns an unsigned key with the order of the elements: -0 equals 0, and all NaNs are equal and last. */
 static inline uint64_t key_of(const char *at, int32_t dtype, int64_t bytes) {
     uint64_t bits = 0, top = UINT64_C(1) << (8 * bytes - 1);
     memcpy(&bits, at, (size_t)bytes);
@@ -18,7 +18,7 @@ static inline uint64_t key_of(const char *at, int32_t dtype, int64_t bytes) {
     return !size ? top : bits & top ? top - 1 - size : bits | top;
 }
 
-/* Slices: `count` of them, each `before` times `after` elements. */
+/* Slices: `count` of them, each of `before` times `after` elements. */
 typedef struct {
     const char *data;
     int32_t dtype;
@@ -43,7 +43,7 @@ typedef struct {
     int64_t slice;
 } entry;
 
-/* Sorts by byte `byte` of the keys; 0: they have all the same, and nothing has moved. */
+/* Sorts by byte `byte` of the keys. Returns 0, without moving anything, if that byte is the same in all keys. */
 static int pass(const entry *from, entry *to, int64_t count, int byte) {
     int64_t starts[256] = {0};
     for (int64_t k = 0; k < count; k++) starts[from[k].key >> 8 * byte & 255]++;
@@ -56,7 +56,7 @@ static int pass(const entry *from, entry *to, int64_t count, int byte) {
     return 1;
 }
 
-/* The slices in order, in one of two rooms: from the last element to the first, each sort keeping what was before. */
+/* Sorts the slices; returns one of the two arrays. It sorts by the last element first; each sort is stable. */
 static const entry *sorted(const slices *x, entry *one, entry *other) {
     for (int64_t k = 0; k < x->count; k++) one[k].slice = k;
     for (int64_t c = x->before * x->after; c-- > 0 && x->count;) {
@@ -70,8 +70,8 @@ static const entry *sorted(const slices *x, entry *one, entry *other) {
     return one;
 }
 
-/* The group of every slice, numbered in order, or as they come first; returns how many there are. `numbers`: room for as
- * many. */
+/* Computes the group of every slice, numbered in sorted order or by first occurrence; returns the number of groups.
+ * `numbers`: scratch of the same length. */
 static int64_t group(const slices *x, const entry *order, int in_order, int64_t *groups, int64_t *numbers) {
     int64_t count = 0, next = 0;
     for (int64_t k = 0; k < x->count; k++) {

@@ -1,13 +1,14 @@
-/* waves.c: launches that run side by side, and which thread runs which of their tasks.
+/* waves.c: distributes the tasks of parallel launches to threads.
  *
- * Every launch keeps the number of threads it would take alone. In order of falling work each is shared evenly by the
- * threads that have least to do so far: large launches by all, small ones side by side on different threads.
+ * Every launch uses as many threads as it would use alone. In order of decreasing work, each launch is divided evenly
+ * among the threads with the least work so far: large launches use all threads, small ones run in parallel on different
+ * threads.
  */
 #include <string.h>
 
 #include "internal.h"
 
-/* The thread of 0..n-1 that has least to do and is not `taken`; the first of several. */
+/* Returns the thread of 0..n-1 with the least work that is not `taken`; the first of several. */
 static int64_t least_loaded(const double *loads, const char *taken, int64_t n) {
     int64_t best = -1;
     for (int64_t t = 0; t < n; t++)
