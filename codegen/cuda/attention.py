@@ -1,12 +1,13 @@
 """CUDA kernels for attention groups: scores, online softmax and values in one kernel.
 
-A block keeps 64 rows of queries, four warps 16 each, and walks over tiles of 64 keys (float32: 32) that come through a
-ring in shared memory. Scores stay in registers: fragments of sums are, packed to 16 bits or rounded to tf32, the
-fragments of the second product; on CUDA cores (float32) lanes of a row exchange them by shuffles. Row statistics are
-kept by the four lanes of a row. Where there are many queries of 16 bits a block has 128 of them, a warp two fragments
-of 16, and uses for both what it loads of keys and values. A row all of whose logits are -inf has sum 0 and gives NaN,
-as the model does; a row without keys gives 0. Tiles that a mask of a large negative number hides come last, if any row
-needs them.
+A block has 64 rows of queries, four warps 16 each, and loops over tiles of 64 keys (float32: 32) that are loaded
+through a ring in shared memory. Scores stay in registers: the fragments of sums, packed to 16 bits or rounded to tf32,
+are the operand fragments of the second product. On CUDA cores (float32) the lanes of a row exchange them by shuffles.
+The four lanes of a row keep its statistics.
+
+For many 16-bit queries a block has 128 rows: a warp holds two 16-row fragments and reuses each loaded key and value for
+both. A row whose logits are all -inf has sum 0 and gives NaN, as in the model; a row without keys gives 0. Tiles that a
+mask of a large negative number hides are visited last, if any row needs them.
 """
 
 from __future__ import annotations
@@ -85,23 +86,20 @@ TILE_KEYS = {"mma": 64, "tf32": 32, "lanes": 32}
 """Keys of a tile, by instruction: 128 bytes of them."""
 DEEP_KEYS = 32
 FRAGMENTS, MOST_SHARED, FEWER_KEYS = 2, 128, 32
-"""Fragments of 16 rows of a warp that share what it loads of keys and values, where there are many queries; the largest
-heads of this form, and the keys of its tiles where heads are larger than 64: it would spill registers.
-"""
+"""16-row fragments of a warp for many queries; maximum head size of this form; keys of its tiles if heads are larger
+than 64, where more keys would spill registers."""
 RESIDENT, LEAST_TILES, FEW_BLOCKS = 3, 2, 4
-"""Where blocks have shares of the keys: blocks for each multiprocessor, tiles of a share at least, blocks of rows of a
-head at most (as far as they are known).
-"""
+"""Split-KV: blocks per multiprocessor, minimum tiles of a slice, maximum row blocks of a head (if known)."""
 LOOPS = (f(J1), f(K1), g(J1), f(J2), f(K2), g(J2), "fragment", "row_fragment")
-"""Loops over registers, besides those of a product."""
+"""Loops over registers, in addition to those of a product."""
 
 
 class CudaAttentionKernel:
     """Builds the versions of one attention group.
 
-    ``arch``: those of newer architectures only when asked for; ``tf32``: float32 on tensor cores, rounded to tf32. The
-    group is one that ``attention_refusal`` has nothing against. ``kept``: what tuning kept of ``family``, in place of
-    its default tile. ``shares``: blocks have a share of the keys each, and leave what they have found of a row.
+    ``arch``: versions for newer architectures are built only on request. ``tf32``: float32 on tensor cores, rounded to
+    tf32. The group is one that ``attention_refusal`` accepts. ``kept``: the tuned tiles of ``family``, in place of its
+    default tile. ``shares`` (split-KV): each block has a slice of the keys and stores its partial result of a row.
     """
 
     def __init__(
@@ -124,7 +122,7 @@ class CudaAttentionKernel:
         self._forms: dict[int, tuple[Visits, Scheduled]] = {}
 
     def form(self, fragments: int) -> tuple[Visits, Scheduled]:
-        """Which tiles are visited, and the schedule, where a warp has so many fragments of 16 rows."""
+        """Return the visited tiles and the schedule, for ``fragments`` 16-row fragments per warp."""
         if fragments not in self._forms:
             (depth, width), step = self.depths, INSTRUCTIONS[self.kind].shape[2]
             keys = self.keys_of(fragments)
@@ -134,19 +132,20 @@ class CudaAttentionKernel:
         return self._forms[fragments]
 
     def keys_of(self, fragments: int) -> int:
-        """Keys of a tile, likewise."""
+        """Return the keys of a tile, for ``fragments`` 16-row fragments per warp."""
         return self.keys if fragments == 1 or max(self.depths) <= 64 else FEWER_KEYS
 
     def logits(self, rows: int, keys: int) -> Logits:
-        """The logits, in tiles of so many rows and keys."""
+        """Return the logits, in tiles of ``rows`` rows and ``keys`` keys."""
         r = self.parts.score_roles
         row, key = Axis(r.row, self.scores.M, rows, b("i")), Axis(r.col, self.scores.N, keys, b("l"))
         stored = (self.scores.acc.array, self.scores.dtype)
         return Logits(self.softmax.logit, r.batch, row, key, self.group.params, stored)
 
     def versions(self) -> tuple[Kernel, ...]:
-        """Versions for wide and for narrower accesses, those that may be launched only where an earlier one may left
-        out.
+        """Return one version per access width, widest first.
+
+        A version is dropped if an earlier one can always run in its place.
         """
         narrow = ((8, False), (4, False), (2, False)) if self.kind == "mma" else ((4, False),)
         own = without_repeats((
@@ -154,21 +153,22 @@ class CudaAttentionKernel:
             *(_Version(self, width, wide) for width, wide in ((16, False), *narrow)),
         ))  # fmt: skip
         special = warpgroup_attention(self) if self.arch == "sm_90a" and not self.kept else []
-        own += self._of_many_rows()
+        own += self._multi_fragment_versions()
         if self.kept:
             special, others = self.kept.versions(self.family), self.kept.others
             own = [with_block(k, factor=others) for k in own]
-        return short_first((*special, *own, *self._of_shares()))
+        return short_first((*special, *own, *self._split_kv_versions()))
 
     @property
     def masks_in_pairs(self) -> tuple[bool, ...]:
-        """Whether versions read masks in pairs of columns: first those that do, if there is a mask."""
+        """Whether versions read masks in pairs of columns: first True, then False, if there is a mask."""
         masked = any(x.buffer != self.scores.acc.array for x in loads(self.softmax.logit))
         return (True, False) if masked else (False,)
 
-    def _of_many_rows(self) -> tuple[Kernel, ...]:
-        """The version in which a warp has several fragments of rows, by the widest copies. Those of heads of 128 have
-        too many registers on sm_90a, which has warpgroups.
+    def _multi_fragment_versions(self) -> tuple[Kernel, ...]:
+        """Return the version with several row fragments per warp, with the widest copies.
+
+        Heads of 128 need too many registers. On sm_90a warpgroup kernels serve them.
         """
         one_block = (self.scores.M.constant or ROWS + 1) <= ROWS
         most = 64 if self.arch == "sm_90a" else MOST_SHARED
@@ -177,9 +177,10 @@ class CudaAttentionKernel:
         made = (_Version(self, 16, True, FRAGMENTS, x) for x in self.masks_in_pairs)
         return tuple(without_repeats(x for x in made if all(c.bytes == 16 for c in x.copies.values())))
 
-    def _of_shares(self) -> tuple[Kernel, ...]:
-        """The version in which blocks have shares of the keys, for few queries and many keys: by the widest copies,
-        with 32-bit indices; others serve the rest. A second launch makes each row of its shares.
+    def _split_kv_versions(self) -> tuple[Kernel, ...]:
+        """Return the split-KV version for few queries and many keys, with the widest copies and 32-bit indices.
+
+        Other versions handle the remaining shapes. A second launch combines the slices of each row.
         """
         rows, tiles = self.scores.M.ceildiv(ROWS), self.scores.N.ceildiv(self.keys)
         batch = product(self.scores.extents[x] for x in self.parts.score_roles.batch)
@@ -205,17 +206,20 @@ class CudaAttentionKernel:
 
     @property
     def family(self) -> WarpgroupAttention:
-        """Its kernels of warpgroups."""
+        """The family of its warpgroup kernels."""
         return WarpgroupAttention(self)
 
 
 def _depth(extent: Index) -> int:
-    """The head size of the tiles."""
+    """Return the head size of the tiles."""
     return next(d for d in (*DEPTHS, *DEEP) if int(extent) <= d)
 
 
 class _Version:
-    """One width of accesses; ``fragments``: of 16 rows that a warp has; ``masks_in_pairs``: how masks are read."""
+    """One access width.
+
+    ``fragments``: 16-row fragments of a warp; ``masks_in_pairs``: masks are read in column pairs.
+    """
 
     def __init__(
         self, of: CudaAttentionKernel, width: int, wide: bool, fragments: int = 1, masks_in_pairs: bool = False
@@ -240,7 +244,7 @@ class _Version:
         self, width: int, of: ProductGroup, copy: str, load: str, name: str, axis: str, steps: str,
         extents: tuple[int, int], slot: Coord | None,
     ) -> Copy:  # fmt: skip
-        """How one operand comes: ``a1``, ``b1`` of the scores, ``b2`` of the values."""
+        """Plan the copy of one operand: ``a1`` and ``b1`` are the queries and keys, ``b2`` the values."""
         column, loops = name.startswith("b"), (s("j") if name.startswith("b") else s("i"), s("k"))
         frag = f"{name[0]}_frag{name[1]}"
         x = Operand(f"tile_{name}", frag, of.values[column], axis, steps, extents, copy, load, loops, self.places,
@@ -253,11 +257,11 @@ class _Version:
         return Proven(self.schedule)
 
     def build(self) -> tuple[Kernel, ...]:
-        """The kernel, with indices of both widths."""
+        """Build the kernel, with indices of both widths."""
         of, version = self.of, self.version
         body, count = build(ATTENTION, self)
         multiples = (*self.asked, *self.values.multiples, *self.online.multiples)
-        few = sum(of.depths) > 128 or self.fragments > 1 or self.kind.name != "mma"  # more registers than three leave
+        few = sum(of.depths) > 128 or self.fragments > 1 or self.kind.name != "mma"  # too many registers for three
         blocks = 2 if few else 3
         rows, keys = of.scores.M.ceildiv(self.rows), of.scores.N.ceildiv(self.keys)
         limits: dict[str, IndexLike] = {b("i"): rows, b("l"): keys, "task": count, MORE: 1}
@@ -268,12 +272,12 @@ class _Version:
 
     @property
     def asked(self) -> tuple[tuple[Index, int], ...]:
-        """What copies as wide as these ask of addresses."""
+        """Alignment required by copies of this width."""
         return tuple(x for c in self.copies.values() for x in c.multiples)
 
     @property
     def version(self) -> str:
-        """What the version is called: tile, bytes of the copies."""
+        """The name of the version: tile, bytes of the copies."""
         widths = "_".join(str(c.bytes) for c in self.copies.values())
         name = "attention" if self.kind.name == "mma" else f"attention_{self.kind.name}"
         wide = any(self.values.vector(s) > 1 for s in self.of.values.epilogues)
@@ -295,31 +299,31 @@ class _Version:
         return without_rows(self.group.arrays)
 
     def sizes(self) -> dict[str, Index]:
-        """The numbers of all loops, but for those that are dealt."""
+        """Return the numbers of all loops, except those that are mapped to threads."""
         sizes = {n: x for n, x in self.schedule.parameters().items() if n not in DEALT}
         return sizes | ({extent_of(b("s")): self.of.shares} if self.of.shares != ONE else {})
 
     def unrolled(self) -> dict[str, str]:
-        """How loops over registers are unrolled."""
+        """Return the unroll pragmas of loops over registers."""
         kinds = UNROLLED | dict.fromkeys(LOOPS, "unroll")
         fewer = self.of.deep or self.keys < self.of.keys
-        if self.kind.name == "lanes" or fewer:  # or fragments of all queries stay in registers
+        if self.kind.name == "lanes" or fewer:  # else all query fragments would stay in registers
             kinds |= {f(K1): "unroll2"}
         return kinds
 
     def tile_names(self) -> tuple[str, ...]:
-        """The buffers of the copies."""
+        """Return the buffers of the copies."""
         return tuple(c.name for c in self.copies.values())
 
     def register_names(self) -> tuple[str, ...]:
-        """What a thread holds."""
+        """Return the names of a thread's registers."""
         return tuple(n for n, _, _ in self.registers())
 
     def _work(self, keys: Index, blocks: int) -> Work:
-        """Both products of a tile of keys; between them a lane has some instructions for each of its scores.
+        """Return the work of a block: both products of a key tile, and some instructions per score in between.
 
-        All tiles count, also where a mask ends the walk of each block. Then one of twice the rows visits 32 keys more
-        of half as many, which are 64 of all.
+        All tiles count, even if a mask ends each block's loop. With such a mask, a block of twice as many rows visits
+        32 more keys on average, and there are half as many blocks: 64 keys per block in this count.
         """
         ends = [c.expr for c in self.visits.live] + ([] if self.visits.end is None else [self.visits.end])
         if any(b("i") in x.symbols() for x in ends):
@@ -336,64 +340,66 @@ class _Version:
     # -- marks ---------------------------------------------------------------------------------------------------
 
     def copy(self, body: Body) -> Body:
-        """Global -> shared, dealt to all threads of the block."""
+        """Copy from global to shared memory, by all threads of the block."""
         return deal_copies(body, self.copies.values(), WARPS * 32, lambda c: c.bytes == 16 or not self.of.deep)
 
     def rows_of_lanes(self, body: Body) -> Body:
-        """What happens to a warp's rows between the products, before them and after."""
+        """Lower the statements on a warp's rows before, between and after the products."""
         body = consume(body, MarkName.START, lambda x: self.online.start())
         body = consume(body, MarkName.ROWS, lambda x: (*self.online.rows(), *self.online.rescale()))
         return consume(body, MarkName.FINISH, self._finish)
 
     def _finish(self, body: Body) -> Body:
-        """The values of a row are divided, or what a share has found of it stays as it is and is left."""
+        """Divide the values of a row, or, with split-KV, store its partial result."""
         if self.of.shares == ONE:
             return self.online.finish()
         inst = next(n for n in walk(body) if isinstance(n, Inst))
-        return () if inst.statement == FINISH else self.online.leave(body)
+        return () if inst.statement == FINISH else self.online.store_partial(body)
 
     def epilogue(self, body: Body) -> Body:
-        """Staged rows lie where the ring was."""
+        """Stage rows in the memory of the ring."""
         return (Call("pd_syncthreads"), *self.values.stage_rows(body, WARPS))
 
     def ring(self, body: Body) -> Body:
-        """The walk over the keys, in its shared memory."""
+        """Build the loop over the keys, in its shared memory."""
         if self.of.shares != ONE:
-            body = self._walk_of_share(body)
+            body = self._slice_loop(body)
         else:
-            body = self._walk(body) if self.visits.end is None else self._turns(body)
+            body = self._key_loop(body) if self.visits.end is None else self._two_pass_loop(body)
         for n in (COPY_K, COPY_V):
             c = self.copies[n]
             body = (Alloc(c.name, c.dtype, V(c.elements * c.stages), "shared", body),)
         return body
 
-    def _walk(self, body: Body) -> Body:
+    def _key_loop(self, body: Body) -> Body:
         return pipeline(body, b("l"), STAGES, split_copies)
 
-    def _walk_of_share(self, body: Body) -> Body:
-        """The tiles of a share: nearly equal parts of those that the block would visit. Which ones a mask of a large
-        negative number hides is not asked: a share cannot know what rows have seen elsewhere.
+    def _slice_loop(self, body: Body) -> Body:
+        """Return the loop over the tiles of a slice: nearly equal parts of the tiles that the block would visit.
+
+        Tiles that a mask of a large negative number hides are visited too, because the largest logit in other slices is
+        unknown.
         """
         (loop,) = body
         assert isinstance(loop, For)
         every, n = maximum(0, loop.hi - loop.lo), self.of.shares
         first, last = (loop.lo + every * x // n for x in (V(b("s")), V(b("s")) + 1))
-        walk = self._walk((replace(loop, lo=V("first"), hi=V("last")),))
+        walk = self._key_loop((replace(loop, lo=V("first"), hi=V("last")),))
         return (Let("first", first, (Let("last", last, walk),)),)
 
-    def _turns(self, body: Body) -> Body:
-        """Tiles before the mask's end, then the others if a row of the block has seen nothing above their logits."""
+    def _two_pass_loop(self, body: Body) -> Body:
+        """Visit the unmasked tiles first. Visit the masked tiles only if some row has found no larger logit."""
         (loop,) = body
         visits = self.visits
         assert isinstance(loop, For) and loop.lo == ZERO and visits.end is not None
         row = self.places.element(LOGIT, "i", {b("i"): V(b("i")), w("i"): V("warp")})
         decide = (*vote(self.online, visits.least or 0.0, row, V("warp")), Call("pd_syncthreads"))
         end = maximum(0, minimum(loop.hi, visits.end))
-        walk = turns(loop, end, WARPS, decide, lambda x: self._walk((x,)))
+        walk = turns(loop, end, WARPS, decide, lambda x: self._key_loop((x,)))
         return (Alloc(VOTES, "int32", V(WARPS), "shared", walk),)
 
     def instruction(self, body: Body) -> Body:
-        """Tensorization: products are one instruction; elsewhere a lane takes its own points of a fragment."""
+        """Tensorize: a product is one instruction; for other statements a lane takes its own points of a fragment."""
         inst = next(n for n in walk(body) if isinstance(n, Inst))
         points = [n.var for n in walk(body) if isinstance(n, For)]
         if inst.statement in (SCORE, VALUE):
@@ -419,10 +425,10 @@ class _Version:
         }
 
     def weights(self, a: Mapping[str, Index]) -> Body:
-        """Weights as the row operand of an instruction: a lane has them in its fragments of scores, or in its row's.
+        """Return the weights as the row operand of an instruction, from score fragments of the lane or row.
 
-        16 bits: two fragments, packed, are 16 keys. tf32: a fragment is 8 keys (``KEY``). CUDA cores: four keys of
-        rows g and g + 8, from the lanes that have them.
+        16 bits: two packed fragments are 16 keys. tf32: a fragment is 8 keys (``KEY``). CUDA cores: four keys of rows g
+        and g + 8, from the lanes that hold them.
         """
         step = a[f(K2)]
         if self.kind.name == "mma":
@@ -438,7 +444,7 @@ class _Version:
         return out
 
     def registers(self) -> tuple[tuple[str, str, int], ...]:
-        """(name, dtype, number) of what a thread holds."""
+        """Return (name, dtype, count) of a thread's registers."""
         columns, kind, n = self.of.depths[1], self.kind.register, self.fragments
         a, b = self.kind.registers
         return (*((x, t, size * n) for x, t, size in STATISTICS), ("acc1", "float32", n * self.keys // 2),
@@ -456,10 +462,10 @@ ATTENTION: Family[_Version] = Family(
     names=lambda arrays, symbols: bound_names(without_rows(arrays), symbols),
     start=lambda x: loops_over_keys(x.name, x.proven, x.visits.live, x.logits),
     first=(
-        Rule("copy", "copies are dealt to threads", _Version.copy, MarkName.COPY, opens=_Version.tile_names),
+        Rule("copy", "copies are distributed over threads", _Version.copy, MarkName.COPY, opens=_Version.tile_names),
         Rule("pipeline", "copies run ahead in a ring", _Version.ring, MarkName.PIPELINE,
              opens=_Version.register_names),
-        Rule("rows", "a warp's rows are its lanes'", _Version.rows_of_lanes, opens=_Version.register_names),
+        Rule("rows", "lanes process the rows of a warp", _Version.rows_of_lanes, opens=_Version.register_names),
     ),
     sizes=_Version.sizes,
     units=lambda _: {w("i"): "warp"},
@@ -468,13 +474,13 @@ ATTENTION: Family[_Version] = Family(
         Rule("open", "tiles without bounds and masks", lambda x, body: x.online.split(body)),
         Rule("store", "epilogues on staged rows", lambda x, body: x.values.store(body), MarkName.STORE,
              opens=("stage",)),
-        Rule("epilogue", "staged rows lie where the ring was", _Version.epilogue, MarkName.EPILOGUE),
-        Rule("multiply", "the mark of the arithmetic goes", keep, MarkName.MULTIPLY),
+        Rule("epilogue", "rows are staged in the memory of the ring", _Version.epilogue, MarkName.EPILOGUE),
+        Rule("multiply", "the mark of the arithmetic is removed", keep, MarkName.MULTIPLY),
     ),
     statements=_Version.table,
     opened=lambda x: ("stage", *x.register_names()),
     stores=(Rule("pair", "masks of two columns are one access", lambda x, body: x.online.pair(body)),),
     registers=_Version.unrolled,
     band=lambda *_: (blocks_step(1),),
-    around=(Rule("registers", "what a thread holds are registers", _Version.allocate),),
+    around=(Rule("registers", "registers of a thread", _Version.allocate),),
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Which attentions CUDA has kernels for."""
+"""The attentions that CUDA kernels support."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from polydyn.schedules.tiling import AttentionParts
 from polydyn.schedules.tree.strategies import operand
 
 DEPTHS, DEEP = (32, 64, 128), (192, 256)
-"""Head sizes that tiles are made for; others are filled up with zeros. ``DEEP``: of 16 bits alone, and of fewer keys,
+"""Head sizes of tiles; other heads are padded with zeros. ``DEEP``: only for 16-bit types, with fewer keys per tile,
 so that sums fit the registers and rings the shared memory."""
 
 
 def attention_refusal(parts: AttentionParts) -> Declined | None:
-    """Why an attention is better run as kernels of its parts; None when it is not."""
+    """Return the reason why an attention should run as separate kernels, or None."""
     r = parts.score_roles
     for part, roles in ((parts.scores, parts.score_roles), (parts.values, parts.value_roles)):
         if refusal := product_refusal(part, roles):

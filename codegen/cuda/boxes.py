@@ -1,4 +1,4 @@
-"""An array behind a tensor map, whose boxes TMA brings and wgmma reads: the map, copies of a box, descriptors."""
+"""An array with a tensor map, whose boxes TMA loads and wgmma reads: the map, copies of a box, descriptors."""
 
 from __future__ import annotations
 
@@ -15,16 +15,19 @@ from polydyn.schedules.ranges import is_nonnegative
 
 V = Index.of
 ALIGN = 16
-"""Bytes: pitches and bases of tensor maps are multiples."""
+"""Alignment in bytes of the pitches and base addresses of tensor maps."""
 FARTHEST = 2**31 - 256
-"""Rows, columns and steps that a tensor map may have: coordinates have 32 bits, a panel may begin beyond the last."""
+"""Maximum rows, columns and steps of a tensor map. Coordinates have 32 bits, and a panel may begin past the end."""
 OUTER = 2
-"""Batch dims of a map at most."""
+"""Maximum batch dims of a map."""
 
 
 @dataclass(frozen=True)
 class BatchDim:
-    """A batch dim of a tensor map: its ``coordinate`` over batch iterators, which may share elements of it."""
+    """A batch dim of a tensor map.
+
+    Several values of the batch iterators in ``coordinate`` may read the same element.
+    """
 
     coordinate: Index
     extent: Index
@@ -33,7 +36,7 @@ class BatchDim:
 
 @dataclass(frozen=True)
 class Taps:
-    """Taps of ``length`` steps, the first ``steps`` of which exist; ``name``: of the batch dim that counts them."""
+    """Taps of ``length`` steps, of which the first ``steps`` exist. ``name``: the batch dim that counts the taps."""
 
     name: str
     length: Index
@@ -42,9 +45,9 @@ class Taps:
 
 @dataclass(frozen=True)
 class TensorOperand:
-    """An operand behind a tensor map: ``along_k`` says which side is contiguous, ``outer`` its batch dims.
+    """An operand with a tensor map. ``along_k``: the reduction is the contiguous side; ``outer``: the batch dims.
 
-    ``taps``: where not all steps exist; those that do not are zeros.
+    ``taps``: set if some steps do not exist; those read as zeros.
     """
 
     buffer: str
@@ -58,12 +61,12 @@ class TensorOperand:
 
     @property
     def conditions(self) -> tuple[Compare, ...]:
-        """Strides that are not surely positive have to be: a tensor map has no others."""
+        """Strides that must be positive and are not known to be."""
         strides = (self.pitch, *(x.stride for x in self.outer))
         return tuple(Compare(">=", s, ONE) for s in strides if not is_nonnegative(s))
 
     def tensor_map(self, name: str, mn: Index, k: Index, box: tuple[int, int], dtype: str = "") -> TensorMapOf:
-        """The map of so many rows or columns and steps, in boxes (contiguous side first); ``dtype``: if another one."""
+        """Return the map of ``mn`` rows or columns and ``k`` steps, in boxes (contiguous side first)."""
         steps = self.taps.steps if self.taps else k
         dims = (*((steps, mn) if self.along_k else (mn, steps)), *(x.extent for x in self.outer))
         strides = (self.pitch, *(x.stride for x in self.outer))
@@ -73,27 +76,27 @@ class TensorOperand:
     def load(
         self, name: str, place: Pointer, mn: Index, k: Index, a: Mapping[str, Index], full: Value, blocks: int = 1
     ) -> Call:
-        """The copy of the box that begins at row or column ``mn`` and step ``k``, of the batch at ``a``.
+        """Copy the box that begins at row or column ``mn`` and step ``k``, in the batch at ``a``.
 
-        ``blocks``: of a cluster, all of which get it.
+        ``blocks``: the number of blocks of the cluster that all receive it.
         """
-        at = self._at(mn, k, a)
+        at = self._coordinates(mn, k, a)
         args = (place, Parameter("uint64", name), *at, full)
         if blocks == 1:
             return Call(f"pd_tma_load_{len(at)}d", args)
         return Call(f"pd_tma_load_{len(at)}d_to", (*args, FromIndex("int32", V(2**blocks - 1))))
 
     def fetch(self, name: str, mn: Index, k: Index, a: Mapping[str, Index]) -> Call:
-        """The same box to L2, for a copy that comes later."""
-        at = self._at(mn, k, a)
+        """Prefetch the same box to L2, for a later copy."""
+        at = self._coordinates(mn, k, a)
         return Call(f"pd_tma_fetch_{len(at)}d", (Parameter("uint64", name), *at))
 
     def store(self, name: str, place: Pointer, mn: Index, k: Index, a: Mapping[str, Index]) -> Call:
-        """The copy of a box the other way."""
-        at = self._at(mn, k, a)
+        """Copy a box from shared to global memory."""
+        at = self._coordinates(mn, k, a)
         return Call(f"pd_tma_store_{len(at)}d", (Parameter("uint64", name), place, *at))
 
-    def _at(self, mn: Index, k: Index, a: Mapping[str, Index]) -> tuple[Value, ...]:
+    def _coordinates(self, mn: Index, k: Index, a: Mapping[str, Index]) -> tuple[Value, ...]:
         if self.taps:
             k, a = k % self.taps.length, {**a, self.taps.name: k // self.taps.length}
         at = (*((k, mn) if self.along_k else (mn, k)), *(x.coordinate.subs(a) for x in self.outer))
@@ -101,10 +104,10 @@ class TensorOperand:
 
 
 def tensor_operand(group: Group, v: Value, mn: str, k: str, batch: Mapping[str, Index]) -> TensorOperand | None:
-    """How TMA reaches an operand; None when its address is not linear with aligned pitches.
+    """Return the tensor map operand of a load, or None if its address is not linear with aligned pitches.
 
-    ``batch``: iterators with their extents. Several values of one may share an element, as heads do that read one key:
-    the address then has quotients of it by a number.
+    ``batch``: iterators with their extents. Several values of an iterator may read one element, like heads that read
+    the same key: the address then contains quotients of it by a number.
     """
     if not isinstance(v, Load):
         return None
@@ -142,10 +145,10 @@ def tensor_operand(group: Group, v: Value, mn: str, k: str, batch: Mapping[str, 
 
 
 def descriptor(place: Pointer, step: IndexLike, panel: int = 0) -> Value:
-    """wgmma's descriptor of an operand in shared memory, ``step`` bytes behind ``place``.
+    """Return wgmma's descriptor of an operand in shared memory, ``step`` bytes after ``place``.
 
-    ``panel``: bytes from one panel to the next of an operand that lies along its own side; 0: it lies along the steps.
-    Adding to a descriptor is cheaper than making one, and the first is made once for all steps.
+    ``panel``: bytes between panels of an operand that is contiguous along its own side; 0 if it is contiguous along the
+    steps. Adding to a descriptor is cheaper than building one, and the first is built once for all steps.
     """
     number = FromIndex("int32", V(panel))
     first = Apply("uint64", "pd_desc_mn", (place, number)) if panel else Apply("uint64", "pd_desc_k", (place,))

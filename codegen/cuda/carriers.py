@@ -1,7 +1,7 @@
-"""Sums that blocks leave in the workspace for the last of them, which adds them in the order of the blocks.
+"""Split-K with an in-kernel fix-up: each block stores its partial sums in the workspace, and the last one adds them.
 
-Blocks that share a task count themselves; the last one to come finds the sums of all. Which one that is says nothing
-of the order in which they are added, so equal inputs give equal bits. Counters wrap around to 0.
+Blocks of a task increment an arrival counter, and the last block to arrive reads the sums of all. They are always added
+in block order, whichever block is last, so equal inputs give equal bits. Counters wrap around to 0.
 """
 
 from __future__ import annotations
@@ -17,30 +17,30 @@ from polydyn.schedules.tree.names import c
 
 V = Index.of
 ENDS = 4
-"""Memory latencies at the end of a block that is counted: sums leave, are counted, come back, and results leave."""
+"""Memory latencies at the end of a counted block: store the sums, count, load the sums, store the results."""
 BEHIND = (WORKSPACE, COUNTERS)
-"""The buffers that such kernels have too."""
+"""The additional buffers of such kernels."""
 SHARER = c("k")
-"""The loop over blocks that share a task."""
+"""The loop over the blocks of a task."""
 COME = "come"
-"""1 in the last block of those that share its task, behind ``count_block``; 0 in the others."""
+"""Register set by ``count_block``: 1 in the last block of a split-K task, 0 in the others."""
 LAST = Compare("==", V(COME), Index.of(1))
-"""What holds in that one."""
+"""The condition for the last block."""
 
 
 def count_block(blocks: int) -> Body:
-    """A block, of ``blocks`` that share a task and are neighbours in the grid, has left its sums."""
+    """Count one arrival after a block has stored its partial sums. ``blocks`` consecutive blocks share a task."""
     counter = Pointer("uint32", COUNTERS, V("bid") // blocks)
     return (Def(COME, Apply("int32", "pd_last_block", (counter, const(blocks, "int32")))),)
 
 
 def counted_work(work: Work, parts: int, size: int) -> Work:
-    """The work of a block whose ``work.elements`` sums of ``size`` bytes leave it, and come back from all parts."""
+    """Add to ``work`` the stores of ``work.elements`` partial sums of ``size`` bytes, and the loads of all parts."""
     return replace(work, ends=ENDS, results=work.results + (1 + parts) * work.elements * size)
 
 
 def left_behind(kernel: Kernel, tasks: Index, sums: int, dtype: str) -> tuple[Kernel, dict[str, Array]]:
-    """The kernel with a workspace of ``sums`` for each of its ``tasks``, and the arrays that it then has too."""
+    """Return the kernel with a workspace of ``sums`` for each of its ``tasks``, and its additional arrays."""
     size = tasks * sums
     arrays = {n: Array(n, d, (x,), "output", row_major((x,))) for n, d, x in
               ((WORKSPACE, dtype, size), (COUNTERS, "uint32", V(MOST_COUNTERS)))}  # fmt: skip

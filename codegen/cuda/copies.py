@@ -1,4 +1,4 @@
-"""An operand's way through shared memory: direction, width and swizzle of the copies, loads of fragments."""
+"""The path of an operand through shared memory: direction, width and swizzle of the copies, loads of fragments."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from polydyn.schedules.tree.names import Coord, extent
 
 V = Index.of
 PART = "part"
-"""Of a vector: an element."""
+"""The iterator over the elements of a vector."""
 VALUES, WORDS = "values", "words"
-"""A vector that a copy computes, in registers, and the 16 bytes that it is in memory."""
+"""A vector that a copy computes, in registers, and its 16 bytes as stored."""
 
 
 @dataclass(frozen=True)
 class Operand:
-    """An operand of a product: its value, and where it is in tile space.
+    """An operand of a product: its value, and its position in tile space.
 
-    ``tile``, ``fragment``: its buffers in shared memory and in registers. ``copy``, ``load``: the statements that
-    write them, at whose coordinates ``places`` says where it is. ``axis``: of its own, ``steps``: of the reduction;
-    ``extents``: of the tile along both; ``loops``: of the copy, likewise. ``slot``: the loop that counts tiles in the
-    ring, None where there is one tile. ``column``: it is the column operand.
+    ``tile``, ``fragment``: its buffers in shared memory and in registers. ``copy``, ``load``: the statements that write
+    them; ``places`` maps their coordinates to elements. ``axis`` is the operand's own axis and ``steps`` its reduction
+    axis. ``extents`` gives the tile size along both, ``loops`` the copy loops along both. ``slot``: the loop that
+    counts tiles in the ring, None for a single tile. ``column``: it is the column operand.
     """
 
     tile: str
@@ -52,11 +52,11 @@ class Operand:
 
 @dataclass(frozen=True)
 class Copy:
-    """How one operand gets to shared memory.
+    """The copy of one operand to shared memory.
 
     ``along_k``: memory is contiguous along the reduction (a tile row holds reduction steps), else along the operand's
     own iterator. ``vector``: elements of one copy; ``asynchronous``: by cp.async, else through registers.
-    ``multiples``: what must be multiples of which number for copies as wide as this; ``stages``: of the ring.
+    ``multiples``: the alignment that copies of this width require; ``stages``: slots of the ring.
     """
 
     operand: Operand
@@ -80,7 +80,7 @@ class Copy:
 
     @property
     def bytes(self) -> int:
-        """Width of a copy."""
+        """The width of a copy in bytes."""
         return self.vector * ITEMSIZE[self.dtype]
 
     @property
@@ -103,13 +103,16 @@ class Copy:
         return self.operand.loops[self.along_k]
 
     def trips(self) -> dict[str, int]:
-        """Extents of the copy loops, vectors counted once."""
+        """Return the extents of the copy loops; a vector counts once."""
         pairs = zip(self.operand.loops, self.operand.extents, strict=True)
         return {extent(x): n // (self.vector if x == self.innermost else 1) for x, n in pairs}
 
     def value(self, a: Mapping[str, Index], part: IndexLike = PART, repeat: bool = False) -> Value:
-        """An element of the vector at a place of the tile, with divisions resolved that all of a tile, or of a vector,
-        agrees in. ``repeat``: behind the last vector of the operand's own axis comes the last one again.
+        """Return an element of the vector at a position of the tile.
+
+        Divisions that are uniform in a tile or vector are resolved.
+
+        ``repeat``: past the end of the operand's own axis, load the last vector again.
         """
         x = self.operand
         ranges = {c: V(self.trips()[extent(c)]) for c in x.loops} | {PART: V(self.vector)}
@@ -123,15 +126,16 @@ class Copy:
         return flat(self.group, substitute(inside, {PART: V(part)}), {}, lambda x: None)
 
     def tile(self, a: Mapping[str, Index], mn: Index, k: Index) -> Tile:
-        """An element of the tile that an instance at ``a`` means."""
+        """Return the element of the tile that an instance at ``a`` accesses."""
         (whole, steps), slot = self.operand.extents, self.operand.slot
         row, column, pitch = (mn, k, steps) if self.along_k else (k, mn, whole)
         first = a[slot] % self.stages * self.elements if slot else ZERO
         return Tile(self.dtype, self.name, first, row, column, pitch, self.chunk)
 
-    def asked(self, a: Mapping[str, Index]) -> Multiples | None:
-        """What addresses must be multiples of for copies as wide as this; None: elements of a vector are not
-        neighbours, or some of them alone are outside.
+    def required_multiples(self, a: Mapping[str, Index]) -> Multiples | None:
+        """Return the alignment required by copies of this width.
+
+        Return None if the elements of a vector are not contiguous or may straddle the end of the operand.
         """
         read = guarded_load(self.value(a))
         if read is None:
@@ -143,10 +147,11 @@ class Copy:
         return multiples(load.address.split(PART)[1], self.vector, frozenset(a))
 
     def issue(self, a: Mapping[str, Index], whole: bool = False, repeat: bool = False) -> Body:
-        """One copy: of a vector by cp.async, or of an element through a register; zeros outside the operand.
+        """Issue one copy, of a vector by cp.async or of an element through a register, with zeros outside the operand.
 
-        ``whole``: all steps of the tile exist. ``repeat``: what lies beyond the operand's own axis need not be 0, as
-        only sums that nobody reads depend on it; a vector that exists is copied in its place where that asks nothing.
+        ``whole``: all steps of the tile exist. ``repeat``: elements past the end of the operand's own axis may have any
+        value, because only unused sums depend on them. If it needs no bounds check, an existing vector is copied in
+        their place.
         """
         x, at = self.operand, {**a, self.innermost: a[self.innermost] * self.vector}
         mn, k = (at[c] for c in x.loops)
@@ -179,17 +184,19 @@ class Copy:
         return (Call(f"pd_cp_async<{self.bytes}>", (place, source, size)),)
 
     def _whole_lines(self, line: Index) -> Multiples | None:
-        """What must be multiples of the vector for what is left of a line to be one."""
+        """Return the alignment under which the rest of a line is a whole number of vectors."""
         return multiples(line, self.vector, line.symbols() - set(self.group.params))
 
     def _never_cut(self, line: Index) -> bool:
-        """Whether what is left of a line is a multiple of the vector wherever the copies may be launched."""
+        """Whether the rest of a line is a whole number of vectors whenever the copies may be launched."""
         needed = self._whole_lines(line)
         return needed is not None and set(needed) <= set(self.multiples)
 
     def computed(self, a: Mapping[str, Index]) -> tuple[tuple[Compare, ...], Body, Multiples] | None:
-        """A vector that is computed of vectors of memory: the guard outside of which it is 0, the statements that leave
-        it in registers, what addresses must be multiples of. None: it has no such form.
+        """Return a vector that is computed from vectors in memory, or None if it has no such form.
+
+        The result has the guard outside which the vector is 0, the statements that leave it in registers, and the
+        required alignment.
         """
         guard, value = _guarded(self.value(a))
         compared = [comparison(x) for x in conjuncts(guard)] if guard is not None else []
@@ -206,7 +213,7 @@ class Copy:
         return conditions, made[0], tuple(dict.fromkeys((*made[1], *whole)))
 
     def _computed(self, a: Mapping[str, Index], place: Tile, left: Sequence[Index]) -> Body:
-        """One vector, computed in registers; ``left``: of axes of which something must be left."""
+        """Issue one vector, computed in registers. ``left``: remaining elements of axes, which must be positive."""
         found = self.computed(a)
         assert found is not None
         guard, body, _ = found
@@ -219,7 +226,7 @@ class Copy:
         return (Alloc(WORDS, "uint32", V(4), "register", (*zeros, inside, Call("pd_sts_wide<4>", (place, words)))),)
 
     def _surely(self, left: Index) -> bool:
-        """Whether something is left of an axis in every tile."""
+        """Whether an axis has remaining elements in every tile."""
         places, ranges = self.operand.places, dict[str, Index]()
         counts = {n: e for n, (_, e) in places.map.sizes().items()}
         ranges |= {str(x.coord): x.extent.subs(counts) for x in places.map.views[self.operand.copy].loops}
@@ -227,9 +234,9 @@ class Copy:
         return is_nonnegative(left - 1, ranges)
 
     def load(self, by: Instruction, a: Mapping[str, Index], keys: bool = False, first: Index = ZERO) -> Body:
-        """Shared memory -> registers: an element, or what a warp's instructions need of 16 rows or columns.
+        """Load from shared memory to registers: an element, or the operand fragments of 16 rows or columns for a warp.
 
-        ``keys``: the columns are the steps of another product. ``first``: where its registers begin, counted in loads.
+        ``keys``: the columns are the steps of another product. ``first``: the start of its registers, counted in loads.
         """
         x = self.operand
         cell = x.places.cell(x.load, x.tile, a)
@@ -241,13 +248,14 @@ class Copy:
 
 
 def guarded_load(v: Value) -> tuple[FlatLoad, Value | None] | None:
-    """The load that a value is, and the guard outside of which it is 0 instead; None: it is more than that."""
+    """Return the load that a value is, and the guard outside which it is 0; None if it is anything else."""
     guard, load = _guarded(v)
     return (load, guard) if isinstance(load, FlatLoad) else None
 
 
 def _guarded(v: Value) -> tuple[Value | None, Value]:
-    """The guard outside of which a value is 0, which reads no memory, and what the value is inside; None: no guard."""
+    """Return (guard, inside) of a value that is 0 outside a guard that reads no memory; the guard is None without one.
+    """
     if not isinstance(v, Op) or v.name != "where":
         return None, v
     guard, inside, other = v.args
@@ -256,12 +264,12 @@ def _guarded(v: Value) -> tuple[Value | None, Value]:
 
 
 def _positive(i: Index) -> Value:
-    """Of a clamped number: 32 bits hold it whatever the width of indices."""
+    """Return a test for a positive number. It is clamped, so that 32 bits hold it for every index width."""
     return Op("bool", "gt", (FromIndex("int32", minimum(1, i)), FromIndex("int32", ZERO)))
 
 
 def _through_register(place: Tile, value: Value, left: Sequence[Index]) -> Call:
-    """One element; ``left``: of axes of which something must be left."""
+    """Copy one element. ``left``: remaining elements of axes, which must be positive."""
     exists = reduce(lambda a, b: Op("bool", "and", (a, b)), map(_positive, left))
     element: Value = Op(value.dtype, "where", (exists, value, Const(value.dtype, 0.0)))
     if value.dtype in WRITE:
@@ -270,17 +278,17 @@ def _through_register(place: Tile, value: Value, left: Sequence[Index]) -> Call:
 
 
 def copy_of(group: Group, x: Operand, stages: int, width: int, by: Instruction) -> Copy:
-    """Decides how an operand is copied, by at most ``width`` bytes at once, for an instruction ``by``.
+    """Decide how an operand is copied, by at most ``width`` bytes at once, for an instruction ``by``.
 
-    Threads of ``fma`` read it along its own iterator one element each, so a tile contiguous along the reduction is
-    permuted by single elements. Lanes that round float32 read eight elements of four steps from a tile contiguous along
-    its own side: eight stay together. Rows of bytes have no load that transposes: their tile is along the reduction in
-    any case, copied byte by byte where memory is not. Constant bytes have pitches that always allow the widest copies
-    (pass ``steps``), which they have whatever the width of the rows' copies.
+    Threads of ``fma`` read one element each along the operand's own iterator, so a tile that is contiguous along the
+    reduction is permuted by single elements. Lanes that round float32 read eight elements of four steps from a tile
+    that is contiguous along its own side: groups of eight stay together. No load transposes rows of bytes: their tile
+    always has the reduction contiguous, and is copied byte by byte if memory has not. Constant bytes have pitches that
+    always allow the widest copies (pass ``steps``), whatever the width of the rows' copies.
 
-    What is more than a load, or has unit stride nowhere, as pixels of all lines, is copied element by element. Unless
-    memory is contiguous along the reduction, threads take neighbours along the operand's own iterator: what a pixel
-    costs is then computed once, not for every step, and lanes read neighbours.
+    Values that are more than a load, or without unit stride, such as pixels of all image rows, are copied element by
+    element. Unless memory is contiguous along the reduction, threads take neighbours along the operand's own iterator:
+    then the address of a pixel is computed once instead of for every step, and lanes read neighbours.
     """
     column = x.column
     across = column and not by.warp
@@ -293,11 +301,11 @@ def copy_of(group: Group, x: Operand, stages: int, width: int, by: Instruction) 
         most = 1 if along_k and across else max(1, width // size)
         chunk = 1 if along_k and across else 8 if by.rounds and not along_k else together
         way = replace(base, along_k=along_k, chunk=chunk)
-        if by.of_bytes and replace(way, vector=together).asked(a) == ():
-            most = together  # always, whatever the other operand asks for
+        if by.of_bytes and replace(way, vector=together).required_multiples(a) == ():
+            most = together  # always, for every alignment of the other operand
         for vector in _widths(most, size):
             made = replace(way, vector=vector, asynchronous=vector * size >= 4)
-            asked = made.asked(a)
+            asked = made.required_multiples(a)
             if asked is not None:
                 return replace(made, multiples=asked)
     wide = replace(base, vector=together)
@@ -316,7 +324,7 @@ def _has_unit_stride(address: Index) -> bool:
 
 
 def _widths(most: int, size: int) -> Iterator[int]:
-    """Elements of copies, the most first; cp.async has 4 bytes or more."""
+    """Yield the elements of copies, widest first; cp.async copies at least 4 bytes."""
     vector = most
     while vector > 1:
         yield vector

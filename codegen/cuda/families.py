@@ -1,6 +1,6 @@
-"""Families of CUDA kernels whose tiles a search may choose, besides the tiles of warps: what a search asks of them.
+"""Families of CUDA kernels whose tiles a search may choose, other than tiles of warps: the interface for the search.
 
-A tile of a family is a frozen dataclass of numbers, truth values and axes. Its numbers by name are what records keep.
+A tile of a family is a frozen dataclass of numbers, truth values and axes. Records store its numbers by name.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from polydyn.schedules.expr import FLOAT8
 from polydyn.schedules.model import Group
 
 Numbers = tuple[tuple[str, int], ...]
-"""A tile: (field, value); an axis is its position in ``AXES``."""
+"""A tile as (field, value) pairs; an axis is its position in ``AXES``."""
 WARPGROUPS, ATTENTION = "warpgroups", "attention"
-"""The families of products and of attentions by warpgroups."""
+"""The families of warpgroup products and warpgroup attentions."""
 
 
 class Family(Protocol):
@@ -32,22 +32,22 @@ class Family(Protocol):
 
     @property
     def name(self) -> str:
-        """What records call it."""
+        """The name in records."""
 
     @property
     def group(self) -> Group:
-        """What its kernels compute."""
+        """The computation of its kernels."""
 
     def tiles(self) -> tuple[Numbers, ...]:
-        """Every tile that may be built, those that the group has without tuning first."""
+        """Return every tile that may be built; the group's default tiles come first."""
 
     def versions(self, tile: Numbers) -> Sequence[Kernel]:
-        """The kernels of a tile. ScheduleError: it breaks a rule, which is named."""
+        """Build the kernels of a tile. ScheduleError: it breaks a rule, which is named."""
 
 
 @dataclass(frozen=True)
 class FamilyFactors:
-    """The tiles that tuning kept of a family, each with the factor of its estimates (``Block.factor``).
+    """The tuned tiles of a family, each with the factor of its estimates (``Block.factor``).
 
     ``others``: the factor of versions that were not measured. ``reasons``: lines for ``explain``.
     """
@@ -57,7 +57,7 @@ class FamilyFactors:
     reasons: tuple[str, ...] = ()
 
     def versions(self, family: Family) -> list[Kernel]:
-        """Their kernels. ScheduleError: a tile breaks a rule, by name."""
+        """Return the kernels of the tiles. ScheduleError: a tile breaks a rule, by name."""
         return [with_block(k, factor=factor) for t, factor in self.tiles for k in family.versions(t)]
 
 
@@ -71,11 +71,11 @@ class WarpgroupProducts:
 
     @property
     def group(self) -> Group:
-        """What its kernels compute."""
+        """The computation of its kernels."""
         return self.product.group
 
     def tiles(self) -> tuple[Numbers, ...]:
-        """As ``Family``; none where warpgroups cannot multiply it."""
+        """Return every tile that may be built, or an empty tuple if warpgroups do not support the product."""
         if not reaches_wgmma(self.product, self.tf32):
             return ()
         eight = self.product.dtype in FLOAT8
@@ -84,7 +84,7 @@ class WarpgroupProducts:
         return tuple(numbers(t) for t in every if not broken_rule(t))
 
     def versions(self, tile: Numbers) -> Sequence[Kernel]:
-        """As ``Family``; none where its shape has no such tile."""
+        """Build the kernels of a tile; empty if the shape does not have this tile."""
         t = of_numbers(WgmmaTile, tile)
         if rule := broken_rule(t):
             raise ScheduleError(f"{t} is not built", rule=rule, remedy="tune the group again")
@@ -100,15 +100,15 @@ class WarpgroupAttention:
 
     @property
     def group(self) -> Group:
-        """What its kernels compute."""
+        """The computation of its kernels."""
         return self.of.group
 
     def tiles(self) -> tuple[Numbers, ...]:
-        """As ``Family``; none where warpgroups have no version of it."""
+        """Return every tile that may be built, or an empty tuple if warpgroups do not support the attention."""
         return tuple(map(numbers, attention_tiles(self.of)))
 
     def versions(self, tile: Numbers) -> Sequence[Kernel]:
-        """As ``Family``; none where all its keys are one tile."""
+        """Build the kernels of a tile; empty if all keys are one tile."""
         t = of_numbers(AttentionTile, tile)
         if rule := attention_rule(t, int(self.of.scores.K), int(self.of.values.N)):
             raise ScheduleError(f"{t} is not built", rule=rule, remedy="tune the group again")
@@ -116,7 +116,7 @@ class WarpgroupAttention:
 
 
 def _every_tile() -> tuple[WgmmaTile, ...]:
-    """Tiles of warpgroups with as many blocks of a multiprocessor as there is room for."""
+    """Return the tiles of warpgroups with the maximum number of blocks per multiprocessor."""
     columns, stages = (256, 192, 128, 64), (3, 4, 5, 6, 8)
     shapes = ((2, False, ""), (1, False, ""), (2, True, ""), (2, False, "i"), (2, True, "i"))
     out = []
@@ -127,18 +127,18 @@ def _every_tile() -> tuple[WgmmaTile, ...]:
 
 
 def numbers(tile: Any) -> Numbers:
-    """The fields of a tile as numbers."""
+    """Return the fields of a tile as numbers."""
     values = ((f.name, getattr(tile, f.name)) for f in fields(tile))
     return tuple((n, AXES.index(v) if isinstance(v, str) else int(v)) for n, v in values)
 
 
 def of_numbers(kind: type[Any], tile: Numbers) -> Any:
-    """The tile of these numbers. ScheduleError: they are not its fields."""
-    given: Mapping[str, int] = dict(tile)
+    """Return the tile of these numbers. ScheduleError: they are not its fields."""
+    values: Mapping[str, int] = dict(tile)
     types = {f.name: str(f.type) for f in fields(kind)}
-    if given.keys() != types.keys() or any(types[n] == "str" and not 0 <= v < len(AXES) for n, v in tile):
+    if values.keys() != types.keys() or any(types[n] == "str" and not 0 <= v < len(AXES) for n, v in tile):
         raise ScheduleError(
-            f"{dict(tile)} is no {kind.__name__}", rule=f"the numbers of a tile are {', '.join(types)}",
+            f"{dict(tile)} is not a {kind.__name__}", rule=f"the numbers of a tile are {', '.join(types)}",
             remedy="tune the group again",
         )  # fmt: skip
     return kind(**{n: AXES[v] if types[n] == "str" else bool(v) if types[n] == "bool" else v for n, v in tile})

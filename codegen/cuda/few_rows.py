@@ -1,11 +1,11 @@
-"""CUDA kernels for products with few rows: bound by the memory that the column operand comes from.
+"""CUDA kernels for GEMV and skinny GEMM (up to eight rows). They are bound by the bandwidth of the column operand.
 
-Every lane reads 16 bytes of the column operand at a time (8 where they are 8 columns), along the reduction or along the
-columns, whichever memory has; eight lanes make up the other direction. Few rows are kept in registers, so each element
-is read once. Lanes and warps that share a column are combined by shuffles, then through shared memory, in a fixed
-order. Blocks may share the reduction too, where columns alone make too few of them: on sm_90a those of a cluster, each
-of which leaves its sums in its shared memory, and all finish a part of the results; elsewhere they leave their sums in
-the workspace, and the last one to come finishes all results.
+Each lane loads 16 bytes of the column operand at a time (8 bytes for 8-bit types along N), along K or N, whichever is
+contiguous. Eight lanes of a warp cover K and four cover N. The row operand stays in registers, so each element is
+loaded once. The partial sums of a column are added by warp shuffles, then through shared memory, in a fixed order. If
+the columns give too few blocks, K is split over blocks. On sm_90a the blocks form a cluster: each keeps its partial
+sums in shared memory and finishes part of the results. On other devices the partial sums go to a workspace, and the
+last block to arrive finishes all results.
 """
 
 from __future__ import annotations
@@ -57,31 +57,32 @@ from polydyn.schedules.tree.strategies import ACC, INIT
 
 V = Index.of
 ROWS = (2, 8)
-"""Rows that a version keeps in registers, and the most it is launched for."""
+"""Rows that each version holds in registers. A launch may have at most that many rows."""
 STEPS = 8
-"""Lanes that share the reduction: with 16 bytes each they read whole lines of 128 bytes."""
+"""Lanes of a warp along K. With 16 bytes each they load a full 128-byte line."""
 COLUMNS = 4
-"""Lanes of a warp on different columns, or vectors of columns."""
+"""Lanes of a warp along N. Each has one column or one vector of columns."""
 MOST_COLUMNS = 8
-"""Most columns of a lane: of bytes 16 would fit, whose sums, for all rows, would not stay in registers."""
+"""Maximum columns per lane. A load holds 16 int8 columns, but the accumulators of all rows for 16 columns would
+spill."""
 WORDS = 4
-"""Of four bytes, in what a lane reads at a time."""
+"""32-bit words in one 16-byte load."""
 BESIDE = 2
-"""Blocks of a multiprocessor that registers leave room for."""
+"""Occupancy target: the registers of a thread are chosen for this number of blocks per SM."""
 REGISTERS = {2: 96, 8: 128}
-"""Registers of a thread, by rows (``docs/adr/0005-cuda.md``, rounded up to what is allocated)."""
+"""Registers of a thread, by rows, rounded up to the allocation granularity (``docs/adr/0005-cuda.md``)."""
 FLIGHT = {(2, True): 8, (2, False): 8, (8, True): 2, (8, False): 3}
-"""Vectors of a lane that are in flight together, by rows and whether they run along the reduction, as those of all rows
-then do: more would not leave room for two blocks."""
+"""Unroll factor of the load loop, by (rows, loads along K). For loads along K the row operand is loaded as vectors
+too. Larger factors would exceed the registers of two blocks per SM."""
 TRIPS, EARLY = "trips", "early"
-"""Vectors of the reduction that a lane has; those that it fetches before the launch before has ended."""
+"""Loop symbols: loads per lane along K, and loads that are prefetched before the previous launch ends."""
 
 
 def gemv_versions(product: ProductGroup, hopper: bool = False) -> list[Kernel]:
-    """The versions for few rows, fewest first; none when the column operand cannot be read in vectors.
+    """Return the GEMV kernels, fewest rows first; an empty list if the column operand has no vector loads.
 
-    Where blocks share the reduction there is one version, with 32-bit indices: others serve the rest. ``hopper``: they
-    are those of a cluster.
+    A split-K kernel has 32-bit indices only; the other kernels handle larger sizes. ``hopper``: split K over a cluster
+    (sm_90a) instead of the grid.
     """
     column = product.values[1]
     if product.roles.inner or not isinstance(column, Load) or (product.M.constant or 1) > ROWS[-1]:
@@ -98,13 +99,16 @@ def gemv_versions(product: ProductGroup, hopper: bool = False) -> list[Kernel]:
 
 
 def _sharers(product: ProductGroup, along_k: bool) -> int:
-    """Blocks that share the reduction."""
+    """Return the number of blocks that K is split over."""
     one = _Gemv(product, ROWS[0], along_k)
     return sharers(product.N.ceildiv(one.block), product.K.ceildiv(one.step))
 
 
 class _Gemv:
-    """One version; ``along_k``: vectors run along the reduction; ``blocks``: that share it, ``cluster``: as one."""
+    """One version. ``along_k``: vector loads run along K.
+
+    ``blocks``: blocks that K is split over, as a ``cluster`` or not.
+    """
 
     def __init__(self, product: ProductGroup, rows: int, along_k: bool, blocks: int = 1, cluster: bool = False) -> None:
         self.product, self.rows, self.along_k, self.blocks = product, rows, along_k, blocks
@@ -115,7 +119,7 @@ class _Gemv:
         vector = 16 // ITEMSIZE[product.values[1].dtype]
         self.vector = vector if along_k else min(vector, MOST_COLUMNS)
         self.columns = 1 if along_k else self.vector
-        self.warps = (4, 2) if along_k else (1, 8)  # on columns, on steps
+        self.warps = (4, 2) if along_k else (1, 8)  # along columns, along steps
         self.step = STEPS * self.warps[1] * (self.vector if along_k else 1) * blocks
         self.block = COLUMNS * self.warps[0] * self.columns
         self.schedule = self._schedule()
@@ -127,12 +131,12 @@ class _Gemv:
 
     @cached_property
     def proven(self) -> Proven:
-        """The schedule with its proof; ``steps`` says how many steps a lane has."""
+        """The schedule with its proof; the kernel binds the number of steps of a lane."""
         return Proven(self.schedule, free=(self._rounds,))
 
     @property
     def _rounds(self) -> str:
-        """What stands for the steps of a lane."""
+        """The parameter for the number of steps of a lane."""
         return self.schedule.parameter(ACC, b("k"))
 
     @property
@@ -141,7 +145,7 @@ class _Gemv:
         return self.group.params
 
     def build(self) -> tuple[Kernel, ...]:
-        """The kernel, with indices of both widths; nothing when the addresses do not allow vectors."""
+        """Build the kernel, with indices of both widths; return nothing if the addresses do not allow vectors."""
         if ((self.K if self.along_k else self.N).constant or 0) % self.vector:
             return ()
         body, count = build(FEW_ROWS, self)
@@ -167,7 +171,7 @@ class _Gemv:
 
     @property
     def version(self) -> str:
-        """What the version is called: most rows, direction and length of its vectors, blocks that share a reduction."""
+        """The name of the version: maximum rows, direction and length of its vectors, blocks that K is split over."""
         several = f"_{'counted' if self.counted else 'cluster'}_{self.blocks}" if self.blocks > 1 else ""
         return f"gemv_{self.rows}_{'k' if self.along_k else 'n'}{self.vector}{several}"
 
@@ -184,12 +188,12 @@ class _Gemv:
         return f"{self.product.name}_{self.version}"
 
     def sizes(self) -> dict[str, Index]:
-        """The numbers of all loops."""
-        trips = self._trips()
+        """Return the numbers of all loops."""
+        trips = self._trip_count()
         return self.schedule.parameters() | {self._rounds: V(TRIPS) if trips.constant is None else trips}
 
     def units(self) -> dict[str, Index]:
-        """The places of a lane in its block."""
+        """Return the coordinates of a lane in its block."""
         lane, warp, warp_j = V("lane"), V("warp"), self.warps[0]
         pair = (lane // STEPS, lane % STEPS) if self.along_k else (lane % COLUMNS, lane // COLUMNS)
         return {
@@ -197,18 +201,18 @@ class _Gemv:
         }  # fmt: skip
 
     def table(self) -> dict[str, Lowering]:
-        """What executes statements besides the leaf."""
+        """Return the lowering of the statements other than the accumulation."""
         table: dict[str, Lowering] = {INIT: self.init}
         return table | {s.name: partial(self.epilogue, s) for s in self.product.epilogues}
 
     def opened(self) -> tuple[str, ...]:
-        """What the leaf begins to use."""
+        """Return the names that the leaf introduces."""
         rows = (f"row{r}" for r in range(self.rows))
         return (*self.units(), *map(b, "ijk"), RANK, TRIPS, "acc", "j_vec", *rows)
 
-    def place(self, body: Body) -> Body:
-        """Places of lanes. Of what there is one, a block or a step, there is no loop."""
-        extents = {**self.schedule.extents(), b("k"): self._trips()}
+    def bind_coordinates(self, body: Body) -> Body:
+        """Bind the coordinates of lanes. Loops with a single block or step are dropped."""
+        extents = {**self.schedule.extents(), b("k"): self._trip_count()}
         return substitute(body, self.units() | {x: ZERO for x in map(b, "ijk") if extents[x] == ONE})
 
     def _threads(self) -> int:
@@ -216,7 +220,7 @@ class _Gemv:
 
     @property
     def _elements(self) -> int:
-        """Sums of a block."""
+        """The number of sums of a block."""
         return self.rows * self.block
 
     def allocate(self, body: Body) -> Body:
@@ -236,32 +240,32 @@ class _Gemv:
         work = with_epilogues(work, self.product.group, self.product.epilogues, self.cluster)
         return counted_work(work, self.blocks, ITEMSIZE[self.sums]) if self.counted else work
 
-    # -- places --------------------------------------------------------------------------------------------------
+    # -- coordinates -------------------------------------------------------------------------------------------------
 
-    def _at(self, axis: str, **point: IndexLike) -> Index:
-        """The element of an axis that a lane's point is; coordinates of points that are not given are 0."""
+    def _index_along(self, axis: str, **point: IndexLike) -> Index:
+        """Return the element of an axis at a lane's point; coordinates that are not given are 0."""
         loops: dict[str, Index] = {x.coord: V(x.coord) for x in self.schedule.view(ACC).loops}
         points: dict[str, Index] = dict.fromkeys((p("i"), p("j"), p("k")), ZERO)
         return self.places.element(ACC, axis, {**loops, **points, **{f"p_{x}": V(i) for x, i in point.items()}})
 
-    def _first(self) -> Index:
-        """The lane's first step of the reduction, in vectors along it."""
-        return self._at("k").subs({b("k"): ZERO}) // self._depth
+    def _first_k(self) -> Index:
+        """Return the lane's first step of the reduction, in vectors along it."""
+        return self._index_along("k").subs({b("k"): ZERO}) // self._k_per_load
 
     @property
-    def _depth(self) -> int:
-        """Steps of a vector."""
+    def _k_per_load(self) -> int:
+        """The number of K steps of a vector."""
         return self.vector if self.along_k else 1
 
-    def _trips(self) -> Index:
-        """Vectors of the reduction that a lane has."""
-        vectors, rest = self.K // self._depth, (self._at("k") // self._depth).split(b("k"))[0]
+    def _trip_count(self) -> Index:
+        """Return the number of vectors along the reduction that a lane loads."""
+        vectors, rest = self.K // self._k_per_load, (self._index_along("k") // self._k_per_load).split(b("k"))[0]
         if self.K.constant is not None and self.K.constant % self.step == 0:
-            return vectors // rest  # as many for all
-        return (vectors - self._first()).ceildiv(rest)
+            return vectors // rest  # the same for all lanes
+        return (vectors - self._first_k()).ceildiv(rest)
 
     def _live(self) -> Compare:
-        return Compare("<", self._at("j"), self.N)
+        return Compare("<", self._index_along("j"), self.N)
 
     def _env(self, row: Index, point: str, k: Index) -> dict[str, Index]:
         column = V("j_vec") if self.along_k else V("j_vec") * self.vector + point
@@ -274,13 +278,13 @@ class _Gemv:
     # -- pieces --------------------------------------------------------------------------------------------------
 
     def init(self, a: Mapping[str, Index]) -> Body:
-        """Sums start at zero."""
+        """Set the sums to zero."""
         return (Store("acc", a[p("i")] * self.columns + a[p("j")], const(0, self.sums)),)
 
     def leaf(self, body: Body) -> Body:
-        """The points of a lane: a vector of the column operand times what all rows have there.
+        """Multiply one vector of the column operand by the matching elements of all rows.
 
-        Rows beyond the last are the last one again; their sums are not stored.
+        Rows past the end repeat the last row; their sums are not stored.
         """
         inst = next(n for n in walk(body) if isinstance(n, Inst))
         assert inst.statement == ACC
@@ -288,22 +292,22 @@ class _Gemv:
         symbols = (*self.roles.batch, "k_vec", "j_vec", "p", *(f"row{r}" for r in range(self.rows)))
         vectors = self._by_words(k, symbols) or self._by_elements(k, symbols)
         self.multiples |= dict.fromkeys(vectors[1])
-        return (Let("k_vec", self._at("k") // self._depth, vectors[0]),)
+        return (Let("k_vec", self._index_along("k") // self._k_per_load, vectors[0]),)
 
     def _by_elements(self, k: Index, symbols: tuple[str, ...]) -> tuple[Body, Multiples]:
-        """A product for each point."""
+        """Return one product per point."""
         points: Body = ()
         for r in range(self.rows):
             env = self._env(V(f"row{r}"), "p", k)
             pair = [flat(self.group, v, env, lambda x: None) for v in self.product.values]
-            place = self._register(r, ZERO if self.along_k else V("p"))
-            points += (Store("acc", place, self.product.term(*pair), "sum"),)
+            bind_coordinates = self._register(r, ZERO if self.along_k else V("p"))
+            points += (Store("acc", bind_coordinates, self.product.term(*pair), "sum"),)
         vectors = widen(points, "p", self.vector, stored(self.group.arrays), symbols)
         assert vectors is not None, "nothing is stored to memory here"
         return vectors
 
     def _by_words(self, k: Index, symbols: tuple[str, ...]) -> tuple[Body, Multiples] | None:
-        """Four products of bytes at once, where both operands have them along the reduction; None elsewhere."""
+        """Return four byte products at once, if both operands are contiguous along the reduction; otherwise None."""
         if not self.along_k or not set(self.product.dtypes) <= set(BYTES):
             return None
         a, b = self.product.values
@@ -324,37 +328,38 @@ class _Gemv:
         return (Alloc("words", "uint32", V(len(pairs) * WORDS), "register", body),), alignment
 
     def _dot(self, row: int) -> Store:
-        """A word of a row times one of the column."""
+        """Return the product of a word of a row and a word of the column."""
         total = FlatLoad("int32", "acc", self._register(row, ZERO))
         a, b = (FlatLoad("uint32", "words", V("word") + n * WORDS) for n in (row + 1, 0))
         return Store("acc", total.address, Apply("int32", f"pd_dp4a_{TENSOR[self.product.dtypes]}", (a, b, total)))
 
     def reduce(self, body: Body) -> Body:
-        """The loop of a lane, for columns that exist."""
-        trips = self._trips()
+        """Build the loop of a lane, for columns that exist."""
+        trips = self._trip_count()
         loop: Body = unroll_by(body, b("k"), FLIGHT[self.rows, self.along_k])
-        if trips.constant is None:  # no compiler unrolls a loop whose condition divides
+        if trips.constant is None:  # compilers do not unroll a loop whose condition divides
             loop = (Let(TRIPS, trips, loop),)
         for r in range(self.rows):
-            loop = (Let(f"row{r}", minimum(self._at("i", i=r), self.M - 1), loop),)
-        return (*self._fetched(), If((self._live(),), (Let("j_vec", self._at("j") // self.columns, loop),)))
+            loop = (Let(f"row{r}", minimum(self._index_along("i", i=r), self.M - 1), loop),)
+        loop = (Let("j_vec", self._index_along("j") // self.columns, loop),)
+        return (*self._prefetch_weights(), If((self._live(),), loop))
 
-    def _fetched(self) -> Body:
-        """A lane's first vectors on their way to L2 while the launch before ends, where no launch writes them."""
+    def _prefetch_weights(self) -> Body:
+        """Prefetch the first vectors of a lane to L2 while the previous launch ends, if no launch writes them."""
         if not self.product.fixed:
             return ()
-        k = (self._at("k") // self._depth).subs({b("k"): V(EARLY)}) * self._depth
+        k = (self._index_along("k") // self._k_per_load).subs({b("k"): V(EARLY)}) * self._k_per_load
         column = flat(self.group, self.product.values[1], {**self._env(ZERO, "p", k), "p": ZERO}, lambda x: None)
         if not isinstance(column, FlatLoad):
             return ()
-        at = column.address.subs({"p": ZERO, "j_vec": self._at("j") // self.columns})
+        at = column.address.subs({"p": ZERO, "j_vec": self._index_along("j") // self.columns})
         fetch = Call("pd_fetch", (Pointer(column.dtype, column.buffer, at),))
-        mine = (self._live(), Compare("<", V(EARLY), self._trips()))
+        mine = (self._live(), Compare("<", V(EARLY), self._trip_count()))
         vectors = For(EARLY, ZERO, V(FLIGHT[self.rows, self.along_k]), (If(mine, (fetch,)),), "unroll")
         return (vectors, Call("pd_grid_begin"))
 
     def combine(self, body: Body) -> Body:
-        """All lanes of a column by shuffles, then a warp's sums to shared memory, where epilogues add them."""
+        """Add all lanes of a column by shuffles, then store a warp's sums in shared memory for the epilogues."""
         assert {n.statement for n in walk(body) if isinstance(n, Inst)} == {CLEAR, SUM}
         total = FlatLoad(self.sums, "acc", V("r"))
         steps = [s if self.along_k else s * COLUMNS for s in (4, 2, 1)]
@@ -362,9 +367,9 @@ class _Gemv:
             Store("acc", V("r"), Apply(self.sums, "pd_shfl_xor", (total, const(s, "int32"))), "sum") for s in steps
         )
         keep = tuple(
-            Store("sums", self._sum(V(w("k")), V(r), column), FlatLoad(self.sums, "acc", self._register(r, c)))
+            Store("sums", self._partial_offset(V(w("k")), V(r), col), FlatLoad(self.sums, "acc", self._register(r, c)))
             for r in range(self.rows)
-            for c, column in enumerate(self._columns())
+            for c, col in enumerate(self._columns())
         )
         sums = For("r", ZERO, V(self.rows * self.columns), across, "unroll")
         out: Body = (sums, If((Compare("==", V(lanes("k")), ZERO),), keep), Call("pd_syncthreads"))
@@ -372,30 +377,33 @@ class _Gemv:
             return out
         element = V("tid")
         assert self._elements <= self._threads()
-        whole = self._added([self._part(n, element) for n in range(self.warps[1])])
-        first = If((Compare("<", element, V(self._elements)),), (self._leave(element, whole),))
+        whole = self._sum_in_order([self._load_partial(n, element) for n in range(self.warps[1])])
+        first = If((Compare("<", element, V(self._elements)),), (self._store_partial(element, whole),))
         return (*out, first, *(count_block(self.blocks) if self.counted else MEETING))
 
-    def _leave(self, element: Index, whole: Value) -> Node:
-        """A block's sum of an element to where others find it."""
+    def _store_partial(self, element: Index, whole: Value) -> Node:
+        """Store a block's sum of an element for the block that finishes it."""
         if not self.counted:
             return Store("sums", element, whole)
-        place = Pointer(self.sums, WORKSPACE, V("bid") * self._elements + element)
+        bind_coordinates = Pointer(self.sums, WORKSPACE, V("bid") * self._elements + element)
         return Alloc("whole", self.sums, ONE, "register", (
-            Store("whole", ZERO, whole), Call("pd_leave<1>", (place, Pointer(self.sums, "whole", ZERO))),
+            Store("whole", ZERO, whole), Call("pd_leave<1>", (bind_coordinates, Pointer(self.sums, "whole", ZERO))),
         ))  # fmt: skip
 
     def _columns(self) -> list[Index]:
-        """The lane's columns in the block."""
+        """Return the lane's columns in the block."""
         at: dict[str, Index] = {x.coord: V(x.coord) for x in self.schedule.view(ACC).loops}
         return [self.places.cell(ACC, "acc", {**at, p("j"): V(c)})["j"] for c in range(self.columns)]
 
-    def _sum(self, warp: Index, row: Index, column: Index) -> Index:
-        """Where a warp leaves its sum of an element of the block."""
+    def _partial_offset(self, warp: Index, row: Index, column: Index) -> Index:
+        """Return the offset of a warp's sum of an element of the block."""
         return (warp * self.rows + row) * self.block + column
 
-    def dealt(self, body: Body) -> Body:
-        """Epilogues dealt to threads; blocks of a cluster have a part each, elsewhere the last one has all."""
+    def distribute_epilogues(self, body: Body) -> Body:
+        """Distribute the epilogues over threads.
+
+        Each block of a cluster finishes a part; otherwise the last block finishes all.
+        """
         if self.cluster == 1:
             body = spread(body, e("j"), self._threads(), "unroll")
             return (If((LAST,), body),) if self.counted else body
@@ -403,25 +411,25 @@ class _Gemv:
         body = substitute(spread(body, e("j"), self._elements, "unroll", "thread"), {"thread": V(RANK) * mine + "tid"})
         return (If((Compare("<", V("tid"), V(mine)),), body),)
 
-    def _part(self, warp: int, element: Index) -> Value:
-        """What a warp has left of an element of the block."""
+    def _load_partial(self, warp: int, element: Index) -> Value:
+        """Return a warp's partial sum of an element of the block."""
         return FlatLoad(self.sums, "sums", element + warp * self._elements)
 
-    def _added(self, parts: Sequence[Value]) -> Value:
-        """Parts of a sum, in their order."""
+    def _sum_in_order(self, parts: Sequence[Value]) -> Value:
+        """Add partial sums in order."""
         total = parts[0]
         for x in parts[1:]:
             total = op("add", total, x)
         return total
 
     def epilogue(self, s: Statement, a: Mapping[str, Index]) -> Body:
-        """An element of the block: the sums of warps, or of all blocks, in their order, then the epilogue."""
+        """Lower an element of the block: add the sums of warps or blocks in order, then apply the epilogue."""
         row, column = a[e("i")], a[e("j")]
-        element = self._sum(ZERO, row, column)
-        parts = [self._part(n, element) for n in range(self.warps[1])]
+        element = self._partial_offset(ZERO, row, column)
+        parts = [self._load_partial(n, element) for n in range(self.warps[1])]
         if self.blocks > 1:
-            place = Pointer(self.sums, "sums", element)
-            parts = [Apply(self.sums, "pd_lds_at", (place, const(n, "int32"))) for n in range(self.blocks)]
+            bind_coordinates = Pointer(self.sums, "sums", element)
+            parts = [Apply(self.sums, "pd_lds_at", (bind_coordinates, const(n, "int32"))) for n in range(self.blocks)]
         if self.counted:
             first = V("bid") // self.blocks * (self.blocks * self._elements) + element
             places = (Pointer(self.sums, WORKSPACE, first + n * self._elements) for n in range(self.blocks))
@@ -430,14 +438,14 @@ class _Gemv:
         value = self.product.epilogue_value(s, env, Reg(self.sums, "total"))
         address = self.group.arrays[s.array].address(tuple(i.subs(env) for i in s.index))
         live = (Compare("<", env[self.roles.row], self.M), Compare("<", env[self.roles.col], self.N))
-        body: Body = (If(live, (Def("total", self._added(parts)), Store(s.array, address, value))),)
+        body: Body = (If(live, (Def("total", self._sum_in_order(parts)), Store(s.array, address, value))),)
         return (Let("e_row", row, (Let("e_column", column, body),)),)
 
 
-def unroll_by(body: Body, var: str, times: int) -> Body:
-    """Loop ``var`` with so many iterations in flight."""
+def unroll_by(body: Body, var: str, factor: int) -> Body:
+    """Unroll loop ``var`` by a factor."""
     return tuple(
-        For(n.var, n.lo, n.hi, n.body, f"unroll{times}") if isinstance(n, For) and n.var == var else n for n in body
+        For(n.var, n.lo, n.hi, n.body, f"unroll{factor}") if isinstance(n, For) and n.var == var else n for n in body
     )
 
 
@@ -449,14 +457,15 @@ FEW_ROWS: Family[_Gemv] = Family(
     marks=(
         Rule("leaf", "a vector of a column times all rows", lambda x, body: x.leaf(body), MarkName.INSTRUCTION,
              opens=_Gemv.opened),
-        Rule("reduce", "lanes walk over their steps", lambda x, body: x.reduce(body), MarkName.REDUCE),
+        Rule("reduce", "the loop of a lane over its steps", lambda x, body: x.reduce(body), MarkName.REDUCE),
         Rule("combine", "lanes and warps are added up", lambda x, body: x.combine(body), MarkName.COMBINE,
              opens=("sums",)),
-        Rule("store", "epilogues are dealt to threads", lambda x, body: x.dealt(body), MarkName.STORE),
+        Rule("store", "epilogues are distributed over threads", lambda x, body: x.distribute_epilogues(body),
+             MarkName.STORE),
     ),
     statements=_Gemv.table,
-    stores=(Rule("places", "places of lanes", _Gemv.place),),
+    stores=(Rule("places", "coordinates of lanes", _Gemv.bind_coordinates),),
     registers=lambda _: dict.fromkeys((p("i"), p("j")), "unroll"),
     band=lambda x, _: (blocks_step(x.blocks, not x.counted),),
-    around=(Rule("registers", "a lane's sums are registers", _Gemv.allocate),),
+    around=(Rule("registers", "registers for the sums of a lane", _Gemv.allocate),),
 )  # fmt: skip

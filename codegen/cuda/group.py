@@ -1,4 +1,4 @@
-"""A matmul-like group as CUDA kernels see it: operands as they are stored, extents, epilogues."""
+"""A matmul-like group for CUDA kernels: operands as they are stored, extents, epilogues."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from polydyn.schedules.tiling import Roles
 
 
 def product_refusal(group: Group, roles: Roles) -> Declined | None:
-    """Why a product is not built for CUDA; None when it is."""
+    """Return the reason why CUDA does not support a product, or None."""
     row, col = _narrow(operands(group.backbone, roles))
     dtypes = {row.dtype, col.dtype}
-    alike = len(dtypes) == 1 or dtypes <= set(BYTES) or dtypes <= set(FLOAT8)
-    if alike and row.dtype in ("float32", "int32", *HALF, *BYTES, *FLOAT8):
+    compatible = len(dtypes) == 1 or dtypes <= set(BYTES) or dtypes <= set(FLOAT8)
+    if compatible and row.dtype in ("float32", "int32", *HALF, *BYTES, *FLOAT8):
         return None
-    return Declined(f"a product of {row.dtype} and {col.dtype} is not built for CUDA")
+    return Declined(f"CUDA kernels do not support a product of {row.dtype} and {col.dtype}")
 
 
 class ProductGroup:
-    """A matmul-like group: its operands as they are stored, its extents; ``shares``: parts of the reduction.
+    """A matmul-like group: its operands as stored, its extents; ``shares``: the number of K splits.
 
-    ``dtypes``: of the stored operands, ``dtype`` that of the rows; ``sums``: of what is accumulated, float32 or int32.
-    ``widened``: operands of 8-bit floats are float32 in every sense. ``fixed``: no launch writes the column operand.
+    ``dtypes``: dtypes of the stored operands; ``dtype``: that of the rows; ``sums``: the accumulator's dtype, float32
+    or int32. ``widened``: 8-bit floats are treated as float32. ``fixed``: no launch writes the column operand.
     """
 
     def __init__(
@@ -44,20 +44,22 @@ class ProductGroup:
         self.sums = self.acc.value.dtype
         self.dtype, self.dtypes, self.values = row.dtype, (row.dtype, col.dtype), (row, col)
         if refusal := product_refusal(group, roles):
-            raise CodegenError(str(refusal))  # whoever builds has asked before
+            raise CodegenError(str(refusal))  # the caller has checked it
 
     def epilogue_value(self, s: Statement, env: Mapping[str, IndexLike], total: Value) -> Value:
-        """What an epilogue stores, ``total`` being the sum of the products."""
+        """Return the value that an epilogue stores; ``total`` is the sum of the products."""
         return flat(self.group, s.value, env, lambda x: total if x.buffer == self.acc.array else None)
 
     def term(self, a: Value, b: Value) -> Value:
-        """What is accumulated, of two elements as they are stored."""
+        """Return the accumulated term for two elements as stored."""
         return op("mul", cast(a, self.sums), cast(b, self.sums))
 
 
 def _narrow(pair: tuple[Value, Value]) -> tuple[Value, Value]:
-    """Operands that were stored in at most 16 bits and only widened: tensor cores multiply them exactly, into
-    float32 or int32. Others, bytes minus a zero point say, are what they are: float32 or int32.
+    """Return the stored operands if they have at most 16 bits and were only widened.
+
+    Tensor cores multiply them exactly, into float32 or int32. Other operands, such as bytes minus a zero point, stay
+    float32 or int32.
     """
     wide = pair[0].dtype
     inner = [v.args[0] if isinstance(v, Op) and v.name == "cast" and v.dtype == wide else v for v in pair]

@@ -1,9 +1,12 @@
-"""An image behind a tensor map in im2col mode: columns of pixels that TMA brings, one tap of a convolution at a time.
+"""Im2col operands: an image with a tensor map in im2col mode.
 
-The rows of a convolution are pixels of the result, a mixed radix number of (n, d, h, w); its steps are taps, then
-channels. A row reads the image at ``step * pixel + apart * tap + first`` along each side, zeros outside. TMA's walk is
-the same: it goes through the pixels that the first tap reads, image after image, and adds the tap's offsets. So what
-it copies from a row's pixel on is what that row and those behind it read at a tap, if no tile of steps has two taps.
+TMA loads columns of pixels, one tap of a convolution each.
+
+The rows of a convolution are pixels of the result, a mixed-radix number of (n, d, h, w). Its steps are taps, then
+channels. A row reads the image at ``step * pixel + apart * tap + first`` along each side, zeros outside. TMA traverses
+the image in the same way: it visits the pixels that the first tap reads, image after image, and adds the tap's offsets.
+So the column that it copies from a row's pixel on is what this row and the following ones read at a tap, provided that
+no tile of steps has two taps.
 """
 
 from __future__ import annotations
@@ -36,14 +39,14 @@ from polydyn.schedules.tiling import Roles
 
 V = Index.of
 BITS = {1: 16, 2: 8, 3: 5}
-"""Sides of an image -> bits of the corners of a box of pixels, and of the offsets of a tap."""
+"""Number of sides -> bits of the corners of a box of pixels, and of the offsets of a tap."""
 FARTHEST_STEP = 8
-"""Elements from one pixel of TMA's walk to the next, at most."""
+"""Maximum elements between successive pixels of TMA's traversal."""
 
 
 @dataclass(frozen=True)
 class Digit:
-    """A digit of a row's or of a step's number, ``name`` in expressions."""
+    """A digit of a row's or step's number; ``name`` is its symbol in expressions."""
 
     name: str
     weight: Index
@@ -51,17 +54,17 @@ class Digit:
 
     @property
     def value(self) -> Index:
-        """In expressions over digits."""
+        """The digit in expressions over digits."""
         return ZERO if self.extent == ONE else V(self.name)
 
     def of(self, number: Index) -> Index:
-        """Its value in a number."""
+        """Return its value in a number."""
         return number // self.weight % self.extent
 
 
 @dataclass(frozen=True)
 class Side:
-    """A side of the image: ``size`` places ``pitch`` elements apart, read at ``step * pixel + apart * tap + first``."""
+    """A side of the image: ``size`` elements with pitch ``pitch``, read at ``step * pixel + apart * tap + first``."""
 
     pixel: Digit
     tap: Digit
@@ -73,18 +76,18 @@ class Side:
 
     @property
     def place(self) -> Index:
-        """What a row reads at a step, over the digits."""
+        """The coordinate that a row reads at a step, over the digits."""
         return self.pixel.value * self.step + self.tap.value * self.apart + self.first
 
     @property
     def upper(self) -> Index:
-        """The last place that the first tap reads, counted from the last one of the image."""
+        """The last coordinate that the first tap reads, relative to the last one of the image."""
         return (self.pixel.extent - 1) * self.step + self.first - (self.size - 1)
 
 
 @dataclass(frozen=True)
 class _Read:
-    """What a row operand reads, over digits and batch iterators: ``address``, where all ``guards`` are >= 0."""
+    """The read of a row operand, over digits and batch iterators: ``address``, if all ``guards`` are >= 0."""
 
     address: Index
     guards: tuple[Index, ...]
@@ -98,7 +101,7 @@ class _Read:
         return {d.name: d.extent for d in (*self.rows, *self.steps)}
 
     def strides(self) -> tuple[dict[str, Index], Index] | None:
-        """Elements between neighbours along each digit and iterator, and the rest; None: addresses are not linear."""
+        """Return the stride along each digit and iterator, and the rest; None if addresses are not linear."""
         rest, strides = self.address, dict[str, Index]()
         for x in (*self.ranges, *self.batch):
             strides[x], rest = rest.split(x)
@@ -108,11 +111,11 @@ class _Read:
 
 @dataclass(frozen=True)
 class ImageOperand:
-    """The row operand of a convolution behind a tensor map in im2col mode.
+    """The row operand of a convolution, with a tensor map in im2col mode.
 
-    ``channel``: the innermost digit of steps, of which ``channels`` exist; ``sides``: w, h and d, as far as there are;
-    their pixels are the low digits of a row's number. Above them, and above the iterator ``batch`` if it is not empty,
-    are ``images``, ``between`` elements apart.
+    ``channel``: the innermost digit of steps, of which ``channels`` exist; ``sides``: w, h and d, as far as they exist.
+    Their pixels are the low digits of a row's number. Above them, and above the iterator ``batch`` if it is not empty,
+    are ``images`` images, ``between`` elements apart.
     """
 
     buffer: str
@@ -129,11 +132,11 @@ class ImageOperand:
 
     @property
     def along_k(self) -> bool:
-        """Channels lie side by side."""
+        """Whether the reduction is contiguous: channels are."""
         return True
 
     def tensor_map(self, name: str, mn: Index, k: Index, box: tuple[int, int], dtype: str = "") -> TensorMapOf:
-        """The map of the image, in boxes of so many channels and pixels; ``dtype``: if another one."""
+        """Return the map of the image, in boxes of channels and pixels, of ``dtype`` if given."""
         dims = (self.channels, *(s.size for s in self.sides), self.images)
         strides = (*(s.pitch for s in self.sides), self.between)
         first, upper, steps = zip(*((s.first, s.upper, s.step) for s in self.sides), strict=True)
@@ -143,9 +146,9 @@ class ImageOperand:
     def load(
         self, name: str, place: Pointer, mn: Index, k: Index, a: Mapping[str, Index], full: Value, blocks: int = 1
     ) -> Call:
-        """The copy of the column that begins at row ``mn``, at the tap of step ``k``.
+        """Copy the column that begins at row ``mn``, at the tap of step ``k``.
 
-        Behind the last row are images that do not exist, which are zeros.
+        Rows past the end belong to images that do not exist, which read as zeros.
         """
         assert blocks == 1, "blocks of a cluster do not share rows"
         pixels = {s.pixel.name: s.pixel.of(mn) for s in self.sides}
@@ -157,10 +160,10 @@ class ImageOperand:
 
 
 def image_operand(group: Group, v: Value, roles: Roles, step: int) -> ImageOperand | None:
-    """How TMA reaches the row operand of a convolution in tiles of ``step`` steps; None when it does not.
+    """Return the im2col operand of a convolution's rows in tiles of ``step`` steps, or None if TMA cannot load it.
 
-    Channels are the innermost steps, rows are pixels in order. A tile of steps has one tap: where there are several,
-    the channels are a multiple of ``step``, which is asked for where it is not known.
+    Channels are the innermost steps, rows are pixels in order. A tile of steps has one tap: if there are several taps,
+    the number of channels is a multiple of ``step``, which becomes a launch requirement if it is unknown.
     """
     load, read = _load(v), _read(group, v, roles)
     found = read.strides() if read else None
@@ -188,7 +191,7 @@ def image_operand(group: Group, v: Value, roles: Roles, step: int) -> ImageOpera
 
 
 def tapped_operand(group: Group, v: Value, roles: Roles, batch: Mapping[str, Index]) -> TensorOperand | None:
-    """How TMA reaches columns that are 0 at the last steps of each tap; None when they are not."""
+    """Return the tensor operand of columns that are 0 at the last steps of each tap, or None for others."""
     load, read = _load(v), _read(group, v, replace(roles, row=roles.col))
     if load is None or read is None or len(read.guards) != 1 or len(read.steps) != 2:
         return None
@@ -202,17 +205,16 @@ def tapped_operand(group: Group, v: Value, roles: Roles, batch: Mapping[str, Ind
 
 
 def mistake(of: ImageOperand, group: Group, v: Value, roles: Roles) -> str:
-    """Why a column from some row on, at some tap, is not what the operand is at the rows from there on; empty: it is.
+    """Return why a column of TMA differs from the operand in some row, at some tap; empty if it does not.
 
     1. The pixels of the sides, the first the fastest, and the images above them are the digits of a row's number: the
-       walk goes from row to row.
-    2. The operand's address is that of its places along the sides, of its channel and of its image.
-    3. The operand is 0 just where a place is outside its side, or a channel does not exist: each guard is an end of a
-       side or of the channels, and an end that no guard names is never passed.
+    traversal goes from row to row. 2. The operand's address is that of its coordinates along the sides, of its channel
+    and of its image. 3. The operand is 0 exactly if a coordinate is outside its side, or a channel does not exist: each
+    guard is an end of a side or of the channels, and an end without a guard is never passed.
     """
     read, places = _read(group, v, roles), [s.place for s in of.sides]
     if read is None:
-        return f"{v} is no element of an image"
+        return f"{v} is not an element of an image"
     weight = ONE
     for s in of.sides:
         if s.pixel.extent != ONE and s.pixel != next((d for d in read.rows if d.weight == weight), None):
@@ -236,7 +238,7 @@ def mistake(of: ImageOperand, group: Group, v: Value, roles: Roles) -> str:
 
 
 def _least(e: Index, ranges: Mapping[str, Index]) -> Index:
-    """The least value over digits that it is linear in."""
+    """Return the smallest value over digits in which the expression is linear."""
     for x, extent in ranges.items():
         pace, _ = e.split(x)
         e = e.subs({x: ZERO if is_nonnegative(pace) else extent - 1})
@@ -244,14 +246,17 @@ def _least(e: Index, ranges: Mapping[str, Index]) -> Index:
 
 
 def _load(v: Value) -> Load | None:
-    """The element of the image; None: the operand is not one, or 0 outside."""
+    """Return the load of the image, or None if the operand is neither a load nor a load with 0 outside."""
     if isinstance(v, Op) and v.name == "where" and isinstance(v.args[2], Const) and v.args[2].value == 0:
         v = v.args[1]
     return v if isinstance(v, Load) else None
 
 
 def _read(group: Group, v: Value, roles: Roles) -> _Read | None:
-    """None: it is no element of memory behind guards that are comparisons, or a number has no digits."""
+    """Return the read of an operand over digits.
+
+    Return None if it is not a load with comparisons as guards, or a number cannot be split into digits.
+    """
     load = _load(v)
     if load is None:
         return None
@@ -267,7 +272,7 @@ def _read(group: Group, v: Value, roles: Roles) -> _Read | None:
 def _over_digits(
     every: list[Index], roles: Roles, extents: Mapping[str, Index], cuts: tuple[Index, ...]
 ) -> _Read | None:
-    """An address and its guards over digits; ``cuts``: weights of digits of the steps besides those of quotients."""
+    """Return an address and its guards over digits; ``cuts``: additional weights of digits of the steps."""
     rows, steps = _digits(every, roles.row, extents[roles.row]), _digits(every, roles.block, extents[roles.block], cuts)
     if rows is None or steps is None:
         return None
@@ -277,8 +282,9 @@ def _over_digits(
 
 
 def _overlap(read: _Read) -> int:
-    """Steps of a tap where those of several lie side by side in memory: windows of neighbouring pixels overlap there.
-    0: they do not.
+    """Return the gcd of a tap's steps and a pixel's stride if windows of adjacent pixels overlap.
+
+    This is the case if the steps of several taps are contiguous in memory. Otherwise return 0.
     """
     found, steps = read.strides(), read.steps[0].extent.constant
     pixel = found[0][read.rows[0].name].constant if found else None
@@ -288,7 +294,7 @@ def _overlap(read: _Read) -> int:
 
 
 def _in_digits(i: Index, x: str, digits: tuple[Digit, ...]) -> Index:
-    """The same over the digits of an iterator, quotients by their weights resolved."""
+    """Return an expression over the digits of an iterator, with quotients by their weights resolved."""
 
     def quotient(a: Atom) -> Index:
         found = _quotient(a.args[0], a.args[1], digits) if a.kind == "floordiv" else None
@@ -298,7 +304,10 @@ def _in_digits(i: Index, x: str, digits: tuple[Digit, ...]) -> Index:
 
 
 def _quotient(number: Index, by: Index, digits: tuple[Digit, ...]) -> Index | None:
-    """``number // by``, which is a weight: digits below it are a remainder. None: the number has other parts."""
+    """Return ``number // by`` for a weight ``by``: lower digits are a remainder.
+
+    Return None if the number has other parts.
+    """
     above = next((n for n, d in enumerate(digits) if d.weight == by), None)
     out = ZERO
     for n, d in enumerate(digits if above is not None else ()):
@@ -311,7 +320,7 @@ def _quotient(number: Index, by: Index, digits: tuple[Digit, ...]) -> Index | No
 
 
 def _digits(every: Iterable[Index], x: str, extent: Index, cuts: tuple[Index, ...] = ()) -> tuple[Digit, ...] | None:
-    """The digits of an iterator, the fastest first: what it is divided by says their weights. None: there are none."""
+    """Return the digits of an iterator, the fastest first, or None. The divisors of its quotients are the weights."""
     found = {*cuts, *(n for i in every for n in _divisors(i, x))}
     weights = sorted(found, key=lambda w: (len(max(w.terms, key=len)), w.constant or 0))
     sizes = []
@@ -325,7 +334,7 @@ def _digits(every: Iterable[Index], x: str, extent: Index, cuts: tuple[Index, ..
 
 
 def _divisors(i: Index, x: str) -> Iterator[Index]:
-    """What quotients of an iterator are divided by."""
+    """Yield the divisors of quotients of an iterator."""
     for a in i.atoms():
         if isinstance(a, Atom):
             if a.kind == "floordiv" and x in a.args[0].symbols():
@@ -334,10 +343,10 @@ def _divisors(i: Index, x: str) -> Iterator[Index]:
 
 
 def _pairs(read: _Read, strides: Mapping[str, Index], batch: bool) -> tuple[list[tuple[Digit, Digit]], Digit | None]:
-    """Pixels and taps that move along the same side, in the order of pixels; and the digit of the image, if there is
-    one and ``batch`` does not count images.
+    """Return pairs of pixel and tap digits of the same side, in the order of pixels, and the digit of the image.
 
-    A guard names both, or memory says how far they move: a tap belongs to the pixel nearest to its pace.
+    The latter is None if there is no such digit or ``batch`` counts images. If a guard contains both a pixel and a tap,
+    they are a pair. Otherwise their strides decide: a tap belongs to the pixel with the nearest stride.
     """
     free, taps = list(read.rows), dict[str, Digit]()
     for t in read.steps[1:]:
@@ -355,7 +364,7 @@ def _pairs(read: _Read, strides: Mapping[str, Index], batch: bool) -> tuple[list
 
 
 def _ratio(pixel: Index, tap: Index) -> Fraction | None:
-    """How far a step of the tap moves, in steps of the pixel; None: it is not a number above 0."""
+    """Return the tap's stride in units of the pixel's, or None if it is not a positive number."""
     if not pixel.terms or pixel.terms.keys() != tap.terms.keys():
         return None
     ratios = {Fraction(tap.terms[m], c) for m, c in pixel.terms.items()}
@@ -363,7 +372,7 @@ def _ratio(pixel: Index, tap: Index) -> Fraction | None:
 
 
 def _side(pixel: Digit, tap: Digit, read: _Read, strides: Mapping[str, Index]) -> Side | None:
-    """What the guards say of a side, else what memory says. None: neither agrees with an image."""
+    """Return a side from the guards, or else from the strides; None if neither fits an image."""
     paces, low, high = set[tuple[int, int]](), set[Index](), set[Index]()
     for g in (g for g in read.guards if g.symbols() & {pixel.name, tap.name}):
         a, rest = g.split(pixel.name)
@@ -387,26 +396,27 @@ def _side(pixel: Digit, tap: Digit, read: _Read, strides: Mapping[str, Index]) -
 
 
 def _exact(x: Index, n: int) -> Index | None:
-    """``x / n``; None: it is no polynomial."""
+    """Return ``x / n``, or None if it is not a polynomial."""
     return Index({m: c // n for m, c in x.terms.items()}) if n and not any(c % n for c in x.terms.values()) else None
 
 
 def _alignment(of: ImageOperand, step: int) -> tuple[tuple[Index, int], ...] | None:
-    """What must be multiples of which number: bytes of a tensor map, and channels of tiles. None: it cannot be."""
-    wanted = dict[tuple[Index, int], None]()
+    """Return the required multiples: bytes for the tensor map, channels for the tile.
+
+    Return None if they can never hold.
+    """
+    required = dict[tuple[Index, int], None]()
     pitches = (of.offset, of.between, *(s.pitch for s in of.sides))
     for i, n in ((of.channel.extent, step), *((x, ALIGN // ITEMSIZE[of.dtype]) for x in pitches)):
         more = multiples(i, n, ())
         if more is None:
             return None
-        wanted |= dict.fromkeys(more)
-    return tuple(wanted)
+        required |= dict.fromkeys(more)
+    return tuple(required)
 
 
 def _limits(of: ImageOperand, group: Group, roles: Roles, read: _Read) -> tuple[Compare, ...] | None:
-    """What must hold of corners, offsets and pitches, and of rows and steps, which are whole images and taps; None: it
-    never holds.
-    """
+    """Return the conditions on corners, offsets, pitches, rows and steps, or None if they never hold."""
     out, extents = dict[Compare, None](), dict(group.backbone.iters)
     for x, digits in ((roles.row, read.rows), (roles.block, read.steps)):
         whole = digits[-1].weight * digits[-1].extent
@@ -424,7 +434,7 @@ def _limits(of: ImageOperand, group: Group, roles: Roles, read: _Read) -> tuple[
             out |= {Compare(">=", i, V(low)): None, Compare("<=", i, V(high)): None}
         elif not low <= int(i) <= high:
             return None
-    # the manual wants pixels to lie behind each other
+    # the manual requires increasing pixel coordinates
     apart, pitches = of.sides[0].pitch - of.channels, [of.between, *(s.pitch for s in of.sides[1:])]
     for i, least in ((apart, ZERO), *((i, ONE) for i in pitches)):
         if is_nonnegative(least - 1 - i):

@@ -1,16 +1,15 @@
 """The instructions of CUDA products: their shapes, and how lanes hold and load fragments.
 
-``fma``   a thread and one element, float32 or int32 on CUDA cores;
-``lanes`` a warp and m16n8k4, float32 on CUDA cores with the sums held as tensor cores hold them (attention);
-``tf32``  a warp and m16n8k8 on tensor cores: float32 rounded to 10 bits of mantissa, sums in float32;
-``tf32x3`` the same three times, on float32 in two parts of 10 bits: what is rounded away, times what is left;
-``mma``   a warp and m16n8k16 on tensor cores: float16 or bfloat16, sums in float32;
-``imma``  a warp and m16n8k32 on tensor cores: int8 or uint8, each operand either, sums in int32 (they wrap);
-``qmma``  the same of float8_e4m3fn or float8_e5m2, sums in float32: sm_89 and newer.
+``fma``   a thread and one element, float32 or int32 on CUDA cores; ``lanes`` a warp and m16n8k4, float32 on CUDA cores
+with the sums held as tensor cores hold them (attention); ``tf32``  a warp and m16n8k8 on tensor cores: float32 rounded
+to 10 bits of mantissa, sums in float32; ``tf32x3`` three times ``tf32``, on float32 split in two parts of 10 bits: the
+rounded value and the remainder; ``mma``   a warp and m16n8k16 on tensor cores: float16 or bfloat16, sums in float32;
+``imma``  a warp and m16n8k32 on tensor cores: int8 or uint8, each operand either, sums in int32 (they wrap); ``qmma``
+like ``imma`` for float8_e4m3fn or float8_e5m2, sums in float32: sm_89 and newer.
 
-With g = lane / 4 and t = lane mod 4 a lane holds rows g, g + 8 and two columns of a fragment of sums: 2t and 2t + 1,
-or, where the columns are the steps of another product (``scores``), t and t + 4. Of bytes that memory has along the
-columns a lane holds four columns, 4t to 4t + 3, in two fragments: the even ones in the first (``_byte_columns``).
+With g = lane / 4 and t = lane mod 4 a lane holds rows g, g + 8 and two columns of a fragment of sums: 2t and 2t + 1. If
+the columns are the steps of another product (``scores``), it holds t and t + 4. For bytes that are contiguous along the
+columns, a lane holds four columns, 4t to 4t + 3, in two fragments: the even ones in the first (``_byte_columns``).
 """
 
 from __future__ import annotations
@@ -30,11 +29,11 @@ HALVES, PAIR = V("row_half"), V("column_of_pair")
 ROW, COLUMN = LANE // 4 + HALVES * 8, LANE % 4 * 2 + PAIR
 """A lane's row and column in a fragment of sums."""
 KEY = LANE % 4 + PAIR * 4
-"""Its column, where the columns are the steps of another product."""
+"""A lane's column if the columns are the steps of another product."""
 RAW = "raw"
-"""What a load brings, before it is taken apart."""
+"""The registers that a load fills before they are split."""
 FLOAT8_ARCH = "sm_89"
-"""The oldest architecture that multiplies floats of 8 bits."""
+"""The oldest architecture that multiplies 8-bit floats."""
 At = Callable[[Index, Index], Tile]
 """(row or column in the tile, step in the tile) -> the element in shared memory."""
 
@@ -43,8 +42,8 @@ At = Callable[[Index, Index], Tile]
 class Instruction:
     """One instruction: (m, n, k), threads of a unit, operands' dtypes, registers of a fragment of A and of B.
 
-    ``register``: what holds operands (where a thread has single elements, the dtype of the sums does). ``times``: how
-    often it is issued for a fragment, on operands in parts.
+    ``register``: the type of the registers of operands (the dtype of the sums if a thread has single elements).
+    ``times``: the number of instructions per fragment, for operands that are split in parts.
     """
 
     name: str
@@ -72,12 +71,12 @@ class Instruction:
 
     @property
     def arch(self) -> str:
-        """The oldest architecture that has it."""
+        """The oldest architecture that supports it."""
         return FLOAT8_ARCH if self.dtypes == FLOAT8 else BASE
 
     @property
     def loads(self) -> int:
-        """Rows, or columns, that one load of fragments fills."""
+        """Rows or columns that one load of fragments fills."""
         return 16 if self.warp else 1
 
 
@@ -99,11 +98,11 @@ TENSOR = {
     ("float8_e4m3fn", "float8_e5m2"): "e4m3e5m2", ("float8_e5m2", "float8_e4m3fn"): "e5m2e4m3",
     ("int8", "int8"): "s8", ("uint8", "uint8"): "u8", ("uint8", "int8"): "u8s8", ("int8", "uint8"): "s8u8",
 }  # fmt: skip
-"""Operands' dtypes -> the end of the name of the tensor cores' instruction."""
+"""Operands' dtypes -> the suffix of the tensor core instruction."""
 
 
 def permute(column: Index) -> Index:
-    """The key that a column of a fragment stands for where a lane has columns t and t + 4 (``KEY``)."""
+    """Return the key of a fragment's column if a lane has columns t and t + 4 (``KEY``)."""
     return column // 2 + column % 2 * 4
 
 
@@ -111,10 +110,10 @@ def load(
     i: Instruction, which: int, along_k: bool, at: At, frag: str, number: Index, mn: Index, k: Index,
     keys: bool = False,
 ) -> Body:  # fmt: skip
-    """Shared memory -> registers: 16 rows (``which`` 0) or 16 columns (two fragments) and the steps of an instruction.
+    """Load 16 rows (``which`` 0) or 16 columns (two fragments) of shared memory, for one instruction's steps.
 
-    ``along_k``: the tile is contiguous along the steps. ``number``: of the load; ``mn``, ``k``: its first row or
-    column and step in the tile. ``keys``: columns are permuted (``permute``).
+    ``along_k``: the tile is contiguous along the steps. ``number``: the number of the load; ``mn``, ``k``: its first
+    row or column and step in the tile. ``keys``: columns are permuted (``permute``).
     """
     place = number * (i.registers[which] * (1 if which == 0 else 2))
     if i.name == "lanes":
@@ -122,9 +121,9 @@ def load(
     if i.rounds and not along_k:
         return _round_columns(i, which, at, frag, place, mn, k, keys)
     if i.of_bytes and not along_k:
-        assert which == 1, "copies bring rows of bytes along the steps"
+        assert which == 1, "copies store rows of bytes along the steps"
         return _byte_columns(at, frag, place, mn, k)
-    # matrix m = lane / 8 of the four: A wants rows m % 2 and k m / 2 in this order, B the reverse
+    # matrix m = lane / 8 of the four: A has rows m % 2 and k m / 2 in this order, B the reverse
     step = i.shape[2] // 2
     low, high = LANE % 16, LANE // 16 * step
     split_low, split_high = LANE // 8 % 2 * 8, LANE // 16 * 8 + (permute(LANE % 8) if keys else LANE % 8)
@@ -146,7 +145,7 @@ def load(
 
 
 def _parts(which: int, frag: str, place: Index, whole: Sequence[Value]) -> Body:
-    """The four registers of a load, each in its two parts: of a fragment first all it rounds to, then the rest."""
+    """Split the four registers of a load in two parts. A fragment has first the rounded values, then the remainders."""
     out: Body = ()
     for r, x in enumerate(whole):
         first, size = (r, 4) if which == 0 else (r // 2 * 4 + r % 2, 2)
@@ -156,10 +155,10 @@ def _parts(which: int, frag: str, place: Index, whole: Sequence[Value]) -> Body:
 
 
 def _byte_columns(at: At, frag: str, place: Index, mn: Index, k: Index) -> Body:
-    """16 columns and 32 steps of a tile of bytes that is contiguous along its columns.
+    """Load 16 columns and 32 steps of a tile of bytes that is contiguous along its columns.
 
-    ldmatrix transposes pairs of bytes; the pairs are taken apart in registers, so one fragment gets the even columns
-    and the next one the odd. Steps are read in the order that gives a lane its four (twice), rows in different banks.
+    ldmatrix transposes pairs of bytes. The pairs are separated in registers, so one fragment gets the even columns and
+    the next one the odd columns. The order of the steps gives a lane its four (twice), with rows in different banks.
     """
     step = LANE // 16 * 16 + LANE % 8 // 2 * 4 + (LANE // 8 + LANE % 8 // 4) % 2 * 2 + LANE % 2
     pointer = Pointer("uint32", frag, place)
@@ -170,7 +169,7 @@ def _byte_columns(at: At, frag: str, place: Index, mn: Index, k: Index) -> Body:
 def _round_columns(
     i: Instruction, which: int, at: At, frag: str, place: Index, mn: Index, k: Index, keys: bool
 ) -> Body:  # fmt: skip
-    """The same for a tile of float32 that is contiguous along its own side, where ldmatrix has no transposition."""
+    """Load a tile of float32 that is contiguous along its own side, which ldmatrix cannot transpose."""
     first = permute(LANE // 4) if keys else LANE // 4
     elements = []
     for r in range(4):
@@ -184,9 +183,9 @@ def _round_columns(
 
 
 def _by_lane(which: int, along_k: bool, at: At, frag: str, place: Index, mn: Index, k: Index) -> Body:
-    """What a lane multiplies itself, along the longest access that memory allows.
+    """Load the elements that a lane multiplies itself, with the widest access that memory allows.
 
-    Step e of its row or column s is register 4 s + e; of columns in a tile contiguous along them, 2 e + s.
+    Step e of its row or column s is register 4 s + e; for columns in a tile contiguous along them, 2 e + s.
     """
     out: Body = ()
     for f in range(1 + which):  # two fragments of columns
@@ -214,7 +213,10 @@ def multiply(
     i: Instruction, dtypes: tuple[str, str], along_k: bool, acc: str, frags: tuple[str, str], fragment: Index,
     a: Index, b: Index,
 ) -> Body:  # fmt: skip
-    """One instruction: ``fragment`` of the sums, ``a`` and ``b`` of the operands; ``along_k``: of the columns' tile."""
+    """Issue one instruction.
+
+    ``fragment``: the sums, ``a`` and ``b``: the operands; ``along_k``: layout of the columns' tile.
+    """
     if i.name == "fma":
         pair: tuple[Value, Value] = (FlatLoad(dtypes[0], frags[0], a), FlatLoad(dtypes[1], frags[1], b))
         return (Store(acc, fragment, Op(dtypes[0], "mul", pair), "sum"),)
@@ -236,5 +238,5 @@ def multiply(
     if i.times == 1:
         return (Call(function, args),)
     rest = tuple(replace(x, address=x.address + n // 2) for x, n in zip(args[1:], i.registers, strict=True))
-    pairs = ((rest[0], args[2]), (args[1], rest[1]), args[1:])  # the least first
+    pairs = ((rest[0], args[2]), (args[1], rest[1]), args[1:])  # the smallest products first
     return tuple(Call(function, (args[0], *x)) for x in pairs)

@@ -1,8 +1,9 @@
-"""What a tile of a CUDA product has to keep to: the hard constraints of the code generator, in one place.
+"""Limits of a CUDA product's tile: the hard constraints of the code generator, in one place.
 
-``broken_rule`` names what a tile breaks before any text is made of it: what ``product.TiledProduct`` can print, what
-the proof accepts (``schedules.prove``), what every device allows a block. What a particular device holds is asked with
-``shared_bytes`` and ``registers``; what a kernel really takes only its compiler knows.
+``broken_rule`` names the rule that a tile breaks before its text is generated. The rules cover the support of
+``product.TiledProduct``, the proof (``schedules.prove``), and the block limits of all devices. ``shared_bytes`` and
+``registers`` give the demands to compare with a particular device. The real register count of a kernel is known only
+after compilation.
 """
 
 from __future__ import annotations
@@ -15,43 +16,43 @@ from polydyn.schedules.expr import FLOAT8, ITEMSIZE
 from polydyn.schedules.tree.gpu import SLAB, STAGED
 
 LANES = (4, 8)
-"""Rows and columns of threads that stand for a warp where each thread multiplies its own elements."""
+"""Rows and columns of threads that act as a warp if each thread multiplies its own elements."""
 TF32 = "tf32"
-"""What stands for the dtype of float32 operands that are rounded to tf32."""
+"""The name that replaces the dtype of float32 operands that are rounded to tf32."""
 MULTIPLIED = {
     "float32": "fma", "int32": "fma", TF32: "tf32", **dict.fromkeys(HALF, "mma"), **dict.fromkeys(BYTES, "imma"),
     **dict.fromkeys(FLOAT8, "qmma"),
 }  # fmt: skip
 """Dtype of stored operands -> the instruction of their tiles."""
 MOST_THREADS, MOST_REGISTERS = 1024, 255
-"""Of a block; of a thread."""
+"""Maximum threads of a block, and registers of a thread."""
 ADDRESSES = 32
-"""Registers that a thread needs besides sums and fragments."""
+"""Registers of a thread in addition to sums and fragments."""
 ALIGNED = 16
-"""Bytes of a copy, where it is widest: shared arrays begin at multiples of it."""
+"""Bytes of the widest copy: shared arrays begin at multiples of it."""
 
 
 def grain(instruction: str) -> tuple[int, int, int]:
-    """(rows, columns, steps) that the part of a warp is a multiple of.
+    """Return (rows, columns, steps) that the part of a warp must be a multiple of.
 
-    Warps' instructions: fragments of columns are loaded in pairs and staged by slabs. Threads': one element each.
+    Warp instructions load fragments of columns in pairs and stage them by slabs. Threads have one element each.
     """
     m, _, k = INSTRUCTIONS[instruction].shape
     return (m, SLAB, k) if INSTRUCTIONS[instruction].warp else (*LANES, k)
 
 
 def of_warp(instruction: str, rows: int, columns: int) -> tuple[int, int]:
-    """A warp's part as that of a unit: itself, or what one of its threads takes."""
+    """Convert a warp's part to a unit's part: the same, or the part of one of its threads."""
     return (rows, columns) if INSTRUCTIONS[instruction].warp else (rows // LANES[0], columns // LANES[1])
 
 
 def warp_part(tile: CudaTile) -> tuple[int, int]:
-    """The rows and columns that a warp stands for: ``of_warp`` undone."""
+    """Return the rows and columns of a warp, the inverse of ``of_warp``."""
     return (tile.wm, tile.wn) if tile.kind.warp else (tile.wm * LANES[0], tile.wn * LANES[1])
 
 
 def shared_bytes(tile: CudaTile, dtypes: tuple[str, str], sums: str) -> int:
-    """Bytes of shared memory of a block: the ring, and after it, in its place, the staged rows of the warps' sums."""
+    """Return a block's bytes of shared memory: the ring, later reused for the staged rows of the warps' sums."""
     sides = zip((tile.bm, tile.bn), dtypes, strict=True)
     ring = sum(_align(mn * tile.bk * tile.stages * ITEMSIZE[d]) for mn, d in sides)
     stage = tile.threads // WARP * STAGED * SLAB * ITEMSIZE[sums] if tile.kind.warp else 0
@@ -63,7 +64,7 @@ def _align(size: int) -> int:
 
 
 def registers(tile: CudaTile) -> int:
-    """Registers of a thread by counting: sums, fragments of both operands, addresses."""
+    """Estimate the registers of a thread: sums, fragments of both operands, addresses."""
     (m, n, _), kind = tile.shape, tile.kind
     rows, columns = tile.wm // m, tile.wn // n
     sums = rows * columns * (4 if kind.warp else 1)
@@ -71,7 +72,7 @@ def registers(tile: CudaTile) -> int:
 
 
 def broken_rule(tile: CudaTile, dtypes: tuple[str, str]) -> str | None:
-    """The rule that a tile breaks for operands of these dtypes, by name; None when it breaks none."""
+    """Return the name of the rule that a tile breaks for operands of these dtypes, or None."""
     kind = INSTRUCTIONS.get(tile.instruction)
     if kind is None or tile.instruction not in MULTIPLIED.values() or not set(dtypes) <= set(kind.dtypes):
         return f"{tile.instruction} does not multiply {' and '.join(dict.fromkeys(dtypes))}"

@@ -1,9 +1,9 @@
 """One version of a product on the GPU: a tile with copies of one width, from the GPU tree through mark-directed passes.
 
-Both operands come through a ring of ``stages`` tiles in shared memory; a tile lies there as it lies in global memory
-(unit stride along the reduction or along its own iterator), so copies stay wide, XOR-swizzled against bank conflicts
-(``copies``). Elements outside the operand arrive as zeros, which makes M, N and K arbitrary. ``instructions`` has the
-instructions, ``sums`` what becomes of the sums.
+Both operands are loaded through a ring of ``stages`` tiles in shared memory. A tile keeps the layout of global memory
+(unit stride along the reduction or along its own iterator), so copies stay wide. It is XOR-swizzled against bank
+conflicts (``copies``). Elements outside the operand are zeros, so M, N and K are arbitrary. ``instructions`` has the
+instructions, ``sums`` the path of the sums to the epilogues.
 """
 
 from __future__ import annotations
@@ -43,22 +43,23 @@ from polydyn.schedules.tree.strategies import ACC, INIT
 
 V = Index.of
 DEALT = tuple(map(extent, (s("i"), s("j"), s("k"), e("i"), e("j"), e("v"))))
-"""Sizes of loops that are dealt to threads and lanes by the vector: the marks' passes bind them."""
+"""Sizes of loops that are mapped to threads and lanes by vectors: the passes of the marks bind them."""
 WIDEST = 16
 """Bytes of the widest copies."""
 MOST_SUMS, MOST_TILES = 64, 8
-"""Sums of a thread that copies a row of its own; tiles of steps that are written out then, taps being numbers."""
+"""Maximum sums of a thread that copies a row of its own; maximum tiles of steps that are unrolled then, because taps
+are numbers."""
 MOST_COMPUTED = 3
-"""Blocks on a multiprocessor whose copies compute vectors."""
+"""Maximum blocks per multiprocessor if copies compute vectors."""
 RASTER = 8
-"""Rows of blocks that run next to each other, so that blocks in flight share operands in the L2 cache."""
+"""Rows of blocks that run next to each other, so that concurrent blocks share operands in the L2 cache."""
 UNROLLED = dict.fromkeys(
     (f("i"), f("j"), f("k"), g("i"), g("j"), e("s"), e("f"), "row_half", "column_of_pair"), "unroll"
 )
 
 
 def schedule_tile(of: ProductGroup, tile: CudaTile, parts: int = 1) -> Scheduled:
-    """Tree and tile map of a tile, whose reduction so many blocks share."""
+    """Return tree and tile map of a tile. ``parts``: the number of blocks that K is split over."""
     if parts > 1:
         return gpu_parts(of.group, of.roles, tile.sizes(), parts)
     return gpu_product(of.group, of.roles, tile.sizes(), of.shares != ONE)
@@ -67,8 +68,8 @@ def schedule_tile(of: ProductGroup, tile: CudaTile, parts: int = 1) -> Scheduled
 class TiledProduct:
     """One tile with one width of copies; ``wide``: epilogues store 16 bytes at once.
 
-    ``in_pairs``: even and odd columns are in fragments of their own. ``parts``: blocks that share the reduction; they
-    leave their sums in the workspace and are counted.
+    ``in_pairs``: even and odd columns are in separate fragments. ``parts``: the number of blocks that K is split over.
+    They store their sums in the workspace and are counted.
     """
 
     def __init__(self, of: ProductGroup, tile: CudaTile, width: int, wide: bool, parts: int = 1) -> None:
@@ -92,21 +93,22 @@ class TiledProduct:
                          left=0 if parts == 1 else tile.bm * tile.bn)  # fmt: skip
 
     def _slabs(self) -> int:
-        """Those that a warp stages at once: all of its sums where they leave the block."""
+        """Return the number of slabs that a warp stages at once: all of its sums if they leave the block."""
         return 1 if self.parts == 1 else self.tile.wm // STAGED * (self.tile.wn // SLAB)
 
     def accumulate(self, a: Mapping[str, Index]) -> Body:
-        """One instruction."""
+        """Issue one instruction."""
         return products(self.sums, self.copies, ACC, a, self._set(a))
 
     def load(self, copy: Copy, a: Mapping[str, Index]) -> Body:
-        """What instructions need of 16 rows or columns."""
+        """Load the operand fragments of 16 rows or columns."""
         return copy.load(self.tile.kind, a, first=self._set(a) * self.tile.loads[copy.operand.column])
 
     # -- marks ---------------------------------------------------------------------------------------------------
 
     def instruction(self, body: Body) -> Body:
-        """Tensorization: an accumulation's point band is one instruction; elsewhere a lane takes its own points."""
+        """Tensorize: an accumulation's point band is one instruction; for other statements a lane takes its own points.
+        """
         if not self.tile.kind.warp:
             return body
         inst = next(n for n in walk(body) if isinstance(n, Inst))
@@ -121,12 +123,12 @@ class TiledProduct:
         return lane_points(inst, (p("i"), p("j")))
 
     def copy(self, body: Body, whole: bool = False) -> Body:
-        """Global -> shared, dealt to all threads of the block, the unit-stride side innermost.
+        """Copy from global to shared memory, by all threads of the block, the unit-stride side innermost.
 
-        ``whole``: all steps exist. Rows and columns that do not exist are multiplied too, and stored nowhere.
+        ``whole``: all steps exist. Rows and columns past the end are multiplied too, but not stored.
         """
 
-        # registers of many loads in flight would spill, those of many addresses beside pairs of bytes too
+        # registers of many loads in flight would spill, as would those of many addresses next to byte pairs
         def at_once(c: Copy) -> bool:
             return c.bytes == 16 or (not self.in_pairs and c.elements // c.vector <= 8 * self.tile.threads)
 
@@ -134,23 +136,23 @@ class TiledProduct:
         return deal_copies(body, self.copies, self.tile.threads, at_once, issue, self.row_each)
 
     def epilogue(self, body: Body) -> Body:
-        """The sums' way through shared memory, where the ring was."""
+        """Stage the sums in shared memory, in place of the ring."""
         if not self.tile.kind.warp or self.parts > 1:
             return body
-        meet = () if self.tile.sets > 1 else (Call("pd_syncthreads"),)  # else all have met behind the last load
+        meet = () if self.tile.sets > 1 else (Call("pd_syncthreads"),)  # else a barrier follows the last load
         return (*meet, *self.sums.stage_rows(body, self.tile.threads // WARP))
 
     def count_blocks(self, _: Body) -> Body:
-        """Blocks that share a tile meet."""
+        """Count the blocks of a tile."""
         return count_block(self.parts)
 
     def ring(self, body: Body) -> Body:
-        """The pipelined loop in its shared memory."""
+        """Build the pipelined loop in its shared memory."""
         (loop,) = body
         assert isinstance(loop, For)
         copies, uses = split_copies(loop.body)
         some, whole = (consume(copies, MarkName.COPY, partial(self.copy, whole=x)) for x in (False, True))
-        full = self.of.K // self.tile.bk  # of several blocks every so many-th is one's
+        full = self.of.K // self.tile.bk  # a block has every N-th tile
         full = full if self.parts == 1 else (full - V(SHARER)).ceildiv(self.parts)
         body = stream(loop, self.tile.stages, Stream(
             lambda at, is_whole: substitute(whole if is_whole else some, {loop.var: at}),
@@ -164,21 +166,22 @@ class TiledProduct:
 
     @property
     def row_each(self) -> bool:
-        """Whether a thread copies the elements of one row, beside columns of whole vectors: all threads then copy the
-        same step at a time, so that what depends on its tap is a number, or computed once for a warp.
+        """Whether a thread copies the elements of one row, while columns are copied as whole vectors.
 
-        The loads of a tile are in flight together, so a thread has few sums besides.
+        All threads then copy the same step at a time, so that values that depend on its tap are numbers, or computed
+        once per warp. All loads of a tile are in flight, so this requires that a thread has few sums.
         """
         row, column = self.copies
         few = self.tile.bm * self.tile.bn <= MOST_SUMS * self.tile.threads
         return row.by_element and column.bytes == WIDEST and self.tile.bm == self.tile.threads and few
 
     def _set(self, a: Mapping[str, Index]) -> Index:
-        """Which set of registers for fragments an instance uses."""
+        """Return the set of fragment registers that an instance uses."""
         return a[f("k")] % self.tile.sets
 
     def _by_step(self, uses: Body) -> list[tuple[Body, Body]]:
-        """(loads, products) of each instruction step of a tile, or of the tile where loads are not ahead."""
+        """Return (loads, products) of each instruction step of a tile, or of the whole tile if loads are not pipelined.
+        """
         if self.tile.sets == 1:
             return [((), uses)]
 
@@ -210,7 +213,7 @@ class TiledProduct:
         return self.group.params
 
     def build(self) -> tuple[Kernel, ...]:
-        """The kernel, with indices of both widths."""
+        """Build the kernel, with indices of both widths."""
         of, t = self.of, self.tile
         body, count = build(PRODUCT, self)
         wide = tuple(dict.fromkeys((*self.asked, *self.sums.multiples)))
@@ -226,58 +229,61 @@ class TiledProduct:
         return emit(kernel, body, arrays, limits, self.blocks)
 
     def sizes(self) -> dict[str, Index]:
-        """The numbers of all loops, but for those that are dealt."""
+        """Return the numbers of all loops, except those that are mapped to threads."""
         sizes = {n: e for n, e in self.schedule.parameters().items() if n not in DEALT}
         return sizes | ({extent(b("s")): self.of.shares} if self.of.shares != ONE else {})
 
     def units(self) -> dict[str, Index]:
-        """The warps or threads of a tile; blocks that share a reduction."""
+        """Return the indices of warps or threads of a tile, and of the blocks that K is split over."""
         unit, columns = V("warp") if self.tile.kind.warp else V("tid"), self.schedule.extents()[w("j")]
         units: dict[str, Index] = {w("i"): unit // columns, w("j"): unit % columns}
         return units | ({SHARER: V(RANK), e("w"): units[w("i")], e("u"): units[w("j")]} if self.parts > 1 else {})
 
     def split(self, body: Body) -> Body:
-        """The reduction in shares."""
+        """Distribute the reduction over slices."""
         return balance(body, b("k"), self.schedule.extents()[b("k")], self.of.shares, b("s"))
 
     def rings(self) -> tuple[str, ...]:
-        """The buffers of the copies."""
+        """Return the buffers of the copies."""
         return tuple(c.name for c in self.copies)
 
     def opened(self) -> tuple[str, ...]:
-        """What instructions begin to use."""
+        """Return the names that instructions introduce."""
         return ("stage", self.sums.acc, *(c.operand.fragment for c in self.copies))
 
     def unrolled(self) -> dict[str, str]:
-        """How loops over registers are unrolled."""
-        return UNROLLED | self._in_flight(self.schedule.extents()[b("k")])
+        """Return the unroll pragmas of loops over registers."""
+        return UNROLLED | self._reduction_unroll(self.schedule.extents()[b("k")])
 
-    def _in_flight(self, tiles: Index) -> dict[str, str]:
-        """How loops of the reduction are unrolled: more steps at once would keep too many operands in registers."""
+    def _reduction_unroll(self, tiles: Index) -> dict[str, str]:
+        """Return the unroll pragmas of loops of the reduction.
+
+        Larger factors would keep too many operands in registers.
+        """
         steps: dict[str, str] = {}
         if self.in_pairs or not self.tile.kind.warp:
             steps[f("k")] = "unroll1" if self.in_pairs else "unroll2"
         if self.tile.kind.of_bytes and tiles.constant is not None and self.of.shares == ONE:
-            steps[b("k")] = "unroll1"  # where the compiler knows how many there are
+            steps[b("k")] = "unroll1"  # if the compiler knows their number
         if self.row_each and self.of.shares == ONE and tiles.constant is not None and tiles.constant <= MOST_TILES:
             steps[b("k")] = "unroll"
         return steps
 
     @property
     def asked(self) -> tuple[tuple[Index, int], ...]:
-        """What copies as wide as these ask of addresses."""
+        """Alignment required by copies of this width."""
         return tuple(x for c in self.copies for x in c.multiples)
 
     @property
     def version(self) -> str:
-        """What the version is called: instruction, tile, stages, bytes of the copies."""
+        """The name of the version: instruction, tile, stages, bytes of the copies."""
         t, of = self.tile, self.of
         version = "split_" * (of.shares != ONE) + (f"counted_{self.parts}_" if self.parts > 1 else "")
         version += f"{t.instruction}_{t.bm}x{t.bn}x{t.bk}_{t.stages}_{'_'.join(str(c.bytes) for c in self.copies)}"
         return version + "_wide" * (max(map(self.sums.vector, of.epilogues)) > 1)
 
     def table(self) -> dict[str, Lowering]:
-        """What executes each statement."""
+        """Return the lowering of each statement."""
         row, column = self.copies
         table: dict[str, Lowering] = {
             INIT: partial(self.sums.init, INIT),
@@ -289,7 +295,7 @@ class TiledProduct:
         return table | {x.name: partial(self.sums.epilogue, x) for x in self.of.epilogues}
 
     def allocate(self, body: Body) -> Body:
-        """The body with the registers of a thread."""
+        """Allocate the registers of a thread."""
         body = (Alloc(self.sums.acc, self.of.sums, V(self.sums.registers), "register", body),)
         for c, n in zip(self.copies, self.tile.kind.registers, strict=True):
             dtype, pieces = self.tile.kind.register or self.of.sums, self.sums.fragments[c.operand.column]
@@ -298,10 +304,10 @@ class TiledProduct:
 
     @property
     def blocks(self) -> int:
-        """Blocks wanted on a multiprocessor.
+        """The targeted number of blocks per multiprocessor.
 
-        Many narrow copies need more registers than two blocks of the largest tile leave, and vectors that are computed
-        more than four of the smallest.
+        Many narrow copies need more registers than two blocks of the largest tile leave, and computed vectors more than
+        four of the smallest.
         """
         blocks = self.tile.blocks
         if any(c.vector > 1 and not c.asynchronous for c in self.copies):
@@ -310,14 +316,14 @@ class TiledProduct:
 
     @property
     def work(self) -> Work:
-        """What a block does that has the whole reduction."""
+        """The work of a block with the whole reduction."""
         work = product_work(self.tile, self.copies, self.of.K.ceildiv(self.tile.bk), self.blocks, self.row_each)
         work = with_epilogues(replace(work, strip=RASTER), self.group, self.of.epilogues)
         return work if self.parts == 1 else counted_work(work, self.parts, ITEMSIZE[self.of.sums])
 
 
 def block_limits(of: ProductGroup, tile: CudaTile, count: Index) -> dict[str, IndexLike]:
-    """Upper bounds of the numbers of blocks and of what they are made of."""
+    """Return upper bounds of the numbers of blocks and of their parts."""
     rows, columns = of.M.ceildiv(tile.bm), of.N.ceildiv(tile.bn)
     strips = {"block": rows * columns, "strip": rows + RASTER, "strip_rows": Index.of(RASTER), "task": count}
     batch = {x: of.extents[x] for x in of.roles.batch}
@@ -325,7 +331,7 @@ def block_limits(of: ProductGroup, tile: CudaTile, count: Index) -> dict[str, In
 
 
 def products(sums: Sums, copies: tuple[Copy, Copy], statement: str, a: Mapping[str, Index], turn: Index = ZERO) -> Body:
-    """One instruction: the fragments of both operands, into those of the sums; ``turn``: which set of fragments."""
+    """Issue one instruction on the fragments of both operands; ``turn``: the set of fragments."""
     row, column = sums.fragment(statement, a)
     frags = (copies[0].operand.fragment, copies[1].operand.fragment)
     fragment = row * sums.fragments[1] + column
@@ -334,7 +340,7 @@ def products(sums: Sums, copies: tuple[Copy, Copy], statement: str, a: Mapping[s
 
 
 def _loads(n: Node) -> bool:
-    """Whether it loads fragments."""
+    """Whether a node loads fragments."""
     return any(isinstance(x, Inst) and x.statement in (FRAG_A, FRAG_B) for x in walk((n,)))
 
 
@@ -342,11 +348,12 @@ def deal_copies(
     body: Body, copies: Iterable[Copy], threads: int, at_once: Callable[[Copy], bool],
     issue: Callable[[Copy, Mapping[str, Index]], Body] = Copy.issue, row_each: bool = False,
 ) -> Body:  # fmt: skip
-    """A copy's loops dealt to the threads of a block, the unit-stride side innermost; ``at_once``: all in flight;
-    ``row_each``: each thread has a row of what is copied element by element.
+    """Distribute a copy's loops over the threads of a block, the unit-stride side innermost.
 
-    What is copied element by element divides before the loop: behind a guard no compiler moves a division. Vectors of
-    pixels are so few that ``hoist_rows`` takes all that their rows compute out of the loop over the steps.
+    ``at_once``: all loads are in flight. ``row_each``: each thread has a row of an operand that is copied element by
+    element. Such operands compute their divisions before the loop, because compilers do not move a division out of a
+    guard. Vectors of pixels are so few that ``hoist_rows`` moves all computations of their rows out of the loop over
+    the steps.
     """
     inst = next(n for n in walk(body) if isinstance(n, Inst))
     c = next(x for x in copies if x.operand.copy == inst.statement)
@@ -357,11 +364,11 @@ def deal_copies(
     if c.vector == 1:
         return divide_before(body, "q_")
     rows = any(True for n in walk(body) for i in node_indices(n) for _ in costly_divisions(i))
-    return unroll(body, ("u",)) if rows else body  # each of a thread's rows has numbers of its own
+    return unroll(body, ("u",)) if rows else body  # each of a thread's rows has its own numbers
 
 
 def split_copies(body: Body) -> tuple[Body, Body]:
-    """(copies, uses) of a k tile."""
+    """Return (copies, uses) of a K tile."""
     uses = tuple(n for n in body if isinstance(n, Mark) and n.name == MarkName.MULTIPLY)
     return tuple(n for n in body if n not in uses), uses
 
@@ -370,7 +377,7 @@ PRODUCT: Family[TiledProduct] = Family(
     names=bound_names,
     behind=lambda x: BEHIND * (x.parts > 1),
     first=(
-        Rule("balance", "shares of the reduction", TiledProduct.split, where=lambda x: x.of.shares != ONE),
+        Rule("balance", "slices of the reduction", TiledProduct.split, where=lambda x: x.of.shares != ONE),
         Rule("pipeline", "copies run ahead in a ring", lambda x, body: x.ring(body), MarkName.PIPELINE,
              opens=TiledProduct.rings),
     ),
@@ -381,14 +388,15 @@ PRODUCT: Family[TiledProduct] = Family(
         Rule("instruction", "points become an instruction", TiledProduct.instruction, MarkName.INSTRUCTION),
         Rule("store", "epilogues on staged rows", lambda x, body: x.sums.store(body), MarkName.STORE,
              opens=("stage",)),
-        Rule("epilogue", "staged rows lie where the ring was", lambda x, body: x.epilogue(body), MarkName.EPILOGUE),
-        Rule("multiply", "the mark of the arithmetic goes", keep, MarkName.MULTIPLY),
+        Rule("epilogue", "rows are staged in the memory of the ring", lambda x, body: x.epilogue(body),
+             MarkName.EPILOGUE),
+        Rule("multiply", "the mark of the arithmetic is removed", keep, MarkName.MULTIPLY),
     ),
     statements=TiledProduct.table,
     opened=TiledProduct.opened,
     registers=TiledProduct.unrolled,
-    order=(Rule("rasterise", "blocks that share operands",
+    order=(Rule("rasterise", "blocks that share operands run together",
                 lambda _, body: rasterise(body, b("i"), b("j"), RASTER)),),
     band=lambda x, _: (blocks_step(x.parts, False),),
-    around=(Rule("registers", "what a thread holds are registers", TiledProduct.allocate),),
+    around=(Rule("registers", "registers of a thread", TiledProduct.allocate),),
 )  # fmt: skip

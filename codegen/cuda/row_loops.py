@@ -1,4 +1,4 @@
-"""Parts of bodies of CUDA kernels of rows: loops that threads share, loads in flight, rows in shared memory."""
+"""Parts of bodies of CUDA kernels of rows: thread-mapped loops, loads in flight, rows in shared memory."""
 
 from __future__ import annotations
 
@@ -40,18 +40,18 @@ from polydyn.schedules.tree.names import MarkName
 V = Index.of
 THREADS = 256
 AHEAD = 4
-"""Vectors that a lane loads before it stores any: more do not fit the registers of so many blocks."""
+"""Vectors that a lane loads before it stores any. More would not fit the registers at this occupancy."""
 STARTS = {"lanes": (V("lane") % LANES, LANES), "warp": (V("lane"), WARP), "block": (V("tid"), THREADS)}
-"""Mapping -> the first iteration of a thread in a loop that is dealt, and how far its next one is."""
+"""Mapping -> the first iteration of a thread in a thread-mapped loop, and the distance to its next one."""
 
 
 def on_rows(body: Body, f: Callable[[Body], Body]) -> Body:
-    """Changes what the mark of rows holds; a later pass consumes it."""
+    """Transform the body under the row mark; a later pass consumes the mark."""
     return rewrite(body, lambda n: replace(n, body=f(n.body)) if isinstance(n, Mark) and n.name == MarkName.ROW else n)
 
 
-def written_out(n: Node, kind: str) -> Node:
-    """A dealt loop of a few trips, written out: a compiler then reads a row once and keeps it in registers."""
+def unroll_mapped(n: Node, kind: str) -> Node:
+    """Unroll a thread-mapped loop of a few iterations: the compiler then reads a row once and keeps it in registers."""
     if not (isinstance(n, For) and n.kind == kind and n.hi.constant is not None):
         return n
     first, step = STARTS[kind]
@@ -65,9 +65,9 @@ def written_out(n: Node, kind: str) -> Node:
 
 
 def loads_first(n: Node, kind: str) -> Node:
-    """A dealt loop that loads vectors and stores others, of a number of trips that nobody knows: the loads of several
-    trips, then the rest of them. No compiler moves a load before a store, as the two might meet.
+    """Group the loads of several iterations of a thread-mapped loop with unknown trip count before its stores.
 
+    Compilers do not move a load before a store, because they may alias.
     Before: for i: in = x[i]; y[i] = f(in). After: for i by 4: in[u] = x[i + u]; y[i + u] = f(in[u]), for each u.
     """
     if not (isinstance(n, For) and n.kind == kind and n.hi.constant is None and n.lo == ZERO):
@@ -79,7 +79,7 @@ def loads_first(n: Node, kind: str) -> Node:
     loads = tuple(x for x in body if _is_call(x, "pd_ldg_wide"))
     trips, stores = AHEAD // max(1, len(loads)), [x for x in body if _is_call(x, "pd_stg_wide")]
     if not loads or trips < 2 or not stores or {_at(x, 1) for x in loads} & {_at(x, 0) for x in stores}:
-        return n  # a row that is read where it is written stays in order
+        return n  # a row that is read and written keeps its order
     loaded = {_at(x, 0) for x in loads}
     first, step = STARTS[kind]
 
@@ -102,14 +102,15 @@ def _is_call(n: Node, function: str) -> bool:
 
 
 def _at(n: Node, argument: int) -> str:
-    """The buffer that a load or store of a vector points into: first where to, then where from."""
+    """Return the buffer of a pointer argument of a vector load or store (0: destination, 1: source)."""
     x = n.args[argument] if isinstance(n, Call) else None
     return x.buffer if isinstance(x, Pointer) else ""
 
 
 def in_flight(n: Node) -> Node:
-    """A thread's loop of a number of trips that the compiler does not know, innermost but for lanes of a vector, with
-    loads in flight.
+    """Unroll a thread's loop with unknown trip count, to have several loads in flight.
+
+    The loop must be innermost, except for loops over lanes of a vector.
     """
     inside = [x for x in walk(n.body) if isinstance(x, For) and x.kind != "unroll"] if isinstance(n, For) else []
     counted = isinstance(n, For) and n.hi.constant is None and not inside
@@ -117,17 +118,17 @@ def in_flight(n: Node) -> Node:
 
 
 def local_type(dtype: str) -> str:
-    """16-bit floats inside a kernel are kept as float."""
+    """Return the type inside a kernel: 16-bit floats are kept as float."""
     return "float32" if dtype in HALF else dtype
 
 
 def partials(n: Node) -> list[Value]:
-    """The value of a store to the partial results of warps; nothing of another node."""
+    """Return the value of a store to the partial results of warps; an empty list for another node."""
     return [n.value] if isinstance(n, Store) and n.buffer.startswith("partial_") else []
 
 
 def moved_by(body: Body, buffer: str, by: Index) -> Body:
-    """Adds ``by`` to every address of a buffer."""
+    """Add ``by`` to every address of a buffer."""
 
     def value(v: Value) -> Value:
         return replace(v, address=v.address + by) if isinstance(v, (FlatLoad, Pointer)) and v.buffer == buffer else v
@@ -143,11 +144,11 @@ def moved_by(body: Body, buffer: str, by: Index) -> Body:
 
 
 def inlined(group: Group, array: str) -> Group:
-    """The group without a local: its one writer's value stands wherever it was read."""
+    """Return the group without a local: its only writer's value replaces every read."""
     (writer,) = (s for s in group.statements if s.array == array)
     names = [str(i) for i in writer.index]
     if any(not i.is_symbol for i in writer.index) or set(names) != set(writer.iterators):
-        raise CodegenError(f"{array} cannot be computed again: it is written at {writer.index}")
+        raise CodegenError(f"{array} cannot be recomputed: it is written at {writer.index}")
 
     def f(v: Value) -> Value:
         if not (isinstance(v, Load) and v.buffer == array):

@@ -1,18 +1,18 @@
-"""CUDA kernels for element-wise and stitch groups, from the CPU's own tree of phases mapped to threads.
+"""CUDA kernels for element-wise and stitch groups, from the CPU's tree of phases mapped to threads.
 
 Mappings of the shared rows (the coincident band) and of the loops inside them:
 
 - ``thread``: a thread per element of the band, inner reductions serial (element-wise, reductions over outer axes);
-- ``wide``: a thread per 16 bytes of neighbouring elements, without reductions, where addresses allow it;
-- ``warp``: a warp per row, inner loops dealt to lanes, row results combined by shuffles;
+- ``wide``: a thread per 16 bytes of adjacent elements, without reductions, if addresses allow it;
+- ``warp``: a warp per row, inner loops mapped to lanes, row results combined by shuffles;
 - ``block``: a block per row, combined through shared memory as well;
 - ``lanes``: eight lanes per row, for rows that leave most of a warp idle;
-- ``warp_wide``, ``block_wide``, ``lanes_wide``: the same by 16 bytes of neighbouring elements of a row, where addresses
+- ``warp_wide``, ``block_wide``, ``lanes_wide``: like the above, by 16 bytes of adjacent elements of a row, if addresses
   allow it;
-- ``columns``: a lane per element of the band, whose long inner reductions the warps of a block share, combined through
-  shared memory: for few columns of many rows.
+- ``columns``: a lane per element of the band, whose long inner reductions are split over the warps of a block and
+  combined through shared memory: for few columns of many rows.
 
-Rows that later phases read again live in shared memory, or are computed again (``recompute``) for rows of any length.
+Rows that later phases read again are stored in shared memory, or recomputed (``recompute``) for rows of any length.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from polydyn.codegen.cuda.row_loops import (
     moved_by,
     on_rows,
     partials,
-    written_out,
+    unroll_mapped,
 )
 from polydyn.codegen.cuda.work import UNROLLED, row_work
 from polydyn.codegen.family import Family, Rule, build, keep
@@ -76,23 +76,23 @@ from polydyn.schedules.tree.scheduled import Scheduled
 
 V = Index.of
 MOST_LANES = 8
-"""Elements of a vector; of bytes 16 would fit, which is too much arithmetic in a row for one thread."""
+"""Maximum elements of a vector. 16 bytes would fit, but that is too much consecutive arithmetic for one thread."""
 REGISTERS = 40
 """Registers of a thread (``docs/adr/0005-cuda.md``: 18 to 40)."""
 WIDE_BLOCKS = 4
-"""Blocks wanted on a multiprocessor where lanes have vectors of a row, several of which are in flight."""
+"""Targeted blocks per multiprocessor if lanes have several vectors of a row in flight."""
 SHORT, FEW, LONG_COLUMN = 256, 4, 64
-"""Elements up to which rows are short, so many of which each warp can keep; elements from which on a column is long."""
+"""Maximum elements of a short row; maximum rows that each warp can keep; minimum elements of a long column."""
 TASKS = {
     "thread": (THREADS, V("tid")), "lanes": (THREADS // LANES, V("tid") // LANES), "warp": (THREADS // WARP, V("warp")),
     "block": (1, ZERO), "columns": (WARP, V("lane")),
 }  # fmt: skip
-"""Mapping -> rows of a block, and which of them is a thread's."""
+"""Mapping -> rows of a block, and the row of a thread."""
 TOGETHER = ("lanes", "columns")
-"""Mappings in which threads of different rows meet at a shuffle or a barrier, so that none may be left out."""
+"""Mappings in which threads of different rows share a shuffle or a barrier, so that none may exit early."""
 SCALAR = CpuTarget("scalar", 1)
 Asked = dict[tuple[Index, int], None]
-"""What must be multiples of which number, each once."""
+"""Required multiples: (expression, number), each once."""
 
 
 class CudaNestKernel:
@@ -103,38 +103,40 @@ class CudaNestKernel:
         self.plain = NestKernel(name, group, prefix, phases, SCALAR, rows=True)
 
     def versions(self) -> tuple[Kernel, ...]:
-        """All versions, the preferred ones first; the last one fits every shape."""
+        """Return all versions, the preferred ones first; the last one fits every shape."""
         light = self.recompute_rows()
         inner = any(inner_iterators(s, self.prefix) for s in self.group.statements)
         along = NestKernel(self.name, light.group, self.prefix, light.phases, SCALAR).tiled
         if (not inner or along or self._short()) and not light.rows():
-            return short_first((*light.wide(), *light._columns(), *light.build("thread")))
-        short = self._longest() <= SHORT and len(self.rows()) <= FEW  # which surely fit, so that warps serve all
+            return short_first((*light.wide(), *light._column_versions(), *light.build("thread")))
+        short = self._longest() <= SHORT and len(self.rows()) <= FEW  # these surely fit, so that warps suffice
         mappings = ("warp",) if short else ("warp", "block")
-        rest = [k for mapping in mappings for k in self._of_rows(mapping, light)]
-        return short_first([*light._of_lanes(), *rest])
+        rest = [k for mapping in mappings for k in self._row_versions(mapping, light)]
+        return short_first([*light._lane_versions(), *rest])
 
-    def _of_lanes(self) -> tuple[Kernel, ...]:
-        """The version of several rows to a warp, where rows may be short and none is kept; others serve elsewhere."""
+    def _lane_versions(self) -> tuple[Kernel, ...]:
+        """Return the version with several rows per warp, if rows may be short and none is stored."""
         if self.rows() or not any(n is None or n <= SHORT for n in self._lengths()):
             return ()
         return (self.build("lanes", self._vector()) or self.build("lanes"))[:1]
 
-    def _columns(self) -> tuple[Kernel, ...]:
-        """The version of columns whose reductions warps share, where these may be long."""
+    def _column_versions(self) -> tuple[Kernel, ...]:
+        """Return the version of columns with reductions split over warps, if these may be long."""
         return self.build("columns")[:1] if self.prefix and self._longest() >= LONG_COLUMN else ()
 
     def _lengths(self) -> list[int | None]:
-        """The iterations of each statement's inner loops, as far as they are known."""
+        """Return the iterations of each statement's inner loops, as far as they are known."""
         inner = [s.iters[len(self.prefix) :] for s in self.group.statements]
         return [product(e for _, e in iters).constant for iters in inner if iters]
 
     def _longest(self) -> float:
         return max((inf if n is None else n for n in self._lengths()), default=1)
 
-    def _of_rows(self, mapping: str, light: CudaNestKernel) -> Iterator[Kernel]:
-        """The versions of a mapping of rows: by vectors where no row is kept (``light``); where these ask nothing of
-        addresses, no others.
+    def _row_versions(self, mapping: str, light: CudaNestKernel) -> Iterator[Kernel]:
+        """Return the versions of a mapping of rows.
+
+        They use vectors if no row is stored (``light``). If the vectors have no alignment requirements, there are no
+        others.
         """
         again = not light.rows()
         wide = light.build(mapping, light._vector()) if again else ()
@@ -146,21 +148,21 @@ class CudaNestKernel:
             yield from (replace(k, version=k.version.replace("block", "block recompute")) for k in light.build("block"))
 
     def _vector(self) -> int:
-        """Elements of a vector: of results at most 16 bytes."""
+        """Return the elements of a vector: at most 16 bytes of results."""
         outputs = [a for a in self.group.arrays.values() if a.role == "output"]
         return min(MOST_LANES, 16 // max(ITEMSIZE[a.dtype] for a in outputs))
 
     def _short(self) -> bool:
-        """Whether the inner loops are surely too short for a warp."""
+        """Whether the inner loops are certainly too short for a warp."""
         nests = [[e for _, e in s.iters[len(self.prefix) :]] for s in self.group.statements]
         return all((size := product(n).constant) is not None and size <= WARP // 2 for n in nests)
 
     def rows(self) -> list[str]:
-        """Locals that need a whole row."""
+        """Return the locals that need a whole row."""
         return [n for n, where in self.plain.place.items() if where == "scratch"]
 
     def recompute_rows(self) -> CudaNestKernel:
-        """The same group with every row that one map statement makes computed again where it is read."""
+        """Return the group with every row that one map statement computes recomputed by its readers."""
         kernel = self
         while True:
             single = [n for n in kernel.rows() if kernel.plain.writer(n) is not None]
@@ -180,12 +182,13 @@ class CudaNestKernel:
         return (self.plain.schedule, *((self._vectors(MOST_LANES).schedule,) if self.prefix else ()))
 
     def _vectors(self, lanes: int) -> NestKernel:
-        """The nest with a vector of the band's last iterator for every thread."""
+        """Return the nest with a vector of the band's last iterator per thread."""
         return NestKernel(self.name, self.group, self.prefix, self.phases, SCALAR, rows=True, tiled=True, size=lanes)
 
     def build(self, mapping: str, lanes: int = 1) -> tuple[Kernel, ...]:
-        """The kernel of one mapping, with indices of both widths; nothing where vectors (``lanes`` of more than one
-        element) are asked for and no loop has them.
+        """Build the kernel of one mapping, with indices of both widths.
+
+        Return nothing if vectors (``lanes`` of more than one element) are requested but no loop has them.
         """
         of = Version(self, mapping + "_wide" * (lanes > 1), mapping, lanes, self.plain)
         body, count = build(ROWS, of)
@@ -194,7 +197,8 @@ class CudaNestKernel:
         return self._kernels(of, body, count, tuple(of.asked))
 
     def wide(self) -> tuple[Kernel, ...]:
-        """A thread per vector of the band's last iterator; nothing when results cannot be stored as vectors."""
+        """Build a thread per vector of the band's last iterator; return nothing if results cannot be stored as vectors.
+        """
         lanes = self._vector()
         extent = self.plain.extents[self.prefix[-1]] if self.prefix else ONE
         if lanes == 1 or (extent.constant or 0) % lanes:
@@ -212,10 +216,10 @@ class CudaNestKernel:
         return WIDE
 
     bound: tuple[str, ...] = ()
-    """Names besides loops that ``around`` binds."""
+    """Names that ``around`` binds, in addition to loops."""
 
     def around(self, body: Body) -> Body:
-        """What stands around the vectors of a thread."""
+        """Wrap the vectors of a thread."""
         return body
 
     def _kernels(
@@ -226,7 +230,7 @@ class CudaNestKernel:
         limits = {x: self.plain.extents[x] for x in self.prefix} | {"task": count + THREADS}
         if self.prefix:
             limits[b("t")] = self.plain.extents[self.prefix[-1]]
-        per = THREADS // rows  # threads of a row
+        per = THREADS // rows  # threads per row
         across = per * (lanes if per > 1 else 1)
         held = 1 < lanes < across and self._longest() <= UNROLLED * across
         work = row_work(self.group, self.prefix, THREADS, across, lanes, REGISTERS, held)
@@ -234,14 +238,15 @@ class CudaNestKernel:
         kernel = Kernel(of.name, of.symbols, grid, version=of.version, multiples=multiples, block=block)
         return emit(kernel, body, self.group.arrays, limits, WIDE_BLOCKS if lanes > 1 < per else 1)
 
-    def stage(self, body: Body, version: str, lanes: int, found: Asked) -> Body:
-        """A stage of a row, dealt to threads by its mapping ``version``. ``found``: what vectors ask of addresses."""
+    def stage(self, body: Body, version: str, lanes: int, required: Asked) -> Body:
+        """Map a stage of a row to threads by the mapping ``version``; add the requirements of vectors to ``required``.
+        """
         if version == "thread":
             return rewrite(body, in_flight)
         loops_of_lanes: Body = deal(body, version)
         if lanes > 1:
-            loops_of_lanes = rewrite(loops_of_lanes, lambda n: self._by_vectors(n, version, lanes, found))
-            loops_of_lanes = rewrite(loops_of_lanes, lambda n: loads_first(written_out(n, version), version))
+            loops_of_lanes = rewrite(loops_of_lanes, lambda n: self._by_vectors(n, version, lanes, required))
+            loops_of_lanes = rewrite(loops_of_lanes, lambda n: loads_first(unroll_mapped(n, version), version))
         results: Body = ()
         for reg, update in reductions(body).items():
             assert update.reduce is not None
@@ -256,8 +261,8 @@ class CudaNestKernel:
             results += (Call("pd_syncwarp" if version == "warp" else "pd_syncthreads"),)
         return (*loops_of_lanes, *results)
 
-    def _by_vectors(self, n: Node, kind: str, lanes: int, found: Asked) -> Node:
-        """The loop that is dealt, by vectors where it has them: its iterations may be done in any order."""
+    def _by_vectors(self, n: Node, kind: str, lanes: int, required: Asked) -> Node:
+        """Return the thread-mapped loop by vectors, if it has them: its iterations are independent."""
         if not (isinstance(n, For) and n.kind == kind) or n.lo != ZERO or (n.hi.constant or 0) % lanes:
             return n
         body = substitute(n.body, {n.var: V(n.var) * lanes + "v"})
@@ -265,27 +270,27 @@ class CudaNestKernel:
         vectors = widen(body, "v", lanes, stored(self.group.arrays), names)
         if vectors is None:
             return n
-        found |= dict.fromkeys((*(((n.hi, lanes),) if n.hi.constant is None else ()), *vectors[1]))
+        required |= dict.fromkeys((*(((n.hi, lanes),) if n.hi.constant is None else ()), *vectors[1]))
         return replace(n, hi=n.hi // lanes, body=vectors[0])
 
     def _iterators(self) -> set[str]:
         return {i for s in self.group.statements for i in s.iterators}
 
     def row(self, body: Body, version: str) -> Body:
-        """What is stored once for a row is stored by one lane."""
+        """Let one lane store the elements that exist once per row."""
         if version == "thread":
             return body
         number = {"warp": V("lane"), "lanes": V("lane") % LANES, "block": V("tid"), "columns": V("warp")}[version]
         first = Compare("==", number, V(0))
         return tuple(If((first,), (n,)) if isinstance(n, Store) and not partials(n) else n for n in body)
 
-    def if_live(self, n: Node, live: Compare) -> Node:
-        """A store to memory, only where its row exists."""
+    def guard_store(self, n: Node, live: Compare) -> Node:
+        """Guard a store to memory: only rows that exist are stored."""
         call = isinstance(n, Call) and n.function.startswith("pd_stg")
         return If((live,), (n,)) if call or (isinstance(n, Store) and n.buffer in self.group.arrays) else n
 
     def shared(self, body: Body, version: str) -> Body:
-        """Allocates rows (one for each warp) and the warps' partial results."""
+        """Allocate rows (one per warp) and the warps' partial results."""
         dtypes = {x.dtype: x for n in walk(body) for x in partials(n)}
         for dtype in dtypes:
             every = V(THREADS if version == "columns" else THREADS // WARP)
@@ -302,9 +307,9 @@ class CudaNestKernel:
 
 @dataclass
 class Version:
-    """One kernel of a nest. ``mapping``: of rows to threads. ``lanes``: elements that a thread has at once.
+    """One kernel of a nest. ``mapping``: rows to threads. ``lanes``: elements of a thread's vector.
 
-    ``asked``, ``alignments``: what vectors ask of addresses, once they are made.
+    ``asked``, ``alignments``: the requirements of the vectors, once they are built.
     """
 
     of: CudaNestKernel
@@ -322,7 +327,7 @@ class Version:
 
     @property
     def group(self) -> Group:
-        """What the kernel computes."""
+        """The computation of the kernel."""
         return self.of.group
 
     @property
@@ -336,30 +341,30 @@ class Version:
         return self.nest.proven
 
     def table(self) -> dict[str, Lowering]:
-        """What executes each statement."""
+        """Return the lowering of each statement."""
         return {s.name: self.nest.lowering(s) for s in self.group.statements}
 
     def stage(self, body: Body) -> Body:
-        """Loops are dealt to threads, and their results combined."""
+        """Map loops to threads and combine their results."""
         return self.of.stage(body, self.mapping, self.lanes, self.asked)
 
     def row(self, body: Body) -> Body:
-        """What a row has once is stored by one lane."""
+        """Let one lane store the elements that exist once per row."""
         return self.of.row(body, self.mapping)
 
     def shared(self, body: Body) -> Body:
-        """The body with its rows in shared memory."""
+        """Allocate the rows in shared memory."""
         return self.of.shared(body, self.version)
 
     def band(self, count: Index) -> tuple[Step, ...]:
-        """A thread, some lanes, a warp or a block is a task."""
+        """Return the steps that map a task to a thread, some lanes, a warp or a block."""
         rows, inside = TASKS[self.mapping]
         task, together = V("bid") * rows + inside, self.mapping in TOGETHER
         live = Compare("<", task, count)
-        at = minimum(task, count - 1) if together else task  # a surplus row computes what the last one does
+        at = minimum(task, count - 1) if together else task  # a surplus row repeats the last one
 
         def guard(b: Body) -> Body:
-            return rewrite(b, lambda n: self.of.if_live(n, live)) if together else (If((live,), b),)
+            return rewrite(b, lambda n: self.of.guard_store(n, live)) if together else (If((live,), b),)
 
         return (
             Step("tasks", "a thread, some lanes, a warp or a block is a task", lambda b: one_each(b, at)),
@@ -372,15 +377,15 @@ class Version:
         return self.of.plain.extents[self.of.prefix[-1]]
 
     def sizes(self) -> dict[str, IndexLike]:
-        """The number of vectors, and of their elements."""
+        """Return the numbers of vectors and of their elements."""
         return {extent_of(b("t")): self._extent() // self.lanes, extent_of(it("t")): self.lanes}
 
     def origin(self, body: Body) -> Body:
-        """Where a vector begins; of one vector there is no loop."""
+        """Bind the first element of a vector; a single vector has no loop."""
         return substitute(body, {"o_t": ZERO if self._extent() == self.lanes else V(b("t")) * self.lanes})
 
     def widen(self, body: Body) -> Body:
-        """Neighbouring elements become a vector."""
+        """Combine adjacent elements into a vector."""
         (loop,) = body
         names = (*self.of.prefix, b("t"), "t", *self.of.bound)
         buffers = stored(self.group.arrays)
@@ -397,9 +402,9 @@ ROWS: Family[Version] = Family(
     statements=Version.table,
     opened=lambda x: tuple(x.of.rows()),
     stores=(
-        Rule("stage", "loops are dealt, their results combined", Version.stage, MarkName.STAGE,
+        Rule("stage", "loops are mapped to threads, their results combined", Version.stage, MarkName.STAGE,
              opens=tuple(f"partial_{d}" for d in ITEMSIZE)),
-        Rule("row", "one lane stores what a row has once", Version.row, MarkName.ROW),
+        Rule("row", "one lane stores results of a row", Version.row, MarkName.ROW),
     ),
     band=Version.band,
     around=(Rule("shared", "rows in shared memory", Version.shared),),
@@ -411,9 +416,9 @@ WIDE: Family[Version] = Family(
     statements=Version.table,
     opened=lambda _: ("o_t",),
     stores=(
-        Rule("stage", "the marks of the stages go", keep, MarkName.STAGE),
-        Rule("origin", "where a vector begins", Version.origin),
-        Rule("widen", "neighbouring elements become a vector", Version.widen, MarkName.TILE),
+        Rule("stage", "marks of stages are removed", keep, MarkName.STAGE),
+        Rule("origin", "the first element of a vector", Version.origin),
+        Rule("widen", "adjacent elements become a vector", Version.widen, MarkName.TILE),
     ),
     band=Version.band,
     around=(Rule("shared", "rows in shared memory", Version.shared),),

@@ -1,7 +1,7 @@
 """The CUDA kernel of any schedule that assigns blocks and threads, without the passes of a kernel family.
 
-Loops of tasks are blocks, loops of units threads. What threads alone meet they keep themselves; what copies of a whole
-block write lies in shared memory, dealt to all threads between two barriers. All else stays as the tree has it.
+Loops of tasks are blocks, loops of units threads. Data that only one thread accesses stays in its registers. Data that
+copies of a whole block write is in shared memory; all threads copy it between two barriers. The rest follows the tree.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ from polydyn.schedules.tree.tilemap import Digit
 
 V = Index.of
 MOST_THREADS = 1024
-"""Threads of a block."""
+"""Maximum threads of a block."""
 DEALT = "turn"
 """The loop of a thread over its part of a copy."""
 
 
 class ScheduledCudaKernel(Instances):
-    """Builds the kernel of a scheduled group, for CUDA.
+    """Builds the kernel of a scheduled group for CUDA.
 
-    ScheduleError: as ``Instances``; no loops are units, or their number is no multiple of 32 up to 1024; a statement of
-    the group runs outside of them; a buffer in shared memory has no constant size.
+    ScheduleError: as for ``Instances``; no loops are units, or their number is not a multiple of 32 up to 1024; a
+    statement of the group runs outside of them; a buffer in shared memory has no constant size.
     """
 
     units = True
@@ -54,7 +54,7 @@ class ScheduledCudaKernel(Instances):
         self.copies = frozenset(alone) - statements
         if outside := sorted(set(alone) & statements):
             raise ScheduleError(
-                f"{', '.join(outside)} run outside of the units {[str(k) for k in self.of_units]}",
+                f"{', '.join(outside)} run outside the units {[str(k) for k in self.of_units]}",
                 rule="schedules without a kernel family", remedy="give them these loops; copies may be a whole block's",
             )  # fmt: skip
 
@@ -77,11 +77,11 @@ class ScheduledCudaKernel(Instances):
         return n
 
     def _shared(self, buffer: Buffer) -> bool:
-        """Whether copies of the whole block meet it."""
+        """Whether copies of the whole block access the buffer."""
         return any(f.buffer == buffer.name and f.statement in self.copies for f in self.schedule.flow)
 
     def apart(self, buffer: Buffer) -> frozenset[Digit]:
-        """A thread keeps what no copy of the block meets by itself."""
+        """Return the digits along which each thread has its own copy, if no copy of the block accesses the buffer."""
         if self._shared(buffer):
             return frozenset()
         views = self.schedule.map.views.values()
@@ -90,7 +90,7 @@ class ScheduledCudaKernel(Instances):
     # -- passes ----------------------------------------------------------------------------------------------------
 
     def fence_copies(self, body: Body) -> Body:
-        """Copies of a whole block dealt to its threads, between barriers."""
+        """Distribute copies of a whole block over its threads, between barriers."""
         out: Body = ()
         for n in body:
             met = {x.statement for x in walk((n,)) if isinstance(x, Inst)}
@@ -105,7 +105,7 @@ class ScheduledCudaKernel(Instances):
         return out
 
     def _deal(self, n: Node) -> Node:
-        """A nest whose outermost loop the threads share; what has none is one thread's."""
+        """Distribute the outermost loop of a nest over the threads. One thread executes a node without a loop."""
         tid = V("tid")
         if not isinstance(n, For):
             return If((Compare("==", tid, ZERO),), (n,))
@@ -114,7 +114,7 @@ class ScheduledCudaKernel(Instances):
         return For(DEALT, ZERO, (n.hi - n.lo).ceildiv(self.threads), (inside,))
 
     def allocate(self, body: Body) -> Body:
-        """Registers of a thread, shared memory of the block."""
+        """Allocate registers of a thread and shared memory of the block."""
         for x in self.storage():
             size, dtype = self.elements(x), self.group.arrays[x.array].dtype
             if size.constant is None:
@@ -136,7 +136,7 @@ class ScheduledCudaKernel(Instances):
         return self.group.params
 
     def build(self) -> tuple[Kernel, ...]:
-        """The kernel, with indices of both widths; the last one serves every size. CodegenError: a bug."""
+        """Build the kernel, with indices of both widths; the last one serves every size. CodegenError: a bug."""
         body, count = build(SCHEDULED, self)
         limits: dict[str, IndexLike] = {k: e for k, e in self.extents.items() if e.constant is None}
         limits |= {"task": count, DEALT: 1 << 20}
@@ -144,12 +144,12 @@ class ScheduledCudaKernel(Instances):
         return emit(kernel, bind(body, {}), self.group.arrays, limits)
 
     def numbers(self, body: Body) -> Body:
-        """The steps of all loops. Not folded: a copy of one step is dealt too."""
+        """Bind the steps of all loops. They are not folded: a copy of one step is distributed too."""
         counts = {extent(k): e for k, e in self.extents.items()}
         return substitute(body, counts | {n: e.subs(self.sizes) for n, e in self.schedule.parameters().items()})
 
     def units_of_threads(self) -> dict[str, Index]:
-        """The value of each loop of units in a thread; the last one runs fastest."""
+        """Return the value of each loop of units in a thread; the last one runs fastest."""
         out: dict[str, Index] = {}
         rest = V("tid")
         for k in reversed(self.of_units[1:]):
@@ -162,8 +162,8 @@ SCHEDULED: Family[ScheduledCudaKernel] = Family(
     names=bound_names,
     first=(
         Rule("bind", "sizes become numbers", ScheduledCudaKernel.numbers),
-        Rule("marks", "only the tasks are a pass's", lambda _, body: only_tasks(body)),
-        Rule("copies", "a block's copies are dealt to its threads", ScheduledCudaKernel.fence_copies),
+        Rule("marks", "only the task mark remains", lambda _, body: only_tasks(body)),
+        Rule("copies", "copies of a block are distributed over its threads", ScheduledCudaKernel.fence_copies),
     ),
     units=ScheduledCudaKernel.units_of_threads,
     statements=ScheduledCudaKernel.lowerings,

@@ -11,27 +11,27 @@ FUNCTIONS = {
     "div": (8, 35), "sqrt": (8, 18), "exp": (8, 9), "log": (12, 25), "erf": (16, 22), "tanh": (16, 16),
     "sigmoid": (16, 34), "sin": (85, 85), "cos": (85, 85), "tan": (85, 85), "pow": (86, 86), "asinh": (41, 41),
 }  # fmt: skip
-"""Operation -> slots of a warp for an element each: in kernels whose results have 16 bits, in others.
+"""Operation -> issue slots of a warp per element: in kernels whose results have 16 bits, and in others.
 
-Counted in the machine code of sm_90a (``python -m benchmarks.gpu.slots``, which says how); all others have one.
-"""
+Counted in the machine code of sm_90a (``python -m benchmarks.gpu.slots``, which explains how). Other operations have
+one slot."""
 UNCOUNTED = ("asin", "acos", "atan", "sinh", "cosh", "acosh", "atanh", "fmod", "expm1", "log1p", "erfc", "atan2")
-"""They are taken for an inverse hyperbolic sine."""
+"""Operations that are not counted. They get the slots of an inverse hyperbolic sine."""
 
 
 KNOWN = {*FUNCTIONS, *UNCOUNTED}
 
 
 def of_operation(name: str, fast: bool) -> int:
-    """Slots of one operation; ``fast``: where results are rounded to 16 bits in the end."""
+    """Return the slots of one operation; ``fast``: results are finally rounded to 16 bits."""
     return FUNCTIONS["asinh" if name in UNCOUNTED else name][0 if fast else 1] if name in KNOWN else 1
 
 
 def of_value(v: Value, fast: bool) -> int:
-    """Slots of all operations of a value, each counted once.
+    """Return the slots of all operations of a value, each counted once.
 
-    A division by a constant is a product where it may be, a product that is added is one instruction with the sum, and
-    a constant is converted by the compiler.
+    A division by a constant becomes a multiplication if allowed. A product that is added is one instruction with the
+    sum. The compiler converts constants.
     """
     every = [x for x in {*walk(v)} if isinstance(x, Op)]
     added = {next(filter(_is_product, x.args), None) for x in every if x.name in ("add", "sub")}
@@ -47,6 +47,6 @@ def _is_product(v: Value) -> bool:
 
 
 def is_fast(results: Iterable[str]) -> bool:
-    """Whether all results that are floats have 16 bits, by the dtypes of a kernel's outputs."""
+    """Whether all float results have 16 bits, from the dtypes of a kernel's outputs."""
     floats = {*results} & {*FLOATS}
     return bool(floats) and floats <= {*HALF}

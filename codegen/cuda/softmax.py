@@ -1,7 +1,7 @@
-"""What happens to a warp's rows between the two products of an attention, before them and after: online softmax.
+"""Online softmax: the statements on a warp's rows before, between and after the two products of an attention.
 
-Scores, logits and weights lie one after another in fragments of sums (``acc1``), the values so far in others
-(``acc2``); a lane has two columns of rows g and g + 8, and the four lanes of a row agree by shuffles.
+Scores, logits and weights use the same fragments of sums (``acc1``) one after another; the values so far use others
+(``acc2``). A lane has two columns of rows g and g + 8, and the four lanes of a row agree by shuffles.
 """
 
 from __future__ import annotations
@@ -50,30 +50,30 @@ LOWEST, LOG2_E = Const("float32", float("-inf")), 1.4426950408889634
 PACK = {"float16": "pd_pack_f16x2", "bfloat16": "pd_pack_bf16x2"}
 ROUND = {"float16": "pd_round_f16x2", "bfloat16": "pd_round_bf16x2"}
 STATISTICS = (("top", "float32", 2), ("total", "float32", 2), ("scale", "float32", 2))
-"""(name, dtype, number) of what a thread holds of the two rows of a fragment: maximum, its own part of the sum, what a
-tile's new maximum scales older sums by.
-"""
+"""(name, dtype, count) of a thread's registers for the two rows of a fragment: the maximum, its own part of the sum,
+and the factor by which a tile's new maximum scales older sums."""
 ROW_FRAGMENT = V("row_fragment")
 OWN = ROW_FRAGMENT * 2 + HALVES
-"""The number of a row among those that a thread holds."""
+"""The number of a row among the rows of a thread."""
 WHOLE = "WHOLE"
-"""The logits of a tile all of whose keys exist, rows where they matter, and no key is hidden."""
+"""The logits of a tile whose keys all exist and are visible, and whose rows exist if that matters."""
 FAR, NEAR = 2.0**100, 2.0**-60
-"""A maximum below -FAR is a mask's number, of a row that is all masked. In units of log 2 it would be no float, so
-differences count NEAR times: 0 stays 0, and what differs at all, by 2^77 or more, still has a power of 0.
-"""
+"""Limits of masked rows.
+
+A maximum below -FAR is a mask's number: the whole row is masked. In units of log 2 it would overflow, so differences
+are multiplied by NEAR: 0 stays 0, and any nonzero difference, at least 2^77, still has a power of 0."""
 WEIGHED = 8
-"""Issue slots for each score: scale, largest so far, difference, power, sum; for as long its power takes the special
-unit, which has 16 of a clock."""
+"""Issue slots per score: scaling, maximum, difference, power, sum. Its power occupies the special function unit,
+which computes 16 per clock, for the same time."""
 
 
 class OnlineRows:
-    """The rows' statements of one attention, as its ``logits`` say: values over the sums of ``scores``.
+    """The statements on the rows of one attention, for its ``logits``: values over the sums of ``scores``.
 
-    Tiles that are whole, and in which masks hide nothing, have logits of their own (``split``). 16 bits: a positive
-    factor of all logits is left out of them, since a maximum does not need it, and multiplied once where powers are
-    taken, which are powers of 2. ``no_nan``: a row whose weights are NaN gives 0. ``masks_in_pairs``: what whole
-    tiles read besides comes in pairs of columns (``pair``), if addresses are multiples as ``multiples`` asks.
+    Tiles that are whole, and in which masks hide nothing, have simpler logits (``split``). 16 bits: a positive factor
+    common to all logits is removed from them, because a maximum does not need it, and multiplied once in the powers,
+    which are powers of 2. ``no_nan``: a row whose weights are NaN gives 0. ``masks_in_pairs``: whole tiles read other
+    arrays in pairs of columns (``pair``), if addresses satisfy ``multiples``.
     """
 
     def __init__(
@@ -96,19 +96,17 @@ class OnlineRows:
     # -- statements ------------------------------------------------------------------------------------------------
 
     def start(self) -> Body:
-        """Nothing seen yet."""
+        """Initialise the statistics of the rows."""
         zero = Const("float32", 0.0)
         return self.each_row((Store("top", OWN, LOWEST), Store("total", OWN, zero), *self._values(lambda v: zero)))
 
     def slots(self, scores: int) -> int:
-        """Issue slots of a warp for so many scores of a lane, from the sums of their products to their weights, in a
-        tile as most are.
-        """
+        """Return a warp's issue slots for a lane's ``scores``: from the products to the weights, in a typical tile."""
         each = WEIGHED + of_value(self.open, self.powers)
         return each * scores + len(self.shown) * scores // (2 if self.masks_in_pairs else 1)
 
     def split(self, body: Sequence[Node]) -> Body:
-        """Logits as ``whole`` ones in tiles that are, and in which masks hide nothing; in the others as they are."""
+        """Use ``whole`` logits in whole tiles in which masks hide nothing, and the full logits in the others."""
 
         def of(n: Node) -> list[Inst]:
             return [i for i in walk((n,)) if isinstance(i, Inst)]
@@ -126,28 +124,34 @@ class OnlineRows:
         return tuple(map(both, body))
 
     def _whole(self, at: Mapping[str, Index]) -> tuple[Compare, ...]:
-        """What is asked of a tile that has these coordinates; there is no loop over keys that are one tile."""
+        """Return the conditions of a whole tile at these coordinates.
+
+        If the keys are one tile, there is no loop over keys.
+        """
         x, env = self.logits, {**self.scores.places.env(LOGIT, at), **at}
         keys, rows = (Compare("<=", (at[a.tile] + 1) * a.size, a.extent) for a in (x.key, x.row))
         asked = (Compare("==" if c.equality else ">=", c.expr.subs(env), ZERO) for c in self.conditions)
         return (keys, *((rows,) if self.shown else ()), *asked)
 
     def logits_of(self, a: Mapping[str, Index], whole: bool = False) -> Body:
-        """The logit of a score; -inf beyond the last key. ``whole``: of a tile as ``split`` asks."""
+        """Return the logit of a score; -inf past the last key.
+
+        ``whole``: in a tile that satisfies the conditions of ``split``.
+        """
         env = self.scores.places.env(LOGIT, a)
         place = self.scores.register(*self.scores.fragment(LOGIT, a))
         score, logit = FlatLoad("float32", "acc1", place), self.open if whole else self.logit
         value = flat(self.group, logit, env, lambda x: score if x.buffer == self.array else None)
         bare = getattr(logit, "buffer", "") == self.array
         kept: Body = () if bare else (Store("acc1", place, value),)
-        rows, keys = self.scores.live(env)  # a row beyond the last one is not stored: it must read nothing
+        rows, keys = self.scores.live(env)  # a row past the end is not stored, but must not read either
         live = () if whole else (rows, keys) if self.read else (keys,)
         if bare and live == (keys,):
             return (If((Compare(">=", keys.left, keys.right),), (Store("acc1", place, LOWEST),)),)
         return (If(live, kept, (Store("acc1", place, LOWEST),)),) if live else kept
 
     def pair(self, body: Body) -> Body:
-        """Logits of two columns that read their masks at once, and are rounded at once."""
+        """Combine logits of two columns: their masks are one access, and they are rounded together."""
         return rewrite(body, self._of_two_columns) if self.masks_in_pairs else body
 
     def _of_two_columns(self, n: Node) -> Node | Body:
@@ -170,19 +174,19 @@ class OnlineRows:
         return (*made[0], Call(ROUND[narrow.dtype], (two,)))
 
     def rows(self) -> Body:
-        """The new maximum, what was there scaled to it, weights and their sum; values are scaled by ``rescale``."""
+        """Compute the new maximum, the scale of older sums, the weights and their sum; ``rescale`` scales values."""
         top, total, scale = (FlatLoad("float32", n, OWN) for n in ("top", "total", "scale"))
         peak, base = (Reg("float32", n) for n in ("peak", "base"))
         two = [[FlatLoad("float32", n, V(e)) for e in range(2)] for n in ("most", "part")]
         score = FlatLoad("float32", "acc1", self.scores.register(ROW_FRAGMENT, V("fragment")))
         zero = Const("float32", 0.0)
-        finite = op("where", op("eq", peak, LOWEST), zero, peak)  # a row that has seen nothing yet has weights of 0
+        finite = op("where", op("eq", peak, LOWEST), zero, peak)  # a row that has no logit yet has weights of 0
         far = op("lt", peak, const(-FAR / max(1.0, self.factor), "float32"))
         half: Body = (
             *_pair((Store("most", PAIR, top), Store("part", PAIR, zero))),
             *self._scores((Store("most", PAIR, score, "max"),)),
             Def("peak", op("max", *two[0])),
-            *_across("peak", "max"),
+            *_reduce_lanes("peak", "max"),
             *((Def("unit", op("where", far, const(NEAR, "float32"), self._unit)),) if self.far else ()),
             Def("base", self._scaled(finite)),
             Store("scale", OWN, self._power(top, base)),
@@ -195,12 +199,12 @@ class OnlineRows:
         return self.each_row(half)
 
     def rescale(self) -> Body:
-        """Values so far, scaled to the new maximum."""
+        """Scale the values so far to the new maximum."""
         scale = FlatLoad("float32", "scale", OWN)
         return self.each_row(self._values(lambda v: op("mul", v, scale)))
 
     def packed(self, step: Index, to: Index, row: Index = ZERO) -> Body:
-        """Weights of 16 keys, two fragments, as the row operand of an instruction: four registers from ``to`` on.
+        """Pack the weights of 16 keys, two fragments, as an instruction's row operand: four registers from ``to`` on.
 
         ``row``: the number of the instruction's rows among those of a warp.
         """
@@ -213,7 +217,7 @@ class OnlineRows:
         return tuple(Store("a_frag2", to + r, pack(r)) for r in range(4))
 
     def finish(self) -> Body:
-        """Values over the sum of the weights, unless there are no keys."""
+        """Divide values by the sum of the weights, unless there are no keys."""
         whole, zero = Reg("float32", "whole"), Const("float32", 0.0)
 
         def divided(v: Value) -> Value:
@@ -221,12 +225,12 @@ class OnlineRows:
             return op("where", op("gt", whole, zero), found, zero) if self.no_nan else found
 
         half: Body = (
-            Def("whole", FlatLoad("float32", "total", OWN)), *_across("whole", "sum"), *self._values(divided)
+            Def("whole", FlatLoad("float32", "total", OWN)), *_reduce_lanes("whole", "sum"), *self._values(divided)
         )  # fmt: skip
         return (If((Compare(">", self.scores.of.N, ZERO),), self.each_row(half)),)
 
-    def leave(self, body: Body) -> Body:
-        """A share's maximum of a row, as a logit, or the sum of its weights, to its place in memory."""
+    def store_partial(self, body: Body) -> Body:
+        """Store a slice's maximum of a row, as a logit, or the sum of its weights."""
         (inst,) = (n for n in walk(body) if isinstance(n, Inst))
         places, value = self.scores.places, Reg("float32", "whole")
         s = places.schedule.group.statement(inst.statement)
@@ -237,7 +241,7 @@ class OnlineRows:
         found = op("mul", FlatLoad("float32", "top", OWN), const(self.factor, "float32"))
         half: Body = (
             Def("whole", found if top else FlatLoad("float32", "total", OWN)),
-            *(() if top else _across("whole", "sum")),
+            *(() if top else _reduce_lanes("whole", "sum")),
             If(first, (Store(s.array, address, value),)),
         )
         return self.each_row(half)
@@ -245,25 +249,25 @@ class OnlineRows:
     # -- parts -----------------------------------------------------------------------------------------------------
 
     def each_row(self, body: Body) -> Body:
-        """``body`` for each row that a thread holds (``OWN``)."""
+        """Return ``body`` for each row of a thread (``OWN``)."""
         half = For("row_half", ZERO, V(2), body)
         return (For("row_fragment", ZERO, V(self.scores.fragments[0]), (half,)),)
 
     def _reads(self, logit: Value) -> set[str]:
-        """Arrays that a logit reads besides scores."""
+        """Return the arrays that a logit reads in addition to scores."""
         return {x.buffer for x in loads(logit)} - {self.array}
 
     @property
     def _unit(self) -> Value:
-        """What a logit is multiplied by where powers of 2 are taken."""
+        """The factor of a logit in powers of 2."""
         return Const("float32", self.factor * LOG2_E)
 
     def _scaled(self, x: Value) -> Value:
-        """What is subtracted from logits: of 16 bits in units of log 2, as ``ex2`` has them."""
+        """Return the subtrahend of logits: for 16 bits in units of log 2, as ``ex2`` expects."""
         return op("mul", x, Reg("float32", "unit") if self.far else self._unit) if self.powers else x
 
     def _power(self, x: Value, base: Value) -> Value:
-        """exp(x - base), ``base`` as ``_scaled`` gives it: of 16 bits one multiplication and addition, one ``ex2``."""
+        """Return exp(x - base), with ``base`` from ``_scaled``; 16 bits: one multiply-add and one ``ex2``."""
         if self.powers:
             return Apply("float32", "pd_exp2_fast", (op("sub", self._scaled(x), base),))
         return op("exp", op("sub", x, base))
@@ -278,20 +282,20 @@ class OnlineRows:
 
 
 def _may_be_far(x: Value, scores: str) -> bool:
-    """Whether part of a logit is below -FAR, or is read and may be so; scores are sums that do not overflow."""
+    """Whether part of a logit is below -FAR, or is read and may be below; scores are sums that do not overflow."""
     if isinstance(x, Const) and x.dtype in FLOATS:
         return float("-inf") < float(x.value) < -FAR
     return isinstance(x, Load) and x.buffer != scores and x.dtype in FLOATS and x.dtype != "float16"
 
 
 def _rounded(v: Value) -> Op | None:
-    """The rounding to 16 bits that a value in a register has gone through last."""
+    """Return the last rounding to 16 bits of a value in a register, or None."""
     x = v.args[0] if isinstance(v, Op) and v.name == "cast" and v.dtype == "float32" else None
     return x if isinstance(x, Op) and x.dtype in ROUND and stored_value(x) is not x else None
 
 
 def take_factor(logit: Value) -> tuple[float, Value]:
-    """A positive number that a logit is a multiple of, and the logit without it: 1 where none is seen."""
+    """Return a positive factor of a logit, and the logit without it. The factor is 1 if none is found."""
     if isinstance(logit, Op) and logit.dtype == "float32":
         if logit.name in ("where", "select") and (low := literal(logit.args[2])) is not None:
             factor, rest = take_factor(logit.args[1])
@@ -310,7 +314,7 @@ def _pair(leaf: Body) -> Body:
     return (For("column_of_pair", ZERO, V(2), leaf),)
 
 
-def _across(register: str, reduce: str) -> Body:
-    """The four lanes of a row agree."""
+def _reduce_lanes(register: str, reduce: str) -> Body:
+    """Combine a register of the four lanes of a row."""
     value = Reg("float32", register)
     return tuple(Set(register, Apply("float32", "pd_shfl_xor", (value, const(o, "int32"))), 1, reduce) for o in (1, 2))

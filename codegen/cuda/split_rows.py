@@ -1,5 +1,7 @@
-"""CUDA kernels for long reductions into few results: shares of the reduction are threads of their own, a second launch
-adds their sums. Means over pixels, channels last, and sums of columns: a thread has a vector of neighbouring results.
+"""CUDA kernels for long reductions into few results: slices of the reduction have separate threads.
+
+A second launch adds their sums. Examples are means over pixels, channels last, and sums of columns. A thread has a
+vector of adjacent results.
 """
 
 from __future__ import annotations
@@ -19,9 +21,9 @@ from polydyn.schedules.model import SHARE, SHARES, Group
 from polydyn.schedules.tree.rewrites import split_reduction
 
 LEAST_STEPS = 16
-"""Of a share: two times as many as a thread has loads in flight."""
+"""Minimum steps of a slice: twice the loads that a thread has in flight."""
 BLOCKS, MOST_SHARES = 4, 1024
-"""Blocks for each multiprocessor that shares fill the device with; shares, which the second launch reads one by one."""
+"""Blocks per multiprocessor that the slices should give; maximum slices, which the second launch reads one by one."""
 V = Index.of
 
 
@@ -39,7 +41,7 @@ class CudaSplitNest(CudaNestKernel):
 
     @staticmethod
     def fits(group: Group, band: tuple[str, ...]) -> bool:
-        """Whether a group is such a reduction, long enough for shares."""
+        """Whether a group is such a reduction, long enough for slices."""
         if not band or not SplitNest.fits(group, band):
             return False
         first = dict(group.backbone.iters)[group.backbone.iterators[len(band)]]
@@ -47,14 +49,14 @@ class CudaSplitNest(CudaNestKernel):
 
     @property
     def shares(self) -> Index:
-        """Shares of the reduction, over the group's parameters: so many that threads fill the device, or fewer."""
+        """The number of slices, over the group's parameters: enough threads to fill the device, or fewer."""
         vectors = product(self.plain.extents[x] for x in self.prefix[1:]) // self._vector()
         threads = V(WORKERS) * (BLOCKS * THREADS)
         steps = self.plain.extents[self.steps_of]
         return minimum(MOST_SHARES, threads // maximum(1, vectors), steps // LEAST_STEPS)
 
     def versions(self) -> tuple[Kernel, ...]:
-        """The shares by vectors, followed by their sum; nothing where there are no vectors."""
+        """Build the slices by vectors, followed by their sum; return nothing without vectors."""
         sums, split = self.group.arrays[WORKSPACE], Compare(">=", V(SHARES), V(2))
         size = product(sums.shape) * ITEMSIZE[sums.dtype]
         again = self.sums.build("columns")[-1]
@@ -71,16 +73,16 @@ class CudaSplitNest(CudaNestKernel):
         return tuple(map(shared, self.wide()))
 
     def _vector(self) -> int:
-        """As of others, by what is read: sums are float32, and stored in pieces of 16 bytes."""
+        """Return the elements of a vector. The loads determine it: sums are float32, stored in pieces of 16 bytes."""
         return min(MOST_LANES, 16 // max(ITEMSIZE[x.dtype] for x in loads(self.group.backbone.value)))
 
     @property
     def of_vectors(self) -> Family[Version]:
-        """As of other nests; before anything else the reduction runs over a share's steps."""
+        """The tables of other nests, preceded by the rule that restricts the reduction to a slice."""
         return SPLIT_ROWS
 
     def around(self, body: Body) -> Body:
-        """The steps of a share."""
+        """Bind the steps of a slice."""
         return share_around(body, self.plain.extents[self.steps_of], SHARE)
 
 

@@ -1,7 +1,7 @@
-"""The sums of a product: where they are in registers, and their way to the epilogues.
+"""The sums of a product: their registers, and their path to the epilogues.
 
-Sums of tensor cores pass through shared memory once more, so that epilogues load and store whole rows, 16 bytes a lane
-where addresses allow it. What is where is asked of the schedule's tile map, whatever the schedule is.
+Sums of tensor cores pass through shared memory, so that epilogues load and store whole rows, 16 bytes per lane if
+addresses allow it. All positions come from the schedule's tile map, for any schedule.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ V = Index.of
 LINE = 128
 """Bytes of a row of a box: the width of the swizzle."""
 RESULT, WORDS, TRIP = "result", "words", V("u")
-"""A vector of results in registers, and the 16 bytes that it is: those of each of a lane's trips over a slab
-(``spread``) are kept until they may go to a box."""
+"""A vector of results in registers, and its 16 bytes as 32-bit words. The words of each of a lane's iterations over
+a slab (``spread``) are kept until they may be stored to a box."""
 
 
 class Sums:
     """The sums of a product in buffer ``acc`` of a schedule, by an instruction ``kind``.
 
-    ``axes``: of rows and columns. ``wide``: epilogues store 16 bytes at once. ``unit``: the number of the warp that
-    stages rows; ``slabs``: of columns that it stages at once, ``buffer``: where. ``in_pairs``: even and odd columns are
-    in fragments of their own. ``box``: columns that leave as a box, 0 where lanes store what they have computed.
-    ``parts``: blocks that have staged sums each, which are added (``tree.gpu.add_parts``): in shared memory those of a
-    cluster; in the workspace all that share a task, where each has ``left`` sums, and the last one adds them.
-    ``multiples``: what addresses must be multiples of.
+    ``axes``: the axes of rows and columns. ``wide``: epilogues store 16 bytes at once. ``unit``: the number of the warp
+    that stages rows; ``slabs``: slabs of columns that it stages at once, in ``buffer``. ``in_pairs``: even and odd
+    columns are in separate fragments. ``box``: columns of a result box, 0 if lanes store their results. ``parts``:
+    blocks with staged partial sums, which are added (``tree.gpu.add_parts``): those of a cluster in shared memory, or
+    all blocks of a task in the workspace, where each has ``left`` sums and the last one adds them. ``multiples``: the
+    required multiples of addresses.
     """
 
     def __init__(
@@ -62,37 +62,37 @@ class Sums:
         self.multiples: dict[tuple[Index, int], None] = {}
         self.fragments = tuple(places.pieces(acc, x, n) for x, n in zip(axes, kind.shape, strict=False))
 
-    # -- where they are ------------------------------------------------------------------------------------------
+    # -- positions ---------------------------------------------------------------------------------------------------
 
     def fragment(self, statement: str, a: Mapping[str, Index]) -> tuple[Index, Index]:
-        """The fragment that an instance meets: along rows, along columns."""
+        """Return the fragment that an instance accesses: along rows, along columns."""
         row, column = (
             self.places.number(statement, self.acc, x, a, n) for x, n in zip(self.axes, self.kind.shape, strict=False)
         )
         return row, column
 
     def register(self, row: Index, column: Index) -> Index:
-        """The accumulator of a point of a fragment: a lane holds rows g, g+8 and two columns of an m16n8 one."""
+        """Return the accumulator of a point of a fragment: a lane holds rows g, g+8 and two columns of an m16n8 one."""
         fragment = row * self.fragments[1] + column
         return fragment * 4 + HALVES * 2 + PAIR if self.kind.warp else fragment
 
     @property
     def registers(self) -> int:
-        """How many a thread holds."""
+        """The number of sum registers of a thread."""
         return self.fragments[0] * self.fragments[1] * (4 if self.kind.warp else 1)
 
     # -- statements ----------------------------------------------------------------------------------------------
 
     def init(self, statement: str, a: Mapping[str, Index]) -> Body:
-        """Accumulators start at zero."""
+        """Set the accumulators to zero."""
         return (Store(self.acc, self.register(*self.fragment(statement, a)), const(0, self.of.sums)),)
 
     def stage(self, a: Mapping[str, Index]) -> Body:
-        """A lane's two columns of a fragment to shared memory.
+        """Store a lane's two columns of a fragment in shared memory.
 
-        Rows of a group of eight lie in bit-reversed order: then neither those that write (half-warps: four rows, two
-        chunks of 16 bytes each; quarters, when ``in_pairs``: two rows, four chunks) nor the reading quarters (two rows,
-        every other chunk) meet in a bank.
+        Rows of a group of eight are stored in bit-reversed order, to avoid bank conflicts. This holds for the writes
+        (half-warps: four rows, two chunks of 16 bytes each; quarters, when ``in_pairs``: two rows, four chunks) and for
+        the reads (quarters: two rows, every other chunk).
         """
         if self.in_pairs:
             return self._stage_pair(a)
@@ -101,13 +101,13 @@ class Sums:
         place = self._row_place(place_of_row(LANE // 4) + HALVES * 8, column, slab)
         first = self.register(*self.fragment(STAGE, a)).subs({"column_of_pair": 0})
         if self.left:
-            place = self._left_by(V("bid"), place)
+            place = self._in_block(V("bid"), place)
         return (
             Call("pd_leave<2>" if self.left else "pd_sts_wide<2>", (place, Pointer(self.of.sums, self.acc, first))),
         )
 
     def _stage_pair(self, a: Mapping[str, Index]) -> Body:
-        """The same where two fragments share 16 columns: a lane's four columns of one of its rows.
+        """Store a lane's four columns of one of its rows, if two fragments share 16 columns.
 
         The pair's first fragment stands for row g, the second one for row g + 8.
         """
@@ -125,37 +125,37 @@ class Sums:
         return (Alloc("four", self.of.sums, V(4), "register", (*four, move)),)
 
     def _row_place(self, row: Index, column: Index, slab: Index = ZERO) -> Tile:
-        """A place of the rows that the warp has staged."""
+        """Return a position in the rows that the warp has staged."""
         return Tile(self.of.sums, self.buffer, self._first(slab), row, column, SLAB, 4)
 
     def _first(self, slab: Index) -> Index:
-        """The first of the staged sums of a slab."""
+        """Return the offset of the staged sums of a slab."""
         return (self.unit * self.slabs + slab) * (STAGED * SLAB)
 
-    def _left_by(self, block: Index, place: Tile) -> Tile:
-        """Where a block of the grid has left what is at a place of its own."""
+    def _in_block(self, block: Index, place: Tile) -> Tile:
+        """Return the position of another block's sums in the grid that corresponds to an own position."""
         return replace(place, start=place.start + block * self.left)
 
     def _slab_of_box(self, a: Mapping[str, Index]) -> Index:
         return a[e("p")] * (self.box // SLAB) if self.box else ZERO
 
     def _slab_of_part(self, a: Mapping[str, Index], slab: Index) -> Index:
-        """The number of a slab among those of a unit: of a part of the sums those of all fragments are staged."""
+        """Return the number of a slab among those of a unit; partial sums have the slabs of all fragments staged."""
         return slab if self.parts == 1 else a[f("i")] * (self.slabs // self.fragments[0]) + slab
 
     def _rows(self) -> int:
-        """Staged rows that a block finishes, of a fragment."""
-        return STAGED if self.parts == 1 else STAGED // int(_rows_dealt(self.places.schedule))
+        """Return the staged rows of a fragment that a block finishes."""
+        return STAGED if self.parts == 1 else STAGED // int(_row_splits(self.places.schedule))
 
     def _staged(self, a: Mapping[str, Index]) -> tuple[Index, Index]:
-        """The place of a row among staged ones, and the slab, of an instance of an epilogue."""
+        """Return the staged row and the slab of an instance of an epilogue."""
         if self.parts == 1:
             return a[e("i")], a[e("s")] + self._slab_of_box(a) if self.slabs > 1 else ZERO
         slab = self.places.cell(SUM, "stage", {x: a[x] for x in (e("c"), e("s"))})[self.axes[1]] // SLAB
         return a[e("r")] * self._rows() + a[e("i")], self._slab_of_part(a, slab)
 
     def _load(self, v: int, place: Callable[[int], Tile]) -> Body:
-        """A vector of sums from its place: of all parts in their order, where there are several."""
+        """Load a vector of sums, adding all parts in order if there are several."""
         piece = min(v, 4)
         if self.parts == 1:
             at = ((Pointer(self.of.sums, "sum", V(x)), place(x)) for x in range(0, v, piece))
@@ -165,7 +165,7 @@ class Sums:
             at = ((Pointer(self.of.sums, "of_parts", V(n * v + x)), place(x)) for x in range(0, v, piece))
             block = V("bid") // self.parts * self.parts + n
             if self.left:
-                reads += tuple(Call(f"pd_left<{piece}>", (r, self._left_by(block, x))) for r, x in at)
+                reads += tuple(Call(f"pd_left<{piece}>", (r, self._in_block(block, x))) for r, x in at)
             else:
                 reads += tuple(Call(f"pd_lds_wide_at<{piece}>", (*x, FromIndex("int32", V(n)))) for x in at)
         total: Value = FlatLoad(self.of.sums, "of_parts", V("element"))
@@ -175,9 +175,9 @@ class Sums:
         return (Alloc("of_parts", self.of.sums, V(self.parts * v), "register", (*reads, added)),)
 
     def _box_place(self, s: Statement, a: Mapping[str, Index]) -> Tile:
-        """A place of the box of results: rows of 128 bytes, swizzled as TMA does, where the box's first slab was.
+        """Return a position in the box of results: 128-byte rows, swizzled as in TMA, in place of its first slab.
 
-        It has no more bytes than that, and the warp has read all of the slab's sums by then.
+        The box has no more bytes than the slab, and the warp has read all of the slab's sums by then.
         """
         item = ITEMSIZE[s.value.dtype]
         out = next(f.buffer for f in self.places.schedule.flow if f.statement == s.name and f.meets is Meets.WRITES)
@@ -187,7 +187,7 @@ class Sums:
         return Tile(s.value.dtype, self.buffer, first, row, column, LINE // item, 16 // item)
 
     def epilogue(self, s: Statement, a: Mapping[str, Index]) -> Body:
-        """An epilogue on registers, stored where the element exists (CUDA cores: a thread has one)."""
+        """Apply an epilogue in registers and store it if the element exists (CUDA cores: a thread has one element)."""
         env = self.places.env(s.name, a)
         total = FlatLoad(self.of.sums, self.acc, self.register(*self.fragment(s.name, a)))
         value = self.of.epilogue_value(s, env, total)
@@ -195,9 +195,7 @@ class Sums:
         return (If(self.live(env), (Store(s.array, address, value),)),)
 
     def epilogue_of_rows(self, s: Statement, a: Mapping[str, Index]) -> Body:
-        """An epilogue on a vector of a row that lies in shared memory: to memory, or where it leaves as a box to
-        registers.
-        """
+        """Apply an epilogue to a vector of a row in shared memory; store it to memory, or in registers for a box."""
         v, part = self.vector(s), a[e("j")]
         row, slab = self._staged(a)
         at = self._vector(s, a)
@@ -218,39 +216,39 @@ class Sums:
             of_type, result = (Pointer(s.value.dtype, x, ZERO) for x in (s.array, RESULT))
             pack = Call(f"pd_pack<{v}>", (of_type, Pointer("uint32", WORDS, TRIP * 4), result))
             element = (Alloc(RESULT, s.value.dtype, V(v), "register", (*element, pack)),)
-        body: Body = (*loads, If(self._live_vector(at), element))
+        body: Body = (*loads, If(self._vector_exists(at), element))
         return self._named(s, a, (Alloc("sum", self.of.sums, V(v), "register", body),))
 
     def result_to_box(self, s: Statement, a: Mapping[str, Index]) -> Body:
-        """The vector that ``epilogue_of_rows`` has left in registers to its place in a box."""
+        """Store the vector that ``epilogue_of_rows`` has computed in registers to its position in a box."""
         place = self._box_place(s, {**a, e("j"): a[e("j")] * self.vector(s)})
         move = Call("pd_sts_wide<4>", (place, Pointer("uint32", WORDS, TRIP * 4)))
-        return self._named(s, a, (If(self._live_vector(self._vector(s, a)), (move,)),))
+        return self._named(s, a, (If(self._vector_exists(self._vector(s, a)), (move,)),))
 
     def _named(self, s: Statement, a: Mapping[str, Index], body: Body) -> Body:
-        """With names for the row and the vector of an instance."""
+        """Bind names for the row and the vector of an instance."""
         v = self.vector(s)
         row = self.places.element(s.name, self.axes[0], a)
         vector = self.places.element(s.name, self.axes[1], {**a, e("j"): a[e("j")] * v}) // v
         return (Let("e_row", row, (Let("e_vec", vector, body),)),)
 
     def _vector(self, s: Statement, a: Mapping[str, Index]) -> dict[str, Index]:
-        """The iterators of element ``e_v`` of the vector that has those names."""
+        """Return the iterators of element ``e_v`` of the vector with those names."""
         column = V("e_vec") * self.vector(s) + e("v")
         return {**self.places.env(s.name, a), self.roles.row: V("e_row"), self.roles.col: column}
 
-    def _live_vector(self, at: Mapping[str, Index]) -> tuple[Compare, ...]:
+    def _vector_exists(self, at: Mapping[str, Index]) -> tuple[Compare, ...]:
         return self.live({k: i.subs({e("v"): 0}) for k, i in at.items()})
 
     def live(self, env: Mapping[str, Index]) -> tuple[Compare, ...]:
-        """Whether an element exists."""
+        """Return the conditions under which an element exists."""
         return (Compare("<", env[self.roles.row], self.of.M), Compare("<", env[self.roles.col], self.of.N))
 
     def _global(self) -> dict[str, str]:
         return stored(self.group.arrays)
 
     def vector(self, s: Statement) -> int:
-        """Columns that an epilogue loads and stores at once: 16 bytes of its result, or one."""
+        """Return the columns that an epilogue loads and stores at once: 16 bytes of its result, or one."""
         v = 16 // ITEMSIZE[s.value.dtype]
         if self.box:
             return v
@@ -263,7 +261,7 @@ class Sums:
         return v if vectors is not None else 1
 
     def send(self, s: Statement, sender: str, to: TensorOperand, a: Mapping[str, Index]) -> Body:
-        """A box of results to memory. A warp's box is nobody else's, so the warp alone has to be there."""
+        """Send a box of results to memory. Only one warp writes a warp's box, so a warp barrier suffices."""
         row, column = (self.places.element(sender, x, a) for x in self.axes)
         place = Pointer(self.of.sums, self.buffer, self._first(self._slab_of_box(a)))
         store = to.store(f"map_{s.array}", place, row, column, self.places.env(sender, a))
@@ -273,7 +271,7 @@ class Sums:
     # -- marks ---------------------------------------------------------------------------------------------------
 
     def store(self, body: Body) -> Body:
-        """An epilogue's rows in shared memory -> global memory, dealt to the lanes of the warp that put them there."""
+        """Copy an epilogue's rows from shared to global memory, by the lanes of the warp that staged them."""
         inst = next(n for n in walk(body) if isinstance(n, Inst))
         s = self.group.statement(inst.statement)
         v = self.vector(s)
@@ -292,26 +290,26 @@ class Sums:
         return (Alloc(WORDS, "uint32", V(STAGED * SLAB // v // WARP * 4), "register", rows),)
 
     def stage_rows(self, body: Body, warps: int) -> Body:
-        """The sums' way through shared memory: where rows are staged."""
+        """Allocate the shared memory in which rows are staged."""
         return (Alloc("stage", self.of.sums, V(warps * STAGED * SLAB), "shared", body),)
 
 
 def lane_points(inst: Inst, points: Sequence[str], column: Index = COLUMN) -> Body:
-    """A statement over the points (row, column) of a fragment, of which a lane takes its own."""
+    """Lower a statement over the points (row, column) of a fragment, of which a lane takes its own."""
     leaf = substitute((inst,), {points[0]: ROW, points[1]: column})
-    if inst.statement == STAGE:  # both columns move at once
+    if inst.statement == STAGE:  # both columns are stored at once
         return (For("row_half", ZERO, V(2), substitute(leaf, {"column_of_pair": 0})),)
     return (For("row_half", ZERO, V(2), (For("column_of_pair", ZERO, V(2), leaf),)),)
 
 
-def share_places(schedule: Scheduled) -> dict[str, Index]:
-    """Which slabs and rows a block of a cluster finishes, by its number."""
-    rows = _rows_dealt(schedule)
+def block_parts(schedule: Scheduled) -> dict[str, Index]:
+    """Return the slabs and rows that a block of a cluster finishes, by its number."""
+    rows = _row_splits(schedule)
     return {e("c"): V(RANK) // rows, e("r"): V(RANK) % rows}
 
 
-def _rows_dealt(schedule: Scheduled) -> Index:
-    """Blocks of a cluster that have rows each of a slab."""
+def _row_splits(schedule: Scheduled) -> Index:
+    """Return the number of blocks of a cluster that split the rows of a slab."""
     loop = schedule.view(SUM).loop(e("r"))
     assert loop is not None
     return loop.extent

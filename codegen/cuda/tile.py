@@ -1,4 +1,4 @@
-"""The tile of a CUDA product: what one binary is built for."""
+"""The tile of a CUDA product: the compile-time configuration of one binary."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from polydyn.schedules.tree.gpu import GpuTile
 
 @dataclass(frozen=True)
 class CudaTile:
-    """A binary's tile: block ``bm x bn x bk`` elements, a unit's share ``wm x wn``, ``stages`` of the ring.
+    """A binary's tile: block ``bm x bn x bk`` elements, a unit's part ``wm x wn``, ``stages`` of the ring.
 
-    ``instruction``: its name; ``blocks``: wanted per multiprocessor (bounds the registers).
+    ``instruction``: its name; ``blocks``: targeted blocks per multiprocessor (bounds the registers).
     """
 
     instruction: str
@@ -41,16 +41,17 @@ class CudaTile:
 
     @property
     def loads(self) -> tuple[int, int]:
-        """Loads of row and of column fragments."""
+        """Numbers of loads of row fragments and of column fragments."""
         return self.wm // self.kind.loads, self.wn // self.kind.loads
 
     @property
     def sets(self) -> int:
-        """Sets of registers for fragments: two where those of an instruction step are loaded during the one before."""
+        """Register sets for fragments: two if the fragments of an instruction step are loaded during the previous step.
+        """
         return 2 if self.kind.warp and self.bk > self.shape[2] else 1
 
     def sizes(self) -> GpuTile:
-        """The sizes as schedules want them."""
+        """Return the sizes for schedules."""
         m, n, k = self.shape
         fragments, (rows, columns) = (self.wm // m, self.wn // n), self.loads
         return GpuTile(

@@ -1,7 +1,7 @@
-"""A walk over keys in two turns: tiles before a mask's end, then the others if a row of the block needs them.
+"""A loop over keys in two passes: tiles before a mask's end, then the others if a row of the block needs them.
 
-A mask of a large negative number hides keys from rows that have seen larger logits, and only from those
-(``schedules/laws/masks.py``): warps vote on it between the turns.
+A mask of a large negative number hides keys only from rows that have a larger logit (``schedules/laws/masks.py``).
+Warps vote on it between the passes.
 """
 
 from __future__ import annotations
@@ -18,32 +18,32 @@ from polydyn.schedules.index import ONE, ZERO, Index
 
 V = Index.of
 VOTES, TURN, MORE = "votes", "turn", "more"
-"""The warps' votes in shared memory; the loop over turns; 1 in a turn over the other tiles that is wanted, else 0."""
+"""The warps' votes in shared memory; the loop over the passes; 1 in a second pass that is needed, else 0."""
 
 
 def turns(tiles: For, end: Index, warps: int, decide: Body, walk: Callable[[For], Body]) -> Body:
-    """``walk`` over the tiles before ``end``, then over the others if one of ``warps`` has voted for it.
+    """Run ``walk`` over the tiles before ``end``. Run it over the rest if any of ``warps`` votes for it.
 
-    ``decide``: what is done before the votes are read.
+    ``decide``: statements before the votes are read.
     """
     zero, one = const(0, "int32"), const(1, "int32")
     votes: Value = zero
     for n in range(warps):
         votes = op("add", votes, FlatLoad("int32", VOTES, V(n)))
-    wanted = op("and", op("gt", FromIndex("int32", V(TURN)), zero), op("gt", votes, zero))
+    needed = op("and", op("gt", FromIndex("int32", V(TURN)), zero), op("gt", votes, zero))
     last = end + V(MORE) * (tiles.hi - end)
     turn: Body = (
         If((Compare("==", V(TURN), ONE),), decide),
-        Def(MORE, op("where", wanted, one, zero)),
+        Def(MORE, op("where", needed, one, zero)),
         Let("first", V(TURN) * end, (Let("last", last, walk(replace(tiles, lo=V("first"), hi=V("last")))),)),
     )
     return (For(TURN, ZERO, V(2), turn, "unroll1"),)
 
 
 def vote(online: OnlineRows, least: float, row: Index, warp: Index) -> Body:
-    """Whether a warp has a row for which masked logits may count, all it has seen being below ``least``: 1 or 0.
+    """Vote 1 if masked logits may count in a row of a warp: all its logits so far are below ``least``.
 
-    ``row``: the first one of the warp; ``warp``: its place among the votes.
+    ``row``: the first row of the warp; ``warp``: its position among the votes.
     """
     seen = Reg("float32", "seen")
     top = op("mul", FlatLoad("float32", "top", OWN), Const("float32", online.factor))

@@ -1,4 +1,4 @@
-"""CUDA kernels for matmul-like groups: which tiles, widths of copies, shares of the reduction a group is built for."""
+"""CUDA kernels for matmul-like groups: the tiles, copy widths and K splits that a group is built for."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ from polydyn.schedules.tiling import Roles
 
 V = Index.of
 SHARE_BYTES = 512
-"""Bytes of a row of the reduction that a share of a split reduction has at least, when there are enough."""
+"""Minimum bytes of a reduction row in a K slice, if the row is long enough."""
 WAVES = 2
-"""Blocks for each multiprocessor that a split reduction fills the device with."""
+"""Blocks per multiprocessor that a split-K launch should have."""
 FMA_TILES = (CudaTile("fma", 128, 128, 16, 8, 8, 3, 1), CudaTile("fma", 64, 64, 16, 4, 4, 3, 2))
 TF32_TILES = (CudaTile("tf32", 128, 128, 16, 64, 64, 4, 2), CudaTile("tf32", 64, 64, 16, 32, 32, 4, 4))
 TF32X3_TILES = (CudaTile("tf32x3", 128, 128, 16, 64, 32, 4), CudaTile("tf32x3", 64, 64, 16, 32, 32, 4, 3))
@@ -51,18 +51,18 @@ MORE_TILES = (
     CudaTile("mma", 64, 128, 32, 32, 64, 4, 3), CudaTile("mma", 128, 64, 32, 64, 32, 4, 3),
     CudaTile("mma", 16, 64, 64, 16, 32, 4, 4),
 )  # fmt: skip
-"""Tiles between the largest and the smallest, and one for few rows: only where copies of 16 bytes are allowed."""
+"""Tiles between the largest and the smallest, and one for skinny GEMM. They require 16-byte copies."""
 MORE_FMA_TILES = (CudaTile("fma", 32, 32, 16, 4, 4, 4, 4), CudaTile("fma", 8, 64, 16, 2, 4, 4, 4))
-"""The same for float32 on CUDA cores; 64x256 is never better than 128x128."""
+"""The corresponding tiles for float32 on CUDA cores. 64x256 is never better than 128x128."""
 LONG_STEPS = 256
-"""Steps of a reduction of warpgroups that want more shares than a cluster has blocks."""
+"""Minimum K steps for warpgroup products with more K splits than a cluster has blocks."""
 FEW = 16
-"""Rows of a tile for few rows, whose reduction is split too."""
+"""Rows of a tile for skinny GEMM, whose reduction is split too."""
 
 
 @dataclass(frozen=True)
 class TileFactors:
-    """The tiles that tuning kept for a group, each with the factor of its estimates (``Block.factor``).
+    """The tuned tiles of a group, each with the factor of its estimates (``Block.factor``).
 
     ``others``: the factor of versions that were not measured.
     """
@@ -74,9 +74,9 @@ class TileFactors:
 class CudaContractKernel:
     """Builds the versions of one matmul-like group.
 
-    ``arch``: those of newer architectures only when asked for; ``tf32``: float32 on tensor cores, rounded to tf32;
-    ``thrice``: float32 there in two parts, three products of which are nearly float32's. Products of 8-bit floats end
-    with versions that widen them, for devices and shapes without their instructions. ``kept``: what tuning kept of
+    ``arch``: versions for newer architectures are built only on request. ``tf32``: float32 on tensor cores, rounded to
+    tf32. ``thrice``: float32 in two parts there; three products of them are nearly float32's. Products of 8-bit floats
+    end with versions that widen them, for devices and shapes without their instructions. ``kept``: the tuned tiles of
     ``family``, in place of its default tiles. ``fixed``: no launch writes the column operand.
     """
 
@@ -95,30 +95,31 @@ class CudaContractKernel:
 
     @property
     def dtype(self) -> str:
-        """What its tiles are for: the dtype of the rows as they are stored, or ``TF32``."""
+        """The dtype that its tiles are for: that of the rows as stored, or ``TF32``."""
         return TF32 if self.tiles is TF32_TILES else self.product.dtype
 
     @property
     def tunable(self) -> bool:
-        """Whether tiles of records are of its instructions."""
+        """Whether tiles of records use its instructions."""
         return self.tiles is not TF32X3_TILES
 
     @property
     def defaults(self) -> tuple[CudaTile, ...]:
-        """The tiles that the group's versions have where nothing is tuned."""
-        return (*self._more(), *self._useful(self.tiles))
+        """The tiles of the group's versions without tuning."""
+        return (*self._more(), *self._suitable(self.tiles))
 
     def versions(self, tiles: tuple[CudaTile, ...] | None = None) -> tuple[Kernel, ...]:
-        """A version for each tile and each width of copies that the addresses may allow, widest first.
+        """Build a version for each tile and each width of copies that the addresses may allow, widest first.
 
-        Before them those for few rows, and those of the smallest tiles with a split reduction, for shapes that leave
-        multiprocessors idle. The last one is total; estimates of time decide among those that may be launched.
+        Before them come the GEMV versions, and those of the smallest tiles with split-K, for shapes that leave
+        multiprocessors idle. The last version supports every shape; time estimates decide among those that may be
+        launched.
         """
         if self.total is not self.product and not runs_on(FLOAT8_ARCH, capability(self.arch)):
             return short_first((*self.few_rows(), *self._widened()))
-        chosen = tiles or self._useful(self.tiles)
+        chosen = tiles or self._suitable(self.tiles)
         special = [] if tiles else self._hopper()
-        more = () if tiles else tuple(t for t in self._more() if t.bm <= FEW or not special)  # which have their tiles
+        more = () if tiles else tuple(t for t in self._more() if t.bm <= FEW or not special)  # which have these tiles
         beside = (t for t in more if t.kind.warp or t.bm > FEW)  # CUDA cores are too slow for few blocks
         whole = {t: _of_tile(self.product, t, t in more) for t in (*chosen[:-1], *beside, chosen[-1])}
         shared = () if tiles or special else self._counted((*(t for t in more if t.bm <= FEW), chosen[-1]))
@@ -127,19 +128,19 @@ class CudaContractKernel:
         return short_first(self._times(every, self.kept.others) if self.kept else every)
 
     def _widened(self) -> Iterator[Kernel]:
-        """The versions of every device, where the others have newer instructions than that."""
+        """Yield the versions for every device, if the others need newer instructions."""
         if self.total is self.product:
             return
-        for t in self._useful(FMA_TILES):
+        for t in self._suitable(FMA_TILES):
             yield from _of_tile(self.total, t, False)
 
     def tuned_versions(self, factors: TileFactors) -> tuple[Kernel, ...]:
-        """The versions of the kept tiles in place of the default ones, beside those that no tile replaces.
+        """Build the versions of the tuned tiles in place of the default ones, next to those that no tile replaces.
 
-        Few rows, split reductions, wgmma and what narrow copies need are as without tuning; the last one, total, is of
-        the smallest default tile. ScheduleError: a tile breaks a rule, by name.
+        GEMV, split-K, wgmma and narrow copies are as without tuning. The last version, for every shape, has the
+        smallest default tile. ScheduleError: a tile breaks a rule, by name.
         """
-        tiles, chosen, more = tuple(t for t, _ in factors.tiles), self._useful(self.tiles), self._more()
+        tiles, chosen, more = tuple(t for t, _ in factors.tiles), self._suitable(self.tiles), self._more()
         for t in tiles:
             if rule := broken_rule(t, self.product.dtypes):
                 raise ScheduleError(f"{t} is not built", rule=rule, remedy="tune the group again")
@@ -155,15 +156,15 @@ class CudaContractKernel:
         return short_first((*rest[0], *of_tiles, *rest[1]))
 
     def forms(self, tile: CudaTile) -> Iterator[TiledProduct]:
-        """The versions of a tile that is tuned, before they are built: widest copies first.
+        """Yield the versions of a tuned tile before they are built, widest copies first.
 
-        What they are called says what a unit takes, which tells tiles of equal blocks apart.
+        Their names contain the unit's part, which distinguishes tiles of equal blocks.
         """
         product = ProductGroup(f"{self.name}_{tile.wm}x{tile.wn}", self.group, self.roles)
         return (TiledProduct(product, tile, *a) for a in accesses(product.dtype))
 
     def _of_tuned(self, tile: CudaTile) -> list[Kernel]:
-        """Those with copies of 16 bytes where the operands may have them, else all."""
+        """Return the versions with 16-byte copies if the operands may have them, else all."""
         forms = list(self.forms(tile))
         wide = [x for x in forms if all(c.bytes == WIDEST for c in x.copies)]
         return name_by_unit(tile, without_repeats(wide or forms))
@@ -173,8 +174,9 @@ class CudaContractKernel:
             yield from self._split((t.bm, t.bn, t.bk), WAVES, partial(self._parts, tile=t, wide_only=t in more))
 
     def _counted(self, tiles: Iterable[CudaTile]) -> Iterator[Kernel]:
-        """The versions of 16 bits whose reduction counted blocks share, in one launch, where warpgroups have none: the
-        widest copies alone, with 32-bit indices. Others serve the rest.
+        """Yield the 16-bit versions with split-K and arrival counters, in one launch, if warpgroups have none.
+
+        They use the widest copies and 32-bit indices. Other versions handle the remaining shapes.
         """
         p = self.product
         if p.dtype not in HALF or self.roles.inner:
@@ -195,12 +197,12 @@ class CudaContractKernel:
             return [*self._warpgroup_shares(), *self._of_family]
         p, step = self.product, STEP // ITEMSIZE[self.product.dtype]
         n, steps = (x.constant for x in (p.N, p.K.ceildiv(step)))
-        tiles = () if p.dtype in FLOAT8 else part_tiles(n, steps)  # whose sums of a step take the registers
+        tiles = () if p.dtype in FLOAT8 else part_tiles(n, steps)  # 8-bit floats need registers for the sums of a step
         parts = wgmma_versions(p, self.tf32, tiles) if tiles else []
         return [*self._warpgroup_shares(), *wgmma_versions(p, self.tf32), *parts]
 
     def _warpgroup_shares(self) -> list[Kernel]:
-        """The versions of warpgroups whose reduction is split over launches."""
+        """Return the warpgroup versions whose reduction is split over launches."""
         p, step = self.product, STEP // ITEMSIZE[self.product.dtype]
         m, n, steps = (x.constant for x in (p.M, p.N, p.K.ceildiv(step)))
         long = steps is None or steps >= LONG_STEPS
@@ -211,33 +213,34 @@ class CudaContractKernel:
 
     @cached_property
     def _of_family(self) -> list[Kernel]:
-        """The versions of what tuning kept of its family."""
+        """The versions of the tuned tiles of its family."""
         return self.kept.versions(self.family) if self.kept else []
 
     def _times(self, kernels: Iterable[Kernel], factor: int) -> list[Kernel]:
-        """Versions whose estimates are multiplied by a factor, where they have none of their own."""
+        """Return versions with their estimates multiplied by a factor, unless they have one of their own."""
         own = {k.name for k in self._of_family}
         return [k if k.name in own else with_block(k, factor=factor) for k in kernels]
 
     @property
     def family(self) -> WarpgroupProducts:
-        """Its kernels of warpgroups."""
+        """The family of its warpgroup kernels."""
         return WarpgroupProducts(self.product, self.tf32)
 
     def few_rows(self) -> list[Kernel]:
-        """The versions for few rows."""
+        """Return the versions for GEMV and skinny GEMM."""
         return gemv_versions(self.product, self.arch == "sm_90a")
 
     def without_wgmma(self) -> str | None:
-        """Why warps' own instructions multiply on sm_90a too, where those of warpgroups are wanted and do not fit."""
+        """Return why warp instructions are used on sm_90a although warpgroups would be preferred, or None."""
         return without_wgmma(self.product, self.tf32) if self.arch == "sm_90a" else None
 
     def _split(
         self, block: tuple[int, int, int], waves: int, build: Callable[[ProductGroup], Sequence[Kernel]]
     ) -> list[Kernel]:
-        """The versions whose reduction is split, when it can be long enough.
+        """Return the split-K versions, if the reduction may be long enough.
 
-        ``block``: rows, columns and steps of a tile; ``waves``: blocks for each multiprocessor; ``build``: the shares.
+        ``block``: rows, columns and steps of a tile; ``waves``: blocks per multiprocessor; ``build``: builds the
+        slices' kernels.
         """
         (rows, columns, step), p = block, self.product
         steps = p.K.ceildiv(step)
@@ -259,21 +262,21 @@ class CudaContractKernel:
         ]
 
     def _more(self) -> tuple[CudaTile, ...]:
-        """Tiles besides those that serve all shapes, without those that a constant extent would leave half empty."""
+        """Return the additional tiles, except those that a constant extent would leave half empty."""
         m, n = self.product.M.constant, self.product.N.constant
         single = self.tiles is FMA_TILES and self.product.dtype == "float32" and not self.roles.inner
         tiles = MORE_TILES if self.product.dtype in HALF else MORE_FMA_TILES if single else ()
 
         def useful(t: CudaTile) -> bool:
             few = m is None or (m <= 4 * t.bm if t.bm <= FEW else 2 * m > t.bm)
-            if t.bn < t.bm:  # only where a tile of as many columns as rows would be half empty
+            if t.bn < t.bm:  # only if a square tile would be half empty
                 return few and n is not None and 0 < n % t.bm <= t.bn
             return few and (n is None or 2 * n > t.bn)
 
         return tuple(filter(useful, tiles))
 
-    def _useful(self, tiles: tuple[CudaTile, ...]) -> tuple[CudaTile, ...]:
-        """Tiles from the largest to the smallest, without those that a constant extent would leave half empty."""
+    def _suitable(self, tiles: tuple[CudaTile, ...]) -> tuple[CudaTile, ...]:
+        """Return the tiles, largest first, except those that a constant extent would leave half empty."""
         m, n = self.product.M.constant, self.product.N.constant
 
         def useful(t: CudaTile) -> bool:
@@ -283,7 +286,7 @@ class CudaContractKernel:
 
 
 def name_by_unit(tile: CudaTile, kernels: Iterable[Kernel]) -> list[Kernel]:
-    """Versions of a tuned tile, whose names say what a unit takes."""
+    """Return versions of a tuned tile with names that contain the unit's part."""
 
     def name(version: str) -> str:
         short = version.removesuffix(LONG)
@@ -293,7 +296,7 @@ def name_by_unit(tile: CudaTile, kernels: Iterable[Kernel]) -> list[Kernel]:
 
 
 def accesses(dtype: str) -> list[tuple[int, bool]]:
-    """Bytes that copies have at most, and whether epilogues store 16 bytes at once; the widest first."""
+    """Return (maximum bytes of copies, whether epilogues store 16 bytes at once), the widest first."""
     size = ITEMSIZE[dtype]
     widths = [w for w in (WIDEST, 8, 4) if w >= size and not (w == 8 and size == 4)] + [size] * (size < 4)
     return [(WIDEST, True), *((w, False) for w in widths)]
@@ -302,11 +305,11 @@ def accesses(dtype: str) -> list[tuple[int, bool]]:
 def _of_tile(
     product: ProductGroup, tile: CudaTile, wide_only: bool, others: Sequence[set[tuple[Index, int]]] = ()
 ) -> list[Kernel]:
-    """The versions of one tile, without those that may be launched only where an earlier one may.
+    """Return the versions of one tile, except those that may be launched only if an earlier one may.
 
-    ``wide_only``: those whose copies are 16 bytes wide, or a row for each thread, none when an operand has no such
-    copies; one, with 32-bit indices, on CUDA cores. ``others``: what other versions ask of addresses; those that ask
-    no less are left out.
+    ``wide_only``: versions with 16-byte copies, or a row per thread; empty if an operand has no such copies. On CUDA
+    cores one version, with 32-bit indices. ``others``: the requirements of other versions; versions that require at
+    least as much are dropped.
     """
     one = wide_only and not tile.kind.warp
     forms = [TiledProduct(product, tile, *a) for a in accesses(product.dtype)[: 2 if wide_only else None]]

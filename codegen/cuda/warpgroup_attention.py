@@ -1,9 +1,10 @@
 """Attention on sm_90a: both products by wgmma, K and V by TMA, warp-specialised.
 
-One warpgroup produces: a thread brings the queries of the block, then tiles of keys and of values through a ring each.
-The others consume, 64 queries each. Scores come into registers, become weights there, are packed, and are the row
-operand of the second product from registers. A tile's second product and the next tile's scores are in flight
-together, and the next tile's softmax runs beside the second product. Heads are filled up to panels of 128 bytes by TMA.
+One warpgroup is the producer: a thread loads the queries of the block, then tiles of keys and of values through a ring
+each. The other warpgroups are consumers, with 64 queries each. Scores are computed into registers, become weights
+there, are packed, and are the row operand of the second product from registers. A tile's second product and the next
+tile's scores are in flight at the same time, and the next tile's softmax overlaps the second product. TMA pads heads to
+panels of 128 bytes.
 """
 
 from __future__ import annotations
@@ -60,25 +61,25 @@ from polydyn.schedules.tree.online_warpgroups import WarpgroupOnlineTile, online
 
 V = Index.of
 GROUPS = 2
-"""Warpgroups that consume, with 64 queries each."""
+"""Consumer warpgroups, with 64 queries each."""
 TILE_KEYS, DEEP_KEYS, DEEP = 128, 64, 128
-"""Keys of a tile, and where a head is deeper than ``DEEP``: sums of 256 columns take 128 registers of a thread."""
+"""Keys of a tile, also for heads deeper than ``DEEP``: the sums of 256 columns take 128 registers of a thread."""
 ROWS, WARPS = 64 * GROUPS, 4 * GROUPS
 PANEL, STEP, LINE = 64, 16, 128
-"""Columns of a panel, steps of an instruction; bytes of a panel's row."""
+"""Columns of a panel, K steps of an instruction; bytes of a panel's row."""
 WIDTHS = (32, 64, 128, 192, 256)
-"""Columns of values that an instruction has."""
+"""Columns of values that instructions support."""
 MOST_HELD, SHARED = 176, 227 << 10
-"""Registers of a consumer for scores, weights and sums; bytes of shared memory of a block."""
+"""Maximum registers of a consumer for scores, weights and sums; bytes of shared memory of a block."""
 CONSUMED, DECIDED = 1, "decided"
-"""The barrier of the consumers behind their last step; the mbarrier of warps that have voted."""
+"""The barrier of the consumers after their last step; the mbarrier for the votes of warps."""
 THREADS, REGISTERS = (GROUPS + 1) * WARPGROUP, 168
-"""Of a block; of a thread when it begins."""
+"""Threads of a block; registers of a thread at launch."""
 ROLLED = {e("g"): "unroll", e("s"): "unroll1", "fragment": "unroll", f(J1): "unroll", f(K1): "unroll", f(K2): "unroll"}
 
 
 class Attention(Protocol):
-    """What is known of an attention whatever its kernel."""
+    """The properties of an attention that do not depend on its kernel."""
 
     name: str
     group: Group
@@ -92,7 +93,7 @@ class Attention(Protocol):
         """Whether versions read masks in pairs of columns."""
 
     def logits(self, rows: int, keys: int) -> Logits:
-        """Its logits, in such tiles."""
+        """Return its logits, in tiles of ``rows`` rows and ``keys`` keys."""
 
 
 MAPS = {COPY_Q: "map_q", COPY_K: "map_k", COPY_V: "map_v"}
@@ -108,7 +109,7 @@ class AttentionTile:
 
 
 def broken_rule(t: AttentionTile, depth: int, width: int) -> str | None:
-    """The rule that a tile breaks for heads of so many columns, of keys and of values, by name; None: it is built."""
+    """Return the rule that a tile breaks for heads with ``depth`` key and ``width`` value columns, or None."""
     panels, columns = (-(-x // PANEL) for x in (depth, width)), next(n for n in WIDTHS if width <= n)
     queries, values = panels
     rings = t.stages * t.keys * LINE * (queries + values)
@@ -123,7 +124,7 @@ def broken_rule(t: AttentionTile, depth: int, width: int) -> str | None:
 
 
 def attention_tiles(of: Attention) -> tuple[AttentionTile, ...]:
-    """Every tile that can be built, the one that there is without tuning first; none where no version is."""
+    """Return every tile that can be built, the default first; empty if there are no versions."""
     first = _default_tile(of)
     every = dict.fromkeys((first, *(AttentionTile(k, s) for k in (128, 64) for s in (2, 3, 4))))
     size = int(of.scores.K), int(of.values.N)
@@ -135,12 +136,11 @@ def _default_tile(of: Attention) -> AttentionTile:
 
 
 def warpgroup_attention(of: Attention, tile: AttentionTile | None = None) -> list[Kernel]:
-    """The versions for sm_90a, of a tile or of the default one; none where TMA does not reach an operand, or none lies
-    as wgmma wants it.
+    """Return the versions for sm_90a with a tile, by default the default one.
 
-    Queries and keys lie along the head, values along their columns, all of 16 bits. Deep heads have values that are not
-    wider than they: the rings of fewer keys have no room for the sums of others, and their threads no registers for
-    masks in pairs.
+    The result is empty if TMA cannot load an operand or its layout does not suit wgmma. Queries and keys are contiguous
+    along the head, values along their columns, all of 16 bits. Values of deep heads are at most as wide as the heads:
+    the rings of fewer keys have no room for other sums, and their threads lack registers for masks in pairs.
     """
     tile = tile or _default_tile(of)
     maps = _maps(of, tile)
@@ -150,12 +150,12 @@ def warpgroup_attention(of: Attention, tile: AttentionTile | None = None) -> lis
 
 
 def _maps(of: Attention, tile: AttentionTile) -> dict[str, TensorOperand] | None:
-    """The operands behind tensor maps; None where there are no versions."""
+    """Return the operands with tensor maps, or None if there are no versions."""
     deep = max(int(of.scores.K), int(of.values.N)) > DEEP
     if of.scores.dtype not in HALF or (deep and int(of.values.N) > int(of.scores.K)):
         return None
     keys = of.scores.N.constant
-    if keys is not None and keys <= tile.keys:  # one tile: no copy runs beside a product
+    if keys is not None and keys <= tile.keys:  # one tile: no copy overlaps a product
         return None
     r, second = of.parts.score_roles, of.parts.value_roles
     batch = {x: of.scores.extents[x] for x in r.batch}
@@ -170,7 +170,7 @@ def _maps(of: Attention, tile: AttentionTile) -> dict[str, TensorOperand] | None
 
 @dataclass(frozen=True)
 class _Boxes:
-    """An operand in shared memory: ``stages`` tiles of so many panels of so many rows."""
+    """An operand in shared memory: ``stages`` tiles of ``panels`` panels with ``rows`` rows."""
 
     buffer: str
     rows: int
@@ -179,20 +179,20 @@ class _Boxes:
 
     @property
     def elements(self) -> int:
-        """Of a tile."""
+        """The number of elements of a tile."""
         return self.panels * self.rows * PANEL
 
     def ring(self, loop: For | None = None) -> Ring:
-        """Its mbarriers."""
+        """Return its ring of mbarriers."""
         return Ring(f"_{self.buffer}", self.stages, self.panels * self.rows * LINE, loop)
 
     def slot(self, a: Mapping[str, Index]) -> Index:
-        """The tile that an instance meets."""
+        """Return the slot that an instance accesses."""
         return a[b("l")] % self.stages if self.stages > 1 else ZERO
 
 
 class _Version:
-    """``wide``: epilogues store 16 bytes at once; ``masks_in_pairs``: how masks are read."""
+    """One version. ``wide``: epilogues store 16 bytes at once; ``masks_in_pairs``: masks are read in column pairs."""
 
     def __init__(
         self, of: Attention, maps: Mapping[str, TensorOperand], size: AttentionTile, wide: bool, masks_in_pairs: bool
@@ -221,12 +221,12 @@ class _Version:
 
     @property
     def asked(self) -> tuple[tuple[Index, int], ...]:
-        """What tensor maps ask of addresses."""
+        """Alignment required by the tensor maps."""
         return tuple(m for x in self.maps.values() for m in x.multiples)
 
     @property
     def version(self) -> str:
-        """What the version is called."""
+        """The name of the version."""
         wide = any(self.values.vector(s) > 1 for s in self.of.values.epilogues)
         slots = (f"_{self.stages}" if self.stages != 2 else "") + "_wide" * wide + "_pairs" * self.online.masks_in_pairs
         return f"attention_wgmma_{ROWS}x{self.keys}x{PANEL * self.panels[0]}{slots}"
@@ -237,7 +237,7 @@ class _Version:
         return Proven(self.schedule)
 
     def build(self) -> tuple[Kernel, ...]:
-        """The kernel, with indices of both widths."""
+        """Build the kernel, with indices of both widths."""
         of = self.of
         body, count = build(WARPGROUP_ATTENTION, self)
         multiples = (*self.asked, *self.values.multiples, *self.online.multiples)
@@ -288,16 +288,16 @@ class _Version:
         return tuple(m.tensor_map(MAPS[n], *sides[n], (PANEL, self.boxes[n].rows)) for n, m in self.maps.items())
 
     def sizes(self) -> dict[str, Index]:
-        """The numbers of all loops, but for those that are dealt."""
+        """Return the numbers of all loops, except those that are mapped to threads."""
         return {n: x for n, x in self.schedule.parameters().items() if n not in DEALT}
 
     def units(self) -> dict[str, IndexLike]:
-        """The warpgroups and warps of a block."""
+        """Return the indices of warpgroups and warps of a block."""
         unit, group = self.values.unit, V("tid") // WARPGROUP - 1
         return {w("i"): unit, g("i"): group, h("i"): unit - group * (WARPGROUP // WARP)}
 
     def rows_of_lanes(self, body: Body) -> Body:
-        """A warp's rows are its lanes'."""
+        """Lower the statements on a warp's rows: its lanes process them."""
         online = self.online
         rows = ((MarkName.START, online.start), (MarkName.ROWS, online.rows),
                 (MarkName.RESCALE, online.rescale), (MarkName.FINISH, online.finish))  # fmt: skip
@@ -306,11 +306,11 @@ class _Version:
         return body
 
     def register_names(self) -> tuple[str, ...]:
-        """What a thread holds."""
+        """Return the names of a thread's registers."""
         return tuple(n for n, _, _ in self.registers())
 
     def registers(self) -> tuple[tuple[str, str, int], ...]:
-        """(name, dtype, number) of what a thread holds."""
+        """Return (name, dtype, count) of a thread's registers."""
         return (*STATISTICS, ("acc1", "float32", self.keys // 2), ("acc2", "float32", self.width // 2),
                 ("a_frag2", "uint32", self.keys // 4))  # fmt: skip
 
@@ -322,7 +322,7 @@ class _Version:
     # -- marks ---------------------------------------------------------------------------------------------------
 
     def instruction(self, body: Body) -> Body:
-        """Tensorization: a warpgroup's product of a tile is one group; elsewhere a lane's points."""
+        """Tensorize: a warpgroup's product of a tile is one group of instructions; else take a lane's points."""
         inst = next(n for n in walk(body) if isinstance(n, Inst))
         points = [n.var for n in walk(body) if isinstance(n, For)]
         if inst.statement in (SCORE, VALUE):
@@ -330,18 +330,19 @@ class _Version:
         return lane_points(inst, points)
 
     def roles(self, body: Body) -> Body:
-        """Producer and consumers of the rings of keys and values; queries are brought once."""
+        """Split the loop into the producer and the consumers of the rings of keys and values; queries are loaded once.
+        """
         (loop,) = (n for n in body if isinstance(n, For) and n.var == b("l"))
         at = body.index(loop)
-        # a tile that no row sees changes nothing; a block without tiles would need a path of its own
+        # a fully masked tile changes nothing; a block without tiles would need a separate path
         tiles = replace(loop, hi=maximum(loop.hi, loop.lo + 1))
         rings = {c: x.ring(tiles if x.stages > 1 else None) for c, x in self.boxes.items()}
         every, queries = (*body[:at], *loop.body), rings[COPY_Q].wait()
-        copies = [(ring, tuple(n for n in every if _of(n) == {c})) for c, ring in rings.items()]
-        before = tuple(n for n in body[:at] if _of(n) != {COPY_Q})
-        # a wait that is over ends the basic block: ptxas would move the powers behind the products
+        copies = [(ring, tuple(n for n in every if _statements_of(n) == {c})) for c, ring in rings.items()]
+        before = tuple(n for n in body[:at] if _statements_of(n) != {COPY_Q})
+        # the end of a wait ends the basic block: ptxas would move the powers after the products
         products = partial(stagger, fence=(queries,), **self._products(loop, rings))
-        consume = (*before, queries, *self._walk(tiles, self._vote(), products), *body[at + 1 :])
+        consume = (*before, queries, *self._key_loop(tiles, self._vote(), products), *body[at + 1 :])
         two = ((DECIDED, WARPS),) if self.visits.end is not None else ()
         out = specialise(copies, GROUPS, consume, walk=self._fill, barriers=two)
         out = (Alloc(VOTES, "int32", V(WARPS), "shared", out),) if two else out
@@ -350,10 +351,10 @@ class _Version:
         return out
 
     def _products(self, loop: For, rings: Mapping[str, Ring]) -> dict[str, Any]:
-        """Both products of a tile, what runs beside the second one, and what waits for it."""
+        """Return both products of a tile, the statements that overlap the second one, and those that wait for it."""
         scores, values = (n for n in loop.body if isinstance(n, Mark) and n.name == MarkName.MULTIPLY)
-        between = [n for n in loop.body if not _of(n) & {COPY_K, COPY_V, INIT, SCORE, VALUE}]
-        split = first_conflict(self.schedule, VALUE, [{INIT, SCORE}, *map(_of, between)]) - 1
+        between = [n for n in loop.body if not _statements_of(n) & {COPY_K, COPY_V, INIT, SCORE, VALUE}]
+        split = first_conflict(self.schedule, VALUE, [{INIT, SCORE}, *map(_statements_of, between)]) - 1
         weights = _keep("a_frag2", self.keys // 4, "uint32")
         return {
             "first": Product(scores.body, rings[COPY_K], (_keep("acc1", self.keys // 2),)),
@@ -361,8 +362,8 @@ class _Version:
             "beside": self.online.split(between[:split]), "behind": tuple(between[split:]),
         }  # fmt: skip
 
-    def _walk(self, tiles: For, decide: Body, walk: Callable[[For], Body]) -> Body:
-        """All tiles; or those before the mask's end, at least one, and then the others if a warp wants them."""
+    def _key_loop(self, tiles: For, decide: Body, walk: Callable[[For], Body]) -> Body:
+        """Visit all tiles; or those before the mask's end, at least one, and then the others if a warp votes for it."""
         if self.visits.end is None:
             return walk(tiles)
         assert tiles.lo == ZERO
@@ -370,18 +371,18 @@ class _Version:
         return turns(tiles, end, WARPS, decide, lambda x: (If((Compare(">", x.hi, x.lo),), walk(x)),))
 
     def _fill(self, tiles: For) -> Body:
-        """The producer's walk."""
-        return self._walk(tiles, (_decided(),), lambda x: (x,))
+        """Return the producer's loop."""
+        return self._key_loop(tiles, (_decided(),), lambda x: (x,))
 
     def _vote(self) -> Body:
-        """A consumer's vote, and those of all others."""
+        """Store a consumer's vote and wait for the others."""
         row = self.places.element(LOGIT, "i", {b("i"): V(b("i")), w("i"): self.values.unit})
         arrive = Call("pd_mbar_arrive", (Pointer("uint64", DECIDED, ZERO),))
         voted = If((Compare("==", LANE, ZERO),), (arrive,))
         return (*vote(self.online, self.visits.least or 0.0, row, self.values.unit), voted, _decided())
 
     def epilogue(self, body: Body) -> Body:
-        """Sums are staged in the rings once no consumer reads them."""
+        """Stage sums in the rings after the last consumer has read them."""
         threads = FromIndex("int32", V(GROUPS * WARPGROUP))
         return (Call("pd_bar_sync", (FromIndex("int32", V(CONSUMED)), threads)), *body)
 
@@ -400,12 +401,12 @@ class _Version:
         }
 
     def _slot(self, copy: str, a: Mapping[str, Index], more: IndexLike = 0) -> Pointer:
-        """An element of the current slot of an operand's ring."""
+        """Return an element of the current slot of an operand's ring."""
         x = self.boxes[copy]
         return Pointer(self.of.scores.dtype, x.buffer, x.slot(a) * x.elements + more)
 
     def copy(self, copy: str, a: Mapping[str, Index]) -> Body:
-        """One panel of an operand."""
+        """Copy one panel of an operand."""
         mn, k = {COPY_Q: ("i", K1), COPY_K: (KEYS, K1), COPY_V: (J2, KEYS)}[copy]
         at = [self.places.element(copy, x, a) for x in (mn, k)]
         x = self.boxes[copy]
@@ -414,7 +415,7 @@ class _Version:
         return (self.maps[copy].load(MAPS[copy], place, at[0], at[1], a, full),)
 
     def score(self, a: Mapping[str, Index]) -> Body:
-        """The instructions of a tile's scores, from zero."""
+        """Issue the instructions for a tile's scores, starting from zero."""
         step = V(f(K1))
         panel, inside = step // self.steps_of_panel * LINE, step % self.steps_of_panel * (STEP * 2)
         row = self.places.cell(SCORE, "tile_a1", a)["i"]
@@ -425,7 +426,7 @@ class _Version:
         return (For(f(K1), ZERO, V(self.panels[0] * self.steps_of_panel), (issue,)),)
 
     def value(self, a: Mapping[str, Index]) -> Body:
-        """The instructions that add a tile's values, weights being the row operand."""
+        """Issue the instructions that add a tile's values; the weights are the row operand."""
         step = V(f(K2))
         columns = descriptor(self._slot(COPY_V, a), step * (STEP * LINE), self.keys * LINE)
         function = f"pd_wgmma_rs_m64n{self.width}k{STEP}_{TENSOR[self.of.values.dtypes]}<1>"
@@ -434,17 +435,17 @@ class _Version:
 
 
 def _decided() -> Call:
-    """Until all warps have voted."""
+    """Wait until all warps have voted."""
     return Call("pd_mbar_wait", (Pointer("uint64", DECIDED, ZERO), _number(0)))
 
 
-def _of(n: Node) -> set[str]:
-    """The statements below a node."""
+def _statements_of(n: Node) -> set[str]:
+    """Return the statements below a node."""
     return {x.statement for x in walk((n,)) if isinstance(x, Inst)}
 
 
 def _keep(buffer: str, registers: int, dtype: str = "float32") -> Call:
-    """What a product writes, or holds, while it runs: nobody moves its uses over the wait."""
+    """Keep registers of a running product: the compiler must not move their uses across the wait."""
     return Call(f"pd_wgmma_keep<{registers}>", (Pointer(dtype, buffer, ZERO),))
 
 
@@ -460,7 +461,7 @@ WARPGROUP_ATTENTION: Family[_Version] = Family(
     units=_Version.units,
     marks=(
         Rule("roles", "a producer and consumers", _Version.roles, MarkName.ROLES, opens=_Version.register_names),
-        Rule("rows", "a warp's rows are its lanes'", _Version.rows_of_lanes, opens=_Version.register_names),
+        Rule("rows", "lanes process the rows of a warp", _Version.rows_of_lanes, opens=_Version.register_names),
         Rule("store", "epilogues on staged rows", lambda x, body: x.values.store(body), MarkName.STORE,
              opens=("stage",)),
         Rule("epilogue", "rows are staged in the rings", _Version.epilogue, MarkName.EPILOGUE),
@@ -469,5 +470,5 @@ WARPGROUP_ATTENTION: Family[_Version] = Family(
     stores=(Rule("pair", "masks of two columns are one access", lambda x, body: x.online.pair(body)),),
     registers=lambda _: UNROLLED | ROLLED,
     band=lambda *_: (blocks_step(1),),
-    around=(Rule("registers", "what a thread holds are registers", _Version.allocate),),
+    around=(Rule("registers", "registers of a thread", _Version.allocate),),
 )  # fmt: skip

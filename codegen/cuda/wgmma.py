@@ -1,18 +1,18 @@
 """Products on sm_90a: wgmma from shared memory, fed by TMA through a ring of mbarriers, warp-specialised.
 
-One warpgroup produces: a single thread waits until a slot of the ring is empty and lets TMA fill it, tails with zeros.
-The others consume: a warpgroup's whole step of the reduction is one group of asynchronous instructions on 64 rows; a
-slot is released when the group after it has been issued and its own has retired. Tensor maps carry extents and pitches,
-so one kernel serves every shape whose pitches are multiples of 16 bytes.
+One warpgroup is the producer: a single thread waits until a slot of the ring is empty and lets TMA fill it, tails with
+zeros. The others are consumers: a warpgroup's whole step of the reduction is one group of asynchronous instructions on
+64 rows. A slot is released when the group after it has been issued and its own has retired. Tensor maps carry extents
+and pitches, so one kernel serves every shape whose pitches are multiples of 16 bytes.
 
-A tile belongs to all consumers of a block, or to one of them: then blocks are as many as multiprocessors and go from
-tile to tile, consumers take tiles in turn, and one's epilogue runs beside another's products. Blocks of a cluster
-share an operand: each brings half of it, to both.
+A tile belongs to all consumers of a block, or to one of them (ping-pong). In the ping-pong form there are as many
+blocks as multiprocessors, each loops over tiles, the consumers alternate, and the epilogue of one overlaps the products
+of the other. Blocks of a cluster share an operand: each loads half of it, into both.
 
-A step is 128 bytes of the reduction, an instruction 32: 16 of float16 or bfloat16, 8 of tf32, 32 of bytes, in any pair
-of signs, or of 8-bit floats, in any pair. Operands are K-major; columns of 16 bits may be contiguous along themselves
-(only those the instruction transposes: PTX ISA, wgmma.mma_async). TMA rounds float32 to tf32, which the instruction
-would truncate.
+A step is 128 bytes of the reduction, an instruction 32: 16 float16 or bfloat16, 8 tf32, 32 bytes in any combination of
+signs, or 32 8-bit floats in any combination. Operands are K-major. Columns of 16 bits may be contiguous along
+themselves (the instruction transposes only those: PTX ISA, wgmma.mma_async). TMA rounds float32 to tf32, which the
+instruction would truncate.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from polydyn.codegen.cuda.group import ProductGroup
 from polydyn.codegen.cuda.images import ImageOperand
 from polydyn.codegen.cuda.instructions import LANE, TENSOR
 from polydyn.codegen.cuda.product import DEALT, RASTER, UNROLLED, block_limits, split_copies
-from polydyn.codegen.cuda.sums import LINE, Sums, lane_points, share_places
+from polydyn.codegen.cuda.sums import LINE, Sums, block_parts, lane_points
 from polydyn.codegen.cuda.tile import CudaTile
 from polydyn.codegen.cuda.wgmma_operands import Maps, kind_of, tensor_operands, with_one_reduction
 from polydyn.codegen.cuda.wgmma_tiles import FLOAT8_TILES, PANEL, POINTS, ROWS, STEP, TILES, WgmmaTile, useful
@@ -80,14 +80,14 @@ from polydyn.schedules.tree.warpgroups import COLUMNS, WarpgroupTile, warpgroup_
 
 V = Index.of
 FETCH_B = "FETCH_B"
-"""The copy of columns, to L2 alone."""
+"""The prefetch of columns to L2."""
 CONSUMED = 1
-"""The barrier of the consumers behind their last step."""
+"""The barrier of the consumers after their last step."""
 BLOCKS, BEFORE = "blocks", "before"
-"""Blocks of a persistent grid, an argument of the launch; steps of a block's tiles before the current one, as far as
-the ring's slots and parities tell."""
+"""Blocks of a persistent grid, an argument of the launch; steps of a block's tiles before the current one, modulo
+the period of the ring's slots and parities."""
 ROLLED = {e("g"): "unroll", e("s"): "unroll1", e("p"): "unroll1"}
-"""Epilogues are loops over slabs of columns, or their text would not fit the instruction cache."""
+"""Epilogues are loops over slabs of columns, because their unrolled text would not fit the instruction cache."""
 SENT = If((Compare("==", LANE, ZERO),), (Call("pd_tma_store_wait_read<0>"),))
 """Waits until TMA has read the boxes that a warp has sent."""
 
@@ -95,11 +95,11 @@ SENT = If((Compare("==", LANE, ZERO),), (Call("pd_tma_store_wait_read<0>"),))
 def wgmma_versions(
     product: ProductGroup, tf32: bool = False, tiles: Iterable[WgmmaTile] = (), wanted: bool = False
 ) -> list[Kernel]:
-    """The versions for sm_90a, largest tile first; none when wgmma or TMA cannot do it.
+    """Return the versions for sm_90a, largest tile first; empty if wgmma or TMA do not support the product.
 
-    Of tiles in turn and of clusters there is one version, with 32-bit indices and wide stores: others serve the rest.
-    Nor are there more where the reduction is split, or blocks share it. ``tf32``: float32 may be rounded to tf32.
-    ``tiles``: these only; ``wanted``: whatever rows and columns there are.
+    Ping-pong tiles, clusters and split-K kernels have one version each, with 32-bit indices and wide stores. Other
+    versions handle the remaining shapes. ``tf32``: float32 may be rounded to tf32. ``tiles``: only these; ``wanted``:
+    for all numbers of rows and columns.
     """
     product = with_one_reduction(product)
     kind, maps = kind_of(product, tf32), tensor_operands(product)
@@ -107,7 +107,7 @@ def wgmma_versions(
         return []
     every = tuple(tiles) or (FLOAT8_TILES if kind == "qmma" else TILES)
     steps = product.K.ceildiv(STEP // ITEMSIZE[product.dtype]).constant
-    if isinstance(maps[0], ImageOperand):  # pixels behind the last step are no zeros, and blocks beside others spill
+    if isinstance(maps[0], ImageOperand):  # pixels past the last step are not zeros, and several blocks per SM spill
         every = tuple(t for t in every if t.parts == 1 or (t.blocks == 1 and (steps or 1) % t.parts == 0))
     chosen = (t for t in every if wanted or useful(t, product.M.constant, product.N.constant))
     some = {t: 1 if t.in_turn or t.cluster or t.parts > 1 or product.shares != ONE else 2 for t in every}
@@ -116,7 +116,7 @@ def wgmma_versions(
 
 
 class _Version:
-    """One tile; ``kind``: the warps' instruction on the same operands, ``wide``: epilogues store 16 bytes at once."""
+    """One tile; ``kind``: the warp instruction on the same operands, ``wide``: epilogues store 16 bytes at once."""
 
     def __init__(self, of: ProductGroup, kind: str, maps: Maps, size: WgmmaTile, wide: bool) -> None:
         self.of, self.maps, self.size, self.columns, self.stages = of, maps, size, size.columns, size.stages
@@ -147,9 +147,9 @@ class _Version:
         return warpgroup_product(self.group, self.of.roles, tile, self.of.shares != ONE)
 
     def _out(self) -> TensorOperand | None:
-        """The result as TMA reaches it; None where lanes store it.
+        """Return the result as a tensor operand, or None if lanes store it.
 
-        Results take the place of sums, which other epilogues would have to read.
+        Results replace the sums in shared memory, which other epilogues would have to read.
         """
         s, r = self.of.epilogues[0], self.of.roles
         item = ITEMSIZE[s.value.dtype]
@@ -160,12 +160,12 @@ class _Version:
         return out if out and out.along_k else None
 
     def _panels(self) -> int:
-        """Parts of the columns that a box of TMA brings at once."""
+        """Return the number of panels of the columns that a TMA box loads at once."""
         return 1 if self.maps[1].along_k else self.columns // PANEL
 
     @property
     def version(self) -> str:
-        """What the version is called: tile, slots of the ring."""
+        """The name of the version: tile, slots of the ring."""
         t = self.tile
         version = "split_" * (self.of.shares != ONE) + "wgmma_" + "tf32_" * (t.instruction == "tf32")
         version += f"{t.bm}x{t.bn}x{t.bk}_{self.stages}"
@@ -180,28 +180,28 @@ class _Version:
         return f"{self.of.name}_{self.version}"
 
     def sizes(self) -> dict[str, Index]:
-        """The numbers of all loops, but for those that are dealt."""
+        """Return the numbers of all loops, except those that are mapped to threads."""
         sizes = {n: e for n, e in self.schedule.parameters().items() if n not in DEALT}
         return sizes | {extent(s("j")): V(self._panels()), extent(b("s")): self.of.shares}
 
     def numbers(self, body: Body) -> Body:
-        """Sizes become numbers. Not folded: the roles of the warps want the loop of the ring, even of one step."""
+        """Bind sizes to numbers. They are not folded: the warps' roles need the ring's loop, even of one step."""
         return substitute(body, self.sizes())
 
     def units(self) -> dict[str, IndexLike]:
-        """The warpgroups and warps of a block; the blocks that share a reduction."""
+        """Return the indices of warpgroups and warps of a block, and of the blocks that K is split over."""
         unit = self.sums.unit
         if self.size.in_turn:
             return {w("i"): unit % (WARPGROUP // WARP), g("i"): ZERO}
         units: dict[str, IndexLike] = {w("i"): unit, g("i"): V("tid") // WARPGROUP - 1, e("w"): unit}
-        return units | (share_places(self.schedule) if self.size.parts > 1 else {})
+        return units | (block_parts(self.schedule) if self.size.parts > 1 else {})
 
     def split(self, body: Body) -> Body:
-        """The reduction in shares."""
+        """Distribute the reduction over slices."""
         return balance(body, b("k"), self.schedule.extents()[b("k")], self.of.shares, b("s"))
 
     def rounds(self, body: Body) -> Body:
-        """Blocks are workers, whose roles go through the same tiles."""
+        """Make blocks persistent workers; both roles of a block loop over the same tiles."""
         deal = consume(body, MarkName.TASK, lambda x: rounds((Mark(MarkName.TASK, x),), V(BLOCKS)))
         return (Mark(MarkName.TASK, (For(WORKER, ZERO, V(BLOCKS), deal, "parallel"),)),)
 
@@ -212,12 +212,12 @@ class _Version:
 
     @property
     def _mapped(self) -> tuple[TensorOperand | ImageOperand, ...]:
-        """What has a tensor map."""
+        """The operands with tensor maps."""
         return (*self.maps, *([self.out] if self.out else []))
 
     @property
     def asked(self) -> tuple[tuple[Index, int], ...]:
-        """What tensor maps ask of addresses."""
+        """Alignment required by the tensor maps."""
         return tuple(x for m in self._mapped for x in m.multiples)
 
     @cached_property
@@ -226,7 +226,7 @@ class _Version:
         return Proven(self.schedule)
 
     def build(self) -> tuple[Kernel, ...]:
-        """The kernel, with indices of both widths."""
+        """Build the kernel, with indices of both widths."""
         of = self.of
         body, count = build(WGMMA, self)
         parts = self.size.parts
@@ -250,25 +250,25 @@ class _Version:
         return emit(kernel, body, self.group.arrays, limits, self.size.blocks)
 
     def _tiles(self) -> Index:
-        """Tiles of whole clusters."""
+        """Return the number of tiles of whole clusters."""
         batch = product(self.of.extents[x] for x in self.of.roles.batch)
         return batch * product(self._clusters().values()) * self.size.together
 
     def _clusters(self) -> dict[str, Index]:
-        """Numbers of clusters along rows and columns."""
+        """Return the numbers of clusters along rows and columns."""
         of, side = self.of, {self.size.cluster: self.size.together}
         sides = (("i", of.M, self.tile.bm), ("j", of.N, self.columns))
         return {b(axis): x.ceildiv(n * side.get(axis, 1)) for axis, x, n in sides}
 
     def _rounds(self) -> dict[str, IndexLike]:
-        """Upper bounds of what counts tiles of a persistent block."""
+        """Return upper bounds of the counters of a persistent block."""
         tiles, steps = self._tiles(), self.of.K.ceildiv(self.step)
         before: dict[str, IndexLike] = dict.fromkeys((f"{ROUND}_rest", "steps_rest", BEFORE), self._period())
         before = before if steps.constant is None else {BEFORE: tiles * steps}
         return {TASK: tiles, ROUND: tiles, **before}
 
     def _period(self) -> int:
-        """Steps after which slots of the ring and their parities come again."""
+        """Return the number of steps after which slots of the ring and their parities repeat."""
         return 2 * self.stages
 
     def _work(self) -> Work:
@@ -284,7 +284,7 @@ class _Version:
         return with_epilogues(work.shared_by(of.shares * self.size.parts), of.group, of.epilogues, self.size.parts)
 
     def _sharers(self, which: int) -> int:
-        """Blocks that bring a part each of an operand's tile: those of a cluster, which is along the other axis."""
+        """Return the number of blocks that load parts of an operand: a cluster's, if it runs along the other axis."""
         return self.size.together if self.size.cluster not in ("", "ij"[which]) else 1
 
     def _tensor_maps(self) -> tuple[TensorMapOf, ...]:
@@ -297,7 +297,7 @@ class _Version:
         return tuple(out)
 
     def _box(self, which: int) -> tuple[int, int]:
-        """Elements and lines of a copy of an operand."""
+        """Return the elements and lines of a copy of an operand."""
         side = (self.tile.bm, self.columns)[which]
         line, lines = (self.step, side) if self.maps[which].along_k else (PANEL, self.step)
         return line, lines // self._sharers(which)
@@ -305,7 +305,7 @@ class _Version:
     # -- marks ---------------------------------------------------------------------------------------------------
 
     def specialise_warps(self, body: Body) -> Body:
-        """Producer and consumers of the ring."""
+        """Split the loop into the producer and the consumers of the ring."""
         filled, multiply = self._roles(body)
         meeting = MEETING if self.size.parts > 1 else ()
         work = multiply(())
@@ -314,7 +314,7 @@ class _Version:
                                        early=early))  # fmt: skip
 
     def specialise_blocks(self, band: Body) -> Body:
-        """The same around all tiles of a block: the band is there twice, for the producer and for the consumers."""
+        """Split the loop over all tiles of a block: the band occurs twice, for the producer and for the consumers."""
         (body,) = (n.body for n in walk(band) if isinstance(n, Mark) and n.name == MarkName.ROLES)
         filled, multiply = self._roles(body)
         steps = self.of.K.ceildiv(self.step)
@@ -329,29 +329,29 @@ class _Version:
 
         work = tiles(in_turn(V(ROUND), self.size.consumers, multiply))
         work += self.done
-        work += (SENT,) if self.out else ()  # a block's memory stays until boxes are read
+        work += (SENT,) if self.out else ()  # a block's memory must stay until boxes are read
         body = specialise([filled], 1, work, self.size.registers[1:], lambda x: tiles((x,)), ((TURN, 1),))
-        rows = V(self.size.consumers * ROWS * self.columns)  # each consumer stages those of one instruction at a time
+        rows = V(self.size.consumers * ROWS * self.columns)  # each consumer stages one instruction's sums at a time
         return self._shared((Alloc("stage", self.of.sums, rows, "shared", body),))
 
     def _roles(self, body: Body) -> tuple[tuple[Ring, Body], Callable[[Body], Body]]:
-        """The ring with its copies; what consumers do, given what is done once all steps are issued."""
+        """Return the ring with its copies, and a function that adds statements after the last issue."""
         (loop,) = (n for n in body if isinstance(n, For) and n.var == b("k"))
         copies, uses = split_copies(loop.body)
         ring = replace(self.ring, loop=loop)
         used = tuple(n for m in uses if isinstance(m, Mark) for n in m.body)
         before, after = body[: body.index(loop)], body[body.index(loop) + 1 :]
-        return (ring, copies), lambda issued: accumulate(ring, used, before, after, self._added(), issued)
+        return (ring, copies), lambda issued: accumulate(ring, used, before, after, self._promote_sums(), issued)
 
     def _shared(self, body: Body) -> Body:
-        """The body with its rings."""
+        """Allocate the rings."""
         for which, side in ((1, self.columns), (0, self.tile.bm)):
             size = V(side * self.step * self.stages)
             body = (Alloc("tile_" + "ab"[which], self.of.dtypes[which], size, "shared", body),)
         return body
 
-    def _added(self) -> Body:
-        """A step's sums added to those so far, in float32: the tensor cores keep few bits of sums of 8-bit floats."""
+    def _promote_sums(self) -> Body:
+        """Add a step's sums to the sums so far in float32: tensor cores keep few bits of sums of 8-bit floats."""
         if not self.apart:
             return ()
         part, number = FlatLoad(self.of.sums, "part", V("fragment")), V(self.columns // 2)
@@ -359,7 +359,7 @@ class _Version:
         return (keep, For("fragment", ZERO, number, (Store("acc", V("fragment"), part, "sum"),), "unroll"))
 
     def instruction(self, body: Body) -> Body:
-        """Tensorization: a warpgroup's step of the reduction is one asynchronous group; elsewhere a lane's points."""
+        """Tensorize: a warpgroup's step of the reduction is one asynchronous group; else take a lane's points."""
         inst = next(n for n in walk(body) if isinstance(n, Inst))
         points = [n.var for n in walk(body) if isinstance(n, For)]
         if inst.statement == ACC:
@@ -367,9 +367,9 @@ class _Version:
         return lane_points(inst, points)
 
     def epilogue(self, body: Body) -> Body:
-        """All sums of a tile lie in the ring of the columns, which has as many bytes, once no consumer reads it.
+        """Stage all sums of a tile in the ring of the columns, which is as large, after the last consumer has read it.
 
-        In turn each consumer has a place of its own.
+        In the ping-pong form each consumer has memory of its own.
         """
         if self.size.in_turn:
             return body
@@ -378,7 +378,7 @@ class _Version:
         return (*self.done, consumed, *body)
 
     def reuse(self, body: Body) -> Body:
-        """A warp stages sums where its boxes are: once these are read."""
+        """Stage a warp's sums in place of its boxes, once these are read."""
         return (SENT, Call("pd_syncwarp"), *body)
 
     # -- statements ----------------------------------------------------------------------------------------------
@@ -398,15 +398,15 @@ class _Version:
         }
 
     def _slot(self, which: int, a: Mapping[str, Index], more: IndexLike = 0) -> Pointer:
-        """An element of the current slot of an operand's ring."""
+        """Return an element of the current slot of an operand's ring."""
         size = (self.tile.bm if which == 0 else self.columns) * self.step
         return Pointer(self.of.dtypes[which], "tile_" + "ab"[which], self.ring.slot(a[b("k")]) * size + more)
 
     def copy(self, which: int, a: Mapping[str, Index], fetch: bool = False) -> Body:
-        """One box of an operand (a panel of it, when it is contiguous along its columns).
+        """Copy one box of an operand (a panel of it, if it is contiguous along its columns).
 
-        Where blocks share it, each brings a part of its lines to all. CodegenError: they do not copy the same box.
-        ``fetch``: to L2 alone.
+        If blocks share it, each loads a part of its lines into all. CodegenError: they do not copy the same box.
+        ``fetch``: only to L2.
         """
         m, statement, axis = self.maps[which], (COPY_A, COPY_B)[which], "ij"[which]
         mn, k = (self.places.element(statement, x, a) for x in (axis, "k"))
@@ -424,7 +424,7 @@ class _Version:
         return (m.load("map_" + "ab"[which], place, mn, k, a, self.ring.full(a[b("k")]), blocks),)
 
     def accumulate(self, a: Mapping[str, Index]) -> Body:
-        """The four instructions of a step, for every 64 rows."""
+        """Issue the four instructions of a step, for every 64 rows."""
         along_k, at = self.maps[1].along_k, {**a, f("k"): V(f("k"))}
         cell = self.places.cell(ACC, "tile_a", at)
         item = ITEMSIZE[self.of.dtype]
@@ -434,7 +434,7 @@ class _Version:
         function = f"pd_wgmma_m64n{self.columns}k{self.points}_{TENSOR[self.of.dtypes]}"
         if self.of.dtype in HALF:
             function += f"<{int(not along_k)}>"
-        sums, more = ("part", V(f("k"))) if self.apart else ("acc", ONE)  # the first one of a step begins with zero
+        sums, more = ("part", V(f("k"))) if self.apart else ("acc", ONE)  # the first one of a step starts from zero
         first = V(f("i")) * (self.columns // 2)
         args = (Pointer(self.of.sums, sums, first), rows, columns, FromIndex("int32", more))
         every = For(f("i"), ZERO, V(self.size.shape[1]), (Call(function, args),), "unroll")
@@ -444,32 +444,32 @@ class _Version:
 WGMMA: Family[_Version] = Family(
     names=bound_names,
     first=(
-        Rule("balance", "shares of the reduction", _Version.split, where=lambda x: x.of.shares != ONE),
+        Rule("balance", "slices of the reduction", _Version.split, where=lambda x: x.of.shares != ONE),
         Rule("instruction", "points become an instruction", _Version.instruction, MarkName.INSTRUCTION),
         Rule("bind", "sizes become numbers", _Version.numbers),
         Rule("rank", "blocks of a cluster are units", lambda _, body: assign(body, {c("k"): RANK}), opens=(RANK,)),
-        Rule("combine", "they meet", lambda *_: MEETING, MarkName.COMBINE),
+        Rule("combine", "the blocks of a cluster synchronise", lambda *_: MEETING, MarkName.COMBINE),
         Rule("roles", "a producer and consumers around a ring", _Version.specialise_warps, MarkName.ROLES,
              opens=("acc", "part", ROUND), where=lambda x: not x.size.in_turn),
         Rule("roles", "a producer and consumers around a ring", _Version.specialise_blocks, MarkName.TASK,
              opens=("acc", "part", ROUND), where=lambda x: x.size.in_turn),
-        Rule("fold", "decided guards and single trips go", lambda _, body: fold(body)),
+        Rule("fold", "decided guards and single iterations are removed", lambda _, body: fold(body)),
     ),
     units=_Version.units,
     marks=(
         Rule("store", "epilogues on staged rows", lambda x, body: x.sums.store(body), MarkName.STORE,
              opens=("stage",)),
-        Rule("epilogue", "where rows are staged", _Version.epilogue, MarkName.EPILOGUE),
-        Rule("reuse", "boxes leave before others come", _Version.reuse, MarkName.START),
+        Rule("epilogue", "memory for staged rows", _Version.epilogue, MarkName.EPILOGUE),
+        Rule("reuse", "boxes are read before others are staged", _Version.reuse, MarkName.START),
     ),
     statements=_Version.table,
     opened=lambda _: ("acc", "part"),
     registers=lambda _: UNROLLED | ROLLED,
     order=(
-        Rule("rasterise", "blocks that share operands",
+        Rule("rasterise", "blocks that share operands run together",
              lambda _, body: rasterise(body, b("i"), b("j"), RASTER)),
         Rule("rounds", "a block has several tiles", _Version.rounds, where=lambda x: x.size.in_turn),
     ),
     band=lambda x, _: (blocks_step(x.size.parts),),
-    around=(Rule("registers", "what a thread holds are registers", _Version.allocate),),
+    around=(Rule("registers", "registers of a thread", _Version.allocate),),
 )  # fmt: skip

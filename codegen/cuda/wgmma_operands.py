@@ -1,4 +1,4 @@
-"""What warpgroups can multiply on sm_90a: the kinds of operands, and how TMA reaches them."""
+"""The operands that warpgroups can multiply on sm_90a: their kinds, and their tensor maps."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from polydyn.schedules.tree.rewrites import merge, pad_reduction
 
 V = Index.of
 Maps = tuple[TensorOperand | ImageOperand, TensorOperand]
-"""Of rows and of columns."""
+"""The operands of rows and of columns."""
 
 
 def reaches_wgmma(product: ProductGroup, tf32: bool = False) -> bool:
-    """Whether warpgroups can multiply it."""
+    """Whether warpgroups can multiply the product."""
     return bool(kind_of(product, tf32)) and not isinstance(tensor_operands(with_one_reduction(product)), str)
 
 
 def with_one_reduction(product: ProductGroup) -> ProductGroup:
-    """The product with all its reductions as one, where that one has a number of steps, of taps of whole tiles."""
+    """Return the product with its reductions merged, if the result has a known number of steps."""
     r, group = product.roles, product.group
     whole = _whole_tiles(product) if r.inner else None
     group = group if whole is None else pad_reduction(group, r.inner[-1], whole)
@@ -35,7 +35,10 @@ def with_one_reduction(product: ProductGroup) -> ProductGroup:
 
 
 def _whole_tiles(product: ProductGroup) -> Index | None:
-    """The channels of a tap rounded up to tiles, where that is not more than twice as many and they are not whole."""
+    """Return the channels of a tap rounded up to whole tiles, or None.
+
+    The result is None if they are whole already, or if rounding would double them or more.
+    """
     channels, step = product.extents[product.roles.inner[-1]].constant, STEP // ITEMSIZE[product.dtype]
     if channels is None or channels % step == 0 or 2 * channels <= step:
         return None
@@ -43,13 +46,14 @@ def _whole_tiles(product: ProductGroup) -> Index | None:
 
 
 def without_wgmma(product: ProductGroup, tf32: bool = False) -> str | None:
-    """Why a product of bytes, 8-bit floats or tf32 has no wgmma, though one of 16 bits might; None for all others."""
+    """Return why a product of bytes, 8-bit floats or tf32 cannot use wgmma although 16-bit types might; else None."""
     maps = tensor_operands(with_one_reduction(product))
     return maps if kind_of(product, tf32) in ("imma", "qmma", "tf32") and isinstance(maps, str) else None
 
 
 def kind_of(product: ProductGroup, tf32: bool) -> str | None:
-    """The warps' instruction on the same operands (``cuda_instructions``); None when wgmma has none on them."""
+    """Return the warp instruction on the same operands (``cuda_instructions``), or None if wgmma does not support them.
+    """
     dtypes = set(product.dtypes)
     if dtypes <= set(BYTES):
         return "imma"
@@ -59,7 +63,7 @@ def kind_of(product: ProductGroup, tf32: bool) -> str | None:
 
 
 def tensor_operands(product: ProductGroup) -> Maps | str:
-    """The operands behind tensor maps, or why one cannot be."""
+    """Return the operands with tensor maps, or the reason why one cannot have one."""
     r = product.roles
     if r.inner:
         return "it sums over several dims"

@@ -1,4 +1,4 @@
-"""The tiles that products of warpgroups are built for, and which of them numbers of rows and columns want."""
+"""The tiles of warpgroup products, and their selection by numbers of rows and columns."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ ROWS = 64
 POINTS = 32
 """Bytes of the reduction in an instruction."""
 PANEL = 64
-"""Columns of a panel, when the column operand is contiguous along them."""
+"""Columns of a panel, if the column operand is contiguous along them."""
 AXES = ("", "i", "j")
 """No axis, rows, columns."""
 
 
 @dataclass(frozen=True)
 class WgmmaTile:
-    """Columns of a tile, slots of the ring, warpgroups that consume, blocks of a multiprocessor.
+    """Columns of a tile, slots of the ring, consumer warpgroups, blocks per multiprocessor.
 
-    Consumers have 64 rows of a tile each; ``in_turn``: 128 rows, a whole tile, and blocks are persistent. ``cluster``:
-    two blocks, whose tiles are neighbours along rows ("i") or columns ("j"), bring half of the operand that they share
-    each, to both; empty: every block is alone. ``parts``: blocks of a cluster that share the reduction of a tile.
+    Consumers have 64 rows of a tile each. ``in_turn`` (ping-pong): each has 128 rows, a whole tile, and blocks are
+    persistent. ``cluster``: two blocks, whose tiles are adjacent along rows ("i") or columns ("j"), each load half of
+    the shared operand, into both; empty: no cluster. ``parts``: blocks of a cluster that K of a tile is split over.
     """
 
     columns: int
@@ -37,27 +37,28 @@ class WgmmaTile:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Consumers that share a tile, and instructions that the rows of each are."""
+        """Consumers of one tile, and instructions along the rows of each."""
         return (1, 2) if self.in_turn else (self.consumers, 1)
 
     @property
     def rows(self) -> int:
-        """Of a tile."""
+        """The number of rows of a tile."""
         return self.shape[0] * self.shape[1] * ROWS
 
     @property
     def together(self) -> int:
-        """Blocks of a cluster."""
+        """The number of blocks of a cluster."""
         return CLUSTER if self.cluster else 1
 
     @property
     def threads(self) -> int:
-        """Of a block."""
+        """The number of threads of a block."""
         return (self.consumers + 1) * WARPGROUP
 
     @property
     def registers(self) -> tuple[int, int, int]:
-        """Of a thread: when a block begins, then of the producer and of consumers, which ``setmaxnreg`` deals."""
+        """Registers of a thread: at launch, then of the producer and of consumers, which ``setmaxnreg`` redistributes.
+        """
         start, least = bounded_registers(self.threads, self.blocks), 40 if self.blocks == 1 else 24
         return start, least, min(240, (start * (self.consumers + 1) - least) // self.consumers // 8 * 8)
 
@@ -66,32 +67,32 @@ TILES = (WgmmaTile(256, 4), WgmmaTile(192, 5), WgmmaTile(128, 4), WgmmaTile(128,
          WgmmaTile(64, 4, 1, 3), WgmmaTile(192, 3, in_turn=True), WgmmaTile(128, 5, in_turn=True),
          WgmmaTile(64, 8, in_turn=True), WgmmaTile(256, 4, cluster="i"),
          WgmmaTile(192, 3, in_turn=True, cluster="i"), WgmmaTile(128, 5, in_turn=True, cluster="i"))  # fmt: skip
-"""Those of 64 rows are for few tiles, and blocks that are beside each other; those in turn for more tiles than
-multiprocessors; of 64 columns and more rows for columns that leave the last 128 half empty; clusters share columns, of
-which a tile has no fewer than rows."""
+"""Default tiles. 64-row tiles serve small results, with several blocks per SM. Ping-pong tiles serve results with
+more tiles than SMs. 64-column tiles with more rows avoid a half-empty last tile of 128 columns. Clusters multicast
+the column operand, of which a tile has at least as many columns as rows."""
 PARTS = (WgmmaTile(128, 4, parts=4), WgmmaTile(128, 4, 1, 2, parts=4), WgmmaTile(64, 4, 1, 3, parts=8))
-"""Those whose reduction blocks of a cluster share, for few tiles."""
+"""Tiles with K split over a cluster, for few tiles."""
 FLOAT8_TILES = (WgmmaTile(128, 4), WgmmaTile(128, 4, cluster="i"), WgmmaTile(128, 4, 1), WgmmaTile(64, 4, 1, 2))
-"""For floats of 8 bits, whose sums of a step are beside those of all steps in registers: in turn, a tile would have 64
-columns, and nobody would multiply while a step's sums are added.
-"""
+"""Tiles for 8-bit floats. Registers hold the sums of one K step and the running sums. A ping-pong tile would have
+only 64 columns, and the tensor cores would idle while sums are added."""
 SPLIT = TILES[2]
-"""For shares of a reduction."""
+"""The tile for K split over the grid."""
 STEP = 128
 """Bytes of the reduction in a tile: the swizzle's width."""
 EXACT = 192
-"""Columns that serve where they divide a known number: 768 of them are four blocks where 256 leave a quarter idle."""
+"""Columns of tiles that are used only if they divide the number of columns: 768 columns are four such blocks, where
+tiles of 256 leave a quarter idle."""
 FEW = 1024
-"""Rows up to which tiles of 64 rows are wanted, where their number is known."""
+"""Maximum rows for which 64-row tiles are preferred, if the number is known."""
 
 
 SHARED, RESERVED, SPARE = 227 << 10, 1 << 10, 24
-"""Bytes of shared memory for the blocks of a multiprocessor of sm_90, and those that the system takes for each of
-several; registers of a consumer besides its sums."""
+"""Bytes of shared memory for the blocks of an SM of sm_90, and bytes that the system reserves for each of several;
+registers of a consumer in addition to its sums."""
 
 
 def broken_rule(t: WgmmaTile) -> str | None:
-    """The rule that a tile breaks, by name; None when it can be built."""
+    """Return the name of the rule that a tile breaks, or None if it can be built."""
     start, least, registers = t.registers if 0 < t.threads * t.blocks <= 2048 else (0, 0, 0)
     sums = t.columns // 2 * t.shape[1]
     ring = (t.rows + t.columns) * STEP * t.stages + (t.consumers * ROWS * t.columns * 4 if t.in_turn else 0)
@@ -111,18 +112,19 @@ def broken_rule(t: WgmmaTile) -> str | None:
 
 
 def part_tiles(n: int | None, steps: int | None) -> tuple[WgmmaTile, ...]:
-    """Those of ``PARTS`` that so many columns and steps of the reduction want (None: not known now): each block has a
-    step, and columns alone do not make so many blocks that nothing is idle.
+    """Return the cluster split-K tiles that suit n columns and k steps (None means unknown).
+
+    Each block must get at least one step, and the column tiles alone must not fill the GPU.
     """
 
-    def wanted(t: WgmmaTile) -> bool:
+    def suits(t: WgmmaTile) -> bool:
         return (steps is None or steps >= t.parts) and (n is None or 2 * -(-n // t.columns) < ENOUGH)
 
-    return tuple(filter(wanted, PARTS))
+    return tuple(filter(suits, PARTS))
 
 
 def useful(t: WgmmaTile, m: int | None, n: int | None) -> bool:
-    """Whether so many rows and columns (None: not known now) want this tile."""
+    """Whether the tile suits an m x n result. None means that the extent is unknown."""
     exact = n is not None and n % EXACT == 0
     if (t.cluster == "i" and m is not None and m <= t.rows) or (t.cluster == "j" and n is not None and n <= t.columns):
         return False

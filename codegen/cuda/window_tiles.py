@@ -1,9 +1,9 @@
-"""CUDA kernels of large windows, channels last: a thread has a tile of pixels, of two neighbouring channels.
+"""CUDA kernels of large windows, channels last: a thread has a tile of pixels, of two adjacent channels.
 
-What a line of the image gives to a tile is loaded and converted once, into registers, for all taps along it and for all
-lines of the tile that read it: the loop runs over lines of the image, and in it each line of the tile takes the line of
-taps that meets it there. Lines of taps are loaded for each line of the tile; weights that are constants are stored in
-float32 for that (``polydyn.lowering.weights``), so nothing converts them.
+Each image row is loaded and converted once for a tile, into registers, for all taps along it and for all rows of the
+tile that read it. The loop runs over image rows. In each iteration, each row of the tile uses the row of taps that
+applies to this image row. Rows of taps are loaded for each row of the tile. Constant weights are stored in float32
+(``polydyn.lowering.weights``), so they need no conversion.
 """
 
 from __future__ import annotations
@@ -38,28 +38,30 @@ from polydyn.schedules.tree.scheduled import Scheduled
 from polydyn.schedules.tree.windows import LANES, LINES, OUTPUTS, window_tile
 
 MANY_TAPS = 20
-"""Taps of a window that are worth it: of fewer, loads and conversions of a line would serve too little."""
+"""Minimum taps of a window for this form: with fewer, the loads and conversions of an image row would serve too
+little."""
 CHANNELS, BLOCK, RESIDENT = 2, 32, 8
-"""Neighbouring channels of a thread; threads of a block, a warp, as tiles are large and threads share nothing but the
-first cache; blocks of these wanted on a multiprocessor.
-"""
+"""Adjacent channels of a thread; threads of a block, one warp, because tiles are large and threads share only L1;
+targeted blocks per multiprocessor."""
 HELD = 168
-"""Registers of 4 bytes that sums, a line of the image and a line of taps may take, of 255; others are addresses."""
+"""Maximum 32-bit registers for sums, an image row and a row of taps, of 255; the others hold addresses."""
 MOST_COLUMNS, MOST_LINES = 16, 8
 LOADED = 3
-"""Instructions that a load of a vector costs, its bytes from the first cache included, where sizes are chosen."""
+"""Cost of a vector load in instructions, its L1 bandwidth included, in the choice of sizes."""
 LIKELY = range(8, 65)
-"""Pixels along an axis of unknown extent."""
+"""Assumed pixels along an axis of unknown extent."""
 LINE, ROW = "line", "row"
-"""The registers of a line of the image; the loop over these."""
+"""The registers of an image row; the loop over image rows."""
 V = Index.of
 
 
 @dataclass(frozen=True)
 class TileAxes:
-    """``lines``, ``columns``: the iterators of a tile's pixels; ``taps``: those of the window along them. ``pace``:
-    lines of taps that the next line of pixels is ahead; ``size``: lines and columns of a tile, which reads ``places``
-    elements of a line of the image.
+    """The axes of a tile.
+
+    ``lines``, ``columns``: the iterators of a tile's pixels (rows and columns); ``taps``: the window's iterators along
+    them. ``pace``: rows of taps between successive rows of pixels; ``size``: rows and columns of a tile, which reads
+    ``places`` elements of an image row.
     """
 
     lines: str
@@ -71,10 +73,10 @@ class TileAxes:
 
 
 def tile_axes(group: Group, band: Sequence[str]) -> TileAxes | None:
-    """The axes of a group that is one reduction over a large window along two axes and maps of its result; else None.
+    """Match one reduction over a large window along two axes, and maps of its result; return its axes or None.
 
-    ``band``: the shared iterators, channels last. One tensor moves along with the pixels, and lines of it that a tile
-    reads are lines of taps apart. Where a tap is outside of it, a number stands for it.
+    ``band``: the shared iterators, channels last. One tensor moves along with the pixels, and its rows that a tile
+    reads are rows of taps apart. A number replaces taps outside of it.
     """
     cores = [s for s in group.statements if s.reduce]
     if len(cores) != 1 or len(band) < 3 or cores[0].reduce not in ("sum", "max", "min"):
@@ -98,20 +100,21 @@ def tile_axes(group: Group, band: Sequence[str]) -> TileAxes | None:
 
 
 def _is_plain(group: Group) -> bool:
-    """Whether all arrays are floats of at most 32 bits, and taps outside of the image may be left out."""
+    """Whether all arrays are floats of at most 32 bits, and taps outside the image may be skipped."""
     return adds_nothing_outside(group.backbone) and all(
         WIDENED.get(a.dtype, a.dtype) == "float32" for a in group.arrays.values()
     )
 
 
 def _places(columns: int, taps: int, step: Fraction) -> int:
-    """Elements of a line of the image that so many pixels read."""
+    """Return the number of elements of an image row that ``columns`` pixels read."""
     return len({u + step * k for u in range(columns) for k in range(taps)})
 
 
 def _step(group: Group, across: str, tap: str) -> Fraction | None:
-    """Outputs that a tap moves along ``across``, in the one tensor that moves along it; None where there is no such, or
-    where what an output reads is not what another one does, so many taps before.
+    """Return the outputs that a tap moves along ``across``, in the only tensor that moves along it.
+
+    Return None if there is no such tensor, or if outputs do not read each other's elements at shifted taps.
     """
     found = [(v, group.arrays[x.buffer].address(x.index)) for v in _reads(group.backbone.value) for x in set(loads(v))]
     moving = [(v, a) for v, a in found if across in a.symbols()]
@@ -125,7 +128,7 @@ def _step(group: Group, across: str, tap: str) -> Fraction | None:
 
 
 def _reads(v: Value) -> Iterator[Value]:
-    """The loads of a value, each with the choice that it stands in."""
+    """Yield the loads of a value, each with the choice that contains it."""
     if isinstance(v, Load):
         yield v
     elif isinstance(v, Op):
@@ -136,9 +139,9 @@ def _reads(v: Value) -> Iterator[Value]:
 def _size(
     group: Group, pixels: tuple[int | None, int | None], taps: Sequence[int], steps: tuple[Fraction, Fraction]
 ) -> tuple[int, int] | None:
-    """Lines and columns of a tile that take the fewest instructions for an output, as far as registers hold it.
+    """Return the rows and columns of a tile with the fewest instructions per output that fits the registers.
 
-    ``pixels``: extents of both axes, where they are known.
+    ``pixels``: extents of both axes, if known.
     """
     converted = any(ITEMSIZE[x.dtype] < ITEMSIZE["float32"] for x in loads(group.backbone.value))
     pace, found = steps[0].denominator, dict[tuple[int, int], float]()
@@ -153,7 +156,7 @@ def _size(
 
 
 def _tiles(pixels: int | None, size: int) -> float:
-    """Tiles for a pixel along an axis."""
+    """Return the average number of tiles per pixel along an axis."""
     return fmean(-(-n // size) / n for n in (LIKELY if pixels is None else [max(1, pixels)]))
 
 
@@ -176,18 +179,18 @@ class CudaWindowTile(CudaWindowKernel):
 
     @property
     def rows(self) -> int:
-        """Lines of the image that a tile reads."""
+        """The number of image rows that a tile reads."""
         x = self.pixels
         return x.pace * (x.size[0] - 1) + self._taps
 
     @property
     def _taps(self) -> int:
-        """Lines of taps."""
+        """The number of rows of taps."""
         return int(self.extents[self.pixels.taps[0]])
 
     @property
     def family(self) -> Family[Any]:
-        """As for a window; every question about an output is followed by its address."""
+        """The tables of a window; the address of an output is computed after its bounds checks."""
         return WINDOW_TILE
 
     def _size(self, axis: str) -> int:
@@ -208,8 +211,10 @@ class CudaWindowTile(CudaWindowKernel):
         return tile_work(self.group, box, body, BLOCK, self.lanes, registers, x.size[0], self._shares(body))
 
     def _shares(self, body: Body) -> tuple[Fraction, Fraction]:
-        """Of the lines of the image that all tiles read, those inside of it, as far as sizes are known; of the lines of
-        pixels in all of these, those that have taps there.
+        """Return two fractions, as far as sizes are known.
+
+        The first is the image rows inside the image among those that all tiles read. The second is the rows of pixels
+        that have taps there, among the rows of pixels of all these.
         """
         (rows,) = (n for n in walk_nodes(body) if isinstance(n, For) and n.var == ROW)
         asked = [c for n in rows.body if isinstance(n, If) and len(rows.body) == 1 for c in n.cond]
@@ -224,13 +229,13 @@ class CudaWindowTile(CudaWindowKernel):
         return (a[it(LINES)] * self.pixels.size[1] + a[it(OUTPUTS)]) * self.lanes + a[it(LANES)]
 
     def _arrays(self) -> dict[str, tuple[str, int]]:
-        """Sums and results of all pixels of a tile; a line of the image."""
+        """Return the registers for sums and results of all pixels of a tile, and for an image row."""
         count = self.pixels.size[0] * self.pixels.size[1]
         held = {n: (a.dtype, count) for n, a in self.group.arrays.items() if a.role == "local"}
         return held | {LINE: ("float32", self.pixels.places)}
 
     def outputs(self, body: Body) -> Body:
-        """Lines of taps become lines of the image; all outputs of a tile and the taps along a line are written out."""
+        """Turn the loop over rows of taps into one over image rows, and unroll the outputs and taps of a row."""
         buffers = stored(self.group.arrays)
 
         def every(n: Node) -> Node:
@@ -249,18 +254,18 @@ class CudaWindowTile(CudaWindowKernel):
         return unroll(rewrite(rewrite(body, every), rows), (it(LINES), it(OUTPUTS)))
 
     def _rows(self, taps: For) -> For:
-        """The loop over lines of taps, of all lines of a tile, as one over lines of the image.
+        """Turn the loop over rows of taps, of all rows of a tile, into a loop over image rows.
 
         Before: ``for j: for v: sum[v] += x[pace*v + j] * w[j]``. After: ``for row: line = x[row]; for v: if 0 <= row -
-        pace*v < J: sum[v] += line * w[row - pace*v]``. Each sum has its terms in the same order as before; what a line
-        outside of the image would add is left out.
+        pace*v < J: sum[v] += line * w[row - pace*v]``. Each sum has its terms in the same order as before; terms of
+        rows outside the image are skipped.
         """
         (lines,) = taps.body
         assert isinstance(lines, For), "the tree has a loop over lines inside"
         x, number, inner = self.pixels, V(ROW), (it(self.pixels.taps[1]), it(OUTPUTS))
         at = [number - x.pace * v for v in range(x.size[0])]
         parts = [substitute(lines.body, {it(LINES): V(v), taps.var: n}) for v, n in enumerate(at)]
-        written = [tuple(_straight(unroll(p, inner))) for p in parts]
+        written = [tuple(_guarded_stores(unroll(p, inner))) for p in parts]
         check_sums(written, self.group.arrays)
         readers = [self._readers(p) for p in written]
         shared = [r for r in readers[0] if ROW in _symbols(r) and all(r in other for other in readers)]
@@ -274,11 +279,11 @@ class CudaWindowTile(CudaWindowKernel):
             own = {r: guarded(r, c) for r, u in reads.items() for c in self._exists(OUTPUTS, V(u)) if r not in line}
             met = (Compare(">=", n, ZERO), Compare("<", n, V(self._taps)))
             made = tuple(_with(s, {**own, **line}) for s, _ in part)
-            body += (If(self._open((*met, *self._exists(LINES, (number - n) // x.pace))), made),)
+            body += (If(self._varying_checks((*met, *self._exists(LINES, (number - n) // x.pace))), made),)
         return replace(taps, var=ROW, lo=ZERO, hi=V(self.rows), body=(If(asked, body),) if asked else body)
 
     def _readers(self, part: Sequence[tuple[Store, tuple[Compare, ...]]]) -> dict[Value, int]:
-        """What a line of a tile reads of memory -> the first of its pixels that does so."""
+        """Return the reads of a tile's row -> the first of its pixels that has the read."""
         first, found = self._first(OUTPUTS), dict[Value, int]()
         for store, asked in part:
             u = next((int(c.left - first) for c in asked if (c.left - first).constant is not None), 0)
@@ -287,23 +292,23 @@ class CudaWindowTile(CudaWindowKernel):
         return found
 
     def _exists(self, axis: str, n: Index) -> tuple[Compare, ...]:
-        """The question whether a tile's element ``n`` of an axis exists, where it is one."""
+        """Return the bounds check of a tile's element ``n`` of an axis, if it needs one."""
         whole = self.schedule.map.extents[axis]
         if whole % self._size(axis) == ZERO or n == ZERO:
             return ()
         return (Compare("<", self._first(axis) + n, whole),)
 
-    def _open(self, asked: Iterable[Compare]) -> tuple[Compare, ...]:
-        """The questions whose answer is not the same for all tiles and lines of the image; equal ones alike."""
+    def _varying_checks(self, asked: Iterable[Compare]) -> tuple[Compare, ...]:
+        """Return the checks that are not the same for all tiles and image rows, without duplicates."""
         ranges: Ranges = {b(LINES): self._tiles(LINES), b(OUTPUTS): self._tiles(OUTPUTS), ROW: V(self.rows)}
         return tuple(dict.fromkeys(_simple(c) for c in asked if not _holds(c, ranges)))
 
     def _loaded(self, reads: Sequence[Value], readers: Mapping[Value, int]) -> tuple[tuple[Compare, ...], Body]:
-        """A line of the image comes into registers: the questions whether any of it is there, and its loads.
+        """Load an image row into registers. Return the checks whether any of it exists, and its loads.
 
-        A line is there for the first line of pixels that reads it; the others are not asked.
+        The checks are those of the first row of pixels that reads it.
         """
-        asked = [self._asked(r, readers[r]) for r in reads]
+        asked = [self._bounds_checks(r, readers[r]) for r in reads]
         common = tuple(c for c in asked[0] if all(c in other for other in asked))
         reader = (V(ROW) - self._taps + self.pixels.pace) // self.pixels.pace
         found: dict[tuple[Compare, ...], list[tuple[Store, Store]]] = {}
@@ -317,31 +322,31 @@ class CudaWindowTile(CudaWindowKernel):
             body += (If(own, then, orelse),) if own else then
         return (*common, *self._exists(LINES, reader)), body
 
-    def _asked(self, read: Value, reader: int) -> tuple[Compare, ...]:
-        """The questions under which something is read."""
+    def _bounds_checks(self, read: Value, reader: int) -> tuple[Compare, ...]:
+        """Return the bounds checks of a read."""
         own: list[Compare] = []
         if isinstance(read, Op):
             for part in conjuncts(read.args[0]):
                 c = comparison(part)
                 if c is None:
-                    raise CodegenError(f"a window asks {part}, which is no comparison of places")
+                    raise CodegenError(f"a window has the condition {part}, which is not a comparison of coordinates")
                 own.append(c)
-        return (*self._open(own), *self._exists(OUTPUTS, V(reader)))
+        return (*self._varying_checks(own), *self._exists(OUTPUTS, V(reader)))
 
 
-def _straight(body: Body, asked: tuple[Compare, ...] = ()) -> Iterator[tuple[Store, tuple[Compare, ...]]]:
-    """Stores with the questions that they stand under."""
+def _guarded_stores(body: Body, asked: tuple[Compare, ...] = ()) -> Iterator[tuple[Store, tuple[Compare, ...]]]:
+    """Yield stores with the checks that guard them."""
     for n in body:
         if isinstance(n, Store):
             yield n, asked
         elif isinstance(n, If) and not n.orelse and not any(c.decided() for c in n.cond):
-            yield from _straight(n.then, (*asked, *n.cond))
+            yield from _guarded_stores(n.then, (*asked, *n.cond))
         else:
             raise CodegenError(f"a tile of a window has {type(n).__name__} inside")
 
 
 def check_sums(parts: Iterable[Sequence[tuple[Store, tuple[Compare, ...]]]], arrays: Mapping[str, Array]) -> None:
-    """Refuses lines that do not add to sums of their own, each after another: these may not change places."""
+    """Raise CodegenError unless each row of a tile adds to sums of its own, because their order may change."""
     met: set[tuple[str, Index]] = set()
     for part in parts:
         cells = {(s.buffer, s.address) for s, _ in part}
@@ -353,12 +358,12 @@ def check_sums(parts: Iterable[Sequence[tuple[Store, tuple[Compare, ...]]]], arr
 
 
 def _symbols(read: Value) -> frozenset[str]:
-    """Of the addresses of what is read."""
+    """Return the symbols in the addresses of a read."""
     return frozenset(x for v in walk_value(read) if isinstance(v, FlatLoad) for x in v.address.symbols())
 
 
 def _slack(c: Compare) -> Index | None:
-    """What is at least 0 exactly where a comparison holds; None: it asks for equality."""
+    """Return an Index that is >= 0 exactly if a comparison holds, or None for an equality."""
     slack = {">=": c.left - c.right, ">": c.left - c.right - 1, "<=": c.right - c.left, "<": c.right - c.left - 1}
     return slack.get(c.relation)
 
@@ -369,7 +374,7 @@ def _holds(c: Compare, ranges: Ranges) -> bool:
 
 
 def _simple(c: Compare) -> Compare:
-    """A question about a multiple of one symbol and a number, as one about the symbol."""
+    """Rewrite a check of a multiple of one symbol plus a number as one of the symbol."""
     slack = _slack(c)
     if slack is None or len(slack.symbols()) != 1:
         return c

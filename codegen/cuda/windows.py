@@ -1,9 +1,9 @@
-"""CUDA kernels of windows whose outputs share what they read: depthwise convolutions and poolings, channels last.
+"""CUDA kernels of windows whose outputs share inputs: depthwise convolutions and poolings, channels last.
 
-A thread has a vector of neighbouring channels and a few outputs of the outermost iterator that the window walks along:
-lines of an image. What they read of a line is loaded once for all of them, into registers. Threads beside each other
-are beside each other on the line, so what their windows share comes from the first cache; between lines nothing
-would, as a block seldom has several. So the outputs of a thread are lines and not pixels of a line.
+A thread has a vector of adjacent channels and a few outputs of the outermost iterator along which the window moves:
+image rows. The inputs of an image row are loaded once for all of them, into registers. Adjacent threads have adjacent
+pixels of an image row, so the common inputs of their windows come from L1. Threads with different image rows would
+share nothing, because a block seldom has several. So the outputs of a thread are on different image rows.
 """
 
 from __future__ import annotations
@@ -52,16 +52,18 @@ from polydyn.schedules.tree.windows import LANES, OUTPUTS, window
 
 THREADS, MOST_LANES = 256, 8
 MOST_OUTPUTS, MOST_TAPS = 4, 64
-"""Outputs of a thread; its taps that are written out, those of all outputs together."""
+"""Maximum outputs of a thread; maximum unrolled taps of all its outputs."""
 HELD = 72
-"""Registers of sums and of what is in flight up to which two blocks fit a multiprocessor without spills."""
+"""Maximum registers of sums and loads in flight for which two blocks fit an SM without spills."""
 V = Index.of
 
 
 @dataclass(frozen=True)
 class Axes:
-    """``across``: the iterator of a thread's outputs, of which it has ``outputs``; ``taps``: the window's iterators,
-    the last one moves along ``across``.
+    """The axes of a window kernel.
+
+    ``across``: the iterator of a thread's outputs, of which it has ``outputs``; ``taps``: the window's iterators, the
+    last of which moves along ``across``.
     """
 
     across: str
@@ -70,8 +72,9 @@ class Axes:
 
 
 def window_axes(group: Group, band: tuple[str, ...]) -> Axes | None:
-    """The axes of a group that is one reduction over a window of constant size, not of 0, and maps of its result,
-    outputs of which read the same elements; else None. ``band``: the shared iterators, vectors run along the last one.
+    """Match one reduction over a window of constant nonzero size, and maps of its result; return its axes.
+
+    Return None unless outputs read common elements. ``band``: the shared iterators; vectors run along the last one.
     """
     cores = [s for s in group.statements if s.reduce]
     if len(cores) != 1 or len(band) < 2 or cores[0].reduce not in ("sum", "max", "min"):
@@ -91,14 +94,15 @@ def window_axes(group: Group, band: tuple[str, ...]) -> Axes | None:
 
 
 def _outputs(most: int | None, taps: int) -> int:
-    """Outputs of a thread: of a known number of lines as many as leave few idle."""
+    """Return the outputs of a thread: for a known number of rows, as many as leave few idle."""
     count = min(MOST_OUTPUTS, MOST_TAPS // taps)
     return count if not most or not count else -(-most // -(-most // count))
 
 
 def _share(group: Group, core: Statement, across: str, tap: str, outputs: int) -> Fraction:
-    """Elements that neighbouring outputs read over those that each of them reads; 1 where they share none, or where
-    more than one tensor moves along with them.
+    """Return the ratio of the distinct elements that adjacent outputs read to the sum of each output's elements.
+
+    It is 1 if they have none in common, or if more than one tensor moves along with them.
     """
     found = [group.arrays[x.buffer].address(x.index) for x in set(loads(core.value))]
     moving = [a for a in found if across in a.symbols()]
@@ -112,7 +116,7 @@ def _share(group: Group, core: Statement, across: str, tap: str, outputs: int) -
 class CudaWindowKernel:
     """Builds the kernels of a window over ``axes``: the reduction of ``group`` has its iterators in their order.
 
-    ``version``: their name; ``threads``: of a block; ``sides``: the axes of a thread's tile.
+    ``version``: the name of the kernels; ``threads``: threads of a block; ``sides``: the axes of a thread's tile.
     """
 
     version, threads = "window", THREADS
@@ -133,7 +137,7 @@ class CudaWindowKernel:
 
     @cached_property
     def places(self) -> Places:
-        """Where instances are."""
+        """The coordinates of instances."""
         return Places(self.schedule)
 
     @cached_property
@@ -142,7 +146,7 @@ class CudaWindowKernel:
         return Proven(self.schedule, vectors_inside(self.group, self.prefix, self.phases))
 
     def versions(self) -> tuple[Kernel, ...]:
-        """The kernel with indices of both widths; nothing where results cannot be stored as vectors."""
+        """Build the kernel with indices of both widths; return nothing if results cannot be stored as vectors."""
         along = self.extents[self.prefix[-1]]
         if self.lanes == 1 or (along.constant or 0) % self.lanes:
             return ()
@@ -170,20 +174,20 @@ class CudaWindowKernel:
         return WINDOW
 
     def sizes(self) -> dict[str, IndexLike]:
-        """The numbers of tiles, and of lanes."""
+        """Return the numbers of tiles, and of lanes."""
         sizes: dict[str, IndexLike] = {extent(b(x)): self._tiles(x) for x in self.sides}
         return sizes | {extent(it(LANES)): self.lanes}
 
     def origins(self, body: Body) -> Body:
-        """Where a tile begins."""
+        """Bind the starts of a tile."""
         return substitute(body, {self.schedule.map.origins[x].symbol: self._first(x) for x in self.sides})
 
     def opened(self) -> tuple[str, ...]:
-        """What statements begin to use: where a tile begins, and its cells."""
+        """Return the names that statements introduce: the starts of tiles, and the cells of a tile."""
         return (*(str(self.schedule.map.origins[x].symbol) for x in self.sides), *self._arrays())
 
     def threads_step(self, count: Index) -> tuple[Step, ...]:
-        """Each thread is a task: neighbours have neighbouring vectors, then pixels, then tiles."""
+        """Return the step that makes each thread a task. Adjacent threads have adjacent vectors, pixels, tiles."""
         task = V("bid") * self.threads + V("tid")
         names = self._blocked()
         order = (*(names.get(x, it(x)) for x in self.prefix[:-1]), b(LANES))
@@ -197,23 +201,23 @@ class CudaWindowKernel:
         )
 
     def _tiles(self, axis: str) -> Index:
-        """The number of tiles along an axis."""
+        """Return the number of tiles along an axis."""
         return self.extents[self.prefix[-1]] // self.lanes if axis == LANES else self.schedule.extents()[b(axis)]
 
     def _size(self, axis: str) -> int:
-        """Elements of a tile along an axis."""
+        """Return the elements of a tile along an axis."""
         return self.lanes if axis == LANES else self.axes.outputs
 
     def _first(self, axis: str) -> Index:
-        """Where a tile begins; of a single one there is no loop."""
+        """Return the start of a tile; a single tile has no loop."""
         return ZERO if self._tiles(axis) == ONE else V(b(axis)) * self._size(axis)
 
     def _blocked(self) -> dict[str, Coord]:
-        """The loops over tiles of the band's iterators, but of the last one."""
+        """Return the loops over tiles of the band's iterators, except of the last one."""
         return {self.axes.across: b(OUTPUTS)}
 
     def _blocks(self, body: Body) -> int:
-        """Blocks wanted on a multiprocessor, as sums of a thread and what it loads at once take registers."""
+        """Return the targeted blocks per multiprocessor, from the registers for sums and concurrent loads."""
         loaded = [ITEMSIZE[x.dtype] for x in vectors(body, "pd_ldg_wide")]
         return 2 if self.lanes * self.axes.outputs + sum(loaded) * self.lanes // 4 <= HELD else 1
 
@@ -221,13 +225,13 @@ class CudaWindowKernel:
         return window_work(self.group, self._box(), body, self.threads, self.lanes, registers)
 
     def _box(self) -> dict[str, int]:
-        """The outputs of a block: iterator of the band -> how many."""
+        """Return the outputs of a block: iterator of the band -> count."""
         x = self.axes
         others = tuple(y for y in self.prefix if y != x.across)
         return points(self.group.backbone, others, THREADS * self.lanes) | {x.across: x.outputs}
 
     def lowering(self, s: Statement) -> Lowering:
-        """What executes a statement's instance; what stays in the tile are cells of an array."""
+        """Return the lowering of a statement; results of the tile are cells of an array."""
         array = self.group.arrays[s.array]
 
         def f(a: Coordinates) -> Body:
@@ -244,11 +248,11 @@ class CudaWindowKernel:
         return FlatLoad(x.dtype, x.buffer, self._cell(a)) if local else None
 
     def _cell(self, a: Coordinates) -> Index:
-        """Where an output's result lies in the tile: a vector for each output."""
+        """Return the offset of an output's result in the tile: a vector for each output."""
         return a[it(OUTPUTS)] * self.lanes + a[it(LANES)]
 
     def outputs(self, body: Body) -> Body:
-        """Each output of a tile under the question whether it exists, which not all of the last tile do."""
+        """Guard each output of a tile by its bounds check, because the last tile may be partial."""
         x, whole = self.axes, self.schedule.map.extents[OUTPUTS]
         first = self._first(OUTPUTS)
 
@@ -263,7 +267,7 @@ class CudaWindowKernel:
         return asked_once(body, stored(self.group.arrays), first)
 
     def tile(self, body: Body) -> Body:
-        """The loop over lanes as vectors, around it the cells of the tile."""
+        """Turn the loop over lanes into vectors, with the cells of the tile around it."""
         (lanes,) = body
         assert isinstance(lanes, For), "the tree has a loop over lanes"
         names = (*self.prefix, *map(b, self.sides), it(LANES))
@@ -277,16 +281,16 @@ class CudaWindowKernel:
         return out
 
     def _arrays(self) -> dict[str, tuple[str, int]]:
-        """Arrays of registers that a thread has: name -> dtype, vectors."""
+        """Return the register arrays of a thread: name -> (dtype, vectors)."""
         return {n: (a.dtype, self.axes.outputs) for n, a in self.group.arrays.items() if a.role == "local"}
 
 
 def asked_once(body: Body, buffers: Collection[str], first: Index) -> Body:
-    """Elements are loaded where an output exists that reads them, and not asked for again by others.
+    """Load each element once, under the bounds check of the first output that reads it.
 
-    Before: straight lines of statements, each under ``first + u < n``, for its output u. Results that stay in the tile
-    lose the question, which is now that of the first output that reads an element: where it does not exist, no other
-    one does. The first output of a tile exists. Stores to memory stay under theirs.
+    Before: straight-line statements, each guarded by ``first + u < n`` for its output u. Results of the tile lose the
+    check: the loads have that of the first output that reads an element. If it does not exist, no later output does.
+    The first output of a tile always exists. Stores to memory keep their check.
     """
     body = tuple(with_bodies(n, tuple(asked_once(x, buffers, first) for x in bodies(n))) for n in body)
     kept = [n for n in body if isinstance(n, If) and not any(_is_stored(x, buffers) for x in n.then)]
@@ -304,7 +308,7 @@ def _is_stored(n: Node, buffers: Collection[str]) -> bool:
 
 
 def read_of_memory(v: Value, buffers: Collection[str]) -> Iterator[Value]:
-    """What a value reads of memory: loads, each with the choice that it stands in."""
+    """Yield the loads of a value from memory, each with the choice that contains it."""
     if isinstance(v, FlatLoad) and v.buffer in buffers:
         yield v
     elif isinstance(v, Op):
@@ -313,7 +317,7 @@ def read_of_memory(v: Value, buffers: Collection[str]) -> Iterator[Value]:
 
 
 def guarded(v: Value, exists: Compare) -> Value:
-    """What is read, where an output exists that reads it."""
+    """Guard a read by the existence of an output that reads it."""
     asked = Op("bool", "lt", (FromIndex("int64", exists.left), FromIndex("int64", exists.right)))
     if isinstance(v, Op):
         choice, *values = v.args
@@ -333,9 +337,9 @@ WINDOW: Family[CudaWindowKernel] = Family(
     statements=lambda x: {s.name: x.lowering(s) for s in x.group.statements},
     opened=CudaWindowKernel.opened,
     stores=(
-        Rule("origin", "where a tile begins", CudaWindowKernel.origins),
-        Rule("outputs", "all outputs of a tile and their taps, written out", lambda x, body: x.outputs(body)),
-        Rule("widen", "neighbouring elements become a vector", lambda x, body: x.tile(body), MarkName.TILE),
+        Rule("origin", "the start of a tile", CudaWindowKernel.origins),
+        Rule("outputs", "all outputs of a tile and their taps are unrolled", lambda x, body: x.outputs(body)),
+        Rule("widen", "adjacent elements become a vector", lambda x, body: x.tile(body), MarkName.TILE),
     ),
     band=lambda x, count: x.threads_step(count),
 )

@@ -1,6 +1,6 @@
-"""What a block of a CUDA kernel does, as numbers that a model of launch times reads (``polydyn.program.estimates``).
+"""The work of a block of a CUDA kernel, in numbers for a model of launch times (``polydyn.program.estimates``).
 
-Each family of kernels says it for itself, from the tile that it was built with: nothing here knows a device.
+Each family of kernels computes it from the tile that it was built with. Nothing here depends on a device.
 """
 
 from __future__ import annotations
@@ -24,33 +24,35 @@ from polydyn.schedules.model import Group, Statement, stored
 WARP, WAVEFRONT, REGISTERS = 32, 128, 65536
 """Threads of a warp; bytes of shared memory that a warp reads at once; 32-bit registers of a multiprocessor."""
 ASYNCHRONOUS, GUARDED, THROUGH_REGISTER, DIVIDED = 4, 8, 12, 36
-"""Instructions of a copy: address, bounds and cp.async; the same of pixels, whose taps may be outside; address, bounds,
-load, selection and store; the same of a pixel's element whose tap each thread finds by divisions.
-"""
+"""Instructions of a copy.
+
+ASYNCHRONOUS: address, bounds and cp.async. GUARDED: the same for pixels, whose taps may be outside.
+THROUGH_REGISTER: address, bounds, load, selection and store. DIVIDED: the same for a pixel's element whose tap each
+thread finds by divisions."""
 UNITS = {"float32": "f32", "int32": "f32", "float16": "f16", "bfloat16": "bf16", "int8": "s8", "uint8": "s8",
          "float8_e4m3fn": "f8", "float8_e5m2": "f8"}  # fmt: skip
-"""The peak rate (``polydyn.gpu.hardware.Hardware.peak_tflops``) that products of a dtype are bound by."""
+"""The peak rate (``polydyn.gpu.hardware.Hardware.peak_tflops``) that bounds the products of a dtype."""
 ENOUGH = 192
-"""Blocks that leave no multiprocessor of a large device idle. Where blocks might share the reduction, less than twice
-as many as there are without is not worth a meeting.
-"""
+"""Number of blocks that fills a large GPU. Split-K pays only if it at least doubles the number of blocks."""
 SHARERS = (2, 4, 8)
-"""Blocks that may share a reduction."""
+"""Numbers of blocks that K may be split over."""
 STAGED = 2
-"""Instructions for a result besides its arithmetic: read from shared memory, converted, stored, some at a time."""
+"""Instructions per result in addition to its arithmetic: load from shared memory, conversion, store, several at a
+time."""
 FLOAT = 4
-"""Bytes of a float; of fewer one is converted."""
+"""Bytes of a float32. Narrower types need a conversion."""
 OF_A_LINE, OF_TAPS = 14, 5
-"""Instructions of tiles of windows for a line of the image and for one of taps, beside what is counted: addresses, the
-loop, what is zero outside.
-"""
+"""Instructions of window tiles per image row and per row of taps, in addition to the counted ones: addresses, the
+loop, zeros outside."""
 UNROLLED, SERIAL = 4, 8
-"""Iterations of a loop whose loads are in flight together: one that is dealt to lanes, one that a thread has alone."""
+"""Iterations of a loop whose loads are in flight at the same time: a loop mapped to lanes, a loop of one thread."""
 
 
 def sharers(columns: Index, steps: Index) -> int:
-    """Blocks that share a reduction, where there is one row of ``columns`` tiles: the fewest that make enough blocks,
-    the most where columns are not known now; each has one of the ``steps``.
+    """Return the number of blocks that K is split over, for one row of ``columns`` tiles.
+
+    It is the smallest that fills the GPU, or the largest if the number of columns is unknown. Each block has at least
+    one of the ``steps``.
     """
     most = [x for x in SHARERS if steps.constant is None or x <= steps.constant]
     if columns.constant is None:
@@ -61,19 +63,19 @@ def sharers(columns: Index, steps: Index) -> int:
 
 
 def bounded_registers(threads: int, blocks: int) -> int:
-    """What the compiler may give a thread where ``blocks`` are wanted on a multiprocessor."""
+    """Return the registers that the compiler may give a thread for ``blocks`` blocks per multiprocessor."""
     return min(255, REGISTERS // (threads * blocks) // 8 * 8)
 
 
 def product_work(tile: CudaTile, copies: Sequence[Copy], steps: Index, blocks: int, row_each: bool = False) -> Work:
-    """A tile of a product whose operands come through a ring of shared memory, by instructions of warps or threads.
+    """Return the work of a product tile whose operands pass through a ring, with warp or thread instructions.
 
     ``row_each``: a thread copies the elements of one row.
     """
     cores, item = not tile.kind.warp, max(ITEMSIZE[c.dtype] for c in copies)
     instructions = sum(-(-c.elements // c.vector // WARP) * _of_a_copy(c, row_each) for c in copies)
     units = tile.bm // tile.wm * (tile.bn // tile.wn)
-    # threads of a warp read one element each, many of them the same: a wavefront for each
+    # threads of a warp read one element each, many of them equal: one wavefront per element
     shared = units * (tile.wm + tile.wn) * tile.bk * (WAVEFRONT // WARP if cores else item)
     flops = 2 * tile.bm * tile.bn * tile.bk * tile.kind.times
     instructions += shared // WAVEFRONT + (flops // (2 * WARP) if cores else 0)
@@ -86,10 +88,10 @@ def product_work(tile: CudaTile, copies: Sequence[Copy], steps: Index, blocks: i
 
 
 def with_epilogues(work: Work, group: Group, statements: Sequence[Statement], parts: int = 1) -> Work:
-    """The work with what a block does with its results: the arithmetic, loads and stores of ``statements``.
+    """Add the work on a block's results: the arithmetic, loads and stores of ``statements``.
 
-    What lies along one side of a tile only, a bias, is in a cache when it is read again. ``parts``: blocks that share
-    the results.
+    Operands along only one side of a tile, such as a bias, are cached when they are read again. ``parts``: blocks that
+    split the results.
     """
     buffers, fast = stored(group.arrays), is_fast(a.dtype for a in group.arrays.values() if a.role == "output")
     slots, moved = STAGED, 0
@@ -104,7 +106,7 @@ def with_epilogues(work: Work, group: Group, statements: Sequence[Statement], pa
 
 
 def _of_a_copy(c: Copy, row_each: bool) -> int:
-    """Instructions of a copy; what computes a vector does it for each element."""
+    """Return the instructions of a copy; a computed vector takes them for each element."""
     operations = [x for x in walk(c.operand.value) if isinstance(x, Op) and x.name != "cast"]
     if c.asynchronous:
         return GUARDED if operations else ASYNCHRONOUS
@@ -116,11 +118,11 @@ def _of_a_copy(c: Copy, row_each: bool) -> int:
 def row_work(
     group: Group, prefix: tuple[str, ...], threads: int, per: int, lanes: int, registers: int, held: bool = False
 ) -> Work:
-    """Element-wise and row kernels: ``per`` threads share the inner loops of a row, each takes ``lanes`` elements.
+    """Return the work of element-wise and row kernels: ``per`` threads split the inner loops of a row.
 
-    A loop that reads global memory waits for it; what earlier loops left in shared memory is there. ``held``: registers
-    keep a row, which is read once. Where threads have elements of their own, what several of a block read comes from L2
-    once (``brought``).
+    Each thread takes ``lanes`` elements. A loop that reads global memory waits for it; data of earlier loops is in
+    shared memory. ``held``: registers keep a row, which is read once. If threads have elements of their own, elements
+    that several threads of a block read come from L2 once (``brought``).
     """
     buffers, inner = stored(group.arrays), [s for s in group.statements if len(s.iters) > len(prefix)]
     statements = inner or list(group.statements)
@@ -136,7 +138,7 @@ def row_work(
         requests = sum(max(WAVEFRONT, WARP * lanes * ITEMSIZE[x.dtype]) for x in read) * threads // WARP
     fast = is_fast(a.dtype for a in group.arrays.values() if a.role == "output")
     guards = {x for s in statements for x in walk(s.value) if isinstance(x, Op) and x.dtype == "bool" and not loads(x)}
-    choices = len(guards)  # of all lanes
+    choices = len(guards)  # for all lanes together
     arithmetic = sum(of_value(s.value, fast) for s in statements) - choices
     reads = sum(len(set(loads(s.value))) for s in statements)
     operations = lanes * (arithmetic + reads) + choices + 2 * len(statements) + reads  # a vector is loaded once
@@ -150,9 +152,9 @@ def row_work(
 
 
 def window_work(group: Group, box: Mapping[str, int], body: Body, threads: int, lanes: int, registers: int) -> Work:
-    """A window of which a thread has several outputs, the loads of a step in flight together; ``body``: of a thread.
+    """Return the work of a window with several outputs per thread. The loads of a step are all in flight.
 
-    ``box``: outputs of a block, iterator -> how many (``brought``).
+    ``body``: the statements of a thread. ``box``: outputs of a block, iterator -> count (``brought``).
     """
     core, loops = group.backbone, [n for n in walk_nodes(body) if isinstance(n, For) and n.kind != "unroll"]
     inside = loops[-1].body if loops else ()
@@ -172,9 +174,10 @@ def tile_work(
     group: Group, box: Mapping[str, int], body: Body, threads: int, lanes: int, registers: int, lines: int,
     shares: tuple[Fraction, Fraction],
 ) -> Work:  # fmt: skip
-    """A window of which a thread has a tile of outputs: a step loads a line of the image, then each of the ``lines`` of
-    the tile takes the taps that meet it there. ``box``: as for a window; ``shares``: of the steps, those that load a
-    line, and of the lines of a tile in all steps those that have taps.
+    """Return the work of a window with a tile of outputs per thread.
+
+    A step loads an image row, then each of the ``lines`` rows of the tile applies its taps. ``box`` as for a window.
+    ``shares``: the fraction of steps that load a row, and the fraction of (tile row, step) pairs that have taps.
     """
     core, (rows,) = group.backbone, [n for n in walk_nodes(body) if isinstance(n, For) and n.kind != "unroll"]
     fast, warps = is_fast(a.dtype for a in group.arrays.values() if a.role == "output"), threads // WARP
@@ -193,18 +196,18 @@ def tile_work(
 
 
 def _moved(body: Body, function: str) -> int:
-    """Bytes of a lane that vectors move."""
+    """Return the bytes that the vector accesses of a lane move."""
     return sum(ITEMSIZE[p.dtype] for p in vectors(body, function))
 
 
 def vectors(body: Body, function: str) -> list[Pointer]:
-    """The places in memory of the vectors that a function loads or stores."""
+    """Return the addresses of the vectors that a function loads or stores."""
     calls = (n for n in walk_nodes(body) if isinstance(n, Call) and n.function.startswith(function))
     return [p for n in calls for p in n.args[function == "pd_ldg_wide" :][:1] if isinstance(p, Pointer)]
 
 
 def _vector_slots(body: Body, lanes: int, fast: bool) -> int:
-    """Instructions of a thread with vectors: arithmetic of all lanes, accesses with their conversions, questions.
+    """Return a thread's instructions with vectors: arithmetic of all lanes, accesses with conversions, bounds checks.
 
     ``python -m benchmarks.gpu.sass`` counts 228 in the machine code of three taps of four outputs, this 225.
     """
@@ -224,7 +227,7 @@ def _vector_slots(body: Body, lanes: int, fast: bool) -> int:
 
 
 def points(s: Statement, band: Sequence[str], count: int) -> dict[str, int]:
-    """So many neighbouring points of a band as a box: iterator -> how many. One of unknown extent has all the rest."""
+    """Return ``count`` adjacent points of a band as a box: iterator -> count. An unknown extent takes the rest."""
     extents, left, found = dict(s.iters), count, dict[str, int]()
     for x in reversed(band):
         most = extents[x].constant
@@ -234,13 +237,12 @@ def points(s: Statement, band: Sequence[str], count: int) -> dict[str, int]:
 
 
 def brought(group: Group, s: Statement, box: Mapping[str, int]) -> int:
-    """Bytes that a block brings from L2 for the loads of a statement, on average for a step of its inner loops: of all
-    taps of a window every element once, however many outputs read it.
+    """Return the bytes that a block loads from L2 for the loads of a statement, averaged over steps of its inner loops.
 
-    ``box``: the outputs of the block, iterator of the band -> how many. A tap moves a fraction of what an output does;
-    loops of unknown extent, or of 0, whose elements none shares, are a step. Ferrante, Sarkar and Thrash, "On
-    estimating and enhancing cache effectiveness" (1991), count the elements of a reference so. The first cache holds
-    them: a block's are a few tens of KB.
+    Each element of a window's taps counts once, for all outputs that read it. ``box``: the outputs of the block,
+    iterator of the band -> count. A tap moves a fraction of an output's distance; loops of unknown extent, or of 0,
+    have no shared elements and count as a step. Ferrante, Sarkar and Thrash, "On estimating and enhancing cache
+    effectiveness" (1991), count the elements of a reference in this way. L1 holds them: a few tens of KB per block.
     """
     total = Fraction(0)
     taps = {x: int(e) for x, e in s.iters if x not in box and e.constant}
@@ -260,12 +262,12 @@ def brought(group: Group, s: Statement, box: Mapping[str, int]) -> int:
 
 
 def _outputs_along(address: Index, tap: str, band: Iterable[str]) -> tuple[str, Fraction]:
-    """The iterator of the band that a tap moves along with, and how far; none ("") where there is no such."""
+    """Return the iterator of the band that a tap moves along with, and its ratio; ("", 0) if there is none."""
     steps = {x: together(address.split(tap)[0], address.split(x)[0]) for x in band}
     found = [(x, r) for x, r in steps.items() if r is not None]
     return min(found, key=lambda x: max(x[1].numerator, x[1].denominator), default=("", Fraction(0)))
 
 
 def _touched(s: Statement, buffers: Mapping[str, str]) -> list[str]:
-    """The buffers of what an iteration loads and stores."""
+    """Return the buffers that an iteration loads from and stores to."""
     return [a for a in (*(x.buffer for x in set(loads(s.value))), s.array) if a in buffers]
