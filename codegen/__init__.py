@@ -1,6 +1,6 @@
-"""Code generation: loop IR, mark-directed passes, printers. Knows nothing of graphs.
+"""Code generation: loop IR, mark-directed passes, printers. It does not depend on graphs.
 
-Imported as ``polydyn.codegen`` only: under a second name every class would exist twice.
+Import this package as ``polydyn.codegen`` only: under a second name every class would exist twice.
 """
 
 if __name__ != "polydyn.codegen":

@@ -32,12 +32,14 @@ from polydyn.schedules.expr import INTEGERS, Load
 def verify_body(
     body: Body, symbols: Iterable[str], buffers: Iterable[str], *, open_names: frozenset[str] | None = None
 ) -> None:
-    """Invariants: every symbol is bound where it is used and never bound twice; buffers are parameters or allocated;
-    registers are defined once, before use, in an enclosing scope, and keep their number of lanes (a scalar integer is a
-    symbol from there on); no instances, marks or logical loads are left.
+    """Check the invariants of a body; CodegenError otherwise.
 
-    ``open_names``: between two passes; these symbols and buffers may be bound by a later one, and what is not lowered
-    yet may be there.
+    Every symbol is bound where it is used and never bound twice. Buffers are parameters or allocated. Registers are
+    defined once, before use, in an enclosing scope, and keep their number of lanes (a scalar integer is a symbol from
+    there on). No instances, marks or logical loads are left.
+
+    ``open_names`` is given between two passes: later passes may bind these symbols and buffers, and nodes that are not
+    lowered yet are allowed.
     """
     lowered = open_names is None
     _check(body, frozenset(symbols), dict[str, int](), frozenset(buffers), _Rules(lowered, open_names or frozenset()))
@@ -45,14 +47,14 @@ def verify_body(
 
 @dataclass(frozen=True)
 class _Rules:
-    """``lowered``: nothing may be left to lower. ``open``: names that need no binding."""
+    """Rules of a check. ``lowered``: nothing may be left to lower. ``open``: names that need no binding."""
 
     lowered: bool
     open: frozenset[str]
 
 
 def free_names(body: Body) -> frozenset[str]:
-    """The symbols and buffers that a body uses and does not bind itself."""
+    """Return the symbols and buffers that a body uses and does not bind itself."""
     used, bound = set[str](), set[str]()
     for n in walk(body):
         symbols, fetched = mentions(n)
@@ -98,7 +100,7 @@ def _check(body: Body, bound: frozenset[str], regs: dict[str, int], buffers: fro
 
 @dataclass(frozen=True)
 class _Reads:
-    """What the value of a node reads: registers with their lanes, buffers, arrays by logical loads; its own lanes."""
+    """Reads of a node's value: registers with lanes, buffers, arrays of logical loads; and the value's lanes."""
 
     registers: frozenset[tuple[str, int]]
     buffers: frozenset[str]
@@ -107,7 +109,7 @@ class _Reads:
 
 
 def _reads(n: Store | Def | Set) -> _Reads:
-    """Remembered by the node, which never changes: passes leave most nodes as they are."""
+    """Return the reads. They are cached in the node, which never changes: passes leave most nodes unchanged."""
     cache: _Reads | None = n.__dict__.get("_reads")
     if cache is None:
         parts = list(walk_value(n.value))

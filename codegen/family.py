@@ -1,21 +1,21 @@
-"""The pipeline that builds kernels. A family of kernels says what is special about it in tables; the order is here:
+"""The pipeline that builds kernels. Families of kernels have tables; the order of the phases is here.
 
     loops       of a proven schedule
-    first       rules on the bare loops: the steps of a share of a reduction
-    sizes       symbols become numbers; loops of one step and decided guards go
-    units       loops that the hardware runs become places: a block, a warp, a lane
+    first       rules on the bare loops: the steps of a slice of a reduction
+    sizes       symbols become numbers; loops of one step and decided guards are removed
+    units       hardware loops become coordinates: a block, a warp, a lane
     marks       rules while statements are still instances
-    statements  instances become stores, registers, instructions, where no rule has done so for a part of the body
-    stores      rules once they are stores
+    statements  remaining instances become stores, registers, instructions
+    stores      rules on stores
     registers   loops over registers are declared to be unrolled
-    fold        decided guards and loops of one step go
+    fold        decided guards and loops of one step are removed
     order       rules on the order of tasks
     band        the coincident band becomes tasks
     around      rules on the whole body: scratch memory, registers
-    fold        the same again
+    fold        as above
     last        rules on the kernel with all its forms
 
-A *variant* is what one kernel is built from: an object with all sizes decided. Rules are functions of it.
+A *variant* is the input of one kernel: an object with all sizes decided. Rules are functions of it.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from polydyn.schedules.tree.names import MarkName
 
 
 class Variant(Protocol):
-    """What one kernel is built from. ``symbols``: the kernel's parameters."""
+    """The input of one kernel. ``symbols``: the kernel's parameters."""
 
     @property
     def name(self) -> str:
@@ -46,7 +46,7 @@ class Variant(Protocol):
 
     @property
     def group(self) -> Group:
-        """What it computes."""
+        """The computation of the kernel."""
 
     @property
     def symbols(self) -> tuple[str, ...]:
@@ -58,19 +58,19 @@ class Variant(Protocol):
 
 
 T = TypeVar("T", bound=Variant)
-FOLD = Step("fold", "decided guards and single trips go", fold)
+FOLD = Step("fold", "decided guards and single iterations are removed", fold)
 
 
 def keep(_: Any, body: Body) -> Body:
-    """The rule of a mark that nobody needs: what it holds stays."""
+    """Keep the body of a mark that no rule needs."""
     return body
 
 
 @dataclass(frozen=True)
 class Rule(Generic[T]):
-    """A pass over what a mark holds, after which the mark goes. Without ``mark``: over the whole body.
+    """A pass over the body of a mark, after which the mark is removed. Without ``mark``: over the whole body.
 
-    ``opens``: as of a ``Step``. ``where``: for which variants the rule runs.
+    ``opens``: as in a ``Step``. ``where``: the variants for which the rule runs.
     """
 
     name: str
@@ -81,7 +81,7 @@ class Rule(Generic[T]):
     where: Callable[[T], bool] = lambda _: True
 
     def step(self, of: T) -> Step:
-        """The rule for one variant."""
+        """Return the rule for one variant."""
         rule: Callable[[Body], Body] = partial(self.run, of)
         opens = self.opens if isinstance(self.opens, tuple) else self.opens(of)
         if (mark := self.mark) is None:
@@ -91,7 +91,7 @@ class Rule(Generic[T]):
 
 @dataclass(frozen=True)
 class Form(Generic[T]):
-    """One body of a kernel that holds several. A launch takes the first whose condition ``where`` holds."""
+    """One body of a kernel that has several. A launch takes the first whose condition ``where`` holds."""
 
     of: T
     where: Compare | None = None
@@ -102,10 +102,10 @@ class Form(Generic[T]):
 class Family(Generic[T]):
     """The tables of the phases above, each a function of a variant or a tuple of rules.
 
-    ``band``: of a variant and its number of tasks. ``names``: the names that every step may use, by arrays and symbols.
-    ``behind``: buffers besides those of the group. ``opened``: the names that statements begin to use. ``registers``:
-    loops, and how each is unrolled. ``forms``: the bodies of a kernel; it is asked for the next one when the one before
-    it is built.
+    ``band``: steps for a variant and its number of tasks. ``names``: the names that every step may use, from arrays and
+    symbols. ``behind``: buffers in addition to the group's. ``opened``: the names that statements introduce.
+    ``registers``: loops, with their unroll pragmas. ``forms``: the bodies of a kernel; the next one is requested after
+    the previous one is built.
     """
 
     names: Callable[[Mapping[str, Array], tuple[str, ...]], tuple[str, ...]]
@@ -127,7 +127,7 @@ class Family(Generic[T]):
 
 
 def build(family: Family[T], of: T) -> tuple[Body, Index]:
-    """The body of a variant's kernel, and its number of tasks.
+    """Return the body of a variant's kernel, and its number of tasks.
 
     LegalityError: the schedule does not compute its group. CodegenError: a bug.
     """
@@ -150,15 +150,15 @@ def build(family: Family[T], of: T) -> tuple[Body, Index]:
 
 
 def steps(family: Family[T], of: T) -> tuple[Step, ...]:
-    """The passes of a variant up to the coincident band."""
+    """Return the passes of a variant up to the coincident band."""
     return (*_bound(family, of), *_lowered(family, of))
 
 
 def _bound(family: Family[T], of: T) -> tuple[Step, ...]:
-    """The passes that all forms share."""
+    """Return the passes that all forms share."""
     sizes, units = family.sizes(of), family.units(of)
     numbers = Step("bind", "sizes become numbers", lambda body: bind(body, sizes), _symbols(sizes))
-    places = Step("assign", "loops of units become places", lambda body: assign(body, units), _symbols(units))
+    places = Step("assign", "hardware loops become coordinates", lambda body: assign(body, units), _symbols(units))
     return (*_steps(family.first, of), *((numbers,) if sizes else ()), *((places,) if units else ()))
 
 

@@ -1,4 +1,4 @@
-"""The Index expressions that the loop IR holds: read, mapped, substituted."""
+"""The Index expressions of the loop IR: read, map, substitute."""
 
 from __future__ import annotations
 
@@ -39,16 +39,17 @@ INDEX_FIELDS: dict[type, tuple[str, ...]] = {
     Pointer: ("address",), Ramp: ("start", "step"), Blend: ("count",), Between: ("low", "high"), For: ("lo", "hi"),
     Let: ("value",), Inst: ("args",), Switch: ("on",), Alloc: ("size",), Store: ("address", "stride", "mask", "stream"),
 }  # fmt: skip
-"""Where nodes and values hold an Index, None, or a tuple of them; conditions of ``If`` and values of nodes besides."""
+"""Fields of nodes and values that have an Index, None, or a tuple of them; not conditions of ``If`` and values of
+nodes."""
 
 
 def map_value_indices(v: Value, g: Callable[[Index], Index]) -> Value:
-    """Applies ``g`` to every Index inside a value."""
+    """Apply ``g`` to every Index inside a value."""
     return map_value(v, lambda x: _with_indices(x, g))
 
 
 def map_node_indices(n: Node, g: Callable[[Index], Index]) -> Node:
-    """Applies ``g`` to every Index of one node (not of its child bodies)."""
+    """Apply ``g`` to every Index of one node (not of its child bodies)."""
     if isinstance(n, (Store, Def, Set)):
         value = map_value_indices(n.value, g)
         n = n if value is n.value else replace(n, value=value)
@@ -66,7 +67,7 @@ _T = TypeVar("_T")
 
 
 def _with_indices(x: _T, g: Callable[[Index], Index]) -> _T:
-    """Applies ``g`` to the Index fields of a node or value; the same object when none changes."""
+    """Apply ``g`` to the Index fields of a node or value; return the same object if none changes."""
     changed: dict[str, Any] = {}
     for name in INDEX_FIELDS.get(type(x), ()):
         old: Any = getattr(x, name)
@@ -83,7 +84,7 @@ def _with_indices(x: _T, g: Callable[[Index], Index]) -> _T:
 
 
 def substitute(body: Body, env: Mapping[str, IndexLike]) -> Body:
-    """Substitutes symbols everywhere in the body (names bound inside must not be among them)."""
+    """Substitute symbols everywhere in the body (names bound inside must not be among them)."""
     memo: dict[Index, Index] = {}  # unrolled and vectorised bodies repeat their addresses
 
     def g(i: Index) -> Index:
@@ -98,7 +99,7 @@ def substitute(body: Body, env: Mapping[str, IndexLike]) -> Body:
 
 
 def mentions(n: Node) -> tuple[frozenset[str], frozenset[str]]:
-    """(symbols, buffers fetched from) of every Index of one node; remembered by the node, which never changes."""
+    """Return (symbols, buffers fetched from) of every Index of one node; cached in the node, which never changes."""
     cache: tuple[frozenset[str], frozenset[str]] | None = n.__dict__.get("_mentions")
     if cache is None:
         indices = set(node_indices(n))
@@ -108,7 +109,7 @@ def mentions(n: Node) -> tuple[frozenset[str], frozenset[str]]:
 
 
 def node_indices(n: Node) -> Iterator[Index]:
-    """Every Index of one node, those inside its values included."""
+    """Yield every Index of one node, including those inside its values."""
     yield from _indices(n)
     if isinstance(n, If):
         for c in n.cond:
@@ -120,7 +121,7 @@ def node_indices(n: Node) -> Iterator[Index]:
 
 
 def _indices(x: object) -> Iterator[Index]:
-    """The Index fields of a node or value."""
+    """Yield the Index fields of a node or value."""
     for name in INDEX_FIELDS.get(type(x), ()):
         i = getattr(x, name)
         if isinstance(i, Index):
@@ -130,7 +131,7 @@ def _indices(x: object) -> Iterator[Index]:
 
 
 def node_buffers(n: Node) -> set[str]:
-    """Buffers that one node stores to, loads from or fetches from."""
+    """Return the buffers that one node stores to, loads from or fetches from."""
     out: set[str] = set()
     if isinstance(n, Store):
         out.add(n.buffer)

@@ -1,7 +1,7 @@
-"""The loop IR: what lies between isl's AST and C text.
+"""The loop IR, between isl's AST and C text.
 
-Nodes are frozen; passes are functions from a body (a tuple of nodes) to a body, directed by marks that they consume.
-Index expressions are ``Index``, scalar code is ``Value`` plus the forms that exist only here: flat addresses,
+Nodes are frozen. Passes are functions from a body (a tuple of nodes) to a body, directed by marks that they consume.
+Index expressions are ``Index``. Scalar code is ``Value`` plus the forms that exist only here: flat addresses,
 registers, vectors, and arguments of the GPU's calls.
 """
 
@@ -21,9 +21,9 @@ from polydyn.schedules.tree.names import MarkName
 
 @dataclass(frozen=True)
 class FlatLoad(Value):
-    """``lanes`` elements of ``buffer`` from ``address``, ``stride`` elements apart; only ``mask`` lanes when given.
+    """``lanes`` elements of ``buffer`` from ``address``, ``stride`` elements apart; only ``mask`` lanes if given.
 
-    ``guard``: a boolean in lanes; where it is false nothing is read and the lane is 0. A ``dtype`` wider than the
+    ``guard``: a boolean per lane; if it is false, nothing is read and the lane is 0. A ``dtype`` wider than the
     buffer's means that several of its elements, from ``address`` on, are read as one.
     """
 
@@ -45,12 +45,12 @@ class Reg(Value):
 
 @dataclass(frozen=True)
 class Undefined(Value):
-    """What a register holds before its first value; a checked build sees when it reaches memory."""
+    """The value of a register before its first assignment; a checked build detects it when it is stored."""
 
 
 @dataclass(frozen=True)
 class Broadcast(Value):
-    """A scalar in every lane, or what is in every lane of a wider register."""
+    """A scalar in every lane, or the common value of the lanes of a wider register."""
 
     value: Value
     lanes: int
@@ -101,11 +101,11 @@ class Apply(Value):
 
 @dataclass(frozen=True)
 class Tile(Value):
-    """The element (``row``, ``column``) of a tile in shared memory, or of one that lies in memory as it would there; as
-    an argument of ``Call``, its address.
+    """The element (``row``, ``column``) of a tile in shared memory, or of memory in that layout.
 
-    The tile starts at element ``start`` of ``buffer``; rows are ``pitch`` elements apart, and inside a row the chunks
-    of ``chunk`` elements are permuted by XOR with the row so that a column of chunks lies in different banks.
+    As an argument of ``Call`` it is the element's address. The tile starts at element ``start`` of ``buffer``. Rows are
+    ``pitch`` elements apart. Inside a row, the chunks of ``chunk`` elements are permuted by XOR with the row, so that a
+    column of chunks is in different banks.
     """
 
     buffer: str
@@ -143,7 +143,7 @@ class Compare:
     right: Index
 
     def decided(self) -> bool | None:
-        """True or False when the difference is a constant."""
+        """Return True or False if the difference is constant, else None."""
         d = (self.left - self.right).constant
         return None if d is None else self._relates(d)
 
@@ -160,7 +160,7 @@ class For:
     """``for var in [lo, hi)``.
 
     ``kind``: ``serial``, ``parallel`` (of the coincident band), ``vector`` (var counts vectors) or ``unroll<n>``; on
-    the GPU ``unroll`` (completely), ``warp`` or ``block`` (dealt to the lanes of a warp, the threads of a block).
+    the GPU ``unroll`` (completely), ``warp`` or ``block`` (mapped to the lanes of a warp, the threads of a block).
     """
 
     var: str
@@ -172,7 +172,7 @@ class For:
 
 @dataclass(frozen=True)
 class If:
-    """All comparisons of ``cond`` hold, else ``orelse``."""
+    """``then`` if all comparisons of ``cond`` hold, else ``orelse``."""
 
     cond: tuple[Compare, ...]
     then: Body
@@ -212,7 +212,7 @@ class Inst:
 
 @dataclass(frozen=True)
 class Switch:
-    """Chooses the body with the least key >= ``on``; ``on`` is at most the last key."""
+    """Chooses the body with the smallest key >= ``on``; ``on`` is at most the last key."""
 
     on: Index
     cases: tuple[tuple[int, Body], ...]
@@ -234,9 +234,9 @@ class Alloc:
 
 @dataclass(frozen=True)
 class Store:
-    """``buffer[address ...] = value``, or ``reduce``d with what is there; ``stream`` > 0: may go around the caches.
+    """``buffer[address ...] = value``, or combined with the old value; ``stream`` > 0: may bypass the caches.
 
-    ``again``: its task may have written the element before, and means to replace that.
+    ``again``: its task may have written the element before and replaces it.
     """
 
     buffer: str
@@ -261,7 +261,7 @@ class Def:
 
 @dataclass(frozen=True)
 class Set:
-    """Assigns a register, or combines when ``reduce`` names a reduction."""
+    """Assigns a register, or combines if ``reduce`` names a reduction."""
 
     reg: str
     value: Value
@@ -279,7 +279,7 @@ class Call:
 
 @dataclass(frozen=True)
 class Outline:
-    """The body becomes a function of its own over its free variables."""
+    """The body becomes a separate function of its free variables."""
 
     name: str
     body: Body
@@ -290,7 +290,7 @@ Body: TypeAlias = "tuple[Node, ...]"
 
 
 def bodies(n: Node) -> tuple[Body, ...]:
-    """The child bodies of a node."""
+    """Return the child bodies of a node."""
     if isinstance(n, (Store, Def, Set)):  # most nodes
         return ()
     if isinstance(n, If):
@@ -301,7 +301,7 @@ def bodies(n: Node) -> tuple[Body, ...]:
 
 
 def with_bodies(n: Node, new: tuple[Body, ...]) -> Node:
-    """The node with its child bodies replaced, in the order of ``bodies``."""
+    """Return the node with its child bodies replaced, in the order of ``bodies``."""
     if isinstance(n, If):
         return replace(n, then=new[0], orelse=new[1])
     if isinstance(n, Switch):
@@ -310,7 +310,7 @@ def with_bodies(n: Node, new: tuple[Body, ...]) -> Node:
 
 
 def walk(body: Body) -> Iterator[Node]:
-    """All nodes, outermost first."""
+    """Yield all nodes, outermost first."""
     stack = list(reversed(body))
     while stack:
         n = stack.pop()
@@ -320,9 +320,9 @@ def walk(body: Body) -> Iterator[Node]:
 
 
 def rewrite(body: Body, f: Callable[[Node], Node | Body]) -> Body:
-    """Bottom-up: every node is replaced by ``f(node)``, a node or a body that is spliced in.
+    """Rewrite bottom-up: every node is replaced by ``f(node)``, a node or a body that is spliced in.
 
-    What ``f`` leaves as it is stays the same object.
+    Nodes that ``f`` does not change stay the same objects.
     """
     out: list[Node] = []
     for n in body:
@@ -337,13 +337,13 @@ def rewrite(body: Body, f: Callable[[Node], Node | Body]) -> Body:
 
 
 def consume(body: Body, mark: MarkName, f: Callable[[Body], Body] | None = None) -> Body:
-    """Applies ``f``, if any, to what every mark of that name holds, and removes the mark."""
+    """Apply ``f``, if given, to the body of every mark of that name, and remove the mark."""
     g = f or (lambda b: b)
     return rewrite(body, lambda n: g(n.body) if isinstance(n, Mark) and n.name == mark else n)
 
 
 def subvalues(v: Value) -> tuple[Value, ...]:
-    """Direct sub-expressions, the codegen forms included."""
+    """Return the direct sub-expressions, including those of codegen forms."""
     if isinstance(v, (Broadcast, Horizontal)):
         return (v.value,)
     if isinstance(v, Apply):
@@ -354,7 +354,7 @@ def subvalues(v: Value) -> tuple[Value, ...]:
 
 
 def walk_value(v: Value) -> Iterator[Value]:
-    """The expression and all its parts, outermost first."""
+    """Yield the expression and all its parts, outermost first."""
     stack = [v]
     while stack:
         x = stack.pop()
@@ -364,7 +364,7 @@ def walk_value(v: Value) -> Iterator[Value]:
 
 
 def map_value(v: Value, f: Callable[[Value], Value]) -> Value:
-    """Rebuilds bottom-up with ``f`` applied to every part; what ``f`` leaves as it is stays the same object."""
+    """Rebuild bottom-up with ``f`` applied to every part; unchanged parts stay the same objects."""
     if isinstance(v, (Op, Apply)):
         args = tuple([map_value(a, f) for a in v.args])
         if not all(map(operator.is_, args, v.args)):
@@ -380,7 +380,7 @@ def map_value(v: Value, f: Callable[[Value], Value]) -> Value:
 
 
 def map_values(body: Body, f: Callable[[Value], Value]) -> Body:
-    """Applies ``f`` bottom-up inside every value of the body."""
+    """Apply ``f`` bottom-up inside every value of the body."""
 
     def g(n: Node) -> Node:
         if isinstance(n, Call):
@@ -391,7 +391,7 @@ def map_values(body: Body, f: Callable[[Value], Value]) -> Body:
 
 
 def lanes_of(v: Value) -> int:
-    """Lanes of the result."""
+    """Return the number of lanes of the result."""
     if isinstance(v, (FlatLoad, Reg, Broadcast, Ramp, Between)):
         return v.lanes
     if isinstance(v, Horizontal):

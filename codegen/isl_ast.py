@@ -1,4 +1,4 @@
-"""isl AST -> loop IR, by getters only (isl callbacks that raise corrupt the heap: docs/polyhedral.md 1)."""
+"""Convert isl ASTs to loop IR, by getters only (isl callbacks that raise corrupt the heap: docs/polyhedral.md 1)."""
 
 from __future__ import annotations
 
@@ -21,8 +21,9 @@ _RELATION = {_OP.eq: "==", _OP.ge: ">=", _OP.gt: ">", _OP.le: "<=", _OP.lt: "<"}
 
 
 def generate(tiled: TiledGroup) -> Body:
-    """The loop IR of a tiled group: loops named by their coordinates, those of the coincident band parallel, extents
-    bound; instances not yet lowered.
+    """Return the loop IR of a tiled group, with instances that are not lowered yet.
+
+    Loops are named by their coordinates, those of the coincident band are parallel, and extents are bound.
     """
     body = _generate(tiled.tree, tiled.statements, tiled.params)
     return mark_parallel(substitute(body, tiled.extents), tiled.coincident)
@@ -30,13 +31,13 @@ def generate(tiled: TiledGroup) -> Body:
 
 @lru_cache(maxsize=256)
 def _generate(tree: Tree, statements: tuple[TileStatement, ...], params: tuple[str, ...]) -> Body:
-    """One isl AST for all groups of one form (tile sizes and extents are parameters)."""
+    """Return one isl AST for all groups of one form (tile sizes and extents are parameters)."""
     ast = build_ast(to_isl(tree, statements, params), param_set(params))
     return name_loops(from_isl(ast), {s.name: s.coords for s in statements})
 
 
 def from_isl(node: Any) -> Body:
-    """The loop IR of an isl AST node; statement instances stay ``Inst``."""
+    """Return the loop IR of an isl AST node; statement instances stay ``Inst``."""
     kind = node.get_type()
     if kind == _NODE.for_:
         return _loop(node)
@@ -101,8 +102,9 @@ def _index(e: Any) -> Index:
 
 
 def name_loops(body: Body, coordinates: dict[str, tuple[str, ...]]) -> Body:
-    """Renames isl's loop variables (c0, c1, ...) to the coordinate that the statements inside use them for, and gives
-    instances the names of their coordinates.
+    """Rename isl's loop variables (c0, c1, ...) to the coordinates that the statements inside use them for.
+
+    Instances get the names of their coordinates.
     """
 
     def f(n: Any) -> Any:

@@ -1,4 +1,4 @@
-"""A generated kernel of either target: its text, and what a launcher must know."""
+"""A generated kernel of either target: its text, and the data for its launches."""
 
 from __future__ import annotations
 
@@ -10,38 +10,39 @@ from polydyn.codegen.ir import Compare
 from polydyn.schedules.index import ONE, ZERO, Index, IndexLike
 
 WORKERS = "nth"
-"""What ``launch`` expressions may use besides parameters: the number of threads, on a device of multiprocessors
-(``THREADS`` of the run time, which knows it without us)."""
+"""The symbol in ``launch`` expressions for the number of threads, or of multiprocessors on a device (equal to
+``THREADS`` of the run time, which does not import this module)."""
 SHARED_LIMIT = 99 * 1024
-"""Bytes of shared memory a block may have on every device from sm_80 on (sm_86 and sm_89 have the least)."""
+"""Bytes of shared memory that a block may have on every device from sm_80 on (sm_86 and sm_89 have the least)."""
 BASE = "sm_80"
-"""What kernels need that need nothing of their own (``polydyn.gpu.targets.BASE``, likewise)."""
+"""The oldest supported architecture. Kernels without newer instructions are built for it. Same value as
+``polydyn.gpu.targets.BASE``."""
 TF32 = "tfloat32"
-"""The type of a tensor map that rounds float32 to tf32 as it loads them (``TF32`` of the run time, likewise)."""
+"""The type of a tensor map that rounds float32 to tf32 during the load. Same value as ``TF32`` of the run time."""
 WORKSPACE = "workspace"
-"""The buffer that a kernel leaves partial results in: for the launches ``after`` it, or for the last of its blocks."""
+"""The buffer for a kernel's partial results: for the launches ``after`` it, or for the last of its blocks."""
 COUNTERS = "counters"
-"""The buffer of words that count blocks (``MOST_COUNTERS``): 0 before a launch, and after it again."""
+"""The buffer of arrival counters (``MOST_COUNTERS``), which are 0 before and after a launch."""
 MOST_COUNTERS = 1024
-"""Words of ``COUNTERS`` (``PD_COUNTERS`` of the run time, likewise)."""
+"""Number of counters in ``COUNTERS``. Same value as ``PD_COUNTERS`` of the run time."""
 UNIT = 1024
-"""A factor of estimates is a whole number of these parts."""
+"""Unit of the factors of estimates: a factor of 1 is ``UNIT``."""
 
 
 @dataclass(frozen=True)
 class Work:
-    """The work of one block: a loop of equal steps, and what comes after it; ``tiles`` times, one beginning beside the
-    end of the other, where a block has several in turn.
+    """The work of one block: a loop of equal steps, and the work after it.
 
-    ``steps``: of the loop, over the kernel's symbols. Of a step: ``flops`` at the peak rate of ``unit``, ``shared``
-    bytes read from shared memory, ``traffic`` bytes from and to global memory, ``instructions`` of warps.
-    ``waits``: memory latencies that a step has one after another, of which those of ``flight`` steps overlap.
-    At the end ``elements`` results pass through shared memory, with ``last`` instructions of warps and ``results``
-    bytes from and to global memory. ``registers``: of a thread, where the compiler's own number is not known.
-    ``by_warps``: a warp executes its own instructions of ``unit``, and the block meets at a barrier after each step.
-    ``cluster``: blocks that wait for each other at both ends. ``strip``: rows of tiles in which neighbouring blocks
-    read the same; 0: blocks share nothing that memory would be read again for. ``ends``: memory latencies that a block
-    has at its end, one after another.
+    A persistent block does this for ``tiles`` tiles, where the start of a tile overlaps the end of the previous one.
+
+    ``steps``: steps of the loop, over the kernel's symbols. Per step: ``flops`` at the peak rate of ``unit``,
+    ``shared`` bytes read from shared memory, ``traffic`` bytes from and to global memory, ``instructions`` of warps.
+    ``waits``: successive memory latencies of a step; those of ``flight`` steps overlap. At the end ``elements`` results
+    pass through shared memory, with ``last`` instructions of warps and ``results`` bytes from and to global memory.
+    ``registers``: registers of a thread, unless the compiler reports them. ``by_warps``: a warp executes its own
+    instructions of ``unit``, and the block has a barrier after each step. ``cluster``: blocks that wait for each other
+    at both ends. ``strip``: rows of tiles in which adjacent blocks read the same data; 0: blocks share no data that
+    memory would be read again for. ``ends``: successive memory latencies at the end of a block.
     """
 
     steps: Index
@@ -78,24 +79,25 @@ class Work:
         )
 
     def no_slower(self, other: Work) -> bool:
-        """Whether nothing of a block is more, for as many steps: then no model says that the other is faster."""
+        """Whether no cost of a block is higher, for equally many steps: then no model can prefer the other."""
         alike = (self.steps, self.unit, self.flight, self.by_warps, self.tiles, self.strip)
         same = alike == (other.steps, other.unit, other.flight, other.by_warps, other.tiles, other.strip)
         return same and all(a <= b for a, b in zip(self._costs(), other._costs(), strict=True))
 
     def subs(self, values: Mapping[str, IndexLike]) -> Work:
-        """The same over other symbols."""
+        """Return the work over other symbols."""
         return replace(self, steps=self.steps.subs(values), tiles=self.tiles.subs(values))
 
     def shared_by(self, shares: IndexLike) -> Work:
-        """The same with the steps dealt to so many blocks."""
+        """Return the work with its steps split over ``shares`` blocks."""
         return replace(self, steps=self.steps.ceildiv(shares))
 
 
 @dataclass(frozen=True)
 class PixelBoxOf:
-    """The pixels that copies in im2col mode walk through (the run time's ``PixelBox``), along dims 1, 2, ... without
-    the last one. Corners are over the symbols.
+    """The pixels of copies in im2col mode (the run time's ``PixelBox``), along dims 1, 2, ... except the last one.
+
+    Corners are over the symbols.
     """
 
     lower: tuple[Index, ...]
@@ -107,10 +109,10 @@ class PixelBoxOf:
 class TensorMapOf:
     """A tensor map that a kernel takes: a strided view of a buffer, in elements; dims innermost first.
 
-    ``dtype``: that of the buffer, or ``TF32``. The base is ``offset`` elements into it, dim 0 is dense, ``strides`` are
-    those of dims 1, 2, ...; a copy moves a ``box``, swizzled by 128 bytes (the run time's ``TensorMap`` wants
-    strides in bytes). Dims, strides and offset are over the symbols. ``pixels``: it is in im2col mode, and the box is
-    channels and pixels.
+    ``dtype``: that of the buffer, or ``TF32``. The base is ``offset`` elements into it, dim 0 is dense, and ``strides``
+    are those of dims 1, 2, .... A copy moves a ``box``, swizzled by 128 bytes (the run time's ``TensorMap`` has strides
+    in bytes). Dims, strides and offset are over the symbols. ``pixels``: set in im2col mode, where the box is channels
+    and pixels.
     """
 
     name: str
@@ -124,19 +126,20 @@ class TensorMapOf:
 
     @property
     def corners(self) -> tuple[Index, ...]:
-        """Lower ones, then upper ones; none but in im2col mode."""
+        """The lower corners, then the upper ones; empty except in im2col mode."""
         return (*self.pixels.lower, *self.pixels.upper) if self.pixels else ()
 
 
 @dataclass(frozen=True)
 class Block:
-    """How a kernel runs on a device, beside what every kernel has.
+    """The launch properties of a kernel on a device, in addition to those of every kernel.
 
-    ``threads``: of a block. ``arch``: the oldest architecture that has the instructions (``capability.runs_on``).
-    ``maps``: parameters by value (128 bytes each), before the buffers. ``work``: of a block, for estimates of its time;
-    None: nothing is known. ``factor``: what estimates are multiplied by, in parts of ``UNIT``: measured over modelled
-    time of kernels like it. ``cluster``: blocks that run at the same time and reach each other's shared memory; the
-    grid is a multiple of it. ``features``: what the text uses of ``capability.FEATURES``.
+    ``threads``: threads of a block. ``arch``: the oldest architecture that has the instructions
+    (``capability.runs_on``). ``maps``: parameters by value (128 bytes each), before the buffers. ``work``: work of a
+    block, for estimates of its time; None if unknown. ``factor``: factor of the estimates, in parts of ``UNIT``:
+    measured over modelled time of similar kernels. ``cluster``: blocks that run at the same time and access each
+    other's shared memory; the grid is a multiple of it. ``features``: the elements of ``capability.FEATURES`` that the
+    text uses.
     """
 
     threads: int
@@ -154,18 +157,18 @@ class Kernel:
 
     The parameters are the ``buffers`` (pointers), in the order of the interface, and then the ``symbols`` (int64):
     parameters of the group, then those of ``launch``, whose values are given over the group's parameters and
-    ``WORKERS``. ``tasks``: of a launch, on a device its blocks, in a grid of one dimension; ``scratch``: bytes for each
-    thread, on a device of dynamic shared memory for each block; both over the symbols. ``notes``: decisions worth
-    telling (``explain``).
+    ``WORKERS``. ``tasks``: tasks of a launch; on a device its blocks, in a one-dimensional grid. ``scratch``: bytes per
+    thread; on a device bytes of dynamic shared memory per block. Both are over the symbols. ``notes``: decisions that
+    ``explain`` reports.
 
-    ``version`` names the choice among several kernels of a group. It may be launched where every index of ``multiples``
-    is a multiple of its number (elements), all ``conditions`` hold and, on a device, ``scratch`` fits. The kernels
+    ``version`` names the choice among several kernels of a group. It may be launched if every index of ``multiples`` is
+    a multiple of its number (elements), all ``conditions`` hold and, on a device, ``scratch`` fits. The kernels
     ``after`` it are launched next, in order, on a device on the same stream, with the same values of the symbols; a
-    launch of no blocks is left out. ``workspace``: bytes, over the symbols, of the buffer ``WORKSPACE`` (16-byte
-    aligned, contents undefined before and after), which it shares with them; where it has one, it may have the buffer
-    ``COUNTERS`` too. ``tile``: the number of the kept tile that
-    it is made of, None where nothing was tuned. ``amx``: it uses a CPU's matrix unit, for which a process needs a
-    permission. ``block``: None on a CPU. ``text`` and ``buffers`` come last (``emit`` of the target).
+    launch of no blocks is skipped. ``workspace``: bytes, over the symbols, of the buffer ``WORKSPACE`` (16-byte
+    aligned, contents undefined before and after), which it shares with them; then it may have the buffer ``COUNTERS``
+    too. ``tile``: the number of the tuned tile that it is built from, None without tuning. ``amx``: it uses a CPU's
+    matrix unit, for which a process needs a permission. ``block``: None on a CPU. ``text`` and ``buffers`` are set last
+    (``emit`` of the target).
     """
 
     name: str
@@ -187,12 +190,12 @@ class Kernel:
 
     @property
     def device(self) -> Block:
-        """How it runs on a device, which is where it is meant to."""
+        """The launch properties on a device, for a kernel of a device."""
         assert self.block is not None, f"{self.name} is for a CPU"
         return self.block
 
     def values(self, env: Mapping[str, int], workers: int) -> dict[str, int]:
-        """The values of all symbols for the values of the group's parameters."""
+        """Return the values of all symbols for the values of the group's parameters."""
         given = {**env, WORKERS: workers}
         return {**env, **{n: i.evaluate(given) for n, i in self.launch.items()}}
 
@@ -206,5 +209,5 @@ class Kernel:
 
 
 def with_block(kernel: Kernel, **changes: object) -> Kernel:
-    """The kernel with other fields of its block."""
+    """Return the kernel with other fields of its block."""
     return replace(kernel, block=replace(kernel.device, **changes))  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Statement instances -> stores, definitions and updates of registers."""
+"""Lower statement instances to stores, definitions and updates of registers."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from polydyn.schedules.index import ZERO, Index, IndexLike
 from polydyn.schedules.model import Group
 
 Lowering = Callable[[Mapping[str, Index]], Body]
-"""From a statement's coordinates to the nodes that execute it."""
+"""Maps a statement's coordinates to the nodes that execute it."""
 
 
 def lower(body: Body, table: Mapping[str, Lowering]) -> Body:
-    """Replaces every instance by what ``table`` says for its statement."""
+    """Replace every instance by the lowering that ``table`` has for its statement."""
     return rewrite(body, lambda n: table[n.statement](n.at) if isinstance(n, Inst) else n)
 
 
 def flat(group: Group, v: Value, env: Mapping[str, IndexLike], local: Callable[[Load], Value | None]) -> Value:
-    """The statement's value with iterators substituted and loads made flat; ``local`` answers for local arrays."""
+    """Return a statement's value with iterators substituted and flat loads; ``local`` gives values of locals."""
 
     def f(x: Value) -> Value:
         if not isinstance(x, Load):
@@ -31,7 +31,7 @@ def flat(group: Group, v: Value, env: Mapping[str, IndexLike], local: Callable[[
 
 
 def scratch_bytes(body: Body) -> Index:
-    """Upper bound of the scratch one thread uses: all allocations with scope ``scratch``, each rounded to 64 bytes."""
+    """Return an upper bound of a thread's scratch: all allocations with scope ``scratch``, each rounded to 64 bytes."""
     total = ZERO
     for n in walk(body):
         if isinstance(n, Alloc) and n.scope == "scratch":

@@ -1,4 +1,4 @@
-"""The two operands of an accumulated product: which is which, and how they lie in memory."""
+"""The two operands of an accumulated product: their order and their layout in memory."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from polydyn.schedules.tiling import Roles
 
 
 def operands(acc: Statement, roles: Roles) -> tuple[Value, Value]:
-    """(row operand, column operand) of the product that is accumulated. CodegenError when they are not separate."""
+    """Return (row operand, column operand) of the accumulated product. CodegenError: they are not separate."""
     v = acc.value
     if not (isinstance(v, Op) and v.name in PRODUCTS):
         raise CodegenError(f"{acc.name} does not accumulate a product")
@@ -25,7 +25,7 @@ def operands(acc: Statement, roles: Roles) -> tuple[Value, Value]:
 
 
 def multiplied(acc: Statement, row: Value, col: Value) -> Value:
-    """What is accumulated, of other operands."""
+    """Return the accumulated value for other operands."""
     assert isinstance(acc.value, Op)
     return replace(acc.value, args=(row, col))
 

@@ -1,6 +1,6 @@
-"""What a builder of kernels asks of a schedule: where an instance is, at the coordinates that the loop IR gives it.
+"""Coordinates of instances: the elements of the group that the coordinates in the loop IR represent.
 
-Nothing else in code generation says what element of the group a coordinate stands for.
+Code generation takes them only from here.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ Coordinates = Mapping[str, Index]
 
 
 class Places:
-    """Answers of a schedule's tile map. Coordinates that are not given, and digits that an instruction hides, are 0."""
+    """Queries of a schedule's tile map. Coordinates that are not given, and digits that an instruction hides, are 0."""
 
     def __init__(self, schedule: Scheduled) -> None:
         self.schedule, self.map = schedule, schedule.map
@@ -26,20 +26,21 @@ class Places:
         self._environments: dict[str, dict[str, Index]] = {}
 
     def env(self, statement: str, a: Coordinates) -> dict[str, Index]:
-        """Iterators of the group."""
+        """Return the values of the group's iterators."""
         if statement not in self._environments:
             self._environments[statement] = self.map.environment(statement)
         at = {**self._zero, **a}
         return {x: e.subs(at) for x, e in self._environments[statement].items()}
 
     def element(self, statement: str, axis: str, a: Coordinates, without: Iterable[str] = ()) -> Index:
-        """The element of an axis; ``without``: names of digits that do not count."""
+        """Return the element of an axis; ``without``: names of digits that count as 0."""
         left = {d for x in self.map.parts(axis) for d in self.map.axes[x] if d.name in set(without)}
         return self.map.element(statement, axis, left).subs({**self._zero, **a})
 
     def cell(self, statement: str, buffer: str, a: Coordinates, apart: str = "") -> dict[str, Index]:
-        """The place in a buffer, by axis, also by one that a rewrite took apart; ``apart``: a digit that the buffer
-        keeps as a dim of its own.
+        """Return the offset in a buffer, by axis, also by an axis that a rewrite split.
+
+        ``apart``: a digit that the buffer keeps as a dim of its own.
         """
         at = {**self._zero, **a}
         out = {x: e.subs(at) for x, e in self.schedule.cell(statement, buffer, apart).items()}
@@ -47,7 +48,7 @@ class Places:
         return {**out, **whole}
 
     def number(self, statement: str, buffer: str, axis: str, a: Coordinates, size: int) -> Index:
-        """Which piece of ``size`` elements of a unit's part of a buffer an instance meets, along an axis."""
+        """Return the number of the piece of ``size`` elements that an instance accesses on an axis."""
         left = {*self.schedule.buffer(buffer).fixed, *self.units}
         below = 1
         for d in reversed([d for d in self.map.axes[axis] if d not in left]):
@@ -56,21 +57,22 @@ class Places:
         return self.map.element(statement, axis, left).subs({**self._zero, **a})
 
     def pieces(self, buffer: str, axis: str, size: int) -> int:
-        """The number of such pieces."""
+        """Return the number of such pieces."""
         left = {*self.schedule.buffer(buffer).fixed, *self.units}
         return int(product(d.size for d in self.map.axes[axis] if d not in left)) // size
 
     def digit(self, statement: str, axis: str, name: str, a: Coordinates) -> Index:
-        """The value of one digit."""
+        """Return the value of one digit."""
         return self.map.values(statement)[self.map.digit(axis, name)].subs({**self._zero, **a})
 
     def left(self, statement: str, axis: str, a: Coordinates) -> Index:
-        """Elements of an axis from an instance on; of all of it where a rewrite took it apart."""
+        """Return the elements of an axis from an instance on; for a part of a split axis, of the whole axis."""
         whole = next((n for n in self.map.joined if axis in self.map.parts(n)), axis)
         return self.map.extents[whole] - self.element(statement, whole, a)
 
     def remaining(self, statement: str, axis: str, loop: str) -> Index:
-        """Elements of an axis from the first step of a loop on, in the coordinates of the loops around it."""
+        """Return the number of elements of an axis from the first step of a loop on, in the outer loops' coordinates.
+        """
         loops = self.schedule.view(statement).loops
         around: dict[str, Index] = {x.coord: Index.of(x.coord) for x in loops if x.coord != loop}
         return self.left(statement, axis, around)

@@ -1,6 +1,7 @@
-"""What executes the statements of any schedule: subscripts, extents and storage from the tile map.
+"""Lowerings of the statements of any schedule, with subscripts, extents and storage from the tile map.
 
-Nothing here knows what the schedule is for, or where it runs: ``cpu.scheduled`` and ``cuda.scheduled`` make kernels.
+They depend on neither the purpose of the schedule nor the target: ``cpu.scheduled`` and ``cuda.scheduled`` build
+kernels.
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ from polydyn.schedules.tree.tilemap import Digit, When
 
 
 class Instances:
-    """What executes each instance of a scheduled group.
+    """The lowering of each instance of a scheduled group.
 
     ``sizes``: the tile sizes that the schedule left as symbols. ScheduleError: one is missing; the schedule has parts
-    of uneven size, hidden digits or padding, which only the passes of a kernel family make; a local of the group has no
+    of uneven size, hidden digits or padding, which need the passes of a kernel family; a local of the group has no
     storage.
     """
 
@@ -37,7 +38,7 @@ class Instances:
         self._refuse_what_needs_a_family()
 
     def apart(self, buffer: Buffer) -> frozenset[Digit]:
-        """Digits of which every value has a storage of its own."""
+        """Return the digits whose values each have separate storage."""
         return frozenset()
 
     def _sizes(self, given: Mapping[str, int]) -> dict[str, Index]:
@@ -73,10 +74,10 @@ class Instances:
                     remedy=f"keep(t, {n!r}, {n!r}, below=...) inside the loops of the tasks",
                 )  # fmt: skip
 
-    # -- places ----------------------------------------------------------------------------------------------------
+    # -- coordinates -----------------------------------------------------------------------------------------------
 
     def _cell(self, statement: str, buffer: Buffer, at: Mapping[str, Index]) -> Index:
-        """Where a statement meets a buffer, in elements from its beginning: row-major over its axes."""
+        """Return the offset in a buffer that a statement accesses, in elements, row-major over its axes."""
         address, left = ZERO, buffer.fixed | self.apart(buffer)
         for axis in buffer.axes:
             place = self.schedule.map.element(statement, axis, left)
@@ -88,19 +89,19 @@ class Instances:
         return product(d.size for d in self.schedule.map.axes[axis] if d not in left)
 
     def elements(self, buffer: Buffer) -> Index:
-        """Elements of a buffer."""
+        """Return the elements of a buffer."""
         return product(self._shape(buffer, axis) for axis in buffer.axes).subs(self.sizes)
 
     def _memory(self) -> frozenset[str]:
-        """Names of buffers that are arrays of the group: where sums pass through on their way."""
+        """Return the names of buffers that are arrays of the group, in which sums pass from step to step."""
         return frozenset(x.memory for x in self.schedule.carried)
 
     def storage(self) -> list[Buffer]:
-        """Buffers that are no arrays of the group."""
+        """Return the buffers that are not arrays of the group."""
         return [x for x in self.schedule.buffers if x.name not in self._memory()]
 
     def _buffer(self, statement: str, array: str, *meets: Meets) -> list[Buffer]:
-        """The buffers in which a statement of the group meets an array."""
+        """Return the buffers in which a statement of the group accesses an array."""
         met = [f.buffer for f in self.schedule.flow if f.statement == statement and f.meets in meets]
         found = map(self.schedule.buffer, (n for n in met if n not in self._memory()))
         return [x for x in found if x.array == array]
@@ -108,7 +109,7 @@ class Instances:
     # -- statements ------------------------------------------------------------------------------------------------
 
     def lowerings(self) -> dict[str, Lowering]:
-        """Statement -> what executes an instance."""
+        """Return statement -> the lowering of an instance."""
         own = {s.name: s for s in self.group.statements}
         return {n: self._lowering(n, own.get(n)) for n in self.schedule.map.views}
 
@@ -132,7 +133,7 @@ class Instances:
         return Store(s.array, self._address(s.array, s.index, env), value, s.reduce)
 
     def _read(self, name: str, v: Value, at: Mapping[str, Index]) -> Value:
-        """A part of a value with elements of the group at their places."""
+        """Return a part of a value with the elements of the group at their coordinates."""
         env = self._env(name, at)
         if isinstance(v, FromIndex):
             return replace(v, index=v.index.subs(env))
@@ -144,7 +145,7 @@ class Instances:
         return FlatLoad(v.dtype, v.buffer, self._address(v.buffer, v.index, env))
 
     def _axes(self, name: str, v: Load) -> set[str]:
-        """The axes of a statement that a read runs."""
+        """Return the axes of a statement that a read runs over."""
         of = self.schedule.map.iterators
         return {of[name, x] for i in v.index for x in i.symbols() if (name, x) in of}
 
@@ -152,7 +153,8 @@ class Instances:
         return self.group.arrays[array].address(tuple(i.subs(env) for i in index))
 
     def _copied(self, name: str, at: Mapping[str, Index]) -> Store:
-        """A statement that a transformation added: from a buffer or memory into a buffer or memory."""
+        """Return the store of a statement that a transformation added: from a buffer or memory to a buffer or memory.
+        """
         met = {f.meets: self.schedule.buffer(f.buffer) for f in self.schedule.flow if f.statement == name}
         into, source = met[Meets.WRITES], met.get(Meets.READS)
         dtype = self.group.arrays[into.array].dtype
@@ -167,7 +169,7 @@ class Instances:
         return Store(into.name, self._cell(name, into, at), value)
 
     def _carrier(self, name: str, at: Mapping[str, Index]) -> tuple[str, Index]:
-        """The output that carries sums from block to block, and the element there."""
+        """Return the output that carries sums from block to block, and the address in it."""
         dtype = self.group.backbone.value.dtype
         s = next(x for x in self.group.epilogues if x.value.dtype == dtype)
         return s.array, self._address(s.array, s.index, self._env(name, at))
@@ -180,7 +182,7 @@ class Instances:
         raise ScheduleError(f"{reader.name} does not read {into.array} along {into.axes}", tensor=into.array)
 
     def _reader(self, buffer: str) -> Statement:
-        """The statement of the group that a chain of copies is for."""
+        """Return the statement of the group that a chain of copies serves."""
         own = {s.name: s for s in self.group.statements}
         while True:
             reader = next(f.statement for f in self.schedule.flow if f.buffer == buffer and f.meets is Meets.READS)

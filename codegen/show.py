@@ -1,5 +1,6 @@
-"""The loop IR as text for people: dumps, golden tests. Every form has a text of its own, in which nothing is left out
-but dtypes that the buffer or register has already said.
+"""Text of the loop IR for people: dumps and golden tests.
+
+Every form has a separate text. It omits only dtypes that the buffer or register has already.
 """
 
 from __future__ import annotations
@@ -46,13 +47,13 @@ from polydyn.schedules.tree import show as show_tree
 
 
 def show(body: Body, indent: int = 0) -> str:
-    """One node per line, bodies indented."""
+    """Return one node per line, with bodies indented."""
     return "".join(_node(n, indent) for n in body)
 
 
 def show_tiled(tiled: TiledGroup) -> str:
-    """A schedule tree, the ranges of its coordinates, the instances of its statements, what its extents stand for."""
-    bounds: dict[str, dict[str, None]] = {}  # coordinate -> its upper bounds, of which there should be one
+    """Return a schedule tree, ranges of coordinates, instances of statements, and values of extents."""
+    bounds: dict[str, dict[str, None]] = {}  # coordinate -> its upper bounds; there should be one
     lines = []
     for s in tiled.statements:
         upper, others = _domain(s)
@@ -69,7 +70,7 @@ def show_tiled(tiled: TiledGroup) -> str:
 
 
 def _domain(s: TileStatement) -> tuple[dict[str, str], list[str]]:
-    """(coordinate -> the upper bound of its range from 0, all other conditions)."""
+    """Return (coordinate -> the upper bound of its range from 0, all other conditions)."""
     left, ranges = list(s.conditions), {}
     for c in s.coords:
         low, high = at_least(c, 0), [k for k in left if not k.equality and k.expr.split(c)[0] == -1]
@@ -105,7 +106,7 @@ def _node(n: Node, depth: int) -> str:
 
 
 def _coordinates(n: Inst) -> list[str]:
-    """``name=value``, or the value alone where it is the name or has none."""
+    """Return ``name=value``, or only the value if it equals the name or has none."""
     names = n.coords or ("",) * len(n.args)
     return [str(i) if c in ("", str(i)) else f"{c}={i}" for c, i in zip(names, n.args, strict=True)]
 
@@ -131,7 +132,7 @@ def _place(address: Index, lanes: int, stride: Index, mask: Index | None) -> str
 
 
 def value(v: Value) -> str:
-    """A scalar or vector expression, or an argument of a call."""
+    """Return the text of a scalar or vector expression, or of an argument of a call."""
     if isinstance(v, Op):
         return f"{v.dtype if v.name == 'cast' else v.name}({', '.join(map(value, v.args))})"
     form = _FORMS.get(type(v))
@@ -157,4 +158,4 @@ _FORMS: dict[type[Value], Callable[[Any], str]] = {
     Pointer: lambda v: f"&{v.buffer}[{v.address}] as {v.dtype}",
     Parameter: lambda v: f"&{v.name}",
 }
-"""The text of the forms that exist only here."""
+"""The text of the forms that exist only in codegen."""

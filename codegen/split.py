@@ -1,7 +1,7 @@
-"""Split-K: a reduction in shares that run at the same time, as two groups (TSCompiler 5.2's tiles of the reduction).
+"""Split-K: a reduction in slices that run in parallel, as two groups (TSCompiler 5.2's tiles of the reduction).
 
-The first group leaves the sums of each share in the workspace, an array (share, batch.., row, column) of them; the
-second adds the shares of an element in their order and runs the epilogues. Nothing depends on which share is first, so
+The first group stores the sums of each slice in the workspace, an array (slice, batch.., row, column) of them. The
+second adds the slices of an element in order and runs the epilogues. Nothing depends on which slice finishes first, so
 equal inputs give equal bits.
 """
 
@@ -18,7 +18,7 @@ from polydyn.schedules.tiling import AttentionParts, Roles
 
 
 def partial_group(group: Group) -> Group:
-    """The group that leaves the sums of a share in the workspace."""
+    """Return the group that stores the sums of a slice in the workspace."""
     init, acc, *_ = group.statements
     iters = init.iters
     shape = (Index.of(SHARES), *(e for _, e in iters))
@@ -31,7 +31,7 @@ def partial_group(group: Group) -> Group:
 
 
 def combining_group(group: Group) -> tuple[Group, tuple[str, ...], dict[str, int]]:
-    """The group that adds the shares, its shared iterators and its phases."""
+    """Return the group that adds the slices, its shared iterators and its phases."""
     init, acc, *epilogues = group.statements
     shape = (Index.of(SHARES), *(e for _, e in init.iters))
     index = (Index.of(SHARE), *(Index.of(x) for x, _ in init.iters))
@@ -46,17 +46,17 @@ def combining_group(group: Group) -> tuple[Group, tuple[str, ...], dict[str, int
 
 
 STATISTICS = 4
-"""Floats behind the values of a row in the workspace: its maximum, the sum of its weights, and two that nobody reads,
-so that rows begin at multiples of 16 bytes.
-"""
+"""Floats after the values of a row in the workspace: its maximum, the sum of its weights, and two unused ones, so
+that rows begin at multiples of 16 bytes."""
 PEAK, WEIGHT, TOTAL = "peak", "weight", "total"
-"""Of a row of an attention over all shares of its keys: the maximum, what a share counts, the sum of weights."""
+"""Arrays for a row of an attention over all slices of its keys: the maximum, the weight of a slice, the sum of
+weights."""
 
 
 def partial_attention(values: Group, roles: Roles) -> Group:
-    """The values of an attention where blocks have shares of the keys: the sums of a share, left in the workspace.
+    """Return the values of a split-KV attention: the sums of a slice, stored in the workspace.
 
-    Behind a row's values is room for its maximum and the sum of its weights (``laws.online_softmax.online``).
+    A row's values are followed by its maximum and the sum of its weights (``laws.online_softmax.online``).
     """
     group = partial_group(values)
     left = group.arrays[WORKSPACE]
@@ -67,18 +67,18 @@ def partial_attention(values: Group, roles: Roles) -> Group:
 
 
 def attention_part(whole: Group, parts: AttentionParts) -> Group:
-    """The group of an attention whose values are ``partial_attention``: what it reads, the workspace it writes."""
+    """Return the group of an attention with ``partial_attention``: its inputs, and the workspace it writes."""
     made = (*parts.scores.statements, *parts.rows.statements, *parts.values.statements)
     arrays = touched(whole.arrays, made) | {WORKSPACE: parts.values.arrays[WORKSPACE]}
     return replace(whole, params=(*whole.params, SHARES), arrays=arrays)
 
 
 def combining_attention(values: Group, roles: Roles, no_nan: bool) -> tuple[Group, tuple[str, ...], dict[str, int]]:
-    """The group that makes a row's result of its shares, its shared iterators and its phases.
+    """Return the group that combines a row's slices into its result, its shared iterators and its phases.
 
-    A share counts ``exp(its maximum - the largest)`` times, both its values and its sum; the result is their quotient
-    (Dao et al., "Flash-Decoding for long-context inference", 2023). A row that is masked everywhere is NaN,
-    with ``no_nan`` 0.
+    A slice is weighted by ``exp(its maximum - the largest)``, both its values and its sum; the result is their quotient
+    (Dao et al., "Flash-Decoding for long-context inference", 2023). A row that is masked everywhere is NaN, with
+    ``no_nan`` 0.
     """
     init, acc, *epilogues = values.statements
     workspace = partial_attention(values, roles).arrays[WORKSPACE]

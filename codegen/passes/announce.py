@@ -1,8 +1,8 @@
-"""Announced stores: a pass over a row asks for the cache lines that the next pass over it writes.
+"""Prefetch for write: while one pass over a row runs, prefetch the cache lines that the next pass stores.
 
-The last pass of a softmax or norm stores faster than memory answers; the pass before it computes, so that the lines
-arrive meanwhile. A hint only: no value depends on it. Lines that are streamed are never in a cache; the leaf gets to
-know whether they are.
+The last pass of a softmax or norm stores faster than memory responds. The pass before it computes, so the lines arrive
+in the meantime. Prefetches are only hints: no value depends on them. Lines of streaming stores are never cached, so the
+leaf is told whether the stores stream.
 """
 
 from __future__ import annotations
@@ -15,12 +15,13 @@ from polydyn.schedules.index import ONE, ZERO, Index
 from polydyn.schedules.tree.names import MarkName
 
 ANNOUNCE = "pd_written_soon"
-"""Leaf: the element will be written soon."""
+"""Leaf: the element will be stored soon."""
 
 
 def announce_stores(body: Body, mark: MarkName, outputs: Collection[str]) -> Body:
-    """Among the marked loops of one body: dense stores to ``outputs`` are announced by the marked loop before, where
-    that one runs over the same elements.
+    """Prefetch for write, among the marked loops of one body, the dense stores to ``outputs``.
+
+    The marked loop before the stores prefetches them, if it runs over the same elements.
     """
     out: list[Node] = []
     last: int | None = None
@@ -30,14 +31,14 @@ def announce_stores(body: Body, mark: MarkName, outputs: Collection[str]) -> Bod
             if last is not None:
                 before = bodies(out[last])[0]
                 if _loops(before) and _loops(before) == _loops(n.body):
-                    out[last] = Mark(mark, _announced(before, n.body, outputs))
+                    out[last] = Mark(mark, _with_prefetches(before, n.body, outputs))
             last = len(out)
         out.append(n)
     return tuple(out)
 
 
 def _loops(body: Body) -> list[tuple[str, Index, Index]]:
-    """What a perfect nest runs over; empty when the body is none."""
+    """Return (variable, low, high) of the loops of a perfect nest; empty if the body is not one."""
     ranges = []
     while len(body) == 1 and isinstance(body[0], For):
         ranges.append((body[0].var, body[0].lo, body[0].hi))
@@ -45,8 +46,8 @@ def _loops(body: Body) -> list[tuple[str, Index, Index]]:
     return ranges
 
 
-def _announced(before: Body, after: Body, outputs: Collection[str]) -> Body:
-    """``before`` with the dense stores of ``after``, which runs over the same elements, announced innermost."""
+def _with_prefetches(before: Body, after: Body, outputs: Collection[str]) -> Body:
+    """Add prefetches of the dense stores of ``after``, over the same elements, to the innermost loop of ``before``."""
     inner = _loops(before)[-1][0]
     stores = [n for n in walk(after) if isinstance(n, Store) and n.buffer in outputs]
     dense = [n for n in stores if n.address.split(inner)[0] == ONE]
@@ -63,6 +64,6 @@ def _streams(n: Store) -> FromIndex:
 
 
 def without_announcements(loop: For) -> For:
-    """The loop as it was: one element after another needs no announcements."""
+    """Remove the prefetches from a loop: one element after another needs none."""
     body = rewrite(loop.body, lambda n: () if isinstance(n, Call) and n.function == ANNOUNCE else n)
     return For(loop.var, loop.lo, loop.hi, body, loop.kind)

@@ -1,4 +1,4 @@
-"""Binding symbols to constants, and what follows: decided guards, empty and single-trip loops."""
+"""Bind symbols to constants and simplify: decided guards, empty loops and loops of one iteration."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from polydyn.schedules.ranges import Ranges, is_nonnegative
 
 
 def fold(body: Body, ranges: Ranges | None = None) -> Body:
-    """Removes decided guards, loops without trips and loops of one trip. ``ranges``: extents of iterators (>= 1)."""
+    """Remove decided guards, empty loops and loops of one iteration. ``ranges``: extents of iterators (>= 1)."""
     facts = dict(ranges or {})
 
     def f(n: Node) -> Node | Body:
@@ -51,5 +51,5 @@ def _decide(c: Compare, ranges: Ranges) -> bool | None:
 
 
 def bind(body: Body, env: Mapping[str, IndexLike]) -> Body:
-    """Substitutes symbols (tile sizes, mostly) and folds."""
+    """Substitute symbols (mostly tile sizes) and fold."""
     return fold(substitute(body, env))

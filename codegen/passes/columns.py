@@ -1,4 +1,4 @@
-"""The columns of a register tile in vector lanes: whole vectors, a masked last one, a narrow last one."""
+"""Vectorise the columns of a register tile: whole vectors, a masked last one, a narrow last one."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from polydyn.schedules.index import Index
 class Columns:
     """A micro-kernel's columns.
 
-    ``count`` columns in vectors of ``width``, the last of them narrow when ``count`` is no multiple. ``live``: columns
-    from the last vector's first on; ``full``, ``partial``: whether tiles occur in which all of its lanes are columns,
-    and others; ``exact``: a partial tile's last vector is whole all the same. ``tile``: the accumulators' name,
-    ``safe``: buffers of whole vectors, which may be read beyond the last column.
+    ``count`` columns are in vectors of ``width``; the last one is narrow if ``count`` is not a multiple. ``live``:
+    columns from the start of the last vector on; ``full``, ``partial``: whether there are tiles in which all of its
+    lanes are columns, and other tiles; ``exact``: the last vector of a partial tile is whole anyway. ``tile``: the name
+    of the accumulators; ``safe``: buffers of whole vectors, which may be read past the last column.
     """
 
     width: int
@@ -33,10 +33,11 @@ class Columns:
 
 
 def vector_columns(body: Body, c: Columns) -> Body:
-    """Loops along the columns in lanes. Nests that touch memory by column get a twin for a partial tile, in which the
-    last vector is masked (only that one: micro-kernels are exact in vectors); the choice is made outside the reduction.
+    """Vectorise loops along the columns.
 
-    A narrow last vector is narrow where the accumulators change; what only reads them reads whole vectors.
+    Nests that access memory by column get a second version for a partial tile, in which the last vector is masked (only
+    that one: micro-kernels are exact in vectors). The choice is made outside the reduction. A narrow last vector is
+    narrow where the accumulators change; code that only reads them reads whole vectors.
     """
     last = c.count % c.width or c.width
 
@@ -58,7 +59,7 @@ def vector_columns(body: Body, c: Columns) -> Body:
 
 
 def _split(x: For, c: Columns, lanes: int, mask: Index | None) -> Body:
-    """The nest with its last vector apart, in ``lanes`` lanes and perhaps masked."""
+    """Return the nest with its last vector split off, in ``lanes`` lanes and masked if required."""
     before = c.count - (c.count % c.width or c.width)
     (last,) = vectorise_tile(one_vector(x, Index.of(before), lanes), COLUMN, lanes, mask)
     head = vectorise_tile(first_columns(x, Index.of(before)), COLUMN, c.width) if before else ()
@@ -68,7 +69,7 @@ def _split(x: For, c: Columns, lanes: int, mask: Index | None) -> Body:
 
 
 def _touches_columns(x: For, safe: Collection[str]) -> bool:
-    """Whether an address in memory depends on the column; that in a safe buffer does not count."""
+    """Whether an address in memory depends on the column, except addresses in safe buffers."""
     for n in walk((x,)):
         if not isinstance(n, (Store, Def, Set)):
             continue

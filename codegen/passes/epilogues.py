@@ -1,9 +1,10 @@
-"""Long epilogues: what is made of a register tile's sums is a loop over the tile, which lies in memory.
+"""Long epilogues: a loop over a register tile in memory computes the results from its sums.
 
-A micro-kernel is written out for every number of live rows and of live columns, its epilogue for each of its vectors:
-hundreds of copies, which keeps a few operations in registers. A chain of quantizations is many operations; as copies
-they would be nearly all of a kernel's text and of its compile time, to save a store and a load of what takes much
-longer. So micro-kernels leave their sums in a tile on the stack, and one loop over its live part does the rest.
+A micro-kernel is unrolled for every number of live rows and of live columns, with its epilogue for each of its vectors:
+hundreds of copies, which keep a few operations in registers. A chain of quantizations is many operations. Its copies
+would be nearly all of a kernel's text and of its compile time, and would save only a store and a load compared with
+much longer work. So micro-kernels store their sums in a tile on the stack, and one loop over its live part does the
+rest.
 """
 
 from __future__ import annotations
@@ -38,20 +39,23 @@ from polydyn.schedules.model import Statement
 from polydyn.schedules.tree.names import e
 
 MOST_OPERATIONS = 28
-"""Of all epilogues of a tile together, to be written out for every register."""
+"""Maximum operations of all epilogues of a tile that are unrolled for every register."""
 ROW, COLUMN, COLUMNS = e("i"), e("j"), e("n")
 """The loops over a finished tile, of which the second counts vectors, and its live columns."""
 
 
 def is_long(epilogues: Iterable[Statement]) -> bool:
-    """Whether epilogues are too many operations to be written out for every register, those on numbers not counted."""
+    """Whether epilogues have too many operations to be unrolled for every register.
+
+    Operations on numbers do not count.
+    """
     return sum(isinstance(v, Op) and bool(symbols_of(v)) for s in epilogues for v in walk(s.value)) > MOST_OPERATIONS
 
 
 def instances(body: Body, names: Collection[str]) -> tuple[list[Inst], tuple[Compare, ...]]:
-    """The instances of some statements, and under what conditions all of them run.
+    """Return the instances of some statements, and the conditions under which all of them run.
 
-    CodegenError: they run under different ones.
+    CodegenError: their conditions differ.
     """
     pairs = list(_instances(body, names))
     conditions = {c for _, c in pairs}
@@ -71,7 +75,7 @@ def _instances(body: Body, names: Collection[str]) -> Iterator[tuple[Inst, tuple
 
 
 def _not(cond: tuple[Compare, ...]) -> tuple[Compare, ...]:
-    """The condition of the other branch. CodegenError: it is no conjunction."""
+    """Return the condition of the other branch. CodegenError: the condition has several terms."""
     opposite = {"==": "!=", "!=": "==", "<": ">=", ">=": "<", ">": "<=", "<=": ">"}
     if len(cond) > 1:
         raise CodegenError("a statement runs where one of several conditions does not hold")
@@ -82,10 +86,10 @@ def finished(
     tile: Body, memory: tuple[str, str], stores: Sequence[Store], when: tuple[Compare, ...],
     rows: Index, columns: Index, sizes: tuple[int, int, int],
 ) -> Body:  # fmt: skip
-    """A tile whose sums lie in memory, and behind it the loop that stores what is made of them.
+    """Return a tile whose sums are stored to memory, followed by the loop that computes and stores the results.
 
-    ``memory``: name and dtype of the memory. ``stores``: of one element, at ``ROW`` and ``COLUMN``. ``when``: the
-    conditions under which they run. ``rows``, ``columns``: live ones. ``sizes``: rows, columns, lanes of a whole tile.
+    ``memory``: name and dtype of the memory. ``stores``: those of one element, at ``ROW`` and ``COLUMN``. ``when``:
+    their conditions. ``rows``, ``columns``: live rows and columns. ``sizes``: rows, columns, lanes of a whole tile.
     """
     most, wide, lanes = sizes
     nest = (For(COLUMN, ZERO, Index.of(wide), _shared(stores)),)
@@ -106,10 +110,10 @@ def finished(
 def finished_across(
     memory: tuple[str, str], stores: Sequence[Store], rows: Index, columns: Index, lanes: int
 ) -> Body | Declined:
-    """The loop that stores what is made of sums where results lie together along rows, in planes of a column each.
+    """Return the loop that computes and stores the results if they are contiguous along rows, in one plane per column.
 
-    Vectors run along rows, so stores are whole; blocks of the sums, which lie together along columns, are transposed in
-    registers. Otherwise as ``finished``. Declined: the results have no form in such vectors.
+    Vectors run along rows, so stores are whole. Blocks of the sums, which are contiguous along columns, are transposed
+    in registers. Otherwise it is like ``finished``. Declined: the results cannot be vectorised in this way.
     """
     inner = For(COLUMN, ZERO, Index.of(COLUMNS), _shared(stores))
     made = vectorise_loop(For(ROW, ZERO, rows, (inner,)), lanes)
@@ -123,7 +127,7 @@ def finished_across(
 
 
 def _shared(stores: Sequence[Store]) -> Body:
-    """The stores, with a register for every operation that occurs more than once: of two outputs, or read twice."""
+    """Return the stores, with a register for every operation that occurs more than once."""
     uses: Counter[Value] = Counter()
     registers: dict[Value, Reg] = {}
     out: list[Node] = []

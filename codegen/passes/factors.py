@@ -1,6 +1,6 @@
-"""Factors that a loop does not change come out of the sums that it makes: ``sum(x * (v * s)) = sum(x * v) * s``.
+"""Hoist loop-invariant factors out of sums: ``sum(x * (v * s)) = sum(x * v) * s``.
 
-What is left may be sums of small integers: of bytes times nibbles, which are exact in int32 and eight to a word.
+The remaining sums may be of small integers: bytes times 4-bit integers, which are exact in int32 and eight to a word.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from polydyn.schedules.expr import NIBBLE, NIBBLES, FromIndex, Op, Value, cast, 
 from polydyn.schedules.index import ONE, ZERO, Index
 
 EIGHTS = const(-0x77777778, "int32")
-"""A word of which every nibble is 8."""
+"""A word whose 4-bit elements are all 8."""
 
 
 def factors_out(body: Body) -> Body:
-    """Outermost loops around nothing but sums of such products make sums of their own, which are scaled behind them.
+    """Give outermost loops that contain only sums of such products their own sums, which are scaled after the loop.
 
     Before: ``for k: s += x[k] * (v[k] * f)``; after: ``p = 0; for k: p += x[k] * v[k]; s += p * f``. In floating point
-    the sum is rounded otherwise, as by any other order of its terms.
+    the sum is rounded differently, as with any other order of its terms.
     """
     out: list[Node] = []
     for n in body:
@@ -66,7 +66,7 @@ def _part(reg: str) -> str:
 
 
 def _factor(n: Set, loops: Collection[str]) -> tuple[Value, Value] | None:
-    """What is added without its factors, and their product: loads that change in none of the loops."""
+    """Return the added value without its factors, and their product: loads that are invariant in all of the loops."""
     if n.reduce != "sum" or not (isinstance(n.value, Op) and n.value.name == "mul"):
         return None
     factors, rest = [], []
@@ -78,7 +78,7 @@ def _factor(n: Set, loops: Collection[str]) -> tuple[Value, Value] | None:
 
 
 def _loaded(v: Value) -> bool:
-    """Whether a value is an element of memory, perhaps bits of another type."""
+    """Whether a value is an element of memory, possibly with its bits as another type."""
     return isinstance(v.args[0] if isinstance(v, Op) and v.name == "bitcast" else v, FlatLoad)
 
 
@@ -90,11 +90,12 @@ def _fixed(v: Value, loops: Collection[str]) -> bool:
 
 
 def in_integers(body: Body) -> Body:
-    """Sums of bytes times nibbles in int32, a word at a time, converted where they are read.
+    """Compute sums of bytes times 4-bit integers in int32, a word at a time, and convert them where they are read.
 
     Before: ``p = 0.0; for t < 8: p += float(x[e + t]) * (nibble(w, t) - z)``; after: ``p = m = 0; p += dot(w, X); m +=
-    dot(8's, X)`` with the words X of x at e, read as ``p - m * (1 + z / 8)``. m is one for all columns. A sum is
-    rewritten when it adds nothing else. It is one of a block: below 2^24, as those of thousands of steps are, exact.
+    dot(8's, X)`` with the words X of x at e, read as ``p - m * (1 + z / 8)``. All columns share m. A sum is rewritten
+    if it adds nothing else. It belongs to one block and stays below 2^24, like sums of thousands of steps, so it is
+    exact.
     """
     body = tuple(replace(n, body=in_integers(n.body)) if isinstance(n, For) else n for n in body)
     loops = {x.var for x in walk(body) if isinstance(x, For)}
@@ -147,7 +148,7 @@ def _by_words(dots: Sequence[_Dot], moved: Mapping[tuple[FlatLoad, ...], str], o
 
 
 def _dots(loop: For, loops: Collection[str]) -> tuple[_Dot, ...]:
-    """The sums of a loop over the steps of one word; empty where it is something else."""
+    """Return the sums of a loop over the steps of one word; empty for any other loop."""
     if loop.lo != ZERO or loop.hi != NIBBLES:
         return ()
     found = [_dot(n, loop.var, loops) for n in loop.body]
@@ -173,7 +174,7 @@ def _dot(n: Node, step: str, loops: Collection[str]) -> _Dot | None:
 
 
 def _byte(v: Value) -> FlatLoad | None:
-    """The signed byte that a float is."""
+    """Return the signed byte that a float was converted from, or None."""
     while isinstance(v, Op) and v.name == "cast":
         v = v.args[0]
     return v if isinstance(v, FlatLoad) and v.dtype == "int8" and v.lanes == 1 else None

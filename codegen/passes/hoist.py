@@ -1,4 +1,4 @@
-"""Hoisting: what does not change in an inner loop is computed or decided outside it."""
+"""Hoisting: move computations and decisions that are invariant in an inner loop out of it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ V = Index.of
 
 
 def hoist_guards(loop: For) -> Body:
-    """A loop that stores one guarded value: what of the guard does not depend on the loop chooses between two loops."""
+    """Turn a loop that stores one guarded value into a choice between two loops, by the invariant part of the guard."""
     store = loop.body[0] if len(loop.body) == 1 else None
     if not isinstance(store, Store) or not (isinstance(store.value, Op) and store.value.name == "where"):
         return (loop,)
@@ -57,7 +57,7 @@ def hoist_guards(loop: For) -> Body:
 
 
 def hoist_masks(loop: For, prefix: str) -> For:
-    """Guards of vector loads that no loop inside changes become registers at the top of the loop."""
+    """Move guards of vector loads that are invariant in the inner loops into registers at the top of the loop."""
     inner = {x.var for x in walk(loop.body) if isinstance(x, (For, Let))}
     masks: dict[Value, Reg] = {}
 
@@ -74,8 +74,9 @@ def hoist_masks(loop: For, prefix: str) -> For:
 
 
 def split_guards(loop: For) -> Body:
-    """A loop over vectors whose loads have one guard, a range of elements: the vectors that are wholly inside it are a
-    loop of their own, without guards, between those before and those behind.
+    """Split a loop over vectors whose loads have one guard, a range of elements.
+
+    The vectors that are fully inside it get a loop of their own, without guards, between those before and after it.
     """
     values = (v for n in walk(loop.body) if isinstance(n, (Store, Def, Set)) for v in walk_value(n.value))
     guards = {v.guard for v in values if isinstance(v, FlatLoad) and v.guard is not None}
@@ -84,7 +85,7 @@ def split_guards(loop: For) -> Body:
         return (loop,)
     first, last, width = loop.lo, loop.hi, guard.lanes
     inside = [-x for x in arguments(guard.low, "max")] + [x - width for x in arguments(guard.high, "min")]
-    for slack in inside:  # at least 0 where no lane is outside
+    for slack in inside:  # at least 0 if no lane is outside
         step, rest = slack.split(loop.var)
         if loop.var in rest.symbols() or step not in (ZERO, V(width), V(-width)):
             return (loop,)
@@ -101,7 +102,7 @@ def split_guards(loop: For) -> Body:
 
 
 def arguments(i: Index, kind: str) -> tuple[Index, ...]:
-    """The arguments of a maximum or minimum; of another expression itself."""
+    """Return the arguments of a maximum or minimum, or the expression itself."""
     if len(i.terms) == 1:
         ((m, c),) = i.terms.items()
         if c == 1 and len(m) == 1 and isinstance(m[0], Atom) and m[0].kind == kind:
@@ -110,7 +111,7 @@ def arguments(i: Index, kind: str) -> tuple[Index, ...]:
 
 
 def hoist_choice(loop: For) -> Body:
-    """What a loop begins with and does not change, a choice or registers, comes before it."""
+    """Move an invariant choice or invariant registers at the start of a loop before it."""
     n = loop.body[0] if len(loop.body) == 1 else None
     if isinstance(n, If) and loop.var not in mentions(n)[0]:
         then, orelse = (hoist_choice(replace(loop, body=x)) if x else () for x in (n.then, n.orelse))
@@ -125,7 +126,7 @@ def _is_fixed(n: Def, var: str) -> bool:
 
 
 def comparison(v: Value) -> Compare | None:
-    """A comparison of integers that are no data."""
+    """Return a comparison of integers that are not read from tensors, or None."""
     relation = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}.get(v.name) if isinstance(v, Op) else None
     if relation is None or not isinstance(v, Op):
         return None
@@ -134,9 +135,9 @@ def comparison(v: Value) -> Compare | None:
 
 
 def hoist_divisions(body: Body, prefix: str) -> Body:
-    """Every floor division is computed once per iteration of the innermost loop that it depends on.
+    """Compute every floor division once per iteration of the innermost loop that it depends on.
 
-    Names ``<prefix><n>`` stand for the quotients; divisions that depend on no loop of the body stay where they are.
+    The quotients get the names ``<prefix><n>``. Divisions that depend on no loop of the body stay in place.
     """
     names: dict[Atom, str] = {}
 
@@ -144,32 +145,34 @@ def hoist_divisions(body: Body, prefix: str) -> Body:
         return tuple(loop(n) if isinstance(n, For) else n for n in b)
 
     def loop(n: For) -> Node:
-        body, divisions = _taken_out(n.body, lambda i: _varying(i, n.var), prefix, names)
+        body, divisions = _extract_divisions(n.body, lambda i: _varying(i, n.var), prefix, names)
         return replace(n, body=_named_before(divisions, inside(body)))
 
     return inside(body)
 
 
 def divide_before(body: Body, prefix: str, sizes: Collection[str] = ()) -> Body:
-    """Floor divisions by sizes that depend on no loop of the body are computed before it, named as above; with
-    ``sizes``, those of these alone, by numbers too.
+    """Compute floor divisions by sizes that depend on no loop of the body before it, with names as above.
 
-    A compiler leaves them behind the guards of what the body reads: a size might be 0.
+    With ``sizes``, do so for divisions of these sizes alone, also by numbers. The C compiler would keep divisions
+    inside the bounds checks, because a divisor might be 0.
     """
 
     def of_sizes(i: Index) -> Iterator[Atom]:
         return (a for x in sorted(sizes) for a in _varying(i, x) if _symbols(a) <= set(sizes))
 
-    body, divisions = _taken_out(body, of_sizes if sizes else _by_sizes, prefix, {})
+    body, divisions = _extract_divisions(body, of_sizes if sizes else _by_sizes, prefix, {})
     return _named_before(divisions, body)
 
 
 def hoist_rows(body: Body, prefix: str) -> Body:
-    """What a body that runs often computes of rows outside of it comes before it: costly floor divisions that depend on
-    no name that it binds, and what of its loops' calls' addresses and conditions holds them.
+    """Hoist invariant computations of rows out of a body that runs often.
+
+    These are costly floor divisions that depend on no name that the body binds, and the parts of addresses and
+    conditions in its loops' calls that contain them.
     """
     inner = {x.var for x in walk(body) if isinstance(x, (For, Let))}
-    body, divisions = _taken_out(body, costly_divisions, f"{prefix}q_", {})
+    body, divisions = _extract_divisions(body, costly_divisions, f"{prefix}q_", {})
     quotients, sums = {name for name, _ in divisions}, dict[Index, str]()
 
     def named(i: Index) -> Index:
@@ -178,7 +181,7 @@ def hoist_rows(body: Body, prefix: str) -> Body:
             return i
         return i - fixed + sums.setdefault(fixed, f"{prefix}{len(sums)}")
 
-    def in_loop(n: Node) -> Node:  # what runs once gains nothing from a name
+    def in_loop(n: Node) -> Node:  # statements that run once do not need a name
         return replace(n, body=rewrite(n.body, of_call)) if isinstance(n, For) else n
 
     def of_call(n: Node) -> Node:
@@ -189,7 +192,7 @@ def hoist_rows(body: Body, prefix: str) -> Body:
 
 
 def costly_divisions(i: Index) -> Iterator[Atom]:
-    """Floor divisions by what is no power of two, which hold no others of them."""
+    """Yield floor divisions by anything except powers of two, without nested ones."""
     for a in i.atoms():
         if isinstance(a, Atom):
             inner = [x for arg in a.args for x in costly_divisions(arg)]
@@ -199,10 +202,11 @@ def costly_divisions(i: Index) -> Iterator[Atom]:
                 yield a
 
 
-def _taken_out(
+def _extract_divisions(
     body: Body, of: Callable[[Index], Iterator[Atom]], prefix: str, names: dict[Atom, str]
 ) -> tuple[Body, list[tuple[str, Index]]]:
-    """The body with names for those divisions that depend on no name that it binds, and what they stand for."""
+    """Return the body with names for the divisions that depend on no name that it binds, and the values of the names.
+    """
     inner = {x.var for x in walk(body) if isinstance(x, (For, Let))}
     divisions: list[tuple[str, Index]] = []
     now = {i: i for x in walk(body) for i in node_indices(x)}  # unrolled bodies repeat their expressions
@@ -223,7 +227,7 @@ def _named_before(divisions: list[tuple[str, Index]], body: Body) -> Body:
 
 
 def _by_sizes(i: Index) -> Iterator[Atom]:
-    """Floor divisions by what is no number, which hold no others of them."""
+    """Yield floor divisions by anything except numbers, without nested ones."""
     for a in i.atoms():
         if isinstance(a, Atom):
             inner = [x for arg in a.args for x in _by_sizes(arg)]
@@ -233,7 +237,7 @@ def _by_sizes(i: Index) -> Iterator[Atom]:
 
 
 def _varying(i: Index, var: str) -> Iterator[Atom]:
-    """Floor divisions that depend on ``var`` and hold no others that do."""
+    """Yield floor divisions that depend on ``var`` and contain no others that do."""
     for a in i.atoms():
         if isinstance(a, Atom) and var in _symbols(a):
             inner = [x for arg in a.args for x in _varying(arg, var)]

@@ -1,8 +1,8 @@
-"""Unroll and jam: several iterations of a coincident loop in flight at once, loop by loop.
+"""Unroll and jam: run several iterations of a coincident loop at the same time, loop by loop.
 
-The chain of operations that ends one row of a softmax or norm (lanes combined, a division, the next pass started) then
-overlaps with that of its neighbours. Legal wherever the loop carries no dependence and what one iteration keeps for
-itself, registers and row buffers, exists once for every copy.
+The chain of operations at the end of one row of a softmax or norm (combining lanes, a division, starting the next pass)
+then overlaps with those of other rows. This is legal if the loop carries no dependence and every copy has its own
+registers and row buffers.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ from polydyn.schedules.index import Index
 
 
 def jam(loop: For, copies: int, private: Collection[str], alone: For | None = None) -> Body:
-    """``loop`` in ``copies`` equal runs of iterations side by side, then the rest one by one.
+    """Run ``loop`` as ``copies`` equal ranges of iterations in parallel, then the rest one by one.
 
-    Copies are far apart, so that each reads and writes memory in order: neighbours would share pages, in which the
-    hardware looks ahead for one stream only. ``private``: buffers that every iteration has for itself; copy ``c`` >= 1
-    uses ``<name>_c<c>``, as it does for registers. ``alone``: the loop in another form, for the rest. CodegenError: an
+    The copies are far apart, so that each accesses memory in order: adjacent rows would share pages, in which the
+    hardware prefetches only one stream. ``private``: buffers that every iteration has for itself. Copy ``c`` >= 1 uses
+    ``<name>_c<c>`` for them, and for registers. ``alone``: another form of the loop, for the rest. CodegenError: an
     inner loop or a choice depends on the iteration.
     """
     run = f"{loop.var}_run"
@@ -54,12 +54,12 @@ def jam(loop: For, copies: int, private: Collection[str], alone: For | None = No
 
 
 def copy_of(name: str, copy: int) -> str:
-    """What a register or buffer is called in one of the copies."""
+    """Return the name of a register or buffer in one of the copies."""
     return f"{name}_c{copy}" if copy else name
 
 
 def _without_lets(body: Body) -> Body:
-    """Names are put in: they may mean another number in every copy."""
+    """Substitute names, which may have another value in every copy."""
     return rewrite(body, lambda n: substitute(n.body, {n.var: n.value}) if isinstance(n, Let) else n)
 
 
@@ -82,7 +82,7 @@ def _renamed(body: Body, copy: int, registers: Collection[str], private: Collect
 
 
 def _merged(rows: list[Body]) -> Body:
-    """Statements one after another, loops and choices once with the bodies of all copies."""
+    """Merge the copies: statements one after another, loops and choices once with the bodies of all copies."""
     out: list[Node] = []
     for nodes in zip(*rows, strict=True):
         first = nodes[0]
@@ -98,5 +98,5 @@ def _merged(rows: list[Body]) -> Body:
 
 
 def _empty(n: Node) -> Node:
-    """The node without what it holds."""
+    """Return the node without its child bodies."""
     return with_bodies(n, tuple(() for _ in bodies(n)))

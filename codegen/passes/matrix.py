@@ -1,8 +1,8 @@
-"""The points of a register tile as instructions of a matrix unit (AMX), on tiles of 16 rows and 16 columns of sums.
+"""Lower the points of a register tile to instructions of a matrix unit (AMX), on 16 x 16 tiles of sums.
 
 Before: loops over rows and columns of the tile around one store each, of zeros, of products that are added up, or of
-the sums to memory. After: the same in calls of ``leaf/pd_amx.h``. Rows that are no multiple of 16 end with a tile that
-begins 16 rows before their end: what two tiles compute is the same in both.
+the sums to memory. After: the same in calls of ``leaf/pd_amx.h``. If the rows are not a multiple of 16, the last tile
+begins 16 rows before their end: overlapping tiles compute equal values.
 """
 
 from __future__ import annotations
@@ -19,19 +19,21 @@ from polydyn.schedules.index import ONE, ZERO, Index, IndexLike
 from polydyn.schedules.tree.names import p
 
 SIDE = 16
-"""Rows of a tile, and words of 32 bits in each of them, at most."""
+"""Maximum rows of a tile, and maximum 32-bit words in each of them."""
 STEP = p("k")
-"""The loop over words of steps."""
+"""The loop over words of K steps."""
 ADDED = {"dot2_bf16": "pd_amx_add_bf16", "dot4": "pd_amx_add_quads"}
-"""What is added up -> the instruction that adds up a tile of it."""
+"""The operation in a sum -> the instruction that accumulates a tile of it."""
 LEFT, RIGHT = 4, 6
-"""The first tiles of a product's left operand and of its columns; sums have those before."""
+"""The first tiles of a product's left operand and of its columns; the tiles before them are sums."""
 
 
 @dataclass(frozen=True)
 class Unit:
-    """What a micro-kernel computes: the buffer ``sums`` that is tiles, where these begin in ``rows`` and ``columns``,
-    the ``words`` of steps that one instruction takes.
+    """The tiles of a micro-kernel.
+
+    ``sums``: the buffer that is stored in tiles; ``rows`` and ``columns``: the starts of the tiles; ``words``: words of
+    K steps per instruction.
     """
 
     sums: str
@@ -40,12 +42,12 @@ class Unit:
     words: int
 
     def number(self, row: int, column: int) -> int:
-        """Which tile the sums of a pair of tiles of operands are."""
+        """Return the number of the tile for the sums of a pair of operand tiles."""
         return row * len(self.columns) + column
 
 
 def matrix_tiles(body: Body, unit: Unit) -> Body:
-    """The body with every nest of such loops in instructions. CodegenError: one has none."""
+    """Lower every nest of such loops to instructions. CodegenError: one has none."""
 
     def f(n: Node) -> tuple[Node, ...]:
         store = _only_store(n)
@@ -62,7 +64,7 @@ def matrix_tiles(body: Body, unit: Unit) -> Body:
 
 
 def _only_store(n: Node) -> Store | None:
-    """The store that is all of a nest of loops."""
+    """Return the store that is the whole body of a nest of loops."""
     while isinstance(n, For) and len(n.body) == 1:
         n = n.body[0]
     return n if isinstance(n, Store) else None
@@ -77,7 +79,7 @@ def _zeros(store: Store, unit: Unit) -> tuple[Node, ...]:
 def _stored(store: Store, unit: Unit) -> tuple[Node, ...]:
     if not (isinstance(store.value, FlatLoad) and store.value.buffer == unit.sums and store.reduce is None):
         raise CodegenError(f"tiles have no instruction for a store to {store.buffer}")
-    pitch, each = _apart(store.address, ROW, store.buffer), _apart(store.address, COLUMN, store.buffer)
+    pitch, each = _distance(store.address, ROW, store.buffer), _distance(store.address, COLUMN, store.buffer)
     if each != ONE:
         raise CodegenError(f"sums are stored {each} elements apart")
     return tuple(
@@ -87,7 +89,7 @@ def _stored(store: Store, unit: Unit) -> tuple[Node, ...]:
 
 
 def _added(n: For, store: Store, unit: Unit) -> tuple[Node, ...]:
-    """The loop over words, so many at a time: tiles of the operands, and all products of them."""
+    """Lower the loop over words, several at a time: tiles of the operands, and all products of them."""
     value = store.value
     if not (isinstance(value, Op) and value.name in ADDED and n.var == STEP and n.lo == ZERO):
         raise CodegenError(f"tiles have no instruction for {value}")
@@ -95,11 +97,11 @@ def _added(n: For, store: Store, unit: Unit) -> tuple[Node, ...]:
     if not (isinstance(row, FlatLoad) and isinstance(column, FlatLoad)):
         raise CodegenError("operands of tiles are loads")
     trips, rest = divmod(int(n.hi), unit.words)
-    along = _apart(column.address, STEP, column.buffer)
+    along = _distance(column.address, STEP, column.buffer)
     together = row.address.subs({STEP: 1}) - row.address.subs({STEP: 0})  # elements of a word
     if rest or along != SIDE or _lanes(column) != ONE or together.constant not in (1, 2, 4):
-        raise CodegenError(f"words of {row.buffer} and {column.buffer} do not lie as tiles want them")
-    pitch = _apart(row.address, ROW, row.buffer)
+        raise CodegenError(f"the K packing of {row.buffer} and {column.buffer} does not match the AMX tile layout")
+    pitch = _distance(row.address, ROW, row.buffer)
     body: list[Node] = []
     loaded: set[int] = set()
     for r, c, at in _places(unit):
@@ -113,25 +115,25 @@ def _added(n: For, store: Store, unit: Unit) -> tuple[Node, ...]:
 
 
 def _places(unit: Unit) -> Sequence[tuple[int, int, dict[str, IndexLike]]]:
-    """(row, column) of every tile of sums, and the points where it begins."""
+    """Return (row, column) of every tile of sums, and the points where it begins."""
     return [(r, c, {ROW: i, COLUMN: j}) for r, i in enumerate(unit.rows) for c, j in enumerate(unit.columns)]
 
 
-def _apart(address: Index, var: str, buffer: str) -> Index:
-    """How far points of a loop lie apart. CodegenError: not always as far."""
+def _distance(address: Index, var: str, buffer: str) -> Index:
+    """Return the distance between points of a loop. CodegenError: it is not constant."""
     distance, rest = address.split(var)
     if var in distance.symbols() | rest.symbols():
-        raise CodegenError(f"{address} of {buffer} is no multiple of {var} and something else")
+        raise CodegenError(f"{address} of {buffer} is not a multiple of {var} plus a rest")
     return distance
 
 
 def _lanes(column: FlatLoad) -> Index:
-    """How far columns of one panel lie apart."""
+    """Return the distance between columns of one panel."""
     return column.address.subs({COLUMN: 1}) - column.address.subs({COLUMN: 0})
 
 
 def _moved(verb: str, tile: int, buffer: str, at: Index, pitch: Index, shape: tuple[int, int]) -> Call:
-    """A tile loaded or stored: where, how far its rows are apart, how many rows of how many words."""
+    """Return the load or store of a tile: the address, the row pitch, the numbers of rows and of words per row."""
     rest = (FromIndex("int64", x) for x in (pitch, *map(Index.of, shape)))
     return Call(f"pd_amx_{verb}", (*_numbers(tile), Pointer("int32", buffer, at), *rest))
 

@@ -1,4 +1,4 @@
-"""When 32-bit index arithmetic is enough: a bound of every integer that a kernel computes."""
+"""Decide when 32-bit index arithmetic suffices: bound every integer that a kernel computes."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from polydyn.schedules.ranges import is_nonnegative
 LIMIT = 2**31 - 1
 MOST_THREADS = 1024
 Bound = tuple[Index, int]
-"""A polynomial with non-negative coefficients, and what it is divided by."""
+"""A polynomial with non-negative coefficients, and its divisor."""
 
 
 class _UnknownValueError(Exception):
-    """A value read from memory: nothing is known about it."""
+    """A value that is read from memory has no known bound."""
 
 
 def narrow_conditions(body: Body, limits: Mapping[str, Index]) -> tuple[Compare, ...] | None:
-    """What must hold for all index arithmetic of a body to stay below 2**31; None when that cannot be said.
+    """Return the conditions under which all index arithmetic of a body stays below 2**31, or None if there are none.
 
     ``limits``: upper bounds of names over the parameters: of the thread symbols, and of names bound inside (block and
-    tile numbers) whose own arithmetic the caller answers for. Every sum is bounded by the sum of the absolute values of
-    its terms, so partial results are too, in any order.
+    tile numbers) whose own arithmetic is the caller's responsibility. Every sum is bounded by the sum of the absolute
+    values of its terms, so partial results are bounded too, in any order.
     """
     bounds = _Bounds(limits)
     try:
@@ -54,7 +54,7 @@ class _Bounds:
         self.limits = {n: self.of(i, {}) for n, i in limits.items()}
 
     def visit(self, body: Body, env: Mapping[str, Bound], done: set[Index]) -> None:
-        """``done``: expressions over these names that are bounded."""
+        """Bound all expressions of a body. ``done``: expressions over these names that have a bound."""
         for n in body:
             inner = env
             if isinstance(n, Let) and n.var in self.limits:
@@ -64,7 +64,7 @@ class _Bounds:
                 if i not in done:
                     done.add(i)
                     self.of(i, env)
-            if isinstance(n, For):  # dealt loops step over their end
+            if isinstance(n, For):  # thread-mapped loops step past their end
                 step = MOST_THREADS if n.kind in ("warp", "block") else 0
                 inner = {**env, n.var: self.limits.get(n.var) or self.of(n.hi + step, env)}
             elif isinstance(n, Let):
@@ -73,7 +73,7 @@ class _Bounds:
                 self.visit(b, inner, done if inner is env else set())
 
     def of(self, i: Index, env: Mapping[str, Bound]) -> Bound:
-        """The bound of an expression; it and those of its parts are found."""
+        """Return the bound of an expression; record it and those of its parts."""
         terms: list[Bound] = []
         for m, c in i.terms.items():
             term, by = Index.of(abs(c)), 1

@@ -1,7 +1,7 @@
-"""Words whose parts are stored one by one: a loop over words of four bytes becomes a loop over bytes.
+"""Store packed words element by element, so that loads, conversions and stores vectorise over bytes.
 
-FILL makes the words of a product's rows. Their parts are consecutive steps, which lie side by side in most tensors, so
-that vectors of parts are read, computed and stored as they are, and nothing is put together.
+FILL computes the packed words of a product's rows. Their elements are consecutive steps, contiguous in most tensors.
+Vectors of elements can be loaded, computed and stored directly, without packing.
 """
 
 from __future__ import annotations
@@ -16,21 +16,22 @@ from polydyn.schedules.index import ZERO, Index
 from polydyn.schedules.tree.names import Coord
 
 PART = "part"
-"""The loop over the parts of one word."""
+"""The loop over the elements of one word."""
 WORD = 4
 """Bytes of a word."""
 
 
 def part_of(v: Value) -> tuple[str, int] | None:
-    """The dtype and the number of the parts that a value is made of; None where it is no such word."""
+    """Return the dtype and the number of the elements that a value packs, or None for other values."""
     dtype = PARTS.get(v.name) if isinstance(v, Op) else None
     return None if dtype is None else (dtype, WORD // ITEMSIZE[dtype])
 
 
 def store_parts(body: Body, buffer: str) -> Body:
-    """Loops that store one word to ``buffer``, whose elements are parts, as loops that store its parts.
+    """Turn loops that store one word to ``buffer`` into loops that store its elements.
 
-    Addresses count words before and parts afterwards. Parts that do not move evenly are stored one after another.
+    Addresses count words before and elements afterwards. Elements without a constant stride are stored one after
+    another.
     """
 
     def f(n: Node) -> Node | Body:
@@ -42,7 +43,7 @@ def store_parts(body: Body, buffer: str) -> Body:
         (dtype, count), var = found, f"{n.var}_{PART}"
         assert isinstance(store.value, Op)
         parts, first = store.value.args, store.address * count
-        together = in_turn(parts, Index.of(var))
+        together = select_by_number(parts, Index.of(var))
         if together is None:
             stores = (Store(buffer, first + k, narrow(v, dtype)) for k, v in enumerate(parts))
             return replace(n, body=tuple(stores))
@@ -53,7 +54,7 @@ def store_parts(body: Body, buffer: str) -> Body:
 
 
 def read_word(v: Value) -> Value:
-    """A word whose parts lie side by side in memory, as one load; other values as they are."""
+    """Return a word whose elements are contiguous in memory as one load; return other values unchanged."""
     found = part_of(v)
     if found is None:
         return v
@@ -67,8 +68,8 @@ def read_word(v: Value) -> Value:
     return replace(first, dtype=v.dtype)
 
 
-def in_turn(values: Sequence[Value], number: Index) -> Value | None:
-    """The value that is each of ``values`` where ``number`` is its place; None where they do not move evenly."""
+def select_by_number(values: Sequence[Value], number: Index) -> Value | None:
+    """Return an expression for ``values[number]``, for every ``number``; None if the strides are not constant."""
     first, second = (tuple(_indices(v)) for v in values[:2])
     if len(first) != len(second):
         return None
@@ -80,7 +81,7 @@ def in_turn(values: Sequence[Value], number: Index) -> Value | None:
 
 
 def narrow(v: Value, dtype: str) -> Value:
-    """The lowest bits of a value of int32, as it was before it was widened; a float rounded where it is stored."""
+    """Return the lowest bits of an int32 value, as before it was widened; a float is rounded where it is stored."""
     if isinstance(v, Op) and v.name == "cast" and v.args[0].dtype == dtype:
         return v.args[0]
     if dtype in WIDENED:
@@ -101,12 +102,12 @@ def _indices(v: Value) -> Iterator[Index]:
 
 
 def _with(v: Value, indices: Sequence[Index]) -> Value:
-    """The value with other subscripts, in the order of ``_indices``."""
+    """Return the value with other subscripts, in the order of ``_indices``."""
     return _rebuilt(v, iter(indices))
 
 
 def _rebuilt(v: Value, indices: Iterator[Index]) -> Value:
-    """Outermost first, as ``walk_value`` goes."""
+    """Rebuild a value outermost first, in the order of ``walk_value``."""
     if isinstance(v, FlatLoad):
         return replace(v, address=next(indices))
     if isinstance(v, FromIndex):

@@ -1,4 +1,4 @@
-"""Rows as pointers: where a row begins is computed once for a tile, not at every step of its reduction."""
+"""Row pointers: compute the start of a row once per tile instead of at every step of its reduction."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ V = Index.of
 
 
 def row_pointers(body: Body, buffer: str, steps: Collection[str], lines: bool = False) -> Body:
-    """What an address of ``buffer`` is besides its multiples of the loops ``steps`` gets a name around the body.
+    """Bind the part of an address of ``buffer`` that does not depend on the loops ``steps`` to a name around the body.
 
-    So rows may begin anywhere, an address is affine in its steps, and no division is left in a loop. ``lines``: where
-    all rows lie in one line they share a name, which leaves registers to more of them.
+    Then rows may begin anywhere, an address is affine in its steps, and no division is left in a loop. ``lines``: rows
+    of one image row share a name, which leaves registers to more of them.
     """
     names: dict[Index, str] = {}
 
@@ -50,10 +50,10 @@ def _reads(v: Value, buffer: str) -> TypeGuard[FlatLoad]:
 
 
 def _in_one_line(starts: Sequence[Index]) -> tuple[Index, tuple[Compare, ...], list[int]] | None:
-    """The first of the starts of rows that follow each other, when all lie in one line, and how far each is behind it.
+    """Return the start of the first of consecutive rows, the conditions for one image row, and their offsets.
 
-    They do when the quotients of the first and of the last row are equal, as these grow with the row. None: starts have
-    other quotients, or distances that are no numbers.
+    All rows are in one image row if the quotients of the first and of the last row are equal, because quotients
+    grow with the row. Return None if starts have other quotients, or distances that are not numbers.
     """
     rows = [{_moving(a): a for a in s.atoms() if isinstance(a, Atom)} for s in starts]
     if any(r.keys() != rows[0].keys() for r in rows):
@@ -76,7 +76,7 @@ def _in_one_line(starts: Sequence[Index]) -> tuple[Index, tuple[Compare, ...], l
 
 
 def _moving(a: Atom) -> tuple[str, Index, tuple[Index, ...]]:
-    """What quotients of different rows have in common."""
+    """Return the part that quotients of different rows have in common."""
     return a.kind, a.args[0] - _offset(a), a.args[1:]
 
 

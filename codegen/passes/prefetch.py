@@ -1,8 +1,8 @@
-"""Prefetching: a tile's reduction asks for the memory of the next tile while it computes.
+"""Prefetching: a tile's reduction prefetches the memory of the next tile while it computes.
 
-A register tile reads several short rows side by side. From beyond the second-level cache each of them is a stream of
-its own that ends before a hardware prefetcher has learnt it. The rows of the next tile are known, so they are asked
-for by line, spread over the loop. A prefetch reads nothing and may name any address.
+A register tile reads several short rows at the same time. If they do not fit L2, each of them is a separate stream that
+ends before a hardware prefetcher has detected it. The rows of the next tile are known, so they are prefetched by cache
+line, spread over the loop. A prefetch reads nothing and may have any address.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from polydyn.codegen.passes.epilogues import COLUMN, ROW
 from polydyn.schedules.index import ONE, ZERO, Index, maximum, minimum
 
 LEAF, FAR, WRITE = "pd_prefetch", "pd_prefetch_far", "pd_prefetch_write"
-"""Into the first cache, into the second, and into the first to be written."""
+"""Prefetch into L1, into L2, and into L1 for a write."""
 TYPES = {"float32": "f32", "int32": "i32"}
-"""What is prefetched: four bytes an element."""
+"""Dtypes that are prefetched, of four bytes, with the suffix of the leaf."""
 FIRST, END = "far_lo", "far_hi"
 ASKED = "ask_lo", "ask_hi"
-"""The first line that a row tile asks for of every plane of the next strip, and the end of those."""
+"""The first line of every plane of the next footprint that a row tile prefetches, and the end of its range."""
 LINE = 16
-"""Elements of a cache line."""
+"""float32 elements of a cache line."""
 AHEAD = 4096
-"""Elements of rows between what is used and what is prefetched: a memory's latency times its bandwidth, and more."""
+"""Prefetch distance in elements of rows: more than memory latency times bandwidth."""
 STREAM = 12288
-"""Bytes of panels that are one stream between what is used and what is asked for."""
+"""Prefetch distance in bytes of panels that are one stream."""
 
 
 def prefetch_next(
@@ -37,15 +37,15 @@ def prefetch_next(
     panel: Mapping[str, Index] | None = None,
     whole: bool = False,
 ) -> Body:
-    """Loops ``var`` prefetch their loads of four bytes for the next tile, line by line.
+    """Let loops ``var`` prefetch their four-byte loads for the next tile, line by line.
 
-    ``following``: what symbols stand for in the next tile; loads that depend on none of them are left alone, and so are
-    those that are not dense along ``var``, or move with a loop inside it. A loop over vectors prefetches for every
-    vector, one over elements in strips of a line.
+    ``following``: the values of symbols in the next tile. Loads that depend on none of them are skipped, and so are
+    loads that are not dense along ``var`` or that move with an inner loop. A loop over vectors prefetches for every
+    vector, a loop over elements once per line.
 
-    ``panel``: what symbols stand for in the panel of columns that follows when all row tiles have used this one. The
-    tiles share the work of asking for it: each strip asks for its steps [``FIRST``, ``END``). ``whole``: the loop is a
-    whole number of strips, whatever its bound looks like.
+    ``panel``: the values of symbols in the panel of columns that follows when all row tiles have used this one. The
+    tiles split its prefetches: each line's iteration prefetches its steps [``FIRST``, ``END``). ``whole``: the loop is
+    a whole number of lines, whatever its bound looks like.
     """
 
     def f(n: Node) -> Node | Body:
@@ -59,16 +59,16 @@ def prefetch_next(
             return n
         if n.kind == "vector":
             return replace(n, body=(*_calls(LEAF, near, following), *n.body))
-        return _strips(n, _calls(LEAF, near, following), _calls(FAR, far, panel or {}), whole)
+        return _by_lines(n, _calls(LEAF, near, following), _calls(FAR, far, panel or {}), whole)
 
     return rewrite(body, f)
 
 
 def prefetch_ahead(body: Body, var: str, far: int) -> Body:
-    """Vectors of four bytes that move with loop ``var`` are asked for when those ``far`` bytes before them are loaded,
-    in the innermost loop that they move with.
+    """Prefetch vectors of four-byte elements that move with loop ``var``, ``far`` bytes ahead of their loads.
 
-    The steps of ``var`` that are between are the same for all: those of what moves most.
+    The prefetches are in the innermost loop that the vectors move with. The distance in steps of ``var`` is the same
+    for all: that of the vector with the largest stride.
     """
 
     def moving(n: For) -> list[FlatLoad]:
@@ -86,10 +86,10 @@ def _first(n: For, calls: Body) -> For:
 
 
 def share_panel(body: Body, number: Index, tiles: Index) -> Body:
-    """Around a row tile, ``number`` of ``tiles``: its steps of every strip.
+    """Bind the range of steps that row tile ``number`` of ``tiles`` prefetches per line.
 
-    None when it is the only one, which has nothing to overlap with, or one of more than a strip has steps: then the
-    rows, which are read again for every panel, need the cache more.
+    The range is empty for a single tile, which has no work to overlap with. It is also empty if there are more tiles
+    than steps of a line: then the rows, which are read again for every panel, need the cache more.
     """
     tiles = maximum(1, tiles)
     several = minimum(1, tiles - 1) * minimum(1, maximum(0, LINE + 1 - tiles))
@@ -99,14 +99,14 @@ def share_panel(body: Body, number: Index, tiles: Index) -> Body:
 
 
 def share_lines(body: Body, number: Index, tiles: Index, lines: Index) -> Body:
-    """Around a row tile, ``number`` of ``tiles``: its share of the ``lines`` of each plane of the next strip."""
+    """Bind row tile ``number``'s range, of ``tiles``, of the ``lines`` of each plane of the next footprint."""
     for k, name in enumerate(ASKED):
         body = (Let(name, (number + k) * lines // maximum(1, tiles), body),)
     return body
 
 
 def prefetch_lines(body: Body, var: str, planes: Sequence[FlatLoad]) -> Body:
-    """The loop ``var`` over planes asks in each for the lines of its tile's share; ``planes``: their first element."""
+    """Let the loop ``var`` over planes prefetch the tile's range of lines in each; ``planes``: their first elements."""
     line = Index.of("line")
     calls = _calls(FAR, [replace(v, address=v.address + line * LINE) for v in planes], {})
     asked = For("line", Index.of(ASKED[0]), Index.of(ASKED[1]), calls)
@@ -114,10 +114,10 @@ def prefetch_lines(body: Body, var: str, planes: Sequence[FlatLoad]) -> Body:
 
 
 def prefetch_results(stores: Sequence[Store], rows: Index, columns: Index, number: Index, tiles: Index) -> Body:
-    """What row tile ``number`` of ``tiles`` asks for, of the results that are stored when all of them are there.
+    """Return the prefetches of row tile ``number`` of ``tiles`` for results stored after the last tile.
 
-    ``stores``: of one element at ``ROW`` and ``COLUMN``, dense along rows. Each column is a stream of its own that ends
-    after a few lines: stores would wait for every one of them.
+    ``stores``: those of one element at ``ROW`` and ``COLUMN``, dense along rows. Each column is a separate stream that
+    ends after a few lines: stores would wait for every one of them.
     """
     line = Index.of("line")
     asked = (Pointer("float32", s.buffer, s.address.subs({ROW: line * LINE})) for s in stores)
@@ -147,8 +147,8 @@ def _calls(leaf: str, loads: list[FlatLoad], env: Mapping[str, Index]) -> Body:
     return tuple(Call(f"{leaf}_{TYPES[v.dtype]}", (Pointer(v.dtype, v.buffer, v.address.subs(env)),)) for v in loads)
 
 
-def _strips(n: For, calls: Body, far: Body, exact: bool) -> Body:
-    """The loop in strips of a line's elements and what is left over, each begun by the calls."""
+def _by_lines(n: For, calls: Body, far: Body, exact: bool) -> Body:
+    """Return the loop in parts of one line's elements, and the rest. Each part begins with the calls."""
     strip, step, whole = f"{n.var}_line", f"{n.var}_far", n.hi // LINE
     start = Index.of(strip) * LINE
     first = substitute(calls, {n.var: start})

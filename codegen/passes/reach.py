@@ -1,7 +1,7 @@
-"""Questions that the taps of a tile ask at the end of an axis, as one for each input.
+"""Merge the bounds checks of a tile at the end of an axis into one check per input.
 
-An input at the end of an axis counts where it exists and where an output exists that reads it. Both ask how far the
-tile reaches. Neighbouring outputs read neighbouring inputs, so that one bound often answers for both.
+An input at the end of an axis counts if it exists and an output exists that reads it. Both depend on the extent of the
+tile. Adjacent outputs read adjacent inputs, so one bound often covers both.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ V = Index.of
 
 
 def reached(asked: Sequence[Asked], live: Index | None, count: int, origin: str) -> list[tuple[Compare, ...]]:
-    """What is left to ask for each input of a tile.
+    """Return the remaining checks for each input of a tile.
 
-    ``live``: outputs that exist, of ``count`` (None: all do); ``origin``: the symbol of the first one's place, which is
-    never negative. An input whose first reader is output 0 asks for no output, as a tile has one. Questions whose
-    answer follows from ``origin`` are left out.
+    ``live``: outputs that exist, of ``count`` (None: all do); ``origin``: the symbol of the first output, which is
+    never negative. An input whose first reader is output 0 needs no check of outputs, because a tile has at least one.
+    Checks that follow from ``origin`` are dropped.
     """
     guards = [[c for c in guard if not _follows(end_of(c), origin)] for _, guard in asked]
     first = [f for f, _ in asked]
@@ -37,13 +37,13 @@ def reached(asked: Sequence[Asked], live: Index | None, count: int, origin: str)
 
 
 def end_of(c: Compare) -> Index:
-    """What is >= 0 exactly where a comparison by order holds."""
+    """Return an Index that is >= 0 exactly if an order comparison holds."""
     a, b = (c.left, c.right) if c.relation in (">=", ">") else (c.right, c.left)
     return a - b - (1 if c.relation in ("<", ">") else 0)
 
 
 def _parts(guard: Sequence[Compare]) -> Iterator[tuple[Compare, tuple[Index, int]]]:
-    """Each comparison with its end: without its constant, and the constant."""
+    """Yield each comparison with its end, split into the part without the constant and the constant."""
     for c in guard:
         end = end_of(c)
         constant = end.terms.get((), 0)
@@ -58,10 +58,10 @@ def _follows(e: Index, origin: str) -> bool:
 def _bound(
     first: Sequence[int], guards: Sequence[Sequence[Compare]], live: Index, count: int, origin: str
 ) -> tuple[Index, Index] | None:
-    """The end of an axis without a constant, and the bound that takes its place; None: there is none for all inputs.
+    """Return the end of an axis without its constant, and the bound that replaces it for all inputs, or None.
 
-    Inputs are so many places (``needs``) behind the tile's first. With p + 1 outputs, those that one of them reads must
-    be those that need no more than ``step * p + reach``.
+    Inputs have offsets (``needs``) from the tile's first input. With p + 1 outputs, the inputs that one of them reads
+    must be exactly those with an offset of at most ``step * p + reach``.
     """
     found = [(f, base, -c) for f, guard in zip(first, guards, strict=True) for _, (base, c) in _parts(guard)]
     bases = {base for _, base, _ in found if (base.split(origin)[0].constant or 0) < 0}

@@ -1,4 +1,4 @@
-"""Unrolling, scalar replacement and common loads: what turns a tile of memory accesses into register code."""
+"""Unrolling, scalar replacement and common loads: turn a tile of memory accesses into register code."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ V = Index.of
 
 
 def unroll(body: Body, loops: Collection[str], copies: Copies | None = None) -> Body:
-    """Unrolls the named loops completely; their extents must be constants.
+    """Unroll the named loops completely; their extents must be constants.
 
-    ``copies`` remembers the iterations of loops: variants of one body with other trip counts share them.
+    ``copies`` caches the iterations of loops: variants of one body with other trip counts share them.
     """
     memo: Copies = {} if copies is None else copies
 
@@ -63,7 +63,7 @@ def unroll(body: Body, loops: Collection[str], copies: Copies | None = None) -> 
 
 
 def partial_unroll(body: Body, var: str, factor: int) -> Body:
-    """Asks the C compiler to unroll the loop ``var`` by ``factor``."""
+    """Let the C compiler unroll the loop ``var`` by ``factor``."""
 
     def f(n: Node) -> Node:
         return replace(n, kind=f"unroll{factor}") if isinstance(n, For) and n.var == var else n
@@ -72,7 +72,7 @@ def partial_unroll(body: Body, var: str, factor: int) -> Body:
 
 
 def split_chains(body: Body, var: str, count: int) -> Body:
-    """Loops ``var`` from 0 add to ``count`` registers in turns, which do not wait for each other, instead of to one.
+    """Let loops ``var`` from 0 add alternately to ``count`` independent registers instead of one.
 
     Before: ``for k: s += x[k]``; after: ``for k: s += x[2*k]; s1 += x[2*k + 1]``, the rest, ``s += s1``.
     """
@@ -101,7 +101,7 @@ def split_chains(body: Body, var: str, count: int) -> Body:
 
 
 def _renamed(body: Body, names: Mapping[str, str]) -> Body:
-    """The body with registers under other names."""
+    """Return the body with registers renamed."""
 
     def value(v: Value) -> Value:
         return replace(v, name=names[v.name]) if isinstance(v, Reg) and v.name in names else v
@@ -115,7 +115,7 @@ def _renamed(body: Body, names: Mapping[str, str]) -> Body:
 
 
 def keep_loads(body: Body) -> Body:
-    """Vectors that are loaded into registers stay there: a compiler may think that to load them again costs nothing."""
+    """Keep loaded vectors in registers: a compiler may assume that loading them again costs nothing."""
 
     def f(n: Node) -> Node:
         whole = isinstance(n, Def) and isinstance(n.value, FlatLoad) and n.value.dtype in FLOAT_LANES and n.lanes > 1
@@ -127,8 +127,8 @@ def keep_loads(body: Body) -> Body:
 def registers(body: Body, buffer: str, dtype: str) -> Body:
     """Scalar replacement: every access to ``buffer`` (which must have a constant address) becomes a named register.
 
-    The registers are declared at the top of the body, each with the lanes that it is set with; a read of more
-    lanes gets them all, the further ones holding anything.
+    The registers are declared at the top of the body, each with the lanes of its writes. A read of more lanes gets all
+    of them; the additional lanes have undefined values.
     """
     seen: dict[int, int] = {}
 
@@ -163,7 +163,7 @@ def registers(body: Body, buffer: str, dtype: str) -> Body:
 
 
 def share_loads(body: Body, prefix: str = "t") -> Body:
-    """Within straight-line runs, a load that occurs more than once is read once into a register.
+    """Within straight-line runs, read a load that occurs more than once into a register.
 
     A scalar load that feeds vectors is broadcast once, for narrow ones too. A store ends the sharing of its own
     buffer's loads.

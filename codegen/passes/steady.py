@@ -1,4 +1,4 @@
-"""The asynchronous pipeline of a product: copies run ahead in a ring, loads of fragments run ahead of instructions."""
+"""Software pipelining of a product: copies run ahead in a ring, fragment loads run ahead of instructions."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ COMMIT, BARRIER = Call("pd_cp_async_commit"), Call("pd_syncthreads")
 
 @dataclass(frozen=True)
 class Stream:
-    """What an iteration of a product's loop does, at the iteration given.
+    """The parts of a product's loop, as functions of the iteration.
 
-    ``copies``: from memory into slot ``iteration % stages``; its second argument says whether all the steps exist.
-    ``whole``: iterations before this one have all their steps. ``uses``: what reads the slot, as pairs (loads,
-    products): the products of a pair need the loads of it alone, and registers of two pairs that follow each other
-    (the first follows the last one) are different. One pair: its loads are not taken apart.
+    ``copies``: from memory into slot ``iteration % stages``; its second argument tells whether all steps exist.
+    ``whole``: earlier iterations have all their steps. ``uses``: the readers of the slot, as pairs (loads, products).
+    The products of a pair need only its loads, and successive pairs (the first follows the last one) use different
+    registers. If there is one pair, its loads are not pipelined.
     """
 
     copies: Callable[[Index, bool], Body]
@@ -28,15 +28,15 @@ class Stream:
 
 
 def stream(loop: For, stages: int, of: Stream) -> Body:
-    """Multi-buffering with asynchronous copies (TSCompiler 5.4), and of fragments.
+    """Pipeline a loop with asynchronous copies (TSCompiler 5.4) and fragment loads.
 
     Before: ``for t: copies(t); for (loads, products) of uses(t): loads; products``. After: copies of ``stages - 1``
-    iterations; then a loop that asks for nothing, as all that it copies exists, and one that ends the reduction. An
-    iteration waits for the copies of the next one before its last products and loads that one's first fragments; so
-    neither a wait nor a load stands between the products.
+    iterations; then a loop without bounds checks, as all its copies exist, and one that ends the reduction. Before its
+    last products, an iteration waits for the copies of the next one and loads that one's first fragments. So neither a
+    wait nor a load is between products.
 
-    The slot that an iteration copies into is the one of the iteration before, whose last loads stand before a barrier;
-    so do the last loads of all, and nothing is in flight then: behind the loops the ring is free.
+    An iteration copies into the slot of the previous iteration, whose last loads precede a barrier. The last loads of
+    the loop precede one too, and no copy is in flight then: after the loops the ring is free.
     """
     wait, t = Call(f"pd_cp_async_wait<{stages - 2}>"), Index.of(loop.var)
     lo, hi = loop.lo, loop.hi

@@ -1,4 +1,4 @@
-"""Horizontal sums of many vectors at once: eight of them cost little more than two alone, one result in each lane."""
+"""Horizontal sums of many vectors at once: eight of them cost little more than two, with one result in each lane."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from polydyn.schedules.expr import Value
 from polydyn.schedules.index import ZERO, Index
 
 LEAF, TOGETHER, LEAST = "pd_sums_f32", 8, 4
-"""The leaf, how many sums it makes, how many are worth it."""
+"""The leaf, the number of sums it computes, the minimum number that pays."""
 
 
 def sum_together(body: Body) -> Body:
-    """Runs of ``reg += sum of the lanes of v`` in float32 go through the leaf, eight at a time.
+    """Compute runs of ``reg += sum of the lanes of v`` in float32 by the leaf, eight at a time.
 
-    Before: ``r0 += hsum(v0); r1 += hsum(v1) ...``; after: ``sums = pd_sums(v0, v1 ...); r0 += sums[0] ...``.
-    The lanes of all vectors are added in the same order.
+    Before: ``r0 += hsum(v0); r1 += hsum(v1) ...``; after: ``sums = pd_sums(v0, v1 ...); r0 += sums[0] ...``. The lanes
+    of all vectors are added in the same order.
     """
     out: list[Node] = []
     run: list[Set] = []

@@ -1,10 +1,11 @@
-"""Windows in registers: a tile of neighbouring outputs is straight-line code that loads every input once.
+"""Windows in registers: a tile of adjacent outputs is straight-line code that loads every input once.
 
-Outputs that lie beside each other read mostly the same inputs. After unrolling, the taps of all outputs of a tile stand
-one after another; ``_by_loads`` puts those that read the same element together. Every sum adds its taps in the order
-that it had; taps that several sums add alike, such as a line of a pooling, are added up once for all of them. Guards (a
-padding, a tile that is not full) are taken apart: a tile that lies inside has none, its twin decides once for each
-element that it reads, and keeps the masks of its vectors in registers.
+Adjacent outputs read mostly the same inputs. After unrolling, the taps of all outputs of a tile are consecutive
+statements; ``_by_loads`` groups those that read the same element. Every sum adds its taps in the original order. Taps
+that several sums have in common, such as a row of a pooling window, are added up once for all of them.
+
+Guards (of padding, or of a partial tile) select a version of the tile. A tile that is fully inside has none. The other
+version checks once per element, and keeps the masks of its vectors in registers.
 """
 
 from __future__ import annotations
@@ -48,18 +49,18 @@ from polydyn.schedules.expr import Const, FromIndex, Op, Value, conjuncts, const
 from polydyn.schedules.index import ZERO, Atom, Index, maximum, minimum
 
 LONG_SUM = 5
-"""Taps of a sum that a loop adds each time, from which they are two chains."""
+"""Minimum taps per iteration of a loop's sum that is split into two chains."""
 V = Index.of
 
 
 @dataclass(frozen=True)
 class Window:
-    """What a tile is made of.
+    """The description of a tile.
 
-    ``outputs``: the loop over its outputs, ``count`` of them, of which ``live`` exist (None: all). ``loops``: of the
-    window that are unrolled too; the others stay. ``sums``: buffers of sums and results -> dtype, one vector for each
-    output. ``moving``: buffers that different outputs read at different places. ``partial``: not all lanes exist.
-    ``origin``: the symbol of the first output's place.
+    ``outputs``: the loop over its outputs, ``count`` of them, of which ``live`` exist (None: all). ``loops``: loops of
+    the window that are unrolled too; the others stay. ``sums``: buffers of sums and results -> dtype, one vector per
+    output. ``moving``: buffers that different outputs read at different coordinates. ``partial``: not all lanes exist.
+    ``origin``: the symbol of the first output.
     """
 
     outputs: str
@@ -74,8 +75,10 @@ class Window:
 
 @dataclass(frozen=True)
 class _Tap:
-    """One addition to a sum. ``live``: its output's number where that may not exist; ``conditions``: of its guard;
-    ``key``: what it reads; ``parts``: values that are added up before.
+    """One addition to a sum.
+
+    ``live``: the number of its output, if that may not exist; ``conditions``: those of its guard; ``key``: the elements
+    it reads; ``parts``: values that are added up before.
     """
 
     node: Set
@@ -86,39 +89,39 @@ class _Tap:
 
 
 def twins(body: Body, window: Window) -> Body:
-    """The tile without guards where all of it lies inside, without those of lines where only lanes lie outside, else
-    the one with guards.
+    """Version the tile by its bounds checks.
 
-    Before: loops over outputs and taps, their results in ``window.sums``. A tap whose guard is false adds nothing to
-    its sum (the caller has verified that), so it is left out.
+    It has no checks if it is fully inside, only lane checks if only lanes may be outside, and otherwise all checks.
+    Before: loops over outputs and taps, with results in ``window.sums``. A tap whose guard is false adds nothing to its
+    sum (the caller has verified that), so it is skipped.
     """
     plain = unroll(_whole(body, window), (window.outputs, *window.loops))
     for name, dtype in window.sums.items():
         plain = registers(plain, name, dtype)
-    plain = rewrite(plain, lambda n: n.then if isinstance(n, If) and _live(n) == 0 else n)  # there is one output
+    plain = rewrite(plain, lambda n: n.then if isinstance(n, If) and _live(n) == 0 else n)  # one output exists
     lines, lanes = list[Index](), list[Index]()
     split = _Guards({n.var: n for n in walk(plain) if isinstance(n, For)}, lines, lanes)
     if window.live is not None:
         lines.append(window.live - window.count)
-    guarded = _two_chains(_finished(split.body(plain), (), window))
+    guarded = _two_chains(_edge_version(split.body(plain), (), window))
     whole, out = _without_live(plain), guarded
     if lines:
-        out = _finished(split.body(whole, lines=True), lines, window)
+        out = _edge_version(split.body(whole, lines=True), lines, window)
     if lanes and not window.partial:
-        inside = _finished(split.body(whole, lines=True, lanes=True), (*lines, *lanes), window)
+        inside = _edge_version(split.body(whole, lines=True, lanes=True), (*lines, *lanes), window)
         out = _choice(lanes, inside, out)
     return _choice(lines, out, guarded)
 
 
-def _finished(body: Body, edges: Sequence[Index], window: Window) -> Body:
-    """A twin whose guards are taken apart, where all ``edges`` are >= 0."""
+def _edge_version(body: Body, edges: Sequence[Index], window: Window) -> Body:
+    """Return a version with its guards split, for a tile in which all ``edges`` are >= 0."""
     body = _constants_first(_arranged(_without_extremes(body, tuple(_tightest(edges))), window, count()))
-    body = _before_questions(body, window)
+    body = _hoist_common_loads(body, window)
     return keep_loads(share_loads(rewrite(body, lambda n: hoist_masks(n, "mask") if isinstance(n, For) else n)))
 
 
 def _choice(edges: Sequence[Index], then: Body, orelse: Body) -> Body:
-    """``then`` where all ``edges`` are >= 0."""
+    """Run ``then`` if all ``edges`` are >= 0."""
     conditions = tuple(Compare(">=", e, ZERO) for e in _tightest(edges))
     if any(c.decided() is False for c in conditions):
         return orelse
@@ -126,7 +129,7 @@ def _choice(edges: Sequence[Index], then: Body, orelse: Body) -> Body:
 
 
 def _whole(body: Body, window: Window) -> Body:
-    """Loops over outputs with a constant extent; what touches memory is guarded by ``live``."""
+    """Give loops over outputs a constant extent; guard memory accesses by ``live``."""
 
     def f(n: Node) -> Node:
         if not (isinstance(n, For) and n.var == window.outputs):
@@ -144,7 +147,7 @@ def _whole(body: Body, window: Window) -> Body:
 
 
 def _live(n: Node) -> int | None:
-    """The number of the output that the node asks for; None when it is no such question."""
+    """Return the number of the output that the node checks, or None if it is not such a check."""
     if not isinstance(n, If) or len(n.cond) != 1 or n.cond[0].relation != "<" or n.orelse:
         return None
     return n.cond[0].left.constant
@@ -159,8 +162,10 @@ def _without_live(body: Body) -> Body:
 
 @dataclass(frozen=True)
 class _Guards:
-    """Takes guards off values. ``loops``: those that stay; ``lines``, ``lanes``: what is >= 0 where the guards that all
-    lanes share, and those of ranges of lanes, are true, of ranges in every iteration of these loops.
+    """Removes guards from values.
+
+    ``loops``: loops that stay. ``lines`` and ``lanes`` collect expressions that are >= 0 if the guards hold: ``lines``
+    for guards that are uniform over lanes, ``lanes`` for ranges of lanes, in every iteration of these loops.
     """
 
     loops: Mapping[str, For]
@@ -168,7 +173,10 @@ class _Guards:
     lanes: list[Index]
 
     def body(self, body: Body, lines: bool = False, lanes: bool = False) -> Body:
-        """Sets under ``If`` of the scalar part of their guards. ``lines``, ``lanes``: these are true, and left out."""
+        """Put sets under ``If`` with the scalar part of their guards.
+
+        ``lines``, ``lanes``: these hold, and are dropped.
+        """
 
         def f(n: Node) -> Node:
             if not isinstance(n, Set) or n.reduce is None:
@@ -192,7 +200,7 @@ class _Guards:
         return v
 
     def _split(self, guard: Value, lines: bool, lanes: bool, conditions: list[Compare]) -> Between | None:
-        """What is left of a guard in lanes; what all lanes share goes to ``conditions``."""
+        """Return the lane-dependent rest of a guard; conditions that are uniform over lanes go to ``conditions``."""
         left: list[Between] = []
         for part in conjuncts(guard):
             if isinstance(part, Between):
@@ -204,7 +212,7 @@ class _Guards:
                 continue
             c = comparison(part)
             if c is None:
-                raise CodegenError(f"a guard of a tap is no conjunction of comparisons: {part}")
+                raise CodegenError(f"a guard of a tap is not a conjunction of comparisons: {part}")
             e = end_of(c)
             fixed = not self._varies(e)
             self.lines.extend([e] if fixed else [])
@@ -218,7 +226,7 @@ class _Guards:
         return not e.symbols().isdisjoint(self.loops)
 
     def _least(self, e: Index) -> Index:
-        """The least value in loops along which it moves by a constant."""
+        """Return the smallest value over loops along which the expression moves by a constant."""
         for x in e.symbols() & self.loops.keys():
             step, rest = e.split(x)
             if step.constant is not None and x not in rest.symbols():
@@ -232,7 +240,7 @@ def _has_loads(v: Value) -> bool:
 
 
 def _tightest(edges: Sequence[Index]) -> Iterator[Index]:
-    """Of expressions that differ by a constant, the least."""
+    """Yield the smallest of expressions that differ by a constant."""
     least: dict[Index, int] = {}
     for e in edges:
         c = e.terms.get((), 0)
@@ -244,7 +252,7 @@ def _tightest(edges: Sequence[Index]) -> Iterator[Index]:
 
 
 def _without_extremes(body: Body, edges: Collection[Index]) -> Body:
-    """Minima and maxima that are decided where all ``edges`` are >= 0: counts of taps, most of all."""
+    """Resolve minima and maxima that are decided if all ``edges`` are >= 0, mostly counts of taps."""
     least = {e - e.terms.get((), 0): -e.terms.get((), 0) for e in edges}
 
     def above(a: Index, b: Index) -> bool:
@@ -280,7 +288,7 @@ def _without_extremes(body: Body, edges: Collection[Index]) -> Body:
 
 
 def _constants_first(body: Body) -> Body:
-    """Vectors and quotients that nothing in the tile changes become registers at its top: masks, counts of taps."""
+    """Move loop-invariant vectors and quotients into registers at the top of the tile: masks, counts of taps."""
     loops = {n.var for n in walk(body) if isinstance(n, For)}
     found: dict[Value, Reg] = {}
 
@@ -298,9 +306,9 @@ def _constants_first(body: Body) -> Body:
     return (*(Def(r.name, v, r.lanes) for v, r in found.items()), *out)
 
 
-def _before_questions(body: Body, window: Window) -> Body:
-    """What taps under several questions read alike, their weights, is read once before all of them."""
-    body = tuple(with_bodies(n, tuple(_before_questions(b, window) for b in bodies(n))) for n in body)
+def _hoist_common_loads(body: Body, window: Window) -> Body:
+    """Read loads that taps under several checks have in common, such as weights, once before all checks."""
+    body = tuple(with_bodies(n, tuple(_hoist_common_loads(b, window) for b in bodies(n))) for n in body)
     asked = [n for n in body if isinstance(n, If)]
     readers, wide = Counter[FlatLoad](), dict[FlatLoad, int]()
     for n in asked:
@@ -318,13 +326,16 @@ def _before_questions(body: Body, window: Window) -> Body:
 
 
 def _two_chains(body: Body) -> Body:
-    """Sums of loops over taps in two chains each. At an edge few sums have all taps, and would be waited for."""
+    """Split sums of loops over taps into two chains each.
+
+    At an edge few sums have all taps, so latency would be visible.
+    """
     each = (_chained(n) if isinstance(n, For) else (with_bodies(n, tuple(map(_two_chains, bodies(n)))),) for n in body)
     return tuple(n for nodes in each for n in nodes)
 
 
 def _chained(loop: For) -> Body:
-    """A loop over taps: every other addition to a sum goes to a register of its own, which is added behind the loop."""
+    """Let every other addition to a sum in a loop over taps go to a second register, which is added after the loop."""
     inside = {x.reg for x in walk(loop.body) if isinstance(x, Def)}
     taps, second = Counter[str](), dict[Reg, str]()
 
@@ -349,7 +360,7 @@ def _chained(loop: For) -> Body:
 
 
 def _arranged(body: Body, window: Window, fresh: Iterator[int]) -> Body:
-    """Runs of taps, those that read the same elements together, under one question for each."""
+    """Group runs of taps that read the same elements, under one check each."""
     out: list[Node] = []
     run: list[_Tap] = []
     for n in body:
@@ -381,7 +392,7 @@ def _key(n: Set, window: Window) -> tuple[Value, ...]:
 
 
 def _unzipped(run: Sequence[_Tap], window: Window) -> list[_Tap]:
-    """The taps with vectors of every other element taken out of whole ones, shared under the same conditions."""
+    """Return the taps with even/odd vectors extracted from whole vectors, which taps with equal conditions share."""
     found: dict[tuple[Compare, ...], list[FlatLoad]] = {}
     for t in run:
         found.setdefault(t.conditions, []).extend(v for v in walk_value(t.node.value) if isinstance(v, FlatLoad))
@@ -397,7 +408,7 @@ def _unzipped(run: Sequence[_Tap], window: Window) -> list[_Tap]:
 
 
 def _partial_sums(run: Sequence[_Tap]) -> list[_Tap]:
-    """Taps beside each other that the same sums add become one tap, which adds their sum."""
+    """Merge adjacent taps that the same sums add into one tap, which adds their sum."""
     readers: dict[tuple[Value, tuple[Compare, ...]], set[str]] = {}
     sums: dict[str, list[_Tap]] = {}
     for t in run:
@@ -414,8 +425,10 @@ def _partial_sums(run: Sequence[_Tap]) -> list[_Tap]:
 
 
 def _by_loads(run: Sequence[_Tap]) -> list[list[_Tap]]:
-    """The taps in groups that read the same under the same conditions: the first sum that is not complete leads, all
-    others whose turn it is to read the same follow. The taps of one sum keep their order.
+    """Group taps that read the same elements under the same conditions.
+
+    The first sum that is not complete leads; all others whose next tap reads the same follow. The taps of one sum keep
+    their order.
     """
     left: dict[str, list[_Tap]] = {}
     for t in reversed(run):
@@ -431,17 +444,20 @@ def _by_loads(run: Sequence[_Tap]) -> list[list[_Tap]]:
 
 
 def _emitted(groups: Sequence[Sequence[_Tap]], window: Window, fresh: Iterator[int]) -> Body:
-    """Groups under their conditions; those of all groups are asked once, those of neighbours once too."""
+    """Emit groups under their conditions.
+
+    Common conditions of all groups are checked once, those of adjacent groups too.
+    """
     if not groups:
         return ()
-    # what one output that exists reads may be read: dead outputs of the tile add it too, and are not stored
+    # elements that a live output reads may be read: dead outputs of the tile add them too, but are not stored
     first = [(min(t.live for t in g), g[0].conditions) for g in groups]
     asked = reached(first, window.live, window.count, window.origin)
     common = tuple(c for c in asked[0] if all(c in x for x in asked))
     out: list[Node] = []
     for g, conditions in zip(groups, asked, strict=True):
         rest = tuple(c for c in conditions if c not in common)
-        nodes = _added(g, fresh)
+        nodes = _additions(g, fresh)
         last = out[-1] if out else None
         if rest and isinstance(last, If) and last.cond == rest:
             out[-1] = replace(last, then=(*last.then, *nodes))
@@ -450,8 +466,8 @@ def _emitted(groups: Sequence[Sequence[_Tap]], window: Window, fresh: Iterator[i
     return (If(common, tuple(out)),) if common else tuple(out)
 
 
-def _added(group: Sequence[_Tap], fresh: Iterator[int]) -> Body:
-    """The additions of taps that read the same."""
+def _additions(group: Sequence[_Tap], fresh: Iterator[int]) -> Body:
+    """Return the additions of taps that read the same elements."""
     parts = group[0].parts
     if not parts:
         return tuple(t.node for t in group)

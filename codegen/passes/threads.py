@@ -1,4 +1,4 @@
-"""Passes for the GPU: loops to threads, combination across lanes, the asynchronous pipeline."""
+"""Passes for the GPU: map loops to threads, combine across lanes, build the asynchronous pipeline."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ from polydyn.schedules.index import ONE, Index, IndexLike, minimum
 V = Index.of
 WARP = 32
 WORKER, ROUND = "worker", "round"
-"""Of a band that is dealt to workers: the number of one of them, and of a task among those of it."""
+"""Symbols of a band that is distributed over workers: the number of a worker, and of a task of this worker."""
 
 
 def assign(body: Body, places: Mapping[str, IndexLike]) -> Body:
-    """Loops that the hardware runs: each named loop's variable becomes the given expression (of block, warp, lane).
+    """Let the hardware run loops: each named loop's variable becomes the given expression (of block, warp, lane).
 
-    A loop of one step has its first value: there is one unit.
+    A loop of one step keeps its first value: there is one unit.
     """
 
     def f(n: Node) -> Node | Body:
@@ -49,7 +49,7 @@ def assign(body: Body, places: Mapping[str, IndexLike]) -> Body:
 
 
 def unrolled(body: Body, kinds: Mapping[str, str]) -> Body:
-    """Declares loops ``unroll`` (over registers: completely) or ``unroll<n>``; their extents must be constants."""
+    """Declare loops ``unroll`` (over registers: completely) or ``unroll<n>``; their extents must be constants."""
 
     def f(n: Node) -> Node:
         if not (isinstance(n, For) and n.var in kinds):
@@ -62,12 +62,12 @@ def unrolled(body: Body, kinds: Mapping[str, str]) -> Body:
 
 
 def one_each(body: Body, number: IndexLike = "bid") -> Body:
-    """Every block (thread, warp) of the given ``number`` runs one task of the coincident band."""
+    """Let every block (thread, warp) with the given ``number`` run one task of the coincident band."""
     return bind(tasks(body), {"begin": number, "end": Index.of(number) + 1})
 
 
 def rounds(body: Body, workers: IndexLike) -> Body:
-    """The coincident band dealt to so many ``workers``, whose tasks follow each other: every ``workers``-th is one's.
+    """Distribute the coincident band cyclically over ``workers``: each gets every ``workers``-th task.
 
     Before: parallel t: body. After: for round < ceil((T - worker) / workers): body at t = worker + round * workers.
     """
@@ -76,10 +76,10 @@ def rounds(body: Body, workers: IndexLike) -> Body:
 
 
 def rasterise(body: Body, rows: str, columns: str, height: int) -> Body:
-    """Blocks in an order that shares operands: strips of ``height`` rows, inside a strip column by column.
+    """Order blocks so that they share operands: strips of ``height`` rows, column by column inside a strip.
 
-    The two parallel loops, ``columns`` directly inside ``rows``, become one, those directly inside (blocks of a
-    cluster) stay inside it; other nests stay as they are.
+    The two parallel loops, ``columns`` directly inside ``rows``, become one. Loops directly inside (blocks of a
+    cluster) stay inside it; other nests do not change.
     """
 
     def f(n: Node) -> Node | Body:
@@ -102,11 +102,10 @@ def rasterise(body: Body, rows: str, columns: str, height: int) -> Body:
 
 
 def spread(body: Body, inner: str, threads: int, kind: str, thread: str = "tid") -> Body:
-    """Deals a nest of two loops of constant extents to ``threads`` threads, loop ``inner`` running fastest.
+    """Distribute a nest of two loops of constant extents over ``threads`` threads, with loop ``inner`` running fastest.
 
-    ``thread`` counts them: ``tid`` in a block, ``lane`` in a warp.
-
-    What is left for a thread is a loop of the given ``kind``; a remainder is guarded.
+    ``thread`` counts them: ``tid`` in a block, ``lane`` in a warp. A thread gets a loop of the given ``kind``; a
+    remainder is guarded.
     """
     (first,) = body
     nest = [first, *first.body] if isinstance(first, For) else []
@@ -129,8 +128,9 @@ def spread(body: Body, inner: str, threads: int, kind: str, thread: str = "tid")
 
 
 def one_of_each(body: Body, mine: str, thread: str = "tid") -> Body:
-    """Deals a nest of two loops to as many threads as loop ``mine`` has iterations, one to each; the other loop is
-    written out, so that all threads are at the same iteration of it.
+    """Distribute a nest of two loops over as many threads as loop ``mine`` has iterations, one per thread.
+
+    The other loop is unrolled, so that all threads are at the same iteration of it.
     """
     loops = [n for n in walk(body) if isinstance(n, For)]
     if len(loops) != 2 or mine not in (n.var for n in loops):
@@ -141,10 +141,10 @@ def one_of_each(body: Body, mine: str, thread: str = "tid") -> Body:
 
 
 def deal(body: Body, kind: str) -> Body:
-    """Deals one loop of a nest to threads (``kind``, of ``printers.cuda.DEALT``), the innermost that may be.
+    """Map one loop of a nest to threads (``kind``, of ``printers.cuda.DEALT``), the innermost that is allowed.
 
-    A loop may be dealt when no two of its iterations write the same element; reductions into a register excepted, which
-    the caller combines. Other loops stay serial.
+    A loop may be mapped if no two of its iterations write the same element, except for reductions into a register,
+    which the caller combines. Other loops stay serial.
     """
     nest, leaf = [], body
     while len(leaf) == 1 and isinstance(leaf[0], For):
@@ -152,7 +152,7 @@ def deal(body: Body, kind: str) -> Body:
         leaf = leaf[0].body
     allowed = [x.var for x in nest if all(_independent(n, x.var) for n in walk(leaf))]
     if not allowed:
-        raise CodegenError(f"no loop of {[x.var for x in nest]} can be dealt to threads")
+        raise CodegenError(f"no loop of {[x.var for x in nest]} can be mapped to threads")
     return rewrite(body, lambda n: replace(n, kind=kind) if isinstance(n, For) and n.var == allowed[-1] else n)
 
 
@@ -163,13 +163,16 @@ def _independent(n: Node, var: str) -> bool:
 
 
 def combine_lanes(reg: str, value: Value, reduce: str, lanes: int = WARP) -> Body:
-    """Every lane gets the combination of the registers of so many neighbouring lanes, its own among them."""
+    """Combine the registers of ``lanes`` adjacent lanes; each of these lanes gets the result."""
     steps = [o for o in (16, 8, 4, 2, 1) if o < lanes]
     return tuple(Set(reg, Apply(value.dtype, "pd_shfl_xor", (value, const(o, "int32"))), 1, reduce) for o in steps)
 
 
 def combine_block(reg: str, value: Value, reduce: str, warps: int, partial: str) -> Body:
-    """Every thread of the block gets the combination; ``partial``: a shared array with an element for each warp."""
+    """Combine registers over the block; every thread gets the result.
+
+    ``partial``: a shared array with an element per warp.
+    """
     first = combine_lanes(reg, value, reduce)
     keep = If((Compare("==", V("lane"), V(0)),), (Store(partial, V("warp"), value),))
     read = tuple(Set(reg, FlatLoad(value.dtype, partial, V(w)), 1, reduce if w else None) for w in range(warps))
@@ -177,7 +180,7 @@ def combine_block(reg: str, value: Value, reduce: str, warps: int, partial: str)
 
 
 def combine_columns(reg: str, value: Value, reduce: str, warps: int, partial: str) -> Body:
-    """Every lane gets the combination of the same lanes of all warps; ``partial``: shared, one for each thread."""
+    """Combine the same lane of all warps; each lane gets the result. ``partial``: shared, one element per thread."""
     keep = Store(partial, V("tid"), value)
     every = (V("lane") + WARP * w for w in range(warps))
     read = tuple(Set(reg, FlatLoad(value.dtype, partial, at), 1, reduce if w else None) for w, at in enumerate(every))
@@ -187,9 +190,9 @@ def combine_columns(reg: str, value: Value, reduce: str, warps: int, partial: st
 def pipeline(body: Body, var: str, stages: int, split: Callable[[Body], tuple[Body, Body]]) -> Body:
     """Multi-buffering with asynchronous copies (TSCompiler 5.4).
 
-    ``for var: copy(var); use(var)`` becomes: the copies of ``stages - 1`` iterations ahead, then in iteration ``var`` a
-    wait for its own copies, a barrier, the copies of iteration ``var + stages - 1``, the use. ``split`` separates the
-    loop's body into (copies, uses). Slots are the business of the addresses (``var % stages``).
+    ``for var: copy(var); use(var)`` becomes: the copies of the first ``stages - 1`` iterations; then iteration ``var``
+    waits for its own copies, has a barrier, issues the copies of iteration ``var + stages - 1``, and uses its slot.
+    ``split`` separates the loop's body into (copies, uses). Addresses select the slots (``var % stages``).
     """
     wait = Call(f"pd_cp_async_wait<{stages - 2}>")
     commit = Call("pd_cp_async_commit")
@@ -210,10 +213,10 @@ def pipeline(body: Body, var: str, stages: int, split: Callable[[Body], tuple[Bo
 
 
 def reductions(body: Body) -> dict[str, Set]:
-    """Registers that a nest accumulates into -> one of their updates."""
+    """Return the registers that a nest accumulates into -> one of their updates."""
     return {n.reg: n for n in walk(body) if isinstance(n, Set) and n.reduce is not None}
 
 
 def register(n: Set) -> Reg:
-    """The register that an update writes."""
+    """Return the register that an update writes."""
     return Reg(n.value.dtype, n.reg)

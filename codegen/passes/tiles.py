@@ -1,4 +1,4 @@
-"""Exact tiles for the CPU: balanced shares of tile loops, exact row variants, exact serial reductions, task ranges.
+"""Exact tiles for the CPU: balanced parts of tile loops, exact row variants, exact serial reductions, task ranges.
 
 Instead of padding (DietCode's local padding, right for GPUs) the CPU binds the extent of the current tile exactly:
 ``ceil(M/T)`` row tiles of ``q`` or ``q+1`` rows, a switch around the micro-kernel's variants (docs/cpu.md 2 and 7).
@@ -22,7 +22,7 @@ TASK = Coord("task")
 
 
 def balance(body: Body, var: Coord, total: IndexLike, shares: IndexLike, share: IndexLike) -> Body:
-    """Tile loop ``var`` runs over share number ``share`` of ``shares`` nearly equal parts of ``total`` tiles.
+    """Restrict tile loop ``var`` to part number ``share`` of ``shares`` nearly equal parts of ``total`` tiles.
 
     The parts ``[total*s // n, total*(s+1) // n)`` partition ``[0, total)`` for any n >= 1.
     """
@@ -35,7 +35,7 @@ def balance(body: Body, var: Coord, total: IndexLike, shares: IndexLike, share: 
 
 
 def share_steps(body: Body, var: str, first: Index, end: Index) -> Body:
-    """Loops ``var`` run over the steps from ``first`` on, up to ``end``; they still count from 0.
+    """Restrict loops ``var`` to the steps from ``first`` up to ``end``; they still count from 0.
 
     Before: ``for k: s += x[k]``; after: ``for k < end - first: s += x[k + first]``.
     """
@@ -49,7 +49,7 @@ def share_steps(body: Body, var: str, first: Index, end: Index) -> Body:
 
 
 def clip(body: Body, loops: Collection[Coord], extent: Index) -> Body:
-    """Serial loops over a tile get the exact extent of the current tile: ``min(hi, extent)``."""
+    """Clip serial loops over a tile to the extent of the current tile: ``min(hi, extent)``."""
 
     def f(n: Node) -> Node:
         return replace(n, hi=minimum(n.hi, extent)) if isinstance(n, For) and n.var in loops else n
@@ -58,9 +58,9 @@ def clip(body: Body, loops: Collection[Coord], extent: Index) -> Body:
 
 
 def flatten_loops(body: Body, outer: Coord) -> Body:
-    """The loop ``outer`` and the loop directly inside it become one where every index moves alike along both.
+    """Fuse the loop ``outer`` and the loop directly inside it if every index allows it.
 
-    That is ``extent(inner)`` times as much for a step of ``outer`` as for a step of the inner loop.
+    This requires that a step of ``outer`` moves an index ``extent(inner)`` times as far as a step of the inner loop.
     """
 
     def f(n: Node) -> Node:
@@ -84,9 +84,9 @@ def _alike(i: Index, outer: str, inner: For) -> bool:
 
 
 def variants(on: Index, cases: Mapping[int, Body], outline: str | None = None) -> Body:
-    """A switch on ``on`` over exact variants; with ``outline`` each becomes a function of its own.
+    """Switch on ``on`` over exact variants; with ``outline`` each becomes a separate function.
 
-    A value between two keys takes the next greater one, whose masks then cover the rest. One case needs no switch.
+    A value between two keys takes the next larger one, whose masks then cover the rest. A single case needs no switch.
     """
     bodies = {k: (Outline(f"{outline}_{k}", b),) if outline else b for k, b in cases.items()}
     if len(bodies) == 1:
@@ -95,7 +95,7 @@ def variants(on: Index, cases: Mapping[int, Body], outline: str | None = None) -
 
 
 def unswitch(body: Body) -> Body:
-    """A choice that is all of a loop's body and does not depend on its variable is made once, outside of the loop."""
+    """Move a choice that is the whole body of a loop and does not depend on its variable out of the loop."""
 
     def f(n: Node) -> Node:
         if not (isinstance(n, For) and len(n.body) == 1 and isinstance(n.body[0], If)):
@@ -109,7 +109,7 @@ def unswitch(body: Body) -> Body:
 
 
 def task_count(body: Body) -> Index:
-    """The number of tasks that ``tasks`` will make: of points in the coincident band."""
+    """Return the number of tasks that ``tasks`` will create: the points in the coincident band."""
     marks = [n for n in walk(body) if isinstance(n, Mark) and n.name == MarkName.TASK]
     if len(marks) != 1:
         raise CodegenError(f"{len(marks)} task marks in one kernel")
@@ -117,12 +117,12 @@ def task_count(body: Body) -> Index:
 
 
 def tasks(body: Body, runs: bool = False, order: Sequence[str] = ()) -> Body:
-    """The nest of coincident loops under the mark ``task`` becomes a linear range of tasks [begin, end).
+    """Turn the nest of coincident loops under the mark ``task`` into a linear range of tasks [begin, end).
 
     The loops directly below the mark, one inside the other, are the coincident band; all must start at 0. With ``runs``
     they stay loops, each over its part of the range, so that no task divides its number into coordinates. ``order``:
-    the band's loops as tasks are numbered, outermost first (any order is right: the band is coincident); empty for
-    the order in which they stand.
+    the numbering order of the band's loops, outermost first (any order is correct: the band is coincident); by default
+    the order of the loops.
     """
 
     task_count(body)  # there is one band
@@ -140,7 +140,7 @@ def tasks(body: Body, runs: bool = False, order: Sequence[str] = ()) -> Body:
 
 
 def parallel_band(body: Body) -> tuple[list[For], Body]:
-    """The parallel loops on top of a body, one inside the other, and what is inside all of them."""
+    """Return the parallel loops at the top of a body, one inside the other, and the body inside all of them."""
     band: list[For] = []
     while len(body) == 1 and isinstance(body[0], For) and body[0].kind == "parallel":
         band.append(body[0])
@@ -149,9 +149,9 @@ def parallel_band(body: Body) -> tuple[list[For], Body]:
 
 
 def _ranges(band: list[For], body: Body) -> Body:
-    """Loops over the points of the band that are tasks [begin, end): each over those with a task inside."""
+    """Return loops over the points of the band that are tasks [begin, end), each over those that contain a task."""
     counts = [x.hi if x.hi.constant is not None else Index.of(f"{x.var}_count") for x in band]
-    before = [ZERO]  # of each loop: tasks before the point of the loops around it
+    before = [ZERO]  # for each loop: tasks before the point of the loops around it
     for k, x in enumerate(band):
         before.append(before[k] + Index.of(x.var) * product(counts[k + 1 :]))
     for k, x in reversed(list(enumerate(band))):
@@ -168,7 +168,7 @@ def _ranges(band: list[For], body: Body) -> Body:
 
 
 def _split(number: Index, band: list[For], body: Body) -> Body:
-    """The coordinates of the band's loops, from the number of a point in it."""
+    """Bind the coordinates of the band's loops from the number of a point in it."""
     for i, x in enumerate(reversed(band)):
         outermost = i == len(band) - 1
         body = (Let(x.var, number if outermost else number % x.hi, body),)
@@ -177,7 +177,7 @@ def _split(number: Index, band: list[For], body: Body) -> Body:
 
 
 def mark_parallel(body: Body, loops: Collection[str]) -> Body:
-    """Declares the named loops parallel (they belong to the coincident band)."""
+    """Declare the named loops parallel (they belong to the coincident band)."""
 
     def f(n: Node) -> Node:
         return replace(n, kind="parallel") if isinstance(n, For) and n.var in loops else n
@@ -186,12 +186,12 @@ def mark_parallel(body: Body, loops: Collection[str]) -> Body:
 
 
 def first_columns(nest: For, columns: Index) -> Body:
-    """The nest with its column loops ended early."""
+    """End the column loops of a nest early."""
     return rewrite((nest,), lambda n: replace(n, hi=columns) if isinstance(n, For) and n.var == COLUMN else n)
 
 
 def one_vector(nest: For, before: Index, width: int) -> Body:
-    """The nest with its column loops moved to the ``width`` columns behind the first ones."""
+    """Move the column loops of a nest to the ``width`` columns after the first ones."""
 
     def f(n: Node) -> Node:
         if not (isinstance(n, For) and n.var == COLUMN):
@@ -202,9 +202,7 @@ def one_vector(nest: For, before: Index, width: int) -> Body:
 
 
 def shorten(body: Body, var: str, extent: Index, ends: tuple[Index, Index]) -> Body:
-    """Loops ``var`` over all of ``extent`` run from the first to the second of the ``ends`` only, which are computed
-    once, around the body.
-    """
+    """Restrict loops ``var`` over all of ``extent`` to the range ``ends``, which is computed once, around the body."""
     names = f"{var}_lo", f"{var}_hi"
     lo, hi = map(Index.of, names)
 
@@ -219,7 +217,7 @@ def shorten(body: Body, var: str, extent: Index, ends: tuple[Index, Index]) -> B
 
 
 def allocated(body: Body, buffer: str, dtype: str, size: Index) -> Body:
-    """Scratch inside the loop over reduction blocks: new for each, so that a checked build sees what the last left."""
+    """Allocate scratch inside the loop over reduction blocks, so that checked builds detect reads of older data."""
 
     def new(b: Body) -> Body:
         return (Alloc(buffer, dtype, size, "scratch", b),)

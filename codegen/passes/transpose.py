@@ -1,8 +1,8 @@
-"""Strided vector loads become transposes in registers: blocks of W rows of W elements, read and written in whole rows.
+"""Turn strided vector loads into transposes in registers: blocks of W rows of W elements, accessed in whole rows.
 
 A load whose lanes are ``stride`` elements apart, in a loop along which the memory is dense, touches W cache lines for
-every W elements. W iterations of that loop need the W x W block between them, which the leaf ``pd_transpose_f32``
-reads by rows. Both passes look at strides only.
+every W elements. W iterations of that loop need the W x W block between them, which the leaf ``pd_transpose_f32`` reads
+by rows. Both passes look only at strides.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def has_transposes(target: CpuTarget) -> bool:
 
 
 def dense_along(v: Value, var: str, width: int) -> bool:
-    """Whether ``v`` is a float32 vector load of all lanes, far apart, that is dense along the loop ``var``."""
+    """Whether ``v`` is a strided float32 vector load of all lanes that is dense along the loop ``var``."""
     if not isinstance(v, FlatLoad) or v.dtype != "float32" or v.lanes != width or v.guard or v.stride in (ZERO, ONE):
         return False
     along, rest = v.address.split(var)
@@ -50,7 +50,7 @@ def dense_along(v: Value, var: str, width: int) -> bool:
 
 
 def by_blocks(body: Body, var: str, width: int) -> Body:
-    """Loops ``var`` become loops over blocks of ``width`` iterations, the last of which may be shorter."""
+    """Split loops ``var`` into blocks of ``width`` iterations, the last of which may be shorter."""
 
     def f(n: Node) -> Node:
         if not (isinstance(n, For) and n.var == var and n.lo == ZERO):
@@ -63,10 +63,10 @@ def by_blocks(body: Body, var: str, width: int) -> Body:
 
 
 def transpose_loads(body: Body, var: str, width: int) -> Body:
-    """Loops ``var`` of at most ``width`` iterations read such loads from blocks on the stack, transposed before them.
+    """Let loops ``var`` of at most ``width`` iterations read such loads from transposed blocks on the stack.
 
-    Before: ``for u: ... x[s*lane + u] ...``; after: ``block = transpose(x); for u: ... block[W*u + lane] ...``.
-    A loop that only copies such a load goes from registers to where it belongs: ``y[p*u ...] = transpose(x)``.
+    Before: ``for u: ... x[s*lane + u] ...``; after: ``block = transpose(x); for u: ... block[W*u + lane] ...``. A loop
+    that only copies such a load is transposed directly to its destination: ``y[p*u ...] = transpose(x)``.
     """
 
     def f(n: Node) -> Node | Body:
@@ -89,7 +89,7 @@ def transpose_loads(body: Body, var: str, width: int) -> Body:
 
 
 def transpose_copies(body: Body, var: str, width: int) -> Body:
-    """Loops ``var`` that only copy such a load to rows of W elements: a loop over blocks that are transposed in place.
+    """Turn loops ``var`` that only copy such a load to rows of W elements into loops over transposed blocks.
 
     Before: ``for k: panel[W*k + lane] = x[s*lane + k]``; after: ``for k: transpose(panel[W*W*k ...], x[W*k ...])``.
     """
@@ -114,7 +114,7 @@ def transpose_copies(body: Body, var: str, width: int) -> Body:
 
 
 def _copied_rows(n: For, width: int) -> Call | None:
-    """The call that is all of the loop, where it copies nothing but such a load to rows of stride 1."""
+    """Return the call that replaces a loop that only copies such a load to rows of stride 1, or None."""
     store = n.body[0] if len(n.body) == 1 else None
     if not isinstance(store, Store) or store.reduce or store.stride != ONE or n.lo != ZERO:
         return None
@@ -134,14 +134,14 @@ def _swap(table: Mapping[FlatLoad, Value], v: Value) -> Value:
 
 
 def _call(to: Pointer, v: FlatLoad, first: Index, columns: Index, width: int, var: str) -> Call:
-    """``to[W*c + l] = v at var = first + c, lane l``, for all live lanes and columns."""
+    """Return the call for ``to[W*c + l] = v at var = first + c, lane l``, for all live lanes and columns."""
     source = Pointer(v.dtype, v.buffer, v.address.subs({var: first}))
     rows = Index.of(width) if v.mask is None else v.mask
     return Call(LEAF, (to, source, *(FromIndex("int64", x) for x in (v.stride, rows, columns))))
 
 
 def _unguarded(body: Body) -> list[FlatLoad]:
-    """The loads that every iteration makes: none of a statement that guards one."""
+    """Return the loads that every iteration executes, except those of statements with guarded loads."""
     values = [n.value for n in body if isinstance(n, (Store, Def, Set))]
     plain = [v for v in values if not any(isinstance(x, Op) and x.name == "where" for x in walk_value(v))]
     return [x for v in plain for x in walk_value(v) if isinstance(x, FlatLoad)]

@@ -1,4 +1,4 @@
-"""Vectors of every other element, as halves of whole vectors that two of them share."""
+"""Share strided loads: vectors of every other element, extracted from pairs of whole vectors."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ V = Index.of
 
 
 def unzip(loads: Iterable[FlatLoad]) -> dict[FlatLoad, Value]:
-    """Vectors of every other element -> the same out of two whole vectors.
+    """Return the vectors of every other element -> the same elements extracted from two whole vectors.
 
-    Two that begin one element apart are the even and the odd elements of the same whole vectors. These are loaded from
-    the first to the last element that one of the two reads: between two elements of a buffer lie others of it, so
-    nothing outside of it is touched. All loads must be made at the same place.
+    Two vectors that begin one element apart are the even and the odd elements of the same whole vectors. These are
+    loaded from the first to the last element that one of the two reads. All elements in between belong to the buffer,
+    so the loads stay inside it. All loads must occur at the same point of the program.
     """
     apart = {v.address: v for v in loads if v.lanes > 1 and v.stride == 2 and v.dtype in FLOAT_LANES}
     left = {(v.buffer, i): v for i, v in sorted(apart.items(), key=lambda x: x[0].terms.get((), 0))}
@@ -35,7 +35,7 @@ def unzip(loads: Iterable[FlatLoad]) -> dict[FlatLoad, Value]:
 
 
 def _whole(first: FlatLoad, second: FlatLoad | None, behind: Index) -> FlatLoad:
-    """The vector from ``behind`` the first element on, of what one of the two reads."""
+    """Return the whole vector from ``behind`` elements after the first one on, as far as one of the two reads it."""
     width, both = V(first.lanes), [(v, d) for d, v in enumerate((first, second)) if v]
     whole = replace(first, address=first.address + behind, stride=ONE, mask=None, guard=None)
 

@@ -1,7 +1,7 @@
 """Vectorisation of a named loop: strip-mine by the vector width, then lanes.
 
 A loop without reductions becomes full vectors and one masked tail. A loop that accumulates into registers defined
-outside it becomes lane-partial accumulators on several independent chains and a horizontal reduction at the end; the
+outside it becomes lane-partial accumulators on several independent chains and a horizontal reduction at the end. The
 tail accumulates under a predicate, so that padding needs no neutral fill (docs/cpu.md 4).
 """
 
@@ -46,13 +46,13 @@ from polydyn.schedules.lanes import FLOAT_LANES, RAMP_DTYPES, VECTOR_DTYPES, lan
 
 ACCUMULATED = ("float32", "int32", "int64", "float16", "bfloat16")
 GUARDED = ("float32", "uint8", "int8", "float16", "bfloat16")
-"""What may be loaded in some lanes only."""
+"""Dtypes that may be loaded in a subset of lanes."""
 PARAMETERS = ("uint8", "int8")
-"""The first byte of a tensor is a zero point: it is there, and may be loaded whatever a guard says."""
+"""Dtypes of zero points. The first byte of such a tensor exists and may be loaded outside its guard."""
 
 
 class _NoVectorsError(Exception):
-    """A loop has no form in vectors. Never leaves this file: the functions below answer with ``Declined``."""
+    """A loop cannot be vectorised. Never leaves this file: the functions below return ``Declined``."""
 
 
 class _Lanes:
@@ -63,11 +63,11 @@ class _Lanes:
         self.local: set[str] = set()
 
     def split(self, i: Index) -> tuple[Index, Index]:
-        """(stride per lane, rest)."""
-        found = lane_stride(i, self.var, self.start, self.width)
-        if found is None:
+        """Return (stride per lane, rest)."""
+        strided = lane_stride(i, self.var, self.start, self.width)
+        if strided is None:
             raise _NoVectorsError(f"{i} is not affine in the lane of {self.var}")
-        return found
+        return strided
 
     def value(self, v: Value) -> Value:
         out = map_value(v, self._part)
@@ -100,7 +100,7 @@ class _Lanes:
         return _range(v, self.width) if isinstance(v, Op) and v.dtype == "bool" else v
 
     def _spread(self, v: FlatLoad) -> Value | None:
-        """A load whose lanes read the first one of their group of m: consecutive elements, spread over the groups."""
+        """Return a load whose groups of m lanes read one element each: consecutive elements, spread over the groups."""
         for m in (2, 4, 8) if v.dtype in FLOAT_LANES and not v.guard else ():
             group = Index.of(self.var) // m
             found = lane_stride(v.address - group * m, self.var, self.start, self.width)
@@ -113,7 +113,7 @@ class _Lanes:
         return None
 
     def _integers(self, i: Index) -> Value:
-        """An index that is not affine in the lane, in 64-bit lanes: sums and products of extremes of such."""
+        """Return an index that is not affine in the lane, in 64-bit lanes: sums and products of minima and maxima."""
         if lane_stride(i, self.var, self.start, self.width) is not None:
             return self._part(FromIndex("int64", i))
         terms = []
@@ -146,7 +146,7 @@ class _Lanes:
                     raise _NoVectorsError(f"all lanes of {self.var} write one element of {n.buffer}")
                 v = self.value(n.value)
                 out.append(replace(n, address=rest, stride=stride, value=v, lanes=self.width, mask=self.mask))
-            elif isinstance(n, Call) and n.function == ANNOUNCE:  # once for each vector
+            elif isinstance(n, Call) and n.function == ANNOUNCE:  # once per vector
                 out.append(replace(n, args=tuple(map(self._first, n.args))))
             elif isinstance(n, (For, Let, If)):
                 out.append(with_bodies(self._bounds(n), tuple(map(self.body, bodies(n)))))
@@ -172,7 +172,7 @@ class _Lanes:
 
 
 def _range(v: Op, width: int) -> Value:
-    """Comparisons of consecutive integers with one that all lanes share are ranges of lanes."""
+    """Turn comparisons of consecutive integers with a uniform one into ranges of lanes."""
     a, b = v.args[0], v.args[-1]
     if v.name == "and" and isinstance(a, Between) and isinstance(b, Between):
         return Between("bool", maximum(a.low, b.low), minimum(a.high, b.high), width)
@@ -191,7 +191,7 @@ def _range(v: Op, width: int) -> Value:
 
 
 def _guarded(v: Op) -> Value:
-    """A choice by lane: each branch loads in its own lanes only, then both are evaluated."""
+    """Return a choice by lane: each branch loads only in its own lanes, then both are evaluated."""
     inside, then, orelse = v.args
 
     def under(guard: Value) -> Callable[[Value], Value]:
@@ -222,18 +222,18 @@ def _loads(v: Value) -> bool:
 
 
 def vectorise_tile(body: Body, var: str, width: int, mask_extent: Index | None = None) -> Body:
-    """``tile_in_vectors`` where that must be. CodegenError: what stands in the loops has no form in vectors."""
+    """Call ``tile_in_vectors``. CodegenError: the loops cannot be vectorised."""
     made = tile_in_vectors(body, var, width, mask_extent)
     if isinstance(made, Declined):
-        raise CodegenError(f"the tile has no form in vectors: {made}")
+        raise CodegenError(f"cannot vectorise the tile: {made}")
     return made
 
 
 def tile_in_vectors(body: Body, var: str, width: int, mask_extent: Index | None = None) -> Body | Declined:
-    """Loops ``var`` of a constant extent that is a multiple of ``width`` become loops over vectors.
+    """Turn loops ``var`` of a constant extent that is a multiple of ``width`` into loops over vectors.
 
-    ``mask_extent``: number of live elements counted from the loop's start; lanes beyond it are masked. Declined: what
-    stands in the loops has no form in vectors.
+    ``mask_extent``: the number of live elements from the loop's start; further lanes are masked. Declined: the loops
+    cannot be vectorised.
     """
 
     def f(n: Node) -> Node:
@@ -253,9 +253,9 @@ def tile_in_vectors(body: Body, var: str, width: int, mask_extent: Index | None 
 
 
 def vectorise_loop(loop: For, width: int, chains: int = 4) -> Body | Declined:
-    """A loop of any extent: full vectors, then a masked tail; reductions into outer registers as described above.
+    """Vectorise a loop of any extent: full vectors, then a masked tail. Reductions are as described above.
 
-    Declined: it has no form in vectors, and stays as it is.
+    Declined: it cannot be vectorised, and does not change.
     """
     try:
         return _vectorised(loop, width, chains)
@@ -302,7 +302,7 @@ def _divides(n: Index, x: Index) -> bool:
 
 
 def _accumulators(loop: For) -> dict[str, tuple[str, str]]:
-    """Registers set with a reduction inside the loop but defined outside: name -> (reduction, dtype)."""
+    """Return the registers set with a reduction inside the loop but defined outside: name -> (reduction, dtype)."""
     inside = {n.reg for n in walk(loop.body) if isinstance(n, Def)}
     out: dict[str, tuple[str, str]] = {}
     for n in walk(loop.body):
@@ -310,7 +310,7 @@ def _accumulators(loop: For) -> dict[str, tuple[str, str]]:
             if n.reduce is None or out.get(n.reg, (n.reduce, n.value.dtype)) != (n.reduce, n.value.dtype):
                 raise _NoVectorsError(f"{n.reg} is carried by {loop.var} but is not one reduction")
             if n.value.dtype not in ACCUMULATED:
-                raise _NoVectorsError(f"{n.reg} accumulates {n.value.dtype}, which vectors do not")
+                raise _NoVectorsError(f"{n.reg} accumulates {n.value.dtype}, which vectors do not support")
             out[n.reg] = (n.reduce, n.value.dtype)
     return out
 
@@ -318,7 +318,7 @@ def _accumulators(loop: For) -> dict[str, tuple[str, str]]:
 def _iteration(
     loop: For, start: Index, width: int, mask: Index | None, accumulators: Mapping[str, str], suffix: str
 ) -> Body:
-    """One vector iteration, accumulating into the lane-partial registers; local registers get a suffix."""
+    """Return one vector iteration that accumulates into the lane-partial registers; local registers get a suffix."""
     lanes = _Lanes(loop.var, start, width, mask)
     lanes.local |= set(accumulators)
     local = {n.reg for n in walk(loop.body) if isinstance(n, Def)}
@@ -345,7 +345,7 @@ def _iteration(
 
 
 def _zero_outside(v: Value, zero: Collection[str]) -> bool:
-    """Whether masked lanes of a value are 0: masked loads, registers ``zero``, products of nothing else."""
+    """Whether masked lanes of a value are 0: masked loads, registers ``zero``, and products of them."""
     if isinstance(v, Op) and v.name == "mul":
         return all(_zero_outside(a, zero) for a in v.args)
     return (isinstance(v, FlatLoad) and v.mask is not None) or (isinstance(v, Reg) and v.name in zero)

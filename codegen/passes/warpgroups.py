@@ -14,20 +14,20 @@ V = Index.of
 WARPGROUP = 128
 """Threads of a warpgroup."""
 DONE = Call("pd_cluster_arrive")
-"""A thread reaches no other block any more."""
+"""A thread announces that it accesses no other block any more."""
 MEETING: Body = (DONE, Call("pd_cluster_wait"))
-"""All blocks of a cluster have stored what others read, or have read what others leave."""
+"""All blocks of a cluster synchronise: their stores are visible, and their reads are complete."""
 TURN = "turn"
-"""The mbarrier of tiles whose steps are all issued, where consumers take tiles in turn: a phase for each tile."""
+"""The mbarrier of ping-pong tiles whose steps are all issued, with one phase per tile."""
 
 
 @dataclass(frozen=True)
 class Ring:
-    """Buffers in shared memory that asynchronous copies fill in turn, ``size`` bytes at a time; two mbarriers for each.
+    """A ring of buffers in shared memory, filled by asynchronous copies of ``size`` bytes, with two mbarriers per slot.
 
-    ``loop``: iteration n of it fills slot ``n % stages``. A slot is *full* when its bytes have come, *empty* when all
+    Iteration n of ``loop`` fills slot ``n % stages``. A slot is *full* when its bytes have arrived, *empty* when all
     consumers have released it. One stage without a loop is filled once and never empty. ``before``: iterations of the
-    loop in earlier tiles, whose slots these follow. ``blocks``: those of a cluster, of which each copies into the
+    loop in earlier tiles, whose slots precede these. ``blocks``: blocks of a cluster, each of which copies into the
     slots of all: a slot is empty when the consumers of all blocks have released it.
     """
 
@@ -39,31 +39,31 @@ class Ring:
     blocks: int = 1
 
     def slot(self, at: IndexLike) -> Index:
-        """The slot of an iteration."""
+        """Return the slot of an iteration."""
         return (self.before + at) % self.stages
 
     def _bar(self, which: str, at: IndexLike) -> Value:
         return Pointer("uint64", which + self.name, self.slot(at))
 
     def full(self, at: IndexLike = 0) -> Value:
-        """The mbarrier that the copies of an iteration count their bytes on."""
+        """Return the mbarrier on which the copies of an iteration count their bytes."""
         return self._bar("full", at)
 
     def _parity(self, at: Index) -> Index:
         return (self.before + at - self.loop.lo) // self.stages % 2 if self.loop else ZERO
 
     def fill(self, copies: Body) -> Body:
-        """What the producer does in an iteration."""
+        """Return the producer's statements in an iteration."""
         at = V(self.loop.var) if self.loop else ZERO
         ready = (Call("pd_mbar_wait", (self._bar("empty", at), _number(1 - self._parity(at)))),) if self.loop else ()
         return (*ready, Call("pd_mbar_expect_tx", (self.full(at), _number(self.size))), *copies)
 
     def wait(self, at: Index = ZERO) -> Call:
-        """Until the copies of iteration ``at`` have come."""
+        """Wait until the copies of iteration ``at`` have arrived."""
         return Call("pd_mbar_wait", (self.full(at), _number(self._parity(at))))
 
     def release(self, at: Index, *where: Compare) -> If:
-        """A consumer no longer reads the slot of iteration ``at``: a thread says so to each block, if ``where``."""
+        """Release the slot of iteration ``at`` by a consumer: one thread signals each block, if ``where`` holds."""
         empty = self._bar("empty", at)
         if self.blocks == 1:
             return If((*where, _first_thread()), (Call("pd_mbar_arrive", (empty,)),))
@@ -72,26 +72,26 @@ class Ring:
         return If((*where, Compare("<", thread, V(self.blocks))), (arrive,))
 
     def barriers(self, consumers: int) -> tuple[tuple[str, int], ...]:
-        """(name, arrivals) of its mbarriers."""
+        """Return (name, arrivals) of its mbarriers."""
         return ((f"full{self.name}", 1), *(((f"empty{self.name}", consumers * self.blocks),) if self.loop else ()))
 
 
 @dataclass(frozen=True)
 class Product:
-    """A product that is issued as a group: its text, the ring it reads, what is written or held while it runs."""
+    """A product that is issued as a group: its body, its ring, registers that it uses while it runs."""
 
     body: Body
     ring: Ring
     keep: Body
 
     def issue(self, at: Index) -> Body:
-        """The group of iteration ``at`` of the ring's loop."""
+        """Issue the group of iteration ``at`` of the ring's loop."""
         assert self.ring.loop is not None
         body = substitute(self.body, {self.ring.loop.var: at})
         return (self.ring.wait(at), Call("pd_wgmma_fence"), *body, Call("pd_wgmma_commit"))
 
     def retire(self, at: Index, later: int) -> Body:
-        """Waits for it, of which ``later`` groups were issued behind it, and releases what it has read."""
+        """Wait for the product, after which ``later`` groups were issued, and release its slot."""
         return (Call(f"pd_wgmma_wait<{later}>"), *self.keep, self.ring.release(at))
 
 
@@ -100,14 +100,14 @@ def specialise(
     walk: Callable[[For], Body] = lambda loop: (loop,), barriers: Sequence[tuple[str, int]] = (), beside: Body = (),
     early: Body = (),
 ) -> Body:  # fmt: skip
-    """Warp specialisation: a warpgroup's first thread runs the copies of all rings, the others ``consume``.
+    """Warp specialisation: a warpgroup's first thread runs the copies of all rings, the other warpgroups ``consume``.
 
-    ``rings``: with the copies of an iteration; all loops are the same, and what has none is filled first.
-    ``registers``: of a thread of both kinds, which ``setmaxnreg`` deals. ``walk``: what becomes of the producer's loop.
-    ``barriers``: more mbarriers, with their arrivals; ``beside``: what all producers do in the end. Blocks of a cluster
-    begin when all their mbarriers are initialised, and none leaves before all threads have said ``DONE``: ``consume``
-    says so behind its last release. Barriers are made while the launch before may still run; ``early`` is done then,
-    too, and reads nothing that a launch writes.
+    ``rings``: with the copies of an iteration; all loops are equal, and rings without a loop are filled first.
+    ``registers``: registers of a producer's and a consumer's thread, which ``setmaxnreg`` redistributes. ``walk``:
+    transforms the producer's loop. ``barriers``: further mbarriers, with their arrivals; ``beside``: final statements
+    of all producers. Blocks of a cluster begin after all their mbarriers are initialised, and none exits before all
+    threads have executed ``DONE``, which ``consume`` does after its last release. Barriers are initialised while the
+    previous launch may still run. ``early`` runs then, too, and reads nothing that a launch writes.
     """
     thread, clusters = V("tid"), any(ring.blocks > 1 for ring, _ in rings)
     meet = Call("pd_cluster_start" if clusters else "pd_syncthreads")
@@ -131,7 +131,7 @@ def specialise(
 
 
 def first_round(ring: Ring, copies: Body, copied: str, fetched: str) -> Body:
-    """The statements ``copied`` of the first copies into each slot, as statements ``fetched``."""
+    """Return the statements ``copied`` of the first copies into each slot, as statements ``fetched``."""
     assert ring.loop is not None
     some = tuple(n for n in copies if {x.statement for x in walk((n,)) if isinstance(x, Inst)} == {copied})
     body = rewrite(some, lambda x: Inst(fetched, x.args, x.coords) if isinstance(x, Inst) else x)
@@ -139,12 +139,12 @@ def first_round(ring: Ring, copies: Body, copied: str, fetched: str) -> Body:
 
 
 def accumulate(ring: Ring, uses: Body, before: Body, after: Body, add: Body = (), issued: Body = ()) -> Body:
-    """A consumer of ``before; for step: uses; after`` whose steps add to one sum.
+    """Return a consumer for ``before; for step: uses; after`` whose steps add to one sum.
 
-    A step's wgmma are one group. The slot of the step before is released once that has retired. Without steps nothing
-    happens. ``add``: what adds the sums of a step to those so far, where these are not the instructions' own: then each
-    step is waited for, while other warpgroups multiply. ``issued``: what is done once all steps are issued, where the
-    ring goes on with other tiles: then the last slot is released too.
+    A step's wgmma are one group. The slot of the previous step is released when its group has retired. Without steps
+    nothing happens. ``add``: adds the sums of a step to the sums so far, if the instructions do not: then each step is
+    waited for, while other warpgroups multiply. ``issued``: statements after the last issue, if the ring continues with
+    other tiles: then the last slot is released too.
     """
     loop = ring.loop
     assert loop is not None
@@ -159,16 +159,16 @@ def accumulate(ring: Ring, uses: Body, before: Body, after: Body, add: Body = ()
         use = (*issue, Call("pd_wgmma_wait<1>"), done)
         last = (*issued, Call("pd_wgmma_wait<0>"))
         last += (ring.release(loop.hi - 1),) if issued else ()
-    # ptxas keeps wgmma asynchronous only when it sees that no path around the loop reads the accumulators
+    # ptxas keeps wgmma asynchronous only if it sees that no path around the loop reads the accumulators
     return (*before, If((Compare(">", loop.hi, loop.lo),), (replace(loop, body=use), *last, *after)))
 
 
 def in_turn(tile: Index, consumers: int, consume: Callable[[Body], Body]) -> Body:
-    """What a consumer does in tile number ``tile`` of a block, where consumers take tiles in turn (ping-pong).
+    """Return a consumer's statements for tile number ``tile`` of a block in the ping-pong form.
 
-    ``consume``: the tile, given what says that all of its steps are issued. Only then the next one begins to multiply:
-    its slots of the ring are behind this one's, and a parity does not tell a phase from the one before the last. So the
-    epilogue of one runs beside the products of the other.
+    ``consume``: builds the tile, given the statement that signals that all of its steps are issued. Only then the next
+    tile begins to multiply: its slots of the ring follow this one's, and a parity does not distinguish a phase from the
+    one before the last. So the epilogue of one tile overlaps the products of the other.
     """
     turn = Pointer("uint64", TURN, ZERO)
     wait = Call("pd_mbar_wait", (turn, _number((tile + 1) % 2)))
@@ -178,11 +178,11 @@ def in_turn(tile: Index, consumers: int, consume: Callable[[Body], Body]) -> Bod
 
 
 def stagger(tiles: For, first: Product, second: Product, beside: Body, behind: Body, fence: Body) -> Body:
-    """A consumer of ``for tiles: first; beside; behind; second``, where there is at least one.
+    """Return a consumer for ``for tiles: first; beside; behind; second``, with at least one tile.
 
-    Both products of neighbouring steps are in flight together, and ``beside`` runs while the second one of the step
-    before does: it meets nothing that this one does, ``behind`` does. ``fence``: what keeps a compiler from moving
-    ``beside`` behind the wait.
+    Both products of adjacent steps are in flight at the same time, and ``beside`` runs during the second product of the
+    previous step: it accesses nothing of that product, but ``behind`` does. ``fence`` keeps the compiler from moving
+    ``beside`` after the wait.
     """
     at, last = V(tiles.var), tiles.hi - 1
     begin = substitute((*beside, *behind), {tiles.var: tiles.lo})
@@ -198,7 +198,7 @@ def stagger(tiles: For, first: Product, second: Product, beside: Body, behind: B
 
 
 def _first_thread() -> Compare:
-    """Whether a thread is the first one of its warpgroup."""
+    """Return the condition for the first thread of its warpgroup."""
     return Compare("==", V("tid") % WARPGROUP, ZERO)
 
 

@@ -1,4 +1,4 @@
-"""Vectors of memory: a short loop over neighbouring elements becomes wide accesses around unrolled arithmetic."""
+"""Vectors of memory: a short loop over adjacent elements becomes wide accesses around unrolled arithmetic."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from polydyn.schedules.expr import FLOATS, ITEMSIZE, WIDENED, Const, Op, Value, 
 from polydyn.schedules.index import ONE, ZERO, Atom, Index
 
 OPPOSITE = {"<": ">=", ">=": "<"}
-"""What holds where a relation does not."""
+"""The opposite of a relation."""
 Multiples = tuple[tuple[Index, int], ...]
-"""What must be multiples of which number."""
+"""Required multiples: (expression, number)."""
 
 
 def multiples(rest: Index, vector: int, iterators: Collection[str]) -> Multiples | None:
-    """What must be multiples of ``vector`` so that ``rest`` is one for all iterators; None when it cannot be said.
+    """Return the expressions that must be multiples of ``vector`` so that ``rest`` is one for all iterators, or None.
 
     Floor divisions, minima and maxima may have any value, as iterators may.
     """
@@ -58,26 +58,26 @@ def multiples(rest: Index, vector: int, iterators: Collection[str]) -> Multiples
 def widen(
     body: Body, var: str, lanes: int, buffers: Mapping[str, str], iterators: Collection[str]
 ) -> tuple[Body, Multiples] | None:
-    """``for var in [0, lanes): body`` with wide accesses, and what must be multiples of ``lanes`` for them.
+    """Return ``for var in [0, lanes): body`` with wide accesses, and the required multiples of ``lanes``.
 
-    ``body``: registers, stores, and loops and choices around them, through which every lane has registers of its own.
+    ``body``: registers, stores, and loops and choices around them, in which every lane has its own registers.
     ``buffers``: those in global memory, with their dtypes; ``iterators``: symbols other than parameters, which
-    addresses may use in any multiple. Loads of unit stride whose alignment can be said become wide; one under a guard
-    only where the guard is that of all lanes, and what stands for it outside is a number. None when a store cannot
-    become wide.
+    addresses may use in any multiple. Loads of unit stride whose alignment can be required become wide. A guarded load
+    becomes wide only if its guard is uniform over lanes and its value outside is a number. Return None if a store
+    cannot become wide.
     """
     return _Widening(var, lanes, buffers, iterators).build(body)
 
 
 def stored_value(v: Value) -> Value:
-    """A value on its way to memory, without the rounding to fewer bits that the store does."""
+    """Return a stored value without the rounding to fewer bits that the store does itself."""
     rounds = isinstance(v, Op) and v.name == "cast" and WIDENED.get(v.dtype) == "float32"
     return v.args[0] if rounds and isinstance(v, Op) and v.args[0].dtype == "float32" else v
 
 
 @dataclass(frozen=True)
 class _Source:
-    """Neighbours in memory, from an address on; under ``guard`` only, elsewhere ``other``."""
+    """Adjacent elements in memory from an address on; if ``guard`` is set, their value outside it is ``other``."""
 
     buffer: str
     first: Index
@@ -92,7 +92,7 @@ class _Widening:
         self.loads: dict[_Source, str] = {}
         self.stores: dict[tuple[str, Index], str] = {}
         self.own: dict[str, str] = {}
-        """Registers that live longer than a loop over lanes: arrays of them, with their dtypes."""
+        """Registers that outlive a loop over lanes: arrays of them, with their dtypes."""
 
     def build(self, body: Body) -> tuple[Body, Multiples] | None:
         nodes = list(walk(body))
@@ -108,12 +108,12 @@ class _Widening:
         return out, tuple(self.requirements)
 
     def _nodes(self, body: Body) -> Body | None:
-        """The body with its loops and choices kept, and a loop over lanes for each run of other statements."""
+        """Return the body with its loops and choices, and a loop over lanes for each run of other statements."""
         out: Body = ()
         for around, part in groupby(body, lambda n: isinstance(n, (For, If))):
             for run in ([n] for n in part) if around else [list(part)]:
                 n = run[0]
-                made = self._loop(n) if isinstance(n, For) else self._asked(n) if isinstance(n, If) else self._run(run)
+                made = self._loop(n) if isinstance(n, For) else self._if(n) if isinstance(n, If) else self._run(run)
                 if made is None:
                     return None
                 out += made
@@ -126,8 +126,8 @@ class _Widening:
         body = self._nodes(n.body)
         return None if body is None else (replace(n, body=body),)
 
-    def _asked(self, n: If) -> Body | None:
-        """Under a question that is that of all lanes."""
+    def _if(self, n: If) -> Body | None:
+        """Widen the branches of a condition that is uniform over lanes."""
         if any(self.var in c.left.symbols() | c.right.symbols() for c in n.cond):
             return None
         then, orelse = self._nodes(n.then), self._nodes(n.orelse)
@@ -160,7 +160,7 @@ class _Widening:
         return Call(f"{function}<{self.lanes}>", (inside, outside) if load else (outside, inside))
 
     def _aligned(self, buffer: str, address: Index, load: bool = False) -> Index | None:
-        """The address of the vector's first element, when the vector may move as one."""
+        """Return the address of the vector's first element if the vector may move as one, else None."""
         stride, rest = address.split(self.var)
         size = ITEMSIZE[self.buffers[buffer]] * self.lanes
         moves = size % 4 == 0 or (load and size == 2)
@@ -187,7 +187,7 @@ class _Widening:
         return n
 
     def _value(self, v: Value, guard: tuple[Compare, ...] = (), other: Const | None = None) -> Value:
-        """A value of a lane, its loads from vectors; with ``other`` they happen only under a guard."""
+        """Return a value of a lane, with loads from vectors; with ``other`` they occur only under a guard."""
         if isinstance(v, Reg) and v.name in self.own:
             return FlatLoad(v.dtype, v.name, Index.of(self.var))
         if isinstance(v, FlatLoad) and v.buffer in self.buffers:
@@ -197,9 +197,9 @@ class _Widening:
         return replace(v, args=tuple(self._value(a, guard, other) for a in v.args)) if isinstance(v, Op) else v
 
     def _choice(self, v: Op, around: tuple[Compare, ...] = ()) -> Value:
-        """One of two values; what stands under a guard may address what does not exist elsewhere.
+        """Return one of two values; values under a guard may have addresses that do not exist elsewhere.
 
-        ``around``: the guard that it stands under itself.
+        ``around``: the guard around the choice.
         """
         choice, then, orelse = v.args
         compared = [comparison(x) for x in conjuncts(choice)]
@@ -208,7 +208,7 @@ class _Widening:
             return replace(v, args=(self._value(choice), *map(self._registers, v.args[1:])))
         read = then.args[0] if isinstance(then, Op) and then.name == "cast" and then.dtype == "float32" else then
         alike = read is then or (isinstance(read, FlatLoad) and WIDENED.get(read.dtype) == "float32")
-        if isinstance(read, FlatLoad) and isinstance(orelse, Const) and alike:  # nothing is left to choose
+        if isinstance(read, FlatLoad) and isinstance(orelse, Const) and alike:  # no choice remains
             found = self._from(read, guard, orelse) if not around and read.buffer in self.buffers else None
             return v if found is None else found if read is then else Op(then.dtype, "cast", (found,))
         nothing = Const("float32", 0.0)
@@ -219,19 +219,19 @@ class _Widening:
         return replace(v, args=(choice, self._value(then, (*around, *guard), nothing), last))
 
     def _of_all_lanes(self, c: Compare) -> Compare:
-        """A comparison of the vector's first element, where the others then compare alike: with whole vectors."""
+        """Return a comparison of the vector's first element, if with whole vectors all elements compare equally."""
         stride, rest = c.left.split(self.var)
         alike = stride == ONE and all(multiples(x, self.lanes, self.iterators) == () for x in (rest, c.right))
         return replace(c, left=rest) if alike and c.relation in ("<", ">=") else c
 
     def _registers(self, v: Value) -> Value:
-        """With registers of the lane."""
+        """Return the value with registers of the lane."""
         if isinstance(v, Reg) and v.name in self.own:
             return FlatLoad(v.dtype, v.name, Index.of(self.var))
         return replace(v, args=tuple(map(self._registers, v.args))) if isinstance(v, Op) else v
 
     def _from(self, v: FlatLoad, guard: tuple[Compare, ...], other: Const | None) -> Value | None:
-        """A lane's part of a load that becomes wide."""
+        """Return a lane's part of a load that becomes wide."""
         first = self._aligned(v.buffer, v.address, load=True)
         if first is None:
             return None

@@ -1,1 +1,1 @@
-"""Printers: loop IR to C."""
+"""Printers: loop IR to C and CUDA."""

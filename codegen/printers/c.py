@@ -1,4 +1,4 @@
-"""Loop IR -> C text for CPUs. Every form of the IR has one printed form; leaves are in ``leaf/pd_cpu.h``."""
+"""Print loop IR as C for CPUs. Every form of the IR has one printed form; leaves are in ``leaf/pd_cpu.h``."""
 
 from __future__ import annotations
 
@@ -42,8 +42,10 @@ class KernelPrinter:
         inline_math: bool = False,
         width: int = 0,
     ) -> None:
-        """``buffers``: parameter name -> dtype, in ABI order; ``outputs``: those written; ``symbols``: ABI order.
-        ``width``: lanes of a whole vector, where there are narrow ones too.
+        """Set up the printer.
+
+        ``buffers``: parameter name -> dtype, in ABI order; ``outputs``: written buffers; ``symbols``: in ABI order.
+        ``width``: lanes of a whole vector, if there are narrow vectors too.
         """
         self.inline_math, self.width = inline_math, width
         self.name, self.buffers, self.outputs, self.symbols = name, dict(buffers), set(outputs), list(symbols)
@@ -52,7 +54,7 @@ class KernelPrinter:
         self.outlined: dict[str, tuple[set[str], set[str]]] = {}
 
     def kernel(self, body: Body) -> str:
-        """The kernel's C text (without headers)."""
+        """Return the kernel's C text (without headers)."""
         for n in walk(body):
             if isinstance(n, Alloc):
                 self.dtypes[n.buffer] = n.dtype
@@ -66,7 +68,7 @@ class KernelPrinter:
         return _c_functions(body) + "".join(self.functions.values()) + head + decl + unused + text + "}\n"
 
     def _names(self, body: Body) -> tuple[set[str], set[str]]:
-        """(buffers used but not made, symbols used but not bound) in the body; remembered for what is outlined."""
+        """Return (buffers used but not allocated, symbols used but not bound); cached for outlined functions."""
         buffers: set[str] = set()
         used: set[str] = set()
         bound: set[str] = set()
@@ -169,7 +171,7 @@ class KernelPrinter:
 
 
 def _c_functions(body: Body) -> str:
-    """The C functions that a kernel calls, each once in a translation unit."""
+    """Return the C functions that a kernel calls, each once in a translation unit."""
     values = (n.value for n in walk(body) if isinstance(n, (Store, Def, Set))) if C_FUNCTIONS else ()
     names = dict.fromkeys(x.name for v in values for x in walk_value(v) if isinstance(x, Op) and x.name in C_FUNCTIONS)
     return "".join(f"#ifndef PD_HAS_{n}\n#define PD_HAS_{n}\n{C_FUNCTIONS[n].strip()}\n#endif\n" for n in names)

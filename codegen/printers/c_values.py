@@ -56,31 +56,31 @@ INFIX = {"add": "+", "sub": "-", "mul": "*"}
 RELATIONS = {"lt": "<", "le": "<=", "eq": "==", "ne": "!=", "gt": ">", "ge": ">="}
 BYTES = ("uint8", "int8")
 BYTE_ENDS = (0.0, 255.0)
-"""Of uint8."""
+"""The range of uint8."""
 OTHER_MASKS = ("int64", "uint8", "int8")
-"""Comparisons of these in lanes are not as wide as ``vb``."""
+"""Dtypes whose comparisons in lanes do not have the width of ``vb``."""
 
 
 def vector_type(dtype: str) -> str:
-    """The C vector type of a dtype."""
+    """Return the C vector type of a dtype."""
     return "vb" if dtype == "bool" else f"v{CVALUE[dtype]}"
 
 
 index_text = IndexText("pd_fdiv({0}, {1})", "PD_MIN({0}, {1})", "PD_MAX({0}, {1})", "(i64)PD_AT({0}, {1})")
-"""int64 C expressions."""
+"""Prints int64 C expressions."""
 
 
 class ValuePrinter:
     """Prints values; ``dtypes`` gives the storage dtype of every buffer; ``inline_math`` expands vector functions.
 
-    ``width``: lanes of a whole vector; vectors of fewer are narrow ones. 0: all are whole.
+    ``width``: lanes of a whole vector; vectors of fewer lanes are narrow. 0: all vectors are whole.
     """
 
     def __init__(self, dtypes: Mapping[str, str], inline_math: bool = False, width: int = 0) -> None:
         self.dtypes, self.inline_math, self.width = dtypes, inline_math, width
 
     def prefix(self, lanes: int, dtype: str) -> str:
-        """What names of vectors of so many lanes begin with."""
+        """Return the prefix of names for vectors of ``lanes`` lanes."""
         if lanes >= self.width:
             return "v"
         if CVALUE[dtype] != "f32":
@@ -88,8 +88,10 @@ class ValuePrinter:
         return "h"
 
     def text(self, v: Value, want: int = 1) -> str:
-        """C text with ``want`` lanes: a scalar is broadcast, a narrow vector gets further lanes that hold anything, a
-        whole one keeps its first lanes.
+        """Return C text with ``want`` lanes.
+
+        A scalar is broadcast, a narrow vector gets additional lanes with undefined values, and a wider vector keeps its
+        first lanes.
         """
         lanes = lanes_of(v)
         if lanes == want or want == 1:
@@ -104,7 +106,7 @@ class ValuePrinter:
         return f"{self.prefix(want, v.dtype)}bcast_{SHORT[v.dtype]}({s})"
 
     def _text(self, v: Value, lanes: int) -> str:
-        if 1 < lanes < self.width and not _of_any_lanes(v):  # functions are of whole vectors
+        if 1 < lanes < self.width and not _of_any_lanes(v):  # functions exist only for whole vectors
             self.prefix(lanes, v.dtype)
             return f"hlow_{SHORT[v.dtype]}({self._text(v, self.width)})"
         if isinstance(v, Const):
@@ -165,7 +167,7 @@ class ValuePrinter:
         return f"vbool({text})" if v.dtype == "bool" else text
 
     def store(self, n: Store) -> str:
-        """The statement that stores (or combines and stores)."""
+        """Return the statement that stores, or combines and stores."""
         if n.again:
             lanes = "1" if n.lanes == 1 else "PD_W" if n.mask is None else index_text(n.mask)
             place = f"{n.buffer}, {index_text(n.address)}, {index_text(n.stride)}, {lanes}"
@@ -261,14 +263,15 @@ class ValuePrinter:
         return f"__builtin_convertvector({f'(({s}) & 1)' if x.dtype == 'bool' else s}, {vector_type(v.dtype)})"
 
     def _widened(self, x: Value, s: str, lanes: int) -> str:
-        """Bytes ``x``, in C ``s``, as integers of 32 bits; of what was one before only the lowest bits are left."""
+        """Convert bytes ``x``, in C ``s``, to 32-bit integers; a value that was one before keeps only its lowest bits.
+        """
         if isinstance(x, Op) and x.name == "cast" and x.args[0].dtype == "int32":
             whole = self.text(x.args[0], lanes)
             return f"({whole} & 0xff)" if x.dtype == "uint8" else f"((vi32)((vu32){whole} << 24) >> 24)"
         return f"vwide_{CTYPE[x.dtype]}({s})"
 
     def _rounded(self, v: Op, s: str, lanes: int) -> str:
-        """A value that a type of memory can hold."""
+        """Round a value to a storage type."""
         t, wide, source = CTYPE[v.dtype], WIDENED[v.dtype], v.args[0].dtype
         if lanes == 1:
             s = f"pd_odd_f32({s})" if source == "float64" and wide == "float32" else f"({CVALUE[wide]})({s})"
@@ -279,7 +282,7 @@ class ValuePrinter:
         return f"vround_{t}({s})"
 
     def _bits(self, v: Op, s: str, lanes: int) -> str:
-        """The same bits, from or to a type of memory. CodegenError: in lanes."""
+        """Reinterpret bits from or to a storage type. CodegenError: in lanes."""
         (x,) = v.args
         if lanes > 1:
             raise CodegenError(f"no bits of {x.dtype} as {v.dtype} in lanes")
@@ -295,7 +298,7 @@ class ValuePrinter:
 
 
 def _of_any_lanes(v: Value) -> bool:
-    """Whether the C form of a value in lanes is one for narrow vectors too: what is stored, and C's own operators."""
+    """Whether the C form of a value in lanes works for narrow vectors too: stored values, and C's own operators."""
     if not isinstance(v, Op):
         return isinstance(v, (Reg, FlatLoad, Broadcast, Const, Undefined))
     if v.name == "cast":
@@ -304,9 +307,10 @@ def _of_any_lanes(v: Value) -> bool:
 
 
 def _near(v: Value) -> tuple[Value, Value, Value] | None:
-    """(x, low, high) of a byte less its zero point that was ``x`` rounded, plus that, and clipped; None: it is not.
+    """Match a byte minus its zero point, where the byte is ``x`` rounded, plus the zero point, and clipped.
 
-    Low and high are the ends of uint8 less the zero point: so the byte and its two conversions need not be made.
+    Return (x, low, high) or None. Low and high are the range of uint8 minus the zero point, so the byte and its two
+    conversions are not needed.
     """
     zero: Value | None = None
     if isinstance(v, Op) and v.name == "sub":
@@ -327,7 +331,7 @@ def _near(v: Value) -> tuple[Value, Value, Value] | None:
 
 
 def _clipped(v: Value) -> Value | None:
-    """What of float32 is clipped to the ends of uint8 and made an integer; None: the value is something else."""
+    """Return the float32 value that is clipped to the range of uint8 and converted to an integer, or None."""
     if not (isinstance(v, Op) and v.name == "cast" and v.dtype == "int32"):
         return None
     for name, end in zip(("min", "max"), BYTE_ENDS[::-1], strict=True):
@@ -338,7 +342,7 @@ def _clipped(v: Value) -> Value | None:
 
 
 def _exact_inverse(v: Value) -> Const | None:
-    """The reciprocal of a constant power of two: multiplying by it rounds as dividing does."""
+    """Return the reciprocal of a constant power of two: multiplying by it rounds like the division."""
     if not isinstance(v, Const) or not math.isfinite(v.value):
         return None
     fraction, exponent = math.frexp(v.value)
@@ -346,7 +350,10 @@ def _exact_inverse(v: Value) -> Const | None:
 
 
 def _arithmetic(name: str, args: list[str], dtype: str, lanes: int) -> str:
-    """Sums and products. Integers wrap as in numpy, which C promises for unsigned ones only; narrow ones are cut."""
+    """Return sums and products.
+
+    Integers wrap as in numpy, which C guarantees only for unsigned types; narrow ones are cut.
+    """
     sign = "-" if name == "neg" else INFIX[name]
     if dtype in FLOATS or (lanes > 1 and dtype == "uint8"):
         return f"({f' {sign} '.join(args)})" if name != "neg" else f"(-{args[0]})"

@@ -21,27 +21,27 @@ template <int P, int C, int L, int S> PD_DEV int pd_swizzled(uint32_t row, uint3
   return (int)(row * (P * S) + ((column / C) ^ (row / fold & mask)) * (C * S) + column % C * S);
 }
 """
-"""What every file begins with, once."""
+"""The start of every file, once."""
 HOPPER_PRELUDE = PRELUDE.replace("pd_device.cuh", "pd_hopper.cuh")
-"""The same for kernels with tensor maps or clusters."""
+"""The start of every file of kernels with tensor maps or clusters."""
 BEGIN = "pd_grid_begin"
-"""What all threads say before they touch global memory, at the beginning of a kernel unless its body says it later."""
+"""Call of all threads before they access global memory, at the start of a kernel unless its body has it later."""
 ALIGN = 16
 LANES = 8
-"""Of a warp, that share a short row."""
+"""Lanes of a warp per short row."""
 THREAD = {"tid": "pd_tid()", "bid": "pd_bid_x()", "lane": "pd_tid() % 32", "warp": "pd_tid() / 32"}
 """Symbols that every kernel may use."""
 DEALT = {
     "warp": ("pd_tid() % 32", "32"), "lanes": (f"pd_tid() % {LANES}", f"{LANES}"), "block": ("pd_tid()", "{threads}"),
     "columns": ("pd_tid() / 32", "{threads} / 32"),
 }  # fmt: skip
-"""Kind of a loop that threads share -> the first iteration of a thread, and how far its next one is."""
+"""Kind of a thread-mapped loop -> the first iteration of a thread, and the distance to its next one."""
 
 
 def shared_bytes(body: Body) -> Index:
-    """Dynamic shared memory of a block: allocations inside one another add up, those side by side share memory."""
+    """Return a block's dynamic shared memory: nested allocations add up, those next to each other share memory."""
     around = ZERO
-    while len(body) == 1 and len(inside := tuple(bodies(body[0]))) == 1:  # names inside names may be hundreds
+    while len(body) == 1 and len(inside := tuple(bodies(body[0]))) == 1:  # hundreds of names may be nested
         around, body = around + _own_bytes(body[0]), inside[0]
     return around + _most(_node_bytes(n) for n in body)
 
@@ -78,11 +78,12 @@ class CudaPrinter:
         fast: bool = False,
         cluster: int = 1,
     ) -> None:
-        """``buffers``: parameter name -> dtype, in order; ``outputs``: those written; ``symbols``: int64 parameters.
+        """Set up the printer.
 
-        ``index_type``: of all index arithmetic; the parameters are int64 in any case. ``maps``: tensor maps, which are
-        the first parameters. ``fast``: what is computed is rounded to 16 bits in the end (``CudaValues``).
-        ``cluster``: blocks of one.
+        ``buffers``: parameter name -> dtype, in order; ``outputs``: written buffers; ``symbols``: int64 parameters.
+        ``index_type``: the type of all index arithmetic; the parameters are int64 in any case. ``maps``: tensor maps,
+        which are the first parameters. ``fast``: results are finally rounded to 16 bits (``CudaValues``). ``cluster``:
+        blocks of a cluster.
         """
         self.maps = tuple(maps)
         self.name, self.outputs, self.symbols, self.threads = name, set(outputs), tuple(symbols), threads
@@ -92,7 +93,7 @@ class CudaPrinter:
         self.offset = ZERO
 
     def kernel(self, body: Body, blocks: int = 1) -> str:
-        """The file: includes, the kernel, its export. ``blocks``: wanted per multiprocessor."""
+        """Return the file: includes, the kernel, its export. ``blocks``: targeted blocks per multiprocessor."""
         arguments = (*self.places, *self.symbols)
         params = [f"{'' if b in self.outputs else 'const '}{STORAGE[p.dtype]} *{b}" for b, p in self.places.items()]
         narrow = self.index_type != "int64_t"
@@ -149,7 +150,7 @@ class CudaPrinter:
         raise CodegenError(f"no CUDA form for {n!r}")
 
     def _for(self, n: For, depth: int) -> str:
-        """``unroll`` (fully), ``unroll<n>``; ``warp``, ``block``: dealt to its lanes or threads."""
+        """Print a loop: ``unroll`` (fully), ``unroll<n>``; ``warp``, ``block``: mapped to its lanes or threads."""
         t, lo, hi = "  " * depth, self.values.index(n.lo), self.values.index(n.hi)
         step, unrolled = f"++{n.var}", n.kind.startswith("unroll")
         kind = "int" if unrolled and n.hi.constant is not None else self.index_type

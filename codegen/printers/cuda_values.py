@@ -23,7 +23,7 @@ STORAGE = {
 """Types in memory."""
 HALF = ("float16", "bfloat16")
 NARROW = (*HALF, *FLOAT8)
-"""Floats of memory only."""
+"""Storage-only floats."""
 REGISTER = {**STORAGE, **dict.fromkeys(NARROW, "float"), "bool": "bool"}
 """Types of values."""
 _SHORT = dict(zip(NARROW, ("f16", "bf16", "e4m3", "e5m2"), strict=True))
@@ -38,15 +38,15 @@ FLOAT_FUNCTIONS = (
 )  # fmt: skip
 """Operations that the device header has for float."""
 FAST = ("exp", "log", "tanh", "erf", "sigmoid", "sqrt")
-"""Those that have a form for results that are rounded to 16 bits."""
+"""Operations that have a form for results rounded to 16 bits."""
 NORMAL = 2.0**-126
-"""The smallest float32 with all its bits."""
+"""The smallest normal float32."""
 BITS = {"bitand": " & ", "bitor": " | ", "bitxor": " ^ "}
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where a buffer lives: ``global``, ``shared`` or ``register``; ``offset``: bytes, in shared memory."""
+    """Storage of a buffer: ``global``, ``shared`` or ``register``; ``offset``: bytes, in shared memory."""
 
     dtype: str
     scope: str
@@ -59,17 +59,17 @@ def _index_text(t: str) -> IndexText:
 
 
 INDEX_TEXT = {t: _index_text(t) for t in ("int32_t", "int64_t")}
-"""Index expressions of either width."""
+"""Printers of index expressions of either width."""
 
 
 class CudaValues:
-    """Prints values; ``places`` says where every buffer lives. ``fast``: results are rounded to 16 bits in the end."""
+    """Prints values; ``places`` gives the storage of every buffer. ``fast``: results are finally rounded to 16 bits."""
 
     def __init__(self, places: Mapping[str, Place], index_type: str = "int64_t", fast: bool = False) -> None:
         self.places, self.index_type, self.index, self.fast = places, index_type, INDEX_TEXT[index_type], fast
 
     def text(self, v: Value) -> str:
-        """A C++ expression of the register type of ``v``."""
+        """Return a C++ expression of the register type of ``v``."""
         if isinstance(v, Const):
             return constant(v)
         if isinstance(v, Undefined):  # an initialiser follows
@@ -93,11 +93,11 @@ class CudaValues:
         raise CodegenError(f"no CUDA form for {v!r}")
 
     def call_argument(self, v: Value) -> str:
-        """Text of an argument of a ``Call``: tiles and pointers are addresses."""
+        """Return the text of an argument of a ``Call``: tiles and pointers are addresses."""
         return self.pointer(v) if isinstance(v, (Tile, Pointer)) else self.text(v)
 
     def pointer(self, v: Tile | Pointer) -> str:
-        """The address of an element."""
+        """Return the address of an element."""
         place = self.places[v.buffer]
         if isinstance(v, Pointer) and place.scope == "shared":
             return f"({STORAGE[v.dtype]} *)({self.shared(v.buffer, self.index(v.address))})"
@@ -131,12 +131,12 @@ class CudaValues:
         return self._read(place.dtype, f"pd_ldg({v.buffer} + {at})")
 
     def shared(self, buffer: str, at: str) -> str:
-        """The address of an element of a plain array in shared memory."""
+        """Return the address of an element of a plain array in shared memory."""
         place = self.places[buffer]
         return f"smem + {self.index(place.offset)} + {at} * (int)sizeof({STORAGE[place.dtype]})"
 
     def store(self, n: Store) -> str:
-        """The statement that stores, or combines and stores."""
+        """Return the statement that stores, or combines and stores."""
         value: Value = n.value
         if n.reduce is not None:
             value = Op(value.dtype, REDUCTIONS[n.reduce], (FlatLoad(value.dtype, n.buffer, n.address), value))
@@ -158,20 +158,20 @@ class CudaValues:
             return f"pd_erfc_fast(-{self.text(x)})"
         if self.fast and (x := _above_one(v, "tanh")):
             return f"pd_one_plus_tanh_fast({self.text(x)})"
-        if (within := _within(v)) is not None:  # one comparison: what is negative is large
+        if (within := _within(v)) is not None:  # one comparison: negative numbers become large
             return "(" + " < ".join(f"(u{self.index_type}){self.index(i)}" for i in within) + ")"
         args = [self.text(a) for a in v.args]
         source = v.args[-1].dtype
         if v.name in ("where", "select"):
             return f"({args[0]} ? {args[1]} : {args[2]})"
         if v.name in RELATIONS:
-            numbers = [integer(a) for a in v.args if a.dtype == "int64"]  # of the width that indices have
+            numbers = [integer(a) for a in v.args if a.dtype == "int64"]  # of the index width
             args = [self.index(i) if i is not None else x for i, x in zip(numbers or (None, None), args, strict=True)]
             return f"({args[0]} {RELATIONS[v.name]} {args[1]})"
         if v.name == "isnan":
             return f"({args[0]} != {args[0]})"
         if v.name == "and" and not any(isinstance(x, FlatLoad) for x in walk_value(v)):
-            return f"({args[0]} & {args[1]})"  # without branches; what reads memory is not read in vain
+            return f"({args[0]} & {args[1]})"  # without branches: neither operand reads memory in vain
         if source == "bool":
             return _logic(v.name, args)
         if v.name in INFIX:
@@ -194,16 +194,16 @@ class CudaValues:
 
 
 def _whole(i: Index, period: int) -> tuple[Index, Index]:
-    """(the terms that are multiples of a number, the rest): a swizzle that repeats itself depends on the rest alone.
+    """Return (the terms that are multiples of a number, the rest): a periodic swizzle depends only on the rest.
 
-    The rest may be negative, which ``pd_swizzled`` allows. Quotients stay with what they were taken of.
+    The rest may be negative, which ``pd_swizzled`` allows. Quotients are not split.
     """
     rest = Index({m: c for m, c in i.terms.items() if c % period or any(isinstance(x, Atom) for x in m)})
     return i - rest, rest
 
 
 def _within(v: Op) -> tuple[Index, Index] | None:
-    """(x, n) where the value is ``0 <= x < n`` and n is never negative."""
+    """Return (x, n) if the value is ``0 <= x < n`` and n is never negative."""
     if v.name != "and" or [x.name for x in v.args if isinstance(x, Op)] != ["ge", "lt"]:
         return None
     parts = [integer(y) if y.dtype == "int64" else None for x in v.args if isinstance(x, Op) for y in x.args]
@@ -228,14 +228,14 @@ def _single(name: str, args: list[str]) -> str:
 
 
 def literal(v: Value) -> float | None:
-    """The number that a value is, converted or not."""
+    """Return the number that a value is, converted or not."""
     while isinstance(v, Op) and v.name == "cast":
         (v,) = v.args
     return float(v.value) if isinstance(v, Const) else None
 
 
 def _above_one(v: Op, name: str) -> Value | None:
-    """x of 1 + erf(x), which is erfc(-x), or of 1 + tanh(x): without cancellation, and without a part for small x."""
+    """Return x of 1 + erf(x), which is erfc(-x), or of 1 + tanh(x): without cancellation or a case for small x."""
     for a, b in (v.args, v.args[::-1]) if v.name == "add" else ():
         if isinstance(a, Op) and a.name == name and a.dtype == "float32" and literal(b) == 1:
             return a.args[0]
@@ -243,7 +243,7 @@ def _above_one(v: Op, name: str) -> Value | None:
 
 
 def _fast(v: Op, args: list[str]) -> str:
-    """As ``_single``, within 2^-16 (docs/adr/0005-cuda.md); empty: it has no other form."""
+    """Return the form of ``_single`` that is accurate to 2^-16 (docs/adr/0005-cuda.md), or an empty text."""
     if v.name in FAST:
         return f"pd_{v.name}_fast({', '.join(args)})"
     if v.name == "reciprocal":
@@ -258,7 +258,7 @@ def _fast(v: Op, args: list[str]) -> str:
 
 
 def _other(v: Op, args: list[str]) -> str:
-    """Integers, and what float64 has without library functions."""
+    """Return operations of integers, and those of float64 that need no library function."""
     source = v.args[-1].dtype
     if source == "float64" and v.name == "div":
         return f"({args[0]} / {args[1]})"
@@ -279,7 +279,7 @@ def _other(v: Op, args: list[str]) -> str:
 
 
 def _of_two(name: str, dtype: str, args: list[str]) -> str:
-    """max or min by a function: every lane of a warp evaluates both operands once, of which one may be a shuffle."""
+    """Return max or min by a function: every lane of a warp evaluates both operands once; one may be a shuffle."""
     return f"pd_{'larger' if name == 'max' else 'smaller'}<{REGISTER[dtype]}>({', '.join(args)})"
 
 
@@ -295,7 +295,7 @@ def _logic(name: str, args: list[str]) -> str:
 
 
 def constant(v: Const) -> str:
-    """A literal."""
+    """Return a literal."""
     if v.dtype in FLOATS:
         x, single = float(v.value), v.dtype != "float64"
         if math.isnan(x):

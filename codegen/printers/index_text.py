@@ -11,9 +11,9 @@ from polydyn.schedules.ranges import is_nonnegative
 
 @dataclass(frozen=True)
 class IndexText:
-    """How one language writes index expressions; ``{0}`` and ``{1}`` stand for the operands.
+    """The syntax of one language for index expressions; ``{0}`` and ``{1}`` are the operands.
 
-    ``floordiv`` is only used where the dividend may be negative; elsewhere C division is floor division. ``fetch``:
+    ``floordiv`` is only used if the dividend may be negative; otherwise C division is floor division. ``fetch``:
     ``{0}`` is the buffer, ``{1}`` the subscript.
     """
 
@@ -24,7 +24,7 @@ class IndexText:
 
     @lru_cache(maxsize=65536)  # noqa: B019 (the few instances live as long as the program)
     def __call__(self, i: Index) -> str:
-        """An expression that may stand anywhere (in parentheses when it has several parts)."""
+        """Return an expression that may occur anywhere (in parentheses if it has several parts)."""
         if not i.terms:
             return "0"
         parts = []

@@ -149,7 +149,7 @@ def test_a_bug_in_a_pass_is_no_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     with pytest.raises(CodegenError, match="must start at 0"):
         vectorise_loop(replace(ROW, lo=Index.of(1)), 8)
-    with pytest.raises(CodegenError, match="no form in vectors: no vectors of float64"):
+    with pytest.raises(CodegenError, match="cannot vectorise the tile: no vectors of float64"):
         vectorise_tile((loop("j", 16, copy("j", at("x", "j", "float64"))),), "j", 8)
 
 
