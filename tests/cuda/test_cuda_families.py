@@ -125,7 +125,8 @@ def test_what_a_record_says_wrongly_is_refused_by_name(task: FamilyTask, tmp_pat
 
     for name, tile, words in (
         ("a", tuple((n, 96 if n == "columns" else v) for n, v in good), "columns are 64"),
-        ("b", good[1:], "the numbers of a tile are"), ("c", (*good[:-2], ("cluster", 7), good[-1]), "is not a WgmmaTile"),
+        ("b", good[1:], "the numbers of a tile are"),
+        ("c", (*good[:-2], ("cluster", 7), good[-1]), "is not a WgmmaTile"),
     ):  # fmt: skip
         with pytest.raises(ScheduleError, match=words):
             plan_program(linear(), target=TARGET, records=records(name, tile))
