@@ -1,1 +1,1 @@
-"""Building: C compiler, cache by content, parallel translation units."""
+"""Building: the C compiler, the cache by content, parallel translation units."""

@@ -1,8 +1,8 @@
 """The cache on disk: files named by the content that determines them.
 
-A file is written beside its final name and renamed, so that a reader sees all of it or nothing, whatever other
-processes do. Its size is bounded (``eviction``): a file may be gone at any time, and is then made again. Standard
-library only: ``polydyn.load`` comes through here.
+A file is written under a temporary name and then renamed, so that readers see all of it or nothing. The size of the
+cache is bounded (``eviction``): a file may disappear at any time and is then created again. Standard library only,
+because ``polydyn.load`` imports this.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from polydyn.errors import BuildError, InputError
 
 
 def cache_root() -> Path:
-    """``$POLYDYN_CACHE``, else ``$XDG_CACHE_HOME/polydyn``, else ``~/.cache/polydyn``.
+    """Return ``$POLYDYN_CACHE``, else ``$XDG_CACHE_HOME/polydyn``, else ``~/.cache/polydyn``.
 
     BuildError: the user has no home folder.
     """
@@ -33,19 +33,19 @@ def cache_root() -> Path:
 
 
 def cache_dir(kind: str) -> Path:
-    """The folder of a kind in ``cache_root()``, created for this user alone. BuildError: it cannot be created."""
+    """Return the folder of a kind in ``cache_root()``; create it for this user alone. BuildError: this failed."""
     path = cache_root() / kind
     try:
         path.mkdir(parents=True, exist_ok=True, mode=0o700)
     except OSError as e:
         raise BuildError(
-            f"the cache folder for {kind} cannot be made: {e}", remedy="set POLYDYN_CACHE to a writable folder"
+            f"cannot create the cache folder for {kind}: {e}", remedy="set POLYDYN_CACHE to a writable folder"
         ) from e
     return path
 
 
 def digest(*parts: str | bytes) -> str:
-    """SHA-256 of the parts, each prefixed by its length, as hex text."""
+    """Return the SHA-256 of the parts, each prefixed by its length, as hex text."""
     h = hashlib.sha256()
     for p in parts:
         data = p.encode() if isinstance(p, str) else p
@@ -56,8 +56,8 @@ def digest(*parts: str | bytes) -> str:
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[IO[bytes]]:
-    """A file under a temporary name in the same folder; it becomes ``path`` when the block ends, and is removed when an
-    error ends it. OSError as from ``open``.
+    """Yield a file with a temporary name in the same folder. At the end of the block it is renamed to ``path``; after
+    an error it is removed. OSError as from ``open``.
     """
     fd, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     try:
@@ -74,7 +74,7 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
 
 
 def write_atomically(path: Path, *chunks: bytes | memoryview) -> None:
-    """Writes a file under a temporary name in the same folder, then renames it. OSError as from ``open``."""
+    """Write a file under a temporary name in the same folder, then rename it. OSError as from ``open``."""
     with replacing(path) as f:
         for chunk in chunks:
             f.write(chunk)
@@ -82,7 +82,7 @@ def write_atomically(path: Path, *chunks: bytes | memoryview) -> None:
 
 @contextlib.contextmanager
 def writable(path: Path) -> Iterator[None]:
-    """Around writing what a user asked for. InputError: there is no such folder, or it cannot be written."""
+    """Convert OSErrors while writing a user's file. InputError: the folder does not exist or is not writable."""
     try:
         yield
     except OSError as e:
@@ -90,13 +90,13 @@ def writable(path: Path) -> Iterator[None]:
 
 
 class FileCache:
-    """Byte strings by key; every entry carries its own hash, and one that does not match counts as absent."""
+    """Byte strings by key. Every entry is stored with its hash; one whose hash does not match counts as absent."""
 
     def __init__(self, kind: str) -> None:
         self.folder = cache_dir(kind)
 
     def get(self, key: str) -> bytes | None:
-        """The entry, or None when it is absent or damaged."""
+        """Return the entry, or None if it is absent or damaged."""
         try:
             data = self.path(key).read_bytes()
         except OSError:
@@ -108,7 +108,7 @@ class FileCache:
         return body
 
     def put(self, key: str, body: bytes) -> None:
-        """Stores the entry. BuildError: the folder cannot be written."""
+        """Store the entry. BuildError: the folder cannot be written."""
         try:
             write_atomically(self.path(key), body, hashlib.sha256(body).digest())
         except OSError as e:
@@ -119,12 +119,12 @@ class FileCache:
         grown(self.folder.parent, len(body) + 32)
 
     def path(self, key: str) -> Path:
-        """The entry's file: its content, and its hash behind it."""
+        """Return the path of an entry's file, which contains the entry and then its hash."""
         return self.folder / key
 
 
 def stored_file(kind: str, name: str, body: bytes) -> Path:
-    """A file with exactly this content in the cache, written when absent or different (for dlopen)."""
+    """Return a file in the cache with exactly this content; write it if it is absent or different (for dlopen)."""
     path = cache_dir(kind) / name
     try:
         if path.read_bytes() == body and touch(path):
@@ -142,16 +142,16 @@ def stored_file(kind: str, name: str, body: bytes) -> Path:
 
 
 def library_file(data: bytes) -> Path:
-    """A shared library as a file of the cache. BuildError: it cannot be written."""
+    """Return a shared library as a file of the cache. BuildError: it cannot be written."""
     return stored_file("lib", f"{hashlib.sha256(data).hexdigest()}.so", data)
 
 
 def open_library(data: bytes) -> ctypes.CDLL:
-    """Loads a shared library; it stays mapped when its file goes.
+    """Load a shared library. It stays mapped if its file is removed.
 
-    BuildError: its file cannot be written. OSError: the system refuses it.
+    BuildError: its file cannot be written. OSError: the system cannot load it.
     """
-    for _ in range(30):  # others may evict its file before it is opened, even several times
+    for _ in range(30):  # other processes may evict its file before it is opened, even several times
         with contextlib.suppress(OSError):
             return ctypes.CDLL(str(library_file(data)))
     return ctypes.CDLL(str(library_file(data)))

@@ -1,4 +1,4 @@
-"""The C compiler: discovery, flags, and a library from several translation units."""
+"""The C compiler: its command, flags, and building a library from several translation units."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ from polydyn.build.features import MACROS, architecture, available_cores
 from polydyn.errors import BuildError
 
 GENERATOR = "1"
-"""Part of every cache key; raised when the same text must not reuse older objects."""
+"""Part of every cache key. Increase it when old objects must not be reused for the same text."""
 
 FLAGS = (
     "-std=gnu11", "-O2", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math", "-fPIC", "-fvisibility=hidden",
     "-Werror=implicit-function-declaration",
 )  # fmt: skip
-"""No fast-math: NaN, infinities and the order of operations are kept. A function that no header has is an error."""
+"""No fast-math: NaN, infinities and the order of operations are kept. Undeclared functions are errors."""
 
 GCC_FLAGS = ("-fno-thread-jumps",)
-"""Threading jumps through the tests for partial tiles copies whole loops: up to nine times the compile time and twice
-the code, and nothing runs faster.
+"""Jump threading through the tests for partial tiles duplicates whole loops. It takes up to nine times the compile
+time, doubles the code, and makes nothing faster.
 """
 
 X86_FLAGS = ("-mprefer-vector-width=512",)
 
 LINK_FLAGS = ("-shared", "-Wl,--build-id=none", "-Wl,-z,defs", "-lm", "-lpthread")
 
-POLL = 0.005
-"""Seconds between looks at compilers that run."""
+POLL_SECONDS = 0.005
+"""Seconds between two polls of running compilers."""
 
 TARGETS = {
     "cpu": ("-march=native",),
@@ -54,7 +54,7 @@ TARGETS = {
 ARCHITECTURES = {
     **dict.fromkeys(("cpu:avx2", "cpu:avx512", "cpu:amx", "cpu:amx-emulated"), "x86_64"), "cpu:neon": "aarch64"
 }  # fmt: skip
-"""Target name -> the architecture of its code; other targets have that of this machine."""
+"""Target name -> the architecture of its code. Code for other targets has the architecture of this machine."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class Compiler:
 class Library:
     """A built shared library.
 
-    ``compiled``: translation units that had to be compiled, 0 when all came from the cache. ``features``: processor
+    ``compiled``: number of translation units that were compiled; 0 if all came from the cache. ``features``: processor
     features that its code may use.
     """
 
@@ -79,12 +79,12 @@ class Library:
     compiler: str
 
     def file(self) -> Path:
-        """The library as a file of the cache, for dlopen. BuildError: it cannot be written."""
+        """Return the library as a file of the cache, for dlopen. BuildError: it cannot be written."""
         return library_file(self.data)
 
 
 def find_compiler() -> Compiler:
-    """``$CC``, else gcc, clang or cc on the path. BuildError: none of them runs."""
+    """Return ``$CC``, else gcc, clang or cc on the path. BuildError: none of them runs."""
     return _find(os.environ.get("CC", ""), os.environ.get("PATH", ""))
 
 
@@ -105,7 +105,7 @@ def _find(cc: str, path: str) -> Compiler:
 
 
 def _version(command: tuple[str, ...]) -> str:
-    """The first line of a compiler's version text; empty when it does not run."""
+    """Return the first line of a compiler's version text; empty if the compiler does not run."""
     try:
         process = subprocess.run([*command, "--version"], capture_output=True, text=True)
     except OSError:
@@ -114,17 +114,17 @@ def _version(command: tuple[str, ...]) -> str:
 
 
 def compile_flags(compiler: Compiler, target: str) -> tuple[str, ...]:
-    """All flags of a compiler for a target name. BuildError: unknown target."""
+    """Return all flags of a compiler for a target name. BuildError: unknown target."""
     return (*FLAGS, *(() if "clang" in compiler.version else GCC_FLAGS), *target_flags(target))
 
 
 def architecture_of(target: str) -> str:
-    """The architecture that code for a target runs on; of a CUDA target the host's."""
+    """Return the architecture that code for a target runs on. For a CUDA target: that of the host."""
     return ARCHITECTURES.get(target, architecture())
 
 
 def target_flags(target: str) -> tuple[str, ...]:
-    """The instruction-set flags of a target name. BuildError: unknown."""
+    """Return the instruction-set flags of a target name. BuildError: unknown target."""
     if target not in TARGETS:
         raise BuildError(f"unknown target {target!r}", remedy=f"choose one of {', '.join(TARGETS)}")
     return (*(X86_FLAGS if architecture_of(target) == "x86_64" else ()), *TARGETS[target])
@@ -132,7 +132,7 @@ def target_flags(target: str) -> tuple[str, ...]:
 
 @lru_cache(maxsize=8)
 def required_features(compiler: Compiler, target: str) -> tuple[str, ...]:
-    """The processor features that code for the target may use, as the compiler's macros say."""
+    """Return the processor features that code for the target may use, according to the compiler's macros."""
     command = [*compiler.command, *target_flags(target), "-dM", "-E", "-x", "c", os.devnull]
     process = subprocess.run(command, capture_output=True, text=True)
     if process.returncode:
@@ -142,11 +142,12 @@ def required_features(compiler: Compiler, target: str) -> tuple[str, ...]:
 
 
 class Building:
-    """A library whose translation units are compiled while others are still being written.
+    """A library whose first translation units are compiled while others are still being generated.
 
-    A context: at its end what still runs is stopped, and nothing is left behind. Objects and the library are cached by
-    content: text, headers, flags, compiler, generator version. Units are compiled in parallel, one process per core.
-    BuildError, from all of it: no compiler, it refuses a unit, or a folder cannot be written.
+    A context manager: at its end, running compilers are stopped and temporary files removed. Objects and the library
+    are cached by content: text, headers, flags, compiler, generator version. Units are compiled in parallel, one
+    process per core. Any method may raise BuildError: no compiler, a unit does not compile, or a folder is not
+    writable.
     """
 
     def __init__(self, headers: Mapping[str, str], target: str = "cpu") -> None:
@@ -154,7 +155,7 @@ class Building:
         self._compiler, self._headers = find_compiler(), headers
         self._flags = compile_flags(self._compiler, target)
         self._features = required_features(self._compiler, target)
-        machine = digest(*self._features)  # -march=native means something else on another machine
+        machine = digest(*self._features)  # the meaning of -march=native depends on the machine
         command = (*self._compiler.command, self._compiler.version)
         self._common = digest(GENERATOR, *command, machine, *self._flags, *_flat(headers))
         self._cache = FileCache("objects")
@@ -164,7 +165,7 @@ class Building:
         self._compiled = 0
 
     def __enter__(self) -> Building:
-        with _own_folder():
+        with _folder_errors():
             self._folder = tempfile.TemporaryDirectory(prefix="polydyn-", ignore_cleanup_errors=True)
             self._work = Path(self._folder.name)
             for name, text in self._headers.items():
@@ -176,11 +177,11 @@ class Building:
             self._stop(name)
         self._folder.cleanup()
 
-    def ask(self, units: Mapping[str, str]) -> None:
-        """Compilers for units (file name -> C text) that the library will have: as many as there are cores begin now,
-        others when it is called again. A text replaces an earlier one of its name.
+    def request(self, units: Mapping[str, str]) -> None:
+        """Request units (file name -> C text) of the library. As many compilers as there are cores start now, others
+        when this is called again. A text replaces an earlier one of the same name.
         """
-        with _own_folder():
+        with _folder_errors():
             for name, text in units.items():
                 key = self._key(name, text)
                 if self._keys.get(name) == key:
@@ -196,17 +197,17 @@ class Building:
             self._step()
 
     def library(self, units: Mapping[str, str]) -> Library:
-        """The library of these units, whether they were asked for before or not."""
+        """Return the library of these units, whether they were requested before or not."""
         for name in self._keys.keys() - units.keys():
             self._stop(name)
         link_key = digest(self._common, *LINK_FLAGS, *map(self._key, units.keys(), units.values()))
         library = self._cache.get(link_key)
         if library is None:
-            self.ask(units)
-            with _own_folder():
+            self.request(units)
+            with _folder_errors():
                 while self._waiting or self._running:
                     if not self._step():
-                        time.sleep(POLL)
+                        time.sleep(POLL_SECONDS)
                 library = _link(self._compiler, [_object(Path(), n).name for n in units], self._work)
             self._cache.put(link_key, library)
         return Library(library, self._compiled, self._features, self._compiler.version)
@@ -215,19 +216,19 @@ class Building:
         return digest(self._common, name, text)
 
     def _step(self) -> bool:
-        """Takes the objects that are done, and starts the largest units that wait; whether any was done."""
+        """Collect finished objects, and start the largest waiting units. Return whether any unit was finished."""
         done = [name for name, process in self._running.items() if process.poll() is not None]
         for name in done:
             if self._running.pop(name).returncode or not _object(self._work, name).exists():
-                del self._keys[name]  # asked for again, it is refused again
-                raise _refusal(self._compiler, name, self._work)
+                del self._keys[name]  # if requested again, it is compiled again
+                raise _compile_error(self._compiler, name, self._work)
             self._cache.put(self._keys[name], _object(self._work, name).read_bytes())
             self._compiled += 1
         self._waiting.sort(key=lambda n: -(self._work / n).stat().st_size)
         while self._waiting and len(self._running) < available_cores():
             name = self._waiting.pop(0)
             command = [*self._compiler.command, *self._flags, "-c", name, "-o", _object(Path(), name).name]
-            with (self._work / f"{name}.log").open("w") as log:  # a session of its own: stopped with all that it starts
+            with (self._work / f"{name}.log").open("w") as log:  # new session, so that child processes are stopped too
                 self._running[name] = subprocess.Popen(
                     command, cwd=self._work, env=_environment(self._work), stdout=log, stderr=log, text=True,
                     start_new_session=True,
@@ -235,7 +236,7 @@ class Building:
         return bool(done)
 
     def _stop(self, name: str) -> None:
-        """Gives up a unit that is not done."""
+        """Abandon a unit that is not finished."""
         if name in self._waiting:
             self._waiting.remove(name)
         process = self._running.pop(name, None)
@@ -246,14 +247,14 @@ class Building:
 
 
 def build_library(units: Mapping[str, str], headers: Mapping[str, str], target: str = "cpu") -> Library:
-    """Compiles translation units (file name -> C text) and links them into one library. Errors as of ``Building``."""
+    """Compile translation units (file name -> C text) and link them into one library. Errors as for ``Building``."""
     with Building(headers, target) as building:
         return building.library(units)
 
 
 @contextmanager
-def _own_folder() -> Iterator[None]:
-    """BuildError where the folder of sources and objects cannot be used."""
+def _folder_errors() -> Iterator[None]:
+    """Raise BuildError if the folder of sources and objects cannot be used."""
     try:
         yield
     except OSError as e:
@@ -263,7 +264,7 @@ def _own_folder() -> Iterator[None]:
 
 
 def _object(work: Path, unit: str) -> Path:
-    """Where a unit's object file goes."""
+    """Return the path of a unit's object file."""
     return (work / unit).with_suffix(".o")
 
 
@@ -272,18 +273,18 @@ def _flat(files: Mapping[str, str]) -> list[str]:
 
 
 def _environment(work: Path) -> dict[str, str]:
-    """The environment of a compiler: its temporary files lie in the folder that is always removed."""
+    """Return the environment of a compiler, which makes it put temporary files into a folder that is removed."""
     return {**os.environ, "TMPDIR": str(work)}
 
 
-def _refusal(compiler: Compiler, name: str, work: Path) -> BuildError:
-    """Why a unit has no object, in the compiler's words: its errors first."""
+def _compile_error(compiler: Compiler, name: str, work: Path) -> BuildError:
+    """Return the error for a unit that does not compile, with the compiler's output from the first error on."""
     lines = (work / f"{name}.log").read_text(errors="replace").splitlines()
-    told = [k for k, line in enumerate(lines) if "error:" in line]
-    before = [line for line in lines[: told[0]] if "In function" in line][-1:] if told else []
-    text = "\n".join([*before, *lines[told[0] if told else 0 :]])
+    errors = [k for k, line in enumerate(lines) if "error:" in line]
+    before = [line for line in lines[: errors[0]] if "In function" in line][-1:] if errors else []
+    text = "\n".join([*before, *lines[errors[0] if errors else 0 :]])
     return BuildError(
-        f"{shlex.join(compiler.command)} refused {name}:\n{text[:4000]}",
+        f"{shlex.join(compiler.command)} failed to compile {name}:\n{text[:4000]}",
         remedy="this is a bug in the generated code, or the compiler is too old (gcc >= 9, clang >= 10)",
     )
 

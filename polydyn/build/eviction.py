@@ -1,10 +1,10 @@
-"""The bound on the cache on disk: when it is exceeded, the entries unused for longest are removed.
+"""The bound on the cache on disk: when it is exceeded, the least recently used entries are removed.
 
-The modification time of a file is that of its last use. The length of the file ``blocks`` in the cache folder is the
-number of blocks of 4 KiB in the cache: whoever stores a file appends as many bytes, so that nobody looks at all files
-before the limit is reached; eviction looks, and makes the length right. Any process may evict at any time: a file that
-is gone is made again, and a library that is mapped stays mapped. Files are removed only from the folders of ``KINDS``,
-and only those that are named as the cache names its own. Standard library only: ``polydyn.load`` comes through here.
+The modification time of a file is the time of its last use. The length of the file ``blocks`` in the cache folder is
+the number of 4 KiB blocks in the cache: every process that stores a file appends that many bytes. So the files are
+scanned only when the limit is reached; eviction corrects the length. Any process may evict at any time: a removed file
+is created again, and a mapped library stays mapped. Files are removed only from the folders in ``KINDS``, and only if
+their names have the form of the cache's own. Standard library only, because ``polydyn.load`` imports this.
 """
 
 from __future__ import annotations
@@ -22,27 +22,27 @@ from polydyn.errors import BuildError
 KINDS = {
     "objects": "compiled C, and the libraries linked from it",
     "lib": "libraries of programs, as they are loaded",
-    "cuda": "compiled CUDA, with what ptxas says of it",
+    "cuda": "compiled CUDA, with the output of ptxas",
     "emulated": "CUDA compiled for the CPU",
     "libcuda": "the driver library of the emulation",
     "programs": "whole programs of sessions, of torch.compile and of jobs",
 }
-"""Folders that can be made again from their sources. ``machines`` is none: it holds measurements."""
+"""Folders that can be created again from their sources. ``machines`` is not one of them: it contains measurements."""
 
 BLOCKS, BLOCK = "blocks", 4096
 LIMIT = "4G"
-IN_USE, BEGUN = 60.0, 3600.0
-"""Seconds from its last use during which eviction leaves a file alone, as somebody may be about to open it; the same
-for a file that is not finished.
+IN_USE_SECONDS, UNFINISHED_SECONDS = 60.0, 3600.0
+"""Seconds after its last use in which a file is not evicted, because another process may be about to open it; the same
+for an unfinished file.
 """
 
-_OWN = re.compile(r"\.?[0-9a-f]{64}(\.\w+)*")
-"""A key or hash, perhaps with an ending; with a dot in front while it is being written."""
+_CACHE_NAME = re.compile(r"\.?[0-9a-f]{64}(\.\w+)*")
+"""A key or hash, optionally with a suffix; with a leading dot while the file is being written."""
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A file of the cache: nanoseconds of its last use, size in blocks."""
+    """A file of the cache: time of its last use in nanoseconds, size in blocks."""
 
     path: Path
     used: int
@@ -50,22 +50,22 @@ class Entry:
 
     @property
     def bytes(self) -> int:
-        """Bytes on the disk."""
+        """The size on disk in bytes."""
         return self.blocks * BLOCK
 
     @property
     def in_use(self) -> bool:
-        """Whether another process may be using it now."""
-        return abs(time.time_ns() - self.used) < (BEGUN if self.unfinished else IN_USE) * 1e9
+        """Whether another process may be using the file now."""
+        return abs(time.time_ns() - self.used) < (UNFINISHED_SECONDS if self.unfinished else IN_USE_SECONDS) * 1e9
 
     @property
     def unfinished(self) -> bool:
-        """Whether it has a temporary name."""
+        """Whether the file has a temporary name."""
         return self.path.name.startswith(".")
 
 
 def cache_limit() -> int:
-    """Bytes that the cache may take: ``$POLYDYN_CACHE_LIMIT`` (as in 500M or 4G), 4 GB when it is not set.
+    """Return the maximum bytes of the cache: ``$POLYDYN_CACHE_LIMIT`` (for example 500M or 4G), 4 GB by default.
 
     BuildError: it is not a size.
     """
@@ -77,30 +77,30 @@ def cache_limit() -> int:
 
 
 def entries(root: Path, kind: str) -> Iterator[Entry]:
-    """The cache's own files of a kind, in no order."""
+    """Yield the cache's own files of a kind, in no particular order."""
     with contextlib.suppress(OSError), os.scandir(root / kind) as scan:
         for file in scan:
-            if _OWN.fullmatch(file.name) and file.is_file(follow_symlinks=False):
+            if _CACHE_NAME.fullmatch(file.name) and file.is_file(follow_symlinks=False):
                 with contextlib.suppress(FileNotFoundError):
                     s = file.stat(follow_symlinks=False)
                     yield Entry(Path(file.path), s.st_mtime_ns, -(-s.st_size // BLOCK))
 
 
 def touch(path: Path) -> bool:
-    """Records a use of a file; False when it is gone."""
+    """Record a use of a file. Return False if the file does not exist."""
     try:
         os.utime(path)
     except FileNotFoundError:
         return False
     except OSError:
-        pass  # a cache that others own is read all the same
+        pass  # a cache that belongs to another user is read without recording
     return True
 
 
 def grown(root: Path, size: int) -> None:
-    """Counts a new file of so many bytes in the cache; evicts when the limit is exceeded. BuildError: bad limit."""
+    """Add a new file of ``size`` bytes to the count; evict if the limit is exceeded. BuildError: invalid limit."""
     limit = cache_limit()
-    with contextlib.suppress(OSError):  # the file is there; a cache that cannot be bounded is no reason to stop
+    with contextlib.suppress(OSError):  # the file is stored; an error in bounding the cache must not stop the caller
         with (root / BLOCKS).open("ab") as f:
             before = f.tell()
             f.write(bytes(-(-size // BLOCK)))
@@ -110,9 +110,9 @@ def grown(root: Path, size: int) -> None:
 
 
 def evict(root: Path, limit: int) -> None:
-    """Brings the cache, if it is larger than the limit, down to 7/8 of it: what was used longest ago goes first.
+    """Reduce a cache larger than the limit to 7/8 of the limit, removing the least recently used entries first.
 
-    What is in use stays, whatever the limit. OSError: ``blocks`` cannot be written.
+    Files in use are kept regardless of the limit. OSError: ``blocks`` cannot be written.
     """
     oldest = sorted((e for kind in KINDS for e in entries(root, kind)), key=lambda e: (e.used, e.path))
     blocks = sum(e.blocks for e in oldest)
@@ -122,11 +122,11 @@ def evict(root: Path, limit: int) -> None:
                 break
             if not e.in_use and _removed(e):
                 blocks -= e.blocks
-    os.truncate(root / BLOCKS, max(1, blocks))  # 0 would stand for a cache that nobody has counted
+    os.truncate(root / BLOCKS, max(1, blocks))  # 0 means that the cache was never counted
 
 
 def clear(root: Path) -> list[Entry]:
-    """Removes all entries except those being written; returns them."""
+    """Remove all entries except those being written; return the removed ones."""
     candidates = [e for kind in KINDS for e in entries(root, kind)]
     removed = [e for e in candidates if not (e.unfinished and e.in_use) and _removed(e)]
     (root / BLOCKS).unlink(missing_ok=True)
@@ -134,7 +134,7 @@ def clear(root: Path) -> list[Entry]:
 
 
 def _removed(e: Entry) -> bool:
-    """Removes a file unless it was used since it was found; whether it is gone."""
+    """Remove a file unless it was used in the meantime. Return whether it is gone."""
     try:
         if e.path.stat().st_mtime_ns != e.used:
             return False

@@ -1,4 +1,4 @@
-"""Processor features: what compiled code may use, and what this machine has. Standard library only."""
+"""Processor features: those that compiled code may use, and those of this machine. Standard library only."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ MACROS = {
     "__ARM_FEATURE_FP16_VECTOR_ARITHMETIC": "asimdhp", "__ARM_FEATURE_BF16": "bf16",
     "__ARM_FEATURE_MATMUL_INT8": "i8mm",
 }  # fmt: skip
-"""Compiler macro (defined when code may use the feature) -> the kernel's name for it in /proc/cpuinfo."""
+"""Compiler macro (defined if code may use the feature) -> the kernel's name for it in /proc/cpuinfo."""
 
 
 def machine_features(cpuinfo: str = "/proc/cpuinfo") -> frozenset[str]:
-    """The features of this machine's processor as Linux lists them; empty when it does not say."""
+    """Return the features of this machine's processor as Linux lists them; empty if Linux does not list them."""
     try:
         text = Path(cpuinfo).read_text(encoding="ascii", errors="replace")
     except OSError:
@@ -38,12 +38,12 @@ def machine_features(cpuinfo: str = "/proc/cpuinfo") -> frozenset[str]:
 
 
 def architecture() -> str:
-    """``x86_64``, ``aarch64`` ..."""
+    """Return the name of this machine's architecture: ``x86_64``, ``aarch64`` ..."""
     return platform.machine()
 
 
 def data_cache(level: int, root: str = "/sys/devices/system/cpu/cpu0/cache") -> tuple[int, int] | None:
-    """(bytes, ways) of a core's data cache of a level, as the system describes it; None where it does not."""
+    """Return (bytes, ways) of a core's data cache at a level, as reported by the system; None if not reported."""
     for folder in sorted(Path(root).glob("index*")):
         try:
             at, kind, size, ways = ((folder / n).read_text().strip() for n in
@@ -56,16 +56,17 @@ def data_cache(level: int, root: str = "/sys/devices/system/cpu/cpu0/cache") -> 
 
 
 def available_cores(groups: str = "/proc/self/cgroup", root: str = "/sys/fs/cgroup") -> int:
-    """How many cores this process may keep busy: its mask and the least quota of its control groups, at least 1.
+    """Return the number of cores that this process can use: its mask, limited by the smallest quota of its control
+    groups; at least 1.
 
-    Threads beyond a quota spin for nothing and are throttled together with those that work.
+    Threads beyond a quota only spin, and are throttled together with those that work.
     """
     cores = len(os.sched_getaffinity(0))
     return max(1, min([cores, *(-(-limit // period) for limit, period in _quotas(groups, Path(root)))]))
 
 
 def _quotas(groups: str, root: Path) -> Iterator[tuple[int, int]]:
-    """(microseconds, in a period of so many) of each group of this process and those around it: version 2, then 1."""
+    """Yield (microseconds, period) for each control group of this process and its ancestors: version 2, then 1."""
     try:
         lines = [line.split(":", 2) for line in Path(groups).read_text().splitlines()]
     except OSError:
@@ -81,7 +82,7 @@ def _quotas(groups: str, root: Path) -> Iterator[tuple[int, int]]:
 
 
 def _quota(folder: Path) -> Iterator[tuple[int, int]]:
-    """The quota of a group, when it has one."""
+    """Yield the quota of a group if it has one."""
     try:
         if (both := folder / "cpu.max").exists():
             limit, period = both.read_text().split()

@@ -1,4 +1,4 @@
-"""What compiles for a GPU or stands in for one: compilers, emulator, hardware descriptions, timing.
+"""Compiling for a GPU or emulating one: compilers, emulator, hardware descriptions, timing.
 
-Importing it needs neither a GPU nor pycuda; ``polydyn.runtime.cuda`` opens devices.
+Importing this package requires neither a GPU nor pycuda; ``polydyn.runtime.cuda`` opens devices.
 """

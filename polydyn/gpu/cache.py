@@ -13,10 +13,10 @@ __all__ = ["cached", "content_key"]
 
 
 def cached(kind: str, key: str, make: Callable[[Path], bytes]) -> bytes:
-    """The entry of that kind and key, made when there is none: at first, when it is damaged, when it was evicted.
+    """Return the entry of that kind and key; create it if it is absent, damaged or evicted.
 
-    ``make(folder)`` returns it; the folder is empty, and removed afterwards. Concurrent compilations of one kernel are
-    harmless. BuildError: the cache cannot be written.
+    ``make(folder)`` creates it in an empty folder, which is removed afterwards. Concurrent compilations of the same
+    kernel are harmless. BuildError: the cache cannot be written.
     """
     cache = FileCache(kind)
     body = cache.get(key)

@@ -1,7 +1,7 @@
-"""CUDA text to cubin or PTX by NVRTC or nvcc, cached by content, with what ptxas says about each kernel.
+"""Compiling CUDA text to cubin or PTX with NVRTC or nvcc, cached by content, with ptxas's report for each kernel.
 
-Registers, spills and static shared memory are what the dispatcher's occupancy model needs; dynamic shared memory is
-computed by the generator. No GPU is needed.
+The dispatcher's occupancy model needs registers, spills and static shared memory from the report. The generator
+computes dynamic shared memory itself. No GPU is needed.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class KernelUse:
-    """What one kernel takes of a multiprocessor, from ``ptxas -v``; bytes, except registers (per thread)."""
+    """The resources of one kernel from ``ptxas -v``: in bytes, except registers (per thread)."""
 
     registers: int
     spill_stores: int = 0
@@ -41,7 +41,7 @@ class KernelUse:
 
 @dataclass(frozen=True)
 class Compiled:
-    """A compiled file: the image to load, its kernels (none for PTX: the driver assembles it), the compiler's log."""
+    """A compiled file: its image, its kernels (none for PTX, which the driver assembles), the compiler's log."""
 
     arch: str
     image: bytes
@@ -50,7 +50,7 @@ class Compiled:
 
 
 def parse_ptxas(log: str) -> dict[str, KernelUse]:
-    """Kernel name -> use, from the text of ``ptxas -v``."""
+    """Parse the output of ``ptxas -v``. Return kernel name -> use."""
     uses: dict[str, KernelUse] = {}
     parts = re.split(r"Compiling entry function '([^']+)'", log)
     for name, text in zip(parts[1::2], parts[2::2], strict=True):
@@ -72,7 +72,7 @@ def parse_ptxas(log: str) -> dict[str, KernelUse]:
 
 @functools.cache
 def find_nvcc() -> tuple[str, str] | None:
-    """(path, version line) of nvcc from PATH, ``$CUDA_HOME`` or ``/usr/local/cuda``; None when there is none."""
+    """Return (path, version line) of nvcc from PATH, ``$CUDA_HOME`` or ``/usr/local/cuda``; None if not found."""
     homes = [os.environ.get("CUDA_HOME", ""), "/usr/local/cuda"]
     for candidate in ("nvcc", *(f"{h}/bin/nvcc" for h in homes if h)):
         path = shutil.which(candidate)
@@ -83,15 +83,15 @@ def find_nvcc() -> tuple[str, str] | None:
 
 
 def compiler_version(prefer: str | None = None) -> str:
-    """The version of the compiler that ``compile_cuda`` uses. Raises BuildError when there is none."""
+    """Return the version of the compiler that ``compile_cuda`` uses. BuildError: there is none."""
     tool = _compiler(prefer)
     return tool.version if isinstance(tool, Nvrtc) else tool[1]
 
 
 def _compiler(prefer: str | None) -> Nvrtc | tuple[str, str]:
-    """NVRTC first: it is faster and needs no toolkit."""
+    """Return the compiler. NVRTC is preferred, because it is faster and requires no toolkit."""
     if prefer not in (None, "nvcc", "nvrtc"):
-        raise BuildError(f"no CUDA compiler called {prefer!r}", remedy='"nvcc" or "nvrtc"')
+        raise BuildError(f"unknown CUDA compiler {prefer!r}", remedy='use "nvcc" or "nvrtc"')
     tool = (find_nvrtc() if prefer != "nvcc" else None) or (find_nvcc() if prefer != "nvrtc" else None)
     if tool is None:
         name = prefer or "CUDA compiler"
@@ -101,7 +101,7 @@ def _compiler(prefer: str | None) -> Nvrtc | tuple[str, str]:
 
 @functools.cache
 def device_headers() -> dict[str, str]:
-    """The device side of the headers that kernels may include, by name; the emulation's are not needed."""
+    """Return the headers that kernels may include, by name, without those that only the emulation needs."""
     paths = sorted(p for p in HEADERS.glob("pd_*.*h") if not p.name.startswith("pd_emu"))
     return {p.name: p.read_text() for p in paths}
 
@@ -114,16 +114,17 @@ def compile_cuda(
     kind: str = "cubin",
     compiler: str | None = None,
 ) -> Compiled:
-    """Compiles the text of a kernel file for one architecture.
+    """Compile the text of a kernel file for one architecture.
 
-    ``kind``: "cubin" runs on that architecture's family only; "ptx" (terminated by a zero byte, as the driver wants
-    it) runs on newer devices too. ``compiler``: "nvrtc", "nvcc", or None for the first one there. Raises
-    UnsupportedError for an unknown architecture, BuildError when there is no compiler or it refuses the text.
+    ``kind``: "cubin" runs on that architecture's family only; "ptx" (terminated by a zero byte, as the driver requires)
+    also runs on newer devices. ``compiler``: "nvrtc", "nvcc", or None for the first one found.
+
+    UnsupportedError: unknown architecture. BuildError: there is no compiler, or compiling failed.
     """
     if arch not in ARCHITECTURES:
-        raise UnsupportedError(f"no CUDA architecture {arch}", remedy=f"one of {', '.join(ARCHITECTURES)}")
+        raise UnsupportedError(f"unknown CUDA architecture {arch}", remedy=f"use one of {', '.join(ARCHITECTURES)}")
     if kind not in ("cubin", "ptx"):
-        raise BuildError(f"no image kind {kind!r}", remedy='"cubin" or "ptx"')
+        raise BuildError(f"unknown image kind {kind!r}", remedy='use "cubin" or "ptx"')
     tool = _compiler(compiler)
     flags = [f"-D{k}={v}" for k, v in sorted((defines or {}).items())]
     version = tool.version if isinstance(tool, Nvrtc) else tool[1]
@@ -172,6 +173,6 @@ def _run_nvcc(path: str, source: str, arch: str, kind: str, flags: list[str], sc
     ]
     process = subprocess.run(command, capture_output=True, text=True, cwd=scratch)
     if process.returncode:
-        raise BuildError(f"nvcc refused a kernel for {arch}:\n{(process.stderr + process.stdout)[:4000]}")
+        raise BuildError(f"nvcc failed to compile a kernel for {arch}:\n{(process.stderr + process.stdout)[:4000]}")
     image = (scratch / "image").read_bytes()
     return (image if kind == "cubin" else image + b"\0"), process.stderr + process.stdout

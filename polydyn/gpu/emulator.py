@@ -1,7 +1,7 @@
-"""Kernels executed on the CPU, strictly: what ``codegen/device/pd_emu.h`` promises, seen from Python.
+"""Strict execution of kernels on the CPU: the Python interface to ``codegen/device/pd_emu.h``.
 
-``compile_emulated`` turns a CUDA kernel file into a shared object; ``EmulatedModule.launch`` runs a kernel of it over
-numpy arrays and returns the counters. The same shared objects are what the CPU ``libcuda`` loads as "cubins".
+``compile_emulated`` compiles a CUDA kernel file to a shared object. ``EmulatedModule.launch`` runs one of its kernels
+on numpy arrays and returns the counters. The CPU ``libcuda`` loads the same shared objects as "cubins".
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ MESSAGE = 384
 
 @dataclass(frozen=True)
 class Counters:
-    """What a launch did; the meaning of each field is in ``pd_emu_abi.h`` (``enum pdemu_counter``, same order)."""
+    """The event counts of a launch. ``pd_emu_abi.h`` documents the fields (``enum pdemu_counter``, same order)."""
 
     mma: int = 0
     wgmma: int = 0
@@ -74,7 +74,7 @@ class _Kernel(ctypes.Structure):
 
 @functools.cache
 def _compiler() -> tuple[str, str]:
-    """The host C++ compiler and its version line."""
+    """Return the host C++ compiler and its version line."""
     for name in ("g++", "clang++"):
         path = shutil.which(name)
         if path:
@@ -89,9 +89,9 @@ def _headers_text(folder: Path) -> str:
 
 
 def compile_shared(source: str, flags: Sequence[str], kind: str) -> Path:
-    """Compiles C++ text to a shared object, cached by text, device headers, flags and compiler.
+    """Compile C++ text to a shared object, cached by text, device headers, flags and compiler.
 
-    Its file ends with a hash, which no loader sees. Raises BuildError with the compiler's own words.
+    The file ends with a hash, which loaders ignore. BuildError: compiling failed; contains the compiler's message.
     """
     path, version = _compiler()
     warnings = ("-Wall", "-Wextra", "-Wno-unused-function", "-Wno-unknown-pragmas")
@@ -104,7 +104,7 @@ def compile_shared(source: str, flags: Sequence[str], kind: str) -> Path:
         text.write_text(source)
         process = subprocess.run([*command, str(text), "-o", str(out)], capture_output=True, text=True)
         if process.returncode:
-            raise BuildError(f"the C++ compiler refused a kernel:\n{process.stderr[:4000]}")
+            raise BuildError(f"the C++ compiler failed to compile a kernel:\n{process.stderr[:4000]}")
         return out.read_bytes()
 
     cached(kind, key, make)
@@ -112,9 +112,10 @@ def compile_shared(source: str, flags: Sequence[str], kind: str) -> Path:
 
 
 def compile_emulated(source: str, defines: Mapping[str, int | str] | None = None, arch: int = 80) -> Path:
-    """Compiles the text of a ``.cu`` file for emulation; returns the path of the shared object.
+    """Compile the text of a ``.cu`` file for emulation; return the path of the shared object.
 
-    ``arch`` is what the module says it was made for (80, 90, ...); the CPU libcuda refuses it on an older "device".
+    ``arch``: the compute capability that the module declares (80, 90, ...). The CPU libcuda rejects it on an older
+    "device".
     """
     flags = [
         "-DPD_EMU",
@@ -150,11 +151,11 @@ class EmulatedModule:
         reverse: bool = False,
         extra: Sequence[np.ndarray[Any, Any]] = (),
     ) -> Counters:
-        """Runs a kernel to its end.
+        """Run a kernel to its end.
 
-        ``args``: arrays become pointers (and the only global memory the kernel may touch, with ``extra``), numpy
-        scalars and bytes are passed by value. ``reverse`` runs warps and lanes in reverse order; a correct kernel
-        gives the same bits. Raises DeviceError naming the rule, source line, block and thread.
+        ``args``: arrays are passed as pointers (with ``extra``, they are the only global memory that the kernel may
+        access), numpy scalars and bytes by value. ``reverse`` runs warps and lanes in reverse order; a correct kernel
+        returns the same bits. DeviceError: states the violated rule, source line, block and thread.
         """
         kernel = self._kernel(name)
         if len(args) != kernel.nparams:
@@ -183,14 +184,14 @@ class EmulatedModule:
 
 
 def argument_bytes(a: np.ndarray[Any, Any] | np.generic | bytes) -> bytes:
-    """The bytes of a kernel argument: an array's address, a scalar's value."""
+    """Return the bytes of a kernel argument: an array's address, or a scalar's value."""
     if isinstance(a, np.ndarray):
         return int(a.ctypes.data).to_bytes(8, "little")
     return a if isinstance(a, bytes) else a.tobytes()
 
 
 def aligned_bytes(raw: bytes, align: int = 64) -> Any:
-    """A ctypes array holding ``raw`` at an aligned address (tensor maps need 64)."""
+    """Return a ctypes array with the content ``raw`` at an aligned address (tensor maps need 64)."""
     room = (ctypes.c_char * (len(raw) + align))()
     offset = -ctypes.addressof(room) % align
     view = (ctypes.c_char * len(raw)).from_buffer(room, offset)

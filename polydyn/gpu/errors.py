@@ -8,7 +8,7 @@ __all__ = ["DeviceError", "DeviceLostError", "DeviceMemoryError", "DriverMissing
 
 
 class DeviceError(PolydynError):
-    """A driver call or a kernel failed; ``code`` is the CUresult (0 when no driver was involved)."""
+    """A driver call or a kernel failed. ``code`` is the CUresult, or 0 if no driver was involved."""
 
     def __init__(self, message: str, *, code: int = 0, node: str | None = None, remedy: str | None = None) -> None:
         super().__init__(message, node=node, remedy=remedy)
@@ -16,16 +16,16 @@ class DeviceError(PolydynError):
 
 
 class DriverMissingError(DeviceError):
-    """No CUDA driver, or no device, on this machine."""
+    """This machine has no CUDA driver or no device."""
 
 
 class DeviceMemoryError(DeviceError):
-    """The device has no memory of the size asked for."""
+    """The device does not have enough free memory."""
 
 
 class WrongArchitectureError(DeviceError):
-    """A binary was made for another GPU generation."""
+    """A binary was compiled for another GPU generation."""
 
 
 class DeviceLostError(DeviceError):
-    """A kernel broke the context; a new one was made, and every pointer, module and stream of the old one is gone."""
+    """A kernel broke the context. A new one was created; all pointers, modules and streams of the old one are lost."""

@@ -84,7 +84,7 @@ class BuiltBench(LaunchBench[T]):
                 new[part, sketched] = kernel
                 if len(missing) > 1:  # compile this kernel while the next ones are generated
                     with suppress(BuildError):  # _compile reports which kernel failed
-                        building.ask({f"{kernel.name}.c": unit(kernel)})
+                        building.request({f"{kernel.name}.c": unit(kernel)})
             if new:
                 self._compile(new, building)
 

@@ -60,7 +60,7 @@ class KernelsAhead:
 
     def __enter__(self) -> KernelsAhead:
         self.building.__enter__()
-        self.building.ask(self._units)
+        self.building.request(self._units)
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -75,7 +75,7 @@ class KernelsAhead:
         if not self._rejected:
             with suppress(BuildError):
                 self._rejected = True
-                self.building.ask(_units(kernels[self._done : full], self._headers, self._done // BATCH))
+                self.building.request(_units(kernels[self._done : full], self._headers, self._done // BATCH))
                 self._rejected = False
         self._done = full
 

@@ -33,7 +33,7 @@ def test_what_failed_is_kept_for_a_device(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setenv(LACKING, "float8")
     assert lacking("A B") == {"float8"}
     monkeypatch.setenv(LACKING, "float9")
-    with pytest.raises(InputError, match=r"POLYDYN_LACKING names no feature: .'float9'"):
+    with pytest.raises(InputError, match=r"POLYDYN_LACKING names unknown features: .'float9'"):
         lacking("A B")
     monkeypatch.delenv(LACKING)
     path.write_text("{")

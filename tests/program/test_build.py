@@ -47,13 +47,13 @@ def test_only_changed_units_are_compiled() -> None:
 def test_units_that_are_asked_for_early_are_compiled_once(cache: Path) -> None:
     """A unit whose text changes is abandoned, and so is an unused one: neither could be compiled."""
     with Building(HEADERS) as building:
-        building.ask({"u0.c": UNITS["u0.c"], "u1.c": "int f( {", "gone.c": "int f( {"})
+        building.request({"u0.c": UNITS["u0.c"], "u1.c": "int f( {", "gone.c": "int f( {"})
         early = building.library(UNITS)
     assert early.compiled == 3 and build_library(UNITS, HEADERS).data == early.data
-    with pytest.raises(BuildError, match=r"refused bad\.c"), Building(HEADERS) as building:
-        building.ask({"bad.c": "int f( {"})
+    with pytest.raises(BuildError, match=r"failed to compile bad\.c"), Building(HEADERS) as building:
+        building.request({"bad.c": "int f( {"})
         while True:
-            building.ask({})
+            building.request({})
 
 
 def test_damaged_cache_entries_are_compiled_again(cache: Path) -> None:
@@ -65,7 +65,7 @@ def test_damaged_cache_entries_are_compiled_again(cache: Path) -> None:
 
 
 def test_refused_code_shows_the_compilers_words(cache: Path) -> None:
-    with pytest.raises(BuildError, match=r"refused bad\.c(.|\n)*error"):
+    with pytest.raises(BuildError, match=r"failed to compile bad\.c(.|\n)*error"):
         build_library(UNITS | {"bad.c": "int f( {"}, HEADERS)
     with pytest.raises(BuildError, match="could not link"):
         build_library({"a.c": "int f(void) { return 1; }", "b.c": "int f(void) { return 2; }"}, {})

@@ -236,7 +236,7 @@ def test_processes_that_evict_each_others_files(root: Path) -> None:
 import sys, ctypes
 from pathlib import Path
 from polydyn.build import cache, eviction
-eviction.IN_USE = 0.0
+eviction.IN_USE_SECONDS = 0.0
 data = Path(sys.argv[1]).read_bytes()
 entries = cache.FileCache("objects")
 for k in range(150):

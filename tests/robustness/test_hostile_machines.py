@@ -173,7 +173,7 @@ def test_a_compiler_that_says_it_is_done_but_wrote_nothing_is_named(
     script.write_text(f'#!/bin/sh\ncase " $* " in *" {kind} "*) exit 0;; esac\nexec gcc "$@"\n')
     script.chmod(0o755)
     monkeypatch.setenv("CC", str(script))
-    with pytest.raises(BuildError, match=r"refused|could not link"):
+    with pytest.raises(BuildError, match=r"failed to compile|could not link"):
         polydyn.compile(small(), threads=1)
     assert not half_written(cache)
 

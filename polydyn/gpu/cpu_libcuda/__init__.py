@@ -1,7 +1,6 @@
-"""A ``libcuda.so.1`` that runs on the CPU, so that unmodified driver code (ours, pycuda) is tested without a GPU.
+"""A ``libcuda.so.1`` that runs on the CPU, to test unmodified driver code (polydyn's and pycuda) without a GPU.
 
-It lives beside the drivers, not with the device headers: it is the other end of a driver, and of the
-code generator it needs only the small C interface of an emulated kernel (``codegen/device/pd_emu_abi.h``).
+From the code generator it needs only the small C interface of an emulated kernel (``codegen/device/pd_emu_abi.h``).
 """
 
 from __future__ import annotations
@@ -15,14 +14,14 @@ __all__ = ["build"]
 
 HERE = Path(__file__).parent
 PARTS = ("state.cpp", "libcuda.cpp", "graphs.cpp")
-"""One translation unit, in this order."""
+"""The files, in this order, form one translation unit."""
 
 
 def build() -> Path:
-    """Compiles the library (about 3 s, cached) and returns its path.
+    """Compile the library (about 3 s, cached) and return its path.
 
-    Every other symbol of cuda.h is there too and answers NOT_SUPPORTED, or pycuda would not load. To use it for
-    pycuda, load it first with ``ctypes.CDLL(path, ctypes.RTLD_GLOBAL)``: it says itself that it is libcuda.so.1.
+    pycuda requires all symbols of cuda.h. Those that are not implemented return NOT_SUPPORTED. For pycuda, load the
+    library first with ``ctypes.CDLL(path, ctypes.RTLD_GLOBAL)``: its name (soname) is libcuda.so.1.
     """
     source = "\n".join(f'#line 1 "{name}"\n{(HERE / name).read_text()}' for name in PARTS)
     defined = set(re.findall(r"^API\((\w+)\)", source, re.MULTILINE))

@@ -1,13 +1,13 @@
 
 // ---- graphs: capture on a stream, nodes one by one, replay in both orders -------------------------------------------
-// A captured graph is a line of nodes. Of others every order that keeps their edges is right: the first replay runs two that
-// differ as much as can be, and compares all memory of the device.
+// A captured graph is a chain of nodes. For other graphs, every order that respects the edges is correct: the first
+// replay runs two orders that are as different as possible, and compares all device memory.
 API(cuStreamBeginCapture_v2)(Handle s, int mode) {
   NEED_CONTEXT;
   if (!setting("PDEMU_GRAPHS", 1)) return NOT_SUPPORTED;
   if (!is_stream(s)) return INVALID_HANDLE;
   if (is_legacy(s)) return CAPTURE_UNSUPPORTED;
-  if ((uintptr_t)s == 2) return NOT_SUPPORTED;  // the thread's own default stream: a real driver captures it
+  if ((uintptr_t)s == 2) return NOT_SUPPORTED;  // the thread's own default stream; a real driver captures it
   if (mode < GLOBAL || mode > RELAXED) return INVALID_VALUE;
   if (capture_of(s)) return ILLEGAL_STATE;
   ((Stream *)s)->capture = new Capture{mode, std::this_thread::get_id(), false, {}};
@@ -70,7 +70,7 @@ API(cuGraphAddKernelNode)(Node **node, Graph *g, Node *const *after, size_t n, c
 struct Edge { uint8_t from_port, to_port, type, reserved[5]; };  // CUgraphEdgeData
 API(cuGraphAddDependencies_v2)(Graph *g, Node *const *from, Node *const *to, const Edge *edges, size_t n) {
   NEED_CONTEXT;
-  enum { PROGRAMMATIC = 1 };  // the type, and the port of a kernel all of whose blocks have let the next one begin
+  enum { PROGRAMMATIC = 1 };  // the edge type, and the port: all blocks have allowed the next kernel to begin
   if (!graphs.count(g)) return INVALID_VALUE;
   for (size_t i = 0; i < n; i++) {
     Edge e = edges ? edges[i] : Edge{};
@@ -95,7 +95,7 @@ API(cuGraphAddMemcpyNode)(Node **node, Graph *g, Node *const *after, size_t n, c
   }
   CopyNode k = *c;
   auto place = [](const CopySide &s) { return s.kind == HOST ? s.host : (void *)s.device; };
-  auto there = [](const CopySide &s, size_t bytes) {  // stricter: memory of the host must be pinned
+  auto there = [](const CopySide &s, size_t bytes) {  // stricter than the driver: host memory must be pinned
     return s.kind == HOST ? inside_pinned(s.host, bytes) : inside(s.device, bytes);
   };
   if (!there(k.from, k.bytes) || !there(k.to, k.bytes)) return INVALID_VALUE;
@@ -113,7 +113,7 @@ API(cuGraphGetNodes)(Graph *g, Handle *nodes, size_t *n) {
   *n = g->nodes.size();
   return 0;
 }
-// For tests: how many nodes of the graph that was instantiated last follow one another at most.
+// For tests: the longest chain of nodes in the last instantiated graph.
 extern "C" __attribute__((visibility("default"))) uint64_t pdemu_graph_depth;
 uint64_t pdemu_graph_depth;
 static uint64_t depth_of(const Executable &e) {
@@ -128,7 +128,7 @@ API(cuGraphInstantiateWithFlags)(Executable **e, Graph *g, unsigned long long fl
   NEED_CONTEXT;
   if (!graphs.count(g) || flags > 15) return INVALID_VALUE;
   if (int code = unsafe()) return code;
-  size_t bytes = 65536 + 1024 * g->nodes.size();  // some device memory, as graphs take there
+  size_t bytes = 65536 + 1024 * g->nodes.size();  // graphs use some device memory
   if (memory_used + bytes > memory_size()) return OUT_OF_MEMORY;
   memory_used += bytes;
   std::map<const Node *, size_t> number;
@@ -141,7 +141,7 @@ API(cuGraphInstantiateWithFlags)(Executable **e, Graph *g, unsigned long long fl
   pdemu_graph_depth = depth_of(**e);
   return 0;
 }
-// The steps in an order that keeps the edges: of those that are free the first, or the last.
+// Orders the steps along the edges: of the steps that are ready it takes the first, or the last.
 static std::vector<size_t> order_of(const Executable &e, bool last) {
   std::vector<size_t> order;
   std::vector<bool> done(e.steps.size());
@@ -158,11 +158,12 @@ static std::vector<size_t> order_of(const Executable &e, bool last) {
 static int run_steps(const Executable &e, const std::vector<size_t> &order) {
   for (size_t i : order) {
     if (int code = e.steps[i].work()) return code;
-    if (here()->broken) return 0;  // nothing runs after a kernel that failed
+    if (here()->broken) return 0;  // nothing runs after a failed kernel
   }
   return 0;
 }
-// What the context's memory holds, and what the graph has copied to the host. (Other threads may write more there.)
+// Returns the content of the context's memory and what the graph has copied to the host. (Other threads may write more
+// there.)
 static std::vector<std::string> contents(const Executable &e) {
   std::vector<std::string> all;
   for (auto &a : memory)
@@ -197,7 +198,7 @@ API(cuGraphLaunch)(Executable *e, Handle s) {
   NEED_CONTEXT;
   if (!executables.count(e) || e->owner != here()) return INVALID_VALUE;
   if (!is_stream(s)) return INVALID_HANDLE;
-  if (int code = not_captured(s, NOT_SUPPORTED)) return code;  // the real driver would make it a node
+  if (int code = not_captured(s, NOT_SUPPORTED)) return code;  // a real driver would make it a node
   return enqueue(s, [e] { return executables.count(e) ? run_graph(e) : fault("a graph that was destroyed"); });
 }
 API(cuGraphExecDestroy)(Executable *e) { LOCK; if (!executables.count(e)) return INVALID_VALUE; destroy(e); return 0; }

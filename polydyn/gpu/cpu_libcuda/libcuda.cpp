@@ -43,13 +43,14 @@ API(cuCtxCreate_v3)(Context **c, Handle, int, unsigned, int) { return cuCtxCreat
 API(cuCtxCreate_v4)(Context **c, Handle, unsigned, int) { return cuCtxCreate_v2(c, 0, 0); }
 API(cuCtxDestroy_v2)(Context *c) {
   LOCK;
-  if (!contexts.count(c) || c == primary) return INVALID_CONTEXT;  // the primary one is released, not destroyed
+  if (!contexts.count(c) || c == primary) return INVALID_CONTEXT;  // the primary context is released, not destroyed
   if (!current.empty() && current.back() == c) current.pop_back();
   destroy(c);
   return 0;
 }
 API(cuCtxAttach)(Context **c, unsigned) { LOCK; *c = here(); return *c ? 0 : INVALID_CONTEXT; }
-// "May also return error codes from previous, asynchronous launches": with PDEMU_STICKY=1 pushing and popping do only that.
+// "May also return error codes from previous, asynchronous launches": with PDEMU_STICKY=1, pushing and popping only do
+// that.
 static int sticky(Context *c) { return setting("PDEMU_STICKY", 0) && contexts.count(c) ? c->broken : 0; }
 API(cuCtxPushCurrent_v2)(Context *c) {
   LOCK;
@@ -79,7 +80,7 @@ API(cuCtxGetDevice_v2)(int *d, Context *) { *d = 0; return 0; }
 API(cuCtxGetApiVersion)(Context *, unsigned *v) { *v = 13000; return 0; }
 API(cuCtxGetStreamPriorityRange)(int *low, int *high) { *low = 0, *high = -5; return 0; }
 API(cuCtxSetCacheConfig)(int) { return 0; }
-// Waits for everything, so it ends every capture in the context, in any mode.
+// Waits for everything, and therefore ends every capture in the context, in any mode.
 API(cuCtxSynchronize)() {
   NEED_CONTEXT;
   if (int code = invalidate(CAPTURE_UNSUPPORTED, [](Stream *s) { return s->owner == here(); })) return code;
@@ -94,7 +95,7 @@ API(cuDevicePrimaryCtxRetain)(Context **c, int) {
   *c = primary;
   return 0;
 }
-API(cuDevicePrimaryCtxReset_v2)(int) {  // who has retained it must still release it
+API(cuDevicePrimaryCtxReset_v2)(int) {  // a caller that has retained it must still release it
   LOCK;
   if (primary) destroy(primary);
   primary = nullptr;
@@ -108,7 +109,7 @@ API(cuDevicePrimaryCtxRelease_v2)(int d) {
 API(cuCtxDetach)(Context *c) { LOCK; return c && c == primary ? cuDevicePrimaryCtxRelease_v2(0) : cuCtxDestroy_v2(c); }
 API(cuDevicePrimaryCtxGetState)(int, unsigned *flags, int *active) { *flags = 0, *active = primary != nullptr; return 0; }
 
-// ---- memory: every allocation with a gap behind it ---------------------------------------------------------------
+// ---- memory: every allocation is followed by a gap ----------------------------------------------------------------
 static bool inside(Address p, size_t n) {
   auto it = memory.upper_bound(p);
   return it != memory.begin() && (--it, p + n <= it->first + it->second.bytes);
@@ -182,7 +183,7 @@ API(cuMemFreeHost)(Handle p) {
 API(cuMemHostRegister_v2)(Handle, size_t, unsigned) { LOCK; return unsafe(true); }
 API(cuMemHostUnregister)(Handle) { LOCK; return unsafe(true); }
 
-// A copy on a stream. A graph looks again whether its memory is there.
+// Copies on a stream. A graph checks again that its memory exists.
 static int copy(void *to, const void *from, size_t n, bool to_device, bool from_device, Handle stream) {
   const void *host = to_device ? from : to;
   bool was_pinned = !(to_device && from_device) && inside_pinned(host, n);
@@ -203,7 +204,7 @@ static int copy(void *to, const void *from, size_t n, bool to_device, bool from_
   if (pageable && from_device && !code) finish(stream), code = here()->broken;
   return code;
 }
-// One that the host waits for, on the legacy stream.
+// Copies on the legacy stream; the host waits for it.
 static int copy_now(void *to, const void *from, size_t n, bool to_device, bool from_device) {
   if (int code = implicit(nullptr)) return code;
   if (int code = unsafe()) return code;
@@ -265,7 +266,7 @@ API(cuStreamWaitEvent)(Handle s, Handle e, unsigned) {
   if (int code = implicit(s)) return code;
   bool captured = ((Event *)e)->captured;
   if (capture_of(s)) return capture_of(s)->invalid ? CAPTURE_INVALIDATED : captured ? 0 : not_captured(s, CAPTURE_ISOLATION);
-  if (captured) return NOT_SUPPORTED;  // the real driver would let the stream join the capture
+  if (captured) return NOT_SUPPORTED;  // a real driver would let the stream join the capture
   std::shared_ptr<Mark> mark = ((Event *)e)->mark;
   return enqueue(s, [mark, from = mark->stream, number = mark->asked] { return reach(mark, from, number), 0; });
 }
@@ -315,7 +316,7 @@ static int load_elf(Module **out, const unsigned char *image) {
   memcpy(&machine, image + 18, 2), memcpy(&sections, image + 40, 8), memcpy(&entry, image + 58, 2), memcpy(&entries, image + 60, 2);
   if (machine == 190) return NO_BINARY;  // a real cubin
   size_t bytes = sections + (size_t)entry * entries;
-  char path[] = "/tmp/polydyn-module-XXXXXX";  // a name of its own: dlopen takes equal names for one library
+  char path[] = "/tmp/polydyn-module-XXXXXX";  // a unique name: dlopen takes equal names for the same library
   int fd = mkstemp(path);
   if (fd < 0) return OUT_OF_MEMORY;
   void *library = nullptr;
@@ -325,7 +326,7 @@ static int load_elf(Module **out, const unsigned char *image) {
   unlink(path);
   const uint32_t *arch = library ? (const uint32_t *)dlsym(library, "pdemu_arch") : nullptr;
   if (!arch) return INVALID_IMAGE;
-  // 90 stands for sm_90a, which runs nowhere else; older targets would come with PTX, so they run on newer devices.
+  // 90 means sm_90a, which runs nowhere else. For older targets a program also has PTX, so they run on newer devices.
   if (*arch > (uint32_t)capability() || (*arch == 90 && capability() != 90)) return dlclose(library), NO_BINARY;
   static uint64_t number;
   loaded.insert(++number);
@@ -337,11 +338,11 @@ API(cuModuleLoadData)(Module **m, const void *image) {
   if (int code = unsafe()) return code;
   return memcmp(image, "\177ELF", 4) ? INVALID_IMAGE : load_elf(m, (const unsigned char *)image);
 }
-// The linker's logs, which pycuda asks for, are empty.
+// The linker logs that pycuda requests are empty.
 API(cuModuleLoadDataEx)(Module **m, const void *image, unsigned n, const int *options, void **values) {
   for (unsigned i = 0; options && i < n; i++) {
     if (options[i] == 3 || options[i] == 5) *(char *)values[i] = 0;                            // buffers
-    if (options[i] == 4 || options[i] == 6) values[i] = nullptr;                               // their sizes, then used
+    if (options[i] == 4 || options[i] == 6) values[i] = nullptr;                               // their sizes, then used sizes
   }
   return cuModuleLoadData(m, image);
 }
@@ -384,10 +385,10 @@ API(cuFuncGetAttribute)(int *v, int attribute, Function *f) {
   LOCK;
   if (!functions.count(f)) return INVALID_HANDLE;
   *v = attribute == 0 ? (int)f->kernel->threads : attribute == 5 || attribute == 6 ? capability()  // as compiled for it
-     : attribute == 8 ? f->max_dynamic : 0;  // registers and local memory: 0, there are none
+     : attribute == 8 ? f->max_dynamic : 0;  // no registers and no local memory
   return 0;
 }
-// As threads and shared memory allow; registers are not known.
+// Limited by threads and shared memory; registers are unknown.
 API(cuOccupancyMaxActiveBlocksPerMultiprocessor)(int *blocks, Function *f, int threads, size_t smem) {
   LOCK;
   if (!functions.count(f)) return INVALID_HANDLE;
@@ -400,7 +401,7 @@ API(cuOccupancyMaxActiveBlocksPerMultiprocessor)(int *blocks, Function *f, int t
 // ---- launch -----------------------------------------------------------------------------------------------------
 extern "C" __attribute__((visibility("default"))) uint64_t pdemu_counters[PDEMU_COUNTERS];
 uint64_t pdemu_counters[PDEMU_COUNTERS];
-// For tests: how many launches have begun before the one before them had ended.
+// For tests: how many launches have begun before the previous one had ended.
 extern "C" __attribute__((visibility("default"))) uint64_t pdemu_overlaps;
 uint64_t pdemu_overlaps;
 
@@ -427,7 +428,7 @@ static int run_kernel(const Launch &k) {
   if (code) here()->broken = code, last_message = l.message;  // reported by the next call, as on a GPU
   return 0;
 }
-// Takes down a launch, its parameters with it; what is wrong with it.
+// Copies a launch with its parameters; returns an error code.
 static int describe(Launch *k, Function *f, const unsigned *grid, const unsigned *block, unsigned smem, void **params, void **extra) {
   if (!functions.count(f)) return INVALID_HANDLE;
   if (!grid[0] || !grid[1] || !grid[2] || grid[0] > INT32_MAX || grid[1] > 65535 || grid[2] > 65535) return INVALID_VALUE;
@@ -444,7 +445,7 @@ static int describe(Launch *k, Function *f, const unsigned *grid, const unsigned
 static int launch(const Launch &k, Handle stream) {
   int code = enqueue(stream, [k] { return run_kernel(k); });
   if (code || !setting("CUDA_LAUNCH_BLOCKING", 0) || capture_of(stream)) return code;
-  finish(stream);  // a launch that waits for its kernel answers for it
+  finish(stream);  // a launch that waits for its kernel returns the kernel's error
   return here()->broken;
 }
 API(cuLaunchKernel)(Function *f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned smem,
@@ -472,10 +473,10 @@ API(cuLaunchKernelEx)(const Config *how, Function *f, void **params, void **extr
 }
 
 // ---- tensor maps ------------------------------------------------------------------------------------------------
-// What a tensor map of either mode has: the tensor. `inner`: elements along dim 0 of what a copy moves.
+// Fills in the properties common to both modes of a tensor map. `inner`: elements along dim 0 of a copied box.
 static int describe(pdemu_tensor_map *m, const void *out, int type, unsigned rank, Address base, const uint64_t *dims,
                     const uint64_t *strides, unsigned inner, int interleave, int swizzle) {
-  static const uint8_t sizes[] = {1, 2, 4, 4, 8, 8, 2, 4, 8, 2, 0, 4};  // 10, floats flushed to zero, is not modelled
+  static const uint8_t sizes[] = {1, 2, 4, 4, 8, 8, 2, 4, 8, 2, 0, 4};  // type 10 (flush to zero) is not modelled
   enum { TFLOAT32 = 11 };
   if (type < 0 || type > TFLOAT32 || !sizes[type]) return INVALID_VALUE;
   if ((uint64_t)out % 64 || rank < 1 || rank > 5 || base % 16 || interleave) return INVALID_VALUE;
@@ -507,7 +508,8 @@ API(cuTensorMapEncodeTiled)(void *out, int type, unsigned rank, Address base, co
   }
   return put(out, m);
 }
-// Corners are along w, h, d, as the dims and strides between channels and images are. A box must hold a pixel.
+// Corners are in the order w, h, d, as are the dims and strides between channels and images. A box must contain a
+// pixel.
 API(cuTensorMapEncodeIm2col)(void *out, int type, unsigned rank, Address base, const uint64_t *dims, const uint64_t *strides,
                              const int *lower, const int *upper, unsigned channels, unsigned pixels,
                              const unsigned *element_strides, int interleave, int swizzle, int, int) {
@@ -553,9 +555,9 @@ API(cuGetErrorName)(int code, const char **s) {
   for (auto &e : errors) if (e.code == code) *s = e.name;
   return *s ? 0 : INVALID_VALUE;
 }
-API(cuGetErrorString)(int code, const char **s) {  // of a failed kernel: the emulation's own words
+API(cuGetErrorString)(int code, const char **s) {  // for a failed kernel: the emulation's message
   LOCK;
-  static thread_local std::string text;  // until the thread asks again
+  static thread_local std::string text;  // valid until the thread calls this again
   *s = nullptr;
   for (auto &e : errors) if (e.code == code) *s = e.text;
   if (*s && code >= 700 && code < 800 && code != OUT_OF_RESOURCES && !last_message.empty()) *s = (text = std::string(*s) + ": " + last_message).c_str();

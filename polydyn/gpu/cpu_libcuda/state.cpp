@@ -1,12 +1,12 @@
-// A CUDA driver without a GPU: the part of libcuda.so.1 that polydyn, pycuda and cuda-bindings use, over emulated
-// kernels. A module image is the ELF bytes of a shared object made by polydyn.gpu.emulator.compile_emulated.
+// A CUDA driver without a GPU: the part of libcuda.so.1 that polydyn, pycuda and cuda-bindings use, for emulated
+// kernels. A module image is the ELF file of a shared object compiled by polydyn.gpu.emulator.compile_emulated.
 //
-// It behaves like the real driver where that matters for tests: allocations are poisoned and fenced, copies outside
-// them fail, a launch returns before its errors are reported, and a kernel that fails breaks its context for good.
-// Settings from the environment: PDEMU_SM (compute capability, default 90), PDEMU_MEMORY (bytes, default 4 GiB),
-// PDEMU_REVERSE=1 (warps and lanes in reverse order), PDEMU_GRAPHS=0 (a driver without graphs), PDEMU_STICKY=1 (a broken
-// context is neither pushed nor popped), PDEMU_TRACE=1 (name calls that are not supported). Three files make one:
-// state.cpp, libcuda.cpp, graphs.cpp.
+// It behaves like the real driver where tests depend on it: allocations are poisoned and fenced, copies outside of them
+// fail, a launch returns before its errors are reported, and a kernel that fails breaks its context permanently.
+// Environment variables: PDEMU_SM (compute capability, default 90), PDEMU_MEMORY (bytes, default 4 GiB),
+// PDEMU_REVERSE=1 (warps and lanes in reverse order), PDEMU_GRAPHS=0 (a driver without graphs), PDEMU_STICKY=1 (a
+// broken context cannot be pushed or popped), PDEMU_TRACE=1 (print unsupported calls). state.cpp, libcuda.cpp and
+// graphs.cpp form one translation unit.
 #include <dlfcn.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -41,9 +41,9 @@ enum { INVALID_VALUE = 1, OUT_OF_MEMORY = 2, NOT_INITIALIZED = 3, INVALID_DEVICE
 struct Context { int broken, flags; };
 struct Function { const pdemu_kernel *kernel; int max_dynamic; uint64_t module; };
 struct Module { void *library; std::map<std::string, Function *> functions; uint64_t number; Context *owner; };
-struct Mark { Handle stream; uint64_t asked, done; double at; };  // an event's last recording
+struct Mark { Handle stream; uint64_t asked, done; double at; };  // the last recording of an event
 struct Event { bool captured; std::shared_ptr<Mark> mark; Context *owner; };
-struct Allocation { size_t bytes; Context *owner; bool written; };  // by a launch, or by a copy on a stream
+struct Allocation { size_t bytes; Context *owner; bool written; };  // written: by a launch, or by a copy on a stream
 
 static std::recursive_mutex state;
 #define LOCK std::lock_guard<std::recursive_mutex> lock(state)
@@ -57,7 +57,7 @@ static size_t memory_used;
 static std::set<Event *> events;
 static std::set<Module *> modules;
 static std::set<Function *> functions;
-static std::set<uint64_t> loaded;  // modules by number: addresses come again
+static std::set<uint64_t> loaded;  // modules by number, because addresses are reused
 static std::map<Address, Allocation> pinned;
 static std::string last_message;
 
@@ -67,14 +67,14 @@ static size_t memory_size() { return (size_t)setting("PDEMU_MEMORY", 4l << 30); 
 static int shared_limit() { return capability() == 80 ? 166912 : capability() < 90 ? 101376 : 232448; }
 static double now_ms() { timespec t; clock_gettime(CLOCK_MONOTONIC, &t); return t.tv_sec * 1e3 + t.tv_nsec * 1e-6; }
 static Context *here() { return current.empty() || !contexts.count(current.back()) ? nullptr : current.back(); }
-// Every call that needs a context starts so; a broken one answers with what broke it.
+// Every call that needs a context starts with this. In a broken context it returns the error that broke it.
 #define NEED_CONTEXT LOCK; if (!initialised) return NOT_INITIALIZED; if (!here()) return INVALID_CONTEXT; \
   if (here()->broken) return here()->broken
 
 // ---- stream capture ---------------------------------------------------------------------------------------------
-// As the driver's documentation has it: a capturing stream keeps its work instead of doing it, and what cannot be kept, or
-// what no stream sees (memory, modules, waiting), ends the capture, which then must still be ended by its owner. Stricter:
-// all waiting and asking counts as unsafe, and streams cannot join another's capture.
+// As documented for the driver: a capturing stream records its work instead of executing it. Calls that cannot be
+// recorded, or that use no stream (memory, modules, waiting), invalidate the capture, which its owner must still end.
+// Stricter than the driver: all waiting and querying counts as unsafe, and streams cannot join another capture.
 enum Mode { GLOBAL, THREAD_LOCAL, RELAXED };
 typedef std::function<int()> Work;
 struct Capture { int mode; std::thread::id thread; bool invalid; std::vector<Work> work; };
@@ -88,14 +88,14 @@ static bool is_stream(Handle s) {
 static bool is_event(Handle e) { return events.count((Event *)e) && ((Event *)e)->owner == here(); }
 static bool is_legacy(Handle s) { return (uintptr_t)s <= 1; }
 static Capture *capture_of(Handle s) { return (uintptr_t)s <= 2 ? nullptr : ((Stream *)s)->capture; }
-// Ends the captures for which `which` holds; `code` when there were any.
+// Invalidates the captures for which `which` is true; returns `code` if there were any.
 template <class F> static int invalidate(int code, F which) {
   int found = 0;
   for (Stream *s : streams)
     if (s->capture && which(s)) s->capture->invalid = true, found = code;
   return found;
 }
-// What a call answers that no stream sees. Pinned memory is refused in relaxed mode too.
+// Checks a call that uses no stream. Pinned memory is rejected in relaxed mode too.
 static int unsafe(bool pinned = false) {
   return invalidate(CAPTURE_UNSUPPORTED, [=](Stream *s) {
     bool mine = s->capture->thread == std::this_thread::get_id();
@@ -104,15 +104,15 @@ static int unsafe(bool pinned = false) {
     return mine ? s->capture->mode != RELAXED : thread_mode == GLOBAL && s->capture->mode == GLOBAL;
   });
 }
-// What a call on the legacy stream answers, which waits for all blocking ones.
+// Checks a call on the legacy stream, which waits for all blocking streams.
 static int implicit(Handle s) {
   return is_legacy(s) ? invalidate(CAPTURE_IMPLICIT, [](Stream *t) { return t->blocking && t->owner == here(); }) : 0;
 }
-// What a call that a capture cannot keep answers.
+// Checks a call that cannot be captured.
 static int not_captured(Handle s, int code) {
   return capture_of(s) ? capture_of(s)->invalid = true, code : 0;
 }
-// What a call that waits for a stream, or asks about it, answers.
+// Checks a call that waits for a stream or queries it.
 static int waiting(Handle s) {
   if (!is_stream(s)) return INVALID_HANDLE;
   if (int code = not_captured(s, CAPTURE_UNSUPPORTED)) return code;
@@ -120,10 +120,10 @@ static int waiting(Handle s) {
   return unsafe();
 }
 
-// ---- work that is not done yet ------------------------------------------------------------------------------------
-// A copy from pageable memory returns when its source has been read; it arrives for what waits for the legacy stream.
-// Work on a stream that does not wait for that one is done when somebody waits for it. Freeing memory may wait, and does,
-// unless PDEMU_FREE_WAITS=0.
+// ---- deferred work ------------------------------------------------------------------------------------------------
+// A copy from pageable memory returns after reading its source; the data arrive for work that waits for the legacy stream.
+// Work on a stream that does not wait for the legacy stream is executed when another call waits for it. Freeing memory
+// may wait; here it does, unless PDEMU_FREE_WAITS=0.
 struct Late { Address to; std::vector<char> bytes; };
 static std::vector<Late> late;
 static void arrive() {
@@ -135,7 +135,7 @@ static void finish(Handle s, const std::function<bool()> &enough = [] { return f
   if (!deferred(s)) return;
   Stream *stream = (Stream *)s;
   if (!contexts.count(stream->owner)) return stream->queue.clear();
-  current.push_back(stream->owner);  // whoever waits may be in another context
+  current.push_back(stream->owner);  // the waiting thread may be in another context
   while (!stream->queue.empty() && !enough()) {
     Work work = std::move(stream->queue.front());
     stream->queue.pop_front();
@@ -151,7 +151,7 @@ static void finish_all() {
 static void reach(const std::shared_ptr<Mark> &mark, Handle stream, uint64_t number) {
   finish(stream, [&] { return mark->done >= number; });
 }
-// Work for a stream: done at once, or late, or kept for the graph.
+// Adds work to a stream: executed at once or later, or recorded for the graph.
 static int enqueue(Handle s, const Work &work) {
   if (!is_stream(s)) return INVALID_HANDLE;
   if (int code = implicit(s)) return code;
@@ -166,10 +166,10 @@ static void write_to(Address p) {
   auto it = memory.upper_bound(p);
   if (it != memory.begin()) (--it)->second.written = true;
 }
-// Breaks the context, as a kernel does: a graph used what is gone.
+// Breaks the context, as a failing kernel does: a graph used memory that no longer exists.
 static int fault(const char *what) { here()->broken = 700, last_message = what; return 0; }
 
-struct Host { const char *at; size_t bytes; };  // what a copy writes there
+struct Host { const char *at; size_t bytes; };  // host memory that a copy writes
 struct Launch;
 struct Node { Work work; std::vector<Node *> after; Host host; std::shared_ptr<Launch> launch; };
 struct Graph { std::deque<Node> nodes; };
@@ -178,8 +178,8 @@ struct Executable { std::vector<Step> steps; Context *owner; size_t bytes; bool 
 static std::set<Graph *> graphs;
 static std::set<Executable *> executables;
 
-// ---- what a context owns ------------------------------------------------------------------------------------------
-// Memory of the device or of the host, in pages of its own, poisoned.
+// ---- resources of a context -----------------------------------------------------------------------------------------
+// Allocates device or host memory in separate pages, poisoned.
 static void *map_pages(std::map<Address, Allocation> &in, size_t n) {
   void *m = mmap(nullptr, n + 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (m == MAP_FAILED) return nullptr;

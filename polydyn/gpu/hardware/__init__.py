@@ -1,7 +1,7 @@
-"""Descriptions of GPUs as data: one JSON file each, so that a new GPU is a file.
+"""Descriptions of GPUs as data: one JSON file each, so that adding a GPU means adding a file.
 
-Peak figures are dense, with f32 (or int32) accumulators. They bound what a schedule can reach; what a machine really
-does is measured by calibration.
+Peak figures are dense, with f32 (or int32) accumulators. They are upper bounds for schedules; calibration measures the
+real performance of a machine.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ __all__ = ["DEVICES", "Costs", "Hardware", "device_of", "existing", "load", "mat
 HERE = Path(__file__).parent
 _REGISTER_UNIT, _SMEM_UNIT = 256, 128  # allocation granules: registers of a warp, bytes of a block
 DEVICES = {"sm_80": "a100", "sm_86": "rtx3090", "sm_89": "rtx4090", "sm_90a": "h200"}
-"""The usual device of an architecture."""
+"""The default device of an architecture."""
 
 
 @dataclass(frozen=True)
 class Hardware:
-    """One GPU. Bytes, GHz, GB/s (10^9), TFLOP/s or TOP/s; ``smem_per_block`` is the largest a kernel may ask for.
+    """One GPU. Bytes, GHz, GB/s (10^9), TFLOP/s or TOP/s; ``smem_per_block`` is the maximum that a kernel may request.
 
-    ``clock_ghz`` is the boost clock of ordinary arithmetic, ``tensor_clock_ghz`` the one behind the tensor peaks.
-    ``instructions``: what kernels may use beyond plain CUDA, in the words of ``codegen/device``. ``costs``: the file
-    has those that are known, by ``sources``; the others are supposed.
+    ``clock_ghz`` is the boost clock of ordinary arithmetic, ``tensor_clock_ghz`` that of the tensor peaks.
+    ``instructions``: those that kernels may use in addition to plain CUDA, named as in ``codegen/device``. ``costs``:
+    the file contains known values, with their ``sources``; the others are assumptions.
     """
 
     name: str
@@ -57,10 +57,10 @@ class Hardware:
     sources: Mapping[str, str]
 
     def resident_blocks(self, threads: int, registers: int, smem: int) -> int:
-        """Blocks of a kernel that one multiprocessor holds; 0 when a single one does not fit.
+        """Return how many blocks of a kernel fit on one multiprocessor; 0 if not even one fits.
 
-        ``registers``: per thread, as ptxas reports; ``smem``: static and dynamic bytes per block. Registers are
-        allocated by warp in units of 256, shared memory by block in units of 128 plus the system's reserve.
+        ``registers``: per thread, as reported by ptxas. ``smem``: static and dynamic bytes per block. Registers are
+        allocated per warp in units of 256, shared memory per block in units of 128 plus the system's reserve.
         """
         if threads > self.threads_per_block or registers > self.max_registers_per_thread or smem > self.smem_per_block:
             return 0
@@ -76,24 +76,24 @@ class Hardware:
         return min(limits)
 
     def block_bytes(self, smem: Index) -> Index:
-        """Bytes of shared memory that a multiprocessor gives a block which asks for ``smem``: whole units."""
+        """Return the shared memory in bytes, in whole units, that a block requesting ``smem`` occupies."""
         return (smem + self.smem_reserved_per_block).ceildiv(_SMEM_UNIT) * _SMEM_UNIT
 
 
 def names() -> tuple[str, ...]:
-    """The names of the descriptions that come with polydyn."""
+    """Return the names of the descriptions that are part of polydyn."""
     return tuple(sorted(p.stem for p in HERE.glob("*.json")))
 
 
 def load(name: str | Path) -> Hardware:
-    """A description by name ("h200"), or from a JSON file given by its path.
+    """Return a description by name ("h200"), or from a JSON file given by its path.
 
-    Raises UnsupportedError for an unknown name, PolydynError for a file with missing, unknown or invalid fields.
+    UnsupportedError: unknown name. PolydynError: the file has missing, unknown or invalid fields.
     """
     path = Path(name) if str(name).endswith(".json") else HERE / f"{name}.json"
     if not path.exists():
         raise UnsupportedError(
-            f"no hardware description {name}", remedy=f"one of {', '.join(names())}, or a path to a .json file"
+            f"unknown hardware description {name}", remedy=f"use one of {', '.join(names())}, or a path to a .json file"
         )
     raw: dict[str, Any] = json.loads(path.read_text())
     expected = {f.name for f in dataclasses.fields(Hardware)}
@@ -103,14 +103,14 @@ def load(name: str | Path) -> Hardware:
     costs = raw["costs"]
     if unknown := costs.keys() - {f.name for f in dataclasses.fields(Costs)}:
         raise PolydynError(f"{path.name}: unknown costs: {', '.join(sorted(unknown))}")
-    senseless = [k for k, v in {**raw, **costs}.items() if isinstance(v, int | float) and v <= 0]
-    if senseless:
-        raise PolydynError(f"{path.name}: not positive: {', '.join(senseless)}")
+    invalid = [k for k, v in {**raw, **costs}.items() if isinstance(v, int | float) and v <= 0]
+    if invalid:
+        raise PolydynError(f"{path.name}: not positive: {', '.join(invalid)}")
     return Hardware(**{**raw, "instructions": tuple(raw["instructions"]), "costs": Costs(**costs)})
 
 
 def match(device_name: str) -> Hardware | None:
-    """The description of a device by the driver's name for it; None when there is none."""
+    """Return the description of a device by the driver's name for it, or None."""
     for name in names():
         hardware = load(name)
         if hardware.name == device_name or device_name.startswith(hardware.name + " "):
@@ -119,22 +119,24 @@ def match(device_name: str) -> Hardware | None:
 
 
 def existing(target: str, name: str, multiprocessors: int) -> Hardware:
-    """The description of a device of this machine, of a target's architecture, by the driver's name for it.
+    """Return the description of a device of this machine, by the driver's name for it, for a target's architecture.
 
-    One without a file is like the target's usual device, its rates in proportion to its multiprocessors.
+    A device without a description is assumed to be like the target's default device, with rates in proportion to its
+    multiprocessors.
     """
     hardware = match(name)
     if hardware is not None and hardware.multiprocessors == multiprocessors:
         return hardware
-    usual = hardware or device_of(target)
-    rates = {unit: rate * multiprocessors / usual.multiprocessors for unit, rate in usual.peak_tflops.items()}
-    return dataclasses.replace(usual, name=name, multiprocessors=multiprocessors, peak_tflops=rates)
+    default = hardware or device_of(target)
+    rates = {unit: rate * multiprocessors / default.multiprocessors for unit, rate in default.peak_tflops.items()}
+    return dataclasses.replace(default, name=name, multiprocessors=multiprocessors, peak_tflops=rates)
 
 
 def device_of(target: str) -> Hardware:
-    """The device that times of a target's kernels are estimated for: the usual one of its newest architecture.
+    """Return the device for which times of a target's kernels are estimated: the default one of its newest
+    architecture.
 
-    Of architectures without a description, and of the emulation, that of ``SPECIAL``.
+    For architectures without a description, and for the emulation, it is that of ``SPECIAL``.
     """
     described = [a for a in architectures(target) if a in DEVICES]
     return load(DEVICES[described[-1] if described else SPECIAL])

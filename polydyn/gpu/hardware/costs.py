@@ -1,4 +1,4 @@
-"""What estimates of launch times suppose of a GPU beside its peaks and limits."""
+"""Assumptions about a GPU, in addition to its peaks and limits, for estimating launch times."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ __all__ = ["Costs"]
 
 @dataclass(frozen=True)
 class Costs:
-    """The defaults are suppositions, for devices whose description has nothing better (``Hardware.costs``).
+    """The default values are assumptions for devices whose description has none (``Hardware.costs``).
 
-    ``launch_ns``: between the end of one kernel and the first instruction of the next one on a stream. ``latency_ns``:
-    of a load from memory that is in use; 400 clocks (PMC10448217, Table 3: A100, H100) are 230 to 280.
-    ``barrier_clocks``: what a block by itself loses in each step: it waits for its own loads of fragments, and for its
-    warps. ``meeting_clocks``: until a block of a cluster sees what another one says (arXiv 2402.13499: between
-    multiprocessors). Of a multiprocessor in a clock: ``l2_bytes`` from L2 (7219 GB/s of an A100, same table),
-    ``shared_bytes`` from shared memory, ``issued`` instructions. ``mma_share``: the part of the tensor peak that warps'
-    own instructions reach. ``hidden``: the part of the shorter of a step's arithmetic and copies that is beside the
-    longer one; ``hidden_memory``: likewise of a launch's traffic with memory and all that its blocks do.
+    ``launch_ns``: from the end of one kernel to the first instruction of the next one on a stream. ``latency_ns``: of a
+    load from memory under load; 400 clocks (PMC10448217, Table 3: A100, H100) are 230 to 280 ns. ``barrier_clocks``:
+    time that a single block loses in each step, waiting for its own loads of fragments and for its warps.
+    ``meeting_clocks``: time until a block of a cluster sees a write of another (arXiv 2402.13499: between
+    multiprocessors). Per multiprocessor and clock: ``l2_bytes`` from L2 (7219 GB/s of an A100, same table),
+    ``shared_bytes`` from shared memory, ``issued`` instructions. ``mma_share``: the fraction of the tensor peak that
+    warp-level instructions reach. ``hidden``: a step overlaps its arithmetic and its copies; this is the overlapped
+    fraction of the shorter one. ``hidden_memory``: the same for a launch's memory traffic and its blocks' work.
     """
 
     launch_ns: float = 1500
