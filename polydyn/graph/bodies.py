@@ -1,7 +1,7 @@
-"""Operators that stand for other operators: written here in Python, or by ONNX as a function.
+"""Operators that expand to other operators: written in Python here, or defined by ONNX as a function.
 
-Propagation replaces such a node by its body as soon as the types of its inputs are there, as it does an If by one of
-its branches. Nothing later sees the node: it fuses as its decomposed form does, because it is its decomposed form.
+Propagation replaces such a node by its body as soon as the types of its inputs are known, just as it replaces an If by
+one of its branches. No later stage sees the node, so it fuses exactly like its decomposed form.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from polydyn.graph.operators.registry import InferContext, OnnxNode
 from polydyn.schedules.expr import Array
 
 OPSET = 21
-"""The opset of the nodes in bodies that are written in Python."""
+"""Opset of the nodes in bodies that are written in Python."""
 
 
 class Body:
-    """The nodes that one node stands for, written one after another. Tensors are names, as in ONNX."""
+    """Builds the nodes that replace one node. Tensors are names, as in ONNX."""
 
     def __init__(self, node: OnnxNode, ctx: InferContext) -> None:
         self.node = node
@@ -37,32 +37,32 @@ class Body:
         self.asked: set[str] = set()
 
     def input(self, position: int) -> str:
-        """An input of the node, ``""`` where it is absent."""
+        """Return the name of an input of the node, or ``""`` if it is absent."""
         return self.node.inputs[position] if position < len(self.node.inputs) else ""
 
     def output(self, position: int) -> bool:
-        """Whether the node's output at a position is asked for."""
+        """Check whether the node's output at a position is used."""
         return position < len(self.node.outputs) and bool(self.node.outputs[position])
 
     def tensor(self, name: str) -> Tensor:
-        """Type and shape of an input of the node."""
+        """Return type and shape of an input of the node."""
         return self.ctx.tensor(name)
 
     def attribute(self, name: str, default: Any = None) -> Any:
-        """An attribute of the node."""
+        """Return an attribute of the node."""
         self.asked.add(name)
         return self.node.attribute(name, default)
 
     def ignore(self, *names: str) -> None:
-        """Says that attributes change nothing here; any that a body neither asks for nor ignores is refused."""
+        """Mark attributes that change nothing. Attributes that a body neither reads nor ignores are rejected."""
         self.asked.update(names)
 
     def op(self, name: str, *inputs: str, **attributes: Any) -> str:
-        """Adds a node with one output; its name."""
+        """Add a node with one output. Return the output's name."""
         return self.ops(name, 1, *inputs, **attributes)[0]
 
     def ops(self, name: str, count: int, *inputs: str, opset: int = OPSET, **attributes: Any) -> tuple[str, ...]:
-        """Adds a node with several outputs; their names."""
+        """Add a node with several outputs. Return their names."""
         place = len(self.nodes)
         own = f"{inner_prefix(self.node)}{name}_{place}"
         outputs = tuple(f"{own}.{k}" if k else own for k in range(count))
@@ -70,51 +70,51 @@ class Body:
         return outputs
 
     def cast(self, x: str, dtype: str) -> str:
-        """The tensor under another dtype."""
+        """Cast the tensor to another dtype."""
         return self.op("Cast", x, to=int(helper.np_dtype_to_tensor_dtype(numpy_dtype(dtype))))
 
     def constant(self, value: Any, dtype: str = "int64") -> str:
-        """Adds a constant."""
+        """Add a constant."""
         name = f"{inner_prefix(self.node)}constant_{len(self.constants)}"
         self.constants[name] = np.asarray(value, numpy_dtype(dtype))
         return name
 
     def like(self, value: float, name: str) -> str:
-        """A number of the dtype of an input of the node."""
+        """Add a constant with the dtype of an input of the node."""
         return self.constant(value, self.tensor(name).dtype)
 
     def give(self, name: str, position: int = 0) -> None:
-        """Says which tensor the node's output at a position is."""
+        """Set the tensor that is the node's output at a position."""
         self.results[position] = name
 
     def shape(self, *parts: str | int) -> str:
-        """A vector of sizes: numbers, and names of vectors."""
+        """Return a vector of sizes from numbers and names of vectors."""
         names = [p if isinstance(p, str) else self.constant([p]) for p in parts]
         return names[0] if len(names) == 1 else self.op("Concat", *names, axis=0)
 
     def size(self, name: str, axis: int) -> str:
-        """The size of a tensor along an axis >= 0, as a vector of one."""
+        """Return the size of a tensor along an axis >= 0, as a vector of one element."""
         return self.op("Shape", name, start=axis, end=axis + 1)
 
     def reshape(self, name: str, *parts: str | int) -> str:
-        """The tensor under another shape; 0 keeps a size, -1 takes what is left."""
+        """Reshape the tensor. 0 keeps a size, -1 takes the remaining elements."""
         return self.op("Reshape", name, self.shape(*parts))
 
     def reduce(self, name: str, x: str, *axes: int, keepdims: int = 1) -> str:
-        """A reduction over axes."""
+        """Add a reduction over axes."""
         return self.op(name, x, self.constant(axes), keepdims=keepdims)
 
     def refuse(self, what: str, remedy: str | None = None) -> UnsupportedError:
-        """The error for a part of the operator that is not built."""
+        """Return the error for an unsupported part of the operator."""
         return UnsupportedError(f"{self.node.op}: {what} is not supported", node=self.node.name, remedy=remedy)
 
     def wrong(self, why: str) -> ModelError:
-        """The error for a node that is not as ONNX defines it."""
+        """Return the error for a node that violates ONNX's definition."""
         rule = f"{self.node.op} of ONNX, opset {self.node.opset}"
         return ModelError(f"{self.node.op} {self.node.name}: {why}", node=self.node.name, rule=rule)
 
     def graph(self) -> ImportedGraph:
-        """The body with the outputs that the node has. UnsupportedError: an output or an attribute it does not know."""
+        """Return the body with the outputs of the node. Raises UnsupportedError for an unknown output or attribute."""
         if unknown := sorted(self.node.attributes.keys() - self.asked):
             raise self.refuse(f"the attribute {unknown[0]}={self.node.attribute(unknown[0])}")
         for position, name in enumerate(self.node.outputs):
@@ -126,11 +126,11 @@ class Body:
 
 BODIES: dict[str, Callable[[Body], None]] = {}
 FUNCTIONS: dict[str, onnx.FunctionProto] = {}
-"""Functions of operators that onnx does not know (``polydyn/extend.py``)."""
+"""Functions of operators that onnx does not define (``polydyn/extend.py``)."""
 
 
 def body(*names: str) -> Callable[[Callable[[Body], None]], Callable[[Body], None]]:
-    """Registers a function that writes the body of one or more operators."""
+    """Register a function that writes the body of one or more operators."""
 
     def register(write: Callable[[Body], None]) -> Callable[[Body], None]:
         for name in names:
@@ -141,12 +141,12 @@ def body(*names: str) -> Callable[[Callable[[Body], None]], Callable[[Body], Non
 
 
 def has_body(node: OnnxNode) -> bool:
-    """Whether a node can be replaced by its body."""
+    """Check whether a node can be replaced by a body."""
     return node.op in BODIES or node.op in FUNCTIONS or _function_schema(node) is not None
 
 
 def body_of(node: OnnxNode, ctx: InferContext) -> ImportedGraph:
-    """The nodes that a node stands for, over the names of its inputs."""
+    """Return the nodes that replace a node, over the names of its inputs."""
     if node.op in BODIES:
         written = Body(node, ctx)
         try:
@@ -158,13 +158,13 @@ def body_of(node: OnnxNode, ctx: InferContext) -> ImportedGraph:
 
 
 def split_name(op: str) -> tuple[str, str]:
-    """Domain and name of ``domain::name``; the default domain is empty."""
+    """Split ``domain::name`` into domain and name. The default domain is empty."""
     domain, _, name = op.rpartition("::")
     return domain, name
 
 
 def _function_schema(node: OnnxNode) -> Any:
-    """onnx's schema, where it has a function."""
+    """Return onnx's schema if it has a function, else None."""
     domain, name = split_name(node.op)
     try:
         schema: Any = onnx.defs.get_schema(name, node.opset, domain)
@@ -174,7 +174,7 @@ def _function_schema(node: OnnxNode) -> Any:
 
 
 def _function(node: OnnxNode, ctx: InferContext) -> onnx.FunctionProto:
-    """ONNX's function for a node: the version for its opset, or the first one there is."""
+    """Return ONNX's function for a node: the version for its opset, or the first version."""
     schema = _function_schema(node)
     if schema.has_context_dependent_function:
         version = _version(schema.context_dependent_function_opset_versions, node.opset)
@@ -204,7 +204,7 @@ def _type_of(ctx: InferContext, name: str) -> onnx.TypeProto:
 
 
 def to_proto(node: OnnxNode) -> onnx.NodeProto:
-    """The node as ONNX writes it."""
+    """Convert the node to ONNX's protobuf."""
     domain, name = split_name(node.op)
     proto = helper.make_node(name, node.inputs, node.outputs, node.name, domain=domain)
     for key, value in sorted(node.attributes.items()):
@@ -218,7 +218,7 @@ def to_proto(node: OnnxNode) -> onnx.NodeProto:
 
 
 def _graph_proto(graph: ImportedGraph) -> onnx.GraphProto:
-    """A graph inside a node as ONNX writes it."""
+    """Convert a graph inside a node to ONNX's protobuf."""
     inputs = [_value_info(x.name, x) for x in graph.inputs]
     outputs = [_value_info(o, graph.declared.get(o)) for o in graph.outputs]
     constants = [numpy_helper.from_array(a, x) for x, a in graph.constants.items()]

@@ -1,7 +1,7 @@
-"""What ONNX demands of names and nodes, checked before any operator's rule looks at them.
+"""Check names and nodes against the ONNX specification before any operator's rule runs.
 
-The rules of operators may then take an input, an attribute or its type for granted. Operators that onnx has no schema
-for are left to the registry, which refuses unknown ones all at once.
+The rules of operators may then rely on inputs, attributes and their types. Operators without an onnx schema are left to
+the registry, which reports all unknown ones together.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ _TYPES: Mapping[Any, tuple[type, ...]] = {
     onnx.defs.OpSchema.AttrType.FLOATS: (tuple,),
     onnx.defs.OpSchema.AttrType.STRINGS: (tuple,),
 }
-"""The Python types of an attribute as it was imported."""
+"""Python types of imported attributes."""
 
 
 @dataclass(frozen=True)
 class _Formal:
-    """An input of an operator: ``variable`` names a type that all such inputs share, ``kinds`` those it may have."""
+    """An input of an operator. ``variable`` names a type that several inputs share, ``kinds`` the allowed kinds."""
 
     name: str
     required: bool
@@ -52,7 +52,9 @@ class _Schema:
 
 
 def check_names(graph: onnx.GraphProto, *, outputs: bool) -> None:
-    """ModelError unless inputs, initializers (and outputs) have a name each that occurs once among its kind."""
+    """Check that inputs, initializers (and outputs) have names that are unique in each of these lists, else
+    ModelError.
+    """
     check_text(graph.name, "the graph")
     groups: dict[str, Iterable[Any]] = {"input": graph.input, "initializer": graph.initializer}
     for what, values in (groups | {"output": graph.output} if outputs else groups).items():
@@ -66,13 +68,13 @@ def check_names(graph: onnx.GraphProto, *, outputs: bool) -> None:
 
 
 def check_text(name: object, what: str) -> None:
-    """ModelError for a name that is no text: protobuf hands out the bytes of what is no UTF-8."""
+    """Raise ModelError for a name that is not text. Protobuf returns bytes for invalid UTF-8."""
     if not isinstance(name, str):
         raise ModelError(f"the name of {what} is no text: {name!r}", remedy="the file is damaged; export it again")
 
 
 def check_node(node: OnnxNode) -> None:
-    """ModelError unless a node has the inputs, outputs and attributes that ONNX defines for its operator."""
+    """Raise ModelError unless a node has the inputs, outputs and attributes that ONNX defines for its operator."""
     schema = _schema(node.op, node.opset)
     if schema is None:
         return
@@ -95,9 +97,10 @@ def check_node(node: OnnxNode) -> None:
 
 
 def check_types(node: OnnxNode, dtypes: Mapping[str, str]) -> None:
-    """ModelError unless the types of a node's inputs are of the kinds that ONNX allows and agree where they must.
+    """Raise ModelError unless the types of a node's inputs are of kinds that ONNX allows and agree where required.
 
-    Kinds: floats, integers, booleans. Within a kind anything goes, whatever the opset: later ones allow more.
+    Kinds are floats, integers, booleans. Within a kind any type is accepted in every opset, because later opsets allow
+    more types.
     """
     schema = _schema(node.op, node.opset)
     if schema is None:
@@ -115,11 +118,13 @@ def check_types(node: OnnxNode, dtypes: Mapping[str, str]) -> None:
             raise _wrong(node, f"its inputs {first} and {name} are {dtypes[first]} and {dtype}, they must agree")
 
 
-def blamed(problem: Exception, node: OnnxNode) -> PolydynError:
-    """Return what a rule of a node raised as an error that names the node."""
+def with_node(problem: Exception, node: OnnxNode) -> PolydynError:
+    """Return the exception of a node's rule as an error that names the node."""
     place = f"{node.name} ({node.op})"
     if not isinstance(problem, PolydynError):
-        return _unfit(node, problem) if isinstance(problem, STUMBLES) else failed_plan(problem, "import", (place,))
+        if isinstance(problem, RULE_FAILURES):
+            return _rule_error(node, problem)
+        return failed_plan(problem, "import", (place,))
     if problem.node is not None:
         return problem
     places: dict[str, Any] = {k: getattr(problem, k) for k in PLACES if k != "node"}
@@ -127,8 +132,8 @@ def blamed(problem: Exception, node: OnnxNode) -> PolydynError:
     return type(problem)("\n".join(lines), node=place, **places)
 
 
-def _unfit(node: OnnxNode, problem: Exception) -> ModelError:
-    """The error for a node that its operator's rule stumbled over."""
+def _rule_error(node: OnnxNode, problem: Exception) -> ModelError:
+    """Return the error for a node whose inputs or attributes broke its operator's rule."""
     return ModelError(
         f"{node.op} cannot take its inputs and attributes: {type(problem).__name__}: {problem}",
         node=f"{node.name} ({node.op})",
@@ -136,8 +141,8 @@ def _unfit(node: OnnxNode, problem: Exception) -> ModelError:
     )
 
 
-STUMBLES = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
-"""What a rule raises when it meets a rank, an attribute or a value that it does not expect."""
+RULE_FAILURES = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
+"""Exceptions that a rule raises for an unexpected rank, attribute or value."""
 
 
 def _wrong(node: OnnxNode, why: str) -> ModelError:
@@ -147,7 +152,7 @@ def _wrong(node: OnnxNode, why: str) -> ModelError:
 
 @lru_cache(maxsize=1024)
 def _schema(op: str, opset: int) -> _Schema | None:
-    """What onnx says of an operator; None when it knows none."""
+    """Return the onnx schema of an operator, or None if there is none."""
     try:
         domain, _, name = op.rpartition("::")
         found = onnx.defs.get_schema(name, opset, domain)
@@ -177,7 +182,7 @@ def _kind(dtype: str) -> str:
 
 
 def _kind_of_type(text: str) -> str:
-    """The kind of ``tensor(float16)`` and the like; what is no tensor of numbers is a kind of its own."""
+    """Return the kind of ``tensor(float16)`` and similar types. A type that is not a numeric tensor is its own kind."""
     inner = text.removeprefix("tensor(").removesuffix(")")
     if inner == "bool":
         return "booleans"
@@ -187,7 +192,7 @@ def _kind_of_type(text: str) -> str:
 
 
 def type_name(text: str) -> str:
-    """The dtype of ``tensor(double)`` and the like; empty for what is none of ours."""
+    """Return the dtype of ``tensor(double)`` and similar types, or "" for unsupported types."""
     inner = text.removeprefix("tensor(").removesuffix(")")
     known = {"float": "float32", "double": "float64", "float8e4m3fn": "float8_e4m3fn", "float8e5m2": "float8_e5m2"}
     name = known.get(inner, inner)

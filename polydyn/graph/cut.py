@@ -1,10 +1,10 @@
-"""A graph with steps of the host, cut into parts that have none (docs/adr/0027-parts.md).
+"""Cut a graph with host steps into parts that have none (docs/adr/0027-parts.md).
 
-Everything has a level: inputs and constants 0, what a step gives one more than the step, all else the highest of what
-it reads and of the sizes that it mentions. The nodes of one level are a part, a graph like any other. What it takes
-from earlier levels are its inputs, and every size that they do not show along an axis comes in as the size of an input
-that nobody reads (``size_input``). So guards on late sizes are guards on the sizes of inputs, and nothing that happens
-to a graph has to know of parts.
+Everything has a level. Inputs and constants have level 0. The result of a step is one level above the step. Everything
+else has the maximum level of its operands and of the sizes that it mentions. The nodes of one level form a part, which
+is an ordinary graph. Its inputs are the tensors that it takes from earlier levels. A size that no axis of these shows
+comes in as the size of an additional input that is never read (``size_input``). So guards on late sizes are guards on
+the sizes of inputs, and no pass over a graph needs to know about parts.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from polydyn.schedules.index import ZERO, Index, product
 
 @dataclass(frozen=True)
 class Part:
-    """The nodes of one level as a graph, and the inputs of it that only bring a size: name -> symbol."""
+    """The nodes of one level as a graph. ``sizes`` maps its inputs that only carry a size to the symbol."""
 
     graph: Graph
     sizes: Mapping[str, str]
@@ -41,7 +41,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Parts:
-    """A graph in the order of its execution: parts and steps. ``guards``: those that no part checks."""
+    """A graph in execution order: parts and steps. ``guards``: guards that no part checks."""
 
     graph: Graph
     order: tuple[Part | HostStep, ...]
@@ -49,12 +49,14 @@ class Parts:
     constants: tuple[str, ...] = field(default=())
     """Constants that steps read."""
     reshaped: Mapping[str, str] = field(default_factory=dict)
-    """Output -> the step's tensor that it is in another shape."""
+    """Maps an output to the step's tensor of which it is a reshape."""
 
 
 def cut(graph: Graph, inner: bool = False) -> Parts:
-    """The parts of a graph and the steps between them, verified. An output that is a step's tensor, perhaps in another
-    shape, is that tensor; ``inner``: of a body, which gives tensors as they are.
+    """Return the parts of a graph and the steps between them, verified.
+
+    An output that is a reshape of a step's tensor shares its memory. ``inner``: the graph is a body, whose results are
+    not reshaped.
     """
     reshaped = {} if inner else _reshaped(graph)
     graph = replace(graph, nodes=tuple(n for n in graph.nodes if n.output not in reshaped))
@@ -78,7 +80,9 @@ def cut(graph: Graph, inner: bool = False) -> Parts:
 
 
 def _reshaped(graph: Graph) -> dict[str, str]:
-    """Outputs that nobody else reads and that hold the elements of a step's tensor in their order, each tensor once."""
+    """Map outputs without other readers to the step's tensor whose elements they hold in order; each tensor occurs
+    once.
+    """
     made = {x for s in graph.steps for x in s.outputs} - set(graph.outputs)
     read = {x for n in graph.nodes for x in n.inputs} | {x for s in graph.steps for x in s.inputs}
     found: dict[str, str] = {}
@@ -96,7 +100,7 @@ def _reshaped(graph: Graph) -> dict[str, str]:
 
 
 def _place(shape: Sequence[Dim], at: Sequence[Index]) -> Index:
-    """Where an element lies in a dense tensor, in elements."""
+    """Return the offset of an element in a dense tensor, in elements."""
     place = ZERO
     for d, i in zip(shape, at, strict=True):
         place = place * d + i
@@ -113,7 +117,7 @@ class _Levels:
         self.sizes = {x: s for s in graph.steps for x in s.symbols}
         self._tensors: dict[str, int] = {}
         self._steps: dict[int, int] = {}
-        for n in graph.nodes:  # in order, so that nothing recurses deeply
+        for n in graph.nodes:  # in order, which bounds the recursion depth
             self.tensor(n.output)
 
     def tensor(self, name: str) -> int:
@@ -134,7 +138,7 @@ class _Levels:
     def step(self, s: HostStep) -> int:
         key = id(s)
         if key not in self._steps:
-            read = [self.tensor(x) for x in s.inputs if x]  # without any it can be done before the first part
+            read = [self.tensor(x) for x in s.inputs if x]  # without inputs it can run before the first part
             self._steps[key] = max((s.level, self.of(*s.dims) - (not s.inputs), *read))
         return self._steps[key]
 
@@ -146,7 +150,7 @@ class _Levels:
 
 
 def _homes(graph: Graph, levels: _Levels) -> dict[str, int]:
-    """The level at which each node is computed: its own, or for what costs nothing that of its only readers."""
+    """Return the level at which each node is computed: its own, or for a free node the level of its readers."""
     homes = {n.output: levels.tensor(n.output) for n in graph.nodes}
     kept = {*graph.outputs, *(x for s in graph.steps for x in s.inputs), *(b.tensor for b in graph.bounds)}
     consumers = graph.consumers()
@@ -158,7 +162,7 @@ def _homes(graph: Graph, levels: _Levels) -> dict[str, int]:
 
 
 def _is_free(n: Node) -> bool:
-    """A view, or numbers that follow from their place."""
+    """Check for a view, or for numbers that follow from their position."""
     return isinstance(n, Compute) and (n.is_view or (n.is_map and not n.inputs))
 
 
@@ -171,7 +175,7 @@ def _part(
     bounds = [b for b, at in checked if at == level]
     read += [b.tensor for b in bounds if b.tensor not in made and b.tensor not in read and b.tensor in graph.tensors]
     inputs = [x for x in read if x not in graph.constants]
-    if not level:  # the model's own, in their order: a part before any step has the interface of the model
+    if not level:  # like the model: a part before any step has the model's interface
         inputs = [*graph.inputs, *(x for x in inputs if x not in graph.inputs)]
     later = {x for n in graph.nodes if homes[n.output] > level for x in n.inputs}
     later |= {x for s in graph.steps for x in s.inputs} | set(graph.outputs)
@@ -196,7 +200,7 @@ def _part(
 
 
 def piece(graph: Graph, first: int, last: int) -> Graph:
-    """Nodes ``first`` to ``last`` (exclusive) of a graph without steps, as a graph."""
+    """Return nodes ``first`` to ``last`` (exclusive) of a graph without steps, as a graph."""
     homes = {n.output: 1 + (k >= first) + (k >= last) for k, n in enumerate(graph.nodes)}
     return _part(graph, (), homes, 2, graph.nodes[first:last], ()).graph
 
@@ -204,7 +208,9 @@ def piece(graph: Graph, first: int, last: int) -> Graph:
 def _sources(
     graph: Graph, inputs: Sequence[str], used: Iterable[str]
 ) -> tuple[tuple[SymbolSource, ...], dict[str, str]]:
-    """Where a part has its sizes from: the model's inputs as there, else an axis of that size, else one more input."""
+    """Return the sources of a part's sizes: the model's inputs if possible, else an axis of that size, else a new
+    input.
+    """
     found = {s.symbol: s for s in graph.sources if s.input in inputs}
     for x in inputs:
         for axis, d in enumerate(graph.tensors[x].shape):
@@ -215,9 +221,9 @@ def _sources(
 
 
 def _bounds(graph: Graph, levels: _Levels, homes: Mapping[str, int]) -> list[tuple[IndexBound, int]]:
-    """The bounds with the level of the part that checks each: the first that reads the integers and knows the size.
+    """Return the index bounds with the level of the part that checks each one.
 
-    One that nobody reads is left out.
+    That is the first part that reads the integers and knows the size. A bound without readers is dropped.
     """
     consumers, out = graph.consumers(), list[tuple[IndexBound, int]]()
     for b in graph.bounds:
@@ -229,7 +235,7 @@ def _bounds(graph: Graph, levels: _Levels, homes: Mapping[str, int]) -> list[tup
 
 
 def verify_parts(parts: Parts) -> None:
-    """PolydynError unless everything is there before it is read, and every output in the end."""
+    """Raise PolydynError unless everything is available before it is read, and every output at the end."""
     there = {*parts.graph.inputs, *parts.constants, *(s.symbol for s in parts.graph.sources), ""}
     for stage in parts.order:
         if isinstance(stage, Part):

@@ -1,4 +1,4 @@
-"""Names of dtypes: ONNX's enum, ours (those of numpy and ml_dtypes), numpy's."""
+"""Names of dtypes: ONNX's enum, polydyn's names (those of numpy and ml_dtypes), numpy's dtypes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _NAMES |= {_CODES[k]: v for k, v in _NEWER.items() if k in _CODES}
 
 
 def onnx_dtype(code: int, *, tensor: str | None = None) -> str:
-    """The name of an ONNX element type; UnsupportedError for strings, complex and 6-bit types."""
+    """Return the name of an ONNX element type. Raises UnsupportedError for strings, complex and 6-bit types."""
     if code not in _NAMES:
         known = {v: k for k, v in onnx.TensorProto.DataType.items()}
         raise UnsupportedError(
@@ -43,11 +43,11 @@ def onnx_dtype(code: int, *, tensor: str | None = None) -> str:
 
 
 PACKED = {"int4": 4, "uint4": 4, "float4_e2m1fn": 4, "int2": 2, "uint2": 2}
-"""Bits of an element in a model's file, where several share a byte; the first one in the low bits."""
+"""Bits per element in a model's file if several elements share a byte. The first element is in the low bits."""
 
 
 def unpacked(data: Array, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
-    """Elements of a packed type, one byte each, from bytes that hold several. ValueError: the wrong number of bytes."""
+    """Unpack elements of a packed type to one byte each. Raises ValueError for a wrong number of bytes."""
     bits, count = PACKED[dtype.name], math.prod(shape)
     if data.size != -(-count * bits // 8):
         raise ValueError(f"{data.size} bytes for {count} elements of {bits} bits")
@@ -56,7 +56,9 @@ def unpacked(data: Array, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array
 
 
 def numpy_dtype(name: str) -> np.dtype[Any]:
-    """The numpy dtype of a dtype's name (those that numpy lacks come from ml_dtypes, which onnx needs anyway)."""
+    """Return the numpy dtype of a dtype's name (ml_dtypes, which onnx requires anyway, provides those that numpy
+    lacks).
+    """
     if name == "bfloat16" or name in SMALL:
         import ml_dtypes
 

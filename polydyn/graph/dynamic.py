@@ -1,9 +1,9 @@
-"""Static exports made dynamic: chosen input axes become symbols, and the rest of the model follows or is refused.
+"""Make a static export dynamic: chosen input axes become symbols, and the rest of the model follows or is rejected.
 
-The graph is read twice. With the sizes of the file every constant target of a Reshape is laid beside the shape that it
-reshapes: sizes that both have in front or at the end are the input's dims, whatever they are, and of what is left in
-between the first takes what the others leave. Then shapes are propagated with the symbols. A symbol that a constant
-fixes, or ties to another one, is a contradiction, and the first one is named.
+The graph is read twice. First, with the sizes of the file, every constant target of a Reshape is compared with the
+shape that it reshapes. Sizes that both share at the front or at the end are dims of the input, whatever they are. Of
+the sizes in between, the first one is inferred from the others. Then shapes are propagated with the symbols. If a
+constant fixes a symbol, or ties it to another one, this is a contradiction. The error names the first one.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from polydyn.shapes.context import Assumed
 from polydyn.shapes.sentences import sentence
 
 Symbols: TypeAlias = "Mapping[str, Sequence[str | None]]"
-"""Input -> a name for each of its axes, None for an axis that stays as it is."""
+"""Maps an input to a name for each of its axes; None for an axis that does not change."""
 
 
 def with_symbols(graph: ImportedGraph, symbols: Symbols) -> ImportedGraph:
-    """The graph with the named axes of its inputs. ShapeError: no such input, or another number of axes."""
+    """Name axes of a graph's inputs. Raises ShapeError for an unknown input or a wrong number of axes."""
     inputs = {x.name: x for x in graph.inputs}
     for name, axes in symbols.items():
         if name not in inputs:
@@ -57,7 +57,9 @@ def _named(x: ModelInput, axes: Sequence[str | None] | None) -> ModelInput:
 
 
 def with_free_targets(static: Typed) -> ImportedGraph:
-    """The graph of a propagation with sizes, its constant targets of Reshape laid beside the shapes they reshape."""
+    """Return a propagated graph with the constant targets of its Reshapes computed from the shapes that they
+    reshape.
+    """
     nodes, constants = list[OnnxNode](), dict(static.graph.constants)
     for n in static.graph.nodes:
         target = constants.get(n.inputs[1]) if n.op == "Reshape" and len(n.inputs) > 1 else None
@@ -76,7 +78,7 @@ def with_free_targets(static: Typed) -> ImportedGraph:
 def _target(
     n: OnnxNode, target: Array, old: list[int], new: list[int], constants: dict[str, Array]
 ) -> tuple[list[OnnxNode], str, dict[str, Array]]:
-    """Nodes that compute the target from the shape of what is reshaped, its name, and all constants."""
+    """Return nodes that compute the target from the operand's shape, the target's name, and all constants."""
     front = next((k for k, (a, b) in enumerate(zip(old, new, strict=False)) if a != b), min(len(old), len(new)))
     most = min(len(old), len(new)) - front
     back = next((k for k in range(most) if old[-1 - k] != new[-1 - k]), most)
@@ -113,9 +115,10 @@ def _node(n: OnnxNode, op: str, inputs: tuple[str, ...], output: str) -> OnnxNod
 
 
 def prove_symbols(typed: Typed, file: ImportedGraph, symbols: Symbols) -> None:
-    """ShapeError: the model fixes a symbol, or ties it to another one; it names the constant that does so.
+    """Raise ShapeError if the model fixes a symbol or ties it to another one. The error names the constant that does
+    so.
 
-    ``file``: the model without symbols. An axis to which it gives no size may have guards under any name.
+    ``file``: the model without symbols. An axis without a size in the file may have guards under any name.
     """
     sizes = {x.name: x.dims or () for x in file.inputs}
     named = [(a, d) for x, axes in symbols.items() for a, d in zip(axes, sizes[x], strict=False) if a]
@@ -149,7 +152,7 @@ def _contradiction(typed: Typed, name: str, guard: Assumed) -> ShapeError:
 
 
 def _multiple(typed: Typed, name: str, guard: Assumed) -> ShapeError:
-    """The error where the sizes that fit are multiples: the user says which they are, and every call is checked."""
+    """Return the error for sizes that must be multiples: the user has to declare them, and every call checks them."""
     n = typed.facts.multiple_of(name)
     needs = sentence(guard.left, guard.relation, guard.right, guard.words)
     remedy = f'give dims={{"{name}": Sizes(multiple={n})}}' if n else f"leave {name} out of symbols"
@@ -160,8 +163,10 @@ def _multiple(typed: Typed, name: str, guard: Assumed) -> ShapeError:
 
 
 def _fixed(typed: Typed, guard: Assumed) -> Iterator[str]:
-    """The inputs and constants behind the node that a guard's message names: those of the sizes that it mentions first,
-    of these the inputs first, because a name for their axis may be all that lacks.
+    """Yield the inputs and constants on which the node in a guard's message depends.
+
+    Those with a size that the guard mentions come first, and among these the inputs, because a name for their axis may
+    be all that is missing.
     """
     makers = {o: n for n in typed.nodes for o in n.outputs if o}
     inputs = {x.name: set(x.dims or ()) for x in typed.graph.inputs}

@@ -1,7 +1,7 @@
-"""From ONNX nodes with known shapes to a Graph of primitives.
+"""Expand ONNX nodes with known shapes to a Graph of primitives.
 
-Tensors that hold shape arithmetic are never computed for their own sake: their elements are Dims. Only when a
-primitive reads one as data, or it is an output of the model, a Compute over ``FromIndex`` is written for it.
+Tensors that hold shape arithmetic are not computed for their own sake: their elements are Dims. A Compute over
+``FromIndex`` is written only if a primitive reads one as data, or if it is an output of the model.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from polydyn.errors import ModelError, PolydynError, UnsupportedError, planning
-from polydyn.graph.check import blamed
+from polydyn.graph.check import with_node
 from polydyn.graph.dynamic import Symbols, prove_symbols, with_free_targets, with_symbols
 from polydyn.graph.importer import ImportedGraph, ModelLike, load_model, with_inputs
 from polydyn.graph.inner import Inner, captured_by
@@ -31,7 +31,7 @@ from polydyn.graph.ir import (
 from polydyn.graph.operators.registry import OnnxNode
 from polydyn.graph.positions import Positions, at_the_end
 from polydyn.graph.propagate import is_built, propagate, rules
-from polydyn.graph.regions import Again, Left
+from polydyn.graph.regions import Left, RepropagationNeeded
 from polydyn.graph.sequences import without_sequences
 from polydyn.graph.spell import spell
 from polydyn.graph.texts import without_texts
@@ -53,11 +53,11 @@ from polydyn.shapes.sizes import Dims
 
 
 def import_model(model: ModelLike, dims: Dims | None = None, symbols: Symbols | None = None) -> Graph:
-    """ONNX to a verified Graph of primitives with symbolic shapes, of one part.
+    """Import an ONNX model as a verified Graph of primitives with symbolic shapes, of one part.
 
-    ``dims``: what is known of dynamic dims by name, (low, high) or ``Sizes``; checked on every call. ``symbols``: names
-    for axes of inputs that the model gives a size (``polydyn/graph/dynamic.py``).
-    Raises ModelError, UnsupportedError or ShapeError, each naming node and tensor.
+    ``dims``: facts about dynamic dims by name, (low, high) or ``Sizes``; every call checks them. ``symbols``: names for
+    axes of inputs to which the model gives a size (``polydyn/graph/dynamic.py``). Raises ModelError, UnsupportedError
+    or ShapeError, each naming node and tensor.
     """
     graph = import_parts(model, dims, symbols)
     if graph.steps:
@@ -73,18 +73,18 @@ def import_parts(
     model: ModelLike, dims: Dims | None = None, symbols: Symbols | None = None, general: bool = False,
     left: Left | None = None, overridden: Collection[str] = (),
 ) -> Graph:  # fmt: skip
-    """As ``import_model``, of any number of parts: a graph with steps is verified part by part (``graph/cut.py``).
+    """Import a model of any number of parts. A graph with steps is verified part by part (``graph/cut.py``).
 
-    ``general``: sizes that may be equal or 1 are not taken to be equal (``Graph.guessed``). ``left``: nodes that
-    are not built, or that are in it, become steps that run them elsewhere (``graph/fallback.py``). ``overridden``:
-    initializers of ``Graph.optional`` that are inputs here.
+    See ``import_model``. ``general``: sizes that may be equal or 1 are not assumed equal (``Graph.guessed``). ``left``:
+    nodes that are not supported, or that it lists, become steps that run in another runtime (``graph/fallback.py``).
+    ``overridden``: initializers of ``Graph.optional`` that become inputs.
     """
     read = without_texts(without_sequences(with_inputs(load_model(model), overridden)), is_built, left is not None)
     while True:
         with planning("import"):
             try:
                 graph = _imported(read, dims, symbols, general, left)
-            except Again:
+            except RepropagationNeeded:
                 continue
             check_possible(graph.guards)
         if not graph.steps:
@@ -95,7 +95,7 @@ def import_parts(
 def _imported(
     read: ImportedGraph, dims: Dims | None, symbols: Symbols | None, general: bool, left: Left | None
 ) -> Graph:
-    """Again: more is left to another runtime than before."""
+    """Import once. Raises RepropagationNeeded if more nodes go to the other runtime than before."""
     named = with_symbols(with_free_targets(propagate(read, left=left)), symbols) if symbols else read
     typed = propagate(named, dims, general=general, left=left)
     prove_symbols(typed, read, symbols or {})
@@ -103,7 +103,7 @@ def _imported(
 
 
 def expand(typed: Typed, left: Left | None = None) -> Graph:
-    """Writes the primitives of all nodes and drops what nothing reads. ``left``: as ``propagate``."""
+    """Write the primitives of all nodes and drop those that nothing reads. ``left``: see ``propagate``."""
     builder = _Builder(typed, left)
     for node in typed.nodes:
         builder.node(node)
@@ -111,7 +111,7 @@ def expand(typed: Typed, left: Left | None = None) -> Graph:
 
 
 class _Builder:
-    """The ExpandContext of all nodes in turn."""
+    """The ExpandContext of all nodes, one after another."""
 
     def __init__(self, typed: Typed, left: Left | None) -> None:
         self.typed, self.left = typed, left
@@ -130,21 +130,21 @@ class _Builder:
     # -- ExpandContext -------------------------------------------------------------------------------------------
 
     def tensor(self, name: str) -> Tensor:
-        """Type and canonical shape of any tensor."""
+        """Return type and canonical shape of any tensor."""
         if name in self.tensors and name not in self.typed.inferred:
             return self.tensors[name]
         return self.typed.tensor(name)
 
     def value(self, name: str) -> Array | None:
-        """Shape arithmetic held by the tensor."""
+        """Return the shape arithmetic that the tensor holds."""
         return self.typed.value(name) if name in self.typed.inferred else None
 
     def elements(self, name: str) -> Array | None:
-        """Shape arithmetic held by the tensor, fractions too."""
+        """Return the shape arithmetic that the tensor holds, including fractions."""
         return self.typed.elements(name) if name in self.typed.inferred else None
 
     def constant(self, name: str) -> Array | None:
-        """The array of a constant."""
+        """Return the array of a constant."""
         if name in self.typed.inferred:
             return self.typed.constant(name)
         return self.constants.get(name)
@@ -158,7 +158,7 @@ class _Builder:
         reduction: tuple[Dim, ...] = (),
         reduce: str | None = None,
     ) -> str:
-        """Adds a Compute; its subscripts are simplified under all facts and the extents of its iterators."""
+        """Add a Compute. Its subscripts are simplified with all facts and the extents of its iterators."""
         name = output or self._fresh()
         shape = tuple(map(self.facts.canonical, shape))
         reduction = tuple(map(self.facts.canonical, reduction))
@@ -177,7 +177,7 @@ class _Builder:
         return name
 
     def concat(self, parts: tuple[str, ...], axis: int, *, output: str | None = None) -> str:
-        """Adds a Concat."""
+        """Add a Concat."""
         name = output or self._fresh()
         parts = tuple(self.aliases.get(p, p) for p in parts)
         for p in parts:
@@ -191,11 +191,13 @@ class _Builder:
         return name
 
     def alias(self, output: str, source: str) -> None:
-        """The output is the source under another name."""
+        """Make the output another name of the source."""
         self.aliases[output] = self.aliases.get(source, source)
 
     def bound(self, indices: str, size: Dim, component: int | None = None, natural: bool = False) -> None:
-        """Known indices bound the axis now (a guard when it is symbolic); others are checked on every call."""
+        """Bound an axis that ``indices`` subscript: known indices now (a symbolic axis gets a guard), others in every
+        call.
+        """
         place = f"{self.current.name} ({self.current.op})" if self.current else "a gather"
         value, known = self.value(indices), self.constant(indices)
         if component is not None:
@@ -213,7 +215,9 @@ class _Builder:
                 self._bound_on_data(self.aliases.get(indices, indices), size, place, component, shift)
 
     def _bound_on_data(self, indices: str, size: Dim, place: str, component: int | None, shift: Index) -> None:
-        """A bound on what the primitive will fetch: the tensor, or the one that it is a shifted view of, whole."""
+        """Add a bound on the data that the primitive will fetch: the whole tensor, or the tensor of which it is a
+        shifted view.
+        """
         shape = self.tensor(indices).shape
         at = [Index.of(dim_name(i)) for i in range(len(shape))]
         part = (0, 1)
@@ -223,7 +227,7 @@ class _Builder:
         formula = self.positions.resolve(fetch(indices, at), self.aliases, []) + shift
         fetched = formula.fetches()
         if not fetched:
-            return  # sizes only: ``_inside`` makes a guard
+            return  # sizes only: ``_inside`` adds a guard
         if self._lies_inside(formula, size):
             return
         moving = {str(d) for d, e in zip(at, shape, strict=True) if e != 1}
@@ -237,11 +241,13 @@ class _Builder:
         self.bounds.append(IndexBound(indices, size, place, part=part, formula=formula, shape=shape))
 
     def below(self, tensor: str, size: Dim) -> None:
-        """Every element of a tensor that the host makes is in [0, size)."""
+        """Record that every element of a tensor made by the host is in [0, size)."""
         self.ranges[tensor] = size
 
     def _lies_inside(self, formula: Index, size: Dim) -> bool:
-        """Whether a subscript is in [0, size) because of what it fetches: then a remainder changes nothing."""
+        """Check whether the range of its fetched values keeps a subscript in [0, size), so that a remainder changes
+        nothing.
+        """
         names = {a: f"fetched {k}" for k, a in enumerate(sorted(formula.fetches(), key=str))}
         if any(a.name not in self.ranges for a in names):
             return False
@@ -250,7 +256,7 @@ class _Builder:
         return self.facts.simplify(free % size, ranges) == self.facts.simplify(free, ranges)
 
     def position(self, indices: str, at: tuple[Index, ...], size: Dim, ranges: Ranges) -> Index | None:
-        """A subscript that is a formula, inside its axis; None when it is data or may be negative."""
+        """Return a subscript that is a formula inside its axis, or None if it is data or may be negative."""
         name = self.aliases.get(indices, indices)
         self._ensure(name)
         found = self.positions.resolve(fetch(name, at), self.aliases, [])
@@ -269,7 +275,7 @@ class _Builder:
         dims: Sequence[Dim] = (),
         settings: Mapping[str, Any] | None = None,
     ) -> tuple[Dim, ...]:
-        """The sizes that the shape rule of the node asked for."""
+        """Return the sizes that the node's shape rule requested."""
         key = step_key(self._at(), kind, inputs, dims, settings)
         return tuple(map(self.facts.canonical, self.steps[key].symbols))
 
@@ -278,14 +284,14 @@ class _Builder:
         dims: Sequence[Dim] = (), settings: Mapping[str, Any] | None = None, more: Mapping[str, Any] | None = None,
         bodies: Sequence[str] = (),
     ) -> tuple[str, ...]:  # fmt: skip
-        """Tensors that a step makes."""
+        """Return tensors that a step computes."""
         node = self._at()
         key = step_key(node, kind, inputs, dims, settings)
         names = tuple(name or self._fresh() for name, _, _ in types)
         given = tuple(sorted((settings or {}).items()))
         level = max(self.typed.asked.level(inputs), self.facts.level(*dims))
         step = self.steps.get(key) or HostStep(kind, tuple(inputs), tuple(dims), given, level=level, origin=node.name)
-        if step.outputs:  # another node asked for the same
+        if step.outputs:  # another node requested the same step
             for name, before in zip(names, step.outputs, strict=True):
                 self.alias(name, before)
             return step.outputs
@@ -297,12 +303,12 @@ class _Builder:
         return names
 
     def inner(self, role: str) -> Inner:
-        """A body of the node."""
+        """Return a body of the node."""
         found: Inner = self.typed.asked.inner[self._at().name, role]
         return found
 
     def new_constant(self, array: Array, hint: str) -> str:
-        """Adds a constant."""
+        """Add a constant."""
         name = self._fresh(hint)
         self._add_constant(name, array)
         return name
@@ -310,7 +316,7 @@ class _Builder:
     # -- inside --------------------------------------------------------------------------------------------------
 
     def node(self, node: OnnxNode) -> None:
-        """Expands one node, unless everything it computes is known shape arithmetic."""
+        """Expand one node, unless all its results are known shape arithmetic."""
         if all(self.typed.value(o) is not None for o in node.outputs if o):
             return
         self.current = node
@@ -319,17 +325,17 @@ class _Builder:
         except MemoryError:
             raise
         except Exception as e:
-            why = blamed(e, node)
+            why = with_node(e, node)
             if self.left is not None and not (node.fallback or isinstance(e, ModelError)):
                 self.left.leave(why, node.name)
-                raise Again from e
+                raise RepropagationNeeded from e
             raise why from e
         for o in node.outputs:
             if o and o not in self.tensors and o not in self.aliases and self.typed.value(o) is None and self._read(o):
                 raise UnsupportedError(f"{node.op} does not compute its output {o}", node=node.name, tensor=o)
 
     def _repeated(self, body: Value, ranges: Ranges) -> Value:
-        """Where an axis is as long as a common size, the only element of a shorter operand is read again and again."""
+        """Repeat the only element of a shorter operand along an axis whose extent is a common size."""
         common = {self.facts.canonical(m) for m, _ in self.facts.common.values()}
         moving = {Index.of(v) for v, extent in ranges.items() if extent in common}
         if not moving:
@@ -348,7 +354,7 @@ class _Builder:
         return transform(body, f)
 
     def _common_steps(self) -> Iterator[HostStep]:
-        """Common sizes of two: the host finds them before anything runs."""
+        """Yield steps for common sizes of two sizes. The host computes them before any kernel runs."""
         for (a, b), (m, why) in self.facts.common.items():
             pair = (self.facts.canonical(a), self.facts.canonical(b))
             yield HostStep("common", (), pair, (("why", why),), (), (str(m),), level=-1, origin=why.partition(" ")[0])
@@ -376,7 +382,7 @@ class _Builder:
         self.tensors[name] = Tensor(name, str(array.dtype), tuple(map(Index.of, array.shape)))
 
     def _resolve(self, body: Value) -> tuple[Value, list[tuple[Index, Index]]]:
-        """Loads and fetches read what an alias stands for; fetched formulas of the position are written out."""
+        """Replace aliases in loads and fetches by their source, and fetched formulas of the position by the formula."""
 
         def f(v: Value) -> Value:
             return Load(v.dtype, self.aliases.get(v.buffer, v.buffer), v.index) if isinstance(v, Load) else v
@@ -388,7 +394,7 @@ class _Builder:
         return map_index(body, lambda i: self.positions.resolve(i, self.aliases, wraps)), wraps
 
     def _inside(self, x: Index, n: Index, ranges: Ranges) -> None:
-        """Positions gathered from an axis must lie inside it: a bound on sizes, not on data."""
+        """Require that positions gathered from an axis are inside it: a bound on sizes, not on data."""
         last = upper_bound(at_the_end(x, ranges, self.facts.nonnegative), ranges)
         if last is None or not self.facts.nonnegative(x, ranges):
             return
@@ -398,7 +404,7 @@ class _Builder:
         self.facts.at_most(left, right, f"{place}: positions 0 to {last} are read from an axis of {n}")
 
     def _ensure(self, name: str) -> None:
-        """The tensor exists: a constant, or shape arithmetic written out as data."""
+        """Add the tensor if needed: a constant, or shape arithmetic written as data."""
         if name in self.tensors:
             return
         known = self.constant(name)
@@ -417,7 +423,7 @@ class _Builder:
         self.current = before
 
     def finish(self) -> Graph:
-        """Outputs under their own names, then everything that is read, in order."""
+        """Build the graph: outputs under their own names, then everything that is read, in order."""
         outputs = self.typed.graph.outputs
         for o in dict.fromkeys(outputs):
             self._output(o)
@@ -441,7 +447,7 @@ class _Builder:
         )  # fmt: skip
 
     def _finished(self, step: HostStep) -> HostStep:
-        """A step whose inputs exist, under the names that they have in the end."""
+        """Return a step with existing inputs under their final names."""
         for x in filter(None, step.inputs):
             self._ensure(self.aliases.get(x, x))
         inputs = tuple(self.aliases.get(x, x) for x in step.inputs)
@@ -450,7 +456,7 @@ class _Builder:
     def _needed(
         self, outputs: Sequence[str], guards: Sequence[Guard], steps: Sequence[HostStep]
     ) -> tuple[set[str], list[Node], list[HostStep]]:
-        """The names of all that the outputs and guards need: tensors and late sizes; nodes and steps in order."""
+        """Return all that the outputs and guards need: names of tensors and late sizes, nodes and steps in order."""
         needed = set(outputs) | {s for g in guards for s in g.left.symbols() | g.right.symbols()}
         kept: dict[int, Node] = {}
         found: list[HostStep] = []
@@ -478,7 +484,7 @@ class _Builder:
         return replace(b, size=of(b.size), formula=formula, shape=tuple(map(of, b.shape)))
 
     def _output(self, name: str) -> None:
-        """An output that is another name for a tensor is a copy of it."""
+        """Add an output. If it is another name for a tensor, copy the tensor."""
         self.current = None
         if name in self.aliases:
             self._copy(self.aliases.pop(name), name)

@@ -1,9 +1,9 @@
-"""Nodes that another runtime computes, where the user asks for that: steps of the host.
+"""Nodes that another runtime computes at the user's request: steps of the host.
 
-``Options(fallback="onnxruntime")``: nodes of operators that are not built, or of forms that are refused, make regions
-(``graph/regions.py``). Each becomes a model of its own that ONNX Runtime runs between two parts of the program
-(docs/adr/0030-fallback.md). All sizes of its results are symbols of their own; those that ONNX's inference knows are
-proven or checked on every call.
+``Options(fallback="onnxruntime")``: nodes with unsupported operators or forms are grouped into regions
+(``graph/regions.py``). ONNX Runtime runs each region as a separate model between two parts of the program
+(docs/adr/0030-fallback.md). All sizes of its results are new symbols. Sizes that ONNX's inference knows are proven or
+checked on every call.
 """
 
 from __future__ import annotations
@@ -27,28 +27,30 @@ from polydyn.schedules.index import Index
 from polydyn.schedules.names import given_back
 
 RUNS = "runs in ONNX Runtime"
-MOST_ELEMENTS = 1024
-"""Of a constant that is written into the region's model: axes, sizes and scales, which some operators want constant."""
-TYPES = (
+MAX_CONSTANT_ELEMENTS = 1024
+"""Maximum elements of a constant that is stored in the region's model: axes, sizes and scales, which some operators
+require to be constant.
+"""
+CROSSING_DTYPES = (
     "float32", "float64", "float16", "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64",
 )  # fmt: skip
-"""Of tensors that may cross."""
+"""Dtypes of tensors that may pass between a region and the program."""
 
 
 def standalone(node: OnnxNode, ctx: Context) -> tuple[onnx.ModelProto, tuple[str, ...]]:
-    """A region as a model over the names of its tensors, and the tensors that it is fed.
+    """Return a region as a model over the names of its tensors, and the names of its inputs.
 
-    Only constants have fixed sizes, so that the model does not depend on facts about sizes. CannotCross: a tensor that
-    the region reads has a type that cannot cross.
+    Only constants have fixed sizes, so the model does not depend on facts about sizes. Raises CannotCross if the region
+    reads a tensor whose type cannot pass.
     """
     values, constants = [], []
     for k, x in enumerate(node.inputs):
         known = ctx.constant(x)
-        if known is not None and (known.size <= MOST_ELEMENTS or str(known.dtype) not in TYPES):
+        if known is not None and (known.size <= MAX_CONSTANT_ELEMENTS or str(known.dtype) not in CROSSING_DTYPES):
             constants.append(numpy_helper.from_array(known, x))
             continue
         t = ctx.tensor(x)
-        if t.dtype not in TYPES:
+        if t.dtype not in CROSSING_DTYPES:
             raise CannotCross(x, t.dtype)
         code = helper.np_dtype_to_tensor_dtype(numpy_dtype(t.dtype))
         shape = [f".{k}.{a}" for a in range(len(t.shape))] if known is None else known.shape
@@ -60,10 +62,12 @@ def standalone(node: OnnxNode, ctx: Context) -> tuple[onnx.ModelProto, tuple[str
 
 
 def _opsets(node: OnnxNode) -> list[onnx.OperatorSetIdProto]:
-    """The versions of all domains that a region uses. UnsupportedError: two that differ in a node's operator."""
+    """Return the opset of each domain in a region. Raises UnsupportedError if two opsets differ in a node's
+    operator.
+    """
     opsets: dict[str, int] = {"": 1}
     inside = list(members(node))
-    for n in inside:  # which grows
+    for n in inside:  # the list grows
         domain, _ = split_name(n.op)
         opsets[domain] = max(opsets.get(domain, 1), n.opset)
         inside += [m for v in n.attributes.values() if isinstance(v, ImportedGraph) for m in v.nodes]
@@ -90,15 +94,16 @@ def _refusal(node: OnnxNode, why: str) -> UnsupportedError:
 
 
 def results(node: OnnxNode, ctx: Context) -> list[tuple[str, str, list[Dim | None]]]:
-    """Name, dtype and shape of every output: what ONNX Runtime says of the model.
+    """Return name, dtype and shape of every output, as reported by ONNX Runtime for the model.
 
-    UnsupportedError: ONNX Runtime is not installed or refuses a node. CannotCross: an output is no tensor of a rank.
+    Raises UnsupportedError if ONNX Runtime is not installed or rejects a node, and CannotCross if an output is not a
+    tensor of known rank.
     """
     ort_classes()
     model, fed = standalone(node, ctx)
     try:
         outputs = _outputs(model.SerializeToString(deterministic=True))
-    except Exception as e:  # of many classes, none of them documented
+    except Exception as e:  # many undocumented classes
         raise _refusal(node, str(e).strip().split("\n")[0]) from e
     dims = {f".{k}.{a}": d for k, x in enumerate(node.inputs) if x in fed for a, d in enumerate(ctx.tensor(x).shape)}
     found = []
@@ -114,24 +119,24 @@ def results(node: OnnxNode, ctx: Context) -> list[tuple[str, str, list[Dim | Non
 
 @lru_cache(maxsize=64)
 def _outputs(model: bytes) -> list[tuple[str, list[int | str | None] | None]]:
-    """Type and shape of the outputs of a model; no shape: the rank is unknown."""
+    """Return type and shape of the outputs of a model. A shape of None means that the rank is unknown."""
     session = ort_session(model)
     ranks = _ranks(onnx.load_from_string(model))
     return [(o.type, o.shape or ranks.get(o.name)) for o in session.get_outputs()]
 
 
 def _ranks(model: onnx.ModelProto) -> dict[str, list[int | str | None]]:
-    """Of outputs whose rank ONNX infers: a scalar and an unknown rank look alike in ONNX Runtime's answer."""
+    """Return the ranks that ONNX infers. ONNX Runtime's answer does not distinguish a scalar from an unknown rank."""
     inferred = onnx.shape_inference.infer_shapes(model)
     types = {o.name: o.type.tensor_type for o in inferred.graph.output if o.type.HasField("tensor_type")}
     return {n: [None] * len(t.shape.dim) for n, t in types.items() if t.HasField("shape")}
 
 
 def _dtype(output: str, said: str) -> str:
-    """Our name of a type as ONNX Runtime writes it: ``tensor(float)``."""
+    """Return our name of a type that ONNX Runtime writes as ``tensor(float)``."""
     name = said.removeprefix("tensor(").removesuffix(")")
     dtype = {"float": "float32", "double": "float64"}.get(name, name)
-    if dtype not in TYPES:
+    if dtype not in CROSSING_DTYPES:
         raise CannotCross(output, f"a {said}")
     return dtype
 
@@ -141,7 +146,7 @@ def _settings(node: OnnxNode) -> dict[str, str]:
 
 
 def infer(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
-    """Sizes are asked of the host; those that ONNX Runtime says beforehand are the same."""
+    """Request the sizes from the host. Sizes that ONNX Runtime reports in advance are made equal to them."""
     found = results(node, ctx)
     _, fed = standalone(node, ctx)
     places = [(o, a) for o, _, shape in found for a in range(len(shape))]
@@ -155,7 +160,7 @@ def infer(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
 
 
 def expand(node: OnnxNode, ctx: ExpandContext) -> None:
-    """The step that runs the region's model."""
+    """Add the step that runs the region's model."""
     model, fed = standalone(node, ctx)
     tensors: list[Tensor] = [ctx.tensor(o) for o in node.outputs]
     data = base64.b64encode(model.SerializeToString(deterministic=True)).decode()
@@ -164,14 +169,14 @@ def expand(node: OnnxNode, ctx: ExpandContext) -> None:
 
 
 def fallback_note(node: OnnxNode) -> str:
-    """What the user is told of a node of a region."""
+    """Return the note for users about a node of a region."""
     return f"{node.name} ({node.op}) {RUNS}: {node.fallback}"
 
 
 def fallback_notes(graph: Graph) -> list[str]:
-    """The notes of all nodes that another runtime computes."""
+    """Return the notes about all nodes that another runtime computes."""
     return [given_back(n) for n in graph.notes if f") {RUNS}: " in n]
 
 
 FALLBACK = Operator(KIND, infer, expand)
-"""In place of the rules of a region that another runtime computes."""
+"""Rules of a region that another runtime computes."""

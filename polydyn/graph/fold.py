@@ -1,4 +1,4 @@
-"""Constant folding: what reads only constants is computed once, by the reference evaluator."""
+"""Constant folding: the reference evaluator computes nodes that read only constants, once."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from polydyn.schedules.expr import Array
 
 
 def fold(graph: Graph) -> Graph:
-    """Replaces primitives that read only constants by their results.
+    """Replace primitives that read only constants by their results.
 
-    Nodes that would grow the constants (an Expand of one number) stay, fusion absorbs them.
+    Nodes that would enlarge the constants (an Expand of one number) stay, and fusion absorbs them.
     """
     constants, nodes = dict(graph.constants), list[Node]()
     for n in graph.nodes:
@@ -28,7 +28,7 @@ def fold(graph: Graph) -> Graph:
 
 
 def _is_foldable(graph: Graph, n: Node, constants: Mapping[str, Array]) -> bool:
-    """Whether a node reads constants only, is of a constant size that is not much larger, and depends on no size."""
+    """Check whether a node reads only constants, has a constant size that is not much larger, and uses no symbol."""
     sizes = [d.constant for d in graph.tensors[n.output].shape]
     if not n.inputs or any(t not in constants for t in n.inputs) or None in sizes:
         return False

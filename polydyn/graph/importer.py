@@ -1,4 +1,4 @@
-"""Reading ONNX: a path, bytes or a ModelProto becomes plain, checked data (``ImportedModel``)."""
+"""Read ONNX: a path, bytes or a ModelProto becomes plain, checked data (``ImportedGraph``)."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ModelLike: TypeAlias = "str | os.PathLike[str] | bytes | onnx.ModelProto"
 
 @dataclass(frozen=True)
 class ModelInput:
-    """An input: every dim is a size, a name, or None where the model names nothing; ``dims`` None: rank unknown."""
+    """An input. Every dim is a size, a name, or None if the model does not name it. ``dims`` None: unknown rank."""
 
     name: str
     dtype: str
@@ -37,7 +37,7 @@ class ModelInput:
 
 @dataclass(frozen=True)
 class ImportedGraph:
-    """Nodes in topological order; ``constants`` holds initializers and the results of Constant nodes."""
+    """Nodes in topological order. ``constants`` holds initializers and the results of Constant nodes."""
 
     name: str
     inputs: tuple[ModelInput, ...]
@@ -45,19 +45,19 @@ class ImportedGraph:
     nodes: tuple[OnnxNode, ...]
     constants: Mapping[str, Array]
     metadata: Mapping[str, Any] = field(default_factory=dict)
-    """Of a model, what it says of itself (``metadata_of``)."""
+    """Metadata of a model (``metadata_of``)."""
     copies: Mapping[str, str] = field(default_factory=dict)
-    """Of a model, outputs that are inputs: what the copy is called -> the name of both."""
+    """Outputs of a model that are inputs: maps the name of the copy to the name of both."""
     host: Mapping[str, Any] = field(default_factory=dict)
-    """The model's conversions by the host before and after a call (``graph/texts.py``), as JSON data."""
+    """Conversions by the host before and after a call (``graph/texts.py``), as JSON data."""
     optional: Mapping[str, tuple[tuple[int | str | None, ...], Array]] = field(default_factory=dict)
-    """Initializers of a model that are inputs too: their axes as it says, and their values."""
+    """Initializers of a model that are inputs too: their declared axes, and their values."""
     declared: Mapping[str, ModelInput] = field(default_factory=dict, compare=False, repr=False)
-    """What the file says of tensors that nodes make; only ``graph/fallback.py`` reads it."""
+    """Declared types and shapes of tensors that nodes compute. Only ``graph/fallback.py`` reads them."""
 
 
 def metadata_of(model: onnx.ModelProto) -> dict[str, Any]:
-    """What a model says of itself, by ONNX Runtime's names; ``version`` is the largest int64 where it has none."""
+    """Return a model's metadata under ONNX Runtime's names. ``version`` is the largest int64 if the model has none."""
     return {
         "custom_metadata_map": {p.key: p.value for p in model.metadata_props},
         "description": model.doc_string, "domain": model.domain, "graph_description": model.graph.doc_string,
@@ -67,9 +67,10 @@ def metadata_of(model: onnx.ModelProto) -> dict[str, Any]:
 
 
 def load_model(model: ModelLike) -> ImportedGraph:
-    """Reads and checks a model. Initializers become numpy views of the file's bytes where that is possible.
+    """Read and check a model. Initializers become numpy views of the file's bytes where possible.
 
-    ModelError: not a readable model, or one that ONNX does not allow. UnsupportedError: valid, but not built yet.
+    Raises ModelError for an unreadable model, or one that violates ONNX, and UnsupportedError for a valid but
+    unsupported one.
     """
     proto, folder, what = _parse(model)
     try:
@@ -103,17 +104,19 @@ def _read(proto: onnx.ModelProto, folder: Path | None) -> ImportedGraph:
 
 
 FREE_INITIALIZERS = 4
-"""First version of the file format in which initializers need not be inputs: one that is may be changed by a call."""
+"""First version of the file format in which initializers need not be inputs. One that is an input may be overridden by
+a call.
+"""
 
 
 def _optional(v: onnx.ValueInfoProto, value: Array) -> tuple[tuple[int | str | None, ...], Array]:
-    """Axes and value of an input with an initializer; the axes of the initializer if the input says none."""
+    """Return axes and value of an input with an initializer; the initializer's shape if the input declares no axes."""
     dims = _input(v, inside=True).dims
     return dims if dims is not None and len(dims) == value.ndim else value.shape, value
 
 
 def with_inputs(graph: ImportedGraph, names: Collection[str]) -> ImportedGraph:
-    """The graph with some of its optional inputs as inputs, in place of their initializers."""
+    """Turn some optional inputs of a graph into inputs, in place of their initializers."""
     if not names:
         return graph
     constants = {n: a for n, a in graph.constants.items() if n not in names}
@@ -125,7 +128,7 @@ def with_inputs(graph: ImportedGraph, names: Collection[str]) -> ImportedGraph:
 
 
 def _with_copies(graph: ImportedGraph, opset: int) -> ImportedGraph:
-    """The graph with a copy of every input that is an output too, under a name of its own."""
+    """Add a copy, with a new name, of every input that is an output too."""
     inputs = {x.name for x in graph.inputs}
     taken = inputs | graph.constants.keys() | {o for n in graph.nodes for o in n.outputs}
     copies: dict[str, str] = {}
@@ -141,7 +144,9 @@ def _with_copies(graph: ImportedGraph, opset: int) -> ImportedGraph:
 
 
 def read_function(function: onnx.FunctionProto, node: OnnxNode) -> ImportedGraph:
-    """A function's nodes for one call of it: over the names of the call's inputs, with the outputs that it has."""
+    """Return a function's nodes for one call: over the names of the call's inputs, with the outputs that the call
+    has.
+    """
     given = dict(zip(function.input, (*node.inputs, *("" for _ in function.input)), strict=False))
     made = {o for n in function.node for o in n.output}
     outputs = [o if name else "" for o, name in zip(function.output, node.outputs, strict=False)]
@@ -151,7 +156,7 @@ def read_function(function: onnx.FunctionProto, node: OnnxNode) -> ImportedGraph
     proto = onnx.GraphProto(name=node.op)
     proto.node.extend(_with_attributes(n, function, node) for n in function.node)
     proto.output.extend(onnx.ValueInfoProto(name=o) for o in outputs if o)
-    opsets = {"ai.onnx": onnx.defs.onnx_opset_version()}  # where the function names none
+    opsets = {"ai.onnx": onnx.defs.onnx_opset_version()}  # default for functions that name no opset
     reader = _Reader(opsets | {o.domain or "ai.onnx": o.version for o in function.opset_import}, None)
     read = reader.graph(proto, given.keys())
     inside = {o for n in read.nodes for o in n.outputs if o} | read.constants.keys()
@@ -160,7 +165,7 @@ def read_function(function: onnx.FunctionProto, node: OnnxNode) -> ImportedGraph
 
 
 def inner_prefix(node: OnnxNode) -> str:
-    """What names inside a node's body begin with: no input of the node does."""
+    """Return the prefix of names inside a node's body. No input of the node begins with it."""
     prefix = "."
     while any(x.startswith(prefix) for x in node.inputs):
         prefix += "."
@@ -168,7 +173,7 @@ def inner_prefix(node: OnnxNode) -> str:
 
 
 def _with_attributes(n: onnx.NodeProto, function: onnx.FunctionProto, node: OnnxNode) -> onnx.NodeProto:
-    """A node of a function, with the call's attributes in place of references to them."""
+    """Replace references to attributes in a function's node by the call's attributes."""
     out = onnx.NodeProto()
     out.CopyFrom(n)
     del out.attribute[:]
@@ -195,7 +200,7 @@ def _with_attributes(n: onnx.NodeProto, function: onnx.FunctionProto, node: Onnx
 
 
 def _defaults(node: OnnxNode) -> dict[str, onnx.AttributeProto]:
-    """The attributes that ONNX gives an operator's node where it has none of its own."""
+    """Return the default attributes that ONNX defines for an operator's node."""
     domain, _, name = node.op.rpartition("::")
     try:
         attributes = onnx.defs.get_schema(name, node.opset, domain).attributes
@@ -205,7 +210,7 @@ def _defaults(node: OnnxNode) -> dict[str, onnx.AttributeProto]:
 
 
 def renamed(graph: ImportedGraph, names: Mapping[str, str]) -> ImportedGraph:
-    """Tensors under other names, also where graphs inside read them."""
+    """Rename tensors, also where graphs inside read them."""
 
     def new(xs: tuple[str, ...]) -> tuple[str, ...]:
         return tuple(names.get(x, x) for x in xs)
@@ -223,7 +228,7 @@ def renamed(graph: ImportedGraph, names: Mapping[str, str]) -> ImportedGraph:
 
 
 def _parse(model: ModelLike) -> tuple[onnx.ModelProto, Path | None, str]:
-    """The protobuf, the folder of its data files, and what errors call it."""
+    """Return the protobuf, the folder of its data files, and the model's name for errors."""
     if isinstance(model, onnx.ModelProto):
         return model, None, "this model"
     if isinstance(model, (bytes, bytearray, memoryview)):
@@ -232,7 +237,7 @@ def _parse(model: ModelLike) -> tuple[onnx.ModelProto, Path | None, str]:
         path = Path(model)
         try:
             data, folder, what = path.read_bytes(), path.resolve().parent, str(path)
-        except (OSError, ValueError) as e:  # ValueError: a path that holds a NUL
+        except (OSError, ValueError) as e:  # ValueError: a path with a NUL
             why = getattr(e, "strerror", None) or e
             raise ModelError(f"cannot read {path}: {why}", remedy="give the path of an .onnx file") from e
     else:
@@ -251,12 +256,12 @@ def _parse(model: ModelLike) -> tuple[onnx.ModelProto, Path | None, str]:
 
 
 def _inlined(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """The model with its local functions written out where they are called."""
+    """Inline the model's local functions at their calls."""
     calls = {(f.domain, f.name): set(_calls(f.node)) for f in proto.functions}
     while free := [f for f, called in calls.items() if not called & calls.keys()]:
         for f in free:
             del calls[f]
-    if calls:  # onnx would write them out until the stack is full
+    if calls:  # onnx would recurse until the stack is full
         domain, name = min(calls)
         raise ModelError(
             f"the function {domain}::{name} calls itself", rule="functions of ONNX are not recursive",
@@ -269,7 +274,7 @@ def _inlined(proto: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def _calls(nodes: Iterable[onnx.NodeProto]) -> Iterator[tuple[str, str]]:
-    """Domain and name of everything that nodes call, in the graphs inside them too."""
+    """Yield domain and name of every operator that nodes call, including graphs inside them."""
     for n in nodes:
         yield n.domain, n.op_type
         for a in n.attribute:
@@ -301,7 +306,7 @@ class _Reader:
                 if o in defined:
                     raise ModelError(f"{o} is defined twice", node=node.name, tensor=o, rule="ONNX graphs are SSA")
                 defined.add(o)
-            if node.op == "Constant":  # its result may have no name, when nobody reads it
+            if node.op == "Constant":  # an unused result may have no name
                 check_node(node)
                 constants |= {o: _constant(node) for o in node.outputs if o}
             else:
@@ -336,12 +341,12 @@ class _Reader:
                 return value.decode()
             if a.type == onnx.AttributeProto.STRINGS:
                 return tuple(x.decode() for x in value)
-        except ValueError as e:  # no type, a reference outside a function, bytes that are no text
+        except ValueError as e:  # no type, a reference outside a function, bytes that are not text
             raise ModelError(f"the attribute {a.name} cannot be read: {e}", node=node, remedy="export it again") from e
         return tuple(value) if not isinstance(value, (int, float, str)) and isinstance(value, Iterable) else value
 
     def array(self, t: onnx.TensorProto) -> Array:
-        """The data of a tensor; texts are an array of objects (``graph/texts.py``)."""
+        """Return the data of a tensor. Strings become an array of objects (``graph/texts.py``)."""
         if t.data_type == onnx.TensorProto.STRING and len(t.string_data) == math.prod(t.dims):
             return np.array(t.string_data, object).reshape(tuple(t.dims))
         dtype = numpy_dtype(onnx_dtype(t.data_type, tensor=t.name))
@@ -363,7 +368,7 @@ class _Reader:
             ) from e  # fmt: skip
 
     def external(self, t: onnx.TensorProto, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
-        """A read-only map of the data file beside the model; paths may not leave the model's folder."""
+        """Map the data file next to the model, read-only. Paths may not leave the model's folder."""
         info = {e.key: e.value for e in t.external_data}
         if self.folder is None:
             raise ModelError(
@@ -385,9 +390,9 @@ class _Reader:
 
 
 def external_path(folder: Path, tensor: onnx.TensorProto) -> Path:
-    """The data file of an external tensor, below the resolved ``folder`` of the model; nothing of it is read.
+    """Return the data file of an external tensor, below the resolved ``folder`` of the model, without reading it.
 
-    ModelError: it lies elsewhere, or is no regular file: reading a pipe or a device may never end.
+    Raises ModelError if it is elsewhere, or not a regular file, because reading a pipe or a device may never end.
     """
     location = next((e.value for e in tensor.external_data if e.key == "location"), "")
     try:
@@ -404,7 +409,7 @@ def external_path(folder: Path, tensor: onnx.TensorProto) -> Path:
 
 
 def _declared(v: onnx.ValueInfoProto) -> ModelInput:
-    """What a file says of a tensor that a node makes; nothing of what has no type of ours."""
+    """Return the declared type and shape of a tensor that a node computes; empty for unsupported types."""
     try:
         found = _input(v, inside=True)
     except UnsupportedError:
@@ -413,7 +418,7 @@ def _declared(v: onnx.ValueInfoProto) -> ModelInput:
 
 
 def _input(v: onnx.ValueInfoProto, inside: bool) -> ModelInput:
-    """``inside``: of a body, whose node says what it is fed."""
+    """Read an input. ``inside``: of a body, whose node determines what is passed in."""
     if inside and not v.type.HasField("tensor_type"):
         return ModelInput(v.name, "", None)
     if not v.type.HasField("tensor_type"):
@@ -433,7 +438,7 @@ def _input(v: onnx.ValueInfoProto, inside: bool) -> ModelInput:
 
 
 UNNAMED = re.compile(r"\s*(\?+|\*+|-\d+|none|unk(nown)?([\W\d_].*)?)?\s*", re.IGNORECASE | re.DOTALL)
-"""What exporters write if they know no name of a dim (tf2onnx: ``unk__12``). Each such axis has a size of its own."""
+"""Names that exporters write for unnamed dims (tf2onnx: ``unk__12``). Each such axis has a separate size."""
 
 
 def _check_inputs(n: onnx.NodeProto, position: int, defined: set[str], proto: onnx.GraphProto) -> None:
@@ -453,7 +458,7 @@ def _check_inputs(n: onnx.NodeProto, position: int, defined: set[str], proto: on
 
 
 def _reaches(proto: onnx.GraphProto, start: onnx.NodeProto, goal: onnx.NodeProto) -> bool:
-    """True when a result of ``start`` is needed for ``goal``."""
+    """Check whether ``goal`` depends on a result of ``start``."""
     if goal is start:
         return True
     made: dict[str, list[str]] = {}

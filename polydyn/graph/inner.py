@@ -1,7 +1,7 @@
-"""Models inside a node: the branches of an If, the bodies of a Loop or Scan, as models of their own.
+"""Models inside a node: the branches of an If and the bodies of a Loop or Scan, as separate models.
 
-The tensors of the model around that such a body reads become its inputs. Constants are copied into it; shape arithmetic
-comes in as the sizes that it is made of (``size_input``); a size that has a name outside has the same name inside.
+The tensors of the outer model that such a body reads become its inputs. Constants are copied into it. Shape arithmetic
+comes in as the sizes in it (``size_input``). A size with a name outside has the same name inside.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from polydyn.schedules.index import Index
 from polydyn.shapes.sizes import Dims
 
 Types = Sequence[tuple[str, Sequence[Dim | None]]]
-"""dtype and shape of each input of a body as the model around says them; None: a size that differs from run to run."""
+"""Dtype and shape of each input of a body as known in the outer model. None is a size that differs from run to run."""
 Propagate = Callable[[ImportedGraph, Dims, Mapping[str, Inferred]], Typed]
 
 
@@ -25,7 +25,7 @@ Propagate = Callable[[ImportedGraph, Dims, Mapping[str, Inferred]], Typed]
 class Inner:
     """A body with known shapes.
 
-    ``formals``: its inputs that the node feeds. ``captured``: the tensors around it that it reads, under their names.
+    ``formals``: its inputs that the node passes in. ``captured``: outer tensors that it reads, under their names.
     ``sizes``: the sizes that come in by name. ``results``: its outputs in order; some may be inputs.
     """
 
@@ -35,27 +35,27 @@ class Inner:
     sizes: tuple[str, ...]
     results: tuple[str, ...]
     is_refused: bool = False
-    """Whether every call of the body fails; then only the ranks of its results are right."""
+    """Whether every call of the body fails. Then only the ranks of its results are right."""
 
     def dtype(self, position: int) -> str:
-        """The dtype of a result."""
+        """Return the dtype of a result."""
         return self.typed.tensor(self.results[position]).dtype
 
     def shape(self, position: int) -> tuple[Dim | None, ...]:
-        """The shape of a result in sizes of the model around; None where it cannot say it."""
+        """Return the shape of a result in sizes of the outer model; None for a size that these cannot express."""
         named = {str(d) for x in self.typed.graph.inputs for d in x.dims or () if isinstance(d, str)}
         shape = self.typed.tensor(self.results[position]).shape
         return tuple(d if d.symbols() <= named else None for d in shape)
 
     def keeps(self, result: int, formal: str) -> list[bool] | None:
-        """For every axis whether a result has the size of an input; None: another rank or dtype."""
+        """Return for each axis whether a result has the size of an input, or None if rank or dtype differ."""
         a, b = self.typed.tensor(self.results[result]), self.typed.tensor(formal)
         if a.dtype != b.dtype or len(a.shape) != len(b.shape):
             return None
         return [p == q for p, q in zip(a.shape, b.shape, strict=True)]
 
     def always(self, result: int) -> bool:
-        """Whether a boolean result is constant true, or an input passed on."""
+        """Check whether a boolean result is constant true, or an input passed through."""
         name, producers = self.results[result], {o: n for n in self.typed.nodes for o in n.outputs}
         while name in producers and producers[name].op == "Identity":
             name = producers[name].inputs[0]
@@ -64,20 +64,20 @@ class Inner:
 
 
 def free_names(graph: ImportedGraph) -> tuple[str, ...]:
-    """The tensors around a body that it reads, in order."""
+    """Return the outer tensors that a body reads, in order."""
     inside = {i.name for i in graph.inputs} | graph.constants.keys() | {o for n in graph.nodes for o in n.outputs}
     read = [x for n in graph.nodes for x in (*n.inputs, *captured_by(n))]
     return tuple(dict.fromkeys(x for x in (*read, *graph.outputs) if x and x not in inside))
 
 
 def captured_by(node: OnnxNode) -> tuple[str, ...]:
-    """The tensors that the bodies of a node read beside its inputs."""
+    """Return the tensors that the bodies of a node read in addition to its inputs."""
     bodies = [v for v in node.attributes.values() if isinstance(v, ImportedGraph)]
     return tuple(dict.fromkeys(x for b in bodies for x in free_names(b)))
 
 
 def enter(body: ImportedGraph, types: Types, outside: Typed, propagate: Propagate) -> Inner:
-    """The shapes inside a body whose inputs have these types."""
+    """Infer the shapes inside a body whose inputs have these types."""
     formals = tuple(
         ModelInput(i.name, dtype, tuple(map(_plain, shape)))
         for i, (dtype, shape) in zip(body.inputs, types, strict=True)
@@ -104,7 +104,7 @@ def enter(body: ImportedGraph, types: Types, outside: Typed, propagate: Propagat
 
 
 def _plain(d: Dim | None) -> int | str | None:
-    """A size as an input of a model declares it; an expression has no name."""
+    """Return a size as an input of a model declares it, or None for an expression."""
     if d is None:
         return None
     d = Index.of(d)

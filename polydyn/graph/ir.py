@@ -1,8 +1,8 @@
-"""The graph: typed, immutable, one computing primitive.
+"""The graph: typed, immutable, with one computing primitive.
 
-``Compute`` is a loop nest over the output's elements, with an optional reduction: what other systems call map,
-reduce, contract (matmul, convolution, pooling), view, gather, pad and iota are classifications of it, found by
-looking at its body, never by an operator's name (``docs/adr/0002-one-primitive.md``).
+``Compute`` is a loop nest over the output's elements, with an optional reduction. Other systems distinguish map,
+reduce, contract (matmul, convolution, pooling), view, gather, pad and iota. Here these are classifications of a Compute
+by its body, never by an operator's name (``docs/adr/0002-one-primitive.md``).
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ class Tensor:
 
 
 def dim_name(axis: int) -> str:
-    """The iterator of output axis ``axis`` in a Compute's body."""
+    """Return the iterator of output axis ``axis`` in a Compute's body."""
     return f"d{axis}"
 
 
 def reduction_name(axis: int) -> str:
-    """The iterator of reduction dim ``axis`` in a Compute's body."""
+    """Return the iterator of reduction dim ``axis`` in a Compute's body."""
     return f"r{axis}"
 
 
@@ -43,8 +43,8 @@ class Compute:
     """``output[d0, d1, ...] = reduce over r0, r1, ... of body``.
 
     Iterator ``d<i>`` runs over output axis i, ``r<j>`` over ``reduction[j]``. ``body`` loads tensors at logical
-    subscripts, which are Index expressions over iterators, symbols and fetched integers. Without ``reduce``, a plain
-    assignment. An empty reduction gives the neutral element. ``origin`` is the ONNX node's name, for messages.
+    subscripts, which are Index expressions over iterators, symbols and fetched integers. Without ``reduce`` it is a
+    plain assignment. An empty reduction gives the neutral element. ``origin`` is the ONNX node's name, for messages.
     """
 
     output: str
@@ -55,29 +55,29 @@ class Compute:
 
     @cached_property
     def inputs(self) -> tuple[str, ...]:
-        """Names of the tensors read, each once, in order of first use (fetched ones included)."""
+        """Names of the tensors read, each once, in order of first use (including fetched ones)."""
         names = [x.buffer for x in loads(self.body)]
         names += [a.name for i in indices(self.body) for a in sorted(i.fetches(), key=str)]
         return tuple(dict.fromkeys(names))
 
     def at(self, index: Sequence[Index]) -> Value:
-        """The body for the output's element at ``index``."""
+        """Return the body for the output's element at ``index``."""
         return substitute(self.body, {dim_name(a): i for a, i in enumerate(index)})
 
     @property
     def is_view(self) -> bool:
-        """True when it only renames elements: one load, no fetched subscripts, no reduction, no change of dtype."""
+        """Whether it only renames elements: one load, no fetched subscripts, no reduction, no change of dtype."""
         return self.reduce is None and isinstance(self.body, Load) and not any(i.fetches() for i in self.body.index)
 
     @property
     def is_map(self) -> bool:
-        """True when nothing is reduced."""
+        """Whether nothing is reduced."""
         return self.reduce is None
 
 
 @dataclass(frozen=True)
 class Concat:
-    """Joins tensors along ``axis``; kept apart so that producers may write straight into their part."""
+    """Joins tensors along ``axis``. It is not a Compute, so that producers may write directly into their part."""
 
     output: str
     parts: tuple[str, ...]
@@ -94,19 +94,18 @@ Node = Compute | Concat
 
 
 def size_input(symbol: str) -> str:
-    """The input that brings a size to a part or a body: a vector of so many bytes, which nobody reads."""
+    """Return the input that carries a size to a part or a body: a vector of that many bytes, which is never read."""
     return f"size of {symbol}"
 
 
 @dataclass(frozen=True)
 class HostStep:
-    """What the host does between two parts of a program (docs/adr/0027-parts.md).
+    """Work of the host between two parts of a program (docs/adr/0027-parts.md).
 
-    ``kind``: one of ``polydyn.program.frame.KINDS``, or "onnxruntime": a function of the arrays ``inputs``
-    (tensor names, ``""`` for absent ones), the sizes ``dims`` and ``settings`` (JSON values by name). It gives the
-    tensors ``outputs`` (``""``: nobody asks) and, for each of ``symbols``, a size. ``bodies``: the models that it runs,
-    by name.
-    ``level``: of the part before it; it is done no earlier. ``origin``: the ONNX node.
+    ``kind``: one of ``polydyn.program.frame.KINDS``, or "onnxruntime". The step is a function of the arrays ``inputs``
+    (tensor names, ``""`` for absent ones), the sizes ``dims`` and ``settings`` (JSON values by name). It computes the
+    tensors ``outputs`` (``""`` if unused) and, for each of ``symbols``, a size. ``bodies``: the models that it runs, by
+    name. ``level``: the level of the previous part; the step runs no earlier. ``origin``: the ONNX node.
     """
 
     kind: str
@@ -122,7 +121,7 @@ class HostStep:
 
 @dataclass(frozen=True)
 class SymbolSource:
-    """Where a symbol's value comes from at run time: the size of an input along an axis."""
+    """The source of a symbol's value at run time: the size of an input along an axis."""
 
     symbol: str
     input: str
@@ -131,10 +130,10 @@ class SymbolSource:
 
 @dataclass(frozen=True)
 class Guard:
-    """A condition on symbols that every call must meet: ``left relation right`` with relation ``==``, ``<=``, ``%==``.
+    """A condition on symbols that every call must satisfy: ``left relation right``, relation ``==``, ``<=`` or ``%==``.
 
-    ``a %== b``: a is a multiple of b. ``message`` says which node, tensor and dim needs it and why; ``words`` say the
-    condition simpler, as ``H is a multiple of 32, or up to 7 less``.
+    ``a %== b``: a is a multiple of b. ``message`` names the node, tensor and dim that need it, and the reason.
+    ``words`` is a simpler form of the condition, such as ``H is a multiple of 32, or up to 7 less``.
     """
 
     left: Dim
@@ -146,13 +145,13 @@ class Guard:
 
 @dataclass(frozen=True)
 class IndexBound:
-    """Every integer of ``tensor`` plus ``offset`` is a subscript of an axis of ``size``: it lies in [-size, size).
+    """A check that every integer of ``tensor`` plus ``offset`` is in [-size, size), because it subscripts an axis.
 
-    ``node``: the ONNX node that uses it so. ``part``: (first, step) of the integers meant, where tuples of subscripts
-    lie one behind the other. ``formula``: where ``tensor`` is a view or arithmetic that nobody computes for itself, the
-    integers meant over ``d<axis>`` of ``shape``. Checked on the data of every call; ``status``: the tensor in which
-    a device says what it found (``polydyn/program/index_checks.py``), empty: the host looks. ``kept``: the tensor in
-    which the host finds them, where they are nowhere else in memory.
+    ``node``: the ONNX node that uses the integers as subscripts. ``part``: (first, step) of the checked integers, if
+    tuples of subscripts are stored one after another. ``formula``: the checked integers over ``d<axis>`` of ``shape``,
+    if ``tensor`` is a view or arithmetic that is not computed by itself. The data of every call are checked.
+    ``status``: the tensor in which a device reports the result (``polydyn/program/index_checks.py``); if empty, the
+    host checks. ``kept``: the tensor in which the host finds the integers if they are nowhere else in memory.
     """
 
     tensor: str
@@ -170,11 +169,11 @@ class IndexBound:
 class Graph:
     """Nodes in topological order over named tensors.
 
-    ``inputs``/``outputs``: tensor names in the model's order. ``constants``: arrays by tensor name.
-    ``sources``: where each symbol comes from (exactly one each). ``guards``: facts assumed, to be checked per call.
-    ``bounds``: tensors whose elements are used as subscripts. ``steps``: what the host does in between; a graph
-    that has some is cut into parts that have none (``graph/cut.py``) before anything else happens to it.
-    ``guessed``: pairs of sizes that are taken to be equal, where one of them might be 1.
+    ``inputs``/``outputs``: tensor names in the model's order. ``constants``: arrays by tensor name. ``sources``: the
+    source of each symbol (exactly one each). ``guards``: assumed facts that every call checks. ``bounds``: tensors
+    whose elements are used as subscripts. ``steps``: work of the host in between. A graph with steps is cut into parts
+    without steps (``graph/cut.py``) before any other stage. ``guessed``: pairs of sizes that are assumed equal although
+    one of them might be 1.
     """
 
     name: str
@@ -190,20 +189,20 @@ class Graph:
     steps: tuple[HostStep, ...] = ()
     guessed: tuple[tuple[Dim, Dim], ...] = ()
     metadata: Mapping[str, Any] = field(default_factory=dict)
-    """What the model says of itself, for those who ask a program: plain data."""
+    """Metadata of the model for users of a program: plain data."""
     copies: Mapping[str, str] = field(default_factory=dict)
-    """Outputs that are inputs of the model: the tensor that is a copy -> the name of both."""
+    """Outputs that are inputs of the model: maps the tensor that is a copy to the name of both."""
     host: Mapping[str, Any] = field(default_factory=dict)
     """Conversions by the host before and after a call (``graph/texts.py``): JSON data."""
     optional: Mapping[str, tuple[tuple[int | str | None, ...], Array]] = field(default_factory=dict)
-    """Initializers that are inputs too: their axes as the model says, and their values."""
+    """Initializers that are inputs too: their declared axes, and their values."""
 
     def producer(self) -> dict[str, Node]:
-        """Tensor name -> the node that computes it."""
+        """Map each tensor name to the node that computes it."""
         return {n.output: n for n in self.nodes}
 
     def consumers(self) -> dict[str, list[Node]]:
-        """Tensor name -> the nodes that read it, in order."""
+        """Map each tensor name to the nodes that read it, in order."""
         out: dict[str, list[Node]] = {t: [] for t in self.tensors}
         for n in self.nodes:
             for t in n.inputs:
@@ -212,12 +211,12 @@ class Graph:
 
 
 def value_size(v: Value) -> int:
-    """Number of operations in an expression (what recomputing it costs, roughly)."""
+    """Return the number of operations in an expression (roughly the cost of recomputing it)."""
     return sum(1 for x in walk(v) if not isinstance(x, Load))
 
 
 def iterators(graph: Graph, node: Compute) -> Iterator[tuple[str, Dim]]:
-    """(iterator, extent) of a Compute: output axes, then reduction dims."""
+    """Yield (iterator, extent) of a Compute: output axes, then reduction dims."""
     for a, e in enumerate(graph.tensors[node.output].shape):
         yield dim_name(a), e
     for j, e in enumerate(node.reduction):

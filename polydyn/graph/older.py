@@ -1,7 +1,7 @@
-"""What nodes of old opsets mean, in nodes of newer ones: the one place that knows attributes that ONNX dropped.
+"""Rewrite nodes of old opsets as nodes of newer ones. Only this module knows attributes that ONNX has dropped.
 
-Propagation asks for it when the types of a node's inputs are there, since an axis of the old broadcasting is counted
-along the first operand. Rules and expansions then see only what newer opsets have.
+Propagation calls it when the types of a node's inputs are known, because old broadcasting counts an axis along the
+first operand. Rules and expansions then see only the attributes of newer opsets.
 """
 
 from __future__ import annotations
@@ -18,11 +18,13 @@ from polydyn.graph.subscripts import ints
 
 Writer = Callable[[Body], None]
 OLDER: dict[str, tuple[int, Writer]] = {}
-"""Operator -> the opset from which its nodes are taken as they are, and what writes older ones."""
+"""Maps an operator to the opset from which its nodes need no rewriting, and to the function that rewrites older
+ones.
+"""
 
 
 def modern(node: OnnxNode, ctx: InferContext) -> ImportedGraph | None:
-    """The nodes that a node of an old opset stands for; None: it is as new ones are."""
+    """Return the nodes that replace a node of an old opset, or None if it needs no rewriting."""
     opset, write = OLDER.get(node.op, (0, None))
     if write is None or node.opset >= opset:
         return None
@@ -42,16 +44,16 @@ def _before(opset: int, *names: str) -> Callable[[Writer], Writer]:
 
 
 def _spread(b: Body, name: str, before: int, after: int) -> str:
-    """The tensor with axes of size 1 around its own."""
+    """Add axes of size 1 before and after the axes of a tensor."""
     axes = (*range(before), *range(before + len(b.tensor(name).shape), before + len(b.tensor(name).shape) + after))
     return b.op("Unsqueeze", name, b.constant(axes)) if axes else name
 
 
 @_before(7, "Add", "Sub", "Mul", "Div", "Pow", "And", "Or", "Xor", "Less", "Greater", "Equal")
 def _broadcast(b: Body) -> None:
-    """With ``axis`` the second operand's axes are those of the first one from there on; without, the last ones.
+    """Rewrite old broadcasting: ``axis`` aligns the second operand with the first from there on; by default at the end.
 
-    Operands of one rank have nothing to choose, whatever ``axis`` is: as in ``onnx.reference``.
+    Operands of equal rank need no alignment, whatever ``axis`` is, as in ``onnx.reference``.
     """
     x, y, axis = b.input(0), b.input(1), b.attribute("axis")
     left, right = len(b.tensor(x).shape), len(b.tensor(y).shape)
@@ -66,7 +68,7 @@ def _broadcast(b: Body) -> None:
 
 @_before(7, "PRelu")
 def _slope(b: Body) -> None:
-    """A vector of slopes has one for each channel."""
+    """Reshape a vector of slopes to one slope per channel."""
     rank = len(b.tensor(b.input(0)).shape)
     if rank > 2 and len(b.tensor(b.input(1)).shape) == 1:
         b.give(b.op("PRelu", b.input(0), _spread(b, b.input(1), 0, rank - 2)))
@@ -79,7 +81,7 @@ def _concat(b: Body) -> None:
 
 @_before(6, "Cast")
 def _cast(b: Body) -> None:
-    """The type is the name of a member of ONNX's enum."""
+    """Convert ``to``, the name of a member of ONNX's enum."""
     name = b.attribute("to")
     kinds = dict(onnx.TensorProto.DataType.items())
     if name.upper() not in kinds:
@@ -96,7 +98,7 @@ def _pad(b: Body) -> None:
 
 @_before(6, "Tile")
 def _tile(b: Body) -> None:
-    """One axis is repeated: the count and the axis are inputs of one element."""
+    """Rewrite a Tile along one axis: the count and the axis are one-element inputs."""
     rank, (axis,) = len(b.tensor(b.input(0)).shape), ints(b.node, b.ctx, 2, "axis") or (0,)
     if not -rank <= axis < rank:
         raise b.wrong(f"axis {axis} of a tensor with {rank} axes")
@@ -107,7 +109,7 @@ def _tile(b: Body) -> None:
 
 @_before(9, "Upsample")
 def _upsample(b: Body) -> None:
-    """Scales are an attribute, in opset 1 one for each of the last two axes; bilinear is linear."""
+    """Rewrite scales, which are an attribute (opset 1: one for each of the last two axes), and the mode bilinear."""
     scales = b.attribute("scales") or (1.0, 1.0, b.attribute("height_scale"), b.attribute("width_scale"))
     mode = {"bilinear": "linear"}.get(b.attribute("mode", "nearest"), b.attribute("mode", "nearest"))
     constant = b.constant(np.asarray(scales, np.float32), "float32")
@@ -116,7 +118,7 @@ def _upsample(b: Body) -> None:
 
 @_before(10, "Dropout")
 def _dropout(b: Body) -> None:
-    """The mask has the type of the input."""
+    """Cast the mask to the dtype of the input."""
     outputs = b.node.outputs
     if len(outputs) > 1 and outputs[1]:
         b.ignore("ratio", "is_test")
@@ -127,7 +129,9 @@ def _dropout(b: Body) -> None:
 
 @_before(9, "Scan")
 def _scan(b: Body) -> None:
-    """Axis 0 is the batch, axis 1 the sequence: a Scan over the samples whose body is a Scan over the sequence."""
+    """Rewrite a batched Scan (axis 0 is the batch, axis 1 the sequence) as a Scan over samples of a Scan over the
+    sequence.
+    """
     if b.input(0):
         raise b.refuse("a length for each sample (sequence_lens)", "export with a newer opset")
     body, count, prefix = b.attribute("body"), b.attribute("num_scan_inputs"), inner_prefix(b.node)

@@ -1,7 +1,7 @@
 """Integer tensors that are formulas of the position: iotas, sizes, and arithmetic on them.
 
-Exporters spell views as gathers (position ids, masks read at ``b * L + j``). Where the fetched integer is a formula,
-the subscript becomes the formula, and what looked like a gather of unknown elements is a view.
+Exporters write views as gathers (position ids, masks read at ``b * L + j``). If the fetched integer is a formula, the
+subscript becomes the formula, and the apparent gather of unknown elements is a view.
 """
 
 from __future__ import annotations
@@ -15,35 +15,35 @@ from polydyn.schedules.expr import Array, Const, FromIndex, Load, Op, Value
 from polydyn.schedules.index import ZERO, Atom, Index, fetch
 from polydyn.schedules.ranges import Ranges
 
-LARGEST = 16
-"""Formulas with more terms stay tensors."""
-COUNTS = ("int64", "int32")
-"""Dtypes of formulas; overflow is not modelled, as for all sizes."""
+MAX_TERMS = 16
+"""Maximum terms of a formula. Longer ones stay tensors."""
+FORMULA_DTYPES = ("int64", "int32")
+"""Dtypes of formulas. Overflow is not modelled, as for all sizes."""
 
 
 class Positions:
-    """Formulas of the tensors seen so far."""
+    """Formulas of the tensors so far."""
 
     def __init__(self) -> None:
         self._formulas: dict[str, Index] = {}
         self._concats: dict[str, tuple[Concat, tuple[Dim, ...]]] = {}
 
     def learn(self, node: Compute) -> None:
-        """Keeps the formula of a Compute, if it is one."""
-        found = self._formula(node.body) if node.reduce is None and node.body.dtype in COUNTS else None
-        if found is not None and len(found.terms) <= LARGEST:
+        """Record the formula of a Compute, if it is one."""
+        found = self._formula(node.body) if node.reduce is None and node.body.dtype in FORMULA_DTYPES else None
+        if found is not None and len(found.terms) <= MAX_TERMS:
             self._formulas[node.output] = found
 
     def learn_concat(self, node: Concat, lengths: tuple[Dim, ...]) -> None:
-        """Keeps what a concatenation is made of; ``lengths``: of its parts along the axis.
+        """Record the parts of a concatenation. ``lengths``: sizes of the parts along the axis.
 
-        Tuples of subscripts are spelled so, each component a part of length 1.
+        Exporters write tuples of subscripts in this form, each component as a part of length 1.
         """
         self._concats[node.output] = node, lengths
 
     def learn_constant(self, name: str, array: Array) -> None:
-        """Keeps the formula of a constant that is affine in its position (an iota, equal numbers)."""
-        if str(array.dtype) not in COUNTS or array.size == 0:
+        """Record the formula of a constant that is affine in its position (an iota, equal numbers)."""
+        if str(array.dtype) not in FORMULA_DTYPES or array.size == 0:
             return
         origin = (0,) * array.ndim
         formula, values = Index.of(int(array[origin])), np.full(array.shape, array[origin])
@@ -56,7 +56,7 @@ class Positions:
             self._formulas[name] = formula
 
     def resolve(self, i: Index, aliases: Mapping[str, str], wraps: list[tuple[Index, Index]]) -> Index:
-        """The subscript with every fetched integer that has a formula replaced by it.
+        """Replace every fetched integer in a subscript by its formula if it has one.
 
         ``wraps`` collects ``(x, n)`` where a formula x was wrapped into an axis of size n (``x - n * (x // n)``).
         """
@@ -80,10 +80,10 @@ class Positions:
         if formula is None:
             return fetch(name, at)
         found = formula.subs({dim_name(k): x for k, x in enumerate(at)})
-        return self.resolve(found, {}, []) if found.fetches() else found  # a known place may name a part now
+        return self.resolve(found, {}, []) if found.fetches() else found  # a known position may select a part now
 
     def _part(self, name: str, at: tuple[Index, ...]) -> tuple[str, tuple[Index, ...]]:
-        """The part of a concatenation that holds the element at a known place along the axis."""
+        """Return the part of a concatenation that holds the element at a known position along the axis."""
         node, lengths = self._concats[name]
         place = at[node.axis].constant
         for part, length in zip(node.parts, lengths, strict=True):
@@ -101,11 +101,11 @@ class Positions:
         if isinstance(v, Const):
             return Index.of(int(v.value))
         if isinstance(v, Load):
-            return self._at(v.buffer, v.index) if v.dtype in COUNTS else None
-        if not isinstance(v, Op) or v.dtype not in COUNTS:
+            return self._at(v.buffer, v.index) if v.dtype in FORMULA_DTYPES else None
+        if not isinstance(v, Op) or v.dtype not in FORMULA_DTYPES:
             return None
         args = [self._formula(a) for a in v.args]
-        if v.name == "cast" and v.args[0].dtype in COUNTS:
+        if v.name == "cast" and v.args[0].dtype in FORMULA_DTYPES:
             return args[0]
         known = [a for a in args if a is not None]
         if len(known) != len(args) or v.name not in ("add", "sub", "mul", "neg"):
@@ -117,7 +117,7 @@ class Positions:
 
 
 def at_the_end(x: Index, ranges: Ranges, nonnegative: Callable[[Index], bool]) -> Index:
-    """The position at the end of each iterator whose factor is a difference of sizes that is never negative.
+    """Set each iterator whose factor is a nonnegative difference of sizes to its last value.
 
     ``b * (L // 5) - b`` grows with ``b`` because a convolution's window fits into L.
     """

@@ -1,10 +1,10 @@
 """Symbolic shape propagation: the worklist of TSCompiler 4.1 (Algorithm 1), with facts that hold everywhere.
 
-Three things differ from the algorithm as printed, where ``is_processed`` makes every result final:
-dims are read through the ShapeContext, so an equality learned late (by a sibling's consumer, say) also holds for what
-was computed before; a node whose inputs look different under new facts is processed again; and a node that would
-have to guess (broadcasting two unrelated symbols) is parked until nothing else is left to do. The printed
-``InferSibSymShape`` is the ``unify`` of a consumer's rule: it tells the sibling's dims what the consumer needs.
+Three things differ from the printed algorithm, where ``is_processed`` makes every result final. First, dims are read
+through the ShapeContext, so an equality learned late (for example from a sibling's consumer) also holds for earlier
+results. Second, a node whose inputs change under new facts is processed again. Third, a node that would have to guess
+(broadcasting two unrelated symbols) is parked until no other work is left. The printed ``InferSibSymShape`` is the
+``unify`` of a consumer's rule: it passes the consumer's requirement to the sibling's dims.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from onnx import TensorProto
 from polydyn.errors import ModelError, PolydynError, ShapeError, UnsupportedError
 from polydyn.graph.bodies import body_of, has_body
 from polydyn.graph.branches import BRANCHES, readers_of, with_moved
-from polydyn.graph.check import blamed, check_node, check_types
+from polydyn.graph.check import check_node, check_types, with_node
 from polydyn.graph.dtypes import onnx_dtype
 from polydyn.graph.fallback import FALLBACK, fallback_note
 from polydyn.graph.importer import ImportedGraph, ModelInput, renamed
@@ -30,10 +30,10 @@ from polydyn.graph.ir import SymbolSource
 from polydyn.graph.older import modern
 from polydyn.graph.operators import registry
 from polydyn.graph.operators.registry import Inferred, OnnxNode, RanksDiffer, Rewritten
-from polydyn.graph.regions import Again, CannotCross, Left, members, reads, region, with_regions
+from polydyn.graph.regions import CannotCross, Left, RepropagationNeeded, members, reads, region, with_regions
 from polydyn.graph.sequences import without_sequences
 from polydyn.graph.shape_values import infer_value
-from polydyn.graph.typed import Asked, Asking, Typed
+from polydyn.graph.typed import Asking, HostStepRequests, Typed
 from polydyn.schedules.index import Index
 from polydyn.schedules.names import given_back, internal_name
 from polydyn.shapes.context import ShapeContext, Undecided
@@ -42,7 +42,7 @@ from polydyn.shapes.sizes import Dims
 
 @cache
 def load_operators() -> Mapping[str, registry.Operator]:
-    """Imports every module of ``graph/operators`` and ``graph/functions``, so that all operators are registered."""
+    """Import every module of ``graph/operators`` and ``graph/functions``, so that all operators are registered."""
     for folder in ("operators", "functions"):
         package = importlib.import_module(f"polydyn.graph.{folder}")
         for module in pkgutil.iter_modules(package.__path__):
@@ -54,11 +54,11 @@ def propagate(
     graph: ImportedGraph, dims: Dims | None = None, values: Mapping[str, Inferred] | None = None, general: bool = False,
     left: Left | None = None,
 ) -> Typed:  # fmt: skip
-    """Infers the shape of every tensor. UnsupportedError lists all operators that are not built, by name.
+    """Infer the shape of every tensor. Raises UnsupportedError that lists all unsupported operators.
 
-    ``values``: shape arithmetic that comes in from around a body, over the names of its inputs' dims. ``general``: two
-    sizes that may be equal or 1 are not taken to be equal. ``left``: what is not built, or refused, is left to another
-    runtime and noted there; Again: more than before, so that the regions are others.
+    ``values``: shape arithmetic that a body gets from outside, over the names of its inputs' dims. ``general``: two
+    sizes that may be equal or 1 are not assumed equal. ``left``: collects unsupported or rejected nodes, which another
+    runtime computes. Raises RepropagationNeeded if it has grown, because this changes the regions.
     """
     graph = without_sequences(graph)
     if left is not None:
@@ -76,9 +76,9 @@ def propagate(
 
 
 def check_supported(graph: ImportedGraph) -> None:
-    """Refuses a graph with unknown operators, naming every one and the first node that uses it, and strings.
+    """Reject a graph with unknown operators, naming each of them and the first node that uses it, or with strings.
 
-    ModelError: a node of a known operator is not as ONNX defines it.
+    Raises ModelError if a node of a known operator violates ONNX's definition.
     """
     missing: dict[str, str] = {}
     for n in graph.nodes:
@@ -99,19 +99,19 @@ def check_supported(graph: ImportedGraph) -> None:
 
 
 def is_built(node: OnnxNode) -> bool:
-    """Whether there are rules for a node's operator, or nodes that stand for it."""
+    """Check whether a node's operator has rules or a body."""
     return node.op in load_operators() or has_body(node)
 
 
 def rules(node: OnnxNode) -> registry.Operator:
-    """The shape rule and the expansion of a node."""
+    """Return the shape rule and the expansion of a node."""
     return FALLBACK if node.fallback else registry.OPERATORS[node.op]
 
 
 def _init_inputs(
     inputs: tuple[ModelInput, ...], facts: ShapeContext, inferred: dict[str, Inferred]
 ) -> tuple[SymbolSource, ...]:
-    """Symbols for the inputs' dynamic dims. A name used twice is one symbol; the second use is guarded."""
+    """Create symbols for the inputs' dynamic dims. A name used twice is one symbol; the second use is guarded."""
     sources: dict[str, SymbolSource] = {}
     taken = {internal_name(d) for x in inputs for d in x.dims or () if isinstance(d, str)}
     for x in inputs:
@@ -128,7 +128,7 @@ def _init_inputs(
                 own += "_"
             sources[own] = SymbolSource(own, x.name, axis)
             size = facts.declare(own, f"{x.name} axis {axis}")
-            if name and own != name:  # a symbol of its own, so that every call is checked
+            if name and own != name:  # a separate symbol, so that every call is checked
                 first = sources[name]
                 why = f"{x.name} axis {axis} and {first.input} axis {first.axis} are both called {name}"
                 size = facts.unify(own, name, why)
@@ -150,16 +150,16 @@ class _Worklist:
         self.constants = dict(graph.constants)
         for name, array in self.constants.items():
             inferred[name] = Inferred(str(array.dtype), tuple(map(Index.of, array.shape)))
-        self.view = Typed(graph, (), facts, inferred, self.constants, (), Asked(enter=self.enter))
+        self.view = Typed(graph, (), facts, inferred, self.constants, (), HostStepRequests(enter=self.enter))
         self.consumers: dict[str, list[OnnxNode]] = {}
         self.processed: dict[str, tuple[int, object]] = {}
         self.queue: deque[OnnxNode] = deque()
         self.parked: dict[str, tuple[OnnxNode, int]] = {}
         self.depth: dict[str, int] = {}
-        """If -> readers in a row that moved into its branches last."""
+        """Maps an If to the number of readers in a row that moved into its branches last."""
 
     def run(self) -> None:
-        """Until nothing changes. Guesses come last, one at a time."""
+        """Process nodes until nothing changes. Guesses come last, one at a time."""
         self.add(self.nodes)
         while True:
             while self.queue:
@@ -171,15 +171,15 @@ class _Worklist:
             node, _ = self.parked.pop(next(iter(self.parked)))
             self.visit(node, assume=True)
         if self.again:
-            raise Again
+            raise RepropagationNeeded
         self.demand_sizes()
 
     def enter(self, body: ImportedGraph, types: Types) -> Inner:
-        """The shapes inside a body of a node."""
+        """Infer the shapes inside a body of a node."""
         return enter(body, types, self.view, lambda graph, dims, values: propagate(graph, dims, values))
 
     def demand_sizes(self) -> None:
-        """No call makes a size negative: a guard where that is not proven, also for tensors that fusion removes."""
+        """Require that no size is negative: add a guard if this is not proven, also for tensors that fusion removes."""
         seen = set[Index]()
         for node in self.nodes:
             for name in filter(None, node.outputs):
@@ -191,18 +191,18 @@ class _Worklist:
                     self.facts.at_most(0, d, why)
 
     def add(self, nodes: list[OnnxNode]) -> None:
-        """Makes nodes known and queues the eligible ones."""
+        """Register nodes and queue the eligible ones."""
         for n in nodes:
             for x in dict.fromkeys((*n.inputs, *captured_by(n))):
                 self.consumers.setdefault(x, []).append(n)
         self.queue.extend(n for n in nodes if self.eligible(n))
 
     def eligible(self, node: OnnxNode) -> bool:
-        """CheckNodeStatus: every input has a type."""
+        """Check whether every input has a type (CheckNodeStatus)."""
         return all(x in self.inferred for x in (*node.inputs, *captured_by(node)) if x)
 
     def requeue(self) -> bool:
-        """Queues what new facts may change: parked nodes, and nodes whose inputs look different now."""
+        """Queue the nodes that new facts may change: parked nodes, and nodes whose inputs have changed."""
         version = self.facts.version
         for name, (node, seen) in list(self.parked.items()):
             if seen != version:
@@ -219,7 +219,7 @@ class _Worklist:
         return bool(self.queue)
 
     def looks(self, node: OnnxNode) -> object:
-        """The node's inputs as its rule sees them."""
+        """Return the node's inputs as its rule sees them."""
         out: list[object] = []
         for x in (*node.inputs, *captured_by(node)):
             if x and x not in self.constants:
@@ -228,7 +228,7 @@ class _Worklist:
         return tuple(out)
 
     def visit(self, node: OnnxNode, assume: bool) -> None:
-        """ComputeSymShape, then the successors."""
+        """Infer the shapes of one node (ComputeSymShape), then queue its successors."""
         if node.op == "If" and self.decide(node, assume):
             return
         looks = self.looks(node)
@@ -241,18 +241,18 @@ class _Worklist:
             self.parked[node.name] = (node, self.facts.version)
             return
         except CannotCross as e:
-            assert self.left is not None  # else there are no regions
+            assert self.left is not None  # otherwise there are no regions
             self.left.keep(node, e)
-            raise Again from e
+            raise RepropagationNeeded from e
         except (MemoryError, RanksDiffer):
             raise
         except Exception as e:
             if self.left is not None and not (node.fallback or isinstance(e, ModelError)):
-                self.leave_to_others(self.left, node, blamed(e, node))
+                self.leave_to_others(self.left, node, with_node(e, node))
                 return
-            if self.again:  # larger regions may do better
-                raise Again from e
-            raise blamed(e, node) from e
+            if self.again:  # larger regions may work
+                raise RepropagationNeeded from e
+            raise with_node(e, node) from e
         if results is None:
             return
         self.processed[node.name] = (self.facts.version, looks)
@@ -263,7 +263,7 @@ class _Worklist:
                 self.record(node, name, self.with_value(node, result) if position == 0 else result)
 
     def infer(self, node: OnnxNode, ask: Asking) -> tuple[Inferred, ...] | None:
-        """The results of a node by its rule. None: other nodes took its place."""
+        """Return the results of a node's rule, or None if other nodes replace it."""
         try:
             now = None if node.fallback else modern(node, ask)
             if now is None and (node.op in registry.OPERATORS or node.fallback):
@@ -276,10 +276,10 @@ class _Worklist:
         return None
 
     def leave_to_others(self, left: Left, node: OnnxNode, why: PolydynError) -> None:
-        """A node that its rule refuses is a region of its own for now, so that others are found in the same run."""
+        """Turn a node that its rule rejects into a region for now, so that the same run finds other such nodes."""
         left.leave(why, node.name)
         if node.name in left.callers:
-            raise Again
+            raise RepropagationNeeded
         self.again = True
         read = (*(x for n in self.nodes for x in reads(n)), *self.view.graph.outputs)
         other = region([replace(node, fallback=left.nodes[node.name])], read, self.view.graph)
@@ -289,7 +289,7 @@ class _Worklist:
         self.queue.append(other)
 
     def with_value(self, node: OnnxNode, result: Inferred) -> Inferred:
-        """Adds shape arithmetic that the operator's own rule does not know about."""
+        """Add shape arithmetic that the operator's own rule does not provide."""
         if result.value is not None:
             return result
         inputs = [self.view.elements(x) for x in node.inputs if x]
@@ -300,7 +300,7 @@ class _Worklist:
         return result if value is None else replace(result, value=value)
 
     def record(self, node: OnnxNode, name: str, result: Inferred) -> None:
-        """Stores a result and queues consumers that became eligible."""
+        """Store a result and queue consumers that became eligible."""
         shape = tuple(map(self.facts.canonical, result.shape))
         asked = self.view.asked
         asked.levels[name] = max(asked.level((*node.inputs, *captured_by(node), name)), self.facts.level(*result.shape))
@@ -313,7 +313,7 @@ class _Worklist:
                 self.queue.append(c)
 
     def decide(self, node: OnnxNode, assume: bool) -> bool:
-        """An If waits until its condition is known; then it is one of its branches. False: every call decides it."""
+        """Replace an If by one branch once its condition is known. Returns False if every call decides it."""
         condition = self.view.constant(node.inputs[0])
         if condition is not None:
             self.splice(node, node.attribute("then_branch" if condition.reshape(-1)[0] else "else_branch"))
@@ -322,9 +322,10 @@ class _Worklist:
         return condition is not None or not assume
 
     def extend_branches(self, node: OnnxNode, found: RanksDiffer) -> None:
-        """Moves the readers of a result of two ranks into both branches of an If.
+        """Move the readers of a result of two ranks into both branches of an If.
 
-        RanksDiffer: it is a result of a body. UnsupportedError: of the model, or another runtime computes a reader.
+        Raises RanksDiffer if it is a result of a body, and UnsupportedError if it is a result of the model, or if
+        another runtime computes a reader.
         """
         sizes = tuple(dict.fromkeys((*self.deciding(node), *found.sizes)))
         if found.tensor in self.view.graph.outputs and self.is_body:
@@ -342,7 +343,9 @@ class _Worklist:
         self.add([new])
 
     def take_declared_rank(self, node: OnnxNode, found: RanksDiffer) -> bool:
-        """Whether the model says which rank its result has: then the other branch is left out, under a guard."""
+        """Check whether the model declares the rank of its result. If so, the other branch is removed, under a
+        guard.
+        """
         declared, condition = self.view.graph.declared.get(found.tensor), self.view.value(node.inputs[0])
         rank = None if declared is None or declared.dims is None else len(declared.dims)
         if rank not in found.ranks or found.is_nested or condition is None:
@@ -355,20 +358,22 @@ class _Worklist:
         return True
 
     def deciding(self, node: OnnxNode) -> list[str]:
-        """The sizes of inputs that decide the condition of an If, by the names that a user may give a range."""
+        """Return the input sizes that decide the condition of an If, under the names for which users may give a
+        range.
+        """
         value = self.view.value(node.inputs[0])
         used = {s for d in (() if value is None else value.flat) for s in d.symbols()} - self.facts.invented()
         named = {d for x in self.view.graph.inputs for d in x.dims or ()}
         return sorted(map(given_back, used & named if self.is_body else used))
 
     def splice(self, node: OnnxNode, branch: object) -> None:
-        """A node is replaced by the nodes of a graph: an If by those of one branch, others by what they stand for."""
+        """Replace a node by the nodes of a graph: an If by one branch, other nodes by their body."""
         if not isinstance(branch, ImportedGraph) or len(branch.outputs) != len(node.outputs):
             raise ModelError("a branch of If is no graph with the outputs of If", node=node.name, rule="If of ONNX")
         made = {o for n in branch.nodes for o in n.outputs if o}
         results: dict[str, str] = {}
         for inside, outside in zip(branch.outputs, node.outputs, strict=True):
-            if outside and inside in made:  # what the graph computes gets the outer name; the rest are copies
+            if outside and inside in made:  # results get the outer name; the others are copied
                 results.setdefault(inside, outside)
         names = {x: f"{node.name}/{x}" for x in made | branch.constants.keys()}
         branch = renamed(branch, names | results)
@@ -383,9 +388,9 @@ class _Worklist:
         ]
         branch = replace(branch, nodes=tuple(nodes), outputs=node.outputs)
         if self.left is not None:
-            branch = self.left.written_out(node, branch, is_built)
+            branch = self.left.replacement(node, branch, is_built)
         check_supported(branch)
-        self.processed[node.name] = (self.facts.version, None)  # nobody queues it again
+        self.processed[node.name] = (self.facts.version, None)  # never queued again
         at = self.nodes.index(node)
         self.nodes[at : at + 1] = branch.nodes
         self.add(list(branch.nodes))

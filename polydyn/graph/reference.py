@@ -1,8 +1,8 @@
-"""The reference evaluator: what a Graph means, in numpy, with nothing clever.
+"""The reference evaluator: the meaning of a Graph, in plain numpy.
 
-It is the oracle that compiled programs are compared with, and it folds constants. Iterators are broadcastable aranges,
-loads are fancy indexing, so a body is evaluated for all its instances at once. Sums are accumulated in float64, so the
-reference is more accurate than what it checks.
+It is the oracle for compiled programs, and it folds constants. Iterators are broadcastable aranges and loads are fancy
+indexing, so a body is evaluated for all its instances at once. Sums are accumulated in float64, so the reference is
+more accurate than the programs that it checks.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ Environment: TypeAlias = Mapping[str, Integer]
 Arrays: TypeAlias = Mapping[str, Array]
 
 BLOCK_BYTES = 64 << 20
-"""Largest piece of an iteration space that is materialised at once, in bytes."""
+"""Maximum bytes of an iteration space that is materialised at once."""
 
 
 def evaluate(graph: Graph, feeds: Mapping[str, Array]) -> dict[str, Array]:
-    """All outputs of the graph for the given inputs, by name.
+    """Evaluate the graph for the given inputs. Return all outputs by name.
 
-    InputError: an input is missing, has another dtype, rank or size than its tensor, or breaks a guard.
+    Raises InputError if an input is missing, differs from its tensor in dtype, rank or size, or breaks a guard.
     """
     symbols = bind_symbols(graph, feeds)
     arrays: dict[str, Array] = {**graph.constants, **{n: np.asarray(feeds[n]) for n in graph.inputs}}
@@ -51,7 +51,9 @@ def evaluate(graph: Graph, feeds: Mapping[str, Array]) -> dict[str, Array]:
 
 
 def bind_symbols(graph: Graph, feeds: Mapping[str, Array]) -> dict[str, int]:
-    """The symbols' values for one call, after checking every input and every guard. InputError when one fails."""
+    """Return the symbols' values for one call, after checking every input and every guard. Raises InputError if one
+    fails.
+    """
     for name in graph.inputs:
         if name not in feeds:
             raise InputError("an input is missing", tensor=name)
@@ -74,7 +76,7 @@ def _check_type(tensor: Tensor, array: Array) -> None:
 
 
 def check_guard(guard: Guard, symbols: Mapping[str, int]) -> None:
-    """Raises InputError with the guard's message when the symbols' values break it."""
+    """Raise InputError with the guard's message if the symbols' values break it."""
     left, right = guard.left.evaluate(symbols), guard.right.evaluate(symbols)
     holds = {
         "==": left == right,
@@ -86,7 +88,9 @@ def check_guard(guard: Guard, symbols: Mapping[str, int]) -> None:
 
 
 def evaluate_node(node: Node, tensor: Tensor, env: Environment, arrays: Arrays) -> Array:
-    """The node's output; ``tensor`` is its output's type, ``env`` the symbols, ``arrays`` all tensors it reads."""
+    """Return the node's output. ``tensor`` is its output's type, ``env`` the symbols, ``arrays`` all tensors that it
+    reads.
+    """
     if isinstance(node, Concat):
         return np.concatenate([arrays[p] for p in node.parts], node.axis)
     shape = tuple(int(evaluate_index(e, env, arrays)) for e in tensor.shape)
@@ -109,12 +113,12 @@ def evaluate_node(node: Node, tensor: Tensor, env: Environment, arrays: Arrays) 
 
 
 def evaluate_index(index: Index, env: Environment, arrays: Arrays, guarded: bool = False) -> Integer:
-    """The integer, or the array of integers where ``env`` holds arrays for iterators."""
+    """Return an integer, or an array of integers if ``env`` holds arrays for iterators."""
     return _index(index, env, arrays, guarded, {})
 
 
 def _index(index: Index, env: Environment, arrays: Arrays, guarded: bool, done: dict[Atom, Integer]) -> Integer:
-    """``done``: atoms that were met. The same ones stand in many places of a minimum or a quotient."""
+    """Evaluate recursively. ``done`` caches atoms, because minima and quotients repeat them."""
     total: Integer = 0
     for monomial, coefficient in index.terms.items():
         term: Integer = coefficient
@@ -143,7 +147,7 @@ def _atom(atom: Atom, env: Environment, arrays: Arrays, guarded: bool, done: dic
 
 
 def _gather(name: str, array: Array, subscripts: list[Integer], guarded: bool) -> Array:
-    """``array[subscripts]``. A guarded load may be out of range: the branch that holds it is not taken there."""
+    """Return ``array[subscripts]``. A guarded load may be out of range, because its branch is not taken there."""
     if guarded and array.size == 0:
         return np.zeros(np.broadcast_shapes(*(np.shape(i) for i in subscripts)), array.dtype)
     for axis, (i, n) in enumerate(zip(subscripts, array.shape, strict=True)):
@@ -155,9 +159,10 @@ def _gather(name: str, array: Array, subscripts: list[Integer], guarded: bool) -
 
 
 def evaluate_value(value: Value, env: Environment, arrays: Arrays, guarded: bool = False) -> Array:
-    """The scalar expression for all instances of the iterators that ``env`` gives as broadcastable aranges.
+    """Evaluate the scalar expression for all instances of the iterators, which ``env`` maps to broadcastable aranges.
 
-    Subscripts may leave their tensor only inside a branch of ``where`` (``guarded``); elsewhere that is an IndexError.
+    Subscripts may leave their tensor only inside a branch of ``where`` (``guarded``). Elsewhere this is an
+    IndexError.
     """
     dtype = numpy_dtype(value.dtype)
     if isinstance(value, Const):
@@ -173,7 +178,7 @@ def evaluate_value(value: Value, env: Environment, arrays: Arrays, guarded: bool
     if value.name == "bitcast":
         return np.ascontiguousarray(args[0]).view(dtype).reshape(args[0].shape)
     result = np.asarray(OPS[value.name].numpy(*args))
-    if value.name == "cast" and result.dtype.name.endswith("fnuz"):  # the one NaN of such a type has no sign
+    if value.name == "cast" and result.dtype.name.endswith("fnuz"):  # the only NaN of such a type has no sign
         return np.where(np.isnan(result), np.nan, result.astype(np.float32)).astype(dtype)
     return result.astype(dtype)
 
@@ -186,7 +191,9 @@ Range: TypeAlias = tuple[int, int]
 def _block(
     node: Compute, outer: tuple[Range, ...], inner: tuple[Range, ...], env: Environment, arrays: Arrays
 ) -> Array:
-    """The part of the output whose subscripts lie in ``outer``; halved along its longest axis while it is too big."""
+    """Return the part of the output with subscripts in ``outer``, halved along its longest axis while it is too
+    large.
+    """
     ranges = {dim_name(a): r for a, r in enumerate(outer)} | {reduction_name(j): r for j, r in enumerate(inner)}
     factors = _factors(node)
     if outer and 8 * sum(_instances(f, ranges) for f in factors) > BLOCK_BYTES:
@@ -208,7 +215,7 @@ def _block(
 
 
 def _factors(node: Compute) -> list[Value]:
-    """The factors of a sum of products over which every reduction iterator occurs; else the body alone."""
+    """Return the factors of a sum of products in which every reduction iterator occurs, else the body alone."""
     if node.reduce != "sum":
         return [node.body]
     factors = [node.body]
@@ -219,7 +226,7 @@ def _factors(node: Compute) -> list[Value]:
 
 
 def _instances(value: Value, ranges: Mapping[str, Range]) -> int:
-    """How many elements the value has over the iterators that it uses."""
+    """Return the number of elements of the value over the iterators that it uses."""
     used = symbols_of(value)
     total = 1
     for name in used & ranges.keys():
@@ -228,7 +235,7 @@ def _instances(value: Value, ranges: Mapping[str, Range]) -> int:
 
 
 def _sum_of_products(parts: list[Array], full: tuple[int, ...], rank: int, dtype: np.dtype[Any]) -> Array:
-    """``sum of parts[0] * parts[1] * ...`` over the axes from ``rank`` on; an axis a part does not use has size 1."""
+    """Return ``sum of parts[0] * parts[1] * ...`` over the axes from ``rank`` on. Unused axes of a part have size 1."""
     wide = np.dtype(np.float64) if dtype.name in FLOATS else dtype
     operands: list[Any] = []
     used: set[int] = set()
@@ -238,7 +245,7 @@ def _sum_of_products(parts: list[Array], full: tuple[int, ...], rank: int, dtype
         used |= set(axes)
         operands += [part.astype(wide).reshape([part.shape[a] for a in axes]), axes]
     kept = [a for a in range(rank) if a in used]
-    summed: Array = np.einsum(*operands, kept, optimize=True) + wide.type(0)  # a sum begins at 0, also of one product
+    summed: Array = np.einsum(*operands, kept, optimize=True) + wide.type(0)  # a sum begins at 0
     spread = np.reshape(summed, [full[a] if a in used else 1 for a in range(rank)])
     return np.broadcast_to(spread, full[:rank]).astype(dtype)
 

@@ -1,7 +1,7 @@
-"""Which nodes another runtime computes, and the regions that they make (docs/adr/0030-fallback.md).
+"""Select the nodes that another runtime computes, and group them into regions (docs/adr/0030-fallback.md).
 
-Nodes that are left to another runtime are joined into regions, one node each: as large as they can be without a node in
-between that is compiled. What cannot leave the other runtime (strings, sequences) stays inside one region.
+Each region becomes one node. Regions are as large as possible without a compiled node in between. Values that cannot
+leave the other runtime (strings, sequences) stay inside one region.
 """
 
 from __future__ import annotations
@@ -15,32 +15,32 @@ from polydyn.graph.inner import captured_by
 from polydyn.graph.operators.registry import OnnxNode
 
 KIND = "onnxruntime"
-"""Of the regions' nodes and of the host's steps, and the value of ``Options.fallback``."""
+"""Kind of the regions' nodes and of the host's steps, and the value of ``Options.fallback``."""
 NOT_BUILT = "the operator is not built"
 
 
 class CannotCross(Exception):
-    """A tensor of a region is of a kind that cannot pass between it and the program."""
+    """Raised if a tensor of a region is of a type that cannot pass between it and the program."""
 
     def __init__(self, tensor: str, what: str) -> None:
         super().__init__(f"{tensor} is {what}")
         self.tensor, self.what = tensor, what
 
 
-class Again(Exception):
-    """More is left to the other runtime than before: the graph is to be propagated again."""
+class RepropagationNeeded(Exception):
+    """Raised if more nodes go to the other runtime than before, so that the graph must be propagated again."""
 
 
 @dataclass
 class Left:
-    """What is left to another runtime so far. It only grows."""
+    """The nodes and tensors that the other runtime handles so far. It only grows."""
 
     nodes: dict[str, str] = field(default_factory=dict)
-    """Node -> why."""
+    """Maps a node to the reason."""
     tensors: dict[str, str] = field(default_factory=dict)
-    """Tensor that cannot cross -> what it is."""
+    """Maps a tensor that cannot cross to its type."""
     callers: dict[str, str] = field(default_factory=dict)
-    """Node of a body that was written out -> the node that it was a body of, which is left as a whole."""
+    """Maps a node of an inlined body to the node that had this body, which goes to the other runtime as a whole."""
 
     def leave(self, error: PolydynError, *nodes: str) -> None:
         """Leave nodes that were rejected or whose plan failed, or the nodes that have them in their bodies.
@@ -53,7 +53,9 @@ class Left:
         self.nodes.update((n, error.message.split("\n")[0]) for n in new)
 
     def keep(self, node: OnnxNode, found: CannotCross) -> None:
-        """Keeps a tensor inside, with all that reads it. UnsupportedError: it comes from outside, or goes there."""
+        """Keep a tensor and all its readers inside a region. Raises UnsupportedError if it crosses the region's
+        boundary.
+        """
         if found.tensor in self.tensors:
             raise UnsupportedError(
                 f"{node.name} cannot be left to ONNX Runtime: {found}", node=node.name, tensor=found.tensor,
@@ -61,8 +63,8 @@ class Left:
             )  # fmt: skip
         self.tensors[found.tensor] = found.what
 
-    def written_out(self, node: OnnxNode, graph: ImportedGraph, built: Callable[[OnnxNode], bool]) -> ImportedGraph:
-        """What a node is replaced by: a branch of an If has regions of its own, a body none."""
+    def replacement(self, node: OnnxNode, graph: ImportedGraph, built: Callable[[OnnxNode], bool]) -> ImportedGraph:
+        """Return the graph that replaces a node. A branch of an If has its own regions, a body has none."""
         caller = self.callers.get(node.name, "" if node.op == "If" else node.name)
         if not caller:
             return with_regions(graph, self, built)
@@ -71,12 +73,12 @@ class Left:
 
 
 def members(node: OnnxNode) -> tuple[OnnxNode, ...]:
-    """The nodes of a region; an ordinary node itself."""
+    """Return the nodes of a region, or an ordinary node itself."""
     return tuple(node.attribute("members")) if node.fallback else (node,)
 
 
 def region(nodes: Sequence[OnnxNode], read: Iterable[str], graph: ImportedGraph) -> OnnxNode:
-    """Nodes of a graph, in order, as one that gives what others read of it."""
+    """Join nodes of a graph, in order, into one node whose outputs are the results that others read."""
     made = {o for n in nodes for o in n.outputs if o}
     inputs = dict.fromkeys(x for n in nodes for x in reads(n) if x not in made)
     first, more = nodes[0], len(nodes) - 1
@@ -89,12 +91,12 @@ def region(nodes: Sequence[OnnxNode], read: Iterable[str], graph: ImportedGraph)
 
 
 def reads(node: OnnxNode) -> list[str]:
-    """The tensors that a node and its bodies read."""
+    """Return the tensors that a node and its bodies read."""
     return [x for x in (*node.inputs, *captured_by(node)) if x]
 
 
 def with_regions(graph: ImportedGraph, left: Left, built: Callable[[OnnxNode], bool]) -> ImportedGraph:
-    """The graph with its regions: nodes that are not ``built``, and those of ``left``."""
+    """Form the regions of a graph: nodes that are not ``built``, and the nodes in ``left``."""
     left.tensors.update((x, "a tensor of strings") for x, a in graph.constants.items() if a.dtype == object)
     nodes = [replace(m, fallback="") for n in graph.nodes for m in members(n)]
     cut = _Cut([replace(n, fallback=_reason(n, left, built)) for n in nodes], left)
@@ -102,13 +104,15 @@ def with_regions(graph: ImportedGraph, left: Left, built: Callable[[OnnxNode], b
 
 
 def _reason(node: OnnxNode, left: Left, built: Callable[[OnnxNode], bool]) -> str:
-    """Why a node is left; empty where it is not."""
+    """Return the reason why a node is left to the other runtime, or "" if it is not."""
     inside = next((f"{x} is {left.tensors[x]}" for x in (*node.outputs, *reads(node)) if x in left.tensors), "")
     return left.nodes.get(node.name, inside if built(node) else NOT_BUILT)
 
 
 class _Cut:
-    """Nodes in phases: even ones are compiled, odd ones are left. A phase reads what it and earlier ones give."""
+    """Nodes in phases: even phases are compiled, odd ones are left. A phase reads results of its own and earlier
+    phases.
+    """
 
     def __init__(self, nodes: list[OnnxNode], left: Left) -> None:
         self.given = nodes
@@ -127,13 +131,13 @@ class _Cut:
         self.phase = self.phases()
 
     def join(self, a: int, b: int) -> None:
-        """Two nodes must be in one region."""
+        """Put two nodes into the same region."""
         both = self.unit[a] | self.unit[b]
         for k in both:
             self.unit[k] = both
 
     def close(self) -> None:
-        """What lies between nodes that stay together stays with them."""
+        """Join the nodes on paths between nodes that must stay together."""
         again = True
         while again:
             again = False
@@ -157,7 +161,7 @@ class _Cut:
         return found
 
     def phases(self) -> list[int]:
-        """The earliest phase of every node; what only regions read belongs to the first of them."""
+        """Return the earliest phase of every node. A node that only regions read belongs to the first of these."""
         phase = [int(bool(n.fallback)) for n in self.given]
         again = True
         while again:
@@ -176,7 +180,7 @@ class _Cut:
         return phase
 
     def nodes(self, graph: ImportedGraph) -> tuple[OnnxNode, ...]:
-        """All nodes in order, the joined ones of each odd phase as one; a region that nobody reads is left out."""
+        """Return all nodes in order, each region of an odd phase as one node. Regions without readers are dropped."""
         for k, makers in enumerate(self.before):
             for j in makers:
                 if self.phase[k] % 2 and self.phase[j] == self.phase[k]:

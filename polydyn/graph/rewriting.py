@@ -1,4 +1,4 @@
-"""What rewritings of a graph share: the graph to be, maps put into their readers, what is still needed in the end."""
+"""Shared helpers for graph rewriting: building the new graph, inlining maps into readers, removing unused nodes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from polydyn.schedules.ranges import Ranges, simplify
 
 
 class Rewriting:
-    """A graph while a pass writes another one: its tensors and constants with the new ones, its nodes to be, notes."""
+    """The state of a rewriting pass: old and new tensors and constants, the new nodes, and notes."""
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
@@ -21,26 +21,26 @@ class Rewriting:
         self.notes: list[str] = []
 
     def fresh_name(self, name: str) -> str:
-        """A name that no tensor has: this one, perhaps with marks behind it."""
+        """Return a name that no tensor has: this one, perhaps with marks appended."""
         while name in self.tensors:
             name += "@"
         return name
 
     def constant(self, name: str, array: Array) -> str:
-        """Adds a constant; its name is fresh."""
+        """Add a constant under a fresh name and return the name."""
         name = self.fresh_name(name)
         self.constants[name] = array
         self.tensors[name] = Tensor(name, str(array.dtype), tuple(map(Index.of, array.shape)))
         return name
 
     def add(self, n: Compute, shape: tuple[Dim, ...]) -> str:
-        """Adds a node whose tensor is new; its name."""
+        """Add a node that computes a new tensor and return the tensor's name."""
         self.tensors[n.output] = Tensor(n.output, n.body.dtype, shape)
         self.nodes.append(n)
         return n.output
 
     def result(self) -> Graph:
-        """The graph with the nodes that were added, in their order."""
+        """Return the graph with the added nodes in order."""
         return replace(
             self.graph, nodes=tuple(self.nodes), tensors=self.tensors, constants=self.constants,
             notes=(*self.graph.notes, *self.notes),
@@ -48,9 +48,9 @@ class Rewriting:
 
 
 def compose(n: Compute, maps: Iterable[Compute], ranges: Ranges | None = None) -> Compute:
-    """The node with every read of the maps replaced by what they compute.
+    """Inline maps into a node: every read of their outputs is replaced by their bodies.
 
-    ``ranges``: extents of the node's iterators, by which the subscripts of what comes in are simplified.
+    ``ranges``: extents of the node's iterators, used to simplify the inlined subscripts.
     """
     made = {m.output: m for m in maps}
 
@@ -64,7 +64,7 @@ def compose(n: Compute, maps: Iterable[Compute], ranges: Ranges | None = None) -
 
 
 def live_nodes(nodes: Iterable[Node], outputs: Iterable[str]) -> tuple[Node, ...]:
-    """The nodes, given in order, that some tensors depend on."""
+    """Return the nodes, in order, on which some tensors depend."""
     needed, kept = set(outputs), list[Node]()
     for n in reversed(tuple(nodes)):
         if n.output in needed:
@@ -74,12 +74,12 @@ def live_nodes(nodes: Iterable[Node], outputs: Iterable[str]) -> tuple[Node, ...
 
 
 def live(graph: Graph) -> Graph:
-    """The graph without nodes, constants and tensors that nothing needs any more."""
+    """Remove nodes, constants and tensors that are no longer needed."""
     return pruned(replace(graph, nodes=live_nodes(graph.nodes, {*graph.outputs, *(b.tensor for b in graph.bounds)})))
 
 
 def pruned(graph: Graph) -> Graph:
-    """The graph without constants that nobody reads, and without tensors that are not there."""
+    """Remove constants without readers and tensors without a definition."""
     read = {*graph.outputs, *(b.tensor for b in graph.bounds), *(t for n in graph.nodes for t in n.inputs)}
     constants = {t: a for t, a in graph.constants.items() if t in read}
     kept = {*graph.inputs, *constants, *(n.output for n in graph.nodes)}

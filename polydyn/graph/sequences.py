@@ -1,8 +1,8 @@
-"""Sequences and optionals whose elements are known where the model is read: written away, before anything else.
+"""Eliminate sequences and optionals whose elements are known when the model is read.
 
-A sequence is the names of its tensors. A Loop over sequences is written out where its turns are counted. What cannot be
-told (a position that is data, a Loop that data end) is left as it is, with the nodes that make what it reads, and
-refused by name with all other operators that are not built.
+A sequence is a tuple of tensor names. A Loop over sequences is unrolled if its number of iterations is known. Other
+uses (a position that is data, a Loop that data end) stay, together with the nodes that compute what they read. They are
+then rejected by name like all other unsupported operators.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ from polydyn.graph.operators.registry import OnnxNode
 from polydyn.schedules.expr import Array
 
 OPSET = 21
-MOST_TURNS = 64
-"""A Loop that runs more often is not written out."""
+MAX_ITERATIONS = 64
+"""Maximum iterations of a Loop that is unrolled."""
 
 
 @dataclass
 class _Writer:
-    """The graph so far: nodes that stay or are new, constants, and the tensors of every sequence and optional."""
+    """The new graph so far: old and new nodes, constants, and the tensors of every sequence and optional."""
 
     constants: dict[str, Array]
     nodes: list[OnnxNode] = field(default_factory=list)
     elements: dict[str, tuple[str, ...]] = field(default_factory=dict)
     dropped: dict[str, OnnxNode] = field(default_factory=dict)
-    """Result of a node that was written away -> the node."""
+    """Maps a result of an eliminated node to the node."""
     slices: dict[str, OnnxNode] = field(default_factory=dict)
-    """Sequences of all slices of length 1, whose number is the size of an axis -> the SplitToSequence."""
+    """Maps a sequence of all slices of length 1, whose number is the size of an axis, to its SplitToSequence."""
 
     def keep(self, names: Iterable[str]) -> None:
-        """Puts back the nodes whose sequences somebody reads after all."""
+        """Restore the nodes whose sequences are read after all."""
         sequences = self.elements.keys() | self.slices.keys()
         for n in [self.dropped.pop(x) for x in names if x in self.dropped and x in sequences]:
             self.keep(n.inputs)
@@ -45,12 +45,12 @@ class _Writer:
     def node(
         self, source: OnnxNode, op: str, inputs: tuple[str, ...], outputs: tuple[str, ...], **attributes: object
     ) -> None:
-        """Adds a node."""
+        """Add a node."""
         name = f"{source.name}/{op}_{len(self.nodes)}"
         self.nodes.append(OnnxNode(name, op, inputs, outputs, attributes, OPSET))
 
     def position(self, n: OnnxNode, k: int, count: int, default: int) -> int | None:
-        """An optional constant position, counted from the front; None: data, or outside."""
+        """Return an optional constant position counted from the front, or None if it is data or out of range."""
         if len(n.inputs) <= k or not n.inputs[k]:
             return default
         found = self.constants.get(n.inputs[k])
@@ -103,7 +103,9 @@ def _at(w: _Writer, n: OnnxNode) -> bool:
 
 
 def _slice(w: _Writer, n: OnnxNode, split: OnnxNode) -> bool:
-    """A gather at a constant position, which is compared with the size of the axis as that of every gather is."""
+    """Turn an element of all slices into a Gather at a constant position. Like every gather it is checked against the
+    axis.
+    """
     at = w.constants.get(n.inputs[1])
     if at is None:
         return False
@@ -121,7 +123,7 @@ def _length(w: _Writer, n: OnnxNode) -> bool:
 
 
 def _split(w: _Writer, n: OnnxNode) -> bool:
-    """Parts of given sizes; how many parts of equal size there are depends on the shape."""
+    """Split into parts of given sizes. The number of parts of equal size would depend on the shape."""
     sizes = w.constants.get(n.inputs[1]) if len(n.inputs) > 1 else np.array(1)
     if sizes is not None and sizes.ndim == 0 and sizes == 1:
         w.slices[n.outputs[0]] = n
@@ -182,8 +184,8 @@ RULES: dict[str, Rule] = {
 }  # fmt: skip
 
 
-def _turns(w: _Writer, n: OnnxNode) -> int | None:
-    """How often a Loop runs; None: data decide, or too often, or it has more results than what it carries."""
+def _iterations(w: _Writer, n: OnnxNode) -> int | None:
+    """Return the iterations of a Loop, or None if data decide them, there are too many, or it has scan outputs."""
     body, carried = n.attribute("body"), len(n.inputs) - 2
     if not isinstance(body, ImportedGraph) or (len(body.inputs), len(body.outputs)) != (carried + 2, carried + 1):
         return None
@@ -194,17 +196,17 @@ def _turns(w: _Writer, n: OnnxNode) -> int | None:
     always = again == body.inputs[1].name or (stays is not None and stays.all())
     if count is None or not always or not (first.all() if first is not None else not n.inputs[1]):
         return None
-    return turns if (turns := max(0, int(count.reshape(-1)[0]))) <= MOST_TURNS else None
+    return iterations if (iterations := max(0, int(count.reshape(-1)[0]))) <= MAX_ITERATIONS else None
 
 
-def _written_out(w: _Writer, n: OnnxNode) -> list[OnnxNode] | None:
-    """The nodes of all turns of a Loop that carries or reads sequences; None where it stays."""
+def _unrolled(w: _Writer, n: OnnxNode) -> list[OnnxNode] | None:
+    """Unroll a Loop that carries or reads sequences. Returns None if it stays."""
     read = (*n.inputs, *captured_by(n))
-    turns = _turns(w, n) if n.op == "Loop" and any(x in w.elements for x in read) else None
-    if turns is None:
+    iterations = _iterations(w, n) if n.op == "Loop" and any(x in w.elements for x in read) else None
+    if iterations is None:
         return None
     body, carried, nodes = n.attributes["body"], n.inputs[2:], list[OnnxNode]()
-    for k in range(turns):
+    for k in range(iterations):
         turn, again, *formals = (i.name for i in body.inputs)
         inside = {*body.constants, turn, again, *(o for m in body.nodes for o in m.outputs if o)}
         names = {x: f"{n.name}.{k}.{x}" for x in inside} | dict(zip(formals, carried, strict=True))
@@ -217,15 +219,15 @@ def _written_out(w: _Writer, n: OnnxNode) -> list[OnnxNode] | None:
 
 
 def without_sequences(graph: ImportedGraph) -> ImportedGraph:
-    """The graph without the sequences and optionals whose elements are known; others stay."""
+    """Eliminate the sequences and optionals of a graph whose elements are known."""
     if not any(n.op in RULES and n.op != "Identity" for n in graph.nodes):
         return graph
     w, todo = _Writer(dict(graph.constants)), deque(graph.nodes)
     while todo:
         n = todo.popleft()
-        turns = _written_out(w, n)
-        if turns is not None:
-            todo.extendleft(reversed(turns))
+        iterations = _unrolled(w, n)
+        if iterations is not None:
+            todo.extendleft(reversed(iterations))
             continue
         rule = RULES.get(n.op)
         if rule is not None and rule(w, n):

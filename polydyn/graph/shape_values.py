@@ -1,8 +1,8 @@
-"""Shape arithmetic: what element-wise operators mean on tensors that hold sizes.
+"""Shape arithmetic: the meaning of element-wise operators on tensors that hold sizes.
 
-The propagator applies this table after an operator's own rule, whenever the elements of all inputs are known, so that
-operator entries need not care. Elements are ``Dim``; detours through floats (``floor(H * 0.5)``) are carried exactly
-as ``Ratio``. An element that cannot be said exactly makes the whole value unknown, never wrong.
+The propagator applies this table after an operator's own rule if the elements of all inputs are known, so operators
+need no code for it. Elements are ``Dim``. Float detours (``floor(H * 0.5)``) are exact ``Ratio`` values. If an element
+has no exact form, the whole value is unknown, never wrong.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from polydyn.schedules.expr import FLOATS, Array
 from polydyn.schedules.index import Index, maximum, minimum
 from polydyn.shapes.context import ShapeContext
 
-LIMIT = 1024
-"""Tensors with more elements never hold shape arithmetic."""
-SIMPLE = 1 << 12
-"""Largest denominator of a float that is taken for an exact fraction."""
+MAX_ELEMENTS = 1024
+"""Maximum elements of a tensor that holds shape arithmetic."""
+MAX_DENOMINATOR = 1 << 12
+"""Maximum denominator of a float that counts as an exact fraction."""
 
 
 @dataclass(frozen=True)
 class Ratio:
-    """``top / bottom`` with a positive integer bottom: a size on a detour through floats."""
+    """``top / bottom`` with a positive integer bottom: a size that passes through floats."""
 
     top: Index
     bottom: int
@@ -38,8 +38,8 @@ Scalar: TypeAlias = "Index | Ratio"
 
 
 def elements(array: Array) -> Array | None:
-    """The elements of a constant as Dims (integers, booleans) or Ratios (floats); None when too many or inexact."""
-    if array.size > LIMIT or array.dtype.kind not in "iubf":
+    """Return a constant's elements as Dims (integers, booleans) or Ratios (floats); None if too many or inexact."""
+    if array.size > MAX_ELEMENTS or array.dtype.kind not in "iubf":
         return None
     out = np.empty(array.shape, object)
     for i, x in np.ndenumerate(array):
@@ -49,21 +49,21 @@ def elements(array: Array) -> Array | None:
         if not np.isfinite(x):
             return None
         f = Fraction(float(x))
-        if f.denominator > SIMPLE:
+        if f.denominator > MAX_DENOMINATOR:
             return None
         out[i] = Ratio(Index.of(f.numerator), f.denominator)
     return out
 
 
 def dims_only(value: Array | None) -> Array | None:
-    """The value when every element is a Dim."""
+    """Return the value if every element is a Dim, else None."""
     if value is None or not all(isinstance(x, Index) for x in value.flat):
         return None
     return value
 
 
 def as_constant(value: Array | None, dtype: str) -> Array | None:
-    """The numpy array when every element is a constant: a Dim, or a Ratio in a tensor of floats."""
+    """Return the numpy array if every element is a constant: a Dim, or a Ratio in a tensor of floats; else None."""
     if value is None:
         return None
     known = [x.constant if isinstance(x, Index) else x.top.constant for x in value.flat]
@@ -78,7 +78,7 @@ def as_constant(value: Array | None, dtype: str) -> Array | None:
 
 
 def infer_value(node: OnnxNode, inputs: list[Array], dtype: str, facts: ShapeContext) -> Array | None:
-    """The value of the node's first output, or None when the operator or an element has no exact meaning."""
+    """Return the value of the node's first output, or None if the operator or an element has no exact meaning."""
     rule = VALUES.get(node.op)
     if rule is None or not inputs:
         return None
@@ -89,13 +89,13 @@ def infer_value(node: OnnxNode, inputs: list[Array], dtype: str, facts: ShapeCon
         if x is None:
             return None
         out[i] = Ratio(facts.canonical(x.top), x.bottom) if isinstance(x, Ratio) else facts.canonical(x)
-        if dtype in NARROW and not _fits(out[i], dtype):
+        if dtype in NARROW_DTYPES and not _fits(out[i], dtype):
             return None
     return out
 
 
-NARROW = ("int8", "int16", "uint8", "uint16", "uint32", "uint64")
-"""Integers that sizes are no value of: they hold numbers in their range only, since they wrap where sizes do not."""
+NARROW_DTYPES = ("int8", "int16", "uint8", "uint16", "uint32", "uint64")
+"""Integer dtypes too narrow for sizes. They hold only numbers in their range, because they wrap where sizes do not."""
 
 
 def _fits(x: Scalar, dtype: str) -> bool:
@@ -145,7 +145,7 @@ def _div(q: _Asked, a: Scalar, b: Scalar) -> Scalar | None:
 
 
 def _truncated(q: _Asked, a: Index, b: Index) -> Index:
-    """``a / b`` towards zero for a size b, as integer division and casts from floats do."""
+    """Return ``a / b`` rounded towards zero for a size b, like integer division and casts from floats."""
     if q.facts.nonnegative(a):
         return a // b
     return maximum(a, 0) // b - maximum(-a, 0) // b
@@ -192,7 +192,7 @@ def _cast(q: _Asked, a: Scalar, *like: Scalar) -> Scalar | None:
 
 
 def _compare(q: _Asked, a: Scalar, b: Scalar, relation: str) -> Index:
-    """1 or 0; where facts do not decide, an expression that every call evaluates."""
+    """Return 1 or 0, or an expression that every call evaluates if facts do not decide."""
     x, y = _ratio(a), _ratio(b)
     d = q.facts.canonical(x.top * y.bottom - y.top * x.bottom)
     if relation == "eq":
@@ -223,7 +223,7 @@ def _or(q: _Asked, a: Scalar, b: Scalar) -> Scalar | None:
 def _where(q: _Asked, c: Scalar, a: Scalar, b: Scalar) -> Scalar | None:
     if not isinstance(c, Index):
         return None
-    if c.constant is None and a != b:  # a choice that every call makes: c is 0 or 1
+    if c.constant is None and a != b:  # every call makes this choice: c is 0 or 1
         x, y = _ratio(a), _ratio(b)
         top = y.top * x.bottom + c * (x.top * y.bottom - y.top * x.bottom)
         return Ratio(top, x.bottom * y.bottom) if isinstance(a, Ratio) or isinstance(b, Ratio) else top
@@ -238,4 +238,4 @@ VALUES: Mapping[str, Callable[..., Any]] = {
     "Greater": _comparison("gt"), "GreaterOrEqual": _comparison("ge"),
     "Not": _not, "And": _and, "Or": _or, "Where": _where,
 }  # fmt: skip
-"""Operator name -> its meaning on one element of each input."""
+"""Maps an operator name to its meaning on one element of each input."""

@@ -1,16 +1,16 @@
-"""A graph as text for people: dumps, golden tests."""
+"""Print a graph for people: dumps, golden tests."""
 
 from __future__ import annotations
 
 from polydyn.graph.ir import Compute, Graph, Node, Tensor, dim_name, reduction_name
 from polydyn.schedules.expr import show as show_value
 
-WRITTEN_OUT = 8
-"""Elements of a constant that are written out; larger ones are told by their type."""
+MAX_PRINTED_ELEMENTS = 8
+"""Maximum elements of a constant whose values are printed. Larger constants show only their type."""
 
 
 def show_graph(graph: Graph) -> str:
-    """Symbols, inputs, constants, nodes, outputs and guards, one a line."""
+    """Print symbols, inputs, constants, nodes, outputs and guards, one per line."""
     lines = [f"graph {graph.name}"]
     lines += [f"symbol {s.symbol} = size of {s.input} along axis {s.axis}" for s in graph.sources]
     lines += [f"input {show_tensor(graph.tensors[x])}" for x in graph.inputs]
@@ -23,12 +23,12 @@ def show_graph(graph: Graph) -> str:
 
 
 def show_tensor(t: Tensor) -> str:
-    """A tensor's name and type."""
+    """Print a tensor's name and type."""
     return f"{t.name}: {t.dtype}[{', '.join(map(str, t.shape))}]"
 
 
 def show_node(graph: Graph, node: Node) -> str:
-    """What a node computes, and the ONNX node it comes from."""
+    """Print a node's expression and its ONNX node."""
     target, origin = show_tensor(graph.tensors[node.output]), f"  // {node.origin}" if node.origin else ""
     if not isinstance(node, Compute):
         return f"{target} = concatenation of {', '.join(node.parts)} along axis {node.axis}{origin}"
@@ -40,5 +40,5 @@ def show_node(graph: Graph, node: Node) -> str:
 
 def _constant(graph: Graph, name: str) -> str:
     array = graph.constants[name]
-    value = f" = {array.tolist()}" if array.size <= WRITTEN_OUT else ""
+    value = f" = {array.tolist()}" if array.size <= MAX_PRINTED_ELEMENTS else ""
     return f"{name}: {array.dtype}[{', '.join(map(str, array.shape))}]{value}"

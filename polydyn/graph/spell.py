@@ -1,4 +1,4 @@
-"""Shape arithmetic as data: the body of a Compute that writes sizes."""
+"""Shape arithmetic as data: build the body of a Compute that writes sizes."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ from polydyn.schedules.index import Index
 
 
 def spell(value: Array, dtype: str) -> Value:
-    """The body of a Compute that writes shape arithmetic: one Dim, a progression, or a choice by position."""
+    """Return the body of a Compute that writes shape arithmetic: one Dim, a progression, or a choice by position."""
     if value.ndim == 0:
         return _scalar(value.item(), dtype)
     position: Index = Index.of(0)
     for axis, size in enumerate(value.shape):
         position = position * size + dim_name(axis)
     dims = list(value.flat)
-    if len(dims) > FEW and dtype in INTEGERS:
+    if len(dims) > MAX_SELECTED and dtype in INTEGERS:
         step = dims[1] - dims[0]
         if all(b - a == step for a, b in pairwise(dims)):
             return FromIndex(dtype, dims[0] + position * step)
     return _choice([_scalar(x, dtype) for x in dims] or [const(0, dtype)], 0, FromIndex("int64", position))
 
 
-FEW = 8
-"""So many elements are told apart one by one; more by halves, since expressions may not be nested a thousand deep."""
+MAX_SELECTED = 8
+"""Maximum elements that are selected one by one. More are selected by bisection, which bounds the nesting depth."""
 
 
 def _choice(flat: list[Value], first: int, position: Value) -> Value:
-    """The element at a position, ``flat`` being those from ``first`` on."""
-    if len(flat) > FEW and any(x != flat[0] for x in flat):
+    """Return the element at a position. ``flat`` holds the elements from ``first`` on."""
+    if len(flat) > MAX_SELECTED and any(x != flat[0] for x in flat):
         half = len(flat) // 2
         low, high = _choice(flat[:half], first, position), _choice(flat[half:], first + half, position)
         return low if low == high else op("where", op("lt", position, const(first + half, "int64")), low, high)

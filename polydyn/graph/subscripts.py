@@ -1,4 +1,4 @@
-"""Small pieces of shape and subscript arithmetic that several operators share."""
+"""Shape and subscript arithmetic that several operators share."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from polydyn.schedules.index import ONE, ZERO, Index, floordiv, product
 
 
 def boxed(items: Sequence[Index] | Index, shape: tuple[int, ...] | None = None) -> Array:
-    """An object array of Dims: of rank 0 for one Dim, else of the given shape (default: a vector)."""
+    """Return an object array of Dims: of rank 0 for one Dim, else of the given shape (default: a vector)."""
     out = np.empty((() if isinstance(items, Index) else (len(items),)) if shape is None else shape, object)
     for i, x in enumerate([items] if isinstance(items, Index) else items):
         out.flat[i] = x
@@ -22,7 +22,7 @@ def boxed(items: Sequence[Index] | Index, shape: tuple[int, ...] | None = None) 
 
 
 def ints(node: OnnxNode, ctx: Context, position: int, attribute: str) -> tuple[int, ...] | None:
-    """Constant integers from an input or, in older opsets, an attribute; None when the node gives neither."""
+    """Return constant integers from an input or, in older opsets, an attribute; None if the node has neither."""
     if attribute in node.attributes:
         given = node.attributes[attribute]
         return (int(given),) if isinstance(given, int) else tuple(map(int, given))
@@ -37,7 +37,7 @@ def ints(node: OnnxNode, ctx: Context, position: int, attribute: str) -> tuple[i
 
 
 def sizes(node: OnnxNode, ctx: Context, position: int, attribute: str) -> tuple[Dim, ...] | None:
-    """Like ``ints``, but any shape arithmetic will do."""
+    """Return sizes like ``ints``, but accept any shape arithmetic."""
     if attribute in node.attributes:
         return tuple(map(Index.of, ints(node, ctx, position, attribute) or ()))
     if len(node.inputs) <= position or not node.inputs[position]:
@@ -51,37 +51,40 @@ def sizes(node: OnnxNode, ctx: Context, position: int, attribute: str) -> tuple[
 
 
 def is_data(node: OnnxNode, ctx: Context, position: int) -> bool:
-    """Whether an input is there and neither constant nor arithmetic on sizes."""
+    """Check whether an input is present and neither constant nor arithmetic on sizes."""
     name = node.inputs[position] if position < len(node.inputs) else ""
     return bool(name) and ctx.constant(name) is None and ctx.value(name) is None
 
 
 def data_count(node: OnnxNode, ctx: Context, name: str, attribute: str) -> int:
-    """How many integers a tensor has that the host reads. UnsupportedError: not known, too many, or no numbers."""
+    """Return the number of integers in a tensor that the host reads.
+
+    Raises UnsupportedError if the number is unknown or too large, or if the elements are not integers.
+    """
     t = ctx.tensor(name)
     count = product(t.shape).constant
-    if t.dtype == "bool" or count is None or count > MOST_READ:
+    if t.dtype == "bool" or count is None or count > MAX_READ:
         raise UnsupportedError(
             f"{attribute} of {node.op} is data of type {t.dtype}{list(map(str, t.shape))}", node=node.name, tensor=name,
-            rule=f"the host reads at most {MOST_READ} integers, and knows how many", remedy="export it as a constant",
+            rule=f"the host reads at most {MAX_READ} integers, and knows how many", remedy="export it as a constant",
         )  # fmt: skip
     return count
 
 
 def data_sizes(node: OnnxNode, ctx: Context, name: str, attribute: str) -> tuple[Dim, ...]:
-    """The elements of a tensor as sizes that data decide."""
+    """Return the elements of a tensor as sizes that depend on data."""
     names = [f"{attribute}{k}" for k in range(data_count(node, ctx, name, attribute))]
     return ctx.ask("sizes", (name,), names, settings={"tensor": name})
 
 
-MOST_READ = 64
-"""So many integers of a tensor may decide sizes."""
+MAX_READ = 64
+"""Maximum integers of a tensor that may decide sizes."""
 
 
 def reshape_subscripts(source: Sequence[Dim], target: Sequence[Dim], at: Sequence[Index]) -> tuple[Index, ...]:
-    """Where element ``at`` of the reshaped tensor lies in the source (row-major order is kept).
+    """Return the subscripts in the source of element ``at`` of the reshaped tensor (row-major order does not change).
 
-    Groups of dims with the same product are treated apart, so that no division appears where dims agree.
+    Groups of dims with the same product are handled separately, so that no division appears where dims agree.
     """
     out = [ZERO] * len(source)
     src = [k for k, d in enumerate(source) if d != 1]
@@ -107,7 +110,7 @@ def _suffix_products(dims: list[Dim]) -> list[Index]:
 
 
 def _group(ends: tuple[list[Index], list[Index]], i: int, j: int) -> tuple[int, int]:
-    """The smallest group of dims before (i, j) with equal products on both sides."""
+    """Return the smallest group of dims before (i, j) with equal products on both sides."""
     for p in range(i - 1, -1, -1):
         for q in range(j - 1, -1, -1):
             if ends[0][p] == ends[1][q]:

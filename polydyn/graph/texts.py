@@ -1,9 +1,9 @@
-"""Models with texts and maps, as graphs of numbers: the host encodes texts before a call and decodes results after it.
+"""Models with strings and maps, as numeric graphs: the host encodes strings before a call and decodes results after it.
 
-Each text that the model names has a number, its position in a list of words; the empty text has 0. Other texts of a
-call get the numbers after the last word, so equal texts have equal numbers. Operators that move or compare texts then
-move or compare int64, and encoders of ai.onnx.ml have integers as keys and values. A ZipMap at the end becomes an
-Identity; the host makes its maps. ``runtime/texts.py`` is the host's part.
+Each string in the model has a number, its position in a list of words; the empty string has 0. Other strings of a call
+get the numbers after the last word, so equal strings have equal numbers. Operators that move or compare strings then
+move or compare int64, and encoders of ai.onnx.ml have integer keys and values. A final ZipMap becomes an Identity, and
+the host builds its maps. ``runtime/texts.py`` is the host's part.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from polydyn.schedules.expr import Array
 
 ML = "ai.onnx.ml::"
 TEXT, CODE = "string", "int64"
-MOVED: dict[str, tuple[int, ...]] = {
+MOVED_INPUTS: dict[str, tuple[int, ...]] = {
     **dict.fromkeys((
         "Compress", "DepthToSpace", "Expand", "Flatten", "Gather", "GatherElements", "GatherND", "Identity", "Reshape",
         "ReverseSequence", "Slice", "SpaceToDepth", "Split", "Squeeze", "Tile", "Transpose", "Unsqueeze",
@@ -31,31 +31,32 @@ MOVED: dict[str, tuple[int, ...]] = {
     "OneHot": (2,), "Pad": (0, 2), "Where": (1, 2),
     **dict.fromkeys(("Scatter", "ScatterElements", "ScatterND"), (0, 2)),
 }  # fmt: skip
-"""Operators that move elements -> the inputs whose elements they move. Concat moves those of all inputs."""
-READ = {"Equal": {0, 1}, "Shape": {0}, "Size": {0}}
-"""Operators that read texts and give something else."""
+"""Maps operators that move elements to the inputs whose elements they move. Concat moves those of all inputs."""
+READ_INPUTS = {"Equal": {0, 1}, "Shape": {0}, "Size": {0}}
+"""Operators that read strings but do not return them, with the inputs that may be strings."""
 BODIES = {"If": (-1, 0), "Loop": (0, 1), "Scan": (0, 0)}
-"""Operators with bodies -> the node's input that is a body's first one (-1: none), and the body's output that is the
-node's first one."""
+"""Maps operators with bodies to the node input that is a body's first input (-1: none), and to the body output that is
+the node's first output.
+"""
 LABELS = {
     f"{ML}LinearClassifier": "classlabels_ints", f"{ML}SVMClassifier": "classlabels_ints",
     f"{ML}TreeEnsembleClassifier": "classlabels_int64s",
 }  # fmt: skip
-"""Classifiers -> their attribute of labels that are numbers."""
+"""Maps classifiers to their attribute of numeric labels."""
 
 
 def without_texts(graph: ImportedGraph, built: Callable[[OnnxNode], bool], partly: bool) -> ImportedGraph:
-    """The graph with numbers in place of texts and maps; ``host`` says what the host does around it.
+    """Replace strings and maps in a graph by numbers. Its ``host`` describes the conversions by the host.
 
-    ``built``: whether a node is known at all; if not, it is rejected later. ``partly``: some nodes may stay as they
-    are, so a graph without texts as inputs is returned unchanged if a node cannot take numbers.
-    UnsupportedError: an operator of texts that is not built; it names the node.
+    ``built``: whether a node is supported; if not, it is rejected later. ``partly``: some nodes may stay unchanged, so
+    a graph without string inputs is returned unchanged if a node cannot take numbers. Raises UnsupportedError that
+    names the node for an unsupported operator on strings.
     """
     typed = [x.name for x in graph.inputs if x.dtype == TEXT]
     if not _has_texts(graph):
         return graph
     texts = _Texts(graph, built, partly)
-    optional = {  # first of all, so that words have the same numbers if some of these are inputs
+    optional = {  # first, so that words have the same numbers if some of these are inputs
         n: (dims, texts.array(a) if a.dtype == object else a) for n, (dims, a) in graph.optional.items()
     }
     try:
@@ -73,7 +74,7 @@ def without_texts(graph: ImportedGraph, built: Callable[[OnnxNode], bool], partl
 
 
 def _has_texts(graph: ImportedGraph) -> bool:
-    """Whether a graph or one inside it has an input or a constant of texts, or an operator that names texts or maps."""
+    """Check whether a graph or one inside it has string inputs or constants, or an operator with strings or maps."""
     if any(x.dtype == TEXT for x in graph.inputs) or any(a.dtype == object for a in graph.constants.values()):
         return True
     values = [v for n in graph.nodes for v in n.attributes.values() if n.op.startswith(ML)]
@@ -88,7 +89,7 @@ def _is_text(value: Any) -> bool:
 
 
 def text_of(x: Any) -> str:
-    """A text of a model. ModelError: it is no UTF-8."""
+    """Return a string of a model. Raises ModelError if it is not UTF-8."""
     try:
         return x.decode() if isinstance(x, bytes) else str(x)
     except UnicodeDecodeError as e:
@@ -96,27 +97,29 @@ def text_of(x: Any) -> str:
 
 
 class _Texts:
-    """Numbers of texts, and the rewriting of one model's graphs."""
+    """Numbers of strings, and the rewriting of one model's graphs."""
 
     def __init__(self, graph: ImportedGraph, built: Callable[[OnnxNode], bool], partly: bool) -> None:
         self.words: dict[str, int] = {"": 0}
         self.maps: dict[str, list[Any]] = {}
         self.built, self.partly = built, partly
         self.outputs = {o: graph.copies.get(o, o) for o in graph.outputs}
-        self.taken = {o for n in graph.nodes for o in n.outputs} | graph.constants.keys()
+        self.used_names = {o for n in graph.nodes for o in n.outputs} | graph.constants.keys()
 
     def codes(self, texts: Iterable[Any]) -> list[int]:
-        """The numbers of texts, new ones for those without."""
+        """Return the numbers of strings, new ones for new strings."""
         return [self.words.setdefault(text_of(t), len(self.words)) for t in texts]
 
     def array(self, a: Array) -> Array:
-        """An array of texts as one of numbers."""
+        """Convert an array of strings to numbers."""
         return np.array(self.codes(a.reshape(-1)), np.int64).reshape(a.shape)
 
     def graph(
         self, graph: ImportedGraph, outer: set[str], formals: frozenset[str] = frozenset()
     ) -> tuple[ImportedGraph, list[bool]]:  # fmt: skip
-        """The rewritten graph, and for each output whether it has texts. ``outer``: texts of the graphs around it."""
+        """Return the rewritten graph, and for each output whether it holds strings. ``outer``: string tensors of outer
+        graphs.
+        """
         texts = set(outer) | formals
         texts |= {x for x, a in graph.constants.items() if a.dtype == object}
         texts |= {x.name for x in graph.inputs if x.dtype == TEXT}
@@ -130,7 +133,7 @@ class _Texts:
         return made, [o in texts for o in graph.outputs]
 
     def node(self, n: OnnxNode, texts: set[str], constants: dict[str, Array]) -> list[OnnxNode]:
-        """What stands for a node; its results that are texts are added to ``texts``."""
+        """Return the nodes that replace a node. Its string results are added to ``texts``."""
         read = {k for k, x in enumerate(n.inputs) if x in texts}
         if n.op in BODIES:
             return [self.with_bodies(n, texts)]
@@ -140,12 +143,12 @@ class _Texts:
             return made
         if not read:
             return [n]
-        moved = tuple(range(len(n.inputs))) if n.op == "Concat" else MOVED.get(n.op, ())
+        moved = tuple(range(len(n.inputs))) if n.op == "Concat" else MOVED_INPUTS.get(n.op, ())
         given = {k for k in moved if k < len(n.inputs) and n.inputs[k]}
         if read == given:
             texts |= {o for o in n.outputs if o}
             return [n]
-        if read <= READ.get(n.op, set()):
+        if read <= READ_INPUTS.get(n.op, set()):
             return [n]
         if self.built(n) or self.partly:
             raise UnsupportedError(
@@ -155,7 +158,7 @@ class _Texts:
         return [n]
 
     def cast(self, n: OnnxNode, text: bool, constants: Mapping[str, Array]) -> tuple[list[OnnxNode], bool]:
-        """A cast of texts to texts is an Identity."""
+        """Turn a cast of strings to strings into an Identity."""
         if n.attribute("to") != STRING_CODE and not text:
             return [n], False
         if n.attribute("to") != STRING_CODE or not text:
@@ -164,7 +167,7 @@ class _Texts:
         return [replace(n, op="Identity", attributes={})], True
 
     def with_bodies(self, n: OnnxNode, texts: set[str]) -> OnnxNode:
-        """A node whose bodies are rewritten."""
+        """Rewrite the bodies of a node."""
         first, offset = BODIES[n.op]
         attributes, results = dict(n.attributes), list[list[bool]]()
         for key, body in n.attributes.items():
@@ -180,16 +183,16 @@ class _Texts:
         return replace(n, attributes=attributes)
 
     def fresh_name(self, name: str) -> str:
-        """A name that no tensor has."""
-        while name in self.taken:
+        """Return a name that no tensor has."""
+        while name in self.used_names:
             name += "'"
-        self.taken.add(name)
+        self.used_names.add(name)
         return name
 
     # -- operators of ai.onnx.ml -------------------------------------------------------------------------------------
 
     def label_encoder(self, n: OnnxNode, text: bool, constants: Mapping[str, Array]) -> tuple[list[OnnxNode], bool]:
-        """Keys and values that are texts as integers; the first version's classes as keys and values."""
+        """Convert string keys and values to integers. The classes of the first version become keys and values."""
         a, opset = dict(n.attributes), n.opset
         classes = a.pop("classes_strings", None)
         if classes is not None or opset < 2:
@@ -197,7 +200,7 @@ class _Texts:
         return self.encoded(n, a, opset, text)
 
     def encoded(self, n: OnnxNode, a: dict[str, Any], opset: int, text: bool) -> tuple[list[OnnxNode], bool]:
-        """A LabelEncoder of integers, and whether its results are texts."""
+        """Return a LabelEncoder of integers, and whether its results are strings."""
         found = {}
         for what in ("keys", "values"):
             plain, tensor = a.pop(f"{what}_strings", None), a.get(f"{what}_tensor")
@@ -217,7 +220,7 @@ class _Texts:
         return [replace(n, op=op, attributes=a, opset=opset)], found["values"]
 
     def category_mapper(self, n: OnnxNode, text: bool, constants: Mapping[str, Array]) -> tuple[list[OnnxNode], bool]:
-        """A LabelEncoder in the direction that the input's type has."""
+        """Return a LabelEncoder in the direction that the input's type requires."""
         a = dict(n.attributes)
         strings, numbers = a.pop("cats_strings", ()), a.pop("cats_int64s", ())
         if len(strings) != len(numbers):
@@ -225,7 +228,7 @@ class _Texts:
         return self.encoded(n, a | _both_ways(strings, numbers, text), 2, text)
 
     def one_hot_encoder(self, n: OnnxNode, text: bool, constants: Mapping[str, Array]) -> tuple[list[OnnxNode], bool]:
-        """Categories that are texts as integers."""
+        """Convert string categories to integers."""
         strings = n.attribute("cats_strings", ())
         if bool(strings) != text:
             raise ModelError(f"{n.op} {n.name}: categories and input differ in type", node=n.name, rule=n.op)
@@ -233,7 +236,7 @@ class _Texts:
         return [replace(n, attributes=a | ({"cats_int64s": tuple(self.codes(strings))} if text else {}))], False
 
     def classifier(self, n: OnnxNode, text: bool, constants: dict[str, Array]) -> tuple[list[OnnxNode], bool]:
-        """A classifier whose labels are numbers of classes, and a Gather of the labels."""
+        """Return a classifier whose labels are class numbers, and a Gather of the labels."""
         labels = n.attribute("classlabels_strings", ())
         if not labels:
             return [n], False
@@ -250,7 +253,7 @@ class _Texts:
         return [replace(n, attributes=a, outputs=(number, *n.outputs[1:])), gather], True
 
     def zip_map(self, n: OnnxNode, text: bool, constants: Mapping[str, Array]) -> tuple[list[OnnxNode], bool]:
-        """An Identity; maps are made after a call, so they must be an output of the model."""
+        """Return an Identity. Maps are built after a call, so they must be an output of the model."""
         keys = n.attribute("classlabels_strings", ()) or n.attribute("classlabels_int64s", ())
         (output,) = n.outputs
         if output not in self.outputs:
@@ -272,7 +275,9 @@ STRING_CODE = 8
 
 
 def _both_ways(strings: Sequence[str], numbers: Sequence[int], text: bool) -> dict[str, Any]:
-    """Keys and values of an encoder for the direction of its input; the last of equal keys counts, so it is first."""
+    """Return keys and values of an encoder for its direction. Of equal keys the last one counts, so it is moved to the
+    front.
+    """
     given = tuple(strings)[::-1], tuple(numbers)[::-1]
     names = ("keys_strings", "values_int64s") if text else ("values_strings", "keys_int64s")
     return dict(zip(names, given, strict=True))

@@ -1,4 +1,4 @@
-"""What propagation knows of every tensor, and how an operator's shape rule asks for it."""
+"""The results of propagation for every tensor, and the context in which an operator's shape rule runs."""
 
 from __future__ import annotations
 
@@ -19,36 +19,38 @@ from polydyn.schedules.index import Index
 from polydyn.shapes.context import ShapeContext, Undecidable, Undecided
 
 Key = tuple[Any, ...]
-"""What one step of the host is told from others by."""
+"""Key that identifies a step of the host."""
 
 
 def step_key(
     node: OnnxNode, kind: str, inputs: Sequence[str], dims: Sequence[Dim], settings: Mapping[str, Any] | None
 ) -> Key:
-    """Steps that give equal sizes have equal keys; sizes that come in may change their form, so they say the node."""
+    """Return a key that is equal for steps with equal sizes. Incoming sizes may change form, so their key names the
+    node.
+    """
     given = settings or {}
     return (kind, tuple(inputs), tuple(sorted(given.items())), node.name if dims and "node" not in given else "")
 
 
 @dataclass
-class Asked:
-    """The host's steps that shape rules asked for, by key; from which part on a tensor is there; bodies of nodes."""
+class HostStepRequests:
+    """Requests of shape rules: host steps by key, the first part in which a tensor exists, and bodies of nodes."""
 
     steps: dict[Key, HostStep] = field(default_factory=dict)
     levels: dict[str, int] = field(default_factory=dict)
     enter: Callable[[ImportedGraph, Any], Any] | None = None
-    """Shapes inside a body (``graph/inner.py``)."""
+    """Function that infers the shapes inside a body (``graph/inner.py``)."""
     inner: dict[tuple[str, str], Any] = field(default_factory=dict)
-    """Node and role of a body -> its ``Inner``."""
+    """Maps node and role of a body to its ``Inner``."""
 
     def level(self, names: Sequence[str]) -> int:
-        """The highest level of tensors."""
+        """Return the highest level of tensors."""
         return max((self.levels.get(x, 0) for x in names if x), default=0)
 
 
 @dataclass(frozen=True)
 class Typed:
-    """The result of propagation: every tensor's type, shape and, where it holds sizes, value."""
+    """The result of propagation: every tensor's type, shape and, if it holds sizes, value."""
 
     graph: ImportedGraph
     nodes: tuple[OnnxNode, ...]
@@ -56,15 +58,15 @@ class Typed:
     inferred: Mapping[str, Inferred]
     constants: Mapping[str, Array]
     sources: tuple[SymbolSource, ...]
-    asked: Asked = field(default_factory=Asked)
+    asked: HostStepRequests = field(default_factory=HostStepRequests)
 
     def tensor(self, name: str) -> Tensor:
-        """Type and canonical shape of a tensor."""
+        """Return type and canonical shape of a tensor."""
         known = self.inferred[name]
         return Tensor(name, known.dtype, tuple(map(self.facts.canonical, known.shape)))
 
     def elements(self, name: str) -> Array | None:
-        """What is known of the elements: Dims and Ratios."""
+        """Return the known elements: Dims and Ratios."""
         if name in self.constants:
             return elements(self.constants[name])
         value = self.inferred[name].value
@@ -76,11 +78,11 @@ class Typed:
         return out
 
     def value(self, name: str) -> Array | None:
-        """The elements when all are Dims."""
+        """Return the elements if all are Dims, else None."""
         return dims_only(self.elements(name))
 
     def constant(self, name: str) -> Array | None:
-        """The numpy array of a constant, also of shape arithmetic that turned out to be constant."""
+        """Return the numpy array of a constant, including shape arithmetic that turned out to be constant."""
         if name in self.constants:
             return self.constants[name]
         return as_constant(self.elements(name), self.inferred[name].dtype)
@@ -95,50 +97,50 @@ class Asking:
     assume: bool
 
     def tensor(self, name: str) -> Tensor:
-        """Type and shape of an input."""
+        """Return type and shape of an input."""
         return self.known.tensor(name)
 
     def value(self, name: str) -> Array | None:
-        """Shape arithmetic held by an input."""
+        """Return the shape arithmetic that an input holds."""
         return self.known.value(name)
 
     def elements(self, name: str) -> Array | None:
-        """Shape arithmetic held by an input, fractions too."""
+        """Return the shape arithmetic that an input holds, including fractions."""
         return self.known.elements(name)
 
     def constant(self, name: str) -> Array | None:
-        """The array of a constant input."""
+        """Return the array of a constant input."""
         return self.known.constant(name)
 
     def equal(self, a: Index, b: Index) -> bool | None:
-        """Proven equal or different."""
+        """Return whether two sizes are proven equal or different; None if neither."""
         return self.known.facts.equal(a, b)
 
     def unify(self, a: Index, b: Index, why: str) -> Index:
-        """Learns an equality that the node needs."""
+        """Learn an equality that the node needs."""
         return self.known.facts.unify(a, b, self.because(why))
 
     def decide(self, condition: Index, truth: bool, why: str) -> None:
-        """Learns the value of a condition on sizes."""
+        """Learn the value of a condition on sizes."""
         self.known.facts.decide(condition, truth, self.because(why))
 
     def at_most(self, a: Index, b: Index, why: str) -> None:
-        """Learns an inequality that the node needs."""
+        """Learn an inequality that the node needs."""
         self.known.facts.at_most(a, b, self.because(why))
 
     def broadcast(self, a: Index, b: Index, why: str) -> Index:
-        """numpy's rule for one axis."""
+        """Broadcast one axis by numpy's rule."""
         return self.known.facts.broadcast(a, b, self.because(why), self.assume)
 
     def undecided(self, question: str, dims: Sequence[Index], remedy: str) -> ShapeError:
-        """The error for a question that no fact decides."""
+        """Return the error for a question that no fact decides."""
         kind = Undecidable if self.assume else Undecided
         dim = ", ".join(map(str, dims))
         return kind(self.known.facts.undecided_error(question, dims), node=self.place, dim=dim, remedy=remedy)
 
     @property
     def place(self) -> str:
-        """The node with its operator."""
+        """The node's name with its operator."""
         return f"{self.node.name} ({self.node.op})"
 
     def ask(
@@ -149,7 +151,7 @@ class Asking:
         dims: Sequence[Dim] = (),
         settings: Mapping[str, Any] | None = None,
     ) -> tuple[Dim, ...]:
-        """Symbols for sizes that data decide. Undecided: facts may still arrive that say them."""
+        """Return symbols for sizes that depend on data. Raises Undecided while later facts may still determine them."""
         facts, asked = self.known.facts, self.known.asked
         key = step_key(self.node, kind, inputs, dims, settings)
         if key not in asked.steps:
@@ -164,7 +166,9 @@ class Asking:
         return tuple(map(facts.canonical, asked.steps[key].symbols))
 
     def inside(self, role: str, types: Sequence[tuple[str, Sequence[Dim | None]]]) -> Any:
-        """The body that is the attribute ``role``, for inputs of these types: an ``Inner``. Undecided: not yet."""
+        """Return the body in attribute ``role`` for inputs of these types, as an ``Inner``. Raises Undecided if it is
+        too early.
+        """
         body, asked = self.node.attribute(role), self.known.asked
         if not isinstance(body, ImportedGraph) or len(body.inputs) != len(types) or asked.enter is None:
             raise ModelError(f"{role} is no graph with {len(types)} inputs", node=self.node.name, rule=self.node.op)
@@ -180,9 +184,9 @@ class Asking:
         return found
 
     def refused(self, role: str, like: Any, why: str) -> Any:
-        """A body that no call may run, in place of the attribute ``role``; it reads nothing."""
+        """Return a body that no call may run, in place of the attribute ``role``. It reads nothing."""
         asked = self.known.asked
-        assert asked.enter is not None  # else ``like`` would not exist
+        assert asked.enter is not None  # otherwise ``like`` would not exist
         names = [f"{self.node.name}/{role}/{k}" for k in range(len(self.node.outputs))]
         arrays = [np.zeros((1,) * len(like.shape(k)), numpy_dtype(like.dtype(k))) for k in range(len(names))]
         body = ImportedGraph(role, (), tuple(names), (), dict(zip(names, arrays, strict=True)))
@@ -193,15 +197,15 @@ class Asking:
         return asked.inner[self.node.name, role]
 
     def promise(self, a: Index, b: Index, why: str) -> None:
-        """Learns what holds by construction."""
+        """Learn a fact that holds by construction."""
         self.known.facts.assume_at_most(a, b, self.because(why))
 
     def because(self, why: str) -> str:
-        """The reason with the node's name, once."""
+        """Return the reason with the node's name, once."""
         return why if self.node.name in why else f"{self.place}: {why}"
 
 
 def size_name(node: OnnxNode, name: str) -> str:
-    """What a size that data decide is called."""
+    """Return the name of a size that depends on data."""
     place = "".join(c if c.isalnum() or c in "._" else "_" for c in node.name).lstrip("_0123456789.") or node.op
     return f"{place}.{name}"

@@ -11,7 +11,7 @@ from polydyn.schedules.index import Index
 
 
 def free_symbols(node: Node) -> frozenset[str]:
-    """The symbols of a node's body and reduction extents that are no iterators of it."""
+    """Return the symbols of a node's body and reduction extents that are not its iterators."""
     if isinstance(node, Concat):
         return frozenset()
     found = symbols_of(node.body) | {s for e in node.reduction for s in e.symbols()}
@@ -19,18 +19,18 @@ def free_symbols(node: Node) -> frozenset[str]:
 
 
 def verify_graph(graph: Graph) -> None:
-    """Checks that
+    """Check that
 
-    1. every tensor is defined once: an input, a constant or a node's output; nodes read only what is defined before
+    1. every tensor is defined once: an input, a constant or a node's output; nodes read only earlier definitions
        (topological order); every output is a node's output;
     2. every symbol in shapes, bodies and guards has exactly one source: an axis of an input (so every dim is
        arithmetic on sources), and the source's axis exists;
-    3. iterators in a body are bound: ``d<i>`` by the output's rank, ``r<j>`` by the reductions; no symbol is called
-       like an iterator;
+    3. iterators in a body are bound: ``d<i>`` by the output's rank, ``r<j>`` by the reductions; no symbol has the
+       name of an iterator;
     4. loads and fetches have as many subscripts as the tensor has axes; constants have the shape of their tensor;
     5. dtypes agree: loads with tensors, bodies with outputs, operands with each other, fetched tensors are integers;
        conditions are bool;
-    6. reduction dims need an operation; parts of a Concat agree but on its axis.
+    6. reduction dims need an operation; parts of a Concat agree except on its axis.
 
     A violation is a bug in polydyn, raised as PolydynError that names node and tensor.
     """

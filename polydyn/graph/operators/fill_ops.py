@@ -7,7 +7,7 @@ import numpy as np
 from polydyn.errors import ShapeError, UnsupportedError
 from polydyn.graph.operators.common import iterators, normalize_axis, single
 from polydyn.graph.operators.registry import Context, ExpandContext, InferContext, Inferred, OnnxNode, operator
-from polydyn.graph.shape_values import LIMIT, Ratio
+from polydyn.graph.shape_values import MAX_ELEMENTS, Ratio
 from polydyn.graph.subscripts import boxed, ints, sizes
 from polydyn.schedules.expr import FLOATS, FromIndex, Value, const, load, neutral, op
 from polydyn.schedules.index import ONE, ZERO, Index, maximum
@@ -27,7 +27,7 @@ def infer_range(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
         raise UnsupportedError(f"Range with the step {delta} is not supported", node=node.name, dim=str(delta))
     n = maximum((limit - start).ceildiv(step) if step > 0 else (start - limit).ceildiv(-step), 0)
     count = n.constant
-    value = boxed([start + step * i for i in range(count)]) if count is not None and count <= LIMIT else None
+    value = boxed([start + step * i for i in range(count)]) if count is not None and count <= MAX_ELEMENTS else None
     return (Inferred(dtype, (n,), value),)
 
 
@@ -103,9 +103,9 @@ def infer_constant_of_shape(node: OnnxNode, ctx: InferContext) -> tuple[Inferred
     fill = node.attribute("value", np.zeros(1, np.float32))
     known, size = [d.constant for d in shape], 1
     for c in known:
-        size *= LIMIT + 1 if c is None else c
+        size *= MAX_ELEMENTS + 1 if c is None else c
     value = None
-    if fill.dtype.kind in "iub" and size <= LIMIT and None not in known:
+    if fill.dtype.kind in "iub" and size <= MAX_ELEMENTS and None not in known:
         value = boxed([Index.of(int(fill.reshape(-1)[0]))] * size, tuple(int(d) for d in shape))
     return (Inferred(str(fill.dtype), shape, value),)
 
