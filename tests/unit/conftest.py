@@ -7,6 +7,6 @@ import pytest
 
 @pytest.fixture(autouse=True)
 def no_compiler(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who needs one is marked ``compiler``, and left out by ``make unit``; for all others there is none."""
+    """Tests that need a compiler are marked ``compiler``, and omitted by ``make unit``; all others have none."""
     if "compiler" not in request.keywords:
         monkeypatch.setenv("CC", "no-compiler-in-unit-tests")

@@ -1,4 +1,4 @@
-"""The steps of a kernel: the step that breaks the loop IR is named, what each made is shown."""
+"""The steps of a kernel: a step that breaks the loop IR is named, and the result of each is shown."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ LOOP: Body = (For("i", ZERO, ix("n"), (Inst("S", (ix("i"),), ("i",)),)),)
 COPY = Store("y", ix("i"), FlatLoad("float32", "x", ix("i")))
 
 
-def put(*nodes: object) -> Callable[[Body], Body]:
+def replace_instances(*nodes: object) -> Callable[[Body], Body]:
     return lambda b: rewrite(b, lambda n: nodes if isinstance(n, Inst) else n)  # type: ignore[arg-type, return-value]
 
 
-GOOD = Step("lower", "statements become stores", put(COPY))
+GOOD = Step("lower", "statements become stores", replace_instances(COPY))
 
 
-def after(what: str, f: Callable[[Body], Body]) -> tuple[Step, ...]:
-    return GOOD, Step("broken", what, f), Step("last", "nothing", lambda b: b)
+def with_bug(purpose: str, f: Callable[[Body], Body]) -> tuple[Step, ...]:
+    return GOOD, Step("broken", purpose, f), Step("last", "nothing", lambda b: b)
 
 
 @pytest.mark.parametrize(
-    ("why", "f"),
+    ("message", "f"),
     [
         (r"unbound \['i'\]", lambda b: b[0].body),
         ("bound twice", lambda b: (replace(b[0], body=(Let("i", ONE, b[0].body),)),)),
@@ -49,18 +49,18 @@ def after(what: str, f: Callable[[Body], Body]) -> tuple[Step, ...]:
     ],
 )  # fmt: skip
 def test_the_step_that_breaks_the_loop_ir_is_named(
-    why: str, f: Callable[[Body], Body], monkeypatch: pytest.MonkeyPatch
+    message: str, f: Callable[[Body], Body], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("POLYDYN_VERIFY", "1")
-    with pytest.raises(CodegenError, match=f"kernel_0: after the step broken \\(a bug\\): .*{why}"):
-        run("kernel_0", LOOP, after("a bug", f), NAMES)
+    with pytest.raises(CodegenError, match=f"kernel_0: after the step broken \\(a bug\\): .*{message}"):
+        run("kernel_0", LOOP, with_bug("a bug", f), NAMES)
     monkeypatch.setenv("POLYDYN_VERIFY", "0")
-    run("kernel_0", LOOP, after("a bug", f), NAMES)
+    run("kernel_0", LOOP, with_bug("a bug", f), NAMES)
 
 
 def test_a_name_may_be_used_before_the_step_that_binds_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("POLYDYN_VERIFY", "1")
-    scaled = put(Store("t", ix("i") * "s", load("x", ("i",), "float32")))
+    scaled = replace_instances(Store("t", ix("i") * "s", load("x", ("i",), "float32")))
     binding = Step("bind", "binds both", lambda b: (Let("s", ONE, (Alloc("t", "float32", ix("n"), "stack", b),)),))
     with pytest.raises(CodegenError, match="unbound"):
         run("k", LOOP, (Step("lower", "uses s and t", scaled), binding), NAMES)
@@ -90,7 +90,7 @@ def test_each_step_is_shown_with_what_it_does(tmp_path: Path, monkeypatch: pytes
 
 @pytest.mark.parametrize("target", ["cpu:avx512", "cpu:avx2", "cuda:sm_90a"])
 def test_steps_of_a_product_whose_weights_stream_from_memory(target: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tiles of a product of this size ask for the next panel, which those of tiny models do not."""
+    """Tiles of a product of this size prefetch the next panel; tiny models do not."""
     monkeypatch.setenv("POLYDYN_VERIFY", "1")
     weights = np.ones((768, 3072), np.float32)
     m = model([node("MatMul", "x w", "y")], {"x": ("float32", ["M", 768])}, ["y"], {"w": weights})

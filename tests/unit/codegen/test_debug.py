@@ -1,4 +1,4 @@
-"""The debug ladder: what each level prints, what is dumped, and that nothing happens when nobody asks."""
+"""The debug ladder: the output of each level, the dumps, and no work without a request."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.support.tiny import model, node
 
 
 def never() -> str:
-    raise AssertionError("a text was made that nobody reads")
+    raise AssertionError("a text was formatted although it is unused")
 
 
 def unread(value: object) -> str:
@@ -110,7 +110,7 @@ def test_a_failure_is_passed_on_and_closes_the_compilation(
 
 
 def kernels() -> onnx.ModelProto:
-    """A product, an attention, and a convolution with an epilogue."""
+    """Build a product, an attention, and a convolution with an epilogue."""
     nodes = [
         node("MatMul", "x w", "q"), node("Transpose", "x", "k", perm=[0, 2, 1]), node("MatMul", "q k", "scores"),
         node("Softmax", "scores", "weights", axis=-1), node("MatMul", "weights x", "y"),

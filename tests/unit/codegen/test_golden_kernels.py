@@ -1,6 +1,6 @@
 """Four kernels through all stages, as texts to read: fusion plan, schedule matrix, trees, loops and passes, C, CUDA.
 
-``pytest tests/test_golden_kernels.py --update-golden`` writes them anew; the difference is then read like code.
+``pytest tests/test_golden_kernels.py --update-golden`` rewrites them; the difference is then read like code.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ KERNELS: dict[str, tuple[Graph, str]] = {
         "attention_tf32_64x32x32_16_16_16_wide",
     ),
 }  # fmt: skip
-"""Name -> its graph, the version of the CUDA kernel that is shown."""
+"""Maps a name to its graph, and the version of the CUDA kernel that is shown."""
 
 
 @pytest.fixture(scope="module", params=KERNELS)
@@ -74,7 +74,7 @@ def kernel(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="module")
 def dumps(kernel: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Path]]:
-    """What the debug ladder writes of the kernel: target -> the folder of one version."""
+    """Yield the dumps of the debug ladder for the kernel: a mapping from a target to the folder of one version."""
     root, (graph, version) = tmp_path_factory.mktemp(kernel), KERNELS[kernel]
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("POLYDYN_DUMP_DIR", str(root))
@@ -89,7 +89,7 @@ def dumps(kernel: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dic
 
 
 def read(folder: Path, stage: str) -> str:
-    """The text of a stage, without the content hashes of names."""
+    """Return the text of a stage, without the content hashes of names."""
     (path,) = folder.glob(f"[0-9][0-9]_{stage}.*")
     return re.sub(r"_[0-9a-f]{12}", "_0", path.read_text())
 

@@ -23,7 +23,7 @@ def test_good_code_passes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("body", "why"),
+    ("body", "reason"),
     [
         ((Store("y", ix("k"), ONE_F),), "unbound"),
         ((For("i", ZERO, ix("i"), ()),), "unbound"),
@@ -44,8 +44,8 @@ def test_good_code_passes() -> None:
         ((Mark("row", ()),), "row was not consumed"),
     ],
 )
-def test_broken_code_is_named(body: Body, why: str) -> None:
-    with pytest.raises(CodegenError, match=why):
+def test_broken_code_is_named(body: Body, reason: str) -> None:
+    with pytest.raises(CodegenError, match=reason):
         verify_body(body, ("n",), ("x", "y"))
 
 

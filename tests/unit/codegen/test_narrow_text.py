@@ -1,4 +1,4 @@
-"""Narrow vectors as C text: C's own operators take them, functions are of whole vectors."""
+"""Narrow vectors as C text: C's own operators take them, functions use whole vectors."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def test_operators_of_c_stay_narrow() -> None:
 
 
 def test_functions_are_evaluated_in_whole_vectors_and_cut() -> None:
-    """A computed operand of a register tile whose last vector is narrow."""
+    """A computed operand of a register tile has a narrow last vector."""
     assert PRINTER.text(op("mul", op("tanh", ROW), COLUMN), 8) == "(hlow_f32(pd_tanh_vf32(t)) * hload_f32(b, k))"
     assert PRINTER.text(op("exp", COLUMN), 8) == "hlow_f32(pd_exp_vf32(vwiden_f32(hload_f32(b, k))))"
 

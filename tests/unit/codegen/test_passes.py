@@ -1,4 +1,4 @@
-"""Passes over the loop IR: before -> after as text, a refusal beside each success."""
+"""Passes over the loop IR: before -> after as text, and a rejection next to each success."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_a_tail_is_predicated_unless_lanes_beyond_it_add_zero() -> None:
 
 
 def row_of_two_passes() -> For:
-    """The largest element of every row, then a scaled copy of the row through a buffer of its own."""
+    """Build the maximum of every row, then a scaled copy of the row through a separate buffer."""
     x = ix("i") * "n" + ix("j")
     first = loop("j", "n", Set("m", at("x", x), 1, "max"), Store("kept", ix("j"), at("x", x)))
     second = loop("j", "n", copy(x, op("mul", at("kept", "j"), Reg("float32", "m"))))
@@ -120,7 +120,7 @@ def test_whole_vectors_have_no_tail() -> None:
 
 
 @pytest.mark.parametrize(
-    ("body", "why"),
+    ("body", "reason"),
     [
         ((loop("i", "n", copy("i", at("x", ix("i") * "i")))), "not affine in the lane"),
         ((loop("i", "n", copy("j", at("x", "i")))), "write one element"),
@@ -132,13 +132,13 @@ def test_whole_vectors_have_no_tail() -> None:
         ((loop("i", "n", Mark("row", ()))), "Mark inside the vector loop"),
     ],
 )
-def test_what_has_no_vector_form_is_refused(body: For, why: str) -> None:
+def test_what_has_no_vector_form_is_refused(body: For, reason: str) -> None:
     refused = vectorise_loop(body, 8)
-    assert isinstance(refused, Declined) and why in str(refused)
+    assert isinstance(refused, Declined) and reason in str(refused)
 
 
 def test_a_bug_in_a_pass_is_no_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the pass itself gets wrong ends the compilation; it never becomes a scalar loop with a note."""
+    """An error of the pass itself ends the compilation; it never becomes a scalar loop with a note."""
 
     def broken(*_: object) -> None:
         raise CodegenError("planted")
@@ -200,7 +200,7 @@ def test_shares_partition_and_clip_is_exact() -> None:
 
 
 def test_vectors_inside_a_range_have_no_guard() -> None:
-    """Every vector is in one of three loops, in the middle one exactly when no lane is outside: of no vectors too."""
+    """Every vector is in one of three loops, in the middle one exactly if no lane is outside; also with no vectors."""
     i, n = ix("i"), ix("n")
     guard = Between("bool", maximum(3 - 16 * i, 0), minimum(n - 16 * i, 16), 16)
     load = FlatLoad("float32", "x", i * 16, 16, guard=guard)
@@ -245,7 +245,7 @@ def test_a_choice_that_no_iteration_changes_is_made_once() -> None:
 
 
 def executed(body: Body, env: dict[str, int]) -> list[tuple[int, ...]]:
-    """The values of b, i, j at every store, in order."""
+    """Return the values of b, i, j at every store, in order."""
     found: list[tuple[int, ...]] = []
     for n in body:
         if isinstance(n, Let):
@@ -354,8 +354,8 @@ def test_shares_divide_what_leaves_least_to_the_busiest() -> None:
 
 
 def test_blocks_of_rows_divide_evenly_among_threads() -> None:
-    def blocks(rows: int, columns: int, most: int, threads: int, cheap: bool = True) -> tuple[int, int]:
-        got = row_blocks(ix(rows), ix(columns), most, ix(threads), cheap)
+    def blocks(rows: int, columns: int, max_rows: int, threads: int, cheap: bool = True) -> tuple[int, int]:
+        got = row_blocks(ix(rows), ix(columns), max_rows, ix(threads), cheap)
         return got["B_i"].evaluate({}), got["B_j"].evaluate({})
 
     assert blocks(100, 4, 16, 2) == (8, 1), "a multiple of the threads"
@@ -418,13 +418,13 @@ def test_what_is_made_of_a_tile_is_a_loop_with_every_operation_once() -> None:
 
 
 def rows_of(pitch: int, *rows: int) -> Body:
-    """Rows ``o + r`` of a strip, in lines of ``w`` pixels of ``pitch`` elements, at step ``k``."""
+    """Build rows ``o + r`` of a footprint, in image rows of ``w`` pixels of ``pitch`` elements, at step ``k``."""
     starts = [(ix("o") + r) // "w" * "p" + (ix("o") + r) * pitch + "k" for r in rows]
     return tuple(copy(ix(r), at("x", s)) for r, s in zip(rows, starts, strict=True))
 
 
 def test_rows_in_one_line_share_a_pointer() -> None:
-    """Where the condition holds, every row reads what it reads alone; it fails where a line ends among them."""
+    """If the condition holds, every row reads its own elements; it fails if an image row ends among them."""
     before = rows_of(2, 0, 1, 3)
     (choice,) = row_pointers(before, "x", ("k",), lines=True)
     assert isinstance(choice, If) and [n.var for n in walk(choice.then) if isinstance(n, Let)] == ["x_0"]

@@ -1,4 +1,4 @@
-"""What the taps of a tile ask at the ends of an axis: less, and the same answer."""
+"""Bounds checks of a tile's taps at the ends of an axis: fewer checks with the same result."""
 
 from __future__ import annotations
 
@@ -15,24 +15,27 @@ COUNT = 4
 """Outputs of a tile."""
 
 
-def asked(step: int, apart: int, taps: int, pad: int) -> dict[int, tuple[int, tuple[Compare, ...]]]:
-    """Input of a tile -> its first reader and its guard, of a window along x with n inputs, from output o on."""
+def input_guards(step: int, dilation: int, taps: int, pad: int) -> dict[int, tuple[int, tuple[Compare, ...]]]:
+    """Map each input of a tile to its first reader and its guard.
+
+    The tile belongs to a window along x with n inputs, from output o on.
+    """
     first = dict[int, int]()
     for u, k in product(range(COUNT), range(taps)):
-        first.setdefault(step * u + apart * k, u)
+        first.setdefault(step * u + dilation * k, u)
     places = {x: V("o") * step + (x - pad) for x in sorted(first)}
     return {x: (first[x], (Compare(">=", p, ZERO), Compare("<", p, V("n")))) for x, p in places.items()}
 
 
 @pytest.mark.parametrize(
-    ("step", "apart", "taps", "pad", "joined"),
+    ("step", "dilation", "taps", "pad", "joined"),
     [
         (1, 1, 3, 1, True), (2, 1, 3, 1, True), (2, 1, 5, 0, True), (1, 1, 1, 0, True), (3, 1, 2, 1, True),
         (1, 2, 3, 2, False),
     ],
 )  # fmt: skip
-def test_one_bound_answers_for_inputs_and_outputs(step: int, apart: int, taps: int, pad: int, joined: bool) -> None:
-    before = asked(step, apart, taps, pad)
+def test_one_bound_answers_for_inputs_and_outputs(step: int, dilation: int, taps: int, pad: int, joined: bool) -> None:
+    before = input_guards(step, dilation, taps, pad)
     after = reached(list(before.values()), V("live"), COUNT, "o")
     for n, tile, live in product(range(12), range(3), range(1, COUNT + 1)):
         env = {"n": n, "o": tile * COUNT, "live": live}

@@ -81,7 +81,7 @@ NODES: list[ir.Node] = [
     Outline("f_1", PUT),
 ]
 UNSAID = {"dtype"}
-"""Said by the buffer or the register, except where a form changes it."""
+"""The buffer or the register gives the dtype, except if a form changes it."""
 
 
 def texts(x: Any) -> str:
@@ -89,7 +89,7 @@ def texts(x: Any) -> str:
 
 
 def other(v: Any) -> Any:
-    """Another value of the same kind."""
+    """Return another value of the same kind."""
     if isinstance(v, Index):
         return v + 1
     if isinstance(v, str):

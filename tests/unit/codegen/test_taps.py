@@ -1,4 +1,4 @@
-"""Windows in registers: which groups have that form, what is shared, what guards leave."""
+"""Windows in registers: matching groups, shared loads, guards."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_what_is_no_window_of_this_form() -> None:
         changed(g, op("mul", op("where", inside, x, const(1, F)), v)),  # a tap outside adds something
         changed(g, op("where", inside, x, zero), "max"),
         changed(g, op("add", op("where", inside, x, zero), v)),
-        changed(g, op("mul", op("where", data, x, zero), v)),  # data decide
+        changed(g, op("mul", op("where", data, x, zero), v)),  # data-dependent condition
         changed(g, op("mul", op("where", op("or", inside, inside), x, zero), v)),
     ]
     wide = tuple((n, V("H") if n == "j" else e) for n, e in core.iters)
@@ -76,7 +76,7 @@ def test_what_is_no_window_of_this_form() -> None:
 
 
 def tile(guards: bool = False, live: bool = False, outputs: int = 3) -> tuple[Body, Window]:
-    """``for u: s[u] = 0; for j < 3, u: s[u] += x[i + u + j] * w[j]; for u: y[u] = s[u]``."""
+    """Build ``for u: s[u] = 0; for j < 3, u: s[u] += x[i + u + j] * w[j]; for u: y[u] = s[u]``."""
     at = V("i") + "u" + "j"
     x: Value = FlatLoad(F, "x", at)
     if guards:
@@ -98,7 +98,7 @@ def tile(guards: bool = False, live: bool = False, outputs: int = 3) -> tuple[Bo
 
 
 def sums(body: Body) -> dict[str, list[str]]:
-    """Register -> the weights of the taps that are added to it, in order."""
+    """Map each register to the weights of the taps that are added to it, in order."""
     held = {n.reg: n.value for n in walk(body) if isinstance(n, Def)}
     out: dict[str, list[str]] = {}
     for n in walk(body):
@@ -123,7 +123,7 @@ def test_every_input_is_loaded_once_and_sums_keep_their_order() -> None:
 
 
 def test_taps_that_several_sums_add_alike_are_added_up_once() -> None:
-    """Three sums over windows of 3 x 3 elements have three lines in common with others."""
+    """Three sums over windows of 3 x 3 elements have three rows in common with others."""
     x: Value = FlatLoad(F, "x", (V("u") + "j") * 10 + "k")
     taps = For("j", V(0), V(3), (For("k", V(0), V(3), (For("u", V(0), V(3), (Store("s", V("u"), x, "sum"),)),)),))
     first = For("u", V(0), V(3), (Store("s", V("u"), const(0, F)),))
@@ -167,7 +167,7 @@ def test_a_tile_inside_has_no_guards_and_its_twin_asks_once_for_each_input() -> 
 
 
 def test_taps_that_read_the_same_under_different_guards_ask_one_by_one() -> None:
-    """Element i + u + j counts for output u where 2*u + i >= 3: three guards, and those of two outputs never join."""
+    """Element i + u + j counts for output u if 2*u + i >= 3: three guards, and guards of two outputs never join."""
     body, window = tile(guards=True)
     (first, taps, last) = body
     assert isinstance(taps, For) and isinstance(taps.body[0], For)
@@ -215,7 +215,7 @@ def test_lanes_of_a_strided_guard() -> None:
 
 
 def test_counts_of_taps_have_lanes() -> None:
-    """min(n - i, 3) - max(1 - i, 0) is no ramp: extremes of ramps, in 64 bits."""
+    """min(n - i, 3) - max(1 - i, 0) is not a ramp: extremes of ramps, in 64 bits."""
     count = minimum(V("n") - "i", 3) - maximum(V(1) - "i", 0)
     loop = For("i", V(0), V("m"), (Store("y", V("i"), FromIndex(F, count)),))
     made = vectorise_loop(loop, 8)
@@ -235,7 +235,7 @@ def test_a_guarded_load_is_no_transpose() -> None:
 
 
 def touched(v: Value, at: int) -> list[int | None]:
-    """The elements in the lanes of what ``unzip`` makes; None in lanes that touch nothing."""
+    """Return the elements in the lanes of the result of ``unzip``; None in lanes that touch nothing."""
     if isinstance(v, FlatLoad):
         guards = v.guard.args if isinstance(v.guard, Op) else (v.guard,) if v.guard else ()
         ranges = [(g.low.evaluate({}), g.high.evaluate({})) for g in guards if isinstance(g, Between)]

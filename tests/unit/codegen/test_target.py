@@ -1,4 +1,4 @@
-"""Sizes of CPU kernels follow from what a core is: its registers, its caches."""
+"""Sizes of CPU kernels follow from the core's registers and caches."""
 
 from __future__ import annotations
 

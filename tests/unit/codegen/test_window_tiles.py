@@ -1,4 +1,4 @@
-"""Tiles of large windows: what is refused, and what stands outside of questions."""
+"""Tiles of large windows: rejections, and statements outside of bounds checks."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def add(cell: int, value: Value = PRODUCT, reduce: str | None = "sum", buffer: s
     return Store(buffer, V(cell) + "t", value, reduce)
 
 
-REFUSED = {
+REJECTIONS = {
     "a sum of two lines": ([add(0)], [add(0)]),
     "a sum of what another line adds to": ([add(0)], [add(2, FlatLoad(F, "s", V(0)))]),
     "no sum": ([add(0)], [add(2, reduce=None)]),
@@ -30,16 +30,16 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("what", REFUSED)
-def test_lines_have_sums_of_their_own(what: str) -> None:
-    """Otherwise they may not change places."""
+@pytest.mark.parametrize("case", REJECTIONS)
+def test_lines_have_sums_of_their_own(case: str) -> None:
+    """Otherwise they cannot be reordered."""
     check_sums([[(add(0), ()), (add(4), ())], [(add(2), ())]], ARRAYS)
     with pytest.raises(CodegenError, match="sums of their own"):
-        check_sums([[(s, ()) for s in line] for line in REFUSED[what]], ARRAYS)
+        check_sums([[(s, ()) for s in line] for line in REJECTIONS[case]], ARRAYS)
 
 
 def test_quotients_of_sizes_are_named_once() -> None:
-    """Those by numbers too, but not what holds a thread's number."""
+    """Quotients by constants too, but no expressions that depend on a thread's number."""
     address = V("u") * ((V("n") + 1) // 2) + V("tid") // 3
     body: Body = (For("u", V(0), V(7), (Store("y", address, Const(F, 0.0)),)),)
     assert divide_before(body, "q") == body

@@ -1,4 +1,4 @@
-"""What a block of a window brings from L2, as estimates count it, and which windows a thread has several outputs of."""
+"""Estimated L2 bytes of a window's block, and the windows for which a thread has several outputs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SIZES = {"C": 50, "H": 90, "W": 80, "H2": 92, "W2": 82}
 
 
 def test_what_outputs_of_a_block_share_is_brought_once() -> None:
-    """Beside the addresses of all outputs and taps of a box, enumerated."""
+    """Compared with the enumerated addresses of all outputs and taps of a box."""
     g = depthwise(last=True)
     box, taps = {"h": 4, "w": 13, "c": 16}, {"j": 3, "k": 3}
     ranges = [range(n) for n in (*box.values(), *taps.values())]
@@ -26,12 +26,12 @@ def test_what_outputs_of_a_block_share_is_brought_once() -> None:
 
 
 def test_points_are_neighbours_first() -> None:
-    """Of an axis of known extent at most all; one of unknown extent has what is left."""
+    """An axis of known extent has at most all points; an axis of unknown extent has the remaining ones."""
     core = depthwise(last=True).backbone
     assert points(core, ("c", "h", "w"), 64) == {"w": 64, "h": 1, "c": 1}
 
 
 def test_outputs_of_a_thread_share_lines() -> None:
-    """Along the outermost iterator whose neighbours read the same; taps along it come last."""
+    """Outputs extend along the outermost iterator whose neighbours read the same; taps along it come last."""
     assert window_axes(depthwise(last=True), ("h", "w", "c")) is None  # other iterators than the reduction's
     assert window_axes(depthwise(last=True), ("c", "h", "w")) == Axes("h", 4, ("k", "j"))

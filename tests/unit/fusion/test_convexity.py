@@ -1,4 +1,4 @@
-"""Groups are convex whatever the graph: random DAGs through every pass, and the cases that fool simpler checks."""
+"""Groups are convex for any graph: random DAGs through every pass, and the cases that fool simpler checks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.support.graphs import Sheet, matmul
 
 
 def path_between(plan: FusionPlan) -> str | None:
-    """A path that leaves a group and comes back to it, found node by node with no help from the code under test."""
+    """Return a path that leaves a group and returns to it, searched node by node without the code under test."""
     home = {n.output: k for k, g in enumerate(plan.groups) for n in g.nodes}
     parts: dict[str, list[str]] = {}
     for t, w in plan.windows.items():
@@ -43,7 +43,7 @@ def path_between(plan: FusionPlan) -> str | None:
 
 @st.composite
 def sheets(draw: st.DrawFn) -> tuple[Sheet, tuple[str, ...]]:
-    """Maps, row sums, products and concatenations over a few shapes, each reading whatever fits."""
+    """Draw maps, row sums, products and concatenations over a few shapes, each reading any fitting tensors."""
     s = Sheet(x=("M", "N"), z=("M", "N"), w=("N", "N"))
     square, column = ["x", "z"], []
     for k in range(draw(st.integers(2, 12))):
@@ -80,7 +80,7 @@ def test_groups_are_convex_whatever_passes_run(drawn: tuple[Sheet, tuple[str, ..
 
 
 def everything(plan: FusionPlan, a: FusedGroup, b: FusedGroup) -> Join:
-    """A rule without scruples: only convexity stands in its way."""
+    """A rule without conditions: only convexity limits it."""
     return Join({}, "because", "any")
 
 
@@ -92,14 +92,14 @@ def test_joining_whatever_stays_convex_does_so_and_no_more(drawn: tuple[Sheet, t
     verify_plan(plan)
     assert path_between(plan) is None
     home = {n.output: k for k, g in enumerate(plan.groups) for n in g.nodes}
-    for g in plan.groups:  # what stayed apart has the reason
+    for g in plan.groups:  # separate groups have the reason
         for n in g.nodes:
             apart = [t for t in n.inputs if t in home and home[t] != home[n.output]]
             assert all("convexity" in plan.refused[t, n.output] for t in apart)
 
 
 def test_a_long_way_round_is_seen() -> None:
-    """x -> a -> b -> c -> y, and x -> y: y may join x only with all between."""
+    """x -> a -> b -> c -> y, and x -> y: y may join x only together with all between."""
     s = Sheet(x0=("M", "N"))
     s.let("x", ("M", "N"), op("exp", s.at("x0", "d0", "d1")))
     for name, before in (("a", "x"), ("b", "a"), ("c", "b")):
@@ -117,7 +117,7 @@ def test_a_long_way_round_is_seen() -> None:
 
 
 def test_groups_side_by_side_may_join_unless_a_third_lies_between() -> None:
-    """Neither reads the other: x and y are free, x and z are not (a transposed sum of x stands between)."""
+    """Neither reads the other: x and y are free, x and z are not (a transposed sum of x is between)."""
     s = Sheet(i=("M", "N"))
     s.let("x", ("M", "N"), op("exp", s.at("i", "d0", "d1")))
     s.let("y", ("M", "N"), op("tanh", s.at("i", "d0", "d1")))

@@ -1,4 +1,4 @@
-"""Which primitives share a kernel, and why."""
+"""Primitives that share a kernel, and the reasons."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_a_transpose_is_read_in_place() -> None:
 
 
 def heads() -> Sheet:
-    """A product, a map of it (a cast in 16 bits), and that in another order."""
+    """Build a product, a map of it (a cast in 16 bits), and the map in another order."""
     s = Sheet(a=("B", "M", "K"), b=("B", "K", 4))
     s.let("x", ("B", "M", 4), op("mul", s.at("a", "d0", "d1", "r0"), s.at("b", "d0", "r0", "d2")), ("K",), "sum")
     s.let("m", ("B", "M", 4), op("max", s.at("x", "d0", "d1", "d2"), const(0, "float32")))

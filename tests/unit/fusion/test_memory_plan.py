@@ -1,4 +1,4 @@
-"""The memory plan never lets two live tensors share, and does share."""
+"""The memory plan never lets two live tensors share memory, and lets others share it."""
 
 from __future__ import annotations
 

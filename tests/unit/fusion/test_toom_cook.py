@@ -15,7 +15,7 @@ FORMS += [(3, 2, (0, 1, -1)), (2, 5, (0, 1, -1, 2, Fraction(-1, 3))), (1, 1, ())
 
 
 def is_right(m: int, r: int, x: Matrices) -> bool:
-    """Whether sum_j A[i][j] * G[j][k] * B[j][e] is 1 where e = i + k, else 0: then y[i] = sum(d[i + k] * g[k])."""
+    """Return whether sum_j A[i][j] * G[j][k] * B[j][e] is 1 if e = i + k, else 0: then y[i] = sum(d[i + k] * g[k])."""
     size = m + r - 1
     return all(
         sum(x.sums[i][j] * x.taps[j][k] * x.elements[j][e] for j in range(size)) == (e == i + k)

@@ -20,10 +20,10 @@ def outputs(plan: FusionPlan) -> list[tuple[str, ...]]:
     return [g.outputs for g in plan.groups]
 
 
-def turned_sums(s: Sheet, name: str, of: str) -> None:
-    """A reader that no map can join: it runs over the rows in another order."""
-    m, n, k = s.tensors[of].shape
-    s.let(name, (n, m), s.at(of, "d1", "d0", "r0"), (k,), "sum")
+def turned_sums(s: Sheet, name: str, source: str) -> None:
+    """Add a reader that no map can join: it runs over the rows in another order."""
+    m, n, k = s.tensors[source].shape
+    s.let(name, (n, m), s.at(source, "d1", "d0", "r0"), (k,), "sum")
 
 
 # -- producers that could be computed again --------------------------------------------------------------------------
@@ -40,7 +40,7 @@ def sums_of_a_sum(readers: int) -> Sheet:
 
 @pytest.mark.parametrize("readers", [1, 2, 3])
 def test_a_sum_read_by_few_is_computed_again(readers: int) -> None:
-    """p moves 2 + 1 + readers tensors when it is a kernel, 2 * readers when it is not."""
+    """p moves 2 + 1 + readers tensors as a kernel, otherwise 2 * readers."""
     s = sums_of_a_sum(readers)
     names = [f"y{k}" for k in range(readers)]
     plan = fusion_plan(s.graph(*names))
@@ -84,7 +84,7 @@ def test_dear_operations_are_not_computed_again() -> None:
 
 
 def product_and_square(*more: str) -> FusionPlan:
-    """x = a @ b, q = x * x, t = row sums of q."""
+    """Build x = a @ b, q = x * x, t = row sums of q."""
     s = Sheet(a=("M", "K"), b=("K", "N"))
     matmul(s, "x", "a", "b")
     s.let("q", ("M", "N"), op("mul", s.at("x", "d0", "d1"), s.at("x", "d0", "d1")))
@@ -110,7 +110,7 @@ def test_an_epilogue_beside_what_is_written_goes_to_its_reader() -> None:
 
 
 def test_a_cast_to_halves_stays_with_what_makes_the_operand() -> None:
-    """norm -> float16 -> product: inside the product it would make the GEMM read float32."""
+    """norm -> float16 -> product: inside the product the cast would make the GEMM read float32."""
     s = Sheet(x=("M", "K"), w=("K", "N"))
     s.let("m", ("M", 1), s.at("x", "d0", "r0"), ("K",), "max")
     s.let("n", ("M", "K"), op("sub", s.at("x", "d0", "d1"), s.at("m", "d0", 0)))
@@ -148,7 +148,7 @@ def test_comparisons_use_the_ranges_that_the_program_guards() -> None:
 
 
 def test_undecided_traffic_keeps_groups_apart() -> None:
-    """Reading K*N*J and more instead of M*N*J: which is less depends on the call, so nothing is recomputed."""
+    """Reading K*N*J and more instead of M*N*J: the cheaper one depends on the call, so nothing is recomputed."""
     s = Sheet(a=("M", "N", "J"), big=("K", "N", "J"))
     s.let("p", ("M", "N", "J"), op("add", s.at("a", "d0", "d1", "d2"), s.at("big", 0, "d1", "d2")))
     for k in range(3):

@@ -26,7 +26,7 @@ LINK = re.compile(r"\]\(([^)#:]+)\)")
 
 @cache
 def files() -> tuple[str, ...]:
-    """Paths of all files of the repository, each in its own place (links between folders are not followed)."""
+    """Return the paths of all files of the repository, each once (links between folders are not followed)."""
     found = [p for f in FOLDERS for p in (ROOT / f).rglob("*") if p.is_file()]
     return (*(str(p.relative_to(ROOT)) for p in found if not _is_linked(p)), *(p.name for p in ROOT.glob("*.md")))
 
@@ -37,13 +37,13 @@ def _is_linked(path: Path) -> bool:
 
 
 def exists(name: str) -> bool:
-    """Whether a file is there, or any whose path ends in this name: documents shorten paths."""
+    """Return whether a file exists, or any whose path ends in this name: documents shorten paths."""
     return any(f == name or f.endswith(f"/{name}") for f in files())
 
 
 @cache
 def definitions(path: str) -> frozenset[str]:
-    """Names that a Python file defines at its top, and ``Class.method`` of its classes."""
+    """Return top-level names of a Python file, and ``Class.method`` of its classes."""
     return frozenset(_definitions(ast.parse((ROOT / path).read_text()).body, ""))
 
 
@@ -60,7 +60,7 @@ def _definitions(body: list[ast.stmt], prefix: str) -> Iterator[str]:
 
 
 def is_defined(path: str, name: str) -> bool:
-    """Whether a file of the repository defines a name; of C sources, whether the word occurs."""
+    """Return whether a file of the repository defines a name; for C sources, whether the word occurs."""
     if not (ROOT / path).is_file():
         return False
     if path.endswith(".py"):
@@ -135,7 +135,7 @@ def test_every_error_class_has_its_section() -> None:
 
 
 def error_classes() -> set[str]:
-    """Public classes that derive from PolydynError, directly or not."""
+    """Return public classes that derive from PolydynError, directly or not."""
     sources = ((ROOT / f).read_text() for f in files() if f.endswith(".py") and f.split("/")[0] in PRODUCT)
     bases = {name: set(re.findall(r"\w+", above)) for text in sources for name, above in CLASS.findall(text)}
     errors = {"PolydynError"}
@@ -174,7 +174,7 @@ def test_the_first_page_is_short() -> None:
 
 
 def test_the_papers_formulas_name_functions_of_the_product() -> None:
-    """``docs/papers.md``'s "form used" names what a search or a program runs, not what only tests call."""
+    """``docs/papers.md``'s "form used" names functions that a search or a program runs, not only tests."""
     modules = "cost|select|combine|ukernel|rkernel|microkernel|strategy|explore|space|loop_model|tree"
     forms = set(re.findall(rf"`({modules})\.(\w+)`", (ROOT / "docs" / "papers.md").read_text()))
     assert len(forms) > 20

@@ -1,4 +1,4 @@
-"""The rules of the house that no type checker sees: who may import whom, links, file lengths, forbidden words."""
+"""The rules of the house that no type checker sees: import order, links, file lengths, forbidden words."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ORDER = [
     "build", "gpu", "runtime", "program", "search", "backends", "compiler", "measure",
 ]  # fmt: skip
 STAGES = ["group", "laws", "solution", "tree", "proof"]
-"""The folders of ``schedules/``: each may import itself and those before it."""
+"""The folders of ``schedules/``: each may import itself and the folders before it."""
 TOP = {
     "compiler", "checked", "cli", "extend", "explore", "backend", "program_cache", "session", "jobs", "torch_backend",
     "testing", "verification", "__init__", "__main__",
@@ -35,7 +35,7 @@ HOMONYMS = {"If", "Loop", "Scan", "Not", "And", "Or", "Xor", "Mod", "Range", "Co
 
 
 def sources(*folders: str) -> list[Path]:
-    """Python files, each once: folders that are links are left to their own place."""
+    """Return Python files, each once: linked folders are visited only at their target."""
     found = []
     for folder in folders or ("polydyn", "schedules", "codegen", "tests", "benchmarks"):
         for path in sorted((ROOT / folder).rglob("*.py")):
@@ -47,7 +47,7 @@ def sources(*folders: str) -> list[Path]:
 
 @cache
 def imports(path: Path) -> tuple[str, ...]:
-    """Absolute names of the modules that a file imports, wherever in the file."""
+    """Return absolute names of the modules that a file imports, anywhere in the file."""
     return tuple(_imports(path))
 
 
@@ -62,7 +62,7 @@ def _imports(path: Path) -> Iterator[str]:
 
 
 def _statements(body: list[Any]) -> Iterator[ast.AST]:
-    """All statements, also those inside of others; expressions are not visited."""
+    """Yield all statements, also those inside of others; expressions are not visited."""
     for node in body:
         yield node
         for field in ("body", "orelse", "finalbody", "handlers", "cases"):
@@ -70,13 +70,13 @@ def _statements(body: list[Any]) -> Iterator[ast.AST]:
 
 
 def room(path: Path) -> str:
-    """The room of a file: its folder inside polydyn, or its own name."""
+    """Return the room of a file: its folder inside polydyn, or its own name."""
     parts = path.relative_to(ROOT).with_suffix("").parts
     return parts[1] if parts[0] == "polydyn" else parts[0]
 
 
 def allowed(path: Path, module: str) -> bool:
-    """Whether a file may import a polydyn module by the order of rooms."""
+    """Return whether a file may import a polydyn module by the order of rooms."""
     own, parts = room(path), module.split(".")
     other = parts[1] if len(parts) > 1 else "__init__"
     if own in TOP or own == other:
@@ -115,7 +115,7 @@ def test_the_stages_of_schedules_go_one_way() -> None:
 
 
 def test_only_tests_of_benchmarks_import_benchmarks() -> None:
-    """What tests and benchmarks share is in ``polydyn/testing``."""
+    """Code that tests and benchmarks share is in ``polydyn/testing``."""
     wrong = [
         f"{path.relative_to(ROOT)} imports {module}"
         for path in sources("polydyn", "schedules", "codegen", "tests")
@@ -169,7 +169,7 @@ def test_no_operator_names_after_import() -> None:
     wrong = [
         f"{path.relative_to(ROOT)}:{node.lineno} says {node.value!r}"
         for path in sources(*AFTER_IMPORT)
-        if quoted.search(path.read_text())  # to walk over all trees takes long
+        if quoted.search(path.read_text())  # walking all trees takes long
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.Constant) and node.value in names
     ]

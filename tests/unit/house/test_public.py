@@ -1,4 +1,4 @@
-"""The public names and signatures of polydyn are those of tests/golden/public.txt.
+"""The public names and signatures of polydyn equal tests/golden/public.txt.
 
 A difference is a change of the interface: read it, write it into CHANGELOG.md, then ``--update-golden``.
 """
@@ -21,13 +21,13 @@ MODULES = ("polydyn", "polydyn.session", "polydyn.extend", "polydyn.explore", "p
 
 
 def public(module: str) -> dict[str, Any]:
-    """Names and what they stand for."""
+    """Return public names and their objects."""
     found = import_module(module)
     return {n: getattr(found, n) for n in sorted(getattr(found, "__all__", None) or found._LAZY)}
 
 
 def lines(module: str) -> Iterator[str]:
-    """The public names of a module, one a line, members of classes indented; a class of two modules stands in one."""
+    """Yield the public names of a module, one per line, members of classes indented; each class is listed once."""
     yield f"== {module}"
     earlier = {id(x): m for m in MODULES[: MODULES.index(module)] for x in public(m).values() if inspect.isclass(x)}
     for name, x in public(module).items():
@@ -42,7 +42,7 @@ def lines(module: str) -> Iterator[str]:
 
 
 def members(x: type) -> Iterator[str]:
-    """The constructor, methods and properties that a class adds to its bases; an enumeration's values."""
+    """Yield the constructor, methods and properties that a class adds to its bases; an enumeration's values."""
     if issubclass(x, Enum):
         yield from (f"{m.name} = {m.value}" for m in x)
         return
@@ -61,7 +61,7 @@ def members(x: type) -> Iterator[str]:
 
 
 def signature(f: Any) -> str:
-    """Parameters with their types as they are written."""
+    """Return parameters with their types as they are written."""
     return re.sub(r"<function (\w+) at 0x\w+>", r"\1", str(inspect.signature(f)).replace("'", ""))
 
 

@@ -12,7 +12,7 @@ from tests.support.one_node import check, expected
 
 
 def chained(names: tuple[str, str], op: str = "Hardmax") -> onnx.ModelProto:
-    """Two nodes in a row, the tensor between them and the result named so."""
+    """Build two consecutive nodes; ``names`` are the tensor between them and the result."""
     nodes = [helper.make_node("Neg", ["x"], [names[0]]), helper.make_node(op, [names[0]], [names[1]])]
     graph = helper.make_graph(
         nodes, "two", [helper.make_tensor_value_info("x", 1, ["B", 5])], [helper.make_empty_tensor_value_info(names[1])]
@@ -28,7 +28,7 @@ def test_names_inside_a_body_are_no_names_outside() -> None:
 
 
 def test_a_result_that_is_read_inside_too_is_not_copied() -> None:
-    """The sum of SkipLayerNormalization is an output and what is normalized."""
+    """The sum of SkipLayerNormalization is an output and also the input of its normalization."""
     node = helper.make_node(
         "SkipSimplifiedLayerNormalization", ["x", "x", "g"], ["y", "", "", "t"], domain="com.microsoft"
     )

@@ -1,4 +1,4 @@
-"""Parts of a graph with steps of the host: levels, guards, what each part is given (docs/adr/0027-parts.md)."""
+"""Parts of a graph with steps of the host: levels, guards, inputs of each part (docs/adr/0027-parts.md)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Random ONNX models (``testing/fuzz_models.py``): what is planted is found, and named by the pass that made it."""
+"""Random ONNX models (``testing/fuzz_models.py``): planted faults are found, and named by the pass that made them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from polydyn.testing.random_onnx import THEMES, random_case
 
 
 def model(opset: int = 18) -> onnx.ModelProto:
-    """``y = concat(-x, x + x)``, in ``z`` in another shape."""
+    """Build ``y = concat(-x, x + x)``, in ``z`` in another shape."""
     info = helper.make_tensor_value_info
     nodes = [
         helper.make_node("Neg", ["x"], ["a"]),
@@ -48,7 +48,7 @@ CALLS = [({"B": n}, {"x": np.arange(3.0 * n, dtype=np.float32).reshape(n, 3)}) f
 
 
 def changed(name: str, change: Callable[[Graph], Graph]) -> tuple[pipeline.Pass, ...]:
-    """The passes over the graph with one that also makes a mistake."""
+    """Return the passes over the graph with one that also makes a mistake."""
 
     def f(p: pipeline.Pass) -> pipeline.Pass:
         before = p.graph
@@ -161,7 +161,7 @@ def test_old_operators_have_their_old_meaning() -> None:
 
 
 def test_a_second_opinion_knows_axes_in_any_order() -> None:
-    """ONNX Runtime keeps the sizes of negative axes where an aspect ratio is kept; onnx.reference fails on them."""
+    """ONNX Runtime keeps the sizes of negative axes if an aspect ratio is kept; onnx.reference fails on them."""
     resize = helper.make_node("Resize", ["x", "", "", "sizes"], ["y"], axes=[-1, 0], mode="nearest",
                               keep_aspect_ratio_policy="not_smaller")  # fmt: skip
     info, sizes = helper.make_tensor_value_info, numpy_helper.from_array(np.array([3, 4]), "sizes")
@@ -178,7 +178,7 @@ def test_a_second_opinion_knows_axes_in_any_order() -> None:
 def test_integers_between_two_are_rounded_to_the_nearest(
     ours: Callable[[Array], Array], operator: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """ONNX Runtime truncates: that is disputed. What polydyn truncates is not."""
+    """ONNX Runtime truncates: that is disputed. A truncation by polydyn is a fault."""
     scales = numpy_helper.from_array(np.float32([1, 1, 1, 2]), "scales")
     node = helper.make_node("Resize", ["x", "", "scales"], ["y"], mode="linear")
     info = helper.make_tensor_value_info
@@ -246,7 +246,7 @@ def test_what_onnx_runtime_runs_beyond_onnx_may_be_refused(
     ],
 )  # fmt: skip
 def test_the_node_that_is_disputed_is_named(nodes: list[onnx.NodeProto], x: Array, operator: str) -> None:
-    """A NaN is the least number for numpy, onnx.reference and polydyn, and no number for ONNX Runtime."""
+    """A NaN is the minimum for numpy, onnx.reference and polydyn, and not a number for ONNX Runtime."""
     info = helper.make_tensor_value_info
     kind = helper.np_dtype_to_tensor_dtype(x.dtype)
     outputs = [onnx.ValueInfoProto(name="y")]

@@ -1,4 +1,4 @@
-"""Reading ONNX: what is accepted, and refusals that name the place and the remedy."""
+"""Reading ONNX: accepted models, and rejections that name the place and the remedy."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def test_symbols_of_inputs_and_ranges() -> None:
 
 
 def late_fact() -> onnx.ModelProto:
-    """Reshape sees [N, 4] and M before the Concat says that N is M."""
+    """Reshape reads [N, 4] and M before the Concat shows that N equals M."""
     nodes = [
         node("Shape", "v", "s", start=0, end=1), node("Concat", "s rest", "t", axis=0), node("Reshape", "x t", "r"),
         node("Expand", "u s", "e"), node("Concat", "x v", "y", axis=1),

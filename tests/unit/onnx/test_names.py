@@ -1,4 +1,4 @@
-"""Names of dims are the user's: none meets a name that the compiler makes, and texts for people have them unchanged."""
+"""Names of dims are the user's: none collides with a compiler's name, and texts for people have them unchanged."""
 
 from __future__ import annotations
 
@@ -34,11 +34,12 @@ NAMES = (
     "input_ids_0", "x_0", "x_1", "B", "L",
 )  # fmt: skip
 """Iterators, sizes of tiles, parameters of kernels, C and Python keywords, macros, functions of sympy and isl, symbols
-of the host program, names that the importer itself gives."""
+of the host program, names that the importer itself gives.
+"""
 
 
 def renamed(proto: onnx.ModelProto, names: Iterator[str]) -> tuple[onnx.ModelProto, dict[str, str]]:
-    """The model with other names for the dims of its inputs, and the new name of each."""
+    """Return the model with other names for the dims of its inputs, and the new name of each."""
     out, table = onnx.ModelProto(), dict[str, str]()
     out.CopyFrom(proto)
     for d in (d for x in out.graph.input for d in x.type.tensor_type.shape.dim if d.dim_param):
@@ -49,7 +50,7 @@ def renamed(proto: onnx.ModelProto, names: Iterator[str]) -> tuple[onnx.ModelPro
 
 
 def keys(proto: onnx.ModelProto, placed: dict[str, PlacedGroup]) -> list[str]:
-    """The contents of all groups of the model, as hashes; kernels are made of those that ``placed`` has not yet."""
+    """Return the contents of all groups of the model, as hashes; only kernels that ``placed`` lacks are made."""
     target = target_of("cpu:avx2", None)
     plan = target.fuse(target.rewrite(import_model(proto)))
     builder = target.builder(plan)
@@ -85,7 +86,7 @@ def test_parts_of_plain_data_that_are_one_stay_one() -> None:
 
 
 def adversarial(a: str, b: str, c: str) -> onnx.ModelProto:
-    """A product, a transposition, an attention, and a size that data decide."""
+    """Build a product, a transposition, an attention, and a data-dependent size."""
     nodes = [
         node("MatMul", "x y", "s"), node("Softmax", "s", "p", axis=-1), node("MatMul", "p v", "o"),
         node("Transpose", "s", "t", perm=[1, 0]), node("NonZero", "x", "z"),

@@ -1,4 +1,4 @@
-"""Attributes that only old opsets have: right, or refused as ONNX says. The authority is numpy, by ONNX's text."""
+"""Attributes of old opsets: right, or rejected as in ONNX. The authority is numpy, by ONNX's text."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ BINARY: dict[str, Any] = {
 def run(
     op: str, feeds: dict[str, Array], attributes: dict[str, Any], opset: int, constants: dict[str, Array] | None = None
 ) -> Array:
-    """The one output, with a name for every dim."""
+    """Return the only output, with a name for every dim."""
     inputs: dict[str, Any] = {n: (str(x.dtype), [f"{n}{a}" for a in range(x.ndim)]) for n, x in feeds.items()}
     graph = import_model(model_of(op, inputs | (constants or {}), attributes, opset, ("z",)))
     return reference.evaluate(graph, feeds)["z"]

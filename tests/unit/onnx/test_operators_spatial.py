@@ -89,7 +89,7 @@ def test_transposed_convolution(weight: tuple[int, ...], attributes: dict[str, A
 
 @pytest.mark.parametrize("strides", [[1, 1], [2, 3]])
 def test_transposed_convolution_with_the_shape_of_its_output(strides: list[int]) -> None:
-    """Where the result begins depends on the size; a size that does not reach all of it is rejected, as there."""
+    """The start of the result depends on the size; a size that does not reach all of it is rejected, as in onnx."""
     inputs = {"x": ("float32", ("N", 3, "H", "W")), "w": floats(3, 2, 3, 4)}
     model = model_of("ConvTranspose", inputs, {"strides": strides, "output_shape": [9, 7]})
     for n, h, w in ((2, 7, 5), (1, 8, 6), (0, 9, 8)):
@@ -99,7 +99,7 @@ def test_transposed_convolution_with_the_shape_of_its_output(strides: list[int])
 
 
 def test_transposed_convolution_multiplies_no_inserted_zeros() -> None:
-    """A kernel of 4 at stride 2 meets every output position with 2 taps an axis."""
+    """A kernel of 4 at stride 2 has 2 taps per axis at every output position."""
     inputs = {"x": ("float32", ("N", 3, "H", "W")), "w": floats(3, 5, 4, 4)}
     graph = import_model(model_of("ConvTranspose", inputs, {"strides": [2, 2], "pads": [1, 1, 1, 1]}))
     (total,) = (n for n in graph.nodes if isinstance(n, Compute) and n.reduce == "sum")
@@ -108,12 +108,12 @@ def test_transposed_convolution_multiplies_no_inserted_zeros() -> None:
 
 
 @pytest.mark.parametrize(
-    ("attributes", "said"),
+    ("attributes", "message"),
     [({"pads": [-1, 0, 0, 0]}, "negative padding")],
 )
-def test_what_transposed_convolution_refuses(attributes: dict[str, Any], said: str) -> None:
+def test_what_transposed_convolution_refuses(attributes: dict[str, Any], message: str) -> None:
     inputs = {"x": ("float32", ("N", 3, "H", "W")), "w": floats(3, 5, 3, 3)}
-    with pytest.raises(UnsupportedError, match=said):
+    with pytest.raises(UnsupportedError, match=message):
         import_model(model_of("ConvTranspose", inputs, attributes))
 
 
@@ -161,9 +161,9 @@ RESIZES = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("mode", "coordinates", "more"), RESIZES, ids=range(len(RESIZES)))
-def test_resize_to_sizes_and_by_scales(mode: str, coordinates: str, more: dict[str, Any]) -> None:
-    attributes = {"mode": mode, "coordinate_transformation_mode": coordinates, **more}
+@pytest.mark.parametrize(("mode", "coordinates", "settings"), RESIZES, ids=range(len(RESIZES)))
+def test_resize_to_sizes_and_by_scales(mode: str, coordinates: str, settings: dict[str, Any]) -> None:
+    attributes = {"mode": mode, "coordinate_transformation_mode": coordinates, **settings}
     x = ("float32", ("N", 2, "H", "W"))
     for h, w in ((5, 9), (1, 2), (12, 3)):
         inputs: dict[str, Any] = {"x": x, "s": np.array([1, 2, h, w])}
@@ -206,13 +206,13 @@ def test_resize_that_keeps_proportions(policy: str) -> None:
         check(model_of("Resize", inputs, attributes, 19, names=("x", "", "", "s")), {"x": floats(1, 2, 4, 6)}, 1e-4)
 
 
-@pytest.mark.parametrize(("attributes", "said"), [
+@pytest.mark.parametrize(("attributes", "message"), [
     ({"coordinate_transformation_mode": "tf_crop_and_resize"}, "a roi that is not constant"),
     ({"mode": "nearest", "coordinate_transformation_mode": "other"}, "coordinate_transformation_mode other"),
 ])  # fmt: skip
-def test_resize_modes_that_are_refused(attributes: dict[str, Any], said: str) -> None:
+def test_resize_modes_that_are_refused(attributes: dict[str, Any], message: str) -> None:
     inputs = {"x": ("float32", ("N", 2, "H", "W")), "s": np.array([1, 1, 2, 1.5], np.float32)}
-    with pytest.raises(UnsupportedError, match=rf"{said}(.|\n)*the_Resize"):
+    with pytest.raises(UnsupportedError, match=rf"{message}(.|\n)*the_Resize"):
         import_model(model_of("Resize", inputs, attributes, names=("x", "", "s")))
 
 
@@ -281,7 +281,7 @@ def test_instance_and_group_normalization() -> None:
 
 @pytest.mark.parametrize("opset", [18, 21])
 def test_one_scale_for_all_channels_of_any_number(opset: int) -> None:
-    """ONNX says GroupNormalization as a function, whose products broadcast."""
+    """ONNX defines GroupNormalization as a function, whose products broadcast."""
     inputs: dict[str, Any] = {"x": ("float32", ("N", "C", "L")), "s": floats(1), "b": floats(1)}
     model = model_of("GroupNormalization", inputs, {"num_groups": 2}, opset)
     for channels in (2, 6):

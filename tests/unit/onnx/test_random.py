@@ -1,4 +1,4 @@
-"""Random generators: distributions, seeds, types; the same numbers whatever the threads."""
+"""Random generators: distributions, seeds, types; equal numbers for any number of threads."""
 
 from __future__ import annotations
 

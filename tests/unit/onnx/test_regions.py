@@ -1,4 +1,4 @@
-"""Regions of nodes that another runtime computes: which nodes, in which order, and what stays inside."""
+"""Regions of nodes that another runtime computes: their nodes, their order, and their internal tensors."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from tests.support.tiny import model, node
 F = "float32"
 
 
-def graph(text: str, outputs: str, others: str = "") -> ImportedGraph:
-    """``a=Op(x,y)`` for each node; nodes are called by their result, those in capitals are not built."""
+def graph(text: str, outputs: str, constants: str = "") -> ImportedGraph:
+    """Build ``a=Op(x,y)`` for each node; nodes are called by their result, capitals are unsupported."""
     nodes = []
     for line in text.split():
         made, _, rest = line.partition("=")
@@ -30,9 +30,9 @@ def graph(text: str, outputs: str, others: str = "") -> ImportedGraph:
     return ImportedGraph("g", (ModelInput("x", F, ("N",)),), tuple(outputs.split()), tuple(nodes), {})
 
 
-def regions(g: ImportedGraph, left: Left | None = None) -> str:
-    """The nodes in order, those of a region in brackets with what it gives."""
-    cut_ = with_regions(g, left or Left(), lambda n: n.op.islower())
+def regions(g: ImportedGraph, fallback: Left | None = None) -> str:
+    """Return the nodes in order, with regions in brackets together with their results."""
+    cut_ = with_regions(g, fallback or Left(), lambda n: n.op.islower())
     shown = [
         f"[{' '.join(m.name for m in members(n))} -> {' '.join(n.outputs)}]" if n.fallback else n.name
         for n in cut_.nodes
@@ -46,10 +46,10 @@ def regions(g: ImportedGraph, left: Left | None = None) -> str:
         ("a=f(x) b=F(a) c=F(b) d=f(c)", "d", "a [b c -> c] d"),
         ("a=F(x) b=f(a) c=F(b)", "c", "[a -> a] b [c -> c]"),
         ("a=F(x) b=f(a) c=F(a,b)", "c a", "[a -> a] b [c -> c]"),  # not convex as one
-        ("a=F(x) b=f(x) c=F(a,b)", "c", "b [a c -> c]"),  # what only a region reads waits for it
+        ("a=F(x) b=f(x) c=F(a,b)", "c", "b [a c -> c]"),  # a tensor that only a region reads waits for it
         ("a=F(x) b=F(x) c=f(a,b)", "c", "[a -> a] [b -> b] c"),
         ("a=F(x) b=f(x) c=F(b) d=f(a,c)", "d", "b [a -> a] [c -> c] d"),
-        ("a=F(x) b=f(x)", "b", "b"),  # nobody reads it
+        ("a=F(x) b=f(x)", "b", "b"),  # unused
         ("a=f(x) b=f(a)", "b", "a b"),
     ],
 )
@@ -93,7 +93,7 @@ def imported(m: onnx.ModelProto) -> Graph:
 
 
 def labels() -> onnx.ModelProto:
-    """Numbers to texts and back, between two nodes that are compiled."""
+    """Build numbers to texts and back, between two nodes that are compiled."""
     m = model(
         [node("Floor", "x", "a"), node("Cast", "a", "s", to=TensorProto.STRING), node("Concat", "s t", "u", axis=0),
          helper.make_node("LabelEncoder", ["u"], ["n"], "labels", domain="ai.onnx.ml", keys_strings=["1", "z"],

@@ -1,4 +1,4 @@
-"""ONNX's node cases among other nodes: what stands around a case changes nothing."""
+"""ONNX's node cases among other nodes: the surroundings of a case change nothing."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from polydyn.testing import conformance
     "name", ["test_conv_with_strides_padding", "test_layer_normalization_2d_axis0", "test_lstm_with_initial_bias"]
 )
 def test_a_case_gives_the_same_among_other_nodes(name: str) -> None:
-    """The recurrence was written out twice: what it reads became known again after it was gone."""
+    """The recurrence was unrolled twice: its inputs became known again after it was gone."""
     (case,) = (c for c in conformance.cases(name) if c.name == name)
     models: list[onnx.ModelProto] = []
 

@@ -1,4 +1,4 @@
-"""Equal nodes are computed once, what changes nothing is left out, and nothing else happens."""
+"""Equal nodes are computed once, operations without effect are removed, and nothing else happens."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ W = RNG.standard_normal((7, 5)).astype(np.float32)
 
 
 def graph(*nodes: onnx.NodeProto, dtype: str = "float32", **constants: np.ndarray) -> Graph:
-    """A model of ``x [B, 7]`` whose outputs are what nobody reads."""
+    """Build a model of ``x [B, 7]`` with all unread tensors as outputs."""
     read = {i for n in nodes for i in n.input}
     outputs = [o for n in nodes for o in n.output if o not in read]
     return import_model(model(nodes, {"x": (dtype, ["B", 7])}, outputs, constants))
 
 
 def same(g: Graph, dtype: str = "float32") -> Graph:
-    """The tidy graph, after its outputs were compared bit by bit, at special values too."""
+    """Return the tidy graph, after a comparison of its outputs bit by bit, at special values too."""
     made = tidy(g)
     for b in (0, 1, 3):
         x = RNG.integers(-5, 5, (b, 7)).astype(dtype)

@@ -1,4 +1,4 @@
-"""Operators of integers and booleans, and at corners of their settings, beside onnx's reference or ONNX Runtime."""
+"""Operators on integers and booleans, and at extreme settings, compared with onnx's reference or ONNX Runtime."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_powers_of_two_types(base: str) -> None:
 
 @pytest.mark.parametrize("kind", ["int8", "int32", "int64"])
 def test_negative_powers_of_integers(kind: str) -> None:
-    """0 but for the bases 1 and -1, as in C; ONNX Runtime has the least integer where the base is 0."""
+    """The result is 0 except for the bases 1 and -1, as in C; ONNX Runtime has the minimum integer if the base is 0."""
     x, y = np.array([1, -1, -1, 2, -3, 0, 5]).astype(kind), np.array([-3, -3, -2, -1, -2, -1, 2]).astype(kind)
     graph = import_model(model_of("Pow", {"x": (kind, ("A",)), "e": (kind, ("A",))}))
     assert reference.evaluate(graph, {"x": x, "e": y})["y"].tolist() == [1, -1, 1, 0, 0, 0, 25]

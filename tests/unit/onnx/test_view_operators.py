@@ -89,7 +89,7 @@ def test_operator_like_the_onnx_reference(name: str) -> None:
         try:
             expected = ReferenceEvaluator(m).run(None, {"x": x})
         except ValueError:
-            assert 0 in shape  # numpy refuses to reshape nothing to (0, -1), and to mirror nothing
+            assert 0 in shape  # numpy does not reshape empty arrays to (0, -1), and does not mirror them
             continue
         got = run(graph, {"x": x})
         for o, e in zip(outputs, expected, strict=True):
@@ -121,7 +121,7 @@ def test_concat_unifies_the_other_axes() -> None:
 
 
 def attention_views() -> onnx.ModelProto:
-    """x [B, L, 64] -> heads [B, 4, L, 16] -> back, as exporters write it: sizes through Shape, Gather, Concat."""
+    """Build x [B, L, 64] -> heads [B, 4, L, 16] -> back, as exporters write it: sizes through Shape, Gather, Concat."""
     nodes = [
         node("Shape", "x", "s"), node("Gather", "s zero", "b"), node("Gather", "s one", "l"),
         node("Unsqueeze", "b at0", "b1"), node("Unsqueeze", "l at0", "l1"),
@@ -148,7 +148,7 @@ def test_attention_reshapes_keep_symbols_and_need_no_division() -> None:
     for name in ("h", "t", "u"):
         n = graph.producer()[name]
         assert isinstance(n, Compute) and n.is_view and "//" not in str(n.body), n.body
-    assert "//" in str(graph.producer()["y"].body)  # merging 4 and 16 into 64 must divide by 16, and only by that
+    assert "//" in str(graph.producer()["y"].body)  # merging 4 and 16 into 64 must divide by 16, and only by 16
     assert set(re.findall(r"// (\w+)", str(graph.producer()["y"].body))) == {"16"}
     assert all(n.is_view for n in graph.nodes if isinstance(n, Compute)), "no shape arithmetic is left"
 
@@ -205,14 +205,14 @@ def test_an_axis_that_does_not_exist_is_refused_with_its_node(op: str) -> None:
 
 @pytest.mark.parametrize("end", [2**31 - 1, BIG, -BIG])
 def test_an_end_that_means_all_is_the_first_element_for_negative_steps(end: int) -> None:
-    """As for ONNX Runtime; ONNX's reference clamps it to the last element, which leaves nothing."""
+    """ONNX Runtime does the same; ONNX's reference clamps it to the last element, which leaves nothing."""
     made = model([node("Slice", "x s e a k", "y")], {"x": (F, ["B"])}, ["y"],
                  {"s": i64(3), "e": i64(end), "a": i64(0), "k": i64(-2)})  # fmt: skip
     assert run(import_model(made), {"x": np.arange(7, dtype=np.float32)})["y"].tolist() == [3, 1]
 
 
 def test_sizes_that_no_call_can_have_are_refused() -> None:
-    """A slice backwards that is always empty broadcasts with nothing but size 1."""
+    """A slice backwards that is always empty broadcasts only with size 1."""
     made = model([node("Slice", "x one e zero back", "t"), node("Slice", "x two e zero one", "u"),
                   node("Add", "t u", "y")],
                  {"x": (F, ["B", 3])}, ["y"],

@@ -1,4 +1,4 @@
-"""The run time between parts: no fault in programs with branches and loops; every planted mistake is seen."""
+"""The run time between parts: no fault in programs with branches and loops; every planted mistake is detected."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from polydyn.testing.plan.frames import check_frame
 from polydyn.testing.random_onnx import random_case
 
 EACH = 4
-"""Mistakes of each kind, where a frame has places for so many."""
+"""Maximum number of mistakes of each kind, if a frame has sites for them."""
 LOOPS = onnx.parser.parse_model("""
 <ir_version: 10, opset_import: ["" : 21]>
 g (int64 m, float[N, 4] x, float[4, 4] w, bool c) =>
@@ -82,7 +82,7 @@ def test_bodies_of_several_parts_have_frames_of_their_own() -> None:
 
 
 def test_mistakes_between_parts_are_seen() -> None:
-    """Of every kind, and none of them is missed."""
+    """Mistakes of every kind are planted, and none of them is missed."""
     r, kinds, missed = Random(0), Counter[str](), list[str]()
     for made in (framed(), *frames_of(random_case(10, "control").model)):
         for mistake in ON_FRAMES:
@@ -96,7 +96,7 @@ def test_mistakes_between_parts_are_seen() -> None:
 
 
 def test_rooms_that_are_free_too_early_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What frame.py would do if it took every tensor to be read by nobody."""
+    """The plan of frame.py if it considered every tensor unused."""
     monkeypatch.setattr(frame, "_last_uses", lambda order, made, results: made)
     faults = [f for x in frames_of(LOOPS) for f in check_frame(x)]
     assert faults

@@ -23,7 +23,7 @@ from tests.support.tiny import model, node
 
 QUICK = ("gpt2_past_tiny", "resnet_tiny", "t5_tiny")
 SIZES = (2, 3, 1)
-"""Of every dim of a call."""
+"""Sizes of every dim of a call."""
 
 
 @pytest.mark.parametrize("name", [n if n in QUICK else slow(n) for n in MODELS])
@@ -44,8 +44,8 @@ def test_loops_of_a_stored_model_touch_what_statements_touch(name: str) -> None:
 
 
 def _sizes_alone(plan: FusionPlan, p: PlacedGroup) -> tuple[str, str] | None:
-    """What was once taken for one memory: an intermediate and an output of as many elements, where a copy of some part
-    has equal addresses.
+    """The former criterion for sharing memory: an intermediate and an output with as many elements, if a copy of some
+    part has equal addresses.
     """
     group, buffers, graph = p.lowered.group, p.lowered.buffers, plan.graph
     s, *more = group.statements
@@ -62,7 +62,7 @@ def _sizes_alone(plan: FusionPlan, p: PlacedGroup) -> tuple[str, str] | None:
 
 
 def plan_as_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Aliases, dependences and their verifier as they were when no verifier saw these faults."""
+    """Restore aliases, dependences and their verifier to the state in which no verifier detected these faults."""
     monkeypatch.setattr(aliases, "_same_memory", _sizes_alone)
     monkeypatch.setattr(waves, "_reads", _reads_but_writes)
     monkeypatch.setattr(waves, "verify_waves", lambda plan: None)
@@ -70,12 +70,12 @@ def plan_as_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _reads_but_writes(launch: Launch) -> list[str]:
-    """What was once asked of the buffers of a launch: that it writes one hides that it reads it too."""
+    """The former rule for the buffers of a launch: a write of a buffer hides a read of it."""
     return [b for b in dict.fromkeys(launch.buffers) if b not in (launch.writes or ())]
 
 
 def channels_turned() -> onnx.ModelProto:
-    """RGB to BGR: the middle channel is at its place already."""
+    """Build RGB to BGR: the middle channel is already at its offset."""
     return model(
         [node("Mul", "x k", "s"), node("Split", "s", "r g b", axis=1, num_outputs=3),
          node("Concat", "b g r", "y", axis=1)],
@@ -84,7 +84,7 @@ def channels_turned() -> onnx.ModelProto:
 
 
 def part_computed_in_place() -> onnx.ModelProto:
-    """The last part is at its place already, and the first one is computed from what lay there."""
+    """Build a model whose last part is already at its offset, and whose first part is computed from the data there."""
     return model(
         [node("Sigmoid", "x", "s"), node("Split", "s", "a b", axis=0, num_outputs=2), node("Neg", "a", "c"),
          node("Concat", "c b", "y", axis=0)],
@@ -92,14 +92,14 @@ def part_computed_in_place() -> onnx.ModelProto:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("made", [channels_turned, part_computed_in_place])
+@pytest.mark.parametrize("build", [channels_turned, part_computed_in_place])
 def test_a_tensor_that_is_taken_for_a_concatenation_is_seen(
-    made: object, monkeypatch: pytest.MonkeyPatch
+    build: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:  # fmt: skip
-    assert callable(made)
-    assert check_model(made()) == []
+    assert callable(build)
+    assert check_model(build()) == []
     plan_as_once(monkeypatch)
-    kinds = {f.fault.kind for f in check_model(made())}
+    kinds = {f.fault.kind for f in check_model(build())}
     assert "overwritten" in kinds
     assert kinds & {"output", "conflict", "in-place"}
 
@@ -122,7 +122,7 @@ def test_a_compilation_that_verifies_names_the_fault(monkeypatch: pytest.MonkeyP
 
 
 def tiles() -> onnx.ModelProto:
-    """Bytes with a weight: a matrix unit multiplies them."""
+    """Build bytes with a weight: a matrix unit multiplies them."""
     weight = np.arange(64 * 48).reshape(64, 48) % 200 - 100
     return model(
         [node("DynamicQuantizeLinear", "x", "q s z"), node("MatMulInteger", "q w z", "m"), node("Cast", "m", "f", to=1),
@@ -141,21 +141,21 @@ def rounded() -> onnx.ModelProto:
 
 
 @pytest.mark.parametrize(
-    ("made", "target", "options", "leaf"),
+    ("model", "target", "options", "leaf"),
     [(tiles, "cpu:amx-emulated", None, "pd_amx_load"), (sorts, "cpu", None, "pd_first_f32"),
      (rounded, "cpu:amx-emulated", Options(precision="bf16"), "pd_amx_store")],
     ids=["tiles", "sorts", "rounded"],
 )  # fmt: skip
-def test_leaves_are_traced(made: object, target: str, options: Options | None, leaf: str) -> None:
-    assert callable(made)
-    (planned,) = plans_of(made(), target=target, options=options)
+def test_leaves_are_traced(model: object, target: str, options: Options | None, leaf: str) -> None:
+    assert callable(model)
+    (planned,) = plans_of(model(), target=target, options=options)
     assert any(leaf in k.text for k in planned.plan.kernels)
     for size in (5, 40):
         assert check_planned(planned, {}, default=size, loops=True) == []
 
 
 def test_candidates_of_different_groups_run_as_their_own() -> None:
-    """A convolution of few channels is a product, or a window whose vectors run along lines of pixels."""
+    """A convolution of few channels is a product, or a window whose vectors run along rows of pixels."""
     weight = np.linspace(-1, 1, 3 * 3 * 9, dtype=np.float32).reshape(3, 3, 3, 3)
     image = {"x": ("float32", ["B", 3, "H", "W"])}
     made = model([node("Conv", "x w", "y", pads=[1, 1, 1, 1])], image, ["y"], {"w": weight})

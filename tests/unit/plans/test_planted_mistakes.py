@@ -1,4 +1,4 @@
-"""Mistakes planted in the plan of one small model: the interpreter of plans sees each of them."""
+"""Mistakes planted in the plan of one small model: the interpreter of plans detects each of them."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from tests.support.tiny import model, node
 
 RNG = np.random.default_rng(0)
 EACH = 5
-"""Mistakes of each kind, where the plan has places for so many."""
+"""Maximum number of mistakes of each kind, if the plan has sites for them."""
 
 
 def small_model() -> onnx.ModelProto:
-    """Products, norms and pieces of three kinds: outputs, parts of concatenations, a cache that grows."""
+    """Build products, norms and pieces of three kinds: outputs, parts of concatenations, a cache that grows."""
     weight = {n: RNG.standard_normal((8, 8)).astype("f") for n in ("w0", "w1", "w2")}
     return model(
         [node("MatMul", "x w0", "a"), node("Softmax", "a", "s"), node("MatMul", "s w1", "b"),
@@ -42,7 +42,7 @@ def planned() -> Planned:
 
 
 def test_mistakes_are_seen() -> None:
-    """At least 60 of at least 18 kinds, not one of them missed; the verifiers of the product see fewer."""
+    """At least 60 of at least 18 kinds, none missed; the verifiers of the product detect fewer."""
     found = list(trials(small_model(), EACH, Random(0), loops=True))
     missed = [f"{t.kind}: {t.what}" for t in found if not t.seen]
     kinds = Counter(t.kind for t in found)
@@ -54,7 +54,7 @@ def test_mistakes_are_seen() -> None:
 
 @pytest.mark.parametrize("mistake", [*ON_LAUNCHES, *ON_KERNELS, *ON_SLOTS, *ON_LOOPS], ids=lambda m: m.__name__)
 def test_a_plan_without_a_place_for_a_mistake_has_none(mistake: Mistake) -> None:
-    """Nothing is planted in a plan of one copy but what it has a place for, and that is seen."""
+    """In a plan of one copy only mistakes with a site are planted, and they are detected."""
     (made,) = plans_of(model([node("Transpose", "x", "y", perm=[1, 0])], {"x": ("float32", ["B", "L"])}, ["y"]))
     assert first_fault(made) is None
     found = mistake(made, Random(0))

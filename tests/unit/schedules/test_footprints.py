@@ -1,4 +1,4 @@
-"""Footprints: what is copied for a share of rows holds what their windows read, and mistakes are refused."""
+"""Footprints: the copy for a range of rows holds the elements that their windows read, and mistakes are rejected."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ V = Index.of
 
 
 def form(weight: tuple[int, ...], **attributes: Any) -> ContractGroup:
-    """A convolution alone, lowered for a CPU; its pixels are symbols but for ``pixels``."""
+    """Lower a convolution alone for a CPU; its pixels are symbols except with ``pixels``."""
     dims: list[str | int] = ["N", weight[1], *attributes.pop("pixels", "HWD"[: len(weight) - 2])]
     m: onnx.ModelProto = model(
         [node("Conv", "x w", "y", **attributes)], {"x": ("float32", dims)}, ["y"], {"w": np.zeros(weight, np.float32)}
@@ -43,7 +43,7 @@ def form(weight: tuple[int, ...], **attributes: Any) -> ContractGroup:
 
 
 def words(weight: tuple[int, ...], **attributes: Any) -> ContractGroup:
-    """The same of bytes, whose products are of words."""
+    """Lower a byte convolution in this way; its products are K-packed."""
     dims: list[str | int] = ["N", weight[1], "H", "W"]
     m = model([node("ConvInteger", "x w", "y", **attributes)], {"x": ("uint8", dims)}, ["y"],
               {"w": np.ones(weight, np.int8)})  # fmt: skip
@@ -54,7 +54,7 @@ def words(weight: tuple[int, ...], **attributes: Any) -> ContractGroup:
 
 
 def strip(f: ContractGroup) -> tuple[Scheduled, Strip]:
-    """The schedule of a form, and its strip as the kernel makes it."""
+    """Return the schedule of a form, and its footprint buffer as the kernel makes it."""
     group = f.lowered.group
     kernel = ContractKernel("k", group, Solver(group).contract(f.roles), AVX512, f.packed, None, f.fill, f.footprint)
     made = kernel.tiles().strip
@@ -72,10 +72,10 @@ def convolution() -> tuple[Scheduled, Strip]:
     [
         ((8, 5, 3, 3), {"pads": [1, 1, 1, 1]}, 3),
         ((8, 5, 3, 1), {"strides": [2, 2]}, 3),
-        ((8, 5, 1, 3), {"pads": [0, 1, 0, 1]}, 2),  # a line is a batch: windows lie along it
+        ((8, 5, 1, 3), {"pads": [0, 1, 0, 1]}, 2),  # an image row is a batch: windows run along it
         ((8, 5, 5), {"pads": [2, 2], "dilations": [2]}, 2),
         ((8, 5, 3, 3, 2), {"strides": [2, 1, 1]}, 4),
-        ((8, 5, 3, 1), {"pixels": (9, 7), "strides": [2, 2]}, 3),  # a line is a number of columns
+        ((8, 5, 3, 1), {"pixels": (9, 7), "strides": [2, 2]}, 3),  # an image row is a number of columns
     ],
 )
 def test_windows_have_a_footprint(weight: tuple[int, ...], attributes: dict[str, Any], places: int) -> None:
@@ -91,7 +91,7 @@ def test_what_no_windows_share_has_none() -> None:
 
 
 def reads(f: Footprint, sizes: dict[str, int], low: int, high: int) -> Iterator[dict[str, int]]:
-    """Place -> what is read, for first pixels low to high and all others."""
+    """Yield the elements that first pixels ``low`` to ``high`` read, with all other iterators."""
     names = [x for x, _ in (*f.pixels, *f.steps)]
     ranges = [range(low, high + 1), *(range(sizes[size(x)]) for x in names[1:])]
     for point in itertools.product(*ranges):
@@ -100,8 +100,9 @@ def reads(f: Footprint, sizes: dict[str, int], low: int, high: int) -> Iterator[
 
 
 def right(s: Strip) -> bool:
-    """Whether a strip holds what is read, by counting at a few sizes; its first and last elements are read. Steps that
-    are left out read none.
+    """Return whether a footprint buffer holds all elements that are read, by counting at a few sizes.
+
+    Its first and last elements must be read. Steps that are left out read none.
     """
     f = s.footprint
     for wide, (low, high) in itertools.product((9, 5), ((0, 0), (1, 2))):
@@ -122,7 +123,7 @@ def right(s: Strip) -> bool:
 
 
 def used(s: Strip, params: dict[str, int], sizes: dict[str, int], run: tuple[int, int]) -> bool:
-    """Whether a step that the rows of ``run`` leave out reads an element."""
+    """Return whether a step that the rows of ``run`` leave out reads an element."""
     f = s.footprint
     env = {x: i.evaluate(params) for x, i in f.span(*map(V, run)).items()} | sizes | params
     names = [x for x, _ in (*f.pixels, *f.steps)]
@@ -138,7 +139,7 @@ def used(s: Strip, params: dict[str, int], sizes: dict[str, int], run: tuple[int
 
 
 def mutants(s: Strip) -> Iterator[Strip]:
-    """Boxes that begin or end elsewhere, too little memory, another operand."""
+    """Yield boxes that begin or end elsewhere, too little memory, another operand."""
     for x, (a, n) in s.box.items():
         for other in ((a + 1, n), (a, n - 1), (a + 1, n - 1), (a, n + 1), (a * 2, n), (a, n * 2)):
             yield replace(s, box={**s.box, x: other})
@@ -158,7 +159,7 @@ def mutants(s: Strip) -> Iterator[Strip]:
 
 @pytest.fixture(scope="module")
 def slice_convolution() -> tuple[Scheduled, Strip]:
-    """A convolution over the first five lines, or fewer."""
+    """Build a convolution over the first five image rows, or fewer."""
     constants = {"w": np.zeros((8, 5, 3, 3), np.float32), "a": np.array([0]), "b": np.array([5]), "k": np.array([2])}
     nodes = [node("Slice", "x a b k", "s"), node("Conv", "s w", "y", pads=[1, 1, 1, 1], strides=[2, 1])]
     m = model(nodes, {"x": ("float32", ["N", 5, "H", "W"])}, ["y"], constants)
@@ -186,7 +187,7 @@ def test_what_the_proof_of_a_strip_accepts_is_right(name: str, request: pytest.F
 
 
 def test_strips_of_several_threads_are_lower_but_no_halo() -> None:
-    """A thread that comes late leaves some to another one; lines that two strips copy stay few."""
+    """A thread that starts late leaves some to another one; few image rows are copied twice."""
     f = form((64, 3, 7, 7), pads=[3, 3, 3, 3])
     group = f.lowered.group
     roles = Solver(group).contract(f.roles)
@@ -220,7 +221,10 @@ def test_a_copy_that_readers_loop_around_is_refused(convolution: tuple[Scheduled
 
 
 def test_words_begin_anywhere_in_a_strip_of_their_parts() -> None:
-    """Seven taps are two words, the last of which ends behind the window: at the end of the strip behind that."""
+    """Seven taps are two words; the second ends after the window.
+
+    Its part after the footprint's end comes from the next.
+    """
     t, s = strip(words((8, 3, 7, 7), strides=[2, 2], pads=[3, 3, 3, 3]))
     f = s.footprint
     assert (f.word, f.dtype, f.beyond) == ("quad", "uint8", 1)

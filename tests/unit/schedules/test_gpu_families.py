@@ -1,4 +1,4 @@
-"""Schedules of CUDA kernels besides the product of warps and threads: their text, their result, what is refused."""
+"""Schedules of CUDA kernels other than the product of warps and threads: text, result, rejections."""
 
 from __future__ import annotations
 
@@ -39,20 +39,21 @@ V = Index.of
 ONE = single()
 ROLES = roles(ONE)
 LANES = (FewRows(8, (4, 2), (4, 8), (1, 8)), FewRows(2, (1, 8), (4, 8), (4, 1), 8))
-"""What kernels have: vectors along the reduction, and along the columns, for a cluster of blocks."""
+"""Tiles of GEMV kernels: vectors along the reduction, and along the columns, for a cluster of blocks."""
 GROUPS = (WarpgroupTile(2, 1, 4, 1, 16, (4, 16)), WarpgroupTile(1, 2, 4, 2, 8, (4, 16), 64))
-"""What kernels have: columns in one box, rows of two warpgroups; columns in panels, rows of one warpgroup in two
-instructions, results that leave as boxes."""
+"""Tiles of warpgroup kernels: columns in one box, rows of two warpgroups; columns in panels, rows of one warpgroup in
+two instructions, results stored as boxes.
+"""
 PARTS = WarpgroupTile(2, 1, 4, 2, 8, (4, 16), parts=8)
-"""What kernels have: two slabs of a panel, so blocks have a slab and half of its rows each."""
-COUNTED = GpuTile((2, 2), (2, 4), (16, 8), (2, 16), (1, 2), staged=True)
-"""What kernels have: 64 rows and columns, 32 steps."""
+"""A split-K cluster tile: two slabs of a panel, so each block has a slab and half of its rows."""
+COUNTER_TILE = GpuTile((2, 2), (2, 4), (16, 8), (2, 16), (1, 2), staged=True)
+"""A split-K tile with an arrival counter: 64 rows and columns, 32 steps."""
 ONLINE = (OnlineTile(4, 64, 64, 64, 16), OnlineTile(4, 32, 64, 64, 8), OnlineTile(4, 32, 64, 128, 4),
           OnlineTile(4, 64, 64, 64, 16, 2))  # fmt: skip
-"""What kernels have: instructions of tensor cores for 16 bits and tf32, and CUDA cores; 32 rows of a warp."""
+"""Tiles of attention: instructions of tensor cores for 16 bits and tf32, and CUDA cores; 32 rows of a warp."""
 
 HOPPER = (WarpgroupOnlineTile(2, 128, (1, 4), (1, 8)), WarpgroupOnlineTile(2, 128, (2, 4), (2, 8)))
-"""What kernels have: heads of one panel and of two."""
+"""Tiles of warpgroup attention: heads of one panel and of two."""
 
 
 def few_rows(sizes: FewRows = LANES[0]) -> Scheduled:
@@ -67,7 +68,7 @@ def parts(sizes: WarpgroupTile = PARTS) -> Scheduled:
     return warpgroup_parts(ONE, ROLES, sizes)
 
 
-def counted(sizes: GpuTile = COUNTED) -> Scheduled:
+def counted(sizes: GpuTile = COUNTER_TILE) -> Scheduled:
     return gpu_parts(ONE, ROLES, sizes, 4)
 
 
@@ -164,7 +165,7 @@ def test_online_softmax_of_warpgroups_computes_at_ragged_sizes() -> None:
 
 
 def test_what_a_product_may_be_late_for() -> None:
-    """All but what scales its sums and packs its operand again; nothing where weights stay with the scores."""
+    """All except statements that scale its sums and pack its operand; no statements if weights stay with the scores."""
     t = hopper()
     nodes = [{"INIT", "ACC1"}, {"LOGIT"}, {"PEAK", "WEIGHT", "TOTAL"}, {"RESCALE"}, {"FRAG_W"}]
     assert first_conflict(t, "ACC2", nodes) == 3 and first_conflict(t, "ACC2", nodes[:3]) == 3
@@ -174,11 +175,11 @@ def test_what_a_product_may_be_late_for() -> None:
         first_conflict(replace(t, buffers=together), "ACC2", nodes)
 
 
-# -- what is wrong is refused ----------------------------------------------------------------------------------------
+# -- rejections -------------------------------------------------------------------------------------------------------
 
 
 def swapped(t: Scheduled, m: str, n: str) -> Scheduled:
-    """The parts of the sequence that hold statements m and n change places."""
+    """Exchange the parts of the sequence that hold statements m and n."""
 
     def go(node: Tree) -> Tree:
         if isinstance(node, Sequence):
@@ -193,13 +194,13 @@ def swapped(t: Scheduled, m: str, n: str) -> Scheduled:
 
 
 def one_register(t: Scheduled, buffer: str = "acc") -> Scheduled:
-    """All lanes of a column sum into one register."""
+    """Let all lanes of a column sum into one register."""
     lane = set(t.map.axes[PART])
     return replace(t, buffers=tuple(replace(x, fixed=x.fixed | lane) if x.name == buffer else x for x in t.buffers))
 
 
 def one_fragment(t: Scheduled, storage: str) -> Scheduled:
-    """All fragments of a warp's rows lie in the registers of one."""
+    """Store all fragments of a warp's rows in the registers of one."""
     rows = t.map.digit("i", f("i"))
     put = tuple(replace(x, fixed=x.fixed | {rows}) if x.place == storage else x for x in t.buffers)
     return replace(t, buffers=put)
@@ -211,7 +212,7 @@ def unscoped(t: Scheduled, storage: str) -> Scheduled:
 
 
 def early_weights(t: Scheduled) -> Scheduled:
-    """Logits share the registers of the values, which a tile overwrites."""
+    """Let logits share the registers of the values, which a tile overwrites."""
     return replace(t, buffers=tuple(replace(x, storage="acc2") if x.name == "logits" else x for x in t.buffers))
 
 
@@ -290,7 +291,7 @@ def test_what_does_not_fit_is_declined_by_name() -> None:
 
 
 def test_an_attention_whose_sums_have_their_axes_in_another_order() -> None:
-    """As where the model transposes the values: heads behind rows."""
+    """The model transposes the values: heads come after rows."""
     parts, logit = online_parts(7, 29)
 
     def turned(index: tuple[Index, ...]) -> tuple[Index, ...]:

@@ -1,4 +1,4 @@
-"""Bound GPU trees are proven: for every tile that binaries are built for, and a control for each kind of mistake."""
+"""Bound GPU trees are proven: for every tile of the built binaries, and a control for each kind of mistake."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ V = Index.of
 
 
 def batched(k: IndexLike = "K") -> Group:
-    """{batched MatMul, Bias + Relu, and the sums themselves}, the reduction in two iterators."""
+    """Build {batched MatMul, Bias + Relu, and the sums themselves}, the reduction in two iterators."""
     o: dict[str, IndexLike] = {"b": "B", "i": "M", "j": "N"}
     x = op("add", ld("D", "b", "i", "j"), ld("C", "j"))
     g = group(
@@ -63,7 +63,7 @@ def test_constant_extents_share_the_proof_of_their_skeleton() -> None:
     prove(gpu_product(g, ROLES, FMA_TILES[0].sizes()))
 
 
-# -- what is wrong is refused, with a witness ------------------------------------------------------------------------
+# -- rejections, with a witness ----------------------------------------------------------------------------------------
 
 
 # -- attention -------------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""One proof for all groups of a skeleton: what is shared, what is not accepted, and that nothing emitted changes."""
+"""One proof for all groups of a skeleton: sharing, rejections, and unchanged kernel texts."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ V = Index.of
 
 
 def product(m: IndexLike, n: IndexLike, k: IndexLike, extra: str = "", value: str = "max") -> Group:
-    """{MatMul, Bias + Relu} with extents that may be numbers."""
+    """Build {MatMul, Bias + Relu} with extents that may be numbers."""
     ij: dict[str, IndexLike] = {"i": m, "j": n}
     g = group(
         "product", f"M N K {extra}".strip(),
@@ -55,7 +55,7 @@ def test_one_proof_serves_all_constants() -> None:
     for n, k in ((32, 100), (7, 64), (129, 9)):
         prove(product("M", n, k, "Q", "min"))
     assert module._prove.cache_info().misses == before
-    prove(product("M", 64, 64))  # equal extents: a skeleton of its own
+    prove(product("M", 64, 64))  # equal extents: a separate skeleton
     assert module._prove.cache_info().misses == before + 1
 
 
@@ -79,7 +79,7 @@ def test_an_empty_reduction_is_an_ordinary_size() -> None:
 
 
 def heads(width: int) -> Group:
-    """An intermediate of 12 x 64 elements that is read as one row of ``width``."""
+    """Build an intermediate of 12 x 64 elements that is read as one row of ``width``."""
     x = V("x")
     return group(
         "heads", "R",

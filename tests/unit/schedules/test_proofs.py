@@ -1,4 +1,5 @@
-"""What is emitted is proven: every kernel of the stored models; for each kind of mistake a control that is refused."""
+"""Emitted kernels are proven: every kernel of the stored models; each kind of mistake has a control that is rejected.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +52,7 @@ def prove_nest(g: Group, band: tuple[str, ...], phases: dict[str, int], tiled: b
     Proven(nest(g, band, phases, tiled), vectors_inside(g, band, phases))
 
 
-# -- what is right is accepted ---------------------------------------------------------------------------------------
+# -- correct schedules are accepted ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("make", [softmax, layer_norm])
@@ -88,15 +89,15 @@ def test_every_kernel_of_a_model_is_proven_once(name: str) -> None:
     assert not [n for p in placed for k in p.kernels for n in k.notes if "original order" in n]
 
 
-# -- what is wrong is refused, with a witness ------------------------------------------------------------------------
+# -- rejections, with a witness ----------------------------------------------------------------------------------------
 
 
-def refused(what: str, example: str = "for example") -> pytest.RaisesExc[LegalityError]:
-    return pytest.raises(LegalityError, match=rf"{what}(.|\n)*{example}")
+def refused(kind: str, example: str = "for example") -> pytest.RaisesExc[LegalityError]:
+    return pytest.raises(LegalityError, match=rf"{kind}(.|\n)*{example}")
 
 
 def test_every_kind_of_failure_carries_its_witness() -> None:
-    """Statements, array, what is violated under the context, one sample point with its sizes."""
+    """Statements, array, the violation under the context, one sample point with its sizes."""
     x, g = softmax(), positive(softmax())
     flat = {q.name: [k, *q.iterators, *([0] * (2 - len(q.iters)))] for k, q in enumerate(x.statements)}
     early = {**flat, "Y": [2, "r", "l"]}
@@ -118,7 +119,7 @@ def test_every_kind_of_failure_carries_its_witness() -> None:
 
 
 def tiles(short: int = 0) -> ContractTiles:
-    """4 x 8 register tiles of 4 lanes, 8 steps of a block; ``short``: vectors or rows too few."""
+    """Return 4 x 8 register tiles of 4 lanes, 8 steps of a block; ``short``: missing vectors or rows."""
     rows, columns, width, steps = 4, 8, 4, V(8)
     share, pitch = V("c_hi") - "c_lo", steps + 4
     panels = minimum((V("N") - V("c_lo") * columns).ceildiv(width) - short, share * 2 - short)
@@ -174,7 +175,7 @@ def test_vector_loop_that_carries_a_dependence() -> None:
 
 @pytest.fixture(scope="module")
 def attention() -> AttentionKernel:
-    """The attention of a small BERT, scheduled."""
+    """Schedule the attention of a small BERT."""
     plan = fusion_plan(rewrite_graph(import_model(path_of("bert_tiny"), None)))
     form = lower_attention(plan, next(g for g in plan.groups if g.kind == "attention"))
     assert form is not None
@@ -183,7 +184,7 @@ def attention() -> AttentionKernel:
 
 
 def marked(t: Scheduled, f: Callable[[Tree], Tree]) -> Scheduled:
-    """The children of the sequence of an attention's three parts changed."""
+    """Change the children of the sequence of an attention's three parts."""
 
     def go(tree: Tree) -> Tree:
         if isinstance(tree, Mark) and tree.name == "block":
@@ -247,7 +248,7 @@ def test_outputs_whose_elements_share_addresses() -> None:
 
 
 def test_addresses_are_proven_with_multiples() -> None:
-    """``H // 2 * 2`` elements lie in rows of ``H``: rows share addresses unless H is even."""
+    """``H // 2 * 2`` elements are stored in rows of ``H``: rows share addresses unless H is even."""
     rows = replace(array("E", "output", "M", 2, "N"), strides=(V("H"), V("N"), V(1)))
     half = {"M": V("B"), "N": (V("H") + 1) // 2}
     with refused("elements of E share addresses: dim 0"):

@@ -1,4 +1,4 @@
-"""The proof of schedules: what is right is accepted for all sizes at once, what is wrong is refused with a witness."""
+"""The proof of schedules: right ones are accepted for all sizes at once, wrong ones are rejected with a witness."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def stitch(make: Callable[[], Group] = softmax, tiled: bool = True) -> Scheduled
     return nest(g, m.band, m.phases, tiled)
 
 
-# -- what is right is accepted ---------------------------------------------------------------------------------------
+# -- correct schedules are accepted -----------------------------------------------------------------------------------
 
 
 def test_the_steps_of_sunk_statements_come_from_the_solved_matrix() -> None:
@@ -92,24 +92,24 @@ def test_other_orders_that_are_legal() -> None:
     prove(axis(t, "i", 0, 3, 1, 2))
 
 
-# -- what is wrong is refused ----------------------------------------------------------------------------------------
+# -- rejections -------------------------------------------------------------------------------------------------------
 
 
-def bands(t: Scheduled, put: Callable[[tuple[str, ...]], tuple[str, ...]]) -> Scheduled:
-    """The members of every band changed."""
+def bands(t: Scheduled, change: Callable[[tuple[str, ...]], tuple[str, ...]]) -> Scheduled:
+    """Change the members of every band."""
 
     def go(node: Tree) -> Tree:
         if isinstance(node, Sequence):
             return Sequence(tuple((n, go(x)) for n, x in node.children))
         if isinstance(node, Band):
-            return Band(put(node.members), go(node.child))
+            return Band(change(node.members), go(node.child))
         return Mark(node.name, go(node.child)) if isinstance(node, Mark) else node
 
     return replace(t, tree=go(flat(t.tree)))
 
 
 def swapped(t: Scheduled, m: str, n: str) -> Scheduled:
-    """The parts of the sequence that has statements m and n alone change places."""
+    """Exchange the parts of the sequence that hold only statements m and n."""
 
     def go(node: Tree) -> Tree:
         if isinstance(node, Sequence):
@@ -124,7 +124,7 @@ def swapped(t: Scheduled, m: str, n: str) -> Scheduled:
 
 
 def late(t: Scheduled, copy: str) -> Scheduled:
-    """A copy behind those that read it."""
+    """Move a copy after its readers."""
 
     def go(node: Tree) -> Tree:
         if isinstance(node, Sequence):
@@ -249,7 +249,7 @@ def test_a_witness_says_elements() -> None:
 
 
 def test_an_initialiser_of_all_shares_is_no_split_reduction() -> None:
-    """Blocks with shares of the reduction may not store one element: each leaves its part in the workspace."""
+    """Blocks of a split-K product may not store the same element: each stores its part in the workspace."""
     for t in (gpu_product(G, ROLES, MMA, split=True), cpu_product(G, ROLES, CpuTile(6, 2, 16, 64), split=True)):
         with pytest.raises(LegalityError, match="two instances of task"):
             prove(t)

@@ -1,4 +1,4 @@
-"""Only a proven schedule becomes loops: who may prove, and who may make the tree that code is generated from."""
+"""Only a proven schedule becomes loops: the modules that may prove, and that may make the tree for code generation."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from tests.support.polyhedral_groups import layer_norm, softmax
 ROOT = Path(__file__).parents[3]
 PROVEN = "schedules/proof/proven.py"
 EXPLORE = {"polydyn/explore/pictures/trees.py"}
-"""Draws the loops of schedules that need no proof; what it makes is text."""
+"""Draws the loops of schedules that need no proof; its result is text."""
 PHASES = {"M0": 0, "M1": 0, "D0": 1, "D1": 1, "Y": 2}
-TOO_EARLY = {**PHASES, "Y": 1}
+WRONG_PHASES = {**PHASES, "Y": 1}
 
 
 @cache
 def product_files() -> tuple[tuple[str, str], ...]:
-    """The product's files and their texts. The links inside ``polydyn/`` are the same files again."""
+    """Return the product's files and their texts. The links inside ``polydyn/`` are the same files again."""
     found = []
     for folder in ("codegen", "schedules", "polydyn"):
         for path in sorted((ROOT / folder).rglob("*.py")):
@@ -40,7 +40,7 @@ def product_files() -> tuple[tuple[str, str], ...]:
 
 
 def calls(name: str) -> set[str]:
-    """The files that call a function or a method of that name."""
+    """Return the files that call a function or a method of that name."""
 
     def is_one(n: ast.AST) -> bool:
         return isinstance(n, ast.Call) and name in (getattr(n.func, "id", ""), getattr(n.func, "attr", ""))
@@ -55,7 +55,7 @@ def test_only_a_proof_makes_a_tree_for_code_generation() -> None:
 
 
 def test_one_pipeline_builds_every_kernel() -> None:
-    """Only it and the walk over keys of an attention ask for loops; parts of a body may have passes of their own."""
+    """Only it and the walk over keys of an attention request loops; parts of a body may have separate passes."""
     imported = re.compile(r"from polydyn\.codegen\.pipeline import .*\bloops\b")
     assert {f for f, text in product_files() if imported.search(text)} == {"codegen/family.py", "codegen/cuda/keys.py"}
     counted = {f for f, text in product_files() if "task_count(" in text and f.startswith("codegen/c")}
@@ -74,7 +74,7 @@ def test_nobody_else_makes_a_proven_without_a_proof() -> None:
 
 @pytest.mark.parametrize("tiled", [False, True])
 def test_a_schedule_that_does_not_compute_its_group_becomes_no_kernel(tiled: bool) -> None:
-    wrong = NestKernel("wrong", softmax(), ("r",), TOO_EARLY, AVX2, tiled=tiled)
+    wrong = NestKernel("wrong", softmax(), ("r",), WRONG_PHASES, AVX2, tiled=tiled)
     with pytest.raises(LegalityError):
         wrong.build()
     assert NestKernel("right", softmax(), ("r",), PHASES, AVX2, tiled=tiled).build().text

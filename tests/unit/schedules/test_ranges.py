@@ -1,4 +1,4 @@
-"""What ranges of iterators decide: never a wrong value, and the addresses of folded images in particular."""
+"""Decisions from ranges of iterators: never a wrong value, and the addresses of folded images in particular."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ POINTS = [dict(zip(EXTENTS, p, strict=True)) for p in product(*map(range, EXTENT
 
 @st.composite
 def quasi_affine(draw: st.DrawFn, depth: int = 2) -> Index:
-    """Sums of iterators, a size, and divisions of such sums by small constants times one of these; remainders too."""
+    """Draw sums of iterators, a size, and divisions of such sums by small constants times one of these; remainders too.
+    """
     out = Index.of(draw(st.integers(-6, 6)))
     for v in (*ITERATORS, SIZE):
         out = out + v * draw(st.integers(-8, 8))
@@ -43,7 +44,7 @@ def test_ranges_decide_nothing_wrongly(p: Index, n: int) -> None:
 
 
 def test_a_negative_factor_turns_a_bound_around() -> None:
-    """Places of padded rows: 512 * b for each ``-(-L // 512)``."""
+    """Offsets of padded rows: 512 * b for each ``-(-L // 512)``."""
     down, b = -SIZE // 512, ITERATORS[0]
     ranges = {"i": Index.of("B")}
     assert upper_bound(b * down * -512, ranges) == (Index.of("B") - 1) * down * -512
@@ -51,7 +52,7 @@ def test_a_negative_factor_turns_a_bound_around() -> None:
 
 
 def test_digits_of_folded_images_stay_inside_them() -> None:
-    """A patch's place in its image: digits of the batch and of the row index, never the next channel's."""
+    """A patch's offset in its image: digits of the batch and of the row index, never the next channel's."""
     ranges = {"b": Index.of("B"), "r": Index.of(16), "c": Index.of(24)}
     b, r, c = map(Index.of, "brc")
     place = b // 2 - (b // 4) * 2 + (r // 4) * 2  # (b // 2) % 2 + 2 * (r // 4)
@@ -61,7 +62,7 @@ def test_digits_of_folded_images_stay_inside_them() -> None:
 
 
 def test_expressions_of_shared_parts_are_walked_part_by_part() -> None:
-    """Each level reads the one below it twice: walking all ways would take 2**80 steps."""
+    """Each level reads the one below it twice: visiting every path would take 2**80 steps."""
 
     def deep(last: int) -> Index:
         x = Index.of("i")
@@ -76,7 +77,7 @@ def test_expressions_of_shared_parts_are_walked_part_by_part() -> None:
 
 
 def test_quotients_of_sizes_alone_cancel() -> None:
-    """``i*P + j`` with P a length padded to whole blocks: its remainder is one and the same everywhere."""
+    """``i*P + j`` with P a length padded to whole blocks: its remainder is equal everywhere."""
     padded = (Index.of("L") + 511) // 512 * 512
     place = Index.of("i") * padded + Index.of("j")
     assert upper_bound(place, {"i": Index.of("B"), "j": padded}) == padded * "B" - 1

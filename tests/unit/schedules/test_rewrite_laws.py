@@ -1,7 +1,7 @@
-"""The laws of algebraic rewrites, which no schedule proof covers (docs/adr/0004): whatever way the elements are cut.
+"""The laws of algebraic rewrites, which no schedule proof covers (docs/adr/0004), for any split of the elements.
 
-Split reductions: lane-partial sums, independent chains, predicated tails, shares of a reduction. Online softmax: a
-row's maximum, sum and weighted values over the keys seen so far, rescaled when the maximum grows.
+Split reductions: lane-partial sums, independent chains, predicated tails, split-K. Online softmax: a row's maximum, sum
+and weighted values over the keys so far, rescaled when the maximum grows.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ NUMBERS = st.one_of(st.floats(-80, 80, width=32), st.sampled_from([0.0, -0.0, 1.
 
 
 @st.composite
-def cut(draw: st.DrawFn, numbers: st.SearchStrategy[float], most: int = 24) -> list[F32]:
-    """Elements in chunks of any sizes, 0 included, in any order."""
-    x = draw(st.lists(numbers, max_size=most))
+def cut(draw: st.DrawFn, numbers: st.SearchStrategy[float], limit: int = 24) -> list[F32]:
+    """Draw elements in chunks of any sizes, 0 included, in any order."""
+    x = draw(st.lists(numbers, max_size=limit))
     ends = sorted(draw(st.lists(st.integers(0, len(x)), max_size=5)))
     bounds = [0, *ends, len(x)]
     return [np.array(x[a:b], np.float32) for a, b in itertools.pairwise(bounds)]
@@ -42,7 +42,7 @@ def reduced(reduction: str, x: F32, start: float) -> np.float32:
 @pytest.mark.parametrize("reduction", sorted(REDUCTIONS))
 @given(chunks=cut(st.floats(-4, 4, width=32)), backwards=st.booleans())
 def test_a_split_reduction_is_the_reduction(reduction: str, chunks: list[F32], backwards: bool) -> None:
-    """Every share starts at the neutral element; shares are combined in any order; empty ones change nothing."""
+    """Every slice starts at the neutral element; slices are combined in any order; empty ones change nothing."""
     start = float(neutral(reduction, "float32").value)
     whole = np.concatenate(chunks)
     parts = np.array([reduced(reduction, c, start) for c in chunks], np.float32)
@@ -80,12 +80,12 @@ FIRST: State = (np.float32("-inf"), np.float32(0), np.float32(0))
 
 
 def finite(peak: np.float32) -> np.float32:
-    """What is subtracted: 0 while every key is masked, so that nothing becomes -inf - -inf."""
+    """Return the number to subtract: 0 while every key is masked, so that nothing becomes -inf - -inf."""
     return np.float32(0) if peak == -np.inf else peak
 
 
-def seen(state: State, x: F32, v: F32, guarded: bool = True) -> State:
-    """The state after a chunk of keys with logits ``x`` and values ``v``."""
+def updated(state: State, x: F32, v: F32, guarded: bool = True) -> State:
+    """Return the state after a chunk of keys with logits ``x`` and values ``v``."""
     m, z, a = state
     peak = np.float32(max(m, x.max(initial=np.float32("-inf"))))
     off = finite(peak) if guarded else peak
@@ -102,12 +102,12 @@ def direct(x: F32, v: F32) -> np.float32:
 
 @given(cut(NUMBERS), st.integers(0, 2**32 - 1))
 def test_online_softmax_is_softmax(chunks: list[F32], seed: int) -> None:
-    """Any cut, empty and wholly masked chunks included; a row with every key masked gives NaN, as 0 / 0 does."""
+    """Any split, including empty and completely masked chunks; a row with every key masked gives NaN, as 0 / 0 does."""
     whole = np.concatenate(chunks)
     values = np.random.default_rng(seed).standard_normal(len(whole), np.float32)
     state, at = FIRST, 0
     for x in chunks:
-        state, at = seen(state, x, values[at : at + len(x)]), at + len(x)
+        state, at = updated(state, x, values[at : at + len(x)]), at + len(x)
     with np.errstate(invalid="ignore"):
         got = state[2] / state[1]
     if not np.isfinite(whole).any():
@@ -117,21 +117,21 @@ def test_online_softmax_is_softmax(chunks: list[F32], seed: int) -> None:
 
 
 @given(cut(NUMBERS), cut(NUMBERS))
-def test_states_of_two_shares_of_the_keys_combine(left: list[F32], right: list[F32]) -> None:
-    """Split keys: two states become one as a state and a chunk do; the order does not matter."""
-    x, y = np.concatenate(left), np.concatenate(right)
-    a, b = (seen(FIRST, s, np.ones_like(s)) for s in (x, y))
+def test_states_of_two_shares_of_the_keys_combine(first: list[F32], second: list[F32]) -> None:
+    """Split keys: two states combine like a state and a chunk; the order does not matter."""
+    x, y = np.concatenate(first), np.concatenate(second)
+    a, b = (updated(FIRST, s, np.ones_like(s)) for s in (x, y))
 
     def joined(p: State, q: State) -> tuple[float, float]:
         off = finite(np.float32(max(p[0], q[0])))
         return tuple(float(p[k] * np.exp(p[0] - off) + q[k] * np.exp(q[0] - off)) for k in (1, 2))  # type: ignore[return-value]
 
-    both = seen(FIRST, np.concatenate([x, y]), np.ones(len(x) + len(y), np.float32))
+    both = updated(FIRST, np.concatenate([x, y]), np.ones(len(x) + len(y), np.float32))
     assert joined(a, b) == joined(b, a)
     np.testing.assert_allclose(joined(a, b), both[1:], rtol=1e-5, atol=1e-30)
 
 
 def test_without_the_guard_a_masked_first_chunk_would_spoil_the_row() -> None:
     masked, one = np.array([-np.inf], np.float32), np.ones(1, np.float32)
-    assert np.isnan(seen(seen(FIRST, masked, one, guarded=False), one, one, guarded=False)[1])
-    assert seen(seen(FIRST, masked, one), one, one)[1] == 1
+    assert np.isnan(updated(updated(FIRST, masked, one, guarded=False), one, one, guarded=False)[1])
+    assert updated(updated(FIRST, masked, one), one, one)[1] == 1

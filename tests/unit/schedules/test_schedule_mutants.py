@@ -1,4 +1,4 @@
-"""What the proof accepts is right: every mutant of a schedule that it accepts computes the group.
+"""Accepted schedules are right: every mutant of a schedule that the proof accepts computes the group.
 
 The interpreter decides: it executes the mutant at ragged sizes. So no error in a tile map, in a buffer's cells or in a
 statement's bounds that changes a result is accepted.
@@ -155,7 +155,7 @@ def blocks() -> tuple[Scheduled, Callable[[Scheduled], bool]]:
 
 
 def check(family: Callable[[], tuple[Scheduled, Callable[[Scheduled], bool]]], every: int) -> None:
-    """Every ``every``-th mutant of a family that the proof accepts computes the group."""
+    """Check that every ``every``-th mutant of a family that the proof accepts computes the group."""
     t, run = family()
     assert accepted(t) and right(lambda: run(t))
     kept, wrong, total = [], [], 0

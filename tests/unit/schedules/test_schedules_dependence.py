@@ -76,7 +76,7 @@ def test_opaque_read_of_an_intermediate_waits_for_all_of_it() -> None:
 
 
 def test_division_by_a_constant_is_exact() -> None:
-    """Split heads: the consumer's element (h, c) comes from the producer's column 64 h + c, and no other."""
+    """Split heads: the consumer's element (h, c) is read from the producer's column 64 h + c, and no other."""
     i = Index.of("i")
     g = group(
         "split", "M MM", [array("t", "local", "M", 64), array("y", "output", "MM")],
@@ -113,14 +113,14 @@ def test_scatter_orders_everything_after_it() -> None:
 
 
 def test_operation_limit_stops_isl_and_leaves_it_usable() -> None:
-    _analyse.cache_clear()  # what was analysed before takes no operations
+    _analyse.cache_clear()  # earlier analyses take no operations
     with pytest.raises(ScheduleError, match="more than 100 operations"), limits(100):
         analyse(softmax())
     analyse(softmax())
 
 
 def test_isl_is_used_safely() -> None:
-    """One module touches positions; nobody registers callbacks (an exception in one corrupts the heap)."""
+    """One module touches positions; no module registers callbacks (an exception in one corrupts the heap)."""
     for path in Path(isl_util.__file__).parent.glob("*.py"):
         text = path.read_text()
         assert not re.search(r"foreach_|every_|at_each_domain|_bottom_up|_top_down|set_create_leaf|_each_for", text), (

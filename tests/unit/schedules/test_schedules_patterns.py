@@ -1,4 +1,4 @@
-"""Patterns: which one answers, what it says, why others decline; and that whatever they answer computes the group."""
+"""Patterns: the one that answers, its answer, the reasons of others; any answer computes the group."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_pad_conv() -> None:
 
 
 def conv(spatial: int, stride: int, dilation: int, grouped: bool) -> Group:
-    """{Conv, Bias + Relu} with 1 to 3 spatial dims, the filter's extents and channels symbolic."""
+    """Build {Conv, Bias + Relu} with 1 to 3 spatial dims, the filter's extents and channels symbolic."""
     names = "hwd"[:spatial]
     out: dict[str, IndexLike] = {"n": "N", **({"g": "G"} if grouped else {}), "o": "O", **{x: x.upper() for x in names}}
     red: dict[str, IndexLike] = {"c": "I", **{f"r{x}": f"R{x}" for x in names}}
@@ -95,7 +95,7 @@ def test_conv_like(spatial: int, stride: int, dilation: int, grouped: bool) -> N
 
 @pytest.mark.parametrize("size", ["K", 64])
 def test_a_flattened_matrix_product_is_not_like_a_convolution(size: IndexLike) -> None:
-    """Its addresses have several iterators each; rows of neighbouring elements do not overlap."""
+    """The addresses have several iterators each; rows of neighbouring elements do not overlap."""
     ij: dict[str, IndexLike] = {"i": "M", "j": "N"}
     (i, k), (m, n) = (map(Index.of, x) for x in ("ik", "MN"))
     value = op("mul", ld("A", i * size + k), ld("B", k * n + "j"))
@@ -182,7 +182,7 @@ def test_opaque_reuse_is_refused_by_fusing_patterns() -> None:
 
 
 def flipped() -> Group:
-    """A reads its input, B reads A's result from the other end: no pattern has a common loop."""
+    """Build A that reads its input, and B that reads A's result from the other end: no pattern has a common loop."""
     i: dict[str, IndexLike] = {"i": "M"}
     return group(
         "flip", "M", [array("x", "input", "M"), array("t", "local", "M"), array("y", "output", "M")],
@@ -209,7 +209,7 @@ def test_isl_finds_parallel_loops_that_patterns_do_not() -> None:
 
 
 def test_isl_pipelines_padding_into_the_band_which_costs_parallel_loops() -> None:
-    """Why matrices come first (docs/polyhedral.md 6): of n, h, w, o only n stays coincident for isl."""
+    """The reason for matrices before isl (docs/polyhedral.md 6): of n, h, w, o only n stays coincident for isl."""
     g = pad_conv()
     assert [str(x) for x in shared_loops(g, analyse(g, PAD_CONV_FACTS))["S3"]] == ["n"]
     g = matmul()
@@ -249,7 +249,9 @@ def test_full_reduction_of_products_has_no_parallel_loop() -> None:
 
 
 def run(g: Group, env: dict[str, int], key: object) -> dict[tuple[object, ...], int]:
-    """Final memory when instances run in the order of ``key(statement, env)``; values are hashes of their history."""
+    """Return the final memory if instances run in the order of ``key(statement, env)``; values are hashes of their
+    history.
+    """
     instances = []
     for k, s in enumerate(g.statements):
         for point in itertools.product(*(range(e.evaluate(env)) for _, e in s.iters)):
@@ -273,7 +275,9 @@ def original(g: Group, env: dict[str, int]) -> dict[tuple[object, ...], int]:
 
 @st.composite
 def groups(draw: st.DrawFn) -> Group:
-    """2 to 5 maps and reductions over (i, j), reading what came before at plain, transposed or shifted places."""
+    """Draw 2 to 5 maps and reductions over (i, j), which read earlier results at plain, transposed or shifted
+    positions.
+    """
     arrays = [array("x", "input", "M", "M"), array("z", "input", "M")]
     statements: list[Statement] = []
     for n in range(draw(st.integers(2, 5))):
@@ -348,7 +352,7 @@ def test_what_isl_schedules_computes_the_group(g: Group) -> None:
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(groups(), st.data())
 def test_accepted_schedules_compute_the_group(g: Group, data: st.DataObject) -> None:
-    """Random rows, right or wrong: whatever the checker accepts gives the same result."""
+    """Random rows, right or wrong: any that the checker accepts gives the same result."""
     rows: dict[str, list[Index]] = {}
     for s in g.statements:
         shifts = data.draw(st.lists(st.integers(-1, 2), min_size=3, max_size=3))

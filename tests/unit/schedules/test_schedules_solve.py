@@ -130,7 +130,7 @@ def test_text() -> None:
 
 
 @pytest.mark.parametrize(
-    ("rows", "what"),
+    ("rows", "message"),
     [
         ({"S2": ["i"], "S3": ["i"]}, "rows for"),
         ({"S2": ["i"], "S3": ["i", "j"], "S4": ["i"]}, "has 2 rows"),
@@ -138,7 +138,7 @@ def test_text() -> None:
         ({"S2": [row(0, "i")], "S3": ["i"], "S4": ["i"]}, "mentions"),
     ],
 )
-def test_malformed_matrices(rows: dict[str, list[Row | Index | int | str]], what: str) -> None:
+def test_malformed_matrices(rows: dict[str, list[Row | Index | int | str]], message: str) -> None:
     g = matmul()
-    with pytest.raises(ScheduleError, match=what):
+    with pytest.raises(ScheduleError, match=message):
         solve(matrix(rows), g, analyse(g))

@@ -1,4 +1,4 @@
-"""Schedule trees: isl AST of tile-space trees, and what a tree refuses."""
+"""Schedule trees: isl AST of tile-space trees, and rejected trees."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PARAMS = ("B_i", "B_j", "B_k", "C_i", "C_j", "P_i", "P_j", "P_k")
 
 
 def gemm() -> tuple[Mark, list[TileStatement]]:
-    """The CPU tree of a matmul group: sunk statements stay in the micro tile, guarded by the reduction block."""
+    """Build the CPU tree of a matmul group: sunk statements stay in the micro tile, guarded by the reduction block."""
     outer = ("b_i", "b_j", "b_k", "c_j", "c_i")
 
     def statement(name: str, inner: tuple[str, ...], *extra: object) -> TileStatement:
@@ -77,7 +77,7 @@ B = TileStatement("B", ("j",), between(0, "j", "M"))
 
 
 @pytest.mark.parametrize(
-    ("tree", "statements", "what"),
+    ("tree", "statements", "message"),
     [
         (Band(("i",)), [A, B], "not a coordinate of B"),
         (sequence(("A", Band(("i",)))), [A, B], "does not split"),
@@ -88,6 +88,6 @@ B = TileStatement("B", ("j",), between(0, "j", "M"))
         (Band(("M",)), [TileStatement("A", ("M",), ())], "two dimensions"),
     ],
 )
-def test_tree_refuses(tree: Band, statements: list[TileStatement], what: str) -> None:
-    with pytest.raises(ScheduleError, match=what):
+def test_tree_refuses(tree: Band, statements: list[TileStatement], message: str) -> None:
+    with pytest.raises(ScheduleError, match=message):
         to_isl(tree, statements, ("M",))

@@ -1,4 +1,4 @@
-"""Legality proofs: each accepts what is right and catches, with a witness, what is wrong."""
+"""Legality proofs: each accepts right schedules and catches wrong ones with a witness."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ G = matmul()
 D = analyse(G)
 K = Index.of("K")
 B_K = Index.of("B_k")
-FUSED: dict[str, list[IndexLike]] = {"S2": ["i", "j", 0, 0], "S3": ["i", "j", "k", 1], "S4": ["i", "j", K - 1, 2]}
+FUSED_ROWS: dict[str, list[IndexLike]] = {"S2": ["i", "j", 0, 0], "S3": ["i", "j", "k", 1], "S4": ["i", "j", K - 1, 2]}
 
 
 def test_fused_matmul_is_legal() -> None:
-    check_legal(G, D, FUSED)
+    check_legal(G, D, FUSED_ROWS)
 
 
 @pytest.mark.parametrize(
@@ -47,13 +47,13 @@ def test_fused_matmul_is_legal() -> None:
 )
 def test_wrong_schedules_are_caught(statement: str, rows: list[IndexLike], edge: str) -> None:
     with pytest.raises(LegalityError) as e:
-        check_legal(G, D, {**FUSED, statement: rows})
+        check_legal(G, D, {**FUSED_ROWS, statement: rows})
     text = str(e.value)
     assert edge in text and "violated: [" in text and "for example S" in text and "tensor: D" in text
 
 
 def test_reassociation_frees_the_accumulations_only() -> None:
-    backwards = {**FUSED, "S2": ["i", "j", -K, 0], "S3": ["i", "j", -Index.of("k"), 1]}
+    backwards = {**FUSED_ROWS, "S2": ["i", "j", -K, 0], "S3": ["i", "j", -Index.of("k"), 1]}
     with pytest.raises(LegalityError):
         check_legal(G, D, backwards)
     check_legal(G, D, backwards, allow_reassociation=True)
@@ -63,15 +63,15 @@ def test_reassociation_frees_the_accumulations_only() -> None:
 
 def test_dependent_instances_at_one_time() -> None:
     with pytest.raises(LegalityError, match="run at the same time"):
-        check_legal(G, D, {**FUSED, "S4": ["i", "j", K - 1, 1]})
+        check_legal(G, D, {**FUSED_ROWS, "S4": ["i", "j", K - 1, 1]})
     with pytest.raises(ScheduleError, match="no rows for"):
         check_legal(G, D, {"S2": ["i"]})
 
 
 def test_parallel_rows() -> None:
-    check_parallel(G, D, FUSED, [0, 1])
+    check_parallel(G, D, FUSED_ROWS, [0, 1])
     with pytest.raises(LegalityError, match=r"parallel row 2 carries a dependence(.|\n)*before"):
-        check_parallel(G, D, FUSED, [1, 2])
+        check_parallel(G, D, FUSED_ROWS, [1, 2])
     s = softmax()
     rows: dict[str, list[IndexLike]] = {
         "M0": ["r", 0, 0, 0], "M1": ["r", 0, "l", 1], "D0": ["r", 1, 0, 0], "D1": ["r", 1, "l", 1],
@@ -93,7 +93,7 @@ def test_parallel_accumulation_needs_reassociation() -> None:
 
 
 def test_band_properties() -> None:
-    inner: dict[str, list[IndexLike]] = {n: r[:3] for n, r in FUSED.items()}
+    inner: dict[str, list[IndexLike]] = {n: r[:3] for n, r in FUSED_ROWS.items()}
     assert band_properties(G, D, {}, inner) == ((True, True, False), True)
     c = pad_conv()
     d = analyse(c, PAD_CONV_FACTS)

@@ -1,4 +1,4 @@
-"""Scatters and running sums: what comes in an order keeps it, and tasks share no element."""
+"""Scatters and running sums: ordered updates stay in order, and tasks share no element."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ N, D, R, E = map(V, ("n0", "n1", "n2", "n3"))
 
 
 def group(reduce: str | None = "sum", row: Index | None = None) -> Group:
-    """``out[row, i[b, r], e] += u[b, r, e]`` behind ``out[b, d, e] = 0``; the row is b by default."""
+    """Build ``out[row, i[b, r], e] += u[b, r, e]`` after ``out[b, d, e] = 0``; the row is b by default."""
     out = Array("out", "float32", (N, D, E), "output", row_major((N, D, E)))
     given = {n: Array(n, t, (V(1),), "input", (V(1),)) for n, t in (("i", "int64"), ("u", "float32"))}
     number, rows = V("b") * R + "r", (("b", N), ("e", E))
@@ -35,7 +35,7 @@ def group(reduce: str | None = "sum", row: Index | None = None) -> Group:
 
 
 def running() -> Group:
-    """``out[b, r + 1, e] = out[b, r, e] + u[b, r, e]`` behind ``out[b, 0, e] = 0``."""
+    """Build ``out[b, r + 1, e] = out[b, r, e] + u[b, r, e]`` after ``out[b, 0, e] = 0``."""
     g, rows = group(), (("b", N), ("e", E))
     update = g.statements[1].value
     total = op("add", load("out", ("b", "r", "e"), "float32"), update)

@@ -26,7 +26,7 @@ SIZES = st.lists(st.integers(1, 4), min_size=1, max_size=3)
 
 
 def digits(sizes: list[int], extent: int) -> TileMap:
-    """One axis x of these digits below a counting one, run by a statement S with a loop for each."""
+    """Build one axis x of these digits below a counting one, run by a statement S with a loop for each."""
     below = tuple(Digit("x", f"d{n}", V(k)) for n, k in enumerate(sizes))
     all_ = (Digit("x", "top", V("T"), When.COUNT), *below)
     view = View(tuple(Loop(it(d.name), (d,)) for d in all_), Role.MAP)
@@ -72,7 +72,7 @@ def test_shares_and_even_tiles_part_an_axis_in_order(extent: int, size: int, blo
 
 
 def test_a_loop_over_permuted_digits_is_a_swizzle() -> None:
-    """Three bits in reversed order: what staged rows do."""
+    """Three bits in reversed order, as for staged rows."""
     m = digits([2, 2, 2], 8)
     top, *bits = m.axes["x"]
     view = View((Loop(it("top"), (top,)), Loop(it("y"), tuple(reversed(bits)))), Role.MAP)
@@ -131,7 +131,7 @@ def test_neighbouring_threads_have_neighbouring_elements_where_units_are_interle
 
 
 def test_a_copy_may_run_axes_that_no_subscript_runs() -> None:
-    """FILL of a row operand that the columns run too: every column gets a copy of its own."""
+    """FILL of a row operand that the columns run too: every column gets a separate copy."""
     g = product()
     t = tile(tile(start_product(g, roles(g)), "i", (b, "B_i"), (p, 2)), "j", (b, "B_j"), (p, 3))
     t = interchange(t, it("n"), b("i"), b("j"), p("i"), p("j"), it("k"), it("r"))

@@ -1,4 +1,4 @@
-"""Each transformation of (tree, tile map): what it makes, as a golden text, and what it refuses."""
+"""Each transformation of (tree, tile map): its result, as a golden text, and its rejections."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def phases() -> Scheduled:
 
 
 HIDDEN = [c("i"), p("i"), p("k"), "r"]
-"""What one step of b_k reads of A."""
+"""Iterators of A that one step of b_k reads."""
 
 MADE: dict[str, Callable[[], Scheduled]] = {
     "fuse": whole,
@@ -112,20 +112,20 @@ def test_what_a_rewrite_of_the_group_makes(name: str, golden: Golden) -> None:
     golden(f"transformations/{name}.txt", show_group(REWRITTEN[name]()))
 
 
-NAMED: tuple[Callable[..., object], ...] = (
+TRANSFORMATIONS: tuple[Callable[..., object], ...] = (
     accumulate, assign, balance, begins, join_parts, carry, clip, deal_reduction, distribute, fuse, interchange, keep,
     mark, merge, pad, pad_reduction, permute_reduction, promote, pull_out, refine, regroup, rename, send,
     sequence_phases, split_reduction, spread, stage_sums, tile, unmark,
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("f", NAMED, ids=lambda f: f.__name__)
+@pytest.mark.parametrize("f", TRANSFORMATIONS, ids=lambda f: f.__name__)
 def test_a_transformation_says_what_it_is_elsewhere_what_it_makes_and_what_it_refuses(f: Callable[..., object]) -> None:
     missing = [x for x in ("isl", "Halide", "TVM", "Before", "After", "Refuses") if x not in (f.__doc__ or "")]
-    assert not missing and {*MADE, *REWRITTEN} <= {x.__name__ for x in NAMED}
+    assert not missing and {*MADE, *REWRITTEN} <= {x.__name__ for x in TRANSFORMATIONS}
 
 
-REFUSED: dict[str, tuple[str, Callable[[], object]]] = {
+REJECTIONS: dict[str, tuple[str, Callable[[], object]]] = {
     "fuse": ("S2 has no iterator k and no step", lambda: fuse(matmul(), "ij", "k", {})),
     "start_product": ("are not the loops", lambda: start_product(product(), Roles(("n",), "k", "j", "i", ("r",)))),
     "start_product by another name": ("have the names of axes", lambda: start_product(
@@ -178,9 +178,9 @@ REFUSED: dict[str, tuple[str, Callable[[], object]]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", REFUSED)
+@pytest.mark.parametrize("name", REJECTIONS)
 def test_what_a_transformation_refuses(name: str) -> None:
-    why, make = REFUSED[name]
+    why, make = REJECTIONS[name]
     with pytest.raises(ScheduleError, match=why):
         make()
 

@@ -1,4 +1,4 @@
-"""Dispatch decisions: what they choose, that they are total, and that the closed forms mean what Python computes."""
+"""Dispatch decisions: their choices, totality, and closed forms that equal Python's computation."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_the_tree_recovers_a_rule_over_expressions() -> None:
 
 
 def test_an_expression_is_made_a_function_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not once for each of a thousand sizes, which takes longer than to walk the expression."""
+    """Not once for each of a thousand sizes, which takes longer than walking the expression."""
     made: list[Index] = []
 
     def make(x: Index) -> Evaluator:
@@ -124,8 +124,8 @@ def test_a_leaf_with_several_winners_compares_their_costs() -> None:
 
 def test_a_leaf_does_not_compare_costs_that_the_table_contradicts() -> None:
     shapes = [{"L": n} for n in range(1, 30)]
-    costs = (Index.of(20), L)  # say that kernel 1 is better below 20
-    table = np.array([[1.0] * 29, [0.5] * 14 + [1.5] * 15])  # it is so from 15 on
+    costs = (Index.of(20), L)  # claim that kernel 1 is better below 20
+    table = np.array([[1.0] * 29, [0.5] * 14 + [1.5] * 15])  # it is better from 15 on
     assert fit_tree(features_of(["L"]), shapes, table, leaves=1, costs=costs) == Leaf(0)
     tree = fit_tree(features_of(["L"]), shapes, table, leaves=2, costs=costs)
     assert [choose(tree, s) for s in shapes] == [0] * 14 + [1] * 15
@@ -142,7 +142,7 @@ def test_the_classifier_exports_the_same_choices() -> None:
 
 
 def brute(extent: int, sizes: dict[int, float]) -> float:
-    """Cheapest cover by at most two sizes, by trying all counts."""
+    """Return the cost of the cheapest cover by at most two sizes, by trying all counts."""
     best = math.inf
     for a in sizes:
         for b in sizes:

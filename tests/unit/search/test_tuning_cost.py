@@ -1,4 +1,4 @@
-"""Cost models as closed forms: right at ugly sizes, monotone where they must be, and within 64-bit integers."""
+"""Cost models as closed forms: right at ugly sizes, monotone if required, and within 64-bit integers."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_every_size_has_a_cost(name: str, backbone: Backbone, hardware: Hardware
 
 
 def largest(p: Index, env: dict[str, int]) -> tuple[int, int]:
-    """(value, largest intermediate) as the printed C code computes it: products and sums from left to right."""
+    """Return (value, largest intermediate) as computed by the printed C code: products and sums from left to right."""
     total = most = 0
     for factors, v in p.terms.items():
         for a in factors:
@@ -113,7 +113,7 @@ def test_closed_forms_fit_64_bits(name: str, backbone: Backbone, hardware: Hardw
 
 
 def test_exact_tiles_are_charged_for_what_they_hold() -> None:
-    """On a CPU: blocks share a static loop evenly, a reduction ends where it ends, columns are whole vectors."""
+    """On a CPU, blocks share a static loop evenly, a reduction has its exact length, columns are whole vectors."""
     sizes = {"b.k": 768, "w.i": 6, "w.j": 64, "w.k": 1, "v.i": 1, "v.j": 16, "v.k": 1}
     tile = Tile(tuple(sizes.items()), (("b.i", 96), ("b.j", 256)))
     measured = MacroKernel(tile, Usage(0, 30, 1), 0.0, 1e-3, 0.0, 1e-3, one_row=0.4, three_rows=0.6)

@@ -86,12 +86,12 @@ def test_vortex_stores_once_per_spatial_iteration() -> None:
 
 
 def f_spatial(blocks: int, units: int, k: float) -> float:
-    """DietCode Eq. 4-5 with the fraction the right way up."""
+    """Compute DietCode Eq. 4-5 with the fraction the right way up."""
     return k * blocks / padded(blocks, units) + 1 - k
 
 
 def f_pad(extent: Sequence[int], tile: Sequence[int]) -> float:
-    """Useful share of the padded iteration space: W / pad(W, M), which the print has upside down."""
+    """Return the useful share of the padded iteration space: W / pad(W, M), which the print has upside down."""
     return math.prod(e / padded(e, t) for e, t in zip(extent, tile, strict=True) if e)
 
 
@@ -130,7 +130,7 @@ def test_dietcode_closed_form_is_the_product_of_its_factors() -> None:
 
 
 def sia_score(cmr: float, pad: float, occ: float) -> float:
-    """FTuner Eq. 1 with all weights 1 and the compute-to-memory ratio in [0, 1) like its companions."""
+    """Compute FTuner Eq. 1 with all weights 1 and the compute-to-memory ratio in [0, 1) like the other terms."""
     return cmr / (1 + cmr) + pad + occ
 
 
@@ -155,7 +155,7 @@ def test_ftuner_compute_ratio_is_equation_6_not_7() -> None:
 
 
 def test_ftuner_closed_form_is_three_minus_the_score() -> None:
-    """Its padding counts points of the loops, where Eq. 2 (``pad_ratio``) counts bytes."""
+    """The padding counts points of the loops, but in Eq. 2 (``pad_ratio``) bytes."""
     b = gemm(None, 768, 768)
     for n in (16, 64, 128):
         tile = Tile((("b.i", n), ("b.j", n), ("b.k", 8), ("t.i", 4), ("t.j", 4), ("t.k", 1)))
@@ -182,17 +182,17 @@ def test_ftuner_bound_of_a_small_workload_is_one_block() -> None:
 
 
 def printed(extent: int, sizes: Sequence[int]) -> list[tuple[int, ...]]:
-    """Algorithm 2 as printed: the tile sizes on every path that ends in an exact division."""
+    """Return the tile sizes on every path of Algorithm 2 as printed that ends in an exact division."""
     found: list[tuple[int, ...]] = []
 
-    def search(rest: int, taken: tuple[int, ...]) -> None:
+    def search(rest: int, path: tuple[int, ...]) -> None:
         for k in sizes:
             if rest <= 0:
                 continue
             if rest % k == 0:
-                found.append((*taken, k))
+                found.append((*path, k))
             else:
-                search(rest - k, (*taken, k))
+                search(rest - k, (*path, k))
 
     search(extent, ())
     return found

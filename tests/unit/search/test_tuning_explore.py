@@ -1,4 +1,4 @@
-"""Explorers: find the optimum, repeat themselves, resume from records, and beat what they should."""
+"""Explorers: find the optimum, repeat themselves, resume from records, and beat their baselines."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_a_seed_decides_everything(name: str) -> None:
 
 
 def test_costs_are_only_compared() -> None:
-    """A process over costs would see nothing but the outliers; over ranks every increasing function is the same."""
+    """A process over costs would see only the outliers; over ranks every increasing function is equivalent."""
 
     def stretched(tiles: Sequence[Tile]) -> list[float]:
         return [math.inf if c > 5 * optimum() else math.expm1(c / optimum()) for c in look_up(tiles)]
@@ -102,7 +102,7 @@ def test_costs_are_only_compared() -> None:
 
 
 def test_a_box_holds_the_next_value_on_every_axis() -> None:
-    """However small it is: an axis of two values would never change."""
+    """This holds for any small box: an axis of two values would never change."""
     sizes = [8 << n for n in range(6)]
     tiles = [Tile((("b.i", i), ("b.j", j), ("w.k", k))) for i in sizes for j in sizes for k in (1, 4)]
     space = Space("two", tuple(sorted(tiles)))

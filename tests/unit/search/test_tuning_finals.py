@@ -1,4 +1,4 @@
-"""Finals: what the model likes best is measured, and the model is corrected by it."""
+"""Finals: the model's favourites are measured, and the model is corrected by the results."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ TILES = loop_model(B, HW).tiles[::40][:20]
 
 
 class Liar(Simulated):
-    """A machine on which some tuples take ten times as long as one of their waves promises."""
+    """A machine on which some tiles take ten times as long as one of their waves promises."""
 
     def seconds(self, tiles: Sequence[Tile], shape: Shape, turns: int = 1) -> list[float]:
         slow = [10.0 if t == TILES[0] else 1.0 for t in tiles]
@@ -53,7 +53,7 @@ def test_a_model_that_flatters_a_kernel_is_corrected() -> None:
 
 
 class Steep(Simulated):
-    """A machine on which the first tuple is fast up to 50 rows and slow beyond, which no closed form knows of."""
+    """A machine on which the first tile is fast up to 50 rows and slow beyond, unknown to every closed form."""
 
     def seconds(self, tiles: Sequence[Tile], shape: Shape, turns: int = 1) -> list[float]:
         assert turns > 1  # a single reading is not to be trusted
@@ -66,7 +66,8 @@ def test_what_was_measured_holds_between_sizes_too() -> None:
     kernels = [bench.kernel(t) for t in TILES[:2]]
     costs = [polydyn_cost(B, HW, kernels[0])] * 2
     ran, forms, table = corrected(PROBLEM, bench, kernels, costs, math.inf)
-    assert forms[0].evaluate({"i": 40}) == pytest.approx(forms[1].evaluate({"i": 40}), rel=0.2)  # one factor is no help
+    # one factor does not help
+    assert forms[0].evaluate({"i": 40}) == pytest.approx(forms[1].evaluate({"i": 40}), rel=0.2)
     better = table.argmax(0)
     assert set(better[:46]) == {0} and set(better[54:]) == {1}
     kept = Tuned(
@@ -121,7 +122,7 @@ def test_finalists_are_few_and_contain_the_best_on_average() -> None:
 
 
 class Failing(Simulated):
-    """A machine on which the launches of one tuple fail."""
+    """A machine on which the launches of one tile fail."""
 
     def seconds(self, tiles: Sequence[Tile], shape: Shape, turns: int = 1) -> list[float]:
         return [math.inf if t == TILES[0] else s for t, s in zip(tiles, super().seconds(tiles, shape), strict=True)]
@@ -137,7 +138,7 @@ def test_kernels_that_fail_are_dropped_and_none_is_an_error() -> None:
 
 
 def test_launches_that_fail_are_records_of_their_sizes(tmp_path: Path) -> None:
-    """They are not tried again, and say nothing of the tuple at other sizes."""
+    """They are not tried again, and have no effect on the tile at other sizes."""
     shapes = [B.sizes({"i": n}) for n in (3, 5)]
     with Records.open(tmp_path / "r.db") as r:
         bench = RecordedBench(Failing(B, HW), r, PROBLEM.key, HW)

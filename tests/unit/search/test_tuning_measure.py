@@ -1,4 +1,4 @@
-"""Measuring workers: whatever a kernel does, the tuner goes on."""
+"""Measuring workers: the tuner survives any failure of a kernel."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_answers_come_in_order_and_failures_say_why(tasks: Path) -> None:
     assert got[4].failure == "exited with status 3"
     assert got[5].failure.startswith("ValueError")
     time.sleep(0.05)
-    assert not alive(int(pid.read_text()))  # what the task had started is gone with it
+    assert not alive(int(pid.read_text()))  # children of the task have ended too
 
 
 def test_a_function_that_cannot_be_imported_is_an_error_not_a_failure(tasks: Path) -> None:

@@ -72,7 +72,7 @@ def test_cover_keeps_within_both_budgets_and_adds_what_is_missing() -> None:
     wide, narrow = (quality(table, cover(table, [1.0] * 40, tiles, n), [1.0] * 40)[0] for n in (4, 1))
     assert wide > narrow
     alike = np.array([[1.0] * 8 + [0.1] * 2, [0.99] * 8 + [0.1] * 2, [0.2] * 8 + [1.0] * 2])
-    assert cover(alike, [1.0] * 10, tiles[:3]).kernels == (0, 2)  # where top-n keeps (0, 1)
+    assert cover(alike, [1.0] * 10, tiles[:3]).kernels == (0, 2)  # top-n keeps (0, 1) here
 
 
 def test_rows_of_the_other_papers() -> None:

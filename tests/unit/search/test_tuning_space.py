@@ -1,4 +1,4 @@
-"""Search spaces: what is in, what is kept out and why."""
+"""Search spaces: their members, and the reasons for exclusions."""
 
 from __future__ import annotations
 

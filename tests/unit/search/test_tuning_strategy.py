@@ -1,4 +1,4 @@
-"""Every strategy runs end to end on a simulated machine, and its dispatch is right about its own estimates."""
+"""Every strategy runs end to end on a simulated machine, and its dispatch agrees with its own estimates."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_two_dynamic_loops_and_a_dynamic_reduction() -> None:
 
 
 class Broken:
-    """A bench that must not be asked."""
+    """A bench that must not be used."""
 
     source = "model"
 
@@ -112,18 +112,18 @@ def test_same_seed_and_records_give_the_same_dispatch_without_measuring(name: st
 
 @dataclass(frozen=True)
 class Tired(Simulated):
-    """A machine on which tuples of more steps run once, while they are explored, and never again."""
+    """A machine on which tiles of more steps run once, during exploration, and never again."""
 
-    most: int = 192
+    max_steps: int = 192
 
     def kernel(self, tile: Tile) -> MacroKernel:
-        if tile["b.k"] > self.most:
+        if tile["b.k"] > self.max_steps:
             raise BuildError(f"tuple {tile} is too slow")
         return super().kernel(tile)
 
 
 def test_tuples_that_do_not_run_again_are_left_out(tmp_path: Path) -> None:
-    """The others serve; the failures are records, and are not tried again."""
+    """The remaining tiles serve; the failures are records, and are not tried again."""
     hw = cpu(2)
     p, row = problem(hw), strategy("bladedisc")
     with Records.open(tmp_path / "r.db") as r:

@@ -1,4 +1,4 @@
-"""What users say of dims: ranges, multiples, likely sizes; used in proofs, checked on every call, shown again."""
+"""User facts about dims: ranges, multiples, likely sizes; used in proofs, checked on every call, shown again."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ L = Index.of("L")
 
 
 @pytest.mark.parametrize(
-    ("fields", "wanted"),
+    ("fields", "message"),
     [
         ({"low": -1}, "range -1.. holds no size"),
         ({"low": 5, "high": 4}, "range 5..4 holds no size"),
@@ -45,8 +45,8 @@ L = Index.of("L")
         ({"probabilities": (1.0,)}, "1 probabilities for 0 likely sizes"),
     ],
 )
-def test_nonsense_is_refused(fields: dict[str, Any], wanted: str) -> None:
-    with pytest.raises(ShapeError, match=wanted):
+def test_nonsense_is_refused(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(ShapeError, match=message):
         Sizes(**fields)
 
 
@@ -112,7 +112,7 @@ def test_what_multiples_simplify_keeps_its_value(p: Index) -> None:
 
 
 def rows() -> Any:
-    """x[N] as rows of 4: N must be a multiple of 4."""
+    """Build x[N] as rows of 4: N must be a multiple of 4."""
     return model([node("Reshape", "x s", "y")], {"x": ("float32", ["N"])}, ["y"], {"s": np.array([-1, 4])})
 
 
@@ -129,16 +129,16 @@ def test_a_multiple_makes_a_guard_of_the_model_unnecessary_and_is_checked_itself
             program.run({"x": np.zeros(n, np.float32)})
 
 
-LIKELY = Sizes(1, 64, likely=(16, 48), probabilities=(0.75, 0.25))
+LIKELY_SIZES = Sizes(1, 64, likely=(16, 48), probabilities=(0.75, 0.25))
 
 
 @pytest.mark.compiler
 def test_likely_sizes_restrict_nothing_and_are_kept(tmp_path: Path) -> None:
-    program = polydyn.compile(rows(), threads=1, dims={"N": LIKELY})
+    program = polydyn.compile(rows(), threads=1, dims={"N": LIKELY_SIZES})
     assert program.run({"x": np.zeros(8, np.float32)})["y"].shape == (2, 4)
     program.save(tmp_path / "p.polydyn")
     again = polydyn.load(tmp_path / "p.polydyn")
-    assert Sizes(**again.manifest["dims"]["N"]) == LIKELY
+    assert Sizes(**again.manifest["dims"]["N"]) == LIKELY_SIZES
     assert "N: compiled for 1..64, likely 16 (75 %), 48 (25 %)" in str(again.explain(N=16))
     shown = CliRunner().invoke(main, ["inspect", str(tmp_path / "p.polydyn")]).output
     assert "compiled for\n  N: 1..64, likely 16 (75 %), 48 (25 %)" in shown
@@ -169,10 +169,10 @@ def test_other_forms_are_refused_on_the_command_line(text: str) -> None:
 @pytest.mark.compiler
 def test_batch_jobs_say_the_same(tmp_path: Path) -> None:
     (tmp_path / "m.onnx").write_bytes(rows().SerializeToString())
-    job = {"model": "m.onnx", "output": "m.polydyn", "dims": {"N": LIKELY.to_json()}}
+    job = {"model": "m.onnx", "output": "m.polydyn", "dims": {"N": LIKELY_SIZES.to_json()}}
     (tmp_path / "jobs.json").write_text(json.dumps([job]))
     (found,) = read_jobs(tmp_path / "jobs.json")
-    assert found.arguments.dims == {"N": LIKELY}
+    assert found.arguments.dims == {"N": LIKELY_SIZES}
     (tmp_path / "jobs.json").write_text(json.dumps([job | {"dims": {"N": {"low": 9, "high": 1}}}]))
     with pytest.raises(InputError, match="holds no size"):
         read_jobs(tmp_path / "jobs.json")

@@ -1,4 +1,4 @@
-"""Decisions about sizes and order, taken again by sympy and networkx: every check finds what is planted for it."""
+"""Decisions about sizes and order, recomputed by sympy and networkx: every check finds its planted faults."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from polydyn.testing.random_onnx import random_case
 L, B, d0 = map(Index.of, ("L", "B", "d0"))
 
 
-def found(text: str, *claims: Claim) -> None:
+def check_claims(text: str, *claims: Claim) -> None:
     with pytest.raises(ForeignError, match=text):
         check(Claims(arithmetic=dict.fromkeys(claims)))
 
@@ -52,12 +52,12 @@ def test_arithmetic_as_it_is() -> None:
 
 def test_claims_that_do_not_hold() -> None:
     half = index.Atom("floordiv", (L, Index.of(2)))
-    found("floordiv decided", Claim("floordiv", Index({(half,): 2}), "==", L))
-    found("min decided", Claim("min", L, "==", Index({(index.Atom("min", (L, B)),): 1})))
-    found("is_nonnegative decided", Claim("is_nonnegative", index.ZERO, "<=", L - d0 - 2, (("d0", L),)))
-    found("upper_bound decided", Claim("upper_bound", d0 * 2, "<=", 2 * L - 3, (("d0", L),)))
-    found("simplify decided", Claim("simplify", d0, "==", d0 + 1, (("d0", L),)))
-    found("divide decided", Claim("divide", B, "==", B + d0 // 7, (("d0", Index.of(9)),)))
+    check_claims("floordiv decided", Claim("floordiv", Index({(half,): 2}), "==", L))
+    check_claims("min decided", Claim("min", L, "==", Index({(index.Atom("min", (L, B)),): 1})))
+    check_claims("is_nonnegative decided", Claim("is_nonnegative", index.ZERO, "<=", L - d0 - 2, (("d0", L),)))
+    check_claims("upper_bound decided", Claim("upper_bound", d0 * 2, "<=", 2 * L - 3, (("d0", L),)))
+    check_claims("simplify decided", Claim("simplify", d0, "==", d0 + 1, (("d0", L),)))
+    check_claims("divide decided", Claim("divide", B, "==", B + d0 // 7, (("d0", Index.of(9)),)))
 
 
 def test_expressions_are_read_anew() -> None:
@@ -86,7 +86,7 @@ def test_nothing_is_left_behind() -> None:
 
 
 def learned(facts: ShapeContext) -> None:
-    """H is a multiple of 4, twice a quotient of it is W, and W is at least 2."""
+    """Assert that H is a multiple of 4, twice a quotient of it is W, and W is at least 2."""
     h, w = facts.declare("H"), facts.declare("W")
     facts.assume_multiple(h, 4, "a pyramid")
     facts.unify(h // 4 * 2, w, "a sum")
@@ -125,7 +125,7 @@ def test_a_wrong_answer_of_facts_is_found(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def model() -> onnx.ModelProto:
-    """Two reductions, a concatenation of what is made of both, and a product of it."""
+    """Build two reductions, a concatenation of results of both, and a product of it."""
     info = helper.make_tensor_value_info
     nodes = [
         helper.make_node("Softmax", ["x"], ["a"], axis=-1),
@@ -198,7 +198,7 @@ def test_random_models_are_decided_alike(theme: str) -> None:
 
 
 def reshaped() -> onnx.ModelProto:
-    """A concatenation of two parts, and a product under another shape, which share memory."""
+    """Build a concatenation of two parts, and a product under another shape, which share memory."""
     info = helper.make_tensor_value_info
     nodes = [
         helper.make_node("Exp", ["x"], ["a"]),
@@ -268,5 +268,5 @@ def test_the_fuzzer_names_what_is_decided_otherwise(monkeypatch: pytest.MonkeyPa
     calls = [({"N": 2}, {"x": np.ones((2, 3), np.float32)})]
     monkeypatch.setattr(model_check, "stages", lambda _: ())
     monkeypatch.setattr(framed, "programs_of", lambda g, t: [L // 4] and programs_of(g, t))
-    found = Check(reshaped(), calls, Depth.PLAN).run().finding
-    assert found is not None and (found.kind, found.stage) == ("wrong", "decided again")
+    check_claims = Check(reshaped(), calls, Depth.PLAN).run().finding
+    assert check_claims is not None and (check_claims.kind, check_claims.stage) == ("wrong", "decided again")

@@ -1,4 +1,4 @@
-"""Late sizes: what is learned of them must not justify what runs before they are known (docs/adr/0027-parts.md)."""
+"""Late sizes: facts about them must not justify code that runs before they are known (docs/adr/0027-parts.md)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from polydyn.shapes.context import ShapeContext
 
 
 def context(*early: str) -> tuple[ShapeContext, Index]:
-    """Early symbols by name, and one late symbol."""
+    """Return early symbols by name, and one late symbol."""
     facts = ShapeContext()
     for s in early:
         facts.declare(s, s)
@@ -84,7 +84,7 @@ def test_a_late_equation_decides_nothing_early() -> None:
 
 
 def test_a_size_of_its_own_asks_nothing_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """ssdlite320 has 180 of them; asking everything again after each took longer than an hour."""
+    """ssdlite320 has 180 of them; repeating all checks after each took longer than an hour."""
     facts, n = context("H", "W")
     total = (Index.of("H") + 31) // 32 * ((Index.of("W") + 31) // 32) * 6
     facts.assume_at_most(n, total, "as many as there are")

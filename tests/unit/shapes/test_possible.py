@@ -1,4 +1,4 @@
-"""Guards that no sizes meet together."""
+"""Guards that no sizes satisfy together."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from polydyn.shapes.possible import check_possible
 B, L = Index.of("B"), Index.of("L")
 
 
-def guard(left: IndexLike, relation: str, right: IndexLike) -> Guard:
-    return Guard(Index.of(left), relation, Index.of(right), f"{left} {relation} {right}")
+def guard(first: IndexLike, relation: str, second: IndexLike) -> Guard:
+    return Guard(Index.of(first), relation, Index.of(second), f"{first} {relation} {second}")
 
 
 @pytest.mark.parametrize(
@@ -38,7 +38,7 @@ def test_no_size_is_left(guards: list[Guard]) -> None:
         [guard(B, "==", 0)],
         [guard(B, "==", 1013), guard(L, "<=", 3)],
         [guard(B * L, "==", 6), guard(B, "<=", 20)],  # is not affine
-        [guard(B * L, "==", -6)],  # never, but nobody decides it
+        [guard(B * L, "==", -6)],  # impossible, but undecided
         [],
     ],
 )

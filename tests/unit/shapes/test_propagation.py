@@ -1,4 +1,4 @@
-"""The worklist: facts reach siblings, nodes computed before, and questions that waited; what stays open is refused."""
+"""The worklist: facts reach siblings, earlier nodes, and postponed decisions; open questions are rejected."""
 
 from __future__ import annotations
 
@@ -39,17 +39,17 @@ def test_rules_stand_beside_the_operators() -> None:
     assert len(OPERATORS) > 80
 
 
-@pytest.mark.parametrize("left", [True, False])
-def test_a_sibling_learns_from_the_other_operand_and_what_was_computed_from_it_too(left: bool) -> None:
-    """relu(x) and a Concat of it are known before the product with a constant says how long its axis is."""
-    inputs = {"x": (F, ["M", "K"] if left else ["K", "M"])}
-    axis = 1 if left else 0
+@pytest.mark.parametrize("swapped", [True, False])
+def test_a_sibling_learns_from_the_other_operand_and_what_was_computed_from_it_too(swapped: bool) -> None:
+    """relu(x) and a Concat of it are known before the product with a constant determines the length of its axis."""
+    inputs = {"x": (F, ["M", "K"] if swapped else ["K", "M"])}
+    axis = 1 if swapped else 0
     nodes = [
-        node("Relu", "x", "r"), node("Concat", "r r", "c", axis=axis), node("MatMul", "r w" if left else "w r", "y"),
+        node("Relu", "x", "r"), node("Concat", "r r", "c", axis=axis), node("MatMul", "r w" if swapped else "w r", "y"),
     ]  # fmt: skip
-    got = shapes(model(nodes, inputs, ["y", "c"], {"w": one(3, 4) if left else one(4, 3)}))
+    got = shapes(model(nodes, inputs, ["y", "c"], {"w": one(3, 4) if swapped else one(4, 3)}))
     assert got == (
-        {"r": "(M, 3)", "c": "(M, 6)", "y": "(M, 4)"} if left else {"r": "(3, M)", "c": "(6, M)", "y": "(4, M)"}
+        {"r": "(M, 3)", "c": "(M, 6)", "y": "(M, 4)"} if swapped else {"r": "(3, M)", "c": "(6, M)", "y": "(4, M)"}
     )
 
 
@@ -64,7 +64,7 @@ def test_siblings_computed_on_both_sides_of_a_product_agree_afterwards() -> None
 
 
 def test_a_squeeze_waits_for_the_fact_that_decides_it() -> None:
-    """Algorithm 1 as printed computes Squeeze once, before Concat has said that M is 1."""
+    """Algorithm 1 as printed computes Squeeze once, before Concat has shown that M is 1."""
     nodes = [node("Squeeze", "x", "s"), node("Concat", "x row", "c", axis=0), node("Relu", "s", "y")]
     m = model(nodes, {"x": (F, ["N", "M"])}, ["y", "c"], {"row": one(2, 1)})
     assert shapes(m, {"N": (2, 9)}) == {"s": "(N,)", "c": "((N + 2), 1)", "y": "(N,)"}
@@ -87,7 +87,8 @@ def test_a_branch_waits_for_the_fact_that_decides_it() -> None:
     assert [n.op for n in propagate(load_model(m)).nodes if n.name.startswith("If_y/")] == ["Relu"]
 
 
-# -- what stays open -------------------------------------------------------------------------------------------------
+# -- open decisions
+# ------------------------------------------------------------------------------------------------------
 
 
 def refusal(m: onnx.ModelProto, dims: Any = None) -> str:
@@ -149,7 +150,7 @@ def test_a_recurrence_ties_the_batch_of_its_states_to_that_of_x() -> None:
 
 
 def test_dims_that_are_never_equal_are_not_guessed_to_broadcast() -> None:
-    """x[N] + z[2 * M + 1 of N even]: one of them must be 1, and nothing says which."""
+    """x[N] + z[2 * M + 1 of N even]: one of them must be 1, and nothing decides which."""
     nodes = [node("Concat", "z z one", "odd", axis=0), node("Add", "x odd", "y")]
     m = model(nodes, {"x": (F, ["N"]), "z": (F, ["M"])}, ["y"], {"one": one(1)})
     said = refusal(m, {"N": Sizes(multiple=2)})
@@ -203,7 +204,7 @@ MISFITS: dict[str, tuple[list[onnx.NodeProto], dict[str, Any], dict[str, Any], d
                   node("ReduceSum", "c", "y", keepdims=0)], {"x": (F, ["N"])}, {"three": np.array([3])},
                  {"x": one(2)}),
 }  # fmt: skip
-"""Calls that read what does not exist, if nothing checks them."""
+"""Calls that read non-existing elements without a check."""
 
 
 @pytest.mark.parametrize("case", MISFITS)
@@ -220,7 +221,7 @@ def test_what_does_not_fit_is_a_guard(case: str) -> None:
 
 
 def test_the_last_place_of_every_row_lies_inside_a_flat_tensor() -> None:
-    """``b * T + T - 1`` is below ``B * T`` for any T that a strided convolution leaves; no batch is asked for."""
+    """``b * T + T - 1`` is below ``B * T`` for any T that a strided convolution leaves; no batch needs a guard."""
     nodes = [
         node("Conv", "x w", "f", strides=[5]), node("Transpose", "f", "t", perm=[0, 2, 1]), node("Shape", "t", "s"),
         node("Gather", "s zero", "B"), node("Gather", "s one", "T"), node("Range", "zero B one", "b"),

@@ -1,4 +1,4 @@
-"""Conditions on the remainders of a size: pyramids are decided exactly, and said as multiples."""
+"""Conditions on the remainders of a size: pyramids are decided exactly, and reported as multiples."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ROUNDING = {"floor": 0, "up": 1, "shifted": -1}
 
 
 def holds(c: ShapeContext, size: int) -> bool:
-    """Whether all guards hold at a size of H."""
+    """Return whether all guards hold at a size of H."""
     relations = {"==": lambda a, b: a == b, "<=": lambda a, b: a <= b, "%==": lambda a, b: a % b == 0}
     return all(relations[g.relation](g.left.evaluate({"H": size}), g.right.evaluate({"H": size})) for g in c.guards())
 
@@ -54,7 +54,7 @@ def test_guards_of_a_pyramid_hold_exactly_where_its_sizes_agree(
 
 
 def test_a_later_equality_does_not_answer_the_question_of_a_multiple() -> None:
-    """With ``(H + 7) // 16 == 1``, 2 and 3 are left for ``(H + 7) // 8``: whether it is even is still to be asked."""
+    """With ``(H + 7) // 16 == 1``, 2 and 3 remain for ``(H + 7) // 8``: its parity is still a guard."""
     c = ShapeContext()
     size = c.declare("H", "x axis 0")
     c.assume_multiple((size + 7) // 8, 2, "the sizes of a sum")
@@ -93,7 +93,7 @@ def test_what_users_state_makes_the_guard_unnecessary() -> None:
 
 
 def pyramid(dims: list[int | str], join: str = "Concat") -> bytes:
-    """A map and its half, upsampled again."""
+    """Build a map and its half, upsampled again."""
     pool = {"kernel_shape": [3, 3], "strides": [2, 2], "pads": [1, 1, 1, 1]}
     up = {"mode": "nearest", "coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
     nodes = [
@@ -137,7 +137,7 @@ def test_names_stay_names() -> None:
 
 
 def relu(dims: list[int | str]) -> Graph:
-    """One node over an input with the given dims."""
+    """Build one node over an input with the given dims."""
     x, y = helper.make_tensor_value_info("x", F, dims), helper.make_tensor_value_info("y", F, None)
     graph = helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "g", [x], [y])
     return import_model(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)]))

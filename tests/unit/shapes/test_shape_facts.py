@@ -1,4 +1,4 @@
-"""ShapeContext: what is proven must be true at every size, and a fact learned late holds everywhere."""
+"""ShapeContext: proven facts must be true at every size, and a fact learned late holds everywhere."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from polydyn.shapes.context import ShapeContext, Undecided
 SIZES = (0, 1, 2, 5, 10, 127, 128)
 NAMES = ("A", "B", "C")
 EXAMPLES = int(os.environ.get("POLYDYN_EXAMPLES", "100"))
-"""``make fuzz-shapes`` asks for more."""
+"""``make fuzz-shapes`` sets a larger number."""
 
 
 def exact(p: Index, env: dict[str, int]) -> int | None:
-    """The value, or None where something is divided by 0 (such values are never used: no element is addressed)."""
+    """Return the value, or None for a division by 0 (such values are never used: no element is addressed)."""
 
     def divides(q: Index) -> bool:
         inner = [a for a in q.atoms() if isinstance(a, Atom)]
@@ -131,7 +131,7 @@ def test_products_are_equal_without_their_factors() -> None:
     c.unify(Index.of("A") * "B", d * "C", "reshape")
     assert c.equal(Index.of("A") * "B" * 64, d * "C" * 64) is True
     assert c.equal("A", d) is None
-    c.unify("D", "A", "late")  # the product rule is said again in the new terms
+    c.unify("D", "A", "late")  # the product rule is stated again in the new terms
     assert c.equal(Index.of("A") * "B", Index.of("A") * "C") is True
 
 
@@ -199,7 +199,7 @@ def test_a_place_inside_an_image_does_not_move_its_channel() -> None:
 
 
 def test_rounded_halves_that_double_to_the_size_make_it_even() -> None:
-    """Skip connections around strided convolutions: which sizes fit is one divisibility each, in any order."""
+    """Skip connections around strided convolutions: the fitting sizes are one divisibility each, in any order."""
     for order in ((0, 1), (1, 0)):
         for up in (0, 1):
             c = ShapeContext()
@@ -219,7 +219,7 @@ def test_rounded_halves_that_double_to_the_size_make_it_even() -> None:
 
 
 def test_the_first_of_something_broadcasts_beside_what_may_be_more() -> None:
-    """``min(1, N)``, the size of a slice, is 1 there; 0 is refused. Two of them are equal as others are."""
+    """There ``min(1, N)``, the size of a slice, is 1; 0 is rejected. Two of them are equal like other sizes."""
     c = context()
     first = minimum(1, Index.of("A"))
     assert str(c.broadcast("B", first, "Expand e1")) == "B"

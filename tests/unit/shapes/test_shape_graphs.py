@@ -1,4 +1,4 @@
-"""Random models of shape arithmetic give the shapes, sizes and elements that ONNX Runtime gives, or refuse the call."""
+"""Random models of shape arithmetic give the shapes, sizes and elements that ONNX Runtime gives, or reject the call."""
 
 from __future__ import annotations
 
