@@ -83,7 +83,7 @@ class Body:
         """Add a constant with the dtype of an input of the node."""
         return self.constant(value, self.tensor(name).dtype)
 
-    def give(self, name: str, position: int = 0) -> None:
+    def set_output(self, name: str, position: int = 0) -> None:
         """Set the tensor that is the node's output at a position."""
         self.results[position] = name
 

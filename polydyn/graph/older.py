@@ -63,7 +63,7 @@ def _broadcast(b: Body) -> None:
     axis = axis + left if axis < 0 else axis
     if not 0 <= axis <= left - right:
         raise b.wrong(f"its axis {axis} leaves no room for the {right} axes of {y} in the {left} of {x}")
-    b.give(b.op(b.node.op, x, _spread(b, y, 0, left - axis - right)))
+    b.set_output(b.op(b.node.op, x, _spread(b, y, 0, left - axis - right)))
 
 
 @_before(7, "PRelu")
@@ -71,12 +71,12 @@ def _slope(b: Body) -> None:
     """Reshape a vector of slopes to one slope per channel."""
     rank = len(b.tensor(b.input(0)).shape)
     if rank > 2 and len(b.tensor(b.input(1)).shape) == 1:
-        b.give(b.op("PRelu", b.input(0), _spread(b, b.input(1), 0, rank - 2)))
+        b.set_output(b.op("PRelu", b.input(0), _spread(b, b.input(1), 0, rank - 2)))
 
 
 @_before(4, "Concat")
 def _concat(b: Body) -> None:
-    b.give(b.op("Concat", *b.node.inputs, axis=b.attribute("axis", 1)))
+    b.set_output(b.op("Concat", *b.node.inputs, axis=b.attribute("axis", 1)))
 
 
 @_before(6, "Cast")
@@ -86,14 +86,14 @@ def _cast(b: Body) -> None:
     kinds = dict(onnx.TensorProto.DataType.items())
     if name.upper() not in kinds:
         raise b.wrong(f"its attribute to is {name!r}, which is no type of ONNX")
-    b.give(b.op("Cast", b.input(0), to=kinds[name.upper()]))
+    b.set_output(b.op("Cast", b.input(0), to=kinds[name.upper()]))
 
 
 @_before(2, "Pad")
 def _pad(b: Body) -> None:
     x = b.input(0)
     fill = b.like(b.attribute("value", 0.0), x)
-    b.give(b.op("Pad", x, b.constant(b.attribute("paddings")), fill, mode=b.attribute("mode", "constant")))
+    b.set_output(b.op("Pad", x, b.constant(b.attribute("paddings")), fill, mode=b.attribute("mode", "constant")))
 
 
 @_before(6, "Tile")
@@ -104,7 +104,7 @@ def _tile(b: Body) -> None:
         raise b.wrong(f"axis {axis} of a tensor with {rank} axes")
     count = b.reshape(b.op("Cast", b.input(1), to=onnx.TensorProto.INT64), 1)
     parts = [count if a == axis % rank else b.constant([1]) for a in range(rank)]
-    b.give(b.op("Tile", b.input(0), b.op("Concat", *parts, axis=0)))
+    b.set_output(b.op("Tile", b.input(0), b.op("Concat", *parts, axis=0)))
 
 
 @_before(9, "Upsample")
@@ -113,7 +113,7 @@ def _upsample(b: Body) -> None:
     scales = b.attribute("scales") or (1.0, 1.0, b.attribute("height_scale"), b.attribute("width_scale"))
     mode = {"bilinear": "linear"}.get(b.attribute("mode", "nearest"), b.attribute("mode", "nearest"))
     constant = b.constant(np.asarray(scales, np.float32), "float32")
-    b.give(b.ops("Upsample", 1, b.input(0), constant, opset=9, mode=mode)[0])
+    b.set_output(b.ops("Upsample", 1, b.input(0), constant, opset=9, mode=mode)[0])
 
 
 @_before(10, "Dropout")
@@ -123,8 +123,8 @@ def _dropout(b: Body) -> None:
     if len(outputs) > 1 and outputs[1]:
         b.ignore("ratio", "is_test")
         y, mask = b.ops("Dropout", 2, b.input(0), opset=10)
-        b.give(y, 0)
-        b.give(b.op("CastLike", mask, b.input(0)), 1)
+        b.set_output(y, 0)
+        b.set_output(b.op("CastLike", mask, b.input(0)), 1)
 
 
 @_before(9, "Scan")
@@ -143,4 +143,4 @@ def _scan(b: Body) -> None:
     batch = ImportedGraph("batch", tuple(ModelInput(s, "", None) for s in samples), results, (sample,), {})
     outputs = b.ops("Scan", len(results), *b.node.inputs[1:], body=batch, num_scan_inputs=len(samples))
     for k, name in enumerate(outputs):
-        b.give(name, k)
+        b.set_output(name, k)

@@ -23,7 +23,7 @@ def hardmax(b: Body) -> None:
     depth = b.size(flat, axis if new else 1)
     values = b.constant([0, 1], b.tensor(x).dtype)
     hot = b.op("OneHot", place, depth, values, axis=axis if new else 1)
-    b.give(hot if new else b.op("Reshape", hot, b.op("Shape", x)))
+    b.set_output(hot if new else b.op("Reshape", hot, b.op("Shape", x)))
 
 
 @body("LpNormalization")
@@ -34,7 +34,7 @@ def lp_normalization(b: Body) -> None:
         raise b.refuse(f"p={p}")
     norm = b.reduce(f"ReduceL{p}", x, b.attribute("axis", -1))
     zero = b.like(0, x)
-    b.give(b.op("Where", b.op("Equal", norm, zero), zero, b.op("Div", x, norm)))
+    b.set_output(b.op("Where", b.op("Equal", norm, zero), zero, b.op("Div", x, norm)))
 
 
 @body("MeanVarianceNormalization")
@@ -45,7 +45,7 @@ def mean_variance_normalization(b: Body) -> None:
     mean = b.reduce("ReduceMean", x, *axes)
     square = b.reduce("ReduceMean", b.op("Mul", x, x), *axes)
     deviation = b.op("Sqrt", b.op("Sub", square, b.op("Mul", mean, mean)))
-    b.give(b.op("Div", b.op("Sub", x, mean), b.op("Add", deviation, b.like(1e-9, x))))
+    b.set_output(b.op("Div", b.op("Sub", x, mean), b.op("Add", deviation, b.like(1e-9, x))))
 
 
 LARGEST = 4
@@ -61,7 +61,7 @@ def determinant(b: Body) -> None:
     if len(shape) < 2 or shape[-1] != shape[-2] or n is None or n > LARGEST:
         raise b.refuse(f"a matrix of {list(shape[-2:])}", f"square matrices of up to {LARGEST} rows are built")
     if n == 0:  # the empty product
-        b.give(b.reduce("ReduceProd", x, -2, -1, keepdims=0))
+        b.set_output(b.reduce("ReduceProd", x, -2, -1, keepdims=0))
         return
     rows = [b.op("Gather", x, b.constant(i), axis=-2) for i in range(n)]
     at = [[b.op("Gather", row, b.constant(j), axis=-1) for j in range(n)] for row in rows]
@@ -72,7 +72,7 @@ def determinant(b: Body) -> None:
             term = b.op("Mul", term, at[i][p[i]])
         odd = sum(p[i] > p[j] for i in range(n) for j in range(i, n)) % 2
         total = b.op("Sub" if odd else "Add", total, term) if total else b.op("Identity", term)
-    b.give(total)
+    b.set_output(total)
 
 
 @body("MelWeightMatrix")
@@ -98,16 +98,16 @@ def mel_weights(b: Body) -> None:
         for j in range(centre, last):
             if last != centre:
                 out[j, i] = (last - j) / (last - centre)
-    b.give(b.op("Identity", b.constant(out, str(dtype))))
+    b.set_output(b.op("Identity", b.constant(out, str(dtype))))
 
 
 @body("OptionalHasElement")
 def has_element(b: Body) -> None:
     """A tensor is there, an absent input is not."""
-    b.give(b.op("Identity", b.constant(bool(b.input(0)), "bool")))
+    b.set_output(b.op("Identity", b.constant(bool(b.input(0)), "bool")))
 
 
 @body("OptionalGetElement")
 def get_element(b: Body) -> None:
     """Of a tensor, the tensor."""
-    b.give(b.op("Identity", b.input(0)))
+    b.set_output(b.op("Identity", b.input(0)))

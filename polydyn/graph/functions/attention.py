@@ -163,10 +163,10 @@ def attention(b: Body) -> None:
     empty_rows = bool(mask or lengths or left >= 0)
     how = Scores(scale, bias, b.attribute("softcap", 0.0), dtype, empty_rows)
     done = attend(b, names[0], names[1], names[2], n // m, how, q.name, q.dtype == v.dtype)
-    b.give(join_heads(b, done.result) if flat else done.result)
-    b.give(names[1], 1)
-    b.give(names[2], 2)
-    b.give(done.steps[mode], 3)
+    b.set_output(join_heads(b, done.result) if flat else done.result)
+    b.set_output(names[1], 1)
+    b.set_output(names[2], 2)
+    b.set_output(done.steps[mode], 3)
 
 
 def _inverse_root(b: Body, size: Dim) -> float:
@@ -215,7 +215,7 @@ def rotary_embedding(b: Body) -> None:
         where = b.op("Expand", b.op("Unsqueeze", steps, b.constant([0])), b.shape(b.size(x.name, 0), count))
     else:
         b.ctx.unify(place.shape[1], length, f"{place.name} has a position for each token of {x.name}")
-    b.give(rotated(b, x.name, where, b.input(2), b.input(3), heads, rotary, b.attribute("interleaved", 0)))
+    b.set_output(rotated(b, x.name, where, b.input(2), b.input(3), heads, rotary, b.attribute("interleaved", 0)))
 
 
 def rotated(b: Body, x: str, where: str, cos: str, sin: str, heads: int, rotary: int = 0, interleaved: int = 0) -> str:
@@ -284,9 +284,9 @@ def group_query_attention(b: Body) -> None:
     if b.attribute("smooth_softmax", 0) > 0 or b.input(11):
         result = b.op("Mul", result, _share(b, done.steps[2], b.input(11)))
     b.ctx.unify(x.shape[0], product(b.tensor(b.input(5)).shape), f"{b.input(5)} has a number for each sample")
-    b.give(join_heads(b, result))
-    b.give(k, 1)
-    b.give(v, 2)
+    b.set_output(join_heads(b, result))
+    b.set_output(k, 1)
+    b.set_output(v, 2)
 
 
 def _share(b: Body, scores: str, sink: str) -> str:
@@ -391,14 +391,14 @@ def _give_attention(
         biases.append(_key_mask(b, mask, columns, like, low))
     how = Scores(b.attribute("scale") or float(1 / np.sqrt(max(size, 1))), added(b, *biases))
     done = attend(b, q, k, v, 1, how, like)
-    b.give(join_heads(b, done.result))
+    b.set_output(join_heads(b, done.result))
     if packed:
         pair = [b.op("Unsqueeze", x, b.constant([0])) for x in (k, v)]
-        b.give(b.op("Concat", *pair, axis=0), 1)
+        b.set_output(b.op("Concat", *pair, axis=0), 1)
         return
-    b.give(k, 1)
-    b.give(v, 2)
-    b.give(done.steps[0], 3)
+    b.set_output(k, 1)
+    b.set_output(v, 2)
+    b.set_output(done.steps[0], 3)
 
 
 def _key_mask(b: Body, mask: str, columns: str, like: str, low: float) -> str:

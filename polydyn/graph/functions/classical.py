@@ -32,7 +32,7 @@ def linear_regressor(b: Body) -> None:
     result = post_transform(
         b, _linear(b, targets, dtype, x), kind if targets > 1 or kind == "PROBIT" else "NONE", dtype
     )
-    b.give(b.cast(result, "float32") if dtype != "float32" else result)
+    b.set_output(b.cast(result, "float32") if dtype != "float32" else result)
 
 
 @body(f"{ML}::LinearClassifier")
@@ -52,7 +52,7 @@ def linear_classifier(b: Body) -> None:
         low = b.op("Neg", scores) if kind == "LOGISTIC" else b.op("Sub", b.constant(1.0, dtype), scores)
         both = pair(b, low, scores)  # as in ONNX Runtime, LOGISTIC is the only transform of a single score
         both = b.op("Sigmoid", both) if kind == "LOGISTIC" else both
-        b.give(b.cast(both, "float32") if dtype != "float32" else both, 1)
+        b.set_output(b.cast(both, "float32") if dtype != "float32" else both, 1)
     elif rows == count:
         class_outputs(b, scores, scores, labels, kind, dtype)
     else:
@@ -64,7 +64,7 @@ def scaler(b: Body) -> None:
     """``(x - offset) * scale`` as float32."""
     x = b.cast(b.input(0), "float32")
     offset, scale = _floats(b, "offset", "float32"), _floats(b, "scale", "float32")
-    b.give(b.op("Mul", b.op("Sub", x, b.constant(offset, "float32")), b.constant(scale, "float32")))
+    b.set_output(b.op("Mul", b.op("Sub", x, b.constant(offset, "float32")), b.constant(scale, "float32")))
 
 
 @body(f"{ML}::Normalizer")
@@ -83,7 +83,7 @@ def normalizer(b: Body) -> None:
     else:
         raise b.refuse(f"the norm {kind}")
     zero = b.op("Equal", norm, b.constant(0.0, "float32"))
-    b.give(b.op("Where", zero, x, b.op("Div", x, norm)))
+    b.set_output(b.op("Where", zero, x, b.op("Div", x, norm)))
 
 
 @body(f"{ML}::Imputer")
@@ -99,14 +99,14 @@ def imputer(b: Body) -> None:
     x = b.input(0)
     nan = isinstance(replaced, float) and np.isnan(replaced)
     gone = b.op("IsNaN", x) if nan else b.op("Equal", x, b.constant(replaced, dtype))
-    b.give(b.op("Where", gone, b.constant(values if values.size > 1 else values[0], dtype), x))
+    b.set_output(b.op("Where", gone, b.constant(values if values.size > 1 else values[0], dtype), x))
 
 
 @body(f"{ML}::Binarizer")
 def binarizer(b: Body) -> None:
     """1 above a threshold, else 0."""
     dtype = b.tensor(b.input(0)).dtype
-    b.give(b.cast(b.op("Greater", b.input(0), b.constant(b.attribute("threshold", 0.0), dtype)), dtype))
+    b.set_output(b.cast(b.op("Greater", b.input(0), b.constant(b.attribute("threshold", 0.0), dtype)), dtype))
 
 
 @body(f"{ML}::FeatureVectorizer")
@@ -124,7 +124,7 @@ def feature_vectorizer(b: Body) -> None:
         if wide > known:
             x = b.op("Pad", x, b.constant([0, 0, 0, wide - known]))
         parts.append(x)
-    b.give(b.op("Concat", *parts, axis=1))
+    b.set_output(b.op("Concat", *parts, axis=1))
 
 
 @body(f"{ML}::ArrayFeatureExtractor")
@@ -132,7 +132,7 @@ def array_feature_extractor(b: Body) -> None:
     """The elements of the last axis at some positions; of a vector a matrix of one row."""
     x, at = b.input(0), b.reshape(b.input(1), -1)
     picked = b.op("Gather", x, at, axis=-1)
-    b.give(b.op("Unsqueeze", picked, b.constant([0])) if len(b.tensor(x).shape) == 1 else picked)
+    b.set_output(b.op("Unsqueeze", picked, b.constant([0])) if len(b.tensor(x).shape) == 1 else picked)
 
 
 @body(f"{ML}::OneHotEncoder")
@@ -151,7 +151,7 @@ def one_hot_encoder(b: Body) -> None:
         at = b.op("Where", same, b.constant(np.arange(count)), b.constant(count))
         one = b.op("Gather", b.constant(np.ones(count), "float32"), b.reduce("ReduceMin", at, -1))
         result = b.op("Mul", result, one)
-    b.give(result)
+    b.set_output(result)
 
 
 @body(f"{ML}::LabelEncoder")
@@ -180,4 +180,4 @@ def label_encoder(b: Body) -> None:
         same = b.op("Or", same, b.op("And", b.op("IsNaN", x), b.constant(np.isnan(keys), "bool")))
     numbered = b.op("Where", same, b.constant(np.arange(1, keys.size + 1)), b.constant(0))
     at = b.reduce("ReduceMax", numbered, -1, keepdims=0)
-    b.give(b.op("Gather", b.constant(np.concatenate([[default], values]), dtype), at, axis=0))
+    b.set_output(b.op("Gather", b.constant(np.concatenate([[default], values]), dtype), at, axis=0))

@@ -22,26 +22,26 @@ def fused_matmul(b: Body) -> None:
         turn = b.attribute(key, 0) and rank > 1
         names.append(b.op("Transpose", x, perm=(*range(rank - 2), rank - 1, rank - 2)) if turn else x)
     alpha, total = b.attribute("alpha", 1.0), b.op("MatMul", *names)
-    b.give(total if alpha == 1 else b.op("Mul", total, b.like(alpha, b.input(0))))
+    b.set_output(total if alpha == 1 else b.op("Mul", total, b.like(alpha, b.input(0))))
 
 
 @body(f"{MICROSOFT}::Gelu")
 def gelu(b: Body) -> None:
     """ONNX's Gelu."""
-    b.give(b.op("Gelu", b.input(0)))
+    b.set_output(b.op("Gelu", b.input(0)))
 
 
 @body(f"{MICROSOFT}::BiasGelu")
 def bias_gelu(b: Body) -> None:
     """``Gelu(x + bias)``."""
-    b.give(b.op("Gelu", b.op("Add", b.input(0), b.input(1))))
+    b.set_output(b.op("Gelu", b.op("Add", b.input(0), b.input(1))))
 
 
 @body(f"{MICROSOFT}::FastGelu")
 def fast_gelu(b: Body) -> None:
     """The approximation by tanh, of x plus an optional bias."""
     x = b.op("Add", b.input(0), b.input(1)) if b.input(1) else b.input(0)
-    b.give(b.op("Gelu", x, approximate="tanh"))
+    b.set_output(b.op("Gelu", x, approximate="tanh"))
 
 
 @body(f"{MICROSOFT}::QuickGelu")
@@ -49,14 +49,14 @@ def quick_gelu(b: Body) -> None:
     """``x * sigmoid(alpha x)``."""
     x = b.input(0)
     alpha = b.op("Mul", x, b.like(b.attribute("alpha", 1.702), x))
-    b.give(b.op("Mul", x, b.op("Sigmoid", alpha)))
+    b.set_output(b.op("Mul", x, b.op("Sigmoid", alpha)))
 
 
 @body(f"{MICROSOFT}::BiasSplitGelu")
 def bias_split_gelu(b: Body) -> None:
     """The first half of x plus bias, times the Gelu of the second."""
     left, right = b.ops("Split", 2, b.op("Add", b.input(0), b.input(1)), axis=-1, num_outputs=2)
-    b.give(b.op("Mul", left, b.op("Gelu", right)))
+    b.set_output(b.op("Mul", left, b.op("Gelu", right)))
 
 
 @body(f"{MICROSOFT}::BiasSoftmax")
@@ -66,7 +66,7 @@ def bias_softmax(b: Body) -> None:
     if b.attribute("axis", 1) % rank != rank - 1:
         raise b.refuse(f"axis {b.attribute('axis', 1)} of {rank}")
     b.ignore("is_inner_broadcast")
-    b.give(b.op("Softmax", b.op("Add", b.input(0), b.input(1)), axis=-1))
+    b.set_output(b.op("Softmax", b.op("Add", b.input(0), b.input(1)), axis=-1))
 
 
 ACTIVATIONS: dict[str, tuple[str, ...]] = {
@@ -93,7 +93,7 @@ def fused_conv(b: Body) -> None:
     attributes = {k: v for k in keys if (v := b.attribute(k)) is not None}
     x = b.op("Conv", *filter(None, (b.input(0), b.input(1), b.input(2))), **attributes)
     x = b.op("Add", x, b.input(3)) if b.input(3) else x
-    b.give(activated(b, x, b.input(0), b.attribute("activation", ""), b.attribute("activation_params", ())))
+    b.set_output(activated(b, x, b.input(0), b.attribute("activation", ""), b.attribute("activation_params", ())))
 
 
 @body(f"{MICROSOFT}::FusedGemm")
@@ -104,7 +104,7 @@ def fused_gemm(b: Body) -> None:
     x = b.op("Gemm", *filter(None, b.node.inputs), **attributes)
     parameters = [b.attribute(f"activation_{k}") for k in ("alpha", "beta", "gamma")]
     kind = b.attribute("activation", "")
-    b.give(activated(b, x, b.input(0), kind, [p for p in parameters if p is not None]))
+    b.set_output(activated(b, x, b.input(0), kind, [p for p in parameters if p is not None]))
 
 
 # -- norms -----------------------------------------------------------------------------------------------------------
@@ -125,8 +125,8 @@ def skip_layer_norm(b: Body) -> None:
     total = b.op("Add", x, skip)
     total = b.op("Add", total, bias) if bias else total
     zero = beta or b.op("Expand", b.like(0, x), b.op("Shape", gamma))
-    b.give(b.op("LayerNormalization", total, gamma, zero, axis=-1, epsilon=b.attribute("epsilon", 1e-5)))
-    b.give(total, 3)
+    b.set_output(b.op("LayerNormalization", total, gamma, zero, axis=-1, epsilon=b.attribute("epsilon", 1e-5)))
+    b.set_output(total, 3)
 
 
 @body(f"{MICROSOFT}::SkipSimplifiedLayerNormalization")
@@ -136,8 +136,8 @@ def skip_simplified_layer_norm(b: Body) -> None:
     _statistics(b)
     total = b.op("Add", x, skip)
     total = b.op("Add", total, bias) if bias else total
-    b.give(b.op("RMSNormalization", total, gamma, opset=23, axis=-1, epsilon=b.attribute("epsilon", 1e-5)))
-    b.give(total, 3)
+    b.set_output(b.op("RMSNormalization", total, gamma, opset=23, axis=-1, epsilon=b.attribute("epsilon", 1e-5)))
+    b.set_output(total, 3)
 
 
 @body("SimplifiedLayerNormalization", f"{MICROSOFT}::SimplifiedLayerNormalization")
@@ -147,13 +147,13 @@ def simplified_layer_norm(b: Body) -> None:
     axis, epsilon = b.attribute("axis", -1), b.attribute("epsilon", 1e-5)
     if b.attribute("stash_type", 1) != 1:
         raise b.refuse("a stash_type other than float32")
-    b.give(b.op("RMSNormalization", x, scale, opset=23, axis=axis, epsilon=epsilon))
+    b.set_output(b.op("RMSNormalization", x, scale, opset=23, axis=axis, epsilon=epsilon))
     if b.output(1):
         rank = len(b.tensor(x).shape)
         wide = b.cast(x, "float64" if b.tensor(x).dtype == "float64" else "float32")
         mean = b.reduce("ReduceMean", b.op("Mul", wide, wide), *range(axis % rank, rank))
         root = b.op("Sqrt", b.op("Add", mean, b.op("CastLike", b.constant(epsilon, "float32"), mean)))
-        b.give(b.op("Reciprocal", root), 1)
+        b.set_output(b.op("Reciprocal", root), 1)
 
 
 @body(f"{MICROSOFT}::EmbedLayerNormalization")
@@ -170,8 +170,8 @@ def embed_layer_norm(b: Body) -> None:
     total = b.op("Add", total, at_places)
     if segments:
         total = b.op("Add", total, b.op("Gather", segment_table, segments))
-    b.give(b.op("LayerNormalization", total, gamma, beta, axis=-1, epsilon=b.attribute("epsilon", 1e-12)))
+    b.set_output(b.op("LayerNormalization", total, gamma, beta, axis=-1, epsilon=b.attribute("epsilon", 1e-12)))
     if b.output(1):
         sums = b.cast(mask, "int32") if mask else b.op("Expand", b.constant(0, "int32"), b.op("Shape", ids))
-        b.give(b.reduce("ReduceSum", sums, 1, keepdims=0), 1)
-    b.give(total, 2)
+        b.set_output(b.reduce("ReduceSum", sums, 1, keepdims=0), 1)
+    b.set_output(total, 2)

@@ -283,7 +283,7 @@ def tree_ensemble(b: Body) -> None:
     how = ("AVERAGE", "SUM", "MIN", "MAX")[b.attribute("aggregate_function", 1)]
     kind = ("NONE", "SOFTMAX", "LOGISTIC", "SOFTMAX_ZERO", "PROBIT")[b.attribute("post_transform", 0)]
     totals, _ = _aggregated(b, forest, _leaves(b, forest, x, dtype), count, how)
-    b.give(post_transform(b, totals, kind if count > 1 or kind == "PROBIT" else "NONE", dtype))
+    b.set_output(post_transform(b, totals, kind if count > 1 or kind == "PROBIT" else "NONE", dtype))
 
 
 @body(f"{ML}::TreeEnsembleRegressor")
@@ -297,7 +297,7 @@ def tree_ensemble_regressor(b: Body) -> None:
     totals = b.op("Add", totals, b.constant(base, dtype)) if base.size else totals
     kind = b.attribute("post_transform", "NONE")
     result = post_transform(b, totals, kind if count > 1 or kind == "PROBIT" else "NONE", dtype)
-    b.give(b.cast(result, "float32") if dtype != "float32" else result)
+    b.set_output(b.cast(result, "float32") if dtype != "float32" else result)
 
 
 @body(f"{ML}::TreeEnsembleClassifier")

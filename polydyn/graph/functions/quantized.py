@@ -45,7 +45,7 @@ def dynamic_product(w: Writer, x: str, weight: str, scale: str, zero: str) -> st
 
 
 def _binary(b: Body, name: str) -> None:
-    b.give(quantized(b, b.op(name, dequantized(b, 0), dequantized(b, 3)), 6))
+    b.set_output(quantized(b, b.op(name, dequantized(b, 0), dequantized(b, 3)), 6))
 
 
 @body(f"{MICROSOFT}::QLinearAdd")
@@ -63,13 +63,13 @@ def q_mul(b: Body) -> None:
 @body(f"{MICROSOFT}::QLinearSigmoid")
 def q_sigmoid(b: Body) -> None:
     """The sigmoid of a dequantized tensor."""
-    b.give(quantized(b, b.op("Sigmoid", dequantized(b, 0)), 3))
+    b.set_output(quantized(b, b.op("Sigmoid", dequantized(b, 0)), 3))
 
 
 @body(f"{MICROSOFT}::QLinearLeakyRelu")
 def q_leaky_relu(b: Body) -> None:
     """The leaky Relu of a dequantized tensor."""
-    b.give(quantized(b, b.op("LeakyRelu", dequantized(b, 0), alpha=b.attribute("alpha", 0.01)), 3))
+    b.set_output(quantized(b, b.op("LeakyRelu", dequantized(b, 0), alpha=b.attribute("alpha", 0.01)), 3))
 
 
 @body(f"{MICROSOFT}::QLinearSoftmax")
@@ -79,7 +79,7 @@ def q_softmax(b: Body) -> None:
     axis = b.attribute("axis", -1) % max(rank, 1)
     if b.attribute("opset", 13) < 13 and axis != rank - 1:
         raise b.refuse(f"axis {axis} of opset {b.attribute('opset')}")
-    b.give(quantized(b, b.op("Softmax", dequantized(b, 0), axis=axis), 3))
+    b.set_output(quantized(b, b.op("Softmax", dequantized(b, 0), axis=axis), 3))
 
 
 def _channels(b: Body, x: str, last: bool, forward: bool) -> str:
@@ -98,7 +98,7 @@ def q_average_pool(b: Body) -> None:
     attributes = {k: v for k in keys if (v := b.attribute(k)) is not None}
     last = bool(b.attribute("channels_last", 0))
     x = _channels(b, dequantized(b, 0), last, True)
-    b.give(_channels(b, quantized(b, b.op("AveragePool", x, **attributes), 3), last, False))
+    b.set_output(_channels(b, quantized(b, b.op("AveragePool", x, **attributes), 3), last, False))
 
 
 @body(f"{MICROSOFT}::QLinearGlobalAveragePool")
@@ -106,20 +106,20 @@ def q_global_average_pool(b: Body) -> None:
     """The mean over all spatial axes of a dequantized tensor."""
     last = bool(b.attribute("channels_last", 0))
     x = _channels(b, dequantized(b, 0), last, True)
-    b.give(_channels(b, quantized(b, b.op("GlobalAveragePool", x), 3), last, False))
+    b.set_output(_channels(b, quantized(b, b.op("GlobalAveragePool", x), 3), last, False))
 
 
 @body(f"{MICROSOFT}::QLinearConcat")
 def q_concat(b: Body) -> None:
     """Dequantized parts, joined, in the scale of the result."""
     parts = [dequantized(b, k) for k in range(2, len(b.node.inputs), 3)]
-    b.give(quantized(b, b.op("Concat", *parts, axis=b.attribute("axis")), 0))
+    b.set_output(quantized(b, b.op("Concat", *parts, axis=b.attribute("axis")), 0))
 
 
 @body(f"{MICROSOFT}::QLinearWhere")
 def q_where(b: Body) -> None:
     """A choice between two dequantized tensors."""
-    b.give(quantized(b, b.op("Where", b.input(0), dequantized(b, 1), dequantized(b, 4)), 7))
+    b.set_output(quantized(b, b.op("Where", b.input(0), dequantized(b, 1), dequantized(b, 4)), 7))
 
 
 @body(f"{MICROSOFT}::MatMulIntegerToFloat")
@@ -128,7 +128,7 @@ def matmul_integer_to_float(b: Body) -> None:
     a, weight, scale_a, scale_b, zero_a, zero_b, bias = (b.input(i) for i in range(7))
     total = b.op("MatMulInteger", a, weight, *_optional(zero_a, zero_b))
     scaled = b.op("Mul", b.op("CastLike", total, scale_a), b.op("Mul", scale_a, scale_b))
-    b.give(b.op("Add", scaled, bias) if bias else scaled)
+    b.set_output(b.op("Add", scaled, bias) if bias else scaled)
 
 
 def _optional(*names: str) -> list[str]:
@@ -142,7 +142,7 @@ def dynamic_quantize_matmul(b: Body) -> None:
     """The left operand is quantized by its own extremes first."""
     a, weight, scale, zero, bias = (b.input(i) for i in range(5))
     scaled = dynamic_product(b, a, weight, scale, zero)
-    b.give(b.op("Add", scaled, bias) if bias else scaled)
+    b.set_output(b.op("Add", scaled, bias) if bias else scaled)
 
 
 @body(f"{MICROSOFT}::QGemm")
@@ -157,7 +157,7 @@ def q_gemm(b: Body) -> None:
         total = b.op("Add", total, b.input(6))
     factor = b.op("Mul", b.op("Mul", b.input(1), b.input(4)), b.constant(b.attribute("alpha", 1.0), "float32"))
     scaled = b.op("Mul", b.cast(total, "float32"), factor)
-    b.give(quantized(b, scaled, 7) if b.input(7) else scaled)
+    b.set_output(quantized(b, scaled, 7) if b.input(7) else scaled)
 
 
 BYTES = 4
@@ -195,7 +195,7 @@ def matmul_n_bits(b: Body) -> None:
         product = b.op("Mul", moved, b.reshape(scales, n, blocks, 1))
         weight = _first(b, b.reshape(product, n, blocks * block), k)
     total = b.op("MatMul", a, b.op("Transpose", b.op("CastLike", weight, a), perm=(1, 0)))
-    b.give(b.op("Add", total, bias) if bias else total)
+    b.set_output(b.op("Add", total, bias) if bias else total)
 
 
 def _rounded_by_blocks(b: Body, x: str, block: int) -> str:

@@ -15,7 +15,7 @@ def bernoulli(b: Body) -> None:
     x = b.input(0)
     dtype, seed = b.attribute("dtype"), b.attribute("seed")
     u = b.op("RandomUniformLike", x, **({} if seed is None else {"seed": seed}))
-    b.give(b.cast(b.op("Less", u, x), onnx_dtype(dtype) if dtype else b.tensor(x).dtype))
+    b.set_output(b.cast(b.op("Less", u, x), onnx_dtype(dtype) if dtype else b.tensor(x).dtype))
 
 
 @body("Multinomial")
@@ -29,4 +29,4 @@ def multinomial(b: Body) -> None:
     u = b.op("RandomUniformLike", weights, low=2.0**-24, high=1.0, **noise)
     gumbel = b.op("Neg", b.op("Log", b.op("Neg", b.op("Log", u))))
     drawn = b.op("ArgMax", b.op("Add", weights, gumbel), axis=2, keepdims=0)
-    b.give(b.cast(drawn, onnx_dtype(b.attribute("dtype", INT32))))
+    b.set_output(b.cast(drawn, onnx_dtype(b.attribute("dtype", INT32))))

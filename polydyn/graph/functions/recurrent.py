@@ -355,4 +355,4 @@ def _give(b: Body, results: list[list[str]], batched: bool) -> None:
         whole = ways[0] if len(ways) == 1 else b.op("Concat", *ways, axis=axis)
         if k == 0 and batched:
             whole = b.op("Transpose", whole, perm=(2, 0, 1, 3))
-        b.give(whole, k)
+        b.set_output(whole, k)

@@ -76,15 +76,15 @@ def one_of_two(
 def give_one_class(b: Body, totals: str, labels: Sequence[object], dtype: str) -> None:
     """Gives 1 or 0 for a positive total or another, and the total as it is."""
     above = b.op("Greater", totals, b.constant(0.0, dtype))
-    b.give(b.op("Squeeze", b.cast(above, "int64"), b.constant([1])))
+    b.set_output(b.op("Squeeze", b.cast(above, "int64"), b.constant([1])))
     give_scores(b, totals, dtype)
 
 
 def give_scores(b: Body, scores: str, dtype: str) -> None:
     """Gives scores as float32, as the second output."""
-    b.give(b.cast(scores, "float32") if dtype != "float32" else scores, 1)
+    b.set_output(b.cast(scores, "float32") if dtype != "float32" else scores, 1)
 
 
 def give_labels(b: Body, best: str, labels: Sequence[object]) -> None:
     """Gives the labels of class numbers as the first output."""
-    b.give(b.op("Gather", b.constant(np.array(labels, np.int64)), best, axis=0))
+    b.set_output(b.op("Gather", b.constant(np.array(labels, np.int64)), best, axis=0))

@@ -109,7 +109,7 @@ def dft(b: Body) -> None:
             length = b.op("Mul", b.op("Sub", length, b.constant([1])), b.constant([2]))
     parts = transform(b, _parts(b, moved, count), length, x.dtype, inverse, onesided)
     back = [*range(axis), rank - 2, *range(axis, rank - 2), rank - 1]
-    b.give(b.op("Transpose", _pair(b, parts), perm=tuple(back)))
+    b.set_output(b.op("Transpose", _pair(b, parts), perm=tuple(back)))
 
 
 @body("STFT")
@@ -132,4 +132,4 @@ def stft(b: Body) -> None:
         taken = b.op("Gather", part, places, axis=1) if part else ""
         parts.append(b.op("Mul", taken, window) if part and window else taken)
     onesided = bool(b.attribute("onesided", 1))
-    b.give(_pair(b, transform(b, (parts[0], parts[1]), length, x.dtype, False, onesided)))
+    b.set_output(_pair(b, transform(b, (parts[0], parts[1]), length, x.dtype, False, onesided)))

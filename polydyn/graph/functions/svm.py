@@ -69,7 +69,7 @@ def svm_regressor(b: Body) -> None:
     if b.attribute("one_class", 0):
         above = b.op("Greater", total, b.constant(0.0, DTYPE))
         total = b.op("Where", above, b.constant(1.0, DTYPE), b.constant(-1.0, DTYPE))
-    b.give(total)
+    b.set_output(total)
 
 
 @body(f"{ML}::SVMClassifier")

@@ -18,7 +18,7 @@ def _give(b: Body, results: list[list[str]]) -> None:
     """All new values first, then all first statistics, and so on."""
     for k in range(len(results[0])):
         for i, r in enumerate(results):
-            b.give(r[k], k * len(results) + i)
+            b.set_output(r[k], k * len(results) + i)
 
 
 def _regularized(b: Body, x: str, gradient: str) -> str:

@@ -1,1 +1,1 @@
-"""ONNX operators: the shape rule and the expansion of each next to each other."""
+"""ONNX operators: the shape rule and the expansion of each, next to each other."""

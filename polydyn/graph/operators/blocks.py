@@ -7,7 +7,7 @@ from polydyn.graph.operators.registry import ExpandContext, InferContext, Inferr
 
 
 def depth_to_space_infer(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
-    """[N, C / b², H * b, W * b]."""
+    """Infer [N, C / b², H * b, W * b]."""
     t = ctx.tensor(node.inputs[0])
     n, c, h, w = t.shape
     b = node.attribute("blocksize")
@@ -17,7 +17,9 @@ def depth_to_space_infer(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, .
 
 @operator("DepthToSpace", infer=depth_to_space_infer)
 def depth_to_space(node: OnnxNode, ctx: ExpandContext) -> None:
-    """Channels become b x b blocks; ``mode`` says whether the block's place is the outer (DCR) or inner part."""
+    """Turn channels into b x b blocks. ``mode``: the position in the block is the outer (DCR) or inner part of a
+    channel.
+    """
     b = node.attribute("blocksize")
     channels = ctx.tensor(node.outputs[0]).shape[1]
     n, c, h, w = iterators(4)
@@ -27,7 +29,7 @@ def depth_to_space(node: OnnxNode, ctx: ExpandContext) -> None:
 
 
 def space_to_depth_infer(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
-    """[N, C * b², H / b, W / b]."""
+    """Infer [N, C * b², H / b, W / b]."""
     t = ctx.tensor(node.inputs[0])
     n, c, h, w = t.shape
     b = node.attribute("blocksize")
@@ -38,7 +40,7 @@ def space_to_depth_infer(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, .
 
 @operator("SpaceToDepth", infer=space_to_depth_infer)
 def space_to_depth(node: OnnxNode, ctx: ExpandContext) -> None:
-    """Blocks of b x b elements become channels; ``mode`` as in DepthToSpace."""
+    """Turn blocks of b x b elements into channels. ``mode``: see DepthToSpace."""
     b = node.attribute("blocksize")
     channels = ctx.tensor(node.inputs[0]).shape[1]
     n, c, h, w = iterators(4)

@@ -1,4 +1,4 @@
-"""What the operators' rules and expansions share: broadcasting, aligned loads, wide arithmetic, reductions."""
+"""Helpers that rules and expansions share: broadcasting, aligned loads, wide arithmetic, reductions."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ Shape = tuple[Dim, ...]
 
 
 def given(names: Sequence[str], position: int) -> str | None:
-    """The optional input or output at a position, None when it is absent."""
+    """Return the optional input or output at a position, or None if it is absent."""
     return names[position] if position < len(names) and names[position] else None
 
 
 def normalize_axis(node: OnnxNode, axis: int, rank: int) -> int:
-    """The axis counted from the front. ModelError when it is not an axis."""
+    """Return the axis counted from the front. Raises ModelError if it is not an axis."""
     if not -rank <= axis < max(rank, 1):
         raise ModelError(f"axis {axis} of a tensor with {rank} axes", node=node.name)
     return axis % rank if rank else 0
 
 
 def iterators(rank: int) -> tuple[Index, ...]:
-    """The output iterators ``d0, d1, ...``."""
+    """Return the output iterators ``d0, d1, ...``."""
     return tuple(Index.of(dim_name(a)) for a in range(rank))
 
 
 def refuse(node: OnnxNode, what: str, remedy: str | None = None) -> UnsupportedError:
-    """The error for a part of an operator that is not built."""
+    """Return the error for an unsupported part of an operator."""
     return UnsupportedError(f"{node.op}: {what} is not supported", node=node.name, remedy=remedy)
 
 
@@ -42,13 +42,13 @@ def refuse(node: OnnxNode, what: str, remedy: str | None = None) -> UnsupportedE
 
 
 def same_as_input(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
-    """One output, with the type and shape of the first input."""
+    """Infer one output with the type and shape of the first input."""
     t = ctx.tensor(node.inputs[0])
     return (Inferred(t.dtype, t.shape),)
 
 
 def broadcast_all(node: OnnxNode, ctx: InferContext, shapes: Sequence[Shape]) -> Shape:
-    """The common shape of several by numpy's rule."""
+    """Return the common shape of several shapes by numpy's rule."""
     rank = max(map(len, shapes))
     out = [ONE] * rank
     for shape in shapes:
@@ -58,7 +58,7 @@ def broadcast_all(node: OnnxNode, ctx: InferContext, shapes: Sequence[Shape]) ->
 
 
 def fits(node: OnnxNode, ctx: InferContext, name: str, shape: Shape) -> None:
-    """A parameter broadcasts to ``shape`` and no further: each of its dims is 1 or that of the shape."""
+    """Require that a parameter broadcasts to ``shape`` without enlarging it: each of its dims is 1 or the shape's."""
     given_shape = ctx.tensor(name).shape
     if len(given_shape) > len(shape):
         raise ShapeError(f"{name} has {len(given_shape)} axes, at most {len(shape)} fit", tensor=name, node=node.name)
@@ -72,7 +72,7 @@ def fits(node: OnnxNode, ctx: InferContext, name: str, shape: Shape) -> None:
 
 
 def broadcast_infer(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
-    """One output: the inputs' broadcast, with the last input's dtype (which leaves out the condition of Where)."""
+    """Infer the broadcast of all inputs, with the last input's dtype (which ignores the condition of Where)."""
     tensors = [ctx.tensor(x) for x in node.inputs if x]
     return (Inferred(tensors[-1].dtype, broadcast_all(node, ctx, [t.shape for t in tensors])),)
 
@@ -81,52 +81,52 @@ def broadcast_infer(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
 
 
 def at(ctx: ExpandContext, name: str, index: Sequence[IndexLike]) -> Value:
-    """A load of a tensor at the given subscripts."""
+    """Return a load of a tensor at the given subscripts."""
     return load(name, tuple(index), ctx.tensor(name).dtype)
 
 
 def single(ctx: ExpandContext, name: str) -> Value:
-    """The only element of a tensor."""
+    """Return the only element of a tensor."""
     return at(ctx, name, (ZERO,) * len(ctx.tensor(name).shape))
 
 
 def aligned(ctx: ExpandContext, name: str, index: Sequence[IndexLike]) -> Value:
-    """A load aligned to the last axes of an output whose element is ``index``; axes of constant size 1 broadcast."""
+    """Return a load aligned to the last axes of an output with element ``index``. Axes of constant size 1 broadcast."""
     shape = ctx.tensor(name).shape
     tail = index[len(index) - len(shape) :]
     return at(ctx, name, [ZERO if dim == 1 else i for dim, i in zip(shape, tail, strict=True)])
 
 
 def wide(x: Value) -> Value:
-    """An element of a type of memory only, in the type that arithmetic on it is done in."""
+    """Widen an element of a storage-only dtype to the dtype used for arithmetic."""
     return cast(x, WIDENED.get(x.dtype, x.dtype))
 
 
 def like(number: float | int, x: Value) -> Const:
-    """A literal of the dtype of ``x``."""
+    """Return a literal of the dtype of ``x``."""
     return const(number, x.dtype)
 
 
 def scalar(ctx: ExpandContext, name: str) -> float | None:
-    """The value of a constant with one element, else None."""
+    """Return the value of a constant with one element, else None."""
     array = ctx.constant(name)
     return None if array is None or array.size != 1 else array.reshape(-1)[0].item()
 
 
 def square(x: Value) -> Value:
-    """``x * x``."""
+    """Return ``x * x``."""
     return op("mul", x, x)
 
 
 def in_range(index: IndexLike, extent: IndexLike) -> Value:
-    """The condition ``0 <= index < extent``."""
+    """Return the condition ``0 <= index < extent``."""
     value = FromIndex("int64", Index.of(index))
     low = op("ge", value, const(0, "int64"))
     return op("and", low, op("lt", value, FromIndex("int64", Index.of(extent))))
 
 
 def all_of(conditions: Sequence[Value]) -> Value | None:
-    """The conjunction, None for none."""
+    """Return the conjunction, or None for no conditions."""
     out: Value | None = None
     for c in conditions:
         out = c if out is None else op("and", out, c)
@@ -137,7 +137,7 @@ def all_of(conditions: Sequence[Value]) -> Value | None:
 
 
 def emit(ctx: ExpandContext, node: OnnxNode, body: Value, position: int = 0) -> None:
-    """Writes a node's output: the body cast to the output's dtype, for every element."""
+    """Write a node's output: the body for every element, cast to the output's dtype."""
     name = node.outputs[position]
     t = ctx.tensor(name)
     ctx.compute(t.shape, cast(body, t.dtype), output=name)
@@ -151,7 +151,7 @@ def reduce_to(
     reduction: Shape,
     finish: Callable[[Value], Value] | None = None,
 ) -> None:
-    """Writes a node's first output as a reduction, followed by ``finish`` on the result where there is one."""
+    """Write a node's first output as a reduction, followed by ``finish`` on the result if given."""
     t = ctx.tensor(node.outputs[0])
     if finish is None and body.dtype == t.dtype:
         ctx.compute(t.shape, body, output=t.name, reduction=reduction, reduce=reduce)
@@ -161,7 +161,7 @@ def reduce_to(
 
 
 def mean_of(total: Value, extents: Sequence[Dim]) -> Value:
-    """A sum divided by the number of its terms."""
+    """Divide a sum by the number of its terms."""
     count = ONE
     for e in extents:
         count = count * e
@@ -169,13 +169,13 @@ def mean_of(total: Value, extents: Sequence[Dim]) -> Value:
 
 
 class ReductionIndices:
-    """Hands out reduction iterators; an extent that is constant 1 needs none."""
+    """Allocates reduction iterators. An extent of constant 1 needs none."""
 
     def __init__(self) -> None:
         self.extents: list[Dim] = []
 
     def add(self, extent: Dim) -> Index:
-        """The subscript that runs over ``extent``."""
+        """Return a subscript that runs over ``extent``."""
         if extent == 1:
             return ZERO
         self.extents.append(extent)
@@ -183,5 +183,5 @@ class ReductionIndices:
 
 
 def is_float(dtype: str) -> bool:
-    """True for the floating point dtypes."""
+    """Check for a floating point dtype."""
     return dtype in FLOATS

@@ -1,4 +1,4 @@
-"""Control flow: If on data, Loop, Scan. The host drives; bodies are models of their own, compiled like any other."""
+"""Control flow: If on data, Loop, Scan. The host controls it; bodies are separate models, compiled like any other."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Slots = list[list[Dim | None]]
 
 
 def _described(inner: Any, inputs: Sequence[str], sizes: Sequence[Dim]) -> dict[str, Any]:
-    """How the host feeds a body, and where its results are; ``inputs``, ``sizes``: the step's, in order."""
+    """Describe how the host feeds a body and where its results are. ``inputs``, ``sizes``: the step's, in order."""
     return {
         "formals": list(inner.formals), "captured": [[x, inputs.index(x)] for x in inner.captured],
         "sizes": [[size_input(s), sizes.index(Index.of(s))] for s in inner.sizes], "results": list(inner.results),
@@ -39,12 +39,12 @@ def _axis_names(shapes: Sequence[Sequence[Dim | None]]) -> list[str]:
 
 
 def _symbols(*inner: Any) -> tuple[Dim, ...]:
-    """The sizes around bodies that come in by name."""
+    """Return the outer sizes that come into the bodies by name."""
     return tuple(Index.of(s) for s in dict.fromkeys(s for i in inner for s in i.sizes))
 
 
 def _filled(shapes: Sequence[Sequence[Dim | None]], symbols: Sequence[Dim]) -> list[Shape]:
-    """Shapes whose unknown sizes are those of the results, all of whose sizes are ``symbols`` in order."""
+    """Replace the unknown sizes of shapes by ``symbols``, which hold one symbol per axis of all shapes, in order."""
     left = iter(symbols)
     return [tuple(s if d is None else d for d, s in zip(shape, left, strict=False)) for shape in shapes]
 
@@ -53,11 +53,11 @@ def _filled(shapes: Sequence[Sequence[Dim | None]], symbols: Sequence[Dim]) -> l
 
 
 def infer_branch(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
-    """Return the sizes that both branches agree on, and symbols for the others.
+    """Return the sizes on which both branches agree, and symbols for the others.
 
-    A branch that contradicts the sizes around it is never taken: if the condition is arithmetic on sizes, a guard says
-    so (Rewritten: the other branch is left), else a call that takes the branch is refused.
-    RanksDiffer: a result has two ranks.
+    A branch that contradicts the sizes around it is never taken. If the condition is arithmetic on sizes, a guard
+    requires this (Rewritten: the other branch is left), else a call that takes the branch is rejected. Raises
+    RanksDiffer if a result has two ranks.
     """
     inner, contradiction = dict[str, Any](), dict[str, PolydynError]()
     for role in BRANCHES:
@@ -91,7 +91,7 @@ def infer_branch(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
 
 
 def _common(a: Sequence[Dim | None], b: Sequence[Dim | None]) -> Sequence[Dim | None]:
-    """The sizes that two shapes of one rank share; None for the others."""
+    """Return the sizes that two shapes of equal rank share, and None for the others."""
     return [p if p == q else None for p, q in zip(a, b, strict=True)]
 
 
@@ -101,7 +101,7 @@ def _branch_inputs(node: OnnxNode, *inner: Any) -> tuple[str, ...]:
 
 @operator("If", infer=infer_branch)
 def branch(node: OnnxNode, ctx: ExpandContext) -> None:
-    """The host asks the condition and runs one of two models."""
+    """Add a step in which the host tests the condition and runs one of two models."""
     first, second = (ctx.inner(role) for role in BRANCHES)
     inputs = _branch_inputs(node, first, second)
     sizes = _symbols(first, second)
@@ -123,7 +123,7 @@ def _type(ctx: ExpandContext, name: str, inner: Any, position: int) -> tuple[str
 def _settled(
     node: OnnxNode, ctx: InferContext, before: Sequence[Any], carried: Sequence[str], after: Sequence[Any], first: int
 ) -> tuple[Any, Slots]:
-    """The body for carried shapes that every iteration keeps: an axis that comes back otherwise has no size there.
+    """Return the body for carried shapes that every iteration keeps. An axis that changes has no size there.
 
     ``first``: the body's first carried result. ``before``, ``after``: the types of its other inputs.
     """
@@ -150,7 +150,7 @@ def _loop_parts(node: OnnxNode) -> tuple[tuple[str, ...], str, str]:
 
 
 def infer_loop(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
-    """Carried tensors, then one row of each scan output for every iteration."""
+    """Infer the carried tensors, then scan outputs with one row per iteration."""
     carried, trips, condition = _loop_parts(node)
     inner, shapes = _settled(node, ctx, [("int64", ()), ("bool", ())], carried, [], 1)
     count = _trips(ctx, inner, trips, condition)
@@ -163,7 +163,7 @@ def infer_loop(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
 
 
 def _trips(ctx: InferContext, inner: Any, trips: str, condition: str) -> Dim | None:
-    """The number of iterations where sizes say it: a known count, and a condition that is never false."""
+    """Return the number of iterations if sizes determine it: a known count, and a condition that is never false."""
     known = ctx.constant(condition) if condition else None
     if (condition and (known is None or not known.all())) or not inner.always(0):
         return None
@@ -173,7 +173,7 @@ def _trips(ctx: InferContext, inner: Any, trips: str, condition: str) -> Dim | N
 
 @operator("Loop", infer=infer_loop)
 def loop(node: OnnxNode, ctx: ExpandContext) -> None:
-    """The host runs the body while the count and the condition say so."""
+    """Add a step in which the host runs the body while the count and the condition allow it."""
     carried, trips, condition = _loop_parts(node)
     inner = ctx.inner("body")
     inputs = (trips, condition, *carried, *inner.captured)
@@ -183,7 +183,7 @@ def loop(node: OnnxNode, ctx: ExpandContext) -> None:
 
 
 def _rows(inner: Any, result: int) -> list[int]:
-    """The shape of a row where no iteration shows it: constants, else 0."""
+    """Return the shape of a row for the case of no iteration: constants, else 0."""
     return [0 if d is None or d.constant is None else d.constant for d in inner.shape(result)]
 
 
@@ -198,7 +198,7 @@ def _iterate(
 
 
 def _scan_parts(node: OnnxNode, ctx: Context) -> tuple[tuple[str, ...], tuple[str, ...], list[int]]:
-    """States, inputs that are gone through slice by slice, and along which axes."""
+    """Return states, scanned inputs, and the axes along which these are scanned."""
     first = len(node.inputs) - int(node.attribute("num_scan_inputs", 0))
     states, scanned = node.inputs[:first], node.inputs[first:]
     axes = node.attribute("scan_input_axes") or [0] * len(scanned)
@@ -207,7 +207,7 @@ def _scan_parts(node: OnnxNode, ctx: Context) -> tuple[tuple[str, ...], tuple[st
 
 
 def infer_scan(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
-    """States, then outputs with one slice for every element along the scanned axes."""
+    """Infer the states, then outputs with one slice per element along the scanned axes."""
     states, scanned, axes = _scan_parts(node, ctx)
     length: Dim | None = None
     slices: list[tuple[str, Shape]] = []
@@ -227,7 +227,7 @@ def infer_scan(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
 
 
 def _scan_outputs(node: OnnxNode, inner: Any, states: int) -> list[tuple[int, int]]:
-    """(result of the body, axis along which its slices are put) of a Scan's outputs that are no states."""
+    """Return (result of the body, axis along which its slices are stacked) of a Scan's outputs other than states."""
     results = range(states, len(inner.results))
     axes = node.attribute("scan_output_axes") or [0] * len(results)
     return [(k, normalize_axis(node, a, len(inner.shape(k)) + 1)) for k, a in zip(results, axes, strict=True)]
@@ -235,7 +235,7 @@ def _scan_outputs(node: OnnxNode, inner: Any, states: int) -> list[tuple[int, in
 
 @operator("Scan", infer=infer_scan)
 def scan(node: OnnxNode, ctx: ExpandContext) -> None:
-    """The host runs the body for every slice."""
+    """Add a step in which the host runs the body for every slice."""
     states, scanned, axes = _scan_parts(node, ctx)
     inner = ctx.inner("body")
     inputs = ("", "", *states, *scanned, *inner.captured)

@@ -1,11 +1,11 @@
-"""ConvTranspose: a convolution for each remainder of the output position by the stride, then their interleaving.
+"""ConvTranspose: one convolution per remainder of the output position modulo the stride, then interleaving.
 
-With ``y + before = stride * q + r`` the taps that meet an input element at ``y`` are ``k = r + stride * t``, and the
-element is ``q - t``: for a fixed ``r``, a *phase*, an ordinary convolution with every ``stride``-th tap, and no product
-is with one of the zeros that the textbook form puts between the input's elements. Phases of the last axis are columns
-of one product, beside the channels, so that neighbours in a line of the output lie side by side in the sums; those of
-other axes are products of their own over the same rows. Without strides there is one phase, and nothing to interleave.
-Taps of a strided axis that are ``dilation`` apart are a longer kernel with zeros among its taps.
+With ``y + before = stride * q + r``, the taps that reach output ``y`` are ``k = r + stride * t``, and the element is
+``q - t``. For a fixed ``r``, a *phase*, this is an ordinary convolution with every ``stride``-th tap. It has no
+products with the zeros that the textbook form inserts between the input's elements. Phases of the last axis are columns
+of one product, next to the channels, so that neighbours in an output row are adjacent in the sums. Phases of other axes
+are separate products over the same rows. Without strides there is one phase and no interleaving. Taps of a strided axis
+that are ``dilation`` apart become a longer kernel with zeros among its taps.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ from polydyn.schedules.index import ONE, ZERO, Index
 
 @dataclass(frozen=True)
 class Spread:
-    """One spatial axis: ``size`` elements put ``stride`` apart, each spread over ``kernel`` taps ``dilation`` apart.
+    """One spatial axis: ``size`` elements, ``stride`` apart, each spread over ``kernel`` taps ``dilation`` apart.
 
-    ``before`` positions are cut off at the front; ``output`` positions remain. ``phases``: the first one of those that
-    a convolution computes, and how many. ``shift``: positions of these at which the result begins, if that depends on
+    ``before`` positions are cut off at the front; ``output`` positions remain. ``phases``: the first phase that a
+    convolution computes, and their number. ``shift``: the position at which the result begins, if that depends on
     sizes; ``result`` positions remain then.
     """
 
@@ -55,16 +55,18 @@ class Spread:
 
     @property
     def reach(self) -> Dim:
-        """How many positions one element is spread over."""
+        """Number of positions over which one element is spread."""
         return (self.kernel - 1) * self.dilation + 1
 
     @property
     def taps(self) -> Dim:
-        """How many taps can meet an element at one output position of the first phase, which has most."""
+        """Maximum number of taps that reach one output position: the taps of the first phase."""
         return self.kernel if self.stride == 1 else (self.reach - self.phases[0]).ceildiv(self.stride)
 
     def alike(self) -> tuple[Spread, ...]:
-        """The axis for phases of as many taps each: the first ones have one more where the stride is no divisor."""
+        """Split the axis into ranges of phases with equal numbers of taps. The first phases have one more if there is a
+        remainder.
+        """
         reach = self.reach.constant or 0
         more = reach % self.stride if reach > self.stride else 0
         ends = [0, *([more] if more else []), self.stride]
@@ -72,28 +74,30 @@ class Spread:
 
     @property
     def step(self) -> int:
-        """How many elements apart these taps are."""
+        """Distance of these taps, in elements."""
         return self.dilation if self.stride == 1 else 1
 
     @property
     def start(self) -> int:
-        """The phase of the first output position."""
+        """Phase of the first output position."""
         return self.before % self.stride
 
     @property
     def blocks(self) -> Dim:
-        """How many values ``q`` takes, counted from the first output position's."""
+        """Number of values of ``q``, counted from the first output position's."""
         return (self.output + (self.start - 1)) // self.stride + 1
 
     @property
     def room(self) -> tuple[Dim, Dim]:
-        """Zeros before the elements that taps may meet (cut off where negative), and the length with all zeros."""
+        """Zeros before the elements that taps may read (elements are cut off if negative), and the length with all
+        zeros.
+        """
         room = (self.taps - 1) * self.step
         return room - self.before // self.stride, self.blocks + room
 
 
 def _spreads(node: OnnxNode, ctx: Context) -> tuple[Spread, ...]:
-    """The axes from the attributes. ModelError: attributes of another rank; UnsupportedError: negative padding."""
+    """Read the axes from the attributes. Raises ModelError for a wrong rank, UnsupportedError for negative padding."""
     sizes, kernel = (ctx.tensor(n).shape[2:] for n in node.inputs[:2])
     rank = len(sizes)
     (strides, dilations, pads), extra = moves(node, rank), node.attribute("output_padding") or [0] * rank
@@ -125,7 +129,7 @@ def _spreads(node: OnnxNode, ctx: Context) -> tuple[Spread, ...]:
 
 
 def infer(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
-    """[N, O, spatial...]; the weight is [C, O / groups, taps...]."""
+    """Infer [N, O, spatial...]. The weight is [C, O / groups, taps...]."""
     x, w = (ctx.tensor(n) for n in node.inputs[:2])
     if not 3 <= len(x.shape) <= 5:
         raise refuse(node, f"{len(x.shape) - 2} spatial axes")
@@ -147,7 +151,9 @@ def infer(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
 
 @operator("ConvTranspose", infer=infer)
 def conv_transpose(node: OnnxNode, ctx: ExpandContext) -> None:
-    """``out[n, o, y...] = bias[o] + sum(x[n, group(o) + c, q - t...] * w[group(o) + c, o, r + t*stride...])``."""
+    """Compute
+    ``out[n, o, y...] = bias[o] + sum(x[n, group(o) + c, q - t...] * w[group(o) + c, o, r + t*stride...])``.
+    """
     axes, bias = _spreads(node, ctx), given(node.inputs, 2)
     sums, place = (_phases if any(a.stride > 1 for a in axes) else _one_phase)(node, ctx, axes)
     total = at(ctx, sums, place)
@@ -155,7 +161,7 @@ def conv_transpose(node: OnnxNode, ctx: ExpandContext) -> None:
 
 
 def _one_phase(node: OnnxNode, ctx: ExpandContext, axes: Sequence[Spread]) -> tuple[str, tuple[Index, ...]]:
-    """The sums of products in the output's order, and the subscripts of an output element's."""
+    """Return the sums of products in the output's order, and the subscripts of an output element's sum."""
     groups, outputs = _groups(node, ctx)
     n, o, *blocks = iterators(2 + len(axes))
     group = ZERO if groups == 1 else o // outputs
@@ -166,7 +172,7 @@ def _one_phase(node: OnnxNode, ctx: ExpandContext, axes: Sequence[Spread]) -> tu
 
 
 def _phases(node: OnnxNode, ctx: ExpandContext, axes: Sequence[Spread]) -> tuple[str, tuple[Index, ...]]:
-    """The sums of all phases, as ``_some_phases``, and the subscripts of an output element's."""
+    """Return the sums of all phases (see ``_some_phases``), and the subscripts of an output element's sum."""
     groups, outputs = _groups(node, ctx)
     n, o, *position = iterators(2 + len(axes))
     moved = [y + a.shift + a.start for y, a in zip(position, axes, strict=True)]
@@ -179,7 +185,7 @@ def _phases(node: OnnxNode, ctx: ExpandContext, axes: Sequence[Spread]) -> tuple
 
 
 def _joined(node: OnnxNode, ctx: ExpandContext, axes: tuple[Spread, ...], first: int) -> str:
-    """``_some_phases`` for the phases with as many taps each, joined: from axis ``first`` on, the last one left out."""
+    """Join ``_some_phases`` over the ranges of equally many taps, from axis ``first`` on, except for the last axis."""
     if first == len(axes) - 1:
         return _some_phases(node, ctx, axes)
     parts = [_joined(node, ctx, (*axes[:first], a, *axes[first + 1 :]), first + 1) for a in axes[first].alike()]
@@ -187,7 +193,7 @@ def _joined(node: OnnxNode, ctx: ExpandContext, axes: tuple[Spread, ...], first:
 
 
 def _some_phases(node: OnnxNode, ctx: ExpandContext, axes: Sequence[Spread]) -> str:
-    """``sums[n, group, r.., q.., (r_last, o)]``, of one group without its axis."""
+    """Return ``sums[n, group, r.., q.., (r_last, o)]``; a single group has no axis."""
     groups, outputs = _groups(node, ctx)
     _, *rest, column = iterators(1 + (groups > 1) + 2 * len(axes))
     group = rest.pop(0) if groups > 1 else ZERO
@@ -199,7 +205,7 @@ def _some_phases(node: OnnxNode, ctx: ExpandContext, axes: Sequence[Spread]) -> 
 
 
 def _groups(node: OnnxNode, ctx: ExpandContext) -> tuple[int, Dim]:
-    """How many, and the output channels of one."""
+    """Return the number of groups, and the output channels of one."""
     return node.attribute("group", 1), ctx.tensor(node.inputs[1]).shape[1]
 
 
@@ -207,7 +213,7 @@ def _sums(
     node: OnnxNode, ctx: ExpandContext, axes: Sequence[Spread], shape: tuple[Dim, ...],
     of: tuple[Index, Sequence[Index], Sequence[Index], Index],
 ) -> str:  # fmt: skip
-    """A tensor [N, shape] of sums of products; ``of``: the group, phases, blocks and column of its element."""
+    """Return a tensor [N, shape] of sums of products. ``of``: the group, phases, blocks and column of its element."""
     group, phases, blocks, column = of
     x, weight = _with_room(node, ctx, axes), ctx.tensor(node.inputs[1])
     inputs = weight.shape[0] // node.attribute("group", 1)
@@ -224,7 +230,7 @@ def _sums(
 
 
 def _with_room(node: OnnxNode, ctx: ExpandContext, axes: Sequence[Spread]) -> str:
-    """The input with zeros around it, so that every tap of every block reads an element."""
+    """Pad the input with zeros so that every tap of every block reads an element."""
     t = ctx.tensor(node.inputs[0])
     room = [a.room for a in axes]
     if all(before == 0 and length == a.size for (before, length), a in zip(room, axes, strict=True)):
@@ -236,7 +242,7 @@ def _with_room(node: OnnxNode, ctx: ExpandContext, axes: Sequence[Spread]) -> st
 
 
 def _kernel_of_phases(ctx: ExpandContext, axes: Sequence[Spread], name: str) -> str:
-    """The weight as [c, r.., t.., (r_last, o)]: the last tap of every phase first, zeros where it has fewer."""
+    """Return the weight as [c, r.., t.., (r_last, o)]: the last tap of every phase first, zeros for missing taps."""
     channels, outputs, *_ = ctx.tensor(name).shape
     lead = len(axes) - 1
     c, *rest, column = iterators(1 + 2 * len(axes))

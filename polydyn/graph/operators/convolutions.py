@@ -1,4 +1,4 @@
-"""Conv: a guarded view where there is padding (fusion puts it into its reader), then one sum of products."""
+"""Conv: a guarded view if there is padding (fusion inlines it into its reader), then one sum of products."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from polydyn.schedules.index import ZERO, Index
 
 
 def windows_of(node: OnnxNode, ctx: Context) -> tuple[Window, ...]:
-    """The windows of the spatial axes."""
+    """Return the windows of the spatial axes."""
     return windows(node, ctx.tensor(node.inputs[0]).shape[2:], ctx.tensor(node.inputs[1]).shape[2:])
 
 
 def conv_infer(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
-    """[N, O, spatial...]; the input's channels are the groups times the weight's."""
+    """Infer [N, O, spatial...]. The input's channels are the groups times the weight's."""
     x, w = (ctx.tensor(n) for n in node.inputs[:2])
     if not 3 <= len(x.shape) <= 5:
         raise refuse(node, f"{len(x.shape) - 2} spatial axes")
@@ -47,7 +47,7 @@ def conv_infer(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
 
 
 def pad_spatial(ctx: ExpandContext, name: str, axes: Sequence[Window], fill: Value | None = None) -> str:
-    """The tensor [N, C, spatial...] with zeros, or ``fill``, around it; itself when there is no padding."""
+    """Pad the tensor [N, C, spatial...] with zeros or ``fill``. Returns the tensor itself without padding."""
     if not any(a.has_padding for a in axes):
         return name
     t = ctx.tensor(name)
@@ -61,7 +61,7 @@ def pad_spatial(ctx: ExpandContext, name: str, axes: Sequence[Window], fill: Val
 
 
 def conv_subscripts(node: OnnxNode, ctx: ExpandContext) -> tuple[tuple[Index, ...], tuple[Index, ...], Shape]:
-    """What is summed for ``out[n, o, p...]``: subscripts of the padded image and of the weights, extents of the sum."""
+    """Return the subscripts of padded image and weights for ``out[n, o, p...]``, and the extents of the sum."""
     w = ctx.tensor(node.inputs[1])
     axes = windows_of(node, ctx)
     n, o, *position = iterators(2 + len(axes))
@@ -75,7 +75,7 @@ def conv_subscripts(node: OnnxNode, ctx: ExpandContext) -> tuple[tuple[Index, ..
 
 @operator("Conv", infer=conv_infer)
 def conv(node: OnnxNode, ctx: ExpandContext) -> None:
-    """``out[n, o, p...] = sum(x[n, group(o) + c, p*stride + k*dilation...] * w[o, c, k...]) + bias[o]``."""
+    """Compute ``out[n, o, p...] = sum(x[n, group(o) + c, p*stride + k*dilation...] * w[o, c, k...]) + bias[o]``."""
     image, weight, extents = conv_subscripts(node, ctx)
     padded = pad_spatial(ctx, node.inputs[0], windows_of(node, ctx))
     product = op("mul", wide(at(ctx, padded, image)), wide(at(ctx, node.inputs[1], weight)))
@@ -88,7 +88,7 @@ def conv(node: OnnxNode, ctx: ExpandContext) -> None:
 
 
 def _first_channel(o: Index, outputs: Dim, inputs_per_group: Dim, groups: int) -> Index:
-    """The first input channel of the group that output channel ``o`` belongs to."""
+    """Return the first input channel of the group of output channel ``o``."""
     if groups == 1:
         return ZERO
     per_group = outputs // groups

@@ -24,28 +24,28 @@ for _name in ("expm1", "log1p", "erfc", "atan2"):
 
 @operator("polydyn::SignBit", infer=predicate_infer)
 def sign_bit(node: OnnxNode, ctx: ExpandContext) -> None:
-    """Whether a float's sign bit is set, that of zeros and NaN included."""
+    """Compute whether a float's sign bit is set, also for zeros and NaN."""
     (x,) = operands(node, ctx)
     integer = "int64" if x.dtype == "float64" else "int32"
     emit(ctx, node, op("lt", bitcast(x, integer), const(0, integer)))
 
 
 def infer_from_bits(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
-    """FromBits: float64 of the shape of int64."""
+    """Infer float64 of the shape of the int64 input."""
     return (Inferred("float64", ctx.tensor(node.inputs[0]).shape),)
 
 
 @operator("polydyn::FromBits", infer=infer_from_bits)
 def from_bits(node: OnnxNode, ctx: ExpandContext) -> None:
-    """The float64 numbers whose bits are the int64 ones of the input."""
+    """Reinterpret the bits of int64 elements as float64."""
     (x,) = operands(node, ctx)
     emit(ctx, node, bitcast(x, "float64"))
 
 
 def _prefix(node: OnnxNode, ctx: ExpandContext, kind: str, term: Callable[[Value], Value], output: str | None) -> str:
-    """A reduction over all positions of the axis up to each one (``polydyn/fusion/scan.py``); halves in float32.
+    """Add a reduction over all positions up to each one (``polydyn/fusion/scan.py``). 16-bit floats reduce in float32.
 
-    ``term``: of the element that is reduced.
+    ``term``: the function of an element that is reduced.
     """
     x = ctx.tensor(node.inputs[0])
     axis = normalize_axis(node, (ints(node, ctx, 1, "axis") or (0,))[0], len(x.shape))
@@ -70,9 +70,10 @@ for _name, _kind in (("CumMax", "max"), ("CumMin", "min")):
 
 @operator("polydyn::CumLogSumExp", infer=infer_cum_sum)
 def running_log_sum_exp(node: OnnxNode, ctx: ExpandContext) -> None:
-    """``m + log1p(n - 1 + sum(exp(x - m)))`` over the elements up to each one, m their maximum, n elements equal to it.
+    """Compute ``m + log1p(n - 1 + sum(exp(x - m)))`` over the elements up to each one.
 
-    The sum is of the smaller elements only, so that its digits are kept beside 1; an infinite m is the result.
+    m is their maximum, and n the number of elements equal to it. The sum has only smaller elements, so that its digits
+    are not lost next to 1. An infinite m is the result.
     """
     here = iterators(len(ctx.tensor(node.outputs[0]).shape))
     greatest = at(ctx, _prefix(node, ctx, "max", lambda x: x, None), here)

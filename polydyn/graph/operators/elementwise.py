@@ -28,18 +28,18 @@ from polydyn.schedules.index import Index
 
 
 def operands(node: OnnxNode, ctx: ExpandContext) -> list[Value]:
-    """Loads of all inputs, aligned to the output, 16-bit floats widened."""
+    """Return loads of all inputs, aligned to the output, with 16-bit floats widened."""
     index = iterators(len(ctx.tensor(node.outputs[0]).shape))
     return [wide(aligned(ctx, x, index)) for x in node.inputs if x]
 
 
 def predicate_infer(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
-    """As broadcast_infer, but the output is boolean."""
+    """Infer like broadcast_infer, with a boolean output."""
     return tuple(replace(r, dtype="bool") for r in broadcast_infer(node, ctx))
 
 
 def first_dtype_infer(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
-    """As broadcast_infer, with the first input's dtype."""
+    """Infer like broadcast_infer, with the first input's dtype."""
     dtype = ctx.tensor(node.inputs[0]).dtype
     return tuple(replace(r, dtype=dtype) for r in broadcast_infer(node, ctx))
 
@@ -72,25 +72,25 @@ for _onnx, _name in PREDICATES.items():
 
 @operator("Where", infer=broadcast_infer)
 def where(node: OnnxNode, ctx: ExpandContext) -> None:
-    """``where(condition, x, y)``."""
+    """Compute ``where(condition, x, y)``."""
     emit(ctx, node, op("where", *operands(node, ctx)))
 
 
 @operator("Not", infer=predicate_infer)
 def logical_not(node: OnnxNode, ctx: ExpandContext) -> None:
-    """Negation."""
+    """Compute the negation."""
     emit(ctx, node, op("not", *operands(node, ctx)))
 
 
 @operator("IsNaN", infer=predicate_infer)
 def is_nan(node: OnnxNode, ctx: ExpandContext) -> None:
-    """True for NaN."""
+    """Compute whether an element is NaN."""
     emit(ctx, node, op("isnan", *operands(node, ctx)))
 
 
 @operator("IsInf", infer=predicate_infer)
 def is_inf(node: OnnxNode, ctx: ExpandContext) -> None:
-    """True for infinities, of the signs that the attributes ask for."""
+    """Compute whether an element is infinite with one of the signs that the attributes select."""
     (x,) = operands(node, ctx)
     found = op("isinf", x)
     if not node.attribute("detect_negative", 1):
@@ -102,12 +102,14 @@ def is_inf(node: OnnxNode, ctx: ExpandContext) -> None:
 
 @operator("Mod", infer=broadcast_infer)
 def mod(node: OnnxNode, ctx: ExpandContext) -> None:
-    """The remainder with the divisor's sign, or with ``fmod`` the dividend's."""
+    """Compute the remainder with the divisor's sign, or with ``fmod`` the dividend's sign."""
     _binary("fmod" if node.attribute("fmod", 0) else "mod", node, ctx)
 
 
 def power_infer(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
-    """As first_dtype_infer; a whole power of two constants is known shape arithmetic (``side = n ** 0.5``)."""
+    """Infer like first_dtype_infer. An integral power of two constants is known shape arithmetic
+    (``side = n ** 0.5``).
+    """
     (out,) = first_dtype_infer(node, ctx)
     base, exponent = (ctx.constant(x) for x in node.inputs)
     if base is None or exponent is None or base.size != 1 or exponent.size != 1:
@@ -122,10 +124,10 @@ def power_infer(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
 
 @operator("Pow", infer=power_infer)
 def power(node: OnnxNode, ctx: ExpandContext) -> None:
-    """``x ** y``; the constant exponents 1, 2, 3 and 0.5 become products and a square root.
+    """Compute ``x ** y``. The constant exponents 1, 2, 3 and 0.5 become products and a square root.
 
-    Operands of two kinds, and exponents of float64, are taken to float64, unless the exponent is a constant that the
-    base's float type has.
+    Operands of two kinds, and float64 exponents, are computed in float64, unless the exponent is a constant that the
+    base's float type represents.
     """
     x, y = operands(node, ctx)
     exponent = scalar(ctx, node.inputs[1])
@@ -145,13 +147,13 @@ def _fold(name: str, node: OnnxNode, ctx: ExpandContext) -> None:
     total = values[0]
     for k, v in enumerate(values[1:], 1):
         total = op(name, total, v)
-        if k % DEEPEST == 0:  # expressions may not be nested a thousand deep
+        if k % MAX_OPERANDS == 0:  # bounds the nesting depth
             total = at(ctx, ctx.compute(shape, total), iterators(len(shape)))
     emit(ctx, node, op("div", total, like(len(values), total)) if node.op == "Mean" else total)
 
 
-DEEPEST = 64
-"""So many operands of a Sum and the like are combined in one expression."""
+MAX_OPERANDS = 64
+"""Maximum operands of a Sum and similar operators in one expression."""
 
 
 for _onnx, _name in {"Sum": "add", "Mean": "add", "Max": "max", "Min": "min"}.items():
@@ -160,7 +162,7 @@ for _onnx, _name in {"Sum": "add", "Mean": "add", "Max": "max", "Min": "min"}.it
 
 @operator("Clip", infer=same_as_input)
 def clip(node: OnnxNode, ctx: ExpandContext) -> None:
-    """``min(max(x, low), high)``; the bounds are inputs, attributes before opset 11."""
+    """Compute ``min(max(x, low), high)``. The bounds are inputs, or attributes before opset 11."""
     index = iterators(len(ctx.tensor(node.inputs[0]).shape))
     x = wide(aligned(ctx, node.inputs[0], index))
     for position, (name, keep) in enumerate((("min", "max"), ("max", "min")), 1):
@@ -173,7 +175,7 @@ def clip(node: OnnxNode, ctx: ExpandContext) -> None:
 
 @operator("PRelu", infer=first_dtype_infer)
 def prelu(node: OnnxNode, ctx: ExpandContext) -> None:
-    """``slope * x`` below zero."""
+    """Compute ``slope * x`` below zero, else x."""
     x, slope = operands(node, ctx)
     emit(ctx, node, op("where", op("lt", x, like(0, x)), op("mul", slope, x), x))
 
@@ -184,7 +186,7 @@ Function = Callable[[OnnxNode, Value], Value]
 
 
 def _softplus(x: Value) -> Value:
-    """``log(1 + exp(x))`` without overflow."""
+    """Return ``log(1 + exp(x))`` without overflow."""
     tail = op("log1p", op("exp", op("neg", op("abs", x))))
     return op("add", op("max", x, like(0, x)), tail)
 
@@ -203,7 +205,7 @@ def _gelu(node: OnnxNode, x: Value) -> Value:
 
 
 def _exp_minus_one(x: Value, scale: float) -> Value:
-    """``exp(scale * x) - 1``."""
+    """Return ``exp(scale * x) - 1``."""
     arg = x if scale == 1 else op("mul", x, like(scale, x))
     return op("expm1", arg)
 
@@ -228,7 +230,7 @@ def _celu(node: OnnxNode, x: Value) -> Value:
 
 
 def _unit(x: Value) -> Value:
-    """Clamped to [0, 1]."""
+    """Clamp to [0, 1]."""
     return op("max", like(0, x), op("min", like(1, x), x))
 
 
@@ -250,7 +252,7 @@ def _thresholded_relu(node: OnnxNode, x: Value) -> Value:
 
 
 def _shrink(node: OnnxNode, x: Value) -> Value:
-    """Towards 0 by the bias, and 0 where that is near; integers are compared with the float that the bound is."""
+    """Shrink towards 0 by the bias, and to 0 near it. Integers are compared with the float bound."""
     x = x if is_float(x.dtype) else cast(x, "float64")
     bound, bias = node.attribute("lambd", 0.5), like(node.attribute("bias", 0.0), x)
     above = op("where", op("gt", x, like(bound, x)), op("sub", x, bias), like(0, x))

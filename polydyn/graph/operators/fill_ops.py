@@ -1,4 +1,4 @@
-"""Operators that make tensors from sizes, and prefix sums: Range, ConstantOfShape, CumSum."""
+"""Operators that build tensors from sizes, and prefix sums: Range, ConstantOfShape, CumSum."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from polydyn.schedules.index import ONE, ZERO, Index, maximum
 
 
 def infer_range(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
-    """Range: ``max(ceil((limit - start) / delta), 0)`` numbers, of sizes, of fractions of sizes or of constants."""
+    """Infer a Range: ``max(ceil((limit - start) / delta), 0)`` numbers, of sizes, fractions of sizes or constants."""
     dtype = ctx.tensor(node.inputs[0]).dtype
     if _of_data(node, ctx):
         (n,) = ctx.ask("count", node.inputs, ["count"], settings={"dtype": dtype})
@@ -36,7 +36,7 @@ def _of_data(node: OnnxNode, ctx: Context) -> bool:
 
 
 def _count_of_floats(node: OnnxNode, ctx: InferContext, dtype: str) -> Index:
-    """How many steps lie below the limit. UnsupportedError: data, or a step that is not constant."""
+    """Return the number of steps below the limit. Raises UnsupportedError for data or a step that is not constant."""
     known = [ctx.constant(x) for x in node.inputs]
     if all(k is not None for k in known):
         start, limit, delta = (k.reshape(-1)[0] for k in known if k is not None)
@@ -72,7 +72,7 @@ def _bounds(node: OnnxNode, ctx: Context) -> tuple[Index, Index, Index]:
 
 @operator("Range", infer=infer_range)
 def expand_range(node: OnnxNode, ctx: ExpandContext) -> None:
-    """``start + d0 * delta``."""
+    """Compute ``start + d0 * delta``."""
     y = ctx.tensor(node.outputs[0])
     if _of_data(node, ctx):
         base, factor = single(ctx, node.inputs[0]), single(ctx, node.inputs[2])
@@ -88,7 +88,7 @@ def expand_range(node: OnnxNode, ctx: ExpandContext) -> None:
 
 
 def _number(node: OnnxNode, ctx: ExpandContext, name: str, dtype: str) -> Value:
-    """A constant or a fraction of sizes as a scalar of a float dtype."""
+    """Return a constant or a fraction of sizes as a scalar of a float dtype."""
     known = ctx.constant(name)
     if known is not None:
         return const(float(known.reshape(-1)[0]), dtype)
@@ -98,7 +98,7 @@ def _number(node: OnnxNode, ctx: ExpandContext, name: str, dtype: str) -> Value:
 
 
 def infer_constant_of_shape(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
-    """ConstantOfShape: one value everywhere."""
+    """Infer a ConstantOfShape: one value everywhere."""
     shape = sizes(node, ctx, 0, "input") or ()
     fill = node.attribute("value", np.zeros(1, np.float32))
     known, size = [d.constant for d in shape], 1
@@ -112,14 +112,14 @@ def infer_constant_of_shape(node: OnnxNode, ctx: InferContext) -> tuple[Inferred
 
 @operator("ConstantOfShape", infer=infer_constant_of_shape)
 def expand_constant_of_shape(node: OnnxNode, ctx: ExpandContext) -> None:
-    """A Compute without loads."""
+    """Add a Compute without loads."""
     y = ctx.tensor(node.outputs[0])
     fill = node.attribute("value", np.zeros(1, np.float32))
     ctx.compute(y.shape, const(fill.reshape(-1)[0].item(), y.dtype), output=y.name)
 
 
 def infer_cum_sum(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
-    """CumSum, CumProd: the same shape; the axis must be constant."""
+    """Infer the input's shape for CumSum and CumProd. The axis must be constant."""
     x = ctx.tensor(node.inputs[0])
     if x.dtype == "bool" or not x.shape:
         raise ShapeError(f"{node.op} of a {x.dtype} of rank {len(x.shape)}", tensor=x.name)
@@ -129,7 +129,9 @@ def infer_cum_sum(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
 
 @operator("CumSum", "CumProd", infer=infer_cum_sum)
 def expand_cum_sum(node: OnnxNode, ctx: ExpandContext) -> None:
-    """A sum or product over all positions up to here (``reverse``: from here on): ``polydyn/fusion/scan.py``."""
+    """Compute a sum or product over all positions up to each one (``reverse``: from it on);
+    ``polydyn/fusion/scan.py``.
+    """
     x, y = ctx.tensor(node.inputs[0]), ctx.tensor(node.outputs[0])
     axis = normalize_axis(node, (ints(node, ctx, 1, "axis") or (0,))[0], len(x.shape))
     d, r = iterators(len(x.shape)), Index.of("r0")

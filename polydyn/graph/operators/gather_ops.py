@@ -1,4 +1,4 @@
-"""Operators that read at subscripts found in other tensors: Gather, GatherElements, GatherND, OneHot."""
+"""Operators that read at subscripts from other tensors: Gather, GatherElements, GatherND, OneHot."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ from polydyn.schedules.index import Index, fetch
 def element(
     ctx: ExpandContext, indices: str, at: tuple[Index, ...], n: Dim, component: int | None = None, negative: bool = True
 ) -> Index:
-    """The subscript that ``indices`` holds at ``at``, into an axis of size n; negative ones count from the end.
+    """Return the subscript that ``indices`` holds at ``at`` for an axis of size n. Negative ones count from the end.
 
-    ``component``: which place of tuples along the last axis of ``indices`` it is. ``negative``: as of ``ctx.bound``.
+    ``component``: its position in the tuples along the last axis of ``indices``. ``negative``: negative ones are
+    allowed.
     """
     t = ctx.tensor(indices)
     if "int" not in t.dtype:
@@ -34,7 +35,7 @@ def element(
 
 
 def infer_gather(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
-    """Gather: the axis is replaced by the shape of the indices; of a vector of sizes, also the values."""
+    """Infer a Gather: the indices' shape replaces the axis. For a vector of sizes, also infer the values."""
     x, i = ctx.tensor(node.inputs[0]), ctx.tensor(node.inputs[1])
     axis = normalize_axis(node, node.attribute("axis", 0), len(x.shape))
     shape = x.shape[:axis] + i.shape + x.shape[axis + 1 :]
@@ -49,13 +50,13 @@ def infer_gather(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
 
 
 def _negative(node: OnnxNode) -> bool:
-    """Whether negative indices count from the end, as in ONNX; the operators of polydyn's domain refuse them."""
+    """Check whether negative indices count from the end, as in ONNX. Operators of polydyn's domain reject them."""
     return "::" not in node.op
 
 
 @operator("Gather", "polydyn::Gather", infer=infer_gather)
 def expand_gather(node: OnnxNode, ctx: ExpandContext) -> None:
-    """A load with a fetched subscript."""
+    """Add a load with a fetched subscript."""
     x, i, y = ctx.tensor(node.inputs[0]), ctx.tensor(node.inputs[1]), ctx.tensor(node.outputs[0])
     axis = normalize_axis(node, node.attribute("axis", 0), len(x.shape))
     d = iterators(len(y.shape))
@@ -65,7 +66,7 @@ def expand_gather(node: OnnxNode, ctx: ExpandContext) -> None:
 
 
 def infer_gather_elements(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
-    """GatherElements: the shape of the indices."""
+    """Infer the shape of the indices."""
     x, i = ctx.tensor(node.inputs[0]), ctx.tensor(node.inputs[1])
     if len(x.shape) != len(i.shape):
         raise ShapeError(f"{x.name} and {i.name} have different ranks", tensor=i.name, rule="GatherElements")
@@ -78,7 +79,7 @@ def infer_gather_elements(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, 
 
 @operator("GatherElements", "polydyn::GatherElements", infer=infer_gather_elements)
 def expand_gather_elements(node: OnnxNode, ctx: ExpandContext) -> None:
-    """A load whose subscript along the axis is fetched at the output's position."""
+    """Add a load whose subscript along the axis is fetched at the output's position."""
     x, i, y = ctx.tensor(node.inputs[0]), ctx.tensor(node.inputs[1]), ctx.tensor(node.outputs[0])
     axis = normalize_axis(node, node.attribute("axis", 0), len(x.shape))
     d = iterators(len(y.shape))
@@ -88,7 +89,7 @@ def expand_gather_elements(node: OnnxNode, ctx: ExpandContext) -> None:
 
 
 def _depth(node: OnnxNode, indices: tuple[Dim, ...]) -> tuple[int, int]:
-    """(batch_dims, length of an index tuple) of a GatherND."""
+    """Return (batch_dims, length of an index tuple) of a GatherND."""
     k = indices[-1].constant if indices else None
     if k is None:
         raise UnsupportedError("the last axis of GatherND's indices must be a constant", node=node.name)
@@ -96,7 +97,7 @@ def _depth(node: OnnxNode, indices: tuple[Dim, ...]) -> tuple[int, int]:
 
 
 def infer_gather_nd(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
-    """GatherND: every vector along the last axis of the indices picks a slice."""
+    """Infer a GatherND: every vector along the last axis of the indices selects a slice."""
     x, i = ctx.tensor(node.inputs[0]), ctx.tensor(node.inputs[1])
     b, k = _depth(node, i.shape)
     if b + k > len(x.shape):
@@ -108,7 +109,7 @@ def infer_gather_nd(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
 
 @operator("GatherND", infer=infer_gather_nd)
 def expand_gather_nd(node: OnnxNode, ctx: ExpandContext) -> None:
-    """A load with several fetched subscripts."""
+    """Add a load with several fetched subscripts."""
     x, i, y = ctx.tensor(node.inputs[0]), ctx.tensor(node.inputs[1]), ctx.tensor(node.outputs[0])
     b, k = _depth(node, i.shape)
     d = iterators(len(y.shape))
@@ -118,7 +119,7 @@ def expand_gather_nd(node: OnnxNode, ctx: ExpandContext) -> None:
 
 
 def infer_one_hot(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
-    """OneHot: a new axis of size depth, which must be shape arithmetic."""
+    """Infer a OneHot: a new axis of size depth, which must be shape arithmetic."""
     i, values = ctx.tensor(node.inputs[0]), ctx.tensor(node.inputs[2])
     (depth,) = sizes(node, ctx, 1, "depth") or ()
     axis = normalize_axis(node, node.attribute("axis", -1), len(i.shape) + 1)
@@ -128,7 +129,9 @@ def infer_one_hot(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
 
 @operator("OneHot", infer=infer_one_hot)
 def expand_one_hot(node: OnnxNode, ctx: ExpandContext) -> None:
-    """The on value where the new axis equals the index (counted from the end when negative)."""
+    """Compute the on value where the new axis equals the index (counted from the end if negative), else the off
+    value.
+    """
     i, values, y = ctx.tensor(node.inputs[0]), ctx.tensor(node.inputs[2]), ctx.tensor(node.outputs[0])
     axis = normalize_axis(node, node.attribute("axis", -1), len(y.shape))
     d = iterators(len(y.shape))

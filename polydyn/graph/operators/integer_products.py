@@ -1,8 +1,9 @@
 """Products of quantized tensors: MatMulInteger, QLinearMatMul, ConvInteger, QLinearConv.
 
-Each is one sum ``acc:int32 += (int32(a) - zero_a) * (int32(b) - zero_b)`` over arrays of int8 or uint8, which a target
-may compute as it likes; sums wrap. The QLinear operators then map the sum to the output's scale, one factor for all of
-a column or channel: ``saturate(round(acc * (scale_a * scale_b / scale_y)) + zero_y)`` (docs/adr/0013-quantization.md).
+Each is one sum ``acc:int32 += (int32(a) - zero_a) * (int32(b) - zero_b)`` over int8 or uint8 arrays. A target may
+compute it in any order, because sums wrap. The QLinear operators then convert the sum to the output's scale, with one
+factor for the tensor or for each column or channel: ``saturate(round(acc * (scale_a * scale_b / scale_y)) + zero_y)``
+(docs/adr/0013-quantization.md).
 """
 
 from __future__ import annotations
@@ -18,13 +19,13 @@ from polydyn.graph.operators.registry import ExpandContext, InferContext, Inferr
 from polydyn.schedules.expr import Value, cast, op
 from polydyn.schedules.index import ZERO, Index
 
-BYTES = ("int8", "uint8")
+BYTE_DTYPES = ("int8", "uint8")
 ROW, COLUMN = -2, -1
 
 
 @dataclass(frozen=True)
 class Sides:
-    """The inputs of a quantized product by name, None where absent: operands with zero points and scales, result."""
+    """The inputs of a quantized product by name, None if absent: operands with zero points and scales, result."""
 
     a: str
     b: str
@@ -47,18 +48,18 @@ def _linear(node: OnnxNode) -> Sides:
 
 def _check_bytes(node: OnnxNode, ctx: InferContext, s: Sides) -> None:
     for name in filter(None, (s.a, s.b, s.zero_y)):
-        if ctx.tensor(name).dtype not in BYTES:
+        if ctx.tensor(name).dtype not in BYTE_DTYPES:
             raise refuse(node, f"{name} of {ctx.tensor(name).dtype}")
 
 
 def _rescaled(ctx: ExpandContext, s: Sides, total: Value, factor: Value, zero: Value | None) -> Value:
-    """The int32 sum in the output's scale."""
+    """Convert the int32 sum to the output's scale."""
     scaled = op("rint", op("mul", cast(total, "float32"), factor))
     return saturated(scaled, zero, ctx.tensor(s.zero_y).dtype)
 
 
 def _factors(ctx: ExpandContext, s: Sides) -> str:
-    """``scale_a * scale_b / scale_y``, of the shape of ``scale_b``: folded where the scales are constants."""
+    """Compute ``scale_a * scale_b / scale_y`` in the shape of ``scale_b``. It is folded if the scales are constants."""
     shape = ctx.tensor(s.scale_b).shape
     a, y = along_axis(ctx, s.scale_a, (), 0), along_axis(ctx, s.scale_y, (), 0)
     b = wide(at(ctx, s.scale_b, iterators(len(shape))))
@@ -69,9 +70,9 @@ def _factors(ctx: ExpandContext, s: Sides) -> str:
 
 
 def _fits_side(node: OnnxNode, ctx: InferContext, name: str, operand: Shape, axis: int) -> None:
-    """A parameter is one number, or one for each row (column), or an operand's shape with 1 along the reduction.
+    """Require one number, one per row (column), or an operand's shape with 1 along the reduction.
 
-    UnsupportedError: it changes along the reduction.
+    Raises UnsupportedError if the parameter changes along the reduction.
     """
     sizes = ctx.tensor(name).shape
     if all(d == 1 for d in sizes):
@@ -87,7 +88,7 @@ def _fits_side(node: OnnxNode, ctx: InferContext, name: str, operand: Shape, axi
 
 
 def _on_side(ctx: ExpandContext, name: str, index: Sequence[Index], axis: int) -> Value:
-    """The number that holds for the element of an operand at ``index``."""
+    """Return the parameter for the element of an operand at ``index``."""
     sizes = ctx.tensor(name).shape
     if len(sizes) < 2 or all(d == 1 for d in sizes):
         return along_axis(ctx, name, index, axis)
@@ -106,7 +107,7 @@ def _matmul_infer(node: OnnxNode, ctx: InferContext, s: Sides) -> Shape:
 
 
 def _matmul(ctx: ExpandContext, s: Sides, rank: int) -> tuple[Value, Sequence[Index], Sequence[Index]]:
-    """The product that is summed, and the subscripts of its two operands."""
+    """Return the product that is summed, and the subscripts of its two operands."""
     a, b = ctx.tensor(s.a), ctx.tensor(s.b)
     row, column = matmul_subscripts(a.shape, b.shape, rank)
     zero_a = None if s.zero_a is None or is_zero(ctx, s.zero_a) else _on_side(ctx, s.zero_a, row, ROW)
@@ -116,20 +117,20 @@ def _matmul(ctx: ExpandContext, s: Sides, rank: int) -> tuple[Value, Sequence[In
 
 
 def matmul_integer_infer(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
-    """int32 of the matrix product's shape."""
+    """Infer int32 of the matrix product's shape."""
     return (Inferred("int32", _matmul_infer(node, ctx, _integer(node))),)
 
 
 @operator("MatMulInteger", infer=matmul_integer_infer)
 def matmul_integer(node: OnnxNode, ctx: ExpandContext) -> None:
-    """``sum((a - zero_a) * (b - zero_b))`` in int32."""
+    """Compute ``sum((a - zero_a) * (b - zero_b))`` in int32."""
     s = _integer(node)
     product, _, _ = _matmul(ctx, s, len(ctx.tensor(node.outputs[0]).shape))
     reduce_to(ctx, node, "sum", product, ctx.tensor(s.a).shape[-1:])
 
 
 def qlinear_matmul_infer(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
-    """The matrix product's shape with the dtype of the output's zero point."""
+    """Infer the matrix product's shape with the dtype of the output's zero point."""
     s = _linear(node)
     shape = _matmul_infer(node, ctx, s)
     for name in (s.scale_y, s.zero_y):
@@ -139,7 +140,7 @@ def qlinear_matmul_infer(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, .
 
 @operator("QLinearMatMul", infer=qlinear_matmul_infer)
 def qlinear_matmul(node: OnnxNode, ctx: ExpandContext) -> None:
-    """The sum of MatMulInteger in the output's scale."""
+    """Compute the sum of MatMulInteger in the output's scale."""
     s, y = _linear(node), ctx.tensor(node.outputs[0])
     here = iterators(len(y.shape))
     product, row, column = _matmul(ctx, s, len(here))
@@ -157,7 +158,7 @@ def qlinear_matmul(node: OnnxNode, ctx: ExpandContext) -> None:
 
 
 def _plain(node: OnnxNode, s: Sides) -> OnnxNode:
-    """The Conv over the same tensors."""
+    """Return the Conv over the same tensors."""
     bias = given(node.inputs, 8) if s.scale_y else None
     return replace(node, inputs=(s.a, s.b, *([bias] if bias else [])))
 
@@ -175,7 +176,9 @@ def _conv_infer(node: OnnxNode, ctx: InferContext, s: Sides) -> Shape:
 
 
 def _conv(node: OnnxNode, ctx: ExpandContext, s: Sides) -> tuple[Value, Shape]:
-    """The product that is summed, and the extents of the sum; a padding holds the zero point, which stands for 0."""
+    """Return the product that is summed, and the extents of the sum. Padding holds the zero point, which represents
+    0.
+    """
     plain = _plain(node, s)
     image, weight, extents = conv_subscripts(plain, ctx)
     point = None if s.zero_a is None or is_zero(ctx, s.zero_a) else along_axis(ctx, s.zero_a, (), 0)
@@ -185,13 +188,13 @@ def _conv(node: OnnxNode, ctx: ExpandContext, s: Sides) -> tuple[Value, Shape]:
 
 
 def conv_integer_infer(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
-    """int32 of the convolution's shape."""
+    """Infer int32 of the convolution's shape."""
     return (Inferred("int32", _conv_infer(node, ctx, _integer(node))),)
 
 
 @operator("ConvInteger", infer=conv_integer_infer)
 def conv_integer(node: OnnxNode, ctx: ExpandContext) -> None:
-    """``sum((x - zero_x) * (w - zero_w))`` in int32."""
+    """Compute ``sum((x - zero_x) * (w - zero_w))`` in int32."""
     product, extents = _conv(node, ctx, _integer(node))
     if extents:
         reduce_to(ctx, node, "sum", product, extents)
@@ -200,7 +203,7 @@ def conv_integer(node: OnnxNode, ctx: ExpandContext) -> None:
 
 
 def qlinear_conv_infer(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
-    """The convolution's shape with the dtype of the output's zero point; a bias is int32."""
+    """Infer the convolution's shape with the dtype of the output's zero point. A bias must be int32."""
     s = _linear(node)
     bias = given(node.inputs, 8)
     if bias and ctx.tensor(bias).dtype != "int32":
@@ -210,7 +213,7 @@ def qlinear_conv_infer(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...
 
 @operator("QLinearConv", infer=qlinear_conv_infer)
 def qlinear_conv(node: OnnxNode, ctx: ExpandContext) -> None:
-    """The sum of ConvInteger plus a bias of the same scale, in the output's scale."""
+    """Compute the sum of ConvInteger plus a bias of the same scale, in the output's scale."""
     s, y, bias = _linear(node), ctx.tensor(node.outputs[0]), given(node.inputs, 8)
     here = iterators(len(y.shape))
     total, extents = _conv(node, ctx, s)

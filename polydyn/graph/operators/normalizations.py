@@ -34,7 +34,7 @@ from polydyn.schedules.index import ONE, ZERO, Index
 
 @operator("Softmax", "LogSoftmax", infer=same_as_input)
 def softmax(node: OnnxNode, ctx: ExpandContext) -> None:
-    """``e * (1 / sum(e))`` with ``e = exp(x - max(x))``; before opset 13 over all axes from ``axis`` on."""
+    """Compute ``e * (1 / sum(e))`` with ``e = exp(x - max(x))``; before opset 13 over all axes from ``axis`` on."""
     t = ctx.tensor(node.inputs[0])
     rank = len(t.shape)
     new = node.opset >= 13
@@ -54,7 +54,7 @@ def softmax(node: OnnxNode, ctx: ExpandContext) -> None:
         return
     exp = ctx.compute(t.shape, op("exp", shifted))
     total = ctx.compute(shape, at(ctx, exp, inner), reduction=extents, reduce="sum")
-    # one division a row: the sum is at least 1, so that its reciprocal costs half a unit in the last place
+    # one division per row: the sum is at least 1, so its reciprocal loses at most half a unit in the last place
     inverse = ctx.compute(shape, op("reciprocal", at(ctx, total, here)))
     emit(ctx, node, op("mul", at(ctx, exp, here), at(ctx, inverse, kept)))
 
@@ -63,14 +63,14 @@ def softmax(node: OnnxNode, ctx: ExpandContext) -> None:
 
 
 def inverse_root(variance: Value, epsilon: float) -> Value:
-    """``1 / sqrt(variance + epsilon)``."""
+    """Return ``1 / sqrt(variance + epsilon)``."""
     return op("reciprocal", op("sqrt", op("add", variance, like(epsilon, variance))))
 
 
 def mean_and_variance(
     ctx: ExpandContext, shape: Shape, extents: tuple[Dim, ...], element: Callable[[], Value]
 ) -> tuple[str, str]:
-    """Names of the mean and of the mean squared deviation (two passes) of ``element`` over the reduction."""
+    """Compute the mean and the mean squared deviation (two passes) of ``element``. Return the names of both tensors."""
     here = iterators(len(shape))
     x = element()
     total = ctx.compute(shape, x, reduction=extents, reduce="sum")
@@ -88,7 +88,7 @@ def _affine(x: Value, scale: Value, shift: Value | None) -> Value:
 
 
 def batch_infer(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
-    """The input's type and shape, then the running mean and variance; the channels agree with the parameters."""
+    """Infer the input's type and shape, then the running mean and variance. The channels agree with the parameters."""
     t = ctx.tensor(node.inputs[0])
     training = bool(node.attribute("training_mode", 0))
     if not training and len([o for o in node.outputs if o]) > 1:
@@ -107,9 +107,10 @@ def batch_infer(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
 
 @operator("BatchNormalization", infer=batch_infer)
 def batch_normalization(node: OnnxNode, ctx: ExpandContext) -> None:
-    """``x * s + t`` with ``s = scale / sqrt(variance + epsilon)`` and ``t = bias - mean * s``, folded if constant.
+    """Compute ``x * s + t`` with ``s = scale / sqrt(variance + epsilon)`` and ``t = bias - mean * s``, folded if
+    constant.
 
-    Before opset 9 there may be parameters of their own for every element of a sample (``spatial=0``).
+    Before opset 9, each element of a sample may have its own parameters (``spatial=0``).
     """
     x, scale, bias, mean, variance = node.inputs
     epsilon = node.attribute("epsilon", 1e-5)
@@ -135,7 +136,7 @@ def batch_normalization(node: OnnxNode, ctx: ExpandContext) -> None:
 
 
 def _batch_statistics(node: OnnxNode, ctx: ExpandContext) -> tuple[str, str]:
-    """Mean and variance of each channel in this batch, and the running ones, which move towards them."""
+    """Compute mean and variance of each channel in this batch, and update the running ones towards them."""
     x = ctx.tensor(node.inputs[0])
     extents = (x.shape[0], *x.shape[2:])
     inner = [Index.of(f"r{j}") for j in range(len(extents))]
@@ -154,7 +155,7 @@ def _batch_statistics(node: OnnxNode, ctx: ExpandContext) -> tuple[str, str]:
 
 
 def _groups(node: OnnxNode, ctx: ExpandContext, count: Dim) -> None:
-    """Normalizes the channels of each of ``count`` groups together, over all spatial axes."""
+    """Normalize the channels of each of ``count`` groups together, over all spatial axes."""
     t = ctx.tensor(node.inputs[0])
     batch, channels, *spatial = t.shape
     size = Index.of(1) if count == channels else channels // count
@@ -176,7 +177,7 @@ def _groups(node: OnnxNode, ctx: ExpandContext, count: Dim) -> None:
 
 
 def groups_infer(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
-    """The input's type and shape; whole groups of channels, a parameter for each channel or group."""
+    """Infer the input's type and shape. Groups must be whole, with one parameter per channel or group."""
     t = ctx.tensor(node.inputs[0])
     parameters = channels = t.shape[1]
     if node.op == "GroupNormalization":
@@ -190,19 +191,21 @@ def groups_infer(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
 
 
 def _is_for_all(node: OnnxNode, ctx: Context, parameter: str) -> bool:
-    """Whether one scale or shift is that of all channels: GroupNormalization is a function whose steps broadcast it."""
+    """Check whether one scale or shift is used for all channels: the steps of ONNX's GroupNormalization broadcast
+    it.
+    """
     return node.op == "GroupNormalization" and ctx.tensor(parameter).shape[0] == 1
 
 
 @operator("InstanceNormalization", infer=groups_infer)
 def instance_normalization(node: OnnxNode, ctx: ExpandContext) -> None:
-    """Each channel of each sample to mean 0 and variance 1, then scale and bias per channel."""
+    """Normalize each channel of each sample to mean 0 and variance 1, then apply scale and bias per channel."""
     _groups(node, ctx, ctx.tensor(node.inputs[0]).shape[1])
 
 
 @operator("GroupNormalization", infer=groups_infer)
 def group_normalization(node: OnnxNode, ctx: ExpandContext) -> None:
-    """Groups of channels together; scale and bias per group before opset 21, per channel since."""
+    """Normalize groups of channels. Scale and bias are per group before opset 21, per channel since."""
     _groups(node, ctx, Index.of(node.attribute("num_groups")))
 
 
@@ -210,7 +213,7 @@ def group_normalization(node: OnnxNode, ctx: ExpandContext) -> None:
 
 
 def layer_infer(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
-    """The input's shape, then mean and inverse deviation with ones on the normalized axes."""
+    """Infer the input's shape, then mean and inverse deviation with ones on the normalized axes."""
     t = ctx.tensor(node.inputs[0])
     axes = _trailing(node, len(t.shape))
     for x in node.inputs[1:]:
@@ -225,7 +228,7 @@ def _trailing(node: OnnxNode, rank: int) -> tuple[int, ...]:
 
 
 def _stash(node: OnnxNode, dtype: str) -> str:
-    """The dtype of the statistics; stash_type 1 (float32) never narrows float64."""
+    """Return the dtype of the statistics. stash_type 1 (float32) never narrows float64."""
     if node.attribute("stash_type", 1) != 1:
         raise refuse(node, f"stash_type {node.attribute('stash_type')}")
     return "float64" if dtype == "float64" else "float32"
@@ -233,7 +236,7 @@ def _stash(node: OnnxNode, dtype: str) -> str:
 
 @operator("LayerNormalization", infer=layer_infer)
 def layer_normalization(node: OnnxNode, ctx: ExpandContext) -> None:
-    """``(x - mean) / sqrt(variance + epsilon) * scale + bias`` over the axes from ``axis`` on."""
+    """Compute ``(x - mean) / sqrt(variance + epsilon) * scale + bias`` over the axes from ``axis`` on."""
     t = ctx.tensor(node.inputs[0])
     rank = len(t.shape)
     axes = _trailing(node, rank)
@@ -254,7 +257,7 @@ def layer_normalization(node: OnnxNode, ctx: ExpandContext) -> None:
 
 @operator("RMSNormalization", infer=layer_infer)
 def rms_normalization(node: OnnxNode, ctx: ExpandContext) -> None:
-    """``x / sqrt(mean(x*x) + epsilon) * scale`` over the axes from ``axis`` on."""
+    """Compute ``x / sqrt(mean(x*x) + epsilon) * scale`` over the axes from ``axis`` on."""
     t = ctx.tensor(node.inputs[0])
     rank = len(t.shape)
     axes = _trailing(node, rank)
@@ -270,7 +273,7 @@ def rms_normalization(node: OnnxNode, ctx: ExpandContext) -> None:
 
 
 def _scaled_output(node: OnnxNode, ctx: ExpandContext, y: Value) -> None:
-    """Scale and optional bias, which broadcast to the input."""
+    """Apply scale and optional bias, which broadcast to the input."""
     here = iterators(len(ctx.tensor(node.inputs[0]).shape))
     bias = given(node.inputs, 2)
     scale = cast(aligned(ctx, node.inputs[1], here), y.dtype)

@@ -29,7 +29,7 @@ def _windows(node: OnnxNode, ctx: Context) -> tuple[Window, ...]:
 
 
 def pool_infer(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
-    """[N, C, windows...]."""
+    """Infer [N, C, windows...]."""
     x = ctx.tensor(node.inputs[0])
     axes = _windows(node, ctx)
     fit(node, ctx, axes)
@@ -38,7 +38,7 @@ def pool_infer(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
 
 
 def _source(axes: tuple[Window, ...]) -> tuple[list[Index], Value | None]:
-    """The subscripts of the element under a tap, and the condition that there is one."""
+    """Return the subscripts of the element under a tap, and the condition that it exists."""
     n, c, *position = iterators(2 + len(axes))
     places = [(a, p, Index.of(f"r{j}")) for j, (a, p) in enumerate(zip(axes, position, strict=True))]
     inside = all_of([a.inside(p, k) for a, p, k in places if a.may_leave])
@@ -46,7 +46,7 @@ def _source(axes: tuple[Window, ...]) -> tuple[list[Index], Value | None]:
 
 
 def _tap(node: OnnxNode, ctx: ExpandContext, axes: tuple[Window, ...], reduction: str) -> Value:
-    """The element under a tap, the neutral one outside."""
+    """Return the element under a tap, or the neutral element outside."""
     place, inside = _source(axes)
     x = wide(at(ctx, node.inputs[0], place))
     return x if inside is None else op("where", inside, x, neutral(reduction, x.dtype))
@@ -54,7 +54,7 @@ def _tap(node: OnnxNode, ctx: ExpandContext, axes: tuple[Window, ...], reduction
 
 @operator("MaxPool", infer=pool_infer)
 def max_pool(node: OnnxNode, ctx: ExpandContext) -> None:
-    """The greatest element of each window, and the first place that holds it, counted over all axes of the input."""
+    """Compute the maximum of each window, and the first position that holds it, counted over all axes of the input."""
     axes, extents = _windows(node, ctx), tuple(Index.of(int(k)) for k in node.attribute("kernel_shape"))
     reduce_to(ctx, node, "max", _tap(node, ctx, axes, "max"), extents)
     if len(node.outputs) < 2 or not node.outputs[1]:
@@ -79,7 +79,7 @@ def max_pool(node: OnnxNode, ctx: ExpandContext) -> None:
 
 
 def _power(x: Value, p: float) -> Value:
-    """``|x| ** p``."""
+    """Return ``|x| ** p``."""
     x = op("abs", x)
     return x if p == 1 else square(x) if p == 2 else op("pow", x, like(p, x))
 
@@ -90,7 +90,7 @@ def _root(x: Value, p: float) -> Value:
 
 @operator("LpPool", infer=pool_infer)
 def lp_pool(node: OnnxNode, ctx: ExpandContext) -> None:
-    """The norm of each window; taps outside count as zeros."""
+    """Compute the norm of each window. Taps outside count as zeros."""
     axes, p = _windows(node, ctx), node.attribute("p", 2)
     place, inside = _source(axes)
     x = _power(wide(at(ctx, node.inputs[0], place)), p)
@@ -100,7 +100,7 @@ def lp_pool(node: OnnxNode, ctx: ExpandContext) -> None:
 
 @operator("AveragePool", infer=pool_infer)
 def average_pool(node: OnnxNode, ctx: ExpandContext) -> None:
-    """The mean of each window, over the taps inside the tensor or, if asked, inside the padded tensor."""
+    """Compute the mean of each window, over the taps inside the tensor or, if requested, inside the padded tensor."""
     axes = _windows(node, ctx)
     padding = bool(node.attribute("count_include_pad", 0))
     position = iterators(2 + len(axes))[2:]
@@ -109,7 +109,7 @@ def average_pool(node: OnnxNode, ctx: ExpandContext) -> None:
         for a, p in zip(axes, position, strict=True)
     ]
 
-    def mean(total: Value) -> Value:  # a count of its own for each axis: a line of pixels divides once
+    def mean(total: Value) -> Value:  # a separate count per axis: a row of pixels divides once
         varying = [c for c in counts if c.constant is None]
         fixed = product(c for c in counts if c.constant is not None)
         for count in (*varying, *([fixed] if fixed != ONE else [])):
@@ -120,14 +120,14 @@ def average_pool(node: OnnxNode, ctx: ExpandContext) -> None:
 
 
 def global_infer(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
-    """[N, C, 1, ...]."""
+    """Infer [N, C, 1, ...]."""
     x = ctx.tensor(node.inputs[0])
     return (Inferred(x.dtype, (*x.shape[:2], *(ONE for _ in x.shape[2:]))),)
 
 
 @operator("GlobalAveragePool", "GlobalMaxPool", "GlobalLpPool", infer=global_infer)
 def global_pool(node: OnnxNode, ctx: ExpandContext) -> None:
-    """The mean, the greatest element or the norm over all spatial axes."""
+    """Compute the mean, the maximum or the norm over all spatial axes."""
     t = ctx.tensor(node.inputs[0])
     extents = t.shape[2:]
     inner = [Index.of(f"r{j}") for j in range(len(extents))]
@@ -143,7 +143,7 @@ def global_pool(node: OnnxNode, ctx: ExpandContext) -> None:
 
 @operator("LRN", infer=same_as_input)
 def local_response(node: OnnxNode, ctx: ExpandContext) -> None:
-    """``x / (bias + alpha/size * sum of squares over size neighbouring channels) ** beta``."""
+    """Compute ``x / (bias + alpha/size * sum of squares over size neighbouring channels) ** beta``."""
     t = ctx.tensor(node.inputs[0])
     size = node.attribute("size")
     index = iterators(len(t.shape))

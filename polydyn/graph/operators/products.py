@@ -26,7 +26,7 @@ from polydyn.schedules.index import Index
 
 
 def matmul_infer(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
-    """numpy's matmul: vectors are promoted, batch axes broadcast, the inner dims agree."""
+    """Infer numpy's matmul: vectors are promoted, batch axes broadcast, the inner dims agree."""
     a, b = (ctx.tensor(x) for x in node.inputs)
     if not a.shape or not b.shape:
         raise ModelError("MatMul of a scalar", node=node.name)
@@ -38,7 +38,7 @@ def matmul_infer(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
 
 @operator("MatMul", infer=matmul_infer)
 def matmul(node: OnnxNode, ctx: ExpandContext) -> None:
-    """``out[..., m, n] = sum(a[..., m, k] * b[..., k, n])``."""
+    """Compute ``out[..., m, n] = sum(a[..., m, k] * b[..., k, n])``."""
     a, b = (ctx.tensor(x) for x in node.inputs)
     row, column = matmul_subscripts(a.shape, b.shape, len(ctx.tensor(node.outputs[0]).shape))
     x, y = wide(at(ctx, a.name, row)), wide(at(ctx, b.name, column))
@@ -46,9 +46,9 @@ def matmul(node: OnnxNode, ctx: ExpandContext) -> None:
 
 
 def matmul_subscripts(a: Shape, b: Shape, rank: int) -> tuple[tuple[Index, ...], tuple[Index, ...]]:
-    """Where the factors of element ``(d0, ...)`` of a matrix product lie in both operands; ``r0`` is the inner dim.
+    """Return the subscripts of the factors of element ``(d0, ...)`` of a matrix product. ``r0`` is the inner dim.
 
-    ``rank``: of the product.
+    ``rank``: rank of the product.
     """
     here = iterators(rank)
     rows, columns = min(len(a) - 1, 1), min(len(b) - 1, 1)
@@ -60,13 +60,13 @@ def matmul_subscripts(a: Shape, b: Shape, rank: int) -> tuple[tuple[Index, ...],
 
 
 def _batch(shape: Shape, index: tuple[Index, ...]) -> tuple[Index, ...]:
-    """Subscripts of a batch that broadcasts to the last axes of ``index``."""
+    """Return the subscripts of a batch that broadcasts to the last axes of ``index``."""
     tail = index[len(index) - len(shape) :]
     return tuple(Index.of(0) if d == 1 else i for d, i in zip(shape, tail, strict=True))
 
 
 def gemm_infer(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
-    """[M, N] of two matrices, each possibly transposed."""
+    """Infer [M, N] of two matrices, each possibly transposed."""
     a, b = (ctx.tensor(x) for x in node.inputs[:2])
     m, k = reversed(a.shape) if node.attribute("transA", 0) else a.shape
     n, inner = b.shape if node.attribute("transB", 0) else reversed(b.shape)
@@ -78,7 +78,7 @@ def gemm_infer(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
 
 @operator("Gemm", infer=gemm_infer)
 def gemm(node: OnnxNode, ctx: ExpandContext) -> None:
-    """``alpha * A @ B + beta * C``."""
+    """Compute ``alpha * A @ B + beta * C``."""
     a, b = (ctx.tensor(x) for x in node.inputs[:2])
     m, n = here = iterators(2)
     k = Index.of("r0")
@@ -101,9 +101,9 @@ def _scaled(factor: float, x: Value) -> Value:
 
 
 def _equation(node: OnnxNode, ctx: Context) -> tuple[list[list[str]], list[str]]:
-    """The labels of each operand and of the output; axes behind an ellipsis have numbers, 0 being the last.
+    """Return the labels of each operand and of the output. Axes under an ellipsis are numbered, 0 being the last.
 
-    ModelError: labels that do not fit an operand's axes.
+    Raises ModelError if labels do not match an operand's axes.
     """
     text = node.attribute("equation")
     text = (text.decode() if isinstance(text, bytes) else str(text)).replace(" ", "")
@@ -123,7 +123,7 @@ def _equation(node: OnnxNode, ctx: Context) -> tuple[list[list[str]], list[str]]
 
 
 def _labels(term: str, count: int) -> list[str]:
-    """A term's labels, with ``count`` numbers in place of the ellipsis."""
+    """Return a term's labels, with ``count`` numbers in place of the ellipsis."""
     before, dots, after = term.partition("...")
     return [*before, *(str(k) for k in reversed(range(count if dots else 0))), *after]
 
@@ -143,14 +143,14 @@ def _extents(node: OnnxNode, ctx: InferContext) -> dict[str, Dim]:
 
 
 def einsum_infer(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
-    """The extents of the output's labels."""
+    """Infer the extents of the output's labels."""
     extents = _extents(node, ctx)
     return (Inferred(ctx.tensor(node.inputs[0]).dtype, tuple(extents[c] for c in _equation(node, ctx)[1])),)
 
 
 @operator("Einsum", infer=einsum_infer)
 def einsum(node: OnnxNode, ctx: ExpandContext) -> None:
-    """The sum of the products over all labels that the output lacks."""
+    """Compute the sum of the products over all labels that the output lacks."""
     terms, right = _equation(node, ctx)
     position: dict[str, Index] = dict(zip(right, iterators(len(right)), strict=True))
     sums = ReductionIndices()

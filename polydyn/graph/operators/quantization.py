@@ -1,6 +1,6 @@
 """Quantized tensors: QuantizeLinear, DequantizeLinear, DynamicQuantizeLinear (docs/adr/0013-quantization.md).
 
-A quantized tensor holds small integers ``q`` that stand for ``scale * (q - zero_point)``. Scales and quotients are
+A quantized tensor holds small integers ``q`` that represent ``scale * (q - zero_point)``. Scales and quotients are
 float32, whatever floats a model stores; quotients are rounded half to even and saturate.
 """
 
@@ -19,27 +19,27 @@ from polydyn.graph.operators.shape_ops import converted
 from polydyn.schedules.expr import SMALL, SMALL_FLOATS, Value, cast, op
 from polydyn.schedules.index import ONE, ZERO, Index, IndexLike
 
-QUANTIZED = ("int8", "uint8", "int16", "uint16", *SMALL)
-"""What QuantizeLinear gives."""
-ENDS = {"int4": (-8, 7), "uint4": (0, 15), "int2": (-2, 1), "uint2": (0, 3)}
-"""Least and greatest number of integers that numpy lacks."""
+QUANTIZED_DTYPES = ("int8", "uint8", "int16", "uint16", *SMALL)
+"""Output dtypes of QuantizeLinear."""
+INTEGER_LIMITS = {"int4": (-8, 7), "uint4": (0, 15), "int2": (-2, 1), "uint2": (0, 3)}
+"""Minimum and maximum of integer dtypes that numpy lacks."""
 HALF = ("float16", "bfloat16")
-REAL = ("float32", *HALF)
+SCALE_DTYPES = ("float32", *HALF)
 UINT8, FLOAT = 2, 1
-"""ONNX's numbers of two element types."""
+"""ONNX's codes of two element types."""
 
 
 # -- parameters: one number for a tensor, or one for each step along an axis -------------------------------------------
 
 
 def is_zero(ctx: ExpandContext, name: str | None) -> bool:
-    """Whether a zero point is absent, or known to be 0 everywhere."""
+    """Check whether a zero point is absent, or known to be 0 everywhere."""
     known = ctx.constant(name) if name else None
     return name is None or (known is not None and not known.any())
 
 
 def fits_blocks(node: OnnxNode, ctx: InferContext, name: str, shape: Shape, axis: int, block: int) -> None:
-    """A scale or zero point has one number for each ``block`` elements along ``axis``."""
+    """Require that a scale or zero point has one number per ``block`` elements along ``axis``."""
     sizes, axis = ctx.tensor(name).shape, normalize_axis(node, axis, len(shape))
     if len(sizes) != len(shape):
         raise ModelError(f"{name} has {len(sizes)} axes, not {len(shape)}", node=node.name, tensor=name)
@@ -49,10 +49,10 @@ def fits_blocks(node: OnnxNode, ctx: InferContext, name: str, shape: Shape, axis
 
 
 def fits_axis(node: OnnxNode, ctx: InferContext, name: str, shape: Shape, axis: int) -> None:
-    """A scale or zero point is one number, or has one for each step along ``axis`` of ``shape``. A size that nobody
-    knows is 1 where the tensor has no such axis.
+    """Require that a scale or zero point is one number, or has one per step along ``axis`` of ``shape``.
 
-    UnsupportedError: it has several axes, which means one number for each block of elements.
+    An unknown size must be 1 if the tensor has no such axis. Raises UnsupportedError if it has several axes, which
+    means one number per block of elements.
     """
     sizes = ctx.tensor(name).shape
     if len(sizes) > 1:
@@ -65,7 +65,7 @@ def fits_axis(node: OnnxNode, ctx: InferContext, name: str, shape: Shape, axis: 
 
 
 def along_axis(ctx: ExpandContext, name: str, index: Sequence[IndexLike], axis: int, block: int = 0) -> Value:
-    """The number that holds for the element at ``index``; 16-bit floats are widened. ``block``: elements for each."""
+    """Return the parameter for the element at ``index``, 16-bit floats widened. ``block``: elements per parameter."""
     if block:
         place = [Index.of(i) // block if a == axis % len(index) else i for a, i in enumerate(index)]
         return wide(at(ctx, name, tuple(place)))
@@ -77,8 +77,8 @@ def _axis(node: OnnxNode) -> int:
 
 
 def _parameters(node: OnnxNode, ctx: InferContext, shape: Shape) -> None:
-    """Checks the scale and the zero point. UnsupportedError: a scale of another dtype, or given by blocks."""
-    if (scale := ctx.tensor(node.inputs[1]).dtype) not in REAL:
+    """Check the scale and the zero point. Raises UnsupportedError for a scale of another dtype, or one per block."""
+    if (scale := ctx.tensor(node.inputs[1]).dtype) not in SCALE_DTYPES:
         raise refuse(node, f"a scale of {scale}", "scales are float32, or 16-bit floats")
     block = node.attribute("block_size", 0)
     for name in (node.inputs[1], given(node.inputs, 2)):
@@ -92,29 +92,32 @@ def _parameters(node: OnnxNode, ctx: InferContext, shape: Shape) -> None:
 
 
 def centred(x: Value, zero: Value | None) -> Value:
-    """``x - zero_point`` as int32."""
+    """Return ``x - zero_point`` as int32."""
     wider = cast(wide(x), "int32")
     return wider if zero is None else op("sub", wider, cast(zero, "int32"))
 
 
 def saturated(x: Value, zero: Value | None, dtype: str) -> Value:
-    """A whole number in float32 plus a zero point, or the nearest end of the integer dtype. NaN becomes 0."""
+    """Add a zero point to an integral float32 and saturate it to the integer dtype. NaN becomes 0."""
     if zero is not None:
         x = op("add", x, cast(cast(zero, "int32"), "float32"))
-    low, high = ENDS[dtype] if dtype in ENDS else (int(np.iinfo(dtype).min), int(np.iinfo(dtype).max))
+    limits = INTEGER_LIMITS.get(dtype)
+    low, high = limits or (int(np.iinfo(dtype).min), int(np.iinfo(dtype).max))
     x = op("min", op("max", x, like(low, x)), like(high, x))
     return cast(cast(x, "int32"), dtype)
 
 
 def quantized(x: Value, scale: Value, zero: Value | None, dtype: str, saturate: bool = True) -> Value:
-    """``saturate(round(x / scale) + zero_point)``; a small float rounds the quotient itself and has no zero point."""
+    """Return ``saturate(round(x / scale) + zero_point)``. A small float rounds the quotient itself, without zero
+    point.
+    """
     if dtype in SMALL_FLOATS:
         return converted(op("div", cast(x, "float32"), scale), dtype, saturate)
     return saturated(op("rint", op("div", cast(x, "float32"), scale)), zero, dtype)
 
 
 def dequantized(q: Value, scale: Value, zero: Value | None) -> Value:
-    """``(q - zero_point) * scale``; a small float has no zero point."""
+    """Return ``(q - zero_point) * scale``. A small float has no zero point."""
     if q.dtype in SMALL_FLOATS:
         return op("mul", wide(q), scale)
     return op("mul", cast(centred(q, zero), "float32"), scale)
@@ -124,11 +127,11 @@ def dequantized(q: Value, scale: Value, zero: Value | None) -> Value:
 
 
 def quantize_infer(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
-    """The input's shape, with the zero point's dtype, that of the attribute, or uint8."""
+    """Infer the input's shape, with the dtype of the zero point, else of the attribute, else uint8."""
     x, zero = ctx.tensor(node.inputs[0]), given(node.inputs, 2)
     named = onnx_dtype(node.attribute("output_dtype", 0) or UINT8, tensor=node.outputs[0])
     dtype = ctx.tensor(zero).dtype if zero else named
-    if dtype not in QUANTIZED or x.dtype not in (*REAL, "int32"):
+    if dtype not in QUANTIZED_DTYPES or x.dtype not in (*SCALE_DTYPES, "int32"):
         raise refuse(node, f"{x.dtype} to {dtype}")
     if node.attribute("output_dtype", 0) and dtype != named:
         raise ModelError(f"output_dtype is {named} and {zero} is {dtype}, they must agree", node=node.name)
@@ -140,7 +143,7 @@ def quantize_infer(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
 
 @operator("QuantizeLinear", infer=quantize_infer)
 def quantize_linear(node: OnnxNode, ctx: ExpandContext) -> None:
-    """``saturate(round(x / scale) + zero_point)``, half to even."""
+    """Compute ``saturate(round(x / scale) + zero_point)``, half to even."""
     y, zero = ctx.tensor(node.outputs[0]), given(node.inputs, 2)
     index = iterators(len(y.shape))
     place = index, _axis(node), node.attribute("block_size", 0)
@@ -150,11 +153,11 @@ def quantize_linear(node: OnnxNode, ctx: ExpandContext) -> None:
 
 
 def dequantize_infer(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
-    """The input's shape, with the scale's dtype or that of the attribute."""
+    """Infer the input's shape, with the scale's dtype or that of the attribute."""
     x, scale = (ctx.tensor(n) for n in node.inputs[:2])
     named = node.attribute("output_dtype", 0)
     dtype = onnx_dtype(named, tensor=node.outputs[0]) if named else scale.dtype
-    if x.dtype not in (*QUANTIZED, "int32") or dtype not in REAL:
+    if x.dtype not in (*QUANTIZED_DTYPES, "int32") or dtype not in SCALE_DTYPES:
         raise refuse(node, f"{x.dtype} to {dtype}")
     _parameters(node, ctx, x.shape)
     return (Inferred(dtype, x.shape),)
@@ -162,7 +165,7 @@ def dequantize_infer(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
 
 @operator("DequantizeLinear", infer=dequantize_infer)
 def dequantize_linear(node: OnnxNode, ctx: ExpandContext) -> None:
-    """``(x - zero_point) * scale``."""
+    """Compute ``(x - zero_point) * scale``."""
     zero = given(node.inputs, 2)
     index = iterators(len(ctx.tensor(node.outputs[0]).shape))
     place = index, _axis(node), node.attribute("block_size", 0)
@@ -172,7 +175,7 @@ def dequantize_linear(node: OnnxNode, ctx: ExpandContext) -> None:
 
 
 def dynamic_infer(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
-    """uint8 of the input's shape, its scale and its zero point."""
+    """Infer uint8 of the input's shape, its scale and its zero point."""
     x = ctx.tensor(node.inputs[0])
     if x.dtype != "float32":
         raise refuse(node, f"an input of {x.dtype}")
@@ -181,9 +184,9 @@ def dynamic_infer(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
 
 @operator("DynamicQuantizeLinear", infer=dynamic_infer)
 def dynamic_quantize_linear(node: OnnxNode, ctx: ExpandContext) -> None:
-    """The least and the greatest element, 0 among them, go to 0 and 255.
+    """Map the minimum and the maximum element, including 0, to 0 and 255.
 
-    ``scale = (max - min) / 255``; 1 where all elements are 0, or there are none, for which the formula has no answer.
+    ``scale = (max - min) / 255``. It is 1 if all elements are 0 or there are none, where the formula is undefined.
     """
     x = ctx.tensor(node.inputs[0])
     y, scale_name, zero_name = (*node.outputs, "", "")[:3]
@@ -199,7 +202,7 @@ def dynamic_quantize_linear(node: OnnxNode, ctx: ExpandContext) -> None:
 
 
 def _extreme(ctx: ExpandContext, name: str, reduce: str) -> str:
-    """The least or greatest element of a tensor: that of each row first, which are many tasks, then of these."""
+    """Compute the minimum or maximum of a tensor: first per row, in many tasks, then over the rows."""
     shape = ctx.tensor(name).shape
     if len(shape) > 1:
         row = at(ctx, name, (*iterators(len(shape) - 1), Index.of(reduction_name(0))))

@@ -1,8 +1,8 @@
 """Random generators: RandomNormal, RandomUniform, their Like forms, Dropout in training mode.
 
-An element is a hash of its place and of the node's seed: every call of a program gives the same numbers, in any order
-and on any number of threads, and so does every compilation. A node without a seed gets one from its name. The numbers
-are not those of another runtime. Bernoulli and Multinomial are written with these operators.
+An element is a hash of its position and of the node's seed. Every call and every compilation gives the same numbers, in
+any order and on any number of threads. A node without a seed derives one from its name. The numbers differ from those
+of other runtimes. Bernoulli and Multinomial expand to these operators.
 """
 
 from __future__ import annotations
@@ -17,20 +17,22 @@ from polydyn.schedules.expr import WIDENED, FromIndex, Value, cast, const, op
 from polydyn.schedules.index import ZERO, Index
 
 FLOAT = 1
-"""ONNX's number of float32."""
+"""ONNX's code of float32."""
 ROUNDS = ((16, 0x7FEB352D), (15, 0x846CA68B))
-"""Shifts and factors of a mixing function of 32 bits (C. Wellons, hash-prospector, public domain)."""
+"""Shifts and factors of a 32-bit mixing function (C. Wellons, hash-prospector, public domain)."""
 
 
 def _dtype(node: OnnxNode, ctx: InferContext) -> str:
-    """The type that a node names, else that of its input, else float32."""
+    """Return the dtype that a node names, else that of its input, else float32."""
     if node.attribute("dtype"):
         return onnx_dtype(node.attribute("dtype"), tensor=node.outputs[0])
     return ctx.tensor(node.inputs[0]).dtype if node.inputs else onnx_dtype(FLOAT)
 
 
 def random_infer(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
-    """The shape of the attribute, or that of the input. UnsupportedError: numbers of no float type."""
+    """Infer the shape of the attribute, or that of the input. Raises UnsupportedError for a dtype that is not a
+    float.
+    """
     dtype = _dtype(node, ctx)
     if WIDENED.get(dtype, dtype) not in ("float32", "float64"):
         raise refuse(node, f"numbers of {dtype}", "floats")
@@ -39,14 +41,14 @@ def random_infer(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
 
 
 def _key(node: OnnxNode) -> int:
-    """The node's seed as 32 bits."""
+    """Return the node's seed as 32 bits."""
     seed = node.attribute("seed")
     text = f"{node.op}:{node.name}:{node.outputs[0]}".encode()
     return zlib.crc32(text if seed is None else struct.pack("<d", float(seed)), 0x9E3779B9)
 
 
 def bits(place: Index, key: int) -> Value:
-    """32 random bits for a place."""
+    """Return 32 random bits for a position."""
     x = op("mul", FromIndex("uint32", place + 1), const(0x9E3779B9, "uint32"))
     x = op("bitxor", x, const(key, "uint32"))
     for shift, factor in ROUNDS:
@@ -56,7 +58,7 @@ def bits(place: Index, key: int) -> Value:
 
 
 def uniform(place: Index, key: int, dtype: str) -> Value:
-    """A number in [0, 1): 24 random bits for float32, 53 for float64."""
+    """Return a number in [0, 1): 24 random bits for float32, 53 for float64."""
     if dtype == "float64":
         high, low = (op("shr", bits(place, k), const(s, "uint32")) for k, s in ((key, 5), (key ^ 0x5BD1E995, 6)))
         whole = op("add", op("mul", cast(high, dtype), const(2.0**26, dtype)), cast(low, dtype))
@@ -65,14 +67,14 @@ def uniform(place: Index, key: int, dtype: str) -> Value:
 
 
 def normal(place: Index, key: int, dtype: str) -> Value:
-    """A number of the standard normal distribution (Box and Muller 1958)."""
+    """Return a number of the standard normal distribution (Box and Muller 1958)."""
     radius = op("sub", const(1, dtype), uniform(place, key, dtype))  # in (0, 1]
     angle = op("mul", const(6.283185307179586, dtype), uniform(place, ~key & 0xFFFFFFFF, dtype))
     return op("mul", op("sqrt", op("mul", const(-2, dtype), op("log", radius))), op("cos", angle))
 
 
 def _place(ctx: ExpandContext, name: str) -> Index:
-    """The number of an element of a tensor, row by row."""
+    """Return the row-major position of an element of a tensor."""
     shape, place = ctx.tensor(name).shape, ZERO
     for d, e in zip(iterators(len(shape)), shape, strict=True):
         place = place * e + d
@@ -81,7 +83,7 @@ def _place(ctx: ExpandContext, name: str) -> Index:
 
 @operator("RandomUniform", "RandomUniformLike", infer=random_infer)
 def random_uniform(node: OnnxNode, ctx: ExpandContext) -> None:
-    """Numbers from ``low`` to below ``high``."""
+    """Compute numbers from ``low`` to below ``high``."""
     y = ctx.tensor(node.outputs[0])
     dtype, low, high = WIDENED.get(y.dtype, y.dtype), node.attribute("low", 0.0), node.attribute("high", 1.0)
     x = uniform(_place(ctx, y.name), _key(node), dtype)
@@ -90,7 +92,7 @@ def random_uniform(node: OnnxNode, ctx: ExpandContext) -> None:
 
 @operator("RandomNormal", "RandomNormalLike", infer=random_infer)
 def random_normal(node: OnnxNode, ctx: ExpandContext) -> None:
-    """Numbers of the normal distribution of a mean and a deviation (``scale``)."""
+    """Compute normally distributed numbers with a mean and a standard deviation (``scale``)."""
     y = ctx.tensor(node.outputs[0])
     dtype, mean, scale = WIDENED.get(y.dtype, y.dtype), node.attribute("mean", 0.0), node.attribute("scale", 1.0)
     x = normal(_place(ctx, y.name), _key(node), dtype)
@@ -101,7 +103,7 @@ def random_normal(node: OnnxNode, ctx: ExpandContext) -> None:
 
 
 def _is_identity(node: OnnxNode, ctx: Context) -> bool:
-    """Whether nothing is dropped, as far as the model says: in inference, or with a ratio of 0."""
+    """Check whether the model shows that nothing is dropped: in inference, or with a ratio of 0."""
     training, ratio = (given(node.inputs, k) for k in (2, 1))
     if training is None:
         return True
@@ -110,7 +112,7 @@ def _is_identity(node: OnnxNode, ctx: Context) -> bool:
 
 
 def dropout_infer(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
-    """The input's type and shape, and those of a mask of what is kept."""
+    """Infer the input's type and shape, and a mask of the elements that are not dropped."""
     x = ctx.tensor(node.inputs[0])
     value = ctx.value(x.name) if _is_identity(node, ctx) else None
     return Inferred(x.dtype, x.shape, value), Inferred("bool", x.shape)
@@ -118,7 +120,7 @@ def dropout_infer(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
 
 @operator("Dropout", infer=dropout_infer)
 def dropout(node: OnnxNode, ctx: ExpandContext) -> None:
-    """In inference the input under another name; in training each element is 0 or grown by what is dropped."""
+    """Alias the input in inference. In training, zero each element or scale it by 1 / (1 - ratio)."""
     mask, x = given(node.outputs, 1), ctx.tensor(node.inputs[0])
     if _is_identity(node, ctx):
         ctx.alias(node.outputs[0], x.name)

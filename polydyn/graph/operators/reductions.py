@@ -29,7 +29,7 @@ from polydyn.schedules.index import ONE, ZERO, Index, maximum, minimum, product
 
 
 def reduced_axes(node: OnnxNode, ctx: Context) -> tuple[int, ...] | None:
-    """The axes, ascending; None when nothing is reduced (``noop_with_empty_axes``)."""
+    """Return the axes, ascending, or None if nothing is reduced (``noop_with_empty_axes``)."""
     rank = len(ctx.tensor(node.inputs[0]).shape)
     name = given(node.inputs, 1)
     axes = node.attribute("axes")
@@ -44,12 +44,12 @@ def reduced_axes(node: OnnxNode, ctx: Context) -> tuple[int, ...] | None:
 
 
 def reduced_shape(shape: Shape, axes: tuple[int, ...], keepdims: bool) -> Shape:
-    """The output's shape."""
+    """Return the output's shape."""
     return tuple(ONE if a in axes else d for a, d in enumerate(shape) if keepdims or a not in axes)
 
 
 def source_index(rank: int, axes: tuple[int, ...], keepdims: bool) -> tuple[Index, ...]:
-    """Subscripts of the input: reduction iterators on the reduced axes, output iterators on the others."""
+    """Return the subscripts of the input: reduction iterators on the reduced axes, output iterators on the others."""
     out: list[Index] = []
     kept = reduced = 0
     for a in range(rank):
@@ -63,27 +63,27 @@ def source_index(rank: int, axes: tuple[int, ...], keepdims: bool) -> tuple[Inde
 
 
 def reduce_infer(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
-    """The input's shape without the reduced axes, or with ones in their place."""
+    """Infer the input's shape without the reduced axes, or with ones in their place."""
     t = ctx.tensor(node.inputs[0])
     axes = reduced_axes(node, ctx)
     keepdims = bool(node.attribute("keepdims", 1))
     shape = t.shape if axes is None else reduced_shape(t.shape, axes, keepdims)
     value = ctx.value(t.name)
-    if value is not None and node.op in OF_SIZES:
-        value = value if axes is None else _reduced_value(value, axes, keepdims, OF_SIZES[node.op])
+    if value is not None and node.op in SIZE_REDUCTIONS:
+        value = value if axes is None else _reduced_value(value, axes, keepdims, SIZE_REDUCTIONS[node.op])
         return (Inferred(t.dtype, shape, value),)
     return (Inferred(t.dtype, shape),)
 
 
-OF_SIZES: dict[str, Callable[..., Index]] = {
+SIZE_REDUCTIONS: dict[str, Callable[..., Index]] = {
     "ReduceSum": lambda *xs: sum(xs, ZERO), "ReduceProd": lambda *xs: product(xs),
     "ReduceMax": maximum, "ReduceMin": minimum,
 }  # fmt: skip
-"""What reductions do to shape arithmetic."""
+"""Reductions of shape arithmetic."""
 
 
 def _reduced_value(value: Array, axes: tuple[int, ...], keepdims: bool, f: Callable[..., Index]) -> Array | None:
-    """Shape arithmetic reduced over axes; None for the extreme of nothing."""
+    """Reduce shape arithmetic over axes. Returns None for an extreme of no elements."""
     if any(value.shape[a] == 0 for a in axes):
         return None
     rows = np.moveaxis(value, axes, range(len(axes)))
@@ -99,7 +99,7 @@ def _identity(x: Value) -> Value:
 
 
 Scalar = Callable[[Value], Value]
-KINDS: dict[str, tuple[str, Scalar, Scalar | None]] = {
+REDUCTION_KINDS: dict[str, tuple[str, Scalar, Scalar | None]] = {
     "ReduceSum": ("sum", _identity, None),
     "ReduceProd": ("prod", _identity, None),
     "ReduceMax": ("max", _identity, None),
@@ -110,20 +110,20 @@ KINDS: dict[str, tuple[str, Scalar, Scalar | None]] = {
     "ReduceL2": ("sum", square, lambda x: op("sqrt", x)),
     "ReduceLogSum": ("sum", _identity, lambda x: op("log", x)),
 }
-"""Operator -> reduction, what is done to each element first, and to the result at last."""
+"""Maps an operator to its reduction, the function of each element, and the function of the result."""
 
 
 ROOTS = ("ReduceL2", "ReduceLogSum", "ReduceLogSumExp")
-"""Reductions with a root or a logarithm: integers are float64 on the way, and cut to integers at the end."""
+"""Reductions with a root or a logarithm. Integers are computed in float64 and truncated at the end."""
 
 
 def _element(node: OnnxNode, x: Value) -> Value:
-    """An element in the type of the reduction's arithmetic."""
+    """Return an element in the dtype of the reduction's arithmetic."""
     return cast(x, "float64") if node.op in ROOTS and not is_float(x.dtype) else wide(x)
 
 
 def _reduce(node: OnnxNode, ctx: ExpandContext) -> None:
-    reduce, before, after = KINDS[node.op]
+    reduce, before, after = REDUCTION_KINDS[node.op]
     t = ctx.tensor(node.inputs[0])
     axes = reduced_axes(node, ctx)
     if axes is None:
@@ -141,13 +141,13 @@ def _reduce(node: OnnxNode, ctx: ExpandContext) -> None:
     reduce_to(ctx, node, reduce, before(_element(node, at(ctx, t.name, index))), extents, after)
 
 
-for _name in KINDS:
+for _name in REDUCTION_KINDS:
     operator(_name, infer=reduce_infer)(_reduce)
 
 
 @operator("ReduceLogSumExp", infer=reduce_infer)
 def log_sum_exp(node: OnnxNode, ctx: ExpandContext) -> None:
-    """``m + log(sum(exp(x - m)))`` with the maximum m, or 0 where that is infinite."""
+    """Compute ``m + log(sum(exp(x - m)))`` with the maximum m, or 0 if that is infinite."""
     t = ctx.tensor(node.inputs[0])
     axes = reduced_axes(node, ctx)
     if axes is None or not axes:
@@ -165,7 +165,9 @@ def log_sum_exp(node: OnnxNode, ctx: ExpandContext) -> None:
 
 
 def arg_infer(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
-    """int64 positions, without the axis or with 1 in its place. A scalar is its own extreme, as in ONNX Runtime."""
+    """Infer int64 positions, without the axis or with 1 in its place. A scalar is its own extreme, as in ONNX
+    Runtime.
+    """
     t = ctx.tensor(node.inputs[0])
     if not t.shape:
         return (Inferred("int64", ()),)
@@ -175,7 +177,9 @@ def arg_infer(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
 
 @operator("ArgMax", "ArgMin", infer=arg_infer)
 def arg_extreme(node: OnnxNode, ctx: ExpandContext) -> None:
-    """The extreme, then the first (or last) position that holds it; the first NaN counts as extreme, as in numpy."""
+    """Compute the extreme, then the first (or last) position that holds it. The first NaN is the extreme, as in
+    numpy.
+    """
     t = ctx.tensor(node.inputs[0])
     out = ctx.tensor(node.outputs[0])
     if not t.shape:

@@ -1,7 +1,7 @@
-"""The operator registry: each ONNX operator has one entry with its shape rule and its expansion side by side.
+"""The operator registry: each ONNX operator has one entry with its shape rule and its expansion.
 
-``infer`` runs in the worklist (TSCompiler 4.1, Algorithm 1), possibly several times while facts arrive; ``expand``
-runs once, with all shapes known, and writes primitives. Nothing after expansion asks for an operator's name.
+``infer`` runs in the worklist (TSCompiler 4.1, Algorithm 1), possibly several times while facts arrive. ``expand`` runs
+once, with all shapes known, and writes primitives. No stage after expansion uses an operator's name.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ class OnnxNode:
     attributes: Mapping[str, Any]
     opset: int
     fallback: str = ""
-    """Why another runtime computes it (``graph/fallback.py``); empty: its operator has rules."""
+    """Reason why another runtime computes it (``graph/fallback.py``). Empty if its operator has rules."""
 
     def attribute(self, name: str, default: Any = None) -> Any:
-        """The attribute's value; where the node has none, ONNX's default for its opset, else the one given.
+        """Return the attribute's value; if absent, ONNX's default for the node's opset, else ``default``.
 
         Floats are float32, as ONNX stores them, whatever the type of the tensors.
         """
@@ -49,9 +49,9 @@ class OnnxNode:
 
 @lru_cache(maxsize=4096)
 def _default(op: str, opset: int, name: str) -> Any:
-    """The number that ONNX gives an attribute that a node of this opset does not have; None where it gives none.
+    """Return ONNX's default number for an attribute that a node of this opset lacks, or None.
 
-    Texts are left out: GRU's direction is ``foward`` in opset 1.
+    Text defaults are not used: GRU's direction is ``foward`` in opset 1.
     """
     domain, _, short = op.rpartition("::")
     try:
@@ -66,10 +66,10 @@ def _default(op: str, opset: int, name: str) -> Any:
 
 @dataclass(frozen=True)
 class Inferred:
-    """What a rule knows of one output.
+    """The inferred type of one output.
 
-    ``value``: for small integer (or boolean) tensors that hold shape arithmetic, a numpy object array of ``Dim`` of
-    the output's shape (rank 0 or 1); None when it does not hold sizes.
+    ``value``: for small integer (or boolean) tensors that hold shape arithmetic, a numpy object array of ``Dim`` of the
+    output's shape (rank 0 or 1); None if it does not hold sizes.
     """
 
     dtype: str
@@ -78,7 +78,7 @@ class Inferred:
 
 
 class Rewritten(Exception):
-    """Raised by a shape rule: the node is to be replaced by ``graph``, an ``ImportedGraph`` with the node's outputs."""
+    """Raised by a shape rule to replace the node by ``graph``, an ``ImportedGraph`` with the node's outputs."""
 
     def __init__(self, graph: Any) -> None:
         super().__init__()
@@ -86,7 +86,7 @@ class Rewritten(Exception):
 
 
 class RanksDiffer(Exception):
-    """The branches of an If give a tensor of different ``ranks``, of its first and of its second branch.
+    """Raised if the branches of an If give a tensor different ``ranks``, in its first and in its second branch.
 
     ``sizes``: names of sizes that decide which. ``is_nested``: the ranks are those of an If inside a branch.
     """
@@ -96,7 +96,7 @@ class RanksDiffer(Exception):
         self.tensor, self.ranks, self.sizes, self.is_nested = tensor, ranks, tuple(sizes), is_nested
 
     def error(self, node: OnnxNode) -> UnsupportedError:
-        """The error where the rank must be known."""
+        """Return the error for a rank that must be known."""
         a, b = self.ranks
         remedy = "export the model so that this rank is fixed"
         if self.sizes:
@@ -109,19 +109,19 @@ class RanksDiffer(Exception):
 
 
 class Context(Protocol):
-    """What rules and expansions may both ask. A question that is undecidable raises ShapeError by name."""
+    """Queries that rules and expansions share. An undecidable question raises ShapeError with the names involved."""
 
     def tensor(self, name: str) -> Tensor:
-        """Type and shape of a tensor: in a rule of an input of the node, in an expansion of any."""
+        """Return type and shape of a tensor: for a rule, an input of the node; for an expansion, any tensor."""
 
     def value(self, name: str) -> Array | None:
-        """Object array of Dims when the tensor's elements are known as shape arithmetic, else None."""
+        """Return an object array of Dims if the tensor's elements are known as shape arithmetic, else None."""
 
     def elements(self, name: str) -> Array | None:
-        """As ``value``, with fractions too: elements are Dims and Ratios."""
+        """Like ``value``, but elements may also be fractions: Dims and Ratios."""
 
     def constant(self, name: str) -> Array | None:
-        """The numpy value when the tensor is a constant, else None."""
+        """Return the numpy value if the tensor is a constant, else None."""
 
     def ask(
         self,
@@ -131,49 +131,56 @@ class Context(Protocol):
         dims: Sequence[Dim] = (),
         settings: Mapping[str, Any] | None = None,
     ) -> tuple[Dim, ...]:
-        """Sizes that data decide, one for each of ``names``: the host finds them by a step of this kind (``HostStep``).
+        """Request sizes that depend on data, one for each of ``names``. The host computes them in a step of this kind
+        (``HostStep``).
 
-        Asked again, with equal inputs and settings, it gives the same symbols. Facts come first: a node that asks is
-        processed when nothing else is left to do. Its expansion gets them by the same arguments.
+        Equal inputs and settings give the same symbols. Facts come first: a node with a request is processed when no
+        other work is left. Its expansion gets the sizes by the same arguments.
         """
 
 
 class InferContext(Context, Protocol):
-    """What an ``infer`` rule may ask."""
+    """The context of an ``infer`` rule."""
 
     def equal(self, a: Dim, b: Dim) -> bool | None:
-        """True or False when proven from the facts, None when undecided."""
+        """Return True or False if proven from the facts, None if undecided."""
 
     def unify(self, a: Dim, b: Dim, why: str) -> Dim:
-        """Records ``a == b`` (a guard when it is not provable); returns the canonical dim. ShapeError if impossible."""
+        """Record ``a == b`` (with a guard if not provable). Return the canonical dim. Raises ShapeError if
+        impossible.
+        """
 
     def decide(self, condition: Dim, truth: bool, why: str) -> None:
-        """Records the value of a condition on sizes, 1 or 0 (a guard when it is not provable)."""
+        """Record the value of a condition on sizes, 1 or 0 (with a guard if not provable)."""
 
     def at_most(self, a: Dim, b: Dim, why: str) -> None:
-        """Records ``a <= b`` (a guard when it is not provable). ShapeError if impossible."""
+        """Record ``a <= b`` (with a guard if not provable). Raises ShapeError if impossible."""
 
     def broadcast(self, a: Dim, b: Dim, why: str) -> Dim:
-        """The broadcast of two dims by numpy's rule."""
+        """Return the broadcast of two dims by numpy's rule."""
 
     def undecided(self, question: str, dims: Sequence[Dim], remedy: str) -> ShapeError:
-        """The error for a question about dims that no fact decides: it says where they come from and what is known.
+        """Return the error for a question about dims that no fact decides. It gives their origin and the known facts.
 
-        While facts may still arrive it is one that has the node asked again.
+        While facts may still arrive, the error causes the node to be processed again later.
         """
 
     def inside(self, role: str, types: Sequence[tuple[str, Sequence[Dim | None]]]) -> Any:
-        """The body that is an attribute of the node, for inputs of these dtypes and shapes: a ``graph.inner.Inner``."""
+        """Return the body in an attribute of the node, for inputs of these dtypes and shapes: a
+        ``graph.inner.Inner``.
+        """
 
     def refused(self, role: str, like: Any, why: str) -> Any:
-        """A body in place of the attribute ``role``, with results like those of ``like``; a call that runs it fails."""
+        """Return a body in place of the attribute ``role``, with results like those of ``like``. A call that runs it
+        fails.
+        """
 
     def promise(self, a: Dim, b: Dim, why: str) -> None:
-        """``a <= b`` holds by construction."""
+        """Record ``a <= b``, which holds by construction."""
 
 
 class ExpandContext(Context, Protocol):
-    """What an ``expand`` function may use to write primitives. Shapes are fully known."""
+    """The context of an ``expand`` function, which writes primitives. Shapes are fully known."""
 
     def compute(
         self,
@@ -184,24 +191,25 @@ class ExpandContext(Context, Protocol):
         reduction: tuple[Dim, ...] = (),
         reduce: str | None = None,
     ) -> str:
-        """Adds a Compute (dtype of the body) and returns its tensor's name; ``output`` names a node output."""
+        """Add a Compute (dtype of the body) and return its tensor's name. ``output`` names a node output."""
 
     def concat(self, parts: tuple[str, ...], axis: int, *, output: str | None = None) -> str:
-        """Adds a Concat."""
+        """Add a Concat."""
 
     def alias(self, output: str, source: str) -> None:
-        """The node's output is an existing tensor under another name."""
+        """Make the node's output another name of an existing tensor."""
 
     def bound(self, indices: str, size: Dim, component: int | None = None, natural: bool = False) -> None:
-        """Every element of ``indices`` is a subscript of an axis of ``size``: out of [-size, size) is refused.
+        """Record that every element of ``indices`` subscripts an axis of ``size``: values out of [-size, size) are
+        rejected.
 
-        ``natural``: so are negative ones.
+        ``natural``: negative values are rejected too.
         """
 
     def position(self, indices: str, at: tuple[Index, ...], size: Dim, ranges: Ranges) -> Index | None:
-        """The subscript that ``indices`` holds at ``at``, where it is a formula of the iterators of ``ranges``.
+        """Return the subscript that ``indices`` holds at ``at`` if it is a formula of the iterators of ``ranges``.
 
-        It is >= 0 and, with a guard where that is needed, below ``size``. None: data, or a sign that is not known.
+        It is >= 0 and, with a guard if needed, below ``size``. Returns None for data or an unknown sign.
         """
 
     def made(
@@ -209,20 +217,21 @@ class ExpandContext(Context, Protocol):
         dims: Sequence[Dim] = (), settings: Mapping[str, Any] | None = None, more: Mapping[str, Any] | None = None,
         bodies: Sequence[str] = (),
     ) -> tuple[str, ...]:  # fmt: skip
-        """Tensors that the host makes, in the step of ``ask`` by the same arguments or in a new one; their names.
+        """Add tensors that the host computes, in the step of ``ask`` with the same arguments or in a new one. Return
+        their names.
 
-        ``types``: (name, None for a new one; dtype; shape). ``more``: further settings. ``bodies``: attributes of the
+        ``types``: (name or None for a new one, dtype, shape). ``more``: further settings. ``bodies``: attributes of the
         node that the step runs.
         """
 
     def below(self, tensor: str, size: Dim) -> None:
-        """Every element of a tensor that the host makes is in [0, size)."""
+        """Record that every element of a tensor made by the host is in [0, size)."""
 
     def inner(self, role: str) -> Any:
-        """The body that the shape rule asked for, with its shapes."""
+        """Return the body that the shape rule requested, with its shapes."""
 
     def new_constant(self, array: Array, hint: str) -> str:
-        """Adds a constant and returns its name."""
+        """Add a constant and return its name."""
 
 
 InferRule = Callable[[OnnxNode, InferContext], tuple[Inferred, ...]]
@@ -242,7 +251,7 @@ OPERATORS: dict[str, Operator] = {}
 
 
 def operator(*names: str, infer: InferRule) -> Callable[[ExpandRule], ExpandRule]:
-    """Registers an expansion for one or more ONNX operator names together with its shape rule."""
+    """Register an expansion for one or more ONNX operator names together with its shape rule."""
 
     def register(expand: ExpandRule) -> ExpandRule:
         for name in names:

@@ -27,15 +27,15 @@ from polydyn.graph.subscripts import data_sizes
 from polydyn.schedules.expr import INTEGERS, ITEMSIZE, FromIndex, Value, cast, const, op
 from polydyn.schedules.index import ONE, Index, maximum, minimum, product
 
-WHOLE = (Fraction(0), Fraction(1))
-"""All of an axis, as fractions of it."""
+WHOLE_AXIS = (Fraction(0), Fraction(1))
+"""A whole axis, as fractions of it."""
 
 
 @dataclass(frozen=True)
 class Axis:
-    """One resized axis: from ``size`` to ``output`` elements, ``numerator / denominator`` being the scale.
+    """One resized axis: from ``size`` to ``output`` elements, with scale ``numerator / denominator``.
 
-    ``roi``: the part of the axis that tf_crop_and_resize takes, as fractions of it.
+    ``roi``: the part of the axis that tf_crop_and_resize reads, as fractions of it.
     """
 
     axis: int
@@ -43,10 +43,10 @@ class Axis:
     output: Dim
     numerator: Dim
     denominator: Dim
-    roi: tuple[Fraction, Fraction] = WHOLE
+    roi: tuple[Fraction, Fraction] = WHOLE_AXIS
 
     def position(self, mode: str, x: Index) -> tuple[Index, Index]:
-        """The source position of output ``x`` as an exact fraction with a positive denominator.
+        """Return the source position of output ``x`` as an exact fraction with a positive denominator.
 
         ``align_corners`` and ``pytorch_half_pixel`` put a single output element at position 0.
         """
@@ -64,7 +64,7 @@ class Axis:
         return half, 2 * self.numerator
 
     def _cropped(self, x: Index) -> tuple[Index, Index]:
-        """From the start to the end of the part; one output element lies in its middle."""
+        """Return the position from the start to the end of the part. A single output element is in its middle."""
         start, end = self.roi
         last, steps = self.size - 1, int(self.output.constant or 0) - 1
         parts = start.denominator * end.denominator
@@ -74,7 +74,7 @@ class Axis:
         return last * (first * steps) + x * last * reach, Index.of(parts * steps)
 
     def clamp(self, i: Index) -> Index:
-        """The nearest subscript that exists."""
+        """Return the nearest existing subscript."""
         return minimum(maximum(i, 0), self.size - 1)
 
 
@@ -85,7 +85,7 @@ CROP = "tf_crop_and_resize"
 
 
 def _check(node: OnnxNode) -> tuple[str, str]:
-    """(mode, coordinate mode). UnsupportedError names what is not built."""
+    """Return (mode, coordinate mode). Raises UnsupportedError that names an unsupported mode."""
     mode = node.attribute("mode", "nearest")
     coordinates = node.attribute("coordinate_transformation_mode", "half_pixel" if node.opset > 10 else "asymmetric")
     if mode not in ("nearest", "linear", "cubic"):
@@ -96,7 +96,7 @@ def _check(node: OnnxNode) -> tuple[str, str]:
 
 
 def resized_axes(node: OnnxNode, ctx: Context) -> tuple[Axis, ...]:
-    """The axes whose size changes, or of which a part is taken."""
+    """Return the axes whose size changes, or of which only a part is read."""
     shape = ctx.tensor(node.inputs[0]).shape
     axes = [normalize_axis(node, a, len(shape)) for a in node.attribute("axes") or range(len(shape))]
     sizes, scales = given(node.inputs, 3), given(node.inputs, 2 if node.opset > 10 else 1)
@@ -110,11 +110,11 @@ def resized_axes(node: OnnxNode, ctx: Context) -> tuple[Axis, ...]:
         raise refuse(node, "neither scales nor sizes")
     if _check(node)[1] == CROP:
         out = _with_parts(node, ctx, out)
-    return tuple(a for a in out if a.output != a.size or a.numerator != a.denominator or a.roi != WHOLE)
+    return tuple(a for a in out if a.output != a.size or a.numerator != a.denominator or a.roi != WHOLE_AXIS)
 
 
 def _sized(node: OnnxNode, shape: Shape, axes: list[int], dims: list[Dim]) -> list[Axis]:
-    """Axes of given sizes, or of those that keep the proportions and are nowhere larger (or smaller)."""
+    """Return axes of given sizes, or of sizes that keep the aspect ratio and are nowhere larger (or smaller)."""
     policy = node.attribute("keep_aspect_ratio_policy", "stretch")
     if policy == "stretch":
         return [Axis(a, shape[a], d, d, shape[a]) for a, d in zip(axes, dims, strict=True)]
@@ -122,19 +122,19 @@ def _sized(node: OnnxNode, shape: Shape, axes: list[int], dims: list[Dim]) -> li
         raise refuse(node, f"keep_aspect_ratio_policy {policy}")
     top, bottom = dims[0], shape[axes[0]]
     for d, a in zip(dims[1:], axes[1:], strict=True):
-        less = d * bottom - top * shape[a]  # negative: the scale d / shape[a] is the smaller one
+        less = d * bottom - top * shape[a]  # negative: the scale d / shape[a] is smaller
         other = minimum(1, maximum(0, -less if policy == "not_larger" else less))
         top, bottom = top + other * (d - top), bottom + other * (shape[a] - bottom)
     return [Axis(a, shape[a], (2 * shape[a] * top + bottom) // (2 * bottom), top, bottom) for a in axes]
 
 
 def _scaled(node: OnnxNode, ctx: Context, shape: Shape, axes: list[int], name: str) -> list[Axis]:
-    """Axes of given scales: constants, quotients of sizes, or data, which the host turns into fractions.
+    """Return axes of given scales: constants, quotients of sizes, or data, which the host converts to fractions.
 
-    Sizes follow from the fraction that a float32 stands for, as 7/10: so ONNX's shape inference and ONNX Runtime have
-    it. Positions follow from its very value, as in ONNX's reference; up to opset 10, which has none, from the fraction.
-    Where the last elements are aligned the size is that of the result, as torch and ONNX Runtime have it; ONNX's
-    reference takes it before it is rounded.
+    Sizes follow from the fraction that a float32 represents, such as 7/10, as in ONNX's shape inference and ONNX
+    Runtime. Positions follow from its exact value, as in ONNX's reference; up to opset 10, which has no reference, from
+    the fraction. If the last elements are aligned, the size is that of the result, as in torch and ONNX Runtime. ONNX's
+    reference uses the size before rounding.
     """
     known, quotients, old = ctx.constant(name), ctx.elements(name), node.opset <= 10
     if (count := product(ctx.tensor(name).shape).constant) != len(axes):
@@ -161,9 +161,9 @@ def _pair(x: Fraction) -> tuple[Dim, Dim]:
 
 
 def simplest(x: float) -> Fraction:
-    """The fraction that a float32 stands for: the first convergent to which it is the nearest float32.
+    """Return the fraction that a float32 represents: the first convergent to which it is the nearest float32.
 
-    ``size_steps.c`` finds the same one. ValueError: not a positive number.
+    ``size_steps.c`` computes the same. Raises ValueError if it is not a positive number.
     """
     if not 0 < x < float("inf"):
         raise ValueError(f"the scale {x} is not positive")
@@ -184,19 +184,19 @@ def _with_parts(node: OnnxNode, ctx: Context, axes: list[Axis]) -> list[Axis]:
         raise refuse(node, "a roi that is not constant", "make the roi an initializer")
     ends = [Fraction(float(x)) for x in roi.reshape(-1)]
     out = [replace(a, roi=(ends[k], ends[k + len(axes)])) for k, a in enumerate(axes)]
-    if any(a.output.constant is None for a in out if a.output != a.size or a.roi != WHOLE):
+    if any(a.output.constant is None for a in out if a.output != a.size or a.roi != WHOLE_AXIS):
         raise refuse(node, f"{CROP} to a size that is not constant")
     return out
 
 
 def resize_infer(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
-    """The input's shape with the resized axes replaced."""
+    """Infer the input's shape with the resized axes replaced."""
     _check(node)
     t = ctx.tensor(node.inputs[0])
     shape = list(t.shape)
     for a in resized_axes(node, ctx):
         shape[a.axis] = a.output
-        if given(node.inputs, 3):  # scaled, nothing stays nothing
+        if given(node.inputs, 3):  # scaling nothing gives nothing
             why = f"axis {a.axis} of {t.name} is resized from {a.size} to {a.output}"
             ctx.at_most(minimum(a.output, 1), a.size, why)
     return (Inferred(t.dtype, tuple(shape)),)
@@ -204,7 +204,7 @@ def resize_infer(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
 
 @operator("Resize", "Upsample", infer=resize_infer)
 def resize(node: OnnxNode, ctx: ExpandContext) -> None:
-    """Nearest is a view; linear and cubic weigh 2 or 4 neighbours, one axis after another."""
+    """Resize: nearest is a view; linear and cubic weight 2 or 4 neighbours, one axis after another."""
     mode, coordinates = _check(node)
     axes = resized_axes(node, ctx)
     source = ctx.tensor(node.inputs[0])
@@ -229,13 +229,13 @@ def resize(node: OnnxNode, ctx: ExpandContext) -> None:
 
 
 def _arithmetic(node: OnnxNode, ctx: ExpandContext) -> str:
-    """The type of positions, weights and sums."""
+    """Return the dtype of positions, weights and sums."""
     dtype = ctx.tensor(node.inputs[0]).dtype
     return "float64" if dtype == "float64" or (dtype in INTEGERS and ITEMSIZE[dtype] > 2) else "float32"
 
 
 def _store(node: OnnxNode, ctx: ExpandContext, body: Value) -> None:
-    """Integers are rounded to the nearest one, ties to even, and saturate, as those of ONNX's reference."""
+    """Write the output. Integers are rounded to nearest, ties to even, and saturate, as in ONNX's reference."""
     dtype = ctx.tensor(node.outputs[0]).dtype
     if dtype in INTEGERS:
         low, high = (float(x) for x in (np.iinfo(dtype).min, np.iinfo(dtype).max))
@@ -246,7 +246,7 @@ def _store(node: OnnxNode, ctx: ExpandContext, body: Value) -> None:
 
 
 def _inside_crop(node: OnnxNode, axes: tuple[Axis, ...], coordinates: str, body: Value) -> Value:
-    """The value outside the tensor, which only tf_crop_and_resize reaches."""
+    """Return the body, or the extrapolation value outside the tensor, which only tf_crop_and_resize reaches."""
     tests = []
     for a in axes if coordinates == CROP else ():
         n, d = a.position(coordinates, Index.of(f"d{a.axis}"))
@@ -256,9 +256,9 @@ def _inside_crop(node: OnnxNode, axes: tuple[Axis, ...], coordinates: str, body:
 
 
 def _smoothed(node: OnnxNode, ctx: ExpandContext, name: str, shape: Shape, axis: Axis, coordinates: str) -> str:
-    """Name of the tensor resized along one axis by a kernel that is as wide as the step between positions.
+    """Resize along one axis by a kernel as wide as the step between positions. Return the tensor's name.
 
-    Where the tensor grows this is plain interpolation; else the kernel is stretched by the inverse of the scale.
+    If the tensor grows, this is plain interpolation; else the kernel is stretched by the inverse of the scale.
     """
     dtype = _arithmetic(node, ctx)
     cubic = node.attribute("mode") == "cubic"
@@ -291,13 +291,13 @@ def _triangle(x: Value) -> Value:
 
 
 def _keys(x: Value, a: float) -> Value:
-    """Keys' cubic convolution at a distance x >= 0."""
+    """Return Keys' cubic convolution at a distance x >= 0."""
     beyond = op("where", op("lt", x, like(2, x)), _far(x, a), like(0, x))
     return op("where", op("le", x, like(1, x)), _near(x, a), beyond)
 
 
 def _nearest(node: OnnxNode, axis: Axis, n: Index, d: Index) -> Index:
-    """``n / d`` rounded as ``nearest_mode`` says; up to opset 10 down where the axis grows, else up."""
+    """Round ``n / d`` by ``nearest_mode``; up to opset 10 round down if the axis grows, else up."""
     if node.opset <= 10:
         shrinks = minimum(1, maximum(0, axis.denominator - axis.numerator))
         return (n + shrinks * (d - 1)) // d
@@ -310,7 +310,7 @@ def _nearest(node: OnnxNode, axis: Axis, n: Index, d: Index) -> Index:
 
 
 def _weighted(node: OnnxNode, ctx: ExpandContext, name: str, axis: Axis, coordinates: str) -> Value:
-    """The weighted sum of the neighbours along one axis; neighbours outside repeat the edge."""
+    """Return the weighted sum of the neighbours along one axis. Neighbours outside repeat the edge."""
     index = list(iterators(len(ctx.tensor(name).shape)))
     here = index[axis.axis]
     dtype = _arithmetic(node, ctx)
@@ -325,7 +325,9 @@ def _weighted(node: OnnxNode, ctx: ExpandContext, name: str, axis: Axis, coordin
 
 
 def _weights(node: OnnxNode, ctx: ExpandContext, axis: Axis, coordinates: str, dtype: str) -> list[str]:
-    """One tensor of the output's size for each neighbour; with ``exclude_outside`` those outside weigh nothing."""
+    """Return one tensor of the output's size per neighbour. With ``exclude_outside``, neighbours outside have weight
+    0.
+    """
     here = Index.of("d0")
     n, d = axis.position(coordinates, here)
     floor = n // d
@@ -356,6 +358,6 @@ def _far(x: Value, a: float) -> Value:
 
 
 def cubic_weights(t: Value, a: float) -> list[Value]:
-    """Keys' cubic convolution with coefficient ``a``, for the neighbours at distances 1+t, t, 1-t, 2-t."""
+    """Return Keys' cubic convolution with coefficient ``a``, for the neighbours at distances 1+t, t, 1-t, 2-t."""
     one, two = like(1, t), like(2, t)
     return [_far(op("add", t, one), a), _near(t, a), _near(op("sub", one, t), a), _far(op("sub", two, t), a)]

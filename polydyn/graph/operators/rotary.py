@@ -1,4 +1,4 @@
-"""RotaryEmbedding: pairs of elements turned by angles whose cosines and sines are tables."""
+"""RotaryEmbedding: pairs of elements rotated by angles whose cosines and sines are tables."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from polydyn.schedules.index import ZERO, Index
 
 
 def _geometry(node: OnnxNode, ctx: Context) -> tuple[Dim, int]:
-    """(head size, how many of its elements are turned). UnsupportedError: a number that is not constant."""
+    """Return (head size, number of its elements that are rotated). Raises UnsupportedError if it is not constant."""
     x, cos = ctx.tensor(node.inputs[0]), ctx.tensor(node.inputs[1])
     heads = node.attribute("num_heads", 0)
     if len(x.shape) not in (3, 4):
@@ -27,7 +27,7 @@ def _geometry(node: OnnxNode, ctx: Context) -> tuple[Dim, int]:
 
 
 def infer(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
-    """The input's shape; caches [positions, turned / 2], or [B, L, turned / 2] without positions."""
+    """Infer the input's shape. Caches are [positions, rotated / 2], or [B, L, rotated / 2] without positions."""
     x, turned = ctx.tensor(node.inputs[0]), _geometry(node, ctx)[1]
     length = x.shape[1] if len(x.shape) == 3 else x.shape[2]
     places = given(node.inputs, 3)
@@ -44,7 +44,9 @@ def infer(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
 
 @operator("RotaryEmbedding", infer=infer)
 def rotary_embedding(node: OnnxNode, ctx: ExpandContext) -> None:
-    """``x * cos - y * sin`` and ``x * sin + y * cos`` for a pair (x, y): halves of a head, or neighbours in it."""
+    """Compute ``x * cos - y * sin`` and ``x * sin + y * cos`` for a pair (x, y): halves of a head, or neighbours in
+    it.
+    """
     x = ctx.tensor(node.inputs[0])
     size, turned = _geometry(node, ctx)
     half, d = turned // 2, list(iterators(len(x.shape)))

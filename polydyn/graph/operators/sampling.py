@@ -1,7 +1,7 @@
-"""Operators that read between pixels: GridSample, RoiAlign, DeformConv; and AffineGrid, which says where.
+"""Operators that sample between pixels: GridSample, RoiAlign, DeformConv; and AffineGrid, which computes positions.
 
-Coordinates are tensors of floats; what lies around them is tensors of integers, which the sum of weighted neighbours
-reads through. Subscripts are clamped in the kernel, so that no coordinate, NaN included, reads outside.
+Coordinates are float tensors. The positions of their neighbours are integer tensors, through which the weighted sum
+reads. Subscripts are clamped in the kernel, so that no coordinate, NaN included, reads outside.
 """
 
 from __future__ import annotations
@@ -34,10 +34,11 @@ from polydyn.schedules.index import ONE, Index, fetch, maximum, minimum
 
 
 @dataclass(frozen=True)
-class Around:
-    """The neighbours of coordinates along one axis of ``size``: ``first`` names the integer tensor of the lowest one.
+class InterpolationNeighbours:
+    """The neighbours of coordinates along one axis of ``size``. ``first`` names the integer tensor of the lowest one.
 
-    ``weights``: one value for each neighbour; ``where``: subscripts of the coordinates; ``zeros``: outside is 0.
+    ``weights``: one value per neighbour. ``where``: subscripts of the coordinates. ``zeros``: elements outside are
+    0.
     """
 
     first: str
@@ -47,16 +48,18 @@ class Around:
     zeros: bool
 
     def place(self, k: int) -> Index:
-        """The subscript of neighbour k, inside the axis."""
+        """Return the subscript of neighbour k, clamped to the axis."""
         return minimum(maximum(fetch(self.first, self.where) + k, 0), self.size - 1)
 
     def inside(self, k: int) -> Value | None:
-        """The condition that neighbour k exists."""
+        """Return the condition that neighbour k exists."""
         return in_range(fetch(self.first, self.where) + k, self.size) if self.zeros else None
 
 
-def weighted(ctx: ExpandContext, source: str, outer: tuple[Index, ...], axes: tuple[Around, ...]) -> Value:
-    """The sum over all combinations of neighbours, each times its weights; of booleans in float32."""
+def weighted(
+    ctx: ExpandContext, source: str, outer: tuple[Index, ...], axes: tuple[InterpolationNeighbours, ...]
+) -> Value:
+    """Return the sum over all combinations of neighbours, each times its weights. Booleans are summed in float32."""
     terms, several = [], any(len(a.weights) > 1 for a in axes)
     for choice in combinations(*(range(len(a.weights)) for a in axes)):
         pixel = wide(at(ctx, source, (*outer, *(a.place(k) for a, k in zip(axes, choice, strict=True)))))
@@ -70,13 +73,13 @@ def weighted(ctx: ExpandContext, source: str, outer: tuple[Index, ...], axes: tu
 
 
 def floor_of(ctx: ExpandContext, shape: Shape, x: Value) -> str:
-    """Name of the int64 tensor of ``floor(x)``; far from every pixel it stays far, and small enough for an integer."""
+    """Compute ``floor(x)`` as int64 and return its name. Far coordinates stay far, but fit in an integer."""
     near = op("max", op("min", op("floor", x), like(2.0**31, x)), like(-(2.0**31), x))
     return ctx.compute(shape, cast(op("where", op("isnan", x), like(-(2.0**31), x), near), "int64"))
 
 
 def fraction(x: Value) -> Value:
-    """What is above the floor."""
+    """Return the part above the floor."""
     return op("sub", x, op("floor", x))
 
 
@@ -87,7 +90,7 @@ KINDS = {"bilinear": "linear", "bicubic": "cubic"}
 
 
 def infer_grid_sample(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
-    """[N, C, positions...]; the grid is [N, positions..., k] for k spatial axes."""
+    """Infer [N, C, positions...]. The grid is [N, positions..., k] for k spatial axes."""
     x, grid = (ctx.tensor(n) for n in node.inputs)
     k = len(x.shape) - 2
     if k not in (1, 2, 3) or len(grid.shape) != len(x.shape):
@@ -103,7 +106,7 @@ def infer_grid_sample(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]
 
 @operator("GridSample", infer=infer_grid_sample)
 def grid_sample(node: OnnxNode, ctx: ExpandContext) -> None:
-    """Pixels around coordinates in [-1, 1], of which the last comes first in the grid."""
+    """Sample pixels around coordinates in [-1, 1]. The grid stores the coordinate of the last axis first."""
     x, grid = (ctx.tensor(n) for n in node.inputs)
     mode = node.attribute("mode", "linear")
     mode, padding = KINDS.get(mode, mode), node.attribute("padding_mode", "zeros")
@@ -117,15 +120,15 @@ def grid_sample(node: OnnxNode, ctx: ExpandContext) -> None:
         position = _position(raw, size, bool(node.attribute("align_corners", 0)))
         if mode == "nearest":
             position = op("rint", position)
-        if mode != "cubic":  # else its neighbours are moved inside, one by one
+        if mode != "cubic":  # cubic neighbours are moved inside one by one
             position = _padded(node, position, size, padding)
         name = ctx.compute(shape, position)
-        axes.append(_around(node, ctx, name, size, mode, padding, (y[0], *y[2:])))
+        axes.append(_neighbours(node, ctx, name, size, mode, padding, (y[0], *y[2:])))
     emit(ctx, node, weighted(ctx, x.name, y[:2], tuple(axes)))
 
 
 def _position(x: Value, size: Dim, corners: bool) -> Value:
-    """-1 and 1 are the centres of the first and the last pixel, or their outer edges."""
+    """Convert a coordinate: -1 and 1 are the centres of the first and the last pixel, or their outer edges."""
     n, half = FromIndex(x.dtype, size), like(0.5, x)
     moved = op("add", x, like(1, x))
     if corners:
@@ -150,7 +153,7 @@ def _borders(x: Value, size: Dim, corners: bool) -> tuple[Value, Value]:
 
 
 def _reflected(x: Value, low: Value, high: Value) -> Value:
-    """Folded at both borders until it lies between them."""
+    """Reflect a coordinate at both borders until it is between them."""
     span = op("sub", high, low)
     twice = op("mul", like(2, x), span)
     distance = op("fmod", op("abs", op("sub", x, low)), twice)
@@ -159,15 +162,15 @@ def _reflected(x: Value, low: Value, high: Value) -> Value:
     return op("where", inside, x, op("where", op("gt", span, like(0, x)), folded, low))
 
 
-def _around(
+def _neighbours(
     node: OnnxNode, ctx: ExpandContext, name: str, size: Dim, mode: str, padding: str, where: tuple[Index, ...]
-) -> Around:
-    """The neighbours of the coordinates in ``name``; reflected ones are moved inside one by one."""
+) -> InterpolationNeighbours:
+    """Return the neighbours of the coordinates in ``name``. Reflected ones are moved inside one by one."""
     shape = ctx.tensor(name).shape
     x = at(ctx, name, iterators(len(shape)))
     first = floor_of(ctx, shape, x)
     if mode == "nearest":
-        return Around(first, where, size, (like(1, x),), padding == "zeros")
+        return InterpolationNeighbours(first, where, size, (like(1, x),), padding == "zeros")
     t = fraction(at(ctx, name, where))
     if mode == "linear":
         weights: list[Value] = [op("sub", like(1, t), t), t]
@@ -181,7 +184,7 @@ def _around(
         if offset:
             here = iterators(len(shape))
             first = ctx.compute(shape, FromIndex("int64", fetch(first, here) - offset))
-        return Around(first, where, size, tuple(weights), padding == "zeros")
+        return InterpolationNeighbours(first, where, size, tuple(weights), padding == "zeros")
     here = iterators(len(shape))
     places = []
     for i in range(len(weights)):
@@ -192,13 +195,13 @@ def _around(
 
 
 @dataclass(frozen=True)
-class Reflected(Around):
-    """Neighbours with a tensor of subscripts each."""
+class Reflected(InterpolationNeighbours):
+    """Neighbours that have a separate tensor of subscripts each."""
 
     places: tuple[str, ...] = ()
 
     def place(self, k: int) -> Index:
-        """The subscript of neighbour k, inside the axis."""
+        """Return the subscript of neighbour k, clamped to the axis."""
         return minimum(maximum(fetch(self.places[k], self.where), 0), self.size - 1)
 
 
@@ -206,7 +209,7 @@ class Reflected(Around):
 
 
 def infer_affine_grid(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
-    """[N, spatial..., k] for k spatial axes of the size, which is [N, C, spatial...]."""
+    """Infer [N, spatial..., k] for k spatial axes of the size, which is [N, C, spatial...]."""
     theta, size = ctx.tensor(node.inputs[0]), sizes(node, ctx, 1, "size") or ()
     k = len(size) - 2
     if k not in (2, 3) or len(theta.shape) != 3:
@@ -218,7 +221,7 @@ def infer_affine_grid(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]
 
 @operator("AffineGrid", infer=infer_affine_grid)
 def affine_grid(node: OnnxNode, ctx: ExpandContext) -> None:
-    """Each sample's transformation of the centres of pixels, or of the corners; a single pixel's corner is -1."""
+    """Transform the centres (or corners) of pixels for each sample. The corner of a single pixel is -1."""
     theta, y = ctx.tensor(node.inputs[0]), ctx.tensor(node.outputs[0])
     n, *place, k = iterators(len(y.shape))
     corners = bool(node.attribute("align_corners", 0))
@@ -237,7 +240,7 @@ def affine_grid(node: OnnxNode, ctx: ExpandContext) -> None:
 
 
 def infer_roi_align(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
-    """[regions, C, output_height, output_width]."""
+    """Infer [regions, C, output_height, output_width]."""
     x, rois, batch = (ctx.tensor(n) for n in node.inputs)
     if node.attribute("sampling_ratio", 0) < 1:
         raise refuse(node, "sampling_ratio 0, a number of samples that depends on data,", "give a sampling_ratio")
@@ -253,7 +256,7 @@ def infer_roi_align(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
 
 @operator("RoiAlign", infer=infer_roi_align)
 def roi_align(node: OnnxNode, ctx: ExpandContext) -> None:
-    """The mean (or the greatest weighted neighbour) of samples in each bin; samples outside the image are 0."""
+    """Compute the mean (or the maximum weighted neighbour) of samples in each bin. Samples outside the image are 0."""
     x, y, batch = ctx.tensor(node.inputs[0]), ctx.tensor(node.outputs[0]), node.inputs[2]
     ctx.bound(batch, x.shape[0])
     n, c, ph, pw = iterators(4)
@@ -270,7 +273,7 @@ def roi_align(node: OnnxNode, ctx: ExpandContext) -> None:
         clamped = ctx.compute(shape, op("min", op("max", at(ctx, name, iterators(3)), like(0, raw)), last))
         first = floor_of(ctx, shape, at(ctx, clamped, iterators(3)))
         t = fraction(at(ctx, clamped, place))
-        axes.append(Around(first, place, size, (op("sub", like(1, t), t), t), False))
+        axes.append(InterpolationNeighbours(first, place, size, (op("sub", like(1, t), t), t), False))
     inside = all_of(tests)
     assert inside is not None
     outer = (maximum(minimum(fetch(batch, (n,)), x.shape[0] - 1), 0), c)
@@ -291,7 +294,7 @@ def roi_align(node: OnnxNode, ctx: ExpandContext) -> None:
 
 
 def _samples(node: OnnxNode, ctx: ExpandContext, axis: int, bins: Dim, count: int) -> str:
-    """Name of [regions, bins, samples]: coordinates along height (0) or width (1)."""
+    """Compute the coordinates along height (0) or width (1) as [regions, bins, samples]. Return the tensor's name."""
     rois = ctx.tensor(node.inputs[1])
     n, place, step = iterators(3)
     default = "half_pixel" if node.opset >= 16 else "output_half_pixel"
@@ -318,7 +321,7 @@ def _samples(node: OnnxNode, ctx: ExpandContext, axis: int, bins: Dim, count: in
 
 
 def infer_deform_conv(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
-    """[N, O, height, width]; offsets [N, groups * taps * 2, height, width], masks half of it."""
+    """Infer [N, O, height, width]. Offsets are [N, groups * taps * 2, height, width], masks half of this."""
     x, w, offset = (ctx.tensor(n) for n in node.inputs[:3])
     if len(x.shape) != 4:
         raise refuse(node, f"{len(x.shape) - 2} spatial axes")
@@ -339,7 +342,7 @@ def infer_deform_conv(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]
 
 @operator("DeformConv", infer=infer_deform_conv)
 def deform_conv(node: OnnxNode, ctx: ExpandContext) -> None:
-    """Taps are sampled where their offsets put them, times their mask; then a convolution of what was sampled."""
+    """Sample taps at their offset positions, times their mask, then convolve the samples."""
     x, w, y = ctx.tensor(node.inputs[0]), ctx.tensor(node.inputs[1]), ctx.tensor(node.outputs[0])
     offset, groups, group = node.inputs[2], int(node.attribute("offset_group", 1)), int(node.attribute("group", 1))
     axes = windows(node, x.shape[2:], w.shape[2:])
@@ -355,7 +358,7 @@ def deform_conv(node: OnnxNode, ctx: ExpandContext) -> None:
         first = floor_of(ctx, coordinates, at(ctx, name, iterators(6)))
         where = (n, g // each if groups > 1 else Index.of(0), ky, kx, oy, ox)
         t = fraction(at(ctx, name, where))
-        around.append(Around(first, where, window.size, (op("sub", like(1, t), t), t), True))
+        around.append(InterpolationNeighbours(first, where, window.size, (op("sub", like(1, t), t), t), True))
     value = weighted(ctx, x.name, (n, g), tuple(around))  # d1 runs over channels here
     if mask := given(node.inputs, 4):
         channel = (around[0].where[1] * taps[0] + ky) * taps[1] + kx

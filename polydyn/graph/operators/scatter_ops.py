@@ -1,8 +1,9 @@
-"""Scatters. ScatterND at positions that are formulas is how exporters write ``x[:, 1:] = y``.
+"""Scatters. Exporters write ``x[:, 1:] = y`` as a ScatterND at positions that are formulas.
 
-A primitive says what each element is, so a scatter has to be turned round: an element asks whether and from where it is
-written. When each index of the updates moves along one axis of the data by 1 no element is written twice, and the
-answer is a formula. Where indices are data all updates are asked (``polydyn/fusion/scatter.py`` makes that one loop).
+A primitive defines each output element, so a scatter must be inverted: each element determines whether and from where
+it is written. If each index of the updates moves along one axis of the data by 1, no element is written twice, and the
+inverse is a formula. If indices are data, each element tests all updates (``polydyn/fusion/scatter.py`` turns this into
+one loop).
 """
 
 from __future__ import annotations
@@ -27,19 +28,19 @@ from polydyn.schedules.expr import Value, const, neutral, op
 from polydyn.schedules.index import ONE, ZERO, Index, fetch
 
 REDUCTIONS = {"add": "add", "mul": "mul", "max": "max", "min": "min"}
-"""ONNX's name of what combines old and new elements -> the operation."""
-OF_BOOLEANS = {"add": "max", "mul": "min"}
-"""Of booleans a sum is "or", a product "and", as in numpy."""
+"""Maps ONNX's name of the reduction to the operation that combines old and new elements."""
+BOOLEAN_REDUCTIONS = {"add": "max", "mul": "min"}
+"""For booleans a sum is "or" and a product "and", as in numpy."""
 
 
 def _reduction(node: OnnxNode, ctx: ExpandContext) -> str:
-    """What combines old and new elements: ``none``, or a key of ``REDUCTIONS``."""
+    """Return the reduction of old and new elements: ``none``, or a key of ``REDUCTIONS``."""
     found = str(node.attribute("reduction", "none"))
-    return OF_BOOLEANS.get(found, found) if ctx.tensor(node.inputs[0]).dtype == "bool" else found
+    return BOOLEAN_REDUCTIONS.get(found, found) if ctx.tensor(node.inputs[0]).dtype == "bool" else found
 
 
 def infer_scatter_nd(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
-    """ScatterND: the shape of the data; the updates have one slice for every index tuple."""
+    """Infer the shape of the data. The updates have one slice per index tuple."""
     data, indices, updates = (ctx.tensor(n) for n in node.inputs)
     if node.attribute("reduction", "none") not in ("none", *REDUCTIONS):
         raise refuse(node, f"reduction {node.attribute('reduction')}")
@@ -58,7 +59,7 @@ def infer_scatter_nd(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
 
 @operator("ScatterND", infer=infer_scatter_nd)
 def expand_scatter_nd(node: OnnxNode, ctx: ExpandContext) -> None:
-    """``out[d...] = updates[where d was written from] if it was written, else data[d...]``."""
+    """Compute ``out[d...] = updates[source of d]`` if d was written, else ``data[d...]``."""
     data, indices, updates = (ctx.tensor(n) for n in node.inputs)
     k, outer = int(indices.shape[-1].constant or 0), len(indices.shape) - 1
     d = iterators(len(data.shape))
@@ -78,9 +79,9 @@ def expand_scatter_nd(node: OnnxNode, ctx: ExpandContext) -> None:
 
 
 def _turned_round(node: OnnxNode, ctx: ExpandContext, k: int) -> tuple[list[Index], list[Value]] | None:
-    """The subscripts of the updates' outer axes over the data's iterators, and the conditions that there is one.
+    """Return the subscripts of the updates' outer axes over the data's iterators, and the conditions that they exist.
 
-    None: a place is data, or moves in another way than by 1 along one axis.
+    Returns None if a position is data, or does not move by 1 along one axis.
     """
     data, indices = ctx.tensor(node.inputs[0]), ctx.tensor(node.inputs[1])
     sizes = indices.shape[:-1]
@@ -109,7 +110,9 @@ def _turned_round(node: OnnxNode, ctx: ExpandContext, k: int) -> tuple[list[Inde
 
 
 def infer_scatter_elements(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
-    """The shape of the data; the updates have that of the indices, which is nowhere greater beside the axis."""
+    """Infer the shape of the data. The updates have the indices' shape, which is nowhere larger except along the
+    axis.
+    """
     data, indices, updates = (ctx.tensor(n) for n in node.inputs)
     if not len(data.shape) == len(indices.shape) == len(updates.shape):
         raise ShapeError("data, indices and updates have different ranks", tensor=indices.name, rule=node.op)
@@ -125,7 +128,7 @@ def infer_scatter_elements(node: OnnxNode, ctx: InferContext) -> tuple[Inferred,
 
 @operator("ScatterElements", "Scatter", infer=infer_scatter_elements)
 def scatter_elements(node: OnnxNode, ctx: ExpandContext) -> None:
-    """An element asks the updates of its line along the axis; without a reduction the last of them stays."""
+    """Compute each element from the updates of its line along the axis. Without a reduction, the last one wins."""
     data, indices, updates = (ctx.tensor(n) for n in node.inputs)
     axis = normalize_axis(node, node.attribute("axis", 0), len(data.shape))
     d, r = iterators(len(data.shape)), Index.of("r0")
@@ -150,7 +153,7 @@ def scatter_elements(node: OnnxNode, ctx: ExpandContext) -> None:
 def _combined(
     ctx: ExpandContext, reduction: str, shape: Shape, old: Value, match: Value, update: Value, extents: Shape
 ) -> Value:
-    """The old element and all updates that match it."""
+    """Combine the old element with all updates that match it."""
     kind = {"add": "sum", "mul": "prod"}.get(reduction, reduction)
     update = wide(update)
     body = op("where", match, update, neutral(kind, update.dtype))
@@ -159,7 +162,7 @@ def _combined(
 
 
 def scatter_by_search(node: OnnxNode, ctx: ExpandContext, k: int) -> None:
-    """ScatterND with index tuples that are data: the places of the tuples are searched for every element."""
+    """Expand a ScatterND with index tuples that are data: every element searches the tuples."""
     data, indices, updates = (ctx.tensor(n) for n in node.inputs)
     d, extents = iterators(len(data.shape)), indices.shape[:-1]
     q = tuple(Index.of(f"r{j}") for j in range(len(extents)))
@@ -181,7 +184,7 @@ def scatter_by_search(node: OnnxNode, ctx: ExpandContext, k: int) -> None:
 
 
 def infer_tensor_scatter(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
-    """The shape of the cache; the update has it too, but along the axis it may be shorter."""
+    """Infer the shape of the cache. The update has the same shape, but may be shorter along the axis."""
     past, update = (ctx.tensor(n) for n in node.inputs[:2])
     axis = normalize_axis(node, node.attribute("axis", -2), len(past.shape))
     if axis == 0 or node.attribute("mode", "linear") not in ("linear", "circular"):
@@ -196,7 +199,7 @@ def infer_tensor_scatter(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, .
 
 @operator("TensorScatter", infer=infer_tensor_scatter)
 def tensor_scatter(node: OnnxNode, ctx: ExpandContext) -> None:
-    """Each sample's update is written from its own position on; in circular mode past the end goes to the front."""
+    """Write each sample's update from its own position on. In circular mode it wraps around at the end."""
     past, update = (ctx.tensor(n) for n in node.inputs[:2])
     axis = normalize_axis(node, node.attribute("axis", -2), len(past.shape))
     d, starts = iterators(len(past.shape)), given(node.inputs, 2)

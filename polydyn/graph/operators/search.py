@@ -1,8 +1,8 @@
-"""Operators whose places are data, turned round: TopK by counting ranks, scatters and MaxUnpool by asking every update.
+"""Operators with data-dependent positions, inverted: TopK counts ranks, scatters and MaxUnpool search all updates.
 
-A primitive says what each element is: it asks all candidates whether they are meant for it. Where a candidate says
-itself for which element it is, a kernel asks each of them once (``polydyn/fusion/scatter.py``); a device asks them all,
-which is quadratic along the axis, parallel, and the same on every run.
+A primitive defines each element, so the element tests all candidates. If a candidate determines its element, a CPU
+kernel visits each candidate once (``polydyn/fusion/scatter.py``). A device tests them all, which is quadratic along the
+axis, parallel, and the same on every run.
 """
 
 from __future__ import annotations
@@ -35,19 +35,21 @@ from polydyn.schedules.laws.order import before
 
 
 def integer(i: IndexLike) -> Value:
-    """A subscript as a number."""
+    """Return a subscript as a number."""
     return FromIndex("int64", Index.of(i))
 
 
 def wrapped(index: Value, size: Dim) -> Value:
-    """A subscript that is data; negative ones count from the end."""
+    """Return a subscript that is data. Negative ones count from the end."""
     index = cast(index, "int64")
     return op("where", op("lt", index, const(0, "int64")), op("add", index, integer(size)), index)
 
 
 def last_match(ctx: ExpandContext, shape: Shape, match: Value, extents: Shape) -> str:
-    """Name of an int64 tensor: the last place in row-major order over ``extents`` where ``match`` holds, negative
-    where there is none."""
+    """Compute the last row-major position over ``extents`` where ``match`` holds. Return the int64 tensor's name.
+
+    The position is negative if there is none.
+    """
     place = ZERO
     for j, e in enumerate(extents):
         place = place * e + Index.of(f"r{j}")
@@ -56,7 +58,7 @@ def last_match(ctx: ExpandContext, shape: Shape, match: Value, extents: Shape) -
 
 
 def decoded(place: Index, extents: Shape) -> tuple[Index, ...]:
-    """The subscripts of a place in row-major order."""
+    """Return the subscripts of a row-major position."""
     out = []
     for k, e in enumerate(extents):
         inner = product(extents[k + 1 :])
@@ -68,7 +70,7 @@ def decoded(place: Index, extents: Shape) -> tuple[Index, ...]:
 
 
 def infer_top_k(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
-    """The k first along the axis: values and int64 positions."""
+    """Infer the first k along the axis: values and int64 positions."""
     x = ctx.tensor(node.inputs[0])
     axis = normalize_axis(node, node.attribute("axis", -1), len(x.shape))
     (k,) = sizes(node, ctx, 1, "k") or (ONE,)
@@ -79,8 +81,9 @@ def infer_top_k(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
 
 @operator("TopK", infer=infer_top_k)
 def top_k(node: OnnxNode, ctx: ExpandContext) -> None:
-    """An element's rank is the number of those before it: greater ones, and equal ones at smaller positions. (On a CPU
-    they are sorted: ``polydyn/fusion/argsort.py``.)
+    """Compute an element's rank: the number of larger elements, and of equal ones at smaller positions.
+
+    On a CPU they are sorted: ``polydyn/fusion/argsort.py``.
     """
     x = ctx.tensor(node.inputs[0])
     axis = normalize_axis(node, node.attribute("axis", -1), len(x.shape))
@@ -102,7 +105,7 @@ def top_k(node: OnnxNode, ctx: ExpandContext) -> None:
 
 
 def infer_reverse_sequence(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
-    """The same shape; one length for each sample."""
+    """Infer the same shape. There is one length per sample."""
     x = ctx.tensor(node.inputs[0])
     batch, time = node.attribute("batch_axis", 1), node.attribute("time_axis", 0)
     if {batch, time} != {0, 1} or len(x.shape) < 2:
@@ -113,7 +116,7 @@ def infer_reverse_sequence(node: OnnxNode, ctx: InferContext) -> tuple[Inferred,
 
 @operator("ReverseSequence", infer=infer_reverse_sequence)
 def reverse_sequence(node: OnnxNode, ctx: ExpandContext) -> None:
-    """The first elements of each sample, as many as its length says, in reverse order."""
+    """Reverse the first elements of each sample, up to its length."""
     x = ctx.tensor(node.inputs[0])
     batch, time = node.attribute("batch_axis", 1), node.attribute("time_axis", 0)
     ctx.bound(node.inputs[1], x.shape[time] + 1, natural=True)
@@ -124,7 +127,7 @@ def reverse_sequence(node: OnnxNode, ctx: ExpandContext) -> None:
 
 
 def infer_max_unpool(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
-    """[N, C, ...] of the pooling's input, or the shape that is asked for."""
+    """Infer [N, C, ...] of the pooling's input, or the requested shape."""
     x = ctx.tensor(node.inputs[0])
     requested = sizes(node, ctx, 2, "output_shape")
     return (Inferred(x.dtype, requested or _unpooled(node, x.shape)),)
@@ -142,13 +145,13 @@ def _unpooled(node: OnnxNode, shape: Shape) -> Shape:
 
 @operator("MaxUnpool", infer=infer_max_unpool)
 def max_unpool(node: OnnxNode, ctx: ExpandContext) -> None:
-    """An element is the one whose index (over all axes of the inferred shape) is its own position, else 0."""
+    """Write the element whose index (over all axes of the inferred shape) is its own position, else 0."""
     x, y, indices = ctx.tensor(node.inputs[0]), ctx.tensor(node.outputs[0]), node.inputs[1]
     inferred, extents = _unpooled(node, x.shape), x.shape[2:]
     d = iterators(len(y.shape))
     taps = tuple(Index.of(f"r{j}") for j in range(len(extents)))
     flat, image = fetch(indices, (*d[:2], *taps)), product(inferred[2:])
-    pairs = [(flat // image, d[0] * inferred[1] + d[1])]  # place by place, so that it is a scatter
+    pairs = [(flat // image, d[0] * inferred[1] + d[1])]  # per axis, so that it is a scatter
     pairs += zip(decoded(flat % image, inferred[2:]), d[2:], strict=True)
     match = all_of([op("eq", integer(a), integer(b)) for a, b in pairs])
     assert match is not None
@@ -160,7 +163,7 @@ def max_unpool(node: OnnxNode, ctx: ExpandContext) -> None:
 
 
 def infer_eye_like(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
-    """A matrix of the input's shape."""
+    """Infer a matrix of the input's shape."""
     x = ctx.tensor(node.inputs[0])
     if len(x.shape) != 2:
         raise ShapeError(f"{x.name} has {len(x.shape)} axes", tensor=x.name, rule="EyeLike needs a matrix")
@@ -170,16 +173,16 @@ def infer_eye_like(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
 
 @operator("EyeLike", infer=infer_eye_like)
 def eye_like(node: OnnxNode, ctx: ExpandContext) -> None:
-    """Ones on diagonal k."""
+    """Write ones on diagonal k."""
     y = ctx.tensor(node.outputs[0])
     i, j = iterators(2)
-    k = max(min(int(node.attribute("k", 0)), 2**62), -(2**62))  # farther from all elements than there are any
+    k = max(min(int(node.attribute("k", 0)), 2**62), -(2**62))  # clamped beyond all elements
     on = op("eq", integer(j), integer(i + k))
     emit(ctx, node, op("where", on, const(1, y.dtype), const(0, y.dtype)))
 
 
 def infer_col_to_im(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
-    """[N, C, image...]; the input has C times the block's elements as channels, and one column for each block."""
+    """Infer [N, C, image...]. The input has C times the block's elements as channels, and one column per block."""
     x = ctx.tensor(node.inputs[0])
     image, block = sizes(node, ctx, 1, "image_shape") or (), ints(node, ctx, 2, "block_shape") or ()
     count = product(map(Index.of, block))
@@ -198,7 +201,7 @@ def _blocks(node: OnnxNode, image: Shape, block: tuple[int, ...]) -> Shape:
 
 @operator("Col2Im", infer=infer_col_to_im)
 def col_to_im(node: OnnxNode, ctx: ExpandContext) -> None:
-    """The sum of all elements of blocks that lie on a pixel; of booleans, whether any of them is true."""
+    """Sum all elements of blocks that cover a pixel. Booleans are combined by "or"."""
     x, y = ctx.tensor(node.inputs[0]), ctx.tensor(node.outputs[0])
     block = ints(node, ctx, 2, "block_shape") or ()
     strides, dilations, pads = moves(node, len(block))

@@ -1,6 +1,6 @@
-"""Operators whose results are as long as data say: NonZero, Compress, Unique, NonMaxSuppression.
+"""Operators whose result sizes depend on data: NonZero, Compress, Unique, NonMaxSuppression.
 
-The host finds the places (``polydyn/runtime/c/host_steps.c``); what is computed from them is a gather like any other.
+The host computes the positions (``polydyn/runtime/c/host_steps.c``). The results are ordinary gathers from them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from polydyn.schedules.index import ONE, Index, fetch, product
 
 
 def infer_non_zero(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
-    """[rank, n]: the places of all elements that are not 0, at most as many as there are elements."""
+    """Infer [rank, n]: the positions of all nonzero elements, at most as many as there are elements."""
     x, known = ctx.tensor(node.inputs[0]), ctx.constant(node.inputs[0])
     if known is not None:
         found = np.array(np.nonzero(known), np.int64).reshape(known.ndim, -1)
@@ -31,8 +31,8 @@ def infer_non_zero(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
 
 @operator("NonZero", infer=infer_non_zero)
 def non_zero(node: OnnxNode, ctx: ExpandContext) -> None:
-    """Places in row-major order from the host, taken apart into subscripts: a row for each axis, so that who reads one
-    reads the formula.
+    """Split row-major positions from the host into subscripts: one row per axis, so that readers of a row see the
+    formula.
     """
     x, (_, n) = ctx.tensor(node.inputs[0]), ctx.tensor(node.outputs[0]).shape
     (places,) = ctx.made("non_zero", node.inputs, [(None, "int64", (n,))])
@@ -47,7 +47,7 @@ def non_zero(node: OnnxNode, ctx: ExpandContext) -> None:
 
 
 def _compressed(node: OnnxNode, ctx: Context) -> tuple[int | None, Dim]:
-    """The axis of a Compress, None for all in one, and its size."""
+    """Return the axis of a Compress (None for the flattened input) and its size."""
     x = ctx.tensor(node.inputs[0])
     axis = node.attribute("axis")
     if axis is None:
@@ -57,7 +57,7 @@ def _compressed(node: OnnxNode, ctx: Context) -> tuple[int | None, Dim]:
 
 
 def infer_compress(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
-    """The input with n elements along the axis, or as a vector of n."""
+    """Infer the input with n elements along the axis, or a vector of n elements."""
     x, c = ctx.tensor(node.inputs[0]), ctx.tensor(node.inputs[1])
     if c.dtype != "bool" or len(c.shape) != 1:
         what = f"a condition {c.dtype}{list(map(str, c.shape))}"
@@ -72,7 +72,7 @@ def infer_compress(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
 
 @operator("Compress", infer=infer_compress)
 def compress(node: OnnxNode, ctx: ExpandContext) -> None:
-    """A gather at the places of what is true."""
+    """Gather at the positions of true elements."""
     x, y, c = (ctx.tensor(t) for t in (node.inputs[0], node.outputs[0], node.inputs[1]))
     axis, _ = _compressed(node, ctx)
     n, d = y.shape[axis or 0], iterators(len(y.shape))
@@ -92,7 +92,7 @@ def _unique_settings(node: OnnxNode, ctx: Context) -> dict[str, int | None]:
 
 
 def infer_unique(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
-    """n different elements, or slices along an axis; three vectors of places and counts."""
+    """Infer n different elements, or slices along an axis, and three vectors of positions and counts."""
     x, settings = ctx.tensor(node.inputs[0]), _unique_settings(node, ctx)
     (n,) = ctx.ask("unique", node.inputs, ["n"], settings=settings)
     axis = settings["axis"]
@@ -105,7 +105,7 @@ def infer_unique(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
 
 @operator("Unique", infer=infer_unique)
 def unique(node: OnnxNode, ctx: ExpandContext) -> None:
-    """All of it is made by the host: an order has no schedule tree."""
+    """Compute everything on the host, because sorting has no schedule tree."""
     x, settings = ctx.tensor(node.inputs[0]), _unique_settings(node, ctx)
     (n,) = ctx.ask("unique", node.inputs, ["n"], settings=settings)
     axis = settings["axis"]
@@ -121,7 +121,7 @@ def _suppress_inputs(node: OnnxNode) -> tuple[str, ...]:
 
 
 def infer_suppress(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
-    """[n, 3]: batch, class and box of those that stay."""
+    """Infer [n, 3]: batch, class and box of the selected boxes."""
     boxes, scores = ctx.tensor(node.inputs[0]), ctx.tensor(node.inputs[1])
     ctx.unify(boxes.shape[0], scores.shape[0], "boxes and scores are of the same batch")
     ctx.unify(boxes.shape[1], scores.shape[2], "every box has a score in each class")
@@ -137,6 +137,6 @@ def _center(node: OnnxNode) -> dict[str, int]:
 
 @operator("NonMaxSuppression", infer=infer_suppress)
 def suppress(node: OnnxNode, ctx: ExpandContext) -> None:
-    """Greedy: which boxes stay depends on those that stayed before."""
+    """Run greedy selection on the host: each decision depends on the boxes selected before."""
     y = ctx.tensor(node.outputs[0])
     ctx.made("suppress", _suppress_inputs(node), [(y.name, "int64", y.shape)], settings=_center(node))

@@ -1,4 +1,4 @@
-"""Operators that ask for sizes or give tensors another shape: Shape, Reshape, Transpose, Expand, Tile, Cast ..."""
+"""Operators that read sizes or reshape tensors: Shape, Reshape, Transpose, Expand, Tile, Cast ..."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from polydyn.shapes.rules import content
 
 
 def reshaped(value: Array | None, shape: tuple[Dim, ...]) -> Array | None:
-    """Shape arithmetic under another shape, where that is constant."""
+    """Reshape shape arithmetic, if the new shape is constant."""
     if value is None or any(d.constant is None for d in shape):
         return None
     out: Array = value.reshape([int(d) for d in shape])
@@ -35,7 +35,7 @@ def reshaped(value: Array | None, shape: tuple[Dim, ...]) -> Array | None:
 
 
 def expand_view(node: OnnxNode, ctx: ExpandContext) -> None:
-    """Row-major renaming of elements: Reshape, Flatten, Squeeze, Unsqueeze."""
+    """Rename elements in row-major order: Reshape, Flatten, Squeeze, Unsqueeze."""
     source, target = ctx.tensor(node.inputs[0]), ctx.tensor(node.outputs[0])
     if source.shape == target.shape:
         ctx.alias(target.name, source.name)
@@ -45,17 +45,17 @@ def expand_view(node: OnnxNode, ctx: ExpandContext) -> None:
 
 
 def expand_alias(node: OnnxNode, ctx: ExpandContext) -> None:
-    """The output is the input."""
+    """Alias the input."""
     ctx.alias(node.outputs[0], node.inputs[0])
 
 
 def no_data(node: OnnxNode, ctx: ExpandContext) -> None:
-    """Never called: the results are always shape arithmetic."""
+    """Raise an error: never called, because the results are always shape arithmetic."""
     raise UnsupportedError(f"{node.op} is not shape arithmetic here", node=node.name)
 
 
 def infer_shape(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
-    """Shape: the sizes of axes start to end."""
+    """Infer the sizes of axes start to end."""
     dims = ctx.tensor(node.inputs[0]).shape
     dims = dims[node.attribute("start", 0) : node.attribute("end", None)]
     return (Inferred("int64", (Index.of(len(dims)),), boxed(dims)),)
@@ -65,7 +65,7 @@ operator("Shape", infer=infer_shape)(no_data)
 
 
 def infer_size(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
-    """Size: the number of elements."""
+    """Infer the number of elements."""
     return (Inferred("int64", (), boxed(product(ctx.tensor(node.inputs[0]).shape))),)
 
 
@@ -73,7 +73,9 @@ operator("Size", infer=infer_size)(no_data)
 
 
 def infer_reshape(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
-    """Reshape: 0 copies a dim (unless allowzero), one -1 takes what is left; the products must agree."""
+    """Infer a Reshape: 0 copies a dim (unless allowzero), one -1 takes the remaining elements; the products must
+    agree.
+    """
     x = ctx.tensor(node.inputs[0])
     if is_data(node, ctx, 1):
         return (Inferred(x.dtype, _shape_of_data(node, ctx)),)
@@ -103,7 +105,7 @@ def infer_reshape(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
 
 
 def _shape_of_data(node: OnnxNode, ctx: InferContext) -> tuple[Dim, ...]:
-    """The host finds what 0 and -1 stand for."""
+    """Request the sizes that 0 and -1 represent from the host."""
     names = [f"shape{k}" for k in range(data_count(node, ctx, node.inputs[1], "shape"))]
     return _same_elements(node, ctx, "reshape", names, {"allowzero": int(node.attribute("allowzero", 0))})
 
@@ -111,7 +113,7 @@ def _shape_of_data(node: OnnxNode, ctx: InferContext) -> tuple[Dim, ...]:
 def _same_elements(
     node: OnnxNode, ctx: InferContext, kind: str, names: Sequence[str], settings: Mapping[str, int] | None = None
 ) -> tuple[Dim, ...]:
-    """Sizes that the host finds, of as many elements as the input has."""
+    """Request sizes from the host, with as many elements as the input has."""
     x = ctx.tensor(node.inputs[0])
     found = ctx.ask(kind, node.inputs[1:2], names, x.shape, settings)
     count, why = product(found), f"{x.name} has as many elements before as after"
@@ -121,7 +123,7 @@ def _same_elements(
 
 
 def _unshared(old: Sequence[Dim], new: Sequence[Dim]) -> tuple[Index, Index]:
-    """The products of two shapes without the dims that both have: of (B, L) and (B, 2) they are L and 2."""
+    """Return the products of two shapes without the dims that both have: for (B, L) and (B, 2), L and 2."""
     left, right = list(old), list(new)
     for d in new:
         if d.constant is None and d in left:
@@ -131,7 +133,7 @@ def _unshared(old: Sequence[Dim], new: Sequence[Dim]) -> tuple[Index, Index]:
 
 
 def _is_divided(x: Index, parts: Index) -> bool:
-    """Whether the parts are so many blocks of ``x // blocks``: they are x where x is a multiple of their number."""
+    """Check whether ``parts`` is ``blocks`` times ``x // blocks``, which is x if x is a multiple of ``blocks``."""
     blocks = content(parts)
     return blocks > 1 and parts == floordiv(x, Index.of(blocks)) * blocks
 
@@ -140,7 +142,7 @@ operator("Reshape", infer=infer_reshape)(expand_view)
 
 
 def infer_flatten(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
-    """Flatten: the dims before the axis and those from it on."""
+    """Infer a Flatten: the product of the dims before the axis and of those from it on."""
     x = ctx.tensor(node.inputs[0])
     axis = node.attribute("axis", 1)
     axis = axis if axis == len(x.shape) else normalize_axis(node, axis, len(x.shape))
@@ -152,7 +154,7 @@ operator("Flatten", infer=infer_flatten)(expand_view)
 
 
 def infer_squeeze(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
-    """Squeeze: the given axes must be 1; without axes, those that are known to be."""
+    """Infer a Squeeze: the given axes must be 1; without axes, those that are known to be 1."""
     x = ctx.tensor(node.inputs[0])
     if is_data(node, ctx, 1):
         left = len(x.shape) - data_count(node, ctx, node.inputs[1], "axes")
@@ -173,11 +175,11 @@ def infer_squeeze(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
 operator("Squeeze", infer=infer_squeeze)(expand_view)
 
 MAX_OPEN_AXES = 3
-"""Axes of a Squeeze without axes whose sizes may be 1: there are ``2 ** MAX_OPEN_AXES`` versions."""
+"""Maximum axes of unknown size in a Squeeze without axes. There are ``2 ** MAX_OPEN_AXES`` versions."""
 
 
 def _squeeze_of_each_rank(node: OnnxNode, ctx: InferContext, known: set[int], open_axes: list[int]) -> Exception:
-    """Return what replaces a Squeeze without axes: an If for every axis whose size may be 1, with axes inside."""
+    """Return the replacement of a Squeeze without axes: one If, with axes inside, per axis whose size may be 1."""
     x = ctx.tensor(node.inputs[0])
     axis, dim = open_axes[0], x.shape[open_axes[0]]
     question = f"whether axis {axis} of {x.name}, {dim}, is 1 is not known, nor then the rank of the result"
@@ -188,7 +190,7 @@ def _squeeze_of_each_rank(node: OnnxNode, ctx: InferContext, known: set[int], op
 
 
 def _squeezed(node: OnnxNode, squeezed: frozenset[int], open_axes: Sequence[int]) -> ImportedGraph:
-    """Return the graph that squeezes axes, and of ``open_axes`` those whose size is 1 in a call."""
+    """Return the graph that squeezes axes, and those of ``open_axes`` whose size is 1 in a call."""
     name = f"{inner_prefix(node)}{len(open_axes)}.{'.'.join(map(str, sorted(squeezed)))}"
     if not open_axes:
         axes = {f"{name}.axes": np.array(sorted(squeezed), np.int64)}
@@ -207,7 +209,7 @@ def _squeezed(node: OnnxNode, squeezed: frozenset[int], open_axes: Sequence[int]
 
 
 def infer_unsqueeze(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
-    """Unsqueeze: new axes of size 1."""
+    """Infer new axes of size 1."""
     x = ctx.tensor(node.inputs[0])
     if is_data(node, ctx, 1):
         rank = len(x.shape) + data_count(node, ctx, node.inputs[1], "axes")
@@ -226,7 +228,7 @@ operator("Unsqueeze", infer=infer_unsqueeze)(expand_view)
 
 
 def infer_transpose(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
-    """Transpose: axis i of the output is axis perm[i] of the input."""
+    """Infer a Transpose: axis i of the output is axis perm[i] of the input."""
     x = ctx.tensor(node.inputs[0])
     perm = tuple(node.attribute("perm", range(len(x.shape) - 1, -1, -1)))
     if sorted(perm) != list(range(len(x.shape))):
@@ -237,7 +239,7 @@ def infer_transpose(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
 
 @operator("Transpose", infer=infer_transpose)
 def expand_transpose(node: OnnxNode, ctx: ExpandContext) -> None:
-    """A view with permuted subscripts."""
+    """Add a view with permuted subscripts."""
     x, y = ctx.tensor(node.inputs[0]), ctx.tensor(node.outputs[0])
     perm = tuple(node.attribute("perm", range(len(x.shape) - 1, -1, -1)))
     d = iterators(len(perm))
@@ -246,7 +248,7 @@ def expand_transpose(node: OnnxNode, ctx: ExpandContext) -> None:
 
 
 def infer_identity(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
-    """Identity: the same tensor."""
+    """Infer the same tensor."""
     x = ctx.tensor(node.inputs[0])
     return (Inferred(x.dtype, x.shape, ctx.value(x.name)),)
 
@@ -255,14 +257,14 @@ operator("Identity", infer=infer_identity)(expand_alias)
 
 
 def infer_cast(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
-    """Cast, CastLike: another dtype (values of sizes: see shape_values)."""
+    """Infer another dtype for Cast and CastLike (values of sizes: see shape_values)."""
     dtype = ctx.tensor(node.inputs[1]).dtype if node.op == "CastLike" else onnx_dtype(node.attribute("to"))
     return (Inferred(dtype, ctx.tensor(node.inputs[0]).shape),)
 
 
 @operator("Cast", "CastLike", infer=infer_cast)
 def expand_cast(node: OnnxNode, ctx: ExpandContext) -> None:
-    """Elementwise conversion."""
+    """Convert element by element."""
     x, y = ctx.tensor(node.inputs[0]), ctx.tensor(node.outputs[0])
     if x.dtype == y.dtype:
         ctx.alias(y.name, x.name)
@@ -274,27 +276,27 @@ def expand_cast(node: OnnxNode, ctx: ExpandContext) -> None:
     ctx.compute(y.shape, converted(element, y.dtype, bool(node.attribute("saturate", 1))), output=y.name)
 
 
-LARGEST_SMALL = {
+MAX_FLOAT8 = {
     "float8_e4m3fn": 448.0, "float8_e4m3fnuz": 240.0, "float8_e5m2": 57344.0, "float8_e5m2fnuz": 57344.0,
 }  # fmt: skip
-"""The largest number of floats that saturate where a model says so."""
-SHORT = ("int8", "int16", "uint8", "uint16", *SMALL_INTEGERS)
-"""Integers for which C leaves open what a float becomes that they cannot hold."""
+"""Largest numbers of the 8-bit float dtypes that may saturate."""
+NARROW_INTEGERS = ("int8", "int16", "uint8", "uint16", *SMALL_INTEGERS)
+"""Integer dtypes for which C does not define the conversion of an out-of-range float."""
 
 
 def converted(x: Value, dtype: str, saturate: bool = True) -> Value:
-    """A number as another dtype. ``saturate``: what is beyond the largest float of 8 bits becomes that one."""
-    if saturate and dtype in LARGEST_SMALL:
+    """Convert a number to another dtype. ``saturate``: clamp to the largest number of an 8-bit float dtype."""
+    if saturate and dtype in MAX_FLOAT8:
         x = x if x.dtype in FLOATS else cast(x, "float32")
-        most = LARGEST_SMALL[dtype]
+        most = MAX_FLOAT8[dtype]
         x = op("max", op("min", x, const(most, x.dtype)), const(-most, x.dtype))
-    if x.dtype in FLOATS and dtype in SHORT:  # of what does not fit the low bits are left, in registers as in memory
+    if x.dtype in FLOATS and dtype in NARROW_INTEGERS:  # out of range, the low bits remain
         x = cast(x, "int32")
     return cast(x, dtype)
 
 
 def _power_of_two(x: Value, mode: str) -> Value:
-    """The exponent of a float32 as float8_e8m0fnu, rounded ``up``, ``down`` or to the ``nearest``. NaN stays NaN."""
+    """Round a float32's exponent to float8_e8m0fnu ``up``, ``down`` or to the ``nearest``. NaN stays NaN."""
     bits = op("bitand", bitcast(x, "uint32"), const(0x7FFFFFFF, "uint32"))
     more = {"up": 0x7FFFFF, "down": 0, "nearest": 0x3FFFFF + 1}[mode]
     exponent = op("shr", op("add", bits, const(more, "uint32")), const(23, "uint32"))
@@ -303,7 +305,7 @@ def _power_of_two(x: Value, mode: str) -> Value:
 
 
 def infer_bit_cast(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
-    """BitCast: another dtype of as many bits."""
+    """Infer another dtype with the same number of bits."""
     x, dtype = ctx.tensor(node.inputs[0]), onnx_dtype(node.attribute("to"))
     if dtype == "bool" != x.dtype:
         raise UnsupportedError(f"BitCast of {x.dtype} to booleans is not supported", node=node.name)
@@ -315,7 +317,7 @@ def infer_bit_cast(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
 
 @operator("BitCast", infer=infer_bit_cast)
 def expand_bit_cast(node: OnnxNode, ctx: ExpandContext) -> None:
-    """The same bits under another dtype."""
+    """Reinterpret the bits as another dtype."""
     x, y = ctx.tensor(node.inputs[0]), ctx.tensor(node.outputs[0])
     element = load(x.name, iterators(len(x.shape)), x.dtype)
     bits = cast(element, "uint8") if x.dtype == "bool" != y.dtype else element
@@ -323,7 +325,7 @@ def expand_bit_cast(node: OnnxNode, ctx: ExpandContext) -> None:
 
 
 def infer_expand(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
-    """Expand: numpy broadcast of the tensor with the given shape."""
+    """Infer the numpy broadcast of the tensor with the given shape."""
     x = ctx.tensor(node.inputs[0])
     if is_data(node, ctx, 1):
         return (Inferred(x.dtype, _expanded_by_data(node, ctx)),)
@@ -345,7 +347,7 @@ def infer_expand(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
 
 
 def _expanded_by_data(node: OnnxNode, ctx: InferContext) -> tuple[Dim, ...]:
-    """The host finds the common sizes; those of the tensor that are not 1 are such by construction."""
+    """Request the common sizes from the host. Those of the tensor that are not 1 hold by construction."""
     x, shape = ctx.tensor(node.inputs[0]), node.inputs[1]
     if all(d == 1 for d in x.shape) and data_count(node, ctx, shape, "shape") >= len(x.shape):
         return data_sizes(node, ctx, shape, "shape")
@@ -359,7 +361,7 @@ def _expanded_by_data(node: OnnxNode, ctx: InferContext) -> tuple[Dim, ...]:
 
 @operator("Expand", infer=infer_expand)
 def expand_expand(node: OnnxNode, ctx: ExpandContext) -> None:
-    """A view whose subscripts ignore the expanded axes."""
+    """Add a view whose subscripts ignore the expanded axes."""
     x, y = ctx.tensor(node.inputs[0]), ctx.tensor(node.outputs[0])
     if x.shape == y.shape:
         ctx.alias(y.name, x.name)
@@ -370,7 +372,7 @@ def expand_expand(node: OnnxNode, ctx: ExpandContext) -> None:
 
 
 def infer_tile(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
-    """Tile: every axis repeated."""
+    """Infer a Tile: every axis repeated."""
     x = ctx.tensor(node.inputs[0])
     repeats = sizes(node, ctx, 1, "repeats") or ()
     if len(repeats) != len(x.shape):
@@ -384,7 +386,7 @@ def infer_tile(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
 
 @operator("Tile", infer=infer_tile)
 def expand_tile(node: OnnxNode, ctx: ExpandContext) -> None:
-    """A view with subscripts modulo the source's sizes."""
+    """Add a view with subscripts modulo the source's sizes."""
     x, y = ctx.tensor(node.inputs[0]), ctx.tensor(node.outputs[0])
     d = iterators(len(y.shape))
     at = tuple(i if e == f else i % e for i, e, f in zip(d, x.shape, y.shape, strict=True))

@@ -1,4 +1,4 @@
-"""Operators that take parts of tensors and put parts together: Slice, Split, Concat, Pad, Trilu."""
+"""Operators that take parts of tensors and join parts: Slice, Split, Concat, Pad, Trilu."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from polydyn.graph.subscripts import data_count, ints, is_data, sizes
 from polydyn.schedules.expr import FromIndex, Value, const, load, op
 from polydyn.schedules.index import ZERO, Index, maximum, minimum
 
-END = 2**31 - 1
-"""Ends at or beyond this mean "to the end", as exporters write it (INT32_MAX, INT64_MAX)."""
-ALL = (END, 2**63 - 1)
-"""As ends of negative steps these mean "to the first element", as for ONNX Runtime (docs/operators.md)."""
+TO_END = 2**31 - 1
+"""Ends from this value on mean "to the end", as exporters write it (INT32_MAX, INT64_MAX)."""
+ALL = (TO_END, 2**63 - 1)
+"""As ends of negative steps these mean "to the first element", as in ONNX Runtime (docs/operators.md)."""
 
 
 @dataclass(frozen=True)
@@ -30,34 +30,36 @@ class Cut:
 
 
 def wrap(i: Dim, n: Dim) -> Dim:
-    """``i`` if it is >= 0, else ``i + n``, for any integer i: exact, and resolved where the sign is known."""
-    negative = -maximum(-1, minimum(i, 0))  # 1 when i < 0, else 0
+    """Return ``i`` if it is >= 0, else ``i + n``, for any integer i: exact, and resolved if the sign is known."""
+    negative = -maximum(-1, minimum(i, 0))  # 1 if i < 0, else 0
     return i + n * negative
 
 
 def cut(n: Dim, start: Dim, end: Dim, step: int) -> Cut:
-    """A slice of an axis of size n, clamped as ONNX says: as numpy does, but a start before the axis is its first
-    element also for negative steps.
+    """Return a slice of an axis of size n, clamped as ONNX specifies.
+
+    This is numpy's rule, except that a start before the axis is its first element also for negative steps.
     """
     if step == 0:
         raise ShapeError("a step of 0", rule="steps of Slice are not 0")
     s, e = start.constant, end.constant
     if step > 0:
-        first = n if s is not None and s >= END else ZERO if s is not None and s <= -END else wrap(start, n)
-        last = n if e is not None and e >= END else ZERO if e is not None and e <= -END else wrap(end, n)
+        first = n if s is not None and s >= TO_END else ZERO if s is not None and s <= -TO_END else wrap(start, n)
+        last = n if e is not None and e >= TO_END else ZERO if e is not None and e <= -TO_END else wrap(end, n)
         first, last = minimum(maximum(first, 0), n), minimum(maximum(last, 0), n)
-        if s is not None and 0 <= s < step:  # no element where the axis ends before the start: the quotient is 0
+        if s is not None and 0 <= s < step:  # no element if the axis ends before the start: the quotient is 0
             return Cut(start, step, (last - start).ceildiv(step))
         return Cut(first, step, maximum((last - first).ceildiv(step), 0))
-    first = n - 1 if s is not None and s >= END else Index.of(-1) if s is not None and s <= -END else wrap(start, n)
-    first_too = e is not None and (e <= -END or e in ALL)
-    last = Index.of(-1) if first_too else n - 1 if e is not None and e >= END else wrap(end, n)
+    before_begin = s is not None and s <= -TO_END
+    first = n - 1 if s is not None and s >= TO_END else Index.of(-1) if before_begin else wrap(start, n)
+    first_too = e is not None and (e <= -TO_END or e in ALL)
+    last = Index.of(-1) if first_too else n - 1 if e is not None and e >= TO_END else wrap(end, n)
     first, last = minimum(maximum(first, 0), n - 1), minimum(maximum(last, -1), n - 1)  # 0: unlike numpy
     return Cut(first, step, maximum((first - last).ceildiv(-step), 0))
 
 
 def cuts(node: OnnxNode, ctx: Context) -> dict[int, Cut]:
-    """The axes that a Slice touches."""
+    """Return the axes that a Slice changes."""
     x = ctx.tensor(node.inputs[0])
     if _by_data(node, ctx):
         return _cuts_by_data(node, ctx)
@@ -75,22 +77,22 @@ def cuts(node: OnnxNode, ctx: Context) -> dict[int, Cut]:
 
 
 def _fixed_steps(node: OnnxNode, ctx: Context, count: int) -> tuple[int, ...]:
-    """The constant steps. One of ``LONGEST_STEP`` takes a single element, as every longer one does."""
+    """Return the constant steps. A step of ``MAX_STEP`` selects one element, like every longer one."""
     steps = ints(node, ctx, 4, "steps") or (1,) * count
-    return tuple(max(-LONGEST_STEP, min(k, LONGEST_STEP)) for k in steps)
+    return tuple(max(-MAX_STEP, min(k, MAX_STEP)) for k in steps)
 
 
-LONGEST_STEP = 1 << 40
-"""More than the elements of any axis; products of longer steps with sizes could overflow 64 bits."""
+MAX_STEP = 1 << 40
+"""More than the elements of any axis. Products of longer steps with sizes could overflow 64 bits."""
 
 
 def _by_data(node: OnnxNode, ctx: Context) -> bool:
-    """Whether data say where a Slice begins, ends, along which axes, or by which steps."""
+    """Check whether starts, ends, axes or steps of a Slice are data."""
     return any(is_data(node, ctx, k) for k in (1, 2, 3, 4))
 
 
 def _cuts_by_data(node: OnnxNode, ctx: Context) -> dict[int, Cut]:
-    """The host finds where the part begins along every axis, how long it is, and the step; it lies inside the axes."""
+    """Request the start, the size and the step along every axis from the host. The part is inside the axes."""
     x, count = ctx.tensor(node.inputs[0]), data_count(node, ctx, node.inputs[1], "starts")
     axes, steps = given(node.inputs, 3), given(node.inputs, 4)
     fixed = None if axes and is_data(node, ctx, 3) else ints(node, ctx, 3, "axes") or tuple(range(count))
@@ -108,7 +110,7 @@ def _cuts_by_data(node: OnnxNode, ctx: Context) -> dict[int, Cut]:
 
 
 def _promise_inside(node: OnnxNode, ctx: InferContext, found: dict[int, Cut]) -> None:
-    """A part that the host finds lies inside its axis."""
+    """Record that a part computed by the host is inside its axis."""
     x = ctx.tensor(node.inputs[0])
     for a, c in found.items():
         ctx.promise(c.start, x.shape[a], f"a slice of axis {a} begins inside")
@@ -118,7 +120,7 @@ def _promise_inside(node: OnnxNode, ctx: InferContext, found: dict[int, Cut]) ->
 
 
 def infer_slice(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
-    """Slice: sizes by numpy's rules; of a vector of sizes, also the values."""
+    """Infer sizes by numpy's rules. For a vector of sizes, also infer the values."""
     x = ctx.tensor(node.inputs[0])
     found = cuts(node, ctx)
     if _by_data(node, ctx):
@@ -136,7 +138,7 @@ def infer_slice(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
 
 @operator("Slice", infer=infer_slice)
 def expand_slice(node: OnnxNode, ctx: ExpandContext) -> None:
-    """A view with shifted, scaled subscripts."""
+    """Add a view with shifted, scaled subscripts."""
     x, y = ctx.tensor(node.inputs[0]), ctx.tensor(node.outputs[0])
     found = cuts(node, ctx)
     d = iterators(len(x.shape))
@@ -145,7 +147,7 @@ def expand_slice(node: OnnxNode, ctx: ExpandContext) -> None:
 
 
 def parts_of(node: OnnxNode, ctx: Context) -> tuple[int, tuple[Dim, ...]]:
-    """The axis of a Split and the sizes of its parts."""
+    """Return the axis of a Split and the sizes of its parts."""
     x = ctx.tensor(node.inputs[0])
     axis = normalize_axis(node, node.attribute("axis", 0), len(x.shape))
     n, count = x.shape[axis], len(node.outputs)
@@ -161,7 +163,7 @@ def parts_of(node: OnnxNode, ctx: Context) -> tuple[int, tuple[Dim, ...]]:
 
 
 def infer_split(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
-    """Split: equal parts, given sizes, or num_outputs with a smaller last part."""
+    """Infer a Split: equal parts, given sizes, or num_outputs with a smaller last part."""
     x = ctx.tensor(node.inputs[0])
     axis, parts = parts_of(node, ctx)
     if node.attribute("num_outputs") is None:
@@ -170,7 +172,7 @@ def infer_split(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
     for p in parts:
         part = None
         if p.constant is None:
-            value = None  # nor is it known where the next parts begin
+            value = None  # the start of the next part is unknown too
         if value is not None and p.constant is not None:
             part = np.take(value, range(start, start + p.constant), axis=axis)
             start += p.constant
@@ -180,7 +182,7 @@ def infer_split(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
 
 @operator("Split", infer=infer_split)
 def expand_split(node: OnnxNode, ctx: ExpandContext) -> None:
-    """Views with shifted subscripts."""
+    """Add views with shifted subscripts."""
     x = ctx.tensor(node.inputs[0])
     axis, parts = parts_of(node, ctx)
     start = ZERO
@@ -192,7 +194,7 @@ def expand_split(node: OnnxNode, ctx: ExpandContext) -> None:
 
 
 def infer_concat(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
-    """Concat: sizes along the axis add up, all others agree."""
+    """Infer a Concat: sizes along the axis add up, all others agree."""
     xs = [ctx.tensor(t) for t in node.inputs]
     if any(len(x.shape) != len(xs[0].shape) or x.dtype != xs[0].dtype for x in xs):
         raise ShapeError(f"parts of different rank or dtype: {', '.join(f'{x.name} {list(x.shape)}' for x in xs)}")
@@ -212,7 +214,7 @@ def infer_concat(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
 
 @operator("Concat", infer=infer_concat)
 def expand_concat(node: OnnxNode, ctx: ExpandContext) -> None:
-    """A Concat, or the only part."""
+    """Add a Concat, or alias a single part."""
     if len(node.inputs) == 1:
         ctx.alias(node.outputs[0], node.inputs[0])
         return
@@ -221,7 +223,7 @@ def expand_concat(node: OnnxNode, ctx: ExpandContext) -> None:
 
 
 def pads_of(node: OnnxNode, ctx: Context) -> dict[int, tuple[Dim, Dim]]:
-    """Axis -> (elements before, elements after); negative ones crop."""
+    """Map each axis to (elements before, elements after). Negative numbers crop."""
     rank = len(ctx.tensor(node.inputs[0]).shape)
     axes = tuple(range(rank)) if is_data(node, ctx, 3) else ints(node, ctx, 3, "axes")
     axes = tuple(range(rank)) if axes is None else axes
@@ -240,7 +242,7 @@ def pads_of(node: OnnxNode, ctx: Context) -> dict[int, tuple[Dim, Dim]]:
 
 
 def infer_pad(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
-    """Pad: constant, edge, reflect or wrap mode; pads may be shape arithmetic."""
+    """Infer a Pad in constant, edge, reflect or wrap mode. Pads may be shape arithmetic."""
     x = ctx.tensor(node.inputs[0])
     mode = node.attribute("mode", "constant")
     if mode not in ("constant", "edge", "reflect", "wrap"):
@@ -253,13 +255,13 @@ def infer_pad(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
 
 
 def _pads_inside(node: OnnxNode, ctx: InferContext, mode: str, pads: dict[int, tuple[Dim, Dim]]) -> None:
-    """Elements outside repeat some inside: for reflect there must be more than any pad, else at least one."""
+    """Require enough elements to repeat outside: for reflect more than any pad, else at least one."""
     x = ctx.tensor(node.inputs[0])
     for a, sides in pads.items():
         for pad in sides:
             needed = maximum(pad, 0)
             why = f"axis {a} of {x.name} has {x.shape[a]} elements and is padded by {pad} in mode {mode}"
-            some = minimum(needed, 1)  # no pad, no need
+            some = minimum(needed, 1)  # without a pad there is no requirement
             if mode == "wrap":
                 some = some * (1 - sum((minimum(p, 0) for p in sides), ZERO))
             ctx.at_most(needed + some if mode == "reflect" else some, x.shape[a], why)
@@ -267,7 +269,7 @@ def _pads_inside(node: OnnxNode, ctx: InferContext, mode: str, pads: dict[int, t
 
 @operator("Pad", infer=infer_pad)
 def expand_pad(node: OnnxNode, ctx: ExpandContext) -> None:
-    """Guarded access with a fill (constant), or clamped, mirrored, wrapped subscripts."""
+    """Add guarded access with a fill (constant), or clamped, mirrored, wrapped subscripts."""
     x, y = ctx.tensor(node.inputs[0]), ctx.tensor(node.outputs[0])
     mode = node.attribute("mode", "constant")
     at, inside = list(iterators(len(x.shape))), []
@@ -286,7 +288,7 @@ def expand_pad(node: OnnxNode, ctx: ExpandContext) -> None:
         elif mode == "reflect":
             mirrored = maximum(i, -i)
             at[a] = minimum(mirrored, 2 * (n - 1) - mirrored)
-        else:  # what is cut off is not there to be repeated
+        else:  # cropped elements cannot be repeated
             first = maximum(-before, 0)
             at[a] = first + (i - first) % (n - first - maximum(-after, 0))
     body: Value = load(x.name, tuple(at), x.dtype)
@@ -305,7 +307,7 @@ def _fill(node: OnnxNode, ctx: ExpandContext, dtype: str) -> Value:
 
 
 def infer_trilu(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
-    """Trilu: the same shape."""
+    """Infer the same shape."""
     x = ctx.tensor(node.inputs[0])
     if len(x.shape) < 2:
         raise ShapeError(f"{x.name} has rank {len(x.shape)}", tensor=x.name, rule="Trilu needs matrices")
@@ -314,11 +316,11 @@ def infer_trilu(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
 
 @operator("Trilu", infer=infer_trilu)
 def expand_trilu(node: OnnxNode, ctx: ExpandContext) -> None:
-    """The elements on one side of diagonal k, zero elsewhere."""
+    """Write the elements on one side of diagonal k, zero elsewhere."""
     x, y = ctx.tensor(node.inputs[0]), ctx.tensor(node.outputs[0])
     d = iterators(len(x.shape))
     diagonal: Value = const(0, "int64")
-    if len(node.inputs) > 1 and node.inputs[1]:  # beyond every element one diagonal is as good as another
+    if len(node.inputs) > 1 and node.inputs[1]:  # beyond every element, all diagonals are equivalent
         known, most = scalar(ctx, node.inputs[1]), 2**62
         if known is None:
             asked = op("min", single(ctx, node.inputs[1]), const(most, "int64"))

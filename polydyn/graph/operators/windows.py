@@ -35,7 +35,7 @@ class Window:
 
     @property
     def output(self) -> Dim:
-        """The number of windows."""
+        """Number of windows."""
         room = self.padded - self.reach
         if not self.ceil:
             return room // self.stride + 1
@@ -43,29 +43,29 @@ class Window:
 
     @property
     def reach(self) -> Dim:
-        """How many elements one window spans."""
+        """Number of elements that one window spans."""
         return (self.kernel - 1) * self.dilation + 1
 
     @property
     def has_padding(self) -> bool:
-        """False when padding is zero for every size."""
+        """False if padding is zero for every size."""
         return not (self.before == 0 and self.after == 0)
 
     @property
     def may_leave(self) -> bool:
-        """True when some tap may lie outside the tensor."""
+        """Whether some tap may be outside the tensor."""
         return self.has_padding or (self.ceil and self.stride != 1)
 
     def source(self, position: IndexLike, tap: IndexLike) -> Index:
-        """The subscript of the unpadded tensor."""
+        """Return the subscript of the unpadded tensor."""
         return Index.of(position) * self.stride + Index.of(tap) * self.dilation - self.before
 
     def inside(self, position: IndexLike, tap: IndexLike) -> Value:
-        """The condition that a tap lies in the tensor."""
+        """Return the condition that a tap is inside the tensor."""
         return in_range(self.source(position, tap), self.size)
 
     def taps_inside(self, position: IndexLike, count_padding: bool) -> Dim:
-        """How many taps lie in the tensor, or, with ``count_padding``, in the padded tensor."""
+        """Return the number of taps inside the tensor, or, with ``count_padding``, inside the padded tensor."""
         start = Index.of(position) * self.stride - (ZERO if count_padding else self.before)
         end = self.padded if count_padding else self.size
         last = minimum(self.kernel, (end - start).ceildiv(self.dilation))
@@ -74,7 +74,7 @@ class Window:
 
 
 def windows(node: OnnxNode, sizes: tuple[Dim, ...], kernel: tuple[Dim, ...]) -> tuple[Window, ...]:
-    """The windows of a Conv or pooling node, from its attributes. ModelError: attributes of another rank."""
+    """Return the windows of a Conv or pooling node. Raises ModelError if its attributes have another rank."""
     rank = len(sizes)
     if len(kernel) != rank:
         raise ModelError(f"a kernel of {len(kernel)} axes for {rank} spatial axes", node=node.name)
@@ -88,7 +88,7 @@ def windows(node: OnnxNode, sizes: tuple[Dim, ...], kernel: tuple[Dim, ...]) -> 
 
 
 def moves(node: OnnxNode, rank: int) -> tuple[Sequence[int], Sequence[int], Sequence[int]]:
-    """(strides, dilations, pads) of a node over windows. ModelError: attributes of another rank."""
+    """Return (strides, dilations, pads) of a node over windows. Raises ModelError if they have another rank."""
     strides, dilations = (node.attribute(name) or [1] * rank for name in ("strides", "dilations"))
     pads = node.attribute("pads") or [0] * (2 * rank)
     if not len(strides) == len(dilations) == len(pads) // 2 == rank:
@@ -97,9 +97,9 @@ def moves(node: OnnxNode, rank: int) -> tuple[Sequence[int], Sequence[int], Sequ
 
 
 def fit(node: OnnxNode, ctx: InferContext, axes: Sequence[Window]) -> None:
-    """Guards that a window fits into every padded axis: a smaller one has no output, or one of negative size.
+    """Guard that a window fits into every padded axis. Otherwise there is no output, or one of negative size.
 
-    ``SAME_*`` padding always makes room; a window of one element also fits into nothing, zero times.
+    ``SAME_*`` padding always provides space. A window of one element also fits into an empty axis, zero times.
     """
     if node.attribute("auto_pad", "NOTSET") in ("SAME_UPPER", "SAME_LOWER"):
         return
@@ -112,7 +112,7 @@ def fit(node: OnnxNode, ctx: InferContext, axes: Sequence[Window]) -> None:
 
 
 def _without_division(p: Dim) -> Dim:
-    """Another ``q`` with ``q >= 0`` when and only when ``p >= 0``: ``x // n + c >= 0`` is ``x + c * n >= 0``."""
+    """Return ``q`` with ``q >= 0`` if and only if ``p >= 0``: ``x // n + c >= 0`` is ``x + c * n >= 0``."""
     offset = p.terms.get((), 0)
     rest = p - offset
     if len(rest.terms) != 1:
@@ -126,14 +126,14 @@ def _without_division(p: Dim) -> Dim:
 
 
 def _sides(p: Dim) -> tuple[Dim, Dim]:
-    """``p >= 0`` as ``left <= right`` without minus signs."""
+    """Rewrite ``p >= 0`` as ``left <= right`` without minus signs."""
     return Index({m: -v for m, v in p.terms.items() if v < 0}), Index({m: v for m, v in p.terms.items() if v > 0})
 
 
 def _padding(
     node: OnnxNode, size: Dim, kernel: Dim, stride: int, dilation: int, before: int, after: int
 ) -> tuple[Dim, Dim]:
-    """The padding of one axis; ``SAME_*`` makes the output ``ceil(size / stride)``."""
+    """Return the padding of one axis. ``SAME_*`` makes the output ``ceil(size / stride)``."""
     mode = node.attribute("auto_pad", "NOTSET")
     if mode == "NOTSET":
         if before < 0 or after < 0:

@@ -1,12 +1,12 @@
-"""Products of dequantized operands as sums of products of integers (docs/adr/0013-quantization.md).
+"""Integer sums for products of dequantized operands (docs/adr/0013-quantization.md).
 
-``sum((a - za) * sa * ((w - zw) * sw))`` is ``sum((a - za) * (w - zw)) * (sa * sw)``: the sum over bytes is exact, and
-the scales come out of it, one factor for a tensor or for each output column. Only where both scales are known now and
-where sums of int32 cannot wrap, whatever is in the bytes. Where ``zw`` is 0, the zero point of the activations comes
-out of the sum too, as ``za * sum(w)``, one known integer for each output column: bytes are multiplied as they are.
+``sum((a - za) * sa * ((w - zw) * sw))`` is ``sum((a - za) * (w - zw)) * (sa * sw)``: the integer sum is exact, and the
+scales are hoisted, one factor for the tensor or for each output column. This requires that both scales are known at
+compile time and that int32 sums cannot wrap, whatever the bytes hold. If ``zw`` is 0, the zero point of the activations
+is hoisted too, as ``za * sum(w)``, one known integer per output column, and the stored bytes are multiplied directly.
 
-Floats of 8 bits have no zero points, and their sums are float32: the scales come out in the same way, also where the
-model rounds what it dequantizes to 16 bits.
+8-bit floats have no zero points, and their sums are float32. Their scales are hoisted in the same way, even if the
+model rounds dequantized values to 16 bits.
 """
 
 from __future__ import annotations
@@ -27,51 +27,51 @@ from polydyn.graph.rewriting import Rewriting, live
 from polydyn.schedules.expr import FLOAT8, Array, Load, Op, Value, cast, const, load, loads, op
 from polydyn.schedules.index import product
 
-BYTES = ("int8", "uint8")
+BYTE_DTYPES = ("int8", "uint8")
 
 
 @dataclass(frozen=True)
 class _Operand:
-    """An operand of a product as it was quantized. ``padded``: the float padding that it is read through."""
+    """An operand of a product in its quantized form. ``padded``: the float padding through which it is read."""
 
     step: Step
     padded: Compute | None = None
 
     @property
     def value(self) -> Value:
-        """``x - zero`` as int32; a small float as float32."""
+        """The operand ``x - zero`` as int32; a small float as float32."""
         x = self.step.x
         return wide(x) if x.dtype in FLOAT8 else centred(x, self.step.zero)
 
 
 def integer_products(graph: Graph) -> Graph:
-    """The graph with integer sums for the products of dequantized activations with dequantized constants."""
-    return _Products(graph, BYTES).run()
+    """Use integer sums for the products of dequantized activations with dequantized constants."""
+    return _Products(graph, BYTE_DTYPES).run()
 
 
 def float8_products(graph: Graph) -> Graph:
-    """The same with sums of float32 for operands of 8-bit floats."""
+    """Use float32 sums of 8-bit operands for the products of dequantized 8-bit floats."""
     return _Products(graph, FLOAT8).run()
 
 
 class _Products(Rewriting):
-    """``dtypes``: of the operands that are looked for."""
+    """The rewriting. ``dtypes``: dtypes of the quantized operands."""
 
     def __init__(self, graph: Graph, dtypes: Collection[str]) -> None:
         super().__init__(_with_bytes(graph))
         self.whole, self.dtypes, self.makers = graph, dtypes, self.graph.producer()
         self.paddings: dict[str, str] = {}
-        """A padding in float32 -> the same one in bytes."""
+        """Maps a padding in float32 to the same padding in bytes."""
 
     def run(self) -> Graph:
-        """The rewritten graph; itself where there is no such product."""
+        """Return the rewritten graph, or the graph itself if there is no such product."""
         for n in self.graph.nodes:
             if not self._rewritten(n):
                 self.nodes.append(n)
         return live(self.result()) if self.notes else self.whole
 
     def _rewritten(self, node: Node) -> bool:
-        """Writes a product as a sum over what was quantized and its scaling, where that is the same."""
+        """Rewrite a product as a scaled sum over the quantized operands, if both are equal."""
         n = as_contraction(node)
         if n is None or n.body.dtype != "float32":
             return False
@@ -94,7 +94,7 @@ class _Products(Rewriting):
         return True
 
     def _write(self, n: Compute, body: Value, offset: Load | None, factor: Load) -> None:
-        """The sum, and the node as this sum less the offset, times the factor."""
+        """Write the sum, and the node as (sum - offset) * factor."""
         shape = self.tensors[n.output].shape
         total = self.fresh_name(f"{n.output}@sum")
         self.add(replace(n, output=total, body=body), shape)
@@ -105,10 +105,10 @@ class _Products(Rewriting):
         self.notes.append(f"{n.output}: a product of {what}, scaled once (its operands are dequantized)")
 
     def _offset(self, n: Compute, rows: Step, weights: Step) -> Load | None:
-        """What the zero point of the rows adds to a sum: ``zero * sum(w)``; None where there is none to take out.
+        """Return the contribution of the rows' zero point to a sum, ``zero * sum(w)``, or None if it stays inside.
 
-        It stays inside where the weights have a zero point, are not subscripted by plain iterators, or are a part of a
-        constant (a slice of it, which has more steps than the product).
+        It stays inside if the weights have a zero point, are not subscripted by plain iterators, or are a part of a
+        constant (a slice, whose constant has more steps than the product).
         """
         zero = number(self.constants, rows.zero)
         found = column_sums(n, weights.x, self.constants[weights.x.buffer])
@@ -121,7 +121,9 @@ class _Products(Rewriting):
     # -- operands ------------------------------------------------------------------------------------------------
 
     def _operand(self, n: Compute, v: Value) -> _Operand | None:
-        """An operand that is dequantized, perhaps seen through views, perhaps with zeros around it; else None."""
+        """Match an operand that is dequantized, perhaps through views or with zeros around it. Returns None
+        otherwise.
+        """
         if self.dtypes is FLOAT8 and isinstance(v, Op) and v.name == "cast" and v.args[0].dtype in HALF:
             (v,) = v.args
         if not isinstance(v, Load):
@@ -137,14 +139,14 @@ class _Products(Rewriting):
         return _Operand(replace(step, x=replace(step.x, buffer=v.buffer, index=v.index)), padded)
 
     def _step(self, maker: Node | None) -> Step | None:
-        """What dequantizes; of small floats also to 16 bits, which are more than they have."""
+        """Match a dequantization. Small floats may also be dequantized to 16 bits, which represent them exactly."""
         if self.dtypes is FLOAT8 and isinstance(maker, Compute) and maker.body.dtype in HALF:
             assert isinstance(maker.body, Op | Load)
             maker = replace(maker, body=maker.body.args[0]) if isinstance(maker.body, Op) else maker
         return dequantization(maker)
 
     def _inside(self, padded: Compute) -> Step | None:
-        """The step that makes what a padding surrounds with zeros."""
+        """Return the dequantization inside a padding with zeros."""
         found = _padding(padded)
         assert found is not None
         x = through_views(self.graph, self.makers, found[1], padded)
@@ -152,7 +154,7 @@ class _Products(Rewriting):
         return step.at(x.index) if step else None
 
     def _in_bytes(self, x: _Operand) -> _Operand:
-        """The operand with its padding in bytes, written where it is not there yet: around it lies the zero point."""
+        """Return the operand with its padding in bytes, which is added if needed. Its fill is the zero point."""
         if x.padded is None:
             return x
         step, found = self._inside(x.padded), _padding(x.padded)
@@ -166,16 +168,17 @@ class _Products(Rewriting):
         return replace(x, step=replace(x.step, x=place))
 
     def _is_constant(self, x: _Operand) -> bool:
-        """Whether all of it is known now."""
+        """Check whether the whole operand is constant."""
         s = x.step
         return all(p is None or p.buffer in self.constants for p in (s.x, s.scale, s.zero))
 
     # -- when both ways are the same -----------------------------------------------------------------------------
 
     def _factor(self, rows: Step, weights: Step) -> Array | None:
-        """The product of the scales, of the shape of the weights' scales; None where it is no ordinary number.
+        """Return the product of the scales in the shape of the weights' scales, or None if it is not an ordinary
+        number.
 
-        The scale of the weights may differ by output column, not along the sum.
+        The scale of the weights may differ by output column, but not along the sum.
         """
         one, many = number(self.constants, rows.scale), self.constants[weights.scale.buffer].astype(np.float32)
         along = {s for i in weights.scale.index for s in i.symbols()}
@@ -187,7 +190,7 @@ class _Products(Rewriting):
         return factor if ordinary else None
 
     def _fits(self, n: Compute, rows: Step, weights: Step) -> bool:
-        """Whether no sum of these integers leaves int32; float32 holds any of small floats."""
+        """Check that no sum of these integers leaves int32. float32 represents any sum of small floats."""
         if rows.x.dtype in FLOAT8:
             return True
         steps, zero = product(n.reduction).constant, number(self.constants, rows.zero)
@@ -204,10 +207,10 @@ class _Products(Rewriting):
 
 
 def column_sums(n: Compute, x: Load, array: Array) -> tuple[Array, tuple[str, ...]] | None:
-    """What the product ``n`` sums of an integer constant that it reads as ``x``, in int32, and the axes that are left.
+    """Sum an integer constant, read as ``x``, over the reduction of ``n``. Return int32 sums and the remaining axes.
 
-    None where the constant is not subscripted by plain iterators, or is read in part (a slice of it, which has more
-    steps than the product).
+    Returns None if the constant is not subscripted by plain iterators, or is read in part (a slice, whose constant has
+    more steps than the product).
     """
     if any(e.constant is None for e in n.reduction):
         return None
@@ -225,7 +228,7 @@ def column_sums(n: Compute, x: Load, array: Array) -> tuple[Array, tuple[str, ..
 
 
 def _with_bytes(graph: Graph) -> Graph:
-    """The graph with constants quantized now: some exporters keep weights as floats and quantize them in the model."""
+    """Quantize constants now: some exporters store float weights and quantize them in the model."""
     constants, nodes = dict(graph.constants), list[Node]()
     for n in graph.nodes:
         if quantization(n) and n.output not in graph.outputs and all(t in constants for t in n.inputs):
@@ -236,7 +239,7 @@ def _with_bytes(graph: Graph) -> Graph:
 
 
 def _padding(n: Compute) -> tuple[Value, Load] | None:
-    """The condition on subscripts under which a node is one load, and that load; it is 0 elsewhere. None: it is not."""
+    """Match a node that is one load under a condition on subscripts, else 0. Return condition and load, or None."""
     inside, v = list[Value](), n.body
     while isinstance(v, Op) and v.name == "where" and not loads(v.args[0]) and v.args[2] == const(0, "float32"):
         inside.append(v.args[0])

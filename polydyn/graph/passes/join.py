@@ -1,13 +1,13 @@
-"""Joining: several independent nodes of one form become one node over joined tensors, without moving an element.
+"""Join several independent nodes of one form into one node over joined tensors, without moving an element.
 
-Two forms. ``Along(axis)``: outputs lie one after the other along an axis, ``A*B, A*C -> A*[B C]``. ``Stacked()``:
-outputs of equal shape lie along a new first axis, ``A*B, C*D -> [A, C]*[B, D]``. What the nodes read must be
+There are two forms. ``Along(axis)``: outputs are concatenated along an axis, ``A*B, A*C -> A*[B C]``. ``Stacked()``:
+outputs of equal shape are stacked along a new first axis, ``A*B, C*D -> [A, C]*[B, D]``. The operands must be
 
-- the same element for all (it does not run along the axis), or
-- constants, which are put together now, or
-- tensors that only these nodes read and that are computed: their producers write straight into their part (``Concat``).
+- the same element for all nodes (it does not run along the axis), or
+- constants, which are joined now, or
+- computed tensors that only these nodes read: their producers write directly into their part (``Concat``).
 
-Element-wise readers of equal form are joined along, so that they stay epilogues. What was computed apart becomes views.
+Element-wise readers of equal form are joined too, so that they stay epilogues. The original outputs become views.
 """
 
 from __future__ import annotations
@@ -38,23 +38,23 @@ from polydyn.schedules.index import ONE, ZERO, Index
 
 
 class Different(Exception):
-    """The nodes are not of one form: nothing worth a note."""
+    """Raised if the nodes do not have one form, which is not worth a note."""
 
 
 class Refusal(Exception):
-    """The nodes are of one form and stay apart; the text says why."""
+    """Raised if nodes of one form must stay separate. The text is the reason."""
 
 
 @dataclass(frozen=True)
 class Along:
-    """Outputs one after the other along ``axis``."""
+    """Outputs are concatenated along ``axis``."""
 
     axis: int
 
 
 @dataclass(frozen=True)
 class Stacked:
-    """Outputs of equal shape one after the other along a new first axis."""
+    """Outputs of equal shape are stacked along a new first axis."""
 
 
 Form: TypeAlias = Along | Stacked
@@ -62,22 +62,22 @@ Form: TypeAlias = Along | Stacked
 
 @dataclass(frozen=True)
 class _Constants:
-    """Arrays, each with its axes permuted, put together along ``axis`` (None: along a new first one)."""
+    """Arrays, each with its axes permuted, joined along ``axis`` (None: along a new first axis)."""
 
     parts: tuple[tuple[str, tuple[int, ...]], ...]
     axis: int | None
 
 
 def as_contraction(n: Node) -> Compute | None:
-    """The node, when it is a sum of products of two loaded operands of which each runs along axes of its own."""
+    """Match a sum of products of two loaded operands, each of which runs along an axis that the other lacks."""
     if not isinstance(n, Compute) or n.reduce != "sum" or not isinstance(n.body, Op) or n.body.name != "mul":
         return None
     a, b = ({s for s in symbols_of(v) if s[:1] == "d"} for v in n.body.args)
     return n if a - b and b - a and all(len(loads(v)) == 1 for v in n.body.args) else None
 
 
-class Workplace:
-    """A graph while nodes of it are joined."""
+class GraphEditor:
+    """The state of a graph while its nodes are joined."""
 
     def __init__(self, graph: Graph) -> None:
         self.notes: list[str] = []
@@ -86,14 +86,14 @@ class Workplace:
         self.take(graph)
 
     def take(self, graph: Graph) -> None:
-        """Goes on with another graph."""
+        """Continue with another graph."""
         self.graph = graph
         self.consumers = graph.consumers()
         self.producers = graph.producer()
         self.dependences = Dependences(graph)
 
     def fresh_name(self, name: str) -> str:
-        """A name like this that no tensor has."""
+        """Return a name based on this one that no tensor has."""
         taken, k = name, 0
         while taken in self.graph.tensors:
             k += 1
@@ -101,7 +101,7 @@ class Workplace:
         return taken
 
     def constant(self, parts: _Constants) -> str:
-        """The constant that the parts make; equal ones are made once."""
+        """Return the joined constant. Equal constants are built once."""
         if parts not in self._arrays:
             arrays = [self.graph.constants[n].transpose(p) for n, p in parts.parts]
             array: Array = np.stack(arrays) if parts.axis is None else np.concatenate(arrays, axis=parts.axis)
@@ -114,15 +114,15 @@ class Workplace:
         return self._arrays[parts]
 
     def finish(self) -> Graph:
-        """The graph without constants that nothing reads any more, with the notes."""
+        """Return the graph without unused constants, with the notes."""
         return pruned(replace(self.graph, notes=(*self.graph.notes, *self.notes)))
 
 
 class Join:
-    """One attempt to join nodes, with their readers. Different, Refusal: they stay apart."""
+    """One attempt to join nodes with their readers. Raises Different or Refusal if they stay separate."""
 
-    def __init__(self, place: Workplace, members: Sequence[Compute], form: Form) -> None:
-        self.place, self.graph, self.form = place, place.graph, form
+    def __init__(self, editor: GraphEditor, members: Sequence[Compute], form: Form) -> None:
+        self.editor, self.graph, self.form = editor, editor.graph, form
         self.tensors: dict[str, Tensor] = {}
         self.made: list[Node] = []
         self.gone: list[str] = []
@@ -138,7 +138,7 @@ class Join:
         self._check_remaining()
 
     def commit(self) -> None:
-        """Puts the joined nodes in the place of the members."""
+        """Replace the members by the joined nodes."""
         views: dict[str, Node] = {m.output: self._view(k) for k, m in enumerate(self.members)}
         anchor, nodes = self.gone[0], list[Node]()
         for n in self.graph.nodes:
@@ -146,15 +146,15 @@ class Join:
                 nodes += [*self._materialised(), *views.values()]
             if n.output not in self.gone:
                 nodes.append(n)
-        tensors = {**self.place.graph.tensors, **self.tensors}  # constants were added meanwhile
-        self.place.joined |= set(self.gone)
-        self.place.take(replace(self.place.graph, nodes=in_order(nodes), tensors=tensors))
+        tensors = {**self.editor.graph.tensors, **self.tensors}  # constants were added in between
+        self.editor.joined |= set(self.gone)
+        self.editor.take(replace(self.editor.graph, nodes=in_order(nodes), tensors=tensors))
 
     # -- one level -----------------------------------------------------------------------------------------------
 
     def _join(self, nodes: Sequence[Compute], own: dict[str, int]) -> None:
-        """One node for these, which read the members of the level before (``own``)."""
-        if not self.place.dependences.independent([n.output for n in nodes]):
+        """Join these nodes, which read the members of the previous level (``own``)."""
+        if not self.editor.dependences.independent([n.output for n in nodes]):
             raise Refusal("one depends on another")
         self.own, self.nodes = own, nodes
         body = self._values([n.body for n in nodes])
@@ -171,8 +171,8 @@ class Join:
         return (*shapes[0][:a], sum((s[a] for s in shapes), ZERO), *shapes[0][a + 1 :])
 
     def _readers(self) -> list[Compute]:
-        """The only readers of the members, when they are element-wise and of one form."""
-        found = [self.place.consumers[m.output] for m in self.members]
+        """Return the only readers of the members if they are element-wise and of one form, else an empty list."""
+        found = [self.editor.consumers[m.output] for m in self.members]
         readers = [c[0] for c in found if len(c) == 1 and isinstance(c[0], Compute)]
         outputs = any(m.output in self.graph.outputs for m in self.members)
         if outputs or len({r.output for r in readers}) < len(self.members):
@@ -181,17 +181,17 @@ class Join:
             return []
         own = {m.output: k for k, m in enumerate(self.members)}
         before = (dict(self.tensors), list(self.made), dict(self._windows), set(self._parts))
-        try:  # a rehearsal: when it fails nothing has happened
+        try:  # a trial: if it fails, nothing has changed
             self.own, self.nodes = own, readers
             self._values([r.body for r in readers])
         except (Different, Refusal):
             return []
         finally:
             self.tensors, self.made, self._windows, self._parts = before
-        return readers if self.place.dependences.independent([r.output for r in readers]) else []
+        return readers if self.editor.dependences.independent([r.output for r in readers]) else []
 
     def _epilogue(self, r: Node, t: str) -> bool:
-        """Whether the reader takes ``t`` element by element."""
+        """Check whether the reader reads ``t`` element by element."""
         if not isinstance(r, Compute) or not r.is_map or self._shape(r.output) != self._shape(t):
             return False
         shape, reads = self._shape(t), [x for x in loads(r.body) if x.buffer == t]
@@ -202,9 +202,9 @@ class Join:
         )
 
     def _check_remaining(self) -> None:
-        """What reads the parts afterwards must read views for nothing."""
+        """Check that remaining readers of the parts can read views without a cost."""
         for m in self.members:
-            readers = self.place.consumers[m.output]
+            readers = self.editor.consumers[m.output]
             if m.output in self.graph.outputs:
                 raise Refusal("an output of the model would have to be copied")
             if any(isinstance(r, Concat) for r in readers):
@@ -216,27 +216,31 @@ class Join:
                 raise Refusal("rows made of it feed a product, all three may be one attention kernel")
 
     def _feeds_rows(self, t: str) -> bool:
-        """Whether a product's only-read operand of the same shape is made by row reductions of ``t`` (attention)."""
+        """Check whether row reductions of ``t`` compute a same-shape operand that only one product reads
+        (attention).
+        """
         stack, seen = [(t, False)], set[tuple[str, bool]]()
         while stack:
             x, reduced = state = stack.pop()
             if state in seen:
                 continue
             seen.add(state)
-            for r in self.place.consumers[x]:
+            for r in self.editor.consumers[x]:
                 if not isinstance(r, Compute):
                     continue
                 if as_contraction(r) is None:
                     stack.append((r.output, reduced or not r.is_map))
-                elif reduced and self._shape(x) == self._shape(t) and len(self.place.consumers[x]) == 1:
+                elif reduced and self._shape(x) == self._shape(t) and len(self.editor.consumers[x]) == 1:
                     return True
         return False
 
     def _is_lost(self, r: Node, t: str) -> bool:
-        """Whether the reader could have been an epilogue: element-wise, and all else it reads is there before ``t``."""
+        """Check whether the reader could be an epilogue: element-wise, with all its other operands computed before
+        ``t``.
+        """
         if not self._epilogue(r, t) or (isinstance(r, Compute) and r.is_view):
             return False
-        return not any(self.place.dependences.depends(u, t) for u in r.inputs if u != t)
+        return not any(self.editor.dependences.depends(u, t) for u in r.inputs if u != t)
 
     # -- values --------------------------------------------------------------------------------------------------
 
@@ -259,7 +263,7 @@ class Join:
             raise Different
         if any(x.buffer in self.own for x in xs):
             if any(self.own.get(x.buffer) != k for k, x in enumerate(xs)):
-                raise Different  # all of them are read element by element, see _epilogue
+                raise Different  # all are read element by element, see _epilogue
             rank = len(self.tensors[self.whole].shape)
             return load(self.whole, tuple(Index.of(dim_name(a)) for a in range(rank)), first.dtype)
         if all(x == first for x in xs) and not self._runs(first.index):
@@ -272,7 +276,7 @@ class Join:
         return self._windowed(xs)
 
     def _runs(self, index: Sequence[Index]) -> bool:
-        """Whether subscripts run along the joined axis."""
+        """Check whether subscripts run along the joined axis."""
         name = dim_name(self.form.axis) if isinstance(self.form, Along) else None
         return any(name in i.symbols() for i in index)
 
@@ -283,7 +287,9 @@ class Join:
         return substitute(v, {dim_name(a): dim_name(a + 1) for a in range(rank)})
 
     def _axis_of(self, index: Sequence[Index]) -> int:
-        """The subscript that is the iterator of the joined axis, which no other one uses."""
+        """Return the position of the subscript that is the iterator of the joined axis. No other subscript may use
+        it.
+        """
         assert isinstance(self.form, Along)
         name = dim_name(self.form.axis)
         places = [k for k, i in enumerate(index) if name in i.symbols()]
@@ -296,7 +302,7 @@ class Join:
         return [self._shape(n.output)[self.form.axis] for n in self.nodes]
 
     def _constants(self, xs: list[Load]) -> Value:
-        """Constants put together; each may have its axes in another order."""
+        """Join constants. Each may have its axes in another order."""
         arrays: list[tuple[int, ...]] = []
         parts = []
         for x in xs:
@@ -325,7 +331,7 @@ class Join:
         return shifted.index
 
     def _windowed(self, xs: list[Load]) -> Value:
-        """Tensors whose producers write into parts of one tensor."""
+        """Let the producers of tensors write into parts of one tensor."""
         first = xs[0]
         if any(x.index != first.index for x in xs) or not first.index:
             raise Different
@@ -344,12 +350,12 @@ class Join:
         return replace(first, buffer=self._window([x.buffer for x in xs], p))
 
     def _check_in_place(self, t: str, reader: Compute) -> None:
-        maker = self.place.producers.get(t)
+        maker = self.editor.producers.get(t)
         if maker is None:
             raise Refusal("an operand is an input of the model, it would have to be copied")
         if not isinstance(maker, Compute) or maker.is_view or t in self.graph.outputs:
             raise Refusal("an operand is a view, a concatenation or an output, it would have to be copied")
-        if [n.output for n in self.place.consumers[t]] != [reader.output]:
+        if [n.output for n in self.editor.consumers[t]] != [reader.output]:
             raise Refusal("an operand is read by others too, it would have to be copied")
 
     # -- names ---------------------------------------------------------------------------------------------------
@@ -367,24 +373,24 @@ class Join:
         return self._windows[key]
 
     def _constant(self, parts: _Constants) -> str:
-        """A name that stands for a constant until it is made."""
+        """Return a placeholder name for a constant until it is built."""
         return self._pending.setdefault(parts, f"%{len(self._pending)}")
 
     def _materialised(self) -> list[Node]:
-        """The joined nodes with their constants made."""
-        names = {mark: self.place.constant(parts) for parts, mark in self._pending.items() if self._marked(mark)}
+        """Return the joined nodes with their constants built."""
+        names = {mark: self.editor.constant(parts) for parts, mark in self._pending.items() if self._marked(mark)}
         return [replace(n, body=_renamed(n.body, names)) if isinstance(n, Compute) else n for n in self.made]
 
     def _marked(self, mark: str) -> bool:
         return any(mark in n.inputs for n in self.made)
 
     def _tensor(self, like: str, what: str, shape: tuple[Dim, ...]) -> str:
-        name = self.place.fresh_name(f"{like}+{what}")
+        name = self.editor.fresh_name(f"{like}+{what}")
         self.tensors[name] = Tensor(name, self.graph.tensors[like].dtype, shape)
         return name
 
     def _view(self, k: int) -> Compute:
-        """Member ``k`` of the last level, as a part of the joined tensor."""
+        """Return member ``k`` of the last level as a view of the joined tensor."""
         n = self.members[k]
         index = [Index.of(dim_name(a)) for a in range(len(self._shape(n.output)))]
         if isinstance(self.form, Stacked):
@@ -398,12 +404,12 @@ class Join:
         return self.graph.tensors[t].shape
 
     def _fixed(self, t: str) -> tuple[Dim, ...]:
-        """The dims that must agree."""
+        """Return the dims that must agree."""
         shape = self._shape(t)
         return shape if isinstance(self.form, Stacked) else (*shape[: self.form.axis], *shape[self.form.axis + 1 :])
 
     def _dims(self, rows: Sequence[tuple[Dim, ...]]) -> None:
-        """Different: dims differ. Refusal: whether they do is not decided."""
+        """Raise Different if dims differ, or Refusal if this is undecided."""
         for row in rows[1:]:
             if len(row) != len(rows[0]):
                 raise Different

@@ -1,8 +1,9 @@
 """GEMM merging (BladeDISC 4.3, TSCompiler 4.2 horizontal groups): contractions that share an operand become one.
 
-``A*B, A*C`` is ``A*[B C]`` and ``A*C, B*C`` is ``[A; B]*C``, along whatever axis of the outputs the shared operand does
-not run: it is read once and one kernel runs, so traffic falls by the shared operand for every member but one. Only
-where nothing has to be copied for it and no epilogue is lost (``join.py``); reasons go to the graph's notes.
+``A*B, A*C`` is ``A*[B C]`` and ``A*C, B*C`` is ``[A; B]*C``, along any output axis along which the shared operand does
+not run. It is read once and one kernel runs, so traffic falls by the shared operand for every member but one.
+Contractions are merged only if nothing must be copied and no epilogue is lost (``join.py``). Reasons go to the graph's
+notes.
 """
 
 from __future__ import annotations
@@ -11,58 +12,58 @@ from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import replace
 
 from polydyn.graph.ir import Compute, Graph, dim_name
-from polydyn.graph.passes.join import Along, Different, Form, Join, Refusal, Workplace, as_contraction
+from polydyn.graph.passes.join import Along, Different, Form, GraphEditor, Join, Refusal, as_contraction
 from polydyn.schedules.expr import Op, loads, symbols_of
 
 MERGED = "merged into one contraction (they share the operand {operand})"
 
 
 def merge_contractions(graph: Graph) -> Graph:
-    """Merges the contractions of a graph that share an operand."""
+    """Merge the contractions of a graph that share an operand."""
     sharing: dict[Hashable, list[Compute]] = {}
     for n in map(as_contraction, graph.nodes):
         if n is not None:
             for body in (_product(n), _flipped(n)):
                 key = (body.args[0], n.reduction, len(graph.tensors[n.output].shape))
                 sharing.setdefault(key, []).append(replace(n, body=body))
-    place = Workplace(graph)
+    editor = GraphEditor(graph)
     for members in sharing.values():
         rank = len(graph.tensors[members[0].output].shape)
         shared = _product(members[0]).args[0]
         run = symbols_of(shared)
         forms = [Along(a) for a in reversed(range(rank)) if dim_name(a) not in run]
-        join_members(place, members, forms, MERGED.format(operand=loads(shared)[0].buffer))
-    return place.finish()
+        join_members(editor, members, forms, MERGED.format(operand=loads(shared)[0].buffer))
+    return editor.finish()
 
 
-def join_members(place: Workplace, members: Sequence[Compute], forms: Iterable[Form], done: str) -> None:
-    """Joins the members that go together, each with the most that do; notes ``done``, or why not."""
+def join_members(editor: GraphEditor, members: Sequence[Compute], forms: Iterable[Form], done: str) -> None:
+    """Join the members that can be joined, in groups as large as possible. Note ``done``, or the reason against it."""
     refused: dict[str, dict[str, None]] = {}
-    rest = [m for m in members if m.output not in place.joined]
+    rest = [m for m in members if m.output not in editor.joined]
     while len(rest) > 1:
         best: tuple[list[Compute], Join] | None = None
         for form in forms:
-            found = _grown(place, rest, form, refused)
+            found = _grown(editor, rest, form, refused)
             if found is not None and (best is None or len(found[0]) > len(best[0])):
                 best = found
         if best is not None:
             best[1].commit()
-            place.notes.append(f"{_names(m.output for m in best[0])}: {done}")
-        rest = [m for m in rest[1:] if m.output not in place.joined]
+            editor.notes.append(f"{_names(m.output for m in best[0])}: {done}")
+        rest = [m for m in rest[1:] if m.output not in editor.joined]
     for why, names in refused.items():
-        apart = [t for t in names if t not in place.joined]
+        apart = [t for t in names if t not in editor.joined]
         if apart:
-            place.notes.append(f"{_names(names)}: not merged: {why}")
+            editor.notes.append(f"{_names(names)}: not merged: {why}")
 
 
 def _grown(
-    place: Workplace, rest: Sequence[Compute], form: Form, refused: dict[str, dict[str, None]]
+    editor: GraphEditor, rest: Sequence[Compute], form: Form, refused: dict[str, dict[str, None]]
 ) -> tuple[list[Compute], Join] | None:
-    """The first node with all others that can be joined with it."""
+    """Return the first node with all others that can be joined with it."""
     group, join = [rest[0]], None
     for m in rest[1:]:
         try:
-            join = Join(place, [*group, m], form)
+            join = Join(editor, [*group, m], form)
             group.append(m)
         except Different:
             continue
@@ -81,6 +82,6 @@ def _flipped(n: Compute) -> Op:
 
 
 def _names(names: Iterable[str]) -> str:
-    """Up to four names, and how many more."""
+    """Return up to four names and the number of others, as text."""
     every = list(names)
     return ", ".join(every[:4]) + (f" and {len(every) - 4} more" if len(every) > 4 else "")

@@ -1,9 +1,9 @@
-"""Products with weights of 4 bits keep them so (docs/adr/0013-quantization.md).
+"""Keep 4-bit weights packed in products (docs/adr/0013-quantization.md).
 
-``sum(x * (q - z) * s)`` with constants q of 4 bits and a scale and a zero point for each block of steps, as
-MatMulNBits and DequantizeLinear by blocks write it. Folding would make floats of the weights, eight times as many
-bytes as a model brought. Here the product reads the integers, and its steps are counted as (block, eight, one of
-eight), so that scales are affine in the iterators and eight steps are one word of 32 bits.
+``sum(x * (q - z) * s)`` has 4-bit constants q, with a scale and a zero point per block of steps, as in MatMulNBits and
+blocked DequantizeLinear. Folding would turn the weights into floats, eight times the model's bytes. Here the product
+reads the integers, and its steps are counted as (block, eight, one of eight), so that scales are affine in the
+iterators and eight steps are one 32-bit word.
 """
 
 from __future__ import annotations
@@ -25,13 +25,16 @@ from polydyn.schedules.expr import NIBBLES, Array, Load, Op, Value, load, map_in
 from polydyn.schedules.index import Index
 from polydyn.schedules.ranges import simplify
 
-MIDDLE: Mapping[str, int] = {"int4": 0, "int8": 0, "uint4": 8, "uint8": 8}
-"""Dtypes that weights of 4 bits come in, and what is subtracted to make them integers from -8 to 7."""
+NIBBLE_OFFSETS: Mapping[str, int] = {"int4": 0, "int8": 0, "uint4": 8, "uint8": 8}
+"""Dtypes that store 4-bit weights, and the number to subtract to obtain integers from -8 to 7."""
 
 
 @dataclass(frozen=True)
 class _Weights:
-    """q [columns, steps] in int8 from -8 to 7, s and z [columns, blocks]; z None: it is 0. ``column``: its iterator."""
+    """4-bit weights: q [columns, steps] in int8 from -8 to 7, s and z [columns, blocks].
+
+    z is None if it is 0. ``column``: the iterator of the columns.
+    """
 
     q: Array
     s: Array
@@ -40,7 +43,7 @@ class _Weights:
 
 
 def products_of_nibbles(graph: Graph) -> Graph:
-    """The graph in which products with constants of 4 bits read these."""
+    """Let products with 4-bit constants read these directly."""
     found = _Nibbles(graph)
     found.nodes += map(found.node, graph.nodes)
     return live(found.result()) if found.notes else graph
@@ -52,7 +55,7 @@ class _Nibbles(Rewriting):
         self.makers = graph.producer()
 
     def node(self, node: Node) -> Node:
-        """A node over constants of 4 bits, where it is a product with such; else as it is."""
+        """Rewrite a product with 4-bit weights over its integers. Other nodes do not change."""
         n = as_contraction(node)
         if n is None or n.body.dtype != "float32" or len(n.reduction) != 1 or n.reduction[0].constant is None:
             return node
@@ -65,15 +68,16 @@ class _Nibbles(Rewriting):
         return node
 
     def _step(self, n: Compute, v: Value) -> Step | None:
-        """The step that makes an operand, over the iterators of the product."""
+        """Return the dequantization of an operand over the iterators of the product, or None."""
         if not isinstance(v, Load):
             return None
         v = through_views(self.graph, self.makers, v, n)
         step = dequantization(self.makers.get(v.buffer))
-        return step.at(v.index) if step is not None and step.x.dtype in MIDDLE else None
+        return step.at(v.index) if step is not None and step.x.dtype in NIBBLE_OFFSETS else None
 
     def _weights(self, step: Step, count: int) -> _Weights | None:
-        """The weights, if constants make them, with the columns first and of whole words in a block.
+        """Return the weights with columns first if they are constant and their blocks consist of whole words, else
+        None.
 
         ``count``: steps of the product, which may be fewer than the constant has.
         """
@@ -83,13 +87,13 @@ class _Nibbles(Rewriting):
         plain = [i for i in step.x.index if i != steps]
         if arrays is None or len(step.x.index) != 2 or len(plain) != 1 or not plain[0].is_symbol:
             return None
-        middle, q = MIDDLE[step.x.dtype], arrays[step.x.buffer].astype(np.int16)
+        middle, q = NIBBLE_OFFSETS[step.x.dtype], arrays[step.x.buffer].astype(np.int16)
         q = q - middle if step.x.index[1] == steps else q.T - middle
         if not q.size or q.min() < -8 or q.max() > 7 or q.shape[1] != count:
             return None
         of_block = [x for x in (step.scale, step.zero) if x is not None]
         block = _block(of_block, q.shape[1])
-        if block % NIBBLES or block == NIBBLES:  # scales are one more word of a block, which has several
+        if block % NIBBLES or block == NIBBLES:  # scales are one more word of a block, which must have several
             return None
         s, *z = (_by_blocks(x, arrays[x.buffer], q.shape, block, str(plain[0])) for x in of_block)
         zero = z[0].astype(np.int16) - middle if z else np.full_like(s, -middle, np.int16)
@@ -98,14 +102,14 @@ class _Nibbles(Rewriting):
         return _Weights(q.astype(np.int8), s, zero.astype(np.int8) if zero.any() else None, plain[0])
 
     def _rows(self, n: Compute, v: Value) -> Value:
-        """The row operand; of one that is dequantized from bytes its bytes and scales."""
+        """Return the row operand. If it is dequantized from bytes, return its bytes times scales."""
         step = self._step(n, v)
         if step is None or step.x.dtype != "int8" or step.zero is not None:
             return v
         return dequantized(through_views(self.graph, self.makers, step.x, n), step.scale, None)
 
     def _product(self, n: Compute, row: Value, w: _Weights) -> Compute:
-        """The product over blocks, words of a block and steps of a word."""
+        """Return the product over blocks, words of a block and steps of a word."""
         columns, steps = w.q.shape
         blocks = w.s.shape[1]
         sizes = (blocks, steps // blocks // NIBBLES, NIBBLES)
@@ -125,7 +129,7 @@ class _Nibbles(Rewriting):
 
 
 def _computed_now(graph: Graph, names: Collection[str]) -> dict[str, Array] | None:
-    """The values of tensors that nodes make of constants alone; None: something else is read."""
+    """Evaluate tensors that nodes compute from constants alone. Returns None if other tensors are read."""
     nodes = live_nodes(graph.nodes, names)
     needed, made = {*names, *(t for n in nodes for t in n.inputs)}, {n.output for n in nodes}
     if needed - made - graph.constants.keys() or any(map(free_symbols, nodes)):
@@ -137,7 +141,7 @@ def _computed_now(graph: Graph, names: Collection[str]) -> dict[str, Array] | No
 
 
 def _block(read: list[Load], steps: int) -> int:
-    """The most steps, a divisor of all of them, for each of which the same elements are read."""
+    """Return the largest divisor of the steps such that all steps of a block read the same elements."""
     block = steps
     for i in (i for x in read for i in x.index):
         places = _places(i, steps)
@@ -146,13 +150,13 @@ def _block(read: list[Load], steps: int) -> int:
 
 
 def _places(i: Index, steps: int) -> Array:
-    """A subscript at each step, its other iterators at 0."""
+    """Return a subscript at each step, with its other iterators at 0."""
     env = dict.fromkeys(i.symbols(), 0)
     return np.array([i.evaluate({**env, reduction_name(0): k}) for k in range(steps)])
 
 
 def _by_blocks(x: Load, array: Array, shape: tuple[int, ...], block: int, column: str) -> Array:
-    """What is read for each column and block."""
+    """Return the elements that are read for each column and block."""
     columns, steps = shape
     index = []
     for i in x.index:

@@ -1,4 +1,4 @@
-"""What depends on what in a graph, and a topological order after nodes were put together."""
+"""Dependences in a graph, and a topological order after nodes were merged."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from polydyn.graph.ir import Graph, Node
 
 
 class Dependences:
-    """For every node's output the set of nodes it depends on, itself included, as bits."""
+    """Bit set of the nodes on which each node's output depends, itself included."""
 
     def __init__(self, graph: Graph) -> None:
         self._position = {n.output: k for k, n in enumerate(graph.nodes)}
@@ -22,18 +22,18 @@ class Dependences:
             self._before.append(bits)
 
     def depends(self, t: str, on: str) -> bool:
-        """Whether tensor ``t`` is computed from ``on``, or is it."""
+        """Check whether tensor ``t`` is computed from ``on`` or equals it."""
         place, other = self._position.get(t), self._position.get(on)
         return t == on or (place is not None and other is not None and bool(self._before[place] >> other & 1))
 
     def independent(self, outputs: Sequence[str]) -> bool:
-        """Whether there is no path between any two of these nodes."""
+        """Check that there is no path between any two of these nodes."""
         places = [self._position[t] for t in outputs]
         return not any(self._before[a] >> b & 1 for a in places for b in places if a != b)
 
 
 def in_order(nodes: Iterable[Node]) -> tuple[Node, ...]:
-    """The nodes in a topological order that keeps the given one where it can. PolydynError: there is a cycle."""
+    """Sort nodes topologically, keeping their order where possible. Raises PolydynError for a cycle."""
     nodes = tuple(nodes)
     made = {n.output: n for n in nodes}
     done: dict[str, Node] = {}

@@ -1,9 +1,9 @@
-"""Numbers that scale an operand of a product come out of its sum.
+"""Hoist numbers that scale an operand out of a product's sum.
 
 ``sum((x * c) * y)`` is ``sum(x * y) * c``. Exporters scale queries and keys by the root of a number each. The scaled
-keys are a copy of the cache then, written and read in every step of a decoder, once for each query that shares a key.
-So the number comes out where what it scales is in memory anyway: an input or output of the model, or what others read
-too. Sums that are no float before they are scaled are infinite; both orders round once.
+keys would then be a copy of the cache, written and read in every step of a decoder, once for each query that shares a
+key. So the number is hoisted if the tensor that it scales is in memory anyway: an input or output of the model, or a
+tensor with other readers. Sums that overflow before scaling are infinite. Both orders round once.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from polydyn.schedules.expr import FLOATS, Const, Load, Op, Value, cast, const, 
 
 
 def products_without_scales(graph: Graph) -> Graph:
-    """The graph with products of what is in memory, and their results scaled."""
+    """Multiply the stored operands of products and scale the results."""
     return _Scales(graph).run()
 
 
@@ -29,17 +29,17 @@ class _Scales(Rewriting):
         super().__init__(graph)
         self.makers, self.readers = graph.producer(), graph.consumers()
         self.factors: dict[str, Value] = {}
-        """Products whose readers, maps alone, count them so many times."""
+        """Maps products to the factor by which their readers, which are all maps, multiply them."""
 
     def run(self) -> Graph:
-        """The rewritten graph; itself where there is no such product."""
+        """Return the rewritten graph, or the graph itself if there is no such product."""
         for n in self.graph.nodes:
             if not self._rewritten(n):
                 self.nodes.append(self._counted(n))
         return live(self.result()) if self.notes else self.graph
 
     def _rewritten(self, node: Node) -> bool:
-        """Writes a product as a sum over what is in memory and its scaling."""
+        """Rewrite a product as a scaled sum over its stored operands, if possible."""
         n = as_contraction(node)
         if n is None or n.body.dtype != "float32":
             return False
@@ -61,7 +61,7 @@ class _Scales(Rewriting):
         return True
 
     def _counted(self, n: Node) -> Node:
-        """A node with what it reads of products that are not scaled themselves."""
+        """Return a node that multiplies its reads of unscaled products by their factors."""
         if not isinstance(n, Compute) or self.factors.keys().isdisjoint(n.inputs):
             return n
 
@@ -72,7 +72,7 @@ class _Scales(Rewriting):
         return replace(n, body=transform(n.body, scaled))
 
     def _operand(self, n: Compute, v: Value) -> tuple[Value, float]:
-        """What an operand scales, and by which number; itself, and 1, where it is not to come out."""
+        """Return the value that an operand scales, and the factor. Returns the operand and 1 if nothing is hoisted."""
         read = _uncast(v)
         if not isinstance(read, Load):
             return v, 1.0
@@ -90,14 +90,14 @@ class _Scales(Rewriting):
         return v, 1.0
 
     def _number(self, v: Value) -> float | None:
-        """The ordinary number that a value is; None: it is none."""
+        """Return the ordinary number that a value is, or None."""
         known = v.value if isinstance(v, Const) else number(self.constants, v) if isinstance(v, Load) else None
         if known is None or v.dtype not in FLOATS:
             return None
         return float(known) if is_ordinary(np.float32(known)) else None
 
     def _kept(self, v: Load, n: Compute) -> bool:
-        """Whether a tensor is in memory whatever becomes of the scaling, as the model has it."""
+        """Check whether a tensor is in memory in any case, as the model defines it."""
         base = through_views(self.graph, self.makers, v, n).buffer
         maker = self.makers.get(base)
         if base in self.constants or base in self.factors:
@@ -106,12 +106,12 @@ class _Scales(Rewriting):
 
 
 def _computes(n: Node) -> bool:
-    """Whether a node is a map that is no view: a factor more costs it nothing."""
+    """Check whether a node is a map other than a view, so that one more factor is free."""
     return isinstance(n, Compute) and n.is_map and not n.is_view
 
 
 def _uncast(v: Value) -> Value:
-    """A value as it is stored, where it is only widened or rounded to 16 bits."""
+    """Strip casts that only widen a value or round it to 16 bits."""
     while isinstance(v, Op) and v.name == "cast" and v.dtype in FLOATS and v.args[0].dtype in FLOATS:
         (v,) = v.args
     return v

@@ -1,7 +1,8 @@
-"""Quantizing and dequantizing as steps that passes recognise: by what nodes compute, not by what they were called.
+"""Recognise quantization and dequantization by what nodes compute, not by their operators' names.
 
-Also the pass ``requantize``: what is dequantized and at once quantized alike is what it was. Exporters quantize around
-operators that only move elements, so that a transposed tensor is dequantized, moved and quantized again.
+This module also has the pass ``requantize``: a tensor that is dequantized and quantized again with equal parameters
+does not change. Exporters quantize around operators that only move elements, so a transposed tensor is dequantized,
+moved and quantized again.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import numpy as np
 
 from polydyn.graph.ir import Compute, Graph, Node, dim_name, iterators
 from polydyn.graph.operators.common import wide
-from polydyn.graph.operators.quantization import QUANTIZED, REAL, dequantized, quantized
+from polydyn.graph.operators.quantization import QUANTIZED_DTYPES, SCALE_DTYPES, dequantized, quantized
 from polydyn.graph.rewriting import live
 from polydyn.schedules.expr import Array, Load, Op, Value, load, loads, map_index, neutral
 from polydyn.schedules.index import ONE, ZERO, Index
@@ -22,14 +23,16 @@ from polydyn.schedules.ranges import simplify
 
 @dataclass(frozen=True)
 class Step:
-    """What a step reads, over the iterators of its node: an element, its scale and its zero point (None: it is 0)."""
+    """The loads of a step, over the iterators of its node: an element, its scale and its zero point (None if it is
+    0).
+    """
 
     x: Load
     scale: Load
     zero: Load | None
 
     def at(self, index: tuple[Index, ...]) -> Step:
-        """The step that makes the element at ``index``."""
+        """Return the step that computes the element at ``index``."""
         env = {dim_name(a): i for a, i in enumerate(index)}
 
         def moved(x: Load) -> Load:
@@ -39,7 +42,7 @@ class Step:
 
 
 def dequantization(n: Node | None) -> Step | None:
-    """The step of a node that computes ``(x - zero) * scale`` in float32, and nothing else."""
+    """Match a node that computes exactly ``(x - zero) * scale`` in float32."""
     step = _step(n, scale_last=True)
     if step is None or not isinstance(n, Compute):
         return None
@@ -47,26 +50,26 @@ def dequantization(n: Node | None) -> Step | None:
 
 
 def quantization(n: Node | None) -> Step | None:
-    """The step of a node that computes ``saturate(round(x / scale) + zero)`` of float32, and nothing else."""
+    """Match a node that computes exactly ``saturate(round(x / scale) + zero)`` of float32."""
     step = _step(n, scale_last=False)
-    if step is None or not isinstance(n, Compute) or step.x.dtype != "float32" or n.body.dtype not in QUANTIZED:
+    if step is None or not isinstance(n, Compute) or step.x.dtype != "float32" or n.body.dtype not in QUANTIZED_DTYPES:
         return None
     return step if n.body == quantized(step.x, wide(step.scale), step.zero, n.body.dtype) else None
 
 
 def _step(n: Node | None, scale_last: bool) -> Step | None:
-    """What a node of two or three loads would be as a step; the caller compares."""
+    """Return the candidate step of a node with two or three loads, or None. The caller compares the body."""
     read = loads(n.body) if isinstance(n, Compute) and n.is_map else ()
     if not 2 <= len(read) <= 3:
         return None
     x, *zero = read[:-1] if scale_last else (read[0], *read[2:])
     scale = read[-1] if scale_last else read[1]
-    whole = scale.dtype in REAL and (not zero or zero[0].dtype in (*QUANTIZED, "int32"))
+    whole = scale.dtype in SCALE_DTYPES and (not zero or zero[0].dtype in (*QUANTIZED_DTYPES, "int32"))
     return Step(x, scale, zero[0] if zero else None) if whole else None
 
 
 def through_views(graph: Graph, makers: Mapping[str, Node], v: Load, n: Compute) -> Load:
-    """What a load of the node ``n`` reads when it reads views: an element of the tensor that they rename."""
+    """Follow views: return the load of the underlying tensor that a load of node ``n`` reads."""
     ranges = dict(iterators(graph, n))
     while isinstance(view := makers.get(v.buffer), Compute) and view.is_view:
         moved = map_index(view.at(v.index), lambda i: simplify(i, ranges))
@@ -76,18 +79,18 @@ def through_views(graph: Graph, makers: Mapping[str, Node], v: Load, n: Compute)
 
 
 def number(constants: Mapping[str, Array], v: Load | None) -> np.float32 | int | None:
-    """The value of a parameter that is one known number for a whole tensor; None: it is not. No zero point is 0."""
+    """Return a parameter that is one known number for a whole tensor, or None. A missing zero point is 0."""
     if v is None:
         return 0
     known = constants.get(v.buffer)
     if known is None or known.size != 1 or any(i.symbols() or i.fetches() for i in v.index):
         return None
     one = known.reshape(-1)[0]
-    return np.float32(one) if v.dtype in REAL else int(one)
+    return np.float32(one) if v.dtype in SCALE_DTYPES else int(one)
 
 
 def is_ordinary(scale: Array | np.float32) -> bool:
-    """Whether numbers are finite and no denormal ones, and those of 32 bits times them are finite."""
+    """Check that numbers are finite and not denormal, and that 32-bit integers times them are finite."""
     size = np.abs(np.asarray(scale, np.float64))
     f = np.finfo(np.float32)
     return bool((size >= f.tiny).all() and (size * 2.0**32 <= f.max).all())
@@ -97,10 +100,10 @@ def is_ordinary(scale: Array | np.float32) -> bool:
 
 
 def without_requantizing(graph: Graph) -> Graph:
-    """The graph in which quantizing what was dequantized with the same scale and zero point is a view of the integers.
+    """Turn quantizing after dequantizing with the same scale and zero point into a view of the integers.
 
-    ``(q - z) * s / s`` is at most two roundings from a whole number below 2^17, so that rounding gives it back. What is
-    dequantized from one tensor with the same numbers is dequantized once.
+    ``(q - z) * s / s`` is at most two roundings from a whole number below 2^17, so that rounding restores it. A tensor
+    that is dequantized repeatedly with the same numbers is dequantized once.
     """
     makers = graph.producer()
     nodes = tuple(_as_view(graph, makers, n) for n in graph.nodes)
@@ -110,7 +113,7 @@ def without_requantizing(graph: Graph) -> Graph:
 
 
 def _once(graph: Graph) -> Iterator[Node]:
-    """The nodes, those that dequantize what another one has dequantized before as views of its result."""
+    """Yield the nodes. A repeated dequantization becomes a view of the first one's result."""
     makers, first = graph.producer(), dict[Hashable, str]()
     for n in graph.nodes:
         step = dequantization(n)
@@ -150,16 +153,17 @@ def _as_view(graph: Graph, makers: Mapping[str, Node], n: Node) -> Node:
 
 
 def _alike(graph: Graph, a: Step, b: Step) -> bool:
-    """Whether two steps have the same scale and zero point, known numbers of which the scale is an ordinary one."""
+    """Check whether two steps have the same scale and zero point, known numbers with an ordinary scale."""
     scale, zero = number(graph.constants, a.scale), number(graph.constants, a.zero)
     same = (scale, zero) == (number(graph.constants, b.scale), number(graph.constants, b.zero))
     return scale is not None and zero is not None and same and is_ordinary(np.float32(scale))
 
 
 def _as_extreme(graph: Graph, makers: Mapping[str, Node], n: Compute, again: Step, source: Load) -> Compute | None:
-    """What quantizes an extreme of dequantized integers as that of the integers; None: it is something else.
+    """Turn the quantized extreme of dequantized integers into the extreme of the integers. Returns None for other
+    nodes.
 
-    Quantizing keeps the order, and what a window of nothing but padding has, an infinity, saturates.
+    Quantizing preserves the order. The extreme of a window with nothing but padding, an infinity, saturates.
     """
     m, here = makers.get(source.buffer), tuple(Index.of(dim_name(a)) for a in range(len(graph.tensors[n.output].shape)))
     if not isinstance(m, Compute) or m.reduce not in ("max", "min") or source.index != here:

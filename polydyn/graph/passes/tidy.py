@@ -13,7 +13,7 @@ from polydyn.graph.rewriting import live
 from polydyn.schedules.expr import FLOATS, INTEGERS, Array, Const, Load, Op, Value, cast, load, map_index, transform
 from polydyn.schedules.index import Atom, Index
 
-MOST = 4096
+MAX_COMPARED_ELEMENTS = 4096
 """Maximum number of elements of a constant that is compared. Larger ones (weights) count as different."""
 _EXACT = {"float16": 11, "bfloat16": 8, "float32": 24, "float64": 53}
 """Bits of the largest integers that a float type represents exactly."""
@@ -52,7 +52,7 @@ class _Tidy:
     def _equal_constants(self, constants: Mapping[str, Array]) -> None:
         first: dict[tuple[Any, ...], str] = {}
         for name, a in constants.items():
-            if a.size <= MOST:
+            if a.size <= MAX_COMPARED_ELEMENTS:
                 same = first.setdefault((str(a.dtype), a.shape, np.ascontiguousarray(a).tobytes()), name)
                 if same != name:
                     self.equal[name] = same
