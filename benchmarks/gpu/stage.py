@@ -19,11 +19,11 @@ from polydyn.runtime.cuda.program import CudaProgram
 from polydyn.runtime.cuda.session import LIBRARY, Session, open_session
 from polydyn.runtime.cuda.timing import (
     LAUNCHES,
-    MANY,
-    MEASURED,
     ROUNDS,
-    SHORT,
-    WARM,
+    SHORT_LAUNCHES,
+    SHORT_SECONDS,
+    TARGET_SECONDS,
+    WARM_UP_SECONDS,
     Times,
     Work,
     replayed,
@@ -90,7 +90,7 @@ class Stage:
             return False
         return sum(int(np.prod(size)) for size, _ in described(program, "inputs", shape)) > EMULATED_ELEMENTS
 
-    def replayed(self, works: Sequence[Work], rounds: int = ROUNDS, warm: float = WARM) -> Times:
+    def replayed(self, works: Sequence[Work], rounds: int = ROUNDS, warm: float = WARM_UP_SECONDS) -> Times:
         """Measure device times of work by graphs; on the emulation launch it once."""
         with self.session.use() as driver:
             return replayed(driver, works, *((1, 1) if self.emulate else (LAUNCHES, rounds)), warm)
@@ -245,9 +245,9 @@ def _torch_rounds(torch: Any, graph: Callable[[int], Any], calls: int, rounds: i
     count = max(LAUNCHES, calls)
     captured = graph(count)
     once = seconds(captured, 1)
-    if once / count < SHORT:
-        count = max(MANY, calls)
+    if once / count < SHORT_SECONDS:
+        count = max(SHORT_LAUNCHES, calls)
         captured = graph(count)
-    seconds(captured, max(1, round(WARM / max(once, 1e-9))))
-    again = max(1, round(MEASURED / max(once, 1e-9)))
+    seconds(captured, max(1, round(WARM_UP_SECONDS / max(once, 1e-9))))
+    again = max(1, round(TARGET_SECONDS / max(once, 1e-9)))
     return Times(tuple(seconds(captured, again) / again / count for _ in range(rounds)))

@@ -25,7 +25,7 @@ from polydyn.search.records import Records
 from polydyn.search.strategies import strategy
 
 AMX = replace(AVX512, quads=True, amx=True)
-NAMED = {"cpu:avx512": AVX512, "cpu:avx2": AVX2, "cpu:neon": NEON, "cpu:amx": AMX, "cpu:amx-emulated": AMX}
+NAMED_TARGETS = {"cpu:avx512": AVX512, "cpu:avx2": AVX2, "cpu:neon": NEON, "cpu:amx": AMX, "cpu:amx-emulated": AMX}
 """Targets other than this machine's processor. The last one emulates the matrix unit in C, for tests."""
 UNIT = {"amx_tile", "amx_bf16", "amx_int8"}
 """The features of a matrix unit that kernels use."""
@@ -42,13 +42,13 @@ def cpu_target(name: str) -> CpuTarget:
             wide = AMX if unit else replace(AVX512, quads="avx512_vnni" in features)
             return replace(wide, core=with_system_cache(wide.core))
         return replace(AVX2, quads="avx_vnni" in features, core=with_system_cache(AVX2.core))
-    if name not in NAMED:
+    if name not in NAMED_TARGETS:
         raise UnsupportedError(
             f"unknown target {name}",
             rule="known targets",
-            remedy=f"use cpu, {', '.join((*NAMED, *CUDA_TARGETS))}",
+            remedy=f"use cpu, {', '.join((*NAMED_TARGETS, *CUDA_TARGETS))}",
         )
-    return NAMED[name]
+    return NAMED_TARGETS[name]
 
 
 class Cpu(Target):

@@ -21,7 +21,7 @@ from polydyn.search.outcomes import ChosenTiles
 from polydyn.search.records import Records
 from polydyn.search.strategies import strategy
 
-STRICT = "stores"
+STORES_PASS = "stores"
 """The pass that must be left out to round 16-bit values after every node."""
 HOST_CHECKS = "skipped when its integers are in host memory, where the host checks them"
 
@@ -53,7 +53,7 @@ class Cuda(Target):
         if records is not None:
             tuner = ChosenTiles(records, strategy(self.options.strategy).name, self.name, self.options.tf32)
         tf32x3 = self.options.precision == TF32X3
-        return CudaBuilder(plan, self.arch, self.options.tf32, tuner, STRICT in self.without, tf32x3)
+        return CudaBuilder(plan, self.arch, self.options.tf32, tuner, STORES_PASS in self.without, tf32x3)
 
     def place(self, builder: Builder, report: Callable[[Sequence[PlacedGroup]], None] = lambda _: None) -> Kernels:
         """Implement ``Target.place``; versions that no size needs are left out."""

@@ -14,7 +14,7 @@ from polydyn.build.eviction import KINDS, cache_limit, entries
 from polydyn.build.features import architecture, available_cores, machine_features
 from polydyn.errors import PolydynError
 
-NEEDED = ("numpy", "islpy", "onnx", "click", "rich")
+REQUIRED_PACKAGES = ("numpy", "islpy", "onnx", "click", "rich")
 EXTRAS = {
     "fallback": ("onnxruntime",),
     "explore": ("sympy", "networkx", "ipywidgets"),
@@ -34,7 +34,7 @@ EXTRAS = {
 }  # fmt: skip
 """Maps an extra to the packages that it installs, as in setup.cfg."""
 
-REPORTED = ("avx2", "fma", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16", "asimd", "sve", "i8mm", "bf16")
+REPORTED_FEATURES = ("avx2", "fma", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16", "asimd", "sve", "i8mm", "bf16")
 """Processor features that are reported."""
 
 
@@ -52,11 +52,11 @@ def findings() -> Iterator[Finding]:
     yield Finding("polydyn", f"{polydyn.__version__}, Python {platform.python_version()}")
     yield _compiler()
     features = machine_features()
-    reported = [f for f in REPORTED if f in features]
+    reported = [f for f in REPORTED_FEATURES if f in features]
     text = f"{architecture()}, {available_cores()} cores, {' '.join(reported) or 'no known features'}"
     yield Finding("processor", text)
     yield _cache()
-    yield _packages("packages", NEEDED, needed=True)
+    yield _packages("packages", REQUIRED_PACKAGES, needed=True)
     for extra, names in EXTRAS.items():
         yield _packages(f"extra [{extra}]", names, needed=False)
 

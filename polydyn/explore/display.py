@@ -12,21 +12,21 @@ from polydyn.fusion.plan import FusionPlan
 from polydyn.program.plan import HostPlan
 from polydyn.schedules.tree.scheduled import Scheduled
 
-DRAWN: Mapping[type, Callable[[Any], Picture]] = {Scheduled: tree, FusionPlan: fusion, HostPlan: fusion}
+DRAWINGS: Mapping[type, Callable[[Any], Picture]] = {Scheduled: tree, FusionPlan: fusion, HostPlan: fusion}
 """Maps a type to the function that draws its objects."""
 
 
 def load_ipython_extension(shell: Any) -> None:
-    """Show objects of the types in ``DRAWN`` as pictures. IPython calls it for ``%load_ext polydyn.explore``."""
+    """Show objects of the types in ``DRAWINGS`` as pictures. IPython calls it for ``%load_ext polydyn.explore``."""
     formatter = shell.display_formatter.formatters["text/html"]
-    for kind, draw in DRAWN.items():
+    for kind, draw in DRAWINGS.items():
         formatter.for_type(kind, lambda x, draw=draw: draw(x)._repr_html_())
 
 
 def unload_ipython_extension(shell: Any) -> None:
     """Undo ``load_ipython_extension``. IPython calls it for ``%unload_ext polydyn.explore``."""
     formatter = shell.display_formatter.formatters["text/html"]
-    for kind in DRAWN:
+    for kind in DRAWINGS:
         formatter.pop(kind, None)
 
 

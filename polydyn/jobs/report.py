@@ -19,7 +19,7 @@ pre { background: #f4f6fa; padding: .6rem; overflow-x: auto; max-height: 24rem }
 svg text { font: 11px system-ui, sans-serif; fill: #1c2330 } .bars rect { fill: #5377c2 } .bars .bad { fill: #c2573f }
 """
 WIDTH, ROW = 900, 18
-MOST = 400
+MAX_ATTEMPTS_SHOWN = 400
 """Maximum number of attempts in the timeline."""
 
 
@@ -48,8 +48,8 @@ def write_report(ledger: Ledger, name: str, path: Path) -> None:
 
 
 def timeline(attempts: Sequence[Attempt], began: float) -> str:
-    """Draw attempts as SVG bars over the time of the run; only the last ``MOST`` of them."""
-    shown = list(attempts)[-MOST:]
+    """Draw attempts as SVG bars over the time of the run; only the last ``MAX_ATTEMPTS_SHOWN`` of them."""
+    shown = list(attempts)[-MAX_ATTEMPTS_SHOWN:]
     if not shown:
         return "<p>none</p>"
     span = max((a.ended or a.began) for a in shown) - began or 1.0

@@ -181,7 +181,7 @@ class Batch:
         facts = answer["facts"]
         if outcome == DONE:
             self.took.append(facts.get("seconds", 0.0))
-            self.state = replace(self.state, left=self._left(slots))
+            self.state = replace(self.state, left=self._time_left(slots))
             self._count(step, "done", _summary(step, facts))
         elif outcome in FINAL or number > step.job.retries:
             tried = f" after {number} attempts" if number > 1 else ""
@@ -190,7 +190,7 @@ class Batch:
             self.ready.append(step)
             self.say(f"{step.name}: {outcome} ({error}), attempt {number} of {step.job.retries + 1}", self.state)
 
-    def _left(self, slots: int) -> float:
+    def _time_left(self, slots: int) -> float:
         mean = sum(self.took) / len(self.took)
         return mean * (self.state.steps - self.state.ended - 1) / max(slots, 1)
 

@@ -43,18 +43,18 @@ class EncodedProgram:
         self._tensors(constants)
         self._checks()
         uses = sum(1 if "part" in s else len(s["bodies"]) for s in manifest["order"])
-        self._put(uses, len(manifest["order"]))
+        self._append(uses, len(manifest["order"]))
         for stage in manifest["order"]:
             self._stage(stage)
 
     # -- encoding of values --------------------------------------------------------------------------------------------
 
-    def _put(self, *numbers: int) -> None:
+    def _append(self, *numbers: int) -> None:
         self.all += map(int, numbers)
 
     def _list(self, numbers: Iterable[int]) -> None:
         every = list(numbers)
-        self._put(len(every), *every)
+        self._append(len(every), *every)
 
     def _text(self, text: str) -> None:
         data = text.encode() + b"\0"
@@ -79,19 +79,19 @@ class EncodedProgram:
     def _program(self, places: Sequence[Sequence[int]]) -> None:
         m = self.manifest
         self._text(next((label(s) for s in m["order"] if not is_in_c(s)), ""))
-        self._put(len(places), m["own_parts"])
+        self._append(len(places), m["own_parts"])
         for place in places:
-            self._put(*place)
+            self._append(*place)
         launches = [len(self.models[s["part"]]["launches"]) if "part" in s else 1 for s in m["order"]]
-        self._put(sum(launches), sum(bool(s["input"]) for s in m["symbols"]))
-        self._put(len(m["inputs"]))
+        self._append(sum(launches), sum(bool(s["input"]) for s in m["symbols"]))
+        self._append(len(m["inputs"]))
         self._ios(m["inputs"])
         read = {n for s in m["order"] if "step" in s for n in s["inputs"]}
         self._list(i["name"] in read for i in m["inputs"])
-        self._put(len(m["outputs"]))
+        self._append(len(m["outputs"]))
         self._ios(m["outputs"])
         for o in m["outputs"]:
-            self._put(self.tensors[o["of"]])
+            self._append(self.tensors[o["of"]])
             for dim in o["dims"]:
                 self._expression(dim)
 
@@ -99,20 +99,20 @@ class EncodedProgram:
         for io in ios:
             self._text(io["name"])
             self._text(f"[{', '.join(io['shape'])}]")
-            self._put(DTYPES.index(io["dtype"]), len(io["shape"]))
+            self._append(DTYPES.index(io["dtype"]), len(io["shape"]))
 
     # -- the sequence --------------------------------------------------------------------------------------------------
 
     def _tensors(self, constants: Manifest) -> None:
         m = self.manifest
-        self._put(len(m["tensors"]))
+        self._append(len(m["tensors"]))
         for t in m["tensors"]:
             constant = constants.get(t["name"])
-            self._put(DTYPES.index(t["dtype"] or DTYPES[0]), t["room"], t["result"], t["device"])
-            self._put(-1 if constant is None else constant["offset"])
+            self._append(DTYPES.index(t["dtype"] or DTYPES[0]), t["room"], t["result"], t["device"])
+            self._append(-1 if constant is None else constant["offset"])
             if constant is not None:
                 self._list(constant["shape"])
-        self._put(1 + max((t["room"] for t in m["tensors"]), default=-1), len(m["symbols"]))
+        self._append(1 + max((t["room"] for t in m["tensors"]), default=-1), len(m["symbols"]))
 
     def _checks(self) -> None:
         """Encode the sources of symbols, the checks of inputs, and the guards that no part checks. If the first part
@@ -120,21 +120,21 @@ class EncodedProgram:
         """
         m = self.manifest
         sources = [s for s in m["symbols"] if s["input"]]
-        self._put(len(sources))
+        self._append(len(sources))
         for s in sources:
-            self._put(self.tensors[s["input"]], s["axis"], self.symbols[s["symbol"]])
+            self._append(self.tensors[s["input"]], s["axis"], self.symbols[s["symbol"]])
         first, names = m["order"][0], [i["name"] for i in m["inputs"]]
         seen = "part" in first and first["inputs"] == names
         checks = [] if seen else [(i, a) for i in m["inputs"] for a in range(len(i["shape"]))]
-        self._put(len(checks))
+        self._append(len(checks))
         for i, axis in checks:
-            self._put(self.tensors[i["name"]], axis)
+            self._append(self.tensors[i["name"]], axis)
             self._expression(i["dims"][axis])
             self._text(i["name"])
             self._text(i["shape"][axis])
-        self._put(len(m["late_guards"]))
+        self._append(len(m["late_guards"]))
         for g in m["late_guards"]:
-            self._put(ord(RELATIONS[g["relation"]]))
+            self._append(ord(RELATIONS[g["relation"]]))
             self._expression(g["left"])
             self._expression(g["right"])
             self._text(g["rule"])
@@ -147,7 +147,7 @@ class EncodedProgram:
         if in_c and stage.get("step") == "unique":
             axis = settings["axis"]
             setting = settings["sorted"] + 2 * (0 if axis is None else 1 + axis)
-        self._put(KINDS.index("part" if part else stage["step"] if in_c else "python"), setting)
+        self._append(KINDS.index("part" if part else stage["step"] if in_c else "python"), setting)
         self._text("" if part else f"host: {label(stage)}")
         self._text(stage.get("origin", ""))
         self._text(settings.get("tensor", settings.get("why", "")))
@@ -156,11 +156,11 @@ class EncodedProgram:
         self._list(self.symbols[s] for s in stage.get("symbols", ()))
         model = self.models[stage["part"]] if part else None
         dims = stage["dims"] if model is None else _sizes(stage, model)
-        self._put(len(dims))
+        self._append(len(dims))
         for dim in dims:
             self._expression(dim)
         if part:
-            self._put(stage["part"])
+            self._append(stage["part"])
         elif in_c and stage["step"] == "iterate":
             self._loop(stage["bodies"]["body"], settings)
         elif in_c and stage["step"] == "branch":
@@ -176,7 +176,7 @@ class EncodedProgram:
         m = self.models[model]
         several = "tensors" in m
         inputs, outputs = ([x["name"] for x in m["tensors" if several else which]] for which in ("inputs", "outputs"))
-        self._put(model)
+        self._append(model)
         self._list(inputs.index(n) for n in settings["formals"])
         for key in ("captured", "sizes"):
             self._list(x for n, k in settings[key] for x in (inputs.index(n), k))
@@ -186,13 +186,13 @@ class EncodedProgram:
     def _loop(self, model: int, settings: Manifest) -> None:
         f = loop_forms(self.models[model], settings)
         self._body(model, settings, f.direct)
-        self._put(int(settings["loop"]), f.plain, f.on_device)
+        self._append(int(settings["loop"]), f.plain, f.on_device)
         self._list(f.counts)
         self._list(x for form in f.carried for x in form)
-        self._put(len(settings["scans"]))
+        self._append(len(settings["scans"]))
         for (axis, back, tail), dtype in zip(settings["scans"], settings["row_dtypes"], strict=True):
-            self._put(DTYPES.index(dtype), axis, back)
-            self._put(len(tail))
+            self._append(DTYPES.index(dtype), axis, back)
+            self._append(len(tail))
             for dim in tail:
                 self._expression(dim)
         self._list(x for s in settings["slices"] for x in s)

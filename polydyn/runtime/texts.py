@@ -115,10 +115,10 @@ class WithTexts(Program):
     def arguments(self, kind: str) -> list[dict[str, Any]]:
         """Implement ``Program.arguments``, with the types that a caller sees."""
         kinds = self._host["outputs"] if kind == "outputs" else {name: {TEXTS: 1} for name in self._host["inputs"]}
-        return [_seen(a, kinds[a["name"]]) if a["name"] in kinds else a for a in super().arguments(kind)]
+        return [_as_caller_sees(a, kinds[a["name"]]) if a["name"] in kinds else a for a in super().arguments(kind)]
 
 
-def _seen(argument: dict[str, Any], kind: Mapping[str, Any]) -> dict[str, Any]:
+def _as_caller_sees(argument: dict[str, Any], kind: Mapping[str, Any]) -> dict[str, Any]:
     """Return an argument with the type that a caller sees."""
     if TEXTS in kind:
         return argument | {"dtype": "string"}

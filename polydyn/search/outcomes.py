@@ -256,7 +256,7 @@ def family_factors(task: FamilyTask, search: Search) -> FamilyFactors:
     """Return a search of a family in the form that the generator builds."""
     tiles = tuple((t.compile, f) for t, f in zip(search.tiles, search.factors, strict=True))
     lines = [f"{task.family.name} {t}" + _measured(search, f) for t, (_, f) in zip(search.tiles, tiles, strict=True)]
-    return FamilyFactors(tiles, mean_factor(search.factors), (_how(task, search), *lines))
+    return FamilyFactors(tiles, mean_factor(search.factors), (_source_note(task, search), *lines))
 
 
 def mean_factor(factors: Sequence[int]) -> int:
@@ -289,10 +289,10 @@ def _reasons(task: CudaTask, s: Search) -> tuple[str, ...]:
     for t, f in zip(map(task.tile, s.tiles), s.factors, strict=True):
         size = f"{t.instruction} {t.bm}x{t.bn}x{t.bk} of {t.wm}x{t.wn}, {t.stages} stages, {t.blocks} resident blocks"
         lines.append(f"tile {size}" + _measured(s, f))
-    return _how(task, s), f"{len(lines)} tiles kept", *lines
+    return _source_note(task, s), f"{len(lines)} tiles kept", *lines
 
 
-def _how(task: CudaTask | FamilyTask, s: Search) -> str:
+def _source_note(task: CudaTask | FamilyTask, s: Search) -> str:
     family = f"{task.family.name} " if isinstance(task, FamilyTask) else ""
     source = "measured" if s.source == "measured" else "ranked by an analytical model without a device"
     return f"{family}tuned by {s.strategy} for {s.hardware.name}: {s.explored} tiles explored, {source}"

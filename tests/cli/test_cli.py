@@ -14,7 +14,7 @@ from click.testing import CliRunner, Result
 
 import polydyn
 from polydyn.cli import main
-from polydyn.cli.doctor import EXTRAS, NEEDED
+from polydyn.cli.doctor import EXTRAS, REQUIRED_PACKAGES
 from tests.support.paths import ROOT
 from tests.support.stored import path_of
 from tests.support.tiny import model, node
@@ -136,7 +136,7 @@ def test_doctor_looks_for_what_the_package_declares() -> None:
     def names(text: str) -> set[str]:
         return {line.partition(">")[0] for line in text.split()}
 
-    assert names(declared["options"]["install_requires"]) == set(NEEDED)
+    assert names(declared["options"]["install_requires"]) == set(REQUIRED_PACKAGES)
     extras = declared["options.extras_require"]
     assert {e: names(extras[e]) for e in extras} == {e: set(p) for e, p in EXTRAS.items()}
 

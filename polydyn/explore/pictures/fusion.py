@@ -17,7 +17,7 @@ from polydyn.program.plan import Buffer, HostPlan
 from polydyn.schedules.index import Index
 
 LEFT, WIDE, TALL, GAP = 44, 690, 48, 17
-WHY = (("starts a", "starts"), ("stitch", "stitch"), ("", "joins"))
+CHIP_DRAWINGS = (("starts a", "starts"), ("stitch", "stitch"), ("", "joins"))
 """Maps part of a reason to the drawing of its chip."""
 
 
@@ -152,8 +152,8 @@ class _Fusion:
         s.text(LEFT + 16, y + 18, label, 12.5, "m b", most=WIDE - 50 - most, keep="end", tip=x.label)
         joined = [r for r in x.reasons if APART not in r]
         for i, r in enumerate(joined[:24]):
-            how = next(c for words, c in WHY if words in r) if ":" in r else "starts"
-            _chip(s, LEFT + 16 + i * 14, y + 26, how, colour, r)
+            drawing = next(c for words, c in CHIP_DRAWINGS if words in r) if ":" in r else "starts"
+            _chip(s, LEFT + 16 + i * 14, y + 26, drawing, colour, r)
         if x.apart:
             sign = f"≠{len(x.apart)}" if len(x.apart) > 1 else "≠"
             s.text(LEFT + 22 + min(len(joined), 24) * 14, y + 36.5, sign, 13, "b", fill=RED, tip="\n".join(x.apart))
@@ -168,7 +168,7 @@ class _Fusion:
         links = sorted(self._links(shown).items(), key=lambda e: abs(self.y[e[0][1]] - self.y[e[0][0]]))
         drawn = []
         for (p, k, back), names in links:
-            tip = "\n".join(self._why(n, self.steps[k]) for n in dict.fromkeys(names))
+            tip = "\n".join(self._reason(n, self.steps[k]) for n in dict.fromkeys(names))
             if not back and index[k] and shown[index[k] - 1] == p:
                 s.path(f"M{LEFT + 60},{self.y[p] + TALL}V{self.y[k] - 1}", line=1.8, arrow=True, tip=tip, opacity=0.75)
                 continue
@@ -204,7 +204,7 @@ class _Fusion:
                     links[r.row(p), r.row(k), carried].append(b)
         return links
 
-    def _why(self, tensor: str, reader: Step) -> str:
+    def _reason(self, tensor: str, reader: Step) -> str:
         """Describe a buffer, and why its reader is a separate kernel."""
         t = self.tensors[tensor]
         reasons = [a.partition(APART)[2][len(tensor) :].lstrip(": ") for a in reader.apart
@@ -218,11 +218,11 @@ class _Fusion:
         return f"{k}: {x.label}", "\n".join([*lines, *(["", "apart"] if x.apart else ()), *x.apart])
 
 
-def _chip(s: Sheet, x: float, y: float, how: str, colour: str, tip: str) -> None:
-    if how == "stitch":
+def _chip(s: Sheet, x: float, y: float, drawing: str, colour: str, tip: str) -> None:
+    if drawing == "stitch":
         s.rect(x + 1.2, y + 1.2, 8.6, 8.6, "transparent", colour, r=2, line=2.4, tip=tip)
     else:
-        s.rect(x, y, 11, 11, colour, r=2.5, opacity=1 if how == "starts" else 0.5, tip=tip)
+        s.rect(x, y, 11, 11, colour, r=2.5, opacity=1 if drawing == "starts" else 0.5, tip=tip)
 
 
 def _plain(label: str) -> str:

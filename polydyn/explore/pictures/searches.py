@@ -264,7 +264,7 @@ def regions(
     for a in xs:
         for b in ys:
             env = resolve_dims(program.manifest, {**others, xn: a, **({yn: b} if yn else {})})
-            name, note = _taken(launch, decision, {**env, THREADS: program.threads})
+            name, note = _launched(launch, decision, {**env, THREADS: program.threads})
             taken[a, b], notes[a, b] = name, note
     colour = hues(sorted(set(taken.values())))
     names = {c["name"] for c in launch["candidates"]}
@@ -294,7 +294,7 @@ def _launch(program: Program, label: str) -> Mapping[str, Any]:
     return first
 
 
-def _taken(launch: Mapping[str, Any], decision: Decision, env: Mapping[str, int]) -> tuple[str, str]:
+def _launched(launch: Mapping[str, Any], decision: Decision, env: Mapping[str, int]) -> tuple[str, str]:
     """Return the name of the candidate that is launched, and a note with its estimated cost."""
     candidates = launch["candidates"]
     if evaluate(launch["elements"], env) == 0:

@@ -146,7 +146,7 @@ def beside(t: Scheduled, lines: Sequence[Line], title: str, note: str = "") -> P
     step = min(84.0, 430 / max(1, _leaves(draw.tree)))
     bottom = draw.below(draw.tree, frozenset(t.map.views), 12, s.top + 6, step)
     x, y = 24 + step * _leaves(draw.tree), s.top + 14.0
-    shown = _short(lines)
+    shown = _shortened(lines)
     s.path(f"M{x},{s.top - 4}V{max(bottom, s.top + len(shown) * LINE):.1f}", cls="g")
     for n in shown:
         if n.statement:
@@ -159,7 +159,7 @@ def beside(t: Scheduled, lines: Sequence[Line], title: str, note: str = "") -> P
     return s.picture()
 
 
-def _short(lines: Sequence[Line], most: int = 5, total: int = 110) -> list[Line]:
+def _shortened(lines: Sequence[Line], most: int = 5, total: int = 110) -> list[Line]:
     """Cut long runs of one statement at one depth, and the end of long code."""
     out: list[Line] = []
     k = 0

@@ -36,7 +36,7 @@ Argument: TypeAlias = "int | np.generic | bytes"
 LEGACY = 1
 """The CUstream of CUDA's default stream, which other interfaces call 0."""
 
-LOST = frozenset({214, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719, 720})
+FATAL_RESULTS = frozenset({214, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719, 720})
 """CUresult values after which the context is unusable (ECC, illegal address, timeout, assert, ... launch failed)."""
 
 _MAJOR, _MINOR = 75, 76  # CUdevice_attribute: compute capability
@@ -151,7 +151,7 @@ class Driver:
     def fail(self, code: int, call: str, detail: str = "") -> NoReturn:
         """Raise the exception of a CUresult other than 0; a broken context is renewed before."""
         more = f"; {detail}" if detail else ""
-        if code not in LOST:
+        if code not in FATAL_RESULTS:
             raise driver_error(code, f"{call} failed: {self._describe(code)}{more}")
         message = f"a kernel broke the context: {self._describe(code)}, seen at {call}{more}"
         remedy = "load modules and buffers again; run under compute-sanitizer"

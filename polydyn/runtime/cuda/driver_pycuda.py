@@ -26,7 +26,7 @@ from polydyn.runtime.cuda.driver import Argument, Driver, resets
 
 __all__ = ["PycudaDriver", "pycuda_installed"]
 
-LINKED = "libcuda.so.1"
+LIBCUDA = "libcuda.so.1"
 """The name under which pycuda loads the driver."""
 
 _more, _less = ctypes.pythonapi.Py_IncRef, ctypes.pythonapi.Py_DecRef
@@ -146,7 +146,7 @@ class PycudaDriver(Driver):
 
     _hold: _Hold | None = None
 
-    def __init__(self, device: int = 0, library: str = LINKED) -> None:
+    def __init__(self, device: int = 0, library: str = LIBCUDA) -> None:
         super().__init__(device, library)
         self._pycuda = _import(self._cuda, library)
         self._pycuda.init()
@@ -242,13 +242,13 @@ def _import(cuda: ctypes.CDLL, library: str) -> Any:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             module = importlib.import_module("pycuda.driver")
-        linked = ctypes.CDLL(LINKED)
+        linked = ctypes.CDLL(LIBCUDA)
     except (ImportError, OSError) as e:
         raise DriverMissingError(f"pycuda cannot be loaded: {e}", remedy="use the ctypes driver") from None
     ours, its = (ctypes.cast(c.cuLaunchKernel, ctypes.c_void_p).value for c in (cuda, linked))
     if ours != its:  # objects of one library would be passed to the other
         raise DriverMissingError(
-            f"pycuda uses another {LINKED} than {library}",
+            f"pycuda uses another {LIBCUDA} than {library}",
             remedy="load that one first (LD_LIBRARY_PATH, or ctypes.RTLD_GLOBAL), or use the ctypes driver",
         )
     return module

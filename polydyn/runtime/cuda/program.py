@@ -27,7 +27,7 @@ from polydyn.runtime.sharing import reject_folded, reject_sharing
 
 Array = npt.NDArray[Any]
 
-ALIGNED = 16
+ALIGNMENT = 16
 """Alignment in bytes: kernels read and write vectors of this size."""
 
 GRAPHS, MAX_GRAPHS = 8, 64
@@ -373,7 +373,7 @@ class Call:
             key += [a.shape, a.strides]
             if isinstance(a, View) and not a.dense and name not in self._appendable():
                 raise InputError(f"input '{name}' is in device memory and not dense", tensor=name, remedy="copy it")
-            places.append(ON_HOST if not isinstance(a, View) else TO_COPY if a.pointer % ALIGNED else ON_DEVICE)
+            places.append(ON_HOST if not isinstance(a, View) else TO_COPY if a.pointer % ALIGNMENT else ON_DEVICE)
         for _, name, rank in self._program._strided:
             array = self._out.get(name)
             if array is not None and array.ndim != rank:

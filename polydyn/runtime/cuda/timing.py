@@ -17,14 +17,25 @@ from typing import TypeAlias
 from polydyn.gpu.errors import DeviceError
 from polydyn.runtime.cuda.driver import Driver
 
-__all__ = ["LAUNCHES", "MANY", "MEASURED", "ROUNDS", "SHORT", "WARM", "Times", "Work", "replayed", "sets_beyond"]
+__all__ = [
+    "LAUNCHES",
+    "ROUNDS",
+    "SHORT_LAUNCHES",
+    "SHORT_SECONDS",
+    "TARGET_SECONDS",
+    "WARM_UP_SECONDS",
+    "Times",
+    "Work",
+    "replayed",
+    "sets_beyond",
+]
 
 Work: TypeAlias = "Callable[[int], None]"
 """Enqueues one or more launches on a stream."""
 
-LAUNCHES, MANY, SHORT = 20, 50, 5e-6
-"""Launches per graph; launches per graph if one takes less than SHORT seconds; SHORT."""
-ROUNDS, MEASURED, WARM = 5, 1e-3, 2e-2
+LAUNCHES, SHORT_LAUNCHES, SHORT_SECONDS = 20, 50, 5e-6
+"""Launches per graph; launches per graph if one takes less than SHORT_SECONDS seconds; SHORT_SECONDS."""
+ROUNDS, TARGET_SECONDS, WARM_UP_SECONDS = 5, 1e-3, 2e-2
 """Number of rounds, minimum seconds per round, and seconds of warm-up in which the device raises its clocks."""
 MAX_SETS = 256
 L2_EVICTION_FACTOR = 2
@@ -59,12 +70,12 @@ def sets_beyond(nbytes: int, l2: int) -> int:
 
 
 def replayed(
-    driver: Driver, works: Sequence[Work], launches: int = LAUNCHES, rounds: int = ROUNDS, warm: float = WARM
+    driver: Driver, works: Sequence[Work], launches: int = LAUNCHES, rounds: int = ROUNDS, warm: float = WARM_UP_SECONDS
 ) -> Times:
     """Return the times of one of ``works``, which alternate in a graph of at least ``launches`` launches.
 
-    Every work must have run before (kernels are loaded, memory is allocated). Short ones get MANY launches, if there is
-    more than one round. DeviceError: a kernel fails, or some work cannot be captured.
+    Every work must have run before (kernels are loaded, memory is allocated). Short ones get SHORT_LAUNCHES launches
+    if there is more than one round. DeviceError: a kernel fails, or some work cannot be captured.
     """
     with ExitStack() as left:
         stream = driver.stream()
@@ -81,13 +92,13 @@ def replayed(
             if replays == 1 and rounds == 1:
                 return [once / count]
             _seconds(driver, stream, graph, max(1, round(warm / max(once, 1e-9))), events)
-            again = max(1, round(MEASURED / max(once, 1e-9)))
+            again = max(1, round(TARGET_SECONDS / max(once, 1e-9)))
             return [_seconds(driver, stream, graph, again, events) / again / count for _ in range(replays)]
 
         times = timed(launches, 1)
         if rounds == 1:
             return Times(tuple(times))
-        return Times(tuple(timed(launches if times[0] > SHORT else max(launches, MANY), rounds)))
+        return Times(tuple(timed(launches if times[0] > SHORT_SECONDS else max(launches, SHORT_LAUNCHES), rounds)))
 
 
 def _given_back(free: Callable[[int], None], handle: int) -> None:

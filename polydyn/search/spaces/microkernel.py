@@ -28,7 +28,7 @@ def _mutants(backbone: Backbone, hardware: Hardware, seed: Tile) -> Iterator[tup
     fixed = {n: v for n, v in seed.compile + seed.launch if n[:2] not in ("w.", "b.")}
     reductions = {x.name for x in backbone.reduction}
     steps = {n: _step(hardware, warp[n], unit.get(n, 1)) for n in loops}
-    for w in product(*(_around(warp[n], steps[n], n in reductions) for n in loops)):
+    for w in product(*(_multiples_near(warp[n], steps[n], n in reductions) for n in loops)):
         for b in product(*(_whole(block[n], s) for n, s in zip(loops, w, strict=True))):
             sizes = {f"b.{n}": v for n, v in zip(loops, b, strict=True)}
             sizes |= {f"w.{n}": v for n, v in zip(loops, w, strict=True)}
@@ -41,7 +41,7 @@ def _step(hardware: Hardware, size: int, unit: int) -> int:
     return 8 if hardware.kind == "gpu" and unit == 1 and size % 8 == 0 else unit
 
 
-def _around(size: int, step: int, reduction: bool) -> list[int]:
+def _multiples_near(size: int, step: int, reduction: bool) -> list[int]:
     """Return the multiples of ``step`` in [size/2, 2*size]; for a reduction only T/2, T and 2T."""
     if reduction:
         return sorted({v for v in (size // 2, size, 2 * size) if v and v % step == 0})
