@@ -156,7 +156,7 @@ static int32_t load(pd_device *d, int32_t k, int shared) {
         d->loaded++;
     }
     void *function;
-    int32_t arch = 0; /* the source omits code for newer devices */
+    int32_t arch = 0; /* kernels compiled for an older architecture lack the code for an early begin */
     TRY(cuModuleGetFunction(&function, d->modules[i], name), name);
     TRY(cuFuncGetAttribute(&arch, PTX_VERSION, function), name);
     d->early[k] = d->overlap && plan->kernels[k].begins && arch >= EARLY_ARCH;
