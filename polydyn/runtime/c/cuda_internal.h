@@ -109,7 +109,7 @@ typedef int32_t pd_encode_pixels(void *map, int32_t dtype, uint32_t rank, void *
 
 enum { NON_BLOCKING = 1, NO_TIMING = 2, MAX_DYNAMIC_SHARED = 8, CARVE_OUT = 9, SHARED_OPT_IN = 97, ALIGNED = 16 };
 enum { OUT_OF_MEMORY = 2, NOT_SUPPORTED = 801 };
-/* The virtual architecture of a kernel (a function attribute); the launch attribute, the port and the edge type of a launch that begins early. */
+/* Of CUDA: a function attribute (virtual architecture); a launch attribute, a port and an edge type for early launches. */
 enum { PTX_VERSION = 5, BEGINS_EARLY = 6, EARLY_PORT = 1, EARLY_TYPE = 1, EARLY_ARCH = 90 };
 
 /* The device part of a program. */
