@@ -477,7 +477,7 @@ def test_what_is_no_softmax_stays_in_parts() -> None:
     half = next(s for s in rows.statements if isinstance(s.value, Op) and s.value.name == "exp")
     twice = replace(half, value=op("exp", op("add", half.value.args[0], half.value.args[0])))  # type: ignore[attr-defined]
     other = replace(rows, statements=tuple(twice if s is half else s for s in rows.statements))
-    with pytest.raises(ScheduleError, match="the sum of the rows is not that"):
+    with pytest.raises(ScheduleError, match="the sum of the rows is not the sum"):
         softmax(other, form.parts.row_prefix, "j")
 
 

@@ -247,7 +247,7 @@ def test_tensors_that_are_refused(layer: CudaProgram, device: Session) -> None:
         layer.run(f | {"x": interface(stream=77)})
     with pytest.raises(InputError, match="repeats is 0"):
         layer.profile(f, 0)
-    with pytest.raises(UnsupportedError, match="not those of a device"):
+    with pytest.raises(UnsupportedError, match="not on a device"):
         layer.trace(f)
     close(layer.run(f), f)
 

@@ -41,7 +41,7 @@ def test_what_failed_is_kept_for_a_device(tmp_path: Path, monkeypatch: pytest.Mo
         lacking("A B")
     (tmp_path / "file").touch()
     monkeypatch.setenv("POLYDYN_CACHE", str(tmp_path / "file"))
-    with pytest.raises(BuildError, match="cannot be made"):
+    with pytest.raises(BuildError, match="cannot create"):
         keep("A B", {})
 
 
