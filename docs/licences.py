@@ -1,4 +1,4 @@
-"""Writes docs/licences.md: the licences of what polydyn installs, from the packages' own metadata.
+"""Write docs/licences.md: the licences of the packages that polydyn installs, from their own metadata.
 
     python docs/licences.py
 
@@ -38,7 +38,7 @@ def dependencies() -> dict[str, list[str]]:
 
 
 def licence(package: str) -> str | None:
-    """What the metadata of an installed package say; None: it is not installed."""
+    """Return the licence that the metadata of an installed package state, or None if it is not installed."""
     try:
         said = metadata(package)
     except PackageNotFoundError:
