@@ -32,7 +32,7 @@ Written by `python -m benchmarks.operators RESULTS.json`, after
   primitives; other operators have such a step only where data decide their sizes.
 
 Opsets: the versions of the operator that ONNX defines, from the oldest on; a part of an operator that is not built is
-refused by name. Cases: ONNX's node cases of this operator alone that pass compiled for the CPU, of all there are.
+rejected by name. Cases: ONNX's node cases of this operator alone that pass compiled for the CPU, of all there are.
 Numbers of random generators follow from place and seed, the same ones in every call; their cases count by type and
 shape (`docs/adr/0023-types.md`). Operators of other domains can be registered (`docs/extending.md`).
 
@@ -48,8 +48,8 @@ ONNX's reference evaluator and ONNX Runtime disagree in these cases:
 | AffineGrid, `align_corners`, a size of 1 | -1 | 1 | -1 |
 | Pad, mode `wrap`, a negative side | no answer | cuts first, repeats what is left | as ONNX Runtime |
 | Slice, a negative step, the end INT32_MAX or INT64_MAX | the last element | the first element | as ONNX Runtime |
-| a pool whose window is larger than its padded map | nothing is left | size 1, or nothing | refused, as torch |
-| Concat of tensors without elements, of other sizes | refused | those are left out | refused |
+| a pool whose window is larger than its padded map | nothing is left | size 1, or nothing | rejected, as torch |
+| Concat of tensors without elements, of other sizes | rejected | these tensors are skipped | rejected |
 | ReduceMean over an axis of size 0 | NaN, as torch | 0 | NaN |
 | ReduceLogSumExp of integers | the float result, truncated | sums of truncated terms | as ONNX's reference |
 | Sign of NaN | NaN | NaN, of float16 0 | NaN |
@@ -58,8 +58,8 @@ ONNX's reference evaluator and ONNX Runtime disagree in these cases:
 | MeanVarianceNormalization below rank 4, default axes | an error | leaves out axes past the rank | as ONNX Runtime |
 | Cast of a float to an integer that cannot hold it | low bits | differs by lane | low bits (of int32 for 8 and 16) |
 
-GridSample interpolates floats and booleans; integers are refused, as the reference's weights are integers too.
-Attributes and inputs that only old opsets have are written as nodes of newer ones (`polydyn/graph/older.py`).
+GridSample interpolates floats and booleans; integers are rejected, as the reference's weights are integers too.
+Attributes and inputs of old opsets are rewritten as nodes of newer ones (`polydyn/graph/older.py`).
 
 On CUDA each element tests every update of ScatterElements, ScatterND and MaxUnpool, and every other element of TopK,
 CumSum and CumProd, so time grows with the product of both counts. On the CPU they take linear time
@@ -69,15 +69,15 @@ Forests (`TreeEnsemble` and its forms) walk down one level at a time, all sample
 classes have weights, the larger score decides, as in ONNX's reference; ONNX Runtime then gives 1 or 0 by the
 sign of the second score, whatever the labels are.
 
-Texts are numbers inside a program (`polydyn/graph/texts.py`, `docs/adr/0032-texts.md`): the host encodes them before
-a call and decodes results after it, so operators that move or compare texts and the encoders of ai.onnx.ml take them;
-labels may be texts. ZipMap must be an output of the model; it gives a list of dicts, as ONNX Runtime does. What makes
-new texts or looks inside them is rejected by name (Cast, Unique, StringNormalizer and others), and maps as inputs are
-(CastMap, DictVectorizer). From C a program takes and gives the numbers.
+Strings are numbers inside a program (`polydyn/graph/texts.py`, `docs/adr/0032-texts.md`): the host encodes them before
+a call and decodes results after it, so operators that move or compare strings and the encoders of ai.onnx.ml accept
+them; labels may be strings. ZipMap must be an output of the model; it returns a list of dicts, as ONNX Runtime does.
+Operators that make new strings or read their characters are rejected by name (Cast, Unique, StringNormalizer and
+others), and so are maps as inputs (CastMap, DictVectorizer). In C a program takes and returns the numbers.
 
 DynamicQuantizeLSTM quantizes the input of all steps at once and the state of the whole batch in each step, as ONNX
 Runtime does on one thread; on more threads it quantizes parts of the batch, each with a scale of its own. On AVX2
-ONNX Runtime's products of uint8 and int8 saturate sums of two products at 16 bits; those here are exact.
+ONNX Runtime's products of uint8 and int8 saturate sums of two products at 16 bits; polydyn's are exact.
 """
 
 
@@ -130,7 +130,7 @@ def table(results: Mapping[str, str]) -> str:
         lines.append(f"| {op} | {known[op]} | {opsets(op)} | {cell} |")
     schemas = {f"{s.domain}::{s.name}" if s.domain else s.name for s in onnx.defs.get_all_schemas()}
     missing = sorted(schemas - known.keys())
-    lines += ["", f"Not built, refused by name ({len(missing)} of ONNX's): {', '.join(missing)}.", ""]
+    lines += ["", f"Not built, rejected by name ({len(missing)} of ONNX's): {', '.join(missing)}.", ""]
     return "\n".join(lines)
 
 

@@ -25,44 +25,44 @@ metadata state them (written by `python docs/licences.py`). Indirect dependencie
 
 
 def dependencies() -> dict[str, list[str]]:
-    """Package -> the extras that install it, the empty name for polydyn itself."""
+    """Map each package to the extras that install it; the empty name stands for polydyn itself."""
     config = configparser.ConfigParser()
     config.read(ROOT / "setup.cfg")
     groups = {"": config["options"]["install_requires"], **config["options.extras_require"]}
-    found: dict[str, list[str]] = {}
+    extras: dict[str, list[str]] = {}
     for extra, lines in groups.items():
         for line in lines.split("\n"):
             if name := re.match(r"[\w.-]+", line.strip()):
-                found.setdefault(name[0], []).append(extra)
-    return found
+                extras.setdefault(name[0], []).append(extra)
+    return extras
 
 
 def licence(package: str) -> str | None:
     """Return the licence that the metadata of an installed package state, or None if it is not installed."""
     try:
-        said = metadata(package)
+        fields = metadata(package)
     except PackageNotFoundError:
         return None
-    if text := said.get("License-Expression"):
+    if text := fields.get("License-Expression"):
         return text
-    classes = [c.split(" :: ")[-1] for c in said.get_all("Classifier") or () if c.startswith("License :: ")]
+    classes = [c.split(" :: ")[-1] for c in fields.get_all("Classifier") or () if c.startswith("License :: ")]
     names = [c for c in classes if c != "OSI Approved"]
-    return ", ".join(names) or (said.get("License") or "not said").splitlines()[0]
+    return ", ".join(names) or (fields.get("License") or "not said").splitlines()[0]
 
 
 def rows(page: str) -> dict[str, str]:
-    """The row of every package, from metadata or else from the page as it is."""
+    """Return the row of every package, from its metadata or else from the present page."""
     before = {m[1]: m[2] for m in re.finditer(r"^\| ([\w.-]+) \| [^|]* \| ([^|]*) \|$", page, re.MULTILINE)}
     found = {}
     for package, extras in sorted(dependencies().items()):
-        said = licence(package) or before.get(package, "not installed here")
+        name = licence(package) or before.get(package, "not installed here")
         uses = "polydyn itself" if "" in extras else ", ".join(f"`[{e}]`" for e in sorted(extras))
-        found[package] = f"| {package} | {uses} | {said} |"
+        found[package] = f"| {package} | {uses} | {name} |"
     return found
 
 
 def main() -> None:
-    """Writes the page."""
+    """Write the page."""
     PAGE.write_text(HEAD + "\n".join(rows(PAGE.read_text() if PAGE.exists() else "").values()) + "\n")
 
 

@@ -159,8 +159,8 @@ def reference() -> str:
             x = getattr(module, n)
             if not (inspect.isclass(x) or inspect.isfunction(x)):
                 continue
-            said = escape(inspect.getdoc(x) or "")
-            parts.append(f"### {name}.{n}\n\n```python\n{_signature(n, x)}\n```\n\n<pre>{said}</pre>\n")
+            doc = escape(inspect.getdoc(x) or "")
+            parts.append(f"### {name}.{n}\n\n```python\n{_signature(n, x)}\n```\n\n<pre>{doc}</pre>\n")
             if inspect.isclass(x) and issubclass(x, PolydynError) and x is not PolydynError:
                 parts.append(f"[What it looks like, and what to do](errors.md#{n.lower()})\n")
             for method, f in sorted(vars(x).items()) if inspect.isclass(x) else ():
@@ -182,14 +182,14 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     parser.add_argument("--pages", action="store_true")
     parser.add_argument("--quick", action="store_true")
-    said = parser.parse_args()
-    if said.out.exists() and any(x.name not in ("source", "html", "mkdocs.yml") for x in said.out.iterdir()):
-        sys.exit(f"{said.out} holds something else; name an empty folder")
-    shutil.rmtree(said.out, ignore_errors=True)
-    nav = write_pages(said.out / "source", not said.quick)
-    (said.out / "mkdocs.yml").write_text(f"{CONFIG}nav: {json.dumps(nav)}\n")
-    if not said.pages:
-        command = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--config-file", said.out / "mkdocs.yml"]
+    arguments = parser.parse_args()
+    if arguments.out.exists() and any(x.name not in ("source", "html", "mkdocs.yml") for x in arguments.out.iterdir()):
+        sys.exit(f"{arguments.out} holds something else; name an empty folder")
+    shutil.rmtree(arguments.out, ignore_errors=True)
+    nav = write_pages(arguments.out / "source", not arguments.quick)
+    (arguments.out / "mkdocs.yml").write_text(f"{CONFIG}nav: {json.dumps(nav)}\n")
+    if not arguments.pages:
+        command = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--config-file", arguments.out / "mkdocs.yml"]
         subprocess.run(command, check=True)
 
 
