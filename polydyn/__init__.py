@@ -42,7 +42,7 @@ _LAZY = {
     "RunOptions": "polydyn.session",
     "OrtValue": "polydyn.session",
 }
-"""Public name -> its module, imported at first use: loading a saved program needs numpy only."""
+"""Maps a public name to its module, imported at first use: loading a saved program needs only numpy."""
 
 
 def __getattr__(name: str) -> Any:

@@ -17,20 +17,20 @@ from polydyn.runtime.program import Program
 
 
 class PolydynRep(BackendRep):
-    """A compiled model; ``run`` takes its inputs in order, or by name, and gives its outputs in order."""
+    """A compiled model. ``run`` takes its inputs in order or by name, and returns its outputs in order."""
 
     def __init__(self, program: Program) -> None:
         self.program = program
 
     def run(self, inputs: Any, **kwargs: Any) -> tuple[Any, ...]:
-        """Computes the outputs. ``inputs``: a sequence in the model's order, a mapping, or the only array."""
+        """Compute the outputs. ``inputs``: a sequence in the model's order, a mapping, or the only array."""
         names = list(self.program.inputs)
         if isinstance(inputs, Mapping):
             feeds = dict(inputs)
         else:
             given = [inputs] if isinstance(inputs, np.ndarray) else list(inputs)
             feeds = dict(zip(names, given, strict=False))
-            feeds |= {f"input {k}": x for k, x in enumerate(given[len(names) :], len(names))}  # refused by name
+            feeds |= {f"input {k}": x for k, x in enumerate(given[len(names) :], len(names))}  # rejected by name
         results = self.program.run({n: np.asarray(x) for n, x in feeds.items()})
         dtypes = {o["name"]: numpy_dtype(o["dtype"]) for o in self.program.manifest["outputs"]}
         results = {n: x.view(dtypes[n]) for n, x in results.items()}
@@ -42,7 +42,7 @@ class PolydynBackend(Backend):
 
     @classmethod
     def is_compatible(cls, model: onnx.ModelProto, device: str = "CPU", **kwargs: Any) -> bool:
-        """Whether the model compiles: everything in it is built."""
+        """Return whether the model compiles: everything in it is supported."""
         try:
             cls.prepare(model, device, **kwargs)
         except UnsupportedError:
@@ -51,14 +51,16 @@ class PolydynBackend(Backend):
 
     @classmethod
     def prepare(cls, model: onnx.ModelProto, device: str = "CPU", **kwargs: Any) -> PolydynRep:
-        """Compiles a model once, for every shape; ``kwargs`` as for ``polydyn.compile``. PolydynError: refused."""
+        """Compile a model once, for every shape. ``kwargs``: see ``polydyn.compile``. Raises PolydynError if
+        rejected.
+        """
         if not cls.supports_device(device):
             raise UnsupportedError(f"device {device} is not built", rule="known devices", remedy="use CPU")
         return PolydynRep(compile(model, **kwargs))
 
     @classmethod
     def run_model(cls, model: onnx.ModelProto, inputs: Any, device: str = "CPU", **kwargs: Any) -> tuple[Any, ...]:
-        """``prepare`` and ``run``."""
+        """Call ``prepare`` and ``run``."""
         return cls.prepare(model, device, **kwargs).run(inputs)
 
     @classmethod
@@ -66,10 +68,10 @@ class PolydynBackend(Backend):
         cls, node: onnx.NodeProto, inputs: Any, device: str = "CPU",
         outputs_info: Sequence[tuple[Any, tuple[int, ...]]] | None = None, **kwargs: Any,
     ) -> tuple[Any, ...]:  # fmt: skip
-        """One node on arrays, in the order of its inputs that are present.
+        """Run one node on arrays, given in the order of its inputs that are present.
 
-        Integer vectors after the first input (shapes, axes, indices) are constants of the model that is compiled:
-        sizes must be known to a compiler.
+        Integer vectors after the first input (shapes, axes, indices) become constants of the compiled model, because a
+        compiler must know sizes.
         """
         names = [x for x in node.input if x]
         arrays = [np.asarray(a) for a in (inputs.values() if isinstance(inputs, Mapping) else inputs)]
@@ -88,7 +90,7 @@ class PolydynBackend(Backend):
 
     @classmethod
     def supports_device(cls, device: str) -> bool:
-        """The CPU is built."""
+        """Return whether the device is the CPU."""
         return device.upper().partition(":")[0] == "CPU"
 
 

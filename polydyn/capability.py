@@ -1,4 +1,4 @@
-"""Which devices have the instructions of which CUDA architecture, and what of them kernels can do without."""
+"""The devices that support each CUDA architecture's instructions, and the features that kernels can omit."""
 
 from __future__ import annotations
 
@@ -9,14 +9,16 @@ __all__ = ["EARLY", "FEATURES", "Feature", "capability", "features_of", "runs_on
 
 
 EARLY = "early_launches"
-"""The feature that launches use, not kernels: a launch begins before the one before it has ended."""
+"""A feature of launches, not of kernels: programmatic dependent launch, which begins before the previous launch
+ends.
+"""
 
 
 class Feature(NamedTuple):
-    """Something that kernels of an architecture may use, or do without where a device is found to do it wrong.
+    """A feature that kernels of an architecture may use, or must avoid on a device that implements it incorrectly.
 
-    Regular expressions: ``uses`` finds it in a kernel's text; ``cases`` are whole names of the cases of
-    ``benchmarks.gpu.conformance`` that test it.
+    Both are regular expressions. ``uses`` finds the feature in a kernel's text. ``cases`` matches the whole names of
+    the cases of ``benchmarks.gpu.conformance`` that test it.
     """
 
     uses: str
@@ -35,22 +37,22 @@ FEATURES = {
     "im2col": Feature(r"pd_tma_pixels_", r"tma_pixels_.*"),
     EARLY: Feature(r"(?!)", r"launches_early .*"),
 }
-"""By name. Compiled programs know them by their position: a new one stands at the end."""
+"""Features by name. Compiled programs identify them by position: append new ones at the end."""
 
 
 def features_of(text: str) -> tuple[str, ...]:
-    """The features that a kernel's text uses."""
+    """Return the features that a kernel's text uses."""
     return tuple(n for n, f in FEATURES.items() if re.search(f.uses, text))
 
 
 def capability(arch: str) -> int:
-    """The compute capability of an architecture: 90 for sm_90a."""
+    """Return the compute capability of an architecture: 90 for sm_90a."""
     return int("".join(c for c in arch if c.isdigit()))
 
 
 def runs_on(arch: str, device: int) -> bool:
-    """Whether a device of a compute capability has the instructions of an architecture.
+    """Check whether a device of a compute capability supports the instructions of an architecture.
 
-    Those of a name that ends in a letter (sm_90a) no other has; all else newer devices have too.
+    An architecture with a letter suffix (sm_90a) requires exactly its device. Newer devices support all others.
     """
     return capability(arch) == device if arch[-1].isalpha() else capability(arch) <= device

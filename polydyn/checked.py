@@ -1,9 +1,9 @@
-"""Checked programs: the same kernels' text, every access to memory checked. Slow, for tests.
+"""Checked programs: the same kernels, with every memory access checked. They are slow, for tests.
 
-A check is one of: bounds; no element is read that was never written (scratch is new for every task); an element is
-written by one task of one launch, and again only after that task has read it (which is what reductions in place and
-partial sums do); no task reads what another task of its launch wrote; no value made from an unset register is stored;
-several numbers of threads and orders of tasks give the same bits.
+The checks are: bounds; no element is read that was never written (scratch is new for every task); an element is written
+by one task of a launch, and again only after that task has read it (as reductions in place and partial sums do); no
+task reads elements that another task of its launch wrote; no value computed from an unset register is stored; different
+numbers of threads and orders of tasks give the same bits.
 """
 
 from __future__ import annotations
@@ -32,15 +32,17 @@ SCHEDULES = ((1, 1), (1, -1), (2, 1), (3, -1), (7, 1))
 MESSAGE = 600
 LEAVES = ("pd_checked.h", "pd_checked.c")
 DEFINED = "#define PD_CHECKED 1\n#define PD_AMX_EMULATED 1\n"
-"""What leaves are compiled with: a processor's matrix unit looks at no memory."""
+"""Definitions for compiling the leaf functions. A real matrix unit would not check memory."""
 
 
 class CheckError(PolydynError):
-    """A kernel touched memory it must not touch, or its result depends on how its tasks are run. A bug in polydyn."""
+    """Raised if a kernel accesses memory that it must not access, or if its result depends on task order. A bug in
+    polydyn.
+    """
 
 
 class _Region(ctypes.Structure):
-    """``pdc_region``."""
+    """Mirror of ``pdc_region``."""
 
     _fields_ = (
         ("name", ctypes.c_char_p),
@@ -53,7 +55,7 @@ class _Region(ctypes.Structure):
 
 
 def _taken(launch: Launch, env: Mapping[str, int]) -> Launch:
-    """The launch with the one candidate that it takes on one thread."""
+    """Return the launch with only the candidate that it selects on one thread."""
     taken = choose(launch.decision, {**env, THREADS: 1})
     return replace(launch, candidates=(launch.candidates[taken],), decision=ONLY)
 
@@ -75,7 +77,7 @@ class _Memory:
 
 
 class CheckedProgram:
-    """A host plan whose kernels run checked. Not thread-safe."""
+    """A host plan whose kernels run checked. It is not thread-safe."""
 
     def __init__(self, plan: HostPlan, target: str = "cpu") -> None:
         verify_host_plan(plan)
@@ -101,19 +103,21 @@ class CheckedProgram:
         )
 
     def run(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
-        """The outputs. CheckError: a check failed; it names kernel, task, buffer and element. InputError: a guard."""
+        """Return the outputs. Raises CheckError, which names kernel, task, buffer and element, or InputError for a
+        guard.
+        """
         tensors = self.tensors(feeds)
         return {name: tensors[name] for name in self.plan.outputs}
 
     def tensors(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
-        """Every buffer of a call that is no constant, in the order of the launches. Errors as for ``run``."""
+        """Return every buffer of a call except constants, in launch order. Raises the same errors as ``run``."""
         env = self._symbols(feeds)
         for b in self.plan.buffers.values():  # every buffer is dense here
             shape = [d.evaluate(env) for d in b.shape]
             env |= {s: int(np.prod(shape[axis + 1 :])) for axis, s in enumerate(b.strides)}
         memory = {n: self._memory(b, env, feeds) for n, b in self.plan.buffers.items()}
         for launch in self.plan.launches:
-            if launch.elements.evaluate(env) > 0:  # as the run time
+            if launch.elements.evaluate(env) > 0:  # like the run time
                 self._launch(_taken(launch, env), env, memory)
         for name in self.plan.outputs:
             missing = np.flatnonzero(memory[name].state == 0)
@@ -137,7 +141,9 @@ class CheckedProgram:
         return env
 
     def _memory(self, b: Buffer, env: Mapping[str, int], feeds: Mapping[str, Array]) -> _Memory:
-        """Memory of its own for every buffer, one element longer than the buffer so that no two begin at one place."""
+        """Allocate separate memory for each buffer, one element longer so that no two buffers begin at the same
+        address.
+        """
         known = self.plan.constants.get(b.name) if b.role == "constant" else feeds.get(b.name)
         dtype = numpy_dtype(b.dtype)
         count = int(np.prod([d.evaluate(env) for d in b.shape])) if known is None else known.size
@@ -147,7 +153,7 @@ class CheckedProgram:
         return _Memory(b, data, np.full(count + 1, known is not None, np.uint32)[:count])
 
     def _launch(self, launch: Launch, env: Mapping[str, int], memory: Mapping[str, _Memory]) -> None:
-        """Runs a launch under every schedule that differs, each from the same memory, and compares the bits."""
+        """Run a launch under every distinct schedule, each from the same memory, and compare the bits."""
         (taken,) = launch.candidates
         used = [memory[n] for n in taken.buffers]
         before = [m.copy() for m in used]
@@ -187,7 +193,7 @@ class CheckedProgram:
 
 
 def _schedules(taken: Candidate, env: Mapping[str, int]) -> Iterator[tuple[tuple[int, int], list[int], int, int]]:
-    """(schedule, symbols, tasks, scratch), each distinct launch once forwards and once backwards at most."""
+    """Yield (schedule, symbols, tasks, scratch); each distinct launch at most once forwards and once backwards."""
     seen: set[Any] = set()
     for threads, direction in SCHEDULES:
         here = {**env, THREADS: threads}

@@ -1,6 +1,6 @@
-"""The one error hierarchy of polydyn (its root lives in ``schedules/errors.py``, the lowest room).
+"""The error hierarchy of polydyn. Its root is in ``schedules/errors.py``, the lowest room.
 
-Every error names what it is about (node, tensor, dim, rule) and what the user can do about it.
+Every error names its subject (node, tensor, dim, rule) and a remedy for the user.
 """
 
 from __future__ import annotations
@@ -29,35 +29,35 @@ __all__ = [
 
 
 class ModelError(PolydynError):
-    """The input is not a model that ONNX allows: not a protobuf, truncated, unsorted, undefined names."""
+    """The input violates ONNX: not a protobuf, truncated, unsorted, undefined names."""
 
 
 class UnsupportedError(PolydynError):
-    """A valid model uses something that is not built yet (operator, attribute, dtype); refused by name."""
+    """A valid model uses something that is not supported (operator, attribute, dtype). The error names it."""
 
 
 class ShapeError(PolydynError):
-    """Dims contradict each other, or a comparison that is needed at compile time cannot be decided."""
+    """Dims contradict each other, or a comparison that is needed at compile time is undecidable."""
 
 
 class InputError(PolydynError):
-    """A call's inputs do not fit the program: name, dtype, rank, or a dim that breaks a constraint."""
+    """A call's inputs do not fit the program: name, dtype, rank, or a dim that violates a constraint."""
 
 
 class BuildError(PolydynError):
-    """A C compiler is missing or refused generated code."""
+    """A C compiler is missing or rejected generated code."""
 
 
 class ArtifactError(PolydynError):
-    """A saved program is damaged, or was made for another version or processor."""
+    """A saved program is damaged, or was compiled for another version or processor."""
 
 
 PLACES = ("node", "tensor", "dim", "rule", "remedy")
 """Keyword arguments of ``PolydynError``."""
 NOT_OF_PLANS = (MemoryError, DebugError, BuildError, InputError, ArtifactError)
-"""Errors that name the machine or the user's arguments, not a plan."""
+"""Errors about the machine or the user's arguments, not about a plan."""
 MAX_NODES_SHOWN = 5
-"""Nodes that an error names; it counts the others."""
+"""Maximum nodes that an error names. It counts the others."""
 
 
 @contextmanager
@@ -78,7 +78,7 @@ def planning(step: str, nodes: Iterable[str] = ()) -> Iterator[None]:
 
 
 def failed_plan(error: Exception, step: str, nodes: tuple[str, ...]) -> PolydynError:
-    """Return an error with the step, the nodes and a remedy where it does not name them yet."""
+    """Add the step, the nodes and a remedy to an error that lacks them."""
     known = error if isinstance(error, PolydynError) else None
     if known is None:
         known = PolydynError(f"{step} failed: {type(error).__name__}: {error}")
@@ -98,4 +98,4 @@ def failed_plan(error: Exception, step: str, nodes: tuple[str, ...]) -> PolydynE
 
 
 class FallbackWarning(UserWarning):
-    """A node of the model is not compiled: another runtime computes it, as ``Options(fallback=...)`` asks."""
+    """Warns that another runtime computes a node of the model (``Options(fallback=...)``)."""

@@ -1,7 +1,8 @@
 """Operators of custom domains (docs/extending.md): by an ONNX function, by primitives in Python, by a C function.
 
-All three become the graph's primitives: they are proven, fused and compiled as operators of ONNX are, and a saved
-program holds them. What is registered holds for this process; a name that polydyn or ONNX defines cannot be taken.
+All three become primitives of the graph: they are proven, fused and compiled like operators of ONNX, and a saved
+program contains them. A registration is valid for this process. Names that polydyn or ONNX defines cannot be
+registered.
 
 >>> @operator("my.domain::Cube", infer=same_as_input)
 ... def cube(node, ctx):
@@ -57,13 +58,13 @@ __all__ = [
 ]  # fmt: skip
 
 _REGISTERED: dict[str, str] = {}
-"""Operator -> a digest of what it is registered as."""
+"""Maps an operator to a digest of its registration."""
 
 
 def operator(name: str, *, infer: InferRule) -> Callable[[ExpandRule], ExpandRule]:
-    """Registers ``domain::Name`` by primitives: a shape rule and an expansion, as in CONTRIBUTING.md.
+    """Register ``domain::Name`` by primitives: a shape rule and an expansion, as in CONTRIBUTING.md.
 
-    ModelError: the name has no domain of its own, or is taken.
+    Raises ModelError if the name has no custom domain or is registered already.
     """
     _take(name)
 
@@ -76,9 +77,9 @@ def operator(name: str, *, infer: InferRule) -> Callable[[ExpandRule], ExpandRul
 
 
 def function(proto: onnx.FunctionProto) -> str:
-    """Registers an ONNX function as the body of the operator of its domain and name, which it returns.
+    """Register an ONNX function as the body of the operator with its domain and name. Return the operator.
 
-    A function inside a model needs no registration. ModelError: as ``operator``.
+    A function inside a model needs no registration. Raises ModelError like ``operator``.
     """
     name = f"{proto.domain}::{proto.name}"
     _take(name)
@@ -97,12 +98,13 @@ def c_operator(
     dtype: str = "float32",
     infer: InferRule = broadcast_infer,
 ) -> None:
-    """Registers an operator whose elements a C function computes, one from one element of each input.
+    """Register an operator whose elements are computed by a C function from one element of each input.
 
-    ``symbol``: the function, which ``text`` defines as ``static inline``; it takes ``inputs`` numbers of ``dtype`` and
-    returns one, has no side effects and reads no memory. ``reference``: the same of numpy arrays, which checks it.
-    ``infer``: the declared shape rule; the inputs are broadcast to its shape. Inputs of other dtypes are converted,
-    and the result to the output's. The CPU alone has it. ModelError: as ``operator``, or no such symbol or dtype.
+    ``symbol``: the function, which ``text`` defines as ``static inline``. It takes ``inputs`` numbers of ``dtype`` and
+    returns one, has no side effects and reads no memory. ``reference``: the same function on numpy arrays, used to
+    check it. ``infer``: the declared shape rule; the inputs are broadcast to its shape. Inputs of other dtypes are
+    converted, and the result to the output's dtype. Only the CPU supports it. Raises ModelError like ``operator``, or
+    for an invalid symbol or dtype.
     """
     _take(name)
     if not re.fullmatch(r"[A-Za-z_]\w*", symbol) or symbol not in text:
@@ -115,7 +117,7 @@ def c_operator(
 
 
 def fingerprint() -> str:
-    """A digest of everything registered, part of the keys of cached programs; empty when there is nothing."""
+    """Return a digest of all registrations, part of the keys of cached programs; empty if there are none."""
     return digest(*(f"{n}={d}" for n, d in sorted(_REGISTERED.items()))) if _REGISTERED else ""
 
 
@@ -127,7 +129,7 @@ def _call(symbol: str, inputs: int, dtype: str, node: OnnxNode, ctx: ExpandConte
 
 
 def _take(name: str) -> None:
-    """ModelError unless a custom operator may have the name."""
+    """Raise ModelError unless a custom operator may have the name."""
     domain, short = split_name(name)
     if not domain or not short or domain == "ai.onnx":
         raise ModelError(f"{name!r} is not of the form domain::Name", remedy="give the operator a domain of its own")
@@ -142,7 +144,7 @@ def _take(name: str) -> None:
 
 
 def _code(f: Callable[..., Any]) -> list[bytes | str]:
-    """What tells Python functions apart: their code, and what they refer to by name."""
+    """Return what distinguishes Python functions: their code, and the names that they use."""
     f = getattr(f, "func", f)
     code = getattr(f, "__code__", None)
     return [repr(f)] if code is None else [code.co_code, repr(code.co_consts), repr(code.co_names)]

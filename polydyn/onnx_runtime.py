@@ -1,4 +1,4 @@
-"""ONNX Runtime's own classes, also after ``polydyn.session``'s have taken their place in ``onnxruntime``."""
+"""ONNX Runtime's own classes, even after ``polydyn.session``'s have replaced them in ``onnxruntime``."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Programs in the cache on disk, by content: one model with the same arguments is compiled once on a machine.
+"""Programs in the disk cache, by content: one model with the same arguments is compiled once per machine.
 
-Sessions, the torch backend and offline jobs come through here. The key holds everything that determines the artifact:
-the model's bytes and those of its external data, the arguments, the content of the records, the processor, the C
-compiler, and polydyn's own sources, so that no program of another polydyn is taken for this one's.
+Sessions, the torch backend and offline jobs use this cache. The key holds everything that determines the artifact: the
+model's bytes and its external data, the arguments, the content of the records, the processor, the C compiler, and
+polydyn's own sources, so that a program of another polydyn version is never used.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ SOURCES = (".py", ".c", ".cpp", ".h", ".cuh", ".json", ".csv", ".txt")
 
 @dataclass(frozen=True)
 class Arguments:
-    """What ``polydyn.compile`` takes besides the model and the threads, which change no byte of a program."""
+    """Arguments of ``polydyn.compile`` other than the model and the threads, which do not change a program."""
 
     target: str = "cpu"
     dims: Dims = field(default_factory=dict)
@@ -49,7 +49,7 @@ class Arguments:
     symbols: Symbols = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data that is equal for equal arguments; records are named by their content."""
+        """Return plain data that is equal for equal arguments. Records are identified by their content."""
         options = {f: getattr(self.options, f) for f in self.options.__dataclass_fields__}
         return {
             "target": self.target,
@@ -61,16 +61,16 @@ class Arguments:
 
 
 def cached_program(model: ModelLike, arguments: Arguments | None = None, *, threads: int | None = None) -> Program:
-    """The program of a model: from the cache when it is there, else compiled and stored.
+    """Return the program of a model from the cache, or compile and store it.
 
-    ``Program.compilations`` is 0 when it came from the cache. Raises what ``polydyn.compile`` raises.
+    ``Program.compilations`` is 0 for a cached program. Raises the errors of ``polydyn.compile``.
     """
     arguments = arguments or Arguments()
     path = cache_dir("programs") / f"{program_key(model, arguments)}.polydyn"
     if path.exists():
         touch(path)
-        with contextlib.suppress(ArtifactError):  # damaged, or evicted just now: made again
-            artifact = replace(read_artifact(path), file=None)  # a file of the cache is never overwritten
+        with contextlib.suppress(ArtifactError):  # damaged, or evicted just now: compile again
+            artifact = replace(read_artifact(path), file=None)  # files of the cache are never overwritten
             return open_program(artifact, threads=threads)
     program = compile(model, threads=threads, **vars(arguments))
     program.save(path, with_threads=False)
@@ -79,15 +79,18 @@ def cached_program(model: ModelLike, arguments: Arguments | None = None, *, thre
 
 
 def program_key(model: ModelLike, arguments: Arguments) -> str:
-    """SHA-256 of everything that determines the artifact, as hex text. ModelError, ArtifactError: unreadable."""
+    """Return the SHA-256 of everything that determines the artifact, as hex text. Raises ModelError or
+    ArtifactError.
+    """
     machine = json.dumps([sorted(machine_features()), data_cache(2), find_compiler().version])
     said = json.dumps(arguments.to_json(), sort_keys=True)
     return digest(model_digest(model), said, machine, code_digest(), fingerprint())
 
 
 def model_digest(model: ModelLike) -> str:
-    """SHA-256 of a model's bytes and of the files with its external data. ModelError: a file cannot be read, or lies
-    outside the folder of the model.
+    """Return the SHA-256 of a model's bytes and of its external data files.
+
+    Raises ModelError if a file cannot be read, or is outside the folder of the model.
     """
     h = hashlib.sha256()
     if isinstance(model, onnx.ModelProto):
@@ -103,16 +106,17 @@ def model_digest(model: ModelLike) -> str:
 
 
 def external_files(data: bytes, folder: Path) -> dict[str, Path]:
-    """The files in which a serialized model in ``folder`` keeps tensors: name in the model -> resolved path, sorted.
+    """Return the external data files of a serialized model in ``folder``: name in the model to resolved path, sorted.
 
-    Bytes that are no ONNX protobuf have none; the compiler reports them. ModelError: see ``external_path``.
+    Bytes that are not an ONNX protobuf have none; the compiler reports them. Raises ModelError, see
+    ``external_path``.
     """
     if b"location" not in data:
         return {}
     proto = onnx.ModelProto()
     try:
         proto.ParseFromString(data)
-    except Exception:  # protobuf's own errors have no common root
+    except Exception:  # protobuf's errors have no common base class
         return {}
     tensors = [*_tensors(proto.graph), *(t for f in proto.functions for t in _of_nodes(f.node))]
     external = {e.value: t for t in tensors for e in t.external_data if e.key == "location"}
@@ -120,7 +124,7 @@ def external_files(data: bytes, folder: Path) -> dict[str, Path]:
 
 
 def file_digest(path: Path) -> str:
-    """SHA-256 of a file, which need not fit in memory. ModelError: it cannot be read."""
+    """Return the SHA-256 of a file, which need not fit in memory. Raises ModelError if it cannot be read."""
     h = hashlib.sha256()
     try:
         with path.open("rb") as f:
@@ -148,7 +152,7 @@ def _of_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.TensorProto]:
 def _read(path: Path) -> bytes:
     try:
         return path.read_bytes()
-    except (OSError, ValueError) as e:  # ValueError: a path that holds a NUL
+    except (OSError, ValueError) as e:  # ValueError: a path with a NUL
         why = getattr(e, "strerror", None) or e
         raise ModelError(f"cannot read {path}: {why}", remedy="give the path of an .onnx file") from e
 
@@ -160,7 +164,7 @@ def _content(records: str | os.PathLike[str]) -> str:
 
 @functools.cache
 def code_digest() -> str:
-    """SHA-256 over polydyn's own files: the version alone does not change with every change of the code."""
+    """Return the SHA-256 over polydyn's own files. The version alone does not change with every change of the code."""
     root = Path(polydyn.__file__).parent
     h = hashlib.sha256()
     for folder, folders, files in os.walk(root, followlinks=True):

@@ -1,8 +1,8 @@
-"""Every group of a program recomputed by the reference from what the program itself gave the group, at a live shape.
+"""Recompute every group of a program by the reference from the program's own inputs of the group, at a given shape.
 
-So an error is named where it arises and not where it is seen: the reference (``polydyn.graph.reference``) computes the
-primitives of a group with numpy, one after the other, and takes every tensor that the
-program keeps from the program. Kernels run checked (``polydyn.checked``), which is slow.
+An error is thus reported where it arises, not where it becomes visible. The reference (``polydyn.graph.reference``)
+computes the primitives of a group with numpy, one after another, and reads every stored tensor from the program.
+Kernels run checked (``polydyn.checked``), which is slow.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from polydyn.schedules.expr import SMALL_FLOATS, Array
 from polydyn.shapes.sizes import Dims
 
 TOLERANCE = 1e-4
-"""Of a float32 tensor: largest error relative to its largest value (or 1); integers and booleans are exact."""
+"""Maximum error of a float32 tensor relative to its largest value (or 1). Integers and booleans are exact."""
 UNITS = {"float16": 2.0**-10, "bfloat16": 2.0**-7, **dict.fromkeys(SMALL_FLOATS, 2.0 ** (-2))}
-"""A unit in the last place of floats of fewer bits: a number between two of them may become either one."""
+"""Unit in the last place of narrow floats: a number between two of them may be rounded to either."""
 
 
 @dataclass(frozen=True)
 class TensorCheck:
-    """A tensor that a launch wrote: its largest error relative to its scale, the element where, both values there."""
+    """A tensor that a launch wrote: its maximum relative error, the element with this error, and both values there."""
 
     tensor: str
     shape: tuple[int, ...]
@@ -44,7 +44,7 @@ class TensorCheck:
 
 
 def check_target(target: str) -> None:
-    """UnsupportedError: a CUDA target."""
+    """Raise UnsupportedError for a CUDA target."""
     if target_of(target).on_device:
         raise UnsupportedError("programs for CUDA are not verified here", rule="targets", remedy="use a CPU target")
 
@@ -53,9 +53,10 @@ def verify_model(
     model: ModelLike, feeds: Mapping[str, Array], *, target: str = "cpu", dims: Dims | None = None,
     options: Options | None = None, tolerance: float = TOLERANCE,
 ) -> Sequence[TensorCheck]:  # fmt: skip
-    """Checks every tensor that launches write for a call, in the order in which they are computed.
+    """Check every tensor that the launches of a call write, in order of computation.
 
-    ``feeds`` as for ``Program.run``. UnsupportedError: a CUDA target. CheckError: a kernel touched what it must not.
+    ``feeds``: see ``Program.run``. Raises UnsupportedError for a CUDA target, CheckError for an invalid memory
+    access.
     """
     check_target(target)
     options = options or Options()
@@ -84,7 +85,7 @@ def _checks(
 
 
 def compare(name: str, got: Array, want: Array, tolerance: float) -> TensorCheck:
-    """The largest difference of two tensors of one shape; NaN equals NaN."""
+    """Return the largest difference of two tensors of equal shape. NaN equals NaN."""
     a, b = got.astype(np.float64), want.astype(np.float64)
     if not a.size:
         return TensorCheck(name, got.shape, 0.0, (), 0.0, 0.0, True)

@@ -1,12 +1,12 @@
-"""``torch.compile(model, backend="polydyn", dynamic=True)``: what torch captures runs as programs of polydyn.
+"""``torch.compile(model, backend="polydyn", dynamic=True)``: graphs captured by torch run as polydyn programs.
 
 torch breaks a model into graphs and guards them. Each graph is exported to ONNX in memory when it is first called,
-compiled once for all sizes, and kept in the cache by content. Tensors pass without copies: on the CPU as numpy views,
-on a device through DLPack. Parameters stay torch's: they are inputs of the program, so what changes them is seen. What
-polydyn refuses runs as torch has it, with the reason in the log ``polydyn.torch``; ``options={"strict": True}`` raises
-it instead.
+compiled once for all sizes, and cached by content. Tensors are passed without copies: on the CPU as numpy views, on a
+device through DLPack. Parameters stay torch's: they are inputs of the program, so changes to them take effect. A graph
+that polydyn rejects runs in torch, with the reason in the log ``polydyn.torch``; ``options={"strict": True}`` raises
+the reason instead.
 
-``capture`` reads a graph, ``outputs`` its outputs and their memory, ``exporting`` makes the ONNX model with polydyn's
+``capture`` reads a graph, ``outputs`` its outputs and their memory, ``exporting`` builds the ONNX model with polydyn's
 ``translations`` of torch's operators, ``running`` calls the program.
 """
 
@@ -30,7 +30,7 @@ __all__ = ["Capture", "CompiledGraph", "Settings", "backend", "export", "log"]
 def backend(
     gm: fx.GraphModule, example_inputs: Sequence[Any], *, options: Mapping[str, Any] | None = None, **_: Any
 ) -> Callable[..., Any]:
-    """What torch calls for every graph that it captured; gives the function that runs it."""
+    """Return the function that runs a graph. torch calls this for every graph that it has captured."""
     settings = Settings.of(options)
     try:
         if torch.is_grad_enabled() and any(isinstance(x, torch.Tensor) and x.requires_grad for x in example_inputs):

@@ -1,4 +1,4 @@
-"""A graph that torch captured: its arguments, its outputs, and the module that is exported."""
+"""A graph captured by torch: its arguments, its outputs, and the module that is exported."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ from polydyn.torch_backend.tensors import check_tensor
 
 @dataclass(frozen=True)
 class Capture:
-    """A graph as torch captured it: which arguments are tensors, which are sizes or numbers, what comes out.
+    """A graph as torch captured it.
 
-    ``symbols``: for each tensor axis -> name of its symbol. ``sizes``: argument that is a size -> (tensor, axis) that
-    has it. ``numbers``: arguments that are one number in a tensor. ``outputs``: the outputs and their memory.
+    It records which arguments are tensors, and which are sizes or numbers. ``symbols``: for each tensor, a map from
+    axis to the name of its symbol. ``sizes`` maps an argument that is a size to the (tensor, axis) that has it.
+    ``numbers``: arguments that are one number in a tensor. ``outputs``: the outputs and their memory.
     """
 
     module: fx.GraphModule
@@ -32,7 +33,7 @@ class Capture:
 
     @classmethod
     def of(cls, gm: fx.GraphModule) -> Capture:
-        """Reads a graph. UnsupportedError: something in it is neither a dense tensor nor a size of one."""
+        """Read a graph. Raises UnsupportedError for an argument that is neither a dense tensor nor a size of one."""
         copied = copy.deepcopy(gm)
         places = [n for n in copied.graph.nodes if n.op == "placeholder"]
         values = [n.meta.get("example_value") for n in places]
@@ -58,14 +59,15 @@ class Capture:
                 )  # fmt: skip
             sizes[k] = where[name]
         outputs = Outputs.of(copied, places, {**passed, **where})
-        for n in copied.graph.nodes:  # values of another tracing; the user's lines are kept
+        for n in copied.graph.nodes:  # values of another tracing; user lines stay
             n.meta = {k: v for k, v in n.meta.items() if k == "stack_trace"}
         return cls(copied, tuple(tensors), symbols, sizes, tuple(numbers), outputs)
 
     def exportable(self, constants: Mapping[int, Any]) -> fx.GraphModule:
-        """A module of the tensors alone: sizes are read from them; ``constants``: numbers and frozen tensors.
+        """Return a module with only tensor arguments. Sizes are read from them; ``constants``: numbers and frozen
+        tensors.
 
-        Its outputs are the roots of the outputs, their axes in the order of memory.
+        Its outputs are the roots of the outputs, with axes in memory order.
         """
         module = copy.deepcopy(self.module)
         graph = module.graph
@@ -99,11 +101,11 @@ class Capture:
             places[k].target = f"x{k}"
             places[k]._rename(f"x{k}")
         graph.lint()
-        return fx.GraphModule(module, graph)  # a new one: torch's copy does not know its arguments before it runs
+        return fx.GraphModule(module, graph)  # a new one: torch's copy lacks its arguments before it runs
 
 
 def _symbols(value: torch.Tensor) -> dict[int, str]:
-    """Axis -> symbol, for axes whose size is one."""
+    """Map each axis whose size is a symbol to this symbol."""
     found = {}
     for axis, size in enumerate(value.shape):
         if isinstance(size, torch.SymInt):
@@ -112,7 +114,7 @@ def _symbols(value: torch.Tensor) -> dict[int, str]:
 
 
 def _replace(node: fx.Node, value: Any) -> None:
-    """Writes a number where a node is used."""
+    """Replace the uses of a node by a number."""
     for user in list(node.users):
         user.args = fx.node.map_arg(user.args, lambda a: value if a is node else a)
         user.kwargs = fx.node.map_arg(user.kwargs, lambda a: value if a is node else a)

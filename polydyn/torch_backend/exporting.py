@@ -1,4 +1,4 @@
-"""The ONNX model of a captured graph."""
+"""Build the ONNX model of a captured graph."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ OPSET = 18
 
 
 class _Traced(torch.nn.Module):  # type: ignore[misc]
-    """A graph run node by node, so that what torch traces of a node keeps the node's line of user code."""
+    """Runs a graph node by node, so that traces keep each node's line of user code."""
 
     def __init__(self, graph: fx.GraphModule) -> None:
         super().__init__()
@@ -35,12 +35,14 @@ class _Traced(torch.nn.Module):  # type: ignore[misc]
 
 
 def export(module: fx.GraphModule, tensors: Sequence[torch.Tensor], symbols: Sequence[Mapping[int, str]]) -> Any:
-    """The ONNX model of a graph. UnsupportedError: torch cannot export it, or it writes into its inputs."""
+    """Export the ONNX model of a graph. Raises UnsupportedError if torch cannot export it, or it writes into its
+    inputs.
+    """
     traced = None
     try:
         with _quiet(), torch.no_grad(), preserve_node_meta():
             traced = _trace(_Traced(module), tensors, symbols)
-            traced = traced.run_decompositions(table())  # writes into inputs become outputs of their own
+            traced = traced.run_decompositions(table())  # writes into inputs become separate outputs
             signature = traced.graph_signature
             written = {**signature.user_inputs_to_mutate, **signature.buffers_to_mutate}
             if written:
@@ -51,7 +53,7 @@ def export(module: fx.GraphModule, tensors: Sequence[torch.Tensor], symbols: Seq
         return _checked(made.model_proto, traced)
     except PolydynError:
         raise
-    except Exception as e:  # the exporter's errors have no common root
+    except Exception as e:  # the exporter's errors have no common base class
         raise _refusal(e) from e
 
 
@@ -61,14 +63,14 @@ def _trace(module: torch.nn.Module, tensors: Sequence[torch.Tensor], symbols: Se
     loose = tuple(dict.fromkeys(found, torch.export.Dim.AUTO) for found in symbols)
     try:
         return torch.export.export(module, tuple(tensors), dynamic_shapes=(named,), strict=False)
-    except torch._dynamo.exc.UserError:  # a relation between sizes that names do not say
+    except torch._dynamo.exc.UserError:  # a relation between sizes that names do not express
         return torch.export.export(module, tuple(tensors), dynamic_shapes=(loose,), strict=False)
 
 
 def _fold(model: Any) -> None:
-    """Inlines functions and folds constants.
+    """Inline functions and fold constants.
 
-    The exporter's own optimizer also matches constants within a tolerance, so that it removes an added 1e-8.
+    The exporter's own optimizer also matches constants within a tolerance, so it would remove an added 1e-8.
     """
     from onnxscript import optimizer  # the exporter itself loads it late: torch.compile alone does not need it
 
@@ -79,10 +81,10 @@ def _fold(model: Any) -> None:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Without what torch's exporter prints, warns of and logs."""
+    """Suppress the output, warnings and logs of torch's exporter."""
     exporter = logging.getLogger("torch.onnx._internal.exporter._registration")
     level = exporter.level
-    exporter.setLevel(logging.ERROR)  # it names every package that is not installed
+    exporter.setLevel(logging.ERROR)  # it lists every missing package
     try:
         with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
             warnings.simplefilter("ignore")
@@ -92,7 +94,7 @@ def _quiet() -> Iterator[None]:
 
 
 def _checked(model: Any, traced: Any) -> Any:
-    """The model. UnsupportedError: an output has another type in it than torch found."""
+    """Return the model. Raises UnsupportedError if the type of an output differs from torch's."""
     (end,) = (n for n in traced.graph.nodes if n.op == "output")
     found = [n.meta["val"] for n in end.args[0]]
     for value, output in zip(found, model.graph.output, strict=True):
@@ -106,7 +108,7 @@ def _checked(model: Any, traced: Any) -> Any:
 
 
 def _refusal(error: Exception) -> UnsupportedError:
-    """What torch could not export: its operator, the user's line, and torch's words of the reason."""
+    """Return the error for a failed export: the operator, the user's line, and torch's reason."""
     reasons = [e for e in _causes(error) if str(e).strip()]
     reason = str(reasons[-1]).strip().partition("\n")[0]
     node = next((n for e in reversed(reasons) if (n := _failed(e)) is not None), None)
@@ -119,7 +121,7 @@ def _refusal(error: Exception) -> UnsupportedError:
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
-    """The error and what caused it, the first cause last."""
+    """Yield the error and its causes, the first cause last."""
     seen: BaseException | None = error
     while seen is not None:
         yield seen
@@ -127,7 +129,7 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
 
 
 def _failed(error: BaseException) -> fx.Node | None:
-    """The innermost node that was being translated when an error was raised."""
+    """Return the innermost node whose translation raised an error."""
     found = None
     for frame, _ in traceback.walk_tb(error.__traceback__):
         for name in ("node", "n"):

@@ -1,4 +1,4 @@
-"""Frozen parameters: constants of a program, with a check on every call that torch still holds the same numbers."""
+"""Frozen parameters: constants of a program. Every call checks that torch still holds the same numbers."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from polydyn.torch_backend.tensors import array_of
 
 SAMPLES = 16
 """Elements of each parameter that every call compares."""
-BLOCK = 1 << 16
-"""Bytes with one checksum."""
-BUDGET = 1 << 18
-"""Bytes whose checksums every call compares."""
-LEAST = 1 << 12
-"""Bytes that a smaller block counts as, since every block takes time."""
+BLOCK_BYTES = 1 << 16
+"""Bytes per checksum."""
+BYTES_PER_CALL = 1 << 18
+"""Bytes whose checksums each call compares."""
+MIN_BLOCK_COST = 1 << 12
+"""Minimum bytes that a block counts as, because every block takes time."""
 
 
 class Frozen:
     """The parameters that a program holds as constants.
 
     torch counts writes, but not those through ``.data`` or a numpy view. So each call compares the address, the count,
-    ``SAMPLES`` elements of every parameter, and in turn checksums of blocks, ``BUDGET`` bytes per call: parameters of
-    up to 256 KiB are compared whole on every call, of larger ones every byte within some calls.
+    ``SAMPLES`` elements of every parameter, and checksums of alternating blocks, ``BYTES_PER_CALL`` bytes per call.
+    Parameters of up to 256 KiB are compared completely on every call, larger ones within several calls.
     """
 
     def __init__(self, parameters: dict[int, torch.Tensor]) -> None:
@@ -35,20 +35,21 @@ class Frozen:
         self._blocks: list[tuple[int, int, int]] = []
         for k, p in parameters.items():
             data = _bytes(p)
-            self._blocks += [(k, at, zlib.crc32(data[at : at + BLOCK])) for at in range(0, data.size, BLOCK)]
+            offsets = range(0, data.size, BLOCK_BYTES)
+            self._blocks += [(k, at, zlib.crc32(data[at : at + BLOCK_BYTES])) for at in offsets]
         self._next = 0
 
     def check(self, arguments: Sequence[Any]) -> None:
-        """InputError: a parameter was changed."""
+        """Raise InputError if a parameter has changed."""
         for k, pointer, version, sample in self._seen:
             p = arguments[k]
             if p.data_ptr() != pointer or p._version != version or _sample(p) != sample:
                 raise _changed()
-        left = BUDGET
+        left = BYTES_PER_CALL
         for _ in self._blocks:
             k, at, checksum = self._blocks[self._next % len(self._blocks)]
-            block = _bytes(arguments[k])[at : at + BLOCK]
-            left -= max(block.size, LEAST)
+            block = _bytes(arguments[k])[at : at + BLOCK_BYTES]
+            left -= max(block.size, MIN_BLOCK_COST)
             if left < 0:
                 break
             self._next += 1
@@ -61,7 +62,7 @@ def _changed() -> InputError:
 
 
 def _bytes(p: torch.Tensor) -> Any:
-    """The bytes of a parameter, in its own memory unless it has gaps."""
+    """Return the bytes of a parameter, without a copy unless its memory has gaps."""
     return np.ascontiguousarray(array_of(p.permute(_by_stride(p)))).reshape(-1).view(np.uint8)
 
 
@@ -70,6 +71,6 @@ def _by_stride(p: torch.Tensor) -> list[int]:
 
 
 def _sample(p: torch.Tensor) -> bytes:
-    """A few elements, evenly spread."""
+    """Return a few evenly spread elements."""
     flat = array_of(p.permute(_by_stride(p))).reshape(-1)
     return bytes(flat[:: max(1, flat.size // SAMPLES)].tobytes())

@@ -1,7 +1,8 @@
-"""The outputs of a captured graph: how torch's memory holds them, and how they are made again from a program's results.
+"""The outputs of a captured graph: their memory in torch, and their reconstruction from a program's results.
 
-A program computes each piece of memory once, densely. What eager torch returns as a view of it, of another output or of
-an argument, is the same view here: sizes, strides and offset are formulas of the symbols, evaluated for each call.
+A program computes each piece of memory once, densely. If eager torch returns a view of it, of another output or of an
+argument, the result is the same view here. Sizes, strides and offset are formulas of the symbols, evaluated for each
+call.
 """
 
 from __future__ import annotations
@@ -22,19 +23,19 @@ from polydyn.torch_backend.places import at_node
 from polydyn.torch_backend.tensors import check_tensor
 
 Symbols = Mapping[str, tuple[int, int | None]]
-"""Symbol -> (argument, axis) that has this size; the axis is None if the argument is the number itself."""
+"""Maps a symbol to the (argument, axis) that has this size. The axis is None if the argument is the number itself."""
 
 
 @dataclass(frozen=True)
 class Formula:
-    """Whole numbers as formulas of symbols, evaluated from a call's arguments."""
+    """Integers as formulas of symbols, evaluated from a call's arguments."""
 
     text: str
     symbols: tuple[tuple[int, int | None], ...]
 
     @classmethod
     def of(cls, values: Sequence[Any], symbols: Symbols, subject: str) -> Formula:
-        """The formula of sizes. UnsupportedError: it has a symbol that no argument holds."""
+        """Return the formula of sizes. Raises UnsupportedError if no argument holds one of its symbols."""
         expressions = [v.node.expr if isinstance(v, torch.SymInt) else v for v in values]
         names = sorted({str(s) for e in expressions for s in getattr(e, "free_symbols", ())})
         for n in names:
@@ -53,13 +54,13 @@ class Formula:
         return function
 
     def __call__(self, arguments: Sequence[Any]) -> tuple[int, ...]:
-        """The numbers for these arguments."""
+        """Return the numbers for these arguments."""
         return self._function(*(arguments[k] if a is None else arguments[k].shape[a] for k, a in self.symbols))
 
 
 @dataclass(frozen=True)
 class Root:
-    """A tensor that the program computes: the node, and the axes from the largest stride to the smallest.
+    """A tensor that the program computes: the node, and its axes from the largest stride to the smallest.
 
     ``layout``: size and stride of memory with gaps, to which the result is copied; None if it is dense.
     """
@@ -75,7 +76,7 @@ class Root:
         return self.order != tuple(range(len(self.order)))
 
     def tensor(self, result: torch.Tensor, arguments: Sequence[Any]) -> torch.Tensor:
-        """The tensor with torch's strides, of a result whose axes are in the order of memory."""
+        """Return the tensor with torch's strides, from a result whose axes are in memory order."""
         if self.permuted:
             result = result.permute(tuple(self.order.index(k) for k in range(len(self.order))))
         if self.layout is None:
@@ -92,7 +93,6 @@ class Output:
     """One output.
 
     ``kind``: ``none``, ``argument``, ``root``, ``view`` (of a root), ``alias`` (a view of an argument), ``size``.
-
     ``source``: the root or argument. ``formula``: size, stride and offset of a view, or the size.
     """
 
@@ -101,7 +101,7 @@ class Output:
     formula: Formula | None = None
 
     def value(self, arguments: Sequence[Any], roots: Sequence[torch.Tensor]) -> Any:
-        """What torch's caller gets."""
+        """Return the value for torch's caller."""
         if self.kind == "none":
             return None
         if self.kind == "argument":
@@ -127,17 +127,17 @@ class Outputs:
 
     @classmethod
     def of(cls, gm: fx.GraphModule, places: Sequence[fx.Node], symbols: Symbols) -> Outputs:
-        """Reads the outputs of a graph whose nodes hold the values of their tracing. UnsupportedError."""
+        """Read the outputs of a graph whose nodes hold the values of their tracing. Raises UnsupportedError."""
         return _Reader(gm, places, symbols).read()
 
     def values(self, results: Sequence[torch.Tensor], arguments: Sequence[Any]) -> tuple[Any, ...]:
-        """What torch's caller gets. ``results``: the tensors of the roots, dense, axes in the order of memory."""
+        """Return the values for torch's caller. ``results``: the dense tensors of the roots, axes in memory order."""
         roots = [root.tensor(r, arguments) for root, r in zip(self.roots, results, strict=True)]
         return tuple(o.value(arguments, roots) for o in self.outputs)
 
 
 class _Reader:
-    """What ``Outputs.of`` knows while it reads."""
+    """The state of ``Outputs.of`` while it reads."""
 
     def __init__(self, gm: fx.GraphModule, places: Sequence[fx.Node], symbols: Symbols) -> None:
         self.places, self.symbols = list(places), symbols
@@ -196,7 +196,7 @@ class _Reader:
         return Formula.of(numbers, self.symbols, f"the output {x}")
 
     def root(self, node: fx.Node, alone: bool) -> int:
-        """The position of a root. ``alone``: no other output shares its memory, so that it may have gaps."""
+        """Return the position of a root. ``alone``: no other output shares its memory, so that it may have gaps."""
         if node.name not in self.roots:
             value = value_of(node)
             order, layout = order_of(value), None
@@ -213,23 +213,23 @@ class _Reader:
 
 
 def value_of(x: Any) -> Any:
-    """What torch's tracing found for a node: a fake tensor or a size."""
+    """Return the value that torch's tracing recorded for a node: a fake tensor or a size."""
     return x.meta.get("example_value") if isinstance(x, fx.Node) else x
 
 
 def storage_of(t: torch.Tensor) -> int:
-    """A number that tensors have in common exactly if they share memory."""
+    """Return a number that is equal for tensors exactly if they share memory."""
     return int(t.untyped_storage()._cdata)
 
 
 def covers(t: torch.Tensor) -> bool:
-    """Whether a tensor is proven to be all of its memory, without gaps."""
+    """Check whether a tensor provably covers all of its memory, without gaps."""
     whole = t.untyped_storage().nbytes() == t.numel() * t.element_size()
     return order_of(t) is not None and statically_known_true(t.storage_offset() == 0) and statically_known_true(whole)
 
 
 def order_of(t: torch.Tensor) -> tuple[int, ...] | None:
-    """The axes from the largest stride to the smallest, if memory has no gaps; None if that is not proven."""
+    """Return the axes from the largest stride to the smallest, or None unless memory provably has no gaps."""
     hints = [s.node.hint if isinstance(s, torch.SymInt) else s for s in t.stride()]
     if any(h is None for h in hints):
         return None

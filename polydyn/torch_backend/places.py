@@ -1,4 +1,4 @@
-"""The place in the user's code that an error is about."""
+"""Attach the location in the user's code to an error."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ E = TypeVar("E", bound=PolydynError)
 
 
 def user_line(stack_trace: str | None) -> str:
-    """``FILE:LINE in FUNCTION: TEXT`` of the innermost frame of a trace of torch; empty if there is none."""
+    """Return ``FILE:LINE in FUNCTION: TEXT`` of the innermost frame of a torch trace, or "" if there is none."""
     lines = [line.strip() for line in (stack_trace or "").splitlines() if line.strip()]
     frames = [k for k, line in enumerate(lines) if line.startswith("File ")]
     if not frames:
@@ -24,7 +24,7 @@ def user_line(stack_trace: str | None) -> str:
 
 
 def with_line(error: E, operator: str, line: str) -> E:
-    """The same error, with the operator and the user's line as its place."""
+    """Return the same error with the operator and the user's line as its location."""
     where = " at ".join(x for x in (operator, line) if x)
     return type(error)(
         error.message, node=where or error.node, tensor=error.tensor, dim=error.dim, rule=error.rule,
@@ -33,14 +33,16 @@ def with_line(error: E, operator: str, line: str) -> E:
 
 
 def at_node(error: E, node: Any) -> E:
-    """The same error, with the operator of a node of torch's graph and its line as its place; unchanged without one."""
+    """Return the same error located at the operator and line of a torch node; unchanged if it is not an operator's
+    node.
+    """
     if not isinstance(node, fx.Node) or not node.op.startswith("call_"):
         return error
     return with_line(error, str(getattr(node.target, "__name__", node.target)), user_line(node.stack_trace))
 
 
 def placed(error: E, model: Any) -> E:
-    """An error about a node of an exported model, with torch's operator and the user's line where they are known."""
+    """Return an error about a node of an exported model with torch's operator and the user's line, if known."""
     name = (error.node or "").partition(" (")[0]
     for node in model.graph.node:
         if node.name == name:

@@ -23,7 +23,7 @@ log = logging.getLogger("polydyn.torch")
 
 
 def eager(forward: Callable[..., Any], reason: PolydynError, settings: Settings) -> Callable[..., Any]:
-    """torch's own way through a graph, with the reason in the log. Raises the reason when the user wants that."""
+    """Return torch's own forward function, with the reason in the log. In strict mode, raise the reason."""
     if settings.strict:
         raise reason
     log.warning("a graph runs as torch has it: %s", reason)
@@ -39,11 +39,11 @@ class CompiledGraph:
         self._eager: Callable[..., Any] | None = None
 
     def __call__(self, *arguments: Any) -> Any:
-        """The graph's outputs."""
+        """Return the graph's outputs."""
         if self._eager is not None:
             return self._eager(*arguments)
         numbers = tuple(arguments[k].item() for k in self._capture.numbers)
-        key = tuple((type(n), repr(n)) for n in numbers)  # 1, 1.0 and True are three programs, and so are 0.0 and -0.0
+        key = tuple((type(n), repr(n)) for n in numbers)  # 1, 1.0, True, 0.0 and -0.0 are different programs
         call = self._calls.get(key)
         if call is None:
             try:
@@ -53,22 +53,22 @@ class CompiledGraph:
                 return self._eager(*arguments)
         try:
             return call(arguments)
-        except InputError as e:  # of this call only: a size that the program was not compiled for
+        except InputError as e:  # only this call: a size that the program does not cover
             return eager(self._forward, e, self._settings)(*arguments)
 
     @property
     def eager(self) -> bool:
-        """Whether it runs as torch has it, because it was refused."""
+        """Whether the graph runs in torch because it was rejected."""
         return self._eager is not None
 
     @property
     def programs(self) -> list[Program]:
-        """What was compiled."""
+        """The compiled programs."""
         return [c.program for c in self._calls.values()]
 
 
 class _Call:
-    """A program of a graph, for the numbers that were among its arguments."""
+    """A program of a graph, for the numbers among its arguments."""
 
     def __init__(
         self, capture: Capture, settings: Settings, arguments: Sequence[Any], numbers: tuple[Any, ...]

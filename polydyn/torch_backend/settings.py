@@ -19,8 +19,8 @@ NAMES = {"strict", "freeze", "threads", "target", "dims", "records", *CHOICES}
 class Settings:
     """The ``options`` of ``torch.compile``.
 
-    ``strict``: a rejection is raised. ``freeze``: parameters are constants of the program, packed for its kernels; a
-    call after one of them changed runs as torch has it. The others are arguments of ``polydyn.compile``.
+    ``strict``: raise rejections. ``freeze``: parameters are constants of the program, packed for its kernels; a call
+    after one of them has changed runs in torch. The others are arguments of ``polydyn.compile``.
     """
 
     arguments: Arguments
@@ -30,7 +30,7 @@ class Settings:
 
     @classmethod
     def of(cls, options: Mapping[str, Any] | None) -> Settings:
-        """Settings from a mapping. InputError: an unknown option."""
+        """Build settings from a mapping. Raises InputError for an unknown option."""
         said = dict(options or {})
         unknown = sorted(said.keys() - NAMES)
         if unknown:

@@ -1,4 +1,4 @@
-"""torch tensors as the arrays of a program, and back, without copies."""
+"""Convert torch tensors to the arrays of a program, and back, without copies."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ BIT_TYPES = {torch.bfloat16: torch.uint16} | {
     for name in ("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu")
     if hasattr(torch, name)
 }
-"""Types that numpy does not have, with the unsigned integers that carry their bits."""
+"""Dtypes that numpy lacks, with the unsigned integer dtypes that carry their bits."""
 
 
 def check_tensor(tensor: Any, subject: str) -> None:
-    """UnsupportedError: a tensor that is no dense array of elements that a program has."""
+    """Raise UnsupportedError unless a tensor is dense and has a supported dtype."""
     if tensor.layout != torch.strided:
         raise UnsupportedError(f"{subject} is a {tensor.layout} tensor", rule="dense tensors", remedy="call to_dense()")
     if tensor.is_complex() or tensor.is_quantized:
@@ -28,21 +28,21 @@ def check_tensor(tensor: Any, subject: str) -> None:
 
 
 def plain(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor without gradient, negative bit and conjugate bit; a copy only if one of the bits is set."""
+    """Return the tensor without gradient, negative bit and conjugate bit; a copy only if one of the bits is set."""
     return tensor.detach().resolve_neg().resolve_conj()
 
 
 def array_of(tensor: torch.Tensor) -> Any:
-    """The numpy array of a tensor on the CPU, in the same memory; types that numpy lacks as their bits."""
+    """Return the numpy array of a CPU tensor, in the same memory. Dtypes that numpy lacks appear as their bits."""
     tensor = plain(tensor)
     carrier = BIT_TYPES.get(tensor.dtype)
     return (tensor if carrier is None else tensor.view(carrier)).numpy()
 
 
 def tensor_of(result: Any, dtype: torch.dtype) -> torch.Tensor:
-    """The tensor of an output of a program, in the same memory.
+    """Return the tensor of a program's output, in the same memory.
 
-    ``result``: numpy's array, or memory of a device. ``dtype``: the tensor's, of as many bytes as the result's.
+    ``result``: a numpy array, or device memory. ``dtype``: the tensor's dtype, with as many bytes as the result's.
     """
     tensor = torch.from_numpy(result) if isinstance(result, np.ndarray) else torch.from_dlpack(result)
     return tensor if tensor.dtype == dtype else tensor.view(dtype)

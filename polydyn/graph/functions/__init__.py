@@ -1,1 +1,1 @@
-"""Operators written as other operators (``polydyn/graph/bodies.py``); a body says what ONNX's specification says."""
+"""Operators defined by other operators (``polydyn/graph/bodies.py``). A body follows ONNX's specification."""

@@ -13,7 +13,7 @@ from polydyn.graph.dtypes import numpy_dtype, onnx_dtype
 
 @body("Hardmax")
 def hardmax(b: Body) -> None:
-    """1 at the first greatest element along the axis, 0 elsewhere; before opset 13 over all axes from it on."""
+    """Compute 1 at the first maximum along the axis, 0 elsewhere; before opset 13 over all axes from it on."""
     x = b.input(0)
     rank = len(b.tensor(x).shape)
     new = b.node.opset >= 13
@@ -28,7 +28,7 @@ def hardmax(b: Body) -> None:
 
 @body("LpNormalization")
 def lp_normalization(b: Body) -> None:
-    """``x / norm`` along the axis with p 1 or 2, and 0 where the norm is."""
+    """Compute ``x / norm`` along the axis with p 1 or 2, and 0 where the norm is 0."""
     x, p = b.input(0), b.attribute("p", 2)
     if p not in (1, 2):
         raise b.refuse(f"p={p}")
@@ -39,7 +39,9 @@ def lp_normalization(b: Body) -> None:
 
 @body("MeanVarianceNormalization")
 def mean_variance_normalization(b: Body) -> None:
-    """``(x - mean) / (deviation + 1e-9)``, by ONNX's formula; as in ONNX Runtime, axes past the rank are left out."""
+    """Compute ``(x - mean) / (deviation + 1e-9)`` by ONNX's formula. Axes past the rank are ignored, as in ONNX
+    Runtime.
+    """
     x, rank = b.input(0), len(b.tensor(b.input(0)).shape)
     axes = [a for a in b.attribute("axes", (0, 2, 3)) if a < rank]
     mean = b.reduce("ReduceMean", x, *axes)
@@ -48,18 +50,18 @@ def mean_variance_normalization(b: Body) -> None:
     b.set_output(b.op("Div", b.op("Sub", x, mean), b.op("Add", deviation, b.like(1e-9, x))))
 
 
-LARGEST = 4
-"""Matrices of so many rows have a determinant that is written out."""
+MAX_DET_ROWS = 4
+"""Maximum rows of a matrix whose determinant is expanded."""
 
 
 @body("Det")
 def determinant(b: Body) -> None:
-    """The sum of the signed products of all permutations, for small matrices of constant size."""
+    """Compute the sum of the signed products of all permutations, for small matrices of constant size."""
     x = b.input(0)
     shape = b.tensor(x).shape
     n = shape[-1].constant
-    if len(shape) < 2 or shape[-1] != shape[-2] or n is None or n > LARGEST:
-        raise b.refuse(f"a matrix of {list(shape[-2:])}", f"square matrices of up to {LARGEST} rows are built")
+    if len(shape) < 2 or shape[-1] != shape[-2] or n is None or n > MAX_DET_ROWS:
+        raise b.refuse(f"a matrix of {list(shape[-2:])}", f"square matrices of up to {MAX_DET_ROWS} rows are built")
     if n == 0:  # the empty product
         b.set_output(b.reduce("ReduceProd", x, -2, -1, keepdims=0))
         return
@@ -77,7 +79,7 @@ def determinant(b: Body) -> None:
 
 @body("MelWeightMatrix")
 def mel_weights(b: Body) -> None:
-    """The triangles of mel bands over the bins of a spectrum, from constants: a constant."""
+    """Compute the triangles of mel bands over the bins of a spectrum from constants. The result is a constant."""
     known = [b.ctx.constant(b.node.inputs[k]) for k in range(5)]
     if any(k is None for k in known):
         raise b.refuse("a size or frequency that is not constant", "make the inputs initializers")
@@ -103,11 +105,11 @@ def mel_weights(b: Body) -> None:
 
 @body("OptionalHasElement")
 def has_element(b: Body) -> None:
-    """A tensor is there, an absent input is not."""
+    """Return true for a tensor, false for an absent input."""
     b.set_output(b.op("Identity", b.constant(bool(b.input(0)), "bool")))
 
 
 @body("OptionalGetElement")
 def get_element(b: Body) -> None:
-    """Of a tensor, the tensor."""
+    """Return the tensor itself."""
     b.set_output(b.op("Identity", b.input(0)))

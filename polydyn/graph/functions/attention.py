@@ -1,7 +1,8 @@
-"""Attention in its several operators, as products, a bias and a softmax: what fusion knows as one attention.
+"""Several attention operators as products, a bias and a softmax, which fusion matches as one attention.
 
 Inside, heads are an axis: queries [B, heads, L, size], keys and values [B, kv_heads, S, size]. Masks are biases of 0
-and minus infinity; a row whose keys are all masked is 0 where ONNX says so, decided behind the second product.
+and minus infinity. A row whose keys are all masked is 0 where ONNX specifies it; this is decided after the second
+product.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ MICROSOFT = "com.microsoft"
 
 @dataclass(frozen=True)
 class Scores:
-    """How scores are made: ``scale`` before the cap, ``bias`` (or ``""``) behind it; ``dtype``: of the softmax."""
+    """Parameters of the scores: ``scale`` before the cap, ``bias`` (or ``""``) after it; ``dtype`` of the softmax."""
 
     scale: float
     bias: str = ""
@@ -33,41 +34,41 @@ class Scores:
 
 @dataclass(frozen=True)
 class Attended:
-    """The result [B, heads, L, size] and the steps before it: products, capped, biased, weights."""
+    """The result [B, heads, L, size] and the intermediate steps: products, capped, biased, weights."""
 
     result: str
     steps: tuple[str, str, str, str]
 
 
 def attend(
-    b: Body, q: str, k: str, v: str, groups: int, how: Scores, like: str, alike: bool = True
+    b: Body, q: str, k: str, v: str, groups: int, scores: Scores, like: str, alike: bool = True
 ) -> Attended:  # fmt: skip
-    """``softmax(cap(scale * q k') + bias) v``; each head of k and v serves ``groups`` heads of q, in order.
+    """Add ``softmax(cap(scale * q k') + bias) v``. Each head of k and v serves ``groups`` heads of q, in order.
 
-    ``alike``: v has the type of q.
+    ``alike``: v has the dtype of q.
     """
     k, v = (_repeated(b, x, groups) for x in (k, v))
     products = b.op("MatMul", q, b.op("Transpose", k, perm=(0, 1, 3, 2)))
-    if how.scale != 1:
-        products = b.op("Mul", products, b.like(how.scale, like))
+    if scores.scale != 1:
+        products = b.op("Mul", products, b.like(scores.scale, like))
     capped = products
-    if how.softcap:
-        cap = b.like(how.softcap, like)
+    if scores.softcap:
+        cap = b.like(scores.softcap, like)
         capped = b.op("Mul", b.op("Tanh", b.op("Div", products, cap)), cap)
-    biased = b.op("Add", capped, how.bias) if how.bias else capped
-    exact = how.dtype and how.dtype != b.tensor(like).dtype
-    weights = b.op("Softmax", b.cast(biased, how.dtype) if exact else biased, axis=-1)
+    biased = b.op("Add", capped, scores.bias) if scores.bias else capped
+    exact = scores.dtype and scores.dtype != b.tensor(like).dtype
+    weights = b.op("Softmax", b.cast(biased, scores.dtype) if exact else biased, axis=-1)
     weights = b.op("CastLike", weights, like) if exact else weights
     result = b.op("MatMul", weights, v if alike else b.op("CastLike", v, like))
-    if how.bias and how.empty_rows:
-        empty = b.op("Equal", b.reduce("ReduceMax", how.bias, -1), b.like(-np.inf, like))
+    if scores.bias and scores.empty_rows:
+        empty = b.op("Equal", b.reduce("ReduceMax", scores.bias, -1), b.like(-np.inf, like))
         zero = b.like(0, like)
         result, weights = (b.op("Where", empty, zero, x) for x in (result, weights))
     return Attended(result, (products, capped, biased, weights))
 
 
 def _repeated(b: Body, x: str, groups: int) -> str:
-    """[B, n, S, size] as [B, n * groups, S, size]."""
+    """Repeat [B, n, S, size] to [B, n * groups, S, size]."""
     if groups == 1:
         return x
     wide = b.op("Expand", b.op("Unsqueeze", x, b.constant([2])), b.constant([1, 1, groups, 1, 1]))
@@ -76,17 +77,17 @@ def _repeated(b: Body, x: str, groups: int) -> str:
 
 
 def split_heads(b: Body, x: str, heads: int) -> str:
-    """[B, L, heads * size] as [B, heads, L, size]."""
+    """Split [B, L, heads * size] to [B, heads, L, size]."""
     return b.op("Transpose", b.reshape(x, 0, 0, heads, -1), perm=(0, 2, 1, 3))
 
 
 def join_heads(b: Body, x: str) -> str:
-    """[B, heads, L, size] as [B, L, heads * size]."""
+    """Join [B, heads, L, size] to [B, L, heads * size]."""
     return b.reshape(b.op("Transpose", x, perm=(0, 2, 1, 3)), 0, 0, -1)
 
 
 def added(b: Body, *biases: str) -> str:
-    """The sum of those biases that there are."""
+    """Add the biases that are present."""
     found = [x for x in biases if x]
     total = found[0] if found else ""
     for x in found[1:]:
@@ -95,19 +96,19 @@ def added(b: Body, *biases: str) -> str:
 
 
 def bias_where(b: Body, allowed: str, like: str, low: float = -np.inf) -> str:
-    """0 where a position is allowed, else ``low``."""
+    """Return 0 where a position is allowed, else ``low``."""
     return b.op("Where", allowed, b.like(0, like), b.like(low, like))
 
 
 def positions(b: Body, count: str) -> str:
-    """The vector 0, 1, ... of as many elements as the vector ``count`` of one says."""
+    """Return the vector 0, 1, ... with ``count`` elements (``count`` is a vector of one element)."""
     return b.op("Range", b.constant(0), b.op("Squeeze", count, b.constant([0])), b.constant(1))
 
 
 def band(b: Body, rows: str, columns: str, offset: str, left: int, right: int) -> str:
-    """[..., L, S]: whether key j lies no further than ``left`` before and ``right`` behind query ``i + offset``.
+    """Return [..., L, S]: whether key j is at most ``left`` before and ``right`` after query ``i + offset``.
 
-    The sizes and the offset are vectors; a side of -1 has no end, but one of both has.
+    The sizes and the offset are vectors. A side of -1 is unlimited; at least one side must be limited.
     """
     row, column = b.op("Unsqueeze", positions(b, rows), b.constant([1])), positions(b, columns)
     row = b.op("Add", row, offset) if offset else row
@@ -119,7 +120,7 @@ def band(b: Body, rows: str, columns: str, offset: str, left: int, right: int) -
 
 
 def heads_of(b: Body, known: int, shape: tuple[Dim, ...]) -> int:
-    """The number of heads: the attribute for tensors of three axes, else the size of axis 1."""
+    """Return the number of heads: the attribute for tensors of three axes, else the size of axis 1."""
     count = known if len(shape) == 3 else shape[1].constant
     if not count:
         raise b.refuse("a number of heads that is not constant")
@@ -128,7 +129,7 @@ def heads_of(b: Body, known: int, shape: tuple[Dim, ...]) -> int:
 
 @body("Attention")
 def attention(b: Body) -> None:
-    """ONNX's Attention: [B, L, heads * size] or heads as an axis; caches; masks of booleans or numbers."""
+    """Expand ONNX's Attention: [B, L, heads * size] or heads as an axis; caches; masks of booleans or numbers."""
     q, k, v = (b.tensor(b.input(i)) for i in range(3))
     n = heads_of(b, b.attribute("q_num_heads", 0), q.shape)
     m = heads_of(b, b.attribute("kv_num_heads", 0), k.shape)
@@ -161,8 +162,8 @@ def attention(b: Body) -> None:
     dtype, mode = onnx_dtype(softmax) if softmax else "", b.attribute("qk_matmul_output_mode", 0)
     bias = added(b, mask, allowed, padding)
     empty_rows = bool(mask or lengths or left >= 0)
-    how = Scores(scale, bias, b.attribute("softcap", 0.0), dtype, empty_rows)
-    done = attend(b, names[0], names[1], names[2], n // m, how, q.name, q.dtype == v.dtype)
+    scores = Scores(scale, bias, b.attribute("softcap", 0.0), dtype, empty_rows)
+    done = attend(b, names[0], names[1], names[2], n // m, scores, q.name, q.dtype == v.dtype)
     b.set_output(join_heads(b, done.result) if flat else done.result)
     b.set_output(names[1], 1)
     b.set_output(names[2], 2)
@@ -177,7 +178,7 @@ def _inverse_root(b: Body, size: Dim) -> float:
 
 
 def _mask(b: Body, name: str, total: Dim, like: str, columns: str) -> str:
-    """The mask as a bias; what it lacks at its end is masked."""
+    """Return the mask as a bias. Keys past its end are masked."""
     if not name:
         return ""
     mask = b.tensor(name)
@@ -196,7 +197,7 @@ def _mask(b: Body, name: str, total: Dim, like: str, columns: str) -> str:
 
 @body(f"{MICROSOFT}::RotaryEmbedding")
 def rotary_embedding(b: Body) -> None:
-    """ONNX's operator with the position before the caches; one position is that of the first token."""
+    """Expand to ONNX's operator, with the position before the caches. A single position is that of the first token."""
     x, place = b.tensor(b.input(0)), b.tensor(b.input(1))
     if b.attribute("is_packed_batching", 0) or b.attribute("scale", 1.0) != 1:
         raise b.refuse("is_packed_batching or a scale")
@@ -219,7 +220,7 @@ def rotary_embedding(b: Body) -> None:
 
 
 def rotated(b: Body, x: str, where: str, cos: str, sin: str, heads: int, rotary: int = 0, interleaved: int = 0) -> str:
-    """ONNX's RotaryEmbedding at positions [B, L]."""
+    """Add ONNX's RotaryEmbedding at positions [B, L]."""
     attributes = {"interleaved": interleaved, "rotary_embedding_dim": rotary}
     if heads:
         attributes["num_heads"] = heads
@@ -228,9 +229,9 @@ def rotated(b: Body, x: str, where: str, cos: str, sin: str, heads: int, rotary:
 
 @body(f"{MICROSOFT}::GroupQueryAttention")
 def group_query_attention(b: Body) -> None:
-    """Caches that hold each sample's own number of tokens: new keys are written behind them, masks end there.
+    """Expand attention with caches of different lengths per sample: new keys are appended, and masks end there.
 
-    ``seqlens_k``: tokens of each sample less one; ``total_sequence_length``: the most of any sample, a size.
+    ``seqlens_k``: tokens of each sample minus one. ``total_sequence_length``: the maximum over all samples, a size.
     """
     if b.input(10):
         raise b.refuse("attention_bias")
@@ -278,8 +279,8 @@ def group_query_attention(b: Body) -> None:
     window = b.attribute("local_window_size", -1)
     allowed = band(b, length, columns, _as_column(b, before), max(window, 0) - 1, 0)
     scale = b.attribute("scale") or float(1 / np.sqrt(size))
-    how = Scores(scale, bias_where(b, allowed, x.name), b.attribute("softcap", 0.0))
-    done = attend(b, q, k, v, n // m, how, x.name)
+    scores = Scores(scale, bias_where(b, allowed, x.name), b.attribute("softcap", 0.0))
+    done = attend(b, q, k, v, n // m, scores, x.name)
     result = done.result
     if b.attribute("smooth_softmax", 0) > 0 or b.input(11):
         result = b.op("Mul", result, _share(b, done.steps[2], b.input(11)))
@@ -290,18 +291,18 @@ def group_query_attention(b: Body) -> None:
 
 
 def _share(b: Body, scores: str, sink: str) -> str:
-    """[B, heads, L, 1]: the part of the weights that keys have beside one score more, 0 or that of each head."""
+    """Return [B, heads, L, 1]: the fraction of the weights of keys next to one more score, which is 0 or per head."""
     total = b.reduce("ReduceLogSumExp", scores, -1)
     return b.op("Sigmoid", b.op("Sub", total, b.reshape(sink, 1, -1, 1, 1)) if sink else total)
 
 
 def _as_column(b: Body, x: str) -> str:
-    """[B] as [B, 1, 1, 1]."""
+    """Reshape [B] to [B, 1, 1, 1]."""
     return b.op("Unsqueeze", x, b.constant([1, 2, 3]))
 
 
 def _tokens_before(b: Body, length: str, first: bool | None) -> str:
-    """[B]: tokens in each sample's cache; none while the whole sequence is new."""
+    """Return [B]: tokens in each sample's cache; 0 while the whole sequence is new."""
     zeros = b.op("Expand", b.constant([0]), b.size(b.input(5), 0))
     if first:
         return zeros
@@ -315,7 +316,9 @@ def _tokens_before(b: Body, length: str, first: bool | None) -> str:
 
 @body(f"{MICROSOFT}::MultiHeadAttention")
 def multi_head_attention(b: Body) -> None:
-    """Projected queries, keys and values [B, L, heads * size], or packed ones, with an optional bias and caches."""
+    """Expand attention over projected queries, keys and values [B, L, heads * size], or packed ones, with bias and
+    caches.
+    """
     n = b.attribute("num_heads")
     q, bias = b.tensor(b.input(0)), b.input(3)
     for i, what in ((8, "past_sequence_length"), (9, "cache_indirection")):
@@ -345,12 +348,12 @@ def multi_head_attention(b: Body) -> None:
         ]
     if len(q.shape) == 5 and bias:
         raise b.refuse("a bias of packed queries")
-    _give_attention(b, heads, past=(b.input(6), b.input(7)), mask=b.input(4), bias=b.input(5))
+    _set_attention_outputs(b, heads, past=(b.input(6), b.input(7)), mask=b.input(4), bias=b.input(5))
 
 
 @body(f"{MICROSOFT}::Attention")
 def projected_attention(b: Body) -> None:
-    """Projection to queries, keys and values, attention and caches [2, B, heads, S, size]; the result is [B, L, H]."""
+    """Expand projection, attention and caches [2, B, heads, S, size]. The result is [B, L, H]."""
     n, weight = b.attribute("num_heads"), b.tensor(b.input(1))
     if b.attribute("do_rotary", 0) or b.attribute("past_present_share_buffer", 0):
         raise b.refuse("do_rotary or past_present_share_buffer")
@@ -364,13 +367,13 @@ def projected_attention(b: Body) -> None:
     past = ("", "")
     if b.input(4):
         past = (b.op("Gather", b.input(4), b.constant(0), axis=0), b.op("Gather", b.input(4), b.constant(1), axis=0))
-    _give_attention(b, heads, past, b.input(3), b.input(5), packed=True, size=widths[0] // n)
+    _set_attention_outputs(b, heads, past, b.input(3), b.input(5), packed=True, size=widths[0] // n)
 
 
-def _give_attention(
+def _set_attention_outputs(
     b: Body, heads: list[str], past: tuple[str, str], mask: str, bias: str, packed: bool = False, size: int = 0
 ) -> None:
-    """The common rest: caches in front, masks, attention, results; ``packed``: both caches are one output."""
+    """Add the common part: past caches, masks, attention, results. ``packed``: both caches are one output."""
     q, k, v = heads
     if past[0]:
         k, v = b.op("Concat", past[0], k, axis=2), b.op("Concat", past[1], v, axis=2)
@@ -389,8 +392,8 @@ def _give_attention(
         biases.append(bias_where(b, band(b, rows, columns, offset, -1, 0), like))
     if mask:
         biases.append(_key_mask(b, mask, columns, like, low))
-    how = Scores(b.attribute("scale") or float(1 / np.sqrt(max(size, 1))), added(b, *biases))
-    done = attend(b, q, k, v, 1, how, like)
+    scores = Scores(b.attribute("scale") or float(1 / np.sqrt(max(size, 1))), added(b, *biases))
+    done = attend(b, q, k, v, 1, scores, like)
     b.set_output(join_heads(b, done.result))
     if packed:
         pair = [b.op("Unsqueeze", x, b.constant([0])) for x in (k, v)]
@@ -402,7 +405,7 @@ def _give_attention(
 
 
 def _key_mask(b: Body, mask: str, columns: str, like: str, low: float) -> str:
-    """A bias from lengths [B], or from a mask of keys [B, S], of pairs [B, L, S] or of heads too [B, 1, L, S]."""
+    """Return a bias from lengths [B], or from a mask of keys [B, S], of pairs [B, L, S], or with heads [B, 1, L, S]."""
     t = b.tensor(mask)
     rank = len(t.shape)
     if rank == 1:

@@ -1,4 +1,4 @@
-"""Operators of ai.onnx.ml that pipelines of scikit-learn become: linear models, scalers, encoders, feature columns."""
+"""Operators of ai.onnx.ml that scikit-learn pipelines export: linear models, scalers, encoders, feature columns."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import numpy as np
 from polydyn.errors import ModelError
 from polydyn.graph.bodies import Body, body
 from polydyn.graph.functions.forests import samples
-from polydyn.graph.functions.scores import ML, class_outputs, give_labels, pair, post_transform
+from polydyn.graph.functions.scores import ML, class_outputs, pair, post_transform, set_labels
 from polydyn.schedules.expr import Array
 
 
@@ -16,7 +16,9 @@ def _floats(b: Body, name: str, dtype: str) -> Array:
 
 
 def _linear(b: Body, rows: int, dtype: str, x: str) -> str:
-    """[samples, rows]: products with the coefficients, plus the intercepts. ModelError: they do not divide."""
+    """Return [samples, rows]: products with the coefficients, plus the intercepts. Raises ModelError for a wrong
+    number.
+    """
     weights, intercepts = _floats(b, "coefficients", dtype), _floats(b, "intercepts", dtype)
     if rows < 1 or weights.size % rows:
         raise ModelError(f"{weights.size} coefficients for {rows} rows", node=b.node.name, rule=b.node.op)
@@ -26,7 +28,7 @@ def _linear(b: Body, rows: int, dtype: str, x: str) -> str:
 
 @body(f"{ML}::LinearRegressor")
 def linear_regressor(b: Body) -> None:
-    """``x W + b`` as float32, transformed."""
+    """Compute ``x W + b`` as float32, transformed."""
     x, dtype = samples(b)
     targets, kind = int(b.attribute("targets", 1)), b.attribute("post_transform", "NONE")
     result = post_transform(
@@ -37,7 +39,7 @@ def linear_regressor(b: Body) -> None:
 
 @body(f"{ML}::LinearClassifier")
 def linear_classifier(b: Body) -> None:
-    """The label of the largest score, and the scores as float32."""
+    """Compute the label of the largest score, and the scores as float32."""
     x, dtype = samples(b)
     labels = b.attribute("classlabels_ints", ())
     b.ignore("multi_class")
@@ -46,7 +48,7 @@ def linear_classifier(b: Body) -> None:
     scores = _linear(b, rows, dtype, x)
     if rows == 1 and count == 2:
         above = b.op("Greater", scores, b.constant(0.0, dtype))
-        give_labels(b, b.op("Squeeze", b.cast(above, "int64"), b.constant([1])), labels)
+        set_labels(b, b.op("Squeeze", b.cast(above, "int64"), b.constant([1])), labels)
         if kind == "PROBIT":
             raise b.refuse("PROBIT of one score for two classes")
         low = b.op("Neg", scores) if kind == "LOGISTIC" else b.op("Sub", b.constant(1.0, dtype), scores)
@@ -61,7 +63,7 @@ def linear_classifier(b: Body) -> None:
 
 @body(f"{ML}::Scaler")
 def scaler(b: Body) -> None:
-    """``(x - offset) * scale`` as float32."""
+    """Compute ``(x - offset) * scale`` as float32."""
     x = b.cast(b.input(0), "float32")
     offset, scale = _floats(b, "offset", "float32"), _floats(b, "scale", "float32")
     b.set_output(b.op("Mul", b.op("Sub", x, b.constant(offset, "float32")), b.constant(scale, "float32")))
@@ -69,8 +71,9 @@ def scaler(b: Body) -> None:
 
 @body(f"{ML}::Normalizer")
 def normalizer(b: Body) -> None:
-    """Rows divided by their norm, as float32; as in ONNX Runtime, a row whose norm is 0 stays as it is, and
-    NaN is not the maximum.
+    """Divide rows by their norm, as float32.
+
+    As in ONNX Runtime, a row with norm 0 does not change, and NaN is not the maximum.
     """
     x, kind = b.cast(b.input(0), "float32"), b.attribute("norm", "MAX")
     if kind == "MAX":
@@ -88,7 +91,7 @@ def normalizer(b: Body) -> None:
 
 @body(f"{ML}::Imputer")
 def imputer(b: Body) -> None:
-    """One value, or NaN, replaced by a constant of its column."""
+    """Replace one value, or NaN, by a constant per column."""
     dtype = b.tensor(b.input(0)).dtype
     kind = "int64s" if dtype in ("int32", "int64") else "floats"
     values = np.asarray(b.attribute(f"imputed_value_{kind}", ()), dtype)
@@ -104,14 +107,14 @@ def imputer(b: Body) -> None:
 
 @body(f"{ML}::Binarizer")
 def binarizer(b: Body) -> None:
-    """1 above a threshold, else 0."""
+    """Compute 1 above a threshold, else 0."""
     dtype = b.tensor(b.input(0)).dtype
     b.set_output(b.cast(b.op("Greater", b.input(0), b.constant(b.attribute("threshold", 0.0), dtype)), dtype))
 
 
 @body(f"{ML}::FeatureVectorizer")
 def feature_vectorizer(b: Body) -> None:
-    """Columns side by side as float32, each operand cut or filled with zeros to its number of columns."""
+    """Join columns as float32. Each operand is cut or zero-padded to its number of columns."""
     parts = []
     for name, wide in zip(b.node.inputs, b.attribute("inputdimensions", ()), strict=True):
         t, x = b.tensor(name), b.cast(name, "float32")
@@ -129,7 +132,7 @@ def feature_vectorizer(b: Body) -> None:
 
 @body(f"{ML}::ArrayFeatureExtractor")
 def array_feature_extractor(b: Body) -> None:
-    """The elements of the last axis at some positions; of a vector a matrix of one row."""
+    """Select elements of the last axis by position. A vector gives a matrix of one row."""
     x, at = b.input(0), b.reshape(b.input(1), -1)
     picked = b.op("Gather", x, at, axis=-1)
     b.set_output(b.op("Unsqueeze", picked, b.constant([0])) if len(b.tensor(x).shape) == 1 else picked)
@@ -137,8 +140,9 @@ def array_feature_extractor(b: Body) -> None:
 
 @body(f"{ML}::OneHotEncoder")
 def one_hot_encoder(b: Body) -> None:
-    """1 at the last of the categories that a number is, along a new last axis. With ``zeros=0`` each must be one: it is
-    an index into a vector of ones.
+    """Compute 1 at the last category that equals a number, along a new last axis.
+
+    With ``zeros=0`` each number must be a category: it indexes a vector of ones.
     """
     categories = np.asarray(b.attribute("cats_int64s", ()), np.int64)
     count = categories.size
@@ -156,7 +160,7 @@ def one_hot_encoder(b: Body) -> None:
 
 @body(f"{ML}::LabelEncoder")
 def label_encoder(b: Body) -> None:
-    """A number replaced by another one, that of the first of equal keys; unknown ones by a default."""
+    """Replace a number by the value of the first equal key. Unknown numbers get a default."""
     kinds = ("int64", "float", "tensor")
     found: dict[str, Array] = {}
     for what in ("keys", "values"):
@@ -176,7 +180,7 @@ def label_encoder(b: Body) -> None:
     default = np.asarray(plain if tensor is None or not np.size(tensor) else tensor, dtype).reshape(-1)[0]
     x = b.op("Unsqueeze", b.input(0), b.constant([-1]))
     same = b.op("Equal", x, b.constant(keys, str(keys.dtype)))
-    if b.node.opset >= 4 and np.isnan(keys.astype("float64")).any():  # earlier ones find no NaN
+    if b.node.opset >= 4 and np.isnan(keys.astype("float64")).any():  # earlier opsets match no NaN
         same = b.op("Or", same, b.op("And", b.op("IsNaN", x), b.constant(np.isnan(keys), "bool")))
     numbered = b.op("Where", same, b.constant(np.arange(1, keys.size + 1)), b.constant(0))
     at = b.reduce("ReduceMax", numbered, -1, keepdims=0)

@@ -12,7 +12,7 @@ from polydyn.graph.functions.attention import MICROSOFT
 
 @body(f"{MICROSOFT}::FusedMatMul", f"{MICROSOFT}::TransposeMatMul")
 def fused_matmul(b: Body) -> None:
-    """``alpha * A B`` with either one transposed."""
+    """Compute ``alpha * A B``, with each operand optionally transposed."""
     if b.attribute("transBatchA", 0) or b.attribute("transBatchB", 0):
         raise b.refuse("transBatchA or transBatchB")
     names = []
@@ -27,26 +27,26 @@ def fused_matmul(b: Body) -> None:
 
 @body(f"{MICROSOFT}::Gelu")
 def gelu(b: Body) -> None:
-    """ONNX's Gelu."""
+    """Expand to ONNX's Gelu."""
     b.set_output(b.op("Gelu", b.input(0)))
 
 
 @body(f"{MICROSOFT}::BiasGelu")
 def bias_gelu(b: Body) -> None:
-    """``Gelu(x + bias)``."""
+    """Compute ``Gelu(x + bias)``."""
     b.set_output(b.op("Gelu", b.op("Add", b.input(0), b.input(1))))
 
 
 @body(f"{MICROSOFT}::FastGelu")
 def fast_gelu(b: Body) -> None:
-    """The approximation by tanh, of x plus an optional bias."""
+    """Compute the tanh approximation of Gelu, of x plus an optional bias."""
     x = b.op("Add", b.input(0), b.input(1)) if b.input(1) else b.input(0)
     b.set_output(b.op("Gelu", x, approximate="tanh"))
 
 
 @body(f"{MICROSOFT}::QuickGelu")
 def quick_gelu(b: Body) -> None:
-    """``x * sigmoid(alpha x)``."""
+    """Compute ``x * sigmoid(alpha x)``."""
     x = b.input(0)
     alpha = b.op("Mul", x, b.like(b.attribute("alpha", 1.702), x))
     b.set_output(b.op("Mul", x, b.op("Sigmoid", alpha)))
@@ -54,14 +54,14 @@ def quick_gelu(b: Body) -> None:
 
 @body(f"{MICROSOFT}::BiasSplitGelu")
 def bias_split_gelu(b: Body) -> None:
-    """The first half of x plus bias, times the Gelu of the second."""
+    """Multiply the first half of x plus bias by the Gelu of the second half."""
     left, right = b.ops("Split", 2, b.op("Add", b.input(0), b.input(1)), axis=-1, num_outputs=2)
     b.set_output(b.op("Mul", left, b.op("Gelu", right)))
 
 
 @body(f"{MICROSOFT}::BiasSoftmax")
 def bias_softmax(b: Body) -> None:
-    """``Softmax(x + bias)`` along the last axis."""
+    """Compute ``Softmax(x + bias)`` along the last axis."""
     rank = len(b.tensor(b.input(0)).shape)
     if b.attribute("axis", 1) % rank != rank - 1:
         raise b.refuse(f"axis {b.attribute('axis', 1)} of {rank}")
@@ -72,11 +72,11 @@ def bias_softmax(b: Body) -> None:
 ACTIVATIONS: dict[str, tuple[str, ...]] = {
     "Relu": (), "Tanh": (), "Sigmoid": (), "LeakyRelu": ("alpha",), "HardSigmoid": ("alpha", "beta"), "Clip": (),
 }  # fmt: skip
-"""What FusedConv and FusedGemm may end with -> the attributes that its parameters are."""
+"""Maps an activation of FusedConv or FusedGemm to the attributes for its parameters."""
 
 
 def activated(b: Body, x: str, like: str, kind: str, parameters: Any) -> str:
-    """An activation behind a product."""
+    """Add an activation after a product."""
     if not kind:
         return x
     if kind not in ACTIVATIONS:
@@ -88,7 +88,7 @@ def activated(b: Body, x: str, like: str, kind: str, parameters: Any) -> str:
 
 @body(f"{MICROSOFT}::FusedConv")
 def fused_conv(b: Body) -> None:
-    """A convolution, plus Z where there is one, and an activation."""
+    """Expand to a convolution, plus Z if present, and an activation."""
     keys = ("auto_pad", "dilations", "group", "kernel_shape", "pads", "strides")
     attributes = {k: v for k in keys if (v := b.attribute(k)) is not None}
     x = b.op("Conv", *filter(None, (b.input(0), b.input(1), b.input(2))), **attributes)
@@ -98,7 +98,7 @@ def fused_conv(b: Body) -> None:
 
 @body(f"{MICROSOFT}::FusedGemm")
 def fused_gemm(b: Body) -> None:
-    """A Gemm and an activation."""
+    """Expand to a Gemm and an activation."""
     keys = ("alpha", "beta", "transA", "transB")
     attributes = {k: v for k in keys if (v := b.attribute(k)) is not None}
     x = b.op("Gemm", *filter(None, b.node.inputs), **attributes)
@@ -111,7 +111,7 @@ def fused_gemm(b: Body) -> None:
 
 
 def _statistics(b: Body) -> tuple[str, str]:
-    """Mean and inverse deviation are given only where a node asks for them."""
+    """Reject the outputs mean and inverse deviation, which are not supported."""
     if b.output(1) or b.output(2):
         raise b.refuse("the outputs mean and inv_std_var")
     return "", ""
@@ -119,7 +119,7 @@ def _statistics(b: Body) -> tuple[str, str]:
 
 @body(f"{MICROSOFT}::SkipLayerNormalization")
 def skip_layer_norm(b: Body) -> None:
-    """LayerNormalization of input + skip + bias; the sum is the fourth output."""
+    """Compute LayerNormalization of input + skip + bias. The sum is the fourth output."""
     x, skip, gamma, beta, bias = (b.input(i) for i in range(5))
     _statistics(b)
     total = b.op("Add", x, skip)
@@ -131,7 +131,7 @@ def skip_layer_norm(b: Body) -> None:
 
 @body(f"{MICROSOFT}::SkipSimplifiedLayerNormalization")
 def skip_simplified_layer_norm(b: Body) -> None:
-    """RMSNormalization of input + skip + bias; the sum is the fourth output."""
+    """Compute RMSNormalization of input + skip + bias. The sum is the fourth output."""
     x, skip, gamma, bias = (b.input(i) for i in range(4))
     _statistics(b)
     total = b.op("Add", x, skip)
@@ -142,7 +142,7 @@ def skip_simplified_layer_norm(b: Body) -> None:
 
 @body("SimplifiedLayerNormalization", f"{MICROSOFT}::SimplifiedLayerNormalization")
 def simplified_layer_norm(b: Body) -> None:
-    """RMSNormalization; the second output is the inverse root."""
+    """Expand to RMSNormalization. The second output is the inverse root."""
     x, scale = b.input(0), b.input(1)
     axis, epsilon = b.attribute("axis", -1), b.attribute("epsilon", 1e-5)
     if b.attribute("stash_type", 1) != 1:
@@ -158,7 +158,7 @@ def simplified_layer_norm(b: Body) -> None:
 
 @body(f"{MICROSOFT}::EmbedLayerNormalization")
 def embed_layer_norm(b: Body) -> None:
-    """LayerNormalization of the sum of embeddings of words, positions and segments; the mask's sums."""
+    """Compute LayerNormalization of the sum of word, position and segment embeddings, and the sums of the mask."""
     ids, segments, words, places, segment_table, gamma, beta, mask, where = (b.input(i) for i in range(9))
     b.attribute("mask_index_type", 0)
     total = b.op("Gather", words, ids)

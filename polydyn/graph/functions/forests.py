@@ -1,7 +1,7 @@
-"""Tree ensembles of ai.onnx.ml: all trees walk down one level at a time, through tables of nodes.
+"""Tree ensembles of ai.onnx.ml: all trees descend one level at a time through tables of nodes.
 
-Every sample has one position in each tree. A Loop moves all positions to a child, as often as the deepest tree has
-levels; a leaf is its own child. The weights of the leaves are then combined per target (``functions/scores.py``).
+Every sample has one position in each tree. A Loop moves all positions to a child, once per level of the deepest tree; a
+leaf is its own child. The weights of the leaves are then combined per target (``functions/scores.py``).
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ import numpy as np
 
 from polydyn.errors import ModelError
 from polydyn.graph.bodies import OPSET, Body, body
-from polydyn.graph.functions.scores import ML, class_outputs, give_one_class, one_of_two, post_transform
+from polydyn.graph.functions.scores import ML, class_outputs, one_of_two, post_transform, set_one_class
 from polydyn.graph.importer import ImportedGraph, ModelInput, inner_prefix
 from polydyn.graph.operators.registry import OnnxNode
 from polydyn.schedules.expr import Array
 
 MODES = ("LEQ", "LT", "GTE", "GT", "EQ", "NEQ", "MEMBER")
-"""Comparisons of a feature with a node's value, in the order of TreeEnsemble's numbers; MEMBER: is in a set."""
+"""Comparisons of a feature with a node's value, in the order of TreeEnsemble's codes. MEMBER: is in a set."""
 COMPARISONS = {"LEQ": "LessOrEqual", "LT": "Less", "GTE": "GreaterOrEqual", "GT": "Greater", "EQ": "Equal"}
 LEAF = -1
 AGGREGATES = {"SUM": "ReduceSum", "AVERAGE": "ReduceSum", "MIN": "ReduceMin", "MAX": "ReduceMax"}
@@ -27,10 +27,12 @@ AGGREGATES = {"SUM": "ReduceSum", "AVERAGE": "ReduceSum", "MIN": "ReduceMin", "M
 
 @dataclass(frozen=True)
 class Forest:
-    """Trees as tables over nodes: int64 ``mode`` (of ``MODES``, or LEAF), ``feature``, children ``yes`` and ``no``;
-    ``value``: thresholds; ``missing``: whether NaN goes to ``yes``; ``members`` [nodes, most members]: sets, NaN behind
-    their last member. ``roots``: a node for each tree. ``targets``, ``weights`` [nodes, most entries of a leaf]: what a
-    leaf adds to which target; the target -1 is none.
+    """Trees as tables over nodes.
+
+    int64 ``mode`` (index in ``MODES``, or LEAF), ``feature``, children ``yes`` and ``no``. ``value``: thresholds.
+    ``missing``: whether NaN goes to ``yes``. ``members`` [nodes, max members]: sets, padded with NaN. ``roots``: one
+    node per tree. ``targets``, ``weights`` [nodes, max entries of a leaf]: the target of each entry of a leaf, and its
+    weight; target -1 is unused.
     """
 
     mode: Array
@@ -45,7 +47,7 @@ class Forest:
     members: Array
 
     def depth(self) -> int:
-        """Steps from the roots to the deepest leaf. ModelError: a child that is no node, or a cycle."""
+        """Return the steps from the roots to the deepest leaf. Raises ModelError for an invalid child or a cycle."""
         steps, front = 0, np.unique(self.roots)
         while (inner := front[self.mode[front] != LEAF]).size:
             front, steps = np.unique(np.concatenate([self.yes[inner], self.no[inner]])), steps + 1
@@ -58,7 +60,7 @@ class Forest:
 
 
 def _table(b: Body, name: str, dtype: str, default: Any = ()) -> Array:
-    """An attribute, or its form as a tensor, as a vector."""
+    """Return an attribute, or its tensor form, as a vector."""
     tensor = b.attribute(f"{name}_as_tensor")
     plain = b.attribute(name, default)
     found = tensor if tensor is not None and np.size(tensor) else plain
@@ -66,7 +68,7 @@ def _table(b: Body, name: str, dtype: str, default: Any = ()) -> Array:
 
 
 def _old_forest(b: Body, entries: str, dtype: str) -> Forest:
-    """The trees of TreeEnsembleClassifier and TreeEnsembleRegressor. ``entries``: ``class`` or ``target``."""
+    """Read the trees of TreeEnsembleClassifier and TreeEnsembleRegressor. ``entries``: ``class`` or ``target``."""
     trees, ids = _table(b, "nodes_treeids", "int64"), _table(b, "nodes_nodeids", "int64")
     names = np.array([str(m) for m in b.attribute("nodes_modes", ())])
     codes = {f"BRANCH_{m}": k for k, m in enumerate(MODES[:-1])} | {"LEAF": LEAF}
@@ -100,7 +102,7 @@ def _old_forest(b: Body, entries: str, dtype: str) -> Forest:
 
 
 def _entries(nodes: int, at: Array, targets: Array, weights: Array) -> tuple[Array, Array]:
-    """[nodes, most entries of one]: target ids and weights; entries of a node in their order."""
+    """Return [nodes, max entries of one]: target ids and weights, in the order of each node's entries."""
     order = np.argsort(at, kind="stable")
     counts = np.bincount(at, minlength=nodes)
     row = at[order]
@@ -112,7 +114,7 @@ def _entries(nodes: int, at: Array, targets: Array, weights: Array) -> tuple[Arr
 
 
 def _new_forest(b: Body, dtype: str) -> Forest:
-    """The trees of TreeEnsemble: leaves have numbers of their own, here those behind the inner nodes."""
+    """Read the trees of TreeEnsemble. Leaves are numbered separately; here they follow the inner nodes."""
     mode = _table(b, "nodes_modes", "int64")
     inner, own = mode.size, _table(b, "leaf_targetids", "int64")
     leaves = own.size
@@ -139,7 +141,7 @@ def _new_forest(b: Body, dtype: str) -> Forest:
 
 
 def _members(b: Body, mode: Array, nodes: int, dtype: str) -> Array:
-    """[nodes, most members of a set]: the sets of nodes of mode MEMBER, which follow each other with NaN between."""
+    """Return [nodes, max members of a set]: the sets of nodes of mode MEMBER, which the attribute separates by NaN."""
     values, sets = _table(b, "membership_values", dtype), [list[Any]()]
     for v in values:
         if np.isnan(v):
@@ -159,7 +161,7 @@ def _members(b: Body, mode: Array, nodes: int, dtype: str) -> Array:
 
 
 class _Step:
-    """The body of the Loop: nodes over the names of the tables around it."""
+    """The body of the Loop: nodes over the names of the outer tables."""
 
     def __init__(self, prefix: str, forest: Forest, dtype: str) -> None:
         self.prefix, self.forest, self.dtype = f"{prefix}walk.", forest, dtype
@@ -176,7 +178,7 @@ class _Step:
         return self.prefix + name
 
     def write(self, x: str) -> ImportedGraph:
-        """From (iteration, condition, positions) to (condition, positions one level deeper)."""
+        """Return the graph from (iteration, condition, positions) to (condition, positions one level deeper)."""
         f, p = self.forest, self.prefix
         at = f"{p}at"
 
@@ -193,7 +195,7 @@ class _Step:
         return ImportedGraph("walk", tuple(inputs), (more, new), tuple(self.nodes), self.constants)
 
     def goes(self, value: str, at: str) -> str:
-        """Whether a position goes on to ``yes``: by the mode of its node, if there are several."""
+        """Return whether a position continues to ``yes``, by the mode of its node if there are several modes."""
         f = self.forest
         found, used = "", [MODES[m] for m in np.unique(f.mode[f.mode != LEAF])]
         modes = self.op("Gather", self.table(f.mode, "mode"), at, axis=0) if len(used) > 1 else ""
@@ -217,7 +219,7 @@ class _Step:
 
 
 def _leaves(b: Body, forest: Forest, x: str, dtype: str) -> str:
-    """[samples, trees]: the leaf in which each sample ends in each tree."""
+    """Return [samples, trees]: the leaf in which each sample ends in each tree."""
     depth = forest.depth()
     used = forest.feature[forest.mode != LEAF]
     known = b.tensor(b.input(0)).shape[-1]
@@ -234,7 +236,7 @@ def _leaves(b: Body, forest: Forest, x: str, dtype: str) -> str:
 
 
 def _aggregated(b: Body, forest: Forest, at: str, count: int, how: str) -> tuple[str, str]:
-    """[samples, targets] of the leaves' weights, and whether a target has any; "" if each always has one."""
+    """Return [samples, targets] of the leaves' weights, and whether a target has any ("" if each always has one)."""
     if how not in AGGREGATES:
         raise b.refuse(f"the aggregate function {how}")
     ids, weights = forest.targets, forest.weights
@@ -260,7 +262,7 @@ def _aggregated(b: Body, forest: Forest, at: str, count: int, how: str) -> tuple
 
 
 def samples(b: Body) -> tuple[str, str]:
-    """The input as [samples, features] of float32 or float64, and its dtype."""
+    """Return the input as [samples, features] of float32 or float64, and its dtype."""
     x, t = b.input(0), b.tensor(b.input(0))
     if len(t.shape) not in (1, 2):
         raise b.refuse(f"an input of {len(t.shape)} axes")
@@ -274,7 +276,7 @@ def samples(b: Body) -> tuple[str, str]:
 
 @body(f"{ML}::TreeEnsemble")
 def tree_ensemble(b: Body) -> None:
-    """Leaves with one target each; results have the input's type."""
+    """Expand an ensemble whose leaves have one target each. Results have the input's dtype."""
     if b.tensor(b.input(0)).dtype not in ("float32", "float64"):
         raise b.refuse(f"an input of {b.tensor(b.input(0)).dtype}")
     x, dtype = samples(b)
@@ -288,7 +290,7 @@ def tree_ensemble(b: Body) -> None:
 
 @body(f"{ML}::TreeEnsembleRegressor")
 def tree_ensemble_regressor(b: Body) -> None:
-    """The sum, mean or extreme of the leaves' weights, plus the base values, as float32."""
+    """Compute the sum, mean or extreme of the leaves' weights, plus the base values, as float32."""
     x, dtype = samples(b)
     forest = _old_forest(b, "target", dtype)
     count = int(b.attribute("n_targets", 1))
@@ -302,7 +304,7 @@ def tree_ensemble_regressor(b: Body) -> None:
 
 @body(f"{ML}::TreeEnsembleClassifier")
 def tree_ensemble_classifier(b: Body) -> None:
-    """The class of the largest sum of leaves' weights, and the scores of all classes as float32."""
+    """Compute the class with the largest sum of leaf weights, and the scores of all classes as float32."""
     x, dtype = samples(b)
     forest = _old_forest(b, "class", dtype)
     labels = b.attribute("classlabels_int64s", ())
@@ -323,6 +325,6 @@ def tree_ensemble_classifier(b: Body) -> None:
         totals, has = b.op("Add", totals, b.constant(base, dtype)), ""
     ranked = b.op("Where", has, totals, b.constant(-np.inf, dtype)) if has else totals
     if count == 1:
-        give_one_class(b, totals, labels, dtype)
+        set_one_class(b, totals, labels, dtype)
     else:
         class_outputs(b, totals, ranked, labels, kind, dtype)

@@ -1,4 +1,4 @@
-"""Quantized operators of com.microsoft: integers with scales and zero points beside them, and floats behind them."""
+"""Quantized operators of com.microsoft: integers with separate scales and zero points, sometimes with float results."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from polydyn.graph.functions.attention import MICROSOFT
 
 
 def dequantized(b: Body, first: int) -> str:
-    """The tensor at a position as floats: its scale and zero point follow it."""
+    """Dequantize the tensor at a position. Its scale and zero point follow it."""
     x, scale, zero = (b.input(first + i) for i in range(3))
     return b.op("DequantizeLinear", x, scale, *([zero] if zero else []))
 
 
 def quantized(b: Body, x: str, first: int) -> str:
-    """The floats as integers by the scale and zero point at a position and the next."""
+    """Quantize floats by the scale at a position and the zero point at the next one."""
     scale, zero = b.input(first), b.input(first + 1)
     return b.op("QuantizeLinear", x, scale, *([zero] if zero else []))
 
@@ -30,15 +30,15 @@ class Writer(Protocol):
 
     @property
     def op(self) -> Callable[..., str]:
-        """Adds a node with one output; returns its name."""
+        """Add a node with one output and return its name."""
 
     @property
     def ops(self) -> Callable[..., tuple[str, ...]]:
-        """Adds a node with several outputs; returns their names."""
+        """Add a node with several outputs and return their names."""
 
 
 def dynamic_product(w: Writer, x: str, weight: str, scale: str, zero: str) -> str:
-    """The floats ``x``, quantized by their own extremes, times integers with a scale and a zero point ("" for 0)."""
+    """Multiply ``x``, quantized by its own extremes, by integers with a scale and a zero point ("" for 0)."""
     rows, scale_x, zero_x = w.ops("DynamicQuantizeLinear", 3, x)
     total = w.op("MatMulInteger", rows, weight, zero_x, *_optional(zero))
     return w.op("Mul", w.op("CastLike", total, x), w.op("Mul", scale_x, scale))
@@ -50,31 +50,31 @@ def _binary(b: Body, name: str) -> None:
 
 @body(f"{MICROSOFT}::QLinearAdd")
 def q_add(b: Body) -> None:
-    """The sum of two dequantized tensors."""
+    """Add two dequantized tensors."""
     _binary(b, "Add")
 
 
 @body(f"{MICROSOFT}::QLinearMul")
 def q_mul(b: Body) -> None:
-    """The product of two dequantized tensors."""
+    """Multiply two dequantized tensors."""
     _binary(b, "Mul")
 
 
 @body(f"{MICROSOFT}::QLinearSigmoid")
 def q_sigmoid(b: Body) -> None:
-    """The sigmoid of a dequantized tensor."""
+    """Compute the sigmoid of a dequantized tensor."""
     b.set_output(quantized(b, b.op("Sigmoid", dequantized(b, 0)), 3))
 
 
 @body(f"{MICROSOFT}::QLinearLeakyRelu")
 def q_leaky_relu(b: Body) -> None:
-    """The leaky Relu of a dequantized tensor."""
+    """Compute the leaky Relu of a dequantized tensor."""
     b.set_output(quantized(b, b.op("LeakyRelu", dequantized(b, 0), alpha=b.attribute("alpha", 0.01)), 3))
 
 
 @body(f"{MICROSOFT}::QLinearSoftmax")
 def q_softmax(b: Body) -> None:
-    """The softmax of a dequantized tensor, along one axis."""
+    """Compute the softmax of a dequantized tensor along one axis."""
     rank = len(b.tensor(b.input(0)).shape)
     axis = b.attribute("axis", -1) % max(rank, 1)
     if b.attribute("opset", 13) < 13 and axis != rank - 1:
@@ -83,7 +83,7 @@ def q_softmax(b: Body) -> None:
 
 
 def _channels(b: Body, x: str, last: bool, forward: bool) -> str:
-    """Channels from the last place to the second (forward) or back."""
+    """Move channels from the last axis to the second (forward) or back."""
     if not last:
         return x
     rank = len(b.tensor(b.input(0)).shape)
@@ -93,7 +93,7 @@ def _channels(b: Body, x: str, last: bool, forward: bool) -> str:
 
 @body(f"{MICROSOFT}::QLinearAveragePool")
 def q_average_pool(b: Body) -> None:
-    """The mean of each window of a dequantized tensor."""
+    """Compute the mean of each window of a dequantized tensor."""
     keys = ("auto_pad", "ceil_mode", "count_include_pad", "kernel_shape", "pads", "strides")
     attributes = {k: v for k in keys if (v := b.attribute(k)) is not None}
     last = bool(b.attribute("channels_last", 0))
@@ -103,7 +103,7 @@ def q_average_pool(b: Body) -> None:
 
 @body(f"{MICROSOFT}::QLinearGlobalAveragePool")
 def q_global_average_pool(b: Body) -> None:
-    """The mean over all spatial axes of a dequantized tensor."""
+    """Compute the mean over all spatial axes of a dequantized tensor."""
     last = bool(b.attribute("channels_last", 0))
     x = _channels(b, dequantized(b, 0), last, True)
     b.set_output(_channels(b, quantized(b, b.op("GlobalAveragePool", x), 3), last, False))
@@ -111,20 +111,20 @@ def q_global_average_pool(b: Body) -> None:
 
 @body(f"{MICROSOFT}::QLinearConcat")
 def q_concat(b: Body) -> None:
-    """Dequantized parts, joined, in the scale of the result."""
+    """Join dequantized parts in the scale of the result."""
     parts = [dequantized(b, k) for k in range(2, len(b.node.inputs), 3)]
     b.set_output(quantized(b, b.op("Concat", *parts, axis=b.attribute("axis")), 0))
 
 
 @body(f"{MICROSOFT}::QLinearWhere")
 def q_where(b: Body) -> None:
-    """A choice between two dequantized tensors."""
+    """Select between two dequantized tensors."""
     b.set_output(quantized(b, b.op("Where", b.input(0), dequantized(b, 1), dequantized(b, 4)), 7))
 
 
 @body(f"{MICROSOFT}::MatMulIntegerToFloat")
 def matmul_integer_to_float(b: Body) -> None:
-    """An exact sum of integers, times both scales, plus a bias."""
+    """Compute an exact integer sum, times both scales, plus a bias."""
     a, weight, scale_a, scale_b, zero_a, zero_b, bias = (b.input(i) for i in range(7))
     total = b.op("MatMulInteger", a, weight, *_optional(zero_a, zero_b))
     scaled = b.op("Mul", b.op("CastLike", total, scale_a), b.op("Mul", scale_a, scale_b))
@@ -132,14 +132,14 @@ def matmul_integer_to_float(b: Body) -> None:
 
 
 def _optional(*names: str) -> list[str]:
-    """Names up to the last one that is there."""
+    """Return the names up to the last one that is present."""
     last = max((k for k, n in enumerate(names) if n), default=-1)
     return list(names[: last + 1])
 
 
 @body(f"{MICROSOFT}::DynamicQuantizeMatMul")
 def dynamic_quantize_matmul(b: Body) -> None:
-    """The left operand is quantized by its own extremes first."""
+    """Quantize the left operand by its own extremes, then multiply."""
     a, weight, scale, zero, bias = (b.input(i) for i in range(5))
     scaled = dynamic_product(b, a, weight, scale, zero)
     b.set_output(b.op("Add", scaled, bias) if bias else scaled)
@@ -147,7 +147,7 @@ def dynamic_quantize_matmul(b: Body) -> None:
 
 @body(f"{MICROSOFT}::QGemm")
 def q_gemm(b: Body) -> None:
-    """``alpha * A B + C`` in the product of both scales; quantized where the result has a scale, else floats."""
+    """Compute ``alpha * A B + C`` in the product of both scales. Quantize it if the result has a scale."""
     names = []
     for position, key in ((0, "transA"), (3, "transB")):
         turned = b.op("Transpose", b.input(position), perm=(1, 0)) if b.attribute(key, 0) else b.input(position)
@@ -160,22 +160,22 @@ def q_gemm(b: Body) -> None:
     b.set_output(quantized(b, scaled, 7) if b.input(7) else scaled)
 
 
-BYTES = 4
-"""The accuracy level of rows that may be rounded to bytes."""
+INT8_ACCURACY_LEVEL = 4
+"""Accuracy level at which rows may be rounded to 8 bits."""
 
 
 @body(f"{MICROSOFT}::MatMulNBits")
 def matmul_n_bits(b: Body) -> None:
-    """Weights of 2, 4 or 8 bits in blocks along the sum, each block with a scale and a zero point.
+    """Multiply by weights of 2, 4 or 8 bits in blocks along the sum, each with a scale and a zero point.
 
-    At accuracy level 4 rows are rounded to bytes where weights have 4 bits, with a scale for each whole block.
+    At accuracy level 4 with 4-bit weights, rows are rounded to 8 bits, with a scale per whole block.
     """
     a, packed, scales, zeros, order, bias = (b.input(i) for i in range(6))
     n, k, block, bits = (b.attribute(x, d) for x, d in (("N", None), ("K", None), ("block_size", None), ("bits", 4)))
     if order or bits not in (2, 4, 8):
         raise b.refuse("g_idx" if order else f"bits={bits}")
     blocks = -(-k // block)
-    in_bytes = b.attribute("accuracy_level", 0) == BYTES and bits == 4 and k % block == 0
+    in_bytes = b.attribute("accuracy_level", 0) == INT8_ACCURACY_LEVEL and bits == 4 and k % block == 0
     if in_bytes and b.tensor(a).dtype == "float32":
         a = _rounded_by_blocks(b, a, block)
     if b.tensor(packed).shape[-1].constant not in (None, block * bits // 8):
@@ -199,7 +199,7 @@ def matmul_n_bits(b: Body) -> None:
 
 
 def _rounded_by_blocks(b: Body, x: str, block: int) -> str:
-    """Rows rounded to bytes, with a scale for each block: its largest magnitude is 127 steps."""
+    """Round rows to 8 bits with one scale per block: its largest magnitude is 127 steps."""
     front = [0] * (len(b.tensor(x).shape) - 1)
     blocks = b.reshape(x, *front, -1, block)
     scale = b.op("Div", b.reduce("ReduceMax", b.op("Abs", blocks), -1), b.constant(127, "float32"))
@@ -209,12 +209,12 @@ def _rounded_by_blocks(b: Body, x: str, block: int) -> str:
 
 
 def _first(b: Body, x: str, count: int) -> str:
-    """The first columns of a matrix."""
+    """Return the first columns of a matrix."""
     return b.op("Slice", x, b.constant([0]), b.constant([count]), b.constant([1]))
 
 
 def _unpacked(b: Body, packed: str, bits: int, shape: tuple[Any, ...]) -> str:
-    """Bytes as the numbers inside them, the lowest bits first."""
+    """Unpack bytes to the numbers in them, lowest bits first."""
     if bits == 8:
         return b.reshape(packed, *shape)
     shifts = b.constant(np.arange(0, 8, bits), "uint8")

@@ -1,4 +1,4 @@
-"""Random choices: Bernoulli, which ONNX's own function has the other way round, and Multinomial."""
+"""Random choices: Bernoulli, which ONNX's own function inverts, and Multinomial."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from polydyn.graph.bodies import Body, body
 from polydyn.graph.dtypes import onnx_dtype
 
 INT32 = 6
-"""ONNX's number of int32."""
+"""ONNX's code of int32."""
 
 
 @body("Bernoulli")
 def bernoulli(b: Body) -> None:
-    """``u < x`` for a random number u in [0, 1)."""
+    """Compute ``u < x`` for a random number u in [0, 1)."""
     x = b.input(0)
     dtype, seed = b.attribute("dtype"), b.attribute("seed")
     u = b.op("RandomUniformLike", x, **({} if seed is None else {"seed": seed}))
@@ -20,7 +20,9 @@ def bernoulli(b: Body) -> None:
 
 @body("Multinomial")
 def multinomial(b: Body) -> None:
-    """``argmax(weight - log(-log(u)))`` over the classes, for each sample of each row: weights are logarithms."""
+    """Compute ``argmax(weight - log(-log(u)))`` over the classes for each sample of each row. Weights are
+    logarithms.
+    """
     x, count = b.input(0), int(b.attribute("sample_size", 1))
     rows, classes = b.size(x, 0), b.size(x, 1)
     weights = b.op("Expand", b.op("Unsqueeze", x, b.constant([1])), b.shape(rows, count, classes))

@@ -1,10 +1,11 @@
-"""LSTM, GRU and RNN: the input's product over all steps is one GEMM, the recurrence a Scan whose body is compiled.
+"""LSTM, GRU and RNN: one GEMM multiplies the input of all steps; the recurrence is a Scan with a compiled body.
 
-Each direction is a Scan; the reverse one goes through its slices from the end. Past the length of a sequence the state
-stays as it is and the output is 0, which for the reverse direction is the same as to begin at the length.
+Each direction is a Scan; the reverse one runs through its slices from the end. Past the end of a sequence the state
+does not change and the output is 0, which for the reverse direction is equivalent to starting at the end.
 
-DynamicQuantizeLSTM multiplies integers: the input of all steps is quantized at once, the state of the whole batch in
-each step, by the extremes that ONNX Runtime's kernel takes on one thread (on more it takes those of parts of a batch).
+DynamicQuantizeLSTM multiplies integers. The input of all steps is quantized at once. The state of the whole batch is
+quantized in each step, by the extremes that ONNX Runtime's kernel uses on one thread (on several threads it uses those
+of parts of a batch).
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ ALPHA_BETA = {
     "Affine": (1.0, 0.0), "LeakyRelu": (0.01, 0.0), "ThresholdedRelu": (1.0, 0.0), "ScaledTanh": (1.0, 1.0),
     "HardSigmoid": (0.2, 0.5), "Elu": (1.0, 0.0),
 }  # fmt: skip
-"""Activations with numbers, and those numbers where a node gives none."""
+"""Activations with parameters, and their defaults."""
 
 
 @dataclass
@@ -41,24 +42,24 @@ class Step:
     constants: dict[str, Array] = field(default_factory=dict)
 
     def op(self, name: str, *inputs: str, **attributes: Any) -> str:
-        """Adds a node; the name of its first output."""
+        """Add a node and return the name of its first output."""
         return self.ops(name, 1, *inputs, **attributes)[0]
 
     def ops(self, name: str, count: int, *inputs: str, **attributes: Any) -> tuple[str, ...]:
-        """Adds a node with several outputs; their names."""
+        """Add a node with several outputs and return their names."""
         place = f"{name}_{len(self.nodes)}"
         outputs = tuple(f"{self.prefix}{place}.{k}" for k in range(count))
         self.nodes.append(OnnxNode(place, name, inputs, outputs, attributes, OPSET))
         return outputs
 
     def number(self, value: float) -> str:
-        """A constant of the node's dtype."""
+        """Add a constant of the node's dtype."""
         name = f"{self.prefix}constant_{len(self.constants)}"
         self.constants[name] = np.asarray(value, self.dtype)
         return name
 
     def activation(self, kind: tuple[str, float, float], x: str) -> str:
-        """An activation function on every element."""
+        """Add an activation function on every element."""
         name, alpha, beta = kind
         if name == "Affine":
             return self.op("Add", self.op("Mul", x, self.number(alpha)), self.number(beta))
@@ -71,23 +72,25 @@ class Step:
 
 @dataclass(frozen=True)
 class Weight:
-    """A factor [columns of x, gates * hidden]. With a scale it has integers, and x is quantized by its extremes."""
+    """A factor [columns of x, gates * hidden]. If it has a scale, it holds integers, and x is quantized by its
+    extremes.
+    """
 
     name: str
     scale: str = ""
     zero: str = ""
 
     def times(self, w: Body | Step, x: str) -> str:
-        """The product of x and this factor."""
+        """Return the product of x and this factor."""
         return dynamic_product(w, x, self.name, self.scale, self.zero) if self.scale else w.op("MatMul", x, self.name)
 
 
 @dataclass(frozen=True)
 class Cell:
-    """What one direction of a recurrence is made of: tensors around its Scan, by name.
+    """One direction of a recurrence: outer tensors of its Scan, by name.
 
-    ``recurrent``: R. ``bias``: that of R, [gates * hidden], where it is not in the
-    input's product. ``peepholes``: three of [hidden]. ``functions``: the activations of this direction.
+    ``recurrent``: R. ``bias``: the bias of R, [gates * hidden], if it is not in the input's product. ``peepholes``:
+    three of [hidden]. ``functions``: the activations of this direction.
     """
 
     hidden: int
@@ -100,28 +103,28 @@ class Cell:
     """LSTM: input_forget; GRU: linear_before_reset."""
 
     def clipped(self, s: Step, x: str) -> str:
-        """Before an activation."""
+        """Clip the input of an activation."""
         return x if self.clip is None else s.op("Clip", x, s.number(-self.clip), s.number(self.clip))
 
     def parts(self, s: Step, x: str, count: int) -> tuple[str, ...]:
-        """The columns of each gate."""
+        """Split the columns of the gates."""
         return s.ops("Split", count, x, axis=1, num_outputs=count) if count > 1 else (x,)
 
 
 SCALES = {1: 8, 2: 10}
-"""Inputs of weights -> those of their scales, where they have integers; zero points follow."""
+"""Maps inputs of weights to the inputs of their scales if they hold integers. Zero points follow the scales."""
 States = list[str]
 Write = Callable[[Step, Cell, str, States], States]
 
 
 def _rnn(s: Step, c: Cell, x: str, states: States) -> States:
-    """``f(x + h R + b)``; ``x``: the input's product, its bias in it."""
+    """Compute ``f(x + h R + b)``. ``x``: the input's product, including its bias."""
     total = s.op("Add", x, c.recurrent.times(s, states[0]))
     return [s.activation(c.functions[0], c.clipped(s, total))]
 
 
 def _lstm(s: Step, c: Cell, x: str, states: States) -> States:
-    """Gates i, o, f, c; peepholes read the old cell, that of o the new one."""
+    """Compute gates i, o, f, c. Peepholes read the old cell; that of o reads the new one."""
     h, cell = states
     i, o, f, g = c.parts(s, s.op("Add", x, c.recurrent.times(s, h)), 4)
     if c.peepholes:
@@ -138,7 +141,7 @@ def _lstm(s: Step, c: Cell, x: str, states: States) -> States:
 
 
 def _gru(s: Step, c: Cell, x: str, states: States) -> States:
-    """Gates z, r, h; the bias of R is added here, because r may multiply it."""
+    """Compute gates z, r, h. The bias of R is added here, because r may multiply it."""
     (h,) = states
     xz, xr, xh = c.parts(s, x, 3)
     if c.flag:
@@ -164,34 +167,35 @@ def _gru(s: Step, c: Cell, x: str, states: States) -> States:
 
 @body("LSTM")
 def lstm(b: Body) -> None:
-    """Two states, four gates."""
+    """Expand a recurrence with two states and four gates."""
     _recurrence(b, _lstm, 4, ("Sigmoid", "Tanh", "Tanh"), (5, 6), "input_forget")
 
 
 @body(f"{MICROSOFT}::DynamicQuantizeLSTM")
 def dynamic_quantize_lstm(b: Body) -> None:
-    """An LSTM whose W [directions, input, 4 * hidden] and R have integers: scales and zero points for each direction,
-    or for each of its columns.
+    """Expand an LSTM with integer W [directions, input, 4 * hidden] and R.
+
+    Scales and zero points are per direction, or per column of it.
     """
     _recurrence(b, _lstm, 4, ("Sigmoid", "Tanh", "Tanh"), (5, 6), "input_forget")
 
 
 @body("GRU")
 def gru(b: Body) -> None:
-    """One state, three gates."""
+    """Expand a recurrence with one state and three gates."""
     _recurrence(b, _gru, 3, ("Sigmoid", "Tanh"), (5,), "linear_before_reset")
 
 
 @body("RNN")
 def rnn(b: Body) -> None:
-    """One state, one function."""
+    """Expand a recurrence with one state and one function."""
     _recurrence(b, _rnn, 1, ("Tanh",), (5,), "")
 
 
 def _recurrence(
     b: Body, write: Write, gates: int, functions: tuple[str, ...], initial: tuple[int, ...], flag: str
 ) -> None:
-    """``functions``: of one direction where the node names none; ``initial``: positions of the initial states."""
+    """Expand a recurrence. ``functions``: defaults for one direction; ``initial``: positions of the initial states."""
     direction = b.attribute("direction", "forward")
     ways = {"forward": (False,), "reverse": (True,), "bidirectional": (False, True)}.get(direction)
     integers = bool(b.input(SCALES[1]))
@@ -203,7 +207,7 @@ def _recurrence(
     batched, clip = bool(b.attribute("layout", 0)), b.attribute("clip")
     chosen = _functions(b, functions, len(ways))
     x = b.op("Transpose", b.input(0), perm=(1, 0, 2)) if batched else b.input(0)
-    in_body = gates == 3  # the bias of R is added in the step
+    in_body = gates == 3  # the step adds the bias of R
     results: list[list[str]] = []
     for d, back in enumerate(ways):
         bias, inner = _bias(b, d, in_body)
@@ -215,11 +219,13 @@ def _recurrence(
         )  # fmt: skip
         states = [_initial(b, k, d, batched, x, hidden) for k in initial]
         results.append(_scan(b, write, cell, product, states, back, x))
-    _give(b, results, batched)
+    _set_outputs(b, results, batched)
 
 
 def _agree(b: Body, initial: tuple[int, ...]) -> None:
-    """Lengths of sequences and initial states have the batch of X: facts that hold around the recurrence too."""
+    """Unify the batch of X with that of the sequence lengths and initial states, so that these facts hold outside
+    too.
+    """
     along = 0 if b.attribute("layout", 0) else 1
     batch: Dim | None = None
     for position, rank, axis in ((0, 3, along), (4, 1, 0), *((k, 3, along) for k in initial)):
@@ -233,7 +239,7 @@ def _agree(b: Body, initial: tuple[int, ...]) -> None:
 
 
 def _functions(b: Body, default: tuple[str, ...], count: int) -> list[tuple[tuple[str, float, float], ...]]:
-    """The activations of each direction with their numbers."""
+    """Return the activations of each direction with their parameters."""
     names = [n.capitalize() if n.islower() else n for n in b.attribute("activations") or default * count]
     alphas, betas = list(b.attribute("activation_alpha") or ()), list(b.attribute("activation_beta") or ())
     made = []
@@ -250,7 +256,7 @@ def _functions(b: Body, default: tuple[str, ...], count: int) -> list[tuple[tupl
 
 
 def _direction(b: Body, position: int, d: int) -> str:
-    """An input without its axis of directions."""
+    """Return one direction of an input."""
     name = b.input(position)
     known = b.ctx.constant(name) if name else None
     if known is not None:
@@ -259,13 +265,13 @@ def _direction(b: Body, position: int, d: int) -> str:
 
 
 def _weight(b: Body, position: int, d: int) -> Weight:
-    """W or R of one direction."""
+    """Return W or R of one direction."""
     name, scale = _direction(b, position, d), _direction(b, SCALES[position], d)
     return Weight(name, scale, _direction(b, SCALES[position] + 1, d)) if scale else Weight(_turned(b, name))
 
 
 def _evaluated(b: Body, x: str) -> str:
-    """The input [time, batch, columns] with zeros after the longest sequence: what is there changes no scale."""
+    """Zero the input [time, batch, columns] after the longest sequence, so that those elements change no scale."""
     if not (lengths := b.input(4)):
         return x
     times = b.cast(b.op("Range", b.constant(0), _steps(b, x), b.constant(1)), b.tensor(lengths).dtype)
@@ -274,18 +280,18 @@ def _evaluated(b: Body, x: str) -> str:
 
 
 def _steps(b: Body, x: str) -> str:
-    """The number of steps."""
+    """Return the number of steps."""
     return b.op("Squeeze", b.size(x, 0), b.constant([0]))
 
 
 def _turned(b: Body, name: str) -> str:
-    """A matrix transposed; of a constant a constant, because a Scan's step packs nothing that is computed around it."""
+    """Transpose a matrix. A constant stays one, because a Scan's step does not pack values computed outside."""
     known = b.constants.get(name)
     return b.op("Transpose", name, perm=(1, 0)) if known is None else b.constant(known.T, str(known.dtype))
 
 
 def _bias(b: Body, d: int, apart: bool) -> tuple[str, str]:
-    """The bias of the input's product, and that of the step; together in the first unless ``apart``."""
+    """Return the biases of the input's product and of the step. Both are in the first one unless ``apart``."""
     whole = _direction(b, 3, d)
     if not whole:
         return "", ""
@@ -298,7 +304,7 @@ def _peepholes(b: Body, p: str) -> tuple[str, ...]:
 
 
 def _initial(b: Body, position: int, d: int, batched: bool, x: str, hidden: int) -> str:
-    """[batch, hidden]: an input, or zeros."""
+    """Return [batch, hidden]: an input, or zeros."""
     name = b.input(position)
     if name:
         return b.op("Gather", name, b.constant(d), axis=1 if batched else 0)
@@ -307,18 +313,18 @@ def _initial(b: Body, position: int, d: int, batched: bool, x: str, hidden: int)
 
 
 def _scan(b: Body, write: Write, cell: Cell, product: str, states: list[str], back: bool, x: str) -> list[str]:
-    """[time, batch, hidden] of one direction, and its last states."""
+    """Return [time, batch, hidden] of one direction, and its last states."""
     dtype, lengths = b.tensor(b.input(0)).dtype, b.input(4)
     s = Step(f"{product}.", dtype)
     formals = [f"{s.prefix}state{k}" for k in range(len(states))]
     scanned, before = [product], formals
-    turned = bool(lengths and back and cell.recurrent.scale)  # steps of one number are quantized together
+    turned = bool(lengths and back and cell.recurrent.scale)  # all sequences at one step are quantized together
     if lengths:
         kind = b.tensor(lengths).dtype
         scanned.append(b.cast(b.op("Range", b.constant(0), _steps(b, x), b.constant(1)), kind))
         s.constants[f"{s.prefix}last"] = np.array([-1], np.int64)
         ends = s.op("Unsqueeze", lengths, f"{s.prefix}last")
-    if lengths and cell.recurrent.scale:  # in ONNX Runtime a state is zeros from the second step after its end on
+    if lengths and cell.recurrent.scale:  # in ONNX Runtime a state is zero from the second step after its end
         at_most = s.op("LessOrEqual", f"{s.prefix}t", ends)
         before = [s.op("Where", at_most, formals[0], s.number(0)), *formals[1:]]
     new = write(s, cell, f"{s.prefix}x", before)
@@ -341,12 +347,12 @@ def _scan(b: Body, write: Write, cell: Cell, product: str, states: list[str], ba
 
 
 def _reversed(b: Body, x: str) -> str:
-    """[time, batch, columns] with the steps of each sequence in reverse order."""
+    """Reverse the steps of each sequence in [time, batch, columns]."""
     return b.op("ReverseSequence", x, b.cast(b.input(4), "int64"), time_axis=0, batch_axis=1)
 
 
-def _give(b: Body, results: list[list[str]], batched: bool) -> None:
-    """All directions together: [time, directions, batch, hidden] and states [directions, batch, hidden]."""
+def _set_outputs(b: Body, results: list[list[str]], batched: bool) -> None:
+    """Join all directions: [time, directions, batch, hidden] and states [directions, batch, hidden]."""
     for k in range(len(results[0])):
         if not b.output(k):
             continue

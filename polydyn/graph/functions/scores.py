@@ -1,4 +1,4 @@
-"""What classifiers and regressors of ai.onnx.ml end with: transformed scores, and labels of classes."""
+"""Final steps of classifiers and regressors of ai.onnx.ml: transformed scores, and labels of classes."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import numpy as np
 from polydyn.graph.bodies import Body
 
 ML = "ai.onnx.ml"
-NEARLY_ZERO = 1e-7
-"""SOFTMAX_ZERO leaves scores of at most this size out of the exponential."""
+MAX_ZERO_SCORE = 1e-7
+"""Largest score that SOFTMAX_ZERO excludes from the exponential."""
 
 
 def post_transform(b: Body, x: str, kind: str, dtype: str) -> str:
-    """[samples, scores] after a transform, by ONNX Runtime's formulas."""
+    """Transform [samples, scores] by ONNX Runtime's formulas."""
     if kind == "NONE":
         return x
     if kind == "LOGISTIC":
@@ -27,7 +27,7 @@ def post_transform(b: Body, x: str, kind: str, dtype: str) -> str:
 
     if kind == "SOFTMAX_ZERO":
         top = b.reduce("ReduceMax", x, -1)
-        small = b.op("LessOrEqual", b.op("Abs", x), one(NEARLY_ZERO))
+        small = b.op("LessOrEqual", b.op("Abs", x), one(MAX_ZERO_SCORE))
         scaled = b.op("Mul", x, b.op("Exp", b.op("Neg", top)))
         each = b.op("Where", small, scaled, b.op("Exp", b.op("Sub", x, top)))
         total = b.reduce("ReduceSum", each, -1)
@@ -43,48 +43,50 @@ def post_transform(b: Body, x: str, kind: str, dtype: str) -> str:
 
 
 def pair(b: Body, low: str, high: str) -> str:
-    """[samples, 2] of two columns."""
+    """Join two columns to [samples, 2]."""
     return b.op("Concat", low, high, axis=1)
 
 
 def class_outputs(b: Body, totals: str, ranked: str, labels: Sequence[object], kind: str, dtype: str) -> None:
-    """Gives the labels of the largest of ``ranked``, and the transformed totals as float32; both [samples, classes]."""
-    give_labels(b, b.op("ArgMax", ranked, axis=1, keepdims=0), labels)
-    give_scores(b, post_transform(b, totals, kind, dtype), dtype)
+    """Output the labels of the maximum of ``ranked``, and the transformed totals as float32; both [samples,
+    classes].
+    """
+    set_labels(b, b.op("ArgMax", ranked, axis=1, keepdims=0), labels)
+    set_scores(b, post_transform(b, totals, kind, dtype), dtype)
 
 
 def one_of_two(
     b: Body, totals: str, labels: Sequence[object], kind: str, only: int, positive: bool, dtype: str
 ) -> None:
-    """Gives labels and scores of two classes of which the class number ``only`` has weights.
+    """Output labels and scores of two classes, of which only class number ``only`` has weights.
 
     ``positive``: no weight is negative, so the total is a probability. As in ONNX Runtime, the total of the first class
     belongs to the second one, and LOGISTIC is the only transform that changes it.
     """
     s = b.op("Slice", totals, b.constant([only]), b.constant([only + 1]), b.constant([1]))
     above = b.op("Greater", s, b.constant(0.5 if positive else 0.0, dtype))
-    give_labels(b, b.op("Squeeze", b.cast(above, "int64"), b.constant([1])), labels)
+    set_labels(b, b.op("Squeeze", b.cast(above, "int64"), b.constant([1])), labels)
     if only == 1:
         scores = post_transform(b, totals, kind, dtype)
     elif kind == "LOGISTIC":
         scores = b.op("Sigmoid", pair(b, b.op("Neg", s), s))
     else:
         scores = pair(b, b.op("Sub", b.constant(1.0 if positive else 0.0, dtype), s), s)
-    give_scores(b, scores, dtype)
+    set_scores(b, scores, dtype)
 
 
-def give_one_class(b: Body, totals: str, labels: Sequence[object], dtype: str) -> None:
-    """Gives 1 or 0 for a positive total or another, and the total as it is."""
+def set_one_class(b: Body, totals: str, labels: Sequence[object], dtype: str) -> None:
+    """Output 1 for a positive total, else 0, and the unchanged total."""
     above = b.op("Greater", totals, b.constant(0.0, dtype))
     b.set_output(b.op("Squeeze", b.cast(above, "int64"), b.constant([1])))
-    give_scores(b, totals, dtype)
+    set_scores(b, totals, dtype)
 
 
-def give_scores(b: Body, scores: str, dtype: str) -> None:
-    """Gives scores as float32, as the second output."""
+def set_scores(b: Body, scores: str, dtype: str) -> None:
+    """Output scores as float32, as the second output."""
     b.set_output(b.cast(scores, "float32") if dtype != "float32" else scores, 1)
 
 
-def give_labels(b: Body, best: str, labels: Sequence[object]) -> None:
-    """Gives the labels of class numbers as the first output."""
+def set_labels(b: Body, best: str, labels: Sequence[object]) -> None:
+    """Output the labels of class numbers as the first output."""
     b.set_output(b.op("Gather", b.constant(np.array(labels, np.int64)), best, axis=0))

@@ -1,4 +1,4 @@
-"""DFT and STFT as products with the matrices of cosines and sines."""
+"""DFT and STFT as products with matrices of cosines and sines."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from polydyn.graph.bodies import Body, body
 
 
 def _angles(b: Body, rows: str, columns: str, period: str, dtype: str) -> tuple[str, str]:
-    """Cosine and sine of ``2 pi i j / period`` for i below ``rows`` and j below ``columns``: [rows, columns] each.
+    """Return cosine and sine of ``2 pi i j / period`` for i below ``rows`` and j below ``columns``: [rows, columns]
+    each.
 
-    The product is taken modulo the period before it becomes a float, so that large ones lose nothing; angles are
-    float64, so that half a turn has no sine.
+    The product is taken modulo the period before it becomes a float, so that large products lose no digits. Angles are
+    float64, so that the sine of half a turn is 0.
     """
     zero, one = b.constant(0), b.constant(1)
     sizes = [b.op("Squeeze", x, b.constant([0])) for x in (rows, columns)]
@@ -23,9 +24,9 @@ def _angles(b: Body, rows: str, columns: str, period: str, dtype: str) -> tuple[
 
 
 def transform(b: Body, parts: tuple[str, str], length: str, dtype: str, inverse: bool, onesided: bool) -> list[str]:
-    """Real and imaginary part of the DFT along the last axis of both parts (the imaginary one may be ``""``).
+    """Return real and imaginary part of the DFT along the last axis of both parts (the imaginary one may be ``""``).
 
-    Forward and one-sided keeps the first half and one; inverse and one-sided adds the conjugates and is real.
+    Forward and one-sided keeps half of the bins plus one; inverse and one-sided adds the conjugates and is real.
     """
     real, imaginary = parts
     half = b.op("Add", b.op("Div", length, b.constant([2])), b.constant([1]))
@@ -50,7 +51,7 @@ def transform(b: Body, parts: tuple[str, str], length: str, dtype: str, inverse:
 
 
 def _real_inverse(b: Body, real: str, imaginary: str, length: str, half: str, dtype: str) -> str:
-    """Every bin but the first, and the middle one of an even length, counts twice: it stands for its conjugate too."""
+    """Count every bin twice, for its conjugate, except the first one and the middle one of an even length."""
     cosine, sine = _angles(b, half, length, length, dtype)
     k = b.op("Range", b.constant(0), b.op("Squeeze", half, b.constant([0])), b.constant(1))
     single = b.op("Or", b.op("Equal", k, b.constant(0)), b.op("Equal", b.op("Mul", k, b.constant(2)), length))
@@ -62,20 +63,20 @@ def _real_inverse(b: Body, real: str, imaginary: str, length: str, half: str, dt
 
 
 def _fitted(b: Body, x: str, length: str) -> str:
-    """The first elements along the last axis, with zeros behind them where there are fewer."""
+    """Take the first elements along the last axis, zero-padded if there are fewer."""
     kept = b.op("Slice", x, b.constant([0]), length, b.constant([-1]))
     missing = b.op("Sub", length, b.op("Shape", kept, start=-1))
     return b.op("Pad", kept, b.shape(0, missing), "", b.constant([-1]))
 
 
 def _pair(b: Body, parts: list[str]) -> str:
-    """Parts side by side along a new last axis."""
+    """Join parts along a new last axis."""
     columns = [b.op("Unsqueeze", x, b.constant([-1])) for x in parts]
     return columns[0] if len(columns) == 1 else b.op("Concat", *columns, axis=-1)
 
 
 def _parts(b: Body, x: str, count: int) -> tuple[str, str]:
-    """Real and imaginary part of a tensor whose last axis has ``count`` of them."""
+    """Split a tensor into real and imaginary part. Its last axis holds ``count`` of them."""
     if count not in (1, 2):
         raise b.refuse(f"a last axis of {count}")
     real = b.op("Gather", x, b.constant(0), axis=-1)
@@ -84,7 +85,7 @@ def _parts(b: Body, x: str, count: int) -> tuple[str, str]:
 
 @body("DFT")
 def dft(b: Body) -> None:
-    """The discrete Fourier transform along one axis; the last axis holds real and imaginary parts."""
+    """Compute the discrete Fourier transform along one axis. The last axis holds real and imaginary parts."""
     x = b.tensor(b.input(0))
     rank, count = len(x.shape), x.shape[-1].constant
     inverse, onesided = bool(b.attribute("inverse", 0)), bool(b.attribute("onesided", 0))
@@ -114,7 +115,7 @@ def dft(b: Body) -> None:
 
 @body("STFT")
 def stft(b: Body) -> None:
-    """Frames of the signal, ``frame_step`` apart, times a window, each transformed."""
+    """Transform windowed frames of the signal, ``frame_step`` apart."""
     x, step, window, size = b.tensor(b.input(0)), b.reshape(b.input(1), 1), b.input(2), b.input(3)
     count = x.shape[-1].constant if len(x.shape) == 3 else 1
     if count is None:

@@ -1,8 +1,8 @@
 """Support vector machines of ai.onnx.ml, by ONNX Runtime's formulas.
 
-A classifier has a score for each pair of classes; the class with the most pairs wins. Probabilities of pairs are joined
-into those of classes by an iteration (Wu, Lin and Weng, 2004) that ends at an error of 0.005, so its steps are those of
-ONNX Runtime too.
+A classifier has a score for each pair of classes; the class with the most pairs wins. Probabilities of pairs are
+combined into those of classes by an iteration (Wu, Lin and Weng, 2004) that ends at an error of 0.005, so its steps
+match those of ONNX Runtime.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from polydyn.errors import ModelError
 from polydyn.graph.bodies import Body, body
 from polydyn.graph.functions.forests import samples
 from polydyn.graph.functions.recurrent import Step
-from polydyn.graph.functions.scores import ML, give_labels, give_scores, pair, post_transform
+from polydyn.graph.functions.scores import ML, pair, post_transform, set_labels, set_scores
 from polydyn.graph.importer import ImportedGraph, ModelInput, inner_prefix
 from polydyn.schedules.expr import Array
 
 DTYPE = "float32"
-ROUNDS, ERROR = 100, 0.005
-"""Most rounds of the iteration, and the error at which it ends, times the number of classes."""
-NEARLY = 1e-7
-"""Probabilities of pairs stay this far from 0 and 1."""
+MAX_ROUNDS, MAX_ERROR = 100, 0.005
+"""Maximum rounds of the iteration, and the error at which it ends, times the number of classes."""
+MIN_PROBABILITY = 1e-7
+"""Minimum distance of pair probabilities from 0 and 1."""
 
 
 def _floats(b: Body, name: str) -> Array:
@@ -31,14 +31,14 @@ def _floats(b: Body, name: str) -> Array:
 
 
 def _rows(b: Body, values: Array, count: int) -> Array:
-    """[count, columns]. ModelError: they do not divide."""
+    """Reshape to [count, columns]. Raises ModelError for a wrong number of values."""
     if count < 1 or values.size % count or not values.size:
         raise ModelError(f"{values.size} numbers for {count} rows", node=b.node.name, rule=b.node.op)
     return values.reshape(count, -1)
 
 
 def _kernel(b: Body, x: str, vectors: Array, kind: str) -> str:
-    """[samples, vectors]: the kernel of each sample and each vector."""
+    """Return [samples, vectors]: the kernel of each sample and each vector."""
     gamma, offset, degree = (*b.attribute("kernel_params", ()), 0.0, 0.0, 0.0)[:3]
     if kind == "RBF":
         apart = b.op("Sub", b.op("Unsqueeze", x, b.constant([1])), b.constant(vectors, DTYPE))
@@ -57,11 +57,11 @@ def _kernel(b: Body, x: str, vectors: Array, kind: str) -> str:
 
 @body(f"{ML}::SVMRegressor")
 def svm_regressor(b: Body) -> None:
-    """[samples, 1]: the sum of kernels with the support vectors, or of the features, plus rho."""
+    """Compute [samples, 1]: the sum of kernels with the support vectors, or of the features, plus rho."""
     x, _ = samples(b)
     weights, count = _floats(b, "coefficients"), int(b.attribute("n_supports", 0))
     x, kind = b.cast(x, DTYPE), b.attribute("kernel_type", "LINEAR")
-    b.ignore("post_transform", "kernel_params", "support_vectors")  # ONNX Runtime's has no transform
+    b.ignore("post_transform", "kernel_params", "support_vectors")  # ONNX Runtime applies no transform
     if count:
         x = _kernel(b, x, _rows(b, _floats(b, "support_vectors"), count), kind)
     total = b.op("MatMul", x, b.constant(weights.reshape(-1, 1), DTYPE))
@@ -74,7 +74,7 @@ def svm_regressor(b: Body) -> None:
 
 @body(f"{ML}::SVMClassifier")
 def svm_classifier(b: Body) -> None:
-    """The class that wins the most pairs, or has the largest score without support vectors; scores as float32."""
+    """Compute the class with the most pairs, or with the largest score without support vectors; scores as float32."""
     x, _ = samples(b)
     x, labels = b.cast(x, DTYPE), b.attribute("classlabels_ints", ())
     sizes = np.asarray(b.attribute("vectors_per_class", ()), np.int64)
@@ -88,22 +88,22 @@ def svm_classifier(b: Body) -> None:
 
 
 def _linear(b: Body, x: str, labels: tuple[int, ...]) -> None:
-    """A row of coefficients for each class."""
+    """Score each class by a row of coefficients."""
     weights, kind = _floats(b, "coefficients"), b.attribute("post_transform", "NONE")
     scores = _kernel(b, x, _rows(b, weights, len(labels)), "LINEAR")
     scores = b.op("Add", scores, b.constant(_floats(b, "rho")[:1], DTYPE))
     best = b.op("ArgMax", scores, axis=1, keepdims=0)
-    if len(labels) == 2 and not _floats(b, "prob_a").size:  # a score above the threshold is that of the second class
+    if len(labels) == 2 and not _floats(b, "prob_a").size:  # a score above the threshold selects the second class
         positive = bool((weights >= 0).all())
         top, least = b.reduce("ReduceMax", scores, 1, keepdims=0), b.constant(0.5 if positive else 0.0, DTYPE)
         second = b.op("GreaterOrEqual" if positive else "Greater", top, least)
         best = b.op("Where", second, b.constant(1), best)
-    give_labels(b, best, labels)
-    give_scores(b, post_transform(b, scores, kind, DTYPE), DTYPE)
+    set_labels(b, best, labels)
+    set_scores(b, post_transform(b, scores, kind, DTYPE), DTYPE)
 
 
 def _pairs(b: Body, x: str, labels: tuple[int, ...], sizes: Array) -> None:
-    """A score for each pair of classes."""
+    """Score each pair of classes."""
     count, kind = len(labels), b.attribute("post_transform", "NONE")
     vectors = _rows(b, _floats(b, "support_vectors"), int(sizes.sum()))
     weights = _rows(b, _floats(b, "coefficients"), count - 1)
@@ -121,12 +121,12 @@ def _pairs(b: Body, x: str, labels: tuple[int, ...], sizes: Array) -> None:
     scores = b.op("Add", b.op("MatMul", kernel, b.constant(table, DTYPE)), b.constant(rho, DTYPE))
     won = b.cast(b.op("Greater", scores, b.constant(0.0, DTYPE)), DTYPE)
     votes = b.op("Add", b.op("MatMul", won, b.constant(first - second, DTYPE)), b.constant(second.sum(0), DTYPE))
-    give_labels(b, b.op("ArgMax", votes, axis=1, keepdims=0), labels)
+    set_labels(b, b.op("ArgMax", votes, axis=1, keepdims=0), labels)
     slopes, offsets = _floats(b, "prob_a"), _floats(b, "prob_b")
     if slopes.size:
         line = b.op("Add", b.op("Mul", scores, b.constant(slopes, DTYPE)), b.constant(offsets, DTYPE))
         one = b.op("Sub", b.constant(1.0, DTYPE), b.op("Sigmoid", line))
-        of_pairs = b.op("Clip", one, b.constant(NEARLY, DTYPE), b.constant(1 - NEARLY, DTYPE))
+        of_pairs = b.op("Clip", one, b.constant(MIN_PROBABILITY, DTYPE), b.constant(1 - MIN_PROBABILITY, DTYPE))
         scores = post_transform(b, _of_classes(b, of_pairs, duels, count), kind, DTYPE)
     elif count > 2:
         scores = post_transform(b, scores, kind, DTYPE)
@@ -138,11 +138,11 @@ def _pairs(b: Body, x: str, labels: tuple[int, ...], sizes: Array) -> None:
         scores = b.op("Sigmoid", pair(b, b.op("Neg", scores), scores))
     else:  # as in ONNX Runtime, no other transform changes a single score
         scores = pair(b, b.op("Sub", b.constant(1.0, DTYPE), scores), scores)
-    give_scores(b, scores, DTYPE)
+    set_scores(b, scores, DTYPE)
 
 
 def _of_classes(b: Body, of_pairs: str, duels: list[tuple[int, int]], count: int) -> str:
-    """[samples, classes] from [samples, pairs]: the probability of the first of a pair if only the two are possible."""
+    """Combine [samples, pairs], the probability of the first class of each pair, into [samples, classes]."""
     up, down = (np.zeros((len(duels), count * count), DTYPE) for _ in range(2))
     for k, (i, j) in enumerate(duels):
         up[k, i * count + j], down[k, j * count + i] = 1, 1
@@ -155,11 +155,11 @@ def _of_classes(b: Body, of_pairs: str, duels: list[tuple[int, int]], count: int
     start = b.op("Expand", b.constant(1 / count, DTYPE), b.shape(n, count))
     done = b.op("Expand", b.constant(False, "bool"), b.shape(n, 1))
     graph = _round(b, q, count)
-    return b.ops("Loop", 2, b.constant(ROUNDS), b.constant(True, "bool"), start, done, body=graph)[0]
+    return b.ops("Loop", 2, b.constant(MAX_ROUNDS), b.constant(True, "bool"), start, done, body=graph)[0]
 
 
 def _round(b: Body, q: str, count: int) -> ImportedGraph:
-    """One round of the iteration, for the samples that are not done."""
+    """Return one round of the iteration, for the samples that are not done."""
     s = Step(f"{inner_prefix(b.node)}round.", DTYPE)
     p, done = f"{s.prefix}p", f"{s.prefix}done"
 
@@ -171,7 +171,7 @@ def _round(b: Body, q: str, count: int) -> ImportedGraph:
     weighed = s.op("ReduceSum", s.op("Mul", q, s.op("Unsqueeze", p, whole([1], "int64"))), last, keepdims=0)
     total = s.op("ReduceSum", s.op("Mul", p, weighed), last)
     error = s.op("ReduceMax", s.op("Abs", s.op("Sub", weighed, total)), last)
-    now = s.op("Or", done, s.op("Less", error, s.number(ERROR / count)))
+    now = s.op("Or", done, s.op("Less", error, s.number(MAX_ERROR / count)))
     new, rows = p, s.ops("Split", count, q, axis=1, num_outputs=count)
     for i in range(count):
         unit = np.zeros((1, count), DTYPE)

@@ -1,4 +1,4 @@
-"""Steps of optimizers (``ai.onnx.preview.training``): for every tensor its new value and its new statistics."""
+"""Steps of optimizers (``ai.onnx.preview.training``): new values and new statistics for every tensor."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ TRAINING = "ai.onnx.preview.training"
 
 
 def _groups(b: Body, kinds: int) -> list[list[str]]:
-    """The inputs after rate and count by tensor: its value, its gradient and ``kinds - 2`` statistics."""
+    """Group the inputs after rate and count by tensor: its value, its gradient and ``kinds - 2`` statistics."""
     names = b.node.inputs[2:]
     n = len(names) // kinds
     return [[names[k * n + i] for k in range(kinds)] for i in range(n)]
 
 
-def _give(b: Body, results: list[list[str]]) -> None:
-    """All new values first, then all first statistics, and so on."""
+def _set_outputs(b: Body, results: list[list[str]]) -> None:
+    """Output all new values first, then all first statistics, and so on."""
     for k in range(len(results[0])):
         for i, r in enumerate(results):
             b.set_output(r[k], k * len(results) + i)
@@ -28,7 +28,7 @@ def _regularized(b: Body, x: str, gradient: str) -> str:
 
 @body(f"{TRAINING}::Adagrad")
 def adagrad(b: Body) -> None:
-    """``x - r / (1 + t * decay) * g / (sqrt(h + g*g) + epsilon)``."""
+    """Compute ``x - r / (1 + t * decay) * g / (sqrt(h + g*g) + epsilon)``."""
     rate, count = b.input(0), b.input(1)
     results = []
     for x, gradient, squares in _groups(b, 3):
@@ -39,12 +39,12 @@ def adagrad(b: Body) -> None:
         total = b.op("Add", squares, b.op("Mul", g, g))
         scale = b.op("Add", b.op("Sqrt", total), b.like(b.attribute("epsilon", 0.0), x))
         results.append([b.op("Sub", x, b.op("Div", b.op("Mul", step, g), scale)), total])
-    _give(b, results)
+    _set_outputs(b, results)
 
 
 @body(f"{TRAINING}::Adam")
 def adam(b: Body) -> None:
-    """Two moving averages; from the second step on the rate is corrected for their start at zero."""
+    """Update two moving averages. From the second step on, the rate is corrected for their start at zero."""
     rate, count = b.input(0), b.input(1)
     alpha, beta = b.attribute("alpha", 0.9), b.attribute("beta", 0.999)
     results = []
@@ -63,12 +63,12 @@ def adam(b: Body) -> None:
         new = b.op("Sub", x, b.op("Div", b.op("Mul", step, v), scale))
         after = b.like(1 - b.attribute("norm_coefficient_post", 0.0), x)
         results.append([b.op("Mul", after, new), v, h])
-    _give(b, results)
+    _set_outputs(b, results)
 
 
 @body(f"{TRAINING}::Momentum")
 def momentum(b: Body) -> None:
-    """``v' = alpha v + beta g``, and ``x - r v'`` (standard) or ``x - r (g + alpha v')`` (nesterov)."""
+    """Compute ``v' = alpha v + beta g``, and ``x - r v'`` (standard) or ``x - r (g + alpha v')`` (nesterov)."""
     rate, count = b.input(0), b.input(1)
     alpha, mode = b.attribute("alpha"), b.attribute("mode")
     results = []
@@ -79,4 +79,4 @@ def momentum(b: Body) -> None:
         v = b.op("Add", b.op("Mul", b.like(alpha, x), velocity), b.op("Mul", weight, g))
         moved = v if mode == "standard" else b.op("Add", g, b.op("Mul", b.like(alpha, x), v))
         results.append([b.op("Sub", x, b.op("Mul", b.op("CastLike", rate, x), moved)), v])
-    _give(b, results)
+    _set_outputs(b, results)

@@ -1,7 +1,8 @@
-"""polydyn's translations of torch's operators, where torch's exporter changes their meaning or has none.
+"""Translations of torch operators whose meaning torch's exporter changes, or which it lacks.
 
 A translation is a function of torch operators with the meaning of eager torch: NaN, infinities, signs of zeros, empty
-axes, types of results, digits to the precision of the type. Modules of this package register them with ``translate``.
+axes, result dtypes, accuracy to the precision of the dtype. Modules of this package register translations with
+``translate``.
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ from polydyn.torch_backend.translations.doubles import decompositions
 
 @cache
 def table() -> Mapping[Any, Callable[..., Any]]:
-    """torch's operator -> what it is replaced by, as ``torch.export.ExportedProgram.run_decompositions`` takes them.
+    """Map torch operators to replacements, as ``torch.export.ExportedProgram.run_decompositions`` takes them.
 
-    Operators that torch's exporter does not have are decomposed in the same run, by torch's rules: what they consist of
-    is translated too.
+    Operators that torch's exporter lacks are decomposed in the same run, by torch's rules. Their components are
+    translated too.
     """
     from torch.onnx._internal.exporter import _decomp, _registration  # torch has no public door to what it exports
 

@@ -20,14 +20,14 @@ def _signs_differ(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 @translate("fmod.Tensor", "fmod.Scalar")
 @elementwise()
 def fmod(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """The remainder with the dividend's sign."""
+    """Compute the remainder with the dividend's sign."""
     return _fmod(a, b)
 
 
 @translate("remainder.Tensor", "remainder.Scalar", "remainder.Scalar_Tensor")
 @elementwise()
 def remainder(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """The remainder with the divisor's sign."""
+    """Compute the remainder with the divisor's sign."""
     rest = _fmod(a, b)
     return torch.where((rest != 0) & _signs_differ(rest, b), rest + b, rest)
 
@@ -38,14 +38,14 @@ def _truncated(x: torch.Tensor) -> torch.Tensor:
 
 @translate("trunc", "fix")
 def trunc(x: torch.Tensor) -> torch.Tensor:
-    """The whole part; the sign of zero is kept."""
+    """Truncate towards zero and keep the sign of zero."""
     return _truncated(x) if x.dtype.is_floating_point else x.clone()
 
 
 @translate("frac")
 @elementwise()
 def frac(x: torch.Tensor) -> torch.Tensor:
-    """What is behind the point, with the sign of the number; 0 for both zeros."""
+    """Compute the fractional part, with the sign of the number; 0 for both zeros."""
     return x - _truncated(x)
 
 
@@ -76,7 +76,7 @@ def _divide(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 @translate("div.Tensor_mode", "div.Scalar_mode", "divide.Tensor_mode", "divide.Scalar_mode")
 def div(a: torch.Tensor, b: Any, *, rounding_mode: str | None = None) -> torch.Tensor:
-    """Division, rounded towards zero (``trunc``), down (``floor``) or not."""
+    """Divide, rounding towards zero (``trunc``), down (``floor``) or not at all."""
     chosen = {None: _divide, "trunc": _divide_trunc, "floor": _divide_floor}[rounding_mode]
     result: torch.Tensor = chosen(a, b)
     return result
@@ -84,14 +84,14 @@ def div(a: torch.Tensor, b: Any, *, rounding_mode: str | None = None) -> torch.T
 
 @translate("floor_divide", "floor_divide.Scalar")
 def floor_divide(a: torch.Tensor, b: Any) -> torch.Tensor:
-    """Division rounded down."""
+    """Divide and round down."""
     result: torch.Tensor = _divide_floor(a, b)
     return result
 
 
 @translate("sign", "sgn")
 def sign(x: torch.Tensor) -> torch.Tensor:
-    """-1, 0 or 1; 0 for NaN."""
+    """Compute -1, 0 or 1; 0 for NaN."""
     if x.dtype == torch.bool:
         return x.clone()
     one, zero = torch.ones_like(x), torch.zeros_like(x)
@@ -101,7 +101,7 @@ def sign(x: torch.Tensor) -> torch.Tensor:
 
 @translate("signbit")
 def signbit(x: torch.Tensor) -> torch.Tensor:
-    """Whether the sign bit is set, that of NaN and zero included."""
+    """Compute whether the sign bit is set, also for NaN and zero."""
     if not x.dtype.is_floating_point:
         return x < 0 if x.dtype.is_signed else torch.zeros_like(x, dtype=torch.bool)
     return onnx("polydyn::SignBit", x, dtype=torch.bool)
@@ -110,7 +110,7 @@ def signbit(x: torch.Tensor) -> torch.Tensor:
 @translate("copysign.Tensor", "copysign.Scalar")
 @elementwise(FLOAT)
 def copysign(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """The first number with the sign of the second."""
+    """Compute the first number with the sign of the second."""
     magnitude = torch.abs(a)
     return torch.where(onnx("polydyn::SignBit", b, dtype=torch.bool), -magnitude, magnitude)
 
@@ -118,14 +118,14 @@ def copysign(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 @translate("heaviside")
 @elementwise()
 def heaviside(x: torch.Tensor, at_zero: torch.Tensor) -> torch.Tensor:
-    """0 below zero and for NaN, 1 above."""
+    """Compute 0 below zero and for NaN, 1 above, ``at_zero`` at zero."""
     return torch.where(x == 0, at_zero, (x > 0).to(x.dtype))
 
 
 @translate("fmax")
 @elementwise()
 def fmax(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """The greater number; NaN only if both are."""
+    """Compute the maximum; NaN only if both operands are NaN."""
     larger = torch.maximum(a, b)
     return torch.where(a != a, b, torch.where(b != b, a, larger)) if a.dtype.is_floating_point else larger
 
@@ -133,7 +133,7 @@ def fmax(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 @translate("fmin")
 @elementwise()
 def fmin(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """The smaller number; NaN only if both are."""
+    """Compute the minimum; NaN only if both operands are NaN."""
     smaller = torch.minimum(a, b)
     return torch.where(a != a, b, torch.where(b != b, a, smaller)) if a.dtype.is_floating_point else smaller
 
@@ -141,7 +141,7 @@ def fmin(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 @translate("hypot")
 @elementwise()
 def hypot(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """The root of the sum of squares, without overflow on the way."""
+    """Compute the root of the sum of squares without intermediate overflow."""
     x, y = torch.abs(a), torch.abs(b)
     high, low = torch.maximum(x, y), torch.minimum(x, y)
     ratio = torch.where(high == 0, 0, low / high)
@@ -152,7 +152,7 @@ def hypot(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 @translate("atan2", "arctan2")
 @elementwise(FLOAT)
 def atan2(y: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-    """The angle of (x, y)."""
+    """Compute the angle of (x, y)."""
     return onnx("polydyn::Atan2", y, x)
 
 
@@ -160,12 +160,12 @@ def atan2(y: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
            "special_xlogy.self_scalar")  # fmt: skip
 @elementwise(FLOAT)
 def xlogy(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """``x log(y)``; 0 if x is 0 and y is a number."""
+    """Compute ``x log(y)``; 0 if x is 0 and y is not NaN."""
     return torch.where(y != y, y, torch.where(x == 0, 0, x * torch.log(y)))
 
 
 @translate("special_xlog1py", "special_xlog1py.other_scalar", "special_xlog1py.self_scalar")
 @elementwise(FLOAT)
 def xlog1py(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """``x log(1 + y)``; 0 if x is 0 and y is a number."""
+    """Compute ``x log(1 + y)``; 0 if x is 0 and y is not NaN."""
     return torch.where(y != y, y, torch.where(x == 0, 0, x * onnx("polydyn::Log1p", y)))

@@ -1,4 +1,4 @@
-"""The table of translations, ONNX operators in torch's graphs, and torch's rules of types."""
+"""The table of translations, ONNX operators in torch graphs, and torch's dtype rules."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def translate(*names: str) -> Callable[[F], F]:
-    """Registers a translation of overloads of aten, ``remainder.Tensor``; those that this torch lacks are left out."""
+    """Register a translation of aten overloads such as ``remainder.Tensor``. Overloads missing in this torch are
+    skipped.
+    """
 
     def register(function: F) -> F:
         for name in names:
@@ -36,9 +38,9 @@ def onnx(
     operator: str, *inputs: torch.Tensor, dtype: torch.dtype | None = None, shape: Sequence[Any] | None = None,
     **attributes: Any,
 ) -> torch.Tensor:  # fmt: skip
-    """An ONNX operator, ``Mod`` or ``polydyn::Expm1``, in a graph of torch.
+    """Insert an ONNX operator, such as ``Mod`` or ``polydyn::Expm1``, into a torch graph.
 
-    ``dtype``: the result's, default the first input's. ``shape``: the result's, default the inputs' broadcast.
+    ``dtype``: the result's, by default the first input's. ``shape``: the result's, by default the inputs' broadcast.
     """
     return torch.onnx.ops.symbolic(
         operator, inputs, attributes, dtype=dtype or inputs[0].dtype,
@@ -48,9 +50,9 @@ def onnx(
 
 
 def elementwise(kind: Any = KIND.DEFAULT) -> Callable[[F], F]:
-    """Operands come in the type that torch computes in (halves in float32), the result goes out in torch's type.
+    """Convert operands to torch's computation dtype (16-bit floats to float32), and the result to torch's result dtype.
 
-    Keyword arguments pass as they are; numbers become tensors of no axes.
+    Keyword arguments pass unchanged. Numbers become tensors without axes.
     """
 
     def decorate(function: F) -> F:
@@ -58,7 +60,7 @@ def elementwise(kind: Any = KIND.DEFAULT) -> Callable[[F], F]:
         def promoted(*operands: Any, **more: Any) -> Any:
             computed, given = elementwise_dtypes(*operands, type_promotion_kind=kind)
             device = next(x.device for x in operands if isinstance(x, torch.Tensor))
-            own = given if given.is_floating_point else computed  # eager rounds a number to the type of the result
+            own = given if given.is_floating_point else computed  # eager rounds a number to the result's dtype
             values = [(x if isinstance(x, torch.Tensor) else _number(x, own, device)).to(computed) for x in operands]
             return function(*values, **more).to(given)
 
@@ -68,7 +70,7 @@ def elementwise(kind: Any = KIND.DEFAULT) -> Callable[[F], F]:
 
 
 def computed_type(x: torch.Tensor) -> torch.dtype:
-    """The type that torch computes a tensor's elements in: of halves float32."""
+    """Return the dtype in which torch computes a tensor's elements: float32 for 16-bit floats."""
     if not x.dtype.is_floating_point:
         return x.dtype
     computed: torch.dtype = elementwise_dtypes(x, type_promotion_kind=KIND.DEFAULT)[0]
@@ -76,18 +78,20 @@ def computed_type(x: torch.Tensor) -> torch.dtype:
 
 
 FLOAT = KIND.INT_TO_FLOAT
-"""Integers become floats."""
+"""Type promotion that converts integers to floats."""
 
 
 def inexact(value: Any) -> bool:
-    """Whether a value is a number that float32 does not hold, or of sizes: torch's exporter makes it a float32."""
+    """Check for a number that float32 cannot represent, or that depends on sizes. The exporter would make it a
+    float32.
+    """
     if isinstance(value, torch.SymFloat):
         return True
     return isinstance(value, float) and math.isfinite(value) and float(np.float32(value)) != value
 
 
 def number(value: float, like: torch.Tensor) -> torch.Tensor:
-    """A tensor of no axes, of another's type."""
+    """Return a tensor without axes, of another tensor's dtype."""
     return _number(value, like.dtype, like.device)
 
 
@@ -99,10 +103,10 @@ def _number(value: Any, dtype: torch.dtype, device: Any) -> torch.Tensor:
 
 
 def composed(operator: Any) -> Callable[..., Any]:
-    """torch's own rule of a composite operator."""
+    """Return torch's own rule of a composite operator."""
     return functools.partial(operator._op_dk, torch._C.DispatchKey.CompositeImplicitAutograd)
 
 
 def axis_of(dim: int, like: torch.Tensor) -> torch.Tensor:
-    """An axis as an input of an ONNX operator."""
+    """Return an axis as an input of an ONNX operator."""
     return torch.full((), dim % max(like.dim(), 1), dtype=torch.int64, device=like.device)

@@ -1,8 +1,8 @@
-"""Operators that torch itself composes of others, where its exporter has a version that differs.
+"""Operators that torch composes from others, where its exporter's version differs.
 
-Second names of operators (``divide``) keep operands of mixed types in the exporter, whose pass of types only knows the
-first names. Its ``isclose`` compares the difference of two roundings with the tolerance. Its ``cross_entropy_loss``
-takes classes only, not their probabilities, and forgets to smooth labels.
+Alternative names of operators (``divide``) keep operands of mixed dtypes in the exporter, because its dtype pass knows
+only the first names. Its ``isclose`` compares the difference of two roundings with the tolerance. Its
+``cross_entropy_loss`` takes only classes, not their probabilities, and ignores label smoothing.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def cross_entropy_loss(
     x: torch.Tensor, target: torch.Tensor, weight: Any = None, reduction: int = 1, ignore_index: int = -100,
     label_smoothing: float = 0.0,
 ) -> Any:  # fmt: skip
-    """The loss against probabilities of classes or smoothed labels. Else it is exported as it is."""
+    """Compute the loss against class probabilities or smoothed labels. Other losses are exported unchanged."""
     if not target.dtype.is_floating_point and not label_smoothing:
         return NotImplemented
     rule = composed(aten.cross_entropy_loss.default)
@@ -41,13 +41,13 @@ def cross_entropy_loss(
 
 @translate("mul.Scalar")
 def mul_scalar(x: torch.Tensor, value: Any) -> Any:
-    """x times a number of sizes, which torch's exporter takes for a constant."""
+    """Multiply x by a number that depends on sizes, which torch's exporter treats as a constant."""
     return x * _of_sizes(value, x) if isinstance(value, SYMBOLIC) and x.dtype.is_floating_point else NotImplemented
 
 
 @translate("div.Scalar")
 def div_scalar(x: torch.Tensor, value: Any) -> Any:
-    """x over a number of sizes, which torch's exporter takes for a constant."""
+    """Divide x by a number that depends on sizes, which torch's exporter treats as a constant."""
     return x / _of_sizes(value, x) if isinstance(value, SYMBOLIC) and x.dtype.is_floating_point else NotImplemented
 
 

@@ -1,7 +1,7 @@
-"""Operators of float64 with numbers among their arguments: torch's exporter writes every number as a float32.
+"""float64 operators with numeric arguments: torch's exporter writes every number as a float32.
 
-Such a number becomes a tensor by its bits (``number``). Operators whose numbers are attributes in ONNX, as the epsilon
-of a norm, are decomposed by torch's rules, where numbers are operands.
+Such a number becomes a tensor built from its bits (``number``). Operators whose numbers are ONNX attributes, such as
+the epsilon of a norm, are decomposed by torch's rules, where numbers are operands.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
 
 
 def _double(args: Any) -> torch.Tensor | None:
-    """The first float64 tensor among arguments."""
+    """Return the first float64 tensor among arguments."""
     leaves = _pytree.tree_leaves(args)
     return next((x for x in leaves if isinstance(x, torch.Tensor) and x.dtype == torch.float64), None)
 
 
 def _by_bits(args: Any, operator: Any) -> Any:
-    """The operator with every number that float32 does not hold as a tensor; NotImplemented if there is none."""
+    """Call the operator with inexact numbers as tensors. Returns NotImplemented if there are none."""
     x = _double(args)
     if x is None or not any(inexact(a) for a in args):
         return NotImplemented
@@ -53,19 +53,19 @@ def _sum(args: Any, alpha: Any, operator: Any) -> Any:
 
 @translate("add.Tensor")
 def add(a: Any, b: Any, *, alpha: Any = 1) -> Any:
-    """``a + alpha b``."""
+    """Compute ``a + alpha b``."""
     return _sum((a, b), alpha, aten.add.Tensor)
 
 
 @translate("sub.Tensor")
 def sub(a: Any, b: Any, *, alpha: Any = 1) -> Any:
-    """``a - alpha b``."""
+    """Compute ``a - alpha b``."""
     return _sum((a, b), alpha, aten.sub.Tensor)
 
 
 @translate("rsub.Scalar", "rsub.Tensor")
 def rsub(a: Any, b: Any, alpha: Any = 1) -> Any:
-    """``b - alpha a``."""
+    """Compute ``b - alpha a``."""
     x = _double((a, b))
     if x is None or not (inexact(alpha) or inexact(b)):
         return NotImplemented
@@ -74,13 +74,13 @@ def rsub(a: Any, b: Any, alpha: Any = 1) -> Any:
 
 @translate("masked_fill.Scalar")
 def masked_fill(x: torch.Tensor, mask: torch.Tensor, value: Any) -> Any:
-    """A number where the mask is set."""
+    """Write a number where the mask is set."""
     return torch.where(mask, number(value, x), x) if x.dtype == torch.float64 and inexact(value) else NotImplemented
 
 
 @translate("full")
 def full(size: Any, value: Any, *, dtype: Any = None, device: Any = None, **_: Any) -> Any:
-    """A tensor of one number."""
+    """Fill a tensor with one number."""
     if dtype != torch.float64 or not isinstance(value, float) or not inexact(value):
         return NotImplemented
     return number(value, torch.zeros((), dtype=dtype, device=device)).expand(size).clone()
