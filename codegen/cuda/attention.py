@@ -23,12 +23,12 @@ from polydyn.codegen.cuda.families import FamilyFactors, WarpgroupAttention
 from polydyn.codegen.cuda.group import ProductGroup
 from polydyn.codegen.cuda.instructions import COLUMN, INSTRUCTIONS, KEY, LANE
 from polydyn.codegen.cuda.keys import loops_over_keys
-from polydyn.codegen.cuda.product import DEALT, UNROLLED, deal_copies, products, split_copies
+from polydyn.codegen.cuda.product import THREAD_MAPPED_LOOPS, UNROLLED, deal_copies, products, split_copies
 from polydyn.codegen.cuda.rows import CudaNestKernel
 from polydyn.codegen.cuda.softmax import STATISTICS, WHOLE, OnlineRows
 from polydyn.codegen.cuda.sums import Sums, lane_points
 from polydyn.codegen.cuda.tile import CudaTile
-from polydyn.codegen.cuda.turns import MORE, VOTES, turns, vote
+from polydyn.codegen.cuda.turns import MORE, VOTES, two_pass_loop, vote
 from polydyn.codegen.cuda.warpgroup_attention import warpgroup_attention
 from polydyn.codegen.cuda.work import WARP, product_work, with_epilogues
 from polydyn.codegen.family import Family, Rule, build, keep
@@ -300,7 +300,7 @@ class _Version:
 
     def sizes(self) -> dict[str, Index]:
         """Return the numbers of all loops, except those that are mapped to threads."""
-        sizes = {n: x for n, x in self.schedule.parameters().items() if n not in DEALT}
+        sizes = {n: x for n, x in self.schedule.parameters().items() if n not in THREAD_MAPPED_LOOPS}
         return sizes | ({extent_of(b("s")): self.of.shares} if self.of.shares != ONE else {})
 
     def unrolled(self) -> dict[str, str]:
@@ -395,7 +395,7 @@ class _Version:
         row = self.places.element(LOGIT, "i", {b("i"): V(b("i")), w("i"): V("warp")})
         decide = (*vote(self.online, visits.least or 0.0, row, V("warp")), Call("pd_syncthreads"))
         end = maximum(0, minimum(loop.hi, visits.end))
-        walk = turns(loop, end, WARPS, decide, lambda x: self._key_loop((x,)))
+        walk = two_pass_loop(loop, end, WARPS, decide, lambda x: self._key_loop((x,)))
         return (Alloc(VOTES, "int32", V(WARPS), "shared", walk),)
 
     def instruction(self, body: Body) -> Body:

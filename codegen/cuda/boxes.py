@@ -16,7 +16,7 @@ from polydyn.schedules.ranges import is_nonnegative
 V = Index.of
 ALIGN = 16
 """Alignment in bytes of the pitches and base addresses of tensor maps."""
-FARTHEST = 2**31 - 256
+MAX_COORDINATE = 2**31 - 256
 """Maximum rows, columns and steps of a tensor map. Coordinates have 32 bits, and a panel may begin past the end."""
 OUTER = 2
 """Maximum batch dims of a map."""

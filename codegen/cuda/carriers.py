@@ -16,30 +16,30 @@ from polydyn.schedules.model import Array, row_major
 from polydyn.schedules.tree.names import c
 
 V = Index.of
-ENDS = 4
+FIXUP_LATENCIES = 4
 """Memory latencies at the end of a counted block: store the sums, count, load the sums, store the results."""
-BEHIND = (WORKSPACE, COUNTERS)
+FIXUP_BUFFERS = (WORKSPACE, COUNTERS)
 """The additional buffers of such kernels."""
-SHARER = c("k")
+K_SLICE = c("k")
 """The loop over the blocks of a task."""
-COME = "come"
-"""Register set by ``count_block``: 1 in the last block of a split-K task, 0 in the others."""
-LAST = Compare("==", V(COME), Index.of(1))
+IS_LAST_BLOCK = "come"
+"""Register set by ``increment_arrival_counter``: 1 in the last block of a split-K task, 0 in the others."""
+IN_LAST_BLOCK = Compare("==", V(IS_LAST_BLOCK), Index.of(1))
 """The condition for the last block."""
 
 
-def count_block(blocks: int) -> Body:
+def increment_arrival_counter(blocks: int) -> Body:
     """Count one arrival after a block has stored its partial sums. ``blocks`` consecutive blocks share a task."""
     counter = Pointer("uint32", COUNTERS, V("bid") // blocks)
-    return (Def(COME, Apply("int32", "pd_last_block", (counter, const(blocks, "int32")))),)
+    return (Def(IS_LAST_BLOCK, Apply("int32", "pd_last_block", (counter, const(blocks, "int32")))),)
 
 
-def counted_work(work: Work, parts: int, size: int) -> Work:
+def with_fixup_work(work: Work, parts: int, size: int) -> Work:
     """Add to ``work`` the stores of ``work.elements`` partial sums of ``size`` bytes, and the loads of all parts."""
-    return replace(work, ends=ENDS, results=work.results + (1 + parts) * work.elements * size)
+    return replace(work, ends=FIXUP_LATENCIES, results=work.results + (1 + parts) * work.elements * size)
 
 
-def left_behind(kernel: Kernel, tasks: Index, sums: int, dtype: str) -> tuple[Kernel, dict[str, Array]]:
+def with_fixup_buffers(kernel: Kernel, tasks: Index, sums: int, dtype: str) -> tuple[Kernel, dict[str, Array]]:
     """Return the kernel with a workspace of ``sums`` for each of its ``tasks``, and its additional arrays."""
     size = tasks * sums
     arrays = {n: Array(n, d, (x,), "output", row_major((x,))) for n, d, x in

@@ -15,7 +15,7 @@ from polydyn.codegen.cuda.warpgroup_attention import Attention, AttentionTile, a
 from polydyn.codegen.cuda.warpgroup_attention import broken_rule as attention_rule
 from polydyn.codegen.cuda.wgmma import wgmma_versions
 from polydyn.codegen.cuda.wgmma_operands import reaches_wgmma
-from polydyn.codegen.cuda.wgmma_tiles import AXES, FLOAT8_TILES, PARTS, TILES, WgmmaTile, broken_rule
+from polydyn.codegen.cuda.wgmma_tiles import AXES, CLUSTER_SPLIT_K_TILES, FLOAT8_TILES, TILES, WgmmaTile, broken_rule
 from polydyn.codegen.kernel import Kernel, with_block
 from polydyn.schedules.errors import ScheduleError
 from polydyn.schedules.expr import FLOAT8
@@ -79,7 +79,7 @@ class WarpgroupProducts:
         if not reaches_wgmma(self.product, self.tf32):
             return ()
         eight = self.product.dtype in FLOAT8
-        first = FLOAT8_TILES if eight else (*TILES, *PARTS)
+        first = FLOAT8_TILES if eight else (*TILES, *CLUSTER_SPLIT_K_TILES)
         every = dict.fromkeys((*first, *(() if eight else _every_tile())))
         return tuple(numbers(t) for t in every if not broken_rule(t))
 

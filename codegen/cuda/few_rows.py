@@ -13,11 +13,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import cached_property, partial
 
-from polydyn.codegen.cuda.carriers import BEHIND, COME, LAST, count_block, counted_work, left_behind
+from polydyn.codegen.cuda.carriers import (
+    FIXUP_BUFFERS,
+    IN_LAST_BLOCK,
+    IS_LAST_BLOCK,
+    increment_arrival_counter,
+    with_fixup_buffers,
+    with_fixup_work,
+)
 from polydyn.codegen.cuda.emit import RANK, blocks_step, bound_names, emit
 from polydyn.codegen.cuda.group import ProductGroup
 from polydyn.codegen.cuda.instructions import TENSOR
-from polydyn.codegen.cuda.work import sharers, with_epilogues
+from polydyn.codegen.cuda.work import split_k_factor, with_epilogues
 from polydyn.codegen.family import Family, Rule, build
 from polydyn.codegen.indices import substitute
 from polydyn.codegen.ir import (
@@ -56,25 +63,25 @@ from polydyn.schedules.tree.scheduled import Scheduled
 from polydyn.schedules.tree.strategies import ACC, INIT
 
 V = Index.of
-ROWS = (2, 8)
+ROW_VARIANTS = (2, 8)
 """Rows that each version holds in registers. A launch may have at most that many rows."""
-STEPS = 8
+K_LANES = 8
 """Lanes of a warp along K. With 16 bytes each they load a full 128-byte line."""
-COLUMNS = 4
+N_LANES = 4
 """Lanes of a warp along N. Each has one column or one vector of columns."""
-MOST_COLUMNS = 8
+MAX_COLUMNS_PER_LANE = 8
 """Maximum columns per lane. A load holds 16 int8 columns, but the accumulators of all rows for 16 columns would
 spill."""
-WORDS = 4
+WORDS_PER_LOAD = 4
 """32-bit words in one 16-byte load."""
-BESIDE = 2
+BLOCKS_PER_SM = 2
 """Occupancy target: the registers of a thread are chosen for this number of blocks per SM."""
-REGISTERS = {2: 96, 8: 128}
+REGISTERS_PER_THREAD = {2: 96, 8: 128}
 """Registers of a thread, by rows, rounded up to the allocation granularity (``docs/adr/0005-cuda.md``)."""
-FLIGHT = {(2, True): 8, (2, False): 8, (8, True): 2, (8, False): 3}
+LOADS_IN_FLIGHT = {(2, True): 8, (2, False): 8, (8, True): 2, (8, False): 3}
 """Unroll factor of the load loop, by (rows, loads along K). For loads along K the row operand is loaded as vectors
 too. Larger factors would exceed the registers of two blocks per SM."""
-TRIPS, EARLY = "trips", "early"
+TRIP_COUNT, EARLY_TRIPS = "trips", "early"
 """Loop symbols: loads per lane along K, and loads that are prefetched before the previous launch ends."""
 
 
@@ -85,26 +92,26 @@ def gemv_versions(product: ProductGroup, hopper: bool = False) -> list[Kernel]:
     (sm_90a) instead of the grid.
     """
     column = product.values[1]
-    if product.roles.inner or not isinstance(column, Load) or (product.M.constant or 1) > ROWS[-1]:
+    if product.roles.inner or not isinstance(column, Load) or (product.M.constant or 1) > ROW_VARIANTS[-1]:
         return []
     address = product.group.arrays[column.buffer].address(column.index)
     for along_k, x in ((True, product.roles.block), (False, product.roles.col)):
         stride, rest = address.split(x)
         if stride == 1 and x not in rest.symbols():
-            whole = [k for r in ROWS for k in _Gemv(product, r, along_k).build()]
-            blocks = _sharers(product, along_k)
-            shared = (_Gemv(product, r, along_k, blocks, hopper).build()[:1] for r in ROWS if blocks > 1)
+            whole = [k for r in ROW_VARIANTS for k in _GemvKernel(product, r, along_k).build()]
+            blocks = _split_k_factor(product, along_k)
+            shared = (_GemvKernel(product, r, along_k, blocks, hopper).build()[:1] for r in ROW_VARIANTS if blocks > 1)
             return [*(k for x in shared for k in x), *whole]
     return []
 
 
-def _sharers(product: ProductGroup, along_k: bool) -> int:
+def _split_k_factor(product: ProductGroup, along_k: bool) -> int:
     """Return the number of blocks that K is split over."""
-    one = _Gemv(product, ROWS[0], along_k)
-    return sharers(product.N.ceildiv(one.block), product.K.ceildiv(one.step))
+    one = _GemvKernel(product, ROW_VARIANTS[0], along_k)
+    return split_k_factor(product.N.ceildiv(one.block), product.K.ceildiv(one.step))
 
 
-class _Gemv:
+class _GemvKernel:
     """One version. ``along_k``: vector loads run along K.
 
     ``blocks``: blocks that K is split over, as a ``cluster`` or not.
@@ -117,11 +124,11 @@ class _Gemv:
         self.group, self.roles, self.extents = product.group, product.roles, product.extents
         self.M, self.N, self.K, self.sums = product.M, product.N, product.K, product.sums
         vector = 16 // ITEMSIZE[product.values[1].dtype]
-        self.vector = vector if along_k else min(vector, MOST_COLUMNS)
+        self.vector = vector if along_k else min(vector, MAX_COLUMNS_PER_LANE)
         self.columns = 1 if along_k else self.vector
         self.warps = (4, 2) if along_k else (1, 8)  # along columns, along steps
-        self.step = STEPS * self.warps[1] * (self.vector if along_k else 1) * blocks
-        self.block = COLUMNS * self.warps[0] * self.columns
+        self.step = K_LANES * self.warps[1] * (self.vector if along_k else 1) * blocks
+        self.block = N_LANES * self.warps[0] * self.columns
         self.schedule = self._schedule()
         self.places = Places(self.schedule)
         self.multiples: dict[tuple[Index, int], None] = {}
@@ -148,14 +155,14 @@ class _Gemv:
         """Build the kernel, with indices of both widths; return nothing if the addresses do not allow vectors."""
         if ((self.K if self.along_k else self.N).constant or 0) % self.vector:
             return ()
-        body, count = build(FEW_ROWS, self)
+        body, count = build(GEMV, self)
         blocks = self.schedule.extents()
         limits: dict[str, IndexLike] = {
             b("i"): blocks[b("i")],
             b("j"): blocks[b("j")],
             "task": count,
             RANK: self.blocks,
-            COME: 2,
+            IS_LAST_BLOCK: 2,
         }
         limits |= {x: self.extents[x] for x in self.roles.batch}
         few = () if self.M.constant else (Compare("<=", self.M, V(self.rows)),)
@@ -165,9 +172,9 @@ class _Gemv:
             conditions=few, block=Block(self._threads(), arch, work=self._work(), cluster=self.cluster),
         )  # fmt: skip
         if not self.counted:
-            return emit(kernel, body, self.group.arrays, limits, BESIDE)
-        kernel, more = left_behind(kernel, count, self.blocks * self._elements, self.sums)
-        return emit(kernel, body, {**self.group.arrays, **more}, limits, BESIDE)
+            return emit(kernel, body, self.group.arrays, limits, BLOCKS_PER_SM)
+        kernel, more = with_fixup_buffers(kernel, count, self.blocks * self._elements, self.sums)
+        return emit(kernel, body, {**self.group.arrays, **more}, limits, BLOCKS_PER_SM)
 
     @property
     def version(self) -> str:
@@ -179,7 +186,7 @@ class _Gemv:
         """Tree and tile map."""
         points = (self.columns, self.vector if self.along_k else 1)
         return few_rows_product(
-            self.group, self.roles, FewRows(self.rows, self.warps, (COLUMNS, STEPS), points, self.blocks)
+            self.group, self.roles, FewRows(self.rows, self.warps, (N_LANES, K_LANES), points, self.blocks)
         )
 
     @property
@@ -190,12 +197,12 @@ class _Gemv:
     def sizes(self) -> dict[str, Index]:
         """Return the numbers of all loops."""
         trips = self._trip_count()
-        return self.schedule.parameters() | {self._rounds: V(TRIPS) if trips.constant is None else trips}
+        return self.schedule.parameters() | {self._rounds: V(TRIP_COUNT) if trips.constant is None else trips}
 
     def units(self) -> dict[str, Index]:
         """Return the coordinates of a lane in its block."""
         lane, warp, warp_j = V("lane"), V("warp"), self.warps[0]
-        pair = (lane // STEPS, lane % STEPS) if self.along_k else (lane % COLUMNS, lane // COLUMNS)
+        pair = (lane // K_LANES, lane % K_LANES) if self.along_k else (lane % N_LANES, lane // N_LANES)
         return {
             c("k"): V(RANK), w("j"): warp % warp_j, w("k"): warp // warp_j, lanes("j"): pair[0], lanes("k"): pair[1],
         }  # fmt: skip
@@ -208,7 +215,7 @@ class _Gemv:
     def opened(self) -> tuple[str, ...]:
         """Return the names that the leaf introduces."""
         rows = (f"row{r}" for r in range(self.rows))
-        return (*self.units(), *map(b, "ijk"), RANK, TRIPS, "acc", "j_vec", *rows)
+        return (*self.units(), *map(b, "ijk"), RANK, TRIP_COUNT, "acc", "j_vec", *rows)
 
     def bind_coordinates(self, body: Body) -> Body:
         """Bind the coordinates of lanes. Loops with a single block or step are dropped."""
@@ -229,16 +236,16 @@ class _Gemv:
 
     def _work(self) -> Work:
         elements, item = self.block * self.step // self.blocks, ITEMSIZE[self.product.values[1].dtype]
-        at_once = WORDS if item == 1 else 1  # four bytes by one instruction
+        at_once = WORDS_PER_LOAD if item == 1 else 1  # four bytes by one instruction
         instructions = elements * (self.rows + 1) // (32 * at_once) + elements * (self.rows + 1) // (32 * self.vector)
         traffic = elements * item
         work = Work(
-            self.K.ceildiv(self.step), REGISTERS[self.rows], traffic=traffic, instructions=instructions,
-            flight=FLIGHT[self.rows, self.along_k], elements=self._elements, by_warps=False,
+            self.K.ceildiv(self.step), REGISTERS_PER_THREAD[self.rows], traffic=traffic, instructions=instructions,
+            flight=LOADS_IN_FLIGHT[self.rows, self.along_k], elements=self._elements, by_warps=False,
             cluster=self.cluster,
         )  # fmt: skip
         work = with_epilogues(work, self.product.group, self.product.epilogues, self.cluster)
-        return counted_work(work, self.blocks, ITEMSIZE[self.sums]) if self.counted else work
+        return with_fixup_work(work, self.blocks, ITEMSIZE[self.sums]) if self.counted else work
 
     # -- coordinates -------------------------------------------------------------------------------------------------
 
@@ -321,24 +328,24 @@ class _Gemv:
             if not isinstance(x, FlatLoad) or stride != ONE or "p" in first.symbols() or more is None:
                 return None
             alignment += more
-            words = Pointer("uint32", "words", V(n * WORDS))
-            reads += (Call(f"pd_ldg_wide<{WORDS}>", (words, Pointer("uint32", x.buffer, first))),)
+            words = Pointer("uint32", "words", V(n * WORDS_PER_LOAD))
+            reads += (Call(f"pd_ldg_wide<{WORDS_PER_LOAD}>", (words, Pointer("uint32", x.buffer, first))),)
         dots = tuple(self._dot(r) for r in range(self.rows))
-        body: Body = (*reads, For("word", ZERO, V(WORDS), dots, "unroll"))
-        return (Alloc("words", "uint32", V(len(pairs) * WORDS), "register", body),), alignment
+        body: Body = (*reads, For("word", ZERO, V(WORDS_PER_LOAD), dots, "unroll"))
+        return (Alloc("words", "uint32", V(len(pairs) * WORDS_PER_LOAD), "register", body),), alignment
 
     def _dot(self, row: int) -> Store:
         """Return the product of a word of a row and a word of the column."""
         total = FlatLoad("int32", "acc", self._register(row, ZERO))
-        a, b = (FlatLoad("uint32", "words", V("word") + n * WORDS) for n in (row + 1, 0))
+        a, b = (FlatLoad("uint32", "words", V("word") + n * WORDS_PER_LOAD) for n in (row + 1, 0))
         return Store("acc", total.address, Apply("int32", f"pd_dp4a_{TENSOR[self.product.dtypes]}", (a, b, total)))
 
     def reduce(self, body: Body) -> Body:
         """Build the loop of a lane, for columns that exist."""
         trips = self._trip_count()
-        loop: Body = unroll_by(body, b("k"), FLIGHT[self.rows, self.along_k])
+        loop: Body = unroll_by(body, b("k"), LOADS_IN_FLIGHT[self.rows, self.along_k])
         if trips.constant is None:  # compilers do not unroll a loop whose condition divides
-            loop = (Let(TRIPS, trips, loop),)
+            loop = (Let(TRIP_COUNT, trips, loop),)
         for r in range(self.rows):
             loop = (Let(f"row{r}", minimum(self._index_along("i", i=r), self.M - 1), loop),)
         loop = (Let("j_vec", self._index_along("j") // self.columns, loop),)
@@ -348,21 +355,21 @@ class _Gemv:
         """Prefetch the first vectors of a lane to L2 while the previous launch ends, if no launch writes them."""
         if not self.product.fixed:
             return ()
-        k = (self._index_along("k") // self._k_per_load).subs({b("k"): V(EARLY)}) * self._k_per_load
+        k = (self._index_along("k") // self._k_per_load).subs({b("k"): V(EARLY_TRIPS)}) * self._k_per_load
         column = flat(self.group, self.product.values[1], {**self._env(ZERO, "p", k), "p": ZERO}, lambda x: None)
         if not isinstance(column, FlatLoad):
             return ()
         at = column.address.subs({"p": ZERO, "j_vec": self._index_along("j") // self.columns})
         fetch = Call("pd_fetch", (Pointer(column.dtype, column.buffer, at),))
-        mine = (self._live(), Compare("<", V(EARLY), self._trip_count()))
-        vectors = For(EARLY, ZERO, V(FLIGHT[self.rows, self.along_k]), (If(mine, (fetch,)),), "unroll")
+        mine = (self._live(), Compare("<", V(EARLY_TRIPS), self._trip_count()))
+        vectors = For(EARLY_TRIPS, ZERO, V(LOADS_IN_FLIGHT[self.rows, self.along_k]), (If(mine, (fetch,)),), "unroll")
         return (vectors, Call("pd_grid_begin"))
 
     def combine(self, body: Body) -> Body:
         """Add all lanes of a column by shuffles, then store a warp's sums in shared memory for the epilogues."""
         assert {n.statement for n in walk(body) if isinstance(n, Inst)} == {CLEAR, SUM}
         total = FlatLoad(self.sums, "acc", V("r"))
-        steps = [s if self.along_k else s * COLUMNS for s in (4, 2, 1)]
+        steps = [s if self.along_k else s * N_LANES for s in (4, 2, 1)]
         across = tuple(
             Store("acc", V("r"), Apply(self.sums, "pd_shfl_xor", (total, const(s, "int32"))), "sum") for s in steps
         )
@@ -379,7 +386,7 @@ class _Gemv:
         assert self._elements <= self._threads()
         whole = self._sum_in_order([self._load_partial(n, element) for n in range(self.warps[1])])
         first = If((Compare("<", element, V(self._elements)),), (self._store_partial(element, whole),))
-        return (*out, first, *(count_block(self.blocks) if self.counted else MEETING))
+        return (*out, first, *(increment_arrival_counter(self.blocks) if self.counted else MEETING))
 
     def _store_partial(self, element: Index, whole: Value) -> Node:
         """Store a block's sum of an element for the block that finishes it."""
@@ -406,7 +413,7 @@ class _Gemv:
         """
         if self.cluster == 1:
             body = spread(body, e("j"), self._threads(), "unroll")
-            return (If((LAST,), body),) if self.counted else body
+            return (If((IN_LAST_BLOCK,), body),) if self.counted else body
         mine = self._elements // self.blocks
         body = substitute(spread(body, e("j"), self._elements, "unroll", "thread"), {"thread": V(RANK) * mine + "tid"})
         return (If((Compare("<", V("tid"), V(mine)),), body),)
@@ -449,23 +456,23 @@ def unroll_by(body: Body, var: str, factor: int) -> Body:
     )
 
 
-FEW_ROWS: Family[_Gemv] = Family(
+GEMV: Family[_GemvKernel] = Family(
     names=bound_names,
-    behind=lambda x: BEHIND * x.counted,
-    sizes=_Gemv.sizes,
-    units=_Gemv.units,
+    behind=lambda x: FIXUP_BUFFERS * x.counted,
+    sizes=_GemvKernel.sizes,
+    units=_GemvKernel.units,
     marks=(
         Rule("leaf", "a vector of a column times all rows", lambda x, body: x.leaf(body), MarkName.INSTRUCTION,
-             opens=_Gemv.opened),
+             opens=_GemvKernel.opened),
         Rule("reduce", "the loop of a lane over its steps", lambda x, body: x.reduce(body), MarkName.REDUCE),
         Rule("combine", "lanes and warps are added up", lambda x, body: x.combine(body), MarkName.COMBINE,
              opens=("sums",)),
         Rule("store", "epilogues are distributed over threads", lambda x, body: x.distribute_epilogues(body),
              MarkName.STORE),
     ),
-    statements=_Gemv.table,
-    stores=(Rule("places", "coordinates of lanes", _Gemv.bind_coordinates),),
+    statements=_GemvKernel.table,
+    stores=(Rule("places", "coordinates of lanes", _GemvKernel.bind_coordinates),),
     registers=lambda _: dict.fromkeys((p("i"), p("j")), "unroll"),
     band=lambda x, _: (blocks_step(x.blocks, not x.counted),),
-    around=(Rule("registers", "registers for the sums of a lane", _Gemv.allocate),),
+    around=(Rule("registers", "registers for the sums of a lane", _GemvKernel.allocate),),
 )  # fmt: skip

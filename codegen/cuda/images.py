@@ -40,7 +40,7 @@ from polydyn.schedules.tiling import Roles
 V = Index.of
 BITS = {1: 16, 2: 8, 3: 5}
 """Number of sides -> bits of the corners of a box of pixels, and of the offsets of a tap."""
-FARTHEST_STEP = 8
+MAX_PIXEL_STEP = 8
 """Maximum elements between successive pixels of TMA's traversal."""
 
 
@@ -110,7 +110,7 @@ class _Read:
 
 
 @dataclass(frozen=True)
-class ImageOperand:
+class Im2colOperand:
     """The row operand of a convolution, with a tensor map in im2col mode.
 
     ``channel``: the innermost digit of steps, of which ``channels`` exist; ``sides``: w, h and d, as far as they exist.
@@ -159,7 +159,7 @@ class ImageOperand:
         return Call(f"pd_tma_pixels_{len(self.sides) + 2}d", (place, Parameter("uint64", name), *numbers, full))
 
 
-def image_operand(group: Group, v: Value, roles: Roles, step: int) -> ImageOperand | None:
+def im2col_operand(group: Group, v: Value, roles: Roles, step: int) -> Im2colOperand | None:
     """Return the im2col operand of a convolution's rows in tiles of ``step`` steps, or None if TMA cannot load it.
 
     Channels are the innermost steps, rows are pixels in order. A tile of steps has one tap: if there are several taps,
@@ -182,7 +182,7 @@ def image_operand(group: Group, v: Value, roles: Roles, step: int) -> ImageOpera
     elif top:
         images, between = top.extent, strides[top.name]
     exist = next((g + channel.value + 1 for g in read.guards if g.symbols() == {channel.name}), channel.extent)
-    made = ImageOperand(load.buffer, load.dtype, offset, channel, exist, sides, batch, images, between)
+    made = Im2colOperand(load.buffer, load.dtype, offset, channel, exist, sides, batch, images, between)
     alignment = _alignment(made, step if read.steps[1:] else 1)
     limits = _limits(made, group, roles, read)
     if alignment is None or limits is None or mistake(made, group, v, roles):
@@ -204,7 +204,7 @@ def tapped_operand(group: Group, v: Value, roles: Roles, batch: Mapping[str, Ind
     return made and replace(made, taps=Taps(tap.name, channel.extent, exist))
 
 
-def mistake(of: ImageOperand, group: Group, v: Value, roles: Roles) -> str:
+def mistake(of: Im2colOperand, group: Group, v: Value, roles: Roles) -> str:
     """Return why a column of TMA differs from the operand in some row, at some tap; empty if it does not.
 
     1. The pixels of the sides, the first the fastest, and the images above them are the digits of a row's number: the
@@ -387,7 +387,7 @@ def _side(pixel: Digit, tap: Digit, read: _Read, strides: Mapping[str, Index]) -
     step, apart = paces.pop() if paces else (ratio.denominator, ratio.numerator)
     pitches = {_exact(x, n) for x, n in ((of_pixel, step), (of_tap, apart)) if x.terms}
     pitch = pitches.pop() if pitches else None
-    if paces or pitches or pitch is None or len(low) > 1 or len(high) > 1 or not 0 <= step <= FARTHEST_STEP:
+    if paces or pitches or pitch is None or len(low) > 1 or len(high) > 1 or not 0 <= step <= MAX_PIXEL_STEP:
         return None
     first = next(iter(low), ZERO)
     last = (pixel.extent - 1) * step + (tap.extent - 1) * apart + first
@@ -400,7 +400,7 @@ def _exact(x: Index, n: int) -> Index | None:
     return Index({m: c // n for m, c in x.terms.items()}) if n and not any(c % n for c in x.terms.values()) else None
 
 
-def _alignment(of: ImageOperand, step: int) -> tuple[tuple[Index, int], ...] | None:
+def _alignment(of: Im2colOperand, step: int) -> tuple[tuple[Index, int], ...] | None:
     """Return the required multiples: bytes for the tensor map, channels for the tile.
 
     Return None if they can never hold.
@@ -415,7 +415,7 @@ def _alignment(of: ImageOperand, step: int) -> tuple[tuple[Index, int], ...] | N
     return tuple(required)
 
 
-def _limits(of: ImageOperand, group: Group, roles: Roles, read: _Read) -> tuple[Compare, ...] | None:
+def _limits(of: Im2colOperand, group: Group, roles: Roles, read: _Read) -> tuple[Compare, ...] | None:
     """Return the conditions on corners, offsets, pitches, rows and steps, or None if they never hold."""
     out, extents = dict[Compare, None](), dict(group.backbone.iters)
     for x, digits in ((roles.row, read.rows), (roles.block, read.steps)):

@@ -12,7 +12,14 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import cached_property, partial
 
-from polydyn.codegen.cuda.carriers import BEHIND, COME, SHARER, count_block, counted_work, left_behind
+from polydyn.codegen.cuda.carriers import (
+    FIXUP_BUFFERS,
+    IS_LAST_BLOCK,
+    K_SLICE,
+    increment_arrival_counter,
+    with_fixup_buffers,
+    with_fixup_work,
+)
 from polydyn.codegen.cuda.copies import Copy, Operand, copy_of
 from polydyn.codegen.cuda.emit import RANK, blocks_step, bound_names, emit
 from polydyn.codegen.cuda.group import ProductGroup
@@ -42,9 +49,9 @@ from polydyn.schedules.tree.scheduled import Scheduled
 from polydyn.schedules.tree.strategies import ACC, INIT
 
 V = Index.of
-DEALT = tuple(map(extent, (s("i"), s("j"), s("k"), e("i"), e("j"), e("v"))))
+THREAD_MAPPED_LOOPS = tuple(map(extent, (s("i"), s("j"), s("k"), e("i"), e("j"), e("v"))))
 """Sizes of loops that are mapped to threads and lanes by vectors: the passes of the marks bind them."""
-WIDEST = 16
+MAX_COPY_BYTES = 16
 """Bytes of the widest copies."""
 MOST_SUMS, MOST_TILES = 64, 8
 """Maximum sums of a thread that copies a row of its own; maximum tiles of steps that are unrolled then, because taps
@@ -144,7 +151,7 @@ class TiledProduct:
 
     def count_blocks(self, _: Body) -> Body:
         """Count the blocks of a tile."""
-        return count_block(self.parts)
+        return increment_arrival_counter(self.parts)
 
     def ring(self, body: Body) -> Body:
         """Build the pipelined loop in its shared memory."""
@@ -153,7 +160,7 @@ class TiledProduct:
         copies, uses = split_copies(loop.body)
         some, whole = (consume(copies, MarkName.COPY, partial(self.copy, whole=x)) for x in (False, True))
         full = self.of.K // self.tile.bk  # a block has every N-th tile
-        full = full if self.parts == 1 else (full - V(SHARER)).ceildiv(self.parts)
+        full = full if self.parts == 1 else (full - V(K_SLICE)).ceildiv(self.parts)
         body = stream(loop, self.tile.stages, Stream(
             lambda at, is_whole: substitute(whole if is_whole else some, {loop.var: at}),
             lambda at: [(substitute(x, {loop.var: at}), substitute(y, {loop.var: at})) for x, y in self._by_step(uses)],
@@ -173,7 +180,7 @@ class TiledProduct:
         """
         row, column = self.copies
         few = self.tile.bm * self.tile.bn <= MOST_SUMS * self.tile.threads
-        return row.by_element and column.bytes == WIDEST and self.tile.bm == self.tile.threads and few
+        return row.by_element and column.bytes == MAX_COPY_BYTES and self.tile.bm == self.tile.threads and few
 
     def _set(self, a: Mapping[str, Index]) -> Index:
         """Return the set of fragment registers that an instance uses."""
@@ -224,20 +231,20 @@ class TiledProduct:
         )  # fmt: skip
         limits, arrays = block_limits(of, t, count), self.group.arrays
         if self.parts > 1:
-            kernel, more = left_behind(kernel, count, self.parts * t.bm * t.bn, of.sums)
-            limits, arrays = limits | {RANK: self.parts, COME: 2}, {**arrays, **more}
+            kernel, more = with_fixup_buffers(kernel, count, self.parts * t.bm * t.bn, of.sums)
+            limits, arrays = limits | {RANK: self.parts, IS_LAST_BLOCK: 2}, {**arrays, **more}
         return emit(kernel, body, arrays, limits, self.blocks)
 
     def sizes(self) -> dict[str, Index]:
         """Return the numbers of all loops, except those that are mapped to threads."""
-        sizes = {n: e for n, e in self.schedule.parameters().items() if n not in DEALT}
+        sizes = {n: e for n, e in self.schedule.parameters().items() if n not in THREAD_MAPPED_LOOPS}
         return sizes | ({extent(b("s")): self.of.shares} if self.of.shares != ONE else {})
 
     def units(self) -> dict[str, Index]:
         """Return the indices of warps or threads of a tile, and of the blocks that K is split over."""
         unit, columns = V("warp") if self.tile.kind.warp else V("tid"), self.schedule.extents()[w("j")]
         units: dict[str, Index] = {w("i"): unit // columns, w("j"): unit % columns}
-        return units | ({SHARER: V(RANK), e("w"): units[w("i")], e("u"): units[w("j")]} if self.parts > 1 else {})
+        return units | ({K_SLICE: V(RANK), e("w"): units[w("i")], e("u"): units[w("j")]} if self.parts > 1 else {})
 
     def split(self, body: Body) -> Body:
         """Distribute the reduction over slices."""
@@ -319,7 +326,7 @@ class TiledProduct:
         """The work of a block with the whole reduction."""
         work = product_work(self.tile, self.copies, self.of.K.ceildiv(self.tile.bk), self.blocks, self.row_each)
         work = with_epilogues(replace(work, strip=RASTER), self.group, self.of.epilogues)
-        return work if self.parts == 1 else counted_work(work, self.parts, ITEMSIZE[self.of.sums])
+        return work if self.parts == 1 else with_fixup_work(work, self.parts, ITEMSIZE[self.of.sums])
 
 
 def block_limits(of: ProductGroup, tile: CudaTile, count: Index) -> dict[str, IndexLike]:
@@ -375,7 +382,7 @@ def split_copies(body: Body) -> tuple[Body, Body]:
 
 PRODUCT: Family[TiledProduct] = Family(
     names=bound_names,
-    behind=lambda x: BEHIND * (x.parts > 1),
+    behind=lambda x: FIXUP_BUFFERS * (x.parts > 1),
     first=(
         Rule("balance", "slices of the reduction", TiledProduct.split, where=lambda x: x.of.shares != ONE),
         Rule("pipeline", "copies run ahead in a ring", lambda x, body: x.ring(body), MarkName.PIPELINE,
@@ -384,7 +391,7 @@ PRODUCT: Family[TiledProduct] = Family(
     sizes=TiledProduct.sizes,
     units=TiledProduct.units,
     marks=(
-        Rule("combine", "blocks are counted", TiledProduct.count_blocks, MarkName.COMBINE, opens=(COME,)),
+        Rule("combine", "blocks are counted", TiledProduct.count_blocks, MarkName.COMBINE, opens=(IS_LAST_BLOCK,)),
         Rule("instruction", "points become an instruction", TiledProduct.instruction, MarkName.INSTRUCTION),
         Rule("store", "epilogues on staged rows", lambda x, body: x.sums.store(body), MarkName.STORE,
              opens=("stage",)),

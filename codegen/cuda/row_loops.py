@@ -39,7 +39,7 @@ from polydyn.schedules.tree.names import MarkName
 
 V = Index.of
 THREADS = 256
-AHEAD = 4
+LOADS_BEFORE_STORES = 4
 """Vectors that a lane loads before it stores any. More would not fit the registers at this occupancy."""
 STARTS = {"lanes": (V("lane") % LANES, LANES), "warp": (V("lane"), WARP), "block": (V("tid"), THREADS)}
 """Mapping -> the first iteration of a thread in a thread-mapped loop, and the distance to its next one."""
@@ -77,7 +77,7 @@ def loads_first(n: Node, kind: str) -> Node:
         arrays.append(body[0])
         body = body[0].body
     loads = tuple(x for x in body if _is_call(x, "pd_ldg_wide"))
-    trips, stores = AHEAD // max(1, len(loads)), [x for x in body if _is_call(x, "pd_stg_wide")]
+    trips, stores = LOADS_BEFORE_STORES // max(1, len(loads)), [x for x in body if _is_call(x, "pd_stg_wide")]
     if not loads or trips < 2 or not stores or {_at(x, 1) for x in loads} & {_at(x, 0) for x in stores}:
         return n  # a row that is read and written keeps its order
     loaded = {_at(x, 0) for x in loads}

@@ -81,14 +81,14 @@ REGISTERS = 40
 """Registers of a thread (``docs/adr/0005-cuda.md``: 18 to 40)."""
 WIDE_BLOCKS = 4
 """Targeted blocks per multiprocessor if lanes have several vectors of a row in flight."""
-SHORT, FEW, LONG_COLUMN = 256, 4, 64
+MAX_SHORT_ROW, MAX_KEPT_ROWS, MIN_LONG_COLUMN = 256, 4, 64
 """Maximum elements of a short row; maximum rows that each warp can keep; minimum elements of a long column."""
 TASKS = {
     "thread": (THREADS, V("tid")), "lanes": (THREADS // LANES, V("tid") // LANES), "warp": (THREADS // WARP, V("warp")),
     "block": (1, ZERO), "columns": (WARP, V("lane")),
 }  # fmt: skip
 """Mapping -> rows of a block, and the row of a thread."""
-TOGETHER = ("lanes", "columns")
+MAPPINGS_WITH_BARRIERS = ("lanes", "columns")
 """Mappings in which threads of different rows share a shuffle or a barrier, so that none may exit early."""
 SCALAR = CpuTarget("scalar", 1)
 Asked = dict[tuple[Index, int], None]
@@ -109,20 +109,20 @@ class CudaNestKernel:
         along = NestKernel(self.name, light.group, self.prefix, light.phases, SCALAR).tiled
         if (not inner or along or self._short()) and not light.rows():
             return short_first((*light.wide(), *light._column_versions(), *light.build("thread")))
-        short = self._longest() <= SHORT and len(self.rows()) <= FEW  # these surely fit, so that warps suffice
+        short = self._longest() <= MAX_SHORT_ROW and len(self.rows()) <= MAX_KEPT_ROWS  # warps suffice
         mappings = ("warp",) if short else ("warp", "block")
         rest = [k for mapping in mappings for k in self._row_versions(mapping, light)]
         return short_first([*light._lane_versions(), *rest])
 
     def _lane_versions(self) -> tuple[Kernel, ...]:
         """Return the version with several rows per warp, if rows may be short and none is stored."""
-        if self.rows() or not any(n is None or n <= SHORT for n in self._lengths()):
+        if self.rows() or not any(n is None or n <= MAX_SHORT_ROW for n in self._lengths()):
             return ()
         return (self.build("lanes", self._vector()) or self.build("lanes"))[:1]
 
     def _column_versions(self) -> tuple[Kernel, ...]:
         """Return the version of columns with reductions split over warps, if these may be long."""
-        return self.build("columns")[:1] if self.prefix and self._longest() >= LONG_COLUMN else ()
+        return self.build("columns")[:1] if self.prefix and self._longest() >= MIN_LONG_COLUMN else ()
 
     def _lengths(self) -> list[int | None]:
         """Return the iterations of each statement's inner loops, as far as they are known."""
@@ -359,7 +359,7 @@ class Version:
     def band(self, count: Index) -> tuple[Step, ...]:
         """Return the steps that map a task to a thread, some lanes, a warp or a block."""
         rows, inside = TASKS[self.mapping]
-        task, together = V("bid") * rows + inside, self.mapping in TOGETHER
+        task, together = V("bid") * rows + inside, self.mapping in MAPPINGS_WITH_BARRIERS
         live = Compare("<", task, count)
         at = minimum(task, count - 1) if together else task  # a surplus row repeats the last one
 

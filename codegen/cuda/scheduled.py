@@ -30,7 +30,7 @@ from polydyn.schedules.tree.tilemap import Digit
 V = Index.of
 MOST_THREADS = 1024
 """Maximum threads of a block."""
-DEALT = "turn"
+PART_LOOP = "turn"
 """The loop of a thread over its part of a copy."""
 
 
@@ -109,9 +109,9 @@ class ScheduledCudaKernel(Instances):
         tid = V("tid")
         if not isinstance(n, For):
             return If((Compare("==", tid, ZERO),), (n,))
-        at = n.lo + V(DEALT) * self.threads + tid
+        at = n.lo + V(PART_LOOP) * self.threads + tid
         inside = If((Compare("<", at, n.hi),), substitute(n.body, {n.var: at}))
-        return For(DEALT, ZERO, (n.hi - n.lo).ceildiv(self.threads), (inside,))
+        return For(PART_LOOP, ZERO, (n.hi - n.lo).ceildiv(self.threads), (inside,))
 
     def allocate(self, body: Body) -> Body:
         """Allocate registers of a thread and shared memory of the block."""
@@ -139,7 +139,7 @@ class ScheduledCudaKernel(Instances):
         """Build the kernel, with indices of both widths; the last one serves every size. CodegenError: a bug."""
         body, count = build(SCHEDULED, self)
         limits: dict[str, IndexLike] = {k: e for k, e in self.extents.items() if e.constant is None}
-        limits |= {"task": count, DEALT: 1 << 20}
+        limits |= {"task": count, PART_LOOP: 1 << 20}
         kernel = Kernel(self.name, self.symbols, count, version="by hand", block=Block(self.threads))
         return emit(kernel, bind(body, {}), self.group.arrays, limits)
 

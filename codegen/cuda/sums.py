@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import partial
 
 from polydyn.codegen.cuda.boxes import TensorOperand
-from polydyn.codegen.cuda.carriers import LAST
+from polydyn.codegen.cuda.carriers import IN_LAST_BLOCK
 from polydyn.codegen.cuda.emit import RANK
 from polydyn.codegen.cuda.group import ProductGroup
 from polydyn.codegen.cuda.instructions import COLUMN, HALVES, LANE, PAIR, ROW, Instruction
@@ -283,7 +283,7 @@ class Sums:
             return spread(lower(body, {s.name: partial(f, s)}), e("j"), WARP, kind, "lane")
 
         if self.left:
-            return (If((LAST,), dealt(self.epilogue_of_rows)),)
+            return (If((IN_LAST_BLOCK,), dealt(self.epilogue_of_rows)),)
         if not self.box:
             return (sync, *dealt(self.epilogue_of_rows), sync)
         rows = (sync, *dealt(self.epilogue_of_rows), sync, *dealt(self.result_to_box))

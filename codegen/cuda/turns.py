@@ -17,11 +17,11 @@ from polydyn.schedules.expr import Const, FromIndex, Value, const, op
 from polydyn.schedules.index import ONE, ZERO, Index
 
 V = Index.of
-VOTES, TURN, MORE = "votes", "turn", "more"
+VOTES, KEY_PASS, MORE = "votes", "turn", "more"
 """The warps' votes in shared memory; the loop over the passes; 1 in a second pass that is needed, else 0."""
 
 
-def turns(tiles: For, end: Index, warps: int, decide: Body, walk: Callable[[For], Body]) -> Body:
+def two_pass_loop(tiles: For, end: Index, warps: int, decide: Body, walk: Callable[[For], Body]) -> Body:
     """Run ``walk`` over the tiles before ``end``. Run it over the rest if any of ``warps`` votes for it.
 
     ``decide``: statements before the votes are read.
@@ -30,14 +30,14 @@ def turns(tiles: For, end: Index, warps: int, decide: Body, walk: Callable[[For]
     votes: Value = zero
     for n in range(warps):
         votes = op("add", votes, FlatLoad("int32", VOTES, V(n)))
-    needed = op("and", op("gt", FromIndex("int32", V(TURN)), zero), op("gt", votes, zero))
+    needed = op("and", op("gt", FromIndex("int32", V(KEY_PASS)), zero), op("gt", votes, zero))
     last = end + V(MORE) * (tiles.hi - end)
     turn: Body = (
-        If((Compare("==", V(TURN), ONE),), decide),
+        If((Compare("==", V(KEY_PASS), ONE),), decide),
         Def(MORE, op("where", needed, one, zero)),
-        Let("first", V(TURN) * end, (Let("last", last, walk(replace(tiles, lo=V("first"), hi=V("last")))),)),
+        Let("first", V(KEY_PASS) * end, (Let("last", last, walk(replace(tiles, lo=V("first"), hi=V("last")))),)),
     )
-    return (For(TURN, ZERO, V(2), turn, "unroll1"),)
+    return (For(KEY_PASS, ZERO, V(2), turn, "unroll1"),)
 
 
 def vote(online: OnlineRows, least: float, row: Index, warp: Index) -> Body:

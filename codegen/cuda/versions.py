@@ -14,13 +14,13 @@ from polydyn.codegen.cuda.few_rows import gemv_versions
 from polydyn.codegen.cuda.group import ProductGroup
 from polydyn.codegen.cuda.instructions import FLOAT8_ARCH
 from polydyn.codegen.cuda.limits import TF32, broken_rule
-from polydyn.codegen.cuda.product import WIDEST, TiledProduct
+from polydyn.codegen.cuda.product import MAX_COPY_BYTES, TiledProduct
 from polydyn.codegen.cuda.rows import CudaNestKernel
 from polydyn.codegen.cuda.tile import CudaTile
 from polydyn.codegen.cuda.wgmma import wgmma_versions
 from polydyn.codegen.cuda.wgmma_operands import without_wgmma
-from polydyn.codegen.cuda.wgmma_tiles import SPLIT, STEP, part_tiles
-from polydyn.codegen.cuda.work import sharers
+from polydyn.codegen.cuda.wgmma_tiles import GRID_SPLIT_K_TILE, STEP, cluster_split_k_tiles
+from polydyn.codegen.cuda.work import split_k_factor
 from polydyn.codegen.ir import Compare
 from polydyn.codegen.kernel import UNIT, WORKERS, Kernel, with_block
 from polydyn.codegen.printers.cuda_values import BYTES, HALF
@@ -34,7 +34,7 @@ from polydyn.schedules.tiling import Roles
 V = Index.of
 SHARE_BYTES = 512
 """Minimum bytes of a reduction row in a K slice, if the row is long enough."""
-WAVES = 2
+SPLIT_K_BLOCKS_PER_SM = 2
 """Blocks per multiprocessor that a split-K launch should have."""
 FMA_TILES = (CudaTile("fma", 128, 128, 16, 8, 8, 3, 1), CudaTile("fma", 64, 64, 16, 4, 4, 3, 2))
 TF32_TILES = (CudaTile("tf32", 128, 128, 16, 64, 64, 4, 2), CudaTile("tf32", 64, 64, 16, 32, 32, 4, 4))
@@ -56,7 +56,7 @@ MORE_FMA_TILES = (CudaTile("fma", 32, 32, 16, 4, 4, 4, 4), CudaTile("fma", 8, 64
 """The corresponding tiles for float32 on CUDA cores. 64x256 is never better than 128x128."""
 LONG_STEPS = 256
 """Minimum K steps for warpgroup products with more K splits than a cluster has blocks."""
-FEW = 16
+SKINNY_TILE_ROWS = 16
 """Rows of a tile for skinny GEMM, whose reduction is split too."""
 
 
@@ -116,15 +116,16 @@ class CudaContractKernel:
         launched.
         """
         if self.total is not self.product and not runs_on(FLOAT8_ARCH, capability(self.arch)):
-            return short_first((*self.few_rows(), *self._widened()))
+            return short_first((*self.gemv_kernels(), *self._widened()))
         chosen = tiles or self._suitable(self.tiles)
         special = [] if tiles else self._hopper()
-        more = () if tiles else tuple(t for t in self._more() if t.bm <= FEW or not special)  # which have these tiles
-        beside = (t for t in more if t.kind.warp or t.bm > FEW)  # CUDA cores are too slow for few blocks
+        skinny_only = bool(special)  # warpgroups have the larger tiles
+        more = () if tiles else tuple(t for t in self._more() if t.bm <= SKINNY_TILE_ROWS or not skinny_only)
+        beside = (t for t in more if t.kind.warp or t.bm > SKINNY_TILE_ROWS)  # CUDA cores are too slow for few blocks
         whole = {t: _of_tile(self.product, t, t in more) for t in (*chosen[:-1], *beside, chosen[-1])}
-        shared = () if tiles or special else self._counted((*(t for t in more if t.bm <= FEW), chosen[-1]))
+        shared = () if tiles or special else self._counted((*(t for t in more if t.bm <= SKINNY_TILE_ROWS), chosen[-1]))
         splits = (*shared, *self._splits(chosen, more))
-        every = (*self.few_rows(), *splits, *special, *chain(*whole.values()), *self._widened())
+        every = (*self.gemv_kernels(), *splits, *special, *chain(*whole.values()), *self._widened())
         return short_first(self._times(every, self.kept.others) if self.kept else every)
 
     def _widened(self) -> Iterator[Kernel]:
@@ -150,7 +151,7 @@ class CudaContractKernel:
         ]
         multiples = [set(k.multiples) for k in of_tiles]
         narrow = [k for t in chosen[:-1] for k in _of_tile(self.product, t, False, multiples)]
-        first = (*self.few_rows(), *self._splits(chosen, more), *self._hopper(), *narrow)
+        first = (*self.gemv_kernels(), *self._splits(chosen, more), *self._hopper(), *narrow)
         last = _of_tile(self.product, chosen[-1], False)
         rest = tuple(self._times(x, factors.others) for x in (first, last))
         return short_first((*rest[0], *of_tiles, *rest[1]))
@@ -166,12 +167,13 @@ class CudaContractKernel:
     def _of_tuned(self, tile: CudaTile) -> list[Kernel]:
         """Return the versions with 16-byte copies if the operands may have them, else all."""
         forms = list(self.forms(tile))
-        wide = [x for x in forms if all(c.bytes == WIDEST for c in x.copies)]
+        wide = [x for x in forms if all(c.bytes == MAX_COPY_BYTES for c in x.copies)]
         return name_by_unit(tile, without_repeats(wide or forms))
 
     def _splits(self, chosen: tuple[CudaTile, ...], more: tuple[CudaTile, ...]) -> Iterator[Kernel]:
-        for t in (chosen[-1], *(t for t in more if t.bm <= FEW)):
-            yield from self._split((t.bm, t.bn, t.bk), WAVES, partial(self._parts, tile=t, wide_only=t in more))
+        for t in (chosen[-1], *(t for t in more if t.bm <= SKINNY_TILE_ROWS)):
+            build = partial(self._parts, tile=t, wide_only=t in more)
+            yield from self._split((t.bm, t.bn, t.bk), SPLIT_K_BLOCKS_PER_SM, build)
 
     def _counted(self, tiles: Iterable[CudaTile]) -> Iterator[Kernel]:
         """Yield the 16-bit versions with split-K and arrival counters, in one launch, if warpgroups have none.
@@ -182,9 +184,9 @@ class CudaContractKernel:
         if p.dtype not in HALF or self.roles.inner:
             return
         for t in tiles:
-            if (parts := sharers(p.N.ceildiv(t.bn), p.K.ceildiv(t.bk))) > 1:
-                made = TiledProduct(p, t, WIDEST, True, parts)
-                if all(c.bytes == WIDEST for c in made.copies):
+            if (parts := split_k_factor(p.N.ceildiv(t.bn), p.K.ceildiv(t.bk))) > 1:
+                made = TiledProduct(p, t, MAX_COPY_BYTES, True, parts)
+                if all(c.bytes == MAX_COPY_BYTES for c in made.copies):
                     yield from made.build()[:1]
 
     def _parts(self, parts: ProductGroup, tile: CudaTile, wide_only: bool) -> list[Kernel]:
@@ -197,7 +199,8 @@ class CudaContractKernel:
             return [*self._warpgroup_shares(), *self._of_family]
         p, step = self.product, STEP // ITEMSIZE[self.product.dtype]
         n, steps = (x.constant for x in (p.N, p.K.ceildiv(step)))
-        tiles = () if p.dtype in FLOAT8 else part_tiles(n, steps)  # 8-bit floats need registers for the sums of a step
+        # with 8-bit floats the sums of a step take the registers
+        tiles = () if p.dtype in FLOAT8 else cluster_split_k_tiles(n, steps)
         parts = wgmma_versions(p, self.tf32, tiles) if tiles else []
         return [*self._warpgroup_shares(), *wgmma_versions(p, self.tf32), *parts]
 
@@ -206,9 +209,10 @@ class CudaContractKernel:
         p, step = self.product, STEP // ITEMSIZE[self.product.dtype]
         m, n, steps = (x.constant for x in (p.M, p.N, p.K.ceildiv(step)))
         long = steps is None or steps >= LONG_STEPS
-        if long and (m is None or 2 * m > SPLIT.rows) and (n is None or 2 * n > SPLIT.columns):
-            block = (SPLIT.rows, SPLIT.columns, step)
-            return self._split(block, SPLIT.blocks, lambda parts: wgmma_versions(parts, self.tf32, (SPLIT,)))
+        tile = GRID_SPLIT_K_TILE
+        if long and (m is None or 2 * m > tile.rows) and (n is None or 2 * n > tile.columns):
+            block = (tile.rows, tile.columns, step)
+            return self._split(block, tile.blocks, lambda parts: wgmma_versions(parts, self.tf32, (tile,)))
         return []
 
     @cached_property
@@ -226,7 +230,7 @@ class CudaContractKernel:
         """The family of its warpgroup kernels."""
         return WarpgroupProducts(self.product, self.tf32)
 
-    def few_rows(self) -> list[Kernel]:
+    def gemv_kernels(self) -> list[Kernel]:
         """Return the versions for GEMV and skinny GEMM."""
         return gemv_versions(self.product, self.arch == "sm_90a")
 
@@ -268,7 +272,7 @@ class CudaContractKernel:
         tiles = MORE_TILES if self.product.dtype in HALF else MORE_FMA_TILES if single else ()
 
         def useful(t: CudaTile) -> bool:
-            few = m is None or (m <= 4 * t.bm if t.bm <= FEW else 2 * m > t.bm)
+            few = m is None or (m <= 4 * t.bm if t.bm <= SKINNY_TILE_ROWS else 2 * m > t.bm)
             if t.bn < t.bm:  # only if a square tile would be half empty
                 return few and n is not None and 0 < n % t.bm <= t.bn
             return few and (n is None or 2 * n > t.bn)
@@ -298,8 +302,8 @@ def name_by_unit(tile: CudaTile, kernels: Iterable[Kernel]) -> list[Kernel]:
 def accesses(dtype: str) -> list[tuple[int, bool]]:
     """Return (maximum bytes of copies, whether epilogues store 16 bytes at once), the widest first."""
     size = ITEMSIZE[dtype]
-    widths = [w for w in (WIDEST, 8, 4) if w >= size and not (w == 8 and size == 4)] + [size] * (size < 4)
-    return [(WIDEST, True), *((w, False) for w in widths)]
+    widths = [w for w in (MAX_COPY_BYTES, 8, 4) if w >= size and not (w == 8 and size == 4)] + [size] * (size < 4)
+    return [(MAX_COPY_BYTES, True), *((w, False) for w in widths)]
 
 
 def _of_tile(
@@ -313,6 +317,6 @@ def _of_tile(
     """
     one = wide_only and not tile.kind.warp
     forms = [TiledProduct(product, tile, *a) for a in accesses(product.dtype)[: 2 if wide_only else None]]
-    if wide_only and any(c.bytes < WIDEST for c in forms[0].copies) and not forms[0].row_each:
+    if wide_only and any(c.bytes < MAX_COPY_BYTES for c in forms[0].copies) and not forms[0].row_each:
         return []
     return without_repeats(forms, others)[: 1 if one else None]

@@ -14,15 +14,15 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any, Protocol
 
-from polydyn.codegen.cuda.boxes import FARTHEST, TensorOperand, descriptor, tensor_operand
+from polydyn.codegen.cuda.boxes import MAX_COORDINATE, TensorOperand, descriptor, tensor_operand
 from polydyn.codegen.cuda.emit import blocks_step, bound_names, emit, without_repeats, without_rows
 from polydyn.codegen.cuda.group import ProductGroup
 from polydyn.codegen.cuda.instructions import INSTRUCTIONS, LANE, TENSOR
 from polydyn.codegen.cuda.keys import loops_over_keys
-from polydyn.codegen.cuda.product import DEALT, UNROLLED
+from polydyn.codegen.cuda.product import THREAD_MAPPED_LOOPS, UNROLLED
 from polydyn.codegen.cuda.softmax import STATISTICS, WHOLE, OnlineRows
 from polydyn.codegen.cuda.sums import Sums, lane_points
-from polydyn.codegen.cuda.turns import MORE, VOTES, turns, vote
+from polydyn.codegen.cuda.turns import MORE, VOTES, two_pass_loop, vote
 from polydyn.codegen.cuda.work import UNITS, with_epilogues
 from polydyn.codegen.family import Family, Rule, build
 from polydyn.codegen.indices import substitute
@@ -71,7 +71,7 @@ WIDTHS = (32, 64, 128, 192, 256)
 """Columns of values that instructions support."""
 MOST_HELD, SHARED = 176, 227 << 10
 """Maximum registers of a consumer for scores, weights and sums; bytes of shared memory of a block."""
-CONSUMED, DECIDED = 1, "decided"
+CONSUMER_BARRIER_ID, DECIDED = 1, "decided"
 """The barrier of the consumers after their last step; the mbarrier for the votes of warps."""
 THREADS, REGISTERS = (GROUPS + 1) * WARPGROUP, 168
 """Threads of a block; registers of a thread at launch."""
@@ -245,7 +245,7 @@ class _Version:
         conditions = dict.fromkeys(
             (Compare(">=", of.scores.N, ONE), *(c for m in self.maps.values() for c in m.conditions))
         )
-        conditions |= {Compare("<=", x, V(FARTHEST)): None for x in extents if x.constant is None}
+        conditions |= {Compare("<=", x, V(MAX_COORDINATE)): None for x in extents if x.constant is None}
         kernel = Kernel(
             self.name, self.symbols, count, version=self.version, multiples=tuple(dict.fromkeys(multiples)),
             conditions=tuple(conditions), block=Block(THREADS, "sm_90a", self._tensor_maps(), work=self._work()),
@@ -289,7 +289,7 @@ class _Version:
 
     def sizes(self) -> dict[str, Index]:
         """Return the numbers of all loops, except those that are mapped to threads."""
-        return {n: x for n, x in self.schedule.parameters().items() if n not in DEALT}
+        return {n: x for n, x in self.schedule.parameters().items() if n not in THREAD_MAPPED_LOOPS}
 
     def units(self) -> dict[str, IndexLike]:
         """Return the indices of warpgroups and warps of a block."""
@@ -368,7 +368,7 @@ class _Version:
             return walk(tiles)
         assert tiles.lo == ZERO
         end = maximum(1, minimum(tiles.hi, self.visits.end))
-        return turns(tiles, end, WARPS, decide, lambda x: (If((Compare(">", x.hi, x.lo),), walk(x)),))
+        return two_pass_loop(tiles, end, WARPS, decide, lambda x: (If((Compare(">", x.hi, x.lo),), walk(x)),))
 
     def _fill(self, tiles: For) -> Body:
         """Return the producer's loop."""
@@ -384,7 +384,7 @@ class _Version:
     def epilogue(self, body: Body) -> Body:
         """Stage sums in the rings after the last consumer has read them."""
         threads = FromIndex("int32", V(GROUPS * WARPGROUP))
-        return (Call("pd_bar_sync", (FromIndex("int32", V(CONSUMED)), threads)), *body)
+        return (Call("pd_bar_sync", (FromIndex("int32", V(CONSUMER_BARRIER_ID)), threads)), *body)
 
     # -- statements ----------------------------------------------------------------------------------------------
 

@@ -21,16 +21,16 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import cached_property, partial
 
-from polydyn.codegen.cuda.boxes import FARTHEST, TensorOperand, descriptor, tensor_operand
+from polydyn.codegen.cuda.boxes import MAX_COORDINATE, TensorOperand, descriptor, tensor_operand
 from polydyn.codegen.cuda.emit import RANK, blocks_step, bound_names, emit, without_repeats
 from polydyn.codegen.cuda.group import ProductGroup
-from polydyn.codegen.cuda.images import ImageOperand
+from polydyn.codegen.cuda.images import Im2colOperand
 from polydyn.codegen.cuda.instructions import LANE, TENSOR
-from polydyn.codegen.cuda.product import DEALT, RASTER, UNROLLED, block_limits, split_copies
+from polydyn.codegen.cuda.product import RASTER, THREAD_MAPPED_LOOPS, UNROLLED, block_limits, split_copies
 from polydyn.codegen.cuda.sums import LINE, Sums, block_parts, lane_points
 from polydyn.codegen.cuda.tile import CudaTile
 from polydyn.codegen.cuda.wgmma_operands import Maps, kind_of, tensor_operands, with_one_reduction
-from polydyn.codegen.cuda.wgmma_tiles import FLOAT8_TILES, PANEL, POINTS, ROWS, STEP, TILES, WgmmaTile, useful
+from polydyn.codegen.cuda.wgmma_tiles import FLOAT8_TILES, PANEL, POINTS, ROWS, STEP, TILES, WgmmaTile, suits
 from polydyn.codegen.cuda.work import UNITS, with_epilogues
 from polydyn.codegen.family import Family, Rule, build
 from polydyn.codegen.indices import substitute
@@ -56,9 +56,9 @@ from polydyn.codegen.passes.bind import fold
 from polydyn.codegen.passes.threads import ROUND, WARP, WORKER, assign, rasterise, rounds
 from polydyn.codegen.passes.tiles import TASK, balance
 from polydyn.codegen.passes.warpgroups import (
-    DONE,
+    CLUSTER_ARRIVE,
     MEETING,
-    TURN,
+    PING_PONG_BARRIER,
     WARPGROUP,
     Ring,
     accumulate,
@@ -81,14 +81,14 @@ from polydyn.schedules.tree.warpgroups import COLUMNS, WarpgroupTile, warpgroup_
 V = Index.of
 FETCH_B = "FETCH_B"
 """The prefetch of columns to L2."""
-CONSUMED = 1
+CONSUMER_BARRIER_ID = 1
 """The barrier of the consumers after their last step."""
 BLOCKS, BEFORE = "blocks", "before"
 """Blocks of a persistent grid, an argument of the launch; steps of a block's tiles before the current one, modulo
 the period of the ring's slots and parities."""
 ROLLED = {e("g"): "unroll", e("s"): "unroll1", e("p"): "unroll1"}
 """Epilogues are loops over slabs of columns, because their unrolled text would not fit the instruction cache."""
-SENT = If((Compare("==", LANE, ZERO),), (Call("pd_tma_store_wait_read<0>"),))
+WAIT_FOR_TMA_STORE = If((Compare("==", LANE, ZERO),), (Call("pd_tma_store_wait_read<0>"),))
 """Waits until TMA has read the boxes that a warp has sent."""
 
 
@@ -107,9 +107,9 @@ def wgmma_versions(
         return []
     every = tuple(tiles) or (FLOAT8_TILES if kind == "qmma" else TILES)
     steps = product.K.ceildiv(STEP // ITEMSIZE[product.dtype]).constant
-    if isinstance(maps[0], ImageOperand):  # pixels past the last step are not zeros, and several blocks per SM spill
+    if isinstance(maps[0], Im2colOperand):  # pixels past the last step are not zeros, and several blocks per SM spill
         every = tuple(t for t in every if t.parts == 1 or (t.blocks == 1 and (steps or 1) % t.parts == 0))
-    chosen = (t for t in every if wanted or useful(t, product.M.constant, product.N.constant))
+    chosen = (t for t in every if wanted or suits(t, product.M.constant, product.N.constant))
     some = {t: 1 if t.in_turn or t.cluster or t.parts > 1 or product.shares != ONE else 2 for t in every}
     forms = ([_Version(product, kind, maps, t, wide) for wide in (True, False)[: some[t]]] for t in chosen)
     return [k for of_tile in forms for k in without_repeats(of_tile, first=some[of_tile[0].size])]
@@ -132,8 +132,8 @@ class _Version:
         self.sums = Sums(of, self.tile.kind, self.places, wide, unit=unit, slabs=slabs, buffer=buffer, box=self.box,
                          parts=size.parts)  # fmt: skip
         before = V(BEFORE) if size.in_turn else ZERO
-        self.ring = Ring("", self.stages, (size.rows + self.columns) * STEP, None, before, size.together)
-        self.done: Body = (DONE,) if size.cluster else ()
+        self.ring = Ring("", self.stages, (size.rows + self.columns) * STEP, None, before, size.cluster_size)
+        self.done: Body = (CLUSTER_ARRIVE,) if size.cluster else ()
         self.symbols = (*self.group.params, *[BLOCKS] * size.in_turn)
 
     def _schedule(self) -> Scheduled:
@@ -181,7 +181,7 @@ class _Version:
 
     def sizes(self) -> dict[str, Index]:
         """Return the numbers of all loops, except those that are mapped to threads."""
-        sizes = {n: e for n, e in self.schedule.parameters().items() if n not in DEALT}
+        sizes = {n: e for n, e in self.schedule.parameters().items() if n not in THREAD_MAPPED_LOOPS}
         return sizes | {extent(s("j")): V(self._panels()), extent(b("s")): self.of.shares}
 
     def numbers(self, body: Body) -> Body:
@@ -211,7 +211,7 @@ class _Version:
         return body
 
     @property
-    def _mapped(self) -> tuple[TensorOperand | ImageOperand, ...]:
+    def _mapped(self) -> tuple[TensorOperand | Im2colOperand, ...]:
         """The operands with tensor maps."""
         return (*self.maps, *([self.out] if self.out else []))
 
@@ -233,11 +233,11 @@ class _Version:
         mapped, multiples = self._mapped, (*self.asked, *self.sums.multiples)
         extents = (of.M, of.N, of.K, *(of.extents[x] for x in of.roles.batch))
         conditions = dict.fromkeys((Compare(">=", of.K, ONE), *(x for m in mapped for x in m.conditions)))
-        conditions |= {Compare("<=", x, V(FARTHEST)): None for x in extents if x.constant is None}
+        conditions |= {Compare("<=", x, V(MAX_COORDINATE)): None for x in extents if x.constant is None}
         limits, launch = block_limits(of, self.tile, count), {}
-        limits |= {**self._clusters(), c(self.size.cluster): self.size.together, RANK: parts}
+        limits |= {**self._clusters(), c(self.size.cluster): self.size.cluster_size, RANK: parts}
         if self.size.in_turn:
-            several = self.size.together
+            several = self.size.cluster_size
             conditions |= {Compare(">", self._tiles(), V(BLOCKS)): None}
             conditions |= {Compare(">=", V(BLOCKS), V(several)): None} if several > 1 else {}
             limits, launch = limits | self._rounds(), {BLOCKS: V(WORKERS) // several * several}
@@ -245,18 +245,18 @@ class _Version:
             self.name, self.symbols, count * parts, launch=launch, version=self.version,
             multiples=tuple(dict.fromkeys(multiples)), conditions=tuple(conditions),
             block=Block(self.size.threads, "sm_90a", self._tensor_maps(), work=self._work(),
-                        cluster=self.size.together * parts),
+                        cluster=self.size.cluster_size * parts),
         )  # fmt: skip
         return emit(kernel, body, self.group.arrays, limits, self.size.blocks)
 
     def _tiles(self) -> Index:
         """Return the number of tiles of whole clusters."""
         batch = product(self.of.extents[x] for x in self.of.roles.batch)
-        return batch * product(self._clusters().values()) * self.size.together
+        return batch * product(self._clusters().values()) * self.size.cluster_size
 
     def _clusters(self) -> dict[str, Index]:
         """Return the numbers of clusters along rows and columns."""
-        of, side = self.of, {self.size.cluster: self.size.together}
+        of, side = self.of, {self.size.cluster: self.size.cluster_size}
         sides = (("i", of.M, self.tile.bm), ("j", of.N, self.columns))
         return {b(axis): x.ceildiv(n * side.get(axis, 1)) for axis, x, n in sides}
 
@@ -280,12 +280,12 @@ class _Version:
         added = self.apart * t.bm * t.bn // WARP  # sums of a step
         work = Work(of.K.ceildiv(self.step), registers, unit, flops, traffic=traffic, instructions=added,
                     flight=self.stages - 1, elements=t.bm * t.bn, by_warps=False,
-                    cluster=self.size.together * self.size.parts, tiles=tiles, strip=RASTER)  # fmt: skip
+                    cluster=self.size.cluster_size * self.size.parts, tiles=tiles, strip=RASTER)  # fmt: skip
         return with_epilogues(work.shared_by(of.shares * self.size.parts), of.group, of.epilogues, self.size.parts)
 
     def _sharers(self, which: int) -> int:
         """Return the number of blocks that load parts of an operand: a cluster's, if it runs along the other axis."""
-        return self.size.together if self.size.cluster not in ("", "ij"[which]) else 1
+        return self.size.cluster_size if self.size.cluster not in ("", "ij"[which]) else 1
 
     def _tensor_maps(self) -> tuple[TensorMapOf, ...]:
         of, out = self.of, []
@@ -329,8 +329,8 @@ class _Version:
 
         work = tiles(in_turn(V(ROUND), self.size.consumers, multiply))
         work += self.done
-        work += (SENT,) if self.out else ()  # a block's memory must stay until boxes are read
-        body = specialise([filled], 1, work, self.size.registers[1:], lambda x: tiles((x,)), ((TURN, 1),))
+        work += (WAIT_FOR_TMA_STORE,) if self.out else ()  # a block's memory must stay until boxes are read
+        body = specialise([filled], 1, work, self.size.registers[1:], lambda x: tiles((x,)), ((PING_PONG_BARRIER, 1),))
         rows = V(self.size.consumers * ROWS * self.columns)  # each consumer stages one instruction's sums at a time
         return self._shared((Alloc("stage", self.of.sums, rows, "shared", body),))
 
@@ -374,12 +374,12 @@ class _Version:
         if self.size.in_turn:
             return body
         threads = FromIndex("int32", V(self.size.consumers * WARPGROUP))
-        consumed = Call("pd_bar_sync", (FromIndex("int32", V(CONSUMED)), threads))
+        consumed = Call("pd_bar_sync", (FromIndex("int32", V(CONSUMER_BARRIER_ID)), threads))
         return (*self.done, consumed, *body)
 
     def reuse(self, body: Body) -> Body:
         """Stage a warp's sums in place of its boxes, once these are read."""
-        return (SENT, Call("pd_syncwarp"), *body)
+        return (WAIT_FOR_TMA_STORE, Call("pd_syncwarp"), *body)
 
     # -- statements ----------------------------------------------------------------------------------------------
 

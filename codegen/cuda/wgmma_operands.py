@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from polydyn.codegen.cuda.boxes import TensorOperand, tensor_operand
 from polydyn.codegen.cuda.group import ProductGroup
-from polydyn.codegen.cuda.images import ImageOperand, image_operand, tapped_operand
+from polydyn.codegen.cuda.images import Im2colOperand, im2col_operand, tapped_operand
 from polydyn.codegen.cuda.wgmma_tiles import STEP
 from polydyn.codegen.printers.cuda_values import BYTES, HALF
 from polydyn.schedules.expr import FLOAT8, ITEMSIZE
@@ -14,7 +14,7 @@ from polydyn.schedules.index import Index
 from polydyn.schedules.tree.rewrites import merge, pad_reduction
 
 V = Index.of
-Maps = tuple[TensorOperand | ImageOperand, TensorOperand]
+Maps = tuple[TensorOperand | Im2colOperand, TensorOperand]
 """The operands of rows and of columns."""
 
 
@@ -68,8 +68,8 @@ def tensor_operands(product: ProductGroup) -> Maps | str:
     if r.inner:
         return "it sums over several dims"
     batch, (a, b) = {x: product.extents[x] for x in r.batch}, product.values
-    rows: TensorOperand | ImageOperand | None = tensor_operand(product.group, a, r.row, r.block, batch)
-    rows = rows or image_operand(product.group, a, r, STEP // ITEMSIZE[product.dtype])
+    rows: TensorOperand | Im2colOperand | None = tensor_operand(product.group, a, r.row, r.block, batch)
+    rows = rows or im2col_operand(product.group, a, r, STEP // ITEMSIZE[product.dtype])
     columns = tensor_operand(product.group, b, r.col, r.block, batch) or tapped_operand(product.group, b, r, batch)
     for side, m in (("row", rows), ("column", columns)):
         if m is None:

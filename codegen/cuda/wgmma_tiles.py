@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from polydyn.codegen.cuda.work import ENOUGH, bounded_registers
+from polydyn.codegen.cuda.work import MIN_BLOCKS_TO_FILL_GPU, bounded_registers
 from polydyn.codegen.passes.warpgroups import WARPGROUP
 from polydyn.schedules.tree.warpgroups import CLUSTER
 
@@ -46,7 +46,7 @@ class WgmmaTile:
         return self.shape[0] * self.shape[1] * ROWS
 
     @property
-    def together(self) -> int:
+    def cluster_size(self) -> int:
         """The number of blocks of a cluster."""
         return CLUSTER if self.cluster else 1
 
@@ -70,19 +70,19 @@ TILES = (WgmmaTile(256, 4), WgmmaTile(192, 5), WgmmaTile(128, 4), WgmmaTile(128,
 """Default tiles. 64-row tiles serve small results, with several blocks per SM. Ping-pong tiles serve results with
 more tiles than SMs. 64-column tiles with more rows avoid a half-empty last tile of 128 columns. Clusters multicast
 the column operand, of which a tile has at least as many columns as rows."""
-PARTS = (WgmmaTile(128, 4, parts=4), WgmmaTile(128, 4, 1, 2, parts=4), WgmmaTile(64, 4, 1, 3, parts=8))
+CLUSTER_SPLIT_K_TILES = (WgmmaTile(128, 4, parts=4), WgmmaTile(128, 4, 1, 2, parts=4), WgmmaTile(64, 4, 1, 3, parts=8))
 """Tiles with K split over a cluster, for few tiles."""
 FLOAT8_TILES = (WgmmaTile(128, 4), WgmmaTile(128, 4, cluster="i"), WgmmaTile(128, 4, 1), WgmmaTile(64, 4, 1, 2))
 """Tiles for 8-bit floats. Registers hold the sums of one K step and the running sums. A ping-pong tile would have
 only 64 columns, and the tensor cores would idle while sums are added."""
-SPLIT = TILES[2]
+GRID_SPLIT_K_TILE = TILES[2]
 """The tile for K split over the grid."""
 STEP = 128
 """Bytes of the reduction in a tile: the swizzle's width."""
-EXACT = 192
+EXACT_FIT_COLUMNS = 192
 """Columns of tiles that are used only if they divide the number of columns: 768 columns are four such blocks, where
 tiles of 256 leave a quarter idle."""
-FEW = 1024
+MAX_ROWS_OF_64_ROW_TILES = 1024
 """Maximum rows for which 64-row tiles are preferred, if the number is known."""
 
 
@@ -111,26 +111,26 @@ def broken_rule(t: WgmmaTile) -> str | None:
     return next((rule for rule, broken in rules.items() if broken), None)
 
 
-def part_tiles(n: int | None, steps: int | None) -> tuple[WgmmaTile, ...]:
+def cluster_split_k_tiles(n: int | None, steps: int | None) -> tuple[WgmmaTile, ...]:
     """Return the cluster split-K tiles that suit n columns and k steps (None means unknown).
 
     Each block must get at least one step, and the column tiles alone must not fill the GPU.
     """
 
-    def suits(t: WgmmaTile) -> bool:
-        return (steps is None or steps >= t.parts) and (n is None or 2 * -(-n // t.columns) < ENOUGH)
+    def fits(t: WgmmaTile) -> bool:
+        return (steps is None or steps >= t.parts) and (n is None or 2 * -(-n // t.columns) < MIN_BLOCKS_TO_FILL_GPU)
 
-    return tuple(filter(suits, PARTS))
+    return tuple(filter(fits, CLUSTER_SPLIT_K_TILES))
 
 
-def useful(t: WgmmaTile, m: int | None, n: int | None) -> bool:
+def suits(t: WgmmaTile, m: int | None, n: int | None) -> bool:
     """Whether the tile suits an m x n result. None means that the extent is unknown."""
-    exact = n is not None and n % EXACT == 0
+    exact = n is not None and n % EXACT_FIT_COLUMNS == 0
     if (t.cluster == "i" and m is not None and m <= t.rows) or (t.cluster == "j" and n is not None and n <= t.columns):
         return False
-    if t.columns == EXACT or (t.in_turn and exact):
-        return exact and t.columns == EXACT
+    if t.columns == EXACT_FIT_COLUMNS or (t.in_turn and exact):
+        return exact and t.columns == EXACT_FIT_COLUMNS
     if t.columns < t.rows:
         return n is not None and 0 < n % t.rows <= t.columns
-    few = t.consumers > 1 or m is None or m <= FEW
+    few = t.consumers > 1 or m is None or m <= MAX_ROWS_OF_64_ROW_TILES
     return few and (n is None or 2 * n > t.columns or t == TILES[2])

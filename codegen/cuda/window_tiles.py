@@ -43,7 +43,7 @@ little."""
 CHANNELS, BLOCK, RESIDENT = 2, 32, 8
 """Adjacent channels of a thread; threads of a block, one warp, because tiles are large and threads share only L1;
 targeted blocks per multiprocessor."""
-HELD = 168
+MAX_DATA_REGISTERS = 168
 """Maximum 32-bit registers for sums, an image row and a row of taps, of 255; the others hold addresses."""
 MOST_COLUMNS, MOST_LINES = 16, 8
 LOADED = 3
@@ -148,7 +148,7 @@ def _size(
     for lines in range(2, min(MOST_LINES, pixels[0] or MOST_LINES) + 1):
         for columns in range(2, min(MOST_COLUMNS, pixels[1] or MOST_COLUMNS) + 1):
             places, rows = _places(columns, taps[1], steps[1]), pace * (lines - 1) + taps[0]
-            if CHANNELS * (lines * columns + places + taps[1]) <= HELD:
+            if CHANNELS * (lines * columns + places + taps[1]) <= MAX_DATA_REGISTERS:
                 once = rows * (places * (LOADED + CHANNELS * converted) + OF_A_LINE)
                 once += lines * taps[0] * (taps[1] * (LOADED + CHANNELS * columns) + OF_TAPS)
                 found[lines, columns] = once * _tiles(pixels[0], lines) * _tiles(pixels[1], columns)

@@ -53,7 +53,7 @@ from polydyn.schedules.tree.windows import LANES, OUTPUTS, window
 THREADS, MOST_LANES = 256, 8
 MOST_OUTPUTS, MOST_TAPS = 4, 64
 """Maximum outputs of a thread; maximum unrolled taps of all its outputs."""
-HELD = 72
+MAX_DATA_REGISTERS = 72
 """Maximum registers of sums and loads in flight for which two blocks fit an SM without spills."""
 V = Index.of
 
@@ -219,7 +219,7 @@ class CudaWindowKernel:
     def _blocks(self, body: Body) -> int:
         """Return the targeted blocks per multiprocessor, from the registers for sums and concurrent loads."""
         loaded = [ITEMSIZE[x.dtype] for x in vectors(body, "pd_ldg_wide")]
-        return 2 if self.lanes * self.axes.outputs + sum(loaded) * self.lanes // 4 <= HELD else 1
+        return 2 if self.lanes * self.axes.outputs + sum(loaded) * self.lanes // 4 <= MAX_DATA_REGISTERS else 1
 
     def _work(self, body: Body, registers: int) -> Work:
         return window_work(self.group, self._box(), body, self.threads, self.lanes, registers)

@@ -32,9 +32,9 @@ thread finds by divisions."""
 UNITS = {"float32": "f32", "int32": "f32", "float16": "f16", "bfloat16": "bf16", "int8": "s8", "uint8": "s8",
          "float8_e4m3fn": "f8", "float8_e5m2": "f8"}  # fmt: skip
 """The peak rate (``polydyn.gpu.hardware.Hardware.peak_tflops``) that bounds the products of a dtype."""
-ENOUGH = 192
+MIN_BLOCKS_TO_FILL_GPU = 192
 """Number of blocks that fills a large GPU. Split-K pays only if it at least doubles the number of blocks."""
-SHARERS = (2, 4, 8)
+SPLIT_K_FACTORS = (2, 4, 8)
 """Numbers of blocks that K may be split over."""
 STAGED = 2
 """Instructions per result in addition to its arithmetic: load from shared memory, conversion, store, several at a
@@ -48,18 +48,18 @@ UNROLLED, SERIAL = 4, 8
 """Iterations of a loop whose loads are in flight at the same time: a loop mapped to lanes, a loop of one thread."""
 
 
-def sharers(columns: Index, steps: Index) -> int:
+def split_k_factor(columns: Index, steps: Index) -> int:
     """Return the number of blocks that K is split over, for one row of ``columns`` tiles.
 
     It is the smallest that fills the GPU, or the largest if the number of columns is unknown. Each block has at least
     one of the ``steps``.
     """
-    most = [x for x in SHARERS if steps.constant is None or x <= steps.constant]
+    most = [x for x in SPLIT_K_FACTORS if steps.constant is None or x <= steps.constant]
     if columns.constant is None:
         return max(most, default=1)
-    if 2 * columns.constant >= ENOUGH:
+    if 2 * columns.constant >= MIN_BLOCKS_TO_FILL_GPU:
         return 1
-    return next((x for x in most if x * columns.constant >= ENOUGH), max(most, default=1))
+    return next((x for x in most if x * columns.constant >= MIN_BLOCKS_TO_FILL_GPU), max(most, default=1))
 
 
 def bounded_registers(threads: int, blocks: int) -> int:
@@ -122,7 +122,7 @@ def row_work(
 
     Each thread takes ``lanes`` elements. A loop that reads global memory waits for it; data of earlier loops is in
     shared memory. ``held``: registers keep a row, which is read once. If threads have elements of their own, elements
-    that several threads of a block read come from L2 once (``brought``).
+    that several threads of a block read come from L2 once (``l2_bytes_per_step``).
     """
     buffers, inner = stored(group.arrays), [s for s in group.statements if len(s.iters) > len(prefix)]
     statements = inner or list(group.statements)
@@ -133,7 +133,7 @@ def row_work(
     if per == 1:
         box = points(statements[0], prefix, threads * lanes)
         written = sum(ITEMSIZE[buffers[s.array]] for s in statements if s.array in buffers)
-        traffic = written * threads * lanes + sum(brought(group, s, box) for s in statements)
+        traffic = written * threads * lanes + sum(l2_bytes_per_step(group, s, box) for s in statements)
         read = [x for s in statements for x in set(loads(s.value)) if x.buffer in buffers]
         requests = sum(max(WAVEFRONT, WARP * lanes * ITEMSIZE[x.dtype]) for x in read) * threads // WARP
     fast = is_fast(a.dtype for a in group.arrays.values() if a.role == "output")
@@ -154,7 +154,7 @@ def row_work(
 def window_work(group: Group, box: Mapping[str, int], body: Body, threads: int, lanes: int, registers: int) -> Work:
     """Return the work of a window with several outputs per thread. The loads of a step are all in flight.
 
-    ``body``: the statements of a thread. ``box``: outputs of a block, iterator -> count (``brought``).
+    ``body``: the statements of a thread. ``box``: outputs of a block, iterator -> count (``l2_bytes_per_step``).
     """
     core, loops = group.backbone, [n for n in walk_nodes(body) if isinstance(n, For) and n.kind != "unroll"]
     inside = loops[-1].body if loops else ()
@@ -164,7 +164,8 @@ def window_work(group: Group, box: Mapping[str, int], body: Body, threads: int, 
     loaded = [ITEMSIZE[p.dtype] for p in vectors(inside, "pd_ldg_wide")]
     moved = [ITEMSIZE[p.dtype] for f in ("pd_ldg_wide", "pd_stg_wide") for p in vectors(body, f)]
     return Work(
-        steps, registers, shared=sum(loaded) * lanes * threads, traffic=brought(group, core, box) * int(taps // steps),
+        steps, registers, shared=sum(loaded) * lanes * threads,
+        traffic=l2_bytes_per_step(group, core, box) * int(taps // steps),
         instructions=warps * of_a_step, by_warps=False, last=warps * (of_all - of_a_step),
         results=(sum(moved) - sum(loaded)) * lanes * threads,
     )  # fmt: skip
@@ -189,7 +190,7 @@ def tile_work(
     results = all_bytes - line_bytes - part_bytes + _moved(body, "pd_stg_wide")
     return Work(
         rows.hi, registers, shared=ceil(line_bytes * shares[0] + part_bytes * shares[1]) * lanes * threads,
-        traffic=ceil(Fraction(brought(group, core, box) * int(taps), int(rows.hi))),
+        traffic=ceil(Fraction(l2_bytes_per_step(group, core, box) * int(taps), int(rows.hi))),
         instructions=warps * ceil(OF_A_LINE + slots[0] * shares[0] + slots[1] * shares[1]),
         by_warps=False, last=warps * of_all, results=results * lanes * threads,
     )  # fmt: skip
@@ -236,7 +237,7 @@ def points(s: Statement, band: Sequence[str], count: int) -> dict[str, int]:
     return found
 
 
-def brought(group: Group, s: Statement, box: Mapping[str, int]) -> int:
+def l2_bytes_per_step(group: Group, s: Statement, box: Mapping[str, int]) -> int:
     """Return the bytes that a block loads from L2 for the loads of a statement, averaged over steps of its inner loops.
 
     Each element of a window's taps counts once, for all outputs that read it. ``box``: the outputs of the block,

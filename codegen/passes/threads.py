@@ -141,7 +141,7 @@ def one_of_each(body: Body, mine: str, thread: str = "tid") -> Body:
 
 
 def deal(body: Body, kind: str) -> Body:
-    """Map one loop of a nest to threads (``kind``, of ``printers.cuda.DEALT``), the innermost that is allowed.
+    """Map the innermost possible loop of a nest to threads (``kind``, of ``printers.cuda.THREAD_MAPPINGS``).
 
     A loop may be mapped if no two of its iterations write the same element, except for reductions into a register,
     which the caller combines. Other loops stay serial.

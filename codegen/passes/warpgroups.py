@@ -13,11 +13,11 @@ from polydyn.schedules.index import ONE, ZERO, Index, IndexLike, minimum
 V = Index.of
 WARPGROUP = 128
 """Threads of a warpgroup."""
-DONE = Call("pd_cluster_arrive")
+CLUSTER_ARRIVE = Call("pd_cluster_arrive")
 """A thread announces that it accesses no other block any more."""
-MEETING: Body = (DONE, Call("pd_cluster_wait"))
+MEETING: Body = (CLUSTER_ARRIVE, Call("pd_cluster_wait"))
 """All blocks of a cluster synchronise: their stores are visible, and their reads are complete."""
-TURN = "turn"
+PING_PONG_BARRIER = "turn"
 """The mbarrier of ping-pong tiles whose steps are all issued, with one phase per tile."""
 
 
@@ -106,8 +106,8 @@ def specialise(
     ``registers``: registers of a producer's and a consumer's thread, which ``setmaxnreg`` redistributes. ``walk``:
     transforms the producer's loop. ``barriers``: further mbarriers, with their arrivals; ``beside``: final statements
     of all producers. Blocks of a cluster begin after all their mbarriers are initialised, and none exits before all
-    threads have executed ``DONE``, which ``consume`` does after its last release. Barriers are initialised while the
-    previous launch may still run. ``early`` runs then, too, and reads nothing that a launch writes.
+    threads have executed ``CLUSTER_ARRIVE``, which ``consume`` does after its last release. Barriers are initialised
+    while the previous launch may still run. ``early`` runs then, too, and reads nothing that a launch writes.
     """
     thread, clusters = V("tid"), any(ring.blocks > 1 for ring, _ in rings)
     meet = Call("pd_cluster_start" if clusters else "pd_syncthreads")
@@ -120,7 +120,7 @@ def specialise(
     rolled = replace(loop, kind="unroll1", body=fill)  # copies of several steps at once would spill its few registers
     only = If((Compare("==", thread, ZERO),), (*once, *walk(rolled)))
     start = If((Compare("==", thread, ZERO),), (*init, Call("pd_fence_mbar_init"), *early))
-    produce: Body = (Call(f"pd_reg_dec<{registers[0]}>"), only, *[DONE] * clusters, *beside)
+    produce: Body = (Call(f"pd_reg_dec<{registers[0]}>"), only, *[CLUSTER_ARRIVE] * clusters, *beside)
     work: Body = (Call(f"pd_reg_inc<{registers[1]}>"), *consume)
     split = If((Compare("<", thread, V(WARPGROUP)),), produce, work)
     out: Body = (start, Call("pd_grid_begin"), meet, split, *[Call("pd_cluster_wait")] * clusters)
@@ -170,7 +170,7 @@ def in_turn(tile: Index, consumers: int, consume: Callable[[Body], Body]) -> Bod
     tile begins to multiply: its slots of the ring follow this one's, and a parity does not distinguish a phase from the
     one before the last. So the epilogue of one tile overlaps the products of the other.
     """
-    turn = Pointer("uint64", TURN, ZERO)
+    turn = Pointer("uint64", PING_PONG_BARRIER, ZERO)
     wait = Call("pd_mbar_wait", (turn, _number((tile + 1) % 2)))
     done = If((_first_thread(),), (Call("pd_mbar_arrive", (turn,)),))
     mine = Compare("==", tile % consumers, V("tid") // WARPGROUP - 1)

@@ -31,7 +31,7 @@ LANES = 8
 """Lanes of a warp per short row."""
 THREAD = {"tid": "pd_tid()", "bid": "pd_bid_x()", "lane": "pd_tid() % 32", "warp": "pd_tid() / 32"}
 """Symbols that every kernel may use."""
-DEALT = {
+THREAD_MAPPINGS = {
     "warp": ("pd_tid() % 32", "32"), "lanes": (f"pd_tid() % {LANES}", f"{LANES}"), "block": ("pd_tid()", "{threads}"),
     "columns": ("pd_tid() / 32", "{threads} / 32"),
 }  # fmt: skip
@@ -154,8 +154,8 @@ class CudaPrinter:
         t, lo, hi = "  " * depth, self.values.index(n.lo), self.values.index(n.hi)
         step, unrolled = f"++{n.var}", n.kind.startswith("unroll")
         kind = "int" if unrolled and n.hi.constant is not None else self.index_type
-        if n.kind in DEALT:
-            first, by = DEALT[n.kind]
+        if n.kind in THREAD_MAPPINGS:
+            first, by = THREAD_MAPPINGS[n.kind]
             lo, step = f"{lo} + {first}", f"{n.var} += {by.format(threads=self.threads)}"
         elif not unrolled and n.kind not in ("serial", "parallel"):
             raise CodegenError(f"loop {n.var} of kind {n.kind} has no CUDA form")

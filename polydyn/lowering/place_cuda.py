@@ -224,7 +224,7 @@ class CudaBuilder(Builder):
         kernel = CudaContractKernel(
             f"contract_{key[:12]}", lowered.group, form.roles, self.arch, self.tf32, self.tf32x3, form.fixed
         )
-        if form.roles.row == "one" and not kernel.few_rows():
+        if form.roles.row == "one" and not kernel.gemv_kernels():
             return None
         found = self.reuse_kernel(group, lowered, key)
         if found is None:

@@ -13,7 +13,7 @@ import pytest
 
 import polydyn
 from polydyn.codegen.cuda.families import WarpgroupProducts, numbers, of_numbers
-from polydyn.codegen.cuda.wgmma_tiles import FLOAT8_TILES, PARTS, TILES, WgmmaTile, broken_rule
+from polydyn.codegen.cuda.wgmma_tiles import CLUSTER_SPLIT_K_TILES, FLOAT8_TILES, TILES, WgmmaTile, broken_rule
 from polydyn.codegen.kernel import UNIT
 from polydyn.compiler import Options, plan_program
 from polydyn.errors import ScheduleError
@@ -70,10 +70,11 @@ def written(path: Path, task: FamilyTask, search: Search) -> Path:
 
 
 def test_every_default_tile_is_among_those_of_the_search(task: FamilyTask) -> None:
-    assert not any(map(broken_rule, (*TILES, *PARTS, *FLOAT8_TILES)))
+    assert not any(map(broken_rule, (*TILES, *CLUSTER_SPLIT_K_TILES, *FLOAT8_TILES)))
     family = task.family
     assert isinstance(family, WarpgroupProducts)
-    assert task.every[: len(TILES) + len(PARTS)] == tuple(Tile(numbers(t)) for t in (*TILES, *PARTS))
+    defaults = (*TILES, *CLUSTER_SPLIT_K_TILES)
+    assert task.every[: len(defaults)] == tuple(Tile(numbers(t)) for t in defaults)
     every = [of_numbers(WgmmaTile, t.compile) for t in task.every]
     assert ODD in every and len(every) == len(set(every)) > 100
     for t in every[15::29]:  # tiles that satisfy the rules are built, with the expected shared memory

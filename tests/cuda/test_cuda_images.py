@@ -13,7 +13,7 @@ import pytest
 from onnx import helper
 
 from polydyn.codegen.cuda.group import ProductGroup
-from polydyn.codegen.cuda.images import ImageOperand, image_operand, mistake
+from polydyn.codegen.cuda.images import Im2colOperand, im2col_operand, mistake
 from polydyn.codegen.cuda.wgmma import BLOCKS, WgmmaTile, wgmma_versions
 from polydyn.codegen.cuda.wgmma_operands import with_one_reduction
 from polydyn.codegen.ir import Compare, Pointer
@@ -129,11 +129,11 @@ def test_planted_bugs_are_caught(bug: str, compiled_layers: Any) -> None:
         assert not right(compiled_layers, image(5, 19, 24, 64), len(LAYERS) + list(BUGS).index(bug))
 
 
-def operand(layer: tuple[Any, ...], channels: int = 64) -> tuple[ProductGroup, ImageOperand | None]:
+def operand(layer: tuple[Any, ...], channels: int = 64) -> tuple[ProductGroup, Im2colOperand | None]:
     """Return the product of a layer, and its rows behind a tensor map."""
     plan, _ = network([layer], channels)
     _, of = product(plan, 0)
-    return of, image_operand(of.group, of.values[0], of.roles, 64)
+    return of, im2col_operand(of.group, of.values[0], of.roles, 64)
 
 
 def test_what_is_copied_is_what_is_read() -> None:
@@ -147,7 +147,7 @@ def test_what_is_copied_is_what_is_read() -> None:
     whole = w.pixel.extent * h.pixel.extent * found.images
     assert Compare("<=", of.M, whole) in found.conditions, "rows that are no whole images would be others' pixels"
 
-    def changed(**numbers: Any) -> ImageOperand:
+    def changed(**numbers: Any) -> Im2colOperand:
         return replace(found, sides=(replace(w, **numbers), h))
 
     longer = replace(w.pixel, extent=w.pixel.extent + 1)
@@ -178,7 +178,7 @@ def test_the_walk_is_what_rows_read(kernel: Any, pads: Any, strides: Any, dilati
     plan, _ = network([layer])
     p, of = product(plan, 0)
     v, roles = of.values[0], of.roles
-    found = image_operand(of.group, v, roles, 64)
+    found = im2col_operand(of.group, v, roles, 64)
     assert found
     env = params_of(p, {"N": 3, "H": sides[0], "W": sides[1]})
     extents = {x: e.evaluate(env) for x, e in of.acc.iters}
@@ -196,7 +196,7 @@ def test_the_walk_is_what_rows_read(kernel: Any, pads: Any, strides: Any, dilati
 
 
 def walk(
-    operand: ImageOperand, row: int, step: int, batch: dict[str, Index], env: dict[str, int]
+    operand: Im2colOperand, row: int, step: int, batch: dict[str, Index], env: dict[str, int]
 ) -> Iterator[int | None]:
     """Yield addresses of the first channel of 16 pixels, None outside of the image."""
     box_map = operand.tensor_map("map", Index.of(0), Index.of(0), (64, 16))

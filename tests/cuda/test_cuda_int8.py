@@ -119,7 +119,7 @@ def test_split_reduction(main: tuple[Kernel, ...]) -> None:
 @pytest.mark.parametrize("trans_b", [False, True])
 def test_few_rows(trans_b: bool) -> None:
     types, trans = MAIN[0], (False, trans_b)
-    every = CudaContractKernel("bytes", product(types, trans, outputs="PQ"), ROLES).few_rows()
+    every = CudaContractKernel("bytes", product(types, trans, outputs="PQ"), ROLES).gemv_kernels()
     versions = [k for k in every if ("counted" in k.version) == trans_b]
     used = set()
     for m, n, k in ((1, 31, 48), (2, 257, 16), (3, 16, 1040), (8, 65, 32), (7, 1, 0), (1, 64, 131)):
@@ -134,7 +134,7 @@ def test_few_rows(trans_b: bool) -> None:
 
 def test_signs_of_few_rows_are_seen() -> None:
     types, trans = MAIN[0], (False, True)
-    versions = CudaContractKernel("bytes", product(types, trans, outputs="P"), ROLES).few_rows()
+    versions = CudaContractKernel("bytes", product(types, trans, outputs="P"), ROLES).gemv_kernels()
     first, _ = run(versions, types, trans, (2, 31, 64))
     broken = replace(first, text=first.text.replace("pd_dp4a_u8s8(", "pd_dp4a_s8u8("))
     assert broken.text != first.text
@@ -222,7 +222,7 @@ def test_two_builds_are_the_same(main: tuple[Kernel, ...]) -> None:
 @pytest.mark.parametrize("arch", [slow("sm_80"), "sm_90a"])
 def test_products_of_bytes_compile_without_spills(arch: str) -> None:
     other: tuple[Types, Trans] = ("int8", "int8"), (False, True)
-    rows = [CudaContractKernel("rows", product(*x, outputs="F"), ROLES).few_rows()[-1] for x in (MAIN, other)]
+    rows = [CudaContractKernel("rows", product(*x, outputs="F"), ROLES).gemv_kernels()[-1] for x in (MAIN, other)]
     tiles = [ends(*x, IMMA_TILES[0], widths=(16,), outputs="Q")[0] for x in (MAIN, other)]
     for k in (*tiles, *rows):
         use = compile_cuda(k.text, arch).kernels[k.name]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 
 from polydyn.codegen.cuda.windows import Axes, window_axes
-from polydyn.codegen.cuda.work import brought, points
+from polydyn.codegen.cuda.work import l2_bytes_per_step, points
 from polydyn.schedules.expr import loads
 from tests.support.polyhedral_groups import depthwise
 
@@ -22,7 +22,7 @@ def test_what_outputs_of_a_block_share_is_brought_once() -> None:
         address = g.arrays[x.buffer].address(x.index)
         every = {address.evaluate(SIZES | dict(zip((*box, *taps), p, strict=True))) for p in itertools.product(*ranges)}
         expected += 4 * len(every)
-    assert expected / 9 <= brought(g, g.backbone, box) < expected / 9 + 1
+    assert expected / 9 <= l2_bytes_per_step(g, g.backbone, box) < expected / 9 + 1
 
 
 def test_points_are_neighbours_first() -> None:
